@@ -1,0 +1,261 @@
+// Package build makes the binaries of a test cluster from Go modules, once:
+// they are cached by what they are made of, outside the work tree, so that
+// the next start takes seconds.
+package build
+
+import (
+	"bufio"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"time"
+
+	"github.com/dra-shared/dra-driver-shared/test/cluster/image"
+)
+
+// Dirs says where the binaries lie.
+type Dirs struct {
+	Kube  string // kube, the multi-call binary
+	Node  string // containerd, its shim, ctr, runc; CNI plugins in cni/
+	Pause string // pause.tar, the image that holds a pod's namespaces
+}
+
+const kubernetesVersion = "v1.37.1"
+
+// What a node runs, each built by its own go.mod. Debian's or a vendor's
+// containerd would do as well; these need no package and are static.
+const (
+	containerd = "github.com/containerd/containerd/v2/cmd/%s@v2.4.2"
+	runc       = "github.com/opencontainers/runc@v1.5.2"
+	cniPlugins = "github.com/containernetworking/plugins/plugins/%s@v1.9.1"
+)
+
+// step is one run of the go command.
+type step struct {
+	what string
+	args []string // of go; the packages come last
+	pkgs []string
+	env  []string
+	dir  string
+}
+
+// component is what is cached together.
+type component struct {
+	name   string
+	inputs []string // files whose content is part of the cache key
+	steps  func(out string) []step
+	finish func(out string) error
+}
+
+// Binaries builds what the cache does not hold and says on progress what is
+// being built, how far it is and how long it has taken. source is the
+// directory of the module test/cluster.
+func Binaries(ctx context.Context, source string, progress io.Writer) (Dirs, error) {
+	var dirs Dirs
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return dirs, fmt.Errorf("find the cache directory: %w: set HOME or XDG_CACHE_HOME", err)
+	}
+	cache = filepath.Join(cache, "dra-shared")
+	for _, c := range []struct {
+		component
+		dir *string
+	}{{kube(source), &dirs.Kube}, {node(), &dirs.Node}, {pause(source), &dirs.Pause}} {
+		if *c.dir, err = c.build(ctx, cache, progress); err != nil {
+			return dirs, err
+		}
+	}
+	return dirs, nil
+}
+
+func kube(source string) component {
+	dir := filepath.Join(source, "kube")
+	const base = "k8s.io/component-base/version."
+	stamp := "-s -w -X " + base + "gitVersion=" + kubernetesVersion + " -X " + base + "gitMajor=1 -X " + base + "gitMinor=37" +
+		" -X " + base + "gitTreeState=clean -X k8s.io/client-go/pkg/version.gitVersion=" + kubernetesVersion
+	return component{
+		name:   "kube",
+		inputs: []string{filepath.Join(dir, "go.mod"), filepath.Join(dir, "go.sum"), filepath.Join(dir, "main.go")},
+		steps: func(out string) []step {
+			return []step{{what: "Kubernetes " + kubernetesVersion + " and etcd", dir: dir, env: []string{"CGO_ENABLED=0"},
+				args: []string{"build", "-v", "-buildvcs=false", "-trimpath", "-ldflags", stamp, "-o", out + "/kube"}, pkgs: []string{"."}}}
+		},
+	}
+}
+
+func node() component {
+	static := []string{"install", "-v", "-trimpath", "-ldflags", "-s -w"}
+	return component{
+		name: "node",
+		steps: func(out string) []step {
+			return []step{
+				{what: "containerd", args: append(static, "-tags", "no_btrfs no_zfs no_devmapper"), env: []string{"CGO_ENABLED=0", "GOBIN=" + out},
+					pkgs: []string{fmt.Sprintf(containerd, "containerd"), fmt.Sprintf(containerd, "containerd-shim-runc-v2"), fmt.Sprintf(containerd, "ctr")}},
+				// Without seccomp every pod fails.
+				{what: "runc", args: []string{"install", "-v", "-trimpath", "-ldflags", "-s -w -extldflags -static", "-tags", "seccomp netgo osusergo"},
+					env: []string{"CGO_ENABLED=1", "GOBIN=" + out}, pkgs: []string{runc}},
+				{what: "CNI plugins", args: static, env: []string{"CGO_ENABLED=0", "GOBIN=" + out + "/cni"},
+					pkgs: []string{fmt.Sprintf(cniPlugins, "main/bridge"), fmt.Sprintf(cniPlugins, "main/loopback"),
+						fmt.Sprintf(cniPlugins, "main/macvlan"), fmt.Sprintf(cniPlugins, "ipam/host-local")}},
+			}
+		},
+	}
+}
+
+func pause(source string) component {
+	main := filepath.Join(source, "pause", "main.go")
+	return component{
+		name:   "pause",
+		inputs: []string{main},
+		steps: func(out string) []step {
+			return []step{{what: "pause", env: []string{"CGO_ENABLED=0"},
+				args: []string{"build", "-v", "-trimpath", "-ldflags", "-s -w", "-o", out + "/pause"}, pkgs: []string{main}}}
+		},
+		finish: func(out string) error {
+			return image.WriteFiles([]image.File{{Source: out + "/pause", Destination: "/pause"}}, "registry.local/pause:1", out+"/pause.tar")
+		},
+	}
+}
+
+// build returns the component's directory, filling it first if need be.
+func (c component) build(ctx context.Context, cache string, progress io.Writer) (string, error) {
+	key, err := c.key()
+	if err != nil {
+		return "", err
+	}
+	dir := filepath.Join(cache, c.name+"-"+key)
+	if _, err := os.Stat(dir); err == nil {
+		return dir, nil
+	}
+	if err := os.MkdirAll(cache, 0o755); err != nil {
+		return "", err
+	}
+	// A name of its own, renamed when complete: two builds at once are one
+	// build too many, never a broken one.
+	out, err := os.MkdirTemp(cache, c.name+"-building-")
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(out)
+	if err := os.Chmod(out, 0o755); err != nil {
+		return "", err
+	}
+	for _, s := range c.steps(out) {
+		if err := s.run(ctx, progress); err != nil {
+			return "", err
+		}
+	}
+	if c.finish != nil {
+		if err := c.finish(out); err != nil {
+			return "", err
+		}
+	}
+	if err := os.Rename(out, dir); err != nil && !errors.Is(err, os.ErrExist) {
+		return "", err
+	}
+	return dir, nil
+}
+
+func (c component) key() (string, error) {
+	h := sha256.New()
+	fmt.Fprintln(h, runtime.Version(), runtime.GOARCH)
+	for _, s := range c.steps("OUT") {
+		fmt.Fprintln(h, s.args, s.pkgs, s.env)
+	}
+	for _, input := range c.inputs {
+		content, err := os.ReadFile(input)
+		if err != nil {
+			return "", fmt.Errorf("%w: run from the repository's root, or pass --source", err)
+		}
+		fmt.Fprintf(h, "%s %d\n%s", filepath.Base(input), len(content), content)
+	}
+	return fmt.Sprintf("%x", h.Sum(nil))[:16], nil
+}
+
+// reportEvery is how often a build that takes minutes says how far it is.
+const reportEvery = 10 * time.Second
+
+func (s step) run(ctx context.Context, progress io.Writer) error {
+	if s.what == "runc" {
+		if err := checkSeccomp(ctx); err != nil {
+			return err
+		}
+	}
+	start := time.Now()
+	total := s.packages(ctx)
+	fmt.Fprintf(progress, "build: %s: %s\n", s.what, total)
+	cmd := s.command(ctx, append(s.args, s.pkgs...)...)
+	stderr, err := cmd.StderrPipe()
+	if err != nil {
+		return err
+	}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	lines := make(chan string)
+	go func() {
+		defer close(lines)
+		for scan := bufio.NewScanner(stderr); scan.Scan(); {
+			lines <- scan.Text()
+		}
+	}()
+	tick := time.NewTicker(reportEvery)
+	defer tick.Stop()
+	compiled, tail := 0, []string(nil)
+	for open := true; open; {
+		select {
+		case line, ok := <-lines:
+			open = ok
+			// With -v the go command prints each package as it compiles it.
+			if !strings.ContainsAny(line, " :") {
+				compiled++
+			} else if ok && !strings.HasPrefix(line, "go: downloading") {
+				tail = append(tail, line)
+			}
+		case <-tick.C:
+			fmt.Fprintf(progress, "build: %s: %d compiled of %s, %s\n", s.what, compiled, total, time.Since(start).Round(time.Second))
+		}
+	}
+	if err := cmd.Wait(); err != nil {
+		return fmt.Errorf("build %s: %w\n%s", s.what, err, strings.Join(tail[max(0, len(tail)-20):], "\n"))
+	}
+	fmt.Fprintf(progress, "build: %s: done in %s\n", s.what, time.Since(start).Round(100*time.Millisecond))
+	return nil
+}
+
+// packages says how many packages the step compiles, where that can be known
+// beforehand: for a package of another module it cannot.
+func (s step) packages(ctx context.Context) string {
+	if s.dir == "" {
+		return "an unknown number of packages"
+	}
+	out, err := s.command(ctx, append([]string{"list", "-deps"}, s.pkgs...)...).Output()
+	if err != nil {
+		return "an unknown number of packages"
+	}
+	return fmt.Sprintf("at most %d packages", strings.Count(string(out), "\n"))
+}
+
+func (s step) command(ctx context.Context, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd.Dir = s.dir
+	cmd.Env = append(os.Environ(), "GOTOOLCHAIN=local", "GOFLAGS=", "GOWORK=off")
+	cmd.Env = append(cmd.Env, s.env...)
+	return cmd
+}
+
+// checkSeccomp names what runc's only C dependency needs before ten minutes
+// of building end in a linker's message.
+func checkSeccomp(ctx context.Context) error {
+	if exec.CommandContext(ctx, "pkg-config", "--static", "--exists", "libseccomp").Run() != nil {
+		return errors.New("runc is built with libseccomp, which is missing: apt-get install -y gcc pkg-config libseccomp-dev")
+	}
+	return nil
+}

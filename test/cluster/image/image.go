@@ -1,0 +1,135 @@
+// Package image writes container images as docker archives: prebuilt static
+// binaries on an empty base, what `FROM scratch` and COPY make of them. A
+// Dockerfile is generated from the same content list (see cmd image and
+// deployments/image), so that both hold the same files.
+package image
+
+import (
+	"archive/tar"
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"path/filepath"
+	"runtime"
+	"strings"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+)
+
+// File is one file of an image. The first of a list is the entry point.
+type File struct {
+	Source      string // on this machine
+	Destination string // in the image, absolute
+}
+
+// Write reads a content list and writes the image's archive to out. Sources
+// are relative to the working directory.
+func Write(list, tag, out string) error {
+	files, err := ReadList(list)
+	if err != nil {
+		return err
+	}
+	return WriteFiles(files, tag, out)
+}
+
+// ReadList parses a content list: lines of "SOURCE DESTINATION"; '#' starts a comment.
+func ReadList(list string) ([]File, error) {
+	f, err := os.Open(list)
+	if err != nil {
+		return nil, fmt.Errorf("read the image's content list: %w", err)
+	}
+	defer f.Close()
+	var files []File
+	scan := bufio.NewScanner(f)
+	for n := 1; scan.Scan(); n++ {
+		text, _, _ := strings.Cut(scan.Text(), "#")
+		switch fields := strings.Fields(text); {
+		case len(fields) == 0:
+		case len(fields) == 2 && path.IsAbs(fields[1]):
+			files = append(files, File{Source: fields[0], Destination: fields[1]})
+		default:
+			return nil, fmt.Errorf("%s:%d: want SOURCE and an absolute DESTINATION, got %q", list, n, text)
+		}
+	}
+	if len(files) == 0 {
+		return nil, fmt.Errorf("%s: no files", list)
+	}
+	return files, scan.Err()
+}
+
+// WriteFiles writes an image with the files, under the tag NAME:TAG.
+func WriteFiles(files []File, tag, out string) error {
+	ref, err := name.NewTag(tag)
+	if err != nil {
+		return err
+	}
+	content, err := layer(files)
+	if err != nil {
+		return err
+	}
+	l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(content)), nil })
+	if err != nil {
+		return err
+	}
+	img, err := mutate.AppendLayers(empty.Image, l)
+	if err != nil {
+		return err
+	}
+	config, err := img.ConfigFile()
+	if err != nil {
+		return err
+	}
+	config.Architecture, config.OS = runtime.GOARCH, "linux"
+	config.Config = v1.Config{Entrypoint: []string{files[0].Destination}, Env: []string{"PATH=/bin"}}
+	if img, err = mutate.ConfigFile(img, config); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(out), 0o755); err != nil {
+		return err
+	}
+	return tarball.WriteToFile(out, ref, img)
+}
+
+func layer(files []File) ([]byte, error) {
+	var buf bytes.Buffer
+	w := tar.NewWriter(&buf)
+	made := map[string]bool{"/": true}
+	for _, f := range files {
+		if err := addParents(w, made, path.Dir(f.Destination)); err != nil {
+			return nil, err
+		}
+		content, err := os.ReadFile(f.Source)
+		if errors.Is(err, os.ErrNotExist) {
+			return nil, fmt.Errorf("%w: build it first", err)
+		} else if err != nil {
+			return nil, err
+		}
+		header := &tar.Header{Typeflag: tar.TypeReg, Name: strings.TrimPrefix(f.Destination, "/"), Mode: 0o755, Size: int64(len(content))}
+		if err := w.WriteHeader(header); err != nil {
+			return nil, err
+		}
+		if _, err := w.Write(content); err != nil {
+			return nil, err
+		}
+	}
+	return buf.Bytes(), w.Close()
+}
+
+func addParents(w *tar.Writer, made map[string]bool, dir string) error {
+	if made[dir] {
+		return nil
+	}
+	if err := addParents(w, made, path.Dir(dir)); err != nil {
+		return err
+	}
+	made[dir] = true
+	return w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: strings.TrimPrefix(dir, "/") + "/", Mode: 0o755})
+}

@@ -1,0 +1,104 @@
+// Command cluster runs a real Kubernetes cluster on one Linux machine without
+// a container engine: etcd, the control plane, and one or two nodes, each a
+// kubelet with containerd and runc, all built from Go modules.
+//
+// A running cluster is called a bed and lives in one directory. Everything in
+// it runs in private network, mount and PID namespaces below one process, so
+// ending that process ends the bed:
+//
+//	up      prints progress, returns when the nodes are Ready
+//	guard   the bed's only process outside the namespaces; it holds the bed's
+//	        lock, ends the bed on SIGTERM, and removes what the kernel does not
+//	  init      process 1 of the bed; reaps
+//	    sandbox   mounts, the two bridges, the control plane
+//	      node      one per node: its namespaces, containerd, kubelet
+//
+// The node's links nic0 and nic1 are veths to the bridge "fabric", which
+// stands for the network that a machine's real NICs are plugged into.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/dra-shared/dra-driver-shared/test/cluster/build"
+	"github.com/dra-shared/dra-driver-shared/test/cluster/image"
+)
+
+const usage = `usage:
+  cluster up     --dir DIR [--nodes 1|2] [--gates default|all] [--image TAR]...
+  cluster down   --dir DIR
+  cluster load   --dir DIR TAR...          import images into every node
+  cluster build                            build the cluster's binaries into the cache
+  cluster image  --contents FILE --tag NAME:TAG --out TAR
+`
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "cluster:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, args []string) error {
+	if len(args) == 0 {
+		return errors.New(usage)
+	}
+	verb := args[0]
+	var (
+		flags  = flag.NewFlagSet(verb, flag.ContinueOnError)
+		dir    = flags.String("dir", ".cluster", "the bed's directory")
+		nodes  = flags.Int("nodes", 1, "how many nodes, 1 or 2")
+		gates  = flags.String("gates", "default", "feature gates: default, or all (every DRA and workload gate)")
+		source = flags.String("source", "test/cluster", "this module's directory, to build the cluster's binaries from")
+		name   = flags.String("name", "", "node name (internal)")
+		list   = flags.String("contents", "", "an image's content list: lines of SOURCE DESTINATION")
+		tag    = flags.String("tag", "", "an image's name and tag")
+		out    = flags.String("out", "", "where the image's archive goes")
+		images []string
+	)
+	flags.Func("image", "docker archive to import into every node (repeatable)", func(s string) error {
+		abs, err := filepath.Abs(s)
+		images = append(images, abs)
+		return err
+	})
+	if err := flags.Parse(args[1:]); err != nil {
+		return err
+	}
+	bed, err := newBed(*dir)
+	if err != nil {
+		return err
+	}
+	switch verb {
+	case "up":
+		return bed.up(ctx, options{Nodes: *nodes, Gates: *gates, Images: images}, *source)
+	case "down":
+		return bed.down()
+	case "load":
+		return bed.load(ctx, flags.Args())
+	case "build":
+		_, err := build.Binaries(ctx, *source, os.Stdout)
+		return err
+	case "image":
+		return image.Write(*list, *tag, *out)
+	case "guard":
+		return bed.guard()
+	case "init":
+		return initProcess(os.Args[0], append([]string{"sandbox"}, args[1:]...))
+	case "sandbox":
+		return bed.sandbox(ctx)
+	case "node":
+		return bed.node(ctx, *name)
+	default:
+		return fmt.Errorf("unknown verb %q\n%s", verb, strings.TrimSpace(usage))
+	}
+}

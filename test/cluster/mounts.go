@@ -1,0 +1,97 @@
+package main
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sort"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// privateMounts makes every mount of this namespace private, so that nothing
+// mounted here is seen outside.
+func privateMounts() error {
+	return mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
+}
+
+// mountSys mounts a sysfs that shows this network namespace's links, and puts
+// the cgroup hierarchies back below it.
+func mountSys() error {
+	if err := mount("/sys/fs/cgroup", "/mnt", "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+		return err
+	}
+	if err := unmountBelow("/sys"); err != nil {
+		return err
+	}
+	return errors.Join(
+		mount("sysfs", "/sys", "sysfs", 0, ""),
+		mount("/mnt", "/sys/fs/cgroup", "", unix.MS_MOVE, ""),
+	)
+}
+
+// mountFresh gives each path a tmpfs of its own. Mounts below are taken off
+// first: hidden ones confuse the kubelet's look-up of mount propagation.
+func mountFresh(paths ...string) error {
+	for _, path := range paths {
+		if err := unmountBelow(path); err != nil {
+			return err
+		}
+		if err := mount("tmpfs", path, "tmpfs", 0, "mode=755"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// shadowSysctls puts files over the sysctls that the kubelet sets: they are
+// the machine's, not the network namespace's.
+func shadowSysctls(dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	for name, value := range map[string]string{
+		"vm/overcommit_memory": "1", "vm/panic_on_oom": "0", "kernel/panic": "10", "kernel/panic_on_oops": "1",
+		"kernel/keys/root_maxkeys": "1000000", "kernel/keys/root_maxbytes": "25000000",
+	} {
+		file := filepath.Join(dir, strings.ReplaceAll(name, "/", "_"))
+		if err := os.WriteFile(file, []byte(value+"\n"), 0o644); err != nil {
+			return err
+		}
+		if err := mount(file, "/proc/sys/"+name, "", unix.MS_BIND, ""); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func unmountBelow(root string) error {
+	f, err := os.Open("/proc/self/mounts")
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	var targets []string
+	for scan := bufio.NewScanner(f); scan.Scan(); {
+		if target := strings.Fields(scan.Text())[1]; target == root || strings.HasPrefix(target, root+"/") {
+			targets = append(targets, target)
+		}
+	}
+	sort.Sort(sort.Reverse(sort.StringSlice(targets))) // children before parents
+	for _, target := range targets {
+		if err := unix.Unmount(target, unix.MNT_DETACH); err != nil {
+			return fmt.Errorf("unmount %s: %w", target, err)
+		}
+	}
+	return nil
+}
+
+func mount(source, target, fstype string, flags uintptr, data string) error {
+	if err := unix.Mount(source, target, fstype, flags, data); err != nil {
+		return fmt.Errorf("mount %s on %s: %w", source, target, err)
+	}
+	return nil
+}
