@@ -235,7 +235,7 @@ func (b *bed) writeKubeletConfig(data, name string, index int, cgroup string, o 
 			"x509": map[string]any{"clientCAFile": pki("ca.crt")}},
 		"authorization": map[string]any{"mode": "Webhook"},
 		"failSwapOn":    false, "maxOpenFiles": 20000, "oomScoreAdj": 0, // lowering it needs CAP_SYS_RESOURCE
-		"evictionHard": map[string]string{"memory.available": "10Mi", "nodefs.available": "1%", "nodefs.inodesFree": "1%", "imagefs.available": "1%"},
+		"evictionHard":                map[string]string{"memory.available": "10Mi", "nodefs.available": "1%", "nodefs.inodesFree": "1%", "imagefs.available": "1%"},
 		"imageGCHighThresholdPercent": 100,
 		"resolvConf":                  "", "clusterDNS": []string{dnsIP}, "makeIPTablesUtilChains": false,
 		"featureGates": featureGates[o.Gates],

@@ -1,0 +1,83 @@
+# Everything that is done with this project is a target here. `make help` lists them.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.ONESHELL:
+.DEFAULT_GOAL := help
+
+# Options of cluster-up.
+NODES ?= 1
+GATES ?= default
+# The cluster's directory; two may run side by side in two directories.
+CLUSTER ?= .cluster
+VERSION ?= dev
+
+NAMESPACE := dra-shared-system
+CHART := deployments/helm/dra-driver-shared
+IMAGES := bin/images/dra-driver-shared.tar bin/images/nettool.tar
+STATIC := CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags "-s -w"
+GO_FILES := $(shell find . -name '*.go' -not -path './.cluster*' -o -name '*.o' -path './netdev/*') go.mod go.sum
+
+##@ Try it
+
+demo: prerequisites cluster-binaries bin/helm $(IMAGES) bin/demo ## pods share a NIC on a real node, each with what it was granted
+	bin/demo
+
+cluster-up: prerequisites cluster-binaries bin/helm $(IMAGES) ## a cluster with the chart installed [NODES=1|2] [GATES=default|all]
+	@bin/cluster up --dir $(CLUSTER) --nodes $(NODES) --gates $(GATES) $(addprefix --image ,$(IMAGES))
+	@$(MAKE) --no-print-directory install
+
+cluster-down: bin/cluster ## end that cluster; nothing of it is left
+	@bin/cluster down --dir $(CLUSTER)
+
+install: bin/helm ## install or upgrade the chart in the cluster
+	@$(CLUSTER)/fabric bin/helm upgrade dra-shared $(CHART) --install --kubeconfig $(CLUSTER)/kubeconfig \
+	  --namespace $(NAMESPACE) --create-namespace --values test/env/values.yaml --wait --timeout 60s >$(CLUSTER)/logs/helm.log 2>&1 \
+	  || { cat $(CLUSTER)/logs/helm.log; exit 1; }
+	echo "chart: installed in namespace $(NAMESPACE)"
+
+reload: bin/cluster $(IMAGES) ## load the images anew into the cluster and restart the plugin
+	bin/cluster load --dir $(CLUSTER) $(IMAGES)
+	$(CLUSTER)/kubectl -n $(NAMESPACE) rollout restart daemonset
+	$(CLUSTER)/kubectl -n $(NAMESPACE) rollout status daemonset --timeout 60s
+
+##@ Build
+
+build: bin/dra-shared-plugin bin/dra-shared-hook ## the binaries, static
+
+image: bin/images/dra-driver-shared.tar ## the image, as a docker archive (see deployments/image)
+
+bin/%: $(GO_FILES)
+	@mkdir -p bin
+	case $* in
+	dra-shared-*) $(STATIC) -o $@ ./cmd/$* ;;
+	demo) $(STATIC) -o $@ ./demo ;;
+	*) $(STATIC) -o $@ ./test/$* ;;
+	esac
+
+bin/cluster: $(wildcard test/cluster/*.go test/cluster/*/*.go test/cluster/go.*)
+	@mkdir -p bin
+	cd test/cluster && $(STATIC) -o ../../bin/cluster .
+
+bin/helm: test/helm/main.go test/helm/go.mod
+	@mkdir -p bin
+	echo "build: Helm"
+	cd test/helm && $(STATIC) -o ../../bin/helm .
+
+bin/images/dra-driver-shared.tar: bin/cluster bin/dra-shared-plugin bin/dra-shared-hook deployments/image/contents.txt
+	@bin/cluster image --contents deployments/image/contents.txt --tag registry.local/dra-driver-shared:$(VERSION) --out $@
+
+bin/images/nettool.tar: bin/cluster bin/nettool test/nettool/image.txt
+	@bin/cluster image --contents test/nettool/image.txt --tag registry.local/nettool:dev --out $@
+
+cluster-binaries: bin/cluster ## Kubernetes, containerd and runc for the test cluster; cached after the first time
+	@bin/cluster build
+
+prerequisites: ## what the machine must have; installed where there is apt-get
+	@test/env/prerequisites.sh
+
+##@ About
+
+help: ## this list
+	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-zA-Z_-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: demo cluster-up cluster-down install reload build image cluster-binaries prerequisites help

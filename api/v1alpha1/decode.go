@@ -1,0 +1,100 @@
+package v1alpha1
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"sigs.k8s.io/json"
+)
+
+// Limits of a NetworkAttachment.
+const (
+	maxParameters = 10 << 10 // bytes, what the API server accepts too
+	maxAddresses  = 16
+	maxRoutes     = 32
+	maxName       = 15 // IFNAMSIZ - 1
+	minMTU        = 68 // RFC 791
+	minMTUIPv6    = 1280
+	maxMTU        = 65535
+)
+
+// Decode reads the parameters of one opaque configuration, strictly: an
+// unknown or repeated field is an error that names it.
+func Decode(raw []byte) (*NetworkAttachment, error) {
+	if len(raw) > maxParameters {
+		return nil, fmt.Errorf("parameters have %d bytes, want at most %d", len(raw), maxParameters)
+	}
+	// Version and kind first: what else may be there depends on them.
+	var id struct {
+		APIVersion string `json:"apiVersion"`
+		Kind       string `json:"kind"`
+	}
+	if err := json.UnmarshalCaseSensitivePreserveInts(raw, &id); err != nil {
+		return nil, fmt.Errorf("parameters are not an object of %s: %w", APIVersion, err)
+	}
+	if id.APIVersion != APIVersion {
+		return nil, fmt.Errorf("apiVersion: %q: want %q", id.APIVersion, APIVersion)
+	}
+	if id.Kind != NetworkAttachmentKind {
+		return nil, fmt.Errorf("kind: %q: want %q", id.Kind, NetworkAttachmentKind)
+	}
+	var a NetworkAttachment
+	strict, err := json.UnmarshalStrict(raw, &a)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", NetworkAttachmentKind, err)
+	}
+	if len(strict) > 0 {
+		return nil, fmt.Errorf("%s: %w", NetworkAttachmentKind, joinStrict(strict))
+	}
+	return &a, nil
+}
+
+func joinStrict(errs []error) error {
+	texts := make([]string, len(errs))
+	for i, err := range errs {
+		texts[i] = err.Error()
+	}
+	return errors.New(strings.Join(texts, "; "))
+}
+
+// Merge lays what a claim says over what came before (a DeviceClass, an
+// earlier configuration), field by field. Lists are replaced, not joined.
+func Merge(base, over *NetworkAttachment) *NetworkAttachment {
+	m := &NetworkAttachment{APIVersion: APIVersion, Kind: NetworkAttachmentKind}
+	for _, a := range []*NetworkAttachment{base, over} {
+		if a == nil {
+			continue
+		}
+		if a.InterfaceName != "" {
+			m.InterfaceName = a.InterfaceName
+		}
+		if a.Mode != "" {
+			m.Mode = a.Mode
+		}
+		if a.MTU != nil {
+			m.MTU = a.MTU
+		}
+		if a.Addresses != nil {
+			m.Addresses = a.Addresses
+		}
+		if a.Routes != nil {
+			m.Routes = a.Routes
+		}
+		if a.Bandwidth != nil && a.Bandwidth.Burst != "" {
+			m.Bandwidth = a.Bandwidth
+		}
+	}
+	return m
+}
+
+// Default fills in what nobody said.
+func Default(a *NetworkAttachment) {
+	a.APIVersion, a.Kind = APIVersion, NetworkAttachmentKind
+	if a.Mode == "" {
+		a.Mode = ModePrivate
+	}
+	if a.Bandwidth == nil || a.Bandwidth.Burst == "" {
+		a.Bandwidth = &Bandwidth{Burst: BurstGuaranteed}
+	}
+}

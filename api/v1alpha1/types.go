@@ -1,0 +1,76 @@
+// Package v1alpha1 is the API group dra-shared.dev/v1alpha1: the opaque
+// parameters that a DeviceClass, a ResourceClaim or a ResourceClaimTemplate may
+// carry for a share.
+package v1alpha1
+
+// Identification of the kinds in this package.
+const (
+	APIVersion            = "dra-shared.dev/v1alpha1"
+	NetworkAttachmentKind = "NetworkAttachment"
+)
+
+// NetworkAttachment says how a share of a NIC appears in a pod. Every field is
+// optional. A field that a claim leaves out is taken from the DeviceClass;
+// what both leave out has a default.
+type NetworkAttachment struct {
+	APIVersion string `json:"apiVersion"`
+	Kind       string `json:"kind"`
+
+	// InterfaceName is the link's name in the pod, at most 15 characters.
+	// Default: the lowest free net<N>, N >= 1, when the pod starts.
+	InterfaceName string `json:"interfaceName,omitempty"`
+
+	// Mode says whether shares of one NIC reach each other. Default: Private.
+	Mode Mode `json:"mode,omitempty"`
+
+	// MTU in bytes, at most the NIC's. Default: the NIC's.
+	MTU *int32 `json:"mtu,omitempty"`
+
+	// Addresses in CIDR notation (10.20.0.5/24, fd00::5/64), at most 16. A
+	// claim with an address serves one pod.
+	Addresses []string `json:"addresses,omitempty"`
+
+	// Routes through the link, at most 32.
+	Routes []Route `json:"routes,omitempty"`
+
+	// Bandwidth says what the granted bandwidth means.
+	Bandwidth *Bandwidth `json:"bandwidth,omitempty"`
+}
+
+// Mode of a share of a NIC.
+type Mode string
+
+// Modes.
+const (
+	// ModePrivate isolates the shares of a NIC from each other.
+	ModePrivate Mode = "Private"
+	// ModeBridge lets them reach each other. What they send each other never
+	// passes the wire; each receiver's grant still applies, the sender's does not.
+	ModeBridge Mode = "Bridge"
+)
+
+// Route is a route through the link.
+type Route struct {
+	// Destination in CIDR notation.
+	Destination string `json:"destination"`
+	// Gateway is an address on a network of one of the addresses. Without
+	// it the destination is on the link.
+	Gateway string `json:"gateway,omitempty"`
+}
+
+// Bandwidth says what the granted bandwidth means.
+type Bandwidth struct {
+	// Burst says what happens beyond the grant. Default: Guaranteed.
+	Burst Burst `json:"burst,omitempty"`
+}
+
+// Burst says what happens beyond the grant.
+type Burst string
+
+// Bursts.
+const (
+	// BurstGuaranteed makes the grant floor and ceiling.
+	BurstGuaranteed Burst = "Guaranteed"
+	// BurstLine makes the grant a floor; what is idle on the NIC may be borrowed.
+	BurstLine Burst = "Line"
+)

@@ -1,0 +1,300 @@
+package attach
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sort"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Hook is the OCI runtime's end: what one run of the hook is asked to do.
+type Hook struct {
+	RunDir   string
+	ClaimUID string
+	Share    string
+	// Wait is how long to wait for a plugin that is away.
+	Wait time.Duration
+}
+
+// DefaultWait is under the kubelet's two minutes for a runtime request.
+const DefaultWait = 60 * time.Second
+
+// state is what an OCI runtime hands to a hook (runtime-spec, "State").
+type state struct {
+	Pid         int               `json:"pid"`
+	Bundle      string            `json:"bundle"`
+	Annotations map[string]string `json:"annotations"`
+}
+
+// Run attaches the share to the pod of the container whose state is on stdin.
+// An error means that the container must not start.
+func (h Hook) Run(ctx context.Context, stdin io.Reader) error {
+	var s state
+	if err := json.NewDecoder(io.LimitReader(stdin, 1<<20)).Decode(&s); err != nil {
+		return fmt.Errorf("read the container's state: %w", err)
+	}
+	request, err := h.request(s)
+	if err != nil {
+		return err
+	}
+	namespace, err := podNamespace(s)
+	if err != nil {
+		return err
+	}
+	defer namespace.Close()
+	pod, err := enter(namespace, h)
+	if err != nil {
+		return err
+	}
+	if pod.attached {
+		return nil
+	}
+	defer pod.socket.Close()
+	return h.ask(ctx, request, namespace, pod.socket)
+}
+
+// request identifies the pod by the annotations of containerd or CRI-O.
+func (h Hook) request(s state) (Request, error) {
+	first := func(keys ...string) string {
+		for _, k := range keys {
+			if v := s.Annotations[k]; v != "" {
+				return v
+			}
+		}
+		return ""
+	}
+	r := Request{
+		Version: ProtocolVersion, ClaimUID: h.ClaimUID, Share: h.Share,
+		Pod: Pod{
+			UID:       first("io.kubernetes.cri.sandbox-uid", "io.kubernetes.pod.uid"),
+			Namespace: first("io.kubernetes.cri.sandbox-namespace", "io.kubernetes.pod.namespace"),
+			Name:      first("io.kubernetes.cri.sandbox-name", "io.kubernetes.pod.name"),
+		},
+		SandboxID: first("io.kubernetes.cri.sandbox-id", "io.kubernetes.cri-o.SandboxID"),
+	}
+	if r.Pod.UID == "" {
+		return r, errors.New("the container's annotations name no pod: is the runtime containerd or CRI-O?")
+	}
+	return r, r.validate()
+}
+
+// podNamespace opens the container's network namespace, and refuses one that
+// is not the pod's own.
+func podNamespace(s state) (*os.File, error) {
+	if s.Pid <= 0 {
+		return nil, fmt.Errorf("the container's state has pid %d: is this a createRuntime hook?", s.Pid)
+	}
+	namespace, err := os.Open(filepath.Join("/proc", strconv.Itoa(s.Pid), "ns/net"))
+	if err != nil {
+		return nil, fmt.Errorf("open the pod's network namespace: %w", err)
+	}
+	if err := checkNamespace(namespace, s.Bundle); err != nil {
+		return nil, errors.Join(err, namespace.Close())
+	}
+	return namespace, nil
+}
+
+func checkNamespace(namespace *os.File, bundle string) error {
+	got, err := namespace.Stat()
+	if err != nil {
+		return err
+	}
+	own, err := os.Stat("/proc/self/ns/net")
+	if err != nil {
+		return err
+	}
+	if os.SameFile(got, own) {
+		return errors.New("the pod has the node's network (hostNetwork): a share of a NIC cannot be attached to it")
+	}
+	path, err := namespaceInBundle(bundle)
+	if err != nil {
+		return err
+	}
+	want, err := os.Stat(path)
+	if err != nil {
+		return fmt.Errorf("network namespace in the container's config.json: %w", err)
+	}
+	if !os.SameFile(got, want) {
+		return fmt.Errorf("the container is not in the network namespace that its config.json names, %s", path)
+	}
+	return nil
+}
+
+func namespaceInBundle(bundle string) (string, error) {
+	raw, err := os.ReadFile(filepath.Join(bundle, "config.json"))
+	if err != nil {
+		return "", fmt.Errorf("read the container's bundle: %w", err)
+	}
+	var config struct {
+		Linux struct {
+			Namespaces []struct {
+				Type string `json:"type"`
+				Path string `json:"path"`
+			} `json:"namespaces"`
+		} `json:"linux"`
+	}
+	if err := json.Unmarshal(raw, &config); err != nil {
+		return "", fmt.Errorf("read the container's config.json: %w", err)
+	}
+	for _, ns := range config.Linux.Namespaces {
+		if ns.Type == "network" && ns.Path != "" {
+			return ns.Path, nil
+		}
+	}
+	return "", errors.New("the container's config.json names no network namespace: does the runtime run pods in virtual machines?")
+}
+
+// inPod is what is found or made in a pod's namespace.
+type inPod struct {
+	attached bool
+	socket   *os.File // NETLINK_ROUTE
+}
+
+// enter looks into the namespace, on a thread of its own that is thrown away:
+// nothing else of this process ever runs there.
+func enter(namespace *os.File, h Hook) (inPod, error) {
+	type result struct {
+		inPod
+		err error
+	}
+	done := make(chan result)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		var r result
+		if err := unix.Setns(int(namespace.Fd()), unix.CLONE_NEWNET); err != nil {
+			r.err = fmt.Errorf("enter the pod's network namespace: %w", err)
+		} else {
+			r.inPod, r.err = lookAround(namespace, h)
+		}
+		done <- r
+	}()
+	r := <-done
+	return r.inPod, r.err
+}
+
+func lookAround(namespace *os.File, h Hook) (inPod, error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
+	if err != nil {
+		return inPod{}, fmt.Errorf("open a socket in the pod's network namespace: %w", err)
+	}
+	socket := os.NewFile(uintptr(fd), "rtnetlink")
+	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+	if err != nil {
+		return inPod{}, errors.Join(err, socket.Close())
+	}
+	id, err := NamespaceOf(namespace, cookie)
+	if err != nil {
+		return inPod{}, errors.Join(err, socket.Close())
+	}
+	record, err := ReadRecord(RecordDir(h.RunDir), h.ClaimUID, h.Share, id)
+	if err == nil && linkIs(record.Link) {
+		return inPod{attached: true}, socket.Close()
+	}
+	return inPod{socket: socket}, nil // an unreadable record is the plugin's to judge
+}
+
+// linkIs tells whether the link is in this thread's namespace.
+func linkIs(l Link) bool {
+	link, err := net.InterfaceByIndex(l.Index)
+	return err == nil && link.HardwareAddr.String() == l.MAC && link.Flags&net.FlagUp != 0
+}
+
+const (
+	// askAgain is how long the hook waits before it asks a plugin again that
+	// was not there: there is no event for the end of a connection refused.
+	askAgain    = 100 * time.Millisecond
+	dialTimeout = time.Second
+)
+
+// ask tries the plugins until one answers.
+func (h Hook) ask(ctx context.Context, r Request, namespace, socket *os.File) error {
+	ctx, cancel := context.WithTimeout(ctx, h.Wait)
+	defer cancel()
+	again := time.NewTicker(askAgain)
+	defer again.Stop()
+	var last error
+	for {
+		sockets, err := h.sockets()
+		if err != nil {
+			last = err
+		}
+		for _, path := range sockets {
+			response, err := askOne(ctx, path, r, namespace, socket)
+			if err != nil {
+				last = err
+				continue
+			}
+			if response.Error != "" {
+				return errors.New(response.Error)
+			}
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("no dra-shared-plugin answered for %s: is its pod running on this node? Last: %w", h.Wait, last)
+		case <-again.C:
+		}
+	}
+}
+
+var errNoPlugin = errors.New("no plugin listens")
+
+// sockets returns the plugins' sockets, newest first.
+func (h Hook) sockets() ([]string, error) {
+	entries, err := os.ReadDir(SocketDir(h.RunDir))
+	if err != nil {
+		return nil, err
+	}
+	type candidate struct {
+		path  string
+		since time.Time
+	}
+	var found []candidate
+	for _, e := range entries {
+		if info, err := e.Info(); err == nil && info.Mode()&os.ModeSocket != 0 {
+			found = append(found, candidate{filepath.Join(SocketDir(h.RunDir), e.Name()), info.ModTime()})
+		}
+	}
+	if len(found) == 0 {
+		return nil, errNoPlugin
+	}
+	sort.Slice(found, func(a, b int) bool { return found[a].since.After(found[b].since) })
+	paths := make([]string, len(found))
+	for i, c := range found {
+		paths[i] = c.path
+	}
+	return paths, nil
+}
+
+func askOne(ctx context.Context, path string, r Request, namespace, socket *os.File) (Response, error) {
+	var response Response
+	dialer := net.Dialer{Timeout: dialTimeout}
+	c, err := dialer.DialContext(ctx, network, path)
+	if err != nil {
+		return response, err
+	}
+	conn, ok := c.(*net.UnixConn)
+	if !ok {
+		return response, errors.Join(fmt.Errorf("%s is not a unix socket", path), c.Close())
+	}
+	defer conn.Close()
+	deadline, _ := ctx.Deadline()
+	if err := conn.SetDeadline(deadline); err != nil {
+		return response, err
+	}
+	if err := send(conn, r, namespace, socket); err != nil {
+		return response, err
+	}
+	_, err = receive(conn, &response, 0)
+	return response, err
+}

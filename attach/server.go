@@ -1,0 +1,149 @@
+package attach
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+	"golang.org/x/sys/unix"
+)
+
+// Handler attaches. It must not keep the files: the server closes them. An
+// error's text is shown to the pod's owner.
+type Handler interface {
+	Attach(ctx context.Context, r Request, namespace, socket *os.File) (Response, error)
+}
+
+// Server is the plugin's end.
+type Server struct {
+	handler  Handler
+	listener *net.UnixListener
+	slots    chan struct{}
+	group    sync.WaitGroup
+}
+
+const (
+	// maxConnections bounds the hooks that are served at once; more wait in
+	// the socket's backlog.
+	maxConnections = 64
+	// requestTimeout is for a peer that connects and says nothing.
+	requestTimeout = 5 * time.Second
+	// attachTimeout is for the handler.
+	attachTimeout = 30 * time.Second
+)
+
+// Listen opens the socket NAME.sock of a plugin instance in SocketDir.
+func Listen(runDir, name string, handler Handler) (*Server, error) {
+	dir := SocketDir(runDir)
+	// The directory keeps everybody but root away from the socket. It is
+	// never an abstract socket: those are reachable from hostNetwork pods.
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	if err := os.Chmod(dir, 0o700); err != nil {
+		return nil, err
+	}
+	path := filepath.Join(dir, name+".sock")
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	listener, err := net.ListenUnix(network, &net.UnixAddr{Name: path, Net: network})
+	if err != nil {
+		return nil, fmt.Errorf("listen for hooks: %w", err)
+	}
+	return &Server{handler: handler, listener: listener, slots: make(chan struct{}, maxConnections)}, nil
+}
+
+// Serve answers hooks until ctx ends, then waits for those it has begun with.
+func (s *Server) Serve(ctx context.Context) error {
+	stop := context.AfterFunc(ctx, func() { _ = s.listener.Close() })
+	defer stop()
+	defer s.group.Wait()
+	for {
+		conn, err := s.listener.AcceptUnix()
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("accept hook: %w", err)
+		}
+		s.slots <- struct{}{}
+		s.group.Go(func() {
+			defer func() { <-s.slots }()
+			s.serve(ctx, conn)
+		})
+	}
+}
+
+func (s *Server) serve(ctx context.Context, conn *net.UnixConn) {
+	defer conn.Close()
+	logger := logr.FromContextOrDiscard(ctx)
+	response, err := s.answer(ctx, conn)
+	if err != nil {
+		logger.Error(err, "Refused to attach")
+		response = Response{Error: err.Error()}
+	}
+	response.Version = ProtocolVersion
+	if err := errors.Join(conn.SetWriteDeadline(time.Now().Add(requestTimeout)), send(conn, response)); err != nil {
+		// The hook is gone: its container does not start, and the next try
+		// finds the share attached.
+		logger.Error(err, "Answer hook")
+	}
+}
+
+func (s *Server) answer(ctx context.Context, conn *net.UnixConn) (Response, error) {
+	if err := checkPeer(conn); err != nil {
+		return Response{}, err
+	}
+	if err := conn.SetReadDeadline(time.Now().Add(requestTimeout)); err != nil {
+		return Response{}, err
+	}
+	var request Request
+	files, err := receive(conn, &request, descriptorsIn)
+	if err != nil {
+		return Response{}, fmt.Errorf("read request: %w", err)
+	}
+	defer closeAll(files)
+	if err := request.validate(); err != nil {
+		return Response{}, err
+	}
+	if kind, err := unix.IoctlRetInt(int(files[0].Fd()), unix.NS_GET_NSTYPE); err != nil || kind != unix.CLONE_NEWNET {
+		return Response{}, errors.New("the descriptor sent is not of a network namespace")
+	}
+	// A handler that has begun goes on when the plugin is told to stop:
+	// half a link is worse than a late end.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), attachTimeout)
+	defer cancel()
+	return s.handler.Attach(ctx, request, files[0], files[1])
+}
+
+// checkPeer lets only root in. The directory does so already; this holds also
+// where somebody has opened it.
+func checkPeer(conn *net.UnixConn) error {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var (
+		peer    *unix.Ucred
+		peerErr error
+	)
+	if err := raw.Control(func(fd uintptr) {
+		peer, peerErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); err != nil {
+		return err
+	}
+	if peerErr != nil {
+		return peerErr
+	}
+	if peer.Uid != 0 {
+		return fmt.Errorf("peer has uid %d, want 0", peer.Uid)
+	}
+	return nil
+}

@@ -1,0 +1,121 @@
+// Package cdi writes the CDI spec of a claim: one device per share, which makes
+// the container runtime run our hook and set the grant in the environment.
+//
+// There is one spec file per claim, written and validated by the CDI library.
+// Runtimes cache specs and look again only for a device they do not know, so a
+// device's name is never used for anything else: it has the claim's UID in it.
+package cdi
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	cdiapi "tags.cncf.io/container-device-interface/pkg/cdi"
+	"tags.cncf.io/container-device-interface/pkg/parser"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+)
+
+// Device is one share as a container sees it.
+type Device struct {
+	Name string
+	Env  []string // NAME=value
+	Hook *Hook    // nil: no hook
+}
+
+// Hook is run by the runtime before the container starts.
+type Hook struct {
+	Path    string
+	Args    []string // with the name of the program first
+	Timeout int      // seconds
+}
+
+// Specs is the directory of spec files that the runtime reads.
+type Specs struct {
+	dir    string
+	driver string
+	cache  *cdiapi.Cache
+}
+
+// New returns the specs of a driver in a directory.
+func New(dir, driver string) (*Specs, error) {
+	cache, err := cdiapi.NewCache(cdiapi.WithSpecDirs(dir), cdiapi.WithAutoRefresh(false))
+	if err != nil {
+		return nil, fmt.Errorf("open CDI directory %s: %w", dir, err)
+	}
+	return &Specs{dir: dir, driver: driver, cache: cache}, nil
+}
+
+// class of our devices, in CDI's sense.
+const class = "share"
+
+// Kind is the vendor and class of our devices.
+func (s *Specs) Kind() string { return s.driver + "/" + class }
+
+// ID is the name by which the kubelet hands a device to the runtime.
+func (s *Specs) ID(device string) string { return parser.QualifiedName(s.driver, class, device) }
+
+// DeviceName makes the name of a share's device from its claim's UID, the
+// request, possibly with a subrequest, and the share's ID.
+func DeviceName(claimUID, request, shareID string) string {
+	name := claimUID + "-" + strings.ReplaceAll(request, "/", ".")
+	if shareID != "" {
+		name += "-" + shareID
+	}
+	return name
+}
+
+func (s *Specs) name(claimUID string) string {
+	return cdiapi.GenerateTransientSpecName(s.driver, class, claimUID) + ".json"
+}
+
+// Path of a claim's spec file.
+func (s *Specs) Path(claimUID string) string { return filepath.Join(s.dir, s.name(claimUID)) }
+
+// Write writes a claim's spec, replacing one that is there.
+func (s *Specs) Write(claimUID string, devices []Device) error {
+	spec := &specs.Spec{Kind: s.Kind()}
+	for _, d := range devices {
+		edits := specs.ContainerEdits{Env: d.Env}
+		if d.Hook != nil {
+			edits.Hooks = []*specs.Hook{{HookName: cdiapi.CreateRuntimeHook, Path: d.Hook.Path, Args: d.Hook.Args, Timeout: &d.Hook.Timeout}}
+		}
+		spec.Devices = append(spec.Devices, specs.Device{Name: d.Name, ContainerEdits: edits})
+	}
+	version, err := cdiapi.MinimumRequiredVersion(spec)
+	if err != nil {
+		return fmt.Errorf("CDI spec of claim %s: %w", claimUID, err)
+	}
+	spec.Version = version
+	if err := s.cache.WriteSpec(spec, s.name(claimUID)); err != nil {
+		return fmt.Errorf("write CDI spec of claim %s: %w", claimUID, err)
+	}
+	return nil
+}
+
+// Read returns the names of the devices in a claim's spec, none if there is no
+// spec, an error if the CDI library does not accept it.
+func (s *Specs) Read(claimUID string) ([]string, error) {
+	spec, err := cdiapi.ReadSpec(s.Path(claimUID), 0)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read CDI spec of claim %s: %w", claimUID, err)
+	}
+	var names []string
+	for _, d := range spec.Devices {
+		names = append(names, d.Name)
+	}
+	return names, nil
+}
+
+// Remove removes a claim's spec. It is no error if there is none.
+func (s *Specs) Remove(claimUID string) error {
+	if err := os.Remove(s.Path(claimUID)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("remove CDI spec of claim %s: %w", claimUID, err)
+	}
+	return nil
+}

@@ -1,0 +1,31 @@
+// Command dra-shared-hook is run by the container runtime before a container
+// starts that uses a share, because a CDI spec names it as a createRuntime
+// hook. It ends well once the node plugin has attached the share to the pod;
+// otherwise the container does not start, and what it writes to standard error
+// is in the pod's events.
+//
+// It runs on the node, not in a container, and for every such container: it is
+// static and links nothing that it does not need.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+
+	"github.com/dra-shared/dra-driver-shared/attach"
+)
+
+func main() {
+	var h attach.Hook
+	flag.StringVar(&h.RunDir, "run-dir", "/run/dra-shared", "directory of the plugin's sockets and attach records")
+	flag.StringVar(&h.ClaimUID, "claim", "", "UID of the ResourceClaim")
+	flag.StringVar(&h.Share, "share", "", "name of the share's CDI device")
+	flag.DurationVar(&h.Wait, "wait", attach.DefaultWait, "how long to wait for a plugin that is away")
+	flag.Parse()
+	if err := h.Run(context.Background(), os.Stdin); err != nil {
+		fmt.Fprintf(os.Stderr, "dra-shared: attach %s: %v\n", h.Share, err)
+		os.Exit(1)
+	}
+}

@@ -1,0 +1,117 @@
+// Command dra-shared-plugin is the node daemon: it publishes the node's shared
+// devices, prepares claims for the kubelet and attaches shares to pods.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/component-base/cli"
+	"k8s.io/component-base/logs"
+	logsapi "k8s.io/component-base/logs/api/v1"
+	_ "k8s.io/component-base/logs/json/register"
+	"k8s.io/klog/v2"
+
+	"github.com/dra-shared/dra-driver-shared/api"
+	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/attach"
+	"github.com/dra-shared/dra-driver-shared/driver"
+	"github.com/dra-shared/dra-driver-shared/driver/nic"
+	"github.com/dra-shared/dra-driver-shared/netdev"
+)
+
+type flags struct {
+	driver.Options
+	configFile, kubeconfig, kubeletDir, hookSource, hookDir, sysfs, bpffs string
+	logging                                                               *logsapi.LoggingConfiguration
+}
+
+func main() {
+	os.Exit(cli.Run(newCommand()))
+}
+
+func newCommand() *cobra.Command {
+	f := flags{logging: logsapi.NewLoggingConfiguration()}
+	c := &cobra.Command{
+		Use:   "dra-shared-plugin",
+		Short: "The node daemon of the DRA driver for shared devices",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := logsapi.ValidateAndApply(f.logging, nil); err != nil {
+				return err
+			}
+			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+			defer stop()
+			return f.run(ctx)
+		},
+	}
+	p := c.Flags()
+	p.StringVar(&f.DriverName, "driver-name", api.DriverName, "name of the driver")
+	p.StringVar(&f.NodeName, "node-name", os.Getenv("NODE_NAME"), "name of this node")
+	p.StringVar(&f.Instance, "pod-uid", os.Getenv("POD_UID"), "UID of this plugin's pod; two plugins may run at once during an update")
+	p.StringVar(&f.configFile, "config", "/etc/dra-shared/config.yaml", "the DriverConfig")
+	p.StringVar(&f.kubeconfig, "kubeconfig", "", "kubeconfig; default: the pod's service account")
+	p.StringVar(&f.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "the kubelet's data directory, the same inside and outside of the container")
+	p.StringVar(&f.CDIDir, "cdi-dir", "/var/run/cdi", "where CDI specs are written")
+	p.StringVar(&f.RunDir, "run-dir", "/run/dra-shared", "directory on a tmpfs of the node, the same inside and outside of the container")
+	p.StringVar(&f.hookSource, "hook", "/bin/dra-shared-hook", "the hook to install")
+	p.StringVar(&f.hookDir, "hook-dir", "", "where the hook is installed on the node, the same inside and outside of the container; default: below the plugin's directory")
+	p.StringVar(&f.sysfs, "sysfs", "/sys", "where sysfs is mounted")
+	p.StringVar(&f.bpffs, "bpffs", "/sys/fs/bpf", "where a BPF file system of the node is mounted")
+	logsapi.AddFlags(f.logging, p)
+	logs.InitLogs()
+	return c
+}
+
+func (f flags) run(ctx context.Context) error {
+	if f.NodeName == "" || f.Instance == "" {
+		return fmt.Errorf("--node-name %q, --pod-uid %q: both are needed; does the pod set NODE_NAME and POD_UID?", f.NodeName, f.Instance)
+	}
+	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithValues("node", f.NodeName))
+	raw, err := os.ReadFile(f.configFile)
+	if err != nil {
+		return fmt.Errorf("read --config: %w", err)
+	}
+	c, err := config.Load(raw)
+	if err != nil {
+		return fmt.Errorf("%s: %w", f.configFile, err)
+	}
+	rest, err := clientcmd.BuildConfigFromFlags("", f.kubeconfig)
+	if err != nil {
+		return err
+	}
+	if f.Client, err = kubernetes.NewForConfig(rest); err != nil {
+		return err
+	}
+	f.PluginDir = filepath.Join(f.kubeletDir, "plugins", f.DriverName)
+	f.RegistryDir = filepath.Join(f.kubeletDir, "plugins_registry")
+	if f.hookDir == "" {
+		f.hookDir = filepath.Join(f.PluginDir, "hook")
+	}
+	if f.Hook, err = attach.Install(f.hookSource, f.hookDir); err != nil {
+		return err
+	}
+	node, err := netdev.NewNode(netdev.Options{BPFFS: f.bpffs})
+	if err != nil {
+		return err
+	}
+	defer node.Close()
+	f.Kinds = []driver.Kind{nic.New(node, netdev.NewInventory(f.sysfs), c)}
+	f.RollingUpdate = true
+	d, err := driver.New(f.Options)
+	if err != nil {
+		return err
+	}
+	wait, err := d.Start(ctx)
+	if err != nil {
+		return err
+	}
+	return wait()
+}

@@ -1,0 +1,102 @@
+package driver
+
+import (
+	"context"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/dra-shared/dra-driver-shared/attach"
+	"github.com/dra-shared/dra-driver-shared/driver/record"
+)
+
+// namespacesGone detaches what was attached in namespaces that have ended, by
+// the IDs that the node's namespace gave them.
+func (d *Driver) namespacesGone(ctx context.Context, nsids []int) {
+	d.eachAttachment(ctx, func(r attach.Record) bool { return slices.Contains(nsids, r.Namespace.NSID) }, d.detachGone)
+}
+
+// look reports on attachments for which changed is true: something about them
+// is not what it was.
+func (d *Driver) look(ctx context.Context, changed func(attach.Record) bool) {
+	d.eachAttachment(ctx, changed, func(_ context.Context, _ record.Share, r attach.Record) error {
+		d.status.enqueue(types.UID(r.ClaimUID))
+		return nil
+	})
+}
+
+func (d *Driver) eachAttachment(ctx context.Context, wanted func(attach.Record) bool, do func(context.Context, record.Share, attach.Record) error) {
+	logger := klog.FromContext(ctx)
+	all, err := attach.ListRecords(d.recordDir())
+	if err != nil {
+		logger.Error(err, "Some attach records are unreadable")
+	}
+	for _, r := range all {
+		if !wanted(r) {
+			continue
+		}
+		err := d.withClaim(ctx, types.UID(r.ClaimUID), func(ctx context.Context) error {
+			return do(ctx, d.recordedShare(r), r)
+		})
+		if err != nil {
+			logger.Error(err, "Attachment", "share", r.Share, "pod", klog.KRef(r.Pod.Namespace, r.Pod.Name))
+		}
+	}
+}
+
+// recordedShare returns the share of an attachment; without a claim record,
+// what can be told from the attachment.
+func (d *Driver) recordedShare(r attach.Record) record.Share {
+	if claim, err := d.claims.Get(types.UID(r.ClaimUID)); err == nil && claim != nil {
+		if share, ok := claim.Share(r.Share); ok {
+			return share
+		}
+	}
+	return record.Share{Name: r.Share, Class: r.Class}
+}
+
+// detachGone detaches one whose namespace has ended. The record may have been
+// replaced since it was listed; its cookie tells.
+func (d *Driver) detachGone(ctx context.Context, share record.Share, r attach.Record) error {
+	if _, err := attach.ReadRecord(d.recordDir(), r.ClaimUID, r.Share, r.Namespace); err != nil {
+		return nil // an Unprepare was faster
+	}
+	klog.FromContext(ctx).Info("Detached", "share", r.Share, "pod", klog.KRef(r.Pod.Namespace, r.Pod.Name))
+	err := d.forget(ctx, d.attacherOf(share), r)
+	d.status.enqueue(types.UID(r.ClaimUID))
+	return err
+}
+
+// forget undoes an attachment and removes its record, in that order.
+func (d *Driver) forget(ctx context.Context, attacher Attacher, r attach.Record) error {
+	if attacher != nil {
+		if err := attacher.Detach(ctx, r); err != nil {
+			return err
+		}
+	}
+	d.failures.note(r.Share, r.Pod.UID, nil)
+	return attach.RemoveRecord(d.recordDir(), r)
+}
+
+// restore puts back what an earlier plugin attached, and forgets what went
+// while none was running or while events were lost. One share that fails must
+// not keep the others from being served: it is logged.
+func (d *Driver) restore(ctx context.Context) {
+	all := func(attach.Record) bool { return true }
+	d.eachAttachment(ctx, all, func(ctx context.Context, share record.Share, r attach.Record) error {
+		attacher := d.attacherOf(share)
+		if attacher == nil {
+			return nil
+		}
+		live, err := attacher.Restore(ctx, share, r)
+		if err != nil {
+			return err
+		}
+		if !live {
+			return d.detachGone(ctx, share, r)
+		}
+		d.status.enqueue(types.UID(r.ClaimUID))
+		return nil
+	})
+}

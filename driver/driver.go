@@ -1,0 +1,250 @@
+// Package driver is the node plugin's core: it publishes devices, prepares and
+// unprepares claims for the kubelet, attaches shares for the OCI hook, and
+// reports what became of them. One file per step:
+//
+//	publish.go    devices -> ResourceSlices
+//	prepare.go    claim -> shares, claim record, CDI spec
+//	attach.go     hook -> link in the pod, attach record
+//	report.go     kernel -> status.devices of the claim
+//	events.go     what the kernel announces, and what is done about it
+//	detach.go     a sandbox is gone, others of its claim are not
+//	unprepare.go  the claim's last pod on this node is gone
+//
+// What a share is made of is a Kind's business; which claims have which shares
+// is kept here, in package record.
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/keymutex"
+
+	"github.com/dra-shared/dra-driver-shared/attach"
+	"github.com/dra-shared/dra-driver-shared/cdi"
+	"github.com/dra-shared/dra-driver-shared/driver/record"
+)
+
+// Options of a Driver. All are needed unless they say otherwise.
+type Options struct {
+	// DriverName under which devices are published.
+	DriverName string
+	NodeName   string
+	Client     kubernetes.Interface
+	Kinds      []Kind
+
+	// PluginDir is the plugin's directory below the kubelet's; claim records
+	// lie here. The same inside and outside of the plugin's container.
+	PluginDir string
+	// RegistryDir is where the kubelet looks for plugins.
+	RegistryDir string
+	// CDIDir is one of the directories the runtime reads CDI specs from.
+	CDIDir string
+	// RunDir is a directory on a tmpfs of the node, for sockets and attach
+	// records. The same inside and outside of the plugin's container.
+	RunDir string
+	// Hook is the path of the installed hook on the node.
+	Hook string
+	// Instance is unique among the plugins that run at once: the pod's UID.
+	Instance string
+	// RollingUpdate lets two plugins overlap (kubelet 1.33 or newer).
+	RollingUpdate bool
+	// BootIDFile tells one boot from another; default
+	// /proc/sys/kernel/random/boot_id.
+	BootIDFile string
+}
+
+// Driver implements kubeletplugin.DRAPlugin and attach.Handler. It is safe for
+// concurrent use.
+type Driver struct {
+	options Options
+	claims  *record.Store
+	specs   *cdi.Specs
+	status  *reporter
+
+	// locks hold a claim's way from prepare to unprepare to one step at a
+	// time. Order: a claim's lock before admission.
+	locks keymutex.KeyMutex
+	// admission is held from looking at the other shares of a device to the
+	// record that makes a share one of them.
+	admission sync.Mutex
+	// refresh asks the publisher to look at the devices again.
+	refresh chan struct{}
+
+	failures failures
+}
+
+const claimLocks = 64
+
+// New builds a driver. It reads and writes nothing but its directories.
+func New(o Options) (*Driver, error) {
+	if o.BootIDFile == "" {
+		o.BootIDFile = "/proc/sys/kernel/random/boot_id"
+	}
+	bootID, err := os.ReadFile(o.BootIDFile)
+	if err != nil {
+		return nil, fmt.Errorf("tell this boot from others: %w", err)
+	}
+	claims, err := record.NewStore(filepath.Join(o.PluginDir, "claims"), strings.TrimSpace(string(bootID)))
+	if err != nil {
+		return nil, err
+	}
+	specs, err := cdi.New(o.CDIDir, o.DriverName)
+	if err != nil {
+		return nil, err
+	}
+	d := &Driver{
+		options: o, claims: claims, specs: specs,
+		locks: keymutex.NewHashed(claimLocks), refresh: make(chan struct{}, 1),
+	}
+	d.status = newReporter(d)
+	return d, nil
+}
+
+// Start makes the devices ready, restores what an earlier plugin attached,
+// and then serves: first hooks, then the kubelet. It returns when that runs;
+// wait returns when everything has ended, because ctx did (nil) or because
+// something failed that nothing can go on without.
+func (d *Driver) Start(ctx context.Context) (wait func() error, err error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	var group sync.WaitGroup
+	defer func() {
+		if err != nil {
+			cancel(err)
+			group.Wait()
+		}
+	}()
+	if err := d.refreshKinds(ctx); err != nil {
+		return nil, err
+	}
+	d.restore(ctx)
+	server, err := attach.Listen(d.options.RunDir, d.options.Instance, d)
+	if err != nil {
+		return nil, err
+	}
+	group.Go(func() {
+		if err := server.Serve(ctx); err != nil {
+			klog.FromContext(ctx).Error(err, "Serve hooks")
+			cancel(err)
+		}
+	})
+	group.Go(func() { d.status.run(ctx) })
+	group.Go(func() {
+		if err := d.watch(ctx); err != nil {
+			klog.FromContext(ctx).Error(err, "Watch the node's network")
+			cancel(err)
+		}
+	})
+	helper, err := kubeletplugin.Start(ctx, d, d.pluginOptions()...)
+	if err != nil {
+		return nil, fmt.Errorf("register with the kubelet: %w: do %s and %s exist?", err, d.options.PluginDir, d.options.RegistryDir)
+	}
+	group.Go(func() { d.publish(ctx, helper) })
+	return func() error {
+		<-ctx.Done()
+		helper.Stop()
+		group.Wait()
+		if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
+			return cause
+		}
+		return nil
+	}, nil
+}
+
+func (d *Driver) pluginOptions() []kubeletplugin.Option {
+	options := []kubeletplugin.Option{
+		kubeletplugin.DriverName(d.options.DriverName),
+		kubeletplugin.NodeName(d.options.NodeName),
+		kubeletplugin.KubeClient(d.options.Client),
+		kubeletplugin.PluginDataDirectoryPath(d.options.PluginDir),
+		kubeletplugin.RegistrarDirectoryPath(d.options.RegistryDir),
+	}
+	if d.options.RollingUpdate {
+		options = append(options, kubeletplugin.RollingUpdate(types.UID(d.options.Instance)))
+	}
+	return options
+}
+
+// kindOf returns the kind that a device is of.
+func (d *Driver) kindOf(device string) (Kind, error) {
+	for _, k := range d.options.Kinds {
+		if k.Has(device) {
+			return k, nil
+		}
+	}
+	return nil, fmt.Errorf("this node has no device %s: was it removed, or taken out of the driver's configuration?", device)
+}
+
+// attacherOf returns the kind of a recorded share, nil if it does not attach.
+func (d *Driver) attacherOf(share record.Share) Attacher {
+	for _, k := range d.options.Kinds {
+		if k.Name() == share.Kind {
+			attacher, _ := k.(Attacher)
+			return attacher
+		}
+	}
+	return nil
+}
+
+func (d *Driver) recordDir() string { return attach.RecordDir(d.options.RunDir) }
+
+// attachments returns a claim's attach records.
+func (d *Driver) attachments(uid types.UID) ([]attach.Record, error) {
+	all, err := attach.ListRecords(d.recordDir())
+	var own []attach.Record
+	for _, r := range all {
+		if r.ClaimUID == string(uid) {
+			own = append(own, r)
+		}
+	}
+	return own, err
+}
+
+// withClaim runs f while nothing else happens to the claim. A caller that has
+// given up meanwhile gets its context's error: what it wanted is out of date.
+func (d *Driver) withClaim(ctx context.Context, uid types.UID, f func(context.Context) error) error {
+	d.locks.LockKey(string(uid))
+	defer func() { _ = d.locks.UnlockKey(string(uid)) }() // fails only for a key that is not locked
+	if err := context.Cause(ctx); err != nil {
+		return err
+	}
+	return f(ctx)
+}
+
+// HandleError implements kubeletplugin.DRAPlugin.
+func (d *Driver) HandleError(ctx context.Context, err error, msg string) {
+	logger := klog.FromContext(ctx)
+	if d.droppedFields(ctx, err) {
+		return
+	}
+	if errors.Is(err, kubeletplugin.ErrRecoverable) {
+		logger.Error(err, msg)
+		return
+	}
+	logger.Error(err, msg, "fatal", true)
+	klog.FlushAndExit(klog.ExitFlushTimeout, 1)
+}
+
+// WatchHealthStatus implements kubeletplugin.DRAPlugin. Health is reported by
+// conditions for now.
+func (d *Driver) WatchHealthStatus(context.Context, chan<- kubeletplugin.DeviceHealthReport) error {
+	return kubeletplugin.ErrHealthNotSupported
+}
+
+// Resync is how often everything is looked at that events should have told of.
+const resync = 30 * time.Second
+
+var (
+	_ kubeletplugin.DRAPlugin = (*Driver)(nil)
+	_ attach.Handler          = (*Driver)(nil)
+)

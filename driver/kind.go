@@ -1,0 +1,90 @@
+package driver
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/dra-shared/dra-driver-shared/attach"
+	"github.com/dra-shared/dra-driver-shared/driver/record"
+)
+
+// Kind is one sort of device that can be shared. The driver keeps the records
+// and calls a Kind for what only it knows.
+type Kind interface {
+	// Name of the kind, as records and log lines have it.
+	Name() string
+	// Refresh looks at the node and makes devices ready to be shared. live
+	// are the devices that have shares: they stay in Devices, whatever
+	// became of them.
+	Refresh(ctx context.Context, live map[string]bool) error
+	// Devices returns what to publish, as of the last Refresh.
+	Devices() []resourceapi.Device
+	// Has tells whether a device is, or was, of this kind.
+	Has(device string) bool
+	// Configure returns a share's parameters: the opaque configurations
+	// that apply to it, a class's before a claim's, decoded, merged,
+	// defaulted and validated.
+	Configure(share record.Share, configurations [][]byte) (json.RawMessage, error)
+	// Admit refuses a share that the device has no room for beside the
+	// others on it.
+	Admit(share record.Share, others []record.Share) error
+	// Env is what a container with the share finds in its environment.
+	Env(share record.Share) []string
+}
+
+// Attacher is a Kind whose shares become part of a pod when it starts.
+type Attacher interface {
+	Kind
+	// Attach makes a share real in a pod's network namespace. After an error
+	// nothing is left behind.
+	Attach(ctx context.Context, share record.Share, r attach.Request, pod PodNamespace) (attach.Record, error)
+	// Restore puts back what Attach made on the node, for a plugin that
+	// starts. It reports false if the pod's part is gone.
+	Restore(ctx context.Context, share record.Share, r attach.Record) (live bool, err error)
+	// Detach undoes an Attach, also when the pod is gone.
+	Detach(ctx context.Context, r attach.Record) error
+	// Release undoes what all attachments of a share had in common.
+	Release(ctx context.Context, share record.Share) error
+	// Read asks the kernel what has become of an attachment.
+	Read(ctx context.Context, share record.Share, r attach.Record) (State, error)
+	// Serves refuses a further pod for a share that cannot serve several.
+	// others are the pods that have it, as namespace/name.
+	Serves(share record.Share, others []string) error
+}
+
+// PodNamespace is a pod's network namespace as it came from the hook: the
+// namespace, and a NETLINK_ROUTE socket that was opened in it.
+type PodNamespace struct {
+	File, Socket *os.File
+}
+
+// State is an attachment as the kernel has it.
+type State struct {
+	Attached  bool   // the link exists and is up
+	Message   string // why not, or what is unusual; empty if all is well
+	Interface string
+	MAC       string
+	MTU       int // bytes
+	Addresses []string
+	Routes    []Route
+	// Enforced tells whether what was granted is what the kernel enforces.
+	Enforced Enforcement
+}
+
+// Route as reported.
+type Route struct {
+	Destination string
+	Gateway     string
+}
+
+// Enforcement is a condition about a grant.
+type Enforcement struct {
+	Holds   bool
+	Reason  string // CamelCase, for the condition
+	Message string
+	// SendFloor and the others are rates in bits per second, read back; 0: none.
+	SendFloor, SendCeil, ReceiveFloor, ReceiveCeil uint64
+}

@@ -1,0 +1,202 @@
+package nic
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/dynamic-resource-allocation/deviceattribute"
+	"k8s.io/utils/ptr"
+
+	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/netdev"
+)
+
+// Capacities of a published NIC.
+const (
+	// CapacityBandwidth is in bits per second, each direction.
+	CapacityBandwidth = "bandwidth"
+	// CapacityShares counts the shares a NIC can be divided into.
+	CapacityShares = "shares"
+)
+
+// TaintAbsent marks a NIC that is gone while claims still hold shares of it.
+const TaintAbsent = "dra-shared.dev/absent"
+
+// device is a NIC of a network, as it is shared.
+type device struct {
+	name    string
+	nic     netdev.NIC
+	network *config.Network
+	line    uint64 // bits per second
+	reserve uint64 // bits per second, of line
+	// absent: the NIC is gone, shares of it are not.
+	absent bool
+}
+
+// bandwidth is what can be granted, in bits per second.
+func (d *device) bandwidth() uint64 { return d.line - d.reserve }
+
+// problem is a NIC that cannot be shared, and why.
+type problem struct {
+	nic string
+	err error
+}
+
+// plan decides which NICs are shared: pure.
+func plan(nics []netdev.NIC, c *config.DriverConfig) (devices []*device, problems []problem) {
+	names := map[string]int{}
+	for _, n := range nics {
+		network := c.NetworkOf(n.Name, n.DefaultRoute)
+		if network == nil {
+			continue
+		}
+		d, err := newDevice(n, network)
+		if err != nil {
+			problems = append(problems, problem{n.Name, err})
+			continue
+		}
+		devices = append(devices, d)
+		names[d.name]++
+	}
+	for _, d := range devices {
+		if names[d.name] > 1 {
+			d.name = fmt.Sprintf("%.50s-%x", d.name, sha256.Sum256([]byte(d.nic.Name)))[:min(63, len(d.name)+9)]
+		}
+	}
+	return devices, problems
+}
+
+// reservePercent of the line rate is kept where the configuration does not say.
+const reservePercent = 1
+
+func newDevice(n netdev.NIC, network *config.Network) (*device, error) {
+	if n.Master != "" {
+		return nil, fmt.Errorf("the NIC belongs to %s: no link can be made of it; name %s in interfaces instead, if that is to be shared", n.Master, n.Master)
+	}
+	d := &device{name: deviceName(n), nic: n, network: network, line: n.Speed}
+	if network.Bandwidth != nil {
+		d.line = uint64(network.Bandwidth.Value())
+	}
+	if d.line == 0 {
+		return nil, fmt.Errorf("the link reports no speed: set bandwidth for network %q", network.Name)
+	}
+	d.reserve = d.line * reservePercent / 100
+	if network.Reserve != nil {
+		d.reserve = uint64(network.Reserve.Value())
+	}
+	if d.reserve >= d.line {
+		return nil, fmt.Errorf("reserve %d of network %q leaves nothing of the link's %d bit/s", d.reserve, network.Name, d.line)
+	}
+	return d, nil
+}
+
+// deviceName is made of what does not change when links are renamed or found
+// in another order, as far as there is such a thing.
+func deviceName(n netdev.NIC) string {
+	switch {
+	case n.PCIBusID != "":
+		return "pci-" + label(n.PCIBusID)
+	case len(n.PermanentMAC) > 0:
+		return "mac-" + label(n.PermanentMAC.String())
+	default:
+		return label(n.Name)
+	}
+}
+
+// label makes a DNS label (RFC 1123) of any name; where that loses something,
+// a hash keeps names apart.
+func label(name string) string {
+	mapped := strings.Map(func(r rune) rune {
+		switch {
+		case r >= 'a' && r <= 'z' || r >= '0' && r <= '9' || r == '-':
+			return r
+		case r >= 'A' && r <= 'Z':
+			return r - 'A' + 'a'
+		default:
+			return '-'
+		}
+	}, name)
+	trimmed := strings.Trim(mapped, "-")
+	if trimmed == strings.NewReplacer(":", "-", ".", "-").Replace(name) {
+		return trimmed
+	}
+	return strings.Trim(fmt.Sprintf("%s-%x", trimmed, sha256.Sum256([]byte(name)))[:len(trimmed)+9], "-")
+}
+
+// publish is the device as it stands in a ResourceSlice.
+func (d *device) publish() resourceapi.Device {
+	out := resourceapi.Device{
+		Name:                     d.name,
+		AllowMultipleAllocations: ptr.To(true),
+		Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
+			"kind": {StringValue: ptr.To("nic")},
+		},
+	}
+	if d.absent {
+		out.Taints = []resourceapi.DeviceTaint{{Key: TaintAbsent, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+	}
+	if d.network == nil {
+		return out // absent since before this plugin started
+	}
+	d.addAttributes(out.Attributes)
+	out.Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
+		CapacityBandwidth: {Value: bits(d.bandwidth()), RequestPolicy: bandwidthPolicy(d.bandwidth(), d.network.Policy)},
+		CapacityShares: {
+			Value:         *resource.NewQuantity(int64(*d.network.Shares), resource.DecimalSI),
+			RequestPolicy: &resourceapi.CapacityRequestPolicy{Default: ptr.To(resource.MustParse("1")), ValidValues: []resource.Quantity{resource.MustParse("1")}},
+		},
+	}
+	return out
+}
+
+func (d *device) addAttributes(attributes map[resourceapi.QualifiedName]resourceapi.DeviceAttribute) {
+	for name, value := range map[resourceapi.QualifiedName]string{
+		"interfaceName": d.nic.Name, "network": d.network.Name, "mac": d.nic.MAC.String(), "driver": d.nic.Driver,
+	} {
+		if value != "" {
+			attributes[name] = resourceapi.DeviceAttribute{StringValue: ptr.To(value)}
+		}
+	}
+	attributes["mtu"] = resourceapi.DeviceAttribute{IntValue: ptr.To(int64(d.nic.MTU))}
+	attributes["speedMbps"] = resourceapi.DeviceAttribute{IntValue: ptr.To(int64(d.line / 1e6))}
+	if d.nic.PCIBusID == "" {
+		return
+	}
+	// What sysfs does not know (no NUMA node, a root that is not PCIe) is left out.
+	if a, err := deviceattribute.GetPCIBusIDAttribute(d.nic.PCIBusID); err == nil {
+		attributes[a.Name] = a.Value
+	}
+	if a, err := deviceattribute.GetPCIeRootAttributeByPCIBusID(d.nic.PCIBusID); err == nil {
+		attributes[a.Name] = a.Value
+	}
+	if a, err := deviceattribute.GetNUMANodeAttributeByPCIBusID(d.nic.PCIBusID, deviceattribute.ScalarAttribute); err == nil {
+		attributes[a.Name] = a.Value
+	}
+}
+
+// bandwidthPolicy derives the request policy for a NIC with that much to
+// grant. The API server demands min <= default <= value, default on a step and
+// room for one step; on a slow link the configured numbers are lowered to that,
+// or the whole slice would be refused.
+func bandwidthPolicy(value uint64, p config.Policy) *resourceapi.CapacityRequestPolicy {
+	low := min(uint64(p.Min.Value()), value)
+	step := uint64(p.Step.Value())
+	wanted := min(max(uint64(p.Default.Value()), low), value)
+	policy := &resourceapi.CapacityRequestPolicy{ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: ptr.To(bits(low))}}
+	if low+step <= value {
+		wanted = low + (wanted-low)/step*step
+		policy.ValidRange.Step = ptr.To(bits(step))
+	} else {
+		wanted = low // one size only
+		policy.ValidRange.Max = ptr.To(bits(low))
+	}
+	policy.Default = ptr.To(bits(wanted))
+	return policy
+}
+
+func bits(n uint64) resource.Quantity {
+	return *resource.NewQuantity(int64(min(n, 1<<62)), resource.DecimalSI)
+}

@@ -1,0 +1,234 @@
+// Package nic makes NICs a kind of device that the driver shares: what netdev
+// finds and does, in terms of claims, shares and parameters.
+package nic
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sort"
+	"strings"
+	"sync"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/klog/v2"
+
+	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
+	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/driver"
+	"github.com/dra-shared/dra-driver-shared/driver/record"
+	"github.com/dra-shared/dra-driver-shared/netdev"
+	"github.com/dra-shared/dra-driver-shared/netdev/shape"
+)
+
+// Name of the kind.
+const Name = "nic"
+
+// Kind implements driver.Attacher for NICs.
+type Kind struct {
+	node      *netdev.Node
+	inventory *netdev.Inventory
+	config    *config.DriverConfig
+
+	mu      sync.RWMutex
+	devices map[string]*device
+	told    map[string]string // problems that have been logged, by NIC
+}
+
+var _ driver.Attacher = (*Kind)(nil)
+
+// New returns the kind. It looks at nothing before the first Refresh.
+func New(node *netdev.Node, inventory *netdev.Inventory, c *config.DriverConfig) *Kind {
+	return &Kind{node: node, inventory: inventory, config: c, devices: map[string]*device{}, told: map[string]string{}}
+}
+
+// Name implements driver.Kind.
+func (k *Kind) Name() string { return Name }
+
+// Refresh implements driver.Kind: it reads which NICs there are, takes over
+// those that the configuration names, and gives back those it no longer does.
+func (k *Kind) Refresh(ctx context.Context, live map[string]bool) error {
+	nics, err := k.inventory.List()
+	if err != nil {
+		return err
+	}
+	wanted, problems := plan(nics, k.config)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	next := map[string]*device{}
+	for _, d := range wanted {
+		if err := k.manage(d); err != nil {
+			problems = append(problems, problem{d.nic.Name, err})
+			continue
+		}
+		next[d.name] = d
+	}
+	for name, d := range k.devices {
+		if _, stays := next[name]; !stays && live[name] {
+			d.absent = true
+			next[name] = d
+		} else if now := next[name]; now == nil || now.nic.Index != d.nic.Index {
+			if err := k.node.Release(d.nic.Index); err != nil {
+				problems = append(problems, problem{d.nic.Name, err})
+			}
+		}
+	}
+	for name := range live {
+		if next[name] == nil {
+			next[name] = &device{name: name, absent: true}
+		}
+	}
+	k.log(ctx, next, problems)
+	k.devices = next
+	return nil
+}
+
+// manage hands a NIC to the node, unless it is handed over already and did
+// not change.
+func (k *Kind) manage(d *device) error {
+	old := k.devices[d.name]
+	if old != nil && !old.absent && old.nic.Index == d.nic.Index && old.line == d.line && old.nic.MAC.String() == d.nic.MAC.String() {
+		return nil
+	}
+	return k.node.Manage(netdev.Parent{
+		Name: d.nic.Name, Index: d.nic.Index, MAC: d.nic.MAC,
+		Enforce:  d.network.Enforcement == config.EnforcementShape,
+		Rates:    shape.Link{Line: d.line, Reserve: d.reserve, Smallest: uint64(d.network.Policy.Min.Value())},
+		TakeOver: d.network.TakeOver, TrustMAC: d.network.TrustMAC,
+	})
+}
+
+// log says once what changed. It is called with the lock held.
+func (k *Kind) log(ctx context.Context, next map[string]*device, problems []problem) {
+	logger := klog.FromContext(ctx)
+	for name, d := range next {
+		if old := k.devices[name]; old == nil || old.absent != d.absent {
+			logger.Info("NIC is shared", "device", name, "interface", d.nic.Name, "bitsPerSecond", d.line, "absent", d.absent, "key", k.node.Key())
+		}
+	}
+	for name, d := range k.devices {
+		if next[name] == nil {
+			logger.Info("NIC is no longer shared", "device", name, "interface", d.nic.Name)
+		}
+	}
+	told := map[string]string{}
+	for _, p := range problems {
+		if told[p.nic] = p.err.Error(); k.told[p.nic] != told[p.nic] {
+			logger.Error(p.err, "NIC cannot be shared", "interface", p.nic)
+		}
+	}
+	k.told = told
+}
+
+// Devices implements driver.Kind.
+func (k *Kind) Devices() []resourceapi.Device {
+	k.mu.RLock()
+	defer k.mu.RUnlock()
+	devices := make([]resourceapi.Device, 0, len(k.devices))
+	for _, d := range k.devices {
+		devices = append(devices, d.publish())
+	}
+	sort.Slice(devices, func(a, b int) bool { return devices[a].Name < devices[b].Name })
+	return devices
+}
+
+// Has implements driver.Kind.
+func (k *Kind) Has(name string) bool {
+	_, err := k.device(name)
+	return err == nil
+}
+
+func (k *Kind) device(name string) (*device, error) {
+	k.mu.RLock()
+	defer k.mu.RUnlock()
+	d, ok := k.devices[name]
+	if !ok {
+		return nil, fmt.Errorf("this node has no NIC %s", name)
+	}
+	return d, nil
+}
+
+// Configure implements driver.Kind.
+func (k *Kind) Configure(share record.Share, configurations [][]byte) (json.RawMessage, error) {
+	d, err := k.device(share.Device)
+	if err != nil {
+		return nil, err
+	}
+	var merged *params.NetworkAttachment
+	for _, raw := range configurations {
+		a, err := params.Decode(raw)
+		if err != nil {
+			return nil, err
+		}
+		merged = params.Merge(merged, a)
+	}
+	merged = params.Merge(merged, nil)
+	params.Default(merged)
+	if d.network == nil {
+		return nil, fmt.Errorf("NIC %s is gone from the node", share.Device)
+	}
+	if errs := params.ValidateFor(merged, d.network.Allowed(int32(d.nic.MTU))); len(errs) > 0 {
+		return nil, fmt.Errorf("%s: %w", params.NetworkAttachmentKind, errs.ToAggregate())
+	}
+	return json.Marshal(merged)
+}
+
+// Admit implements driver.Kind: no more is granted than there is.
+func (k *Kind) Admit(share record.Share, others []record.Share) error {
+	d, err := k.device(share.Device)
+	if err != nil {
+		return err
+	}
+	if d.absent {
+		return fmt.Errorf("NIC %s is gone from the node", share.Device)
+	}
+	wanted, err := granted(share)
+	if err != nil {
+		return err
+	}
+	var taken, shares uint64
+	for _, o := range others {
+		if o.AdminAccess {
+			continue
+		}
+		if n, err := granted(o); err == nil {
+			taken += n
+		}
+		shares++
+	}
+	if room := d.bandwidth(); taken+wanted > room {
+		return fmt.Errorf("bandwidth %s: NIC %s has %s bit/s to grant, of which %s are granted to other claims on this node",
+			text(wanted), share.Device, text(room), text(taken))
+	}
+	if limit := uint64(*d.network.Shares); shares >= limit {
+		return fmt.Errorf("shares: NIC %s has %d shares already, its limit", share.Device, limit)
+	}
+	return nil
+}
+
+// granted is a share's bandwidth in bits per second.
+func granted(share record.Share) (uint64, error) {
+	q, ok := share.Capacity[CapacityBandwidth]
+	if !ok || share.ShareID == "" {
+		return 0, errors.New("the allocation has no shareID or no consumedCapacity for bandwidth: is the feature gate DRAConsumableCapacity on in kube-scheduler and kube-apiserver?")
+	}
+	value, ok := q.AsInt64()
+	if !ok || value < 8 {
+		return 0, fmt.Errorf("consumedCapacity.bandwidth %s: want whole bits per second, at least 8", q.String())
+	}
+	return uint64(value), nil
+}
+
+func text(n uint64) string { return resource.NewQuantity(int64(n), resource.DecimalSI).String() }
+
+// Env implements driver.Kind.
+func (k *Kind) Env(share record.Share) []string {
+	n, err := granted(share)
+	if err != nil {
+		return nil
+	}
+	request := strings.ToUpper(strings.NewReplacer("-", "_", "/", "_", ".", "_").Replace(share.Request))
+	return []string{fmt.Sprintf("DRA_SHARED_%s_BANDWIDTH_BITS_PER_SECOND=%d", request, n)}
+}

@@ -1,0 +1,283 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
+
+	"github.com/dra-shared/dra-driver-shared/attach"
+	"github.com/dra-shared/dra-driver-shared/cdi"
+	"github.com/dra-shared/dra-driver-shared/driver/record"
+)
+
+// PrepareResourceClaims implements kubeletplugin.DRAPlugin. It is called at
+// least once per claim before a pod's sandbox exists, and again after a kubelet
+// restart, while pods are attached. Whatever can be refused is refused here;
+// no link is made.
+func (d *Driver) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
+	results := make(map[types.UID]kubeletplugin.PrepareResult, len(claims))
+	for _, claim := range claims {
+		var prepared *record.Claim
+		err := d.withClaim(ctx, claim.UID, func(ctx context.Context) (err error) {
+			prepared, err = d.prepare(klog.NewContext(ctx, klog.FromContext(ctx).WithValues("claim", klog.KObj(claim))), claim)
+			return err
+		})
+		if err != nil {
+			results[claim.UID] = kubeletplugin.PrepareResult{Err: fmt.Errorf("prepare claim %s/%s: %w", claim.Namespace, claim.Name, err)}
+			continue
+		}
+		results[claim.UID] = kubeletplugin.PrepareResult{Devices: d.devices(prepared)}
+		d.status.enqueue(claim.UID)
+	}
+	return results, nil
+}
+
+func (d *Driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) (*record.Claim, error) {
+	shares, err := d.plan(claim)
+	if err != nil {
+		return nil, err
+	}
+	old, err := d.claims.Get(claim.UID)
+	if err != nil {
+		return nil, err
+	}
+	if old != nil && old.Phase == record.Prepared && slices.EqualFunc(old.Shares, shares, record.Share.Same) {
+		return old, d.ensureSpec(old)
+	}
+	if old != nil && old.Phase != record.Preparing {
+		// The claim was deallocated and came back with another share, or an
+		// Unprepare was cut off.
+		if err := d.unprepare(ctx, old); err != nil {
+			return nil, fmt.Errorf("undo an earlier preparation: %w", err)
+		}
+	}
+	if err := d.checkConsumers(claim, shares); err != nil {
+		return nil, err
+	}
+	prepared := &record.Claim{Phase: record.Preparing, Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID, Shares: shares}
+	if err := d.admit(prepared); err != nil {
+		return nil, err
+	}
+	if err := d.specs.Write(string(claim.UID), d.cdiDevices(prepared)); err != nil {
+		return nil, err
+	}
+	prepared.Phase = record.Prepared
+	if err := d.claims.Put(prepared); err != nil {
+		return nil, err
+	}
+	klog.FromContext(ctx).Info("Prepared", "shares", len(prepared.Shares))
+	return prepared, nil
+}
+
+// checkConsumers refuses shares that cannot serve the pods the claim is
+// reserved for. Pods that come later are refused when they attach.
+func (d *Driver) checkConsumers(claim *resourceapi.ResourceClaim, shares []record.Share) error {
+	var pods []string
+	for _, consumer := range claim.Status.ReservedFor {
+		if consumer.Resource == "pods" {
+			pods = append(pods, claim.Namespace+"/"+consumer.Name)
+		}
+	}
+	if len(pods) < 2 {
+		return nil
+	}
+	for _, share := range shares {
+		if attacher := d.attacherOf(share); attacher != nil && !share.AdminAccess {
+			if err := attacher.Serves(share, pods[:1]); err != nil {
+				return fmt.Errorf("request %s, reserved for %d pods: %w", share.Request, len(pods), err)
+			}
+		}
+	}
+	return nil
+}
+
+// plan turns the claim's allocation into shares. Results of other drivers are
+// theirs.
+func (d *Driver) plan(claim *resourceapi.ResourceClaim) ([]record.Share, error) {
+	if claim.Status.Allocation == nil {
+		return nil, errors.New("the claim is not allocated")
+	}
+	var shares []record.Share
+	for _, result := range claim.Status.Allocation.Devices.Results {
+		if result.Driver != d.options.DriverName {
+			continue
+		}
+		share, err := d.share(claim, result)
+		if err != nil {
+			return nil, fmt.Errorf("request %s, device %s: %w", result.Request, result.Device, err)
+		}
+		shares = append(shares, share)
+	}
+	return shares, nil
+}
+
+func (d *Driver) share(claim *resourceapi.ResourceClaim, result resourceapi.DeviceRequestAllocationResult) (record.Share, error) {
+	share := record.Share{
+		Request: result.Request, Pool: result.Pool, Device: result.Device,
+		ShareID: ptr.Deref(result.ShareID, ""), AdminAccess: ptr.Deref(result.AdminAccess, false),
+		Capacity: map[string]resource.Quantity{},
+	}
+	share.Name = cdi.DeviceName(string(claim.UID), share.Request, shareKey(share))
+	if result.Pool != d.options.NodeName {
+		return share, fmt.Errorf("the device is in pool %s, this node publishes pool %s", result.Pool, d.options.NodeName)
+	}
+	for name, quantity := range result.ConsumedCapacity {
+		share.Capacity[string(name)] = quantity
+	}
+	kind, err := d.kindOf(share.Device)
+	if err != nil {
+		return share, err
+	}
+	share.Kind = kind.Name()
+	share.Parameters, err = kind.Configure(share, d.configurations(claim.Status.Allocation.Devices.Config, result))
+	return share, err
+}
+
+// shareKey tells the shares of one request apart. A device that is not shared
+// has no share ID.
+func shareKey(share record.Share) string {
+	if share.ShareID != "" {
+		return string(share.ShareID)
+	}
+	return share.Device
+}
+
+// configurations returns the opaque parameters for us that apply to a result,
+// those of the class before those of the claim.
+func (d *Driver) configurations(all []resourceapi.DeviceAllocationConfiguration, result resourceapi.DeviceRequestAllocationResult) (raw [][]byte) {
+	applying := resourceclaim.ConfigForResult(all, result)
+	for _, source := range []resourceapi.AllocationConfigSource{resourceapi.AllocationConfigSourceClass, resourceapi.AllocationConfigSourceClaim} {
+		for _, c := range applying {
+			if c.Source == source && c.Opaque.Driver == d.options.DriverName {
+				raw = append(raw, c.Opaque.Parameters.Raw)
+			}
+		}
+	}
+	return raw
+}
+
+// admit checks the shares against all others on their devices, gives each its
+// class number, and writes the record that makes them count. The scheduler has
+// checked too; the driver is the last line of defence.
+func (d *Driver) admit(claim *record.Claim) error {
+	d.admission.Lock()
+	defer d.admission.Unlock()
+	all, err := d.claims.List()
+	if err != nil {
+		return fmt.Errorf("what is prepared already cannot be told: %w", err)
+	}
+	var others []record.Share
+	for _, c := range all {
+		if c.UID == claim.UID {
+			continue
+		}
+		others = append(others, c.Shares...)
+	}
+	for i := range claim.Shares {
+		share := &claim.Shares[i]
+		beside := onDevice(others, share.Device)
+		if err := d.admitShare(share, beside); err != nil {
+			return fmt.Errorf("request %s, device %s: %w", share.Request, share.Device, err)
+		}
+		share.Class = freeClass(beside)
+		others = append(others, *share)
+	}
+	return d.claims.Put(claim)
+}
+
+func (d *Driver) admitShare(share *record.Share, others []record.Share) error {
+	if share.AdminAccess {
+		return nil
+	}
+	for _, o := range others {
+		if o.ShareID == share.ShareID && !o.AdminAccess {
+			return fmt.Errorf("share %s is in use by another claim (CDI device %s): was it unprepared?", shareKey(*share), o.Name)
+		}
+	}
+	kind, err := d.kindOf(share.Device)
+	if err != nil {
+		return err
+	}
+	return kind.Admit(*share, others)
+}
+
+func onDevice(shares []record.Share, device string) (on []record.Share) {
+	for _, s := range shares {
+		if s.Device == device {
+			on = append(on, s)
+		}
+	}
+	return on
+}
+
+// firstClass leaves room for the numbers that a kind uses for itself.
+const firstClass = 0x10
+
+func freeClass(others []record.Share) uint16 {
+	taken := make(map[uint16]bool, len(others))
+	for _, o := range others {
+		taken[o.Class] = true
+	}
+	class := uint16(firstClass)
+	for taken[class] {
+		class++
+	}
+	return class
+}
+
+// hookTimeout is the runtime's limit for one run of the hook, in seconds: it
+// gives up by itself earlier, and says why.
+var hookTimeout = int(attach.DefaultWait.Seconds()) + 30
+
+func (d *Driver) cdiDevices(claim *record.Claim) (devices []cdi.Device) {
+	for _, share := range claim.Shares {
+		if share.AdminAccess {
+			continue
+		}
+		device := cdi.Device{Name: share.Name}
+		if kind, err := d.kindOf(share.Device); err == nil {
+			device.Env = kind.Env(share)
+		}
+		if d.attacherOf(share) != nil {
+			device.Hook = &cdi.Hook{Path: d.options.Hook, Timeout: hookTimeout, Args: []string{
+				"dra-shared-hook", "--run-dir=" + d.options.RunDir, "--claim=" + string(claim.UID), "--share=" + share.Name}}
+		}
+		devices = append(devices, device)
+	}
+	return devices
+}
+
+// ensureSpec writes the CDI spec of a prepared claim again if it is gone or
+// not what it was: it may lie on a tmpfs.
+func (d *Driver) ensureSpec(claim *record.Claim) error {
+	want := d.cdiDevices(claim)
+	names, err := d.specs.Read(string(claim.UID))
+	if err == nil && slices.EqualFunc(want, names, func(d cdi.Device, name string) bool { return d.Name == name }) {
+		return nil
+	}
+	return d.specs.Write(string(claim.UID), want)
+}
+
+// devices is what the kubelet is told: the CDI devices of each request.
+func (d *Driver) devices(claim *record.Claim) (devices []kubeletplugin.Device) {
+	for _, share := range claim.Shares {
+		device := kubeletplugin.Device{Requests: []string{share.Request}, PoolName: share.Pool, DeviceName: share.Device}
+		if share.ShareID != "" {
+			device.ShareID = &share.ShareID
+		}
+		if !share.AdminAccess {
+			device.CDIDeviceIDs = []string{d.specs.ID(share.Name)}
+		}
+		devices = append(devices, device)
+	}
+	return devices
+}

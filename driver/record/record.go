@@ -1,0 +1,226 @@
+// Package record keeps what the plugin has promised: one file per claim that is
+// prepared on this node, so that Unprepare is complete when the claim, its pods
+// and the process that prepared it are long gone.
+//
+// A record is written twice per change, before the first side effect and after
+// the last. It says what was intended; what is, only the kernel knows.
+//
+// There is no cache. Two plugins run at once during a rolling update, and the
+// directory is what they have in common.
+package record
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Version of the format.
+const Version = 1
+
+// Phase of a claim on this node.
+type Phase string
+
+// Phases, in order.
+const (
+	Preparing   Phase = "Preparing"
+	Prepared    Phase = "Prepared"
+	Unpreparing Phase = "Unpreparing"
+)
+
+// Claim is a ResourceClaim as prepared on this node.
+type Claim struct {
+	Version   int       `json:"version"`
+	BootID    string    `json:"bootID"`
+	Phase     Phase     `json:"phase"`
+	Namespace string    `json:"namespace"`
+	Name      string    `json:"name"`
+	UID       types.UID `json:"uid"`
+	Shares    []Share   `json:"shares"`
+}
+
+// Share is one allocation result of a claim: its identity is the claim's UID
+// with pool, device and share ID.
+type Share struct {
+	// Name of the CDI device, unique on the node.
+	Name string `json:"name"`
+	// Kind of device that made it.
+	Kind    string    `json:"kind"`
+	Request string    `json:"request"` // with the subrequest, if any
+	Pool    string    `json:"pool"`
+	Device  string    `json:"device"`
+	ShareID types.UID `json:"shareID,omitempty"`
+	// AdminAccess: to observe, not to use. Nothing is consumed.
+	AdminAccess bool `json:"adminAccess,omitempty"`
+	// Capacity is the allocation's consumedCapacity.
+	Capacity map[string]resource.Quantity `json:"capacity,omitempty"`
+	// Class is a number for the share that no other on the device has.
+	Class uint16 `json:"class,omitempty"`
+	// Parameters are the kind's, merged, complete and valid.
+	Parameters json.RawMessage `json:"parameters,omitempty"`
+}
+
+// Same tells whether two shares are the same allocation, asked for alike.
+func (s Share) Same(other Share) bool {
+	if s.Name != other.Name || s.Pool != other.Pool || s.Device != other.Device || s.ShareID != other.ShareID ||
+		s.AdminAccess != other.AdminAccess || string(s.Parameters) != string(other.Parameters) || len(s.Capacity) != len(other.Capacity) {
+		return false
+	}
+	for name, q := range s.Capacity {
+		if o, ok := other.Capacity[name]; !ok || q.Cmp(o) != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// Share returns the share with that name.
+func (c *Claim) Share(name string) (Share, bool) {
+	for _, s := range c.Shares {
+		if s.Name == name {
+			return s, true
+		}
+	}
+	return Share{}, false
+}
+
+// Store is a directory of records.
+type Store struct {
+	dir    string
+	bootID string
+}
+
+// NewStore opens the directory, creating it if need be. bootID is the kernel's
+// (/proc/sys/kernel/random/boot_id): it goes into what is written.
+func NewStore(dir, bootID string) (*Store, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("open claim records: %w", err)
+	}
+	return &Store{dir: dir, bootID: bootID}, nil
+}
+
+func (s *Store) path(uid types.UID) (string, error) {
+	// The UID comes from the API server by way of the kubelet. It is checked
+	// because it becomes a path.
+	if uid == "" || strings.ContainsAny(string(uid), "/\x00") || strings.HasPrefix(string(uid), ".") {
+		return "", fmt.Errorf("claim UID %q is not fit for a file name", uid)
+	}
+	return filepath.Join(s.dir, string(uid)+".json"), nil
+}
+
+// Put writes a record: when it returns, the record is on disk, and at no
+// moment was there half of one.
+func (s *Store) Put(c *Claim) error {
+	c.Version, c.BootID = Version, s.bootID
+	path, err := s.path(c.UID)
+	if err != nil {
+		return err
+	}
+	raw, err := json.Marshal(c)
+	if err != nil {
+		return err
+	}
+	if err := s.write(path, raw); err != nil {
+		return fmt.Errorf("write record of claim %s/%s: %w", c.Namespace, c.Name, err)
+	}
+	return nil
+}
+
+func (s *Store) write(path string, raw []byte) error {
+	f, err := os.CreateTemp(s.dir, ".writing-")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(raw)
+	if err == nil {
+		err = f.Sync()
+	}
+	err = errors.Join(err, f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(f.Name()))
+	}
+	return s.sync()
+}
+
+// sync makes the directory's entries durable.
+func (s *Store) sync() error {
+	dir, err := os.Open(s.dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Sync(), dir.Close())
+}
+
+// Get returns a claim's record, nil if there is none.
+func (s *Store) Get(uid types.UID) (*Claim, error) {
+	path, err := s.path(uid)
+	if err != nil {
+		return nil, err
+	}
+	c, err := read(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	return c, err
+}
+
+func read(path string) (*Claim, error) {
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	var c Claim
+	if err := json.Unmarshal(raw, &c); err != nil {
+		return nil, fmt.Errorf("claim record %s: %w", path, err)
+	}
+	if c.Version != Version {
+		return nil, fmt.Errorf("claim record %s has version %d, this plugin reads %d", path, c.Version, Version)
+	}
+	return &c, nil
+}
+
+// List returns all records. What cannot be read is an error beside those that can.
+func (s *Store) List() ([]*Claim, error) {
+	files, err := filepath.Glob(filepath.Join(s.dir, "*.json"))
+	if err != nil {
+		return nil, err
+	}
+	var (
+		claims []*Claim
+		failed error
+	)
+	for _, f := range files {
+		c, err := read(f)
+		switch {
+		case err == nil:
+			claims = append(claims, c)
+		case !errors.Is(err, os.ErrNotExist):
+			failed = errors.Join(failed, err)
+		}
+	}
+	return claims, failed
+}
+
+// Delete removes a record. It is no error if there is none.
+func (s *Store) Delete(uid types.UID) error {
+	path, err := s.path(uid)
+	if err != nil {
+		return err
+	}
+	if err := os.Remove(path); err != nil {
+		if errors.Is(err, os.ErrNotExist) {
+			return nil
+		}
+		return err
+	}
+	return s.sync()
+}

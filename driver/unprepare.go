@@ -1,0 +1,71 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/klog/v2"
+
+	"github.com/dra-shared/dra-driver-shared/driver/record"
+)
+
+// UnprepareResourceClaims implements kubeletplugin.DRAPlugin. It is called when
+// the last pod of a claim on this node is gone, perhaps together with the
+// claim. A claim that is not prepared is no error.
+func (d *Driver) UnprepareResourceClaims(ctx context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
+	results := make(map[types.UID]error, len(claims))
+	for _, claim := range claims {
+		results[claim.UID] = d.withClaim(ctx, claim.UID, func(ctx context.Context) error {
+			ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithValues("claim", klog.KRef(claim.Namespace, claim.Name)))
+			recorded, err := d.claims.Get(claim.UID)
+			if err != nil {
+				return err
+			}
+			if recorded == nil {
+				recorded = &record.Claim{UID: claim.UID, Namespace: claim.Namespace, Name: claim.Name}
+			}
+			if err := d.unprepare(ctx, recorded); err != nil {
+				return fmt.Errorf("unprepare claim %s/%s: %w", claim.Namespace, claim.Name, err)
+			}
+			return nil
+		})
+	}
+	return results, nil
+}
+
+// unprepare removes links, classes, the CDI spec and the record, in that
+// order: as long as something is left there is a record that says so, and no
+// container can start once the spec is gone.
+func (d *Driver) unprepare(ctx context.Context, claim *record.Claim) error {
+	if len(claim.Shares) > 0 {
+		claim.Phase = record.Unpreparing
+		if err := d.claims.Put(claim); err != nil {
+			return err
+		}
+	}
+	attachments, failed := d.attachments(claim.UID)
+	for _, r := range attachments {
+		failed = errors.Join(failed, d.forget(ctx, d.attacherOf(d.recordedShare(r)), r))
+	}
+	for _, share := range claim.Shares {
+		if attacher := d.attacherOf(share); attacher != nil && !share.AdminAccess {
+			failed = errors.Join(failed, attacher.Release(ctx, share))
+		}
+	}
+	if failed != nil {
+		return failed // the record stays, and the kubelet tries again
+	}
+	if err := d.specs.Remove(string(claim.UID)); err != nil {
+		return err
+	}
+	if err := d.claims.Delete(claim.UID); err != nil {
+		return err
+	}
+	d.status.forget(claim.UID)
+	d.failures.forgetClaim(claim.Shares)
+	klog.FromContext(ctx).Info("Unprepared", "shares", len(claim.Shares))
+	return nil
+}

@@ -1,0 +1,189 @@
+package netdev
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/dra-shared/dra-driver-shared/netdev/classify"
+	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
+	"github.com/dra-shared/dra-driver-shared/netdev/shape"
+)
+
+// Node is the node's side of the network: the NICs that are handed to us and
+// what is needed to work on them. It is safe for concurrent use.
+type Node struct {
+	conn   *rtnl.Conn
+	shaper *shape.HTB
+	cookie uint64 // of the node's network namespace
+	bpffs  string
+	keys   []classify.Key
+
+	mu         sync.Mutex
+	classifier *classify.Classifier // opened with the first NIC that is enforced
+	managed    map[int]managed      // by the NIC's index
+}
+
+type managed struct {
+	Parent
+	ifb int
+}
+
+// Parent is a NIC that is handed to us.
+type Parent struct {
+	Name  string
+	Index int
+	MAC   []byte
+	// Enforce holds shares to their bandwidth.
+	Enforce bool
+	// Rates of the NIC. Unused without Enforce.
+	Rates shape.Link
+	// TakeOver replaces a root qdisc that somebody configured.
+	TakeOver bool
+	// TrustMAC lets frames without a socket count as the share's whose
+	// source address they bear.
+	TrustMAC bool
+}
+
+// Options of a Node.
+type Options struct {
+	// BPFFS is where the BPF file system is mounted; default /sys/fs/bpf.
+	BPFFS string
+	// Keys restricts what senders are told apart by; default all, strongest first.
+	Keys []classify.Key
+}
+
+// NewNode returns the network of the caller's network namespace.
+func NewNode(o Options) (*Node, error) {
+	conn, err := rtnl.Open()
+	if err != nil {
+		return nil, err
+	}
+	cookie, err := conn.Cookie()
+	if err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	if o.BPFFS == "" {
+		o.BPFFS = "/sys/fs/bpf"
+	}
+	return &Node{conn: conn, shaper: shape.New(conn), cookie: cookie, bpffs: o.BPFFS, keys: o.Keys, managed: map[int]managed{}}, nil
+}
+
+// Close releases what the Node holds open. Links, queues and classes stay.
+func (n *Node) Close() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	err := n.conn.Close()
+	if n.classifier != nil {
+		err = errors.Join(err, n.classifier.Close())
+	}
+	return err
+}
+
+// Cookie is the cookie of the node's own network namespace.
+func (n *Node) Cookie() uint64 { return n.cookie }
+
+// Key tells what senders are told apart by; "" as long as nothing is enforced.
+func (n *Node) Key() classify.Key {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.classifier == nil {
+		return ""
+	}
+	return n.classifier.Key()
+}
+
+// Manage takes a NIC over, or changes how it is managed. With Enforce it puts
+// queues and classifier in place; classes of live shares stay as they are.
+func (n *Node) Manage(p Parent) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if !p.Enforce {
+		if old, ok := n.managed[p.Index]; ok && old.Enforce {
+			if err := n.release(old); err != nil {
+				return err
+			}
+		}
+		n.managed[p.Index] = managed{Parent: p}
+		return nil
+	}
+	if n.classifier == nil {
+		c, err := classify.Open(n.bpffs, n.keys...)
+		if err != nil {
+			return err
+		}
+		n.classifier = c
+	}
+	ifb, err := n.shaper.Setup(p.Name, p.Index, p.Rates, p.TakeOver)
+	if err != nil {
+		return err
+	}
+	n.managed[p.Index] = managed{Parent: p, ifb: ifb}
+	return n.classifier.Attach(classify.NIC{Index: p.Index, IFBIndex: ifb, MAC: p.MAC, HostCookie: n.cookie, Major: shape.Major, TrustMAC: p.TrustMAC})
+}
+
+// Release gives a NIC back as it was. The caller has detached its shares.
+func (n *Node) Release(index int) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	m, ok := n.managed[index]
+	if !ok {
+		return nil
+	}
+	delete(n.managed, index)
+	if !m.Enforce {
+		return nil
+	}
+	return n.release(m)
+}
+
+// release undoes Manage. It is called with the lock held. A NIC that is gone
+// took its queues along; its IFB device may serve a namesake by now.
+func (n *Node) release(m managed) error {
+	link, err := netlink.LinkByIndex(m.Index)
+	if err == nil && link.Attrs().Name == m.Name {
+		return errors.Join(n.classifier.Detach(m.Index), n.shaper.Teardown(m.Name, m.Index))
+	}
+	failed := n.classifier.Forget(m.Index)
+	for _, other := range n.managed {
+		if other.Name == m.Name && other.Index != m.Index {
+			return failed
+		}
+	}
+	return errors.Join(failed, n.shaper.RemoveIFB(m.Name))
+}
+
+// ErrNotManaged means that the NIC was not handed to us, or is gone.
+var ErrNotManaged = errors.New("NIC is not managed")
+
+func (n *Node) parent(index int) (managed, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	m, ok := n.managed[index]
+	if !ok {
+		return m, fmt.Errorf("%w: link %d", ErrNotManaged, index)
+	}
+	return m, nil
+}
+
+// SetShare creates the class that all links of a share draw on, or changes
+// its rates. It does nothing on a NIC that is not enforced.
+func (n *Node) SetShare(parent int, minor uint16, r shape.Rates) error {
+	m, err := n.parent(parent)
+	if err != nil || !m.Enforce {
+		return err
+	}
+	return n.shaper.Set(m.Index, m.ifb, m.Rates, minor, r)
+}
+
+// RemoveShare removes a share's class. The caller has detached its links. It
+// is no error if the NIC or the class is gone.
+func (n *Node) RemoveShare(parent int, minor uint16) error {
+	m, err := n.parent(parent)
+	if errors.Is(err, ErrNotManaged) || !m.Enforce {
+		return nil
+	}
+	return n.shaper.Remove(m.Index, m.ifb, minor)
+}

@@ -1,0 +1,240 @@
+// Package shape holds each share to its bandwidth, in both directions, with
+// queues on the node: an HTB on the NIC for what pods send, and one on an IFB
+// device, to which the classifier redirects what arrives for them.
+//
+// A share is one class in each, whatever the number of its links. Both queues
+// are outside of the pods' reach; frames carry the class in their priority,
+// which package classify sets.
+package shape
+
+import (
+	"errors"
+	"fmt"
+	"hash/fnv"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
+)
+
+// Major is the major number of our qdiscs: how we know them again.
+const Major = 0x0d5a
+
+// ErrForeignQdisc means that the NIC's root qdisc is somebody else's.
+var ErrForeignQdisc = errors.New("root qdisc belongs to somebody else")
+
+// HTB shapes with hierarchical token buckets.
+type HTB struct {
+	conn *rtnl.Conn
+}
+
+// New returns a shaper that works through conn.
+func New(conn *rtnl.Conn) *HTB { return &HTB{conn: conn} }
+
+// Setup puts the queues of a NIC in place, or its rates right if they are
+// there, and returns the index of its IFB device. It replaces a root qdisc
+// that the kernel chose; any other only if takeOver.
+func (h *HTB) Setup(name string, index int, l Link, takeOver bool) (ifb int, err error) {
+	if err := h.checkRoot(name, index, takeOver); err != nil {
+		return 0, err
+	}
+	if ifb, err = h.ifb(name); err != nil {
+		return 0, err
+	}
+	var requests []*nl.NetlinkRequest
+	for _, dev := range []int{index, ifb} {
+		requests = append(requests, rootRequest(dev))
+		for _, c := range l.base() {
+			requests = append(requests, classRequests(dev, c)...)
+		}
+	}
+	if err := h.conn.Do(requests...); err != nil {
+		return 0, fmt.Errorf("set up queues on %s: %w: does the kernel have sch_htb?", name, err)
+	}
+	return ifb, nil
+}
+
+// checkRoot refuses to replace a qdisc that somebody configured. One that the
+// kernel chose has no handle.
+func (h *HTB) checkRoot(name string, index int, takeOver bool) error {
+	qdiscs, err := netlink.QdiscList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: index}})
+	if err != nil {
+		return fmt.Errorf("list qdiscs of %s: %w", name, err)
+	}
+	for _, q := range qdiscs {
+		a := q.Attrs()
+		if a.Parent != netlink.HANDLE_ROOT || a.Handle == 0 || isOurs(q) || takeOver {
+			continue
+		}
+		return fmt.Errorf("%w: %s has %s %s: remove it, or set takeOver for this network", ErrForeignQdisc, name, q.Type(), netlink.HandleStr(a.Handle))
+	}
+	return nil
+}
+
+func isOurs(q netlink.Qdisc) bool {
+	return q.Type() == "htb" && q.Attrs().Handle == netlink.MakeHandle(Major, 0)
+}
+
+// IFBName is the name of the device that shapes what comes in on a NIC.
+func IFBName(nic string) string {
+	if name := "ifb-" + nic; len(name) < unix.IFNAMSIZ {
+		return name
+	}
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(nic)) // never fails
+	return fmt.Sprintf("ifb-%08x", h.Sum32())
+}
+
+func (h *HTB) ifb(nic string) (int, error) {
+	name := IFBName(nic)
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = name
+	if err := netlink.LinkAdd(&netlink.Ifb{LinkAttrs: attrs}); err != nil && !errors.Is(err, unix.EEXIST) {
+		return 0, fmt.Errorf("create %s: %w: does the kernel have ifb?", name, err)
+	}
+	link, err := netlink.LinkByName(name)
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w", name, err)
+	}
+	if link.Type() != "ifb" {
+		return 0, fmt.Errorf("link %s is a %s, want an ifb: is the name in use?", name, link.Type())
+	}
+	return link.Attrs().Index, netlink.LinkSetUp(link)
+}
+
+// Teardown removes the queues. The kernel then puts its default back.
+func (h *HTB) Teardown(name string, index int) error {
+	var failed error
+	qdiscs, err := netlink.QdiscList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: index}})
+	if err != nil && !errors.Is(err, unix.ENODEV) {
+		failed = err
+	}
+	for _, q := range qdiscs {
+		if q.Attrs().Parent == netlink.HANDLE_ROOT && isOurs(q) {
+			failed = errors.Join(failed, netlink.QdiscDel(q))
+		}
+	}
+	if failed = errors.Join(failed, h.RemoveIFB(name)); failed != nil {
+		return fmt.Errorf("remove queues of %s: %w", name, failed)
+	}
+	return nil
+}
+
+// RemoveIFB removes the IFB device of a NIC. It is no error if there is none.
+func (h *HTB) RemoveIFB(nic string) error {
+	link, err := netlink.LinkByName(IFBName(nic))
+	if err != nil || link.Type() != "ifb" {
+		return nil
+	}
+	return netlink.LinkDel(link)
+}
+
+// Set creates a share's class on both devices or changes its rates. What is
+// queued stays queued.
+func (h *HTB) Set(index, ifb int, l Link, minor uint16, r Rates) error {
+	c := l.share(minor, r)
+	if err := h.conn.Do(append(classRequests(index, c), classRequests(ifb, c)...)...); err != nil {
+		return fmt.Errorf("class %x:%x: %w", Major, minor, err)
+	}
+	return nil
+}
+
+// Remove removes a share's class from both devices. It is no error if there is none.
+func (h *HTB) Remove(index, ifb int, minor uint16) error {
+	var failed error
+	for _, dev := range []int{index, ifb} {
+		del := nl.NewNetlinkRequest(unix.RTM_DELTCLASS, 0)
+		del.AddData(&nl.TcMsg{Family: nl.FAMILY_ALL, Ifindex: int32(dev), Handle: netlink.MakeHandle(Major, minor), Parent: netlink.MakeHandle(Major, classRoot)})
+		err := h.conn.Do(del)
+		if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENODEV) && !errors.Is(err, unix.EINVAL) {
+			failed = errors.Join(failed, fmt.Errorf("remove class %x:%x: %w", Major, minor, err))
+		}
+	}
+	return failed
+}
+
+// State is a class as the kernel has it.
+type State struct {
+	Rates
+	SentBytes uint64
+}
+
+// Read returns the classes of shares on a device, by minor number.
+func (h *HTB) Read(index int) (map[uint16]State, error) {
+	classes, err := netlink.ClassList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: index}}, netlink.HANDLE_NONE)
+	if err != nil {
+		return nil, fmt.Errorf("list classes of link %d: %w", index, err)
+	}
+	states := map[uint16]State{}
+	for _, c := range classes {
+		htb, ok := c.(*netlink.HtbClass)
+		major, minor := netlink.MajorMinor(c.Attrs().Handle)
+		if !ok || major != Major || minor < FirstMinor {
+			continue
+		}
+		s := State{Rates: Rates{Floor: htb.Rate * bitsPerByte, Ceil: htb.Ceil * bitsPerByte}}
+		if stats := c.Attrs().Statistics; stats != nil && stats.Basic != nil {
+			s.SentBytes = stats.Basic.Bytes
+		}
+		states[minor] = s
+	}
+	return states, nil
+}
+
+func rootRequest(dev int) *nl.NetlinkRequest {
+	// NLM_F_REPLACE on a qdisc of the same kind and handle changes it in place.
+	r := nl.NewNetlinkRequest(unix.RTM_NEWQDISC, unix.NLM_F_CREATE|unix.NLM_F_REPLACE)
+	r.AddData(&nl.TcMsg{Family: nl.FAMILY_ALL, Ifindex: int32(dev), Handle: netlink.MakeHandle(Major, 0), Parent: netlink.HANDLE_ROOT})
+	r.AddData(nl.NewRtAttr(nl.TCA_KIND, nl.ZeroTerminated("htb")))
+	options := nl.NewRtAttr(nl.TCA_OPTIONS, nil)
+	glob := nl.TcHtbGlob{Version: 3, Rate2Quantum: 10, Defcls: classUnidentified}
+	options.AddRtAttr(nl.TCA_HTB_INIT, glob.Serialize())
+	r.AddData(options)
+	return r
+}
+
+func classRequests(dev int, c class) []*nl.NetlinkRequest {
+	parent := netlink.MakeHandle(Major, c.parent)
+	if c.parent == 0 {
+		parent = netlink.MakeHandle(Major, 0)
+	}
+	handle := netlink.MakeHandle(Major, c.minor)
+	r := nl.NewNetlinkRequest(unix.RTM_NEWTCLASS, unix.NLM_F_CREATE)
+	r.AddData(&nl.TcMsg{Family: nl.FAMILY_ALL, Ifindex: int32(dev), Handle: handle, Parent: parent})
+	r.AddData(nl.NewRtAttr(nl.TCA_KIND, nl.ZeroTerminated("htb")))
+	r.AddData(c.options())
+	if c.queue == 0 {
+		return []*nl.NetlinkRequest{r}
+	}
+	leaf := nl.NewNetlinkRequest(unix.RTM_NEWQDISC, unix.NLM_F_CREATE|unix.NLM_F_REPLACE)
+	leaf.AddData(&nl.TcMsg{Family: nl.FAMILY_ALL, Ifindex: int32(dev), Handle: netlink.MakeHandle(c.minor, 0), Parent: handle})
+	leaf.AddData(nl.NewRtAttr(nl.TCA_KIND, nl.ZeroTerminated("bfifo")))
+	leaf.AddData(nl.NewRtAttr(nl.TCA_OPTIONS, nl.Uint32Attr(c.queue)))
+	return []*nl.NetlinkRequest{r, leaf}
+}
+
+// options are the parameters of an HTB class. With the link layer given, the
+// kernel needs no rate tables.
+func (c class) options() *nl.RtAttr {
+	const maxUint32 = 1<<32 - 1
+	floor, ceil := c.floor/bitsPerByte, c.ceil/bitsPerByte
+	params := nl.TcHtbCopt{
+		Rate:    nl.TcRateSpec{Rate: uint32(min(floor, maxUint32)), Linklayer: nl.LINKLAYER_ETHERNET},
+		Ceil:    nl.TcRateSpec{Rate: uint32(min(ceil, maxUint32)), Linklayer: nl.LINKLAYER_ETHERNET},
+		Buffer:  ticks(burstBytes(c.floor), c.floor),
+		Cbuffer: ticks(burstBytes(c.ceil), c.ceil),
+		Quantum: max(c.quantum, maxGSO),
+		Prio:    c.prio,
+	}
+	options := nl.NewRtAttr(nl.TCA_OPTIONS, nil)
+	options.AddRtAttr(nl.TCA_HTB_PARMS, params.Serialize())
+	if floor > maxUint32 {
+		options.AddRtAttr(nl.TCA_HTB_RATE64, nl.Uint64Attr(floor))
+	}
+	if ceil > maxUint32 {
+		options.AddRtAttr(nl.TCA_HTB_CEIL64, nl.Uint64Attr(ceil))
+	}
+	return options
+}

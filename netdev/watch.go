@@ -1,0 +1,85 @@
+package netdev
+
+import (
+	"context"
+	"errors"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
+)
+
+// Change is what happened since the last one.
+type Change struct {
+	// Everything may have changed: events were lost, or it is the first.
+	Everything bool
+	// Links or routes of the node changed.
+	Links bool
+	// Gone are namespaces that ended, by ID.
+	Gone []int
+	// Touched are namespaces in which links or addresses changed, by ID.
+	Touched []int
+	// Queues are links of the node whose queues or classes changed, by index.
+	Queues []int
+}
+
+// Watch calls changed for what the kernel announces, until ctx ends. The first
+// call says Everything and comes after the subscription, so that nothing that
+// changes after a look at the state is missed.
+func Watch(ctx context.Context, changed func(Change)) error {
+	w, err := rtnl.Watch()
+	if err != nil {
+		return err
+	}
+	stop := context.AfterFunc(ctx, func() { _ = w.Close() })
+	defer func() {
+		if stop() {
+			_ = w.Close()
+		}
+	}()
+	changed(Change{Everything: true})
+	for {
+		events, err := w.Receive()
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case errors.Is(err, rtnl.ErrOverflow):
+			changed(Change{Everything: true})
+		case err != nil:
+			return err
+		default:
+			if c, ok := summarize(events); ok {
+				changed(c)
+			}
+		}
+	}
+}
+
+// summarize is what a batch of events amounts to.
+func summarize(events []rtnl.Event) (c Change, any bool) {
+	for _, e := range events {
+		switch e.Message.Header.Type {
+		case unix.RTM_DELNSID:
+			if id, ok := rtnl.NamespaceIDOf(e.Message.Data); ok && e.NSID == rtnl.OwnNamespace {
+				c.Gone, any = append(c.Gone, id), true
+			}
+		case unix.RTM_NEWLINK, unix.RTM_DELLINK, unix.RTM_NEWADDR, unix.RTM_DELADDR:
+			if e.NSID == rtnl.OwnNamespace {
+				c.Links = true
+			} else {
+				c.Touched = append(c.Touched, e.NSID)
+			}
+			any = true
+		case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
+			if e.NSID == rtnl.OwnNamespace {
+				c.Links, any = true, true
+			}
+		case unix.RTM_NEWTCLASS, unix.RTM_DELTCLASS, unix.RTM_NEWQDISC, unix.RTM_DELQDISC:
+			if e.NSID == rtnl.OwnNamespace && len(e.Message.Data) >= nl.SizeofTcMsg {
+				c.Queues, any = append(c.Queues, int(nl.DeserializeTcMsg(e.Message.Data).Ifindex)), true
+			}
+		}
+	}
+	return c, any
+}
