@@ -20,7 +20,7 @@ GO_FILES := $(shell find . -name '*.go' -not -path './.cluster*' -o -name '*.o' 
 ##@ Try it
 
 demo: prerequisites cluster-binaries bin/helm $(IMAGES) bin/demo ## pods share a NIC on a real node, each with what it was granted
-	bin/demo
+	@bin/demo
 
 cluster-up: prerequisites cluster-binaries bin/helm $(IMAGES) ## a cluster with the chart installed [NODES=1|2] [GATES=default|all]
 	@bin/cluster up --dir $(CLUSTER) --nodes $(NODES) --gates $(GATES) $(addprefix --image ,$(IMAGES))

@@ -1,0 +1,205 @@
+// Package bed drives a test cluster (see test/cluster) from Go: starting and
+// ending one, and the commands that reach into it.
+package bed
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// Bed is a test cluster.
+type Bed struct {
+	Root string // of the repository; binaries are in bin below it
+	Dir  string // of the cluster
+}
+
+// New returns the bed in a directory of the repository that the working
+// directory is in. It starts nothing.
+func New(dir string) (*Bed, error) {
+	root, err := os.Getwd()
+	if err != nil {
+		return nil, err
+	}
+	for {
+		if _, err := os.Stat(filepath.Join(root, "deployments/helm")); err == nil {
+			break
+		}
+		if parent := filepath.Dir(root); parent != root {
+			root = parent
+			continue
+		}
+		return nil, errors.New("not inside the repository")
+	}
+	if !filepath.IsAbs(dir) {
+		dir = filepath.Join(root, dir)
+	}
+	return &Bed{Root: root, Dir: dir}, nil
+}
+
+// Options of Up.
+type Options struct {
+	Nodes int
+	Gates string // default or all
+}
+
+// Images that every bed is started with; `make image` and its like build them.
+var images = []string{"bin/images/dra-driver-shared.tar", "bin/images/nettool.tar"}
+
+// Up starts the cluster and installs the chart. What is going on is written to
+// progress.
+func (b *Bed) Up(ctx context.Context, o Options, progress io.Writer) error {
+	args := []string{"up", "--dir", b.Dir, "--nodes", strconv.Itoa(max(o.Nodes, 1)), "--gates", o.Gates}
+	if o.Gates == "" {
+		args[len(args)-1] = "default"
+	}
+	for _, image := range images {
+		args = append(args, "--image", filepath.Join(b.Root, image))
+	}
+	up := exec.CommandContext(ctx, filepath.Join(b.Root, "bin/cluster"), args...)
+	up.Dir, up.Stdout, up.Stderr = b.Root, progress, progress
+	up.Cancel = func() error { return up.Process.Signal(syscall.SIGINT) }
+	up.WaitDelay = 30 * time.Second
+	if err := up.Run(); err != nil {
+		return fmt.Errorf("start the cluster: %w", err)
+	}
+	return b.Install(ctx)
+}
+
+// Install installs or upgrades the chart, with further values set.
+func (b *Bed) Install(ctx context.Context, set ...string) error {
+	args := []string{"upgrade", "dra-shared", filepath.Join(b.Root, "deployments/helm/dra-driver-shared"), "--install",
+		"--namespace", "dra-shared-system", "--create-namespace", "--values", filepath.Join(b.Root, "test/env/values.yaml"), "--wait", "--timeout", "60s"}
+	for _, s := range set {
+		args = append(args, "--set", s)
+	}
+	if out, err := b.Helm(ctx, args...); err != nil {
+		return fmt.Errorf("install the chart: %w\n%s", err, out)
+	}
+	return nil
+}
+
+// Helm runs Helm against the cluster.
+func (b *Bed) Helm(ctx context.Context, args ...string) (string, error) {
+	return b.run(ctx, "fabric", append([]string{filepath.Join(b.Root, "bin/helm"), "--kubeconfig", filepath.Join(b.Dir, "kubeconfig")}, args...)...)
+}
+
+// Down ends the cluster. Nothing of it is left.
+func (b *Bed) Down(ctx context.Context) error {
+	down := exec.CommandContext(ctx, filepath.Join(b.Root, "bin/cluster"), "down", "--dir", b.Dir)
+	if out, err := down.CombinedOutput(); err != nil {
+		return fmt.Errorf("end the cluster: %w\n%s", err, out)
+	}
+	return nil
+}
+
+// Running tells whether there is a cluster.
+func (b *Bed) Running() bool {
+	_, err := os.Stat(filepath.Join(b.Dir, "kubectl"))
+	return err == nil
+}
+
+// Command returns one of the cluster's scripts: kubectl, node, pod, fabric.
+func (b *Bed) Command(ctx context.Context, script string, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, filepath.Join(b.Dir, script), args...)
+	cmd.Dir = b.Root
+	return cmd
+}
+
+func (b *Bed) run(ctx context.Context, script string, args ...string) (string, error) {
+	cmd := b.Command(ctx, script, args...)
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		return stdout.String(), fmt.Errorf("%s %s: %w: %s", script, strings.Join(args, " "), err, strings.TrimSpace(stderr.String()))
+	}
+	return stdout.String(), nil
+}
+
+// Kubectl runs kubectl and returns what it printed.
+func (b *Bed) Kubectl(ctx context.Context, args ...string) (string, error) {
+	return b.run(ctx, "kubectl", append([]string{"--request-timeout=30s"}, args...)...)
+}
+
+// Get reads an object into a typed value.
+func (b *Bed) Get(ctx context.Context, into any, args ...string) error {
+	out, err := b.Kubectl(ctx, append(append([]string{"get"}, args...), "-o", "json")...)
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal([]byte(out), into)
+}
+
+// Node runs a command in a node's network and mount namespaces.
+func (b *Bed) Node(ctx context.Context, node string, args ...string) (string, error) {
+	return b.run(ctx, "node", append([]string{node}, args...)...)
+}
+
+// Pod runs a command of this machine in a pod's network namespace.
+func (b *Bed) Pod(ctx context.Context, pod string, args ...string) (string, error) {
+	return b.run(ctx, "pod", append([]string{pod}, args...)...)
+}
+
+// FabricAddress is the far end of the network that the NICs are plugged into.
+const FabricAddress = "10.20.255.254"
+
+// Serve starts the other end of `nettool measure` in the fabric and returns
+// its address once it answers. It ends with ctx.
+func (b *Bed) Serve(ctx context.Context, port int) (string, error) {
+	address := fmt.Sprintf("%s:%d", FabricAddress, port)
+	serve := b.Command(ctx, "fabric", filepath.Join(b.Root, "bin/nettool"), "serve", fmt.Sprintf(":%d", port))
+	if err := serve.Start(); err != nil {
+		return "", err
+	}
+	go func() { _ = serve.Wait() }() // ended by ctx
+	err := Eventually(ctx, 10*time.Second, func() error {
+		_, err := b.run(ctx, "fabric", filepath.Join(b.Root, "bin/nettool"), "measure", "--for=1ms", "--direction=send", fmt.Sprintf("127.0.0.1:%d", port))
+		return err
+	})
+	return address, err
+}
+
+// Rates are measured payload rates in bits per second.
+type Rates struct{ Send, Receive float64 }
+
+// Measure measures from a pod to an address. direction is as of nettool.
+func (b *Bed) Measure(ctx context.Context, pod, address, direction string, duration time.Duration, more ...string) (r Rates, err error) {
+	namespace, name, _ := strings.Cut(pod, "/")
+	args := append([]string{"exec", "-n", namespace, name, "--", "/bin/nettool", "measure", "--json", "--direction=" + direction, "--for=" + duration.String()}, more...)
+	out, err := b.Kubectl(ctx, append(args, address)...)
+	if err != nil {
+		return r, err
+	}
+	return r, json.Unmarshal([]byte(out), &r)
+}
+
+// Eventually repeats check until it returns nil; it asks the API server, which
+// is the one thing here that has no event for everything. The last error is
+// returned after the time is up.
+func Eventually(ctx context.Context, within time.Duration, check func() error) error {
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := check()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("after %s: %w", within, err)
+		case <-tick.C:
+		}
+	}
+}
