@@ -40,6 +40,11 @@ reload: bin/cluster $(IMAGES) ## load the images anew into the cluster and resta
 	$(CLUSTER)/kubectl -n $(NAMESPACE) rollout restart daemonset
 	$(CLUSTER)/kubectl -n $(NAMESPACE) rollout status daemonset --timeout 60s
 
+##@ Test
+
+e2e: prerequisites cluster-binaries bin/helm $(IMAGES) bin/nettool ## the stories of test/e2e on real clusters [RUN=name]
+	@E2E=1 go test -count=1 -parallel 1 -timeout 20m ./test/e2e $(if $(RUN),-run '/$(RUN)',)
+
 ##@ Build
 
 build: bin/dra-shared-plugin bin/dra-shared-hook ## the binaries, static
@@ -80,4 +85,4 @@ prerequisites: ## what the machine must have; installed where there is apt-get
 help: ## this list
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-zA-Z_-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-.PHONY: demo cluster-up cluster-down install reload build image cluster-binaries prerequisites help
+.PHONY: e2e demo cluster-up cluster-down install reload build image cluster-binaries prerequisites help

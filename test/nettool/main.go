@@ -23,7 +23,8 @@ const usage = `usage:
   nettool                        wait for ever
   nettool serve ADDR:PORT        be the other end of measure, until told to stop
   nettool measure [flags] ADDR:PORT
-  nettool show                   links, addresses, and what DRA drivers put into the environment
+  nettool show [--wait]          links, addresses, and what DRA drivers put into the environment
+  nettool exit                   end the container: tell process 1 to stop
 `
 
 func main() {
@@ -35,9 +36,7 @@ func main() {
 
 func run(args []string) error {
 	if len(args) == 0 {
-		stop := make(chan os.Signal, 1)
-		signal.Notify(stop, syscall.SIGTERM, syscall.SIGINT)
-		<-stop
+		wait()
 		return nil
 	}
 	switch args[0] {
@@ -49,10 +48,22 @@ func run(args []string) error {
 	case "measure":
 		return measureCommand(args[1:])
 	case "show":
-		return show()
+		if err := show(); err != nil || len(args) == 1 {
+			return err
+		}
+		wait()
+		return nil
+	case "exit":
+		return syscall.Kill(1, syscall.SIGTERM)
 	default:
 		return errors.New(usage)
 	}
+}
+
+func wait() {
+	stop := make(chan os.Signal, 1)
+	signal.Notify(stop, syscall.SIGTERM, syscall.SIGINT)
+	<-stop
 }
 
 // Directions, as the client sees them; the first byte of a connection.

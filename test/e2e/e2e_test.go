@@ -1,0 +1,303 @@
+// Package e2e holds the stories that are told on a real cluster, as scripts
+// (testdata/*.txtar) that read as a specification. Each has a namespace of its
+// own, $NS, and leaves nothing on the nodes, which is checked after each.
+//
+// `make e2e` runs them on a cluster of their own; E2E_CLUSTER=DIR runs them on
+// one that is there. E2E_RUN is a regular expression for the scripts' names.
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/dra-shared/dra-driver-shared/test/bed"
+)
+
+const (
+	eventually = 90 * time.Second
+	tolerance  = 0.10
+	serverPort = 5001
+)
+
+// suite is a cluster, and the other end of every measurement.
+type suite struct {
+	bed    *bed.Bed
+	server string
+	nodes  []string
+}
+
+func TestOneNode(t *testing.T) {
+	tell(t, "testdata/one-node", ".cluster-e2e", bed.Options{Nodes: 1})
+}
+
+// Two nodes, with every gate for dynamic resource allocation and workloads on.
+func TestTwoNodesWithAllGates(t *testing.T) {
+	if os.Getenv("E2E_CLUSTER") != "" {
+		t.Skip("E2E_CLUSTER names a cluster of one node")
+	}
+	tell(t, "testdata/two-nodes", ".cluster-e2e-two", bed.Options{Nodes: 2, Gates: "all"})
+}
+
+func tell(t *testing.T, stories, dir string, o bed.Options) {
+	t.Helper()
+	if os.Getenv("E2E") == "" && os.Getenv("E2E_CLUSTER") == "" {
+		t.Skip("needs a cluster: run `make e2e`")
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	t.Cleanup(cancel)
+	s := start(ctx, t, dir, o)
+	testscript.Run(t, testscript.Params{
+		Dir:                 stories,
+		RequireExplicitExec: true,
+		Setup:               func(env *testscript.Env) error { return s.setup(ctx, env) },
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			"kubectl": s.script("kubectl"),
+			"node":    s.script("node"),
+			"pod":     s.script("pod"),
+			"fabric":  s.script("fabric"),
+			"share":   s.share,
+			"until":   s.until,
+			"measure": s.measure,
+			"install": s.install,
+			"clean":   s.clean,
+		},
+	})
+}
+
+func start(ctx context.Context, t *testing.T, dir string, o bed.Options) *suite {
+	t.Helper()
+	given := os.Getenv("E2E_CLUSTER")
+	if given != "" {
+		dir = given
+	}
+	b, err := bed.New(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if given == "" {
+		if err := b.Down(ctx); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := b.Down(context.WithoutCancel(ctx)); err != nil {
+				t.Error(err)
+			}
+		})
+		if err := b.Up(ctx, o, os.Stdout); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := &suite{bed: b, nodes: []string{"n1", "n2"}[:o.Nodes]}
+	if s.server, err = b.Serve(ctx, serverPort); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// setup gives a script its namespace and the paths it may name.
+func (s *suite) setup(ctx context.Context, env *testscript.Env) error {
+	name := strings.TrimPrefix(filepath.Base(env.WorkDir), "script-")
+	env.Setenv("NS", "e2e-"+name)
+	env.Setenv("SERVER", s.server)
+	env.Setenv("ROOT", s.bed.Root)
+	env.Setenv("NETTOOL", filepath.Join(s.bed.Root, "bin/nettool"))
+	if _, err := s.bed.Kubectl(ctx, "create", "namespace", "e2e-"+name); err != nil {
+		return err
+	}
+	env.Defer(func() {
+		if _, err := s.bed.Kubectl(context.WithoutCancel(ctx), "delete", "namespace", "e2e-"+name, "--wait=false"); err != nil {
+			env.T().Log(err)
+		}
+	})
+	return nil
+}
+
+// args puts the script's namespace in, unless it names one.
+func namespaced(ts *testscript.TestScript, script string, args []string) []string {
+	if script != "kubectl" {
+		return args
+	}
+	for _, a := range args {
+		if a == "-n" || a == "-A" || strings.HasPrefix(a, "--namespace") || a == "resourceslice" || a == "resourceslices" {
+			return append([]string{"--request-timeout=30s"}, args...)
+		}
+	}
+	return append([]string{"--request-timeout=30s", "-n", ts.Getenv("NS")}, args...)
+}
+
+// script runs one of the cluster's scripts; its output can be asked about by
+// `stdout` and `stderr`.
+func (s *suite) script(name string) func(*testscript.TestScript, bool, []string) {
+	return func(ts *testscript.TestScript, neg bool, args []string) {
+		err := ts.Exec(filepath.Join(s.bed.Dir, name), namespaced(ts, name, args)...)
+		if neg && err == nil {
+			ts.Fatalf("%s %s: succeeded, and should not", name, strings.Join(args, " "))
+		}
+		if !neg && err != nil {
+			ts.Fatalf("%s %s: %v", name, strings.Join(args, " "), err)
+		}
+	}
+}
+
+// until REGEXP SCRIPT ARGS...: repeats until what it prints matches; with `!`,
+// until it does not.
+func (s *suite) until(ts *testscript.TestScript, neg bool, args []string) {
+	if len(args) < 3 {
+		ts.Fatalf("usage: until REGEXP kubectl|node|pod|fabric ARGS...")
+	}
+	want, err := regexp.Compile("(?s)" + args[0])
+	ts.Check(err)
+	var out string
+	err = bed.Eventually(context.Background(), eventually, func() error {
+		raw, err := s.bed.Command(context.Background(), args[1], namespaced(ts, args[1], args[2:])...).CombinedOutput()
+		out = string(raw)
+		if err != nil && !neg {
+			return err
+		}
+		if want.MatchString(out) == neg {
+			return fmt.Errorf("what it prints matches %q: %t", args[0], neg)
+		}
+		return nil
+	})
+	if err != nil {
+		ts.Fatalf("%v\n%s", err, out)
+	}
+}
+
+// measure POD send|receive|both MBIT [ADDRESS]: the pod gets that rate, within a tenth.
+func (s *suite) measure(ts *testscript.TestScript, neg bool, args []string) {
+	if len(args) < 3 || neg {
+		ts.Fatalf("usage: measure POD send|receive|both MBIT [ADDRESS]")
+	}
+	want, err := strconv.ParseFloat(args[2], 64)
+	ts.Check(err)
+	address := s.server
+	if len(args) > 3 {
+		address = args[3]
+	}
+	r, err := s.bed.Measure(context.Background(), ts.Getenv("NS")+"/"+args[0], address, args[1], 2*time.Second)
+	ts.Check(err)
+	for direction, got := range map[string]float64{"send": r.Send, "receive": r.Receive} {
+		if (args[1] == direction || args[1] == "both") && math.Abs(got/1e6-want)/want > tolerance {
+			ts.Fatalf("pod %s: %s %.1f Mbit/s, want %.0f", args[0], direction, got/1e6, want)
+		}
+	}
+	ts.Logf("send %.1f, receive %.1f Mbit/s", r.Send/1e6, r.Receive/1e6)
+}
+
+// share NAME KEY=VALUE...: a claim NAME to a share of a NIC and a pod NAME that
+// uses it. Keys: network (backup), bandwidth (100M), address, node, and
+// parameters, a JSON object's fields; pod=none makes the claim only.
+func (s *suite) share(ts *testscript.TestScript, neg bool, args []string) {
+	if len(args) < 1 || neg {
+		ts.Fatalf("usage: share NAME KEY=VALUE...")
+	}
+	values := map[string]string{"name": args[0], "network": "backup", "bandwidth": "100M", "node": "n1", "pod": args[0]}
+	for _, a := range args[1:] {
+		key, value, ok := strings.Cut(a, "=")
+		if !ok {
+			ts.Fatalf("share: %q is not KEY=VALUE", a)
+		}
+		values[key] = value
+	}
+	if a := values["address"]; a != "" {
+		values["parameters"] = fmt.Sprintf(`"addresses": [%q]`, a)
+	}
+	if p := values["parameters"]; p != "" {
+		values["config"] = fmt.Sprintf(shareConfig, p)
+	}
+	manifest := shareClaim
+	if values["pod"] != "none" {
+		manifest += "---\n" + sharePod
+	}
+	manifest = os.Expand(manifest, func(key string) string { return values[key] })
+	file := ts.MkAbs("share-" + args[0] + ".yaml")
+	ts.Check(os.WriteFile(file, []byte(manifest), 0o644))
+	s.script("kubectl")(ts, false, []string{"apply", "-f", file})
+}
+
+const shareClaim = `apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {name: $name}
+spec:
+  devices:
+    requests:
+    - name: nic
+      exactly:
+        deviceClassName: nic.dra-shared.dev
+        selectors: [{cel: {expression: 'device.attributes["dra-shared.dev"].network == "$network"'}}]
+        capacity: {requests: {bandwidth: "$bandwidth"}}
+$config`
+
+const shareConfig = `    config:
+    - opaque:
+        driver: dra-shared.dev
+        parameters: {apiVersion: dra-shared.dev/v1alpha1, kind: NetworkAttachment, %s}
+`
+
+const sharePod = `apiVersion: v1
+kind: Pod
+metadata: {name: $pod}
+spec:
+  terminationGracePeriodSeconds: 1
+  nodeSelector: {kubernetes.io/hostname: $node}
+  resourceClaims: [{name: nic, resourceClaimName: $name}]
+  containers:
+  - {name: work, image: "registry.local/nettool:dev", imagePullPolicy: Never, resources: {claims: [{name: nic}]}}
+`
+
+// install VALUE...: upgrades the chart with values set, until the script ends.
+func (s *suite) install(ts *testscript.TestScript, neg bool, args []string) {
+	err := s.bed.Install(context.Background(), args...)
+	if neg != (err != nil) {
+		ts.Fatalf("install %v: %v", args, err)
+	}
+	if err != nil {
+		ts.Logf("%v", err)
+		return
+	}
+	ts.Defer(func() {
+		if err := s.bed.Install(context.Background()); err != nil {
+			ts.Logf("%v", err)
+		}
+	})
+}
+
+// clean: all pods of the script are deleted, and nothing of them is on any node.
+func (s *suite) clean(ts *testscript.TestScript, _ bool, _ []string) {
+	ctx := context.Background()
+	_, err := s.bed.Kubectl(ctx, "-n", ts.Getenv("NS"), "delete", "pods,resourceclaims", "--all", "--grace-period=1", "--timeout=60s")
+	ts.Check(err)
+	var out string
+	err = bed.Eventually(ctx, eventually, func() error {
+		for _, node := range s.nodes {
+			if out, err = s.bed.Node(ctx, node, "sh", "-c", leftovers); err != nil {
+				return err
+			}
+			if strings.TrimSpace(out) != "" {
+				return fmt.Errorf("left on %s", node)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		ts.Fatalf("%v:\n%s", err, out)
+	}
+}
+
+// leftovers prints claim records, attach records, CDI specs and the classes of
+// shares: minor numbers from 10 on are shares'.
+const leftovers = `
+find /var/lib/kubelet/plugins/dra-shared.dev/claims /run/dra-shared/attached /var/run/cdi/ -type f
+for nic in nic0 nic1 ifb-nic0 ifb-nic1; do tc class show dev $nic | grep -E 'htb d5a:[0-9a-f]{2,} ' | sed "s/^/$nic /"; done
+true`
