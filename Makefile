@@ -43,7 +43,7 @@ reload: bin/cluster $(IMAGES) ## load the images anew into the cluster and resta
 ##@ Test
 
 e2e: prerequisites cluster-binaries bin/helm $(IMAGES) bin/nettool ## the stories of test/e2e on real clusters [RUN=name]
-	@E2E=1 go test -count=1 -parallel 1 -timeout 20m ./test/e2e $(if $(RUN),-run '/$(RUN)',)
+	@E2E=1 go test -v -count=1 -parallel 1 -timeout 20m ./test/e2e $(if $(RUN),-run '/$(RUN)',)
 
 ##@ Build
 

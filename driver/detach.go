@@ -39,7 +39,7 @@ func (d *Driver) eachAttachment(ctx context.Context, wanted func(attach.Record) 
 		err := d.withClaim(ctx, types.UID(r.ClaimUID), func(ctx context.Context) error {
 			return do(ctx, d.recordedShare(r), r)
 		})
-		if err != nil {
+		if err != nil && ctx.Err() == nil {
 			logger.Error(err, "Attachment", "share", r.Share, "pod", klog.KRef(r.Pod.Namespace, r.Pod.Name))
 		}
 	}

@@ -38,7 +38,7 @@ func (d *Driver) publish(ctx context.Context, helper *kubeletplugin.Helper) {
 	again := time.NewTicker(resync)
 	defer again.Stop()
 	for {
-		if err := helper.PublishResources(ctx, d.resources()); err != nil {
+		if err := helper.PublishResources(ctx, d.resources()); err != nil && ctx.Err() == nil {
 			logger.Error(err, "Publish ResourceSlices")
 		}
 		select {

@@ -17,6 +17,7 @@ import (
 	"testing"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/dra-shared/dra-driver-shared/netdev"
@@ -236,4 +237,34 @@ func Own(t testing.TB) *Namespace {
 // Sysctl sets a kernel parameter of the current namespace, by its path.
 func Sysctl(path, value string) error {
 	return os.WriteFile("/proc/sys/"+path, []byte(value), 0o644)
+}
+
+// In runs f in a namespace, on a thread that is thrown away.
+func In(t testing.TB, namespace *os.File, f func() error) {
+	t.Helper()
+	onThread(t, func() error {
+		if err := unix.Setns(int(namespace.Fd()), unix.CLONE_NEWNET); err != nil {
+			return err
+		}
+		return f()
+	})
+}
+
+// NamespaceLives tells whether the ID stands for a namespace that has not ended.
+func NamespaceLives(id int) (bool, error) {
+	conn, err := rtnl.Open()
+	if err != nil {
+		return false, err
+	}
+	defer conn.Close()
+	get := nl.NewNetlinkRequest(unix.RTM_GETLINK, 0)
+	msg := nl.NewIfInfomsg(unix.AF_UNSPEC)
+	msg.Index = 1
+	get.AddData(msg)
+	get.AddData(nl.NewRtAttr(unix.IFLA_TARGET_NETNSID, nl.Uint32Attr(uint32(id))))
+	_, err = conn.Get(get)
+	if errors.Is(err, unix.EINVAL) {
+		return false, nil
+	}
+	return err == nil, err
 }

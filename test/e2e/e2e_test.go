@@ -69,6 +69,7 @@ func tell(t *testing.T, stories, dir string, o bed.Options) {
 			"until":   s.until,
 			"measure": s.measure,
 			"install": s.install,
+			"plugin":  s.plugin,
 			"clean":   s.clean,
 		},
 	})
@@ -271,6 +272,34 @@ func (s *suite) install(ts *testscript.TestScript, neg bool, args []string) {
 			ts.Logf("%v", err)
 		}
 	})
+}
+
+// plugin stop|start: takes the plugin off all nodes, or lets it come back. It
+// comes back by itself when the script ends.
+func (s *suite) plugin(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: plugin stop|start")
+	}
+	ctx := context.Background()
+	start := func() error {
+		if _, err := s.bed.Kubectl(ctx, "-n", "dra-shared-system", "patch", "daemonset", "dra-shared-plugin", "-p", `{"spec":{"template":{"spec":{"nodeSelector":{"nowhere":null}}}}}`); err != nil {
+			return err
+		}
+		_, err := s.bed.Kubectl(ctx, "-n", "dra-shared-system", "rollout", "status", "daemonset", "--timeout=60s")
+		return err
+	}
+	if args[0] == "start" {
+		ts.Check(start())
+		return
+	}
+	ts.Defer(func() {
+		if err := start(); err != nil {
+			ts.Logf("%v", err)
+		}
+	})
+	_, err := s.bed.Kubectl(ctx, "-n", "dra-shared-system", "patch", "daemonset", "dra-shared-plugin", "-p", `{"spec":{"template":{"spec":{"nodeSelector":{"nowhere":"yes"}}}}}`)
+	ts.Check(err)
+	s.until(ts, false, []string{"^$", "kubectl", "-n", "dra-shared-system", "get", "pods", "-o", "name"})
 }
 
 // clean: all pods of the script are deleted, and nothing of them is on any node.

@@ -1,0 +1,83 @@
+package v1alpha1
+
+import (
+	"strings"
+	"testing"
+)
+
+const header = "apiVersion: config.dra-shared.dev/v1alpha1\nkind: DriverConfig\n"
+
+func TestDefaultsAreFilledIn(t *testing.T) {
+	c, err := Load([]byte(header + "networks: [{name: storage, interfaces: [\"nic*\"]}]"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := c.Networks[0]
+	if n.Enforcement != EnforcementShape || *n.Shares != 128 || n.Policy.Default.String() != "100M" || n.Policy.Min.String() != "10M" || n.Policy.Step.String() != "10M" ||
+		len(n.Allow.Modes) != 1 || n.Allow.Modes[0] != "Private" || len(n.Allow.Burst) != 1 || n.Allow.Burst[0] != "Guaranteed" || len(n.Allow.Subnets) != 0 {
+		t.Errorf("%+v", n)
+	}
+}
+
+func TestAWrongConfigurationIsRefusedByFieldValueAndRemedy(t *testing.T) {
+	for _, tc := range []struct{ name, networks, want string }{
+		{"unknown field", `[{name: a, interfaces: [x], bandwith: 1G}]`, `unknown field "networks[0].bandwith"`},
+		{"name that is no label", `[{name: A_b, interfaces: [x]}]`, `networks[0].name: Invalid value: "A_b"`},
+		{"name twice", `[{name: a, interfaces: [x]}, {name: a, interfaces: [z]}]`, `networks[1].name: Duplicate value: "a"`},
+		{"no interfaces", `[{name: a}]`, `networks[0].interfaces: Required value: name at least one NIC`},
+		{"bad pattern", `[{name: a, interfaces: ["x["]}]`, `networks[0].interfaces[0]: Invalid value: "x["`},
+		{"milli for mega", `[{name: a, interfaces: [x], bandwidth: 100m}]`, `networks[0].bandwidth: Invalid value: "100m": must be a whole number of bits per second, at least 8, such as 100M or 10G`},
+		{"reserve above bandwidth", `[{name: a, interfaces: [x], bandwidth: 1G, reserve: 2G}]`, `networks[0].reserve: Invalid value: "2G": must be less than bandwidth, 1G`},
+		{"too many shares", `[{name: a, interfaces: [x], shares: 5000}]`, `networks[0].shares: Invalid value: 5000: must be between 1 and 3000`},
+		{"default off the step", `[{name: a, interfaces: [x], policy: {default: 15M}}]`, `networks[0].policy.default: Invalid value: "15M": must be min, 10M, plus a multiple of step, 10M`},
+		{"default below min", `[{name: a, interfaces: [x], policy: {default: 5M}}]`, `networks[0].policy.default: Invalid value: "5M": must not be less than min, 10M`},
+		{"unknown enforcement", `[{name: a, interfaces: [x], enforcement: Police}]`, `networks[0].enforcement: Unsupported value: "Police": supported values: "Shape", "None"`},
+		{"unknown mode", `[{name: a, interfaces: [x], allow: {modes: [Vepa]}}]`, `networks[0].allow.modes[0]: Unsupported value: "Vepa"`},
+		{"bad subnet", `[{name: a, interfaces: [x], allow: {subnets: [10.20.0.0]}}]`, `networks[0].allow.subnets[0]: Invalid value: "10.20.0.0": must be a network, such as 10.20.0.0/16`},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			if _, err := Load([]byte(header + "networks: " + tc.networks)); err == nil || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("got  %v\nwant %s", err, tc.want)
+			}
+		})
+	}
+	if _, err := Load([]byte("apiVersion: v1\nkind: ConfigMap")); err == nil || !strings.Contains(err.Error(), `want "config.dra-shared.dev/v1alpha1", "DriverConfig"`) {
+		t.Errorf("another kind: %v", err)
+	}
+}
+
+func TestTheFirstNetworkThatNamesANICHasIt(t *testing.T) {
+	c, err := Load([]byte(header + `networks: [{name: a, interfaces: ["nic[0-1]", mgmt]}, {name: b, interfaces: ["*"]}]`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		nic          string
+		defaultRoute bool
+		want         string
+	}{
+		{"nic0", false, "a"}, {"nic7", false, "b"}, {"eth0", true, ""}, {"mgmt", true, "a"},
+	} {
+		got := ""
+		if n := c.NetworkOf(tc.nic, tc.defaultRoute); n != nil {
+			got = n.Name
+		}
+		if got != tc.want {
+			t.Errorf("%s (default route %t): network %q, want %q", tc.nic, tc.defaultRoute, got, tc.want)
+		}
+	}
+}
+
+func FuzzLoad(f *testing.F) {
+	f.Add([]byte(header + `networks: [{name: a, interfaces: ["nic*"], bandwidth: 10G, reserve: 1G, allow: {modes: [Bridge], subnets: [10.0.0.0/8]}, policy: {min: 1M, step: 1M, default: 5M}}]`))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		c, err := Load(raw)
+		if err != nil {
+			return
+		}
+		for i := range c.Networks {
+			c.Networks[i].Allowed(1500) // must not fail on what Load accepts
+		}
+		c.NetworkOf("nic0", false)
+	})
+}

@@ -1,0 +1,608 @@
+package driver_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/klog/v2/ktesting"
+	"k8s.io/utils/ptr"
+
+	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/attach"
+	"github.com/dra-shared/dra-driver-shared/conformance"
+	"github.com/dra-shared/dra-driver-shared/driver"
+	"github.com/dra-shared/dra-driver-shared/driver/nic"
+	"github.com/dra-shared/dra-driver-shared/netdev"
+	"github.com/dra-shared/dra-driver-shared/netdev/nstest"
+)
+
+// pauseVariable makes the test binary a process that holds a pod's namespace.
+const pauseVariable = "DRIVER_TEST_PAUSE"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(pauseVariable) != "" {
+		fmt.Println("ready")
+		_, _ = os.Stdin.Read(make([]byte, 1)) // until the test closes it
+		return
+	}
+	nstest.Main(m, nstest.User)
+}
+
+const (
+	driverName = "dra-shared.dev"
+	nodeName   = "n1"
+	namespace  = "default"
+)
+
+// plugin is a driver that runs on a node with one NIC of 1 Gbit/s, registered
+// with nobody: the test is its kubelet and its container runtime.
+type plugin struct {
+	t       *testing.T
+	dir     string
+	client  *fake.Clientset
+	options driver.Options
+	*driver.Driver
+	stop func()
+}
+
+func newPlugin(t *testing.T) *plugin {
+	t.Helper()
+	nstest.NIC(t, "nic0", 9000)
+	// Paths of sockets have 107 characters at the most: not t.TempDir().
+	dir, err := os.MkdirTemp("", "dra")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	for _, d := range []string{"plugin", "registry", "cdi", "run"} {
+		if err := os.Mkdir(filepath.Join(dir, d), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p := &plugin{t: t, dir: dir, client: fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "node"}})}
+	p.options = driver.Options{
+		DriverName: driverName, NodeName: nodeName, Client: p.client, Instance: "1", Hook: "/hook",
+		PluginDir: filepath.Join(dir, "plugin"), RegistryDir: filepath.Join(dir, "registry"), CDIDir: filepath.Join(dir, "cdi"), RunDir: filepath.Join(dir, "run"),
+	}
+	p.start()
+	t.Cleanup(func() { p.stop() })
+	return p
+}
+
+// start starts the plugin, for the first time or again.
+func (p *plugin) start() {
+	p.t.Helper()
+	node, err := netdev.NewNode(netdev.Options{})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	c, err := config.Load([]byte(`
+apiVersion: config.dra-shared.dev/v1alpha1
+kind: DriverConfig
+networks:
+- {name: storage, interfaces: [nic0], bandwidth: 1G, enforcement: None, allow: {modes: [Private, Bridge], subnets: [10.20.0.0/16]}}`))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.options.Kinds = []driver.Kind{nic.New(node, netdev.NewInventory("/sys"), c)}
+	if p.Driver, err = driver.New(p.options); err != nil {
+		p.t.Fatal(err)
+	}
+	_, ctx := ktesting.NewTestContext(p.t)
+	ctx, cancel := context.WithCancel(ctx)
+	wait, err := p.Driver.Start(ctx)
+	if err != nil {
+		cancel()
+		p.t.Fatal(err)
+	}
+	p.stop = sync.OnceFunc(func() {
+		cancel()
+		if err := errors.Join(wait(), node.Close()); err != nil {
+			p.t.Error(err)
+		}
+	})
+}
+
+// eventually is for what happens in the plugin's own goroutines.
+func (p *plugin) eventually(check func() error) {
+	p.t.Helper()
+	timeout, tick := time.After(15*time.Second), time.NewTicker(5*time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := check()
+		if err == nil {
+			return
+		}
+		select {
+		case <-timeout:
+			p.t.Fatal(err)
+		case <-tick.C:
+		}
+	}
+}
+
+func TestConformance(t *testing.T) {
+	p := newPlugin(t)
+	p.eventually(p.published)
+	target := conformance.Target{Client: p.client, Namespace: namespace, Driver: driverName, Node: nodeName, DeviceClass: "any",
+		Socket: filepath.Join(p.options.PluginDir, "dra.sock"), CDIDir: p.options.CDIDir}
+	for _, c := range conformance.Cases() {
+		t.Run(c.Name, func(t *testing.T) {
+			if err := conformance.Do(t.Context(), target, c); err != nil {
+				t.Errorf("%v\nasked for by %s", err, c.Because)
+			}
+		})
+	}
+	p.wantNothingLeft()
+}
+
+func (p *plugin) published() error {
+	list, err := p.client.ResourceV1().ResourceSlices().List(p.t.Context(), metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	for _, s := range list.Items {
+		if len(s.Spec.Devices) == 1 && s.Spec.Devices[0].Name == "nic0" {
+			return nil
+		}
+	}
+	return fmt.Errorf("nic0 is not published: %+v", list.Items)
+}
+
+func (p *plugin) wantNothingLeft() {
+	p.t.Helper()
+	for _, pattern := range []string{"plugin/claims/*", "cdi/*", "run/attached/*/*"} {
+		left, err := filepath.Glob(filepath.Join(p.dir, pattern))
+		if err != nil || len(left) > 0 {
+			p.t.Errorf("left behind: %v %v", left, err)
+		}
+	}
+}
+
+// claim makes a claim to a share, allocated as the scheduler would.
+func (p *plugin) claim(name, bandwidth, parameters string, consumers ...string) *resourceapi.ResourceClaim {
+	p.t.Helper()
+	c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: uuid.NewUUID()}}
+	c.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
+		Results: []resourceapi.DeviceRequestAllocationResult{{
+			Request: "nic", Driver: driverName, Pool: nodeName, Device: "nic0", ShareID: ptr.To(uuid.NewUUID()),
+			ConsumedCapacity: map[resourceapi.QualifiedName]resource.Quantity{"bandwidth": resource.MustParse(bandwidth), "shares": resource.MustParse("1")},
+		}},
+	}}
+	if parameters != "" {
+		c.Status.Allocation.Devices.Config = []resourceapi.DeviceAllocationConfiguration{{
+			Source: resourceapi.AllocationConfigSourceClaim,
+			DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: driverName,
+				Parameters: runtime.RawExtension{Raw: []byte(`{"apiVersion": "dra-shared.dev/v1alpha1", "kind": "NetworkAttachment", ` + parameters + `}`)}}},
+		}}
+	}
+	for _, pod := range consumers {
+		c.Status.ReservedFor = append(c.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: pod, UID: uuid.NewUUID()})
+	}
+	if _, err := p.client.ResourceV1().ResourceClaims(namespace).Create(p.t.Context(), c, metav1.CreateOptions{}); err != nil {
+		p.t.Fatal(err)
+	}
+	return c
+}
+
+func (p *plugin) prepare(c *resourceapi.ResourceClaim) (kubeletplugin.PrepareResult, error) {
+	p.t.Helper()
+	results, err := p.PrepareResourceClaims(p.t.Context(), []*resourceapi.ResourceClaim{c})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return results[c.UID], results[c.UID].Err
+}
+
+// mustPrepare returns the names of the CDI devices.
+func (p *plugin) mustPrepare(c *resourceapi.ResourceClaim) (shares []string) {
+	p.t.Helper()
+	r, err := p.prepare(c)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	for _, d := range r.Devices {
+		for _, id := range d.CDIDeviceIDs {
+			_, name, _ := strings.Cut(id, "=")
+			shares = append(shares, name)
+		}
+	}
+	return shares
+}
+
+func (p *plugin) unprepare(c *resourceapi.ResourceClaim) {
+	p.t.Helper()
+	results, err := p.UnprepareResourceClaims(p.t.Context(), []kubeletplugin.NamespacedObject{{UID: c.UID, NamespacedName: types.NamespacedName{Namespace: c.Namespace, Name: c.Name}}})
+	if err := errors.Join(err, results[c.UID]); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// sandbox is a pod's sandbox as a container runtime makes it: a process in a
+// network namespace, and a bundle that names it.
+type sandbox struct {
+	plugin *plugin
+	name   string
+	uid    types.UID
+	pid    int
+	bundle string
+	kill   func()
+}
+
+func (p *plugin) sandbox(name string) *sandbox {
+	p.t.Helper()
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), pauseVariable+"=1")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET} // it ends with its standard input
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		p.t.Fatal(err)
+	}
+	if _, err := bufio.NewReader(stdout).ReadString('\n'); err != nil {
+		p.t.Fatal(err)
+	}
+	s := &sandbox{plugin: p, name: name, uid: uuid.NewUUID(), pid: cmd.Process.Pid, bundle: p.t.TempDir()}
+	s.kill = sync.OnceFunc(func() { _ = stdin.Close(); _ = cmd.Wait() })
+	p.t.Cleanup(s.kill)
+	s.writeBundle(fmt.Sprintf("/proc/%d/ns/net", s.pid))
+	return s
+}
+
+func (s *sandbox) writeBundle(namespacePath string) {
+	s.plugin.t.Helper()
+	raw := fmt.Sprintf(`{"linux": {"namespaces": [{"type": "pid"}, {"type": "network", "path": %q}]}}`, namespacePath)
+	if err := os.WriteFile(filepath.Join(s.bundle, "config.json"), []byte(raw), 0o600); err != nil {
+		s.plugin.t.Fatal(err)
+	}
+}
+
+// hook runs the hook as the runtime does when a container of the pod starts.
+func (s *sandbox) hook(c *resourceapi.ResourceClaim, share string) error {
+	s.plugin.t.Helper()
+	state, err := json.Marshal(map[string]any{"pid": s.pid, "bundle": s.bundle, "annotations": map[string]string{
+		"io.kubernetes.cri.sandbox-uid": string(s.uid), "io.kubernetes.cri.sandbox-name": s.name, "io.kubernetes.cri.sandbox-namespace": namespace,
+	}})
+	if err != nil {
+		s.plugin.t.Fatal(err)
+	}
+	h := attach.Hook{RunDir: s.plugin.options.RunDir, ClaimUID: string(c.UID), Share: share, Wait: 300 * time.Millisecond}
+	return h.Run(s.plugin.t.Context(), strings.NewReader(string(state)))
+}
+
+// links are the names of the pod's links.
+func (s *sandbox) links() (names []string) {
+	s.plugin.t.Helper()
+	ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", s.pid))
+	if err != nil {
+		s.plugin.t.Fatal(err)
+	}
+	defer ns.Close()
+	nstest.In(s.plugin.t, ns, func() error {
+		links, err := net.Interfaces()
+		for _, l := range links {
+			names = append(names, l.Name)
+		}
+		return err
+	})
+	return names
+}
+
+func TestAShareIsThereWhenTheContainerStartsAndGoneAfterwards(t *testing.T) {
+	p := newPlugin(t)
+	c := p.claim("c", "100M", `"interfaceName": "data0", "addresses": ["10.20.0.5/16"]`)
+	share := p.mustPrepare(c)[0]
+	s := p.sandbox("p")
+	if slices.Contains(s.links(), "data0") {
+		t.Fatal("prepare made a link")
+	}
+	for range 3 { // containers of one pod
+		if err := s.hook(c, share); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := s.links(); !slices.Equal(got, []string{"lo", "data0"}) {
+		t.Errorf("links %v", got)
+	}
+	p.eventually(func() error { return p.condition(c, driver.ConditionReady, driver.ReasonAttached) })
+	p.unprepare(c)
+	if got := s.links(); !slices.Equal(got, []string{"lo"}) {
+		t.Errorf("links after unprepare: %v", got)
+	}
+	p.wantNothingLeft()
+}
+
+func (p *plugin) condition(c *resourceapi.ResourceClaim, kind, reason string) error {
+	current, err := p.client.ResourceV1().ResourceClaims(namespace).Get(p.t.Context(), c.Name, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	for _, d := range current.Status.Devices {
+		if found := meta.FindStatusCondition(d.Conditions, kind); d.Driver == driverName && found != nil && found.Reason == reason {
+			return nil
+		}
+	}
+	return fmt.Errorf("no condition %s with reason %s: %+v", kind, reason, current.Status.Devices)
+}
+
+func TestAPodThatGoesIsDetachedWhileOthersStay(t *testing.T) {
+	p := newPlugin(t)
+	c := p.claim("c", "100M", "")
+	share := p.mustPrepare(c)[0]
+	first, second := p.sandbox("first"), p.sandbox("second")
+	for _, s := range []*sandbox{first, second} {
+		if err := s.hook(c, share); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.eventually(func() error { return p.attached(2) })
+	first.kill()
+	p.eventually(func() error { return p.attached(1) })
+	if got := second.links(); !slices.Contains(got, "net1") {
+		t.Errorf("the pod that stayed has %v", got)
+	}
+	p.unprepare(c)
+	p.wantNothingLeft()
+}
+
+func (p *plugin) attached(want int) error {
+	records, err := attach.ListRecords(attach.RecordDir(p.options.RunDir))
+	if err == nil && len(records) != want {
+		err = fmt.Errorf("%d attach records, want %d", len(records), want)
+	}
+	return err
+}
+
+func TestAContainerStartsAgainWithoutAPluginAndANewOneDoesNot(t *testing.T) {
+	p := newPlugin(t)
+	c := p.claim("c", "100M", "")
+	share := p.mustPrepare(c)[0]
+	running, fresh := p.sandbox("running"), p.sandbox("fresh")
+	if err := running.hook(c, share); err != nil {
+		t.Fatal(err)
+	}
+	p.stop()
+	if err := running.hook(c, share); err != nil {
+		t.Errorf("a container that starts again: %v", err)
+	}
+	if err := fresh.hook(c, share); err == nil || !strings.Contains(err.Error(), "no dra-shared-plugin answered for 300ms: is its pod running on this node?") {
+		t.Errorf("a new pod: %v", err)
+	}
+	p.start()
+	if err := fresh.hook(c, share); err != nil {
+		t.Errorf("once the plugin is back: %v", err)
+	}
+	p.eventually(func() error { return p.attached(2) })
+}
+
+func TestAPluginThatStartsForgetsPodsThatWentMeanwhile(t *testing.T) {
+	p := newPlugin(t)
+	c := p.claim("c", "100M", "")
+	share := p.mustPrepare(c)[0]
+	gone, stays := p.sandbox("gone"), p.sandbox("stays")
+	for _, s := range []*sandbox{gone, stays} {
+		if err := s.hook(c, share); err != nil {
+			t.Fatal(err)
+		}
+	}
+	id := p.namespaceID("gone")
+	p.stop()
+	gone.kill()
+	// Namespaces end asynchronously, and here nobody listens.
+	p.eventually(func() error {
+		live, err := nstest.NamespaceLives(id)
+		if err == nil && live {
+			err = fmt.Errorf("namespace %d is still there", id)
+		}
+		return err
+	})
+	p.start()
+	p.eventually(func() error { return p.attached(1) })
+	if got := stays.links(); !slices.Contains(got, "net1") {
+		t.Errorf("the pod that stayed has %v", got)
+	}
+}
+
+// namespaceID is that of an attached pod.
+func (p *plugin) namespaceID(pod string) int {
+	p.t.Helper()
+	records, err := attach.ListRecords(attach.RecordDir(p.options.RunDir))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	for _, r := range records {
+		if r.Pod.Name == pod {
+			return r.Namespace.NSID
+		}
+	}
+	p.t.Fatalf("pod %s is not attached: %+v", pod, records)
+	return 0
+}
+
+func TestTheHookRefusesWhatIsNotThePodsNamespace(t *testing.T) {
+	p := newPlugin(t)
+	c := p.claim("c", "100M", "")
+	share := p.mustPrepare(c)[0]
+	hostNetwork := p.sandbox("hostnetwork")
+	hostNetwork.pid = os.Getpid()
+	other := p.sandbox("other")
+	other.writeBundle("/proc/self/ns/net")
+	unnamed := p.sandbox("unnamed")
+	unnamed.writeBundle("")
+	for _, tc := range []struct {
+		s    *sandbox
+		want string
+	}{
+		{hostNetwork, "the pod has the node's network (hostNetwork)"},
+		{other, "the container is not in the network namespace that its config.json names"},
+		{unnamed, "the container's config.json names no network namespace"},
+	} {
+		if err := tc.s.hook(c, share); err == nil || !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%s: got %v, want %s", tc.s.name, err, tc.want)
+		}
+	}
+	if err := p.sandbox("p").hook(c, "another-share"); err == nil || !strings.Contains(err.Error(), "has no share another-share") {
+		t.Errorf("a share that is not prepared: %v", err)
+	}
+	p.unprepare(c)
+	if err := p.sandbox("p").hook(c, share); err == nil || !strings.Contains(err.Error(), "is not prepared on this node") {
+		t.Errorf("a claim that is not prepared: %v", err)
+	}
+}
+
+func TestAStaticAddressServesOnePod(t *testing.T) {
+	p := newPlugin(t)
+	c := p.claim("c", "100M", `"addresses": ["10.20.0.5/16"]`, "first", "second")
+	if _, err := p.prepare(c); err == nil || !strings.Contains(err.Error(), "reserved for 2 pods: addresses [10.20.0.5/16] belong to pod default/first") {
+		t.Errorf("reserved for two pods: %v", err)
+	}
+	p.wantNothingLeft()
+
+	c = p.claim("d", "100M", `"addresses": ["10.20.0.5/16"]`, "first")
+	share := p.mustPrepare(c)[0]
+	first, second := p.sandbox("first"), p.sandbox("second")
+	if err := first.hook(c, share); err != nil {
+		t.Fatal(err)
+	}
+	if err := second.hook(c, share); err == nil || !strings.Contains(err.Error(), "belong to pod default/first, which uses the same claim") {
+		t.Errorf("the second pod: %v", err)
+	}
+	p.eventually(func() error { return p.condition(c, driver.ConditionReady, driver.ReasonAttachFailed) })
+	first.kill()
+	p.eventually(func() error { return second.hook(c, share) })
+	p.eventually(func() error { return p.condition(c, driver.ConditionReady, driver.ReasonAttached) })
+}
+
+func TestAnAttachThatFailsSaysWhyAndMaySucceedLater(t *testing.T) {
+	p := newPlugin(t)
+	c := p.claim("c", "100M", `"interfaceName": "wanted"`)
+	share := p.mustPrepare(c)[0]
+	s := p.sandbox("p")
+	blocker := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "wanted"}}
+	s.do(func() error { return netlink.LinkAdd(blocker) })
+	if err := s.hook(c, share); err == nil || !strings.Contains(err.Error(), "the pod has an interface wanted already: choose another interfaceName") {
+		t.Errorf("got %v", err)
+	}
+	p.eventually(func() error { return p.condition(c, driver.ConditionReady, driver.ReasonAttachFailed) })
+	s.do(func() error { return netlink.LinkDel(blocker) })
+	if err := s.hook(c, share); err != nil {
+		t.Error(err)
+	}
+	p.eventually(func() error { return p.condition(c, driver.ConditionReady, driver.ReasonAttached) })
+}
+
+func (s *sandbox) do(f func() error) {
+	s.plugin.t.Helper()
+	ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", s.pid))
+	if err != nil {
+		s.plugin.t.Fatal(err)
+	}
+	defer ns.Close()
+	nstest.In(s.plugin.t, ns, f)
+}
+
+func TestMoreThanTheNICHasIsRefusedHereToo(t *testing.T) {
+	p := newPlugin(t)
+	p.mustPrepare(p.claim("a", "900M", ""))
+	if _, err := p.prepare(p.claim("b", "100M", "")); err == nil || !strings.Contains(err.Error(), "bandwidth 100M: NIC nic0 has 990M bit/s to grant, of which 900M are granted to other claims on this node") {
+		t.Errorf("got %v", err)
+	}
+	p.mustPrepare(p.claim("c", "90M", ""))
+}
+
+func TestAClaimThatComesBackWithAnotherShareLosesTheOldOne(t *testing.T) {
+	p := newPlugin(t)
+	c := p.claim("c", "100M", "")
+	old := p.mustPrepare(c)[0]
+	s := p.sandbox("p")
+	if err := s.hook(c, old); err != nil {
+		t.Fatal(err)
+	}
+	c.Status.Allocation.Devices.Results[0].ShareID = ptr.To(uuid.NewUUID())
+	share := p.mustPrepare(c)[0]
+	if got := s.links(); slices.Contains(got, "net1") {
+		t.Errorf("the old share's link is still there: %v", got)
+	}
+	if err := p.sandbox("q").hook(c, share); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestAPrepareThatComesAgainTouchesNoLink(t *testing.T) {
+	p := newPlugin(t)
+	c := p.claim("c", "100M", "")
+	share := p.mustPrepare(c)[0]
+	s := p.sandbox("p")
+	if err := s.hook(c, share); err != nil {
+		t.Fatal(err)
+	}
+	var before, after int
+	index := func(into *int) func() error {
+		return func() error {
+			link, err := net.InterfaceByName("net1")
+			if err == nil {
+				*into = link.Index
+			}
+			return err
+		}
+	}
+	s.do(index(&before))
+	// The spec may have been on a tmpfs.
+	for _, f := range must(t)(filepath.Glob(filepath.Join(p.options.CDIDir, "*"))) {
+		if err := os.Remove(f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if again := p.mustPrepare(c)[0]; again != share {
+		t.Errorf("CDI device %s, then %s", share, again)
+	}
+	s.do(index(&after))
+	if before != after {
+		t.Errorf("the link was made anew: index %d, then %d", before, after)
+	}
+	if specs := must(t)(filepath.Glob(filepath.Join(p.options.CDIDir, "*"))); len(specs) != 1 {
+		t.Errorf("CDI specs: %v", specs)
+	}
+}
+
+func must(t *testing.T) func([]string, error) []string {
+	t.Helper()
+	return func(s []string, err error) []string {
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+}
+

@@ -1,0 +1,167 @@
+package nic
+
+import (
+	"fmt"
+	"net"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"sigs.k8s.io/yaml"
+
+	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/driver/record"
+	"github.com/dra-shared/dra-driver-shared/netdev"
+)
+
+func load(t *testing.T, networks string) *config.DriverConfig {
+	t.Helper()
+	c, err := config.Load([]byte("apiVersion: config.dra-shared.dev/v1alpha1\nkind: DriverConfig\nnetworks: " + networks))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func virtual(name string) netdev.NIC {
+	return netdev.NIC{Name: name, Index: 7, MAC: net.HardwareAddr{2, 0, 0, 0, 0, 7}, MTU: 9000}
+}
+
+func TestANICIsPublishedAsUsersReadIt(t *testing.T) {
+	devices, problems := plan([]netdev.NIC{virtual("nic0")}, load(t, `[{name: storage, interfaces: ["nic*"], bandwidth: 10G}]`))
+	if len(problems) > 0 {
+		t.Fatal(problems)
+	}
+	got, err := yaml.Marshal(devices[0].publish())
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = `allowMultipleAllocations: true
+attributes:
+  interfaceName:
+    string: nic0
+  kind:
+    string: nic
+  mac:
+    string: "02:00:00:00:00:07"
+  mtu:
+    int: 9000
+  network:
+    string: storage
+  speedMbps:
+    int: 10000
+capacity:
+  bandwidth:
+    requestPolicy:
+      default: 100M
+      validRange:
+        min: 10M
+        step: 10M
+    value: 9900M
+  shares:
+    requestPolicy:
+      default: "1"
+      validValues:
+      - "1"
+    value: "128"
+name: nic0
+`
+	if diff := cmp.Diff(want, string(got)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestNamesAreLabelsFromWhatDoesNotChange(t *testing.T) {
+	hardware := netdev.NIC{Name: "ens1f0", PCIBusID: "0000:3b:00.0"}
+	permanent := netdev.NIC{Name: "usb0", PermanentMAC: net.HardwareAddr{0xaa, 0xbb, 0xcc, 0, 0, 1}}
+	seen := map[string]string{}
+	for _, n := range []netdev.NIC{hardware, permanent, virtual("nic0"), virtual("Nic0"), virtual("a_b"), virtual("a.b"), virtual("-a"), virtual("ÿÿÿ"), virtual("___")} {
+		name := deviceName(n)
+		if problems := validation.IsDNS1123Label(name); len(problems) > 0 {
+			t.Errorf("%s: %q is no DNS label: %v", n.Name, name, problems)
+		}
+		if other, taken := seen[name]; taken {
+			t.Errorf("%s and %s are both %s", n.Name, other, name)
+		}
+		seen[name] = n.Name
+	}
+	if deviceName(hardware) != "pci-0000-3b-00-0" || deviceName(permanent) != "mac-aa-bb-cc-00-00-01" || deviceName(virtual("nic0")) != "nic0" {
+		t.Errorf("%v", seen)
+	}
+}
+
+func TestWhatCannotBeSharedIsSaid(t *testing.T) {
+	enslaved := virtual("nic1")
+	enslaved.Master = "bond0"
+	for _, tc := range []struct {
+		nic            netdev.NIC
+		networks, want string
+	}{
+		{virtual("nic0"), `[{name: a, interfaces: [nic0]}]`, `the link reports no speed: set bandwidth for network "a"`},
+		{enslaved, `[{name: a, interfaces: [nic1], bandwidth: 1G}]`, `the NIC belongs to bond0`},
+	} {
+		_, problems := plan([]netdev.NIC{tc.nic}, load(t, tc.networks))
+		if len(problems) != 1 || !strings.Contains(problems[0].err.Error(), tc.want) {
+			t.Errorf("got %v, want %s", problems, tc.want)
+		}
+	}
+}
+
+// The API server's rules for a request policy (KEP-5075; validation of
+// ResourceSlice in Kubernetes 1.37): one NIC that breaks them would take the
+// whole slice with it.
+func TestPoliciesAreValidOnEveryLink(t *testing.T) {
+	for _, value := range []uint64{1, 8, 999, 5e6, 10e6, 15e6, 19e6, 20e6, 99e6, 900e6, 9900e6, 400e9, 1 << 61} {
+		for _, policy := range []string{`{}`, `{min: 8, step: 8, default: 8}`, `{min: 1G, step: 1G, default: 5G}`, `{min: 3M, step: 7M, default: 10M}`} {
+			t.Run(fmt.Sprint(value, policy), func(t *testing.T) {
+				p := bandwidthPolicy(value, load(t, `[{name: a, interfaces: [x], policy: `+policy+`}]`).Networks[0].Policy)
+				low, wanted := p.ValidRange.Min.Value(), p.Default.Value()
+				if low < 0 || low > int64(value) || wanted < low || wanted > int64(value) {
+					t.Errorf("of %d: min %d, default %d", value, low, wanted)
+				}
+				if p.ValidRange.Step != nil {
+					if step := p.ValidRange.Step.Value(); step <= 0 || low+step > int64(value) || (wanted-low)%step != 0 {
+						t.Errorf("of %d: min %d, default %d, step %d", value, low, wanted, step)
+					}
+				}
+				if m := p.ValidRange.Max; m != nil && (m.Value() < low || wanted > m.Value() || m.Value() > int64(value)) {
+					t.Errorf("of %d: min %d, default %d, max %d", value, low, wanted, m.Value())
+				}
+			})
+		}
+	}
+}
+
+func share(id, bandwidth string) record.Share {
+	return record.Share{Name: "claim-nic-" + id, Device: "nic0", ShareID: types.UID(id), Capacity: map[string]resource.Quantity{CapacityBandwidth: resource.MustParse(bandwidth)}}
+}
+
+func TestNoMoreIsGrantedThanThereIs(t *testing.T) {
+	k := New(nil, nil, nil)
+	devices, _ := plan([]netdev.NIC{virtual("nic0")}, load(t, `[{name: a, interfaces: [nic0], bandwidth: 1G, shares: 3}]`))
+	k.devices["nic0"] = devices[0]
+	whole := record.Share{Name: "c", Device: "nic0"}
+	for _, tc := range []struct {
+		name   string
+		share  record.Share
+		others []record.Share
+		want   string
+	}{
+		{"what is left, to the last bit", share("a", "490M"), []record.Share{share("b", "500M")}, ""},
+		{"one bit more", share("a", "490000001"), []record.Share{share("b", "500M")}, "bandwidth 490000001: NIC nic0 has 990M bit/s to grant, of which 500M are granted to other claims on this node"},
+		{"a share too many", share("a", "10M"), []record.Share{share("b", "10M"), share("c", "10M"), share("d", "10M")}, "shares: NIC nic0 has 3 shares already, its limit"},
+		{"without consumable capacity", whole, nil, "is the feature gate DRAConsumableCapacity on"},
+		{"a fraction of a bit", share("a", "100m"), nil, "consumedCapacity.bandwidth 100m: want whole bits per second"},
+		{"beside one who only observes", share("a", "990M"), []record.Share{{AdminAccess: true, Device: "nic0"}}, ""},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			err := k.Admit(tc.share, tc.others)
+			if tc.want == "" && err != nil || tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)) {
+				t.Errorf("got %v, want %q", err, tc.want)
+			}
+		})
+	}
+}
