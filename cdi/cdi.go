@@ -84,7 +84,7 @@ func (s *Specs) Write(claimUID string, devices []Device) error {
 		}
 		spec.Devices = append(spec.Devices, specs.Device{Name: d.Name, ContainerEdits: edits})
 	}
-	version, err := cdiapi.MinimumRequiredVersion(spec)
+	version, err := specs.MinimumRequiredVersion(spec)
 	if err != nil {
 		return fmt.Errorf("CDI spec of claim %s: %w", claimUID, err)
 	}

@@ -2,6 +2,8 @@ package driver
 
 import (
 	"context"
+	"errors"
+	"os"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -59,7 +61,7 @@ func (d *Driver) recordedShare(r attach.Record) record.Share {
 // detachGone detaches one whose namespace has ended. The record may have been
 // replaced since it was listed; its cookie tells.
 func (d *Driver) detachGone(ctx context.Context, share record.Share, r attach.Record) error {
-	if _, err := attach.ReadRecord(d.recordDir(), r.ClaimUID, r.Share, r.Namespace); err != nil {
+	if _, err := attach.ReadRecord(d.recordDir(), r.ClaimUID, r.Share, r.Namespace); errors.Is(err, os.ErrNotExist) {
 		return nil // an Unprepare was faster
 	}
 	klog.FromContext(ctx).Info("Detached", "share", r.Share, "pod", klog.KRef(r.Pod.Namespace, r.Pod.Name))
@@ -90,13 +92,10 @@ func (d *Driver) restore(ctx context.Context) {
 			return nil
 		}
 		live, err := attacher.Restore(ctx, share, r)
-		if err != nil {
-			return err
-		}
-		if !live {
+		if err == nil && !live {
 			return d.detachGone(ctx, share, r)
 		}
 		d.status.enqueue(types.UID(r.ClaimUID))
-		return nil
+		return err
 	})
 }

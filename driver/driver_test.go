@@ -115,7 +115,7 @@ networks:
 	}
 	_, ctx := ktesting.NewTestContext(p.t)
 	ctx, cancel := context.WithCancel(ctx)
-	wait, err := p.Driver.Start(ctx)
+	wait, err := p.Start(ctx)
 	if err != nil {
 		cancel()
 		p.t.Fatal(err)
@@ -605,4 +605,3 @@ func must(t *testing.T) func([]string, error) []string {
 		return s
 	}
 }
-

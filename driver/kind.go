@@ -42,7 +42,8 @@ type Attacher interface {
 	// nothing is left behind.
 	Attach(ctx context.Context, share record.Share, r attach.Request, pod PodNamespace) (attach.Record, error)
 	// Restore puts back what Attach made on the node, for a plugin that
-	// starts. It reports false if the pod's part is gone.
+	// starts. It reports false if the pod's part is gone; as long as it is
+	// there, an error never means that it may be taken away.
 	Restore(ctx context.Context, share record.Share, r attach.Record) (live bool, err error)
 	// Detach undoes an Attach, also when the pod is gone.
 	Detach(ctx context.Context, r attach.Record) error

@@ -36,7 +36,7 @@ func (d *Driver) PrepareResourceClaims(ctx context.Context, claims []*resourceap
 			continue
 		}
 		results[claim.UID] = kubeletplugin.PrepareResult{Devices: d.devices(prepared)}
-		d.status.enqueue(claim.UID)
+		d.status.enqueueSoon(claim.UID)
 	}
 	return results, nil
 }

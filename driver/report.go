@@ -40,6 +40,7 @@ const (
 	reportRetryMin = 50 * time.Millisecond
 	reportRetryMax = 30 * time.Second
 	reportTimeout  = 20 * time.Second
+	reportSoon     = 500 * time.Millisecond
 	// fieldManager of our entries. Entries of other drivers have other
 	// managers and are never touched.
 	fieldManager = "dra-shared-plugin"
@@ -51,6 +52,11 @@ func newReporter(d *Driver) *reporter {
 }
 
 func (r *reporter) enqueue(uid types.UID) { r.queue.Add(uid) }
+
+// enqueueSoon is for a state that will most likely be another in a moment:
+// between Prepare and the first container lie about 0.2 s, and one write is
+// better than two.
+func (r *reporter) enqueueSoon(uid types.UID) { r.queue.AddAfter(uid, reportSoon) }
 
 func (r *reporter) forget(uid types.UID) {
 	r.mu.Lock()

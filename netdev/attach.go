@@ -196,21 +196,23 @@ func (n *Node) deleteLink(a Attachment) error {
 	return nil
 }
 
-// Restore puts a live link's class and classification back in place, for a
-// plugin that starts. It reports false for a link that is gone.
-func (n *Node) Restore(a Attachment, r shape.Rates) (live bool, err error) {
+// Live tells whether a link is there, as it was attached.
+func (n *Node) Live(a Attachment) (bool, error) {
 	link, err := n.linkOf(a)
-	if err != nil || link == nil || link.HardwareAddr.String() != a.MAC.String() {
-		return false, err
-	}
+	return err == nil && link != nil && link.HardwareAddr.String() == a.MAC.String(), err
+}
+
+// Restore puts a live link's class and classification back in place, for a
+// plugin that starts.
+func (n *Node) Restore(a Attachment, r shape.Rates) error {
 	parent, err := n.parent(a.Parent)
 	if err != nil || !parent.Enforce {
-		return true, err
+		return err
 	}
 	if err := n.shaper.Set(parent.Index, parent.ifb, parent.Rates, a.Minor, r); err != nil {
-		return true, err
+		return err
 	}
-	return true, n.classifier.Add(n.member(a, parent), netlink.MakeHandle(shape.Major, a.Minor))
+	return n.classifier.Add(n.member(a, parent), netlink.MakeHandle(shape.Major, a.Minor))
 }
 
 // linkOf returns the link's attributes, nil if it is gone.

@@ -110,8 +110,8 @@ func defaultRouteLinks() (map[int]bool, error) {
 	}
 	links := map[int]bool{}
 	for _, r := range routes {
-		if ones := -1; r.Dst != nil {
-			if ones, _ = r.Dst.Mask.Size(); ones != 0 {
+		if r.Dst != nil {
+			if ones, _ := r.Dst.Mask.Size(); ones != 0 {
 				continue
 			}
 		}

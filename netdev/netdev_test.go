@@ -77,8 +77,9 @@ func TestALinkIsMadeInThePodAsAskedFor(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if link.Attrs().Alias != "who it is for" || link.(*netlink.Macvlan).Mode != netlink.MACVLAN_MODE_PRIVATE {
-			t.Errorf("alias %q, mode %v", link.Attrs().Alias, link.(*netlink.Macvlan).Mode)
+		macvlan, ok := link.(*netlink.Macvlan)
+		if !ok || link.Attrs().Alias != "who it is for" || macvlan.Mode != netlink.MACVLAN_MODE_PRIVATE {
+			t.Errorf("alias %q, link %+v", link.Attrs().Alias, link)
 		}
 		for _, dst := range []string{"10.30.0.0/16", "10.40.0.0/16", "fd01::/64"} {
 			if !hasRoute(t, link, dst) {

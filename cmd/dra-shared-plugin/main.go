@@ -87,6 +87,9 @@ func (f flags) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	// The API server's priority and fairness is what limits us; client-go's
+	// default of 5 requests per second would delay status by seconds.
+	rest.QPS, rest.Burst = 50, 100
 	if f.Client, err = kubernetes.NewForConfig(rest); err != nil {
 		return err
 	}

@@ -150,21 +150,29 @@ func attachment(r attach.Record) (netdev.Attachment, error) {
 func (k *Kind) Restore(_ context.Context, share record.Share, r attach.Record) (bool, error) {
 	a, err := attachment(r)
 	if err != nil {
-		return false, err
+		return true, err
 	}
+	live, err := k.node.Live(a)
+	if err != nil || !live {
+		return live, err
+	}
+	// Whatever is wrong from here on, the pod has its link: it stays.
 	d, err := k.device(share.Device)
-	if err != nil || d.network == nil {
-		return false, err
+	if err != nil {
+		return true, err
+	}
+	if d.network == nil {
+		return true, fmt.Errorf("NIC %s cannot be shared at present: see the log", share.Device)
 	}
 	p, err := parameters(share)
 	if err != nil {
-		return false, err
+		return true, err
 	}
 	rates, err := shareRates(d, share, p)
 	if err != nil {
-		return false, err
+		return true, err
 	}
-	return k.node.Restore(a, rates)
+	return true, k.node.Restore(a, rates)
 }
 
 // Detach implements driver.Attacher.
@@ -179,11 +187,10 @@ func (k *Kind) Detach(_ context.Context, r attach.Record) error {
 // Release implements driver.Attacher: the class that all links of the share
 // draw on goes.
 func (k *Kind) Release(_ context.Context, share record.Share) error {
-	d, err := k.device(share.Device)
-	if err != nil || d.absent {
-		return nil // it went with the NIC
+	if d, err := k.device(share.Device); err == nil && !d.absent {
+		return k.node.RemoveShare(d.nic.Index, share.Class)
 	}
-	return k.node.RemoveShare(d.nic.Index, share.Class)
+	return nil // it went with the NIC
 }
 
 // Serves implements driver.Attacher: an address can be in one place only.

@@ -35,20 +35,28 @@ type world struct {
 	nic   netdev.NIC
 	wire  *nstest.Namespace
 	ports int
-	mu    sync.Mutex
+	mu    *sync.Mutex
+
+	parent netdev.Parent
 }
 
 func newWorld(t *testing.T, parent netdev.Parent, keys ...classify.Key) *world {
 	t.Helper()
-	w := &world{t: t, ports: 5000}
+	return newWorldAt(t, nstest.BPFFS(t), parent, keys...)
+}
+
+func newWorldAt(t *testing.T, bpffs string, parent netdev.Parent, keys ...classify.Key) *world {
+	t.Helper()
+	w := &world{t: t, ports: 5000, mu: &sync.Mutex{}}
 	w.nic, w.wire = nstest.NIC(t, "nic0", 1500, wireIP+"/16", "fd00:20::fe/64")
 	var err error
-	if w.node, err = netdev.NewNode(netdev.Options{BPFFS: nstest.BPFFS(t), Keys: keys}); err != nil {
+	if w.node, err = netdev.NewNode(netdev.Options{BPFFS: bpffs, Keys: keys}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = w.node.Close() })
 	parent.Name, parent.Index, parent.MAC, parent.Enforce = w.nic.Name, w.nic.Index, w.nic.MAC, true
 	parent.Rates = shape.Link{Line: line, Reserve: reserve, Smallest: 10 * mega}
+	w.parent = parent
 	if err := w.node.Manage(parent); err != nil {
 		t.Fatal(err)
 	}
@@ -383,6 +391,35 @@ func TestSiblingsInBridgeModeAreHeldToTheReceiversGrant(t *testing.T) {
 	a, b := w.pod(0, 1, hard(300*mega), netdev.Bridge), w.pod(1, 2, hard(50*mega), netdev.Bridge)
 	got := w.measured(nstest.Flow{From: a.Namespace, To: b.Namespace, Address: w.address(b.ip)})[0]
 	w.wantAtMost("from a sibling", got, 52*mega)
+}
+
+// A plugin that starts finds what the last one made: running pods stay where
+// they are.
+func TestASecondPluginTakesOverWithoutAGap(t *testing.T) {
+	bpffs := nstest.BPFFS(t)
+	w := newWorldAt(t, bpffs, netdev.Parent{})
+	p := w.pod(0, 1, hard(100*mega), netdev.Private)
+	second := *w
+	var err error
+	if second.node, err = netdev.NewNode(netdev.Options{BPFFS: bpffs}); err != nil {
+		t.Fatal(err)
+	}
+	defer second.node.Close()
+	for range 2 {
+		if err := second.node.Manage(w.parent); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if live, err := second.node.Live(p.a); err != nil || !live {
+		t.Errorf("live %t, %v", live, err)
+	}
+	w.wantRate("sends", w.measured(w.sends(p))[0], 100*mega)
+	if err := second.node.Restore(p.a, hard(100*mega)); err != nil {
+		t.Fatal(err)
+	}
+	w.wantRate("receives", w.measured(w.receives(p))[0], 100*mega)
+	q := second.pod(1, 2, hard(50*mega), netdev.Private)
+	w.wantRate("a new pod of the second plugin sends", w.measured(w.sends(q))[0], 50*mega)
 }
 
 func TestReleaseRestoresTheNIC(t *testing.T) {

@@ -70,5 +70,8 @@ func NamespaceIDOf(payload []byte) (int, bool) {
 // rtgenmsg is struct rtgenmsg of linux/rtnetlink.h, padded.
 type rtgenmsg struct{}
 
-func (*rtgenmsg) Len() int          { return 4 }
+// Len implements nl.NetlinkRequestData.
+func (*rtgenmsg) Len() int { return 4 }
+
+// Serialize implements nl.NetlinkRequestData.
 func (*rtgenmsg) Serialize() []byte { return make([]byte, 4) }

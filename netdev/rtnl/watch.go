@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ownNamespace is the namespace ID of an event that comes from the watcher's
+// OwnNamespace is the namespace ID of an event that comes from the watcher's
 // own network namespace.
 const OwnNamespace = -1
 

@@ -35,42 +35,56 @@ func New(conn *rtnl.Conn) *HTB { return &HTB{conn: conn} }
 
 // Setup puts the queues of a NIC in place, or its rates right if they are
 // there, and returns the index of its IFB device. It replaces a root qdisc
-// that the kernel chose; any other only if takeOver.
+// that the kernel chose; any other only if takeOver. Classes of shares that
+// are there stay, with what is queued in them.
 func (h *HTB) Setup(name string, index int, l Link, takeOver bool) (ifb int, err error) {
-	if err := h.checkRoot(name, index, takeOver); err != nil {
-		return 0, err
+	foreign, err := rootOf(index)
+	if err != nil {
+		return 0, fmt.Errorf("list qdiscs of %s: %w", name, err)
+	}
+	if foreign != nil && !isOurs(foreign) && !takeOver {
+		return 0, fmt.Errorf("%w: %s has %s %s: remove it, or set takeOver for this network",
+			ErrForeignQdisc, name, foreign.Type(), netlink.HandleStr(foreign.Attrs().Handle))
 	}
 	if ifb, err = h.ifb(name); err != nil {
 		return 0, err
 	}
-	var requests []*nl.NetlinkRequest
 	for _, dev := range []int{index, ifb} {
-		requests = append(requests, rootRequest(dev))
-		for _, c := range l.base() {
-			requests = append(requests, classRequests(dev, c)...)
+		if err := h.setupDevice(dev, l); err != nil {
+			return 0, fmt.Errorf("set up queues on %s: %w: does the kernel have sch_htb?", name, err)
 		}
-	}
-	if err := h.conn.Do(requests...); err != nil {
-		return 0, fmt.Errorf("set up queues on %s: %w: does the kernel have sch_htb?", name, err)
 	}
 	return ifb, nil
 }
 
-// checkRoot refuses to replace a qdisc that somebody configured. One that the
-// kernel chose has no handle.
-func (h *HTB) checkRoot(name string, index int, takeOver bool) error {
+func (h *HTB) setupDevice(dev int, l Link) error {
+	root, err := rootOf(dev)
+	if err != nil {
+		return err
+	}
+	var requests []*nl.NetlinkRequest
+	if root == nil || !isOurs(root) {
+		requests = append(requests, rootRequest(dev)) // an HTB cannot be changed once it is there
+	}
+	for _, c := range l.base() {
+		requests = append(requests, classRequests(dev, c)...)
+	}
+	return h.conn.Do(requests...)
+}
+
+// rootOf returns the root qdisc that somebody configured; nil for what the
+// kernel chose, which has no handle.
+func rootOf(index int) (netlink.Qdisc, error) {
 	qdiscs, err := netlink.QdiscList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: index}})
 	if err != nil {
-		return fmt.Errorf("list qdiscs of %s: %w", name, err)
+		return nil, err
 	}
 	for _, q := range qdiscs {
-		a := q.Attrs()
-		if a.Parent != netlink.HANDLE_ROOT || a.Handle == 0 || isOurs(q) || takeOver {
-			continue
+		if a := q.Attrs(); a.Parent == netlink.HANDLE_ROOT && a.Handle != 0 {
+			return q, nil
 		}
-		return fmt.Errorf("%w: %s has %s %s: remove it, or set takeOver for this network", ErrForeignQdisc, name, q.Type(), netlink.HandleStr(a.Handle))
 	}
-	return nil
+	return nil, nil
 }
 
 func isOurs(q netlink.Qdisc) bool {
@@ -106,15 +120,9 @@ func (h *HTB) ifb(nic string) (int, error) {
 
 // Teardown removes the queues. The kernel then puts its default back.
 func (h *HTB) Teardown(name string, index int) error {
-	var failed error
-	qdiscs, err := netlink.QdiscList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: index}})
-	if err != nil && !errors.Is(err, unix.ENODEV) {
-		failed = err
-	}
-	for _, q := range qdiscs {
-		if q.Attrs().Parent == netlink.HANDLE_ROOT && isOurs(q) {
-			failed = errors.Join(failed, netlink.QdiscDel(q))
-		}
+	root, failed := rootOf(index)
+	if root != nil && isOurs(root) {
+		failed = netlink.QdiscDel(root)
 	}
 	if failed = errors.Join(failed, h.RemoveIFB(name)); failed != nil {
 		return fmt.Errorf("remove queues of %s: %w", name, failed)
@@ -125,7 +133,12 @@ func (h *HTB) Teardown(name string, index int) error {
 // RemoveIFB removes the IFB device of a NIC. It is no error if there is none.
 func (h *HTB) RemoveIFB(nic string) error {
 	link, err := netlink.LinkByName(IFBName(nic))
-	if err != nil || link.Type() != "ifb" {
+	switch {
+	case errors.As(err, &netlink.LinkNotFoundError{}):
+		return nil
+	case err != nil:
+		return err
+	case link.Type() != "ifb":
 		return nil
 	}
 	return netlink.LinkDel(link)
@@ -184,7 +197,6 @@ func (h *HTB) Read(index int) (map[uint16]State, error) {
 }
 
 func rootRequest(dev int) *nl.NetlinkRequest {
-	// NLM_F_REPLACE on a qdisc of the same kind and handle changes it in place.
 	r := nl.NewNetlinkRequest(unix.RTM_NEWQDISC, unix.NLM_F_CREATE|unix.NLM_F_REPLACE)
 	r.AddData(&nl.TcMsg{Family: nl.FAMILY_ALL, Ifindex: int32(dev), Handle: netlink.MakeHandle(Major, 0), Parent: netlink.HANDLE_ROOT})
 	r.AddData(nl.NewRtAttr(nl.TCA_KIND, nl.ZeroTerminated("htb")))

@@ -130,10 +130,10 @@ func namespaced(ts *testscript.TestScript, script string, args []string) []strin
 	}
 	for _, a := range args {
 		if a == "-n" || a == "-A" || strings.HasPrefix(a, "--namespace") || a == "resourceslice" || a == "resourceslices" {
-			return append([]string{"--request-timeout=30s"}, args...)
+			return args
 		}
 	}
-	return append([]string{"--request-timeout=30s", "-n", ts.Getenv("NS")}, args...)
+	return append([]string{"-n", ts.Getenv("NS")}, args...)
 }
 
 // script runs one of the cluster's scripts; its output can be asked about by

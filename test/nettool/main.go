@@ -19,13 +19,12 @@ import (
 	"time"
 )
 
-const usage = `usage:
+var errUsage = errors.New(`usage:
   nettool                        wait for ever
   nettool serve ADDR:PORT        be the other end of measure, until told to stop
   nettool measure [flags] ADDR:PORT
   nettool show [--wait]          links, addresses, and what DRA drivers put into the environment
-  nettool exit                   end the container: tell process 1 to stop
-`
+  nettool exit                   end the container: tell process 1 to stop`)
 
 func main() {
 	if err := run(os.Args[1:]); err != nil {
@@ -42,7 +41,7 @@ func run(args []string) error {
 	switch args[0] {
 	case "serve":
 		if len(args) != 2 {
-			return errors.New(usage)
+			return errUsage
 		}
 		return serve(args[1])
 	case "measure":
@@ -56,7 +55,7 @@ func run(args []string) error {
 	case "exit":
 		return syscall.Kill(1, syscall.SIGTERM)
 	default:
-		return errors.New(usage)
+		return errUsage
 	}
 }
 
@@ -138,9 +137,10 @@ func push(c net.Conn, duration time.Duration) error {
 // pull counts until the other end has said that this was all.
 func pull(c net.Conn) (r result, err error) {
 	buf := make([]byte, 256<<10)
-	n, err := c.Read(buf)
+	_, err = c.Read(buf) // the clock starts with the first bytes, which do not count
 	start := time.Now()
 	for err == nil {
+		var n int
 		n, err = c.Read(buf)
 		r.Bytes += uint64(n)
 	}
@@ -168,7 +168,7 @@ func measureCommand(args []string) error {
 		return err
 	}
 	if f.NArg() != 1 {
-		return errors.New(usage)
+		return errUsage
 	}
 	m, err := measure(f.Arg(0), *direction, *duration, *connections, *priority)
 	if err != nil {
