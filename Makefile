@@ -15,6 +15,8 @@ NAMESPACE := dra-shared-system
 CHART := deployments/helm/dra-driver-shared
 IMAGES := bin/images/dra-driver-shared.tar bin/images/nettool.tar
 STATIC := CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags "-s -w"
+FUZZ := api/v1alpha1:FuzzParameters api/config/v1alpha1:FuzzLoad attach:FuzzRecordPath attach:FuzzHookState attach:FuzzRequest driver/record:FuzzUID
+DOCKERFILE := awk -f deployments/image/dockerfile.awk deployments/image/contents.txt
 GO_FILES := $(shell find . -name '*.go' -not -path './.cluster*' -o -name '*.o' -path './netdev/*') go.mod go.sum
 
 ##@ Try it
@@ -42,8 +44,45 @@ reload: bin/cluster $(IMAGES) ## load the images anew into the cluster and resta
 
 ##@ Test
 
-e2e: prerequisites cluster-binaries bin/helm $(IMAGES) bin/nettool ## the stories of test/e2e on real clusters [RUN=name]
+test: lint generate-check test-unit test-fuzz chart-check e2e demo ## everything CI runs
+	@echo "test: all passed"
+
+test-unit: prerequisites ## tables, real netlink in namespaces, the plugin against a fake kubelet [2 min]
+	@go test -timeout 10m ./...
+	cd test/cluster && go vet ./... && go test ./...
+
+test-fuzz: ## each fuzz target for a moment [1 min]
+	@for target in $(FUZZ); do
+	  go test -run '^$$' -fuzz "^$${target#*:}$$" -fuzztime 4s ./$${target%%:*}
+	done
+
+e2e: prerequisites cluster-binaries bin/helm $(IMAGES) bin/nettool bin/dra-conformance ## the stories of test/e2e on real clusters [RUN=name] [8 min]
 	@E2E=1 go test -v -count=1 -parallel 1 -timeout 20m ./test/e2e $(if $(RUN),-run '/$(RUN)',)
+
+lint: bin/golangci-lint ## style, and the arrows between packages [1 min]
+	@bin/golangci-lint run ./...
+	cd test/cluster && ../../bin/golangci-lint run --config ../../.golangci.yml ./...
+
+bench: prerequisites ## how long an attach takes beside the floor that netlink sets, and how steady a grant is
+	@go test -run '^$$' -bench . -benchtime 300x ./netdev
+
+generate: prerequisites-clang ## what is made from something else: BPF objects, the Dockerfile
+	@go generate ./netdev/...
+	$(DOCKERFILE) >deployments/image/Dockerfile
+
+generate-check: prerequisites-clang ## nothing has drifted from what it is made of
+	@tmp=$$(mktemp -d); trap "rm -rf $$tmp" EXIT
+	cp -r netdev/classify $$tmp/before
+	go generate ./netdev/...
+	$(DOCKERFILE) >$$tmp/Dockerfile
+	cmp $$tmp/Dockerfile deployments/image/Dockerfile || { echo "deployments/image/Dockerfile is not what contents.txt says: run make generate"; exit 1; }
+	diff -r $$tmp/before netdev/classify || { rm -rf netdev/classify; cp -r $$tmp/before netdev/classify; echo "netdev/classify: generated files are not what bpf/ says: run make generate"; exit 1; }
+
+chart-check: bin/helm ## the chart: lint, and what its schema refuses
+	@bin/helm lint --quiet $(CHART) --values test/env/values.yaml
+	bin/helm template x $(CHART) --set config.networks[0].nam=x >/dev/null 2>&1 && { echo "the chart's schema accepts an unknown field"; exit 1; }
+	bin/helm template x $(CHART) --set plugin.verbosity=loud >/dev/null 2>&1 && { echo "the chart's schema accepts a word for a number"; exit 1; }
+	bin/helm template x $(CHART) --values test/env/values.yaml >/dev/null
 
 ##@ Build
 
@@ -54,10 +93,15 @@ image: bin/images/dra-driver-shared.tar ## the image, as a docker archive (see d
 bin/%: $(GO_FILES)
 	@mkdir -p bin
 	case $* in
-	dra-shared-*) $(STATIC) -o $@ ./cmd/$* ;;
+	dra-*) $(STATIC) -o $@ ./cmd/$* ;;
 	demo) $(STATIC) -o $@ ./demo ;;
 	*) $(STATIC) -o $@ ./test/$* ;;
 	esac
+
+bin/golangci-lint:
+	@mkdir -p bin
+	echo "build: golangci-lint"
+	GOBIN=$(CURDIR)/bin go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 
 bin/cluster: $(wildcard test/cluster/*.go test/cluster/*/*.go test/cluster/go.*)
 	@mkdir -p bin
@@ -77,12 +121,16 @@ bin/images/nettool.tar: bin/cluster bin/nettool test/nettool/image.txt
 cluster-binaries: bin/cluster ## Kubernetes, containerd and runc for the test cluster; cached after the first time
 	@bin/cluster build
 
+prerequisites-clang:
+	@test/env/prerequisites.sh clang
+
 prerequisites: ## what the machine must have; installed where there is apt-get
 	@test/env/prerequisites.sh
 
 ##@ About
 
 help: ## this list
-	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-zA-Z_-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-zA-Z0-9_-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-.PHONY: e2e demo cluster-up cluster-down install reload build image cluster-binaries prerequisites help
+.PHONY: demo cluster-up cluster-down install reload test test-unit test-fuzz e2e lint bench generate generate-check chart-check \
+  build image cluster-binaries prerequisites prerequisites-clang help

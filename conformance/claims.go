@@ -64,7 +64,9 @@ func (s *Suite) allocated(ctx context.Context, change func(*resourceapi.Allocati
 		change(allocation)
 	}
 	c.Status.Allocation = allocation
-	c.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "conformance", UID: uuid.NewUUID()}}
+	// No pod: kube-controller-manager would find that it does not exist, and
+	// take the allocation away. Consumers of other kinds are kept.
+	c.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{APIGroup: "conformance.example", Resource: "cases", Name: c.Name, UID: uuid.NewUUID()}}
 	written, err := s.Client.ResourceV1().ResourceClaims(s.Namespace).UpdateStatus(ctx, c.ResourceClaim, metav1.UpdateOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("allocate claim %s: %w", c.Name, err)

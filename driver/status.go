@@ -31,7 +31,8 @@ const (
 // What a row may hold, by the API's validation and with room to spare.
 const (
 	maxMessage   = 1024
-	maxListed    = 16 // pods that a summary names
+	maxListed    = 8 // pods that a summary names
+	maxPodIPs    = 4 // addresses of each
 	maxAddresses = 16
 )
 
@@ -190,7 +191,7 @@ func summarize(links []linkState, failed []string) summary {
 			s.Attached++
 		}
 		if i < maxListed {
-			s.First = append(s.First, podLinkData{Pod: l.pod.Namespace + "/" + l.pod.Name, Interface: l.Interface, MAC: l.MAC, IPs: l.Addresses})
+			s.First = append(s.First, podLinkData{Pod: l.pod.Namespace + "/" + l.pod.Name, Interface: l.Interface, MAC: l.MAC, IPs: l.Addresses[:min(len(l.Addresses), maxPodIPs)]})
 		}
 	}
 	return s

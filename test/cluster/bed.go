@@ -188,8 +188,11 @@ func (b *bed) guard() error {
 	// Pdeathsig is sent when the *thread* that forked ends.
 	lockThread()
 	lock, err := b.tryLock()
-	if err != nil || lock == nil {
-		return fmt.Errorf("lock %s: held by another guard (%v)", b.dir, err)
+	if err != nil {
+		return err
+	}
+	if lock == nil {
+		return fmt.Errorf("lock %s: held by another guard", b.dir)
 	}
 	if err := os.WriteFile(b.path("guard.pid"), []byte(strconv.Itoa(os.Getpid())), 0o644); err != nil {
 		return err
@@ -231,7 +234,7 @@ func (b *bed) guard() error {
 	select {
 	case <-end:
 		err = bed.Process.Kill() // process 1 of its PID namespace: the kernel ends every other
-		<-gone
+		_ = <-gone // it was killed: that is what it says
 	case err = <-gone:
 	}
 	return errors.Join(err, b.removeRemains())

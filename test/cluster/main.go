@@ -25,20 +25,18 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"strings"
 	"syscall"
 
 	"github.com/dra-shared/dra-driver-shared/test/cluster/build"
 	"github.com/dra-shared/dra-driver-shared/test/cluster/image"
 )
 
-const usage = `usage:
+var errUsage = errors.New(`usage:
   cluster up     --dir DIR [--nodes 1|2] [--gates default|all] [--image TAR]...
   cluster down   --dir DIR
   cluster load   --dir DIR TAR...          import images into every node
   cluster build                            build the cluster's binaries into the cache
-  cluster image  --contents FILE --tag NAME:TAG --out TAR
-`
+  cluster image  --contents FILE --tag NAME:TAG --out TAR`)
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -51,7 +49,7 @@ func main() {
 
 func run(ctx context.Context, args []string) error {
 	if len(args) == 0 {
-		return errors.New(usage)
+		return errUsage
 	}
 	verb := args[0]
 	var (
@@ -99,6 +97,6 @@ func run(ctx context.Context, args []string) error {
 	case "node":
 		return bed.node(ctx, *name)
 	default:
-		return fmt.Errorf("unknown verb %q\n%s", verb, strings.TrimSpace(usage))
+		return fmt.Errorf("unknown verb %q\n%w", verb, errUsage)
 	}
 }

@@ -26,7 +26,7 @@ const (
 	dnsIP        = "10.96.0.10"
 	gatewayIP    = "192.168.77.254" // the sandbox's side of the management network
 	fabricMTU    = 9000
-	apiServerURL = "https://127.0.0.1:443"
+	apiServerURL = "https://" + gatewayIP + ":443"
 )
 
 // fabricAddresses make the sandbox a peer on the network the NICs are

@@ -111,7 +111,7 @@ func (s *suite) setup(ctx context.Context, env *testscript.Env) error {
 	env.Setenv("NS", "e2e-"+name)
 	env.Setenv("SERVER", s.server)
 	env.Setenv("ROOT", s.bed.Root)
-	env.Setenv("NETTOOL", filepath.Join(s.bed.Root, "bin/nettool"))
+	env.Setenv("CLUSTER", s.bed.Dir)
 	if _, err := s.bed.Kubectl(ctx, "create", "namespace", "e2e-"+name); err != nil {
 		return err
 	}

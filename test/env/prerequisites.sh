@@ -9,6 +9,11 @@ command -v pkg-config >/dev/null || missing="$missing pkg-config"
 pkg-config --static --exists libseccomp 2>/dev/null || missing="$missing libseccomp-dev"
 command -v ip >/dev/null || missing="$missing iproute2"
 command -v nsenter >/dev/null || missing="$missing util-linux"
+if [ "${1-}" = clang ]; then # to compile the BPF programs
+  command -v clang >/dev/null || missing="$missing clang"
+  command -v llvm-strip >/dev/null || missing="$missing llvm"
+  [ -e /usr/include/bpf/bpf_helpers.h ] || missing="$missing libbpf-dev"
+fi
 [ -z "$missing" ] && exit 0
 echo "prerequisites: missing:$missing"
 command -v apt-get >/dev/null || { echo "install what these Debian packages hold:$missing" >&2; exit 1; }

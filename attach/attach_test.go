@@ -1,0 +1,276 @@
+package attach
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func pair(t *testing.T) (a, b *net.UnixConn) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "s")
+	listener, err := net.ListenUnix(network, &net.UnixAddr{Name: path, Net: network})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	if a, err = net.DialUnix(network, nil, &net.UnixAddr{Name: path, Net: network}); err != nil {
+		t.Fatal(err)
+	}
+	if b, err = listener.AcceptUnix(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = a.Close(); _ = b.Close() })
+	return a, b
+}
+
+func open(t *testing.T, n int) (files []*os.File) {
+	t.Helper()
+	for range n {
+		f, err := os.Open(os.DevNull)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = f.Close() })
+		files = append(files, f)
+	}
+	return files
+}
+
+func request() Request {
+	return Request{Version: ProtocolVersion, ClaimUID: "c", Share: "s", Pod: Pod{UID: "u", Namespace: "n", Name: "p"}, SandboxID: "x"}
+}
+
+func TestAMessageArrivesWithItsDescriptors(t *testing.T) {
+	a, b := pair(t)
+	if err := send(a, request(), open(t, 2)...); err != nil {
+		t.Fatal(err)
+	}
+	var got Request
+	files, err := receive(b, &got, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closeAll(files)
+	if diff := cmp.Diff(request(), got); diff != "" || len(files) != 2 {
+		t.Errorf("%d descriptors, request (-want +got):\n%s", len(files), diff)
+	}
+}
+
+func TestAMessageWithOtherThanItsDescriptorsIsRefusedAndNoneIsKept(t *testing.T) {
+	before := descriptors(t)
+	for _, n := range []int{0, 1, 3, 10} {
+		a, b := pair(t)
+		if err := send(a, request(), open(t, n)...); err != nil {
+			t.Fatal(err)
+		}
+		var got Request
+		if files, err := receive(b, &got, 2); err == nil {
+			t.Errorf("%d descriptors were accepted: %v", n, files)
+		}
+	}
+	// What the test itself holds: two ends of a pair, and the files it sent.
+	if after, own := descriptors(t), 4*2+0+1+3+10; after-before > own {
+		t.Errorf("%d descriptors more than before, the test has %d", after-before, own)
+	}
+}
+
+func descriptors(t *testing.T) int {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(entries)
+}
+
+func TestAMessageThatIsTooLongIsRefused(t *testing.T) {
+	a, b := pair(t)
+	if _, _, err := a.WriteMsgUnix(make([]byte, maxMessage+1), nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := receive(b, &Request{}, 0); err == nil || !strings.Contains(err.Error(), "longer than allowed") {
+		t.Errorf("got %v", err)
+	}
+	if err := send(a, Request{Share: strings.Repeat("x", maxMessage)}); err == nil {
+		t.Error("it was sent")
+	}
+}
+
+type handler func(Request) (Response, error)
+
+func (h handler) Attach(_ context.Context, r Request, _, _ *os.File) (Response, error) { return h(r) }
+
+func serve(t *testing.T, h handler) (dir string) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "att")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	s, err := Listen(dir, "1", h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- s.Serve(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+func TestOnlyRootReachesTheSocket(t *testing.T) {
+	dir := serve(t, nil)
+	info, err := os.Stat(SocketDir(dir))
+	if err != nil || info.Mode().Perm() != 0o700 {
+		t.Errorf("%v %v", info.Mode(), err)
+	}
+}
+
+func TestADescriptorThatIsNoNetworkNamespaceIsRefused(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("the server speaks with root only: run as root")
+	}
+	dir := serve(t, func(Request) (Response, error) { return Response{}, errors.New("must not be asked") })
+	other, err := os.Open("/proc/self/ns/mnt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	for _, f := range []*os.File{open(t, 1)[0], other} {
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		r, err := askOne(ctx, filepath.Join(SocketDir(dir), "1.sock"), request(), f, f)
+		if err != nil || r.Error != "the descriptor sent is not of a network namespace" {
+			t.Errorf("%s: %+v, %v", f.Name(), r, err)
+		}
+	}
+}
+
+func TestRequestsMustBeComplete(t *testing.T) {
+	for name, change := range map[string]func(*Request){
+		"version":       func(r *Request) { r.Version = 2 },
+		"claimUID":      func(r *Request) { r.ClaimUID = "" },
+		"pod.namespace": func(r *Request) { r.Pod.Namespace = strings.Repeat("x", 300) },
+	} {
+		r := request()
+		change(&r)
+		if err := r.validate(); err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestRecordsAreFoundByNamespaceAndForgottenOneByOne(t *testing.T) {
+	dir := t.TempDir()
+	one := Record{Version: RecordVersion, ClaimUID: "c", Share: "s", Namespace: Namespace{Inode: 1, Cookie: 10, NSID: 3}, Link: Link{Index: 2, Name: "net1", MAC: "02:00:00:00:00:01"}}
+	two := one
+	two.Namespace = Namespace{Inode: 1, Cookie: 11} // an inode that was used again
+	for _, r := range []Record{one, two, one} {
+		if err := WriteRecord(dir, r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := ReadRecord(dir, "c", "s", Namespace{Inode: 1, Cookie: 10})
+	if diff := cmp.Diff(one, got); err != nil || diff != "" {
+		t.Errorf("%v (-want +got):\n%s", err, diff)
+	}
+	if _, err := ReadRecord(dir, "c", "s", Namespace{Inode: 2, Cookie: 10}); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("another inode: %v", err)
+	}
+	for _, r := range []Record{one, one, two} {
+		if err := RemoveRecord(dir, r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("left: %v %v", left, err)
+	}
+}
+
+func TestAnUnreadableRecordHidesNoOther(t *testing.T) {
+	dir := t.TempDir()
+	good := Record{Version: RecordVersion, ClaimUID: "good", Share: "s"}
+	if err := WriteRecord(dir, good); err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range map[string]string{"a": "{", "b": `{"version": 99}`} {
+		if err := os.MkdirAll(filepath.Join(dir, name), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name, "x.json"), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	records, err := ListRecords(dir)
+	if len(records) != 1 || err == nil || !strings.Contains(err.Error(), "has version 99, want 1") || !strings.Contains(err.Error(), "a/x.json") {
+		t.Errorf("%v, %v", records, err)
+	}
+}
+
+// Whatever a hook is called with must not lead out of the directory.
+func FuzzRecordPath(f *testing.F) {
+	f.Add("claim", "share", uint64(1))
+	f.Add("../../etc", "a/b", uint64(0))
+	f.Add(".", "", ^uint64(0))
+	f.Fuzz(func(t *testing.T, claim, share string, cookie uint64) {
+		path := recordPath("/dir", claim, share, Namespace{Cookie: cookie})
+		if rel, err := filepath.Rel("/dir", path); err != nil || strings.HasPrefix(rel, "..") || strings.Count(rel, "/") != 1 {
+			t.Errorf("%q %q: %s", claim, share, path)
+		}
+	})
+}
+
+// A hook's state comes from the runtime, and its annotations from users.
+func FuzzHookState(f *testing.F) {
+	f.Add([]byte(`{"pid": 1, "bundle": "/b", "annotations": {"io.kubernetes.cri.sandbox-uid": "u", "io.kubernetes.cri.sandbox-name": "n", "io.kubernetes.cri.sandbox-namespace": "s"}}`))
+	f.Add([]byte(`{"pid": -1}`))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		var s state
+		if json.Unmarshal(raw, &s) != nil {
+			return
+		}
+		r, err := Hook{ClaimUID: "c", Share: "s"}.request(s)
+		if err == nil && r.validate() != nil {
+			t.Errorf("%s: an invalid request %+v", raw, r)
+		}
+		s.Pid = 0 // never the namespace of a process of this machine
+		if _, err := podNamespace(s); err == nil {
+			t.Error("pid 0 was accepted")
+		}
+	})
+}
+
+func FuzzRequest(f *testing.F) {
+	raw, err := json.Marshal(request())
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(raw)
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		if len(raw) == 0 || len(raw) > maxMessage {
+			return
+		}
+		a, b := pair(t)
+		if _, _, err := a.WriteMsgUnix(raw, nil, nil); err != nil {
+			t.Fatal(err)
+		}
+		var r Request
+		if _, err := receive(b, &r, 0); err == nil {
+			_ = r.validate()
+		}
+	})
+}

@@ -1,0 +1,77 @@
+package netdev_test
+
+import (
+	"encoding/binary"
+	"net"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/dra-shared/dra-driver-shared/netdev"
+	"github.com/dra-shared/dra-driver-shared/netdev/nstest"
+	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
+)
+
+// BenchmarkAttach compares an attach with the least that netlink must be asked
+// for the same link, in the same run: what a machine is worth does not count.
+func BenchmarkAttach(b *testing.B) {
+	nic, _ := nstest.NIC(b, "nic0", 1500)
+	node := newNode(b, nic)
+	host, err := rtnl.Open()
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer host.Close()
+	var attach, floor []time.Duration
+	for i := 0; b.Loop(); i++ {
+		spec := netdev.LinkSpec{Parent: nic.Index, MAC: numbered(2 * i), Mode: netdev.Private, Addresses: prefixes("10.20.0.5/24")}
+		pod := nstest.New(b)
+		start := time.Now()
+		if _, err := node.Attach(pod.Pod(), spec); err != nil {
+			b.Fatal(err)
+		}
+		attach = append(attach, time.Since(start))
+		pod.End()
+
+		spec.MAC = numbered(2*i + 1)
+		pod = nstest.New(b)
+		start = time.Now()
+		bare(b, host, pod, spec)
+		floor = append(floor, time.Since(start))
+		pod.End()
+	}
+	a, f := median(attach), median(floor)
+	b.ReportMetric(float64(a.Microseconds()), "attach-p50-µs")
+	b.ReportMetric(float64(f.Microseconds()), "floor-p50-µs")
+	b.ReportMetric(float64(a)/float64(f), "attach/floor")
+}
+
+func numbered(n int) net.HardwareAddr {
+	return append(net.HardwareAddr{2, 0}, binary.BigEndian.AppendUint32(nil, uint32(n))...)
+}
+
+func bare(b *testing.B, host *rtnl.Conn, pod *nstest.Namespace, spec netdev.LinkSpec) {
+	b.Helper()
+	if err := host.Do(netdev.CreateRequest(spec, "net1", int(pod.File.Fd()))); err != nil {
+		b.Fatal(err)
+	}
+	get := nl.NewNetlinkRequest(unix.RTM_GETLINK, 0)
+	get.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
+	get.AddData(nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated("net1")))
+	answer, err := pod.Socket.Get(get)
+	if err != nil {
+		b.Fatal(err)
+	}
+	index := int(nl.DeserializeIfInfomsg(answer[0].Data).Index)
+	if err := pod.Socket.Do(append(netdev.ConfigureRequests(index, spec), netdev.UpRequests(index, spec)...)...); err != nil {
+		b.Fatal(err)
+	}
+}
+
+func median(d []time.Duration) time.Duration {
+	slices.Sort(d)
+	return d[len(d)/2]
+}
