@@ -66,9 +66,9 @@ func recordPath(dir, claimUID, share string, ns Namespace) string {
 	return filepath.Join(dir, pathElement(claimUID), fmt.Sprintf("%x-%x.json", ns.Cookie, sum[:10]))
 }
 
-// pathElement makes an identifier one element of a path.
+// pathElement makes an identifier one element of a path that is no pattern.
 func pathElement(id string) string {
-	if id == "" || id[0] == '.' || strings.ContainsAny(id, "/\x00") {
+	if id == "" || id[0] == '.' || strings.ContainsAny(id, "/\x00*?[\\") {
 		return fmt.Sprintf("%x", sha256.Sum256([]byte(id)))
 	}
 	return id
@@ -123,8 +123,15 @@ func readFile(path string) (Record, error) {
 
 // ListRecords returns the records of all claims. Unreadable ones are errors
 // beside what could be read.
-func ListRecords(dir string) ([]Record, error) {
-	files, err := filepath.Glob(filepath.Join(dir, "*", "*.json"))
+func ListRecords(dir string) ([]Record, error) { return list(filepath.Join(dir, "*")) }
+
+// ClaimRecords returns the records of one claim, as ListRecords does.
+func ClaimRecords(dir, claimUID string) ([]Record, error) {
+	return list(filepath.Join(dir, pathElement(claimUID)))
+}
+
+func list(dirs string) ([]Record, error) {
+	files, err := filepath.Glob(filepath.Join(dirs, "*.json"))
 	if err != nil {
 		return nil, err
 	}

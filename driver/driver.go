@@ -150,6 +150,7 @@ func (d *Driver) Start(ctx context.Context) (wait func() error, err error) {
 		return nil, fmt.Errorf("register with the kubelet: %w: do %s and %s exist?", err, d.options.PluginDir, d.options.RegistryDir)
 	}
 	group.Go(func() { d.publish(ctx, helper) })
+	group.Go(func() { d.announce(ctx, helper) })
 	return func() error {
 		<-ctx.Done()
 		helper.Stop()
@@ -200,14 +201,7 @@ func (d *Driver) recordDir() string { return attach.RecordDir(d.options.RunDir) 
 
 // attachments returns a claim's attach records.
 func (d *Driver) attachments(uid types.UID) ([]attach.Record, error) {
-	all, err := attach.ListRecords(d.recordDir())
-	var own []attach.Record
-	for _, r := range all {
-		if r.ClaimUID == string(uid) {
-			own = append(own, r)
-		}
-	}
-	return own, err
+	return attach.ClaimRecords(d.recordDir(), string(uid))
 }
 
 // withClaim runs f while nothing else happens to the claim. A caller that has

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -28,6 +29,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2/ktesting"
 	"k8s.io/utils/ptr"
@@ -603,5 +605,64 @@ func must(t *testing.T) func([]string, error) []string {
 			t.Fatal(err)
 		}
 		return s
+	}
+}
+
+func TestTheStatusIsWrittenInTheEndAndOtherDriversKeepTheirs(t *testing.T) {
+	p := newPlugin(t)
+	c := p.claim("c", "100M", "")
+	theirs := resourceapi.AllocatedDeviceStatus{Driver: "other.example", Pool: "pool", Device: "device",
+		Conditions: []metav1.Condition{{Type: "Theirs", Status: metav1.ConditionTrue, Reason: "R", LastTransitionTime: metav1.Now()}}}
+	c.Status.Devices = append(c.Status.Devices, theirs)
+	if _, err := p.client.ResourceV1().ResourceClaims(namespace).UpdateStatus(t.Context(), c, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	var refusals atomic.Int32
+	p.client.PrependReactor("patch", "resourceclaims", func(clienttesting.Action) (bool, runtime.Object, error) {
+		if refusals.Add(1) <= 3 {
+			return true, nil, errors.New("the API server is away")
+		}
+		return false, nil, nil
+	})
+	share := p.mustPrepare(c)[0]
+	if err := p.sandbox("p").hook(c, share); err != nil {
+		t.Fatal(err)
+	}
+	p.eventually(func() error { return p.condition(c, driver.ConditionReady, driver.ReasonAttached) })
+	if n := refusals.Load(); n < 4 {
+		t.Errorf("%d attempts", n)
+	}
+	current, err := p.client.ResourceV1().ResourceClaims(namespace).Get(t.Context(), c.Name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.ContainsFunc(current.Status.Devices, func(d resourceapi.AllocatedDeviceStatus) bool {
+		return d.Driver == theirs.Driver && len(d.Conditions) == 1
+	}) {
+		t.Errorf("the other driver's entry is gone: %+v", current.Status.Devices)
+	}
+}
+
+// A claim that was deleted and made anew under its name is another claim.
+func TestTheStatusOfANamesakeIsLeftAlone(t *testing.T) {
+	p := newPlugin(t)
+	c := p.claim("c", "100M", "")
+	api := p.client.ResourceV1().ResourceClaims(namespace)
+	if err := api.Delete(t.Context(), c.Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	p.claim("c", "100M", "")
+	share := p.mustPrepare(c)[0]
+	if err := p.sandbox("p").hook(c, share); err != nil {
+		t.Fatal(err)
+	}
+	other := p.claim("d", "100M", "") // reported after the first, by the same workers
+	if err := p.sandbox("q").hook(other, p.mustPrepare(other)[0]); err != nil {
+		t.Fatal(err)
+	}
+	p.eventually(func() error { return p.condition(other, driver.ConditionReady, driver.ReasonAttached) })
+	namesake, err := api.Get(t.Context(), c.Name, metav1.GetOptions{})
+	if err != nil || len(namesake.Status.Devices) > 0 {
+		t.Errorf("%+v, %v", namesake.Status.Devices, err)
 	}
 }

@@ -67,6 +67,20 @@ func newCommand() *cobra.Command {
 	p.StringVar(&f.bpffs, "bpffs", "/sys/fs/bpf", "where a BPF file system of the node is mounted")
 	logsapi.AddFlags(f.logging, p)
 	logs.InitLogs()
+	c.AddCommand(newReadyCommand())
+	return c
+}
+
+// newReadyCommand is the container's startup probe.
+func newReadyCommand() *cobra.Command {
+	var runDir string
+	c := &cobra.Command{
+		Use:   "ready",
+		Short: "Ask whether the plugin of this pod serves the kubelet and hooks",
+		Args:  cobra.NoArgs,
+		RunE:  func(*cobra.Command, []string) error { return driver.Ready(runDir, os.Getenv("POD_UID")) },
+	}
+	c.Flags().StringVar(&runDir, "run-dir", "/run/dra-shared", "as the plugin's")
 	return c
 }
 

@@ -69,7 +69,7 @@ func (b *bed) up(ctx context.Context, o options, source string) error {
 		return fmt.Errorf("--nodes %d: must be 1 or 2", o.Nodes)
 	}
 	if _, ok := featureGates[o.Gates]; !ok {
-		return fmt.Errorf("--gates %q: must be default or all", o.Gates)
+		return fmt.Errorf("--gates %q: must be default, all or no-capacity", o.Gates)
 	}
 	if err := checkMachine(); err != nil {
 		return err
@@ -234,7 +234,7 @@ func (b *bed) guard() error {
 	select {
 	case <-end:
 		err = bed.Process.Kill() // process 1 of its PID namespace: the kernel ends every other
-		_ = <-gone // it was killed: that is what it says
+		_ = <-gone               // it was killed: that is what it says
 	case err = <-gone:
 	}
 	return errors.Join(err, b.removeRemains())

@@ -41,7 +41,7 @@ func TestOptionsThatAreWrongAreNamed(t *testing.T) {
 		want string
 	}{
 		{options{Nodes: 3, Gates: "default"}, "--nodes 3: must be 1 or 2"},
-		{options{Nodes: 1, Gates: "some"}, `--gates "some": must be default or all`},
+		{options{Nodes: 1, Gates: "some"}, `--gates "some": must be default, all or no-capacity`},
 	} {
 		if err := b.up(t.Context(), tc.o, "."); err == nil || err.Error() != tc.want {
 			t.Errorf("got %v, want %s", err, tc.want)

@@ -32,7 +32,7 @@ import (
 )
 
 var errUsage = errors.New(`usage:
-  cluster up     --dir DIR [--nodes 1|2] [--gates default|all] [--image TAR]...
+  cluster up     --dir DIR [--nodes 1|2] [--gates default|all|no-capacity] [--image TAR]...
   cluster down   --dir DIR
   cluster load   --dir DIR TAR...          import images into every node
   cluster build                            build the cluster's binaries into the cache
@@ -56,7 +56,7 @@ func run(ctx context.Context, args []string) error {
 		flags  = flag.NewFlagSet(verb, flag.ContinueOnError)
 		dir    = flags.String("dir", ".cluster", "the bed's directory")
 		nodes  = flags.Int("nodes", 1, "how many nodes, 1 or 2")
-		gates  = flags.String("gates", "default", "feature gates: default, or all (every DRA and workload gate)")
+		gates  = flags.String("gates", "default", "feature gates: default, all (every DRA and workload gate), or no-capacity (a cluster that is too old to share)")
 		source = flags.String("source", "test/cluster", "this module's directory, to build the cluster's binaries from")
 		name   = flags.String("name", "", "node name (internal)")
 		list   = flags.String("contents", "", "an image's content list: lines of SOURCE DESTINATION")

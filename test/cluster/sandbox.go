@@ -33,10 +33,12 @@ const (
 // plugged into: the far end of a test's traffic.
 var fabricAddresses = []string{"10.20.255.254/16", "fd00:20::ffff/64"}
 
-// featureGates by the --gates option. "all" is every gate of Kubernetes 1.37
+// featureGates by the --gates option, beside "default". "all" is every gate of Kubernetes 1.37
 // for dynamic resource allocation and workloads that is off by default.
 var featureGates = map[string]map[string]bool{
 	"default": {},
+	// A cluster that drops what we publish: no consumable capacity.
+	"no-capacity": {"DRAConsumableCapacity": false},
 	"all": {
 		"CompositePodGroup": true, "GenericWorkload": true, "DRAWorkloadResourceClaims": true, "WorkloadWithJob": true,
 		"PodGroupPreemptionPolicy": true, "TopologyAwareWorkloadScheduling": true,
