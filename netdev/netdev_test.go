@@ -267,6 +267,25 @@ func TestWatchTellsOfPodsThatChangeAndGo(t *testing.T) {
 	changes.await(t, func(c netdev.Change) bool { return slices.Contains(c.Gone, a.NSID) })
 }
 
+func TestWatchTellsOfWhatAPodDoesToItsLink(t *testing.T) {
+	nic, _ := nstest.NIC(t, "nic0", 1500)
+	node, pod := newNode(t, nic), nstest.New(t)
+	a, err := node.Attach(pod.Pod(), netdev.LinkSpec{Parent: nic.Index, MAC: mac(1), Mode: netdev.Private})
+	if err != nil {
+		t.Fatal(err)
+	}
+	changes := watch(t)
+	changes.await(t, func(c netdev.Change) bool { return c.Everything })
+	pod.Do(func() error {
+		link, err := netlink.LinkByName(a.Name)
+		if err != nil {
+			return err
+		}
+		return netlink.LinkSetDown(link)
+	})
+	changes.await(t, func(c netdev.Change) bool { return slices.Contains(c.Touched, a.NSID) })
+}
+
 func TestWatchTellsOfNICs(t *testing.T) {
 	changes := watch(t)
 	changes.await(t, func(c netdev.Change) bool { return c.Everything })

@@ -54,6 +54,7 @@ func run(ctx context.Context, t conformance.Target, kubeconfig string) (failed i
 	if err != nil {
 		return 0, err
 	}
+	rest.QPS, rest.Burst = 50, 100
 	if t.Client, err = kubernetes.NewForConfig(rest); err != nil {
 		return 0, err
 	}

@@ -59,9 +59,11 @@ func subscribe(fd int) error {
 			return fmt.Errorf("subscribe to group %d: %w", group, err)
 		}
 	}
-	// Both need capabilities in the first user namespace. Without them a
-	// larger share of the truth is left to the resync.
-	_ = unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_LISTEN_ALL_NSID, 1)
+	if err := unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_LISTEN_ALL_NSID, 1); err != nil {
+		return fmt.Errorf("listen to other network namespaces: %w: has the process CAP_NET_BROADCAST?", err)
+	}
+	// Root of another user namespace may not: then an overflow is likelier,
+	// and costs a look at everything.
 	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, eventBuffer)
 	return nil
 }

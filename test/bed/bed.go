@@ -50,7 +50,7 @@ func New(dir string) (*Bed, error) {
 // Options of Up.
 type Options struct {
 	Nodes int
-	Gates string // default or all
+	Gates string // default, all or no-capacity
 }
 
 // Images that every bed is started with; `make image` and its like build them.

@@ -34,6 +34,7 @@ import (
 var errUsage = errors.New(`usage:
   cluster up     --dir DIR [--nodes 1|2] [--gates default|all|no-capacity] [--image TAR]...
   cluster down   --dir DIR
+  cluster id     --dir DIR                  what the names of its cgroups begin with
   cluster load   --dir DIR TAR...          import images into every node
   cluster build                            build the cluster's binaries into the cache
   cluster image  --contents FILE --tag NAME:TAG --out TAR`)
@@ -81,6 +82,9 @@ func run(ctx context.Context, args []string) error {
 		return bed.up(ctx, options{Nodes: *nodes, Gates: *gates, Images: images}, *source)
 	case "down":
 		return bed.down()
+	case "id":
+		fmt.Println(bed.id)
+		return nil
 	case "load":
 		return bed.load(ctx, flags.Args())
 	case "build":

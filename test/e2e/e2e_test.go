@@ -48,6 +48,14 @@ func TestTwoNodesWithAllGates(t *testing.T) {
 	tell(t, "testdata/two-nodes", ".cluster-e2e-two", bed.Options{Nodes: 2, Gates: "all"})
 }
 
+// A cluster that drops what we publish.
+func TestNoConsumableCapacity(t *testing.T) {
+	if os.Getenv("E2E_CLUSTER") != "" {
+		t.Skip("E2E_CLUSTER names a cluster with the gate on")
+	}
+	tell(t, "testdata/no-capacity", ".cluster-e2e-old", bed.Options{Nodes: 1, Gates: "no-capacity"})
+}
+
 func tell(t *testing.T, stories, dir string, o bed.Options) {
 	t.Helper()
 	if os.Getenv("E2E") == "" && os.Getenv("E2E_CLUSTER") == "" {
