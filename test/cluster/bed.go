@@ -229,13 +229,18 @@ func (b *bed) guard() error {
 		<-terminated()
 		end <- struct{}{}
 	}()
-	gone := make(chan error, 1)
-	go func() { gone <- bed.Wait() }()
+	var ended error
+	gone := make(chan struct{})
+	go func() {
+		defer close(gone)
+		ended = bed.Wait()
+	}()
 	select {
 	case <-end:
 		err = bed.Process.Kill() // process 1 of its PID namespace: the kernel ends every other
-		_ = <-gone               // it was killed: that is what it says
-	case err = <-gone:
+		<-gone
+	case <-gone:
+		err = ended
 	}
 	return errors.Join(err, b.removeRemains())
 }
