@@ -109,7 +109,8 @@ func checkNamespace(namespace *os.File, bundle string) error {
 	if err != nil {
 		return err
 	}
-	own, err := os.Stat("/proc/self/ns/net")
+	// Not /proc/self: that is the first thread, which may have been left in a pod.
+	own, err := os.Stat("/proc/thread-self/ns/net")
 	if err != nil {
 		return err
 	}

@@ -78,6 +78,7 @@ func tell(t *testing.T, stories, dir string, o bed.Options) {
 			"measure": s.measure,
 			"install": s.install,
 			"plugin":  s.plugin,
+			"example": s.example,
 			"clean":   s.clean,
 		},
 	})
@@ -280,6 +281,23 @@ func (s *suite) install(ts *testscript.TestScript, neg bool, args []string) {
 			ts.Logf("%v", err)
 		}
 	})
+}
+
+// example FILE NAME OUT: writes the YAML block of a document that makes an
+// object of that name. What the documents show is what is tested.
+func (s *suite) example(ts *testscript.TestScript, neg bool, args []string) {
+	if len(args) != 3 || neg {
+		ts.Fatalf("usage: example FILE NAME OUT")
+	}
+	raw, err := os.ReadFile(filepath.Join(s.bed.Root, args[0]))
+	ts.Check(err)
+	for _, block := range regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllSubmatch(raw, -1) {
+		if strings.Contains(string(block[1]), "metadata: {name: "+args[1]+"}") {
+			ts.Check(os.WriteFile(ts.MkAbs(args[2]), block[1], 0o644))
+			return
+		}
+	}
+	ts.Fatalf("%s has no example that makes %s", args[0], args[1])
 }
 
 // plugin stop|start: takes the plugin off all nodes, or lets it come back. It
