@@ -51,6 +51,8 @@ type Record struct {
 	Version   int       `json:"version"`
 	ClaimUID  string    `json:"claimUID"`
 	Share     string    `json:"share"`
+	Kind      string    `json:"kind"`   // of the device
+	Device    string    `json:"device"` // as published
 	Pod       Pod       `json:"pod"`
 	SandboxID string    `json:"sandboxID"`
 	Namespace Namespace `json:"namespace"`

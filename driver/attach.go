@@ -56,6 +56,7 @@ func (d *Driver) attach(ctx context.Context, r attach.Request, pod PodNamespace)
 	if err != nil {
 		return attached, err
 	}
+	attached.Kind, attached.Device = share.Kind, share.Device
 	if err := attach.WriteRecord(d.recordDir(), attached); err != nil {
 		return attached, errors.Join(fmt.Errorf("write attach record: %w", err), attacher.Detach(ctx, attached))
 	}

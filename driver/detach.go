@@ -55,7 +55,7 @@ func (d *Driver) recordedShare(r attach.Record) record.Share {
 			return share
 		}
 	}
-	return record.Share{Name: r.Share, Class: r.Class}
+	return record.Share{Name: r.Share, Kind: r.Kind, Device: r.Device, Class: r.Class}
 }
 
 // detachGone detaches one whose namespace has ended. The record may have been

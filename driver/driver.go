@@ -127,6 +127,9 @@ func (d *Driver) Start(ctx context.Context) (wait func() error, err error) {
 	if err := d.refreshKinds(ctx); err != nil {
 		return nil, err
 	}
+	if err := d.clearReady(); err != nil {
+		return nil, err
+	}
 	d.restore(ctx)
 	server, err := attach.Listen(d.options.RunDir, d.options.Instance, d)
 	if err != nil {
@@ -169,6 +172,7 @@ func (d *Driver) pluginOptions() []kubeletplugin.Option {
 		kubeletplugin.KubeClient(d.options.Client),
 		kubeletplugin.PluginDataDirectoryPath(d.options.PluginDir),
 		kubeletplugin.RegistrarDirectoryPath(d.options.RegistryDir),
+		kubeletplugin.HealthService(false), // nothing to tell yet beyond the claims' conditions
 	}
 	if d.options.RollingUpdate {
 		options = append(options, kubeletplugin.RollingUpdate(types.UID(d.options.Instance)))

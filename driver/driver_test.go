@@ -68,6 +68,7 @@ type plugin struct {
 	dir     string
 	client  *fake.Clientset
 	options driver.Options
+	refuse  atomic.Int32 // writes of status that are yet to fail
 	*driver.Driver
 	stop func()
 }
@@ -87,6 +88,12 @@ func newPlugin(t *testing.T) *plugin {
 		}
 	}
 	p := &plugin{t: t, dir: dir, client: fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "node"}})}
+	p.client.PrependReactor("patch", "resourceclaims", func(clienttesting.Action) (bool, runtime.Object, error) {
+		if p.refuse.Add(-1) >= 0 {
+			return true, nil, errors.New("the API server is away")
+		}
+		return false, nil, nil
+	})
 	p.options = driver.Options{
 		DriverName: driverName, NodeName: nodeName, Client: p.client, Instance: "1", Hook: "/hook",
 		PluginDir: filepath.Join(dir, "plugin"), RegistryDir: filepath.Join(dir, "registry"), CDIDir: filepath.Join(dir, "cdi"), RunDir: filepath.Join(dir, "run"),
@@ -258,9 +265,16 @@ type sandbox struct {
 
 func (p *plugin) sandbox(name string) *sandbox {
 	p.t.Helper()
+	return p.process(name, unix.CLONE_NEWNET)
+}
+
+// process is a sandbox with namespaces of its own as asked for: none is
+// hostNetwork.
+func (p *plugin) process(name string, namespaces uintptr) *sandbox {
+	p.t.Helper()
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), pauseVariable+"=1")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET} // it ends with its standard input
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: namespaces} // it ends with its standard input
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
 		p.t.Fatal(err)
@@ -299,8 +313,32 @@ func (s *sandbox) hook(c *resourceapi.ResourceClaim, share string) error {
 	if err != nil {
 		s.plugin.t.Fatal(err)
 	}
+	s.plugin.reserve(c, func(pods []resourceapi.ResourceClaimConsumerReference) []resourceapi.ResourceClaimConsumerReference {
+		if slices.ContainsFunc(pods, s.is) {
+			return pods
+		}
+		return append(pods, resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: s.name, UID: s.uid})
+	})
 	h := attach.Hook{RunDir: s.plugin.options.RunDir, ClaimUID: string(c.UID), Share: share, Wait: 300 * time.Millisecond}
 	return h.Run(s.plugin.t.Context(), strings.NewReader(string(state)))
+}
+
+func (s *sandbox) is(consumer resourceapi.ResourceClaimConsumerReference) bool {
+	return consumer.UID == s.uid
+}
+
+// reserve changes for whom a claim is reserved, as scheduler and controller do.
+func (p *plugin) reserve(c *resourceapi.ResourceClaim, change func([]resourceapi.ResourceClaimConsumerReference) []resourceapi.ResourceClaimConsumerReference) {
+	p.t.Helper()
+	api := p.client.ResourceV1().ResourceClaims(namespace)
+	current, err := api.Get(p.t.Context(), c.Name, metav1.GetOptions{})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	current.Status.ReservedFor = change(current.Status.ReservedFor)
+	if _, err := api.UpdateStatus(p.t.Context(), current, metav1.UpdateOptions{}); err != nil {
+		p.t.Fatal(err)
+	}
 }
 
 // links are the names of the pod's links.
@@ -456,10 +494,9 @@ func TestTheHookRefusesWhatIsNotThePodsNamespace(t *testing.T) {
 	p := newPlugin(t)
 	c := p.claim("c", "100M", "")
 	share := p.mustPrepare(c)[0]
-	hostNetwork := p.sandbox("hostnetwork")
-	hostNetwork.pid = os.Getpid()
+	hostNetwork := p.process("hostnetwork", 0)
 	other := p.sandbox("other")
-	other.writeBundle("/proc/self/ns/net")
+	other.writeBundle(fmt.Sprintf("/proc/%d/ns/net", hostNetwork.pid))
 	unnamed := p.sandbox("unnamed")
 	unnamed.writeBundle("")
 	for _, tc := range []struct {
@@ -501,6 +538,18 @@ func TestAStaticAddressServesOnePod(t *testing.T) {
 		t.Errorf("the second pod: %v", err)
 	}
 	p.eventually(func() error { return p.condition(c, driver.ConditionReady, driver.ReasonAttachFailed) })
+	// The second pod goes without ever having been attached.
+	p.reserve(c, func(pods []resourceapi.ResourceClaimConsumerReference) []resourceapi.ResourceClaimConsumerReference {
+		return slices.DeleteFunc(pods, second.is)
+	})
+	first.do(func() error { // something to look at the claim for
+		link, err := netlink.LinkByName("net1")
+		if err != nil {
+			return err
+		}
+		return netlink.LinkSetMTU(link, 1400)
+	})
+	p.eventually(func() error { return p.condition(c, driver.ConditionReady, driver.ReasonAttached) })
 	first.kill()
 	p.eventually(func() error { return second.hook(c, share) })
 	p.eventually(func() error { return p.condition(c, driver.ConditionReady, driver.ReasonAttached) })
@@ -532,6 +581,48 @@ func (s *sandbox) do(f func() error) {
 	}
 	defer ns.Close()
 	nstest.In(s.plugin.t, ns, f)
+}
+
+func TestSharesOfOneClaimMustNotExcludeEachOther(t *testing.T) {
+	p := newPlugin(t)
+	for parameters, want := range map[string]string{
+		`"interfaceName": "data0"`:      `interfaceName: Duplicate value: "data0": the shares of requests nic and nic need a name each`,
+		`"addresses": ["10.20.0.5/16"]`: `addresses: Duplicate value: "10.20.0.5/16"`,
+	} {
+		c := p.claim("c", "100M", parameters)
+		again := c.Status.Allocation.Devices.Results[0]
+		again.ShareID = ptr.To(uuid.NewUUID())
+		c.Status.Allocation.Devices.Results = append(c.Status.Allocation.Devices.Results, again)
+		if _, err := p.prepare(c); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want %s", err, want)
+		}
+		if err := p.client.ResourceV1().ResourceClaims(namespace).Delete(t.Context(), "c", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.wantNothingLeft()
+}
+
+func TestARecordThatCannotBeReadStopsNobody(t *testing.T) {
+	p := newPlugin(t)
+	torn := p.claim("torn", "100M", "")
+	share := p.mustPrepare(torn)[0]
+	s := p.sandbox("p")
+	if err := s.hook(torn, share); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(p.options.PluginDir, "claims", string(torn.UID)+".json")
+	if err := os.WriteFile(file, []byte(`{"version": 99}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p.mustPrepare(p.claim("other", "100M", ""))
+	p.unprepare(torn)
+	if got := s.links(); slices.Contains(got, "net1") {
+		t.Errorf("after unprepare the pod has %v", got)
+	}
+	if _, err := os.Stat(file + ".unreadable"); err != nil {
+		t.Errorf("the record was not kept: %v", err)
+	}
 }
 
 func TestMoreThanTheNICHasIsRefusedHereToo(t *testing.T) {
@@ -617,20 +708,14 @@ func TestTheStatusIsWrittenInTheEndAndOtherDriversKeepTheirs(t *testing.T) {
 	if _, err := p.client.ResourceV1().ResourceClaims(namespace).UpdateStatus(t.Context(), c, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	var refusals atomic.Int32
-	p.client.PrependReactor("patch", "resourceclaims", func(clienttesting.Action) (bool, runtime.Object, error) {
-		if refusals.Add(1) <= 3 {
-			return true, nil, errors.New("the API server is away")
-		}
-		return false, nil, nil
-	})
+	p.refuse.Store(3)
 	share := p.mustPrepare(c)[0]
 	if err := p.sandbox("p").hook(c, share); err != nil {
 		t.Fatal(err)
 	}
 	p.eventually(func() error { return p.condition(c, driver.ConditionReady, driver.ReasonAttached) })
-	if n := refusals.Load(); n < 4 {
-		t.Errorf("%d attempts", n)
+	if n := p.refuse.Load(); n >= 0 {
+		t.Errorf("%d writes were still to be refused", n)
 	}
 	current, err := p.client.ResourceV1().ResourceClaims(namespace).Get(t.Context(), c.Name, metav1.GetOptions{})
 	if err != nil {

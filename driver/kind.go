@@ -16,10 +16,11 @@ import (
 type Kind interface {
 	// Name of the kind, as records and log lines have it.
 	Name() string
-	// Refresh looks at the node and makes devices ready to be shared. live
-	// are the devices that have shares: they stay in Devices, whatever
-	// became of them.
-	Refresh(ctx context.Context, live map[string]bool) error
+	// Refresh looks at the node and makes devices ready to be shared, or
+	// ready again. live are the devices that have shares: they stay in
+	// Devices, whatever became of them. It reports whether something had to
+	// be put in place, so that what shares had there may be gone.
+	Refresh(ctx context.Context, live map[string]bool) (changed bool, err error)
 	// Devices returns what to publish, as of the last Refresh.
 	Devices() []resourceapi.Device
 	// Has tells whether a device is, or was, of this kind.
@@ -31,6 +32,8 @@ type Kind interface {
 	// Admit refuses a share that the device has no room for beside the
 	// others on it.
 	Admit(share record.Share, others []record.Share) error
+	// Together refuses shares of one claim that exclude each other.
+	Together(shares []record.Share) error
 	// Env is what a container with the share finds in its environment.
 	Env(share record.Share) []string
 }

@@ -51,7 +51,12 @@ func (d *Driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 		return nil, err
 	}
 	if old != nil && old.Phase == record.Prepared && slices.EqualFunc(old.Shares, shares, record.Share.Same) {
+		// An allocation does not change: neither do its parameters, also if
+		// the administrator would not allow them any more.
 		return old, d.ensureSpec(old)
+	}
+	if err := d.configure(claim, shares); err != nil {
+		return nil, err
 	}
 	if old != nil && old.Phase != record.Preparing {
 		// The claim was deallocated and came back with another share, or an
@@ -60,11 +65,8 @@ func (d *Driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 			return nil, fmt.Errorf("undo an earlier preparation: %w", err)
 		}
 	}
-	if err := d.checkConsumers(claim, shares); err != nil {
-		return nil, err
-	}
 	prepared := &record.Claim{Phase: record.Preparing, Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID, Shares: shares}
-	if err := d.admit(prepared); err != nil {
+	if err := d.admit(ctx, prepared); err != nil {
 		return nil, err
 	}
 	if err := d.specs.Write(string(claim.UID), d.cdiDevices(prepared)); err != nil {
@@ -76,6 +78,39 @@ func (d *Driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 	}
 	klog.FromContext(ctx).Info("Prepared", "shares", len(prepared.Shares))
 	return prepared, nil
+}
+
+// configure gives the shares their parameters, and refuses what cannot be, by
+// itself, together, or for the pods that the claim is reserved for.
+func (d *Driver) configure(claim *resourceapi.ResourceClaim, shares []record.Share) error {
+	i := 0
+	for _, result := range claim.Status.Allocation.Devices.Results {
+		if result.Driver != d.options.DriverName {
+			continue
+		}
+		share := &shares[i] // plan made one for each, in order
+		i++
+		kind, err := d.kindOf(share.Device)
+		if err == nil {
+			share.Kind = kind.Name()
+			share.Parameters, err = kind.Configure(*share, d.configurations(claim.Status.Allocation.Devices.Config, result))
+		}
+		if err != nil {
+			return fmt.Errorf("request %s, device %s: %w", share.Request, share.Device, err)
+		}
+	}
+	for _, kind := range d.options.Kinds {
+		var own []record.Share
+		for _, s := range shares {
+			if s.Kind == kind.Name() {
+				own = append(own, s)
+			}
+		}
+		if err := kind.Together(own); err != nil {
+			return err
+		}
+	}
+	return d.checkConsumers(claim, shares)
 }
 
 // checkConsumers refuses shares that cannot serve the pods the claim is
@@ -100,8 +135,8 @@ func (d *Driver) checkConsumers(claim *resourceapi.ResourceClaim, shares []recor
 	return nil
 }
 
-// plan turns the claim's allocation into shares. Results of other drivers are
-// theirs.
+// plan turns the claim's allocation into shares, without parameters. Results of
+// other drivers are theirs.
 func (d *Driver) plan(claim *resourceapi.ResourceClaim) ([]record.Share, error) {
 	if claim.Status.Allocation == nil {
 		return nil, errors.New("the claim is not allocated")
@@ -133,13 +168,7 @@ func (d *Driver) share(claim *resourceapi.ResourceClaim, result resourceapi.Devi
 	for name, quantity := range result.ConsumedCapacity {
 		share.Capacity[string(name)] = quantity
 	}
-	kind, err := d.kindOf(share.Device)
-	if err != nil {
-		return share, err
-	}
-	share.Kind = kind.Name()
-	share.Parameters, err = kind.Configure(share, d.configurations(claim.Status.Allocation.Devices.Config, result))
-	return share, err
+	return share, nil
 }
 
 // shareKey tells the shares of one request apart. A device that is not shared
@@ -168,12 +197,14 @@ func (d *Driver) configurations(all []resourceapi.DeviceAllocationConfiguration,
 // admit checks the shares against all others on their devices, gives each its
 // class number, and writes the record that makes them count. The scheduler has
 // checked too; the driver is the last line of defence.
-func (d *Driver) admit(claim *record.Claim) error {
+func (d *Driver) admit(ctx context.Context, claim *record.Claim) error {
 	d.admission.Lock()
 	defer d.admission.Unlock()
 	all, err := d.claims.List()
 	if err != nil {
-		return fmt.Errorf("what is prepared already cannot be told: %w", err)
+		// One that cannot be read must not keep all other claims from this
+		// node: the scheduler has counted it.
+		klog.FromContext(ctx).Error(err, "Some claim records are unreadable: what they hold does not count")
 	}
 	var others []record.Share
 	for _, c := range all {

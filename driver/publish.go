@@ -63,10 +63,16 @@ func (d *Driver) refreshKinds(ctx context.Context) error {
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Some claim records are unreadable")
 	}
+	again := false
 	for _, k := range d.options.Kinds {
-		if err := k.Refresh(ctx, liveDevices(all, k.Name())); err != nil {
+		changed, err := k.Refresh(ctx, liveDevices(all, k.Name()))
+		if err != nil {
 			return err
 		}
+		again = again || changed
+	}
+	if again {
+		d.restore(ctx)
 	}
 	return nil
 }

@@ -30,6 +30,15 @@ func Ready(runDir, instance string) error {
 	return err
 }
 
+// clearReady removes what a killed process of this pod has left.
+func (d *Driver) clearReady() error {
+	err := os.Remove(readyFile(d.options.RunDir, d.options.Instance))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
 // announce says so while it is so.
 func (d *Driver) announce(ctx context.Context, helper *kubeletplugin.Helper) {
 	file := readyFile(d.options.RunDir, d.options.Instance)

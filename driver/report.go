@@ -111,6 +111,9 @@ func (r *reporter) report(ctx context.Context, uid types.UID) error {
 	if err != nil || claim == nil || claim.Phase != record.Prepared {
 		return err
 	}
+	if err := r.forgetGonePods(ctx, claim); err != nil {
+		return err
+	}
 	rows, err := r.driver.rows(ctx, claim)
 	if err != nil || len(rows) == 0 {
 		return err
@@ -132,6 +135,30 @@ func (r *reporter) report(ctx context.Context, uid types.UID) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.written[uid] = hash
+	return nil
+}
+
+// forgetGonePods forgets failures of pods that the claim is no longer reserved
+// for: nothing else tells that a pod is gone that was never attached.
+func (r *reporter) forgetGonePods(ctx context.Context, claim *record.Claim) error {
+	if !r.driver.failures.any(claim.Shares) {
+		return nil
+	}
+	current, err := r.driver.options.Client.ResourceV1().ResourceClaims(claim.Namespace).Get(ctx, claim.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	reserved := map[string]bool{}
+	for _, consumer := range current.Status.ReservedFor {
+		if consumer.Resource != "pods" || consumer.APIGroup != "" {
+			return nil // a consumer of another kind may stand for any pod
+		}
+		reserved[string(consumer.UID)] = true
+	}
+	r.driver.failures.keep(claim.Shares, reserved)
 	return nil
 }
 
@@ -279,6 +306,30 @@ func (f *failures) of(share string) []string {
 		texts = append(texts, text)
 	}
 	return texts
+}
+
+func (f *failures) any(shares []record.Share) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, s := range shares {
+		if len(f.seen[s.Name]) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// keep forgets the failures of all pods but these, by UID.
+func (f *failures) keep(shares []record.Share, pods map[string]bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, s := range shares {
+		for uid := range f.seen[s.Name] {
+			if !pods[uid] {
+				delete(f.seen[s.Name], uid)
+			}
+		}
+	}
 }
 
 func (f *failures) forgetClaim(shares []record.Share) {

@@ -22,7 +22,11 @@ func (d *Driver) UnprepareResourceClaims(ctx context.Context, claims []kubeletpl
 			ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithValues("claim", klog.KRef(claim.Namespace, claim.Name)))
 			recorded, err := d.claims.Get(claim.UID)
 			if err != nil {
-				return err
+				aside, moveErr := d.claims.SetAside(claim.UID)
+				if moveErr != nil {
+					return errors.Join(err, moveErr)
+				}
+				klog.FromContext(ctx).Error(err, "Unprepare without the claim's record, by what is attached", "keptAs", aside)
 			}
 			if recorded == nil {
 				recorded = &record.Claim{UID: claim.UID, Namespace: claim.Namespace, Name: claim.Name}
@@ -47,10 +51,14 @@ func (d *Driver) unprepare(ctx context.Context, claim *record.Claim) error {
 		}
 	}
 	attachments, failed := d.attachments(claim.UID)
+	shares := claim.Shares
 	for _, r := range attachments {
+		if len(claim.Shares) == 0 { // the claim's record is lost
+			shares = append(shares, d.recordedShare(r))
+		}
 		failed = errors.Join(failed, d.forget(ctx, d.attacherOf(d.recordedShare(r)), r))
 	}
-	for _, share := range claim.Shares {
+	for _, share := range shares {
 		if attacher := d.attacherOf(share); attacher != nil && !share.AdminAccess {
 			failed = errors.Join(failed, attacher.Release(ctx, share))
 		}
@@ -65,7 +73,7 @@ func (d *Driver) unprepare(ctx context.Context, claim *record.Claim) error {
 		return err
 	}
 	d.status.forget(claim.UID)
-	d.failures.forgetClaim(claim.Shares)
-	klog.FromContext(ctx).Info("Unprepared", "shares", len(claim.Shares))
+	d.failures.forgetClaim(shares)
+	klog.FromContext(ctx).Info("Unprepared", "shares", len(shares))
 	return nil
 }

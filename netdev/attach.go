@@ -274,6 +274,9 @@ func describeUp(err error, s LinkSpec) error {
 	}
 	if refused.Index >= 1 && refused.Index <= len(s.Routes) {
 		route := s.Routes[refused.Index-1]
+		if errors.Is(err, syscall.EEXIST) {
+			return fmt.Errorf("route to %s: %w: the pod has one already, by its cluster network; choose narrower destinations", route.Destination, err)
+		}
 		return fmt.Errorf("route to %s by %s: %w: is the gateway on one of the addresses' networks?", route.Destination, route.Gateway, err)
 	}
 	if errors.Is(err, syscall.EADDRINUSE) {

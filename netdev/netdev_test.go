@@ -30,7 +30,7 @@ func newNode(t testing.TB, nics ...netdev.NIC) *netdev.Node {
 	}
 	t.Cleanup(func() { _ = node.Close() })
 	for _, n := range nics {
-		if err := node.Manage(netdev.Parent{Name: n.Name, Index: n.Index, MAC: n.MAC}); err != nil {
+		if _, err := node.Manage(netdev.Parent{Name: n.Name, Index: n.Index, MAC: n.MAC}); err != nil {
 			t.Fatal(err)
 		}
 	}

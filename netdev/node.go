@@ -3,6 +3,7 @@ package netdev
 import (
 	"errors"
 	"fmt"
+	"reflect"
 	"sync"
 
 	"github.com/vishvananda/netlink"
@@ -95,64 +96,85 @@ func (n *Node) Key() classify.Key {
 	return n.classifier.Key()
 }
 
-// Manage takes a NIC over, or changes how it is managed. With Enforce it puts
-// queues and classifier in place; classes of live shares stay as they are.
-func (n *Node) Manage(p Parent) error {
+// Manage makes a NIC what p says, whatever it is now: handed to us, or handed
+// to us without enforcement. It is called again and again; it changes what is
+// not as it should be, and reports whether there was such a thing. Then what
+// shares had on the NIC may be gone: see Restore.
+func (n *Node) Manage(p Parent) (changed bool, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	old, known := n.managed[p.Index]
 	if !p.Enforce {
-		if old, ok := n.managed[p.Index]; ok && old.Enforce {
-			if err := n.release(old); err != nil {
-				return err
-			}
-		}
+		changed, err = n.leave(p.Name, p.Index)
 		n.managed[p.Index] = managed{Parent: p}
-		return nil
+		return changed, err
 	}
 	if n.classifier == nil {
-		c, err := classify.Open(n.bpffs, n.keys...)
-		if err != nil {
-			return err
+		if n.classifier, err = classify.Open(n.bpffs, n.keys...); err != nil {
+			return false, err
 		}
-		n.classifier = c
+	}
+	if known && reflect.DeepEqual(old.Parent, p) {
+		intact, err := n.intact(old)
+		if err != nil || intact {
+			return false, err
+		}
+	}
+	if known && old.Name != p.Name { // the link was renamed
+		if err := n.shaper.RemoveIFB(old.Name); err != nil {
+			return false, err
+		}
 	}
 	ifb, err := n.shaper.Setup(p.Name, p.Index, p.Rates, p.TakeOver)
 	if err != nil {
-		return err
+		return false, err
 	}
 	n.managed[p.Index] = managed{Parent: p, ifb: ifb}
-	return n.classifier.Attach(classify.NIC{Index: p.Index, IFBIndex: ifb, MAC: p.MAC, HostCookie: n.cookie, Major: shape.Major, TrustMAC: p.TrustMAC})
+	return true, n.classifier.Attach(classify.NIC{Index: p.Index, IFBIndex: ifb, MAC: p.MAC, HostCookie: n.cookie, Major: shape.Major, TrustMAC: p.TrustMAC})
 }
 
-// Release gives a NIC back as it was. The caller has detached its shares.
-func (n *Node) Release(index int) error {
+func (n *Node) intact(m managed) (bool, error) {
+	intact, err := n.shaper.Intact(m.Name, m.Index, m.ifb, m.Rates)
+	if err != nil || !intact {
+		return false, err
+	}
+	return n.classifier.Attached(m.Index)
+}
+
+// Leave gives a NIC back as it was, also one that an earlier process managed.
+// The caller has detached its shares. It reports whether there was anything of
+// ours.
+func (n *Node) Leave(name string, index int) (found bool, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	m, ok := n.managed[index]
-	if !ok {
-		return nil
-	}
 	delete(n.managed, index)
-	if !m.Enforce {
-		return nil
-	}
-	return n.release(m)
+	return n.leave(name, index)
 }
 
-// release undoes Manage. It is called with the lock held. A NIC that is gone
-// took its queues along; its IFB device may serve a namesake by now.
-func (n *Node) release(m managed) error {
-	link, err := netlink.LinkByIndex(m.Index)
-	if err == nil && link.Attrs().Name == m.Name {
-		return errors.Join(n.classifier.Detach(m.Index), n.shaper.Teardown(m.Name, m.Index))
+// leave undoes Manage. It is called with the lock held. A NIC that is gone took
+// its queues along; its IFB device may serve a namesake by now.
+func (n *Node) leave(name string, index int) (found bool, err error) {
+	if n.classifier != nil {
+		err = n.classifier.Forget(index)
 	}
-	failed := n.classifier.Forget(m.Index)
-	for _, other := range n.managed {
-		if other.Name == m.Name && other.Index != m.Index {
-			return failed
+	link, lookErr := netlink.LinkByIndex(index)
+	if lookErr != nil {
+		for _, other := range n.managed {
+			if other.Name == name && other.Index != index {
+				return true, err
+			}
 		}
+		return true, errors.Join(err, n.shaper.RemoveIFB(name))
 	}
-	return errors.Join(failed, n.shaper.RemoveIFB(m.Name))
+	classified, detachErr := classify.Detach(index)
+	owned, ownedErr := shape.Owned(index)
+	if err = errors.Join(err, detachErr, ownedErr); !owned {
+		return classified, err
+	}
+	if now := link.Attrs().Name; now != name {
+		err = errors.Join(err, n.shaper.RemoveIFB(now))
+	}
+	return true, errors.Join(err, n.shaper.Teardown(name, index))
 }
 
 // ErrNotManaged means that the NIC was not handed to us, or is gone.

@@ -48,6 +48,9 @@ func (n *Node) readClasses(a Attachment, s *LinkState) error {
 	if errors.Is(err, ErrNotManaged) || !parent.Enforce {
 		return nil
 	}
+	if attached, err := n.classifier.Attached(parent.Index); err != nil || !attached {
+		return err
+	}
 	member := n.member(a, parent)
 	member.MAC = s.MAC // what the link has now, not what it was given
 	send, receive, err := n.classifier.Lookup(member)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
@@ -20,8 +19,8 @@ type Change struct {
 	Gone []int
 	// Touched are namespaces in which links or addresses changed, by ID.
 	Touched []int
-	// Queues are links of the node whose queues or classes changed, by index.
-	Queues []int
+	// Queues or classifiers of the node's links changed.
+	Queues bool
 }
 
 // Watch calls changed for what the kernel announces, until ctx ends. The first
@@ -75,9 +74,9 @@ func summarize(events []rtnl.Event) (c Change, any bool) {
 			if e.NSID == rtnl.OwnNamespace {
 				c.Links, any = true, true
 			}
-		case unix.RTM_NEWTCLASS, unix.RTM_DELTCLASS, unix.RTM_NEWQDISC, unix.RTM_DELQDISC:
-			if e.NSID == rtnl.OwnNamespace && len(e.Message.Data) >= nl.SizeofTcMsg {
-				c.Queues, any = append(c.Queues, int(nl.DeserializeTcMsg(e.Message.Data).Ifindex)), true
+		case unix.RTM_NEWTCLASS, unix.RTM_DELTCLASS, unix.RTM_NEWQDISC, unix.RTM_DELQDISC, unix.RTM_NEWTFILTER, unix.RTM_DELTFILTER:
+			if e.NSID == rtnl.OwnNamespace {
+				c.Queues, any = true, true
 			}
 		}
 	}

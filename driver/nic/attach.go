@@ -48,7 +48,8 @@ func (k *Kind) Attach(_ context.Context, share record.Share, r attach.Request, p
 	if err != nil {
 		return none, err
 	}
-	spec.Alias = fmt.Sprintf("dra-shared %s/%s %s", r.Pod.Namespace, r.Pod.Name, share.Name)[:min(255, len(r.Pod.Namespace)+len(r.Pod.Name)+len(share.Name)+13)]
+	spec.Alias = fmt.Sprintf("dra-shared %s/%s %s", r.Pod.Namespace, r.Pod.Name, share.Name)
+	spec.Alias = spec.Alias[:min(len(spec.Alias), maxAlias)]
 	a, err := k.node.Attach(netdev.PodNamespace{File: pod.File, Socket: conn}, spec)
 	if err != nil {
 		return none, fmt.Errorf("on %s: %w", d.nic.Name, err)
@@ -63,6 +64,9 @@ func (k *Kind) Attach(_ context.Context, share record.Share, r attach.Request, p
 		Link: attach.Link{Parent: a.Parent, Index: a.Index, Name: a.Name, MAC: a.MAC.String(), MTU: a.MTU},
 	}, nil
 }
+
+// maxAlias is the kernel's limit (IFALIASZ), in bytes.
+const maxAlias = 255
 
 // connect uses the socket that came from the hook; the caller keeps the
 // descriptor it passed, and closes it.
@@ -171,6 +175,10 @@ func (k *Kind) Restore(_ context.Context, share record.Share, r attach.Record) (
 	rates, err := shareRates(d, share, p)
 	if err != nil {
 		return true, err
+	}
+	link, err := k.node.Read(a)
+	if err == nil && link.Send != nil && link.Receive != nil && sameRates(*link.Send, rates) && sameRates(*link.Receive, rates) {
+		return true, nil // as it should be: every change is an event for somebody
 	}
 	return true, k.node.Restore(a, rates)
 }

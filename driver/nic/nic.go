@@ -33,71 +33,100 @@ type Kind struct {
 	config    *config.DriverConfig
 
 	mu      sync.RWMutex
-	devices map[string]*device
-	told    map[string]string // problems that have been logged, by NIC
+	devices map[string]*device // nil before the first Refresh; a device is not changed once it is in
+	told    map[string]string  // problems that have been logged, by NIC
 }
 
 var _ driver.Attacher = (*Kind)(nil)
 
 // New returns the kind. It looks at nothing before the first Refresh.
 func New(node *netdev.Node, inventory *netdev.Inventory, c *config.DriverConfig) *Kind {
-	return &Kind{node: node, inventory: inventory, config: c, devices: map[string]*device{}, told: map[string]string{}}
+	return &Kind{node: node, inventory: inventory, config: c, told: map[string]string{}}
 }
 
 // Name implements driver.Kind.
 func (k *Kind) Name() string { return Name }
 
-// Refresh implements driver.Kind: it reads which NICs there are, takes over
-// those that the configuration names, and gives back those it no longer does.
-func (k *Kind) Refresh(ctx context.Context, live map[string]bool) error {
+// Refresh implements driver.Kind: it reads which NICs there are, makes those
+// that the configuration names what they should be, whatever they are now, and
+// gives back those it no longer names, also if an earlier plugin took them.
+func (k *Kind) Refresh(ctx context.Context, live map[string]bool) (changed bool, err error) {
 	nics, err := k.inventory.List()
 	if err != nil {
-		return err
+		return false, err
 	}
 	wanted, problems := plan(nics, k.config)
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	problems = append(problems, k.leave(nics, wanted)...)
 	next := map[string]*device{}
 	for _, d := range wanted {
-		if err := k.manage(d); err != nil {
+		put, err := k.node.Manage(d.parent())
+		if err != nil {
 			problems = append(problems, problem{d.nic.Name, err})
 			continue
 		}
+		changed = changed || put
 		next[d.name] = d
-	}
-	for name, d := range k.devices {
-		if _, stays := next[name]; !stays && live[name] {
-			d.absent = true
-			next[name] = d
-		} else if now := next[name]; now == nil || now.nic.Index != d.nic.Index {
-			if err := k.node.Release(d.nic.Index); err != nil {
-				problems = append(problems, problem{d.nic.Name, err})
-			}
-		}
 	}
 	for name := range live {
 		if next[name] == nil {
-			next[name] = &device{name: name, absent: true}
+			next[name] = k.absent(name)
 		}
 	}
 	k.log(ctx, next, problems)
 	k.devices = next
-	return nil
+	return changed, nil
 }
 
-// manage hands a NIC to the node, unless it is handed over already and did
-// not change.
-func (k *Kind) manage(d *device) error {
-	old := k.devices[d.name]
-	if old != nil && !old.absent && old.nic.Index == d.nic.Index && old.line == d.line && old.nic.MAC.String() == d.nic.MAC.String() {
-		return nil
+// leave gives back NICs that are not wanted: those that were ours, and at the
+// first look all others, which an earlier plugin may have managed.
+func (k *Kind) leave(nics []netdev.NIC, wanted []*device) (problems []problem) {
+	stays := map[int]bool{}
+	for _, d := range wanted {
+		stays[d.nic.Index] = true
 	}
-	return k.node.Manage(netdev.Parent{
+	goes := map[int]string{}
+	for _, d := range k.devices {
+		if d.network != nil && !d.absent {
+			goes[d.nic.Index] = d.nic.Name
+		}
+	}
+	if k.devices == nil {
+		for _, n := range nics {
+			goes[n.Index] = n.Name
+		}
+	}
+	for index, name := range goes {
+		if stays[index] {
+			continue
+		}
+		if _, err := k.node.Leave(name, index); err != nil {
+			problems = append(problems, problem{name, err})
+		}
+	}
+	return problems
+}
+
+// absent is a NIC that has shares and is not there. A copy: others may be
+// reading the one that was.
+func (k *Kind) absent(name string) *device {
+	d := device{name: name}
+	if last := k.devices[name]; last != nil {
+		d = *last
+	}
+	d.absent = true
+	return &d
+}
+
+// parent is the NIC as netdev is to manage it.
+func (d *device) parent() netdev.Parent {
+	return netdev.Parent{
 		Name: d.nic.Name, Index: d.nic.Index, MAC: d.nic.MAC,
 		Enforce:  d.network.Enforcement == config.EnforcementShape,
 		Rates:    shape.Link{Line: d.line, Reserve: d.reserve, Smallest: uint64(d.network.Policy.Min.Value())},
 		TakeOver: d.network.TakeOver, TrustMAC: d.network.TrustMAC,
-	})
+	}
 }
 
 // log says once what changed. It is called with the lock held.
@@ -173,6 +202,33 @@ func (k *Kind) Configure(share record.Share, configurations [][]byte) (json.RawM
 		return nil, fmt.Errorf("%s: %w", params.NetworkAttachmentKind, errs.ToAggregate())
 	}
 	return json.Marshal(merged)
+}
+
+// Together implements driver.Kind: a pod has a name and an address once.
+func (k *Kind) Together(shares []record.Share) error {
+	names, addresses := map[string]string{}, map[string]string{}
+	for _, s := range shares {
+		if s.AdminAccess {
+			continue
+		}
+		p, err := parameters(s)
+		if err != nil {
+			return err
+		}
+		if other, taken := names[p.InterfaceName]; taken && p.InterfaceName != "" {
+			return fmt.Errorf("%s: interfaceName: Duplicate value: %q: the shares of requests %s and %s need a name each; leave it out, or give each request its own parameters",
+				params.NetworkAttachmentKind, p.InterfaceName, other, s.Request)
+		}
+		names[p.InterfaceName] = s.Request
+		for _, a := range p.Addresses {
+			if other, taken := addresses[a]; taken {
+				return fmt.Errorf("%s: addresses: Duplicate value: %q: the shares of requests %s and %s need addresses of their own",
+					params.NetworkAttachmentKind, a, other, s.Request)
+			}
+			addresses[a] = s.Request
+		}
+	}
+	return nil
 }
 
 // Admit implements driver.Kind: no more is granted than there is.

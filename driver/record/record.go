@@ -66,10 +66,10 @@ type Share struct {
 	Parameters json.RawMessage `json:"parameters,omitempty"`
 }
 
-// Same tells whether two shares are the same allocation, asked for alike.
+// Same tells whether two shares are the same allocation.
 func (s Share) Same(other Share) bool {
 	if s.Name != other.Name || s.Pool != other.Pool || s.Device != other.Device || s.ShareID != other.ShareID ||
-		s.AdminAccess != other.AdminAccess || string(s.Parameters) != string(other.Parameters) || len(s.Capacity) != len(other.Capacity) {
+		s.AdminAccess != other.AdminAccess || len(s.Capacity) != len(other.Capacity) {
 		return false
 	}
 	for name, q := range s.Capacity {
@@ -186,6 +186,17 @@ func read(path string) (*Claim, error) {
 		return nil, fmt.Errorf("claim record %s has version %d, this plugin reads %d", path, c.Version, Version)
 	}
 	return &c, nil
+}
+
+// SetAside moves a record that cannot be read out of the way, keeping it for
+// whoever wants to know, and returns where it is now.
+func (s *Store) SetAside(uid types.UID) (string, error) {
+	path, err := s.path(uid)
+	if err != nil {
+		return "", err
+	}
+	aside := path + ".unreadable"
+	return aside, os.Rename(path, aside)
 }
 
 // List returns all records. What cannot be read is an error beside those that can.

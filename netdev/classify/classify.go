@@ -157,15 +157,61 @@ func filterAt(index int, hook uint32) *netlink.BpfFilter {
 		LinkIndex: index, Parent: hook, Handle: 1, Protocol: unix.ETH_P_ALL, Priority: filterPriority}}
 }
 
-// Detach takes the programs off a NIC. The clsact qdisc stays: others may use it.
-func (c *Classifier) Detach(index int) error {
-	var failed error
-	for _, hook := range []uint32{netlink.HANDLE_MIN_EGRESS, netlink.HANDLE_MIN_INGRESS} {
-		if err := netlink.FilterDel(filterAt(index, hook)); err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENODEV) {
-			failed = errors.Join(failed, fmt.Errorf("take the classifier off link %d: %w", index, err))
+// Attached tells whether both programs are on a NIC: somebody may have taken
+// them off, or the clsact qdisc from under them.
+func (c *Classifier) Attached(index int) (bool, error) {
+	for hook, program := range map[uint32]*ebpf.Program{
+		netlink.HANDLE_MIN_EGRESS: c.objects.DraSharedEgress, netlink.HANDLE_MIN_INGRESS: c.objects.DraSharedIngress,
+	} {
+		there, err := attachedAt(index, hook, program)
+		if err != nil || !there {
+			return false, err
 		}
 	}
-	return errors.Join(failed, c.Forget(index))
+	return true, nil
+}
+
+// attachedAt looks for our filter at a hook: this very program, or without one
+// that of any of our releases.
+func attachedAt(index int, hook uint32, program *ebpf.Program) (bool, error) {
+	filters, err := netlink.FilterList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: index}}, hook)
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENOENT) {
+		return false, nil // no clsact, no link
+	}
+	if err != nil {
+		return false, fmt.Errorf("list filters of link %d: %w", index, err)
+	}
+	var id ebpf.ProgramID
+	if program != nil {
+		info, err := program.Info()
+		if err != nil {
+			return false, err
+		}
+		id, _ = info.ID()
+	}
+	for _, f := range filters {
+		if b, ok := f.(*netlink.BpfFilter); ok && b.Priority == filterPriority && (program == nil || b.Id == int(id)) {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// Detach takes the programs off a NIC, also those of an earlier process. The
+// clsact qdisc stays: others may use it. It reports whether there were any.
+func Detach(index int) (found bool, err error) {
+	for _, hook := range []uint32{netlink.HANDLE_MIN_EGRESS, netlink.HANDLE_MIN_INGRESS} {
+		there, listErr := attachedAt(index, hook, nil)
+		if listErr != nil || !there {
+			err = errors.Join(err, listErr)
+			continue
+		}
+		found = true
+		if delErr := netlink.FilterDel(filterAt(index, hook)); delErr != nil {
+			err = errors.Join(err, fmt.Errorf("take the classifier off link %d: %w", index, delErr))
+		}
+	}
+	return found, err
 }
 
 // Forget forgets a NIC that is gone, and the programs with it.

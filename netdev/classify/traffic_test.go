@@ -57,11 +57,11 @@ func newWorldAt(t *testing.T, bpffs string, parent netdev.Parent, keys ...classi
 	parent.Name, parent.Index, parent.MAC, parent.Enforce = w.nic.Name, w.nic.Index, w.nic.MAC, true
 	parent.Rates = shape.Link{Line: line, Reserve: reserve, Smallest: 10 * mega}
 	w.parent = parent
-	if err := w.node.Manage(parent); err != nil {
+	if _, err := w.node.Manage(parent); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := w.node.Release(w.nic.Index); err != nil {
+		if _, err := w.node.Leave(w.nic.Name, w.nic.Index); err != nil {
 			t.Error(err)
 		}
 	})
@@ -406,7 +406,7 @@ func TestASecondPluginTakesOverWithoutAGap(t *testing.T) {
 	}
 	defer second.node.Close()
 	for range 2 {
-		if err := second.node.Manage(w.parent); err != nil {
+		if _, err := second.node.Manage(w.parent); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -422,10 +422,101 @@ func TestASecondPluginTakesOverWithoutAGap(t *testing.T) {
 	w.wantRate("a new pod of the second plugin sends", w.measured(w.sends(q))[0], 50*mega)
 }
 
-func TestReleaseRestoresTheNIC(t *testing.T) {
+// Somebody takes apart what holds shares: it is noticed, and put back.
+func TestWhatIsTakenApartIsPutBack(t *testing.T) {
 	w := newWorld(t, netdev.Parent{})
-	if err := w.node.Release(w.nic.Index); err != nil {
+	p := w.pod(0, 1, hard(100*mega), netdev.Private)
+	if changed, err := w.node.Manage(w.parent); err != nil || changed {
+		t.Fatalf("with everything in place: changed %t, %v", changed, err)
+	}
+	for name, sabotage := range map[string]func() error{
+		"the classifier": func() error {
+			return netlink.QdiscDel(&netlink.GenericQdisc{QdiscType: "clsact", QdiscAttrs: netlink.QdiscAttrs{LinkIndex: w.nic.Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}})
+		},
+		"the root qdisc": func() error {
+			return netlink.QdiscDel(netlink.NewHtb(netlink.QdiscAttrs{LinkIndex: w.nic.Index, Handle: netlink.MakeHandle(shape.Major, 0), Parent: netlink.HANDLE_ROOT}))
+		},
+		"the IFB device": func() error {
+			link, err := netlink.LinkByName(shape.IFBName("nic0"))
+			if err != nil {
+				return err
+			}
+			return netlink.LinkDel(link)
+		},
+	} {
+		if err := sabotage(); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		state, err := w.node.Read(p.a)
+		if err != nil || state.Send != nil && state.Receive != nil {
+			t.Errorf("without %s the kernel is said to have %+v, %+v, %v", name, state.Send, state.Receive, err)
+		}
+		if changed, err := w.node.Manage(w.parent); err != nil || !changed {
+			t.Fatalf("without %s: changed %t, %v", name, changed, err)
+		}
+		if err := w.node.Restore(p.a, hard(100*mega)); err != nil {
+			t.Fatalf("without %s: %v", name, err)
+		}
+		w.wantRate("after "+name+" was removed, sends", w.measured(w.sends(p))[0], 100*mega)
+		w.wantRate("after "+name+" was removed, receives", w.measured(w.receives(p))[0], 100*mega)
+	}
+}
+
+func TestARenamedNICIsStillHeld(t *testing.T) {
+	w := newWorld(t, netdev.Parent{})
+	p := w.pod(0, 1, hard(100*mega), netdev.Private)
+	link, err := netlink.LinkByName("nic0")
+	if err != nil {
 		t.Fatal(err)
+	}
+	if err := netlink.LinkSetName(link, "nic7"); err != nil {
+		t.Fatal(err)
+	}
+	renamed := w.parent
+	renamed.Name = "nic7"
+	if _, err := w.node.Manage(renamed); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.node.Restore(p.a, hard(100*mega)); err != nil {
+		t.Fatal(err)
+	}
+	w.wantRate("receives", w.measured(w.receives(p))[0], 100*mega)
+	if _, err := netlink.LinkByName(shape.IFBName("nic0")); err == nil {
+		t.Error("the IFB device of the old name is left")
+	}
+	w.nic.Name = "nic7"
+}
+
+// Without enforcement nothing is left of it, also from a process before.
+func TestEnforcementIsTakenBack(t *testing.T) {
+	w := newWorld(t, netdev.Parent{})
+	other, err := netdev.NewNode(netdev.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	parent := w.parent
+	parent.Enforce = false
+	if changed, err := other.Manage(parent); err != nil || !changed {
+		t.Fatalf("changed %t, %v", changed, err)
+	}
+	if owned, err := shape.Owned(w.nic.Index); err != nil || owned {
+		t.Errorf("our root qdisc is left: %t, %v", owned, err)
+	}
+}
+
+func TestLeaveRestoresTheNIC(t *testing.T) {
+	w := newWorld(t, netdev.Parent{})
+	other, err := netdev.NewNode(netdev.Options{}) // another process: it knows of nothing
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	if found, err := other.Leave(w.nic.Name, w.nic.Index); err != nil || !found {
+		t.Fatalf("found %t, %v", found, err)
+	}
+	if attached, err := classify.Detach(w.nic.Index); err != nil || attached {
+		t.Errorf("classifier is left: %t, %v", attached, err)
 	}
 	qdiscs, err := netlink.QdiscList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: w.nic.Index}})
 	if err != nil {
@@ -454,11 +545,11 @@ func TestAQdiscOfSomebodyElseIsNotReplacedUnlessAsked(t *testing.T) {
 	defer node.Close()
 	parent := netdev.Parent{Name: nic.Name, Index: nic.Index, MAC: nic.MAC, Enforce: true, Rates: shape.Link{Line: line, Reserve: reserve, Smallest: 10 * mega}}
 	want := "root qdisc belongs to somebody else: nic0 has htb 1:0: remove it, or set takeOver for this network"
-	if err := node.Manage(parent); err == nil || err.Error() != want {
+	if _, err := node.Manage(parent); err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
 	}
 	parent.TakeOver = true
-	if err := node.Manage(parent); err != nil {
+	if _, err := node.Manage(parent); err != nil {
 		t.Error(err)
 	}
 }

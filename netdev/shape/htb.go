@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"net"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -70,6 +71,46 @@ func (h *HTB) setupDevice(dev int, l Link) error {
 		requests = append(requests, classRequests(dev, c)...)
 	}
 	return h.conn.Do(requests...)
+}
+
+// Intact tells whether a NIC's queues are as Setup left them: both roots and
+// the classes that every NIC has.
+func (h *HTB) Intact(name string, index, ifb int, l Link) (bool, error) {
+	link, err := netlink.LinkByIndex(ifb)
+	if errors.As(err, &netlink.LinkNotFoundError{}) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	if link.Attrs().Name != IFBName(name) || link.Attrs().Flags&net.FlagUp == 0 {
+		return false, nil
+	}
+	for _, dev := range []int{index, ifb} {
+		root, err := rootOf(dev)
+		if err != nil {
+			return false, err
+		}
+		if root == nil || !isOurs(root) {
+			return false, nil
+		}
+		states, err := h.classes(dev)
+		if err != nil {
+			return false, err
+		}
+		for _, c := range l.base() {
+			if s := states[c.minor]; s.Floor/bitsPerByte != c.floor/bitsPerByte || s.Ceil/bitsPerByte != c.ceil/bitsPerByte {
+				return false, nil
+			}
+		}
+	}
+	return true, nil
+}
+
+// Owned tells whether a NIC has a root qdisc of ours, also of an earlier process.
+func Owned(index int) (bool, error) {
+	root, err := rootOf(index)
+	return err == nil && root != nil && isOurs(root), err
 }
 
 // rootOf returns the root qdisc that somebody configured; nil for what the
@@ -149,6 +190,9 @@ func (h *HTB) RemoveIFB(nic string) error {
 func (h *HTB) Set(index, ifb int, l Link, minor uint16, r Rates) error {
 	c := l.share(minor, r)
 	if err := h.conn.Do(append(classRequests(index, c), classRequests(ifb, c)...)...); err != nil {
+		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) {
+			return fmt.Errorf("class %x:%x: %w: the NIC's queues are gone and will be back in a moment: who removed them?", Major, minor, err)
+		}
 		return fmt.Errorf("class %x:%x: %w", Major, minor, err)
 	}
 	return nil
@@ -176,6 +220,16 @@ type State struct {
 
 // Read returns the classes of shares on a device, by minor number.
 func (h *HTB) Read(index int) (map[uint16]State, error) {
+	states, err := h.classes(index)
+	for minor := range states {
+		if minor < FirstMinor {
+			delete(states, minor)
+		}
+	}
+	return states, err
+}
+
+func (h *HTB) classes(index int) (map[uint16]State, error) {
 	classes, err := netlink.ClassList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: index}}, netlink.HANDLE_NONE)
 	if err != nil {
 		return nil, fmt.Errorf("list classes of link %d: %w", index, err)
@@ -184,7 +238,7 @@ func (h *HTB) Read(index int) (map[uint16]State, error) {
 	for _, c := range classes {
 		htb, ok := c.(*netlink.HtbClass)
 		major, minor := netlink.MajorMinor(c.Attrs().Handle)
-		if !ok || major != Major || minor < FirstMinor {
+		if !ok || major != Major {
 			continue
 		}
 		s := State{Rates: Rates{Floor: htb.Rate * bitsPerByte, Ceil: htb.Ceil * bitsPerByte}}

@@ -157,7 +157,11 @@ const FabricAddress = "10.20.255.254"
 // its address once it answers. It ends with ctx.
 func (b *Bed) Serve(ctx context.Context, port int) (string, error) {
 	address := fmt.Sprintf("%s:%d", FabricAddress, port)
-	serve := b.Command(ctx, "fabric", filepath.Join(b.Root, "bin/nettool"), "serve", fmt.Sprintf(":%d", port))
+	serve := b.Command(ctx, "fabric", filepath.Join(b.Root, "bin/nettool"), "serve", fmt.Sprintf(":%d", port), "--while-stdin-is-open")
+	// It must not outlive this process, however that ends.
+	if _, err := serve.StdinPipe(); err != nil {
+		return "", err
+	}
 	if err := serve.Start(); err != nil {
 		return "", err
 	}

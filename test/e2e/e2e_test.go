@@ -354,5 +354,5 @@ func (s *suite) clean(ts *testscript.TestScript, _ bool, _ []string) {
 // shares: minor numbers from 10 on are shares'.
 const leftovers = `
 find /var/lib/kubelet/plugins/dra-shared.dev/claims /run/dra-shared/attached /var/run/cdi/ -type f
-for nic in nic0 nic1 ifb-nic0 ifb-nic1; do tc class show dev $nic | grep -E 'htb d5a:[0-9a-f]{2,} ' | sed "s/^/$nic /"; done
+for nic in nic0 nic1 ifb-nic0 ifb-nic1; do tc class show dev $nic 2>/dev/null | grep -E 'htb d5a:[0-9a-f]{2,} ' | sed "s/^/$nic /"; done
 true`

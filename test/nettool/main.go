@@ -21,7 +21,8 @@ import (
 
 var errUsage = errors.New(`usage:
   nettool                        wait for ever
-  nettool serve ADDR:PORT        be the other end of measure, until told to stop
+  nettool serve ADDR:PORT [--while-stdin-is-open]
+                                 be the other end of measure, until told to stop
   nettool measure [flags] ADDR:PORT
   nettool show [--wait]          links, addresses, and what DRA drivers put into the environment
   nettool exit                   end the container: tell process 1 to stop`)
@@ -40,7 +41,12 @@ func run(args []string) error {
 	}
 	switch args[0] {
 	case "serve":
-		if len(args) != 2 {
+		if len(args) == 3 && args[2] == "--while-stdin-is-open" {
+			go func() {
+				_, _ = io.Copy(io.Discard, os.Stdin)
+				os.Exit(0) // whoever started this is gone
+			}()
+		} else if len(args) != 2 {
 			return errUsage
 		}
 		return serve(args[1])
