@@ -119,7 +119,9 @@ func (ns *Namespace) try(f func() error) error {
 // Flood sends raw Ethernet frames through a link of the namespace for a while,
 // and returns how many bytes were handed to the kernel. The frame's addresses
 // are the caller's choice: who may open such a socket may send as anybody.
-func (ns *Namespace) Flood(link string, frame []byte, duration time.Duration) (bytes int, err error) {
+//
+// With bypass they go past the link's own queue, and past what is attached there.
+func (ns *Namespace) Flood(link string, frame []byte, bypass bool, duration time.Duration) (bytes int, err error) {
 	err = ns.try(func() error {
 		nic, err := net.InterfaceByName(link)
 		if err != nil {
@@ -130,6 +132,11 @@ func (ns *Namespace) Flood(link string, frame []byte, duration time.Duration) (b
 			return err
 		}
 		defer unix.Close(fd)
+		if bypass {
+			if err := unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_QDISC_BYPASS, 1); err != nil {
+				return err
+			}
+		}
 		to := &unix.SockaddrLinklayer{Ifindex: nic.Index, Halen: 6}
 		for end := time.Now().Add(duration); time.Now().Before(end); {
 			switch err := unix.Sendto(fd, frame, unix.MSG_DONTWAIT, to); {
