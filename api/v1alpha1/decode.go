@@ -59,7 +59,8 @@ func joinStrict(errs []error) error {
 }
 
 // Merge lays what a claim says over what came before (a DeviceClass, an
-// earlier configuration), field by field. Lists are replaced, not joined.
+// earlier configuration), field by field. Lists are replaced, not joined: an
+// empty one takes away what was inherited.
 func Merge(base, over *NetworkAttachment) *NetworkAttachment {
 	m := &NetworkAttachment{APIVersion: APIVersion, Kind: NetworkAttachmentKind}
 	for _, a := range []*NetworkAttachment{base, over} {
@@ -96,5 +97,12 @@ func Default(a *NetworkAttachment) {
 	}
 	if a.Bandwidth == nil || a.Bandwidth.Burst == "" {
 		a.Bandwidth = &Bandwidth{Burst: BurstGuaranteed}
+	}
+	// An empty list has taken away what was inherited; that is all it says.
+	if len(a.Addresses) == 0 {
+		a.Addresses = nil
+	}
+	if len(a.Routes) == 0 {
+		a.Routes = nil
 	}
 }
