@@ -103,12 +103,6 @@ func (b *Bed) Down(ctx context.Context) error {
 	return nil
 }
 
-// Running tells whether there is a cluster.
-func (b *Bed) Running() bool {
-	_, err := os.Stat(filepath.Join(b.Dir, "kubectl"))
-	return err == nil
-}
-
 // Command returns one of the cluster's scripts: kubectl, node, pod, fabric.
 func (b *Bed) Command(ctx context.Context, script string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, filepath.Join(b.Dir, script), args...)
@@ -143,11 +137,6 @@ func (b *Bed) Get(ctx context.Context, into any, args ...string) error {
 // Node runs a command in a node's network and mount namespaces.
 func (b *Bed) Node(ctx context.Context, node string, args ...string) (string, error) {
 	return b.run(ctx, "node", append([]string{node}, args...)...)
-}
-
-// Pod runs a command of this machine in a pod's network namespace.
-func (b *Bed) Pod(ctx context.Context, pod string, args ...string) (string, error) {
-	return b.run(ctx, "pod", append([]string{pod}, args...)...)
 }
 
 // FabricAddress is the far end of the network that the NICs are plugged into.
