@@ -176,49 +176,87 @@ func TestRequestsMustBeComplete(t *testing.T) {
 
 func TestRecordsAreFoundByNamespaceAndForgottenOneByOne(t *testing.T) {
 	dir := t.TempDir()
-	one := Record{Version: RecordVersion, ClaimUID: "c", Share: "s", Namespace: Namespace{Inode: 1, Cookie: 10, NSID: 3}, Link: Link{Index: 2, Name: "net1", MAC: "02:00:00:00:00:01"}}
+	s := OpenRecords(dir, "boot", nil)
+	one := Record{Version: RecordVersion, BootID: "boot", ClaimUID: "c", Share: "s", Namespace: Namespace{Inode: 1, Cookie: 10, NSID: 3}, Link: Link{Index: 2, Name: "net1", MAC: "02:00:00:00:00:01"}}
 	two := one
 	two.Namespace = Namespace{Inode: 1, Cookie: 11} // an inode that was used again
 	for _, r := range []Record{one, two, one} {
-		if err := WriteRecord(dir, r); err != nil {
+		if err := s.Write(r); err != nil {
 			t.Fatal(err)
 		}
 	}
-	got, err := ReadRecord(dir, "c", "s", Namespace{Inode: 1, Cookie: 10})
+	got, err := s.Read("c", "s", Namespace{Inode: 1, Cookie: 10})
 	if diff := cmp.Diff(one, got); err != nil || diff != "" {
 		t.Errorf("%v (-want +got):\n%s", err, diff)
 	}
-	if _, err := ReadRecord(dir, "c", "s", Namespace{Inode: 2, Cookie: 10}); !errors.Is(err, os.ErrNotExist) {
+	if _, err := s.Read("c", "s", Namespace{Inode: 2, Cookie: 10}); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("another inode: %v", err)
 	}
+	if got, err := OpenRecords(dir, "another boot", nil).List(); err != nil || len(got) > 0 {
+		t.Errorf("after a reboot: %v, %v", got, err)
+	}
 	for _, r := range []Record{one, one, two} {
-		if err := RemoveRecord(dir, r); err != nil {
+		if err := s.Remove(r); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+	if left, err := os.ReadDir(s.dir); err != nil || len(left) > 0 {
 		t.Errorf("left: %v %v", left, err)
 	}
 }
 
 func TestAnUnreadableRecordHidesNoOther(t *testing.T) {
-	dir := t.TempDir()
-	good := Record{Version: RecordVersion, ClaimUID: "good", Share: "s"}
-	if err := WriteRecord(dir, good); err != nil {
+	s := OpenRecords(t.TempDir(), "boot", nil)
+	good := Record{ClaimUID: "good", Share: "s", Namespace: Namespace{Cookie: 1}}
+	if err := s.Write(good); err != nil {
 		t.Fatal(err)
 	}
 	for name, content := range map[string]string{"a": "{", "b": `{"version": 99}`} {
-		if err := os.MkdirAll(filepath.Join(dir, name), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, name, "x.json"), []byte(content), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(s.dir, name+".json"), []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	records, err := ListRecords(dir)
-	if len(records) != 1 || err == nil || !strings.Contains(err.Error(), "has version 99, want 1") || !strings.Contains(err.Error(), "a/x.json") {
+	records, err := s.List()
+	if len(records) != 1 || err == nil || !strings.Contains(err.Error(), "it has version 99, this plugin reads 1") || !strings.Contains(err.Error(), "a.json") {
 		t.Errorf("%v, %v", records, err)
 	}
+}
+
+func TestHooksThatNobodyNeedsGo(t *testing.T) {
+	dir, source := t.TempDir(), filepath.Join(t.TempDir(), "hook")
+	var paths []string
+	for _, content := range []string{"old", "new"} {
+		if err := os.WriteFile(source, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		path, err := Install(source, dir, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		paths = append(paths, path)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "somebody-elses"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	removed, err := RemoveHooks(dir, nil, func(path string) bool { return path == paths[1] })
+	if err != nil || len(removed) != 1 || removed[0] != paths[0] {
+		t.Errorf("removed %v, %v; installed %v", removed, err, paths)
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 2 {
+		t.Errorf("left: %v %v", left, err)
+	}
+}
+
+func FuzzRecord(f *testing.F) {
+	f.Add([]byte(`{"version": 1, "claimUID": "c", "share": "s", "namespace": {"cookie": 1}}`))
+	f.Add([]byte(`{"version": 1}`))
+	f.Add([]byte(`{`))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		r, err := decodeRecord(raw)
+		if err == nil && (r.ClaimUID == "" || r.Share == "" || r.Namespace.Cookie == 0) {
+			t.Errorf("%s: an incomplete record was accepted: %+v", raw, r)
+		}
+	})
 }
 
 // Whatever a hook is called with must not lead out of the directory.
@@ -227,8 +265,9 @@ func FuzzRecordPath(f *testing.F) {
 	f.Add("../../etc", "a/b", uint64(0))
 	f.Add(".", "", ^uint64(0))
 	f.Fuzz(func(t *testing.T, claim, share string, cookie uint64) {
-		path := recordPath("/dir", claim, share, Namespace{Cookie: cookie})
-		if rel, err := filepath.Rel("/dir", path); err != nil || strings.HasPrefix(rel, "..") || strings.Count(rel, "/") != 1 {
+		s := &Records{dir: "/dir"}
+		path := s.path(claim, share, Namespace{Cookie: cookie})
+		if rel, err := filepath.Rel("/dir", path); err != nil || strings.HasPrefix(rel, "..") || strings.Count(rel, "/") != 0 {
 			t.Errorf("%q %q: %s", claim, share, path)
 		}
 	})

@@ -12,7 +12,7 @@
 // waits for a plugin that is away, because a pod whose restart policy is Never
 // does not get a second try.
 //
-// For each link the plugin keeps a Record below RecordDir, on a tmpfs that only
+// For each link the plugin keeps a Record in its run directory, on a tmpfs that only
 // root can read. A container that starts again finds its link by it, also while
 // no plugin runs.
 package attach
@@ -21,6 +21,3 @@ import "path/filepath"
 
 // SocketDir is where the plugins listen.
 func SocketDir(runDir string) string { return filepath.Join(runDir, "attach.d") }
-
-// RecordDir is where attach records lie.
-func RecordDir(runDir string) string { return filepath.Join(runDir, "attached") }

@@ -197,11 +197,18 @@ func lookAround(namespace *os.File, h Hook) (inPod, error) {
 	if err != nil {
 		return inPod{}, errors.Join(err, socket.Close())
 	}
-	record, err := ReadRecord(RecordDir(h.RunDir), h.ClaimUID, h.Share, id)
-	if err == nil && linkIs(record.Link) {
+	if h.attached(id) {
 		return inPod{attached: true}, socket.Close()
 	}
-	return inPod{socket: socket}, nil // an unreadable record is the plugin's to judge
+	return inPod{socket: socket}, nil
+}
+
+// attached tells whether the share is attached to this thread's namespace.
+// That is so for an earlier container of the pod, and it needs no plugin. A
+// record that cannot be read is the plugin's to judge.
+func (h Hook) attached(id Namespace) bool {
+	record, err := OpenRecords(h.RunDir, AnyBoot, nil).Read(h.ClaimUID, h.Share, id)
+	return err == nil && linkIs(record.Link)
 }
 
 // linkIs tells whether the link is in this thread's namespace.

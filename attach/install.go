@@ -10,12 +10,15 @@ import (
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/dra-shared/dra-driver-shared/internal/files"
+	"github.com/dra-shared/dra-driver-shared/internal/step"
 )
 
 // Install copies the hook to a directory of the node and returns its path
 // there, which names its content: a version that runs, or that a container's
 // CDI spec names, is never overwritten.
-func Install(source, dir string) (string, error) {
+func Install(source, dir string, seam step.Seam) (string, error) {
 	content, err := os.ReadFile(source)
 	if err != nil {
 		return "", fmt.Errorf("read the hook: %w", err)
@@ -30,29 +33,36 @@ func Install(source, dir string) (string, error) {
 	if stat.Flags&unix.ST_NOEXEC != 0 {
 		return "", fmt.Errorf("%s is mounted noexec: the runtime could not run the hook; choose another directory (--hook-dir)", dir)
 	}
-	path := filepath.Join(dir, fmt.Sprintf("dra-shared-hook-%x", sha256.Sum256(content))[:len("dra-shared-hook-")+16])
+	path := filepath.Join(dir, fmt.Sprintf("%s%x", hookPrefix, sha256.Sum256(content))[:len(hookPrefix)+16])
 	if there, err := os.ReadFile(path); err == nil && bytes.Equal(there, content) {
 		return path, nil
 	} else if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return "", err
 	}
-	return path, writeExecutable(path, content)
+	if err := files.Replace(seam, "hook", path, content, files.Options{Mode: 0o755, Durable: true}); err != nil {
+		return "", fmt.Errorf("install the hook: %w", err)
+	}
+	return path, nil
 }
 
-func writeExecutable(path string, content []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(path), ".installing-")
+const hookPrefix = "dra-shared-hook-"
+
+// RemoveHooks removes installed hooks from a directory, except those for which
+// needed is true, and returns what it removed.
+func RemoveHooks(dir string, seam step.Seam, needed func(path string) bool) (removed []string, err error) {
+	installed, err := filepath.Glob(filepath.Join(dir, hookPrefix+"*"))
 	if err != nil {
-		return err
+		return nil, err
 	}
-	_, err = f.Write(content)
-	if err == nil {
-		err = errors.Join(f.Chmod(0o755), f.Sync())
+	for _, path := range installed {
+		if needed(path) {
+			continue
+		}
+		if removeErr := files.Remove(seam, "hook", path, false); removeErr != nil {
+			err = errors.Join(err, removeErr)
+			continue
+		}
+		removed = append(removed, path)
 	}
-	if err = errors.Join(err, f.Close()); err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		return errors.Join(fmt.Errorf("install the hook: %w", err), os.Remove(f.Name()))
-	}
-	return nil
+	return removed, err
 }

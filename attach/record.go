@@ -9,6 +9,9 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+
+	"github.com/dra-shared/dra-driver-shared/internal/files"
+	"github.com/dra-shared/dra-driver-shared/internal/step"
 )
 
 // RecordVersion of Record.
@@ -49,6 +52,7 @@ type Link struct {
 // on a tmpfs.
 type Record struct {
 	Version   int       `json:"version"`
+	BootID    string    `json:"bootID"`
 	ClaimUID  string    `json:"claimUID"`
 	Share     string    `json:"share"`
 	Kind      string    `json:"kind"`   // of the device
@@ -61,11 +65,29 @@ type Record struct {
 	Class uint16 `json:"class"`
 }
 
-// recordPath puts a claim's records in one directory. The names are hashed
-// because they come from outside and need not be fit for a path.
-func recordPath(dir, claimUID, share string, ns Namespace) string {
+// Records is the directory of attach records. Of a share in a namespace there
+// is one at the most.
+type Records struct {
+	dir    string
+	bootID string
+	seam   step.Seam
+}
+
+// AnyBoot is for who looks at the link itself before believing a record.
+const AnyBoot = ""
+
+// OpenRecords returns the attach records below a plugin's run directory.
+// bootID goes into what is written; records of another boot do not exist.
+func OpenRecords(runDir, bootID string, seam step.Seam) *Records {
+	return &Records{dir: filepath.Join(runDir, "attached"), bootID: bootID, seam: seam}
+}
+
+// path begins with the claim, so that its records are found without reading
+// all. The share is hashed because it comes from outside and need not be fit
+// for a path.
+func (s *Records) path(claimUID, share string, ns Namespace) string {
 	sum := sha256.Sum256([]byte(share))
-	return filepath.Join(dir, pathElement(claimUID), fmt.Sprintf("%x-%x.json", ns.Cookie, sum[:10]))
+	return filepath.Join(s.dir, fmt.Sprintf("%s_%x-%x.json", pathElement(claimUID), ns.Cookie, sum[:10]))
 }
 
 // pathElement makes an identifier one element of a path that is no pattern.
@@ -76,29 +98,25 @@ func pathElement(id string) string {
 	return id
 }
 
-// WriteRecord writes a record, whole or not at all. It is not synced: it need
-// not outlive the kernel.
-func WriteRecord(dir string, r Record) error {
-	r.Version = RecordVersion
-	path := recordPath(dir, r.ClaimUID, r.Share, r.Namespace)
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+// Write writes a record, whole or not at all. It is not synced: it need not
+// outlive the kernel.
+func (s *Records) Write(r Record) error {
+	r.Version, r.BootID = RecordVersion, s.bootID
+	path := s.path(r.ClaimUID, r.Share, r.Namespace)
+	if err := os.MkdirAll(s.dir, 0o700); err != nil {
 		return err
 	}
 	raw, err := json.Marshal(r)
 	if err != nil {
 		return err
 	}
-	temporary := path + ".tmp"
-	if err := os.WriteFile(temporary, raw, 0o600); err != nil {
-		return err
-	}
-	return os.Rename(temporary, path)
+	return files.Replace(s.seam, "attach record", path, raw, files.Options{Mode: 0o600})
 }
 
-// ReadRecord returns the record of a share in a namespace, an error that is
+// Read returns the record of a share in a namespace, an error that is
 // os.ErrNotExist if there is none.
-func ReadRecord(dir, claimUID, share string, ns Namespace) (Record, error) {
-	r, err := readFile(recordPath(dir, claimUID, share, ns))
+func (s *Records) Read(claimUID, share string, ns Namespace) (Record, error) {
+	r, err := s.read(s.path(claimUID, share, ns))
 	if err != nil {
 		return r, err
 	}
@@ -108,32 +126,47 @@ func ReadRecord(dir, claimUID, share string, ns Namespace) (Record, error) {
 	return r, nil
 }
 
-func readFile(path string) (Record, error) {
-	var r Record
+func (s *Records) read(path string) (Record, error) {
 	raw, err := os.ReadFile(path)
 	if err != nil {
-		return r, err
+		return Record{}, err
 	}
-	if err := json.Unmarshal(raw, &r); err != nil {
+	r, err := decodeRecord(raw)
+	if err != nil {
 		return r, fmt.Errorf("attach record %s: %w", path, err)
 	}
-	if r.Version != RecordVersion {
-		return r, fmt.Errorf("attach record %s has version %d, want %d", path, r.Version, RecordVersion)
+	if s.bootID != AnyBoot && r.BootID != s.bootID {
+		return r, fmt.Errorf("attach record %s is of another boot: %w", path, os.ErrNotExist)
 	}
 	return r, nil
 }
 
-// ListRecords returns the records of all claims. Unreadable ones are errors
-// beside what could be read.
-func ListRecords(dir string) ([]Record, error) { return list(filepath.Join(dir, "*")) }
-
-// ClaimRecords returns the records of one claim, as ListRecords does.
-func ClaimRecords(dir, claimUID string) ([]Record, error) {
-	return list(filepath.Join(dir, pathElement(claimUID)))
+func decodeRecord(raw []byte) (r Record, err error) {
+	if err := json.Unmarshal(raw, &r); err != nil {
+		return r, err
+	}
+	if r.Version != RecordVersion {
+		return r, fmt.Errorf("it has version %d, this plugin reads %d", r.Version, RecordVersion)
+	}
+	if r.ClaimUID == "" || r.Share == "" || r.Namespace.Cookie == 0 {
+		return r, errors.New("it names no claim, no share or no namespace")
+	}
+	return r, nil
 }
 
-func list(dirs string) ([]Record, error) {
-	files, err := filepath.Glob(filepath.Join(dirs, "*.json"))
+// List returns the records of all claims. Unreadable ones are errors beside
+// what could be read; they stay, and what they told of is found in the kernel.
+func (s *Records) List() ([]Record, error) {
+	return s.list("*", func(Record) bool { return true })
+}
+
+// OfClaim returns the records of one claim, as List does.
+func (s *Records) OfClaim(claimUID string) ([]Record, error) {
+	return s.list(pathElement(claimUID)+"_*", func(r Record) bool { return r.ClaimUID == claimUID })
+}
+
+func (s *Records) list(pattern string, wanted func(Record) bool) ([]Record, error) {
+	paths, err := filepath.Glob(filepath.Join(s.dir, pattern+".json"))
 	if err != nil {
 		return nil, err
 	}
@@ -141,29 +174,19 @@ func list(dirs string) ([]Record, error) {
 		records []Record
 		failed  error
 	)
-	for _, f := range files {
-		r, err := readFile(f)
-		if err != nil {
-			if !errors.Is(err, os.ErrNotExist) {
-				failed = errors.Join(failed, err)
-			}
-			continue
+	for _, path := range paths {
+		r, err := s.read(path)
+		switch {
+		case err == nil && wanted(r):
+			records = append(records, r)
+		case err != nil && !errors.Is(err, os.ErrNotExist):
+			failed = errors.Join(failed, err)
 		}
-		records = append(records, r)
 	}
 	return records, failed
 }
 
-// RemoveRecord removes a record, and its claim's directory with the last. It
-// is no error if there is none.
-func RemoveRecord(dir string, r Record) error {
-	path := recordPath(dir, r.ClaimUID, r.Share, r.Namespace)
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
-	err := os.Remove(filepath.Dir(path))
-	if err == nil || errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ENOTEMPTY) {
-		return nil
-	}
-	return err
+// Remove removes a record. It is no error if there is none.
+func (s *Records) Remove(r Record) error {
+	return files.Remove(s.seam, "attach record", s.path(r.ClaimUID, r.Share, r.Namespace), false)
 }

@@ -7,6 +7,7 @@
 package cdi
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -16,6 +17,9 @@ import (
 	cdiapi "tags.cncf.io/container-device-interface/pkg/cdi"
 	"tags.cncf.io/container-device-interface/pkg/parser"
 	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/dra-shared/dra-driver-shared/internal/files"
+	"github.com/dra-shared/dra-driver-shared/internal/step"
 )
 
 // Device is one share as a container sees it.
@@ -36,16 +40,15 @@ type Hook struct {
 type Specs struct {
 	dir    string
 	driver string
-	cache  *cdiapi.Cache
+	seam   step.Seam
 }
 
 // New returns the specs of a driver in a directory.
-func New(dir, driver string) (*Specs, error) {
-	cache, err := cdiapi.NewCache(cdiapi.WithSpecDirs(dir), cdiapi.WithAutoRefresh(false))
-	if err != nil {
-		return nil, fmt.Errorf("open CDI directory %s: %w", dir, err)
+func New(dir, driver string, seam step.Seam) (*Specs, error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, fmt.Errorf("open CDI directory: %w", err)
 	}
-	return &Specs{dir: dir, driver: driver, cache: cache}, nil
+	return &Specs{dir: dir, driver: driver, seam: seam}, nil
 }
 
 // class of our devices, in CDI's sense.
@@ -89,7 +92,14 @@ func (s *Specs) Write(claimUID string, devices []Device) error {
 		return fmt.Errorf("CDI spec of claim %s: %w", claimUID, err)
 	}
 	spec.Version = version
-	if err := s.cache.WriteSpec(spec, s.name(claimUID)); err != nil {
+	raw, err := json.Marshal(spec)
+	if err != nil {
+		return err
+	}
+	// Not the library's own way to write: on a full disk that leaves its
+	// temporary file behind (v1.1.1).
+	accept := func(path string) error { _, err := cdiapi.ReadSpec(path, 0); return err }
+	if err := files.Replace(s.seam, "CDI spec", s.Path(claimUID), raw, files.Options{Mode: 0o644, Check: accept}); err != nil {
 		return fmt.Errorf("write CDI spec of claim %s: %w", claimUID, err)
 	}
 	return nil
@@ -98,12 +108,9 @@ func (s *Specs) Write(claimUID string, devices []Device) error {
 // Read returns the names of the devices in a claim's spec, none if there is no
 // spec, an error if the CDI library does not accept it.
 func (s *Specs) Read(claimUID string) ([]string, error) {
-	spec, err := cdiapi.ReadSpec(s.Path(claimUID), 0)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read CDI spec of claim %s: %w", claimUID, err)
+	spec, err := s.read(s.Path(claimUID))
+	if err != nil || spec == nil {
+		return nil, err
 	}
 	var names []string
 	for _, d := range spec.Devices {
@@ -112,9 +119,55 @@ func (s *Specs) Read(claimUID string) ([]string, error) {
 	return names, nil
 }
 
+func (s *Specs) read(path string) (*cdiapi.Spec, error) {
+	spec, err := cdiapi.ReadSpec(path, 0)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read CDI spec %s: %w", path, err)
+	}
+	return spec, nil
+}
+
+// List returns the UIDs of the claims that have a spec file, whatever is in it.
+func (s *Specs) List() (claimUIDs []string, err error) {
+	prefix, suffix, _ := strings.Cut(s.name("*"), "*")
+	paths, err := filepath.Glob(s.Path("*"))
+	for _, path := range paths {
+		claimUIDs = append(claimUIDs, strings.TrimSuffix(strings.TrimPrefix(filepath.Base(path), prefix), suffix))
+	}
+	return claimUIDs, err
+}
+
+// Hooks returns the hooks that the specs name. What cannot be read is an error:
+// the answer is not complete then.
+func (s *Specs) Hooks() (map[string]bool, error) {
+	paths, err := filepath.Glob(s.Path("*"))
+	if err != nil {
+		return nil, err
+	}
+	hooks := map[string]bool{}
+	for _, path := range paths {
+		spec, err := s.read(path)
+		if err != nil {
+			return nil, err
+		}
+		if spec == nil {
+			continue // removed meanwhile
+		}
+		for _, d := range spec.Devices {
+			for _, h := range d.ContainerEdits.Hooks {
+				hooks[h.Path] = true
+			}
+		}
+	}
+	return hooks, nil
+}
+
 // Remove removes a claim's spec. It is no error if there is none.
 func (s *Specs) Remove(claimUID string) error {
-	if err := os.Remove(s.Path(claimUID)); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := files.Remove(s.seam, "CDI spec", s.Path(claimUID), false); err != nil {
 		return fmt.Errorf("remove CDI spec of claim %s: %w", claimUID, err)
 	}
 	return nil

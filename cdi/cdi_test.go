@@ -10,7 +10,7 @@ import (
 
 func TestASpecIsWhatTheRuntimeReads(t *testing.T) {
 	dir := t.TempDir()
-	specs, err := New(dir, "dra-shared.dev")
+	specs, err := New(dir, "dra-shared.dev", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,7 +44,7 @@ func TestASpecIsWhatTheRuntimeReads(t *testing.T) {
 }
 
 func TestASpecGoesAndIsNotMissed(t *testing.T) {
-	specs, err := New(t.TempDir(), "dra-shared.dev")
+	specs, err := New(t.TempDir(), "dra-shared.dev", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,7 +62,7 @@ func TestASpecGoesAndIsNotMissed(t *testing.T) {
 }
 
 func TestASpecThatTheRuntimeWouldRefuseIsNotWritten(t *testing.T) {
-	specs, err := New(t.TempDir(), "dra-shared.dev")
+	specs, err := New(t.TempDir(), "dra-shared.dev", nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -57,7 +57,7 @@ func (d *Driver) attach(ctx context.Context, r attach.Request, pod PodNamespace)
 		return attached, err
 	}
 	attached.Kind, attached.Device = share.Kind, share.Device
-	if err := attach.WriteRecord(d.recordDir(), attached); err != nil {
+	if err := d.attachments.Write(attached); err != nil {
 		return attached, errors.Join(fmt.Errorf("write attach record: %w", err), attacher.Detach(ctx, attached))
 	}
 	klog.FromContext(ctx).Info("Attached", "interface", attached.Link.Name, "device", share.Device)
@@ -84,7 +84,7 @@ func (d *Driver) preparedShare(r attach.Request) (record.Share, error) {
 // sharers returns the attachments of a share, without those whose sandbox is
 // gone: an event that tells so may be on its way.
 func (d *Driver) sharers(ctx context.Context, attacher Attacher, share record.Share, r attach.Request) ([]attach.Record, error) {
-	all, err := d.attachments(types.UID(r.ClaimUID))
+	all, err := d.attachments.OfClaim(r.ClaimUID)
 	if err != nil {
 		return nil, fmt.Errorf("what is attached already cannot be told: %w", err)
 	}

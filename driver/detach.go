@@ -30,7 +30,7 @@ func (d *Driver) look(ctx context.Context, changed func(attach.Record) bool) {
 
 func (d *Driver) eachAttachment(ctx context.Context, wanted func(attach.Record) bool, do func(context.Context, record.Share, attach.Record) error) {
 	logger := klog.FromContext(ctx)
-	all, err := attach.ListRecords(d.recordDir())
+	all, err := d.attachments.List()
 	if err != nil {
 		logger.Error(err, "Some attach records are unreadable")
 	}
@@ -61,7 +61,7 @@ func (d *Driver) recordedShare(r attach.Record) record.Share {
 // detachGone detaches one whose namespace has ended. The record may have been
 // replaced since it was listed; its cookie tells.
 func (d *Driver) detachGone(ctx context.Context, share record.Share, r attach.Record) error {
-	if _, err := attach.ReadRecord(d.recordDir(), r.ClaimUID, r.Share, r.Namespace); errors.Is(err, os.ErrNotExist) {
+	if _, err := d.attachments.Read(r.ClaimUID, r.Share, r.Namespace); errors.Is(err, os.ErrNotExist) {
 		return nil // an Unprepare was faster
 	}
 	klog.FromContext(ctx).Info("Detached", "share", r.Share, "pod", klog.KRef(r.Pod.Namespace, r.Pod.Name))
@@ -78,7 +78,7 @@ func (d *Driver) forget(ctx context.Context, attacher Attacher, r attach.Record)
 		}
 	}
 	d.failures.note(r.Share, r.Pod.UID, nil)
-	return attach.RemoveRecord(d.recordDir(), r)
+	return d.attachments.Remove(r)
 }
 
 // restore puts back what an earlier plugin attached, and forgets what went

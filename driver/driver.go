@@ -28,11 +28,13 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/keymutex"
 
 	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/cdi"
+	"github.com/dra-shared/dra-driver-shared/driver/lock"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
+	"github.com/dra-shared/dra-driver-shared/internal/step"
+	"github.com/dra-shared/dra-driver-shared/netdev"
 )
 
 // Options of a Driver. All are needed unless they say otherwise.
@@ -62,50 +64,60 @@ type Options struct {
 	// BootIDFile tells one boot from another; default
 	// /proc/sys/kernel/random/boot_id.
 	BootIDFile string
+	// Watch calls changed for what happens to the node's network, until ctx
+	// ends; the first call says Everything. See netdev.Node.Watch.
+	Watch func(ctx context.Context, changed func(netdev.Change)) error
+	// Seam that changes go through; default none.
+	Seam step.Seam
 }
 
 // Driver implements kubeletplugin.DRAPlugin and attach.Handler. It is safe for
 // concurrent use.
 type Driver struct {
-	options Options
-	claims  *record.Store
-	specs   *cdi.Specs
-	status  *reporter
+	options     Options
+	claims      *record.Store
+	attachments *attach.Records
+	specs       *cdi.Specs
+	status      *reporter
 
 	// locks hold a claim's way from prepare to unprepare to one step at a
 	// time. Order: a claim's lock before admission.
-	locks keymutex.KeyMutex
-	// admission is held from looking at the other shares of a device to the
-	// record that makes a share one of them.
-	admission sync.Mutex
+	locks lock.Dir
 	// refresh asks the publisher to look at the devices again.
 	refresh chan struct{}
 
 	failures failures
 }
 
-const claimLocks = 64
+// admission is the lock that is held from looking at the other shares of a
+// device to the record that makes a share one of them.
+const admission = "admission"
 
 // New builds a driver. It reads and writes nothing but its directories.
 func New(o Options) (*Driver, error) {
 	if o.BootIDFile == "" {
 		o.BootIDFile = "/proc/sys/kernel/random/boot_id"
 	}
-	bootID, err := os.ReadFile(o.BootIDFile)
+	raw, err := os.ReadFile(o.BootIDFile)
 	if err != nil {
 		return nil, fmt.Errorf("tell this boot from others: %w", err)
 	}
-	claims, err := record.NewStore(filepath.Join(o.PluginDir, "claims"), strings.TrimSpace(string(bootID)))
+	bootID := strings.TrimSpace(string(raw))
+	claims, err := record.NewStore(filepath.Join(o.PluginDir, "claims"), bootID, o.Seam)
 	if err != nil {
 		return nil, err
 	}
-	specs, err := cdi.New(o.CDIDir, o.DriverName)
+	specs, err := cdi.New(o.CDIDir, o.DriverName, o.Seam)
+	if err != nil {
+		return nil, err
+	}
+	locks, err := lock.Open(filepath.Join(o.RunDir, "locks"))
 	if err != nil {
 		return nil, err
 	}
 	d := &Driver{
-		options: o, claims: claims, specs: specs,
-		locks: keymutex.NewHashed(claimLocks), refresh: make(chan struct{}, 1),
+		options: o, claims: claims, attachments: attach.OpenRecords(o.RunDir, bootID, o.Seam), specs: specs,
+		locks: locks, refresh: make(chan struct{}, 1),
 	}
 	d.status = newReporter(d)
 	return d, nil
@@ -201,18 +213,14 @@ func (d *Driver) attacherOf(share record.Share) Attacher {
 	return nil
 }
 
-func (d *Driver) recordDir() string { return attach.RecordDir(d.options.RunDir) }
-
-// attachments returns a claim's attach records.
-func (d *Driver) attachments(uid types.UID) ([]attach.Record, error) {
-	return attach.ClaimRecords(d.recordDir(), string(uid))
-}
-
 // withClaim runs f while nothing else happens to the claim. A caller that has
 // given up meanwhile gets its context's error: what it wanted is out of date.
 func (d *Driver) withClaim(ctx context.Context, uid types.UID, f func(context.Context) error) error {
-	d.locks.LockKey(string(uid))
-	defer func() { _ = d.locks.UnlockKey(string(uid)) }() // fails only for a key that is not locked
+	release, err := d.locks.Key(string(uid))
+	if err != nil {
+		return err
+	}
+	defer release()
 	if err := context.Cause(ctx); err != nil {
 		return err
 	}

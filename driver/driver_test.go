@@ -118,6 +118,7 @@ networks:
 	if err != nil {
 		p.t.Fatal(err)
 	}
+	p.options.Watch = node.Watch
 	p.options.Kinds = []driver.Kind{nic.New(node, netdev.NewInventory("/sys"), c)}
 	if p.Driver, err = driver.New(p.options); err != nil {
 		p.t.Fatal(err)
@@ -185,7 +186,7 @@ func (p *plugin) published() error {
 
 func (p *plugin) wantNothingLeft() {
 	p.t.Helper()
-	for _, pattern := range []string{"plugin/claims/*", "cdi/*", "run/attached/*/*"} {
+	for _, pattern := range []string{"plugin/claims/*", "cdi/*", "run/attached/*"} {
 		left, err := filepath.Glob(filepath.Join(p.dir, pattern))
 		if err != nil || len(left) > 0 {
 			p.t.Errorf("left behind: %v %v", left, err)
@@ -417,7 +418,7 @@ func TestAPodThatGoesIsDetachedWhileOthersStay(t *testing.T) {
 }
 
 func (p *plugin) attached(want int) error {
-	records, err := attach.ListRecords(attach.RecordDir(p.options.RunDir))
+	records, err := attach.OpenRecords(p.options.RunDir, attach.AnyBoot, nil).List()
 	if err == nil && len(records) != want {
 		err = fmt.Errorf("%d attach records, want %d", len(records), want)
 	}
@@ -477,7 +478,7 @@ func TestAPluginThatStartsForgetsPodsThatWentMeanwhile(t *testing.T) {
 // namespaceID is that of an attached pod.
 func (p *plugin) namespaceID(pod string) int {
 	p.t.Helper()
-	records, err := attach.ListRecords(attach.RecordDir(p.options.RunDir))
+	records, err := attach.OpenRecords(p.options.RunDir, attach.AnyBoot, nil).List()
 	if err != nil {
 		p.t.Fatal(err)
 	}

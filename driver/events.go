@@ -27,7 +27,7 @@ func (p *pending) add(c netdev.Change) {
 	p.change.Links = p.change.Links || c.Links
 	p.change.Gone = append(p.change.Gone, c.Gone...)
 	p.change.Touched = append(p.change.Touched, c.Touched...)
-	p.change.Queues = p.change.Queues || c.Queues
+	p.change.Queues = append(p.change.Queues, c.Queues...)
 	select {
 	case p.signal <- struct{}{}:
 	default:
@@ -50,7 +50,7 @@ func (d *Driver) watch(ctx context.Context) error {
 	defer actor.Wait()
 	defer cancel()
 	actor.Go(func() { d.actOn(ctx, p) })
-	return netdev.Watch(ctx, p.add)
+	return d.options.Watch(ctx, p.add)
 }
 
 func (d *Driver) actOn(ctx context.Context, p *pending) {
@@ -71,7 +71,7 @@ func (d *Driver) actOn(ctx context.Context, p *pending) {
 // handle does what a change calls for.
 func (d *Driver) handle(ctx context.Context, c netdev.Change) {
 	klog.FromContext(ctx).V(5).Info("Network changed", "change", c)
-	if c.Everything || c.Links || c.Queues {
+	if c.Everything || c.Links || len(c.Queues) > 0 {
 		d.DevicesChanged()
 	}
 	if c.Everything {
@@ -81,7 +81,9 @@ func (d *Driver) handle(ctx context.Context, c netdev.Change) {
 	if len(c.Gone) > 0 {
 		d.namespacesGone(ctx, c.Gone)
 	}
-	if len(c.Touched) > 0 || c.Queues {
-		d.look(ctx, func(r attach.Record) bool { return c.Queues || slices.Contains(c.Touched, r.Namespace.NSID) })
+	if len(c.Touched) > 0 || len(c.Queues) > 0 {
+		d.look(ctx, func(r attach.Record) bool {
+			return slices.Contains(c.Queues, r.Link.Parent) || slices.Contains(c.Touched, r.Namespace.NSID)
+		})
 	}
 }

@@ -198,8 +198,11 @@ func (d *Driver) configurations(all []resourceapi.DeviceAllocationConfiguration,
 // class number, and writes the record that makes them count. The scheduler has
 // checked too; the driver is the last line of defence.
 func (d *Driver) admit(ctx context.Context, claim *record.Claim) error {
-	d.admission.Lock()
-	defer d.admission.Unlock()
+	release, err := d.locks.Named(admission)
+	if err != nil {
+		return err
+	}
+	defer release()
 	all, err := d.claims.List()
 	if err != nil {
 		// One that cannot be read must not keep all other claims from this

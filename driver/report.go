@@ -242,7 +242,7 @@ func applyRow(row resourceapi.AllocatedDeviceStatus) *resourceapply.AllocatedDev
 
 // rows is the status of a claim's shares, from the kernel's answers.
 func (d *Driver) rows(ctx context.Context, claim *record.Claim) ([]resourceapi.AllocatedDeviceStatus, error) {
-	all, err := d.attachments(claim.UID)
+	all, err := d.attachments.OfClaim(string(claim.UID))
 	if err != nil {
 		return nil, err
 	}

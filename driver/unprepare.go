@@ -50,7 +50,7 @@ func (d *Driver) unprepare(ctx context.Context, claim *record.Claim) error {
 			return err
 		}
 	}
-	attachments, failed := d.attachments(claim.UID)
+	attachments, failed := d.attachments.OfClaim(string(claim.UID))
 	shares := claim.Shares
 	for _, r := range attachments {
 		if len(claim.Shares) == 0 { // the claim's record is lost

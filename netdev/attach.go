@@ -88,7 +88,7 @@ func (n *Node) Attach(pod PodNamespace, s LinkSpec) (a Attachment, err error) {
 		return a, fmt.Errorf("link %s vanished from the pod as it was created", a.Name)
 	}
 	a.Index, a.MTU = link.Index, link.MTU
-	if err := pod.Socket.Do(configureRequests(a.Index, s)...); err != nil {
+	if err := n.seam.Do("configure link", func() error { return pod.Socket.Do(configureRequests(a.Index, s)...) }); err != nil {
 		return a, fmt.Errorf("configure %s: %w", a.Name, describe(err, s))
 	}
 	if parent.Enforce {
@@ -99,7 +99,7 @@ func (n *Node) Attach(pod PodNamespace, s LinkSpec) (a Attachment, err error) {
 			return a, err
 		}
 	}
-	if err := pod.Socket.Do(upRequests(a.Index, s)...); err != nil {
+	if err := n.seam.Do("bring up link", func() error { return pod.Socket.Do(upRequests(a.Index, s)...) }); err != nil {
 		return a, fmt.Errorf("bring up %s: %w", a.Name, describeUp(err, s))
 	}
 	return a, nil
@@ -116,7 +116,7 @@ func (n *Node) create(pod PodNamespace, s LinkSpec) (string, error) {
 		return "", err
 	}
 	if leftover != nil {
-		if err := pod.Socket.Do(deleteRequest(leftover.Index)); err != nil {
+		if err := n.seam.Do("delete link", func() error { return pod.Socket.Do(deleteRequest(leftover.Index)) }); err != nil {
 			return "", fmt.Errorf("remove %s, left by an earlier attempt: %w", leftover.Name, err)
 		}
 		delete(taken, leftover.Name)
@@ -128,7 +128,7 @@ func (n *Node) create(pod PodNamespace, s LinkSpec) (string, error) {
 	if taken[name] {
 		return "", fmt.Errorf("the pod has an interface %s already: choose another interfaceName", name)
 	}
-	if err := n.conn.Do(createRequest(s, name, int(pod.File.Fd()))); err != nil {
+	if err := n.seam.Do("create link", func() error { return n.conn.Do(createRequest(s, name, int(pod.File.Fd()))) }); err != nil {
 		return "", fmt.Errorf("create macvlan %s: %w", name, describeCreate(err, s))
 	}
 	return name, nil
@@ -147,10 +147,7 @@ func freeName(taken map[string]bool) string {
 func findLink(conn *rtnl.Conn, match func(*netlink.LinkAttrs) bool) (found *netlink.LinkAttrs, err error) {
 	dump := nl.NewNetlinkRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP)
 	dump.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
-	messages, err := conn.Get(dump)
-	for retries := 0; errors.Is(err, rtnl.ErrInterrupted) && retries < 10; retries++ {
-		messages, err = conn.Get(dump)
-	}
+	messages, err := conn.GetAll(dump)
 	if err != nil {
 		return nil, fmt.Errorf("list the pod's links: %w", err)
 	}
@@ -189,7 +186,7 @@ func (n *Node) deleteLink(a Attachment) error {
 	if err != nil || link == nil || link.HardwareAddr.String() != a.MAC.String() {
 		return err
 	}
-	err = n.conn.Do(inNamespace(deleteRequest(link.Index), a.NSID))
+	err = n.seam.Do("delete link", func() error { return n.conn.Do(inNamespace(deleteRequest(link.Index), a.NSID)) })
 	if err != nil && !isGone(err) {
 		return fmt.Errorf("delete %s from the pod: %w", a.Name, err)
 	}

@@ -257,7 +257,7 @@ func TestReadFollowsWhatThePodDoesToItsLink(t *testing.T) {
 func TestWatchTellsOfPodsThatChangeAndGo(t *testing.T) {
 	nic, _ := nstest.NIC(t, "nic0", 1500)
 	node := newNode(t, nic)
-	changes := watch(t)
+	changes := watch(t, node)
 	pod := nstest.New(t)
 	a, err := node.Attach(pod.Pod(), netdev.LinkSpec{Parent: nic.Index, MAC: mac(1), Mode: netdev.Private})
 	if err != nil {
@@ -274,7 +274,7 @@ func TestWatchTellsOfWhatAPodDoesToItsLink(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	changes := watch(t)
+	changes := watch(t, node)
 	changes.await(t, func(c netdev.Change) bool { return c.Everything })
 	pod.Do(func() error {
 		link, err := netlink.LinkByName(a.Name)
@@ -287,7 +287,7 @@ func TestWatchTellsOfWhatAPodDoesToItsLink(t *testing.T) {
 }
 
 func TestWatchTellsOfNICs(t *testing.T) {
-	changes := watch(t)
+	changes := watch(t, newNode(t))
 	changes.await(t, func(c netdev.Change) bool { return c.Everything })
 	nstest.NIC(t, "nic7", 1500)
 	changes.await(t, func(c netdev.Change) bool { return c.Links })
@@ -295,13 +295,13 @@ func TestWatchTellsOfNICs(t *testing.T) {
 
 type changes chan netdev.Change
 
-func watch(t *testing.T) changes {
+func watch(t *testing.T, node *netdev.Node) changes {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	c := make(changes, 1000)
 	var done sync.WaitGroup
 	done.Go(func() {
-		if err := netdev.Watch(ctx, func(change netdev.Change) { c <- change }); err != nil {
+		if err := node.Watch(ctx, func(change netdev.Change) { c <- change }); err != nil {
 			t.Error(err)
 		}
 	})

@@ -8,6 +8,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/dra-shared/dra-driver-shared/internal/step"
 	"github.com/dra-shared/dra-driver-shared/netdev/classify"
 	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
 	"github.com/dra-shared/dra-driver-shared/netdev/shape"
@@ -19,8 +20,10 @@ type Node struct {
 	conn   *rtnl.Conn
 	shaper *shape.HTB
 	cookie uint64 // of the node's network namespace
+	port   uint32 // of conn: events of our own doing bear it
 	bpffs  string
 	keys   []classify.Key
+	seam   step.Seam
 
 	mu         sync.Mutex
 	classifier *classify.Classifier // opened with the first NIC that is enforced
@@ -54,6 +57,8 @@ type Options struct {
 	BPFFS string
 	// Keys restricts what senders are told apart by; default all, strongest first.
 	Keys []classify.Key
+	// Seam that changes go through; default none.
+	Seam step.Seam
 }
 
 // NewNode returns the network of the caller's network namespace.
@@ -66,10 +71,14 @@ func NewNode(o Options) (*Node, error) {
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
+	port, err := conn.Port()
+	if err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
 	if o.BPFFS == "" {
 		o.BPFFS = "/sys/fs/bpf"
 	}
-	return &Node{conn: conn, shaper: shape.New(conn), cookie: cookie, bpffs: o.BPFFS, keys: o.Keys, managed: map[int]managed{}}, nil
+	return &Node{conn: conn, shaper: shape.New(conn, o.Seam), cookie: cookie, port: port, bpffs: o.BPFFS, keys: o.Keys, seam: o.Seam, managed: map[int]managed{}}, nil
 }
 
 // Close releases what the Node holds open. Links, queues and classes stay.
@@ -110,7 +119,7 @@ func (n *Node) Manage(p Parent) (changed bool, err error) {
 		return changed, err
 	}
 	if n.classifier == nil {
-		if n.classifier, err = classify.Open(n.bpffs, n.keys...); err != nil {
+		if n.classifier, err = classify.Open(n.bpffs, n.seam, n.keys...); err != nil {
 			return false, err
 		}
 	}
@@ -166,7 +175,7 @@ func (n *Node) leave(name string, index int) (found bool, err error) {
 		}
 		return true, errors.Join(err, n.shaper.RemoveIFB(name))
 	}
-	classified, detachErr := classify.Detach(index)
+	classified, detachErr := classify.Detach(index, n.seam)
 	owned, ownedErr := shape.Owned(index)
 	if err = errors.Join(err, detachErr, ownedErr); !owned {
 		return classified, err

@@ -10,7 +10,6 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
 	"github.com/dra-shared/dra-driver-shared/netdev/shape"
 )
 
@@ -68,16 +67,12 @@ func (n *Node) rates(dev int, class uint32) (*shape.Rates, error) {
 	if class == 0 {
 		return nil, nil
 	}
-	states, err := n.shaper.Read(dev)
-	if err != nil {
+	_, minor := netlink.MajorMinor(class)
+	state, err := n.shaper.Read(dev, minor)
+	if state == nil {
 		return nil, err
 	}
-	_, minor := netlink.MajorMinor(class)
-	state, ok := states[minor]
-	if !ok {
-		return nil, nil
-	}
-	return &state.Rates, nil
+	return &state.Rates, err
 }
 
 // addresses returns the global addresses of a link in a pod.
@@ -87,10 +82,7 @@ func (n *Node) addresses(a Attachment) ([]netip.Prefix, error) {
 	msg.Index = uint32(a.Index)
 	r.AddData(msg)
 	r.AddData(nl.NewRtAttr(unix.IFA_TARGET_NETNSID, nl.Uint32Attr(uint32(a.NSID))))
-	messages, err := n.conn.Get(r)
-	for retries := 0; errors.Is(err, rtnl.ErrInterrupted) && retries < 10; retries++ {
-		messages, err = n.conn.Get(r)
-	}
+	messages, err := n.conn.GetAll(r)
 	if err != nil {
 		if isGone(err) {
 			return nil, nil

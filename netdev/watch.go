@@ -3,7 +3,9 @@ package netdev
 import (
 	"context"
 	"errors"
+	"slices"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
@@ -13,20 +15,21 @@ import (
 type Change struct {
 	// Everything may have changed: events were lost, or it is the first.
 	Everything bool
-	// Links or routes of the node changed.
+	// Links or routes of the node changed, or queues of a link that is not managed.
 	Links bool
 	// Gone are namespaces that ended, by ID.
 	Gone []int
 	// Touched are namespaces in which links or addresses changed, by ID.
 	Touched []int
-	// Queues or classifiers of the node's links changed.
-	Queues bool
+	// Queues are NICs whose queues or classifiers somebody changed, by index.
+	Queues []int
 }
 
 // Watch calls changed for what the kernel announces, until ctx ends. The first
 // call says Everything and comes after the subscription, so that nothing that
-// changes after a look at the state is missed.
-func Watch(ctx context.Context, changed func(Change)) error {
+// changes after a look at the state is missed. What this Node does to queues
+// is no news.
+func (n *Node) Watch(ctx context.Context, changed func(Change)) error {
 	w, err := rtnl.Watch()
 	if err != nil {
 		return err
@@ -48,7 +51,7 @@ func Watch(ctx context.Context, changed func(Change)) error {
 		case err != nil:
 			return err
 		default:
-			if c, ok := summarize(events); ok {
+			if c, ok := n.summarize(events); ok {
 				changed(c)
 			}
 		}
@@ -56,7 +59,7 @@ func Watch(ctx context.Context, changed func(Change)) error {
 }
 
 // summarize is what a batch of events amounts to.
-func summarize(events []rtnl.Event) (c Change, any bool) {
+func (n *Node) summarize(events []rtnl.Event) (c Change, any bool) {
 	for _, e := range events {
 		switch e.Message.Header.Type {
 		case unix.RTM_DELNSID:
@@ -75,10 +78,27 @@ func summarize(events []rtnl.Event) (c Change, any bool) {
 				c.Links, any = true, true
 			}
 		case unix.RTM_NEWTCLASS, unix.RTM_DELTCLASS, unix.RTM_NEWQDISC, unix.RTM_DELQDISC, unix.RTM_NEWTFILTER, unix.RTM_DELTFILTER:
-			if e.NSID == rtnl.OwnNamespace {
-				c.Queues, any = true, true
+			if e.NSID != rtnl.OwnNamespace || e.Message.Header.Pid == n.port || len(e.Message.Data) < nl.SizeofTcMsg {
+				continue
+			}
+			any = true
+			nic, ok := n.nicOf(int(nl.DeserializeTcMsg(e.Message.Data).Ifindex))
+			if c.Links = c.Links || !ok; ok && !slices.Contains(c.Queues, nic) {
+				c.Queues = append(c.Queues, nic)
 			}
 		}
 	}
 	return c, any
+}
+
+// nicOf returns the managed NIC that a link is, or is the IFB device of.
+func (n *Node) nicOf(link int) (nic int, ok bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for nic, m := range n.managed {
+		if nic == link || m.ifb == link {
+			return nic, true
+		}
+	}
+	return 0, false
 }

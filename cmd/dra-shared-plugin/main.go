@@ -112,7 +112,7 @@ func (f flags) run(ctx context.Context) error {
 	if f.hookDir == "" {
 		f.hookDir = filepath.Join(f.PluginDir, "hook")
 	}
-	if f.Hook, err = attach.Install(f.hookSource, f.hookDir); err != nil {
+	if f.Hook, err = attach.Install(f.hookSource, f.hookDir, nil); err != nil {
 		return err
 	}
 	node, err := netdev.NewNode(netdev.Options{BPFFS: f.bpffs})
@@ -120,6 +120,7 @@ func (f flags) run(ctx context.Context) error {
 		return err
 	}
 	defer node.Close()
+	f.Watch = node.Watch
 	f.Kinds = []driver.Kind{nic.New(node, netdev.NewInventory(f.sysfs), c)}
 	f.RollingUpdate = true
 	d, err := driver.New(f.Options)

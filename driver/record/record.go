@@ -19,6 +19,9 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/dra-shared/dra-driver-shared/internal/files"
+	"github.com/dra-shared/dra-driver-shared/internal/step"
 )
 
 // Version of the format.
@@ -94,15 +97,16 @@ func (c *Claim) Share(name string) (Share, bool) {
 type Store struct {
 	dir    string
 	bootID string
+	seam   step.Seam
 }
 
 // NewStore opens the directory, creating it if need be. bootID is the kernel's
 // (/proc/sys/kernel/random/boot_id): it goes into what is written.
-func NewStore(dir, bootID string) (*Store, error) {
+func NewStore(dir, bootID string, seam step.Seam) (*Store, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("open claim records: %w", err)
 	}
-	return &Store{dir: dir, bootID: bootID}, nil
+	return &Store{dir: dir, bootID: bootID, seam: seam}, nil
 }
 
 func (s *Store) path(uid types.UID) (string, error) {
@@ -126,39 +130,23 @@ func (s *Store) Put(c *Claim) error {
 	if err != nil {
 		return err
 	}
-	if err := s.write(path, raw); err != nil {
+	if err := files.Replace(s.seam, "claim record", path, raw, files.Options{Mode: 0o600, Durable: true}); err != nil {
 		return fmt.Errorf("write record of claim %s/%s: %w", c.Namespace, c.Name, err)
 	}
 	return nil
 }
 
-func (s *Store) write(path string, raw []byte) error {
-	f, err := os.CreateTemp(s.dir, ".writing-")
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(raw)
-	if err == nil {
-		err = f.Sync()
-	}
-	err = errors.Join(err, f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(f.Name()))
-	}
-	return s.sync()
-}
+// Current tells whether a record was written since the node booted. What one of
+// another boot says was made in the kernel is not there any more.
+func (s *Store) Current(c *Claim) bool { return c.BootID == s.bootID }
 
-// sync makes the directory's entries durable.
-func (s *Store) sync() error {
-	dir, err := os.Open(s.dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
-}
+// Errors of Get and List, about one record.
+var (
+	// ErrCorrupt: nobody can read the record.
+	ErrCorrupt = errors.New("the record is corrupt")
+	// ErrNewer: a newer plugin wrote the record, and can read it.
+	ErrNewer = errors.New("the record is of a newer plugin")
+)
 
 // Get returns a claim's record, nil if there is none.
 func (s *Store) Get(uid types.UID) (*Claim, error) {
@@ -178,15 +166,49 @@ func read(path string) (*Claim, error) {
 	if err != nil {
 		return nil, err
 	}
-	var c Claim
-	if err := json.Unmarshal(raw, &c); err != nil {
+	c, err := decode(raw)
+	if err == nil && string(c.UID)+".json" != filepath.Base(path) {
+		err = fmt.Errorf("%w: it is of claim %s", ErrCorrupt, c.UID)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("claim record %s: %w", path, err)
 	}
-	if c.Version != Version {
-		return nil, fmt.Errorf("claim record %s has version %d, this plugin reads %d", path, c.Version, Version)
-	}
-	return &c, nil
+	return c, nil
 }
+
+// decode reads a record of any version there has been. A new version adds its
+// step from the last one here, and a file of the last one to testdata.
+func decode(raw []byte) (*Claim, error) {
+	var c Claim
+	if err := json.Unmarshal(raw, &c); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrCorrupt, err)
+	}
+	if c.Version > Version {
+		return nil, fmt.Errorf("%w: it has version %d, this plugin reads up to %d: update the plugin again, or drain the node before going back", ErrNewer, c.Version, Version)
+	}
+	return &c, c.validate()
+}
+
+// validate refuses what no plugin has written.
+func (c *Claim) validate() error {
+	switch {
+	case c.Version < 1:
+		return fmt.Errorf("%w: version %d", ErrCorrupt, c.Version)
+	case c.UID == "":
+		return fmt.Errorf("%w: it names no claim", ErrCorrupt)
+	case c.Phase != Preparing && c.Phase != Prepared && c.Phase != Unpreparing:
+		return fmt.Errorf("%w: phase %q", ErrCorrupt, c.Phase)
+	}
+	for _, s := range c.Shares {
+		if s.Name == "" || s.Device == "" {
+			return fmt.Errorf("%w: a share has no name or no device", ErrCorrupt)
+		}
+	}
+	return nil
+}
+
+// asideSuffix is that of records that were set aside.
+const asideSuffix = ".unreadable"
 
 // SetAside moves a record that cannot be read out of the way, keeping it for
 // whoever wants to know, and returns where it is now.
@@ -195,30 +217,52 @@ func (s *Store) SetAside(uid types.UID) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	aside := path + ".unreadable"
-	return aside, os.Rename(path, aside)
+	return path + asideSuffix, s.setAside(path)
+}
+
+func (s *Store) setAside(path string) error {
+	return s.seam.Do("set claim record aside", func() error { return os.Rename(path, path+asideSuffix) })
+}
+
+// SetCorruptAside sets aside all records that nobody can read, and returns what
+// was wrong with them.
+func (s *Store) SetCorruptAside() (found error, err error) {
+	err = s.each(func(path string, _ *Claim, readErr error) error {
+		if !errors.Is(readErr, ErrCorrupt) {
+			return nil
+		}
+		found = errors.Join(found, readErr)
+		return s.setAside(path)
+	})
+	return found, err
 }
 
 // List returns all records. What cannot be read is an error beside those that can.
 func (s *Store) List() ([]*Claim, error) {
-	files, err := filepath.Glob(filepath.Join(s.dir, "*.json"))
-	if err != nil {
-		return nil, err
-	}
-	var (
-		claims []*Claim
-		failed error
-	)
-	for _, f := range files {
-		c, err := read(f)
-		switch {
-		case err == nil:
+	var claims []*Claim
+	err := s.each(func(_ string, c *Claim, err error) error {
+		if err == nil {
 			claims = append(claims, c)
-		case !errors.Is(err, os.ErrNotExist):
-			failed = errors.Join(failed, err)
 		}
+		return err
+	})
+	return claims, err
+}
+
+func (s *Store) each(do func(path string, c *Claim, err error) error) error {
+	paths, err := filepath.Glob(filepath.Join(s.dir, "*.json"))
+	if err != nil {
+		return err
 	}
-	return claims, failed
+	var failed error
+	for _, path := range paths {
+		c, err := read(path)
+		if errors.Is(err, os.ErrNotExist) {
+			continue // removed meanwhile
+		}
+		failed = errors.Join(failed, do(path, c, err))
+	}
+	return failed
 }
 
 // Delete removes a record. It is no error if there is none.
@@ -227,11 +271,5 @@ func (s *Store) Delete(uid types.UID) error {
 	if err != nil {
 		return err
 	}
-	if err := os.Remove(path); err != nil {
-		if errors.Is(err, os.ErrNotExist) {
-			return nil
-		}
-		return err
-	}
-	return s.sync()
+	return files.Remove(s.seam, "claim record", path, true)
 }

@@ -2,6 +2,7 @@ package record
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -21,7 +22,7 @@ func claim(uid types.UID) *Claim {
 
 func store(t *testing.T) *Store {
 	t.Helper()
-	s, err := NewStore(filepath.Join(t.TempDir(), "claims"), "this-boot")
+	s, err := NewStore(filepath.Join(t.TempDir(), "claims"), "this-boot", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -80,20 +81,25 @@ func TestNothingIsHalfWritten(t *testing.T) {
 	if err := s.Put(claim("u")); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Chmod(s.dir, 0o500); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.Chmod(s.dir, 0o700) })
-	if os.Geteuid() == 0 {
-		t.Skip("root may write anywhere: run without root")
-	}
-	changed := claim("u")
-	changed.Phase = Unpreparing
-	if err := s.Put(changed); err == nil || !strings.Contains(err.Error(), "write record of claim n/c") {
-		t.Errorf("got %v", err)
-	}
-	if got, err := s.Get("u"); err != nil || got.Phase != Prepared {
-		t.Errorf("%+v, %v", got, err)
+	broken := errors.New("broken")
+	for _, at := range []string{"write claim record", "rename claim record"} {
+		s.seam = func(name string, do func() error) error {
+			if name == at {
+				return broken
+			}
+			return do()
+		}
+		changed := claim("u")
+		changed.Phase = Unpreparing
+		if err := s.Put(changed); !errors.Is(err, broken) || !strings.Contains(err.Error(), "write record of claim n/c") {
+			t.Errorf("%s: got %v", at, err)
+		}
+		if got, err := s.Get("u"); err != nil || got.Phase != Prepared {
+			t.Errorf("%s: %+v, %v", at, got, err)
+		}
+		if left, err := os.ReadDir(s.dir); err != nil || len(left) != 1 {
+			t.Errorf("%s: left %v, %v", at, left, err)
+		}
 	}
 }
 
@@ -102,15 +108,71 @@ func TestAnUnreadableRecordIsNamedAndHidesNoOther(t *testing.T) {
 	if err := s.Put(claim("good")); err != nil {
 		t.Fatal(err)
 	}
-	for name, content := range map[string]string{"torn": `{"vers`, "newer": `{"version": 7}`} {
+	for name, content := range map[string]string{
+		"torn": `{"vers`, "newer": `{"version": 7}`, "wrong": `{"version": 1, "uid": "good", "phase": "Prepared"}`,
+		"odd": `{"version": 1, "uid": "odd", "phase": "Odd"}`, "zero": `{}`,
+	} {
 		if err := os.WriteFile(filepath.Join(s.dir, name+".json"), []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
+	wants := []string{"torn.json: the record is corrupt", "newer.json: the record is of a newer plugin: it has version 7, this plugin reads up to 1",
+		"wrong.json: the record is corrupt: it is of claim good", `phase "Odd"`, "version 0"}
 	claims, err := s.List()
-	if len(claims) != 1 || err == nil || !strings.Contains(err.Error(), "torn.json") || !strings.Contains(err.Error(), "newer.json has version 7, this plugin reads 1") {
-		t.Errorf("%v, %v", claims, err)
+	for _, want := range wants {
+		if len(claims) != 1 || err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%d records, want 1; error %v, want %s", len(claims), err, want)
+		}
 	}
+	found, err := s.SetCorruptAside()
+	if err != nil || found == nil || strings.Contains(found.Error(), "newer.json") || !strings.Contains(found.Error(), "torn.json") {
+		t.Errorf("set aside: %v, %v", found, err)
+	}
+	if _, err := s.List(); errors.Is(err, ErrCorrupt) || !errors.Is(err, ErrNewer) {
+		t.Errorf("afterwards: %v", err)
+	}
+	if kept, err := filepath.Glob(filepath.Join(s.dir, "*"+asideSuffix)); err != nil || len(kept) != 4 {
+		t.Errorf("kept: %v, %v", kept, err)
+	}
+}
+
+// What was written by any release is read by all later ones.
+func TestOldRecordsAreRead(t *testing.T) {
+	golden, err := filepath.Glob("testdata/v*.json")
+	if err != nil || len(golden) != Version {
+		t.Fatalf("one file for each version that there was, want %d: %v %v", Version, golden, err)
+	}
+	for _, file := range golden {
+		raw, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := decode(raw)
+		if err != nil {
+			t.Errorf("%s: %v", file, err)
+			continue
+		}
+		want := claim("u")
+		want.Version, want.BootID = got.Version, "this-boot"
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", file, diff)
+		}
+	}
+}
+
+func FuzzClaim(f *testing.F) {
+	f.Add([]byte(`{"version": 1, "uid": "u", "phase": "Prepared", "shares": [{"name": "n", "device": "d", "capacity": {"bandwidth": "1G"}}]}`))
+	f.Add([]byte(`{"version": 9}`))
+	f.Add([]byte(`{`))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		c, err := decode(raw)
+		switch {
+		case err != nil && !errors.Is(err, ErrCorrupt) && !errors.Is(err, ErrNewer):
+			t.Errorf("%s: neither corrupt nor newer: %v", raw, err)
+		case err == nil && (c.UID == "" || c.Version != Version):
+			t.Errorf("%s: accepted as %+v", raw, c)
+		}
+	})
 }
 
 func FuzzUID(f *testing.F) {

@@ -23,6 +23,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/dra-shared/dra-driver-shared/internal/step"
 )
 
 //go:generate go tool bpf2go -target bpfel -tags linux bpf bpf/classify.c -- -O2 -Wall -I/usr/include/x86_64-linux-gnu
@@ -50,6 +52,7 @@ const filterPriority = 0xd5a
 type Classifier struct {
 	objects bpfObjects
 	key     Key
+	seam    step.Seam
 }
 
 // NIC is what the programs know of a parent.
@@ -68,7 +71,7 @@ type NIC struct {
 // Open loads the programs, with the strongest of the keys that the kernel
 // knows, and opens or creates the maps below the BPF file system at bpffs.
 // keys is a preference; empty means all.
-func Open(bpffs string, keys ...Key) (*Classifier, error) {
+func Open(bpffs string, seam step.Seam, keys ...Key) (*Classifier, error) {
 	if len(keys) == 0 {
 		keys = []Key{KeyCookie, KeyMAC}
 	}
@@ -78,7 +81,7 @@ func Open(bpffs string, keys ...Key) (*Classifier, error) {
 	}
 	var failed error
 	for _, key := range keys {
-		c := &Classifier{key: key}
+		c := &Classifier{key: key, seam: seam}
 		err := c.load(pins)
 		if err == nil {
 			return c, nil
@@ -129,12 +132,12 @@ func (c *Classifier) Attach(nic NIC) error {
 	if nic.TrustMAC {
 		value.TrustMac = 1
 	}
-	if err := c.objects.DraSharedNics.Put(uint32(nic.Index), value); err != nil {
+	if err := c.seam.Do("put NIC in map", func() error { return c.objects.DraSharedNics.Put(uint32(nic.Index), value) }); err != nil {
 		return fmt.Errorf("tell the classifier of link %d: %w", nic.Index, err)
 	}
 	clsact := &netlink.GenericQdisc{QdiscType: "clsact", QdiscAttrs: netlink.QdiscAttrs{
 		LinkIndex: nic.Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}}
-	if err := netlink.QdiscAdd(clsact); err != nil && !errors.Is(err, unix.EEXIST) {
+	if err := c.seam.Do("add clsact", func() error { return netlink.QdiscAdd(clsact) }); err != nil && !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("add clsact to link %d: %w: does the kernel have sch_ingress?", nic.Index, err)
 	}
 	return errors.Join(
@@ -146,7 +149,7 @@ func (c *Classifier) Attach(nic NIC) error {
 func (c *Classifier) attach(index int, hook uint32, program *ebpf.Program) error {
 	filter := filterAt(index, hook)
 	filter.Fd, filter.Name, filter.DirectAction = program.FD(), "dra_shared", true
-	if err := netlink.FilterReplace(filter); err != nil {
+	if err := c.seam.Do("attach program", func() error { return netlink.FilterReplace(filter) }); err != nil {
 		return fmt.Errorf("attach classifier to link %d: %w: does the kernel have cls_bpf?", index, err)
 	}
 	return nil
@@ -199,7 +202,7 @@ func attachedAt(index int, hook uint32, program *ebpf.Program) (bool, error) {
 
 // Detach takes the programs off a NIC, also those of an earlier process. The
 // clsact qdisc stays: others may use it. It reports whether there were any.
-func Detach(index int) (found bool, err error) {
+func Detach(index int, seam step.Seam) (found bool, err error) {
 	for _, hook := range []uint32{netlink.HANDLE_MIN_EGRESS, netlink.HANDLE_MIN_INGRESS} {
 		there, listErr := attachedAt(index, hook, nil)
 		if listErr != nil || !there {
@@ -207,7 +210,7 @@ func Detach(index int) (found bool, err error) {
 			continue
 		}
 		found = true
-		if delErr := netlink.FilterDel(filterAt(index, hook)); delErr != nil {
+		if delErr := seam.Do("detach program", func() error { return netlink.FilterDel(filterAt(index, hook)) }); delErr != nil {
 			err = errors.Join(err, fmt.Errorf("take the classifier off link %d: %w", index, delErr))
 		}
 	}
@@ -216,7 +219,7 @@ func Detach(index int) (found bool, err error) {
 
 // Forget forgets a NIC that is gone, and the programs with it.
 func (c *Classifier) Forget(index int) error {
-	return ignoreMissing(c.objects.DraSharedNics.Delete(uint32(index)))
+	return c.seam.Do("remove NIC from map", func() error { return ignoreMissing(c.objects.DraSharedNics.Delete(uint32(index))) })
 }
 
 // Member is one link of a share.
@@ -233,11 +236,11 @@ type Member struct {
 // Add makes a link's frames queue in class (major<<16 | minor), both ways.
 func (c *Classifier) Add(m Member, class uint32) error {
 	for _, cookie := range c.cookieOf(m.Cookie, m.TrustMAC) {
-		if err := c.objects.DraSharedTx.Put(sender(m, cookie), class); err != nil {
+		if err := c.seam.Do("put sender in map", func() error { return c.objects.DraSharedTx.Put(sender(m, cookie), class) }); err != nil {
 			return fmt.Errorf("classify what %s sends: %w", m.MAC, err)
 		}
 	}
-	if err := c.objects.DraSharedRx.Put(receiver(m), class); err != nil {
+	if err := c.seam.Do("put receiver in map", func() error { return c.objects.DraSharedRx.Put(receiver(m), class) }); err != nil {
 		return fmt.Errorf("classify what %s receives: %w", m.MAC, err)
 	}
 	return nil
@@ -247,9 +250,13 @@ func (c *Classifier) Add(m Member, class uint32) error {
 func (c *Classifier) Remove(m Member) error {
 	var failed error
 	for _, cookie := range c.cookieOf(m.Cookie, m.TrustMAC) {
-		failed = errors.Join(failed, ignoreMissing(c.objects.DraSharedTx.Delete(sender(m, cookie))))
+		failed = errors.Join(failed, c.seam.Do("remove sender from map", func() error {
+			return ignoreMissing(c.objects.DraSharedTx.Delete(sender(m, cookie)))
+		}))
 	}
-	return errors.Join(failed, ignoreMissing(c.objects.DraSharedRx.Delete(receiver(m))))
+	return errors.Join(failed, c.seam.Do("remove receiver from map", func() error {
+		return ignoreMissing(c.objects.DraSharedRx.Delete(receiver(m)))
+	}))
 }
 
 // Lookup returns the classes that a link's frames queue in, as the kernel has

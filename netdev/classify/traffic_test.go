@@ -17,6 +17,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev"
 	"github.com/dra-shared/dra-driver-shared/netdev/classify"
 	"github.com/dra-shared/dra-driver-shared/netdev/nstest"
+	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
 	"github.com/dra-shared/dra-driver-shared/netdev/shape"
 )
 
@@ -229,11 +230,16 @@ func frame(src, dst net.HardwareAddr) []byte {
 // sent returns the bytes that a share's class has sent.
 func (w *world) sent(share int) uint64 {
 	w.t.Helper()
-	states, err := shape.New(nil).Read(w.nic.Index)
+	conn, err := rtnl.Open()
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	return states[uint16(shape.FirstMinor+share)].SentBytes
+	defer conn.Close()
+	state, err := shape.New(conn, nil).Read(w.nic.Index, uint16(shape.FirstMinor+share))
+	if err != nil || state == nil {
+		w.t.Fatal(state, err)
+	}
+	return state.SentBytes
 }
 
 func (w *world) wireMAC() (mac net.HardwareAddr) { return w.wire.Interface("wire").HardwareAddr }
@@ -554,7 +560,7 @@ func TestLeaveRestoresTheNIC(t *testing.T) {
 	if found, err := other.Leave(w.nic.Name, w.nic.Index); err != nil || !found {
 		t.Fatalf("found %t, %v", found, err)
 	}
-	if attached, err := classify.Detach(w.nic.Index); err != nil || attached {
+	if attached, err := classify.Detach(w.nic.Index, nil); err != nil || attached {
 		t.Errorf("classifier is left: %t, %v", attached, err)
 	}
 	qdiscs, err := netlink.QdiscList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: w.nic.Index}})

@@ -40,6 +40,9 @@ func Open() (*Conn, error) {
 	if err != nil {
 		return nil, os.NewSyscallError("socket", err)
 	}
+	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+		return nil, errors.Join(os.NewSyscallError("bind", err), unix.Close(fd))
+	}
 	return New(os.NewFile(uintptr(fd), "rtnetlink"))
 }
 
@@ -180,6 +183,33 @@ func (c *Conn) Get(request *nl.NetlinkRequest) ([]syscall.NetlinkMessage, error)
 			}
 		}
 	}
+}
+
+// dumpRetries bounds how often a dump is repeated that changes interrupt.
+const dumpRetries = 10
+
+// GetAll dumps, again if a change interrupted it.
+func (c *Conn) GetAll(dump *nl.NetlinkRequest) (messages []syscall.NetlinkMessage, err error) {
+	for range dumpRetries {
+		if messages, err = c.Get(dump); !errors.Is(err, ErrInterrupted) {
+			break
+		}
+	}
+	return messages, err
+}
+
+// Port is what the kernel calls the socket: an event that the socket's own
+// request caused bears it.
+func (c *Conn) Port() (uint32, error) {
+	address, err := unix.Getsockname(c.fd)
+	if err != nil {
+		return 0, os.NewSyscallError("getsockname", err)
+	}
+	own, ok := address.(*unix.SockaddrNetlink)
+	if !ok || own.Pid == 0 {
+		return 0, errors.New("the netlink socket has no port")
+	}
+	return own.Pid, nil
 }
 
 // ErrInterrupted means that what was dumped changed meanwhile: the answer is

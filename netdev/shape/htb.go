@@ -17,6 +17,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/dra-shared/dra-driver-shared/internal/step"
 	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
 )
 
@@ -29,10 +30,11 @@ var ErrForeignQdisc = errors.New("root qdisc belongs to somebody else")
 // HTB shapes with hierarchical token buckets.
 type HTB struct {
 	conn *rtnl.Conn
+	seam step.Seam
 }
 
 // New returns a shaper that works through conn.
-func New(conn *rtnl.Conn) *HTB { return &HTB{conn: conn} }
+func New(conn *rtnl.Conn, seam step.Seam) *HTB { return &HTB{conn: conn, seam: seam} }
 
 // Setup puts the queues of a NIC in place, or its rates right if they are
 // there, and returns the index of its IFB device. It replaces a root qdisc
@@ -70,7 +72,7 @@ func (h *HTB) setupDevice(dev int, l Link) error {
 	for _, c := range l.base() {
 		requests = append(requests, classRequests(dev, c)...)
 	}
-	return h.conn.Do(requests...)
+	return h.seam.Do("set up queues", func() error { return h.conn.Do(requests...) })
 }
 
 // Intact tells whether a NIC's queues are as Setup left them: both roots and
@@ -94,7 +96,7 @@ func (h *HTB) Intact(name string, index, ifb int, l Link) (bool, error) {
 		if root == nil || !isOurs(root) {
 			return false, nil
 		}
-		states, err := h.classes(dev)
+		states, err := h.classes(dev, func(minor uint16) bool { return minor < FirstMinor })
 		if err != nil {
 			return false, err
 		}
@@ -146,7 +148,7 @@ func (h *HTB) ifb(nic string) (int, error) {
 	name := IFBName(nic)
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = name
-	if err := netlink.LinkAdd(&netlink.Ifb{LinkAttrs: attrs}); err != nil && !errors.Is(err, unix.EEXIST) {
+	if err := h.seam.Do("add IFB", func() error { return netlink.LinkAdd(&netlink.Ifb{LinkAttrs: attrs}) }); err != nil && !errors.Is(err, unix.EEXIST) {
 		return 0, fmt.Errorf("create %s: %w: does the kernel have ifb?", name, err)
 	}
 	link, err := netlink.LinkByName(name)
@@ -156,14 +158,14 @@ func (h *HTB) ifb(nic string) (int, error) {
 	if link.Type() != "ifb" {
 		return 0, fmt.Errorf("link %s is a %s, want an ifb: is the name in use?", name, link.Type())
 	}
-	return link.Attrs().Index, netlink.LinkSetUp(link)
+	return link.Attrs().Index, h.seam.Do("bring up IFB", func() error { return netlink.LinkSetUp(link) })
 }
 
 // Teardown removes the queues. The kernel then puts its default back.
 func (h *HTB) Teardown(name string, index int) error {
 	root, failed := rootOf(index)
 	if root != nil && isOurs(root) {
-		failed = netlink.QdiscDel(root)
+		failed = h.seam.Do("remove queues", func() error { return netlink.QdiscDel(root) })
 	}
 	if failed = errors.Join(failed, h.RemoveIFB(name)); failed != nil {
 		return fmt.Errorf("remove queues of %s: %w", name, failed)
@@ -182,14 +184,15 @@ func (h *HTB) RemoveIFB(nic string) error {
 	case link.Type() != "ifb":
 		return nil
 	}
-	return netlink.LinkDel(link)
+	return h.seam.Do("remove IFB", func() error { return netlink.LinkDel(link) })
 }
 
 // Set creates a share's class on both devices or changes its rates. What is
 // queued stays queued.
 func (h *HTB) Set(index, ifb int, l Link, minor uint16, r Rates) error {
 	c := l.share(minor, r)
-	if err := h.conn.Do(append(classRequests(index, c), classRequests(ifb, c)...)...); err != nil {
+	requests := append(classRequests(index, c), classRequests(ifb, c)...)
+	if err := h.seam.Do("set class", func() error { return h.conn.Do(requests...) }); err != nil {
 		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) {
 			return fmt.Errorf("class %x:%x: %w: the NIC's queues are gone and will be back in a moment: who removed them?", Major, minor, err)
 		}
@@ -204,7 +207,7 @@ func (h *HTB) Remove(index, ifb int, minor uint16) error {
 	for _, dev := range []int{index, ifb} {
 		del := nl.NewNetlinkRequest(unix.RTM_DELTCLASS, 0)
 		del.AddData(&nl.TcMsg{Family: nl.FAMILY_ALL, Ifindex: int32(dev), Handle: netlink.MakeHandle(Major, minor), Parent: netlink.MakeHandle(Major, classRoot)})
-		err := h.conn.Do(del)
+		err := h.seam.Do("remove class", func() error { return h.conn.Do(del) })
 		if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENODEV) && !errors.Is(err, unix.EINVAL) {
 			failed = errors.Join(failed, fmt.Errorf("remove class %x:%x: %w", Major, minor, err))
 		}
@@ -215,39 +218,110 @@ func (h *HTB) Remove(index, ifb int, minor uint16) error {
 // State is a class as the kernel has it.
 type State struct {
 	Rates
+	// SentBytes that went through the class, with Ethernet headers.
 	SentBytes uint64
 }
 
-// Read returns the classes of shares on a device, by minor number.
-func (h *HTB) Read(index int) (map[uint16]State, error) {
-	states, err := h.classes(index)
-	for minor := range states {
-		if minor < FirstMinor {
-			delete(states, minor)
-		}
+// Read returns a share's class on a device, nil if there is none.
+func (h *HTB) Read(index int, minor uint16) (*State, error) {
+	states, err := h.classes(index, func(m uint16) bool { return m == minor })
+	if s, ok := states[minor]; ok {
+		return &s, err
 	}
-	return states, err
+	return nil, err
 }
 
-func (h *HTB) classes(index int) (map[uint16]State, error) {
-	classes, err := netlink.ClassList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: index}}, netlink.HANDLE_NONE)
+// Shares returns the classes of all shares on a device, by minor number.
+func (h *HTB) Shares(index int) (map[uint16]State, error) {
+	return h.classes(index, func(minor uint16) bool { return minor >= FirstMinor })
+}
+
+// Total is what went through a device's queues.
+func (h *HTB) Total(index int) (State, error) {
+	s, err := h.Read(index, classRoot)
+	if s == nil {
+		return State{}, err
+	}
+	return *s, err
+}
+
+// classes reads a device's classes. The kernel has no way to ask for one that
+// announces nothing (before Linux 6.8 the answer goes to every listener), so
+// all are dumped and those that are wanted are looked into.
+func (h *HTB) classes(index int, wanted func(minor uint16) bool) (map[uint16]State, error) {
+	dump := nl.NewNetlinkRequest(unix.RTM_GETTCLASS, unix.NLM_F_DUMP)
+	dump.AddData(&nl.TcMsg{Family: nl.FAMILY_ALL, Ifindex: int32(index)})
+	messages, err := h.conn.GetAll(dump)
+	if errors.Is(err, unix.ENODEV) {
+		return nil, nil
+	}
 	if err != nil {
 		return nil, fmt.Errorf("list classes of link %d: %w", index, err)
 	}
 	states := map[uint16]State{}
-	for _, c := range classes {
-		htb, ok := c.(*netlink.HtbClass)
-		major, minor := netlink.MajorMinor(c.Attrs().Handle)
-		if !ok || major != Major {
+	for _, m := range messages {
+		if len(m.Data) < nl.SizeofTcMsg {
 			continue
 		}
-		s := State{Rates: Rates{Floor: htb.Rate * bitsPerByte, Ceil: htb.Ceil * bitsPerByte}}
-		if stats := c.Attrs().Statistics; stats != nil && stats.Basic != nil {
-			s.SentBytes = stats.Basic.Bytes
+		major, minor := netlink.MajorMinor(nl.DeserializeTcMsg(m.Data).Handle)
+		if major != Major || !wanted(minor) {
+			continue
 		}
-		states[minor] = s
+		if states[minor], err = parseClass(m.Data[nl.SizeofTcMsg:]); err != nil {
+			return nil, fmt.Errorf("class %x:%x of link %d: %w", Major, minor, index, err)
+		}
 	}
 	return states, nil
+}
+
+// parseClass reads the attributes of an HTB class.
+func parseClass(payload []byte) (s State, err error) {
+	attrs, err := nl.ParseRouteAttr(payload)
+	if err != nil {
+		return s, err
+	}
+	for _, a := range attrs {
+		switch a.Attr.Type {
+		case nl.TCA_OPTIONS:
+			err = errors.Join(err, s.parseOptions(a.Value))
+		case nl.TCA_STATS2:
+			err = errors.Join(err, s.parseStatistics(a.Value))
+		}
+	}
+	return s, err
+}
+
+func (s *State) parseOptions(payload []byte) error {
+	attrs, err := nl.ParseRouteAttr(payload)
+	if err != nil {
+		return err
+	}
+	for _, a := range attrs {
+		switch {
+		case a.Attr.Type == nl.TCA_HTB_PARMS && len(a.Value) >= nl.SizeofTcHtbCopt:
+			options := nl.DeserializeTcHtbCopt(a.Value)
+			s.Floor, s.Ceil = max(s.Floor, uint64(options.Rate.Rate)*bitsPerByte), max(s.Ceil, uint64(options.Ceil.Rate)*bitsPerByte)
+		case a.Attr.Type == nl.TCA_HTB_RATE64 && len(a.Value) >= 8:
+			s.Floor = nl.NativeEndian().Uint64(a.Value) * bitsPerByte
+		case a.Attr.Type == nl.TCA_HTB_CEIL64 && len(a.Value) >= 8:
+			s.Ceil = nl.NativeEndian().Uint64(a.Value) * bitsPerByte
+		}
+	}
+	return nil
+}
+
+// parseStatistics reads struct gnet_stats_basic (linux/gen_stats.h).
+func (s *State) parseStatistics(payload []byte) error {
+	attrs, err := nl.ParseRouteAttr(payload)
+	if err != nil {
+		return err
+	}
+	for _, a := range attrs {
+		if a.Attr.Type == nl.TCA_STATS_BASIC && len(a.Value) >= 8 {
+			s.SentBytes = nl.NativeEndian().Uint64(a.Value)
+		}
+	}
+	return nil
 }
 
 func rootRequest(dev int) *nl.NetlinkRequest {
