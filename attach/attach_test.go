@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -222,10 +223,10 @@ func TestAnUnreadableRecordHidesNoOther(t *testing.T) {
 	}
 }
 
-func TestHooksThatNobodyNeedsGo(t *testing.T) {
+func TestAHookIsInstalledBesideItsPredecessor(t *testing.T) {
 	dir, source := t.TempDir(), filepath.Join(t.TempDir(), "hook")
 	var paths []string
-	for _, content := range []string{"old", "new"} {
+	for _, content := range []string{"old", "new", "new"} {
 		if err := os.WriteFile(source, []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -235,15 +236,14 @@ func TestHooksThatNobodyNeedsGo(t *testing.T) {
 		}
 		paths = append(paths, path)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "somebody-elses"), nil, 0o600); err != nil {
-		t.Fatal(err)
+	for _, other := range []string{"somebody-elses", filepath.Base(paths[0]) + ".writing"} {
+		if err := os.WriteFile(filepath.Join(dir, other), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
 	}
-	removed, err := RemoveHooks(dir, nil, func(path string) bool { return path == paths[1] })
-	if err != nil || len(removed) != 1 || removed[0] != paths[0] {
-		t.Errorf("removed %v, %v; installed %v", removed, err, paths)
-	}
-	if left, err := os.ReadDir(dir); err != nil || len(left) != 2 {
-		t.Errorf("left: %v %v", left, err)
+	installed, err := Hooks(dir)
+	if err != nil || len(installed) != 2 || paths[1] != paths[2] || !slices.Contains(installed, paths[0]) || !slices.Contains(installed, paths[1]) {
+		t.Errorf("installed %v, %v; want %v", installed, err, paths[:2])
 	}
 }
 

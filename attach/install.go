@@ -47,22 +47,7 @@ func Install(source, dir string, seam step.Seam) (string, error) {
 
 const hookPrefix = "dra-shared-hook-"
 
-// RemoveHooks removes installed hooks from a directory, except those for which
-// needed is true, and returns what it removed.
-func RemoveHooks(dir string, seam step.Seam, needed func(path string) bool) (removed []string, err error) {
-	installed, err := filepath.Glob(filepath.Join(dir, hookPrefix+"*"))
-	if err != nil {
-		return nil, err
-	}
-	for _, path := range installed {
-		if needed(path) {
-			continue
-		}
-		if removeErr := files.Remove(seam, "hook", path, false); removeErr != nil {
-			err = errors.Join(err, removeErr)
-			continue
-		}
-		removed = append(removed, path)
-	}
-	return removed, err
+// Hooks returns the hooks that are installed in a directory.
+func Hooks(dir string) ([]string, error) {
+	return filepath.Glob(filepath.Join(dir, hookPrefix+"*[0-9a-f]"))
 }

@@ -186,6 +186,29 @@ func (s *Records) list(pattern string, wanted func(Record) bool) ([]Record, erro
 	return records, failed
 }
 
+// RemoveClaim removes whatever there is of a claim, readable or not.
+func (s *Records) RemoveClaim(claimUID string) error {
+	paths, err := filepath.Glob(filepath.Join(s.dir, pathElement(claimUID)+"_*"))
+	for _, path := range paths {
+		err = errors.Join(err, files.Remove(s.seam, "attach record", path, false))
+	}
+	return err
+}
+
+// RemoveOfOtherBoots removes records that were written before the node booted.
+func (s *Records) RemoveOfOtherBoots() (removed int, failed error) {
+	any := &Records{dir: s.dir, seam: s.seam, bootID: AnyBoot}
+	all, err := any.List()
+	for _, r := range all {
+		if r.BootID == s.bootID {
+			continue
+		}
+		removed++
+		failed = errors.Join(failed, s.Remove(r))
+	}
+	return removed, errors.Join(err, failed)
+}
+
 // Remove removes a record. It is no error if there is none.
 func (s *Records) Remove(r Record) error {
 	return files.Remove(s.seam, "attach record", s.path(r.ClaimUID, r.Share, r.Namespace), false)

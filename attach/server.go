@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -49,7 +50,7 @@ func Listen(runDir, name string, handler Handler) (*Server, error) {
 	if err := os.Chmod(dir, 0o700); err != nil {
 		return nil, err
 	}
-	path := filepath.Join(dir, name+".sock")
+	path := socketPath(runDir, name)
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
@@ -58,6 +59,17 @@ func Listen(runDir, name string, handler Handler) (*Server, error) {
 		return nil, fmt.Errorf("listen for hooks: %w", err)
 	}
 	return &Server{handler: handler, listener: listener, slots: make(chan struct{}, maxConnections)}, nil
+}
+
+func socketPath(runDir, name string) string { return filepath.Join(SocketDir(runDir), name+".sock") }
+
+// Ping tells whether a plugin instance serves hooks.
+func Ping(runDir, name string) error {
+	conn, err := net.DialTimeout(network, socketPath(runDir, name), dialTimeout)
+	if err != nil {
+		return err
+	}
+	return conn.Close()
 }
 
 // Serve answers hooks until ctx ends, then waits for those it has begun with.
@@ -85,6 +97,9 @@ func (s *Server) serve(ctx context.Context, conn *net.UnixConn) {
 	defer conn.Close()
 	logger := logr.FromContextOrDiscard(ctx)
 	response, err := s.answer(ctx, conn)
+	if errors.Is(err, io.EOF) {
+		return // a ping
+	}
 	if err != nil {
 		logger.Error(err, "Refused to attach")
 		response = Response{Error: err.Error()}

@@ -9,6 +9,7 @@
 //	events.go     what the kernel announces, and what is done about it
 //	detach.go     a sandbox is gone, others of its claim are not
 //	unprepare.go  the claim's last pod on this node is gone
+//	collect.go    what crashes, reboots and a forgetful kubelet have left
 //
 // What a share is made of is a Kind's business; which claims have which shares
 // is kept here, in package record.
@@ -64,6 +65,9 @@ type Options struct {
 	// BootIDFile tells one boot from another; default
 	// /proc/sys/kernel/random/boot_id.
 	BootIDFile string
+	// OrphanGrace is how long something must have belonged to nobody before
+	// it is removed; default one minute.
+	OrphanGrace time.Duration
 	// Watch calls changed for what happens to the node's network, until ctx
 	// ends; the first call says Everything. See netdev.Node.Watch.
 	Watch func(ctx context.Context, changed func(netdev.Change)) error
@@ -97,6 +101,9 @@ const admission = "admission"
 func New(o Options) (*Driver, error) {
 	if o.BootIDFile == "" {
 		o.BootIDFile = "/proc/sys/kernel/random/boot_id"
+	}
+	if o.OrphanGrace == 0 {
+		o.OrphanGrace = time.Minute
 	}
 	raw, err := os.ReadFile(o.BootIDFile)
 	if err != nil {
@@ -136,10 +143,9 @@ func (d *Driver) Start(ctx context.Context) (wait func() error, err error) {
 			group.Wait()
 		}
 	}()
+	d.setAsideCorrupt(ctx)
+	d.otherBoots(ctx)
 	if err := d.refreshKinds(ctx); err != nil {
-		return nil, err
-	}
-	if err := d.clearReady(); err != nil {
 		return nil, err
 	}
 	d.restore(ctx)
@@ -147,25 +153,26 @@ func (d *Driver) Start(ctx context.Context) (wait func() error, err error) {
 	if err != nil {
 		return nil, err
 	}
-	group.Go(func() {
-		if err := server.Serve(ctx); err != nil {
-			klog.FromContext(ctx).Error(err, "Serve hooks")
-			cancel(err)
-		}
-	})
+	h := &health{driver: d}
+	for what, serve := range map[string]func(context.Context) error{
+		"Serve hooks": server.Serve, "Watch the node's network": d.watch,
+		"Serve health": func(ctx context.Context) error { return d.serveHealth(ctx, h) },
+	} {
+		group.Go(func() {
+			if err := serve(ctx); err != nil {
+				klog.FromContext(ctx).Error(err, what)
+				cancel(err)
+			}
+		})
+	}
 	group.Go(func() { d.status.run(ctx) })
-	group.Go(func() {
-		if err := d.watch(ctx); err != nil {
-			klog.FromContext(ctx).Error(err, "Watch the node's network")
-			cancel(err)
-		}
-	})
 	helper, err := kubeletplugin.Start(ctx, d, d.pluginOptions()...)
 	if err != nil {
 		return nil, fmt.Errorf("register with the kubelet: %w: do %s and %s exist?", err, d.options.PluginDir, d.options.RegistryDir)
 	}
 	group.Go(func() { d.publish(ctx, helper) })
-	group.Go(func() { d.announce(ctx, helper) })
+	group.Go(func() { h.awaitRegistration(ctx, helper) })
+	group.Go(func() { (&collector{driver: d}).run(ctx) })
 	return func() error {
 		<-ctx.Done()
 		helper.Stop()

@@ -21,6 +21,8 @@ type Kind interface {
 	// Devices, whatever became of them. It reports whether something had to
 	// be put in place, so that what shares had there may be gone.
 	Refresh(ctx context.Context, live map[string]bool) (changed bool, err error)
+	// Ready tells why shares cannot be attached at present, nil if they can.
+	Ready() error
 	// Devices returns what to publish, as of the last Refresh.
 	Devices() []resourceapi.Device
 	// Has tells whether a device is, or was, of this kind.
@@ -54,9 +56,19 @@ type Attacher interface {
 	Release(ctx context.Context, share record.Share) error
 	// Read asks the kernel what has become of an attachment.
 	Read(ctx context.Context, share record.Share, r attach.Record) (State, error)
+	// Orphans returns what the kernel has of this kind that none of the shares
+	// and attachments needs.
+	Orphans(ctx context.Context, shares []record.Share, attached []attach.Record) ([]Orphan, error)
 	// Serves refuses a further pod for a share that cannot serve several.
 	// others are the pods that have it, as namespace/name.
 	Serves(share record.Share, others []string) error
+}
+
+// Orphan is something of ours that nothing needs.
+type Orphan struct {
+	// What it is, for the log: two that are alike are the same.
+	What   string
+	Remove func(context.Context) error
 }
 
 // PodNamespace is a pod's network namespace as it came from the hook: the

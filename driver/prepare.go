@@ -46,11 +46,11 @@ func (d *Driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 	if err != nil {
 		return nil, err
 	}
-	old, err := d.claims.Get(claim.UID)
+	old, err := d.recorded(ctx, claim.UID)
 	if err != nil {
 		return nil, err
 	}
-	if old != nil && old.Phase == record.Prepared && slices.EqualFunc(old.Shares, shares, record.Share.Same) {
+	if old != nil && old.Phase == record.Prepared && d.claims.Current(old) && sameShares(old.Shares, shares) {
 		// An allocation does not change: neither do its parameters, also if
 		// the administrator would not allow them any more.
 		return old, d.ensureSpec(old)
@@ -59,8 +59,8 @@ func (d *Driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 		return nil, err
 	}
 	if old != nil && old.Phase != record.Preparing {
-		// The claim was deallocated and came back with another share, or an
-		// Unprepare was cut off.
+		// The claim was deallocated and came back with another share, an
+		// Unprepare was cut off, or the node has booted.
 		if err := d.unprepare(ctx, old); err != nil {
 			return nil, fmt.Errorf("undo an earlier preparation: %w", err)
 		}
@@ -79,6 +79,28 @@ func (d *Driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 	klog.FromContext(ctx).Info("Prepared", "shares", len(prepared.Shares))
 	return prepared, nil
 }
+
+// recorded returns a claim's record, nil if there is none, or none that anybody
+// can read: that one is kept aside.
+func (d *Driver) recorded(ctx context.Context, uid types.UID) (*record.Claim, error) {
+	recorded, err := d.claims.Get(uid)
+	if errors.Is(err, record.ErrCorrupt) {
+		return nil, d.setAside(ctx, uid, err)
+	}
+	return recorded, err
+}
+
+// setAside is for a claim whose record cannot be read.
+func (d *Driver) setAside(ctx context.Context, uid types.UID, why error) error {
+	aside, err := d.claims.SetAside(uid)
+	if err != nil {
+		return errors.Join(why, err)
+	}
+	klog.FromContext(ctx).Error(why, "Going on without the claim's record: what is attached tells the rest", "keptAs", aside)
+	return nil
+}
+
+func sameShares(a, b []record.Share) bool { return slices.EqualFunc(a, b, record.Share.Same) }
 
 // configure gives the shares their parameters, and refuses what cannot be, by
 // itself, together, or for the pods that the claim is reserved for.
@@ -222,7 +244,7 @@ func (d *Driver) admit(ctx context.Context, claim *record.Claim) error {
 		if err := d.admitShare(share, beside); err != nil {
 			return fmt.Errorf("request %s, device %s: %w", share.Request, share.Device, err)
 		}
-		share.Class = freeClass(beside)
+		share.Class = d.classOf(claim.UID, *share, beside)
 		others = append(others, *share)
 	}
 	return d.claims.Put(claim)
@@ -242,6 +264,18 @@ func (d *Driver) admitShare(share *record.Share, others []record.Share) error {
 		return err
 	}
 	return kind.Admit(*share, others)
+}
+
+// classOf returns the number of the class that the share's links draw on, if
+// there are any: the claim's record may have been lost. Otherwise a free one.
+func (d *Driver) classOf(uid types.UID, share record.Share, beside []record.Share) uint16 {
+	attached, _ := d.attachments.OfClaim(string(uid)) // unreadable ones tell nothing
+	for _, a := range attached {
+		if a.Share == share.Name {
+			return a.Class
+		}
+	}
+	return freeClass(beside)
 }
 
 func onDevice(shares []record.Share, device string) (on []record.Share) {

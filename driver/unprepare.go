@@ -20,13 +20,12 @@ func (d *Driver) UnprepareResourceClaims(ctx context.Context, claims []kubeletpl
 	for _, claim := range claims {
 		results[claim.UID] = d.withClaim(ctx, claim.UID, func(ctx context.Context) error {
 			ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithValues("claim", klog.KRef(claim.Namespace, claim.Name)))
-			recorded, err := d.claims.Get(claim.UID)
+			recorded, err := d.recorded(ctx, claim.UID)
+			if errors.Is(err, record.ErrNewer) {
+				err = d.setAside(ctx, claim.UID, err) // the pod must be able to go
+			}
 			if err != nil {
-				aside, moveErr := d.claims.SetAside(claim.UID)
-				if moveErr != nil {
-					return errors.Join(err, moveErr)
-				}
-				klog.FromContext(ctx).Error(err, "Unprepare without the claim's record, by what is attached", "keptAs", aside)
+				return err
 			}
 			if recorded == nil {
 				recorded = &record.Claim{UID: claim.UID, Namespace: claim.Namespace, Name: claim.Name}
@@ -50,7 +49,13 @@ func (d *Driver) unprepare(ctx context.Context, claim *record.Claim) error {
 			return err
 		}
 	}
-	attachments, failed := d.attachments.OfClaim(string(claim.UID))
+	// What an unreadable record was about goes with its pod and, if it does
+	// not, as an orphan.
+	attachments, err := d.attachments.OfClaim(string(claim.UID))
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Some attach records are unreadable")
+	}
+	var failed error
 	shares := claim.Shares
 	for _, r := range attachments {
 		if len(claim.Shares) == 0 { // the claim's record is lost
@@ -67,6 +72,9 @@ func (d *Driver) unprepare(ctx context.Context, claim *record.Claim) error {
 		return failed // the record stays, and the kubelet tries again
 	}
 	if err := d.specs.Remove(string(claim.UID)); err != nil {
+		return err
+	}
+	if err := d.attachments.RemoveClaim(string(claim.UID)); err != nil {
 		return err
 	}
 	if err := d.claims.Delete(claim.UID); err != nil {

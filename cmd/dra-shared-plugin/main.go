@@ -9,6 +9,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/kubernetes"
@@ -65,24 +66,34 @@ func newCommand() *cobra.Command {
 	p.StringVar(&f.hookDir, "hook-dir", "", "where the hook is installed on the node, the same inside and outside of the container; default: below the plugin's directory")
 	p.StringVar(&f.sysfs, "sysfs", "/sys", "where sysfs is mounted")
 	p.StringVar(&f.bpffs, "bpffs", "/sys/fs/bpf", "where a BPF file system of the node is mounted")
+	p.DurationVar(&f.OrphanGrace, "orphan-grace", time.Minute, "how long something of ours must have belonged to no claim before it is removed")
 	logsapi.AddFlags(f.logging, p)
 	logs.InitLogs()
-	c.AddCommand(newReadyCommand())
+	c.AddCommand(newProbeCommands()...)
 	return c
 }
 
-// newReadyCommand is the container's startup probe.
-func newReadyCommand() *cobra.Command {
-	var runDir string
-	c := &cobra.Command{
-		Use:   "ready",
-		Short: "Ask whether the plugin of this pod serves the kubelet and hooks",
-		Args:  cobra.NoArgs,
-		RunE:  func(*cobra.Command, []string) error { return driver.Ready(runDir, os.Getenv("POD_UID")) },
+// newProbeCommands are the container's probes.
+func newProbeCommands() (commands []*cobra.Command) {
+	for name, service := range map[string]string{"ready": driver.Readiness, "alive": driver.Liveness} {
+		var runDir string
+		c := &cobra.Command{
+			Use:   name,
+			Short: "Ask whether the plugin of this pod is " + name,
+			Args:  cobra.NoArgs,
+			RunE: func(cmd *cobra.Command, _ []string) error {
+				ctx, cancel := context.WithTimeout(cmd.Context(), probeTimeout)
+				defer cancel()
+				return driver.CheckHealth(ctx, runDir, os.Getenv("POD_UID"), service)
+			},
+		}
+		c.Flags().StringVar(&runDir, "run-dir", "/run/dra-shared", "as the plugin's")
+		commands = append(commands, c)
 	}
-	c.Flags().StringVar(&runDir, "run-dir", "/run/dra-shared", "as the plugin's")
-	return c
+	return commands
 }
+
+const probeTimeout = 5 * time.Second
 
 func (f flags) run(ctx context.Context) error {
 	if f.NodeName == "" || f.Instance == "" {

@@ -55,8 +55,7 @@ func (d Dir) take(name string, how int) (release func(), err error) {
 		return nil, err
 	}
 	for {
-		err = unix.Flock(int(f.Fd()), how)
-		if err != unix.EINTR {
+		if err = unix.Flock(int(f.Fd()), how); !errors.Is(err, unix.EINTR) {
 			break
 		}
 	}

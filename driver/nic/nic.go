@@ -151,6 +151,16 @@ func (k *Kind) log(ctx context.Context, next map[string]*device, problems []prob
 	k.told = told
 }
 
+// Ready implements driver.Kind.
+func (k *Kind) Ready() error {
+	k.mu.RLock()
+	defer k.mu.RUnlock()
+	if k.devices == nil {
+		return errors.New("the NICs have not been looked at yet")
+	}
+	return nil
+}
+
 // Devices implements driver.Kind.
 func (k *Kind) Devices() []resourceapi.Device {
 	k.mu.RLock()

@@ -19,6 +19,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
@@ -257,6 +258,32 @@ func (c *Classifier) Remove(m Member) error {
 	return errors.Join(failed, c.seam.Do("remove receiver from map", func() error {
 		return ignoreMissing(c.objects.DraSharedRx.Delete(receiver(m)))
 	}))
+}
+
+// Members returns all links that are known. A link of which one half is known
+// is returned too; Remove forgets what there is.
+func (c *Classifier) Members() ([]Member, error) {
+	type key struct {
+		parent uint32
+		mac    [6]uint8
+	}
+	seen := map[key]bool{}
+	var members []Member
+	var class uint32
+	var tx bpfSender
+	senders := c.objects.DraSharedTx.Iterate()
+	for senders.Next(&tx, &class) {
+		seen[key{tx.Parent, tx.Mac}] = true
+		members = append(members, Member{Parent: int(tx.Parent), Cookie: tx.Cookie, MAC: slices.Clone(tx.Mac[:])})
+	}
+	var rx bpfReceiver
+	receivers := c.objects.DraSharedRx.Iterate()
+	for receivers.Next(&rx, &class) {
+		if !seen[key{rx.Parent, rx.Mac}] {
+			members = append(members, Member{Parent: int(rx.Parent), MAC: slices.Clone(rx.Mac[:])})
+		}
+	}
+	return members, errors.Join(senders.Err(), receivers.Err())
 }
 
 // Lookup returns the classes that a link's frames queue in, as the kernel has

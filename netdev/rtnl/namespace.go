@@ -50,6 +50,23 @@ func (c *Conn) namespaceID(ns *os.File) (int, error) {
 	return -1, nil
 }
 
+// NamespaceIDs returns the IDs of all namespaces that have one here.
+func (c *Conn) NamespaceIDs() ([]int, error) {
+	dump := nl.NewNetlinkRequest(unix.RTM_GETNSID, unix.NLM_F_DUMP)
+	dump.AddData(&rtgenmsg{})
+	messages, err := c.GetAll(dump)
+	if err != nil {
+		return nil, fmt.Errorf("list network namespaces: %w", err)
+	}
+	var ids []int
+	for _, m := range messages {
+		if id, ok := NamespaceIDOf(m.Data); ok && id >= 0 {
+			ids = append(ids, id)
+		}
+	}
+	return ids, nil
+}
+
 // NamespaceIDOf reads the ID that an RTM_NEWNSID or RTM_DELNSID message is about.
 func NamespaceIDOf(payload []byte) (int, bool) {
 	if len(payload) < (&rtgenmsg{}).Len() {

@@ -1,0 +1,135 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/health/grpc_health_v1"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/klog/v2"
+
+	"github.com/dra-shared/dra-driver-shared/attach"
+)
+
+// Health services (grpc.health.v1) of a plugin. During a rolling update the old
+// plugin must not end before the new one can do its work, so each answers for
+// itself, on a socket of its own: ports of the node they would have in common.
+const (
+	// Readiness: the kubelet has registered the plugin, and it can attach.
+	Readiness = ""
+	// Liveness: the plugin answers.
+	Liveness = "live"
+)
+
+func healthDir(runDir string) string { return filepath.Join(runDir, "health") }
+
+func healthSocket(runDir, instance string) string {
+	return filepath.Join(healthDir(runDir), instance+".sock")
+}
+
+// CheckHealth asks the plugin instance on this node about a service. It is for
+// another process, a probe.
+func CheckHealth(ctx context.Context, runDir, instance, service string) error {
+	conn, err := grpc.NewClient("unix://"+healthSocket(runDir, instance), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	answer, err := grpc_health_v1.NewHealthClient(conn).Check(ctx, &grpc_health_v1.HealthCheckRequest{Service: service})
+	if err != nil {
+		return fmt.Errorf("plugin %s: %w", instance, err)
+	}
+	if answer.Status != grpc_health_v1.HealthCheckResponse_SERVING {
+		return fmt.Errorf("plugin %s: %s", instance, answer.Status)
+	}
+	return nil
+}
+
+// health answers what is so at the moment of asking.
+type health struct {
+	grpc_health_v1.UnimplementedHealthServer
+	driver     *Driver
+	registered atomic.Bool
+}
+
+// Check implements grpc_health_v1.HealthServer.
+func (h *health) Check(ctx context.Context, r *grpc_health_v1.HealthCheckRequest) (*grpc_health_v1.HealthCheckResponse, error) {
+	status := grpc_health_v1.HealthCheckResponse_SERVICE_UNKNOWN
+	switch r.Service {
+	case Liveness:
+		status = grpc_health_v1.HealthCheckResponse_SERVING
+	case Readiness:
+		status = grpc_health_v1.HealthCheckResponse_SERVING
+		if err := h.ready(); err != nil {
+			klog.FromContext(ctx).V(2).Info("Not ready", "reason", err.Error())
+			status = grpc_health_v1.HealthCheckResponse_NOT_SERVING
+		}
+	}
+	return &grpc_health_v1.HealthCheckResponse{Status: status}, nil
+}
+
+// ready tells why a pod could not be given its share now; nil if it could.
+func (h *health) ready() error {
+	if !h.registered.Load() {
+		return errors.New("the kubelet has not registered the plugin")
+	}
+	if err := attach.Ping(h.driver.options.RunDir, h.driver.options.Instance); err != nil {
+		return fmt.Errorf("hooks are not served: %w", err)
+	}
+	for _, k := range h.driver.options.Kinds {
+		if err := k.Ready(); err != nil {
+			return fmt.Errorf("%s: %w", k.Name(), err)
+		}
+	}
+	return nil
+}
+
+// serveHealth answers until ctx ends.
+func (d *Driver) serveHealth(ctx context.Context, h *health) error {
+	path := healthSocket(d.options.RunDir, d.options.Instance)
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return err
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err // left by a killed process of this pod
+	}
+	listener, err := net.Listen("unix", path)
+	if err != nil {
+		return fmt.Errorf("serve health: %w", err)
+	}
+	server := grpc.NewServer()
+	grpc_health_v1.RegisterHealthServer(server, h)
+	stop := context.AfterFunc(ctx, server.Stop)
+	defer stop()
+	return server.Serve(listener)
+}
+
+// askRegistered is how often the helper is asked whether the kubelet has
+// registered the plugin: it tells nobody by itself.
+const askRegistered = 50 * time.Millisecond
+
+// awaitRegistration notes it.
+func (h *health) awaitRegistration(ctx context.Context, helper *kubeletplugin.Helper) {
+	tick := time.NewTicker(askRegistered)
+	defer tick.Stop()
+	for {
+		if s := helper.RegistrationStatus(); s != nil && s.PluginRegistered {
+			h.registered.Store(true)
+			klog.FromContext(ctx).Info("Registered with the kubelet")
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}

@@ -1,0 +1,143 @@
+package netdev
+
+import (
+	"errors"
+	"fmt"
+	"net"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/dra-shared/dra-driver-shared/netdev/classify"
+	"github.com/dra-shared/dra-driver-shared/netdev/shape"
+)
+
+// LinkKey is what a link is known by on the node, whatever its namespace.
+type LinkKey struct {
+	Parent int
+	MAC    [6]byte
+}
+
+// KeyOf returns the key of a link.
+func KeyOf(parent int, mac net.HardwareAddr) LinkKey {
+	k := LinkKey{Parent: parent}
+	copy(k.MAC[:], mac)
+	return k
+}
+
+// Classes returns the minor numbers of the classes that shares have on a NIC.
+func (n *Node) Classes(parent int) (map[uint16]bool, error) {
+	m, err := n.parent(parent)
+	if err != nil || !m.Enforce {
+		return nil, err
+	}
+	minors := map[uint16]bool{}
+	for _, dev := range []int{m.Index, m.ifb} {
+		states, err := n.shaper.Shares(dev)
+		if err != nil {
+			return nil, err
+		}
+		for minor := range states {
+			minors[minor] = true
+		}
+	}
+	return minors, nil
+}
+
+// Members returns the links that the classifier knows, of all NICs.
+func (n *Node) Members() ([]classify.Member, error) {
+	n.mu.Lock()
+	c := n.classifier
+	n.mu.Unlock()
+	if c == nil {
+		return nil, nil
+	}
+	return c.Members()
+}
+
+// Declassify makes the classifier forget a link.
+func (n *Node) Declassify(m classify.Member) error {
+	n.mu.Lock()
+	c := n.classifier
+	n.mu.Unlock()
+	if c == nil {
+		return nil
+	}
+	return c.Remove(m)
+}
+
+// Links returns the macvlans of this namespace's links in all namespaces that
+// have an ID here: every namespace that a share was ever attached to has one.
+func (n *Node) Links() (map[LinkKey]bool, error) {
+	ids, err := n.conn.NamespaceIDs()
+	if err != nil {
+		return nil, err
+	}
+	links := map[LinkKey]bool{}
+	for _, id := range ids {
+		if err := n.linksIn(id, links); err != nil {
+			return nil, err
+		}
+	}
+	return links, nil
+}
+
+func (n *Node) linksIn(nsid int, links map[LinkKey]bool) error {
+	dump := nl.NewNetlinkRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP)
+	dump.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
+	messages, err := n.conn.GetAll(inNamespace(dump, nsid))
+	if isGone(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("list the links of namespace %d: %w", nsid, err)
+	}
+	for _, m := range messages {
+		link, err := parseLink(m.Data)
+		if err != nil {
+			return err
+		}
+		if link.Type() == "macvlan" {
+			links[KeyOf(link.Attrs().ParentIndex, link.Attrs().HardwareAddr)] = true
+		}
+	}
+	return nil
+}
+
+// StrayIFBs returns the names of IFB devices of ours that no managed NIC has:
+// the NIC is gone, or was taken out while no plugin ran.
+func (n *Node) StrayIFBs() (names []string, err error) {
+	links, err := listLinks()
+	if err != nil {
+		return nil, err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	used := map[int]bool{}
+	for _, m := range n.managed {
+		used[m.ifb] = true
+	}
+	for _, l := range links {
+		if l.Type() != "ifb" || used[l.Attrs().Index] {
+			continue
+		}
+		owned, ownedErr := shape.Owned(l.Attrs().Index)
+		if err = errors.Join(err, ownedErr); owned {
+			names = append(names, l.Attrs().Name)
+		}
+	}
+	return names, err
+}
+
+// RemoveIFB removes an IFB device that StrayIFBs named.
+func (n *Node) RemoveIFB(name string) error {
+	link, err := netlink.LinkByName(name)
+	if errors.As(err, &netlink.LinkNotFoundError{}) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return n.seam.Do("remove IFB", func() error { return netlink.LinkDel(link) })
+}

@@ -1,0 +1,216 @@
+// Package fakeapi is an API server as far as a DRA plugin uses one, for plugins
+// that run in a process of their own: client-go's fake clientset behind HTTP.
+// It can be away, slow, or refuse what it is asked.
+package fakeapi
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/kubernetes/scheme"
+	clienttesting "k8s.io/client-go/testing"
+)
+
+// Server is an API server. What is in it is reached by Client.
+type Server struct {
+	Client *fake.Clientset
+	// URL of the server.
+	URL string
+
+	http   *httptest.Server
+	refuse atomic.Pointer[func(*http.Request) error]
+}
+
+// New starts a server with those objects in it. Close ends it.
+func New(objects ...runtime.Object) *Server {
+	s := &Server{Client: fake.NewClientset(objects...)}
+	s.http = httptest.NewServer(s)
+	s.URL = s.http.URL
+	return s
+}
+
+// Close ends the server.
+func (s *Server) Close() {
+	s.http.CloseClientConnections()
+	s.http.Close()
+}
+
+// Refuse makes requests fail for which f returns an error; nil: none. An
+// apierrors.APIStatus is sent as such, any other error breaks the connection.
+func (s *Server) Refuse(f func(*http.Request) error) { s.refuse.Store(&f) }
+
+// kinds of objects that are served, by resource.
+var kinds = map[string]schema.GroupVersionKind{
+	"resourceclaims": resourceapi.SchemeGroupVersion.WithKind("ResourceClaim"),
+	"resourceslices": resourceapi.SchemeGroupVersion.WithKind("ResourceSlice"),
+	"nodes":          corev1.SchemeGroupVersion.WithKind("Node"),
+	"pods":           corev1.SchemeGroupVersion.WithKind("Pod"),
+	"events":         {Group: "events.k8s.io", Version: "v1", Kind: "Event"},
+}
+
+// target is what a request's path names.
+type target struct {
+	gvr                          schema.GroupVersionResource
+	gvk                          schema.GroupVersionKind
+	namespace, name, subresource string
+}
+
+func parse(path string) (t target, ok bool) {
+	parts := strings.Split(strings.Trim(path, "/"), "/")
+	if len(parts) < 3 || parts[0] == "apis" && len(parts) < 4 {
+		return t, false
+	}
+	if parts[0] == "apis" {
+		t.gvr.Group, t.gvr.Version, parts = parts[1], parts[2], parts[3:]
+	} else {
+		t.gvr.Version, parts = parts[1], parts[2:]
+	}
+	if parts[0] == "namespaces" && len(parts) > 2 {
+		t.namespace, parts = parts[1], parts[2:]
+	}
+	parts = append(parts, "", "")
+	t.gvr.Resource, t.name, t.subresource = parts[0], parts[1], parts[2]
+	t.gvk, ok = kinds[t.gvr.Resource]
+	return t, ok && t.gvk.GroupVersion() == t.gvr.GroupVersion()
+}
+
+// ServeHTTP implements http.Handler.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if refuse := s.refuse.Load(); refuse != nil && *refuse != nil {
+		if err := (*refuse)(r); err != nil {
+			answerError(w, err)
+			return
+		}
+	}
+	t, ok := parse(r.URL.Path)
+	if !ok {
+		answerError(w, apierrors.NewNotFound(schema.GroupResource{}, r.URL.Path))
+		return
+	}
+	if r.URL.Query().Get("watch") != "" {
+		s.watch(w, r, t)
+		return
+	}
+	object, err := s.do(r, t)
+	if err != nil {
+		answerError(w, err)
+		return
+	}
+	raw, err := encode(object, t.gvk.GroupVersion())
+	if err != nil {
+		answerError(w, err)
+		return
+	}
+	w.Header().Set("Content-Type", runtime.ContentTypeJSON)
+	_, _ = w.Write(raw)
+}
+
+func (s *Server) do(r *http.Request, t target) (runtime.Object, error) {
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return nil, err
+	}
+	empty, err := scheme.Scheme.New(t.gvk)
+	if err != nil {
+		return nil, err
+	}
+	switch r.Method {
+	case http.MethodGet:
+		if t.name != "" {
+			return s.Client.Invokes(clienttesting.NewGetAction(t.gvr, t.namespace, t.name), empty)
+		}
+		list, err := scheme.Scheme.New(t.gvk.GroupVersion().WithKind(t.gvk.Kind + "List"))
+		if err != nil {
+			return nil, err
+		}
+		return s.Client.Invokes(clienttesting.NewListAction(t.gvr, t.gvk, t.namespace, metav1.ListOptions{}), list)
+	case http.MethodDelete:
+		_, err := s.Client.Invokes(clienttesting.NewDeleteAction(t.gvr, t.namespace, t.name), empty)
+		return &metav1.Status{Status: metav1.StatusSuccess}, err
+	case http.MethodPatch:
+		kind := types.PatchType(strings.Split(r.Header.Get("Content-Type"), ";")[0])
+		if kind == types.ApplyCBORPatchType || kind == "application/apply-patch+yaml" {
+			kind = types.ApplyPatchType
+		}
+		force := r.URL.Query().Get("force") == "true"
+		action := clienttesting.NewPatchSubresourceActionWithOptions(t.gvr, t.namespace, t.name, kind, body,
+			metav1.PatchOptions{FieldManager: r.URL.Query().Get("fieldManager"), Force: &force}, t.subresource)
+		return s.Client.Invokes(action, empty)
+	}
+	object, _, err := scheme.Codecs.UniversalDeserializer().Decode(body, &t.gvk, nil)
+	if err != nil {
+		return nil, apierrors.NewBadRequest(err.Error())
+	}
+	if r.Method == http.MethodPost {
+		return s.Client.Invokes(clienttesting.NewCreateAction(t.gvr, t.namespace, object), empty)
+	}
+	return s.Client.Invokes(clienttesting.NewUpdateSubresourceAction(t.gvr, t.subresource, t.namespace, object), empty)
+}
+
+func (s *Server) watch(w http.ResponseWriter, r *http.Request, t target) {
+	if r.URL.Query().Get("sendInitialEvents") != "" { // the client lists instead
+		answerError(w, apierrors.NewInvalid(schema.GroupKind{Kind: "ListOptions"}, "", nil))
+		return
+	}
+	watcher, err := s.Client.InvokesWatch(clienttesting.NewWatchAction(t.gvr, t.namespace, metav1.ListOptions{}))
+	if err != nil {
+		answerError(w, err)
+		return
+	}
+	defer watcher.Stop()
+	w.Header().Set("Content-Type", runtime.ContentTypeJSON)
+	flusher, _ := w.(http.Flusher)
+	flusher.Flush()
+	for {
+		select {
+		case <-r.Context().Done():
+			return
+		case event, ok := <-watcher.ResultChan():
+			if !ok {
+				return
+			}
+			raw, err := encode(event.Object, t.gvk.GroupVersion())
+			if err != nil {
+				return
+			}
+			if err := json.NewEncoder(w).Encode(metav1.WatchEvent{Type: string(event.Type), Object: runtime.RawExtension{Raw: raw}}); err != nil {
+				return
+			}
+			flusher.Flush()
+		}
+	}
+}
+
+func encode(object runtime.Object, gv schema.GroupVersion) ([]byte, error) {
+	if status, ok := object.(*metav1.Status); ok {
+		return json.Marshal(status)
+	}
+	return runtime.Encode(scheme.Codecs.LegacyCodec(gv), object)
+}
+
+func answerError(w http.ResponseWriter, err error) {
+	status, ok := err.(apierrors.APIStatus)
+	if !ok {
+		panic(http.ErrAbortHandler) // the connection ends without an answer
+	}
+	s := status.Status()
+	w.Header().Set("Content-Type", runtime.ContentTypeJSON)
+	if s.Details != nil && s.Details.RetryAfterSeconds > 0 {
+		w.Header().Set("Retry-After", fmt.Sprint(s.Details.RetryAfterSeconds))
+	}
+	w.WriteHeader(int(s.Code))
+	_ = json.NewEncoder(w).Encode(s)
+}
