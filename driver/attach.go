@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
@@ -17,12 +18,13 @@ import (
 // called once per container start and idempotent per sandbox.
 func (d *Driver) Attach(ctx context.Context, r attach.Request, namespace, socket *os.File) (response attach.Response, err error) {
 	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithValues("pod", klog.KRef(r.Pod.Namespace, r.Pod.Name), "share", r.Share))
-	uid := types.UID(r.ClaimUID)
+	uid, start := types.UID(r.ClaimUID), time.Now()
 	err = d.withClaim(ctx, uid, func(ctx context.Context) error {
 		attached, err := d.attach(ctx, r, PodNamespace{File: namespace, Socket: socket})
 		response.Interface = attached.Link.Name
 		return err
 	})
+	d.metrics.observe(operationAttach, start, err)
 	d.failures.note(r.Share, r.Pod.UID, err)
 	d.status.enqueue(uid)
 	return response, err
@@ -37,7 +39,7 @@ func (d *Driver) attach(ctx context.Context, r attach.Request, pod PodNamespace)
 	if attacher == nil {
 		return attach.Record{}, fmt.Errorf("share %s is not of a kind that is attached", share.Name)
 	}
-	others, err := d.sharers(ctx, attacher, share, r)
+	others, err := d.sharers(ctx, attacher, share, r, pod)
 	if err != nil {
 		return attach.Record{}, err
 	}
@@ -83,7 +85,7 @@ func (d *Driver) preparedShare(r attach.Request) (record.Share, error) {
 
 // sharers returns the attachments of a share, without those whose sandbox is
 // gone: an event that tells so may be on its way.
-func (d *Driver) sharers(ctx context.Context, attacher Attacher, share record.Share, r attach.Request) ([]attach.Record, error) {
+func (d *Driver) sharers(ctx context.Context, attacher Attacher, share record.Share, r attach.Request, pod PodNamespace) ([]attach.Record, error) {
 	all, err := d.attachments.OfClaim(r.ClaimUID)
 	if err != nil {
 		return nil, fmt.Errorf("what is attached already cannot be told: %w", err)
@@ -93,7 +95,7 @@ func (d *Driver) sharers(ctx context.Context, attacher Attacher, share record.Sh
 		if a.Share != share.Name {
 			continue
 		}
-		if a.Pod.UID != r.Pod.UID {
+		if same, err := sameNamespace(a, pod); err == nil && !same {
 			if state, err := attacher.Read(ctx, share, a); err == nil && !state.Attached && state.Interface == "" {
 				if err := d.forget(ctx, attacher, a); err != nil {
 					return nil, err

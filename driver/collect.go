@@ -31,9 +31,6 @@ type collector struct {
 	since map[string]time.Time
 }
 
-// background is the lock of the plugin that collects: one of two is enough.
-const background = "background"
-
 func (c *collector) run(ctx context.Context) {
 	again := time.NewTicker(min(resync, c.driver.options.OrphanGrace/2+time.Millisecond))
 	defer again.Stop()
@@ -51,11 +48,10 @@ func (c *collector) run(ctx context.Context) {
 
 // collect looks once.
 func (c *collector) collect(ctx context.Context) error {
-	release, ok, err := c.driver.locks.TryNamed(background)
-	if err != nil || !ok {
-		return err
+	if !c.driver.succession.isNewest() {
+		return nil
 	}
-	defer release()
+	var err error
 	seen := map[string]time.Time{}
 	for _, find := range []func(context.Context) ([]Orphan, error){c.claims, c.specs, c.hooks, c.sockets, c.temporaries} {
 		orphans, findErr := find(ctx)
@@ -83,6 +79,7 @@ func (c *collector) removeDue(ctx context.Context, orphans []Orphan, seen map[st
 			failed = errors.Join(failed, fmt.Errorf("%s: %w", o.What, err))
 			continue
 		}
+		c.driver.metrics.orphans.Inc()
 		delete(seen, o.What)
 	}
 	return failed

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"slices"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
@@ -65,7 +66,9 @@ func (d *Driver) detachGone(ctx context.Context, share record.Share, r attach.Re
 		return nil // an Unprepare was faster
 	}
 	klog.FromContext(ctx).Info("Detached", "share", r.Share, "pod", klog.KRef(r.Pod.Namespace, r.Pod.Name))
+	start := time.Now()
 	err := d.forget(ctx, d.attacherOf(share), r)
+	d.metrics.observe(operationDetach, start, err)
 	d.status.enqueue(types.UID(r.ClaimUID))
 	return err
 }
@@ -91,8 +94,8 @@ func (d *Driver) restore(ctx context.Context) {
 		if attacher == nil {
 			return nil
 		}
-		live, err := attacher.Restore(ctx, share, r)
-		if err == nil && !live {
+		there, err := attacher.Restore(ctx, share, r)
+		if err == nil && !there {
 			return d.detachGone(ctx, share, r)
 		}
 		d.status.enqueue(types.UID(r.ClaimUID))

@@ -23,10 +23,13 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/events"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
 
@@ -73,6 +76,10 @@ type Options struct {
 	Watch func(ctx context.Context, changed func(netdev.Change)) error
 	// Seam that changes go through; default none.
 	Seam step.Seam
+	// Events on pods go here; default nowhere.
+	Events events.EventRecorder
+	// Metrics are registered here; default nowhere.
+	Metrics prometheus.Registerer
 }
 
 // Driver implements kubeletplugin.DRAPlugin and attach.Handler. It is safe for
@@ -89,8 +96,16 @@ type Driver struct {
 	locks lock.Dir
 	// refresh asks the publisher to look at the devices again.
 	refresh chan struct{}
+	// lookAgain is when to do so unasked, in nanoseconds.
+	lookAgain atomic.Int64
 
+	// succession is entered by Start.
+	succession *succession
+
+	health   *healthBoard
 	failures failures
+	metrics  *metrics
+	told     sync.Map // what is degraded and has been said, by name
 }
 
 // admission is the lock that is held from looking at the other shares of a
@@ -104,6 +119,9 @@ func New(o Options) (*Driver, error) {
 	}
 	if o.OrphanGrace == 0 {
 		o.OrphanGrace = time.Minute
+	}
+	if o.Events == nil {
+		o.Events = &events.FakeRecorder{} // drops what it is told
 	}
 	raw, err := os.ReadFile(o.BootIDFile)
 	if err != nil {
@@ -124,9 +142,9 @@ func New(o Options) (*Driver, error) {
 	}
 	d := &Driver{
 		options: o, claims: claims, attachments: attach.OpenRecords(o.RunDir, bootID, o.Seam), specs: specs,
-		locks: locks, refresh: make(chan struct{}, 1),
+		locks: locks, refresh: make(chan struct{}, 1), health: newHealthBoard(),
 	}
-	d.status = newReporter(d)
+	d.status, d.metrics = newReporter(d), newMetrics(d)
 	return d, nil
 }
 
@@ -143,6 +161,10 @@ func (d *Driver) Start(ctx context.Context) (wait func() error, err error) {
 			group.Wait()
 		}
 	}()
+	if d.succession, err = enter(d.locks, d.options.Instance); err != nil {
+		return nil, err
+	}
+	context.AfterFunc(ctx, d.succession.leave)
 	d.setAsideCorrupt(ctx)
 	d.otherBoots(ctx)
 	if err := d.refreshKinds(ctx); err != nil {
@@ -173,6 +195,13 @@ func (d *Driver) Start(ctx context.Context) (wait func() error, err error) {
 	group.Go(func() { d.publish(ctx, helper) })
 	group.Go(func() { h.awaitRegistration(ctx, helper) })
 	group.Go(func() { (&collector{driver: d}).run(ctx) })
+	group.Go(func() {
+		d.succession.succeed(ctx, func() {
+			d.status.forgetAll()
+			d.DevicesChanged()
+			d.restore(ctx)
+		})
+	})
 	return func() error {
 		<-ctx.Done()
 		helper.Stop()
@@ -191,7 +220,6 @@ func (d *Driver) pluginOptions() []kubeletplugin.Option {
 		kubeletplugin.KubeClient(d.options.Client),
 		kubeletplugin.PluginDataDirectoryPath(d.options.PluginDir),
 		kubeletplugin.RegistrarDirectoryPath(d.options.RegistryDir),
-		kubeletplugin.HealthService(false), // nothing to tell yet beyond the claims' conditions
 	}
 	if d.options.RollingUpdate {
 		options = append(options, kubeletplugin.RollingUpdate(types.UID(d.options.Instance)))
@@ -246,12 +274,6 @@ func (d *Driver) HandleError(ctx context.Context, err error, msg string) {
 	}
 	logger.Error(err, msg, "fatal", true)
 	klog.FlushAndExit(klog.ExitFlushTimeout, 1)
-}
-
-// WatchHealthStatus implements kubeletplugin.DRAPlugin. Health is reported by
-// conditions for now.
-func (d *Driver) WatchHealthStatus(context.Context, chan<- kubeletplugin.DeviceHealthReport) error {
-	return kubeletplugin.ErrHealthNotSupported
 }
 
 // Resync is how often everything is looked at that events should have told of.

@@ -71,6 +71,9 @@ func (d *Driver) actOn(ctx context.Context, p *pending) {
 // handle does what a change calls for.
 func (d *Driver) handle(ctx context.Context, c netdev.Change) {
 	klog.FromContext(ctx).V(5).Info("Network changed", "change", c)
+	if !d.succession.isNewest() {
+		return
+	}
 	if c.Everything || c.Links || len(c.Queues) > 0 {
 		d.DevicesChanged()
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"os"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 
@@ -17,14 +18,15 @@ type Kind interface {
 	// Name of the kind, as records and log lines have it.
 	Name() string
 	// Refresh looks at the node and makes devices ready to be shared, or
-	// ready again. live are the devices that have shares: they stay in
-	// Devices, whatever became of them. It reports whether something had to
-	// be put in place, so that what shares had there may be gone.
-	Refresh(ctx context.Context, live map[string]bool) (changed bool, err error)
+	// ready again. shares are all that are recorded of the kind: their
+	// devices stay in Devices, whatever became of them.
+	Refresh(ctx context.Context, shares []record.Share) (Refreshed, error)
 	// Ready tells why shares cannot be attached at present, nil if they can.
 	Ready() error
 	// Devices returns what to publish, as of the last Refresh.
 	Devices() []resourceapi.Device
+	// Health returns the state of the devices, as of the last Refresh.
+	Health() []Health
 	// Has tells whether a device is, or was, of this kind.
 	Has(device string) bool
 	// Configure returns a share's parameters: the opaque configurations
@@ -40,16 +42,43 @@ type Kind interface {
 	Env(share record.Share) []string
 }
 
+// Meter is a Kind whose devices count what goes through them.
+type Meter interface {
+	Traffic() []Traffic
+}
+
+// Traffic is what went through a device.
+type Traffic struct {
+	Device                 string
+	SentBits, ReceivedBits uint64
+}
+
+// Refreshed is what a Refresh found.
+type Refreshed struct {
+	// Changed: what shares have on a device may be gone, or not as it should
+	// be any more.
+	Changed bool
+	// Again: when to look again although nothing is announced; 0: never.
+	Again time.Duration
+}
+
+// Health of a device.
+type Health struct {
+	Device  string
+	Healthy bool
+	Message string // why not
+}
+
 // Attacher is a Kind whose shares become part of a pod when it starts.
 type Attacher interface {
 	Kind
 	// Attach makes a share real in a pod's network namespace. After an error
 	// nothing is left behind.
 	Attach(ctx context.Context, share record.Share, r attach.Request, pod PodNamespace) (attach.Record, error)
-	// Restore puts back what Attach made on the node, for a plugin that
-	// starts. It reports false if the pod's part is gone; as long as it is
-	// there, an error never means that it may be taken away.
-	Restore(ctx context.Context, share record.Share, r attach.Record) (live bool, err error)
+	// Restore puts back what Attach made on the node, if it is not as it
+	// should be. It reports whether the pod is there; as long as it is, an
+	// error never means that anything may be taken away.
+	Restore(ctx context.Context, share record.Share, r attach.Record) (there bool, err error)
 	// Detach undoes an Attach, also when the pod is gone.
 	Detach(ctx context.Context, r attach.Record) error
 	// Release undoes what all attachments of a share had in common.
@@ -79,8 +108,9 @@ type PodNamespace struct {
 
 // State is an attachment as the kernel has it.
 type State struct {
-	Attached  bool   // the link exists and is up
-	Message   string // why not, or what is unusual; empty if all is well
+	Attached  bool   // the link exists, is up, and its device works
+	Reason    string // CamelCase, why not
+	Message   string // why not
 	Interface string
 	MAC       string
 	MTU       int // bytes

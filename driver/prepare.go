@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -27,10 +28,12 @@ func (d *Driver) PrepareResourceClaims(ctx context.Context, claims []*resourceap
 	results := make(map[types.UID]kubeletplugin.PrepareResult, len(claims))
 	for _, claim := range claims {
 		var prepared *record.Claim
+		start := time.Now()
 		err := d.withClaim(ctx, claim.UID, func(ctx context.Context) (err error) {
 			prepared, err = d.prepare(klog.NewContext(ctx, klog.FromContext(ctx).WithValues("claim", klog.KObj(claim))), claim)
 			return err
 		})
+		d.metrics.observe(operationPrepare, start, err)
 		if err != nil {
 			results[claim.UID] = kubeletplugin.PrepareResult{Err: fmt.Errorf("prepare claim %s/%s: %w", claim.Namespace, claim.Name, err)}
 			continue

@@ -10,8 +10,6 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
-
-	"github.com/dra-shared/dra-driver-shared/driver/record"
 )
 
 const (
@@ -35,22 +33,26 @@ func (d *Driver) DevicesChanged() {
 // them, and only if they differ, is the helper's.
 func (d *Driver) publish(ctx context.Context, helper *kubeletplugin.Helper) {
 	logger := klog.FromContext(ctx)
-	again := time.NewTicker(resync)
-	defer again.Stop()
 	for {
 		if err := helper.PublishResources(ctx, d.resources()); err != nil && ctx.Err() == nil {
 			logger.Error(err, "Publish ResourceSlices")
 		}
+		next := time.NewTimer(d.nextLook())
 		select {
 		case <-ctx.Done():
+			next.Stop()
 			return
-		case <-again.C:
+		case <-next.C:
 		case <-d.refresh:
+			next.Stop()
 			select {
 			case <-ctx.Done():
 				return
 			case <-time.After(settle):
 			}
+		}
+		if !d.succession.isNewest() {
+			continue
 		}
 		if err := d.refreshKinds(ctx); err != nil {
 			logger.Error(err, "Look at the devices")
@@ -58,35 +60,36 @@ func (d *Driver) publish(ctx context.Context, helper *kubeletplugin.Helper) {
 	}
 }
 
+// nextLook is when the devices are looked at again if nothing is announced.
+func (d *Driver) nextLook() time.Duration {
+	if again := time.Duration(d.lookAgain.Load()); again > 0 && again < resync {
+		return again
+	}
+	return resync
+}
+
 func (d *Driver) refreshKinds(ctx context.Context) error {
 	all, err := d.claims.List()
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Some claim records are unreadable")
 	}
-	again := false
+	changed, again := false, resync
 	for _, k := range d.options.Kinds {
-		changed, err := k.Refresh(ctx, liveDevices(all, k.Name()))
+		found, err := k.Refresh(ctx, sharesOf(all, k.Name()))
 		if err != nil {
 			return err
 		}
-		again = again || changed
+		changed = changed || found.Changed
+		if found.Again > 0 {
+			again = min(again, found.Again)
+		}
 	}
-	if again {
+	d.lookAgain.Store(int64(again))
+	d.reportDevices(ctx, d.health.announce(d.deviceHealth()))
+	if changed {
 		d.restore(ctx)
 	}
 	return nil
-}
-
-func liveDevices(claims []*record.Claim, kind string) map[string]bool {
-	live := map[string]bool{}
-	for _, c := range claims {
-		for _, s := range c.Shares {
-			if s.Kind == kind {
-				live[s.Device] = true
-			}
-		}
-	}
-	return live
 }
 
 func (d *Driver) resources() resourceslice.DriverResources {

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -12,7 +13,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	metaapply "k8s.io/client-go/applyconfigurations/meta/v1"
 	resourceapply "k8s.io/client-go/applyconfigurations/resource/v1"
@@ -20,7 +20,6 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
-	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 )
 
@@ -32,7 +31,13 @@ type reporter struct {
 	queue  workqueue.TypedRateLimitingInterface[types.UID]
 
 	mu      sync.Mutex
-	written map[types.UID][sha256.Size]byte // what the API server has, by hash
+	written map[types.UID]written
+}
+
+// written is what the API server has, by hash.
+type written struct {
+	hash [sha256.Size]byte
+	at   time.Time
 }
 
 const (
@@ -41,6 +46,8 @@ const (
 	reportRetryMax = 30 * time.Second
 	reportTimeout  = 20 * time.Second
 	reportSoon     = 500 * time.Millisecond
+	// writeAgain bounds for how long a status is wrong that somebody else changed.
+	writeAgain = 5 * time.Minute
 	// fieldManager of our entries. Entries of other drivers have other
 	// managers and are never touched.
 	fieldManager = "dra-shared-plugin"
@@ -48,7 +55,7 @@ const (
 
 func newReporter(d *Driver) *reporter {
 	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[types.UID](reportRetryMin, reportRetryMax)
-	return &reporter{driver: d, queue: workqueue.NewTypedRateLimitingQueue[types.UID](limiter), written: map[types.UID][sha256.Size]byte{}}
+	return &reporter{driver: d, queue: workqueue.NewTypedRateLimitingQueue[types.UID](limiter), written: map[types.UID]written{}}
 }
 
 func (r *reporter) enqueue(uid types.UID) { r.queue.Add(uid) }
@@ -62,6 +69,13 @@ func (r *reporter) forget(uid types.UID) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.written, uid)
+}
+
+// forgetAll makes what is reported next be written, whatever was before.
+func (r *reporter) forgetAll() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	clear(r.written)
 }
 
 func (r *reporter) run(ctx context.Context) {
@@ -81,6 +95,9 @@ func (r *reporter) run(ctx context.Context) {
 			workers.Wait()
 			return
 		case <-again.C:
+			if !r.driver.succession.isNewest() {
+				continue
+			}
 			claims, _ := r.driver.claims.List() // unreadable ones are reported where they matter
 			for _, c := range claims {
 				r.enqueue(c.UID)
@@ -97,83 +114,106 @@ func (r *reporter) next(ctx context.Context) bool {
 	defer r.queue.Done(uid)
 	ctx, cancel := context.WithTimeout(ctx, reportTimeout)
 	defer cancel()
-	if err := r.report(ctx, uid); err != nil && ctx.Err() != context.Canceled {
-		klog.FromContext(ctx).Error(err, "Report", "claimUID", uid, "attempts", r.queue.NumRequeues(uid)+1)
-		r.queue.AddRateLimited(uid)
+	outcome, err := r.report(ctx, uid)
+	if err == nil {
+		r.driver.metrics.reports.WithLabelValues(outcome).Inc()
+		r.queue.Forget(uid)
 		return true
 	}
-	r.queue.Forget(uid)
+	if ctx.Err() == context.Canceled {
+		return true
+	}
+	r.driver.metrics.reports.WithLabelValues(failureOf(err)).Inc()
+	klog.FromContext(ctx).Error(err, "Report", "claimUID", uid, "attempts", r.queue.NumRequeues(uid)+1)
+	r.queue.AddRateLimited(uid)
 	return true
 }
 
-func (r *reporter) report(ctx context.Context, uid types.UID) error {
+// Outcomes of a report, as the metric has them.
+const (
+	outcomeWritten   = "written"
+	outcomeUnchanged = "unchanged" // the API server has it already
+	outcomeGone      = "gone"      // nobody is left to read it
+)
+
+// failureOf is the outcome of a report that is tried again.
+func failureOf(err error) string {
+	switch {
+	case apierrors.IsConflict(err):
+		return "conflict"
+	case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
+		return "forbidden"
+	case apierrors.IsTooManyRequests(err):
+		return "throttled"
+	case apierrors.ReasonForError(err) != metav1.StatusReasonUnknown:
+		return "refused"
+	default:
+		return "unreachable"
+	}
+}
+
+func (r *reporter) report(ctx context.Context, uid types.UID) (outcome string, err error) {
 	claim, err := r.driver.claims.Get(uid)
 	if err != nil || claim == nil || claim.Phase != record.Prepared {
-		return err
+		r.forget(uid)
+		return outcomeGone, err
 	}
-	if err := r.forgetGonePods(ctx, claim); err != nil {
-		return err
+	shares, err := r.driver.observe(ctx, claim)
+	if err != nil || len(shares) == 0 {
+		return outcomeUnchanged, err
 	}
-	rows, err := r.driver.rows(ctx, claim)
-	if err != nil || len(rows) == 0 {
-		return err
+	rows, err := r.driver.rows(shares)
+	if err != nil {
+		return "", err
 	}
 	raw, err := json.Marshal(rows)
 	if err != nil {
-		return err
+		return "", err
 	}
 	hash := sha256.Sum256(raw)
-	r.mu.Lock()
-	same := r.written[uid] == hash
-	r.mu.Unlock()
-	if same {
-		return nil
+	if r.isWritten(uid, hash) {
+		return outcomeUnchanged, nil
 	}
-	if err := r.write(ctx, claim, rows); err != nil {
-		return err
+	current, err := r.driver.current(ctx, claim)
+	if err != nil {
+		return "", err
 	}
+	if current == nil {
+		return outcomeGone, nil
+	}
+	if err := r.write(ctx, current, rows); err != nil {
+		return "", err
+	}
+	r.driver.tellPods(current, shares, rows)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.written[uid] = hash
-	return nil
+	r.written[uid] = written{hash: hash, at: time.Now()}
+	return outcomeWritten, nil
 }
 
-// forgetGonePods forgets failures of pods that the claim is no longer reserved
-// for: nothing else tells that a pod is gone that was never attached.
-func (r *reporter) forgetGonePods(ctx context.Context, claim *record.Claim) error {
-	if !r.driver.failures.any(claim.Shares) {
-		return nil
-	}
-	current, err := r.driver.options.Client.ResourceV1().ResourceClaims(claim.Namespace).Get(ctx, claim.Name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	reserved := map[string]bool{}
-	for _, consumer := range current.Status.ReservedFor {
-		if consumer.Resource != "pods" || consumer.APIGroup != "" {
-			return nil // a consumer of another kind may stand for any pod
-		}
-		reserved[string(consumer.UID)] = true
-	}
-	r.driver.failures.keep(claim.Shares, reserved)
-	return nil
+// isWritten tells whether the API server has that already. Somebody may have
+// taken it away since: after a while it is written again.
+func (r *reporter) isWritten(uid types.UID, hash [sha256.Size]byte) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	w, ok := r.written[uid]
+	return ok && w.hash == hash && time.Since(w.at) < writeAgain
 }
 
-// write applies our entries. The claim is read first for two reasons: it may
-// have been deleted and made anew under its name, and a condition keeps the
-// time of its last transition.
-func (r *reporter) write(ctx context.Context, claim *record.Claim, rows []resourceapi.AllocatedDeviceStatus) error {
-	api := r.driver.options.Client.ResourceV1().ResourceClaims(claim.Namespace)
-	current, err := api.Get(ctx, claim.Name, metav1.GetOptions{})
+// current returns the claim of a record, nil if it is gone, deallocated, or
+// another under its name.
+func (d *Driver) current(ctx context.Context, claim *record.Claim) (*resourceapi.ResourceClaim, error) {
+	current, err := d.options.Client.ResourceV1().ResourceClaims(claim.Namespace).Get(ctx, claim.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) || err == nil && (current.UID != claim.UID || current.Status.Allocation == nil) {
-		return nil // nobody is left to read it
+		return nil, nil
 	}
-	if err != nil {
-		return err
-	}
+	return current, err
+}
+
+// write applies our entries to the claim as it is now: it may have been deleted
+// and made anew under its name, and a condition keeps the time of its last
+// transition.
+func (r *reporter) write(ctx context.Context, current *resourceapi.ResourceClaim, rows []resourceapi.AllocatedDeviceStatus) error {
 	status := resourceapply.ResourceClaimStatus()
 	for _, row := range rows {
 		if !allocated(current, row) {
@@ -181,13 +221,11 @@ func (r *reporter) write(ctx context.Context, claim *record.Claim, rows []resour
 		}
 		status.WithDevices(applyRow(keepTimes(row, current)))
 	}
-	apply := resourceapply.ResourceClaim(claim.Name, claim.Namespace).WithUID(claim.UID).WithStatus(status)
-	_, err = api.ApplyStatus(ctx, apply, metav1.ApplyOptions{FieldManager: fieldManager, Force: true})
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("write status of claim %s/%s: %w", claim.Namespace, claim.Name, err)
+	apply := resourceapply.ResourceClaim(current.Name, current.Namespace).WithUID(current.UID).WithStatus(status)
+	api := r.driver.options.Client.ResourceV1().ResourceClaims(current.Namespace)
+	_, err := api.ApplyStatus(ctx, apply, metav1.ApplyOptions{FieldManager: fieldManager, Force: true})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("write status of claim %s/%s: %w", current.Namespace, current.Name, err)
 	}
 	return nil
 }
@@ -206,20 +244,25 @@ func allocated(claim *resourceapi.ResourceClaim, row resourceapi.AllocatedDevice
 
 // keepTimes takes over the transition times of conditions that did not change.
 func keepTimes(row resourceapi.AllocatedDeviceStatus, current *resourceapi.ResourceClaim) resourceapi.AllocatedDeviceStatus {
-	var conditions []metav1.Condition
-	for _, old := range current.Status.Devices {
-		if old.Driver == row.Driver && old.Pool == row.Pool && old.Device == row.Device && ptr.Equal(old.ShareID, row.ShareID) {
-			conditions = old.Conditions
-		}
-	}
+	conditions := conditionsOf(current, row)
 	wanted := row.Conditions
 	row.Conditions = nil
 	for _, c := range wanted {
-		kept := conditions
+		kept := slices.Clone(conditions) // SetStatusCondition changes what is there
 		meta.SetStatusCondition(&kept, c)
 		row.Conditions = append(row.Conditions, *meta.FindStatusCondition(kept, c.Type))
 	}
 	return row
+}
+
+// conditionsOf are the conditions that a row has in the API server.
+func conditionsOf(current *resourceapi.ResourceClaim, row resourceapi.AllocatedDeviceStatus) []metav1.Condition {
+	for _, old := range current.Status.Devices {
+		if old.Driver == row.Driver && old.Pool == row.Pool && old.Device == row.Device && ptr.Equal(old.ShareID, row.ShareID) {
+			return old.Conditions
+		}
+	}
+	return nil
 }
 
 func applyRow(row resourceapi.AllocatedDeviceStatus) *resourceapply.AllocatedDeviceStatusApplyConfiguration {
@@ -238,118 +281,4 @@ func applyRow(row resourceapi.AllocatedDeviceStatus) *resourceapply.AllocatedDev
 		a.WithNetworkData(resourceapply.NetworkDeviceData().WithInterfaceName(n.InterfaceName).WithIPs(n.IPs...).WithHardwareAddress(n.HardwareAddress))
 	}
 	return a
-}
-
-// rows is the status of a claim's shares, from the kernel's answers.
-func (d *Driver) rows(ctx context.Context, claim *record.Claim) ([]resourceapi.AllocatedDeviceStatus, error) {
-	all, err := d.attachments.OfClaim(string(claim.UID))
-	if err != nil {
-		return nil, err
-	}
-	var rows []resourceapi.AllocatedDeviceStatus
-	for _, share := range claim.Shares {
-		attacher := d.attacherOf(share)
-		if attacher == nil || share.AdminAccess {
-			continue
-		}
-		var links []linkState
-		for _, a := range all {
-			if a.Share != share.Name {
-				continue
-			}
-			state, err := attacher.Read(ctx, share, a)
-			if err != nil {
-				return nil, err
-			}
-			links = append(links, linkState{pod: a.Pod, State: state})
-		}
-		row, err := statusRow(d.options.DriverName, share, links, d.failures.of(share.Name))
-		if err != nil {
-			return nil, err
-		}
-		rows = append(rows, row)
-	}
-	return rows, nil
-}
-
-// failures remembers why attaches failed, until they succeed or the pod or
-// claim is gone: by share, then pod UID.
-type failures struct {
-	mu   sync.Mutex
-	seen map[string]map[string]string
-}
-
-func (f *failures) note(share, podUID string, err error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if err == nil {
-		delete(f.seen[share], podUID)
-		if len(f.seen[share]) == 0 {
-			delete(f.seen, share)
-		}
-		return
-	}
-	if f.seen == nil {
-		f.seen = map[string]map[string]string{}
-	}
-	if f.seen[share] == nil {
-		f.seen[share] = map[string]string{}
-	}
-	f.seen[share][podUID] = err.Error()
-}
-
-func (f *failures) of(share string) []string {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	var texts []string
-	for _, text := range f.seen[share] {
-		texts = append(texts, text)
-	}
-	return texts
-}
-
-func (f *failures) any(shares []record.Share) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for _, s := range shares {
-		if len(f.seen[s.Name]) > 0 {
-			return true
-		}
-	}
-	return false
-}
-
-// keep forgets the failures of all pods but these, by UID.
-func (f *failures) keep(shares []record.Share, pods map[string]bool) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for _, s := range shares {
-		for uid := range f.seen[s.Name] {
-			if !pods[uid] {
-				delete(f.seen[s.Name], uid)
-			}
-		}
-	}
-}
-
-func (f *failures) forgetClaim(shares []record.Share) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for _, s := range shares {
-		delete(f.seen, s.Name)
-	}
-}
-
-// linkState is an attachment of a share with its pod.
-type linkState struct {
-	pod attach.Pod
-	State
-}
-
-func rawExtension(v any) (*runtime.RawExtension, error) {
-	raw, err := json.Marshal(v)
-	if err != nil {
-		return nil, err
-	}
-	return &runtime.RawExtension{Raw: raw}, nil
 }

@@ -8,8 +8,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
-
-	"github.com/dra-shared/dra-driver-shared/driver/record"
 )
 
 // Conditions of a share in its claim's status.
@@ -20,12 +18,13 @@ const (
 	ConditionBandwidthEnforced = "BandwidthEnforced"
 )
 
-// Reasons of ConditionReady.
+// Reasons of ConditionReady. Kinds have further ones.
 const (
-	ReasonAttached     = "Attached"     // True
-	ReasonPrepared     = "Prepared"     // no container that names the claim has started yet
-	ReasonAttachFailed = "AttachFailed" // the last container to start was refused
-	ReasonLinkChanged  = "LinkChanged"  // a link is not as it was attached
+	ReasonAttached      = "Attached"      // True
+	ReasonPrepared      = "Prepared"      // no container that names the claim has started yet
+	ReasonNotReferenced = "NotReferenced" // and none will: no container names it
+	ReasonAttachFailed  = "AttachFailed"  // the last container to start was refused
+	ReasonLinkChanged   = "LinkChanged"   // a link is not as it was attached
 )
 
 // What a row may hold, by the API's validation and with room to spare.
@@ -37,12 +36,13 @@ const (
 )
 
 // statusRow is the status of one share: pure.
-func statusRow(driver string, share record.Share, links []linkState, failed []string) (resourceapi.AllocatedDeviceStatus, error) {
+func statusRow(driver string, share shareState) (resourceapi.AllocatedDeviceStatus, error) {
+	links, failed := share.links, share.failed
 	row := resourceapi.AllocatedDeviceStatus{Driver: driver, Pool: share.Pool, Device: share.Device}
 	if share.ShareID != "" {
 		row.ShareID = ptr.To(string(share.ShareID))
 	}
-	row.Conditions = []metav1.Condition{readyCondition(links, failed)}
+	row.Conditions = []metav1.Condition{readyCondition(share)}
 	if len(links) > 0 {
 		row.Conditions = append(row.Conditions, enforcedCondition(links))
 	}
@@ -58,7 +58,8 @@ func statusRow(driver string, share record.Share, links []linkState, failed []st
 	return row, err
 }
 
-func readyCondition(links []linkState, failed []string) metav1.Condition {
+func readyCondition(share shareState) metav1.Condition {
+	links, failed := share.links, share.failed
 	slices.Sort(failed)
 	c := metav1.Condition{Type: ConditionReady, Status: metav1.ConditionFalse}
 	changed := slices.IndexFunc(links, func(l linkState) bool { return !l.Attached })
@@ -66,7 +67,12 @@ func readyCondition(links []linkState, failed []string) metav1.Condition {
 	case len(failed) > 0:
 		c.Reason, c.Message = ReasonAttachFailed, strings.Join(failed, "; ")
 	case changed >= 0:
-		c.Reason, c.Message = ReasonLinkChanged, fmt.Sprintf("pod %s/%s: %s", links[changed].pod.Namespace, links[changed].pod.Name, links[changed].Message)
+		l := links[changed]
+		c.Reason, c.Message = l.Reason, fmt.Sprintf("pod %s/%s: %s", l.pod.Namespace, l.pod.Name, l.Message)
+	case len(share.unreferenced) > 0:
+		pod := share.unreferenced[0]
+		c.Reason = ReasonNotReferenced
+		c.Message = fmt.Sprintf("pod %s/%s has the claim, and none of its containers names it in resources.claims: its link is never made", pod.Namespace, pod.Name)
 	case len(links) == 0:
 		c.Reason, c.Message = ReasonPrepared, "no container that names this claim in resources.claims has started on the node yet"
 	default:

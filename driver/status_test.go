@@ -23,7 +23,7 @@ func attachedLink(pod string) linkState {
 var testShare = record.Share{Name: "x", Pool: "n1", Device: "nic0", ShareID: "11111111-2222-3333-4444-555555555555"}
 
 func TestTheStatusOfAShareWithOneLink(t *testing.T) {
-	row, err := statusRow("dra-shared.dev", testShare, []linkState{attachedLink("p")}, nil)
+	row, err := statusRow("dra-shared.dev", shareState{Share: testShare, links: []linkState{attachedLink("p")}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,21 +78,23 @@ shareID: 11111111-2222-3333-4444-555555555555
 
 func TestTheConditionReadySaysWhatIsMissing(t *testing.T) {
 	down := attachedLink("q")
-	down.Attached, down.Message = false, "the link is down in the pod"
+	down.Attached, down.Reason, down.Message = false, ReasonLinkChanged, "the link is down in the pod"
 	for _, tc := range []struct {
-		name   string
-		links  []linkState
-		failed []string
-		want   string
+		name    string
+		links   []linkState
+		failed  []string
+		unnamed []attach.Pod
+		want    string
 	}{
-		{"no container yet", nil, nil, "False Prepared no container that names this claim"},
-		{"refused", nil, []string{"b", "a"}, "False AttachFailed a; b"},
-		{"refused for one, attached for another", []linkState{attachedLink("p")}, []string{"a"}, "False AttachFailed a"},
-		{"changed", []linkState{attachedLink("p"), down}, nil, "False LinkChanged pod ns/q: the link is down in the pod"},
-		{"well", []linkState{attachedLink("p"), attachedLink("q")}, nil, "True Attached attached to 2 pod(s)"},
+		{"no container yet", nil, nil, nil, "False Prepared no container that names this claim"},
+		{"no container ever", nil, nil, []attach.Pod{{Namespace: "ns", Name: "p"}}, "False NotReferenced pod ns/p has the claim, and none of its containers names it"},
+		{"refused", nil, []string{"b", "a"}, nil, "False AttachFailed a; b"},
+		{"refused for one, attached for another", []linkState{attachedLink("p")}, []string{"a"}, nil, "False AttachFailed a"},
+		{"changed", []linkState{attachedLink("p"), down}, nil, nil, "False LinkChanged pod ns/q: the link is down in the pod"},
+		{"well", []linkState{attachedLink("p"), attachedLink("q")}, nil, nil, "True Attached attached to 2 pod(s)"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			c := readyCondition(tc.links, tc.failed)
+			c := readyCondition(shareState{links: tc.links, failed: tc.failed, unreferenced: tc.unnamed})
 			if got := fmt.Sprintf("%s %s %s", c.Status, c.Reason, c.Message); !strings.HasPrefix(got, tc.want) {
 				t.Errorf("got %s, want %s", got, tc.want)
 			}
@@ -119,7 +121,7 @@ func TestTheStatusOfManyPodsIsBounded(t *testing.T) {
 		}
 		links = append(links, l)
 	}
-	row, err := statusRow("d", testShare, links, []string{strings.Repeat("ü", 4000)})
+	row, err := statusRow("d", shareState{Share: testShare, links: links, failed: []string{strings.Repeat("ü", 4000)}})
 	if err != nil {
 		t.Fatal(err)
 	}

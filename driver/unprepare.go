@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
@@ -18,6 +19,7 @@ import (
 func (d *Driver) UnprepareResourceClaims(ctx context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
 	results := make(map[types.UID]error, len(claims))
 	for _, claim := range claims {
+		start := time.Now()
 		results[claim.UID] = d.withClaim(ctx, claim.UID, func(ctx context.Context) error {
 			ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithValues("claim", klog.KRef(claim.Namespace, claim.Name)))
 			recorded, err := d.recorded(ctx, claim.UID)
@@ -35,6 +37,7 @@ func (d *Driver) UnprepareResourceClaims(ctx context.Context, claims []kubeletpl
 			}
 			return nil
 		})
+		d.metrics.observe(operationUnprepare, start, results[claim.UID])
 	}
 	return results, nil
 }
@@ -80,6 +83,7 @@ func (d *Driver) unprepare(ctx context.Context, claim *record.Claim) error {
 	if err := d.claims.Delete(claim.UID); err != nil {
 		return err
 	}
+	d.DevicesChanged() // what is left for others, or nobody waits for
 	d.status.forget(claim.UID)
 	d.failures.forgetClaim(shares)
 	klog.FromContext(ctx).Info("Unprepared", "shares", len(shares))

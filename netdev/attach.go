@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strconv"
 	"syscall"
 
@@ -193,10 +194,34 @@ func (n *Node) deleteLink(a Attachment) error {
 	return nil
 }
 
-// Live tells whether a link is there, as it was attached.
-func (n *Node) Live(a Attachment) (bool, error) {
+// Presence is what there is of an attachment.
+type Presence int
+
+// Presences.
+const (
+	// LinkThere: as it was attached.
+	LinkThere Presence = iota
+	// LinkGone: the namespace may be there, and has no such link.
+	LinkGone
+	// NamespaceGone: nothing is there.
+	NamespaceGone
+)
+
+// Presence asks the kernel. The ID of a namespace that is gone is used again:
+// then it says LinkGone.
+func (n *Node) Presence(a Attachment) (Presence, error) {
 	link, err := n.linkOf(a)
-	return err == nil && link != nil && link.HardwareAddr.String() == a.MAC.String(), err
+	switch {
+	case err != nil:
+		return LinkGone, err
+	case link != nil && link.HardwareAddr.String() == a.MAC.String():
+		return LinkThere, nil
+	}
+	ids, err := n.conn.NamespaceIDs()
+	if err == nil && !slices.Contains(ids, a.NSID) {
+		return NamespaceGone, nil
+	}
+	return LinkGone, err
 }
 
 // Restore puts a live link's class and classification back in place, for a

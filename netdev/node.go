@@ -218,3 +218,18 @@ func (n *Node) RemoveShare(parent int, minor uint16) error {
 	}
 	return n.shaper.Remove(m.Index, m.ifb, minor)
 }
+
+// Traffic returns the bits that went through a NIC's queues. What arrives for
+// the node itself is not queued, and not counted.
+func (n *Node) Traffic(parent int) (sent, received uint64, err error) {
+	m, err := n.parent(parent)
+	if err != nil || !m.Enforce {
+		return 0, 0, errors.Join(err, ErrNotManaged)
+	}
+	out, err := n.shaper.Total(m.Index)
+	if err != nil {
+		return 0, 0, err
+	}
+	in, err := n.shaper.Total(m.ifb)
+	return out.SentBytes * 8, in.SentBytes * 8, err
+}

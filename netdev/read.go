@@ -10,6 +10,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/dra-shared/dra-driver-shared/netdev/classify"
 	"github.com/dra-shared/dra-driver-shared/netdev/shape"
 )
 
@@ -47,7 +48,7 @@ func (n *Node) readClasses(a Attachment, s *LinkState) error {
 	if errors.Is(err, ErrNotManaged) || !parent.Enforce {
 		return nil
 	}
-	if attached, err := n.classifier.Attached(parent.Index); err != nil || !attached {
+	if attached, err := classify.AttachedAny(parent.Index); err != nil || !attached {
 		return err
 	}
 	member := n.member(a, parent)

@@ -11,9 +11,13 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/tools/events"
 	"k8s.io/component-base/cli"
 	"k8s.io/component-base/logs"
 	logsapi "k8s.io/component-base/logs/api/v1"
@@ -31,6 +35,8 @@ import (
 type flags struct {
 	driver.Options
 	configFile, kubeconfig, kubeletDir, hookSource, hookDir, sysfs, bpffs string
+	metricsAddress                                                        string
+	pprof                                                                 bool
 	logging                                                               *logsapi.LoggingConfiguration
 }
 
@@ -66,6 +72,8 @@ func newCommand() *cobra.Command {
 	p.StringVar(&f.hookDir, "hook-dir", "", "where the hook is installed on the node, the same inside and outside of the container; default: below the plugin's directory")
 	p.StringVar(&f.sysfs, "sysfs", "/sys", "where sysfs is mounted")
 	p.StringVar(&f.bpffs, "bpffs", "/sys/fs/bpf", "where a BPF file system of the node is mounted")
+	p.StringVar(&f.metricsAddress, "metrics-address", "", "host:port to serve Prometheus metrics on, at /metrics; default: not at all")
+	p.BoolVar(&f.pprof, "pprof", false, "serve Go's profiles too, at /debug/pprof: whoever reaches the port can read them")
 	p.DurationVar(&f.OrphanGrace, "orphan-grace", time.Minute, "how long something of ours must have belonged to no claim before it is removed")
 	logsapi.AddFlags(f.logging, p)
 	logs.InitLogs()
@@ -118,6 +126,15 @@ func (f flags) run(ctx context.Context) error {
 	if f.Client, err = kubernetes.NewForConfig(rest); err != nil {
 		return err
 	}
+	broadcaster := events.NewBroadcaster(&events.EventSinkImpl{Interface: f.Client.EventsV1()})
+	if err := broadcaster.StartRecordingToSinkWithContext(ctx); err != nil {
+		return err
+	}
+	defer broadcaster.Shutdown()
+	f.Events = broadcaster.NewRecorder(scheme.Scheme, f.DriverName+"/plugin")
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	f.Metrics = registry
 	f.PluginDir = filepath.Join(f.kubeletDir, "plugins", f.DriverName)
 	f.RegistryDir = filepath.Join(f.kubeletDir, "plugins_registry")
 	if f.hookDir == "" {
@@ -141,6 +158,11 @@ func (f flags) run(ctx context.Context) error {
 	wait, err := d.Start(ctx)
 	if err != nil {
 		return err
+	}
+	if f.metricsAddress != "" {
+		if err := f.serveMetrics(ctx, registry); err != nil {
+			return err
+		}
 	}
 	return wait()
 }

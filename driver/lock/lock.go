@@ -49,7 +49,33 @@ func (d Dir) TryNamed(name string) (release func(), ok bool, err error) {
 	return release, err == nil, err
 }
 
+// Remove removes the file of a lock that the caller holds, and nobody will ask
+// for again.
+func (d Dir) Remove(name string) { _ = os.Remove(filepath.Join(string(d), name)) }
+
 func (d Dir) take(name string, how int) (release func(), err error) {
+	for {
+		f, err := d.lockFile(name, how)
+		if err != nil {
+			return nil, err
+		}
+		if d.isFile(f, name) {
+			return func() { _ = f.Close() }, nil // with the last descriptor goes the lock
+		}
+		_ = f.Close() // removed by its last holder, as it was opened
+	}
+}
+
+func (d Dir) isFile(f *os.File, name string) bool {
+	own, err := f.Stat()
+	if err != nil {
+		return false
+	}
+	there, err := os.Stat(filepath.Join(string(d), name))
+	return err == nil && os.SameFile(own, there)
+}
+
+func (d Dir) lockFile(name string, how int) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(string(d), name), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, err
@@ -62,5 +88,5 @@ func (d Dir) take(name string, how int) (release func(), err error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("lock %s: %w", f.Name(), err), f.Close())
 	}
-	return func() { _ = f.Close() }, nil // with the last descriptor goes the lock
+	return f, nil
 }

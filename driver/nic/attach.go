@@ -133,10 +133,11 @@ func parameters(share record.Share) (p params.NetworkAttachment, err error) {
 
 func shareRates(d *device, share record.Share, p params.NetworkAttachment) (shape.Rates, error) {
 	floor, err := granted(share)
-	rates := shape.Rates{Floor: floor, Ceil: floor}
+	rates := shape.Rates{Floor: d.guaranteed(floor), Ceil: floor}
 	if p.Bandwidth != nil && p.Bandwidth.Burst == params.BurstLine {
-		rates.Ceil = max(d.line, floor)
+		rates.Ceil = d.line
 	}
+	rates.Ceil = max(min(rates.Ceil, d.line), rates.Floor)
 	return rates, err
 }
 
@@ -156,9 +157,9 @@ func (k *Kind) Restore(_ context.Context, share record.Share, r attach.Record) (
 	if err != nil {
 		return true, err
 	}
-	live, err := k.node.Live(a)
-	if err != nil || !live {
-		return live, err
+	presence, err := k.node.Presence(a)
+	if err != nil || presence != netdev.LinkThere {
+		return presence != netdev.NamespaceGone, err
 	}
 	// Whatever is wrong from here on, the pod has its link: it stays.
 	d, err := k.device(share.Device)
@@ -220,13 +221,21 @@ func (k *Kind) Read(_ context.Context, share record.Share, r attach.Record) (dri
 	if err != nil {
 		return driver.State{}, err
 	}
+	d, err := k.device(share.Device)
+	if err != nil {
+		return driver.State{}, err
+	}
+	reason, message := d.trouble()
 	if !link.Exists {
-		return driver.State{Message: "the link is gone from the pod", Enforced: driver.Enforcement{Reason: "NoLink", Message: "the link is gone from the pod"}}, nil
+		if message == "" {
+			reason, message = reasonLinkGone, fmt.Sprintf("the link %s is gone from the pod: restart its containers to have it made anew", r.Link.Name)
+		}
+		return driver.State{Reason: reason, Message: message, Enforced: driver.Enforcement{Reason: reasonLinkGone, Message: message}}, nil
 	}
-	state := driver.State{Attached: link.Up, Interface: link.Name, MAC: link.MAC.String(), MTU: link.MTU}
-	if !link.Up {
-		state.Message = "the link is down in the pod"
+	if message == "" && !link.Up {
+		reason, message = driver.ReasonLinkChanged, fmt.Sprintf("the link %s is down in the pod", link.Name)
 	}
+	state := driver.State{Attached: message == "", Reason: reason, Message: message, Interface: link.Name, MAC: link.MAC.String(), MTU: link.MTU}
 	for _, address := range link.Addresses {
 		state.Addresses = append(state.Addresses, address.String())
 	}
@@ -241,8 +250,16 @@ func (k *Kind) Read(_ context.Context, share record.Share, r attach.Record) (dri
 	return state, nil
 }
 
+// Reasons of the condition Ready.
+const (
+	reasonGone     = "DeviceGone"
+	reasonLinkDown = "LinkDown"
+	reasonLinkGone = "LinkGone"
+)
+
 // Reasons of the condition BandwidthEnforced, beside the classifier's keys.
 const (
+	reasonSlow       = "LinkTooSlow"
 	reasonNone       = "EnforcementNone"
 	reasonNotSelects = "NotClassified"
 	reasonDiffers    = "RateDiffers"
@@ -266,6 +283,12 @@ func (k *Kind) enforcement(share record.Share, p params.NetworkAttachment, link 
 		e.Reason = reasonDiffers
 		e.Message = fmt.Sprintf("granted %s to %s bit/s; the kernel has %s to %s for sending, %s to %s for receiving: who changed the queues of %s?",
 			text(want.Floor), text(want.Ceil), text(e.SendFloor), text(e.SendCeil), text(e.ReceiveFloor), text(e.ReceiveCeil), d.nic.Name)
+		return e
+	}
+	if grant, err := granted(share); err == nil && want.Floor < grant {
+		e.Reason = reasonSlow
+		e.Message = fmt.Sprintf("granted %s bit/s, of which %s are guaranteed: NIC %s has %s bit/s to grant, and %s are granted",
+			text(grant), text(want.Floor), d.name, text(d.bandwidth()), text(d.granted))
 		return e
 	}
 	e.Holds, e.Reason, e.Message = true, string(k.node.Key()), k.limits(d, p)

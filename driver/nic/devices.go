@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"strings"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -22,8 +23,17 @@ const (
 	CapacityShares = "shares"
 )
 
-// TaintAbsent marks a NIC that is gone while claims still hold shares of it.
-const TaintAbsent = "dra-shared.dev/absent"
+// Taints of a published NIC.
+const (
+	// TaintAbsent: the NIC is gone while claims still hold shares of it.
+	TaintAbsent = "dra-shared.dev/absent"
+	// TaintLinkDown: the NIC has no link, or had none a moment ago.
+	TaintLinkDown = "dra-shared.dev/link-down"
+)
+
+// steady is how long a link must have been up without interruption before it
+// counts as up again: one that flaps stays tainted.
+const steady = 5 * time.Second
 
 // device is a NIC of a network, as it is shared.
 type device struct {
@@ -34,10 +44,60 @@ type device struct {
 	reserve uint64 // bits per second, of line
 	// absent: the NIC is gone, shares of it are not.
 	absent bool
+	// down: the NIC has no link, or has not been steady since.
+	down bool
+	// upSince is when the link came back, while it is not steady.
+	upSince time.Time
+	// granted to all shares together, in bits per second. More than
+	// bandwidth if the link has become slower.
+	granted uint64
 }
 
 // bandwidth is what can be granted, in bits per second.
 func (d *device) bandwidth() uint64 { return d.line - d.reserve }
+
+// guaranteed is what a share that was granted so much is sure of: less if the
+// link has become slower than the sum of what was granted.
+func (d *device) guaranteed(grant uint64) uint64 {
+	if d.granted <= d.bandwidth() {
+		return grant
+	}
+	return uint64(float64(grant) * float64(d.bandwidth()) / float64(d.granted))
+}
+
+func (d *device) scaleDiffers(old *device) bool {
+	const probe = 1 << 40
+	return d.guaranteed(probe) != old.guaranteed(probe)
+}
+
+// settle decides whether the link counts as down, by what it was at the last
+// look, and returns when to look again.
+func (d *device) settle(old *device, now time.Time) (again time.Duration) {
+	switch {
+	case !d.nic.Up || !d.nic.Carrier:
+		d.down = true
+	case old == nil || !old.down:
+	case old.upSince.IsZero():
+		d.down, d.upSince, again = true, now, steady
+	case now.Sub(old.upSince) < steady:
+		d.down, d.upSince, again = true, old.upSince, steady-now.Sub(old.upSince)
+	}
+	return again
+}
+
+// trouble is why the device does not work, empty if it does.
+func (d *device) trouble() (reason, message string) {
+	switch {
+	case d.absent:
+		return reasonGone, fmt.Sprintf("NIC %s is gone from the node, or from the driver's configuration", d.name)
+	case d.down && d.upSince.IsZero():
+		return reasonLinkDown, fmt.Sprintf("NIC %s has no link: is the cable plugged in, the interface %s up?", d.name, d.nic.Name)
+	case d.down:
+		return reasonLinkDown, fmt.Sprintf("the link of NIC %s is back, but not for %s yet", d.name, steady)
+	default:
+		return "", ""
+	}
+}
 
 // problem is a NIC that cannot be shared, and why.
 type problem struct {
@@ -79,6 +139,9 @@ func newDevice(n netdev.NIC, network *config.Network) (*device, error) {
 	d := &device{name: deviceName(n), nic: n, network: network, line: n.Speed}
 	if network.Bandwidth != nil {
 		d.line = uint64(network.Bandwidth.Value())
+		if n.PCIBusID != "" && n.Speed > 0 { // hardware knows what it has negotiated; what virtual links say means little
+			d.line = min(d.line, n.Speed)
+		}
 	}
 	if d.line == 0 {
 		return nil, fmt.Errorf("the link reports no speed: set bandwidth for network %q", network.Name)
@@ -86,6 +149,9 @@ func newDevice(n netdev.NIC, network *config.Network) (*device, error) {
 	d.reserve = d.line * reservePercent / 100
 	if network.Reserve != nil {
 		d.reserve = uint64(network.Reserve.Value())
+		if network.Bandwidth != nil && d.line < uint64(network.Bandwidth.Value()) { // of what the link has left
+			d.reserve = uint64(float64(d.reserve) * float64(d.line) / float64(network.Bandwidth.Value()))
+		}
 	}
 	if d.reserve >= d.line {
 		return nil, fmt.Errorf("reserve %d of network %q leaves nothing of the link's %d bit/s", d.reserve, network.Name, d.line)
@@ -135,8 +201,11 @@ func (d *device) publish() resourceapi.Device {
 			"kind": {StringValue: ptr.To("nic")},
 		},
 	}
-	if d.absent {
+	switch {
+	case d.absent:
 		out.Taints = []resourceapi.DeviceTaint{{Key: TaintAbsent, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+	case d.down && d.network.LinkDown != config.TaintNone:
+		out.Taints = []resourceapi.DeviceTaint{{Key: TaintLinkDown, Effect: resourceapi.DeviceTaintEffect(d.network.LinkDown)}}
 	}
 	if d.network == nil {
 		return out // absent since before this plugin started

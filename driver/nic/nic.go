@@ -7,9 +7,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"sort"
 	"strings"
 	"sync"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -50,23 +52,29 @@ func (k *Kind) Name() string { return Name }
 // Refresh implements driver.Kind: it reads which NICs there are, makes those
 // that the configuration names what they should be, whatever they are now, and
 // gives back those it no longer names, also if an earlier plugin took them.
-func (k *Kind) Refresh(ctx context.Context, live map[string]bool) (changed bool, err error) {
+func (k *Kind) Refresh(ctx context.Context, shares []record.Share) (driver.Refreshed, error) {
+	var found driver.Refreshed
 	nics, err := k.inventory.List()
 	if err != nil {
-		return false, err
+		return found, err
 	}
-	wanted, problems := plan(nics, k.config)
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	problems = append(problems, k.leave(nics, wanted)...)
+	k.rememberSpeeds(nics)
+	wanted, problems := plan(nics, k.config)
+	live := grants(shares)
+	problems = append(problems, k.leave(nics, wanted, problems, live)...)
 	next := map[string]*device{}
 	for _, d := range wanted {
-		put, err := k.node.Manage(d.parent())
+		d.granted = live[d.name]
+		found.Again = soonest(found.Again, d.settle(k.devices[d.name], time.Now()))
+		changed, err := k.node.Manage(d.parent())
 		if err != nil {
 			problems = append(problems, problem{d.nic.Name, err})
 			continue
 		}
-		changed = changed || put
+		old := k.devices[d.name]
+		found.Changed = found.Changed || changed || old == nil || old.absent || d.scaleDiffers(old)
 		next[d.name] = d
 	}
 	for name := range live {
@@ -76,15 +84,54 @@ func (k *Kind) Refresh(ctx context.Context, live map[string]bool) (changed bool,
 	}
 	k.log(ctx, next, problems)
 	k.devices = next
-	return changed, nil
+	return found, nil
+}
+
+// grants adds up what is granted of each device that has shares, in bits per
+// second.
+func grants(shares []record.Share) map[string]uint64 {
+	sum := map[string]uint64{}
+	for _, s := range shares {
+		n, err := granted(s)
+		if err != nil || s.AdminAccess {
+			n = 0
+		}
+		sum[s.Device] += n
+	}
+	return sum
+}
+
+func soonest(a, b time.Duration) time.Duration {
+	if a == 0 || b > 0 && b < a {
+		return b
+	}
+	return a
+}
+
+// rememberSpeeds fills in the speed of links that are down: they report none.
+func (k *Kind) rememberSpeeds(nics []netdev.NIC) {
+	for i := range nics {
+		for _, d := range k.devices {
+			if nics[i].Speed == 0 && !nics[i].Carrier && d.nic.Index == nics[i].Index {
+				nics[i].Speed = d.nic.Speed
+			}
+		}
+	}
 }
 
 // leave gives back NICs that are not wanted: those that were ours, and at the
-// first look all others, which an earlier plugin may have managed.
-func (k *Kind) leave(nics []netdev.NIC, wanted []*device) (problems []problem) {
+// first look all others, which an earlier plugin may have managed. One that is
+// wanted and cannot be shared at present keeps what live shares have on it.
+func (k *Kind) leave(nics []netdev.NIC, wanted []*device, unfit []problem, live map[string]uint64) (problems []problem) {
 	stays := map[int]bool{}
 	for _, d := range wanted {
 		stays[d.nic.Index] = true
+	}
+	for _, n := range nics {
+		_, used := live[deviceName(n)]
+		if used && slices.ContainsFunc(unfit, func(p problem) bool { return p.nic == n.Name }) {
+			stays[n.Index] = true
+		}
 	}
 	goes := map[int]string{}
 	for _, d := range k.devices {
@@ -133,8 +180,8 @@ func (d *device) parent() netdev.Parent {
 func (k *Kind) log(ctx context.Context, next map[string]*device, problems []problem) {
 	logger := klog.FromContext(ctx)
 	for name, d := range next {
-		if old := k.devices[name]; old == nil || old.absent != d.absent {
-			logger.Info("NIC is shared", "device", name, "interface", d.nic.Name, "bitsPerSecond", d.line, "absent", d.absent, "key", k.node.Key())
+		if old := k.devices[name]; old == nil || old.absent != d.absent || old.down != d.down || old.line != d.line {
+			logger.Info("NIC is shared", "device", name, "interface", d.nic.Name, "bitsPerSecond", d.line, "absent", d.absent, "linkDown", d.down, "key", k.node.Key())
 		}
 	}
 	for name, d := range k.devices {
@@ -171,6 +218,31 @@ func (k *Kind) Devices() []resourceapi.Device {
 	}
 	sort.Slice(devices, func(a, b int) bool { return devices[a].Name < devices[b].Name })
 	return devices
+}
+
+// Health implements driver.Kind.
+func (k *Kind) Health() []driver.Health {
+	k.mu.RLock()
+	defer k.mu.RUnlock()
+	all := make([]driver.Health, 0, len(k.devices))
+	for _, d := range k.devices {
+		_, message := d.trouble()
+		all = append(all, driver.Health{Device: d.name, Healthy: message == "", Message: message})
+	}
+	sort.Slice(all, func(a, b int) bool { return all[a].Device < all[b].Device })
+	return all
+}
+
+// Traffic implements driver.Meter.
+func (k *Kind) Traffic() (all []driver.Traffic) {
+	for _, d := range k.present() {
+		sent, received, err := k.node.Traffic(d.nic.Index)
+		if err != nil {
+			continue // not enforced, or gone meanwhile: nothing is counted
+		}
+		all = append(all, driver.Traffic{Device: d.name, SentBits: sent, ReceivedBits: received})
+	}
+	return all
 }
 
 // Has implements driver.Kind.
@@ -264,7 +336,10 @@ func (k *Kind) Admit(share record.Share, others []record.Share) error {
 		}
 		shares++
 	}
-	if room := d.bandwidth(); taken+wanted > room {
+	if room := d.bandwidth(); taken > room {
+		return fmt.Errorf("bandwidth %s: NIC %s has %s bit/s to grant, less than the %s that are granted already: has its link become slower?",
+			text(wanted), share.Device, text(room), text(taken))
+	} else if taken+wanted > room {
 		return fmt.Errorf("bandwidth %s: NIC %s has %s bit/s to grant, of which %s are granted to other claims on this node",
 			text(wanted), share.Device, text(room), text(taken))
 	}

@@ -175,6 +175,17 @@ func (c *Classifier) Attached(index int) (bool, error) {
 	return true, nil
 }
 
+// AttachedAny tells whether programs of ours are on a NIC, also another
+// plugin's: they work on the same maps.
+func AttachedAny(index int) (bool, error) {
+	for _, hook := range []uint32{netlink.HANDLE_MIN_EGRESS, netlink.HANDLE_MIN_INGRESS} {
+		if there, err := attachedAt(index, hook, nil); err != nil || !there {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
 // attachedAt looks for our filter at a hook: this very program, or without one
 // that of any of our releases.
 func attachedAt(index int, hook uint32, program *ebpf.Program) (bool, error) {

@@ -455,8 +455,8 @@ func TestASecondPluginTakesOverWithoutAGap(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if live, err := second.node.Live(p.a); err != nil || !live {
-		t.Errorf("live %t, %v", live, err)
+	if there, err := second.node.Presence(p.a); err != nil || there != netdev.LinkThere {
+		t.Errorf("presence %d, %v", there, err)
 	}
 	w.wantRate("sends", w.measured(w.sends(p))[0], 100*mega)
 	if err := second.node.Restore(p.a, hard(100*mega)); err != nil {

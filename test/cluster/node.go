@@ -109,10 +109,15 @@ func nodeMounts(data string) error {
 	if err := mountFresh("/run", "/var/log", "/var/lib"); err != nil {
 		return err
 	}
-	for _, dir := range []string{"/run/netns", "/run/cdi", "/run/lock", "/var/lib/cni"} {
+	for _, dir := range []string{"/run/netns", "/run/cdi", "/run/lock", "/run/proc", "/var/lib/cni"} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return err
 		}
+	}
+	// The kernel lets a pod with a user namespace of its own mount a proc only
+	// where one is seen whole; parts of /proc are hidden here.
+	if err := mount("proc", "/run/proc", "proc", 0, ""); err != nil {
+		return err
 	}
 	for _, name := range []string{"kubelet", "containerd"} {
 		if err := os.MkdirAll(filepath.Join(data, name), 0o755); err != nil {
@@ -233,8 +238,9 @@ func (b *bed) writeKubeletConfig(data, name string, index int, cgroup string, o 
 		"tlsCertFile": pki(name + ".crt"), "tlsPrivateKeyFile": pki(name + ".key"),
 		"authentication": map[string]any{"anonymous": map[string]any{"enabled": false}, "webhook": map[string]any{"enabled": true},
 			"x509": map[string]any{"clientCAFile": pki("ca.crt")}},
-		"authorization": map[string]any{"mode": "Webhook"},
-		"failSwapOn":    false, "maxOpenFiles": 20000, "oomScoreAdj": 0, // lowering it needs CAP_SYS_RESOURCE
+		"authorization":    map[string]any{"mode": "Webhook"},
+		"crashLoopBackOff": map[string]string{"maxContainerRestartPeriod": "1s"}, // tests kill what restarts
+		"failSwapOn":       false, "maxOpenFiles": 20000, "oomScoreAdj": 0,       // lowering it needs CAP_SYS_RESOURCE
 		"evictionHard":                map[string]string{"memory.available": "10Mi", "nodefs.available": "1%", "nodefs.inodesFree": "1%", "imagefs.available": "1%"},
 		"imageGCHighThresholdPercent": 100,
 		"resolvConf":                  "", "clusterDNS": []string{dnsIP}, "makeIPTablesUtilChains": false,

@@ -8,6 +8,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"os"
@@ -15,6 +16,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -75,6 +77,8 @@ func tell(t *testing.T, stories, dir string, o bed.Options) {
 			"fabric":  s.script("fabric"),
 			"share":   s.share,
 			"until":   s.until,
+			"within":  s.within,
+			"daemon":  s.daemon,
 			"measure": s.measure,
 			"install": s.install,
 			"plugin":  s.plugin,
@@ -162,13 +166,27 @@ func (s *suite) script(name string) func(*testscript.TestScript, bool, []string)
 // until REGEXP SCRIPT ARGS...: repeats until what it prints matches; with `!`,
 // until it does not.
 func (s *suite) until(ts *testscript.TestScript, neg bool, args []string) {
+	s.repeat(ts, neg, eventually, args)
+}
+
+// within DURATION REGEXP SCRIPT ARGS...: as until, and no later.
+func (s *suite) within(ts *testscript.TestScript, neg bool, args []string) {
+	if len(args) < 4 {
+		ts.Fatalf("usage: within DURATION REGEXP SCRIPT ARGS...")
+	}
+	limit, err := time.ParseDuration(args[0])
+	ts.Check(err)
+	s.repeat(ts, neg, limit, args[1:])
+}
+
+func (s *suite) repeat(ts *testscript.TestScript, neg bool, limit time.Duration, args []string) {
 	if len(args) < 3 {
 		ts.Fatalf("usage: until REGEXP kubectl|node|pod|fabric ARGS...")
 	}
 	want, err := regexp.Compile("(?s)" + args[0])
 	ts.Check(err)
 	var out string
-	err = bed.Eventually(context.Background(), eventually, func() error {
+	err = bed.Eventually(context.Background(), limit, func() error {
 		raw, err := s.bed.Command(context.Background(), args[1], namespaced(ts, args[1], args[2:])...).CombinedOutput()
 		out = string(raw)
 		if err != nil && !neg {
@@ -184,25 +202,58 @@ func (s *suite) until(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// measure POD send|receive|both MBIT [ADDRESS]: the pod gets that rate, within a tenth.
+// measure POD[,POD...] send|receive|both MBIT[,MBIT...] [ADDRESS]: the pods, at
+// the same time, get those rates, within a tenth.
 func (s *suite) measure(ts *testscript.TestScript, neg bool, args []string) {
 	if len(args) < 3 || neg {
-		ts.Fatalf("usage: measure POD send|receive|both MBIT [ADDRESS]")
+		ts.Fatalf("usage: measure POD[,POD...] send|receive|both MBIT[,MBIT...] [ADDRESS]")
 	}
-	want, err := strconv.ParseFloat(args[2], 64)
-	ts.Check(err)
 	address := s.server
 	if len(args) > 3 {
 		address = args[3]
 	}
-	r, err := s.bed.Measure(context.Background(), ts.Getenv("NS")+"/"+args[0], address, args[1], 2*time.Second)
-	ts.Check(err)
-	for direction, got := range map[string]float64{"send": r.Send, "receive": r.Receive} {
-		if (args[1] == direction || args[1] == "both") && math.Abs(got/1e6-want)/want > tolerance {
-			ts.Fatalf("pod %s: %s %.1f Mbit/s, want %.0f", args[0], direction, got/1e6, want)
+	pods, wants := strings.Split(args[0], ","), strings.Split(args[2], ",")
+	if len(pods) != len(wants) {
+		ts.Fatalf("measure: %d pods, %d rates", len(pods), len(wants))
+	}
+	measured := make([]bed.Rates, len(pods))
+	errs := make([]error, len(pods))
+	var all sync.WaitGroup
+	for i, pod := range pods {
+		all.Go(func() {
+			measured[i], errs[i] = s.bed.Measure(context.Background(), ts.Getenv("NS")+"/"+pod, address, args[1], 2*time.Second)
+		})
+	}
+	all.Wait()
+	ts.Check(errors.Join(errs...))
+	for i, r := range measured {
+		ts.Logf("%s: send %.1f, receive %.1f Mbit/s", pods[i], r.Send/1e6, r.Receive/1e6)
+		want, err := strconv.ParseFloat(wants[i], 64)
+		ts.Check(err)
+		for direction, got := range map[string]float64{"send": r.Send, "receive": r.Receive} {
+			if (args[1] == direction || args[1] == "both") && math.Abs(got/1e6-want)/want > tolerance {
+				ts.Fatalf("pod %s: %s %.1f Mbit/s, want %.0f", pods[i], direction, got/1e6, want)
+			}
 		}
 	}
-	ts.Logf("send %.1f, receive %.1f Mbit/s", r.Send/1e6, r.Receive/1e6)
+}
+
+// daemon kill|stop|continue kubelet|containerd|apiserver: kills it, upon which
+// it is started again, or keeps it from doing anything for a while.
+func (s *suite) daemon(ts *testscript.TestScript, neg bool, args []string) {
+	signals := map[string]string{"kill": "-KILL", "stop": "-STOP", "continue": "-CONT"}
+	patterns := map[string]string{"kubelet": "kube kubelet .*-override=n1", "containerd": "^[^ ]*/containerd --config", "apiserver": "kube kube-apiserver "}
+	if len(args) != 2 || neg || signals[args[0]] == "" || patterns[args[1]] == "" {
+		ts.Fatalf("usage: daemon kill|stop|continue kubelet|containerd|apiserver")
+	}
+	send := func(signal string) error {
+		_, err := s.bed.Node(context.Background(), "n1", "pkill", signal, "-f", patterns[args[1]])
+		return err
+	}
+	ts.Check(send(signals[args[0]]))
+	if args[0] == "stop" {
+		ts.Defer(func() { _ = send("-CONT") })
+	}
 }
 
 // share NAME KEY=VALUE...: a claim NAME to a share of a NIC and a pod NAME that

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"os"
 	"os/signal"
 	"strings"
@@ -25,6 +26,7 @@ var errUsage = errors.New(`usage:
                                  be the other end of measure, until told to stop
   nettool measure [flags] ADDR:PORT
   nettool show [--wait]          links, addresses, and what DRA drivers put into the environment
+  nettool get URL                print what is there
   nettool exit                   end the container: tell process 1 to stop`)
 
 func main() {
@@ -58,11 +60,29 @@ func run(args []string) error {
 		}
 		wait()
 		return nil
+	case "get":
+		if len(args) != 2 {
+			return errUsage
+		}
+		return get(args[1])
 	case "exit":
 		return syscall.Kill(1, syscall.SIGTERM)
 	default:
 		return errUsage
 	}
+}
+
+func get(url string) error {
+	response, err := http.Get(url)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s: %s", url, response.Status)
+	}
+	_, err = io.Copy(os.Stdout, response.Body)
+	return err
 }
 
 func wait() {

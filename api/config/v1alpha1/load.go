@@ -64,6 +64,9 @@ func setDefaults(n *Network) {
 	if n.Enforcement == "" {
 		n.Enforcement = EnforcementShape
 	}
+	if n.LinkDown == "" {
+		n.LinkDown = TaintNoSchedule
+	}
 	if n.Shares == nil {
 		shares := int32(defaultShares)
 		n.Shares = &shares
@@ -114,6 +117,9 @@ func (n *Network) validate(at *field.Path) (errs field.ErrorList) {
 	}
 	if !slices.Contains([]Enforcement{EnforcementShape, EnforcementNone}, n.Enforcement) {
 		errs = append(errs, field.NotSupported(at.Child("enforcement"), n.Enforcement, []Enforcement{EnforcementShape, EnforcementNone}))
+	}
+	if effects := []TaintEffect{TaintNone, TaintNoSchedule, TaintNoExecute}; !slices.Contains(effects, n.LinkDown) {
+		errs = append(errs, field.NotSupported(at.Child("linkDown"), n.LinkDown, effects))
 	}
 	errs = append(errs, n.Allow.validate(at.Child("allow"))...)
 	errs = append(errs, positive(n.Bandwidth, at.Child("bandwidth"))...)

@@ -56,6 +56,10 @@ type Network struct {
 	// Enforcement of the granted bandwidth. Default: Shape.
 	Enforcement Enforcement `json:"enforcement,omitempty"`
 
+	// LinkDown is the effect of the taint on a NIC that has no link. Default:
+	// NoSchedule.
+	LinkDown TaintEffect `json:"linkDown,omitempty"`
+
 	// TakeOver replaces a root qdisc that somebody else configured.
 	TakeOver bool `json:"takeOver,omitempty"`
 
@@ -96,4 +100,18 @@ const (
 	EnforcementShape Enforcement = "Shape"
 	// EnforcementNone leaves the NIC's queues alone; grants are bookkeeping.
 	EnforcementNone Enforcement = "None"
+)
+
+// TaintEffect is what a taint on a device does (resource.k8s.io/v1,
+// DeviceTaintEffect).
+type TaintEffect string
+
+// Taint effects.
+const (
+	// TaintNone: no taint.
+	TaintNone TaintEffect = "None"
+	// TaintNoSchedule: no new claim gets the device.
+	TaintNoSchedule TaintEffect = "NoSchedule"
+	// TaintNoExecute: pods that have it and do not tolerate that are evicted.
+	TaintNoExecute TaintEffect = "NoExecute"
 )
