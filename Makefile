@@ -58,7 +58,7 @@ test-fuzz: ## each fuzz target for a moment [1 min]
 	  go test -run '^$$' -fuzz "^$${target#*:}$$" -fuzztime 4s ./$${target%%:*}
 	done
 
-e2e: prerequisites cluster-binaries bin/helm $(IMAGES) bin/nettool bin/dra-conformance ## the stories of test/e2e on real clusters [RUN=name] [8 min]
+e2e: prerequisites cluster-binaries bin/helm $(IMAGES) bin/images/crash.tar bin/nettool bin/dra-conformance ## the stories of test/e2e on real clusters [RUN=name] [8 min]
 	@E2E=1 go test -v -count=1 -parallel 1 -timeout 20m ./test/e2e $(if $(RUN),-run '/$(RUN)',)
 
 lint: bin/golangci-lint ## style, and the arrows between packages [1 min]
@@ -116,6 +116,15 @@ bin/helm: test/helm/main.go test/helm/go.mod
 
 bin/images/dra-driver-shared.tar: bin/cluster bin/dra-shared-plugin bin/dra-shared-hook deployments/image/contents.txt
 	@bin/cluster image --contents deployments/image/contents.txt --tag registry.local/dra-driver-shared:$(VERSION) --out $@
+
+# A plugin that dies where it is told to, for tests.
+bin/crash/dra-shared-plugin: $(GO_FILES)
+	@mkdir -p bin/crash
+	$(STATIC) -tags crash -o $@ ./cmd/dra-shared-plugin
+
+bin/images/crash.tar: bin/cluster bin/crash/dra-shared-plugin bin/dra-shared-hook deployments/image/contents.txt
+	@sed 's,bin/dra-shared-plugin,bin/crash/dra-shared-plugin,' deployments/image/contents.txt >bin/crash/contents.txt
+	bin/cluster image --contents bin/crash/contents.txt --tag registry.local/dra-driver-shared:crash --out $@
 
 bin/images/nettool.tar: bin/cluster bin/nettool test/nettool/image.txt
 	@bin/cluster image --contents test/nettool/image.txt --tag registry.local/nettool:dev --out $@

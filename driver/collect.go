@@ -95,8 +95,13 @@ func (c *collector) claims(ctx context.Context) (orphans []Orphan, failed error)
 	if err != nil && !errors.Is(err, record.ErrNewer) {
 		failed = err
 	}
+	attached, _ := d.attachments.List() // before a claim goes its own are asked for again
+	inUse := map[types.UID]bool{}
+	for _, a := range attached {
+		inUse[types.UID(a.ClaimUID)] = true
+	}
 	for _, recorded := range claims {
-		if attached, err := d.attachments.OfClaim(string(recorded.UID)); err != nil || len(attached) > 0 {
+		if inUse[recorded.UID] {
 			continue
 		}
 		live, err := d.isLive(ctx, recorded)
@@ -137,6 +142,9 @@ func (c *collector) removeClaim(ctx context.Context, uid types.UID) error {
 	return c.driver.withClaim(ctx, uid, func(ctx context.Context) error {
 		recorded, err := c.driver.claims.Get(uid)
 		if err != nil || recorded == nil {
+			return err
+		}
+		if attached, err := c.driver.attachments.OfClaim(string(uid)); err != nil || len(attached) > 0 {
 			return err
 		}
 		if live, err := c.driver.isLive(ctx, recorded); err != nil || live {

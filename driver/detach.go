@@ -59,15 +59,22 @@ func (d *Driver) recordedShare(r attach.Record) record.Share {
 	return record.Share{Name: r.Share, Kind: r.Kind, Device: r.Device, Class: r.Class}
 }
 
-// detachGone detaches one whose namespace has ended. The record may have been
-// replaced since it was listed; its cookie tells.
+// detachGone detaches one whose namespace has ended. The ID that told so may be
+// another namespace's by now, and so may the record's file: who still has the
+// link keeps it.
 func (d *Driver) detachGone(ctx context.Context, share record.Share, r attach.Record) error {
 	if _, err := d.attachments.Read(r.ClaimUID, r.Share, r.Namespace); errors.Is(err, os.ErrNotExist) {
 		return nil // an Unprepare was faster
 	}
+	attacher := d.attacherOf(share)
+	if attacher != nil {
+		if state, err := attacher.Read(ctx, share, r); err != nil || state.Interface != "" {
+			return err
+		}
+	}
 	klog.FromContext(ctx).Info("Detached", "share", r.Share, "pod", klog.KRef(r.Pod.Namespace, r.Pod.Name))
 	start := time.Now()
-	err := d.forget(ctx, d.attacherOf(share), r)
+	err := d.forget(ctx, attacher, r)
 	d.metrics.observe(operationDetach, start, err)
 	d.status.enqueue(types.UID(r.ClaimUID))
 	return err

@@ -164,7 +164,11 @@ func (d *Driver) Start(ctx context.Context) (wait func() error, err error) {
 	if d.succession, err = enter(d.locks, d.options.Instance); err != nil {
 		return nil, err
 	}
-	context.AfterFunc(ctx, d.succession.leave)
+	defer func() {
+		if err != nil {
+			d.succession.leave()
+		}
+	}()
 	d.setAsideCorrupt(ctx)
 	d.otherBoots(ctx)
 	if err := d.refreshKinds(ctx); err != nil {
@@ -206,6 +210,8 @@ func (d *Driver) Start(ctx context.Context) (wait func() error, err error) {
 		<-ctx.Done()
 		helper.Stop()
 		group.Wait()
+		d.leave(context.WithoutCancel(ctx))
+		d.succession.leave()
 		if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
 			return cause
 		}
@@ -220,6 +226,7 @@ func (d *Driver) pluginOptions() []kubeletplugin.Option {
 		kubeletplugin.KubeClient(d.options.Client),
 		kubeletplugin.PluginDataDirectoryPath(d.options.PluginDir),
 		kubeletplugin.RegistrarDirectoryPath(d.options.RegistryDir),
+		kubeletplugin.Serialize(false), // each claim has a lock of its own, which other plugins respect
 	}
 	if d.options.RollingUpdate {
 		options = append(options, kubeletplugin.RollingUpdate(types.UID(d.options.Instance)))

@@ -21,6 +21,9 @@ type Kind interface {
 	// ready again. shares are all that are recorded of the kind: their
 	// devices stay in Devices, whatever became of them.
 	Refresh(ctx context.Context, shares []record.Share) (Refreshed, error)
+	// Leave gives all devices back as they were, and forgets what outlives the
+	// process. The caller knows that nobody needs it.
+	Leave(ctx context.Context) error
 	// Ready tells why shares cannot be attached at present, nil if they can.
 	Ready() error
 	// Devices returns what to publish, as of the last Refresh.

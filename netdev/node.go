@@ -186,6 +186,14 @@ func (n *Node) leave(name string, index int) (found bool, err error) {
 	return true, errors.Join(err, n.shaper.Teardown(name, index))
 }
 
+// Unpin takes the classifier's maps off the BPF file system. No NIC may be
+// managed any more.
+func (n *Node) Unpin() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return classify.Unpin(n.bpffs, n.seam)
+}
+
 // ErrNotManaged means that the NIC was not handed to us, or is gone.
 var ErrNotManaged = errors.New("NIC is not managed")
 

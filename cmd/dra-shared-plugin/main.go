@@ -29,6 +29,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/driver"
 	"github.com/dra-shared/dra-driver-shared/driver/nic"
+	"github.com/dra-shared/dra-driver-shared/internal/step/httpstep"
 	"github.com/dra-shared/dra-driver-shared/netdev"
 )
 
@@ -77,7 +78,7 @@ func newCommand() *cobra.Command {
 	p.DurationVar(&f.OrphanGrace, "orphan-grace", time.Minute, "how long something of ours must have belonged to no claim before it is removed")
 	logsapi.AddFlags(f.logging, p)
 	logs.InitLogs()
-	c.AddCommand(newProbeCommands()...)
+	c.AddCommand(append(newProbeCommands(), newUninstallCheckCommand())...)
 	return c
 }
 
@@ -123,6 +124,8 @@ func (f flags) run(ctx context.Context) error {
 	// The API server's priority and fairness is what limits us; client-go's
 	// default of 5 requests per second would delay status by seconds.
 	rest.QPS, rest.Burst = 50, 100
+	f.Seam = newSeam(f.RunDir)
+	rest.Wrap(httpstep.Transport(f.Seam))
 	if f.Client, err = kubernetes.NewForConfig(rest); err != nil {
 		return err
 	}
@@ -140,10 +143,10 @@ func (f flags) run(ctx context.Context) error {
 	if f.hookDir == "" {
 		f.hookDir = filepath.Join(f.PluginDir, "hook")
 	}
-	if f.Hook, err = attach.Install(f.hookSource, f.hookDir, nil); err != nil {
+	if f.Hook, err = attach.Install(f.hookSource, f.hookDir, f.Seam); err != nil {
 		return err
 	}
-	node, err := netdev.NewNode(netdev.Options{BPFFS: f.bpffs})
+	node, err := netdev.NewNode(netdev.Options{BPFFS: f.bpffs, Seam: f.Seam})
 	if err != nil {
 		return err
 	}

@@ -155,6 +155,17 @@ func (k *Kind) leave(nics []netdev.NIC, wanted []*device, unfit []problem, live 
 	return problems
 }
 
+// Leave implements driver.Kind.
+func (k *Kind) Leave(context.Context) (failed error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, p := range k.leave(nil, nil, nil, nil) {
+		failed = errors.Join(failed, fmt.Errorf("NIC %s: %w", p.nic, p.err))
+	}
+	k.devices = nil
+	return errors.Join(failed, k.node.Unpin())
+}
+
 // absent is a NIC that has shares and is not there. A copy: others may be
 // reading the one that was.
 func (k *Kind) absent(name string) *device {

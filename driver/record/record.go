@@ -5,8 +5,9 @@
 // A record is written twice per change, before the first side effect and after
 // the last. It says what was intended; what is, only the kernel knows.
 //
-// There is no cache. Two plugins run at once during a rolling update, and the
-// directory is what they have in common.
+// The files are the truth: two plugins run at once during a rolling update, and
+// the directory is what they have in common. What has been read once is not
+// parsed again as long as its file is the same.
 package record
 
 import (
@@ -16,6 +17,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"syscall"
 
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
@@ -98,6 +101,24 @@ type Store struct {
 	dir    string
 	bootID string
 	seam   step.Seam
+
+	mu     sync.Mutex
+	parsed map[string]parsed // by path
+}
+
+// parsed is a record as it was read. It is not changed.
+type parsed struct {
+	file  fileID
+	claim *Claim
+	err   error
+}
+
+// fileID tells one content of a path from another: a record is replaced by
+// another file, never written to.
+type fileID struct {
+	inode   uint64
+	size    int64
+	changed syscall.Timespec
 }
 
 // NewStore opens the directory, creating it if need be. bootID is the kernel's
@@ -106,7 +127,7 @@ func NewStore(dir, bootID string, seam step.Seam) (*Store, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("open claim records: %w", err)
 	}
-	return &Store{dir: dir, bootID: bootID, seam: seam}, nil
+	return &Store{dir: dir, bootID: bootID, seam: seam, parsed: map[string]parsed{}}, nil
 }
 
 func (s *Store) path(uid types.UID) (string, error) {
@@ -237,7 +258,8 @@ func (s *Store) SetCorruptAside() (found error, err error) {
 	return found, err
 }
 
-// List returns all records. What cannot be read is an error beside those that can.
+// List returns all records, which the caller must not change. What cannot be
+// read is an error beside those that can.
 func (s *Store) List() ([]*Claim, error) {
 	var claims []*Claim
 	err := s.each(func(_ string, c *Claim, err error) error {
@@ -254,15 +276,34 @@ func (s *Store) each(do func(path string, c *Claim, err error) error) error {
 	if err != nil {
 		return err
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	there := make(map[string]parsed, len(paths))
 	var failed error
 	for _, path := range paths {
-		c, err := read(path)
-		if errors.Is(err, os.ErrNotExist) {
+		p, ok := s.read(path)
+		if !ok {
 			continue // removed meanwhile
 		}
-		failed = errors.Join(failed, do(path, c, err))
+		there[path] = p
+		failed = errors.Join(failed, do(path, p.claim, p.err))
 	}
+	s.parsed = there
 	return failed
+}
+
+// read reads a record, or remembers it.
+func (s *Store) read(path string) (p parsed, ok bool) {
+	var stat syscall.Stat_t
+	if err := syscall.Stat(path, &stat); err != nil {
+		return parsed{err: err}, !errors.Is(err, os.ErrNotExist)
+	}
+	file := fileID{stat.Ino, stat.Size, stat.Ctim}
+	if p, ok := s.parsed[path]; ok && p.file == file {
+		return p, true
+	}
+	c, err := read(path)
+	return parsed{file, c, err}, !errors.Is(err, os.ErrNotExist)
 }
 
 // Delete removes a record. It is no error if there is none.

@@ -76,7 +76,7 @@ func Open(bpffs string, seam step.Seam, keys ...Key) (*Classifier, error) {
 	if len(keys) == 0 {
 		keys = []Key{KeyCookie, KeyMAC}
 	}
-	pins := filepath.Join(bpffs, "dra-shared", pinVersion)
+	pins := pinDir(bpffs)
 	if err := os.MkdirAll(pins, 0o700); err != nil {
 		return nil, fmt.Errorf("pin BPF maps: %w: is a BPF file system mounted on %s?", err, bpffs)
 	}
@@ -90,6 +90,14 @@ func Open(bpffs string, seam step.Seam, keys ...Key) (*Classifier, error) {
 		failed = errors.Join(failed, fmt.Errorf("load classifier with key %s: %w", key, err))
 	}
 	return nil, failed
+}
+
+func pinDir(bpffs string) string { return filepath.Join(bpffs, "dra-shared", pinVersion) }
+
+// Unpin removes the maps of all releases from the BPF file system. They end
+// with the last program that uses them.
+func Unpin(bpffs string, seam step.Seam) error {
+	return seam.Do("unpin maps", func() error { return os.RemoveAll(filepath.Dir(pinDir(bpffs))) })
 }
 
 func (c *Classifier) load(pins string) error {

@@ -15,10 +15,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/kubernetes/scheme"
 	clienttesting "k8s.io/client-go/testing"
@@ -155,6 +157,9 @@ func (s *Server) do(r *http.Request, t target) (runtime.Object, error) {
 		return nil, apierrors.NewBadRequest(err.Error())
 	}
 	if r.Method == http.MethodPost {
+		if named, err := meta.Accessor(object); err == nil && named.GetName() == "" {
+			named.SetName(named.GetGenerateName() + string(uuid.NewUUID()))
+		}
 		return s.Client.Invokes(clienttesting.NewCreateAction(t.gvr, t.namespace, object), empty)
 	}
 	return s.Client.Invokes(clienttesting.NewUpdateSubresourceAction(t.gvr, t.subresource, t.namespace, object), empty)

@@ -28,6 +28,10 @@ func (t transport) RoundTrip(r *http.Request) (response *http.Response, err erro
 		response, err = t.next.RoundTrip(r)
 		return err
 	})
+	if err != nil && response != nil { // done, and failed afterwards
+		_ = response.Body.Close()
+		response = nil
+	}
 	return response, err
 }
 

@@ -10,3 +10,11 @@ app.kubernetes.io/name: dra-driver-shared
 app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: plugin
 {{- end -}}
+
+{{- define "dra-driver-shared.preDelete" }}
+  annotations:
+    helm.sh/hook: pre-delete
+    helm.sh/hook-weight: {{ . | quote }}
+    helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded,hook-failed
+    helm.sh/hook-output-log-policy: hook-failed
+{{- end }}

@@ -1,0 +1,71 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/dra-shared/dra-driver-shared/api"
+)
+
+// newUninstallCheckCommand is run by Helm before it removes the chart. Without
+// a plugin the kubelet cannot let go of a claim, and its pods stay Terminating.
+func newUninstallCheckCommand() *cobra.Command {
+	var driver, kubeconfig string
+	c := &cobra.Command{
+		Use:   "uninstall-check",
+		Short: "Fail if claims hold shares",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			rest, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+			if err != nil {
+				return err
+			}
+			client, err := kubernetes.NewForConfig(rest)
+			if err != nil {
+				return err
+			}
+			return checkUninstall(cmd.Context(), client, driver)
+		},
+	}
+	c.Flags().StringVar(&driver, "driver-name", api.DriverName, "name of the driver")
+	c.Flags().StringVar(&kubeconfig, "kubeconfig", "", "kubeconfig; default: the pod's service account")
+	return c
+}
+
+func checkUninstall(ctx context.Context, client kubernetes.Interface, driver string) error {
+	claims, err := client.ResourceV1().ResourceClaims(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	var held []string
+	for _, c := range claims.Items {
+		if len(c.Status.ReservedFor) > 0 && hasShare(c, driver) {
+			held = append(held, c.Namespace+"/"+c.Name)
+		}
+	}
+	if len(held) == 0 {
+		return nil
+	}
+	const listed = 10
+	return fmt.Errorf("%d claims hold shares (%s): delete their pods first, or they stay Terminating until the driver is installed again; helm uninstall --no-hooks goes ahead all the same",
+		len(held), strings.Join(held[:min(len(held), listed)], ", "))
+}
+
+func hasShare(c resourceapi.ResourceClaim, driver string) bool {
+	if c.Status.Allocation == nil {
+		return false
+	}
+	for _, r := range c.Status.Allocation.Devices.Results {
+		if r.Driver == driver {
+			return true
+		}
+	}
+	return false
+}
