@@ -15,7 +15,7 @@ NAMESPACE := dra-shared-system
 CHART := deployments/helm/dra-driver-shared
 IMAGES := bin/images/dra-driver-shared.tar bin/images/nettool.tar
 STATIC := CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags "-s -w"
-FUZZ := api/v1alpha1:FuzzParameters api/config/v1alpha1:FuzzLoad attach:FuzzRecordPath attach:FuzzHookState attach:FuzzRequest driver/record:FuzzUID
+FUZZ := api/v1alpha1:FuzzParameters api/config/v1alpha1:FuzzLoad attach:FuzzRecordPath attach:FuzzHookState attach:FuzzRequest attach:FuzzRecord driver/record:FuzzUID driver/record:FuzzClaim
 DOCKERFILE := awk -f deployments/image/dockerfile.awk deployments/image/contents.txt
 GO_FILES := $(shell find . -name '*.go' -not -path './.cluster*' -o -name '*.o' -path './netdev/*') go.mod go.sum
 
@@ -47,10 +47,11 @@ reload: bin/cluster $(IMAGES) ## load the images anew into the cluster and resta
 test: lint generate-check test-unit test-fuzz chart-check e2e demo ## everything CI runs
 	@echo "test: all passed"
 
-test-unit: prerequisites ## tables, real netlink in namespaces, the plugin against a fake kubelet [2 min]
-	@go test -timeout 10m $$(go list ./... | grep -v /netdev/classify)
+test-unit: prerequisites ## tables, real netlink in namespaces, the plugin against a fake kubelet, killed at every step, under load [5 min]
+	@go test -timeout 10m $$(go list ./... | grep -v -e /netdev/classify -e /test/survive)
 	# What is measured is measured alone.
 	go test -timeout 10m ./netdev/classify
+	go test -timeout 15m ./test/survive
 	cd test/cluster && go vet ./... && go test ./...
 
 test-fuzz: ## each fuzz target for a moment [1 min]
@@ -58,8 +59,8 @@ test-fuzz: ## each fuzz target for a moment [1 min]
 	  go test -run '^$$' -fuzz "^$${target#*:}$$" -fuzztime 4s ./$${target%%:*}
 	done
 
-e2e: prerequisites cluster-binaries bin/helm $(IMAGES) bin/images/crash.tar bin/nettool bin/dra-conformance ## the stories of test/e2e on real clusters [RUN=name] [8 min]
-	@E2E=1 go test -v -count=1 -parallel 1 -timeout 20m ./test/e2e $(if $(RUN),-run '/$(RUN)',)
+e2e: prerequisites cluster-binaries bin/helm $(IMAGES) bin/images/crash.tar bin/nettool bin/dra-conformance ## the stories of test/e2e on real clusters [RUN=name] [15 min]
+	@E2E=1 go test -v -count=1 -parallel 1 -timeout 30m ./test/e2e $(if $(RUN),-run '/$(RUN)',)
 
 lint: bin/golangci-lint ## style, and the arrows between packages [1 min]
 	@bin/golangci-lint run ./...

@@ -40,8 +40,10 @@ func (d *Driver) tell(claim *resourceapi.ResourceClaim, share shareState, kind, 
 	for _, l := range share.links {
 		pods = append(pods, l.pod)
 	}
+	// Without its resourceVersion: events that are alike are one series then.
+	about := &corev1.ObjectReference{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceClaim", Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}
 	for _, pod := range pods {
-		d.options.Events.Eventf(podReference(pod), claim, kind, reason, "Share", "claim %s, device %s: %s", claim.Name, share.Device, truncate(message, maxNote))
+		d.options.Events.Eventf(podReference(pod), about, kind, reason, "Share", "claim %s, device %s: %s", claim.Name, share.Device, truncate(message, maxNote))
 	}
 }
 

@@ -121,6 +121,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *Server) do(r *http.Request, t target) (runtime.Object, error) {
+	defer s.Client.ClearActions() // it would remember every request
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
 		return nil, err

@@ -351,7 +351,11 @@ func (w *world) unprepare(ctx context.Context, claims ...*resourceapi.ResourceCl
 // claim makes a claim to a share of 10 Mbit/s, allocated as the scheduler would.
 func (w *world) claim(name string) *resourceapi.ResourceClaim {
 	w.t.Helper()
-	c := newClaim(name)
+	return w.add(newClaim(name))
+}
+
+func (w *world) add(c *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
+	w.t.Helper()
 	if err := w.api.Client.Tracker().Add(c); err != nil {
 		w.t.Fatal(err)
 	}
