@@ -313,3 +313,46 @@ func FuzzRequest(f *testing.F) {
 		}
 	})
 }
+
+type answering struct{}
+
+func (answering) Attach(context.Context, Request, *os.File, *os.File) (Response, error) {
+	return Response{Interface: "net1"}, nil
+}
+
+// The hook asks the newest socket first, by the file's time. A clock that was
+// set changes the order, and nothing else.
+func TestAClockThatJumpsKeepsNoHookFromItsPlugin(t *testing.T) {
+	dir := t.TempDir()
+	server, err := Listen(dir, "alive", answering{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- server.Serve(ctx) }()
+	dead, err := net.ListenUnix(network, &net.UnixAddr{Name: filepath.Join(SocketDir(dir), "dead.sock"), Net: network})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dead.SetUnlinkOnClose(false)
+	_ = dead.Close()
+	for _, jump := range []time.Duration{-100 * 365 * 24 * time.Hour, 100 * 365 * 24 * time.Hour} {
+		then := time.Now().Add(jump)
+		if err := os.Chtimes(filepath.Join(SocketDir(dir), "dead.sock"), then, then); err != nil {
+			t.Fatal(err)
+		}
+		namespace, err := os.Open("/proc/self/ns/net")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := (Hook{RunDir: dir, Wait: time.Second}).ask(ctx, request(), namespace, namespace); err != nil {
+			t.Errorf("after a jump of %s: %v", jump, err)
+		}
+		_ = namespace.Close()
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}

@@ -396,8 +396,8 @@ func (f *faults) works(ctx context.Context, t *testing.T, what string) (err erro
 		return errors.New("the plugin does not become ready")
 	}
 	name := "works-" + fmt.Sprint(time.Now().UnixNano())
-	forgot := strings.ReplaceAll(strings.ReplaceAll(share("forgot-"+name), ", resources: {claims: [{name: nic}]}", ""), "network: backup", "network: backup")
-	if err := f.apply(ctx, share(name)+"---\n"+forgot+"---\n"+surplusSlice); err != nil {
+	forgot := strings.ReplaceAll(share("forgot-"+name), ", resources: {claims: [{name: nic}]}", "")
+	if err := f.apply(ctx, share(name)+"---\n"+forgot); err != nil {
 		return err
 	}
 	defer func() {
@@ -405,15 +405,9 @@ func (f *faults) works(ctx context.Context, t *testing.T, what string) (err erro
 		_, _ = f.bed.Kubectl(ctx, "delete", "resourceclaim", "--all", "--wait=false")
 		_, _ = f.bed.Kubectl(ctx, "delete", "resourceslice", "surplus", "--ignore-not-found")
 	}()
-	if _, err := f.bed.Kubectl(ctx, "delete", "resourceslices", "--all"); err != nil {
-		return err
-	}
-	const slices = "get resourceslices -o jsonpath={.items[*].spec.devices[*].name}"
 	for _, check := range []struct{ want, what string }{
 		{"True", "get pod " + name + ` -o jsonpath={.status.conditions[?(@.type=="Ready")].status}`},
 		{"Attached NetnsCookie", "get resourceclaim " + name + " -o jsonpath={.status.devices[0].conditions[*].reason}"},
-		{"", "get resourceslice surplus --ignore-not-found -o name"},
-		{"nic0 nic1", slices},
 		{"NotReferenced", "get resourceclaim forgot-" + name + " -o jsonpath={.status.devices[0].conditions[0].reason}"},
 		{"NotReferenced", "get events -o jsonpath={.items[?(@.reason==\"NotReferenced\")].reason} --field-selector involvedObject.name=forgot-" + name},
 	} {
@@ -421,11 +415,7 @@ func (f *faults) works(ctx context.Context, t *testing.T, what string) (err erro
 			return err
 		}
 	}
-	if _, err := f.bed.Node(ctx, "n1", "ip", "link", "add", "nic9", "type", "veth", "peer", "name", "far9"); err != nil {
-		return err
-	}
-	defer func() { _, _ = f.bed.Node(ctx, "n1", "ip", "link", "delete", "nic9") }()
-	if err := f.prints(ctx, "nic0 nic1 nic9", slices); err != nil {
+	if err := f.publishes(ctx); err != nil {
 		return err
 	}
 	if err := f.flap(ctx, name); err != nil {
@@ -438,6 +428,28 @@ func (f *faults) works(ctx context.Context, t *testing.T, what string) (err erro
 		}
 	}
 	return err
+}
+
+// publishes has ResourceSlices created, deleted and updated.
+func (f *faults) publishes(ctx context.Context) error {
+	const devices = "get resourceslices -o jsonpath={.items[*].spec.devices[*].name}"
+	if _, err := f.bed.Kubectl(ctx, "delete", "resourceslices", "--all"); err != nil {
+		return err
+	}
+	if err := f.prints(ctx, "nic0 nic1", devices); err != nil {
+		return err
+	}
+	if err := f.apply(ctx, surplusSlice); err != nil {
+		return err
+	}
+	if err := f.prints(ctx, "", "get resourceslice surplus --ignore-not-found -o name"); err != nil {
+		return err
+	}
+	if _, err := f.bed.Node(ctx, "n1", "ip", "link", "add", "nic9", "type", "veth", "peer", "name", "far9"); err != nil {
+		return err
+	}
+	defer func() { _, _ = f.bed.Node(ctx, "n1", "ip", "link", "delete", "nic9") }()
+	return f.prints(ctx, "nic0 nic1 nic9", devices)
 }
 
 // prints waits until kubectl prints that.
