@@ -18,6 +18,7 @@ import (
 
 	"github.com/dra-shared/dra-driver-shared/netdev"
 	"github.com/dra-shared/dra-driver-shared/netdev/nstest"
+	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
 )
 
 func TestMain(m *testing.M) { nstest.Main(m, nstest.User) }
@@ -365,5 +366,30 @@ func TestMACIsStableAndKeepsInputsApart(t *testing.T) {
 		if other.String() == base.String() {
 			t.Errorf("%s twice", base)
 		}
+	}
+}
+
+// Why a link that its pod has lost is not made anew while the pod runs: see
+// docs/dev/limits.md.
+func TestAddressesCannotBeSetByNamespaceID(t *testing.T) {
+	nic, _ := nstest.NIC(t, "nic0", 1500)
+	node, pod := newNode(t, nic), nstest.New(t)
+	a, err := node.Attach(pod.Pod(), netdev.LinkSpec{Parent: nic.Index, MAC: mac(1), Mode: netdev.Private, Name: "data0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := rtnl.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	refused := netdev.AddressByNamespaceID(conn, a.NSID, a.Index, prefixes("10.20.0.5/16")[0])
+	state, err := node.Read(a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("RTM_NEWADDR with IFA_TARGET_NETNSID %d, index %d: %v; the link has %v", a.NSID, a.Index, refused, state.Addresses)
+	if len(state.Addresses) > 0 {
+		t.Error("this kernel can set addresses by namespace ID: links that pods have lost can be made anew")
 	}
 }

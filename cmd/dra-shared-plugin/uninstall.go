@@ -54,8 +54,8 @@ func checkUninstall(ctx context.Context, client kubernetes.Interface, driver str
 		return nil
 	}
 	const listed = 10
-	return fmt.Errorf("%d claims hold shares (%s): delete their pods first, or they stay Terminating until the driver is installed again; helm uninstall --no-hooks goes ahead all the same",
-		len(held), strings.Join(held[:min(len(held), listed)], ", "))
+	return fmt.Errorf("claims hold shares: %s (%d in all): delete their pods first, or they stay Terminating until the driver is installed again; helm uninstall --no-hooks goes ahead all the same",
+		strings.Join(held[:min(len(held), listed)], ", "), len(held))
 }
 
 func hasShare(c resourceapi.ResourceClaim, driver string) bool {

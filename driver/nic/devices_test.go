@@ -5,6 +5,7 @@ import (
 	"net"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -163,5 +164,65 @@ func TestNoMoreIsGrantedThanThereIs(t *testing.T) {
 				t.Errorf("got %v, want %q", err, tc.want)
 			}
 		})
+	}
+}
+
+func TestALinkCountsAsUpOnceItIsSteady(t *testing.T) {
+	start := time.Now()
+	up, down := netdev.NIC{Up: true, Carrier: true}, netdev.NIC{Up: true}
+	var old *device
+	for i, step := range []struct {
+		at    time.Duration
+		nic   netdev.NIC
+		down  bool
+		again time.Duration
+	}{
+		{0, up, false, 0},
+		{1 * time.Second, down, true, 0},
+		{2 * time.Second, up, true, steady},
+		{4 * time.Second, up, true, 3 * time.Second}, // an event in between
+		{5 * time.Second, down, true, 0},             // it flaps
+		{6 * time.Second, up, true, steady},
+		{11 * time.Second, up, false, 0},
+		{12 * time.Second, netdev.NIC{Carrier: true}, true, 0}, // set down by somebody
+	} {
+		d := &device{nic: step.nic}
+		if again := d.settle(old, start.Add(step.at)); d.down != step.down || again != step.again {
+			t.Errorf("step %d: down %t, again in %s; want %t, %s", i, d.down, again, step.down, step.again)
+		}
+		old = d
+	}
+}
+
+func TestGuaranteesShrinkInProportion(t *testing.T) {
+	for _, tc := range []struct{ line, reserve, granted, grant, want uint64 }{
+		{10e9, 100e6, 9.9e9, 1e9, 1e9},
+		{1e9, 100e6, 1.8e9, 200e6, 100e6},
+		{1e9, 100e6, 0, 200e6, 200e6},
+		{100e6, 0, 10e9, 10e6, 100e3},
+	} {
+		d := &device{line: tc.line, reserve: tc.reserve, granted: tc.granted}
+		if got := d.guaranteed(tc.grant); got != tc.want {
+			t.Errorf("%+v: guaranteed %d", tc, got)
+		}
+	}
+}
+
+func TestHardwareIsBelievedWhenItHasNegotiatedLess(t *testing.T) {
+	c := load(t, `[{name: storage, interfaces: ["nic*"], bandwidth: 10G, reserve: 1G}]`)
+	for _, tc := range []struct {
+		name          string
+		nic           netdev.NIC
+		line, reserve uint64
+	}{
+		{"as configured", netdev.NIC{PCIBusID: "0000:3b:00.0", Speed: 10e9}, 10e9, 1e9},
+		{"a slower link", netdev.NIC{PCIBusID: "0000:3b:00.0", Speed: 1e9}, 1e9, 100e6},
+		{"a faster link", netdev.NIC{PCIBusID: "0000:3b:00.0", Speed: 25e9}, 10e9, 1e9},
+		{"what a virtual link says", netdev.NIC{Speed: 10e6}, 10e9, 1e9},
+	} {
+		d, err := newDevice(tc.nic, &c.Networks[0])
+		if err != nil || d.line != tc.line || d.reserve != tc.reserve {
+			t.Errorf("%s: %+v, %v", tc.name, d, err)
+		}
 	}
 }

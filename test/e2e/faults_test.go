@@ -121,7 +121,7 @@ func (f *faults) nothingLeft(ctx context.Context) error {
 // crash kills the plugin before or after steps that it takes on the way of a
 // claim, spread over all that there are.
 func (f *faults) crash(ctx context.Context, t *testing.T) {
-	const samples = 12
+	const samples = 10
 	if out, err := exec.CommandContext(ctx, filepath.Join(f.bed.Root, "bin/cluster"), "load", "--dir", f.bed.Dir, filepath.Join(f.bed.Root, "bin/images/crash.tar")).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
@@ -273,7 +273,7 @@ func (f *faults) started(ctx context.Context, pod string) error {
 // privileges takes each capability, mount and permission away, one at a time,
 // and sees something fail that works with it.
 func (f *faults) privileges(ctx context.Context, t *testing.T) {
-	if err := f.works(ctx, t, "all"); err != nil {
+	if err := f.works(ctx); err != nil {
 		t.Fatalf("with every privilege: %v", err)
 	}
 	for _, p := range f.listPrivileges(ctx, t) {
@@ -281,7 +281,7 @@ func (f *faults) privileges(ctx context.Context, t *testing.T) {
 		if p.restart {
 			f.kubectl(ctx, t, "-n", system, "rollout", "restart", "daemonset/dra-shared-plugin")
 		}
-		err := f.works(ctx, t, p.name)
+		err := f.works(ctx)
 		if why, known := neededElsewhere[p.name]; known {
 			t.Logf("without %s: %v; %s", p.name, err, why)
 		} else if err == nil {
@@ -290,6 +290,9 @@ func (f *faults) privileges(ctx context.Context, t *testing.T) {
 			t.Logf("without %s: %s", p.name, strings.SplitN(err.Error(), "\n", 2)[0])
 		}
 		f.undo(ctx, t, p)
+	}
+	if err := f.works(ctx); err != nil {
+		t.Errorf("with every privilege given back: %v", err)
 	}
 }
 
@@ -390,9 +393,8 @@ func (f *faults) settled(ctx context.Context, within time.Duration) error {
 
 // works tries all that the plugin's privileges are for, and that nothing was
 // denied to it.
-func (f *faults) works(ctx context.Context, t *testing.T, what string) (err error) {
-	t.Helper()
-	if err := f.settled(ctx, 8*time.Second); err != nil {
+func (f *faults) works(ctx context.Context) (err error) {
+	if err := f.settled(ctx, 6*time.Second); err != nil {
 		return errors.New("the plugin does not become ready")
 	}
 	name := "works-" + fmt.Sprint(time.Now().UnixNano())
@@ -454,7 +456,7 @@ func (f *faults) publishes(ctx context.Context) error {
 
 // prints waits until kubectl prints that.
 func (f *faults) prints(ctx context.Context, want, args string) error {
-	return bed.Eventually(ctx, 8*time.Second, func() error {
+	return bed.Eventually(ctx, 6*time.Second, func() error {
 		out, err := f.bed.Kubectl(ctx, strings.Fields(args)...)
 		if err == nil && out != want {
 			err = fmt.Errorf("%s: got %q, want %q", args, out, want)
@@ -507,7 +509,7 @@ func (f *faults) uninstall(ctx context.Context, t *testing.T) {
 		}
 		return nil
 	}
-	if err := uninstall(); err == nil || !strings.Contains(err.Error(), "1 claims hold shares (default/held): delete their pods first") {
+	if err := uninstall(); err == nil || !strings.Contains(err.Error(), "claims hold shares: default/held (1 in all): delete their pods first") {
 		t.Fatalf("with a live share: %v", err)
 	}
 	// Against that advice the pod runs on, held to its grant.

@@ -27,7 +27,7 @@ func TestAPluginThatDiesAtAnyStep(t *testing.T) {
 		shares, every int
 	}{
 		{shares: 1, every: 1},
-		{shares: 50, every: 127}, // CRASH_EVERY=1 takes all of them: more than an hour
+		{shares: 50, every: 211}, // CRASH_EVERY=1 takes all of them: more than an hour
 	} {
 		if n, err := strconv.Atoi(os.Getenv("CRASH_EVERY")); err == nil && tc.shares > 1 {
 			tc.every = n
