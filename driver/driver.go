@@ -2,14 +2,27 @@
 // unprepares claims for the kubelet, attaches shares for the OCI hook, and
 // reports what became of them. One file per step:
 //
-//	publish.go    devices -> ResourceSlices
-//	prepare.go    claim -> shares, claim record, CDI spec
-//	attach.go     hook -> link in the pod, attach record
-//	report.go     kernel -> status.devices of the claim
-//	events.go     what the kernel announces, and what is done about it
-//	detach.go     a sandbox is gone, others of its claim are not
-//	unprepare.go  the claim's last pod on this node is gone
-//	collect.go    what crashes, reboots and a forgetful kubelet have left
+//	publish.go     devices -> ResourceSlices
+//	prepare.go     claim -> shares, claim record, CDI spec
+//	attach.go      hook -> link in the pod, attach record
+//	events.go      what the kernel announces, and what is done about it
+//	detach.go      a sandbox is gone, others of its claim are not
+//	unprepare.go   the claim's last pod on this node is gone
+//
+// What became of it is said by
+//
+//	observe.go     kernel -> the state of each share
+//	status.go      state -> an entry of the claim's status.devices: pure
+//	report.go      the queue that writes it until it is written
+//	tell.go        conditions that changed -> events on pods
+//	health.go      whether this plugin can attach; devicehealth.go: whether devices work
+//	metrics.go
+//
+// and what else can happen is met by
+//
+//	collect.go     crashes, reboots and a forgetful kubelet left something
+//	succession.go  two plugins run at once
+//	leave.go       the driver is being removed
 //
 // What a share is made of is a Kind's business; which claims have which shares
 // is kept here, in package record.
