@@ -186,6 +186,33 @@ func (s *Records) list(pattern string, wanted func(Record) bool) ([]Record, erro
 	return records, failed
 }
 
+// asideSuffix is that of records that were set aside.
+const asideSuffix = ".unreadable"
+
+// SetCorruptAside sets aside records that nobody can read, and returns what was
+// wrong with them. What they told of is in the kernel; they go with their claim.
+func (s *Records) SetCorruptAside() (found error, err error) {
+	paths, err := filepath.Glob(filepath.Join(s.dir, "*.json"))
+	for _, path := range paths {
+		if _, readErr := s.read(path); readErr != nil && !errors.Is(readErr, os.ErrNotExist) {
+			found = errors.Join(found, readErr)
+			err = errors.Join(err, s.seam.Do("set attach record aside", func() error { return os.Rename(path, path+asideSuffix) }))
+		}
+	}
+	return found, err
+}
+
+// Aside returns the records that were set aside, by path, with the claims they
+// are of.
+func (s *Records) Aside() (claimUIDs map[string]string, err error) {
+	paths, err := filepath.Glob(filepath.Join(s.dir, "*"+asideSuffix))
+	claimUIDs = map[string]string{}
+	for _, path := range paths {
+		claimUIDs[path], _, _ = strings.Cut(filepath.Base(path), "_")
+	}
+	return claimUIDs, err
+}
+
 // RemoveClaim removes whatever there is of a claim, readable or not.
 func (s *Records) RemoveClaim(claimUID string) error {
 	paths, err := filepath.Glob(filepath.Join(s.dir, pathElement(claimUID)+"_*"))

@@ -53,7 +53,8 @@ func (c *collector) collect(ctx context.Context) error {
 	}
 	var err error
 	seen := map[string]time.Time{}
-	for _, find := range []func(context.Context) ([]Orphan, error){c.claims, c.specs, c.hooks, c.sockets, c.temporaries} {
+	c.driver.setAsideCorrupt(ctx)
+	for _, find := range []func(context.Context) ([]Orphan, error){c.claims, c.specs, c.records, c.hooks, c.sockets, c.temporaries} {
 		orphans, findErr := find(ctx)
 		err = errors.Join(err, findErr, c.removeDue(ctx, orphans, seen))
 	}
@@ -155,22 +156,45 @@ func (c *collector) removeClaim(ctx context.Context, uid types.UID) error {
 }
 
 // specs are CDI specs without a record: a spec is written after its record and
-// removed before it.
+// removed before it. One that a pod is attached by stays, also if the record was
+// lost: its containers may start again.
 func (c *collector) specs(context.Context) (orphans []Orphan, err error) {
 	d := c.driver
 	uids, err := d.specs.List()
 	for _, uid := range uids {
-		if recorded, err := d.claims.Get(types.UID(uid)); recorded != nil || err != nil {
+		if d.isKnown(uid) {
 			continue
 		}
 		orphans = append(orphans, Orphan{What: "CDI spec of claim " + uid, Remove: func(ctx context.Context) error {
 			return d.withClaim(ctx, types.UID(uid), func(context.Context) error {
-				if recorded, err := d.claims.Get(types.UID(uid)); recorded != nil || err != nil {
-					return err
+				if d.isKnown(uid) {
+					return nil
 				}
 				return d.specs.Remove(uid)
 			})
 		}})
+	}
+	return orphans, err
+}
+
+// isKnown tells whether there is a record of a claim, or of a pod that is
+// attached by it; also one that cannot be read now.
+func (d *Driver) isKnown(uid string) bool {
+	recorded, err := d.claims.Get(types.UID(uid))
+	if recorded != nil || err != nil {
+		return true
+	}
+	attached, err := d.attachments.OfClaim(uid)
+	return len(attached) > 0 || err != nil
+}
+
+// records are attach records that were set aside, of claims that are gone.
+func (c *collector) records(context.Context) (orphans []Orphan, err error) {
+	aside, err := c.driver.attachments.Aside()
+	for path, uid := range aside {
+		if recorded, err := c.driver.claims.Get(types.UID(uid)); recorded == nil && err == nil {
+			orphans = append(orphans, c.file("attach record", path))
+		}
 	}
 	return orphans, err
 }
@@ -255,12 +279,12 @@ func (c *collector) kernel(ctx context.Context, seen map[string]time.Time) error
 	}
 	defer release()
 	claims, err := d.claims.List()
-	if err != nil {
-		return nil // what an unreadable record says is needed, nobody knows
-	}
-	attached, err := d.attachments.List()
-	if err != nil {
-		return nil // likewise
+	attached, attachedErr := d.attachments.List()
+	if err = errors.Join(err, attachedErr); err != nil {
+		// What a record says that cannot be read (a newer plugin's) is needed,
+		// nobody knows.
+		d.degraded(ctx, "NotCollected", "classes and classifications that nothing needs stay until all records can be read", err)
+		return nil
 	}
 	var failed error
 	for _, k := range d.options.Kinds {
@@ -289,11 +313,12 @@ func sharesOf(claims []*record.Claim, kind string) (shares []record.Share) {
 // what is known about them.
 func (d *Driver) setAsideCorrupt(ctx context.Context) {
 	found, err := d.claims.SetCorruptAside()
-	if err != nil {
-		klog.FromContext(ctx).Error(err, "Set aside corrupt claim records")
+	foundAttached, attachedErr := d.attachments.SetCorruptAside()
+	if err = errors.Join(err, attachedErr); err != nil {
+		klog.FromContext(ctx).Error(err, "Set aside corrupt records")
 	}
-	if found != nil {
-		klog.FromContext(ctx).Error(found, "Corrupt claim records were set aside, as *.unreadable; their claims are prepared anew when the kubelet asks, and running pods keep what they have")
+	if found = errors.Join(found, foundAttached); found != nil {
+		klog.FromContext(ctx).Error(found, "Corrupt records were set aside, as *.unreadable: claims are prepared anew when the kubelet asks, and running pods keep what they have")
 	}
 }
 

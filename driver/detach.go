@@ -95,6 +95,7 @@ func (d *Driver) forget(ctx context.Context, attacher Attacher, r attach.Record)
 // while none was running or while events were lost. One share that fails must
 // not keep the others from being served: it is logged.
 func (d *Driver) restore(ctx context.Context) {
+	d.restoreSpecs(ctx)
 	all := func(attach.Record) bool { return true }
 	d.eachAttachment(ctx, all, func(ctx context.Context, share record.Share, r attach.Record) error {
 		attacher := d.attacherOf(share)
@@ -108,4 +109,29 @@ func (d *Driver) restore(ctx context.Context) {
 		d.status.enqueue(types.UID(r.ClaimUID))
 		return err
 	})
+}
+
+// restoreSpecs writes the CDI specs of prepared claims that somebody removed or
+// changed: containers that start again need them. After a boot it is the
+// kubelet that asks first.
+func (d *Driver) restoreSpecs(ctx context.Context) {
+	claims, err := d.claims.List()
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Some claim records are unreadable")
+	}
+	for _, c := range claims {
+		if c.Phase != record.Prepared || !d.claims.Current(c) {
+			continue
+		}
+		err := d.withClaim(ctx, c.UID, func(context.Context) error {
+			now, err := d.claims.Get(c.UID)
+			if err != nil || now == nil || now.Phase != record.Prepared {
+				return err
+			}
+			return d.ensureSpec(now)
+		})
+		if err != nil && ctx.Err() == nil {
+			klog.FromContext(ctx).Error(err, "Restore CDI spec", "claim", klog.KRef(c.Namespace, c.Name))
+		}
+	}
 }

@@ -11,8 +11,10 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
 
@@ -25,7 +27,7 @@ import (
 const (
 	// Readiness: the kubelet has registered the plugin, and it can attach.
 	Readiness = ""
-	// Liveness: the plugin answers.
+	// Liveness: hooks reach the plugin.
 	Liveness = "live"
 )
 
@@ -62,18 +64,29 @@ type health struct {
 
 // Check implements grpc_health_v1.HealthServer.
 func (h *health) Check(ctx context.Context, r *grpc_health_v1.HealthCheckRequest) (*grpc_health_v1.HealthCheckResponse, error) {
-	status := grpc_health_v1.HealthCheckResponse_SERVICE_UNKNOWN
+	var err error
 	switch r.Service {
 	case Liveness:
-		status = grpc_health_v1.HealthCheckResponse_SERVING
+		err = h.servesHooks()
 	case Readiness:
-		status = grpc_health_v1.HealthCheckResponse_SERVING
-		if err := h.ready(); err != nil {
-			klog.FromContext(ctx).V(2).Info("Not ready", "reason", err.Error())
-			status = grpc_health_v1.HealthCheckResponse_NOT_SERVING
-		}
+		err = h.ready()
+	default:
+		return &grpc_health_v1.HealthCheckResponse{Status: grpc_health_v1.HealthCheckResponse_SERVICE_UNKNOWN}, nil
 	}
-	return &grpc_health_v1.HealthCheckResponse{Status: status}, nil
+	if err != nil { // with words: the kubelet shows them in the pod's events
+		klog.FromContext(ctx).Info("Not healthy", "service", r.Service, "reason", err.Error())
+		return nil, status.Error(codes.Unavailable, err.Error())
+	}
+	return &grpc_health_v1.HealthCheckResponse{Status: grpc_health_v1.HealthCheckResponse_SERVING}, nil
+}
+
+// servesHooks tells why hooks cannot reach the plugin: somebody may have removed
+// its socket. A plugin that starts again makes a new one.
+func (h *health) servesHooks() error {
+	if err := attach.Ping(h.driver.options.RunDir, h.driver.options.Instance); err != nil {
+		return fmt.Errorf("hooks are not served: %w", err)
+	}
+	return nil
 }
 
 // ready tells why a pod could not be given its share now; nil if it could.
@@ -81,8 +94,8 @@ func (h *health) ready() error {
 	if !h.registered.Load() {
 		return errors.New("the kubelet has not registered the plugin")
 	}
-	if err := attach.Ping(h.driver.options.RunDir, h.driver.options.Instance); err != nil {
-		return fmt.Errorf("hooks are not served: %w", err)
+	if err := h.servesHooks(); err != nil {
+		return err
 	}
 	for _, k := range h.driver.options.Kinds {
 		if err := k.Ready(); err != nil {

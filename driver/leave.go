@@ -22,7 +22,12 @@ func (d *Driver) leave(ctx context.Context) {
 		return
 	}
 	claims, err := filepath.Glob(filepath.Join(d.options.PluginDir, "claims", "*.json"))
-	if attached, listErr := d.attachments.List(); err != nil || listErr != nil || len(claims)+len(attached) > 0 {
+	attached, listErr := d.attachments.List()
+	if err = errors.Join(err, listErr); err != nil {
+		logger.Error(err, "Whether claims have shares here cannot be told: all stays")
+		return
+	}
+	if len(claims)+len(attached) > 0 {
 		logger.Info("Claims have shares here: all that holds them to their grants stays", "claims", len(claims), "attached", len(attached))
 		return
 	}

@@ -11,6 +11,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/klog/v2"
 
 	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
@@ -31,7 +32,7 @@ type shareState struct {
 func (d *Driver) observe(ctx context.Context, claim *record.Claim) ([]shareState, error) {
 	all, err := d.attachments.OfClaim(string(claim.UID))
 	if err != nil {
-		return nil, err
+		klog.FromContext(ctx).Error(err, "Some attach records are unreadable: their pods are not in the status")
 	}
 	var states []shareState
 	open := d.failures.any(claim.Shares)

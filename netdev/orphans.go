@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -105,29 +106,30 @@ func (n *Node) linksIn(nsid int, links map[LinkKey]bool) error {
 	return nil
 }
 
-// StrayIFBs returns the names of IFB devices of ours that no managed NIC has:
-// the NIC is gone, or was taken out while no plugin ran.
+// StrayIFBs returns the names of IFB devices of ours whose NIC is gone, or has
+// no queues of ours.
 func (n *Node) StrayIFBs() (names []string, err error) {
 	links, err := listLinks()
 	if err != nil {
 		return nil, err
 	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	used := map[int]bool{}
-	for _, m := range n.managed {
-		used[m.ifb] = true
-	}
+	var ifbs []string
+	used := map[string]bool{}
 	for _, l := range links {
-		if l.Type() != "ifb" || used[l.Attrs().Index] {
-			continue
-		}
 		owned, ownedErr := shape.Owned(l.Attrs().Index)
-		if err = errors.Join(err, ownedErr); owned {
-			names = append(names, l.Attrs().Name)
+		err = errors.Join(err, ownedErr)
+		switch {
+		case !owned:
+		case l.Type() == "ifb":
+			ifbs = append(ifbs, l.Attrs().Name)
+		default:
+			used[shape.IFBName(l.Attrs().Name)] = true
 		}
 	}
-	return names, err
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(ifbs, func(name string) bool { return used[name] }), nil
 }
 
 // RemoveIFB removes an IFB device that StrayIFBs named.

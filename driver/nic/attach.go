@@ -166,8 +166,10 @@ func (k *Kind) Restore(_ context.Context, share record.Share, r attach.Record) (
 	if err != nil {
 		return true, err
 	}
-	if d.network == nil {
-		return true, fmt.Errorf("NIC %s cannot be shared at present: see the log", share.Device)
+	if d.absent || d.network == nil || len(share.Parameters) == 0 {
+		// Not configured any more, or the claim's record is lost: what there
+		// is in the kernel stays as it is.
+		return true, nil
 	}
 	p, err := parameters(share)
 	if err != nil {
@@ -268,8 +270,12 @@ const (
 // enforcement compares what the kernel has with what was granted.
 func (k *Kind) enforcement(share record.Share, p params.NetworkAttachment, link netdev.LinkState) driver.Enforcement {
 	d, err := k.device(share.Device)
-	if err != nil || d.network == nil {
-		return driver.Enforcement{Reason: reasonNotSelects, Message: "the NIC is gone from the node"}
+	if err != nil {
+		return driver.Enforcement{Reason: reasonGone, Message: err.Error()}
+	}
+	if d.absent || d.network == nil {
+		_, message := d.trouble()
+		return driver.Enforcement{Reason: reasonGone, Message: message}
 	}
 	if d.network.Enforcement == config.EnforcementNone {
 		return driver.Enforcement{Reason: reasonNone, Message: fmt.Sprintf("network %q has enforcement None", d.network.Name)}

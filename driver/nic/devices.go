@@ -89,7 +89,7 @@ func (d *device) settle(old *device, now time.Time) (again time.Duration) {
 func (d *device) trouble() (reason, message string) {
 	switch {
 	case d.absent:
-		return reasonGone, fmt.Sprintf("NIC %s is gone from the node, or from the driver's configuration", d.name)
+		return reasonGone, fmt.Sprintf("NIC %s is gone from the node, or from the driver's configuration; if it is there, its shares are limited as they were", d.name)
 	case d.down && d.upSince.IsZero():
 		return reasonLinkDown, fmt.Sprintf("NIC %s has no link: is the cable plugged in, the interface %s up?", d.name, d.nic.Name)
 	case d.down:

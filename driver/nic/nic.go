@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"sort"
 	"strings"
 	"sync"
@@ -63,7 +62,7 @@ func (k *Kind) Refresh(ctx context.Context, shares []record.Share) (driver.Refre
 	k.rememberSpeeds(nics)
 	wanted, problems := plan(nics, k.config)
 	live := grants(shares)
-	problems = append(problems, k.leave(nics, wanted, problems, live)...)
+	problems = append(problems, k.leave(nics, wanted, live)...)
 	next := map[string]*device{}
 	for _, d := range wanted {
 		d.granted = live[d.name]
@@ -120,20 +119,23 @@ func (k *Kind) rememberSpeeds(nics []netdev.NIC) {
 }
 
 // leave gives back NICs that are not wanted: those that were ours, and at the
-// first look all others, which an earlier plugin may have managed. One that is
-// wanted and cannot be shared at present keeps what live shares have on it.
-func (k *Kind) leave(nics []netdev.NIC, wanted []*device, unfit []problem, live map[string]uint64) (problems []problem) {
+// first look all others, which an earlier plugin may have managed. One that
+// live shares are of stays as it is, whether it was taken out of the
+// configuration or cannot be shared at present: they stay within their limits.
+func (k *Kind) leave(nics []netdev.NIC, wanted []*device, live map[string]uint64) (problems []problem) {
 	stays := map[int]bool{}
 	for _, d := range wanted {
 		stays[d.nic.Index] = true
 	}
+	goes := map[int]string{}
 	for _, n := range nics {
-		_, used := live[deviceName(n)]
-		if used && slices.ContainsFunc(unfit, func(p problem) bool { return p.nic == n.Name }) {
+		if _, used := live[deviceName(n)]; used {
 			stays[n.Index] = true
 		}
+		if d := k.devices[deviceName(n)]; d != nil && d.absent { // no longer used, and there after all
+			goes[n.Index] = n.Name
+		}
 	}
-	goes := map[int]string{}
 	for _, d := range k.devices {
 		if d.network != nil && !d.absent {
 			goes[d.nic.Index] = d.nic.Name
@@ -159,7 +161,7 @@ func (k *Kind) leave(nics []netdev.NIC, wanted []*device, unfit []problem, live 
 func (k *Kind) Leave(context.Context) (failed error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	for _, p := range k.leave(nil, nil, nil, nil) {
+	for _, p := range k.leave(nil, nil, nil) {
 		failed = errors.Join(failed, fmt.Errorf("NIC %s: %w", p.nic, p.err))
 	}
 	k.devices = nil
@@ -191,6 +193,12 @@ func (d *device) parent() netdev.Parent {
 func (k *Kind) log(ctx context.Context, next map[string]*device, problems []problem) {
 	logger := klog.FromContext(ctx)
 	for name, d := range next {
+		if old := k.devices[name]; d.absent {
+			if old == nil || !old.absent {
+				logger.Info("Shares are held of a NIC that is gone, or not configured any more: their limits stay as they are", "device", name)
+			}
+			continue
+		}
 		if old := k.devices[name]; old == nil || old.absent != d.absent || old.down != d.down || old.line != d.line {
 			logger.Info("NIC is shared", "device", name, "interface", d.nic.Name, "bitsPerSecond", d.line, "absent", d.absent, "linkDown", d.down, "key", k.node.Key())
 		}

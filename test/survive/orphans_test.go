@@ -2,6 +2,7 @@ package survive
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -243,4 +244,95 @@ func TestAfterARebootNothingOfBeforeIsTrusted(t *testing.T) {
 	w.surviving(func(ctx context.Context) error { return w.unprepare(ctx, stays) })
 	after.end()
 	w.eventually(w.nothingLeft)
+}
+
+// Whatever somebody takes away while a pod runs, its containers can start again.
+func TestWhatARunningPodNeedsIsKeptOrMadeAgain(t *testing.T) {
+	for name, harm := range map[string]func(*world, string){
+		"its claim's record is lost":       func(w *world, uid string) { w.remove("plugin/claims", uid+".json") },
+		"its claim's record is corrupt":    func(w *world, uid string) { w.write("garbage", "plugin", "claims", uid+".json") },
+		"its attach record is corrupt":     func(w *world, uid string) { w.corrupt("run/attached", uid+"_*") },
+		"its attach record is lost":        func(w *world, uid string) { w.remove("run/attached", uid+"_*") },
+		"its CDI spec is lost":             func(w *world, uid string) { w.remove("cdi", "*"+uid+"*") },
+		"a stray file is among the others": func(w *world, _ string) { w.write("x", "run", "attached", "0_1-aa.json") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.start(nil)
+			c := w.claim("c")
+			w.must("prepare", w.prepare(t.Context(), c))
+			pod := w.sandbox("p")
+			w.must("attach", pod.hook(t.Context(), w.dir, c, time.Second))
+			w.eventually(func() error { return w.reported(t.Context(), c, driver.ReasonAttached) })
+			harm(w, string(c.UID))
+			w.kill()
+			w.start(nil)
+			w.orphan() // once it is gone, the collector has looked at everything twice
+			if specs, err := filepath.Glob(w.path("cdi/*")); err != nil || len(specs) != 1 {
+				t.Errorf("CDI specs: %v, %v", specs, err)
+			}
+			w.must("classes", w.classified([]*sandbox{pod}))
+			w.must("prepare again", w.prepare(t.Context(), c))
+			w.must("a container that starts again", pod.hook(t.Context(), w.dir, c, time.Second))
+			if link, err := pod.link(); err != nil || link == 0 {
+				t.Errorf("link %d, %v", link, err)
+			}
+			w.must("unprepare", w.unprepare(t.Context(), c))
+			pod.end()
+			w.remove("plugin/claims", "*.unreadable") // kept for whoever wants to know
+			w.eventually(w.nothingLeft)
+		})
+	}
+}
+
+func (w *world) each(dir, pattern string, do func(path string) error) {
+	w.t.Helper()
+	paths, err := filepath.Glob(w.path(dir, pattern))
+	for _, path := range paths {
+		err = errors.Join(err, do(path))
+	}
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) remove(dir, pattern string) { w.each(dir, pattern, os.Remove) }
+
+func (w *world) corrupt(dir, pattern string) {
+	w.each(dir, pattern, func(path string) error { return os.WriteFile(path, []byte("garbage"), 0o600) })
+}
+
+// orphan leaves something that is nobody's, and waits until it is gone.
+func (w *world) orphan() {
+	w.t.Helper()
+	path := w.write("{}", "cdi", "dra-shared.dev-share_orphan.json")
+	w.eventually(func() error {
+		if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("%s is still there: %w", path, err)
+		}
+		return nil
+	})
+}
+
+// A slip in the configuration must not lift the limits of pods that run.
+func TestANICThatIsTakenOutOfTheConfigurationKeepsItsLimitsWhileItHasShares(t *testing.T) {
+	w := newWorld(t)
+	w.start(nil)
+	c := w.claim("c")
+	w.must("prepare", w.prepare(t.Context(), c))
+	pod := w.sandbox("p")
+	w.must("attach", pod.hook(t.Context(), w.dir, c, time.Second))
+	w.kill()
+	w.start(func(config *pluginConfig) { config.Interfaces = "another" })
+	w.orphan()
+	w.must("classes", w.classified([]*sandbox{pod}))
+	w.eventually(func() error { return w.reported(t.Context(), c, "DeviceGone") })
+	w.must("unprepare", w.unprepare(t.Context(), c))
+	w.eventually(func() error {
+		owned, err := shape.Owned(nstest.Find(t, "nic0").Index)
+		if _, ifbErr := net.InterfaceByName(shape.IFBName("nic0")); owned || ifbErr == nil {
+			err = errors.Join(err, errors.New("the NIC was not given back once it had no shares"))
+		}
+		return err
+	})
 }

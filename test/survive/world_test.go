@@ -5,6 +5,7 @@
 package survive
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -78,6 +79,7 @@ const pluginVariable = "SURVIVE_PLUGIN"
 type pluginConfig struct {
 	Dir, BPFFS, URL, Instance string
 	BootIDFile                string
+	Interfaces                string // of the network; default nic0
 	// Kill is the step to die at, as name#n for the n-th of that name;
 	// Before or after it. Steps is a file that steps are written to.
 	Kill   string
@@ -121,7 +123,7 @@ func newPlugin(c pluginConfig, seam step.Seam) (*plugin, error) {
 apiVersion: config.dra-shared.dev/v1alpha1
 kind: DriverConfig
 networks:
-- {name: storage, interfaces: [nic0], bandwidth: 10G, shares: 1000, allow: {modes: [Private], subnets: [10.0.0.0/8]}}`))
+- {name: storage, interfaces: [` + cmp.Or(c.Interfaces, "nic0") + `], bandwidth: 10G, shares: 1000, allow: {modes: [Private], subnets: [10.0.0.0/8]}}`))
 	if err != nil {
 		return nil, err
 	}
