@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -23,34 +24,134 @@ import (
 // just before it, or when it is done and nobody has been told. Which steps
 // there are is not written here: the first life of a share is recorded.
 func TestAPluginThatDiesAtAnyStep(t *testing.T) {
-	for _, tc := range []struct {
-		shares, every int
-	}{
-		{shares: 1, every: 1},
-		{shares: 50, every: 211}, // CRASH_EVERY=1 takes all of them: more than an hour
-	} {
-		if n, err := strconv.Atoi(os.Getenv("CRASH_EVERY")); err == nil && tc.shares > 1 {
-			tc.every = n
-		}
-		t.Run(fmt.Sprintf("%d shares", tc.shares), func(t *testing.T) {
-			w := newWorld(t)
-			steps := w.steps(tc.shares)
-			t.Logf("%d steps: %s", len(steps), strings.Join(steps[:min(len(steps), 40)], ", "))
-			tried := 0
-			for i := 0; i < 2*len(steps); i += tc.every {
-				at, before := steps[i/2], i%2 == 0
-				when := map[bool]string{true: "before", false: "after"}[before]
-				if !w.life(tc.shares, func(c *pluginConfig) { c.Kill, c.Before = at, before }) {
-					t.Logf("the plugin did not come to %s a second time", at)
-				}
-				tried++
-				if t.Failed() {
-					t.Fatalf("%s %s", when, at)
-				}
+	w := newWorld(t)
+	steps := w.steps(1)
+	t.Logf("%d steps: %s", len(steps), strings.Join(steps, ", "))
+	for _, at := range steps {
+		for _, before := range []bool{true, false} {
+			if !w.life(1, func(c *pluginConfig) { c.Kill, c.Before = at, before }) {
+				t.Errorf("the plugin did not come to %s a second time", at)
 			}
-			t.Logf("killed at %d moments of %d", tried, 2*len(steps))
-		})
+			if t.Failed() {
+				t.Fatalf("at %s, before it %t", at, before)
+			}
+		}
 	}
+	t.Logf("killed at %d moments", 2*len(steps))
+}
+
+// One plugin after the other dies, each at the next step, while many claims take
+// their way together: every step of each claim is some plugin's last, with the
+// others in every state there is.
+func TestPluginsThatDieOneAfterTheOther(t *testing.T) {
+	const shares = 50
+	w := newWorld(t)
+	way := func(claims []*resourceapi.ResourceClaim) []func(context.Context) error {
+		stays := w.pods(len(claims))
+		attached := 0
+		return []func(context.Context) error{
+			func(ctx context.Context) error { return w.prepare(ctx, claims...) },
+			func(ctx context.Context) error {
+				for _, s := range stays[:attached] {
+					if link, err := s.link(); err != nil || link == 0 {
+						t.Fatalf("pod %s has lost its link: %v", s.name, err)
+					}
+				}
+				for ; attached < len(claims); attached++ {
+					if err := stays[attached].hook(ctx, w.dir, claims[attached], 50*time.Millisecond); err != nil {
+						return err
+					}
+				}
+				return nil
+			},
+			func(ctx context.Context) error { return w.unprepare(ctx, claims...) },
+		}
+	}
+	var steps [][]string
+	for _, f := range way([]*resourceapi.ResourceClaim{w.claim("recorded")}) {
+		steps = append(steps, w.stepsOf(f))
+	}
+	var claims []*resourceapi.ResourceClaim
+	for i := range shares {
+		claims = append(claims, w.claim(fmt.Sprintf("c%d", i)))
+	}
+	for i, f := range way(claims) {
+		w.dying(steps[i], f)
+	}
+	w.kill()
+	w.start(nil)
+	w.eventually(w.nothingLeft)
+	w.wantDeaths(slices.Concat(steps...), shares)
+}
+
+// stepsOf returns the steps that a plugin takes when f is called, without those
+// that it takes when they come: TestAPluginThatDiesAtAnyStep has them.
+func (w *world) stepsOf(f func(context.Context) error) []string {
+	w.t.Helper()
+	file := w.path("steps")
+	w.kill()
+	w.start(func(c *pluginConfig) { c.Steps = file })
+	if err := os.Truncate(file, 0); err != nil {
+		w.t.Fatal(err)
+	}
+	if err := f(w.t.Context()); err != nil {
+		w.t.Fatal(err)
+	}
+	raw, err := os.ReadFile(file)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return slices.DeleteFunc(strings.Split(strings.TrimSpace(string(raw)), "\n"), func(step string) bool {
+		return strings.Contains(step, "PATCH") || strings.Contains(step, "orphan")
+	})
+}
+
+// dying repeats f, each time with a plugin that dies at the next of the steps,
+// before it or after it, until f succeeds. What is done already takes no steps
+// again, so that it is one claim after the other that dies its way through.
+func (w *world) dying(steps []string, f func(context.Context) error) {
+	w.t.Helper()
+	for i := 0; ; i++ {
+		at, before := steps[i/2%len(steps)], i%2 == 0
+		w.kill()
+		w.start(func(c *pluginConfig) { c.Kill, c.Before, c.Deaths = at, before, w.path("deaths") })
+		done := false
+		w.eventually(func() error { // an error of a plugin that lives is tried again, as the kubelet does
+			ctx, cancel := context.WithTimeout(w.t.Context(), patience)
+			defer cancel()
+			err := f(ctx)
+			if done = err == nil; !w.running() {
+				return nil
+			}
+			return err
+		})
+		if done {
+			return
+		}
+	}
+}
+
+// wantDeaths checks that plugins died before and after each step as often as
+// there are claims.
+func (w *world) wantDeaths(steps []string, shares int) {
+	w.t.Helper()
+	raw, err := os.ReadFile(w.path("deaths"))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	died := map[string]int{}
+	for line := range strings.Lines(string(raw)) {
+		died[strings.TrimSpace(line)]++
+	}
+	for _, step := range steps {
+		name, _, _ := strings.Cut(step, "#")
+		for _, when := range []string{"before ", "after "} {
+			if n := died[when+name]; n < shares {
+				w.t.Errorf("%d plugins died %s%s, want %d", n, when, name, shares)
+			}
+		}
+	}
+	w.t.Logf("%d plugins died: %v", strings.Count(string(raw), "\n"), died)
 }
 
 // steps records what a plugin does in one life of so many shares.

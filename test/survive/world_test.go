@@ -85,6 +85,8 @@ type pluginConfig struct {
 	Kill   string
 	Before bool
 	Steps  string
+	// Deaths is a file that the step is written to which the plugin dies at.
+	Deaths string
 }
 
 func pluginProcess(raw string) error {
@@ -153,23 +155,33 @@ func (c pluginConfig) seam() step.Seam {
 		mu.Lock()
 		seen[name]++
 		at := name + "#" + strconv.Itoa(seen[name])
-		if c.Steps != "" {
-			if f, err := os.OpenFile(c.Steps, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600); err == nil {
-				_, _ = fmt.Fprintln(f, at)
-				_ = f.Close()
-			}
-		}
+		due := at == c.Kill
+		note(c.Steps, at)
 		mu.Unlock()
-		if at == c.Kill && c.Before {
-			_ = unix.Kill(os.Getpid(), unix.SIGKILL)
-			select {}
+		if due && c.Before {
+			c.die("before " + name)
 		}
 		err := do()
-		if at == c.Kill {
-			_ = unix.Kill(os.Getpid(), unix.SIGKILL)
-			select {}
+		if due {
+			c.die("after " + name)
 		}
 		return err
+	}
+}
+
+func (c pluginConfig) die(at string) {
+	note(c.Deaths, at)
+	_ = unix.Kill(os.Getpid(), unix.SIGKILL)
+	select {}
+}
+
+func note(file, line string) {
+	if file == "" {
+		return
+	}
+	if f, err := os.OpenFile(file, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600); err == nil {
+		_, _ = fmt.Fprintln(f, line)
+		_ = f.Close()
 	}
 }
 
