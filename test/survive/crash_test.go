@@ -29,7 +29,8 @@ func TestAPluginThatDiesAtAnyStep(t *testing.T) {
 	t.Logf("%d steps: %s", len(steps), strings.Join(steps, ", "))
 	for _, at := range steps {
 		for _, before := range []bool{true, false} {
-			if !w.life(1, func(c *pluginConfig) { c.Kill, c.Before = at, before }) {
+			died := w.life(1, func(c *pluginConfig) { c.Kill, c.Before = at, before })
+			if !died && !ofTheirOwn(at) {
 				t.Errorf("the plugin did not come to %s a second time", at)
 			}
 			if t.Failed() {
@@ -101,9 +102,13 @@ func (w *world) stepsOf(f func(context.Context) error) []string {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	return slices.DeleteFunc(strings.Split(strings.TrimSpace(string(raw)), "\n"), func(step string) bool {
-		return strings.Contains(step, "PATCH") || strings.Contains(step, "orphan")
-	})
+	return slices.DeleteFunc(strings.Split(strings.TrimSpace(string(raw)), "\n"), ofTheirOwn)
+}
+
+// ofTheirOwn are steps that a plugin takes when they come, so that their number
+// differs from life to life: reports are put together.
+func ofTheirOwn(step string) bool {
+	return strings.Contains(step, "PATCH") || strings.Contains(step, "orphan")
 }
 
 // dying repeats f, each time with a plugin that dies at the next of the steps,
