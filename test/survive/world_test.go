@@ -297,8 +297,6 @@ func (w *world) surviving(f func(context.Context) error) {
 		w.revive()
 		ctx, cancel := context.WithTimeout(w.t.Context(), 10*time.Second)
 		defer cancel()
-		stop := context.AfterFunc(ctx, func() {})
-		defer stop()
 		return f(ctx)
 	})
 }
