@@ -15,7 +15,7 @@ NAMESPACE := dra-shared-system
 CHART := deployments/helm/dra-driver-shared
 IMAGES := bin/images/dra-driver-shared.tar bin/images/nettool.tar
 STATIC := CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags "-s -w"
-FUZZ := api/v1alpha1:FuzzParameters api/config/v1alpha1:FuzzLoad attach:FuzzRecordPath attach:FuzzHookState attach:FuzzRequest attach:FuzzRecord driver/record:FuzzUID driver/record:FuzzClaim
+FUZZ := accel:FuzzFind api/v1alpha1:FuzzParameters api/config/v1alpha1:FuzzLoad attach:FuzzRecordPath attach:FuzzHookState attach:FuzzRequest attach:FuzzRecord driver/record:FuzzUID driver/record:FuzzClaim
 DOCKERFILE := awk -f deployments/image/dockerfile.awk deployments/image/contents.txt
 GO_FILES := $(shell find . -name '*.go' -not -path './.cluster*' -o -name '*.o' -path './netdev/*') go.mod go.sum
 

@@ -11,20 +11,20 @@ import (
 
 const header = `"apiVersion": "dra-shared.dev/v1alpha1", "kind": "NetworkAttachment"`
 
-func everything() Allowed {
-	return Allowed{Network: "storage", Modes: []Mode{ModePrivate, ModeBridge}, Bursts: []Burst{BurstGuaranteed, BurstLine}, MTU: 9000,
+func everything() AllowedNetwork {
+	return AllowedNetwork{Network: "storage", Modes: []Mode{ModePrivate, ModeBridge}, Bursts: []Burst{BurstGuaranteed, BurstLine}, MTU: 9000,
 		Subnets: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}}
 }
 
 // check decodes, completes and validates as the plugin does.
-func check(parameters string, allowed Allowed) error {
-	a, err := Decode([]byte(parameters))
+func check(parameters string, allowed AllowedNetwork) error {
+	a, err := DecodeAs[*NetworkAttachment]([]byte(parameters))
 	if err != nil {
 		return err
 	}
-	a = Merge(nil, a)
-	Default(a)
-	return ValidateFor(a, allowed).ToAggregate()
+	a = MergeNetworkAttachments(nil, a)
+	a.Default()
+	return a.ValidateFor(allowed).ToAggregate()
 }
 
 func TestGoodParametersAreAccepted(t *testing.T) {
@@ -44,7 +44,8 @@ func TestGoodParametersAreAccepted(t *testing.T) {
 func TestWrongParametersAreRefusedByFieldValueAndRemedy(t *testing.T) {
 	for _, tc := range []struct{ name, parameters, want string }{
 		{"another version", `{"apiVersion": "dra-shared.dev/v2", "kind": "NetworkAttachment"}`, `apiVersion: "dra-shared.dev/v2": want "dra-shared.dev/v1alpha1"`},
-		{"another kind", `{"apiVersion": "dra-shared.dev/v1alpha1", "kind": "Network"}`, `kind: "Network": want "NetworkAttachment"`},
+		{"another kind", `{"apiVersion": "dra-shared.dev/v1alpha1", "kind": "Network"}`, `kind: "Network": want "NetworkAttachment" or "AcceleratorShare"`},
+		{"an accelerator's", `{"apiVersion": "dra-shared.dev/v1alpha1", "kind": "AcceleratorShare"}`, `kind: "AcceleratorShare": the device takes "NetworkAttachment": name the requests that each is for`},
 		{"not an object", `[]`, `parameters are not an object`},
 		{"unknown field", `{` + header + `, "bandwith": {}}`, `unknown field "bandwith"`},
 		{"unknown field, deeper", `{` + header + `, "bandwidth": {"brust": "Line"}}`, `unknown field "bandwidth.brust"`},
@@ -81,7 +82,7 @@ func TestWrongParametersAreRefusedByFieldValueAndRemedy(t *testing.T) {
 }
 
 func TestWhatTheAdministratorDoesNotAllowIsForbidden(t *testing.T) {
-	narrow := Allowed{Network: "storage", Modes: []Mode{ModePrivate}, Bursts: []Burst{BurstGuaranteed}, Subnets: []netip.Prefix{netip.MustParsePrefix("10.20.0.0/16")}}
+	narrow := AllowedNetwork{Network: "storage", Modes: []Mode{ModePrivate}, Bursts: []Burst{BurstGuaranteed}, Subnets: []netip.Prefix{netip.MustParsePrefix("10.20.0.0/16")}}
 	for _, tc := range []struct{ fields, want string }{
 		{`, "mode": "Bridge"`, `mode: Forbidden: Bridge: network "storage" allows Private`},
 		{`, "bandwidth": {"burst": "Line"}`, `bandwidth.burst: Forbidden: Line: network "storage" allows Guaranteed`},
@@ -94,23 +95,23 @@ func TestWhatTheAdministratorDoesNotAllowIsForbidden(t *testing.T) {
 			t.Errorf("{%s}: got %v, want %s", tc.fields, err, tc.want)
 		}
 	}
-	if err := check(`{`+header+`, "addresses": ["10.20.0.5/24"]}`, Allowed{Network: "storage", Modes: []Mode{ModePrivate}, Bursts: []Burst{BurstGuaranteed}}); err == nil || !strings.Contains(err.Error(), "allows addresses in none") {
+	if err := check(`{`+header+`, "addresses": ["10.20.0.5/24"]}`, AllowedNetwork{Network: "storage", Modes: []Mode{ModePrivate}, Bursts: []Burst{BurstGuaranteed}}); err == nil || !strings.Contains(err.Error(), "allows addresses in none") {
 		t.Errorf("without subnets: %v", err)
 	}
 }
 
 func TestAClaimWinsOverItsClassFieldByField(t *testing.T) {
-	class := decode(t, `{`+header+`, "mode": "Bridge", "mtu": 4000, "interfaceName": "fromclass", "addresses": ["10.20.0.5/24"], "bandwidth": {"burst": "Line"}}`)
-	claim := decode(t, `{`+header+`, "interfaceName": "fromclaim", "addresses": ["10.20.0.6/24"]}`)
-	want := decode(t, `{`+header+`, "mode": "Bridge", "mtu": 4000, "interfaceName": "fromclaim", "addresses": ["10.20.0.6/24"], "bandwidth": {"burst": "Line"}}`)
-	if diff := cmp.Diff(want, Merge(class, claim)); diff != "" {
+	class := decodeAttachment(t, `{`+header+`, "mode": "Bridge", "mtu": 4000, "interfaceName": "fromclass", "addresses": ["10.20.0.5/24"], "bandwidth": {"burst": "Line"}}`)
+	claim := decodeAttachment(t, `{`+header+`, "interfaceName": "fromclaim", "addresses": ["10.20.0.6/24"]}`)
+	want := decodeAttachment(t, `{`+header+`, "mode": "Bridge", "mtu": 4000, "interfaceName": "fromclaim", "addresses": ["10.20.0.6/24"], "bandwidth": {"burst": "Line"}}`)
+	if diff := cmp.Diff(want, MergeNetworkAttachments(class, claim)); diff != "" {
 		t.Errorf("merged (-want +got):\n%s", diff)
 	}
 }
 
-func decode(t *testing.T, raw string) *NetworkAttachment {
+func decodeAttachment(t *testing.T, raw string) *NetworkAttachment {
 	t.Helper()
-	a, err := Decode([]byte(raw))
+	a, err := DecodeAs[*NetworkAttachment]([]byte(raw))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -123,17 +124,24 @@ func FuzzParameters(f *testing.F) {
 	f.Add([]byte(`{` + header + `}`))
 	f.Add([]byte(`{` + header + `, "mode": "Bridge", "mtu": 9000, "addresses": ["10.20.0.5/24", "fd00::5/64"], "routes": [{"destination": "10.30.0.0/16", "gateway": "10.20.0.1"}], "bandwidth": {"burst": "Line"}}`))
 	f.Add([]byte(`{` + header + `, "addresses": ["10.20.0.5%eth0/24"], "routes": [{"destination": "::/0", "gateway": "fe80::1%1"}]}`))
+	f.Add([]byte(`{` + acceleratorHeader + `, "environment": {"A": "b"}, "deviceNodes": ["/dev/dri/card0"]}`))
 	f.Fuzz(func(t *testing.T, raw []byte) {
-		a, err := Decode(raw)
+		p, err := Decode(raw)
 		if err != nil {
 			return
 		}
-		a = Merge(nil, a)
-		Default(a)
-		if ValidateFor(a, everything()).ToAggregate() != nil {
+		switch a := p.(type) {
+		case *NetworkAttachment:
+			a = MergeNetworkAttachments(nil, a)
+			a.Default()
+			p = a
+		case *AcceleratorShare:
+			p = MergeAcceleratorShares(nil, a)
+		}
+		if p.Validate().ToAggregate() != nil {
 			return
 		}
-		encoded, err := json.Marshal(a)
+		encoded, err := json.Marshal(p)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -141,10 +149,10 @@ func FuzzParameters(f *testing.F) {
 		if err != nil {
 			t.Fatalf("%s: %v", encoded, err)
 		}
-		if diff := cmp.Diff(a, again); diff != "" {
+		if diff := cmp.Diff(p, again); diff != "" {
 			t.Errorf("%s changed:\n%s", encoded, diff)
 		}
-		if err := ValidateFor(again, everything()).ToAggregate(); err != nil {
+		if err := again.Validate().ToAggregate(); err != nil {
 			t.Errorf("%s: %v", encoded, err)
 		}
 	})

@@ -5,10 +5,11 @@ import (
 	"fmt"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	"sigs.k8s.io/json"
 )
 
-// Limits of a NetworkAttachment.
+// Limits of all parameters, and of a NetworkAttachment.
 const (
 	maxParameters = 10 << 10 // bytes, what the API server accepts too
 	maxAddresses  = 16
@@ -19,9 +20,17 @@ const (
 	maxMTU        = 65535
 )
 
+// Parameters are what an opaque configuration for this driver holds: a
+// *NetworkAttachment or an *AcceleratorShare.
+type Parameters interface {
+	// Validate checks what can be checked without knowing the device.
+	Validate() field.ErrorList
+	kind() string
+}
+
 // Decode reads the parameters of one opaque configuration, strictly: an
 // unknown or repeated field is an error that names it.
-func Decode(raw []byte) (*NetworkAttachment, error) {
+func Decode(raw []byte) (Parameters, error) {
 	if len(raw) > maxParameters {
 		return nil, fmt.Errorf("parameters have %d bytes, want at most %d", len(raw), maxParameters)
 	}
@@ -36,18 +45,39 @@ func Decode(raw []byte) (*NetworkAttachment, error) {
 	if id.APIVersion != APIVersion {
 		return nil, fmt.Errorf("apiVersion: %q: want %q", id.APIVersion, APIVersion)
 	}
-	if id.Kind != NetworkAttachmentKind {
-		return nil, fmt.Errorf("kind: %q: want %q", id.Kind, NetworkAttachmentKind)
+	switch id.Kind {
+	case NetworkAttachmentKind:
+		return decode(raw, &NetworkAttachment{})
+	case AcceleratorShareKind:
+		return decode(raw, &AcceleratorShare{})
+	default:
+		return nil, fmt.Errorf("kind: %q: want %q or %q", id.Kind, NetworkAttachmentKind, AcceleratorShareKind)
 	}
-	var a NetworkAttachment
-	strict, err := json.UnmarshalStrict(raw, &a)
+}
+
+func decode(raw []byte, into Parameters) (Parameters, error) {
+	strict, err := json.UnmarshalStrict(raw, into)
+	if err == nil && len(strict) > 0 {
+		err = joinStrict(strict)
+	}
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", NetworkAttachmentKind, err)
+		return nil, fmt.Errorf("%s: %w", into.kind(), err)
 	}
-	if len(strict) > 0 {
-		return nil, fmt.Errorf("%s: %w", NetworkAttachmentKind, joinStrict(strict))
+	return into, nil
+}
+
+// DecodeAs is Decode for a device that takes parameters of one kind.
+func DecodeAs[T Parameters](raw []byte) (T, error) {
+	var want T
+	p, err := Decode(raw)
+	if err != nil {
+		return want, err
 	}
-	return &a, nil
+	got, ok := p.(T)
+	if !ok {
+		return want, fmt.Errorf("kind: %q: the device takes %q: name the requests that each is for, in the configuration's requests", p.kind(), want.kind())
+	}
+	return got, nil
 }
 
 func joinStrict(errs []error) error {
@@ -58,10 +88,10 @@ func joinStrict(errs []error) error {
 	return errors.New(strings.Join(texts, "; "))
 }
 
-// Merge lays what a claim says over what came before (a DeviceClass, an
+// MergeNetworkAttachments lays what a claim says over what came before (a DeviceClass, an
 // earlier configuration), field by field. Lists are replaced, not joined: an
 // empty one takes away what was inherited.
-func Merge(base, over *NetworkAttachment) *NetworkAttachment {
+func MergeNetworkAttachments(base, over *NetworkAttachment) *NetworkAttachment {
 	m := &NetworkAttachment{APIVersion: APIVersion, Kind: NetworkAttachmentKind}
 	for _, a := range []*NetworkAttachment{base, over} {
 		if a == nil {
@@ -90,7 +120,7 @@ func Merge(base, over *NetworkAttachment) *NetworkAttachment {
 }
 
 // Default fills in what nobody said.
-func Default(a *NetworkAttachment) {
+func (a *NetworkAttachment) Default() {
 	a.APIVersion, a.Kind = APIVersion, NetworkAttachmentKind
 	if a.Mode == "" {
 		a.Mode = ModePrivate

@@ -7,6 +7,7 @@ package v1alpha1
 const (
 	APIVersion            = "dra-shared.dev/v1alpha1"
 	NetworkAttachmentKind = "NetworkAttachment"
+	AcceleratorShareKind  = "AcceleratorShare"
 )
 
 // NetworkAttachment says how a share of a NIC appears in a pod. Every field is
@@ -36,6 +37,8 @@ type NetworkAttachment struct {
 	// Bandwidth says what the granted bandwidth means.
 	Bandwidth *Bandwidth `json:"bandwidth,omitempty"`
 }
+
+func (*NetworkAttachment) kind() string { return NetworkAttachmentKind }
 
 // Mode of a share of a NIC.
 type Mode string

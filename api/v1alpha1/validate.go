@@ -9,8 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// Allowed is what an administrator lets claims ask for, from the DriverConfig.
-type Allowed struct {
+// AllowedNetwork is what an administrator lets claims ask for, from the DriverConfig.
+type AllowedNetwork struct {
 	// Network is the name the administrator gave it; for messages.
 	Network string
 	Modes   []Mode
@@ -20,8 +20,8 @@ type Allowed struct {
 	MTU int32
 }
 
-// Validate checks what can be checked without knowing the device.
-func Validate(a *NetworkAttachment) field.ErrorList {
+// Validate implements Parameters.
+func (a *NetworkAttachment) Validate() field.ErrorList {
 	var errs field.ErrorList
 	errs = append(errs, validateName(a.InterfaceName, field.NewPath("interfaceName"))...)
 	errs = append(errs, oneOf(a.Mode, field.NewPath("mode"), ModePrivate, ModeBridge)...)
@@ -36,8 +36,8 @@ func Validate(a *NetworkAttachment) field.ErrorList {
 
 // ValidateFor checks a complete attachment against what the device's network
 // allows, in addition to Validate.
-func ValidateFor(a *NetworkAttachment, allowed Allowed) field.ErrorList {
-	errs := Validate(a)
+func (a *NetworkAttachment) ValidateFor(allowed AllowedNetwork) field.ErrorList {
+	errs := a.Validate()
 	if len(errs) > 0 {
 		return errs
 	}

@@ -288,18 +288,18 @@ func (k *Kind) Configure(share record.Share, configurations [][]byte) (json.RawM
 	}
 	var merged *params.NetworkAttachment
 	for _, raw := range configurations {
-		a, err := params.Decode(raw)
+		a, err := params.DecodeAs[*params.NetworkAttachment](raw)
 		if err != nil {
 			return nil, err
 		}
-		merged = params.Merge(merged, a)
+		merged = params.MergeNetworkAttachments(merged, a)
 	}
-	merged = params.Merge(merged, nil)
-	params.Default(merged)
+	merged = params.MergeNetworkAttachments(merged, nil)
+	merged.Default()
 	if d.network == nil {
 		return nil, fmt.Errorf("NIC %s is gone from the node", share.Device)
 	}
-	if errs := params.ValidateFor(merged, d.network.Allowed(int32(d.nic.MTU))); len(errs) > 0 {
+	if errs := merged.ValidateFor(d.network.Allowed(int32(d.nic.MTU))); len(errs) > 0 {
 		return nil, fmt.Errorf("%s: %w", params.NetworkAttachmentKind, errs.ToAggregate())
 	}
 	return json.Marshal(merged)

@@ -88,18 +88,36 @@ func setDefaults(n *Network) {
 }
 
 func validate(c *DriverConfig) (errs field.ErrorList) {
-	names := map[string]bool{}
+	networks, accelerators, fabrics := names{}, names{}, names{}
 	for i := range c.Networks {
-		n, at := &c.Networks[i], field.NewPath("networks").Index(i)
-		for _, problem := range validation.IsDNS1123Label(n.Name) {
-			errs = append(errs, field.Invalid(at.Child("name"), n.Name, problem))
-		}
-		if names[n.Name] {
-			errs = append(errs, field.Duplicate(at.Child("name"), n.Name))
-		}
-		names[n.Name] = true
-		errs = append(errs, n.validate(at)...)
+		at := field.NewPath("networks").Index(i)
+		errs = append(errs, networks.validate(c.Networks[i].Name, at)...)
+		errs = append(errs, c.Networks[i].validate(at)...)
 	}
+	for i := range c.Accelerators {
+		at := field.NewPath("accelerators").Index(i)
+		errs = append(errs, accelerators.validate(c.Accelerators[i].Name, at)...)
+		errs = append(errs, c.Accelerators[i].validate(at)...)
+	}
+	for i := range c.Fabrics {
+		at := field.NewPath("fabrics").Index(i)
+		errs = append(errs, fabrics.validate(c.Fabrics[i].Name, at)...)
+		errs = append(errs, c.Fabrics[i].validate(at)...)
+	}
+	return errs
+}
+
+// names that a list has so far.
+type names map[string]bool
+
+func (n names) validate(name string, at *field.Path) (errs field.ErrorList) {
+	for _, problem := range validation.IsDNS1123Label(name) {
+		errs = append(errs, field.Invalid(at.Child("name"), name, problem))
+	}
+	if n[name] {
+		errs = append(errs, field.Duplicate(at.Child("name"), name))
+	}
+	n[name] = true
 	return errs
 }
 
@@ -178,8 +196,8 @@ func positive(q *resource.Quantity, at *field.Path) field.ErrorList {
 
 // Allowed is what claims may ask for on a NIC of the network. mtu is the
 // NIC's, in bytes.
-func (n *Network) Allowed(mtu int32) params.Allowed {
-	allowed := params.Allowed{Network: n.Name, Modes: n.Allow.Modes, Bursts: n.Allow.Burst, MTU: mtu}
+func (n *Network) Allowed(mtu int32) params.AllowedNetwork {
+	allowed := params.AllowedNetwork{Network: n.Name, Modes: n.Allow.Modes, Bursts: n.Allow.Burst, MTU: mtu}
 	for _, s := range n.Allow.Subnets {
 		if p, err := netip.ParsePrefix(s); err == nil { // validated by Load
 			allowed.Subnets = append(allowed.Subnets, p.Masked())

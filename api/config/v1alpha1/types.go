@@ -22,6 +22,12 @@ type DriverConfig struct {
 	// Networks group NICs that are plugged into the same network. A NIC
 	// belongs to the first network that names it.
 	Networks []Network `json:"networks,omitempty"`
+
+	// Accelerators group devices that are shared by their device nodes.
+	Accelerators []Accelerator `json:"accelerators,omitempty"`
+
+	// Fabrics are devices that span nodes.
+	Fabrics []Fabric `json:"fabrics,omitempty"`
 }
 
 // Network is a group of NICs and the rules for sharing them.

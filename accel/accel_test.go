@@ -1,0 +1,154 @@
+package accel_test
+
+import (
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"testing/fstest"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/dra-shared/dra-driver-shared/accel"
+	"github.com/dra-shared/dra-driver-shared/test/tree"
+)
+
+func machine(t *testing.T, name string) (accel.Host, fstest.MapFS) {
+	t.Helper()
+	f, err := os.Open("testdata/" + name + ".tree")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	files, err := tree.Parse(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return accel.Host{Sys: tree.Sub(files, "sys"), Proc: tree.Sub(files, "proc"), Dev: tree.Sub(files, "dev")}, files
+}
+
+// found is a device in a line: what it is, and its nodes.
+func found(devices []accel.Device) (lines []string) {
+	for _, d := range devices {
+		lines = append(lines, strings.Join(append([]string{d.PCIBusID, d.Vendor + ":" + d.ID, d.Driver, d.DriverVersion, d.Model}, d.Nodes...), " "))
+	}
+	return lines
+}
+
+func TestDevicesOfAMachine(t *testing.T) {
+	amd := func(bus, card, render string) string {
+		return bus + " 1002:74a1 amdgpu 6.12.12 AMD Instinct MI300X /dev/dri/" + card + " /dev/dri/" + render
+	}
+	for _, tc := range []struct {
+		name, machine string
+		match         accel.Match
+		want          []string
+	}{
+		{"a class alone takes the board's own display too", "eight-h200", accel.Match{Class: "0300"}, []string{"0000:03:00.0 1a03:2000 ast   /dev/dri/card0"}},
+		{"what is not there", "eight-h200", accel.Match{Vendor: "1002"}, nil},
+		{"processing accelerators, with their render nodes", "render-nodes", accel.Match{Class: "1200", Vendor: "1002"},
+			[]string{amd("0000:43:00.0", "card1", "renderD129"), amd("0000:83:00.0", "card2", "renderD130")}},
+		{"render nodes only, of all vendors, each with what it belongs to", "render-nodes", accel.Match{Paths: []string{"/dev/dri/renderD*"}}, []string{
+			"0000:00:02.0 8086:7d55 i915   /dev/dri/renderD128",
+			"0000:43:00.0 1002:74a1 amdgpu 6.12.12 AMD Instinct MI300X /dev/dri/renderD129",
+			"0000:83:00.0 1002:74a1 amdgpu 6.12.12 AMD Instinct MI300X /dev/dri/renderD130"}},
+		{"criteria and paths together narrow the nodes", "render-nodes", accel.Match{Vendor: "1002", Paths: []string{"/dev/dri/renderD*"}}, []string{
+			"0000:43:00.0 1002:74a1 amdgpu 6.12.12 AMD Instinct MI300X /dev/dri/renderD129",
+			"0000:83:00.0 1002:74a1 amdgpu 6.12.12 AMD Instinct MI300X /dev/dri/renderD130"}},
+		{"no frame buffer and no bus of the board", "render-nodes", accel.Match{Vendor: "8086", ID: "7D55"}, []string{"0000:00:02.0 8086:7d55 i915   /dev/dri/card0 /dev/dri/renderD128"}},
+		{"the subsystem accel", "render-nodes", accel.Match{ID: "7d1d"}, []string{"0000:00:0b.0 8086:7d1d intel_vpu   /dev/accel/accel0"}},
+		{"nodes that sysfs does not know", "render-nodes", accel.Match{Paths: []string{"/dev/npu[0-9]"}}, []string{" :    /dev/npu0", " :    /dev/npu1"}},
+		{"a directory and a plain name", "render-nodes", accel.Match{Paths: []string{"/dev/dri", "/dev/kfd"}}, []string{" :    /dev/kfd"}},
+		{"a machine with none", "none", accel.Match{Class: "03"}, nil},
+		{"a machine with none, by path", "none", accel.Match{Paths: []string{"/dev/nvidia*"}}, nil},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			host, _ := machine(t, tc.machine)
+			devices, err := host.Find(tc.match)
+			if diff := cmp.Diff(tc.want, found(devices)); err != nil || diff != "" {
+				t.Errorf("%v (-want +got):\n%s", err, diff)
+			}
+		})
+	}
+}
+
+func TestEightGPUsEachWithItsNode(t *testing.T) {
+	host, files := machine(t, "eight-h200")
+	devices, err := host.Find(accel.Match{Class: "0302", Vendor: "10de"})
+	if err != nil || len(devices) != 8 {
+		t.Fatalf("%v: %+v", err, devices)
+	}
+	for i, bus := range []string{"1b", "43", "52", "61", "9d", "c3", "d1", "df"} {
+		want := accel.Device{PCIBusID: "0000:" + bus + ":00.0", Class: "030200", Vendor: "10de", ID: "2335", Driver: "nvidia",
+			DriverVersion: "570.086.15", Model: "NVIDIA H200", Nodes: []string{"/dev/nvidia" + string(rune('0'+i))}}
+		if diff := cmp.Diff(want, devices[i]); diff != "" {
+			t.Errorf("GPU %d (-want +got):\n%s", i, diff)
+		}
+	}
+	// By path they are the same devices: not nvidiactl, which is none's.
+	byPath, err := host.Find(accel.Match{Paths: []string{"/dev/nvidia[0-9]*"}})
+	if diff := cmp.Diff(devices, byPath); err != nil || diff != "" {
+		t.Errorf("by path: %v (-PCI +path):\n%s", err, diff)
+	}
+	// A GPU whose node is gone is found without it.
+	delete(files, "dev/nvidia3")
+	devices, err = host.Find(accel.Match{Class: "0302"})
+	if err != nil || len(devices) != 8 || len(devices[3].Nodes) != 0 {
+		t.Errorf("%v: %+v", err, devices)
+	}
+}
+
+func TestATreeIsWhatWasRecorded(t *testing.T) {
+	for _, name := range []string{"eight-h200", "render-nodes"} {
+		host, files := machine(t, name)
+		dir := t.TempDir()
+		if err := tree.Write(files, dir); err != nil {
+			t.Fatal(err)
+		}
+		var text strings.Builder
+		if err := tree.Record(dir, &text); err != nil {
+			t.Fatal(err)
+		}
+		again, err := tree.Parse(strings.NewReader(text.String()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		recorded := accel.Host{Sys: tree.Sub(again, "sys"), Proc: tree.Sub(again, "proc"), Dev: host.Dev} // nodes are not made in a directory
+		for _, class := range []string{"03", "12"} {
+			want, err := host.Find(accel.Match{Class: class})
+			got, err2 := recorded.Find(accel.Match{Class: class})
+			if diff := cmp.Diff(want, got); err != nil || err2 != nil || diff != "" {
+				t.Errorf("%s, class %s: %v %v (-machine +recorded):\n%s", name, class, err, err2, diff)
+			}
+		}
+	}
+}
+
+func FuzzFind(f *testing.F) {
+	f.Add("DEVNAME=dri/card0\n", "Device Minor: 0\n", "/dev/nvidia*")
+	f.Add("DEVNAME=../../etc/passwd", "Device Minor: /../../etc", "/dev/[")
+	f.Fuzz(func(t *testing.T, uevent, information, pattern string) {
+		files := fstest.MapFS{
+			"sys/bus/pci/devices/0000:00:01.0/class":            {Data: []byte("0x030200")},
+			"sys/bus/pci/devices/0000:00:01.0/drm/card0/uevent": {Data: []byte(uevent)},
+			"proc/driver/nvidia/gpus/0000:00:01.0/information":  {Data: []byte(information)},
+			"dev/dri/card0": {Mode: os.ModeDevice},
+			"dev/nvidia0":   {Mode: os.ModeDevice},
+			"etc/passwd":    {Mode: os.ModeDevice},
+		}
+		host := accel.Host{Sys: tree.Sub(files, "sys"), Proc: tree.Sub(files, "proc"), Dev: tree.Sub(files, "dev")}
+		for _, m := range []accel.Match{{Class: "03"}, {Paths: []string{pattern}}} {
+			devices, err := host.Find(m)
+			if err != nil {
+				continue
+			}
+			for _, d := range devices {
+				for _, node := range d.Nodes {
+					if !slices.Contains([]string{"/dev/dri/card0", "/dev/nvidia0"}, node) {
+						t.Errorf("%q is no node of the machine", node)
+					}
+				}
+			}
+		}
+	})
+}
