@@ -89,7 +89,7 @@ chart-check: bin/helm ## the chart: lint, and what its schema refuses
 
 ##@ Build
 
-build: bin/dra-shared-plugin bin/dra-shared-hook ## the binaries, static
+build: bin/dra-shared-plugin bin/dra-shared-hook bin/dra-shared-controller ## the binaries, static
 
 image: bin/images/dra-driver-shared.tar ## the image, as a docker archive (see deployments/image)
 
@@ -115,7 +115,7 @@ bin/helm: test/helm/main.go test/helm/go.mod
 	echo "build: Helm"
 	cd test/helm && $(STATIC) -o ../../bin/helm .
 
-bin/images/dra-driver-shared.tar: bin/cluster bin/dra-shared-plugin bin/dra-shared-hook deployments/image/contents.txt
+bin/images/dra-driver-shared.tar: bin/cluster bin/dra-shared-plugin bin/dra-shared-hook bin/dra-shared-controller deployments/image/contents.txt
 	@bin/cluster image --contents deployments/image/contents.txt --tag registry.local/dra-driver-shared:$(VERSION) --out $@
 
 # A plugin that dies where it is told to, for tests.
@@ -123,7 +123,7 @@ bin/crash/dra-shared-plugin: $(GO_FILES)
 	@mkdir -p bin/crash
 	$(STATIC) -tags crash -o $@ ./cmd/dra-shared-plugin
 
-bin/images/crash.tar: bin/cluster bin/crash/dra-shared-plugin bin/dra-shared-hook deployments/image/contents.txt
+bin/images/crash.tar: bin/cluster bin/crash/dra-shared-plugin bin/dra-shared-hook bin/dra-shared-controller deployments/image/contents.txt
 	@sed 's,bin/dra-shared-plugin,bin/crash/dra-shared-plugin,' deployments/image/contents.txt >bin/crash/contents.txt
 	bin/cluster image --contents bin/crash/contents.txt --tag registry.local/dra-driver-shared:crash --out $@
 

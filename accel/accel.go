@@ -15,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path"
 	"slices"
 	"strings"
@@ -54,6 +55,12 @@ type Host struct {
 	Sys  fs.ReadLinkFS // /sys
 	Proc fs.FS         // /proc
 	Dev  fs.FS         // /dev
+}
+
+// HostAt is the host whose file systems are mounted at those paths.
+func HostAt(sys, proc, dev string) Host {
+	links, _ := os.DirFS(sys).(fs.ReadLinkFS) // it always is one
+	return Host{Sys: links, Proc: os.DirFS(proc), Dev: os.DirFS(dev)}
 }
 
 // Find returns the devices that match, ordered by address, then by node. One

@@ -1,7 +1,8 @@
 // Package cdi writes the CDI spec of a claim: one device per share, which makes
 // the container runtime run our hook and set the grant in the environment.
 //
-// There is one spec file per claim, written and validated by the CDI library.
+// There is one spec file per claim, written and validated by the CDI library,
+// and beside it a directory of the files that its devices mount.
 // Runtimes cache specs and look again only for a device they do not know, so a
 // device's name is never used for anything else: it has the claim's UID in it.
 package cdi
@@ -12,6 +13,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	cdiapi "tags.cncf.io/container-device-interface/pkg/cdi"
@@ -25,8 +27,29 @@ import (
 // Device is one share as a container sees it.
 type Device struct {
 	Name string
-	Env  []string // NAME=value
-	Hook *Hook    // nil: no hook
+	Edits
+	Hook *Hook // nil: no hook
+}
+
+// Edits are what a container with the device finds.
+type Edits struct {
+	Env         []string `json:"env,omitempty"`         // NAME=value
+	DeviceNodes []string `json:"deviceNodes,omitempty"` // paths, the same on the node and in the container
+	Mounts      []Mount  `json:"mounts,omitempty"`
+	Files       []File   `json:"files,omitempty"`
+}
+
+// File is one that exists for the share only. Containers cannot write to it.
+type File struct {
+	ContainerPath string `json:"containerPath"`
+	Content       string `json:"content"`
+}
+
+// Mount of a file or directory of the node.
+type Mount struct {
+	HostPath      string `json:"hostPath"`
+	ContainerPath string `json:"containerPath"`
+	Writable      bool   `json:"writable,omitempty"`
 }
 
 // Hook is run by the runtime before the container starts.
@@ -39,16 +62,20 @@ type Hook struct {
 // Specs is the directory of spec files that the runtime reads.
 type Specs struct {
 	dir    string
+	files  string
 	driver string
 	seam   step.Seam
 }
 
-// New returns the specs of a driver in a directory.
-func New(dir, driver string, seam step.Seam) (*Specs, error) {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return nil, fmt.Errorf("open CDI directory: %w", err)
+// New returns the specs of a driver in a directory; what they mount is in
+// another.
+func New(dir, filesDir, driver string, seam step.Seam) (*Specs, error) {
+	for _, d := range []string{dir, filesDir} {
+		if err := os.MkdirAll(d, 0o755); err != nil {
+			return nil, fmt.Errorf("open CDI directory: %w", err)
+		}
 	}
-	return &Specs{dir: dir, driver: driver, seam: seam}, nil
+	return &Specs{dir: dir, files: filesDir, driver: driver, seam: seam}, nil
 }
 
 // class of our devices, in CDI's sense.
@@ -77,11 +104,26 @@ func (s *Specs) name(claimUID string) string {
 // Path of a claim's spec file.
 func (s *Specs) Path(claimUID string) string { return filepath.Join(s.dir, s.name(claimUID)) }
 
-// Write writes a claim's spec, replacing one that is there.
+// Write writes a claim's files, then its spec, replacing what is there.
 func (s *Specs) Write(claimUID string, devices []Device) error {
+	for _, d := range devices {
+		for i, f := range d.Files {
+			path := s.file(claimUID, d, i)
+			err := s.seam.Do("make directory of files", func() error { return os.MkdirAll(filepath.Dir(path), 0o755) })
+			if err == nil {
+				err = files.Rewrite(s.seam, "file", path, []byte(f.Content), files.Options{Mode: 0o644})
+			}
+			if err != nil {
+				return fmt.Errorf("write what a CDI device mounts at %s: %w", f.ContainerPath, err)
+			}
+		}
+	}
 	spec := &specs.Spec{Kind: s.Kind()}
 	for _, d := range devices {
-		edits := specs.ContainerEdits{Env: d.Env}
+		edits := d.containerEdits()
+		for i, f := range d.Files {
+			edits.Mounts = append(edits.Mounts, &specs.Mount{HostPath: s.file(claimUID, d, i), ContainerPath: f.ContainerPath, Options: mountOptions(false)})
+		}
 		if d.Hook != nil {
 			edits.Hooks = []*specs.Hook{{HookName: cdiapi.CreateRuntimeHook, Path: d.Hook.Path, Args: d.Hook.Args, Timeout: &d.Hook.Timeout}}
 		}
@@ -103,6 +145,49 @@ func (s *Specs) Write(claimUID string, devices []Device) error {
 		return fmt.Errorf("write CDI spec of claim %s: %w", claimUID, err)
 	}
 	return nil
+}
+
+// containerEdits are the edits as a spec has them. The runtime fills in what
+// kind of device a node is, and lets containers read and write it, not make
+// further nodes of it.
+func (e Edits) containerEdits() specs.ContainerEdits {
+	edits := specs.ContainerEdits{Env: e.Env}
+	for _, path := range e.DeviceNodes {
+		edits.DeviceNodes = append(edits.DeviceNodes, &specs.DeviceNode{Path: path, Permissions: "rw"})
+	}
+	for _, m := range e.Mounts {
+		edits.Mounts = append(edits.Mounts, &specs.Mount{HostPath: m.HostPath, ContainerPath: m.ContainerPath, Options: mountOptions(m.Writable)})
+	}
+	return edits
+}
+
+func mountOptions(writable bool) []string {
+	if writable {
+		return []string{"rbind", "rprivate", "nosuid", "nodev", "rw"}
+	}
+	return []string{"rbind", "rprivate", "nosuid", "nodev", "ro"}
+}
+
+// file is the path of one of the files of a claim's device.
+func (s *Specs) file(claimUID string, d Device, i int) string {
+	return filepath.Join(s.files, claimUID, fmt.Sprintf("%s-%d", d.Name, i))
+}
+
+// Holds tells whether a claim's spec and files are there, for those devices,
+// and the CDI library accepts the spec.
+func (s *Specs) Holds(claimUID string, devices []Device) bool {
+	names, err := s.Read(claimUID)
+	if err != nil || !slices.EqualFunc(devices, names, func(d Device, name string) bool { return d.Name == name }) {
+		return false
+	}
+	for _, d := range devices {
+		for i, f := range d.Files {
+			if content, err := os.ReadFile(s.file(claimUID, d, i)); err != nil || string(content) != f.Content {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 // Read returns the names of the devices in a claim's spec, none if there is no
@@ -130,14 +215,21 @@ func (s *Specs) read(path string) (*cdiapi.Spec, error) {
 	return spec, nil
 }
 
-// List returns the UIDs of the claims that have a spec file, whatever is in it.
+// List returns the UIDs of the claims that have a spec or files, whatever is in
+// them.
 func (s *Specs) List() (claimUIDs []string, err error) {
 	prefix, suffix, _ := strings.Cut(s.name("*"), "*")
 	paths, err := filepath.Glob(s.Path("*"))
 	for _, path := range paths {
 		claimUIDs = append(claimUIDs, strings.TrimSuffix(strings.TrimPrefix(filepath.Base(path), prefix), suffix))
 	}
-	return claimUIDs, err
+	dirs, dirsErr := filepath.Glob(filepath.Join(s.files, "*"))
+	for _, dir := range dirs {
+		if uid := filepath.Base(dir); !slices.Contains(claimUIDs, uid) {
+			claimUIDs = append(claimUIDs, uid)
+		}
+	}
+	return claimUIDs, errors.Join(err, dirsErr)
 }
 
 // Hooks returns the hooks that the specs name. What cannot be read is an error:
@@ -165,10 +257,18 @@ func (s *Specs) Hooks() (map[string]bool, error) {
 	return hooks, nil
 }
 
-// Remove removes a claim's spec. It is no error if there is none.
+// Remove removes a claim's spec, then its files. It is no error if there are
+// none.
 func (s *Specs) Remove(claimUID string) error {
 	if err := files.Remove(s.seam, "CDI spec", s.Path(claimUID), false); err != nil {
 		return fmt.Errorf("remove CDI spec of claim %s: %w", claimUID, err)
+	}
+	dir := filepath.Join(s.files, claimUID)
+	if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err := s.seam.Do("remove files", func() error { return os.RemoveAll(dir) }); err != nil {
+		return fmt.Errorf("remove the files of claim %s: %w", claimUID, err)
 	}
 	return nil
 }

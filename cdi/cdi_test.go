@@ -10,14 +10,14 @@ import (
 
 func TestASpecIsWhatTheRuntimeReads(t *testing.T) {
 	dir := t.TempDir()
-	specs, err := New(dir, "dra-shared.dev", nil)
+	specs, err := New(dir, t.TempDir(), "dra-shared.dev", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	name := DeviceName("3ad9b2a4-5f24-4c4f-8c7e-2f3b1f7c9a10", "nic/fast", "11111111-2222-3333-4444-555555555555")
-	device := Device{Name: name, Env: []string{"A=b"}, Hook: &Hook{Path: "/hook", Args: []string{"hook", "--share=x"}, Timeout: 90}}
+	device := Device{Name: name, Edits: Edits{Env: []string{"A=b"}, DeviceNodes: []string{"/dev/dri/card0"}, Mounts: []Mount{{HostPath: "/run/a", ContainerPath: "/a"}, {HostPath: "/run/b", ContainerPath: "/b", Writable: true}}}, Hook: &Hook{Path: "/hook", Args: []string{"hook", "--share=x"}, Timeout: 90}}
 	for range 2 {
-		if err := specs.Write("3ad9b2a4", []Device{device, {Name: "other", Env: []string{"C=d"}}}); err != nil {
+		if err := specs.Write("3ad9b2a4", []Device{device, {Name: "other", Edits: Edits{Env: []string{"C=d"}}}}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -26,7 +26,7 @@ func TestASpecIsWhatTheRuntimeReads(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := `{"cdiVersion":"0.5.0","kind":"dra-shared.dev/share","devices":[{"name":"` + name +
-		`","containerEdits":{"env":["A=b"],"hooks":[{"hookName":"createRuntime","path":"/hook","args":["hook","--share=x"],"timeout":90}]}},{"name":"other","containerEdits":{"env":["C=d"]}}],"containerEdits":{}}`
+		`","containerEdits":{"env":["A=b"],"deviceNodes":[{"path":"/dev/dri/card0","permissions":"rw"}],"hooks":[{"hookName":"createRuntime","path":"/hook","args":["hook","--share=x"],"timeout":90}],"mounts":[{"hostPath":"/run/a","containerPath":"/a","options":["rbind","rprivate","nosuid","nodev","ro"]},{"hostPath":"/run/b","containerPath":"/b","options":["rbind","rprivate","nosuid","nodev","rw"]}]}},{"name":"other","containerEdits":{"env":["C=d"]}}],"containerEdits":{}}`
 	if diff := cmp.Diff(want, string(raw)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
@@ -44,11 +44,11 @@ func TestASpecIsWhatTheRuntimeReads(t *testing.T) {
 }
 
 func TestASpecGoesAndIsNotMissed(t *testing.T) {
-	specs, err := New(t.TempDir(), "dra-shared.dev", nil)
+	specs, err := New(t.TempDir(), t.TempDir(), "dra-shared.dev", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := specs.Write("uid", []Device{{Name: "d", Env: []string{"A=b"}}}); err != nil {
+	if err := specs.Write("uid", []Device{{Name: "d", Edits: Edits{Env: []string{"A=b"}}}}); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
@@ -62,14 +62,14 @@ func TestASpecGoesAndIsNotMissed(t *testing.T) {
 }
 
 func TestASpecThatTheRuntimeWouldRefuseIsNotWritten(t *testing.T) {
-	specs, err := New(t.TempDir(), "dra-shared.dev", nil)
+	specs, err := New(t.TempDir(), t.TempDir(), "dra-shared.dev", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := specs.Write("uid", []Device{{Name: "no spaces", Env: []string{"A=b"}}}); err == nil {
+	if err := specs.Write("uid", []Device{{Name: "no spaces", Edits: Edits{Env: []string{"A=b"}}}}); err == nil {
 		t.Error("written")
 	}
-	if err := specs.Write("uid", []Device{{Name: "d", Env: []string{"no-equals-sign"}}}); err == nil {
+	if err := specs.Write("uid", []Device{{Name: "d", Edits: Edits{Env: []string{"no-equals-sign"}}}}); err == nil {
 		t.Error("written")
 	}
 }

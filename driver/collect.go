@@ -54,7 +54,7 @@ func (c *collector) collect(ctx context.Context) error {
 	var err error
 	seen := map[string]time.Time{}
 	c.driver.setAsideCorrupt(ctx)
-	for _, find := range []func(context.Context) ([]Orphan, error){c.claims, c.specs, c.records, c.hooks, c.sockets, c.temporaries} {
+	for _, find := range []func(context.Context) ([]Orphan, error){c.claims, c.specs, c.metadata, c.records, c.hooks, c.sockets, c.temporaries} {
 		orphans, findErr := find(ctx)
 		err = errors.Join(err, findErr, c.removeDue(ctx, orphans, seen))
 	}
@@ -252,7 +252,7 @@ func (c *collector) temporaries(context.Context) (orphans []Orphan, failed error
 	o := c.driver.options
 	for _, pattern := range []string{
 		filepath.Join(o.PluginDir, "claims", "*"), filepath.Join(o.RunDir, "attached", "*"),
-		filepath.Join(filepath.Dir(o.Hook), "*"), c.driver.specs.Path("*"),
+		filepath.Join(filepath.Dir(o.Hook), "*"), c.driver.specs.Path("*"), filepath.Join(o.CDIDir, o.DriverName+"_metadata_*"),
 	} {
 		paths, err := filepath.Glob(pattern + files.TemporarySuffix)
 		failed = errors.Join(failed, err)

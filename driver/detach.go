@@ -115,6 +115,9 @@ func (d *Driver) restore(ctx context.Context) {
 // changed: containers that start again need them. After a boot it is the
 // kubelet that asks first.
 func (d *Driver) restoreSpecs(ctx context.Context) {
+	if err := d.restoreMetadataSpecs(); err != nil {
+		klog.FromContext(ctx).Error(err, "Restore CDI specs of device metadata")
+	}
 	claims, err := d.claims.List()
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Some claim records are unreadable")

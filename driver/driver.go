@@ -8,6 +8,7 @@
 //	events.go      what the kernel announces, and what is done about it
 //	detach.go      a sandbox is gone, others of its claim are not
 //	unprepare.go   the claim's last pod on this node is gone
+//	metadata.go    what a pod reads about its devices
 //
 // What became of it is said by
 //
@@ -105,7 +106,8 @@ type Driver struct {
 	status      *reporter
 
 	// locks hold a claim's way from prepare to unprepare to one step at a
-	// time. Order: a claim's lock before admission.
+	// time. Order: a claim's lock before
+	// admission or the metadata's.
 	locks lock.Dir
 	// refresh asks the publisher to look at the devices again.
 	refresh chan struct{}
@@ -114,6 +116,10 @@ type Driver struct {
 
 	// succession is entered by Start.
 	succession *succession
+
+	// helper is there when helping is closed: hooks are served a moment before.
+	helper  *kubeletplugin.Helper
+	helping chan struct{}
 
 	health   *healthBoard
 	failures failures
@@ -145,7 +151,7 @@ func New(o Options) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	specs, err := cdi.New(o.CDIDir, o.DriverName, o.Seam)
+	specs, err := cdi.New(o.CDIDir, filepath.Join(o.PluginDir, "files"), o.DriverName, o.Seam)
 	if err != nil {
 		return nil, err
 	}
@@ -155,7 +161,7 @@ func New(o Options) (*Driver, error) {
 	}
 	d := &Driver{
 		options: o, claims: claims, attachments: attach.OpenRecords(o.RunDir, bootID, o.Seam), specs: specs,
-		locks: locks, refresh: make(chan struct{}, 1), health: newHealthBoard(),
+		locks: locks, refresh: make(chan struct{}, 1), helping: make(chan struct{}), health: newHealthBoard(),
 	}
 	d.status, d.metrics = newReporter(d), newMetrics(d)
 	return d, nil
@@ -209,6 +215,8 @@ func (d *Driver) Start(ctx context.Context) (wait func() error, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("register with the kubelet: %w: do %s and %s exist?", err, d.options.PluginDir, d.options.RegistryDir)
 	}
+	d.helper = helper
+	close(d.helping)
 	group.Go(func() { d.publish(ctx, helper) })
 	group.Go(func() { h.awaitRegistration(ctx, helper) })
 	group.Go(func() { (&collector{driver: d}).run(ctx) })
@@ -241,6 +249,7 @@ func (d *Driver) pluginOptions() []kubeletplugin.Option {
 		kubeletplugin.RegistrarDirectoryPath(d.options.RegistryDir),
 		kubeletplugin.Serialize(false), // each claim has a lock of its own, which other plugins respect
 	}
+	options = append(options, d.metadataOptions()...)
 	if d.options.RollingUpdate {
 		options = append(options, kubeletplugin.RollingUpdate(types.UID(d.options.Instance)))
 	}
@@ -248,22 +257,37 @@ func (d *Driver) pluginOptions() []kubeletplugin.Option {
 }
 
 // kindOf returns the kind that a device is of.
-func (d *Driver) kindOf(device string) (Kind, error) {
+func (d *Driver) kindOf(pool, device string) (Kind, error) {
+	known := pool == d.options.NodeName
 	for _, k := range d.options.Kinds {
-		if k.Has(device) {
+		spanning, ok := k.(Spanning)
+		ours := ok && spanning.Spans(pool)
+		if known = known || ours; (ours || !ok && pool == d.options.NodeName) && k.Has(device) {
 			return k, nil
 		}
+	}
+	if !known {
+		return nil, fmt.Errorf("the device is in pool %s, this node publishes pool %s", pool, d.options.NodeName)
 	}
 	return nil, fmt.Errorf("this node has no device %s: was it removed, or taken out of the driver's configuration?", device)
 }
 
-// attacherOf returns the kind of a recorded share, nil if it does not attach.
-func (d *Driver) attacherOf(share record.Share) Attacher {
+// recordedKind returns the kind of a share that has been prepared, nil if there
+// is none by that name any more.
+func (d *Driver) recordedKind(share record.Share) Kind {
 	for _, k := range d.options.Kinds {
 		if k.Name() == share.Kind {
-			attacher, _ := k.(Attacher)
-			return attacher
+			return k
 		}
+	}
+	return nil
+}
+
+// attacherOf returns the kind of a recorded share if the share is attached to
+// pods, else nil.
+func (d *Driver) attacherOf(share record.Share) Attacher {
+	if attacher, ok := d.recordedKind(share).(Attacher); ok && attacher.Attaches(share) {
+		return attacher
 	}
 	return nil
 }

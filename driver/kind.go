@@ -7,8 +7,10 @@ import (
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/dra-shared/dra-driver-shared/attach"
+	"github.com/dra-shared/dra-driver-shared/cdi"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 )
 
@@ -34,15 +36,33 @@ type Kind interface {
 	Has(device string) bool
 	// Configure returns a share's parameters: the opaque configurations
 	// that apply to it, a class's before a claim's, decoded, merged,
-	// defaulted and validated.
+	// defaulted and validated. What it returns is kept as long as the share is,
+	// whatever becomes of the configuration.
 	Configure(share record.Share, configurations [][]byte) (json.RawMessage, error)
 	// Admit refuses a share that the device has no room for beside the
 	// others on it.
 	Admit(share record.Share, others []record.Share) error
 	// Together refuses shares of one claim that exclude each other.
 	Together(shares []record.Share) error
-	// Env is what a container with the share finds in its environment.
-	Env(share record.Share) []string
+	// Edits are what a container with the share finds, beside a link.
+	Edits(share record.Share) (cdi.Edits, error)
+}
+
+// Spanning is a Kind whose devices several nodes have. They are in pools of
+// their own, which the controller publishes; all that Devices returns is for
+// those that ask about a share.
+type Spanning interface {
+	Kind
+	// Spans tells whether a pool is of this kind.
+	Spans(pool string) bool
+}
+
+// Reporter is a Kind that has something to say about shares that are not
+// attached to pods.
+type Reporter interface {
+	Kind
+	// Conditions of a prepared share. Ready is one of them.
+	Conditions(share record.Share) []metav1.Condition
 }
 
 // Meter is a Kind whose devices count what goes through them.
@@ -75,6 +95,9 @@ type Health struct {
 // Attacher is a Kind whose shares become part of a pod when it starts.
 type Attacher interface {
 	Kind
+	// Attaches tells whether a share of the kind is attached at all: one with
+	// admin access is there to look.
+	Attaches(share record.Share) bool
 	// Attach makes a share real in a pod's network namespace. After an error
 	// nothing is left behind.
 	Attach(ctx context.Context, share record.Share, r attach.Request, pod PodNamespace) (attach.Record, error)

@@ -25,6 +25,8 @@ type shareState struct {
 	// unreferenced are pods that have the claim, and no container that names
 	// it: their links will never be made.
 	unreferenced []attach.Pod
+	// conditions are all that there is to say of a share that is not attached.
+	conditions []metav1.Condition
 }
 
 // observe asks the kernel about a claim's shares, and the API server about
@@ -38,7 +40,10 @@ func (d *Driver) observe(ctx context.Context, claim *record.Claim) ([]shareState
 	open := d.failures.any(claim.Shares)
 	for _, share := range claim.Shares {
 		attacher := d.attacherOf(share)
-		if attacher == nil || share.AdminAccess {
+		if attacher == nil {
+			if reporter, ok := d.recordedKind(share).(Reporter); ok && !share.AdminAccess {
+				states = append(states, shareState{Share: share, conditions: reporter.Conditions(share)})
+			}
 			continue
 		}
 		s := shareState{Share: share}
@@ -94,7 +99,7 @@ func (d *Driver) askAboutPods(ctx context.Context, claim *record.Claim, states [
 	}
 	d.failures.keep(claim.Shares, reserved)
 	for i := range states {
-		if len(states[i].links) > 0 {
+		if len(states[i].links) > 0 || states[i].conditions != nil {
 			continue
 		}
 		for _, pod := range pods {

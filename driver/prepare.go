@@ -38,7 +38,7 @@ func (d *Driver) PrepareResourceClaims(ctx context.Context, claims []*resourceap
 			results[claim.UID] = kubeletplugin.PrepareResult{Err: fmt.Errorf("prepare claim %s/%s: %w", claim.Namespace, claim.Name, err)}
 			continue
 		}
-		results[claim.UID] = kubeletplugin.PrepareResult{Devices: d.devices(prepared)}
+		results[claim.UID] = kubeletplugin.PrepareResult{Devices: d.devices(ctx, prepared)}
 		d.status.enqueueSoon(claim.UID)
 	}
 	return results, nil
@@ -72,7 +72,11 @@ func (d *Driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 	if err := d.admit(ctx, prepared); err != nil {
 		return nil, err
 	}
-	if err := d.specs.Write(string(claim.UID), d.cdiDevices(prepared)); err != nil {
+	devices, err := d.cdiDevices(prepared)
+	if err == nil {
+		err = d.specs.Write(string(claim.UID), devices)
+	}
+	if err != nil {
 		return nil, err
 	}
 	prepared.Phase = record.Prepared
@@ -115,7 +119,7 @@ func (d *Driver) configure(claim *resourceapi.ResourceClaim, shares []record.Sha
 		}
 		share := &shares[i] // plan made one for each, in order
 		i++
-		kind, err := d.kindOf(share.Device)
+		kind, err := d.kindOf(share.Pool, share.Device)
 		if err == nil {
 			share.Kind = kind.Name()
 			share.Parameters, err = kind.Configure(*share, d.configurations(claim.Status.Allocation.Devices.Config, result))
@@ -141,18 +145,14 @@ func (d *Driver) configure(claim *resourceapi.ResourceClaim, shares []record.Sha
 // checkConsumers refuses shares that cannot serve the pods the claim is
 // reserved for. Pods that come later are refused when they attach.
 func (d *Driver) checkConsumers(claim *resourceapi.ResourceClaim, shares []record.Share) error {
-	var pods []string
-	for _, consumer := range claim.Status.ReservedFor {
-		if consumer.Resource == "pods" {
-			pods = append(pods, claim.Namespace+"/"+consumer.Name)
-		}
-	}
+	pods := consumers(claim)
 	if len(pods) < 2 {
 		return nil
 	}
+	others := []string{pods[0].Namespace + "/" + pods[0].Name}
 	for _, share := range shares {
-		if attacher := d.attacherOf(share); attacher != nil && !share.AdminAccess {
-			if err := attacher.Serves(share, pods[:1]); err != nil {
+		if attacher := d.attacherOf(share); attacher != nil {
+			if err := attacher.Serves(share, others); err != nil {
 				return fmt.Errorf("request %s, reserved for %d pods: %w", share.Request, len(pods), err)
 			}
 		}
@@ -187,9 +187,6 @@ func (d *Driver) share(claim *resourceapi.ResourceClaim, result resourceapi.Devi
 		Capacity: map[string]resource.Quantity{},
 	}
 	share.Name = cdi.DeviceName(string(claim.UID), share.Request, shareKey(share))
-	if result.Pool != d.options.NodeName {
-		return share, fmt.Errorf("the device is in pool %s, this node publishes pool %s", result.Pool, d.options.NodeName)
-	}
 	for name, quantity := range result.ConsumedCapacity {
 		share.Capacity[string(name)] = quantity
 	}
@@ -243,11 +240,13 @@ func (d *Driver) admit(ctx context.Context, claim *record.Claim) error {
 	}
 	for i := range claim.Shares {
 		share := &claim.Shares[i]
-		beside := onDevice(others, share.Device)
+		beside := onDevice(others, share.Pool, share.Device)
 		if err := d.admitShare(share, beside); err != nil {
 			return fmt.Errorf("request %s, device %s: %w", share.Request, share.Device, err)
 		}
-		share.Class = d.classOf(claim.UID, *share, beside)
+		if !share.AdminAccess {
+			share.Class = d.classOf(claim.UID, *share, beside)
+		}
 		others = append(others, *share)
 	}
 	return d.claims.Put(claim)
@@ -257,12 +256,18 @@ func (d *Driver) admitShare(share *record.Share, others []record.Share) error {
 	if share.AdminAccess {
 		return nil
 	}
+	others = slices.DeleteFunc(others, func(o record.Share) bool { return o.AdminAccess })
 	for _, o := range others {
-		if o.ShareID == share.ShareID && !o.AdminAccess {
+		if o.ShareID == share.ShareID {
 			return fmt.Errorf("share %s is in use by another claim (CDI device %s): was it unprepared?", shareKey(*share), o.Name)
 		}
+		if o.ShareID == "" {
+			// It was allocated as a whole, before the device was shared
+			// (KEP-5075, device updates).
+			return fmt.Errorf("another claim has the whole device (CDI device %s): it is shared when that is gone", o.Name)
+		}
 	}
-	kind, err := d.kindOf(share.Device)
+	kind, err := d.kindOf(share.Pool, share.Device)
 	if err != nil {
 		return err
 	}
@@ -281,9 +286,9 @@ func (d *Driver) classOf(uid types.UID, share record.Share, beside []record.Shar
 	return freeClass(beside)
 }
 
-func onDevice(shares []record.Share, device string) (on []record.Share) {
+func onDevice(shares []record.Share, pool, device string) (on []record.Share) {
 	for _, s := range shares {
-		if s.Device == device {
+		if s.Pool == pool && s.Device == device {
 			on = append(on, s)
 		}
 	}
@@ -309,14 +314,13 @@ func freeClass(others []record.Share) uint16 {
 // gives up by itself earlier, and says why.
 var hookTimeout = int(attach.DefaultWait.Seconds()) + 30
 
-func (d *Driver) cdiDevices(claim *record.Claim) (devices []cdi.Device) {
+func (d *Driver) cdiDevices(claim *record.Claim) (devices []cdi.Device, err error) {
 	for _, share := range claim.Shares {
-		if share.AdminAccess {
-			continue
-		}
 		device := cdi.Device{Name: share.Name}
-		if kind, err := d.kindOf(share.Device); err == nil {
-			device.Env = kind.Env(share)
+		if kind := d.recordedKind(share); kind != nil {
+			if device.Edits, err = kind.Edits(share); err != nil {
+				return nil, fmt.Errorf("request %s, device %s: %w", share.Request, share.Device, err)
+			}
 		}
 		if d.attacherOf(share) != nil {
 			device.Hook = &cdi.Hook{Path: d.options.Hook, Timeout: hookTimeout, Args: []string{
@@ -324,29 +328,29 @@ func (d *Driver) cdiDevices(claim *record.Claim) (devices []cdi.Device) {
 		}
 		devices = append(devices, device)
 	}
-	return devices
+	return devices, nil
 }
 
 // ensureSpec writes the CDI spec of a prepared claim again if it is gone or
 // not what it was: it may lie on a tmpfs.
 func (d *Driver) ensureSpec(claim *record.Claim) error {
-	want := d.cdiDevices(claim)
-	names, err := d.specs.Read(string(claim.UID))
-	if err == nil && slices.EqualFunc(want, names, func(d cdi.Device, name string) bool { return d.Name == name }) {
+	want, err := d.cdiDevices(claim)
+	if err != nil {
+		return err
+	}
+	if d.specs.Holds(string(claim.UID), want) {
 		return nil
 	}
 	return d.specs.Write(string(claim.UID), want)
 }
 
 // devices is what the kubelet is told: the CDI devices of each request.
-func (d *Driver) devices(claim *record.Claim) (devices []kubeletplugin.Device) {
+func (d *Driver) devices(ctx context.Context, claim *record.Claim) (devices []kubeletplugin.Device) {
 	for _, share := range claim.Shares {
-		device := kubeletplugin.Device{Requests: []string{share.Request}, PoolName: share.Pool, DeviceName: share.Device}
+		device := kubeletplugin.Device{Requests: []string{share.Request}, PoolName: share.Pool, DeviceName: share.Device,
+			CDIDeviceIDs: []string{d.specs.ID(share.Name)}, Metadata: d.metadataOf(ctx, claim, share)}
 		if share.ShareID != "" {
 			device.ShareID = &share.ShareID
-		}
-		if !share.AdminAccess {
-			device.CDIDeviceIDs = []string{d.specs.ID(share.Name)}
 		}
 		devices = append(devices, device)
 	}

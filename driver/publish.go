@@ -95,7 +95,9 @@ func (d *Driver) refreshKinds(ctx context.Context) error {
 func (d *Driver) resources() resourceslice.DriverResources {
 	var devices []resourceapi.Device
 	for _, k := range d.options.Kinds {
-		devices = append(devices, k.Devices()...)
+		if _, ok := k.(Spanning); !ok {
+			devices = append(devices, k.Devices()...)
+		}
 	}
 	pool := resourceslice.Pool{Slices: []resourceslice.Slice{{}}} // an empty slice says that there is nothing
 	if len(devices) > 0 {

@@ -12,10 +12,13 @@ import (
 
 // Conditions of a share in its claim's status.
 const (
-	// ConditionReady: the pods that started have their links.
+	// ConditionReady: the pods that started have their links, or the device
+	// that containers are to find is there.
 	ConditionReady = "Ready"
 	// ConditionBandwidthEnforced: the kernel holds the share to its grant.
 	ConditionBandwidthEnforced = "BandwidthEnforced"
+	// ConditionMemoryEnforced: the same, of an accelerator's memory.
+	ConditionMemoryEnforced = "MemoryEnforced"
 )
 
 // Reasons of ConditionReady. Kinds have further ones.
@@ -41,6 +44,10 @@ func statusRow(driver string, share shareState) (resourceapi.AllocatedDeviceStat
 	row := resourceapi.AllocatedDeviceStatus{Driver: driver, Pool: share.Pool, Device: share.Device}
 	if share.ShareID != "" {
 		row.ShareID = ptr.To(string(share.ShareID))
+	}
+	if share.conditions != nil {
+		row.Conditions = share.conditions
+		return row, nil
 	}
 	row.Conditions = []metav1.Condition{readyCondition(share)}
 	if len(links) > 0 {

@@ -40,11 +40,24 @@ func (d *Driver) tell(claim *resourceapi.ResourceClaim, share shareState, kind, 
 	for _, l := range share.links {
 		pods = append(pods, l.pod)
 	}
+	if share.conditions != nil { // nobody knows which containers have it
+		pods = consumers(claim)
+	}
 	// Without its resourceVersion: events that are alike are one series then.
 	about := &corev1.ObjectReference{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceClaim", Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}
 	for _, pod := range pods {
 		d.options.Events.Eventf(podReference(pod), about, kind, reason, "Share", "claim %s, device %s: %s", claim.Name, share.Device, truncate(message, maxNote))
 	}
+}
+
+// consumers are the pods that a claim is reserved for.
+func consumers(claim *resourceapi.ResourceClaim) (pods []attach.Pod) {
+	for _, c := range claim.Status.ReservedFor {
+		if c.APIGroup == "" && c.Resource == "pods" {
+			pods = append(pods, attach.Pod{UID: string(c.UID), Namespace: claim.Namespace, Name: c.Name})
+		}
+	}
+	return pods
 }
 
 // maxNote leaves room, within the API's 1024 characters, for the names before it.

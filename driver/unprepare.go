@@ -67,7 +67,7 @@ func (d *Driver) unprepare(ctx context.Context, claim *record.Claim) error {
 		failed = errors.Join(failed, d.forget(ctx, d.attacherOf(d.recordedShare(r)), r))
 	}
 	for _, share := range shares {
-		if attacher := d.attacherOf(share); attacher != nil && !share.AdminAccess {
+		if attacher := d.attacherOf(share); attacher != nil {
 			failed = errors.Join(failed, attacher.Release(ctx, share))
 		}
 	}

@@ -29,7 +29,8 @@ type LinkSpec struct {
 	Addresses []netip.Prefix
 	Routes    []Route
 	Alias     string // for a person who looks; at most 255 bytes
-	// Minor is the class of the link's share; see Node.SetShare.
+	// Minor is the class of the link's share; 0: none, the link's frames are
+	// of those that cannot be identified.
 	Minor uint16
 	// Rates of the share.
 	Rates shape.Rates
@@ -92,7 +93,7 @@ func (n *Node) Attach(pod PodNamespace, s LinkSpec) (a Attachment, err error) {
 	if err := n.seam.Do("configure link", func() error { return pod.Socket.Do(configureRequests(a.Index, s)...) }); err != nil {
 		return a, fmt.Errorf("configure %s: %w", a.Name, describe(err, s))
 	}
-	if parent.Enforce {
+	if parent.Enforce && s.Minor != 0 {
 		if err := n.shaper.Set(parent.Index, parent.ifb, parent.Rates, s.Minor, s.Rates); err != nil {
 			return a, err
 		}

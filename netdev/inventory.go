@@ -3,6 +3,7 @@ package netdev
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -45,6 +46,12 @@ type Inventory struct {
 // NewInventory returns an inventory that reads hardware attributes below
 // sysfs, usually /sys.
 func NewInventory(sysfs string) *Inventory { return &Inventory{sysfs: sysfs} }
+
+// Sysfs is where hardware attributes are read.
+func (i *Inventory) Sysfs() fs.ReadLinkFS {
+	sysfs, _ := os.DirFS(i.sysfs).(fs.ReadLinkFS) // it always is one
+	return sysfs
+}
 
 // List returns the links of this network namespace, ordered by name, without
 // those that exist only on top of others.

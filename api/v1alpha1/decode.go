@@ -115,6 +115,7 @@ func MergeNetworkAttachments(base, over *NetworkAttachment) *NetworkAttachment {
 		if a.Bandwidth != nil && a.Bandwidth.Burst != "" {
 			m.Bandwidth = a.Bandwidth
 		}
+		m.AdminLink = m.AdminLink || a.AdminLink
 	}
 	return m
 }

@@ -36,6 +36,12 @@ type NetworkAttachment struct {
 
 	// Bandwidth says what the granted bandwidth means.
 	Bandwidth *Bandwidth `json:"bandwidth,omitempty"`
+
+	// AdminLink gives a request with adminAccess a link. Without it such a
+	// request sees the NICs' attributes and touches nothing. The link is
+	// granted nothing: its frames share what is reserved on the NIC for those
+	// that cannot be identified. Other requests have a link anyway.
+	AdminLink bool `json:"adminLink,omitempty"`
 }
 
 func (*NetworkAttachment) kind() string { return NetworkAttachmentKind }
@@ -77,3 +83,30 @@ const (
 	// BurstLine makes the grant a floor; what is idle on the NIC may be borrowed.
 	BurstLine Burst = "Line"
 )
+
+// FabricMembership is what a container with a share of a fabric reads at the
+// path in DRA_SHARED_<REQUEST>_MEMBERSHIP: which fabric it is on, as which
+// node, and by which share. All containers of one claim, on whatever node, have
+// the same share.
+type FabricMembership struct {
+	APIVersion string `json:"apiVersion"`
+	Kind       string `json:"kind"`
+
+	// Fabric is its name, and Attributes are what is published of it.
+	Fabric     string            `json:"fabric"`
+	Attributes map[string]string `json:"attributes,omitempty"`
+
+	// Node is the name of the node that the container runs on.
+	Node string `json:"node"`
+
+	// Request of the claim, and the share's ID: empty if the whole fabric is
+	// the claim's.
+	Request string `json:"request"`
+	ShareID string `json:"shareID,omitempty"`
+
+	// Granted capacities, as decimal numbers (memory: bytes).
+	Granted map[string]string `json:"granted,omitempty"`
+}
+
+// FabricMembershipKind is the kind of a FabricMembership.
+const FabricMembershipKind = "FabricMembership"

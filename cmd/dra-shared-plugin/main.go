@@ -24,10 +24,13 @@ import (
 	_ "k8s.io/component-base/logs/json/register"
 	"k8s.io/klog/v2"
 
+	"github.com/dra-shared/dra-driver-shared/accel"
 	"github.com/dra-shared/dra-driver-shared/api"
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/driver"
+	"github.com/dra-shared/dra-driver-shared/driver/accelerator"
+	"github.com/dra-shared/dra-driver-shared/driver/fabric"
 	"github.com/dra-shared/dra-driver-shared/driver/nic"
 	"github.com/dra-shared/dra-driver-shared/internal/step/httpstep"
 	"github.com/dra-shared/dra-driver-shared/netdev"
@@ -35,10 +38,11 @@ import (
 
 type flags struct {
 	driver.Options
-	configFile, kubeconfig, kubeletDir, hookSource, hookDir, sysfs, bpffs string
-	metricsAddress                                                        string
-	pprof                                                                 bool
-	logging                                                               *logsapi.LoggingConfiguration
+	configFile, kubeconfig, kubeletDir, hookSource, hookDir, bpffs string
+	sysfs, procfs, devfs                                           string
+	metricsAddress                                                 string
+	pprof                                                          bool
+	logging                                                        *logsapi.LoggingConfiguration
 }
 
 func main() {
@@ -71,7 +75,9 @@ func newCommand() *cobra.Command {
 	p.StringVar(&f.RunDir, "run-dir", "/run/dra-shared", "directory on a tmpfs of the node, the same inside and outside of the container")
 	p.StringVar(&f.hookSource, "hook", "/bin/dra-shared-hook", "the hook to install")
 	p.StringVar(&f.hookDir, "hook-dir", "", "where the hook is installed on the node, the same inside and outside of the container; default: below the plugin's directory")
-	p.StringVar(&f.sysfs, "sysfs", "/sys", "where sysfs is mounted")
+	p.StringVar(&f.sysfs, "sysfs", "/sys", "where the node's sysfs is mounted")
+	p.StringVar(&f.procfs, "procfs", "/proc", "where the node's procfs is mounted")
+	p.StringVar(&f.devfs, "devfs", "/dev", "where the node's /dev is mounted")
 	p.StringVar(&f.bpffs, "bpffs", "/sys/fs/bpf", "where a BPF file system of the node is mounted")
 	p.StringVar(&f.metricsAddress, "metrics-address", "", "host:port to serve Prometheus metrics on, at /metrics; default: not at all")
 	p.BoolVar(&f.pprof, "pprof", false, "serve Go's profiles too, at /debug/pprof: whoever reaches the port can read them")
@@ -152,7 +158,12 @@ func (f flags) run(ctx context.Context) error {
 	}
 	defer node.Close()
 	f.Watch = node.Watch
-	f.Kinds = []driver.Kind{nic.New(node, netdev.NewInventory(f.sysfs), c)}
+	// The kinds of devices: docs/dev/device-kinds.md.
+	f.Kinds = []driver.Kind{
+		nic.New(node, netdev.NewInventory(f.sysfs), c),
+		accelerator.New(accel.HostAt(f.sysfs, f.procfs, f.devfs), c, f.NodeName),
+		fabric.New(c, f.NodeName),
+	}
 	f.RollingUpdate = true
 	d, err := driver.New(f.Options)
 	if err != nil {

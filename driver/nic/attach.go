@@ -22,6 +22,15 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/shape"
 )
 
+// Attaches implements driver.Attacher.
+func (k *Kind) Attaches(share record.Share) bool {
+	if !share.AdminAccess {
+		return true
+	}
+	p, err := parameters(share)
+	return err == nil && p.AdminLink
+}
+
 // Attach implements driver.Attacher: a macvlan of the NIC in the pod.
 func (k *Kind) Attach(_ context.Context, share record.Share, r attach.Request, pod driver.PodNamespace) (attach.Record, error) {
 	var none attach.Record
@@ -98,7 +107,7 @@ func linkSpec(d *device, share record.Share, mac net.HardwareAddr) (netdev.LinkS
 		s.MTU = int(*p.MTU)
 		mtu = s.MTU
 	}
-	if d.network.Enforcement == config.EnforcementShape {
+	if d.network.Enforcement == config.EnforcementShape && !share.AdminAccess {
 		s.SegmentBytes = shape.SegmentBytes(rates.Ceil, mtu)
 	}
 	for _, text := range p.Addresses {
@@ -132,6 +141,9 @@ func parameters(share record.Share) (p params.NetworkAttachment, err error) {
 }
 
 func shareRates(d *device, share record.Share, p params.NetworkAttachment) (shape.Rates, error) {
+	if share.AdminAccess {
+		return shape.Rates{}, nil // no class of its own
+	}
 	floor, err := granted(share)
 	rates := shape.Rates{Floor: d.guaranteed(floor), Ceil: floor}
 	if p.Bandwidth != nil && p.Bandwidth.Burst == params.BurstLine {
@@ -166,9 +178,9 @@ func (k *Kind) Restore(_ context.Context, share record.Share, r attach.Record) (
 	if err != nil {
 		return true, err
 	}
-	if d.absent || d.network == nil || len(share.Parameters) == 0 {
+	if d.absent || d.network == nil || len(share.Parameters) == 0 || share.AdminAccess {
 		// Not configured any more, or the claim's record is lost: what there
-		// is in the kernel stays as it is.
+		// is in the kernel stays as it is. With admin access there is nothing.
 		return true, nil
 	}
 	p, err := parameters(share)
@@ -198,7 +210,7 @@ func (k *Kind) Detach(_ context.Context, r attach.Record) error {
 // Release implements driver.Attacher: the class that all links of the share
 // draw on goes.
 func (k *Kind) Release(_ context.Context, share record.Share) error {
-	if d, err := k.device(share.Device); err == nil && !d.absent {
+	if d, err := k.device(share.Device); err == nil && !d.absent && share.Class != 0 {
 		return k.node.RemoveShare(d.nic.Index, share.Class)
 	}
 	return nil // it went with the NIC
@@ -265,6 +277,8 @@ const (
 	reasonNone       = "EnforcementNone"
 	reasonNotSelects = "NotClassified"
 	reasonDiffers    = "RateDiffers"
+	// reasonAdminAccess is of a link without a grant.
+	reasonAdminAccess = "AdminAccess"
 )
 
 // enforcement compares what the kernel has with what was granted.
@@ -279,6 +293,9 @@ func (k *Kind) enforcement(share record.Share, p params.NetworkAttachment, link 
 	}
 	if d.network.Enforcement == config.EnforcementNone {
 		return driver.Enforcement{Reason: reasonNone, Message: fmt.Sprintf("network %q has enforcement None", d.network.Name)}
+	}
+	if share.AdminAccess {
+		return driver.Enforcement{Holds: true, Reason: reasonAdminAccess, Message: "a request with admin access is granted nothing: its link shares what is reserved for frames that cannot be identified"}
 	}
 	if link.Send == nil || link.Receive == nil {
 		return driver.Enforcement{Reason: reasonNotSelects, Message: fmt.Sprintf("frames of %s do not select the share's class: has the pod changed its address %s?", link.Name, link.MAC)}

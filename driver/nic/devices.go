@@ -3,16 +3,16 @@ package nic
 import (
 	"crypto/sha256"
 	"fmt"
-	"strings"
+	"maps"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
-	"k8s.io/dynamic-resource-allocation/deviceattribute"
 	"k8s.io/utils/ptr"
 
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/netdev"
+	"github.com/dra-shared/dra-driver-shared/published"
 )
 
 // Capacities of a published NIC.
@@ -23,13 +23,8 @@ const (
 	CapacityShares = "shares"
 )
 
-// Taints of a published NIC.
-const (
-	// TaintAbsent: the NIC is gone while claims still hold shares of it.
-	TaintAbsent = "dra-shared.dev/absent"
-	// TaintLinkDown: the NIC has no link, or had none a moment ago.
-	TaintLinkDown = "dra-shared.dev/link-down"
-)
+// TaintLinkDown is on a NIC that has no link, or had none a moment ago.
+const TaintLinkDown = "dra-shared.dev/link-down"
 
 // steady is how long a link must have been up without interruption before it
 // counts as up again: one that flaps stays tainted.
@@ -40,6 +35,8 @@ type device struct {
 	name    string
 	nic     netdev.NIC
 	network *config.Network
+	// pci are the standard attributes of a NIC on PCI.
+	pci     published.Attributes
 	line    uint64 // bits per second
 	reserve uint64 // bits per second, of line
 	// absent: the NIC is gone, shares of it are not.
@@ -164,32 +161,12 @@ func newDevice(n netdev.NIC, network *config.Network) (*device, error) {
 func deviceName(n netdev.NIC) string {
 	switch {
 	case n.PCIBusID != "":
-		return "pci-" + label(n.PCIBusID)
+		return published.PCIName(n.PCIBusID)
 	case len(n.PermanentMAC) > 0:
-		return "mac-" + label(n.PermanentMAC.String())
+		return "mac-" + published.Label(n.PermanentMAC.String())
 	default:
-		return label(n.Name)
+		return published.Label(n.Name)
 	}
-}
-
-// label makes a DNS label (RFC 1123) of any name; where that loses something,
-// a hash keeps names apart.
-func label(name string) string {
-	mapped := strings.Map(func(r rune) rune {
-		switch {
-		case r >= 'a' && r <= 'z' || r >= '0' && r <= '9' || r == '-':
-			return r
-		case r >= 'A' && r <= 'Z':
-			return r - 'A' + 'a'
-		default:
-			return '-'
-		}
-	}, name)
-	trimmed := strings.Trim(mapped, "-")
-	if trimmed == strings.NewReplacer(":", "-", ".", "-").Replace(name) {
-		return trimmed
-	}
-	return strings.Trim(fmt.Sprintf("%s-%x", trimmed, sha256.Sum256([]byte(name)))[:len(trimmed)+9], "-")
 }
 
 // publish is the device as it stands in a ResourceSlice.
@@ -197,13 +174,11 @@ func (d *device) publish() resourceapi.Device {
 	out := resourceapi.Device{
 		Name:                     d.name,
 		AllowMultipleAllocations: ptr.To(true),
-		Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
-			"kind": {StringValue: ptr.To("nic")},
-		},
+		Attributes:               published.Attributes{published.AttributeKind: published.Text(Name)},
 	}
 	switch {
 	case d.absent:
-		out.Taints = []resourceapi.DeviceTaint{{Key: TaintAbsent, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+		out.Taints = []resourceapi.DeviceTaint{{Key: published.TaintAbsent, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
 	case d.down && d.network.LinkDown != config.TaintNone:
 		out.Taints = []resourceapi.DeviceTaint{{Key: TaintLinkDown, Effect: resourceapi.DeviceTaintEffect(d.network.LinkDown)}}
 	}
@@ -211,6 +186,7 @@ func (d *device) publish() resourceapi.Device {
 		return out // absent since before this plugin started
 	}
 	d.addAttributes(out.Attributes)
+	maps.Copy(out.Attributes, d.pci)
 	out.Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
 		CapacityBandwidth: {Value: bits(d.bandwidth()), RequestPolicy: bandwidthPolicy(d.bandwidth(), d.network.Policy)},
 		CapacityShares: {
@@ -221,29 +197,16 @@ func (d *device) publish() resourceapi.Device {
 	return out
 }
 
-func (d *device) addAttributes(attributes map[resourceapi.QualifiedName]resourceapi.DeviceAttribute) {
+func (d *device) addAttributes(attributes published.Attributes) {
 	for name, value := range map[resourceapi.QualifiedName]string{
 		"interfaceName": d.nic.Name, "network": d.network.Name, "mac": d.nic.MAC.String(), "driver": d.nic.Driver,
 	} {
 		if value != "" {
-			attributes[name] = resourceapi.DeviceAttribute{StringValue: ptr.To(value)}
+			attributes[name] = published.Text(value)
 		}
 	}
 	attributes["mtu"] = resourceapi.DeviceAttribute{IntValue: ptr.To(int64(d.nic.MTU))}
 	attributes["speedMbps"] = resourceapi.DeviceAttribute{IntValue: ptr.To(int64(d.line / 1e6))}
-	if d.nic.PCIBusID == "" {
-		return
-	}
-	// What sysfs does not know (no NUMA node, a root that is not PCIe) is left out.
-	if a, err := deviceattribute.GetPCIBusIDAttribute(d.nic.PCIBusID); err == nil {
-		attributes[a.Name] = a.Value
-	}
-	if a, err := deviceattribute.GetPCIeRootAttributeByPCIBusID(d.nic.PCIBusID); err == nil {
-		attributes[a.Name] = a.Value
-	}
-	if a, err := deviceattribute.GetNUMANodeAttributeByPCIBusID(d.nic.PCIBusID, deviceattribute.ScalarAttribute); err == nil {
-		attributes[a.Name] = a.Value
-	}
 }
 
 // bandwidthPolicy derives the request policy for a NIC with that much to

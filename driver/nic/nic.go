@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"sort"
-	"strings"
 	"sync"
 	"time"
 
@@ -18,10 +17,12 @@ import (
 
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
 	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/cdi"
 	"github.com/dra-shared/dra-driver-shared/driver"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 	"github.com/dra-shared/dra-driver-shared/netdev"
 	"github.com/dra-shared/dra-driver-shared/netdev/shape"
+	"github.com/dra-shared/dra-driver-shared/published"
 )
 
 // Name of the kind.
@@ -65,7 +66,7 @@ func (k *Kind) Refresh(ctx context.Context, shares []record.Share) (driver.Refre
 	problems = append(problems, k.leave(nics, wanted, live)...)
 	next := map[string]*device{}
 	for _, d := range wanted {
-		d.granted = live[d.name]
+		d.granted, d.pci = live[d.name], published.PCI(k.inventory.Sysfs(), d.nic.PCIBusID)
 		found.Again = soonest(found.Again, d.settle(k.devices[d.name], time.Now()))
 		changed, err := k.node.Manage(d.parent())
 		if err != nil {
@@ -309,7 +310,7 @@ func (k *Kind) Configure(share record.Share, configurations [][]byte) (json.RawM
 func (k *Kind) Together(shares []record.Share) error {
 	names, addresses := map[string]string{}, map[string]string{}
 	for _, s := range shares {
-		if s.AdminAccess {
+		if !k.Attaches(s) {
 			continue
 		}
 		p, err := parameters(s)
@@ -383,12 +384,12 @@ func granted(share record.Share) (uint64, error) {
 
 func text(n uint64) string { return resource.NewQuantity(int64(n), resource.DecimalSI).String() }
 
-// Env implements driver.Kind.
-func (k *Kind) Env(share record.Share) []string {
-	n, err := granted(share)
-	if err != nil {
-		return nil
+// Edits implements driver.Kind.
+func (k *Kind) Edits(share record.Share) (edits cdi.Edits, err error) {
+	if share.AdminAccess {
+		return published.AdminEdits(share.Request), nil // nothing is granted
 	}
-	request := strings.ToUpper(strings.NewReplacer("-", "_", "/", "_", ".", "_").Replace(share.Request))
-	return []string{fmt.Sprintf("DRA_SHARED_%s_BANDWIDTH_BITS_PER_SECOND=%d", request, n)}
+	n, err := granted(share)
+	edits.Env = []string{fmt.Sprintf("%s=%d", published.Variable(share.Request, "bandwidth_bits_per_second"), n)}
+	return edits, err
 }

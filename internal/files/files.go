@@ -3,6 +3,7 @@
 package files
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -60,6 +61,31 @@ func write(path string, content []byte, o Options) error {
 		err = f.Sync()
 	}
 	return errors.Join(err, f.Close())
+}
+
+// Rewrite changes a file that others may have mounted: what they see is the
+// file itself, not its name. One that has that content already is left alone;
+// one that does not exist is made as by Replace. A crash may leave half of the
+// content.
+func Rewrite(seam step.Seam, what, path string, content []byte, o Options) error {
+	old, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return Replace(seam, what, path, content, o)
+	}
+	if err != nil || bytes.Equal(old, content) {
+		return err
+	}
+	return describe(seam.Do("rewrite "+what, func() error {
+		f, err := os.OpenFile(path, os.O_WRONLY, o.Mode)
+		if err != nil {
+			return err
+		}
+		_, err = f.WriteAt(content, 0)
+		if err == nil {
+			err = f.Truncate(int64(len(content)))
+		}
+		return errors.Join(err, f.Close())
+	}))
 }
 
 // Remove removes a file, durably if it has to be. It is no error if there is

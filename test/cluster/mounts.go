@@ -47,6 +47,60 @@ func mountFresh(paths ...string) error {
 	return nil
 }
 
+// ownDev gives this mount namespace a /dev of its own, with what is in the
+// machine's: a node has devices that the machine, and other nodes, have not.
+func ownDev() error {
+	const dir = "/mnt"
+	if err := mount("tmpfs", dir, "tmpfs", unix.MS_NOSUID, "mode=755"); err != nil {
+		return err
+	}
+	if err := copyDev("/dev", dir); err != nil {
+		return err
+	}
+	return mount(dir, "/dev", "", unix.MS_MOVE, "")
+}
+
+// copyDev makes the nodes, links and directories of one directory in another;
+// what is mounted below is bound there.
+func copyDev(from, to string) error {
+	entries, err := os.ReadDir(from)
+	if err != nil {
+		return err
+	}
+	var top unix.Stat_t
+	if err := unix.Stat(from, &top); err != nil {
+		return err
+	}
+	for _, e := range entries {
+		source, target := filepath.Join(from, e.Name()), filepath.Join(to, e.Name())
+		var stat unix.Stat_t
+		if err := unix.Lstat(source, &stat); err != nil {
+			return err
+		}
+		switch stat.Mode & unix.S_IFMT {
+		case unix.S_IFCHR, unix.S_IFBLK:
+			if err = unix.Mknod(target, stat.Mode, int(stat.Rdev)); err == nil {
+				err = unix.Chmod(target, stat.Mode&0o7777) // whatever the umask is
+			}
+		case unix.S_IFLNK:
+			var link string
+			if link, err = os.Readlink(source); err == nil {
+				err = os.Symlink(link, target)
+			}
+		case unix.S_IFDIR:
+			if err = os.Mkdir(target, 0o755); err == nil && stat.Dev != top.Dev {
+				err = mount(source, target, "", unix.MS_BIND, "")
+			} else if err == nil {
+				err = copyDev(source, target)
+			}
+		}
+		if err != nil {
+			return fmt.Errorf("copy %s: %w", source, err)
+		}
+	}
+	return nil
+}
+
 // shadowSysctls puts files over the sysctls that the kubelet sets: they are
 // the machine's, not the network namespace's.
 func shadowSysctls(dir string) error {

@@ -103,6 +103,9 @@ func nodeMounts(data string) error {
 	if err := mountSys(); err != nil {
 		return err
 	}
+	if err := ownDev(); err != nil {
+		return err
+	}
 	if err := mount("bpf", "/sys/fs/bpf", "bpf", 0, "mode=700"); err != nil {
 		return err
 	}

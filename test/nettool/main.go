@@ -27,6 +27,9 @@ var errUsage = errors.New(`usage:
   nettool measure [flags] ADDR:PORT
   nettool show [--wait]          links, addresses, and what DRA drivers put into the environment
   nettool get URL                print what is there
+  nettool open PATH...           open device nodes, and tell which can be
+  nettool mknod PATH MAJOR MINOR make a device node, if that is allowed
+  nettool devices                what the device metadata of this container's claims says
   nettool exit                   end the container: tell process 1 to stop`)
 
 func main() {
@@ -65,6 +68,12 @@ func run(args []string) error {
 			return errUsage
 		}
 		return get(args[1])
+	case "open":
+		return openNodes(args[1:])
+	case "mknod":
+		return mknod(args[1:])
+	case "devices":
+		return showDevices(os.DirFS("/"))
 	case "exit":
 		return syscall.Kill(1, syscall.SIGTERM)
 	default:

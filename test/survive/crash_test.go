@@ -49,9 +49,16 @@ func TestPluginsThatDieOneAfterTheOther(t *testing.T) {
 	w := newWorld(t)
 	way := func(claims []*resourceapi.ResourceClaim) []func(context.Context) error {
 		stays := w.pods(len(claims))
-		attached := 0
+		prepared, attached, unprepared := 0, 0, 0
 		return []func(context.Context) error{
-			func(ctx context.Context) error { return w.prepare(ctx, claims...) },
+			func(ctx context.Context) error { // one call for each, as the kubelet makes one for each pod
+				for ; prepared < len(claims); prepared++ {
+					if err := w.prepare(ctx, claims[prepared]); err != nil {
+						return err
+					}
+				}
+				return nil
+			},
 			func(ctx context.Context) error {
 				for _, s := range stays[:attached] {
 					if link, err := s.link(); err != nil || link == 0 {
@@ -65,7 +72,14 @@ func TestPluginsThatDieOneAfterTheOther(t *testing.T) {
 				}
 				return nil
 			},
-			func(ctx context.Context) error { return w.unprepare(ctx, claims...) },
+			func(ctx context.Context) error {
+				for ; unprepared < len(claims); unprepared++ {
+					if err := w.unprepare(ctx, claims[unprepared]); err != nil {
+						return err
+					}
+				}
+				return nil
+			},
 		}
 	}
 	var steps [][]string

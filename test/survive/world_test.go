@@ -481,7 +481,7 @@ func (w *world) reported(ctx context.Context, c *resourceapi.ResourceClaim, reas
 // nothingLeft tells what there is of shares: files, classes, map entries.
 func (w *world) nothingLeft() error {
 	var left []string
-	for _, pattern := range []string{"plugin/claims/*", "cdi/*", "run/attached/*", "hook/*", "run/attach.d/*", "run/health/*", "plugin/dra-*.sock", "registry/*.sock"} {
+	for _, pattern := range []string{"plugin/claims/*", "plugin/dra-device-metadata/*", "plugin/files/*", "cdi/*", "run/attached/*", "hook/*", "run/attach.d/*", "run/health/*", "plugin/dra-*.sock", "registry/*.sock"} {
 		paths, err := filepath.Glob(filepath.Join(w.dir, pattern))
 		if err != nil {
 			return err

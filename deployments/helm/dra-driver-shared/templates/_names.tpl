@@ -11,6 +11,12 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: plugin
 {{- end -}}
 
+{{- define "dra-driver-shared.controllerSelector" -}}
+app.kubernetes.io/name: dra-driver-shared
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: controller
+{{- end -}}
+
 {{- define "dra-driver-shared.preDelete" }}
   annotations:
     helm.sh/hook: pre-delete

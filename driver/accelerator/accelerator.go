@@ -1,0 +1,283 @@
+// Package accelerator makes accelerators a kind of device that the driver
+// shares: what accel finds, in terms of claims, shares and parameters. A share
+// is its device nodes, and what the administrator's edits and the claim's
+// parameters put beside them; what of a grant is enforced, the device's own
+// software enforces.
+package accelerator
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/dra-shared/dra-driver-shared/accel"
+	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
+	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/cdi"
+	"github.com/dra-shared/dra-driver-shared/driver"
+	"github.com/dra-shared/dra-driver-shared/driver/record"
+	"github.com/dra-shared/dra-driver-shared/published"
+)
+
+// Name of the kind.
+const Name = "accelerator"
+
+// Kind implements driver.Kind for accelerators.
+type Kind struct {
+	host   accel.Host
+	config *config.DriverConfig
+	node   string
+
+	mu      sync.RWMutex
+	devices map[string]*device // nil before the first Refresh; a device is not changed once it is in
+	told    map[string]string  // problems that have been logged, by device
+}
+
+var _ driver.Reporter = (*Kind)(nil)
+
+// New returns the kind for the node of that name. It looks at nothing before
+// the first Refresh.
+func New(host accel.Host, c *config.DriverConfig, node string) *Kind {
+	return &Kind{host: host, config: c, node: node, told: map[string]string{}}
+}
+
+// Name implements driver.Kind.
+func (k *Kind) Name() string { return Name }
+
+// Refresh implements driver.Kind: it reads which accelerators there are.
+func (k *Kind) Refresh(ctx context.Context, shares []record.Share) (found driver.Refreshed, err error) {
+	next, problems, err := find(k.host, k.config.Accelerators)
+	if err != nil {
+		return found, err
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, s := range shares {
+		if next[s.Device] == nil {
+			next[s.Device] = k.absent(s.Device)
+		}
+	}
+	k.log(ctx, next, problems)
+	k.devices = next
+	return found, nil
+}
+
+// absent is a device that has shares and is not there. A copy: others may be
+// reading the one that was.
+func (k *Kind) absent(name string) *device {
+	d := device{name: name}
+	if last := k.devices[name]; last != nil {
+		d = *last
+	}
+	d.absent = true
+	return &d
+}
+
+// log says once what changed. It is called with the lock held.
+func (k *Kind) log(ctx context.Context, next map[string]*device, problems map[string]error) {
+	logger := klog.FromContext(ctx)
+	for name, d := range next {
+		switch old := k.devices[name]; {
+		case d.absent && (old == nil || !old.absent):
+			logger.Info("Shares are held of an accelerator that is gone, or not configured any more", "device", name)
+		case !d.absent && (old == nil || old.absent || !slices.Equal(old.Nodes, d.Nodes)):
+			logger.Info("Accelerator is published", "device", name, "accelerator", d.group.Name, "nodes", d.Nodes, "exclusive", d.group.Exclusive)
+		}
+	}
+	for name := range k.devices {
+		if next[name] == nil {
+			logger.Info("Accelerator is no longer published", "device", name)
+		}
+	}
+	told := map[string]string{}
+	for name, err := range problems {
+		if told[name] = err.Error(); k.told[name] != told[name] {
+			logger.Error(err, "Accelerator cannot be published", "device", name)
+		}
+	}
+	k.told = told
+}
+
+// Leave implements driver.Kind: nothing was done to the devices.
+func (k *Kind) Leave(context.Context) error { return nil }
+
+// Ready implements driver.Kind.
+func (k *Kind) Ready() error {
+	k.mu.RLock()
+	defer k.mu.RUnlock()
+	if k.devices == nil {
+		return errors.New("the accelerators have not been looked at yet")
+	}
+	return nil
+}
+
+// Devices implements driver.Kind.
+func (k *Kind) Devices() []resourceapi.Device {
+	var devices []resourceapi.Device
+	for _, d := range k.all() {
+		devices = append(devices, d.publish())
+	}
+	return devices
+}
+
+// Health implements driver.Kind.
+func (k *Kind) Health() []driver.Health {
+	var all []driver.Health
+	for _, d := range k.all() {
+		message := d.trouble()
+		all = append(all, driver.Health{Device: d.name, Healthy: message == "", Message: message})
+	}
+	return all
+}
+
+// all returns the devices by name.
+func (k *Kind) all() []*device {
+	k.mu.RLock()
+	defer k.mu.RUnlock()
+	return slices.SortedFunc(maps.Values(k.devices), func(a, b *device) int { return strings.Compare(a.name, b.name) })
+}
+
+// Has implements driver.Kind.
+func (k *Kind) Has(name string) bool {
+	_, err := k.device(name)
+	return err == nil
+}
+
+func (k *Kind) device(name string) (*device, error) {
+	k.mu.RLock()
+	defer k.mu.RUnlock()
+	d, ok := k.devices[name]
+	if !ok {
+		return nil, fmt.Errorf("this node has no accelerator %s", name)
+	}
+	return d, nil
+}
+
+// Configure implements driver.Kind. What it returns are the edits themselves:
+// a container that starts again finds what the first one did.
+func (k *Kind) Configure(share record.Share, configurations [][]byte) (json.RawMessage, error) {
+	d, err := k.device(share.Device)
+	if err != nil {
+		return nil, err
+	}
+	if d.absent {
+		return nil, errors.New(d.trouble())
+	}
+	var merged *params.AcceleratorShare
+	for _, raw := range configurations {
+		p, err := params.DecodeAs[*params.AcceleratorShare](raw)
+		if err != nil {
+			return nil, err
+		}
+		merged = params.MergeAcceleratorShares(merged, p)
+	}
+	merged = params.MergeAcceleratorShares(merged, nil)
+	if errs := merged.ValidateFor(d.group.Allowed()); len(errs) > 0 {
+		return nil, fmt.Errorf("%s: %w", params.AcceleratorShareKind, errs.ToAggregate())
+	}
+	edits, err := k.edits(d, share, merged)
+	if err != nil {
+		return nil, err
+	}
+	for _, node := range edits.DeviceNodes {
+		if !k.host.IsNode(node) {
+			return nil, fmt.Errorf("device node %s is not on the node: is the device's driver loaded, are its device nodes made?", node)
+		}
+	}
+	return json.Marshal(edits)
+}
+
+// edits puts together what a container with the share finds: pure.
+func (k *Kind) edits(d *device, share record.Share, p *params.AcceleratorShare) (cdi.Edits, error) {
+	variables := published.Variables(d.group.Capacities, share.Capacity)
+	maps.Copy(variables, map[string]string{
+		config.VariableShare: share.Name, config.VariableRequest: share.Request, config.VariableDevice: share.Device, config.VariableNode: k.node,
+	})
+	if d.PCIBusID != "" {
+		variables[config.VariablePCIBusID] = d.PCIBusID
+	}
+	expanded, err := d.group.Edits.Expand(variables)
+	if err != nil {
+		return cdi.Edits{}, fmt.Errorf("edits of accelerator %q: %w", d.group.Name, err)
+	}
+	edits := published.Edits(expanded, p.Environment, published.GrantVariables(share.Request, granted(d, share)))
+	if share.AdminAccess { // to look, with what looking needs, and no grant
+		edits = published.Edits(expanded, p.Environment)
+		edits.Env = append(edits.Env, published.AdminEdits(share.Request).Env...)
+	}
+	edits.DeviceNodes = append(slices.Clone(d.Nodes), edits.DeviceNodes...)
+	for _, node := range p.DeviceNodes {
+		if !slices.Contains(edits.DeviceNodes, node) {
+			edits.DeviceNodes = append(edits.DeviceNodes, node)
+		}
+	}
+	return edits, nil
+}
+
+// granted is what a share has of the device: all of it, if that is not shared.
+func granted(d *device, share record.Share) map[string]resource.Quantity {
+	if share.ShareID == "" {
+		return d.group.Capacity
+	}
+	return share.Capacity
+}
+
+// Together implements driver.Kind.
+func (k *Kind) Together([]record.Share) error { return nil }
+
+// Admit implements driver.Kind.
+func (k *Kind) Admit(share record.Share, others []record.Share) error {
+	d, err := k.device(share.Device)
+	if err != nil {
+		return err
+	}
+	taken := make([]map[string]resource.Quantity, len(others))
+	for i, o := range others {
+		taken[i] = o.Capacity
+	}
+	// One that was allocated before the device was shared, or by a scheduler
+	// that does not share, is of the whole device too.
+	whole := d.group.Exclusive || share.ShareID == ""
+	return published.Admit(d.name, d.group.Capacities, whole, share.Capacity, taken)
+}
+
+// Edits implements driver.Kind.
+func (k *Kind) Edits(share record.Share) (edits cdi.Edits, err error) {
+	if err = json.Unmarshal(share.Parameters, &edits); err != nil {
+		err = fmt.Errorf("recorded edits of share %s: %w", share.Name, err)
+	}
+	return edits, err
+}
+
+// Reasons of conditions.
+const (
+	reasonPrepared = "Prepared"
+	reasonGone     = "DeviceGone"
+	// ReasonMemoryNotEnforced: nothing here holds the share to its memory.
+	ReasonMemoryNotEnforced = "MemoryNotEnforced"
+)
+
+// Conditions implements driver.Reporter.
+func (k *Kind) Conditions(share record.Share) []metav1.Condition {
+	ready := metav1.Condition{Type: driver.ConditionReady, Status: metav1.ConditionTrue, Reason: reasonPrepared,
+		Message: "containers that name the claim find the device's nodes"}
+	if d, err := k.device(share.Device); err != nil || d.trouble() != "" {
+		ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, reasonGone, "the device is gone from the node, or from the driver's configuration"
+	}
+	conditions := []metav1.Condition{ready}
+	if memory, ok := share.Capacity[config.CapacityMemory]; ok {
+		conditions = append(conditions, metav1.Condition{Type: driver.ConditionMemoryEnforced, Status: metav1.ConditionFalse, Reason: ReasonMemoryNotEnforced,
+			Message: fmt.Sprintf("%s of memory are granted; the driver cannot keep the share's programs from using more: see the environment for what they should keep to", memory.String())})
+	}
+	return conditions
+}

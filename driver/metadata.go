@@ -1,0 +1,214 @@
+package driver
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	metadatav1beta1 "k8s.io/dynamic-resource-allocation/api/metadata/v1beta1"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/klog/v2"
+
+	"github.com/dra-shared/dra-driver-shared/attach"
+	"github.com/dra-shared/dra-driver-shared/driver/record"
+	"github.com/dra-shared/dra-driver-shared/internal/files"
+	"github.com/dra-shared/dra-driver-shared/published"
+)
+
+// Device metadata (KEP-5304) is a file per claim and request that containers
+// find below /var/run/kubernetes.io/dra-device-attributes. The helper writes it
+// when a claim is prepared; what is known only when a pod is attached is
+// written into it then. By that time the runtime has bind-mounted the file: it
+// is changed in place, and before the container's program starts.
+//
+// The helper knows nothing of locks, crashes and what somebody may remove: it
+// writes through the functions here.
+
+func (d *Driver) metadataOptions() []kubeletplugin.Option {
+	return []kubeletplugin.Option{
+		kubeletplugin.EnableDeviceMetadata(true, []schema.GroupVersion{metadatav1beta1.SchemeGroupVersion}),
+		kubeletplugin.CDIDirectory(d.options.CDIDir),
+		kubeletplugin.MetadataFileOps(kubeletplugin.MetadataFileOperations{
+			WriteFile: d.writeMetadata, RemoveAll: d.removeMetadata,
+			Remove: func(path string) error { return files.Remove(d.options.Seam, "metadata CDI spec", path, false) },
+		}),
+	}
+}
+
+// Names that the helper gives its files (kubeletplugin/metadata.go, v0.37).
+const (
+	metadataDir  = "dra-device-metadata" // below the plugin's directory, then NAMESPACE_CLAIM/REQUEST/
+	metadataFile = "metadata.json"
+)
+
+// writeMetadata writes one of the helper's files. The helper has let go of the
+// claim's lock, or never had it.
+func (d *Driver) writeMetadata(path string, content []byte, mode os.FileMode) error {
+	release, err := d.locks.Named(metadataDir)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if filepath.Base(path) == metadataFile {
+		return files.Rewrite(d.options.Seam, "metadata", path, content, files.Options{Mode: mode})
+	}
+	claim, err := d.claims.Get(d.metadataSpecOf(path))
+	if err != nil || claim == nil {
+		return fmt.Errorf("metadata CDI spec %s: its claim is not prepared: %w", path, err)
+	}
+	keep := filepath.Join(d.options.PluginDir, metadataDir, claim.Namespace+"_"+claim.Name, filepath.Base(path))
+	return errors.Join(d.replaceIfOther("kept metadata CDI spec", keep, content), d.replaceIfOther("metadata CDI spec", path, content))
+}
+
+func (d *Driver) replaceIfOther(what, path string, content []byte) error {
+	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, content) {
+		return nil
+	}
+	return files.Replace(d.options.Seam, what, path, content, files.Options{Mode: 0o644})
+}
+
+// metadataSpecOf is the UID of the claim that a metadata CDI spec is of.
+func (d *Driver) metadataSpecOf(path string) types.UID {
+	uid, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(path), d.options.DriverName+"_metadata_"), "_")
+	return types.UID(uid)
+}
+
+// restoreMetadataSpecs writes the helper's CDI specs again that somebody
+// removed: the helper itself does so only when the kubelet prepares a claim, and
+// no container of a running pod could start again.
+func (d *Driver) restoreMetadataSpecs() (failed error) {
+	kept, err := filepath.Glob(filepath.Join(d.options.PluginDir, metadataDir, "*", d.options.DriverName+"_metadata_*.json"))
+	if err != nil {
+		return err
+	}
+	release, err := d.locks.Named(metadataDir)
+	if err != nil {
+		return err
+	}
+	defer release()
+	for _, path := range kept {
+		claim, err := d.claims.Get(d.metadataSpecOf(path))
+		if err != nil || claim == nil || claim.Phase != record.Prepared || !d.claims.Current(claim) {
+			continue
+		}
+		content, err := os.ReadFile(path)
+		if err == nil {
+			err = d.replaceIfOther("metadata CDI spec", filepath.Join(d.options.CDIDir, filepath.Base(path)), content)
+		}
+		failed = errors.Join(failed, err)
+	}
+	return failed
+}
+
+// removeMetadata removes a claim's files. They are named for the claim's name:
+// they stay if another claim of that name has been prepared meanwhile.
+func (d *Driver) removeMetadata(dir string) error {
+	if d.isPreparedAs(filepath.Base(dir)) {
+		return nil
+	}
+	return d.options.Seam.Do("remove metadata", func() error { return os.RemoveAll(dir) })
+}
+
+// isPreparedAs tells whether there is a record of a claim NAMESPACE_NAME; also
+// if records cannot be read.
+func (d *Driver) isPreparedAs(name string) bool {
+	all, err := d.claims.List()
+	return err != nil || slices.ContainsFunc(all, func(c *record.Claim) bool { return c.Namespace+"_"+c.Name == name })
+}
+
+// metadataOf is what is told about a share: what is published of its device,
+// what is granted, and its link if a single pod has it; pending are attachments
+// that have no record yet.
+func (d *Driver) metadataOf(ctx context.Context, claim *record.Claim, share record.Share, pending ...attach.Record) *kubeletplugin.DeviceMetadata {
+	m := &kubeletplugin.DeviceMetadata{Attributes: map[string]resourceapi.DeviceAttribute{}}
+	for _, attributes := range []published.Attributes{d.attributesOf(share), published.GrantAttributes(share.Capacity)} {
+		for name, value := range attributes {
+			m.Attributes[string(name)] = value
+		}
+	}
+	m.NetworkData = d.networkDataOf(ctx, claim, share, pending)
+	return m
+}
+
+func (d *Driver) attributesOf(share record.Share) published.Attributes {
+	kind := d.recordedKind(share)
+	if kind == nil {
+		return nil
+	}
+	for _, device := range kind.Devices() {
+		if device.Name == share.Device {
+			return device.Attributes
+		}
+	}
+	return nil
+}
+
+func (d *Driver) networkDataOf(ctx context.Context, claim *record.Claim, share record.Share, pending []attach.Record) *resourceapi.NetworkDeviceData {
+	attacher := d.attacherOf(share)
+	if attacher == nil {
+		return nil
+	}
+	all, _ := d.attachments.OfClaim(string(claim.UID)) // unreadable ones tell nothing
+	for _, p := range pending {                        // it takes the place of one that was in its namespace before
+		all = append(slices.DeleteFunc(all, func(a attach.Record) bool { return a.Namespace.Cookie == p.Namespace.Cookie && a.Share == p.Share }), p)
+	}
+	all = slices.DeleteFunc(all, func(a attach.Record) bool { return a.Share != share.Name })
+	if len(all) != 1 {
+		return nil // the file is every pod's
+	}
+	state, err := attacher.Read(ctx, share, all[0])
+	if err != nil || state.Interface == "" {
+		return nil
+	}
+	return networkData(state)
+}
+
+// updateMetadata tells the containers that have a share about its link, and
+// about the others of its request: they are in one file.
+func (d *Driver) updateMetadata(ctx context.Context, share record.Share, attached attach.Record) {
+	select {
+	case <-d.helping:
+	case <-ctx.Done():
+		return
+	}
+	claim, err := d.claims.Get(types.UID(attached.ClaimUID))
+	if claim == nil || err != nil {
+		return
+	}
+	var devices []kubeletplugin.Device
+	for _, s := range claim.Shares {
+		if s.Request == share.Request {
+			devices = append(devices, kubeletplugin.Device{Requests: []string{s.Request}, PoolName: s.Pool, DeviceName: s.Device, Metadata: d.metadataOf(ctx, claim, s, attached)})
+		}
+	}
+	if err := d.helper.UpdateRequestMetadata(ctx, claim.Namespace, claim.Name, claim.UID, share.Request, devices); err != nil {
+		klog.FromContext(ctx).Error(err, "Tell containers about their devices", "request", share.Request)
+	}
+}
+
+// metadata are files of claims that are gone: the helper removes them when the
+// kubelet unprepares a claim, and else nobody does.
+func (c *collector) metadata(context.Context) (orphans []Orphan, failed error) {
+	d := c.driver
+	dirs, failed := filepath.Glob(filepath.Join(d.options.PluginDir, metadataDir, "*"))
+	for _, dir := range dirs {
+		if !d.isPreparedAs(filepath.Base(dir)) {
+			orphans = append(orphans, Orphan{What: "device metadata " + dir, Remove: func(context.Context) error { return d.removeMetadata(dir) }})
+		}
+	}
+	specs, err := filepath.Glob(filepath.Join(d.options.CDIDir, d.options.DriverName+"_metadata_*.json"))
+	for _, path := range specs {
+		if !d.isKnown(string(d.metadataSpecOf(path))) {
+			orphans = append(orphans, c.file("metadata CDI spec", path))
+		}
+	}
+	return orphans, errors.Join(failed, err)
+}

@@ -1,0 +1,104 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/dynamic-resource-allocation/api/metadata"
+	"k8s.io/dynamic-resource-allocation/devicemetadata"
+)
+
+// openNodes opens each device node for reading and writing. It fails if one
+// cannot be opened.
+func openNodes(paths []string) error {
+	var failed error
+	for _, p := range paths {
+		f, err := os.OpenFile(p, os.O_RDWR|syscall.O_NONBLOCK, 0)
+		if err != nil {
+			failed = errors.Join(failed, err)
+			continue
+		}
+		fmt.Println(p, "opened")
+		failed = errors.Join(failed, f.Close())
+	}
+	return failed
+}
+
+func mknod(args []string) error {
+	if len(args) != 3 {
+		return errUsage
+	}
+	major, err := strconv.ParseUint(args[1], 10, 12)
+	if err != nil {
+		return err
+	}
+	minor, err := strconv.ParseUint(args[2], 10, 8)
+	if err != nil {
+		return err
+	}
+	return os.NewSyscallError("mknod", syscall.Mknod(args[0], syscall.S_IFCHR|0o666, int(major<<8|minor)))
+}
+
+// showDevices prints what the files of KEP-5304 say: how a program learns what
+// it was given, without asking the API server.
+func showDevices(root fs.FS) error {
+	return fs.WalkDir(root, strings.TrimPrefix(metadata.ContainerDir, "/"), func(name string, entry fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return errors.New("this container has no device metadata")
+		}
+		if err != nil || entry.IsDir() || !strings.HasSuffix(name, metadata.MetadataFileSuffix) {
+			return err
+		}
+		return showMetadata(root, name)
+	})
+}
+
+func showMetadata(root fs.FS, name string) error {
+	f, err := root.Open(name)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	var m metadata.DeviceMetadata
+	if err := devicemetadata.DecodeMetadataFromStream(json.NewDecoder(f), &m); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	fmt.Printf("%s claim %s/%s\n", path.Join("/", name), m.Namespace, m.Name)
+	for _, request := range m.Requests {
+		for _, d := range request.Devices {
+			fmt.Printf("request %s: device %s of pool %s\n", request.Name, d.Name, d.Pool)
+			for _, key := range slices.Sorted(maps.Keys(d.Attributes)) {
+				fmt.Printf("  %s: %s\n", key, text(d.Attributes[key]))
+			}
+			if n := d.NetworkData; n != nil {
+				fmt.Printf("  link %s, %s, %s\n", n.InterfaceName, n.HardwareAddress, strings.Join(n.IPs, " "))
+			}
+		}
+	}
+	return nil
+}
+
+func text(a resourceapi.DeviceAttribute) string {
+	switch {
+	case a.StringValue != nil:
+		return *a.StringValue
+	case a.IntValue != nil:
+		return strconv.FormatInt(*a.IntValue, 10)
+	case a.BoolValue != nil:
+		return strconv.FormatBool(*a.BoolValue)
+	case a.VersionValue != nil:
+		return *a.VersionValue
+	default:
+		return "?"
+	}
+}
