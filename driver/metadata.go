@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -129,10 +130,13 @@ func (d *Driver) isPreparedAs(name string) bool {
 // that have no record yet.
 func (d *Driver) metadataOf(ctx context.Context, claim *record.Claim, share record.Share, pending ...attach.Record) *kubeletplugin.DeviceMetadata {
 	m := &kubeletplugin.DeviceMetadata{Attributes: map[string]resourceapi.DeviceAttribute{}}
-	for _, attributes := range []published.Attributes{d.attributesOf(share), published.GrantAttributes(share.Capacity)} {
-		for name, value := range attributes {
-			m.Attributes[string(name)] = value
-		}
+	attributes := published.GrantAttributes(share.Capacity)
+	if share.AdminAccess {
+		attributes = published.Attributes{} // what the allocation says of capacity counts for nothing
+	}
+	maps.Copy(attributes, d.attributesOf(share))
+	for name, value := range attributes {
+		m.Attributes[string(name)] = value
 	}
 	m.NetworkData = d.networkDataOf(ctx, claim, share, pending)
 	return m

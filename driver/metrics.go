@@ -95,7 +95,7 @@ func (c *deviceCollector) collectKind(out chan<- prometheus.Metric, k Kind, clai
 	}
 	shares := sharesOf(claims, k.Name())
 	for _, device := range k.Devices() {
-		on := slices.DeleteFunc(slices.Clone(shares), func(s record.Share) bool { return s.Device != device.Name })
+		on := slices.DeleteFunc(slices.Clone(shares), func(s record.Share) bool { return s.Device != device.Name || s.AdminAccess })
 		gauge(descShares, float64(len(on)), device.Name)
 		for name, capacity := range device.Capacity {
 			gauge(descCapacity, capacity.Value.AsApproximateFloat64(), device.Name, string(name))

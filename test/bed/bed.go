@@ -22,6 +22,8 @@ import (
 type Bed struct {
 	Root string // of the repository; binaries are in bin below it
 	Dir  string // of the cluster
+	// Values are further arguments for Helm, wherever the chart is installed.
+	Values []string
 }
 
 // New returns the bed in a directory of the repository that the working
@@ -51,6 +53,8 @@ func New(dir string) (*Bed, error) {
 type Options struct {
 	Nodes int
 	Gates string // default, all or no-capacity
+	// Before is called when the nodes run and the chart is not installed yet.
+	Before func(context.Context) error
 }
 
 // Images that every bed is started with; `make image` and its like build them.
@@ -73,6 +77,11 @@ func (b *Bed) Up(ctx context.Context, o Options, progress io.Writer) error {
 	if err := up.Run(); err != nil {
 		return fmt.Errorf("start the cluster: %w", err)
 	}
+	if o.Before != nil {
+		if err := o.Before(ctx); err != nil {
+			return err
+		}
+	}
 	return b.Install(ctx)
 }
 
@@ -80,6 +89,7 @@ func (b *Bed) Up(ctx context.Context, o Options, progress io.Writer) error {
 func (b *Bed) Install(ctx context.Context, set ...string) error {
 	args := []string{"upgrade", "dra-shared", filepath.Join(b.Root, "deployments/helm/dra-driver-shared"), "--install",
 		"--namespace", "dra-shared-system", "--create-namespace", "--values", filepath.Join(b.Root, "test/env/values.yaml"), "--wait", "--timeout", "60s"}
+	args = append(args, b.Values...)
 	for _, s := range set {
 		args = append(args, "--set", s)
 	}

@@ -42,7 +42,7 @@ var featureGates = map[string]map[string]bool{
 	"all": {
 		"CompositePodGroup": true, "GenericWorkload": true, "DRAWorkloadResourceClaims": true, "WorkloadWithJob": true,
 		"PodGroupPreemptionPolicy": true, "TopologyAwareWorkloadScheduling": true,
-		"DRADerivedAttributes": true, "DRADeviceCompatibilityGroups": true, "DRAListTypeAttributes": true,
+		"DRADerivedAttributes": true, "DRAFractionalCapacityRange": true, "DRADeviceCompatibilityGroups": true, "DRAListTypeAttributes": true,
 		"DRANodeAllocatableResources": true, "DRAOptionalNodeOperations": true, "DRAPartitionableDevicesType": true,
 		"DRAResourcePoolStatus": true,
 	},

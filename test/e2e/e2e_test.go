@@ -2,8 +2,8 @@
 // (testdata/*.txtar) that read as a specification. Each has a namespace of its
 // own, $NS, and leaves nothing on the nodes, which is checked after each.
 //
-// `make e2e` runs them on a cluster of their own; E2E_CLUSTER=DIR runs them on
-// one that is there. E2E_RUN is a regular expression for the scripts' names.
+// `make e2e` runs them on clusters of their own; E2E_KEEP=1 leaves those to look
+// at, and E2E_CLUSTER=DIR runs the stories on one that is there. E2E_RUN is a regular expression for the scripts' names.
 package e2e
 
 import (
@@ -60,12 +60,26 @@ func TestNoConsumableCapacity(t *testing.T) {
 
 func tell(t *testing.T, stories, dir string, o bed.Options) {
 	t.Helper()
+	needsCluster(t)
+	b, err := bed.New(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tellOn(t, stories, b, o)
+}
+
+func needsCluster(t *testing.T) {
+	t.Helper()
 	if os.Getenv("E2E") == "" && os.Getenv("E2E_CLUSTER") == "" {
 		t.Skip("needs a cluster: run `make e2e`")
 	}
+}
+
+func tellOn(t *testing.T, stories string, b *bed.Bed, o bed.Options) {
+	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(cancel)
-	s := start(ctx, t, dir, o)
+	s := start(ctx, t, b, o)
 	testscript.Run(t, testscript.Params{
 		Dir:                 stories,
 		RequireExplicitExec: true,
@@ -88,21 +102,22 @@ func tell(t *testing.T, stories, dir string, o bed.Options) {
 	})
 }
 
-func start(ctx context.Context, t *testing.T, dir string, o bed.Options) *suite {
+func start(ctx context.Context, t *testing.T, b *bed.Bed, o bed.Options) *suite {
 	t.Helper()
-	given := os.Getenv("E2E_CLUSTER")
-	if given != "" {
-		dir = given
-	}
-	b, err := bed.New(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if given == "" {
+	if given := os.Getenv("E2E_CLUSTER"); given != "" {
+		dir, err := filepath.Abs(filepath.Join(b.Root, given))
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.Dir = dir
+	} else {
 		if err := b.Down(ctx); err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() {
+			if os.Getenv("E2E_KEEP") != "" {
+				return
+			}
 			if err := b.Down(context.WithoutCancel(ctx)); err != nil {
 				t.Error(err)
 			}
@@ -111,11 +126,11 @@ func start(ctx context.Context, t *testing.T, dir string, o bed.Options) *suite 
 			t.Fatal(err)
 		}
 	}
-	s := &suite{bed: b, nodes: []string{"n1", "n2"}[:o.Nodes]}
-	if s.server, err = b.Serve(ctx, serverPort); err != nil {
+	server, err := b.Serve(ctx, serverPort)
+	if err != nil {
 		t.Fatal(err)
 	}
-	return s
+	return &suite{bed: b, server: server, nodes: []string{"n1", "n2"}[:o.Nodes]}
 }
 
 // setup gives a script its namespace and the paths it may name.
@@ -404,6 +419,7 @@ func (s *suite) clean(ts *testscript.TestScript, _ bool, _ []string) {
 // leftovers prints claim records, attach records, CDI specs and the classes of
 // shares: minor numbers from 10 on are shares'.
 const leftovers = `
-find /var/lib/kubelet/plugins/dra-shared.dev/claims /run/dra-shared/attached /var/run/cdi/ -type f
+cd /var/lib/kubelet/plugins/dra-shared.dev
+find claims dra-device-metadata files /run/dra-shared/attached /var/run/cdi/ -type f
 for nic in nic0 nic1 ifb-nic0 ifb-nic1; do tc class show dev $nic 2>/dev/null | grep -E 'htb d5a:[0-9a-f]{2,} ' | sed "s/^/$nic /"; done
 true`

@@ -24,7 +24,11 @@ func TestFaults(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(cancel)
-	f := &faults{suite: start(ctx, t, ".cluster-e2e-faults", bed.Options{Nodes: 1})}
+	b, err := bed.New(".cluster-e2e-faults")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &faults{suite: start(ctx, t, b, bed.Options{Nodes: 1})}
 	for _, tc := range []struct {
 		name string
 		run  func(context.Context, *testing.T)

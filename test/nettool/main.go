@@ -29,7 +29,9 @@ var errUsage = errors.New(`usage:
   nettool get URL                print what is there
   nettool open PATH...           open device nodes, and tell which can be
   nettool mknod PATH MAJOR MINOR make a device node, if that is allowed
-  nettool devices                what the device metadata of this container's claims says
+  nettool devices [--wait]       what the device metadata of this container's claims says
+  nettool env                    the environment
+  nettool cat FILE               what is in a file
   nettool exit                   end the container: tell process 1 to stop`)
 
 func main() {
@@ -73,7 +75,23 @@ func run(args []string) error {
 	case "mknod":
 		return mknod(args[1:])
 	case "devices":
-		return showDevices(os.DirFS("/"))
+		if err := showDevices(os.DirFS("/")); err != nil || len(args) == 1 {
+			return err
+		}
+		wait()
+		return nil
+	case "cat":
+		if len(args) != 2 {
+			return errUsage
+		}
+		raw, err := os.ReadFile(args[1])
+		if err == nil {
+			_, err = os.Stdout.Write(raw)
+		}
+		return err
+	case "env":
+		_, err := fmt.Println(strings.Join(os.Environ(), "\n"))
+		return err
 	case "exit":
 		return syscall.Kill(1, syscall.SIGTERM)
 	default:
@@ -94,10 +112,15 @@ func get(url string) error {
 	return err
 }
 
+// farewell is for `nettool exit`, in another process of the container, to end
+// well before this one does.
+const farewell = 100 * time.Millisecond
+
 func wait() {
 	stop := make(chan os.Signal, 1)
 	signal.Notify(stop, syscall.SIGTERM, syscall.SIGINT)
 	<-stop
+	<-time.After(farewell)
 }
 
 // Directions, as the client sees them; the first byte of a connection.
