@@ -55,12 +55,17 @@ type Host struct {
 	Sys  fs.ReadLinkFS // /sys
 	Proc fs.FS         // /proc
 	Dev  fs.FS         // /dev
+	// Cgroups is the root of the unified cgroup hierarchy; nil if that cannot
+	// be seen.
+	Cgroups fs.FS
+	// dev is the path of Dev.
+	dev string
 }
 
 // HostAt is the host whose file systems are mounted at those paths.
-func HostAt(sys, proc, dev string) Host {
+func HostAt(sys, proc, dev, cgroups string) Host {
 	links, _ := os.DirFS(sys).(fs.ReadLinkFS) // it always is one
-	return Host{Sys: links, Proc: os.DirFS(proc), Dev: os.DirFS(dev)}
+	return Host{Sys: links, Proc: os.DirFS(proc), Dev: os.DirFS(dev), Cgroups: os.DirFS(cgroups), dev: dev}
 }
 
 // Find returns the devices that match, ordered by address, then by node. One

@@ -1,11 +1,14 @@
 package accel_test
 
 import (
+	"context"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"testing/fstest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -121,6 +124,44 @@ func TestATreeIsWhatWasRecorded(t *testing.T) {
 				t.Errorf("%s, class %s: %v %v (-machine +recorded):\n%s", name, class, err, err2, diff)
 			}
 		}
+	}
+}
+
+func TestNodesThatComeAndGoAreNoticed(t *testing.T) {
+	dev := t.TempDir()
+	noticed := make(chan struct{}, 100)
+	ended := make(chan error, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	host := accel.HostAt("/sys", "/proc", dev, "/sys/fs/cgroup")
+	matches := []accel.Match{{Class: "03"}, {Paths: []string{"/dev/npu/[0-9]*", "/dev/deep/*/node"}}}
+	go func() { ended <- host.Watch(ctx, matches, func() { noticed <- struct{}{} }) }()
+	notice := func(what string) {
+		t.Helper()
+		select {
+		case <-noticed:
+		case <-time.After(10 * time.Second):
+			t.Fatalf("nobody noticed: %s", what)
+		}
+	}
+	notice("what was there before")
+	for _, step := range []struct {
+		what string
+		do   func(string) error
+	}{
+		{"dri", func(p string) error { return os.Mkdir(p, 0o700) }},
+		{"dri/card0", func(p string) error { return os.WriteFile(p, nil, 0o600) }},
+		{"npu", func(p string) error { return os.Mkdir(p, 0o700) }},
+		{"npu/0", func(p string) error { return os.WriteFile(p, nil, 0o600) }},
+		{"npu/0", os.Remove},
+	} {
+		if err := step.do(filepath.Join(dev, step.what)); err != nil {
+			t.Fatal(err)
+		}
+		notice(step.what)
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
 	}
 }
 

@@ -37,6 +37,9 @@ type Edits struct {
 	DeviceNodes []string `json:"deviceNodes,omitempty"` // paths, the same on the node and in the container
 	Mounts      []Mount  `json:"mounts,omitempty"`
 	Files       []File   `json:"files,omitempty"`
+	// Hook are the arguments of the driver's hook, its name not among them, if
+	// that is to make something real before a container starts.
+	Hook []string `json:"hook,omitempty"`
 }
 
 // File is one that exists for the share only. Containers cannot write to it.

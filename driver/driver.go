@@ -210,6 +210,15 @@ func (d *Driver) Start(ctx context.Context) (wait func() error, err error) {
 			}
 		})
 	}
+	for _, k := range d.options.Kinds {
+		if watcher, ok := k.(Watcher); ok {
+			group.Go(func() {
+				if err := watcher.Watch(ctx, d.DevicesChanged); err != nil && ctx.Err() == nil {
+					d.degraded(ctx, "DevicesNotWatched", "devices that come or go are seen up to "+resync.String()+" later", err)
+				}
+			})
+		}
+	}
 	group.Go(func() { d.status.run(ctx) })
 	helper, err := kubeletplugin.Start(ctx, d, d.pluginOptions()...)
 	if err != nil {

@@ -48,6 +48,14 @@ type Kind interface {
 	Edits(share record.Share) (cdi.Edits, error)
 }
 
+// Watcher is a Kind whose devices come and go by themselves.
+type Watcher interface {
+	Kind
+	// Watch calls changed when a Refresh may find something else, until ctx
+	// ends. After an error devices are looked at again from time to time only.
+	Watch(ctx context.Context, changed func()) error
+}
+
 // Spanning is a Kind whose devices several nodes have. They are in pools of
 // their own, which the controller publishes; all that Devices returns is for
 // those that ask about a share.

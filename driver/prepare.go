@@ -322,9 +322,12 @@ func (d *Driver) cdiDevices(claim *record.Claim) (devices []cdi.Device, err erro
 				return nil, fmt.Errorf("request %s, device %s: %w", share.Request, share.Device, err)
 			}
 		}
+		args := device.Edits.Hook
 		if d.attacherOf(share) != nil {
-			device.Hook = &cdi.Hook{Path: d.options.Hook, Timeout: hookTimeout, Args: []string{
-				"dra-shared-hook", "--run-dir=" + d.options.RunDir, "--claim=" + string(claim.UID), "--share=" + share.Name}}
+			args = []string{"--run-dir=" + d.options.RunDir, "--claim=" + string(claim.UID), "--share=" + share.Name}
+		}
+		if len(args) > 0 {
+			device.Hook = &cdi.Hook{Path: d.options.Hook, Timeout: hookTimeout, Args: append([]string{"dra-shared-hook"}, args...)}
 		}
 		devices = append(devices, device)
 	}

@@ -4,6 +4,9 @@
 // otherwise the container does not start, and what it writes to standard error
 // is in the pod's events.
 //
+// With the command limit-memory it limits the container's cgroup instead: see
+// package dmem.
+//
 // It runs on the node, not in a container, and for every such container: it is
 // static and links nothing that it does not need.
 package main
@@ -14,10 +17,15 @@ import (
 	"fmt"
 	"os"
 
+	"github.com/dra-shared/dra-driver-shared/accel/dmem"
 	"github.com/dra-shared/dra-driver-shared/attach"
 )
 
 func main() {
+	if len(os.Args) > 1 && os.Args[1] == dmem.Command {
+		limitMemory(os.Args[2:])
+		return
+	}
 	var h attach.Hook
 	flag.StringVar(&h.RunDir, "run-dir", "/run/dra-shared", "directory of the plugin's sockets and attach records")
 	flag.StringVar(&h.ClaimUID, "claim", "", "UID of the ResourceClaim")
@@ -26,6 +34,18 @@ func main() {
 	flag.Parse()
 	if err := h.Run(context.Background(), os.Stdin); err != nil {
 		fmt.Fprintf(os.Stderr, "dra-shared: attach %s: %v\n", h.Share, err)
+		os.Exit(1)
+	}
+}
+
+func limitMemory(args []string) {
+	l := dmem.Limiter{Proc: "/proc", Cgroups: "/sys/fs/cgroup"}
+	flags := flag.NewFlagSet(dmem.Command, flag.ExitOnError)
+	flags.StringVar(&l.Region, "region", "", "the device's memory, as the kernel names it")
+	flags.Uint64Var(&l.Bytes, "bytes", 0, "how much of it the container may have, beside what it may have already")
+	_ = flags.Parse(args) // it exits
+	if err := l.Run(os.Stdin); err != nil {
+		fmt.Fprintf(os.Stderr, "dra-shared: %v\n", err)
 		os.Exit(1)
 	}
 }

@@ -39,7 +39,7 @@ import (
 type flags struct {
 	driver.Options
 	configFile, kubeconfig, kubeletDir, hookSource, hookDir, bpffs string
-	sysfs, procfs, devfs                                           string
+	sysfs, procfs, devfs, cgroupfs                                 string
 	metricsAddress                                                 string
 	pprof                                                          bool
 	logging                                                        *logsapi.LoggingConfiguration
@@ -78,6 +78,7 @@ func newCommand() *cobra.Command {
 	p.StringVar(&f.sysfs, "sysfs", "/sys", "where the node's sysfs is mounted")
 	p.StringVar(&f.procfs, "procfs", "/proc", "where the node's procfs is mounted")
 	p.StringVar(&f.devfs, "devfs", "/dev", "where the node's /dev is mounted")
+	p.StringVar(&f.cgroupfs, "cgroupfs", "/sys/fs/cgroup", "where the node's cgroup file system is mounted")
 	p.StringVar(&f.bpffs, "bpffs", "/sys/fs/bpf", "where a BPF file system of the node is mounted")
 	p.StringVar(&f.metricsAddress, "metrics-address", "", "host:port to serve Prometheus metrics on, at /metrics; default: not at all")
 	p.BoolVar(&f.pprof, "pprof", false, "serve Go's profiles too, at /debug/pprof: whoever reaches the port can read them")
@@ -161,7 +162,7 @@ func (f flags) run(ctx context.Context) error {
 	// The kinds of devices: docs/dev/device-kinds.md.
 	f.Kinds = []driver.Kind{
 		nic.New(node, netdev.NewInventory(f.sysfs), c),
-		accelerator.New(accel.HostAt(f.sysfs, f.procfs, f.devfs), c, f.NodeName),
+		accelerator.New(accel.HostAt(f.sysfs, f.procfs, f.devfs, f.cgroupfs), c, f.NodeName),
 		fabric.New(c, f.NodeName),
 	}
 	f.RollingUpdate = true

@@ -21,6 +21,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/dra-shared/dra-driver-shared/accel"
+	"github.com/dra-shared/dra-driver-shared/accel/dmem"
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
 	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/cdi"
@@ -43,7 +44,10 @@ type Kind struct {
 	told    map[string]string  // problems that have been logged, by device
 }
 
-var _ driver.Reporter = (*Kind)(nil)
+var (
+	_ driver.Reporter = (*Kind)(nil)
+	_ driver.Watcher  = (*Kind)(nil)
+)
 
 // New returns the kind for the node of that name. It looks at nothing before
 // the first Refresh.
@@ -70,6 +74,18 @@ func (k *Kind) Refresh(ctx context.Context, shares []record.Share) (found driver
 	k.log(ctx, next, problems)
 	k.devices = next
 	return found, nil
+}
+
+// Watch implements driver.Watcher.
+func (k *Kind) Watch(ctx context.Context, changed func()) error {
+	if len(k.config.Accelerators) == 0 {
+		return nil
+	}
+	matches := make([]accel.Match, len(k.config.Accelerators))
+	for i, group := range k.config.Accelerators {
+		matches[i] = match(group)
+	}
+	return k.host.Watch(ctx, matches, changed)
 }
 
 // absent is a device that has shares and is not there. A copy: others may be
@@ -215,6 +231,9 @@ func (k *Kind) edits(d *device, share record.Share, p *params.AcceleratorShare) 
 		edits = published.Edits(expanded, p.Environment)
 		edits.Env = append(edits.Env, published.AdminEdits(share.Request).Env...)
 	}
+	if memory, ok := granted(d, share)[config.CapacityMemory]; ok && d.region != "" && share.ShareID != "" && !share.AdminAccess {
+		edits.Hook = dmem.Args(d.region, uint64(memory.Value()))
+	}
 	edits.DeviceNodes = append(slices.Clone(d.Nodes), edits.DeviceNodes...)
 	for _, node := range p.DeviceNodes {
 		if !slices.Contains(edits.DeviceNodes, node) {
@@ -265,6 +284,8 @@ const (
 	reasonGone     = "DeviceGone"
 	// ReasonMemoryNotEnforced: nothing here holds the share to its memory.
 	ReasonMemoryNotEnforced = "MemoryNotEnforced"
+	// ReasonContainerLimited: the kernel holds each container to it.
+	ReasonContainerLimited = "ContainerLimited"
 )
 
 // Conditions implements driver.Reporter.
@@ -276,8 +297,18 @@ func (k *Kind) Conditions(share record.Share) []metav1.Condition {
 	}
 	conditions := []metav1.Condition{ready}
 	if memory, ok := share.Capacity[config.CapacityMemory]; ok {
-		conditions = append(conditions, metav1.Condition{Type: driver.ConditionMemoryEnforced, Status: metav1.ConditionFalse, Reason: ReasonMemoryNotEnforced,
-			Message: fmt.Sprintf("%s of memory are granted; the driver cannot keep the share's programs from using more: see the environment for what they should keep to", memory.String())})
+		conditions = append(conditions, k.memoryCondition(share, memory.String()))
 	}
 	return conditions
+}
+
+// memoryCondition says whether the kernel limits the memory: by what was
+// prepared, without which no container of the share starts.
+func (k *Kind) memoryCondition(share record.Share, memory string) metav1.Condition {
+	if edits, err := k.Edits(share); err == nil && len(edits.Hook) > 0 {
+		return metav1.Condition{Type: driver.ConditionMemoryEnforced, Status: metav1.ConditionTrue, Reason: ReasonContainerLimited,
+			Message: fmt.Sprintf("the cgroup controller dmem keeps each container that has the share within %s; several containers of one share have as much each", memory)}
+	}
+	return metav1.Condition{Type: driver.ConditionMemoryEnforced, Status: metav1.ConditionFalse, Reason: ReasonMemoryNotEnforced,
+		Message: fmt.Sprintf("%s of memory are granted; nothing on the node keeps the share's programs from using more: their environment says what they should keep to", memory)}
 }

@@ -290,6 +290,20 @@ func TestMemoryThatNobodyEnforcesIsNotSaidToBe(t *testing.T) {
 	if !meta.IsStatusConditionTrue(k.Conditions(s), driver.ConditionReady) {
 		t.Errorf("%+v", k.Conditions(s))
 	}
+	// Where the kernel has the controller, it is told.
+	k.host.Cgroups = fstest.MapFS{"dmem.capacity": {Data: []byte("drm/0000:43:00.0/vram0 151397597184\n")}}
+	refresh(t, k)
+	var err error
+	if s.Parameters, err = k.Configure(s, nil); err != nil {
+		t.Fatal(err)
+	}
+	edits, err := k.Edits(s)
+	if diff := cmp.Diff([]string{"limit-memory", "--region=drm/0000:43:00.0/vram0", "--bytes=10737418240"}, edits.Hook); err != nil || diff != "" {
+		t.Errorf("%v %s", err, diff)
+	}
+	if c := meta.FindStatusCondition(k.Conditions(s), driver.ConditionMemoryEnforced); c == nil || c.Status != "True" || c.Reason != ReasonContainerLimited {
+		t.Errorf("%+v", c)
+	}
 	delete(files, "dev/nvidia1")
 	refresh(t, k, s)
 	if c := meta.FindStatusCondition(k.Conditions(s), driver.ConditionReady); c == nil || c.Status != "False" || c.Reason != reasonGone {

@@ -12,6 +12,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/dra-shared/dra-driver-shared/accel"
+	"github.com/dra-shared/dra-driver-shared/accel/dmem"
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/published"
 )
@@ -23,6 +24,8 @@ type device struct {
 	group *config.Accelerator // nil: absent since before this plugin started
 	// pci are the standard attributes of a device on PCI.
 	pci published.Attributes
+	// region of the device's memory that the kernel can limit; empty: none.
+	region string
 	// absent: the device is gone, shares of it are not.
 	absent bool
 }
@@ -34,13 +37,12 @@ func find(host accel.Host, groups []config.Accelerator) (map[string]*device, map
 	taken := map[string]bool{} // by PCI address or node: the first group has it
 	for i := range groups {
 		group := &groups[i]
-		m := group.Match
-		found, err := host.Find(accel.Match{Class: m.PCIClass, Vendor: m.Vendor, ID: m.Device, Paths: m.DevicePaths})
+		found, err := host.Find(match(*group))
 		if err != nil {
 			return nil, nil, fmt.Errorf("accelerator %q: %w", group.Name, err)
 		}
 		for _, f := range found {
-			d := &device{Device: f, name: deviceName(f), group: group, pci: published.PCI(host.Sys, f.PCIBusID)}
+			d := &device{Device: f, name: deviceName(f), group: group, pci: published.PCI(host.Sys, f.PCIBusID), region: dmem.RegionOf(host.Cgroups, f.PCIBusID)}
 			switch {
 			case slices.ContainsFunc(identities(f), func(id string) bool { return taken[id] }):
 				continue
@@ -55,6 +57,11 @@ func find(host accel.Host, groups []config.Accelerator) (map[string]*device, map
 		}
 	}
 	return devices, problems, nil
+}
+
+func match(group config.Accelerator) accel.Match {
+	m := group.Match
+	return accel.Match{Class: m.PCIClass, Vendor: m.Vendor, ID: m.Device, Paths: m.DevicePaths}
 }
 
 func identities(f accel.Device) []string {

@@ -1,0 +1,163 @@
+// Package dmem limits how much of a device's memory a container's programs can
+// have, by the kernel's cgroup controller of that name (Linux 6.14, cgroup v2;
+// Documentation/admin-guide/cgroup-v2.rst), where the device's driver charges
+// what it allocates to it.
+//
+// A limit is a cgroup's. A container's cgroup is made anew whenever it starts,
+// so that the limits of several shares of one device add up in it. Containers
+// that have the same share have a limit each.
+package dmem
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// capacityFile is in the root cgroup only; it has a line for each region:
+// "drm/0000:03:00.0/vram0 8514437120".
+const capacityFile = "dmem.capacity"
+
+// RegionOf returns the region that is the memory of a PCI device, empty if the
+// kernel limits none. cgroups is the root of the cgroup file system.
+func RegionOf(cgroups fs.FS, pciBusID string) string {
+	if cgroups == nil || pciBusID == "" {
+		return ""
+	}
+	raw, err := fs.ReadFile(cgroups, capacityFile)
+	if err != nil {
+		return ""
+	}
+	for line := range strings.Lines(string(raw)) {
+		region, _, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if path.Base(path.Dir(region)) == pciBusID && strings.HasPrefix(path.Base(region), "vram") {
+			return region
+		}
+	}
+	return ""
+}
+
+// Command of the hook that runs a Limiter.
+const Command = "limit-memory"
+
+// Args are the arguments with which the hook limits a region, its name not
+// among them.
+func Args(region string, bytes uint64) []string {
+	return []string{Command, "--region=" + region, "--bytes=" + strconv.FormatUint(bytes, 10)}
+}
+
+// Limiter is the end of it that the OCI runtime runs as a hook, in the node's
+// namespaces.
+type Limiter struct {
+	Proc, Cgroups string // where they are mounted: /proc, /sys/fs/cgroup
+	Region        string
+	Bytes         uint64
+}
+
+// Run limits the container whose state is on stdin. An error means that it must
+// not start.
+func (l Limiter) Run(stdin io.Reader) error {
+	var state struct {
+		Pid int `json:"pid"`
+	}
+	if err := json.NewDecoder(io.LimitReader(stdin, 1<<20)).Decode(&state); err != nil {
+		return fmt.Errorf("read the container's state: %w", err)
+	}
+	cgroup, err := l.cgroupOf(state.Pid)
+	if err != nil {
+		return err
+	}
+	if err := l.handDown(cgroup); err != nil {
+		return err
+	}
+	return l.limit(filepath.Join(l.Cgroups, cgroup, "dmem.max"))
+}
+
+// cgroupOf returns the cgroup of a process, below the root: that of the unified
+// hierarchy has the number 0 (cgroups(7)).
+func (l Limiter) cgroupOf(pid int) (string, error) {
+	raw, err := os.ReadFile(filepath.Join(l.Proc, strconv.Itoa(pid), "cgroup"))
+	if err != nil {
+		return "", fmt.Errorf("find the container's cgroup: %w", err)
+	}
+	for line := range strings.Lines(string(raw)) {
+		if cgroup, ok := strings.CutPrefix(strings.TrimSpace(line), "0::"); ok && path.Clean(cgroup) != "/" {
+			return path.Clean(cgroup), nil
+		}
+	}
+	return "", errors.New("the container has no cgroup of its own in the unified hierarchy (cgroup v2)")
+}
+
+// handDown turns the controller on in all cgroups above: runtimes do so only
+// for those that they know.
+func (l Limiter) handDown(cgroup string) error {
+	above := l.Cgroups
+	for _, name := range strings.Split(strings.Trim(path.Dir(cgroup), "/"), "/") {
+		if err := enable(above); err != nil {
+			return err
+		}
+		above = filepath.Join(above, name)
+	}
+	return enable(above)
+}
+
+func enable(dir string) error {
+	file := filepath.Join(dir, "cgroup.subtree_control")
+	raw, err := os.ReadFile(file)
+	if err == nil && strings.Contains(" "+strings.TrimSpace(string(raw))+" ", " dmem ") {
+		return nil
+	}
+	if err == nil {
+		err = os.WriteFile(file, []byte("+dmem"), 0o644)
+	}
+	if err != nil {
+		return fmt.Errorf("turn on the cgroup controller dmem in %s: %w", dir, err)
+	}
+	return nil
+}
+
+// limit adds to what the cgroup may have of the region, and reads it back.
+func (l Limiter) limit(file string) error {
+	before, limited, err := l.read(file)
+	if err != nil {
+		return err
+	}
+	want := l.Bytes
+	if limited { // another share of the device
+		want += before
+	}
+	if err := os.WriteFile(file, fmt.Appendf(nil, "%s %d", l.Region, want), 0o644); err != nil {
+		return fmt.Errorf("limit %s to %d bytes: %w", l.Region, want, err)
+	}
+	// The kernel rounds down to pages.
+	if got, limited, err := l.read(file); err != nil || !limited || got > want {
+		return fmt.Errorf("limit %s to %d bytes: the kernel has %d (limited: %t): %w", l.Region, want, got, limited, err)
+	}
+	return nil
+}
+
+// read returns the limit of the region in a dmem.max file, if there is one.
+func (l Limiter) read(file string) (limit uint64, limited bool, err error) {
+	raw, err := os.ReadFile(file)
+	if err != nil {
+		return 0, false, fmt.Errorf("read the limits of device memory: %w", err)
+	}
+	for line := range strings.Lines(string(raw)) {
+		region, value, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if region != l.Region || value == "max" {
+			continue
+		}
+		if limit, err = strconv.ParseUint(value, 10, 64); err != nil {
+			return 0, false, fmt.Errorf("%s: limit of %s: %w", file, l.Region, err)
+		}
+		return limit, true, nil
+	}
+	return 0, false, nil
+}

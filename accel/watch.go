@@ -1,0 +1,75 @@
+package accel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/fsnotify/fsnotify"
+)
+
+// Watch calls changed when device nodes come or go that a match may be about,
+// until ctx ends. It needs a Host of HostAt. A directory that is made later is
+// watched from then on.
+func (h Host) Watch(ctx context.Context, matches []Match, changed func()) error {
+	watcher, err := fsnotify.NewWatcher()
+	if err != nil {
+		return fmt.Errorf("watch device nodes: %w: are there too many inotify instances (fs.inotify.max_user_instances)?", err)
+	}
+	defer watcher.Close()
+	add := func() error { return h.addDirectories(watcher, matches) }
+	if err := add(); err != nil {
+		return err
+	}
+	changed() // what came before
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case err := <-watcher.Errors:
+			return fmt.Errorf("watch device nodes: %w", err)
+		case event := <-watcher.Events:
+			if event.Has(fsnotify.Write) || event.Has(fsnotify.Chmod) {
+				continue
+			}
+			if err := add(); err != nil {
+				return err
+			}
+			changed()
+		}
+	}
+}
+
+func (h Host) addDirectories(watcher *fsnotify.Watcher, matches []Match) error {
+	for _, dir := range directories(matches) {
+		err := watcher.Add(filepath.Join(h.dev, dir))
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("watch /dev/%s: %w", dir, err)
+		}
+	}
+	return nil
+}
+
+// directories below /dev whose entries matter: /dev itself, where directories
+// appear, those where the nodes of PCI devices are, and those of patterns.
+func directories(matches []Match) []string {
+	dirs := []string{"."}
+	for _, m := range matches {
+		if m.onPCI() {
+			dirs = append(dirs, "accel", "dri")
+		}
+		for _, p := range m.Paths {
+			dir := filepath.Dir(strings.TrimPrefix(p, "/dev/"))
+			if i := strings.IndexAny(dir, `*?[\`); i >= 0 {
+				dir = filepath.Dir(dir[:i] + "x") // the last one without a pattern
+			}
+			dirs = append(dirs, dir)
+		}
+	}
+	slices.Sort(dirs)
+	return slices.Compact(dirs)
+}
