@@ -107,3 +107,19 @@ func TestTheRegionOfADevice(t *testing.T) {
 		t.Errorf("without the controller: %q", got)
 	}
 }
+
+// What the kernel says of itself, where it has the controller.
+func TestOnARealKernel(t *testing.T) {
+	raw, err := os.ReadFile("/sys/fs/cgroup/" + capacityFile)
+	if err != nil {
+		t.Skipf("no cgroup controller dmem: %v (see docs/dev/limits.md)", err)
+	}
+	for line := range strings.Lines(string(raw)) {
+		parts := strings.Split(strings.Fields(line)[0], "/")
+		if len(parts) == 3 && parts[0] == "drm" && strings.HasPrefix(parts[2], "vram") {
+			if got := RegionOf(os.DirFS("/sys/fs/cgroup"), parts[1]); got == "" {
+				t.Errorf("%s: no region of %s", line, parts[1])
+			}
+		}
+	}
+}

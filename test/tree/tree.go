@@ -96,7 +96,7 @@ var read = []string{"class", "vendor", "device", "numa_node", "product_name", "u
 // Record writes what a machine says of those PCI functions and nodes that
 // accelerators and NICs are found by.
 func Record(root string, out io.Writer) error {
-	r := recorder{root: root, out: out}
+	r := recorder{root: root, out: out, modules: map[string]bool{}}
 	functions, err := filepath.Glob(filepath.Join(root, "sys/bus/pci/devices/*"))
 	if err != nil {
 		return err
@@ -104,11 +104,9 @@ func Record(root string, out io.Writer) error {
 	for _, f := range functions {
 		r.function(f)
 	}
-	for _, pattern := range []string{"proc/driver/nvidia/gpus/*/information", "sys/module/*/version"} {
-		paths, _ := filepath.Glob(filepath.Join(root, pattern))
-		for _, p := range paths {
-			r.file(p)
-		}
+	information, _ := filepath.Glob(filepath.Join(root, "proc/driver/nvidia/gpus/*/information"))
+	for _, p := range information {
+		r.file(p)
 	}
 	for _, pattern := range []string{"dev/nvidia*", "dev/nvidia-caps/*", "dev/dri/*", "dev/accel/*", "dev/accel[0-9]*", "dev/kfd", "dev/infiniband/*"} {
 		paths, _ := filepath.Glob(filepath.Join(root, pattern))
@@ -120,9 +118,10 @@ func Record(root string, out io.Writer) error {
 }
 
 type recorder struct {
-	root string
-	out  io.Writer
-	err  error
+	root    string
+	out     io.Writer
+	modules map[string]bool // whose versions are recorded
+	err     error
 }
 
 func (r *recorder) line(at, kind, value string) {
@@ -154,7 +153,17 @@ func (r *recorder) function(link string) {
 	r.link(filepath.Join(dir, "subsystem"))
 	uevents, _ := filepath.Glob(filepath.Join(dir, "*/*/uevent"))
 	for _, p := range uevents {
-		r.file(p)
+		subsystem := filepath.Dir(filepath.Dir(p))
+		if info, err := os.Lstat(subsystem); err == nil && info.IsDir() { // driver, firmware_node, ... are links to elsewhere
+			r.file(p)
+		}
+	}
+	if driver, err := os.Readlink(filepath.Join(dir, "driver")); err == nil {
+		module := filepath.Join(r.root, "sys/module", strings.ReplaceAll(filepath.Base(driver), "-", "_"), "version")
+		if !r.modules[module] {
+			r.modules[module] = true
+			r.file(module)
+		}
 	}
 	nics, _ := filepath.Glob(filepath.Join(dir, "net/*"))
 	for _, p := range nics {
