@@ -196,7 +196,7 @@ func (w *world) life(shares int, change func(*pluginConfig)) (died bool) {
 	first := w.process
 	var claims []*resourceapi.ResourceClaim
 	for i := range shares {
-		claims = append(claims, w.claim(fmt.Sprintf("c%d-%d", i, w.instance)))
+		claims = append(claims, w.add(onFabric(newClaim(fmt.Sprintf("c%d-%d", i, w.instance)))))
 	}
 	w.surviving(func(ctx context.Context) error { return w.prepare(ctx, claims...) })
 	// Some claims have a second pod, which goes earlier.

@@ -40,6 +40,7 @@ import (
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/driver"
+	"github.com/dra-shared/dra-driver-shared/driver/fabric"
 	"github.com/dra-shared/dra-driver-shared/driver/nic"
 	"github.com/dra-shared/dra-driver-shared/internal/step"
 	"github.com/dra-shared/dra-driver-shared/internal/step/httpstep"
@@ -48,6 +49,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/nstest"
 	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
 	"github.com/dra-shared/dra-driver-shared/netdev/shape"
+	"github.com/dra-shared/dra-driver-shared/published"
 	"github.com/dra-shared/dra-driver-shared/test/fakeapi"
 )
 
@@ -125,7 +127,9 @@ func newPlugin(c pluginConfig, seam step.Seam) (*plugin, error) {
 apiVersion: config.dra-shared.dev/v1alpha1
 kind: DriverConfig
 networks:
-- {name: storage, interfaces: [` + cmp.Or(c.Interfaces, "nic0") + `], bandwidth: 10G, shares: 1000, allow: {modes: [Private], subnets: [10.0.0.0/8]}}`))
+- {name: storage, interfaces: [` + cmp.Or(c.Interfaces, "nic0") + `], bandwidth: 10G, shares: 1000, allow: {modes: [Private], subnets: [10.0.0.0/8]}}
+fabrics:
+- {name: rack1, nodeSelector: {rack: "1"}}`))
 	if err != nil {
 		return nil, err
 	}
@@ -140,7 +144,7 @@ networks:
 	}
 	d, err := driver.New(driver.Options{
 		DriverName: driverName, NodeName: nodeName, Client: client, Instance: c.Instance, RollingUpdate: true,
-		Kinds:     []driver.Kind{nic.New(node, netdev.NewInventory("/sys"), driverConfig)},
+		Kinds:     []driver.Kind{nic.New(node, netdev.NewInventory("/sys"), driverConfig), fabric.New(driverConfig, nodeName)},
 		PluginDir: filepath.Join(c.Dir, "plugin"), RegistryDir: filepath.Join(c.Dir, "registry"), CDIDir: filepath.Join(c.Dir, "cdi"), RunDir: filepath.Join(c.Dir, "run"),
 		Hook: installed, Watch: node.Watch, OrphanGrace: 100 * time.Millisecond, BootIDFile: c.BootIDFile, Seam: seam,
 	})
@@ -385,7 +389,16 @@ func newClaim(name string) *resourceapi.ResourceClaim {
 	return c
 }
 
-// share is the name of a claim's CDI device: it has one.
+// onFabric adds a share of a device that spans nodes, and is not attached: its
+// files are steps of a claim's way too.
+func onFabric(c *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
+	c.Status.Allocation.Devices.Results = append(c.Status.Allocation.Devices.Results, resourceapi.DeviceRequestAllocationResult{
+		Request: "fabric", Driver: driverName, Pool: published.FabricPool("rack1"), Device: "rack1", ShareID: ptr.To(uuid.NewUUID()),
+	})
+	return c
+}
+
+// share is the name of the CDI device of a claim's NIC.
 func share(c *resourceapi.ResourceClaim) string {
 	return fmt.Sprintf("%s-nic-%s", c.UID, *c.Status.Allocation.Devices.Results[0].ShareID)
 }
