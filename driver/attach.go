@@ -59,7 +59,7 @@ func (d *Driver) attach(ctx context.Context, r attach.Request, pod PodNamespace)
 		return attached, err
 	}
 	attached.Kind, attached.Device = share.Kind, share.Device
-	d.updateMetadata(ctx, share, attached) // before the record: with that, the hook is content
+	d.updateMetadata(ctx, types.UID(r.ClaimUID), share, attached) // before the record: with that, the hook is content
 	if err := d.attachments.Write(attached); err != nil {
 		return attached, errors.Join(fmt.Errorf("write attach record: %w", err), attacher.Detach(ctx, attached))
 	}

@@ -75,6 +75,9 @@ func (d *Driver) detachGone(ctx context.Context, share record.Share, r attach.Re
 	klog.FromContext(ctx).Info("Detached", "share", r.Share, "pod", klog.KRef(r.Pod.Namespace, r.Pod.Name))
 	start := time.Now()
 	err := d.forget(ctx, attacher, r)
+	if d.isHelping() { // not while the plugin starts
+		d.updateMetadata(ctx, types.UID(r.ClaimUID), share) // perhaps one pod is left
+	}
 	d.metrics.observe(operationDetach, start, err)
 	d.status.enqueue(types.UID(r.ClaimUID))
 	return err
@@ -96,6 +99,7 @@ func (d *Driver) forget(ctx context.Context, attacher Attacher, r attach.Record)
 // not keep the others from being served: it is logged.
 func (d *Driver) restore(ctx context.Context) {
 	d.restoreSpecs(ctx)
+	d.restoreMetadata(ctx)
 	all := func(attach.Record) bool { return true }
 	d.eachAttachment(ctx, all, func(ctx context.Context, share record.Share, r attach.Record) error {
 		attacher := d.attacherOf(share)
@@ -115,9 +119,6 @@ func (d *Driver) restore(ctx context.Context) {
 // changed: containers that start again need them. After a boot it is the
 // kubelet that asks first.
 func (d *Driver) restoreSpecs(ctx context.Context) {
-	if err := d.restoreMetadataSpecs(); err != nil {
-		klog.FromContext(ctx).Error(err, "Restore CDI specs of device metadata")
-	}
 	claims, err := d.claims.List()
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Some claim records are unreadable")

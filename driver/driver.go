@@ -120,6 +120,9 @@ type Driver struct {
 	// helper is there when helping is closed: hooks are served a moment before.
 	helper  *kubeletplugin.Helper
 	helping chan struct{}
+	// restoring are claims, by UID, that are prepared again for what is missing
+	// of them: one that has been unprepared meanwhile must not come back.
+	restoring sync.Map
 
 	health   *healthBoard
 	failures failures
@@ -226,6 +229,7 @@ func (d *Driver) Start(ctx context.Context) (wait func() error, err error) {
 	}
 	d.helper = helper
 	close(d.helping)
+	group.Go(func() { d.restoreMetadata(ctx) })
 	group.Go(func() { d.publish(ctx, helper) })
 	group.Go(func() { h.awaitRegistration(ctx, helper) })
 	group.Go(func() { (&collector{driver: d}).run(ctx) })

@@ -41,7 +41,7 @@ func (d *Driver) leave(ctx context.Context) {
 		failed = errors.Join(failed, files.Remove(d.options.Seam, "hook", hook, false))
 	}
 	// Directories go if nothing of anybody is in them; mount points stay.
-	for _, dir := range []string{filepath.Dir(d.options.Hook), filepath.Join(d.options.PluginDir, "claims"), attach.SocketDir(d.options.RunDir), healthDir(d.options.RunDir), filepath.Join(d.options.RunDir, "attached")} {
+	for _, dir := range []string{filepath.Dir(d.options.Hook), filepath.Join(d.options.PluginDir, "claims"), filepath.Join(d.options.PluginDir, "files"), filepath.Join(d.options.PluginDir, metadataDir), attach.SocketDir(d.options.RunDir), healthDir(d.options.RunDir), filepath.Join(d.options.RunDir, "attached")} {
 		_ = os.Remove(dir)
 	}
 	if failed != nil {

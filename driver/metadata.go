@@ -4,19 +4,22 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	metadatav1beta1 "k8s.io/dynamic-resource-allocation/api/metadata/v1beta1"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
 	"k8s.io/klog/v2"
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
@@ -61,19 +64,10 @@ func (d *Driver) writeMetadata(path string, content []byte, mode os.FileMode) er
 	if filepath.Base(path) == metadataFile {
 		return files.Rewrite(d.options.Seam, "metadata", path, content, files.Options{Mode: mode})
 	}
-	claim, err := d.claims.Get(d.metadataSpecOf(path))
-	if err != nil || claim == nil {
-		return fmt.Errorf("metadata CDI spec %s: its claim is not prepared: %w", path, err)
-	}
-	keep := filepath.Join(d.options.PluginDir, metadataDir, claim.Namespace+"_"+claim.Name, filepath.Base(path))
-	return errors.Join(d.replaceIfOther("kept metadata CDI spec", keep, content), d.replaceIfOther("metadata CDI spec", path, content))
-}
-
-func (d *Driver) replaceIfOther(what, path string, content []byte) error {
 	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, content) {
 		return nil
 	}
-	return files.Replace(d.options.Seam, what, path, content, files.Options{Mode: 0o644})
+	return files.Replace(d.options.Seam, "metadata CDI spec", path, content, files.Options{Mode: mode})
 }
 
 // metadataSpecOf is the UID of the claim that a metadata CDI spec is of.
@@ -82,31 +76,72 @@ func (d *Driver) metadataSpecOf(path string) types.UID {
 	return types.UID(uid)
 }
 
-// restoreMetadataSpecs writes the helper's CDI specs again that somebody
-// removed: the helper itself does so only when the kubelet prepares a claim, and
-// no container of a running pod could start again.
-func (d *Driver) restoreMetadataSpecs() (failed error) {
-	kept, err := filepath.Glob(filepath.Join(d.options.PluginDir, metadataDir, "*", d.options.DriverName+"_metadata_*.json"))
-	if err != nil {
-		return err
+// isHelping tells whether the helper is there.
+func (d *Driver) isHelping() bool {
+	select {
+	case <-d.helping:
+		return true
+	default:
+		return false
 	}
-	release, err := d.locks.Named(metadataDir)
-	if err != nil {
-		return err
+}
+
+// restoreMetadata makes the helper write again what somebody removed. It does so
+// only when a claim is prepared, and the kubelet prepares no claim of a pod that
+// runs: so the plugin asks itself, by the kubelet's way in.
+func (d *Driver) restoreMetadata(ctx context.Context) {
+	if !d.isHelping() {
+		return // nobody would answer yet
 	}
-	defer release()
-	for _, path := range kept {
-		claim, err := d.claims.Get(d.metadataSpecOf(path))
-		if err != nil || claim == nil || claim.Phase != record.Prepared || !d.claims.Current(claim) {
+	claims, _ := d.claims.List() // unreadable ones are told where they matter
+	for _, c := range claims {
+		if c.Phase != record.Prepared || !d.claims.Current(c) || d.hasMetadata(c) {
 			continue
 		}
-		content, err := os.ReadFile(path)
-		if err == nil {
-			err = d.replaceIfOther("metadata CDI spec", filepath.Join(d.options.CDIDir, filepath.Base(path)), content)
+		if err := d.prepareAgain(ctx, c); err != nil && ctx.Err() == nil {
+			klog.FromContext(ctx).Error(err, "Restore device metadata", "claim", klog.KRef(c.Namespace, c.Name))
 		}
-		failed = errors.Join(failed, err)
 	}
-	return failed
+}
+
+func (d *Driver) hasMetadata(c *record.Claim) bool {
+	for _, s := range c.Shares {
+		request := resourceclaim.BaseRequestRef(s.Request)
+		for _, path := range []string{
+			filepath.Join(d.options.PluginDir, metadataDir, c.Namespace+"_"+c.Name, request, metadataFile),
+			filepath.Join(d.options.CDIDir, d.options.DriverName+"_metadata_"+string(c.UID)+"_"+request+".json"),
+		} {
+			if _, err := os.Stat(path); err != nil {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+func (d *Driver) prepareAgain(ctx context.Context, c *record.Claim) error {
+	socket := "dra.sock" // the helper's names
+	if d.options.RollingUpdate {
+		socket = "dra-" + d.options.Instance + ".sock"
+	}
+	conn, err := grpc.NewClient("unix://"+filepath.Join(d.options.PluginDir, socket), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(ctx, reportTimeout)
+	defer cancel()
+	d.restoring.Store(c.UID, true)
+	defer d.restoring.Delete(c.UID)
+	answer, err := drapb.NewDRAPluginClient(conn).NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{
+		Claims: []*drapb.Claim{{Namespace: c.Namespace, Name: c.Name, Uid: string(c.UID)}}})
+	if err != nil {
+		return err
+	}
+	if text := answer.GetClaims()[string(c.UID)].GetError(); text != "" {
+		return errors.New(text)
+	}
+	return nil
 }
 
 // removeMetadata removes a claim's files. They are named for the claim's name:
@@ -176,21 +211,22 @@ func (d *Driver) networkDataOf(ctx context.Context, claim *record.Claim, share r
 }
 
 // updateMetadata tells the containers that have a share about its link, and
-// about the others of its request: they are in one file.
-func (d *Driver) updateMetadata(ctx context.Context, share record.Share, attached attach.Record) {
+// about the others of its request: they are in one file. pending are attachments
+// that have no record yet.
+func (d *Driver) updateMetadata(ctx context.Context, uid types.UID, share record.Share, pending ...attach.Record) {
 	select {
 	case <-d.helping:
 	case <-ctx.Done():
 		return
 	}
-	claim, err := d.claims.Get(types.UID(attached.ClaimUID))
+	claim, err := d.claims.Get(uid)
 	if claim == nil || err != nil {
 		return
 	}
 	var devices []kubeletplugin.Device
 	for _, s := range claim.Shares {
 		if s.Request == share.Request {
-			devices = append(devices, kubeletplugin.Device{Requests: []string{s.Request}, PoolName: s.Pool, DeviceName: s.Device, Metadata: d.metadataOf(ctx, claim, s, attached)})
+			devices = append(devices, kubeletplugin.Device{Requests: []string{s.Request}, PoolName: s.Pool, DeviceName: s.Device, Metadata: d.metadataOf(ctx, claim, s, pending...)})
 		}
 	}
 	if err := d.helper.UpdateRequestMetadata(ctx, claim.Namespace, claim.Name, claim.UID, share.Request, devices); err != nil {

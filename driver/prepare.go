@@ -58,6 +58,9 @@ func (d *Driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 		// the administrator would not allow them any more.
 		return old, d.ensureSpec(old)
 	}
+	if _, again := d.restoring.Load(claim.UID); again && old == nil {
+		return nil, errors.New("the claim was unprepared while its device metadata was restored: try again")
+	}
 	if err := d.configure(claim, shares); err != nil {
 		return nil, err
 	}

@@ -141,11 +141,7 @@ func Variable(request, what string) string {
 func GrantVariables(request string, granted map[string]resource.Quantity) map[string]string {
 	variables := make(map[string]string, len(granted))
 	for name, q := range granted {
-		what := name
-		if name == config.CapacityMemory {
-			what += "_bytes"
-		}
-		variables[Variable(request, what)] = Decimal(q)
+		variables[Variable(request, config.GrantVariable(name))] = Decimal(q)
 	}
 	return variables
 }
@@ -190,7 +186,7 @@ func Variables(c config.Capacities, granted map[string]resource.Quantity) map[st
 	for name, whole := range c.Capacity {
 		q, ok := granted[name]
 		if !ok {
-			q = whole // a device that is not shared
+			continue // it was not configured when the share was allocated
 		}
 		variables[name] = Decimal(q)
 		for suffix, unit := range map[string]int64{".Ki": 1 << 10, ".Mi": 1 << 20, ".Gi": 1 << 30} {

@@ -109,7 +109,7 @@ func (a *AcceleratorShare) ValidateFor(allowed AllowedAccelerator) field.ErrorLi
 	}
 	for _, name := range slices.Sorted(maps.Keys(a.Environment)) {
 		if slices.Contains(allowed.Environment, name) {
-			errs = append(errs, field.Forbidden(field.NewPath("environment").Key(name), fmt.Sprintf("accelerator %q sets it for all its shares", allowed.Accelerator)))
+			errs = append(errs, field.Forbidden(field.NewPath("environment").Key(name), fmt.Sprintf("accelerator %q sets it for all its shares: leave it out", allowed.Accelerator)))
 		}
 	}
 	return errs

@@ -31,7 +31,9 @@ func TestGoodSharesOfAcceleratorsAreAccepted(t *testing.T) {
 
 func TestWrongSharesOfAcceleratorsAreRefusedByFieldValueAndRemedy(t *testing.T) {
 	for _, tc := range []struct{ name, fields, want string }{
-		{"unknown field", `, "env": {}`, `unknown field "env"`},
+		{"unknown field", `, "env": {}`, `unknown field "env"; there are the fields environment, deviceNodes`},
+		{"a number for a text", `, "environment": {"A": 5}`, `environment: got a number, want a string: does the value lack quotes`},
+		{"a text for a list", `, "deviceNodes": "/dev/x"`, `deviceNodes: got a string, want a []string`},
 		{"no name for a variable", `, "environment": {"A=B": "x"}`, `environment[A=B]: Invalid value: "A=B": a valid C identifier`},
 		{"a variable of the driver's", `, "environment": {"DRA_SHARED_X": "x"}`, `names that begin with DRA_SHARED_ are the driver's`},
 		{"a variable of the administrator's", `, "environment": {"CUDA_MPS_PIPE_DIRECTORY": "/x"}`, `environment[CUDA_MPS_PIPE_DIRECTORY]: Forbidden: accelerator "npu" sets it for all its shares`},

@@ -1,8 +1,10 @@
 package v1alpha1
 
 import (
+	stdjson "encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -57,13 +59,29 @@ func Decode(raw []byte) (Parameters, error) {
 
 func decode(raw []byte, into Parameters) (Parameters, error) {
 	strict, err := json.UnmarshalStrict(raw, into)
-	if err == nil && len(strict) > 0 {
-		err = joinStrict(strict)
+	var wrongType *stdjson.UnmarshalTypeError
+	switch {
+	case errors.As(err, &wrongType):
+		err = fmt.Errorf("%s: got a %s, want a %s: does the value lack quotes, or have too many?", wrongType.Field, wrongType.Value, wrongType.Type)
+	case err == nil && len(strict) > 0:
+		err = fmt.Errorf("%w; there are the fields %s", joinStrict(strict), strings.Join(fields(into), ", "))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", into.kind(), err)
 	}
 	return into, nil
+}
+
+// fields are the names of an object's fields, without version and kind.
+func fields(of Parameters) (names []string) {
+	t := reflect.TypeOf(of).Elem()
+	for i := range t.NumField() {
+		name, _, _ := strings.Cut(t.Field(i).Tag.Get("json"), ",")
+		if name != "apiVersion" && name != "kind" {
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 // DecodeAs is Decode for a device that takes parameters of one kind.

@@ -52,7 +52,7 @@ func newCommand() *cobra.Command {
 	p.StringVar(&f.configFile, "config", "/etc/dra-shared/config.yaml", "the DriverConfig")
 	p.StringVar(&f.kubeconfig, "kubeconfig", "", "kubeconfig; default: the pod's service account")
 	p.StringVar(&f.namespace, "namespace", os.Getenv("POD_NAMESPACE"), "where the lease of the leader is")
-	p.StringVar(&f.slicesOwner, "slices-owner", "", "the DeviceClass with which the fabrics' ResourceSlices go; default: they stay")
+	p.StringVar(&f.slicesOwner, "slices-owner", "", "the ClusterRole with which the fabrics' ResourceSlices go; default: they stay")
 	p.StringVar(&f.healthAddress, "health-address", ":8081", "host:port to serve /healthz and /readyz on")
 	p.StringVar(&f.metricsAddress, "metrics-address", "0", "host:port to serve Prometheus metrics on, at /metrics; 0: not at all")
 	logsapi.AddFlags(f.logging, p)

@@ -10,12 +10,12 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
-
-	resourceapi "k8s.io/api/resource/v1"
 
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/published"
@@ -26,8 +26,9 @@ type Publisher struct {
 	Client     kubernetes.Interface
 	DriverName string
 	Config     *config.DriverConfig
-	// Owner is the DeviceClass with which the slices go. Without one they stay
-	// when the controller is gone.
+	// Owner is the ClusterRole with which the slices go: the controller's own,
+	// which is there as long as that is installed. (Its Deployment cannot own what
+	// has no namespace.) Without one the slices stay when the controller is gone.
 	Owner string
 }
 
@@ -54,11 +55,11 @@ func (p *Publisher) owner(ctx context.Context) (*resourceslice.Owner, error) {
 	if p.Owner == "" {
 		return nil, nil
 	}
-	class, err := p.Client.ResourceV1().DeviceClasses().Get(ctx, p.Owner, metav1.GetOptions{})
+	role, err := p.Client.RbacV1().ClusterRoles().Get(ctx, p.Owner, metav1.GetOptions{})
 	if err != nil {
-		return nil, fmt.Errorf("find the DeviceClass that owns the fabrics' ResourceSlices: %w: does --slices-owner name one?", err)
+		return nil, fmt.Errorf("find the ClusterRole that owns the fabrics' ResourceSlices: %w: does --slices-owner name one?", err)
 	}
-	return &resourceslice.Owner{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "DeviceClass", Name: class.Name, UID: class.UID}, nil
+	return &resourceslice.Owner{APIVersion: rbacv1.SchemeGroupVersion.String(), Kind: "ClusterRole", Name: role.Name, UID: role.UID}, nil
 }
 
 // Resources are the pools of the fabrics.

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
@@ -26,23 +27,23 @@ func TestEachFabricIsAPoolOfOneDevice(t *testing.T) {
 }
 
 // The API server, as a fake, knows no generated names: one fabric.
-func TestSlicesGoWithTheirDeviceClass(t *testing.T) {
+func TestSlicesGoWithTheController(t *testing.T) {
 	_, ctx := ktesting.NewTestContext(t)
 	ctx, cancel := context.WithCancel(ctx)
-	client := fake.NewClientset(&resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "fabric.dra-shared.dev", UID: "class"}})
+	client := fake.NewClientset(&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "controller", UID: "role"}})
 	watch, err := client.ResourceV1().ResourceSlices().Watch(ctx, metav1.ListOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer watch.Stop()
-	p := &Publisher{Client: client, DriverName: "dra-shared.dev", Owner: "fabric.dra-shared.dev",
+	p := &Publisher{Client: client, DriverName: "dra-shared.dev", Owner: "controller",
 		Config: &config.DriverConfig{Fabrics: []config.Fabric{{Name: "rack1", NodeSelector: map[string]string{"a": "1"}}}}}
 	ended := make(chan error, 1)
 	go func() { ended <- p.Start(ctx) }()
 	select {
 	case event := <-watch.ResultChan():
 		s, ok := event.Object.(*resourceapi.ResourceSlice)
-		if !ok || s.Spec.NodeName != nil || len(s.Spec.Devices) != 1 || len(s.OwnerReferences) != 1 || s.OwnerReferences[0].Kind != "DeviceClass" || s.OwnerReferences[0].UID != "class" {
+		if !ok || s.Spec.NodeName != nil || len(s.Spec.Devices) != 1 || len(s.OwnerReferences) != 1 || s.OwnerReferences[0].Kind != "ClusterRole" || s.OwnerReferences[0].UID != "role" {
 			t.Errorf("%+v", event.Object)
 		}
 	case <-time.After(20 * time.Second):
@@ -55,7 +56,7 @@ func TestSlicesGoWithTheirDeviceClass(t *testing.T) {
 }
 
 func TestAnOwnerThatIsNotThereIsAnError(t *testing.T) {
-	p := &Publisher{Client: fake.NewClientset(), DriverName: "dra-shared.dev", Owner: "no-such-class", Config: &config.DriverConfig{}}
+	p := &Publisher{Client: fake.NewClientset(), DriverName: "dra-shared.dev", Owner: "no-such-role", Config: &config.DriverConfig{}}
 	if err := p.Start(t.Context()); err == nil {
 		t.Error("nobody said so")
 	}

@@ -70,6 +70,7 @@ func (k *Kind) Refresh(ctx context.Context, shares []record.Share) (found driver
 		if next[s.Device] == nil {
 			next[s.Device] = k.absent(s.Device)
 		}
+		next[s.Device].shared = next[s.Device].shared || s.ShareID != "" && !s.AdminAccess
 	}
 	k.log(ctx, next, problems)
 	k.devices = next
@@ -141,6 +142,12 @@ func (k *Kind) Ready() error {
 func (k *Kind) Devices() []resourceapi.Device {
 	var devices []resourceapi.Device
 	for _, d := range k.all() {
+		if d.group == nil {
+			// Gone since before this plugin started. A device without the
+			// attributes that selectors ask for is an error to the scheduler, which
+			// then looks at no other.
+			continue
+		}
 		devices = append(devices, d.publish())
 	}
 	return devices
@@ -186,8 +193,11 @@ func (k *Kind) Configure(share record.Share, configurations [][]byte) (json.RawM
 	if err != nil {
 		return nil, err
 	}
-	if d.absent {
+	if d.absent && !share.AdminAccess {
 		return nil, errors.New(d.trouble())
+	}
+	if d.group == nil { // who looks after devices sees that this one is gone
+		return json.Marshal(published.AdminEdits(share.Request))
 	}
 	var merged *params.AcceleratorShare
 	for _, raw := range configurations {
@@ -205,6 +215,9 @@ func (k *Kind) Configure(share record.Share, configurations [][]byte) (json.RawM
 	if err != nil {
 		return nil, err
 	}
+	if share.AdminAccess {
+		edits.DeviceNodes = slices.DeleteFunc(edits.DeviceNodes, func(node string) bool { return !k.host.IsNode(node) })
+	}
 	for _, node := range edits.DeviceNodes {
 		if !k.host.IsNode(node) {
 			return nil, fmt.Errorf("device node %s is not on the node: is the device's driver loaded, are its device nodes made?", node)
@@ -215,23 +228,27 @@ func (k *Kind) Configure(share record.Share, configurations [][]byte) (json.RawM
 
 // edits puts together what a container with the share finds: pure.
 func (k *Kind) edits(d *device, share record.Share, p *params.AcceleratorShare) (cdi.Edits, error) {
-	variables := published.Variables(d.group.Capacities, share.Capacity)
+	variables := published.Variables(d.group.Capacities, granted(d, share))
 	maps.Copy(variables, map[string]string{
 		config.VariableShare: share.Name, config.VariableRequest: share.Request, config.VariableDevice: share.Device, config.VariableNode: k.node,
 	})
 	if d.PCIBusID != "" {
 		variables[config.VariablePCIBusID] = d.PCIBusID
 	}
-	expanded, err := d.group.Edits.Expand(variables)
+	texts := d.group.Edits
+	if share.AdminAccess { // to look, with what looking needs, and no limit that is of a grant
+		texts = texts.Only(variables)
+	}
+	expanded, err := texts.Expand(variables)
 	if err != nil {
 		return cdi.Edits{}, fmt.Errorf("edits of accelerator %q: %w", d.group.Name, err)
 	}
 	edits := published.Edits(expanded, p.Environment, published.GrantVariables(share.Request, granted(d, share)))
-	if share.AdminAccess { // to look, with what looking needs, and no grant
+	if share.AdminAccess {
 		edits = published.Edits(expanded, p.Environment)
 		edits.Env = append(edits.Env, published.AdminEdits(share.Request).Env...)
 	}
-	if memory, ok := granted(d, share)[config.CapacityMemory]; ok && d.region != "" && share.ShareID != "" && !share.AdminAccess {
+	if memory, ok := granted(d, share)[config.CapacityMemory]; ok && d.region != "" && share.ShareID != "" {
 		edits.Hook = dmem.Args(d.region, uint64(memory.Value()))
 	}
 	edits.DeviceNodes = append(slices.Clone(d.Nodes), edits.DeviceNodes...)
@@ -244,11 +261,16 @@ func (k *Kind) edits(d *device, share record.Share, p *params.AcceleratorShare) 
 }
 
 // granted is what a share has of the device: all of it, if that is not shared.
+// What an allocation for admin access says of capacity counts for nothing.
 func granted(d *device, share record.Share) map[string]resource.Quantity {
-	if share.ShareID == "" {
+	switch {
+	case share.AdminAccess:
+		return nil
+	case share.ShareID == "":
 		return d.group.Capacity
+	default:
+		return share.Capacity
 	}
-	return share.Capacity
 }
 
 // Together implements driver.Kind.

@@ -152,6 +152,23 @@ func TestDevicesOfAllGroups(t *testing.T) {
 	if diff := cmp.Diff(append([]string{"dev-npu1 npu shared dra-shared.dev/absent"}, want[2:]...), names(k)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
+	// One that becomes exclusive while shares are held is nobody's until they
+	// are gone.
+	k.config = configuration(t, `- {name: npu, match: {devicePaths: ["/dev/accel/accel0"]}, exclusive: true}`)
+	refresh(t, k, record.Share{Kind: Name, Device: "pci-0000-00-0b-0", ShareID: "1"})
+	if diff := cmp.Diff([]string{"pci-0000-00-0b-0 npu exclusive dra-shared.dev/shares-held"}, names(k)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	refresh(t, k, record.Share{Kind: Name, Device: "pci-0000-00-0b-0"})
+	if diff := cmp.Diff([]string{"pci-0000-00-0b-0 npu exclusive"}, names(k)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestTheHealthOfDevices(t *testing.T) {
+	k, files := machine(t, "render-nodes", `- {name: npu, match: {devicePaths: ["/dev/npu[0-9]"]}}`)
+	delete(files, "dev/npu1")
+	refresh(t, k, record.Share{Kind: Name, Device: "dev-npu1"})
 	for _, h := range k.Health() {
 		if h.Healthy != (h.Device != "dev-npu1") {
 			t.Errorf("%+v", h)
@@ -223,9 +240,23 @@ func TestWhatAContainerWithAShareFinds(t *testing.T) {
 		t.Fatal(err)
 	}
 	got, err = k.Edits(admin)
-	if err != nil || strings.Contains(strings.Join(got.Env, " "), "MEMORY") || len(got.DeviceNodes) != 3 || got.Env[len(got.Env)-1] != "DRA_SHARED_GPU_ADMIN_ACCESS=true" {
-		t.Errorf("with admin access: %v %+v", err, got)
+	if diff := cmp.Diff([]string{"DRA_SHARED_GPU_ADMIN_ACCESS=true"}, got.Env); err != nil || diff != "" || len(got.DeviceNodes) != 3 {
+		t.Errorf("with admin access: %v %+v\n%s", err, got, diff)
 	}
+	// Also to what is gone, as far as it is there.
+	gone := admin
+	gone.Device = "pci-0000-99-00-0"
+	refresh(t, k, gone)
+	if gone.Parameters, err = k.Configure(gone, nil); err != nil {
+		t.Error(err)
+	}
+	if got, err := k.Edits(gone); err != nil || len(got.DeviceNodes) != 0 || len(got.Env) != 1 {
+		t.Errorf("admin access to a device that is gone: %v %+v", err, got)
+	}
+	if len(k.Devices()) != 8 {
+		t.Error("a device that nobody knows anything of is published")
+	}
+	refresh(t, k)
 	// What was prepared stays, whatever becomes of configuration and device.
 	delete(files, "dev/nvidia1")
 	k.config = configuration(t, `- {name: other, match: {vendor: "1002"}}`)

@@ -28,7 +28,13 @@ type device struct {
 	region string
 	// absent: the device is gone, shares of it are not.
 	absent bool
+	// shared: claims have shares of it.
+	shared bool
 }
+
+// TaintSharesHeld is on a device that has become exclusive while claims have
+// shares of it: the scheduler would give the whole of it to another.
+const TaintSharesHeld = "dra-shared.dev/shares-held"
 
 // find returns the devices of all groups by name, and what cannot be
 // published, and why.
@@ -91,11 +97,11 @@ func (d *device) trouble() string {
 // publish is the device as it stands in a ResourceSlice.
 func (d *device) publish() resourceapi.Device {
 	out := resourceapi.Device{Name: d.name, Attributes: published.Attributes{published.AttributeKind: published.Text(Name)}}
-	if d.absent {
+	switch {
+	case d.absent:
 		out.Taints = []resourceapi.DeviceTaint{{Key: published.TaintAbsent, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
-	}
-	if d.group == nil {
-		return out // absent since before this plugin started
+	case d.group.Exclusive && d.shared:
+		out.Taints = []resourceapi.DeviceTaint{{Key: TaintSharesHeld, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
 	}
 	if !d.group.Exclusive {
 		out.AllowMultipleAllocations = ptr.To(true)

@@ -95,14 +95,6 @@ func (k *Kind) Configure(share record.Share, configurations [][]byte) (json.RawM
 
 // edits puts together what a container with the share finds: pure.
 func (k *Kind) edits(f *config.Fabric, share record.Share) (cdi.Edits, error) {
-	variables := published.Variables(f.Capacities, share.Capacity)
-	maps.Copy(variables, map[string]string{
-		config.VariableShare: share.Name, config.VariableRequest: share.Request, config.VariableDevice: share.Device, config.VariableNode: k.node,
-	})
-	expanded, err := f.Edits.Expand(variables)
-	if err != nil {
-		return cdi.Edits{}, fmt.Errorf("edits of fabric %q: %w", f.Name, err)
-	}
 	if share.AdminAccess {
 		return published.AdminEdits(share.Request), nil
 	}
@@ -110,7 +102,16 @@ func (k *Kind) edits(f *config.Fabric, share record.Share) (cdi.Edits, error) {
 	if share.ShareID == "" {
 		granted = f.Capacity
 	}
-	path := "/var/run/dra-shared.dev/" + share.Request + "/membership.json"
+	variables := published.Variables(f.Capacities, granted)
+	maps.Copy(variables, map[string]string{
+		config.VariableShare: share.Name, config.VariableRequest: share.Request, config.VariableDevice: share.Device, config.VariableNode: k.node,
+	})
+	expanded, err := f.Edits.Expand(variables)
+	if err != nil {
+		return cdi.Edits{}, fmt.Errorf("edits of fabric %q: %w", f.Name, err)
+	}
+	// Two claims of a container may have requests of one name: by the share.
+	path := "/var/run/dra-shared.dev/" + share.Name + "/membership.json"
 	edits := published.Edits(expanded, published.GrantVariables(share.Request, granted), map[string]string{
 		published.Variable(share.Request, "fabric"): f.Name, published.Variable(share.Request, "membership"): path,
 	})

@@ -182,9 +182,6 @@ func (d *device) publish() resourceapi.Device {
 	case d.down && d.network.LinkDown != config.TaintNone:
 		out.Taints = []resourceapi.DeviceTaint{{Key: TaintLinkDown, Effect: resourceapi.DeviceTaintEffect(d.network.LinkDown)}}
 	}
-	if d.network == nil {
-		return out // absent since before this plugin started
-	}
 	d.addAttributes(out.Attributes)
 	maps.Copy(out.Attributes, d.pci)
 	out.Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{

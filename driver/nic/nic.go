@@ -234,6 +234,12 @@ func (k *Kind) Devices() []resourceapi.Device {
 	defer k.mu.RUnlock()
 	devices := make([]resourceapi.Device, 0, len(k.devices))
 	for _, d := range k.devices {
+		if d.network == nil {
+			// Gone since before this plugin started. A device without the
+			// attributes that selectors ask for is an error to the scheduler, which
+			// then looks at no other.
+			continue
+		}
 		devices = append(devices, d.publish())
 	}
 	sort.Slice(devices, func(a, b int) bool { return devices[a].Name < devices[b].Name })
@@ -297,6 +303,9 @@ func (k *Kind) Configure(share record.Share, configurations [][]byte) (json.RawM
 	}
 	merged = params.MergeNetworkAttachments(merged, nil)
 	merged.Default()
+	if merged.AdminLink && !share.AdminAccess {
+		return nil, fmt.Errorf("%s: adminLink: Forbidden: true: the request has no adminAccess, and gets its link anyway: leave it out", params.NetworkAttachmentKind)
+	}
 	if d.network == nil {
 		return nil, fmt.Errorf("NIC %s is gone from the node", share.Device)
 	}

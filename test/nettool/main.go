@@ -31,7 +31,7 @@ var errUsage = errors.New(`usage:
   nettool mknod PATH MAJOR MINOR make a device node, if that is allowed
   nettool devices [--wait]       what the device metadata of this container's claims says
   nettool env                    the environment
-  nettool cat FILE               what is in a file
+  nettool cat FILE               what is in a file; its name may have $VARIABLES
   nettool exit                   end the container: tell process 1 to stop`)
 
 func main() {
@@ -84,7 +84,7 @@ func run(args []string) error {
 		if len(args) != 2 {
 			return errUsage
 		}
-		raw, err := os.ReadFile(args[1])
+		raw, err := os.ReadFile(os.ExpandEnv(args[1]))
 		if err == nil {
 			_, err = os.Stdout.Write(raw)
 		}

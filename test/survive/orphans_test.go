@@ -253,6 +253,7 @@ func TestWhatARunningPodNeedsIsKeptOrMadeAgain(t *testing.T) {
 		"its claim's record is corrupt":    func(w *world, uid string) { w.write("garbage", "plugin", "claims", uid+".json") },
 		"its attach record is corrupt":     func(w *world, uid string) { w.corrupt("run/attached", uid+"_*") },
 		"its attach record is lost":        func(w *world, uid string) { w.remove("run/attached", uid+"_*") },
+		"its metadata is lost":             func(w *world, _ string) { w.remove("plugin/dra-device-metadata/default_c/nic", "metadata.json") },
 		"its CDI spec is lost":             func(w *world, uid string) { w.remove("cdi", "*"+uid+"*") },
 		"a stray file is among the others": func(w *world, _ string) { w.write("x", "run", "attached", "0_1-aa.json") },
 	} {

@@ -96,7 +96,10 @@ func (a *Accelerator) validate(at *field.Path) (errs field.ErrorList) {
 	for i, pattern := range a.Allow.DeviceNodes {
 		errs = append(errs, validatePattern(pattern, at.Child("allow", "deviceNodes").Index(i))...)
 	}
-	variables := append([]string{VariablePCIBusID}, shareVariables...)
+	variables := slices.Clone(shareVariables)
+	if a.Match.OnPCI() {
+		variables = append(variables, VariablePCIBusID)
+	}
 	return append(errs, a.Edits.validate(at.Child("edits"), append(variables, a.variables()...))...)
 }
 

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -13,6 +14,15 @@ import (
 
 // CapacityMemory is the capacity that is a device's own memory, in bytes.
 const CapacityMemory = "memory"
+
+// GrantVariable is how the name of the variable ends that tells containers what
+// is granted of a capacity.
+func GrantVariable(capacity string) string {
+	if capacity == CapacityMemory {
+		capacity += "_bytes"
+	}
+	return strings.ToUpper(capacity)
+}
 
 // Capacities are what shares of a device consume. A device without any can be
 // shared without limit.
@@ -51,11 +61,22 @@ func (c Capacities) validate(at *field.Path, exclusive bool) (errs field.ErrorLi
 	if len(c.Capacity) > maxCapacities {
 		errs = append(errs, field.TooMany(at.Child("capacity"), len(c.Capacity), maxCapacities))
 	}
+	byVariable := map[string]string{}
 	for _, name := range slices.Sorted(maps.Keys(c.Capacity)) {
 		path := at.Child("capacity").Key(name)
 		errs = append(errs, validateIdentifier(name, path)...)
+		variable := GrantVariable(name)
+		if other, taken := byVariable[variable]; taken {
+			errs = append(errs, field.Invalid(path, name, fmt.Sprintf("has the same variable in the environment as %s, %s", other, variable)))
+		}
+		byVariable[variable] = name
+		if slices.Contains(shareVariables, name) || name == VariablePCIBusID {
+			errs = append(errs, field.Invalid(path, name, "is the name of a variable of every share: choose another"))
+		}
 		if value := c.Capacity[name]; value.Sign() <= 0 || value.CmpInt64(math.MaxInt64) > 0 {
 			errs = append(errs, field.Invalid(path, value.String(), "must be more than zero, and less than 8Ei"))
+		} else if _, whole := value.AsInt64(); name == CapacityMemory && !whole {
+			errs = append(errs, field.Invalid(path, value.String(), "must be a whole number of bytes, such as 16Gi"))
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.Policy)) {

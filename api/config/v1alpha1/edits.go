@@ -68,9 +68,36 @@ func (e Edits) Expand(variables map[string]string) (Edits, error) {
 	}
 	out := e.each(expand)
 	if len(missing) > 0 {
-		return Edits{}, fmt.Errorf("no value for the variables %s", strings.Join(missing, ", "))
+		return Edits{}, fmt.Errorf("no value for the variables %s: a capacity that was configured after the claim was allocated, or a device that is not on PCI?", strings.Join(missing, ", "))
 	}
 	return out, nil
+}
+
+// Only returns the edits whose texts have no other variables than these.
+func (e Edits) Only(variables map[string]string) (out Edits) {
+	can := func(texts ...string) bool {
+		_, err := Edits{DeviceNodes: texts}.Expand(variables)
+		return err == nil
+	}
+	for name, text := range e.Environment {
+		if can(text) {
+			if out.Environment == nil {
+				out.Environment = map[string]string{}
+			}
+			out.Environment[name] = text
+		}
+	}
+	for _, node := range e.DeviceNodes {
+		if can(node) {
+			out.DeviceNodes = append(out.DeviceNodes, node)
+		}
+	}
+	for _, m := range e.Mounts {
+		if can(m.HostPath, m.ContainerPath) {
+			out.Mounts = append(out.Mounts, m)
+		}
+	}
+	return out
 }
 
 // each applies f to all texts.
@@ -110,7 +137,21 @@ func (e Edits) validate(at *field.Path, known []string) (errs field.ErrorList) {
 		if len(more) == 0 {
 			more = params.ValidateDeviceNode(expanded(node, values), path)
 		}
+		if slices.Contains(e.DeviceNodes[:i], node) {
+			more = append(more, field.Duplicate(path, node))
+		}
 		errs = append(errs, more...)
+	}
+	containerPaths := map[string]bool{}
+	for i, m := range e.Mounts {
+		at := at.Child("mounts").Index(i).Child("containerPath")
+		if containerPaths[m.ContainerPath] {
+			errs = append(errs, field.Duplicate(at, m.ContainerPath))
+		}
+		containerPaths[m.ContainerPath] = true
+		if slices.Contains(runtimePaths, m.ContainerPath) {
+			errs = append(errs, field.Forbidden(at, m.ContainerPath+" is the runtime's: mount below it, or elsewhere"))
+		}
 	}
 	for i, m := range e.Mounts {
 		for name, text := range map[string]string{"hostPath": m.HostPath, "containerPath": m.ContainerPath} {
@@ -124,6 +165,9 @@ func (e Edits) validate(at *field.Path, known []string) (errs field.ErrorList) {
 	}
 	return errs
 }
+
+// runtimePaths are what a runtime mounts by itself.
+var runtimePaths = []string{"/dev", "/proc", "/sys", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf"}
 
 func expanded(text string, values map[string]string) string {
 	return os.Expand(text, func(name string) string { return values[name] })
