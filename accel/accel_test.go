@@ -18,12 +18,7 @@ import (
 
 func machine(t *testing.T, name string) (accel.Host, fstest.MapFS) {
 	t.Helper()
-	f, err := os.Open("testdata/" + name + ".tree")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	files, err := tree.Parse(f)
+	files, err := tree.Load("testdata/" + name + ".tree")
 	if err != nil {
 		t.Fatal(err)
 	}

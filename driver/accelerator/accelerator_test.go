@@ -3,7 +3,6 @@ package accelerator
 import (
 	"context"
 	"encoding/json"
-	"os"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -25,12 +24,7 @@ import (
 // machine is a kind on a machine of accel's, with a configuration.
 func machine(t *testing.T, name, accelerators string) (*Kind, fstest.MapFS) {
 	t.Helper()
-	f, err := os.Open("../../accel/testdata/" + name + ".tree")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	files, err := tree.Parse(f)
+	files, err := tree.Load("../../accel/testdata/" + name + ".tree")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -22,6 +22,20 @@ import (
 	"testing/fstest"
 )
 
+// Load reads a tree from a file.
+func Load(path string) (fstest.MapFS, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	files, err := Parse(f)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return files, nil
+}
+
 // Parse reads a tree as a file system.
 func Parse(r io.Reader) (fstest.MapFS, error) {
 	files := fstest.MapFS{}
