@@ -70,6 +70,8 @@ func TestTheFirstNetworkThatNamesANICHasIt(t *testing.T) {
 
 func FuzzLoad(f *testing.F) {
 	f.Add([]byte(header + `networks: [{name: a, interfaces: ["nic*"], bandwidth: 10G, reserve: 1G, allow: {modes: [Bridge], subnets: [10.0.0.0/8]}, policy: {min: 1M, step: 1M, default: 5M}}]`))
+	f.Add([]byte(header + `accelerators: [{name: a, match: {vendor: 10de}, capacity: {memory: 8Gi, c: 1}, policy: {memory: {default: 1Gi, min: 1Gi, step: 1Gi}, c: {default: 0, values: [0, 500m]}}, edits: {environment: {A: "$$${memory.Mi}"}, mounts: [{hostPath: "/run/${pciBusID}", containerPath: /x}]}}]`))
+	f.Add([]byte(header + `fabrics: [{name: a, nodeSelector: {x: y}, capacity: {c: 3}, policy: {c: {default: 1, min: 1, max: 3, step: 2}}}]`))
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		c, err := Load(raw)
 		if err != nil {
@@ -79,5 +81,14 @@ func FuzzLoad(f *testing.F) {
 			c.Networks[i].Allowed(1500) // must not fail on what Load accepts
 		}
 		c.NetworkOf("nic0", false)
+		for _, a := range c.Accelerators {
+			values := map[string]string{}
+			for _, name := range append(a.variables(), append(shareVariables, VariablePCIBusID)...) {
+				values[name] = "1"
+			}
+			if _, err := a.Edits.Expand(values); err != nil {
+				t.Errorf("edits that were accepted: %v", err)
+			}
+		}
 	})
 }
