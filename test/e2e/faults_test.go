@@ -442,20 +442,32 @@ func (f *faults) publishes(ctx context.Context) error {
 	if _, err := f.bed.Kubectl(ctx, "delete", "resourceslices", "--all"); err != nil {
 		return err
 	}
-	if err := f.prints(ctx, "nic0 nic1", devices); err != nil {
-		return err
-	}
 	if err := f.apply(ctx, surplusSlice); err != nil {
 		return err
 	}
-	if err := f.prints(ctx, "", "get resourceslice surplus --ignore-not-found -o name"); err != nil {
-		return err
-	}
+	// What is published is compared with what there is when a NIC comes or goes,
+	// and else every half minute.
 	if _, err := f.bed.Node(ctx, "n1", "ip", "link", "add", "nic9", "type", "veth", "peer", "name", "far9"); err != nil {
 		return err
 	}
-	defer func() { _, _ = f.bed.Node(ctx, "n1", "ip", "link", "delete", "nic9") }()
-	return f.prints(ctx, "nic0 nic1 nic9", devices)
+	gone := false
+	defer func() {
+		if !gone {
+			_, _ = f.bed.Node(ctx, "n1", "ip", "link", "delete", "nic9")
+		}
+	}()
+	for _, check := range []struct{ want, what string }{
+		{"nic0 nic1 nic9", devices}, {"", "get resourceslice surplus --ignore-not-found -o name"},
+	} {
+		if err := f.prints(ctx, check.want, check.what); err != nil {
+			return err
+		}
+	}
+	if _, err := f.bed.Node(ctx, "n1", "ip", "link", "delete", "nic9"); err != nil {
+		return err
+	}
+	gone = true
+	return f.prints(ctx, "nic0 nic1", devices)
 }
 
 // prints waits until kubectl prints that.
