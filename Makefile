@@ -47,7 +47,7 @@ reload: bin/cluster $(IMAGES) ## load the images anew into the cluster and resta
 test: lint generate-check test-unit test-fuzz chart-check e2e demo ## everything CI runs
 	@echo "test: all passed"
 
-test-unit: prerequisites ## tables, real netlink in namespaces, the plugin against a fake kubelet, killed at every step, under load [5 min]
+test-unit: prerequisites ## tables, real netlink in namespaces, the plugin against a fake kubelet, killed at every step, under load [8 min]
 	@go test -timeout 10m $$(go list ./... | grep -v -e /netdev/classify -e /test/survive)
 	# What is measured is measured alone.
 	go test -timeout 10m ./netdev/classify
