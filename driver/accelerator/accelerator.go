@@ -245,7 +245,6 @@ func (k *Kind) edits(d *device, share record.Share, p *params.AcceleratorShare) 
 	}
 	edits := published.Edits(expanded, p.Environment, published.GrantVariables(share.Request, granted(d, share)))
 	if share.AdminAccess {
-		edits = published.Edits(expanded, p.Environment)
 		edits.Env = append(edits.Env, published.AdminEdits(share.Request).Env...)
 	}
 	if memory, ok := granted(d, share)[config.CapacityMemory]; ok && d.region != "" && share.ShareID != "" {
