@@ -16,6 +16,7 @@ CHART := deployments/helm/dra-driver-shared
 IMAGES := bin/images/dra-driver-shared.tar bin/images/nettool.tar
 STATIC := CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags "-s -w"
 FUZZ := accel:FuzzFind api/v1alpha1:FuzzParameters api/config/v1alpha1:FuzzLoad attach:FuzzRecordPath attach:FuzzHookState attach:FuzzRequest attach:FuzzRecord driver/record:FuzzUID driver/record:FuzzClaim
+CRD_TYPES := ./api/scheduling/...
 DOCKERFILE := awk -f deployments/image/dockerfile.awk deployments/image/contents.txt
 GO_FILES := $(shell find . -name '*.go' -not -path './.cluster*' -o -name '*.o' -path './netdev/*') go.mod go.sum
 
@@ -69,12 +70,18 @@ lint: bin/golangci-lint ## style, and the arrows between packages [1 min]
 bench: prerequisites ## how long an attach takes beside the floor that netlink sets, and how steady a grant is
 	@go test -run '^$$' -bench . -benchtime 300x ./netdev
 
-generate: prerequisites-clang ## what is made from something else: BPF objects, the Dockerfile
+generate: prerequisites-clang bin/controller-gen ## what is made from something else: BPF objects, CRDs, the Dockerfile
 	@go generate ./netdev/...
+	bin/controller-gen object paths=$(CRD_TYPES)
+	bin/controller-gen crd paths=$(CRD_TYPES) output:crd:dir=$(CHART)/templates
 	$(DOCKERFILE) >deployments/image/Dockerfile
 
-generate-check: prerequisites-clang ## nothing has drifted from what it is made of
+generate-check: prerequisites-clang bin/controller-gen ## nothing has drifted from what it is made of
 	@tmp=$$(mktemp -d); trap "rm -rf $$tmp" EXIT
+	bin/controller-gen crd paths=$(CRD_TYPES) output:crd:dir=$$tmp object:headerFile= output:object:dir=$$tmp
+	for file in $$tmp/*; do
+	  cmp $$file $$(ls $(CHART)/templates/$${file##*/} api/scheduling/v1beta1/$${file##*/} 2>/dev/null) || { echo "$${file##*/} is not what the Go types say: run make generate"; exit 1; }
+	done
 	cp -r netdev/classify $$tmp/before
 	go generate ./netdev/...
 	$(DOCKERFILE) >$$tmp/Dockerfile
@@ -105,6 +112,11 @@ bin/golangci-lint:
 	@mkdir -p bin
 	echo "build: golangci-lint"
 	GOBIN=$(CURDIR)/bin go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
+
+bin/controller-gen:
+	@mkdir -p bin
+	echo "build: controller-gen"
+	GOBIN=$(CURDIR)/bin go install sigs.k8s.io/controller-tools/cmd/controller-gen@v0.23.0
 
 bin/cluster: $(wildcard test/cluster/*.go test/cluster/*/*.go test/cluster/go.*)
 	@mkdir -p bin

@@ -4,6 +4,7 @@ import (
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/utils/ptr"
 
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
@@ -11,6 +12,11 @@ import (
 
 // KindFabric is the attribute "kind" of a fabric.
 const KindFabric = "fabric"
+
+// CapacityGroups is the capacity of a fabric that each group on it consumes one
+// of. Further claims of a group, for more pods than one claim can be reserved
+// for, consume none; users cannot ask for that.
+const CapacityGroups = "groups"
 
 // fabricPools is what the names of fabrics' pools begin with: no node is named
 // so.
@@ -31,6 +37,14 @@ func Fabric(f *config.Fabric) resourceapi.Device {
 	}
 	if !f.Exclusive {
 		d.AllowMultipleAllocations = ptr.To(true)
+	}
+	if f.Groups > 0 {
+		if d.Capacity == nil {
+			d.Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{}
+		}
+		none, one := resource.MustParse("0"), resource.MustParse("1")
+		d.Capacity[CapacityGroups] = resourceapi.DeviceCapacity{Value: *resource.NewQuantity(int64(f.Groups), resource.DecimalSI),
+			RequestPolicy: &resourceapi.CapacityRequestPolicy{Default: &one, ValidValues: []resource.Quantity{none, one}}}
 	}
 	return d
 }

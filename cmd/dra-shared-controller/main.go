@@ -1,14 +1,14 @@
-// Command dra-shared-controller is the part of the driver that is no node's: it
-// publishes the devices that span nodes.
+// Command dra-shared-controller is the part of the driver that is no node's:
+// admission, claims for groups of pods, and the devices that span nodes.
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
 
 	"github.com/spf13/cobra"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/component-base/cli"
 	"k8s.io/component-base/logs"
@@ -16,22 +16,23 @@ import (
 	_ "k8s.io/component-base/logs/json/register"
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/healthz"
-	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/dra-shared/dra-driver-shared/api"
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
-	"github.com/dra-shared/dra-driver-shared/controlplane/fabrics"
+	"github.com/dra-shared/dra-driver-shared/controlplane"
+	"github.com/dra-shared/dra-driver-shared/controlplane/mode"
 )
 
 type flags struct {
-	driverName, configFile, kubeconfig, namespace, slicesOwner string
-	healthAddress, metricsAddress                              string
-	logging                                                    *logsapi.LoggingConfiguration
+	controlplane.Options
+	mode, configFile, kubeconfig string
+	logging                      *logsapi.LoggingConfiguration
 }
 
 func main() {
-	os.Exit(cli.Run(newCommand()))
+	command := newCommand()
+	command.SetContext(ctrl.SetupSignalHandler())
+	os.Exit(cli.Run(command))
 }
 
 func newCommand() *cobra.Command {
@@ -40,64 +41,56 @@ func newCommand() *cobra.Command {
 		Use:   "dra-shared-controller",
 		Short: "The control plane of the DRA driver for shared devices",
 		Args:  cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error {
+		RunE: func(c *cobra.Command, _ []string) error {
 			if err := logsapi.ValidateAndApply(f.logging, nil); err != nil {
 				return err
 			}
-			return f.run()
+			return f.run(c.Context())
 		},
 	}
 	p := c.Flags()
-	p.StringVar(&f.driverName, "driver-name", api.DriverName, "name of the driver")
+	p.StringVar(&f.DriverName, "driver-name", api.DriverName, "name of the driver")
 	p.StringVar(&f.configFile, "config", "/etc/dra-shared/config.yaml", "the DriverConfig")
 	p.StringVar(&f.kubeconfig, "kubeconfig", "", "kubeconfig; default: the pod's service account")
-	p.StringVar(&f.namespace, "namespace", os.Getenv("POD_NAMESPACE"), "where the lease of the leader is")
-	p.StringVar(&f.slicesOwner, "slices-owner", "", "the ClusterRole with which the fabrics' ResourceSlices go; default: they stay")
-	p.StringVar(&f.healthAddress, "health-address", ":8081", "host:port to serve /healthz and /readyz on")
-	p.StringVar(&f.metricsAddress, "metrics-address", "0", "host:port to serve Prometheus metrics on, at /metrics; 0: not at all")
+	p.StringVar(&f.Namespace, "namespace", os.Getenv("POD_NAMESPACE"), "where the lease of the leader, and the webhook's certificates, are")
+	p.StringVar(&f.mode, "mode", string(mode.Auto), "who makes claims serve PodGroups: native (Kubernetes), bridge (this) or auto (Kubernetes, if its API server does)")
+	p.StringVar(&f.SlicesOwner, "slices-owner", "", "the ClusterRole with which the fabrics' ResourceSlices go; default: they stay")
+	p.StringVar(&f.HealthAddress, "health-address", ":8081", "host:port to serve /healthz and /readyz on")
+	p.StringVar(&f.MetricsAddress, "metrics-address", "0", "host:port to serve Prometheus metrics on, at /metrics; 0: not at all")
+	p.IntVar(&f.Webhook.Port, "webhook-port", 9443, "port to serve admission on; 0: not at all")
+	p.StringVar(&f.Webhook.Service, "webhook-service", "dra-shared-controller", "the Service by which the API server calls the webhook")
+	p.StringVar(&f.Webhook.Configuration, "webhook-configuration", "dra-shared-controller", "name of the MutatingWebhookConfiguration and of the ValidatingWebhookConfiguration that are to trust the webhook")
+	p.StringVar(&f.Webhook.Secret, "webhook-secret", "dra-shared-controller-ca", "Secret with the webhook's certificate authority, which is made and rotated")
+	p.StringVar(&f.Webhook.Directory, "webhook-certificates", "", "directory with tls.crt and tls.key, where cert-manager or somebody else makes them; default: see --webhook-secret")
 	logsapi.AddFlags(f.logging, p)
 	logs.InitLogs()
 	return c
 }
 
-func (f flags) run() error {
-	if f.namespace == "" {
+func (f flags) run(ctx context.Context) error {
+	if f.Namespace == "" {
 		return errors.New("--namespace is needed; does the pod set POD_NAMESPACE?")
+	}
+	var err error
+	if f.Mode, err = mode.Parse(f.mode); err != nil {
+		return fmt.Errorf("--mode: %w", err)
 	}
 	raw, err := os.ReadFile(f.configFile)
 	if err != nil {
 		return fmt.Errorf("read --config: %w", err)
 	}
-	c, err := config.Load(raw)
-	if err != nil {
+	if f.Config, err = config.Load(raw); err != nil {
 		return fmt.Errorf("%s: %w", f.configFile, err)
 	}
 	rest, err := clientcmd.BuildConfigFromFlags("", f.kubeconfig)
 	if err != nil {
 		return err
 	}
-	client, err := kubernetes.NewForConfig(rest)
-	if err != nil {
-		return err
-	}
+	rest.QPS = -1 // the API server has priorities and fairness of its own
 	ctrl.SetLogger(klog.Background())
-	manager, err := ctrl.NewManager(rest, ctrl.Options{
-		LeaderElection: true, LeaderElectionID: f.driverName, LeaderElectionNamespace: f.namespace,
-		LeaderElectionReleaseOnCancel: true, // the process ends when the manager does
-		HealthProbeBindAddress:        f.healthAddress,
-		Metrics:                       metricsserver.Options{BindAddress: f.metricsAddress},
-	})
+	manager, err := controlplane.New(ctx, rest, f.Options)
 	if err != nil {
 		return err
 	}
-	for _, add := range []func(string, healthz.Checker) error{manager.AddHealthzCheck, manager.AddReadyzCheck} {
-		if err := add("ping", healthz.Ping); err != nil {
-			return err
-		}
-	}
-	publisher := &fabrics.Publisher{Client: client, DriverName: f.driverName, Config: c, Owner: f.slicesOwner}
-	if err := manager.Add(publisher); err != nil {
-		return err
-	}
-	return manager.Start(ctrl.SetupSignalHandler())
+	return manager.Start(ctx)
 }

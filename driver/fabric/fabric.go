@@ -102,6 +102,8 @@ func (k *Kind) edits(f *config.Fabric, share record.Share) (cdi.Edits, error) {
 	if share.ShareID == "" {
 		granted = f.Capacity
 	}
+	granted = maps.Clone(granted)
+	delete(granted, published.CapacityGroups) // it counts groups, and is no pod's
 	variables := published.Variables(f.Capacities, granted)
 	maps.Copy(variables, map[string]string{
 		config.VariableShare: share.Name, config.VariableRequest: share.Request, config.VariableDevice: share.Device, config.VariableNode: k.node,

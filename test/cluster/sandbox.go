@@ -227,7 +227,8 @@ func (b *bed) startControlPlane(ctx context.Context, o options, ca *authority, s
 		"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction",
 		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file="+pki("service-account.pub"),
 		"--service-account-signing-key-file="+pki("service-account.key"), "--service-cluster-ip-range="+serviceCIDR,
-		"--allow-privileged=true", "--profiling=false")
+		"--allow-privileged=true", "--profiling=false",
+		"--enable-aggregator-routing=true") // webhooks are called at their pods: there is no kube-proxy
 	if o.Gates == "all" {
 		apiserver.argv = append(apiserver.argv, "--runtime-config=scheduling.k8s.io/v1beta1=true,scheduling.k8s.io/v1alpha3=true,resource.k8s.io/v1alpha3=true")
 	}

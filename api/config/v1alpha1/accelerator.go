@@ -82,6 +82,10 @@ type Fabric struct {
 	// Exclusive publishes the fabric as dedicated: it goes to one claim.
 	Exclusive bool `json:"exclusive,omitempty"`
 
+	// Groups is how many claims the fabric serves at once: one for each group of
+	// pods, however many pods that has. Default: any number.
+	Groups int `json:"groups,omitempty"`
+
 	Capacities `json:",inline"`
 
 	// Edits are what containers find beside the membership file.
@@ -143,6 +147,15 @@ func (f *Fabric) validate(at *field.Path) (errs field.ErrorList) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(f.Attributes)) {
 		errs = append(errs, f.validateAttribute(name, at.Child("attributes").Key(name))...)
+	}
+	if f.Groups < 0 {
+		errs = append(errs, field.Invalid(at.Child("groups"), f.Groups, "must not be negative; leave it out for any number"))
+	}
+	if f.Groups > 0 && f.Exclusive {
+		errs = append(errs, field.Forbidden(at.Child("groups"), "an exclusive fabric goes to one claim"))
+	}
+	if _, taken := f.Capacity["groups"]; taken {
+		errs = append(errs, field.Forbidden(at.Child("capacity").Key("groups"), "say groups: <number> beside capacity"))
 	}
 	errs = append(errs, f.Capacities.validate(at, f.Exclusive)...)
 	return append(errs, f.Edits.validate(at.Child("edits"), append(f.variables(), shareVariables...))...)

@@ -1,0 +1,82 @@
+package admission
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
+
+	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/controlplane/heldby"
+)
+
+// Parameters is the webhook for the driver's parameters in claims, templates and
+// DeviceClasses. What the node would refuse for every device is refused here, by
+// the same code; what depends on the device that the claim gets, only there.
+type Parameters struct {
+	Driver string
+}
+
+// configured is what claims, templates and classes have in common, at whichever
+// depth.
+type configured struct {
+	Metadata metav1.ObjectMeta `json:"metadata"`
+	Spec     struct {
+		Devices resourceapi.DeviceClaim `json:"devices"` // a claim
+		Spec    struct {
+			Devices resourceapi.DeviceClaim `json:"devices"`
+		} `json:"spec"` // a template
+		Config []resourceapi.DeviceClassConfiguration `json:"config"` // a class
+	} `json:"spec"`
+}
+
+// Handle implements admission.Handler.
+func (p *Parameters) Handle(_ context.Context, req admission.Request) admission.Response {
+	var object configured
+	if err := json.Unmarshal(req.Object.Raw, &object); err != nil {
+		return admission.Errored(http.StatusBadRequest, err)
+	}
+	if err := p.check(&object).ToAggregate(); err != nil {
+		return admission.Denied(err.Error())
+	}
+	return admission.Allowed("")
+}
+
+func (p *Parameters) check(o *configured) (errs field.ErrorList) {
+	if value, ok := o.Metadata.Annotations[scheduling.ReservedForAnnotation]; ok {
+		if _, err := heldby.Parse(value); err != nil {
+			errs = append(errs, field.Invalid(field.NewPath("metadata", "annotations").Key(scheduling.ReservedForAnnotation), value, err.Error()))
+		}
+	}
+	spec := field.NewPath("spec")
+	errs = append(errs, p.checkClaim(o.Spec.Devices.Config, spec.Child("devices", "config"))...)
+	errs = append(errs, p.checkClaim(o.Spec.Spec.Devices.Config, spec.Child("spec", "devices", "config"))...)
+	for i, c := range o.Spec.Config {
+		errs = append(errs, p.checkOpaque(c.Opaque, spec.Child("config").Index(i))...)
+	}
+	return errs
+}
+
+func (p *Parameters) checkClaim(config []resourceapi.DeviceClaimConfiguration, at *field.Path) (errs field.ErrorList) {
+	for i, c := range config {
+		errs = append(errs, p.checkOpaque(c.Opaque, at.Index(i))...)
+	}
+	return errs
+}
+
+func (p *Parameters) checkOpaque(opaque *resourceapi.OpaqueDeviceConfiguration, at *field.Path) field.ErrorList {
+	if opaque == nil || opaque.Driver != p.Driver {
+		return nil
+	}
+	if _, err := v1alpha1.Decode(opaque.Parameters.Raw); err != nil {
+		// The decoder's errors name the field and the value below this.
+		return field.ErrorList{{Type: field.ErrorTypeForbidden, Field: at.Child("opaque", "parameters").String(), Detail: strings.TrimSpace(err.Error())}}
+	}
+	return nil
+}

@@ -1,0 +1,129 @@
+package admission
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/clock"
+
+	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
+	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
+)
+
+const (
+	// shardPods is how many pods a claim is given here: fewer than there is room
+	// for, because another replica of the controller may give it some at the same
+	// time.
+	shardPods = claims.MaxPods - 15
+	// shardsMost is how many claims are tried.
+	shardsMost = 256
+	// unseenFor is how long a pod that was admitted counts without having been
+	// seen: what comes after admission may have refused it.
+	unseenFor = 15 * time.Second
+)
+
+// Shards counts the pods of each claim, so that none gets more than can be in its
+// status.reservedFor. Pods that were admitted and are not in the cache yet count
+// too: a Job creates hundreds in a second.
+type Shards struct {
+	clock clock.PassiveClock
+
+	mu     sync.Mutex
+	pods   map[types.NamespacedName]map[types.UID]bool
+	unseen map[types.NamespacedName][]time.Time // when they were admitted
+}
+
+// NewShards returns a count of nothing; Watch keeps it.
+func NewShards(c clock.PassiveClock) *Shards {
+	return &Shards{clock: c, pods: map[types.NamespacedName]map[types.UID]bool{}, unseen: map[types.NamespacedName][]time.Time{}}
+}
+
+// next is the number of the first claim with room for a pod more, which it
+// takes. name gives the claims' names.
+func (s *Shards) next(namespace string, name func(shard int) string) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for n := range shardsMost {
+		key := types.NamespacedName{Namespace: namespace, Name: name(n)}
+		s.forget(key)
+		if len(s.pods[key])+len(s.unseen[key]) < shardPods {
+			s.unseen[key] = append(s.unseen[key], s.clock.Now())
+			return n, nil
+		}
+	}
+	return 0, denied("the PodGroup has %d pods on one device: that is as many as its claims can be reserved for", shardsMost*shardPods)
+}
+
+// forget drops pods that have not been seen for too long.
+func (s *Shards) forget(key types.NamespacedName) {
+	waiting := s.unseen[key]
+	for len(waiting) > 0 && s.clock.Since(waiting[0]) > unseenFor {
+		waiting = waiting[1:]
+	}
+	if len(waiting) == 0 {
+		delete(s.unseen, key)
+		return
+	}
+	s.unseen[key] = waiting
+}
+
+// Watch keeps the count by the pods that an informer tells of.
+func (s *Shards) Watch(informer interface {
+	AddEventHandler(cache.ResourceEventHandler) (cache.ResourceEventHandlerRegistration, error)
+}) error {
+	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(o any) { s.seen(o) },
+		UpdateFunc: func(_, o any) { s.seen(o) },
+		DeleteFunc: func(o any) {
+			if gone, ok := o.(cache.DeletedFinalStateUnknown); ok {
+				o = gone.Obj
+			}
+			if pod, ok := o.(*corev1.Pod); ok {
+				s.count(pod, false)
+			}
+		},
+	})
+	if err != nil {
+		return fmt.Errorf("watch pods: %w", err)
+	}
+	return nil
+}
+
+func (s *Shards) seen(o any) {
+	if pod, ok := o.(*corev1.Pod); ok {
+		s.count(pod, pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed)
+	}
+}
+
+func (s *Shards) count(pod *corev1.Pod, lives bool) {
+	if pod.Labels[scheduling.GroupUIDLabel] == "" {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, c := range pod.Spec.ResourceClaims {
+		if c.ResourceClaimName == nil {
+			continue
+		}
+		key := types.NamespacedName{Namespace: pod.Namespace, Name: *c.ResourceClaimName}
+		switch {
+		case !lives:
+			delete(s.pods[key], pod.UID)
+			if len(s.pods[key]) == 0 {
+				delete(s.pods, key)
+			}
+		case !s.pods[key][pod.UID]:
+			if s.pods[key] == nil {
+				s.pods[key] = map[types.UID]bool{}
+			}
+			s.pods[key][pod.UID] = true
+			if waiting := s.unseen[key]; len(waiting) > 0 {
+				s.unseen[key] = waiting[1:]
+			}
+		}
+	}
+}

@@ -1,0 +1,155 @@
+package claims
+
+import (
+	"encoding/json"
+	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// MaxPods that a claim can be reserved for beside its owner: the API has room
+// for resourceapi.ResourceClaimReservedForMaxSize entries.
+const MaxPods = resourceapi.ResourceClaimReservedForMaxSize - 1
+
+// Pod is what a reservation depends on of a pod that uses the claim.
+type Pod struct {
+	Name string
+	UID  types.UID
+	// Bound to a node.
+	Bound bool
+	// Ended for good: its reservation is the resource claim controller's to remove.
+	Ended bool
+	// Gated waits for its reservation.
+	Gated bool
+	// Unschedulable, as the scheduler said.
+	Unschedulable bool
+}
+
+func (p Pod) reference() resourceapi.ResourceClaimConsumerReference {
+	return resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: p.Name, UID: p.UID}
+}
+
+// Change of a claim's status.reservedFor.
+type Change struct {
+	Add    []resourceapi.ResourceClaimConsumerReference
+	Remove []types.UID
+	// Deallocate ends the allocation as well. Nobody else may hold the claim.
+	Deallocate bool
+	// Guard makes the change fail if the claim has changed since it was read.
+	Guard bool
+}
+
+// Empty tells whether there is nothing to do.
+func (c Change) Empty() bool { return len(c.Add) == 0 && len(c.Remove) == 0 && !c.Deallocate }
+
+// Patch is the change as a strategic merge patch of the claim's status: entries
+// are told apart by UID, so that what others add meanwhile stays.
+func (c Change) Patch(claim *resourceapi.ResourceClaim) ([]byte, error) {
+	metadata := map[string]any{"uid": claim.UID}
+	if c.Guard || c.Deallocate {
+		metadata["resourceVersion"] = claim.ResourceVersion
+	}
+	status := map[string]any{}
+	if c.Deallocate {
+		status["allocation"], status["reservedFor"] = nil, nil
+	} else {
+		var entries []any
+		for _, e := range c.Add {
+			entries = append(entries, e)
+		}
+		for _, uid := range c.Remove {
+			entries = append(entries, map[string]any{"$patch": "delete", "uid": uid})
+		}
+		status["reservedFor"] = entries
+	}
+	return json.Marshal(map[string]any{"metadata": metadata, "status": status})
+}
+
+// Native tells whether a reservation is for a PodGroup of Kubernetes' own.
+func Native(r resourceapi.ResourceClaimConsumerReference) bool {
+	return r.APIGroup == "scheduling.k8s.io" && r.Resource == "podgroups"
+}
+
+// HasReservation tells whether a claim is reserved for the object of that UID.
+func HasReservation(claim *resourceapi.ResourceClaim, uid types.UID) bool {
+	return slices.ContainsFunc(claim.Status.ReservedFor, func(r resourceapi.ResourceClaimConsumerReference) bool { return r.UID == uid })
+}
+
+// Reservation says how a claim's reservations must change for its owner to hold
+// it. native tells that the cluster reserves claims for PodGroups itself.
+//
+// The owner's entry is there from when a pod of its is bound: a claim that is
+// held cannot be allocated elsewhere, and the scheduler must be able to give up
+// an allocation that no pod fits. The entry goes again if no pod is bound and the
+// scheduler has none that fits.
+func Reservation(claim *resourceapi.ResourceClaim, owner Owner, pods []Pod, native bool) Change {
+	var c Change
+	if claim.Status.Allocation == nil || claim.DeletionTimestamp != nil {
+		return c
+	}
+	reserved := map[types.UID]bool{}
+	var cluster []types.UID // Kubernetes' own entry for the group
+	for _, r := range claim.Status.ReservedFor {
+		reserved[r.UID] = true
+		if Native(r) && r.Name == owner.Name {
+			cluster = append(cluster, r.UID)
+		}
+	}
+	bound, stuck := false, false
+	for _, p := range pods {
+		if p.Ended {
+			continue
+		}
+		bound = bound || p.Bound
+		stuck = stuck || p.Unschedulable && !reserved[p.UID]
+	}
+	held := reserved[owner.UID]
+	switch {
+	case native && len(cluster) > 0:
+		if held {
+			c.Remove = append(c.Remove, owner.UID)
+		}
+		return c
+	case len(cluster) > 0:
+		// The gates are off now, and nobody will take Kubernetes' entry away. With
+		// that entry the kubelet starts no pod any more: it wants the pods' own.
+		c.Remove = cluster
+		if bound && !held {
+			c.Add = append(c.Add, owner.Reference())
+		}
+	case bound && !held:
+		c.Add = append(c.Add, owner.Reference())
+	case held && !bound && stuck:
+		return Change{Remove: []types.UID{owner.UID}, Guard: true}
+	}
+	room := resourceapi.ResourceClaimReservedForMaxSize - len(claim.Status.ReservedFor) - len(c.Add) + len(c.Remove)
+	if !held && !bound {
+		room-- // the owner's entry comes
+	}
+	for _, p := range pods {
+		if p.Ended || reserved[p.UID] || !p.Gated && (len(cluster) == 0 || !p.Bound) {
+			continue
+		}
+		if room <= 0 {
+			break
+		}
+		room--
+		c.Add = append(c.Add, p.reference())
+	}
+	return c
+}
+
+// Released says how a claim's reservations must change when its holder is gone.
+// A generated claim is deleted first: the cluster deallocates what is being
+// deleted once nobody holds it. One that stays is deallocated here if nobody
+// else holds it, for the cluster does that only when a pod goes.
+func Released(claim *resourceapi.ResourceClaim, holder types.UID, stays bool) Change {
+	if !HasReservation(claim, holder) {
+		return Change{}
+	}
+	if stays && claim.DeletionTimestamp == nil && len(claim.Status.ReservedFor) == 1 {
+		return Change{Deallocate: true}
+	}
+	return Change{Remove: []types.UID{holder}}
+}

@@ -1,0 +1,113 @@
+package groups
+
+import (
+	"context"
+	"encoding/json"
+	"slices"
+	"strings"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
+	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
+)
+
+// Pods that share a fabric wait behind a scheduling gate until their claim is
+// reserved for them: with hundreds of pods whose reservations the scheduler adds
+// one by one, each of its writes conflicts with the others (measured with 765
+// pods: 2,798 conflicts, and 17 pods scheduled after 105 s). One pod leads, so
+// that the scheduler allocates the claim; then all others are reserved by one
+// write, and their gates taken away.
+
+// ungates at once: each is a write of its own.
+const ungatesAtOnce = 16
+
+func gated(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Spec.SchedulingGates, func(g corev1.PodSchedulingGate) bool { return g.Name == scheduling.ReservedGate })
+}
+
+// admit takes the gates away from pods that need not wait.
+func (r *Reconciler) admit(ctx context.Context, g *group) error {
+	var open errgroup.Group
+	open.SetLimit(ungatesAtOnce)
+	leaders := g.leaders()
+	for _, pod := range g.pods {
+		if gated(pod) && pod.DeletionTimestamp == nil && g.mayPass(pod, leaders) {
+			open.Go(func() error { return r.ungate(ctx, pod) })
+		}
+	}
+	return open.Wait()
+}
+
+// mayPass tells whether a pod's claims are reserved for it, or it is the one
+// for which they are allocated.
+func (g *group) mayPass(pod *corev1.Pod, leaders map[string]types.UID) bool {
+	for _, e := range g.entries {
+		name := claimOf(pod, e.Name)
+		claim := g.named(e, name)
+		switch {
+		case name == "":
+		case claim == nil || claim.DeletionTimestamp != nil:
+			return false
+		case claim.Status.Allocation == nil:
+			if leaders[name] != pod.UID {
+				return false
+			}
+		case !claims.HasReservation(claim, pod.UID):
+			return false
+		}
+	}
+	return true
+}
+
+func (g *group) named(e *entry, name string) *resourceapi.ResourceClaim {
+	for _, claim := range e.shards {
+		if claim.Name == name {
+			return claim
+		}
+	}
+	return nil
+}
+
+// leaders are, by claim, the pods that need no reservation to be scheduled: of
+// those that live the first.
+func (g *group) leaders() map[string]types.UID {
+	pods := slices.Clone(g.pods)
+	slices.SortFunc(pods, func(a, b *corev1.Pod) int {
+		if gated(a) != gated(b) { // one that has passed leads
+			if gated(a) {
+				return 1
+			}
+			return -1
+		}
+		if c := a.CreationTimestamp.Compare(b.CreationTimestamp.Time); c != 0 {
+			return c
+		}
+		return strings.Compare(a.Name, b.Name)
+	})
+	leaders := map[string]types.UID{}
+	for _, pod := range pods {
+		for _, e := range g.entries {
+			name := claimOf(pod, e.Name)
+			if _, taken := leaders[name]; !taken && !ended(pod) && pod.DeletionTimestamp == nil {
+				leaders[name] = pod.UID
+			}
+		}
+	}
+	return leaders
+}
+
+func (r *Reconciler) ungate(ctx context.Context, pod *corev1.Pod) error {
+	raw, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"uid": pod.UID},
+		"spec":     map[string]any{"schedulingGates": []any{map[string]any{"$patch": "delete", "name": scheduling.ReservedGate}}},
+	})
+	if err != nil {
+		return err
+	}
+	return ignoreBehind(r.Client.Patch(ctx, pod.DeepCopy(), client.RawPatch(types.StrategicMergePatchType, raw)))
+}

@@ -1,0 +1,453 @@
+// Package groups makes one claim serve a group of pods: it generates the claims
+// of a PodGroup, holds them while the group lives, and lets go of them after. How
+// it stands is in the PodGroup's conditions.
+//
+// What is in the API is all that it knows: each step is one write that follows
+// from what it reads, so that a controller which ends between any two of them
+// leaves nothing that the next one does not finish.
+package groups
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	schedulingapi "k8s.io/api/scheduling/v1beta1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/ptr"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
+	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
+	"github.com/dra-shared/dra-driver-shared/controlplane/mode"
+)
+
+// Reconciler is the controller of PodGroups.
+type Reconciler struct {
+	// Client reads from a cache.
+	Client client.Client
+	// Live reads from the API server.
+	Live   client.Reader
+	Mode   mode.Mode
+	Driver string
+	Events events.EventRecorder
+}
+
+// Owner is a PodGroup as the owner of its claims.
+func Owner(g *scheduling.PodGroup) claims.Owner {
+	return claims.Owner{GroupVersionKind: scheduling.GroupVersion.WithKind(scheduling.Kind), Resource: scheduling.Resource,
+		Namespace: g.Namespace, Name: g.Name, UID: g.UID}
+}
+
+// entry is one of a group's claims, as it is.
+type entry struct {
+	scheduling.PodGroupResourceClaim
+	template *resourceapi.ResourceClaimTemplate
+	// shards by their number: 0 is there for all but a claim that does not exist.
+	shards map[int]*resourceapi.ResourceClaim
+	// wanted are the numbers of the shards that pods name; 0 always is.
+	wanted []int
+	// problem keeps the claim from being there.
+	problem error
+}
+
+// group is a PodGroup with all that belongs to it.
+type group struct {
+	*scheduling.PodGroup
+	owner   claims.Owner
+	pods    []*corev1.Pod
+	entries []*entry
+}
+
+// Reconcile implements reconcile.Reconciler for the PodGroup of that name, and
+// for those that had the name before.
+func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	var pg scheduling.PodGroup
+	err := r.Client.Get(ctx, req.NamespacedName, &pg)
+	if client.IgnoreNotFound(err) != nil {
+		return ctrl.Result{}, err
+	}
+	if err := r.releaseOthers(ctx, req.NamespacedName, pg.UID); err != nil || pg.UID == "" {
+		return ctrl.Result{}, err
+	}
+	g, err := r.read(ctx, &pg)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	if pg.DeletionTimestamp != nil {
+		return ctrl.Result{}, r.end(ctx, g)
+	}
+	if len(pg.Spec.ResourceClaims) > 0 && controllerutil.AddFinalizer(&pg, scheduling.Finalizer) {
+		// Before the first claim: whoever makes one must also let go of it.
+		before := pg.DeepCopy()
+		controllerutil.RemoveFinalizer(before, scheduling.Finalizer)
+		if err := r.Client.Patch(ctx, &pg, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
+			return ctrl.Result{}, ignoreBehind(err)
+		}
+	}
+	err = errors.Join(r.generate(ctx, g), r.translate(ctx, g), r.reserve(ctx, g), r.admit(ctx, g))
+	return ctrl.Result{}, errors.Join(err, r.report(ctx, g))
+}
+
+// read collects what belongs to a PodGroup.
+func (r *Reconciler) read(ctx context.Context, pg *scheduling.PodGroup) (*group, error) {
+	g := &group{PodGroup: pg, owner: Owner(pg)}
+	var pods corev1.PodList
+	if err := r.Client.List(ctx, &pods, client.InNamespace(pg.Namespace), client.MatchingLabels{scheduling.GroupUIDLabel: string(pg.UID)}, client.UnsafeDisableDeepCopy); err != nil {
+		return nil, err
+	}
+	for i := range pods.Items {
+		g.pods = append(g.pods, &pods.Items[i])
+	}
+	for _, c := range pg.Spec.ResourceClaims {
+		e, err := r.readEntry(ctx, g, c)
+		if err != nil {
+			return nil, err
+		}
+		g.entries = append(g.entries, e)
+	}
+	return g, nil
+}
+
+func (r *Reconciler) readEntry(ctx context.Context, g *group, c scheduling.PodGroupResourceClaim) (*entry, error) {
+	e := &entry{PodGroupResourceClaim: c, shards: map[int]*resourceapi.ResourceClaim{}, wanted: []int{0}}
+	if c.ResourceClaimName != nil {
+		claim, err := r.claim(ctx, g.Namespace, *c.ResourceClaimName)
+		if claim != nil {
+			e.shards[0] = claim
+		} else {
+			e.problem = fmt.Errorf("resourceClaims[%q].resourceClaimName: there is no ResourceClaim %s in namespace %s: create it", c.Name, *c.ResourceClaimName, g.Namespace)
+		}
+		return e, err
+	}
+	byName := map[string]int{}
+	for n := range maxShards {
+		byName[claims.Name(g.owner, c.Name, n)] = n
+	}
+	for _, pod := range g.pods {
+		if n, ok := byName[claimOf(pod, c.Name)]; ok && !slices.Contains(e.wanted, n) && !ended(pod) {
+			e.wanted = append(e.wanted, n)
+		}
+	}
+	slices.Sort(e.wanted)
+	var owned resourceapi.ResourceClaimList
+	if err := r.Client.List(ctx, &owned, client.InNamespace(g.Namespace), client.MatchingFields{indexOwner: string(g.UID)}); err != nil {
+		return nil, err
+	}
+	for i := range owned.Items {
+		if n, ok := byName[owned.Items[i].Name]; ok {
+			e.shards[n] = &owned.Items[i]
+		}
+	}
+	var template resourceapi.ResourceClaimTemplate
+	err := r.Client.Get(ctx, types.NamespacedName{Namespace: g.Namespace, Name: *c.ResourceClaimTemplateName}, &template)
+	if err == nil {
+		e.template = &template
+	}
+	return e, client.IgnoreNotFound(err)
+}
+
+// maxShards of a claim: with claims.MaxPods each, 65,280 pods.
+const maxShards = 256
+
+func (r *Reconciler) claim(ctx context.Context, namespace, name string) (*resourceapi.ResourceClaim, error) {
+	var claim resourceapi.ResourceClaim
+	err := r.Client.Get(ctx, types.NamespacedName{Namespace: namespace, Name: name}, &claim)
+	if err != nil {
+		return nil, client.IgnoreNotFound(err)
+	}
+	return &claim, nil
+}
+
+// claimOf is the claim that a pod's entry of that name stands for.
+func claimOf(pod *corev1.Pod, name string) string {
+	for _, c := range pod.Spec.ResourceClaims {
+		if c.Name == name {
+			return ptr.Deref(c.ResourceClaimName, "")
+		}
+	}
+	return ""
+}
+
+func ended(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+}
+
+// generate creates the claims that are missing, and deletes shards that no pod
+// names any more.
+func (r *Reconciler) generate(ctx context.Context, g *group) (err error) {
+	keeper := claims.Keeper{Client: r.Client}
+	for _, e := range g.entries {
+		if e.ResourceClaimName != nil {
+			continue
+		}
+		for _, n := range e.wanted {
+			if e.shards[n] == nil {
+				err = errors.Join(err, r.generateShard(ctx, keeper, g, e, n))
+			}
+		}
+		for n, claim := range e.shards {
+			if !slices.Contains(e.wanted, n) {
+				err = errors.Join(err, keeper.Delete(ctx, claim), keeper.Change(ctx, claim, claims.Released(claim, g.UID, false)))
+				delete(e.shards, n)
+			}
+		}
+	}
+	return err
+}
+
+func (r *Reconciler) generateShard(ctx context.Context, keeper claims.Keeper, g *group, e *entry, n int) error {
+	if e.template == nil {
+		e.problem = fmt.Errorf("resourceClaims[%q].resourceClaimTemplateName: there is no ResourceClaimTemplate %s in namespace %s: create it", e.Name, *e.ResourceClaimTemplateName, g.Namespace)
+		return nil
+	}
+	claim := claims.Generate(g.owner, e.Name, n, e.template)
+	if n > 0 {
+		first := e.shards[0]
+		if first == nil || first.Status.Allocation == nil {
+			return nil // its devices are not known yet; the event will come
+		}
+		var err error
+		if claim, err = claims.GenerateShard(g.owner, e.Name, n, e.template, first, r.Driver); err != nil {
+			e.problem = fmt.Errorf("resourceClaims[%q] is for more pods than one claim can be: %w", e.Name, err)
+			return nil
+		}
+	}
+	err := keeper.Create(ctx, claim)
+	if taken := (*claims.TakenError)(nil); errors.As(err, &taken) || apierrors.IsInvalid(err) || apierrors.IsForbidden(err) {
+		e.problem = fmt.Errorf("resourceClaims[%q]: %w", e.Name, err)
+		return nil
+	}
+	if err == nil {
+		e.shards[n] = claim
+	}
+	return err
+}
+
+// translate keeps Kubernetes' own PodGroup of the name, with the same claims, by
+// name.
+func (r *Reconciler) translate(ctx context.Context, g *group) error {
+	if r.Mode != mode.Native {
+		return nil
+	}
+	var there schedulingapi.PodGroup
+	err := r.Client.Get(ctx, client.ObjectKeyFromObject(g.PodGroup), &there)
+	if err == nil && !metav1.IsControlledBy(&there, g.PodGroup) {
+		for _, e := range g.entries {
+			e.problem = fmt.Errorf("there is a PodGroup %s of scheduling.k8s.io that was not made for this one: delete one of them", g.Name)
+		}
+		return nil
+	}
+	if !apierrors.IsNotFound(err) {
+		return err
+	}
+	native := &schedulingapi.PodGroup{
+		ObjectMeta: metav1.ObjectMeta{Namespace: g.Namespace, Name: g.Name},
+		Spec: schedulingapi.PodGroupSpec{
+			SchedulingPolicy: schedulingapi.PodGroupSchedulingPolicy{Basic: &schedulingapi.BasicSchedulingPolicy{}},
+		},
+	}
+	for _, e := range g.entries {
+		name := e.ResourceClaimName
+		if name == nil {
+			name = ptr.To(claims.Name(g.owner, e.Name, 0))
+		}
+		native.Spec.ResourceClaims = append(native.Spec.ResourceClaims, schedulingapi.PodGroupResourceClaim{Name: e.Name, ResourceClaimName: name})
+	}
+	if err := controllerutil.SetControllerReference(g.PodGroup, native, r.Client.Scheme()); err != nil {
+		return err
+	}
+	err = r.Client.Create(ctx, native)
+	if apierrors.IsAlreadyExists(err) {
+		return nil // the cache is behind
+	}
+	return err
+}
+
+// reserve keeps the claims reserved for whom they should be.
+func (r *Reconciler) reserve(ctx context.Context, g *group) (err error) {
+	keeper := claims.Keeper{Client: r.Client}
+	for _, e := range g.entries {
+		for n, claim := range e.shards {
+			change := claims.Reservation(claim, g.owner, g.users(e, n), r.Mode == mode.Native)
+			err = errors.Join(err, keeper.Change(ctx, claim, change))
+		}
+	}
+	return err
+}
+
+// users are the group's pods that use a shard, the oldest first.
+func (g *group) users(e *entry, shard int) (users []claims.Pod) {
+	name := g.claimName(e, shard)
+	for _, pod := range g.pods {
+		if claimOf(pod, e.Name) != name {
+			continue
+		}
+		users = append(users, claims.Pod{Name: pod.Name, UID: pod.UID, Bound: pod.Spec.NodeName != "", Ended: ended(pod),
+			Gated: gated(pod), Unschedulable: unschedulable(pod)})
+	}
+	return users
+}
+
+func (g *group) claimName(e *entry, shard int) string {
+	if e.ResourceClaimName != nil {
+		return *e.ResourceClaimName
+	}
+	return claims.Name(g.owner, e.Name, shard)
+}
+
+func unschedulable(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonUnschedulable
+	})
+}
+
+// end lets go of a PodGroup that is being deleted, once its pods have ended.
+func (r *Reconciler) end(ctx context.Context, g *group) error {
+	if !controllerutil.ContainsFinalizer(g.PodGroup, scheduling.Finalizer) {
+		return nil
+	}
+	var running []string
+	for _, pod := range g.pods {
+		if !ended(pod) {
+			running = append(running, pod.Name)
+		}
+	}
+	if len(running) > 0 {
+		slices.Sort(running)
+		named := strings.Join(running[:min(3, len(running))], ", ")
+		if len(running) > 3 {
+			named += ", ..."
+		}
+		return r.setStatus(ctx, g, g.Status.ResourceClaimStatuses, metav1.Condition{Type: scheduling.ConditionClaimsReady, Status: metav1.ConditionFalse,
+			Reason: "Terminating", Message: fmt.Sprintf("the PodGroup is being deleted, and goes when its pods have ended or are deleted; %d have not: %s", len(running), named)})
+	}
+	for _, e := range g.entries {
+		for _, claim := range e.shards {
+			if err := r.release(ctx, claim, g.UID); err != nil {
+				return err
+			}
+		}
+	}
+	before := g.DeepCopy()
+	controllerutil.RemoveFinalizer(g.PodGroup, scheduling.Finalizer)
+	return ignoreBehind(r.Client.Patch(ctx, g.PodGroup, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})))
+}
+
+// release lets a claim go that the PodGroup of that UID had.
+func (r *Reconciler) release(ctx context.Context, claim *resourceapi.ResourceClaim, uid types.UID) error {
+	keeper := claims.Keeper{Client: r.Client}
+	owned := claims.Owned(claim, uid)
+	if owned {
+		if err := keeper.Delete(ctx, claim); err != nil {
+			return err
+		}
+	}
+	return keeper.Change(ctx, claim, claims.Released(claim, uid, !owned))
+}
+
+// releaseOthers lets go of claims that are held for PodGroups that had this name,
+// and are gone without their finalizer having been waited for.
+func (r *Reconciler) releaseOthers(ctx context.Context, name types.NamespacedName, uid types.UID) error {
+	var held resourceapi.ResourceClaimList
+	if err := r.Client.List(ctx, &held, client.InNamespace(name.Namespace), client.MatchingFields{indexHolder: name.Name}); err != nil {
+		return err
+	}
+	for i := range held.Items {
+		claim := &held.Items[i]
+		for _, holder := range claim.Status.ReservedFor {
+			if !isHolder(holder) || holder.Name != name.Name || holder.UID == uid {
+				continue
+			}
+			// The cache of PodGroups may be behind that of claims.
+			var now scheduling.PodGroup
+			if err := r.Live.Get(ctx, name, &now); client.IgnoreNotFound(err) != nil {
+				return err
+			}
+			if now.UID == holder.UID {
+				continue
+			}
+			if err := r.release(ctx, claim, holder.UID); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func isHolder(r resourceapi.ResourceClaimConsumerReference) bool {
+	return r.APIGroup == scheduling.GroupName && r.Resource == scheduling.Resource
+}
+
+// report writes the status, if it is another than it was.
+func (r *Reconciler) report(ctx context.Context, g *group) error {
+	ready := metav1.Condition{Type: scheduling.ConditionClaimsReady, Status: metav1.ConditionTrue, Reason: "Generated",
+		Message: strconv.Itoa(len(g.entries)) + " of " + strconv.Itoa(len(g.entries)) + " claims exist"}
+	reserved := metav1.Condition{Type: scheduling.ConditionReserved, Status: metav1.ConditionTrue, Reason: "Held", Message: "the claims stay allocated as long as the PodGroup is there"}
+	var statuses []scheduling.PodGroupResourceClaimStatus
+	for _, e := range g.entries {
+		if e.problem != nil {
+			ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, "ClaimMissing", e.problem.Error()
+		}
+		first := e.shards[0]
+		if first == nil {
+			reserved.Status, reserved.Reason, reserved.Message = metav1.ConditionFalse, "NotAllocated", fmt.Sprintf("claim %s does not exist", e.Name)
+			continue
+		}
+		statuses = append(statuses, scheduling.PodGroupResourceClaimStatus{Name: e.Name, ResourceClaimName: &first.Name})
+		if !heldFor(first, g.owner) {
+			reserved.Status, reserved.Reason, reserved.Message = metav1.ConditionFalse, "NotAllocated", fmt.Sprintf("claim %s is allocated and held when the first pod of the group gets a node", first.Name)
+		}
+	}
+	return r.setStatus(ctx, g, statuses, ready, reserved)
+}
+
+// heldFor tells whether a claim is reserved for the group, by our entry or by
+// Kubernetes' own.
+func heldFor(claim *resourceapi.ResourceClaim, owner claims.Owner) bool {
+	return slices.ContainsFunc(claim.Status.ReservedFor, func(c resourceapi.ResourceClaimConsumerReference) bool {
+		return c.UID == owner.UID || claims.Native(c) && c.Name == owner.Name
+	})
+}
+
+func (r *Reconciler) setStatus(ctx context.Context, g *group, statuses []scheduling.PodGroupResourceClaimStatus, conditions ...metav1.Condition) error {
+	before := g.DeepCopy()
+	g.Status.ResourceClaimStatuses = statuses
+	changed := !slices.EqualFunc(before.Status.ResourceClaimStatuses, statuses, func(a, b scheduling.PodGroupResourceClaimStatus) bool {
+		return a.Name == b.Name && ptr.Equal(a.ResourceClaimName, b.ResourceClaimName)
+	})
+	for _, c := range conditions {
+		c.ObservedGeneration = g.Generation
+		if !meta.SetStatusCondition(&g.Status.Conditions, c) {
+			continue
+		}
+		changed = true
+		if c.Status == metav1.ConditionFalse && c.Reason != "NotAllocated" {
+			r.Events.Eventf(g.PodGroup, nil, corev1.EventTypeWarning, c.Reason, "Claims", "%s", c.Message)
+		}
+	}
+	if !changed {
+		return nil
+	}
+	return ignoreBehind(r.Client.Status().Patch(ctx, g.PodGroup, client.MergeFrom(before)))
+}
+
+// ignoreBehind is for writes of objects that have changed or gone: the cache is
+// behind, and the event will come.
+func ignoreBehind(err error) error {
+	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}

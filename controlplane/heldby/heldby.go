@@ -1,0 +1,268 @@
+// Package heldby lets any object hold a claim: the annotation
+// scheduling.dra-shared.dev/reserved-for on a ResourceClaim names it, and the
+// claim stays allocated as long as it lives (KEP-5194's story, whose field never
+// came to be).
+package heldby
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/tools/events"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
+	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
+)
+
+// Holder names an object in the claim's namespace.
+type Holder struct {
+	schema.GroupResource
+	Name string
+}
+
+func (h Holder) String() string { return h.Group + "/" + h.Resource + "/" + h.Name }
+
+// Parse reads <API group>/<resource>/<name>; the group of the core API is empty.
+func Parse(text string) (Holder, error) {
+	parts := strings.Split(text, "/")
+	if len(parts) != 3 || parts[1] == "" || parts[2] == "" {
+		return Holder{}, errors.New("must be <API group>/<resource>/<name>, such as batch/jobs/train; for the core group, /pods/leader")
+	}
+	h := Holder{GroupResource: schema.GroupResource{Group: parts[0], Resource: parts[1]}, Name: parts[2]}
+	if h.Group != "" && len(validation.IsDNS1123Subdomain(h.Group)) > 0 {
+		return Holder{}, fmt.Errorf("%q is no API group: such as batch, apps, or nothing for the core group", h.Group)
+	}
+	if len(validation.IsDNS1123Label(h.Resource)) > 0 {
+		return Holder{}, fmt.Errorf("%q is no resource: its lower-case plural, such as jobs", h.Resource)
+	}
+	if len(validation.IsDNS1123Subdomain(h.Name)) > 0 {
+		return Holder{}, fmt.Errorf("%q is no name of an object", h.Name)
+	}
+	return h, nil
+}
+
+// Reasons of the events that tell why a claim is not held.
+const (
+	ReasonHolderUnknown   = "HolderUnknown"
+	ReasonHolderForbidden = "HolderForbidden"
+	ReasonHolderMissing   = "HolderMissing"
+	ReasonHolderInvalid   = "HolderInvalid"
+)
+
+// askAgain is for what no event tells of: a right that is granted, an API that
+// is installed.
+const askAgain = time.Minute
+
+// Reconciler is the controller of claims with the annotation.
+type Reconciler struct {
+	// Client reads from a cache.
+	Client client.Client
+	// Live reads from the API server.
+	Live   client.Reader
+	Mapper meta.RESTMapper
+	Events events.EventRecorder
+
+	cache      cache.Cache
+	controller controller.Controller
+	mu         sync.Mutex
+	watched    map[schema.GroupVersionKind]bool
+}
+
+// SetupWithManager registers the controller.
+func (r *Reconciler) SetupWithManager(ctx context.Context, m ctrl.Manager) (err error) {
+	r.cache, r.watched = m.GetCache(), map[schema.GroupVersionKind]bool{}
+	if err := m.GetFieldIndexer().IndexField(ctx, &resourceapi.ResourceClaim{}, indexHolder, func(o client.Object) []string {
+		if text, ok := o.GetAnnotations()[scheduling.ReservedForAnnotation]; ok {
+			return []string{text}
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
+	r.controller, err = ctrl.NewControllerManagedBy(m).Named("heldby").
+		Watches(&resourceapi.ResourceClaim{}, handler.EnqueueRequestsFromMapFunc(func(_ context.Context, o client.Object) []reconcile.Request {
+			if _, ok := o.GetAnnotations()[scheduling.ReservedForAnnotation]; !ok {
+				return nil
+			}
+			return []reconcile.Request{{NamespacedName: client.ObjectKeyFromObject(o)}}
+		})).Build(r)
+	return err
+}
+
+// indexHolder finds claims by their annotation.
+const indexHolder = "dra-shared.reserved-for"
+
+// Reconcile implements reconcile.Reconciler for the claim of that name.
+func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	var claim resourceapi.ResourceClaim
+	if err := r.Client.Get(ctx, req.NamespacedName, &claim); err != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	text, ok := claim.Annotations[scheduling.ReservedForAnnotation]
+	if !ok {
+		return ctrl.Result{}, nil
+	}
+	holder, err := Parse(text)
+	if err != nil {
+		r.warn(&claim, ReasonHolderInvalid, "annotation %s: %q %v", scheduling.ReservedForAnnotation, text, err)
+		return ctrl.Result{}, nil
+	}
+	object, reason, err := r.find(ctx, &claim, holder)
+	if reason != "" {
+		r.warn(&claim, reason, "not held by %s: %v", holder, err)
+		return ctrl.Result{RequeueAfter: askAgain}, nil
+	}
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	owner := claims.Owner{GroupVersionKind: schema.GroupVersionKind{Group: holder.Group}, Resource: holder.Resource, Namespace: claim.Namespace, Name: holder.Name}
+	if object != nil {
+		owner.UID = object.UID
+	}
+	bound, err := r.bound(ctx, &claim, owner)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	if err := (claims.Keeper{Client: r.Client}).Change(ctx, &claim, change(&claim, owner, bound)); err != nil {
+		return ctrl.Result{}, err
+	}
+	if !bound && object != nil && len(claim.Status.ReservedFor) > 0 && !claims.HasReservation(&claim, object.UID) {
+		return ctrl.Result{RequeueAfter: bindSoon}, nil
+	}
+	return ctrl.Result{}, nil
+}
+
+// bindSoon is how long a pod takes from its reservation to its node: the
+// scheduler writes one after the other. No event tells, for all pods of the
+// cluster would have to be watched.
+const bindSoon = time.Second
+
+// change makes the holder's entry what it should be. An owner without a UID is
+// gone.
+func change(claim *resourceapi.ResourceClaim, owner claims.Owner, bound bool) (c claims.Change) {
+	for _, entry := range claim.Status.ReservedFor {
+		if entry.APIGroup == owner.Group && entry.Resource == owner.Resource && entry.Name == owner.Name && entry.UID != owner.UID && entry.Resource != "pods" {
+			c.Remove = append(c.Remove, entry.UID)
+		}
+	}
+	switch {
+	case owner.UID == "" && len(c.Remove) == len(claim.Status.ReservedFor) && len(c.Remove) > 0 && claim.DeletionTimestamp == nil:
+		return claims.Change{Deallocate: true}
+	case owner.UID != "" && bound && claim.DeletionTimestamp == nil && !claims.HasReservation(claim, owner.UID):
+		c.Add = append(c.Add, owner.Reference())
+	}
+	return c
+}
+
+// bound tells whether the claim is in use on a node: before that, the scheduler
+// must be able to give its allocation up.
+func (r *Reconciler) bound(ctx context.Context, claim *resourceapi.ResourceClaim, owner claims.Owner) (bool, error) {
+	if claim.Status.Allocation == nil || owner.UID == "" {
+		return false, nil
+	}
+	for _, entry := range claim.Status.ReservedFor {
+		if entry.APIGroup != "" || entry.Resource != "pods" {
+			return true, nil // held by what lives longer than a pod
+		}
+	}
+	for _, entry := range claim.Status.ReservedFor {
+		var pod corev1.Pod
+		err := r.Live.Get(ctx, types.NamespacedName{Namespace: claim.Namespace, Name: entry.Name}, &pod)
+		if err == nil && pod.UID == entry.UID {
+			return pod.Spec.NodeName != "", nil
+		}
+		if client.IgnoreNotFound(err) != nil {
+			return false, err
+		}
+	}
+	return false, nil
+}
+
+// find returns the holder, nil if it is gone. A reason is given for what the
+// claim's owner, or the administrator, must change.
+func (r *Reconciler) find(ctx context.Context, claim *resourceapi.ResourceClaim, holder Holder) (*metav1.PartialObjectMetadata, string, error) {
+	kind, err := r.Mapper.KindFor(holder.WithVersion(""))
+	if meta.IsNoMatchError(err) {
+		return nil, ReasonHolderUnknown, fmt.Errorf("the cluster has no resource %s: is the group or the plural misspelt, or its API not installed?", holder.GroupResource)
+	}
+	if err != nil {
+		return nil, "", err
+	}
+	object := &metav1.PartialObjectMetadata{}
+	object.SetGroupVersionKind(kind)
+	err = r.Live.Get(ctx, types.NamespacedName{Namespace: claim.Namespace, Name: holder.Name}, object)
+	if err == nil || apierrors.IsNotFound(err) {
+		err = errors.Join(client.IgnoreNotFound(err), r.watch(ctx, kind))
+	}
+	switch {
+	case apierrors.IsForbidden(err):
+		return nil, ReasonHolderForbidden, fmt.Errorf("the controller may not get, list and watch %s: let the administrator add it to the chart's controller.reservedFor", holder.GroupResource)
+	case err != nil:
+		return nil, "", err
+	case object.UID == "" && len(claim.Status.ReservedFor) == 0 && claim.Status.Allocation == nil:
+		return nil, ReasonHolderMissing, fmt.Errorf("it does not exist in namespace %s (yet)", claim.Namespace)
+	case object.UID == "":
+		return nil, "", nil
+	}
+	return object, "", nil
+}
+
+// watch makes the claims of a kind of holder be looked at when one changes.
+func (r *Reconciler) watch(ctx context.Context, kind schema.GroupVersionKind) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.watched[kind] {
+		return nil
+	}
+	// An informer without the right would try for ever, and say nothing here.
+	list := &metav1.PartialObjectMetadataList{}
+	list.SetGroupVersionKind(kind)
+	if err := r.Live.List(ctx, list, client.Limit(1)); err != nil {
+		return err
+	}
+	object := &metav1.PartialObjectMetadata{}
+	object.SetGroupVersionKind(kind)
+	resource, err := r.Mapper.RESTMapping(kind.GroupKind(), kind.Version)
+	if err != nil {
+		return err
+	}
+	enqueue := handler.TypedEnqueueRequestsFromMapFunc(func(ctx context.Context, o *metav1.PartialObjectMetadata) (requests []reconcile.Request) {
+		holder := Holder{GroupResource: resource.Resource.GroupResource(), Name: o.Name}
+		var held resourceapi.ResourceClaimList
+		if err := r.Client.List(ctx, &held, client.InNamespace(o.Namespace), client.MatchingFields{indexHolder: holder.String()}); err != nil {
+			return nil // the cache has ended
+		}
+		for i := range held.Items {
+			requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&held.Items[i])})
+		}
+		return requests
+	})
+	if err := r.controller.Watch(source.Kind(r.cache, object, enqueue)); err != nil {
+		return fmt.Errorf("watch %s: %w", resource.Resource.GroupResource(), err)
+	}
+	r.watched[kind] = true
+	return nil
+}
+
+func (r *Reconciler) warn(claim *resourceapi.ResourceClaim, reason, format string, args ...any) {
+	r.Events.Eventf(claim, nil, corev1.EventTypeWarning, reason, "Hold", format, args...)
+}
