@@ -10,7 +10,11 @@ import (
 const acceleratorHeader = `"apiVersion": "dra-shared.dev/v1alpha1", "kind": "AcceleratorShare"`
 
 func checkAccelerator(fields string) error {
-	a, err := DecodeAs[*AcceleratorShare]([]byte(`{` + acceleratorHeader + fields + `}`))
+	return checkShare(`{` + acceleratorHeader + fields + `}`)
+}
+
+func checkShare(parameters string) error {
+	a, err := DecodeAs[*AcceleratorShare]([]byte(parameters))
 	if err != nil {
 		return err
 	}
@@ -30,24 +34,12 @@ func TestGoodSharesOfAcceleratorsAreAccepted(t *testing.T) {
 }
 
 func TestWrongSharesOfAcceleratorsAreRefusedByFieldValueAndRemedy(t *testing.T) {
-	for _, tc := range []struct{ name, fields, want string }{
-		{"unknown field", `, "env": {}`, `unknown field "env"; there are the fields environment, deviceNodes`},
-		{"a number for a text", `, "environment": {"A": 5}`, `environment: got a number, want a string: does the value lack quotes`},
-		{"a text for a list", `, "deviceNodes": "/dev/x"`, `deviceNodes: got a string, want a []string`},
-		{"no name for a variable", `, "environment": {"A=B": "x"}`, `environment[A=B]: Invalid value: "A=B": a valid C identifier`},
-		{"a variable of the driver's", `, "environment": {"DRA_SHARED_X": "x"}`, `names that begin with DRA_SHARED_ are the driver's`},
-		{"a variable of the administrator's", `, "environment": {"CUDA_MPS_PIPE_DIRECTORY": "/x"}`, `environment[CUDA_MPS_PIPE_DIRECTORY]: Forbidden: accelerator "npu" sets it for all its shares`},
-		{"a value with NUL", `, "environment": {"A": "\u0000"}`, `must not contain NUL`},
-		{"a long value", `, "environment": {"A": "` + strings.Repeat("x", maxValue+1) + `"}`, `environment[A]: Too long: may not be more than 4096`},
-		{"a file", `, "deviceNodes": ["/etc/shadow"]`, `deviceNodes[0]: Invalid value: "/etc/shadow": must be the path of a device node below /dev`},
-		{"a way out of /dev", `, "deviceNodes": ["/dev/../etc/shadow"]`, `must be the path of a device node below /dev`},
-		{"a node that is not allowed", `, "deviceNodes": ["/dev/mem"]`, `deviceNodes[0]: Forbidden: /dev/mem: accelerator "npu" allows /dev/dri/card*`},
-		{"a directory deeper than the pattern", `, "deviceNodes": ["/dev/dri/card/x"]`, `Forbidden`},
-		{"a node twice", `, "deviceNodes": ["/dev/dri/card0", "/dev/dri/card0"]`, `deviceNodes[1]: Duplicate value`},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			if err := checkAccelerator(tc.fields); err == nil || !strings.Contains(err.Error(), tc.want) {
-				t.Errorf("got  %v\nwant %s", err, tc.want)
+	long := wrong{Name: "a long value", Parameters: `{` + acceleratorHeader + `, "environment": {"A": "` + strings.Repeat("x", maxValue+1) + `"}}`,
+		Want: `environment[A]: Too long: may not be more than 4096`}
+	for _, tc := range append(corpus(t, "AcceleratorShare"), long) {
+		t.Run(tc.Name, func(t *testing.T) {
+			if err := checkShare(tc.Parameters); err == nil || !strings.Contains(err.Error(), tc.Want) {
+				t.Errorf("got  %v\nwant %s", err, tc.Want)
 			}
 		})
 	}

@@ -3,10 +3,13 @@ package v1alpha1
 import (
 	"encoding/json"
 	"net/netip"
+	"os"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"sigs.k8s.io/yaml"
 )
 
 const header = `"apiVersion": "dra-shared.dev/v1alpha1", "kind": "NetworkAttachment"`
@@ -42,42 +45,43 @@ func TestGoodParametersAreAccepted(t *testing.T) {
 }
 
 func TestWrongParametersAreRefusedByFieldValueAndRemedy(t *testing.T) {
-	for _, tc := range []struct{ name, parameters, want string }{
-		{"another version", `{"apiVersion": "dra-shared.dev/v2", "kind": "NetworkAttachment"}`, `apiVersion: "dra-shared.dev/v2": want "dra-shared.dev/v1alpha1"`},
-		{"another kind", `{"apiVersion": "dra-shared.dev/v1alpha1", "kind": "Network"}`, `kind: "Network": want "NetworkAttachment" or "AcceleratorShare"`},
-		{"an accelerator's", `{"apiVersion": "dra-shared.dev/v1alpha1", "kind": "AcceleratorShare"}`, `kind: "AcceleratorShare": the device takes "NetworkAttachment": name the requests that each is for`},
-		{"not an object", `[]`, `parameters are not an object`},
-		{"unknown field", `{` + header + `, "bandwith": {}}`, `unknown field "bandwith"`},
-		{"unknown field, deeper", `{` + header + `, "bandwidth": {"brust": "Line"}}`, `unknown field "bandwidth.brust"`},
-		{"field twice", `{` + header + `, "mtu": 1500, "mtu": 1400}`, `duplicate field "mtu"`},
-		{"wrong case", `{` + header + `, "MTU": 1500}`, `unknown field "MTU"`},
-		{"wrong type", `{` + header + `, "mtu": "1500"}`, `mtu`},
-		{"name too long", `{` + header + `, "interfaceName": "sixteen-letters-"}`, `interfaceName: Too long: may not be more than 15`},
-		{"name with a slash", `{` + header + `, "interfaceName": "a/b"}`, `interfaceName: Invalid value: "a/b": must consist of letters`},
-		{"name that every pod has", `{` + header + `, "interfaceName": "eth0"}`, `interfaceName: Invalid value: "eth0": is reserved: choose another, such as net1`},
-		{"unknown mode", `{` + header + `, "mode": "Passthru"}`, `mode: Unsupported value: "Passthru": supported values: "Private", "Bridge"`},
-		{"mtu too small", `{` + header + `, "mtu": 10}`, `mtu: Invalid value: 10: must be between 68 and 65535`},
-		{"mtu too small for IPv6", `{` + header + `, "mtu": 1000, "addresses": ["fd00::5/64"]}`, `mtu: Invalid value: 1000: must be at least 1280 with an IPv6 address`},
-		{"mtu above the NIC's", `{` + header + `, "mtu": 9001}`, `mtu: Invalid value: 9001: must not be larger than the NIC's, 9000`},
-		{"no prefix length", `{` + header + `, "addresses": ["10.20.0.5"]}`, `addresses[0]: Invalid value: "10.20.0.5": must be an address with its prefix length`},
-		{"a network's address", `{` + header + `, "addresses": ["10.20.0.0/16"]}`, `addresses[0]: Invalid value: "10.20.0.0/16": must be a host's address`},
-		{"a broadcast address", `{` + header + `, "addresses": ["10.20.255.255/16"]}`, `must be a host's address`},
-		{"a multicast address", `{` + header + `, "addresses": ["ff02::1/64"]}`, `must be a host's address`},
-		{"IPv4 in IPv6", `{` + header + `, "addresses": ["::ffff:10.20.0.5/120"]}`, `must be a host's address`},
-		{"an address twice", `{` + header + `, "addresses": ["10.20.0.5/16", "10.20.0.5/24"]}`, `addresses[1]: Duplicate value: "10.20.0.5/24"`},
-		{"route without a network", `{` + header + `, "routes": [{"destination": "10.30.0.0"}]}`, `routes[0].destination: Invalid value: "10.30.0.0": must be a network`},
-		{"route with host bits", `{` + header + `, "routes": [{"destination": "10.30.0.1/16"}]}`, `has bits beyond its prefix length: want 10.30.0.0/16`},
-		{"route twice", `{` + header + `, "routes": [{"destination": "10.30.0.0/16"}, {"destination": "10.30.0.0/16"}]}`, `routes[1].destination: Duplicate value`},
-		{"gateway that is nowhere", `{` + header + `, "addresses": ["10.20.0.5/16"], "routes": [{"destination": "10.30.0.0/16", "gateway": "10.99.0.1"}]}`, `routes[0].gateway: Invalid value: "10.99.0.1": must be on the network of one of the addresses`},
-		{"gateway that is oneself", `{` + header + `, "addresses": ["10.20.0.5/16"], "routes": [{"destination": "10.30.0.0/16", "gateway": "10.20.0.5"}]}`, `and not one of them`},
-		{"gateway of the other family", `{` + header + `, "routes": [{"destination": "10.30.0.0/16", "gateway": "fd00::1"}]}`, `is not of the same IP family`},
-		{"unknown burst", `{` + header + `, "bandwidth": {"burst": "All"}}`, `bandwidth.burst: Unsupported value: "All": supported values: "Guaranteed", "Line"`},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			if err := check(tc.parameters, everything()); err == nil || !strings.Contains(err.Error(), tc.want) {
-				t.Errorf("got  %v\nwant %s", err, tc.want)
+	for _, tc := range corpus(t, "NetworkAttachment") {
+		t.Run(tc.Name, func(t *testing.T) {
+			if err := check(tc.Parameters, everything()); err == nil || !strings.Contains(err.Error(), tc.Want) {
+				t.Errorf("got  %v\nwant %s", err, tc.Want)
 			}
 		})
+	}
+}
+
+// wrong is a case of testdata/wrong.yaml, from which admission is tested too.
+type wrong struct {
+	Name, Kind, Parameters, Want string
+	OnDevice                     bool
+}
+
+func corpus(t *testing.T, kind string) (cases []wrong) {
+	t.Helper()
+	raw, err := os.ReadFile("testdata/wrong.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := yaml.UnmarshalStrict(raw, &cases); err != nil {
+		t.Fatal(err)
+	}
+	cases = slices.DeleteFunc(cases, func(w wrong) bool { return w.Kind != kind })
+	if len(cases) < 10 {
+		t.Fatalf("%d cases of kind %s", len(cases), kind)
+	}
+	return cases
+}
+
+// What the node would refuse for every device is refused without one too.
+func TestWhatIsWrongByItselfNeedsNoDevice(t *testing.T) {
+	for _, tc := range append(corpus(t, "NetworkAttachment"), corpus(t, "AcceleratorShare")...) {
+		if err := Check([]byte(tc.Parameters)); (err == nil) != tc.OnDevice {
+			t.Errorf("%s: %v", tc.Name, err)
+		}
 	}
 }
 

@@ -57,6 +57,20 @@ func Decode(raw []byte) (Parameters, error) {
 	}
 }
 
+// Check says what is wrong with the parameters of one opaque configuration, as
+// far as it can be told without the device, and without what a class and a claim
+// say beside each other.
+func Check(raw []byte) error {
+	parameters, err := Decode(raw)
+	if err != nil {
+		return err
+	}
+	if a, ok := parameters.(*NetworkAttachment); ok {
+		a.Default()
+	}
+	return parameters.Validate().ToAggregate()
+}
+
 func decode(raw []byte, into Parameters) (Parameters, error) {
 	strict, err := json.UnmarshalStrict(raw, into)
 	var wrongType *stdjson.UnmarshalTypeError

@@ -2,16 +2,20 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 
 	"github.com/spf13/cobra"
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/dra-shared/dra-driver-shared/api"
+	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 )
 
 // newUninstallCheckCommand is run by Helm before it removes the chart. Without
@@ -20,7 +24,7 @@ func newUninstallCheckCommand() *cobra.Command {
 	var driver, kubeconfig string
 	c := &cobra.Command{
 		Use:   "uninstall-check",
-		Short: "Fail if claims hold shares",
+		Short: "Fail if claims hold shares, or are held",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			rest, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
@@ -31,13 +35,20 @@ func newUninstallCheckCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return checkUninstall(cmd.Context(), client, driver)
+			objects, err := metadata.NewForConfig(rest)
+			if err != nil {
+				return err
+			}
+			return errors.Join(checkUninstall(cmd.Context(), client, driver), checkGroups(cmd.Context(), objects))
 		},
 	}
 	c.Flags().StringVar(&driver, "driver-name", api.DriverName, "name of the driver")
 	c.Flags().StringVar(&kubeconfig, "kubeconfig", "", "kubeconfig; default: the pod's service account")
 	return c
 }
+
+// listed are as many names as a message has room for.
+const listed = 10
 
 func checkUninstall(ctx context.Context, client kubernetes.Interface, driver string) error {
 	claims, err := client.ResourceV1().ResourceClaims(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
@@ -53,9 +64,26 @@ func checkUninstall(ctx context.Context, client kubernetes.Interface, driver str
 	if len(held) == 0 {
 		return nil
 	}
-	const listed = 10
 	return fmt.Errorf("claims hold shares: %s (%d in all): delete their pods first, or they stay Terminating until the driver is installed again; helm uninstall --no-hooks goes ahead all the same",
 		strings.Join(held[:min(len(held), listed)], ", "), len(held))
+}
+
+// checkGroups is for what only the controller lets go of: without it claims stay
+// reserved, and PodGroups stay until somebody takes their finalizer away.
+func checkGroups(ctx context.Context, client metadata.Interface) error {
+	groups, err := client.Resource(scheduling.GroupVersion.WithResource(scheduling.Resource)).List(ctx, metav1.ListOptions{})
+	if apierrors.IsNotFound(err) || err == nil && len(groups.Items) == 0 {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("look for PodGroups: %w", err)
+	}
+	var names []string
+	for _, g := range groups.Items {
+		names = append(names, g.Namespace+"/"+g.Name)
+	}
+	return fmt.Errorf("%d PodGroups hold claims: %s: delete them and their pods first (kubectl delete podgroups.%s -n NAMESPACE NAME), or their claims stay reserved until the driver is installed again",
+		len(names), strings.Join(names[:min(len(names), listed)], ", "), scheduling.GroupName)
 }
 
 func hasShare(c resourceapi.ResourceClaim, driver string) bool {

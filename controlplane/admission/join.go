@@ -35,8 +35,8 @@ func (j *joining) join(pod *corev1.Pod) (warnings []string, err error) {
 			continue
 		}
 		shared++
-		if entry.ResourceClaimName != nil {
-			continue
+		if entry.ResourceClaimName != nil || c.ResourceClaimName != nil && pod.Labels[scheduling.GroupUIDLabel] == string(j.group.UID) {
+			continue // by name, or the second time that this pod is seen: others change it too
 		}
 		n, err := j.shard(entry.Name)
 		if err != nil {

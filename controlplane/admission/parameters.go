@@ -74,8 +74,8 @@ func (p *Parameters) checkOpaque(opaque *resourceapi.OpaqueDeviceConfiguration, 
 	if opaque == nil || opaque.Driver != p.Driver {
 		return nil
 	}
-	if _, err := v1alpha1.Decode(opaque.Parameters.Raw); err != nil {
-		// The decoder's errors name the field and the value below this.
+	if err := v1alpha1.Check(opaque.Parameters.Raw); err != nil {
+		// The errors name the field and the value below this.
 		return field.ErrorList{{Type: field.ErrorTypeForbidden, Field: at.Child("opaque", "parameters").String(), Detail: strings.TrimSpace(err.Error())}}
 	}
 	return nil

@@ -397,6 +397,10 @@ func (r *Reconciler) report(ctx context.Context, g *group) error {
 	reserved := metav1.Condition{Type: scheduling.ConditionReserved, Status: metav1.ConditionTrue, Reason: "Held", Message: "the claims stay allocated as long as the PodGroup is there"}
 	var statuses []scheduling.PodGroupResourceClaimStatus
 	for _, e := range g.entries {
+		if others := e.otherHolders(g.owner); len(others) > 0 && ready.Status == metav1.ConditionTrue {
+			ready.Reason = ReasonClaimShared
+			ready.Message = fmt.Sprintf("ResourceClaim %s is held by PodGroup %s too: both share its devices; name a ResourceClaimTemplate for one of their own", *e.ResourceClaimName, strings.Join(others, ", "))
+		}
 		if e.problem != nil {
 			ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, "ClaimMissing", e.problem.Error()
 		}
@@ -411,6 +415,24 @@ func (r *Reconciler) report(ctx context.Context, g *group) error {
 		}
 	}
 	return r.setStatus(ctx, g, statuses, ready, reserved)
+}
+
+// ReasonClaimShared is of a PodGroup whose claim is another's too.
+const ReasonClaimShared = "ClaimShared"
+
+// otherHolders are the groups beside the owner that hold a claim which is there
+// by name.
+func (e *entry) otherHolders(owner claims.Owner) (names []string) {
+	if e.ResourceClaimName == nil || e.shards[0] == nil {
+		return nil
+	}
+	for _, c := range e.shards[0].Status.ReservedFor {
+		if (isHolder(c) || claims.Native(c)) && c.Name != owner.Name && !slices.Contains(names, c.Name) {
+			names = append(names, c.Name)
+		}
+	}
+	slices.Sort(names)
+	return names
 }
 
 // heldFor tells whether a claim is reserved for the group, by our entry or by
@@ -433,7 +455,7 @@ func (r *Reconciler) setStatus(ctx context.Context, g *group, statuses []schedul
 			continue
 		}
 		changed = true
-		if c.Status == metav1.ConditionFalse && c.Reason != "NotAllocated" {
+		if c.Status == metav1.ConditionFalse && c.Reason != "NotAllocated" || c.Reason == ReasonClaimShared {
 			r.Events.Eventf(g.PodGroup, nil, corev1.EventTypeWarning, c.Reason, "Claims", "%s", c.Message)
 		}
 	}

@@ -39,15 +39,16 @@ type suite struct {
 }
 
 func TestOneNode(t *testing.T) {
-	tell(t, "testdata/one-node", ".cluster-e2e", bed.Options{Nodes: 1})
+	tell(t, "testdata/one-node testdata/groups testdata/bridge", ".cluster-e2e", bed.Options{Nodes: 1})
 }
 
-// Two nodes, with every gate for dynamic resource allocation and workloads on.
+// Two nodes, with every gate for dynamic resource allocation and workloads on:
+// what is told of groups must be so in native mode as well.
 func TestTwoNodesWithAllGates(t *testing.T) {
-	if os.Getenv("E2E_CLUSTER") != "" {
-		t.Skip("E2E_CLUSTER names a cluster of one node")
+	if os.Getenv("E2E_CLUSTER") != "" && os.Getenv("E2E_NATIVE") == "" {
+		t.Skip("E2E_CLUSTER names a cluster of one node; E2E_NATIVE=1 says that it is one of two with all gates")
 	}
-	tell(t, "testdata/two-nodes", ".cluster-e2e-two", bed.Options{Nodes: 2, Gates: "all"})
+	tell(t, "testdata/two-nodes testdata/groups testdata/native", ".cluster-e2e-two", bed.Options{Nodes: 2, Gates: "all"})
 }
 
 // A cluster that drops what we publish.
@@ -80,24 +81,40 @@ func tellOn(t *testing.T, stories string, b *bed.Bed, o bed.Options) {
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(cancel)
 	s := start(ctx, t, b, o)
+	var files []string
+	for _, dir := range strings.Fields(stories) {
+		found, err := filepath.Glob(filepath.Join(dir, "*.txtar"))
+		if err != nil || len(found) == 0 {
+			t.Fatalf("no stories in %s: %v", dir, err)
+		}
+		files = append(files, found...)
+	}
 	testscript.Run(t, testscript.Params{
-		Dir:                 stories,
+		Files:               files,
 		RequireExplicitExec: true,
-		Setup:               func(env *testscript.Env) error { return s.setup(ctx, env) },
+		Condition: func(name string) (bool, error) {
+			if name != "native" {
+				return false, fmt.Errorf("unknown condition %s", name)
+			}
+			return o.Gates == "all", nil
+		},
+		Setup: func(env *testscript.Env) error { return s.setup(ctx, env) },
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"kubectl": s.script("kubectl"),
-			"node":    s.script("node"),
-			"pod":     s.script("pod"),
-			"fabric":  s.script("fabric"),
-			"share":   s.share,
-			"until":   s.until,
-			"within":  s.within,
-			"daemon":  s.daemon,
-			"measure": s.measure,
-			"install": s.install,
-			"plugin":  s.plugin,
-			"example": s.example,
-			"clean":   s.clean,
+			"kubectl":    s.script("kubectl"),
+			"node":       s.script("node"),
+			"pod":        s.script("pod"),
+			"fabric":     s.script("fabric"),
+			"share":      s.share,
+			"until":      s.until,
+			"within":     s.within,
+			"daemon":     s.daemon,
+			"measure":    s.measure,
+			"together":   s.together,
+			"install":    s.install,
+			"plugin":     s.plugin,
+			"controller": s.controller,
+			"example":    s.example,
+			"clean":      s.clean,
 		},
 	})
 }
@@ -218,7 +235,7 @@ func (s *suite) repeat(ts *testscript.TestScript, neg bool, limit time.Duration,
 }
 
 // measure POD[,POD...] send|receive|both MBIT[,MBIT...] [ADDRESS]: the pods, at
-// the same time, get those rates, within a tenth.
+// the same time, get those rates, within a tenth; one rate is of all together.
 func (s *suite) measure(ts *testscript.TestScript, neg bool, args []string) {
 	if len(args) < 3 || neg {
 		ts.Fatalf("usage: measure POD[,POD...] send|receive|both MBIT[,MBIT...] [ADDRESS]")
@@ -228,7 +245,8 @@ func (s *suite) measure(ts *testscript.TestScript, neg bool, args []string) {
 		address = args[3]
 	}
 	pods, wants := strings.Split(args[0], ","), strings.Split(args[2], ",")
-	if len(pods) != len(wants) {
+	together := len(wants) == 1
+	if !together && len(pods) != len(wants) {
 		ts.Fatalf("measure: %d pods, %d rates", len(pods), len(wants))
 	}
 	measured := make([]bed.Rates, len(pods))
@@ -241,6 +259,13 @@ func (s *suite) measure(ts *testscript.TestScript, neg bool, args []string) {
 	}
 	all.Wait()
 	ts.Check(errors.Join(errs...))
+	if together {
+		var sum bed.Rates
+		for _, r := range measured {
+			sum.Send, sum.Receive = sum.Send+r.Send, sum.Receive+r.Receive
+		}
+		measured, pods = []bed.Rates{sum}, args[:1]
+	}
 	for i, r := range measured {
 		ts.Logf("%s: send %.1f, receive %.1f Mbit/s", pods[i], r.Send/1e6, r.Receive/1e6)
 		want, err := strconv.ParseFloat(wants[i], 64)
@@ -249,6 +274,39 @@ func (s *suite) measure(ts *testscript.TestScript, neg bool, args []string) {
 			if (args[1] == direction || args[1] == "both") && math.Abs(got/1e6-want)/want > tolerance {
 				ts.Fatalf("pod %s: %s %.1f Mbit/s, want %.0f", pods[i], direction, got/1e6, want)
 			}
+		}
+	}
+}
+
+// together FILE FILE... MBIT: the pods that a file names, POD[,POD...], get that
+// rate together, the pods of all files at the same time.
+func (s *suite) together(ts *testscript.TestScript, neg bool, args []string) {
+	if len(args) < 2 || neg {
+		ts.Fatalf("usage: together FILE... MBIT")
+	}
+	want, err := strconv.ParseFloat(args[len(args)-1], 64)
+	ts.Check(err)
+	sums := make([]float64, len(args)-1)
+	var mu sync.Mutex
+	var all sync.WaitGroup
+	var errs error
+	for i, file := range args[:len(args)-1] {
+		for pod := range strings.SplitSeq(strings.TrimSpace(ts.ReadFile(file)), ",") {
+			all.Go(func() {
+				r, err := s.bed.Measure(context.Background(), ts.Getenv("NS")+"/"+pod, s.server, "send", 2*time.Second)
+				mu.Lock()
+				defer mu.Unlock()
+				sums[i] += r.Send / 1e6
+				errs = errors.Join(errs, err)
+			})
+		}
+	}
+	all.Wait()
+	ts.Check(errs)
+	ts.Logf("together: %.1f Mbit/s", sums)
+	for i, sum := range sums {
+		if math.Abs(sum-want)/want > tolerance {
+			ts.Fatalf("the pods of %s send %.1f Mbit/s together, want %.0f", args[i], sum, want)
 		}
 	}
 }
@@ -394,13 +452,42 @@ func (s *suite) plugin(ts *testscript.TestScript, neg bool, args []string) {
 	s.until(ts, false, []string{"^$", "kubectl", "-n", "dra-shared-system", "get", "pods", "-o", "name"})
 }
 
+// controller stop|start: takes the controller away, or lets it come back. It
+// comes back by itself when the script ends.
+func (s *suite) controller(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: controller stop|start")
+	}
+	ctx := context.Background()
+	const system = "dra-shared-system"
+	scale := func(replicas string) error {
+		_, err := s.bed.Kubectl(ctx, "-n", system, "scale", "deployment", "dra-shared-controller", "--replicas="+replicas)
+		return err
+	}
+	if args[0] == "start" {
+		ts.Check(scale("1"))
+		_, err := s.bed.Kubectl(ctx, "-n", system, "rollout", "status", "deployment", "dra-shared-controller", "--timeout=60s")
+		ts.Check(err)
+		return
+	}
+	ts.Defer(func() {
+		if err := scale("1"); err != nil {
+			ts.Logf("%v", err)
+		}
+	})
+	ts.Check(scale("0"))
+	s.until(ts, false, []string{"^$", "kubectl", "-n", system, "get", "pods", "-l", "app.kubernetes.io/component=controller", "-o", "name"})
+}
+
 // clean: all pods of the script are deleted, and nothing of them is on any node.
 func (s *suite) clean(ts *testscript.TestScript, _ bool, _ []string) {
 	ctx := context.Background()
-	_, err := s.bed.Kubectl(ctx, "-n", ts.Getenv("NS"), "delete", "pods,resourceclaims", "--all", "--grace-period=1", "--timeout=60s")
-	ts.Check(err)
+	for _, kind := range []string{"pods", "podgroups.scheduling.dra-shared.dev", "resourceclaims"} {
+		_, err := s.bed.Kubectl(ctx, "-n", ts.Getenv("NS"), "delete", kind, "--all", "--grace-period=1", "--timeout=60s")
+		ts.Check(err)
+	}
 	var out string
-	err = bed.Eventually(ctx, eventually, func() error {
+	err := bed.Eventually(ctx, eventually, func() (err error) {
 		for _, node := range s.nodes {
 			if out, err = s.bed.Node(ctx, node, "sh", "-c", leftovers); err != nil {
 				return err
