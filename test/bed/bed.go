@@ -113,6 +113,14 @@ func (b *Bed) Down(ctx context.Context) error {
 	return nil
 }
 
+// SetGates starts the cluster's components again with other feature gates.
+func (b *Bed) SetGates(ctx context.Context, gates string) error {
+	if out, err := exec.CommandContext(ctx, filepath.Join(b.Root, "bin/cluster"), "gates", "--dir", b.Dir, gates).CombinedOutput(); err != nil {
+		return fmt.Errorf("set feature gates: %w\n%s", err, out)
+	}
+	return nil
+}
+
 // Command returns one of the cluster's scripts: kubectl, node, pod, fabric.
 func (b *Bed) Command(ctx context.Context, script string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, filepath.Join(b.Dir, script), args...)

@@ -32,10 +32,11 @@ type bed struct {
 
 // options is what `up` hands to the processes below it, as DIR/options.json.
 type options struct {
-	Nodes  int
-	Gates  string
-	Images []string
-	Bin    build.Dirs
+	Nodes      int
+	Gates      string
+	Kubernetes string
+	Images     []string
+	Bin        build.Dirs
 }
 
 func newBed(dir string) (*bed, error) {
@@ -65,16 +66,19 @@ func (b *bed) options() (o options, err error) {
 // Ready. If it is interrupted or dies before that, the guard ends the bed:
 // it holds the other end of a pipe.
 func (b *bed) up(ctx context.Context, o options, source string) error {
-	if o.Nodes < 1 || o.Nodes > 2 {
-		return fmt.Errorf("--nodes %d: must be 1 or 2", o.Nodes)
+	if o.Nodes < 0 || o.Nodes > 2 {
+		return fmt.Errorf("--nodes %d: must be 0, 1 or 2", o.Nodes)
 	}
 	if _, ok := featureGates[o.Gates]; !ok {
-		return fmt.Errorf("--gates %q: must be default, all or no-capacity", o.Gates)
+		return fmt.Errorf("--gates %q: must be default, all, capacity or no-capacity", o.Gates)
+	}
+	if o.Kubernetes != build.KubernetesVersion && o.Nodes > 0 {
+		return fmt.Errorf("--kubernetes %s: nodes are of %s only: say --nodes 0", o.Kubernetes, build.KubernetesVersion)
 	}
 	if err := checkMachine(); err != nil {
 		return err
 	}
-	bin, err := build.Binaries(ctx, source, os.Stdout)
+	bin, err := build.Binaries(ctx, source, o.Kubernetes, os.Stdout)
 	if err != nil {
 		return err
 	}
@@ -345,6 +349,40 @@ func removeCgroupTree(root string) error {
 	for i := len(dirs) - 1; i >= 0; i-- {
 		if err := unix.Rmdir(dirs[i]); err != nil && !errors.Is(err, unix.ENOENT) {
 			return fmt.Errorf("%s: %w", dirs[i], err)
+		}
+	}
+	return nil
+}
+
+// setGates changes the feature gates of a running bed: its components end, and
+// are started again with others.
+func (b *bed) setGates(args []string) error {
+	if len(args) != 1 {
+		return errUsage
+	}
+	if _, ok := featureGates[args[0]]; !ok {
+		return fmt.Errorf("%q: must be default, all, capacity or no-capacity", args[0])
+	}
+	o, err := b.options()
+	if err != nil {
+		return fmt.Errorf("no cluster in %s: %w", b.dir, err)
+	}
+	o.Gates = args[0]
+	raw, err := json.Marshal(o)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(b.path("options.json"), raw, 0o644); err != nil {
+		return err
+	}
+	pid, err := os.ReadFile(b.path("init.pid"))
+	if err != nil {
+		return err
+	}
+	for _, component := range []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet"} {
+		kill := exec.Command("nsenter", "--target", strings.TrimSpace(string(pid)), "--mount", "--pid", "--", "pkill", "-KILL", "-f", "kube "+component+" ")
+		if out, err := kill.CombinedOutput(); err != nil && o.Nodes > 0 {
+			return fmt.Errorf("end %s: %w: %s", component, err, out)
 		}
 	}
 	return nil

@@ -40,8 +40,9 @@ func TestOptionsThatAreWrongAreNamed(t *testing.T) {
 		o    options
 		want string
 	}{
-		{options{Nodes: 3, Gates: "default"}, "--nodes 3: must be 1 or 2"},
-		{options{Nodes: 1, Gates: "some"}, `--gates "some": must be default, all or no-capacity`},
+		{options{Nodes: 3, Gates: "default"}, "--nodes 3: must be 0, 1 or 2"},
+		{options{Nodes: 1, Gates: "some"}, `--gates "some": must be default, all, capacity or no-capacity`},
+		{options{Nodes: 1, Gates: "default", Kubernetes: "v1.35.4"}, "--kubernetes v1.35.4: nodes are of v1.37.1 only: say --nodes 0"},
 	} {
 		if err := b.up(t.Context(), tc.o, "."); err == nil || err.Error() != tc.want {
 			t.Errorf("got %v, want %s", err, tc.want)

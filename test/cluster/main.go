@@ -32,11 +32,12 @@ import (
 )
 
 var errUsage = errors.New(`usage:
-  cluster up     --dir DIR [--nodes 1|2] [--gates default|all|no-capacity] [--image TAR]...
+  cluster up     --dir DIR [--nodes 0|1|2] [--gates default|all|capacity|no-capacity] [--kubernetes VERSION] [--image TAR]...
+  cluster gates  --dir DIR default|all     start its components again with other feature gates
   cluster down   --dir DIR
   cluster id     --dir DIR                  what the names of its cgroups begin with
   cluster load   --dir DIR TAR...          import images into every node
-  cluster build                            build the cluster's binaries into the cache
+  cluster build  [--kubernetes VERSION]    build the cluster's binaries into the cache
   cluster image  --contents FILE --tag NAME:TAG --out TAR`)
 
 func main() {
@@ -54,16 +55,17 @@ func run(ctx context.Context, args []string) error {
 	}
 	verb := args[0]
 	var (
-		flags  = flag.NewFlagSet(verb, flag.ContinueOnError)
-		dir    = flags.String("dir", ".cluster", "the bed's directory")
-		nodes  = flags.Int("nodes", 1, "how many nodes, 1 or 2")
-		gates  = flags.String("gates", "default", "feature gates: default, all (every DRA and workload gate), or no-capacity (a cluster that is too old to share)")
-		source = flags.String("source", "test/cluster", "this module's directory, to build the cluster's binaries from")
-		name   = flags.String("name", "", "node name (internal)")
-		list   = flags.String("contents", "", "an image's content list: lines of SOURCE DESTINATION")
-		tag    = flags.String("tag", "", "an image's name and tag")
-		out    = flags.String("out", "", "where the image's archive goes")
-		images []string
+		flags   = flag.NewFlagSet(verb, flag.ContinueOnError)
+		dir     = flags.String("dir", ".cluster", "the bed's directory")
+		nodes   = flags.Int("nodes", 1, "how many nodes: 1, 2, or none, for a control plane alone")
+		gates   = flags.String("gates", "default", "feature gates: default, all (every DRA and workload gate), capacity (consumable capacity, where it is off by default), or no-capacity (a cluster that is too old to share)")
+		version = flags.String("kubernetes", build.KubernetesVersion, "version of Kubernetes; of another than the default there are no nodes")
+		source  = flags.String("source", "test/cluster", "this module's directory, to build the cluster's binaries from")
+		name    = flags.String("name", "", "node name (internal)")
+		list    = flags.String("contents", "", "an image's content list: lines of SOURCE DESTINATION")
+		tag     = flags.String("tag", "", "an image's name and tag")
+		out     = flags.String("out", "", "where the image's archive goes")
+		images  []string
 	)
 	flags.Func("image", "docker archive to import into every node (repeatable)", func(s string) error {
 		abs, err := filepath.Abs(s)
@@ -79,16 +81,18 @@ func run(ctx context.Context, args []string) error {
 	}
 	switch verb {
 	case "up":
-		return bed.up(ctx, options{Nodes: *nodes, Gates: *gates, Images: images}, *source)
+		return bed.up(ctx, options{Nodes: *nodes, Gates: *gates, Kubernetes: *version, Images: images}, *source)
 	case "down":
 		return bed.down()
 	case "id":
 		fmt.Println(bed.id)
 		return nil
+	case "gates":
+		return bed.setGates(flags.Args())
 	case "load":
 		return bed.load(ctx, flags.Args())
 	case "build":
-		_, err := build.Binaries(ctx, *source, os.Stdout)
+		_, err := build.Binaries(ctx, *source, *version, os.Stdout)
 		return err
 	case "image":
 		return image.Write(*list, *tag, *out)

@@ -86,11 +86,11 @@ func (b *bed) startNodeDaemons(ctx context.Context, name string) error {
 	if err := importImages(ctx, o); err != nil {
 		return err
 	}
-	kubeletConfig, err := b.writeKubeletConfig(data, name, index, cgroup, o)
+	kubeletConfig, err := b.writeKubeletConfig(data, name, index, cgroup)
 	if err != nil {
 		return err
 	}
-	kubelet := daemon{name: "kubelet", log: b.path("logs", "kubelet-"+name+".log"), env: []string{path},
+	kubelet := daemon{name: "kubelet", log: b.path("logs", "kubelet-"+name+".log"), env: []string{path}, more: b.gateFlags,
 		argv: []string{o.Bin.Kube + "/kube", "kubelet", "--config=" + kubeletConfig, "--kubeconfig=" + b.path("pki", name+".kubeconfig"),
 			"--hostname-override=" + name, "--node-ip=" + nodeIP(index), "--cert-dir=/var/lib/kubelet/pki", "--v=2"}}
 	return kubelet.start(ctx)
@@ -231,7 +231,7 @@ func importImages(ctx context.Context, o options) error {
 	return errors.Join(errs...)
 }
 
-func (b *bed) writeKubeletConfig(data, name string, index int, cgroup string, o options) (string, error) {
+func (b *bed) writeKubeletConfig(data, name string, index int, cgroup string) (string, error) {
 	pki := func(file string) string { return b.path("pki", file) }
 	raw, err := json.MarshalIndent(map[string]any{
 		"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
@@ -247,7 +247,6 @@ func (b *bed) writeKubeletConfig(data, name string, index int, cgroup string, o 
 		"evictionHard":                map[string]string{"memory.available": "10Mi", "nodefs.available": "1%", "nodefs.inodesFree": "1%", "imagefs.available": "1%"},
 		"imageGCHighThresholdPercent": 100,
 		"resolvConf":                  "", "clusterDNS": []string{dnsIP}, "makeIPTablesUtilChains": false,
-		"featureGates": featureGates[o.Gates],
 	}, "", "  ")
 	if err != nil {
 		return "", err

@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"runtime"
+	"slices"
 	"syscall"
 	"time"
 
@@ -64,6 +65,8 @@ type daemon struct {
 	log  string
 	argv []string
 	env  []string
+	// more arguments, asked for whenever it starts.
+	more func() ([]string, error)
 }
 
 // restartPause keeps a daemon that cannot start from spinning.
@@ -100,7 +103,15 @@ func (d daemon) spawn() (*exec.Cmd, error) {
 		return nil, err
 	}
 	defer log.Close()
-	cmd := exec.Command(d.argv[0], d.argv[1:]...)
+	argv := d.argv
+	if d.more != nil {
+		more, err := d.more()
+		if err != nil {
+			return nil, fmt.Errorf("start %s: %w", d.name, err)
+		}
+		argv = append(slices.Clone(argv), more...)
+	}
+	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Env = append(os.Environ(), d.env...)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}

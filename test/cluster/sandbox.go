@@ -39,6 +39,8 @@ var featureGates = map[string]map[string]bool{
 	"default": {},
 	// A cluster that drops what we publish: no consumable capacity.
 	"no-capacity": {"DRAConsumableCapacity": false},
+	// Before Kubernetes 1.36 consumable capacity is off by default.
+	"capacity": {"DRAConsumableCapacity": true},
 	"all": {
 		"CompositePodGroup": true, "GenericWorkload": true, "DRAWorkloadResourceClaims": true, "WorkloadWithJob": true,
 		"PodGroupPreemptionPolicy": true, "TopologyAwareWorkloadScheduling": true,
@@ -48,12 +50,30 @@ var featureGates = map[string]map[string]bool{
 	},
 }
 
-func gateFlag(gates map[string]bool) string {
+// gateFlags are those of a component, by the bed's options as they are now.
+func (b *bed) gateFlags() ([]string, error) {
+	o, err := b.options()
+	if err != nil {
+		return nil, err
+	}
 	var list []string
-	for name, on := range gates {
+	for name, on := range featureGates[o.Gates] {
 		list = append(list, fmt.Sprintf("%s=%t", name, on))
 	}
-	return "--feature-gates=" + strings.Join(list, ",")
+	return []string{"--feature-gates=" + strings.Join(list, ",")}, nil
+}
+
+// apiFlags are those of the API server, which serves some of the APIs only if
+// told to.
+func (b *bed) apiFlags() ([]string, error) {
+	flags, err := b.gateFlags()
+	if err != nil {
+		return nil, err
+	}
+	if o, err := b.options(); err != nil || o.Gates != "all" {
+		return flags, err
+	}
+	return append(flags, "--runtime-config=scheduling.k8s.io/v1beta1=true,scheduling.k8s.io/v1alpha3=true,resource.k8s.io/v1alpha3=true"), nil
 }
 
 // sandbox is the bed from inside its namespaces: network, control plane,
@@ -210,16 +230,15 @@ func (b *bed) certificates(nodes int) (*authority, error) {
 
 func (b *bed) startControlPlane(ctx context.Context, o options, ca *authority, status io.Writer) error {
 	kube := o.Bin.Kube + "/kube"
-	gates := gateFlag(featureGates[o.Gates])
 	pki := func(file string) string { return b.path("pki", file) }
 	component := func(name string, args ...string) daemon {
-		return daemon{name: name, log: b.path("logs", name+".log"), argv: append([]string{kube, name}, args...)}
+		return daemon{name: name, log: b.path("logs", name+".log"), argv: append([]string{kube, name}, args...), more: b.gateFlags}
 	}
 	etcd := component("etcd", "--name=test", "--data-dir="+b.path("etcd"), "--unsafe-no-fsync",
 		"--listen-client-urls=http://127.0.0.1:2379", "--advertise-client-urls=http://127.0.0.1:2379",
 		"--listen-peer-urls=http://127.0.0.1:2380", "--initial-advertise-peer-urls=http://127.0.0.1:2380",
 		"--initial-cluster=test=http://127.0.0.1:2380")
-	apiserver := component("kube-apiserver", gates, "--etcd-servers=http://127.0.0.1:2379",
+	apiserver := component("kube-apiserver", "--etcd-servers=http://127.0.0.1:2379",
 		"--secure-port=443", "--bind-address=0.0.0.0", "--advertise-address="+gatewayIP, "--endpoint-reconciler-type=none",
 		"--tls-cert-file="+pki("apiserver.crt"), "--tls-private-key-file="+pki("apiserver.key"), "--client-ca-file="+pki("ca.crt"),
 		"--kubelet-client-certificate="+pki("admin.crt"), "--kubelet-client-key="+pki("admin.key"),
@@ -229,14 +248,12 @@ func (b *bed) startControlPlane(ctx context.Context, o options, ca *authority, s
 		"--service-account-signing-key-file="+pki("service-account.key"), "--service-cluster-ip-range="+serviceCIDR,
 		"--allow-privileged=true", "--profiling=false",
 		"--enable-aggregator-routing=true") // webhooks are called at their pods: there is no kube-proxy
-	if o.Gates == "all" {
-		apiserver.argv = append(apiserver.argv, "--runtime-config=scheduling.k8s.io/v1beta1=true,scheduling.k8s.io/v1alpha3=true,resource.k8s.io/v1alpha3=true")
-	}
-	controllers := component("kube-controller-manager", gates, "--kubeconfig="+b.path("kubeconfig"), "--leader-elect=false",
+	etcd.more, apiserver.more = nil, b.apiFlags
+	controllers := component("kube-controller-manager", "--kubeconfig="+b.path("kubeconfig"), "--leader-elect=false",
 		"--root-ca-file="+pki("ca.crt"), "--service-account-private-key-file="+pki("service-account.key"),
 		// With a client per controller the default service account comes 9 s late.
 		"--use-service-account-credentials=false", "--kube-api-qps=500", "--kube-api-burst=1000", "--bind-address=127.0.0.1")
-	scheduler := component("kube-scheduler", gates, "--kubeconfig="+pki("scheduler.kubeconfig"), "--leader-elect=false", "--bind-address=127.0.0.1")
+	scheduler := component("kube-scheduler", "--kubeconfig="+pki("scheduler.kubeconfig"), "--leader-elect=false", "--bind-address=127.0.0.1")
 
 	if err := errors.Join(etcd.start(ctx), apiserver.start(ctx)); err != nil {
 		return err

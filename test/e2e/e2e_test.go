@@ -51,6 +51,14 @@ func TestTwoNodesWithAllGates(t *testing.T) {
 	tell(t, "testdata/two-nodes testdata/groups testdata/native", ".cluster-e2e-two", bed.Options{Nodes: 2, Gates: "all"})
 }
 
+// A cluster whose feature gates are switched under groups that live.
+func TestModes(t *testing.T) {
+	if os.Getenv("E2E_CLUSTER") != "" && os.Getenv("E2E_MODES") == "" {
+		t.Skip("it switches the cluster's feature gates; E2E_MODES=1 says that it may")
+	}
+	tell(t, "testdata/modes", ".cluster-e2e-modes", bed.Options{Nodes: 1})
+}
+
 // A cluster that drops what we publish.
 func TestNoConsumableCapacity(t *testing.T) {
 	if os.Getenv("E2E_CLUSTER") != "" {
@@ -114,6 +122,7 @@ func tellOn(t *testing.T, stories string, b *bed.Bed, o bed.Options) {
 			"plugin":     s.plugin,
 			"controller": s.controller,
 			"example":    s.example,
+			"gates":      s.gates,
 			"clean":      s.clean,
 		},
 	})
@@ -449,7 +458,17 @@ func (s *suite) plugin(ts *testscript.TestScript, neg bool, args []string) {
 	})
 	_, err := s.bed.Kubectl(ctx, "-n", "dra-shared-system", "patch", "daemonset", "dra-shared-plugin", "-p", `{"spec":{"template":{"spec":{"nodeSelector":{"nowhere":"yes"}}}}}`)
 	ts.Check(err)
-	s.until(ts, false, []string{"^$", "kubectl", "-n", "dra-shared-system", "get", "pods", "-o", "name"})
+	s.until(ts, false, []string{"^$", "kubectl", "-n", "dra-shared-system", "get", "pods", "-l", "app.kubernetes.io/component=plugin", "-o", "name"})
+}
+
+// gates default|all: the cluster's components start again with those feature
+// gates.
+func (s *suite) gates(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: gates default|all")
+	}
+	ts.Check(s.bed.SetGates(context.Background(), args[0]))
+	s.until(ts, false, []string{"ok", "kubectl", "-n", "default", "get", "--raw", "/readyz"})
 }
 
 // controller stop|start: takes the controller away, or lets it come back. It

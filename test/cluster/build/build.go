@@ -27,7 +27,8 @@ type Dirs struct {
 	Pause string // pause.tar, the image that holds a pod's namespaces
 }
 
-const kubernetesVersion = "v1.37.1"
+// KubernetesVersion is what a cluster runs unless another is asked for.
+const KubernetesVersion = "v1.37.1"
 
 // What a node runs, each built by its own go.mod. Debian's or a vendor's
 // containerd would do as well; these need no package and are static.
@@ -50,14 +51,16 @@ type step struct {
 type component struct {
 	name   string
 	inputs []string // files whose content is part of the cache key
+	before func(ctx context.Context, out string) error
 	steps  func(out string) []step
 	finish func(out string) error
 }
 
 // Binaries builds what the cache does not hold and says on progress what is
 // being built, how far it is and how long it has taken. source is the
-// directory of the module test/cluster.
-func Binaries(ctx context.Context, source string, progress io.Writer) (Dirs, error) {
+// directory of the module test/cluster. Of a version of Kubernetes that is not
+// KubernetesVersion there is a control plane; nodes are of that version only.
+func Binaries(ctx context.Context, source, version string, progress io.Writer) (Dirs, error) {
 	var dirs Dirs
 	cache, err := os.UserCacheDir()
 	if err != nil {
@@ -67,7 +70,7 @@ func Binaries(ctx context.Context, source string, progress io.Writer) (Dirs, err
 	for _, c := range []struct {
 		component
 		dir *string
-	}{{kube(source), &dirs.Kube}, {node(), &dirs.Node}, {pause(source), &dirs.Pause}} {
+	}{{kube(source, version), &dirs.Kube}, {node(), &dirs.Node}, {pause(source), &dirs.Pause}} {
 		if *c.dir, err = c.build(ctx, cache, progress); err != nil {
 			return dirs, err
 		}
@@ -75,19 +78,33 @@ func Binaries(ctx context.Context, source string, progress io.Writer) (Dirs, err
 	return dirs, nil
 }
 
-func kube(source string) component {
+func kube(source, version string) component {
 	dir := filepath.Join(source, "kube")
+	minor := strings.Split(version, ".")[1]
 	const base = "k8s.io/component-base/version."
-	stamp := "-s -w -X " + base + "gitVersion=" + kubernetesVersion + " -X " + base + "gitMajor=1 -X " + base + "gitMinor=37" +
-		" -X " + base + "gitTreeState=clean -X k8s.io/client-go/pkg/version.gitVersion=" + kubernetesVersion
-	return component{
+	stamp := "-s -w -X " + base + "gitVersion=" + version + " -X " + base + "gitMajor=1 -X " + base + "gitMinor=" + minor +
+		" -X " + base + "gitTreeState=clean -X k8s.io/client-go/pkg/version.gitVersion=" + version
+	c := component{
 		name:   "kube",
 		inputs: []string{filepath.Join(dir, "go.mod"), filepath.Join(dir, "go.sum"), filepath.Join(dir, "main.go")},
 		steps: func(out string) []step {
-			return []step{{what: "Kubernetes " + kubernetesVersion + " and etcd", dir: dir, env: []string{"CGO_ENABLED=0"},
+			return []step{{what: "Kubernetes " + version + " and etcd", dir: dir, env: []string{"CGO_ENABLED=0"},
 				args: []string{"build", "-v", "-buildvcs=false", "-trimpath", "-ldflags", stamp, "-o", out + "/kube"}, pkgs: []string{"."}}}
 		},
 	}
+	if version == KubernetesVersion {
+		return c
+	}
+	c.name, c.inputs = "kube-"+version, []string{filepath.Join(dir, "main.go")}
+	c.before = func(ctx context.Context, out string) error { return otherModule(ctx, dir, version, out+"/src") }
+	c.steps = func(out string) []step {
+		return []step{
+			{what: "Kubernetes " + version + ": modules", dir: out + "/src", args: []string{"mod", "tidy"}},
+			{what: "Kubernetes " + version + " and etcd", dir: out + "/src", env: []string{"CGO_ENABLED=0"},
+				args: []string{"build", "-v", "-buildvcs=false", "-trimpath", "-ldflags", stamp, "-o", out + "/kube"}, pkgs: []string{"."}},
+		}
+	}
+	return c
 }
 
 func node() component {
@@ -146,6 +163,11 @@ func (c component) build(ctx context.Context, cache string, progress io.Writer) 
 	defer os.RemoveAll(out)
 	if err := os.Chmod(out, 0o755); err != nil {
 		return "", err
+	}
+	if c.before != nil {
+		if err := c.before(ctx, out); err != nil {
+			return "", err
+		}
 	}
 	for _, s := range c.steps(out) {
 		if err := s.run(ctx, progress); err != nil {

@@ -1,0 +1,58 @@
+package build
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+)
+
+// otherModule makes a module of the multi-call binary for another version of
+// Kubernetes. What k8s.io/kubernetes replaces by its own directories are modules
+// of that version.
+func otherModule(ctx context.Context, source, version, dir string) error {
+	out, err := exec.CommandContext(ctx, "go", "mod", "download", "-json", "k8s.io/kubernetes@"+version).Output()
+	if err != nil {
+		return fmt.Errorf("download k8s.io/kubernetes %s: %w: is there such a version?", version, err)
+	}
+	var module struct{ GoMod string }
+	if err := json.Unmarshal(out, &module); err != nil {
+		return err
+	}
+	theirs, err := os.ReadFile(module.GoMod)
+	if err != nil {
+		return err
+	}
+	main, err := os.ReadFile(filepath.Join(source, "main.go"))
+	if err != nil {
+		return err
+	}
+	return errors.Join(
+		os.MkdirAll(dir, 0o755),
+		os.WriteFile(filepath.Join(dir, "go.mod"), goMod(string(theirs), version), 0o644),
+		os.WriteFile(filepath.Join(dir, "main.go"), main, 0o644),
+	)
+}
+
+var (
+	staged = regexp.MustCompile(`(?m)^\s*(k8s\.io/\S+) => \./staging/`)
+	etcd   = regexp.MustCompile(`(?m)^\s*(go\.etcd\.io/etcd/server/v3 \S+)`)
+)
+
+func goMod(theirs, version string) []byte {
+	staging := "v0" + strings.TrimPrefix(version, "v1")
+	var b strings.Builder
+	fmt.Fprintf(&b, "module kube\n\ngo 1.26.0\n\nrequire k8s.io/kubernetes %s\n", version)
+	if m := etcd.FindStringSubmatch(theirs); m != nil {
+		fmt.Fprintf(&b, "require %s\n", m[1])
+	}
+	for _, m := range staged.FindAllStringSubmatch(theirs, -1) {
+		fmt.Fprintf(&b, "replace %s => %s %s\n", m[1], m[1], staging)
+	}
+	return []byte(b.String())
+}
