@@ -18,9 +18,11 @@ import (
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
+	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	ctrlconfig "sigs.k8s.io/controller-runtime/pkg/config"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
@@ -98,6 +100,8 @@ func New(ctx context.Context, config *rest.Config, o Options) (manager.Manager, 
 	certificates := &certificates{}
 	m, err := ctrl.NewManager(config, ctrl.Options{
 		Scheme: scheme, Cache: caches(), NewClient: o.Client,
+		// A name is a metric's label: two managers in one process, as tests have them, may share it.
+		Controller:     ctrlconfig.Controller{SkipNameValidation: ptr.To(true)},
 		LeaderElection: true, LeaderElectionID: o.DriverName, LeaderElectionNamespace: o.Namespace,
 		LeaderElectionReleaseOnCancel: true, // the process ends when the manager does
 		HealthProbeBindAddress:        o.HealthAddress,

@@ -70,7 +70,7 @@ func Detect(ctx context.Context, cluster kubernetes.Interface, namespace string)
 
 // askAgain is how often a Watcher looks: there is no event for feature gates,
 // which change when an API server starts.
-const askAgain = 30 * time.Second
+const askAgain = 10 * time.Second
 
 // Watcher ends the manager when the mode is not the cluster's any more: all that
 // a process does is of one mode, and what the other one left it finds when it

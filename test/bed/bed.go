@@ -4,6 +4,7 @@ package bed
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -49,10 +50,17 @@ func New(dir string) (*Bed, error) {
 	return &Bed{Root: root, Dir: dir}, nil
 }
 
+// None is for a control plane without nodes.
+const None = -1
+
 // Options of Up.
 type Options struct {
-	Nodes int
-	Gates string // default, all or no-capacity
+	Nodes int    // 1 if it is 0
+	Gates string // default, all, capacity or no-capacity
+	// Kubernetes is its version; only the default has nodes.
+	Kubernetes string
+	// Bare leaves the chart to whoever asks.
+	Bare bool
 	// Before is called when the nodes run and the chart is not installed yet.
 	Before func(context.Context) error
 }
@@ -63,9 +71,13 @@ var images = []string{"bin/images/dra-driver-shared.tar", "bin/images/nettool.ta
 // Up starts the cluster and installs the chart. What is going on is written to
 // progress.
 func (b *Bed) Up(ctx context.Context, o Options, progress io.Writer) error {
-	args := []string{"up", "--dir", b.Dir, "--nodes", strconv.Itoa(max(o.Nodes, 1)), "--gates", o.Gates}
-	if o.Gates == "" {
-		args[len(args)-1] = "default"
+	nodes := max(o.Nodes, 1)
+	if o.Nodes == None {
+		nodes = 0
+	}
+	args := []string{"up", "--dir", b.Dir, "--nodes", strconv.Itoa(nodes), "--gates", cmp.Or(o.Gates, "default")}
+	if o.Kubernetes != "" {
+		args = append(args, "--kubernetes", o.Kubernetes)
 	}
 	for _, image := range images {
 		args = append(args, "--image", filepath.Join(b.Root, image))
@@ -81,6 +93,9 @@ func (b *Bed) Up(ctx context.Context, o Options, progress io.Writer) error {
 		if err := o.Before(ctx); err != nil {
 			return err
 		}
+	}
+	if o.Bare {
+		return nil
 	}
 	return b.Install(ctx)
 }

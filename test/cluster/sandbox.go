@@ -50,6 +50,14 @@ var featureGates = map[string]map[string]bool{
 	},
 }
 
+// schedulerConfiguration: with the default of 50 requests in a second, thousands
+// of pods would wait for the scheduler's client.
+const schedulerConfiguration = `apiVersion: kubescheduler.config.k8s.io/v1
+kind: KubeSchedulerConfiguration
+leaderElection: {leaderElect: false}
+clientConnection: {kubeconfig: %s, qps: 1000, burst: 2000}
+`
+
 // gateFlags are those of a component, by the bed's options as they are now.
 func (b *bed) gateFlags() ([]string, error) {
 	o, err := b.options()
@@ -253,7 +261,11 @@ func (b *bed) startControlPlane(ctx context.Context, o options, ca *authority, s
 		"--root-ca-file="+pki("ca.crt"), "--service-account-private-key-file="+pki("service-account.key"),
 		// With a client per controller the default service account comes 9 s late.
 		"--use-service-account-credentials=false", "--kube-api-qps=500", "--kube-api-burst=1000", "--bind-address=127.0.0.1")
-	scheduler := component("kube-scheduler", "--kubeconfig="+pki("scheduler.kubeconfig"), "--leader-elect=false", "--bind-address=127.0.0.1")
+	schedulerConfig := b.path("pki", "scheduler.yaml")
+	if err := os.WriteFile(schedulerConfig, fmt.Appendf(nil, schedulerConfiguration, pki("scheduler.kubeconfig")), 0o644); err != nil {
+		return err
+	}
+	scheduler := component("kube-scheduler", "--config="+schedulerConfig, "--bind-address=127.0.0.1")
 
 	if err := errors.Join(etcd.start(ctx), apiserver.start(ctx)); err != nil {
 		return err

@@ -185,7 +185,7 @@ func (f *faults) crash(ctx context.Context, t *testing.T) {
 		}
 		t.Logf("died %s step %d, %s", when, at, steps[at-1])
 	}
-	restarts := strings.TrimSpace(f.kubectl(ctx, t, "-n", system, "get", "pods", "-o", "jsonpath={.items[*].status.containerStatuses[*].restartCount}"))
+	restarts := strings.TrimSpace(f.kubectl(ctx, t, "-n", system, "get", "pods", "-l", "app.kubernetes.io/component=plugin", "-o", "jsonpath={.items[*].status.containerStatuses[*].restartCount}"))
 	t.Logf("the plugin was started again %s times", restarts)
 	if restarts == "0" {
 		t.Error("the plugin never died")

@@ -1,0 +1,141 @@
+package controlplane
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/dra-shared/dra-driver-shared/test/sim"
+)
+
+// More pods share one device than one claim can be reserved for: 1,000, then
+// more, then few, then none.
+func TestAThousandPodsOfOneGroup(t *testing.T) {
+	w := needsWorld(t)
+	ctx := context.Background()
+	w.controller(t, nil)
+	ns := w.namespace(t, "thousand")
+	pg, err := w.group(ctx, ns, "big")
+	if err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now()
+	grow := func(from, to int) {
+		t.Helper()
+		if err := sim.Many(to-from, func(i int) error { return w.client.Create(ctx, w.pod(ns, "big", from+i)) }); err != nil {
+			t.Fatal(err)
+		}
+		w.within(t, 3*time.Minute, "pods run", func() error {
+			running, _, err := w.running(ctx, ns)
+			if err == nil && running != to {
+				err = fmt.Errorf("%d of %d pods run", running, to)
+			}
+			return err
+		})
+	}
+	grow(0, 1000)
+	t.Logf("1000 pods run after %s", time.Since(start).Round(100*time.Millisecond))
+	checkOneDevice(ctx, t, w, ns)
+	grow(1000, 1200)
+	claims := checkOneDevice(ctx, t, w, ns)
+	t.Logf("1200 pods have %d claims", claims)
+	if native := w.native; native != (claims == 1) {
+		t.Errorf("%d claims, native mode %t", claims, native)
+	}
+
+	// What nobody uses any more goes; the group keeps its device.
+	if err := sim.Many(1100, func(i int) error {
+		return client.IgnoreNotFound(w.client.Delete(ctx, w.pod(ns, "big", 100+i)))
+	}); err != nil {
+		t.Fatal(err)
+	}
+	w.within(t, 2*time.Minute, "shards go", func() error {
+		_, all, err := w.running(ctx, ns)
+		if err != nil {
+			return err
+		}
+		claims, err := w.claims(ctx, ns)
+		used := map[string]bool{}
+		var pods corev1.PodList
+		if err := w.client.List(ctx, &pods, client.InNamespace(ns)); err != nil {
+			return err
+		}
+		for i := range pods.Items {
+			used[*pods.Items[i].Spec.ResourceClaims[0].ResourceClaimName] = true
+		}
+		if err == nil && (all != 100 || len(claims) > len(used)+1) {
+			err = fmt.Errorf("%d pods, %d claims, of which they use %d", all, len(claims), len(used))
+		}
+		return err
+	})
+	if err := w.client.DeleteAllOf(ctx, &corev1.Pod{}, client.InNamespace(ns)); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.client.Delete(ctx, pg); err != nil {
+		t.Fatal(err)
+	}
+	w.nothingLeft(ctx, t, ns)
+}
+
+// checkOneDevice checks that all claims of a namespace are on one device, that one
+// of them counts, and that no more pods are in one than there is room for. It
+// returns how many there are.
+func checkOneDevice(ctx context.Context, t *testing.T, w *world, ns string) int {
+	t.Helper()
+	claims, err := w.claims(ctx, ns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	devices, counting := map[string]bool{}, 0
+	for _, c := range claims {
+		if c.Status.Allocation == nil {
+			t.Errorf("claim %s is not allocated", c.Name)
+			continue
+		}
+		result := c.Status.Allocation.Devices.Results[0]
+		devices[result.Pool+"/"+result.Device] = true
+		if q := result.ConsumedCapacity["groups"]; !q.IsZero() {
+			counting++
+		}
+		if len(c.Status.ReservedFor) > resourceapi.ResourceClaimReservedForMaxSize {
+			t.Errorf("claim %s is reserved for %d", c.Name, len(c.Status.ReservedFor))
+		}
+	}
+	if len(devices) != 1 || counting != 1 {
+		t.Errorf("%d claims are on devices %v, and %d count as groups", len(claims), devices, counting)
+	}
+	return len(claims)
+}
+
+// Who takes a fabric is counted.
+func TestZeroSharesAreNotForUsers(t *testing.T) {
+	w := needsWorld(t)
+	ctx := context.Background()
+	w.controller(t, nil)
+	ns := w.namespace(t, "zero")
+	zero := &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{"groups": resource.MustParse("0")}}
+	qualified := &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{driver + "/groups": resource.MustParse("0")}}
+	class := "fabric." + driver
+	for name, request := range map[string]resourceapi.DeviceRequest{
+		"exactly":        {Name: "f", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: class, Capacity: zero}},
+		"by its domain":  {Name: "f", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: class, Capacity: qualified}},
+		"an alternative": {Name: "f", FirstAvailable: []resourceapi.DeviceSubRequest{{Name: "a", DeviceClassName: class}, {Name: "b", DeviceClassName: class, Capacity: zero}}},
+	} {
+		spec := resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{request}}}
+		meta := metav1.ObjectMeta{Namespace: ns, Name: "zero"}
+		for _, o := range []client.Object{&resourceapi.ResourceClaim{ObjectMeta: meta, Spec: spec},
+			&resourceapi.ResourceClaimTemplate{ObjectMeta: meta, Spec: resourceapi.ResourceClaimTemplateSpec{Spec: spec}}} {
+			if err := w.client.Create(ctx, o); err == nil || !strings.Contains(err.Error(), "would be on a fabric without counting as a group: ask for 1") {
+				t.Errorf("%s: a user's %T: %v", name, o, err)
+			}
+		}
+	}
+}
