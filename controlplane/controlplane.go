@@ -1,6 +1,6 @@
 // Package controlplane puts the parts of the controller together: who publishes
-// fabrics, who makes claims for groups and holds them, who holds claims for
-// other objects, and the admission that goes before all of it.
+// fabrics and reports on them, who makes claims for groups and holds them, who
+// holds claims for other objects, and the admission that goes before all of it.
 package controlplane
 
 import (
@@ -37,6 +37,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/controlplane/groups"
 	"github.com/dra-shared/dra-driver-shared/controlplane/heldby"
 	"github.com/dra-shared/dra-driver-shared/controlplane/mode"
+	"github.com/dra-shared/dra-driver-shared/controlplane/report"
 )
 
 // Options of the controller.
@@ -151,7 +152,11 @@ func addControllers(ctx context.Context, m manager.Manager, cluster kubernetes.I
 	if err := pods.SetupWithManager(ctx, m); err != nil {
 		return err
 	}
-	holders := &heldby.Reconciler{Client: m.GetClient(), Live: m.GetAPIReader(), Mapper: m.GetRESTMapper(), Events: events}
+	reports := &report.Reconciler{Client: m.GetClient(), Live: m.GetAPIReader(), Cluster: cluster, Driver: o.DriverName, Clock: clock.RealClock{}}
+	if err := reports.SetupWithManager(ctx, m); err != nil {
+		return err
+	}
+	holders := &heldby.Reconciler{Client: m.GetClient(), Cluster: cluster, Driver: o.DriverName, Live: m.GetAPIReader(), Mapper: m.GetRESTMapper(), Events: events}
 	if err := holders.SetupWithManager(ctx, m); err != nil {
 		return err
 	}

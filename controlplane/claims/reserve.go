@@ -108,7 +108,7 @@ func Reservation(claim *resourceapi.ResourceClaim, owner Owner, pods []Pod, nati
 	switch {
 	case native && len(cluster) > 0:
 		if held {
-			c.Remove = append(c.Remove, owner.UID)
+			c.Remove, c.Guard = []types.UID{owner.UID}, true
 		}
 		return c
 	case len(cluster) > 0:
@@ -143,7 +143,9 @@ func Reservation(claim *resourceapi.ResourceClaim, owner Owner, pods []Pod, nati
 // Released says how a claim's reservations must change when its holder is gone.
 // A generated claim is deleted first: the cluster deallocates what is being
 // deleted once nobody holds it. One that stays is deallocated here if nobody
-// else holds it, for the cluster does that only when a pod goes.
+// else holds it, for the cluster does that only when a pod goes. Who else holds it
+// must be known for sure: if the last pod has gone meanwhile, taking the holder
+// away would leave a claim that is allocated for nobody, for good.
 func Released(claim *resourceapi.ResourceClaim, holder types.UID, stays bool) Change {
 	if !HasReservation(claim, holder) {
 		return Change{}
@@ -151,5 +153,5 @@ func Released(claim *resourceapi.ResourceClaim, holder types.UID, stays bool) Ch
 	if stays && claim.DeletionTimestamp == nil && len(claim.Status.ReservedFor) == 1 {
 		return Change{Deallocate: true}
 	}
-	return Change{Remove: []types.UID{holder}}
+	return Change{Remove: []types.UID{holder}, Guard: stays}
 }

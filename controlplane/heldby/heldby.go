@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -20,7 +21,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -31,6 +34,7 @@ import (
 
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
+	"github.com/dra-shared/dra-driver-shared/controlplane/report"
 )
 
 // Holder names an object in the claim's namespace.
@@ -60,8 +64,13 @@ func Parse(text string) (Holder, error) {
 	return h, nil
 }
 
-// Reasons of the events that tell why a claim is not held.
+// ConditionHeld of a claim's device tells whether the object that the annotation
+// names holds the claim.
+const ConditionHeld = "Held"
+
+// Reasons of ConditionHeld, and, but for the first, of events.
 const (
+	ReasonHolderFound     = "HolderFound"
 	ReasonHolderUnknown   = "HolderUnknown"
 	ReasonHolderForbidden = "HolderForbidden"
 	ReasonHolderMissing   = "HolderMissing"
@@ -77,9 +86,11 @@ type Reconciler struct {
 	// Client reads from a cache.
 	Client client.Client
 	// Live reads from the API server.
-	Live   client.Reader
-	Mapper meta.RESTMapper
-	Events events.EventRecorder
+	Live    client.Reader
+	Cluster kubernetes.Interface
+	Mapper  meta.RESTMapper
+	Driver  string
+	Events  events.EventRecorder
 
 	cache      cache.Cache
 	controller controller.Controller
@@ -123,16 +134,19 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	}
 	holder, err := Parse(text)
 	if err != nil {
-		r.warn(&claim, ReasonHolderInvalid, "annotation %s: %q %v", scheduling.ReservedForAnnotation, text, err)
-		return ctrl.Result{}, nil
+		return ctrl.Result{}, r.tell(ctx, &claim, ReasonHolderInvalid, fmt.Sprintf("annotation %s: %q %v", scheduling.ReservedForAnnotation, text, err))
 	}
 	object, reason, err := r.find(ctx, &claim, holder)
 	if reason != "" {
-		r.warn(&claim, reason, "not held by %s: %v", holder, err)
-		return ctrl.Result{RequeueAfter: askAgain}, nil
+		return ctrl.Result{RequeueAfter: askAgain}, r.tell(ctx, &claim, reason, fmt.Sprintf("not held by %s: %v", holder, err))
 	}
 	if err != nil {
 		return ctrl.Result{}, err
+	}
+	if object != nil {
+		if err := r.tell(ctx, &claim, ReasonHolderFound, fmt.Sprintf("allocated as long as %s is there", holder)); err != nil {
+			return ctrl.Result{}, err
+		}
 	}
 	owner := claims.Owner{GroupVersionKind: schema.GroupVersionKind{Group: holder.Group}, Resource: holder.Resource, Namespace: claim.Namespace, Name: holder.Name}
 	if object != nil {
@@ -161,7 +175,7 @@ const bindSoon = time.Second
 func change(claim *resourceapi.ResourceClaim, owner claims.Owner, bound bool) (c claims.Change) {
 	for _, entry := range claim.Status.ReservedFor {
 		if entry.APIGroup == owner.Group && entry.Resource == owner.Resource && entry.Name == owner.Name && entry.UID != owner.UID && entry.Resource != "pods" {
-			c.Remove = append(c.Remove, entry.UID)
+			c.Remove, c.Guard = append(c.Remove, entry.UID), true // see claims.Released
 		}
 	}
 	switch {
@@ -263,6 +277,41 @@ func (r *Reconciler) watch(ctx context.Context, kind schema.GroupVersionKind) er
 	return nil
 }
 
-func (r *Reconciler) warn(claim *resourceapi.ResourceClaim, reason, format string, args ...any) {
-	r.Events.Eventf(claim, nil, corev1.EventTypeWarning, reason, "Hold", format, args...)
+// tell says whether the claim is held: in a condition of each of the driver's
+// devices that the claim has, and, where it is not, in an event.
+func (r *Reconciler) tell(ctx context.Context, claim *resourceapi.ResourceClaim, reason, message string) error {
+	c := metav1.Condition{Type: ConditionHeld, Status: metav1.ConditionTrue, Reason: reason, Message: message}
+	if reason != ReasonHolderFound {
+		c.Status = metav1.ConditionFalse
+		r.Events.Eventf(claim, nil, corev1.EventTypeWarning, reason, "Hold", "%s", message)
+	}
+	rows := rowsOf(claim, r.Driver, c)
+	if len(rows) == 0 {
+		return nil
+	}
+	return report.Apply(ctx, r.Cluster, claim, report.FieldManagerHolders, rows)
+}
+
+// rowsOf are the entries that lack the condition. It is pure.
+func rowsOf(claim *resourceapi.ResourceClaim, driver string, c metav1.Condition) (rows []resourceapi.AllocatedDeviceStatus) {
+	if claim.Status.Allocation == nil {
+		return nil
+	}
+	told := true
+	for _, d := range claim.Status.Allocation.Devices.Results {
+		if d.Driver != driver {
+			continue
+		}
+		row := report.Row(d, nil, c)
+		rows = append(rows, row)
+		told = told && slices.ContainsFunc(claim.Status.Devices, func(s resourceapi.AllocatedDeviceStatus) bool {
+			there := meta.FindStatusCondition(s.Conditions, c.Type)
+			return s.Driver == row.Driver && s.Pool == row.Pool && s.Device == row.Device && ptr.Equal(s.ShareID, row.ShareID) &&
+				there != nil && there.Status == c.Status && there.Reason == c.Reason && there.Message == c.Message
+		})
+	}
+	if told {
+		return nil
+	}
+	return rows
 }
