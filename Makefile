@@ -15,7 +15,7 @@ NAMESPACE := dra-shared-system
 CHART := deployments/helm/dra-driver-shared
 IMAGES := bin/images/dra-driver-shared.tar bin/images/nettool.tar
 STATIC := CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags "-s -w"
-FUZZ := accel:FuzzFind api/v1alpha1:FuzzParameters api/config/v1alpha1:FuzzLoad attach:FuzzRecordPath attach:FuzzHookState attach:FuzzRequest attach:FuzzRecord driver/record:FuzzUID driver/record:FuzzClaim
+FUZZ := accel:FuzzFind controlplane/claims:FuzzName controlplane/heldby:FuzzParse api/v1alpha1:FuzzParameters api/config/v1alpha1:FuzzLoad attach:FuzzRecordPath attach:FuzzHookState attach:FuzzRequest attach:FuzzRecord driver/record:FuzzUID driver/record:FuzzClaim
 CRD_TYPES := ./api/scheduling/...
 DOCKERFILE := awk -f deployments/image/dockerfile.awk deployments/image/contents.txt
 GO_FILES := $(shell find . -name '*.go' -not -path './.cluster*' -o -name '*.o' -path './netdev/*') go.mod go.sum
@@ -45,7 +45,7 @@ reload: bin/cluster $(IMAGES) ## load the images anew into the cluster and resta
 
 ##@ Test
 
-test: lint generate-check test-unit test-fuzz chart-check e2e demo ## everything CI runs
+test: lint generate-check test-unit test-fuzz chart-check test-controlplane e2e demo ## everything CI runs
 	@echo "test: all passed"
 
 test-unit: prerequisites ## tables, real netlink in namespaces, the plugin against a fake kubelet, killed at every step, under load [8 min]
@@ -62,6 +62,15 @@ test-fuzz: ## each fuzz target for a moment [1 min]
 
 e2e: prerequisites cluster-binaries bin/helm $(IMAGES) bin/images/crash.tar bin/nettool bin/dra-conformance ## the stories of test/e2e on real clusters [RUN=name] [15 min]
 	@E2E=1 go test -v -count=1 -parallel 1 -timeout 30m ./test/e2e $(if $(RUN),-run '/$(RUN)',)
+
+test-controlplane: prerequisites cluster-binaries bin/helm $(IMAGES) ## the controller on a real control plane with simulated nodes: a thousand pods, death between any two writes [3 min]
+	@CONTROLPLANE=1 go test -count=1 -timeout 20m ./test/controlplane $(if $(RUN),-v -run '$(RUN)',)
+
+test-matrix: prerequisites bin/cluster bin/helm $(IMAGES) ## the same on each version of Kubernetes that is supported; writes docs/dev/matrix.md [each 10 min to build, once]
+	@test/controlplane/matrix.sh
+
+bench-controlplane: prerequisites cluster-binaries bin/helm $(IMAGES) bin/dra-shared-controller ## writes per pod, time to reservation and memory, for 10,000 pods, in both modes; writes docs/dev/scale.md [15 min]
+	@test/controlplane/bench.sh
 
 lint: bin/golangci-lint ## style, and the arrows between packages [1 min]
 	@bin/golangci-lint run ./...
@@ -156,5 +165,5 @@ prerequisites: ## what the machine must have; installed where there is apt-get
 help: ## this list
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-zA-Z0-9_-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-.PHONY: demo cluster-up cluster-down install reload test test-unit test-fuzz e2e lint bench generate generate-check chart-check \
+.PHONY: demo cluster-up cluster-down install reload test test-unit test-fuzz test-controlplane test-matrix bench-controlplane e2e lint bench generate generate-check chart-check \
   build image cluster-binaries prerequisites prerequisites-clang help

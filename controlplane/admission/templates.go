@@ -25,7 +25,7 @@ type Templates struct {
 
 // template is as much of an object as matters, at whichever depth.
 type template struct {
-	Metadata struct {
+	Metadata *struct {
 		Annotations map[string]string `json:"annotations"`
 	} `json:"metadata"`
 	Spec struct {
@@ -69,7 +69,7 @@ func (t *Templates) Handle(ctx context.Context, req admission.Request) admission
 		return admission.Allowed("")
 	}
 	name := pods.Spec.SchedulingGroup.PodGroupName
-	if had, ok := pods.Metadata.Annotations[scheduling.GroupAnnotation]; ok {
+	if had, ok := pods.annotations()[scheduling.GroupAnnotation]; ok {
 		if had != name {
 			return refuse(denied("%s: metadata.annotations[%q] names PodGroup %q, and spec.schedulingGroup.podGroupName %q: a pod is in one", at[1:], scheduling.GroupAnnotation, had, name), nil)
 		}
@@ -90,11 +90,21 @@ func (t *Templates) Handle(ctx context.Context, req admission.Request) admission
 	return response
 }
 
-func annotate(pods *template, at, name string) []jsonpatch.Operation {
-	if len(pods.Metadata.Annotations) > 0 {
-		// In a JSON pointer (RFC 6901) a slash is ~1.
-		return []jsonpatch.Operation{jsonpatch.NewOperation("add", at+"/metadata/annotations/"+scheduling.GroupName+"~1pod-group", name)}
+func (t *template) annotations() map[string]string {
+	if t.Metadata == nil {
+		return nil
 	}
+	return t.Metadata.Annotations
+}
+
+func annotate(pods *template, at, name string) []jsonpatch.Operation {
 	annotations := map[string]string{scheduling.GroupAnnotation: name}
-	return []jsonpatch.Operation{jsonpatch.NewOperation("add", at+"/metadata/annotations", annotations)}
+	switch {
+	case pods.Metadata == nil:
+		return []jsonpatch.Operation{jsonpatch.NewOperation("add", at+"/metadata", map[string]any{"annotations": annotations})}
+	case len(pods.Metadata.Annotations) == 0:
+		return []jsonpatch.Operation{jsonpatch.NewOperation("add", at+"/metadata/annotations", annotations)}
+	}
+	// In a JSON pointer (RFC 6901) a slash is ~1.
+	return []jsonpatch.Operation{jsonpatch.NewOperation("add", at+"/metadata/annotations/"+scheduling.GroupName+"~1pod-group", name)}
 }

@@ -11,7 +11,6 @@ import (
 	schedulingapi "k8s.io/api/scheduling/v1beta1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
@@ -87,19 +86,19 @@ func (*Watcher) NeedLeaderElection() bool { return false }
 
 // Start implements manager.Runnable.
 func (w *Watcher) Start(ctx context.Context) error {
-	err := wait.PollUntilContextCancel(ctx, askAgain, false, func(ctx context.Context) (bool, error) {
-		now, err := Detect(ctx, w.Cluster, w.Namespace)
-		if err != nil {
+	tick := time.NewTicker(askAgain)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		switch now, err := Detect(ctx, w.Cluster, w.Namespace); {
+		case err != nil:
 			klog.FromContext(ctx).Error(err, "Cannot tell the mode; it stays", "mode", w.Mode)
-			return false, nil
+		case now != w.Mode:
+			return fmt.Errorf("%w: %s", ErrChanged, now)
 		}
-		if now != w.Mode {
-			return false, fmt.Errorf("%w: %s", ErrChanged, now)
-		}
-		return false, nil
-	})
-	if ctx.Err() != nil {
-		return nil
 	}
-	return err
 }

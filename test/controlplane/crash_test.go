@@ -118,7 +118,7 @@ func (w *world) life(t *testing.T, d *death) {
 	}()
 	step := func(what string, do func() error) {
 		t.Helper()
-		w.within(t, time.Minute, what, do)
+		w.within(ctx, t, time.Minute, what, do)
 	}
 	var pg *scheduling.PodGroup
 	step("create the group", func() (err error) {
@@ -178,7 +178,7 @@ func (w *world) life(t *testing.T, d *death) {
 // nothingLeft waits until a namespace has no group, claim or pod any more.
 func (w *world) nothingLeft(ctx context.Context, t *testing.T, ns string) {
 	t.Helper()
-	w.within(t, 2*time.Minute, "nothing is left", func() error {
+	w.within(ctx, t, 2*time.Minute, "nothing is left", func() error {
 		var groups scheduling.PodGroupList
 		var pods corev1.PodList
 		if err := errors.Join(w.client.List(ctx, &groups, client.InNamespace(ns)), w.client.List(ctx, &pods, client.InNamespace(ns))); err != nil {

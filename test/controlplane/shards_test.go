@@ -33,7 +33,7 @@ func TestAThousandPodsOfOneGroup(t *testing.T) {
 		if err := sim.Many(to-from, func(i int) error { return w.client.Create(ctx, w.pod(ns, "big", from+i)) }); err != nil {
 			t.Fatal(err)
 		}
-		w.within(t, 3*time.Minute, "pods run", func() error {
+		w.within(ctx, t, 3*time.Minute, "pods run", func() error {
 			running, _, err := w.running(ctx, ns)
 			if err == nil && running != to {
 				err = fmt.Errorf("%d of %d pods run", running, to)
@@ -57,7 +57,7 @@ func TestAThousandPodsOfOneGroup(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	w.within(t, 2*time.Minute, "shards go", func() error {
+	w.within(ctx, t, 2*time.Minute, "shards go", func() error {
 		_, all, err := w.running(ctx, ns)
 		if err != nil {
 			return err

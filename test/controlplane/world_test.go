@@ -143,7 +143,7 @@ func (w *world) controller(t *testing.T, newClient client.NewClientFunc) (stop f
 	case err := <-ended:
 		t.Fatalf("the controller does not start: %v", err)
 	}
-	w.eventually(t, "the webhook answers", func() error { return m.GetWebhookServer().StartedChecker()(nil) })
+	w.eventually(ctx, t, "the webhook answers", func() error { return m.GetWebhookServer().StartedChecker()(nil) })
 	return stop
 }
 
@@ -159,14 +159,14 @@ func (w *world) namespace(t *testing.T, name string) string {
 	return ns.Name
 }
 
-func (w *world) eventually(t *testing.T, what string, check func() error) {
+func (w *world) eventually(ctx context.Context, t *testing.T, what string, check func() error) {
 	t.Helper()
-	w.within(t, time.Minute, what, check)
+	w.within(ctx, t, time.Minute, what, check)
 }
 
-func (w *world) within(t *testing.T, limit time.Duration, what string, check func() error) {
+func (w *world) within(ctx context.Context, t *testing.T, limit time.Duration, what string, check func() error) {
 	t.Helper()
-	if err := bed.Eventually(context.Background(), limit, check); err != nil {
+	if err := bed.Eventually(ctx, limit, check); err != nil {
 		t.Fatalf("%s: %v", what, err)
 	}
 }
