@@ -25,6 +25,9 @@ GO_FILES := $(shell find . -name '*.go' -not -path './.cluster*' -o -name '*.o' 
 demo: prerequisites cluster-binaries bin/helm $(IMAGES) bin/demo ## pods share a NIC on a real node, each with what it was granted
 	@bin/demo
 
+demo-groups: prerequisites cluster-binaries bin/helm $(IMAGES) ## one claim for a group of pods, where Kubernetes has groups and where it has none
+	@demo/claim-per-group/demo.sh
+
 cluster-up: prerequisites cluster-binaries bin/helm $(IMAGES) ## a cluster with the chart installed [NODES=1|2] [GATES=default|all]
 	@bin/cluster up --dir $(CLUSTER) --nodes $(NODES) --gates $(GATES) $(addprefix --image ,$(IMAGES))
 	@$(MAKE) --no-print-directory install
@@ -165,5 +168,5 @@ prerequisites: ## what the machine must have; installed where there is apt-get
 help: ## this list
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-zA-Z0-9_-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-.PHONY: demo cluster-up cluster-down install reload test test-unit test-fuzz test-controlplane test-matrix bench-controlplane e2e lint bench generate generate-check chart-check \
+.PHONY: demo demo-groups cluster-up cluster-down install reload test test-unit test-fuzz test-controlplane test-matrix bench-controlplane e2e lint bench generate generate-check chart-check \
   build image cluster-binaries prerequisites prerequisites-clang help

@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/dra-shared/dra-driver-shared/test/bed"
@@ -40,7 +41,7 @@ func TestMain(m *testing.M) {
 
 // outside starts the control plane, and this program again inside.
 func outside(ctx context.Context) error {
-	b, err := bed.New(".cluster-controlplane")
+	b, err := bed.New(strings.TrimRight(".cluster-controlplane-"+os.Getenv(envVersion)+os.Getenv(envGates), "-"))
 	if err != nil {
 		return err
 	}

@@ -19,7 +19,7 @@ run() { # VERSION GATES NOTE
 		grep -E '^(---|    )' "$log"
 	fi
 	local mode=bridge
-	grep -q 'mode="native"' "$log" && mode=native
+	grep -q 'mode: native' "$log" && mode=native
 	table+="| $1 | $2 | $mode | $(date -u +%F) | $result in $((SECONDS - start)) s | $3 |"$'\n'
 	rm -f "$log"
 }

@@ -89,6 +89,7 @@ func newWorld() (*world, error) {
 		return nil, err
 	}
 	w.native = found == mode.Native
+	fmt.Println("mode:", found)
 	w.nodes = &sim.Nodes{Client: w.cluster, Address: inside, Native: w.native, Started: func(p *corev1.Pod) {
 		w.mu.Lock()
 		defer w.mu.Unlock()

@@ -24,3 +24,9 @@ app.kubernetes.io/component: controller
     helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded,hook-failed
     helm.sh/hook-output-log-policy: hook-failed
 {{- end }}
+
+{{- /* Whether a request, in CEL, asks for no zero groups; under both names that the capacity has. */}}
+{{- define "dra-driver-shared.counts" -}}
+{{- $request := index . 0 -}}
+["groups", {{ printf "%s/groups" (index . 1) | quote }}].all(name, !{{ $request }}.?capacity.?requests[?name].hasValue() || quantity(string({{ $request }}.?capacity.?requests[?name].value())).isGreaterThan(quantity("0")))
+{{- end -}}
