@@ -25,7 +25,7 @@ func (d *Driver) Attach(ctx context.Context, r attach.Request, namespace, socket
 		return err
 	})
 	d.metrics.observe(operationAttach, start, err)
-	d.failures.note(r.Share, r.Pod.UID, err)
+	d.failures.note(r.Share, r.Pod, err)
 	d.status.enqueue(uid)
 	return response, err
 }

@@ -90,7 +90,7 @@ func (d *Driver) forget(ctx context.Context, attacher Attacher, r attach.Record)
 			return err
 		}
 	}
-	d.failures.note(r.Share, r.Pod.UID, nil)
+	d.failures.note(r.Share, r.Pod, nil)
 	return d.attachments.Remove(r)
 }
 

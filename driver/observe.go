@@ -81,9 +81,11 @@ func (d *Driver) askAboutPods(ctx context.Context, claim *record.Claim, states [
 	}
 	reserved := map[string]bool{}
 	var pods []*corev1.Pod
+	group := false // a consumer of another kind may stand for any pod
 	for _, consumer := range current.Status.ReservedFor {
 		if consumer.Resource != "pods" || consumer.APIGroup != "" {
-			return nil // a consumer of another kind may stand for any pod
+			group = true
+			continue
 		}
 		reserved[string(consumer.UID)] = true
 		pod, err := d.options.Client.CoreV1().Pods(claim.Namespace).Get(ctx, consumer.Name, metav1.GetOptions{})
@@ -95,6 +97,15 @@ func (d *Driver) askAboutPods(ctx context.Context, claim *record.Claim, states [
 			return err
 		case pod.UID == consumer.UID:
 			pods = append(pods, pod)
+		}
+	}
+	if group {
+		for _, pod := range d.failures.pods(claim.Shares) {
+			there, err := d.options.Client.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
+			if err != nil && !apierrors.IsNotFound(err) {
+				return err
+			}
+			reserved[pod.UID] = err == nil && string(there.UID) == pod.UID
 		}
 	}
 	d.failures.keep(claim.Shares, reserved)
@@ -155,34 +166,51 @@ func (d *Driver) rows(shares []shareState) ([]resourceapi.AllocatedDeviceStatus,
 // claim is gone: by share, then pod UID.
 type failures struct {
 	mu   sync.Mutex
-	seen map[string]map[string]string
+	seen map[string]map[string]failure
 }
 
-func (f *failures) note(share, podUID string, err error) {
+type failure struct {
+	pod  attach.Pod
+	text string
+}
+
+func (f *failures) note(share string, pod attach.Pod, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if err == nil {
-		delete(f.seen[share], podUID)
+		delete(f.seen[share], pod.UID)
 		if len(f.seen[share]) == 0 {
 			delete(f.seen, share)
 		}
 		return
 	}
 	if f.seen == nil {
-		f.seen = map[string]map[string]string{}
+		f.seen = map[string]map[string]failure{}
 	}
 	if f.seen[share] == nil {
-		f.seen[share] = map[string]string{}
+		f.seen[share] = map[string]failure{}
 	}
-	f.seen[share][podUID] = err.Error()
+	f.seen[share][pod.UID] = failure{pod: pod, text: err.Error()}
+}
+
+// pods that were refused a share of these.
+func (f *failures) pods(shares []record.Share) (pods []attach.Pod) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, s := range shares {
+		for _, refused := range f.seen[s.Name] {
+			pods = append(pods, refused.pod)
+		}
+	}
+	return pods
 }
 
 func (f *failures) of(share string) []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var texts []string
-	for _, text := range f.seen[share] {
-		texts = append(texts, text)
+	for _, refused := range f.seen[share] {
+		texts = append(texts, refused.text)
 	}
 	return texts
 }

@@ -99,7 +99,8 @@ func (j *joining) match(c *corev1.PodResourceClaim) (*scheduling.PodGroupResourc
 // one that runs has the generated claim's name.
 func (j *joining) same(e *scheduling.PodGroupResourceClaim, c *corev1.PodResourceClaim) bool {
 	if c.ResourceClaimName != nil && e.ResourceClaimTemplateName != nil {
-		return strings.HasPrefix(*c.ResourceClaimName, claims.Name(groups.Owner(j.group), e.Name, 0))
+		_, ours := claims.Shard(groups.Owner(j.group), e.Name, *c.ResourceClaimName)
+		return ours
 	}
 	return ptr.Equal(e.ResourceClaimName, c.ResourceClaimName) && ptr.Equal(e.ResourceClaimTemplateName, c.ResourceClaimTemplateName)
 }

@@ -19,8 +19,6 @@ const (
 	// for, because another replica of the controller may give it some at the same
 	// time.
 	shardPods = claims.MaxPods - 15
-	// shardsMost is how many claims are tried.
-	shardsMost = 256
 	// unseenFor is how long a pod that was admitted counts without having been
 	// seen: what comes after admission may have refused it.
 	unseenFor = 15 * time.Second
@@ -47,7 +45,7 @@ func NewShards(c clock.PassiveClock) *Shards {
 func (s *Shards) next(namespace string, name func(shard int) string) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for n := range shardsMost {
+	for n := range claims.MaxShards {
 		key := types.NamespacedName{Namespace: namespace, Name: name(n)}
 		s.forget(key)
 		if len(s.pods[key])+len(s.unseen[key]) < shardPods {
@@ -55,7 +53,7 @@ func (s *Shards) next(namespace string, name func(shard int) string) (int, error
 			return n, nil
 		}
 	}
-	return 0, denied("the PodGroup has %d pods on one device: that is as many as its claims can be reserved for", shardsMost*shardPods)
+	return 0, denied("the PodGroup has %d pods on one device: that is as many as its claims can be reserved for", claims.MaxShards*shardPods)
 }
 
 // forget drops pods that have not been seen for too long.

@@ -51,13 +51,16 @@ func (o Owner) Reference() resourceapi.ResourceClaimConsumerReference {
 func Name(owner Owner, entry string, shard int) string {
 	sum := sha256.Sum256([]byte(string(owner.UID) + "/" + entry))
 	suffix := "-" + strings.ToLower(base32.HexEncoding.EncodeToString(sum[:5]))
-	if shard > 0 {
-		suffix += "-" + strconv.Itoa(shard)
-	}
 	name := owner.Name + "-" + entry
-	name = strings.TrimRight(name[:min(len(name), validation.DNS1123SubdomainMaxLength-len(suffix))], "-.")
-	return name + suffix
+	name = strings.TrimRight(name[:min(len(name), validation.DNS1123SubdomainMaxLength-len(suffix)-shardSuffix)], "-.") + suffix
+	if shard > 0 {
+		name += "-" + strconv.Itoa(shard)
+	}
+	return name
 }
+
+// shardSuffix is the room that a name leaves for the number of a shard.
+const shardSuffix = len("-255")
 
 // Generate makes the claim for an owner's entry from a template.
 func Generate(owner Owner, entry string, shard int, template *resourceapi.ResourceClaimTemplate) *resourceapi.ResourceClaim {

@@ -43,12 +43,15 @@ func FuzzName(f *testing.F) {
 	f.Add("a", "uid", "net", 0)
 	f.Add(strings.Repeat("a.", 126)+"a", "uid", strings.Repeat("b", 63), 255)
 	f.Fuzz(func(t *testing.T, owner, uid, entry string, shard int) {
-		if len(validation.IsDNS1123Subdomain(owner)) > 0 || len(validation.IsDNS1123Label(entry)) > 0 || shard < 0 {
+		if len(validation.IsDNS1123Subdomain(owner)) > 0 || len(validation.IsDNS1123Label(entry)) > 0 || shard < 0 || shard >= MaxShards {
 			t.Skip("the API server refuses it")
 		}
 		name := Name(job(owner, types.UID(uid)), entry, shard)
 		if problems := validation.IsDNS1123Subdomain(name); len(problems) > 0 {
 			t.Errorf("%q: %v", name, problems)
+		}
+		if n, ok := Shard(job(owner, types.UID(uid)), entry, name); n != shard || !ok {
+			t.Errorf("%q is shard %d, %t, want %d", name, n, ok, shard)
 		}
 	})
 }
@@ -188,6 +191,7 @@ func TestReservations(t *testing.T) {
 		{"others wait behind the gate", reserved(true, false, "a"), []Pod{bound("a"), gated("b"), gated("c")}, false, "+group+b+c"},
 		{"the leader is reserved, not bound yet", reserved(true, false, "a"), []Pod{{Name: "a", UID: "a"}, gated("b")}, false, "+b"},
 		{"native: the cluster holds it", reserved(true, false, "native", "group"), []Pod{bound("a")}, true, "-group!"},
+		{"native: a pod that was gated before", reserved(true, false, "native"), []Pod{gated("a")}, true, "+a"},
 		{"native: before its first pod", reserved(true, false, "a", "group"), []Pod{bound("a")}, true, ""},
 		{"off again: the pods' entries come back", reserved(true, false, "native"), []Pod{bound("a"), bound("b"), gone}, false, "+group+a+b-native"},
 		{"off again, held already", reserved(true, false, "native", "group", "a"), []Pod{bound("a"), bound("b")}, false, "+b-native"},

@@ -110,7 +110,6 @@ func Reservation(claim *resourceapi.ResourceClaim, owner Owner, pods []Pod, nati
 		if held {
 			c.Remove, c.Guard = []types.UID{owner.UID}, true
 		}
-		return c
 	case len(cluster) > 0:
 		// The gates are off now, and nobody will take Kubernetes' entry away. With
 		// that entry the kubelet starts no pod any more: it wants the pods' own.
@@ -128,7 +127,8 @@ func Reservation(claim *resourceapi.ResourceClaim, owner Owner, pods []Pod, nati
 		room-- // the owner's entry comes
 	}
 	for _, p := range pods {
-		if p.Ended || reserved[p.UID] || !p.Gated && (len(cluster) == 0 || !p.Bound) {
+		returns := p.Bound && !native && len(cluster) > 0
+		if p.Ended || reserved[p.UID] || !p.Gated && !returns {
 			continue
 		}
 		if room <= 0 {

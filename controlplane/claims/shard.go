@@ -3,6 +3,7 @@ package claims
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -10,6 +11,20 @@ import (
 
 	"github.com/dra-shared/dra-driver-shared/published"
 )
+
+// MaxShards of an entry.
+const MaxShards = 256
+
+// Shard is the number of the claim of that name among those of an owner's entry.
+func Shard(owner Owner, entry, name string) (int, bool) {
+	first := Name(owner, entry, 0)
+	if name == first {
+		return 0, true
+	}
+	number, ok := strings.CutPrefix(name, first+"-")
+	n, err := strconv.Atoi(number)
+	return n, ok && err == nil && 0 < n && n < MaxShards && Name(owner, entry, n) == name
+}
 
 // Spans tells whether a claim asks for a fabric of the driver: a device whose
 // pods are on many nodes, so that there may be more of them than one claim can

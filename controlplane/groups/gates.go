@@ -3,8 +3,11 @@ package groups
 import (
 	"context"
 	"encoding/json"
+	"maps"
 	"slices"
 	"strings"
+	"sync"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
@@ -36,11 +39,46 @@ func (r *Reconciler) admit(ctx context.Context, g *group) error {
 	open.SetLimit(ungatesAtOnce)
 	leaders := g.leaders()
 	for _, pod := range g.pods {
-		if gated(pod) && pod.DeletionTimestamp == nil && g.mayPass(pod, leaders) {
-			open.Go(func() error { return r.ungate(ctx, pod) })
+		if !gated(pod) || pod.DeletionTimestamp != nil || !g.mayPass(pod, leaders) || r.passed.recently(pod.UID) {
+			continue
 		}
+		open.Go(func() error {
+			err := r.ungate(ctx, pod)
+			if err == nil {
+				r.passed.add(pod.UID)
+			}
+			return err
+		})
 	}
 	return open.Wait()
+}
+
+// recently are pods whose gates were taken away: the cache learns it later than
+// the next pod comes. To forget one costs a write that changes nothing.
+type recently struct {
+	mu sync.Mutex
+	at map[types.UID]time.Time
+}
+
+// cacheBehind is how far a cache may be behind.
+const cacheBehind = 10 * time.Second
+
+func (r *recently) add(uid types.UID) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := time.Now()
+	maps.DeleteFunc(r.at, func(_ types.UID, at time.Time) bool { return now.Sub(at) > cacheBehind })
+	if r.at == nil {
+		r.at = map[types.UID]time.Time{}
+	}
+	r.at[uid] = now
+}
+
+func (r *recently) recently(uid types.UID) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	at, ok := r.at[uid]
+	return ok && time.Since(at) < cacheBehind
 }
 
 // mayPass tells whether a pod's claims are reserved for it, or it is the one

@@ -42,6 +42,8 @@ type Reconciler struct {
 	Mode   mode.Mode
 	Driver string
 	Events events.EventRecorder
+
+	passed recently
 }
 
 // Owner is a PodGroup as the owner of its claims.
@@ -131,12 +133,8 @@ func (r *Reconciler) readEntry(ctx context.Context, g *group, c scheduling.PodGr
 		}
 		return e, err
 	}
-	byName := map[string]int{}
-	for n := range maxShards {
-		byName[claims.Name(g.owner, c.Name, n)] = n
-	}
 	for _, pod := range g.pods {
-		if n, ok := byName[claimOf(pod, c.Name)]; ok && !slices.Contains(e.wanted, n) && !ended(pod) {
+		if n, ok := claims.Shard(g.owner, c.Name, claimOf(pod, c.Name)); ok && !slices.Contains(e.wanted, n) && !ended(pod) {
 			e.wanted = append(e.wanted, n)
 		}
 	}
@@ -146,7 +144,7 @@ func (r *Reconciler) readEntry(ctx context.Context, g *group, c scheduling.PodGr
 		return nil, err
 	}
 	for i := range owned.Items {
-		if n, ok := byName[owned.Items[i].Name]; ok {
+		if n, ok := claims.Shard(g.owner, c.Name, owned.Items[i].Name); ok {
 			e.shards[n] = &owned.Items[i]
 		}
 	}
@@ -157,9 +155,6 @@ func (r *Reconciler) readEntry(ctx context.Context, g *group, c scheduling.PodGr
 	}
 	return e, client.IgnoreNotFound(err)
 }
-
-// maxShards of a claim: with claims.MaxPods each, 65,280 pods.
-const maxShards = 256
 
 func (r *Reconciler) claim(ctx context.Context, namespace, name string) (*resourceapi.ResourceClaim, error) {
 	var claim resourceapi.ResourceClaim
@@ -244,8 +239,12 @@ func (r *Reconciler) translate(ctx context.Context, g *group) error {
 	var there schedulingapi.PodGroup
 	err := r.Client.Get(ctx, client.ObjectKeyFromObject(g.PodGroup), &there)
 	if err == nil && !metav1.IsControlledBy(&there, g.PodGroup) {
+		problem := fmt.Errorf("there is a PodGroup %s of scheduling.k8s.io that was not made for this one: delete one of them", g.Name)
+		if there.DeletionTimestamp != nil {
+			problem = fmt.Errorf("the PodGroup of scheduling.k8s.io of an earlier PodGroup %s goes when the pods of that name have ended", g.Name)
+		}
 		for _, e := range g.entries {
-			e.problem = fmt.Errorf("there is a PodGroup %s of scheduling.k8s.io that was not made for this one: delete one of them", g.Name)
+			e.problem = problem
 		}
 		return nil
 	}

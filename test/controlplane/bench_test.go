@@ -193,7 +193,7 @@ func (w *world) measure(t *testing.T, controller *os.Process, what string, group
 	}
 	before = w.writes(t)
 	end := time.Now()
-	if err := w.client.DeleteAllOf(ctx, &corev1.Pod{}, client.InNamespace(ns)); err != nil {
+	if err := sim.Many(len(pods), func(i int) error { return client.IgnoreNotFound(w.client.Delete(ctx, pods[i])) }); err != nil {
 		t.Fatal(err)
 	}
 	if err := w.client.DeleteAllOf(ctx, &scheduling.PodGroup{}, client.InNamespace(ns)); err != nil {

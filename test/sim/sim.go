@@ -39,6 +39,7 @@ type Nodes struct {
 
 	claims cache.Indexer
 	pods   cache.Indexer
+	runs   sync.Map // UIDs of pods that were said to run: the cache learns it later
 }
 
 const (
@@ -161,8 +162,12 @@ func (n *Nodes) sync(ctx context.Context, key string) (again bool) {
 	if err := n.MayStart(pod); err != nil {
 		return true
 	}
+	if _, already := n.runs.LoadOrStore(pod.UID, true); already {
+		return false
+	}
 	_, err = n.Client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.StrategicMergePatchType, fmt.Appendf(nil, running, pod.UID, n.Address, n.Address, metav1.Now().UTC().Format(time.RFC3339)), metav1.PatchOptions{}, "status")
 	if err != nil {
+		n.runs.Delete(pod.UID)
 		return !apierrors.IsNotFound(err) && ctx.Err() == nil
 	}
 	if n.Started != nil {
