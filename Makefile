@@ -104,7 +104,9 @@ chart-check: bin/helm ## the chart: lint, and what its schema refuses
 	@bin/helm lint --quiet $(CHART) --values test/env/values.yaml
 	bin/helm template x $(CHART) --set config.networks[0].nam=x >/dev/null 2>&1 && { echo "the chart's schema accepts an unknown field"; exit 1; }
 	bin/helm template x $(CHART) --set plugin.verbosity=loud >/dev/null 2>&1 && { echo "the chart's schema accepts a word for a number"; exit 1; }
+	bin/helm template x $(CHART) --set controller.mode=both >/dev/null 2>&1 && { echo "the chart's schema accepts an unknown mode"; exit 1; }
 	bin/helm template x $(CHART) --values test/env/values.yaml >/dev/null
+	bin/helm template x $(CHART) --set controller.certManager=true | grep -q 'secretName: x-controller-webhook' || { echo "cert-manager makes no certificate"; exit 1; }
 
 ##@ Build
 
