@@ -41,10 +41,12 @@ install: bin/helm ## install or upgrade the chart in the cluster
 	  || { cat $(CLUSTER)/logs/helm.log; exit 1; }
 	echo "chart: installed in namespace $(NAMESPACE)"
 
-reload: bin/cluster $(IMAGES) ## load the images anew into the cluster and restart the plugin
+reload: bin/cluster $(IMAGES) ## load the images anew into the cluster and restart plugin and controller
 	bin/cluster load --dir $(CLUSTER) $(IMAGES)
-	$(CLUSTER)/kubectl -n $(NAMESPACE) rollout restart daemonset
-	$(CLUSTER)/kubectl -n $(NAMESPACE) rollout status daemonset --timeout 60s
+	for kind in daemonset deployment; do
+	  $(CLUSTER)/kubectl -n $(NAMESPACE) rollout restart $$kind
+	  $(CLUSTER)/kubectl -n $(NAMESPACE) rollout status $$kind --timeout 60s
+	done
 
 ##@ Test
 
