@@ -196,7 +196,11 @@ func slim(o any) (any, error) {
 		Spec:   corev1.PodSpec{NodeName: pod.Spec.NodeName, ResourceClaims: pod.Spec.ResourceClaims, SchedulingGates: pod.Spec.SchedulingGates},
 		Status: corev1.PodStatus{Phase: pod.Status.Phase}}
 	kept.Labels[scheduling.GroupUIDLabel] = pod.Labels[scheduling.GroupUIDLabel]
-	kept.Annotations[scheduling.GroupAnnotation] = pod.Annotations[scheduling.GroupAnnotation]
+	for _, name := range []string{scheduling.GroupAnnotation, scheduling.AdmittedAnnotation} {
+		if value, ok := pod.Annotations[name]; ok {
+			kept.Annotations[name] = value
+		}
+	}
 	for _, c := range pod.Status.Conditions {
 		if c.Type == corev1.PodScheduled {
 			kept.Status.Conditions = append(kept.Status.Conditions, c)

@@ -57,7 +57,7 @@ func (p *Pods) Handle(ctx context.Context, req admission.Request) admission.Resp
 		restore(&old, &pod)
 		return patch(before, &pod, nil)
 	}
-	warnings, err := p.group(ctx, &pod)
+	warnings, err := p.group(ctx, &pod, string(req.UID))
 	if err != nil {
 		return refuse(err, warnings)
 	}
@@ -95,7 +95,7 @@ func patch(before, after any, warnings []string) admission.Response {
 }
 
 // group makes a pod one of the group that it names.
-func (p *Pods) group(ctx context.Context, pod *corev1.Pod) ([]string, error) {
+func (p *Pods) group(ctx context.Context, pod *corev1.Pod, request string) ([]string, error) {
 	name, annotated, err := groupOf(pod)
 	if err != nil || name == "" {
 		return nil, err
@@ -112,7 +112,7 @@ func (p *Pods) group(ctx context.Context, pod *corev1.Pod) ([]string, error) {
 	case pg.DeletionTimestamp != nil:
 		return nil, denied("PodGroup %q is being deleted: it takes no more pods; wait until it is gone, and create it anew", name)
 	}
-	j := joining{group: &pg, native: p.Mode == mode.Native, shard: func(entry string) (int, error) { return p.shard(ctx, &pg, entry) }}
+	j := joining{group: &pg, request: request, native: p.Mode == mode.Native, shard: func(entry string) (int, error) { return p.shard(ctx, &pg, entry, request) }}
 	return j.join(pod)
 }
 
@@ -140,7 +140,7 @@ const noShard = -1
 
 // shard is the number of the claim for a pod more, or noShard if one claim serves
 // all pods.
-func (p *Pods) shard(ctx context.Context, pg *scheduling.PodGroup, entry string) (int, error) {
+func (p *Pods) shard(ctx context.Context, pg *scheduling.PodGroup, entry, request string) (int, error) {
 	if p.Mode == mode.Native {
 		return noShard, nil
 	}
@@ -148,7 +148,7 @@ func (p *Pods) shard(ctx context.Context, pg *scheduling.PodGroup, entry string)
 	if err != nil || spec == nil || !claims.Spans(spec, p.Driver) {
 		return noShard, err
 	}
-	return p.Shards.next(pg.Namespace, func(n int) string { return claims.Name(groups.Owner(pg), entry, n) })
+	return p.Shards.next(pg.Namespace, request, func(n int) string { return claims.Name(groups.Owner(pg), entry, n) })
 }
 
 // specOf is what the claim of a group's entry asks for: the claim's own, as long

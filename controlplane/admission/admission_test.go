@@ -114,7 +114,9 @@ func newPods(t *testing.T, m mode.Mode) *Pods {
 		b = b.WithObjects(object)
 	}
 	c := b.Build()
-	return &Pods{Client: c, Live: c, Mode: m, Driver: driver, Shards: NewShards(testclock.NewFakePassiveClock(time.Now()))}
+	shards := NewShards(testclock.NewFakePassiveClock(time.Now()))
+	shards.synced = func() bool { return true }
+	return &Pods{Client: c, Live: c, Mode: m, Driver: driver, Shards: shards}
 }
 
 func review(t *testing.T, old, now string) admission.Request {
@@ -358,6 +360,15 @@ func TestParametersOfOthersAreTheirs(t *testing.T) {
 	if !r.Allowed {
 		t.Errorf("%+v", r)
 	}
+	held := `{metadata: {annotations: {scheduling.dra-shared.dev/reserved-for: batch/jobs/a}}, status: {reservedFor: [{apiGroup: batch, resource: jobs, name: a, uid: x}]}}`
+	for _, now := range []string{`{}`, `{metadata: {annotations: {scheduling.dra-shared.dev/reserved-for: batch/jobs/b}}}`} {
+		if r := (&Parameters{Driver: driver}).Handle(context.Background(), review(t, held, now)); r.Allowed || !strings.Contains(r.Result.Message, "batch/jobs/a holds the claim: the annotation can be changed when that is deleted") {
+			t.Errorf("%s: %+v", now, r)
+		}
+	}
+	if r := (&Parameters{Driver: driver}).Handle(context.Background(), review(t, held, held)); !r.Allowed {
+		t.Errorf("no change: %+v", r)
+	}
 	r = (&Parameters{Driver: driver}).Handle(context.Background(), review(t, "", `{metadata: {annotations: {scheduling.dra-shared.dev/reserved-for: jobs}}}`))
 	if r.Allowed || !strings.Contains(r.Result.Message, `metadata.annotations[scheduling.dra-shared.dev/reserved-for]: Invalid value: "jobs"`) {
 		t.Errorf("%+v", r)
@@ -367,17 +378,24 @@ func TestParametersOfOthersAreTheirs(t *testing.T) {
 func TestShardsAreFilledOneAfterTheOther(t *testing.T) {
 	clock := testclock.NewFakePassiveClock(time.Now())
 	s := NewShards(clock)
+	if _, err := s.next("ns", "r", func(int) string { return "" }); err == nil {
+		t.Error("pods are counted that nobody has seen yet")
+	}
+	s.synced = func() bool { return true }
+	requests := 0
 	name := func(n int) string { return fmt.Sprintf("claim-%d", n) }
 	next := func() int {
 		t.Helper()
-		n, err := s.next("ns", name)
+		requests++
+		n, err := s.next("ns", fmt.Sprint(requests), name)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return n
 	}
 	pod := func(i, shard int) *corev1.Pod {
-		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", UID: types.UID(fmt.Sprint(i)), Labels: map[string]string{scheduling.GroupUIDLabel: "1"}},
+		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", UID: types.UID(fmt.Sprint(i)), Labels: map[string]string{scheduling.GroupUIDLabel: "1"},
+			Annotations: map[string]string{scheduling.AdmittedAnnotation: fmt.Sprint(i + 1)}},
 			Spec: corev1.PodSpec{ResourceClaims: []corev1.PodResourceClaim{{Name: "net", ResourceClaimName: ptr.To(name(shard))}}}}
 	}
 	for i := range shardPods {
@@ -392,6 +410,11 @@ func TestShardsAreFilledOneAfterTheOther(t *testing.T) {
 	}
 	if n := next(); n != 1 {
 		t.Errorf("a full claim got a pod more: shard %d", n)
+	}
+	// One that another replica has admitted counts beside those on their way here.
+	s.seen(pod(10000, 1))
+	if s.count(pod(10000, 1), false); len(s.unseen[types.NamespacedName{Namespace: "ns", Name: name(1)}]) != 1 {
+		t.Error("another's pod was taken for one of ours")
 	}
 	// One goes: there is room for one.
 	s.count(pod(7, 0), false)

@@ -16,8 +16,10 @@ import (
 
 // joining makes a pod one of a group.
 type joining struct {
-	group  *scheduling.PodGroup
-	native bool
+	group *scheduling.PodGroup
+	// request by which the pod is created.
+	request string
+	native  bool
 	// shard chooses among the claims of an entry; noShard if there is one.
 	shard func(entry string) (int, error)
 }
@@ -64,6 +66,7 @@ func (j *joining) mark(pod *corev1.Pod, waits bool) {
 	}
 	gate := corev1.PodSchedulingGate{Name: scheduling.ReservedGate}
 	if waits && !slices.Contains(pod.Spec.SchedulingGates, gate) {
+		pod.Annotations[scheduling.AdmittedAnnotation] = j.request
 		pod.Spec.SchedulingGates = append(pod.Spec.SchedulingGates, gate)
 	}
 }

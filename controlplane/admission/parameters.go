@@ -3,6 +3,7 @@ package admission
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"strings"
 
@@ -34,6 +35,19 @@ type configured struct {
 		} `json:"spec"` // a template
 		Config []resourceapi.DeviceClassConfiguration `json:"config"` // a class
 	} `json:"spec"`
+	Status struct {
+		ReservedFor []resourceapi.ResourceClaimConsumerReference `json:"reservedFor"`
+	} `json:"status"`
+}
+
+// checkHolder keeps the name of who holds a claim while it does.
+func checkHolder(old, now *configured) field.ErrorList {
+	before, after := old.Metadata.Annotations[scheduling.ReservedForAnnotation], now.Metadata.Annotations[scheduling.ReservedForAnnotation]
+	if before == after || !heldby.Holds(before, old.Status.ReservedFor) {
+		return nil
+	}
+	return field.ErrorList{field.Forbidden(field.NewPath("metadata", "annotations").Key(scheduling.ReservedForAnnotation),
+		fmt.Sprintf("%s holds the claim: the annotation can be changed when that is deleted", before))}
 }
 
 // Handle implements admission.Handler.
@@ -42,7 +56,15 @@ func (p *Parameters) Handle(_ context.Context, req admission.Request) admission.
 	if err := json.Unmarshal(req.Object.Raw, &object); err != nil {
 		return admission.Errored(http.StatusBadRequest, err)
 	}
-	if err := p.check(&object).ToAggregate(); err != nil {
+	errs := p.check(&object)
+	if len(req.OldObject.Raw) > 0 {
+		var old configured
+		if err := json.Unmarshal(req.OldObject.Raw, &old); err != nil {
+			return admission.Errored(http.StatusBadRequest, err)
+		}
+		errs = append(errs, checkHolder(&old, &object)...)
+	}
+	if err := errs.ToAggregate(); err != nil {
 		return admission.Denied(err.Error())
 	}
 	return admission.Allowed("")

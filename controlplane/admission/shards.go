@@ -1,7 +1,9 @@
 package admission
 
 import (
+	"errors"
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 
@@ -16,8 +18,8 @@ import (
 
 const (
 	// shardPods is how many pods a claim is given here: fewer than there is room
-	// for, because another replica of the controller may give it some at the same
-	// time.
+	// for, because another replica of the controller may give it some that are not
+	// seen here yet.
 	shardPods = claims.MaxPods - 15
 	// unseenFor is how long a pod that was admitted counts without having been
 	// seen: what comes after admission may have refused it.
@@ -32,24 +34,31 @@ type Shards struct {
 
 	mu     sync.Mutex
 	pods   map[types.NamespacedName]map[types.UID]bool
-	unseen map[types.NamespacedName][]time.Time // when they were admitted
+	unseen map[types.NamespacedName]map[string]time.Time // when they were admitted, by request
+	synced func() bool
 }
 
 // NewShards returns a count of nothing; Watch keeps it.
 func NewShards(c clock.PassiveClock) *Shards {
-	return &Shards{clock: c, pods: map[types.NamespacedName]map[types.UID]bool{}, unseen: map[types.NamespacedName][]time.Time{}}
+	return &Shards{clock: c, pods: map[types.NamespacedName]map[types.UID]bool{}, unseen: map[types.NamespacedName]map[string]time.Time{}, synced: func() bool { return false }}
 }
 
-// next is the number of the first claim with room for a pod more, which it
-// takes. name gives the claims' names.
-func (s *Shards) next(namespace string, name func(shard int) string) (int, error) {
+// next is the number of the first claim with room for a pod more, which is of that
+// request. name gives the claims' names.
+func (s *Shards) next(namespace, request string, name func(shard int) string) (int, error) {
+	if !s.synced() {
+		return 0, errors.New("the pods that there are have not been counted yet: try again")
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for n := range claims.MaxShards {
 		key := types.NamespacedName{Namespace: namespace, Name: name(n)}
 		s.forget(key)
 		if len(s.pods[key])+len(s.unseen[key]) < shardPods {
-			s.unseen[key] = append(s.unseen[key], s.clock.Now())
+			if s.unseen[key] == nil {
+				s.unseen[key] = map[string]time.Time{}
+			}
+			s.unseen[key][request] = s.clock.Now()
 			return n, nil
 		}
 	}
@@ -58,22 +67,17 @@ func (s *Shards) next(namespace string, name func(shard int) string) (int, error
 
 // forget drops pods that have not been seen for too long.
 func (s *Shards) forget(key types.NamespacedName) {
-	waiting := s.unseen[key]
-	for len(waiting) > 0 && s.clock.Since(waiting[0]) > unseenFor {
-		waiting = waiting[1:]
-	}
-	if len(waiting) == 0 {
+	maps.DeleteFunc(s.unseen[key], func(_ string, at time.Time) bool { return s.clock.Since(at) > unseenFor })
+	if len(s.unseen[key]) == 0 {
 		delete(s.unseen, key)
-		return
 	}
-	s.unseen[key] = waiting
 }
 
 // Watch keeps the count by the pods that an informer tells of.
 func (s *Shards) Watch(informer interface {
 	AddEventHandler(cache.ResourceEventHandler) (cache.ResourceEventHandlerRegistration, error)
 }) error {
-	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+	registration, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(o any) { s.seen(o) },
 		UpdateFunc: func(_, o any) { s.seen(o) },
 		DeleteFunc: func(o any) {
@@ -88,6 +92,7 @@ func (s *Shards) Watch(informer interface {
 	if err != nil {
 		return fmt.Errorf("watch pods: %w", err)
 	}
+	s.synced = registration.HasSynced
 	return nil
 }
 
@@ -119,9 +124,7 @@ func (s *Shards) count(pod *corev1.Pod, lives bool) {
 				s.pods[key] = map[types.UID]bool{}
 			}
 			s.pods[key][pod.UID] = true
-			if waiting := s.unseen[key]; len(waiting) > 0 {
-				s.unseen[key] = waiting[1:]
-			}
+			delete(s.unseen[key], pod.Annotations[scheduling.AdmittedAnnotation])
 		}
 	}
 }

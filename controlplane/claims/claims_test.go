@@ -194,6 +194,7 @@ func TestReservations(t *testing.T) {
 		{"native: a pod that was gated before", reserved(true, false, "native"), []Pod{gated("a")}, true, "+a"},
 		{"native: before its first pod", reserved(true, false, "a", "group"), []Pod{bound("a")}, true, ""},
 		{"off again: the pods' entries come back", reserved(true, false, "native"), []Pod{bound("a"), bound("b"), gone}, false, "+group+a+b-native"},
+		{"off again, no pod there", reserved(true, false, "native"), nil, false, "+group-native"},
 		{"off again, held already", reserved(true, false, "native", "group", "a"), []Pod{bound("a"), bound("b")}, false, "+b-native"},
 	} {
 		got := ""
@@ -246,10 +247,13 @@ func TestWhatIsReleasedIsFree(t *testing.T) {
 		{"generated, alone", reserved(true, true, "group"), false, Change{Remove: []types.UID{"group"}}},
 		{"generated, pods live", reserved(true, true, "group", "a"), false, Change{Remove: []types.UID{"group"}}},
 		{"by name, alone", reserved(true, false, "group"), true, Change{Deallocate: true}},
+		{"by name, held by nobody, since its pods never fit", reserved(true, false), true, Change{Deallocate: true}},
+		{"by name, free", reserved(false, false), true, Change{}},
+		{"by name, Kubernetes' entry is left", reserved(true, false, "group", "native"), true, Change{Deallocate: true}},
 		{"by name, pods live: it goes free with the last", reserved(true, false, "group", "a"), true, Change{Remove: []types.UID{"group"}, Guard: true}},
 		{"by name, being deleted", reserved(true, true, "group"), true, Change{Remove: []types.UID{"group"}, Guard: true}},
 	} {
-		if diff := cmp.Diff(tc.want, Released(tc.claim, "group", tc.stays)); diff != "" {
+		if diff := cmp.Diff(tc.want, Released(tc.claim, "group", tc.stays, "native")); diff != "" {
 			t.Errorf("%s:\n%s", tc.name, diff)
 		}
 	}

@@ -114,7 +114,7 @@ func Reservation(claim *resourceapi.ResourceClaim, owner Owner, pods []Pod, nati
 		// The gates are off now, and nobody will take Kubernetes' entry away. With
 		// that entry the kubelet starts no pod any more: it wants the pods' own.
 		c.Remove = cluster
-		if bound && !held {
+		if !held {
 			c.Add = append(c.Add, owner.Reference())
 		}
 	case bound && !held:
@@ -123,7 +123,7 @@ func Reservation(claim *resourceapi.ResourceClaim, owner Owner, pods []Pod, nati
 		return Change{Remove: []types.UID{owner.UID}, Guard: true}
 	}
 	room := resourceapi.ResourceClaimReservedForMaxSize - len(claim.Status.ReservedFor) - len(c.Add) + len(c.Remove)
-	if !held && !bound {
+	if !held && len(c.Add) == 0 {
 		room-- // the owner's entry comes
 	}
 	for _, p := range pods {
@@ -140,18 +140,25 @@ func Reservation(claim *resourceapi.ResourceClaim, owner Owner, pods []Pod, nati
 	return c
 }
 
-// Released says how a claim's reservations must change when its holder is gone.
-// A generated claim is deleted first: the cluster deallocates what is being
-// deleted once nobody holds it. One that stays is deallocated here if nobody
-// else holds it, for the cluster does that only when a pod goes. Who else holds it
-// must be known for sure: if the last pod has gone meanwhile, taking the holder
-// away would leave a claim that is allocated for nobody, for good.
-func Released(claim *resourceapi.ResourceClaim, holder types.UID, stays bool) Change {
-	if !HasReservation(claim, holder) {
-		return Change{}
+// Released says how a claim's reservations must change when its holder is gone;
+// native are Kubernetes' own entries for it, which nobody takes away where the
+// gates are off. A generated claim is deleted first: the cluster deallocates what
+// is being deleted once nobody holds it. One that stays is deallocated here if
+// nobody else holds it, for the cluster does that only when a pod goes. Who else
+// holds it must be known for sure: if the last pod has gone meanwhile, taking the
+// holder away would leave a claim that is allocated for nobody, for good.
+func Released(claim *resourceapi.ResourceClaim, holder types.UID, stays bool, native ...types.UID) Change {
+	var gone []types.UID
+	for _, r := range claim.Status.ReservedFor {
+		if r.UID == holder || slices.Contains(native, r.UID) {
+			gone = append(gone, r.UID)
+		}
 	}
-	if stays && claim.DeletionTimestamp == nil && len(claim.Status.ReservedFor) == 1 {
+	if stays && claim.DeletionTimestamp == nil && claim.Status.Allocation != nil && len(claim.Status.ReservedFor) == len(gone) {
 		return Change{Deallocate: true}
 	}
-	return Change{Remove: []types.UID{holder}, Guard: stays}
+	if len(gone) == 0 {
+		return Change{}
+	}
+	return Change{Remove: gone, Guard: stays}
 }

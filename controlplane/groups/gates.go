@@ -111,8 +111,13 @@ func (g *group) named(e *entry, name string) *resourceapi.ResourceClaim {
 	return nil
 }
 
+// leadersAtOnce bounds how many pods are let go ahead for a claim, one after the
+// other, because the scheduler has no node for those before: if it is the device
+// that is not to be had, all would.
+const leadersAtOnce = 3
+
 // leaders are, by claim, the pods that need no reservation to be scheduled: of
-// those that live the first.
+// those that live the first that the scheduler does not refuse.
 func (g *group) leaders() map[string]types.UID {
 	pods := slices.Clone(g.pods)
 	slices.SortFunc(pods, func(a, b *corev1.Pod) int {
@@ -127,16 +132,30 @@ func (g *group) leaders() map[string]types.UID {
 		}
 		return strings.Compare(a.Name, b.Name)
 	})
-	leaders := map[string]types.UID{}
+	leaders, stuck := map[string]types.UID{}, map[string]int{}
 	for _, pod := range pods {
+		if ended(pod) || pod.DeletionTimestamp != nil {
+			continue
+		}
 		for _, e := range g.entries {
 			name := claimOf(pod, e.Name)
-			if _, taken := leaders[name]; !taken && !ended(pod) && pod.DeletionTimestamp == nil {
+			_, taken := leaders[name]
+			switch {
+			case taken:
+			case unschedulable(pod) || waitsForOthers(pod):
+				stuck[name]++
+			case stuck[name] < leadersAtOnce:
 				leaders[name] = pod.UID
 			}
 		}
 	}
 	return leaders
+}
+
+// waitsForOthers tells whether somebody else's gate keeps a pod from being
+// scheduled.
+func waitsForOthers(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Spec.SchedulingGates, func(g corev1.PodSchedulingGate) bool { return g.Name != scheduling.ReservedGate })
 }
 
 func (r *Reconciler) ungate(ctx context.Context, pod *corev1.Pod) error {

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -98,8 +99,20 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 			return ctrl.Result{}, ignoreBehind(err)
 		}
 	}
-	err = errors.Join(r.generate(ctx, g), r.translate(ctx, g), r.reserve(ctx, g), r.admit(ctx, g))
-	return ctrl.Result{}, errors.Join(err, r.report(ctx, g))
+	err = errors.Join(r.serve(ctx, g), r.report(ctx, g))
+	if err == nil && slices.ContainsFunc(g.entries, func(e *entry) bool { return e.problem != nil }) {
+		return ctrl.Result{RequeueAfter: askAgain}, nil
+	}
+	return ctrl.Result{}, err
+}
+
+// askAgain is for problems whose end no event tells of: a quota, a name that
+// somebody else had.
+const askAgain = 30 * time.Second
+
+// serve does for the pods that there are what they wait for.
+func (r *Reconciler) serve(ctx context.Context, g *group) error {
+	return errors.Join(r.generate(ctx, g), r.translate(ctx, g), r.reserve(ctx, g), r.admit(ctx, g))
 }
 
 // read collects what belongs to a PodGroup.
@@ -317,24 +330,26 @@ func (r *Reconciler) end(ctx context.Context, g *group) error {
 	if !controllerutil.ContainsFinalizer(g.PodGroup, scheduling.Finalizer) {
 		return nil
 	}
-	var running []string
-	for _, pod := range g.pods {
-		if !ended(pod) {
-			running = append(running, pod.Name)
+	running := g.running()
+	if len(running) == 0 {
+		// One that was admitted just before may not be in the cache yet.
+		var pods corev1.PodList
+		if err := r.Live.List(ctx, &pods, client.InNamespace(g.Namespace), client.MatchingLabels{scheduling.GroupUIDLabel: string(g.UID)}); err != nil {
+			return err
+		}
+		for i := range pods.Items {
+			if !ended(&pods.Items[i]) {
+				running = append(running, pods.Items[i].Name)
+			}
 		}
 	}
 	if len(running) > 0 {
-		slices.Sort(running)
-		named := strings.Join(running[:min(3, len(running))], ", ")
-		if len(running) > 3 {
-			named += ", ..."
-		}
-		return r.setStatus(ctx, g, g.Status.ResourceClaimStatuses, metav1.Condition{Type: scheduling.ConditionClaimsReady, Status: metav1.ConditionFalse,
-			Reason: "Terminating", Message: fmt.Sprintf("the PodGroup is being deleted, and goes when its pods have ended or are deleted; %d have not: %s", len(running), named)})
+		return errors.Join(r.serve(ctx, g), r.setStatus(ctx, g, g.Status.ResourceClaimStatuses, metav1.Condition{Type: scheduling.ConditionClaimsReady, Status: metav1.ConditionFalse,
+			Reason: "Terminating", Message: waitsFor(running)}))
 	}
 	for _, e := range g.entries {
 		for _, claim := range e.shards {
-			if err := r.release(ctx, claim, g.UID); err != nil {
+			if err := r.release(ctx, claim, g.Name, g.UID); err != nil {
 				return err
 			}
 		}
@@ -344,8 +359,27 @@ func (r *Reconciler) end(ctx context.Context, g *group) error {
 	return ignoreBehind(r.Client.Patch(ctx, g.PodGroup, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})))
 }
 
-// release lets a claim go that the PodGroup of that UID had.
-func (r *Reconciler) release(ctx context.Context, claim *resourceapi.ResourceClaim, uid types.UID) error {
+// running are the names of the group's pods that have not ended.
+func (g *group) running() (names []string) {
+	for _, pod := range g.pods {
+		if !ended(pod) {
+			names = append(names, pod.Name)
+		}
+	}
+	return names
+}
+
+func waitsFor(running []string) string {
+	slices.Sort(running)
+	named := strings.Join(running[:min(3, len(running))], ", ")
+	if len(running) > 3 {
+		named += ", ..."
+	}
+	return fmt.Sprintf("the PodGroup is being deleted, and goes when its pods have ended or are deleted; %d have not: %s", len(running), named)
+}
+
+// release lets a claim go that the PodGroup of that name and UID had.
+func (r *Reconciler) release(ctx context.Context, claim *resourceapi.ResourceClaim, name string, uid types.UID) error {
 	keeper := claims.Keeper{Client: r.Client}
 	owned := claims.Owned(claim, uid)
 	if owned {
@@ -353,7 +387,13 @@ func (r *Reconciler) release(ctx context.Context, claim *resourceapi.ResourceCla
 			return err
 		}
 	}
-	return keeper.Change(ctx, claim, claims.Released(claim, uid, !owned))
+	var native []types.UID
+	for _, c := range claim.Status.ReservedFor {
+		if r.Mode == mode.Bridge && claims.Native(c) && c.Name == name {
+			native = append(native, c.UID) // the gates are off: nobody else takes it away
+		}
+	}
+	return keeper.Change(ctx, claim, claims.Released(claim, uid, !owned, native...))
 }
 
 // releaseOthers lets go of claims that are held for PodGroups that had this name,
@@ -365,8 +405,8 @@ func (r *Reconciler) releaseOthers(ctx context.Context, name types.NamespacedNam
 	}
 	for i := range held.Items {
 		claim := &held.Items[i]
-		for _, holder := range claim.Status.ReservedFor {
-			if !isHolder(holder) || holder.Name != name.Name || holder.UID == uid {
+		for _, holder := range holders(claim) {
+			if holder.name != name.Name || holder.uid == uid {
 				continue
 			}
 			// The cache of PodGroups may be behind that of claims.
@@ -374,15 +414,37 @@ func (r *Reconciler) releaseOthers(ctx context.Context, name types.NamespacedNam
 			if err := r.Live.Get(ctx, name, &now); client.IgnoreNotFound(err) != nil {
 				return err
 			}
-			if now.UID == holder.UID {
+			if now.UID == holder.uid {
 				continue
 			}
-			if err := r.release(ctx, claim, holder.UID); err != nil {
+			if err := r.release(ctx, claim, name.Name, holder.uid); err != nil {
 				return err
 			}
 		}
 	}
 	return nil
+}
+
+// holder is a PodGroup that has a claim.
+type holder struct {
+	name string
+	uid  types.UID
+}
+
+// holders of a claim: who is in its reservations, and, where Kubernetes' own entry
+// is, whom it was generated for.
+func holders(claim *resourceapi.ResourceClaim) (all []holder) {
+	native := false
+	for _, c := range claim.Status.ReservedFor {
+		if isHolder(c) {
+			all = append(all, holder{c.Name, c.UID})
+		}
+		native = native || claims.Native(c)
+	}
+	if owner := metav1.GetControllerOf(claim); native && owner != nil && owner.Kind == scheduling.Kind && owner.APIVersion == scheduling.GroupVersion.String() {
+		all = append(all, holder{owner.Name, owner.UID})
+	}
+	return all
 }
 
 func isHolder(r resourceapi.ResourceClaimConsumerReference) bool {

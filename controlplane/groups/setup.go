@@ -63,10 +63,8 @@ func index(ctx context.Context, indexer client.FieldIndexer) error {
 	}
 	if err := indexer.IndexField(ctx, &resourceapi.ResourceClaim{}, indexHolder, func(o client.Object) (names []string) {
 		if claim, ok := o.(*resourceapi.ResourceClaim); ok {
-			for _, h := range claim.Status.ReservedFor {
-				if isHolder(h) {
-					names = append(names, h.Name)
-				}
+			for _, h := range holders(claim) {
+				names = append(names, h.name)
 			}
 		}
 		return names
@@ -107,10 +105,8 @@ func (r *Reconciler) ofClaim(ctx context.Context, o client.Object) (requests []r
 		add(owner.Name)
 	}
 	if claim, ok := o.(*resourceapi.ResourceClaim); ok {
-		for _, h := range claim.Status.ReservedFor {
-			if isHolder(h) {
-				add(h.Name)
-			}
+		for _, h := range holders(claim) {
+			add(h.name)
 		}
 	}
 	for _, name := range r.naming(ctx, indexClaim, o) {

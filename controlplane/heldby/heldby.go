@@ -37,6 +37,15 @@ import (
 	"github.com/dra-shared/dra-driver-shared/controlplane/report"
 )
 
+// Holds tells whether a claim is reserved for the holder of that annotation: then
+// the annotation must stay as it is, or nobody would take the entry away.
+func Holds(annotation string, reserved []resourceapi.ResourceClaimConsumerReference) bool {
+	h, err := Parse(annotation)
+	return err == nil && slices.ContainsFunc(reserved, func(r resourceapi.ResourceClaimConsumerReference) bool {
+		return r.APIGroup == h.Group && r.Resource == h.Resource && r.Name == h.Name
+	})
+}
+
 // Holder names an object in the claim's namespace.
 type Holder struct {
 	schema.GroupResource
@@ -49,7 +58,10 @@ func (h Holder) String() string { return h.Group + "/" + h.Resource + "/" + h.Na
 func Parse(text string) (Holder, error) {
 	parts := strings.Split(text, "/")
 	if len(parts) != 3 || parts[1] == "" || parts[2] == "" {
-		return Holder{}, errors.New("must be <API group>/<resource>/<name>, such as batch/jobs/train; for the core group, /pods/leader")
+		return Holder{}, errors.New("must be <API group>/<resource>/<name>, such as batch/jobs/train; for the core group, /replicationcontrollers/web")
+	}
+	if parts[0] == "" && parts[1] == "pods" {
+		return Holder{}, errors.New("a pod holds the claims that it names in spec.resourceClaims, until it ends: name what lives longer")
 	}
 	h := Holder{GroupResource: schema.GroupResource{Group: parts[0], Resource: parts[1]}, Name: parts[2]}
 	if h.Group != "" && len(validation.IsDNS1123Subdomain(h.Group)) > 0 {
@@ -174,7 +186,7 @@ const bindSoon = time.Second
 // gone.
 func change(claim *resourceapi.ResourceClaim, owner claims.Owner, bound bool) (c claims.Change) {
 	for _, entry := range claim.Status.ReservedFor {
-		if entry.APIGroup == owner.Group && entry.Resource == owner.Resource && entry.Name == owner.Name && entry.UID != owner.UID && entry.Resource != "pods" {
+		if entry.APIGroup == owner.Group && entry.Resource == owner.Resource && entry.Name == owner.Name && entry.UID != owner.UID {
 			c.Remove, c.Guard = append(c.Remove, entry.UID), true // see claims.Released
 		}
 	}
@@ -224,6 +236,10 @@ func (r *Reconciler) find(ctx context.Context, claim *resourceapi.ResourceClaim,
 	object := &metav1.PartialObjectMetadata{}
 	object.SetGroupVersionKind(kind)
 	err = r.Live.Get(ctx, types.NamespacedName{Namespace: claim.Namespace, Name: holder.Name}, object)
+	if apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse) {
+		// Not this object is missing, but its whole API: it may come back.
+		return nil, "", fmt.Errorf("the API server does not serve %s any more: %w", kind, err)
+	}
 	if err == nil || apierrors.IsNotFound(err) {
 		err = errors.Join(client.IgnoreNotFound(err), r.watch(ctx, kind))
 	}

@@ -15,7 +15,8 @@ import (
 func TestHolders(t *testing.T) {
 	for text, want := range map[string]string{
 		"batch/jobs/train":               "",
-		"/pods/leader":                   "",
+		"/replicationcontrollers/web":    "",
+		"/pods/leader":                   "a pod holds the claims that it names",
 		"example.com/rockets/a.b-c":      "",
 		"":                               "must be <API group>/<resource>/<name>",
 		"jobs/train":                     "must be <API group>/<resource>/<name>",

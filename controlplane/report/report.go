@@ -16,7 +16,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -143,7 +142,11 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if err != nil || !r.changes(claim.UID, string(raw)) {
 		return result, err
 	}
-	return result, Apply(ctx, r.Cluster, &claim, FieldManager, rows)
+	if err := Apply(ctx, r.Cluster, &claim, FieldManager, rows); err != nil {
+		r.forget(claim.UID)
+		return result, err
+	}
+	return result, nil
 }
 
 // askAgain is for pods that are in no group: no event tells that one runs.
@@ -268,10 +271,7 @@ func Apply(ctx context.Context, cluster kubernetes.Interface, claim *resourceapi
 	}
 	apply := resourceapply.ResourceClaim(claim.Name, claim.Namespace).WithUID(claim.UID).WithStatus(status)
 	_, err := cluster.ResourceV1().ResourceClaims(claim.Namespace).ApplyStatus(ctx, apply, metav1.ApplyOptions{FieldManager: manager, Force: true})
-	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) || apierrors.IsInvalid(err) {
-		return nil // it is gone, another, or has been deallocated: the event will come
-	}
-	return err
+	return client.IgnoreNotFound(err)
 }
 
 // timed are a row's conditions with the times at which they became what they are.

@@ -123,6 +123,7 @@ func tellOn(t *testing.T, stories string, b *bed.Bed, o bed.Options) {
 			"controller": s.controller,
 			"example":    s.example,
 			"gates":      s.gates,
+			"unchecked":  s.unchecked,
 			"clean":      s.clean,
 		},
 	})
@@ -470,6 +471,47 @@ func (s *suite) gates(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(s.bed.SetGates(context.Background(), args[0]))
 	s.until(ts, false, []string{"ok", "kubectl", "-n", "default", "get", "--raw", "/readyz"})
 }
+
+// unchecked COMMAND ARGS...: runs a command while admission checks no parameters, as
+// for claims that were there before the driver.
+func (s *suite) unchecked(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) == 0 {
+		ts.Fatalf("usage: unchecked share|kubectl ARGS...")
+	}
+	ctx := context.Background()
+	const kind, name = "validatingwebhookconfiguration", "dra-shared-controller"
+	raw, err := s.bed.Kubectl(ctx, "get", kind, name, "-o", "json")
+	ts.Check(err)
+	file := ts.MkAbs("webhook.json")
+	ts.Check(os.WriteFile(file, []byte(regexp.MustCompile(`(?m)^\s*"(resourceVersion|uid)": .*\n`).ReplaceAllString(raw, "")), 0o644))
+	_, err = s.bed.Kubectl(ctx, "delete", kind, name)
+	ts.Check(err)
+	restore := sync.OnceValue(func() error {
+		_, err := s.bed.Kubectl(ctx, "create", "-f", file)
+		return err
+	})
+	ts.Defer(func() { _ = restore() }) // also if the command fails
+	wrong := ts.MkAbs("wrong.yaml")
+	ts.Check(os.WriteFile(wrong, []byte(wrongClaim), 0o644))
+	// The API server learns of it a moment later.
+	s.until(ts, false, []string{"created", "kubectl", "create", "--dry-run=server", "-f", wrong})
+	switch args[0] {
+	case "share":
+		s.share(ts, false, args[1:])
+	default:
+		s.script(args[0])(ts, false, args[1:])
+	}
+	ts.Check(restore())
+}
+
+const wrongClaim = `apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {name: wrong}
+spec:
+  devices:
+    requests: [{name: nic, exactly: {deviceClassName: nic.dra-shared.dev}}]
+    config: [{opaque: {driver: dra-shared.dev, parameters: {apiVersion: dra-shared.dev/v1alpha1, kind: Wrong}}}]
+`
 
 // controller stop|start: takes the controller away, or lets it come back. It
 // comes back by itself when the script ends.

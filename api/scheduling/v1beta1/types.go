@@ -45,6 +45,9 @@ const (
 	// ReservedGate is the scheduling gate of pods that wait until their claim is
 	// reserved for them, together with others.
 	ReservedGate = GroupName + "/reserved"
+	// AdmittedAnnotation on a pod is that of the request by which it was admitted,
+	// where it matters to count pods that are on their way.
+	AdmittedAnnotation = GroupName + "/admitted"
 	// ClaimAnnotation on a generated ResourceClaim is the name of the entry of
 	// its owner's spec.resourceClaims.
 	ClaimAnnotation = GroupName + "/claim"
