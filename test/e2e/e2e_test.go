@@ -491,7 +491,7 @@ func (s *suite) unchecked(ts *testscript.TestScript, neg bool, args []string) {
 		return err
 	})
 	ts.Defer(func() { _ = restore() }) // also if the command fails
-	wrong := ts.MkAbs("wrong.yaml")
+	wrong := ts.MkAbs("unchecked.yaml")
 	ts.Check(os.WriteFile(wrong, []byte(wrongClaim), 0o644))
 	// The API server learns of it a moment later.
 	s.until(ts, false, []string{"created", "kubectl", "create", "--dry-run=server", "-f", wrong})

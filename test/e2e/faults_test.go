@@ -403,6 +403,7 @@ func (f *faults) works(ctx context.Context) (err error) {
 	}
 	name := "works-" + fmt.Sprint(time.Now().UnixNano())
 	forgot := strings.ReplaceAll(share("forgot-"+name), ", resources: {claims: [{name: nic}]}", "")
+	forgot = strings.Replace(forgot, "kind: Pod\nmetadata: {name: forgot-"+name+"}", "kind: Pod\nmetadata: {name: forgot-"+name+", annotations: {dra-shared.dev/claim-references: Explicit}}", 1)
 	if err := f.apply(ctx, share(name)+"---\n"+forgot); err != nil {
 		return err
 	}
