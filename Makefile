@@ -65,7 +65,7 @@ test-fuzz: ## each fuzz target for a moment [1 min]
 	  go test -run '^$$' -fuzz "^$${target#*:}$$" -fuzztime 4s ./$${target%%:*}
 	done
 
-e2e: prerequisites cluster-binaries bin/helm $(IMAGES) bin/images/crash.tar bin/nettool bin/dra-conformance ## the stories of test/e2e on real clusters [RUN=name] [15 min]
+e2e: prerequisites cluster-binaries bin/helm $(IMAGES) bin/images/crash.tar bin/nettool bin/dra-conformance ## the stories of test/e2e on real clusters [RUN=name] [20 min]
 	@E2E=1 go test -v -count=1 -parallel 1 -timeout 30m ./test/e2e $(if $(RUN),-run '/$(RUN)',)
 
 test-controlplane: prerequisites cluster-binaries bin/helm $(IMAGES) ## the controller on a real control plane with simulated nodes: a thousand pods, death between any two writes [3 min]
