@@ -225,7 +225,7 @@ func (r *Reconciler) generateShard(ctx context.Context, keeper claims.Keeper, g 
 		}
 		var err error
 		if claim, err = claims.GenerateShard(g.owner, e.Name, n, e.template, first, r.Driver); err != nil {
-			e.problem = fmt.Errorf("resourceClaims[%q] is for more pods than one claim can be: %w", e.Name, err)
+			e.problem = fmt.Errorf("resourceClaims[%q] has more pods than one claim can be reserved for: %w", e.Name, err)
 			return nil
 		}
 	}

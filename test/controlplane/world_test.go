@@ -104,8 +104,11 @@ func newWorld() (*world, error) {
 // fabricName is of a fabric that all simulated nodes are on.
 const fabricName = "sim"
 
+// groupsOnFabric are more than any test has claims, also one for each of 10,000 pods.
+const groupsOnFabric = 20000
+
 func driverConfig() *config.DriverConfig {
-	return &config.DriverConfig{Fabrics: []config.Fabric{{Name: fabricName, NodeSelector: map[string]string{"simulated": "true"}, Groups: 1000}}}
+	return &config.DriverConfig{Fabrics: []config.Fabric{{Name: fabricName, NodeSelector: map[string]string{"simulated": "true"}, Groups: groupsOnFabric}}}
 }
 
 // asController is the identity that the chart gives the controller, and no more.
