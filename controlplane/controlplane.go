@@ -33,6 +33,7 @@ import (
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 	ours "github.com/dra-shared/dra-driver-shared/controlplane/admission"
 	"github.com/dra-shared/dra-driver-shared/controlplane/certs"
+	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
 	"github.com/dra-shared/dra-driver-shared/controlplane/fabrics"
 	"github.com/dra-shared/dra-driver-shared/controlplane/groups"
 	"github.com/dra-shared/dra-driver-shared/controlplane/heldby"
@@ -148,7 +149,11 @@ func addControllers(ctx context.Context, m manager.Manager, cluster kubernetes.I
 		return err
 	}
 	events := m.GetEventRecorder(o.DriverName)
-	pods := &groups.Reconciler{Client: m.GetClient(), Live: m.GetAPIReader(), Mode: o.Mode, Driver: o.DriverName, Events: events}
+	stale, err := claims.StaleEntriesStay(cluster.Discovery())
+	if err != nil {
+		return err
+	}
+	pods := &groups.Reconciler{Client: m.GetClient(), Live: m.GetAPIReader(), Mode: o.Mode, Driver: o.DriverName, Events: events, StaleEntriesStay: stale}
 	if err := pods.SetupWithManager(ctx, m); err != nil {
 		return err
 	}
@@ -156,7 +161,7 @@ func addControllers(ctx context.Context, m manager.Manager, cluster kubernetes.I
 	if err := reports.SetupWithManager(ctx, m); err != nil {
 		return err
 	}
-	holders := &heldby.Reconciler{Client: m.GetClient(), Cluster: cluster, Driver: o.DriverName, Live: m.GetAPIReader(), Mapper: m.GetRESTMapper(), Events: events}
+	holders := &heldby.Reconciler{Client: m.GetClient(), Cluster: cluster, Driver: o.DriverName, Live: m.GetAPIReader(), Mapper: m.GetRESTMapper(), Events: events, StaleEntriesStay: stale}
 	if err := holders.SetupWithManager(ctx, m); err != nil {
 		return err
 	}

@@ -27,8 +27,9 @@ const (
 )
 
 // Shards counts the pods of each claim, so that none gets more than can be in its
-// status.reservedFor. Pods that were admitted and are not in the cache yet count
-// too: a Job creates hundreds in a second.
+// status.reservedFor. Pods that have ended keep their place as long as they are
+// there (see claims.Leftovers). Pods that were admitted and are not in the cache
+// yet count too: a Job creates hundreds in a second.
 type Shards struct {
 	clock clock.PassiveClock
 
@@ -98,11 +99,11 @@ func (s *Shards) Watch(informer interface {
 
 func (s *Shards) seen(o any) {
 	if pod, ok := o.(*corev1.Pod); ok {
-		s.count(pod, pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed)
+		s.count(pod, true)
 	}
 }
 
-func (s *Shards) count(pod *corev1.Pod, lives bool) {
+func (s *Shards) count(pod *corev1.Pod, there bool) {
 	if pod.Labels[scheduling.GroupUIDLabel] == "" {
 		return
 	}
@@ -114,7 +115,7 @@ func (s *Shards) count(pod *corev1.Pod, lives bool) {
 		}
 		key := types.NamespacedName{Namespace: pod.Namespace, Name: *c.ResourceClaimName}
 		switch {
-		case !lives:
+		case !there:
 			delete(s.pods[key], pod.UID)
 			if len(s.pods[key]) == 0 {
 				delete(s.pods, key)

@@ -18,7 +18,7 @@ type Pod struct {
 	UID  types.UID
 	// Bound to a node.
 	Bound bool
-	// Ended for good: its reservation is the resource claim controller's to remove.
+	// Ended for good, and still there (see Leftovers).
 	Ended bool
 	// Gated waits for its reservation.
 	Gated bool
@@ -89,9 +89,12 @@ func Reservation(claim *resourceapi.ResourceClaim, owner Owner, pods []Pod, nati
 		return c
 	}
 	reserved := map[types.UID]bool{}
-	var cluster []types.UID // Kubernetes' own entry for the group
+	var cluster, ended []types.UID // Kubernetes' own entry for the group, ours of pods that have ended
 	for _, r := range claim.Status.ReservedFor {
 		reserved[r.UID] = true
+		if Ended(r) {
+			ended = append(ended, r.UID)
+		}
 		if Native(r) && r.Name == owner.Name {
 			cluster = append(cluster, r.UID)
 		}
@@ -120,7 +123,7 @@ func Reservation(claim *resourceapi.ResourceClaim, owner Owner, pods []Pod, nati
 	case bound && !held:
 		c.Add = append(c.Add, owner.Reference())
 	case held && !bound && stuck:
-		return Change{Remove: []types.UID{owner.UID}, Guard: true}
+		return Change{Remove: append(ended, owner.UID), Guard: true}
 	}
 	room := resourceapi.ResourceClaimReservedForMaxSize - len(claim.Status.ReservedFor) - len(c.Add) + len(c.Remove)
 	if !held && len(c.Add) == 0 {
@@ -142,15 +145,17 @@ func Reservation(claim *resourceapi.ResourceClaim, owner Owner, pods []Pod, nati
 
 // Released says how a claim's reservations must change when its holder is gone;
 // native are Kubernetes' own entries for it, which nobody takes away where the
-// gates are off. A generated claim is deleted first: the cluster deallocates what
-// is being deleted once nobody holds it. One that stays is deallocated here if
-// nobody else holds it, for the cluster does that only when a pod goes. Who else
-// holds it must be known for sure: if the last pod has gone meanwhile, taking the
-// holder away would leave a claim that is allocated for nobody, for good.
+// gates are off. Entries of pods that have ended go too: whoever else holds the
+// claim makes those of its own again. A generated claim is deleted first: the
+// cluster deallocates what is being deleted once nobody holds it. One that stays
+// is deallocated here if nobody else holds it, for the cluster does that only when
+// a pod goes. Who else holds it must be known for sure: if the last pod has gone
+// meanwhile, taking the holder away would leave a claim that is allocated for
+// nobody, for good.
 func Released(claim *resourceapi.ResourceClaim, holder types.UID, stays bool, native ...types.UID) Change {
 	var gone []types.UID
 	for _, r := range claim.Status.ReservedFor {
-		if r.UID == holder || slices.Contains(native, r.UID) {
+		if r.UID == holder || slices.Contains(native, r.UID) || Ended(r) {
 			gone = append(gone, r.UID)
 		}
 	}

@@ -40,6 +40,8 @@ type Reconciler struct {
 	Mode   mode.Mode
 	Driver string
 	Events events.EventRecorder
+	// StaleEntriesStay is of the cluster, as claims.StaleEntriesStay says.
+	StaleEntriesStay bool
 
 	passed recently
 }
@@ -289,11 +291,36 @@ func (r *Reconciler) reserve(ctx context.Context, g *group) (err error) {
 	keeper := claims.Keeper{Client: r.Client}
 	for _, e := range g.entries {
 		for n, claim := range e.shards {
-			change := claims.Reservation(claim, g.owner, g.users(e, n), r.Mode == mode.Native)
+			users := g.users(e, n)
+			change := claims.Reservation(claim, g.owner, users, r.Mode == mode.Native)
+			if change.Empty() {
+				var problem error
+				change, problem = r.leftovers(ctx, g, e, claim, users)
+				err = errors.Join(err, problem)
+			}
 			err = errors.Join(err, keeper.Change(ctx, claim, change))
 		}
 	}
 	return err
+}
+
+// leftovers are changes for pods that use the claim no more.
+func (r *Reconciler) leftovers(ctx context.Context, g *group, e *entry, claim *resourceapi.ResourceClaim, users []claims.Pod) (claims.Change, error) {
+	finder := claims.Finder{Live: r.Live, All: r.StaleEntriesStay}
+	gone, err := finder.Gone(ctx, claim, func(uid types.UID) bool {
+		return slices.ContainsFunc(users, func(p claims.Pod) bool { return p.UID == uid })
+	})
+	if err != nil {
+		return claims.Change{}, err
+	}
+	if r.Mode == mode.Native || !claims.HasReservation(claim, g.owner.UID) {
+		users = nil // the cluster takes care of those that have ended
+	}
+	atMost := claims.MaxEnded
+	if e.ResourceClaimTemplateName != nil && claims.Spans(&claim.Spec, r.Driver) {
+		atMost = claims.MaxPods // those that come get further claims
+	}
+	return claims.Leftovers(claim, users, gone, atMost), nil
 }
 
 // users are the group's pods that use a shard, the oldest first.

@@ -18,6 +18,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -103,6 +104,8 @@ type Reconciler struct {
 	Mapper  meta.RESTMapper
 	Driver  string
 	Events  events.EventRecorder
+	// StaleEntriesStay is of the cluster, as claims.StaleEntriesStay says.
+	StaleEntriesStay bool
 
 	cache      cache.Cache
 	controller controller.Controller
@@ -168,13 +171,50 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	if err := (claims.Keeper{Client: r.Client}).Change(ctx, &claim, change(&claim, owner, bound)); err != nil {
+	c := change(&claim, owner, bound)
+	again := time.Duration(0)
+	if c.Empty() && object != nil && claims.HasReservation(&claim, object.UID) {
+		if c, err = r.leftovers(ctx, &claim); err != nil {
+			return ctrl.Result{}, err
+		}
+		again = askAgain // pods have no events here
+	}
+	if err := (claims.Keeper{Client: r.Client}).Change(ctx, &claim, c); err != nil {
 		return ctrl.Result{}, err
 	}
 	if !bound && object != nil && len(claim.Status.ReservedFor) > 0 && !claims.HasReservation(&claim, object.UID) {
-		return ctrl.Result{RequeueAfter: bindSoon}, nil
+		again = bindSoon
 	}
-	return ctrl.Result{}, nil
+	return ctrl.Result{RequeueAfter: again}, nil
+}
+
+// leftovers are changes for pods that use the claim no more.
+func (r *Reconciler) leftovers(ctx context.Context, claim *resourceapi.ResourceClaim) (claims.Change, error) {
+	var ended corev1.PodList
+	if err := r.Live.List(ctx, &ended, client.InNamespace(claim.Namespace), client.MatchingFieldsSelector{Selector: endedPods}, &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: "0"}}); err != nil {
+		return claims.Change{}, err
+	}
+	var users []claims.Pod
+	for i := range ended.Items {
+		if pod := &ended.Items[i]; names(pod, claim.Name) {
+			users = append(users, claims.Pod{Name: pod.Name, UID: pod.UID, Bound: pod.Spec.NodeName != "", Ended: true})
+		}
+	}
+	finder := claims.Finder{Live: r.Live, All: r.StaleEntriesStay}
+	gone, err := finder.Gone(ctx, claim, func(uid types.UID) bool {
+		return slices.ContainsFunc(users, func(p claims.Pod) bool { return p.UID == uid })
+	})
+	return claims.Leftovers(claim, users, gone, claims.MaxEnded), err
+}
+
+// endedPods selects, of the pods of a namespace, those that have ended.
+var endedPods = fields.AndSelectors(
+	fields.OneTermNotEqualSelector("status.phase", string(corev1.PodPending)),
+	fields.OneTermNotEqualSelector("status.phase", string(corev1.PodRunning)),
+	fields.OneTermNotEqualSelector("status.phase", string(corev1.PodUnknown)))
+
+func names(pod *corev1.Pod, claim string) bool {
+	return slices.ContainsFunc(pod.Spec.ResourceClaims, func(c corev1.PodResourceClaim) bool { return ptr.Deref(c.ResourceClaimName, "") == claim })
 }
 
 // bindSoon is how long a pod takes from its reservation to its node: the
@@ -186,7 +226,8 @@ const bindSoon = time.Second
 // gone.
 func change(claim *resourceapi.ResourceClaim, owner claims.Owner, bound bool) (c claims.Change) {
 	for _, entry := range claim.Status.ReservedFor {
-		if entry.APIGroup == owner.Group && entry.Resource == owner.Resource && entry.Name == owner.Name && entry.UID != owner.UID {
+		if entry.APIGroup == owner.Group && entry.Resource == owner.Resource && entry.Name == owner.Name && entry.UID != owner.UID ||
+			owner.UID == "" && claims.Ended(entry) {
 			c.Remove, c.Guard = append(c.Remove, entry.UID), true // see claims.Released
 		}
 	}

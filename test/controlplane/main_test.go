@@ -13,8 +13,10 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/dra-shared/dra-driver-shared/test/bed"
@@ -33,7 +35,10 @@ func TestMain(m *testing.M) {
 	if os.Getenv(envRun) == "" || os.Getenv(envInside) != "" {
 		os.Exit(m.Run())
 	}
-	if err := outside(context.Background()); err != nil {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := outside(ctx)
+	stop()
+	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
@@ -50,7 +55,7 @@ func outside(ctx context.Context) error {
 		return err
 	}
 	defer func() {
-		if err := b.Down(ctx); err != nil {
+		if err := b.Down(context.WithoutCancel(ctx)); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 		}
 	}()

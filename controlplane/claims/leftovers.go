@@ -1,0 +1,109 @@
+package claims
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/discovery"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
+)
+
+// Two things that Kubernetes' resource claim controller gets wrong become
+// everyday where a claim is held for longer than its pods:
+//
+//   - It reserves the claim for a pod that has ended and is still there, takes that
+//     back, and does both again, as fast as it may write, for as long as the pod is
+//     there (kubernetes/kubernetes#141274; all versions to 1.37). It leaves a pod
+//     alone whose UID is in any entry, and an entry alone that is not a pod's: one
+//     of ours, with the pod's UID, keeps it quiet.
+//   - Before 1.36 it leaves a claim alone that is reserved for anything but pods:
+//     entries of pods that are gone stay, until there is no room for others
+//     (kubernetes/kubernetes#136406).
+
+// MaxEnded is how many pods that have ended may keep their place in a claim that
+// cannot get further ones: those that run need some. Above that the first of the
+// two is left to Kubernetes.
+const MaxEnded = MaxPods - 63
+
+// endedReference is the entry of a pod that has ended.
+func endedReference(p Pod) resourceapi.ResourceClaimConsumerReference {
+	return resourceapi.ResourceClaimConsumerReference{APIGroup: scheduling.GroupName, Resource: "pods", Name: p.Name, UID: p.UID}
+}
+
+// Ended tells whether an entry is one of ours for a pod that has ended.
+func Ended(r resourceapi.ResourceClaimConsumerReference) bool {
+	return r.APIGroup == scheduling.GroupName && r.Resource == "pods"
+}
+
+// Leftovers says how the entries of pods that use a held claim no more must
+// change: those that have ended get one of ours as long as no more than atMost
+// have, and those of pods that are gone go.
+func Leftovers(claim *resourceapi.ResourceClaim, pods []Pod, gone []types.UID, atMost int) (c Change) {
+	if claim.Status.Allocation == nil || claim.DeletionTimestamp != nil {
+		return c
+	}
+	c.Remove = gone
+	kept := map[types.UID]bool{}
+	for _, r := range claim.Status.ReservedFor {
+		if Ended(r) {
+			kept[r.UID] = true
+		}
+	}
+	count := len(kept)
+	for _, p := range pods {
+		if p.Ended && p.Bound && !kept[p.UID] && count < atMost {
+			c.Add = append(c.Add, endedReference(p))
+			count++
+		}
+	}
+	return c
+}
+
+// Finder finds out which entries of a claim are of pods that are gone.
+type Finder struct {
+	// Live reads from the API server.
+	Live client.Reader
+	// All tells that nobody else removes entries of pods, as StaleEntriesStay says.
+	All bool
+}
+
+// Gone are the UIDs of the claim's entries whose pods are gone. there tells which
+// are known to exist.
+func (f Finder) Gone(ctx context.Context, claim *resourceapi.ResourceClaim, there func(types.UID) bool) (gone []types.UID, err error) {
+	for _, r := range claim.Status.ReservedFor {
+		ofPod := Ended(r) || f.All && r.APIGroup == "" && r.Resource == "pods"
+		if !ofPod || there(r.UID) {
+			continue
+		}
+		var pod corev1.Pod
+		err := f.Live.Get(ctx, types.NamespacedName{Namespace: claim.Namespace, Name: r.Name}, &pod)
+		if client.IgnoreNotFound(err) != nil {
+			return nil, fmt.Errorf("look whether pod %s, for which claim %s is reserved, is there: %w", r.Name, claim.Name, err)
+		}
+		if err != nil || pod.UID != r.UID {
+			gone = append(gone, r.UID)
+		}
+	}
+	return gone, nil
+}
+
+// StaleEntriesStay tells whether the cluster's resource claim controller is of a
+// version that leaves the entries of pods that are gone in claims which are held.
+func StaleEntriesStay(cluster discovery.ServerVersionInterface) (bool, error) {
+	version, err := cluster.ServerVersion()
+	if err != nil {
+		return false, fmt.Errorf("ask the API server for its version: %w", err)
+	}
+	minor, err := strconv.Atoi(strings.TrimRight(version.Minor, "+"))
+	if err != nil {
+		return false, fmt.Errorf("the API server's version %s.%s: the minor version is no number: %w", version.Major, version.Minor, err)
+	}
+	return version.Major == "1" && minor < 36, nil
+}

@@ -1,0 +1,106 @@
+package claims
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/version"
+	discoveryfake "k8s.io/client-go/discovery/fake"
+	"k8s.io/client-go/kubernetes/fake"
+	clientscheme "k8s.io/client-go/kubernetes/scheme"
+	crfake "sigs.k8s.io/controller-runtime/pkg/client/fake"
+)
+
+// withEnded adds entries of ours for pods that have ended.
+func withEnded(claim *resourceapi.ResourceClaim, names ...string) *resourceapi.ResourceClaim {
+	for _, name := range names {
+		claim.Status.ReservedFor = append(claim.Status.ReservedFor, endedReference(Pod{Name: name, UID: types.UID(name)}))
+	}
+	return claim
+}
+
+func TestPodsThatHaveEndedKeepTheirPlace(t *testing.T) {
+	ended := func(name string) Pod { return Pod{Name: name, UID: types.UID(name), Bound: true, Ended: true} }
+	for _, tc := range []struct {
+		name   string
+		claim  *resourceapi.ResourceClaim
+		pods   []Pod
+		gone   []types.UID
+		atMost int
+		want   string
+	}{
+		{"all run", reserved(true, false, "group", "a"), []Pod{{Name: "a", UID: "a", Bound: true}}, nil, 9, ""},
+		{"one has ended", reserved(true, false, "group", "a", "b"), []Pod{ended("a"), {Name: "b", UID: "b", Bound: true}}, nil, 9, "+a"},
+		{"Kubernetes was faster", reserved(true, false, "group"), []Pod{ended("a")}, nil, 9, "+a"},
+		{"it has its place", withEnded(reserved(true, false, "group"), "a"), []Pod{ended("a")}, nil, 9, ""},
+		{"it never had a node", reserved(true, false, "group"), []Pod{{Name: "a", UID: "a", Ended: true}}, nil, 9, ""},
+		{"it is gone", withEnded(reserved(true, false, "group"), "a"), nil, []types.UID{"a"}, 9, "-a"},
+		{"one goes, one ends", withEnded(reserved(true, false, "group"), "a"), []Pod{ended("b")}, []types.UID{"a"}, 9, "+b-a"},
+		{"too many have ended", withEnded(reserved(true, false, "group"), "a"), []Pod{ended("a"), ended("b"), ended("c")}, nil, 2, "+b"},
+		{"not allocated", reserved(false, false), []Pod{ended("a")}, nil, 9, ""},
+		{"being deleted", reserved(true, true, "group", "a"), []Pod{ended("a")}, nil, 9, ""},
+	} {
+		got := ""
+		c := Leftovers(tc.claim, tc.pods, tc.gone, tc.atMost)
+		for _, a := range c.Add {
+			if !Ended(a) {
+				t.Errorf("%s: %v", tc.name, a)
+			}
+			got += "+" + a.Name
+		}
+		for _, r := range c.Remove {
+			got += "-" + string(r)
+		}
+		if got != tc.want {
+			t.Errorf("%s: got %q, want %q", tc.name, got, tc.want)
+		}
+	}
+}
+
+// Whoever lets go of a claim leaves nobody's entry that would keep it.
+func TestPlacesOfPodsThatHaveEndedGoWithTheHolder(t *testing.T) {
+	if c := Released(withEnded(reserved(true, false, "group"), "a"), "group", true); !c.Deallocate {
+		t.Errorf("by name, with pods that have ended: %+v", c)
+	}
+	stuck := []Pod{{Name: "s", UID: "s", Unschedulable: true}}
+	if c := Reservation(withEnded(reserved(true, false, "group"), "a"), job("group", "group"), stuck, false); !slices.Equal(c.Remove, []types.UID{"a", "group"}) {
+		t.Errorf("given up for a pod that does not fit: %+v", c)
+	}
+}
+
+func TestGoneIsWhatTheAPIServerHasNotGot(t *testing.T) {
+	pod := func(name string, uid types.UID) *corev1.Pod {
+		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: uid}}
+	}
+	live := crfake.NewClientBuilder().WithScheme(clientscheme.Scheme).WithObjects(pod("there", "there"), pod("again", "another")).Build()
+	claim := withEnded(reserved(true, false, "group", "there", "again", "gone", "known"), "ended", "over")
+	claim.Namespace = "ns"
+	known := func(uid types.UID) bool { return uid == "known" || uid == "ended" }
+	for all, want := range map[bool][]types.UID{true: {"again", "gone", "over"}, false: {"over"}} {
+		got, err := Finder{Live: live, All: all}.Gone(context.Background(), claim, known)
+		if err != nil || !slices.Equal(got, want) {
+			t.Errorf("all %t: got %v, %v, want %v", all, got, err, want)
+		}
+	}
+}
+
+func TestVersionsThatLeaveEntries(t *testing.T) {
+	for minor, want := range map[string]string{"34": "true <nil>", "35+": "true <nil>", "36": "false <nil>", "37+": "false <nil>",
+		"x": `false the API server's version 1.x: the minor version is no number: strconv.Atoi: parsing "x": invalid syntax`} {
+		d, ok := fake.NewClientset().Discovery().(*discoveryfake.FakeDiscovery)
+		if !ok {
+			t.Fatal("no fake")
+		}
+		d.FakedServerVersion = &version.Info{Major: "1", Minor: minor}
+		stay, err := StaleEntriesStay(d)
+		if got := fmt.Sprint(stay, " ", err); got != want {
+			t.Errorf("1.%s: got %s, want %s", minor, got, want)
+		}
+	}
+}

@@ -1,0 +1,228 @@
+package controlplane
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
+	"github.com/dra-shared/dra-driver-shared/test/sim"
+)
+
+// What Kubernetes' own controllers are known to get wrong about claims that many
+// pods share must not become the bug of whoever has a PodGroup.
+
+// runs creates pods of a group, and waits until all of the namespace run.
+func (w *world) runs(ctx context.Context, t *testing.T, ns, group string, from, to int) {
+	t.Helper()
+	if err := sim.Many(to-from, func(i int) error { return w.client.Create(ctx, w.pod(ns, group, from+i)) }); err != nil {
+		t.Fatal(err)
+	}
+	w.eventually(ctx, t, "pods run", func() error {
+		for i := from; i < to; i++ {
+			pod := w.pod(ns, group, i)
+			if err := w.client.Get(ctx, client.ObjectKeyFromObject(pod), pod); err != nil {
+				return err
+			}
+			if pod.Status.Phase != corev1.PodRunning {
+				return fmt.Errorf("%s is %s", pod.Name, pod.Status.Phase)
+			}
+		}
+		return nil
+	})
+}
+
+// succeed lets a pod end, as its kubelet would.
+func (w *world) succeed(ctx context.Context, t *testing.T, pod *corev1.Pod) {
+	t.Helper()
+	if err := w.client.Status().Patch(ctx, pod, client.RawPatch(types.StrategicMergePatchType, []byte(`{"status":{"phase":"Succeeded"}}`))); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// users of a namespace's one claim are the names of the pods that it is reserved for.
+func (w *world) users(ctx context.Context, ns string) ([]string, error) {
+	claims, err := w.claims(ctx, ns)
+	if err != nil || len(claims) != 1 {
+		return nil, fmt.Errorf("%d claims, %w", len(claims), err)
+	}
+	var names []string
+	for _, r := range claims[0].Status.ReservedFor {
+		if r.Resource == "pods" && r.APIGroup == "" {
+			names = append(names, r.Name)
+		}
+	}
+	slices.Sort(names)
+	return names, nil
+}
+
+// Pods come and go for as long as the group lives: those that are gone must not
+// take the room of those that come (kubernetes/kubernetes#136406).
+func TestPodsThatAreGoneLeaveRoom(t *testing.T) {
+	w := needsWorld(t)
+	ctx := context.Background()
+	w.controller(t, nil)
+	ns := w.namespace(t, "room")
+	if _, err := w.group(ctx, ns, "group"); err != nil {
+		t.Fatal(err)
+	}
+	w.runs(ctx, t, ns, "group", 0, 200)
+	if err := sim.Many(199, func(i int) error { return w.client.Delete(ctx, w.pod(ns, "group", i)) }); err != nil {
+		t.Fatal(err)
+	}
+	w.eventually(ctx, t, "the claim is reserved for the pod that is left", func() error {
+		names, err := w.users(ctx, ns)
+		if err == nil && !w.native && !slices.Equal(names, []string{"group-00199"}) {
+			err = fmt.Errorf("it is reserved for %d pods: %v", len(names), names)
+		}
+		return err
+	})
+	w.runs(ctx, t, ns, "group", 200, 400)
+}
+
+// A pod that has ended and is still there makes the resource claim controller
+// reserve its claim, and take that back, for ever (kubernetes/kubernetes#141274).
+func TestPodsThatHaveEndedCostNothing(t *testing.T) {
+	w := needsWorld(t)
+	ctx := context.Background()
+	w.controller(t, nil)
+	ns := w.namespace(t, "ended")
+	pg, err := w.group(ctx, ns, "group")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.runs(ctx, t, ns, "group", 0, 3)
+	w.succeed(ctx, t, w.pod(ns, "group", 0))
+	w.quiet(ctx, t, ns, "one pod of three has ended")
+	w.succeed(ctx, t, w.pod(ns, "group", 1))
+	w.succeed(ctx, t, w.pod(ns, "group", 2))
+	w.quiet(ctx, t, ns, "all have ended")
+	w.runs(ctx, t, ns, "group", 3, 5)
+	w.quiet(ctx, t, ns, "others run")
+	if err := w.client.DeleteAllOf(ctx, &corev1.Pod{}, client.InNamespace(ns)); err != nil {
+		t.Fatal(err)
+	}
+	w.eventually(ctx, t, "the claim is reserved for the group alone", func() error {
+		claims, err := w.claims(ctx, ns)
+		if err == nil && (len(claims) != 1 || len(claims[0].Status.ReservedFor) != 1) {
+			err = fmt.Errorf("%d claims, reserved for %v", len(claims), claims[0].Status.ReservedFor)
+		}
+		return err
+	})
+	if err := w.client.Delete(ctx, pg); err != nil {
+		t.Fatal(err)
+	}
+	w.nothingLeft(ctx, t, ns)
+}
+
+// quietFor is how long nobody must write a claim for it to count as left alone:
+// the loop that is looked for writes many times in a second.
+const quietFor = 2 * time.Second
+
+// quiet waits until nobody writes the claims of a namespace any more.
+func (w *world) quiet(ctx context.Context, t *testing.T, ns, when string) {
+	t.Helper()
+	var last string
+	var since time.Time
+	w.within(ctx, t, 20*time.Second, when+": nobody writes the claim", func() error {
+		claims, err := w.claims(ctx, ns)
+		if err != nil {
+			return err
+		}
+		var now strings.Builder
+		for _, c := range claims {
+			fmt.Fprintf(&now, "%s at %s, reserved for %v; ", c.Name, c.ResourceVersion, c.Status.ReservedFor)
+		}
+		if now.String() != last {
+			last, since = now.String(), time.Now()
+		}
+		if time.Since(since) < quietFor {
+			return fmt.Errorf("%s", last)
+		}
+		return nil
+	})
+}
+
+// Many groups in a moment have one claim each (kubernetes/kubernetes#140217).
+func TestEachGroupHasOneClaim(t *testing.T) {
+	w := needsWorld(t)
+	ctx := context.Background()
+	w.controller(t, nil)
+	ns := w.namespace(t, "burst")
+	const count = 300
+	if err := sim.Many(count, func(i int) error {
+		_, err := w.group(ctx, ns, fmt.Sprintf("g%03d", i))
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	w.eventually(ctx, t, "all have a claim", func() error {
+		var list scheduling.PodGroupList
+		if err := w.client.List(ctx, &list, client.InNamespace(ns)); err != nil {
+			return err
+		}
+		for i := range list.Items {
+			if len(list.Items[i].Status.ResourceClaimStatuses) != 1 {
+				return fmt.Errorf("%s has none", list.Items[i].Name)
+			}
+		}
+		return nil
+	})
+	claims, err := w.claims(ctx, ns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	owners := map[types.UID]int{}
+	for _, c := range claims {
+		owners[c.OwnerReferences[0].UID]++
+	}
+	if len(claims) != count || len(owners) != count {
+		t.Errorf("%d claims of %d groups for %d groups: %v", len(claims), len(owners), count, slices.Max(slices.Collect(maps.Values(owners))))
+	}
+}
+
+// The names of several claims are in the status together, and stay
+// (kubernetes/kubernetes#138407).
+func TestTheStatusHasAllClaimsAndRests(t *testing.T) {
+	w := needsWorld(t)
+	ctx := context.Background()
+	w.controller(t, nil)
+	ns := w.namespace(t, "several")
+	pg, err := w.group(ctx, ns, "group", scheduling.PodGroupResourceClaim{Name: "second", ResourceClaimTemplateName: ptr.To("fabric")},
+		scheduling.PodGroupResourceClaim{Name: "third", ResourceClaimTemplateName: ptr.To("fabric")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pod := w.pod(ns, "group", 0)
+	for _, name := range []string{"second", "third", "own", "other"} {
+		pod.Spec.ResourceClaims = append(pod.Spec.ResourceClaims, corev1.PodResourceClaim{Name: name, ResourceClaimTemplateName: ptr.To("fabric")})
+	}
+	if err := w.client.Create(ctx, pod); err != nil {
+		t.Fatal(err)
+	}
+	var last string
+	var since time.Time
+	w.eventually(ctx, t, "all names are there, and nobody writes them any more", func() error {
+		for _, o := range []client.Object{pg, pod} {
+			if err := w.client.Get(ctx, client.ObjectKeyFromObject(o), o); err != nil {
+				return err
+			}
+		}
+		if now := pg.ResourceVersion + " " + pod.ResourceVersion; now != last {
+			last, since = now, time.Now()
+		}
+		if len(pg.Status.ResourceClaimStatuses) != 3 || len(pod.Status.ResourceClaimStatuses) != 2 || pod.Status.Phase != corev1.PodRunning || time.Since(since) < quietFor {
+			return fmt.Errorf("PodGroup: %v, pod %s: %v, unchanged for %s", pg.Status.ResourceClaimStatuses, pod.Status.Phase, pod.Status.ResourceClaimStatuses, time.Since(since))
+		}
+		return nil
+	})
+}
