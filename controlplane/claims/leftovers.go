@@ -74,12 +74,16 @@ type Finder struct {
 	All bool
 }
 
+// MayBeGone tells whether an entry is of a pod, and nobody else's to remove.
+func (f Finder) MayBeGone(r resourceapi.ResourceClaimConsumerReference) bool {
+	return Ended(r) || f.All && r.APIGroup == "" && r.Resource == "pods"
+}
+
 // Gone are the UIDs of the claim's entries whose pods are gone. there tells which
 // are known to exist.
 func (f Finder) Gone(ctx context.Context, claim *resourceapi.ResourceClaim, there func(types.UID) bool) (gone []types.UID, err error) {
 	for _, r := range claim.Status.ReservedFor {
-		ofPod := Ended(r) || f.All && r.APIGroup == "" && r.Resource == "pods"
-		if !ofPod || there(r.UID) {
+		if !f.MayBeGone(r) || there(r.UID) {
 			continue
 		}
 		var pod corev1.Pod

@@ -177,7 +177,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		if c, err = r.leftovers(ctx, &claim); err != nil {
 			return ctrl.Result{}, err
 		}
-		again = askAgain // pods have no events here
+		if len(c.Add) > 0 || slices.ContainsFunc(claim.Status.ReservedFor, (claims.Finder{All: r.StaleEntriesStay}).MayBeGone) {
+			again = podsAgain
+		}
 	}
 	if err := (claims.Keeper{Client: r.Client}).Change(ctx, &claim, c); err != nil {
 		return ctrl.Result{}, err
@@ -216,6 +218,10 @@ var endedPods = fields.AndSelectors(
 func names(pod *corev1.Pod, claim string) bool {
 	return slices.ContainsFunc(pod.Spec.ResourceClaims, func(c corev1.PodResourceClaim) bool { return ptr.Deref(c.ResourceClaimName, "") == claim })
 }
+
+// podsAgain is how often it is looked whether pods are gone whose entries nobody
+// else takes away: see bindSoon.
+const podsAgain = 15 * time.Second
 
 // bindSoon is how long a pod takes from its reservation to its node: the
 // scheduler writes one after the other. No event tells, for all pods of the

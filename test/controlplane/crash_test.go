@@ -9,7 +9,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
@@ -98,9 +97,7 @@ func (w *world) life(t *testing.T, d *death) {
 	ctx := context.Background()
 	d.died = make(chan struct{})
 	ns := w.namespace(t, "life")
-	byName := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "kept"},
-		Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{
-			{Name: "fabric", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "fabric." + driver}}}}}}
+	byName := fabricClaim(ns, "kept")
 	if err := w.client.Create(ctx, byName); err != nil {
 		t.Fatal(err)
 	}

@@ -9,7 +9,9 @@ import (
 	"testing"
 	"time"
 
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -20,6 +22,22 @@ import (
 
 // What Kubernetes' own controllers are known to get wrong about claims that many
 // pods share must not become the bug of whoever has a PodGroup.
+func TestKnownBugsOfKubernetes(t *testing.T) {
+	w := needsWorld(t)
+	w.controller(t, nil)
+	for name, scenario := range map[string]func(context.Context, *testing.T){
+		"pods that are gone leave room":                  w.podsThatAreGoneLeaveRoom,
+		"pods that have ended cost nothing":              w.podsThatHaveEndedCostNothing,
+		"pods that have ended cost a held claim nothing": w.podsThatHaveEndedCostAHeldClaimNothing,
+		"each group has one claim":                       w.eachGroupHasOneClaim,
+		"the status has all claims and rests":            w.theStatusHasAllClaimsAndRests,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel() // they wait, most of the time
+			scenario(context.Background(), t)
+		})
+	}
+}
 
 // runs creates pods of a group, and waits until all of the namespace run.
 func (w *world) runs(ctx context.Context, t *testing.T, ns, group string, from, to int) {
@@ -67,10 +85,8 @@ func (w *world) users(ctx context.Context, ns string) ([]string, error) {
 
 // Pods come and go for as long as the group lives: those that are gone must not
 // take the room of those that come (kubernetes/kubernetes#136406).
-func TestPodsThatAreGoneLeaveRoom(t *testing.T) {
-	w := needsWorld(t)
-	ctx := context.Background()
-	w.controller(t, nil)
+func (w *world) podsThatAreGoneLeaveRoom(ctx context.Context, t *testing.T) {
+	t.Helper()
 	ns := w.namespace(t, "room")
 	if _, err := w.group(ctx, ns, "group"); err != nil {
 		t.Fatal(err)
@@ -91,10 +107,8 @@ func TestPodsThatAreGoneLeaveRoom(t *testing.T) {
 
 // A pod that has ended and is still there makes the resource claim controller
 // reserve its claim, and take that back, for ever (kubernetes/kubernetes#141274).
-func TestPodsThatHaveEndedCostNothing(t *testing.T) {
-	w := needsWorld(t)
-	ctx := context.Background()
-	w.controller(t, nil)
+func (w *world) podsThatHaveEndedCostNothing(ctx context.Context, t *testing.T) {
+	t.Helper()
 	ns := w.namespace(t, "ended")
 	pg, err := w.group(ctx, ns, "group")
 	if err != nil {
@@ -122,6 +136,52 @@ func TestPodsThatHaveEndedCostNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.nothingLeft(ctx, t, ns)
+}
+
+// The same for a claim that any object holds, whose pods are in no group.
+func (w *world) podsThatHaveEndedCostAHeldClaimNothing(ctx context.Context, t *testing.T) {
+	t.Helper()
+	ns := w.namespace(t, "held")
+	holder := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "train"}, Spec: batchv1.JobSpec{Suspend: ptr.To(true),
+		Template: corev1.PodTemplateSpec{Spec: corev1.PodSpec{RestartPolicy: corev1.RestartPolicyNever, Containers: []corev1.Container{{Name: "work", Image: "none"}}}}}}
+	claim := fabricClaim(ns, "team")
+	claim.Annotations = map[string]string{scheduling.ReservedForAnnotation: "batch/jobs/train"}
+	for _, o := range []client.Object{holder, claim} {
+		if err := w.client.Create(ctx, o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pods := []*corev1.Pod{w.pod(ns, "alone", 0), w.pod(ns, "alone", 1)}
+	for _, pod := range pods {
+		pod.Annotations = nil
+		pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "fabric", ResourceClaimName: ptr.To("team")}}
+		if err := w.client.Create(ctx, pod); err != nil {
+			t.Fatal(err)
+		}
+	}
+	reservedFor := func(count int) {
+		t.Helper()
+		w.eventually(ctx, t, fmt.Sprintf("the claim is reserved for %d", count), func() error {
+			err := w.client.Get(ctx, client.ObjectKeyFromObject(claim), claim)
+			if err == nil && len(claim.Status.ReservedFor) != count {
+				err = fmt.Errorf("it is for %v", claim.Status.ReservedFor)
+			}
+			return err
+		})
+	}
+	reservedFor(3)
+	w.succeed(ctx, t, pods[0])
+	w.quiet(ctx, t, ns, "one of two pods has ended")
+	w.succeed(ctx, t, pods[1])
+	w.quiet(ctx, t, ns, "both have ended")
+	if err := w.client.Delete(ctx, pods[0]); err != nil {
+		t.Fatal(err)
+	}
+	reservedFor(2)
+	if err := w.client.Delete(ctx, holder, client.PropagationPolicy(metav1.DeletePropagationBackground)); err != nil {
+		t.Fatal(err)
+	}
+	reservedFor(0)
 }
 
 // quietFor is how long nobody must write a claim for it to count as left alone:
@@ -153,10 +213,8 @@ func (w *world) quiet(ctx context.Context, t *testing.T, ns, when string) {
 }
 
 // Many groups in a moment have one claim each (kubernetes/kubernetes#140217).
-func TestEachGroupHasOneClaim(t *testing.T) {
-	w := needsWorld(t)
-	ctx := context.Background()
-	w.controller(t, nil)
+func (w *world) eachGroupHasOneClaim(ctx context.Context, t *testing.T) {
+	t.Helper()
 	ns := w.namespace(t, "burst")
 	const count = 300
 	if err := sim.Many(count, func(i int) error {
@@ -192,10 +250,8 @@ func TestEachGroupHasOneClaim(t *testing.T) {
 
 // The names of several claims are in the status together, and stay
 // (kubernetes/kubernetes#138407).
-func TestTheStatusHasAllClaimsAndRests(t *testing.T) {
-	w := needsWorld(t)
-	ctx := context.Background()
-	w.controller(t, nil)
+func (w *world) theStatusHasAllClaimsAndRests(ctx context.Context, t *testing.T) {
+	t.Helper()
 	ns := w.namespace(t, "several")
 	pg, err := w.group(ctx, ns, "group", scheduling.PodGroupResourceClaim{Name: "second", ResourceClaimTemplateName: ptr.To("fabric")},
 		scheduling.PodGroupResourceClaim{Name: "third", ResourceClaimTemplateName: ptr.To("fabric")})

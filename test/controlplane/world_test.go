@@ -98,7 +98,7 @@ func newWorld() (*world, error) {
 	if err := w.nodes.Start(ctx, 24); err != nil {
 		return nil, err
 	}
-	return w, b.Install(ctx)
+	return w, b.Install(ctx, "controller.reservedFor[0].apiGroup=batch", "controller.reservedFor[0].resource=jobs")
 }
 
 // fabricName is of a fabric that all simulated nodes are on.
@@ -175,11 +175,20 @@ func (w *world) within(ctx context.Context, t *testing.T, limit time.Duration, w
 	}
 }
 
+// fabricSpec asks for a fabric.
+func fabricSpec() resourceapi.ResourceClaimSpec {
+	return resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{
+		{Name: "fabric", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "fabric." + driver}}}}}
+}
+
+func fabricClaim(namespace, name string) *resourceapi.ResourceClaim {
+	return &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Spec: fabricSpec()}
+}
+
 // group makes a PodGroup with a claim of a fabric, and further ones.
 func (w *world) group(ctx context.Context, namespace, name string, more ...scheduling.PodGroupResourceClaim) (*scheduling.PodGroup, error) {
 	template := &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "fabric"},
-		Spec: resourceapi.ResourceClaimTemplateSpec{Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{
-			Requests: []resourceapi.DeviceRequest{{Name: "fabric", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "fabric." + driver}}}}}}}
+		Spec: resourceapi.ResourceClaimTemplateSpec{Spec: fabricSpec()}}
 	if err := client.IgnoreAlreadyExists(w.client.Create(ctx, template)); err != nil {
 		return nil, err
 	}
