@@ -215,8 +215,10 @@ var endedPods = fields.AndSelectors(
 	fields.OneTermNotEqualSelector("status.phase", string(corev1.PodRunning)),
 	fields.OneTermNotEqualSelector("status.phase", string(corev1.PodUnknown)))
 
+// names tells whether a pod uses a claim, by its name or by a template.
 func names(pod *corev1.Pod, claim string) bool {
-	return slices.ContainsFunc(pod.Spec.ResourceClaims, func(c corev1.PodResourceClaim) bool { return ptr.Deref(c.ResourceClaimName, "") == claim })
+	return slices.ContainsFunc(pod.Spec.ResourceClaims, func(c corev1.PodResourceClaim) bool { return ptr.Deref(c.ResourceClaimName, "") == claim }) ||
+		slices.ContainsFunc(pod.Status.ResourceClaimStatuses, func(c corev1.PodResourceClaimStatus) bool { return ptr.Deref(c.ResourceClaimName, "") == claim })
 }
 
 // podsAgain is how often it is looked whether pods are gone whose entries nobody
@@ -346,7 +348,9 @@ func (r *Reconciler) tell(ctx context.Context, claim *resourceapi.ResourceClaim,
 	c := metav1.Condition{Type: ConditionHeld, Status: metav1.ConditionTrue, Reason: reason, Message: message}
 	if reason != ReasonHolderFound {
 		c.Status = metav1.ConditionFalse
-		r.Events.Eventf(claim, nil, corev1.EventTypeWarning, reason, "Hold", "%s", message)
+		// Without its resourceVersion: events that are alike are one series then.
+		about := &corev1.ObjectReference{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceClaim", Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}
+		r.Events.Eventf(about, nil, corev1.EventTypeWarning, reason, "Hold", "%s", message)
 	}
 	rows := rowsOf(claim, r.Driver, c)
 	if len(rows) == 0 {

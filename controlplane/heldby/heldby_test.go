@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
+	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
 )
 
@@ -53,6 +54,7 @@ func TestAHolderIsInAndOut(t *testing.T) {
 	}
 	pod := resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: "p", UID: "p"}
 	other := resourceapi.ResourceClaimConsumerReference{APIGroup: "apps", Resource: "deployments", Name: "train", UID: "d"}
+	ended := resourceapi.ResourceClaimConsumerReference{APIGroup: scheduling.GroupName, Resource: "pods", Name: "e", UID: "e"}
 	now := metav1.Now()
 	for _, tc := range []struct {
 		name     string
@@ -72,6 +74,8 @@ func TestAHolderIsInAndOut(t *testing.T) {
 		{"gone, never there", []resourceapi.ResourceClaimConsumerReference{pod}, "", false, nil, ""},
 		{"gone, free", nil, "", false, nil, ""},
 		{"another of its name", []resourceapi.ResourceClaimConsumerReference{owner("1").Reference()}, "2", true, nil, "+2-1!"},
+		{"gone, with pods that have ended", []resourceapi.ResourceClaimConsumerReference{owner("1").Reference(), ended}, "", false, nil, "deallocate"},
+		{"held, with pods that have ended", []resourceapi.ResourceClaimConsumerReference{owner("1").Reference(), ended}, "1", true, nil, ""},
 		{"somebody else's", []resourceapi.ResourceClaimConsumerReference{other}, "", true, nil, ""},
 	} {
 		claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{DeletionTimestamp: tc.deleting}, Status: resourceapi.ResourceClaimStatus{ReservedFor: tc.reserved}}

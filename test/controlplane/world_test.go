@@ -44,6 +44,7 @@ type world struct {
 	client  client.Client
 	nodes   *sim.Nodes
 	native  bool
+	asked   asked // by the controller
 
 	mu      sync.Mutex
 	started map[string]time.Time // pods, by namespace and name
@@ -116,6 +117,7 @@ func (w *world) asController() *rest.Config {
 	c := rest.CopyConfig(w.config)
 	c.Impersonate = rest.ImpersonationConfig{UserName: "system:serviceaccount:" + system + ":dra-shared-controller",
 		Groups: []string{"system:serviceaccounts", "system:serviceaccounts:" + system, "system:authenticated"}}
+	c.Wrap(w.asked.wrap)
 	return c
 }
 
@@ -123,9 +125,14 @@ func (w *world) asController() *rest.Config {
 // makes what it writes with; nil: nothing special.
 func (w *world) controller(t *testing.T, newClient client.NewClientFunc) (stop func()) {
 	t.Helper()
+	return w.controllerOf(t, driverConfig(), newClient)
+}
+
+func (w *world) controllerOf(t *testing.T, c *config.DriverConfig, newClient client.NewClientFunc) (stop func()) {
+	t.Helper()
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), klog.Background()))
 	m, err := controlplane.New(ctx, w.asController(), controlplane.Options{
-		DriverName: driver, Config: driverConfig(), Namespace: system, Mode: mode.Auto, SlicesOwner: "dra-shared-controller",
+		DriverName: driver, Config: c, Namespace: system, Mode: mode.Auto, SlicesOwner: "dra-shared-controller",
 		HealthAddress: "0", MetricsAddress: "0", Client: newClient,
 		Webhook: controlplane.Webhook{Port: 9443, Service: "dra-shared-controller", Secret: "dra-shared-controller-ca", Configuration: "dra-shared-controller"},
 	})
