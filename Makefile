@@ -28,7 +28,7 @@ demo: prerequisites cluster-binaries bin/helm $(IMAGES) bin/demo ## pods share a
 demo-groups: prerequisites cluster-binaries bin/helm $(IMAGES) ## one claim for a group of pods, where Kubernetes has groups and where it has none
 	@demo/claim-per-group/demo.sh
 
-cluster-up: prerequisites cluster-binaries bin/helm $(IMAGES) ## a cluster with the chart installed [NODES=1|2] [GATES=default|all]
+cluster-up: prerequisites cluster-binaries bin/helm $(IMAGES) ## a cluster with the chart installed [CLUSTER=directory] [NODES=1|2] [GATES=default|all]
 	@bin/cluster up --dir $(CLUSTER) --nodes $(NODES) --gates $(GATES) $(addprefix --image ,$(IMAGES))
 	@$(MAKE) --no-print-directory install
 

@@ -79,7 +79,7 @@ func readyCondition(share shareState) metav1.Condition {
 	case len(share.unreferenced) > 0:
 		pod := share.unreferenced[0]
 		c.Reason = ReasonNotReferenced
-		c.Message = fmt.Sprintf("pod %s/%s has the claim, and none of its containers names it in resources.claims: its link is never made", pod.Namespace, pod.Name)
+		c.Message = fmt.Sprintf("pod %s/%s has the claim, and none of its containers names it in resources.claims: its link is never made; name it there, and create the pod anew", pod.Namespace, pod.Name)
 	case len(links) == 0:
 		c.Reason, c.Message = ReasonPrepared, "no container that names this claim in resources.claims has started on the node yet"
 	default:

@@ -14,7 +14,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
+	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -23,6 +26,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
+	"github.com/dra-shared/dra-driver-shared/api"
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
 	"github.com/dra-shared/dra-driver-shared/controlplane/groups"
@@ -57,15 +61,30 @@ func (p *Pods) Handle(ctx context.Context, req admission.Request) admission.Resp
 		restore(&old, &pod)
 		return patch(before, &pod, nil)
 	}
-	warnings, err := p.group(ctx, &pod, string(req.UID))
+	warnings := misspelt(&pod)
+	pg, more, err := p.group(ctx, &pod, string(req.UID))
+	warnings = append(warnings, more...)
 	if err != nil {
 		return refuse(err, warnings)
 	}
-	more, err := p.refer(ctx, &pod)
+	more, err = p.refer(ctx, &pod, pg)
+	warnings = append(warnings, more...)
 	if err != nil {
-		return refuse(err, append(warnings, more...))
+		return refuse(err, warnings)
 	}
-	return patch(before, &pod, append(warnings, more...))
+	return patch(before, &pod, warnings)
+}
+
+// misspelt warns of annotations that look like ours and are not: nobody would
+// heed them.
+func misspelt(pod *corev1.Pod) (warnings []string) {
+	known := []string{scheduling.GroupAnnotation, scheduling.AdmittedAnnotation, ReferencesAnnotation}
+	for _, key := range slices.Sorted(maps.Keys(pod.Annotations)) {
+		if domain, _, _ := strings.Cut(key, "/"); (domain == scheduling.GroupName || domain == api.DriverName) && !slices.Contains(known, key) {
+			warnings = append(warnings, fmt.Sprintf("metadata.annotations[%q] means nothing: a pod's are %s and %s", key, scheduling.GroupAnnotation, ReferencesAnnotation))
+		}
+	}
+	return warnings
 }
 
 // deniedError is of what the user must change, or wait for.
@@ -94,26 +113,28 @@ func patch(before, after any, warnings []string) admission.Response {
 	return admission.PatchResponseFromRaw(from, to).WithWarnings(warnings...)
 }
 
-// group makes a pod one of the group that it names.
-func (p *Pods) group(ctx context.Context, pod *corev1.Pod, request string) ([]string, error) {
+// group makes a pod one of the group that it names, and returns that, if it is one
+// of ours.
+func (p *Pods) group(ctx context.Context, pod *corev1.Pod, request string) (*scheduling.PodGroup, []string, error) {
 	name, annotated, err := groupOf(pod)
 	if err != nil || name == "" {
-		return nil, err
+		return nil, nil, err
 	}
 	var pg scheduling.PodGroup
 	err = p.Live.Get(ctx, types.NamespacedName{Namespace: pod.Namespace, Name: name}, &pg)
 	switch {
 	case apierrors.IsNotFound(err) && p.Mode == mode.Native && !annotated:
-		return nil, nil // one of Kubernetes' own PodGroups
+		return nil, nil, nil // one of Kubernetes' own PodGroups
 	case apierrors.IsNotFound(err):
-		return nil, denied("PodGroup %q does not exist in namespace %q: create it first (kind PodGroup of %s); a Deployment or Job tries its pods again by itself", name, pod.Namespace, scheduling.GroupVersion)
+		return nil, nil, denied("PodGroup %q does not exist in namespace %q: create it first (kind PodGroup of %s); a Deployment or Job tries its pods again by itself", name, pod.Namespace, scheduling.GroupVersion)
 	case err != nil:
-		return nil, fmt.Errorf("look up PodGroup %q: %w", name, err)
+		return nil, nil, fmt.Errorf("look up PodGroup %q: %w", name, err)
 	case pg.DeletionTimestamp != nil:
-		return nil, denied("PodGroup %q is being deleted: it takes no more pods; wait until it is gone, and create it anew", name)
+		return nil, nil, denied("PodGroup %q is being deleted: it takes no more pods; wait until it is gone, and create it anew", name)
 	}
 	j := joining{group: &pg, request: request, native: p.Mode == mode.Native, shard: func(entry string) (int, error) { return p.shard(ctx, &pg, entry, request) }}
-	return j.join(pod)
+	warnings, err := j.join(pod)
+	return &pg, warnings, err
 }
 
 // groupOf is the PodGroup that a pod names, and whether by the annotation.

@@ -43,6 +43,18 @@ spec:
 ---
 apiVersion: scheduling.dra-shared.dev/v1beta1
 kind: PodGroup
+metadata: {namespace: ns, name: early, uid: "3"}
+spec:
+  schedulingPolicy: {basic: {}}
+  resourceClaims: [{name: net, resourceClaimTemplateName: later}, {name: kept, resourceClaimName: nobody}]
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {namespace: ns, name: team}
+spec: {devices: {requests: [{name: nic, exactly: {deviceClassName: nic.dra-shared.dev}}]}}
+---
+apiVersion: scheduling.dra-shared.dev/v1beta1
+kind: PodGroup
 metadata: {namespace: ns, name: going, uid: "2", deletionTimestamp: "2026-01-01T00:00:00Z", finalizers: [x]}
 spec: {schedulingPolicy: {basic: {}}}
 ---
@@ -167,7 +179,7 @@ metadata: {name: p, annotations: {scheduling.dra-shared.dev/pod-group: group}}
 spec:
   resourceClaims: [{name: net, resourceClaimTemplateName: share}, {name: kept, resourceClaimName: team}, {name: own, resourceClaimTemplateName: theirs}]
   fieldOfALaterVersion: {kept: true}
-  containers: [{name: c, image: i, anotherOne: [1]}]
+  containers: [{name: c, image: i, resources: {}, anotherOne: [1]}]
 `
 
 func TestAPodOfAGroupGetsTheGroupsClaims(t *testing.T) {
@@ -242,9 +254,42 @@ func TestANearMissIsWarnedOf(t *testing.T) {
 		`[]`: `the pod shares no claim with PodGroup "group"`,
 	} {
 		r := newPods(t, mode.Bridge).Handle(context.Background(), review(t, "", `{metadata: {annotations: {scheduling.dra-shared.dev/pod-group: group}}, spec: {resourceClaims: `+claims+`}}`))
-		if !r.Allowed || len(r.Warnings) != 1 || !strings.Contains(r.Warnings[0], want) {
+		if !r.Allowed || len(r.Warnings) == 0 || !strings.Contains(r.Warnings[0], want) {
 			t.Errorf("%s: got %q, want %s", claims, r.Warnings, want)
 		}
+	}
+}
+
+// Whose devices a claim asks for is known from its template, also before it is
+// generated, and not at all before that is there.
+func TestAPodOfAGroupWaitsForWhatSaysWhatItGets(t *testing.T) {
+	const early = `{metadata: {annotations: {scheduling.dra-shared.dev/pod-group: early}}, spec: {resourceClaims: [%s], containers: [{name: c, resources: {%s}}]}}`
+	for claim, want := range map[string]string{
+		"{name: net, resourceClaimTemplateName: later}": `spec.resourceClaims[0] "net": there is no ResourceClaimTemplate "later" in namespace "ns": create it first`,
+		"{name: kept, resourceClaimName: nobody}":       `spec.resourceClaims[0] "kept": there is no ResourceClaim "nobody" in namespace "ns": create it first`,
+	} {
+		name, _, _ := strings.Cut(strings.TrimPrefix(claim, "{name: "), ",")
+		r := newPods(t, mode.Bridge).Handle(context.Background(), review(t, "", fmt.Sprintf(early, claim, "")))
+		if r.Allowed || !strings.Contains(r.Result.Message, want) {
+			t.Errorf("%s: %v", claim, r.Result)
+		}
+		r = newPods(t, mode.Bridge).Handle(context.Background(), review(t, "", fmt.Sprintf(early, claim, "claims: [{name: "+name+"}]")))
+		if !r.Allowed {
+			t.Errorf("%s, named by a container: %v", claim, r.Result)
+		}
+	}
+	var pod corev1.Pod
+	admitted(t, newPods(t, mode.Bridge), review(t, "", podOfGroup), &pod)
+	if got := pod.Spec.Containers[0].Resources.Claims; len(got) != 2 || got[0].Name != "net" || got[1].Name != "kept" {
+		t.Errorf("before the claim is generated: %v", got)
+	}
+	r := newPods(t, mode.Bridge).Handle(context.Background(), review(t, "", `{spec: {resourceClaims: [{name: a, resourceClaimTemplateName: later}], containers: [{name: c}]}}`))
+	if !r.Allowed || len(r.Warnings) != 1 || !strings.Contains(r.Warnings[0], `there is no ResourceClaimTemplate "later" yet`) {
+		t.Errorf("a pod alone: %v", r.Warnings)
+	}
+	r = newPods(t, mode.Bridge).Handle(context.Background(), review(t, "", `{metadata: {annotations: {scheduling.dra-shared.dev/podgroup: group}}, spec: {containers: [{name: c}]}}`))
+	if !r.Allowed || len(r.Warnings) != 1 || !strings.Contains(r.Warnings[0], `"scheduling.dra-shared.dev/podgroup"] means nothing: a pod's are scheduling.dra-shared.dev/pod-group`) {
+		t.Errorf("a misspelt annotation: %v", r.Warnings)
 	}
 }
 

@@ -2,6 +2,7 @@ package admission
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -10,6 +11,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 
+	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 )
 
@@ -29,7 +31,11 @@ const (
 // A NIC is in the pod's network namespace, which all containers have in common:
 // all name it. Other devices are their containers' own: where one of them names
 // the claim, the pod's author has chosen.
-func (p *Pods) refer(ctx context.Context, pod *corev1.Pod) ([]string, error) {
+//
+// Of a claim that does not exist yet nobody knows whose devices it asks for. A pod
+// that shares one with its group is refused: without its claim in a container it
+// would run without the device, for good.
+func (p *Pods) refer(ctx context.Context, pod *corev1.Pod, group *scheduling.PodGroup) (warnings []string, err error) {
 	switch value := pod.Annotations[ReferencesAnnotation]; value {
 	case ReferencesExplicit:
 		return nil, nil
@@ -37,25 +43,53 @@ func (p *Pods) refer(ctx context.Context, pod *corev1.Pod) ([]string, error) {
 	default:
 		return nil, denied("metadata.annotations[%q]: Unsupported value: %q: must be %s or %s", ReferencesAnnotation, value, ReferencesAll, ReferencesExplicit)
 	}
-	for _, c := range pod.Spec.ResourceClaims {
-		spec, err := p.podClaim(ctx, pod.Namespace, c)
+	for i, c := range pod.Spec.ResourceClaims {
+		shared := sharedEntry(group, &c)
+		spec, err := p.podClaim(ctx, pod.Namespace, group, shared, c)
 		if err != nil {
-			return nil, err
+			return warnings, err
 		}
-		if spec == nil {
+		if spec != nil {
+			requests, err := p.ours(ctx, spec)
+			if err != nil {
+				return warnings, err
+			}
+			addReferences(&pod.Spec, c.Name, requests, len(spec.Devices.Requests))
 			continue
 		}
-		requests, err := p.ours(ctx, spec)
-		if err != nil {
-			return nil, err
+		if isNamed(&pod.Spec, c.Name) {
+			continue // its author knows who is to have it
 		}
-		addReferences(&pod.Spec, c.Name, requests, len(spec.Devices.Requests))
+		what := source(c.ResourceClaimName, c.ResourceClaimTemplateName)
+		if shared != nil {
+			what = source(shared.ResourceClaimName, shared.ResourceClaimTemplateName)
+			return warnings, denied("spec.resourceClaims[%d] %q: there is no %s in namespace %q: create it first (a Deployment or Job tries its pods again by itself), or name the claim in resources.claims of the containers that are to have it", i, c.Name, what, pod.Namespace)
+		}
+		warnings = append(warnings, fmt.Sprintf("spec.resourceClaims[%d] %q: there is no %s yet, and no container names the claim: if it is for a device of %s, create the pod after it, or name it in resources.claims of the containers that are to have it", i, c.Name, what, p.Driver))
 	}
-	return nil, nil
+	return warnings, nil
 }
 
-// podClaim is what a pod's claim asks for; nil if nobody knows yet.
-func (p *Pods) podClaim(ctx context.Context, namespace string, c corev1.PodResourceClaim) (*resourceapi.ResourceClaimSpec, error) {
+// sharedEntry is the group's entry that a pod's stands for, which has joined it.
+func sharedEntry(group *scheduling.PodGroup, c *corev1.PodResourceClaim) *scheduling.PodGroupResourceClaim {
+	if group == nil {
+		return nil
+	}
+	entry, _ := (&joining{group: group}).match(c)
+	return entry
+}
+
+// isNamed tells whether a container names a claim.
+func isNamed(spec *corev1.PodSpec, claim string) bool {
+	return slices.ContainsFunc(names(spec), func(name string) bool { return hasReference(containers(spec)[name], claim, "") })
+}
+
+// podClaim is what a pod's claim asks for; nil if nobody knows yet. One that is
+// generated for the pod's group may not exist yet; its template does.
+func (p *Pods) podClaim(ctx context.Context, namespace string, group *scheduling.PodGroup, shared *scheduling.PodGroupResourceClaim, c corev1.PodResourceClaim) (*resourceapi.ResourceClaimSpec, error) {
+	if shared != nil && shared.ResourceClaimTemplateName != nil {
+		return p.specOf(ctx, group, shared.Name)
+	}
 	if c.ResourceClaimTemplateName != nil {
 		return p.template(ctx, namespace, *c.ResourceClaimTemplateName)
 	}
@@ -149,7 +183,7 @@ func addReferences(spec *corev1.PodSpec, claim string, requests []request, all i
 	if len(requests) == 0 {
 		return
 	}
-	chosen := slices.ContainsFunc(names(spec), func(name string) bool { return hasReference(containers(spec)[name], claim, "") })
+	chosen := isNamed(spec, claim)
 	var add []request
 	for _, r := range requests {
 		if r.nic || !chosen {

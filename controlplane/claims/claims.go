@@ -143,8 +143,10 @@ func (k Keeper) Change(ctx context.Context, claim *resourceapi.ResourceClaim, c 
 	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
 		return nil // the cache is behind: the event will come
 	case apierrors.IsInvalid(err) && !c.Deallocate && len(c.Add) > 0:
-		// A claim without an allocation takes no reservations.
-		return nil
+		// A claim without an allocation takes no reservations, and one has room for
+		// so many: others were faster. What goes makes room.
+		c.Add = nil
+		return k.Change(ctx, claim, c)
 	}
 	return err
 }

@@ -3,13 +3,17 @@ package claims
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/discovery"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
@@ -28,9 +32,10 @@ import (
 //     (kubernetes/kubernetes#136406).
 
 // MaxEnded is how many pods that have ended may keep their place in a claim that
-// cannot get further ones: those that run need some. Above that the first of the
-// two is left to Kubernetes.
-const MaxEnded = MaxPods - 63
+// cannot get further ones: as many as a node runs (110, unless the kubelet is told
+// otherwise) must find room beside them. Above that the first of the two is left to
+// Kubernetes.
+const MaxEnded = MaxPods - 128
 
 // endedReference is the entry of a pod that has ended.
 func endedReference(p Pod) resourceapi.ResourceClaimConsumerReference {
@@ -50,20 +55,56 @@ func Leftovers(claim *resourceapi.ResourceClaim, pods []Pod, gone []types.UID, a
 		return c
 	}
 	c.Remove = gone
-	kept := map[types.UID]bool{}
+	there, kept := map[types.UID]bool{}, map[types.UID]bool{}
 	for _, r := range claim.Status.ReservedFor {
+		there[r.UID] = true
 		if Ended(r) {
 			kept[r.UID] = true
 		}
 	}
-	count := len(kept)
+	count, room := len(kept), resourceapi.ResourceClaimReservedForMaxSize-len(there)+len(gone)
 	for _, p := range pods {
-		if p.Ended && p.Bound && !kept[p.UID] && count < atMost {
-			c.Add = append(c.Add, endedReference(p))
-			count++
+		if !p.Ended || !p.Bound || kept[p.UID] || count == atMost {
+			continue
 		}
+		if !there[p.UID] { // or else its entry becomes ours
+			if room == 0 {
+				continue
+			}
+			room--
+		}
+		c.Add = append(c.Add, endedReference(p))
+		kept[p.UID] = true
+		count++
 	}
 	return c
+}
+
+// EndedPods are the pods of a claim's namespace that use it by its name, or by a
+// template, and have ended. live reads from the API server, which may answer from
+// its cache.
+func EndedPods(ctx context.Context, live client.Reader, claim *resourceapi.ResourceClaim) (users []Pod, err error) {
+	var pods corev1.PodList
+	if err := live.List(ctx, &pods, client.InNamespace(claim.Namespace), client.MatchingFieldsSelector{Selector: endedPods}, &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: "0"}}); err != nil {
+		return nil, fmt.Errorf("list pods of namespace %s that have ended: %w", claim.Namespace, err)
+	}
+	for i := range pods.Items {
+		if pod := &pods.Items[i]; uses(pod, claim.Name) {
+			users = append(users, Pod{Name: pod.Name, UID: pod.UID, Bound: pod.Spec.NodeName != "", Ended: true})
+		}
+	}
+	return users, nil
+}
+
+// endedPods selects what a pod that has ended is not.
+var endedPods = fields.AndSelectors(
+	fields.OneTermNotEqualSelector("status.phase", string(corev1.PodPending)),
+	fields.OneTermNotEqualSelector("status.phase", string(corev1.PodRunning)),
+	fields.OneTermNotEqualSelector("status.phase", string(corev1.PodUnknown)))
+
+func uses(pod *corev1.Pod, claim string) bool {
+	return slices.ContainsFunc(pod.Spec.ResourceClaims, func(c corev1.PodResourceClaim) bool { return ptr.Deref(c.ResourceClaimName, "") == claim }) ||
+		slices.ContainsFunc(pod.Status.ResourceClaimStatuses, func(c corev1.PodResourceClaimStatus) bool { return ptr.Deref(c.ResourceClaimName, "") == claim })
 }
 
 // Finder finds out which entries of a claim are of pods that are gone.

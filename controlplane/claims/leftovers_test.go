@@ -25,6 +25,15 @@ func withEnded(claim *resourceapi.ResourceClaim, names ...string) *resourceapi.R
 	return claim
 }
 
+// full is a claim that is reserved for as many as it can be, of which one is named.
+func full(name string) *resourceapi.ResourceClaim {
+	names := []string{"group", name}
+	for i := range resourceapi.ResourceClaimReservedForMaxSize - 2 {
+		names = append(names, fmt.Sprint(i))
+	}
+	return reserved(true, false, names...)
+}
+
 func TestPodsThatHaveEndedKeepTheirPlace(t *testing.T) {
 	ended := func(name string) Pod { return Pod{Name: name, UID: types.UID(name), Bound: true, Ended: true} }
 	for _, tc := range []struct {
@@ -43,6 +52,9 @@ func TestPodsThatHaveEndedKeepTheirPlace(t *testing.T) {
 		{"it is gone", withEnded(reserved(true, false, "group"), "a"), nil, []types.UID{"a"}, 9, "-a"},
 		{"one goes, one ends", withEnded(reserved(true, false, "group"), "a"), []Pod{ended("b")}, []types.UID{"a"}, 9, "+b-a"},
 		{"too many have ended", withEnded(reserved(true, false, "group"), "a"), []Pod{ended("a"), ended("b"), ended("c")}, nil, 2, "+b"},
+		{"named twice", reserved(true, false, "group"), []Pod{ended("a"), ended("a")}, nil, 9, "+a"},
+		{"full: only what has an entry", full("a"), []Pod{ended("b"), ended("a")}, nil, 9, "+a"},
+		{"full, one goes", full("a"), []Pod{ended("b"), ended("c")}, []types.UID{"0"}, 9, "+b-0"},
 		{"not allocated", reserved(false, false), []Pod{ended("a")}, nil, 9, ""},
 		{"being deleted", reserved(true, true, "group", "a"), []Pod{ended("a")}, nil, 9, ""},
 	} {
@@ -68,8 +80,17 @@ func TestPlacesOfPodsThatHaveEndedGoWithTheHolder(t *testing.T) {
 	if c := Released(withEnded(reserved(true, false, "group"), "a"), "group", true); !c.Deallocate {
 		t.Errorf("by name, with pods that have ended: %+v", c)
 	}
+	switched := withEnded(reserved(true, false, "group", "native"), "a")
+	if c := Reservation(switched, job("group", "group"), nil, true); !slices.Equal(c.Remove, []types.UID{"group", "a"}) {
+		t.Errorf("Kubernetes holds it now, and has no such entries: %+v", c)
+	}
+	two := withEnded(reserved(true, false, "group"), "a")
+	two.Status.ReservedFor = append(two.Status.ReservedFor, job("other", "other").Reference())
+	if c := Released(two, "group", true); !slices.Equal(c.Remove, []types.UID{"group"}) {
+		t.Errorf("by name, with another holder, who needs them: %+v", c)
+	}
 	stuck := []Pod{{Name: "s", UID: "s", Unschedulable: true}}
-	if c := Reservation(withEnded(reserved(true, false, "group"), "a"), job("group", "group"), stuck, false); !slices.Equal(c.Remove, []types.UID{"a", "group"}) {
+	if c := Reservation(withEnded(reserved(true, false, "group"), "a"), job("group", "group"), stuck, false); !slices.Equal(c.Remove, []types.UID{"group", "a"}) {
 		t.Errorf("given up for a pod that does not fit: %+v", c)
 	}
 }

@@ -89,12 +89,9 @@ func Reservation(claim *resourceapi.ResourceClaim, owner Owner, pods []Pod, nati
 		return c
 	}
 	reserved := map[types.UID]bool{}
-	var cluster, ended []types.UID // Kubernetes' own entry for the group, ours of pods that have ended
+	var cluster []types.UID // Kubernetes' own entry for the group
 	for _, r := range claim.Status.ReservedFor {
 		reserved[r.UID] = true
-		if Ended(r) {
-			ended = append(ended, r.UID)
-		}
 		if Native(r) && r.Name == owner.Name {
 			cluster = append(cluster, r.UID)
 		}
@@ -108,11 +105,11 @@ func Reservation(claim *resourceapi.ResourceClaim, owner Owner, pods []Pod, nati
 		stuck = stuck || p.Unschedulable && !reserved[p.UID]
 	}
 	held := reserved[owner.UID]
+	mine := EntriesOf(claim, func(r resourceapi.ResourceClaimConsumerReference) bool { return r.UID == owner.UID })
 	switch {
 	case native && len(cluster) > 0:
-		if held {
-			c.Remove, c.Guard = []types.UID{owner.UID}, true
-		}
+		c.Remove = mine
+		c.Guard = len(mine) > 0
 	case len(cluster) > 0:
 		// The gates are off now, and nobody will take Kubernetes' entry away. With
 		// that entry the kubelet starts no pod any more: it wants the pods' own.
@@ -123,7 +120,7 @@ func Reservation(claim *resourceapi.ResourceClaim, owner Owner, pods []Pod, nati
 	case bound && !held:
 		c.Add = append(c.Add, owner.Reference())
 	case held && !bound && stuck:
-		return Change{Remove: append(ended, owner.UID), Guard: true}
+		return Change{Remove: mine, Guard: true}
 	}
 	room := resourceapi.ResourceClaimReservedForMaxSize - len(claim.Status.ReservedFor) - len(c.Add) + len(c.Remove)
 	if !held && len(c.Add) == 0 {
@@ -143,22 +140,39 @@ func Reservation(claim *resourceapi.ResourceClaim, owner Owner, pods []Pod, nati
 	return c
 }
 
-// Released says how a claim's reservations must change when its holder is gone;
-// native are Kubernetes' own entries for it, which nobody takes away where the
-// gates are off. Entries of pods that have ended go too: whoever else holds the
-// claim makes those of its own again. A generated claim is deleted first: the
-// cluster deallocates what is being deleted once nobody holds it. One that stays
-// is deallocated here if nobody else holds it, for the cluster does that only when
-// a pod goes. Who else holds it must be known for sure: if the last pod has gone
-// meanwhile, taking the holder away would leave a claim that is allocated for
-// nobody, for good.
-func Released(claim *resourceapi.ResourceClaim, holder types.UID, stays bool, native ...types.UID) Change {
-	var gone []types.UID
+// EntriesOf are those of a claim's entries that go when certain holders let go of
+// it: theirs, and those of pods that have ended if nobody else holds it who would
+// see to them. Kubernetes' own PodGroups do not.
+func EntriesOf(claim *resourceapi.ResourceClaim, theirs func(resourceapi.ResourceClaimConsumerReference) bool) (gone []types.UID) {
+	var ended []types.UID
+	others := false
 	for _, r := range claim.Status.ReservedFor {
-		if r.UID == holder || slices.Contains(native, r.UID) || Ended(r) {
+		switch {
+		case theirs(r):
 			gone = append(gone, r.UID)
+		case Ended(r):
+			ended = append(ended, r.UID)
+		case (r.APIGroup != "" || r.Resource != "pods") && !Native(r):
+			others = true
 		}
 	}
+	if others {
+		return gone
+	}
+	return append(gone, ended...)
+}
+
+// Released says how a claim's reservations must change when its holder is gone;
+// native are Kubernetes' own entries for it, which nobody takes away where the
+// gates are off. A generated claim is deleted first: the cluster deallocates what
+// is being deleted once nobody holds it. One that stays is deallocated here if
+// nobody else holds it, for the cluster does that only when a pod goes. Who else
+// holds it must be known for sure: if the last pod has gone meanwhile, taking the
+// holder away would leave a claim that is allocated for nobody, for good.
+func Released(claim *resourceapi.ResourceClaim, holder types.UID, stays bool, native ...types.UID) Change {
+	gone := EntriesOf(claim, func(r resourceapi.ResourceClaimConsumerReference) bool {
+		return r.UID == holder || slices.Contains(native, r.UID)
+	})
 	if stays && claim.DeletionTimestamp == nil && claim.Status.Allocation != nil && len(claim.Status.ReservedFor) == len(gone) {
 		return Change{Deallocate: true}
 	}

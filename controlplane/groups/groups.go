@@ -306,19 +306,25 @@ func (r *Reconciler) reserve(ctx context.Context, g *group) (err error) {
 
 // leftovers are changes for pods that use the claim no more.
 func (r *Reconciler) leftovers(ctx context.Context, g *group, e *entry, claim *resourceapi.ResourceClaim, users []claims.Pod) (claims.Change, error) {
+	atMost := claims.MaxEnded
+	switch {
+	case r.Mode == mode.Native || !claims.HasReservation(claim, g.owner.UID):
+		users = nil // the cluster takes care of those that have ended
+	case e.ResourceClaimName != nil: // also pods that are not of the group use it
+		ended, err := claims.EndedPods(ctx, r.Live, claim)
+		if err != nil {
+			return claims.Change{}, err
+		}
+		users = append(users, ended...)
+	case claims.Spans(&claim.Spec, r.Driver):
+		atMost = claims.MaxPods // those that come get further claims
+	}
 	finder := claims.Finder{Live: r.Live, All: r.StaleEntriesStay}
 	gone, err := finder.Gone(ctx, claim, func(uid types.UID) bool {
 		return slices.ContainsFunc(users, func(p claims.Pod) bool { return p.UID == uid })
 	})
 	if err != nil {
 		return claims.Change{}, err
-	}
-	if r.Mode == mode.Native || !claims.HasReservation(claim, g.owner.UID) {
-		users = nil // the cluster takes care of those that have ended
-	}
-	atMost := claims.MaxEnded
-	if e.ResourceClaimTemplateName != nil && claims.Spans(&claim.Spec, r.Driver) {
-		atMost = claims.MaxPods // those that come get further claims
 	}
 	return claims.Leftovers(claim, users, gone, atMost), nil
 }

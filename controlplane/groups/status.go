@@ -40,6 +40,9 @@ func (r *Reconciler) report(ctx context.Context, g *group) error {
 		statuses = append(statuses, scheduling.PodGroupResourceClaimStatus{Name: e.Name, ResourceClaimName: &first.Name})
 		if !heldFor(first, g.owner) {
 			reserved.Status, reserved.Reason, reserved.Message = metav1.ConditionFalse, "NotAllocated", fmt.Sprintf("claim %s is allocated and held when the first pod of the group gets a node", first.Name)
+			if n := len(first.Status.ReservedFor); n >= resourceapi.ResourceClaimReservedForMaxSize {
+				reserved.Reason, reserved.Message = "NoRoom", fmt.Sprintf("claim %s is reserved for %d: there is no room for the group, which would hold it; delete pods that use it", first.Name, n)
+			}
 		}
 	}
 	return r.setStatus(ctx, g, statuses, ready, reserved)

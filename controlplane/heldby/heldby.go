@@ -18,7 +18,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -42,15 +41,20 @@ import (
 // the annotation must stay as it is, or nobody would take the entry away.
 func Holds(annotation string, reserved []resourceapi.ResourceClaimConsumerReference) bool {
 	h, err := Parse(annotation)
-	return err == nil && slices.ContainsFunc(reserved, func(r resourceapi.ResourceClaimConsumerReference) bool {
-		return r.APIGroup == h.Group && r.Resource == h.Resource && r.Name == h.Name
-	})
+	return err == nil && h.in(reserved)
 }
 
 // Holder names an object in the claim's namespace.
 type Holder struct {
 	schema.GroupResource
 	Name string
+}
+
+// in tells whether a claim is reserved for an object of that name.
+func (h Holder) in(reserved []resourceapi.ResourceClaimConsumerReference) bool {
+	return slices.ContainsFunc(reserved, func(r resourceapi.ResourceClaimConsumerReference) bool {
+		return r.APIGroup == h.Group && r.Resource == h.Resource && r.Name == h.Name
+	})
 }
 
 func (h Holder) String() string { return h.Group + "/" + h.Resource + "/" + h.Name }
@@ -151,74 +155,66 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if err != nil {
 		return ctrl.Result{}, r.tell(ctx, &claim, ReasonHolderInvalid, fmt.Sprintf("annotation %s: %q %v", scheduling.ReservedForAnnotation, text, err))
 	}
+	owner := claims.Owner{GroupVersionKind: schema.GroupVersionKind{Group: holder.Group}, Resource: holder.Resource, Namespace: claim.Namespace, Name: holder.Name}
 	object, reason, err := r.find(ctx, &claim, holder)
-	if reason != "" {
-		return ctrl.Result{RequeueAfter: askAgain}, r.tell(ctx, &claim, reason, fmt.Sprintf("not held by %s: %v", holder, err))
-	}
-	if err != nil {
+	switch {
+	case reason != "" && claim.DeletionTimestamp != nil:
+		// Nobody will ever see the holder go: the claim would stay for good.
+		return ctrl.Result{}, claims.Keeper{Client: r.Client}.Change(ctx, &claim, change(&claim, owner, false))
+	case reason != "":
+		message := fmt.Sprintf("not held by %s: %v", holder, err)
+		if Holds(text, claim.Status.ReservedFor) {
+			message = fmt.Sprintf("still reserved for %s, and nobody sees whether that is there: %v; or delete the claim", holder, err)
+		}
+		return ctrl.Result{RequeueAfter: askAgain}, r.tell(ctx, &claim, reason, message)
+	case err != nil:
 		return ctrl.Result{}, err
 	}
 	if object != nil {
-		if err := r.tell(ctx, &claim, ReasonHolderFound, fmt.Sprintf("allocated as long as %s is there", holder)); err != nil {
-			return ctrl.Result{}, err
-		}
-	}
-	owner := claims.Owner{GroupVersionKind: schema.GroupVersionKind{Group: holder.Group}, Resource: holder.Resource, Namespace: claim.Namespace, Name: holder.Name}
-	if object != nil {
 		owner.UID = object.UID
+	}
+	if owner.UID != "" && claims.HasReservation(&claim, owner.UID) {
+		return r.keep(ctx, &claim, holder)
 	}
 	bound, err := r.bound(ctx, &claim, owner)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	c := change(&claim, owner, bound)
-	again := time.Duration(0)
-	if c.Empty() && object != nil && claims.HasReservation(&claim, object.UID) {
-		if c, err = r.leftovers(ctx, &claim); err != nil {
-			return ctrl.Result{}, err
-		}
-		if len(c.Add) > 0 || slices.ContainsFunc(claim.Status.ReservedFor, (claims.Finder{All: r.StaleEntriesStay}).MayBeGone) {
-			again = podsAgain
-		}
-	}
-	if err := (claims.Keeper{Client: r.Client}).Change(ctx, &claim, c); err != nil {
+	if err := (claims.Keeper{Client: r.Client}).Change(ctx, &claim, change(&claim, owner, bound)); err != nil {
 		return ctrl.Result{}, err
 	}
-	if !bound && object != nil && len(claim.Status.ReservedFor) > 0 && !claims.HasReservation(&claim, object.UID) {
-		again = bindSoon
+	if !bound && object != nil && len(claim.Status.ReservedFor) > 0 {
+		return ctrl.Result{RequeueAfter: bindSoon}, nil
 	}
-	return ctrl.Result{RequeueAfter: again}, nil
+	return ctrl.Result{}, nil
+}
+
+// keep tells that a claim is held, and takes care of its pods that have ended.
+func (r *Reconciler) keep(ctx context.Context, claim *resourceapi.ResourceClaim, holder Holder) (ctrl.Result, error) {
+	if err := r.tell(ctx, claim, ReasonHolderFound, fmt.Sprintf("allocated as long as %s is there", holder)); err != nil {
+		return ctrl.Result{}, err
+	}
+	c, err := r.leftovers(ctx, claim)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	again := time.Duration(0)
+	if len(c.Add) > 0 || slices.ContainsFunc(claim.Status.ReservedFor, (claims.Finder{All: r.StaleEntriesStay}).MayBeGone) {
+		again = podsAgain
+	}
+	return ctrl.Result{RequeueAfter: again}, claims.Keeper{Client: r.Client}.Change(ctx, claim, c)
 }
 
 // leftovers are changes for pods that use the claim no more.
 func (r *Reconciler) leftovers(ctx context.Context, claim *resourceapi.ResourceClaim) (claims.Change, error) {
-	var ended corev1.PodList
-	if err := r.Live.List(ctx, &ended, client.InNamespace(claim.Namespace), client.MatchingFieldsSelector{Selector: endedPods}, &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: "0"}}); err != nil {
+	ended, err := claims.EndedPods(ctx, r.Live, claim)
+	if err != nil {
 		return claims.Change{}, err
 	}
-	var users []claims.Pod
-	for i := range ended.Items {
-		if pod := &ended.Items[i]; names(pod, claim.Name) {
-			users = append(users, claims.Pod{Name: pod.Name, UID: pod.UID, Bound: pod.Spec.NodeName != "", Ended: true})
-		}
-	}
-	finder := claims.Finder{Live: r.Live, All: r.StaleEntriesStay}
-	gone, err := finder.Gone(ctx, claim, func(uid types.UID) bool {
-		return slices.ContainsFunc(users, func(p claims.Pod) bool { return p.UID == uid })
+	gone, err := claims.Finder{Live: r.Live, All: r.StaleEntriesStay}.Gone(ctx, claim, func(uid types.UID) bool {
+		return slices.ContainsFunc(ended, func(p claims.Pod) bool { return p.UID == uid })
 	})
-	return claims.Leftovers(claim, users, gone, claims.MaxEnded), err
-}
-
-// endedPods selects, of the pods of a namespace, those that have ended.
-var endedPods = fields.AndSelectors(
-	fields.OneTermNotEqualSelector("status.phase", string(corev1.PodPending)),
-	fields.OneTermNotEqualSelector("status.phase", string(corev1.PodRunning)),
-	fields.OneTermNotEqualSelector("status.phase", string(corev1.PodUnknown)))
-
-// names tells whether a pod uses a claim, by its name or by a template.
-func names(pod *corev1.Pod, claim string) bool {
-	return slices.ContainsFunc(pod.Spec.ResourceClaims, func(c corev1.PodResourceClaim) bool { return ptr.Deref(c.ResourceClaimName, "") == claim }) ||
-		slices.ContainsFunc(pod.Status.ResourceClaimStatuses, func(c corev1.PodResourceClaimStatus) bool { return ptr.Deref(c.ResourceClaimName, "") == claim })
+	return claims.Leftovers(claim, ended, gone, claims.MaxEnded), err
 }
 
 // podsAgain is how often it is looked whether pods are gone whose entries nobody
@@ -233,11 +229,11 @@ const bindSoon = time.Second
 // change makes the holder's entry what it should be. An owner without a UID is
 // gone.
 func change(claim *resourceapi.ResourceClaim, owner claims.Owner, bound bool) (c claims.Change) {
-	for _, entry := range claim.Status.ReservedFor {
-		if entry.APIGroup == owner.Group && entry.Resource == owner.Resource && entry.Name == owner.Name && entry.UID != owner.UID ||
-			owner.UID == "" && claims.Ended(entry) {
-			c.Remove, c.Guard = append(c.Remove, entry.UID), true // see claims.Released
-		}
+	theirs := func(entry resourceapi.ResourceClaimConsumerReference) bool {
+		return entry.APIGroup == owner.Group && entry.Resource == owner.Resource && entry.Name == owner.Name && entry.UID != owner.UID
+	}
+	if slices.ContainsFunc(claim.Status.ReservedFor, theirs) {
+		c.Remove, c.Guard = claims.EntriesOf(claim, theirs), true // see claims.Released
 	}
 	switch {
 	case owner.UID == "" && len(c.Remove) == len(claim.Status.ReservedFor) && len(c.Remove) > 0 && claim.DeletionTimestamp == nil:
@@ -255,15 +251,15 @@ func (r *Reconciler) bound(ctx context.Context, claim *resourceapi.ResourceClaim
 		return false, nil
 	}
 	for _, entry := range claim.Status.ReservedFor {
-		if entry.APIGroup != "" || entry.Resource != "pods" {
+		if !claims.Ended(entry) && (entry.APIGroup != "" || entry.Resource != "pods") {
 			return true, nil // held by what lives longer than a pod
 		}
 	}
 	for _, entry := range claim.Status.ReservedFor {
 		var pod corev1.Pod
 		err := r.Live.Get(ctx, types.NamespacedName{Namespace: claim.Namespace, Name: entry.Name}, &pod)
-		if err == nil && pod.UID == entry.UID {
-			return pod.Spec.NodeName != "", nil
+		if err == nil && pod.UID == entry.UID && pod.Spec.NodeName != "" {
+			return true, nil
 		}
 		if client.IgnoreNotFound(err) != nil {
 			return false, err
@@ -282,23 +278,30 @@ func (r *Reconciler) find(ctx context.Context, claim *resourceapi.ResourceClaim,
 	if err != nil {
 		return nil, "", err
 	}
+	mapping, err := r.Mapper.RESTMapping(kind.GroupKind(), kind.Version)
+	if err != nil {
+		return nil, "", err
+	}
+	if plural := mapping.Resource.Resource; plural != holder.Resource {
+		return nil, ReasonHolderUnknown, fmt.Errorf("the resource is called %s: write %s", plural, Holder{schema.GroupResource{Group: holder.Group, Resource: plural}, holder.Name})
+	}
 	object := &metav1.PartialObjectMetadata{}
 	object.SetGroupVersionKind(kind)
 	err = r.Live.Get(ctx, types.NamespacedName{Namespace: claim.Namespace, Name: holder.Name}, object)
 	if apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse) {
 		// Not this object is missing, but its whole API: it may come back.
-		return nil, "", fmt.Errorf("the API server does not serve %s any more: %w", kind, err)
+		return nil, ReasonHolderUnknown, fmt.Errorf("the API server does not serve %s any more: is its API still installed?", kind)
 	}
 	if err == nil || apierrors.IsNotFound(err) {
-		err = errors.Join(client.IgnoreNotFound(err), r.watch(ctx, kind))
+		err = errors.Join(client.IgnoreNotFound(err), r.watch(ctx, mapping))
 	}
 	switch {
 	case apierrors.IsForbidden(err):
 		return nil, ReasonHolderForbidden, fmt.Errorf("the controller may not get, list and watch %s: let the administrator add it to the chart's controller.reservedFor", holder.GroupResource)
 	case err != nil:
 		return nil, "", err
-	case object.UID == "" && len(claim.Status.ReservedFor) == 0 && claim.Status.Allocation == nil:
-		return nil, ReasonHolderMissing, fmt.Errorf("it does not exist in namespace %s (yet)", claim.Namespace)
+	case object.UID == "" && !holder.in(claim.Status.ReservedFor):
+		return nil, ReasonHolderMissing, fmt.Errorf("it does not exist in namespace %s", claim.Namespace)
 	case object.UID == "":
 		return nil, "", nil
 	}
@@ -306,7 +309,8 @@ func (r *Reconciler) find(ctx context.Context, claim *resourceapi.ResourceClaim,
 }
 
 // watch makes the claims of a kind of holder be looked at when one changes.
-func (r *Reconciler) watch(ctx context.Context, kind schema.GroupVersionKind) error {
+func (r *Reconciler) watch(ctx context.Context, mapping *meta.RESTMapping) error {
+	kind := mapping.GroupVersionKind
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.watched[kind] {
@@ -320,12 +324,8 @@ func (r *Reconciler) watch(ctx context.Context, kind schema.GroupVersionKind) er
 	}
 	object := &metav1.PartialObjectMetadata{}
 	object.SetGroupVersionKind(kind)
-	resource, err := r.Mapper.RESTMapping(kind.GroupKind(), kind.Version)
-	if err != nil {
-		return err
-	}
 	enqueue := handler.TypedEnqueueRequestsFromMapFunc(func(ctx context.Context, o *metav1.PartialObjectMetadata) (requests []reconcile.Request) {
-		holder := Holder{GroupResource: resource.Resource.GroupResource(), Name: o.Name}
+		holder := Holder{GroupResource: mapping.Resource.GroupResource(), Name: o.Name}
 		var held resourceapi.ResourceClaimList
 		if err := r.Client.List(ctx, &held, client.InNamespace(o.Namespace), client.MatchingFields{indexHolder: holder.String()}); err != nil {
 			return nil // the cache has ended
@@ -336,7 +336,7 @@ func (r *Reconciler) watch(ctx context.Context, kind schema.GroupVersionKind) er
 		return requests
 	})
 	if err := r.controller.Watch(source.Kind(r.cache, object, enqueue)); err != nil {
-		return fmt.Errorf("watch %s: %w", resource.Resource.GroupResource(), err)
+		return fmt.Errorf("watch %s: %w", mapping.Resource.GroupResource(), err)
 	}
 	r.watched[kind] = true
 	return nil

@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
@@ -26,11 +26,12 @@ func TestKnownBugsOfKubernetes(t *testing.T) {
 	w := needsWorld(t)
 	w.controller(t, nil)
 	for name, scenario := range map[string]func(context.Context, *testing.T){
-		"pods that are gone leave room":                  w.podsThatAreGoneLeaveRoom,
-		"pods that have ended cost nothing":              w.podsThatHaveEndedCostNothing,
-		"pods that have ended cost a held claim nothing": w.podsThatHaveEndedCostAHeldClaimNothing,
-		"each group has one claim":                       w.eachGroupHasOneClaim,
-		"the status has all claims and rests":            w.theStatusHasAllClaimsAndRests,
+		"pods that are gone leave room":                         w.podsThatAreGoneLeaveRoom,
+		"pods that have ended cost nothing":                     w.podsThatHaveEndedCostNothing,
+		"pods that have ended cost nothing whoever they are of": w.podsThatHaveEndedCostNothingWhoeverTheyAreOf,
+		"pods that have ended cost a held claim nothing":        w.podsThatHaveEndedCostAHeldClaimNothing,
+		"each group has one claim":                              w.eachGroupHasOneClaim,
+		"the status has all claims and rests":                   w.theStatusHasAllClaimsAndRests,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel() // they wait, most of the time
@@ -142,23 +143,14 @@ func (w *world) podsThatHaveEndedCostNothing(ctx context.Context, t *testing.T) 
 func (w *world) podsThatHaveEndedCostAHeldClaimNothing(ctx context.Context, t *testing.T) {
 	t.Helper()
 	ns := w.namespace(t, "held")
-	holder := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "train"}, Spec: batchv1.JobSpec{Suspend: ptr.To(true),
-		Template: corev1.PodTemplateSpec{Spec: corev1.PodSpec{RestartPolicy: corev1.RestartPolicyNever, Containers: []corev1.Container{{Name: "work", Image: "none"}}}}}}
-	claim := fabricClaim(ns, "team")
-	claim.Annotations = map[string]string{scheduling.ReservedForAnnotation: "batch/jobs/train"}
-	for _, o := range []client.Object{holder, claim} {
-		if err := w.client.Create(ctx, o); err != nil {
-			t.Fatal(err)
-		}
+	holder := w.job(ctx, t, ns)
+	claim, pod := w.heldClaim(ctx, t, ns, "batch/jobs/train")
+	another := w.pod(ns, "user", 1)
+	another.Annotations, another.Spec.ResourceClaims = nil, pod.Spec.ResourceClaims
+	if err := w.client.Create(ctx, another); err != nil {
+		t.Fatal(err)
 	}
-	pods := []*corev1.Pod{w.pod(ns, "alone", 0), w.pod(ns, "alone", 1)}
-	for _, pod := range pods {
-		pod.Annotations = nil
-		pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "fabric", ResourceClaimName: ptr.To("team")}}
-		if err := w.client.Create(ctx, pod); err != nil {
-			t.Fatal(err)
-		}
-	}
+	pods := []*corev1.Pod{pod, another}
 	reservedFor := func(count int) {
 		t.Helper()
 		w.eventually(ctx, t, fmt.Sprintf("the claim is reserved for %d", count), func() error {
@@ -182,6 +174,82 @@ func (w *world) podsThatHaveEndedCostAHeldClaimNothing(ctx context.Context, t *t
 		t.Fatal(err)
 	}
 	reservedFor(0)
+}
+
+// The same for a claim by name that two groups and a pod of none share: none of
+// them looks after its own pods only, also not when one of the groups goes.
+func (w *world) podsThatHaveEndedCostNothingWhoeverTheyAreOf(ctx context.Context, t *testing.T) {
+	t.Helper()
+	ns := w.namespace(t, "shared")
+	if err := w.client.Create(ctx, fabricClaim(ns, "team")); err != nil {
+		t.Fatal(err)
+	}
+	var pods []*corev1.Pod
+	use := func(name, group string) {
+		t.Helper()
+		pod := w.pod(ns, name, 0)
+		pod.Annotations = map[string]string{scheduling.GroupAnnotation: group}
+		if group == "" {
+			pod.Annotations = nil
+		}
+		pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "team", ResourceClaimName: ptr.To("team")}}
+		if err := w.client.Create(ctx, pod); err != nil {
+			t.Fatal(err)
+		}
+		pods = append(pods, pod)
+	}
+	groups := map[string]*scheduling.PodGroup{}
+	for _, name := range []string{"a", "b"} {
+		pg, err := w.group(ctx, ns, name, scheduling.PodGroupResourceClaim{Name: "team", ResourceClaimName: ptr.To("team")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		groups[name] = pg
+		use("of-"+name, name)
+	}
+	if !w.native { // there Kubernetes holds the claim, and this is its own
+		use("alone", "")
+	}
+	w.eventually(ctx, t, "pods run", func() error {
+		running, _, err := w.running(ctx, ns)
+		if err == nil && running != len(pods) {
+			err = fmt.Errorf("%d of %d", running, len(pods))
+		}
+		return err
+	})
+	for _, pod := range pods {
+		w.succeed(ctx, t, pod)
+	}
+	w.quiet(ctx, t, ns, "the pods of all have ended")
+	if err := w.client.Delete(ctx, groups["a"]); err != nil {
+		t.Fatal(err)
+	}
+	w.eventually(ctx, t, "group a goes", func() error {
+		err := w.client.Get(ctx, client.ObjectKeyFromObject(groups["a"]), groups["a"])
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return fmt.Errorf("it is there: %w", err)
+	})
+	w.quiet(ctx, t, ns, "one group has gone, and its pods have not")
+	if err := w.client.DeleteAllOf(ctx, &corev1.Pod{}, client.InNamespace(ns)); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.client.Delete(ctx, groups["b"]); err != nil {
+		t.Fatal(err)
+	}
+	w.eventually(ctx, t, "the claim is free", func() error {
+		claims, err := w.claims(ctx, ns)
+		if err != nil {
+			return err
+		}
+		for _, c := range claims {
+			if c.Name == "team" && c.Status.Allocation == nil && len(c.Status.ReservedFor) == 0 {
+				return nil
+			}
+		}
+		return fmt.Errorf("%v", claims)
+	})
 }
 
 // quietFor is how long nobody must write a claim for it to count as left alone:
