@@ -65,8 +65,8 @@ test-fuzz: ## each fuzz target for a moment [1 min]
 	  go test -run '^$$' -fuzz "^$${target#*:}$$" -fuzztime 4s ./$${target%%:*}
 	done
 
-e2e: prerequisites cluster-binaries bin/helm $(IMAGES) bin/images/crash.tar bin/nettool bin/dra-conformance ## the stories of test/e2e on real clusters [RUN=name] [20 min]
-	@E2E=1 go test -v -count=1 -parallel 1 -timeout 30m ./test/e2e $(if $(RUN),-run '/$(RUN)',)
+e2e: prerequisites cluster-binaries bin/helm $(IMAGES) bin/images/crash.tar bin/nettool bin/dra-conformance ## the stories of test/e2e on real clusters [RUN=name] [10 min]
+	@test/e2e/run.sh $(if $(RUN),'$(RUN)',)
 
 test-controlplane: prerequisites cluster-binaries bin/helm $(IMAGES) ## the controller on a real control plane with simulated nodes: a thousand pods, death between any two writes [3 min]
 	@CONTROLPLANE=1 go test -count=1 -timeout 20m ./test/controlplane $(if $(RUN),-v -run '$(RUN)',)

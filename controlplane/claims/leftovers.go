@@ -54,7 +54,6 @@ func Leftovers(claim *resourceapi.ResourceClaim, pods []Pod, gone []types.UID, a
 	if claim.Status.Allocation == nil || claim.DeletionTimestamp != nil {
 		return c
 	}
-	c.Remove = gone
 	there, kept := map[types.UID]bool{}, map[types.UID]bool{}
 	for _, r := range claim.Status.ReservedFor {
 		there[r.UID] = true
@@ -62,9 +61,14 @@ func Leftovers(claim *resourceapi.ResourceClaim, pods []Pod, gone []types.UID, a
 			kept[r.UID] = true
 		}
 	}
+	if len(gone) > 0 && len(gone) == len(there) {
+		return Change{Deallocate: true} // see Released
+	}
+	c.Remove, c.Guard = gone, len(gone) > 0
 	count, room := len(kept), resourceapi.ResourceClaimReservedForMaxSize-len(there)+len(gone)
 	for _, p := range pods {
-		if !p.Ended || !p.Bound || kept[p.UID] || count == atMost {
+		// Kubernetes leaves one alone that is being deleted.
+		if !p.Ended || !p.Bound || p.Going || kept[p.UID] || count >= atMost {
 			continue
 		}
 		if !there[p.UID] { // or else its entry becomes ours
@@ -80,17 +84,31 @@ func Leftovers(claim *resourceapi.ResourceClaim, pods []Pod, gone []types.UID, a
 	return c
 }
 
-// EndedPods are the pods of a claim's namespace that use it by its name, or by a
-// template, and have ended. live reads from the API server, which may answer from
-// its cache.
-func EndedPods(ctx context.Context, live client.Reader, claim *resourceapi.ResourceClaim) (users []Pod, err error) {
+// Finder finds out about the pods of a claim.
+type Finder struct {
+	// Live reads from the API server.
+	Live client.Reader
+	// All tells that nobody else removes entries of pods from a claim that is
+	// reserved for anything else, as StaleEntriesStay says.
+	All bool
+}
+
+// Users are pods that use a claim, by its name or by a template: those that have
+// ended, and all if entries of all may have to be removed. The API server may answer
+// from its cache.
+func (f Finder) Users(ctx context.Context, claim *resourceapi.ResourceClaim) (users []Pod, err error) {
+	selector := endedPods
+	if f.All {
+		selector = fields.Everything()
+	}
 	var pods corev1.PodList
-	if err := live.List(ctx, &pods, client.InNamespace(claim.Namespace), client.MatchingFieldsSelector{Selector: endedPods}, &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: "0"}}); err != nil {
-		return nil, fmt.Errorf("list pods of namespace %s that have ended: %w", claim.Namespace, err)
+	if err := f.Live.List(ctx, &pods, client.InNamespace(claim.Namespace), client.MatchingFieldsSelector{Selector: selector}, &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: "0"}}); err != nil {
+		return nil, fmt.Errorf("list pods of namespace %s: %w", claim.Namespace, err)
 	}
 	for i := range pods.Items {
 		if pod := &pods.Items[i]; uses(pod, claim.Name) {
-			users = append(users, Pod{Name: pod.Name, UID: pod.UID, Bound: pod.Spec.NodeName != "", Ended: true})
+			users = append(users, Pod{Name: pod.Name, UID: pod.UID, Bound: pod.Spec.NodeName != "", Going: pod.DeletionTimestamp != nil,
+				Ended: pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed})
 		}
 	}
 	return users, nil
@@ -107,24 +125,25 @@ func uses(pod *corev1.Pod, claim string) bool {
 		slices.ContainsFunc(pod.Status.ResourceClaimStatuses, func(c corev1.PodResourceClaimStatus) bool { return ptr.Deref(c.ResourceClaimName, "") == claim })
 }
 
-// Finder finds out which entries of a claim are of pods that are gone.
-type Finder struct {
-	// Live reads from the API server.
-	Live client.Reader
-	// All tells that nobody else removes entries of pods, as StaleEntriesStay says.
-	All bool
-}
-
-// MayBeGone tells whether an entry is of a pod, and nobody else's to remove.
-func (f Finder) MayBeGone(r resourceapi.ResourceClaimConsumerReference) bool {
-	return Ended(r) || f.All && r.APIGroup == "" && r.Resource == "pods"
-}
-
-// Gone are the UIDs of the claim's entries whose pods are gone. there tells which
-// are known to exist.
-func (f Finder) Gone(ctx context.Context, claim *resourceapi.ResourceClaim, there func(types.UID) bool) (gone []types.UID, err error) {
+// MayBeGone are the claim's entries of pods that nobody else removes.
+func (f Finder) MayBeGone(claim *resourceapi.ResourceClaim) (entries []resourceapi.ResourceClaimConsumerReference) {
+	ofPod := func(r resourceapi.ResourceClaimConsumerReference) bool {
+		return r.APIGroup == "" && r.Resource == "pods"
+	}
+	stuck := f.All && slices.ContainsFunc(claim.Status.ReservedFor, func(r resourceapi.ResourceClaimConsumerReference) bool { return !ofPod(r) })
 	for _, r := range claim.Status.ReservedFor {
-		if !f.MayBeGone(r) || there(r.UID) {
+		if Ended(r) || stuck && ofPod(r) {
+			entries = append(entries, r)
+		}
+	}
+	return entries
+}
+
+// Gone are the UIDs of the claim's entries whose pods are gone, of which users are
+// known to be there.
+func (f Finder) Gone(ctx context.Context, claim *resourceapi.ResourceClaim, users []Pod) (gone []types.UID, err error) {
+	for _, r := range f.MayBeGone(claim) {
+		if slices.ContainsFunc(users, func(p Pod) bool { return p.UID == r.UID }) {
 			continue
 		}
 		var pod corev1.Pod

@@ -15,6 +15,8 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
 	crfake "sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 )
 
 // withEnded adds entries of ours for pods that have ended.
@@ -49,7 +51,9 @@ func TestPodsThatHaveEndedKeepTheirPlace(t *testing.T) {
 		{"Kubernetes was faster", reserved(true, false, "group"), []Pod{ended("a")}, nil, 9, "+a"},
 		{"it has its place", withEnded(reserved(true, false, "group"), "a"), []Pod{ended("a")}, nil, 9, ""},
 		{"it never had a node", reserved(true, false, "group"), []Pod{{Name: "a", UID: "a", Ended: true}}, nil, 9, ""},
+		{"it is being deleted: Kubernetes leaves it alone", reserved(true, false, "group"), []Pod{{Name: "a", UID: "a", Bound: true, Ended: true, Going: true}}, nil, 9, ""},
 		{"it is gone", withEnded(reserved(true, false, "group"), "a"), nil, []types.UID{"a"}, 9, "-a"},
+		{"all that there was is gone", withEnded(reserved(true, false), "a"), nil, []types.UID{"a"}, 9, "deallocate"},
 		{"one goes, one ends", withEnded(reserved(true, false, "group"), "a"), []Pod{ended("b")}, []types.UID{"a"}, 9, "+b-a"},
 		{"too many have ended", withEnded(reserved(true, false, "group"), "a"), []Pod{ended("a"), ended("b"), ended("c")}, nil, 2, "+b"},
 		{"named twice", reserved(true, false, "group"), []Pod{ended("a"), ended("a")}, nil, 9, "+a"},
@@ -69,8 +73,11 @@ func TestPodsThatHaveEndedKeepTheirPlace(t *testing.T) {
 		for _, r := range c.Remove {
 			got += "-" + string(r)
 		}
-		if got != tc.want {
-			t.Errorf("%s: got %q, want %q", tc.name, got, tc.want)
+		if c.Deallocate {
+			got = "deallocate"
+		}
+		if got != tc.want || c.Guard != (len(c.Remove) > 0) {
+			t.Errorf("%s: got %q, guarded %t, want %q", tc.name, got, c.Guard, tc.want)
 		}
 	}
 }
@@ -85,7 +92,11 @@ func TestPlacesOfPodsThatHaveEndedGoWithTheHolder(t *testing.T) {
 		t.Errorf("Kubernetes holds it now, and has no such entries: %+v", c)
 	}
 	two := withEnded(reserved(true, false, "group"), "a")
-	two.Status.ReservedFor = append(two.Status.ReservedFor, job("other", "other").Reference())
+	two.Status.ReservedFor = append(two.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{APIGroup: "batch", Resource: "jobs", Name: "other", UID: "other"})
+	if c := Released(two, "group", true); !slices.Equal(c.Remove, []types.UID{"group", "a"}) {
+		t.Errorf("by name, with a holder who knows nothing of them: %+v", c)
+	}
+	two.Annotations = map[string]string{scheduling.ReservedForAnnotation: "batch/jobs/other"}
 	if c := Released(two, "group", true); !slices.Equal(c.Remove, []types.UID{"group"}) {
 		t.Errorf("by name, with another holder, who needs them: %+v", c)
 	}
@@ -102,12 +113,17 @@ func TestGoneIsWhatTheAPIServerHasNotGot(t *testing.T) {
 	live := crfake.NewClientBuilder().WithScheme(clientscheme.Scheme).WithObjects(pod("there", "there"), pod("again", "another")).Build()
 	claim := withEnded(reserved(true, false, "group", "there", "again", "gone", "known"), "ended", "over")
 	claim.Namespace = "ns"
-	known := func(uid types.UID) bool { return uid == "known" || uid == "ended" }
+	known := []Pod{{UID: "known"}, {UID: "ended"}}
 	for all, want := range map[bool][]types.UID{true: {"again", "gone", "over"}, false: {"over"}} {
 		got, err := Finder{Live: live, All: all}.Gone(context.Background(), claim, known)
 		if err != nil || !slices.Equal(got, want) {
 			t.Errorf("all %t: got %v, %v, want %v", all, got, err, want)
 		}
+	}
+	alone := reserved(true, false, "there", "again", "gone")
+	alone.Namespace = "ns"
+	if got, err := (Finder{Live: live, All: true}).Gone(context.Background(), alone, nil); len(got) > 0 || err != nil {
+		t.Errorf("of pods alone Kubernetes takes care: %v, %v", got, err)
 	}
 }
 

@@ -6,6 +6,8 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 )
 
 // MaxPods that a claim can be reserved for beside its owner: the API has room
@@ -20,6 +22,8 @@ type Pod struct {
 	Bound bool
 	// Ended for good, and still there (see Leftovers).
 	Ended bool
+	// Going is being deleted.
+	Going bool
 	// Gated waits for its reservation.
 	Gated bool
 	// Unschedulable, as the scheduler said.
@@ -141,8 +145,8 @@ func Reservation(claim *resourceapi.ResourceClaim, owner Owner, pods []Pod, nati
 }
 
 // EntriesOf are those of a claim's entries that go when certain holders let go of
-// it: theirs, and those of pods that have ended if nobody else holds it who would
-// see to them. Kubernetes' own PodGroups do not.
+// it: theirs, and those of pods that have ended if nobody else holds it who sees to
+// them: another PodGroup, or whom the claim's annotation names.
 func EntriesOf(claim *resourceapi.ResourceClaim, theirs func(resourceapi.ResourceClaimConsumerReference) bool) (gone []types.UID) {
 	var ended []types.UID
 	others := false
@@ -152,7 +156,8 @@ func EntriesOf(claim *resourceapi.ResourceClaim, theirs func(resourceapi.Resourc
 			gone = append(gone, r.UID)
 		case Ended(r):
 			ended = append(ended, r.UID)
-		case (r.APIGroup != "" || r.Resource != "pods") && !Native(r):
+		case r.APIGroup == scheduling.GroupName && r.Resource == scheduling.Resource,
+			claim.Annotations[scheduling.ReservedForAnnotation] == r.APIGroup+"/"+r.Resource+"/"+r.Name:
 			others = true
 		}
 	}

@@ -126,17 +126,19 @@ type holder struct {
 }
 
 // holders of a claim: who is in its reservations, and, where Kubernetes' own entry
-// is, whom it was generated for.
+// or one of a pod that has ended is, whom it was generated for.
 func holders(claim *resourceapi.ResourceClaim) (all []holder) {
-	native := false
+	owners := false
 	for _, c := range claim.Status.ReservedFor {
 		if isHolder(c) {
 			all = append(all, holder{c.Name, c.UID})
 		}
-		native = native || claims.Native(c)
+		owners = owners || claims.Native(c) || claims.Ended(c)
 	}
-	if owner := metav1.GetControllerOf(claim); native && owner != nil && owner.Kind == scheduling.Kind && owner.APIVersion == scheduling.GroupVersion.String() {
-		all = append(all, holder{owner.Name, owner.UID})
+	if owner := metav1.GetControllerOf(claim); owners && owner != nil && owner.Kind == scheduling.Kind && owner.APIVersion == scheduling.GroupVersion.String() {
+		if h := (holder{owner.Name, owner.UID}); !slices.Contains(all, h) {
+			all = append(all, h)
+		}
 	}
 	return all
 }

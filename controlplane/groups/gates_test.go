@@ -119,8 +119,12 @@ func TestClaimsOfKubernetesOwnEntryAreTheirOwners(t *testing.T) {
 	if got := holders(claim); len(got) != 1 || got[0] != (holder{"g", "o"}) {
 		t.Errorf("%v", got)
 	}
+	claim.Status.ReservedFor[0] = resourceapi.ResourceClaimConsumerReference{APIGroup: scheduling.GroupName, Resource: "pods", Name: "p", UID: "p"}
+	if got := holders(claim); len(got) != 1 || got[0] != (holder{"g", "o"}) {
+		t.Errorf("an entry of a pod that has ended is left: %v", got)
+	}
 	claim.Status.ReservedFor = append(claim.Status.ReservedFor, ours)
-	if got := holders(claim); len(got) != 2 {
+	if got := holders(claim); len(got) != 1 {
 		t.Errorf("%v", got)
 	}
 }

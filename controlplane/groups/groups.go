@@ -205,7 +205,8 @@ func (r *Reconciler) generate(ctx context.Context, g *group) (err error) {
 			}
 		}
 		for n, claim := range e.shards {
-			if !slices.Contains(e.wanted, n) {
+			// One that is wanted again while it goes is made anew when it has gone.
+			if !slices.Contains(e.wanted, n) || n > 0 && claim.DeletionTimestamp != nil {
 				err = errors.Join(err, keeper.Delete(ctx, claim), keeper.Change(ctx, claim, claims.Released(claim, g.UID, false)))
 				delete(e.shards, n)
 			}
@@ -293,10 +294,11 @@ func (r *Reconciler) reserve(ctx context.Context, g *group) (err error) {
 		for n, claim := range e.shards {
 			users := g.users(e, n)
 			change := claims.Reservation(claim, g.owner, users, r.Mode == mode.Native)
-			if change.Empty() {
-				var problem error
-				change, problem = r.leftovers(ctx, g, e, claim, users)
-				err = errors.Join(err, problem)
+			if change.Empty() || len(claim.Status.ReservedFor) >= resourceapi.ResourceClaimReservedForMaxSize {
+				first, problem := r.leftovers(ctx, g, e, claim, users)
+				if err = errors.Join(err, problem); !first.Empty() {
+					change = first // it may make room for the other
+				}
 			}
 			err = errors.Join(err, keeper.Change(ctx, claim, change))
 		}
@@ -305,26 +307,29 @@ func (r *Reconciler) reserve(ctx context.Context, g *group) (err error) {
 }
 
 // leftovers are changes for pods that use the claim no more.
-func (r *Reconciler) leftovers(ctx context.Context, g *group, e *entry, claim *resourceapi.ResourceClaim, users []claims.Pod) (claims.Change, error) {
+func (r *Reconciler) leftovers(ctx context.Context, g *group, e *entry, claim *resourceapi.ResourceClaim, users []claims.Pod) (c claims.Change, err error) {
+	finder := claims.Finder{Live: r.Live, All: r.StaleEntriesStay}
+	// In native mode the cluster takes care of those that have ended.
+	holds := r.Mode == mode.Bridge && claims.HasReservation(claim, g.owner.UID)
+	if claim.Status.Allocation == nil || !holds && len(finder.MayBeGone(claim)) == 0 {
+		return c, nil
+	}
 	atMost := claims.MaxEnded
-	switch {
-	case r.Mode == mode.Native || !claims.HasReservation(claim, g.owner.UID):
-		users = nil // the cluster takes care of those that have ended
-	case e.ResourceClaimName != nil: // also pods that are not of the group use it
-		ended, err := claims.EndedPods(ctx, r.Live, claim)
+	if e.ResourceClaimName != nil { // also pods that are not of the group use it
+		more, err := finder.Users(ctx, claim)
 		if err != nil {
-			return claims.Change{}, err
+			return c, err
 		}
-		users = append(users, ended...)
-	case claims.Spans(&claim.Spec, r.Driver):
+		users = append(users, more...)
+	} else if claims.Spans(&claim.Spec, r.Driver) {
 		atMost = claims.MaxPods // those that come get further claims
 	}
-	finder := claims.Finder{Live: r.Live, All: r.StaleEntriesStay}
-	gone, err := finder.Gone(ctx, claim, func(uid types.UID) bool {
-		return slices.ContainsFunc(users, func(p claims.Pod) bool { return p.UID == uid })
-	})
+	gone, err := finder.Gone(ctx, claim, users)
 	if err != nil {
-		return claims.Change{}, err
+		return c, err
+	}
+	if !holds {
+		users = nil
 	}
 	return claims.Leftovers(claim, users, gone, atMost), nil
 }
@@ -336,7 +341,7 @@ func (g *group) users(e *entry, shard int) (users []claims.Pod) {
 		if claimOf(pod, e.Name) != name {
 			continue
 		}
-		users = append(users, claims.Pod{Name: pod.Name, UID: pod.UID, Bound: pod.Spec.NodeName != "", Ended: ended(pod),
+		users = append(users, claims.Pod{Name: pod.Name, UID: pod.UID, Bound: pod.Spec.NodeName != "", Ended: ended(pod), Going: pod.DeletionTimestamp != nil,
 			Gated: gated(pod), Unschedulable: unschedulable(pod)})
 	}
 	return users

@@ -180,7 +180,11 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	if err := (claims.Keeper{Client: r.Client}).Change(ctx, &claim, change(&claim, owner, bound)); err != nil {
+	c := change(&claim, owner, bound)
+	if object == nil && c.Empty() {
+		return ctrl.Result{RequeueAfter: askAgain}, r.tell(ctx, &claim, ReasonHolderMissing, fmt.Sprintf("not held by %s: it does not exist in namespace %s", holder, claim.Namespace))
+	}
+	if err := (claims.Keeper{Client: r.Client}).Change(ctx, &claim, c); err != nil {
 		return ctrl.Result{}, err
 	}
 	if !bound && object != nil && len(claim.Status.ReservedFor) > 0 {
@@ -194,27 +198,21 @@ func (r *Reconciler) keep(ctx context.Context, claim *resourceapi.ResourceClaim,
 	if err := r.tell(ctx, claim, ReasonHolderFound, fmt.Sprintf("allocated as long as %s is there", holder)); err != nil {
 		return ctrl.Result{}, err
 	}
-	c, err := r.leftovers(ctx, claim)
+	finder := claims.Finder{Live: r.Live, All: r.StaleEntriesStay}
+	users, err := finder.Users(ctx, claim)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
+	gone, err := finder.Gone(ctx, claim, users)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	c := claims.Leftovers(claim, users, gone, claims.MaxEnded)
 	again := time.Duration(0)
-	if len(c.Add) > 0 || slices.ContainsFunc(claim.Status.ReservedFor, (claims.Finder{All: r.StaleEntriesStay}).MayBeGone) {
+	if len(c.Add) > 0 || len(finder.MayBeGone(claim)) > 0 {
 		again = podsAgain
 	}
 	return ctrl.Result{RequeueAfter: again}, claims.Keeper{Client: r.Client}.Change(ctx, claim, c)
-}
-
-// leftovers are changes for pods that use the claim no more.
-func (r *Reconciler) leftovers(ctx context.Context, claim *resourceapi.ResourceClaim) (claims.Change, error) {
-	ended, err := claims.EndedPods(ctx, r.Live, claim)
-	if err != nil {
-		return claims.Change{}, err
-	}
-	gone, err := claims.Finder{Live: r.Live, All: r.StaleEntriesStay}.Gone(ctx, claim, func(uid types.UID) bool {
-		return slices.ContainsFunc(ended, func(p claims.Pod) bool { return p.UID == uid })
-	})
-	return claims.Leftovers(claim, ended, gone, claims.MaxEnded), err
 }
 
 // podsAgain is how often it is looked whether pods are gone whose entries nobody
@@ -232,8 +230,9 @@ func change(claim *resourceapi.ResourceClaim, owner claims.Owner, bound bool) (c
 	theirs := func(entry resourceapi.ResourceClaimConsumerReference) bool {
 		return entry.APIGroup == owner.Group && entry.Resource == owner.Resource && entry.Name == owner.Name && entry.UID != owner.UID
 	}
-	if slices.ContainsFunc(claim.Status.ReservedFor, theirs) {
-		c.Remove, c.Guard = claims.EntriesOf(claim, theirs), true // see claims.Released
+	if owner.UID == "" || slices.ContainsFunc(claim.Status.ReservedFor, theirs) {
+		c.Remove = claims.EntriesOf(claim, theirs)
+		c.Guard = len(c.Remove) > 0 // see claims.Released
 	}
 	switch {
 	case owner.UID == "" && len(c.Remove) == len(claim.Status.ReservedFor) && len(c.Remove) > 0 && claim.DeletionTimestamp == nil:
@@ -300,8 +299,6 @@ func (r *Reconciler) find(ctx context.Context, claim *resourceapi.ResourceClaim,
 		return nil, ReasonHolderForbidden, fmt.Errorf("the controller may not get, list and watch %s: let the administrator add it to the chart's controller.reservedFor", holder.GroupResource)
 	case err != nil:
 		return nil, "", err
-	case object.UID == "" && !holder.in(claim.Status.ReservedFor):
-		return nil, ReasonHolderMissing, fmt.Errorf("it does not exist in namespace %s", claim.Namespace)
 	case object.UID == "":
 		return nil, "", nil
 	}

@@ -76,6 +76,8 @@ func TestAHolderIsInAndOut(t *testing.T) {
 		{"another of its name", []resourceapi.ResourceClaimConsumerReference{owner("1").Reference()}, "2", true, nil, "+2-1!"},
 		{"gone, with pods that have ended", []resourceapi.ResourceClaimConsumerReference{owner("1").Reference(), ended}, "", false, nil, "deallocate"},
 		{"held, with pods that have ended", []resourceapi.ResourceClaimConsumerReference{owner("1").Reference(), ended}, "1", true, nil, ""},
+		{"gone, and its entry too: Kubernetes was faster", []resourceapi.ResourceClaimConsumerReference{ended}, "", false, nil, "deallocate"},
+		{"the same, being deleted", []resourceapi.ResourceClaimConsumerReference{ended}, "", false, &now, "-e!"},
 		{"somebody else's", []resourceapi.ResourceClaimConsumerReference{other}, "", true, nil, ""},
 	} {
 		claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{DeletionTimestamp: tc.deleting}, Status: resourceapi.ResourceClaimStatus{ReservedFor: tc.reserved}}

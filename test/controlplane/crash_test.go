@@ -2,6 +2,7 @@ package controlplane
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"sync/atomic"
@@ -9,7 +10,9 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -170,6 +173,49 @@ func (w *world) life(t *testing.T, d *death) {
 	close(over)
 	<-revived
 	stop()
+}
+
+// What was written by a controller that knew less than the last pod did is found by
+// the next one, also when all else of the group has gone.
+func TestAnEntryThatIsLeftKeepsNoClaim(t *testing.T) {
+	w := needsWorld(t)
+	ctx := context.Background()
+	stop := w.controller(t, nil)
+	ns := w.namespace(t, "left")
+	pg, err := w.group(ctx, ns, "group")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.runs(ctx, t, ns, "group", 0, 1)
+	stop()
+	claims, err := w.claims(ctx, ns)
+	if err != nil || len(claims) != 1 {
+		t.Fatalf("%d claims, %v", len(claims), err)
+	}
+	claim := &claims[0]
+	if err := w.client.Patch(ctx, pg, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`))); err != nil {
+		t.Fatal(err)
+	}
+	left := []resourceapi.ResourceClaimConsumerReference{{APIGroup: scheduling.GroupName, Resource: "pods", Name: "group-00000", UID: "left"}}
+	if err := w.client.Status().Patch(ctx, claim, client.RawPatch(types.MergePatchType, []byte(`{"status":{"reservedFor":`+string(mustJSON(t, left))+`}}`))); err != nil {
+		t.Fatal(err)
+	}
+	for _, o := range []client.Object{pg, w.pod(ns, "group", 0), claim} {
+		if err := client.IgnoreNotFound(w.client.Delete(ctx, o)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.controller(t, nil)
+	w.nothingLeft(ctx, t, ns)
+}
+
+func mustJSON(t *testing.T, v any) []byte {
+	t.Helper()
+	raw, err := json.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return raw
 }
 
 // nothingLeft waits until a namespace has no group, claim or pod any more.

@@ -30,6 +30,7 @@ func TestKnownBugsOfKubernetes(t *testing.T) {
 		"pods that have ended cost nothing":                     w.podsThatHaveEndedCostNothing,
 		"pods that have ended cost nothing whoever they are of": w.podsThatHaveEndedCostNothingWhoeverTheyAreOf,
 		"pods that have ended cost a held claim nothing":        w.podsThatHaveEndedCostAHeldClaimNothing,
+		"pods that end with their group keep nothing":           w.podsThatEndWithTheirGroupKeepNothing,
 		"each group has one claim":                              w.eachGroupHasOneClaim,
 		"the status has all claims and rests":                   w.theStatusHasAllClaimsAndRests,
 	} {
@@ -249,6 +250,37 @@ func (w *world) podsThatHaveEndedCostNothingWhoeverTheyAreOf(ctx context.Context
 			}
 		}
 		return fmt.Errorf("%v", claims)
+	})
+}
+
+// What keeps pods that have ended quiet goes with their group, also if they end
+// while it does.
+func (w *world) podsThatEndWithTheirGroupKeepNothing(ctx context.Context, t *testing.T) {
+	t.Helper()
+	ns := w.namespace(t, "together")
+	const groups, each = 30, 3
+	for i := range groups {
+		name := fmt.Sprintf("g%02d", i)
+		if _, err := w.group(ctx, ns, name); err != nil {
+			t.Fatal(err)
+		}
+		w.runs(ctx, t, ns, name, 0, each)
+	}
+	if err := w.client.DeleteAllOf(ctx, &scheduling.PodGroup{}, client.InNamespace(ns)); err != nil {
+		t.Fatal(err)
+	}
+	if err := sim.Many(groups*each, func(i int) error {
+		pod := w.pod(ns, fmt.Sprintf("g%02d", i/each), i%each)
+		return w.client.Status().Patch(ctx, pod, client.RawPatch(types.StrategicMergePatchType, []byte(`{"status":{"phase":"Succeeded"}}`)))
+	}); err != nil {
+		t.Fatal(err)
+	}
+	w.eventually(ctx, t, "no claim is left", func() error {
+		claims, err := w.claims(ctx, ns)
+		if err == nil && len(claims) > 0 {
+			err = fmt.Errorf("%d are, the first reserved for %v", len(claims), claims[0].Status.ReservedFor)
+		}
+		return err
 	})
 }
 

@@ -207,10 +207,10 @@ func (w *world) group(ctx context.Context, namespace, name string, more ...sched
 
 func (w *world) pod(namespace, group string, i int) *corev1.Pod {
 	template := "fabric"
-	zero := int64(0)
+	grace := int64(1) // with none, a kubelet would not be asked
 	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: fmt.Sprintf("%s-%05d", group, i), Annotations: map[string]string{scheduling.GroupAnnotation: group}},
 		Spec: corev1.PodSpec{
-			TerminationGracePeriodSeconds: &zero,
+			TerminationGracePeriodSeconds: &grace,
 			ResourceClaims:                []corev1.PodResourceClaim{{Name: "fabric", ResourceClaimTemplateName: &template}},
 			Containers:                    []corev1.Container{{Name: "work", Image: "none"}},
 		}}

@@ -153,6 +153,7 @@ func (n *Nodes) sync(ctx context.Context, key string) (again bool) {
 		return false
 	}
 	if pod.DeletionTimestamp != nil {
+		n.end(ctx, pod)
 		err := n.Client.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0), Preconditions: &metav1.Preconditions{UID: &pod.UID}})
 		return err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) && ctx.Err() == nil
 	}
@@ -175,6 +176,17 @@ func (n *Nodes) sync(ctx context.Context, key string) (again bool) {
 	}
 	return false
 }
+
+// end says that a pod has ended, as a kubelet does before it lets go of it.
+func (n *Nodes) end(ctx context.Context, pod *corev1.Pod) {
+	if pod.Status.Phase != corev1.PodRunning {
+		return
+	}
+	// Whoever deletes the pod at once was faster.
+	_, _ = n.Client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.StrategicMergePatchType, fmt.Appendf(nil, ended, pod.UID), metav1.PatchOptions{}, "status")
+}
+
+const ended = `{"metadata":{"uid":"%s"},"status":{"phase":"Succeeded"}}`
 
 const running = `{"metadata":{"uid":"%s"},"status":{"phase":"Running","podIP":"%s","podIPs":[{"ip":"%s"}],"startTime":"%s",
 "conditions":[{"type":"Ready","status":"True"},{"type":"ContainersReady","status":"True"}]}}`
