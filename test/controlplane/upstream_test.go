@@ -25,7 +25,7 @@ import (
 func TestKnownBugsOfKubernetes(t *testing.T) {
 	w := needsWorld(t)
 	w.controller(t, nil)
-	for name, scenario := range map[string]func(context.Context, *testing.T){
+	for name, scenario := range map[string]func(*testing.T){
 		"pods that are gone leave room":                         w.podsThatAreGoneLeaveRoom,
 		"pods that have ended cost nothing":                     w.podsThatHaveEndedCostNothing,
 		"pods that have ended cost nothing whoever they are of": w.podsThatHaveEndedCostNothingWhoeverTheyAreOf,
@@ -36,7 +36,7 @@ func TestKnownBugsOfKubernetes(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel() // they wait, most of the time
-			scenario(context.Background(), t)
+			scenario(t)
 		})
 	}
 }
@@ -87,8 +87,9 @@ func (w *world) users(ctx context.Context, ns string) ([]string, error) {
 
 // Pods come and go for as long as the group lives: those that are gone must not
 // take the room of those that come (kubernetes/kubernetes#136406).
-func (w *world) podsThatAreGoneLeaveRoom(ctx context.Context, t *testing.T) {
+func (w *world) podsThatAreGoneLeaveRoom(t *testing.T) {
 	t.Helper()
+	ctx := context.Background()
 	ns := w.namespace(t, "room")
 	if _, err := w.group(ctx, ns, "group"); err != nil {
 		t.Fatal(err)
@@ -109,8 +110,9 @@ func (w *world) podsThatAreGoneLeaveRoom(ctx context.Context, t *testing.T) {
 
 // A pod that has ended and is still there makes the resource claim controller
 // reserve its claim, and take that back, for ever (kubernetes/kubernetes#141274).
-func (w *world) podsThatHaveEndedCostNothing(ctx context.Context, t *testing.T) {
+func (w *world) podsThatHaveEndedCostNothing(t *testing.T) {
 	t.Helper()
+	ctx := context.Background()
 	ns := w.namespace(t, "ended")
 	pg, err := w.group(ctx, ns, "group")
 	if err != nil {
@@ -141,8 +143,9 @@ func (w *world) podsThatHaveEndedCostNothing(ctx context.Context, t *testing.T) 
 }
 
 // The same for a claim that any object holds, whose pods are in no group.
-func (w *world) podsThatHaveEndedCostAHeldClaimNothing(ctx context.Context, t *testing.T) {
+func (w *world) podsThatHaveEndedCostAHeldClaimNothing(t *testing.T) {
 	t.Helper()
+	ctx := context.Background()
 	ns := w.namespace(t, "held")
 	holder := w.job(ctx, t, ns)
 	claim, pod := w.heldClaim(ctx, t, ns, "batch/jobs/train")
@@ -179,8 +182,9 @@ func (w *world) podsThatHaveEndedCostAHeldClaimNothing(ctx context.Context, t *t
 
 // The same for a claim by name that two groups and a pod of none share: none of
 // them looks after its own pods only, also not when one of the groups goes.
-func (w *world) podsThatHaveEndedCostNothingWhoeverTheyAreOf(ctx context.Context, t *testing.T) {
+func (w *world) podsThatHaveEndedCostNothingWhoeverTheyAreOf(t *testing.T) {
 	t.Helper()
+	ctx := context.Background()
 	ns := w.namespace(t, "shared")
 	if err := w.client.Create(ctx, fabricClaim(ns, "team")); err != nil {
 		t.Fatal(err)
@@ -255,8 +259,9 @@ func (w *world) podsThatHaveEndedCostNothingWhoeverTheyAreOf(ctx context.Context
 
 // What keeps pods that have ended quiet goes with their group, also if they end
 // while it does.
-func (w *world) podsThatEndWithTheirGroupKeepNothing(ctx context.Context, t *testing.T) {
+func (w *world) podsThatEndWithTheirGroupKeepNothing(t *testing.T) {
 	t.Helper()
+	ctx := context.Background()
 	ns := w.namespace(t, "together")
 	const groups, each = 30, 3
 	for i := range groups {
@@ -313,8 +318,9 @@ func (w *world) quiet(ctx context.Context, t *testing.T, ns, when string) {
 }
 
 // Many groups in a moment have one claim each (kubernetes/kubernetes#140217).
-func (w *world) eachGroupHasOneClaim(ctx context.Context, t *testing.T) {
+func (w *world) eachGroupHasOneClaim(t *testing.T) {
 	t.Helper()
+	ctx := context.Background()
 	ns := w.namespace(t, "burst")
 	const count = 300
 	if err := sim.Many(count, func(i int) error {
@@ -350,8 +356,9 @@ func (w *world) eachGroupHasOneClaim(ctx context.Context, t *testing.T) {
 
 // The names of several claims are in the status together, and stay
 // (kubernetes/kubernetes#138407).
-func (w *world) theStatusHasAllClaimsAndRests(ctx context.Context, t *testing.T) {
+func (w *world) theStatusHasAllClaimsAndRests(t *testing.T) {
 	t.Helper()
+	ctx := context.Background()
 	ns := w.namespace(t, "several")
 	pg, err := w.group(ctx, ns, "group", scheduling.PodGroupResourceClaim{Name: "second", ResourceClaimTemplateName: ptr.To("fabric")},
 		scheduling.PodGroupResourceClaim{Name: "third", ResourceClaimTemplateName: ptr.To("fabric")})
