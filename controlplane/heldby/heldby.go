@@ -176,21 +176,25 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if owner.UID != "" && claims.HasReservation(&claim, owner.UID) {
 		return r.keep(ctx, &claim, holder)
 	}
-	bound, err := r.bound(ctx, &claim, owner)
+	return r.change(ctx, &claim, holder, owner)
+}
+
+// change makes an owner hold a claim, or lets go of it if that is gone: it has no
+// UID then.
+func (r *Reconciler) change(ctx context.Context, claim *resourceapi.ResourceClaim, holder Holder, owner claims.Owner) (ctrl.Result, error) {
+	bound, err := r.bound(ctx, claim, owner)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	c := change(&claim, owner, bound)
-	if object == nil && c.Empty() {
-		return ctrl.Result{RequeueAfter: askAgain}, r.tell(ctx, &claim, ReasonHolderMissing, fmt.Sprintf("not held by %s: it does not exist in namespace %s", holder, claim.Namespace))
+	c := change(claim, owner, bound)
+	if owner.UID == "" && c.Empty() {
+		return ctrl.Result{RequeueAfter: askAgain}, r.tell(ctx, claim, ReasonHolderMissing, fmt.Sprintf("not held by %s: it does not exist in namespace %s", holder, claim.Namespace))
 	}
-	if err := (claims.Keeper{Client: r.Client}).Change(ctx, &claim, c); err != nil {
-		return ctrl.Result{}, err
+	again := time.Duration(0)
+	if !bound && owner.UID != "" && len(claim.Status.ReservedFor) > 0 {
+		again = bindSoon
 	}
-	if !bound && object != nil && len(claim.Status.ReservedFor) > 0 {
-		return ctrl.Result{RequeueAfter: bindSoon}, nil
-	}
-	return ctrl.Result{}, nil
+	return ctrl.Result{RequeueAfter: again}, claims.Keeper{Client: r.Client}.Change(ctx, claim, c)
 }
 
 // keep tells that a claim is held, and takes care of its pods that have ended.
