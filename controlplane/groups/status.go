@@ -38,11 +38,8 @@ func (r *Reconciler) report(ctx context.Context, g *group) error {
 			continue
 		}
 		statuses = append(statuses, scheduling.PodGroupResourceClaimStatus{Name: e.Name, ResourceClaimName: &first.Name})
-		if !heldFor(first, g.owner) {
-			reserved.Status, reserved.Reason, reserved.Message = metav1.ConditionFalse, "NotAllocated", fmt.Sprintf("claim %s is allocated and held when the first pod of the group gets a node", first.Name)
-			if n := len(first.Status.ReservedFor); n >= resourceapi.ResourceClaimReservedForMaxSize {
-				reserved.Reason, reserved.Message = "NoRoom", fmt.Sprintf("claim %s is reserved for %d: there is no room for the group, which would hold it; delete pods that use it", first.Name, n)
-			}
+		if reason, message := notHeld(first, g.owner); reason != "" {
+			reserved.Status, reserved.Reason, reserved.Message = metav1.ConditionFalse, reason, message
 		}
 	}
 	return r.setStatus(ctx, g, statuses, ready, reserved)
@@ -64,6 +61,18 @@ func (e *entry) otherHolders(owner claims.Owner) (names []string) {
 	}
 	slices.Sort(names)
 	return names
+}
+
+// notHeld says why a claim is not held for the group; nothing if it is.
+func notHeld(claim *resourceapi.ResourceClaim, owner claims.Owner) (reason, message string) {
+	n := len(claim.Status.ReservedFor)
+	switch {
+	case heldFor(claim, owner):
+		return "", ""
+	case n >= resourceapi.ResourceClaimReservedForMaxSize:
+		return "NoRoom", fmt.Sprintf("claim %s is reserved for %d: there is no room for the group, which would hold it; delete pods that use it", claim.Name, n)
+	}
+	return "NotAllocated", fmt.Sprintf("claim %s is allocated and held when the first pod of the group gets a node", claim.Name)
 }
 
 // heldFor tells whether a claim is reserved for the group, by our entry or by
