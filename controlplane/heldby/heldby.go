@@ -163,7 +163,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, claims.Keeper{Client: r.Client}.Change(ctx, &claim, change(&claim, owner, false))
 	case reason != "":
 		message := fmt.Sprintf("not held by %s: %v", holder, err)
-		if Holds(text, claim.Status.ReservedFor) {
+		if holder.in(claim.Status.ReservedFor) {
 			message = fmt.Sprintf("still reserved for %s, and nobody sees whether that is there: %v; or delete the claim", holder, err)
 		}
 		return ctrl.Result{RequeueAfter: askAgain}, r.tell(ctx, &claim, reason, message)
@@ -176,12 +176,12 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if owner.UID != "" && claims.HasReservation(&claim, owner.UID) {
 		return r.keep(ctx, &claim, holder)
 	}
-	return r.change(ctx, &claim, holder, owner)
+	return r.hold(ctx, &claim, holder, owner)
 }
 
-// change makes an owner hold a claim, or lets go of it if that is gone: it has no
+// hold makes an owner hold a claim, or lets go of it if that is gone: it has no
 // UID then.
-func (r *Reconciler) change(ctx context.Context, claim *resourceapi.ResourceClaim, holder Holder, owner claims.Owner) (ctrl.Result, error) {
+func (r *Reconciler) hold(ctx context.Context, claim *resourceapi.ResourceClaim, holder Holder, owner claims.Owner) (ctrl.Result, error) {
 	bound, err := r.bound(ctx, claim, owner)
 	if err != nil {
 		return ctrl.Result{}, err
