@@ -2,6 +2,7 @@ package controlplane
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -10,7 +11,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
@@ -72,8 +72,11 @@ func (w *world) succeed(ctx context.Context, t *testing.T, pod *corev1.Pod) {
 // users of a namespace's one claim are the names of the pods that it is reserved for.
 func (w *world) users(ctx context.Context, ns string) ([]string, error) {
 	claims, err := w.claims(ctx, ns)
-	if err != nil || len(claims) != 1 {
-		return nil, fmt.Errorf("%d claims, %w", len(claims), err)
+	if err == nil && len(claims) != 1 {
+		err = fmt.Errorf("%d claims", len(claims))
+	}
+	if err != nil {
+		return nil, err
 	}
 	var names []string
 	for _, r := range claims[0].Status.ReservedFor {
@@ -231,10 +234,10 @@ func (w *world) podsThatHaveEndedCostNothingWhoeverTheyAreOf(t *testing.T) {
 	}
 	w.eventually(ctx, t, "group a goes", func() error {
 		err := w.client.Get(ctx, client.ObjectKeyFromObject(groups["a"]), groups["a"])
-		if apierrors.IsNotFound(err) {
-			return nil
+		if err == nil {
+			return errors.New("it is there")
 		}
-		return fmt.Errorf("it is there: %w", err)
+		return client.IgnoreNotFound(err)
 	})
 	w.quiet(ctx, t, ns, "one group has gone, and its pods have not")
 	if err := w.client.DeleteAllOf(ctx, &corev1.Pod{}, client.InNamespace(ns)); err != nil {
