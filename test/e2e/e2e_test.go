@@ -97,7 +97,7 @@ func tellOn(t *testing.T, stories string, b *bed.Bed, o bed.Options) {
 		}
 		files = append(files, found...)
 	}
-	testscript.Run(t, testscript.Params{
+	testscript.RunT(narrate(t), testscript.Params{
 		Files:               files,
 		RequireExplicitExec: true,
 		Condition: func(name string) (bool, error) {
@@ -170,9 +170,16 @@ func (s *suite) setup(ctx context.Context, env *testscript.Env) error {
 	if _, err := s.bed.Kubectl(ctx, "create", "namespace", "e2e-"+name); err != nil {
 		return err
 	}
+	n, ok := env.T().(narrator)
+	if !ok {
+		return fmt.Errorf("the stories' T is a %T", env.T())
+	}
 	env.Defer(func() {
+		if n.Failed() {
+			n.Log(state(context.WithoutCancel(ctx), s.bed, "e2e-"+name))
+		}
 		if _, err := s.bed.Kubectl(context.WithoutCancel(ctx), "delete", "namespace", "e2e-"+name, "--wait=false"); err != nil {
-			env.T().Log(err)
+			n.Log(err)
 		}
 	})
 	return nil
