@@ -39,7 +39,7 @@ func (r *Reconciler) admit(ctx context.Context, g *group) error {
 	open.SetLimit(ungatesAtOnce)
 	leaders := g.leaders()
 	for _, pod := range g.pods {
-		if !gated(pod) || pod.DeletionTimestamp != nil || !g.mayPass(pod, leaders) || r.passed.recently(pod.UID) {
+		if !gated(pod) || pod.DeletionTimestamp != nil || !g.mayPass(pod, leaders) || r.passed.has(pod.UID) {
 			continue
 		}
 		open.Go(func() error {
@@ -74,7 +74,7 @@ func (r *recently) add(uid types.UID) {
 	r.at[uid] = now
 }
 
-func (r *recently) recently(uid types.UID) bool {
+func (r *recently) has(uid types.UID) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	at, ok := r.at[uid]

@@ -99,11 +99,11 @@ func TestWhoMayPass(t *testing.T) {
 // What is cached may be behind what was written.
 func TestAGateIsTakenAwayOnce(t *testing.T) {
 	var r recently
-	if r.recently("a") {
+	if r.has("a") {
 		t.Error("it was not yet")
 	}
 	r.add("a")
-	if !r.recently("a") || r.recently("b") {
+	if !r.has("a") || r.has("b") {
 		t.Error("it was")
 	}
 }
