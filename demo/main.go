@@ -130,7 +130,9 @@ type pod struct {
 
 func (d *demo) running(ctx context.Context, pods ...pod) error {
 	for _, p := range pods {
-		if _, err := d.bed.Kubectl(ctx, "wait", "pod/"+p.name, "--for=condition=Ready", "--timeout=30s"); err != nil {
+		// A second or two; the scheduler may count a claim twice and look again
+		// after five minutes (docs/dev/limits.md).
+		if _, err := d.bed.Kubectl(ctx, "wait", "pod/"+p.name, "--for=condition=Ready", "--timeout=360s"); err != nil {
 			why, _ := d.bed.Kubectl(ctx, "describe", "pod", p.name)
 			return fmt.Errorf("%w\n%s", err, why)
 		}

@@ -25,7 +25,10 @@ import (
 // plugin must not end before the new one can do its work, so each answers for
 // itself, on a socket of its own: ports of the node they would have in common.
 const (
-	// Readiness: the kubelet has registered the plugin, and it can attach.
+	// Startup: the kubelet has registered the plugin. Until then it is not asked
+	// whether it lives, so no more than that belongs here.
+	Startup = "started"
+	// Readiness: and it can attach.
 	Readiness = ""
 	// Liveness: hooks reach the plugin.
 	Liveness = "live"
@@ -66,6 +69,8 @@ type health struct {
 func (h *health) Check(ctx context.Context, r *grpc_health_v1.HealthCheckRequest) (*grpc_health_v1.HealthCheckResponse, error) {
 	var err error
 	switch r.Service {
+	case Startup:
+		err = h.started()
 	case Liveness:
 		err = h.servesHooks()
 	case Readiness:
@@ -89,12 +94,16 @@ func (h *health) servesHooks() error {
 	return nil
 }
 
-// ready tells why a pod could not be given its share now; nil if it could.
-func (h *health) ready() error {
+func (h *health) started() error {
 	if !h.registered.Load() {
 		return errors.New("the kubelet has not registered the plugin")
 	}
-	if err := h.servesHooks(); err != nil {
+	return nil
+}
+
+// ready tells why a pod could not be given its share now; nil if it could.
+func (h *health) ready() error {
+	if err := errors.Join(h.started(), h.servesHooks()); err != nil {
 		return err
 	}
 	for _, k := range h.driver.options.Kinds {

@@ -91,7 +91,7 @@ func newCommand() *cobra.Command {
 
 // newProbeCommands are the container's probes.
 func newProbeCommands() (commands []*cobra.Command) {
-	for name, service := range map[string]string{"ready": driver.Readiness, "alive": driver.Liveness} {
+	for name, service := range map[string]string{"started": driver.Startup, "ready": driver.Readiness, "alive": driver.Liveness} {
 		var runDir string
 		c := &cobra.Command{
 			Use:   name,
