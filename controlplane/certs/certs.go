@@ -10,11 +10,13 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"time"
 
 	servertls "github.com/cert-manager/cert-manager/pkg/server/tls"
 	"github.com/cert-manager/cert-manager/pkg/server/tls/authority"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -90,50 +92,65 @@ func (i *injector) start(ctx context.Context) error {
 func (i *injector) inject(ctx context.Context) error {
 	secret, err := i.cluster.CoreV1().Secrets(i.options.Namespace).Get(ctx, i.options.Secret, metav1.GetOptions{})
 	if err != nil {
-		return err
+		return missing(err)
 	}
 	ca := secret.Data["ca.crt"]
 	if len(ca) == 0 {
 		return fmt.Errorf("secret %s/%s has no ca.crt", i.options.Namespace, i.options.Secret)
 	}
+	// Each by itself: one that somebody deleted must not keep another from being
+	// trusted.
 	for _, name := range i.options.Configurations {
-		if err := i.injectInto(ctx, name, ca); err != nil {
-			return err
-		}
+		err = errors.Join(err, i.mutating(ctx, name, ca), i.validating(ctx, name, ca))
 	}
-	return nil
+	return err
 }
 
-func (i *injector) injectInto(ctx context.Context, name string, ca []byte) error {
-	api := i.cluster.AdmissionregistrationV1()
-	mutating, err := api.MutatingWebhookConfigurations().Get(ctx, name, metav1.GetOptions{})
+func (i *injector) mutating(ctx context.Context, name string, ca []byte) error {
+	api := i.cluster.AdmissionregistrationV1().MutatingWebhookConfigurations()
+	configuration, err := api.Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
-		return err
+		return missing(err)
 	}
 	var bundles [][]byte
-	for _, w := range mutating.Webhooks {
+	for _, w := range configuration.Webhooks {
 		bundles = append(bundles, w.ClientConfig.CABundle)
 	}
-	if raw, err := caPatch(bundles, ca); err != nil {
+	return trust(bundles, ca, func(raw []byte) error {
+		_, err := api.Patch(ctx, name, types.JSONPatchType, raw, metav1.PatchOptions{})
 		return err
-	} else if raw != nil {
-		if _, err := api.MutatingWebhookConfigurations().Patch(ctx, name, types.JSONPatchType, raw, metav1.PatchOptions{}); err != nil {
-			return err
-		}
-	}
-	validating, err := api.ValidatingWebhookConfigurations().Get(ctx, name, metav1.GetOptions{})
+	})
+}
+
+func (i *injector) validating(ctx context.Context, name string, ca []byte) error {
+	api := i.cluster.AdmissionregistrationV1().ValidatingWebhookConfigurations()
+	configuration, err := api.Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
-		return err
+		return missing(err)
 	}
-	bundles = nil
-	for _, w := range validating.Webhooks {
+	var bundles [][]byte
+	for _, w := range configuration.Webhooks {
 		bundles = append(bundles, w.ClientConfig.CABundle)
 	}
+	return trust(bundles, ca, func(raw []byte) error {
+		_, err := api.Patch(ctx, name, types.JSONPatchType, raw, metav1.PatchOptions{})
+		return err
+	})
+}
+
+func trust(bundles [][]byte, ca []byte, patch func([]byte) error) error {
 	raw, err := caPatch(bundles, ca)
 	if err != nil || raw == nil {
 		return err
 	}
-	_, err = api.ValidatingWebhookConfigurations().Patch(ctx, name, types.JSONPatchType, raw, metav1.PatchOptions{})
+	return patch(raw)
+}
+
+// missing is for what the chart makes and somebody has deleted.
+func missing(err error) error {
+	if apierrors.IsNotFound(err) {
+		return fmt.Errorf("%w: `helm upgrade` makes it again", err)
+	}
 	return err
 }
 

@@ -179,7 +179,11 @@ func TestReservations(t *testing.T) {
 		want   string // +added -removed !guarded
 	}{
 		{"not allocated", reserved(false, false), []Pod{gated("a")}, false, ""},
-		{"being deleted", reserved(true, true, "a"), []Pod{bound("a")}, false, ""},
+		{"deleted, a pod has it on a node", reserved(true, true, "a", "group"), []Pod{bound("a"), gated("b")}, false, ""},
+		{"deleted, none has it any more", reserved(true, true, "group"), []Pod{gated("b"), gone}, false, "-group!"},
+		{"deleted, one was let in", reserved(true, true, "group", "a"), []Pod{{Name: "a", UID: "a"}}, false, "-group-a!"},
+		{"deleted, held by the cluster", reserved(true, true, "native"), []Pod{stuck}, true, "-native!"},
+		{"deleted, a pod of no group has it", reserved(true, true, "group", "other"), nil, false, "-group!"},
 		{"allocated, no pod bound: the scheduler may give it up", reserved(true, false, "a"), []Pod{{Name: "a", UID: "a"}}, false, ""},
 		{"the first pod is bound", reserved(true, false, "a"), []Pod{bound("a")}, false, "+group"},
 		{"held", reserved(true, false, "a", "group"), []Pod{bound("a")}, false, ""},

@@ -89,8 +89,11 @@ func HasReservation(claim *resourceapi.ResourceClaim, uid types.UID) bool {
 // scheduler has none that fits.
 func Reservation(claim *resourceapi.ResourceClaim, owner Owner, pods []Pod, native bool) Change {
 	var c Change
-	if claim.Status.Allocation == nil || claim.DeletionTimestamp != nil {
+	if claim.Status.Allocation == nil {
 		return c
+	}
+	if claim.DeletionTimestamp != nil {
+		return givenUp(claim, owner, pods)
 	}
 	reserved := map[types.UID]bool{}
 	var cluster []types.UID // Kubernetes' own entry for the group
@@ -142,6 +145,22 @@ func Reservation(claim *resourceapi.ResourceClaim, owner Owner, pods []Pod, nati
 		c.Add = append(c.Add, p.reference())
 	}
 	return c
+}
+
+// givenUp lets go of a claim that somebody deletes while its owner lives, once no
+// pod has it on a node: it would never go, and no pod that comes could use it.
+// Pods that were let in and have no node are reserved for again by the scheduler.
+func givenUp(claim *resourceapi.ResourceClaim, owner Owner, pods []Pod) Change {
+	waiting := map[types.UID]bool{}
+	for _, p := range pods {
+		if p.Bound && !p.Ended {
+			return Change{}
+		}
+		waiting[p.UID] = true
+	}
+	return Change{Guard: true, Remove: EntriesOf(claim, func(r resourceapi.ResourceClaimConsumerReference) bool {
+		return r.UID == owner.UID || Native(r) && r.Name == owner.Name || waiting[r.UID]
+	})}
 }
 
 // EntriesOf are those of a claim's entries that go when certain holders let go of

@@ -64,12 +64,18 @@ func (g *group) running() (names []string) {
 }
 
 func waitsFor(running []string) string {
-	slices.Sort(running)
-	named := strings.Join(running[:min(3, len(running))], ", ")
-	if len(running) > 3 {
-		named += ", ..."
+	return fmt.Sprintf("the PodGroup is being deleted, and goes when its pods have ended or are deleted; %d have not: %s", len(running), listed(running))
+}
+
+// listed are the first names, in their order.
+func listed(names []string) string {
+	const most = 3
+	slices.Sort(names)
+	text := strings.Join(names[:min(most, len(names))], ", ")
+	if len(names) > most {
+		text += ", ..."
 	}
-	return fmt.Sprintf("the PodGroup is being deleted, and goes when its pods have ended or are deleted; %d have not: %s", len(running), named)
+	return text
 }
 
 // release lets a claim go that the PodGroup of that name and UID had.

@@ -38,6 +38,12 @@ func (r *Reconciler) report(ctx context.Context, g *group) error {
 			continue
 		}
 		statuses = append(statuses, scheduling.PodGroupResourceClaimStatus{Name: e.Name, ResourceClaimName: &first.Name})
+		if first.DeletionTimestamp != nil {
+			message := deleted(e, first, g.bound(e))
+			ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, ReasonClaimDeleted, message
+			reserved.Status, reserved.Reason, reserved.Message = metav1.ConditionFalse, ReasonClaimDeleted, message
+			continue
+		}
 		if reason, message := notHeld(first, g.owner); reason != "" {
 			reserved.Status, reserved.Reason, reserved.Message = metav1.ConditionFalse, reason, message
 		}
@@ -47,6 +53,32 @@ func (r *Reconciler) report(ctx context.Context, g *group) error {
 
 // ReasonClaimShared is of a PodGroup whose claim is another's too.
 const ReasonClaimShared = "ClaimShared"
+
+// ReasonClaimDeleted is of a PodGroup whose claim somebody deletes.
+const ReasonClaimDeleted = "ClaimDeleted"
+
+// deleted says what becomes of a claim that was deleted, and of the pods that wait
+// for it. bound are those that have it on a node.
+func deleted(e *entry, claim *resourceapi.ResourceClaim, bound []string) string {
+	then := "it is made anew then"
+	if e.ResourceClaimName != nil {
+		then = "create it anew then"
+	}
+	if len(bound) == 0 {
+		return fmt.Sprintf("claim %s was deleted, and pods that come wait until it has gone: %s", claim.Name, then)
+	}
+	return fmt.Sprintf("claim %s was deleted, and pods that come wait until it has gone: delete those that have it (%s); %s", claim.Name, listed(bound), then)
+}
+
+// bound are the pods that have an entry's first claim on a node.
+func (g *group) bound(e *entry) (names []string) {
+	for _, p := range g.users(e, 0) {
+		if p.Bound && !p.Ended {
+			names = append(names, p.Name)
+		}
+	}
+	return names
+}
 
 // otherHolders are the groups beside the owner that hold a claim which is there
 // by name.

@@ -511,6 +511,19 @@ metadata: {name: surplus}
 spec: {driver: dra-shared.dev, nodeName: n1, pool: {name: n1, generation: 0, resourceSliceCount: 1}}
 `
 
+const idleGroup = `apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata: {name: idle}
+spec: {spec: {devices: {requests: [{name: nic, exactly: {deviceClassName: nic.dra-shared.dev}}]}}}
+---
+apiVersion: scheduling.dra-shared.dev/v1beta1
+kind: PodGroup
+metadata: {name: idle}
+spec:
+  schedulingPolicy: {basic: {}}
+  resourceClaims: [{name: net, resourceClaimTemplateName: idle}]
+`
+
 // uninstall removes the chart with live shares and without.
 func (f *faults) uninstall(ctx context.Context, t *testing.T) {
 	if err := f.apply(ctx, share("held")); err != nil {
@@ -529,7 +542,12 @@ func (f *faults) uninstall(ctx context.Context, t *testing.T) {
 	if err := uninstall(); err == nil || !strings.Contains(err.Error(), "claims hold shares: default/held (1 in all): delete their pods first") {
 		t.Fatalf("with a live share: %v", err)
 	}
-	// Against that advice the pod runs on, held to its grant.
+	// Against that advice the pod runs on, held to its grant, and groups stay.
+	if err := f.apply(ctx, idleGroup); err != nil {
+		t.Fatal(err)
+	}
+	const groups = "podgroups.scheduling.dra-shared.dev"
+	group := f.kubectl(ctx, t, "get", groups, "idle", "-o", "jsonpath={.metadata.uid}")
 	if err := uninstall("--no-hooks"); err != nil {
 		t.Fatal(err)
 	}
@@ -539,6 +557,10 @@ func (f *faults) uninstall(ctx context.Context, t *testing.T) {
 	if err := f.bed.Install(ctx); err != nil {
 		t.Fatal(err)
 	}
+	if now := f.kubectl(ctx, t, "get", groups, "idle", "-o", "jsonpath={.metadata.uid}{.metadata.deletionTimestamp}"); now != group {
+		t.Errorf("PodGroup %s is %s after the driver went and came back", group, now)
+	}
+	f.kubectl(ctx, t, "delete", groups, "idle", "--timeout=30s")
 	if err := f.gone(ctx, "held"); err != nil {
 		t.Fatal(err)
 	}

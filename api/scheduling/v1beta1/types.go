@@ -75,9 +75,10 @@ const (
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
 // +kubebuilder:resource:shortName=drapg
-// +kubebuilder:printcolumn:name="Claims",type=string,JSONPath=`.status.resourceClaimStatuses[*].resourceClaimName`
+// +kubebuilder:metadata:annotations="helm.sh/resource-policy=keep"
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="ClaimsReady")].status`
 // +kubebuilder:printcolumn:name="Reserved",type=string,JSONPath=`.status.conditions[?(@.type=="Reserved")].status`
+// +kubebuilder:printcolumn:name="Claims",type=string,JSONPath=`.status.resourceClaimStatuses[*].resourceClaimName`
 // +kubebuilder:printcolumn:name="Message",type=string,JSONPath=`.status.conditions[?(@.status=="False")].message`,priority=1
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type PodGroup struct {
