@@ -62,7 +62,7 @@ test-unit: prerequisites ## tables, real netlink in namespaces, the plugin again
 
 test-fuzz: ## each fuzz target for a moment [1 min]
 	@for target in $(FUZZ); do
-	  go test -run '^$$' -fuzz "^$${target#*:}$$" -fuzztime 4s ./$${target%%:*}
+	  go test -run '^$$' -fuzz "^$${target#*:}$$" -fuzztime 30000x ./$${target%%:*}
 	done
 
 e2e: prerequisites cluster-binaries bin/helm $(IMAGES) bin/images/crash.tar bin/nettool bin/dra-conformance ## the stories of test/e2e on real clusters [RUN=name] [10 min]

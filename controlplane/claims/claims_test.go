@@ -179,11 +179,7 @@ func TestReservations(t *testing.T) {
 		want   string // +added -removed !guarded
 	}{
 		{"not allocated", reserved(false, false), []Pod{gated("a")}, false, ""},
-		{"deleted, a pod has it on a node", reserved(true, true, "a", "group"), []Pod{bound("a"), gated("b")}, false, ""},
-		{"deleted, none has it any more", reserved(true, true, "group"), []Pod{gated("b"), gone}, false, "-group!"},
-		{"deleted, one was let in", reserved(true, true, "group", "a"), []Pod{{Name: "a", UID: "a"}}, false, "-group-a!"},
-		{"deleted, held by the cluster", reserved(true, true, "native"), []Pod{stuck}, true, "-native!"},
-		{"deleted, a pod of no group has it", reserved(true, true, "group", "other"), nil, false, "-group!"},
+		{"being deleted", reserved(true, true, "a"), []Pod{bound("a")}, false, ""},
 		{"allocated, no pod bound: the scheduler may give it up", reserved(true, false, "a"), []Pod{{Name: "a", UID: "a"}}, false, ""},
 		{"the first pod is bound", reserved(true, false, "a"), []Pod{bound("a")}, false, "+group"},
 		{"held", reserved(true, false, "a", "group"), []Pod{bound("a")}, false, ""},
@@ -274,6 +270,39 @@ func TestAPatchTouchesWhatItMeansTo(t *testing.T) {
 		got, err := c.Patch(claim)
 		if err != nil || string(got) != want {
 			t.Errorf("got  %s, %v\nwant %s", got, err, want)
+		}
+	}
+}
+
+func TestADeletedClaimIsGivenUp(t *testing.T) {
+	pod := func(name string) Pod { return Pod{Name: name, UID: types.UID(name)} }
+	bound, gated, stuck, gone := pod("a"), pod("a"), pod("a"), pod("a")
+	bound.Bound, gated.Gated, stuck.Unschedulable, gone.Ended = true, true, true, true
+	for _, tc := range []struct {
+		name    string
+		claim   *resourceapi.ResourceClaim
+		pods    []Pod
+		settled bool
+		want    string
+	}{
+		{"a pod has it on a node, by its own entry", reserved(true, true, "a", "group"), []Pod{bound}, true, "group"},
+		{"one was let in, and may be on its way", reserved(true, true, "a", "group"), []Pod{pod("a")}, true, "group"},
+		{"one was let in, and finds it deleted", reserved(true, true, "a", "group"), []Pod{stuck}, true, "a group"},
+		{"it may have found that before", reserved(true, true, "a", "group"), []Pod{stuck}, false, "group"},
+		{"one waits behind the gate", reserved(true, true, "group"), []Pod{gated}, true, "group"},
+		{"a pod of no group has it", reserved(true, true, "group", "other"), nil, true, "group"},
+		{"the cluster holds it for all, one has a node", reserved(true, true, "native"), []Pod{bound, stuck}, true, ""},
+		{"the cluster holds it for all, one may be on its way", reserved(true, true, "native"), []Pod{pod("a")}, true, ""},
+		{"the cluster holds it for all, and nobody can use it", reserved(true, true, "native"), []Pod{stuck, gone}, true, "native"},
+		{"the cluster holds it for all, deleted a moment ago", reserved(true, true, "native"), nil, false, ""},
+	} {
+		c := GivenUp(tc.claim, job("group", "group"), tc.settled, tc.pods, "native")
+		var got []string
+		for _, uid := range c.Remove {
+			got = append(got, string(uid))
+		}
+		if strings.Join(got, " ") != tc.want || !c.Guard || len(c.Add) > 0 {
+			t.Errorf("%s: %v goes, want %q", tc.name, got, tc.want)
 		}
 	}
 }

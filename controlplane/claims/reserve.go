@@ -89,11 +89,8 @@ func HasReservation(claim *resourceapi.ResourceClaim, uid types.UID) bool {
 // scheduler has none that fits.
 func Reservation(claim *resourceapi.ResourceClaim, owner Owner, pods []Pod, native bool) Change {
 	var c Change
-	if claim.Status.Allocation == nil {
+	if claim.Status.Allocation == nil || claim.DeletionTimestamp != nil {
 		return c
-	}
-	if claim.DeletionTimestamp != nil {
-		return givenUp(claim, owner, pods)
 	}
 	reserved := map[types.UID]bool{}
 	var cluster []types.UID // Kubernetes' own entry for the group
@@ -147,20 +144,24 @@ func Reservation(claim *resourceapi.ResourceClaim, owner Owner, pods []Pod, nati
 	return c
 }
 
-// givenUp lets go of a claim that somebody deletes while its owner lives, once no
-// pod has it on a node: it would never go, and no pod that comes could use it.
-// Pods that were let in and have no node are reserved for again by the scheduler.
-func givenUp(claim *resourceapi.ResourceClaim, owner Owner, pods []Pod) Change {
-	waiting := map[types.UID]bool{}
+// GivenUp says how the reservations of a claim must change that somebody deletes
+// while its owner lives: no pod that comes can use it, and it must be able to go.
+// The owner lets go at once if the pods that have the claim hold it by entries of
+// their own. Entries of pods that wait, or for all pods together, may go only when
+// nobody can be on the way to a node any more: settled tells so of pods, as they
+// are now and not as a cache has them.
+func GivenUp(claim *resourceapi.ResourceClaim, owner Owner, settled bool, pods []Pod, native ...types.UID) Change {
+	going := map[types.UID]bool{owner.UID: true}
+	alone := settled // nobody has it on a node, or may come to have it
 	for _, p := range pods {
-		if p.Bound && !p.Ended {
-			return Change{}
-		}
-		waiting[p.UID] = true
+		waits := !p.Bound && (p.Gated || p.Unschedulable)
+		going[p.UID] = settled && !p.Ended && waits
+		alone = alone && (p.Ended || waits)
 	}
-	return Change{Guard: true, Remove: EntriesOf(claim, func(r resourceapi.ResourceClaimConsumerReference) bool {
-		return r.UID == owner.UID || Native(r) && r.Name == owner.Name || waiting[r.UID]
-	})}
+	for _, uid := range native {
+		going[uid] = alone
+	}
+	return Change{Guard: true, Remove: EntriesOf(claim, func(r resourceapi.ResourceClaimConsumerReference) bool { return going[r.UID] })}
 }
 
 // EntriesOf are those of a claim's entries that go when certain holders let go of
