@@ -58,8 +58,7 @@ func (p *Pods) Handle(ctx context.Context, req admission.Request) admission.Resp
 		if err := json.Unmarshal(req.OldObject.Raw, &old); err != nil {
 			return admission.Errored(http.StatusBadRequest, err)
 		}
-		restore(&old, &pod)
-		return patch(before, &pod, nil)
+		return patch(before, &pod, restore(&old, &pod))
 	}
 	warnings := misspelt(&pod)
 	pg, more, err := p.group(ctx, &pod, string(req.UID))

@@ -132,11 +132,17 @@ func described(entries []scheduling.PodGroupResourceClaim) string {
 // restore gives an update of a pod back what admission had made of it: whoever
 // applies its manifest again has the references to templates in it, and a pod's
 // claims do not change.
-func restore(old, pod *corev1.Pod) {
+func restore(old, pod *corev1.Pod) (warnings []string) {
 	if uid, ours := old.Labels[scheduling.GroupUIDLabel]; ours {
 		pod.Labels, pod.Annotations = writable(pod.Labels), writable(pod.Annotations)
 		pod.Labels[scheduling.GroupUIDLabel] = uid
-		pod.Annotations[scheduling.GroupAnnotation] = old.Annotations[scheduling.GroupAnnotation]
+		if name, ok := old.Annotations[scheduling.GroupAnnotation]; ok {
+			// Who names the group by the field has not written the annotation.
+			if now, written := pod.Annotations[scheduling.GroupAnnotation]; now != name && (written || pod.Spec.SchedulingGroup == nil) {
+				warnings = append(warnings, fmt.Sprintf("the pod stays in PodGroup %s: a pod is in a group from its creation on", name))
+			}
+			pod.Annotations[scheduling.GroupAnnotation] = name
+		}
 		for i := range pod.Spec.ResourceClaims {
 			for _, was := range old.Spec.ResourceClaims {
 				if c := &pod.Spec.ResourceClaims[i]; c.Name == was.Name && was.ResourceClaimName != nil && c.ResourceClaimTemplateName != nil {
@@ -154,6 +160,7 @@ func restore(old, pod *corev1.Pod) {
 			c.Resources.Claims = slices.Clone(o.Resources.Claims)
 		}
 	}
+	return warnings
 }
 
 // containers of a pod that can have claims, by name.

@@ -275,34 +275,24 @@ func TestAPatchTouchesWhatItMeansTo(t *testing.T) {
 }
 
 func TestADeletedClaimIsGivenUp(t *testing.T) {
-	pod := func(name string) Pod { return Pod{Name: name, UID: types.UID(name)} }
-	bound, gated, stuck, gone := pod("a"), pod("a"), pod("a"), pod("a")
-	bound.Bound, gated.Gated, stuck.Unschedulable, gone.Ended = true, true, true, true
 	for _, tc := range []struct {
-		name    string
 		claim   *resourceapi.ResourceClaim
-		pods    []Pod
-		settled bool
+		waiting []types.UID
 		want    string
 	}{
-		{"a pod has it on a node, by its own entry", reserved(true, true, "a", "group"), []Pod{bound}, true, "group"},
-		{"one was let in, and may be on its way", reserved(true, true, "a", "group"), []Pod{pod("a")}, true, "group"},
-		{"one was let in, and finds it deleted", reserved(true, true, "a", "group"), []Pod{stuck}, true, "a group"},
-		{"it may have found that before", reserved(true, true, "a", "group"), []Pod{stuck}, false, "group"},
-		{"one waits behind the gate", reserved(true, true, "group"), []Pod{gated}, true, "group"},
-		{"a pod of no group has it", reserved(true, true, "group", "other"), nil, true, "group"},
-		{"the cluster holds it for all, one has a node", reserved(true, true, "native"), []Pod{bound, stuck}, true, ""},
-		{"the cluster holds it for all, one may be on its way", reserved(true, true, "native"), []Pod{pod("a")}, true, ""},
-		{"the cluster holds it for all, and nobody can use it", reserved(true, true, "native"), []Pod{stuck, gone}, true, "native"},
-		{"the cluster holds it for all, deleted a moment ago", reserved(true, true, "native"), nil, false, ""},
+		{reserved(true, true, "a", "group"), nil, "group"},
+		{reserved(true, true, "a", "group"), []types.UID{"a", "b"}, "a group"},
+		{reserved(true, true, "group", "other"), []types.UID{"a"}, "group"},
+		{reserved(true, true, "native"), nil, ""},
+		{reserved(true, true, "native"), []types.UID{"native"}, "native"},
 	} {
-		c := GivenUp(tc.claim, job("group", "group"), tc.settled, tc.pods, "native")
+		c := GivenUp(tc.claim, job("group", "group"), tc.waiting...)
 		var got []string
 		for _, uid := range c.Remove {
 			got = append(got, string(uid))
 		}
 		if strings.Join(got, " ") != tc.want || !c.Guard || len(c.Add) > 0 {
-			t.Errorf("%s: %v goes, want %q", tc.name, got, tc.want)
+			t.Errorf("%v, %v wait: %v goes, want %q", tc.claim.Status.ReservedFor, tc.waiting, got, tc.want)
 		}
 	}
 }

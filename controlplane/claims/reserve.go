@@ -146,22 +146,13 @@ func Reservation(claim *resourceapi.ResourceClaim, owner Owner, pods []Pod, nati
 
 // GivenUp says how the reservations of a claim must change that somebody deletes
 // while its owner lives: no pod that comes can use it, and it must be able to go.
-// The owner lets go at once if the pods that have the claim hold it by entries of
-// their own. Entries of pods that wait, or for all pods together, may go only when
-// nobody can be on the way to a node any more: settled tells so of pods, as they
-// are now and not as a cache has them.
-func GivenUp(claim *resourceapi.ResourceClaim, owner Owner, settled bool, pods []Pod, native ...types.UID) Change {
-	going := map[types.UID]bool{owner.UID: true}
-	alone := settled // nobody has it on a node, or may come to have it
-	for _, p := range pods {
-		waits := !p.Bound && (p.Gated || p.Unschedulable)
-		going[p.UID] = settled && !p.Ended && waits
-		alone = alone && (p.Ended || waits)
-	}
-	for _, uid := range native {
-		going[uid] = alone
-	}
-	return Change{Guard: true, Remove: EntriesOf(claim, func(r resourceapi.ResourceClaimConsumerReference) bool { return going[r.UID] })}
+// The owner lets go at once: the pods that have it hold it by entries of their own.
+// With it go those of pods that wait for it, and those for all of the owner's pods
+// together, which are given only if all wait.
+func GivenUp(claim *resourceapi.ResourceClaim, owner Owner, waiting ...types.UID) Change {
+	return Change{Guard: true, Remove: EntriesOf(claim, func(r resourceapi.ResourceClaimConsumerReference) bool {
+		return r.UID == owner.UID || slices.Contains(waiting, r.UID)
+	})}
 }
 
 // EntriesOf are those of a claim's entries that go when certain holders let go of

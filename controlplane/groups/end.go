@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 
-	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -27,15 +26,11 @@ func (r *Reconciler) end(ctx context.Context, g *group) error {
 	running := g.running()
 	if len(running) == 0 {
 		// One that was admitted just before may not be in the cache yet.
-		var pods corev1.PodList
-		if err := r.Live.List(ctx, &pods, client.InNamespace(g.Namespace), client.MatchingLabels{scheduling.GroupUIDLabel: string(g.UID)}); err != nil {
+		pods, err := r.livePods(ctx, g)
+		if err != nil {
 			return err
 		}
-		for i := range pods.Items {
-			if !ended(&pods.Items[i]) {
-				running = append(running, pods.Items[i].Name)
-			}
-		}
+		running = (&group{pods: pods}).running()
 	}
 	if len(running) > 0 {
 		return errors.Join(r.serve(ctx, g), r.setStatus(ctx, g, g.Status.ResourceClaimStatuses, metav1.Condition{Type: scheduling.ConditionClaimsReady, Status: metav1.ConditionFalse,

@@ -26,7 +26,7 @@ func (r *Reconciler) generate(ctx context.Context, g *group) (err error) {
 		}
 		for n, claim := range e.shards {
 			// One that is wanted again while it goes is made anew when it has gone.
-			if !slices.Contains(e.wanted, n) || n > 0 && claim.DeletionTimestamp != nil {
+			if !slices.Contains(e.wanted, n) {
 				err = errors.Join(err, keeper.Delete(ctx, claim), keeper.Change(ctx, claim, claims.Released(claim, g.UID, false)))
 				delete(e.shards, n)
 			}
@@ -43,8 +43,8 @@ func (r *Reconciler) generateShard(ctx context.Context, keeper claims.Keeper, g 
 	claim := claims.Generate(g.owner, e.Name, n, e.template)
 	if n > 0 {
 		first := e.shards[0]
-		if first == nil || first.Status.Allocation == nil {
-			return nil // its devices are not known yet; the event will come
+		if first == nil || first.Status.Allocation == nil || first.DeletionTimestamp != nil {
+			return nil // its devices are not known yet, or not for long; the event will come
 		}
 		var err error
 		if claim, err = claims.GenerateShard(g.owner, e.Name, n, e.template, first, r.Driver); err != nil {

@@ -97,10 +97,15 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		}
 	}
 	err = errors.Join(r.serve(ctx, g), r.report(ctx, g))
-	if err == nil && slices.ContainsFunc(g.entries, func(e *entry) bool { return e.problem != nil }) {
+	switch {
+	case err != nil:
+		return ctrl.Result{}, err
+	case g.deletes():
+		return ctrl.Result{RequeueAfter: settling}, nil
+	case slices.ContainsFunc(g.entries, func(e *entry) bool { return e.problem != nil }):
 		return ctrl.Result{RequeueAfter: askAgain}, nil
 	}
-	return ctrl.Result{}, err
+	return ctrl.Result{}, nil
 }
 
 // askAgain is for problems whose end no event tells of: a quota, a name that

@@ -17,18 +17,27 @@ func (r *Reconciler) reserve(ctx context.Context, g *group) (err error) {
 	keeper := claims.Keeper{Client: r.Client}
 	for _, e := range g.entries {
 		for n, claim := range e.shards {
-			users := g.users(e, n)
-			change := claims.Reservation(claim, g.owner, users, r.Mode == mode.Native)
-			if change.Empty() || len(claim.Status.ReservedFor) >= resourceapi.ResourceClaimReservedForMaxSize {
-				first, problem := r.leftovers(ctx, g, e, claim, users)
-				if err = errors.Join(err, problem); !first.Empty() {
-					change = first // it may make room for the other
-				}
-			}
-			err = errors.Join(err, keeper.Change(ctx, claim, change))
+			change, problem := r.change(ctx, g, e, n, claim)
+			err = errors.Join(err, problem, keeper.Change(ctx, claim, change))
 		}
 	}
 	return err
+}
+
+func (r *Reconciler) change(ctx context.Context, g *group, e *entry, n int, claim *resourceapi.ResourceClaim) (claims.Change, error) {
+	if claim.DeletionTimestamp != nil {
+		return r.giveUp(ctx, g, e, n, claim)
+	}
+	users := g.users(e, n)
+	change := claims.Reservation(claim, g.owner, users, r.Mode == mode.Native)
+	if !change.Empty() && len(claim.Status.ReservedFor) < resourceapi.ResourceClaimReservedForMaxSize {
+		return change, nil
+	}
+	first, err := r.leftovers(ctx, g, e, claim, users)
+	if !first.Empty() {
+		return first, err // it may make room for the other
+	}
+	return change, err
 }
 
 // leftovers are changes for pods that use the claim no more.

@@ -38,8 +38,7 @@ func (r *Reconciler) report(ctx context.Context, g *group) error {
 			continue
 		}
 		statuses = append(statuses, scheduling.PodGroupResourceClaimStatus{Name: e.Name, ResourceClaimName: &first.Name})
-		if first.DeletionTimestamp != nil {
-			message := deleted(e, first, g.bound(e))
+		if message := g.deleted(e); message != "" {
 			ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, ReasonClaimDeleted, message
 			reserved.Status, reserved.Reason, reserved.Message = metav1.ConditionFalse, ReasonClaimDeleted, message
 			continue
@@ -57,27 +56,38 @@ const ReasonClaimShared = "ClaimShared"
 // ReasonClaimDeleted is of a PodGroup whose claim somebody deletes.
 const ReasonClaimDeleted = "ClaimDeleted"
 
-// deleted says what becomes of a claim that was deleted, and of the pods that wait
-// for it. bound are those that have it on a node.
-func deleted(e *entry, claim *resourceapi.ResourceClaim, bound []string) string {
+// deleted says what becomes of claims that were deleted, and of the pods that wait
+// for them; nothing if none was.
+func (g *group) deleted(e *entry) string {
+	var going []string
+	for _, claim := range e.shards {
+		if claim.DeletionTimestamp != nil {
+			going = append(going, claim.Name)
+		}
+	}
+	if len(going) == 0 {
+		return ""
+	}
 	then := "it is made anew then"
 	if e.ResourceClaimName != nil {
 		then = "create it anew then"
 	}
-	if len(bound) == 0 {
-		return fmt.Sprintf("claim %s was deleted, and pods that come wait until it has gone: %s", claim.Name, then)
-	}
-	return fmt.Sprintf("claim %s was deleted, and pods that come wait until it has gone: delete those that have it (%s); %s", claim.Name, listed(bound), then)
-}
-
-// bound are the pods that have an entry's first claim on a node.
-func (g *group) bound(e *entry) (names []string) {
-	for _, p := range g.users(e, 0) {
-		if p.Bound && !p.Ended {
-			names = append(names, p.Name)
+	message := "claim " + listed(going) + " was deleted, and pods that come wait until it has gone; " + then
+	var pods []string
+	for n := range e.shards {
+		for _, p := range g.users(e, n) {
+			if p.Bound && !p.Ended {
+				pods = append(pods, p.Name)
+			}
 		}
 	}
-	return names
+	if others := e.otherHolders(g.owner); len(others) > 0 {
+		message += "; PodGroup " + strings.Join(others, ", ") + " holds it too"
+	}
+	if len(pods) > 0 {
+		message += fmt.Sprintf("; delete the pods of the group that have it, %d: %s", len(pods), listed(pods))
+	}
+	return message
 }
 
 // otherHolders are the groups beside the owner that hold a claim which is there

@@ -85,6 +85,87 @@ func TestAThousandPodsOfOneGroup(t *testing.T) {
 	w.nothingLeft(ctx, t, ns)
 }
 
+// Somebody deletes the first claim of a group that has further ones: those are on
+// its device and do not count, so it stays until their pods have gone.
+func TestTheFirstClaimIsDeletedUnderFurtherOnes(t *testing.T) {
+	w := needsWorld(t)
+	if w.native {
+		t.Skip("one claim serves all pods")
+	}
+	ctx := context.Background()
+	w.controller(t, nil)
+	ns := w.namespace(t, "first")
+	pg, err := w.group(ctx, ns, "big")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const pods = 300
+	if err := sim.Many(pods, func(i int) error { return w.client.Create(ctx, w.pod(ns, "big", i)) }); err != nil {
+		t.Fatal(err)
+	}
+	w.within(ctx, t, 2*time.Minute, "pods run", func() error {
+		running, _, err := w.running(ctx, ns)
+		if err == nil && running != pods {
+			err = fmt.Errorf("%d of %d pods run", running, pods)
+		}
+		return err
+	})
+	var first resourceapi.ResourceClaim
+	var list corev1.PodList
+	if err := w.client.List(ctx, &list, client.InNamespace(ns)); err != nil {
+		t.Fatal(err)
+	}
+	claims, err := w.claims(ctx, ns)
+	if err != nil || len(claims) < 2 {
+		t.Fatalf("%d claims, %v", len(claims), err)
+	}
+	for _, c := range claims {
+		if q := c.Status.Allocation.Devices.Results[0].ConsumedCapacity["groups"]; !q.IsZero() {
+			first = c
+		}
+	}
+	if err := w.client.Delete(ctx, &first); err != nil {
+		t.Fatal(err)
+	}
+	remove := func(of func(claim string) bool) {
+		t.Helper()
+		for i := range list.Items {
+			if of(*list.Items[i].Spec.ResourceClaims[0].ResourceClaimName) {
+				if err := w.client.Delete(ctx, &list.Items[i]); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	remove(func(claim string) bool { return claim == first.Name })
+	w.within(ctx, t, time.Minute, "only the group holds the first claim", func() error {
+		var now resourceapi.ResourceClaim
+		if err := w.client.Get(ctx, client.ObjectKeyFromObject(&first), &now); err != nil {
+			return err
+		}
+		if now.UID != first.UID || now.Status.Allocation == nil {
+			t.Fatalf("the first claim was given up: %v", now.Status)
+		}
+		if r := now.Status.ReservedFor; len(r) != 1 || r[0].UID != pg.UID {
+			return fmt.Errorf("it is reserved for %d", len(r))
+		}
+		return nil
+	})
+	remove(func(claim string) bool { return claim != first.Name })
+	w.within(ctx, t, time.Minute, "it goes", func() error {
+		var now resourceapi.ResourceClaim
+		err := w.client.Get(ctx, client.ObjectKeyFromObject(&first), &now)
+		if err == nil && now.UID == first.UID {
+			err = fmt.Errorf("it is there, reserved for %d", len(now.Status.ReservedFor))
+		}
+		return client.IgnoreNotFound(err)
+	})
+	if err := w.client.Delete(ctx, pg); err != nil {
+		t.Fatal(err)
+	}
+	w.nothingLeft(ctx, t, ns)
+}
+
 // checkOneDevice checks that all claims of a namespace are on one device, that one
 // of them counts, and that no more pods are in one than there is room for. It
 // returns how many there are.

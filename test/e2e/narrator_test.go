@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
 
@@ -44,7 +45,7 @@ func (n narrator) Run(name string, f func(testscript.T)) {
 // Verbose implements testscript.T: headings do.
 func (n narrator) Verbose() bool { return false }
 
-// Log implements testscript.T. It is called once for each story, at its end.
+// Log implements testscript.T, which calls it at the end of a story.
 func (n narrator) Log(args ...any) {
 	n.Helper()
 	n.T.Log(args...)
@@ -68,12 +69,15 @@ func tail(text string, lines int) string {
 
 // state is what one asks for first where a story failed.
 func state(ctx context.Context, b *bed.Bed, namespace string) string {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
 	var s strings.Builder
 	for _, q := range []struct {
 		lines int
 		args  string
 	}{
-		{15, "get pods -A -o wide"},
+		{15, "get pods,resourceclaims,podgroups.scheduling.dra-shared.dev -n " + namespace},
+		{5, "get pods -n dra-shared-system"},
 		{15, "get events --sort-by=.metadata.creationTimestamp -n " + namespace},
 		{10, "get events --sort-by=.metadata.creationTimestamp -n dra-shared-system"},
 		{15, "logs daemonset/dra-shared-plugin -n dra-shared-system"},
