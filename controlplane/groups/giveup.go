@@ -33,10 +33,19 @@ func (r *Reconciler) giveUp(ctx context.Context, g *group, e *entry, n int, clai
 	if claim.Status.Allocation == nil || n == 0 && len(e.shards) > 1 {
 		return claims.Change{}, nil
 	}
+	change, err := r.givenUp(ctx, g, g.pods, e, claim)
+	if err != nil || change.Empty() {
+		return change, err
+	}
+	// The cache may not know yet that a pod has a node.
 	pods, err := r.livePods(ctx, g)
 	if err != nil {
 		return claims.Change{}, err
 	}
+	return r.givenUp(ctx, g, pods, e, claim)
+}
+
+func (r *Reconciler) givenUp(ctx context.Context, g *group, pods []*corev1.Pod, e *entry, claim *resourceapi.ResourceClaim) (claims.Change, error) {
 	var waiting []types.UID
 	all := true
 	for _, pod := range pods {

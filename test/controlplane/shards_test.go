@@ -35,13 +35,7 @@ func TestAThousandPodsOfOneGroup(t *testing.T) {
 		if err := sim.Many(to-from, func(i int) error { return w.client.Create(ctx, w.pod(ns, "big", from+i)) }); err != nil {
 			t.Fatal(err)
 		}
-		w.within(ctx, t, 3*time.Minute, "pods run", func() error {
-			running, _, err := w.running(ctx, ns)
-			if err == nil && running != to {
-				err = fmt.Errorf("%d of %d pods run", running, to)
-			}
-			return err
-		})
+		w.allRun(ctx, t, ns, to)
 	}
 	grow(0, 1000)
 	t.Logf("1000 pods run after %s", time.Since(start).Round(100*time.Millisecond))
@@ -87,6 +81,17 @@ func TestAThousandPodsOfOneGroup(t *testing.T) {
 	w.nothingLeft(ctx, t, ns)
 }
 
+func (w *world) allRun(ctx context.Context, t *testing.T, ns string, pods int) {
+	t.Helper()
+	w.within(ctx, t, 3*time.Minute, "pods run", func() error {
+		running, _, err := w.running(ctx, ns)
+		if err == nil && running != pods {
+			err = fmt.Errorf("%d of %d pods run", running, pods)
+		}
+		return err
+	})
+}
+
 // Somebody deletes the first claim of a group that has further ones: those are on
 // its device and do not count, so it stays until their pods have gone.
 func TestTheFirstClaimIsDeletedUnderFurtherOnes(t *testing.T) {
@@ -105,13 +110,7 @@ func TestTheFirstClaimIsDeletedUnderFurtherOnes(t *testing.T) {
 	if err := sim.Many(pods, func(i int) error { return w.client.Create(ctx, w.pod(ns, "big", i)) }); err != nil {
 		t.Fatal(err)
 	}
-	w.within(ctx, t, 2*time.Minute, "pods run", func() error {
-		running, _, err := w.running(ctx, ns)
-		if err == nil && running != pods {
-			err = fmt.Errorf("%d of %d pods run", running, pods)
-		}
-		return err
-	})
+	w.allRun(ctx, t, ns, pods)
 	var first resourceapi.ResourceClaim
 	var list corev1.PodList
 	if err := w.client.List(ctx, &list, client.InNamespace(ns)); err != nil {
