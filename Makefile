@@ -15,7 +15,7 @@ NAMESPACE := dra-shared-system
 CHART := deployments/helm/dra-driver-shared
 IMAGES := bin/images/dra-driver-shared.tar bin/images/nettool.tar
 STATIC := CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags "-s -w"
-FUZZ := accel:FuzzFind controlplane/claims:FuzzName controlplane/heldby:FuzzParse api/v1alpha1:FuzzParameters api/config/v1alpha1:FuzzLoad attach:FuzzRecordPath attach:FuzzHookState attach:FuzzRequest attach:FuzzRecord driver/record:FuzzUID driver/record:FuzzClaim
+FUZZ := accel:FuzzFind controlplane/claims:FuzzName controlplane/reservedfor:FuzzParse api/v1alpha1:FuzzParameters api/config/v1alpha1:FuzzLoad attach:FuzzRecordPath attach:FuzzHookState attach:FuzzRequest attach:FuzzRecord driver/record:FuzzUID driver/record:FuzzClaim
 CRD_TYPES := ./api/scheduling/...
 DOCKERFILE := awk -f deployments/image/dockerfile.awk deployments/image/contents.txt
 GO_FILES := $(shell find . -name '*.go' -not -path './.cluster*' -o -name '*.o' -path './netdev/*') go.mod go.sum
@@ -54,10 +54,10 @@ test: lint generate-check test-unit test-fuzz chart-check test-controlplane e2e 
 	@echo "test: all passed"
 
 test-unit: prerequisites ## tables, real netlink in namespaces, the plugin against a fake kubelet, killed at every step, under load [8 min]
-	@go test -timeout 10m $$(go list ./... | grep -v -e /netdev/classify -e /test/survive)
+	@go test -timeout 10m $$(go list ./... | grep -v -e /netdev/classify -e /test/crash)
 	# What is measured is measured alone.
 	go test -timeout 10m ./netdev/classify
-	go test -timeout 15m ./test/survive
+	go test -timeout 15m ./test/crash
 	cd test/cluster && go vet ./... && go test ./...
 
 test-fuzz: ## each fuzz target for a moment [1 min]

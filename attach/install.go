@@ -11,14 +11,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/dra-shared/dra-driver-shared/internal/failpoint"
 	"github.com/dra-shared/dra-driver-shared/internal/files"
-	"github.com/dra-shared/dra-driver-shared/internal/step"
 )
 
 // Install copies the hook to a directory of the node and returns its path
 // there, which names its content: a version that runs, or that a container's
 // CDI spec names, is never overwritten.
-func Install(source, dir string, seam step.Seam) (string, error) {
+func Install(source, dir string, failpoints failpoint.Injector) (string, error) {
 	content, err := os.ReadFile(source)
 	if err != nil {
 		return "", fmt.Errorf("read the hook: %w", err)
@@ -39,7 +39,7 @@ func Install(source, dir string, seam step.Seam) (string, error) {
 	} else if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return "", err
 	}
-	if err := files.Replace(seam, "hook", path, content, files.Options{Mode: 0o755, Durable: true}); err != nil {
+	if err := files.Replace(failpoints, "hook", path, content, files.Options{Mode: 0o755, Durable: true}); err != nil {
 		return "", fmt.Errorf("install the hook: %w", err)
 	}
 	return path, nil

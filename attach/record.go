@@ -10,8 +10,8 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/dra-shared/dra-driver-shared/internal/failpoint"
 	"github.com/dra-shared/dra-driver-shared/internal/files"
-	"github.com/dra-shared/dra-driver-shared/internal/step"
 )
 
 // RecordVersion of Record.
@@ -68,9 +68,9 @@ type Record struct {
 // Records is the directory of attach records. Of a share in a namespace there
 // is one at the most.
 type Records struct {
-	dir    string
-	bootID string
-	seam   step.Seam
+	dir        string
+	bootID     string
+	failpoints failpoint.Injector
 }
 
 // AnyBoot is for who looks at the link itself before believing a record.
@@ -78,8 +78,8 @@ const AnyBoot = ""
 
 // OpenRecords returns the attach records below a plugin's run directory.
 // bootID goes into what is written; records of another boot do not exist.
-func OpenRecords(runDir, bootID string, seam step.Seam) *Records {
-	return &Records{dir: filepath.Join(runDir, "attached"), bootID: bootID, seam: seam}
+func OpenRecords(runDir, bootID string, failpoints failpoint.Injector) *Records {
+	return &Records{dir: filepath.Join(runDir, "attached"), bootID: bootID, failpoints: failpoints}
 }
 
 // path begins with the claim, so that its records are found without reading
@@ -110,7 +110,7 @@ func (s *Records) Write(r Record) error {
 	if err != nil {
 		return err
 	}
-	return files.Replace(s.seam, "attach record", path, raw, files.Options{Mode: 0o600})
+	return files.Replace(s.failpoints, "attach record", path, raw, files.Options{Mode: 0o600})
 }
 
 // Read returns the record of a share in a namespace, an error that is
@@ -196,7 +196,7 @@ func (s *Records) SetCorruptAside() (found error, err error) {
 	for _, path := range paths {
 		if _, readErr := s.read(path); readErr != nil && !errors.Is(readErr, os.ErrNotExist) {
 			found = errors.Join(found, readErr)
-			err = errors.Join(err, s.seam.Do("set attach record aside", func() error { return os.Rename(path, path+asideSuffix) }))
+			err = errors.Join(err, s.failpoints.Do("set attach record aside", func() error { return os.Rename(path, path+asideSuffix) }))
 		}
 	}
 	return found, err
@@ -217,14 +217,14 @@ func (s *Records) Aside() (claimUIDs map[string]string, err error) {
 func (s *Records) RemoveClaim(claimUID string) error {
 	paths, err := filepath.Glob(filepath.Join(s.dir, pathElement(claimUID)+"_*"))
 	for _, path := range paths {
-		err = errors.Join(err, files.Remove(s.seam, "attach record", path, false))
+		err = errors.Join(err, files.Remove(s.failpoints, "attach record", path, false))
 	}
 	return err
 }
 
 // RemoveOfOtherBoots removes records that were written before the node booted.
 func (s *Records) RemoveOfOtherBoots() (removed int, failed error) {
-	any := &Records{dir: s.dir, seam: s.seam, bootID: AnyBoot}
+	any := &Records{dir: s.dir, failpoints: s.failpoints, bootID: AnyBoot}
 	all, err := any.List()
 	for _, r := range all {
 		if r.BootID == s.bootID {
@@ -238,5 +238,5 @@ func (s *Records) RemoveOfOtherBoots() (removed int, failed error) {
 
 // Remove removes a record. It is no error if there is none.
 func (s *Records) Remove(r Record) error {
-	return files.Remove(s.seam, "attach record", s.path(r.ClaimUID, r.Share, r.Namespace), false)
+	return files.Remove(s.failpoints, "attach record", s.path(r.ClaimUID, r.Share, r.Namespace), false)
 }

@@ -20,8 +20,8 @@ import (
 	"tags.cncf.io/container-device-interface/pkg/parser"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
+	"github.com/dra-shared/dra-driver-shared/internal/failpoint"
 	"github.com/dra-shared/dra-driver-shared/internal/files"
-	"github.com/dra-shared/dra-driver-shared/internal/step"
 )
 
 // Device is one share as a container sees it.
@@ -64,21 +64,21 @@ type Hook struct {
 
 // Specs is the directory of spec files that the runtime reads.
 type Specs struct {
-	dir    string
-	files  string
-	driver string
-	seam   step.Seam
+	dir        string
+	files      string
+	driver     string
+	failpoints failpoint.Injector
 }
 
 // New returns the specs of a driver in a directory; what they mount is in
 // another.
-func New(dir, filesDir, driver string, seam step.Seam) (*Specs, error) {
+func New(dir, filesDir, driver string, failpoints failpoint.Injector) (*Specs, error) {
 	for _, d := range []string{dir, filesDir} {
 		if err := os.MkdirAll(d, 0o755); err != nil {
 			return nil, fmt.Errorf("open CDI directory: %w", err)
 		}
 	}
-	return &Specs{dir: dir, files: filesDir, driver: driver, seam: seam}, nil
+	return &Specs{dir: dir, files: filesDir, driver: driver, failpoints: failpoints}, nil
 }
 
 // class of our devices, in CDI's sense.
@@ -112,9 +112,9 @@ func (s *Specs) Write(claimUID string, devices []Device) error {
 	for _, d := range devices {
 		for i, f := range d.Files {
 			path := s.file(claimUID, d, i)
-			err := s.seam.Do("make directory of files", func() error { return os.MkdirAll(filepath.Dir(path), 0o755) })
+			err := s.failpoints.Do("make directory of files", func() error { return os.MkdirAll(filepath.Dir(path), 0o755) })
 			if err == nil {
-				err = files.Rewrite(s.seam, "file", path, []byte(f.Content), files.Options{Mode: 0o644})
+				err = files.Rewrite(s.failpoints, "file", path, []byte(f.Content), files.Options{Mode: 0o644})
 			}
 			if err != nil {
 				return fmt.Errorf("write what a CDI device mounts at %s: %w", f.ContainerPath, err)
@@ -144,7 +144,7 @@ func (s *Specs) Write(claimUID string, devices []Device) error {
 	// Not the library's own way to write: on a full disk that leaves its
 	// temporary file behind (v1.1.1).
 	accept := func(path string) error { _, err := cdiapi.ReadSpec(path, 0); return err }
-	if err := files.Replace(s.seam, "CDI spec", s.Path(claimUID), raw, files.Options{Mode: 0o644, Check: accept}); err != nil {
+	if err := files.Replace(s.failpoints, "CDI spec", s.Path(claimUID), raw, files.Options{Mode: 0o644, Check: accept}); err != nil {
 		return fmt.Errorf("write CDI spec of claim %s: %w", claimUID, err)
 	}
 	return nil
@@ -263,14 +263,14 @@ func (s *Specs) Hooks() (map[string]bool, error) {
 // Remove removes a claim's spec, then its files. It is no error if there are
 // none.
 func (s *Specs) Remove(claimUID string) error {
-	if err := files.Remove(s.seam, "CDI spec", s.Path(claimUID), false); err != nil {
+	if err := files.Remove(s.failpoints, "CDI spec", s.Path(claimUID), false); err != nil {
 		return fmt.Errorf("remove CDI spec of claim %s: %w", claimUID, err)
 	}
 	dir := filepath.Join(s.files, claimUID)
 	if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
-	if err := s.seam.Do("remove files", func() error { return os.RemoveAll(dir) }); err != nil {
+	if err := s.failpoints.Do("remove files", func() error { return os.RemoveAll(dir) }); err != nil {
 		return fmt.Errorf("remove the files of claim %s: %w", claimUID, err)
 	}
 	return nil

@@ -35,10 +35,10 @@ import (
 	"github.com/dra-shared/dra-driver-shared/controlplane/certs"
 	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
 	"github.com/dra-shared/dra-driver-shared/controlplane/fabrics"
-	"github.com/dra-shared/dra-driver-shared/controlplane/groups"
-	"github.com/dra-shared/dra-driver-shared/controlplane/heldby"
 	"github.com/dra-shared/dra-driver-shared/controlplane/mode"
+	"github.com/dra-shared/dra-driver-shared/controlplane/podgroups"
 	"github.com/dra-shared/dra-driver-shared/controlplane/report"
+	"github.com/dra-shared/dra-driver-shared/controlplane/reservedfor"
 )
 
 // Options of the controller.
@@ -153,7 +153,7 @@ func addControllers(ctx context.Context, m manager.Manager, cluster kubernetes.I
 	if err != nil {
 		return err
 	}
-	pods := &groups.Reconciler{Client: m.GetClient(), Live: m.GetAPIReader(), Mode: o.Mode, Driver: o.DriverName, Events: events, StaleEntriesStay: stale}
+	pods := &podgroups.Reconciler{Client: m.GetClient(), Live: m.GetAPIReader(), Mode: o.Mode, Driver: o.DriverName, Events: events, StaleEntriesStay: stale}
 	if err := pods.SetupWithManager(ctx, m); err != nil {
 		return err
 	}
@@ -161,7 +161,7 @@ func addControllers(ctx context.Context, m manager.Manager, cluster kubernetes.I
 	if err := reports.SetupWithManager(ctx, m); err != nil {
 		return err
 	}
-	holders := &heldby.Reconciler{Client: m.GetClient(), Cluster: cluster, Driver: o.DriverName, Live: m.GetAPIReader(), Mapper: m.GetRESTMapper(), Events: events, StaleEntriesStay: stale}
+	holders := &reservedfor.Reconciler{Client: m.GetClient(), Cluster: cluster, Driver: o.DriverName, Live: m.GetAPIReader(), Mapper: m.GetRESTMapper(), Events: events, StaleEntriesStay: stale}
 	if err := holders.SetupWithManager(ctx, m); err != nil {
 		return err
 	}

@@ -20,7 +20,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 
-	"github.com/dra-shared/dra-driver-shared/test/bed"
+	"github.com/dra-shared/dra-driver-shared/test/clusterclient"
 )
 
 const (
@@ -39,7 +39,7 @@ func main() {
 }
 
 func run(ctx context.Context) (err error) {
-	b, err := bed.New(".cluster-demo")
+	b, err := clusterclient.New(".cluster-demo")
 	if err != nil {
 		return err
 	}
@@ -56,7 +56,7 @@ func run(ctx context.Context) (err error) {
 		// Also after an interrupt.
 		err = errors.Join(err, b.Down(context.WithoutCancel(ctx)))
 	}()
-	if err := b.Up(ctx, bed.Options{}, os.Stdout); err != nil {
+	if err := b.Up(ctx, clusterclient.Options{}, os.Stdout); err != nil {
 		return err
 	}
 	d := demo{bed: b, out: os.Stdout, color: isTerminal()}
@@ -68,7 +68,7 @@ func run(ctx context.Context) (err error) {
 }
 
 type demo struct {
-	bed    *bed.Bed
+	bed    *clusterclient.Cluster
 	out    io.Writer
 	color  bool
 	server string
@@ -143,13 +143,13 @@ func (d *demo) running(ctx context.Context, pods ...pod) error {
 // measure lets all pods send, then receive, as fast as they can.
 func (d *demo) measure(ctx context.Context, title string, pods []pod) error {
 	d.printf("  %s\n  %s\n", title, d.dim(fmt.Sprintf("%-10s %10s   %-31s %-31s", "pod", "granted", "sends", "receives")))
-	measured := make([]bed.Rates, len(pods))
+	measured := make([]clusterclient.Rates, len(pods))
 	for _, direction := range []string{"send", "receive"} {
 		errs := make([]error, len(pods))
 		var wait sync.WaitGroup
 		for i, p := range pods {
 			wait.Go(func() {
-				var r bed.Rates
+				var r clusterclient.Rates
 				r, errs[i] = d.bed.Measure(ctx, "default/"+p.name, d.server, direction, measureFor)
 				measured[i].Send += r.Send
 				measured[i].Receive += r.Receive
@@ -194,7 +194,7 @@ func (d *demo) latecomer(ctx context.Context) error {
 		return err
 	}
 	var why string
-	err := bed.Eventually(ctx, 20*time.Second, func() error {
+	err := clusterclient.Eventually(ctx, 20*time.Second, func() error {
 		var p corev1.Pod
 		if err := d.bed.Get(ctx, &p, "pod", "latecomer"); err != nil {
 			return err

@@ -51,7 +51,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/cdi"
 	"github.com/dra-shared/dra-driver-shared/driver/lock"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
-	"github.com/dra-shared/dra-driver-shared/internal/step"
+	"github.com/dra-shared/dra-driver-shared/internal/failpoint"
 	"github.com/dra-shared/dra-driver-shared/netdev"
 )
 
@@ -88,8 +88,8 @@ type Options struct {
 	// Watch calls changed for what happens to the node's network, until ctx
 	// ends; the first call says Everything. See netdev.Node.Watch.
 	Watch func(ctx context.Context, changed func(netdev.Change)) error
-	// Seam that changes go through; default none.
-	Seam step.Seam
+	// Failpoints that changes go through; default none.
+	Failpoints failpoint.Injector
 	// Events on pods go here; default nowhere.
 	Events events.EventRecorder
 	// Metrics are registered here; default nowhere.
@@ -150,11 +150,11 @@ func New(o Options) (*Driver, error) {
 		return nil, fmt.Errorf("tell this boot from others: %w", err)
 	}
 	bootID := strings.TrimSpace(string(raw))
-	claims, err := record.NewStore(filepath.Join(o.PluginDir, "claims"), bootID, o.Seam)
+	claims, err := record.NewStore(filepath.Join(o.PluginDir, "claims"), bootID, o.Failpoints)
 	if err != nil {
 		return nil, err
 	}
-	specs, err := cdi.New(o.CDIDir, filepath.Join(o.PluginDir, "files"), o.DriverName, o.Seam)
+	specs, err := cdi.New(o.CDIDir, filepath.Join(o.PluginDir, "files"), o.DriverName, o.Failpoints)
 	if err != nil {
 		return nil, err
 	}
@@ -163,7 +163,7 @@ func New(o Options) (*Driver, error) {
 		return nil, err
 	}
 	d := &Driver{
-		options: o, claims: claims, attachments: attach.OpenRecords(o.RunDir, bootID, o.Seam), specs: specs,
+		options: o, claims: claims, attachments: attach.OpenRecords(o.RunDir, bootID, o.Failpoints), specs: specs,
 		locks: locks, refresh: make(chan struct{}, 1), helping: make(chan struct{}), health: newHealthBoard(),
 	}
 	d.status, d.metrics = newReporter(d), newMetrics(d)

@@ -22,9 +22,9 @@ import (
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"github.com/dra-shared/dra-driver-shared/attach"
+	"github.com/dra-shared/dra-driver-shared/device/attribute"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 	"github.com/dra-shared/dra-driver-shared/internal/files"
-	"github.com/dra-shared/dra-driver-shared/published"
 )
 
 // Device metadata (KEP-5304) is a file per claim and request that containers
@@ -42,7 +42,7 @@ func (d *Driver) metadataOptions() []kubeletplugin.Option {
 		kubeletplugin.CDIDirectory(d.options.CDIDir),
 		kubeletplugin.MetadataFileOps(kubeletplugin.MetadataFileOperations{
 			WriteFile: d.writeMetadata, RemoveAll: d.removeMetadata,
-			Remove: func(path string) error { return files.Remove(d.options.Seam, "metadata CDI spec", path, false) },
+			Remove: func(path string) error { return files.Remove(d.options.Failpoints, "metadata CDI spec", path, false) },
 		}),
 	}
 }
@@ -62,12 +62,12 @@ func (d *Driver) writeMetadata(path string, content []byte, mode os.FileMode) er
 	}
 	defer release()
 	if filepath.Base(path) == metadataFile {
-		return files.Rewrite(d.options.Seam, "metadata", path, content, files.Options{Mode: mode})
+		return files.Rewrite(d.options.Failpoints, "metadata", path, content, files.Options{Mode: mode})
 	}
 	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, content) {
 		return nil
 	}
-	return files.Replace(d.options.Seam, "metadata CDI spec", path, content, files.Options{Mode: mode})
+	return files.Replace(d.options.Failpoints, "metadata CDI spec", path, content, files.Options{Mode: mode})
 }
 
 // metadataSpecOf is the UID of the claim that a metadata CDI spec is of.
@@ -150,7 +150,7 @@ func (d *Driver) removeMetadata(dir string) error {
 	if d.isPreparedAs(filepath.Base(dir)) {
 		return nil
 	}
-	return d.options.Seam.Do("remove metadata", func() error { return os.RemoveAll(dir) })
+	return d.options.Failpoints.Do("remove metadata", func() error { return os.RemoveAll(dir) })
 }
 
 // isPreparedAs tells whether there is a record of a claim NAMESPACE_NAME; also
@@ -165,9 +165,9 @@ func (d *Driver) isPreparedAs(name string) bool {
 // that have no record yet.
 func (d *Driver) metadataOf(ctx context.Context, claim *record.Claim, share record.Share, pending ...attach.Record) *kubeletplugin.DeviceMetadata {
 	m := &kubeletplugin.DeviceMetadata{Attributes: map[string]resourceapi.DeviceAttribute{}}
-	attributes := published.GrantAttributes(share.Capacity)
+	attributes := attribute.Granted(share.Capacity)
 	if share.AdminAccess {
-		attributes = published.Attributes{} // what the allocation says of capacity counts for nothing
+		attributes = attribute.Map{} // what the allocation says of capacity counts for nothing
 	}
 	maps.Copy(attributes, d.attributesOf(share))
 	for name, value := range attributes {
@@ -177,7 +177,7 @@ func (d *Driver) metadataOf(ctx context.Context, claim *record.Claim, share reco
 	return m
 }
 
-func (d *Driver) attributesOf(share record.Share) published.Attributes {
+func (d *Driver) attributesOf(share record.Share) attribute.Map {
 	kind := d.recordedKind(share)
 	if kind == nil {
 		return nil

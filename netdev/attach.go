@@ -90,7 +90,7 @@ func (n *Node) Attach(pod PodNamespace, s LinkSpec) (a Attachment, err error) {
 		return a, fmt.Errorf("link %s vanished from the pod as it was created", a.Name)
 	}
 	a.Index, a.MTU = link.Index, link.MTU
-	if err := n.seam.Do("configure link", func() error { return pod.Socket.Do(configureRequests(a.Index, s)...) }); err != nil {
+	if err := n.failpoints.Do("configure link", func() error { return pod.Socket.Do(configureRequests(a.Index, s)...) }); err != nil {
 		return a, fmt.Errorf("configure %s: %w", a.Name, describe(err, s))
 	}
 	if parent.Enforce && s.Minor != 0 {
@@ -101,7 +101,7 @@ func (n *Node) Attach(pod PodNamespace, s LinkSpec) (a Attachment, err error) {
 			return a, err
 		}
 	}
-	if err := n.seam.Do("bring up link", func() error { return pod.Socket.Do(upRequests(a.Index, s)...) }); err != nil {
+	if err := n.failpoints.Do("bring up link", func() error { return pod.Socket.Do(upRequests(a.Index, s)...) }); err != nil {
 		return a, fmt.Errorf("bring up %s: %w", a.Name, describeUp(err, s))
 	}
 	return a, nil
@@ -118,7 +118,7 @@ func (n *Node) create(pod PodNamespace, s LinkSpec) (string, error) {
 		return "", err
 	}
 	if leftover != nil {
-		if err := n.seam.Do("delete link", func() error { return pod.Socket.Do(deleteRequest(leftover.Index)) }); err != nil {
+		if err := n.failpoints.Do("delete link", func() error { return pod.Socket.Do(deleteRequest(leftover.Index)) }); err != nil {
 			return "", fmt.Errorf("remove %s, left by an earlier attempt: %w", leftover.Name, err)
 		}
 		delete(taken, leftover.Name)
@@ -130,7 +130,7 @@ func (n *Node) create(pod PodNamespace, s LinkSpec) (string, error) {
 	if taken[name] {
 		return "", fmt.Errorf("the pod has an interface %s already: choose another interfaceName", name)
 	}
-	if err := n.seam.Do("create link", func() error { return n.conn.Do(createRequest(s, name, int(pod.File.Fd()))) }); err != nil {
+	if err := n.failpoints.Do("create link", func() error { return n.conn.Do(createRequest(s, name, int(pod.File.Fd()))) }); err != nil {
 		return "", fmt.Errorf("create macvlan %s: %w", name, describeCreate(err, s))
 	}
 	return name, nil
@@ -188,7 +188,7 @@ func (n *Node) deleteLink(a Attachment) error {
 	if err != nil || link == nil || link.HardwareAddr.String() != a.MAC.String() {
 		return err
 	}
-	err = n.seam.Do("delete link", func() error { return n.conn.Do(inNamespace(deleteRequest(link.Index), a.NSID)) })
+	err = n.failpoints.Do("delete link", func() error { return n.conn.Do(inNamespace(deleteRequest(link.Index), a.NSID)) })
 	if err != nil && !isGone(err) {
 		return fmt.Errorf("delete %s from the pod: %w", a.Name, err)
 	}

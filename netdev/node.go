@@ -8,7 +8,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/dra-shared/dra-driver-shared/internal/step"
+	"github.com/dra-shared/dra-driver-shared/internal/failpoint"
 	"github.com/dra-shared/dra-driver-shared/netdev/classify"
 	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
 	"github.com/dra-shared/dra-driver-shared/netdev/shape"
@@ -17,13 +17,13 @@ import (
 // Node is the node's side of the network: the NICs that are handed to us and
 // what is needed to work on them. It is safe for concurrent use.
 type Node struct {
-	conn   *rtnl.Conn
-	shaper *shape.HTB
-	cookie uint64 // of the node's network namespace
-	port   uint32 // of conn: events of our own doing bear it
-	bpffs  string
-	keys   []classify.Key
-	seam   step.Seam
+	conn       *rtnl.Conn
+	shaper     *shape.HTB
+	cookie     uint64 // of the node's network namespace
+	port       uint32 // of conn: events of our own doing bear it
+	bpffs      string
+	keys       []classify.Key
+	failpoints failpoint.Injector
 
 	mu         sync.Mutex
 	classifier *classify.Classifier // opened with the first NIC that is enforced
@@ -57,8 +57,8 @@ type Options struct {
 	BPFFS string
 	// Keys restricts what senders are told apart by; default all, strongest first.
 	Keys []classify.Key
-	// Seam that changes go through; default none.
-	Seam step.Seam
+	// Failpoints that changes go through; default none.
+	Failpoints failpoint.Injector
 }
 
 // NewNode returns the network of the caller's network namespace.
@@ -78,7 +78,7 @@ func NewNode(o Options) (*Node, error) {
 	if o.BPFFS == "" {
 		o.BPFFS = "/sys/fs/bpf"
 	}
-	return &Node{conn: conn, shaper: shape.New(conn, o.Seam), cookie: cookie, port: port, bpffs: o.BPFFS, keys: o.Keys, seam: o.Seam, managed: map[int]managed{}}, nil
+	return &Node{conn: conn, shaper: shape.New(conn, o.Failpoints), cookie: cookie, port: port, bpffs: o.BPFFS, keys: o.Keys, failpoints: o.Failpoints, managed: map[int]managed{}}, nil
 }
 
 // Close releases what the Node holds open. Links, queues and classes stay.
@@ -119,7 +119,7 @@ func (n *Node) Manage(p Parent) (changed bool, err error) {
 		return changed, err
 	}
 	if n.classifier == nil {
-		if n.classifier, err = classify.Open(n.bpffs, n.seam, n.keys...); err != nil {
+		if n.classifier, err = classify.Open(n.bpffs, n.failpoints, n.keys...); err != nil {
 			return false, err
 		}
 	}
@@ -175,7 +175,7 @@ func (n *Node) leave(name string, index int) (found bool, err error) {
 		}
 		return true, errors.Join(err, n.shaper.RemoveIFB(name))
 	}
-	classified, detachErr := classify.Detach(index, n.seam)
+	classified, detachErr := classify.Detach(index, n.failpoints)
 	owned, ownedErr := shape.Owned(index)
 	if err = errors.Join(err, detachErr, ownedErr); !owned {
 		return classified, err
@@ -191,7 +191,7 @@ func (n *Node) leave(name string, index int) (found bool, err error) {
 func (n *Node) Unpin() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return classify.Unpin(n.bpffs, n.seam)
+	return classify.Unpin(n.bpffs, n.failpoints)
 }
 
 // ErrNotManaged means that the NIC was not handed to us, or is gone.

@@ -141,5 +141,5 @@ func (n *Node) RemoveIFB(name string) error {
 	if err != nil {
 		return err
 	}
-	return n.seam.Do("remove IFB", func() error { return netlink.LinkDel(link) })
+	return n.failpoints.Do("remove IFB", func() error { return netlink.LinkDel(link) })
 }

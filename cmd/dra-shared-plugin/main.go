@@ -32,7 +32,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/driver/accelerator"
 	"github.com/dra-shared/dra-driver-shared/driver/fabric"
 	"github.com/dra-shared/dra-driver-shared/driver/nic"
-	"github.com/dra-shared/dra-driver-shared/internal/step/httpstep"
+	"github.com/dra-shared/dra-driver-shared/internal/failpoint/httpfailpoint"
 	"github.com/dra-shared/dra-driver-shared/netdev"
 )
 
@@ -131,8 +131,8 @@ func (f flags) run(ctx context.Context) error {
 	// The API server's priority and fairness is what limits us; client-go's
 	// default of 5 requests per second would delay status by seconds.
 	rest.QPS, rest.Burst = 50, 100
-	f.Seam = newSeam(f.RunDir)
-	rest.Wrap(httpstep.Transport(f.Seam))
+	f.Failpoints = newFailpoints(f.RunDir)
+	rest.Wrap(httpfailpoint.Transport(f.Failpoints))
 	if f.Client, err = kubernetes.NewForConfig(rest); err != nil {
 		return err
 	}
@@ -150,10 +150,10 @@ func (f flags) run(ctx context.Context) error {
 	if f.hookDir == "" {
 		f.hookDir = filepath.Join(f.PluginDir, "hook")
 	}
-	if f.Hook, err = attach.Install(f.hookSource, f.hookDir, f.Seam); err != nil {
+	if f.Hook, err = attach.Install(f.hookSource, f.hookDir, f.Failpoints); err != nil {
 		return err
 	}
-	node, err := netdev.NewNode(netdev.Options{BPFFS: f.bpffs, Seam: f.Seam})
+	node, err := netdev.NewNode(netdev.Options{BPFFS: f.bpffs, Failpoints: f.Failpoints})
 	if err != nil {
 		return err
 	}

@@ -29,8 +29,8 @@ import (
 	"github.com/dra-shared/dra-driver-shared/api"
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
-	"github.com/dra-shared/dra-driver-shared/controlplane/groups"
 	"github.com/dra-shared/dra-driver-shared/controlplane/mode"
+	"github.com/dra-shared/dra-driver-shared/controlplane/podgroups"
 )
 
 // Pods is the webhook for pods.
@@ -168,14 +168,14 @@ func (p *Pods) shard(ctx context.Context, pg *scheduling.PodGroup, entry, reques
 	if err != nil || spec == nil || !claims.Spans(spec, p.Driver) {
 		return noShard, err
 	}
-	return p.Shards.next(pg.Namespace, request, func(n int) string { return claims.Name(groups.Owner(pg), entry, n) })
+	return p.Shards.next(pg.Namespace, request, func(n int) string { return claims.Name(podgroups.Owner(pg), entry, n) })
 }
 
 // specOf is what the claim of a group's entry asks for: the claim's own, as long
 // as there is none its template's.
 func (p *Pods) specOf(ctx context.Context, pg *scheduling.PodGroup, entry string) (*resourceapi.ResourceClaimSpec, error) {
 	var claim resourceapi.ResourceClaim
-	err := p.Client.Get(ctx, types.NamespacedName{Namespace: pg.Namespace, Name: claims.Name(groups.Owner(pg), entry, 0)}, &claim)
+	err := p.Client.Get(ctx, types.NamespacedName{Namespace: pg.Namespace, Name: claims.Name(podgroups.Owner(pg), entry, 0)}, &claim)
 	if err == nil || !apierrors.IsNotFound(err) {
 		return &claim.Spec, err
 	}

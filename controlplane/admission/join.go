@@ -11,7 +11,7 @@ import (
 
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
-	"github.com/dra-shared/dra-driver-shared/controlplane/groups"
+	"github.com/dra-shared/dra-driver-shared/controlplane/podgroups"
 )
 
 // joining makes a pod one of a group.
@@ -47,7 +47,7 @@ func (j *joining) join(pod *corev1.Pod) (warnings []string, err error) {
 		if n != noShard {
 			waits = true
 		}
-		c.ResourceClaimTemplateName, c.ResourceClaimName = nil, ptr.To(claims.Name(groups.Owner(j.group), entry.Name, max(n, 0)))
+		c.ResourceClaimTemplateName, c.ResourceClaimName = nil, ptr.To(claims.Name(podgroups.Owner(j.group), entry.Name, max(n, 0)))
 	}
 	if shared == 0 && len(warnings) == 0 {
 		warnings = append(warnings, fmt.Sprintf("the pod shares no claim with PodGroup %q, which has %s: name one in spec.resourceClaims as the PodGroup does", j.group.Name, described(j.group.Spec.ResourceClaims)))
@@ -102,7 +102,7 @@ func (j *joining) match(c *corev1.PodResourceClaim) (*scheduling.PodGroupResourc
 // one that runs has the generated claim's name.
 func (j *joining) same(e *scheduling.PodGroupResourceClaim, c *corev1.PodResourceClaim) bool {
 	if c.ResourceClaimName != nil && e.ResourceClaimTemplateName != nil {
-		_, ours := claims.Shard(groups.Owner(j.group), e.Name, *c.ResourceClaimName)
+		_, ours := claims.Shard(podgroups.Owner(j.group), e.Name, *c.ResourceClaimName)
 		return ours
 	}
 	return ptr.Equal(e.ResourceClaimName, c.ResourceClaimName) && ptr.Equal(e.ResourceClaimTemplateName, c.ResourceClaimTemplateName)

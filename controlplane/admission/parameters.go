@@ -14,7 +14,7 @@ import (
 
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
-	"github.com/dra-shared/dra-driver-shared/controlplane/heldby"
+	"github.com/dra-shared/dra-driver-shared/controlplane/reservedfor"
 )
 
 // Parameters is the webhook for the driver's parameters in claims, templates and
@@ -43,7 +43,7 @@ type configured struct {
 // checkHolder keeps the name of who holds a claim while it does.
 func checkHolder(old, now *configured) field.ErrorList {
 	before, after := old.Metadata.Annotations[scheduling.ReservedForAnnotation], now.Metadata.Annotations[scheduling.ReservedForAnnotation]
-	if before == after || !heldby.Holds(before, old.Status.ReservedFor) {
+	if before == after || !reservedfor.Holds(before, old.Status.ReservedFor) {
 		return nil
 	}
 	return field.ErrorList{field.Forbidden(field.NewPath("metadata", "annotations").Key(scheduling.ReservedForAnnotation),
@@ -72,7 +72,7 @@ func (p *Parameters) Handle(_ context.Context, req admission.Request) admission.
 
 func (p *Parameters) check(o *configured) (errs field.ErrorList) {
 	if value, ok := o.Metadata.Annotations[scheduling.ReservedForAnnotation]; ok {
-		if _, err := heldby.Parse(value); err != nil {
+		if _, err := reservedfor.Parse(value); err != nil {
 			errs = append(errs, field.Invalid(field.NewPath("metadata", "annotations").Key(scheduling.ReservedForAnnotation), value, err.Error()))
 		}
 	}

@@ -9,7 +9,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
-	"github.com/dra-shared/dra-driver-shared/published"
+	"github.com/dra-shared/dra-driver-shared/device/fabricpool"
 )
 
 // MaxShards of an entry.
@@ -30,7 +30,7 @@ func Shard(owner Owner, entry, name string) (int, bool) {
 // pods are on many nodes, so that there may be more of them than one claim can
 // be reserved for.
 func Spans(spec *resourceapi.ResourceClaimSpec, driver string) bool {
-	class := published.KindFabric + "." + driver
+	class := fabricpool.Kind + "." + driver
 	return slices.ContainsFunc(spec.Devices.Requests, func(r resourceapi.DeviceRequest) bool {
 		return r.Exactly != nil && r.Exactly.DeviceClassName == class ||
 			slices.ContainsFunc(r.FirstAvailable, func(s resourceapi.DeviceSubRequest) bool { return s.DeviceClassName == class })
@@ -47,7 +47,7 @@ func GenerateShard(owner Owner, entry string, shard int, template *resourceapi.R
 		return nil, fmt.Errorf("claim %s is not allocated yet", first.Name)
 	}
 	for _, result := range first.Status.Allocation.Devices.Results {
-		if result.Driver != driver || !published.IsFabricPool(result.Pool) {
+		if result.Driver != driver || !fabricpool.Is(result.Pool) {
 			return nil, fmt.Errorf("device %s of pool %s, driver %s, is no fabric: at most %d pods can share it", result.Device, result.Pool, result.Driver, MaxPods)
 		}
 		if err := pin(&claim.Spec.Devices, result, driver); err != nil {
@@ -82,7 +82,7 @@ func pin(devices *resourceapi.DeviceClaim, result resourceapi.DeviceRequestAlloc
 	}
 	exactly.Capacity = nil
 	for capacity := range result.ConsumedCapacity {
-		if capacity != published.CapacityGroups {
+		if capacity != fabricpool.CapacityGroups {
 			return fmt.Errorf("fabric %s is shared by its capacity %s, and at most %d pods can have one share of it: give the fabric groups instead", result.Device, capacity, MaxPods)
 		}
 		exactly.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{capacity: resource.MustParse("0")}}

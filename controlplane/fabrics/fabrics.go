@@ -18,7 +18,7 @@ import (
 	"k8s.io/klog/v2"
 
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
-	"github.com/dra-shared/dra-driver-shared/published"
+	"github.com/dra-shared/dra-driver-shared/device/fabricpool"
 )
 
 // Publisher keeps the fabrics' ResourceSlices what the configuration says.
@@ -67,9 +67,9 @@ func Resources(fabrics []config.Fabric) resourceslice.DriverResources {
 	pools := map[string]resourceslice.Pool{}
 	for i := range fabrics {
 		f := &fabrics[i]
-		pools[published.FabricPool(f.Name)] = resourceslice.Pool{
+		pools[fabricpool.Name(f.Name)] = resourceslice.Pool{
 			NodeSelector: selector(f.NodeSelector),
-			Slices:       []resourceslice.Slice{{Devices: []resourceapi.Device{published.Fabric(f)}}},
+			Slices:       []resourceslice.Slice{{Devices: []resourceapi.Device{fabricpool.Device(f)}}},
 		}
 	}
 	return resourceslice.DriverResources{Pools: pools}

@@ -31,7 +31,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
-	"github.com/dra-shared/dra-driver-shared/published"
+	"github.com/dra-shared/dra-driver-shared/device/fabricpool"
 )
 
 // FieldManager of what the controller applies; FieldManagerHolders of what it says
@@ -173,7 +173,7 @@ func (r *Reconciler) alone(ctx context.Context, claim *resourceapi.ResourceClaim
 
 func (r *Reconciler) spans(claim *resourceapi.ResourceClaim) bool {
 	return claim.Status.Allocation != nil && slices.ContainsFunc(claim.Status.Allocation.Devices.Results, func(d resourceapi.DeviceRequestAllocationResult) bool {
-		return d.Driver == r.Driver && published.IsFabricPool(d.Pool)
+		return d.Driver == r.Driver && fabricpool.Is(d.Pool)
 	})
 }
 
@@ -235,7 +235,7 @@ func rowsOf(claim *resourceapi.ResourceClaim, s Summary, driver string) (rows []
 		c.Status, c.Reason, c.Message = metav1.ConditionFalse, "NotRunning", fmt.Sprintf("none of %d pods runs with it yet; a pod that cannot says why in its events", s.Pods)
 	}
 	for _, d := range claim.Status.Allocation.Devices.Results {
-		if d.Driver != driver || !published.IsFabricPool(d.Pool) || ptr.Deref(d.AdminAccess, false) {
+		if d.Driver != driver || !fabricpool.Is(d.Pool) || ptr.Deref(d.AdminAccess, false) {
 			continue
 		}
 		rows = append(rows, Row(d, &runtime.RawExtension{Raw: data}, c))

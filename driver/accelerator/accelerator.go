@@ -25,9 +25,10 @@ import (
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
 	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/cdi"
+	"github.com/dra-shared/dra-driver-shared/device/capacity"
+	"github.com/dra-shared/dra-driver-shared/device/containeredits"
 	"github.com/dra-shared/dra-driver-shared/driver"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
-	"github.com/dra-shared/dra-driver-shared/published"
 )
 
 // Name of the kind.
@@ -197,7 +198,7 @@ func (k *Kind) Configure(share record.Share, configurations [][]byte) (json.RawM
 		return nil, errors.New(d.trouble())
 	}
 	if d.group == nil { // who looks after devices sees that this one is gone
-		return json.Marshal(published.AdminEdits(share.Request))
+		return json.Marshal(containeredits.AdminAccess(share.Request))
 	}
 	var merged *params.AcceleratorShare
 	for _, raw := range configurations {
@@ -228,7 +229,7 @@ func (k *Kind) Configure(share record.Share, configurations [][]byte) (json.RawM
 
 // edits puts together what a container with the share finds: pure.
 func (k *Kind) edits(d *device, share record.Share, p *params.AcceleratorShare) (cdi.Edits, error) {
-	variables := published.Variables(d.group.Capacities, granted(d, share))
+	variables := containeredits.TemplateVariables(d.group.Capacities, granted(d, share))
 	maps.Copy(variables, map[string]string{
 		config.VariableShare: share.Name, config.VariableRequest: share.Request, config.VariableDevice: share.Device, config.VariableNode: k.node,
 	})
@@ -243,9 +244,9 @@ func (k *Kind) edits(d *device, share record.Share, p *params.AcceleratorShare) 
 	if err != nil {
 		return cdi.Edits{}, fmt.Errorf("edits of accelerator %q: %w", d.group.Name, err)
 	}
-	edits := published.Edits(expanded, p.Environment, published.GrantVariables(share.Request, granted(d, share)))
+	edits := containeredits.Merge(expanded, p.Environment, containeredits.GrantVariables(share.Request, granted(d, share)))
 	if share.AdminAccess {
-		edits.Env = append(edits.Env, published.AdminEdits(share.Request).Env...)
+		edits.Env = append(edits.Env, containeredits.AdminAccess(share.Request).Env...)
 	}
 	if memory, ok := granted(d, share)[config.CapacityMemory]; ok && d.region != "" && share.ShareID != "" {
 		edits.Hook = dmem.Args(d.region, uint64(memory.Value()))
@@ -288,7 +289,7 @@ func (k *Kind) Admit(share record.Share, others []record.Share) error {
 	// One that was allocated before the device was shared, or by a scheduler
 	// that does not share, is of the whole device too.
 	whole := d.group.Exclusive || share.ShareID == ""
-	return published.Admit(d.name, d.group.Capacities, whole, share.Capacity, taken)
+	return capacity.Admit(d.name, d.group.Capacities, whole, share.Capacity, taken)
 }
 
 // Edits implements driver.Kind.

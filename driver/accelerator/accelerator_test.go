@@ -279,7 +279,7 @@ func TestTheDriverIsTheLastLineOfDefence(t *testing.T) {
 		{"the capacity was lowered below what is granted", `capacity: {memory: 1Gi}`, map[string]string{"memory": "1Gi"}, []map[string]string{{"memory": "4Gi"}}, "of which 4Gi are granted"},
 		{"a capacity that is no longer configured", ``, map[string]string{"memory": "1Gi"}, []map[string]string{{"memory": "400Gi"}}, ""},
 		{"a whole device that is free", `exclusive: true, capacity: {memory: 8Gi}`, nil, nil, ""},
-		{"shared became dedicated: the shares that there are stay, and nothing joins them", `exclusive: true`, nil, []map[string]string{{}}, "the whole device dev-npu0 is wanted, and 1 shares of it are in use"},
+		{"shared became dedicated: the shares that there are stay, and nothing joins them", `exclusive: true`, nil, []map[string]string{{}}, "claim requests the whole device dev-npu0, but 1 shares of it are in use"},
 		{"dedicated became shared before it was prepared", `capacity: {memory: 8Gi}`, nil, nil, ""},
 		{"and others came first", `capacity: {memory: 8Gi}`, nil, []map[string]string{{"memory": "1Gi"}}, "the whole device"},
 	} {

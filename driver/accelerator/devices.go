@@ -14,7 +14,8 @@ import (
 	"github.com/dra-shared/dra-driver-shared/accel"
 	"github.com/dra-shared/dra-driver-shared/accel/dmem"
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
-	"github.com/dra-shared/dra-driver-shared/published"
+	"github.com/dra-shared/dra-driver-shared/device/attribute"
+	"github.com/dra-shared/dra-driver-shared/device/capacity"
 )
 
 // device is an accelerator of a group, as it is published.
@@ -23,7 +24,7 @@ type device struct {
 	name  string
 	group *config.Accelerator // nil: absent since before this plugin started
 	// pci are the standard attributes of a device on PCI.
-	pci published.Attributes
+	pci attribute.Map
 	// region of the device's memory that the kernel can limit; empty: none.
 	region string
 	// absent: the device is gone, shares of it are not.
@@ -48,7 +49,7 @@ func find(host accel.Host, groups []config.Accelerator) (map[string]*device, map
 			return nil, nil, fmt.Errorf("accelerator %q: %w", group.Name, err)
 		}
 		for _, f := range found {
-			d := &device{Device: f, name: deviceName(f), group: group, pci: published.PCI(host.Sys, f.PCIBusID), region: dmem.RegionOf(host.Cgroups, f.PCIBusID)}
+			d := &device{Device: f, name: deviceName(f), group: group, pci: attribute.PCI(host.Sys, f.PCIBusID), region: dmem.RegionOf(host.Cgroups, f.PCIBusID)}
 			switch {
 			case slices.ContainsFunc(identities(f), func(id string) bool { return taken[id] }):
 				continue
@@ -81,9 +82,9 @@ func identities(f accel.Device) []string {
 // order, as far as there is such a thing.
 func deviceName(f accel.Device) string {
 	if f.PCIBusID != "" {
-		return published.PCIName(f.PCIBusID)
+		return attribute.PCIName(f.PCIBusID)
 	}
-	return published.Label(strings.ReplaceAll(f.Nodes[0][1:], "/", ":")) // dev-npu0: no NIC is named so
+	return attribute.Label(strings.ReplaceAll(f.Nodes[0][1:], "/", ":")) // dev-npu0: no NIC is named so
 }
 
 // trouble is why the device does not work, empty if it does.
@@ -96,22 +97,22 @@ func (d *device) trouble() string {
 
 // publish is the device as it stands in a ResourceSlice.
 func (d *device) publish() resourceapi.Device {
-	out := resourceapi.Device{Name: d.name, Attributes: published.Attributes{published.AttributeKind: published.Text(Name)}}
+	out := resourceapi.Device{Name: d.name, Attributes: attribute.Map{attribute.Kind: attribute.Text(Name)}}
 	switch {
 	case d.absent:
-		out.Taints = []resourceapi.DeviceTaint{{Key: published.TaintAbsent, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+		out.Taints = []resourceapi.DeviceTaint{{Key: attribute.TaintAbsent, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
 	case d.group.Exclusive && d.shared:
 		out.Taints = []resourceapi.DeviceTaint{{Key: TaintSharesHeld, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
 	}
 	if !d.group.Exclusive {
 		out.AllowMultipleAllocations = ptr.To(true)
 	}
-	out.Capacity = published.Capacity(d.group.Capacities, d.group.Exclusive)
+	out.Capacity = capacity.Publish(d.group.Capacities, d.group.Exclusive)
 	for name, value := range map[resourceapi.QualifiedName]string{
 		"accelerator": d.group.Name, "vendor": d.Vendor, "device": d.ID, "model": d.Model, "driver": d.Driver,
 	} {
 		if value != "" {
-			out.Attributes[name] = published.Text(fmt.Sprintf("%.64s", value))
+			out.Attributes[name] = attribute.Text(fmt.Sprintf("%.64s", value))
 		}
 	}
 	if v := semantic(d.DriverVersion); v != "" {

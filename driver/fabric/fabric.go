@@ -18,13 +18,15 @@ import (
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
 	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/cdi"
+	"github.com/dra-shared/dra-driver-shared/device/capacity"
+	"github.com/dra-shared/dra-driver-shared/device/containeredits"
+	"github.com/dra-shared/dra-driver-shared/device/fabricpool"
 	"github.com/dra-shared/dra-driver-shared/driver"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
-	"github.com/dra-shared/dra-driver-shared/published"
 )
 
 // Name of the kind.
-const Name = published.KindFabric
+const Name = fabricpool.Kind
 
 // Kind implements driver.Spanning for fabrics.
 type Kind struct {
@@ -41,7 +43,7 @@ func New(c *config.DriverConfig, node string) *Kind { return &Kind{config: c, no
 func (k *Kind) Name() string { return Name }
 
 // Spans implements driver.Spanning.
-func (k *Kind) Spans(pool string) bool { return published.IsFabricPool(pool) }
+func (k *Kind) Spans(pool string) bool { return fabricpool.Is(pool) }
 
 // Refresh implements driver.Kind: fabrics are what the configuration says.
 func (k *Kind) Refresh(context.Context, []record.Share) (driver.Refreshed, error) {
@@ -57,7 +59,7 @@ func (k *Kind) Ready() error { return nil }
 // Devices implements driver.Kind.
 func (k *Kind) Devices() (devices []resourceapi.Device) {
 	for i := range k.config.Fabrics {
-		devices = append(devices, published.Fabric(&k.config.Fabrics[i]))
+		devices = append(devices, fabricpool.Device(&k.config.Fabrics[i]))
 	}
 	return devices
 }
@@ -96,15 +98,15 @@ func (k *Kind) Configure(share record.Share, configurations [][]byte) (json.RawM
 // edits puts together what a container with the share finds: pure.
 func (k *Kind) edits(f *config.Fabric, share record.Share) (cdi.Edits, error) {
 	if share.AdminAccess {
-		return published.AdminEdits(share.Request), nil
+		return containeredits.AdminAccess(share.Request), nil
 	}
 	granted := share.Capacity
 	if share.ShareID == "" {
 		granted = f.Capacity
 	}
 	granted = maps.Clone(granted)
-	delete(granted, published.CapacityGroups) // it counts groups, and is no pod's
-	variables := published.Variables(f.Capacities, granted)
+	delete(granted, fabricpool.CapacityGroups) // it counts groups, and is no pod's
+	variables := containeredits.TemplateVariables(f.Capacities, granted)
 	maps.Copy(variables, map[string]string{
 		config.VariableShare: share.Name, config.VariableRequest: share.Request, config.VariableDevice: share.Device, config.VariableNode: k.node,
 	})
@@ -114,8 +116,8 @@ func (k *Kind) edits(f *config.Fabric, share record.Share) (cdi.Edits, error) {
 	}
 	// Two claims of a container may have requests of one name: by the share.
 	path := "/var/run/dra-shared.dev/" + share.Name + "/membership.json"
-	edits := published.Edits(expanded, published.GrantVariables(share.Request, granted), map[string]string{
-		published.Variable(share.Request, "fabric"): f.Name, published.Variable(share.Request, "membership"): path,
+	edits := containeredits.Merge(expanded, containeredits.GrantVariables(share.Request, granted), map[string]string{
+		containeredits.Variable(share.Request, "fabric"): f.Name, containeredits.Variable(share.Request, "membership"): path,
 	})
 	content, err := json.MarshalIndent(k.membership(f, share, granted), "", "  ")
 	edits.Files = []cdi.File{{ContainerPath: path, Content: string(content) + "\n"}}
@@ -129,7 +131,7 @@ func (k *Kind) membership(f *config.Fabric, share record.Share, granted map[stri
 		if m.Granted == nil {
 			m.Granted = map[string]string{}
 		}
-		m.Granted[name] = published.Decimal(q)
+		m.Granted[name] = capacity.Decimal(q)
 	}
 	return m
 }
@@ -148,7 +150,7 @@ func (k *Kind) Admit(share record.Share, others []record.Share) error {
 	for i, o := range others {
 		taken[i] = o.Capacity
 	}
-	return published.Admit(f.Name, f.Capacities, f.Exclusive || share.ShareID == "", share.Capacity, taken)
+	return capacity.Admit(f.Name, f.Capacities, f.Exclusive || share.ShareID == "", share.Capacity, taken)
 }
 
 // Edits implements driver.Kind.

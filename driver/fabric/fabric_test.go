@@ -9,8 +9,8 @@ import (
 
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/cdi"
+	"github.com/dra-shared/dra-driver-shared/device/fabricpool"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
-	"github.com/dra-shared/dra-driver-shared/published"
 )
 
 func kind(t *testing.T) *Kind {
@@ -34,7 +34,7 @@ fabrics:
 
 func TestWhatANodePreparesOfAFabric(t *testing.T) {
 	k := kind(t)
-	s := record.Share{Name: "c-fabric-1", Kind: Name, Request: "fabric", Pool: published.FabricPool("rack1"), Device: "rack1", ShareID: "1",
+	s := record.Share{Name: "c-fabric-1", Kind: Name, Request: "fabric", Pool: fabricpool.Name("rack1"), Device: "rack1", ShareID: "1",
 		Capacity: map[string]resource.Quantity{"channels": resource.MustParse("4")}}
 	var err error
 	if s.Parameters, err = k.Configure(s, nil); err != nil {

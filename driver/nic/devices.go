@@ -11,8 +11,8 @@ import (
 	"k8s.io/utils/ptr"
 
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/device/attribute"
 	"github.com/dra-shared/dra-driver-shared/netdev"
-	"github.com/dra-shared/dra-driver-shared/published"
 )
 
 // Capacities of a published NIC.
@@ -36,7 +36,7 @@ type device struct {
 	nic     netdev.NIC
 	network *config.Network
 	// pci are the standard attributes of a NIC on PCI.
-	pci     published.Attributes
+	pci     attribute.Map
 	line    uint64 // bits per second
 	reserve uint64 // bits per second, of line
 	// absent: the NIC is gone, shares of it are not.
@@ -161,11 +161,11 @@ func newDevice(n netdev.NIC, network *config.Network) (*device, error) {
 func deviceName(n netdev.NIC) string {
 	switch {
 	case n.PCIBusID != "":
-		return published.PCIName(n.PCIBusID)
+		return attribute.PCIName(n.PCIBusID)
 	case len(n.PermanentMAC) > 0:
-		return "mac-" + published.Label(n.PermanentMAC.String())
+		return "mac-" + attribute.Label(n.PermanentMAC.String())
 	default:
-		return published.Label(n.Name)
+		return attribute.Label(n.Name)
 	}
 }
 
@@ -174,11 +174,11 @@ func (d *device) publish() resourceapi.Device {
 	out := resourceapi.Device{
 		Name:                     d.name,
 		AllowMultipleAllocations: ptr.To(true),
-		Attributes:               published.Attributes{published.AttributeKind: published.Text(Name)},
+		Attributes:               attribute.Map{attribute.Kind: attribute.Text(Name)},
 	}
 	switch {
 	case d.absent:
-		out.Taints = []resourceapi.DeviceTaint{{Key: published.TaintAbsent, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+		out.Taints = []resourceapi.DeviceTaint{{Key: attribute.TaintAbsent, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
 	case d.down && d.network.LinkDown != config.TaintNone:
 		out.Taints = []resourceapi.DeviceTaint{{Key: TaintLinkDown, Effect: resourceapi.DeviceTaintEffect(d.network.LinkDown)}}
 	}
@@ -194,12 +194,12 @@ func (d *device) publish() resourceapi.Device {
 	return out
 }
 
-func (d *device) addAttributes(attributes published.Attributes) {
+func (d *device) addAttributes(attributes attribute.Map) {
 	for name, value := range map[resourceapi.QualifiedName]string{
 		"interfaceName": d.nic.Name, "network": d.network.Name, "mac": d.nic.MAC.String(), "driver": d.nic.Driver,
 	} {
 		if value != "" {
-			attributes[name] = published.Text(value)
+			attributes[name] = attribute.Text(value)
 		}
 	}
 	attributes["mtu"] = resourceapi.DeviceAttribute{IntValue: ptr.To(int64(d.nic.MTU))}

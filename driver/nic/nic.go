@@ -18,11 +18,12 @@ import (
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
 	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/cdi"
+	"github.com/dra-shared/dra-driver-shared/device/attribute"
+	"github.com/dra-shared/dra-driver-shared/device/containeredits"
 	"github.com/dra-shared/dra-driver-shared/driver"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 	"github.com/dra-shared/dra-driver-shared/netdev"
 	"github.com/dra-shared/dra-driver-shared/netdev/shape"
-	"github.com/dra-shared/dra-driver-shared/published"
 )
 
 // Name of the kind.
@@ -66,7 +67,7 @@ func (k *Kind) Refresh(ctx context.Context, shares []record.Share) (driver.Refre
 	problems = append(problems, k.leave(nics, wanted, live)...)
 	next := map[string]*device{}
 	for _, d := range wanted {
-		d.granted, d.pci = live[d.name], published.PCI(k.inventory.Sysfs(), d.nic.PCIBusID)
+		d.granted, d.pci = live[d.name], attribute.PCI(k.inventory.Sysfs(), d.nic.PCIBusID)
 		found.Again = soonest(found.Again, d.settle(k.devices[d.name], time.Now()))
 		changed, err := k.node.Manage(d.parent())
 		if err != nil {
@@ -396,9 +397,9 @@ func text(n uint64) string { return resource.NewQuantity(int64(n), resource.Deci
 // Edits implements driver.Kind.
 func (k *Kind) Edits(share record.Share) (edits cdi.Edits, err error) {
 	if share.AdminAccess {
-		return published.AdminEdits(share.Request), nil // nothing is granted
+		return containeredits.AdminAccess(share.Request), nil // nothing is granted
 	}
 	n, err := granted(share)
-	edits.Env = []string{fmt.Sprintf("%s=%d", published.Variable(share.Request, "bandwidth_bits_per_second"), n)}
+	edits.Env = []string{fmt.Sprintf("%s=%d", containeredits.Variable(share.Request, "bandwidth_bits_per_second"), n)}
 	return edits, err
 }

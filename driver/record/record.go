@@ -23,8 +23,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/dra-shared/dra-driver-shared/internal/failpoint"
 	"github.com/dra-shared/dra-driver-shared/internal/files"
-	"github.com/dra-shared/dra-driver-shared/internal/step"
 )
 
 // Version of the format.
@@ -98,9 +98,9 @@ func (c *Claim) Share(name string) (Share, bool) {
 
 // Store is a directory of records.
 type Store struct {
-	dir    string
-	bootID string
-	seam   step.Seam
+	dir        string
+	bootID     string
+	failpoints failpoint.Injector
 
 	mu     sync.Mutex
 	parsed map[string]parsed // by path
@@ -123,11 +123,11 @@ type fileID struct {
 
 // NewStore opens the directory, creating it if need be. bootID is the kernel's
 // (/proc/sys/kernel/random/boot_id): it goes into what is written.
-func NewStore(dir, bootID string, seam step.Seam) (*Store, error) {
+func NewStore(dir, bootID string, failpoints failpoint.Injector) (*Store, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("open claim records: %w", err)
 	}
-	return &Store{dir: dir, bootID: bootID, seam: seam, parsed: map[string]parsed{}}, nil
+	return &Store{dir: dir, bootID: bootID, failpoints: failpoints, parsed: map[string]parsed{}}, nil
 }
 
 func (s *Store) path(uid types.UID) (string, error) {
@@ -151,7 +151,7 @@ func (s *Store) Put(c *Claim) error {
 	if err != nil {
 		return err
 	}
-	if err := files.Replace(s.seam, "claim record", path, raw, files.Options{Mode: 0o600, Durable: true}); err != nil {
+	if err := files.Replace(s.failpoints, "claim record", path, raw, files.Options{Mode: 0o600, Durable: true}); err != nil {
 		return fmt.Errorf("write record of claim %s/%s: %w", c.Namespace, c.Name, err)
 	}
 	return nil
@@ -242,7 +242,7 @@ func (s *Store) SetAside(uid types.UID) (string, error) {
 }
 
 func (s *Store) setAside(path string) error {
-	return s.seam.Do("set claim record aside", func() error { return os.Rename(path, path+asideSuffix) })
+	return s.failpoints.Do("set claim record aside", func() error { return os.Rename(path, path+asideSuffix) })
 }
 
 // SetCorruptAside sets aside all records that nobody can read, and returns what
@@ -312,5 +312,5 @@ func (s *Store) Delete(uid types.UID) error {
 	if err != nil {
 		return err
 	}
-	return files.Remove(s.seam, "claim record", path, true)
+	return files.Remove(s.failpoints, "claim record", path, true)
 }

@@ -83,7 +83,7 @@ func TestNothingIsHalfWritten(t *testing.T) {
 	}
 	broken := errors.New("broken")
 	for _, at := range []string{"write claim record", "rename claim record"} {
-		s.seam = func(name string, do func() error) error {
+		s.failpoints = func(name string, do func() error) error {
 			if name == at {
 				return broken
 			}

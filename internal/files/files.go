@@ -10,7 +10,7 @@ import (
 	"path/filepath"
 	"syscall"
 
-	"github.com/dra-shared/dra-driver-shared/internal/step"
+	"github.com/dra-shared/dra-driver-shared/internal/failpoint"
 )
 
 // TemporarySuffix is that of files that are being written. One that stays has
@@ -29,14 +29,14 @@ type Options struct {
 }
 
 // Replace writes a file. what names it in steps. One writer at a time.
-func Replace(seam step.Seam, what, path string, content []byte, o Options) error {
+func Replace(failpoints failpoint.Injector, what, path string, content []byte, o Options) error {
 	temporary := path + TemporarySuffix
-	err := seam.Do("write "+what, func() error { return write(temporary, content, o) })
+	err := failpoints.Do("write "+what, func() error { return write(temporary, content, o) })
 	if err == nil && o.Check != nil {
 		err = o.Check(temporary)
 	}
 	if err == nil {
-		err = seam.Do("rename "+what, func() error { return os.Rename(temporary, path) })
+		err = failpoints.Do("rename "+what, func() error { return os.Rename(temporary, path) })
 	}
 	if err != nil {
 		if removeErr := os.Remove(temporary); !errors.Is(removeErr, os.ErrNotExist) {
@@ -67,15 +67,15 @@ func write(path string, content []byte, o Options) error {
 // file itself, not its name. One that has that content already is left alone;
 // one that does not exist is made as by Replace. A crash may leave half of the
 // content.
-func Rewrite(seam step.Seam, what, path string, content []byte, o Options) error {
+func Rewrite(failpoints failpoint.Injector, what, path string, content []byte, o Options) error {
 	old, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {
-		return Replace(seam, what, path, content, o)
+		return Replace(failpoints, what, path, content, o)
 	}
 	if err != nil || bytes.Equal(old, content) {
 		return err
 	}
-	return describe(seam.Do("rewrite "+what, func() error {
+	return describe(failpoints.Do("rewrite "+what, func() error {
 		f, err := os.OpenFile(path, os.O_WRONLY, o.Mode)
 		if err != nil {
 			return err
@@ -90,8 +90,8 @@ func Rewrite(seam step.Seam, what, path string, content []byte, o Options) error
 
 // Remove removes a file, durably if it has to be. It is no error if there is
 // none.
-func Remove(seam step.Seam, what, path string, durable bool) error {
-	err := seam.Do("remove "+what, func() error { return os.Remove(path) })
+func Remove(failpoints failpoint.Injector, what, path string, durable bool) error {
+	err := failpoints.Do("remove "+what, func() error { return os.Remove(path) })
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}

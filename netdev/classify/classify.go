@@ -25,7 +25,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/dra-shared/dra-driver-shared/internal/step"
+	"github.com/dra-shared/dra-driver-shared/internal/failpoint"
 )
 
 //go:generate go tool bpf2go -target bpfel -tags linux bpf bpf/classify.c -- -O2 -Wall -I/usr/include/x86_64-linux-gnu
@@ -51,9 +51,9 @@ const filterPriority = 0xd5a
 // Classifier is the loaded programs and their maps. The maps are pinned:
 // the NICs' programs and a restarted or second plugin work on the same ones.
 type Classifier struct {
-	objects bpfObjects
-	key     Key
-	seam    step.Seam
+	objects    bpfObjects
+	key        Key
+	failpoints failpoint.Injector
 }
 
 // NIC is what the programs know of a parent.
@@ -72,7 +72,7 @@ type NIC struct {
 // Open loads the programs, with the strongest of the keys that the kernel
 // knows, and opens or creates the maps below the BPF file system at bpffs.
 // keys is a preference; empty means all.
-func Open(bpffs string, seam step.Seam, keys ...Key) (*Classifier, error) {
+func Open(bpffs string, failpoints failpoint.Injector, keys ...Key) (*Classifier, error) {
 	if len(keys) == 0 {
 		keys = []Key{KeyCookie, KeyMAC}
 	}
@@ -82,7 +82,7 @@ func Open(bpffs string, seam step.Seam, keys ...Key) (*Classifier, error) {
 	}
 	var failed error
 	for _, key := range keys {
-		c := &Classifier{key: key, seam: seam}
+		c := &Classifier{key: key, failpoints: failpoints}
 		err := c.load(pins)
 		if err == nil {
 			return c, nil
@@ -96,8 +96,8 @@ func pinDir(bpffs string) string { return filepath.Join(bpffs, "dra-shared", pin
 
 // Unpin removes the maps of all releases from the BPF file system. They end
 // with the last program that uses them.
-func Unpin(bpffs string, seam step.Seam) error {
-	return seam.Do("unpin maps", func() error { return os.RemoveAll(filepath.Dir(pinDir(bpffs))) })
+func Unpin(bpffs string, failpoints failpoint.Injector) error {
+	return failpoints.Do("unpin maps", func() error { return os.RemoveAll(filepath.Dir(pinDir(bpffs))) })
 }
 
 func (c *Classifier) load(pins string) error {
@@ -141,12 +141,12 @@ func (c *Classifier) Attach(nic NIC) error {
 	if nic.TrustMAC {
 		value.TrustMac = 1
 	}
-	if err := c.seam.Do("put NIC in map", func() error { return c.objects.DraSharedNics.Put(uint32(nic.Index), value) }); err != nil {
+	if err := c.failpoints.Do("put NIC in map", func() error { return c.objects.DraSharedNics.Put(uint32(nic.Index), value) }); err != nil {
 		return fmt.Errorf("tell the classifier of link %d: %w", nic.Index, err)
 	}
 	clsact := &netlink.GenericQdisc{QdiscType: "clsact", QdiscAttrs: netlink.QdiscAttrs{
 		LinkIndex: nic.Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}}
-	if err := c.seam.Do("add clsact", func() error { return netlink.QdiscAdd(clsact) }); err != nil && !errors.Is(err, unix.EEXIST) {
+	if err := c.failpoints.Do("add clsact", func() error { return netlink.QdiscAdd(clsact) }); err != nil && !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("add clsact to link %d: %w: does the kernel have sch_ingress?", nic.Index, err)
 	}
 	return errors.Join(
@@ -158,7 +158,7 @@ func (c *Classifier) Attach(nic NIC) error {
 func (c *Classifier) attach(index int, hook uint32, program *ebpf.Program) error {
 	filter := filterAt(index, hook)
 	filter.Fd, filter.Name, filter.DirectAction = program.FD(), "dra_shared", true
-	if err := c.seam.Do("attach program", func() error { return netlink.FilterReplace(filter) }); err != nil {
+	if err := c.failpoints.Do("attach program", func() error { return netlink.FilterReplace(filter) }); err != nil {
 		return fmt.Errorf("attach classifier to link %d: %w: does the kernel have cls_bpf?", index, err)
 	}
 	return nil
@@ -222,7 +222,7 @@ func attachedAt(index int, hook uint32, program *ebpf.Program) (bool, error) {
 
 // Detach takes the programs off a NIC, also those of an earlier process. The
 // clsact qdisc stays: others may use it. It reports whether there were any.
-func Detach(index int, seam step.Seam) (found bool, err error) {
+func Detach(index int, failpoints failpoint.Injector) (found bool, err error) {
 	for _, hook := range []uint32{netlink.HANDLE_MIN_EGRESS, netlink.HANDLE_MIN_INGRESS} {
 		there, listErr := attachedAt(index, hook, nil)
 		if listErr != nil || !there {
@@ -230,7 +230,7 @@ func Detach(index int, seam step.Seam) (found bool, err error) {
 			continue
 		}
 		found = true
-		if delErr := seam.Do("detach program", func() error { return netlink.FilterDel(filterAt(index, hook)) }); delErr != nil {
+		if delErr := failpoints.Do("detach program", func() error { return netlink.FilterDel(filterAt(index, hook)) }); delErr != nil {
 			err = errors.Join(err, fmt.Errorf("take the classifier off link %d: %w", index, delErr))
 		}
 	}
@@ -239,7 +239,7 @@ func Detach(index int, seam step.Seam) (found bool, err error) {
 
 // Forget forgets a NIC that is gone, and the programs with it.
 func (c *Classifier) Forget(index int) error {
-	return c.seam.Do("remove NIC from map", func() error { return ignoreMissing(c.objects.DraSharedNics.Delete(uint32(index))) })
+	return c.failpoints.Do("remove NIC from map", func() error { return ignoreMissing(c.objects.DraSharedNics.Delete(uint32(index))) })
 }
 
 // Member is one link of a share.
@@ -256,11 +256,11 @@ type Member struct {
 // Add makes a link's frames queue in class (major<<16 | minor), both ways.
 func (c *Classifier) Add(m Member, class uint32) error {
 	for _, cookie := range c.cookieOf(m.Cookie, m.TrustMAC) {
-		if err := c.seam.Do("put sender in map", func() error { return c.objects.DraSharedTx.Put(sender(m, cookie), class) }); err != nil {
+		if err := c.failpoints.Do("put sender in map", func() error { return c.objects.DraSharedTx.Put(sender(m, cookie), class) }); err != nil {
 			return fmt.Errorf("classify what %s sends: %w", m.MAC, err)
 		}
 	}
-	if err := c.seam.Do("put receiver in map", func() error { return c.objects.DraSharedRx.Put(receiver(m), class) }); err != nil {
+	if err := c.failpoints.Do("put receiver in map", func() error { return c.objects.DraSharedRx.Put(receiver(m), class) }); err != nil {
 		return fmt.Errorf("classify what %s receives: %w", m.MAC, err)
 	}
 	return nil
@@ -270,11 +270,11 @@ func (c *Classifier) Add(m Member, class uint32) error {
 func (c *Classifier) Remove(m Member) error {
 	var failed error
 	for _, cookie := range c.cookieOf(m.Cookie, m.TrustMAC) {
-		failed = errors.Join(failed, c.seam.Do("remove sender from map", func() error {
+		failed = errors.Join(failed, c.failpoints.Do("remove sender from map", func() error {
 			return ignoreMissing(c.objects.DraSharedTx.Delete(sender(m, cookie)))
 		}))
 	}
-	return errors.Join(failed, c.seam.Do("remove receiver from map", func() error {
+	return errors.Join(failed, c.failpoints.Do("remove receiver from map", func() error {
 		return ignoreMissing(c.objects.DraSharedRx.Delete(receiver(m)))
 	}))
 }

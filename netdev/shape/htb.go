@@ -17,7 +17,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"github.com/dra-shared/dra-driver-shared/internal/step"
+	"github.com/dra-shared/dra-driver-shared/internal/failpoint"
 	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
 )
 
@@ -29,12 +29,14 @@ var ErrForeignQdisc = errors.New("root qdisc belongs to somebody else")
 
 // HTB shapes with hierarchical token buckets.
 type HTB struct {
-	conn *rtnl.Conn
-	seam step.Seam
+	conn       *rtnl.Conn
+	failpoints failpoint.Injector
 }
 
 // New returns a shaper that works through conn.
-func New(conn *rtnl.Conn, seam step.Seam) *HTB { return &HTB{conn: conn, seam: seam} }
+func New(conn *rtnl.Conn, failpoints failpoint.Injector) *HTB {
+	return &HTB{conn: conn, failpoints: failpoints}
+}
 
 // Setup puts the queues of a NIC in place, or its rates right if they are
 // there, and returns the index of its IFB device. It replaces a root qdisc
@@ -72,7 +74,7 @@ func (h *HTB) setupDevice(dev int, l Link) error {
 	for _, c := range l.base() {
 		requests = append(requests, classRequests(dev, c)...)
 	}
-	return h.seam.Do("set up queues", func() error { return h.conn.Do(requests...) })
+	return h.failpoints.Do("set up queues", func() error { return h.conn.Do(requests...) })
 }
 
 // Intact tells whether a NIC's queues are as Setup left them: both roots and
@@ -148,7 +150,7 @@ func (h *HTB) ifb(nic string) (int, error) {
 	name := IFBName(nic)
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = name
-	if err := h.seam.Do("add IFB", func() error { return netlink.LinkAdd(&netlink.Ifb{LinkAttrs: attrs}) }); err != nil && !errors.Is(err, unix.EEXIST) {
+	if err := h.failpoints.Do("add IFB", func() error { return netlink.LinkAdd(&netlink.Ifb{LinkAttrs: attrs}) }); err != nil && !errors.Is(err, unix.EEXIST) {
 		return 0, fmt.Errorf("create %s: %w: does the kernel have ifb?", name, err)
 	}
 	link, err := netlink.LinkByName(name)
@@ -158,14 +160,14 @@ func (h *HTB) ifb(nic string) (int, error) {
 	if link.Type() != "ifb" {
 		return 0, fmt.Errorf("link %s is a %s, want an ifb: is the name in use?", name, link.Type())
 	}
-	return link.Attrs().Index, h.seam.Do("bring up IFB", func() error { return netlink.LinkSetUp(link) })
+	return link.Attrs().Index, h.failpoints.Do("bring up IFB", func() error { return netlink.LinkSetUp(link) })
 }
 
 // Teardown removes the queues. The kernel then puts its default back.
 func (h *HTB) Teardown(name string, index int) error {
 	root, failed := rootOf(index)
 	if root != nil && isOurs(root) {
-		failed = h.seam.Do("remove queues", func() error { return netlink.QdiscDel(root) })
+		failed = h.failpoints.Do("remove queues", func() error { return netlink.QdiscDel(root) })
 	}
 	if failed = errors.Join(failed, h.RemoveIFB(name)); failed != nil {
 		return fmt.Errorf("remove queues of %s: %w", name, failed)
@@ -184,7 +186,7 @@ func (h *HTB) RemoveIFB(nic string) error {
 	case link.Type() != "ifb":
 		return nil
 	}
-	return h.seam.Do("remove IFB", func() error { return netlink.LinkDel(link) })
+	return h.failpoints.Do("remove IFB", func() error { return netlink.LinkDel(link) })
 }
 
 // Set creates a share's class on both devices or changes its rates. What is
@@ -192,7 +194,7 @@ func (h *HTB) RemoveIFB(nic string) error {
 func (h *HTB) Set(index, ifb int, l Link, minor uint16, r Rates) error {
 	c := l.share(minor, r)
 	requests := append(classRequests(index, c), classRequests(ifb, c)...)
-	if err := h.seam.Do("set class", func() error { return h.conn.Do(requests...) }); err != nil {
+	if err := h.failpoints.Do("set class", func() error { return h.conn.Do(requests...) }); err != nil {
 		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) {
 			return fmt.Errorf("class %x:%x: %w: the NIC's queues are gone and will be back in a moment: who removed them?", Major, minor, err)
 		}
@@ -207,7 +209,7 @@ func (h *HTB) Remove(index, ifb int, minor uint16) error {
 	for _, dev := range []int{index, ifb} {
 		del := nl.NewNetlinkRequest(unix.RTM_DELTCLASS, 0)
 		del.AddData(&nl.TcMsg{Family: nl.FAMILY_ALL, Ifindex: int32(dev), Handle: netlink.MakeHandle(Major, minor), Parent: netlink.MakeHandle(Major, classRoot)})
-		err := h.seam.Do("remove class", func() error { return h.conn.Do(del) })
+		err := h.failpoints.Do("remove class", func() error { return h.conn.Do(del) })
 		if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENODEV) && !errors.Is(err, unix.EINVAL) {
 			failed = errors.Join(failed, fmt.Errorf("remove class %x:%x: %w", Major, minor, err))
 		}

@@ -31,7 +31,7 @@ func TestKilledBetweenAnyTwoWrites(t *testing.T) {
 	total := int(none.writes.Load())
 	t.Logf("%d writes", total)
 	if total < 6 {
-		t.Fatalf("a life of a group has %d writes: is the seam still where they are?", total)
+		t.Fatalf("a life of a group has %d writes: does the failpoint client still wrap every write?", total)
 	}
 	for n := 1; n <= total; n++ {
 		for _, after := range []bool{false, true} {
@@ -72,7 +72,7 @@ func (d *death) do(what string, write func() error) error {
 	return errDead
 }
 
-// client is one whose writes are the controller's seam.
+// client is one whose writes are the controller's failpoints.
 func (d *death) client(c *rest.Config, o client.Options) (client.Client, error) {
 	inner, err := client.NewWithWatch(c, o)
 	if err != nil {

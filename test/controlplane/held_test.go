@@ -16,7 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
-	"github.com/dra-shared/dra-driver-shared/controlplane/heldby"
+	"github.com/dra-shared/dra-driver-shared/controlplane/reservedfor"
 )
 
 // heldClaim makes a claim with the annotation, and a pod that uses it and runs.
@@ -53,7 +53,7 @@ func (w *world) held(ctx context.Context, claim *resourceapi.ResourceClaim) (con
 		return "", false, err
 	}
 	for _, d := range claim.Status.Devices {
-		if c := meta.FindStatusCondition(d.Conditions, heldby.ConditionHeld); c != nil {
+		if c := meta.FindStatusCondition(d.Conditions, reservedfor.ConditionHeld); c != nil {
 			condition = fmt.Sprint(c.Status, " ", c.Reason, ": ", c.Message)
 		}
 	}

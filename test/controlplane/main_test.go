@@ -19,7 +19,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/dra-shared/dra-driver-shared/test/bed"
+	"github.com/dra-shared/dra-driver-shared/test/clusterclient"
 )
 
 // Environment of the tests.
@@ -46,11 +46,11 @@ func TestMain(m *testing.M) {
 
 // outside starts the control plane, and this program again inside.
 func outside(ctx context.Context) error {
-	b, err := bed.New(strings.TrimRight(".cluster-controlplane-"+os.Getenv(envVersion)+os.Getenv(envGates), "-"))
+	b, err := clusterclient.New(strings.TrimRight(".cluster-controlplane-"+os.Getenv(envVersion)+os.Getenv(envGates), "-"))
 	if err != nil {
 		return err
 	}
-	o := bed.Options{Nodes: bed.None, Kubernetes: os.Getenv(envVersion), Gates: os.Getenv(envGates), Bare: true}
+	o := clusterclient.Options{Nodes: clusterclient.None, Kubernetes: os.Getenv(envVersion), Gates: os.Getenv(envGates), Bare: true}
 	if err := b.Down(ctx); err != nil {
 		return err
 	}

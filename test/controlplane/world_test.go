@@ -23,7 +23,7 @@ import (
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 	"github.com/dra-shared/dra-driver-shared/controlplane"
 	"github.com/dra-shared/dra-driver-shared/controlplane/mode"
-	"github.com/dra-shared/dra-driver-shared/test/bed"
+	"github.com/dra-shared/dra-driver-shared/test/clusterclient"
 	"github.com/dra-shared/dra-driver-shared/test/sim"
 )
 
@@ -38,7 +38,7 @@ const (
 // world is a control plane with simulated nodes and the chart installed; the
 // controller is this process's to run.
 type world struct {
-	bed     *bed.Bed
+	bed     *clusterclient.Cluster
 	config  *rest.Config
 	cluster kubernetes.Interface
 	client  client.Client
@@ -66,7 +66,7 @@ func needsWorld(t *testing.T) *world {
 
 func newWorld() (*world, error) {
 	ctx := context.Background()
-	b, err := bed.New(os.Getenv(envInside))
+	b, err := clusterclient.New(os.Getenv(envInside))
 	if err != nil {
 		return nil, err
 	}
@@ -177,7 +177,7 @@ func (w *world) eventually(ctx context.Context, t *testing.T, what string, check
 
 func (w *world) within(ctx context.Context, t *testing.T, limit time.Duration, what string, check func() error) {
 	t.Helper()
-	if err := bed.Eventually(ctx, limit, check); err != nil {
+	if err := clusterclient.Eventually(ctx, limit, check); err != nil {
 		t.Fatalf("%s: %v", what, err)
 	}
 }

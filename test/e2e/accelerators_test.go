@@ -8,7 +8,7 @@ import (
 	"testing"
 	"testing/fstest"
 
-	"github.com/dra-shared/dra-driver-shared/test/bed"
+	"github.com/dra-shared/dra-driver-shared/test/clusterclient"
 	"github.com/dra-shared/dra-driver-shared/test/tree"
 )
 
@@ -17,14 +17,14 @@ import (
 // nodes are those of drivers that every kernel has, so that they can be opened.
 func TestAccelerators(t *testing.T) {
 	needsCluster(t)
-	b, err := bed.New(".cluster-e2e-accelerators")
+	b, err := clusterclient.New(".cluster-e2e-accelerators")
 	if err != nil {
 		t.Fatal(err)
 	}
 	at := filepath.Join(b.Root, "test/env/accelerators.yaml")
 	machine := filepath.Join(b.Dir, "machine")
 	b.Values = []string{"--values", at, "--set", "plugin.sysfs=" + machine + "/sys", "--set", "plugin.procfs=" + machine + "/proc"}
-	tellOn(t, "testdata/accelerators", b, bed.Options{Nodes: 2, Gates: "all", Before: func(ctx context.Context) error {
+	tellOn(t, "testdata/accelerators", b, clusterclient.Options{Nodes: 2, Gates: "all", Before: func(ctx context.Context) error {
 		if err := tree.Write(nodesOf(t, b), machine); err != nil {
 			return err
 		}
@@ -42,7 +42,7 @@ func TestAccelerators(t *testing.T) {
 
 // nodesOf is the machine, with its first two NICs by the names that the
 // cluster's have.
-func nodesOf(t *testing.T, b *bed.Bed) fstest.MapFS {
+func nodesOf(t *testing.T, b *clusterclient.Cluster) fstest.MapFS {
 	t.Helper()
 	raw, err := os.ReadFile(filepath.Join(b.Root, "accel/testdata/eight-h200.tree"))
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/dra-shared/dra-driver-shared/test/bed"
+	"github.com/dra-shared/dra-driver-shared/test/clusterclient"
 )
 
 // However a cluster ends, nothing of it is left: processes, cgroups, mounts.
@@ -23,23 +23,23 @@ func TestAClusterLeavesNothing(t *testing.T) {
 	}
 	for _, tc := range []struct {
 		name string
-		end  func(t *testing.T, b *bed.Bed, up *exec.Cmd, lines *bufio.Scanner)
+		end  func(t *testing.T, b *clusterclient.Cluster, up *exec.Cmd, lines *bufio.Scanner)
 	}{
-		{"by down", func(t *testing.T, _ *bed.Bed, up *exec.Cmd, lines *bufio.Scanner) {
+		{"by down", func(t *testing.T, _ *clusterclient.Cluster, up *exec.Cmd, lines *bufio.Scanner) {
 			until(t, lines, "ready in")
 			_ = up.Wait()
 		}},
-		{"interrupted while it starts", func(t *testing.T, _ *bed.Bed, up *exec.Cmd, lines *bufio.Scanner) {
+		{"interrupted while it starts", func(t *testing.T, _ *clusterclient.Cluster, up *exec.Cmd, lines *bufio.Scanner) {
 			until(t, lines, "containerd runs")
 			signal(t, up.Process.Pid, syscall.SIGINT)
 			_ = up.Wait()
 		}},
-		{"killed while it starts", func(t *testing.T, _ *bed.Bed, up *exec.Cmd, lines *bufio.Scanner) {
+		{"killed while it starts", func(t *testing.T, _ *clusterclient.Cluster, up *exec.Cmd, lines *bufio.Scanner) {
 			until(t, lines, "containerd runs")
 			signal(t, up.Process.Pid, syscall.SIGKILL)
 			_ = up.Wait()
 		}},
-		{"its guard killed", func(t *testing.T, b *bed.Bed, up *exec.Cmd, lines *bufio.Scanner) {
+		{"its guard killed", func(t *testing.T, b *clusterclient.Cluster, up *exec.Cmd, lines *bufio.Scanner) {
 			until(t, lines, "ready in")
 			_ = up.Wait()
 			raw, err := os.ReadFile(filepath.Join(b.Dir, "guard.pid"))
@@ -54,7 +54,7 @@ func TestAClusterLeavesNothing(t *testing.T) {
 		}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			b, err := bed.New(".cluster-leaves-nothing")
+			b, err := clusterclient.New(".cluster-leaves-nothing")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -74,10 +74,10 @@ func TestAClusterLeavesNothing(t *testing.T) {
 				}
 			})
 			tc.end(t, b, up, bufio.NewScanner(stdout))
-			if err := bed.Eventually(t.Context(), 20*time.Second, func() error { return b.Down(t.Context()) }); err != nil {
+			if err := clusterclient.Eventually(t.Context(), 20*time.Second, func() error { return b.Down(t.Context()) }); err != nil {
 				t.Fatal(err)
 			}
-			err = bed.Eventually(t.Context(), 20*time.Second, func() error { return left(b) })
+			err = clusterclient.Eventually(t.Context(), 20*time.Second, func() error { return left(b) })
 			if err != nil {
 				t.Error(err)
 			}
@@ -107,7 +107,7 @@ func signal(t *testing.T, pid int, s syscall.Signal) {
 
 // left says what there is of a bed: its directory is in the command line of
 // each of its processes, or they were started by one for which that is so.
-func left(b *bed.Bed) error {
+func left(b *clusterclient.Cluster) error {
 	if _, err := os.Stat(b.Dir); err == nil {
 		return fmt.Errorf("%s is left", b.Dir)
 	}

@@ -22,7 +22,7 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
-	"github.com/dra-shared/dra-driver-shared/test/bed"
+	"github.com/dra-shared/dra-driver-shared/test/clusterclient"
 )
 
 const (
@@ -33,13 +33,13 @@ const (
 
 // suite is a cluster, and the other end of every measurement.
 type suite struct {
-	bed    *bed.Bed
+	bed    *clusterclient.Cluster
 	server string
 	nodes  []string
 }
 
 func TestOneNode(t *testing.T) {
-	tell(t, "testdata/one-node testdata/groups testdata/bridge", ".cluster-e2e", bed.Options{Nodes: 1})
+	tell(t, "testdata/one-node testdata/groups testdata/bridge", ".cluster-e2e", clusterclient.Options{Nodes: 1})
 }
 
 // Two nodes, with every gate for dynamic resource allocation and workloads on:
@@ -48,7 +48,7 @@ func TestTwoNodesWithAllGates(t *testing.T) {
 	if os.Getenv("E2E_CLUSTER") != "" && os.Getenv("E2E_NATIVE") == "" {
 		t.Skip("E2E_CLUSTER names a cluster of one node; E2E_NATIVE=1 says that it is one of two with all gates")
 	}
-	tell(t, "testdata/two-nodes testdata/groups testdata/native", ".cluster-e2e-two", bed.Options{Nodes: 2, Gates: "all"})
+	tell(t, "testdata/two-nodes testdata/groups testdata/native", ".cluster-e2e-two", clusterclient.Options{Nodes: 2, Gates: "all"})
 }
 
 // A cluster whose feature gates are switched under groups that live.
@@ -56,7 +56,7 @@ func TestModes(t *testing.T) {
 	if os.Getenv("E2E_CLUSTER") != "" && os.Getenv("E2E_MODES") == "" {
 		t.Skip("it switches the cluster's feature gates; E2E_MODES=1 says that it may")
 	}
-	tell(t, "testdata/modes", ".cluster-e2e-modes", bed.Options{Nodes: 1})
+	tell(t, "testdata/modes", ".cluster-e2e-modes", clusterclient.Options{Nodes: 1})
 }
 
 // A cluster that drops what we publish.
@@ -64,13 +64,13 @@ func TestNoConsumableCapacity(t *testing.T) {
 	if os.Getenv("E2E_CLUSTER") != "" {
 		t.Skip("E2E_CLUSTER names a cluster with the gate on")
 	}
-	tell(t, "testdata/no-capacity", ".cluster-e2e-old", bed.Options{Nodes: 1, Gates: "no-capacity"})
+	tell(t, "testdata/no-capacity", ".cluster-e2e-old", clusterclient.Options{Nodes: 1, Gates: "no-capacity"})
 }
 
-func tell(t *testing.T, stories, dir string, o bed.Options) {
+func tell(t *testing.T, stories, dir string, o clusterclient.Options) {
 	t.Helper()
 	needsCluster(t)
-	b, err := bed.New(dir)
+	b, err := clusterclient.New(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -84,7 +84,7 @@ func needsCluster(t *testing.T) {
 	}
 }
 
-func tellOn(t *testing.T, stories string, b *bed.Bed, o bed.Options) {
+func tellOn(t *testing.T, stories string, b *clusterclient.Cluster, o clusterclient.Options) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(cancel)
@@ -129,7 +129,7 @@ func tellOn(t *testing.T, stories string, b *bed.Bed, o bed.Options) {
 	})
 }
 
-func start(ctx context.Context, t *testing.T, b *bed.Bed, o bed.Options) *suite {
+func start(ctx context.Context, t *testing.T, b *clusterclient.Cluster, o clusterclient.Options) *suite {
 	t.Helper()
 	if given := os.Getenv("E2E_CLUSTER"); given != "" {
 		dir, err := filepath.Abs(filepath.Join(b.Root, given))
@@ -235,7 +235,7 @@ func (s *suite) repeat(ts *testscript.TestScript, neg bool, limit time.Duration,
 	want, err := regexp.Compile("(?s)" + args[0])
 	ts.Check(err)
 	var out string
-	err = bed.Eventually(context.Background(), limit, func() error {
+	err = clusterclient.Eventually(context.Background(), limit, func() error {
 		raw, err := s.bed.Command(context.Background(), args[1], namespaced(ts, args[1], args[2:])...).CombinedOutput()
 		out = string(raw)
 		if err != nil && !neg {
@@ -266,7 +266,7 @@ func (s *suite) measure(ts *testscript.TestScript, neg bool, args []string) {
 	if !together && len(pods) != len(wants) {
 		ts.Fatalf("measure: %d pods, %d rates", len(pods), len(wants))
 	}
-	measured := make([]bed.Rates, len(pods))
+	measured := make([]clusterclient.Rates, len(pods))
 	errs := make([]error, len(pods))
 	var all sync.WaitGroup
 	for i, pod := range pods {
@@ -277,11 +277,11 @@ func (s *suite) measure(ts *testscript.TestScript, neg bool, args []string) {
 	all.Wait()
 	ts.Check(errors.Join(errs...))
 	if together {
-		var sum bed.Rates
+		var sum clusterclient.Rates
 		for _, r := range measured {
 			sum.Send, sum.Receive = sum.Send+r.Send, sum.Receive+r.Receive
 		}
-		measured, pods = []bed.Rates{sum}, args[:1]
+		measured, pods = []clusterclient.Rates{sum}, args[:1]
 	}
 	for i, r := range measured {
 		ts.Logf("%s: send %.1f, receive %.1f Mbit/s", pods[i], r.Send/1e6, r.Receive/1e6)
@@ -555,7 +555,7 @@ func (s *suite) clean(ts *testscript.TestScript, _ bool, _ []string) {
 		ts.Check(err)
 	}
 	var out string
-	err := bed.Eventually(ctx, eventually, func() (err error) {
+	err := clusterclient.Eventually(ctx, eventually, func() (err error) {
 		for _, node := range s.nodes {
 			if out, err = s.bed.Node(ctx, node, "sh", "-c", leftovers); err != nil {
 				return err

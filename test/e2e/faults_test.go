@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/dra-shared/dra-driver-shared/test/bed"
+	"github.com/dra-shared/dra-driver-shared/test/clusterclient"
 )
 
 // What is done to a plugin on a real node. All of it happens on one cluster.
@@ -24,11 +24,11 @@ func TestFaults(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(cancel)
-	b, err := bed.New(".cluster-e2e-faults")
+	b, err := clusterclient.New(".cluster-e2e-faults")
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := &faults{suite: start(ctx, t, b, bed.Options{Nodes: 1})}
+	f := &faults{suite: start(ctx, t, b, clusterclient.Options{Nodes: 1})}
 	for _, tc := range []struct {
 		name string
 		run  func(context.Context, *testing.T)
@@ -78,7 +78,7 @@ func (f *faults) poke(ctx context.Context, pod string) {
 }
 
 func (f *faults) ready(ctx context.Context, pod string, within time.Duration) error {
-	return bed.Eventually(ctx, within, func() error {
+	return clusterclient.Eventually(ctx, within, func() error {
 		out, err := f.bed.Kubectl(ctx, "get", "pod", pod, "-o", `jsonpath={.status.conditions[?(@.type=="Ready")].status}`)
 		if err == nil && out != "True" {
 			f.poke(ctx, pod)
@@ -94,7 +94,7 @@ func (f *faults) gone(ctx context.Context, pods ...string) error {
 	if _, err := f.bed.Kubectl(ctx, append([]string{"delete", "pod", "--wait=false"}, pods...)...); err != nil {
 		return err
 	}
-	if err := bed.Eventually(ctx, eventually, func() error {
+	if err := clusterclient.Eventually(ctx, eventually, func() error {
 		out, err := f.bed.Kubectl(ctx, append([]string{"get", "pod", "--ignore-not-found", "-o", "name"}, pods...)...)
 		if err == nil && strings.TrimSpace(out) != "" {
 			for _, pod := range strings.Fields(out) {
@@ -113,7 +113,7 @@ func (f *faults) gone(ctx context.Context, pods ...string) error {
 }
 
 func (f *faults) nothingLeft(ctx context.Context) error {
-	return bed.Eventually(ctx, 30*time.Second, func() error {
+	return clusterclient.Eventually(ctx, 30*time.Second, func() error {
 		out, err := f.bed.Node(ctx, "n1", "sh", "-c", leftovers)
 		if err == nil && strings.TrimSpace(out) != "" {
 			err = fmt.Errorf("left on n1:\n%s", out)
@@ -147,7 +147,7 @@ func (f *faults) crash(ctx context.Context, t *testing.T) {
 			_, err = f.bed.Node(ctx, "n1", "sh", "-c", "for p in $(pgrep -f -x /bin/nettool); do nsenter -t $p -n ip link show net1; done | grep -q 'state UP'")
 		}
 		if err == nil {
-			err = bed.Eventually(ctx, eventually, func() error {
+			err = clusterclient.Eventually(ctx, eventually, func() error {
 				out, err := f.bed.Kubectl(ctx, "get", "resourceclaim", name, "-o", "jsonpath={.status.devices[0].conditions[*].status}")
 				if err == nil && out != "True True" {
 					err = fmt.Errorf("the conditions of claim %s are %q", name, out)
@@ -249,7 +249,7 @@ func (f *faults) roll(ctx context.Context, t *testing.T) {
 // link. A container that fails is never started again.
 func (f *faults) started(ctx context.Context, pod string) error {
 	var failed error
-	err := bed.Eventually(ctx, 20*time.Second, func() error {
+	err := clusterclient.Eventually(ctx, 20*time.Second, func() error {
 		out, err := f.bed.Kubectl(ctx, "get", "pod", pod, "-o", "jsonpath={.status.phase}")
 		switch {
 		case err != nil:
@@ -265,7 +265,7 @@ func (f *faults) started(ctx context.Context, pod string) error {
 	if err = errors.Join(err, failed); err != nil {
 		return err
 	}
-	return bed.Eventually(ctx, 5*time.Second, func() error {
+	return clusterclient.Eventually(ctx, 5*time.Second, func() error {
 		out, err := f.bed.Kubectl(ctx, "logs", pod)
 		if err == nil && !strings.Contains(out, "net1") {
 			err = fmt.Errorf("pod %s started bare: %s", pod, out)
@@ -473,7 +473,7 @@ func (f *faults) publishes(ctx context.Context) error {
 
 // prints waits until kubectl prints that.
 func (f *faults) prints(ctx context.Context, want, args string) error {
-	return bed.Eventually(ctx, 6*time.Second, func() error {
+	return clusterclient.Eventually(ctx, 6*time.Second, func() error {
 		out, err := f.bed.Kubectl(ctx, strings.Fields(args)...)
 		if err == nil && out != want {
 			err = fmt.Errorf("%s: got %q, want %q", args, out, want)
@@ -490,7 +490,7 @@ func (f *faults) flap(ctx context.Context, pod string) error {
 				return err
 			}
 			want := map[string]string{"down": "False", "up": "True"}[state]
-			if err := bed.Eventually(ctx, 10*time.Second, func() error {
+			if err := clusterclient.Eventually(ctx, 10*time.Second, func() error {
 				out, err := f.bed.Kubectl(ctx, "get", "resourceclaim", pod, "-o", `jsonpath={.status.devices[0].conditions[?(@.type=="Ready")].status}`)
 				if err == nil && out != want {
 					err = fmt.Errorf("condition Ready of claim %s is %s with its link %s", pod, out, state)
@@ -567,7 +567,7 @@ func (f *faults) uninstall(ctx context.Context, t *testing.T) {
 	if err := uninstall(); err != nil {
 		t.Fatal(err)
 	}
-	if err := bed.Eventually(ctx, 60*time.Second, func() error {
+	if err := clusterclient.Eventually(ctx, 60*time.Second, func() error {
 		out, err := f.bed.Node(ctx, "n1", "sh", "-c", anythingOfOurs)
 		slices, sliceErr := f.bed.Kubectl(ctx, "get", "resourceslices,deviceclasses,clusterroles,validatingadmissionpolicies,jobs", "-A", "-o", "name")
 		for _, line := range strings.Fields(slices) {

@@ -10,7 +10,7 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
-	"github.com/dra-shared/dra-driver-shared/test/bed"
+	"github.com/dra-shared/dra-driver-shared/test/clusterclient"
 )
 
 // narrator is the testing.T of stories. Of one that went well it shows the
@@ -68,7 +68,7 @@ func tail(text string, lines int) string {
 }
 
 // state is what one asks for first where a story failed.
-func state(ctx context.Context, b *bed.Bed, namespace string) string {
+func state(ctx context.Context, b *clusterclient.Cluster, namespace string) string {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	var s strings.Builder

@@ -1,9 +1,0 @@
-//go:build !crash
-
-package main
-
-import "github.com/dra-shared/dra-driver-shared/internal/step"
-
-// newSeam: steps are taken as they come. Built with the tag crash the plugin
-// dies where a test tells it to.
-func newSeam(string) step.Seam { return nil }

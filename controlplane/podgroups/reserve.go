@@ -1,0 +1,95 @@
+package podgroups
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
+	"github.com/dra-shared/dra-driver-shared/controlplane/mode"
+)
+
+// reserve keeps the claims reserved for whom they should be.
+func (r *Reconciler) reserve(ctx context.Context, g *group) (err error) {
+	keeper := claims.Keeper{Client: r.Client}
+	for _, e := range g.entries {
+		for n, claim := range e.shards {
+			change, problem := r.change(ctx, g, e, n, claim)
+			err = errors.Join(err, problem, keeper.Change(ctx, claim, change))
+		}
+	}
+	return err
+}
+
+func (r *Reconciler) change(ctx context.Context, g *group, e *entry, n int, claim *resourceapi.ResourceClaim) (claims.Change, error) {
+	if claim.DeletionTimestamp != nil {
+		return r.giveUp(ctx, g, e, n, claim)
+	}
+	users := g.users(e, n)
+	change := claims.Reservation(claim, g.owner, users, r.Mode == mode.Native)
+	if !change.Empty() && len(claim.Status.ReservedFor) < resourceapi.ResourceClaimReservedForMaxSize {
+		return change, nil
+	}
+	first, err := r.leftovers(ctx, g, e, claim, users)
+	if !first.Empty() {
+		return first, err // it may make room for the other
+	}
+	return change, err
+}
+
+// leftovers are changes for pods that use the claim no more.
+func (r *Reconciler) leftovers(ctx context.Context, g *group, e *entry, claim *resourceapi.ResourceClaim, users []claims.Pod) (c claims.Change, err error) {
+	finder := claims.Finder{Live: r.Live, All: r.StaleEntriesStay}
+	// In native mode the cluster takes care of those that have ended.
+	holds := r.Mode == mode.Bridge && claims.HasReservation(claim, g.owner.UID)
+	if claim.Status.Allocation == nil || !holds && len(finder.MayBeGone(claim)) == 0 {
+		return c, nil
+	}
+	atMost := claims.MaxEnded
+	if e.ResourceClaimName != nil { // also pods that are not of the group use it
+		more, err := finder.Users(ctx, claim)
+		if err != nil {
+			return c, err
+		}
+		users = append(users, more...)
+	} else if claims.Spans(&claim.Spec, r.Driver) {
+		atMost = claims.MaxPods // those that come get further claims
+	}
+	gone, err := finder.Gone(ctx, claim, users)
+	if err != nil {
+		return c, err
+	}
+	if !holds {
+		users = nil
+	}
+	return claims.Leftovers(claim, users, gone, atMost), nil
+}
+
+// users are the group's pods that use a shard, the oldest first.
+func (g *group) users(e *entry, shard int) (users []claims.Pod) {
+	name := g.claimName(e, shard)
+	for _, pod := range g.pods {
+		if claimOf(pod, e.Name) != name {
+			continue
+		}
+		users = append(users, claims.Pod{Name: pod.Name, UID: pod.UID, Bound: pod.Spec.NodeName != "", Ended: ended(pod), Going: pod.DeletionTimestamp != nil,
+			Gated: gated(pod), Unschedulable: unschedulable(pod)})
+	}
+	return users
+}
+
+func (g *group) claimName(e *entry, shard int) string {
+	if e.ResourceClaimName != nil {
+		return *e.ResourceClaimName
+	}
+	return claims.Name(g.owner, e.Name, shard)
+}
+
+func unschedulable(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonUnschedulable
+	})
+}

@@ -1,0 +1,37 @@
+package attribute
+
+import (
+	"testing"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/validation"
+)
+
+func TestLabel(t *testing.T) {
+	for name, want := range map[string]string{"nic0": "nic0", "0000:3b:00.0": "0000-3b-00-0", "eth0.100": "eth0-100"} {
+		if got := Label(name); got != want {
+			t.Errorf("%q: %q, want %q", name, got, want)
+		}
+	}
+}
+
+func TestLabel_returns_valid_and_distinct_labels(t *testing.T) {
+	seen := map[string]string{}
+	for _, name := range []string{"a-b", "a_b", "a b", "A-B", "-a-b-", "_", "__"} {
+		got := Label(name)
+		if len(validation.IsDNS1123Label(got)) > 0 {
+			t.Errorf("%q: %q is not a DNS label", name, got)
+		}
+		if other, taken := seen[got]; taken {
+			t.Errorf("%q and %q both become %q", name, other, got)
+		}
+		seen[got] = name
+	}
+}
+
+func TestGranted(t *testing.T) {
+	attributes := Granted(map[string]resource.Quantity{"memory": resource.MustParse("1Gi"), "compute": resource.MustParse("500m")})
+	if *attributes["grantedMemory"].IntValue != 1<<30 || *attributes["grantedCompute"].StringValue != "0.5" {
+		t.Errorf("attributes: %v", attributes)
+	}
+}

@@ -1,0 +1,77 @@
+// Package containeredits builds the container edits of a share: environment variables
+// that report the grant, and the edits that an administrator configured.
+package containeredits
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
+	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/cdi"
+	"github.com/dra-shared/dra-driver-shared/device/capacity"
+)
+
+// Variable returns the name of an environment variable that describes a share
+// of a request, such as DRA_SHARED_NIC_BANDWIDTH_BITS_PER_SECOND.
+func Variable(request, property string) string {
+	return params.ReservedEnvironment + strings.ToUpper(strings.NewReplacer("-", "_", "/", "_", ".", "_").Replace(request+"_"+property))
+}
+
+// GrantVariables returns the environment variables that report a grant: memory
+// in bytes, every other capacity as a decimal number.
+func GrantVariables(request string, grant map[string]resource.Quantity) map[string]string {
+	variables := make(map[string]string, len(grant))
+	for name, q := range grant {
+		variables[Variable(request, config.GrantVariable(name))] = capacity.Decimal(q)
+	}
+	return variables
+}
+
+// Merge combines expanded edits from a configuration with further environment
+// variables. If a variable is set more than once, the configuration wins, then
+// the last of environments.
+func Merge(expanded config.Edits, environments ...map[string]string) (edits cdi.Edits) {
+	all := map[string]string{}
+	for _, environment := range append(environments, expanded.Environment) {
+		maps.Copy(all, environment)
+	}
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		edits.Env = append(edits.Env, name+"="+all[name])
+	}
+	edits.DeviceNodes = expanded.DeviceNodes
+	for _, m := range expanded.Mounts {
+		edits.Mounts = append(edits.Mounts, cdi.Mount(m))
+	}
+	return edits
+}
+
+// AdminAccess returns the edits of a request with admin access: the containers
+// may observe the device and are granted nothing.
+func AdminAccess(request string) cdi.Edits {
+	return cdi.Edits{Env: []string{Variable(request, "admin_access") + "=true"}}
+}
+
+// TemplateVariables returns the variables of a grant that an administrator may
+// use in the texts of configured edits. See config.CapacitySuffixes.
+func TemplateVariables(c config.Capacities, grant map[string]resource.Quantity) map[string]string {
+	variables := map[string]string{}
+	for name, whole := range c.Capacity {
+		q, ok := grant[name]
+		if !ok {
+			continue // the capacity was not configured when the share was allocated
+		}
+		variables[name] = capacity.Decimal(q)
+		for suffix, unit := range map[string]int64{".Ki": 1 << 10, ".Mi": 1 << 20, ".Gi": 1 << 30} {
+			variables[name+suffix] = fmt.Sprint(q.Value() / unit)
+		}
+		percent := 100 * q.AsApproximateFloat64() / whole.AsApproximateFloat64()
+		variables[name+".percent"] = fmt.Sprint(int64(math.Floor(percent + 1e-9)))
+	}
+	return variables
+}
