@@ -1,0 +1,56 @@
+// Package eventually repeats a check until it succeeds or a deadline passes.
+//
+// Use it for conditions that another process or goroutine brings about and
+// that the test can only observe by asking, such as the state of an API object
+// or of a link. A test that receives events, over a channel for example,
+// should wait for the event instead.
+package eventually
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+)
+
+// Interval is the time between the end of a failed check and the start of the
+// next one.
+const Interval = 50 * time.Millisecond
+
+// Eventually fails the test if check does not return nil within timeout. The
+// failure message contains condition, which describes the expected state (for
+// example "claim default/c1 is deallocated"), and the error of the last check.
+//
+// Eventually runs check in the calling goroutine, which must be the one that
+// runs the test, so check may use t. It runs check at least once.
+func Eventually(t testing.TB, timeout time.Duration, condition string, check func() error) {
+	t.Helper()
+	// Not t.Context(): cleanup functions also wait, and it is canceled by then.
+	if err := Poll(context.Background(), timeout, check); err != nil {
+		t.Fatalf("condition not met: %s: %v", condition, err)
+	}
+}
+
+// Poll repeats check until it returns nil, timeout passes, or ctx ends. It
+// returns the error of the last check, with the time that Poll waited. It is
+// Eventually for code that has no testing.TB.
+func Poll(ctx context.Context, timeout time.Duration, check func() error) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	start := time.Now()
+	ticker := time.NewTicker(Interval)
+	defer ticker.Stop()
+	for {
+		err := check()
+		if err == nil {
+			return nil
+		}
+		// A tick that arrived during a slow check would start the next one at once.
+		ticker.Reset(Interval)
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("after %s: %w", time.Since(start).Round(time.Millisecond), err)
+		case <-ticker.C:
+		}
+	}
+}
