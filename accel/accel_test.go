@@ -13,16 +13,16 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/dra-shared/dra-driver-shared/accel"
-	"github.com/dra-shared/dra-driver-shared/test/tree"
+	"github.com/dra-shared/dra-driver-shared/test/fstree"
 )
 
 func machine(t *testing.T, name string) (accel.Host, fstest.MapFS) {
 	t.Helper()
-	files, err := tree.Load("testdata/" + name + ".tree")
+	files, err := fstree.Load("testdata/" + name + ".tree")
 	if err != nil {
 		t.Fatal(err)
 	}
-	return accel.Host{Sys: tree.Sub(files, "sys"), Proc: tree.Sub(files, "proc"), Dev: tree.Sub(files, "dev")}, files
+	return accel.Host{Sys: fstree.Sub(files, "sys"), Proc: fstree.Sub(files, "proc"), Dev: fstree.Sub(files, "dev")}, files
 }
 
 // found is a device in a line: what it is, and its nodes.
@@ -100,18 +100,18 @@ func TestATreeIsWhatWasRecorded(t *testing.T) {
 	for _, name := range []string{"eight-h200", "render-nodes"} {
 		host, files := machine(t, name)
 		dir := t.TempDir()
-		if err := tree.Write(files, dir); err != nil {
+		if err := fstree.Write(files, dir); err != nil {
 			t.Fatal(err)
 		}
 		var text strings.Builder
-		if err := tree.Record(dir, &text); err != nil {
+		if err := fstree.Record(dir, &text); err != nil {
 			t.Fatal(err)
 		}
-		again, err := tree.Parse(strings.NewReader(text.String()))
+		again, err := fstree.Parse(strings.NewReader(text.String()))
 		if err != nil {
 			t.Fatal(err)
 		}
-		recorded := accel.Host{Sys: tree.Sub(again, "sys"), Proc: tree.Sub(again, "proc"), Dev: host.Dev} // nodes are not made in a directory
+		recorded := accel.Host{Sys: fstree.Sub(again, "sys"), Proc: fstree.Sub(again, "proc"), Dev: host.Dev} // nodes are not made in a directory
 		for _, class := range []string{"03", "12"} {
 			want, err := host.Find(accel.Match{Class: class})
 			got, err2 := recorded.Find(accel.Match{Class: class})
@@ -172,7 +172,7 @@ func FuzzFind(f *testing.F) {
 			"dev/nvidia0":   {Mode: os.ModeDevice},
 			"etc/passwd":    {Mode: os.ModeDevice},
 		}
-		host := accel.Host{Sys: tree.Sub(files, "sys"), Proc: tree.Sub(files, "proc"), Dev: tree.Sub(files, "dev")}
+		host := accel.Host{Sys: fstree.Sub(files, "sys"), Proc: fstree.Sub(files, "proc"), Dev: fstree.Sub(files, "dev")}
 		for _, m := range []accel.Match{{Class: "03"}, {Paths: []string{pattern}}} {
 			devices, err := host.Find(m)
 			if err != nil {

@@ -18,17 +18,17 @@ import (
 	"github.com/dra-shared/dra-driver-shared/cdi"
 	"github.com/dra-shared/dra-driver-shared/driver"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
-	"github.com/dra-shared/dra-driver-shared/test/tree"
+	"github.com/dra-shared/dra-driver-shared/test/fstree"
 )
 
 // machine is a kind on a machine of accel's, with a configuration.
 func machine(t *testing.T, name, accelerators string) (*Kind, fstest.MapFS) {
 	t.Helper()
-	files, err := tree.Load("../../accel/testdata/" + name + ".tree")
+	files, err := fstree.Load("../../accel/testdata/" + name + ".tree")
 	if err != nil {
 		t.Fatal(err)
 	}
-	k := New(accel.Host{Sys: tree.Sub(files, "sys"), Proc: tree.Sub(files, "proc"), Dev: tree.Sub(files, "dev")}, configuration(t, accelerators), "n1")
+	k := New(accel.Host{Sys: fstree.Sub(files, "sys"), Proc: fstree.Sub(files, "proc"), Dev: fstree.Sub(files, "dev")}, configuration(t, accelerators), "n1")
 	refresh(t, k)
 	return k, files
 }

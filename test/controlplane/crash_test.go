@@ -25,9 +25,9 @@ import (
 // controller that dies before or after each of its writes: the next one goes on,
 // and nothing is left when it is over.
 func TestKilledBetweenAnyTwoWrites(t *testing.T) {
-	w := needsWorld(t)
+	e := requireTestEnv(t)
 	none := &death{}
-	w.life(t, none)
+	e.life(t, none)
 	total := int(none.writes.Load())
 	t.Logf("%d writes", total)
 	if total < 6 {
@@ -36,7 +36,7 @@ func TestKilledBetweenAnyTwoWrites(t *testing.T) {
 	for n := 1; n <= total; n++ {
 		for _, after := range []bool{false, true} {
 			d := &death{at: int64(n), after: after}
-			w.life(t, d)
+			e.life(t, d)
 			t.Logf("died %t after write %d: %s", after, n, d.what)
 		}
 	}
@@ -95,16 +95,16 @@ func (d *death) client(c *rest.Config, o client.Options) (client.Client, error) 
 }
 
 // life of a group, from its first pod to its end.
-func (w *world) life(t *testing.T, d *death) {
+func (e *testEnv) life(t *testing.T, d *death) {
 	t.Helper()
 	ctx := context.Background()
 	d.died = make(chan struct{})
-	ns := w.namespace(t, "life")
+	ns := e.namespace(t, "life")
 	byName := fabricClaim(ns, "kept")
-	if err := w.client.Create(ctx, byName); err != nil {
+	if err := e.client.Create(ctx, byName); err != nil {
 		t.Fatal(err)
 	}
-	stop := w.controller(t, d.client)
+	stop := e.controller(t, d.client)
 	over := make(chan struct{})
 	revived := make(chan struct{})
 	go func() {
@@ -112,33 +112,33 @@ func (w *world) life(t *testing.T, d *death) {
 		select {
 		case <-d.died:
 			stop()
-			stop = w.controller(t, nil)
+			stop = e.controller(t, nil)
 		case <-over:
 		}
 	}()
 	step := func(what string, do func() error) {
 		t.Helper()
-		w.within(ctx, t, time.Minute, what, do)
+		e.within(ctx, t, time.Minute, what, do)
 	}
 	var pg *scheduling.PodGroup
 	step("create the group", func() (err error) {
-		pg, err = w.group(ctx, ns, "group", scheduling.PodGroupResourceClaim{Name: "kept", ResourceClaimName: ptr.To("kept")})
+		pg, err = e.group(ctx, ns, "group", scheduling.PodGroupResourceClaim{Name: "kept", ResourceClaimName: ptr.To("kept")})
 		return err
 	})
 	for i := range 3 {
-		pod := w.pod(ns, "group", i)
+		pod := e.pod(ns, "group", i)
 		pod.Spec.ResourceClaims = append(pod.Spec.ResourceClaims, corev1.PodResourceClaim{Name: "kept", ResourceClaimName: ptr.To("kept")})
-		step("create a pod", func() error { return client.IgnoreAlreadyExists(w.client.Create(ctx, pod.DeepCopy())) })
+		step("create a pod", func() error { return client.IgnoreAlreadyExists(e.client.Create(ctx, pod.DeepCopy())) })
 	}
 	step("pods run", func() error {
-		running, _, err := w.running(ctx, ns)
+		running, _, err := e.running(ctx, ns)
 		if err == nil && running != 3 {
 			err = fmt.Errorf("%d of 3 pods run", running)
 		}
 		return err
 	})
 	step("claims are held", func() error {
-		if err := w.client.Get(ctx, client.ObjectKeyFromObject(pg), pg); err != nil {
+		if err := e.client.Get(ctx, client.ObjectKeyFromObject(pg), pg); err != nil {
 			return err
 		}
 		for _, c := range pg.Status.Conditions {
@@ -151,14 +151,14 @@ func (w *world) life(t *testing.T, d *death) {
 		}
 		return nil
 	})
-	if err := w.client.DeleteAllOf(ctx, &corev1.Pod{}, client.InNamespace(ns)); err != nil {
+	if err := e.client.DeleteAllOf(ctx, &corev1.Pod{}, client.InNamespace(ns)); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.client.Delete(ctx, pg); err != nil {
+	if err := e.client.Delete(ctx, pg); err != nil {
 		t.Fatal(err)
 	}
 	step("the claim that stays is free", func() error {
-		if err := w.client.Get(ctx, client.ObjectKeyFromObject(byName), byName); err != nil {
+		if err := e.client.Get(ctx, client.ObjectKeyFromObject(byName), byName); err != nil {
 			return err
 		}
 		if byName.Status.Allocation != nil || len(byName.Status.ReservedFor) > 0 {
@@ -166,10 +166,10 @@ func (w *world) life(t *testing.T, d *death) {
 		}
 		return nil
 	})
-	if err := w.client.Delete(ctx, byName); err != nil {
+	if err := e.client.Delete(ctx, byName); err != nil {
 		t.Fatal(err)
 	}
-	w.nothingLeft(ctx, t, ns)
+	e.nothingLeft(ctx, t, ns)
 	close(over)
 	<-revived
 	stop()
@@ -178,35 +178,35 @@ func (w *world) life(t *testing.T, d *death) {
 // What was written by a controller that knew less than the last pod did is found by
 // the next one, also when all else of the group has gone.
 func TestAnEntryThatIsLeftKeepsNoClaim(t *testing.T) {
-	w := needsWorld(t)
+	e := requireTestEnv(t)
 	ctx := context.Background()
-	stop := w.controller(t, nil)
-	ns := w.namespace(t, "left")
-	pg, err := w.group(ctx, ns, "group")
+	stop := e.controller(t, nil)
+	ns := e.namespace(t, "left")
+	pg, err := e.group(ctx, ns, "group")
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.runs(ctx, t, ns, "group", 0, 1)
+	e.runs(ctx, t, ns, "group", 0, 1)
 	stop()
-	claims, err := w.claims(ctx, ns)
+	claims, err := e.claims(ctx, ns)
 	if err != nil || len(claims) != 1 {
 		t.Fatalf("%d claims, %v", len(claims), err)
 	}
 	claim := &claims[0]
-	if err := w.client.Patch(ctx, pg, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`))); err != nil {
+	if err := e.client.Patch(ctx, pg, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`))); err != nil {
 		t.Fatal(err)
 	}
 	left := []resourceapi.ResourceClaimConsumerReference{{APIGroup: scheduling.GroupName, Resource: "pods", Name: "group-00000", UID: "left"}}
-	if err := w.client.Status().Patch(ctx, claim, client.RawPatch(types.MergePatchType, []byte(`{"status":{"reservedFor":`+string(mustJSON(t, left))+`}}`))); err != nil {
+	if err := e.client.Status().Patch(ctx, claim, client.RawPatch(types.MergePatchType, []byte(`{"status":{"reservedFor":`+string(mustJSON(t, left))+`}}`))); err != nil {
 		t.Fatal(err)
 	}
-	for _, o := range []client.Object{pg, w.pod(ns, "group", 0), claim} {
-		if err := client.IgnoreNotFound(w.client.Delete(ctx, o)); err != nil {
+	for _, o := range []client.Object{pg, e.pod(ns, "group", 0), claim} {
+		if err := client.IgnoreNotFound(e.client.Delete(ctx, o)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	w.controller(t, nil)
-	w.nothingLeft(ctx, t, ns)
+	e.controller(t, nil)
+	e.nothingLeft(ctx, t, ns)
 }
 
 func mustJSON(t *testing.T, v any) []byte {
@@ -219,15 +219,15 @@ func mustJSON(t *testing.T, v any) []byte {
 }
 
 // nothingLeft waits until a namespace has no group, claim or pod any more.
-func (w *world) nothingLeft(ctx context.Context, t *testing.T, ns string) {
+func (e *testEnv) nothingLeft(ctx context.Context, t *testing.T, ns string) {
 	t.Helper()
-	w.within(ctx, t, 2*time.Minute, "nothing is left", func() error {
+	e.within(ctx, t, 2*time.Minute, "nothing is left", func() error {
 		var groups scheduling.PodGroupList
 		var pods corev1.PodList
-		if err := errors.Join(w.client.List(ctx, &groups, client.InNamespace(ns)), w.client.List(ctx, &pods, client.InNamespace(ns))); err != nil {
+		if err := errors.Join(e.client.List(ctx, &groups, client.InNamespace(ns)), e.client.List(ctx, &pods, client.InNamespace(ns))); err != nil {
 			return err
 		}
-		claims, err := w.claims(ctx, ns)
+		claims, err := e.claims(ctx, ns)
 		if err == nil && len(groups.Items)+len(pods.Items)+len(claims) > 0 {
 			err = fmt.Errorf("%d PodGroups, %d pods, %d claims", len(groups.Items), len(pods.Items), len(claims))
 			for _, c := range claims {

@@ -15,53 +15,53 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
-	"github.com/dra-shared/dra-driver-shared/test/sim"
+	"github.com/dra-shared/dra-driver-shared/test/simnode"
 )
 
 // More pods share one device than one claim can be reserved for: 1,000, then
 // more, then few, then none.
 func TestAThousandPodsOfOneGroup(t *testing.T) {
-	w := needsWorld(t)
+	e := requireTestEnv(t)
 	ctx := context.Background()
-	w.controller(t, nil)
-	ns := w.namespace(t, "thousand")
-	pg, err := w.group(ctx, ns, "big")
+	e.controller(t, nil)
+	ns := e.namespace(t, "thousand")
+	pg, err := e.group(ctx, ns, "big")
 	if err != nil {
 		t.Fatal(err)
 	}
 	start := time.Now()
 	grow := func(from, to int) {
 		t.Helper()
-		if err := sim.Many(to-from, func(i int) error { return w.client.Create(ctx, w.pod(ns, "big", from+i)) }); err != nil {
+		if err := simnode.Many(to-from, func(i int) error { return e.client.Create(ctx, e.pod(ns, "big", from+i)) }); err != nil {
 			t.Fatal(err)
 		}
-		w.allRun(ctx, t, ns, to)
+		e.allRun(ctx, t, ns, to)
 	}
 	grow(0, 1000)
 	t.Logf("1000 pods run after %s", time.Since(start).Round(100*time.Millisecond))
-	checkOneDevice(ctx, t, w, ns)
+	checkOneDevice(ctx, t, e, ns)
 	grow(1000, 1200)
-	n := checkOneDevice(ctx, t, w, ns)
+	n := checkOneDevice(ctx, t, e, ns)
 	t.Logf("1200 pods have %d claims", n)
-	if native := w.native; native != (n == 1) {
+	if native := e.native; native != (n == 1) {
 		t.Errorf("%d claims, native mode %t", n, native)
 	}
 
 	// What nobody uses any more goes; the group keeps its device.
-	if err := sim.Many(1100, func(i int) error {
-		return client.IgnoreNotFound(w.client.Delete(ctx, w.pod(ns, "big", 100+i)))
+	if err := simnode.Many(1100, func(i int) error {
+		return client.IgnoreNotFound(e.client.Delete(ctx, e.pod(ns, "big", 100+i)))
 	}); err != nil {
 		t.Fatal(err)
 	}
-	w.within(ctx, t, 2*time.Minute, "shards go", func() error {
-		_, all, err := w.running(ctx, ns)
+	e.within(ctx, t, 2*time.Minute, "shards go", func() error {
+		_, all, err := e.running(ctx, ns)
 		if err != nil {
 			return err
 		}
-		left, err := w.claims(ctx, ns)
+		left, err := e.claims(ctx, ns)
 		used := map[string]bool{}
 		var pods corev1.PodList
-		if err := w.client.List(ctx, &pods, client.InNamespace(ns)); err != nil {
+		if err := e.client.List(ctx, &pods, client.InNamespace(ns)); err != nil {
 			return err
 		}
 		for i := range pods.Items {
@@ -72,19 +72,19 @@ func TestAThousandPodsOfOneGroup(t *testing.T) {
 		}
 		return err
 	})
-	if err := w.client.DeleteAllOf(ctx, &corev1.Pod{}, client.InNamespace(ns)); err != nil {
+	if err := e.client.DeleteAllOf(ctx, &corev1.Pod{}, client.InNamespace(ns)); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.client.Delete(ctx, pg); err != nil {
+	if err := e.client.Delete(ctx, pg); err != nil {
 		t.Fatal(err)
 	}
-	w.nothingLeft(ctx, t, ns)
+	e.nothingLeft(ctx, t, ns)
 }
 
-func (w *world) allRun(ctx context.Context, t *testing.T, ns string, pods int) {
+func (e *testEnv) allRun(ctx context.Context, t *testing.T, ns string, pods int) {
 	t.Helper()
-	w.within(ctx, t, 3*time.Minute, "pods run", func() error {
-		running, _, err := w.running(ctx, ns)
+	e.within(ctx, t, 3*time.Minute, "pods run", func() error {
+		running, _, err := e.running(ctx, ns)
 		if err == nil && running != pods {
 			err = fmt.Errorf("%d of %d pods run", running, pods)
 		}
@@ -95,32 +95,32 @@ func (w *world) allRun(ctx context.Context, t *testing.T, ns string, pods int) {
 // Somebody deletes the first claim of a group that has further ones: those are on
 // its device and do not count, so it stays until their pods have gone.
 func TestTheFirstClaimIsDeletedUnderFurtherOnes(t *testing.T) {
-	w := needsWorld(t)
-	if w.native {
+	e := requireTestEnv(t)
+	if e.native {
 		t.Skip("one claim serves all pods")
 	}
 	ctx := context.Background()
-	w.controller(t, nil)
-	ns := w.namespace(t, "first")
-	pg, err := w.group(ctx, ns, "big")
+	e.controller(t, nil)
+	ns := e.namespace(t, "first")
+	pg, err := e.group(ctx, ns, "big")
 	if err != nil {
 		t.Fatal(err)
 	}
 	const pods = 300
-	if err := sim.Many(pods, func(i int) error { return w.client.Create(ctx, w.pod(ns, "big", i)) }); err != nil {
+	if err := simnode.Many(pods, func(i int) error { return e.client.Create(ctx, e.pod(ns, "big", i)) }); err != nil {
 		t.Fatal(err)
 	}
-	w.allRun(ctx, t, ns, pods)
+	e.allRun(ctx, t, ns, pods)
 	var first resourceapi.ResourceClaim
 	var list corev1.PodList
-	if err := w.client.List(ctx, &list, client.InNamespace(ns)); err != nil {
+	if err := e.client.List(ctx, &list, client.InNamespace(ns)); err != nil {
 		t.Fatal(err)
 	}
-	all, err := w.claims(ctx, ns)
+	all, err := e.claims(ctx, ns)
 	if err != nil || len(all) < 2 {
 		t.Fatalf("%d claims, %v", len(all), err)
 	}
-	stay, err := claims.StaleEntriesStay(w.cluster.Discovery())
+	stay, err := claims.StaleEntriesStay(e.cluster.Discovery())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -129,23 +129,23 @@ func TestTheFirstClaimIsDeletedUnderFurtherOnes(t *testing.T) {
 			first = c
 		}
 	}
-	if err := w.client.Delete(ctx, &first); err != nil {
+	if err := e.client.Delete(ctx, &first); err != nil {
 		t.Fatal(err)
 	}
 	remove := func(of func(claim string) bool) {
 		t.Helper()
 		for i := range list.Items {
 			if of(*list.Items[i].Spec.ResourceClaims[0].ResourceClaimName) {
-				if err := w.client.Delete(ctx, &list.Items[i]); err != nil {
+				if err := e.client.Delete(ctx, &list.Items[i]); err != nil {
 					t.Fatal(err)
 				}
 			}
 		}
 	}
 	remove(func(claim string) bool { return claim == first.Name })
-	w.within(ctx, t, time.Minute, "the group holds the first claim, and no pod does", func() error {
+	e.within(ctx, t, time.Minute, "the group holds the first claim, and no pod does", func() error {
 		var now resourceapi.ResourceClaim
-		if err := w.client.Get(ctx, client.ObjectKeyFromObject(&first), &now); err != nil {
+		if err := e.client.Get(ctx, client.ObjectKeyFromObject(&first), &now); err != nil {
 			return err
 		}
 		holds := slices.ContainsFunc(now.Status.ReservedFor, func(r resourceapi.ResourceClaimConsumerReference) bool { return r.UID == pg.UID })
@@ -153,7 +153,7 @@ func TestTheFirstClaimIsDeletedUnderFurtherOnes(t *testing.T) {
 			t.Fatalf("the first claim was given up: %v", now.Status)
 		}
 		var pods corev1.PodList
-		if err := w.client.List(ctx, &pods, client.InNamespace(ns)); err != nil {
+		if err := e.client.List(ctx, &pods, client.InNamespace(ns)); err != nil {
 			return err
 		}
 		for i := range pods.Items {
@@ -168,26 +168,26 @@ func TestTheFirstClaimIsDeletedUnderFurtherOnes(t *testing.T) {
 		return nil
 	})
 	remove(func(claim string) bool { return claim != first.Name })
-	w.within(ctx, t, time.Minute, "it goes", func() error {
+	e.within(ctx, t, time.Minute, "it goes", func() error {
 		var now resourceapi.ResourceClaim
-		err := w.client.Get(ctx, client.ObjectKeyFromObject(&first), &now)
+		err := e.client.Get(ctx, client.ObjectKeyFromObject(&first), &now)
 		if err == nil && now.UID == first.UID {
 			err = fmt.Errorf("it is there, reserved for %d", len(now.Status.ReservedFor))
 		}
 		return client.IgnoreNotFound(err)
 	})
-	if err := w.client.Delete(ctx, pg); err != nil {
+	if err := e.client.Delete(ctx, pg); err != nil {
 		t.Fatal(err)
 	}
-	w.nothingLeft(ctx, t, ns)
+	e.nothingLeft(ctx, t, ns)
 }
 
 // checkOneDevice checks that all claims of a namespace are on one device, that one
 // of them counts, and that no more pods are in one than there is room for. It
 // returns how many there are.
-func checkOneDevice(ctx context.Context, t *testing.T, w *world, ns string) int {
+func checkOneDevice(ctx context.Context, t *testing.T, e *testEnv, ns string) int {
 	t.Helper()
-	all, err := w.claims(ctx, ns)
+	all, err := e.claims(ctx, ns)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -214,10 +214,10 @@ func checkOneDevice(ctx context.Context, t *testing.T, w *world, ns string) int 
 
 // Who takes a fabric is counted.
 func TestZeroSharesAreNotForUsers(t *testing.T) {
-	w := needsWorld(t)
+	e := requireTestEnv(t)
 	ctx := context.Background()
-	w.controller(t, nil)
-	ns := w.namespace(t, "zero")
+	e.controller(t, nil)
+	ns := e.namespace(t, "zero")
 	zero := &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{"groups": resource.MustParse("0")}}
 	qualified := &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{driver + "/groups": resource.MustParse("0")}}
 	class := "fabric." + driver
@@ -230,7 +230,7 @@ func TestZeroSharesAreNotForUsers(t *testing.T) {
 		meta := metav1.ObjectMeta{Namespace: ns, Name: "zero"}
 		for _, o := range []client.Object{&resourceapi.ResourceClaim{ObjectMeta: meta, Spec: spec},
 			&resourceapi.ResourceClaimTemplate{ObjectMeta: meta, Spec: resourceapi.ResourceClaimTemplateSpec{Spec: spec}}} {
-			if err := w.client.Create(ctx, o); err == nil || !strings.Contains(err.Error(), "would be on a fabric without counting as a group: ask for 1") {
+			if err := e.client.Create(ctx, o); err == nil || !strings.Contains(err.Error(), "would be on a fabric without counting as a group: ask for 1") {
 				t.Errorf("%s: a user's %T: %v", name, o, err)
 			}
 		}

@@ -24,12 +24,12 @@ import (
 // just before it, or when it is done and nobody has been told. Which steps
 // there are is not written here: the first life of a share is recorded.
 func TestAPluginThatDiesAtAnyStep(t *testing.T) {
-	w := newWorld(t)
-	steps := w.steps(1)
+	e := newTestEnv(t)
+	steps := e.steps(1)
 	t.Logf("%d steps: %s", len(steps), strings.Join(steps, ", "))
 	for _, at := range steps {
 		for _, before := range []bool{true, false} {
-			died := w.life(1, func(c *pluginConfig) { c.Kill, c.Before = at, before })
+			died := e.life(1, func(c *pluginConfig) { c.Kill, c.Before = at, before })
 			if !died && !ofTheirOwn(at) {
 				t.Errorf("the plugin did not come to %s a second time", at)
 			}
@@ -46,14 +46,14 @@ func TestAPluginThatDiesAtAnyStep(t *testing.T) {
 // others in every state there is.
 func TestPluginsThatDieOneAfterTheOther(t *testing.T) {
 	const shares = 50
-	w := newWorld(t)
+	e := newTestEnv(t)
 	way := func(claims []*resourceapi.ResourceClaim) []func(context.Context) error {
-		stays := w.pods(len(claims))
+		stays := e.pods(len(claims))
 		prepared, attached, unprepared := 0, 0, 0
 		return []func(context.Context) error{
 			func(ctx context.Context) error { // one call for each, as the kubelet makes one for each pod
 				for ; prepared < len(claims); prepared++ {
-					if err := w.prepare(ctx, claims[prepared]); err != nil {
+					if err := e.prepare(ctx, claims[prepared]); err != nil {
 						return err
 					}
 				}
@@ -66,7 +66,7 @@ func TestPluginsThatDieOneAfterTheOther(t *testing.T) {
 					}
 				}
 				for ; attached < len(claims); attached++ {
-					if err := stays[attached].hook(ctx, w.dir, claims[attached], 50*time.Millisecond); err != nil {
+					if err := stays[attached].hook(ctx, e.dir, claims[attached], 50*time.Millisecond); err != nil {
 						return err
 					}
 				}
@@ -74,7 +74,7 @@ func TestPluginsThatDieOneAfterTheOther(t *testing.T) {
 			},
 			func(ctx context.Context) error {
 				for ; unprepared < len(claims); unprepared++ {
-					if err := w.unprepare(ctx, claims[unprepared]); err != nil {
+					if err := e.unprepare(ctx, claims[unprepared]); err != nil {
 						return err
 					}
 				}
@@ -83,38 +83,38 @@ func TestPluginsThatDieOneAfterTheOther(t *testing.T) {
 		}
 	}
 	var steps [][]string
-	for _, f := range way([]*resourceapi.ResourceClaim{w.claim("recorded")}) {
-		steps = append(steps, w.stepsOf(f))
+	for _, f := range way([]*resourceapi.ResourceClaim{e.claim("recorded")}) {
+		steps = append(steps, e.stepsOf(f))
 	}
 	var claims []*resourceapi.ResourceClaim
 	for i := range shares {
-		claims = append(claims, w.claim(fmt.Sprintf("c%d", i)))
+		claims = append(claims, e.claim(fmt.Sprintf("c%d", i)))
 	}
 	for i, f := range way(claims) {
-		w.dying(steps[i], f)
+		e.dying(steps[i], f)
 	}
-	w.kill()
-	w.start(nil)
-	w.eventually(w.nothingLeft)
-	w.wantDeaths(slices.Concat(steps...), shares)
+	e.kill()
+	e.start(nil)
+	e.eventually(e.nothingLeft)
+	e.wantDeaths(slices.Concat(steps...), shares)
 }
 
 // stepsOf returns the steps that a plugin takes when f is called, without those
 // that it takes when they come: TestAPluginThatDiesAtAnyStep has them.
-func (w *world) stepsOf(f func(context.Context) error) []string {
-	w.t.Helper()
-	file := w.path("steps")
-	w.kill()
-	w.start(func(c *pluginConfig) { c.Steps = file })
+func (e *testEnv) stepsOf(f func(context.Context) error) []string {
+	e.t.Helper()
+	file := e.path("steps")
+	e.kill()
+	e.start(func(c *pluginConfig) { c.Steps = file })
 	if err := os.Truncate(file, 0); err != nil {
-		w.t.Fatal(err)
+		e.t.Fatal(err)
 	}
-	if err := f(w.t.Context()); err != nil {
-		w.t.Fatal(err)
+	if err := f(e.t.Context()); err != nil {
+		e.t.Fatal(err)
 	}
 	raw, err := os.ReadFile(file)
 	if err != nil {
-		w.t.Fatal(err)
+		e.t.Fatal(err)
 	}
 	return slices.DeleteFunc(strings.Split(strings.TrimSpace(string(raw)), "\n"), ofTheirOwn)
 }
@@ -128,18 +128,18 @@ func ofTheirOwn(step string) bool {
 // dying repeats f, each time with a plugin that dies at the next of the steps,
 // before it or after it, until f succeeds. What is done already takes no steps
 // again, so that it is one claim after the other that dies its way through.
-func (w *world) dying(steps []string, f func(context.Context) error) {
-	w.t.Helper()
+func (e *testEnv) dying(steps []string, f func(context.Context) error) {
+	e.t.Helper()
 	for i := 0; ; i++ {
 		at, before := steps[i/2%len(steps)], i%2 == 0
-		w.kill()
-		w.start(func(c *pluginConfig) { c.Kill, c.Before, c.Deaths = at, before, w.path("deaths") })
+		e.kill()
+		e.start(func(c *pluginConfig) { c.Kill, c.Before, c.Deaths = at, before, e.path("deaths") })
 		done := false
-		w.eventually(func() error { // an error of a plugin that lives is tried again, as the kubelet does
-			ctx, cancel := context.WithTimeout(w.t.Context(), patience)
+		e.eventually(func() error { // an error of a plugin that lives is tried again, as the kubelet does
+			ctx, cancel := context.WithTimeout(e.t.Context(), patience)
 			defer cancel()
 			err := f(ctx)
-			if done = err == nil; !w.running() {
+			if done = err == nil; !e.running() {
 				return nil
 			}
 			return err
@@ -152,11 +152,11 @@ func (w *world) dying(steps []string, f func(context.Context) error) {
 
 // wantDeaths checks that plugins died before and after each step as often as
 // there are claims.
-func (w *world) wantDeaths(steps []string, shares int) {
-	w.t.Helper()
-	raw, err := os.ReadFile(w.path("deaths"))
+func (e *testEnv) wantDeaths(steps []string, shares int) {
+	e.t.Helper()
+	raw, err := os.ReadFile(e.path("deaths"))
 	if err != nil {
-		w.t.Fatal(err)
+		e.t.Fatal(err)
 	}
 	died := map[string]int{}
 	for line := range strings.Lines(string(raw)) {
@@ -166,21 +166,21 @@ func (w *world) wantDeaths(steps []string, shares int) {
 		name, _, _ := strings.Cut(step, "#")
 		for _, when := range []string{"before ", "after "} {
 			if n := died[when+name]; n < shares {
-				w.t.Errorf("%d plugins died %s%s, want %d", n, when, name, shares)
+				e.t.Errorf("%d plugins died %s%s, want %d", n, when, name, shares)
 			}
 		}
 	}
-	w.t.Logf("%d plugins died: %v", strings.Count(string(raw), "\n"), died)
+	e.t.Logf("%d plugins died: %v", strings.Count(string(raw), "\n"), died)
 }
 
 // steps records what a plugin does in one life of so many shares.
-func (w *world) steps(shares int) []string {
-	w.t.Helper()
-	file := filepath.Join(w.dir, "steps")
-	w.life(shares, func(c *pluginConfig) { c.Steps = file })
+func (e *testEnv) steps(shares int) []string {
+	e.t.Helper()
+	file := filepath.Join(e.dir, "steps")
+	e.life(shares, func(c *pluginConfig) { c.Steps = file })
 	raw, err := os.ReadFile(file)
 	if err != nil {
-		w.t.Fatal(err)
+		e.t.Fatal(err)
 	}
 	return strings.Split(strings.TrimSpace(string(raw)), "\n")
 }
@@ -188,102 +188,102 @@ func (w *world) steps(shares int) []string {
 // life starts a plugin, takes so many claims through prepare, attach, report,
 // detach and unprepare, whatever the plugin does meanwhile, and checks what is
 // asked of it. It tells whether the plugin died on the way.
-func (w *world) life(shares int, change func(*pluginConfig)) (died bool) {
-	w.t.Helper()
-	w.kill()
-	w.asNew()
-	w.start(change)
-	first := w.process
+func (e *testEnv) life(shares int, change func(*pluginConfig)) (died bool) {
+	e.t.Helper()
+	e.kill()
+	e.asNew()
+	e.start(change)
+	first := e.process
 	var claims []*resourceapi.ResourceClaim
 	for i := range shares {
-		claims = append(claims, w.add(onFabric(newClaim(fmt.Sprintf("c%d-%d", i, w.instance)))))
+		claims = append(claims, e.add(onFabric(newClaim(fmt.Sprintf("c%d-%d", i, e.instance)))))
 	}
-	w.surviving(func(ctx context.Context) error { return w.prepare(ctx, claims...) })
+	e.surviving(func(ctx context.Context) error { return e.prepare(ctx, claims...) })
 	// Some claims have a second pod, which goes earlier.
-	stays := w.pods(len(claims))
+	stays := e.pods(len(claims))
 	var goes []*sandbox
 	for i := 0; i < len(claims); i += 10 {
-		goes = append(goes, w.sandbox("goes-"+claims[i].Name))
+		goes = append(goes, e.sandbox("goes-"+claims[i].Name))
 	}
-	links := w.attachAll(claims, goes, stays)
+	links := e.attachAll(claims, goes, stays)
 	for _, c := range claims {
-		w.surviving(func(ctx context.Context) error { return w.reported(ctx, c, driver.ReasonAttached) })
+		e.surviving(func(ctx context.Context) error { return e.reported(ctx, c, driver.ReasonAttached) })
 	}
 	for _, s := range goes {
 		s.end()
 	}
-	w.surviving(func(context.Context) error { return w.attachedPods(shares) })
+	e.surviving(func(context.Context) error { return e.attachedPods(shares) })
 	// Again, as after a restart of the kubelet: nothing changes.
-	w.surviving(func(ctx context.Context) error { return w.prepare(ctx, claims...) })
+	e.surviving(func(ctx context.Context) error { return e.prepare(ctx, claims...) })
 	for i, s := range stays {
 		if now, err := s.link(); err != nil || now != links[i] {
-			w.t.Errorf("pod %s had link %d, and has %d now: %v", s.name, links[i], now, err)
+			e.t.Errorf("pod %s had link %d, and has %d now: %v", s.name, links[i], now, err)
 		}
 	}
-	w.surviving(func(ctx context.Context) error { return w.classified(stays) })
-	w.surviving(func(ctx context.Context) error { return w.unprepare(ctx, claims...) })
+	e.surviving(func(ctx context.Context) error { return e.classified(stays) })
+	e.surviving(func(ctx context.Context) error { return e.unprepare(ctx, claims...) })
 	for _, s := range stays {
 		if now, err := s.link(); err != nil || now != 0 {
-			w.t.Errorf("pod %s has link %d after unprepare, %v", s.name, now, err)
+			e.t.Errorf("pod %s has link %d after unprepare, %v", s.name, now, err)
 		}
 	}
-	w.surviving(func(context.Context) error { return w.nothingLeft() })
+	e.surviving(func(context.Context) error { return e.nothingLeft() })
 	for _, c := range claims {
-		if err := w.api.Client.ResourceV1().ResourceClaims(namespace).Delete(w.t.Context(), c.Name, metav1.DeleteOptions{}); err != nil {
-			w.t.Error(err)
+		if err := e.api.Client.ResourceV1().ResourceClaims(namespace).Delete(e.t.Context(), c.Name, metav1.DeleteOptions{}); err != nil {
+			e.t.Error(err)
 		}
 	}
-	return w.process != first
+	return e.process != first
 }
 
 // asNew takes away what plugins leave for the next: the hook, and queues and
 // programs of the NIC.
-func (w *world) asNew() {
-	w.t.Helper()
-	if err := errors.Join(os.RemoveAll(filepath.Join(w.dir, "hook")), os.MkdirAll(filepath.Join(w.dir, "hook"), 0o700)); err != nil {
-		w.t.Fatal(err)
+func (e *testEnv) asNew() {
+	e.t.Helper()
+	if err := errors.Join(os.RemoveAll(filepath.Join(e.dir, "hook")), os.MkdirAll(filepath.Join(e.dir, "hook"), 0o700)); err != nil {
+		e.t.Fatal(err)
 	}
-	node, err := netdev.NewNode(netdev.Options{BPFFS: w.bpffs})
+	node, err := netdev.NewNode(netdev.Options{BPFFS: e.bpffs})
 	if err != nil {
-		w.t.Fatal(err)
+		e.t.Fatal(err)
 	}
 	defer node.Close()
-	if _, err := node.Leave("nic0", nstest.Find(w.t, "nic0").Index); err != nil {
-		w.t.Fatal(err)
+	if _, err := node.Leave("nic0", nstest.Find(e.t, "nic0").Index); err != nil {
+		e.t.Fatal(err)
 	}
 }
 
 // pods returns so many sandboxes. They serve one life after the other.
-func (w *world) pods(n int) []*sandbox {
-	for len(w.stay) < n {
-		w.stay = append(w.stay, w.sandbox("stays-"+strconv.Itoa(len(w.stay))))
+func (e *testEnv) pods(n int) []*sandbox {
+	for len(e.stay) < n {
+		e.stay = append(e.stay, e.sandbox("stays-"+strconv.Itoa(len(e.stay))))
 	}
-	return w.stay[:n]
+	return e.stay[:n]
 }
 
 // attachAll runs the hooks of all pods, as often as the kubelet would, and
 // returns the links of those that stay.
-func (w *world) attachAll(claims []*resourceapi.ResourceClaim, goes, stays []*sandbox) (links []int) {
-	w.t.Helper()
+func (e *testEnv) attachAll(claims []*resourceapi.ResourceClaim, goes, stays []*sandbox) (links []int) {
+	e.t.Helper()
 	for i, c := range claims {
 		pods := []*sandbox{stays[i]}
 		if i%10 == 0 {
 			pods = append(pods, goes[i/10])
 		}
 		for _, s := range pods {
-			w.surviving(func(ctx context.Context) error { return s.hook(ctx, w.dir, c, 200*time.Millisecond) })
+			e.surviving(func(ctx context.Context) error { return s.hook(ctx, e.dir, c, 200*time.Millisecond) })
 		}
 		index, err := stays[i].link()
 		if err != nil || index == 0 {
-			w.t.Fatalf("pod %s started without its link: %v", stays[i].name, err)
+			e.t.Fatalf("pod %s started without its link: %v", stays[i].name, err)
 		}
 		links = append(links, index)
 	}
 	return links
 }
 
-func (w *world) attachedPods(want int) error {
-	paths, err := filepath.Glob(filepath.Join(w.dir, "run/attached/*.json"))
+func (e *testEnv) attachedPods(want int) error {
+	paths, err := filepath.Glob(filepath.Join(e.dir, "run/attached/*.json"))
 	if err == nil && len(paths) != want {
 		err = fmt.Errorf("%d pods are attached, want %d", len(paths), want)
 	}
@@ -292,8 +292,8 @@ func (w *world) attachedPods(want int) error {
 
 // classified tells whether each pod that runs is known to the classifier, and
 // nobody else.
-func (w *world) classified(pods []*sandbox) error {
-	left, err := w.leftInKernel()
+func (e *testEnv) classified(pods []*sandbox) error {
+	left, err := e.leftInKernel()
 	if err != nil {
 		return err
 	}

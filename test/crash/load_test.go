@@ -44,8 +44,8 @@ func TestManyAtOnceWithFaults(t *testing.T) {
 	if d, err := time.ParseDuration(os.Getenv("LOAD_FOR")); err == nil {
 		duration = d
 	}
-	w := newWorld(t)
-	l := &load{world: w, ended: make(chan struct{}), operations: map[string][]time.Duration{}}
+	e := newTestEnv(t)
+	l := &load{testEnv: e, ended: make(chan struct{}), operations: map[string][]time.Duration{}}
 	l.startInProcess()
 	deadline := time.After(duration)
 	var workers sync.WaitGroup
@@ -57,7 +57,7 @@ func TestManyAtOnceWithFaults(t *testing.T) {
 	workers.Wait()
 
 	l.calm.Store(true)
-	w.api.Refuse(nil)
+	e.api.Refuse(nil)
 	for _, p := range l.live {
 		if err := l.remove(p); err != nil {
 			t.Error(err)
@@ -66,12 +66,12 @@ func TestManyAtOnceWithFaults(t *testing.T) {
 	if len(l.lost) > 0 {
 		t.Errorf("%d pods lost their link, the first: %s", len(l.lost), l.lost[0])
 	}
-	w.eventually(w.nothingLeft)
+	e.eventually(e.nothingLeft)
 	l.report(duration, samples)
 }
 
 type load struct {
-	*world
+	*testEnv
 	ended chan struct{}
 	calm  atomic.Bool // no more faults
 	next  atomic.Int64

@@ -9,7 +9,7 @@ import (
 	"testing/fstest"
 
 	"github.com/dra-shared/dra-driver-shared/test/clusterclient"
-	"github.com/dra-shared/dra-driver-shared/test/tree"
+	"github.com/dra-shared/dra-driver-shared/test/fstree"
 )
 
 // Two nodes that look like a machine with eight GPUs, each beside its NIC, and
@@ -25,7 +25,7 @@ func TestAccelerators(t *testing.T) {
 	machine := filepath.Join(b.Dir, "machine")
 	b.Values = []string{"--values", at, "--set", "plugin.sysfs=" + machine + "/sys", "--set", "plugin.procfs=" + machine + "/proc"}
 	tellOn(t, "testdata/accelerators", b, clusterclient.Options{Nodes: 2, Gates: "all", Before: func(ctx context.Context) error {
-		if err := tree.Write(nodesOf(t, b), machine); err != nil {
+		if err := fstree.Write(nodesOf(t, b), machine); err != nil {
 			return err
 		}
 		for _, node := range []string{"n1", "n2"} {
@@ -48,7 +48,7 @@ func nodesOf(t *testing.T, b *clusterclient.Cluster) fstest.MapFS {
 	if err != nil {
 		t.Fatal(err)
 	}
-	files, err := tree.Parse(strings.NewReader(strings.NewReplacer("enp24s0np0", "nic0", "enp64s0np0", "nic1").Replace(string(raw))))
+	files, err := fstree.Parse(strings.NewReader(strings.NewReplacer("enp24s0np0", "nic0", "enp64s0np0", "nic1").Replace(string(raw))))
 	if err != nil {
 		t.Fatal(err)
 	}

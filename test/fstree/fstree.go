@@ -1,4 +1,4 @@
-// Package tree keeps what /sys, /proc and /dev of a machine say about its
+// Package fstree keeps what /sys, /proc and /dev of a machine say about its
 // devices as one text, so that discovery can be tested on machines that are not
 // there. A line is one of
 //
@@ -7,7 +7,7 @@
 //	PATH c MAJOR:MINOR  a device node
 //
 // with paths relative to the machine's root. Directories are implied.
-package tree
+package fstree
 
 import (
 	"bufio"

@@ -26,7 +26,7 @@ import (
 
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 	"github.com/dra-shared/dra-driver-shared/controlplane/mode"
-	"github.com/dra-shared/dra-driver-shared/test/sim"
+	"github.com/dra-shared/dra-driver-shared/test/simnode"
 )
 
 // TestScale measures, and fails only if something does not come to be: how many
@@ -36,34 +36,34 @@ func TestScale(t *testing.T) {
 	if os.Getenv(envBench) == "" {
 		t.Skip("it measures, and takes a while: run `make bench-controlplane`")
 	}
-	w := needsWorld(t)
+	e := requireTestEnv(t)
 	pods, err := strconv.Atoi(cmp.Or(os.Getenv("CONTROLPLANE_PODS"), "10000"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	controller := w.controllerProcess(t)
+	controller := e.controllerProcess(t)
 	name := string(mode.Bridge)
-	if w.native {
+	if e.native {
 		name = string(mode.Native)
 	}
 	fmt.Printf("\n## %s mode\n\n", strings.ToUpper(name[:1])+name[1:])
-	w.measure(t, controller, fmt.Sprintf("one group of %d pods", pods), []int{pods}, true)
-	w.measure(t, controller, "100 groups of 100 pods", slices.Repeat([]int{100}, 100), false)
-	if w.native {
-		w.measure(t, controller, fmt.Sprintf("the same %d pods, a claim for each, by Kubernetes alone", pods), []int{-pods}, false)
+	e.measure(t, controller, fmt.Sprintf("one group of %d pods", pods), []int{pods}, true)
+	e.measure(t, controller, "100 groups of 100 pods", slices.Repeat([]int{100}, 100), false)
+	if e.native {
+		e.measure(t, controller, fmt.Sprintf("the same %d pods, a claim for each, by Kubernetes alone", pods), []int{-pods}, false)
 	}
-	w.churn(t, controller, 1000)
+	e.churn(t, controller, 1000)
 }
 
 // controllerProcess starts the controller as a process of its own, with the rights
 // that the chart gives it.
-func (w *world) controllerProcess(t *testing.T) *os.Process {
+func (e *testEnv) controllerProcess(t *testing.T) *os.Process {
 	t.Helper()
-	kubeconfig, err := clientcmd.LoadFromFile(filepath.Join(w.bed.Dir, "kubeconfig"))
+	kubeconfig, err := clientcmd.LoadFromFile(filepath.Join(e.bed.Dir, "kubeconfig"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	as := w.asController().Impersonate
+	as := e.asController().Impersonate
 	for _, user := range kubeconfig.AuthInfos {
 		user.Impersonate, user.ImpersonateGroups = as.UserName, as.Groups
 	}
@@ -79,11 +79,11 @@ func (w *world) controllerProcess(t *testing.T) *os.Process {
 	if err := clientcmd.WriteToFile(clientcmdapi.Config(*kubeconfig), filepath.Join(dir, "kubeconfig")); err != nil {
 		t.Fatal(err)
 	}
-	log, err := os.Create(filepath.Join(w.bed.Dir, "logs", "controller.log"))
+	log, err := os.Create(filepath.Join(e.bed.Dir, "logs", "controller.log"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := exec.Command(filepath.Join(w.bed.Root, "bin/dra-shared-controller"), "--kubeconfig="+filepath.Join(dir, "kubeconfig"), "--config="+filepath.Join(dir, "config.yaml"),
+	c := exec.Command(filepath.Join(e.bed.Root, "bin/dra-shared-controller"), "--kubeconfig="+filepath.Join(dir, "kubeconfig"), "--config="+filepath.Join(dir, "config.yaml"),
 		"--namespace="+system, "--slices-owner=dra-shared-controller", "--health-address=127.0.0.1:18081", "--v=1")
 	c.Stdout, c.Stderr = log, log
 	if err := c.Start(); err != nil {
@@ -93,13 +93,13 @@ func (w *world) controllerProcess(t *testing.T) *os.Process {
 		_ = c.Process.Kill()
 		_ = c.Wait()
 	})
-	ns := w.namespace(t, "ready")
-	w.eventually(t.Context(), t, "admission works", func() error {
-		_, err := w.group(context.Background(), ns, "ready")
+	ns := e.namespace(t, "ready")
+	e.eventually(t.Context(), t, "admission works", func() error {
+		_, err := e.group(context.Background(), ns, "ready")
 		if err != nil {
 			return err
 		}
-		return client.IgnoreAlreadyExists(w.client.Create(context.Background(), w.pod(ns, "ready", 0)))
+		return client.IgnoreAlreadyExists(e.client.Create(context.Background(), e.pod(ns, "ready", 0)))
 	})
 	return c.Process
 }
@@ -117,19 +117,19 @@ func withoutType(raw []byte) []byte {
 
 // measure creates groups of so many pods each, and tells what it took. A negative
 // number is of pods without a group.
-func (w *world) measure(t *testing.T, controller *os.Process, what string, groups []int, plot bool) {
+func (e *testEnv) measure(t *testing.T, controller *os.Process, what string, groups []int, plot bool) {
 	t.Helper()
 	ctx := context.Background()
-	ns := w.namespace(t, "scale")
-	before := w.writes(t)
+	ns := e.namespace(t, "scale")
+	before := e.writes(t)
 	var pods []*corev1.Pod
 	for i, n := range groups {
 		name := fmt.Sprintf("g%03d", i)
-		if _, err := w.group(ctx, ns, name); err != nil {
+		if _, err := e.group(ctx, ns, name); err != nil {
 			t.Fatal(err)
 		}
 		for j := range max(n, -n) {
-			pod := w.pod(ns, name, j)
+			pod := e.pod(ns, name, j)
 			if n < 0 {
 				pod.Annotations = nil
 			}
@@ -139,9 +139,9 @@ func (w *world) measure(t *testing.T, controller *os.Process, what string, group
 	var mu sync.Mutex
 	created := map[string]time.Time{}
 	start := time.Now()
-	if err := sim.Many(len(pods), func(i int) error {
+	if err := simnode.Many(len(pods), func(i int) error {
 		at := time.Now()
-		err := w.client.Create(ctx, pods[i])
+		err := e.client.Create(ctx, pods[i])
 		mu.Lock()
 		defer mu.Unlock()
 		created[ns+"/"+pods[i].Name] = at
@@ -150,12 +150,12 @@ func (w *world) measure(t *testing.T, controller *os.Process, what string, group
 		t.Fatal(err)
 	}
 	creation := time.Since(start)
-	w.within(ctx, t, 15*time.Minute, what, func() error {
-		w.mu.Lock()
-		defer w.mu.Unlock()
+	e.within(ctx, t, 15*time.Minute, what, func() error {
+		e.mu.Lock()
+		defer e.mu.Unlock()
 		n := 0
 		for key := range created {
-			if _, ok := w.started[key]; ok {
+			if _, ok := e.started[key]; ok {
 				n++
 			}
 		}
@@ -167,15 +167,15 @@ func (w *world) measure(t *testing.T, controller *os.Process, what string, group
 	all := time.Since(start)
 	var latencies []time.Duration
 	var runs []time.Duration
-	w.mu.Lock()
+	e.mu.Lock()
 	for key, at := range created {
-		latencies = append(latencies, w.started[key].Sub(at))
-		runs = append(runs, w.started[key].Sub(start))
+		latencies = append(latencies, e.started[key].Sub(at))
+		runs = append(runs, e.started[key].Sub(start))
 	}
-	w.mu.Unlock()
+	e.mu.Unlock()
 	slices.Sort(latencies)
 	slices.Sort(runs)
-	claims, err := w.claims(ctx, ns)
+	claims, err := e.claims(ctx, ns)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -183,7 +183,7 @@ func (w *world) measure(t *testing.T, controller *os.Process, what string, group
 	for _, c := range claims {
 		largest = max(largest, len(c.Status.ReservedFor))
 	}
-	took := w.difference(before, w.writes(t))
+	took := e.difference(before, e.writes(t))
 	fmt.Printf("### %s\n\n", what)
 	fmt.Printf("All run after %s (created in %s); from created to started p50 %s, p99 %s. %d claims, at most %d entries in reservedFor. Controller: %s.\n\n",
 		round(all), round(creation), round(latencies[len(latencies)/2]), round(latencies[len(latencies)*99/100]), len(claims), largest, memory(t, controller))
@@ -191,49 +191,49 @@ func (w *world) measure(t *testing.T, controller *os.Process, what string, group
 	if plot {
 		chart(runs, len(pods))
 	}
-	before = w.writes(t)
+	before = e.writes(t)
 	end := time.Now()
-	if err := sim.Many(len(pods), func(i int) error { return client.IgnoreNotFound(w.client.Delete(ctx, pods[i])) }); err != nil {
+	if err := simnode.Many(len(pods), func(i int) error { return client.IgnoreNotFound(e.client.Delete(ctx, pods[i])) }); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.client.DeleteAllOf(ctx, &scheduling.PodGroup{}, client.InNamespace(ns)); err != nil {
+	if err := e.client.DeleteAllOf(ctx, &scheduling.PodGroup{}, client.InNamespace(ns)); err != nil {
 		t.Fatal(err)
 	}
-	w.within(ctx, t, 10*time.Minute, "all go", func() error {
-		claims, err := w.claims(ctx, ns)
+	e.within(ctx, t, 10*time.Minute, "all go", func() error {
+		claims, err := e.claims(ctx, ns)
 		if err == nil && len(claims) > 0 {
 			err = fmt.Errorf("%d claims are left", len(claims))
 		}
 		return err
 	})
 	sum := 0.0
-	for _, n := range withoutKubelets(w.difference(before, w.writes(t)), len(pods)) {
+	for _, n := range withoutKubelets(e.difference(before, e.writes(t)), len(pods)) {
 		sum += n // two of them are deletions: the test's, and the simulated kubelet's
 	}
 	fmt.Printf("Deleted, with nothing left, in %s: %.2f writes per pod.\n\n", round(time.Since(end)), sum/float64(len(pods)))
 }
 
 // churn creates and deletes groups.
-func (w *world) churn(t *testing.T, controller *os.Process, n int) {
+func (e *testEnv) churn(t *testing.T, controller *os.Process, n int) {
 	t.Helper()
 	ctx := context.Background()
-	ns := w.namespace(t, "churn")
-	before := w.writes(t)
+	ns := e.namespace(t, "churn")
+	before := e.writes(t)
 	start := time.Now()
-	if err := sim.Many(n, func(i int) error {
-		pg, err := w.group(ctx, ns, fmt.Sprintf("g%04d", i))
+	if err := simnode.Many(n, func(i int) error {
+		pg, err := e.group(ctx, ns, fmt.Sprintf("g%04d", i))
 		if err != nil {
 			return err
 		}
-		return w.client.Delete(ctx, pg)
+		return e.client.Delete(ctx, pg)
 	}); err != nil {
 		t.Fatal(err)
 	}
-	w.within(ctx, t, 5*time.Minute, "all groups go", func() error {
-		claims, err := w.claims(ctx, ns)
+	e.within(ctx, t, 5*time.Minute, "all groups go", func() error {
+		claims, err := e.claims(ctx, ns)
 		var groups scheduling.PodGroupList
 		if err == nil {
-			err = w.client.List(ctx, &groups, client.InNamespace(ns))
+			err = e.client.List(ctx, &groups, client.InNamespace(ns))
 		}
 		if err == nil && len(claims)+len(groups.Items) > 0 {
 			err = fmt.Errorf("%d claims and %d groups are left", len(claims), len(groups.Items))
@@ -241,13 +241,13 @@ func (w *world) churn(t *testing.T, controller *os.Process, n int) {
 		return err
 	})
 	fmt.Printf("### %d groups come and go\n\nCreated and deleted, with nothing left, in %s. Controller: %s. Per group:\n\n", n, round(time.Since(start)), memory(t, controller))
-	table(w.difference(before, w.writes(t)), n)
+	table(e.difference(before, e.writes(t)), n)
 }
 
 // writes are the requests that the API server has served, and that wrote.
-func (w *world) writes(t *testing.T) map[string]float64 {
+func (e *testEnv) writes(t *testing.T) map[string]float64 {
 	t.Helper()
-	raw, err := w.cluster.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(context.Background())
+	raw, err := e.cluster.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(context.Background())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -278,7 +278,7 @@ func (w *world) writes(t *testing.T) map[string]float64 {
 	return counts
 }
 
-func (w *world) difference(before, after map[string]float64) map[string]float64 {
+func (e *testEnv) difference(before, after map[string]float64) map[string]float64 {
 	d := map[string]float64{}
 	for key, n := range after {
 		if n > before[key] {

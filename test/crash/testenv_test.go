@@ -189,8 +189,8 @@ func note(file, line string) {
 	}
 }
 
-// world is a node with one NIC of 10 Gbit/s, and everything around a plugin.
-type world struct {
+// testEnv is a node with one NIC of 10 Gbit/s, and everything around a plugin.
+type testEnv struct {
 	t     *testing.T
 	api   *fakeapi.Server
 	dir   string
@@ -203,7 +203,7 @@ type world struct {
 	stay     []*sandbox
 }
 
-func newWorld(t *testing.T) *world {
+func newTestEnv(t *testing.T) *testEnv {
 	t.Helper()
 	nstest.NIC(t, "nic0", 9000)
 	if err := nstest.Configure("lo"); err != nil { // to the API server
@@ -220,55 +220,55 @@ func newWorld(t *testing.T) *world {
 			t.Fatal(err)
 		}
 	}
-	w := &world{t: t, dir: dir, bpffs: nstest.BPFFS(t), api: fakeapi.New(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "node"}})}
-	t.Cleanup(w.api.Close)
-	t.Cleanup(w.kill)
-	return w
+	e := &testEnv{t: t, dir: dir, bpffs: nstest.BPFFS(t), api: fakeapi.New(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "node"}})}
+	t.Cleanup(e.api.Close)
+	t.Cleanup(e.kill)
+	return e
 }
 
 // start starts a plugin process under a new instance name, as a pod that
 // replaces another, and waits until it serves or has died.
-func (w *world) start(change func(*pluginConfig)) {
-	w.t.Helper()
-	w.instance++
-	c := pluginConfig{Dir: w.dir, BPFFS: w.bpffs, URL: w.api.URL, Instance: fmt.Sprintf("plugin-%d", w.instance)}
+func (e *testEnv) start(change func(*pluginConfig)) {
+	e.t.Helper()
+	e.instance++
+	c := pluginConfig{Dir: e.dir, BPFFS: e.bpffs, URL: e.api.URL, Instance: fmt.Sprintf("plugin-%d", e.instance)}
 	if change != nil {
 		change(&c)
 	}
 	raw, err := json.Marshal(c)
 	if err != nil {
-		w.t.Fatal(err)
+		e.t.Fatal(err)
 	}
-	w.config = c
-	w.process = exec.Command("/proc/self/exe")
-	w.process.Env = append(os.Environ(), pluginVariable+"="+string(raw))
-	log, err := os.OpenFile(filepath.Join(w.dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	e.config = c
+	e.process = exec.Command("/proc/self/exe")
+	e.process.Env = append(os.Environ(), pluginVariable+"="+string(raw))
+	log, err := os.OpenFile(filepath.Join(e.dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
-		w.t.Fatal(err)
+		e.t.Fatal(err)
 	}
 	defer log.Close()
-	w.process.Stderr = log
-	if err := w.process.Start(); err != nil {
-		w.t.Fatal(err)
+	e.process.Stderr = log
+	if err := e.process.Start(); err != nil {
+		e.t.Fatal(err)
 	}
-	w.ended = make(chan struct{})
-	go func(p *exec.Cmd, ended chan struct{}) { _ = p.Wait(); close(ended) }(w.process, w.ended)
-	w.eventually(func() error {
-		if !w.running() {
+	e.ended = make(chan struct{})
+	go func(p *exec.Cmd, ended chan struct{}) { _ = p.Wait(); close(ended) }(e.process, e.ended)
+	e.eventually(func() error {
+		if !e.running() {
 			return nil
 		}
-		_, draErr := os.Stat(w.socket())
-		return errors.Join(draErr, attach.Ping(filepath.Join(w.dir, "run"), c.Instance))
+		_, draErr := os.Stat(e.socket())
+		return errors.Join(draErr, attach.Ping(filepath.Join(e.dir, "run"), c.Instance))
 	})
 }
 
-func (w *world) socket() string {
-	return filepath.Join(w.dir, "plugin", "dra-"+w.config.Instance+".sock")
+func (e *testEnv) socket() string {
+	return filepath.Join(e.dir, "plugin", "dra-"+e.config.Instance+".sock")
 }
 
-func (w *world) running() bool {
+func (e *testEnv) running() bool {
 	select {
-	case <-w.ended:
+	case <-e.ended:
 		return false
 	default:
 		return true
@@ -276,37 +276,37 @@ func (w *world) running() bool {
 }
 
 // kill ends the plugin if there is one.
-func (w *world) kill() {
-	if w.process == nil {
+func (e *testEnv) kill() {
+	if e.process == nil {
 		return
 	}
-	_ = w.process.Process.Kill()
-	<-w.ended
-	w.process = nil
+	_ = e.process.Process.Kill()
+	<-e.ended
+	e.process = nil
 }
 
 // revive starts a plugin that lives, if the last one has died.
-func (w *world) revive() {
-	w.t.Helper()
-	if w.process == nil || !w.running() {
-		w.start(nil)
+func (e *testEnv) revive() {
+	e.t.Helper()
+	if e.process == nil || !e.running() {
+		e.start(nil)
 	}
 }
 
 // surviving repeats what a plugin that died may have cut off, as the kubelet
 // and the runtime do.
-func (w *world) surviving(f func(context.Context) error) {
-	w.t.Helper()
-	w.eventually(func() error {
-		w.revive()
-		ctx, cancel := context.WithTimeout(w.t.Context(), 10*time.Second)
+func (e *testEnv) surviving(f func(context.Context) error) {
+	e.t.Helper()
+	e.eventually(func() error {
+		e.revive()
+		ctx, cancel := context.WithTimeout(e.t.Context(), 10*time.Second)
 		defer cancel()
 		return f(ctx)
 	})
 }
 
-func (w *world) eventually(check func() error) {
-	w.t.Helper()
+func (e *testEnv) eventually(check func() error) {
+	e.t.Helper()
 	timeout, tick := time.After(patience), time.NewTicker(5*time.Millisecond)
 	defer tick.Stop()
 	for {
@@ -316,16 +316,16 @@ func (w *world) eventually(check func() error) {
 		}
 		select {
 		case <-timeout:
-			raw, _ := os.ReadFile(filepath.Join(w.dir, "log"))
-			w.t.Fatalf("%v\nthe plugin's log ends with\n%s", err, raw[max(0, len(raw)-4000):])
+			raw, _ := os.ReadFile(filepath.Join(e.dir, "log"))
+			e.t.Fatalf("%v\nthe plugin's log ends with\n%s", err, raw[max(0, len(raw)-4000):])
 		case <-tick.C:
 		}
 	}
 }
 
 // dra calls the plugin as the kubelet does.
-func (w *world) dra(ctx context.Context, call func(drapb.DRAPluginClient) error) error {
-	conn, err := grpc.NewClient("unix://"+w.socket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+func (e *testEnv) dra(ctx context.Context, call func(drapb.DRAPluginClient) error) error {
+	conn, err := grpc.NewClient("unix://"+e.socket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return err
 	}
@@ -340,8 +340,8 @@ func references(claims []*resourceapi.ResourceClaim) (refs []*drapb.Claim) {
 	return refs
 }
 
-func (w *world) prepare(ctx context.Context, claims ...*resourceapi.ResourceClaim) error {
-	return w.dra(ctx, func(plugin drapb.DRAPluginClient) error {
+func (e *testEnv) prepare(ctx context.Context, claims ...*resourceapi.ResourceClaim) error {
+	return e.dra(ctx, func(plugin drapb.DRAPluginClient) error {
 		answer, err := plugin.NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{Claims: references(claims)})
 		for uid, result := range answer.GetClaims() {
 			if result.Error != "" {
@@ -352,8 +352,8 @@ func (w *world) prepare(ctx context.Context, claims ...*resourceapi.ResourceClai
 	})
 }
 
-func (w *world) unprepare(ctx context.Context, claims ...*resourceapi.ResourceClaim) error {
-	return w.dra(ctx, func(plugin drapb.DRAPluginClient) error {
+func (e *testEnv) unprepare(ctx context.Context, claims ...*resourceapi.ResourceClaim) error {
+	return e.dra(ctx, func(plugin drapb.DRAPluginClient) error {
 		answer, err := plugin.NodeUnprepareResources(ctx, &drapb.NodeUnprepareResourcesRequest{Claims: references(claims)})
 		for uid, result := range answer.GetClaims() {
 			if result.Error != "" {
@@ -365,15 +365,15 @@ func (w *world) unprepare(ctx context.Context, claims ...*resourceapi.ResourceCl
 }
 
 // claim makes a claim to a share of 10 Mbit/s, allocated as the scheduler would.
-func (w *world) claim(name string) *resourceapi.ResourceClaim {
-	w.t.Helper()
-	return w.add(newClaim(name))
+func (e *testEnv) claim(name string) *resourceapi.ResourceClaim {
+	e.t.Helper()
+	return e.add(newClaim(name))
 }
 
-func (w *world) add(c *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
-	w.t.Helper()
-	if err := w.api.Client.Tracker().Add(c); err != nil {
-		w.t.Fatal(err)
+func (e *testEnv) add(c *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
+	e.t.Helper()
+	if err := e.api.Client.Tracker().Add(c); err != nil {
+		e.t.Fatal(err)
 	}
 	return c
 }
@@ -413,13 +413,13 @@ type sandbox struct {
 	end    func()
 }
 
-func (w *world) sandbox(name string) *sandbox {
-	w.t.Helper()
-	s, err := newSandbox(filepath.Join(w.dir, "bundle-"+name+"-"+string(uuid.NewUUID())), name)
+func (e *testEnv) sandbox(name string) *sandbox {
+	e.t.Helper()
+	s, err := newSandbox(filepath.Join(e.dir, "bundle-"+name+"-"+string(uuid.NewUUID())), name)
 	if err != nil {
-		w.t.Fatal(err)
+		e.t.Fatal(err)
 	}
-	w.t.Cleanup(s.end)
+	e.t.Cleanup(s.end)
 	return s
 }
 
@@ -478,8 +478,8 @@ func (s *sandbox) link() (index int, err error) {
 }
 
 // reported returns nil if the claim's status says that its share is ready.
-func (w *world) reported(ctx context.Context, c *resourceapi.ResourceClaim, reason string) error {
-	current, err := w.api.Client.ResourceV1().ResourceClaims(namespace).Get(ctx, c.Name, metav1.GetOptions{})
+func (e *testEnv) reported(ctx context.Context, c *resourceapi.ResourceClaim, reason string) error {
+	current, err := e.api.Client.ResourceV1().ResourceClaims(namespace).Get(ctx, c.Name, metav1.GetOptions{})
 	if err != nil {
 		return err
 	}
@@ -492,19 +492,19 @@ func (w *world) reported(ctx context.Context, c *resourceapi.ResourceClaim, reas
 }
 
 // nothingLeft tells what there is of shares: files, classes, map entries.
-func (w *world) nothingLeft() error {
+func (e *testEnv) nothingLeft() error {
 	var left []string
 	for _, pattern := range []string{"plugin/claims/*", "plugin/dra-device-metadata/*", "plugin/files/*", "cdi/*", "run/attached/*", "hook/*", "run/attach.d/*", "run/health/*", "plugin/dra-*.sock", "registry/*.sock"} {
-		paths, err := filepath.Glob(filepath.Join(w.dir, pattern))
+		paths, err := filepath.Glob(filepath.Join(e.dir, pattern))
 		if err != nil {
 			return err
 		}
 		left = append(left, slices.DeleteFunc(paths, func(path string) bool {
 			name := filepath.Base(path)
-			return strings.Contains(name, w.config.Instance+".") || strings.Contains(name, w.config.Instance+"-reg") || name == filepath.Base(w.hookPath())
+			return strings.Contains(name, e.config.Instance+".") || strings.Contains(name, e.config.Instance+"-reg") || name == filepath.Base(e.hookPath())
 		})...)
 	}
-	kernel, err := w.leftInKernel()
+	kernel, err := e.leftInKernel()
 	left = append(left, kernel...)
 	if err == nil && len(left) > 0 {
 		err = fmt.Errorf("left: %s", strings.Join(left, ", "))
@@ -513,7 +513,7 @@ func (w *world) nothingLeft() error {
 }
 
 // leftInKernel are classes of shares and entries of the classifier.
-func (w *world) leftInKernel() (left []string, err error) {
+func (e *testEnv) leftInKernel() (left []string, err error) {
 	conn, err := rtnl.Open()
 	if err != nil {
 		return nil, err
@@ -533,7 +533,7 @@ func (w *world) leftInKernel() (left []string, err error) {
 			left = append(left, fmt.Sprintf("class %x on %s", minor, name))
 		}
 	}
-	classifier, err := classify.Open(w.bpffs, nil)
+	classifier, err := classify.Open(e.bpffs, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -544,7 +544,7 @@ func (w *world) leftInKernel() (left []string, err error) {
 	return left, errors.Join(err, classifier.Close())
 }
 
-func (w *world) hookPath() string {
-	hooks, _ := attach.Hooks(filepath.Join(w.dir, "hook"))
+func (e *testEnv) hookPath() string {
+	hooks, _ := attach.Hooks(filepath.Join(e.dir, "hook"))
 	return append(hooks, "")[0]
 }

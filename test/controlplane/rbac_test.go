@@ -40,37 +40,37 @@ const (
 // The controller may do what it does, and nothing else: every other test runs with
 // the rights that the chart gives; here each of them is used.
 func TestEveryRightIsUsed(t *testing.T) {
-	w := needsWorld(t)
-	if !w.asked.has("delete resourceclaims.resource.k8s.io") { // by the tests before this one
-		w.life(t, &death{})
+	e := requireTestEnv(t)
+	if !e.asked.has("delete resourceclaims.resource.k8s.io") { // by the tests before this one
+		e.life(t, &death{})
 	}
-	if !w.asked.has("watch jobs.batch") {
+	if !e.asked.has("watch jobs.batch") {
 		t.Run("a claim that an object holds", func(t *testing.T) {
-			w.controller(t, nil)
-			w.podsThatHaveEndedCostAHeldClaimNothing(t)
+			e.controller(t, nil)
+			e.podsThatHaveEndedCostAHeldClaimNothing(t)
 		})
 	}
 	t.Run("what the caches do not have, and what is told twice", func(t *testing.T) {
-		w.controller(t, nil)
-		w.mistakes(t)
+		e.controller(t, nil)
+		e.mistakes(t)
 	})
 	t.Run("fabrics change, and go", func(t *testing.T) {
 		more := driverConfig()
 		more.Fabrics[0].Groups++
 		for _, c := range []*config.DriverConfig{more, {}} {
-			stop := w.controllerOf(t, c, nil)
-			w.eventually(t.Context(), t, "fabrics are published as configured", func() error { return w.publishes(t.Context(), c.Fabrics) })
+			stop := e.controllerOf(t, c, nil)
+			e.eventually(t.Context(), t, "fabrics are published as configured", func() error { return e.publishes(t.Context(), c.Fabrics) })
 			stop()
 		}
 	})
-	given, err := w.rights(context.Background())
+	given, err := e.rights(context.Background())
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, right := range slices.Sorted(maps.Keys(given)) {
 		switch {
-		case w.asked.has(strings.Replace(right, "list ", "watch ", 1)): // for API servers that do not stream what there is
-		case w.asked.has(right), slices.Contains(askedByOthers, right), !w.native && strings.HasSuffix(right, nativeOnly), w.native && right == bridgeOnly:
+		case e.asked.has(strings.Replace(right, "list ", "watch ", 1)): // for API servers that do not stream what there is
+		case e.asked.has(right), slices.Contains(askedByOthers, right), !e.native && strings.HasSuffix(right, nativeOnly), e.native && right == bridgeOnly:
 		default:
 			t.Errorf("the chart lets the controller %s, and it never did", right)
 		}
@@ -80,38 +80,38 @@ func TestEveryRightIsUsed(t *testing.T) {
 // mistakes are pods of a template, of a class and of a claim that do not exist,
 // and a claim held by what the controller may not see, of which it tells again when
 // the claim changes.
-func (w *world) mistakes(t *testing.T) {
+func (e *testEnv) mistakes(t *testing.T) {
 	t.Helper()
 	ctx := context.Background()
-	ns := w.namespace(t, "mistakes")
+	ns := e.namespace(t, "mistakes")
 	spec := fabricSpec()
 	spec.Devices.Requests[0].Exactly.DeviceClassName = "nobody-has-made-it"
 	claim := fabricClaim(ns, "team")
 	claim.Annotations = map[string]string{scheduling.ReservedForAnnotation: "apps/deployments/web"}
 	template := &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "classless"}, Spec: resourceapi.ResourceClaimTemplateSpec{Spec: spec}}
 	for _, o := range []client.Object{template, claim} {
-		if err := w.client.Create(ctx, o); err != nil {
+		if err := e.client.Create(ctx, o); err != nil {
 			t.Fatal(err)
 		}
 	}
 	missing := "nobody-has-made-it"
 	for i, c := range []corev1.PodResourceClaim{{ResourceClaimTemplateName: &missing}, {ResourceClaimTemplateName: &template.Name}, {ResourceClaimName: &missing}} {
-		pod := w.pod(ns, "alone", i)
+		pod := e.pod(ns, "alone", i)
 		pod.Annotations = nil
 		c.Name = "fabric"
 		pod.Spec.ResourceClaims = []corev1.PodResourceClaim{c}
-		if err := w.client.Create(ctx, pod); err != nil {
+		if err := e.client.Create(ctx, pod); err != nil {
 			t.Fatal(err)
 		}
 	}
 	tries := 0
-	w.eventually(ctx, t, "it is told twice that the controller may not see who holds the claim", func() error {
+	e.eventually(ctx, t, "it is told twice that the controller may not see who holds the claim", func() error {
 		tries++
 		raw := fmt.Appendf(nil, `{"metadata":{"labels":{"try":"%d"}}}`, tries)
-		if err := w.client.Patch(ctx, claim.DeepCopy(), client.RawPatch(types.MergePatchType, raw)); err != nil {
+		if err := e.client.Patch(ctx, claim.DeepCopy(), client.RawPatch(types.MergePatchType, raw)); err != nil {
 			return err
 		}
-		told, err := w.cluster.EventsV1().Events(ns).List(ctx, metav1.ListOptions{})
+		told, err := e.cluster.EventsV1().Events(ns).List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return err
 		}
@@ -125,8 +125,8 @@ func (w *world) mistakes(t *testing.T) {
 }
 
 // publishes checks that there is a slice for each fabric, with its groups.
-func (w *world) publishes(ctx context.Context, fabrics []config.Fabric) error {
-	published, err := w.cluster.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{})
+func (e *testEnv) publishes(ctx context.Context, fabrics []config.Fabric) error {
+	published, err := e.cluster.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return err
 	}
@@ -144,13 +144,13 @@ func (w *world) publishes(ctx context.Context, fabrics []config.Fabric) error {
 }
 
 // rights are what the chart gives the controller.
-func (w *world) rights(ctx context.Context) (map[string]bool, error) {
+func (e *testEnv) rights(ctx context.Context) (map[string]bool, error) {
 	const name = "dra-shared-controller"
-	everywhere, err := w.cluster.RbacV1().ClusterRoles().Get(ctx, name, metav1.GetOptions{})
+	everywhere, err := e.cluster.RbacV1().ClusterRoles().Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return nil, err
 	}
-	here, err := w.cluster.RbacV1().Roles(system).Get(ctx, name, metav1.GetOptions{})
+	here, err := e.cluster.RbacV1().Roles(system).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return nil, err
 	}

@@ -24,7 +24,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/controlplane"
 	"github.com/dra-shared/dra-driver-shared/controlplane/mode"
 	"github.com/dra-shared/dra-driver-shared/test/clusterclient"
-	"github.com/dra-shared/dra-driver-shared/test/sim"
+	"github.com/dra-shared/dra-driver-shared/test/simnode"
 )
 
 const (
@@ -35,14 +35,14 @@ const (
 	inside = "192.168.77.254"
 )
 
-// world is a control plane with simulated nodes and the chart installed; the
+// testEnv is a control plane with simulated nodes and the chart installed; the
 // controller is this process's to run.
-type world struct {
+type testEnv struct {
 	bed     *clusterclient.Cluster
 	config  *rest.Config
 	cluster kubernetes.Interface
 	client  client.Client
-	nodes   *sim.Nodes
+	nodes   *simnode.Nodes
 	native  bool
 	asked   asked // by the controller
 
@@ -50,56 +50,56 @@ type world struct {
 	started map[string]time.Time // pods, by namespace and name
 }
 
-var theWorld = sync.OnceValues(newWorld)
+var sharedTestEnv = sync.OnceValues(newTestEnv)
 
-func needsWorld(t *testing.T) *world {
+func requireTestEnv(t *testing.T) *testEnv {
 	t.Helper()
 	if os.Getenv(envInside) == "" {
 		t.Skip("needs a control plane: run `make test-controlplane`")
 	}
-	w, err := theWorld()
+	e, err := sharedTestEnv()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return w
+	return e
 }
 
-func newWorld() (*world, error) {
+func newTestEnv() (*testEnv, error) {
 	ctx := context.Background()
 	b, err := clusterclient.New(os.Getenv(envInside))
 	if err != nil {
 		return nil, err
 	}
-	w := &world{bed: b, started: map[string]time.Time{}}
-	if w.config, err = clientcmd.BuildConfigFromFlags("", filepath.Join(b.Dir, "kubeconfig")); err != nil {
+	e := &testEnv{bed: b, started: map[string]time.Time{}}
+	if e.config, err = clientcmd.BuildConfigFromFlags("", filepath.Join(b.Dir, "kubeconfig")); err != nil {
 		return nil, err
 	}
-	w.config.QPS = -1
-	if w.cluster, err = kubernetes.NewForConfig(w.config); err != nil {
+	e.config.QPS = -1
+	if e.cluster, err = kubernetes.NewForConfig(e.config); err != nil {
 		return nil, err
 	}
 	scheme, err := controlplane.Scheme()
 	if err != nil {
 		return nil, err
 	}
-	if w.client, err = client.New(w.config, client.Options{Scheme: scheme}); err != nil {
+	if e.client, err = client.New(e.config, client.Options{Scheme: scheme}); err != nil {
 		return nil, err
 	}
-	found, err := mode.Detect(ctx, w.cluster, "default")
+	found, err := mode.Detect(ctx, e.cluster, "default")
 	if err != nil {
 		return nil, err
 	}
-	w.native = found == mode.Native
+	e.native = found == mode.Native
 	fmt.Println("mode:", found)
-	w.nodes = &sim.Nodes{Client: w.cluster, Address: inside, Native: w.native, Started: func(p *corev1.Pod) {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		w.started[p.Namespace+"/"+p.Name] = time.Now()
+	e.nodes = &simnode.Nodes{Client: e.cluster, Address: inside, Native: e.native, Started: func(p *corev1.Pod) {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		e.started[p.Namespace+"/"+p.Name] = time.Now()
 	}}
-	if err := w.nodes.Start(ctx, 24); err != nil {
+	if err := e.nodes.Start(ctx, 24); err != nil {
 		return nil, err
 	}
-	return w, b.Install(ctx, "controller.reservedFor[0].apiGroup=batch", "controller.reservedFor[0].resource=jobs")
+	return e, b.Install(ctx, "controller.reservedFor[0].apiGroup=batch", "controller.reservedFor[0].resource=jobs")
 }
 
 // fabricName is of a fabric that all simulated nodes are on.
@@ -113,25 +113,25 @@ func driverConfig() *config.DriverConfig {
 }
 
 // asController is the identity that the chart gives the controller, and no more.
-func (w *world) asController() *rest.Config {
-	c := rest.CopyConfig(w.config)
+func (e *testEnv) asController() *rest.Config {
+	c := rest.CopyConfig(e.config)
 	c.Impersonate = rest.ImpersonationConfig{UserName: "system:serviceaccount:" + system + ":dra-shared-controller",
 		Groups: []string{"system:serviceaccounts", "system:serviceaccounts:" + system, "system:authenticated"}}
-	c.Wrap(w.asked.wrap)
+	c.Wrap(e.asked.wrap)
 	return c
 }
 
 // controller runs the controller until the returned function is called. newClient
 // makes what it writes with; nil: nothing special.
-func (w *world) controller(t *testing.T, newClient client.NewClientFunc) (stop func()) {
+func (e *testEnv) controller(t *testing.T, newClient client.NewClientFunc) (stop func()) {
 	t.Helper()
-	return w.controllerOf(t, driverConfig(), newClient)
+	return e.controllerOf(t, driverConfig(), newClient)
 }
 
-func (w *world) controllerOf(t *testing.T, c *config.DriverConfig, newClient client.NewClientFunc) (stop func()) {
+func (e *testEnv) controllerOf(t *testing.T, c *config.DriverConfig, newClient client.NewClientFunc) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), klog.Background()))
-	m, err := controlplane.New(ctx, w.asController(), controlplane.Options{
+	m, err := controlplane.New(ctx, e.asController(), controlplane.Options{
 		DriverName: driver, Config: c, Namespace: system, Mode: mode.Auto, SlicesOwner: "dra-shared-controller",
 		HealthAddress: "0", MetricsAddress: "0", Client: newClient,
 		Webhook: controlplane.Webhook{Port: 9443, Service: "dra-shared-controller", Secret: "dra-shared-controller-ca", Configuration: "dra-shared-controller"},
@@ -154,28 +154,28 @@ func (w *world) controllerOf(t *testing.T, c *config.DriverConfig, newClient cli
 	case err := <-ended:
 		t.Fatalf("the controller does not start: %v", err)
 	}
-	w.eventually(ctx, t, "the webhook answers", func() error { return m.GetWebhookServer().StartedChecker()(nil) })
+	e.eventually(ctx, t, "the webhook answers", func() error { return m.GetWebhookServer().StartedChecker()(nil) })
 	return stop
 }
 
 // namespace makes one, which goes with the test.
-func (w *world) namespace(t *testing.T, name string) string {
+func (e *testEnv) namespace(t *testing.T, name string) string {
 	t.Helper()
 	ctx := context.Background()
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: name + "-"}}
-	if err := w.client.Create(ctx, ns); err != nil {
+	if err := e.client.Create(ctx, ns); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = w.client.Delete(ctx, ns) })
+	t.Cleanup(func() { _ = e.client.Delete(ctx, ns) })
 	return ns.Name
 }
 
-func (w *world) eventually(ctx context.Context, t *testing.T, what string, check func() error) {
+func (e *testEnv) eventually(ctx context.Context, t *testing.T, what string, check func() error) {
 	t.Helper()
-	w.within(ctx, t, time.Minute, what, check)
+	e.within(ctx, t, time.Minute, what, check)
 }
 
-func (w *world) within(ctx context.Context, t *testing.T, limit time.Duration, what string, check func() error) {
+func (e *testEnv) within(ctx context.Context, t *testing.T, limit time.Duration, what string, check func() error) {
 	t.Helper()
 	if err := clusterclient.Eventually(ctx, limit, check); err != nil {
 		t.Fatalf("%s: %v", what, err)
@@ -193,19 +193,19 @@ func fabricClaim(namespace, name string) *resourceapi.ResourceClaim {
 }
 
 // group makes a PodGroup with a claim of a fabric, and further ones.
-func (w *world) group(ctx context.Context, namespace, name string, more ...scheduling.PodGroupResourceClaim) (*scheduling.PodGroup, error) {
+func (e *testEnv) group(ctx context.Context, namespace, name string, more ...scheduling.PodGroupResourceClaim) (*scheduling.PodGroup, error) {
 	template := &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "fabric"},
 		Spec: resourceapi.ResourceClaimTemplateSpec{Spec: fabricSpec()}}
-	if err := client.IgnoreAlreadyExists(w.client.Create(ctx, template)); err != nil {
+	if err := client.IgnoreAlreadyExists(e.client.Create(ctx, template)); err != nil {
 		return nil, err
 	}
 	pg := &scheduling.PodGroup{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
 		Spec: scheduling.PodGroupSpec{SchedulingPolicy: scheduling.SchedulingPolicy{Basic: &scheduling.BasicSchedulingPolicy{}},
 			ResourceClaims: append([]scheduling.PodGroupResourceClaim{{Name: "fabric", ResourceClaimTemplateName: ptr.To("fabric")}}, more...)}}
-	return pg, client.IgnoreAlreadyExists(w.client.Create(ctx, pg))
+	return pg, client.IgnoreAlreadyExists(e.client.Create(ctx, pg))
 }
 
-func (w *world) pod(namespace, group string, i int) *corev1.Pod {
+func (e *testEnv) pod(namespace, group string, i int) *corev1.Pod {
 	template := "fabric"
 	grace := int64(1) // with none, a kubelet would not be asked
 	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: fmt.Sprintf("%s-%05d", group, i), Annotations: map[string]string{scheduling.GroupAnnotation: group}},
@@ -216,9 +216,9 @@ func (w *world) pod(namespace, group string, i int) *corev1.Pod {
 		}}
 }
 
-func (w *world) running(ctx context.Context, namespace string) (running, all int, err error) {
+func (e *testEnv) running(ctx context.Context, namespace string) (running, all int, err error) {
 	var pods corev1.PodList
-	if err := w.client.List(ctx, &pods, client.InNamespace(namespace)); err != nil {
+	if err := e.client.List(ctx, &pods, client.InNamespace(namespace)); err != nil {
 		return 0, 0, err
 	}
 	for i := range pods.Items {
@@ -230,8 +230,8 @@ func (w *world) running(ctx context.Context, namespace string) (running, all int
 }
 
 // claims of a namespace.
-func (w *world) claims(ctx context.Context, namespace string) ([]resourceapi.ResourceClaim, error) {
+func (e *testEnv) claims(ctx context.Context, namespace string) ([]resourceapi.ResourceClaim, error) {
 	var list resourceapi.ResourceClaimList
-	err := w.client.List(ctx, &list, client.InNamespace(namespace))
+	err := e.client.List(ctx, &list, client.InNamespace(namespace))
 	return list.Items, err
 }

@@ -2,7 +2,7 @@
 // container has to: Node objects that stay Ready, and kubelets that hold a pod to
 // what the real one does before it starts it (is its claim allocated, and reserved
 // for it?), say that it runs, and let it go when it is deleted.
-package sim
+package simnode
 
 import (
 	"context"

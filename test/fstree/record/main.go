@@ -1,0 +1,16 @@
+// Command record prints this machine's tree: see package fstree.
+package main
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/dra-shared/dra-driver-shared/test/fstree"
+)
+
+func main() {
+	if err := fstree.Record("/", os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, "record:", err)
+		os.Exit(1)
+	}
+}
