@@ -36,9 +36,6 @@ const (
 	maxDeviceNodes = 16
 )
 
-// ReservedEnvironment is the prefix of the variables that the driver sets.
-const ReservedEnvironment = "DRA_SHARED_"
-
 // MergeAcceleratorShares adds what a claim says to what came before (a
 // DeviceClass, an earlier configuration). Both may be nil.
 func MergeAcceleratorShares(base, over *AcceleratorShare) *AcceleratorShare {
@@ -120,8 +117,8 @@ func ValidateVariable(name, value string, at *field.Path) (errs field.ErrorList)
 	for _, problem := range validation.IsCIdentifier(name) {
 		errs = append(errs, field.Invalid(at, name, problem))
 	}
-	if strings.HasPrefix(name, ReservedEnvironment) {
-		errs = append(errs, field.Forbidden(at, "names that begin with "+ReservedEnvironment+" are the driver's"))
+	if strings.HasPrefix(name, EnvironmentPrefix) {
+		errs = append(errs, field.Forbidden(at, "names that begin with "+EnvironmentPrefix+" are the driver's"))
 	}
 	switch {
 	case len(value) > maxValue:

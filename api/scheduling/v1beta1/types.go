@@ -60,15 +60,6 @@ const (
 	Finalizer = GroupName + "/claims"
 )
 
-// Conditions of a PodGroup.
-const (
-	// ConditionClaimsReady tells whether every claim of the PodGroup exists.
-	ConditionClaimsReady = "ClaimsReady"
-	// ConditionReserved tells whether the claims are held for the group: they
-	// stay allocated then, also while the group has no pods.
-	ConditionReserved = "Reserved"
-)
-
 // PodGroup is a group of pods that share claims. The pods name it, and name the
 // claims, in spec.resourceClaims, as the PodGroup does.
 //

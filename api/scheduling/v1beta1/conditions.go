@@ -1,0 +1,51 @@
+package v1beta1
+
+// Types of the conditions of a PodGroup.
+const (
+	// ConditionClaimsReady reports whether every claim of the PodGroup exists.
+	ConditionClaimsReady = "ClaimsReady"
+	// ConditionReserved reports whether the claims are reserved for the PodGroup,
+	// so that they stay allocated even while the group has no pods.
+	ConditionReserved = "Reserved"
+)
+
+// Reasons of the condition ClaimsReady.
+const (
+	// ReasonGenerated (True) means that every claim of the PodGroup exists.
+	ReasonGenerated = "Generated"
+	// ReasonClaimShared (True) means that every claim exists and that another
+	// PodGroup holds one of them too.
+	ReasonClaimShared = "ClaimShared"
+	// ReasonClaimMissing (False) means that a claim, or the template to generate
+	// it from, does not exist.
+	ReasonClaimMissing = "ClaimMissing"
+	// ReasonTerminating (False) means that the PodGroup is being deleted and that
+	// some of its pods are not terminal yet.
+	ReasonTerminating = "Terminating"
+)
+
+// Reasons of the condition Reserved.
+const (
+	// ReasonHeld (True) means that the claims stay allocated as long as the
+	// PodGroup exists.
+	ReasonHeld = "Held"
+	// ReasonNotAllocated (False) means that a claim is allocated when the first
+	// pod of the group is scheduled.
+	ReasonNotAllocated = "NotAllocated"
+	// ReasonNoRoom (False) means that status.reservedFor of a claim is full, so
+	// that the PodGroup cannot be added.
+	ReasonNoRoom = "NoRoom"
+)
+
+// Reasons of both conditions.
+const (
+	// ReasonClaimDeleted (False) means that a claim was deleted while the
+	// PodGroup uses it. New pods wait until the deletion completes.
+	ReasonClaimDeleted = "ClaimDeleted"
+)
+
+// EventActionClaims is the action of Warning events on a PodGroup. The controller
+// emits one when a condition becomes False, except for the reason NotAllocated,
+// or when its reason becomes ClaimShared; the reason of the event is that of the
+// condition.
+const EventActionClaims = "Claims"

@@ -1,0 +1,122 @@
+package v1alpha1
+
+// Types of the conditions in status.devices[].conditions of a ResourceClaim.
+const (
+	// ConditionReady reports whether the pods can use the share: each pod that
+	// started has its link, or the device works.
+	ConditionReady = "Ready"
+	// ConditionBandwidthEnforced reports whether the kernel enforces the granted
+	// bandwidth of the share.
+	ConditionBandwidthEnforced = "BandwidthEnforced"
+	// ConditionMemoryEnforced reports whether the kernel enforces the granted
+	// memory of an accelerator.
+	ConditionMemoryEnforced = "MemoryEnforced"
+	// ConditionHeld reports whether the object that the annotation
+	// scheduling.dra-shared.dev/reserved-for names keeps the claim allocated.
+	ConditionHeld = "Held"
+)
+
+// Reasons of the condition Ready.
+const (
+	// ReasonAttached (True) means that every pod that started has its link.
+	ReasonAttached = "Attached"
+	// ReasonPrepared means, for a NIC (False), that no container that references
+	// the claim has started yet, and, for other devices (True), that containers
+	// find the device.
+	ReasonPrepared = "Prepared"
+	// ReasonNotReferenced (False) means that no container of a pod references the
+	// claim in resources.claims, so that the pod gets no link.
+	ReasonNotReferenced = "NotReferenced"
+	// ReasonAttachFailed (False) means that the last container to start was
+	// refused because its link could not be attached.
+	ReasonAttachFailed = "AttachFailed"
+	// ReasonLinkChanged (False) means that a link differs from what was attached,
+	// for example because it is down in the pod.
+	ReasonLinkChanged = "LinkChanged"
+	// ReasonLinkGone (False) means that a link no longer exists in its pod.
+	ReasonLinkGone = "LinkGone"
+	// ReasonLinkDown (False) means that the NIC has no carrier, or regained it
+	// only seconds ago.
+	ReasonLinkDown = "LinkDown"
+	// ReasonDeviceGone (False) means that the device is missing from the node or
+	// from the driver's configuration.
+	ReasonDeviceGone = "DeviceGone"
+	// ReasonNotRunning (False) means that no pod that uses a share of a fabric
+	// runs yet.
+	ReasonNotRunning = "NotRunning"
+)
+
+// Reasons of the condition BandwidthEnforced, besides DeviceGone and LinkGone.
+const (
+	// ReasonNetnsCookie (True) means that the kernel enforces the grant and
+	// identifies the sender by the network namespace of the sending socket and
+	// the source address.
+	ReasonNetnsCookie = "NetnsCookie"
+	// ReasonMAC (True) means that the kernel enforces the grant and identifies
+	// the sender by the source address alone, which a pod with CAP_NET_RAW can
+	// forge.
+	ReasonMAC = "MAC"
+	// ReasonAdminAccess (True) means that the request has admin access, so that
+	// its link has no grant to enforce.
+	ReasonAdminAccess = "AdminAccess"
+	// ReasonEnforcementNone (False) means that the configuration of the network
+	// turns enforcement off.
+	ReasonEnforcementNone = "EnforcementNone"
+	// ReasonLinkTooSlow (False) means that the NIC is slower than when the grants
+	// were allocated, so that the kernel guarantees less than the grant.
+	ReasonLinkTooSlow = "LinkTooSlow"
+	// ReasonNotClassified (False) means that frames of the link do not select the
+	// class of the share.
+	ReasonNotClassified = "NotClassified"
+	// ReasonRateDiffers (False) means that the rates in the kernel differ from
+	// the grant.
+	ReasonRateDiffers = "RateDiffers"
+)
+
+// Reasons of the condition MemoryEnforced.
+const (
+	// ReasonContainerLimited (True) means that the cgroup controller dmem limits
+	// each container to the granted memory.
+	ReasonContainerLimited = "ContainerLimited"
+	// ReasonMemoryNotEnforced (False) means that nothing on the node limits the
+	// memory that the containers use.
+	ReasonMemoryNotEnforced = "MemoryNotEnforced"
+)
+
+// Reasons of the condition Held.
+const (
+	// ReasonHolderFound (True) means that the holder exists and keeps the claim
+	// allocated.
+	ReasonHolderFound = "HolderFound"
+	// ReasonHolderMissing (False) means that the holder does not exist in the
+	// namespace of the claim.
+	ReasonHolderMissing = "HolderMissing"
+	// ReasonHolderUnknown (False) means that the cluster does not serve the API
+	// group and resource of the holder.
+	ReasonHolderUnknown = "HolderUnknown"
+	// ReasonHolderForbidden (False) means that the controller is not permitted to
+	// get, list, and watch the holder's resource.
+	ReasonHolderForbidden = "HolderForbidden"
+	// ReasonHolderInvalid (False) means that the value of the annotation is not
+	// <API group>/<resource>/<name>.
+	ReasonHolderInvalid = "HolderInvalid"
+)
+
+// Reasons of events. Besides these, the plugin emits a Warning event on the pods
+// of a share when a condition becomes False, except for the reasons Prepared and
+// AttachFailed, and the controller emits a Warning event on the claim when the
+// condition Held becomes False; the reason of such an event is that of the
+// condition.
+const (
+	// EventReasonRecovered (Normal) means that a condition of a share of the pod
+	// became True again after a Warning event.
+	EventReasonRecovered = "SharedDeviceRecovered"
+)
+
+// Actions of events.
+const (
+	// EventActionShare is the action of events about a share.
+	EventActionShare = "Share"
+	// EventActionHold is the action of events about the holder of a claim.
+	EventActionHold = "Hold"
+)

@@ -1,0 +1,137 @@
+package v1alpha1
+
+import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+// Kinds of the objects in status.devices[].data of a ResourceClaim. Consumers
+// must look at apiVersion and kind before they read other fields.
+const (
+	NetworkStatusKind        = "NetworkStatus"
+	NetworkStatusSummaryKind = "NetworkStatusSummary"
+	FabricStatusSummaryKind  = "FabricStatusSummary"
+)
+
+// CNIVersion is the version of the CNI specification that NetworkStatus follows.
+const CNIVersion = "1.1.0"
+
+// NetworkStatus is the data of a share of a NIC that has one link. It is a CNI
+// result ("ADD Success" of the CNI specification 1.1.0), extended by the
+// bandwidth that the kernel enforces. All values are read back from the kernel.
+type NetworkStatus struct {
+	metav1.TypeMeta `json:",inline"`
+
+	// CNIVersion is the version of the CNI specification that the fields
+	// interfaces, ips, and routes follow.
+	CNIVersion string `json:"cniVersion"`
+
+	// Interfaces lists the link in the pod. It has one element.
+	Interfaces []CNIInterface `json:"interfaces"`
+
+	// IPs lists the addresses of the link, at most 16.
+	IPs []CNIIP `json:"ips,omitempty"`
+
+	// Routes lists the routes that the claim's parameters request.
+	Routes []CNIRoute `json:"routes,omitempty"`
+
+	// Bandwidth is what the kernel enforces for the share. The field is absent
+	// if the kernel enforces nothing.
+	Bandwidth *BandwidthStatus `json:"bandwidth,omitempty"`
+}
+
+// CNIInterface describes the link of a share in a pod.
+type CNIInterface struct {
+	// Name is the name of the link in the pod.
+	Name string `json:"name"`
+	// MAC is the hardware address of the link, such as 02:00:00:00:00:01.
+	MAC string `json:"mac"`
+	// MTU is the maximum transmission unit of the link in bytes.
+	MTU int `json:"mtu"`
+}
+
+// CNIIP is an address of a link.
+type CNIIP struct {
+	// Address is the address with its prefix length, such as 10.20.0.5/24.
+	Address string `json:"address"`
+	// Interface is the index of the link in interfaces.
+	Interface int `json:"interface"`
+}
+
+// CNIRoute is a route through a link.
+type CNIRoute struct {
+	// Destination is the destination network, such as 10.30.0.0/16.
+	Destination string `json:"dst"`
+	// Gateway is the address of the next hop. The field is absent if the
+	// destination is directly on the link.
+	Gateway string `json:"gw,omitempty"`
+}
+
+// BandwidthStatus is what the kernel enforces for a share in each direction, as
+// the plugin reads it back from the classes of the share.
+type BandwidthStatus struct {
+	// Send limits what the pods of the share send.
+	Send RateStatus `json:"send"`
+	// Receive limits what the pods of the share receive.
+	Receive RateStatus `json:"receive"`
+}
+
+// RateStatus is what the kernel enforces in one direction, in bits per second.
+type RateStatus struct {
+	// Guaranteed is the rate that the share can always reach, in bits per second.
+	Guaranteed uint64 `json:"guaranteed"`
+	// Ceiling is the rate that the share never exceeds, in bits per second. It
+	// equals guaranteed unless the parameters allow a burst.
+	Ceiling uint64 `json:"ceiling"`
+}
+
+// NetworkStatusSummary is the data of a share of a NIC that several pods use.
+// The links of all pods share one grant.
+type NetworkStatusSummary struct {
+	metav1.TypeMeta `json:",inline"`
+
+	// Pods is the number of pods on the node that have a link or whose link
+	// could not be attached.
+	Pods int `json:"pods"`
+
+	// Attached is the number of links that exist, are up, and whose NIC works.
+	Attached int `json:"attached"`
+
+	// Failed is the number of pods whose link could not be attached.
+	Failed int `json:"failed"`
+
+	// First lists the links of the first pods, ordered by the name of the pod,
+	// at most 8.
+	First []PodNetworkStatus `json:"first"`
+
+	// Truncated reports whether first omits links.
+	Truncated bool `json:"truncated"`
+
+	// Bandwidth is what the kernel enforces for all links of the share together.
+	// The field is absent if the kernel enforces nothing.
+	Bandwidth *BandwidthStatus `json:"bandwidth,omitempty"`
+}
+
+// PodNetworkStatus is the link of one pod in a NetworkStatusSummary.
+type PodNetworkStatus struct {
+	// Pod is the namespace and the name of the pod, as namespace/name.
+	Pod string `json:"pod"`
+	// Interface is the name of the link in the pod.
+	Interface string `json:"interface"`
+	// MAC is the hardware address of the link.
+	MAC string `json:"mac"`
+	// IPs lists the addresses of the link with their prefix lengths, at most 4.
+	IPs []string `json:"ips,omitempty"`
+}
+
+// FabricStatusSummary is the data of a share of a fabric. The controller counts
+// the pods that use the claim on all nodes.
+type FabricStatusSummary struct {
+	metav1.TypeMeta `json:",inline"`
+
+	// Pods is the number of pods that are bound to a node and are not terminal.
+	Pods int `json:"pods"`
+
+	// Running is the number of those pods that run.
+	Running int `json:"running"`
+
+	// Nodes is the number of nodes on which those pods run.
+	Nodes int `json:"nodes"`
+}
