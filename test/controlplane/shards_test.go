@@ -230,7 +230,7 @@ func TestZeroSharesAreNotForUsers(t *testing.T) {
 		meta := metav1.ObjectMeta{Namespace: ns, Name: "zero"}
 		for _, o := range []client.Object{&resourceapi.ResourceClaim{ObjectMeta: meta, Spec: spec},
 			&resourceapi.ResourceClaimTemplate{ObjectMeta: meta, Spec: resourceapi.ResourceClaimTemplateSpec{Spec: spec}}} {
-			if err := e.client.Create(ctx, o); err == nil || !strings.Contains(err.Error(), "would be on a fabric without counting as a group: ask for 1") {
+			if err := e.client.Create(ctx, o); err == nil || !strings.Contains(err.Error(), "would use a fabric without counting as a group: request 1") {
 				t.Errorf("%s: a user's %T: %v", name, o, err)
 			}
 		}

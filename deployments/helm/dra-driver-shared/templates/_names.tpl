@@ -25,7 +25,7 @@ app.kubernetes.io/component: controller
     helm.sh/hook-output-log-policy: hook-failed
 {{- end }}
 
-{{- /* Whether a request, in CEL, asks for no zero groups; under both names that the capacity has. */}}
+{{- /* CEL: a request does not ask for zero groups, under either name of the capacity. */}}
 {{- define "dra-driver-shared.counts" -}}
 {{- $request := index . 0 -}}
 ["groups", {{ printf "%s/groups" (index . 1) | quote }}].all(name, !{{ $request }}.?capacity.?requests[?name].hasValue() || quantity(string({{ $request }}.?capacity.?requests[?name].value())).isGreaterThan(quantity("0")))
