@@ -36,7 +36,7 @@ cluster-down: bin/cluster ## end that cluster; nothing of it is left
 	@bin/cluster down --dir $(CLUSTER)
 
 install: bin/helm ## install or upgrade the chart in the cluster
-	@$(CLUSTER)/fabric bin/helm upgrade dra-shared $(CHART) --install --kubeconfig $(CLUSTER)/kubeconfig \
+	@$(CLUSTER)/network bin/helm upgrade dra-shared $(CHART) --install --kubeconfig $(CLUSTER)/kubeconfig \
 	  --namespace $(NAMESPACE) --create-namespace --values test/env/values.yaml --wait --timeout 60s >$(CLUSTER)/logs/helm.log 2>&1 \
 	  || { cat $(CLUSTER)/logs/helm.log; exit 1; }
 	echo "chart: installed in namespace $(NAMESPACE)"

@@ -13,7 +13,7 @@
 //	    sandbox   mounts, the two bridges, the control plane
 //	      node      one per node: its namespaces, containerd, kubelet
 //
-// The node's links nic0 and nic1 are veths to the bridge "fabric", which
+// The node's links nic0 and nic1 are veths to the bridge "switch", which
 // stands for the network that a machine's real NICs are plugged into.
 package main
 

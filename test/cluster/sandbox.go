@@ -25,13 +25,13 @@ const (
 	serviceCIDR  = "10.96.0.0/24"
 	dnsIP        = "10.96.0.10"
 	gatewayIP    = "192.168.77.254" // the sandbox's side of the management network
-	fabricMTU    = 9000
+	switchMTU    = 9000
 	apiServerURL = "https://" + gatewayIP + ":443"
 )
 
-// fabricAddresses make the sandbox a peer on the network the NICs are
+// switchAddresses make the sandbox a peer on the network the NICs are
 // plugged into: the far end of a test's traffic.
-var fabricAddresses = []string{"10.20.255.254/16", "fd00:20::ffff/64"}
+var switchAddresses = []string{"10.20.255.254/16", "fd00:20::ffff/64"}
 
 // featureGates by the --gates option, beside "default". "all" is every gate of Kubernetes 1.37
 // for dynamic resource allocation and workloads that is off by default.
@@ -150,7 +150,7 @@ func sandboxMounts() error {
 	return shadowSysctls("/run/sysctl")
 }
 
-// sandboxLinks makes the two networks: node0 (management) and fabric (where
+// sandboxLinks makes the two networks: node0 (management) and switch (where
 // the shareable NICs are plugged in), and the API server's service address on
 // the loopback link, which spares a kube-proxy.
 func sandboxLinks() error {
@@ -160,7 +160,7 @@ func sandboxLinks() error {
 	if err := addBridge("node0", 1500, gatewayIP+"/24"); err != nil {
 		return err
 	}
-	if err := addBridge("fabric", fabricMTU, fabricAddresses...); err != nil {
+	if err := addBridge("switch", switchMTU, switchAddresses...); err != nil {
 		return err
 	}
 	return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o644)
@@ -368,8 +368,8 @@ func (b *bed) startNode(ctx context.Context, index int, o options, status io.Wri
 	pid := cmd.Process.Pid
 	err = errors.Join(
 		plug(pid, "node0", "m-"+name, "node0", 1500),
-		plug(pid, "fabric", name+"-nic0", "nic0", fabricMTU),
-		plug(pid, "fabric", name+"-nic1", "nic1", fabricMTU),
+		plug(pid, "switch", name+"-nic0", "nic0", switchMTU),
+		plug(pid, "switch", name+"-nic1", "nic1", switchMTU),
 		routePods(index),
 		os.WriteFile(b.path(name+".pid"), []byte(strconv.Itoa(pid)), 0o644),
 	)

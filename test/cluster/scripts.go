@@ -33,15 +33,16 @@ for cgroup in $(grep -ls "pod$uid" /proc/[0-9]*/cgroup); do
 done
 echo "pod $pod has no process: is it running?" >&2; exit 1
 `
-	fabricScript = `#!/bin/sh
-# fabric CMD...: a command in the namespace of the network that the NICs are plugged into.
+	networkScript = `#!/bin/sh
+# network CMD...: runs CMD of this machine in the cluster's network namespace, in which
+# the control plane and the switch between the NICs are.
 exec nsenter --target "$(cat %[1]s/init.pid)" --net -- "$@"
 `
 )
 
 func (b *bed) writeScripts(o options) error {
 	var err error
-	for name, text := range map[string]string{"kubectl": kubectlScript, "node": nodeScript, "pod": podScript, "fabric": fabricScript} {
+	for name, text := range map[string]string{"kubectl": kubectlScript, "node": nodeScript, "pod": podScript, "network": networkScript} {
 		script := fmt.Sprintf(text+"%.0[1]s%.0[2]s%.0[3]s", b.dir, o.Bin.Kube, o.Bin.Node)
 		err = errors.Join(err, os.WriteFile(b.path(name), []byte(script), 0o755))
 	}

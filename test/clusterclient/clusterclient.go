@@ -1,5 +1,5 @@
-// Package clusterclient drives a test cluster (see test/cluster) from Go: starting and
-// ending one, and the commands that reach into it.
+// Package clusterclient starts and ends a test cluster (see test/cluster) from
+// Go, and runs commands in it.
 package clusterclient
 
 import (
@@ -21,14 +21,17 @@ import (
 
 // Cluster is a test cluster.
 type Cluster struct {
-	Root string // of the repository; binaries are in bin below it
-	Dir  string // of the cluster
-	// Values are further arguments for Helm, wherever the chart is installed.
+	// Root is the root directory of the repository; its bin directory holds the
+	// binaries.
+	Root string
+	// Dir is the directory of the cluster.
+	Dir string
+	// Values are additional Helm arguments for every installation of the chart.
 	Values []string
 }
 
-// New returns the bed in a directory of the repository that the working
-// directory is in. It starts nothing.
+// New returns the cluster in dir, which is relative to the root of the
+// repository that contains the working directory. It does not start the cluster.
 func New(dir string) (*Cluster, error) {
 	root, err := os.Getwd()
 	if err != nil {
@@ -42,7 +45,7 @@ func New(dir string) (*Cluster, error) {
 			root = parent
 			continue
 		}
-		return nil, errors.New("not inside the repository")
+		return nil, errors.New("find the repository: the working directory is not inside it")
 	}
 	if !filepath.IsAbs(dir) {
 		dir = filepath.Join(root, dir)
@@ -50,40 +53,43 @@ func New(dir string) (*Cluster, error) {
 	return &Cluster{Root: root, Dir: dir}, nil
 }
 
-// None is for a control plane without nodes.
-const None = -1
+// NoNodes is the value of Options.Nodes for a control plane without nodes.
+const NoNodes = -1
 
-// Options of Up.
+// Options configures Up.
 type Options struct {
-	Nodes int    // 1 if it is 0
-	Gates string // default, all, capacity or no-capacity
-	// Kubernetes is its version; only the default has nodes.
+	// Nodes is the number of nodes: 1 or 2, or NoNodes. 0 means 1.
+	Nodes int
+	// Gates selects the feature gates: default, all, capacity, or no-capacity.
+	// Empty means default.
+	Gates string
+	// Kubernetes is the version to run. Only the default version has nodes.
 	Kubernetes string
-	// Bare leaves the chart to whoever asks.
+	// Bare skips the installation of the chart.
 	Bare bool
-	// Before is called when the nodes run and the chart is not installed yet.
+	// Before runs after the nodes are Ready and before the chart is installed.
 	Before func(context.Context) error
 }
 
-// Images that every bed is started with; `make image` and its like build them.
+// images are imported into the nodes of every cluster; the Makefile builds them.
 var images = []string{"bin/images/dra-driver-shared.tar", "bin/images/nettool.tar"}
 
-// Up starts the cluster and installs the chart. What is going on is written to
-// progress.
-func (b *Cluster) Up(ctx context.Context, o Options, progress io.Writer) error {
+// Up starts the cluster, waits until its nodes are Ready, and installs the chart.
+// It writes the progress of the start to progress.
+func (c *Cluster) Up(ctx context.Context, o Options, progress io.Writer) error {
 	nodes := max(o.Nodes, 1)
-	if o.Nodes == None {
+	if o.Nodes == NoNodes {
 		nodes = 0
 	}
-	args := []string{"up", "--dir", b.Dir, "--nodes", strconv.Itoa(nodes), "--gates", cmp.Or(o.Gates, "default")}
+	args := []string{"up", "--dir", c.Dir, "--nodes", strconv.Itoa(nodes), "--gates", cmp.Or(o.Gates, "default")}
 	if o.Kubernetes != "" {
 		args = append(args, "--kubernetes", o.Kubernetes)
 	}
 	for _, image := range images {
-		args = append(args, "--image", filepath.Join(b.Root, image))
+		args = append(args, "--image", filepath.Join(c.Root, image))
 	}
-	up := exec.CommandContext(ctx, filepath.Join(b.Root, "bin/cluster"), args...)
-	up.Dir, up.Stdout, up.Stderr = b.Root, progress, progress
+	up := exec.CommandContext(ctx, filepath.Join(c.Root, "bin/cluster"), args...)
+	up.Dir, up.Stdout, up.Stderr = c.Root, progress, progress
 	up.Cancel = func() error { return up.Process.Signal(syscall.SIGINT) }
 	up.WaitDelay = 30 * time.Second
 	if err := up.Run(); err != nil {
@@ -97,112 +103,134 @@ func (b *Cluster) Up(ctx context.Context, o Options, progress io.Writer) error {
 	if o.Bare {
 		return nil
 	}
-	return b.Install(ctx)
+	return c.Install(ctx)
 }
 
-// Install installs or upgrades the chart, with further values set.
-func (b *Cluster) Install(ctx context.Context, set ...string) error {
-	args := []string{"upgrade", "dra-shared", filepath.Join(b.Root, "deployments/helm/dra-driver-shared"), "--install",
-		"--namespace", "dra-shared-system", "--create-namespace", "--values", filepath.Join(b.Root, "test/env/values.yaml"), "--wait", "--timeout", "60s"}
-	args = append(args, b.Values...)
+// Install installs or upgrades the chart and waits until its pods are ready. Each
+// element of set is a value for Helm's --set.
+func (c *Cluster) Install(ctx context.Context, set ...string) error {
+	args := []string{
+		"upgrade", "dra-shared", filepath.Join(c.Root, "deployments/helm/dra-driver-shared"), "--install",
+		"--namespace", "dra-shared-system", "--create-namespace",
+		"--values", filepath.Join(c.Root, "test/env/values.yaml"), "--wait", "--timeout", "60s",
+	}
+	args = append(args, c.Values...)
 	for _, s := range set {
 		args = append(args, "--set", s)
 	}
-	if out, err := b.Helm(ctx, args...); err != nil {
+	if out, err := c.Helm(ctx, args...); err != nil {
 		return fmt.Errorf("install the chart: %w\n%s", err, out)
 	}
 	return nil
 }
 
-// Helm runs Helm against the cluster.
-func (b *Cluster) Helm(ctx context.Context, args ...string) (string, error) {
-	return b.run(ctx, "fabric", append([]string{filepath.Join(b.Root, "bin/helm"), "--kubeconfig", filepath.Join(b.Dir, "kubeconfig")}, args...)...)
+// Helm runs Helm against the cluster and returns its standard output.
+func (c *Cluster) Helm(ctx context.Context, args ...string) (string, error) {
+	helm := []string{filepath.Join(c.Root, "bin/helm"), "--kubeconfig", filepath.Join(c.Dir, "kubeconfig")}
+	return c.run(ctx, "network", append(helm, args...)...)
 }
 
-// Down ends the cluster. Nothing of it is left.
-func (b *Cluster) Down(ctx context.Context) error {
-	down := exec.CommandContext(ctx, filepath.Join(b.Root, "bin/cluster"), "down", "--dir", b.Dir)
+// Down ends the cluster and removes its processes, mounts, cgroups, and
+// directory. It succeeds if the cluster does not exist.
+func (c *Cluster) Down(ctx context.Context) error {
+	down := exec.CommandContext(ctx, filepath.Join(c.Root, "bin/cluster"), "down", "--dir", c.Dir)
 	if out, err := down.CombinedOutput(); err != nil {
 		return fmt.Errorf("end the cluster: %w\n%s", err, out)
 	}
 	return nil
 }
 
-// SetGates starts the cluster's components again with other feature gates.
-func (b *Cluster) SetGates(ctx context.Context, gates string) error {
-	if out, err := exec.CommandContext(ctx, filepath.Join(b.Root, "bin/cluster"), "gates", "--dir", b.Dir, gates).CombinedOutput(); err != nil {
+// SetGates restarts the cluster's components with other feature gates. It does
+// not wait until they are ready.
+func (c *Cluster) SetGates(ctx context.Context, gates string) error {
+	set := exec.CommandContext(ctx, filepath.Join(c.Root, "bin/cluster"), "gates", "--dir", c.Dir, gates)
+	if out, err := set.CombinedOutput(); err != nil {
 		return fmt.Errorf("set feature gates: %w\n%s", err, out)
 	}
 	return nil
 }
 
-// Command returns one of the cluster's scripts: kubectl, node, pod, fabric.
-func (b *Cluster) Command(ctx context.Context, script string, args ...string) *exec.Cmd {
-	cmd := exec.CommandContext(ctx, filepath.Join(b.Dir, script), args...)
-	cmd.Dir = b.Root
+// Command returns a command that runs one of the cluster's scripts (kubectl,
+// node, pod, or network) in the root directory of the repository.
+func (c *Cluster) Command(ctx context.Context, script string, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, filepath.Join(c.Dir, script), args...)
+	cmd.Dir = c.Root
 	return cmd
 }
 
-func (b *Cluster) run(ctx context.Context, script string, args ...string) (string, error) {
-	cmd := b.Command(ctx, script, args...)
+func (c *Cluster) run(ctx context.Context, script string, args ...string) (string, error) {
+	cmd := c.Command(ctx, script, args...)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err := cmd.Run(); err != nil {
-		return stdout.String(), fmt.Errorf("%s %s: %w: %s", script, strings.Join(args, " "), err, strings.TrimSpace(stderr.String()))
+		message := strings.TrimSpace(stderr.String())
+		return stdout.String(), fmt.Errorf("%s %s: %w: %s", script, strings.Join(args, " "), err, message)
 	}
 	return stdout.String(), nil
 }
 
-// Kubectl runs kubectl and returns what it printed.
-func (b *Cluster) Kubectl(ctx context.Context, args ...string) (string, error) {
-	return b.run(ctx, "kubectl", append([]string{"--request-timeout=30s"}, args...)...)
+// Kubectl runs kubectl and returns its standard output.
+func (c *Cluster) Kubectl(ctx context.Context, args ...string) (string, error) {
+	return c.run(ctx, "kubectl", append([]string{"--request-timeout=30s"}, args...)...)
 }
 
-// Get reads an object into a typed value.
-func (b *Cluster) Get(ctx context.Context, into any, args ...string) error {
-	out, err := b.Kubectl(ctx, append(append([]string{"get"}, args...), "-o", "json")...)
+// Get decodes the objects that `kubectl get` prints for args into a typed value.
+func (c *Cluster) Get(ctx context.Context, into any, args ...string) error {
+	out, err := c.Kubectl(ctx, append(append([]string{"get"}, args...), "-o", "json")...)
 	if err != nil {
 		return err
 	}
 	return json.Unmarshal([]byte(out), into)
 }
 
-// Node runs a command in a node's network and mount namespaces.
-func (b *Cluster) Node(ctx context.Context, node string, args ...string) (string, error) {
-	return b.run(ctx, "node", append([]string{node}, args...)...)
+// Node runs a command in a node's network and mount namespaces and returns its
+// standard output.
+func (c *Cluster) Node(ctx context.Context, node string, args ...string) (string, error) {
+	return c.run(ctx, "node", append([]string{node}, args...)...)
 }
 
-// FabricAddress is the far end of the network that the NICs are plugged into.
-const FabricAddress = "10.20.255.254"
+// serverIP is the address of the switch that connects the nodes' NICs.
+const serverIP = "10.20.255.254"
 
-// Serve starts the other end of `nettool measure` in the fabric and returns
-// its address once it answers. It ends with ctx.
-func (b *Cluster) Serve(ctx context.Context, port int) (string, error) {
-	address := fmt.Sprintf("%s:%d", FabricAddress, port)
-	serve := b.Command(ctx, "fabric", filepath.Join(b.Root, "bin/nettool"), "serve", fmt.Sprintf(":%d", port), "--while-stdin-is-open")
-	// It must not outlive this process, however that ends.
+// Serve starts the server for `nettool measure` at the switch that connects the
+// nodes' NICs, and returns its address once it answers. It stops when ctx is
+// canceled.
+func (c *Cluster) Serve(ctx context.Context, port int) (string, error) {
+	address := fmt.Sprintf("%s:%d", serverIP, port)
+	nettool := filepath.Join(c.Root, "bin/nettool")
+	serve := c.Command(ctx, "network", nettool, "serve", fmt.Sprintf(":%d", port), "--while-stdin-is-open")
+	// The server ends with its standard input, so it cannot outlive this process.
 	if _, err := serve.StdinPipe(); err != nil {
 		return "", err
 	}
 	if err := serve.Start(); err != nil {
 		return "", err
 	}
-	go func() { _ = serve.Wait() }() // ended by ctx
+	go func() { _ = serve.Wait() }() // ctx ends the process
 	err := Eventually(ctx, 10*time.Second, func() error {
-		_, err := b.run(ctx, "fabric", filepath.Join(b.Root, "bin/nettool"), "measure", "--for=1ms", "--direction=send", fmt.Sprintf("127.0.0.1:%d", port))
+		local := fmt.Sprintf("127.0.0.1:%d", port)
+		_, err := c.run(ctx, "network", nettool, "measure", "--for=1ms", "--direction=send", local)
 		return err
 	})
 	return address, err
 }
 
-// Rates are measured payload rates in bits per second.
+// Rates are measured payload rates in bits per second. The rate of a direction
+// that was not measured is 0.
 type Rates struct{ Send, Receive float64 }
 
-// Measure measures from a pod to an address. direction is as of nettool.
-func (b *Cluster) Measure(ctx context.Context, pod, address, direction string, duration time.Duration, more ...string) (r Rates, err error) {
+// Measure measures the rates between a pod (NAMESPACE/NAME) and an address for a
+// duration. direction is nettool's: send, receive, or both; more are additional
+// flags for nettool.
+func (c *Cluster) Measure(
+	ctx context.Context, pod, address, direction string, duration time.Duration, more ...string,
+) (r Rates, err error) {
 	namespace, name, _ := strings.Cut(pod, "/")
-	args := append([]string{"exec", "-n", namespace, name, "--", "/bin/nettool", "measure", "--json", "--direction=" + direction, "--for=" + duration.String()}, more...)
-	out, err := b.Kubectl(ctx, append(args, address)...)
+	args := append([]string{
+		"exec", "-n", namespace, name, "--",
+		"/bin/nettool", "measure", "--json", "--direction=" + direction, "--for=" + duration.String(),
+	}, more...)
+	out, err := c.Kubectl(ctx, append(args, address)...)
 	if err != nil {
 		return r, err
 	}

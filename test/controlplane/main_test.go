@@ -50,7 +50,7 @@ func outside(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	o := clusterclient.Options{Nodes: clusterclient.None, Kubernetes: os.Getenv(envVersion), Gates: os.Getenv(envGates), Bare: true}
+	o := clusterclient.Options{Nodes: clusterclient.NoNodes, Kubernetes: os.Getenv(envVersion), Gates: os.Getenv(envGates), Bare: true}
 	if err := b.Down(ctx); err != nil {
 		return err
 	}
@@ -66,7 +66,7 @@ func outside(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	inside := exec.CommandContext(ctx, filepath.Join(b.Dir, "fabric"), append([]string{self}, os.Args[1:]...)...)
+	inside := exec.CommandContext(ctx, filepath.Join(b.Dir, "network"), append([]string{self}, os.Args[1:]...)...)
 	inside.Env = append(os.Environ(), envInside+"="+b.Dir)
 	inside.Stdout, inside.Stderr = os.Stdout, os.Stderr
 	return inside.Run()

@@ -111,7 +111,7 @@ func tellOn(t *testing.T, stories string, b *clusterclient.Cluster, o clustercli
 			"kubectl":    s.script("kubectl"),
 			"node":       s.script("node"),
 			"pod":        s.script("pod"),
-			"fabric":     s.script("fabric"),
+			"network":    s.script("network"),
 			"share":      s.share,
 			"until":      s.until,
 			"within":     s.within,
@@ -230,7 +230,7 @@ func (s *suite) within(ts *testscript.TestScript, neg bool, args []string) {
 
 func (s *suite) repeat(ts *testscript.TestScript, neg bool, limit time.Duration, args []string) {
 	if len(args) < 3 {
-		ts.Fatalf("usage: until REGEXP kubectl|node|pod|fabric ARGS...")
+		ts.Fatalf("usage: until REGEXP kubectl|node|pod|network ARGS...")
 	}
 	want, err := regexp.Compile("(?s)" + args[0])
 	ts.Check(err)
