@@ -149,19 +149,19 @@ func addControllers(ctx context.Context, m manager.Manager, cluster kubernetes.I
 		return err
 	}
 	events := m.GetEventRecorder(o.DriverName)
-	stale, err := claims.StaleEntriesStay(cluster.Discovery())
+	stale, err := claims.ClusterLeavesStaleEntries(cluster.Discovery())
 	if err != nil {
 		return err
 	}
-	pods := &podgroups.Reconciler{Client: m.GetClient(), Live: m.GetAPIReader(), Mode: o.Mode, Driver: o.DriverName, Events: events, StaleEntriesStay: stale}
+	pods := &podgroups.Reconciler{Client: m.GetClient(), APIReader: m.GetAPIReader(), Mode: o.Mode, Driver: o.DriverName, Events: events, ClusterLeavesStaleEntries: stale}
 	if err := pods.SetupWithManager(ctx, m); err != nil {
 		return err
 	}
-	reports := &report.Reconciler{Client: m.GetClient(), Live: m.GetAPIReader(), Cluster: cluster, Driver: o.DriverName, Clock: clock.RealClock{}}
+	reports := &report.Reconciler{Client: m.GetClient(), APIReader: m.GetAPIReader(), Cluster: cluster, Driver: o.DriverName, Clock: clock.RealClock{}}
 	if err := reports.SetupWithManager(ctx, m); err != nil {
 		return err
 	}
-	holders := &reservedfor.Reconciler{Client: m.GetClient(), Cluster: cluster, Driver: o.DriverName, Live: m.GetAPIReader(), Mapper: m.GetRESTMapper(), Events: events, StaleEntriesStay: stale}
+	holders := &reservedfor.Reconciler{Client: m.GetClient(), Cluster: cluster, Driver: o.DriverName, APIReader: m.GetAPIReader(), Mapper: m.GetRESTMapper(), Events: events, ClusterLeavesStaleEntries: stale}
 	if err := holders.SetupWithManager(ctx, m); err != nil {
 		return err
 	}
@@ -224,8 +224,8 @@ func admit(ctx context.Context, m manager.Manager, o Options) error {
 		return err
 	}
 	for path, handler := range map[string]admission.Handler{
-		"/pods":       &ours.Pods{Client: m.GetClient(), Live: m.GetAPIReader(), Mode: o.Mode, Driver: o.DriverName, Shards: shards},
-		"/templates":  &ours.Templates{Live: m.GetAPIReader(), Mode: o.Mode},
+		"/pods":       &ours.Pods{Client: m.GetClient(), APIReader: m.GetAPIReader(), Mode: o.Mode, Driver: o.DriverName, Shards: shards},
+		"/templates":  &ours.Templates{APIReader: m.GetAPIReader(), Mode: o.Mode},
 		"/parameters": &ours.Parameters{Driver: o.DriverName},
 	} {
 		var h http.Handler = &webhook.Admission{Handler: handler}

@@ -37,12 +37,12 @@ import (
 type Pods struct {
 	// Client reads from a cache.
 	Client client.Client
-	// Live reads from the API server: a PodGroup that has just been created is
+	// APIReader reads from the API server: a PodGroup that has just been created is
 	// there, and one that has been deleted is not.
-	Live   client.Reader
-	Mode   mode.Mode
-	Driver string
-	Shards *Shards
+	APIReader client.Reader
+	Mode      mode.Mode
+	Driver    string
+	Shards    *Shards
 }
 
 // Handle implements admission.Handler.
@@ -120,7 +120,7 @@ func (p *Pods) group(ctx context.Context, pod *corev1.Pod, request string) (*sch
 		return nil, nil, err
 	}
 	var pg scheduling.PodGroup
-	err = p.Live.Get(ctx, types.NamespacedName{Namespace: pod.Namespace, Name: name}, &pg)
+	err = p.APIReader.Get(ctx, types.NamespacedName{Namespace: pod.Namespace, Name: name}, &pg)
 	switch {
 	case apierrors.IsNotFound(err) && p.Mode == mode.Native && !annotated:
 		return nil, nil, nil // one of Kubernetes' own PodGroups
@@ -165,7 +165,7 @@ func (p *Pods) shard(ctx context.Context, pg *scheduling.PodGroup, entry, reques
 		return noShard, nil
 	}
 	spec, err := p.specOf(ctx, pg, entry)
-	if err != nil || spec == nil || !claims.Spans(spec, p.Driver) {
+	if err != nil || spec == nil || !claims.RequestsFabric(spec, p.Driver) {
 		return noShard, err
 	}
 	return p.Shards.next(pg.Namespace, request, func(n int) string { return claims.Name(podgroups.Owner(pg), entry, n) })
@@ -202,7 +202,7 @@ func (p *Pods) template(ctx context.Context, namespace, name string) (*resourcea
 func (p *Pods) get(ctx context.Context, name types.NamespacedName, into client.Object) error {
 	err := p.Client.Get(ctx, name, into)
 	if apierrors.IsNotFound(err) {
-		return p.Live.Get(ctx, name, into)
+		return p.APIReader.Get(ctx, name, into)
 	}
 	return err
 }

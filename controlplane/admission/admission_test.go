@@ -128,7 +128,7 @@ func newPods(t *testing.T, m mode.Mode) *Pods {
 	c := b.Build()
 	shards := NewShards(testclock.NewFakePassiveClock(time.Now()))
 	shards.synced = func() bool { return true }
-	return &Pods{Client: c, Live: c, Mode: m, Driver: driver, Shards: shards}
+	return &Pods{Client: c, APIReader: c, Mode: m, Driver: driver, Shards: shards}
 }
 
 func review(t *testing.T, old, now string) admission.Request {
@@ -349,16 +349,16 @@ func TestTemplatesKeepTheirGroup(t *testing.T) {
 		{`{spec: {template: {spec: {}}}}`, ""},
 	} {
 		var into map[string]any
-		r := admitted(t, &Templates{Live: pods.Live, Mode: mode.Bridge}, review(t, "", tc.object), &into)
+		r := admitted(t, &Templates{APIReader: pods.APIReader, Mode: mode.Bridge}, review(t, "", tc.object), &into)
 		if !r.Allowed || tc.path == "" && len(r.Patches) > 0 || tc.path != "" && (len(r.Patches) == 0 || r.Patches[len(r.Patches)-1].Path != tc.path) {
 			t.Errorf("%s: %+v", tc.object, r)
 		}
 	}
-	r := (&Templates{Live: pods.Live, Mode: mode.Bridge}).Handle(context.Background(), review(t, "", `{spec: {template: {spec: {schedulingGroup: {podGroupName: later}}}}}`))
+	r := (&Templates{APIReader: pods.APIReader, Mode: mode.Bridge}).Handle(context.Background(), review(t, "", `{spec: {template: {spec: {schedulingGroup: {podGroupName: later}}}}}`))
 	if !r.Allowed || len(r.Patches) == 0 || len(r.Warnings) != 1 {
 		t.Errorf("a group that is not there yet: %+v", r)
 	}
-	if r := (&Templates{Live: pods.Live, Mode: mode.Native}).Handle(context.Background(), review(t, "", `{spec: {template: {spec: {schedulingGroup: {podGroupName: later}}}}}`)); len(r.Patches) > 0 {
+	if r := (&Templates{APIReader: pods.APIReader, Mode: mode.Native}).Handle(context.Background(), review(t, "", `{spec: {template: {spec: {schedulingGroup: {podGroupName: later}}}}}`)); len(r.Patches) > 0 {
 		t.Errorf("native: one of Kubernetes' own: %+v", r)
 	}
 }

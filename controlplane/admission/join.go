@@ -102,7 +102,7 @@ func (j *joining) match(c *corev1.PodResourceClaim) (*scheduling.PodGroupResourc
 // one that runs has the generated claim's name.
 func (j *joining) same(e *scheduling.PodGroupResourceClaim, c *corev1.PodResourceClaim) bool {
 	if c.ResourceClaimName != nil && e.ResourceClaimTemplateName != nil {
-		_, ours := claims.Shard(podgroups.Owner(j.group), e.Name, *c.ResourceClaimName)
+		_, ours := claims.ShardNumber(podgroups.Owner(j.group), e.Name, *c.ResourceClaimName)
 		return ours
 	}
 	return ptr.Equal(e.ResourceClaimName, c.ResourceClaimName) && ptr.Equal(e.ResourceClaimTemplateName, c.ResourceClaimTemplateName)

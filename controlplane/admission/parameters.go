@@ -43,7 +43,7 @@ type configured struct {
 // checkHolder keeps the name of who holds a claim while it does.
 func checkHolder(old, now *configured) field.ErrorList {
 	before, after := old.Metadata.Annotations[scheduling.ReservedForAnnotation], now.Metadata.Annotations[scheduling.ReservedForAnnotation]
-	if before == after || !reservedfor.Holds(before, old.Status.ReservedFor) {
+	if before == after || !reservedfor.IsHeldBy(before, old.Status.ReservedFor) {
 		return nil
 	}
 	return field.ErrorList{field.Forbidden(field.NewPath("metadata", "annotations").Key(scheduling.ReservedForAnnotation),

@@ -28,7 +28,7 @@ const (
 
 // Shards counts the pods of each claim, so that none gets more than can be in its
 // status.reservedFor. Pods that have ended keep their place as long as they are
-// there (see claims.Leftovers). Pods that were admitted and are not in the cache
+// there (see claims.StaleEntriesChange). Pods that were admitted and are not in the cache
 // yet count too: a Job creates hundreds in a second.
 type Shards struct {
 	clock clock.PassiveClock

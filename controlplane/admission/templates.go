@@ -19,8 +19,8 @@ import (
 // are off drops spec.schedulingGroup from templates before anybody makes a pod
 // of them: the name is kept in the annotation, which pods inherit.
 type Templates struct {
-	Live client.Reader
-	Mode mode.Mode
+	APIReader client.Reader
+	Mode      mode.Mode
 }
 
 // template is as much of an object as matters, at whichever depth.
@@ -76,7 +76,7 @@ func (t *Templates) Handle(ctx context.Context, req admission.Request) admission
 		return admission.Allowed("")
 	}
 	var pg scheduling.PodGroup
-	err := t.Live.Get(ctx, types.NamespacedName{Namespace: req.Namespace, Name: name}, &pg)
+	err := t.APIReader.Get(ctx, types.NamespacedName{Namespace: req.Namespace, Name: name}, &pg)
 	switch {
 	case apierrors.IsNotFound(err) && t.Mode == mode.Native:
 		return admission.Allowed("") // one of Kubernetes' own PodGroups

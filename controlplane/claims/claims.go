@@ -4,7 +4,7 @@
 //
 // Three things are decided here, by pure functions: what a generated claim is
 // called and looks like (Generate), who must be in a claim's status.reservedFor
-// (Reservation), and with which patch that comes to be (Patch). A Keeper applies
+// (ReservationChange), and with which patch that comes to be (Patch). A ClaimWriter applies
 // them; each of its functions is one write, and repeating it is harmless.
 package claims
 
@@ -83,28 +83,28 @@ func Generate(owner Owner, entry string, shard int, template *resourceapi.Resour
 	}
 }
 
-// Owned tells whether a claim was generated for the owner of that UID.
-func Owned(claim *resourceapi.ResourceClaim, owner types.UID) bool {
+// IsGeneratedFor tells whether a claim was generated for the owner of that UID.
+func IsGeneratedFor(claim *resourceapi.ResourceClaim, owner types.UID) bool {
 	controller := metav1.GetControllerOf(claim)
 	return controller != nil && controller.UID == owner
 }
 
-// Keeper writes claims.
-type Keeper struct {
+// ClaimWriter writes claims.
+type ClaimWriter struct {
 	Client client.Client
 }
 
-// TakenError is of a claim that somebody else made under the name of one that
+// NameTakenError is of a claim that somebody else made under the name of one that
 // was to be generated.
-type TakenError struct{ Name string }
+type NameTakenError struct{ Name string }
 
-func (e *TakenError) Error() string {
+func (e *NameTakenError) Error() string {
 	return fmt.Sprintf("there is a ResourceClaim %s that was not generated for this: delete it", e.Name)
 }
 
 // Create creates a generated claim. That it is there already is no error, unless
 // somebody else's is.
-func (k Keeper) Create(ctx context.Context, claim *resourceapi.ResourceClaim) error {
+func (k ClaimWriter) Create(ctx context.Context, claim *resourceapi.ResourceClaim) error {
 	err := k.Client.Create(ctx, claim)
 	if !apierrors.IsAlreadyExists(err) {
 		return err
@@ -113,24 +113,24 @@ func (k Keeper) Create(ctx context.Context, claim *resourceapi.ResourceClaim) er
 	if err := k.Client.Get(ctx, client.ObjectKeyFromObject(claim), &there); err != nil {
 		return fmt.Errorf("look at claim %s, which exists: %w", claim.Name, err) // not in the cache yet: again
 	}
-	if !Owned(&there, metav1.GetControllerOf(claim).UID) {
-		return &TakenError{Name: claim.Name}
+	if !IsGeneratedFor(&there, metav1.GetControllerOf(claim).UID) {
+		return &NameTakenError{Name: claim.Name}
 	}
 	return nil
 }
 
 // Delete deletes a generated claim. It stays until it is reserved for nobody.
-func (k Keeper) Delete(ctx context.Context, claim *resourceapi.ResourceClaim) error {
+func (k ClaimWriter) Delete(ctx context.Context, claim *resourceapi.ResourceClaim) error {
 	if claim.DeletionTimestamp != nil {
 		return nil
 	}
 	return client.IgnoreNotFound(k.Client.Delete(ctx, claim, client.Preconditions{UID: &claim.UID}))
 }
 
-// Change changes who a claim is reserved for. It does nothing for a claim that
+// Apply changes who a claim is reserved for. It does nothing for a claim that
 // has become another, is gone or is not allocated any more: whoever asked sees
 // it soon.
-func (k Keeper) Change(ctx context.Context, claim *resourceapi.ResourceClaim, c Change) error {
+func (k ClaimWriter) Apply(ctx context.Context, claim *resourceapi.ResourceClaim, c Change) error {
 	if c.Empty() {
 		return nil
 	}
@@ -146,7 +146,7 @@ func (k Keeper) Change(ctx context.Context, claim *resourceapi.ResourceClaim, c 
 		// A claim without an allocation takes no reservations, and one has room for
 		// so many: others were faster. What goes makes room.
 		c.Add = nil
-		return k.Change(ctx, claim, c)
+		return k.Apply(ctx, claim, c)
 	}
 	return err
 }

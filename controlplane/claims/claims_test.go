@@ -50,7 +50,7 @@ func FuzzName(f *testing.F) {
 		if problems := validation.IsDNS1123Subdomain(name); len(problems) > 0 {
 			t.Errorf("%q: %v", name, problems)
 		}
-		if n, ok := Shard(job(owner, types.UID(uid)), entry, name); n != shard || !ok {
+		if n, ok := ShardNumber(job(owner, types.UID(uid)), entry, name); n != shard || !ok {
 			t.Errorf("%q is shard %d, %t, want %d", name, n, ok, shard)
 		}
 	})
@@ -65,7 +65,7 @@ func TestAGeneratedClaimIsItsTemplatesAndItsOwners(t *testing.T) {
 	if claim.Namespace != "ns" || claim.Labels["a"] != "b" || claim.Annotations["c"] != "d" || claim.Annotations["scheduling.dra-shared.dev/claim"] != "net" || claim.Spec.Devices.Requests[0].Name != "nic" {
 		t.Errorf("%+v", claim)
 	}
-	if !Owned(claim, "uid") || Owned(claim, "another") || claim.OwnerReferences[0].Kind != "Job" || claim.OwnerReferences[0].APIVersion != "batch/v1" {
+	if !IsGeneratedFor(claim, "uid") || IsGeneratedFor(claim, "another") || claim.OwnerReferences[0].Kind != "Job" || claim.OwnerReferences[0].APIVersion != "batch/v1" {
 		t.Errorf("%+v", claim.OwnerReferences)
 	}
 	claim.Labels["a"] = "changed"
@@ -121,7 +121,7 @@ func TestAnAlternativeIsPinnedToTheOneThatWasChosen(t *testing.T) {
 	if r := claim.Spec.Devices.Requests[0]; r.FirstAvailable != nil || r.Exactly.DeviceClassName != "fabric."+driver {
 		t.Errorf("%+v", r)
 	}
-	if !Spans(&first.Spec, driver) {
+	if !RequestsFabric(&first.Spec, driver) {
 		t.Error("an alternative that is a fabric spans nodes")
 	}
 }
@@ -170,7 +170,7 @@ func TestReservations(t *testing.T) {
 	bound := func(name string) Pod { return Pod{Name: name, UID: types.UID(name), Bound: true} }
 	gated := func(name string) Pod { return Pod{Name: name, UID: types.UID(name), Gated: true} }
 	stuck := Pod{Name: "s", UID: "s", Unschedulable: true}
-	gone := Pod{Name: "e", UID: "e", Bound: true, Ended: true}
+	gone := Pod{Name: "e", UID: "e", Bound: true, Terminal: true}
 	for _, tc := range []struct {
 		name   string
 		claim  *resourceapi.ResourceClaim
@@ -198,14 +198,14 @@ func TestReservations(t *testing.T) {
 		{"off again, held already", reserved(true, false, "native", "group", "a"), []Pod{bound("a"), bound("b")}, false, "+b-native"},
 	} {
 		got := ""
-		c := Reservation(tc.claim, job("group", "group"), tc.pods, tc.native)
+		c := ReservationChange(tc.claim, job("group", "group"), tc.pods, tc.native)
 		for _, a := range c.Add {
 			got += "+" + a.Name
 		}
 		for _, r := range c.Remove {
 			got += "-" + string(r)
 		}
-		if c.Guard {
+		if c.Precondition {
 			got += "!"
 		}
 		if got != tc.want || c.Empty() != (tc.want == "") {
@@ -229,7 +229,7 @@ func TestNoClaimIsReservedForMoreThanTheAPIHasRoomFor(t *testing.T) {
 		{reserved(true, false, "leader"), false, 254},         // 254 pods, and room for the group
 	} {
 		pods[0].Bound = tc.bound
-		c := Reservation(tc.claim, job("group", "group"), pods, false)
+		c := ReservationChange(tc.claim, job("group", "group"), pods, false)
 		if len(c.Add) != tc.want {
 			t.Errorf("bound %t: %d are added, want %d", tc.bound, len(c.Add), tc.want)
 		}
@@ -250,10 +250,10 @@ func TestWhatIsReleasedIsFree(t *testing.T) {
 		{"by name, held by nobody, since its pods never fit", reserved(true, false), true, Change{Deallocate: true}},
 		{"by name, free", reserved(false, false), true, Change{}},
 		{"by name, Kubernetes' entry is left", reserved(true, false, "group", "native"), true, Change{Deallocate: true}},
-		{"by name, pods live: it goes free with the last", reserved(true, false, "group", "a"), true, Change{Remove: []types.UID{"group"}, Guard: true}},
-		{"by name, being deleted", reserved(true, true, "group"), true, Change{Remove: []types.UID{"group"}, Guard: true}},
+		{"by name, pods live: it goes free with the last", reserved(true, false, "group", "a"), true, Change{Remove: []types.UID{"group"}, Precondition: true}},
+		{"by name, being deleted", reserved(true, true, "group"), true, Change{Remove: []types.UID{"group"}, Precondition: true}},
 	} {
-		if diff := cmp.Diff(tc.want, Released(tc.claim, "group", tc.stays, "native")); diff != "" {
+		if diff := cmp.Diff(tc.want, ReleaseChange(tc.claim, "group", tc.stays, "native")); diff != "" {
 			t.Errorf("%s:\n%s", tc.name, diff)
 		}
 	}
@@ -264,7 +264,7 @@ func TestAPatchTouchesWhatItMeansTo(t *testing.T) {
 	for want, c := range map[string]Change{
 		`{"metadata":{"uid":"c"},"status":{"reservedFor":[{"apiGroup":"batch","resource":"jobs","name":"x","uid":"x"},{"$patch":"delete","uid":"y"}]}}`: {
 			Add: []resourceapi.ResourceClaimConsumerReference{job("x", "x").Reference()}, Remove: []types.UID{"y"}},
-		`{"metadata":{"resourceVersion":"7","uid":"c"},"status":{"reservedFor":[{"$patch":"delete","uid":"y"}]}}`: {Remove: []types.UID{"y"}, Guard: true},
+		`{"metadata":{"resourceVersion":"7","uid":"c"},"status":{"reservedFor":[{"$patch":"delete","uid":"y"}]}}`: {Remove: []types.UID{"y"}, Precondition: true},
 		`{"metadata":{"resourceVersion":"7","uid":"c"},"status":{"allocation":null,"reservedFor":null}}`:          {Deallocate: true},
 	} {
 		got, err := c.Patch(claim)
@@ -286,12 +286,12 @@ func TestADeletedClaimIsGivenUp(t *testing.T) {
 		{reserved(true, true, "native"), nil, ""},
 		{reserved(true, true, "native"), []types.UID{"native"}, "native"},
 	} {
-		c := GivenUp(tc.claim, job("group", "group"), tc.waiting...)
+		c := DeletedClaimChange(tc.claim, job("group", "group"), tc.waiting...)
 		var got []string
 		for _, uid := range c.Remove {
 			got = append(got, string(uid))
 		}
-		if strings.Join(got, " ") != tc.want || !c.Guard || len(c.Add) > 0 {
+		if strings.Join(got, " ") != tc.want || !c.Precondition || len(c.Add) > 0 {
 			t.Errorf("%v, %v wait: %v goes, want %q", tc.claim.Status.ReservedFor, tc.waiting, got, tc.want)
 		}
 	}

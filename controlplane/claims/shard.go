@@ -15,8 +15,8 @@ import (
 // MaxShards of an entry.
 const MaxShards = 256
 
-// Shard is the number of the claim of that name among those of an owner's entry.
-func Shard(owner Owner, entry, name string) (int, bool) {
+// ShardNumber is the number of the claim of that name among those of an owner's entry.
+func ShardNumber(owner Owner, entry, name string) (int, bool) {
 	first := Name(owner, entry, 0)
 	if name == first {
 		return 0, true
@@ -26,10 +26,10 @@ func Shard(owner Owner, entry, name string) (int, bool) {
 	return n, ok && err == nil && 0 < n && n < MaxShards && Name(owner, entry, n) == name
 }
 
-// Spans tells whether a claim asks for a fabric of the driver: a device whose
+// RequestsFabric tells whether a claim asks for a fabric of the driver: a device whose
 // pods are on many nodes, so that there may be more of them than one claim can
 // be reserved for.
-func Spans(spec *resourceapi.ResourceClaimSpec, driver string) bool {
+func RequestsFabric(spec *resourceapi.ResourceClaimSpec, driver string) bool {
 	class := fabricpool.Kind + "." + driver
 	return slices.ContainsFunc(spec.Devices.Requests, func(r resourceapi.DeviceRequest) bool {
 		return r.Exactly != nil && r.Exactly.DeviceClassName == class ||

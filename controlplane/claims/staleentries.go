@@ -31,44 +31,44 @@ import (
 //     entries of pods that are gone stay, until there is no room for others
 //     (kubernetes/kubernetes#136406).
 
-// MaxEnded is how many pods that have ended may keep their place in a claim that
+// MaxTerminalPods is how many pods that have ended may keep their place in a claim that
 // cannot get further ones: as many as a node runs (110, unless the kubelet is told
 // otherwise) must find room beside them. Above that the first of the two is left to
 // Kubernetes.
-const MaxEnded = MaxPods - 128
+const MaxTerminalPods = MaxPods - 128
 
-// endedReference is the entry of a pod that has ended.
-func endedReference(p Pod) resourceapi.ResourceClaimConsumerReference {
+// terminalPodEntry is the entry of a pod that has ended.
+func terminalPodEntry(p Pod) resourceapi.ResourceClaimConsumerReference {
 	return resourceapi.ResourceClaimConsumerReference{APIGroup: scheduling.GroupName, Resource: "pods", Name: p.Name, UID: p.UID}
 }
 
-// Ended tells whether an entry is one of ours for a pod that has ended.
-func Ended(r resourceapi.ResourceClaimConsumerReference) bool {
+// IsTerminalPodEntry tells whether an entry is one of ours for a pod that has ended.
+func IsTerminalPodEntry(r resourceapi.ResourceClaimConsumerReference) bool {
 	return r.APIGroup == scheduling.GroupName && r.Resource == "pods"
 }
 
-// Leftovers says how the entries of pods that use a held claim no more must
+// StaleEntriesChange says how the entries of pods that use a held claim no more must
 // change: those that have ended get one of ours as long as no more than atMost
 // have, and those of pods that are gone go.
-func Leftovers(claim *resourceapi.ResourceClaim, pods []Pod, gone []types.UID, atMost int) (c Change) {
+func StaleEntriesChange(claim *resourceapi.ResourceClaim, pods []Pod, gone []types.UID, atMost int) (c Change) {
 	if claim.Status.Allocation == nil || claim.DeletionTimestamp != nil {
 		return c
 	}
 	there, kept := map[types.UID]bool{}, map[types.UID]bool{}
 	for _, r := range claim.Status.ReservedFor {
 		there[r.UID] = true
-		if Ended(r) {
+		if IsTerminalPodEntry(r) {
 			kept[r.UID] = true
 		}
 	}
 	if len(gone) > 0 && len(gone) == len(there) {
-		return Change{Deallocate: true} // see Released
+		return Change{Deallocate: true} // see ReleaseChange
 	}
-	c.Remove, c.Guard = gone, len(gone) > 0
+	c.Remove, c.Precondition = gone, len(gone) > 0
 	count, room := len(kept), resourceapi.ResourceClaimReservedForMaxSize-len(there)+len(gone)
 	for _, p := range pods {
 		// Kubernetes leaves one alone that is being deleted.
-		if !p.Ended || !p.Bound || p.Going || kept[p.UID] || count >= atMost {
+		if !p.Terminal || !p.Bound || p.Terminating || kept[p.UID] || count >= atMost {
 			continue
 		}
 		if !there[p.UID] { // or else its entry becomes ours
@@ -77,38 +77,38 @@ func Leftovers(claim *resourceapi.ResourceClaim, pods []Pod, gone []types.UID, a
 			}
 			room--
 		}
-		c.Add = append(c.Add, endedReference(p))
+		c.Add = append(c.Add, terminalPodEntry(p))
 		kept[p.UID] = true
 		count++
 	}
 	return c
 }
 
-// Finder finds out about the pods of a claim.
-type Finder struct {
-	// Live reads from the API server.
-	Live client.Reader
-	// All tells that nobody else removes entries of pods from a claim that is
-	// reserved for anything else, as StaleEntriesStay says.
-	All bool
+// PodLookup finds out about the pods of a claim.
+type PodLookup struct {
+	// APIReader reads from the API server.
+	APIReader client.Reader
+	// ClusterLeavesStaleEntries tells that nobody else removes entries of pods from a claim that is
+	// reserved for anything else, as ClusterLeavesStaleEntries says.
+	ClusterLeavesStaleEntries bool
 }
 
-// Users are pods that use a claim, by its name or by a template: those that have
+// PodsUsing are pods that use a claim, by its name or by a template: those that have
 // ended, and all if entries of all may have to be removed. The API server may answer
 // from its cache.
-func (f Finder) Users(ctx context.Context, claim *resourceapi.ResourceClaim) (users []Pod, err error) {
+func (f PodLookup) PodsUsing(ctx context.Context, claim *resourceapi.ResourceClaim) (users []Pod, err error) {
 	selector := endedPods
-	if f.All {
+	if f.ClusterLeavesStaleEntries {
 		selector = fields.Everything()
 	}
 	var pods corev1.PodList
-	if err := f.Live.List(ctx, &pods, client.InNamespace(claim.Namespace), client.MatchingFieldsSelector{Selector: selector}, &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: "0"}}); err != nil {
+	if err := f.APIReader.List(ctx, &pods, client.InNamespace(claim.Namespace), client.MatchingFieldsSelector{Selector: selector}, &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: "0"}}); err != nil {
 		return nil, fmt.Errorf("list pods of namespace %s: %w", claim.Namespace, err)
 	}
 	for i := range pods.Items {
 		if pod := &pods.Items[i]; uses(pod, claim.Name) {
-			users = append(users, Pod{Name: pod.Name, UID: pod.UID, Bound: pod.Spec.NodeName != "", Going: pod.DeletionTimestamp != nil,
-				Ended: pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed})
+			users = append(users, Pod{Name: pod.Name, UID: pod.UID, Bound: pod.Spec.NodeName != "", Terminating: pod.DeletionTimestamp != nil,
+				Terminal: pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed})
 		}
 	}
 	return users, nil
@@ -125,29 +125,29 @@ func uses(pod *corev1.Pod, claim string) bool {
 		slices.ContainsFunc(pod.Status.ResourceClaimStatuses, func(c corev1.PodResourceClaimStatus) bool { return ptr.Deref(c.ResourceClaimName, "") == claim })
 }
 
-// MayBeGone are the claim's entries of pods that nobody else removes.
-func (f Finder) MayBeGone(claim *resourceapi.ResourceClaim) (entries []resourceapi.ResourceClaimConsumerReference) {
+// EntriesToCheck are the claim's entries of pods that nobody else removes.
+func (f PodLookup) EntriesToCheck(claim *resourceapi.ResourceClaim) (entries []resourceapi.ResourceClaimConsumerReference) {
 	ofPod := func(r resourceapi.ResourceClaimConsumerReference) bool {
 		return r.APIGroup == "" && r.Resource == "pods"
 	}
-	stuck := f.All && slices.ContainsFunc(claim.Status.ReservedFor, func(r resourceapi.ResourceClaimConsumerReference) bool { return !ofPod(r) })
+	stuck := f.ClusterLeavesStaleEntries && slices.ContainsFunc(claim.Status.ReservedFor, func(r resourceapi.ResourceClaimConsumerReference) bool { return !ofPod(r) })
 	for _, r := range claim.Status.ReservedFor {
-		if Ended(r) || stuck && ofPod(r) {
+		if IsTerminalPodEntry(r) || stuck && ofPod(r) {
 			entries = append(entries, r)
 		}
 	}
 	return entries
 }
 
-// Gone are the UIDs of the claim's entries whose pods are gone, of which users are
+// DeletedPods are the UIDs of the claim's entries whose pods are gone, of which users are
 // known to be there.
-func (f Finder) Gone(ctx context.Context, claim *resourceapi.ResourceClaim, users []Pod) (gone []types.UID, err error) {
-	for _, r := range f.MayBeGone(claim) {
+func (f PodLookup) DeletedPods(ctx context.Context, claim *resourceapi.ResourceClaim, users []Pod) (gone []types.UID, err error) {
+	for _, r := range f.EntriesToCheck(claim) {
 		if slices.ContainsFunc(users, func(p Pod) bool { return p.UID == r.UID }) {
 			continue
 		}
 		var pod corev1.Pod
-		err := f.Live.Get(ctx, types.NamespacedName{Namespace: claim.Namespace, Name: r.Name}, &pod)
+		err := f.APIReader.Get(ctx, types.NamespacedName{Namespace: claim.Namespace, Name: r.Name}, &pod)
 		if client.IgnoreNotFound(err) != nil {
 			return nil, fmt.Errorf("look whether pod %s, for which claim %s is reserved, is there: %w", r.Name, claim.Name, err)
 		}
@@ -158,9 +158,9 @@ func (f Finder) Gone(ctx context.Context, claim *resourceapi.ResourceClaim, user
 	return gone, nil
 }
 
-// StaleEntriesStay tells whether the cluster's resource claim controller is of a
+// ClusterLeavesStaleEntries tells whether the cluster's resource claim controller is of a
 // version that leaves the entries of pods that are gone in claims which are held.
-func StaleEntriesStay(cluster discovery.ServerVersionInterface) (bool, error) {
+func ClusterLeavesStaleEntries(cluster discovery.ServerVersionInterface) (bool, error) {
 	version, err := cluster.ServerVersion()
 	if err != nil {
 		return false, fmt.Errorf("ask the API server for its version: %w", err)

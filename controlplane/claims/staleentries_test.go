@@ -22,7 +22,7 @@ import (
 // withEnded adds entries of ours for pods that have ended.
 func withEnded(claim *resourceapi.ResourceClaim, names ...string) *resourceapi.ResourceClaim {
 	for _, name := range names {
-		claim.Status.ReservedFor = append(claim.Status.ReservedFor, endedReference(Pod{Name: name, UID: types.UID(name)}))
+		claim.Status.ReservedFor = append(claim.Status.ReservedFor, terminalPodEntry(Pod{Name: name, UID: types.UID(name)}))
 	}
 	return claim
 }
@@ -37,7 +37,7 @@ func full(name string) *resourceapi.ResourceClaim {
 }
 
 func TestPodsThatHaveEndedKeepTheirPlace(t *testing.T) {
-	ended := func(name string) Pod { return Pod{Name: name, UID: types.UID(name), Bound: true, Ended: true} }
+	ended := func(name string) Pod { return Pod{Name: name, UID: types.UID(name), Bound: true, Terminal: true} }
 	for _, tc := range []struct {
 		name   string
 		claim  *resourceapi.ResourceClaim
@@ -50,8 +50,8 @@ func TestPodsThatHaveEndedKeepTheirPlace(t *testing.T) {
 		{"one has ended", reserved(true, false, "group", "a", "b"), []Pod{ended("a"), {Name: "b", UID: "b", Bound: true}}, nil, 9, "+a"},
 		{"Kubernetes was faster", reserved(true, false, "group"), []Pod{ended("a")}, nil, 9, "+a"},
 		{"it has its place", withEnded(reserved(true, false, "group"), "a"), []Pod{ended("a")}, nil, 9, ""},
-		{"it never had a node", reserved(true, false, "group"), []Pod{{Name: "a", UID: "a", Ended: true}}, nil, 9, ""},
-		{"it is being deleted: Kubernetes leaves it alone", reserved(true, false, "group"), []Pod{{Name: "a", UID: "a", Bound: true, Ended: true, Going: true}}, nil, 9, ""},
+		{"it never had a node", reserved(true, false, "group"), []Pod{{Name: "a", UID: "a", Terminal: true}}, nil, 9, ""},
+		{"it is being deleted: Kubernetes leaves it alone", reserved(true, false, "group"), []Pod{{Name: "a", UID: "a", Bound: true, Terminal: true, Terminating: true}}, nil, 9, ""},
 		{"it is gone", withEnded(reserved(true, false, "group"), "a"), nil, []types.UID{"a"}, 9, "-a"},
 		{"all that there was is gone", withEnded(reserved(true, false), "a"), nil, []types.UID{"a"}, 9, "deallocate"},
 		{"one goes, one ends", withEnded(reserved(true, false, "group"), "a"), []Pod{ended("b")}, []types.UID{"a"}, 9, "+b-a"},
@@ -63,9 +63,9 @@ func TestPodsThatHaveEndedKeepTheirPlace(t *testing.T) {
 		{"being deleted", reserved(true, true, "group", "a"), []Pod{ended("a")}, nil, 9, ""},
 	} {
 		got := ""
-		c := Leftovers(tc.claim, tc.pods, tc.gone, tc.atMost)
+		c := StaleEntriesChange(tc.claim, tc.pods, tc.gone, tc.atMost)
 		for _, a := range c.Add {
-			if !Ended(a) {
+			if !IsTerminalPodEntry(a) {
 				t.Errorf("%s: %v", tc.name, a)
 			}
 			got += "+" + a.Name
@@ -76,32 +76,32 @@ func TestPodsThatHaveEndedKeepTheirPlace(t *testing.T) {
 		if c.Deallocate {
 			got = "deallocate"
 		}
-		if got != tc.want || c.Guard != (len(c.Remove) > 0) {
-			t.Errorf("%s: got %q, guarded %t, want %q", tc.name, got, c.Guard, tc.want)
+		if got != tc.want || c.Precondition != (len(c.Remove) > 0) {
+			t.Errorf("%s: got %q, guarded %t, want %q", tc.name, got, c.Precondition, tc.want)
 		}
 	}
 }
 
 // Whoever lets go of a claim leaves nobody's entry that would keep it.
 func TestPlacesOfPodsThatHaveEndedGoWithTheHolder(t *testing.T) {
-	if c := Released(withEnded(reserved(true, false, "group"), "a"), "group", true); !c.Deallocate {
+	if c := ReleaseChange(withEnded(reserved(true, false, "group"), "a"), "group", true); !c.Deallocate {
 		t.Errorf("by name, with pods that have ended: %+v", c)
 	}
 	switched := withEnded(reserved(true, false, "group", "native"), "a")
-	if c := Reservation(switched, job("group", "group"), nil, true); !slices.Equal(c.Remove, []types.UID{"group", "a"}) {
+	if c := ReservationChange(switched, job("group", "group"), nil, true); !slices.Equal(c.Remove, []types.UID{"group", "a"}) {
 		t.Errorf("Kubernetes holds it now, and has no such entries: %+v", c)
 	}
 	two := withEnded(reserved(true, false, "group"), "a")
 	two.Status.ReservedFor = append(two.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{APIGroup: "batch", Resource: "jobs", Name: "other", UID: "other"})
-	if c := Released(two, "group", true); !slices.Equal(c.Remove, []types.UID{"group", "a"}) {
+	if c := ReleaseChange(two, "group", true); !slices.Equal(c.Remove, []types.UID{"group", "a"}) {
 		t.Errorf("by name, with a holder who knows nothing of them: %+v", c)
 	}
 	two.Annotations = map[string]string{scheduling.ReservedForAnnotation: "batch/jobs/other"}
-	if c := Released(two, "group", true); !slices.Equal(c.Remove, []types.UID{"group"}) {
+	if c := ReleaseChange(two, "group", true); !slices.Equal(c.Remove, []types.UID{"group"}) {
 		t.Errorf("by name, with another holder, who needs them: %+v", c)
 	}
 	stuck := []Pod{{Name: "s", UID: "s", Unschedulable: true}}
-	if c := Reservation(withEnded(reserved(true, false, "group"), "a"), job("group", "group"), stuck, false); !slices.Equal(c.Remove, []types.UID{"group", "a"}) {
+	if c := ReservationChange(withEnded(reserved(true, false, "group"), "a"), job("group", "group"), stuck, false); !slices.Equal(c.Remove, []types.UID{"group", "a"}) {
 		t.Errorf("given up for a pod that does not fit: %+v", c)
 	}
 }
@@ -115,14 +115,14 @@ func TestGoneIsWhatTheAPIServerHasNotGot(t *testing.T) {
 	claim.Namespace = "ns"
 	known := []Pod{{UID: "known"}, {UID: "ended"}}
 	for all, want := range map[bool][]types.UID{true: {"again", "gone", "over"}, false: {"over"}} {
-		got, err := Finder{Live: live, All: all}.Gone(context.Background(), claim, known)
+		got, err := PodLookup{APIReader: live, ClusterLeavesStaleEntries: all}.DeletedPods(context.Background(), claim, known)
 		if err != nil || !slices.Equal(got, want) {
 			t.Errorf("all %t: got %v, %v, want %v", all, got, err, want)
 		}
 	}
 	alone := reserved(true, false, "there", "again", "gone")
 	alone.Namespace = "ns"
-	if got, err := (Finder{Live: live, All: true}).Gone(context.Background(), alone, nil); len(got) > 0 || err != nil {
+	if got, err := (PodLookup{APIReader: live, ClusterLeavesStaleEntries: true}).DeletedPods(context.Background(), alone, nil); len(got) > 0 || err != nil {
 		t.Errorf("of pods alone Kubernetes takes care: %v, %v", got, err)
 	}
 }
@@ -135,7 +135,7 @@ func TestVersionsThatLeaveEntries(t *testing.T) {
 			t.Fatal("no fake")
 		}
 		d.FakedServerVersion = &version.Info{Major: "1", Minor: minor}
-		stay, err := StaleEntriesStay(d)
+		stay, err := ClusterLeavesStaleEntries(d)
 		if got := fmt.Sprint(stay, " ", err); got != want {
 			t.Errorf("1.%s: got %s, want %s", minor, got, want)
 		}

@@ -64,7 +64,7 @@ func (r *Reconciler) givenUp(ctx context.Context, g *group, pods []*corev1.Pod, 
 		}
 		waiting = append(waiting, native...)
 	}
-	return claims.GivenUp(claim, g.owner, waiting...), nil
+	return claims.DeletedClaimChange(claim, g.owner, waiting...), nil
 }
 
 // mayRun tells whether a pod has a claim on a node, or may be on its way there,
@@ -85,7 +85,7 @@ func mayRun(pod *corev1.Pod, deleted, now time.Time) bool {
 // PodGroup of that name that is somebody else's.
 func (r *Reconciler) native(ctx context.Context, g *group, claim *resourceapi.ResourceClaim) (entries []types.UID, err error) {
 	for _, c := range claim.Status.ReservedFor {
-		if claims.Native(c) && c.Name == g.Name {
+		if claims.IsNativePodGroup(c) && c.Name == g.Name {
 			entries = append(entries, c.UID)
 		}
 	}
@@ -102,7 +102,7 @@ func (r *Reconciler) native(ctx context.Context, g *group, claim *resourceapi.Re
 // livePods are the group's pods, as they are now.
 func (r *Reconciler) livePods(ctx context.Context, g *group) (all []*corev1.Pod, err error) {
 	var pods corev1.PodList
-	if err := r.Live.List(ctx, &pods, client.InNamespace(g.Namespace), client.MatchingLabels{scheduling.GroupUIDLabel: string(g.UID)}); err != nil {
+	if err := r.APIReader.List(ctx, &pods, client.InNamespace(g.Namespace), client.MatchingLabels{scheduling.GroupUIDLabel: string(g.UID)}); err != nil {
 		return nil, err
 	}
 	for i := range pods.Items {

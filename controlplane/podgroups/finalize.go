@@ -75,20 +75,20 @@ func listed(names []string) string {
 
 // release lets a claim go that the PodGroup of that name and UID had.
 func (r *Reconciler) release(ctx context.Context, claim *resourceapi.ResourceClaim, name string, uid types.UID) error {
-	keeper := claims.Keeper{Client: r.Client}
-	owned := claims.Owned(claim, uid)
+	writer := claims.ClaimWriter{Client: r.Client}
+	owned := claims.IsGeneratedFor(claim, uid)
 	if owned {
-		if err := keeper.Delete(ctx, claim); err != nil {
+		if err := writer.Delete(ctx, claim); err != nil {
 			return err
 		}
 	}
 	var native []types.UID
 	for _, c := range claim.Status.ReservedFor {
-		if r.Mode == mode.Bridge && claims.Native(c) && c.Name == name {
+		if r.Mode == mode.Bridge && claims.IsNativePodGroup(c) && c.Name == name {
 			native = append(native, c.UID) // the gates are off: nobody else takes it away
 		}
 	}
-	return keeper.Change(ctx, claim, claims.Released(claim, uid, !owned, native...))
+	return writer.Apply(ctx, claim, claims.ReleaseChange(claim, uid, !owned, native...))
 }
 
 // releaseOthers lets go of claims that are held for PodGroups that had this name,
@@ -106,7 +106,7 @@ func (r *Reconciler) releaseOthers(ctx context.Context, name types.NamespacedNam
 			}
 			// The cache of PodGroups may be behind that of claims.
 			var now scheduling.PodGroup
-			if err := r.Live.Get(ctx, name, &now); client.IgnoreNotFound(err) != nil {
+			if err := r.APIReader.Get(ctx, name, &now); client.IgnoreNotFound(err) != nil {
 				return err
 			}
 			if now.UID == holder.uid {
@@ -134,7 +134,7 @@ func holders(claim *resourceapi.ResourceClaim) (all []holder) {
 		if isHolder(c) {
 			all = append(all, holder{c.Name, c.UID})
 		}
-		owners = owners || claims.Native(c) || claims.Ended(c)
+		owners = owners || claims.IsNativePodGroup(c) || claims.IsTerminalPodEntry(c)
 	}
 	if owner := metav1.GetControllerOf(claim); owners && owner != nil && owner.Kind == scheduling.Kind && owner.APIVersion == scheduling.GroupVersion.String() {
 		if h := (holder{owner.Name, owner.UID}); !slices.Contains(all, h) {

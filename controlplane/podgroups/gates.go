@@ -95,7 +95,7 @@ func (g *group) mayPass(pod *corev1.Pod, leaders map[string]types.UID) bool {
 			if leaders[name] != pod.UID {
 				return false
 			}
-		case !claims.HasReservation(claim, pod.UID):
+		case !claims.IsReservedFor(claim, pod.UID):
 			return false
 		}
 	}

@@ -14,20 +14,20 @@ import (
 // generate creates the claims that are missing, and deletes shards that no pod
 // names any more.
 func (r *Reconciler) generate(ctx context.Context, g *group) (err error) {
-	keeper := claims.Keeper{Client: r.Client}
+	writer := claims.ClaimWriter{Client: r.Client}
 	for _, e := range g.entries {
 		if e.ResourceClaimName != nil {
 			continue
 		}
 		for _, n := range e.wanted {
 			if e.shards[n] == nil {
-				err = errors.Join(err, r.generateShard(ctx, keeper, g, e, n))
+				err = errors.Join(err, r.generateShard(ctx, writer, g, e, n))
 			}
 		}
 		for n, claim := range e.shards {
 			// One that is wanted again while it goes is made anew when it has gone.
 			if !slices.Contains(e.wanted, n) {
-				err = errors.Join(err, keeper.Delete(ctx, claim), keeper.Change(ctx, claim, claims.Released(claim, g.UID, false)))
+				err = errors.Join(err, writer.Delete(ctx, claim), writer.Apply(ctx, claim, claims.ReleaseChange(claim, g.UID, false)))
 				delete(e.shards, n)
 			}
 		}
@@ -35,7 +35,7 @@ func (r *Reconciler) generate(ctx context.Context, g *group) (err error) {
 	return err
 }
 
-func (r *Reconciler) generateShard(ctx context.Context, keeper claims.Keeper, g *group, e *entry, n int) error {
+func (r *Reconciler) generateShard(ctx context.Context, writer claims.ClaimWriter, g *group, e *entry, n int) error {
 	if e.template == nil {
 		e.problem = fmt.Errorf("resourceClaims[%q].resourceClaimTemplateName: there is no ResourceClaimTemplate %s in namespace %s: create it", e.Name, *e.ResourceClaimTemplateName, g.Namespace)
 		return nil
@@ -52,8 +52,8 @@ func (r *Reconciler) generateShard(ctx context.Context, keeper claims.Keeper, g 
 			return nil
 		}
 	}
-	err := keeper.Create(ctx, claim)
-	if taken := (*claims.TakenError)(nil); errors.As(err, &taken) || apierrors.IsInvalid(err) || apierrors.IsForbidden(err) {
+	err := writer.Create(ctx, claim)
+	if taken := (*claims.NameTakenError)(nil); errors.As(err, &taken) || apierrors.IsInvalid(err) || apierrors.IsForbidden(err) {
 		e.problem = fmt.Errorf("resourceClaims[%q]: %w", e.Name, err)
 		return nil
 	}

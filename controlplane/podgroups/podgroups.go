@@ -33,13 +33,13 @@ import (
 type Reconciler struct {
 	// Client reads from a cache.
 	Client client.Client
-	// Live reads from the API server.
-	Live   client.Reader
-	Mode   mode.Mode
-	Driver string
-	Events events.EventRecorder
-	// StaleEntriesStay is of the cluster, as claims.StaleEntriesStay says.
-	StaleEntriesStay bool
+	// APIReader reads from the API server.
+	APIReader client.Reader
+	Mode      mode.Mode
+	Driver    string
+	Events    events.EventRecorder
+	// ClusterLeavesStaleEntries is of the cluster, as claims.ClusterLeavesStaleEntries says.
+	ClusterLeavesStaleEntries bool
 
 	passed recently
 }
@@ -149,7 +149,7 @@ func (r *Reconciler) readEntry(ctx context.Context, g *group, c scheduling.PodGr
 		return e, err
 	}
 	for _, pod := range g.pods {
-		if n, ok := claims.Shard(g.owner, c.Name, claimOf(pod, c.Name)); ok && !slices.Contains(e.wanted, n) && !ended(pod) {
+		if n, ok := claims.ShardNumber(g.owner, c.Name, claimOf(pod, c.Name)); ok && !slices.Contains(e.wanted, n) && !ended(pod) {
 			e.wanted = append(e.wanted, n)
 		}
 	}
@@ -159,7 +159,7 @@ func (r *Reconciler) readEntry(ctx context.Context, g *group, c scheduling.PodGr
 		return nil, err
 	}
 	for i := range owned.Items {
-		if n, ok := claims.Shard(g.owner, c.Name, owned.Items[i].Name); ok {
+		if n, ok := claims.ShardNumber(g.owner, c.Name, owned.Items[i].Name); ok {
 			e.shards[n] = &owned.Items[i]
 		}
 	}

@@ -14,11 +14,11 @@ import (
 
 // reserve keeps the claims reserved for whom they should be.
 func (r *Reconciler) reserve(ctx context.Context, g *group) (err error) {
-	keeper := claims.Keeper{Client: r.Client}
+	writer := claims.ClaimWriter{Client: r.Client}
 	for _, e := range g.entries {
 		for n, claim := range e.shards {
 			change, problem := r.change(ctx, g, e, n, claim)
-			err = errors.Join(err, problem, keeper.Change(ctx, claim, change))
+			err = errors.Join(err, problem, writer.Apply(ctx, claim, change))
 		}
 	}
 	return err
@@ -29,7 +29,7 @@ func (r *Reconciler) change(ctx context.Context, g *group, e *entry, n int, clai
 		return r.giveUp(ctx, g, e, n, claim)
 	}
 	users := g.users(e, n)
-	change := claims.Reservation(claim, g.owner, users, r.Mode == mode.Native)
+	change := claims.ReservationChange(claim, g.owner, users, r.Mode == mode.Native)
 	if !change.Empty() && len(claim.Status.ReservedFor) < resourceapi.ResourceClaimReservedForMaxSize {
 		return change, nil
 	}
@@ -42,30 +42,30 @@ func (r *Reconciler) change(ctx context.Context, g *group, e *entry, n int, clai
 
 // leftovers are changes for pods that use the claim no more.
 func (r *Reconciler) leftovers(ctx context.Context, g *group, e *entry, claim *resourceapi.ResourceClaim, users []claims.Pod) (c claims.Change, err error) {
-	finder := claims.Finder{Live: r.Live, All: r.StaleEntriesStay}
+	lookup := claims.PodLookup{APIReader: r.APIReader, ClusterLeavesStaleEntries: r.ClusterLeavesStaleEntries}
 	// In native mode the cluster takes care of those that have ended.
-	holds := r.Mode == mode.Bridge && claims.HasReservation(claim, g.owner.UID)
-	if claim.Status.Allocation == nil || !holds && len(finder.MayBeGone(claim)) == 0 {
+	holds := r.Mode == mode.Bridge && claims.IsReservedFor(claim, g.owner.UID)
+	if claim.Status.Allocation == nil || !holds && len(lookup.EntriesToCheck(claim)) == 0 {
 		return c, nil
 	}
-	atMost := claims.MaxEnded
+	atMost := claims.MaxTerminalPods
 	if e.ResourceClaimName != nil { // also pods that are not of the group use it
-		more, err := finder.Users(ctx, claim)
+		more, err := lookup.PodsUsing(ctx, claim)
 		if err != nil {
 			return c, err
 		}
 		users = append(users, more...)
-	} else if claims.Spans(&claim.Spec, r.Driver) {
+	} else if claims.RequestsFabric(&claim.Spec, r.Driver) {
 		atMost = claims.MaxPods // those that come get further claims
 	}
-	gone, err := finder.Gone(ctx, claim, users)
+	gone, err := lookup.DeletedPods(ctx, claim, users)
 	if err != nil {
 		return c, err
 	}
 	if !holds {
 		users = nil
 	}
-	return claims.Leftovers(claim, users, gone, atMost), nil
+	return claims.StaleEntriesChange(claim, users, gone, atMost), nil
 }
 
 // users are the group's pods that use a shard, the oldest first.
@@ -75,7 +75,7 @@ func (g *group) users(e *entry, shard int) (users []claims.Pod) {
 		if claimOf(pod, e.Name) != name {
 			continue
 		}
-		users = append(users, claims.Pod{Name: pod.Name, UID: pod.UID, Bound: pod.Spec.NodeName != "", Ended: ended(pod), Going: pod.DeletionTimestamp != nil,
+		users = append(users, claims.Pod{Name: pod.Name, UID: pod.UID, Bound: pod.Spec.NodeName != "", Terminal: ended(pod), Terminating: pod.DeletionTimestamp != nil,
 			Gated: gated(pod), Unschedulable: unschedulable(pod)})
 	}
 	return users

@@ -76,7 +76,7 @@ func (g *group) deleted(e *entry) string {
 	var pods []string
 	for n := range e.shards {
 		for _, p := range g.users(e, n) {
-			if p.Bound && !p.Ended {
+			if p.Bound && !p.Terminal {
 				pods = append(pods, p.Name)
 			}
 		}
@@ -97,7 +97,7 @@ func (e *entry) otherHolders(owner claims.Owner) (names []string) {
 		return nil
 	}
 	for _, c := range e.shards[0].Status.ReservedFor {
-		if (isHolder(c) || claims.Native(c)) && c.Name != owner.Name && !slices.Contains(names, c.Name) {
+		if (isHolder(c) || claims.IsNativePodGroup(c)) && c.Name != owner.Name && !slices.Contains(names, c.Name) {
 			names = append(names, c.Name)
 		}
 	}
@@ -121,7 +121,7 @@ func notHeld(claim *resourceapi.ResourceClaim, owner claims.Owner) (reason, mess
 // Kubernetes' own.
 func heldFor(claim *resourceapi.ResourceClaim, owner claims.Owner) bool {
 	return slices.ContainsFunc(claim.Status.ReservedFor, func(c resourceapi.ResourceClaimConsumerReference) bool {
-		return c.UID == owner.UID || claims.Native(c) && c.Name == owner.Name
+		return c.UID == owner.UID || claims.IsNativePodGroup(c) && c.Name == owner.Name
 	})
 }
 

@@ -61,11 +61,11 @@ const summaryVersion = "v1alpha1"
 type Reconciler struct {
 	// Client reads from a cache.
 	Client client.Client
-	// Live reads from the API server.
-	Live    client.Reader
-	Cluster kubernetes.Interface
-	Driver  string
-	Clock   clock.PassiveClock
+	// APIReader reads from the API server.
+	APIReader client.Reader
+	Cluster   kubernetes.Interface
+	Driver    string
+	Clock     clock.PassiveClock
 
 	mu      sync.Mutex
 	written map[types.UID]writing
@@ -160,7 +160,7 @@ func (r *Reconciler) alone(ctx context.Context, claim *resourceapi.ResourceClaim
 			continue
 		}
 		var pod corev1.Pod
-		err := r.Live.Get(ctx, types.NamespacedName{Namespace: claim.Namespace, Name: c.Name}, &pod)
+		err := r.APIReader.Get(ctx, types.NamespacedName{Namespace: claim.Namespace, Name: c.Name}, &pod)
 		if client.IgnoreNotFound(err) != nil {
 			return nil, err
 		}

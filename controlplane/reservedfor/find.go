@@ -36,7 +36,7 @@ func (r *Reconciler) find(ctx context.Context, claim *resourceapi.ResourceClaim,
 	}
 	object := &metav1.PartialObjectMetadata{}
 	object.SetGroupVersionKind(kind)
-	err = r.Live.Get(ctx, types.NamespacedName{Namespace: claim.Namespace, Name: holder.Name}, object)
+	err = r.APIReader.Get(ctx, types.NamespacedName{Namespace: claim.Namespace, Name: holder.Name}, object)
 	if apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse) {
 		// Not this object is missing, but its whole API: it may come back.
 		return nil, ReasonHolderUnknown, fmt.Errorf("the API server does not serve %s any more: is its API still installed?", kind)
@@ -66,7 +66,7 @@ func (r *Reconciler) watch(ctx context.Context, mapping *meta.RESTMapping) error
 	// An informer without the right would try for ever, and say nothing here.
 	list := &metav1.PartialObjectMetadataList{}
 	list.SetGroupVersionKind(kind)
-	if err := r.Live.List(ctx, list, client.Limit(1)); err != nil {
+	if err := r.APIReader.List(ctx, list, client.Limit(1)); err != nil {
 		return err
 	}
 	object := &metav1.PartialObjectMetadata{}

@@ -39,9 +39,9 @@ func Parse(text string) (Holder, error) {
 	return h, nil
 }
 
-// Holds tells whether a claim is reserved for the holder of that annotation: then
+// IsHeldBy tells whether a claim is reserved for the holder of that annotation: then
 // the annotation must stay as it is, or nobody would take the entry away.
-func Holds(annotation string, reserved []resourceapi.ResourceClaimConsumerReference) bool {
+func IsHeldBy(annotation string, reserved []resourceapi.ResourceClaimConsumerReference) bool {
 	h, err := Parse(annotation)
 	return err == nil && h.in(reserved)
 }

@@ -37,14 +37,14 @@ const askAgain = time.Minute
 type Reconciler struct {
 	// Client reads from a cache.
 	Client client.Client
-	// Live reads from the API server.
-	Live    client.Reader
-	Cluster kubernetes.Interface
-	Mapper  meta.RESTMapper
-	Driver  string
-	Events  events.EventRecorder
-	// StaleEntriesStay is of the cluster, as claims.StaleEntriesStay says.
-	StaleEntriesStay bool
+	// APIReader reads from the API server.
+	APIReader client.Reader
+	Cluster   kubernetes.Interface
+	Mapper    meta.RESTMapper
+	Driver    string
+	Events    events.EventRecorder
+	// ClusterLeavesStaleEntries is of the cluster, as claims.ClusterLeavesStaleEntries says.
+	ClusterLeavesStaleEntries bool
 
 	cache      cache.Cache
 	controller controller.Controller
@@ -95,7 +95,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	switch {
 	case reason != "" && claim.DeletionTimestamp != nil:
 		// Nobody will ever see the holder go: the claim would stay for good.
-		return ctrl.Result{}, claims.Keeper{Client: r.Client}.Change(ctx, &claim, change(&claim, owner, false))
+		return ctrl.Result{}, claims.ClaimWriter{Client: r.Client}.Apply(ctx, &claim, change(&claim, owner, false))
 	case reason != "":
 		message := fmt.Sprintf("not held by %s: %v", holder, err)
 		if holder.in(claim.Status.ReservedFor) {
@@ -108,7 +108,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if object != nil {
 		owner.UID = object.UID
 	}
-	if owner.UID != "" && claims.HasReservation(&claim, owner.UID) {
+	if owner.UID != "" && claims.IsReservedFor(&claim, owner.UID) {
 		return r.keep(ctx, &claim, holder)
 	}
 	return r.hold(ctx, &claim, holder, owner)
@@ -129,7 +129,7 @@ func (r *Reconciler) hold(ctx context.Context, claim *resourceapi.ResourceClaim,
 	if !bound && owner.UID != "" && len(claim.Status.ReservedFor) > 0 {
 		again = bindSoon
 	}
-	return ctrl.Result{RequeueAfter: again}, claims.Keeper{Client: r.Client}.Change(ctx, claim, c)
+	return ctrl.Result{RequeueAfter: again}, claims.ClaimWriter{Client: r.Client}.Apply(ctx, claim, c)
 }
 
 // keep tells that a claim is held, and takes care of its pods that have ended.
@@ -137,21 +137,21 @@ func (r *Reconciler) keep(ctx context.Context, claim *resourceapi.ResourceClaim,
 	if err := r.tell(ctx, claim, ReasonHolderFound, fmt.Sprintf("allocated as long as %s is there", holder)); err != nil {
 		return ctrl.Result{}, err
 	}
-	finder := claims.Finder{Live: r.Live, All: r.StaleEntriesStay}
-	users, err := finder.Users(ctx, claim)
+	lookup := claims.PodLookup{APIReader: r.APIReader, ClusterLeavesStaleEntries: r.ClusterLeavesStaleEntries}
+	users, err := lookup.PodsUsing(ctx, claim)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	gone, err := finder.Gone(ctx, claim, users)
+	gone, err := lookup.DeletedPods(ctx, claim, users)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	c := claims.Leftovers(claim, users, gone, claims.MaxEnded)
+	c := claims.StaleEntriesChange(claim, users, gone, claims.MaxTerminalPods)
 	again := time.Duration(0)
-	if len(c.Add) > 0 || len(finder.MayBeGone(claim)) > 0 {
+	if len(c.Add) > 0 || len(lookup.EntriesToCheck(claim)) > 0 {
 		again = podsAgain
 	}
-	return ctrl.Result{RequeueAfter: again}, claims.Keeper{Client: r.Client}.Change(ctx, claim, c)
+	return ctrl.Result{RequeueAfter: again}, claims.ClaimWriter{Client: r.Client}.Apply(ctx, claim, c)
 }
 
 // podsAgain is how often it is looked whether pods are gone whose entries nobody
@@ -170,13 +170,13 @@ func change(claim *resourceapi.ResourceClaim, owner claims.Owner, bound bool) (c
 		return entry.APIGroup == owner.Group && entry.Resource == owner.Resource && entry.Name == owner.Name && entry.UID != owner.UID
 	}
 	if owner.UID == "" || slices.ContainsFunc(claim.Status.ReservedFor, theirs) {
-		c.Remove = claims.EntriesOf(claim, theirs)
-		c.Guard = len(c.Remove) > 0 // see claims.Released
+		c.Remove = claims.EntriesToRemove(claim, theirs)
+		c.Precondition = len(c.Remove) > 0 // see claims.ReleaseChange
 	}
 	switch {
 	case owner.UID == "" && len(c.Remove) == len(claim.Status.ReservedFor) && len(c.Remove) > 0 && claim.DeletionTimestamp == nil:
 		return claims.Change{Deallocate: true}
-	case owner.UID != "" && bound && claim.DeletionTimestamp == nil && !claims.HasReservation(claim, owner.UID):
+	case owner.UID != "" && bound && claim.DeletionTimestamp == nil && !claims.IsReservedFor(claim, owner.UID):
 		c.Add = append(c.Add, owner.Reference())
 	}
 	return c
@@ -189,13 +189,13 @@ func (r *Reconciler) bound(ctx context.Context, claim *resourceapi.ResourceClaim
 		return false, nil
 	}
 	for _, entry := range claim.Status.ReservedFor {
-		if !claims.Ended(entry) && (entry.APIGroup != "" || entry.Resource != "pods") {
+		if !claims.IsTerminalPodEntry(entry) && (entry.APIGroup != "" || entry.Resource != "pods") {
 			return true, nil // held by what lives longer than a pod
 		}
 	}
 	for _, entry := range claim.Status.ReservedFor {
 		var pod corev1.Pod
-		err := r.Live.Get(ctx, types.NamespacedName{Namespace: claim.Namespace, Name: entry.Name}, &pod)
+		err := r.APIReader.Get(ctx, types.NamespacedName{Namespace: claim.Namespace, Name: entry.Name}, &pod)
 		if err == nil && pod.UID == entry.UID && pod.Spec.NodeName != "" {
 			return true, nil
 		}

@@ -92,7 +92,7 @@ func TestAHolderIsInAndOut(t *testing.T) {
 		for _, r := range c.Remove {
 			got += "-" + string(r)
 		}
-		if c.Guard {
+		if c.Precondition {
 			got += "!"
 		}
 		if got != tc.want {

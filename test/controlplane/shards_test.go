@@ -120,7 +120,7 @@ func TestTheFirstClaimIsDeletedUnderFurtherOnes(t *testing.T) {
 	if err != nil || len(all) < 2 {
 		t.Fatalf("%d claims, %v", len(all), err)
 	}
-	stay, err := claims.StaleEntriesStay(e.cluster.Discovery())
+	stay, err := claims.ClusterLeavesStaleEntries(e.cluster.Discovery())
 	if err != nil {
 		t.Fatal(err)
 	}
