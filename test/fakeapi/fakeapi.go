@@ -1,6 +1,7 @@
-// Package fakeapi is an API server as far as a DRA plugin uses one, for plugins
-// that run in a process of their own: client-go's fake clientset behind HTTP.
-// It can be away, slow, or refuse what it is asked.
+// Package fakeapi serves client-go's fake clientset over HTTP, so that a plugin
+// in a separate process can use it as its API server. It implements the
+// requests that a DRA plugin makes, and no others. A test can make requests
+// fail with an API error or a broken connection.
 package fakeapi
 
 import (
@@ -26,17 +27,18 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 )
 
-// Server is an API server. What is in it is reached by Client.
+// Server is a fake API server.
 type Server struct {
+	// Client reads and writes the server's objects directly. Refuse does not affect it.
 	Client *fake.Clientset
-	// URL of the server.
+	// URL is the server's base URL.
 	URL string
 
 	http   *httptest.Server
 	refuse atomic.Pointer[func(*http.Request) error]
 }
 
-// New starts a server with those objects in it. Close ends it.
+// New starts a server that contains objects. The caller must call Close.
 func New(objects ...runtime.Object) *Server {
 	s := &Server{Client: fake.NewClientset(objects...)}
 	s.http = httptest.NewServer(s)
@@ -44,17 +46,18 @@ func New(objects ...runtime.Object) *Server {
 	return s
 }
 
-// Close ends the server.
+// Close closes all connections and stops the server.
 func (s *Server) Close() {
 	s.http.CloseClientConnections()
 	s.http.Close()
 }
 
-// Refuse makes requests fail for which f returns an error; nil: none. An
-// apierrors.APIStatus is sent as such, any other error breaks the connection.
+// Refuse makes every request fail for which f returns an error. The server
+// sends an apierrors.APIStatus as the response; any other error breaks the
+// connection. A nil f accepts all requests again.
 func (s *Server) Refuse(f func(*http.Request) error) { s.refuse.Store(&f) }
 
-// kinds of objects that are served, by resource.
+// kinds maps each resource that the server knows to its kind.
 var kinds = map[string]schema.GroupVersionKind{
 	"resourceclaims": resourceapi.SchemeGroupVersion.WithKind("ResourceClaim"),
 	"resourceslices": resourceapi.SchemeGroupVersion.WithKind("ResourceSlice"),
@@ -63,13 +66,15 @@ var kinds = map[string]schema.GroupVersionKind{
 	"events":         {Group: "events.k8s.io", Version: "v1", Kind: "Event"},
 }
 
-// target is what a request's path names.
+// target is the object or collection that a request's path names.
 type target struct {
 	gvr                          schema.GroupVersionResource
 	gvk                          schema.GroupVersionKind
 	namespace, name, subresource string
 }
 
+// parse returns the target of an API path. It reports whether the server knows
+// the resource in that version.
 func parse(path string) (t target, ok bool) {
 	parts := strings.Split(strings.Trim(path, "/"), "/")
 	if len(parts) < 3 || parts[0] == "apis" && len(parts) < 4 {
@@ -93,13 +98,13 @@ func parse(path string) (t target, ok bool) {
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if refuse := s.refuse.Load(); refuse != nil && *refuse != nil {
 		if err := (*refuse)(r); err != nil {
-			answerError(w, err)
+			writeError(w, err)
 			return
 		}
 	}
 	t, ok := parse(r.URL.Path)
 	if !ok {
-		answerError(w, apierrors.NewNotFound(schema.GroupResource{}, r.URL.Path))
+		writeError(w, apierrors.NewNotFound(schema.GroupResource{}, r.URL.Path))
 		return
 	}
 	if r.URL.Query().Get("watch") != "" {
@@ -108,20 +113,21 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	object, err := s.do(r, t)
 	if err != nil {
-		answerError(w, err)
+		writeError(w, err)
 		return
 	}
 	raw, err := encode(object, t.gvk.GroupVersion())
 	if err != nil {
-		answerError(w, err)
+		writeError(w, err)
 		return
 	}
 	w.Header().Set("Content-Type", runtime.ContentTypeJSON)
 	_, _ = w.Write(raw)
 }
 
+// do performs a request other than a watch and returns the object to send.
 func (s *Server) do(r *http.Request, t target) (runtime.Object, error) {
-	defer s.Client.ClearActions() // it would remember every request
+	defer s.Client.ClearActions() // the clientset records every request otherwise
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
 		return nil, err
@@ -139,7 +145,8 @@ func (s *Server) do(r *http.Request, t target) (runtime.Object, error) {
 		if err != nil {
 			return nil, err
 		}
-		return s.Client.Invokes(clienttesting.NewListAction(t.gvr, t.gvk, t.namespace, metav1.ListOptions{}), list)
+		action := clienttesting.NewListAction(t.gvr, t.gvk, t.namespace, metav1.ListOptions{})
+		return s.Client.Invokes(action, list)
 	case http.MethodDelete:
 		_, err := s.Client.Invokes(clienttesting.NewDeleteAction(t.gvr, t.namespace, t.name), empty)
 		return &metav1.Status{Status: metav1.StatusSuccess}, err
@@ -163,17 +170,20 @@ func (s *Server) do(r *http.Request, t target) (runtime.Object, error) {
 		}
 		return s.Client.Invokes(clienttesting.NewCreateAction(t.gvr, t.namespace, object), empty)
 	}
-	return s.Client.Invokes(clienttesting.NewUpdateSubresourceAction(t.gvr, t.subresource, t.namespace, object), empty)
+	action := clienttesting.NewUpdateSubresourceAction(t.gvr, t.subresource, t.namespace, object)
+	return s.Client.Invokes(action, empty)
 }
 
+// watch streams events until the client disconnects.
 func (s *Server) watch(w http.ResponseWriter, r *http.Request, t target) {
-	if r.URL.Query().Get("sendInitialEvents") != "" { // the client lists instead
-		answerError(w, apierrors.NewInvalid(schema.GroupKind{Kind: "ListOptions"}, "", nil))
+	// The fake clientset cannot stream initial events. On this error the client lists instead.
+	if r.URL.Query().Get("sendInitialEvents") != "" {
+		writeError(w, apierrors.NewInvalid(schema.GroupKind{Kind: "ListOptions"}, "", nil))
 		return
 	}
 	watcher, err := s.Client.InvokesWatch(clienttesting.NewWatchAction(t.gvr, t.namespace, metav1.ListOptions{}))
 	if err != nil {
-		answerError(w, err)
+		writeError(w, err)
 		return
 	}
 	defer watcher.Stop()
@@ -192,7 +202,8 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, t target) {
 			if err != nil {
 				return
 			}
-			if err := json.NewEncoder(w).Encode(metav1.WatchEvent{Type: string(event.Type), Object: runtime.RawExtension{Raw: raw}}); err != nil {
+			watchEvent := metav1.WatchEvent{Type: string(event.Type), Object: runtime.RawExtension{Raw: raw}}
+			if err := json.NewEncoder(w).Encode(watchEvent); err != nil {
 				return
 			}
 			flusher.Flush()
@@ -207,10 +218,10 @@ func encode(object runtime.Object, gv schema.GroupVersion) ([]byte, error) {
 	return runtime.Encode(scheme.Codecs.LegacyCodec(gv), object)
 }
 
-func answerError(w http.ResponseWriter, err error) {
+func writeError(w http.ResponseWriter, err error) {
 	status, ok := err.(apierrors.APIStatus)
 	if !ok {
-		panic(http.ErrAbortHandler) // the connection ends without an answer
+		panic(http.ErrAbortHandler) // net/http closes the connection without a response
 	}
 	s := status.Status()
 	w.Header().Set("Content-Type", runtime.ContentTypeJSON)

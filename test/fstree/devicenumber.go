@@ -1,7 +1,6 @@
 package fstree
 
 import (
-	"errors"
 	"fmt"
 	"io/fs"
 	"syscall"
@@ -9,10 +8,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// deviceNumber returns the MAJOR:MINOR number of a device node.
 func deviceNumber(info fs.FileInfo) (string, error) {
 	stat, ok := info.Sys().(*syscall.Stat_t)
 	if !ok {
-		return "", errors.New("no device number")
+		return "", fmt.Errorf("%s: the file information has no device number", info.Name())
 	}
 	return fmt.Sprintf("%d:%d", unix.Major(stat.Rdev), unix.Minor(stat.Rdev)), nil
 }

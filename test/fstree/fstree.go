@@ -1,16 +1,18 @@
-// Package fstree keeps what /sys, /proc and /dev of a machine say about its
-// devices as one text, so that discovery can be tested on machines that are not
-// there. A line is one of
+// Package fstree represents the parts of /sys, /proc, and /dev that describe a
+// machine's devices as one text file, so that tests can run device discovery
+// for machines that the test environment does not have. Each line is one of
 //
 //	PATH -> TARGET      a symbolic link
-//	PATH = TEXT         a file (Go's escapes in TEXT)
-//	PATH c MAJOR:MINOR  a device node
+//	PATH = TEXT         a file; TEXT uses the escapes of Go string literals
+//	PATH c MAJOR:MINOR  a character device node
 //
-// with paths relative to the machine's root. Directories are implied.
+// Paths are relative to the machine's root. Directories are implied. Blank
+// lines and lines that start with # are ignored.
 package fstree
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -22,7 +24,7 @@ import (
 	"testing/fstest"
 )
 
-// Load reads a tree from a file.
+// Load parses the tree in the file at path.
 func Load(path string) (fstest.MapFS, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -36,7 +38,7 @@ func Load(path string) (fstest.MapFS, error) {
 	return files, nil
 }
 
-// Parse reads a tree as a file system.
+// Parse reads a tree and returns it as a file system. An error names the line.
 func Parse(r io.Reader) (fstest.MapFS, error) {
 	files := fstest.MapFS{}
 	lines := bufio.NewScanner(r)
@@ -61,13 +63,14 @@ func Parse(r io.Reader) (fstest.MapFS, error) {
 	return files, lines.Err()
 }
 
+// cut splits a line into the path, the kind (->, =, or c), and the value with escapes resolved.
 func cut(line string) (name, kind, value string, err error) {
 	fields := strings.SplitN(line, " ", 3)
 	if len(fields) == 2 && fields[1] == "=" {
 		fields = append(fields, "")
 	}
 	if len(fields) != 3 || !fs.ValidPath(fields[0]) {
-		return "", "", "", fmt.Errorf("want PATH -> TARGET, PATH = TEXT or PATH c MAJOR:MINOR")
+		return "", "", "", errors.New("want PATH -> TARGET, PATH = TEXT, or PATH c MAJOR:MINOR")
 	}
 	name, kind, value = fields[0], fields[1], fields[2]
 	switch kind {
@@ -75,13 +78,13 @@ func cut(line string) (name, kind, value string, err error) {
 	case "=":
 		value, err = strconv.Unquote(`"` + strings.ReplaceAll(value, `"`, `\"`) + `"`)
 	default:
-		err = fmt.Errorf("%q is none of -> = c", kind)
+		err = fmt.Errorf("unknown kind %q: want ->, =, or c", kind)
 	}
 	return name, kind, value, err
 }
 
-// Write makes the tree's files and links below a directory. Device nodes are
-// left out: they need a file system that allows them.
+// Write creates the files and symbolic links of a tree below dir. It skips
+// device nodes, which a file system mounted with nodev does not support.
 func Write(files fstest.MapFS, dir string) error {
 	for name, file := range files {
 		at := filepath.Join(dir, name)
@@ -104,11 +107,17 @@ func Write(files fstest.MapFS, dir string) error {
 	return nil
 }
 
-// read are the files of a PCI function that a tree keeps.
-var read = []string{"class", "vendor", "device", "numa_node", "product_name", "uevent"}
+// functionFiles are the files of a PCI function's directory that Record copies.
+var functionFiles = []string{"class", "vendor", "device", "numa_node", "product_name", "uevent"}
 
-// Record writes what a machine says of those PCI functions and nodes that
-// accelerators and NICs are found by.
+// deviceNodes are the patterns of the device nodes that Record copies.
+var deviceNodes = []string{
+	"dev/nvidia*", "dev/nvidia-caps/*", "dev/dri/*", "dev/accel/*", "dev/accel[0-9]*", "dev/kfd", "dev/infiniband/*",
+}
+
+// Record writes the tree of the machine whose file system is at root: the PCI
+// functions, driver files, and device nodes from which the plugin discovers
+// accelerators and NICs. It skips files that the machine does not have.
 func Record(root string, out io.Writer) error {
 	r := recorder{root: root, out: out, modules: map[string]bool{}}
 	functions, err := filepath.Glob(filepath.Join(root, "sys/bus/pci/devices/*"))
@@ -122,7 +131,7 @@ func Record(root string, out io.Writer) error {
 	for _, p := range information {
 		r.file(p)
 	}
-	for _, pattern := range []string{"dev/nvidia*", "dev/nvidia-caps/*", "dev/dri/*", "dev/accel/*", "dev/accel[0-9]*", "dev/kfd", "dev/infiniband/*"} {
+	for _, pattern := range deviceNodes {
 		paths, _ := filepath.Glob(filepath.Join(root, pattern))
 		for _, p := range paths {
 			r.node(p)
@@ -134,8 +143,8 @@ func Record(root string, out io.Writer) error {
 type recorder struct {
 	root    string
 	out     io.Writer
-	modules map[string]bool // whose versions are recorded
-	err     error
+	modules map[string]bool // paths of kernel module versions already recorded
+	err     error           // the first error
 }
 
 func (r *recorder) line(at, kind, value string) {
@@ -148,11 +157,16 @@ func (r *recorder) line(at, kind, value string) {
 	}
 }
 
-// function records a display, network or accelerator function: the classes 02,
-// 03 and 12.
+// isRecordedClass reports whether a PCI class is a network controller (02), a
+// display controller (03), or a processing accelerator (12).
+func isRecordedClass(class string) bool {
+	return strings.HasPrefix(class, "0x02") || strings.HasPrefix(class, "0x03") || strings.HasPrefix(class, "0x12")
+}
+
+// function records the PCI function that link points to, if its class is recorded.
 func (r *recorder) function(link string) {
 	class, err := os.ReadFile(filepath.Join(link, "class"))
-	if err != nil || !strings.HasPrefix(string(class), "0x02") && !strings.HasPrefix(string(class), "0x03") && !strings.HasPrefix(string(class), "0x12") {
+	if err != nil || !isRecordedClass(string(class)) {
 		return
 	}
 	r.link(link)
@@ -160,15 +174,16 @@ func (r *recorder) function(link string) {
 	if err != nil {
 		return
 	}
-	for _, name := range read {
+	for _, name := range functionFiles {
 		r.file(filepath.Join(dir, name))
 	}
 	r.link(filepath.Join(dir, "driver"))
 	r.link(filepath.Join(dir, "subsystem"))
 	uevents, _ := filepath.Glob(filepath.Join(dir, "*/*/uevent"))
 	for _, p := range uevents {
-		subsystem := filepath.Dir(filepath.Dir(p))
-		if info, err := os.Lstat(subsystem); err == nil && info.IsDir() { // driver, firmware_node, ... are links to elsewhere
+		// Symbolic links such as driver and firmware_node lead out of the function's directory.
+		info, err := os.Lstat(filepath.Dir(filepath.Dir(p)))
+		if err == nil && info.IsDir() {
 			r.file(p)
 		}
 	}
@@ -197,7 +212,7 @@ func (r *recorder) link(at string) {
 func (r *recorder) file(at string) {
 	raw, err := os.ReadFile(at)
 	if err != nil {
-		return // this machine does not say
+		return // this machine does not have the file, or denies access
 	}
 	quoted := strconv.Quote(strings.TrimRight(string(raw), "\n"))
 	r.line(at, "=", strings.ReplaceAll(quoted[1:len(quoted)-1], `\"`, `"`))
@@ -213,15 +228,16 @@ func (r *recorder) node(at string) {
 	}
 }
 
-// Sub is fs.Sub for a tree: what a machine has below one of its directories.
+// Sub returns the part of a tree below dir, with support for reading symbolic links.
+// It panics if dir is not a valid path.
 func Sub(files fstest.MapFS, dir string) fs.ReadLinkFS {
 	sub, err := fs.Sub(files, path.Clean(dir))
 	if err != nil {
-		panic(err) // the name is a constant
+		panic(err) // callers pass constant paths
 	}
 	links, ok := sub.(fs.ReadLinkFS)
 	if !ok {
-		panic("a MapFS has links")
+		panic("fs.Sub of a MapFS does not implement fs.ReadLinkFS")
 	}
 	return links
 }

@@ -1,4 +1,4 @@
-// Command record prints this machine's tree: see package fstree.
+// Command record prints the device tree of this machine in the format of package fstree.
 package main
 
 import (
