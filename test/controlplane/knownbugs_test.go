@@ -44,7 +44,7 @@ func TestKnownBugsOfKubernetes(t *testing.T) {
 // runs creates pods of a group, and waits until all of the namespace run.
 func (e *testEnv) runs(ctx context.Context, t *testing.T, ns, group string, from, to int) {
 	t.Helper()
-	if err := simnode.Many(to-from, func(i int) error { return e.client.Create(ctx, e.pod(ns, group, from+i)) }); err != nil {
+	if err := simnode.Parallel(to-from, func(i int) error { return e.client.Create(ctx, e.pod(ns, group, from+i)) }); err != nil {
 		t.Fatal(err)
 	}
 	e.eventually(ctx, t, "pods run", func() error {
@@ -98,7 +98,7 @@ func (e *testEnv) podsThatAreGoneLeaveRoom(t *testing.T) {
 		t.Fatal(err)
 	}
 	e.runs(ctx, t, ns, "group", 0, 200)
-	if err := simnode.Many(199, func(i int) error { return e.client.Delete(ctx, e.pod(ns, "group", i)) }); err != nil {
+	if err := simnode.Parallel(199, func(i int) error { return e.client.Delete(ctx, e.pod(ns, "group", i)) }); err != nil {
 		t.Fatal(err)
 	}
 	e.eventually(ctx, t, "the claim is reserved for the pod that is left", func() error {
@@ -277,7 +277,7 @@ func (e *testEnv) podsThatEndWithTheirGroupKeepNothing(t *testing.T) {
 	if err := e.client.DeleteAllOf(ctx, &scheduling.PodGroup{}, client.InNamespace(ns)); err != nil {
 		t.Fatal(err)
 	}
-	if err := simnode.Many(groups*each, func(i int) error {
+	if err := simnode.Parallel(groups*each, func(i int) error {
 		pod := e.pod(ns, fmt.Sprintf("g%02d", i/each), i%each)
 		return e.client.Status().Patch(ctx, pod, client.RawPatch(types.StrategicMergePatchType, []byte(`{"status":{"phase":"Succeeded"}}`)))
 	}); err != nil {
@@ -326,7 +326,7 @@ func (e *testEnv) eachGroupHasOneClaim(t *testing.T) {
 	ctx := context.Background()
 	ns := e.namespace(t, "burst")
 	const count = 300
-	if err := simnode.Many(count, func(i int) error {
+	if err := simnode.Parallel(count, func(i int) error {
 		_, err := e.group(ctx, ns, fmt.Sprintf("g%03d", i))
 		return err
 	}); err != nil {

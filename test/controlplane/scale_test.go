@@ -139,7 +139,7 @@ func (e *testEnv) measure(t *testing.T, controller *os.Process, what string, gro
 	var mu sync.Mutex
 	created := map[string]time.Time{}
 	start := time.Now()
-	if err := simnode.Many(len(pods), func(i int) error {
+	if err := simnode.Parallel(len(pods), func(i int) error {
 		at := time.Now()
 		err := e.client.Create(ctx, pods[i])
 		mu.Lock()
@@ -193,7 +193,7 @@ func (e *testEnv) measure(t *testing.T, controller *os.Process, what string, gro
 	}
 	before = e.writes(t)
 	end := time.Now()
-	if err := simnode.Many(len(pods), func(i int) error { return client.IgnoreNotFound(e.client.Delete(ctx, pods[i])) }); err != nil {
+	if err := simnode.Parallel(len(pods), func(i int) error { return client.IgnoreNotFound(e.client.Delete(ctx, pods[i])) }); err != nil {
 		t.Fatal(err)
 	}
 	if err := e.client.DeleteAllOf(ctx, &scheduling.PodGroup{}, client.InNamespace(ns)); err != nil {
@@ -220,7 +220,7 @@ func (e *testEnv) churn(t *testing.T, controller *os.Process, n int) {
 	ns := e.namespace(t, "churn")
 	before := e.writes(t)
 	start := time.Now()
-	if err := simnode.Many(n, func(i int) error {
+	if err := simnode.Parallel(n, func(i int) error {
 		pg, err := e.group(ctx, ns, fmt.Sprintf("g%04d", i))
 		if err != nil {
 			return err

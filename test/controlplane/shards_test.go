@@ -32,7 +32,7 @@ func TestAThousandPodsOfOneGroup(t *testing.T) {
 	start := time.Now()
 	grow := func(from, to int) {
 		t.Helper()
-		if err := simnode.Many(to-from, func(i int) error { return e.client.Create(ctx, e.pod(ns, "big", from+i)) }); err != nil {
+		if err := simnode.Parallel(to-from, func(i int) error { return e.client.Create(ctx, e.pod(ns, "big", from+i)) }); err != nil {
 			t.Fatal(err)
 		}
 		e.allRun(ctx, t, ns, to)
@@ -48,7 +48,7 @@ func TestAThousandPodsOfOneGroup(t *testing.T) {
 	}
 
 	// What nobody uses any more goes; the group keeps its device.
-	if err := simnode.Many(1100, func(i int) error {
+	if err := simnode.Parallel(1100, func(i int) error {
 		return client.IgnoreNotFound(e.client.Delete(ctx, e.pod(ns, "big", 100+i)))
 	}); err != nil {
 		t.Fatal(err)
@@ -107,7 +107,7 @@ func TestTheFirstClaimIsDeletedUnderFurtherOnes(t *testing.T) {
 		t.Fatal(err)
 	}
 	const pods = 300
-	if err := simnode.Many(pods, func(i int) error { return e.client.Create(ctx, e.pod(ns, "big", i)) }); err != nil {
+	if err := simnode.Parallel(pods, func(i int) error { return e.client.Create(ctx, e.pod(ns, "big", i)) }); err != nil {
 		t.Fatal(err)
 	}
 	e.allRun(ctx, t, ns, pods)

@@ -1,7 +1,8 @@
-// Package sim stands in for nodes where thousands of pods must run and no
-// container has to: Node objects that stay Ready, and kubelets that hold a pod to
-// what the real one does before it starts it (is its claim allocated, and reserved
-// for it?), say that it runs, and let it go when it is deleted.
+// Package simnode simulates nodes for tests that need thousands of pods but no
+// containers. It creates Node objects, keeps them Ready, and does what each
+// node's kubelet does for a pod: it checks that the pod's claims are allocated
+// and reserved for the pod, sets the pod's phase to Running, and removes the
+// pod after its deletion.
 package simnode
 
 import (
@@ -9,6 +10,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -27,40 +29,51 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// Nodes that are simulated.
+// Nodes is a set of simulated nodes. Set the exported fields before Start.
 type Nodes struct {
 	Client kubernetes.Interface
-	// Address of every pod: where what pods are to serve is really served.
+	// Address is the IP address that every pod reports. A test that answers
+	// requests to pods serves at this address.
 	Address string
-	// Native tells that kubelets accept a reservation for the pod's PodGroup.
+	// Native makes the kubelets accept a reservation for a pod's PodGroup of
+	// Kubernetes (scheduling.k8s.io) in place of one for the pod.
 	Native bool
-	// Started is called, at once, for each pod that starts.
+	// Started, if not nil, is called for each pod as soon as its phase is Running.
 	Started func(*corev1.Pod)
 
 	claims cache.Indexer
 	pods   cache.Indexer
-	runs   sync.Map // UIDs of pods that were said to run: the cache learns it later
+	// started has the UIDs of pods whose phase was set to Running. The pod
+	// cache shows the phase only after a delay.
+	started sync.Map
 }
 
 const (
+	namePrefix   = "sim-"
 	podsPerNode  = 500
 	heartbeat    = 10 * time.Second
-	workers      = 32
-	notYet       = 50 * time.Millisecond // until a kubelet looks again at a pod that it may not start
 	leaseSeconds = 40
+	workers      = 32
+	retryDelay   = 50 * time.Millisecond
 )
 
-// Start makes the nodes and runs their kubelets until ctx ends.
+func nodeName(i int) string { return fmt.Sprintf("%s%03d", namePrefix, i) }
+
+func isSimulated(node string) bool { return strings.HasPrefix(node, namePrefix) }
+
+// Start creates count nodes and simulates their kubelets until ctx ends. It
+// returns when the kubelets' caches are filled.
 func (n *Nodes) Start(ctx context.Context, count int) error {
 	for i := range count {
-		if err := n.add(ctx, fmt.Sprintf("sim-%03d", i)); err != nil {
+		if err := n.addNode(ctx, nodeName(i)); err != nil {
 			return err
 		}
 	}
-	go n.beat(ctx, count)
-	bound := informers.NewSharedInformerFactoryWithOptions(n.Client, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
+	go n.renewLeases(ctx, count)
+	onlyBound := func(o *metav1.ListOptions) {
 		o.FieldSelector = fields.OneTermNotEqualSelector("spec.nodeName", "").String()
-	}))
+	}
+	bound := informers.NewSharedInformerFactoryWithOptions(n.Client, 0, informers.WithTweakListOptions(onlyBound))
 	all := informers.NewSharedInformerFactory(n.Client, 0)
 	claims := all.Resource().V1().ResourceClaims().Informer()
 	pods := bound.Core().V1().Pods().Informer()
@@ -71,13 +84,14 @@ func (n *Nodes) Start(ctx context.Context, count int) error {
 			queue.Add(key)
 		}
 	}
-	if _, err := pods.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: enqueue, UpdateFunc: func(_, o any) { enqueue(o) }}); err != nil {
+	handler := cache.ResourceEventHandlerFuncs{AddFunc: enqueue, UpdateFunc: func(_, o any) { enqueue(o) }}
+	if _, err := pods.AddEventHandler(handler); err != nil {
 		return err
 	}
 	bound.Start(ctx.Done())
 	all.Start(ctx.Done())
 	if !cache.WaitForCacheSync(ctx.Done(), pods.HasSynced, claims.HasSynced) {
-		return errors.New("the caches of pods and claims do not come")
+		return fmt.Errorf("fill the simulated kubelets' caches of pods and claims: %w", context.Cause(ctx))
 	}
 	go func() {
 		<-ctx.Done()
@@ -89,35 +103,50 @@ func (n *Nodes) Start(ctx context.Context, count int) error {
 	return nil
 }
 
-func (n *Nodes) add(ctx context.Context, name string) error {
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", "simulated": "true"}}}
-	if _, err := n.Client.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+// addNode creates a node, or takes over one that exists, and makes it Ready.
+func (n *Nodes) addNode(ctx context.Context, name string) error {
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{
+		"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", "simulated": "true",
+	}}}
+	nodes := n.Client.CoreV1().Nodes()
+	if _, err := nodes.Create(ctx, node, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
 		return err
 	}
-	room := corev1.ResourceList{corev1.ResourcePods: *resource.NewQuantity(podsPerNode, resource.DecimalSI), corev1.ResourceCPU: resource.MustParse("1000"), corev1.ResourceMemory: resource.MustParse("1Ti")}
-	status, err := json.Marshal(map[string]any{"status": corev1.NodeStatus{Capacity: room, Allocatable: room,
-		Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "Simulated", LastHeartbeatTime: metav1.Now()}}}})
+	resources := corev1.ResourceList{
+		corev1.ResourcePods:   *resource.NewQuantity(podsPerNode, resource.DecimalSI),
+		corev1.ResourceCPU:    resource.MustParse("1000"),
+		corev1.ResourceMemory: resource.MustParse("1Ti"),
+	}
+	ready := corev1.NodeCondition{
+		Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "Simulated", LastHeartbeatTime: metav1.Now(),
+	}
+	status, err := json.Marshal(map[string]any{"status": corev1.NodeStatus{
+		Capacity: resources, Allocatable: resources, Conditions: []corev1.NodeCondition{ready},
+	}})
 	if err != nil {
 		return err
 	}
-	_, err = n.Client.CoreV1().Nodes().Patch(ctx, name, types.StrategicMergePatchType, status, metav1.PatchOptions{}, "status")
+	_, err = nodes.Patch(ctx, name, types.StrategicMergePatchType, status, metav1.PatchOptions{}, "status")
 	return err
 }
 
-// beat keeps the nodes Ready.
-func (n *Nodes) beat(ctx context.Context, count int) {
+// renewLeases renews the nodes' leases until ctx ends, so that the nodes stay
+// Ready. It ignores errors: a lease outlasts several heartbeats.
+func (n *Nodes) renewLeases(ctx context.Context, count int) {
 	leases := n.Client.CoordinationV1().Leases(corev1.NamespaceNodeLease)
 	tick := time.NewTicker(heartbeat)
 	defer tick.Stop()
 	for {
 		for i := range count {
-			name := fmt.Sprintf("sim-%03d", i)
-			lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: name},
-				Spec: coordinationv1.LeaseSpec{HolderIdentity: &name, LeaseDurationSeconds: ptr.To[int32](leaseSeconds), RenewTime: ptr.To(metav1.NowMicro())}}
-			if there, err := leases.Get(ctx, name, metav1.GetOptions{}); err == nil {
-				there.Spec = lease.Spec
-				_, _ = leases.Update(ctx, there, metav1.UpdateOptions{}) // the next beat is soon
+			name := nodeName(i)
+			spec := coordinationv1.LeaseSpec{
+				HolderIdentity: &name, LeaseDurationSeconds: ptr.To[int32](leaseSeconds), RenewTime: ptr.To(metav1.NowMicro()),
+			}
+			if lease, err := leases.Get(ctx, name, metav1.GetOptions{}); err == nil {
+				lease.Spec = spec
+				_, _ = leases.Update(ctx, lease, metav1.UpdateOptions{})
 			} else {
+				lease = &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}
 				_, _ = leases.Create(ctx, lease, metav1.CreateOptions{})
 			}
 		}
@@ -131,44 +160,59 @@ func (n *Nodes) beat(ctx context.Context, count int) {
 
 func (n *Nodes) work(ctx context.Context, queue workqueue.TypedDelayingInterface[string]) {
 	for {
-		key, ended := queue.Get()
-		if ended {
+		key, shutdown := queue.Get()
+		if shutdown {
 			return
 		}
-		if again := n.sync(ctx, key); again {
-			queue.AddAfter(key, notYet)
+		if requeue := n.sync(ctx, key); requeue {
+			queue.AddAfter(key, retryDelay)
 		}
 		queue.Done(key)
 	}
 }
 
-// sync does for a pod what its kubelet would, and tells whether to look again.
-func (n *Nodes) sync(ctx context.Context, key string) (again bool) {
-	o, there, err := n.pods.GetByKey(key)
-	if err != nil || !there {
+// sync does for a pod what its node's kubelet does, and reports whether to
+// requeue the pod.
+func (n *Nodes) sync(ctx context.Context, key string) (requeue bool) {
+	o, exists, err := n.pods.GetByKey(key)
+	if err != nil || !exists {
 		return false
 	}
 	pod, ok := o.(*corev1.Pod)
 	if !ok || !isSimulated(pod.Spec.NodeName) {
 		return false
 	}
-	if pod.DeletionTimestamp != nil {
-		n.end(ctx, pod)
-		err := n.Client.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0), Preconditions: &metav1.Preconditions{UID: &pod.UID}})
-		return err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) && ctx.Err() == nil
-	}
-	if pod.Status.Phase != corev1.PodPending {
+	switch {
+	case pod.DeletionTimestamp != nil:
+		return n.removePod(ctx, pod)
+	case pod.Status.Phase == corev1.PodPending:
+		return n.startPod(ctx, pod)
+	default:
 		return false
 	}
-	if err := n.MayStart(pod); err != nil {
+}
+
+// removePod removes a pod that is being deleted, and reports whether to requeue it.
+func (n *Nodes) removePod(ctx context.Context, pod *corev1.Pod) (requeue bool) {
+	n.setTerminal(ctx, pod)
+	err := n.Client.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{
+		GracePeriodSeconds: ptr.To[int64](0), Preconditions: &metav1.Preconditions{UID: &pod.UID},
+	})
+	return err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) && ctx.Err() == nil
+}
+
+// startPod sets the phase of a pending pod to Running if a kubelet would start
+// the pod, and reports whether to requeue it.
+func (n *Nodes) startPod(ctx context.Context, pod *corev1.Pod) (requeue bool) {
+	if err := n.checkClaims(pod); err != nil {
 		return true
 	}
-	if _, already := n.runs.LoadOrStore(pod.UID, true); already {
+	if _, started := n.started.LoadOrStore(pod.UID, true); started {
 		return false
 	}
-	_, err = n.Client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.StrategicMergePatchType, fmt.Appendf(nil, running, pod.UID, n.Address, n.Address, metav1.Now().UTC().Format(time.RFC3339)), metav1.PatchOptions{}, "status")
-	if err != nil {
-		n.runs.Delete(pod.UID)
+	startTime := metav1.Now().UTC().Format(time.RFC3339)
+	if err := n.patchStatus(ctx, pod, fmt.Appendf(nil, runningPatch, pod.UID, n.Address, n.Address, startTime)); err != nil {
+		n.started.Delete(pod.UID)
 		return !apierrors.IsNotFound(err) && ctx.Err() == nil
 	}
 	if n.Started != nil {
@@ -177,25 +221,32 @@ func (n *Nodes) sync(ctx context.Context, key string) (again bool) {
 	return false
 }
 
-// end says that a pod has ended, as a kubelet does before it lets go of it.
-func (n *Nodes) end(ctx context.Context, pod *corev1.Pod) {
-	if pod.Status.Phase != corev1.PodRunning {
-		return
+// setTerminal sets the phase of a running pod to Succeeded, as a kubelet does
+// before it removes the pod. It ignores errors: a forced deletion may have
+// removed the pod already.
+func (n *Nodes) setTerminal(ctx context.Context, pod *corev1.Pod) {
+	if pod.Status.Phase == corev1.PodRunning {
+		_ = n.patchStatus(ctx, pod, fmt.Appendf(nil, succeededPatch, pod.UID))
 	}
-	// Whoever deletes the pod at once was faster.
-	_, _ = n.Client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.StrategicMergePatchType, fmt.Appendf(nil, ended, pod.UID), metav1.PatchOptions{}, "status")
 }
 
-const ended = `{"metadata":{"uid":"%s"},"status":{"phase":"Succeeded"}}`
+func (n *Nodes) patchStatus(ctx context.Context, pod *corev1.Pod, patch []byte) error {
+	pods := n.Client.CoreV1().Pods(pod.Namespace)
+	_, err := pods.Patch(ctx, pod.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
+	return err
+}
 
-const running = `{"metadata":{"uid":"%s"},"status":{"phase":"Running","podIP":"%s","podIPs":[{"ip":"%s"}],"startTime":"%s",
+const (
+	succeededPatch = `{"metadata":{"uid":"%s"},"status":{"phase":"Succeeded"}}`
+	runningPatch   = `{"metadata":{"uid":"%s"},
+"status":{"phase":"Running","podIP":"%s","podIPs":[{"ip":"%s"}],"startTime":"%s",
 "conditions":[{"type":"Ready","status":"True"},{"type":"ContainersReady","status":"True"}]}}`
+)
 
-func isSimulated(node string) bool { return len(node) > 4 && node[:4] == "sim-" }
-
-// MayStart says why a kubelet would not start a pod: as k8s.io/kubernetes,
-// pkg/kubelet/cm/dra, PrepareResources.
-func (n *Nodes) MayStart(pod *corev1.Pod) error {
+// checkClaims returns an error if a kubelet would not start the pod because of
+// its claims: each must exist, be allocated, and be reserved for the pod. It
+// follows PrepareResources in k8s.io/kubernetes/pkg/kubelet/cm/dra.
+func (n *Nodes) checkClaims(pod *corev1.Pod) error {
 	for _, c := range pod.Spec.ResourceClaims {
 		name := ptr.Deref(c.ResourceClaimName, "")
 		for _, s := range pod.Status.ResourceClaimStatuses {
@@ -203,41 +254,45 @@ func (n *Nodes) MayStart(pod *corev1.Pod) error {
 				name = ptr.Deref(s.ResourceClaimName, "")
 			}
 		}
-		o, there, err := n.claims.GetByKey(pod.Namespace + "/" + name)
-		if err != nil || !there {
-			return fmt.Errorf("claim %q is not there", name)
+		o, exists, err := n.claims.GetByKey(pod.Namespace + "/" + name)
+		if err != nil || !exists {
+			return fmt.Errorf("claim %q of pod %s/%s does not exist", name, pod.Namespace, pod.Name)
 		}
 		claim, ok := o.(*resourceapi.ResourceClaim)
-		if !ok || claim.Status.Allocation == nil || !n.reserved(claim, pod) {
-			return fmt.Errorf("claim %s is not reserved for pod %s", name, pod.Name)
+		if !ok || claim.Status.Allocation == nil || !n.isReserved(claim, pod) {
+			return fmt.Errorf("claim %s is not allocated or not reserved for pod %s/%s", name, pod.Namespace, pod.Name)
 		}
 	}
 	return nil
 }
 
-func (n *Nodes) reserved(claim *resourceapi.ResourceClaim, pod *corev1.Pod) bool {
+// isReserved reports whether the claim is reserved for the pod or, in native
+// mode, for the pod's PodGroup.
+func (n *Nodes) isReserved(claim *resourceapi.ResourceClaim, pod *corev1.Pod) bool {
+	group := ""
+	if g := pod.Spec.SchedulingGroup; n.Native && g != nil {
+		group = ptr.Deref(g.PodGroupName, "")
+	}
 	for _, r := range claim.Status.ReservedFor {
-		if r.UID == pod.UID {
-			return true
-		}
-		if g := pod.Spec.SchedulingGroup; n.Native && g != nil && r.Resource == "podgroups" && r.APIGroup == "scheduling.k8s.io" && r.Name == ptr.Deref(g.PodGroupName, "") {
+		isGroup := r.Resource == "podgroups" && r.APIGroup == "scheduling.k8s.io"
+		if r.UID == pod.UID || isGroup && group != "" && r.Name == group {
 			return true
 		}
 	}
 	return false
 }
 
-// Many does something for each of a number, some at a time, and returns what went
-// wrong.
-func Many(count int, do func(i int) error) error {
+// Parallel calls do for each i from 0 to count-1, up to 32 calls at a time. It
+// returns the joined errors.
+func Parallel(count int, do func(i int) error) error {
 	var (
-		all  sync.WaitGroup
+		wait sync.WaitGroup
 		mu   sync.Mutex
 		errs error
 	)
 	next := make(chan int)
 	for range workers {
-		all.Go(func() {
+		wait.Go(func() {
 			for i := range next {
 				if err := do(i); err != nil {
 					mu.Lock()
@@ -251,6 +306,6 @@ func Many(count int, do func(i int) error) error {
 		next <- i
 	}
 	close(next)
-	all.Wait()
+	wait.Wait()
 	return errs
 }
