@@ -211,7 +211,8 @@ func (n *Nodes) startPod(ctx context.Context, pod *corev1.Pod) (requeue bool) {
 		return false
 	}
 	startTime := metav1.Now().UTC().Format(time.RFC3339)
-	if err := n.patchStatus(ctx, pod, fmt.Appendf(nil, runningPatch, pod.UID, n.Address, n.Address, startTime)); err != nil {
+	patch := fmt.Appendf(nil, runningPatch, pod.UID, n.Address, n.Address, startTime)
+	if err := n.patchStatus(ctx, pod, patch); err != nil {
 		n.started.Delete(pod.UID)
 		return !apierrors.IsNotFound(err) && ctx.Err() == nil
 	}
