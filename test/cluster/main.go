@@ -25,6 +25,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"syscall"
 
 	"github.com/dra-shared/dra-driver-shared/test/cluster/build"
@@ -38,7 +39,8 @@ var errUsage = errors.New(`usage:
   cluster id     --dir DIR                  what the names of its cgroups begin with
   cluster load   --dir DIR TAR...          import images into every node
   cluster build  [--kubernetes VERSION]    build the cluster's binaries into the cache
-  cluster image  --contents FILE --tag NAME:TAG --out TAR`)
+  cluster image  --contents FILE --tag NAME:TAG --out TAR [--arch amd64|arm64]
+  cluster compare TAR TAR                  compare the files and the configuration of two images`)
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -65,6 +67,7 @@ func run(ctx context.Context, args []string) error {
 		list    = flags.String("contents", "", "an image's content list: lines of SOURCE DESTINATION")
 		tag     = flags.String("tag", "", "an image's name and tag")
 		out     = flags.String("out", "", "where the image's archive goes")
+		arch    = flags.String("arch", runtime.GOARCH, "the processor architecture of the image's binaries")
 		images  []string
 	)
 	flags.Func("image", "docker archive to import into every node (repeatable)", func(s string) error {
@@ -95,7 +98,12 @@ func run(ctx context.Context, args []string) error {
 		_, err := build.Binaries(ctx, *source, *version, os.Stdout)
 		return err
 	case "image":
-		return image.Write(*list, *tag, *out)
+		return image.Write(*list, *tag, *arch, *out)
+	case "compare":
+		if flags.NArg() != 2 {
+			return errUsage
+		}
+		return image.Compare(flags.Arg(0), flags.Arg(1))
 	case "guard":
 		return bed.guard()
 	case "init":

@@ -136,7 +136,7 @@ func pause(source string) component {
 				args: []string{"build", "-v", "-trimpath", "-ldflags", "-s -w", "-o", out + "/pause"}, pkgs: []string{main}}}
 		},
 		finish: func(out string) error {
-			return image.WriteFiles([]image.File{{Source: out + "/pause", Destination: "/pause"}}, "registry.local/pause:1", out+"/pause.tar")
+			return image.WriteFiles([]image.File{{Source: out + "/pause", Destination: "/pause"}}, "registry.local/pause:1", runtime.GOARCH, out+"/pause.tar")
 		},
 	}
 }

@@ -14,7 +14,6 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"runtime"
 	"strings"
 
 	"github.com/google/go-containerregistry/pkg/name"
@@ -30,14 +29,14 @@ type File struct {
 	Destination string // in the image, absolute
 }
 
-// Write reads a content list and writes the image's archive to out. Sources
-// are relative to the working directory.
-func Write(list, tag, out string) error {
+// Write reads a content list and writes the image's archive to out. Sources are
+// relative to the working directory; arch is their architecture, such as amd64.
+func Write(list, tag, arch, out string) error {
 	files, err := ReadList(list)
 	if err != nil {
 		return err
 	}
-	return WriteFiles(files, tag, out)
+	return WriteFiles(files, tag, arch, out)
 }
 
 // ReadList parses a content list: lines of "SOURCE DESTINATION"; '#' starts a comment.
@@ -65,8 +64,8 @@ func ReadList(list string) ([]File, error) {
 	return files, scan.Err()
 }
 
-// WriteFiles writes an image with the files, under the tag NAME:TAG.
-func WriteFiles(files []File, tag, out string) error {
+// WriteFiles writes an image with the files for arch, under the tag NAME:TAG.
+func WriteFiles(files []File, tag, arch, out string) error {
 	ref, err := name.NewTag(tag)
 	if err != nil {
 		return err
@@ -87,7 +86,7 @@ func WriteFiles(files []File, tag, out string) error {
 	if err != nil {
 		return err
 	}
-	config.Architecture, config.OS = runtime.GOARCH, "linux"
+	config.Architecture, config.OS = arch, "linux"
 	config.Config = v1.Config{Entrypoint: []string{files[0].Destination}, Env: []string{"PATH=/bin"}}
 	if img, err = mutate.ConfigFile(img, config); err != nil {
 		return err

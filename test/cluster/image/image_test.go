@@ -22,7 +22,7 @@ func write(t *testing.T, name, content string) string {
 func TestAnArchiveHoldsWhatTheListSays(t *testing.T) {
 	list := write(t, "list", "# comment\n"+write(t, "a", "AAA")+" /bin/a # the entry point\n\n"+write(t, "b", "BBB")+" /usr/lib/b\n")
 	out := filepath.Join(t.TempDir(), "sub", "out.tar")
-	if err := Write(list, "registry.local/x:dev", out); err != nil {
+	if err := Write(list, "registry.local/x:dev", "arm64", out); err != nil {
 		t.Fatal(err)
 	}
 	tag, err := name.NewTag("registry.local/x:dev")
@@ -40,6 +40,9 @@ func TestAnArchiveHoldsWhatTheListSays(t *testing.T) {
 	if got := config.Config.Entrypoint; len(got) != 1 || got[0] != "/bin/a" {
 		t.Errorf("entry point %v", got)
 	}
+	if config.Architecture != "arm64" {
+		t.Errorf("architecture %q, want arm64", config.Architecture)
+	}
 }
 
 func TestAListThatIsWrongIsRefusedByLine(t *testing.T) {
@@ -48,8 +51,44 @@ func TestAListThatIsWrongIsRefusedByLine(t *testing.T) {
 		"# nothing":        "no files",
 		"bin/none /none\n": "build it first",
 	} {
-		if err := Write(write(t, "list", content), "x:y", filepath.Join(t.TempDir(), "o")); err == nil || !strings.Contains(err.Error(), want) {
+		if err := Write(write(t, "list", content), "x:y", "amd64", filepath.Join(t.TempDir(), "o")); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: got %v, want %s", content, err, want)
 		}
+	}
+}
+
+func TestCompare(t *testing.T) {
+	archive := func(arch, content, destination string) string {
+		t.Helper()
+		out := filepath.Join(t.TempDir(), arch+".tar")
+		if err := WriteFiles([]File{{write(t, "a", content), destination}}, "registry.local/x:"+arch, arch, out); err != nil {
+			t.Fatal(err)
+		}
+		return out
+	}
+	reference := archive("amd64", "AAA", "/bin/a")
+	if err := Compare(reference, archive("amd64", "AAA", "/bin/a")); err != nil {
+		t.Errorf("Compare of equal images: %v", err)
+	}
+	for name, test := range map[string]struct {
+		other string
+		want  []string
+	}{
+		"content":      {archive("amd64", "AAB", "/bin/a"), []string{"/bin/a: type "}},
+		"path":         {archive("amd64", "AAA", "/usr/a"), []string{"/bin: ", "/bin/a: ", "/usr: none in", "/usr/a: none in", "entry point: "}},
+		"architecture": {archive("arm64", "AAA", "/bin/a"), []string{`platform: linux/amd64 in`}},
+		"not an image": {write(t, "x.tar", "AAA"), []string{"read image archive"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := Compare(reference, test.other)
+			if err == nil {
+				t.Fatal("Compare found no difference")
+			}
+			for _, want := range test.want {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("Compare returned %q, which does not contain %q", err, want)
+				}
+			}
+		})
 	}
 }
