@@ -11,17 +11,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	metaapply "k8s.io/client-go/applyconfigurations/meta/v1"
-	resourceapply "k8s.io/client-go/applyconfigurations/resource/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
@@ -32,6 +28,7 @@ import (
 
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 	"github.com/dra-shared/dra-driver-shared/device/fabricpool"
+	"github.com/dra-shared/dra-driver-shared/internal/claimstatus"
 )
 
 // FieldManager of what the controller applies; FieldManagerHolders of what it says
@@ -67,14 +64,7 @@ type Reconciler struct {
 	Driver    string
 	Clock     clock.PassiveClock
 
-	mu      sync.Mutex
-	written map[types.UID]writing
-}
-
-// writing is what was written of a claim, and when.
-type writing struct {
-	rows string
-	at   time.Time
+	written *claimstatus.Log
 }
 
 // indexClaim finds pods by the claims that they name.
@@ -82,7 +72,7 @@ const indexClaim = "dra-shared.claims"
 
 // SetupWithManager registers the controller.
 func (r *Reconciler) SetupWithManager(ctx context.Context, m ctrl.Manager) error {
-	r.written = map[types.UID]writing{}
+	r.written = claimstatus.NewLog(r.Clock, 0)
 	if err := m.GetFieldIndexer().IndexField(ctx, &corev1.Pod{}, indexClaim, func(o client.Object) []string { return claimsOf(o) }); err != nil {
 		return err
 	}
@@ -115,10 +105,10 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	if !r.spans(&claim) {
-		r.forget(claim.UID)
+		r.written.Forget(claim.UID)
 		return ctrl.Result{}, nil
 	}
-	if wait := r.wait(claim.UID); wait > 0 {
+	if wait := r.remainingDelay(claim.UID); wait > 0 {
 		return ctrl.Result{RequeueAfter: wait}, nil
 	}
 	var pods corev1.PodList
@@ -138,14 +128,15 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if len(alone) > 0 && summary.Running < summary.Pods {
 		result.RequeueAfter = askAgain
 	}
-	raw, err := json.Marshal(rows)
-	if err != nil || !r.changes(claim.UID, string(raw)) {
+	digest, err := claimstatus.DigestOf(rows)
+	if err != nil || r.written.Has(claim.UID, digest) {
 		return result, err
 	}
-	if err := Apply(ctx, r.Cluster, &claim, FieldManager, rows); err != nil {
-		r.forget(claim.UID)
+	if err := claimstatus.Apply(ctx, r.Cluster, &claim, FieldManager, rows); err != nil {
+		r.written.Forget(claim.UID)
 		return result, err
 	}
+	r.written.Record(claim.UID, digest)
 	return result, nil
 }
 
@@ -177,28 +168,13 @@ func (r *Reconciler) spans(claim *resourceapi.ResourceClaim) bool {
 	})
 }
 
-func (r *Reconciler) wait(uid types.UID) time.Duration {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return settle - r.Clock.Since(r.written[uid].at)
-}
-
-// changes tells whether that is another than was written last, and takes it to be
-// written.
-func (r *Reconciler) changes(uid types.UID, rows string) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.written[uid].rows == rows {
-		return false
+// remainingDelay returns how long the next write to a claim must wait.
+func (r *Reconciler) remainingDelay(claim types.UID) time.Duration {
+	age, ok := r.written.Age(claim)
+	if !ok {
+		return 0
 	}
-	r.written[uid] = writing{rows: rows, at: r.Clock.Now()}
-	return true
-}
-
-func (r *Reconciler) forget(uid types.UID) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	delete(r.written, uid)
+	return settle - age
 }
 
 // summarize counts a claim's pods. It is pure.
@@ -238,54 +214,7 @@ func rowsOf(claim *resourceapi.ResourceClaim, s Summary, driver string) (rows []
 		if d.Driver != driver || !fabricpool.Is(d.Pool) || ptr.Deref(d.AdminAccess, false) {
 			continue
 		}
-		rows = append(rows, Row(d, &runtime.RawExtension{Raw: data}, c))
+		rows = append(rows, claimstatus.NewEntry(d, &runtime.RawExtension{Raw: data}, c))
 	}
 	return rows, nil
-}
-
-// Row is the entry of status.devices for a device.
-func Row(d resourceapi.DeviceRequestAllocationResult, data *runtime.RawExtension, conditions ...metav1.Condition) resourceapi.AllocatedDeviceStatus {
-	row := resourceapi.AllocatedDeviceStatus{Driver: d.Driver, Pool: d.Pool, Device: d.Device, Data: data, Conditions: conditions}
-	if d.ShareID != nil {
-		row.ShareID = ptr.To(string(*d.ShareID))
-	}
-	return row
-}
-
-// Apply writes entries of a claim's status.devices: those of the manager, and of
-// those only the fields that it gives.
-func Apply(ctx context.Context, cluster kubernetes.Interface, claim *resourceapi.ResourceClaim, manager string, rows []resourceapi.AllocatedDeviceStatus) error {
-	status := resourceapply.ResourceClaimStatus()
-	for _, row := range rows {
-		a := resourceapply.AllocatedDeviceStatus().WithDriver(row.Driver).WithPool(row.Pool).WithDevice(row.Device)
-		if row.ShareID != nil {
-			a.WithShareID(*row.ShareID)
-		}
-		if row.Data != nil {
-			a.WithData(*row.Data)
-		}
-		for _, c := range timed(claim, row) {
-			a.WithConditions(metaapply.Condition().WithType(c.Type).WithStatus(c.Status).WithReason(c.Reason).WithMessage(c.Message).WithLastTransitionTime(c.LastTransitionTime))
-		}
-		status.WithDevices(a)
-	}
-	apply := resourceapply.ResourceClaim(claim.Name, claim.Namespace).WithUID(claim.UID).WithStatus(status)
-	_, err := cluster.ResourceV1().ResourceClaims(claim.Namespace).ApplyStatus(ctx, apply, metav1.ApplyOptions{FieldManager: manager, Force: true})
-	return client.IgnoreNotFound(err)
-}
-
-// timed are a row's conditions with the times at which they became what they are.
-func timed(claim *resourceapi.ResourceClaim, row resourceapi.AllocatedDeviceStatus) (conditions []metav1.Condition) {
-	var there []metav1.Condition
-	for _, old := range claim.Status.Devices {
-		if old.Driver == row.Driver && old.Pool == row.Pool && old.Device == row.Device && ptr.Equal(old.ShareID, row.ShareID) {
-			there = old.Conditions
-		}
-	}
-	for _, c := range row.Conditions {
-		kept := slices.Clone(there)
-		meta.SetStatusCondition(&kept, c)
-		conditions = append(conditions, *meta.FindStatusCondition(kept, c.Type))
-	}
-	return conditions
 }

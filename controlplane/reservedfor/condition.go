@@ -2,15 +2,13 @@ package reservedfor
 
 import (
 	"context"
-	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
 
 	"github.com/dra-shared/dra-driver-shared/controlplane/report"
+	"github.com/dra-shared/dra-driver-shared/internal/claimstatus"
 )
 
 // ConditionHeld of a claim's device tells whether the object that the annotation
@@ -36,33 +34,23 @@ func (r *Reconciler) tell(ctx context.Context, claim *resourceapi.ResourceClaim,
 		about := &corev1.ObjectReference{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceClaim", Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}
 		r.Events.Eventf(about, nil, corev1.EventTypeWarning, reason, "Hold", "%s", message)
 	}
-	rows := rowsOf(claim, r.Driver, c)
-	if len(rows) == 0 {
+	entries := entriesFor(claim, r.Driver, c)
+	if claimstatus.Contains(claim, entries) {
 		return nil
 	}
-	return report.Apply(ctx, r.Cluster, claim, report.FieldManagerHolders, rows)
+	return claimstatus.Apply(ctx, r.Cluster, claim, report.FieldManagerHolders, entries)
 }
 
-// rowsOf are the entries that lack the condition. It is pure.
-func rowsOf(claim *resourceapi.ResourceClaim, driver string, c metav1.Condition) (rows []resourceapi.AllocatedDeviceStatus) {
+// entriesFor returns a status entry with the condition for each device of the
+// driver that is allocated to the claim.
+func entriesFor(claim *resourceapi.ResourceClaim, driver string, c metav1.Condition) (entries []resourceapi.AllocatedDeviceStatus) {
 	if claim.Status.Allocation == nil {
 		return nil
 	}
-	told := true
 	for _, d := range claim.Status.Allocation.Devices.Results {
-		if d.Driver != driver {
-			continue
+		if d.Driver == driver {
+			entries = append(entries, claimstatus.NewEntry(d, nil, c))
 		}
-		row := report.Row(d, nil, c)
-		rows = append(rows, row)
-		told = told && slices.ContainsFunc(claim.Status.Devices, func(s resourceapi.AllocatedDeviceStatus) bool {
-			there := meta.FindStatusCondition(s.Conditions, c.Type)
-			return s.Driver == row.Driver && s.Pool == row.Pool && s.Device == row.Device && ptr.Equal(s.ShareID, row.ShareID) &&
-				there != nil && there.Status == c.Status && there.Reason == c.Reason && there.Message == c.Message
-		})
 	}
-	if told {
-		return nil
-	}
-	return rows
+	return entries
 }

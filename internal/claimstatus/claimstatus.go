@@ -1,0 +1,153 @@
+// Package claimstatus builds and writes entries of a ResourceClaim's
+// status.devices.
+//
+// The plugin, the controller, and other drivers may each own fields of one
+// claim's status. Apply therefore uses server-side apply: it replaces what the
+// same field manager wrote before and leaves the fields of other managers alone.
+// A component builds its entries with NewEntry, skips the write if Contains or
+// its Log reports that the API server has them already, and then calls Apply.
+package claimstatus
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	metaapply "k8s.io/client-go/applyconfigurations/meta/v1"
+	resourceapply "k8s.io/client-go/applyconfigurations/resource/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/utils/ptr"
+)
+
+// MaxMessageLength is the length in bytes to which components truncate the
+// message of a condition. The API server accepts 32 KiB; a claim may have many
+// entries and must stay readable.
+const MaxMessageLength = 1024
+
+// MaxAddresses is the largest number of addresses that the API server accepts in
+// an entry's networkData.
+const MaxAddresses = resourceapi.NetworkDeviceDataMaxIPs
+
+// NewEntry returns the entry for an allocated device. data may be nil.
+func NewEntry(result resourceapi.DeviceRequestAllocationResult, data *runtime.RawExtension,
+	conditions ...metav1.Condition) resourceapi.AllocatedDeviceStatus {
+	entry := resourceapi.AllocatedDeviceStatus{
+		Driver: result.Driver, Pool: result.Pool, Device: result.Device, Data: data, Conditions: conditions,
+	}
+	if result.ShareID != nil {
+		entry.ShareID = ptr.To(string(*result.ShareID))
+	}
+	return entry
+}
+
+// Truncate shortens text to at most length bytes of valid UTF-8 and marks the
+// omission with three dots.
+func Truncate(text string, length int) string {
+	if len(text) <= length {
+		return text
+	}
+	const omission = "..."
+	return strings.ToValidUTF8(text[:length-len(omission)], "") + omission
+}
+
+// Apply writes the entries to the status of claim as fieldManager. claim is the
+// caller's last reading of it. Apply omits entries for devices that are not in
+// the allocation, because the API server would reject the whole write, and keeps
+// the transition time of each condition whose status did not change. A claim
+// that no longer exists is not an error; a claim that another one has replaced
+// under its name is a conflict.
+func Apply(ctx context.Context, client kubernetes.Interface, claim *resourceapi.ResourceClaim, fieldManager string,
+	entries []resourceapi.AllocatedDeviceStatus) error {
+	status := resourceapply.ResourceClaimStatus()
+	for _, entry := range entries {
+		if isAllocated(claim, entry) {
+			status.WithDevices(applyConfiguration(keepTransitionTimes(claim, entry)))
+		}
+	}
+	apply := resourceapply.ResourceClaim(claim.Name, claim.Namespace).WithUID(claim.UID).WithStatus(status)
+	options := metav1.ApplyOptions{FieldManager: fieldManager, Force: true}
+	_, err := client.ResourceV1().ResourceClaims(claim.Namespace).ApplyStatus(ctx, apply, options)
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("write status of claim %s/%s: %w", claim.Namespace, claim.Name, err)
+	}
+	return nil
+}
+
+// Contains reports whether the claim's status has every entry with the same
+// conditions, apart from transition times. It does not compare data.
+func Contains(claim *resourceapi.ResourceClaim, entries []resourceapi.AllocatedDeviceStatus) bool {
+	for _, entry := range entries {
+		current := currentConditions(claim, entry)
+		for _, wanted := range entry.Conditions {
+			found := meta.FindStatusCondition(current, wanted.Type)
+			if found == nil || found.Status != wanted.Status || found.Reason != wanted.Reason || found.Message != wanted.Message {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// isAllocated reports whether an entry describes a device of the claim's
+// allocation.
+func isAllocated(claim *resourceapi.ResourceClaim, entry resourceapi.AllocatedDeviceStatus) bool {
+	if claim.Status.Allocation == nil {
+		return false
+	}
+	return slices.ContainsFunc(claim.Status.Allocation.Devices.Results, func(r resourceapi.DeviceRequestAllocationResult) bool {
+		return r.Driver == entry.Driver && r.Pool == entry.Pool && r.Device == entry.Device &&
+			ptr.Deref(r.ShareID, "") == types.UID(ptr.Deref(entry.ShareID, ""))
+	})
+}
+
+// keepTransitionTimes returns the entry with the transition times that the claim
+// has for conditions whose status is unchanged, and the current time for others.
+func keepTransitionTimes(claim *resourceapi.ResourceClaim, entry resourceapi.AllocatedDeviceStatus) resourceapi.AllocatedDeviceStatus {
+	current := currentConditions(claim, entry)
+	wanted := entry.Conditions
+	entry.Conditions = nil
+	for _, condition := range wanted {
+		merged := slices.Clone(current) // SetStatusCondition modifies its argument
+		meta.SetStatusCondition(&merged, condition)
+		entry.Conditions = append(entry.Conditions, *meta.FindStatusCondition(merged, condition.Type))
+	}
+	return entry
+}
+
+// currentConditions returns the conditions that the claim has for the device of
+// an entry.
+func currentConditions(claim *resourceapi.ResourceClaim, entry resourceapi.AllocatedDeviceStatus) []metav1.Condition {
+	for _, current := range claim.Status.Devices {
+		if current.Driver == entry.Driver && current.Pool == entry.Pool && current.Device == entry.Device &&
+			ptr.Equal(current.ShareID, entry.ShareID) {
+			return current.Conditions
+		}
+	}
+	return nil
+}
+
+func applyConfiguration(entry resourceapi.AllocatedDeviceStatus) *resourceapply.AllocatedDeviceStatusApplyConfiguration {
+	a := resourceapply.AllocatedDeviceStatus().WithDriver(entry.Driver).WithPool(entry.Pool).WithDevice(entry.Device)
+	if entry.ShareID != nil {
+		a.WithShareID(*entry.ShareID)
+	}
+	for _, c := range entry.Conditions {
+		a.WithConditions(metaapply.Condition().WithType(c.Type).WithStatus(c.Status).WithReason(c.Reason).
+			WithMessage(c.Message).WithLastTransitionTime(c.LastTransitionTime))
+	}
+	if entry.Data != nil {
+		a.WithData(*entry.Data)
+	}
+	if n := entry.NetworkData; n != nil {
+		a.WithNetworkData(resourceapply.NetworkDeviceData().WithInterfaceName(n.InterfaceName).WithIPs(n.IPs...).
+			WithHardwareAddress(n.HardwareAddress))
+	}
+	return a
+}
