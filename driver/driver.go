@@ -86,7 +86,7 @@ type Options struct {
 	// it is removed; default one minute.
 	OrphanGrace time.Duration
 	// Watch calls changed for what happens to the node's network, until ctx
-	// ends; the first call says Everything. See netdev.Node.Watch.
+	// ends; the first call sets Resync. See netdev.Node.Watch.
 	Watch func(ctx context.Context, changed func(netdev.Change)) error
 	// Failpoints that changes go through; default none.
 	Failpoints failpoint.Injector

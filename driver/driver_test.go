@@ -350,7 +350,7 @@ func (s *sandbox) links() (names []string) {
 		s.plugin.t.Fatal(err)
 	}
 	defer ns.Close()
-	nstest.In(s.plugin.t, ns, func() error {
+	nstest.RunIn(s.plugin.t, ns, func() error {
 		links, err := net.Interfaces()
 		for _, l := range links {
 			names = append(names, l.Name)
@@ -462,7 +462,7 @@ func TestAPluginThatStartsForgetsPodsThatWentMeanwhile(t *testing.T) {
 	gone.kill()
 	// Namespaces end asynchronously, and here nobody listens.
 	p.eventually(func() error {
-		live, err := nstest.NamespaceLives(id)
+		live, err := nstest.NamespaceExists(id)
 		if err == nil && live {
 			err = fmt.Errorf("namespace %d is still there", id)
 		}
@@ -581,7 +581,7 @@ func (s *sandbox) do(f func() error) {
 		s.plugin.t.Fatal(err)
 	}
 	defer ns.Close()
-	nstest.In(s.plugin.t, ns, f)
+	nstest.RunIn(s.plugin.t, ns, f)
 }
 
 func TestSharesOfOneClaimMustNotExcludeEachOther(t *testing.T) {

@@ -23,11 +23,11 @@ type pending struct {
 func (p *pending) add(c netdev.Change) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.change.Everything = p.change.Everything || c.Everything
-	p.change.Links = p.change.Links || c.Links
-	p.change.Gone = append(p.change.Gone, c.Gone...)
-	p.change.Touched = append(p.change.Touched, c.Touched...)
-	p.change.Queues = append(p.change.Queues, c.Queues...)
+	p.change.Resync = p.change.Resync || c.Resync
+	p.change.LinksChanged = p.change.LinksChanged || c.LinksChanged
+	p.change.NamespacesRemoved = append(p.change.NamespacesRemoved, c.NamespacesRemoved...)
+	p.change.NamespacesChanged = append(p.change.NamespacesChanged, c.NamespacesChanged...)
+	p.change.QdiscsChanged = append(p.change.QdiscsChanged, c.QdiscsChanged...)
 	select {
 	case p.signal <- struct{}{}:
 	default:
@@ -61,7 +61,7 @@ func (d *Driver) actOn(ctx context.Context, p *pending) {
 		case <-ctx.Done():
 			return
 		case <-again.C:
-			d.handle(ctx, netdev.Change{Everything: true})
+			d.handle(ctx, netdev.Change{Resync: true})
 		case <-p.signal:
 			d.handle(ctx, p.take())
 		}
@@ -74,19 +74,19 @@ func (d *Driver) handle(ctx context.Context, c netdev.Change) {
 	if !d.succession.isNewest() {
 		return
 	}
-	if c.Everything || c.Links || len(c.Queues) > 0 {
+	if c.Resync || c.LinksChanged || len(c.QdiscsChanged) > 0 {
 		d.DevicesChanged()
 	}
-	if c.Everything {
+	if c.Resync {
 		d.restore(ctx)
 		return
 	}
-	if len(c.Gone) > 0 {
-		d.namespacesGone(ctx, c.Gone)
+	if len(c.NamespacesRemoved) > 0 {
+		d.namespacesGone(ctx, c.NamespacesRemoved)
 	}
-	if len(c.Touched) > 0 || len(c.Queues) > 0 {
+	if len(c.NamespacesChanged) > 0 || len(c.QdiscsChanged) > 0 {
 		d.look(ctx, func(r attach.Record) bool {
-			return slices.Contains(c.Queues, r.Link.Parent) || slices.Contains(c.Touched, r.Namespace.NSID)
+			return slices.Contains(c.QdiscsChanged, r.Link.Parent) || slices.Contains(c.NamespacesChanged, r.Namespace.NSID)
 		})
 	}
 }

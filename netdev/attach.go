@@ -94,10 +94,10 @@ func (n *Node) Attach(pod PodNamespace, s LinkSpec) (a Attachment, err error) {
 		return a, fmt.Errorf("configure %s: %w", a.Name, describe(err, s))
 	}
 	if parent.Enforce && s.Minor != 0 {
-		if err := n.shaper.Set(parent.Index, parent.ifb, parent.Rates, s.Minor, s.Rates); err != nil {
+		if err := n.shaper.SetClass(parent.Index, parent.ifb, parent.Rates, s.Minor, s.Rates); err != nil {
 			return a, err
 		}
-		if err := n.classifier.Add(n.member(a, parent), netlink.MakeHandle(shape.Major, s.Minor)); err != nil {
+		if err := n.classifier.AddMember(n.member(a, parent), netlink.MakeHandle(shape.Major, s.Minor)); err != nil {
 			return a, err
 		}
 	}
@@ -149,7 +149,7 @@ func freeName(taken map[string]bool) string {
 func findLink(conn *rtnl.Conn, match func(*netlink.LinkAttrs) bool) (found *netlink.LinkAttrs, err error) {
 	dump := nl.NewNetlinkRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP)
 	dump.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
-	messages, err := conn.GetAll(dump)
+	messages, err := conn.Dump(dump)
 	if err != nil {
 		return nil, fmt.Errorf("list the pod's links: %w", err)
 	}
@@ -165,7 +165,7 @@ func findLink(conn *rtnl.Conn, match func(*netlink.LinkAttrs) bool) (found *netl
 	return found, nil
 }
 
-func (n *Node) member(a Attachment, parent managed) classify.Member {
+func (n *Node) member(a Attachment, parent managedNIC) classify.Member {
 	return classify.Member{Parent: a.Parent, Cookie: a.Cookie, MAC: a.MAC, TrustMAC: parent.TrustMAC}
 }
 
@@ -180,7 +180,7 @@ func (n *Node) Detach(a Attachment) error {
 	if errors.Is(err, ErrNotManaged) || !parent.Enforce {
 		return failed
 	}
-	return errors.Join(failed, n.classifier.Remove(n.member(a, parent)))
+	return errors.Join(failed, n.classifier.RemoveMember(n.member(a, parent)))
 }
 
 func (n *Node) deleteLink(a Attachment) error {
@@ -201,11 +201,11 @@ type Presence int
 // Presences.
 const (
 	// LinkThere: as it was attached.
-	LinkThere Presence = iota
+	LinkPresent Presence = iota
 	// LinkGone: the namespace may be there, and has no such link.
-	LinkGone
+	LinkMissing
 	// NamespaceGone: nothing is there.
-	NamespaceGone
+	NamespaceMissing
 )
 
 // Presence asks the kernel. The ID of a namespace that is gone is used again:
@@ -214,15 +214,15 @@ func (n *Node) Presence(a Attachment) (Presence, error) {
 	link, err := n.linkOf(a)
 	switch {
 	case err != nil:
-		return LinkGone, err
+		return LinkMissing, err
 	case link != nil && link.HardwareAddr.String() == a.MAC.String():
-		return LinkThere, nil
+		return LinkPresent, nil
 	}
 	ids, err := n.conn.NamespaceIDs()
 	if err == nil && !slices.Contains(ids, a.NSID) {
-		return NamespaceGone, nil
+		return NamespaceMissing, nil
 	}
-	return LinkGone, err
+	return LinkMissing, err
 }
 
 // Restore puts a live link's class and classification back in place, for a
@@ -232,10 +232,10 @@ func (n *Node) Restore(a Attachment, r shape.Rates) error {
 	if err != nil || !parent.Enforce {
 		return err
 	}
-	if err := n.shaper.Set(parent.Index, parent.ifb, parent.Rates, a.Minor, r); err != nil {
+	if err := n.shaper.SetClass(parent.Index, parent.ifb, parent.Rates, a.Minor, r); err != nil {
 		return err
 	}
-	return n.classifier.Add(n.member(a, parent), netlink.MakeHandle(shape.Major, a.Minor))
+	return n.classifier.AddMember(n.member(a, parent), netlink.MakeHandle(shape.Major, a.Minor))
 }
 
 // linkOf returns the link's attributes, nil if it is gone.

@@ -34,14 +34,14 @@ func BenchmarkAttach(b *testing.B) {
 			b.Fatal(err)
 		}
 		attach = append(attach, time.Since(start))
-		pod.End()
+		pod.Close()
 
 		spec.MAC = numbered(2*i + 1)
 		pod = nstest.New(b)
 		start = time.Now()
 		bare(b, host, pod, spec)
 		floor = append(floor, time.Since(start))
-		pod.End()
+		pod.Close()
 	}
 	a, f := median(attach), median(floor)
 	b.ReportMetric(float64(a.Microseconds()), "attach-p50-µs")

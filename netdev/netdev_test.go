@@ -31,7 +31,7 @@ func newNode(t testing.TB, nics ...netdev.NIC) *netdev.Node {
 	}
 	t.Cleanup(func() { _ = node.Close() })
 	for _, n := range nics {
-		if _, err := node.Manage(netdev.Parent{Name: n.Name, Index: n.Index, MAC: n.MAC}); err != nil {
+		if _, err := node.Manage(netdev.NICConfig{Name: n.Name, Index: n.Index, MAC: n.MAC}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -264,8 +264,8 @@ func TestWatchTellsOfPodsThatChangeAndGo(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	pod.End()
-	changes.await(t, func(c netdev.Change) bool { return slices.Contains(c.Gone, a.NSID) })
+	pod.Close()
+	changes.await(t, func(c netdev.Change) bool { return slices.Contains(c.NamespacesRemoved, a.NSID) })
 }
 
 func TestWatchTellsOfWhatAPodDoesToItsLink(t *testing.T) {
@@ -276,7 +276,7 @@ func TestWatchTellsOfWhatAPodDoesToItsLink(t *testing.T) {
 		t.Fatal(err)
 	}
 	changes := watch(t, node)
-	changes.await(t, func(c netdev.Change) bool { return c.Everything })
+	changes.await(t, func(c netdev.Change) bool { return c.Resync })
 	pod.Do(func() error {
 		link, err := netlink.LinkByName(a.Name)
 		if err != nil {
@@ -284,14 +284,14 @@ func TestWatchTellsOfWhatAPodDoesToItsLink(t *testing.T) {
 		}
 		return netlink.LinkSetDown(link)
 	})
-	changes.await(t, func(c netdev.Change) bool { return slices.Contains(c.Touched, a.NSID) })
+	changes.await(t, func(c netdev.Change) bool { return slices.Contains(c.NamespacesChanged, a.NSID) })
 }
 
 func TestWatchTellsOfNICs(t *testing.T) {
 	changes := watch(t, newNode(t))
-	changes.await(t, func(c netdev.Change) bool { return c.Everything })
+	changes.await(t, func(c netdev.Change) bool { return c.Resync })
 	nstest.NIC(t, "nic7", 1500)
-	changes.await(t, func(c netdev.Change) bool { return c.Links })
+	changes.await(t, func(c netdev.Change) bool { return c.LinksChanged })
 }
 
 type changes chan netdev.Change

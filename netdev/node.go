@@ -27,23 +27,23 @@ type Node struct {
 
 	mu         sync.Mutex
 	classifier *classify.Classifier // opened with the first NIC that is enforced
-	managed    map[int]managed      // by the NIC's index
+	managed    map[int]managedNIC   // by the NIC's index
 }
 
-type managed struct {
-	Parent
+type managedNIC struct {
+	NICConfig
 	ifb int
 }
 
-// Parent is a NIC that is handed to us.
-type Parent struct {
+// NICConfig is a NIC that is handed to us.
+type NICConfig struct {
 	Name  string
 	Index int
 	MAC   []byte
 	// Enforce holds shares to their bandwidth.
 	Enforce bool
 	// Rates of the NIC. Unused without Enforce.
-	Rates shape.Link
+	Rates shape.NICRates
 	// TakeOver replaces a root qdisc that somebody configured.
 	TakeOver bool
 	// TrustMAC lets frames without a socket count as the share's whose
@@ -71,14 +71,14 @@ func NewNode(o Options) (*Node, error) {
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
-	port, err := conn.Port()
+	port, err := conn.PortID()
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
 	if o.BPFFS == "" {
 		o.BPFFS = "/sys/fs/bpf"
 	}
-	return &Node{conn: conn, shaper: shape.New(conn, o.Failpoints), cookie: cookie, port: port, bpffs: o.BPFFS, keys: o.Keys, failpoints: o.Failpoints, managed: map[int]managed{}}, nil
+	return &Node{conn: conn, shaper: shape.New(conn, o.Failpoints), cookie: cookie, port: port, bpffs: o.BPFFS, keys: o.Keys, failpoints: o.Failpoints, managed: map[int]managedNIC{}}, nil
 }
 
 // Close releases what the Node holds open. Links, queues and classes stay.
@@ -95,8 +95,8 @@ func (n *Node) Close() error {
 // Cookie is the cookie of the node's own network namespace.
 func (n *Node) Cookie() uint64 { return n.cookie }
 
-// Key tells what senders are told apart by; "" as long as nothing is enforced.
-func (n *Node) Key() classify.Key {
+// ClassifierKey tells what senders are told apart by; "" as long as nothing is enforced.
+func (n *Node) ClassifierKey() classify.Key {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.classifier == nil {
@@ -109,13 +109,13 @@ func (n *Node) Key() classify.Key {
 // to us without enforcement. It is called again and again; it changes what is
 // not as it should be, and reports whether there was such a thing. Then what
 // shares had on the NIC may be gone: see Restore.
-func (n *Node) Manage(p Parent) (changed bool, err error) {
+func (n *Node) Manage(p NICConfig) (changed bool, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	old, known := n.managed[p.Index]
 	if !p.Enforce {
-		changed, err = n.leave(p.Name, p.Index)
-		n.managed[p.Index] = managed{Parent: p}
+		changed, err = n.unmanage(p.Name, p.Index)
+		n.managed[p.Index] = managedNIC{NICConfig: p}
 		return changed, err
 	}
 	if n.classifier == nil {
@@ -123,7 +123,7 @@ func (n *Node) Manage(p Parent) (changed bool, err error) {
 			return false, err
 		}
 	}
-	if known && reflect.DeepEqual(old.Parent, p) {
+	if known && reflect.DeepEqual(old.NICConfig, p) {
 		intact, err := n.intact(old)
 		if err != nil || intact {
 			return false, err
@@ -138,11 +138,11 @@ func (n *Node) Manage(p Parent) (changed bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	n.managed[p.Index] = managed{Parent: p, ifb: ifb}
+	n.managed[p.Index] = managedNIC{NICConfig: p, ifb: ifb}
 	return true, n.classifier.Attach(classify.NIC{Index: p.Index, IFBIndex: ifb, MAC: p.MAC, HostCookie: n.cookie, Major: shape.Major, TrustMAC: p.TrustMAC})
 }
 
-func (n *Node) intact(m managed) (bool, error) {
+func (n *Node) intact(m managedNIC) (bool, error) {
 	intact, err := n.shaper.Intact(m.Name, m.Index, m.ifb, m.Rates)
 	if err != nil || !intact {
 		return false, err
@@ -150,21 +150,21 @@ func (n *Node) intact(m managed) (bool, error) {
 	return n.classifier.Attached(m.Index)
 }
 
-// Leave gives a NIC back as it was, also one that an earlier process managed.
+// Unmanage gives a NIC back as it was, also one that an earlier process managed.
 // The caller has detached its shares. It reports whether there was anything of
 // ours.
-func (n *Node) Leave(name string, index int) (found bool, err error) {
+func (n *Node) Unmanage(name string, index int) (found bool, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	delete(n.managed, index)
-	return n.leave(name, index)
+	return n.unmanage(name, index)
 }
 
-// leave undoes Manage. It is called with the lock held. A NIC that is gone took
+// unmanage undoes Manage. It is called with the lock held. A NIC that is gone took
 // its queues along; its IFB device may serve a namesake by now.
-func (n *Node) leave(name string, index int) (found bool, err error) {
+func (n *Node) unmanage(name string, index int) (found bool, err error) {
 	if n.classifier != nil {
-		err = n.classifier.Forget(index)
+		err = n.classifier.RemoveNIC(index)
 	}
 	link, lookErr := netlink.LinkByIndex(index)
 	if lookErr != nil {
@@ -186,18 +186,18 @@ func (n *Node) leave(name string, index int) (found bool, err error) {
 	return true, errors.Join(err, n.shaper.Teardown(name, index))
 }
 
-// Unpin takes the classifier's maps off the BPF file system. No NIC may be
+// RemovePins takes the classifier's maps off the BPF file system. No NIC may be
 // managed any more.
-func (n *Node) Unpin() error {
+func (n *Node) RemovePins() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return classify.Unpin(n.bpffs, n.failpoints)
+	return classify.RemovePins(n.bpffs, n.failpoints)
 }
 
 // ErrNotManaged means that the NIC was not handed to us, or is gone.
 var ErrNotManaged = errors.New("NIC is not managed")
 
-func (n *Node) parent(index int) (managed, error) {
+func (n *Node) parent(index int) (managedNIC, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	m, ok := n.managed[index]
@@ -207,37 +207,28 @@ func (n *Node) parent(index int) (managed, error) {
 	return m, nil
 }
 
-// SetShare creates the class that all links of a share draw on, or changes
-// its rates. It does nothing on a NIC that is not enforced.
-func (n *Node) SetShare(parent int, minor uint16, r shape.Rates) error {
-	m, err := n.parent(parent)
-	if err != nil || !m.Enforce {
-		return err
-	}
-	return n.shaper.Set(m.Index, m.ifb, m.Rates, minor, r)
-}
-
-// RemoveShare removes a share's class. The caller has detached its links. It
+// RemoveClass removes a share's class. The caller has detached its links. It
 // is no error if the NIC or the class is gone.
-func (n *Node) RemoveShare(parent int, minor uint16) error {
+func (n *Node) RemoveClass(parent int, minor uint16) error {
 	m, err := n.parent(parent)
 	if errors.Is(err, ErrNotManaged) || !m.Enforce {
 		return nil
 	}
-	return n.shaper.Remove(m.Index, m.ifb, minor)
+	return n.shaper.RemoveClass(m.Index, m.ifb, minor)
 }
 
-// Traffic returns the bits that went through a NIC's queues. What arrives for
-// the node itself is not queued, and not counted.
+// Traffic returns the bytes, with Ethernet headers, that a NIC's queues have
+// sent and received. It does not count frames that arrive for the node itself,
+// because they are not queued.
 func (n *Node) Traffic(parent int) (sent, received uint64, err error) {
 	m, err := n.parent(parent)
 	if err != nil || !m.Enforce {
 		return 0, 0, errors.Join(err, ErrNotManaged)
 	}
-	out, err := n.shaper.Total(m.Index)
+	out, err := n.shaper.RootClass(m.Index)
 	if err != nil {
 		return 0, 0, err
 	}
-	in, err := n.shaper.Total(m.ifb)
-	return out.SentBytes * 8, in.SentBytes * 8, err
+	in, err := n.shaper.RootClass(m.ifb)
+	return out.SentBytes, in.SentBytes, err
 }

@@ -21,7 +21,7 @@ type LinkKey struct {
 }
 
 // KeyOf returns the key of a link.
-func KeyOf(parent int, mac net.HardwareAddr) LinkKey {
+func NewLinkKey(parent int, mac net.HardwareAddr) LinkKey {
 	k := LinkKey{Parent: parent}
 	copy(k.MAC[:], mac)
 	return k
@@ -35,7 +35,7 @@ func (n *Node) Classes(parent int) (map[uint16]bool, error) {
 	}
 	minors := map[uint16]bool{}
 	for _, dev := range []int{m.Index, m.ifb} {
-		states, err := n.shaper.Shares(dev)
+		states, err := n.shaper.ShareClasses(dev)
 		if err != nil {
 			return nil, err
 		}
@@ -58,14 +58,14 @@ func (n *Node) Members() ([]classify.Member, error) {
 }
 
 // Declassify makes the classifier forget a link.
-func (n *Node) Declassify(m classify.Member) error {
+func (n *Node) RemoveMember(m classify.Member) error {
 	n.mu.Lock()
 	c := n.classifier
 	n.mu.Unlock()
 	if c == nil {
 		return nil
 	}
-	return c.Remove(m)
+	return c.RemoveMember(m)
 }
 
 // Links returns the macvlans of this namespace's links in all namespaces that
@@ -87,7 +87,7 @@ func (n *Node) Links() (map[LinkKey]bool, error) {
 func (n *Node) linksIn(nsid int, links map[LinkKey]bool) error {
 	dump := nl.NewNetlinkRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP)
 	dump.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
-	messages, err := n.conn.GetAll(inNamespace(dump, nsid))
+	messages, err := n.conn.Dump(inNamespace(dump, nsid))
 	if isGone(err) {
 		return nil
 	}
@@ -100,7 +100,7 @@ func (n *Node) linksIn(nsid int, links map[LinkKey]bool) error {
 			return err
 		}
 		if link.Type() == "macvlan" {
-			links[KeyOf(link.Attrs().ParentIndex, link.Attrs().HardwareAddr)] = true
+			links[NewLinkKey(link.Attrs().ParentIndex, link.Attrs().HardwareAddr)] = true
 		}
 	}
 	return nil
@@ -108,7 +108,7 @@ func (n *Node) linksIn(nsid int, links map[LinkKey]bool) error {
 
 // StrayIFBs returns the names of IFB devices of ours whose NIC is gone, or has
 // no queues of ours.
-func (n *Node) StrayIFBs() (names []string, err error) {
+func (n *Node) OrphanIFBs() (names []string, err error) {
 	links, err := listLinks()
 	if err != nil {
 		return nil, err

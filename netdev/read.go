@@ -48,7 +48,7 @@ func (n *Node) readClasses(a Attachment, s *LinkState) error {
 	if errors.Is(err, ErrNotManaged) || !parent.Enforce {
 		return nil
 	}
-	if attached, err := classify.AttachedAny(parent.Index); err != nil || !attached {
+	if attached, err := classify.AnyVersionAttached(parent.Index); err != nil || !attached {
 		return err
 	}
 	member := n.member(a, parent)
@@ -69,7 +69,7 @@ func (n *Node) rates(dev int, class uint32) (*shape.Rates, error) {
 		return nil, nil
 	}
 	_, minor := netlink.MajorMinor(class)
-	state, err := n.shaper.Read(dev, minor)
+	state, err := n.shaper.ReadClass(dev, minor)
 	if state == nil {
 		return nil, err
 	}
@@ -83,7 +83,7 @@ func (n *Node) addresses(a Attachment) ([]netip.Prefix, error) {
 	msg.Index = uint32(a.Index)
 	r.AddData(msg)
 	r.AddData(nl.NewRtAttr(unix.IFA_TARGET_NETNSID, nl.Uint32Attr(uint32(a.NSID))))
-	messages, err := n.conn.GetAll(r)
+	messages, err := n.conn.Dump(r)
 	if err != nil {
 		if isGone(err) {
 			return nil, nil

@@ -14,15 +14,15 @@ import (
 // Change is what happened since the last one.
 type Change struct {
 	// Everything may have changed: events were lost, or it is the first.
-	Everything bool
+	Resync bool
 	// Links or routes of the node changed, or queues of a link that is not managed.
-	Links bool
+	LinksChanged bool
 	// Gone are namespaces that ended, by ID.
-	Gone []int
+	NamespacesRemoved []int
 	// Touched are namespaces in which links or addresses changed, by ID.
-	Touched []int
+	NamespacesChanged []int
 	// Queues are NICs whose queues or classifiers somebody changed, by index.
-	Queues []int
+	QdiscsChanged []int
 }
 
 // Watch calls changed for what the kernel announces, until ctx ends. The first
@@ -40,14 +40,14 @@ func (n *Node) Watch(ctx context.Context, changed func(Change)) error {
 			_ = w.Close()
 		}
 	}()
-	changed(Change{Everything: true})
+	changed(Change{Resync: true})
 	for {
 		events, err := w.Receive()
 		switch {
 		case ctx.Err() != nil:
 			return nil
 		case errors.Is(err, rtnl.ErrOverflow):
-			changed(Change{Everything: true})
+			changed(Change{Resync: true})
 		case err != nil:
 			return err
 		default:
@@ -64,18 +64,18 @@ func (n *Node) summarize(events []rtnl.Event) (c Change, any bool) {
 		switch e.Message.Header.Type {
 		case unix.RTM_DELNSID:
 			if id, ok := rtnl.NamespaceIDOf(e.Message.Data); ok && e.NSID == rtnl.OwnNamespace {
-				c.Gone, any = append(c.Gone, id), true
+				c.NamespacesRemoved, any = append(c.NamespacesRemoved, id), true
 			}
 		case unix.RTM_NEWLINK, unix.RTM_DELLINK, unix.RTM_NEWADDR, unix.RTM_DELADDR:
 			if e.NSID == rtnl.OwnNamespace {
-				c.Links = true
+				c.LinksChanged = true
 			} else {
-				c.Touched = append(c.Touched, e.NSID)
+				c.NamespacesChanged = append(c.NamespacesChanged, e.NSID)
 			}
 			any = true
 		case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
 			if e.NSID == rtnl.OwnNamespace {
-				c.Links, any = true, true
+				c.LinksChanged, any = true, true
 			}
 		case unix.RTM_NEWTCLASS, unix.RTM_DELTCLASS, unix.RTM_NEWQDISC, unix.RTM_DELQDISC, unix.RTM_NEWTFILTER, unix.RTM_DELTFILTER:
 			if e.NSID != rtnl.OwnNamespace || e.Message.Header.Pid == n.port || len(e.Message.Data) < nl.SizeofTcMsg {
@@ -83,8 +83,8 @@ func (n *Node) summarize(events []rtnl.Event) (c Change, any bool) {
 			}
 			any = true
 			nic, ok := n.nicOf(int(nl.DeserializeTcMsg(e.Message.Data).Ifindex))
-			if c.Links = c.Links || !ok; ok && !slices.Contains(c.Queues, nic) {
-				c.Queues = append(c.Queues, nic)
+			if c.LinksChanged = c.LinksChanged || !ok; ok && !slices.Contains(c.QdiscsChanged, nic) {
+				c.QdiscsChanged = append(c.QdiscsChanged, nic)
 			}
 		}
 	}

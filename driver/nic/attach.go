@@ -170,8 +170,8 @@ func (k *Kind) Restore(_ context.Context, share record.Share, r attach.Record) (
 		return true, err
 	}
 	presence, err := k.node.Presence(a)
-	if err != nil || presence != netdev.LinkThere {
-		return presence != netdev.NamespaceGone, err
+	if err != nil || presence != netdev.LinkPresent {
+		return presence != netdev.NamespaceMissing, err
 	}
 	// Whatever is wrong from here on, the pod has its link: it stays.
 	d, err := k.device(share.Device)
@@ -211,7 +211,7 @@ func (k *Kind) Detach(_ context.Context, r attach.Record) error {
 // draw on goes.
 func (k *Kind) Release(_ context.Context, share record.Share) error {
 	if d, err := k.device(share.Device); err == nil && !d.absent && share.Class != 0 {
-		return k.node.RemoveShare(d.nic.Index, share.Class)
+		return k.node.RemoveClass(d.nic.Index, share.Class)
 	}
 	return nil // it went with the NIC
 }
@@ -314,7 +314,7 @@ func (k *Kind) enforcement(share record.Share, p params.NetworkAttachment, link 
 			text(grant), text(want.Floor), d.name, text(d.bandwidth()), text(d.granted))
 		return e
 	}
-	e.Holds, e.Reason, e.Message = true, string(k.node.Key()), k.limits(d, p)
+	e.Holds, e.Reason, e.Message = true, string(k.node.ClassifierKey()), k.limits(d, p)
 	return e
 }
 
@@ -324,7 +324,7 @@ func sameRates(a, b shape.Rates) bool { return a.Floor/8 == b.Floor/8 && a.Ceil/
 // limits says what the enforcement in force does not cover.
 func (k *Kind) limits(d *device, p params.NetworkAttachment) string {
 	message := "each direction on the wire is held to the grant"
-	if k.node.Key() == classify.KeyMAC {
+	if k.node.ClassifierKey() == classify.KeyMAC {
 		message += "; this kernel tells senders apart by address only: a pod with CAP_NET_RAW can send as another"
 	}
 	if d.network.TrustMAC {

@@ -152,7 +152,7 @@ func (k *Kind) leave(nics []netdev.NIC, wanted []*device, live map[string]uint64
 		if stays[index] {
 			continue
 		}
-		if _, err := k.node.Leave(name, index); err != nil {
+		if _, err := k.node.Unmanage(name, index); err != nil {
 			problems = append(problems, problem{name, err})
 		}
 	}
@@ -167,7 +167,7 @@ func (k *Kind) Leave(context.Context) (failed error) {
 		failed = errors.Join(failed, fmt.Errorf("NIC %s: %w", p.nic, p.err))
 	}
 	k.devices = nil
-	return errors.Join(failed, k.node.Unpin())
+	return errors.Join(failed, k.node.RemovePins())
 }
 
 // absent is a NIC that has shares and is not there. A copy: others may be
@@ -182,11 +182,11 @@ func (k *Kind) absent(name string) *device {
 }
 
 // parent is the NIC as netdev is to manage it.
-func (d *device) parent() netdev.Parent {
-	return netdev.Parent{
+func (d *device) parent() netdev.NICConfig {
+	return netdev.NICConfig{
 		Name: d.nic.Name, Index: d.nic.Index, MAC: d.nic.MAC,
 		Enforce:  d.network.Enforcement == config.EnforcementShape,
-		Rates:    shape.Link{Line: d.line, Reserve: d.reserve, Smallest: uint64(d.network.Policy.Min.Value())},
+		Rates:    shape.NICRates{Line: d.line, Reserve: d.reserve, MinShare: uint64(d.network.Policy.Min.Value())},
 		TakeOver: d.network.TakeOver, TrustMAC: d.network.TrustMAC,
 	}
 }
@@ -202,7 +202,7 @@ func (k *Kind) log(ctx context.Context, next map[string]*device, problems []prob
 			continue
 		}
 		if old := k.devices[name]; old == nil || old.absent != d.absent || old.down != d.down || old.line != d.line {
-			logger.Info("NIC is shared", "device", name, "interface", d.nic.Name, "bitsPerSecond", d.line, "absent", d.absent, "linkDown", d.down, "key", k.node.Key())
+			logger.Info("NIC is shared", "device", name, "interface", d.nic.Name, "bitsPerSecond", d.line, "absent", d.absent, "linkDown", d.down, "key", k.node.ClassifierKey())
 		}
 	}
 	for name, d := range k.devices {
@@ -267,7 +267,7 @@ func (k *Kind) Traffic() (all []driver.Traffic) {
 		if err != nil {
 			continue // not enforced, or gone meanwhile: nothing is counted
 		}
-		all = append(all, driver.Traffic{Device: d.name, SentBits: sent, ReceivedBits: received})
+		all = append(all, driver.Traffic{Device: d.name, SentBits: sent * 8, ReceivedBits: received * 8})
 	}
 	return all
 }

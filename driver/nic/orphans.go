@@ -19,7 +19,7 @@ import (
 func (k *Kind) Orphans(_ context.Context, shares []record.Share, attached []attach.Record) (orphans []driver.Orphan, err error) {
 	classes, classErr := k.orphanClasses(shares, attached)
 	members, memberErr := k.orphanMembers(attached)
-	ifbs, ifbErr := k.node.StrayIFBs()
+	ifbs, ifbErr := k.node.OrphanIFBs()
 	orphans = append(classes, members...)
 	for _, name := range ifbs {
 		orphans = append(orphans, driver.Orphan{What: "IFB device " + name, Remove: func(context.Context) error { return k.node.RemoveIFB(name) }})
@@ -47,7 +47,7 @@ func (k *Kind) orphanClasses(shares []record.Share, attached []attach.Record) (o
 		for class := range classes {
 			orphans = append(orphans, driver.Orphan{
 				What:   fmt.Sprintf("class %x of NIC %s", class, d.nic.Name),
-				Remove: func(context.Context) error { return k.node.RemoveShare(d.nic.Index, class) },
+				Remove: func(context.Context) error { return k.node.RemoveClass(d.nic.Index, class) },
 			})
 		}
 	}
@@ -65,12 +65,12 @@ func (k *Kind) orphanMembers(attached []attach.Record) (orphans []driver.Orphan,
 	known := map[netdev.LinkKey]bool{}
 	for _, a := range attached {
 		if mac, err := net.ParseMAC(a.Link.MAC); err == nil {
-			known[netdev.KeyOf(a.Link.Parent, mac)] = true
+			known[netdev.NewLinkKey(a.Link.Parent, mac)] = true
 		}
 	}
 	var unknown []classify.Member
 	for _, m := range members {
-		if !known[netdev.KeyOf(m.Parent, m.MAC)] {
+		if !known[netdev.NewLinkKey(m.Parent, m.MAC)] {
 			unknown = append(unknown, m)
 		}
 	}
@@ -82,12 +82,12 @@ func (k *Kind) orphanMembers(attached []attach.Record) (orphans []driver.Orphan,
 		return nil, err
 	}
 	for _, m := range unknown {
-		if links[netdev.KeyOf(m.Parent, m.MAC)] {
+		if links[netdev.NewLinkKey(m.Parent, m.MAC)] {
 			continue
 		}
 		orphans = append(orphans, driver.Orphan{
 			What:   fmt.Sprintf("classification of %s on link %d", m.MAC, m.Parent),
-			Remove: func(context.Context) error { return k.node.Declassify(m) },
+			Remove: func(context.Context) error { return k.node.RemoveMember(m) },
 		})
 	}
 	return orphans, nil

@@ -96,7 +96,7 @@ func pinDir(bpffs string) string { return filepath.Join(bpffs, "dra-shared", pin
 
 // Unpin removes the maps of all releases from the BPF file system. They end
 // with the last program that uses them.
-func Unpin(bpffs string, failpoints failpoint.Injector) error {
+func RemovePins(bpffs string, failpoints failpoint.Injector) error {
 	return failpoints.Do("unpin maps", func() error { return os.RemoveAll(filepath.Dir(pinDir(bpffs))) })
 }
 
@@ -185,7 +185,7 @@ func (c *Classifier) Attached(index int) (bool, error) {
 
 // AttachedAny tells whether programs of ours are on a NIC, also another
 // plugin's: they work on the same maps.
-func AttachedAny(index int) (bool, error) {
+func AnyVersionAttached(index int) (bool, error) {
 	for _, hook := range []uint32{netlink.HANDLE_MIN_EGRESS, netlink.HANDLE_MIN_INGRESS} {
 		if there, err := attachedAt(index, hook, nil); err != nil || !there {
 			return false, err
@@ -238,7 +238,7 @@ func Detach(index int, failpoints failpoint.Injector) (found bool, err error) {
 }
 
 // Forget forgets a NIC that is gone, and the programs with it.
-func (c *Classifier) Forget(index int) error {
+func (c *Classifier) RemoveNIC(index int) error {
 	return c.failpoints.Do("remove NIC from map", func() error { return ignoreMissing(c.objects.DraSharedNics.Delete(uint32(index))) })
 }
 
@@ -254,7 +254,7 @@ type Member struct {
 }
 
 // Add makes a link's frames queue in class (major<<16 | minor), both ways.
-func (c *Classifier) Add(m Member, class uint32) error {
+func (c *Classifier) AddMember(m Member, class uint32) error {
 	for _, cookie := range c.cookieOf(m.Cookie, m.TrustMAC) {
 		if err := c.failpoints.Do("put sender in map", func() error { return c.objects.DraSharedTx.Put(sender(m, cookie), class) }); err != nil {
 			return fmt.Errorf("classify what %s sends: %w", m.MAC, err)
@@ -267,7 +267,7 @@ func (c *Classifier) Add(m Member, class uint32) error {
 }
 
 // Remove forgets a link. It is no error if it is not known.
-func (c *Classifier) Remove(m Member) error {
+func (c *Classifier) RemoveMember(m Member) error {
 	var failed error
 	for _, cookie := range c.cookieOf(m.Cookie, m.TrustMAC) {
 		failed = errors.Join(failed, c.failpoints.Do("remove sender from map", func() error {

@@ -41,15 +41,15 @@ type world struct {
 	ports int
 	mu    *sync.Mutex
 
-	parent netdev.Parent
+	parent netdev.NICConfig
 }
 
-func newWorld(t *testing.T, parent netdev.Parent, keys ...classify.Key) *world {
+func newWorld(t *testing.T, parent netdev.NICConfig, keys ...classify.Key) *world {
 	t.Helper()
-	return newWorldAt(t, nstest.BPFFS(t), parent, keys...)
+	return newWorldAt(t, nstest.MountBPFFS(t), parent, keys...)
 }
 
-func newWorldAt(t *testing.T, bpffs string, parent netdev.Parent, keys ...classify.Key) *world {
+func newWorldAt(t *testing.T, bpffs string, parent netdev.NICConfig, keys ...classify.Key) *world {
 	t.Helper()
 	w := &world{t: t, ports: 5000, mu: &sync.Mutex{}}
 	w.nic, w.wire = nstest.NIC(t, "nic0", 1500, wireIP+"/16", "fd00:20::fe/64")
@@ -59,13 +59,13 @@ func newWorldAt(t *testing.T, bpffs string, parent netdev.Parent, keys ...classi
 	}
 	t.Cleanup(func() { _ = w.node.Close() })
 	parent.Name, parent.Index, parent.MAC, parent.Enforce = w.nic.Name, w.nic.Index, w.nic.MAC, true
-	parent.Rates = shape.Link{Line: line, Reserve: reserve, Smallest: 10 * mega}
+	parent.Rates = shape.NICRates{Line: line, Reserve: reserve, MinShare: 10 * mega}
 	w.parent = parent
 	if _, err := w.node.Manage(parent); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if _, err := w.node.Leave(w.nic.Name, w.nic.Index); err != nil {
+		if _, err := w.node.Unmanage(w.nic.Name, w.nic.Index); err != nil {
 			t.Error(err)
 		}
 	})
@@ -110,8 +110,8 @@ func (w *world) measured(flows ...nstest.Flow) []float64 {
 	rates, errs := make([]float64, len(flows)), make([]error, len(flows))
 	var wait sync.WaitGroup
 	for i, f := range flows {
-		if f.For == 0 {
-			f.For = duration
+		if f.Duration == 0 {
+			f.Duration = duration
 		}
 		wait.Go(func() { rates[i], errs[i] = f.Run() })
 	}
@@ -153,16 +153,16 @@ func TestEachKeyHoldsAShareToItsGrantInBothDirections(t *testing.T) {
 	for _, key := range []classify.Key{classify.KeyCookie, classify.KeyMAC} {
 		for _, granted := range []uint64{10 * mega, 100 * mega, 800 * mega} {
 			t.Run(fmt.Sprintf("%s %dM", key, granted/mega), func(t *testing.T) {
-				w := newWorld(t, netdev.Parent{}, key)
-				if w.node.Key() != key {
-					t.Fatalf("key in force is %s", w.node.Key())
+				w := newWorld(t, netdev.NICConfig{}, key)
+				if w.node.ClassifierKey() != key {
+					t.Fatalf("key in force is %s", w.node.ClassifierKey())
 				}
 				p := w.pod(0, 1, hard(granted), netdev.Private)
 				send, receive := w.sends(p), w.receives(p)
 				// What arrives is handed over in pieces of up to 64 KiB: at
 				// 10 Mbit/s one of them is 52 ms.
-				send.For = duration + time.Duration(25e6/granted)*time.Second
-				receive.For = send.For
+				send.Duration = duration + time.Duration(25e6/granted)*time.Second
+				receive.Duration = send.Duration
 				w.wantRate("sends", w.measured(send)[0], granted)
 				w.wantRate("receives", w.measured(receive)[0], granted)
 			})
@@ -171,7 +171,7 @@ func TestEachKeyHoldsAShareToItsGrantInBothDirections(t *testing.T) {
 }
 
 func TestSharesDoNotDisturbEachOther(t *testing.T) {
-	w := newWorld(t, netdev.Parent{})
+	w := newWorld(t, netdev.NICConfig{})
 	a, b, c := w.pod(0, 1, hard(100*mega), netdev.Private), w.pod(1, 2, hard(200*mega), netdev.Private), w.pod(2, 3, hard(500*mega), netdev.Private)
 	for i, got := range w.measured(w.sends(a), w.sends(b), w.sends(c)) {
 		w.wantRate(fmt.Sprintf("pod %d of three that send", i), got, []uint64{100 * mega, 200 * mega, 500 * mega}[i])
@@ -182,7 +182,7 @@ func TestSharesDoNotDisturbEachOther(t *testing.T) {
 }
 
 func TestAllPodsOfAShareDrawOnOneClass(t *testing.T) {
-	w := newWorld(t, netdev.Parent{})
+	w := newWorld(t, netdev.NICConfig{})
 	a, b := w.pod(0, 1, hard(100*mega), netdev.Private), w.pod(0, 2, hard(100*mega), netdev.Private)
 	sent := w.measured(w.sends(a), w.sends(b))
 	w.wantRate("both together send", sent[0]+sent[1], 100*mega)
@@ -191,7 +191,7 @@ func TestAllPodsOfAShareDrawOnOneClass(t *testing.T) {
 }
 
 func TestAFloorMayBorrowWhatIsIdleAndGivesItBack(t *testing.T) {
-	w := newWorld(t, netdev.Parent{})
+	w := newWorld(t, netdev.NICConfig{})
 	floor := func(bits uint64) shape.Rates { return shape.Rates{Floor: bits, Ceil: line} }
 	small, large := w.pod(0, 1, floor(100*mega), netdev.Private), w.pod(1, 2, floor(300*mega), netdev.Private)
 	if alone := w.measured(w.sends(small))[0]; alone < 0.85*line {
@@ -204,7 +204,7 @@ func TestAFloorMayBorrowWhatIsIdleAndGivesItBack(t *testing.T) {
 }
 
 func TestAPodCannotChooseItsClassByPriority(t *testing.T) {
-	w := newWorld(t, netdev.Parent{})
+	w := newWorld(t, netdev.NICConfig{})
 	attacker := w.pod(0, 1, hard(30*mega), netdev.Private)
 	w.pod(1, 2, hard(500*mega), netdev.Private)
 	for name, priority := range map[string]uint32{
@@ -235,7 +235,7 @@ func (w *world) sent(share int) uint64 {
 		w.t.Fatal(err)
 	}
 	defer conn.Close()
-	state, err := shape.New(conn, nil).Read(w.nic.Index, uint16(shape.FirstMinor+share))
+	state, err := shape.New(conn, nil).ReadClass(w.nic.Index, uint16(shape.FirstMinor+share))
 	if err != nil || state == nil {
 		w.t.Fatal(state, err)
 	}
@@ -267,7 +267,7 @@ func (w *world) wireBytes() (n uint64) {
 }
 
 func TestRawFramesWithASiblingsAddressAreNotTheSiblings(t *testing.T) {
-	w := newWorld(t, netdev.Parent{})
+	w := newWorld(t, netdev.NICConfig{})
 	attacker, victim := w.pod(0, 1, hard(10*mega), netdev.Private), w.pod(1, 2, hard(500*mega), netdev.Private)
 	for name, source := range map[string]net.HardwareAddr{"the victim's address": victim.a.MAC, "the NIC's own": w.nic.MAC, "anybody's": {2, 9, 9, 9, 9, 9}} {
 		for _, bypass := range []bool{false, true} {
@@ -289,7 +289,7 @@ func TestRawFramesWithASiblingsAddressAreNotTheSiblings(t *testing.T) {
 // of a packet socket with PACKET_QDISC_BYPASS, and every pod with the default
 // capabilities can open one.
 func TestAProgramOnTheLinkDoesNotSeeEveryFrame(t *testing.T) {
-	w := newWorld(t, netdev.Parent{})
+	w := newWorld(t, netdev.NICConfig{})
 	p := w.pod(0, 1, hard(100*mega), netdev.Private)
 	drop, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "MIT", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()}})
 	if err != nil {
@@ -316,7 +316,7 @@ func TestAProgramOnTheLinkDoesNotSeeEveryFrame(t *testing.T) {
 func TestFramesWithoutASocketBelongToNobody(t *testing.T) {
 	for _, trust := range []bool{false, true} {
 		t.Run(fmt.Sprintf("trustMAC=%t", trust), func(t *testing.T) {
-			w := newWorld(t, netdev.Parent{TrustMAC: trust})
+			w := newWorld(t, netdev.NICConfig{TrustMAC: trust})
 			router := w.pod(0, 1, hard(300*mega), netdev.Private)
 			behind := w.behind(router)
 			got := w.measured(nstest.Flow{From: behind, To: w.wire, Address: w.address(wireIP)})[0]
@@ -339,13 +339,13 @@ func (w *world) behind(router *pod) *nstest.Namespace {
 		if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "outer", PeerNamespace: netlink.NsFd(inner.File.Fd())}); err != nil {
 			return err
 		}
-		if err := nstest.Configure("inner", "10.50.0.1/24"); err != nil {
+		if err := nstest.ConfigureLink("inner", "10.50.0.1/24"); err != nil {
 			return err
 		}
-		return nstest.Sysctl("net/ipv4/ip_forward", "1")
+		return nstest.SetSysctl("net/ipv4/ip_forward", "1")
 	})
 	inner.Do(func() error {
-		if err := nstest.Configure("outer", "10.50.0.2/24"); err != nil {
+		if err := nstest.ConfigureLink("outer", "10.50.0.2/24"); err != nil {
 			return err
 		}
 		return netlink.RouteAdd(&netlink.Route{Gw: net.ParseIP("10.50.0.1")})
@@ -357,7 +357,7 @@ func (w *world) behind(router *pod) *nstest.Namespace {
 }
 
 func TestAPodThatTakesANewAddressLeavesItsClass(t *testing.T) {
-	w := newWorld(t, netdev.Parent{})
+	w := newWorld(t, netdev.NICConfig{})
 	p := w.pod(0, 1, hard(300*mega), netdev.Private)
 	p.Do(func() error {
 		link, err := netlink.LinkByName("net1")
@@ -380,8 +380,8 @@ func TestAPodThatTakesANewAddressLeavesItsClass(t *testing.T) {
 }
 
 func TestTheNodeItselfIsNotHeldBack(t *testing.T) {
-	w := newWorld(t, netdev.Parent{})
-	if err := nstest.Configure("nic0", nodeIP+"/16"); err != nil {
+	w := newWorld(t, netdev.NICConfig{})
+	if err := nstest.ConfigureLink("nic0", nodeIP+"/16"); err != nil {
 		t.Fatal(err)
 	}
 	node := w.self()
@@ -401,20 +401,20 @@ func TestTheNodeItselfIsNotHeldBack(t *testing.T) {
 }
 
 // self is the node's own namespace as an end of a flow.
-func (w *world) self() *nstest.Namespace { return nstest.Own(w.t) }
+func (w *world) self() *nstest.Namespace { return nstest.Current(w.t) }
 
 func TestNeighboursAreFoundWhileAShareIsFull(t *testing.T) {
-	w := newWorld(t, netdev.Parent{})
+	w := newWorld(t, netdev.NICConfig{})
 	full, other := w.pod(0, 1, hard(10*mega), netdev.Private), w.pod(1, 2, hard(10*mega), netdev.Private)
 	done := make(chan []float64)
 	flow := w.sends(full)
-	flow.For = 2 * time.Second
+	flow.Duration = 2 * time.Second
 	go func() { done <- w.measured(flow) }()
 	// The other pod has not spoken with the wire yet: this needs ARP, and
 	// neighbour discovery for IPv6.
 	for _, address := range []string{w.address(wireIP), w.address("fd00:20::fe")} {
 		start := time.Now()
-		w.measured(nstest.Flow{From: other.Namespace, To: w.wire, Address: address, For: 50 * time.Millisecond})
+		w.measured(nstest.Flow{From: other.Namespace, To: w.wire, Address: address, Duration: 50 * time.Millisecond})
 		if took := time.Since(start); took > 600*time.Millisecond {
 			t.Errorf("first words to %s took %s", address, took)
 		}
@@ -423,16 +423,16 @@ func TestNeighboursAreFoundWhileAShareIsFull(t *testing.T) {
 }
 
 func TestPrivateSharesDoNotReachEachOther(t *testing.T) {
-	w := newWorld(t, netdev.Parent{})
+	w := newWorld(t, netdev.NICConfig{})
 	a, b := w.pod(0, 1, hard(100*mega), netdev.Private), w.pod(1, 2, hard(100*mega), netdev.Private)
-	flow := nstest.Flow{From: a.Namespace, To: b.Namespace, Address: w.address(b.ip), For: duration, DialFor: 300 * time.Millisecond}
+	flow := nstest.Flow{From: a.Namespace, To: b.Namespace, Address: w.address(b.ip), Duration: duration, DialTimeout: 300 * time.Millisecond}
 	if rate, err := flow.Run(); err == nil {
 		t.Errorf("a private share reached its sibling, at %.0f Mbit/s", rate/mega)
 	}
 }
 
 func TestSiblingsInBridgeModeAreHeldToTheReceiversGrant(t *testing.T) {
-	w := newWorld(t, netdev.Parent{})
+	w := newWorld(t, netdev.NICConfig{})
 	a, b := w.pod(0, 1, hard(300*mega), netdev.Bridge), w.pod(1, 2, hard(50*mega), netdev.Bridge)
 	got := w.measured(nstest.Flow{From: a.Namespace, To: b.Namespace, Address: w.address(b.ip)})[0]
 	w.wantAtMost("from a sibling", got, 52*mega)
@@ -441,8 +441,8 @@ func TestSiblingsInBridgeModeAreHeldToTheReceiversGrant(t *testing.T) {
 // A plugin that starts finds what the last one made: running pods stay where
 // they are.
 func TestASecondPluginTakesOverWithoutAGap(t *testing.T) {
-	bpffs := nstest.BPFFS(t)
-	w := newWorldAt(t, bpffs, netdev.Parent{})
+	bpffs := nstest.MountBPFFS(t)
+	w := newWorldAt(t, bpffs, netdev.NICConfig{})
 	p := w.pod(0, 1, hard(100*mega), netdev.Private)
 	second := *w
 	var err error
@@ -455,7 +455,7 @@ func TestASecondPluginTakesOverWithoutAGap(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if there, err := second.node.Presence(p.a); err != nil || there != netdev.LinkThere {
+	if there, err := second.node.Presence(p.a); err != nil || there != netdev.LinkPresent {
 		t.Errorf("presence %d, %v", there, err)
 	}
 	w.wantRate("sends", w.measured(w.sends(p))[0], 100*mega)
@@ -469,7 +469,7 @@ func TestASecondPluginTakesOverWithoutAGap(t *testing.T) {
 
 // Somebody takes apart what holds shares: it is noticed, and put back.
 func TestWhatIsTakenApartIsPutBack(t *testing.T) {
-	w := newWorld(t, netdev.Parent{})
+	w := newWorld(t, netdev.NICConfig{})
 	p := w.pod(0, 1, hard(100*mega), netdev.Private)
 	if changed, err := w.node.Manage(w.parent); err != nil || changed {
 		t.Fatalf("with everything in place: changed %t, %v", changed, err)
@@ -508,7 +508,7 @@ func TestWhatIsTakenApartIsPutBack(t *testing.T) {
 }
 
 func TestARenamedNICIsStillHeld(t *testing.T) {
-	w := newWorld(t, netdev.Parent{})
+	w := newWorld(t, netdev.NICConfig{})
 	p := w.pod(0, 1, hard(100*mega), netdev.Private)
 	link, err := netlink.LinkByName("nic0")
 	if err != nil {
@@ -534,7 +534,7 @@ func TestARenamedNICIsStillHeld(t *testing.T) {
 
 // Without enforcement nothing is left of it, also from a process before.
 func TestEnforcementIsTakenBack(t *testing.T) {
-	w := newWorld(t, netdev.Parent{})
+	w := newWorld(t, netdev.NICConfig{})
 	other, err := netdev.NewNode(netdev.Options{})
 	if err != nil {
 		t.Fatal(err)
@@ -551,13 +551,13 @@ func TestEnforcementIsTakenBack(t *testing.T) {
 }
 
 func TestLeaveRestoresTheNIC(t *testing.T) {
-	w := newWorld(t, netdev.Parent{})
+	w := newWorld(t, netdev.NICConfig{})
 	other, err := netdev.NewNode(netdev.Options{}) // another process: it knows of nothing
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer other.Close()
-	if found, err := other.Leave(w.nic.Name, w.nic.Index); err != nil || !found {
+	if found, err := other.Unmanage(w.nic.Name, w.nic.Index); err != nil || !found {
 		t.Fatalf("found %t, %v", found, err)
 	}
 	if attached, err := classify.Detach(w.nic.Index, nil); err != nil || attached {
@@ -583,12 +583,12 @@ func TestAQdiscOfSomebodyElseIsNotReplacedUnlessAsked(t *testing.T) {
 	if err := netlink.QdiscAdd(netlink.NewHtb(attrs)); err != nil {
 		t.Fatal(err)
 	}
-	node, err := netdev.NewNode(netdev.Options{BPFFS: nstest.BPFFS(t)})
+	node, err := netdev.NewNode(netdev.Options{BPFFS: nstest.MountBPFFS(t)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer node.Close()
-	parent := netdev.Parent{Name: nic.Name, Index: nic.Index, MAC: nic.MAC, Enforce: true, Rates: shape.Link{Line: line, Reserve: reserve, Smallest: 10 * mega}}
+	parent := netdev.NICConfig{Name: nic.Name, Index: nic.Index, MAC: nic.MAC, Enforce: true, Rates: shape.NICRates{Line: line, Reserve: reserve, MinShare: 10 * mega}}
 	want := "root qdisc belongs to somebody else: nic0 has htb 1:0: remove it, or set takeOver for this network"
 	if _, err := node.Manage(parent); err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)

@@ -97,12 +97,12 @@ func New(t testing.TB) *Namespace {
 		}
 		return up("lo")
 	})
-	t.Cleanup(ns.End)
+	t.Cleanup(ns.Close)
 	return ns
 }
 
 // End lets go of the namespace before the test ends.
-func (ns *Namespace) End() {
+func (ns *Namespace) Close() {
 	_ = ns.Socket.Close()
 	_ = ns.File.Close()
 }
@@ -164,12 +164,12 @@ func NIC(t testing.TB, name string, mtu int, wireAddresses ...string) (nic netde
 	if err := up(name); err != nil {
 		t.Fatal(err)
 	}
-	wire.Do(func() error { return Configure("wire", wireAddresses...) })
-	return Find(t, name), wire
+	wire.Do(func() error { return ConfigureLink("wire", wireAddresses...) })
+	return FindNIC(t, name), wire
 }
 
 // Configure gives a link of the current namespace addresses and brings it up.
-func Configure(name string, addresses ...string) error {
+func ConfigureLink(name string, addresses ...string) error {
 	link, err := netlink.LinkByName(name)
 	if err != nil {
 		return err
@@ -188,7 +188,7 @@ func Configure(name string, addresses ...string) error {
 }
 
 // Find returns a NIC of the test's own namespace as the inventory sees it.
-func Find(t testing.TB, name string) netdev.NIC {
+func FindNIC(t testing.TB, name string) netdev.NIC {
 	t.Helper()
 	nics, err := netdev.NewInventory("/sys").List()
 	if err != nil {
@@ -219,7 +219,7 @@ func (ns *Namespace) Interface(name string) (found *net.Interface) {
 }
 
 // Own is the namespace that the test itself runs in.
-func Own(t testing.TB) *Namespace {
+func Current(t testing.TB) *Namespace {
 	t.Helper()
 	f, err := os.Open("/proc/thread-self/ns/net")
 	if err != nil {
@@ -230,17 +230,17 @@ func Own(t testing.TB) *Namespace {
 		t.Fatal(err)
 	}
 	ns := &Namespace{t: t, File: f, Socket: conn}
-	t.Cleanup(ns.End)
+	t.Cleanup(ns.Close)
 	return ns
 }
 
 // Sysctl sets a kernel parameter of the current namespace, by its path.
-func Sysctl(path, value string) error {
+func SetSysctl(path, value string) error {
 	return os.WriteFile("/proc/sys/"+path, []byte(value), 0o644)
 }
 
 // In runs f in a namespace, on a thread that is thrown away.
-func In(t testing.TB, namespace *os.File, f func() error) {
+func RunIn(t testing.TB, namespace *os.File, f func() error) {
 	t.Helper()
 	onThread(t, func() error {
 		if err := unix.Setns(int(namespace.Fd()), unix.CLONE_NEWNET); err != nil {
@@ -251,7 +251,7 @@ func In(t testing.TB, namespace *os.File, f func() error) {
 }
 
 // NamespaceLives tells whether the ID stands for a namespace that has not ended.
-func NamespaceLives(id int) (bool, error) {
+func NamespaceExists(id int) (bool, error) {
 	conn, err := rtnl.Open()
 	if err != nil {
 		return false, err

@@ -14,7 +14,7 @@ import (
 )
 
 // BPFFS mounts a BPF file system that only this test has.
-func BPFFS(t testing.TB) string {
+func MountBPFFS(t testing.TB) string {
 	t.Helper()
 	dir := t.TempDir()
 	if err := unix.Mount("", "/", "", unix.MS_PRIVATE|unix.MS_REC, ""); err != nil {
@@ -35,12 +35,12 @@ func BPFFS(t testing.TB) string {
 type Flow struct {
 	From, To *Namespace
 	// Address of To, host and port.
-	Address string
-	For     time.Duration
+	Address  string
+	Duration time.Duration
 	// Priority is the sender's SO_PRIORITY.
 	Priority int
 	// DialFor is how long the connection may take; default 10 s.
-	DialFor time.Duration
+	DialTimeout time.Duration
 }
 
 // Run returns what arrived, in bits per second of payload.
@@ -55,7 +55,7 @@ func (f Flow) Run() (bitsPerSecond float64, err error) {
 	defer listener.Close()
 	var sender net.Conn
 	if err := f.From.try(func() (err error) {
-		dialer := net.Dialer{Timeout: cmp.Or(f.DialFor, 10*time.Second), Control: func(_, _ string, raw syscall.RawConn) (err error) {
+		dialer := net.Dialer{Timeout: cmp.Or(f.DialTimeout, 10*time.Second), Control: func(_, _ string, raw syscall.RawConn) (err error) {
 			return errors.Join(raw.Control(func(fd uintptr) {
 				err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PRIORITY, f.Priority)
 			}), err)
@@ -90,7 +90,7 @@ func (f Flow) count(c net.Conn) (float64, error) {
 		return 0, err
 	}
 	start := time.Now()
-	if err := c.SetReadDeadline(start.Add(f.For)); err != nil {
+	if err := c.SetReadDeadline(start.Add(f.Duration)); err != nil {
 		return 0, err
 	}
 	var bytes int

@@ -166,7 +166,7 @@ func (c *Conn) Get(request *nl.NetlinkRequest) ([]syscall.NetlinkMessage, error)
 			case m.Header.Seq != c.seq:
 				continue
 			case m.Header.Flags&unix.NLM_F_DUMP_INTR != 0:
-				return nil, ErrInterrupted
+				return nil, ErrDumpInterrupted
 			case m.Header.Type == unix.NLMSG_DONE:
 				return answer, nil
 			case m.Header.Type == unix.NLMSG_ERROR:
@@ -189,9 +189,9 @@ func (c *Conn) Get(request *nl.NetlinkRequest) ([]syscall.NetlinkMessage, error)
 const dumpRetries = 10
 
 // GetAll dumps, again if a change interrupted it.
-func (c *Conn) GetAll(dump *nl.NetlinkRequest) (messages []syscall.NetlinkMessage, err error) {
+func (c *Conn) Dump(dump *nl.NetlinkRequest) (messages []syscall.NetlinkMessage, err error) {
 	for range dumpRetries {
-		if messages, err = c.Get(dump); !errors.Is(err, ErrInterrupted) {
+		if messages, err = c.Get(dump); !errors.Is(err, ErrDumpInterrupted) {
 			break
 		}
 	}
@@ -200,7 +200,7 @@ func (c *Conn) GetAll(dump *nl.NetlinkRequest) (messages []syscall.NetlinkMessag
 
 // Port is what the kernel calls the socket: an event that the socket's own
 // request caused bears it.
-func (c *Conn) Port() (uint32, error) {
+func (c *Conn) PortID() (uint32, error) {
 	address, err := unix.Getsockname(c.fd)
 	if err != nil {
 		return 0, os.NewSyscallError("getsockname", err)
@@ -214,7 +214,7 @@ func (c *Conn) Port() (uint32, error) {
 
 // ErrInterrupted means that what was dumped changed meanwhile: the answer is
 // inconsistent, ask again.
-var ErrInterrupted = errors.New("dump interrupted by a change")
+var ErrDumpInterrupted = errors.New("dump interrupted by a change")
 
 func (c *Conn) send(b []byte) error {
 	for {

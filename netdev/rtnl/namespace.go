@@ -54,7 +54,7 @@ func (c *Conn) namespaceID(ns *os.File) (int, error) {
 func (c *Conn) NamespaceIDs() ([]int, error) {
 	dump := nl.NewNetlinkRequest(unix.RTM_GETNSID, unix.NLM_F_DUMP)
 	dump.AddData(&rtgenmsg{})
-	messages, err := c.GetAll(dump)
+	messages, err := c.Dump(dump)
 	if err != nil {
 		return nil, fmt.Errorf("list network namespaces: %w", err)
 	}

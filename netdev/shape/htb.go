@@ -42,7 +42,7 @@ func New(conn *rtnl.Conn, failpoints failpoint.Injector) *HTB {
 // there, and returns the index of its IFB device. It replaces a root qdisc
 // that the kernel chose; any other only if takeOver. Classes of shares that
 // are there stay, with what is queued in them.
-func (h *HTB) Setup(name string, index int, l Link, takeOver bool) (ifb int, err error) {
+func (h *HTB) Setup(name string, index int, l NICRates, takeOver bool) (ifb int, err error) {
 	foreign, err := rootOf(index)
 	if err != nil {
 		return 0, fmt.Errorf("list qdiscs of %s: %w", name, err)
@@ -62,7 +62,7 @@ func (h *HTB) Setup(name string, index int, l Link, takeOver bool) (ifb int, err
 	return ifb, nil
 }
 
-func (h *HTB) setupDevice(dev int, l Link) error {
+func (h *HTB) setupDevice(dev int, l NICRates) error {
 	root, err := rootOf(dev)
 	if err != nil {
 		return err
@@ -79,7 +79,7 @@ func (h *HTB) setupDevice(dev int, l Link) error {
 
 // Intact tells whether a NIC's queues are as Setup left them: both roots and
 // the classes that every NIC has.
-func (h *HTB) Intact(name string, index, ifb int, l Link) (bool, error) {
+func (h *HTB) Intact(name string, index, ifb int, l NICRates) (bool, error) {
 	link, err := netlink.LinkByIndex(ifb)
 	if errors.As(err, &netlink.LinkNotFoundError{}) {
 		return false, nil
@@ -191,7 +191,7 @@ func (h *HTB) RemoveIFB(nic string) error {
 
 // Set creates a share's class on both devices or changes its rates. What is
 // queued stays queued.
-func (h *HTB) Set(index, ifb int, l Link, minor uint16, r Rates) error {
+func (h *HTB) SetClass(index, ifb int, l NICRates, minor uint16, r Rates) error {
 	c := l.share(minor, r)
 	requests := append(classRequests(index, c), classRequests(ifb, c)...)
 	if err := h.failpoints.Do("set class", func() error { return h.conn.Do(requests...) }); err != nil {
@@ -204,7 +204,7 @@ func (h *HTB) Set(index, ifb int, l Link, minor uint16, r Rates) error {
 }
 
 // Remove removes a share's class from both devices. It is no error if there is none.
-func (h *HTB) Remove(index, ifb int, minor uint16) error {
+func (h *HTB) RemoveClass(index, ifb int, minor uint16) error {
 	var failed error
 	for _, dev := range []int{index, ifb} {
 		del := nl.NewNetlinkRequest(unix.RTM_DELTCLASS, 0)
@@ -218,14 +218,14 @@ func (h *HTB) Remove(index, ifb int, minor uint16) error {
 }
 
 // State is a class as the kernel has it.
-type State struct {
+type ClassState struct {
 	Rates
 	// SentBytes that went through the class, with Ethernet headers.
 	SentBytes uint64
 }
 
 // Read returns a share's class on a device, nil if there is none.
-func (h *HTB) Read(index int, minor uint16) (*State, error) {
+func (h *HTB) ReadClass(index int, minor uint16) (*ClassState, error) {
 	states, err := h.classes(index, func(m uint16) bool { return m == minor })
 	if s, ok := states[minor]; ok {
 		return &s, err
@@ -234,15 +234,15 @@ func (h *HTB) Read(index int, minor uint16) (*State, error) {
 }
 
 // Shares returns the classes of all shares on a device, by minor number.
-func (h *HTB) Shares(index int) (map[uint16]State, error) {
+func (h *HTB) ShareClasses(index int) (map[uint16]ClassState, error) {
 	return h.classes(index, func(minor uint16) bool { return minor >= FirstMinor })
 }
 
 // Total is what went through a device's queues.
-func (h *HTB) Total(index int) (State, error) {
-	s, err := h.Read(index, classRoot)
+func (h *HTB) RootClass(index int) (ClassState, error) {
+	s, err := h.ReadClass(index, classRoot)
 	if s == nil {
-		return State{}, err
+		return ClassState{}, err
 	}
 	return *s, err
 }
@@ -250,17 +250,17 @@ func (h *HTB) Total(index int) (State, error) {
 // classes reads a device's classes. The kernel has no way to ask for one that
 // announces nothing (before Linux 6.8 the answer goes to every listener), so
 // all are dumped and those that are wanted are looked into.
-func (h *HTB) classes(index int, wanted func(minor uint16) bool) (map[uint16]State, error) {
+func (h *HTB) classes(index int, wanted func(minor uint16) bool) (map[uint16]ClassState, error) {
 	dump := nl.NewNetlinkRequest(unix.RTM_GETTCLASS, unix.NLM_F_DUMP)
 	dump.AddData(&nl.TcMsg{Family: nl.FAMILY_ALL, Ifindex: int32(index)})
-	messages, err := h.conn.GetAll(dump)
+	messages, err := h.conn.Dump(dump)
 	if errors.Is(err, unix.ENODEV) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("list classes of link %d: %w", index, err)
 	}
-	states := map[uint16]State{}
+	states := map[uint16]ClassState{}
 	for _, m := range messages {
 		if len(m.Data) < nl.SizeofTcMsg {
 			continue
@@ -277,7 +277,7 @@ func (h *HTB) classes(index int, wanted func(minor uint16) bool) (map[uint16]Sta
 }
 
 // parseClass reads the attributes of an HTB class.
-func parseClass(payload []byte) (s State, err error) {
+func parseClass(payload []byte) (s ClassState, err error) {
 	attrs, err := nl.ParseRouteAttr(payload)
 	if err != nil {
 		return s, err
@@ -293,7 +293,7 @@ func parseClass(payload []byte) (s State, err error) {
 	return s, err
 }
 
-func (s *State) parseOptions(payload []byte) error {
+func (s *ClassState) parseOptions(payload []byte) error {
 	attrs, err := nl.ParseRouteAttr(payload)
 	if err != nil {
 		return err
@@ -313,7 +313,7 @@ func (s *State) parseOptions(payload []byte) error {
 }
 
 // parseStatistics reads struct gnet_stats_basic (linux/gen_stats.h).
-func (s *State) parseStatistics(payload []byte) error {
+func (s *ClassState) parseStatistics(payload []byte) error {
 	attrs, err := nl.ParseRouteAttr(payload)
 	if err != nil {
 		return err

@@ -22,14 +22,14 @@ type Rates struct {
 }
 
 // Link is a NIC's rates, in bits per second.
-type Link struct {
+type NICRates struct {
 	Line uint64
 	// Reserve is kept from shares: for the host, for ARP and neighbour
 	// discovery, for what cannot be identified.
 	Reserve uint64
 	// Smallest is the smallest share there may be; it sets the scale in
 	// which shares that may borrow divide what is idle.
-	Smallest uint64
+	MinShare uint64
 }
 
 const (
@@ -52,7 +52,7 @@ type class struct {
 
 // base returns the classes that every NIC has. The host may use the whole
 // line; the other two are small on purpose, since everybody can fill them.
-func (l Link) base() []class {
+func (l NICRates) base() []class {
 	part := max(l.Reserve/4, bitsPerByte)
 	return []class{
 		{minor: classRoot, floor: l.Line, ceil: l.Line},
@@ -63,7 +63,7 @@ func (l Link) base() []class {
 }
 
 // share returns the class of a share.
-func (l Link) share(minor uint16, r Rates) class {
+func (l NICRates) share(minor uint16, r Rates) class {
 	ceil := min(max(r.Ceil, r.Floor), max(l.Line, r.Floor))
 	return class{minor: minor, parent: classRoot, floor: r.Floor, ceil: ceil, quantum: l.quantum(r.Floor), queue: queueBytes(ceil)}
 }
@@ -71,8 +71,8 @@ func (l Link) share(minor uint16, r Rates) class {
 // quantum is what a class may send beyond its floor before the next one's
 // turn. Idle bandwidth is divided in proportion to floors only if quanta are
 // in proportion too and none is below a whole segment.
-func (l Link) quantum(floor uint64) uint32 {
-	scale := float64(floor) / float64(max(l.Smallest, 1))
+func (l NICRates) quantum(floor uint64) uint32 {
+	scale := float64(floor) / float64(max(l.MinShare, 1))
 	return uint32(min(max(scale, 1)*maxGSO, maxQuantum))
 }
 

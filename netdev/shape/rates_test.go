@@ -5,7 +5,7 @@ import "testing"
 const mega = 1_000_000
 
 func TestAShareIsAClassBelowTheLine(t *testing.T) {
-	link := Link{Line: 10_000 * mega, Reserve: 100 * mega, Smallest: 10 * mega}
+	link := NICRates{Line: 10_000 * mega, Reserve: 100 * mega, MinShare: 10 * mega}
 	for _, tc := range []struct {
 		name    string
 		rates   Rates
@@ -29,7 +29,7 @@ func TestAShareIsAClassBelowTheLine(t *testing.T) {
 }
 
 func TestWhatEveryNICHasFitsTheReserve(t *testing.T) {
-	for _, link := range []Link{{Line: 10_000 * mega, Reserve: 100 * mega}, {Line: 1000, Reserve: 10}, {Line: 400_000 * mega, Reserve: 4000 * mega}} {
+	for _, link := range []NICRates{{Line: 10_000 * mega, Reserve: 100 * mega}, {Line: 1000, Reserve: 10}, {Line: 400_000 * mega, Reserve: 4000 * mega}} {
 		var floors uint64
 		for _, c := range link.base() {
 			if c.minor != classRoot {

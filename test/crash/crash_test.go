@@ -248,7 +248,7 @@ func (e *testEnv) asNew() {
 		e.t.Fatal(err)
 	}
 	defer node.Close()
-	if _, err := node.Leave("nic0", nstest.Find(e.t, "nic0").Index); err != nil {
+	if _, err := node.Unmanage("nic0", nstest.FindNIC(e.t, "nic0").Index); err != nil {
 		e.t.Fatal(err)
 	}
 }

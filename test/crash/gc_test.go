@@ -115,7 +115,7 @@ func TestWhatBelongsToNobodyGoesAndWhatIsNotOursStays(t *testing.T) {
 // orphansInKernel are a class, an entry of the classifier, an IFB device.
 func (e *testEnv) orphansInKernel() {
 	e.t.Helper()
-	nic := nstest.Find(e.t, "nic0").Index
+	nic := nstest.FindNIC(e.t, "nic0").Index
 	ifb, err := net.InterfaceByName(shape.IFBName("nic0"))
 	if err != nil {
 		e.t.Fatal(err)
@@ -126,7 +126,7 @@ func (e *testEnv) orphansInKernel() {
 	}
 	defer conn.Close()
 	shaper := shape.New(conn, nil)
-	if err := shaper.Set(nic, ifb.Index, shape.Link{Line: 10e9}, 0xcf0, shape.Rates{Floor: 1e6, Ceil: 1e6}); err != nil {
+	if err := shaper.SetClass(nic, ifb.Index, shape.NICRates{Line: 10e9}, 0xcf0, shape.Rates{Floor: 1e6, Ceil: 1e6}); err != nil {
 		e.t.Fatal(err)
 	}
 	classifier, err := classify.Open(e.bpffs, nil)
@@ -134,7 +134,7 @@ func (e *testEnv) orphansInKernel() {
 		e.t.Fatal(err)
 	}
 	defer classifier.Close()
-	if err := classifier.Add(classify.Member{Parent: nic, Cookie: 99, MAC: net.HardwareAddr{2, 0, 0, 0, 0, 0x99}}, 0xd5acf0); err != nil {
+	if err := classifier.AddMember(classify.Member{Parent: nic, Cookie: 99, MAC: net.HardwareAddr{2, 0, 0, 0, 0, 0x99}}, 0xd5acf0); err != nil {
 		e.t.Fatal(err)
 	}
 	gone := netlink.NewLinkAttrs()
@@ -146,7 +146,7 @@ func (e *testEnv) orphansInKernel() {
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	if _, err := shaper.Setup("nobody", link.Attrs().Index, shape.Link{Line: 1e9}, true); err != nil {
+	if _, err := shaper.Setup("nobody", link.Attrs().Index, shape.NICRates{Line: 1e9}, true); err != nil {
 		e.t.Fatal(err)
 	}
 	if err := netlink.LinkDel(link); err != nil {
@@ -330,7 +330,7 @@ func TestANICThatIsTakenOutOfTheConfigurationKeepsItsLimitsWhileItHasShares(t *t
 	e.eventually(func() error { return e.reported(t.Context(), c, "DeviceGone") })
 	e.must("unprepare", e.unprepare(t.Context(), c))
 	e.eventually(func() error {
-		owned, err := shape.Owned(nstest.Find(t, "nic0").Index)
+		owned, err := shape.Owned(nstest.FindNIC(t, "nic0").Index)
 		if _, ifbErr := net.InterfaceByName(shape.IFBName("nic0")); owned || ifbErr == nil {
 			err = errors.Join(err, errors.New("the NIC was not given back once it had no shares"))
 		}

@@ -206,7 +206,7 @@ type testEnv struct {
 func newTestEnv(t *testing.T) *testEnv {
 	t.Helper()
 	nstest.NIC(t, "nic0", 9000)
-	if err := nstest.Configure("lo"); err != nil { // to the API server
+	if err := nstest.ConfigureLink("lo"); err != nil { // to the API server
 		t.Fatal(err)
 	}
 	// Paths of sockets have 107 characters at the most: not t.TempDir().
@@ -220,7 +220,7 @@ func newTestEnv(t *testing.T) *testEnv {
 			t.Fatal(err)
 		}
 	}
-	e := &testEnv{t: t, dir: dir, bpffs: nstest.BPFFS(t), api: fakeapi.New(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "node"}})}
+	e := &testEnv{t: t, dir: dir, bpffs: nstest.MountBPFFS(t), api: fakeapi.New(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "node"}})}
 	t.Cleanup(e.api.Close)
 	t.Cleanup(e.kill)
 	return e
@@ -525,7 +525,7 @@ func (e *testEnv) leftInKernel() (left []string, err error) {
 		if err != nil {
 			return nil, err
 		}
-		classes, err := shaper.Shares(link.Index)
+		classes, err := shaper.ShareClasses(link.Index)
 		if err != nil {
 			return nil, err
 		}
