@@ -7,165 +7,112 @@ import (
 	"reflect"
 	"strings"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer/json"
 	"k8s.io/apimachinery/pkg/util/validation/field"
-	"sigs.k8s.io/json"
+	kjson "sigs.k8s.io/json"
 )
 
-// Limits of all parameters, and of a NetworkAttachment.
-const (
-	maxParameters = 10 << 10 // bytes, what the API server accepts too
-	maxAddresses  = 16
-	maxRoutes     = 32
-	maxName       = 15 // IFNAMSIZ - 1
-	minMTU        = 68 // RFC 791
-	minMTUIPv6    = 1280
-	maxMTU        = 65535
-)
+// maxParametersLength is the limit of the API server for opaque parameters, in
+// bytes (resource.k8s.io/v1, OpaqueParametersMaxLength).
+const maxParametersLength = 10 << 10
 
-// Parameters are what an opaque configuration for this driver holds: a
+// Parameters is the content of an opaque configuration for this driver: a
 // *NetworkAttachment or an *AcceleratorShare.
+//
+// +kubebuilder:object:generate=false
 type Parameters interface {
-	// Validate checks what can be checked without knowing the device.
+	runtime.Object
+	// Validate checks everything that does not depend on the device.
 	Validate() field.ErrorList
 	kind() string
 }
 
-// Decode reads the parameters of one opaque configuration, strictly: an
-// unknown or repeated field is an error that names it.
+func (*NetworkAttachment) kind() string { return NetworkAttachmentKind }
+func (*AcceleratorShare) kind() string  { return AcceleratorShareKind }
+
+// decoder refuses unknown and duplicate fields.
+var decoder = json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme, scheme, json.SerializerOptions{Strict: true})
+
+// Decode reads the parameters of one opaque configuration. It neither merges,
+// defaults, nor validates them. The error names the field and what is expected.
 func Decode(raw []byte) (Parameters, error) {
-	if len(raw) > maxParameters {
-		return nil, fmt.Errorf("parameters have %d bytes, want at most %d", len(raw), maxParameters)
+	if len(raw) > maxParametersLength {
+		return nil, fmt.Errorf("parameters have %d bytes: want at most %d", len(raw), maxParametersLength)
 	}
-	// Version and kind first: what else may be there depends on them.
-	var id struct {
-		APIVersion string `json:"apiVersion"`
-		Kind       string `json:"kind"`
-	}
-	if err := json.UnmarshalCaseSensitivePreserveInts(raw, &id); err != nil {
+	var id metav1.TypeMeta
+	if err := kjson.UnmarshalCaseSensitivePreserveInts(raw, &id); err != nil {
 		return nil, fmt.Errorf("parameters are not an object of %s: %w", APIVersion, err)
 	}
 	if id.APIVersion != APIVersion {
 		return nil, fmt.Errorf("apiVersion: %q: want %q", id.APIVersion, APIVersion)
 	}
+	var parameters Parameters
 	switch id.Kind {
 	case NetworkAttachmentKind:
-		return decode(raw, &NetworkAttachment{})
+		parameters = &NetworkAttachment{}
 	case AcceleratorShareKind:
-		return decode(raw, &AcceleratorShare{})
+		parameters = &AcceleratorShare{}
 	default:
 		return nil, fmt.Errorf("kind: %q: want %q or %q", id.Kind, NetworkAttachmentKind, AcceleratorShareKind)
 	}
+	if _, _, err := decoder.Decode(raw, nil, parameters); err != nil {
+		return nil, fmt.Errorf("%s: %w", id.Kind, explain(err, parameters))
+	}
+	return parameters, nil
 }
 
-// Check says what is wrong with the parameters of one opaque configuration, as
-// far as it can be told without the device, and without what a class and a claim
-// say beside each other.
+// DecodeAs decodes parameters for a device that accepts only one kind of them.
+func DecodeAs[T Parameters](raw []byte) (T, error) {
+	var want T
+	parameters, err := Decode(raw)
+	if err != nil {
+		return want, err
+	}
+	got, ok := parameters.(T)
+	if !ok {
+		return want, fmt.Errorf("kind: %q: the device takes %q: "+
+			"name the requests that each is for, in the field requests of the configuration", parameters.kind(), want.kind())
+	}
+	return got, nil
+}
+
+// Check decodes, defaults, and validates the parameters of one opaque configuration.
+// It checks everything that depends neither on the device nor on the combination of
+// DeviceClass and claim.
 func Check(raw []byte) error {
 	parameters, err := Decode(raw)
 	if err != nil {
 		return err
 	}
-	if a, ok := parameters.(*NetworkAttachment); ok {
-		a.Default()
-	}
+	scheme.Default(parameters)
 	return parameters.Validate().ToAggregate()
 }
 
-func decode(raw []byte, into Parameters) (Parameters, error) {
-	strict, err := json.UnmarshalStrict(raw, into)
-	var wrongType *stdjson.UnmarshalTypeError
-	switch {
-	case errors.As(err, &wrongType):
-		err = fmt.Errorf("%s: got a %s, want a %s: does the value lack quotes, or have too many?", wrongType.Field, wrongType.Value, wrongType.Type)
-	case err == nil && len(strict) > 0:
-		err = fmt.Errorf("%w; there are the fields %s", joinStrict(strict), strings.Join(fields(into), ", "))
+// explain adds to a decoding error what the object accepts.
+func explain(err error, object Parameters) error {
+	if wrongType, ok := errors.AsType[*stdjson.UnmarshalTypeError](err); ok {
+		return fmt.Errorf("%s: got a %s, want a %s: does the value lack quotes, or have too many?",
+			wrongType.Field, wrongType.Value, wrongType.Type)
 	}
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", into.kind(), err)
+	if strict, ok := runtime.AsStrictDecodingError(err); ok {
+		problems := make([]string, len(strict.Errors()))
+		for i, problem := range strict.Errors() {
+			problems[i] = problem.Error()
+		}
+		return fmt.Errorf("%s; valid fields are %s", strings.Join(problems, "; "), strings.Join(fields(object), ", "))
 	}
-	return into, nil
+	return err
 }
 
-// fields are the names of an object's fields, without version and kind.
-func fields(of Parameters) (names []string) {
-	t := reflect.TypeOf(of).Elem()
+// fields returns the names of the fields of an object, except apiVersion and kind.
+func fields(object Parameters) (names []string) {
+	t := reflect.TypeOf(object).Elem()
 	for i := range t.NumField() {
-		name, _, _ := strings.Cut(t.Field(i).Tag.Get("json"), ",")
-		if name != "apiVersion" && name != "kind" {
+		if name, _, _ := strings.Cut(t.Field(i).Tag.Get("json"), ","); name != "" {
 			names = append(names, name)
 		}
 	}
 	return names
-}
-
-// DecodeAs is Decode for a device that takes parameters of one kind.
-func DecodeAs[T Parameters](raw []byte) (T, error) {
-	var want T
-	p, err := Decode(raw)
-	if err != nil {
-		return want, err
-	}
-	got, ok := p.(T)
-	if !ok {
-		return want, fmt.Errorf("kind: %q: the device takes %q: name the requests that each is for, in the configuration's requests", p.kind(), want.kind())
-	}
-	return got, nil
-}
-
-func joinStrict(errs []error) error {
-	texts := make([]string, len(errs))
-	for i, err := range errs {
-		texts[i] = err.Error()
-	}
-	return errors.New(strings.Join(texts, "; "))
-}
-
-// MergeNetworkAttachments lays what a claim says over what came before (a DeviceClass, an
-// earlier configuration), field by field. Lists are replaced, not joined: an
-// empty one takes away what was inherited.
-func MergeNetworkAttachments(base, over *NetworkAttachment) *NetworkAttachment {
-	m := &NetworkAttachment{APIVersion: APIVersion, Kind: NetworkAttachmentKind}
-	for _, a := range []*NetworkAttachment{base, over} {
-		if a == nil {
-			continue
-		}
-		if a.InterfaceName != "" {
-			m.InterfaceName = a.InterfaceName
-		}
-		if a.Mode != "" {
-			m.Mode = a.Mode
-		}
-		if a.MTU != nil {
-			m.MTU = a.MTU
-		}
-		if a.Addresses != nil {
-			m.Addresses = a.Addresses
-		}
-		if a.Routes != nil {
-			m.Routes = a.Routes
-		}
-		if a.Bandwidth != nil && a.Bandwidth.Burst != "" {
-			m.Bandwidth = a.Bandwidth
-		}
-		m.AdminLink = m.AdminLink || a.AdminLink
-	}
-	return m
-}
-
-// Default fills in what nobody said.
-func (a *NetworkAttachment) Default() {
-	a.APIVersion, a.Kind = APIVersion, NetworkAttachmentKind
-	if a.Mode == "" {
-		a.Mode = ModePrivate
-	}
-	if a.Bandwidth == nil || a.Bandwidth.Burst == "" {
-		a.Bandwidth = &Bandwidth{Burst: BurstGuaranteed}
-	}
-	// An empty list has taken away what was inherited; that is all it says.
-	if len(a.Addresses) == 0 {
-		a.Addresses = nil
-	}
-	if len(a.Routes) == 0 {
-		a.Routes = nil
-	}
 }

@@ -16,6 +16,8 @@ const CNIVersion = "1.1.0"
 // NetworkStatus is the data of a share of a NIC that has one link. It is a CNI
 // result ("ADD Success" of the CNI specification 1.1.0), extended by the
 // bandwidth that the kernel enforces. All values are read back from the kernel.
+//
+// +kubebuilder:object:root=true
 type NetworkStatus struct {
 	metav1.TypeMeta `json:",inline"`
 
@@ -44,7 +46,7 @@ type CNIInterface struct {
 	// MAC is the hardware address of the link, such as 02:00:00:00:00:01.
 	MAC string `json:"mac"`
 	// MTU is the maximum transmission unit of the link in bytes.
-	MTU int `json:"mtu"`
+	MTU int32 `json:"mtu"`
 }
 
 // CNIIP is an address of a link.
@@ -52,7 +54,7 @@ type CNIIP struct {
 	// Address is the address with its prefix length, such as 10.20.0.5/24.
 	Address string `json:"address"`
 	// Interface is the index of the link in interfaces.
-	Interface int `json:"interface"`
+	Interface int32 `json:"interface"`
 }
 
 // CNIRoute is a route through a link.
@@ -84,18 +86,20 @@ type RateStatus struct {
 
 // NetworkStatusSummary is the data of a share of a NIC that several pods use.
 // The links of all pods share one grant.
+//
+// +kubebuilder:object:root=true
 type NetworkStatusSummary struct {
 	metav1.TypeMeta `json:",inline"`
 
 	// Pods is the number of pods on the node that have a link or whose link
 	// could not be attached.
-	Pods int `json:"pods"`
+	Pods int32 `json:"pods"`
 
 	// Attached is the number of links that exist, are up, and whose NIC works.
-	Attached int `json:"attached"`
+	Attached int32 `json:"attached"`
 
 	// Failed is the number of pods whose link could not be attached.
-	Failed int `json:"failed"`
+	Failed int32 `json:"failed"`
 
 	// First lists the links of the first pods, ordered by the name of the pod,
 	// at most 8.
@@ -123,15 +127,17 @@ type PodNetworkStatus struct {
 
 // FabricStatusSummary is the data of a share of a fabric. The controller counts
 // the pods that use the claim on all nodes.
+//
+// +kubebuilder:object:root=true
 type FabricStatusSummary struct {
 	metav1.TypeMeta `json:",inline"`
 
 	// Pods is the number of pods that are bound to a node and are not terminal.
-	Pods int `json:"pods"`
+	Pods int32 `json:"pods"`
 
 	// Running is the number of those pods that run.
-	Running int `json:"running"`
+	Running int32 `json:"running"`
 
 	// Nodes is the number of nodes on which those pods run.
-	Nodes int `json:"nodes"`
+	Nodes int32 `json:"nodes"`
 }

@@ -1,112 +1,138 @@
-// Package v1alpha1 is the API group dra-shared.dev/v1alpha1: the opaque
-// parameters that a DeviceClass, a ResourceClaim or a ResourceClaimTemplate may
-// carry for a share.
 package v1alpha1
 
-// Identification of the kinds in this package.
-const (
-	APIVersion            = "dra-shared.dev/v1alpha1"
-	NetworkAttachmentKind = "NetworkAttachment"
-	AcceleratorShareKind  = "AcceleratorShare"
-)
+import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-// NetworkAttachment says how a share of a NIC appears in a pod. Every field is
-// optional. A field that a claim leaves out is taken from the DeviceClass;
-// what both leave out has a default.
+// NetworkAttachment describes the link that a pod gets for a share of a NIC. All
+// fields are optional. A field that a claim does not set is taken from the
+// DeviceClass. A list that a claim sets replaces the list of the DeviceClass, even
+// if it is empty. A field that neither sets has a default.
+//
+// +kubebuilder:object:root=true
 type NetworkAttachment struct {
-	APIVersion string `json:"apiVersion"`
-	Kind       string `json:"kind"`
+	metav1.TypeMeta `json:",inline"`
 
-	// InterfaceName is the link's name in the pod, at most 15 characters.
-	// Default: the lowest free net<N>, N >= 1, when the pod starts.
+	// InterfaceName is the name of the link in the pod: 1 to 15 letters, digits,
+	// and the characters ".", "_", and "-". The names lo, eth0, all, and default
+	// are reserved. The default is the first unused name of net1, net2, and so on
+	// when the pod starts.
 	InterfaceName string `json:"interfaceName,omitempty"`
 
-	// Mode says whether shares of one NIC reach each other. Default: Private.
+	// Mode selects whether the shares of one NIC can reach each other. The network
+	// must allow the mode. The default is Private.
 	Mode Mode `json:"mode,omitempty"`
 
-	// MTU in bytes, at most the NIC's. Default: the NIC's.
+	// MTU is the maximum transmission unit of the link in bytes: at least 68, at
+	// least 1280 with an IPv6 address, and at most the MTU of the NIC. The default
+	// is the MTU of the NIC.
 	MTU *int32 `json:"mtu,omitempty"`
 
-	// Addresses in CIDR notation (10.20.0.5/24, fd00::5/64), at most 16. A
-	// claim with an address serves one pod.
+	// Addresses lists the addresses of the link with their prefix lengths, such as
+	// 10.20.0.5/24 or fd00::5/64, at most 16. The network must allow them. A claim
+	// with addresses serves only one pod at a time.
 	Addresses []string `json:"addresses,omitempty"`
 
-	// Routes through the link, at most 32.
+	// Routes lists the routes through the link, at most 32.
 	Routes []Route `json:"routes,omitempty"`
 
-	// Bandwidth says what the granted bandwidth means.
+	// Bandwidth selects how the kernel enforces the granted bandwidth.
 	Bandwidth *Bandwidth `json:"bandwidth,omitempty"`
 
-	// AdminLink gives a request with adminAccess a link. Without it such a
-	// request sees the NICs' attributes and touches nothing. The link is
-	// granted nothing: its frames share what is reserved on the NIC for those
-	// that cannot be identified. Other requests have a link anyway.
+	// AdminLink makes the plugin attach a link for a request with adminAccess.
+	// Without it, the pod of such a request sees the attributes of the NIC and gets
+	// no link. The link has no grant: its frames share the bandwidth that the
+	// network reserves for frames without a known sender. The field is forbidden
+	// for requests without adminAccess.
 	AdminLink bool `json:"adminLink,omitempty"`
 }
 
-func (*NetworkAttachment) kind() string { return NetworkAttachmentKind }
-
-// Mode of a share of a NIC.
+// Mode selects whether the shares of one NIC can reach each other.
 type Mode string
 
-// Modes.
+// Modes of a share of a NIC.
 const (
 	// ModePrivate isolates the shares of a NIC from each other.
 	ModePrivate Mode = "Private"
-	// ModeBridge lets them reach each other. What they send each other never
-	// passes the wire; each receiver's grant still applies, the sender's does not.
+	// ModeBridge lets the shares of a NIC reach each other. Frames between them do
+	// not pass the wire: the grant of the receiver limits them, and the grant of
+	// the sender does not.
 	ModeBridge Mode = "Bridge"
 )
 
-// Route is a route through the link.
+// Route is a route through the link of a share.
 type Route struct {
-	// Destination in CIDR notation.
+	// Destination is the destination network, such as 10.30.0.0/16.
 	Destination string `json:"destination"`
-	// Gateway is an address on a network of one of the addresses. Without
-	// it the destination is on the link.
+
+	// Gateway is the address of the next hop: a link-local address, or an address
+	// in the network of one of the addresses of the link. Without a gateway, the
+	// destination is directly on the link.
 	Gateway string `json:"gateway,omitempty"`
 }
 
-// Bandwidth says what the granted bandwidth means.
+// Bandwidth selects how the kernel enforces the granted bandwidth.
 type Bandwidth struct {
-	// Burst says what happens beyond the grant. Default: Guaranteed.
+	// Burst selects what happens to traffic beyond the grant. The network must
+	// allow the value. The default is Guaranteed.
 	Burst Burst `json:"burst,omitempty"`
 }
 
-// Burst says what happens beyond the grant.
+// Burst selects what happens to traffic beyond the grant.
 type Burst string
 
-// Bursts.
+// Values of Burst.
 const (
-	// BurstGuaranteed makes the grant floor and ceiling.
+	// BurstGuaranteed makes the grant both the guaranteed rate and the ceiling.
 	BurstGuaranteed Burst = "Guaranteed"
-	// BurstLine makes the grant a floor; what is idle on the NIC may be borrowed.
+	// BurstLine makes the grant the guaranteed rate. The share may also use
+	// bandwidth of the NIC that is idle.
 	BurstLine Burst = "Line"
 )
 
-// FabricMembership is what a container with a share of a fabric reads at the
-// path in DRA_SHARED_<REQUEST>_MEMBERSHIP: which fabric it is on, as which
-// node, and by which share. All containers of one claim, on whatever node, have
-// the same share.
-type FabricMembership struct {
-	APIVersion string `json:"apiVersion"`
-	Kind       string `json:"kind"`
+// AcceleratorShare describes what containers with a share of an accelerator get in
+// addition to the device itself. All fields are optional. The values of a claim are
+// added to those of the DeviceClass.
+//
+// +kubebuilder:object:root=true
+type AcceleratorShare struct {
+	metav1.TypeMeta `json:",inline"`
 
-	// Fabric is its name, and Attributes are what is published of it.
-	Fabric     string            `json:"fabric"`
-	Attributes map[string]string `json:"attributes,omitempty"`
+	// Environment holds environment variables of the containers, at most 32. A name
+	// is a C identifier that does not start with DRA_SHARED_ and that the
+	// DriverConfig does not set. A value has at most 4096 bytes. If both the
+	// DeviceClass and the claim set a variable, the value of the claim wins.
+	Environment map[string]string `json:"environment,omitempty"`
 
-	// Node is the name of the node that the container runs on.
-	Node string `json:"node"`
-
-	// Request of the claim, and the share's ID: empty if the whole fabric is
-	// the claim's.
-	Request string `json:"request"`
-	ShareID string `json:"shareID,omitempty"`
-
-	// Granted capacities, as decimal numbers (memory: bytes).
-	Granted map[string]string `json:"granted,omitempty"`
+	// DeviceNodes lists the paths of further device nodes below /dev, at most 16.
+	// The DriverConfig must allow them.
+	DeviceNodes []string `json:"deviceNodes,omitempty"`
 }
 
-// FabricMembershipKind is the kind of a FabricMembership.
-const FabricMembershipKind = "FabricMembership"
+// FabricMembership tells a container which fabric it can use, and as part of which
+// share. The plugin mounts it, as JSON, at the path in the environment variable
+// DRA_SHARED_<REQUEST>_MEMBERSHIP. All containers of a claim have the same share,
+// on all nodes.
+//
+// +kubebuilder:object:root=true
+type FabricMembership struct {
+	metav1.TypeMeta `json:",inline"`
+
+	// Fabric is the name of the fabric.
+	Fabric string `json:"fabric"`
+
+	// Attributes holds the attributes that the DriverConfig gives the fabric.
+	Attributes map[string]string `json:"attributes,omitempty"`
+
+	// Node is the name of the node on which the container runs.
+	Node string `json:"node"`
+
+	// Request is the name of the request in the claim.
+	Request string `json:"request"`
+
+	// ShareID is the ID of the share. It is absent if the claim has the whole
+	// fabric.
+	ShareID string `json:"shareID,omitempty"`
+
+	// Granted holds the granted amount of each capacity as a decimal number;
+	// memory is in bytes.
+	Granted map[string]string `json:"granted,omitempty"`
+}

@@ -125,7 +125,7 @@ func (k *Kind) edits(f *config.Fabric, share record.Share) (cdi.Edits, error) {
 }
 
 func (k *Kind) membership(f *config.Fabric, share record.Share, granted map[string]resource.Quantity) params.FabricMembership {
-	m := params.FabricMembership{APIVersion: params.APIVersion, Kind: params.FabricMembershipKind,
+	m := params.FabricMembership{TypeMeta: params.TypeMeta(params.FabricMembershipKind),
 		Fabric: f.Name, Attributes: f.Attributes, Node: k.node, Request: share.Request, ShareID: string(share.ShareID)}
 	for name, q := range granted {
 		if m.Granted == nil {

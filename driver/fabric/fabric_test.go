@@ -45,8 +45,8 @@ func TestWhatANodePreparesOfAFabric(t *testing.T) {
 		Env: []string{"CHANNELS=4", "DRA_SHARED_FABRIC_CHANNELS=4", "DRA_SHARED_FABRIC_FABRIC=rack1",
 			"DRA_SHARED_FABRIC_MEMBERSHIP=/var/run/dra-shared.dev/c-fabric-1/membership.json", "WHERE=n7"},
 		Files: []cdi.File{{ContainerPath: "/var/run/dra-shared.dev/c-fabric-1/membership.json", Content: `{
-  "apiVersion": "dra-shared.dev/v1alpha1",
   "kind": "FabricMembership",
+  "apiVersion": "dra-shared.dev/v1alpha1",
   "fabric": "rack1",
   "attributes": {
     "topology": "4x4"

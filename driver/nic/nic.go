@@ -303,7 +303,7 @@ func (k *Kind) Configure(share record.Share, configurations [][]byte) (json.RawM
 		merged = params.MergeNetworkAttachments(merged, a)
 	}
 	merged = params.MergeNetworkAttachments(merged, nil)
-	merged.Default()
+	params.SetDefaultsNetworkAttachment(merged)
 	if merged.AdminLink && !share.AdminAccess {
 		return nil, fmt.Errorf("%s: adminLink: Forbidden: true: the request has no adminAccess, and gets its link anyway: leave it out", params.NetworkAttachmentKind)
 	}

@@ -57,7 +57,7 @@ func TestAWrongAcceleratorIsRefusedByFieldValueAndRemedy(t *testing.T) {
 		{"step zero", match + `, capacity: {c: 10}, policy: {c: {default: 8, min: 8, step: 0}}`, `policy[c].step: Invalid value: "0"`},
 		{"unknown variable", match + `, edits: {environment: {A: "${memroy}"}}, capacity: {memory: 1}`, `accelerators[0].edits.environment[A]: Invalid value: "${memroy}": has the variable "memroy"; there are device, memory, memory.Gi`},
 		{"variable without braces", match + `, edits: {environment: {A: $memory}}`, `must have variables as ${name}, and $$ for a dollar sign`},
-		{"a name of the driver's", match + `, edits: {environment: {DRA_SHARED_A: ""}}`, `names that begin with DRA_SHARED_ are the driver's`},
+		{"a name of the driver's", match + `, edits: {environment: {DRA_SHARED_A: ""}}`, `names that begin with DRA_SHARED_ are reserved for the driver`},
 		{"a variable that path-only devices have not", match + `, edits: {environment: {A: "${pciBusID}"}}`, `has the variable "pciBusID"`},
 		{"two capacities with one variable", match + `, capacity: {memory: 1Gi, memory_bytes: 1}`, `accelerators[0].capacity[memory_bytes]: Invalid value: "memory_bytes": has the same variable in the environment as memory, MEMORY_BYTES`},
 		{"a capacity named as a variable", match + `, capacity: {share: 1}`, `accelerators[0].capacity[share]: Invalid value: "share": is the name of a variable of every share`},

@@ -1,0 +1,61 @@
+package v1alpha1
+
+import (
+	"maps"
+	"slices"
+)
+
+// MergeNetworkAttachments returns the parameters that result if over, such as those
+// of a claim, follow base, such as those of a DeviceClass. A field that over sets
+// replaces that of base; a list, even an empty one, replaces the whole list. Either
+// argument may be nil. The result has no defaults.
+func MergeNetworkAttachments(base, over *NetworkAttachment) *NetworkAttachment {
+	merged := &NetworkAttachment{TypeMeta: TypeMeta(NetworkAttachmentKind)}
+	for _, a := range []*NetworkAttachment{base.DeepCopy(), over.DeepCopy()} {
+		if a == nil {
+			continue
+		}
+		if a.InterfaceName != "" {
+			merged.InterfaceName = a.InterfaceName
+		}
+		if a.Mode != "" {
+			merged.Mode = a.Mode
+		}
+		if a.MTU != nil {
+			merged.MTU = a.MTU
+		}
+		if a.Addresses != nil {
+			merged.Addresses = a.Addresses
+		}
+		if a.Routes != nil {
+			merged.Routes = a.Routes
+		}
+		if a.Bandwidth != nil && a.Bandwidth.Burst != "" {
+			merged.Bandwidth = a.Bandwidth
+		}
+		merged.AdminLink = merged.AdminLink || a.AdminLink
+	}
+	return merged
+}
+
+// MergeAcceleratorShares returns the parameters that result if over, such as those
+// of a claim, are added to base, such as those of a DeviceClass. If both set a
+// variable, the value of over wins. Either argument may be nil.
+func MergeAcceleratorShares(base, over *AcceleratorShare) *AcceleratorShare {
+	merged := &AcceleratorShare{TypeMeta: TypeMeta(AcceleratorShareKind)}
+	for _, a := range []*AcceleratorShare{base, over} {
+		if a == nil {
+			continue
+		}
+		if len(a.Environment) > 0 && merged.Environment == nil {
+			merged.Environment = map[string]string{}
+		}
+		maps.Copy(merged.Environment, a.Environment)
+		for _, node := range a.DeviceNodes {
+			if !slices.Contains(merged.DeviceNodes, node) {
+				merged.DeviceNodes = append(merged.DeviceNodes, node)
+			}
+		}
+	}
+	return merged
+}

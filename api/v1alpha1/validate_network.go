@@ -1,0 +1,228 @@
+package v1alpha1
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation/field"
+)
+
+// Limits of a NetworkAttachment.
+const (
+	maxAddresses           = 16
+	maxRoutes              = 32
+	maxInterfaceNameLength = 15    // IFNAMSIZ - 1
+	minMTU                 = 68    // RFC 791
+	minMTUIPv6             = 1280  // RFC 8200
+	maxMTU                 = 65535 // the largest IP packet
+)
+
+// AllowedNetwork is what the DriverConfig allows claims to request on a network.
+//
+// +kubebuilder:object:generate=false
+type AllowedNetwork struct {
+	// Network is the name of the network, for error messages.
+	Network string
+	// Modes, Subnets, and Bursts list the allowed values.
+	Modes   []Mode
+	Subnets []netip.Prefix
+	Bursts  []Burst
+	// MTU is the MTU of the NIC in bytes, or 0 if it is not known yet.
+	MTU int32
+}
+
+// Validate checks everything that does not depend on the device.
+func (a *NetworkAttachment) Validate() (errs field.ErrorList) {
+	errs = append(errs, validateInterfaceName(a.InterfaceName, field.NewPath("interfaceName"))...)
+	errs = append(errs, validateEnum(a.Mode, field.NewPath("mode"), ModePrivate, ModeBridge)...)
+	if a.Bandwidth != nil {
+		errs = append(errs, validateEnum(a.Bandwidth.Burst, field.NewPath("bandwidth", "burst"), BurstGuaranteed, BurstLine)...)
+	}
+	addresses, addressErrs := validateAddresses(a.Addresses, field.NewPath("addresses"))
+	errs = append(errs, addressErrs...)
+	errs = append(errs, validateMTU(a.MTU, addresses, field.NewPath("mtu"))...)
+	return append(errs, validateRoutes(a.Routes, addresses, field.NewPath("routes"))...)
+}
+
+// ValidateFor checks parameters with defaults against what the network of the
+// device allows, in addition to Validate.
+func (a *NetworkAttachment) ValidateFor(allowed AllowedNetwork) field.ErrorList {
+	errs := a.Validate()
+	if len(errs) > 0 {
+		return errs
+	}
+	forbidden := func(path *field.Path, value any, allows string) {
+		errs = append(errs, field.Forbidden(path, fmt.Sprintf("%v: network %q allows %s", value, allowed.Network, allows)))
+	}
+	if !slices.Contains(allowed.Modes, a.Mode) {
+		forbidden(field.NewPath("mode"), a.Mode, list(allowed.Modes))
+	}
+	if a.Bandwidth != nil && !slices.Contains(allowed.Bursts, a.Bandwidth.Burst) {
+		forbidden(field.NewPath("bandwidth", "burst"), a.Bandwidth.Burst, list(allowed.Bursts))
+	}
+	if a.MTU != nil && allowed.MTU > 0 && *a.MTU > allowed.MTU {
+		errs = append(errs, field.Invalid(field.NewPath("mtu"), *a.MTU,
+			fmt.Sprintf("must not be larger than the NIC's, %d", allowed.MTU)))
+	}
+	for i, text := range a.Addresses {
+		if !allowed.contains(netip.MustParsePrefix(text)) {
+			forbidden(field.NewPath("addresses").Index(i), text, "addresses in "+list(allowed.Subnets))
+		}
+	}
+	return errs
+}
+
+// contains reports whether one of the allowed subnets contains the address and is
+// at least as large as its network: with a wider network, the link would have a
+// route to addresses outside the subnet.
+func (n AllowedNetwork) contains(address netip.Prefix) bool {
+	return slices.ContainsFunc(n.Subnets, func(subnet netip.Prefix) bool {
+		return subnet.Contains(address.Addr()) && subnet.Bits() <= address.Bits()
+	})
+}
+
+// list formats values for a message.
+func list[T any](values []T) string {
+	if len(values) == 0 {
+		return "none"
+	}
+	texts := make([]string, len(values))
+	for i, v := range values {
+		texts[i] = fmt.Sprint(v)
+	}
+	return strings.Join(texts, ", ")
+}
+
+// validateEnum checks that a value is one of the known values or not set.
+func validateEnum[T ~string](value T, path *field.Path, known ...T) field.ErrorList {
+	if value == "" || slices.Contains(known, value) {
+		return nil
+	}
+	return field.ErrorList{field.NotSupported(path, value, known)}
+}
+
+// reservedNames are links that every pod has, names that mean all interfaces in
+// /proc/sys/net, and directory entries, which the kernel refuses.
+var reservedNames = []string{"lo", "eth0", "all", "default", ".", ".."}
+
+func validateInterfaceName(name string, path *field.Path) field.ErrorList {
+	switch {
+	case name == "":
+		return nil
+	case len(name) > maxInterfaceNameLength:
+		return field.ErrorList{field.TooLong(path, name, maxInterfaceNameLength)}
+	case slices.Contains(reservedNames, name):
+		return field.ErrorList{field.Invalid(path, name, "is reserved: choose another, such as net1")}
+	case strings.ContainsFunc(name, func(r rune) bool { return !isNameRune(r) }):
+		return field.ErrorList{field.Invalid(path, name, "must consist of letters, digits, '.', '_', and '-'")}
+	}
+	return nil
+}
+
+func isNameRune(r rune) bool {
+	switch {
+	case r >= 'a' && r <= 'z', r >= 'A' && r <= 'Z', r >= '0' && r <= '9':
+		return true
+	default:
+		return r == '.' || r == '_' || r == '-'
+	}
+}
+
+// validateAddresses returns the valid ones of the addresses.
+func validateAddresses(texts []string, path *field.Path) (addresses []netip.Prefix, errs field.ErrorList) {
+	if len(texts) > maxAddresses {
+		return nil, field.ErrorList{field.TooMany(path, len(texts), maxAddresses)}
+	}
+	for i, text := range texts {
+		address, err := netip.ParsePrefix(text)
+		isDuplicate := func(other netip.Prefix) bool { return other.Addr() == address.Addr() }
+		switch {
+		case err != nil:
+			errs = append(errs, field.Invalid(path.Index(i), text,
+				"must be an address with its prefix length, such as 10.20.0.5/24 or fd00::5/64"))
+		case !isHostAddress(address):
+			errs = append(errs, field.Invalid(path.Index(i), text,
+				"must be a host's address, not a network, broadcast, multicast, loopback, or link-local address"))
+		case slices.ContainsFunc(addresses, isDuplicate):
+			errs = append(errs, field.Duplicate(path.Index(i), text))
+		default:
+			addresses = append(addresses, address)
+		}
+	}
+	return addresses, errs
+}
+
+// isHostAddress reports whether a host can have the address.
+func isHostAddress(p netip.Prefix) bool {
+	a := p.Addr()
+	if a.Is4In6() || a.IsUnspecified() || a.IsMulticast() || a.IsLoopback() || a.IsLinkLocalUnicast() || p.Bits() == 0 {
+		return false
+	}
+	if p.Bits() >= a.BitLen()-1 { // point to point (RFC 3021, RFC 6164), or a single host
+		return true
+	}
+	isNetwork := a == p.Masked().Addr()
+	isBroadcast := a.Is4() && !p.Contains(a.Next())
+	return !isNetwork && !isBroadcast
+}
+
+func validateMTU(mtu *int32, addresses []netip.Prefix, path *field.Path) field.ErrorList {
+	if mtu == nil {
+		return nil
+	}
+	if *mtu < minMTU || *mtu > maxMTU {
+		return field.ErrorList{field.Invalid(path, *mtu, fmt.Sprintf("must be between %d and %d", minMTU, maxMTU))}
+	}
+	hasIPv6 := slices.ContainsFunc(addresses, func(p netip.Prefix) bool { return p.Addr().Is6() })
+	if hasIPv6 && *mtu < minMTUIPv6 {
+		return field.ErrorList{field.Invalid(path, *mtu, fmt.Sprintf("must be at least %d with an IPv6 address", minMTUIPv6))}
+	}
+	return nil
+}
+
+func validateRoutes(routes []Route, addresses []netip.Prefix, path *field.Path) (errs field.ErrorList) {
+	if len(routes) > maxRoutes {
+		return field.ErrorList{field.TooMany(path, len(routes), maxRoutes)}
+	}
+	seen := map[netip.Prefix]bool{}
+	for i, r := range routes {
+		path := path.Index(i)
+		destination, err := netip.ParsePrefix(r.Destination)
+		if err != nil {
+			errs = append(errs, field.Invalid(path.Child("destination"), r.Destination, "must be a network, such as 10.30.0.0/16"))
+			continue
+		}
+		if destination != destination.Masked() || destination.Addr().Is4In6() {
+			errs = append(errs, field.Invalid(path.Child("destination"), r.Destination,
+				fmt.Sprintf("has bits beyond its prefix length: want %s", destination.Masked())))
+			continue
+		}
+		if seen[destination] {
+			errs = append(errs, field.Duplicate(path.Child("destination"), r.Destination))
+		}
+		seen[destination] = true
+		errs = append(errs, validateGateway(r.Gateway, destination, addresses, path.Child("gateway"))...)
+	}
+	return errs
+}
+
+func validateGateway(text string, destination netip.Prefix, addresses []netip.Prefix, path *field.Path) field.ErrorList {
+	if text == "" {
+		return nil
+	}
+	gateway, err := netip.ParseAddr(text)
+	if err != nil || gateway.Zone() != "" {
+		return field.ErrorList{field.Invalid(path, text, "must be an address, such as 10.20.0.1")}
+	}
+	if gateway.Is4() != destination.Addr().Is4() {
+		return field.ErrorList{field.Invalid(path, text,
+			fmt.Sprintf("is not of the same IP family as the destination %s", destination))}
+	}
+	onLink := func(p netip.Prefix) bool { return p.Contains(gateway) && p.Addr() != gateway }
+	if !gateway.IsLinkLocalUnicast() && !slices.ContainsFunc(addresses, onLink) {
+		return field.ErrorList{field.Invalid(path, text, "must be on the network of one of the addresses, and not one of them")}
+	}
+	return nil
+}
