@@ -28,7 +28,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/internal/failpoint"
 )
 
-//go:generate go tool bpf2go -target bpfel -tags linux bpf bpf/classify.c -- -O2 -Wall -I/usr/include/x86_64-linux-gnu
+//go:generate go tool bpf2go -target bpfel -tags linux bpf bpf/classify.c -- -O2 -Wall -I/usr/include/x86_64-linux-gnu -I/usr/include/aarch64-linux-gnu
 
 // Key is what a sending share is told apart by.
 type Key string

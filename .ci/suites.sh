@@ -1,0 +1,84 @@
+#!/usr/bin/env bash
+# Runs the suites of `make test` and prints the time that each took. The first
+# suite that fails ends the run; the table at the end shows it.
+#
+# The suites that measure rates and latencies run alone. The checks in `checks`
+# only need processor time: they run at idle priority next to the suites that
+# mostly wait, and end before the first suite that measures starts.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit
+MAKE=${MAKE:-make}
+checks=(generate-check chart-check lint test-fuzz)
+waiting=(test-controlplane test-packages)
+measuring=(test-classify test-crash e2e demo)
+
+results=$(mktemp -d)
+background= # the process group of run_checks while it runs
+stop_background() {
+	[ -z "$background" ] || kill -TERM -- "-$background" 2>/dev/null
+	background=
+}
+trap 'stop_background; rm -rf "$results"' EXIT
+trap 'exit 130' INT TERM
+
+# suite NAME COMMAND...: runs a suite, and writes its time and result.
+suite() {
+	local name=$1 start=$SECONDS result=passed
+	shift
+	"$@" || result=failed
+	echo "$name $((SECONDS - start)) $result" >>"$results/times"
+	[ $result = passed ]
+}
+
+# target NAME: runs a make target as a suite in the foreground.
+target() {
+	echo "test: $1"
+	suite "$1" "$MAKE" --no-print-directory "$1"
+}
+
+# run_checks: runs the checks one after the other. The output of a check goes to
+# a file, and is printed if the check fails.
+run_checks() {
+	local name
+	for name in "${checks[@]}"; do
+		suite "$name" "${idle[@]}" "$MAKE" --no-print-directory "$name" >"$results/output" 2>&1 || {
+			sed "s/^/$name: /" "$results/output"
+			return 1
+		}
+	done
+}
+
+# finish STATUS: prints the table and exits.
+finish() {
+	stop_background
+	local name seconds result
+	printf '\n%-18s %8s  %s\n' suite seconds result
+	while read -r name seconds result; do
+		printf '%-18s %8d  %s\n' "$name" "$seconds" "$result"
+	done <"$results/times"
+	for name in build "${checks[@]}" "${waiting[@]}" "${measuring[@]}"; do
+		grep -q "^$name " "$results/times" || printf '%-18s %8s  %s\n' "$name" - "not completed"
+	done
+	printf '%-18s %8d\n' total $SECONDS
+	[ "$1" -ne 0 ] || echo "test: all suites passed"
+	exit "$1"
+}
+
+idle=(nice -n 19)
+chrt --idle 0 true 2>/dev/null && idle=(chrt --idle 0)
+touch "$results/times"
+echo "test: build"
+suite build "$MAKE" --no-print-directory test-build || finish 1
+set -m # gives run_checks a process group of its own, which stop_background can signal
+run_checks </dev/null &
+background=$!
+set +m
+for name in "${waiting[@]}"; do
+	target "$name" || finish 1
+done
+wait $background || finish 1
+background=
+for name in "${measuring[@]}"; do
+	target "$name" || finish 1
+done
+finish 0
