@@ -1,6 +1,6 @@
 #!/bin/bash
-# Two groups of pods, each with one claim, on a cluster without Kubernetes' own
-# PodGroups (bridge mode) and on one with them (native mode).
+# Runs two groups of pods, each with one claim, first on a cluster without Kubernetes'
+# own PodGroups (bridge mode) and then on a cluster with them (native mode).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 cluster=.cluster-groups
@@ -15,9 +15,9 @@ for gates in default all; do
   echo; echo "Feature gates: $gates"; echo
   $kubectl get drapg
   $kubectl get pods,resourceclaims
-  echo; echo "Who holds the claims:"
+  echo; echo "The consumers that each claim is reserved for:"
   $kubectl get resourceclaims -o 'jsonpath={range .items[*]}{.metadata.name}{"\n"}{range .status.reservedFor[*]}  {.apiGroup} {.resource} {.name}{"\n"}{end}{end}'
-  echo; echo "All pods go, and the claims stay; the groups go, and the claims with them:"
+  echo; echo "After the pods are deleted, the claims stay; after the groups are deleted, the claims are deleted too:"
   $kubectl delete deployment team-1 team-2 --timeout=60s
   $kubectl wait pods --all --for=delete --timeout=60s
   $kubectl get resourceclaims

@@ -11,10 +11,11 @@ done
   cat <<EOF
 # The control plane at scale
 
-Written by \`make bench-controlplane\` on $(date -u +%F), on a machine with $(nproc) cores that
-ran all of it: etcd, API server, scheduler, controller manager, the controller,
-24 simulated nodes with their kubelets, and what creates the pods. Times are of
-that machine; writes are not. What they are, write by write, is below the tables.
+Written by \`make bench-controlplane\` on $(date -u +%F). One machine with $(nproc) cores ran
+everything: etcd, the API server, the scheduler, the controller manager, the controller,
+24 simulated nodes with their kubelets, and the client that creates the pods. Times
+depend on that machine; numbers of writes do not. The section "Write by write" below the
+tables explains the writes.
 
 EOF
   cat "$results" test/controlplane/scale-notes.md

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Runs the control plane's tests on each version of Kubernetes that is supported, or
-# on those that are named, and writes down when that was and how it ended.
+# Runs the control plane's tests on each supported version of Kubernetes, or on the
+# versions given as arguments, and records the date and the result of each.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 out=docs/dev/matrix.md
@@ -27,7 +27,7 @@ run() { # VERSION GATES NOTE
 }
 only="$*"
 run v1.37.1 default ""
-run v1.37.1 all "PodGroups of Kubernetes' own"
+run v1.37.1 all "Kubernetes' own PodGroups"
 run v1.36.3 default ""
 run v1.35.4 capacity "consumable capacity is off by default"
 run v1.34.4 capacity "consumable capacity is off by default"
@@ -35,9 +35,9 @@ run v1.34.4 capacity "consumable capacity is off by default"
 	cat <<EOF
 # Versions of Kubernetes
 
-Written by \`make test-matrix\`: the tests of test/controlplane on a real API
-server, scheduler and controller manager of each version, with simulated nodes.
-On real nodes the driver is tested with v1.37.1 only.
+Written by \`make test-matrix\`, which runs the tests of test/controlplane on the API
+server, scheduler, and controller manager of each version, with simulated nodes. On
+real nodes, the driver is tested with v1.37.1 only.
 
 | version | feature gates | mode | last run | result | note |
 | --- | --- | --- | --- | --- | --- |
