@@ -2,19 +2,19 @@
 // a container engine: etcd, the control plane, and one or two nodes, each a
 // kubelet with containerd and runc, all built from Go modules.
 //
-// A running cluster is called a bed and lives in one directory. Everything in
-// it runs in private network, mount and PID namespaces below one process, so
-// ending that process ends the bed:
+// A cluster is identified by its directory. Its processes run in private
+// network, mount, and PID namespaces below one process, so that the cluster ends
+// when this process ends:
 //
-//	up      prints progress, returns when the nodes are Ready
-//	guard   the bed's only process outside the namespaces; it holds the bed's
-//	        lock, ends the bed on SIGTERM, and removes what the kernel does not
-//	  init      process 1 of the bed; reaps
-//	    sandbox   mounts, the two bridges, the control plane
-//	      node      one per node: its namespaces, containerd, kubelet
+//	up      prints progress and returns when the nodes are Ready
+//	guard   the only process outside the namespaces; it holds the cluster's lock,
+//	        ends the cluster on SIGTERM, and removes what the kernel leaves
+//	  init      process 1 of the PID namespace; it reaps orphans
+//	    sandbox   makes the mounts and bridges and starts the control plane
+//	      node      one per node: makes its namespaces, starts containerd and kubelet
 //
-// The node's links nic0 and nic1 are veths to the bridge "switch", which
-// stands for the network that a machine's real NICs are plugged into.
+// The links nic0 and nic1 of a node are veths to the bridge "switch", which
+// takes the place of the switch that a real machine's NICs are connected to.
 package main
 
 import (
@@ -33,14 +33,20 @@ import (
 )
 
 var errUsage = errors.New(`usage:
-  cluster up     --dir DIR [--nodes 0|1|2] [--gates default|all|capacity|no-capacity] [--kubernetes VERSION] [--image TAR]...
-  cluster gates  --dir DIR default|all     start its components again with other feature gates
-  cluster down   --dir DIR
-  cluster id     --dir DIR                  what the names of its cgroups begin with
+  cluster up     --dir DIR [--nodes 0|1|2] [--gates default|all|capacity|no-capacity] [--kubernetes VERSION]
+                 [--image TAR]...          start a cluster and wait until its nodes are Ready
+  cluster gates  --dir DIR default|all     restart the components with other feature gates
+  cluster down   --dir DIR                 end the cluster and remove everything it created
+  cluster id     --dir DIR                 print the prefix of the names of the cluster's cgroups
   cluster load   --dir DIR TAR...          import images into every node
   cluster build  [--kubernetes VERSION]    build the cluster's binaries into the cache
   cluster image  --contents FILE --tag NAME:TAG --out TAR [--arch amd64|arm64]
+                                           write an image archive
   cluster compare TAR TAR                  compare the files and the configuration of two images`)
+
+const gatesUsage = "feature gates: default, all (every DRA and workload gate), " +
+	"capacity (turns consumable capacity on where it is off by default), " +
+	"or no-capacity (turns consumable capacity off)"
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -58,19 +64,19 @@ func run(ctx context.Context, args []string) error {
 	verb := args[0]
 	var (
 		flags   = flag.NewFlagSet(verb, flag.ContinueOnError)
-		dir     = flags.String("dir", ".cluster", "the bed's directory")
-		nodes   = flags.Int("nodes", 1, "how many nodes: 1, 2, or none, for a control plane alone")
-		gates   = flags.String("gates", "default", "feature gates: default, all (every DRA and workload gate), capacity (consumable capacity, where it is off by default), or no-capacity (a cluster that is too old to share)")
-		version = flags.String("kubernetes", build.KubernetesVersion, "version of Kubernetes; of another than the default there are no nodes")
-		source  = flags.String("source", "test/cluster", "this module's directory, to build the cluster's binaries from")
+		dir     = flags.String("dir", ".cluster", "directory of the cluster")
+		nodes   = flags.Int("nodes", 1, "number of nodes: 1, 2, or 0 for only a control plane")
+		gates   = flags.String("gates", "default", gatesUsage)
+		version = flags.String("kubernetes", build.KubernetesVersion, "Kubernetes version; only the default has nodes")
+		source  = flags.String("source", "test/cluster", "directory of this module, whose go.mod files pin the binaries")
 		name    = flags.String("name", "", "node name (internal)")
-		list    = flags.String("contents", "", "an image's content list: lines of SOURCE DESTINATION")
-		tag     = flags.String("tag", "", "an image's name and tag")
-		out     = flags.String("out", "", "where the image's archive goes")
-		arch    = flags.String("arch", runtime.GOARCH, "the processor architecture of the image's binaries")
+		list    = flags.String("contents", "", "content list of the image: lines of SOURCE DESTINATION")
+		tag     = flags.String("tag", "", "name and tag of the image")
+		out     = flags.String("out", "", "path of the image archive to write")
+		arch    = flags.String("arch", runtime.GOARCH, "processor architecture of the image's binaries")
 		images  []string
 	)
-	flags.Func("image", "docker archive to import into every node (repeatable)", func(s string) error {
+	flags.Func("image", "image archive to import into every node (repeatable)", func(s string) error {
 		abs, err := filepath.Abs(s)
 		images = append(images, abs)
 		return err
@@ -78,22 +84,22 @@ func run(ctx context.Context, args []string) error {
 	if err := flags.Parse(args[1:]); err != nil {
 		return err
 	}
-	bed, err := newBed(*dir)
+	c, err := newCluster(*dir)
 	if err != nil {
 		return err
 	}
 	switch verb {
 	case "up":
-		return bed.up(ctx, options{Nodes: *nodes, Gates: *gates, Kubernetes: *version, Images: images}, *source)
+		return c.up(ctx, options{Nodes: *nodes, Gates: *gates, Kubernetes: *version, Images: images}, *source)
 	case "down":
-		return bed.down()
+		return c.down()
 	case "id":
-		fmt.Println(bed.id)
+		fmt.Println(c.id)
 		return nil
 	case "gates":
-		return bed.setGates(flags.Args())
+		return c.setGates(flags.Args())
 	case "load":
-		return bed.load(ctx, flags.Args())
+		return c.load(ctx, flags.Args())
 	case "build":
 		_, err := build.Binaries(ctx, *source, *version, os.Stdout)
 		return err
@@ -105,13 +111,13 @@ func run(ctx context.Context, args []string) error {
 		}
 		return image.Compare(flags.Arg(0), flags.Arg(1))
 	case "guard":
-		return bed.guard()
+		return c.guard()
 	case "init":
 		return initProcess(os.Args[0], append([]string{"sandbox"}, args[1:]...))
 	case "sandbox":
-		return bed.sandbox(ctx)
+		return c.sandbox(ctx)
 	case "node":
-		return bed.node(ctx, *name)
+		return c.node(ctx, *name)
 	default:
 		return fmt.Errorf("unknown verb %q\n%w", verb, errUsage)
 	}

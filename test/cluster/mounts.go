@@ -12,14 +12,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// privateMounts makes every mount of this namespace private, so that nothing
-// mounted here is seen outside.
+// privateMounts makes every mount of this namespace private, so that later
+// mounts do not propagate to the machine.
 func privateMounts() error {
 	return mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
 }
 
-// mountSys mounts a sysfs that shows this network namespace's links, and puts
-// the cgroup hierarchies back below it.
+// mountSys mounts a sysfs that shows the links of this network namespace, and
+// moves the cgroup hierarchies to it.
 func mountSys() error {
 	if err := mount("/sys/fs/cgroup", "/mnt", "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
 		return err
@@ -33,8 +33,9 @@ func mountSys() error {
 	)
 }
 
-// mountFresh gives each path a tmpfs of its own. Mounts below are taken off
-// first: hidden ones confuse the kubelet's look-up of mount propagation.
+// mountFresh mounts an empty tmpfs on each path. It unmounts what is mounted
+// below first, because hidden mounts confuse the kubelet when it looks up the
+// propagation of a mount.
 func mountFresh(paths ...string) error {
 	for _, path := range paths {
 		if err := unmountBelow(path); err != nil {
@@ -47,9 +48,9 @@ func mountFresh(paths ...string) error {
 	return nil
 }
 
-// ownDev gives this mount namespace a /dev of its own, with what is in the
-// machine's: a node has devices that the machine, and other nodes, have not.
-func ownDev() error {
+// mountDev mounts a private copy of /dev, so that a test can add device nodes to
+// one node without changing the machine or other nodes.
+func mountDev() error {
 	const dir = "/mnt"
 	if err := mount("tmpfs", dir, "tmpfs", unix.MS_NOSUID, "mode=755"); err != nil {
 		return err
@@ -60,8 +61,8 @@ func ownDev() error {
 	return mount(dir, "/dev", "", unix.MS_MOVE, "")
 }
 
-// copyDev makes the nodes, links and directories of one directory in another;
-// what is mounted below is bound there.
+// copyDev recreates the device nodes, symbolic links, and directories of one
+// directory in another. It bind-mounts directories of other file systems.
 func copyDev(from, to string) error {
 	entries, err := os.ReadDir(from)
 	if err != nil {
@@ -80,7 +81,7 @@ func copyDev(from, to string) error {
 		switch stat.Mode & unix.S_IFMT {
 		case unix.S_IFCHR, unix.S_IFBLK:
 			if err = unix.Mknod(target, stat.Mode, int(stat.Rdev)); err == nil {
-				err = unix.Chmod(target, stat.Mode&0o7777) // whatever the umask is
+				err = unix.Chmod(target, stat.Mode&0o7777) // the umask may have removed bits
 			}
 		case unix.S_IFLNK:
 			var link string
@@ -101,8 +102,8 @@ func copyDev(from, to string) error {
 	return nil
 }
 
-// shadowSysctls puts files over the sysctls that the kubelet sets: they are
-// the machine's, not the network namespace's.
+// shadowSysctls mounts regular files over the sysctls that the kubelet sets. They
+// apply to the whole machine, which a test must not change.
 func shadowSysctls(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -122,6 +123,7 @@ func shadowSysctls(dir string) error {
 	return nil
 }
 
+// unmountBelow unmounts root and everything that is mounted below it.
 func unmountBelow(root string) error {
 	f, err := os.Open("/proc/self/mounts")
 	if err != nil {

@@ -22,22 +22,22 @@ func nodeName(index int) string { return fmt.Sprintf("n%d", index+1) }
 func nodeIP(index int) string   { return fmt.Sprintf("192.168.77.%d", index+1) }
 func podCIDR(index int) string  { return fmt.Sprintf("10.77.%d.0/24", index+1) }
 
-// nodeStarted is what a node writes to its pipe when its daemons run;
-// anything else is an error's text.
+// nodeStarted is what a node writes to its pipe when its daemons run. Any other
+// text is an error message.
 const nodeStarted = "started"
 
 const containerdSocket = "/run/containerd/containerd.sock"
 
-// node is one node from inside its network and mount namespace. The
-// conventional paths (/run, /var/lib/kubelet, ...) are its own, so that plain
-// DaemonSet manifests work. It runs until the bed ends.
-func (b *bed) node(ctx context.Context, name string) error {
+// node runs a node inside its network and mount namespaces until the cluster
+// ends. The node has its own /run, /var/lib/kubelet, and so on, so that ordinary
+// DaemonSet manifests work.
+func (c *cluster) node(ctx context.Context, name string) error {
 	ready := os.NewFile(3, "ready")
 	syscall.CloseOnExec(3)
-	if _, err := io.ReadAll(os.Stdin); err != nil { // until the sandbox has plugged in the links
+	if _, err := io.ReadAll(os.Stdin); err != nil { // end-of-file: the sandbox has connected the links
 		return err
 	}
-	if err := b.startNodeDaemons(ctx, name); err != nil {
+	if err := c.startNodeDaemons(ctx, name); err != nil {
 		_, _ = io.WriteString(ready, err.Error())
 		return err
 	}
@@ -47,20 +47,20 @@ func (b *bed) node(ctx context.Context, name string) error {
 	return nil
 }
 
-func (b *bed) startNodeDaemons(ctx context.Context, name string) error {
-	o, err := b.options()
+func (c *cluster) startNodeDaemons(ctx context.Context, name string) error {
+	o, err := c.options()
 	if err != nil {
 		return err
 	}
 	index := int(name[1] - '1')
-	data := b.path(name)
+	data := c.path(name)
 	if err := nodeMounts(data); err != nil {
 		return err
 	}
 	if err := nodeLinks(index); err != nil {
 		return err
 	}
-	cgroup, err := makeNodeCgroup(b.id + "-" + name)
+	cgroup, err := makeNodeCgroup(c.id + "-" + name)
 	if err != nil {
 		return err
 	}
@@ -69,7 +69,7 @@ func (b *bed) startNodeDaemons(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	containerd := daemon{name: "containerd", log: b.path("logs", "containerd-"+name+".log"),
+	containerd := daemon{name: "containerd", log: c.path("logs", "containerd-"+name+".log"),
 		argv: []string{o.Bin.Node + "/containerd", "--config", config}, env: []string{path}}
 	if err := containerd.start(ctx); err != nil {
 		return err
@@ -86,13 +86,18 @@ func (b *bed) startNodeDaemons(ctx context.Context, name string) error {
 	if err := importImages(ctx, o); err != nil {
 		return err
 	}
-	kubeletConfig, err := b.writeKubeletConfig(data, name, index, cgroup)
+	kubeletConfig, err := c.writeKubeletConfig(data, name, index, cgroup)
 	if err != nil {
 		return err
 	}
-	kubelet := daemon{name: "kubelet", log: b.path("logs", "kubelet-"+name+".log"), env: []string{path}, more: b.gateFlags,
-		argv: []string{o.Bin.Kube + "/kube", "kubelet", "--config=" + kubeletConfig, "--kubeconfig=" + b.path("pki", name+".kubeconfig"),
-			"--hostname-override=" + name, "--node-ip=" + nodeIP(index), "--cert-dir=/var/lib/kubelet/pki", "--v=2"}}
+	kubelet := daemon{
+		name: "kubelet", log: c.path("logs", "kubelet-"+name+".log"), env: []string{path}, extraArgs: c.gateFlags,
+		argv: []string{
+			o.Bin.Kube + "/kube", "kubelet", "--config=" + kubeletConfig,
+			"--kubeconfig=" + c.path("pki", name+".kubeconfig"),
+			"--hostname-override=" + name, "--node-ip=" + nodeIP(index), "--cert-dir=/var/lib/kubelet/pki", "--v=2",
+		},
+	}
 	return kubelet.start(ctx)
 }
 
@@ -103,7 +108,7 @@ func nodeMounts(data string) error {
 	if err := mountSys(); err != nil {
 		return err
 	}
-	if err := ownDev(); err != nil {
+	if err := mountDev(); err != nil {
 		return err
 	}
 	if err := mount("bpf", "/sys/fs/bpf", "bpf", 0, "mode=700"); err != nil {
@@ -117,8 +122,8 @@ func nodeMounts(data string) error {
 			return err
 		}
 	}
-	// The kernel lets a pod with a user namespace of its own mount a proc only
-	// where one is seen whole; parts of /proc are hidden here.
+	// The kernel lets a pod with its own user namespace mount procfs only if the
+	// mount namespace has a fully visible one; here sysctl files hide parts of /proc.
 	if err := mount("proc", "/run/proc", "proc", 0, ""); err != nil {
 		return err
 	}
@@ -133,7 +138,7 @@ func nodeMounts(data string) error {
 			return err
 		}
 	}
-	// Pods mount these with propagation.
+	// Pods mount these directories with propagation.
 	return errors.Join(
 		mount("", "/run", "", unix.MS_REC|unix.MS_SHARED, ""),
 		mount("", "/var/lib/kubelet", "", unix.MS_REC|unix.MS_SHARED, ""),
@@ -142,7 +147,8 @@ func nodeMounts(data string) error {
 }
 
 func nodeLinks(index int) error {
-	if err := errors.Join(bringUp("lo"), bringUp("node0", nodeIP(index)+"/24"), bringUp("nic0"), bringUp("nic1")); err != nil {
+	err := errors.Join(bringUp("lo"), bringUp("node0", nodeIP(index)+"/24"), bringUp("nic0"), bringUp("nic1"))
+	if err != nil {
 		return err
 	}
 	if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o644); err != nil {
@@ -151,16 +157,18 @@ func nodeLinks(index int) error {
 	return netlink.RouteAdd(&netlink.Route{Gw: net.ParseIP(gatewayIP)})
 }
 
-// makeNodeCgroup creates the cgroup that a node's pods live in, in every
-// hierarchy (cgroup v1) or the one (v2), and returns its name for the kubelet.
+// makeNodeCgroup creates the parent cgroup of a node's pods in every hierarchy
+// (cgroup v1) or in the unified one (v2), and returns its name for the kubelet.
 func makeNodeCgroup(name string) (string, error) {
 	const root = "/sys/fs/cgroup"
 	if _, err := os.Stat(filepath.Join(root, "cgroup.controllers")); err == nil {
-		// The controllers must be handed down before a child can use them.
+		// A child cgroup can use only the controllers that its parent enables.
 		err := os.WriteFile(filepath.Join(root, "cgroup.subtree_control"), []byte("+cpu +cpuset +memory +pids"), 0o644)
 		return "/" + name, errors.Join(err, os.MkdirAll(filepath.Join(root, name), 0o755))
 	}
-	for _, hierarchy := range []string{"cpu", "cpuacct", "cpuset", "memory", "devices", "freezer", "blkio", "pids", "systemd"} {
+	for _, hierarchy := range []string{
+		"cpu", "cpuacct", "cpuset", "memory", "devices", "freezer", "blkio", "pids", "systemd",
+	} {
 		if _, err := os.Stat(filepath.Join(root, hierarchy)); errors.Is(err, os.ErrNotExist) {
 			continue
 		}
@@ -168,7 +176,7 @@ func makeNodeCgroup(name string) (string, error) {
 			return "", err
 		}
 	}
-	for _, file := range []string{"cpuset.cpus", "cpuset.mems"} { // a new v1 cpuset is empty
+	for _, file := range []string{"cpuset.cpus", "cpuset.mems"} { // a new cpuset of cgroup v1 is empty
 		value, err := os.ReadFile(filepath.Join(root, "cpuset", file))
 		if err != nil {
 			return "", err
@@ -210,7 +218,8 @@ func writeContainerdConfig(data string, index int, o options) (string, error) {
 		return "", err
 	}
 	return file, errors.Join(
-		os.WriteFile(filepath.Join(data, "cni-conf", "10-pods.conflist"), fmt.Appendf(nil, cniConfig, podCIDR(index)), 0o644),
+		os.WriteFile(filepath.Join(data, "cni-conf", "10-pods.conflist"),
+			fmt.Appendf(nil, cniConfig, podCIDR(index)), 0o644),
 		os.WriteFile(file, fmt.Appendf(nil, containerdConfig, o.Bin.Node, data), 0o644),
 	)
 }
@@ -221,8 +230,8 @@ func importImages(ctx context.Context, o options) error {
 	var wait sync.WaitGroup
 	for i, archive := range archives {
 		wait.Go(func() {
-			out, err := exec.CommandContext(ctx, o.Bin.Node+"/ctr", "-n", "k8s.io", "images", "import", "--local", archive).CombinedOutput()
-			if err != nil {
+			ctr := exec.CommandContext(ctx, o.Bin.Node+"/ctr", "-n", "k8s.io", "images", "import", "--local", archive)
+			if out, err := ctr.CombinedOutput(); err != nil {
 				errs[i] = fmt.Errorf("import %s: %w: %s", archive, err, strings.TrimSpace(string(out)))
 			}
 		})
@@ -231,20 +240,26 @@ func importImages(ctx context.Context, o options) error {
 	return errors.Join(errs...)
 }
 
-func (b *bed) writeKubeletConfig(data, name string, index int, cgroup string) (string, error) {
-	pki := func(file string) string { return b.path("pki", file) }
+func (c *cluster) writeKubeletConfig(data, name string, index int, cgroup string) (string, error) {
+	pki := func(file string) string { return c.path("pki", file) }
 	raw, err := json.MarshalIndent(map[string]any{
 		"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
 		"failCgroupV1": false, "cgroupDriver": "cgroupfs", "cgroupRoot": cgroup,
 		"containerRuntimeEndpoint": "unix://" + containerdSocket,
 		"address":                  nodeIP(index), "healthzBindAddress": "127.0.0.1",
 		"tlsCertFile": pki(name + ".crt"), "tlsPrivateKeyFile": pki(name + ".key"),
-		"authentication": map[string]any{"anonymous": map[string]any{"enabled": false}, "webhook": map[string]any{"enabled": true},
-			"x509": map[string]any{"clientCAFile": pki("ca.crt")}},
-		"authorization":    map[string]any{"mode": "Webhook"},
-		"crashLoopBackOff": map[string]string{"maxContainerRestartPeriod": "1s"}, // tests kill what restarts
-		"failSwapOn":       false, "maxOpenFiles": 20000, "oomScoreAdj": 0,       // lowering it needs CAP_SYS_RESOURCE
-		"evictionHard":                map[string]string{"memory.available": "10Mi", "nodefs.available": "1%", "nodefs.inodesFree": "1%", "imagefs.available": "1%"},
+		"authentication": map[string]any{
+			"anonymous": map[string]any{"enabled": false}, "webhook": map[string]any{"enabled": true},
+			"x509": map[string]any{"clientCAFile": pki("ca.crt")},
+		},
+		"authorization": map[string]any{"mode": "Webhook"},
+		// Tests kill containers repeatedly and wait for the restart.
+		"crashLoopBackOff": map[string]string{"maxContainerRestartPeriod": "1s"},
+		"failSwapOn":       false, "maxOpenFiles": 20000,
+		"oomScoreAdj": 0, // a lower value needs CAP_SYS_RESOURCE
+		"evictionHard": map[string]string{
+			"memory.available": "10Mi", "nodefs.available": "1%", "nodefs.inodesFree": "1%", "imagefs.available": "1%",
+		},
 		"imageGCHighThresholdPercent": 100,
 		"resolvConf":                  "", "clusterDNS": []string{dnsIP}, "makeIPTablesUtilChains": false,
 	}, "", "  ")

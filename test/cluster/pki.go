@@ -18,7 +18,7 @@ import (
 	"time"
 )
 
-// authority signs every certificate of a bed. Its files lie in DIR/pki.
+// authority signs the certificates of a cluster and writes its files to DIR/pki.
 type authority struct {
 	dir  string
 	cert *x509.Certificate
@@ -40,7 +40,7 @@ func newAuthority(dir string) (*authority, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Service account tokens are signed with a key of their own.
+	// Service account tokens are signed with a separate key.
 	_, _, err = a.write("service-account", certificateTemplate(pkix.Name{CommonName: "service-account"}, nil), a)
 	return a, err
 }
@@ -48,7 +48,7 @@ func newAuthority(dir string) (*authority, error) {
 func certificateTemplate(subject pkix.Name, hosts []string) *x509.Certificate {
 	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 64))
 	if err != nil {
-		panic(err) // no randomness: nothing to be done
+		panic(err) // the system has no source of randomness
 	}
 	t := &x509.Certificate{
 		SerialNumber: serial,
@@ -68,15 +68,17 @@ func certificateTemplate(subject pkix.Name, hosts []string) *x509.Certificate {
 	return t
 }
 
-// issue writes NAME.crt and NAME.key for a user or server.
+// issue writes NAME.crt and NAME.key for a user or a server.
 func (a *authority) issue(name string, subject pkix.Name, hosts ...string) error {
 	_, _, err := a.write(name, certificateTemplate(subject, hosts), a)
 	return err
 }
 
-// write creates a key, signs the template (by itself without a signer) and
-// writes both as PEM files.
-func (a *authority) write(name string, template *x509.Certificate, signer *authority) (*x509.Certificate, *ecdsa.PrivateKey, error) {
+// write creates a key, signs the template with the key of signer, or with the new
+// key if signer is nil, and writes certificate and keys as PEM files.
+func (a *authority) write(
+	name string, template *x509.Certificate, signer *authority,
+) (*x509.Certificate, *ecdsa.PrivateKey, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, nil, err
@@ -112,7 +114,7 @@ func writePEM(path, kind string, der []byte, mode os.FileMode) error {
 	return os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), mode)
 }
 
-// kubeconfig writes a kubeconfig (JSON is YAML) for the user NAME whose
+// kubeconfig writes a kubeconfig (in JSON, which is YAML) for a user whose
 // certificate issue has written.
 func (a *authority) kubeconfig(path, name, server string) error {
 	raw, err := json.MarshalIndent(map[string]any{
@@ -122,7 +124,8 @@ func (a *authority) kubeconfig(path, name, server string) error {
 			"server": server, "certificate-authority": filepath.Join(a.dir, "ca.crt")}}},
 		"users": []any{map[string]any{"name": name, "user": map[string]any{
 			"client-certificate": filepath.Join(a.dir, name+".crt"), "client-key": filepath.Join(a.dir, name+".key")}}},
-		"contexts":        []any{map[string]any{"name": "test", "context": map[string]any{"cluster": "test", "user": name}}},
+		"contexts": []any{map[string]any{
+			"name": "test", "context": map[string]any{"cluster": "test", "user": name}}},
 		"current-context": "test",
 	}, "", "  ")
 	if err != nil {
@@ -131,7 +134,7 @@ func (a *authority) kubeconfig(path, name, server string) error {
 	return os.WriteFile(path, raw, 0o600)
 }
 
-// client returns an HTTP client with the certificate that issue wrote.
+// client returns an HTTP client that presents the certificate issued for name.
 func (a *authority) client(name string) (*http.Client, error) {
 	cert, err := tls.LoadX509KeyPair(filepath.Join(a.dir, name+".crt"), filepath.Join(a.dir, name+".key"))
 	if err != nil {
@@ -139,8 +142,6 @@ func (a *authority) client(name string) (*http.Client, error) {
 	}
 	roots := x509.NewCertPool()
 	roots.AddCert(a.cert)
-	return &http.Client{
-		Timeout:   5 * time.Second,
-		Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}},
-	}, nil
+	config := &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}
+	return &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{TLSClientConfig: config}}, nil
 }

@@ -17,7 +17,7 @@ import (
 func selfPath() string {
 	self, err := os.Executable()
 	if err != nil {
-		panic(err) // /proc is not mounted: nothing here would work
+		panic(err) // /proc is not mounted, which every part of this command needs
 	}
 	return self
 }
@@ -30,9 +30,10 @@ func terminated() <-chan os.Signal {
 	return c
 }
 
-// initProcess is process 1 of the bed: it runs one child and reaps every
-// orphan until that child ends. It is a process of its own because reaping by
-// wait4(-1) and os/exec's own waiting do not go together.
+// initProcess is process 1 of the cluster's PID namespace: it runs one child,
+// reaps orphans until that child ends, and exits with the child's status. It is a
+// separate process because reaping with wait4(-1) would take away the exit
+// statuses that os/exec waits for.
 func initProcess(path string, args []string) error {
 	child, err := syscall.ForkExec(path, append([]string{path}, args...), &syscall.ProcAttr{
 		Env:   os.Environ(),
@@ -58,20 +59,21 @@ func initProcess(path string, args []string) error {
 	}
 }
 
-// daemon is a process that is started again when it ends, so that a test can
-// kill it and see the world recover as it does under an init system.
+// daemon is a process that is restarted when it ends, as an init system does, so
+// that a test can kill it and check that the cluster recovers.
 type daemon struct {
 	name string
 	log  string
 	argv []string
 	env  []string
-	// more arguments, asked for whenever it starts.
-	more func() ([]string, error)
+	// extraArgs, if set, returns additional arguments; it is called at every start.
+	extraArgs func() ([]string, error)
 }
 
-// restartPause keeps a daemon that cannot start from spinning.
-const restartPause = 500 * time.Millisecond
+// restartDelay keeps a daemon that fails at once from restarting in a busy loop.
+const restartDelay = 500 * time.Millisecond
 
+// start starts the daemon and restarts it whenever it ends, until ctx is canceled.
 func (d daemon) start(ctx context.Context) error {
 	cmd, err := d.spawn()
 	if err != nil {
@@ -80,12 +82,12 @@ func (d daemon) start(ctx context.Context) error {
 	go func() {
 		for {
 			err := cmd.Wait()
-			fmt.Fprintf(os.Stderr, "%s ended: %v; starting it again\n", d.name, err)
+			fmt.Fprintf(os.Stderr, "%s ended: %v; restarting it\n", d.name, err)
 			for {
 				select {
 				case <-ctx.Done():
 					return
-				case <-time.After(restartPause):
+				case <-time.After(restartDelay):
 				}
 				if cmd, err = d.spawn(); err == nil {
 					break
@@ -104,12 +106,12 @@ func (d daemon) spawn() (*exec.Cmd, error) {
 	}
 	defer log.Close()
 	argv := d.argv
-	if d.more != nil {
-		more, err := d.more()
+	if d.extraArgs != nil {
+		extra, err := d.extraArgs()
 		if err != nil {
 			return nil, fmt.Errorf("start %s: %w", d.name, err)
 		}
-		argv = append(slices.Clone(argv), more...)
+		argv = append(slices.Clone(argv), extra...)
 	}
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Env = append(os.Environ(), d.env...)
@@ -121,9 +123,9 @@ func (d daemon) spawn() (*exec.Cmd, error) {
 	return cmd, nil
 }
 
-// await calls ready until it returns nil. What it waits for (a port, an API
-// object) has no event to subscribe to from here.
-func await(ctx context.Context, what string, ready func() error) error {
+// await calls ready every 25 ms until it returns nil, for at most a minute. It
+// polls because a port or a starting API server offers no event to wait for.
+func await(ctx context.Context, subject string, ready func() error) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	tick := time.NewTicker(25 * time.Millisecond)
@@ -135,7 +137,7 @@ func await(ctx context.Context, what string, ready func() error) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("%s: %w", what, err)
+			return fmt.Errorf("wait for %s: %w", subject, err)
 		case <-tick.C:
 		}
 	}

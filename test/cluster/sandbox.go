@@ -19,7 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Addresses inside a bed. Beds do not see each other, so all use the same.
+// Addresses inside a cluster. Clusters are isolated from each other, so all use
+// the same.
 const (
 	serviceIP    = "10.96.0.1"
 	serviceCIDR  = "10.96.0.0/24"
@@ -29,38 +30,39 @@ const (
 	apiServerURL = "https://" + gatewayIP + ":443"
 )
 
-// switchAddresses make the sandbox a peer on the network the NICs are
-// plugged into: the far end of a test's traffic.
+// switchAddresses are the addresses of the bridge that connects the nodes' NICs.
+// The server for measurements listens on them.
 var switchAddresses = []string{"10.20.255.254/16", "fd00:20::ffff/64"}
 
-// featureGates by the --gates option, beside "default". "all" is every gate of Kubernetes 1.37
-// for dynamic resource allocation and workloads that is off by default.
+// featureGates maps values of --gates to feature gates. "all" turns on every gate
+// of Kubernetes 1.37 for dynamic resource allocation and workloads that is off by
+// default.
 var featureGates = map[string]map[string]bool{
 	"default": {},
-	// A cluster that drops what we publish: no consumable capacity.
+	// Without consumable capacity the API server drops fields of published devices.
 	"no-capacity": {"DRAConsumableCapacity": false},
 	// Before Kubernetes 1.36 consumable capacity is off by default.
 	"capacity": {"DRAConsumableCapacity": true},
 	"all": {
 		"CompositePodGroup": true, "GenericWorkload": true, "DRAWorkloadResourceClaims": true, "WorkloadWithJob": true,
 		"PodGroupPreemptionPolicy": true, "TopologyAwareWorkloadScheduling": true,
-		"DRADerivedAttributes": true, "DRAFractionalCapacityRange": true, "DRADeviceCompatibilityGroups": true, "DRAListTypeAttributes": true,
-		"DRANodeAllocatableResources": true, "DRAOptionalNodeOperations": true, "DRAPartitionableDevicesType": true,
-		"DRAResourcePoolStatus": true,
+		"DRADerivedAttributes": true, "DRAFractionalCapacityRange": true, "DRADeviceCompatibilityGroups": true,
+		"DRAListTypeAttributes": true, "DRANodeAllocatableResources": true, "DRAOptionalNodeOperations": true,
+		"DRAPartitionableDevicesType": true, "DRAResourcePoolStatus": true,
 	},
 }
 
-// schedulerConfiguration: with the default of 50 requests in a second, thousands
-// of pods would wait for the scheduler's client.
+// schedulerConfiguration raises the rate limit of the scheduler's client: the
+// default of 50 requests per second delays thousands of pods.
 const schedulerConfiguration = `apiVersion: kubescheduler.config.k8s.io/v1
 kind: KubeSchedulerConfiguration
 leaderElection: {leaderElect: false}
 clientConnection: {kubeconfig: %s, qps: 1000, burst: 2000}
 `
 
-// gateFlags are those of a component, by the bed's options as they are now.
-func (b *bed) gateFlags() ([]string, error) {
-	o, err := b.options()
+// gateFlags returns the --feature-gates flag according to the current options.
+func (c *cluster) gateFlags() ([]string, error) {
+	o, err := c.options()
 	if err != nil {
 		return nil, err
 	}
@@ -71,25 +73,26 @@ func (b *bed) gateFlags() ([]string, error) {
 	return []string{"--feature-gates=" + strings.Join(list, ",")}, nil
 }
 
-// apiFlags are those of the API server, which serves some of the APIs only if
-// told to.
-func (b *bed) apiFlags() ([]string, error) {
-	flags, err := b.gateFlags()
+// apiFlags returns the feature gates for the API server and, with all gates, the
+// flag that turns on the alpha and beta APIs.
+func (c *cluster) apiFlags() ([]string, error) {
+	flags, err := c.gateFlags()
 	if err != nil {
 		return nil, err
 	}
-	if o, err := b.options(); err != nil || o.Gates != "all" {
+	if o, err := c.options(); err != nil || o.Gates != "all" {
 		return flags, err
 	}
-	return append(flags, "--runtime-config=scheduling.k8s.io/v1beta1=true,scheduling.k8s.io/v1alpha3=true,resource.k8s.io/v1alpha3=true"), nil
+	return append(flags, "--runtime-config="+
+		"scheduling.k8s.io/v1beta1=true,scheduling.k8s.io/v1alpha3=true,resource.k8s.io/v1alpha3=true"), nil
 }
 
-// sandbox is the bed from inside its namespaces: network, control plane,
-// nodes. It runs until it is killed.
-func (b *bed) sandbox(ctx context.Context) error {
+// sandbox sets up the network, the control plane, and the nodes inside the
+// cluster's namespaces, reports its progress, and runs until it is killed.
+func (c *cluster) sandbox(ctx context.Context) error {
 	status := os.NewFile(3, "status")
 	syscall.CloseOnExec(3)
-	if err := b.startSandbox(ctx, status); err != nil {
+	if err := c.startSandbox(ctx, status); err != nil {
 		report(status, statusFailed+"%s", strings.ReplaceAll(err.Error(), "\n", "; "))
 		return err
 	}
@@ -99,8 +102,8 @@ func (b *bed) sandbox(ctx context.Context) error {
 	return nil
 }
 
-func (b *bed) startSandbox(ctx context.Context, status io.Writer) error {
-	o, err := b.options()
+func (c *cluster) startSandbox(ctx context.Context, status io.Writer) error {
+	o, err := c.options()
 	if err != nil {
 		return err
 	}
@@ -110,19 +113,19 @@ func (b *bed) startSandbox(ctx context.Context, status io.Writer) error {
 	if err := sandboxLinks(); err != nil {
 		return err
 	}
-	ca, err := b.certificates(o.Nodes)
+	ca, err := c.certificates(o.Nodes)
 	if err != nil {
 		return err
 	}
-	// The nodes' runtimes import images while the control plane comes up.
+	// The nodes import images while the control plane starts.
 	nodes := make(chan error, o.Nodes)
 	for i := range o.Nodes {
-		go func() { nodes <- b.startNode(ctx, i, o, status) }()
+		go func() { nodes <- c.startNode(ctx, i, o, status) }()
 	}
-	if err := b.startControlPlane(ctx, o, ca, status); err != nil {
+	if err := c.startControlPlane(ctx, o, ca, status); err != nil {
 		return err
 	}
-	if err := b.writeScripts(o); err != nil {
+	if err := c.writeScripts(o); err != nil {
 		return err
 	}
 	for range o.Nodes {
@@ -131,7 +134,7 @@ func (b *bed) startSandbox(ctx context.Context, status io.Writer) error {
 	if err != nil {
 		return err
 	}
-	return b.awaitNodes(ctx, o, ca, status)
+	return c.awaitNodes(ctx, o, ca, status)
 }
 
 func sandboxMounts() error {
@@ -150,9 +153,9 @@ func sandboxMounts() error {
 	return shadowSysctls("/run/sysctl")
 }
 
-// sandboxLinks makes the two networks: node0 (management) and switch (where
-// the shareable NICs are plugged in), and the API server's service address on
-// the loopback link, which spares a kube-proxy.
+// sandboxLinks creates two bridges: node0 for management traffic and switch for
+// the shareable NICs. It also assigns the API server's service address to the
+// loopback link, which makes kube-proxy unnecessary.
 func sandboxLinks() error {
 	if err := bringUp("lo", serviceIP+"/32"); err != nil {
 		return err
@@ -193,8 +196,8 @@ func bringUp(name string, addresses ...string) error {
 	return netlink.LinkSetUp(link)
 }
 
-// plug connects a node's link to one of the sandbox's bridges.
-func plug(nodePID int, bridge, outside, inside string, mtu int) error {
+// connect creates a veth pair between a bridge of the sandbox and a node.
+func connect(nodePID int, bridge, outside, inside string, mtu int) error {
 	master, err := netlink.LinkByName(bridge)
 	if err != nil {
 		return err
@@ -206,15 +209,17 @@ func plug(nodePID int, bridge, outside, inside string, mtu int) error {
 	defer ns.Close()
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU, attrs.MasterIndex = outside, mtu, master.Attrs().Index
-	veth := &netlink.Veth{LinkAttrs: attrs, PeerName: inside, PeerMTU: uint32(mtu), PeerNamespace: netlink.NsFd(ns)}
+	veth := &netlink.Veth{
+		LinkAttrs: attrs, PeerName: inside, PeerMTU: uint32(mtu), PeerNamespace: netlink.NsFd(ns),
+	}
 	if err := netlink.LinkAdd(veth); err != nil {
 		return fmt.Errorf("create %s: %w", outside, err)
 	}
 	return bringUp(outside)
 }
 
-func (b *bed) certificates(nodes int) (*authority, error) {
-	ca, err := newAuthority(b.path("pki"))
+func (c *cluster) certificates(nodes int) (*authority, error) {
+	ca, err := newAuthority(c.path("pki"))
 	if err != nil {
 		return nil, err
 	}
@@ -223,46 +228,52 @@ func (b *bed) certificates(nodes int) (*authority, error) {
 			"kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"),
 		ca.issue("admin", pkix.Name{CommonName: "admin", Organization: []string{"system:masters"}}),
 		ca.issue("scheduler", pkix.Name{CommonName: "system:kube-scheduler"}),
-		ca.kubeconfig(b.path("kubeconfig"), "admin", apiServerURL),
-		ca.kubeconfig(b.path("pki", "scheduler.kubeconfig"), "scheduler", apiServerURL),
+		ca.kubeconfig(c.path("kubeconfig"), "admin", apiServerURL),
+		ca.kubeconfig(c.path("pki", "scheduler.kubeconfig"), "scheduler", apiServerURL),
 	)
 	for i := range nodes {
 		name := nodeName(i)
 		err = errors.Join(err,
-			ca.issue(name, pkix.Name{CommonName: "system:node:" + name, Organization: []string{"system:nodes"}}, name, nodeIP(i)),
-			ca.kubeconfig(b.path("pki", name+".kubeconfig"), name, "https://"+serviceIP+":443"),
+			ca.issue(name, pkix.Name{CommonName: "system:node:" + name, Organization: []string{"system:nodes"}},
+				name, nodeIP(i)),
+			ca.kubeconfig(c.path("pki", name+".kubeconfig"), name, "https://"+serviceIP+":443"),
 		)
 	}
 	return ca, err
 }
 
-func (b *bed) startControlPlane(ctx context.Context, o options, ca *authority, status io.Writer) error {
+func (c *cluster) startControlPlane(ctx context.Context, o options, ca *authority, status io.Writer) error {
 	kube := o.Bin.Kube + "/kube"
-	pki := func(file string) string { return b.path("pki", file) }
+	pki := func(file string) string { return c.path("pki", file) }
 	component := func(name string, args ...string) daemon {
-		return daemon{name: name, log: b.path("logs", name+".log"), argv: append([]string{kube, name}, args...), more: b.gateFlags}
+		return daemon{
+			name: name, log: c.path("logs", name+".log"),
+			argv: append([]string{kube, name}, args...), extraArgs: c.gateFlags,
+		}
 	}
-	etcd := component("etcd", "--name=test", "--data-dir="+b.path("etcd"), "--unsafe-no-fsync",
+	etcd := component("etcd", "--name=test", "--data-dir="+c.path("etcd"), "--unsafe-no-fsync",
 		"--listen-client-urls=http://127.0.0.1:2379", "--advertise-client-urls=http://127.0.0.1:2379",
 		"--listen-peer-urls=http://127.0.0.1:2380", "--initial-advertise-peer-urls=http://127.0.0.1:2380",
 		"--initial-cluster=test=http://127.0.0.1:2380")
 	apiserver := component("kube-apiserver", "--etcd-servers=http://127.0.0.1:2379",
 		"--secure-port=443", "--bind-address=0.0.0.0", "--advertise-address="+gatewayIP, "--endpoint-reconciler-type=none",
-		"--tls-cert-file="+pki("apiserver.crt"), "--tls-private-key-file="+pki("apiserver.key"), "--client-ca-file="+pki("ca.crt"),
+		"--tls-cert-file="+pki("apiserver.crt"), "--tls-private-key-file="+pki("apiserver.key"),
+		"--client-ca-file="+pki("ca.crt"),
 		"--kubelet-client-certificate="+pki("admin.crt"), "--kubelet-client-key="+pki("admin.key"),
-		"--kubelet-preferred-address-types=InternalIP", // names do not resolve here: logs and exec would fail
+		"--kubelet-preferred-address-types=InternalIP", // node names do not resolve, which logs and exec would need
 		"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction",
 		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file="+pki("service-account.pub"),
 		"--service-account-signing-key-file="+pki("service-account.key"), "--service-cluster-ip-range="+serviceCIDR,
 		"--allow-privileged=true", "--profiling=false",
-		"--enable-aggregator-routing=true") // webhooks are called at their pods: there is no kube-proxy
-	etcd.more, apiserver.more = nil, b.apiFlags
-	controllers := component("kube-controller-manager", "--kubeconfig="+b.path("kubeconfig"), "--leader-elect=false",
+		"--enable-aggregator-routing=true") // calls webhooks at their pods' addresses: kube-proxy does not run
+	etcd.extraArgs, apiserver.extraArgs = nil, c.apiFlags
+	controllers := component("kube-controller-manager", "--kubeconfig="+c.path("kubeconfig"), "--leader-elect=false",
 		"--root-ca-file="+pki("ca.crt"), "--service-account-private-key-file="+pki("service-account.key"),
-		// With a client per controller the default service account comes 9 s late.
+		// With a client per controller the default service account appears 9 s later.
 		"--use-service-account-credentials=false", "--kube-api-qps=500", "--kube-api-burst=1000", "--bind-address=127.0.0.1")
-	schedulerConfig := b.path("pki", "scheduler.yaml")
-	if err := os.WriteFile(schedulerConfig, fmt.Appendf(nil, schedulerConfiguration, pki("scheduler.kubeconfig")), 0o644); err != nil {
+	schedulerConfig := c.path("pki", "scheduler.yaml")
+	configuration := fmt.Appendf(nil, schedulerConfiguration, pki("scheduler.kubeconfig"))
+	if err := os.WriteFile(schedulerConfig, configuration, 0o644); err != nil {
 		return err
 	}
 	scheduler := component("kube-scheduler", "--config="+schedulerConfig, "--bind-address=127.0.0.1")
@@ -277,12 +288,13 @@ func (b *bed) startControlPlane(ctx context.Context, o options, ca *authority, s
 	if err := await(ctx, "kube-apiserver", func() error { return get(client, "/livez", nil) }); err != nil {
 		return err
 	}
-	report(status, "kube-apiserver answers")
+	report(status, "kube-apiserver is live")
 	return errors.Join(controllers.start(ctx), scheduler.start(ctx))
 }
 
-// awaitNodes returns when pods can run: nodes Ready, default service account there.
-func (b *bed) awaitNodes(ctx context.Context, o options, ca *authority, status io.Writer) error {
+// awaitNodes returns when pods can run: the nodes are Ready and the default
+// service account exists.
+func (c *cluster) awaitNodes(ctx context.Context, o options, ca *authority, status io.Writer) error {
 	client, err := ca.client("admin")
 	if err != nil {
 		return err
@@ -338,11 +350,11 @@ func get(client *http.Client, path string, into any) error {
 	return json.Unmarshal(body, into)
 }
 
-// startNode starts a node's process in namespaces of its own, plugs in its
-// links and lets it go on.
-func (b *bed) startNode(ctx context.Context, index int, o options, status io.Writer) error {
+// startNode starts a node's process in its own network and mount namespaces,
+// connects its links, and waits until its daemons run.
+func (c *cluster) startNode(ctx context.Context, index int, o options, status io.Writer) error {
 	name := nodeName(index)
-	log, err := os.Create(b.path("logs", name+".log"))
+	log, err := os.Create(c.path("logs", name+".log"))
 	if err != nil {
 		return err
 	}
@@ -352,7 +364,7 @@ func (b *bed) startNode(ctx context.Context, index int, o options, status io.Wri
 		return err
 	}
 	defer readyR.Close()
-	cmd := exec.CommandContext(ctx, selfPath(), "node", "--dir", b.dir, "--name", name)
+	cmd := exec.CommandContext(ctx, selfPath(), "node", "--dir", c.dir, "--name", name)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.ExtraFiles = []*os.File{readyW}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS}
@@ -363,17 +375,17 @@ func (b *bed) startNode(ctx context.Context, index int, o options, status io.Wri
 	if err := cmd.Start(); err != nil {
 		return err
 	}
-	go func() { _ = cmd.Wait() }() // its end shows as a node that is not Ready, and in its log
+	go func() { _ = cmd.Wait() }() // if it ends, the node is not Ready, and its log says why
 	readyW.Close()
 	pid := cmd.Process.Pid
 	err = errors.Join(
-		plug(pid, "node0", "m-"+name, "node0", 1500),
-		plug(pid, "switch", name+"-nic0", "nic0", switchMTU),
-		plug(pid, "switch", name+"-nic1", "nic1", switchMTU),
+		connect(pid, "node0", "m-"+name, "node0", 1500),
+		connect(pid, "switch", name+"-nic0", "nic0", switchMTU),
+		connect(pid, "switch", name+"-nic1", "nic1", switchMTU),
 		routePods(index),
-		os.WriteFile(b.path(name+".pid"), []byte(strconv.Itoa(pid)), 0o644),
+		os.WriteFile(c.path(name+".pid"), []byte(strconv.Itoa(pid)), 0o644),
 	)
-	links.Close() // end-of-file: the links are there
+	links.Close() // end-of-file tells the node that its links are connected
 	if err != nil {
 		return err
 	}
@@ -384,10 +396,11 @@ func (b *bed) startNode(ctx context.Context, index int, o options, status io.Wri
 	if string(result) != nodeStarted {
 		return fmt.Errorf("node %s: %s", name, result)
 	}
-	report(status, "node %s: containerd runs, images imported, kubelet started", name)
+	report(status, "node %s: started containerd and kubelet, imported images", name)
 	return nil
 }
 
+// routePods routes a node's pod addresses through the node.
 func routePods(index int) error {
 	bridge, err := netlink.LinkByName("node0")
 	if err != nil {
@@ -401,5 +414,7 @@ func routePods(index int) error {
 	if err != nil {
 		return err
 	}
-	return netlink.RouteReplace(&netlink.Route{LinkIndex: bridge.Attrs().Index, Dst: dst, Gw: gw.IP, Flags: int(netlink.FLAG_ONLINK)})
+	return netlink.RouteReplace(&netlink.Route{
+		LinkIndex: bridge.Attrs().Index, Dst: dst, Gw: gw.IP, Flags: int(netlink.FLAG_ONLINK),
+	})
 }

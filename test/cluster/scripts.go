@@ -6,32 +6,33 @@ import (
 	"os"
 )
 
-// The scripts through which a person or a test reaches into a bed. They take
-// the caller's files and standard input along, and work from any directory.
+// Scripts through which a person or a test runs commands in the cluster. They
+// pass on standard input and the caller's files, and work from any directory.
 const (
-	// kubectl runs in the bed's network namespace only, so that -f FILE works.
+	// kubectl enters only the network namespace, so that `-f FILE` reads the
+	// caller's files.
 	kubectlScript = `#!/bin/sh
-# kubectl against this cluster.
+# kubectl ARGS...: runs kubectl against this cluster.
 exec nsenter --target "$(cat %[1]s/init.pid)" --net -- %[2]s/kube kubectl --kubeconfig %[1]s/kubeconfig "$@"
 `
-	// A node's process is found through the bed's own PID namespace, whose
-	// numbers n1.pid holds.
+	// n1.pid holds a process ID of the cluster's PID namespace, so the script
+	// enters that namespace before the node's.
 	nodeScript = `#!/bin/sh
-# node NAME CMD...: a command in that node's network and mount namespaces.
+# node NAME CMD...: runs CMD in the network and mount namespaces of node NAME.
 [ $# -ge 2 ] && [ -f "%[1]s/$1.pid" ] || { echo "usage: $0 n1|n2 CMD..." >&2; exit 2; }
 name=$1; shift
 exec nsenter --target "$(cat %[1]s/init.pid)" --net --mount --pid -- \
   nsenter --target "$(cat "%[1]s/$name.pid")" --net --mount -- env PATH="%[3]s:%[3]s/cni:$PATH" "$@"
 `
 	podScript = `#!/bin/sh
-# pod NAMESPACE/NAME CMD...: a command of this machine in that pod's network namespace.
+# pod NAMESPACE/NAME CMD...: runs CMD of this machine in the pod's network namespace.
 [ $# -ge 2 ] || { echo "usage: $0 NAMESPACE/NAME CMD..." >&2; exit 2; }
 pod=$1; shift
 uid=$(%[1]s/kubectl get pod -n "${pod%%/*}" "${pod#*/}" -o 'jsonpath={.metadata.uid}') || exit
 for cgroup in $(grep -ls "pod$uid" /proc/[0-9]*/cgroup); do
   pid=${cgroup#/proc/}; exec nsenter --target "${pid%%/cgroup}" --net -- "$@"
 done
-echo "pod $pod has no process: is it running?" >&2; exit 1
+echo "no process of pod $pod found: is it running?" >&2; exit 1
 `
 	networkScript = `#!/bin/sh
 # network CMD...: runs CMD of this machine in the cluster's network namespace, in which
@@ -40,11 +41,14 @@ exec nsenter --target "$(cat %[1]s/init.pid)" --net -- "$@"
 `
 )
 
-func (b *bed) writeScripts(o options) error {
+// writeScripts writes the scripts into the cluster's directory.
+func (c *cluster) writeScripts(o options) error {
 	var err error
-	for name, text := range map[string]string{"kubectl": kubectlScript, "node": nodeScript, "pod": podScript, "network": networkScript} {
-		script := fmt.Sprintf(text+"%.0[1]s%.0[2]s%.0[3]s", b.dir, o.Bin.Kube, o.Bin.Node)
-		err = errors.Join(err, os.WriteFile(b.path(name), []byte(script), 0o755))
+	for name, text := range map[string]string{
+		"kubectl": kubectlScript, "node": nodeScript, "pod": podScript, "network": networkScript,
+	} {
+		script := fmt.Sprintf(text+"%.0[1]s%.0[2]s%.0[3]s", c.dir, o.Bin.Kube, o.Bin.Node)
+		err = errors.Join(err, os.WriteFile(c.path(name), []byte(script), 0o755))
 	}
 	return err
 }

@@ -30,12 +30,12 @@ func TestAClusterLeavesNothing(t *testing.T) {
 			_ = up.Wait()
 		}},
 		{"interrupted while it starts", func(t *testing.T, _ *clusterclient.Cluster, up *exec.Cmd, lines *bufio.Scanner) {
-			until(t, lines, "containerd runs")
+			until(t, lines, "started containerd")
 			signal(t, up.Process.Pid, syscall.SIGINT)
 			_ = up.Wait()
 		}},
 		{"killed while it starts", func(t *testing.T, _ *clusterclient.Cluster, up *exec.Cmd, lines *bufio.Scanner) {
-			until(t, lines, "containerd runs")
+			until(t, lines, "started containerd")
 			signal(t, up.Process.Pid, syscall.SIGKILL)
 			_ = up.Wait()
 		}},

@@ -1,6 +1,6 @@
-// Package build makes the binaries of a test cluster from Go modules, once:
-// they are cached by what they are made of, outside the work tree, so that
-// the next start takes seconds.
+// Package build builds the binaries of a test cluster from Go modules and caches
+// them outside the work tree, so that the next start takes seconds. The key of a
+// cache entry is a hash of the build's inputs.
 package build
 
 import (
@@ -20,18 +20,18 @@ import (
 	"github.com/dra-shared/dra-driver-shared/test/cluster/image"
 )
 
-// Dirs says where the binaries lie.
+// Dirs are the directories that hold the binaries.
 type Dirs struct {
 	Kube  string // kube, the multi-call binary
 	Node  string // containerd, its shim, ctr, runc; CNI plugins in cni/
 	Pause string // pause.tar, the image that holds a pod's namespaces
 }
 
-// KubernetesVersion is what a cluster runs unless another is asked for.
+// KubernetesVersion is the default version of Kubernetes.
 const KubernetesVersion = "v1.37.1"
 
-// What a node runs, each built by its own go.mod. Debian's or a vendor's
-// containerd would do as well; these need no package and are static.
+// Modules of the programs that a node runs. Each is built with its own go.mod.
+// They are static and independent of the machine's packages.
 const (
 	containerd = "github.com/containerd/containerd/v2/cmd/%s@v2.4.2"
 	runc       = "github.com/opencontainers/runc@v1.5.2"
@@ -40,26 +40,26 @@ const (
 
 // step is one run of the go command.
 type step struct {
-	what string
-	args []string // of go; the packages come last
-	pkgs []string
+	name string   // what the step builds, for messages
+	args []string // arguments of go, without the packages
+	pkgs []string // packages, which are the last arguments
 	env  []string
 	dir  string
 }
 
-// component is what is cached together.
+// component is a set of files that is built and cached as a unit.
 type component struct {
 	name   string
-	inputs []string // files whose content is part of the cache key
+	inputs []string // files whose contents are part of the cache key
 	before func(ctx context.Context, out string) error
 	steps  func(out string) []step
 	finish func(out string) error
 }
 
-// Binaries builds what the cache does not hold and says on progress what is
-// being built, how far it is and how long it has taken. source is the
-// directory of the module test/cluster. Of a version of Kubernetes that is not
-// KubernetesVersion there is a control plane; nodes are of that version only.
+// Binaries builds the binaries that the cache lacks and returns where they are. It
+// writes to progress what it builds, how much is done, and the elapsed time.
+// source is the directory of the module test/cluster. Only the control plane can
+// run a version of Kubernetes other than KubernetesVersion.
 func Binaries(ctx context.Context, source, version string, progress io.Writer) (Dirs, error) {
 	var dirs Dirs
 	cache, err := os.UserCacheDir()
@@ -82,26 +82,29 @@ func kube(source, version string) component {
 	dir := filepath.Join(source, "kube")
 	minor := strings.Split(version, ".")[1]
 	const base = "k8s.io/component-base/version."
-	stamp := "-s -w -X " + base + "gitVersion=" + version + " -X " + base + "gitMajor=1 -X " + base + "gitMinor=" + minor +
+	stamp := "-s -w -X " + base + "gitVersion=" + version +
+		" -X " + base + "gitMajor=1 -X " + base + "gitMinor=" + minor +
 		" -X " + base + "gitTreeState=clean -X k8s.io/client-go/pkg/version.gitVersion=" + version
 	c := component{
 		name:   "kube",
 		inputs: []string{filepath.Join(dir, "go.mod"), filepath.Join(dir, "go.sum"), filepath.Join(dir, "main.go")},
 		steps: func(out string) []step {
-			return []step{{what: "Kubernetes " + version + " and etcd", dir: dir, env: []string{"CGO_ENABLED=0"},
-				args: []string{"build", "-v", "-buildvcs=false", "-trimpath", "-ldflags", stamp, "-o", out + "/kube"}, pkgs: []string{"."}}}
+			return []step{{name: "Kubernetes " + version + " and etcd", dir: dir, env: []string{"CGO_ENABLED=0"},
+				args: []string{"build", "-v", "-buildvcs=false", "-trimpath", "-ldflags", stamp, "-o", out + "/kube"},
+				pkgs: []string{"."}}}
 		},
 	}
 	if version == KubernetesVersion {
 		return c
 	}
 	c.name, c.inputs = "kube-"+version, []string{filepath.Join(dir, "main.go")}
-	c.before = func(ctx context.Context, out string) error { return otherModule(ctx, dir, version, out+"/src") }
+	c.before = func(ctx context.Context, out string) error { return writeModule(ctx, dir, version, out+"/src") }
 	c.steps = func(out string) []step {
 		return []step{
-			{what: "Kubernetes " + version + ": modules", dir: out + "/src", args: []string{"mod", "tidy"}},
-			{what: "Kubernetes " + version + " and etcd", dir: out + "/src", env: []string{"CGO_ENABLED=0"},
-				args: []string{"build", "-v", "-buildvcs=false", "-trimpath", "-ldflags", stamp, "-o", out + "/kube"}, pkgs: []string{"."}},
+			{name: "Kubernetes " + version + ": modules", dir: out + "/src", args: []string{"mod", "tidy"}},
+			{name: "Kubernetes " + version + " and etcd", dir: out + "/src", env: []string{"CGO_ENABLED=0"},
+				args: []string{"build", "-v", "-buildvcs=false", "-trimpath", "-ldflags", stamp, "-o", out + "/kube"},
+				pkgs: []string{"."}},
 		}
 	}
 	return c
@@ -113,12 +116,22 @@ func node() component {
 		name: "node",
 		steps: func(out string) []step {
 			return []step{
-				{what: "containerd", args: append(static, "-tags", "no_btrfs no_zfs no_devmapper"), env: []string{"CGO_ENABLED=0", "GOBIN=" + out},
-					pkgs: []string{fmt.Sprintf(containerd, "containerd"), fmt.Sprintf(containerd, "containerd-shim-runc-v2"), fmt.Sprintf(containerd, "ctr")}},
-				// Without seccomp every pod fails.
-				{what: "runc", args: []string{"install", "-v", "-trimpath", "-ldflags", "-s -w -extldflags -static", "-tags", "seccomp netgo osusergo"},
-					env: []string{"CGO_ENABLED=1", "GOBIN=" + out}, pkgs: []string{runc}},
-				{what: "CNI plugins", args: static, env: []string{"CGO_ENABLED=0", "GOBIN=" + out + "/cni"},
+				{
+					name: "containerd", args: append(static, "-tags", "no_btrfs no_zfs no_devmapper"),
+					env: []string{"CGO_ENABLED=0", "GOBIN=" + out},
+					pkgs: []string{
+						fmt.Sprintf(containerd, "containerd"), fmt.Sprintf(containerd, "containerd-shim-runc-v2"),
+						fmt.Sprintf(containerd, "ctr"),
+					},
+				},
+				// containerd requests a seccomp profile for every pod, so runc must support it.
+				{
+					name: "runc",
+					args: []string{"install", "-v", "-trimpath", "-ldflags", "-s -w -extldflags -static",
+						"-tags", "seccomp netgo osusergo"},
+					env: []string{"CGO_ENABLED=1", "GOBIN=" + out}, pkgs: []string{runc},
+				},
+				{name: "CNI plugins", args: static, env: []string{"CGO_ENABLED=0", "GOBIN=" + out + "/cni"},
 					pkgs: []string{fmt.Sprintf(cniPlugins, "main/bridge"), fmt.Sprintf(cniPlugins, "main/loopback"),
 						fmt.Sprintf(cniPlugins, "main/macvlan"), fmt.Sprintf(cniPlugins, "ipam/host-local")}},
 			}
@@ -132,16 +145,18 @@ func pause(source string) component {
 		name:   "pause",
 		inputs: []string{main},
 		steps: func(out string) []step {
-			return []step{{what: "pause", env: []string{"CGO_ENABLED=0"},
+			return []step{{name: "pause", env: []string{"CGO_ENABLED=0"},
 				args: []string{"build", "-v", "-trimpath", "-ldflags", "-s -w", "-o", out + "/pause"}, pkgs: []string{main}}}
 		},
 		finish: func(out string) error {
-			return image.WriteFiles([]image.File{{Source: out + "/pause", Destination: "/pause"}}, "registry.local/pause:1", runtime.GOARCH, out+"/pause.tar")
+			files := []image.File{{Source: out + "/pause", Destination: "/pause"}}
+			return image.WriteFiles(files, "registry.local/pause:1", runtime.GOARCH, out+"/pause.tar")
 		},
 	}
 }
 
-// build returns the component's directory, filling it first if need be.
+// build returns the component's cache directory. It builds the component first if
+// the directory does not exist.
 func (c component) build(ctx context.Context, cache string, progress io.Writer) (string, error) {
 	key, err := c.key()
 	if err != nil {
@@ -154,8 +169,8 @@ func (c component) build(ctx context.Context, cache string, progress io.Writer) 
 	if err := os.MkdirAll(cache, 0o755); err != nil {
 		return "", err
 	}
-	// A name of its own, renamed when complete: two builds at once are one
-	// build too many, never a broken one.
+	// Build in a unique directory and rename it when it is complete. Two concurrent
+	// builds waste time, but cannot leave a broken result.
 	out, err := os.MkdirTemp(cache, c.name+"-building-")
 	if err != nil {
 		return "", err
@@ -185,6 +200,7 @@ func (c component) build(ctx context.Context, cache string, progress io.Writer) 
 	return dir, nil
 }
 
+// key returns a hash of everything that the component is built from.
 func (c component) key() (string, error) {
 	h := sha256.New()
 	fmt.Fprintln(h, runtime.Version(), runtime.GOARCH)
@@ -194,25 +210,27 @@ func (c component) key() (string, error) {
 	for _, input := range c.inputs {
 		content, err := os.ReadFile(input)
 		if err != nil {
-			return "", fmt.Errorf("%w: run from the repository's root, or pass --source", err)
+			return "", fmt.Errorf("%w: run this command in the root directory of the repository, or set --source", err)
 		}
 		fmt.Fprintf(h, "%s %d\n%s", filepath.Base(input), len(content), content)
 	}
 	return fmt.Sprintf("%x", h.Sum(nil))[:16], nil
 }
 
-// reportEvery is how often a build that takes minutes says how far it is.
-const reportEvery = 10 * time.Second
+// reportInterval is the interval of progress messages during a build.
+const reportInterval = 10 * time.Second
 
+// run runs the step and writes its progress. The error of a failed build ends with
+// the last 20 lines that the go command wrote.
 func (s step) run(ctx context.Context, progress io.Writer) error {
-	if s.what == "runc" {
+	if s.name == "runc" {
 		if err := checkSeccomp(ctx); err != nil {
 			return err
 		}
 	}
 	start := time.Now()
 	total := s.packages(ctx)
-	fmt.Fprintf(progress, "build: %s: %s\n", s.what, total)
+	fmt.Fprintf(progress, "build: %s: %s\n", s.name, total)
 	cmd := s.command(ctx, append(s.args, s.pkgs...)...)
 	stderr, err := cmd.StderrPipe()
 	if err != nil {
@@ -228,7 +246,7 @@ func (s step) run(ctx context.Context, progress io.Writer) error {
 			lines <- scan.Text()
 		}
 	}()
-	tick := time.NewTicker(reportEvery)
+	tick := time.NewTicker(reportInterval)
 	defer tick.Stop()
 	compiled, tail := 0, []string(nil)
 	for open := true; open; {
@@ -242,18 +260,19 @@ func (s step) run(ctx context.Context, progress io.Writer) error {
 				tail = append(tail, line)
 			}
 		case <-tick.C:
-			fmt.Fprintf(progress, "build: %s: %d compiled of %s, %s\n", s.what, compiled, total, time.Since(start).Round(time.Second))
+			elapsed := time.Since(start).Round(time.Second)
+			fmt.Fprintf(progress, "build: %s: %d compiled of %s, %s\n", s.name, compiled, total, elapsed)
 		}
 	}
 	if err := cmd.Wait(); err != nil {
-		return fmt.Errorf("build %s: %w\n%s", s.what, err, strings.Join(tail[max(0, len(tail)-20):], "\n"))
+		return fmt.Errorf("build %s: %w\n%s", s.name, err, strings.Join(tail[max(0, len(tail)-20):], "\n"))
 	}
-	fmt.Fprintf(progress, "build: %s: done in %s\n", s.what, time.Since(start).Round(100*time.Millisecond))
+	fmt.Fprintf(progress, "build: %s: done in %s\n", s.name, time.Since(start).Round(100*time.Millisecond))
 	return nil
 }
 
-// packages says how many packages the step compiles, where that can be known
-// beforehand: for a package of another module it cannot.
+// packages returns a phrase for the number of packages that the step compiles. The
+// number is unknown for packages of another module.
 func (s step) packages(ctx context.Context) string {
 	if s.dir == "" {
 		return "an unknown number of packages"
@@ -273,11 +292,12 @@ func (s step) command(ctx context.Context, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// checkSeccomp names what runc's only C dependency needs before ten minutes
-// of building end in a linker's message.
+// checkSeccomp returns an error with the remedy if libseccomp, the only C
+// dependency of runc, is not installed. Otherwise the linker would fail after
+// minutes of building.
 func checkSeccomp(ctx context.Context) error {
 	if exec.CommandContext(ctx, "pkg-config", "--static", "--exists", "libseccomp").Run() != nil {
-		return errors.New("runc is built with libseccomp, which is missing: apt-get install -y gcc pkg-config libseccomp-dev")
+		return errors.New("libseccomp, which runc needs, is missing: apt-get install -y gcc pkg-config libseccomp-dev")
 	}
 	return nil
 }

@@ -1,7 +1,7 @@
-// Package image writes container images as docker archives: prebuilt static
-// binaries on an empty base, what `FROM scratch` and COPY make of them. A
-// Dockerfile is generated from the same content list (see cmd image and
-// deployments/image), so that both hold the same files.
+// Package image writes container images as docker archives. An image holds
+// prebuilt static binaries on an empty base, like a Dockerfile with `FROM scratch`
+// and COPY. The Dockerfile in deployments/image is generated from the same content
+// list, so that both images hold the same files.
 package image
 
 import (
@@ -23,14 +23,15 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 )
 
-// File is one file of an image. The first of a list is the entry point.
+// File is one file of an image. The first file of a list is the entry point.
 type File struct {
 	Source      string // on this machine
 	Destination string // in the image, absolute
 }
 
-// Write reads a content list and writes the image's archive to out. Sources are
-// relative to the working directory; arch is their architecture, such as amd64.
+// Write reads a content list and writes the image archive to out. The sources in
+// the list are relative to the working directory; arch is their architecture, such
+// as amd64.
 func Write(list, tag, arch, out string) error {
 	files, err := ReadList(list)
 	if err != nil {
@@ -39,11 +40,12 @@ func Write(list, tag, arch, out string) error {
 	return WriteFiles(files, tag, arch, out)
 }
 
-// ReadList parses a content list: lines of "SOURCE DESTINATION"; '#' starts a comment.
+// ReadList parses a content list: lines of "SOURCE DESTINATION", in which '#'
+// starts a comment.
 func ReadList(list string) ([]File, error) {
 	f, err := os.Open(list)
 	if err != nil {
-		return nil, fmt.Errorf("read the image's content list: %w", err)
+		return nil, fmt.Errorf("read the content list of the image: %w", err)
 	}
 	defer f.Close()
 	var files []File
@@ -64,7 +66,8 @@ func ReadList(list string) ([]File, error) {
 	return files, scan.Err()
 }
 
-// WriteFiles writes an image with the files for arch, under the tag NAME:TAG.
+// WriteFiles writes the archive of an image that holds files for the architecture
+// arch, named tag (NAME:TAG), to out.
 func WriteFiles(files []File, tag, arch, out string) error {
 	ref, err := name.NewTag(tag)
 	if err != nil {
@@ -74,7 +77,9 @@ func WriteFiles(files []File, tag, arch, out string) error {
 	if err != nil {
 		return err
 	}
-	l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(content)), nil })
+	l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) {
+		return io.NopCloser(bytes.NewReader(content)), nil
+	})
 	if err != nil {
 		return err
 	}
@@ -97,6 +102,7 @@ func WriteFiles(files []File, tag, arch, out string) error {
 	return tarball.WriteToFile(out, ref, img)
 }
 
+// layer returns a tar archive of the files and their parent directories.
 func layer(files []File) ([]byte, error) {
 	var buf bytes.Buffer
 	w := tar.NewWriter(&buf)
@@ -111,7 +117,9 @@ func layer(files []File) ([]byte, error) {
 		} else if err != nil {
 			return nil, err
 		}
-		header := &tar.Header{Typeflag: tar.TypeReg, Name: strings.TrimPrefix(f.Destination, "/"), Mode: 0o755, Size: int64(len(content))}
+		header := &tar.Header{
+			Typeflag: tar.TypeReg, Name: strings.TrimPrefix(f.Destination, "/"), Mode: 0o755, Size: int64(len(content)),
+		}
 		if err := w.WriteHeader(header); err != nil {
 			return nil, err
 		}

@@ -19,8 +19,10 @@ func write(t *testing.T, name, content string) string {
 	return path
 }
 
-func TestAnArchiveHoldsWhatTheListSays(t *testing.T) {
-	list := write(t, "list", "# comment\n"+write(t, "a", "AAA")+" /bin/a # the entry point\n\n"+write(t, "b", "BBB")+" /usr/lib/b\n")
+func TestWrite_entryPointIsFirstFile(t *testing.T) {
+	list := write(t, "list", "# comment\n"+
+		write(t, "a", "AAA")+" /bin/a # the entry point\n\n"+
+		write(t, "b", "BBB")+" /usr/lib/b\n")
 	out := filepath.Join(t.TempDir(), "sub", "out.tar")
 	if err := Write(list, "registry.local/x:dev", "arm64", out); err != nil {
 		t.Fatal(err)
@@ -38,21 +40,22 @@ func TestAnArchiveHoldsWhatTheListSays(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := config.Config.Entrypoint; len(got) != 1 || got[0] != "/bin/a" {
-		t.Errorf("entry point %v", got)
+		t.Errorf("entry point of the image: got %v, want [/bin/a]", got)
 	}
 	if config.Architecture != "arm64" {
 		t.Errorf("architecture %q, want arm64", config.Architecture)
 	}
 }
 
-func TestAListThatIsWrongIsRefusedByLine(t *testing.T) {
+func TestWrite_invalidList(t *testing.T) {
 	for content, want := range map[string]string{
 		"bin/a bin/a":      ":1: want SOURCE and an absolute DESTINATION",
 		"# nothing":        "no files",
 		"bin/none /none\n": "build it first",
 	} {
-		if err := Write(write(t, "list", content), "x:y", "amd64", filepath.Join(t.TempDir(), "o")); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%q: got %v, want %s", content, err, want)
+		err := Write(write(t, "list", content), "x:y", "amd64", filepath.Join(t.TempDir(), "o"))
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("content list %q: got error %v, want one that contains %q", content, err, want)
 		}
 	}
 }
@@ -61,7 +64,8 @@ func TestCompare(t *testing.T) {
 	archive := func(arch, content, destination string) string {
 		t.Helper()
 		out := filepath.Join(t.TempDir(), arch+".tar")
-		if err := WriteFiles([]File{{write(t, "a", content), destination}}, "registry.local/x:"+arch, arch, out); err != nil {
+		files := []File{{write(t, "a", content), destination}}
+		if err := WriteFiles(files, "registry.local/x:"+arch, arch, out); err != nil {
 			t.Fatal(err)
 		}
 		return out
@@ -74,8 +78,11 @@ func TestCompare(t *testing.T) {
 		other string
 		want  []string
 	}{
-		"content":      {archive("amd64", "AAB", "/bin/a"), []string{"/bin/a: type "}},
-		"path":         {archive("amd64", "AAA", "/usr/a"), []string{"/bin: ", "/bin/a: ", "/usr: none in", "/usr/a: none in", "entry point: "}},
+		"content": {archive("amd64", "AAB", "/bin/a"), []string{"/bin/a: type "}},
+		"path": {
+			archive("amd64", "AAA", "/usr/a"),
+			[]string{"/bin: ", "/bin/a: ", "/usr: none in", "/usr/a: none in", "entry point: "},
+		},
 		"architecture": {archive("arm64", "AAA", "/bin/a"), []string{`platform: linux/amd64 in`}},
 		"not an image": {write(t, "x.tar", "AAA"), []string{"read image archive"}},
 	} {

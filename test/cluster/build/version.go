@@ -12,19 +12,20 @@ import (
 	"strings"
 )
 
-// otherModule makes a module of the multi-call binary for another version of
-// Kubernetes. What k8s.io/kubernetes replaces by its own directories are modules
-// of that version.
-func otherModule(ctx context.Context, source, version, dir string) error {
+// writeModule writes the module of the multi-call binary for a version of
+// Kubernetes other than KubernetesVersion into dir. It replaces the modules that
+// k8s.io/kubernetes takes from its staging directories by their published
+// versions.
+func writeModule(ctx context.Context, source, version, dir string) error {
 	out, err := exec.CommandContext(ctx, "go", "mod", "download", "-json", "k8s.io/kubernetes@"+version).Output()
 	if err != nil {
-		return fmt.Errorf("download k8s.io/kubernetes %s: %w: is there such a version?", version, err)
+		return fmt.Errorf("download k8s.io/kubernetes %s: %w: does this version exist?", version, err)
 	}
 	var module struct{ GoMod string }
 	if err := json.Unmarshal(out, &module); err != nil {
 		return err
 	}
-	theirs, err := os.ReadFile(module.GoMod)
+	upstream, err := os.ReadFile(module.GoMod)
 	if err != nil {
 		return err
 	}
@@ -34,7 +35,7 @@ func otherModule(ctx context.Context, source, version, dir string) error {
 	}
 	return errors.Join(
 		os.MkdirAll(dir, 0o755),
-		os.WriteFile(filepath.Join(dir, "go.mod"), goMod(string(theirs), version), 0o644),
+		os.WriteFile(filepath.Join(dir, "go.mod"), goMod(string(upstream), version), 0o644),
 		os.WriteFile(filepath.Join(dir, "main.go"), main, 0o644),
 	)
 }
@@ -44,14 +45,15 @@ var (
 	etcd   = regexp.MustCompile(`(?m)^\s*(go\.etcd\.io/etcd/server/v3 \S+)`)
 )
 
-func goMod(theirs, version string) []byte {
+// goMod returns the go.mod of the module, given the one of k8s.io/kubernetes.
+func goMod(upstream, version string) []byte {
 	staging := "v0" + strings.TrimPrefix(version, "v1")
 	var b strings.Builder
 	fmt.Fprintf(&b, "module kube\n\ngo 1.26.0\n\nrequire k8s.io/kubernetes %s\n", version)
-	if m := etcd.FindStringSubmatch(theirs); m != nil {
+	if m := etcd.FindStringSubmatch(upstream); m != nil {
 		fmt.Fprintf(&b, "require %s\n", m[1])
 	}
-	for _, m := range staged.FindAllStringSubmatch(theirs, -1) {
+	for _, m := range staged.FindAllStringSubmatch(upstream, -1) {
 		fmt.Fprintf(&b, "replace %s => %s %s\n", m[1], m[1], staging)
 	}
 	return []byte(b.String())

@@ -1,0 +1,435 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/dra-shared/dra-driver-shared/test/cluster/build"
+)
+
+// readyTimeout limits how long a start with cached binaries may take; it
+// usually takes 6 s.
+const readyTimeout = 2 * time.Minute
+
+// cluster is one test cluster, identified by its directory.
+type cluster struct {
+	dir string // absolute
+	// id is the prefix of the names of the cluster's cgroups. It is derived from
+	// dir, so that a later process finds the cgroups of a cluster that crashed.
+	id string
+}
+
+// options are the options of `up`. Its child processes read them from
+// DIR/options.json.
+type options struct {
+	Nodes      int
+	Gates      string
+	Kubernetes string
+	Images     []string
+	Bin        build.Dirs
+}
+
+func newCluster(dir string) (*cluster, error) {
+	abs, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, err
+	}
+	for _, hidden := range []string{"/run", "/var/run", "/var/log", "/var/lib"} {
+		if abs == hidden || strings.HasPrefix(abs, hidden+"/") {
+			return nil, fmt.Errorf("--dir %s: the nodes mount their own %s; choose a directory elsewhere", abs, hidden)
+		}
+	}
+	id := fmt.Sprintf("dra-shared-%x", sha256.Sum256([]byte(abs)))[:19]
+	return &cluster{dir: abs, id: id}, nil
+}
+
+func (c *cluster) path(elem ...string) string {
+	return filepath.Join(append([]string{c.dir}, elem...)...)
+}
+
+func (c *cluster) options() (o options, err error) {
+	raw, err := os.ReadFile(c.path("options.json"))
+	if err != nil {
+		return o, err
+	}
+	return o, json.Unmarshal(raw, &o)
+}
+
+// up builds missing binaries, starts the cluster, and returns when every node is
+// Ready. If this process is interrupted or dies before that, the guard ends the
+// cluster: it holds the other end of a pipe and reads end-of-file.
+func (c *cluster) up(ctx context.Context, o options, source string) error {
+	if o.Nodes < 0 || o.Nodes > 2 {
+		return fmt.Errorf("--nodes %d: must be 0, 1, or 2", o.Nodes)
+	}
+	if _, ok := featureGates[o.Gates]; !ok {
+		return fmt.Errorf("--gates %q: must be default, all, capacity, or no-capacity", o.Gates)
+	}
+	if o.Kubernetes != build.KubernetesVersion && o.Nodes > 0 {
+		return fmt.Errorf("--kubernetes %s: nodes run only %s: set --nodes 0", o.Kubernetes, build.KubernetesVersion)
+	}
+	if err := checkMachine(); err != nil {
+		return err
+	}
+	bin, err := build.Binaries(ctx, source, o.Kubernetes, os.Stdout)
+	if err != nil {
+		return err
+	}
+	o.Bin = bin
+	if err := os.MkdirAll(c.path("logs"), 0o755); err != nil {
+		return err
+	}
+	lock, err := c.tryLock()
+	if err != nil {
+		return err
+	}
+	if lock == nil {
+		return fmt.Errorf("a cluster is already running in %s: `cluster down --dir %s` ends it", c.dir, c.dir)
+	}
+	if err := errors.Join(c.removeRemains(), lock.Close()); err != nil {
+		return err
+	}
+	raw, err := json.Marshal(o)
+	if err != nil {
+		return err
+	}
+	err = errors.Join(os.MkdirAll(c.path("logs"), 0o755), os.WriteFile(c.path("options.json"), raw, 0o644))
+	if err != nil {
+		return err
+	}
+	return c.startGuard(ctx)
+}
+
+// checkMachine returns an error that names a missing prerequisite and its remedy.
+func checkMachine() error {
+	if os.Geteuid() != 0 {
+		return errors.New("a kubelet needs root: run as root")
+	}
+	for tool, pkg := range map[string]string{"nsenter": "util-linux", "ip": "iproute2"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			return fmt.Errorf("%s is missing: apt-get install -y %s", tool, pkg)
+		}
+	}
+	return nil
+}
+
+// startGuard starts the guard, prints the progress that it reports, and returns
+// when the nodes are Ready. On failure it ends the cluster first.
+func (c *cluster) startGuard(ctx context.Context) error {
+	start := time.Now()
+	statusR, statusW, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer statusR.Close()
+	lifeR, lifeW, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer lifeW.Close()
+	log, err := os.Create(c.path("logs", "guard.log"))
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	guard := exec.Command(selfPath(), "guard", "--dir", c.dir)
+	guard.Stdout, guard.Stderr = log, log
+	guard.ExtraFiles = []*os.File{statusW, lifeR}
+	guard.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := guard.Start(); err != nil {
+		return err
+	}
+	statusW.Close()
+	lifeR.Close()
+	abort := func(reason error) error {
+		lifeW.Close() // the guard reads end-of-file and ends the cluster
+		_ = guard.Wait()
+		return fmt.Errorf("%w\nlogs are in %s", reason, c.path("logs"))
+	}
+	lines := make(chan string)
+	go func() {
+		defer close(lines)
+		for scan := bufio.NewScanner(statusR); scan.Scan(); {
+			lines <- scan.Text()
+		}
+	}()
+	timeout := time.NewTimer(readyTimeout)
+	defer timeout.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return abort(errors.New("start interrupted: the cluster was removed"))
+		case <-timeout.C:
+			return abort(fmt.Errorf("the nodes are not Ready after %s", readyTimeout))
+		case line, ok := <-lines:
+			switch {
+			case !ok:
+				return abort(errors.New("the cluster ended before its nodes were Ready"))
+			case strings.HasPrefix(line, statusFailed):
+				return abort(errors.New(strings.TrimPrefix(line, statusFailed)))
+			case line == statusReady:
+				if _, err := lifeW.Write([]byte("k")); err != nil {
+					return err
+				}
+				fmt.Printf("cluster: ready in %.1f s: %s\n", time.Since(start).Seconds(), c.path("kubectl"))
+				return nil
+			default:
+				fmt.Printf("cluster: %5.1f s  %s\n", time.Since(start).Seconds(), line)
+			}
+		}
+	}
+}
+
+// Lines that the cluster writes to its status pipe while it starts. Other lines
+// are progress messages.
+const (
+	statusReady  = "ready"
+	statusFailed = "failed: "
+)
+
+// guard runs the cluster until it is told to end it or the cluster ends on its
+// own, and removes what the kernel leaves.
+func (c *cluster) guard() error {
+	// The kernel sends Pdeathsig when the thread that forked ends, not the process.
+	lockThread()
+	lock, err := c.tryLock()
+	if err != nil {
+		return err
+	}
+	if lock == nil {
+		return fmt.Errorf("lock %s: another guard holds it", c.dir)
+	}
+	if err := os.WriteFile(c.path("guard.pid"), []byte(strconv.Itoa(os.Getpid())), 0o644); err != nil {
+		return err
+	}
+	status, lifeline := os.NewFile(3, "status"), os.NewFile(4, "lifeline")
+	initProcess := exec.Command(selfPath(), "init", "--dir", c.dir)
+	initProcess.Stdout, initProcess.Stderr = os.Stdout, os.Stderr
+	initProcess.ExtraFiles = []*os.File{status}
+	initProcess.SysProcAttr = &syscall.SysProcAttr{
+		Setsid:     true,
+		Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS | unix.CLONE_NEWPID,
+		Pdeathsig:  unix.SIGKILL,
+	}
+	if err := initProcess.Start(); err != nil {
+		return err
+	}
+	status.Close()
+	if err := os.WriteFile(c.path("init.pid"), []byte(strconv.Itoa(initProcess.Process.Pid)), 0o644); err != nil {
+		return errors.Join(err, initProcess.Process.Kill())
+	}
+	end := make(chan struct{}, 2)
+	go func() {
+		kept := false
+		for buf := make([]byte, 1); ; kept = true {
+			if _, err := lifeline.Read(buf); err != nil {
+				break
+			}
+		}
+		if !kept {
+			end <- struct{}{}
+		}
+	}()
+	go func() {
+		<-terminated()
+		end <- struct{}{}
+	}()
+	var ended error
+	gone := make(chan struct{})
+	go func() {
+		defer close(gone)
+		ended = initProcess.Wait()
+	}()
+	select {
+	case <-end:
+		// It is process 1 of its PID namespace, so the kernel ends all others.
+		err = initProcess.Process.Kill()
+		<-gone
+	case <-gone:
+		err = ended
+	}
+	return errors.Join(err, c.removeRemains())
+}
+
+// tryLock locks the cluster's directory. It returns nil, and no error, if a guard
+// holds the lock.
+func (c *cluster) tryLock() (*os.File, error) {
+	f, err := os.OpenFile(c.path("lock"), os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		f.Close()
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, nil
+		}
+		return nil, err
+	}
+	return f, nil
+}
+
+// down ends the cluster, even if its guard was killed, and removes its
+// directory. It succeeds if the cluster does not exist.
+func (c *cluster) down() error {
+	if _, err := os.Stat(c.dir); errors.Is(err, os.ErrNotExist) {
+		return c.removeCgroups()
+	}
+	lock, err := c.tryLock()
+	if err != nil {
+		return err
+	}
+	if lock == nil {
+		if err := c.stopGuard(); err != nil {
+			return err
+		}
+	}
+	return errors.Join(c.removeRemains(), os.RemoveAll(c.dir))
+}
+
+// stopGuard sends SIGTERM to the guard and waits until it releases its lock.
+func (c *cluster) stopGuard() error {
+	raw, err := os.ReadFile(c.path("guard.pid"))
+	if err != nil {
+		return err
+	}
+	pid, err := strconv.Atoi(string(raw))
+	if err != nil {
+		return fmt.Errorf("%s: %w", c.path("guard.pid"), err)
+	}
+	if err := syscall.Kill(pid, syscall.SIGTERM); err != nil {
+		return fmt.Errorf("send SIGTERM to guard %d: %w", pid, err)
+	}
+	f, err := os.Open(c.path("lock"))
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return unix.Flock(int(f.Fd()), unix.LOCK_EX)
+}
+
+// removeRemains removes what outlives the cluster's processes: its cgroups and
+// the nodes' data. The kernel removes namespaces and mounts with the processes.
+// The logs stay until `down`, so that a failed start can be diagnosed.
+func (c *cluster) removeRemains() error {
+	err := c.removeCgroups()
+	entries, _ := os.ReadDir(c.dir)
+	for _, e := range entries {
+		if e.Name() != "logs" && e.Name() != "lock" {
+			err = errors.Join(err, os.RemoveAll(c.path(e.Name())))
+		}
+	}
+	return err
+}
+
+// removeCgroups removes the cluster's cgroups from every hierarchy. It retries
+// for a second: a cgroup is busy until the kernel has reaped its last process,
+// which happens shortly after the PID namespace ends.
+func (c *cluster) removeCgroups() error {
+	var err error
+	for range 50 {
+		err = nil
+		roots, _ := filepath.Glob("/sys/fs/cgroup/*/" + c.id + "*")
+		unified, _ := filepath.Glob("/sys/fs/cgroup/" + c.id + "*")
+		for _, root := range append(roots, unified...) {
+			err = errors.Join(err, removeCgroupTree(root))
+		}
+		if err == nil {
+			return nil
+		}
+		<-time.After(20 * time.Millisecond)
+	}
+	return fmt.Errorf("remove cgroups: %w", err)
+}
+
+func removeCgroupTree(root string) error {
+	var dirs []string
+	_ = filepath.WalkDir(root, func(path string, d os.DirEntry, err error) error {
+		if err == nil && d.IsDir() {
+			dirs = append(dirs, path)
+		}
+		return nil
+	})
+	for i := len(dirs) - 1; i >= 0; i-- {
+		if err := unix.Rmdir(dirs[i]); err != nil && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("%s: %w", dirs[i], err)
+		}
+	}
+	return nil
+}
+
+// setGates changes the feature gates of a running cluster: it kills the
+// components, which are then restarted with the new gates.
+func (c *cluster) setGates(args []string) error {
+	if len(args) != 1 {
+		return errUsage
+	}
+	if _, ok := featureGates[args[0]]; !ok {
+		return fmt.Errorf("%q: must be default, all, capacity, or no-capacity", args[0])
+	}
+	o, err := c.options()
+	if err != nil {
+		return fmt.Errorf("no cluster in %s: %w", c.dir, err)
+	}
+	o.Gates = args[0]
+	raw, err := json.Marshal(o)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(c.path("options.json"), raw, 0o644); err != nil {
+		return err
+	}
+	pid, err := os.ReadFile(c.path("init.pid"))
+	if err != nil {
+		return err
+	}
+	for _, component := range []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet"} {
+		kill := exec.Command("nsenter", "--target", strings.TrimSpace(string(pid)), "--mount", "--pid", "--",
+			"pkill", "-KILL", "-f", "kube "+component+" ")
+		if out, err := kill.CombinedOutput(); err != nil && o.Nodes > 0 {
+			return fmt.Errorf("kill %s: %w: %s", component, err, out)
+		}
+	}
+	return nil
+}
+
+// load imports image archives into every node of a running cluster.
+func (c *cluster) load(ctx context.Context, archives []string) error {
+	o, err := c.options()
+	if err != nil {
+		return fmt.Errorf("no cluster in %s: %w", c.dir, err)
+	}
+	for i := range o.Nodes {
+		for _, archive := range archives {
+			abs, err := filepath.Abs(archive)
+			if err != nil {
+				return err
+			}
+			importer := exec.CommandContext(ctx, c.path("node"), nodeName(i),
+				o.Bin.Node+"/ctr", "-n", "k8s.io", "images", "import", "--local", abs)
+			if out, err := importer.CombinedOutput(); err != nil {
+				return fmt.Errorf("import %s into %s: %w\n%s", archive, nodeName(i), err, out)
+			}
+		}
+	}
+	return nil
+}
+
+// report writes one line to the status pipe, which `up` reads.
+func report(status io.Writer, format string, args ...any) {
+	// `up` stops reading once the cluster has started, so writing may fail.
+	_, _ = fmt.Fprintf(status, format+"\n", args...)
+}
