@@ -19,96 +19,79 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/shape"
 )
 
-// LinkSpec is a link as it should be.
+// LinkSpec describes the link that Attach creates.
 type LinkSpec struct {
-	Parent    int    // index of the NIC
-	Name      string // in the pod; empty: the lowest free net<N>, N >= 1
-	MAC       net.HardwareAddr
-	MTU       int // bytes; 0: the NIC's
+	// Parent is the interface index of the NIC.
+	Parent int
+	// Name is the name of the link in the pod. If it is empty, Attach uses
+	// net<N> with the lowest N >= 1 that is free.
+	Name string
+	MAC  net.HardwareAddr
+	// MTU is in bytes; 0 means the MTU of the NIC.
+	MTU       int
 	Mode      Mode
 	Addresses []netip.Prefix
 	Routes    []Route
-	Alias     string // for a person who looks; at most 255 bytes
-	// Minor is the class of the link's share; 0: none, the link's frames are
-	// of those that cannot be identified.
+	// Alias is a description for people, at most 255 bytes; "ip link" shows it.
+	Alias string
+	// Minor is the minor number of the share's class. If it is 0, the share
+	// has no class, and its frames queue in the class for unidentified frames.
 	Minor uint16
-	// Rates of the share.
+	// Rates are the rates of the share's class.
 	Rates shape.Rates
-	// SegmentBytes is the largest segment the pod's stack hands down; 0: unchanged.
+	// SegmentBytes is the size of the largest segment that the pod's network
+	// stack passes to the link, in bytes; 0 keeps the kernel's default.
 	SegmentBytes int
 }
 
-// PodNamespace is how a pod's network namespace is reached.
+// PodNamespace gives access to the network namespace of a pod.
 type PodNamespace struct {
-	File   *os.File   // the namespace
-	Socket *rtnl.Conn // opened in it
+	File   *os.File   // descriptor of the namespace
+	Socket *rtnl.Conn // opened in the namespace
 }
 
-// Attachment is a link that exists, and all that is needed to find it again.
+// Attachment identifies a link that Attach created.
 type Attachment struct {
-	Parent int              // index of the NIC
-	NSID   int              // the pod's namespace, as the node's knows it; valid until it is gone
-	Cookie uint64           // of the pod's namespace
-	Index  int              // of the link in the pod
-	Name   string           // of the link in the pod
-	MAC    net.HardwareAddr // as created
+	Parent int              // interface index of the NIC
+	NSID   int              // ID of the pod's namespace in the node's namespace; valid while the pod's exists
+	Cookie uint64           // cookie of the pod's namespace
+	Index  int              // interface index of the link in the pod
+	Name   string           // name of the link in the pod
+	MAC    net.HardwareAddr // address of the link at its creation
 	MTU    int              // bytes
-	Minor  uint16           // class of the share
+	Minor  uint16           // minor number of the share's class
 }
 
-// Attach creates a link in a pod. When it returns, the link is up and what the
-// pod sends and receives through it is held to the share's rates; there is no
-// moment in which it is up and not. After an error nothing is left behind.
+// Attach creates a link in a pod. When it returns, the link is up, and the
+// kernel limits what the pod sends and receives through it to the share's
+// rates. The limits are in place before the link is up, so no frame passes
+// without them. If Attach fails, it removes what it created.
 //
-// A link of the same address that is there already, from an attempt that was
-// cut off, is replaced.
-func (n *Node) Attach(pod PodNamespace, s LinkSpec) (a Attachment, err error) {
-	parent, err := n.parent(s.Parent)
+// If the pod already has a link with the same MAC address, it is left over from
+// an interrupted attempt, and Attach replaces it.
+func (n *Node) Attach(pod PodNamespace, s LinkSpec) (Attachment, error) {
+	nic, err := n.managedNIC(s.Parent)
 	if err != nil {
-		return a, err
+		return Attachment{}, err
 	}
-	a = Attachment{Parent: s.Parent, MAC: s.MAC, Minor: s.Minor}
+	a := Attachment{Parent: s.Parent, MAC: s.MAC, Minor: s.Minor}
 	if a.Cookie, err = pod.Socket.Cookie(); err != nil {
 		return a, err
 	}
 	if a.NSID, err = n.conn.NamespaceID(pod.File); err != nil {
 		return a, err
 	}
-	if a.Name, err = n.create(pod, s); err != nil {
+	if a.Name, err = n.createLink(pod, s); err != nil {
 		return a, err
 	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, n.Detach(a))
-		}
-	}()
-	link, err := findLink(pod.Socket, func(l *netlink.LinkAttrs) bool { return l.Name == a.Name })
-	if err != nil {
-		return a, err
-	}
-	if link == nil {
-		return a, fmt.Errorf("link %s vanished from the pod as it was created", a.Name)
-	}
-	a.Index, a.MTU = link.Index, link.MTU
-	if err := n.failpoints.Do("configure link", func() error { return pod.Socket.Do(configureRequests(a.Index, s)...) }); err != nil {
-		return a, fmt.Errorf("configure %s: %w", a.Name, describe(err, s))
-	}
-	if parent.Enforce && s.Minor != 0 {
-		if err := n.shaper.SetClass(parent.Index, parent.ifb, parent.Rates, s.Minor, s.Rates); err != nil {
-			return a, err
-		}
-		if err := n.classifier.AddMember(n.member(a, parent), netlink.MakeHandle(shape.Major, s.Minor)); err != nil {
-			return a, err
-		}
-	}
-	if err := n.failpoints.Do("bring up link", func() error { return pod.Socket.Do(upRequests(a.Index, s)...) }); err != nil {
-		return a, fmt.Errorf("bring up %s: %w", a.Name, describeUp(err, s))
+	if err := n.setUpLink(pod, nic, &a, s); err != nil {
+		return a, errors.Join(err, n.Detach(a))
 	}
 	return a, nil
 }
 
-// create finds a name and creates the link under it.
-func (n *Node) create(pod PodNamespace, s LinkSpec) (string, error) {
+// createLink chooses a name, creates the link with it, and returns the name.
+func (n *Node) createLink(pod PodNamespace, s LinkSpec) (string, error) {
 	taken := map[string]bool{}
 	leftover, err := findLink(pod.Socket, func(l *netlink.LinkAttrs) bool {
 		taken[l.Name] = true
@@ -118,8 +101,9 @@ func (n *Node) create(pod PodNamespace, s LinkSpec) (string, error) {
 		return "", err
 	}
 	if leftover != nil {
-		if err := n.failpoints.Do("delete link", func() error { return pod.Socket.Do(deleteRequest(leftover.Index)) }); err != nil {
-			return "", fmt.Errorf("remove %s, left by an earlier attempt: %w", leftover.Name, err)
+		err := n.failpoints.Do("delete link", func() error { return pod.Socket.Do(deleteRequest(leftover.Index)) })
+		if err != nil {
+			return "", fmt.Errorf("remove link %s of an earlier attempt: %w", leftover.Name, err)
 		}
 		delete(taken, leftover.Name)
 	}
@@ -128,14 +112,55 @@ func (n *Node) create(pod PodNamespace, s LinkSpec) (string, error) {
 		name = freeName(taken)
 	}
 	if taken[name] {
-		return "", fmt.Errorf("the pod has an interface %s already: choose another interfaceName", name)
+		return "", fmt.Errorf("the pod already has an interface %s: choose another interfaceName", name)
 	}
-	if err := n.failpoints.Do("create link", func() error { return n.conn.Do(createRequest(s, name, int(pod.File.Fd()))) }); err != nil {
-		return "", fmt.Errorf("create macvlan %s: %w", name, describeCreate(err, s))
+	request := createRequest(s, name, int(pod.File.Fd()))
+	if err := n.failpoints.Do("create link", func() error { return n.conn.Do(request) }); err != nil {
+		return "", fmt.Errorf("create macvlan %s: %w", name, describeCreateError(err, s))
 	}
 	return name, nil
 }
 
+// setUpLink configures the link that createLink created, limits the share's
+// bandwidth, and brings the link up. It completes a.
+func (n *Node) setUpLink(pod PodNamespace, nic managedNIC, a *Attachment, s LinkSpec) error {
+	link, err := findLink(pod.Socket, func(l *netlink.LinkAttrs) bool { return l.Name == a.Name })
+	if err != nil {
+		return err
+	}
+	if link == nil {
+		return fmt.Errorf("link %s disappeared from the pod after its creation: does another program delete links?", a.Name)
+	}
+	a.Index, a.MTU = link.Index, link.MTU
+	configure := configureRequests(a.Index, s)
+	if err := n.failpoints.Do("configure link", func() error { return pod.Socket.Do(configure...) }); err != nil {
+		return fmt.Errorf("configure %s: %w", a.Name, describeAddressError(err, s))
+	}
+	if s.Minor != 0 {
+		if err := n.enforce(nic, *a, s.Rates); err != nil {
+			return err
+		}
+	}
+	up := upRequests(a.Index, s)
+	if err := n.failpoints.Do("bring up link", func() error { return pod.Socket.Do(up...) }); err != nil {
+		return fmt.Errorf("bring up %s: %w", a.Name, describeUpError(err, s))
+	}
+	return nil
+}
+
+// enforce creates the share's class and classifies the link's frames. It does
+// nothing if the NIC is managed without enforcement.
+func (n *Node) enforce(nic managedNIC, a Attachment, r shape.Rates) error {
+	if !nic.Enforce {
+		return nil
+	}
+	if err := n.shaper.SetClass(nic.Index, nic.ifb, nic.Rates, a.Minor, r); err != nil {
+		return err
+	}
+	return n.classifier.AddMember(nic.member(a), netlink.MakeHandle(shape.Major, a.Minor))
+}
+
+// freeName returns the first of net1, net2, ... that is not taken.
 func freeName(taken map[string]bool) string {
 	for i := 1; ; i++ {
 		if name := "net" + strconv.Itoa(i); !taken[name] {
@@ -144,8 +169,8 @@ func freeName(taken map[string]bool) string {
 	}
 }
 
-// findLink returns the last link for which match is true; nil if there is
-// none. match sees every link.
+// findLink returns the last link in the namespace of conn for which match
+// returns true, or nil. It calls match for every link.
 func findLink(conn *rtnl.Conn, match func(*netlink.LinkAttrs) bool) (found *netlink.LinkAttrs, err error) {
 	dump := nl.NewNetlinkRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP)
 	dump.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
@@ -165,22 +190,25 @@ func findLink(conn *rtnl.Conn, match func(*netlink.LinkAttrs) bool) (found *netl
 	return found, nil
 }
 
-func (n *Node) member(a Attachment, parent managedNIC) classify.Member {
-	return classify.Member{Parent: a.Parent, Cookie: a.Cookie, MAC: a.MAC, TrustMAC: parent.TrustMAC}
+// member returns the classifier's key for the link of an attachment.
+func (m managedNIC) member(a Attachment) classify.Member {
+	return classify.Member{Parent: a.Parent, Cookie: a.Cookie, MAC: a.MAC, TrustMAC: m.TrustMAC}
 }
 
-// Detach removes a link and what classifies its frames. The share's class
-// stays: see RemoveShare. It is no error if the link, its namespace or its NIC
-// is gone. The ID of a namespace that is gone is used again, so that a link
-// counts as this one only if it has the same address too; one that a pod gave
-// another address goes with the pod.
+// Detach deletes a link and the classifier entries for its frames. It keeps the
+// share's class, which other links of the share may use; see RemoveClass. It
+// returns nil if the link, its namespace, or its NIC no longer exists.
+//
+// The kernel reuses namespace IDs, so Detach deletes a link only if it also has
+// the MAC address of the attachment. A link whose address the pod has changed
+// therefore stays until the pod's namespace ends.
 func (n *Node) Detach(a Attachment) error {
-	failed := n.deleteLink(a)
-	parent, err := n.parent(a.Parent)
-	if errors.Is(err, ErrNotManaged) || !parent.Enforce {
-		return failed
+	err := n.deleteLink(a)
+	nic, enforced := n.enforcedNIC(a.Parent)
+	if !enforced {
+		return err
 	}
-	return errors.Join(failed, n.classifier.RemoveMember(n.member(a, parent)))
+	return errors.Join(err, n.classifier.RemoveMember(nic.member(a)))
 }
 
 func (n *Node) deleteLink(a Attachment) error {
@@ -188,34 +216,36 @@ func (n *Node) deleteLink(a Attachment) error {
 	if err != nil || link == nil || link.HardwareAddr.String() != a.MAC.String() {
 		return err
 	}
-	err = n.failpoints.Do("delete link", func() error { return n.conn.Do(inNamespace(deleteRequest(link.Index), a.NSID)) })
-	if err != nil && !isGone(err) {
+	request := inNamespace(deleteRequest(link.Index), a.NSID)
+	err = n.failpoints.Do("delete link", func() error { return n.conn.Do(request) })
+	if err != nil && !isNotFound(err) {
 		return fmt.Errorf("delete %s from the pod: %w", a.Name, err)
 	}
 	return nil
 }
 
-// Presence is what there is of an attachment.
+// Presence is the part of an attachment that still exists.
 type Presence int
 
-// Presences.
+// Values of Presence.
 const (
-	// LinkThere: as it was attached.
+	// LinkPresent means that the link exists with the MAC address of the attachment.
 	LinkPresent Presence = iota
-	// LinkGone: the namespace may be there, and has no such link.
+	// LinkMissing means that the link does not exist. Its namespace may exist.
 	LinkMissing
-	// NamespaceGone: nothing is there.
+	// NamespaceMissing means that neither the link nor its namespace exists.
 	NamespaceMissing
 )
 
-// Presence asks the kernel. The ID of a namespace that is gone is used again:
-// then it says LinkGone.
+// Presence reports which part of an attachment exists. The kernel reuses
+// namespace IDs: if another namespace now has the ID of the attachment's,
+// Presence returns LinkMissing.
 func (n *Node) Presence(a Attachment) (Presence, error) {
 	link, err := n.linkOf(a)
-	switch {
-	case err != nil:
+	if err != nil {
 		return LinkMissing, err
-	case link != nil && link.HardwareAddr.String() == a.MAC.String():
+	}
+	if link != nil && link.HardwareAddr.String() == a.MAC.String() {
 		return LinkPresent, nil
 	}
 	ids, err := n.conn.NamespaceIDs()
@@ -225,27 +255,25 @@ func (n *Node) Presence(a Attachment) (Presence, error) {
 	return LinkMissing, err
 }
 
-// Restore puts a live link's class and classification back in place, for a
-// plugin that starts.
+// Restore puts back the class and the classifier entries of an existing link.
+// Call it after a restart, and after Manage has changed the NIC.
 func (n *Node) Restore(a Attachment, r shape.Rates) error {
-	parent, err := n.parent(a.Parent)
-	if err != nil || !parent.Enforce {
+	nic, err := n.managedNIC(a.Parent)
+	if err != nil {
 		return err
 	}
-	if err := n.shaper.SetClass(parent.Index, parent.ifb, parent.Rates, a.Minor, r); err != nil {
-		return err
-	}
-	return n.classifier.AddMember(n.member(a, parent), netlink.MakeHandle(shape.Major, a.Minor))
+	return n.enforce(nic, a, r)
 }
 
-// linkOf returns the link's attributes, nil if it is gone.
+// linkOf returns the attributes of the link that has the attachment's index in
+// its namespace, or nil if that is not a macvlan of the attachment's NIC.
 func (n *Node) linkOf(a Attachment) (*netlink.LinkAttrs, error) {
 	if a.Index == 0 {
 		return nil, nil
 	}
 	messages, err := n.conn.Get(inNamespace(getLinkRequest(a.Index), a.NSID))
 	if err != nil {
-		if isGone(err) {
+		if isNotFound(err) {
 			return nil, nil
 		}
 		return nil, fmt.Errorf("look up %s in the pod: %w", a.Name, err)
@@ -255,7 +283,7 @@ func (n *Node) linkOf(a Attachment) (*netlink.LinkAttrs, error) {
 		if err != nil {
 			return nil, err
 		}
-		// The pod may have changed name and address, not what it is made of.
+		// A pod can change the name and the address, but not the type and the parent.
 		if link.Type() == "macvlan" && link.Attrs().ParentIndex == a.Parent {
 			return link.Attrs(), nil
 		}
@@ -263,16 +291,19 @@ func (n *Node) linkOf(a Attachment) (*netlink.LinkAttrs, error) {
 	return nil, nil
 }
 
-func isGone(err error) bool {
+// isNotFound reports whether the kernel refused a request because the link or
+// its namespace does not exist.
+func isNotFound(err error) bool {
 	return errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT)
 }
 
-func describeCreate(err error, s LinkSpec) error {
+// describeCreateError adds the likely cause to an error of createRequest.
+func describeCreateError(err error, s LinkSpec) error {
 	switch {
 	case errors.Is(err, syscall.EINVAL) && s.MTU != 0:
 		return fmt.Errorf("%w: is mtu %d larger than the NIC's?", err, s.MTU)
 	case errors.Is(err, syscall.ENODEV):
-		return fmt.Errorf("%w: is the NIC gone?", err)
+		return fmt.Errorf("%w: was the NIC removed?", err)
 	case errors.Is(err, syscall.EBUSY):
 		return fmt.Errorf("%w: does another driver use the NIC (a bridge, ipvlan)?", err)
 	default:
@@ -280,8 +311,9 @@ func describeCreate(err error, s LinkSpec) error {
 	}
 }
 
-// describe names the address that the kernel refused.
-func describe(err error, s LinkSpec) error {
+// describeAddressError adds the address that the kernel refused to an error of
+// configureRequests.
+func describeAddressError(err error, s LinkSpec) error {
 	var refused *rtnl.Error
 	if errors.As(err, &refused) && refused.Index >= 1 && refused.Index <= len(s.Addresses) {
 		return fmt.Errorf("address %s: %w", s.Addresses[refused.Index-1], err)
@@ -289,21 +321,27 @@ func describe(err error, s LinkSpec) error {
 	return err
 }
 
-// describeUp names the route that the kernel refused.
-func describeUp(err error, s LinkSpec) error {
+// describeUpError adds the route that the kernel refused, or the likely cause,
+// to an error of upRequests.
+func describeUpError(err error, s LinkSpec) error {
 	var refused *rtnl.Error
 	if !errors.As(err, &refused) {
 		return err
 	}
 	if refused.Index >= 1 && refused.Index <= len(s.Routes) {
-		route := s.Routes[refused.Index-1]
-		if errors.Is(err, syscall.EEXIST) {
-			return fmt.Errorf("route to %s: %w: the pod has one already, by its cluster network; choose narrower destinations", route.Destination, err)
-		}
-		return fmt.Errorf("route to %s by %s: %w: is the gateway on one of the addresses' networks?", route.Destination, route.Gateway, err)
+		return describeRouteError(err, s.Routes[refused.Index-1])
 	}
 	if errors.Is(err, syscall.EADDRINUSE) {
 		return fmt.Errorf("%w: another link of the NIC has the address %s", err, s.MAC)
 	}
 	return err
+}
+
+func describeRouteError(err error, r Route) error {
+	if errors.Is(err, syscall.EEXIST) {
+		return fmt.Errorf("route to %s: %w: the pod already has this route, from its cluster network: "+
+			"choose narrower destinations", r.Destination, err)
+	}
+	return fmt.Errorf("route to %s via %s: %w: is the gateway in the network of one of the addresses?",
+		r.Destination, r.Gateway, err)
 }

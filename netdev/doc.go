@@ -1,15 +1,22 @@
-// Package netdev makes shares of a NIC real on a node: which NICs there are
-// (Inventory), a macvlan per share and pod, created in the pod's namespace
-// (Node.Attach), held to its bandwidth on the node (packages classify and
-// shape), and what the kernel says of it afterwards (Node.Read).
+// Package netdev attaches shares of a NIC to pods. It lists the NICs of a node
+// (Inventory), creates a macvlan for each share in the network namespace of the
+// pod (Node.Attach), limits the share's bandwidth on the node (packages
+// classify and shape), and reads the state of the link from the kernel
+// (Node.Read).
 //
-// It knows the kernel and nothing of Kubernetes. It keeps no state of its own
-// beyond which NICs it was told to manage: what a caller wants undone after a
-// restart it must remember (Attachment has all that is needed).
+// The package depends on the kernel and not on Kubernetes. A Node keeps in
+// memory only which NICs it manages, so a caller that has to detach a link
+// after a restart stores the Attachment, which identifies the link.
 //
-// Nothing here enters another network namespace. A pod's namespace is reached
-// by a descriptor of it, to create a link there; by a socket that was opened
-// in it, to configure the link; and by the ID that the node's namespace gives
-// it, to read the link or delete it later. A socket keeps its namespace alive,
-// an ID does not.
+// No function of this package enters another network namespace. A Node works
+// on a pod's namespace in three ways:
+//   - with a file descriptor of the namespace, to create a link in it
+//   - with a socket that was opened in the namespace, to configure the link
+//   - with the ID that the node's namespace assigns to it (NSID), to read or
+//     delete the link later
+//
+// An open socket or descriptor keeps its namespace alive, an ID does not.
+//
+// Unless a name or comment says otherwise, rates are in bits per second, and
+// sizes and MTUs are in bytes.
 package netdev

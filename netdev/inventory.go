@@ -15,46 +15,49 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// NIC is a link of the node that shares could be made of.
+// NIC is a network interface of the node that can be the parent of macvlans.
 type NIC struct {
 	Name  string
 	Index int
 	MAC   net.HardwareAddr
-	// PermanentMAC is what the hardware was made with; nil for virtual links.
+	// PermanentMAC is the address that the hardware reports; nil for virtual interfaces.
 	PermanentMAC net.HardwareAddr
 	MTU          int // bytes
-	// Speed of the link in bits per second; 0 if it reports none.
+	// Speed is in bits per second; 0 if the driver reports none.
 	Speed uint64
-	// Driver is the kernel driver's name; empty for virtual links.
+	// Driver is the name of the kernel driver; empty for virtual interfaces.
 	Driver string
-	// PCIBusID as sysfs writes it (0000:3b:00.0); empty if not on PCI.
+	// PCIBusID is the PCI address in the format of sysfs (0000:3b:00.0); empty
+	// if the NIC is not a PCI device.
 	PCIBusID string
-	Up       bool
-	Carrier  bool
-	// DefaultRoute: the node itself is reached through it.
+	// Up is the administrative state.
+	Up bool
+	// Carrier reports whether the NIC has a link at the physical layer.
+	Carrier bool
+	// DefaultRoute reports whether a default route of the node uses the NIC.
 	DefaultRoute bool
-	// Master is the bridge or bond that the link belongs to; empty if none.
-	// No macvlan can be made of such a link.
+	// Master is the name of the bridge or bond that the NIC is a port of; empty
+	// if none. The kernel refuses to create macvlans on such a port.
 	Master string
 }
 
-// Inventory reads which NICs there are.
+// Inventory lists the NICs of the caller's network namespace.
 type Inventory struct {
 	sysfs string
 }
 
-// NewInventory returns an inventory that reads hardware attributes below
-// sysfs, usually /sys.
+// NewInventory returns an Inventory that reads hardware attributes from the
+// sysfs mounted at sysfs, usually /sys.
 func NewInventory(sysfs string) *Inventory { return &Inventory{sysfs: sysfs} }
 
-// Sysfs is where hardware attributes are read.
+// Sysfs returns the file system from which the Inventory reads hardware attributes.
 func (i *Inventory) Sysfs() fs.ReadLinkFS {
-	sysfs, _ := os.DirFS(i.sysfs).(fs.ReadLinkFS) // it always is one
+	sysfs, _ := os.DirFS(i.sysfs).(fs.ReadLinkFS) // os.DirFS documents that it implements it
 	return sysfs
 }
 
-// List returns the links of this network namespace, ordered by name, without
-// those that exist only on top of others.
+// List returns the NICs ordered by name. It omits the loopback interface, IFB
+// devices, and interfaces that are stacked on a NIC (macvlan, macvtap, ipvlan).
 func (i *Inventory) List() ([]NIC, error) {
 	links, err := listLinks()
 	if err != nil {
@@ -70,28 +73,41 @@ func (i *Inventory) List() ([]NIC, error) {
 	}
 	var nics []NIC
 	for _, l := range links {
+		if !isNIC(l) {
+			continue
+		}
 		a := l.Attrs()
-		switch {
-		case a.Flags&net.FlagLoopback != 0:
-			continue
-		case l.Type() == "ifb" || l.Type() == "macvlan" || l.Type() == "macvtap" || l.Type() == "ipvlan":
-			continue
-		}
 		nic := NIC{
-			Name: a.Name, Index: a.Index, MAC: a.HardwareAddr, MTU: a.MTU, Master: names[a.MasterIndex],
-			PermanentMAC: a.PermHWAddr, Up: a.Flags&net.FlagUp != 0, Carrier: a.RawFlags&unix.IFF_LOWER_UP != 0,
+			Name:         a.Name,
+			Index:        a.Index,
+			MAC:          a.HardwareAddr,
+			PermanentMAC: a.PermHWAddr,
+			MTU:          a.MTU,
+			Up:           a.Flags&net.FlagUp != 0,
+			Carrier:      a.RawFlags&unix.IFF_LOWER_UP != 0,
 			DefaultRoute: defaults[a.Index],
+			Master:       names[a.MasterIndex],
 		}
-		i.hardware(&nic)
+		i.addHardware(&nic)
 		nics = append(nics, nic)
 	}
 	sort.Slice(nics, func(a, b int) bool { return nics[a].Name < nics[b].Name })
 	return nics, nil
 }
 
-// dumpRetries bounds how often a dump is repeated that a change interrupted.
+func isNIC(l netlink.Link) bool {
+	switch l.Type() {
+	case "ifb", "macvlan", "macvtap", "ipvlan":
+		return false
+	}
+	return l.Attrs().Flags&net.FlagLoopback == 0
+}
+
+// dumpRetries is the maximum number of attempts at a dump. The kernel
+// interrupts a dump when the dumped objects change.
 const dumpRetries = 10
 
+// listLinks returns the links of the caller's network namespace.
 func listLinks() (links []netlink.Link, err error) {
 	for range dumpRetries {
 		if links, err = netlink.LinkList(); !errors.Is(err, netlink.ErrDumpInterrupted) {
@@ -104,6 +120,7 @@ func listLinks() (links []netlink.Link, err error) {
 	return links, nil
 }
 
+// defaultRouteLinks returns the interface indexes that default routes use.
 func defaultRouteLinks() (map[int]bool, error) {
 	var routes []netlink.Route
 	var err error
@@ -117,10 +134,8 @@ func defaultRouteLinks() (map[int]bool, error) {
 	}
 	links := map[int]bool{}
 	for _, r := range routes {
-		if r.Dst != nil {
-			if ones, _ := r.Dst.Mask.Size(); ones != 0 {
-				continue
-			}
+		if !isDefault(r) {
+			continue
 		}
 		links[r.LinkIndex] = true
 		for _, hop := range r.MultiPath {
@@ -130,9 +145,17 @@ func defaultRouteLinks() (map[int]bool, error) {
 	return links, nil
 }
 
-// hardware fills in what sysfs knows. What it does not know stays empty:
-// virtual links have no device, links that are down no speed.
-func (i *Inventory) hardware(nic *NIC) {
+func isDefault(r netlink.Route) bool {
+	if r.Dst == nil {
+		return true
+	}
+	ones, _ := r.Dst.Mask.Size()
+	return ones == 0
+}
+
+// addHardware sets the attributes that sysfs has. The others stay empty: a
+// virtual interface has no device, and an interface that is down has no speed.
+func (i *Inventory) addHardware(nic *NIC) {
 	dir := filepath.Join(i.sysfs, "class/net", nic.Name)
 	if raw, err := os.ReadFile(filepath.Join(dir, "speed")); err == nil {
 		if mbps, err := strconv.ParseInt(strings.TrimSpace(string(raw)), 10, 64); err == nil && mbps > 0 {

@@ -8,28 +8,30 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Mode says whether a NIC's links reach each other.
+// Mode is the mode of a macvlan: whether it can reach other macvlans of the NIC.
 type Mode uint32
 
-// Modes, as linux/if_link.h numbers them.
+// Values of Mode, the numbers of enum macvlan_mode in linux/if_link.h.
 const (
 	// Private isolates the links of a NIC from each other.
 	Private Mode = 1
-	// Bridge lets them reach each other without the wire.
+	// Bridge switches frames between the links of a NIC inside the node.
 	Bridge Mode = 4
 )
 
 // Route is a route through a link.
 type Route struct {
 	Destination netip.Prefix
-	Gateway     netip.Addr // invalid: the destination is on the link
+	Gateway     netip.Addr // the zero value means that the destination is on the link
 }
 
-// The requests below are pure: what to say, to whom is the caller's choice.
+// The functions below build netlink requests. The caller chooses the socket to
+// send them through.
 
-// createRequest creates a macvlan of the NIC parent, directly in the namespace
-// of the descriptor nsfd, down. It is sent in the NIC's namespace: moving a
-// link afterwards would hold the kernel's RTNL lock for 16 to 20 ms.
+// createRequest creates a macvlan that is down. The caller sends the request in
+// the NIC's namespace, and the kernel creates the link in the namespace that
+// the descriptor nsfd refers to. Moving the link there later would hold the
+// kernel's RTNL lock for 16 to 20 ms.
 func createRequest(s LinkSpec, name string, nsfd int) *nl.NetlinkRequest {
 	r := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL)
 	r.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
@@ -48,10 +50,12 @@ func createRequest(s LinkSpec, name string, nsfd int) *nl.NetlinkRequest {
 	return r
 }
 
-// configureRequests give a link that is down its alias, addresses and largest
-// segment. The kernel ignores an alias at creation.
+// configureRequests set the alias, the maximum segment size, and the addresses
+// of a link that is down. They are separate from createRequest because the
+// kernel ignores an alias when it creates a link. Request i, from 1, adds
+// address i-1; describeAddressError depends on this.
 func configureRequests(index int, s LinkSpec) []*nl.NetlinkRequest {
-	set := setLink(index)
+	set := setLinkRequest(index)
 	if s.Alias != "" {
 		set.AddData(nl.NewRtAttr(unix.IFLA_IFALIAS, []byte(s.Alias)))
 	}
@@ -65,7 +69,9 @@ func configureRequests(index int, s LinkSpec) []*nl.NetlinkRequest {
 	return requests
 }
 
-// upRequests bring a link up and add its routes, which need it up.
+// upRequests bring a link up and then add its routes, because the kernel
+// accepts routes only for links that are up. Request i, from 1, adds route i-1;
+// describeUpError depends on this.
 func upRequests(index int, s LinkSpec) []*nl.NetlinkRequest {
 	up := nl.NewNetlinkRequest(unix.RTM_NEWLINK, 0)
 	msg := nl.NewIfInfomsg(unix.AF_UNSPEC)
@@ -78,7 +84,7 @@ func upRequests(index int, s LinkSpec) []*nl.NetlinkRequest {
 	return requests
 }
 
-func setLink(index int) *nl.NetlinkRequest {
+func setLinkRequest(index int) *nl.NetlinkRequest {
 	r := nl.NewNetlinkRequest(unix.RTM_SETLINK, 0)
 	msg := nl.NewIfInfomsg(unix.AF_UNSPEC)
 	msg.Index = int32(index)
@@ -98,7 +104,8 @@ func addressRequest(index int, p netip.Prefix) *nl.NetlinkRequest {
 	msg := nl.NewIfAddrmsg(int(family(p.Addr())))
 	msg.Index, msg.Prefixlen = uint32(index), uint8(p.Bits())
 	if p.Addr().Is6() {
-		// Duplicate address detection would keep the address unusable for 1.5 s.
+		// Without this flag, duplicate address detection makes the address
+		// unusable for 1.5 s.
 		msg.Flags = unix.IFA_F_NODAD
 	}
 	r.AddData(msg)
@@ -110,6 +117,7 @@ func addressRequest(index int, p netip.Prefix) *nl.NetlinkRequest {
 	return r
 }
 
+// broadcast returns the IPv4 broadcast address of a prefix.
 func broadcast(p netip.Prefix) netip.Addr {
 	b := p.Addr().As4()
 	for bit := p.Bits(); bit < 32; bit++ {
@@ -146,7 +154,7 @@ func deleteRequest(index int) *nl.NetlinkRequest {
 	return r
 }
 
-// inNamespace makes a link request act on the namespace with that ID.
+// inNamespace makes a link request act on the namespace with the ID nsid.
 func inNamespace(r *nl.NetlinkRequest, nsid int) *nl.NetlinkRequest {
 	r.AddData(nl.NewRtAttr(unix.IFLA_TARGET_NETNSID, nl.Uint32Attr(uint32(nsid))))
 	return r
@@ -160,5 +168,5 @@ func getLinkRequest(index int) *nl.NetlinkRequest {
 	return r
 }
 
-// parseLink reads an RTM_NEWLINK message.
+// parseLink parses the payload of an RTM_NEWLINK message.
 func parseLink(payload []byte) (netlink.Link, error) { return netlink.LinkDeserialize(nil, payload) }

@@ -6,14 +6,17 @@ import (
 	"net"
 )
 
-// MAC derives the hardware address of a link from what it belongs to: locally
-// administered, unicast, 40 bits of a hash. The cookie of the namespace is part
-// of it because a pod's next sandbox may come while the last one still holds
-// its address, and a NIC has no address twice.
+// MAC derives the MAC address of a link from the share, the pod, and the cookie
+// of the pod's network namespace. The address is unicast and locally
+// administered; the last 40 bits are a hash of the arguments.
+//
+// The hash includes the cookie because a pod can get a new sandbox while its
+// previous one still has a link, and two links of a NIC cannot have the same
+// address.
 func MAC(claimUID, device, shareID, podUID string, cookie uint64) net.HardwareAddr {
 	h := sha256.New()
 	for _, part := range []string{claimUID, device, shareID, podUID} {
-		// The length keeps ("ab", "c") apart from ("a", "bc").
+		// The length distinguishes ("ab", "c") from ("a", "bc").
 		h.Write(binary.BigEndian.AppendUint32(nil, uint32(len(part))))
 		h.Write([]byte(part))
 	}

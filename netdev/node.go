@@ -14,54 +14,57 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/shape"
 )
 
-// Node is the node's side of the network: the NICs that are handed to us and
-// what is needed to work on them. It is safe for concurrent use.
+// Node manages the NICs of the network namespace in which it was created, and
+// the links of shares on them. It is safe for concurrent use.
 type Node struct {
 	conn       *rtnl.Conn
 	shaper     *shape.HTB
 	cookie     uint64 // of the node's network namespace
-	port       uint32 // of conn: events of our own doing bear it
+	portID     uint32 // of conn; the kernel's events for requests of this Node have it
 	bpffs      string
 	keys       []classify.Key
 	failpoints failpoint.Injector
 
 	mu         sync.Mutex
-	classifier *classify.Classifier // opened with the first NIC that is enforced
-	managed    map[int]managedNIC   // by the NIC's index
+	classifier *classify.Classifier // nil until Manage gets the first NIC to enforce
+	managed    map[int]managedNIC   // by interface index
 }
 
+// managedNIC is a NIC for which Manage was called.
 type managedNIC struct {
 	NICConfig
-	ifb int
+	ifb int // index of the IFB device; 0 without Enforce
 }
 
-// NICConfig is a NIC that is handed to us.
+// NICConfig is the desired state of a NIC.
 type NICConfig struct {
 	Name  string
 	Index int
 	MAC   []byte
-	// Enforce holds shares to their bandwidth.
+	// Enforce limits shares to their bandwidth.
 	Enforce bool
-	// Rates of the NIC. Unused without Enforce.
+	// Rates are the NIC's rates. Manage ignores them without Enforce.
 	Rates shape.NICRates
-	// TakeOver replaces a root qdisc that somebody configured.
+	// TakeOver permits Manage to replace a root qdisc that another program or
+	// an administrator configured.
 	TakeOver bool
-	// TrustMAC lets frames without a socket count as the share's whose
-	// source address they bear.
+	// TrustMAC assigns a frame that has no socket to the share whose link has
+	// the frame's source address.
 	TrustMAC bool
 }
 
-// Options of a Node.
+// Options configure a Node.
 type Options struct {
-	// BPFFS is where the BPF file system is mounted; default /sys/fs/bpf.
+	// BPFFS is the mount point of the BPF file system; default /sys/fs/bpf.
 	BPFFS string
-	// Keys restricts what senders are told apart by; default all, strongest first.
+	// Keys are the classifier keys that the Node may use; default all of them,
+	// strongest first. See classify.Open.
 	Keys []classify.Key
-	// Failpoints that changes go through; default none.
+	// Failpoints intercepts operations that change the kernel's state; default none.
 	Failpoints failpoint.Injector
 }
 
-// NewNode returns the network of the caller's network namespace.
+// NewNode returns a Node for the caller's network namespace.
 func NewNode(o Options) (*Node, error) {
 	conn, err := rtnl.Open()
 	if err != nil {
@@ -71,17 +74,27 @@ func NewNode(o Options) (*Node, error) {
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
-	port, err := conn.PortID()
+	portID, err := conn.PortID()
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
 	if o.BPFFS == "" {
 		o.BPFFS = "/sys/fs/bpf"
 	}
-	return &Node{conn: conn, shaper: shape.New(conn, o.Failpoints), cookie: cookie, port: port, bpffs: o.BPFFS, keys: o.Keys, failpoints: o.Failpoints, managed: map[int]managedNIC{}}, nil
+	return &Node{
+		conn:       conn,
+		shaper:     shape.New(conn, o.Failpoints),
+		cookie:     cookie,
+		portID:     portID,
+		bpffs:      o.BPFFS,
+		keys:       o.Keys,
+		failpoints: o.Failpoints,
+		managed:    map[int]managedNIC{},
+	}, nil
 }
 
-// Close releases what the Node holds open. Links, queues and classes stay.
+// Close closes the sockets and BPF objects of the Node. Links, queues, and
+// classes stay in the kernel.
 func (n *Node) Close() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -92,10 +105,11 @@ func (n *Node) Close() error {
 	return err
 }
 
-// Cookie is the cookie of the node's own network namespace.
+// Cookie returns the cookie of the node's network namespace.
 func (n *Node) Cookie() uint64 { return n.cookie }
 
-// ClassifierKey tells what senders are told apart by; "" as long as nothing is enforced.
+// ClassifierKey returns the key by which the classifier identifies senders, or
+// "" if no NIC has been managed with Enforce yet.
 func (n *Node) ClassifierKey() classify.Key {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -105,44 +119,57 @@ func (n *Node) ClassifierKey() classify.Key {
 	return n.classifier.Key()
 }
 
-// Manage makes a NIC what p says, whatever it is now: handed to us, or handed
-// to us without enforcement. It is called again and again; it changes what is
-// not as it should be, and reports whether there was such a thing. Then what
-// shares had on the NIC may be gone: see Restore.
-func (n *Node) Manage(p NICConfig) (changed bool, err error) {
+// Manage brings a NIC into the state that c describes. With Enforce, it sets up
+// queues and the classifier. Without Enforce, it removes them, even if an
+// earlier process set them up.
+//
+// Manage is idempotent; call it repeatedly to repair what other programs have
+// changed. It reports whether it changed anything. If it did, classes and
+// classifier entries of shares on the NIC may be missing: call Restore for each
+// attachment.
+func (n *Node) Manage(c NICConfig) (changed bool, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	old, known := n.managed[p.Index]
-	if !p.Enforce {
-		changed, err = n.unmanage(p.Name, p.Index)
-		n.managed[p.Index] = managedNIC{NICConfig: p}
+	if !c.Enforce {
+		changed, err = n.removeEnforcement(c.Name, c.Index)
+		n.managed[c.Index] = managedNIC{NICConfig: c}
 		return changed, err
 	}
-	if n.classifier == nil {
-		if n.classifier, err = classify.Open(n.bpffs, n.failpoints, n.keys...); err != nil {
-			return false, err
-		}
-	}
-	if known && reflect.DeepEqual(old.NICConfig, p) {
-		intact, err := n.intact(old)
-		if err != nil || intact {
-			return false, err
-		}
-	}
-	if known && old.Name != p.Name { // the link was renamed
-		if err := n.shaper.RemoveIFB(old.Name); err != nil {
-			return false, err
-		}
-	}
-	ifb, err := n.shaper.Setup(p.Name, p.Index, p.Rates, p.TakeOver)
-	if err != nil {
+	if err := n.openClassifier(); err != nil {
 		return false, err
 	}
-	n.managed[p.Index] = managedNIC{NICConfig: p, ifb: ifb}
-	return true, n.classifier.Attach(classify.NIC{Index: p.Index, IFBIndex: ifb, MAC: p.MAC, HostCookie: n.cookie, Major: shape.Major, TrustMAC: p.TrustMAC})
+	if old, known := n.managed[c.Index]; known {
+		if reflect.DeepEqual(old.NICConfig, c) {
+			intact, err := n.isIntact(old)
+			if err != nil || intact {
+				return false, err
+			}
+		}
+		if old.Name != c.Name { // the interface was renamed
+			if err := n.shaper.RemoveIFB(old.Name); err != nil {
+				return false, err
+			}
+		}
+	}
+	return n.setUpEnforcement(c)
 }
 
-func (n *Node) intact(m managedNIC) (bool, error) {
+// openClassifier loads the classifier if it is not loaded yet. The caller holds n.mu.
+func (n *Node) openClassifier() error {
+	if n.classifier != nil {
+		return nil
+	}
+	classifier, err := classify.Open(n.bpffs, n.failpoints, n.keys...)
+	if err != nil {
+		return err
+	}
+	n.classifier = classifier
+	return nil
+}
+
+// isIntact reports whether the NIC's queues and classifier programs are in the
+// state in which setUpEnforcement left them. The caller holds n.mu.
+func (n *Node) isIntact(m managedNIC) (bool, error) {
 	intact, err := n.shaper.Intact(m.Name, m.Index, m.ifb, m.Rates)
 	if err != nil || !intact {
 		return false, err
@@ -150,54 +177,91 @@ func (n *Node) intact(m managedNIC) (bool, error) {
 	return n.classifier.Attached(m.Index)
 }
 
-// Unmanage gives a NIC back as it was, also one that an earlier process managed.
-// The caller has detached its shares. It reports whether there was anything of
-// ours.
+// setUpEnforcement sets up the NIC's queues and attaches the classifier. It
+// reports whether it may have changed the NIC. The caller holds n.mu.
+func (n *Node) setUpEnforcement(c NICConfig) (changed bool, err error) {
+	ifb, err := n.shaper.Setup(c.Name, c.Index, c.Rates, c.TakeOver)
+	if err != nil {
+		return false, err
+	}
+	n.managed[c.Index] = managedNIC{NICConfig: c, ifb: ifb}
+	return true, n.classifier.Attach(classify.NIC{
+		Index:      c.Index,
+		IFBIndex:   ifb,
+		MAC:        c.MAC,
+		HostCookie: n.cookie,
+		Major:      shape.Major,
+		TrustMAC:   c.TrustMAC,
+	})
+}
+
+// Unmanage removes the queues and the classifier from a NIC, even if an earlier
+// process set them up, and stops managing the NIC. The kernel then uses its
+// default qdisc again. The caller must have detached the links of the NIC.
+// Unmanage reports whether it found anything to remove.
 func (n *Node) Unmanage(name string, index int) (found bool, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	delete(n.managed, index)
-	return n.unmanage(name, index)
+	return n.removeEnforcement(name, index)
 }
 
-// unmanage undoes Manage. It is called with the lock held. A NIC that is gone took
-// its queues along; its IFB device may serve a namesake by now.
-func (n *Node) unmanage(name string, index int) (found bool, err error) {
+// removeEnforcement undoes setUpEnforcement and reports whether it found
+// anything to remove. The caller holds n.mu.
+func (n *Node) removeEnforcement(name string, index int) (found bool, err error) {
 	if n.classifier != nil {
 		err = n.classifier.RemoveNIC(index)
 	}
-	link, lookErr := netlink.LinkByIndex(index)
-	if lookErr != nil {
-		for _, other := range n.managed {
-			if other.Name == name && other.Index != index {
-				return true, err
-			}
-		}
-		return true, errors.Join(err, n.shaper.RemoveIFB(name))
+	link, lookupErr := netlink.LinkByIndex(index)
+	if lookupErr != nil {
+		return true, errors.Join(err, n.removeIFBOfMissingNIC(name, index))
 	}
+	found, removeErr := n.removeFromLink(link.Attrs().Name, name, index)
+	return found, errors.Join(err, removeErr)
+}
+
+// removeIFBOfMissingNIC removes the IFB device of a NIC that does not exist any
+// more; the kernel has removed the queues with the NIC. The device stays if
+// another managed NIC has the same name now, because it uses the device.
+func (n *Node) removeIFBOfMissingNIC(name string, index int) error {
+	for _, other := range n.managed {
+		if other.Name == name && other.Index != index {
+			return nil
+		}
+	}
+	return n.shaper.RemoveIFB(name)
+}
+
+// removeFromLink removes the classifier programs and the queues from an
+// existing NIC. name is the name under which the NIC was managed; currentName
+// differs from it if the interface was renamed.
+func (n *Node) removeFromLink(currentName, name string, index int) (found bool, err error) {
 	classified, detachErr := classify.Detach(index, n.failpoints)
 	owned, ownedErr := shape.Owned(index)
-	if err = errors.Join(err, detachErr, ownedErr); !owned {
+	err = errors.Join(detachErr, ownedErr)
+	if !owned {
 		return classified, err
 	}
-	if now := link.Attrs().Name; now != name {
-		err = errors.Join(err, n.shaper.RemoveIFB(now))
+	if currentName != name {
+		err = errors.Join(err, n.shaper.RemoveIFB(currentName))
 	}
 	return true, errors.Join(err, n.shaper.Teardown(name, index))
 }
 
-// RemovePins takes the classifier's maps off the BPF file system. No NIC may be
-// managed any more.
+// RemovePins removes the classifier's maps from the BPF file system. Call it
+// after Unmanage was called for every NIC.
 func (n *Node) RemovePins() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return classify.RemovePins(n.bpffs, n.failpoints)
 }
 
-// ErrNotManaged means that the NIC was not handed to us, or is gone.
+// ErrNotManaged means that Manage was not called for the NIC, or that Unmanage
+// was called since.
 var ErrNotManaged = errors.New("NIC is not managed")
 
-func (n *Node) parent(index int) (managedNIC, error) {
+// managedNIC returns the NIC with that index, or ErrNotManaged.
+func (n *Node) managedNIC(index int) (managedNIC, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	m, ok := n.managed[index]
@@ -207,28 +271,39 @@ func (n *Node) parent(index int) (managedNIC, error) {
 	return m, nil
 }
 
-// RemoveClass removes a share's class. The caller has detached its links. It
-// is no error if the NIC or the class is gone.
-func (n *Node) RemoveClass(parent int, minor uint16) error {
-	m, err := n.parent(parent)
-	if errors.Is(err, ErrNotManaged) || !m.Enforce {
-		return nil
-	}
-	return n.shaper.RemoveClass(m.Index, m.ifb, minor)
+// enforcedNIC returns the NIC with that index. ok is false if the NIC is not
+// managed, or managed without enforcement.
+func (n *Node) enforcedNIC(index int) (m managedNIC, ok bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	m, ok = n.managed[index]
+	return m, ok && m.Enforce
 }
 
-// Traffic returns the bytes, with Ethernet headers, that a NIC's queues have
-// sent and received. It does not count frames that arrive for the node itself,
-// because they are not queued.
-func (n *Node) Traffic(parent int) (sent, received uint64, err error) {
-	m, err := n.parent(parent)
-	if err != nil || !m.Enforce {
-		return 0, 0, errors.Join(err, ErrNotManaged)
+// RemoveClass removes the class of a share from a NIC. The caller must have
+// detached the links of the share. RemoveClass returns nil if the NIC or the
+// class does not exist.
+func (n *Node) RemoveClass(parent int, minor uint16) error {
+	nic, enforced := n.enforcedNIC(parent)
+	if !enforced {
+		return nil
 	}
-	out, err := n.shaper.RootClass(m.Index)
+	return n.shaper.RemoveClass(nic.Index, nic.ifb, minor)
+}
+
+// Traffic returns how many bytes the NIC's queues have sent and received,
+// including Ethernet headers. It does not count frames that arrive for the node
+// itself, because they do not pass a queue. It returns ErrNotManaged if the NIC
+// is not managed with enforcement.
+func (n *Node) Traffic(parent int) (sent, received uint64, err error) {
+	nic, enforced := n.enforcedNIC(parent)
+	if !enforced {
+		return 0, 0, fmt.Errorf("%w: link %d", ErrNotManaged, parent)
+	}
+	out, err := n.shaper.RootClass(nic.Index)
 	if err != nil {
 		return 0, 0, err
 	}
-	in, err := n.shaper.RootClass(m.ifb)
+	in, err := n.shaper.RootClass(nic.ifb)
 	return out.SentBytes, in.SentBytes, err
 }

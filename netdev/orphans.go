@@ -14,27 +14,29 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/shape"
 )
 
-// LinkKey is what a link is known by on the node, whatever its namespace.
+// LinkKey identifies a link on the node, independently of the link's namespace.
+// A NIC does not accept two links with the same MAC address.
 type LinkKey struct {
-	Parent int
+	Parent int // interface index of the NIC
 	MAC    [6]byte
 }
 
-// KeyOf returns the key of a link.
+// NewLinkKey returns the key of the link with the address mac on the NIC parent.
 func NewLinkKey(parent int, mac net.HardwareAddr) LinkKey {
 	k := LinkKey{Parent: parent}
 	copy(k.MAC[:], mac)
 	return k
 }
 
-// Classes returns the minor numbers of the classes that shares have on a NIC.
+// Classes returns the minor numbers of all classes of shares on a NIC or its
+// IFB device. The result is empty if the NIC is managed without enforcement.
 func (n *Node) Classes(parent int) (map[uint16]bool, error) {
-	m, err := n.parent(parent)
-	if err != nil || !m.Enforce {
+	nic, err := n.managedNIC(parent)
+	if err != nil || !nic.Enforce {
 		return nil, err
 	}
 	minors := map[uint16]bool{}
-	for _, dev := range []int{m.Index, m.ifb} {
+	for _, dev := range []int{nic.Index, nic.ifb} {
 		states, err := n.shaper.ShareClasses(dev)
 		if err != nil {
 			return nil, err
@@ -46,30 +48,34 @@ func (n *Node) Classes(parent int) (map[uint16]bool, error) {
 	return minors, nil
 }
 
-// Members returns the links that the classifier knows, of all NICs.
+// Members returns the links that the classifier has entries for, of all NICs.
 func (n *Node) Members() ([]classify.Member, error) {
-	n.mu.Lock()
-	c := n.classifier
-	n.mu.Unlock()
+	c := n.openedClassifier()
 	if c == nil {
 		return nil, nil
 	}
 	return c.Members()
 }
 
-// Declassify makes the classifier forget a link.
+// RemoveMember removes the classifier entries of a link.
 func (n *Node) RemoveMember(m classify.Member) error {
-	n.mu.Lock()
-	c := n.classifier
-	n.mu.Unlock()
+	c := n.openedClassifier()
 	if c == nil {
 		return nil
 	}
 	return c.RemoveMember(m)
 }
 
-// Links returns the macvlans of this namespace's links in all namespaces that
-// have an ID here: every namespace that a share was ever attached to has one.
+// openedClassifier returns the classifier, or nil if it is not loaded.
+func (n *Node) openedClassifier() *classify.Classifier {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.classifier
+}
+
+// Links returns the keys of the macvlans in all namespaces that have an ID in
+// the node's namespace. Attach assigns an ID to the pod's namespace, so the
+// result includes every link of a share.
 func (n *Node) Links() (map[LinkKey]bool, error) {
 	ids, err := n.conn.NamespaceIDs()
 	if err != nil {
@@ -77,18 +83,19 @@ func (n *Node) Links() (map[LinkKey]bool, error) {
 	}
 	links := map[LinkKey]bool{}
 	for _, id := range ids {
-		if err := n.linksIn(id, links); err != nil {
+		if err := n.addLinksIn(id, links); err != nil {
 			return nil, err
 		}
 	}
 	return links, nil
 }
 
-func (n *Node) linksIn(nsid int, links map[LinkKey]bool) error {
+// addLinksIn adds the keys of the macvlans in a namespace to links.
+func (n *Node) addLinksIn(nsid int, links map[LinkKey]bool) error {
 	dump := nl.NewNetlinkRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP)
 	dump.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
 	messages, err := n.conn.Dump(inNamespace(dump, nsid))
-	if isGone(err) {
+	if isNotFound(err) {
 		return nil
 	}
 	if err != nil {
@@ -106,8 +113,8 @@ func (n *Node) linksIn(nsid int, links map[LinkKey]bool) error {
 	return nil
 }
 
-// StrayIFBs returns the names of IFB devices of ours whose NIC is gone, or has
-// no queues of ours.
+// OrphanIFBs returns the names of this driver's IFB devices whose NIC does not
+// exist or does not have this driver's queues.
 func (n *Node) OrphanIFBs() (names []string, err error) {
 	links, err := listLinks()
 	if err != nil {
@@ -118,11 +125,12 @@ func (n *Node) OrphanIFBs() (names []string, err error) {
 	for _, l := range links {
 		owned, ownedErr := shape.Owned(l.Attrs().Index)
 		err = errors.Join(err, ownedErr)
-		switch {
-		case !owned:
-		case l.Type() == "ifb":
+		if !owned {
+			continue
+		}
+		if l.Type() == "ifb" {
 			ifbs = append(ifbs, l.Attrs().Name)
-		default:
+		} else {
 			used[shape.IFBName(l.Attrs().Name)] = true
 		}
 	}
@@ -132,7 +140,8 @@ func (n *Node) OrphanIFBs() (names []string, err error) {
 	return slices.DeleteFunc(ifbs, func(name string) bool { return used[name] }), nil
 }
 
-// RemoveIFB removes an IFB device that StrayIFBs named.
+// RemoveIFB deletes an IFB device by the name that OrphanIFBs returned. It
+// returns nil if the device does not exist.
 func (n *Node) RemoveIFB(name string) error {
 	link, err := netlink.LinkByName(name)
 	if errors.As(err, &netlink.LinkNotFoundError{}) {

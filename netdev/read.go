@@ -1,7 +1,6 @@
 package netdev
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -14,57 +13,68 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/shape"
 )
 
-// LinkState is a link as the kernel has it now.
+// LinkState is the state of a link in the kernel.
 type LinkState struct {
 	Exists    bool
 	Name      string
 	MAC       net.HardwareAddr
 	MTU       int  // bytes
-	Up        bool // set up by its owner
-	Carrier   bool // and the NIC has a link
+	Up        bool // administrative state
+	Carrier   bool // whether the NIC has a link at the physical layer
 	Addresses []netip.Prefix
-	// Send and Receive are the share's classes; nil where there is none or
-	// the link's frames do not select it.
+	// Send and Receive are the rates that the kernel enforces on the link's
+	// frames; nil if the frames do not select a class or the class does not
+	// exist.
 	Send, Receive *shape.Rates
 }
 
-// Read asks the kernel about a link. A link that is gone is no error.
+// Read returns the current state of a link. If the link does not exist, it
+// returns the zero LinkState and no error.
 func (n *Node) Read(a Attachment) (LinkState, error) {
-	var s LinkState
 	link, err := n.linkOf(a)
 	if err != nil || link == nil {
-		return s, err
+		return LinkState{}, err
 	}
-	s = LinkState{Exists: true, Name: link.Name, MAC: link.HardwareAddr, MTU: link.MTU,
-		Up: link.Flags&net.FlagUp != 0, Carrier: link.OperState == netlink.OperUp || link.RawFlags&unix.IFF_LOWER_UP != 0}
+	s := LinkState{
+		Exists:  true,
+		Name:    link.Name,
+		MAC:     link.HardwareAddr,
+		MTU:     link.MTU,
+		Up:      link.Flags&net.FlagUp != 0,
+		Carrier: link.OperState == netlink.OperUp || link.RawFlags&unix.IFF_LOWER_UP != 0,
+	}
 	if s.Addresses, err = n.addresses(a); err != nil {
 		return s, err
 	}
 	return s, n.readClasses(a, &s)
 }
 
+// readClasses sets s.Send and s.Receive.
 func (n *Node) readClasses(a Attachment, s *LinkState) error {
-	parent, err := n.parent(a.Parent)
-	if errors.Is(err, ErrNotManaged) || !parent.Enforce {
+	nic, enforced := n.enforcedNIC(a.Parent)
+	if !enforced {
 		return nil
 	}
-	if attached, err := classify.AnyVersionAttached(parent.Index); err != nil || !attached {
+	attached, err := classify.AnyVersionAttached(nic.Index)
+	if err != nil || !attached {
 		return err
 	}
-	member := n.member(a, parent)
-	member.MAC = s.MAC // what the link has now, not what it was given
+	member := nic.member(a)
+	member.MAC = s.MAC // the current address, because the pod may have changed it
 	send, receive, err := n.classifier.Lookup(member)
 	if err != nil {
 		return fmt.Errorf("look up the classes of %s: %w", s.Name, err)
 	}
-	if s.Send, err = n.rates(parent.Index, send); err != nil {
+	if s.Send, err = n.classRates(nic.Index, send); err != nil {
 		return err
 	}
-	s.Receive, err = n.rates(parent.ifb, receive)
+	s.Receive, err = n.classRates(nic.ifb, receive)
 	return err
 }
 
-func (n *Node) rates(dev int, class uint32) (*shape.Rates, error) {
+// classRates returns the rates of a class of a device, or nil if the class is 0
+// or does not exist.
+func (n *Node) classRates(dev int, class uint32) (*shape.Rates, error) {
 	if class == 0 {
 		return nil, nil
 	}
@@ -76,7 +86,7 @@ func (n *Node) rates(dev int, class uint32) (*shape.Rates, error) {
 	return &state.Rates, err
 }
 
-// addresses returns the global addresses of a link in a pod.
+// addresses returns the addresses of a link in a pod, except link-local ones.
 func (n *Node) addresses(a Attachment) ([]netip.Prefix, error) {
 	r := nl.NewNetlinkRequest(unix.RTM_GETADDR, unix.NLM_F_DUMP)
 	msg := nl.NewIfAddrmsg(unix.AF_UNSPEC)
@@ -85,10 +95,10 @@ func (n *Node) addresses(a Attachment) ([]netip.Prefix, error) {
 	r.AddData(nl.NewRtAttr(unix.IFA_TARGET_NETNSID, nl.Uint32Attr(uint32(a.NSID))))
 	messages, err := n.conn.Dump(r)
 	if err != nil {
-		if isGone(err) {
+		if isNotFound(err) {
 			return nil, nil
 		}
-		return nil, fmt.Errorf("addresses of %s: %w", a.Name, err)
+		return nil, fmt.Errorf("list the addresses of %s: %w", a.Name, err)
 	}
 	var addresses []netip.Prefix
 	for _, m := range messages {
@@ -99,8 +109,9 @@ func (n *Node) addresses(a Attachment) ([]netip.Prefix, error) {
 	return addresses, nil
 }
 
-// parseAddress reads an RTM_NEWADDR message; link-local addresses, which the
-// kernel makes by itself, are left out.
+// parseAddress parses the payload of an RTM_NEWADDR message. ok is false if the
+// message is for another link or the address is link-local; the kernel itself
+// adds link-local addresses.
 func parseAddress(payload []byte, index int) (p netip.Prefix, ok bool) {
 	if len(payload) < unix.SizeofIfAddrmsg {
 		return p, false
@@ -113,7 +124,7 @@ func parseAddress(payload []byte, index int) (p netip.Prefix, ok bool) {
 	var address netip.Addr
 	for _, a := range attrs {
 		switch a.Attr.Type {
-		case unix.IFA_LOCAL: // has precedence: IFA_ADDRESS is the peer's then
+		case unix.IFA_LOCAL: // has precedence; IFA_ADDRESS may be the address of a peer
 			address, _ = netip.AddrFromSlice(a.Value)
 		case unix.IFA_ADDRESS:
 			if !address.IsValid() {

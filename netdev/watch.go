@@ -5,30 +5,35 @@ import (
 	"errors"
 	"slices"
 
+	"github.com/go-logr/logr"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
 )
 
-// Change is what happened since the last one.
+// Change summarizes the kernel's events since the previous Change.
 type Change struct {
-	// Everything may have changed: events were lost, or it is the first.
+	// Resync means that any state may have changed, because this is the first
+	// Change or because the kernel dropped events.
 	Resync bool
-	// Links or routes of the node changed, or queues of a link that is not managed.
+	// LinksChanged means that links, addresses, or routes of the node changed,
+	// or queues of an interface that is not managed.
 	LinksChanged bool
-	// Gone are namespaces that ended, by ID.
+	// NamespacesRemoved are the IDs of network namespaces that ended.
 	NamespacesRemoved []int
-	// Touched are namespaces in which links or addresses changed, by ID.
+	// NamespacesChanged are the IDs of network namespaces in which links or
+	// addresses changed.
 	NamespacesChanged []int
-	// Queues are NICs whose queues or classifiers somebody changed, by index.
+	// QdiscsChanged are the interface indexes of managed NICs whose queues or
+	// classifiers another program changed.
 	QdiscsChanged []int
 }
 
-// Watch calls changed for what the kernel announces, until ctx ends. The first
-// call says Everything and comes after the subscription, so that nothing that
-// changes after a look at the state is missed. What this Node does to queues
-// is no news.
+// Watch subscribes to the kernel's events and calls changed for each batch of
+// them until ctx ends; it then returns nil. The first Change has Resync set and
+// follows the subscription, so a caller that reads the state for it misses no
+// later change. Watch ignores changes that this Node makes to queues.
 func (n *Node) Watch(ctx context.Context, changed func(Change)) error {
 	w, err := rtnl.Watch()
 	if err != nil {
@@ -40,6 +45,7 @@ func (n *Node) Watch(ctx context.Context, changed func(Change)) error {
 			_ = w.Close()
 		}
 	}()
+	logger := logr.FromContextOrDiscard(ctx)
 	changed(Change{Resync: true})
 	for {
 		events, err := w.Receive()
@@ -47,51 +53,78 @@ func (n *Node) Watch(ctx context.Context, changed func(Change)) error {
 		case ctx.Err() != nil:
 			return nil
 		case errors.Is(err, rtnl.ErrOverflow):
+			logger.V(2).Info("Kernel dropped network events, resyncing")
 			changed(Change{Resync: true})
 		case err != nil:
 			return err
 		default:
 			if c, ok := n.summarize(events); ok {
+				logger.V(5).Info("Network state changed", "linksChanged", c.LinksChanged, "qdiscsChanged", c.QdiscsChanged,
+					"namespacesChanged", c.NamespacesChanged, "namespacesRemoved", c.NamespacesRemoved)
 				changed(c)
 			}
 		}
 	}
 }
 
-// summarize is what a batch of events amounts to.
-func (n *Node) summarize(events []rtnl.Event) (c Change, any bool) {
+// summarize merges a batch of events. ok is false if no event is relevant.
+func (n *Node) summarize(events []rtnl.Event) (c Change, ok bool) {
 	for _, e := range events {
-		switch e.Message.Header.Type {
-		case unix.RTM_DELNSID:
-			if id, ok := rtnl.NamespaceIDOf(e.Message.Data); ok && e.NSID == rtnl.OwnNamespace {
-				c.NamespacesRemoved, any = append(c.NamespacesRemoved, id), true
-			}
-		case unix.RTM_NEWLINK, unix.RTM_DELLINK, unix.RTM_NEWADDR, unix.RTM_DELADDR:
-			if e.NSID == rtnl.OwnNamespace {
-				c.LinksChanged = true
-			} else {
-				c.NamespacesChanged = append(c.NamespacesChanged, e.NSID)
-			}
-			any = true
-		case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
-			if e.NSID == rtnl.OwnNamespace {
-				c.LinksChanged, any = true, true
-			}
-		case unix.RTM_NEWTCLASS, unix.RTM_DELTCLASS, unix.RTM_NEWQDISC, unix.RTM_DELQDISC, unix.RTM_NEWTFILTER, unix.RTM_DELTFILTER:
-			if e.NSID != rtnl.OwnNamespace || e.Message.Header.Pid == n.port || len(e.Message.Data) < nl.SizeofTcMsg {
-				continue
-			}
-			any = true
-			nic, ok := n.nicOf(int(nl.DeserializeTcMsg(e.Message.Data).Ifindex))
-			if c.LinksChanged = c.LinksChanged || !ok; ok && !slices.Contains(c.QdiscsChanged, nic) {
-				c.QdiscsChanged = append(c.QdiscsChanged, nic)
-			}
+		if n.addEvent(&c, e) {
+			ok = true
 		}
 	}
-	return c, any
+	return c, ok
 }
 
-// nicOf returns the managed NIC that a link is, or is the IFB device of.
+// addEvent adds an event to c and reports whether the event is relevant.
+func (n *Node) addEvent(c *Change, e rtnl.Event) bool {
+	own := e.NSID == rtnl.OwnNamespace
+	switch e.Message.Header.Type {
+	case unix.RTM_DELNSID:
+		id, ok := rtnl.NamespaceIDOf(e.Message.Data)
+		if !ok || !own {
+			return false
+		}
+		c.NamespacesRemoved = append(c.NamespacesRemoved, id)
+		return true
+	case unix.RTM_NEWLINK, unix.RTM_DELLINK, unix.RTM_NEWADDR, unix.RTM_DELADDR:
+		if own {
+			c.LinksChanged = true
+		} else {
+			c.NamespacesChanged = append(c.NamespacesChanged, e.NSID)
+		}
+		return true
+	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
+		if own {
+			c.LinksChanged = true
+		}
+		return own
+	case unix.RTM_NEWTCLASS, unix.RTM_DELTCLASS, unix.RTM_NEWQDISC, unix.RTM_DELQDISC,
+		unix.RTM_NEWTFILTER, unix.RTM_DELTFILTER:
+		return own && n.addQdiscEvent(c, e)
+	}
+	return false
+}
+
+// addQdiscEvent adds a change of a qdisc, class, or filter in the node's
+// namespace to c. It ignores changes that this Node made.
+func (n *Node) addQdiscEvent(c *Change, e rtnl.Event) bool {
+	if e.Message.Header.Pid == n.portID || len(e.Message.Data) < nl.SizeofTcMsg {
+		return false
+	}
+	nic, managed := n.nicOf(int(nl.DeserializeTcMsg(e.Message.Data).Ifindex))
+	switch {
+	case !managed:
+		c.LinksChanged = true
+	case !slices.Contains(c.QdiscsChanged, nic):
+		c.QdiscsChanged = append(c.QdiscsChanged, nic)
+	}
+	return true
+}
+
+// nicOf returns the index of the managed NIC that link is, or whose IFB device
+// link is.
 func (n *Node) nicOf(link int) (nic int, ok bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
