@@ -1,16 +1,19 @@
-// Package classify tells which share a frame belongs to, in the kernel.
+// Package classify assigns frames to the HTB classes of shares, in the kernel.
 //
-// Two eBPF programs sit at a NIC's clsact hooks. They look a frame up in maps
-// and write the class it queues in to skb->priority; package shape makes the
-// queues. One pair of programs serves every NIC and every share: adding a
-// share is a map update, which costs microseconds and is done before the
-// share's link is up, so there is no moment without a class.
+// Two eBPF programs are attached to the clsact hooks of each NIC, one for each
+// direction. They look up a frame in BPF maps and write its class to
+// skb->priority, where the queues of package shape read it. All NICs and shares
+// use the same two programs. To add a share, Classifier.AddMember only updates
+// maps, which takes microseconds; callers do so before they bring up the
+// share's link, so that no frame passes without a class.
 //
-// A sender is known by the cookie of its socket's network namespace together
-// with its address. A pod may change its address, stack links or write raw
-// frames; the cookie stays. Frames without a socket (forwarded, bridged, a
-// virtual machine's) belong to nobody in particular, unless the administrator
-// trusts addresses. A receiver is known by its address.
+// The programs identify a sender by two values: the cookie of the network
+// namespace of the sending socket, and the source MAC address. A pod can change
+// its address, stack links on its link, and send raw frames, but it cannot
+// change the cookie. Frames without a socket, such as forwarded and bridged
+// frames and frames of virtual machines, go to the class for unidentified
+// frames, unless the administrator trusts MAC addresses. The programs identify
+// a receiver by its MAC address.
 package classify
 
 import (
@@ -30,48 +33,55 @@ import (
 
 //go:generate go tool bpf2go -target bpfel -tags linux bpf bpf/classify.c -- -O2 -Wall -I/usr/include/x86_64-linux-gnu -I/usr/include/aarch64-linux-gnu
 
-// Key is what a sending share is told apart by.
+// Key names the values by which the programs identify the sender of a frame.
 type Key string
 
-// Keys, strongest first.
+// Values of Key, strongest first.
 const (
-	// KeyCookie is the network namespace of the sending socket, and the source address.
+	// KeyCookie is the cookie of the sending socket's network namespace,
+	// together with the source MAC address.
 	KeyCookie Key = "NetnsCookie"
-	// KeyMAC is the source address alone: a pod with CAP_NET_RAW can send as another.
+	// KeyMAC is the source MAC address alone. A pod with CAP_NET_RAW can send
+	// frames that are charged to another share.
 	KeyMAC Key = "MAC"
 )
 
-// pinVersion is part of the maps' path and changes with their layout, so that
-// two versions of the plugin that run at once never share what they read differently.
+// pinVersion is the version of the maps' layout and part of their path. Two
+// releases of the plugin that run at the same time share maps only if they use
+// the same layout.
 const pinVersion = "v1"
 
-// Priority of the filters at the clsact hooks: any number that others are unlikely to use.
+// filterPriority is the priority of this driver's filters at the clsact hooks.
+// It also identifies them, so it is a number that other programs are unlikely
+// to use.
 const filterPriority = 0xd5a
 
-// Classifier is the loaded programs and their maps. The maps are pinned:
-// the NICs' programs and a restarted or second plugin work on the same ones.
+// Classifier holds the loaded programs and their maps. The maps are pinned, so
+// the attached programs, this process, a later process, and a second plugin
+// during a handover use the same maps.
 type Classifier struct {
 	objects    bpfObjects
 	key        Key
 	failpoints failpoint.Injector
 }
 
-// NIC is what the programs know of a parent.
+// NIC describes a NIC to the programs.
 type NIC struct {
-	Index    int
-	IFBIndex int
+	Index    int // interface index
+	IFBIndex int // interface index of the IFB device that shapes incoming frames
 	MAC      net.HardwareAddr
-	// HostCookie is the cookie of the network namespace the NIC is in.
+	// HostCookie is the cookie of the network namespace that the NIC is in.
 	HostCookie uint64
 	// Major is the major number of the NIC's classes.
 	Major uint16
-	// TrustMAC lets frames without a socket select a share by address.
+	// TrustMAC assigns a frame that has no socket to the share whose link has
+	// the frame's source MAC address.
 	TrustMAC bool
 }
 
-// Open loads the programs, with the strongest of the keys that the kernel
-// knows, and opens or creates the maps below the BPF file system at bpffs.
-// keys is a preference; empty means all.
+// Open loads the programs, and opens or creates the maps on the BPF file system
+// that is mounted at bpffs. It uses the first of keys that the kernel supports;
+// without keys, it tries all of them, strongest first.
 func Open(bpffs string, failpoints failpoint.Injector, keys ...Key) (*Classifier, error) {
 	if len(keys) == 0 {
 		keys = []Key{KeyCookie, KeyMAC}
@@ -80,26 +90,29 @@ func Open(bpffs string, failpoints failpoint.Injector, keys ...Key) (*Classifier
 	if err := os.MkdirAll(pins, 0o700); err != nil {
 		return nil, fmt.Errorf("pin BPF maps: %w: is a BPF file system mounted on %s?", err, bpffs)
 	}
-	var failed error
+	var errs error
 	for _, key := range keys {
 		c := &Classifier{key: key, failpoints: failpoints}
 		err := c.load(pins)
 		if err == nil {
 			return c, nil
 		}
-		failed = errors.Join(failed, fmt.Errorf("load classifier with key %s: %w", key, err))
+		errs = errors.Join(errs, fmt.Errorf("load classifier with key %s: %w", key, err))
 	}
-	return nil, failed
+	return nil, errs
 }
 
+// pinDir returns the directory of the pinned maps.
 func pinDir(bpffs string) string { return filepath.Join(bpffs, "dra-shared", pinVersion) }
 
-// Unpin removes the maps of all releases from the BPF file system. They end
-// with the last program that uses them.
+// RemovePins removes the pinned maps of all releases from the BPF file system.
+// The kernel frees a map when the last program or process that uses it releases
+// it.
 func RemovePins(bpffs string, failpoints failpoint.Injector) error {
-	return failpoints.Do("unpin maps", func() error { return os.RemoveAll(filepath.Dir(pinDir(bpffs))) })
+	return failpoints.Do("remove pinned maps", func() error { return os.RemoveAll(filepath.Dir(pinDir(bpffs))) })
 }
 
+// load loads the programs for c.key and opens or creates the maps in pins.
 func (c *Classifier) load(pins string) error {
 	spec, err := loadBpf()
 	if err != nil {
@@ -115,14 +128,16 @@ func (c *Classifier) load(pins string) error {
 	return spec.LoadAndAssign(&c.objects, &ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: pins}})
 }
 
-// Close releases the programs and maps; what is attached stays.
+// Close closes the programs and maps in this process. Attached programs and
+// pinned maps stay in the kernel.
 func (c *Classifier) Close() error { return c.objects.Close() }
 
-// Key returns the key in force.
+// Key returns the key that the programs use.
 func (c *Classifier) Key() Key { return c.key }
 
-// cookieOf is the cookie as the maps hold it.
-func (c *Classifier) cookieOf(cookie uint64, trustMAC bool) []uint64 {
+// senderCookies returns the cookies under which the sender map has entries for
+// a link. Cookie 0 matches frames whose cookie the programs ignore.
+func (c *Classifier) senderCookies(cookie uint64, trustMAC bool) []uint64 {
 	switch {
 	case c.key == KeyMAC:
 		return []uint64{0}
@@ -133,20 +148,24 @@ func (c *Classifier) cookieOf(cookie uint64, trustMAC bool) []uint64 {
 	}
 }
 
-// Attach puts the programs on a NIC, or replaces those of an earlier plugin
-// without a gap.
+// Attach attaches the programs to a NIC. It replaces programs that an earlier
+// process attached, without an interval in which none is attached.
 func (c *Classifier) Attach(nic NIC) error {
 	value := bpfNic{HostCookie: nic.HostCookie, Ifb: uint32(nic.IFBIndex), Major: uint32(nic.Major) << 16}
 	copy(value.Mac[:], nic.MAC)
 	if nic.TrustMAC {
 		value.TrustMac = 1
 	}
-	if err := c.failpoints.Do("put NIC in map", func() error { return c.objects.DraSharedNics.Put(uint32(nic.Index), value) }); err != nil {
-		return fmt.Errorf("tell the classifier of link %d: %w", nic.Index, err)
+	err := c.failpoints.Do("put NIC in map", func() error {
+		return c.objects.DraSharedNics.Put(uint32(nic.Index), value)
+	})
+	if err != nil {
+		return fmt.Errorf("add link %d to the classifier's map of NICs: %w", nic.Index, err)
 	}
 	clsact := &netlink.GenericQdisc{QdiscType: "clsact", QdiscAttrs: netlink.QdiscAttrs{
 		LinkIndex: nic.Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}}
-	if err := c.failpoints.Do("add clsact", func() error { return netlink.QdiscAdd(clsact) }); err != nil && !errors.Is(err, unix.EEXIST) {
+	err = c.failpoints.Do("add clsact", func() error { return netlink.QdiscAdd(clsact) })
+	if err != nil && !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("add clsact to link %d: %w: does the kernel have sch_ingress?", nic.Index, err)
 	}
 	return errors.Join(
@@ -155,6 +174,7 @@ func (c *Classifier) Attach(nic NIC) error {
 	)
 }
 
+// attach attaches one program to a hook of a NIC.
 func (c *Classifier) attach(index int, hook uint32, program *ebpf.Program) error {
 	filter := filterAt(index, hook)
 	filter.Fd, filter.Name, filter.DirectAction = program.FD(), "dra_shared", true
@@ -164,42 +184,45 @@ func (c *Classifier) attach(index int, hook uint32, program *ebpf.Program) error
 	return nil
 }
 
+// filterAt identifies this driver's filter at a hook of a NIC.
 func filterAt(index int, hook uint32) *netlink.BpfFilter {
 	return &netlink.BpfFilter{FilterAttrs: netlink.FilterAttrs{
 		LinkIndex: index, Parent: hook, Handle: 1, Protocol: unix.ETH_P_ALL, Priority: filterPriority}}
 }
 
-// Attached tells whether both programs are on a NIC: somebody may have taken
-// them off, or the clsact qdisc from under them.
+// Attached reports whether the programs of this Classifier are attached to both
+// hooks of a NIC. Another program may have removed them or the clsact qdisc.
 func (c *Classifier) Attached(index int) (bool, error) {
 	for hook, program := range map[uint32]*ebpf.Program{
 		netlink.HANDLE_MIN_EGRESS: c.objects.DraSharedEgress, netlink.HANDLE_MIN_INGRESS: c.objects.DraSharedIngress,
 	} {
-		there, err := attachedAt(index, hook, program)
-		if err != nil || !there {
+		attached, err := attachedAt(index, hook, program)
+		if err != nil || !attached {
 			return false, err
 		}
 	}
 	return true, nil
 }
 
-// AttachedAny tells whether programs of ours are on a NIC, also another
-// plugin's: they work on the same maps.
+// AnyVersionAttached reports whether programs of this driver are attached to
+// both hooks of a NIC, even if another process attached them: they use the same
+// maps.
 func AnyVersionAttached(index int) (bool, error) {
 	for _, hook := range []uint32{netlink.HANDLE_MIN_EGRESS, netlink.HANDLE_MIN_INGRESS} {
-		if there, err := attachedAt(index, hook, nil); err != nil || !there {
+		attached, err := attachedAt(index, hook, nil)
+		if err != nil || !attached {
 			return false, err
 		}
 	}
 	return true, nil
 }
 
-// attachedAt looks for our filter at a hook: this very program, or without one
-// that of any of our releases.
+// attachedAt reports whether this driver's filter at a hook of a NIC runs
+// program, or any program if program is nil.
 func attachedAt(index int, hook uint32, program *ebpf.Program) (bool, error) {
 	filters, err := netlink.FilterList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: index}}, hook)
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENOENT) {
-		return false, nil // no clsact, no link
+		return false, nil // the link or its clsact qdisc does not exist
 	}
 	if err != nil {
 		return false, fmt.Errorf("list filters of link %d: %w", index, err)
@@ -213,74 +236,94 @@ func attachedAt(index int, hook uint32, program *ebpf.Program) (bool, error) {
 		id, _ = info.ID()
 	}
 	for _, f := range filters {
-		if b, ok := f.(*netlink.BpfFilter); ok && b.Priority == filterPriority && (program == nil || b.Id == int(id)) {
+		b, ok := f.(*netlink.BpfFilter)
+		if !ok || b.Priority != filterPriority {
+			continue
+		}
+		if program == nil || b.Id == int(id) {
 			return true, nil
 		}
 	}
 	return false, nil
 }
 
-// Detach takes the programs off a NIC, also those of an earlier process. The
-// clsact qdisc stays: others may use it. It reports whether there were any.
+// Detach detaches this driver's programs from a NIC, even if an earlier process
+// attached them, and reports whether it found any. It keeps the clsact qdisc,
+// which other programs may use.
 func Detach(index int, failpoints failpoint.Injector) (found bool, err error) {
 	for _, hook := range []uint32{netlink.HANDLE_MIN_EGRESS, netlink.HANDLE_MIN_INGRESS} {
-		there, listErr := attachedAt(index, hook, nil)
-		if listErr != nil || !there {
+		attached, listErr := attachedAt(index, hook, nil)
+		if listErr != nil || !attached {
 			err = errors.Join(err, listErr)
 			continue
 		}
 		found = true
-		if delErr := failpoints.Do("detach program", func() error { return netlink.FilterDel(filterAt(index, hook)) }); delErr != nil {
-			err = errors.Join(err, fmt.Errorf("take the classifier off link %d: %w", index, delErr))
+		deleteErr := failpoints.Do("detach program", func() error { return netlink.FilterDel(filterAt(index, hook)) })
+		if deleteErr != nil {
+			err = errors.Join(err, fmt.Errorf("detach classifier from link %d: %w", index, deleteErr))
 		}
 	}
 	return found, err
 }
 
-// Forget forgets a NIC that is gone, and the programs with it.
+// RemoveNIC removes a NIC from the classifier's map. Attached programs then
+// ignore the frames of the NIC; Detach detaches them.
 func (c *Classifier) RemoveNIC(index int) error {
-	return c.failpoints.Do("remove NIC from map", func() error { return ignoreMissing(c.objects.DraSharedNics.Delete(uint32(index))) })
+	return c.failpoints.Do("remove NIC from map", func() error {
+		return ignoreMissing(c.objects.DraSharedNics.Delete(uint32(index)))
+	})
 }
 
-// Member is one link of a share.
+// Member identifies a link whose frames the classifier assigns to the class of
+// a share.
 type Member struct {
-	// Parent is the NIC's index.
+	// Parent is the interface index of the NIC.
 	Parent int
-	// Cookie is that of the pod's network namespace.
+	// Cookie is the cookie of the pod's network namespace.
 	Cookie uint64
-	MAC    net.HardwareAddr
-	// TrustMAC as in NIC.
+	// MAC is the address of the link.
+	MAC net.HardwareAddr
+	// TrustMAC has the meaning of NIC.TrustMAC.
 	TrustMAC bool
 }
 
-// Add makes a link's frames queue in class (major<<16 | minor), both ways.
+// AddMember assigns the frames that a link sends and receives to class, which
+// is major<<16 | minor.
 func (c *Classifier) AddMember(m Member, class uint32) error {
-	for _, cookie := range c.cookieOf(m.Cookie, m.TrustMAC) {
-		if err := c.failpoints.Do("put sender in map", func() error { return c.objects.DraSharedTx.Put(sender(m, cookie), class) }); err != nil {
-			return fmt.Errorf("classify what %s sends: %w", m.MAC, err)
+	for _, cookie := range c.senderCookies(m.Cookie, m.TrustMAC) {
+		err := c.failpoints.Do("put sender in map", func() error {
+			return c.objects.DraSharedTx.Put(sender(m, cookie), class)
+		})
+		if err != nil {
+			return fmt.Errorf("add sender %s to the classifier's map: %w", m.MAC, err)
 		}
 	}
-	if err := c.failpoints.Do("put receiver in map", func() error { return c.objects.DraSharedRx.Put(receiver(m), class) }); err != nil {
-		return fmt.Errorf("classify what %s receives: %w", m.MAC, err)
+	err := c.failpoints.Do("put receiver in map", func() error {
+		return c.objects.DraSharedRx.Put(receiver(m), class)
+	})
+	if err != nil {
+		return fmt.Errorf("add receiver %s to the classifier's map: %w", m.MAC, err)
 	}
 	return nil
 }
 
-// Remove forgets a link. It is no error if it is not known.
+// RemoveMember removes the map entries of a link. It returns nil if the link
+// has none.
 func (c *Classifier) RemoveMember(m Member) error {
-	var failed error
-	for _, cookie := range c.cookieOf(m.Cookie, m.TrustMAC) {
-		failed = errors.Join(failed, c.failpoints.Do("remove sender from map", func() error {
+	var errs error
+	for _, cookie := range c.senderCookies(m.Cookie, m.TrustMAC) {
+		errs = errors.Join(errs, c.failpoints.Do("remove sender from map", func() error {
 			return ignoreMissing(c.objects.DraSharedTx.Delete(sender(m, cookie)))
 		}))
 	}
-	return errors.Join(failed, c.failpoints.Do("remove receiver from map", func() error {
+	return errors.Join(errs, c.failpoints.Do("remove receiver from map", func() error {
 		return ignoreMissing(c.objects.DraSharedRx.Delete(receiver(m)))
 	}))
 }
 
-// Members returns all links that are known. A link of which one half is known
-// is returned too; Remove forgets what there is.
+// Members returns all links that have an entry in the sender map or in the
+// receiver map. After an interrupted AddMember or RemoveMember, a link may have
+// an entry in one of them only; RemoveMember accepts it.
 func (c *Classifier) Members() ([]Member, error) {
 	type key struct {
 		parent uint32
@@ -305,16 +348,17 @@ func (c *Classifier) Members() ([]Member, error) {
 	return members, errors.Join(senders.Err(), receivers.Err())
 }
 
-// Lookup returns the classes that a link's frames queue in, as the kernel has
-// them; 0 means none.
+// Lookup returns the classes that the kernel's maps have for the frames that a
+// link sends and receives; 0 means none.
 func (c *Classifier) Lookup(m Member) (send, receive uint32, err error) {
 	err = errors.Join(
-		ignoreMissing(c.objects.DraSharedTx.Lookup(sender(m, c.cookieOf(m.Cookie, false)[0]), &send)),
+		ignoreMissing(c.objects.DraSharedTx.Lookup(sender(m, c.senderCookies(m.Cookie, false)[0]), &send)),
 		ignoreMissing(c.objects.DraSharedRx.Lookup(receiver(m), &receive)),
 	)
 	return send, receive, err
 }
 
+// ignoreMissing returns nil if err means that a map has no such key.
 func ignoreMissing(err error) error {
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
 		return nil
@@ -322,12 +366,14 @@ func ignoreMissing(err error) error {
 	return err
 }
 
+// sender returns the key of a link in the sender map.
 func sender(m Member, cookie uint64) bpfSender {
 	key := bpfSender{Cookie: cookie, Parent: uint32(m.Parent)}
 	copy(key.Mac[:], m.MAC)
 	return key
 }
 
+// receiver returns the key of a link in the receiver map.
 func receiver(m Member) bpfReceiver {
 	key := bpfReceiver{Parent: uint32(m.Parent)}
 	copy(key.Mac[:], m.MAC)

@@ -1,10 +1,13 @@
-// Package shape holds each share to its bandwidth, in both directions, with
-// queues on the node: an HTB on the NIC for what pods send, and one on an IFB
-// device, to which the classifier redirects what arrives for them.
+// Package shape limits the bandwidth of each share in both directions with
+// queues on the node. An HTB qdisc on the NIC shapes the frames that pods send.
+// An HTB qdisc on an IFB device, to which the classifier redirects incoming
+// frames, shapes the frames that pods receive.
 //
-// A share is one class in each, whatever the number of its links. Both queues
-// are outside of the pods' reach; frames carry the class in their priority,
-// which package classify sets.
+// A share has one class in each qdisc, which all links of the share use. Pods
+// cannot change the qdiscs, because those are in the node's network namespace.
+// Package classify writes the class of a frame to the frame's priority.
+//
+// All rates are in bits per second.
 package shape
 
 import (
@@ -21,37 +24,41 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
 )
 
-// Major is the major number of our qdiscs: how we know them again.
+// Major is the major number of this driver's root qdiscs, and identifies them.
 const Major = 0x0d5a
 
-// ErrForeignQdisc means that the NIC's root qdisc is somebody else's.
-var ErrForeignQdisc = errors.New("root qdisc belongs to somebody else")
+// ErrForeignQdisc means that another program or an administrator configured
+// the NIC's root qdisc.
+var ErrForeignQdisc = errors.New("root qdisc is not managed by this driver")
 
-// HTB shapes with hierarchical token buckets.
+// HTB configures hierarchical token bucket qdiscs. It is safe for concurrent use.
 type HTB struct {
 	conn       *rtnl.Conn
 	failpoints failpoint.Injector
 }
 
-// New returns a shaper that works through conn.
+// New returns an HTB that sends its requests through conn.
 func New(conn *rtnl.Conn, failpoints failpoint.Injector) *HTB {
 	return &HTB{conn: conn, failpoints: failpoints}
 }
 
-// Setup puts the queues of a NIC in place, or its rates right if they are
-// there, and returns the index of its IFB device. It replaces a root qdisc
-// that the kernel chose; any other only if takeOver. Classes of shares that
-// are there stay, with what is queued in them.
+// Setup creates the queues of a NIC, or corrects their rates if they exist, and
+// returns the interface index of the NIC's IFB device. It keeps the classes of
+// shares and the frames in their queues.
+//
+// Setup replaces a root qdisc that the kernel chose. With takeOver, it also
+// replaces one that another program or an administrator configured; without, it
+// returns ErrForeignQdisc.
 func (h *HTB) Setup(name string, index int, l NICRates, takeOver bool) (ifb int, err error) {
-	foreign, err := rootOf(index)
+	root, err := rootOf(index)
 	if err != nil {
 		return 0, fmt.Errorf("list qdiscs of %s: %w", name, err)
 	}
-	if foreign != nil && !isOurs(foreign) && !takeOver {
+	if root != nil && !isOwn(root) && !takeOver {
 		return 0, fmt.Errorf("%w: %s has %s %s: remove it, or set takeOver for this network",
-			ErrForeignQdisc, name, foreign.Type(), netlink.HandleStr(foreign.Attrs().Handle))
+			ErrForeignQdisc, name, root.Type(), netlink.HandleStr(root.Attrs().Handle))
 	}
-	if ifb, err = h.ifb(name); err != nil {
+	if ifb, err = h.setUpIFB(name); err != nil {
 		return 0, err
 	}
 	for _, dev := range []int{index, ifb} {
@@ -62,14 +69,15 @@ func (h *HTB) Setup(name string, index int, l NICRates, takeOver bool) (ifb int,
 	return ifb, nil
 }
 
+// setupDevice creates the root qdisc and the base classes of a NIC or an IFB device.
 func (h *HTB) setupDevice(dev int, l NICRates) error {
 	root, err := rootOf(dev)
 	if err != nil {
 		return err
 	}
 	var requests []*nl.NetlinkRequest
-	if root == nil || !isOurs(root) {
-		requests = append(requests, rootRequest(dev)) // an HTB cannot be changed once it is there
+	if root == nil || !isOwn(root) {
+		requests = append(requests, rootRequest(dev)) // the kernel cannot change an existing HTB qdisc
 	}
 	for _, c := range l.base() {
 		requests = append(requests, classRequests(dev, c)...)
@@ -77,8 +85,9 @@ func (h *HTB) setupDevice(dev int, l NICRates) error {
 	return h.failpoints.Do("set up queues", func() error { return h.conn.Do(requests...) })
 }
 
-// Intact tells whether a NIC's queues are as Setup left them: both roots and
-// the classes that every NIC has.
+// Intact reports whether a NIC's queues are in the state in which Setup left
+// them. It checks the IFB device, both root qdiscs, and the base classes, but
+// not the classes of shares.
 func (h *HTB) Intact(name string, index, ifb int, l NICRates) (bool, error) {
 	link, err := netlink.LinkByIndex(ifb)
 	if errors.As(err, &netlink.LinkNotFoundError{}) {
@@ -91,34 +100,44 @@ func (h *HTB) Intact(name string, index, ifb int, l NICRates) (bool, error) {
 		return false, nil
 	}
 	for _, dev := range []int{index, ifb} {
-		root, err := rootOf(dev)
-		if err != nil {
+		intact, err := h.deviceIntact(dev, l)
+		if err != nil || !intact {
 			return false, err
-		}
-		if root == nil || !isOurs(root) {
-			return false, nil
-		}
-		states, err := h.classes(dev, func(minor uint16) bool { return minor < FirstMinor })
-		if err != nil {
-			return false, err
-		}
-		for _, c := range l.base() {
-			if s := states[c.minor]; s.Floor/bitsPerByte != c.floor/bitsPerByte || s.Ceil/bitsPerByte != c.ceil/bitsPerByte {
-				return false, nil
-			}
 		}
 	}
 	return true, nil
 }
 
-// Owned tells whether a NIC has a root qdisc of ours, also of an earlier process.
-func Owned(index int) (bool, error) {
-	root, err := rootOf(index)
-	return err == nil && root != nil && isOurs(root), err
+// deviceIntact reports whether a device has the root qdisc and the base classes
+// that setupDevice creates.
+func (h *HTB) deviceIntact(dev int, l NICRates) (bool, error) {
+	owned, err := Owned(dev)
+	if err != nil || !owned {
+		return false, err
+	}
+	states, err := h.classes(dev, func(minor uint16) bool { return minor < FirstMinor })
+	if err != nil {
+		return false, err
+	}
+	for _, c := range l.base() {
+		s := states[c.minor]
+		// The kernel stores rates in bytes per second.
+		if s.Floor/bitsPerByte != c.floor/bitsPerByte || s.Ceil/bitsPerByte != c.ceil/bitsPerByte {
+			return false, nil
+		}
+	}
+	return true, nil
 }
 
-// rootOf returns the root qdisc that somebody configured; nil for what the
-// kernel chose, which has no handle.
+// Owned reports whether the root qdisc of a NIC or an IFB device is this
+// driver's, even if an earlier process created it.
+func Owned(index int) (bool, error) {
+	root, err := rootOf(index)
+	return err == nil && root != nil && isOwn(root), err
+}
+
+// rootOf returns the configured root qdisc of a device. It returns nil if the
+// device has the kernel's default qdisc, which has no handle.
 func rootOf(index int) (netlink.Qdisc, error) {
 	qdiscs, err := netlink.QdiscList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: index}})
 	if err != nil {
@@ -132,11 +151,13 @@ func rootOf(index int) (netlink.Qdisc, error) {
 	return nil, nil
 }
 
-func isOurs(q netlink.Qdisc) bool {
+// isOwn reports whether a root qdisc is this driver's.
+func isOwn(q netlink.Qdisc) bool {
 	return q.Type() == "htb" && q.Attrs().Handle == netlink.MakeHandle(Major, 0)
 }
 
-// IFBName is the name of the device that shapes what comes in on a NIC.
+// IFBName returns the name of the IFB device for a NIC: "ifb-" and the name of
+// the NIC, or a hash of the name if that would be too long.
 func IFBName(nic string) string {
 	if name := "ifb-" + nic; len(name) < unix.IFNAMSIZ {
 		return name
@@ -146,36 +167,41 @@ func IFBName(nic string) string {
 	return fmt.Sprintf("ifb-%08x", h.Sum32())
 }
 
-func (h *HTB) ifb(nic string) (int, error) {
+// setUpIFB creates the IFB device of a NIC if it does not exist, brings it up,
+// and returns its interface index.
+func (h *HTB) setUpIFB(nic string) (int, error) {
 	name := IFBName(nic)
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = name
-	if err := h.failpoints.Do("add IFB", func() error { return netlink.LinkAdd(&netlink.Ifb{LinkAttrs: attrs}) }); err != nil && !errors.Is(err, unix.EEXIST) {
+	err := h.failpoints.Do("add IFB", func() error { return netlink.LinkAdd(&netlink.Ifb{LinkAttrs: attrs}) })
+	if err != nil && !errors.Is(err, unix.EEXIST) {
 		return 0, fmt.Errorf("create %s: %w: does the kernel have ifb?", name, err)
 	}
 	link, err := netlink.LinkByName(name)
 	if err != nil {
-		return 0, fmt.Errorf("%s: %w", name, err)
+		return 0, fmt.Errorf("look up %s: %w", name, err)
 	}
 	if link.Type() != "ifb" {
-		return 0, fmt.Errorf("link %s is a %s, want an ifb: is the name in use?", name, link.Type())
+		return 0, fmt.Errorf("link %s is a %s, want an ifb: does another program use the name?", name, link.Type())
 	}
 	return link.Attrs().Index, h.failpoints.Do("bring up IFB", func() error { return netlink.LinkSetUp(link) })
 }
 
-// Teardown removes the queues. The kernel then puts its default back.
+// Teardown removes the queues and the IFB device of a NIC. The kernel then uses
+// its default qdisc again. Teardown keeps a root qdisc that is not this driver's.
 func (h *HTB) Teardown(name string, index int) error {
-	root, failed := rootOf(index)
-	if root != nil && isOurs(root) {
-		failed = h.failpoints.Do("remove queues", func() error { return netlink.QdiscDel(root) })
+	root, err := rootOf(index)
+	if root != nil && isOwn(root) {
+		err = h.failpoints.Do("remove queues", func() error { return netlink.QdiscDel(root) })
 	}
-	if failed = errors.Join(failed, h.RemoveIFB(name)); failed != nil {
-		return fmt.Errorf("remove queues of %s: %w", name, failed)
+	if err = errors.Join(err, h.RemoveIFB(name)); err != nil {
+		return fmt.Errorf("remove queues of %s: %w", name, err)
 	}
 	return nil
 }
 
-// RemoveIFB removes the IFB device of a NIC. It is no error if there is none.
+// RemoveIFB deletes the IFB device of a NIC. It returns nil if a device of that
+// name does not exist or is not an IFB device.
 func (h *HTB) RemoveIFB(nic string) error {
 	link, err := netlink.LinkByName(IFBName(nic))
 	switch {
@@ -189,42 +215,59 @@ func (h *HTB) RemoveIFB(nic string) error {
 	return h.failpoints.Do("remove IFB", func() error { return netlink.LinkDel(link) })
 }
 
-// Set creates a share's class on both devices or changes its rates. What is
-// queued stays queued.
+// SetClass creates the class of a share on the NIC and its IFB device, or
+// changes the rates of the existing class. It keeps the frames in the queues.
 func (h *HTB) SetClass(index, ifb int, l NICRates, minor uint16, r Rates) error {
 	c := l.share(minor, r)
 	requests := append(classRequests(index, c), classRequests(ifb, c)...)
-	if err := h.failpoints.Do("set class", func() error { return h.conn.Do(requests...) }); err != nil {
-		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) {
-			return fmt.Errorf("class %x:%x: %w: the NIC's queues are gone and will be back in a moment: who removed them?", Major, minor, err)
-		}
-		return fmt.Errorf("class %x:%x: %w", Major, minor, err)
+	err := h.failpoints.Do("set class", func() error { return h.conn.Do(requests...) })
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENODEV):
+		return fmt.Errorf("set class %x:%x: %w: the NIC's queues are missing, and the plugin is about to restore them: "+
+			"did another program remove them?", Major, minor, err)
+	default:
+		return fmt.Errorf("set class %x:%x: %w", Major, minor, err)
 	}
-	return nil
 }
 
-// Remove removes a share's class from both devices. It is no error if there is none.
+// RemoveClass removes the class of a share from the NIC and its IFB device. It
+// returns nil if the class does not exist.
 func (h *HTB) RemoveClass(index, ifb int, minor uint16) error {
-	var failed error
+	var errs error
 	for _, dev := range []int{index, ifb} {
 		del := nl.NewNetlinkRequest(unix.RTM_DELTCLASS, 0)
-		del.AddData(&nl.TcMsg{Family: nl.FAMILY_ALL, Ifindex: int32(dev), Handle: netlink.MakeHandle(Major, minor), Parent: netlink.MakeHandle(Major, classRoot)})
+		del.AddData(&nl.TcMsg{
+			Family:  nl.FAMILY_ALL,
+			Ifindex: int32(dev),
+			Handle:  netlink.MakeHandle(Major, minor),
+			Parent:  netlink.MakeHandle(Major, classRoot),
+		})
 		err := h.failpoints.Do("remove class", func() error { return h.conn.Do(del) })
-		if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENODEV) && !errors.Is(err, unix.EINVAL) {
-			failed = errors.Join(failed, fmt.Errorf("remove class %x:%x: %w", Major, minor, err))
+		if err != nil && !isNotFound(err) {
+			errs = errors.Join(errs, fmt.Errorf("remove class %x:%x: %w", Major, minor, err))
 		}
 	}
-	return failed
+	return errs
 }
 
-// State is a class as the kernel has it.
+// isNotFound reports whether the kernel refused to delete a class because the
+// class, its qdisc, or its device does not exist.
+func isNotFound(err error) bool {
+	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EINVAL)
+}
+
+// ClassState is the state of a class in the kernel.
 type ClassState struct {
 	Rates
-	// SentBytes that went through the class, with Ethernet headers.
+	// SentBytes counts the bytes that the class has sent, including Ethernet
+	// headers.
 	SentBytes uint64
 }
 
-// Read returns a share's class on a device, nil if there is none.
+// ReadClass returns a class of the device with that interface index, or nil if
+// the class does not exist.
 func (h *HTB) ReadClass(index int, minor uint16) (*ClassState, error) {
 	states, err := h.classes(index, func(m uint16) bool { return m == minor })
 	if s, ok := states[minor]; ok {
@@ -233,12 +276,14 @@ func (h *HTB) ReadClass(index int, minor uint16) (*ClassState, error) {
 	return nil, err
 }
 
-// Shares returns the classes of all shares on a device, by minor number.
+// ShareClasses returns the classes of shares on the device with that interface
+// index, by minor number.
 func (h *HTB) ShareClasses(index int) (map[uint16]ClassState, error) {
 	return h.classes(index, func(minor uint16) bool { return minor >= FirstMinor })
 }
 
-// Total is what went through a device's queues.
+// RootClass returns the class through which all frames of a device pass. It
+// returns the zero ClassState if the device does not have this driver's queues.
 func (h *HTB) RootClass(index int) (ClassState, error) {
 	s, err := h.ReadClass(index, classRoot)
 	if s == nil {
@@ -247,10 +292,10 @@ func (h *HTB) RootClass(index int) (ClassState, error) {
 	return *s, err
 }
 
-// classes reads a device's classes. The kernel has no way to ask for one that
-// announces nothing (before Linux 6.8 the answer goes to every listener), so
-// all are dumped and those that are wanted are looked into.
-func (h *HTB) classes(index int, wanted func(minor uint16) bool) (map[uint16]ClassState, error) {
+// classes returns the classes of a device for which match returns true. It
+// dumps all classes even for a single one: before Linux 6.8, the kernel sends
+// the answer to a request for a single class to all subscribers of events.
+func (h *HTB) classes(index int, match func(minor uint16) bool) (map[uint16]ClassState, error) {
 	dump := nl.NewNetlinkRequest(unix.RTM_GETTCLASS, unix.NLM_F_DUMP)
 	dump.AddData(&nl.TcMsg{Family: nl.FAMILY_ALL, Ifindex: int32(index)})
 	messages, err := h.conn.Dump(dump)
@@ -266,17 +311,17 @@ func (h *HTB) classes(index int, wanted func(minor uint16) bool) (map[uint16]Cla
 			continue
 		}
 		major, minor := netlink.MajorMinor(nl.DeserializeTcMsg(m.Data).Handle)
-		if major != Major || !wanted(minor) {
+		if major != Major || !match(minor) {
 			continue
 		}
 		if states[minor], err = parseClass(m.Data[nl.SizeofTcMsg:]); err != nil {
-			return nil, fmt.Errorf("class %x:%x of link %d: %w", Major, minor, index, err)
+			return nil, fmt.Errorf("parse class %x:%x of link %d: %w", Major, minor, index, err)
 		}
 	}
 	return states, nil
 }
 
-// parseClass reads the attributes of an HTB class.
+// parseClass parses the attributes of an HTB class.
 func parseClass(payload []byte) (s ClassState, err error) {
 	attrs, err := nl.ParseRouteAttr(payload)
 	if err != nil {
@@ -293,6 +338,8 @@ func parseClass(payload []byte) (s ClassState, err error) {
 	return s, err
 }
 
+// parseOptions parses the parameters of a class. The kernel adds the 64-bit
+// attributes only for rates that do not fit in the 32 bits of struct tc_htb_opt.
 func (s *ClassState) parseOptions(payload []byte) error {
 	attrs, err := nl.ParseRouteAttr(payload)
 	if err != nil {
@@ -302,7 +349,8 @@ func (s *ClassState) parseOptions(payload []byte) error {
 		switch {
 		case a.Attr.Type == nl.TCA_HTB_PARMS && len(a.Value) >= nl.SizeofTcHtbCopt:
 			options := nl.DeserializeTcHtbCopt(a.Value)
-			s.Floor, s.Ceil = max(s.Floor, uint64(options.Rate.Rate)*bitsPerByte), max(s.Ceil, uint64(options.Ceil.Rate)*bitsPerByte)
+			s.Floor = max(s.Floor, uint64(options.Rate.Rate)*bitsPerByte)
+			s.Ceil = max(s.Ceil, uint64(options.Ceil.Rate)*bitsPerByte)
 		case a.Attr.Type == nl.TCA_HTB_RATE64 && len(a.Value) >= 8:
 			s.Floor = nl.NativeEndian().Uint64(a.Value) * bitsPerByte
 		case a.Attr.Type == nl.TCA_HTB_CEIL64 && len(a.Value) >= 8:
@@ -312,7 +360,7 @@ func (s *ClassState) parseOptions(payload []byte) error {
 	return nil
 }
 
-// parseStatistics reads struct gnet_stats_basic (linux/gen_stats.h).
+// parseStatistics parses struct gnet_stats_basic (linux/gen_stats.h).
 func (s *ClassState) parseStatistics(payload []byte) error {
 	attrs, err := nl.ParseRouteAttr(payload)
 	if err != nil {
@@ -326,9 +374,16 @@ func (s *ClassState) parseStatistics(payload []byte) error {
 	return nil
 }
 
+// rootRequest creates the root qdisc of a device. Frames that select no class
+// queue in the class for unidentified frames.
 func rootRequest(dev int) *nl.NetlinkRequest {
 	r := nl.NewNetlinkRequest(unix.RTM_NEWQDISC, unix.NLM_F_CREATE|unix.NLM_F_REPLACE)
-	r.AddData(&nl.TcMsg{Family: nl.FAMILY_ALL, Ifindex: int32(dev), Handle: netlink.MakeHandle(Major, 0), Parent: netlink.HANDLE_ROOT})
+	r.AddData(&nl.TcMsg{
+		Family:  nl.FAMILY_ALL,
+		Ifindex: int32(dev),
+		Handle:  netlink.MakeHandle(Major, 0),
+		Parent:  netlink.HANDLE_ROOT,
+	})
 	r.AddData(nl.NewRtAttr(nl.TCA_KIND, nl.ZeroTerminated("htb")))
 	options := nl.NewRtAttr(nl.TCA_OPTIONS, nil)
 	glob := nl.TcHtbGlob{Version: 3, Rate2Quantum: 10, Defcls: classUnidentified}
@@ -337,11 +392,9 @@ func rootRequest(dev int) *nl.NetlinkRequest {
 	return r
 }
 
+// classRequests create or change a class of a device, and its queue if it has one.
 func classRequests(dev int, c class) []*nl.NetlinkRequest {
 	parent := netlink.MakeHandle(Major, c.parent)
-	if c.parent == 0 {
-		parent = netlink.MakeHandle(Major, 0)
-	}
 	handle := netlink.MakeHandle(Major, c.minor)
 	r := nl.NewNetlinkRequest(unix.RTM_NEWTCLASS, unix.NLM_F_CREATE)
 	r.AddData(&nl.TcMsg{Family: nl.FAMILY_ALL, Ifindex: int32(dev), Handle: handle, Parent: parent})
@@ -351,14 +404,19 @@ func classRequests(dev int, c class) []*nl.NetlinkRequest {
 		return []*nl.NetlinkRequest{r}
 	}
 	leaf := nl.NewNetlinkRequest(unix.RTM_NEWQDISC, unix.NLM_F_CREATE|unix.NLM_F_REPLACE)
-	leaf.AddData(&nl.TcMsg{Family: nl.FAMILY_ALL, Ifindex: int32(dev), Handle: netlink.MakeHandle(c.minor, 0), Parent: handle})
+	leaf.AddData(&nl.TcMsg{
+		Family:  nl.FAMILY_ALL,
+		Ifindex: int32(dev),
+		Handle:  netlink.MakeHandle(c.minor, 0),
+		Parent:  handle,
+	})
 	leaf.AddData(nl.NewRtAttr(nl.TCA_KIND, nl.ZeroTerminated("bfifo")))
 	leaf.AddData(nl.NewRtAttr(nl.TCA_OPTIONS, nl.Uint32Attr(c.queue)))
 	return []*nl.NetlinkRequest{r, leaf}
 }
 
-// options are the parameters of an HTB class. With the link layer given, the
-// kernel needs no rate tables.
+// options returns the parameters of an HTB class. They name the link layer, so
+// that the kernel does not require rate tables.
 func (c class) options() *nl.RtAttr {
 	const maxUint32 = 1<<32 - 1
 	floor, ceil := c.floor/bitsPerByte, c.ceil/bitsPerByte
