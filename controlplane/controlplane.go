@@ -1,19 +1,15 @@
-// Package controlplane puts the parts of the controller together: who publishes
-// fabrics and reports on them, who makes claims for groups and holds them, who
-// holds claims for other objects, and the admission that goes before all of it.
+// Package controlplane assembles the controller: it publishes fabrics, writes the
+// status of their shares, generates and reserves the claims of PodGroups, reserves
+// claims for other objects, and serves the admission webhooks.
 package controlplane
 
 import (
 	"context"
 	"crypto/tls"
 	"fmt"
-	"net/http"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/selection"
 	"k8s.io/client-go/kubernetes"
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
@@ -27,11 +23,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 	"sigs.k8s.io/controller-runtime/pkg/webhook"
-	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
+	webhookadmission "sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
-	ours "github.com/dra-shared/dra-driver-shared/controlplane/admission"
+	"github.com/dra-shared/dra-driver-shared/controlplane/admission"
 	"github.com/dra-shared/dra-driver-shared/controlplane/certs"
 	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
 	"github.com/dra-shared/dra-driver-shared/controlplane/fabrics"
@@ -41,38 +37,48 @@ import (
 	"github.com/dra-shared/dra-driver-shared/controlplane/reservedfor"
 )
 
-// Options of the controller.
+// Options configure the controller.
 type Options struct {
 	DriverName string
 	Config     *config.DriverConfig
-	// Namespace of the controller itself: of its lease, and of its certificates.
+	// Namespace is the controller's own: it has the lease of leader election and the
+	// Secret of the webhook's certificate authority.
 	Namespace string
-	Mode      mode.Mode
-	// SlicesOwner is the ClusterRole with which the fabrics' slices go.
+	// Mode is the mode to run in. New replaces Auto with the mode that it detects.
+	Mode mode.Mode
+	// SlicesOwner is the name of the ClusterRole that owns the ResourceSlices of
+	// fabrics; see fabrics.Publisher.
 	SlicesOwner string
 
+	// HealthAddress and MetricsAddress are host:port; "0" disables the server.
 	HealthAddress, MetricsAddress string
 	Webhook                       Webhook
 
-	// Client makes the client that reconcilers write with; for tests.
+	// Client replaces the constructor of the client that reconcilers write with.
+	// Tests use it.
 	Client client.NewClientFunc
 }
 
-// Webhook is how admission is served.
+// Webhook configures the admission webhook server.
 type Webhook struct {
-	// Port; 0: admission is not served.
+	// Port is the port to listen on; 0 disables the server.
 	Port int
-	// Service that the API server calls, in the controller's namespace.
+	// Service is the name of the Service through which the API server calls the
+	// webhook. It is in the controller's namespace.
 	Service string
-	// Directory with tls.crt and tls.key, where somebody else makes them.
+	// Directory contains tls.crt and tls.key if another component, such as
+	// cert-manager, issues the certificate. If it is empty, the controller issues
+	// its own.
 	Directory string
-	// Secret of the certificate authority, where nobody else does.
+	// Secret is the name of the Secret that stores the controller's certificate
+	// authority. It is unused if Directory is set.
 	Secret string
-	// Configuration is the name of both webhook configurations.
+	// Configuration is the name of both the mutating and the validating webhook
+	// configuration.
 	Configuration string
 }
 
-// Scheme of all that the controller reads and writes.
+// Scheme returns a scheme with all types that the controller reads and writes.
 func Scheme() (*runtime.Scheme, error) {
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{clientscheme.AddToScheme, scheduling.AddToScheme} {
@@ -83,88 +89,145 @@ func Scheme() (*runtime.Scheme, error) {
 	return scheme, nil
 }
 
-// New builds the controller's manager.
+// New builds the controller's manager. It calls the API server to detect the mode
+// if o.Mode is mode.Auto, and to learn the server's version.
 func New(ctx context.Context, config *rest.Config, o Options) (manager.Manager, error) {
-	scheme, err := Scheme()
-	if err != nil {
-		return nil, err
-	}
 	cluster, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, err
 	}
-	watched := o.Mode == mode.Auto
-	if watched {
+	detected := o.Mode == mode.Auto
+	if detected {
 		if o.Mode, err = mode.Detect(ctx, cluster, o.Namespace); err != nil {
 			return nil, err
 		}
 	}
-	certificates := &certificates{}
-	m, err := ctrl.NewManager(config, ctrl.Options{
-		Scheme: scheme, Cache: caches(), NewClient: o.Client,
-		// A name is a metric's label: two managers in one process, as tests have them, may share it.
+	rotator := newRotator(cluster, o)
+	m, err := newManager(config, o, rotator)
+	if err != nil {
+		return nil, err
+	}
+	m.GetLogger().Info("Selected mode", "mode", o.Mode, "detected", detected)
+	if detected {
+		if err := m.Add(&mode.Watcher{Cluster: cluster, Namespace: o.Namespace, Mode: o.Mode}); err != nil {
+			return nil, err
+		}
+	}
+	if rotator != nil {
+		if err := m.Add(rotator); err != nil {
+			return nil, err
+		}
+	}
+	if o.Webhook.Port != 0 {
+		if err := addWebhooks(ctx, m, o); err != nil {
+			return nil, err
+		}
+	}
+	if err := addControllers(ctx, m, cluster, o); err != nil {
+		return nil, err
+	}
+	return m, addHealthChecks(m, o)
+}
+
+// newRotator returns the rotator of the webhook's certificates, or nil if the
+// controller does not issue them.
+func newRotator(cluster kubernetes.Interface, o Options) *certs.Rotator {
+	if o.Webhook.Port == 0 || o.Webhook.Directory != "" {
+		return nil
+	}
+	return certs.NewRotator(cluster, certs.Options{
+		Namespace:      o.Namespace,
+		Secret:         o.Webhook.Secret,
+		DNSNames:       []string{fmt.Sprintf("%s.%s.svc", o.Webhook.Service, o.Namespace)},
+		Configurations: []string{o.Webhook.Configuration},
+	}, clock.RealClock{})
+}
+
+func newManager(config *rest.Config, o Options, rotator *certs.Rotator) (manager.Manager, error) {
+	scheme, err := Scheme()
+	if err != nil {
+		return nil, err
+	}
+	caches, err := cacheOptions()
+	if err != nil {
+		return nil, err
+	}
+	server := webhook.Options{Port: o.Webhook.Port, CertDir: o.Webhook.Directory}
+	if rotator != nil {
+		server.TLSOpts = []func(*tls.Config){func(t *tls.Config) { t.GetCertificate = rotator.GetCertificate }}
+	}
+	return ctrl.NewManager(config, ctrl.Options{
+		Scheme: scheme, Cache: caches, NewClient: o.Client,
+		// Controller names are metric labels. Tests run two managers with the same names
+		// in one process.
 		Controller:     ctrlconfig.Controller{SkipNameValidation: ptr.To(true)},
 		LeaderElection: true, LeaderElectionID: o.DriverName, LeaderElectionNamespace: o.Namespace,
 		LeaderElectionReleaseOnCancel: true, // the process ends when the manager does
 		HealthProbeBindAddress:        o.HealthAddress,
 		Metrics:                       metricsserver.Options{BindAddress: o.MetricsAddress},
-		WebhookServer:                 webhook.NewServer(webhook.Options{Port: o.Webhook.Port, CertDir: o.Webhook.Directory, TLSOpts: []func(*tls.Config){certificates.use}}),
+		WebhookServer:                 webhook.NewServer(server),
 	})
+}
+
+// addWebhooks registers the admission handlers.
+func addWebhooks(ctx context.Context, m manager.Manager, o Options) error {
+	shards := admission.NewShards(clock.RealClock{})
+	informer, err := m.GetCache().GetInformer(ctx, &corev1.Pod{}, cache.BlockUntilSynced(false))
 	if err != nil {
-		return nil, err
+		return err
 	}
-	m.GetLogger().Info("Mode", "mode", o.Mode, "detected", watched)
-	if watched {
-		if err := m.Add(&mode.Watcher{Cluster: cluster, Namespace: o.Namespace, Mode: o.Mode}); err != nil {
-			return nil, err
-		}
+	if err := shards.Watch(informer); err != nil {
+		return err
 	}
-	if o.Webhook.Port != 0 {
-		if o.Webhook.Directory == "" {
-			if certificates.options, err = certs.Add(m, cluster, config, certs.Options{Namespace: o.Namespace, Secret: o.Webhook.Secret,
-				DNSNames: []string{fmt.Sprintf("%s.%s.svc", o.Webhook.Service, o.Namespace)}, Configurations: []string{o.Webhook.Configuration}}); err != nil {
-				return nil, err
-			}
-		}
-		if err := admit(ctx, m, o); err != nil {
-			return nil, err
-		}
+	handlers := map[string]webhookadmission.Handler{
+		"/pods": &admission.Pods{
+			Client: m.GetClient(), APIReader: m.GetAPIReader(), Mode: o.Mode, Driver: o.DriverName, Shards: shards,
+		},
+		"/templates":  &admission.Templates{APIReader: m.GetAPIReader(), Mode: o.Mode},
+		"/parameters": &admission.Parameters{Driver: o.DriverName},
 	}
-	return m, addControllers(ctx, m, cluster, o)
+	for path, handler := range handlers {
+		m.GetWebhookServer().Register(path, &webhook.Admission{Handler: handler})
+	}
+	return nil
 }
 
-// certificates of the webhook server come from something that is made after it.
-type certificates struct {
-	options func(*tls.Config)
-}
-
-func (c *certificates) use(t *tls.Config) {
-	if c.options != nil {
-		c.options(t)
-	}
-}
-
+// addControllers registers the publisher of fabrics and the reconcilers.
 func addControllers(ctx context.Context, m manager.Manager, cluster kubernetes.Interface, o Options) error {
-	if err := m.Add(&fabrics.Publisher{Client: cluster, DriverName: o.DriverName, Config: o.Config, Owner: o.SlicesOwner}); err != nil {
+	publisher := &fabrics.Publisher{Client: cluster, DriverName: o.DriverName, Config: o.Config, Owner: o.SlicesOwner}
+	if err := m.Add(publisher); err != nil {
+		return err
+	}
+	leavesStaleEntries, err := claims.ClusterLeavesStaleEntries(cluster.Discovery())
+	if err != nil {
 		return err
 	}
 	events := m.GetEventRecorder(o.DriverName)
-	stale, err := claims.ClusterLeavesStaleEntries(cluster.Discovery())
-	if err != nil {
-		return err
+	for _, reconciler := range []interface {
+		SetupWithManager(context.Context, ctrl.Manager) error
+	}{
+		&podgroups.Reconciler{
+			Client: m.GetClient(), APIReader: m.GetAPIReader(), Mode: o.Mode, Driver: o.DriverName, Events: events,
+			ClusterLeavesStaleEntries: leavesStaleEntries,
+		},
+		&report.Reconciler{
+			Client: m.GetClient(), APIReader: m.GetAPIReader(), Cluster: cluster, Driver: o.DriverName, Clock: clock.RealClock{},
+		},
+		&reservedfor.Reconciler{
+			Client: m.GetClient(), APIReader: m.GetAPIReader(), Cluster: cluster, Mapper: m.GetRESTMapper(),
+			Driver: o.DriverName, Events: events, ClusterLeavesStaleEntries: leavesStaleEntries,
+		},
+	} {
+		if err := reconciler.SetupWithManager(ctx, m); err != nil {
+			return err
+		}
 	}
-	pods := &podgroups.Reconciler{Client: m.GetClient(), APIReader: m.GetAPIReader(), Mode: o.Mode, Driver: o.DriverName, Events: events, ClusterLeavesStaleEntries: stale}
-	if err := pods.SetupWithManager(ctx, m); err != nil {
-		return err
-	}
-	reports := &report.Reconciler{Client: m.GetClient(), APIReader: m.GetAPIReader(), Cluster: cluster, Driver: o.DriverName, Clock: clock.RealClock{}}
-	if err := reports.SetupWithManager(ctx, m); err != nil {
-		return err
-	}
-	holders := &reservedfor.Reconciler{Client: m.GetClient(), Cluster: cluster, Driver: o.DriverName, APIReader: m.GetAPIReader(), Mapper: m.GetRESTMapper(), Events: events, ClusterLeavesStaleEntries: stale}
-	if err := holders.SetupWithManager(ctx, m); err != nil {
-		return err
-	}
+	return nil
+}
+
+// addHealthChecks registers /healthz, and /readyz, which waits for the webhook
+// server.
+func addHealthChecks(m manager.Manager, o Options) error {
 	ready := healthz.Ping
 	if o.Webhook.Port != 0 {
 		ready = m.GetWebhookServer().StartedChecker()
@@ -173,63 +236,4 @@ func addControllers(ctx context.Context, m manager.Manager, cluster kubernetes.I
 		return err
 	}
 	return m.AddReadyzCheck("webhook", ready)
-}
-
-// caches keep of pods what matters for their claims, of those in groups only.
-func caches() cache.Options {
-	inGroups, err := labels.NewRequirement(scheduling.GroupUIDLabel, selection.Exists, nil)
-	if err != nil {
-		panic(err) // the label is a constant
-	}
-	return cache.Options{
-		DefaultTransform: cache.TransformStripManagedFields(),
-		ByObject: map[client.Object]cache.ByObject{
-			&corev1.Pod{}: {Label: labels.NewSelector().Add(*inGroups), Transform: slim},
-		},
-	}
-}
-
-// slim drops what nobody here reads of a pod: a group may have thousands.
-func slim(o any) (any, error) {
-	pod, ok := o.(*corev1.Pod)
-	if !ok {
-		return o, nil
-	}
-	kept := &corev1.Pod{TypeMeta: pod.TypeMeta,
-		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, ResourceVersion: pod.ResourceVersion,
-			CreationTimestamp: pod.CreationTimestamp, DeletionTimestamp: pod.DeletionTimestamp, Labels: map[string]string{}, Annotations: map[string]string{}},
-		Spec:   corev1.PodSpec{NodeName: pod.Spec.NodeName, ResourceClaims: pod.Spec.ResourceClaims, SchedulingGates: pod.Spec.SchedulingGates},
-		Status: corev1.PodStatus{Phase: pod.Status.Phase}}
-	kept.Labels[scheduling.GroupUIDLabel] = pod.Labels[scheduling.GroupUIDLabel]
-	for _, name := range []string{scheduling.GroupAnnotation, scheduling.AdmittedAnnotation} {
-		if value, ok := pod.Annotations[name]; ok {
-			kept.Annotations[name] = value
-		}
-	}
-	for _, c := range pod.Status.Conditions {
-		if c.Type == corev1.PodScheduled {
-			kept.Status.Conditions = append(kept.Status.Conditions, c)
-		}
-	}
-	return kept, nil
-}
-
-func admit(ctx context.Context, m manager.Manager, o Options) error {
-	shards := ours.NewShards(clock.RealClock{})
-	informer, err := m.GetCache().GetInformer(ctx, &corev1.Pod{}, cache.BlockUntilSynced(false))
-	if err != nil {
-		return err
-	}
-	if err := shards.Watch(informer); err != nil {
-		return err
-	}
-	for path, handler := range map[string]admission.Handler{
-		"/pods":       &ours.Pods{Client: m.GetClient(), APIReader: m.GetAPIReader(), Mode: o.Mode, Driver: o.DriverName, Shards: shards},
-		"/templates":  &ours.Templates{APIReader: m.GetAPIReader(), Mode: o.Mode},
-		"/parameters": &ours.Parameters{Driver: o.DriverName},
-	} {
-		var h http.Handler = &webhook.Admission{Handler: handler}
-		m.GetWebhookServer().Register(path, h)
-	}
-	return nil
 }

@@ -1,174 +1,255 @@
-// Package certs gives the webhook its certificates, and the API server the means
-// to trust them, without anything else to install: a certificate authority in a
-// Secret, made and rotated by cert-manager's library (it is what cert-manager
-// serves its own webhook with), from which each replica signs its own
-// certificate in memory.
+// Package certs provides the webhook server's certificate and makes the API
+// server trust it, so that the driver needs no certificate manager.
+//
+// One Secret holds a certificate authority. Every replica of the controller runs
+// a Rotator, which keeps three things up to date:
+//   - the Secret: the first replica to find the authority missing, broken, or due
+//     for rotation updates it; the others read what that replica wrote.
+//   - the serving certificate: each replica signs its own with the authority and
+//     holds it in memory; the server picks up a renewed one without a restart.
+//   - the CA bundles of the webhook configurations: they contain every authority
+//     that may have signed the certificate of some replica.
+//
+// A rotation is staged so that no replica ever serves a certificate that the API
+// server does not trust yet. First the Rotator generates the next authority and
+// adds it to the bundles, while the current one still signs. After trustOverlap
+// the next authority becomes the current one. The Rotator removes the previous
+// one from the bundles after the last certificate that it signed has expired. The
+// stage follows from the Secret and the time alone, so replicas need no leader
+// and a restart loses nothing.
 package certs
 
 import (
-	"bytes"
 	"context"
 	"crypto/tls"
-	"encoding/json"
+	"crypto/x509"
 	"errors"
 	"fmt"
+	"maps"
+	"reflect"
+	"sync"
 	"time"
 
-	servertls "github.com/cert-manager/cert-manager/pkg/server/tls"
-	"github.com/cert-manager/cert-manager/pkg/server/tls/authority"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/retry"
 	"k8s.io/klog/v2"
-	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"k8s.io/utils/clock"
 )
 
-// Options of the certificates.
+// Options configure a Rotator.
 type Options struct {
-	// Namespace and Secret of the authority.
+	// Namespace and Secret name the Secret of the authority.
 	Namespace, Secret string
-	// DNSNames that the API server calls the webhook by.
+	// DNSNames are the names by which the API server calls the webhook.
 	DNSNames []string
-	// Configurations are the names of the webhook configurations, mutating and
-	// validating, that are to trust the authority.
+	// Configurations are the names of the webhook configurations that have to trust
+	// the authority. Each is the name of both a MutatingWebhookConfiguration and a
+	// ValidatingWebhookConfiguration.
 	Configurations []string
 }
 
-// Add makes a manager keep the certificates, and returns what its webhook server
-// serves.
-func Add(m manager.Manager, cluster kubernetes.Interface, config *rest.Config, o Options) (func(*tls.Config), error) {
-	ca := &authority.DynamicAuthority{SecretNamespace: o.Namespace, SecretName: o.Secret, CommonName: o.Secret, RESTConfig: config}
-	source := &servertls.DynamicSource{DNSNames: o.DNSNames, Authority: ca}
-	if err := m.Add(everywhere{source.Start}); err != nil {
-		return nil, err
-	}
-	injector := &injector{cluster: cluster, options: o, rotated: make(chan struct{}, 1)}
-	ca.WatchRotation(injector.rotated)
-	if err := m.Add(everywhere{injector.start}); err != nil {
-		return nil, err
-	}
-	return func(c *tls.Config) { c.GetCertificate = source.GetCertificate }, nil
-}
+const (
+	// syncPeriod bounds how long a webhook configuration that another client has
+	// replaced lacks the CA bundle, and how late a certificate is renewed.
+	syncPeriod = 10 * time.Second
+	// retryPeriod is the delay after the first of several failures; it doubles up to
+	// syncPeriod.
+	retryPeriod = time.Second
+)
 
-// everywhere is for what each replica does, leader or not.
-type everywhere struct {
-	start func(context.Context) error
-}
-
-// Start implements manager.Runnable.
-func (e everywhere) Start(ctx context.Context) error { return e.start(ctx) }
-
-// NeedLeaderElection implements manager.LeaderElectionRunnable.
-func (everywhere) NeedLeaderElection() bool { return false }
-
-// injector writes the authority's certificate into the webhook configurations.
-type injector struct {
-	cluster kubernetes.Interface
+// Rotator is a manager.Runnable that generates, rotates, and distributes the
+// certificates of one replica.
+type Rotator struct {
+	client  kubernetes.Interface
 	options Options
-	rotated chan struct{}
+	clock   clock.PassiveClock
+
+	mu      sync.Mutex
+	serving *servingCertificate // nil until the first sync
 }
 
-// injectAgain is for configurations that somebody has replaced.
-const injectAgain = 30 * time.Second
+// NewRotator returns a Rotator; Start runs it.
+func NewRotator(client kubernetes.Interface, o Options, c clock.PassiveClock) *Rotator {
+	return &Rotator{client: client, options: o, clock: c}
+}
 
-func (i *injector) start(ctx context.Context) error {
-	tick := time.NewTicker(injectAgain)
-	defer tick.Stop()
+// NeedLeaderElection implements manager.LeaderElectionRunnable: every replica
+// serves the webhook.
+func (*Rotator) NeedLeaderElection() bool { return false }
+
+// Start keeps the certificates up to date until ctx ends. It implements
+// manager.Runnable.
+func (r *Rotator) Start(ctx context.Context) error {
+	changed := make(chan struct{}, 1)
+	stop, err := r.watchSecret(ctx, changed)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	retryDelay := retryPeriod
 	for {
+		delay := syncPeriod
+		switch err := r.sync(ctx); {
+		case ctx.Err() != nil:
+			return nil
+		case err != nil:
+			klog.FromContext(ctx).Error(err, "Failed to update webhook certificates; retrying", "delay", retryDelay)
+			delay, retryDelay = retryDelay, min(2*retryDelay, syncPeriod)
+		default:
+			retryDelay = retryPeriod
+		}
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-i.rotated:
-		case <-tick.C:
-		}
-		if err := i.inject(ctx); err != nil {
-			klog.FromContext(ctx).Error(err, "The API server does not trust the webhook yet; trying again")
+		case <-changed:
+		case <-time.After(delay):
 		}
 	}
 }
 
-func (i *injector) inject(ctx context.Context) error {
-	secret, err := i.cluster.CoreV1().Secrets(i.options.Namespace).Get(ctx, i.options.Secret, metav1.GetOptions{})
+// watchSecret sends to changed when the Secret changes. The returned function
+// waits until the watch, which ctx ends, has stopped.
+func (r *Rotator) watchSecret(ctx context.Context, changed chan<- struct{}) (stop func(), err error) {
+	factory := informers.NewSharedInformerFactoryWithOptions(r.client, 0,
+		informers.WithNamespace(r.options.Namespace),
+		informers.WithTweakListOptions(func(o *metav1.ListOptions) {
+			// The controller's role grants access to this Secret only.
+			o.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, r.options.Secret).String()
+		}))
+	notify := func() {
+		select {
+		case changed <- struct{}{}:
+		default: // a notification is pending already
+		}
+	}
+	_, err = factory.Core().V1().Secrets().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(any) { notify() },
+		UpdateFunc: func(any, any) { notify() },
+		DeleteFunc: func(any) { notify() },
+	})
 	if err != nil {
-		return missing(err)
+		return nil, fmt.Errorf("watch Secret %s/%s: %w", r.options.Namespace, r.options.Secret, err)
 	}
-	ca := secret.Data["ca.crt"]
-	if len(ca) == 0 {
-		return fmt.Errorf("secret %s/%s has no ca.crt", i.options.Namespace, i.options.Secret)
+	factory.Start(ctx.Done())
+	return factory.Shutdown, nil
+}
+
+// GetCertificate returns the current serving certificate; it is meant for
+// tls.Config.
+func (r *Rotator) GetCertificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.serving == nil {
+		return nil, errors.New("the webhook's certificate has not been generated yet")
 	}
-	// Each by itself: one that somebody deleted must not keep another from being
-	// trusted.
-	for _, name := range i.options.Configurations {
-		err = errors.Join(err, i.mutating(ctx, name, ca), i.validating(ctx, name, ca))
+	return r.serving.pair, nil
+}
+
+// sync brings the Secret, the serving certificate, and the webhook configurations
+// up to date.
+func (r *Rotator) sync(ctx context.Context) error {
+	set, err := r.ensureAuthorities(ctx)
+	if err != nil {
+		return err
+	}
+	return errors.Join(
+		r.ensureServingCertificate(ctx, set.current),
+		r.injectBundle(ctx, set.bundle()),
+	)
+}
+
+// ensureAuthorities advances the authorities in the Secret if they are due, and
+// returns those that the Secret has afterwards. If another replica writes the
+// Secret at the same time, ensureAuthorities uses what that replica wrote.
+func (r *Rotator) ensureAuthorities(ctx context.Context) (set authoritySet, err error) {
+	raced := func(err error) bool { return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) }
+	err = retry.OnError(retry.DefaultRetry, raced, func() error {
+		set, err = r.advanceAuthorities(ctx)
+		return err
+	})
+	return set, err
+}
+
+func (r *Rotator) advanceAuthorities(ctx context.Context) (authoritySet, error) {
+	api := r.client.CoreV1().Secrets(r.options.Namespace)
+	secret, err := api.Get(ctx, r.options.Secret, metav1.GetOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return authoritySet{}, err
+	}
+	exists := err == nil
+	if !exists {
+		secret = &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: r.options.Namespace, Name: r.options.Secret}}
+	}
+	next, reason, err := decodeAuthorities(secret.Data).advance(r.options.Secret, r.clock.Now())
+	if err != nil {
+		return authoritySet{}, err
+	}
+	data := maps.Clone(secret.Data)
+	if data == nil {
+		data = map[string][]byte{}
+	}
+	next.encode(data)
+	if reflect.DeepEqual(data, secret.Data) {
+		return next, nil
+	}
+	secret.Data = data
+	if exists {
+		_, err = api.Update(ctx, secret, metav1.UpdateOptions{})
+	} else {
+		_, err = api.Create(ctx, secret, metav1.CreateOptions{})
+	}
+	if err != nil {
+		return authoritySet{}, recreateHint(err)
+	}
+	klog.FromContext(ctx).Info("Updated webhook certificate authority", "secret", klog.KObj(secret), "reason", reason)
+	return next, nil
+}
+
+// recreateHint adds a remedy to the error about an object that the chart creates
+// and that is missing. The controller may not create the Secret itself.
+func recreateHint(err error) error {
+	if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
+		return fmt.Errorf("%w: was the object deleted? `helm upgrade` recreates it", err)
 	}
 	return err
 }
 
-func (i *injector) mutating(ctx context.Context, name string, ca []byte) error {
-	api := i.cluster.AdmissionregistrationV1().MutatingWebhookConfigurations()
-	configuration, err := api.Get(ctx, name, metav1.GetOptions{})
+// ensureServingCertificate replaces the serving certificate if it is due for
+// renewal or if the current authority did not sign it.
+func (r *Rotator) ensureServingCertificate(ctx context.Context, current *authority) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := r.clock.Now()
+	if r.serving != nil && r.serving.issuer.Equal(current.certificate) && !renewalDue(r.serving.leaf, now) {
+		return nil
+	}
+	renewed, err := current.sign(r.options.DNSNames, now)
 	if err != nil {
-		return missing(err)
+		return fmt.Errorf("sign the webhook's certificate: %w", err)
 	}
-	var bundles [][]byte
-	for _, w := range configuration.Webhooks {
-		bundles = append(bundles, w.ClientConfig.CABundle)
-	}
-	return trust(bundles, ca, func(raw []byte) error {
-		_, err := api.Patch(ctx, name, types.JSONPatchType, raw, metav1.PatchOptions{})
-		return err
-	})
+	r.serving = renewed
+	klog.FromContext(
+		ctx,
+	).V(
+		2,
+	).Info(
+		"Renewed webhook certificate",
+		"dnsNames",
+		r.options.DNSNames,
+		"notAfter",
+		renewed.leaf.NotAfter,
+	)
+	return nil
 }
 
-func (i *injector) validating(ctx context.Context, name string, ca []byte) error {
-	api := i.cluster.AdmissionregistrationV1().ValidatingWebhookConfigurations()
-	configuration, err := api.Get(ctx, name, metav1.GetOptions{})
-	if err != nil {
-		return missing(err)
-	}
-	var bundles [][]byte
-	for _, w := range configuration.Webhooks {
-		bundles = append(bundles, w.ClientConfig.CABundle)
-	}
-	return trust(bundles, ca, func(raw []byte) error {
-		_, err := api.Patch(ctx, name, types.JSONPatchType, raw, metav1.PatchOptions{})
-		return err
-	})
-}
-
-func trust(bundles [][]byte, ca []byte, patch func([]byte) error) error {
-	raw, err := caPatch(bundles, ca)
-	if err != nil || raw == nil {
-		return err
-	}
-	return patch(raw)
-}
-
-// missing is for what the chart makes and somebody has deleted.
-func missing(err error) error {
-	if apierrors.IsNotFound(err) {
-		return fmt.Errorf("%w: `helm upgrade` makes it again", err)
-	}
-	return err
-}
-
-// caPatch makes every webhook trust the authority; nil if they do. It is pure.
-func caPatch(bundles [][]byte, ca []byte) ([]byte, error) {
-	type operation struct {
-		Op    string `json:"op"`
-		Path  string `json:"path"`
-		Value []byte `json:"value"`
-	}
-	var operations []operation
-	for i, bundle := range bundles {
-		if !bytes.Equal(bundle, ca) {
-			operations = append(operations, operation{"add", fmt.Sprintf("/webhooks/%d/clientConfig/caBundle", i), ca})
-		}
-	}
-	if operations == nil {
-		return nil, nil
-	}
-	return json.Marshal(operations)
+// servingCertificate is the certificate of one replica.
+type servingCertificate struct {
+	pair         *tls.Certificate
+	leaf, issuer *x509.Certificate
 }

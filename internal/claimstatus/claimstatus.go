@@ -87,7 +87,8 @@ func Contains(claim *resourceapi.ResourceClaim, entries []resourceapi.AllocatedD
 		current := currentConditions(claim, entry)
 		for _, wanted := range entry.Conditions {
 			found := meta.FindStatusCondition(current, wanted.Type)
-			if found == nil || found.Status != wanted.Status || found.Reason != wanted.Reason || found.Message != wanted.Message {
+			if found == nil || found.Status != wanted.Status || found.Reason != wanted.Reason ||
+				found.Message != wanted.Message {
 				return false
 			}
 		}
@@ -101,15 +102,21 @@ func isAllocated(claim *resourceapi.ResourceClaim, entry resourceapi.AllocatedDe
 	if claim.Status.Allocation == nil {
 		return false
 	}
-	return slices.ContainsFunc(claim.Status.Allocation.Devices.Results, func(r resourceapi.DeviceRequestAllocationResult) bool {
-		return r.Driver == entry.Driver && r.Pool == entry.Pool && r.Device == entry.Device &&
-			ptr.Deref(r.ShareID, "") == types.UID(ptr.Deref(entry.ShareID, ""))
-	})
+	return slices.ContainsFunc(
+		claim.Status.Allocation.Devices.Results,
+		func(r resourceapi.DeviceRequestAllocationResult) bool {
+			return r.Driver == entry.Driver && r.Pool == entry.Pool && r.Device == entry.Device &&
+				ptr.Deref(r.ShareID, "") == types.UID(ptr.Deref(entry.ShareID, ""))
+		},
+	)
 }
 
 // keepTransitionTimes returns the entry with the transition times that the claim
 // has for conditions whose status is unchanged, and the current time for others.
-func keepTransitionTimes(claim *resourceapi.ResourceClaim, entry resourceapi.AllocatedDeviceStatus) resourceapi.AllocatedDeviceStatus {
+func keepTransitionTimes(
+	claim *resourceapi.ResourceClaim,
+	entry resourceapi.AllocatedDeviceStatus,
+) resourceapi.AllocatedDeviceStatus {
 	current := currentConditions(claim, entry)
 	wanted := entry.Conditions
 	entry.Conditions = nil
@@ -133,7 +140,9 @@ func currentConditions(claim *resourceapi.ResourceClaim, entry resourceapi.Alloc
 	return nil
 }
 
-func applyConfiguration(entry resourceapi.AllocatedDeviceStatus) *resourceapply.AllocatedDeviceStatusApplyConfiguration {
+func applyConfiguration(
+	entry resourceapi.AllocatedDeviceStatus,
+) *resourceapply.AllocatedDeviceStatusApplyConfiguration {
 	a := resourceapply.AllocatedDeviceStatus().WithDriver(entry.Driver).WithPool(entry.Pool).WithDevice(entry.Device)
 	if entry.ShareID != nil {
 		a.WithShareID(*entry.ShareID)

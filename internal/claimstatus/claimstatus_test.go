@@ -25,12 +25,14 @@ const manager = "test-manager"
 func allocatedClaim() *resourceapi.ResourceClaim {
 	return &resourceapi.ResourceClaim{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "claim", UID: "1"},
-		Status: resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
-			Results: []resourceapi.DeviceRequestAllocationResult{
-				{Request: "a", Driver: "d", Pool: "n1", Device: "nic0", ShareID: ptr.To(types.UID("share"))},
-				{Request: "b", Driver: "d", Pool: "n1", Device: "gpu0"},
-			},
-		}}},
+		Status: resourceapi.ResourceClaimStatus{
+			Allocation: &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
+				Results: []resourceapi.DeviceRequestAllocationResult{
+					{Request: "a", Driver: "d", Pool: "n1", Device: "nic0", ShareID: ptr.To(types.UID("share"))},
+					{Request: "b", Driver: "d", Pool: "n1", Device: "gpu0"},
+				},
+			}},
+		},
 	}
 }
 
@@ -40,7 +42,11 @@ func condition(status metav1.ConditionStatus, message string) metav1.Condition {
 
 // apply calls Apply against a fake API server that stores the claim, and returns
 // the claim that it stores afterwards.
-func apply(t *testing.T, claim *resourceapi.ResourceClaim, entries ...resourceapi.AllocatedDeviceStatus) *resourceapi.ResourceClaim {
+func apply(
+	t *testing.T,
+	claim *resourceapi.ResourceClaim,
+	entries ...resourceapi.AllocatedDeviceStatus,
+) *resourceapi.ResourceClaim {
 	t.Helper()
 	client := fake.NewClientset(claim)
 	if err := Apply(t.Context(), client, claim, manager, entries); err != nil {
@@ -53,10 +59,18 @@ func apply(t *testing.T, claim *resourceapi.ResourceClaim, entries ...resourceap
 	return got
 }
 
-func TestApply_writes_every_field(t *testing.T) {
+func TestApply_writesEveryField(t *testing.T) {
 	claim := allocatedClaim()
-	share := NewEntry(claim.Status.Allocation.Devices.Results[0], &runtime.RawExtension{Raw: []byte(`{"pods":1}`)}, condition(metav1.ConditionTrue, "attached"))
-	share.NetworkData = &resourceapi.NetworkDeviceData{InterfaceName: "net1", HardwareAddress: "02:00:00:00:00:01", IPs: []string{"10.0.0.1/24"}}
+	share := NewEntry(
+		claim.Status.Allocation.Devices.Results[0],
+		&runtime.RawExtension{Raw: []byte(`{"pods":1}`)},
+		condition(metav1.ConditionTrue, "attached"),
+	)
+	share.NetworkData = &resourceapi.NetworkDeviceData{
+		InterfaceName:   "net1",
+		HardwareAddress: "02:00:00:00:00:01",
+		IPs:             []string{"10.0.0.1/24"},
+	}
 	whole := NewEntry(claim.Status.Allocation.Devices.Results[1], nil, condition(metav1.ConditionFalse, "not running"))
 	devices := apply(t, claim, share, whole).Status.Devices
 	if len(devices) != 2 {
@@ -67,15 +81,17 @@ func TestApply_writes_every_field(t *testing.T) {
 		got.NetworkData.InterfaceName != "net1" || len(got.NetworkData.IPs) != 1 || got.NetworkData.HardwareAddress != "02:00:00:00:00:01" {
 		t.Errorf("entry of the share: %+v", got)
 	}
-	if len(got.Conditions) != 1 || got.Conditions[0].Message != "attached" || got.Conditions[0].LastTransitionTime.IsZero() {
+	if len(got.Conditions) != 1 || got.Conditions[0].Message != "attached" ||
+		got.Conditions[0].LastTransitionTime.IsZero() {
 		t.Errorf("conditions of the share: %+v", got.Conditions)
 	}
-	if got := devices[1]; got.ShareID != nil || got.Data != nil || got.NetworkData != nil || got.Conditions[0].Status != metav1.ConditionFalse {
+	if got := devices[1]; got.ShareID != nil || got.Data != nil || got.NetworkData != nil ||
+		got.Conditions[0].Status != metav1.ConditionFalse {
 		t.Errorf("entry of the whole device: %+v", got)
 	}
 }
 
-func TestApply_omits_devices_that_are_not_allocated(t *testing.T) {
+func TestApply_omitsDevicesThatAreNotAllocated(t *testing.T) {
 	claim := allocatedClaim()
 	otherShare := NewEntry(claim.Status.Allocation.Devices.Results[0], nil)
 	otherShare.ShareID = ptr.To("other")
@@ -92,7 +108,7 @@ func TestApply_omits_devices_that_are_not_allocated(t *testing.T) {
 	}
 }
 
-func TestApply_keeps_transition_times(t *testing.T) {
+func TestApply_keepsTransitionTimes(t *testing.T) {
 	before := metav1.NewTime(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC))
 	claim := allocatedClaim()
 	result := claim.Status.Allocation.Devices.Results[0]
@@ -125,12 +141,13 @@ func TestApply_keeps_transition_times(t *testing.T) {
 	}
 }
 
-func TestApply_sends_the_UID_and_forces_ownership(t *testing.T) {
+func TestApply_sendsTheUIDAndForcesOwnership(t *testing.T) {
 	claim := allocatedClaim()
 	client := fake.NewClientset()
 	client.PrependReactor("patch", "resourceclaims", func(a clienttesting.Action) (bool, runtime.Object, error) {
 		patch, ok := a.(clienttesting.PatchActionImpl)
-		if !ok || patch.Subresource != "status" || patch.PatchType != types.ApplyPatchType || !strings.Contains(string(patch.Patch), `"uid":"1"`) {
+		if !ok || patch.Subresource != "status" || patch.PatchType != types.ApplyPatchType ||
+			!strings.Contains(string(patch.Patch), `"uid":"1"`) {
 			t.Errorf("patch of the status: %+v, %s", a, patch.Patch)
 		}
 		if o := patch.PatchOptions; o.FieldManager != manager || !ptr.Deref(o.Force, false) {
@@ -158,7 +175,11 @@ func TestApply_errors(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			client := fake.NewClientset()
-			client.PrependReactor("patch", "resourceclaims", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, tc.answer })
+			client.PrependReactor(
+				"patch",
+				"resourceclaims",
+				func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, tc.answer },
+			)
 			if err := Apply(t.Context(), client, allocatedClaim(), manager, nil); !tc.want(err) {
 				t.Errorf("Apply returned %v", err)
 			}
@@ -170,7 +191,9 @@ func TestContains(t *testing.T) {
 	claim := allocatedClaim()
 	results := claim.Status.Allocation.Devices.Results
 	ready := condition(metav1.ConditionTrue, "attached")
-	claim.Status.Devices = []resourceapi.AllocatedDeviceStatus{NewEntry(results[0], nil, ready, metav1.Condition{Type: "Other"})}
+	claim.Status.Devices = []resourceapi.AllocatedDeviceStatus{
+		NewEntry(results[0], nil, ready, metav1.Condition{Type: "Other"}),
+	}
 	for _, tc := range []struct {
 		name    string
 		entries []resourceapi.AllocatedDeviceStatus
