@@ -1,11 +1,12 @@
-// Package claims makes ResourceClaims for whoever owns them, and keeps them
-// reserved as long as the owner is there. It knows nothing of what the owner is:
-// a PodGroup, a Job, anything with a kind, a name and a UID.
+// Package claims generates ResourceClaims for an owner and keeps them reserved for
+// it as long as the owner exists. An owner is any object with a kind, a name, and a
+// UID, such as a PodGroup or a Job; the package does not depend on its kind.
 //
-// Three things are decided here, by pure functions: what a generated claim is
-// called and looks like (Generate), who must be in a claim's status.reservedFor
-// (ReservationChange), and with which patch that comes to be (Patch). A ClaimWriter applies
-// them; each of its functions is one write, and repeating it is harmless.
+// Pure functions decide the name and the contents of a generated claim (Name,
+// Generate, GenerateShard) and how the entries of a claim's status.reservedFor must
+// change (ReservationChange, StaleEntriesChange, DeletedClaimChange, ReleaseChange).
+// A ClaimWriter applies the results. Each of its methods performs one write, which
+// callers may repeat safely.
 package claims
 
 import (
@@ -29,41 +30,51 @@ import (
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 )
 
-// Owner is the object that claims are generated for, in its namespace.
+// Owner identifies the object for which claims are generated and reserved. The
+// claims are in its namespace.
 type Owner struct {
 	schema.GroupVersionKind
-	// Resource is the lower-case plural, as reservations name it.
-	Resource        string
-	Namespace, Name string
-	UID             types.UID
+	// Resource is the lower-case plural of the kind, such as "jobs".
+	Resource  string
+	Namespace string
+	Name      string
+	UID       types.UID
 }
 
-// Reference is the owner as a claim's status.reservedFor has it. Every version
-// of Kubernetes keeps consumers of kinds that it does not know.
+// Reference returns the owner's entry in a claim's status.reservedFor. All versions
+// of Kubernetes keep entries of resources that they do not know.
 func (o Owner) Reference() resourceapi.ResourceClaimConsumerReference {
-	return resourceapi.ResourceClaimConsumerReference{APIGroup: o.Group, Resource: o.Resource, Name: o.Name, UID: o.UID}
+	return resourceapi.ResourceClaimConsumerReference{
+		APIGroup: o.Group, Resource: o.Resource, Name: o.Name, UID: o.UID,
+	}
 }
 
-// Name of the claim that is generated for an owner's entry. It follows from the
-// owner's UID: two writers, or one that was cut off, never make two claims, and
-// an owner that comes again under its name never gets the claim of the one
-// before. Shard 0 is the first, and most often the only one.
+// Name returns the name of the claim that is generated for a shard of an owner's
+// spec.resourceClaims entry. The name depends only on the arguments, so that
+// concurrent or repeated reconciles never create two claims for one shard. It
+// includes a hash of the owner's UID, so that an owner which was deleted and created
+// again under the same name does not take over the claims of its predecessor.
+// Most entries have only shard 0.
 func Name(owner Owner, entry string, shard int) string {
 	sum := sha256.Sum256([]byte(string(owner.UID) + "/" + entry))
 	suffix := "-" + strings.ToLower(base32.HexEncoding.EncodeToString(sum[:5]))
 	name := owner.Name + "-" + entry
-	name = strings.TrimRight(name[:min(len(name), validation.DNS1123SubdomainMaxLength-len(suffix)-shardSuffix)], "-.") + suffix
+	maxLength := validation.DNS1123SubdomainMaxLength - len(suffix) - maxShardSuffix
+	name = strings.TrimRight(name[:min(len(name), maxLength)], "-.") + suffix
 	if shard > 0 {
 		name += "-" + strconv.Itoa(shard)
 	}
 	return name
 }
 
-// shardSuffix is the room that a name leaves for the number of a shard.
-const shardSuffix = len("-255")
+// maxShardSuffix is the length of the longest suffix that Name appends for a shard.
+const maxShardSuffix = len("-255")
 
-// Generate makes the claim for an owner's entry from a template.
-func Generate(owner Owner, entry string, shard int, template *resourceapi.ResourceClaimTemplate) *resourceapi.ResourceClaim {
+// Generate returns the claim for a shard of an owner's entry, with the spec, labels,
+// and annotations of the template. The owner is the claim's controller.
+func Generate(
+	owner Owner, entry string, shard int, template *resourceapi.ResourceClaimTemplate,
+) *resourceapi.ResourceClaim {
 	meta := *template.Spec.ObjectMeta.DeepCopy()
 	annotations := map[string]string{}
 	maps.Copy(annotations, meta.Annotations)
@@ -73,7 +84,8 @@ func Generate(owner Owner, entry string, shard int, template *resourceapi.Resour
 	}
 	return &resourceapi.ResourceClaim{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: owner.Namespace, Name: Name(owner, entry, shard), Labels: meta.Labels, Annotations: annotations,
+			Namespace: owner.Namespace, Name: Name(owner, entry, shard),
+			Labels: meta.Labels, Annotations: annotations,
 			OwnerReferences: []metav1.OwnerReference{{
 				APIVersion: owner.GroupVersion().String(), Kind: owner.Kind, Name: owner.Name, UID: owner.UID,
 				Controller: ptr.To(true), BlockOwnerDeletion: ptr.To(true),
@@ -83,54 +95,57 @@ func Generate(owner Owner, entry string, shard int, template *resourceapi.Resour
 	}
 }
 
-// IsGeneratedFor tells whether a claim was generated for the owner of that UID.
+// IsGeneratedFor reports whether the claim was generated for the owner with that UID.
 func IsGeneratedFor(claim *resourceapi.ResourceClaim, owner types.UID) bool {
 	controller := metav1.GetControllerOf(claim)
 	return controller != nil && controller.UID == owner
 }
 
-// ClaimWriter writes claims.
+// ClaimWriter creates, deletes, and reserves claims.
 type ClaimWriter struct {
+	// Client reads from a cache and writes to the API server.
 	Client client.Client
 }
 
-// NameTakenError is of a claim that somebody else made under the name of one that
-// was to be generated.
+// NameTakenError reports that the name of a generated claim is in use by a claim
+// that was not generated for the owner.
 type NameTakenError struct{ Name string }
 
 func (e *NameTakenError) Error() string {
-	return fmt.Sprintf("there is a ResourceClaim %s that was not generated for this: delete it", e.Name)
+	return fmt.Sprintf("ResourceClaim %s exists already and was not generated for this owner: delete it", e.Name)
 }
 
-// Create creates a generated claim. That it is there already is no error, unless
-// somebody else's is.
-func (k ClaimWriter) Create(ctx context.Context, claim *resourceapi.ResourceClaim) error {
-	err := k.Client.Create(ctx, claim)
+// Create creates a generated claim. It succeeds if the claim already exists, and
+// returns a NameTakenError if a claim with that name exists for a different owner.
+func (w ClaimWriter) Create(ctx context.Context, claim *resourceapi.ResourceClaim) error {
+	err := w.Client.Create(ctx, claim)
 	if !apierrors.IsAlreadyExists(err) {
 		return err
 	}
-	var there resourceapi.ResourceClaim
-	if err := k.Client.Get(ctx, client.ObjectKeyFromObject(claim), &there); err != nil {
-		return fmt.Errorf("look at claim %s, which exists: %w", claim.Name, err) // not in the cache yet: again
+	var existing resourceapi.ResourceClaim
+	if err := w.Client.Get(ctx, client.ObjectKeyFromObject(claim), &existing); err != nil {
+		// The cache may not have the claim yet. The caller retries.
+		return fmt.Errorf("get existing claim %s: %w", claim.Name, err)
 	}
-	if !IsGeneratedFor(&there, metav1.GetControllerOf(claim).UID) {
+	if !IsGeneratedFor(&existing, metav1.GetControllerOf(claim).UID) {
 		return &NameTakenError{Name: claim.Name}
 	}
 	return nil
 }
 
-// Delete deletes a generated claim. It stays until it is reserved for nobody.
-func (k ClaimWriter) Delete(ctx context.Context, claim *resourceapi.ResourceClaim) error {
+// Delete starts the deletion of a generated claim. The API server keeps the claim
+// until its status.reservedFor is empty.
+func (w ClaimWriter) Delete(ctx context.Context, claim *resourceapi.ResourceClaim) error {
 	if claim.DeletionTimestamp != nil {
 		return nil
 	}
-	return client.IgnoreNotFound(k.Client.Delete(ctx, claim, client.Preconditions{UID: &claim.UID}))
+	return client.IgnoreNotFound(w.Client.Delete(ctx, claim, client.Preconditions{UID: &claim.UID}))
 }
 
-// Apply changes who a claim is reserved for. It does nothing for a claim that
-// has become another, is gone or is not allocated any more: whoever asked sees
-// it soon.
-func (k ClaimWriter) Apply(ctx context.Context, claim *resourceapi.ResourceClaim, c Change) error {
+// Apply applies a change to a claim's status. It ignores conflicts and claims that
+// no longer exist: the cache is stale then, and a watch event triggers the next
+// reconcile.
+func (w ClaimWriter) Apply(ctx context.Context, claim *resourceapi.ResourceClaim, c Change) error {
 	if c.Empty() {
 		return nil
 	}
@@ -138,15 +153,16 @@ func (k ClaimWriter) Apply(ctx context.Context, claim *resourceapi.ResourceClaim
 	if err != nil {
 		return err
 	}
-	err = k.Client.Status().Patch(ctx, claim.DeepCopy(), client.RawPatch(types.StrategicMergePatchType, raw))
+	err = w.Client.Status().Patch(ctx, claim.DeepCopy(), client.RawPatch(types.StrategicMergePatchType, raw))
 	switch {
 	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
-		return nil // the cache is behind: the event will come
+		return nil
 	case apierrors.IsInvalid(err) && !c.Deallocate && len(c.Add) > 0:
-		// A claim without an allocation takes no reservations, and one has room for
-		// so many: others were faster. What goes makes room.
+		// The API server rejects new entries if the claim has been deallocated in the
+		// meantime, or if other writers have filled status.reservedFor. Removals are
+		// valid in either case, and make room.
 		c.Add = nil
-		return k.Apply(ctx, claim, c)
+		return w.Apply(ctx, claim, c)
 	}
 	return err
 }

@@ -10,23 +10,23 @@ import (
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 )
 
-// MaxPods that a claim can be reserved for beside its owner: the API has room
-// for resourceapi.ResourceClaimReservedForMaxSize entries.
+// MaxPods is the number of pods for which a claim can be reserved in addition to its
+// owner. The API limits status.reservedFor to ResourceClaimReservedForMaxSize entries.
 const MaxPods = resourceapi.ResourceClaimReservedForMaxSize - 1
 
-// Pod is what a reservation depends on of a pod that uses the claim.
+// Pod is the state of a pod that determines its entry in the claims that it uses.
 type Pod struct {
 	Name string
 	UID  types.UID
-	// Bound to a node.
+	// Bound pods have a node.
 	Bound bool
-	// Terminal: ended for good, and still there (see StaleEntriesChange).
+	// Terminal pods have ended, but still exist (see StaleEntriesChange).
 	Terminal bool
-	// Terminating is being deleted.
+	// Terminating pods are being deleted.
 	Terminating bool
-	// Gated waits for its reservation.
+	// Gated pods wait behind our scheduling gate for their entry.
 	Gated bool
-	// Unschedulable, as the scheduler said.
+	// Unschedulable pods were rejected by the scheduler.
 	Unschedulable bool
 }
 
@@ -34,21 +34,22 @@ func (p Pod) reference() resourceapi.ResourceClaimConsumerReference {
 	return resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: p.Name, UID: p.UID}
 }
 
-// Change of a claim's status.reservedFor.
+// Change is a change of a claim's status.reservedFor.
 type Change struct {
 	Add    []resourceapi.ResourceClaimConsumerReference
 	Remove []types.UID
-	// Deallocate ends the allocation as well. Nobody else may hold the claim.
+	// Deallocate removes all entries and the allocation. It implies Precondition.
 	Deallocate bool
 	// Precondition makes the change fail if the claim has changed since it was read.
 	Precondition bool
 }
 
-// Empty tells whether there is nothing to do.
+// Empty reports whether the change has no effect.
 func (c Change) Empty() bool { return len(c.Add) == 0 && len(c.Remove) == 0 && !c.Deallocate }
 
-// Patch is the change as a strategic merge patch of the claim's status: entries
-// are told apart by UID, so that what others add meanwhile stays.
+// Patch returns the change as a strategic merge patch of the claim's status. The
+// merge key of the entries is their UID, so that the patch keeps entries which other
+// clients add concurrently.
 func (c Change) Patch(claim *resourceapi.ResourceClaim) ([]byte, error) {
 	metadata := map[string]any{"uid": claim.UID}
 	if c.Precondition || c.Deallocate {
@@ -70,130 +71,225 @@ func (c Change) Patch(claim *resourceapi.ResourceClaim) ([]byte, error) {
 	return json.Marshal(map[string]any{"metadata": metadata, "status": status})
 }
 
-// IsNativePodGroup tells whether a reservation is for a PodGroup of Kubernetes' own.
-func IsNativePodGroup(r resourceapi.ResourceClaimConsumerReference) bool {
-	return r.APIGroup == "scheduling.k8s.io" && r.Resource == "podgroups"
+// IsNativePodGroup reports whether the entry is for a PodGroup of scheduling.k8s.io.
+func IsNativePodGroup(entry resourceapi.ResourceClaimConsumerReference) bool {
+	return entry.APIGroup == "scheduling.k8s.io" && entry.Resource == "podgroups"
 }
 
-// IsReservedFor tells whether a claim is reserved for the object of that UID.
+// IsReservedFor reports whether the claim has an entry with that UID.
 func IsReservedFor(claim *resourceapi.ResourceClaim, uid types.UID) bool {
-	return slices.ContainsFunc(claim.Status.ReservedFor, func(r resourceapi.ResourceClaimConsumerReference) bool { return r.UID == uid })
+	return containsUID(claim.Status.ReservedFor, uid)
 }
 
-// ReservationChange says how a claim's reservations must change for its owner to hold
-// it. native tells that the cluster reserves claims for PodGroups itself.
+func containsUID(entries []resourceapi.ResourceClaimConsumerReference, uid types.UID) bool {
+	return slices.ContainsFunc(entries, func(e resourceapi.ResourceClaimConsumerReference) bool { return e.UID == uid })
+}
+
+// ReservationChange returns the change that gives an allocated claim the entries of
+// its owner and of the owner's pods. native reports whether the cluster is in native
+// mode.
 //
-// The owner's entry is there from when a pod of its is bound: a claim that is
-// held cannot be allocated elsewhere, and the scheduler must be able to give up
-// an allocation that no pod fits. The entry goes again if no pod is bound and the
-// scheduler has none that fits.
+// The owner's entry keeps the claim allocated. It is therefore added only when a pod
+// of the owner is bound: before that, the scheduler must be able to deallocate a
+// claim whose devices no pod can use. The entry is removed when none of the pods is
+// bound any more and the scheduler finds no node for a new one.
 func ReservationChange(claim *resourceapi.ResourceClaim, owner Owner, pods []Pod, native bool) Change {
-	var c Change
 	if claim.Status.Allocation == nil || claim.DeletionTimestamp != nil {
-		return c
-	}
-	reserved := map[types.UID]bool{}
-	var cluster []types.UID // Kubernetes' own entry for the group
-	for _, r := range claim.Status.ReservedFor {
-		reserved[r.UID] = true
-		if IsNativePodGroup(r) && r.Name == owner.Name {
-			cluster = append(cluster, r.UID)
-		}
-	}
-	bound, stuck := false, false
-	for _, p := range pods {
-		if p.Terminal {
-			continue
-		}
-		bound = bound || p.Bound
-		stuck = stuck || p.Unschedulable && !reserved[p.UID]
-	}
-	held := reserved[owner.UID]
-	mine := EntriesToRemove(claim, func(r resourceapi.ResourceClaimConsumerReference) bool { return r.UID == owner.UID })
-	switch {
-	case native && len(cluster) > 0:
-		c.Remove = mine
-		c.Precondition = len(mine) > 0
-	case len(cluster) > 0:
-		// The gates are off now, and nobody will take Kubernetes' entry away. With
-		// that entry the kubelet starts no pod any more: it wants the pods' own.
-		c.Remove = cluster
-		if !held {
-			c.Add = append(c.Add, owner.Reference())
-		}
-	case bound && !held:
-		c.Add = append(c.Add, owner.Reference())
-	case held && !bound && stuck:
-		return Change{Remove: mine, Precondition: true}
-	}
-	room := resourceapi.ResourceClaimReservedForMaxSize - len(claim.Status.ReservedFor) - len(c.Add) + len(c.Remove)
-	if !held && len(c.Add) == 0 {
-		room-- // the owner's entry comes
-	}
-	for _, p := range pods {
-		returns := p.Bound && !native && len(cluster) > 0
-		if p.Terminal || reserved[p.UID] || !p.Gated && !returns {
-			continue
-		}
-		if room <= 0 {
-			break
-		}
-		room--
-		c.Add = append(c.Add, p.reference())
-	}
-	return c
-}
-
-// DeletedClaimChange says how the reservations of a claim must change that somebody deletes
-// while its owner lives: no pod that comes can use it, and it must be able to go.
-// The owner lets go at once: the pods that have it hold it by entries of their own.
-// With it go those of pods that wait for it, and those for all of the owner's pods
-// together, which are given only if all wait.
-func DeletedClaimChange(claim *resourceapi.ResourceClaim, owner Owner, waiting ...types.UID) Change {
-	return Change{Precondition: true, Remove: EntriesToRemove(claim, func(r resourceapi.ResourceClaimConsumerReference) bool {
-		return r.UID == owner.UID || slices.Contains(waiting, r.UID)
-	})}
-}
-
-// EntriesToRemove are those of a claim's entries that go when certain holders let go of
-// it: theirs, and those of pods that have ended if nobody else holds it who sees to
-// them: another PodGroup, or whom the claim's annotation names.
-func EntriesToRemove(claim *resourceapi.ResourceClaim, theirs func(resourceapi.ResourceClaimConsumerReference) bool) (gone []types.UID) {
-	var ended []types.UID
-	others := false
-	for _, r := range claim.Status.ReservedFor {
-		switch {
-		case theirs(r):
-			gone = append(gone, r.UID)
-		case IsTerminalPodEntry(r):
-			ended = append(ended, r.UID)
-		case r.APIGroup == scheduling.GroupName && r.Resource == scheduling.Resource,
-			claim.Annotations[scheduling.ReservedForAnnotation] == r.APIGroup+"/"+r.Resource+"/"+r.Name:
-			others = true
-		}
-	}
-	if others {
-		return gone
-	}
-	return append(gone, ended...)
-}
-
-// ReleaseChange says how a claim's reservations must change when its holder is gone;
-// native are Kubernetes' own entries for it, which nobody takes away where the
-// gates are off. A generated claim is deleted first: the cluster deallocates what
-// is being deleted once nobody holds it. One that stays is deallocated here if
-// nobody else holds it, for the cluster does that only when a pod goes. Who else
-// holds it must be known for sure: if the last pod has gone meanwhile, taking the
-// holder away would leave a claim that is allocated for nobody, for good.
-func ReleaseChange(claim *resourceapi.ResourceClaim, holder types.UID, stays bool, native ...types.UID) Change {
-	gone := EntriesToRemove(claim, func(r resourceapi.ResourceClaimConsumerReference) bool {
-		return r.UID == holder || slices.Contains(native, r.UID)
-	})
-	if stays && claim.DeletionTimestamp == nil && claim.Status.Allocation != nil && len(claim.Status.ReservedFor) == len(gone) {
-		return Change{Deallocate: true}
-	}
-	if len(gone) == 0 {
 		return Change{}
 	}
-	return Change{Remove: gone, Precondition: stays}
+	r := reservation{claim: claim, owner: owner}
+	r.goal = r.chooseGoal(pods, native)
+	desired := r.desiredOwnerEntries()
+	if r.goal != letReallocate {
+		desired = append(desired, r.missingPodEntries(pods, r.room(desired))...)
+	}
+	change := diff(claim.Status.ReservedFor, desired)
+	if r.goal == leaveToCluster || r.goal == letReallocate {
+		// The owner's entry goes only if the state that allows it is still current.
+		change.Precondition = len(change.Remove) > 0
+	}
+	return change
+}
+
+// goal is what ReservationChange wants to achieve with the entries of the owner.
+type goal int
+
+const (
+	// keepOwnerEntry leaves the owner's entry as it is, present or absent.
+	keepOwnerEntry goal = iota
+	// holdClaim adds the owner's entry.
+	holdClaim
+	// leaveToCluster removes the owner's entry because the entry of Kubernetes'
+	// PodGroup holds the claim.
+	leaveToCluster
+	// takeOverFromCluster replaces the entry of Kubernetes' PodGroup by ours, because
+	// the cluster has left native mode. Kubernetes does not remove the entry then, and
+	// the kubelet, which no longer understands it, requires entries of the pods.
+	takeOverFromCluster
+	// letReallocate removes the owner's entry so that the scheduler can deallocate
+	// the claim and choose other devices.
+	letReallocate
+)
+
+// reservation computes the entries that one claim should have.
+type reservation struct {
+	claim *resourceapi.ResourceClaim
+	owner Owner
+	goal  goal
+}
+
+func (r reservation) chooseGoal(pods []Pod, native bool) goal {
+	held := IsReservedFor(r.claim, r.owner.UID)
+	heldByCluster := slices.ContainsFunc(r.claim.Status.ReservedFor, r.isClusterEntry)
+	bound := slices.ContainsFunc(pods, func(p Pod) bool { return p.Bound && !p.Terminal })
+	stuck := slices.ContainsFunc(pods, func(p Pod) bool {
+		return p.Unschedulable && !p.Terminal && !IsReservedFor(r.claim, p.UID)
+	})
+	switch {
+	case heldByCluster && native:
+		return leaveToCluster
+	case heldByCluster:
+		return takeOverFromCluster
+	case bound:
+		return holdClaim
+	case held && stuck:
+		return letReallocate
+	}
+	return keepOwnerEntry
+}
+
+// isClusterEntry reports whether the entry is for Kubernetes' PodGroup that
+// corresponds to the owner.
+func (r reservation) isClusterEntry(entry resourceapi.ResourceClaimConsumerReference) bool {
+	return IsNativePodGroup(entry) && entry.Name == r.owner.Name
+}
+
+// desiredOwnerEntries returns the present entries with the owner's entry added or
+// removed according to the goal.
+func (r reservation) desiredOwnerEntries() []resourceapi.ResourceClaimConsumerReference {
+	desired := slices.Clone(r.claim.Status.ReservedFor)
+	switch r.goal {
+	case leaveToCluster, letReallocate:
+		removed := EntriesToRemove(r.claim, func(e resourceapi.ResourceClaimConsumerReference) bool {
+			return e.UID == r.owner.UID
+		})
+		return slices.DeleteFunc(desired, func(e resourceapi.ResourceClaimConsumerReference) bool {
+			return slices.Contains(removed, e.UID)
+		})
+	case takeOverFromCluster:
+		desired = slices.DeleteFunc(desired, r.isClusterEntry)
+	case keepOwnerEntry:
+		return desired
+	case holdClaim:
+	}
+	if !containsUID(desired, r.owner.UID) {
+		desired = append(desired, r.owner.Reference())
+	}
+	return desired
+}
+
+// room returns the number of entries that can be added to those desired so far. It
+// sets one aside for an owner whose entry follows later.
+func (r reservation) room(desired []resourceapi.ResourceClaimConsumerReference) int {
+	room := resourceapi.ResourceClaimReservedForMaxSize - len(desired)
+	if !containsUID(desired, r.owner.UID) && !IsReservedFor(r.claim, r.owner.UID) {
+		room--
+	}
+	return room
+}
+
+// missingPodEntries returns at most room entries for pods that need one: pods behind
+// the gate, and pods that run without an entry because Kubernetes' PodGroup had one.
+func (r reservation) missingPodEntries(pods []Pod, room int) []resourceapi.ResourceClaimConsumerReference {
+	var missing []resourceapi.ResourceClaimConsumerReference
+	for _, p := range pods {
+		needsEntry := p.Gated || p.Bound && r.goal == takeOverFromCluster
+		if p.Terminal || !needsEntry || IsReservedFor(r.claim, p.UID) {
+			continue
+		}
+		if len(missing) >= room {
+			break
+		}
+		missing = append(missing, p.reference())
+	}
+	return missing
+}
+
+// diff returns the change from the present to the desired entries.
+func diff(present, desired []resourceapi.ResourceClaimConsumerReference) Change {
+	var change Change
+	for _, e := range desired {
+		if !containsUID(present, e.UID) {
+			change.Add = append(change.Add, e)
+		}
+	}
+	for _, e := range present {
+		if !containsUID(desired, e.UID) {
+			change.Remove = append(change.Remove, e.UID)
+		}
+	}
+	return change
+}
+
+// DeletedClaimChange returns the change for a claim that a user deletes while its
+// owner exists. New pods cannot use such a claim, so its deletion must be able to
+// complete: the owner's entry is removed, because pods that run with the claim have
+// entries of their own, and so are the entries of pods that still wait for a node,
+// whose UIDs the caller passes. The caller also passes the UID of an entry for all
+// pods of the owner if all of them wait.
+func DeletedClaimChange(claim *resourceapi.ResourceClaim, owner Owner, waiting ...types.UID) Change {
+	remove := EntriesToRemove(claim, func(e resourceapi.ResourceClaimConsumerReference) bool {
+		return e.UID == owner.UID || slices.Contains(waiting, e.UID)
+	})
+	return Change{Remove: remove, Precondition: true}
+}
+
+// EntriesToRemove returns the UIDs of the entries to remove when a holder releases
+// the claim: those that isHolder selects, and our entries for terminal pods. The
+// latter stay if another PodGroup, or the object that the annotation reserved-for
+// names, holds the claim: the controller of that holder maintains them.
+func EntriesToRemove(
+	claim *resourceapi.ResourceClaim, isHolder func(resourceapi.ResourceClaimConsumerReference) bool,
+) []types.UID {
+	var holders, terminal []types.UID
+	heldByOther := false
+	for _, e := range claim.Status.ReservedFor {
+		switch {
+		case isHolder(e):
+			holders = append(holders, e.UID)
+		case IsTerminalPodEntry(e):
+			terminal = append(terminal, e.UID)
+		case e.APIGroup == scheduling.GroupName && e.Resource == scheduling.Resource,
+			claim.Annotations[scheduling.ReservedForAnnotation] == e.APIGroup+"/"+e.Resource+"/"+e.Name:
+			heldByOther = true
+		}
+	}
+	if heldByOther {
+		return holders
+	}
+	return append(holders, terminal...)
+}
+
+// ReleaseChange returns the change that releases a claim whose holder is gone. The
+// caller passes the UIDs of Kubernetes' entries for the holder if Kubernetes does not
+// remove them because its feature gates are off.
+//
+// The caller deletes a generated claim first, and Kubernetes deallocates a claim that
+// is being deleted when its last entry is removed. A claim that remains (keepsClaim)
+// Kubernetes deallocates only when a pod is deleted. If the holder has the last entry,
+// this change therefore deallocates the claim. It has a precondition in either case:
+// if the last pod were deleted concurrently, removing the holder's entry would leave
+// the claim allocated for good.
+func ReleaseChange(claim *resourceapi.ResourceClaim, holder types.UID, keepsClaim bool, native ...types.UID) Change {
+	remove := EntriesToRemove(claim, func(e resourceapi.ResourceClaimConsumerReference) bool {
+		return e.UID == holder || slices.Contains(native, e.UID)
+	})
+	allocated := claim.Status.Allocation != nil && claim.DeletionTimestamp == nil
+	if keepsClaim && allocated && len(remove) == len(claim.Status.ReservedFor) {
+		return Change{Deallocate: true}
+	}
+	if len(remove) == 0 {
+		return Change{}
+	}
+	return Change{Remove: remove, Precondition: keepsClaim}
 }

@@ -13,10 +13,11 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/discovery"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
+	"github.com/dra-shared/dra-driver-shared/internal/claimref"
+	"github.com/dra-shared/dra-driver-shared/internal/podstatus"
 )
 
 // Two things that Kubernetes' resource claim controller gets wrong become
@@ -106,9 +107,9 @@ func (f PodLookup) PodsUsing(ctx context.Context, claim *resourceapi.ResourceCla
 		return nil, fmt.Errorf("list pods of namespace %s: %w", claim.Namespace, err)
 	}
 	for i := range pods.Items {
-		if pod := &pods.Items[i]; uses(pod, claim.Name) {
+		if pod := &pods.Items[i]; len(claimref.Entries(pod, claim.Name)) > 0 {
 			users = append(users, Pod{Name: pod.Name, UID: pod.UID, Bound: pod.Spec.NodeName != "", Terminating: pod.DeletionTimestamp != nil,
-				Terminal: pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed})
+				Terminal: podstatus.IsTerminal(pod)})
 		}
 	}
 	return users, nil
@@ -119,11 +120,6 @@ var endedPods = fields.AndSelectors(
 	fields.OneTermNotEqualSelector("status.phase", string(corev1.PodPending)),
 	fields.OneTermNotEqualSelector("status.phase", string(corev1.PodRunning)),
 	fields.OneTermNotEqualSelector("status.phase", string(corev1.PodUnknown)))
-
-func uses(pod *corev1.Pod, claim string) bool {
-	return slices.ContainsFunc(pod.Spec.ResourceClaims, func(c corev1.PodResourceClaim) bool { return ptr.Deref(c.ResourceClaimName, "") == claim }) ||
-		slices.ContainsFunc(pod.Status.ResourceClaimStatuses, func(c corev1.PodResourceClaimStatus) bool { return ptr.Deref(c.ResourceClaimName, "") == claim })
-}
 
 // EntriesToCheck are the claim's entries of pods that nobody else removes.
 func (f PodLookup) EntriesToCheck(claim *resourceapi.ResourceClaim) (entries []resourceapi.ResourceClaimConsumerReference) {

@@ -14,6 +14,8 @@ import (
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
 	"github.com/dra-shared/dra-driver-shared/controlplane/mode"
+	"github.com/dra-shared/dra-driver-shared/internal/claimref"
+	"github.com/dra-shared/dra-driver-shared/internal/podstatus"
 )
 
 // After its deletion the scheduler sends no pod to a node with a claim, once it has
@@ -50,7 +52,7 @@ func (r *Reconciler) givenUp(ctx context.Context, g *group, pods []*corev1.Pod, 
 	all := true
 	for _, pod := range pods {
 		switch {
-		case ended(pod) || claimOf(pod, e.Name) != claim.Name:
+		case podstatus.IsTerminal(pod) || claimref.Name(pod, e.Name) != claim.Name:
 		case mayRun(pod, claim.DeletionTimestamp.Time, time.Now()):
 			all = false
 		default:
@@ -75,7 +77,7 @@ func mayRun(pod *corev1.Pod, deleted, now time.Time) bool {
 		return true
 	case gated(pod), pod.CreationTimestamp.After(deleted):
 		return false
-	case unschedulable(pod):
+	case podstatus.IsUnschedulable(pod):
 		return now.Sub(deleted) < settling
 	}
 	return now.Sub(deleted) < settled

@@ -16,6 +16,7 @@ import (
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
 	"github.com/dra-shared/dra-driver-shared/controlplane/mode"
+	"github.com/dra-shared/dra-driver-shared/internal/podstatus"
 )
 
 // end lets go of a PodGroup that is being deleted, once its pods have ended.
@@ -51,7 +52,7 @@ func (r *Reconciler) end(ctx context.Context, g *group) error {
 // running are the names of the group's pods that have not ended.
 func (g *group) running() (names []string) {
 	for _, pod := range g.pods {
-		if !ended(pod) {
+		if !podstatus.IsTerminal(pod) {
 			names = append(names, pod.Name)
 		}
 	}

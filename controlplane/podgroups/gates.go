@@ -17,6 +17,8 @@ import (
 
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
+	"github.com/dra-shared/dra-driver-shared/internal/claimref"
+	"github.com/dra-shared/dra-driver-shared/internal/podstatus"
 )
 
 // Pods that share a fabric wait behind a scheduling gate until their claim is
@@ -85,7 +87,7 @@ func (r *recently) has(uid types.UID) bool {
 // for which they are allocated.
 func (g *group) mayPass(pod *corev1.Pod, leaders map[string]types.UID) bool {
 	for _, e := range g.entries {
-		name := claimOf(pod, e.Name)
+		name := claimref.Name(pod, e.Name)
 		claim := g.named(e, name)
 		switch {
 		case name == "":
@@ -134,15 +136,15 @@ func (g *group) leaders() map[string]types.UID {
 	})
 	leaders, stuck := map[string]types.UID{}, map[string]int{}
 	for _, pod := range pods {
-		if ended(pod) || pod.DeletionTimestamp != nil {
+		if podstatus.IsTerminal(pod) || pod.DeletionTimestamp != nil {
 			continue
 		}
 		for _, e := range g.entries {
-			name := claimOf(pod, e.Name)
+			name := claimref.Name(pod, e.Name)
 			_, taken := leaders[name]
 			switch {
 			case taken:
-			case unschedulable(pod) || waitsForOthers(pod):
+			case podstatus.IsUnschedulable(pod) || waitsForOthers(pod):
 				stuck[name]++
 			case stuck[name] < leadersAtOnce:
 				leaders[name] = pod.UID

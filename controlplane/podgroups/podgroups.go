@@ -19,7 +19,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
-	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
@@ -27,6 +26,8 @@ import (
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
 	"github.com/dra-shared/dra-driver-shared/controlplane/mode"
+	"github.com/dra-shared/dra-driver-shared/internal/claimref"
+	"github.com/dra-shared/dra-driver-shared/internal/podstatus"
 )
 
 // Reconciler is the controller of PodGroups.
@@ -149,7 +150,7 @@ func (r *Reconciler) readEntry(ctx context.Context, g *group, c scheduling.PodGr
 		return e, err
 	}
 	for _, pod := range g.pods {
-		if n, ok := claims.ShardNumber(g.owner, c.Name, claimOf(pod, c.Name)); ok && !slices.Contains(e.wanted, n) && !ended(pod) {
+		if n, ok := claims.ShardNumber(g.owner, c.Name, claimref.Name(pod, c.Name)); ok && !slices.Contains(e.wanted, n) && !podstatus.IsTerminal(pod) {
 			e.wanted = append(e.wanted, n)
 		}
 	}
@@ -178,20 +179,6 @@ func (r *Reconciler) claim(ctx context.Context, namespace, name string) (*resour
 		return nil, client.IgnoreNotFound(err)
 	}
 	return &claim, nil
-}
-
-// claimOf is the claim that a pod's entry of that name stands for.
-func claimOf(pod *corev1.Pod, name string) string {
-	for _, c := range pod.Spec.ResourceClaims {
-		if c.Name == name {
-			return ptr.Deref(c.ResourceClaimName, "")
-		}
-	}
-	return ""
-}
-
-func ended(pod *corev1.Pod) bool {
-	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
 
 // ignoreBehind is for writes of objects that have changed or gone: the cache is

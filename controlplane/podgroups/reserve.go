@@ -3,13 +3,13 @@ package podgroups
 import (
 	"context"
 	"errors"
-	"slices"
 
-	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
 	"github.com/dra-shared/dra-driver-shared/controlplane/mode"
+	"github.com/dra-shared/dra-driver-shared/internal/claimref"
+	"github.com/dra-shared/dra-driver-shared/internal/podstatus"
 )
 
 // reserve keeps the claims reserved for whom they should be.
@@ -72,11 +72,11 @@ func (r *Reconciler) leftovers(ctx context.Context, g *group, e *entry, claim *r
 func (g *group) users(e *entry, shard int) (users []claims.Pod) {
 	name := g.claimName(e, shard)
 	for _, pod := range g.pods {
-		if claimOf(pod, e.Name) != name {
+		if claimref.Name(pod, e.Name) != name {
 			continue
 		}
-		users = append(users, claims.Pod{Name: pod.Name, UID: pod.UID, Bound: pod.Spec.NodeName != "", Terminal: ended(pod), Terminating: pod.DeletionTimestamp != nil,
-			Gated: gated(pod), Unschedulable: unschedulable(pod)})
+		users = append(users, claims.Pod{Name: pod.Name, UID: pod.UID, Bound: pod.Spec.NodeName != "", Terminal: podstatus.IsTerminal(pod), Terminating: pod.DeletionTimestamp != nil,
+			Gated: gated(pod), Unschedulable: podstatus.IsUnschedulable(pod)})
 	}
 	return users
 }
@@ -86,10 +86,4 @@ func (g *group) claimName(e *entry, shard int) string {
 		return *e.ResourceClaimName
 	}
 	return claims.Name(g.owner, e.Name, shard)
-}
-
-func unschedulable(pod *corev1.Pod) bool {
-	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
-		return c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonUnschedulable
-	})
 }

@@ -19,6 +19,7 @@ import (
 
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 	"github.com/dra-shared/dra-driver-shared/controlplane/mode"
+	"github.com/dra-shared/dra-driver-shared/internal/podstatus"
 )
 
 const (
@@ -147,7 +148,7 @@ func podMatters() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		before, ok := e.ObjectOld.(*corev1.Pod)
 		now, ok2 := e.ObjectNew.(*corev1.Pod)
-		return !ok || !ok2 || before.Spec.NodeName != now.Spec.NodeName || gated(before) != gated(now) || ended(before) != ended(now) ||
-			unschedulable(before) != unschedulable(now) || before.Labels[scheduling.GroupUIDLabel] != now.Labels[scheduling.GroupUIDLabel]
+		return !ok || !ok2 || before.Spec.NodeName != now.Spec.NodeName || gated(before) != gated(now) || podstatus.IsTerminal(before) != podstatus.IsTerminal(now) ||
+			podstatus.IsUnschedulable(before) != podstatus.IsUnschedulable(now) || before.Labels[scheduling.GroupUIDLabel] != now.Labels[scheduling.GroupUIDLabel]
 	}}
 }

@@ -8,6 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/dra-shared/dra-driver-shared/controlplane/report"
+	"github.com/dra-shared/dra-driver-shared/internal/claimref"
 	"github.com/dra-shared/dra-driver-shared/internal/claimstatus"
 )
 
@@ -30,9 +31,7 @@ func (r *Reconciler) tell(ctx context.Context, claim *resourceapi.ResourceClaim,
 	c := metav1.Condition{Type: ConditionHeld, Status: metav1.ConditionTrue, Reason: reason, Message: message}
 	if reason != ReasonHolderFound {
 		c.Status = metav1.ConditionFalse
-		// Without its resourceVersion: events that are alike are one series then.
-		about := &corev1.ObjectReference{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceClaim", Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}
-		r.Events.Eventf(about, nil, corev1.EventTypeWarning, reason, "Hold", "%s", message)
+		r.Events.Eventf(claimref.ForEvent(claim), nil, corev1.EventTypeWarning, reason, "Hold", "%s", message)
 	}
 	entries := entriesFor(claim, r.Driver, c)
 	if claimstatus.Contains(claim, entries) {

@@ -1,0 +1,64 @@
+// Package claimref resolves references to ResourceClaims: the ones that pods make
+// in spec.resourceClaims, and the ones that events make in their related objects.
+package claimref
+
+import (
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/utils/ptr"
+)
+
+// ForEvent returns a reference to the claim for use in events. The reference has no
+// resourceVersion: the recorder merges repeated events into one series only if
+// their references are equal, and the claim's status changes all the time.
+func ForEvent(claim *resourceapi.ResourceClaim) *corev1.ObjectReference {
+	return &corev1.ObjectReference{
+		APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceClaim",
+		Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID,
+	}
+}
+
+// Name returns the name of the claim that the pod's spec gives for the entry of
+// spec.resourceClaims with that name. It returns "" if the pod has no such entry,
+// or if the entry refers to a template.
+func Name(pod *corev1.Pod, entry string) string {
+	for _, c := range pod.Spec.ResourceClaims {
+		if c.Name == entry {
+			return ptr.Deref(c.ResourceClaimName, "")
+		}
+	}
+	return ""
+}
+
+// Names returns the names of all claims that the pod's spec gives. Claims that
+// Kubernetes generates from templates are not among them.
+func Names(pod *corev1.Pod) []string {
+	var names []string
+	for _, c := range pod.Spec.ResourceClaims {
+		if c.ResourceClaimName != nil {
+			names = append(names, *c.ResourceClaimName)
+		}
+	}
+	return names
+}
+
+// Entries returns the names of the pod's entries of spec.resourceClaims that stand
+// for the claim: the spec names it, or Kubernetes generated it from the template of
+// the entry.
+func Entries(pod *corev1.Pod, claim string) []string {
+	var entries []string
+	add := func(entry string, name *string) {
+		if name != nil && *name == claim && !slices.Contains(entries, entry) {
+			entries = append(entries, entry)
+		}
+	}
+	for _, c := range pod.Spec.ResourceClaims {
+		add(c.Name, c.ResourceClaimName)
+	}
+	for _, s := range pod.Status.ResourceClaimStatuses {
+		add(s.Name, s.ResourceClaimName)
+	}
+	return entries
+}
