@@ -23,6 +23,7 @@ import (
 
 func TestMain(m *testing.M) { nstest.Main(m, nstest.User) }
 
+// newNode returns a Node that manages nics without enforcement.
 func newNode(t testing.TB, nics ...netdev.NIC) *netdev.Node {
 	t.Helper()
 	node, err := netdev.NewNode(netdev.Options{})
@@ -38,6 +39,24 @@ func newNode(t testing.TB, nics ...netdev.NIC) *netdev.Node {
 	return node
 }
 
+func attach(t testing.TB, node *netdev.Node, pod *nstest.Namespace, spec netdev.LinkSpec) netdev.Attachment {
+	t.Helper()
+	a, err := node.Attach(pod.Pod(), spec)
+	if err != nil {
+		t.Fatalf("Attach: %v", err)
+	}
+	return a
+}
+
+func read(t testing.TB, node *netdev.Node, a netdev.Attachment) netdev.LinkState {
+	t.Helper()
+	state, err := node.Read(a)
+	if err != nil {
+		t.Fatalf("Read: %v", err)
+	}
+	return state
+}
+
 func prefixes(texts ...string) (p []netip.Prefix) {
 	for _, text := range texts {
 		p = append(p, netip.MustParsePrefix(text))
@@ -47,11 +66,11 @@ func prefixes(texts ...string) (p []netip.Prefix) {
 
 func mac(n byte) net.HardwareAddr { return net.HardwareAddr{2, 0, 0, 0, 0, n} }
 
-func TestALinkIsMadeInThePodAsAskedFor(t *testing.T) {
+func TestNode_Attach_createsLinkFromSpec(t *testing.T) {
 	nic, _ := nstest.NIC(t, "nic0", 9000)
 	node, pod := newNode(t, nic), nstest.New(t)
 
-	a, err := node.Attach(pod.Pod(), netdev.LinkSpec{
+	a := attach(t, node, pod, netdev.LinkSpec{
 		Parent: nic.Index, Name: "data0", MAC: mac(1), MTU: 4000, Mode: netdev.Private,
 		Addresses: prefixes("10.20.0.5/24", "fd00::5/64"),
 		Routes: []netdev.Route{
@@ -59,19 +78,17 @@ func TestALinkIsMadeInThePodAsAskedFor(t *testing.T) {
 			{Destination: netip.MustParsePrefix("fd01::/64"), Gateway: netip.MustParseAddr("fd00::1")},
 			{Destination: netip.MustParsePrefix("10.40.0.0/16")},
 		},
-		Alias: "who it is for",
+		Alias: "pod default/a",
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	got, err := node.Read(a)
-	if err != nil {
-		t.Fatal(err)
-	}
+
+	got := read(t, node, a)
 	slices.SortFunc(got.Addresses, func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) })
-	want := netdev.LinkState{Exists: true, Name: "data0", MAC: mac(1), MTU: 4000, Up: true, Carrier: true, Addresses: prefixes("10.20.0.5/24", "fd00::5/64")}
+	want := netdev.LinkState{
+		Exists: true, Name: "data0", MAC: mac(1), MTU: 4000, Up: true, Carrier: true,
+		Addresses: prefixes("10.20.0.5/24", "fd00::5/64"),
+	}
 	if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
-		t.Errorf("the link as the kernel has it (-want +got):\n%s", diff)
+		t.Errorf("link state in the kernel (-want +got):\n%s", diff)
 	}
 	pod.Do(func() error {
 		link, err := netlink.LinkByName("data0")
@@ -79,18 +96,19 @@ func TestALinkIsMadeInThePodAsAskedFor(t *testing.T) {
 			return err
 		}
 		macvlan, ok := link.(*netlink.Macvlan)
-		if !ok || link.Attrs().Alias != "who it is for" || macvlan.Mode != netlink.MACVLAN_MODE_PRIVATE {
-			t.Errorf("alias %q, link %+v", link.Attrs().Alias, link)
+		if !ok || link.Attrs().Alias != "pod default/a" || macvlan.Mode != netlink.MACVLAN_MODE_PRIVATE {
+			t.Errorf("got link %+v, want a private macvlan with alias %q", link, "pod default/a")
 		}
 		for _, dst := range []string{"10.30.0.0/16", "10.40.0.0/16", "fd01::/64"} {
 			if !hasRoute(t, link, dst) {
-				t.Errorf("no route to %s", dst)
+				t.Errorf("route to %s is missing in the pod", dst)
 			}
 		}
 		return nil
 	})
 }
 
+// hasRoute reports whether the current namespace has a route to dst through link.
 func hasRoute(t *testing.T, link netlink.Link, dst string) bool {
 	t.Helper()
 	routes, err := netlink.RouteList(link, netlink.FAMILY_ALL)
@@ -100,54 +118,49 @@ func hasRoute(t *testing.T, link netlink.Link, dst string) bool {
 	return slices.ContainsFunc(routes, func(r netlink.Route) bool { return r.Dst != nil && r.Dst.String() == dst })
 }
 
-func TestTheLowestFreeNameIsTaken(t *testing.T) {
+func TestNode_Attach_choosesLowestFreeName(t *testing.T) {
 	nic, _ := nstest.NIC(t, "nic0", 1500)
 	node, pod := newNode(t, nic), nstest.New(t)
 	var names []string
 	for _, name := range []string{"", "net2", "", ""} {
-		a, err := node.Attach(pod.Pod(), netdev.LinkSpec{Parent: nic.Index, Name: name, MAC: mac(byte(len(names))), Mode: netdev.Private})
-		if err != nil {
-			t.Fatal(err)
-		}
-		names = append(names, a.Name)
+		spec := netdev.LinkSpec{Parent: nic.Index, Name: name, MAC: mac(byte(len(names))), Mode: netdev.Private}
+		names = append(names, attach(t, node, pod, spec).Name)
 	}
 	if diff := cmp.Diff([]string{"net1", "net2", "net3", "net4"}, names); diff != "" {
-		t.Errorf("names (-want +got):\n%s", diff)
+		t.Errorf("names of the links (-want +got):\n%s", diff)
 	}
 }
 
-func TestANamesakeOnTheNodeIsNotMistakenForTheLink(t *testing.T) {
+func TestNode_Attach_ignoresLinkOfSameNameOnNode(t *testing.T) {
 	nic, _ := nstest.NIC(t, "nic0", 1500)
 	nstest.NIC(t, "net1", 1400)
 	node, pod := newNode(t, nic), nstest.New(t)
-	a, err := node.Attach(pod.Pod(), netdev.LinkSpec{Parent: nic.Index, MAC: mac(1), Mode: netdev.Private})
-	if err != nil {
-		t.Fatal(err)
-	}
+	a := attach(t, node, pod, netdev.LinkSpec{Parent: nic.Index, MAC: mac(1), Mode: netdev.Private})
 	if link := pod.Interface("net1"); link == nil || link.Index != a.Index || link.MTU != 1500 {
-		t.Errorf("the pod's net1 is %+v, the attachment says index %d", link, a.Index)
+		t.Errorf("net1 in the pod is %+v, want index %d of the attachment and MTU 1500", link, a.Index)
 	}
 }
 
-func TestALinkOfAnAttemptThatWasCutOffIsReplaced(t *testing.T) {
+func TestNode_Attach_replacesLinkOfInterruptedAttempt(t *testing.T) {
 	nic, _ := nstest.NIC(t, "nic0", 1500)
 	node, pod := newNode(t, nic), nstest.New(t)
-	spec := netdev.LinkSpec{Parent: nic.Index, Name: "net1", MAC: mac(1), Mode: netdev.Private, Addresses: prefixes("10.20.0.5/24")}
+	spec := netdev.LinkSpec{
+		Parent: nic.Index, Name: "net1", MAC: mac(1), Mode: netdev.Private,
+		Addresses: prefixes("10.20.0.5/24"),
+	}
 	for range 2 {
-		if _, err := node.Attach(pod.Pod(), spec); err != nil {
-			t.Fatal(err)
-		}
+		attach(t, node, pod, spec)
 	}
 	pod.Do(func() error {
 		links, err := netlink.LinkList()
-		if len(links) != 2 { // lo and net1
-			t.Errorf("the pod has %d links, want 2: %v", len(links), links)
+		if len(links) != 2 {
+			t.Errorf("the pod has %d links, want lo and net1: %v", len(links), links)
 		}
 		return err
 	})
 }
 
-func TestARefusalSaysWhatToCheckAndLeavesNothing(t *testing.T) {
+func TestNode_Attach_errors(t *testing.T) {
 	nic, _ := nstest.NIC(t, "nic0", 1500)
 	node := newNode(t, nic)
 	for _, tc := range []struct {
@@ -155,86 +168,100 @@ func TestARefusalSaysWhatToCheckAndLeavesNothing(t *testing.T) {
 		spec netdev.LinkSpec
 		want string
 	}{
-		{"mtu above the NIC's", netdev.LinkSpec{Parent: nic.Index, MTU: 9000}, "is mtu 9000 larger than the NIC's?"},
-		{"a name that is taken", netdev.LinkSpec{Parent: nic.Index, Name: "lo"}, "the pod has an interface lo already: choose another interfaceName"},
-		{"a gateway that is nowhere", netdev.LinkSpec{Parent: nic.Index, Routes: []netdev.Route{{Destination: netip.MustParsePrefix("10.9.0.0/16"), Gateway: netip.MustParseAddr("10.8.0.1")}}},
-			"route to 10.9.0.0/16 by 10.8.0.1: network is unreachable"},
-		{"an address twice", netdev.LinkSpec{Parent: nic.Index, Addresses: prefixes("10.20.0.5/24", "10.20.0.5/24")}, "address 10.20.0.5/24: file exists"},
-		{"a NIC that is not ours", netdev.LinkSpec{Parent: nic.Index + 1000}, "NIC is not managed"},
+		{
+			name: "the MTU is larger than the NIC's",
+			spec: netdev.LinkSpec{Parent: nic.Index, MTU: 9000},
+			want: "is mtu 9000 larger than the NIC's?",
+		},
+		{
+			name: "the pod has a link of that name",
+			spec: netdev.LinkSpec{Parent: nic.Index, Name: "lo"},
+			want: "the pod already has an interface lo: choose another interfaceName",
+		},
+		{
+			name: "the gateway is unreachable",
+			spec: netdev.LinkSpec{Parent: nic.Index, Routes: []netdev.Route{
+				{Destination: netip.MustParsePrefix("10.9.0.0/16"), Gateway: netip.MustParseAddr("10.8.0.1")},
+			}},
+			want: "route to 10.9.0.0/16 via 10.8.0.1: network is unreachable",
+		},
+		{
+			name: "an address is given twice",
+			spec: netdev.LinkSpec{Parent: nic.Index, Addresses: prefixes("10.20.0.5/24", "10.20.0.5/24")},
+			want: "address 10.20.0.5/24: file exists",
+		},
+		{
+			name: "the NIC is not managed",
+			spec: netdev.LinkSpec{Parent: nic.Index + 1000},
+			want: "NIC is not managed",
+		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			pod := nstest.New(t)
 			tc.spec.MAC, tc.spec.Mode = mac(7), netdev.Private
 			_, err := node.Attach(pod.Pod(), tc.spec)
 			if err == nil || !strings.Contains(err.Error(), tc.want) {
-				t.Errorf("got error %v, want one with %q", err, tc.want)
+				t.Errorf("Attach returned error %v, want one that contains %q", err, tc.want)
 			}
 			if link := pod.Interface("net1"); link != nil {
-				t.Errorf("%s is left", link.Name)
+				t.Errorf("the failed Attach left link %s in the pod", link.Name)
 			}
 		})
 	}
 }
 
-func TestAnAddressThatAnotherPodHoldsIsRefused(t *testing.T) {
+func TestNode_Attach_rejectsMACOfAnotherPod(t *testing.T) {
 	nic, _ := nstest.NIC(t, "nic0", 1500)
 	node := newNode(t, nic)
 	spec := netdev.LinkSpec{Parent: nic.Index, MAC: mac(1), Mode: netdev.Private}
-	if _, err := node.Attach(nstest.New(t).Pod(), spec); err != nil {
-		t.Fatal(err)
-	}
+	attach(t, node, nstest.New(t), spec)
 	_, err := node.Attach(nstest.New(t).Pod(), spec)
 	if !errors.Is(err, unix.EADDRINUSE) {
-		t.Errorf("got %v, want EADDRINUSE", err)
+		t.Errorf("Attach returned %v, want EADDRINUSE", err)
 	}
 }
 
-func TestDetachRemovesTheLinkAndIsIdempotent(t *testing.T) {
+func TestNode_Detach_isIdempotent(t *testing.T) {
 	nic, _ := nstest.NIC(t, "nic0", 1500)
 	node, pod := newNode(t, nic), nstest.New(t)
-	a, err := node.Attach(pod.Pod(), netdev.LinkSpec{Parent: nic.Index, MAC: mac(1), Mode: netdev.Private})
-	if err != nil {
-		t.Fatal(err)
-	}
+	a := attach(t, node, pod, netdev.LinkSpec{Parent: nic.Index, MAC: mac(1), Mode: netdev.Private})
 	for range 2 {
 		if err := node.Detach(a); err != nil {
-			t.Fatal(err)
+			t.Fatalf("Detach: %v", err)
 		}
 	}
 	if link := pod.Interface(a.Name); link != nil {
-		t.Errorf("%s is still there", link.Name)
+		t.Errorf("link %s still exists after Detach", link.Name)
 	}
-	if state, err := node.Read(a); err != nil || state.Exists {
-		t.Errorf("Read after Detach: %+v, %v", state, err)
+	if state := read(t, node, a); state.Exists {
+		t.Errorf("Read after Detach returned %+v, want a link that does not exist", state)
 	}
 }
 
-// The ID of a namespace is given to another when the first is gone; indexes of
-// links are small numbers. An old attachment must not reach another pod's link.
-func TestDetachSparesTheLinkOfAPodThatTookTheNamespaceID(t *testing.T) {
+// The kernel reuses namespace IDs, and interface indexes are small numbers, so
+// an old attachment may identify a link of another pod, except for the MAC
+// address.
+func TestNode_Detach_keepsLinkWithAnotherMAC(t *testing.T) {
 	nic, _ := nstest.NIC(t, "nic0", 1500)
 	node, pod := newNode(t, nic), nstest.New(t)
-	a, err := node.Attach(pod.Pod(), netdev.LinkSpec{Parent: nic.Index, MAC: mac(1), Mode: netdev.Private})
-	if err != nil {
-		t.Fatal(err)
-	}
+	a := attach(t, node, pod, netdev.LinkSpec{Parent: nic.Index, MAC: mac(1), Mode: netdev.Private})
 	old := a
 	old.MAC = mac(9)
 	if err := node.Detach(old); err != nil {
-		t.Fatal(err)
+		t.Fatalf("Detach: %v", err)
 	}
 	if pod.Interface(a.Name) == nil {
-		t.Error("the link of another pod was deleted")
+		t.Error("Detach deleted the link of another pod")
 	}
 }
 
-func TestReadFollowsWhatThePodDoesToItsLink(t *testing.T) {
+func TestNode_Read_showsChangesByPod(t *testing.T) {
 	nic, _ := nstest.NIC(t, "nic0", 1500)
 	node, pod := newNode(t, nic), nstest.New(t)
-	a, err := node.Attach(pod.Pod(), netdev.LinkSpec{Parent: nic.Index, MAC: mac(1), Mode: netdev.Private, Addresses: prefixes("10.20.0.5/24")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	a := attach(t, node, pod, netdev.LinkSpec{
+		Parent: nic.Index, MAC: mac(1), Mode: netdev.Private,
+		Addresses: prefixes("10.20.0.5/24"),
+	})
 	pod.Do(func() error {
 		link, err := netlink.LinkByName(a.Name)
 		if err != nil {
@@ -244,39 +271,40 @@ func TestReadFollowsWhatThePodDoesToItsLink(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		return errors.Join(netlink.LinkSetDown(link), netlink.LinkSetHardwareAddr(link, mac(3)), netlink.LinkSetMTU(link, 1400), netlink.AddrAdd(link, address))
+		return errors.Join(
+			netlink.LinkSetDown(link),
+			netlink.LinkSetHardwareAddr(link, mac(3)),
+			netlink.LinkSetMTU(link, 1400),
+			netlink.AddrAdd(link, address),
+		)
 	})
-	got, err := node.Read(a)
-	if err != nil {
-		t.Fatal(err)
+	got := read(t, node, a)
+	if got.Up || got.MTU != 1400 || got.MAC.String() != mac(3).String() {
+		t.Errorf("Read returned %+v, want a link that is down, with MTU 1400 and address %s", got, mac(3))
 	}
-	if got.Up || got.MTU != 1400 || got.MAC.String() != mac(3).String() || !slices.Contains(got.Addresses, netip.MustParsePrefix("10.99.0.1/16")) {
-		t.Errorf("read back %+v", got)
+	if !slices.Contains(got.Addresses, netip.MustParsePrefix("10.99.0.1/16")) {
+		t.Errorf("Read returned addresses %v, want them to contain 10.99.0.1/16", got.Addresses)
 	}
 }
 
-func TestWatchTellsOfPodsThatChangeAndGo(t *testing.T) {
+func TestNode_Watch_reportsRemovedNamespace(t *testing.T) {
 	nic, _ := nstest.NIC(t, "nic0", 1500)
 	node := newNode(t, nic)
 	changes := watch(t, node)
 	pod := nstest.New(t)
-	a, err := node.Attach(pod.Pod(), netdev.LinkSpec{Parent: nic.Index, MAC: mac(1), Mode: netdev.Private})
-	if err != nil {
-		t.Fatal(err)
-	}
+	a := attach(t, node, pod, netdev.LinkSpec{Parent: nic.Index, MAC: mac(1), Mode: netdev.Private})
 	pod.Close()
-	changes.await(t, func(c netdev.Change) bool { return slices.Contains(c.NamespacesRemoved, a.NSID) })
+	changes.expect(t, "the pod's namespace is removed", func(c netdev.Change) bool {
+		return slices.Contains(c.NamespacesRemoved, a.NSID)
+	})
 }
 
-func TestWatchTellsOfWhatAPodDoesToItsLink(t *testing.T) {
+func TestNode_Watch_reportsChangedNamespace(t *testing.T) {
 	nic, _ := nstest.NIC(t, "nic0", 1500)
 	node, pod := newNode(t, nic), nstest.New(t)
-	a, err := node.Attach(pod.Pod(), netdev.LinkSpec{Parent: nic.Index, MAC: mac(1), Mode: netdev.Private})
-	if err != nil {
-		t.Fatal(err)
-	}
+	a := attach(t, node, pod, netdev.LinkSpec{Parent: nic.Index, MAC: mac(1), Mode: netdev.Private})
 	changes := watch(t, node)
-	changes.await(t, func(c netdev.Change) bool { return c.Resync })
+	changes.expectResync(t)
 	pod.Do(func() error {
 		link, err := netlink.LinkByName(a.Name)
 		if err != nil {
@@ -284,18 +312,22 @@ func TestWatchTellsOfWhatAPodDoesToItsLink(t *testing.T) {
 		}
 		return netlink.LinkSetDown(link)
 	})
-	changes.await(t, func(c netdev.Change) bool { return slices.Contains(c.NamespacesChanged, a.NSID) })
+	changes.expect(t, "the pod's namespace changed", func(c netdev.Change) bool {
+		return slices.Contains(c.NamespacesChanged, a.NSID)
+	})
 }
 
-func TestWatchTellsOfNICs(t *testing.T) {
+func TestNode_Watch_reportsNewNIC(t *testing.T) {
 	changes := watch(t, newNode(t))
-	changes.await(t, func(c netdev.Change) bool { return c.Resync })
+	changes.expectResync(t)
 	nstest.NIC(t, "nic7", 1500)
-	changes.await(t, func(c netdev.Change) bool { return c.LinksChanged })
+	changes.expect(t, "links changed", func(c netdev.Change) bool { return c.LinksChanged })
 }
 
+// changes receives the changes that Node.Watch reports.
 type changes chan netdev.Change
 
+// watch runs Node.Watch until the test ends.
 func watch(t *testing.T, node *netdev.Node) changes {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -303,14 +335,20 @@ func watch(t *testing.T, node *netdev.Node) changes {
 	var done sync.WaitGroup
 	done.Go(func() {
 		if err := node.Watch(ctx, func(change netdev.Change) { c <- change }); err != nil {
-			t.Error(err)
+			t.Errorf("Watch: %v", err)
 		}
 	})
 	t.Cleanup(func() { cancel(); done.Wait() })
 	return c
 }
 
-func (c changes) await(t *testing.T, match func(netdev.Change) bool) {
+func (c changes) expectResync(t *testing.T) {
+	t.Helper()
+	c.expect(t, "resync", func(c netdev.Change) bool { return c.Resync })
+}
+
+// expect waits for a change that matches; condition describes it.
+func (c changes) expect(t *testing.T, condition string, match func(netdev.Change) bool) {
 	t.Helper()
 	timeout := time.After(10 * time.Second)
 	for {
@@ -320,23 +358,26 @@ func (c changes) await(t *testing.T, match func(netdev.Change) bool) {
 				return
 			}
 		case <-timeout:
-			t.Fatal("no such change was announced")
+			t.Fatalf("Watch did not report the change within 10 s: %s", condition)
 		}
 	}
 }
 
-func TestInventoryKnowsTheDefaultRouteAndLeavesOutWhatIsOnTopOfOthers(t *testing.T) {
+func TestInventory_List(t *testing.T) {
 	nic, _ := nstest.NIC(t, "nic0", 1500)
 	nstest.NIC(t, "mgmt", 1500)
 	node := newNode(t, nic)
-	if _, err := node.Attach(nstest.New(t).Pod(), netdev.LinkSpec{Parent: nic.Index, MAC: mac(1), Mode: netdev.Private}); err != nil {
-		t.Fatal(err)
-	}
+	attach(t, node, nstest.New(t), netdev.LinkSpec{Parent: nic.Index, MAC: mac(1), Mode: netdev.Private})
 	mgmt, err := netlink.LinkByName("mgmt")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := netlink.RouteAdd(&netlink.Route{LinkIndex: mgmt.Attrs().Index, Scope: netlink.SCOPE_LINK, Dst: &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}}); err != nil {
+	err = netlink.RouteAdd(&netlink.Route{
+		LinkIndex: mgmt.Attrs().Index,
+		Scope:     netlink.SCOPE_LINK,
+		Dst:       &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)},
+	})
+	if err != nil {
 		t.Fatal(err)
 	}
 	nics, err := netdev.NewInventory("/sys").List()
@@ -348,48 +389,45 @@ func TestInventoryKnowsTheDefaultRouteAndLeavesOutWhatIsOnTopOfOthers(t *testing
 		got = append(got, fmt.Sprintf("%s default=%t", n.Name, n.DefaultRoute))
 	}
 	if diff := cmp.Diff([]string{"mgmt default=true", "nic0 default=false"}, got); diff != "" {
-		t.Errorf("NICs (-want +got):\n%s", diff)
+		t.Errorf("NICs without lo and macvlans (-want +got):\n%s", diff)
 	}
 }
 
-func TestMACIsStableAndKeepsInputsApart(t *testing.T) {
+func TestMAC(t *testing.T) {
 	base := netdev.MAC("claim", "device", "share", "pod", 1)
 	if base[0] != 0x02 || len(base) != 6 {
-		t.Errorf("%s is not a locally administered unicast address", base)
+		t.Errorf("MAC returned %s, want a locally administered unicast address", base)
 	}
 	if again := netdev.MAC("claim", "device", "share", "pod", 1); again.String() != base.String() {
-		t.Errorf("%s, then %s", base, again)
+		t.Errorf("MAC returned %s and then %s for the same arguments", base, again)
 	}
 	for _, other := range []net.HardwareAddr{
-		netdev.MAC("claimd", "evice", "share", "pod", 1), netdev.MAC("claim", "device", "share", "pod", 2), netdev.MAC("claim", "device", "", "sharepod", 1),
+		netdev.MAC("claimd", "evice", "share", "pod", 1),
+		netdev.MAC("claim", "device", "share", "pod", 2),
+		netdev.MAC("claim", "device", "", "sharepod", 1),
 	} {
 		if other.String() == base.String() {
-			t.Errorf("%s twice", base)
+			t.Errorf("MAC returned %s for different arguments", base)
 		}
 	}
 }
 
-// Why a link that its pod has lost is not made anew while the pod runs: see
-// docs/dev/limits.md.
-func TestAddressesCannotBeSetByNamespaceID(t *testing.T) {
+// The driver cannot recreate a link that a running pod has lost, because the
+// kernel does not permit this request. See docs/dev/limits.md.
+func TestKernel_doesNotSetAddressesByNamespaceID(t *testing.T) {
 	nic, _ := nstest.NIC(t, "nic0", 1500)
 	node, pod := newNode(t, nic), nstest.New(t)
-	a, err := node.Attach(pod.Pod(), netdev.LinkSpec{Parent: nic.Index, MAC: mac(1), Mode: netdev.Private, Name: "data0"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	a := attach(t, node, pod, netdev.LinkSpec{Parent: nic.Index, MAC: mac(1), Mode: netdev.Private, Name: "data0"})
 	conn, err := rtnl.Open()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Close()
 	refused := netdev.AddressByNamespaceID(conn, a.NSID, a.Index, prefixes("10.20.0.5/16")[0])
-	state, err := node.Read(a)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Logf("RTM_NEWADDR with IFA_TARGET_NETNSID %d, index %d: %v; the link has %v", a.NSID, a.Index, refused, state.Addresses)
+	state := read(t, node, a)
+	t.Logf("RTM_NEWADDR with IFA_TARGET_NETNSID %d and index %d returned %v; the link has addresses %v",
+		a.NSID, a.Index, refused, state.Addresses)
 	if len(state.Addresses) > 0 {
-		t.Error("this kernel can set addresses by namespace ID: links that pods have lost can be made anew")
+		t.Error("this kernel sets addresses by namespace ID: the driver could recreate links that pods have lost")
 	}
 }

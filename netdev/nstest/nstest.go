@@ -1,9 +1,9 @@
-// Package nstest lets tests work on real links in network namespaces of their
-// own: a node with a NIC, the wire that the NIC is plugged into, and pods.
+// Package nstest provides network namespaces with real links to tests: a node
+// with NICs, the wire that is connected to a NIC, and pods.
 //
-// A test binary runs itself again in a new network namespace, and in a new user
-// namespace unless it asks for the machine's root: so most tests need no
-// privilege at all. Nothing is left behind; the namespaces end with the process.
+// Main runs the test binary again in a new network namespace. It also creates a
+// new user namespace unless the tests need the machine's root, so most tests
+// run without privileges. The namespaces and links end with the process.
 package nstest
 
 import (
@@ -24,47 +24,40 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
 )
 
-// Privilege that a package's tests need.
+// Privilege is the privilege that the tests of a package need.
 type Privilege int
 
-// Privileges.
+// Values of Privilege.
 const (
-	// User needs none: root of a user namespace is enough for links.
+	// User means that root of a user namespace is sufficient, as it is for links.
 	User Privilege = iota
-	// Root is needed to load BPF programs.
+	// Root means that the tests need the machine's root, for example to load
+	// BPF programs.
 	Root
 )
 
-const inside = "NSTEST_INSIDE"
+// insideVariable is the environment variable that Main sets for the process
+// that it starts in the new namespaces.
+const insideVariable = "NSTEST_INSIDE"
 
-// Main is to be called from TestMain: it runs the tests in a new network
-// namespace and ends the process. Where that is impossible every test is
-// skipped, with the reason.
+// Main runs the tests in a new network namespace and exits. Call it from
+// TestMain. If the process cannot create the namespaces, Main prints the reason
+// and skips all tests.
 func Main(m *testing.M, need Privilege) {
-	if os.Getenv(inside) != "" {
+	if os.Getenv(insideVariable) != "" {
 		os.Exit(m.Run())
 	}
 	if need == Root && os.Geteuid() != 0 {
 		fmt.Println("SKIP: these tests load BPF programs: run them as root")
 		os.Exit(0)
 	}
-	self := exec.Command("/proc/self/exe", os.Args[1:]...)
-	self.Env = append(os.Environ(), inside+"=1")
-	self.Stdin, self.Stdout, self.Stderr = os.Stdin, os.Stdout, os.Stderr
-	self.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS, Pdeathsig: unix.SIGKILL}
-	if need == User {
-		self.SysProcAttr.Cloneflags |= unix.CLONE_NEWUSER
-		self.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{HostID: os.Getuid(), Size: 1}}
-		self.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{HostID: os.Getgid(), Size: 1}}
-	}
-	runtime.LockOSThread() // Pdeathsig is about the thread
-	err := self.Run()
+	err := runInNamespaces(need)
 	var exit *exec.ExitError
 	switch {
 	case errors.As(err, &exit):
 		os.Exit(exit.ExitCode())
 	case errors.Is(err, unix.EPERM) || errors.Is(err, unix.ENOSPC):
-		fmt.Printf("SKIP: no new namespaces here: %v: are user namespaces switched off?\n", err)
+		fmt.Printf("SKIP: cannot create namespaces: %v: are user namespaces disabled?\n", err)
 	case err != nil:
 		fmt.Println("FAIL:", err)
 		os.Exit(1)
@@ -72,14 +65,29 @@ func Main(m *testing.M, need Privilege) {
 	os.Exit(0)
 }
 
+// runInNamespaces runs this program with its arguments in new namespaces.
+func runInNamespaces(need Privilege) error {
+	self := exec.Command("/proc/self/exe", os.Args[1:]...)
+	self.Env = append(os.Environ(), insideVariable+"=1")
+	self.Stdin, self.Stdout, self.Stderr = os.Stdin, os.Stdout, os.Stderr
+	self.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS, Pdeathsig: unix.SIGKILL}
+	if need == User {
+		self.SysProcAttr.Cloneflags |= unix.CLONE_NEWUSER
+		self.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{HostID: os.Getuid(), Size: 1}}
+		self.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{HostID: os.Getgid(), Size: 1}}
+	}
+	runtime.LockOSThread() // the kernel sends Pdeathsig when the parent thread ends
+	return self.Run()
+}
+
 // Namespace is a network namespace that ends with the test.
 type Namespace struct {
 	t      testing.TB
-	File   *os.File
-	Socket *rtnl.Conn // opened in it
+	File   *os.File   // descriptor of the namespace
+	Socket *rtnl.Conn // opened in the namespace
 }
 
-// New makes an empty namespace with its loopback link up.
+// New creates a namespace in which only the loopback interface exists and is up.
 func New(t testing.TB) *Namespace {
 	t.Helper()
 	ns := &Namespace{t: t}
@@ -95,36 +103,31 @@ func New(t testing.TB) *Namespace {
 		if ns.Socket, err = rtnl.Open(); err != nil {
 			return err
 		}
-		return up("lo")
+		return setUp("lo")
 	})
 	t.Cleanup(ns.Close)
 	return ns
 }
 
-// End lets go of the namespace before the test ends.
+// Close closes the descriptor and the socket, so that the namespace ends. The
+// test calls it at its end; call it to end the namespace earlier.
 func (ns *Namespace) Close() {
 	_ = ns.Socket.Close()
 	_ = ns.File.Close()
 }
 
-// Pod is the namespace as netdev wants it.
+// Pod returns the namespace in the form that netdev.Node.Attach takes.
 func (ns *Namespace) Pod() netdev.PodNamespace {
 	return netdev.PodNamespace{File: ns.File, Socket: ns.Socket}
 }
 
-// Do runs f in the namespace, on a thread that is thrown away.
+// Do runs f in the namespace, and fails the test if f returns an error.
 func (ns *Namespace) Do(f func() error) {
 	ns.t.Helper()
-	onThread(ns.t, func() error {
-		if err := unix.Setns(int(ns.File.Fd()), unix.CLONE_NEWNET); err != nil {
-			return err
-		}
-		return f()
-	})
+	RunIn(ns.t, ns.File, f)
 }
 
-// onThread runs f on a fresh thread that ends with it: whatever namespace it
-// went to, nothing else ever runs there.
+// onThread is runOnThread, and fails the test if f returns an error.
 func onThread(t testing.TB, f func() error) {
 	t.Helper()
 	if err := runOnThread(f); err != nil {
@@ -132,6 +135,8 @@ func onThread(t testing.TB, f func() error) {
 	}
 }
 
+// runOnThread runs f on a new thread and ends the thread after f, because f may
+// have moved the thread to another namespace.
 func runOnThread(f func() error) error {
 	done := make(chan error)
 	go func() {
@@ -141,34 +146,52 @@ func runOnThread(f func() error) error {
 	return <-done
 }
 
-func up(name string) error {
+// runIn runs f in a namespace, on a thread of its own.
+func runIn(namespace *os.File, f func() error) error {
+	return runOnThread(func() error {
+		if err := unix.Setns(int(namespace.Fd()), unix.CLONE_NEWNET); err != nil {
+			return os.NewSyscallError("setns", err)
+		}
+		return f()
+	})
+}
+
+// setUp brings up a link of the current namespace.
+func setUp(name string) error {
 	link, err := netlink.LinkByName(name)
 	if err != nil {
-		return fmt.Errorf("%s: %w", name, err)
+		return fmt.Errorf("look up link %s: %w", name, err)
 	}
 	return netlink.LinkSetUp(link)
 }
 
-// NIC makes a NIC in the test's own namespace, plugged into a wire: the
-// returned namespace, where its other end is the link "wire". mtu is in bytes.
+// NIC creates a NIC in the test's own namespace. The NIC is one end of a veth
+// pair. The other end is the link "wire", with wireAddresses, in the returned
+// namespace. The MTU is in bytes.
 func NIC(t testing.TB, name string, mtu int, wireAddresses ...string) (nic netdev.NIC, wire *Namespace) {
 	t.Helper()
 	wire = New(t)
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU = name, mtu
-	veth := &netlink.Veth{LinkAttrs: attrs, PeerName: "wire", PeerMTU: uint32(mtu), PeerNamespace: netlink.NsFd(wire.File.Fd())}
-	if err := netlink.LinkAdd(veth); err != nil {
-		t.Fatalf("create %s: %v", name, err)
+	veth := &netlink.Veth{
+		LinkAttrs:     attrs,
+		PeerName:      "wire",
+		PeerMTU:       uint32(mtu),
+		PeerNamespace: netlink.NsFd(wire.File.Fd()),
 	}
-	t.Cleanup(func() { _ = netlink.LinkDel(veth) }) // the test may have done so
-	if err := up(name); err != nil {
+	if err := netlink.LinkAdd(veth); err != nil {
+		t.Fatalf("create NIC %s: %v", name, err)
+	}
+	t.Cleanup(func() { _ = netlink.LinkDel(veth) }) // the test may have deleted it
+	if err := setUp(name); err != nil {
 		t.Fatal(err)
 	}
 	wire.Do(func() error { return ConfigureLink("wire", wireAddresses...) })
 	return FindNIC(t, name), wire
 }
 
-// Configure gives a link of the current namespace addresses and brings it up.
+// ConfigureLink adds addresses to a link of the current namespace and brings
+// the link up.
 func ConfigureLink(name string, addresses ...string) error {
 	link, err := netlink.LinkByName(name)
 	if err != nil {
@@ -187,7 +210,7 @@ func ConfigureLink(name string, addresses ...string) error {
 	return netlink.LinkSetUp(link)
 }
 
-// Find returns a NIC of the test's own namespace as the inventory sees it.
+// FindNIC returns a NIC of the test's own namespace from netdev.Inventory.
 func FindNIC(t testing.TB, name string) netdev.NIC {
 	t.Helper()
 	nics, err := netdev.NewInventory("/sys").List()
@@ -199,11 +222,11 @@ func FindNIC(t testing.TB, name string) netdev.NIC {
 			return n
 		}
 	}
-	t.Fatalf("no NIC %s among %+v", name, nics)
+	t.Fatalf("NIC %s not found in %+v", name, nics)
 	return netdev.NIC{}
 }
 
-// Interface returns a link of the namespace, nil if there is none.
+// Interface returns the link of the namespace with that name, or nil.
 func (ns *Namespace) Interface(name string) (found *net.Interface) {
 	ns.t.Helper()
 	ns.Do(func() error {
@@ -218,7 +241,7 @@ func (ns *Namespace) Interface(name string) (found *net.Interface) {
 	return found
 }
 
-// Own is the namespace that the test itself runs in.
+// Current returns the namespace in which the test itself runs.
 func Current(t testing.TB) *Namespace {
 	t.Helper()
 	f, err := os.Open("/proc/thread-self/ns/net")
@@ -234,23 +257,22 @@ func Current(t testing.TB) *Namespace {
 	return ns
 }
 
-// Sysctl sets a kernel parameter of the current namespace, by its path.
+// SetSysctl sets a kernel parameter of the current namespace. path is relative
+// to /proc/sys.
 func SetSysctl(path, value string) error {
 	return os.WriteFile("/proc/sys/"+path, []byte(value), 0o644)
 }
 
-// In runs f in a namespace, on a thread that is thrown away.
+// RunIn runs f in a namespace, and fails the test if f returns an error.
 func RunIn(t testing.TB, namespace *os.File, f func() error) {
 	t.Helper()
-	onThread(t, func() error {
-		if err := unix.Setns(int(namespace.Fd()), unix.CLONE_NEWNET); err != nil {
-			return err
-		}
-		return f()
-	})
+	if err := runIn(namespace, f); err != nil {
+		t.Fatal(err)
+	}
 }
 
-// NamespaceLives tells whether the ID stands for a namespace that has not ended.
+// NamespaceExists reports whether an ID of the current namespace identifies a
+// namespace that has not ended.
 func NamespaceExists(id int) (bool, error) {
 	conn, err := rtnl.Open()
 	if err != nil {

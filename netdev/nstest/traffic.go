@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// BPFFS mounts a BPF file system that only this test has.
+// MountBPFFS mounts a new BPF file system for the test and returns its path.
 func MountBPFFS(t testing.TB) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -31,38 +31,28 @@ func MountBPFFS(t testing.TB) string {
 	return dir
 }
 
-// Flow is one TCP connection as fast as it goes.
+// Flow is a TCP connection that sends as fast as it can.
 type Flow struct {
 	From, To *Namespace
-	// Address of To, host and port.
-	Address  string
+	// Address is the host and the port at which To listens.
+	Address string
+	// Duration is how long the flow is measured.
 	Duration time.Duration
-	// Priority is the sender's SO_PRIORITY.
+	// Priority is the SO_PRIORITY of the sender's socket.
 	Priority int
-	// DialFor is how long the connection may take; default 10 s.
+	// DialTimeout limits the time to set up the connection; default 10 s.
 	DialTimeout time.Duration
 }
 
-// Run returns what arrived, in bits per second of payload.
+// Run sends the flow and returns the rate at which the payload arrived.
 func (f Flow) Run() (bitsPerSecond float64, err error) {
-	var listener net.Listener
-	if err := f.To.try(func() (err error) {
-		listener, err = net.Listen("tcp", f.Address)
-		return err
-	}); err != nil {
+	listener, err := f.listen()
+	if err != nil {
 		return 0, err
 	}
 	defer listener.Close()
-	var sender net.Conn
-	if err := f.From.try(func() (err error) {
-		dialer := net.Dialer{Timeout: cmp.Or(f.DialTimeout, 10*time.Second), Control: func(_, _ string, raw syscall.RawConn) (err error) {
-			return errors.Join(raw.Control(func(fd uintptr) {
-				err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PRIORITY, f.Priority)
-			}), err)
-		}}
-		sender, err = dialer.Dial("tcp", f.Address)
-		return err
-	}); err != nil {
+	sender, err := f.dial()
+	if err != nil {
 		return 0, err
 	}
 	defer sender.Close()
@@ -71,20 +61,46 @@ func (f Flow) Run() (bitsPerSecond float64, err error) {
 		return 0, err
 	}
 	defer receiver.Close()
-	go f.push(sender)
-	return f.count(receiver)
+	go writeUntilClosed(sender)
+	return f.measure(receiver)
 }
 
-func (f Flow) push(c net.Conn) {
+func (f Flow) listen() (listener net.Listener, err error) {
+	err = f.To.run(func() (err error) {
+		listener, err = net.Listen("tcp", f.Address)
+		return err
+	})
+	return listener, err
+}
+
+func (f Flow) dial() (sender net.Conn, err error) {
+	dialer := net.Dialer{
+		Timeout: cmp.Or(f.DialTimeout, 10*time.Second),
+		Control: func(_, _ string, raw syscall.RawConn) (err error) {
+			return errors.Join(raw.Control(func(fd uintptr) {
+				err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PRIORITY, f.Priority)
+			}), err)
+		},
+	}
+	err = f.From.run(func() (err error) {
+		sender, err = dialer.Dial("tcp", f.Address)
+		return err
+	})
+	return sender, err
+}
+
+func writeUntilClosed(c net.Conn) {
 	buf := make([]byte, 128<<10)
 	for {
 		if _, err := c.Write(buf); err != nil {
-			return // the receiver has seen enough
+			return // Run has finished the measurement and closed the connection
 		}
 	}
 }
 
-func (f Flow) count(c net.Conn) (float64, error) {
+// measure returns the rate at which c receives, in bits per second. The clock
+// starts with the first bytes, which do not count.
+func (f Flow) measure(c net.Conn) (float64, error) {
 	buf := make([]byte, 128<<10)
 	if _, err := c.Read(buf); err != nil {
 		return 0, err
@@ -106,48 +122,56 @@ func (f Flow) count(c net.Conn) (float64, error) {
 	}
 }
 
-// try is Do for use beside the test's goroutine.
-func (ns *Namespace) try(f func() error) error {
-	return runOnThread(func() error {
-		if err := unix.Setns(int(ns.File.Fd()), unix.CLONE_NEWNET); err != nil {
-			return err
-		}
-		return f()
-	})
-}
+// run runs f in the namespace and returns its error. Unlike Do, it can run in
+// goroutines other than the test's.
+func (ns *Namespace) run(f func() error) error { return runIn(ns.File, f) }
 
-// Flood sends raw Ethernet frames through a link of the namespace for a while,
-// and returns how many bytes were handed to the kernel. The frame's addresses
-// are the caller's choice: who may open such a socket may send as anybody.
+// Flood sends a raw Ethernet frame through a link of the namespace repeatedly
+// and returns how many bytes it passed to the kernel. The frame can have any
+// source address, because a process that can open a packet socket is not bound
+// to the address of the link.
 //
-// With bypass they go past the link's own queue, and past what is attached there.
+// With bypass, the frames skip the link's qdisc and the programs attached to it.
 func (ns *Namespace) Flood(link string, frame []byte, bypass bool, duration time.Duration) (bytes int, err error) {
-	err = ns.try(func() error {
+	err = ns.run(func() error {
 		nic, err := net.InterfaceByName(link)
 		if err != nil {
 			return err
 		}
-		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+		fd, err := packetSocket(bypass)
 		if err != nil {
 			return err
 		}
 		defer unix.Close(fd)
-		if bypass {
-			if err := unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_QDISC_BYPASS, 1); err != nil {
-				return err
-			}
-		}
-		to := &unix.SockaddrLinklayer{Ifindex: nic.Index, Halen: 6}
-		for end := time.Now().Add(duration); time.Now().Before(end); {
-			switch err := unix.Sendto(fd, frame, unix.MSG_DONTWAIT, to); {
-			case err == nil:
-				bytes += len(frame)
-			case errors.Is(err, unix.ENOBUFS) || errors.Is(err, unix.EAGAIN):
-			default:
-				return err
-			}
-		}
-		return nil
+		bytes, err = sendRepeatedly(fd, nic.Index, frame, duration)
+		return err
 	})
 	return bytes, err
+}
+
+func packetSocket(bypass bool) (fd int, err error) {
+	fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+	if err != nil || !bypass {
+		return fd, err
+	}
+	if err := unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_QDISC_BYPASS, 1); err != nil {
+		return -1, errors.Join(err, unix.Close(fd))
+	}
+	return fd, nil
+}
+
+func sendRepeatedly(fd, index int, frame []byte, duration time.Duration) (bytes int, err error) {
+	to := &unix.SockaddrLinklayer{Ifindex: index, Halen: 6}
+	for end := time.Now().Add(duration); time.Now().Before(end); {
+		err := unix.Sendto(fd, frame, unix.MSG_DONTWAIT, to)
+		switch {
+		case err == nil:
+			bytes += len(frame)
+		case errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.EAGAIN):
+			// The queue is full: try again.
+		default:
+			return bytes, err
+		}
+	}
+	return bytes, nil
 }

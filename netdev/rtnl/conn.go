@@ -1,12 +1,15 @@
-// Package rtnl speaks NETLINK_ROUTE over a socket of one's choice: this
-// process's own, or one that another process opened in a pod's network
-// namespace and passed over.
+// Package rtnl sends NETLINK_ROUTE requests through a given socket, which is
+// either the process's own or one that another process opened in the network
+// namespace of a pod and passed to this process.
 //
-// A socket acts on the namespace it was opened in, whoever holds it. That is
-// why the plugin needs neither CAP_SYS_ADMIN nor a host PID namespace to
-// configure a link in a pod. Messages and attributes are vishvananda/netlink's;
-// only what that library cannot do is here: a given socket, several messages in
-// one send, the kernel's own words in an error, and events of every namespace.
+// A netlink socket acts on the namespace in which it was opened, independently
+// of the process that uses it. The plugin therefore needs neither CAP_SYS_ADMIN
+// nor the host's PID namespace to configure a link in a pod.
+//
+// Messages and attributes are those of vishvananda/netlink. This package adds
+// what that library lacks: the choice of the socket, batches of requests in one
+// send, the kernel's error messages (extended acknowledgements), and events of
+// all namespaces.
 package rtnl
 
 import (
@@ -21,8 +24,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Conn is a NETLINK_ROUTE socket. It is safe for concurrent use: a call holds
-// the socket until its last answer is read.
+// Conn is a NETLINK_ROUTE socket. It is safe for concurrent use; calls wait for
+// each other.
 type Conn struct {
 	mu   sync.Mutex
 	file *os.File // owns the descriptor
@@ -31,7 +34,8 @@ type Conn struct {
 	buf  []byte
 }
 
-// receiveBuffer holds the largest single message the kernel sends for a dump.
+// receiveBuffer is the size of the largest message that the kernel sends during
+// a dump, in bytes.
 const receiveBuffer = 64 << 10
 
 // Open opens a socket in the caller's network namespace.
@@ -46,21 +50,22 @@ func Open() (*Conn, error) {
 	return New(os.NewFile(uintptr(fd), "rtnetlink"))
 }
 
-// New uses a socket that was opened elsewhere, and owns it from then on. It
-// fails if file is not a NETLINK_ROUTE socket.
+// New returns a Conn that uses an existing socket. It fails if file is not a
+// NETLINK_ROUTE socket. New takes ownership of file and closes it if it fails.
 func New(file *os.File) (*Conn, error) {
 	fd := int(file.Fd())
 	c := &Conn{file: file, fd: fd, buf: make([]byte, receiveBuffer)}
 	if err := c.check(); err != nil {
 		return nil, errors.Join(err, file.Close())
 	}
-	// Neither is essential: without them errors are bare numbers, and dumps
-	// of another namespace are refused with a reason of their own.
+	// Both options are optional. Without the first, errors contain only a
+	// number. Without the second, the kernel refuses dumps of other namespaces.
 	_ = unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_EXT_ACK, 1)
 	_ = unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1)
 	return c, nil
 }
 
+// check returns an error if the descriptor is not a NETLINK_ROUTE socket.
 func (c *Conn) check() error {
 	domain, err := unix.GetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
 	if err != nil {
@@ -71,30 +76,30 @@ func (c *Conn) check() error {
 		return err
 	}
 	if domain != unix.AF_NETLINK || protocol != unix.NETLINK_ROUTE {
-		return fmt.Errorf("socket of domain %d, protocol %d: want a NETLINK_ROUTE socket", domain, protocol)
+		return fmt.Errorf("socket has domain %d and protocol %d, want a NETLINK_ROUTE socket", domain, protocol)
 	}
 	return nil
 }
 
-// Close closes the socket. A socket of a pod's namespace keeps that namespace
-// alive, so it must not be kept.
+// Close closes the socket. Close a socket of a pod's namespace soon, because it
+// keeps the namespace alive.
 func (c *Conn) Close() error { return c.file.Close() }
 
 // Cookie returns the cookie of the socket's network namespace: a number that
-// no other namespace has until the next boot.
+// the kernel does not assign to another namespace until the next boot.
 func (c *Conn) Cookie() (uint64, error) {
 	cookie, err := unix.GetsockoptUint64(c.fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
 	if err != nil {
-		return 0, fmt.Errorf("cookie of the network namespace (kernel 5.14 or newer): %w", err)
+		return 0, fmt.Errorf("read cookie of network namespace: %w: is the kernel older than 5.14?", err)
 	}
 	return cookie, nil
 }
 
-// Error is a request that the kernel refused. errors.Is compares the errno.
+// Error means that the kernel refused a request. errors.Is matches its errno.
 type Error struct {
-	Index   int           // of the request in the batch
-	Errno   syscall.Errno // what the kernel said
-	Message string        // extended acknowledgement, if any
+	Index   int           // position of the request in the batch, from 0
+	Errno   syscall.Errno // the kernel's error number
+	Message string        // the kernel's extended acknowledgement; may be empty
 }
 
 // Error implements error.
@@ -108,24 +113,31 @@ func (e *Error) Error() string {
 // Unwrap returns the errno.
 func (e *Error) Unwrap() error { return e.Errno }
 
-// Do sends the requests in one message and waits until the kernel has answered
-// each. It carries them out in order and does not stop at an error; the first
-// one is returned.
+// Do sends a batch of requests in one message and waits until the kernel has
+// acknowledged each of them. The kernel executes the requests in order and does
+// not stop at an error. Do returns the first error, as an *Error if the kernel
+// refused a request.
 func (c *Conn) Do(requests ...*nl.NetlinkRequest) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	first := c.seq + 1
-	var out []byte
+	var batch []byte
 	for _, r := range requests {
 		c.seq++
 		r.Seq, r.Flags = c.seq, r.Flags|unix.NLM_F_REQUEST|unix.NLM_F_ACK
-		out = append(out, r.Serialize()...)
+		batch = append(batch, r.Serialize()...)
 	}
-	if err := c.send(out); err != nil {
+	if err := c.send(batch); err != nil {
 		return err
 	}
-	var failed error
-	for waiting := len(requests); waiting > 0; {
+	return c.receiveAcks(first, len(requests))
+}
+
+// receiveAcks receives the acknowledgements of count requests with sequence
+// numbers from first, and returns the first error in them.
+func (c *Conn) receiveAcks(first uint32, count int) error {
+	var refused error
+	for pending := count; pending > 0; {
 		messages, err := c.receive()
 		if err != nil {
 			return err
@@ -134,18 +146,19 @@ func (c *Conn) Do(requests ...*nl.NetlinkRequest) error {
 			if m.Header.Type != unix.NLMSG_ERROR || m.Header.Seq < first {
 				continue
 			}
-			waiting--
-			if err := parseError(m); err != nil && failed == nil {
+			pending--
+			if err := parseError(m); err != nil && refused == nil {
 				err.Index = int(m.Header.Seq - first)
-				failed = err
+				refused = err
 			}
 		}
 	}
-	return failed
+	return refused
 }
 
-// Get sends one request and returns its answer: one message, or all messages
-// of a dump.
+// Get sends one request and returns the kernel's answer: one message, or all
+// messages of a dump. It returns ErrDumpInterrupted if the dumped objects
+// changed during the dump; see Dump.
 func (c *Conn) Get(request *nl.NetlinkRequest) ([]syscall.NetlinkMessage, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -175,7 +188,7 @@ func (c *Conn) Get(request *nl.NetlinkRequest) ([]syscall.NetlinkMessage, error)
 				}
 				return answer, nil
 			}
-			// The buffer is used again for the next receive.
+			// The next call of receive overwrites the buffer.
 			m.Data = append([]byte(nil), m.Data...)
 			answer = append(answer, m)
 			if !dump {
@@ -185,10 +198,11 @@ func (c *Conn) Get(request *nl.NetlinkRequest) ([]syscall.NetlinkMessage, error)
 	}
 }
 
-// dumpRetries bounds how often a dump is repeated that changes interrupt.
+// dumpRetries is the maximum number of attempts at a dump.
 const dumpRetries = 10
 
-// GetAll dumps, again if a change interrupted it.
+// Dump sends a dump request and returns all messages of the answer. It repeats
+// the request if a change of the dumped objects interrupts the dump.
 func (c *Conn) Dump(dump *nl.NetlinkRequest) (messages []syscall.NetlinkMessage, err error) {
 	for range dumpRetries {
 		if messages, err = c.Get(dump); !errors.Is(err, ErrDumpInterrupted) {
@@ -198,8 +212,8 @@ func (c *Conn) Dump(dump *nl.NetlinkRequest) (messages []syscall.NetlinkMessage,
 	return messages, err
 }
 
-// Port is what the kernel calls the socket: an event that the socket's own
-// request caused bears it.
+// PortID returns the port ID of the socket. Events that a request through the
+// socket causes have this ID in their header.
 func (c *Conn) PortID() (uint32, error) {
 	address, err := unix.Getsockname(c.fd)
 	if err != nil {
@@ -207,15 +221,16 @@ func (c *Conn) PortID() (uint32, error) {
 	}
 	own, ok := address.(*unix.SockaddrNetlink)
 	if !ok || own.Pid == 0 {
-		return 0, errors.New("the netlink socket has no port")
+		return 0, errors.New("netlink socket has no port ID")
 	}
 	return own.Pid, nil
 }
 
-// ErrInterrupted means that what was dumped changed meanwhile: the answer is
-// inconsistent, ask again.
+// ErrDumpInterrupted means that the dumped objects changed during the dump, so
+// the answer is inconsistent. Repeat the request.
 var ErrDumpInterrupted = errors.New("dump interrupted by a change")
 
+// send sends one message, which may contain several requests, to the kernel.
 func (c *Conn) send(b []byte) error {
 	for {
 		err := unix.Sendto(c.fd, b, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
@@ -225,6 +240,8 @@ func (c *Conn) send(b []byte) error {
 	}
 }
 
+// receive receives one message from the kernel and splits it. The result is
+// valid until the next call.
 func (c *Conn) receive() ([]syscall.NetlinkMessage, error) {
 	for {
 		n, from, err := unix.Recvfrom(c.fd, c.buf, 0)
@@ -235,14 +252,15 @@ func (c *Conn) receive() ([]syscall.NetlinkMessage, error) {
 			return nil, os.NewSyscallError("recvfrom", err)
 		}
 		if kernel, ok := from.(*unix.SockaddrNetlink); !ok || kernel.Pid != 0 {
-			continue // another process may send to a netlink socket
+			continue // other processes can send messages to a netlink socket
 		}
 		return syscall.ParseNetlinkMessage(c.buf[:n])
 	}
 }
 
-// parseError reads an NLMSG_ERROR; nil means success. Layout: linux/netlink.h,
-// struct nlmsgerr, then the request or its header, then attributes.
+// parseError parses an NLMSG_ERROR message; nil means success. The payload is
+// struct nlmsgerr of linux/netlink.h, which ends with the request or only its
+// header, followed by attributes.
 func parseError(m syscall.NetlinkMessage) *Error {
 	if len(m.Data) < 4 {
 		return &Error{Errno: unix.EBADMSG}
@@ -274,4 +292,5 @@ func parseError(m syscall.NetlinkMessage) *Error {
 	return e
 }
 
+// nlAlign is the macro NLMSG_ALIGN of linux/netlink.h.
 func nlAlign(n int) int { return (n + unix.NLMSG_ALIGNTO - 1) &^ (unix.NLMSG_ALIGNTO - 1) }

@@ -11,36 +11,38 @@ import (
 
 func nativeUint32(b []byte) uint32 { return binary.NativeEndian.Uint32(b) }
 
-// Namespace attributes, linux/net_namespace.h.
+// Attributes of namespace messages, from linux/net_namespace.h.
 const (
 	netnsaNSID = 1
 	netnsaFD   = 3
 )
 
-// NamespaceID returns the ID by which the socket's namespace knows the one
-// that ns refers to, giving it one if it has none. IDs live as long as the
-// namespace they stand for.
+// NamespaceID returns the ID of the network namespace ns in the socket's
+// namespace, and assigns one if ns has none. An ID is valid until the namespace
+// that it identifies ends; then the kernel may reuse it.
 func (c *Conn) NamespaceID(ns *os.File) (int, error) {
-	if id, err := c.namespaceID(ns); err != nil || id >= 0 {
+	id, err := c.namespaceID(ns)
+	if err != nil || id >= 0 {
 		return id, err
 	}
 	set := nl.NewNetlinkRequest(unix.RTM_NEWNSID, 0)
 	set.AddData(&rtgenmsg{})
 	set.AddData(nl.NewRtAttr(netnsaFD, nl.Uint32Attr(uint32(ns.Fd()))))
-	set.AddData(nl.NewRtAttr(netnsaNSID, nl.Uint32Attr(^uint32(0)))) // the kernel chooses
+	set.AddData(nl.NewRtAttr(netnsaNSID, nl.Uint32Attr(^uint32(0)))) // the kernel chooses the ID
 	if err := c.Do(set); err != nil {
-		return 0, fmt.Errorf("give the network namespace an ID: %w", err)
+		return 0, fmt.Errorf("assign ID to network namespace: %w", err)
 	}
 	return c.namespaceID(ns)
 }
 
+// namespaceID returns the ID of a network namespace, or -1 if it has none.
 func (c *Conn) namespaceID(ns *os.File) (int, error) {
 	get := nl.NewNetlinkRequest(unix.RTM_GETNSID, 0)
 	get.AddData(&rtgenmsg{})
 	get.AddData(nl.NewRtAttr(netnsaFD, nl.Uint32Attr(uint32(ns.Fd()))))
 	messages, err := c.Get(get)
 	if err != nil {
-		return 0, fmt.Errorf("ID of the network namespace: %w", err)
+		return 0, fmt.Errorf("read ID of network namespace: %w", err)
 	}
 	for _, m := range messages {
 		if id, ok := NamespaceIDOf(m.Data); ok {
@@ -50,7 +52,8 @@ func (c *Conn) namespaceID(ns *os.File) (int, error) {
 	return -1, nil
 }
 
-// NamespaceIDs returns the IDs of all namespaces that have one here.
+// NamespaceIDs returns the IDs of all network namespaces that have an ID in the
+// socket's namespace.
 func (c *Conn) NamespaceIDs() ([]int, error) {
 	dump := nl.NewNetlinkRequest(unix.RTM_GETNSID, unix.NLM_F_DUMP)
 	dump.AddData(&rtgenmsg{})
@@ -67,8 +70,9 @@ func (c *Conn) NamespaceIDs() ([]int, error) {
 	return ids, nil
 }
 
-// NamespaceIDOf reads the ID that an RTM_NEWNSID or RTM_DELNSID message is about.
-func NamespaceIDOf(payload []byte) (int, bool) {
+// NamespaceIDOf returns the namespace ID in the payload of an RTM_NEWNSID or
+// RTM_DELNSID message. ok is false if the payload has none.
+func NamespaceIDOf(payload []byte) (id int, ok bool) {
 	if len(payload) < (&rtgenmsg{}).Len() {
 		return 0, false
 	}
@@ -84,7 +88,7 @@ func NamespaceIDOf(payload []byte) (int, bool) {
 	return 0, false
 }
 
-// rtgenmsg is struct rtgenmsg of linux/rtnetlink.h, padded.
+// rtgenmsg is struct rtgenmsg of linux/rtnetlink.h, with padding.
 type rtgenmsg struct{}
 
 // Len implements nl.NetlinkRequestData.

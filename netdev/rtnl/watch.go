@@ -9,33 +9,35 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// OwnNamespace is the namespace ID of an event that comes from the watcher's
-// own network namespace.
+// OwnNamespace is the NSID of events from the Watcher's own network namespace.
 const OwnNamespace = -1
 
-// Event is a change that the kernel announced.
+// Event is a change of the network state.
 type Event struct {
-	// NSID tells the network namespace: OwnNamespace, or the ID that this
-	// namespace has given it.
+	// NSID identifies the network namespace of the change: OwnNamespace, or the
+	// namespace's ID in the Watcher's namespace.
 	NSID    int
 	Message syscall.NetlinkMessage
 }
 
-// Watcher receives the kernel's announcements of changed links, addresses,
-// routes, traffic classes and namespaces, of its own network namespace and of
-// every one that has an ID there.
+// Watcher receives the kernel's events about links, addresses, routes, qdiscs,
+// classes, filters, and namespaces. The events come from the Watcher's own
+// network namespace and from all namespaces that have an ID in it.
 type Watcher struct {
 	file *os.File
 	buf  []byte
 }
 
-// ErrOverflow means that events were lost: read the state again.
-var ErrOverflow = errors.New("events lost")
+// ErrOverflow means that the kernel dropped events because the socket's buffer
+// was full. The caller has to read the state again.
+var ErrOverflow = errors.New("netlink socket overflowed, events were lost")
 
-// eventBuffer is what keeps a burst of events: the default overflows at 92.
+// eventBuffer is the size of the socket's receive buffer in bytes. The default
+// size overflows at a burst of 92 events.
 const eventBuffer = 16 << 20
 
-// Watch subscribes. Do so before the first dump, or a change in between is missed.
+// Watch subscribes to events. Call it before the first dump of the state, so
+// that no change between the two is missed.
 func Watch() (*Watcher, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
 	if err != nil {
@@ -47,6 +49,7 @@ func Watch() (*Watcher, error) {
 	return &Watcher{file: os.NewFile(uintptr(fd), "rtnetlink-events"), buf: make([]byte, receiveBuffer)}, nil
 }
 
+// subscribe binds a socket and subscribes it to events of all namespaces.
 func subscribe(fd int) error {
 	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return os.NewSyscallError("bind", err)
@@ -60,18 +63,19 @@ func subscribe(fd int) error {
 		}
 	}
 	if err := unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_LISTEN_ALL_NSID, 1); err != nil {
-		return fmt.Errorf("listen to other network namespaces: %w: has the process CAP_NET_BROADCAST?", err)
+		return fmt.Errorf("listen to other network namespaces: %w: does the process have CAP_NET_BROADCAST?", err)
 	}
-	// Root of another user namespace may not: then an overflow is likelier,
-	// and costs a look at everything.
+	// The kernel refuses this to root of another user namespace. An overflow is
+	// then more likely, and only makes the caller read the state again.
 	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, eventBuffer)
 	return nil
 }
 
-// Close ends a Receive that waits.
+// Close closes the socket. A pending Receive returns an error.
 func (w *Watcher) Close() error { return w.file.Close() }
 
-// Receive waits for the next events. After ErrOverflow the watcher goes on.
+// Receive waits for the next batch of events. After ErrOverflow, the Watcher is
+// still usable.
 func (w *Watcher) Receive() ([]Event, error) {
 	raw, err := w.file.SyscallConn()
 	if err != nil {
@@ -80,23 +84,24 @@ func (w *Watcher) Receive() ([]Event, error) {
 	var (
 		n, oobn int
 		oob     [64]byte
-		rerr    error
+		recvErr error
 	)
-	if err := raw.Read(func(fd uintptr) bool {
-		n, oobn, _, _, rerr = unix.Recvmsg(int(fd), w.buf, oob[:], 0)
-		return rerr != unix.EAGAIN && rerr != unix.EINTR
-	}); err != nil {
+	err = raw.Read(func(fd uintptr) (done bool) {
+		n, oobn, _, _, recvErr = unix.Recvmsg(int(fd), w.buf, oob[:], 0)
+		return recvErr != unix.EAGAIN && recvErr != unix.EINTR
+	})
+	if err != nil {
 		return nil, err
 	}
-	if errors.Is(rerr, unix.ENOBUFS) {
+	if errors.Is(recvErr, unix.ENOBUFS) {
 		return nil, ErrOverflow
 	}
-	if rerr != nil {
-		return nil, os.NewSyscallError("recvmsg", rerr)
+	if recvErr != nil {
+		return nil, os.NewSyscallError("recvmsg", recvErr)
 	}
 	messages, err := syscall.ParseNetlinkMessage(append([]byte(nil), w.buf[:n]...))
 	if err != nil {
-		return nil, fmt.Errorf("parse event: %w", err)
+		return nil, fmt.Errorf("parse netlink event: %w", err)
 	}
 	nsid := namespaceOf(oob[:oobn])
 	events := make([]Event, len(messages))
@@ -106,7 +111,7 @@ func (w *Watcher) Receive() ([]Event, error) {
 	return events, nil
 }
 
-// namespaceOf reads the namespace ID that comes beside an event.
+// namespaceOf returns the namespace ID in the control messages of an event.
 func namespaceOf(oob []byte) int {
 	messages, err := unix.ParseSocketControlMessage(oob)
 	if err != nil {
