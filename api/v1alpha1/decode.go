@@ -1,8 +1,6 @@
 package v1alpha1
 
 import (
-	stdjson "encoding/json"
-	"errors"
 	"fmt"
 	"reflect"
 	"strings"
@@ -12,6 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer/json"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	kjson "sigs.k8s.io/json"
+
+	"github.com/dra-shared/dra-driver-shared/api/internal/strict"
 )
 
 // maxParametersLength is the limit of the API server for opaque parameters, in
@@ -58,7 +58,7 @@ func Decode(raw []byte) (Parameters, error) {
 		return nil, fmt.Errorf("kind: %q: want %q or %q", id.Kind, NetworkAttachmentKind, AcceleratorShareKind)
 	}
 	if _, _, err := decoder.Decode(raw, nil, parameters); err != nil {
-		return nil, fmt.Errorf("%s: %w", id.Kind, explain(err, parameters))
+		return nil, fmt.Errorf("%s: %w", id.Kind, strict.Explain(err, fields(parameters)...))
 	}
 	return parameters, nil
 }
@@ -88,22 +88,6 @@ func Check(raw []byte) error {
 	}
 	scheme.Default(parameters)
 	return parameters.Validate().ToAggregate()
-}
-
-// explain adds to a decoding error what the object accepts.
-func explain(err error, object Parameters) error {
-	if wrongType, ok := errors.AsType[*stdjson.UnmarshalTypeError](err); ok {
-		return fmt.Errorf("%s: got a %s, want a %s: does the value lack quotes, or have too many?",
-			wrongType.Field, wrongType.Value, wrongType.Type)
-	}
-	if strict, ok := runtime.AsStrictDecodingError(err); ok {
-		problems := make([]string, len(strict.Errors()))
-		for i, problem := range strict.Errors() {
-			problems[i] = problem.Error()
-		}
-		return fmt.Errorf("%s; valid fields are %s", strings.Join(problems, "; "), strings.Join(fields(object), ", "))
-	}
-	return err
 }
 
 // fields returns the names of the fields of an object, except apiVersion and kind.

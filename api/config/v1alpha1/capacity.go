@@ -10,49 +10,64 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 )
 
-// CapacityMemory is the capacity that is a device's own memory, in bytes.
-const CapacityMemory = "memory"
+// CapacityMemory is the capacity for the memory of a device, in bytes.
+const CapacityMemory = params.CapacityMemory
 
-// GrantVariable is how the name of the variable ends that tells containers what
-// is granted of a capacity.
+// GrantVariable returns the last part of the name of the environment variable that
+// holds the granted amount of a capacity.
 func GrantVariable(capacity string) string {
 	if capacity == CapacityMemory {
-		capacity += "_bytes"
+		return params.EnvironmentMemory
 	}
 	return strings.ToUpper(capacity)
 }
 
-// Capacities are what shares of a device consume. A device without any can be
-// shared without limit.
+// Capacities describes what the shares of a device consume. A device without
+// capacities can have any number of shares.
 type Capacities struct {
-	// Capacity is how much there is of what on each device, by name: memory
-	// (bytes), compute, ...
+	// Capacity holds the total amount of each capacity of one device, by name, at
+	// most 16. A name is a C identifier of at most 32 characters. The capacity memory
+	// is in bytes; the units of other capacities, such as compute, are up to the
+	// administrator. An amount is more than 0 and less than 8Ei.
 	Capacity map[string]resource.Quantity `json:"capacity,omitempty"`
 
-	// Policy is how a capacity is requested. A share that asks for nothing of
-	// a capacity without a policy gets all of it (KEP-5075).
+	// Policy sets the amounts of a capacity that claims can request, by name. A claim
+	// that does not request a capacity without a policy gets all of it (KEP-5075). It
+	// is forbidden for exclusive devices.
 	Policy map[string]CapacityPolicy `json:"policy,omitempty"`
 }
 
-// CapacityPolicy is how a capacity is requested (KEP-5075,
-// CapacityRequestPolicy): one of values, or at least min, at most max, and min
-// plus a multiple of step. Requests are rounded up. Fractions of one in min,
-// max or step need Kubernetes 1.37.
+// CapacityPolicy sets the amounts of a capacity that claims can request (KEP-5075,
+// CapacityRequestPolicy): either values, or a range with min and optionally max and
+// step. The scheduler rounds requests up to the next valid amount. All amounts lie
+// between 0 and the capacity. Fractions of 1 in min, max, or step require
+// Kubernetes 1.37.
 type CapacityPolicy struct {
-	// Default is what a share gets that asks for none. Zero is fine.
+	// Default is the amount for a claim that does not request the capacity. It must
+	// be one of values, or in the range. It can be 0.
 	Default *resource.Quantity `json:"default"`
-	// Values that can be requested, in ascending order, at most 10.
+
+	// Values lists the amounts that claims can request, in ascending order, at most
+	// 10.
 	Values []resource.Quantity `json:"values,omitempty"`
 
-	Min  *resource.Quantity `json:"min,omitempty"`
-	Max  *resource.Quantity `json:"max,omitempty"`
+	// Min is the smallest amount of the range.
+	Min *resource.Quantity `json:"min,omitempty"`
+
+	// Max is the largest amount of the range. The default is the capacity.
+	Max *resource.Quantity `json:"max,omitempty"`
+
+	// Step is the difference between the amounts of the range. By default, every
+	// amount in the range is valid.
 	Step *resource.Quantity `json:"step,omitempty"`
 }
 
 const (
-	maxCapacities = 16 // the API has room for 32 capacities and attributes of a device
+	maxCapacities = 16 // resource.k8s.io/v1 allows 32 capacities and attributes of a device together
 	maxValues     = 10 // resource.k8s.io/v1, CapacityRequestPolicyDiscreteMaxOptions
 	maxIdentifier = 32 // resource.k8s.io/v1, DeviceMaxIDLength
 )
@@ -67,31 +82,38 @@ func (c Capacities) validate(at *field.Path, exclusive bool) (errs field.ErrorLi
 		errs = append(errs, validateIdentifier(name, path)...)
 		variable := GrantVariable(name)
 		if other, taken := byVariable[variable]; taken {
-			errs = append(errs, field.Invalid(path, name, fmt.Sprintf("has the same variable in the environment as %s, %s", other, variable)))
+			errs = append(errs, field.Invalid(path, name,
+				fmt.Sprintf("has the same environment variable as %s, %s: choose another name", other, variable)))
 		}
 		byVariable[variable] = name
 		if slices.Contains(shareVariables, name) || name == VariablePCIBusID {
 			errs = append(errs, field.Invalid(path, name, "is the name of a variable of every share: choose another"))
 		}
-		if value := c.Capacity[name]; value.Sign() <= 0 || value.CmpInt64(math.MaxInt64) > 0 {
-			errs = append(errs, field.Invalid(path, value.String(), "must be more than zero, and less than 8Ei"))
-		} else if _, whole := value.AsInt64(); name == CapacityMemory && !whole {
-			errs = append(errs, field.Invalid(path, value.String(), "must be a whole number of bytes, such as 16Gi"))
-		}
+		errs = append(errs, validateAmount(name, c.Capacity[name], path)...)
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.Policy)) {
 		path := at.Child("policy").Key(name)
 		capacity, ok := c.Capacity[name]
 		switch {
 		case exclusive:
-			errs = append(errs, field.Forbidden(path, "an exclusive device is not requested in parts"))
+			errs = append(errs, field.Forbidden(path, "claims cannot request parts of an exclusive device"))
 		case !ok:
-			errs = append(errs, field.Invalid(path, name, "is not a capacity: give it in capacity too"))
+			errs = append(errs, field.Invalid(path, name, "is not a capacity: add it to capacity"))
 		default:
 			errs = append(errs, c.Policy[name].validate(capacity, path)...)
 		}
 	}
 	return errs
+}
+
+func validateAmount(name string, amount resource.Quantity, at *field.Path) field.ErrorList {
+	if amount.Sign() <= 0 || amount.CmpInt64(math.MaxInt64) > 0 {
+		return field.ErrorList{field.Invalid(at, amount.String(), "must be more than zero, and less than 8Ei")}
+	}
+	if _, whole := amount.AsInt64(); name == CapacityMemory && !whole {
+		return field.ErrorList{field.Invalid(at, amount.String(), "must be a whole number of bytes, such as 16Gi")}
+	}
+	return nil
 }
 
 // validateIdentifier checks the name of a capacity or an attribute.
@@ -105,36 +127,47 @@ func validateIdentifier(name string, at *field.Path) (errs field.ErrorList) {
 	return errs
 }
 
-// validate refuses what the API server would refuse: with it, the whole slice
-// would be (resource.k8s.io/v1, validateRequestPolicy).
+// validate refuses what the API server refuses (resource.k8s.io/v1,
+// validateRequestPolicy): one invalid policy would make it refuse all devices of the
+// ResourceSlice.
 func (p CapacityPolicy) validate(capacity resource.Quantity, at *field.Path) (errs field.ErrorList) {
 	if p.Default == nil {
-		return field.ErrorList{field.Required(at.Child("default"), "what does a share get that asks for none? Zero is fine")}
+		return field.ErrorList{field.Required(at.Child("default"), "what does a claim get that does not request it? Zero is valid")}
 	}
-	named := map[string]*resource.Quantity{"default": p.Default, "min": p.Min, "max": p.Max, "step": p.Step}
-	for i := range p.Values {
-		named[fmt.Sprintf("values[%d]", i)] = &p.Values[i]
-	}
-	for _, name := range slices.Sorted(maps.Keys(named)) {
-		q := named[name]
-		if q != nil && (q.Sign() < 0 || q.Cmp(capacity) > 0) {
-			errs = append(errs, field.Invalid(at.Child(name), q.String(), fmt.Sprintf("must be between 0 and the capacity, %s", capacity.String())))
-		} else if q != nil && !milli(*q) {
-			errs = append(errs, field.Invalid(at.Child(name), q.String(), "must be a whole number, or one of thousandths up to 9P"))
-		}
-	}
-	switch {
-	case len(errs) > 0:
+	if errs := p.validateAmounts(capacity, at); len(errs) > 0 {
 		return errs
-	case len(p.Values) > 0 && (p.Min != nil || p.Max != nil || p.Step != nil):
-		return field.ErrorList{field.Forbidden(at.Child("values"), "exclude min, max and step: give the ones or the others")}
+	}
+	hasRange := p.Min != nil || p.Max != nil || p.Step != nil
+	switch {
+	case len(p.Values) > 0 && hasRange:
+		return field.ErrorList{field.Forbidden(at.Child("values"), "give either values or min, max, and step")}
 	case len(p.Values) > 0:
 		return p.validateValues(at)
 	case p.Min == nil:
-		return field.ErrorList{field.Required(at.Child("min"), "give min, with max and step or without, or values")}
+		return field.ErrorList{field.Required(at.Child("min"), "give min, optionally with max and step, or values")}
 	default:
 		return p.validateRange(capacity, at)
 	}
+}
+
+// validateAmounts checks each amount of a policy for itself.
+func (p CapacityPolicy) validateAmounts(capacity resource.Quantity, at *field.Path) (errs field.ErrorList) {
+	amounts := map[string]*resource.Quantity{"default": p.Default, "min": p.Min, "max": p.Max, "step": p.Step}
+	for i := range p.Values {
+		amounts[fmt.Sprintf("values[%d]", i)] = &p.Values[i]
+	}
+	for _, name := range slices.Sorted(maps.Keys(amounts)) {
+		q := amounts[name]
+		switch {
+		case q == nil:
+		case q.Sign() < 0 || q.Cmp(capacity) > 0:
+			errs = append(errs, field.Invalid(at.Child(name), q.String(),
+				fmt.Sprintf("must be between 0 and the capacity, %s", capacity.String())))
+		case !isMilli(*q):
+			errs = append(errs, field.Invalid(at.Child(name), q.String(), "must be a whole number, or a multiple of 1m of at most 9P"))
+		}
+	}
+	return errs
 }
 
 func (p CapacityPolicy) validateValues(at *field.Path) (errs field.ErrorList) {
@@ -143,7 +176,7 @@ func (p CapacityPolicy) validateValues(at *field.Path) (errs field.ErrorList) {
 	}
 	for i := 1; i < len(p.Values); i++ {
 		if p.Values[i].Cmp(p.Values[i-1]) <= 0 {
-			errs = append(errs, field.Invalid(at.Child("values").Index(i), p.Values[i].String(), "must be more than the one before"))
+			errs = append(errs, field.Invalid(at.Child("values").Index(i), p.Values[i].String(), "must be more than the value before it"))
 		}
 	}
 	if !slices.ContainsFunc(p.Values, func(v resource.Quantity) bool { return v.Cmp(*p.Default) == 0 }) {
@@ -158,12 +191,14 @@ func (p CapacityPolicy) validateRange(capacity resource.Quantity, at *field.Path
 		case q == nil:
 		case q.Cmp(*p.Min) < 0:
 			errs = append(errs, field.Invalid(at.Child(name), q.String(), fmt.Sprintf("must not be less than min, %s", p.Min)))
-		case p.Step != nil && p.Step.Sign() > 0 && (q.MilliValue()-p.Min.MilliValue())%p.Step.MilliValue() != 0:
-			errs = append(errs, field.Invalid(at.Child(name), q.String(), fmt.Sprintf("must be min, %s, plus a multiple of step, %s", p.Min, p.Step)))
+		case !p.isOnStep(*q):
+			errs = append(errs, field.Invalid(at.Child(name), q.String(),
+				fmt.Sprintf("must be min, %s, plus a multiple of step, %s", p.Min, p.Step)))
 		}
 	}
 	if p.Max != nil && p.Default.Cmp(*p.Max) > 0 {
-		errs = append(errs, field.Invalid(at.Child("default"), p.Default.String(), fmt.Sprintf("must not be more than max, %s", p.Max)))
+		errs = append(errs, field.Invalid(at.Child("default"), p.Default.String(),
+			fmt.Sprintf("must not be more than max, %s", p.Max)))
 	}
 	if p.Step == nil {
 		return errs
@@ -171,18 +206,27 @@ func (p CapacityPolicy) validateRange(capacity resource.Quantity, at *field.Path
 	next := p.Min.DeepCopy()
 	next.Add(*p.Step)
 	if p.Step.Sign() == 0 || next.Cmp(capacity) > 0 {
-		errs = append(errs, field.Invalid(at.Child("step"), p.Step.String(), fmt.Sprintf("must be more than zero, and min plus step at most the capacity, %s", capacity.String())))
+		errs = append(errs, field.Invalid(at.Child("step"), p.Step.String(),
+			fmt.Sprintf("must be more than zero, and min plus step at most the capacity, %s", capacity.String())))
 	}
 	return errs
 }
 
-// milli tells whether a quantity can be counted in thousandths, as the
-// scheduler does where one is a fraction.
-func milli(q resource.Quantity) bool {
+// isOnStep reports whether an amount is min plus a multiple of step.
+func (p CapacityPolicy) isOnStep(q resource.Quantity) bool {
+	if p.Step == nil || p.Step.Sign() <= 0 {
+		return true
+	}
+	return (q.MilliValue()-p.Min.MilliValue())%p.Step.MilliValue() == 0
+}
+
+// isMilli reports whether a quantity is a multiple of 1m that fits an int64: the
+// scheduler computes in that unit as soon as one of the amounts is a fraction.
+func isMilli(q resource.Quantity) bool {
 	return q.Cmp(*resource.NewMilliQuantity(q.MilliValue(), q.Format)) == 0
 }
 
-// variables that a text may have about these capacities.
+// variables returns the names of the variables for these capacities in edits.
 func (c Capacities) variables() (names []string) {
 	for _, name := range slices.Sorted(maps.Keys(c.Capacity)) {
 		for _, suffix := range CapacitySuffixes {

@@ -9,8 +9,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// What the documents show as a configuration is one.
-func TestTheDocumentsConfigurations(t *testing.T) {
+// Load must accept all configurations in the documentation.
+func TestLoad_examples_in_documentation(t *testing.T) {
 	documents, err := filepath.Glob("../../../docs/user/*.md")
 	if err != nil {
 		t.Fatal(err)
@@ -26,7 +26,7 @@ func TestTheDocumentsConfigurations(t *testing.T) {
 				Config map[string]any `json:"config"`
 			}
 			if err := yaml.Unmarshal(block[1], &values); err != nil || values.Config == nil {
-				continue // a claim, or several objects
+				continue // not a configuration
 			}
 			values.Config["apiVersion"], values.Config["kind"] = APIVersion, Kind
 			config, err := yaml.Marshal(values.Config)
@@ -40,6 +40,6 @@ func TestTheDocumentsConfigurations(t *testing.T) {
 		}
 	}
 	if checked < 4 {
-		t.Errorf("only %d configurations found in %v", checked, documents)
+		t.Errorf("found only %d configurations in %v: has the format of the examples changed?", checked, documents)
 	}
 }

@@ -13,45 +13,57 @@ import (
 	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 )
 
-// Edits are what the runtime puts into containers that have a share. The
-// values of variables and all paths are texts with variables, ${name}; $$ is a
-// dollar sign.
+// Edits describes what the container runtime adds to containers with a share. All
+// values and paths can contain variables, written as ${name}; $$ stands for a dollar
+// sign. Each share has the variables share, request, device, and node; a share of a
+// PCI device also has pciBusID. For each capacity there are variables with the
+// granted amount: its name alone for the decimal number, with the suffixes .Ki, .Mi,
+// and .Gi for whole units, and with the suffix .percent for the percentage of the
+// device, each rounded down.
 type Edits struct {
-	// Environment: values by name.
+	// Environment holds values of environment variables by name. A name is a C
+	// identifier that does not start with DRA_SHARED_. Claims cannot set these
+	// variables.
 	Environment map[string]string `json:"environment,omitempty"`
-	// DeviceNodes below /dev, beside those of the device itself.
+
+	// DeviceNodes lists paths of further device nodes below /dev.
 	DeviceNodes []string `json:"deviceNodes,omitempty"`
-	// Mounts of the node's files and directories.
+
+	// Mounts lists files and directories of the node to mount.
 	Mounts []Mount `json:"mounts,omitempty"`
 }
 
-// Mount of a file or directory of the node.
+// Mount is a bind mount of a file or directory of the node.
 type Mount struct {
-	// HostPath and ContainerPath are absolute.
-	HostPath      string `json:"hostPath"`
+	// HostPath is the absolute path on the node.
+	HostPath string `json:"hostPath"`
+
+	// ContainerPath is the absolute path in the container. It must not be a path
+	// that the container runtime mounts, such as /dev or /etc/hosts.
 	ContainerPath string `json:"containerPath"`
-	// Writable: containers may write to it.
+
+	// Writable permits containers to write to the mount. The default is false.
 	Writable bool `json:"writable,omitempty"`
 }
 
-// Variables of every share.
+// Variables in edits of every share.
 const (
-	VariableShare    = "share"    // the share's name, unique on the node
-	VariableRequest  = "request"  // of the claim
-	VariableDevice   = "device"   // its name in the ResourceSlice
-	VariableNode     = "node"     // the node's name
-	VariablePCIBusID = "pciBusID" // of accelerators on PCI
+	VariableShare    = "share"    // the name of the share, unique on the node
+	VariableRequest  = "request"  // the name of the request in the claim
+	VariableDevice   = "device"   // the name of the device in the ResourceSlice
+	VariableNode     = "node"     // the name of the node
+	VariablePCIBusID = "pciBusID" // the PCI address, for accelerators on PCI only
 )
 
 var shareVariables = []string{VariableShare, VariableRequest, VariableDevice, VariableNode}
 
-// CapacitySuffixes make variables of a capacity's name: what is granted, as a
-// decimal number, in whole Ki, Mi and Gi, and in percent of the device, each
-// rounded down.
+// CapacitySuffixes lists what follows the name of a capacity in the names of its
+// variables: nothing for the granted amount as a decimal number, .Ki, .Mi, and .Gi for
+// whole units, and .percent for the percentage of the device, each rounded down.
 var CapacitySuffixes = []string{"", ".Ki", ".Mi", ".Gi", ".percent"}
 
-// Expand returns the edits with the values of variables in the place of their
-// names. A variable without a value is an error.
+// Expand returns the edits with variables replaced by their values. The error lists
+// the variables without a value.
 func (e Edits) Expand(variables map[string]string) (Edits, error) {
 	var missing []string
 	expand := func(text string) string {
@@ -66,21 +78,22 @@ func (e Edits) Expand(variables map[string]string) (Edits, error) {
 			return value
 		})
 	}
-	out := e.each(expand)
+	expanded := e.mapTexts(expand)
 	if len(missing) > 0 {
-		return Edits{}, fmt.Errorf("no value for the variables %s: a capacity that was configured after the claim was allocated, or a device that is not on PCI?", strings.Join(missing, ", "))
+		return Edits{}, fmt.Errorf("no value for the variables %s: "+
+			"was a capacity configured after the claim was allocated, or is the device not on PCI?", strings.Join(missing, ", "))
 	}
-	return out, nil
+	return expanded, nil
 }
 
-// Only returns the edits whose texts have no other variables than these.
+// Only returns the edits that use no variables other than these.
 func (e Edits) Only(variables map[string]string) (out Edits) {
-	can := func(texts ...string) bool {
+	expandable := func(texts ...string) bool {
 		_, err := Edits{DeviceNodes: texts}.Expand(variables)
 		return err == nil
 	}
 	for name, text := range e.Environment {
-		if can(text) {
+		if expandable(text) {
 			if out.Environment == nil {
 				out.Environment = map[string]string{}
 			}
@@ -88,20 +101,20 @@ func (e Edits) Only(variables map[string]string) (out Edits) {
 		}
 	}
 	for _, node := range e.DeviceNodes {
-		if can(node) {
+		if expandable(node) {
 			out.DeviceNodes = append(out.DeviceNodes, node)
 		}
 	}
 	for _, m := range e.Mounts {
-		if can(m.HostPath, m.ContainerPath) {
+		if expandable(m.HostPath, m.ContainerPath) {
 			out.Mounts = append(out.Mounts, m)
 		}
 	}
 	return out
 }
 
-// each applies f to all texts.
-func (e Edits) each(f func(string) string) (out Edits) {
+// mapTexts returns the edits with f applied to all values and paths.
+func (e Edits) mapTexts(f func(string) string) (out Edits) {
 	for _, name := range slices.Sorted(maps.Keys(e.Environment)) {
 		if out.Environment == nil {
 			out.Environment = map[string]string{}
@@ -112,70 +125,73 @@ func (e Edits) each(f func(string) string) (out Edits) {
 		out.DeviceNodes = append(out.DeviceNodes, f(node))
 	}
 	for _, m := range e.Mounts {
-		out.Mounts = append(out.Mounts, Mount{HostPath: f(m.HostPath), ContainerPath: f(m.ContainerPath), Writable: m.Writable})
+		mount := Mount{HostPath: f(m.HostPath), ContainerPath: f(m.ContainerPath), Writable: m.Writable}
+		out.Mounts = append(out.Mounts, mount)
 	}
 	return out
 }
 
-// sample is a variable's value for validation: it is fine in a path and as a
-// number.
-const sample = "1"
+// sampleValue stands for the value of every variable during validation. It is valid
+// both in a path and as a number.
+const sampleValue = "1"
 
+// validate checks the edits for shares that have the known variables.
 func (e Edits) validate(at *field.Path, known []string) (errs field.ErrorList) {
 	values := map[string]string{}
 	for _, name := range known {
-		values[name] = sample
+		values[name] = sampleValue
 	}
 	for _, name := range slices.Sorted(maps.Keys(e.Environment)) {
 		path := at.Child("environment").Key(name)
 		errs = append(errs, validateText(e.Environment[name], values, path)...)
 		errs = append(errs, params.ValidateVariable(name, "", path)...)
 	}
+	errs = append(errs, e.validateDeviceNodes(at.Child("deviceNodes"), values)...)
+	return append(errs, e.validateMounts(at.Child("mounts"), values)...)
+}
+
+func (e Edits) validateDeviceNodes(at *field.Path, values map[string]string) (errs field.ErrorList) {
 	for i, node := range e.DeviceNodes {
-		path := at.Child("deviceNodes").Index(i)
-		more := validateText(node, values, path)
-		if len(more) == 0 {
-			more = params.ValidateDeviceNode(expanded(node, values), path)
+		path := at.Index(i)
+		if textErrs := validateText(node, values, path); len(textErrs) > 0 {
+			errs = append(errs, textErrs...)
+		} else {
+			errs = append(errs, params.ValidateDeviceNode(expandText(node, values), path)...)
 		}
 		if slices.Contains(e.DeviceNodes[:i], node) {
-			more = append(more, field.Duplicate(path, node))
-		}
-		errs = append(errs, more...)
-	}
-	containerPaths := map[string]bool{}
-	for i, m := range e.Mounts {
-		at := at.Child("mounts").Index(i).Child("containerPath")
-		if containerPaths[m.ContainerPath] {
-			errs = append(errs, field.Duplicate(at, m.ContainerPath))
-		}
-		containerPaths[m.ContainerPath] = true
-		if slices.Contains(runtimePaths, m.ContainerPath) {
-			errs = append(errs, field.Forbidden(at, m.ContainerPath+" is the runtime's: mount below it, or elsewhere"))
-		}
-	}
-	for i, m := range e.Mounts {
-		for name, text := range map[string]string{"hostPath": m.HostPath, "containerPath": m.ContainerPath} {
-			path := at.Child("mounts").Index(i).Child(name)
-			more := validateText(text, values, path)
-			if len(more) == 0 {
-				more = validateMountPath(text, expanded(text, values), path)
-			}
-			errs = append(errs, more...)
+			errs = append(errs, field.Duplicate(path, node))
 		}
 	}
 	return errs
 }
 
-// runtimePaths are what a runtime mounts by itself.
+// runtimePaths are the paths that a container runtime mounts itself.
 var runtimePaths = []string{"/dev", "/proc", "/sys", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf"}
 
-func expanded(text string, values map[string]string) string {
+func (e Edits) validateMounts(at *field.Path, values map[string]string) (errs field.ErrorList) {
+	containerPaths := map[string]bool{}
+	for i, m := range e.Mounts {
+		path := at.Index(i).Child("containerPath")
+		if containerPaths[m.ContainerPath] {
+			errs = append(errs, field.Duplicate(path, m.ContainerPath))
+		}
+		containerPaths[m.ContainerPath] = true
+		if slices.Contains(runtimePaths, m.ContainerPath) {
+			errs = append(errs, field.Forbidden(path, "the container runtime mounts "+m.ContainerPath+": choose a path below it, or another"))
+		}
+		errs = append(errs, validateMountPath(m.HostPath, values, at.Index(i).Child("hostPath"))...)
+		errs = append(errs, validateMountPath(m.ContainerPath, values, path)...)
+	}
+	return errs
+}
+
+func expandText(text string, values map[string]string) string {
 	return os.Expand(text, func(name string) string { return values[name] })
 }
 
-// validateText checks that a text has only variables that there are, and each
-// in braces: a name without would take in what follows.
-func validateText(text string, known map[string]string, at *field.Path) (errs field.ErrorList) {
+// validateText checks that all variables in a text are known, and that their names
+// are in braces: without braces, the name would extend into the text that follows.
+func validateText(text string, known map[string]string, at *field.Path) field.ErrorList {
 	rest := text
 	for {
 		i := strings.IndexByte(rest, '$')
@@ -192,14 +208,19 @@ func validateText(text string, known map[string]string, at *field.Path) (errs fi
 		default:
 			name := rest[1:end]
 			if _, ok := known[name]; !ok {
-				return field.ErrorList{field.Invalid(at, text, fmt.Sprintf("has the variable %q; there are %s", name, strings.Join(slices.Sorted(maps.Keys(known)), ", ")))}
+				return field.ErrorList{field.Invalid(at, text, fmt.Sprintf("has the unknown variable %q; known variables are %s",
+					name, strings.Join(slices.Sorted(maps.Keys(known)), ", ")))}
 			}
 			rest = rest[end+1:]
 		}
 	}
 }
 
-func validateMountPath(text, expanded string, at *field.Path) field.ErrorList {
+func validateMountPath(text string, values map[string]string, at *field.Path) field.ErrorList {
+	if errs := validateText(text, values, at); len(errs) > 0 {
+		return errs
+	}
+	expanded := expandText(text, values)
 	if !path.IsAbs(expanded) || path.Clean(expanded) != expanded || expanded == "/" || strings.ContainsRune(expanded, 0) {
 		return field.ErrorList{field.Invalid(at, text, "must be an absolute path without .., such as /run/mps")}
 	}

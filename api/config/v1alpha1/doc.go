@@ -1,0 +1,9 @@
+// Package v1alpha1 contains version v1alpha1 of the API group
+// config.dra-shared.dev: DriverConfig, which the administrator of a cluster writes
+// into the ConfigMap of the driver.
+//
+// Load decodes a DriverConfig strictly, fills in defaults, and validates it.
+//
+// +kubebuilder:object:generate=true
+// +groupName=config.dra-shared.dev
+package v1alpha1

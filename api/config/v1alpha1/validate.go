@@ -1,0 +1,138 @@
+package v1alpha1
+
+import (
+	"fmt"
+	"net/netip"
+	"path"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+)
+
+const (
+	// maxShares is the number of classes on one NIC that have a number of their own.
+	maxShares = 3000
+	// minRate is the smallest rate in bits per second: the kernel counts bytes.
+	minRate = 8
+)
+
+// Validate checks a DriverConfig with defaults. Each error names the field, its
+// value, and what is expected.
+func (c *DriverConfig) Validate() (errs field.ErrorList) {
+	networks, accelerators, fabrics := nameSet{}, nameSet{}, nameSet{}
+	for i := range c.Networks {
+		at := field.NewPath("networks").Index(i)
+		errs = append(errs, networks.add(c.Networks[i].Name, at)...)
+		errs = append(errs, c.Networks[i].validate(at)...)
+	}
+	for i := range c.Accelerators {
+		at := field.NewPath("accelerators").Index(i)
+		errs = append(errs, accelerators.add(c.Accelerators[i].Name, at)...)
+		errs = append(errs, c.Accelerators[i].validate(at)...)
+	}
+	for i := range c.Fabrics {
+		at := field.NewPath("fabrics").Index(i)
+		errs = append(errs, fabrics.add(c.Fabrics[i].Name, at)...)
+		errs = append(errs, c.Fabrics[i].validate(at)...)
+	}
+	return errs
+}
+
+// nameSet holds the names of the elements of a list.
+type nameSet map[string]bool
+
+// add checks a name, and that no earlier element has it.
+func (s nameSet) add(name string, at *field.Path) (errs field.ErrorList) {
+	for _, problem := range validation.IsDNS1123Label(name) {
+		errs = append(errs, field.Invalid(at.Child("name"), name, problem))
+	}
+	if s[name] {
+		errs = append(errs, field.Duplicate(at.Child("name"), name))
+	}
+	s[name] = true
+	return errs
+}
+
+func (n *Network) validate(at *field.Path) (errs field.ErrorList) {
+	if len(n.Interfaces) == 0 {
+		errs = append(errs, field.Required(at.Child("interfaces"), "name at least one NIC or a pattern of names"))
+	}
+	for i, pattern := range n.Interfaces {
+		if _, err := path.Match(pattern, ""); err != nil || pattern == "" {
+			errs = append(errs, field.Invalid(at.Child("interfaces").Index(i), pattern,
+				"must be a name or a pattern of names, such as eth1 or ens*f0"))
+		}
+	}
+	if *n.Shares < 1 || *n.Shares > maxShares {
+		errs = append(errs, field.Invalid(at.Child("shares"), *n.Shares, fmt.Sprintf("must be between 1 and %d", maxShares)))
+	}
+	errs = append(errs, validateEnum(n.Enforcement, at.Child("enforcement"), EnforcementShape, EnforcementNone)...)
+	errs = append(errs, validateEnum(n.LinkDown, at.Child("linkDown"), TaintNone, TaintNoSchedule, TaintNoExecute)...)
+	errs = append(errs, n.Allow.validate(at.Child("allow"))...)
+	errs = append(errs, validateRate(n.Bandwidth, at.Child("bandwidth"))...)
+	errs = append(errs, validateRate(n.Reserve, at.Child("reserve"))...)
+	if n.Bandwidth != nil && n.Reserve != nil && n.Reserve.Cmp(*n.Bandwidth) >= 0 {
+		errs = append(errs, field.Invalid(at.Child("reserve"), n.Reserve.String(),
+			fmt.Sprintf("must be less than bandwidth, %s", n.Bandwidth)))
+	}
+	return append(errs, n.Policy.validate(at.Child("policy"))...)
+}
+
+func (a Allow) validate(at *field.Path) (errs field.ErrorList) {
+	for i, mode := range a.Modes {
+		errs = append(errs, validateEnum(mode, at.Child("modes").Index(i), params.ModePrivate, params.ModeBridge)...)
+	}
+	for i, burst := range a.Burst {
+		errs = append(errs, validateEnum(burst, at.Child("burst").Index(i), params.BurstGuaranteed, params.BurstLine)...)
+	}
+	for i, subnet := range a.Subnets {
+		if _, err := netip.ParsePrefix(subnet); err != nil {
+			errs = append(errs, field.Invalid(at.Child("subnets").Index(i), subnet, "must be a network, such as 10.20.0.0/16"))
+		}
+	}
+	return errs
+}
+
+// validateEnum checks that a value is one of the known values.
+func validateEnum[T ~string](value T, at *field.Path, known ...T) field.ErrorList {
+	if slices.Contains(known, value) {
+		return nil
+	}
+	return field.ErrorList{field.NotSupported(at, value, known)}
+}
+
+func (p Policy) validate(at *field.Path) (errs field.ErrorList) {
+	errs = append(errs, validateRate(p.Default, at.Child("default"))...)
+	errs = append(errs, validateRate(p.Min, at.Child("min"))...)
+	errs = append(errs, validateRate(p.Step, at.Child("step"))...)
+	if len(errs) > 0 {
+		return errs
+	}
+	if p.Default.Cmp(*p.Min) < 0 {
+		return field.ErrorList{field.Invalid(at.Child("default"), p.Default.String(),
+			fmt.Sprintf("must not be less than min, %s", p.Min))}
+	}
+	if excess := p.Default.Value() - p.Min.Value(); excess%p.Step.Value() != 0 {
+		return field.ErrorList{field.Invalid(at.Child("default"), p.Default.String(),
+			fmt.Sprintf("must be min, %s, plus a multiple of step, %s", p.Min, p.Step))}
+	}
+	return nil
+}
+
+// validateRate checks that a rate, if set, is a whole number of bits per second. It
+// refuses fractions because they result from a lowercase suffix: 100m is 0.1 bit/s,
+// where 100M is meant.
+func validateRate(q *resource.Quantity, at *field.Path) field.ErrorList {
+	if q == nil {
+		return nil
+	}
+	if value, whole := q.AsInt64(); !whole || value < minRate {
+		return field.ErrorList{field.Invalid(at, q.String(),
+			fmt.Sprintf("must be a whole number of bits per second, at least %d, such as 100M or 10G", minRate))}
+	}
+	return nil
+}

@@ -1,0 +1,33 @@
+// Package strict turns the errors of strict decoding into messages for users.
+package strict
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/runtime"
+)
+
+// Explain rewrites an error of a strict decoder. For a value of the wrong type, the
+// result names the field, the type of the value, and the expected type. For unknown
+// and duplicate fields, it lists them, followed by the valid fields, if given.
+func Explain(err error, validFields ...string) error {
+	if wrongType, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+		return fmt.Errorf("%s: got a %s, want a %s: does the value lack quotes, or have too many?",
+			wrongType.Field, wrongType.Value, wrongType.Type)
+	}
+	strict, ok := runtime.AsStrictDecodingError(err)
+	if !ok {
+		return err
+	}
+	var problems []string
+	for _, problem := range strict.Errors() {
+		problems = append(problems, problem.Error())
+	}
+	if len(validFields) > 0 {
+		problems = append(problems, "valid fields are "+strings.Join(validFields, ", "))
+	}
+	return errors.New(strings.Join(problems, "; "))
+}
