@@ -23,6 +23,8 @@ IMAGES := bin/images/dra-driver-shared.tar bin/images/nettool.tar
 ARCHES := amd64 arm64
 STATIC := CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags "-s -w"
 CRD_TYPES := ./api/scheduling/...
+# What `make generate` writes: files, and directories with their sources.
+GENERATED = netdev/classify $(wildcard api/*/zz_* api/*/*/zz_*) $(CHART)/templates/scheduling.dra-shared.dev_podgroups.yaml deployments/image/Dockerfile
 DOCKERFILE := awk -f deployments/image/dockerfile.awk deployments/image/contents.txt
 GO_FILES := $(shell find . -name '*.go' -not -name '*_test.go' -not -path './.cluster*' -o -name '*.o' -path './netdev/*') go.mod go.sum
 LINT := go run ./test/lint
@@ -119,23 +121,20 @@ lint-headers: ## reject source files without a license header [ARGS=--count]
 fix-headers: ## insert missing license headers
 	@$(LINT) headers --fix
 
-generate: prerequisites-clang bin/controller-gen ## what is made from something else: BPF objects, CRDs, the Dockerfile
+generate: prerequisites-clang bin/controller-gen ## generate BPF objects, deepcopy functions, the CRD, and the Dockerfile from their sources
 	@go generate ./netdev/...
-	bin/controller-gen object paths=$(CRD_TYPES)
+	bin/controller-gen object:headerFile=test/lint/header.go.txt paths=./api/...
 	bin/controller-gen crd paths=$(CRD_TYPES) output:crd:dir=$(CHART)/templates
 	$(DOCKERFILE) >deployments/image/Dockerfile
 
-generate-check: prerequisites-clang bin/controller-gen ## nothing has drifted from what it is made of
+generate-check: ## check that no generated file differs from what its sources generate
 	@tmp=$$(mktemp -d); trap "rm -rf $$tmp" EXIT
-	bin/controller-gen crd paths=$(CRD_TYPES) output:crd:dir=$$tmp object:headerFile= output:object:dir=$$tmp
-	for file in $$tmp/*; do
-	  cmp $$file $$(ls $(CHART)/templates/$${file##*/} api/scheduling/v1beta1/$${file##*/} 2>/dev/null) || { echo "$${file##*/} is not what the Go types say: run make generate"; exit 1; }
-	done
-	cp -r netdev/classify $$tmp/before
-	go generate ./netdev/...
-	$(DOCKERFILE) >$$tmp/Dockerfile
-	cmp $$tmp/Dockerfile deployments/image/Dockerfile || { echo "deployments/image/Dockerfile is not what contents.txt says: run make generate"; exit 1; }
-	diff -r $$tmp/before netdev/classify || { rm -rf netdev/classify; cp -r $$tmp/before netdev/classify; echo "netdev/classify: generated files are not what bpf/ says: run make generate"; exit 1; }
+	tar -cf $$tmp/before.tar $(GENERATED)
+	$(MAKE) --no-print-directory generate
+	mkdir $$tmp/before; tar -xf $$tmp/before.tar -C $$tmp/before
+	differs=
+	for path in $(GENERATED); do diff -r $$tmp/before/$$path $$path || differs="$$differs $$path"; done
+	[ -z "$$differs" ] || { rm -rf $(GENERATED); tar -xf $$tmp/before.tar; echo "generate-check: differs from its source, run make generate:$$differs"; exit 1; }
 
 chart-check: bin/helm ## lint the chart, and check that its schema rejects wrong values
 	@bin/helm lint --quiet $(CHART) --values test/env/values.yaml
