@@ -7,11 +7,13 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
+	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/dra-shared/dra-driver-shared/driver"
@@ -21,10 +23,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/shape"
 )
 
-func (e *testEnv) path(elements ...string) string {
-	return filepath.Join(append([]string{e.dir}, elements...)...)
-}
-
+// write writes a file below the node's directory and returns its path.
 func (e *testEnv) write(content string, elements ...string) string {
 	e.t.Helper()
 	path := e.path(elements...)
@@ -34,86 +33,107 @@ func (e *testEnv) write(content string, elements ...string) string {
 	return path
 }
 
-// socket leaves a socket at which nobody listens any more.
-func (e *testEnv) deadSocket(elements ...string) {
+// writeDeadSocket creates a socket on which no process listens.
+func (e *testEnv) writeDeadSocket(elements ...string) {
 	e.t.Helper()
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: e.path(elements...), Net: "unix"})
 	if err != nil {
 		e.t.Fatal(err)
 	}
 	l.SetUnlinkOnClose(false)
-	_ = l.Close()
+	if err := l.Close(); err != nil {
+		e.t.Fatal(err)
+	}
 }
 
-func TestWhatBelongsToNobodyGoesAndWhatIsNotOursStays(t *testing.T) {
+// prepareAndAttach prepares a claim and attaches it to a new pod.
+func (e *testEnv) prepareAndAttach(c *resourceapi.ResourceClaim, pod string) *sandbox {
+	e.t.Helper()
+	e.retry("prepare claim "+c.Name, func(ctx context.Context) error { return e.prepare(ctx, c) })
+	s := e.sandbox(pod)
+	e.retry("attach claim "+c.Name+" to pod "+pod, func(ctx context.Context) error {
+		return s.hook(ctx, e.dir, c, time.Second)
+	})
+	return s
+}
+
+func TestGC_removesOrphansAndKeepsForeignObjects(t *testing.T) {
 	e := newTestEnv(t)
 	e.start(nil)
 	c := e.claim("c")
-	e.surviving(func(ctx context.Context) error { return e.prepare(ctx, c) })
-	pod := e.sandbox("p")
-	e.surviving(func(ctx context.Context) error { return pod.hook(ctx, e.dir, c, time.Second) })
-	link, err := pod.link()
-	if err != nil {
-		t.Fatal(err)
-	}
+	pod := e.prepareAndAttach(c, "p")
+	link := pod.mustLink(t)
 
-	// Ours, and nobody's.
-	e.write("{}", "cdi", "dra-shared.dev-share_00000000-0000-0000-0000-000000000000.json")
-	e.write("half", "cdi", "dra-shared.dev-share_1.json.writing")
-	e.write("half", "plugin", "claims", "x.json.writing")
-	e.write("half", "run", "attached", "x.json.writing")
-	e.write("old", "hook", "dra-shared-hook-0123456789abcdef")
-	e.deadSocket("run", "attach.d", "gone.sock")
-	e.deadSocket("registry", "dra-shared.dev-gone-reg.sock")
-	e.deadSocket("plugin", "dra-gone.sock")
-	e.orphansInKernel()
-	// Somebody else's.
-	theirs := []string{
+	orphans := []string{
+		e.write("{}", "cdi", "dra-shared.dev-share_00000000-0000-0000-0000-000000000000.json"),
+		e.write("half", "cdi", "dra-shared.dev-share_1.json.writing"),
+		e.write("half", "plugin", "claims", "x.json.writing"),
+		e.write("half", "run", "attached", "x.json.writing"),
+		e.write("old", "hook", "dra-shared-hook-0123456789abcdef"),
+	}
+	for _, socket := range []string{
+		"run/attach.d/gone.sock", "registry/dra-shared.dev-gone-reg.sock", "plugin/dra-gone.sock",
+	} {
+		e.writeDeadSocket(socket)
+		orphans = append(orphans, e.path(socket))
+	}
+	e.createKernelOrphans()
+	foreign := []string{
 		e.write("{}", "cdi", "other.example-share_1.json"), e.write("x", "cdi", "dra-shared.dev.json"),
 		e.write("x", "hook", "another"), e.write("x", "registry", "other.example-reg.sock"),
 	}
-	other := netlink.NewLinkAttrs()
-	other.Name = "ifb-other"
-	if err := netlink.LinkAdd(&netlink.Ifb{LinkAttrs: other}); err != nil {
+	attributes := netlink.NewLinkAttrs()
+	attributes.Name = "ifb-other"
+	if err := netlink.LinkAdd(&netlink.Ifb{LinkAttrs: attributes}); err != nil {
 		t.Fatal(err)
 	}
 
-	e.eventually(func() error {
-		for _, pattern := range []string{"cdi/dra-shared.dev-share_[01]*", "*/*.writing", "*/*/*.writing", "hook/dra-shared-hook-0123*", "*/*gone*", "*/*/*gone*"} {
-			left, err := filepath.Glob(e.path(pattern))
-			if err != nil || len(left) > 0 && !strings.Contains(left[0], string(c.UID)) {
-				return fmt.Errorf("left: %v, %w", left, err)
+	e.eventually("the plugin has removed all orphans", func() error {
+		for _, path := range orphans {
+			if err := checkRemoved(path); err != nil {
+				return err
 			}
 		}
-		if _, err := net.InterfaceByName("ifb-nobody"); err == nil {
-			return fmt.Errorf("ifb-nobody is left")
+		exists, err := linkExists("ifb-nobody")
+		if err == nil && exists {
+			err = errors.New("IFB device ifb-nobody exists")
 		}
-		return e.classified([]*sandbox{pod})
+		return errors.Join(err, e.enforced(pod))
 	})
-	for _, path := range theirs {
+	for _, path := range foreign {
 		if _, err := os.Stat(path); err != nil {
-			t.Errorf("somebody else's: %v", err)
+			t.Errorf("the plugin removed a file of another program: %v", err)
 		}
 	}
-	if _, err := net.InterfaceByName("ifb-other"); err != nil {
-		t.Errorf("somebody else's ifb-other: %v", err)
+	if exists, err := linkExists("ifb-other"); err != nil || !exists {
+		t.Errorf("the plugin removed IFB device ifb-other of another program: %v", err)
 	}
 	if now, err := pod.link(); err != nil || now != link {
-		t.Errorf("the pod had link %d and has %d: %v", link, now, err)
+		t.Errorf("link of the running pod: got index %d and error %v, want %d", now, err, link)
 	}
 	log, err := os.ReadFile(e.path("log"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, what := range []string{"CDI spec of claim 00000000", "hook-0123456789abcdef", "class cf0 of NIC nic0", "classification of 02:00:00:00:00:99", "IFB device ifb-nobody", "attach.d/gone.sock"} {
-		if !strings.Contains(string(log), what) {
-			t.Errorf("the log does not say that %s was removed", what)
+	for _, orphan := range []string{
+		"CDI spec of claim 00000000", "hook-0123456789abcdef", "class cf0 of NIC nic0",
+		"classification of 02:00:00:00:00:99", "IFB device ifb-nobody", "attach.d/gone.sock",
+	} {
+		if !strings.Contains(string(log), orphan) {
+			t.Errorf("the plugin's log does not name the removed %s", orphan)
 		}
 	}
 }
 
-// orphansInKernel are a class, an entry of the classifier, an IFB device.
-func (e *testEnv) orphansInKernel() {
+// linkExists reports whether a network interface of the node exists.
+func linkExists(name string) (bool, error) {
+	links, err := net.Interfaces()
+	return slices.ContainsFunc(links, func(l net.Interface) bool { return l.Name == name }), err
+}
+
+// createKernelOrphans creates a class, a classifier entry, and an IFB device
+// that no claim uses.
+func (e *testEnv) createKernelOrphans() {
 	e.t.Helper()
 	nic := nstest.FindNIC(e.t, "nic0").Index
 	ifb, err := net.InterfaceByName(shape.IFBName("nic0"))
@@ -134,12 +154,14 @@ func (e *testEnv) orphansInKernel() {
 		e.t.Fatal(err)
 	}
 	defer classifier.Close()
-	if err := classifier.AddMember(classify.Member{Parent: nic, Cookie: 99, MAC: net.HardwareAddr{2, 0, 0, 0, 0, 0x99}}, 0xd5acf0); err != nil {
+	member := classify.Member{Parent: nic, Cookie: 99, MAC: net.HardwareAddr{2, 0, 0, 0, 0, 0x99}}
+	if err := classifier.AddMember(member, 0xd5acf0); err != nil {
 		e.t.Fatal(err)
 	}
-	gone := netlink.NewLinkAttrs()
-	gone.Name = "nobody"
-	if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: gone}); err != nil {
+	// The IFB device outlives the NIC that it was created for.
+	attributes := netlink.NewLinkAttrs()
+	attributes.Name = "nobody"
+	if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attributes}); err != nil {
 		e.t.Fatal(err)
 	}
 	link, err := netlink.LinkByName("nobody")
@@ -149,190 +171,226 @@ func (e *testEnv) orphansInKernel() {
 	if _, err := shaper.Setup("nobody", link.Attrs().Index, shape.NICRates{Line: 1e9}, true); err != nil {
 		e.t.Fatal(err)
 	}
+	if exists, err := linkExists("ifb-nobody"); err != nil || !exists {
+		e.t.Fatalf("IFB device ifb-nobody was not created: %v", err)
+	}
 	if err := netlink.LinkDel(link); err != nil {
 		e.t.Fatal(err)
 	}
 }
 
-// The kubelet has lost its state: nobody will ever unprepare.
-func TestAClaimThatIsGoneIsUnpreparedOnceNoPodHasIt(t *testing.T) {
+// A kubelet that has lost its state never unprepares the claims of before.
+func TestGC_unpreparesDeletedClaimWithoutPods(t *testing.T) {
 	e := newTestEnv(t)
 	e.start(nil)
 	gone, running, reallocated := e.claim("gone"), e.claim("running"), e.claim("reallocated")
-	e.surviving(func(ctx context.Context) error { return e.prepare(ctx, gone, running, reallocated) })
-	pod := e.sandbox("p")
-	e.surviving(func(ctx context.Context) error { return pod.hook(ctx, e.dir, running, time.Second) })
-	api := e.api.Client.ResourceV1().ResourceClaims(namespace)
-	for _, name := range []string{"gone", "running"} { // both by force
-		if err := api.Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	e.claim("gone") // and one of that name is made anew
+	e.retry("prepare three claims", func(ctx context.Context) error { return e.prepare(ctx, gone, running, reallocated) })
+	pod := e.prepareAndAttach(running, "p")
+	e.deleteClaim("gone")
+	e.deleteClaim("running") // by force: its pod runs
+	e.claim("gone")          // another claim of the same name
 	reallocated.Status.Allocation = nil
-	if _, err := api.UpdateStatus(t.Context(), reallocated, metav1.UpdateOptions{}); err != nil {
+	claims := e.api.Client.ResourceV1().ResourceClaims(namespace)
+	if _, err := claims.UpdateStatus(t.Context(), reallocated, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	records := func() (names []string) {
+	e.eventually("only the claim of the running pod has a claim record", func() error {
 		paths, err := filepath.Glob(e.path("plugin/claims/*.json"))
 		if err != nil {
-			t.Fatal(err)
+			return err
 		}
-		return paths
-	}
-	e.eventually(func() error {
-		if r := records(); len(r) != 1 || !strings.Contains(r[0], string(running.UID)) {
-			return fmt.Errorf("records: %v, want that of %s alone", r, running.UID)
+		if len(paths) != 1 || !strings.Contains(paths[0], string(running.UID)) {
+			return fmt.Errorf("claim records %v, want that of claim %s only", paths, running.UID)
 		}
 		return nil
 	})
-	if link, err := pod.link(); err != nil || link == 0 {
-		t.Errorf("the pod that runs has lost its link: %v", err)
-	}
+	pod.mustLink(t)
 	pod.end()
-	e.eventually(e.nothingLeft)
+	e.eventually("the node has no state of claims", e.nothingLeft)
 }
 
-// What was in the kernel before a boot is not there after it; what was on disk is.
-func TestAfterARebootNothingOfBeforeIsTrusted(t *testing.T) {
+// After a boot the files on disk describe kernel state that no longer exists.
+func TestPlugin_discardsStateOfPreviousBoot(t *testing.T) {
 	e := newTestEnv(t)
 	boot := e.write("first boot", "boot")
-	of := func(c *pluginConfig) { c.BootIDFile = boot }
-	e.start(of)
-	stays, gone := e.claim("stays"), e.claim("gone")
-	e.surviving(func(ctx context.Context) error { return e.prepare(ctx, stays, gone) })
-	before := e.sandbox("before")
-	e.surviving(func(ctx context.Context) error { return before.hook(ctx, e.dir, stays, time.Second) })
-	e.eventually(func() error { return e.reported(t.Context(), stays, driver.ReasonAttached) })
+	withBootID := func(c *pluginConfig) { c.BootIDFile = boot }
+	e.start(withBootID)
+	kept, gone := e.claim("stays"), e.claim("gone")
+	e.retry("prepare claim gone", func(ctx context.Context) error { return e.prepare(ctx, gone) })
+	before := e.prepareAndAttach(kept, "before")
+	e.awaitReason(kept, driver.ReasonAttached)
 
 	e.kill()
 	before.end()
-	e.asNew()
-	specs, err := filepath.Glob(e.path("cdi/*")) // on a tmpfs
-	if err != nil || len(specs) != 4 {
-		t.Fatal(specs, err)
+	e.resetNode()
+	e.removeCDISpecs(4) // they are on a tmpfs: two for each claim
+	e.deleteClaim("gone")
+	e.write("second boot", "boot")
+	e.start(withBootID)
+	if err := e.attachedPods(0); err != nil {
+		t.Errorf("attachment records of the previous boot: %v", err)
+	}
+	e.retry("prepare the claim again", func(ctx context.Context) error { return e.prepare(ctx, kept) })
+	e.checkCDISpecs()
+	raw, err := os.ReadFile(e.path("plugin/claims", string(kept.UID)+".json"))
+	if err != nil || !strings.Contains(string(raw), "second boot") {
+		t.Errorf("claim record after the boot: got %s and error %v, want boot ID %q", raw, err, "second boot")
+	}
+	after := e.prepareAndAttach(kept, "after")
+	e.eventually("one claim is prepared and enforced", func() error {
+		paths, err := filepath.Glob(e.path("plugin/claims/*.json"))
+		if err == nil && len(paths) != 1 {
+			err = fmt.Errorf("claim records %v, want one", paths)
+		}
+		return errors.Join(err, e.enforced(after))
+	})
+	e.retry("unprepare the claim", func(ctx context.Context) error { return e.unprepare(ctx, kept) })
+	after.end()
+	e.eventually("the node has no state of claims", e.nothingLeft)
+}
+
+// removeCDISpecs removes all CDI specs, of which there must be want.
+func (e *testEnv) removeCDISpecs(want int) {
+	e.t.Helper()
+	specs, err := filepath.Glob(e.path("cdi/*"))
+	if err != nil || len(specs) != want {
+		e.t.Fatalf("got CDI specs %v and error %v, want %d specs", specs, err, want)
 	}
 	for _, s := range specs {
 		if err := os.Remove(s); err != nil {
-			t.Fatal(err)
+			e.t.Fatal(err)
 		}
 	}
-	if err := e.api.Client.ResourceV1().ResourceClaims(namespace).Delete(t.Context(), "gone", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	e.write("second boot", "boot")
-	e.start(of)
-	if err := e.attachedPods(0); err != nil {
-		t.Errorf("attach records of another boot: %v", err)
-	}
-	e.surviving(func(ctx context.Context) error { return e.prepare(ctx, stays) })
-	if specs, err := filepath.Glob(e.path("cdi/*")); err != nil || len(specs) != 2 { // its own, and its metadata's
-		t.Errorf("CDI specs after prepare: %v, %v", specs, err)
-	}
-	raw, err := os.ReadFile(e.path("plugin/claims", string(stays.UID)+".json"))
-	if err != nil || !strings.Contains(string(raw), "second boot") {
-		t.Errorf("the record is %s, %v", raw, err)
-	}
-	after := e.sandbox("after")
-	e.surviving(func(ctx context.Context) error { return after.hook(ctx, e.dir, stays, time.Second) })
-	e.eventually(func() error {
-		if paths, err := filepath.Glob(e.path("plugin/claims/*.json")); err != nil || len(paths) != 1 {
-			return fmt.Errorf("records %v, %w", paths, err)
-		}
-		return e.classified([]*sandbox{after})
-	})
-	e.surviving(func(ctx context.Context) error { return e.unprepare(ctx, stays) })
-	after.end()
-	e.eventually(e.nothingLeft)
 }
 
-// Whatever somebody takes away while a pod runs, its containers can start again.
-func TestWhatARunningPodNeedsIsKeptOrMadeAgain(t *testing.T) {
-	for name, harm := range map[string]func(*testEnv, string){
-		"its claim's record is lost":       func(e *testEnv, uid string) { e.remove("plugin/claims", uid+".json") },
-		"its claim's record is corrupt":    func(e *testEnv, uid string) { e.write("garbage", "plugin", "claims", uid+".json") },
-		"its attach record is corrupt":     func(e *testEnv, uid string) { e.corrupt("run/attached", uid+"_*") },
-		"its attach record is lost":        func(e *testEnv, uid string) { e.remove("run/attached", uid+"_*") },
-		"its metadata is lost":             func(e *testEnv, _ string) { e.remove("plugin/dra-device-metadata/default_c/nic", "metadata.json") },
-		"its CDI spec is lost":             func(e *testEnv, uid string) { e.remove("cdi", "*"+uid+"*") },
-		"a stray file is among the others": func(e *testEnv, _ string) { e.write("x", "run", "attached", "0_1-aa.json") },
+// checkCDISpecs checks that the CDI specs are those of one claim: its own and
+// its metadata's.
+func (e *testEnv) checkCDISpecs() {
+	e.t.Helper()
+	if specs, err := filepath.Glob(e.path("cdi/*")); err != nil || len(specs) != 2 {
+		e.t.Errorf("got CDI specs %v and error %v, want two", specs, err)
+	}
+}
+
+// Containers of a running pod can start again after the loss or corruption of
+// any file of its claim.
+func TestPlugin_restoresFilesOfRunningPod(t *testing.T) {
+	for name, damage := range map[string]func(e *testEnv, uid string){
+		"the claim record is lost":           func(e *testEnv, uid string) { e.remove("plugin/claims", uid+".json") },
+		"the claim record is corrupt":        func(e *testEnv, uid string) { e.corrupt("plugin/claims", uid+".json") },
+		"the attachment record is corrupt":   func(e *testEnv, uid string) { e.corrupt("run/attached", uid+"_*") },
+		"the attachment record is lost":      func(e *testEnv, uid string) { e.remove("run/attached", uid+"_*") },
+		"the metadata is lost":               func(e *testEnv, _ string) { e.remove(metadataDir, "*.json") },
+		"the CDI specs are lost":             func(e *testEnv, uid string) { e.remove("cdi", "*"+uid+"*") },
+		"a foreign file is with the records": func(e *testEnv, _ string) { e.write("x", "run", "attached", "0_1-aa.json") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := newTestEnv(t)
 			e.start(nil)
 			c := e.claim("c")
-			e.must("prepare", e.prepare(t.Context(), c))
-			pod := e.sandbox("p")
-			e.must("attach", pod.hook(t.Context(), e.dir, c, time.Second))
-			e.eventually(func() error { return e.reported(t.Context(), c, driver.ReasonAttached) })
-			harm(e, string(c.UID))
+			pod := e.prepareAndAttach(c, "p")
+			e.awaitReason(c, driver.ReasonAttached)
+			damage(e, string(c.UID))
 			e.kill()
 			e.start(nil)
-			e.orphan()                                                                       // once it is gone, the collector has looked at everything twice
-			if specs, err := filepath.Glob(e.path("cdi/*")); err != nil || len(specs) != 2 { // its own, and its metadata's
-				t.Errorf("CDI specs: %v, %v", specs, err)
-			}
-			e.must("classes", e.classified([]*sandbox{pod}))
-			e.must("prepare again", e.prepare(t.Context(), c))
-			e.must("a container that starts again", pod.hook(t.Context(), e.dir, c, time.Second))
-			if link, err := pod.link(); err != nil || link == 0 {
-				t.Errorf("link %d, %v", link, err)
-			}
-			e.must("unprepare", e.unprepare(t.Context(), c))
+			e.awaitCollection()
+			e.checkCDISpecs()
+			e.must("check enforcement", e.enforced(pod))
+			e.must("prepare the claim again", e.prepare(t.Context(), c))
+			e.must("start another container of the pod", pod.hook(t.Context(), e.dir, c, time.Second))
+			pod.mustLink(t)
+			e.must("unprepare the claim", e.unprepare(t.Context(), c))
 			pod.end()
-			e.remove("plugin/claims", "*.unreadable") // kept for whoever wants to know
-			e.eventually(e.nothingLeft)
+			for _, path := range e.glob("plugin/claims", "*.unreadable") { // kept for inspection
+				if err := os.Remove(path); err != nil {
+					t.Error(err)
+				}
+			}
+			e.eventually("the node has no state of claims", e.nothingLeft)
 		})
 	}
 }
 
-func (e *testEnv) each(dir, pattern string, do func(path string) error) {
+// metadataDir has the metadata of request nic of claim default/c.
+const metadataDir = "plugin/dra-device-metadata/default_c/nic"
+
+func (e *testEnv) glob(dir, pattern string) []string {
 	e.t.Helper()
 	paths, err := filepath.Glob(e.path(dir, pattern))
-	for _, path := range paths {
-		err = errors.Join(err, do(path))
-	}
 	if err != nil {
 		e.t.Fatal(err)
 	}
+	return paths
 }
 
-func (e *testEnv) remove(dir, pattern string) { e.each(dir, pattern, os.Remove) }
+// mustGlob returns the files that match the pattern, of which there must be at
+// least one.
+func (e *testEnv) mustGlob(dir, pattern string) []string {
+	e.t.Helper()
+	paths := e.glob(dir, pattern)
+	if len(paths) == 0 {
+		e.t.Fatalf("no file in %s matches %s: has its name changed?", dir, pattern)
+	}
+	return paths
+}
 
+// remove removes the files that match the pattern.
+func (e *testEnv) remove(dir, pattern string) {
+	e.t.Helper()
+	for _, path := range e.mustGlob(dir, pattern) {
+		if err := os.Remove(path); err != nil {
+			e.t.Fatal(err)
+		}
+	}
+}
+
+// corrupt overwrites the files that match the pattern.
 func (e *testEnv) corrupt(dir, pattern string) {
-	e.each(dir, pattern, func(path string) error { return os.WriteFile(path, []byte("garbage"), 0o600) })
+	e.t.Helper()
+	for _, path := range e.mustGlob(dir, pattern) {
+		if err := os.WriteFile(path, []byte("garbage"), 0o600); err != nil {
+			e.t.Fatal(err)
+		}
+	}
 }
 
-// orphan leaves something that is nobody's, and waits until it is gone.
-func (e *testEnv) orphan() {
+// awaitCollection writes an orphan and waits until the plugin has removed it: the
+// collector has then visited everything twice.
+func (e *testEnv) awaitCollection() {
 	e.t.Helper()
 	path := e.write("{}", "cdi", "dra-shared.dev-share_orphan.json")
-	e.eventually(func() error {
-		if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
-			return fmt.Errorf("%s is still there: %w", path, err)
-		}
-		return nil
-	})
+	e.eventually("the plugin has removed an orphan", func() error { return checkRemoved(path) })
 }
 
-// A slip in the configuration must not lift the limits of pods that run.
-func TestANICThatIsTakenOutOfTheConfigurationKeepsItsLimitsWhileItHasShares(t *testing.T) {
+// checkRemoved returns an error unless the file does not exist.
+func checkRemoved(path string) error {
+	_, err := os.Lstat(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err == nil {
+		err = fmt.Errorf("%s exists", path)
+	}
+	return err
+}
+
+// A mistake in the configuration must not lift the limits of running pods.
+func TestPlugin_keepsEnforcementOnUnconfiguredNIC(t *testing.T) {
 	e := newTestEnv(t)
 	e.start(nil)
 	c := e.claim("c")
-	e.must("prepare", e.prepare(t.Context(), c))
-	pod := e.sandbox("p")
-	e.must("attach", pod.hook(t.Context(), e.dir, c, time.Second))
+	pod := e.prepareAndAttach(c, "p")
 	e.kill()
 	e.start(func(config *pluginConfig) { config.Interfaces = "another" })
-	e.orphan()
-	e.must("classes", e.classified([]*sandbox{pod}))
-	e.eventually(func() error { return e.reported(t.Context(), c, "DeviceGone") })
-	e.must("unprepare", e.unprepare(t.Context(), c))
-	e.eventually(func() error {
+	e.awaitCollection()
+	e.must("check enforcement", e.enforced(pod))
+	e.awaitReason(c, "DeviceGone")
+	e.must("unprepare the claim", e.unprepare(t.Context(), c))
+	e.eventually("the NIC without shares has neither queues nor an IFB device", func() error {
 		owned, err := shape.Owned(nstest.FindNIC(t, "nic0").Index)
-		if _, ifbErr := net.InterfaceByName(shape.IFBName("nic0")); owned || ifbErr == nil {
-			err = errors.Join(err, errors.New("the NIC was not given back once it had no shares"))
+		exists, linkErr := linkExists(shape.IFBName("nic0"))
+		if err = errors.Join(err, linkErr); err == nil && (owned || exists) {
+			err = fmt.Errorf("nic0 has queues of the driver: %t, an IFB device: %t", owned, exists)
 		}
 		return err
 	})

@@ -8,7 +8,6 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"os"
-	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -20,7 +19,6 @@ import (
 	"github.com/go-logr/logr"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/klog/v2"
 
@@ -29,58 +27,70 @@ import (
 
 const (
 	loadShares   = 500
-	loadParallel = 32
-	loadDefault  = 60 * time.Second
-	// One step, and one request to the API server, in so many fails.
-	stepFaults    = 200
-	requestFaults = 30
+	loadWorkers  = 32
+	loadDuration = 60 * time.Second
+	minSamples   = 12
+	// One of operationFaults operations and one of requestFaults API requests fails.
+	operationFaults = 200
+	requestFaults   = 30
 )
 
-// 500 pods with a share each come and go, 32 at once, while one step in 200
-// fails and the API server refuses one request in 30. LOAD_FOR=10m makes it
-// longer; LOAD_REPORT=FILE writes down what was measured.
-func TestManyAtOnceWithFaults(t *testing.T) {
-	duration := loadDefault
-	if d, err := time.ParseDuration(os.Getenv("LOAD_FOR")); err == nil {
-		duration = d
+// Pods come and go while 500 of them run, each with a share, and 32 calls run at
+// a time. One operation in 200 fails, and the API server refuses one request in
+// 30. No pod may lose its link, and the plugin's resources must not grow.
+//
+// LOAD_FOR=10m sets another duration. LOAD_REPORT=FILE writes the measurements
+// to a file.
+func TestLoad_manyPodsWithFaults(t *testing.T) {
+	duration := loadDuration
+	if value := os.Getenv("LOAD_FOR"); value != "" {
+		var err error
+		if duration, err = time.ParseDuration(value); err != nil {
+			t.Fatalf("environment variable LOAD_FOR: %v", err)
+		}
 	}
 	e := newTestEnv(t)
-	l := &load{testEnv: e, ended: make(chan struct{}), operations: map[string][]time.Duration{}}
+	l := &load{testEnv: e, stop: make(chan struct{}), durations: map[string][]time.Duration{}}
 	l.startInProcess()
-	deadline := time.After(duration)
 	var workers sync.WaitGroup
-	for range loadParallel {
-		workers.Go(l.work)
+	for range loadWorkers {
+		workers.Go(l.replacePods)
 	}
-	samples := l.sample(deadline)
-	close(l.ended)
+	samples := l.sample(time.After(duration))
+	close(l.stop)
 	workers.Wait()
 
-	l.calm.Store(true)
+	l.noFaults.Store(true)
 	e.api.Refuse(nil)
-	for _, p := range l.live {
-		if err := l.remove(p); err != nil {
+	for _, p := range l.running {
+		if err := l.removePod(p); err != nil {
 			t.Error(err)
 		}
 	}
 	if len(l.lost) > 0 {
-		t.Errorf("%d pods lost their link, the first: %s", len(l.lost), l.lost[0])
+		t.Errorf("%d pods lost their links; the first: %s", len(l.lost), l.lost[0])
 	}
-	e.eventually(e.nothingLeft)
+	if l.operationFaults.Load() == 0 || l.requestFaults.Load() == 0 {
+		t.Errorf("%d operations and %d API requests failed, want some of each: is the injector in use?",
+			l.operationFaults.Load(), l.requestFaults.Load())
+	}
+	e.eventually("the node has no state of claims", e.nothingLeft)
+	l.checkSamples(samples)
 	l.report(duration, samples)
 }
 
 type load struct {
 	*testEnv
-	ended chan struct{}
-	calm  atomic.Bool // no more faults
-	next  atomic.Int64
+	stop     chan struct{}
+	noFaults atomic.Bool
+	created  atomic.Int64 // pods
 
-	mu         sync.Mutex
-	live       []*loadPod // oldest first
-	lost       []string
-	operations map[string][]time.Duration
-	faults     atomic.Int64
+	operationFaults, requestFaults atomic.Int64
+
+	mu        sync.Mutex
+	running   []*loadPod // oldest first
+	lost      []string
+	durations map[string][]time.Duration // of successful calls
 }
 
 type loadPod struct {
@@ -89,12 +99,12 @@ type loadPod struct {
 	link    int
 }
 
-// startInProcess starts a plugin in the test's process, whose goroutines and
-// memory are to be counted.
+// startInProcess starts a plugin in the test's own process, so that the test can
+// measure its goroutines, memory, and files.
 func (l *load) startInProcess() {
 	l.t.Helper()
 	l.config = pluginConfig{Dir: l.dir, BPFFS: l.bpffs, URL: l.api.URL, Instance: "load"}
-	p, err := newPlugin(l.config, l.faulty())
+	p, err := newPlugin(l.config, l.operationFault)
 	if err != nil {
 		l.t.Fatal(err)
 	}
@@ -102,92 +112,103 @@ func (l *load) startInProcess() {
 	wait, err := p.Start(ctx)
 	if err != nil {
 		cancel()
-		l.t.Fatal(err)
+		l.t.Fatalf("start the plugin: %v", err)
 	}
 	l.t.Cleanup(func() {
 		cancel()
 		if err := errors.Join(wait(), p.node.Close()); err != nil {
-			l.t.Error(err)
+			l.t.Errorf("stop the plugin: %v", err)
 		}
 	})
-	l.api.Refuse(l.refuse)
+	l.api.Refuse(l.requestFault)
 }
 
 var errInjected = errors.New("injected")
 
-// faulty makes steps fail, before or after they are done. Not those of the
-// start: without a NIC there is nothing to load.
-func (l *load) faulty() failpoint.Injector {
-	return func(_ string, do func() error) error {
-		if l.calm.Load() || l.next.Load() == 0 || rand.N(stepFaults) > 0 {
-			return do()
-		}
-		l.faults.Add(1)
-		if rand.N(2) == 0 {
-			return errInjected
-		}
-		return errors.Join(do(), errInjected)
+var _ failpoint.Injector = (*load)(nil).operationFault
+
+// operationFault makes operations fail, with or without their effect. It spares
+// those of the plugin's start, which ends without a NIC.
+func (l *load) operationFault(_ string, operation func() error) error {
+	if l.noFaults.Load() || l.created.Load() == 0 || rand.N(operationFaults) > 0 {
+		return operation()
 	}
+	l.operationFaults.Add(1)
+	if rand.N(2) == 0 {
+		return errInjected
+	}
+	return errors.Join(operation(), errInjected)
 }
 
-func (l *load) refuse(r *http.Request) error {
-	if r.Method == http.MethodGet && strings.Contains(r.URL.Path, "resourceslices") || rand.N(requestFaults) > 0 {
+// requestFault returns the error with which the API server answers a request.
+func (l *load) requestFault(r *http.Request) error {
+	isSliceRead := r.Method == http.MethodGet && strings.Contains(r.URL.Path, "resourceslices")
+	if isSliceRead || rand.N(requestFaults) > 0 {
 		return nil
 	}
-	l.faults.Add(1)
+	l.requestFaults.Add(1)
 	claims := schema.GroupResource{Group: "resource.k8s.io", Resource: "resourceclaims"}
-	return []error{
-		errInjected, // the connection breaks
+	faults := []error{
+		errInjected, // breaks the connection
 		apierrors.NewConflict(claims, "c", errInjected), apierrors.NewForbidden(claims, "c", errInjected),
 		apierrors.NewInternalError(errInjected), apierrors.NewServiceUnavailable("injected"),
-	}[rand.N(5)]
+	}
+	return faults[rand.N(len(faults))]
 }
 
-// work brings pods until so many live, then replaces the oldest.
-func (l *load) work() {
+// replacePods creates pods until loadShares of them run, and then replaces the
+// oldest pod again and again.
+func (l *load) replacePods() {
 	for {
 		select {
-		case <-l.ended:
+		case <-l.stop:
 			return
 		default:
 		}
-		l.mu.Lock()
-		var oldest *loadPod
-		if len(l.live) >= loadShares {
-			oldest, l.live = l.live[0], l.live[1:]
-		}
-		l.mu.Unlock()
-		if oldest != nil {
-			if err := l.remove(oldest); err != nil {
+		if oldest := l.takeOldest(); oldest != nil {
+			if err := l.removePod(oldest); err != nil {
 				l.t.Error(err)
 				return
 			}
 		}
-		p, err := l.add()
+		p, err := l.createPod()
 		if err != nil {
 			l.t.Error(err)
 			return
 		}
 		l.mu.Lock()
-		l.live = append(l.live, p)
+		l.running = append(l.running, p)
 		l.mu.Unlock()
 	}
 }
 
-func (l *load) add() (*loadPod, error) {
-	name := fmt.Sprintf("load-%d", l.next.Add(1))
+// takeOldest returns the oldest pod, or nil if fewer than loadShares pods run.
+func (l *load) takeOldest() (oldest *loadPod) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.running) >= loadShares {
+		oldest, l.running = l.running[0], l.running[1:]
+	}
+	return oldest
+}
+
+// createPod creates a pod with a claim and attaches the claim.
+func (l *load) createPod() (*loadPod, error) {
+	name := fmt.Sprintf("load-%d", l.created.Add(1))
 	p := &loadPod{claim: newClaim(name)}
 	if err := l.api.Client.Tracker().Add(p.claim); err != nil {
 		return nil, err
 	}
 	var err error
-	if p.sandbox, err = newSandbox(filepath.Join(l.dir, "bundle-"+name), name); err != nil {
+	if p.sandbox, err = newSandbox(l.path("bundle-"+name), name); err != nil {
 		return nil, err
 	}
-	if err := l.retry("prepare", func(ctx context.Context) error { return l.prepare(ctx, p.claim) }); err != nil {
+	err = l.retryTimed("prepare", func(ctx context.Context) error { return l.prepare(ctx, p.claim) })
+	if err != nil {
 		return nil, err
 	}
-	if err := l.retry("attach", func(ctx context.Context) error { return p.sandbox.hook(ctx, l.dir, p.claim, patience) }); err != nil {
+	err = l.retryTimed("attach", func(ctx context.Context) error { return p.sandbox.hook(ctx, l.dir, p.claim, timeout) })
+	if err != nil {
 		return nil, err
 	}
 	p.link, err = p.sandbox.link()
@@ -197,91 +218,122 @@ func (l *load) add() (*loadPod, error) {
 	return p, err
 }
 
-func (l *load) remove(p *loadPod) error {
+// removePod checks the pod's link and removes the pod and its claim.
+func (l *load) removePod(p *loadPod) error {
 	if now, err := p.sandbox.link(); err != nil || now != p.link {
+		lost := fmt.Sprintf("pod %s: got link index %d and error %v, want %d", p.sandbox.name, now, err, p.link)
 		l.mu.Lock()
-		l.lost = append(l.lost, fmt.Sprintf("%s had link %d and has %d, %v", p.sandbox.name, p.link, now, err))
+		l.lost = append(l.lost, lost)
 		l.mu.Unlock()
 	}
-	if rand.N(2) == 0 { // the sandbox may go before its claim is unprepared, or after
+	if rand.N(2) == 0 { // a sandbox may end before or after its claim is unprepared
 		p.sandbox.end()
 	}
 	defer p.sandbox.end()
-	if err := l.retry("unprepare", func(ctx context.Context) error { return l.unprepare(ctx, p.claim) }); err != nil {
+	err := l.retryTimed("unprepare", func(ctx context.Context) error { return l.unprepare(ctx, p.claim) })
+	if err != nil {
 		return err
 	}
-	return l.api.Client.Tracker().Delete(resourceapi.SchemeGroupVersion.WithResource("resourceclaims"), namespace, p.claim.Name)
+	claims := resourceapi.SchemeGroupVersion.WithResource("resourceclaims")
+	return l.api.Client.Tracker().Delete(claims, namespace, p.claim.Name)
 }
 
-// retry repeats what fails, as the kubelet does, and notes how long the attempt
-// took that did not.
-func (l *load) retry(operation string, f func(context.Context) error) error {
-	give := time.Now().Add(patience)
+// retryTimed repeats a call until it succeeds, as the kubelet does, and records
+// the duration of the successful attempt.
+func (l *load) retryTimed(call string, f func(context.Context) error) error {
+	deadline := time.Now().Add(timeout)
 	for {
 		start := time.Now()
 		err := f(l.t.Context())
 		if err == nil {
 			l.mu.Lock()
-			l.operations[operation] = append(l.operations[operation], time.Since(start))
+			l.durations[call] = append(l.durations[call], time.Since(start))
 			l.mu.Unlock()
 			return nil
 		}
-		if time.Now().After(give) {
-			return fmt.Errorf("%s: %w", operation, err)
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%s failed for %s: %w", call, timeout, err)
 		}
 	}
 }
 
-// sample is what must not grow.
+// sample has the measurements that must not grow.
 type sample struct {
 	Goroutines int    `json:"goroutines"`
 	HeapBytes  uint64 `json:"heapBytes"`
 	OpenFiles  int    `json:"openFiles"`
 }
 
-func (l *load) sample(deadline <-chan time.Time) (samples []sample) {
+// sample measures once per second while loadShares pods run, until end.
+func (l *load) sample(end <-chan time.Time) (samples []sample) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	for {
 		select {
-		case <-deadline:
+		case <-end:
 			return samples
 		case <-tick.C:
 		}
 		l.mu.Lock()
-		full := len(l.live) >= loadShares-loadParallel
+		full := len(l.running) >= loadShares-loadWorkers
 		l.mu.Unlock()
-		if !full {
-			continue
+		if full {
+			samples = append(samples, l.measure())
 		}
-		runtime.GC()
-		var m runtime.MemStats
-		runtime.ReadMemStats(&m)
-		fds, _ := os.ReadDir("/proc/self/fd")
-		samples = append(samples, sample{Goroutines: runtime.NumGoroutine(), HeapBytes: m.HeapAlloc, OpenFiles: len(fds)})
 	}
 }
 
-// report checks that what was sampled is flat, and says what was measured.
+func (l *load) measure() sample {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	files, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		l.t.Errorf("count open files: %v", err)
+	}
+	return sample{Goroutines: runtime.NumGoroutine(), HeapBytes: m.HeapAlloc, OpenFiles: len(files)}
+}
+
+// checkSamples compares the medians of the first and the last third of the samples.
+func (l *load) checkSamples(samples []sample) {
+	l.t.Helper()
+	if len(samples) < minSamples {
+		l.t.Fatalf("got %d samples with %d shares, want at least %d: is the machine too slow for this test?",
+			len(samples), loadShares, minSamples)
+	}
+	early, late := earlyAndLate(samples)
+	if late.Goroutines > early.Goroutines+early.Goroutines/10 {
+		l.t.Errorf("the number of goroutines grows: %d early, %d late", early.Goroutines, late.Goroutines)
+	}
+	if late.OpenFiles > early.OpenFiles+early.OpenFiles/10 {
+		l.t.Errorf("the number of open files grows: %d early, %d late", early.OpenFiles, late.OpenFiles)
+	}
+	// The test's own list of durations takes 16 bytes for each call.
+	if late.HeapBytes > early.HeapBytes+early.HeapBytes/4+4<<20 {
+		l.t.Errorf("the heap grows: %d bytes early, %d bytes late", early.HeapBytes, late.HeapBytes)
+	}
+}
+
+func earlyAndLate(samples []sample) (early, late sample) {
+	third := len(samples) / 3
+	return median(samples[:third]), median(samples[len(samples)-third:])
+}
+
+// report logs the measurements, and writes them to the file that LOAD_REPORT names.
 func (l *load) report(duration time.Duration, samples []sample) {
 	l.t.Helper()
-	if len(samples) < 12 {
-		l.t.Fatalf("only %d samples with %d shares: the machine is too slow for this test", len(samples), loadShares)
-	}
-	third := len(samples) / 3
-	early, late := middle(samples[:third]), middle(samples[len(samples)-third:])
-	// The test itself keeps its durations: 16 bytes each.
-	if late.Goroutines > early.Goroutines+early.Goroutines/10 || late.OpenFiles > early.OpenFiles+early.OpenFiles/10 || late.HeapBytes > early.HeapBytes+early.HeapBytes/4+4<<20 {
-		l.t.Errorf("it grows: %+v early, %+v late", early, late)
-	}
 	quantiles := map[string]map[string]string{}
-	for operation, took := range l.operations {
-		slices.Sort(took)
-		quantiles[operation] = map[string]string{"count": fmt.Sprint(len(took)), "p50": took[len(took)/2].String(), "p99": took[len(took)*99/100].String()}
+	for call, d := range l.durations {
+		slices.Sort(d)
+		quantiles[call] = map[string]string{
+			"count": fmt.Sprint(len(d)), "p50": d[len(d)/2].String(), "p99": d[len(d)*99/100].String(),
+		}
 	}
+	early, late := earlyAndLate(samples)
 	raw, err := json.MarshalIndent(map[string]any{
-		"duration": duration.String(), "shares": loadShares, "parallel": loadParallel, "pods": l.next.Load(), "faults": l.faults.Load(),
-		"linksLost": len(l.lost), "early": early, "late": late, "operations": quantiles,
+		"duration": duration.String(), "shares": loadShares, "parallel": loadWorkers, "pods": l.created.Load(),
+		"faults": l.operationFaults.Load() + l.requestFaults.Load(), "linksLost": len(l.lost),
+		"early": early, "late": late, "operations": quantiles,
 	}, "", "  ")
 	if err != nil {
 		l.t.Fatal(err)
@@ -294,17 +346,19 @@ func (l *load) report(duration time.Duration, samples []sample) {
 	}
 }
 
-func middle(s []sample) sample {
-	by := func(f func(sample) int) int {
-		values := make([]int, len(s))
-		for i := range s {
-			values[i] = f(s[i])
+// median returns the median of each measurement.
+func median(samples []sample) sample {
+	of := func(value func(sample) int) int {
+		values := make([]int, len(samples))
+		for i := range samples {
+			values[i] = value(samples[i])
 		}
 		slices.Sort(values)
 		return values[len(values)/2]
 	}
 	return sample{
-		Goroutines: by(func(s sample) int { return s.Goroutines }), OpenFiles: by(func(s sample) int { return s.OpenFiles }),
-		HeapBytes: uint64(by(func(s sample) int { return int(s.HeapBytes) })),
+		Goroutines: of(func(s sample) int { return s.Goroutines }),
+		OpenFiles:  of(func(s sample) int { return s.OpenFiles }),
+		HeapBytes:  uint64(of(func(s sample) int { return int(s.HeapBytes) })),
 	}
 }

@@ -1,7 +1,8 @@
-// Package survive holds the tests of the bad day: plugins that are killed
-// before and after every step they take, many at once, faults everywhere. The
-// kubelet, the container runtime and the API server are the test; the links,
-// queues and BPF programs are real, in a network namespace of their own.
+// Package crash tests the node plugin under faults: plugins that are killed
+// before and after each failpoint, hundreds of pods at once, full disks, corrupt
+// files, and an API server that fails. The test takes the roles of the kubelet,
+// the container runtime, and the API server. Links, queues, and BPF programs are
+// real, in a private network namespace.
 package crash
 
 import (
@@ -16,9 +17,9 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -44,12 +45,14 @@ import (
 	"github.com/dra-shared/dra-driver-shared/driver/fabric"
 	"github.com/dra-shared/dra-driver-shared/driver/nic"
 	"github.com/dra-shared/dra-driver-shared/internal/failpoint"
+	"github.com/dra-shared/dra-driver-shared/internal/failpoint/failpointtest"
 	"github.com/dra-shared/dra-driver-shared/internal/failpoint/httpfailpoint"
 	"github.com/dra-shared/dra-driver-shared/netdev"
 	"github.com/dra-shared/dra-driver-shared/netdev/classify"
 	"github.com/dra-shared/dra-driver-shared/netdev/nstest"
 	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
 	"github.com/dra-shared/dra-driver-shared/netdev/shape"
+	"github.com/dra-shared/dra-driver-shared/test/eventually"
 	"github.com/dra-shared/dra-driver-shared/test/fakeapi"
 )
 
@@ -58,15 +61,16 @@ const (
 	nodeName   = "n1"
 	namespace  = "default"
 	deviceName = "nic0"
-	patience   = 30 * time.Second
+	timeout    = 30 * time.Second
 )
 
-// The first thread's namespaces are the process's: no sandbox may have it.
+// Sandboxes run on threads that are never the first thread, whose namespaces
+// count as those of the process.
 func init() { runtime.LockOSThread() }
 
 func TestMain(m *testing.M) {
 	if raw := os.Getenv(pluginVariable); raw != "" {
-		if err := pluginProcess(raw); err != nil {
+		if err := runPlugin(raw); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
@@ -75,28 +79,30 @@ func TestMain(m *testing.M) {
 	nstest.Main(m, nstest.Root)
 }
 
-// pluginVariable makes the test binary a plugin: its value is a pluginConfig.
-const pluginVariable = "SURVIVE_PLUGIN"
+// pluginVariable is an environment variable that makes the test binary run a
+// plugin. Its value is a pluginConfig as JSON.
+const pluginVariable = "CRASH_TEST_PLUGIN"
 
 type pluginConfig struct {
 	Dir, BPFFS, URL, Instance string
 	BootIDFile                string
-	Interfaces                string // of the network; default nic0
-	// Kill is the step to die at, as name#n for the n-th of that name;
-	// Before or after it. Steps is a file that steps are written to.
-	Kill   string
-	Before bool
-	Steps  string
-	// Deaths is a file that the step is written to which the plugin dies at.
-	Deaths string
+	// Interfaces of the configured network; the default is nic0.
+	Interfaces string
+	// Kill is the point at which the plugin kills itself.
+	Kill failpointtest.Point
+	// KillLog, if not empty, is a file to which the plugin appends the point
+	// just before it kills itself.
+	KillLog string
+	// Record, if not empty, is a file to which the plugin appends each failpoint.
+	Record string
 }
 
-func pluginProcess(raw string) error {
+func runPlugin(raw string) error {
 	var c pluginConfig
 	if err := json.Unmarshal([]byte(raw), &c); err != nil {
 		return err
 	}
-	p, err := newPlugin(c, c.failpoints())
+	p, err := newPlugin(c, c.injector())
 	if err != nil {
 		return err
 	}
@@ -108,14 +114,17 @@ func pluginProcess(raw string) error {
 	return wait()
 }
 
-// plugin is a driver over a node's network.
+// plugin is a driver and the network of its node.
 type plugin struct {
 	*driver.Driver
 	node *netdev.Node
 }
 
 func newPlugin(c pluginConfig, failpoints failpoint.Injector) (*plugin, error) {
-	client, err := kubernetes.NewForConfig(rest.AddUserAgent(&rest.Config{Host: c.URL, QPS: 1000, Burst: 1000, WrapTransport: httpfailpoint.Transport(failpoints)}, "plugin"))
+	restConfig := &rest.Config{
+		Host: c.URL, QPS: 1000, Burst: 1000, UserAgent: "plugin", WrapTransport: httpfailpoint.Transport(failpoints),
+	}
+	client, err := kubernetes.NewForConfig(restConfig)
 	if err != nil {
 		return nil, err
 	}
@@ -127,7 +136,11 @@ func newPlugin(c pluginConfig, failpoints failpoint.Injector) (*plugin, error) {
 apiVersion: config.dra-shared.dev/v1alpha1
 kind: DriverConfig
 networks:
-- {name: storage, interfaces: [` + cmp.Or(c.Interfaces, "nic0") + `], bandwidth: 10G, shares: 1000, allow: {modes: [Private], subnets: [10.0.0.0/8]}}
+- name: storage
+  interfaces: [` + cmp.Or(c.Interfaces, "nic0") + `]
+  bandwidth: 10G
+  shares: 1000
+  allow: {modes: [Private], subnets: [10.0.0.0/8]}
 fabrics:
 - {name: rack1, nodeSelector: {rack: "1"}}`))
 	if err != nil {
@@ -144,90 +157,116 @@ fabrics:
 	}
 	d, err := driver.New(driver.Options{
 		DriverName: driverName, NodeName: nodeName, Client: client, Instance: c.Instance, RollingUpdate: true,
-		Kinds:     []driver.Kind{nic.New(node, netdev.NewInventory("/sys"), driverConfig), fabric.New(driverConfig, nodeName)},
-		PluginDir: filepath.Join(c.Dir, "plugin"), RegistryDir: filepath.Join(c.Dir, "registry"), CDIDir: filepath.Join(c.Dir, "cdi"), RunDir: filepath.Join(c.Dir, "run"),
-		Hook: installed, Watch: node.Watch, OrphanGrace: 100 * time.Millisecond, BootIDFile: c.BootIDFile, Failpoints: failpoints,
+		Kinds: []driver.Kind{
+			nic.New(node, netdev.NewInventory("/sys"), driverConfig), fabric.New(driverConfig, nodeName),
+		},
+		PluginDir: filepath.Join(c.Dir, "plugin"), RegistryDir: filepath.Join(c.Dir, "registry"),
+		CDIDir: filepath.Join(c.Dir, "cdi"), RunDir: filepath.Join(c.Dir, "run"),
+		Hook: installed, Watch: node.Watch, BootIDFile: c.BootIDFile, Failpoints: failpoints,
+		OrphanGrace: 100 * time.Millisecond,
 	})
 	return &plugin{Driver: d, node: node}, err
 }
 
-// failpoints writes down each step and dies where it is told to.
-func (c pluginConfig) failpoints() failpoint.Injector {
-	var mu sync.Mutex
-	seen := map[string]int{}
-	return func(name string, do func() error) error {
-		mu.Lock()
-		seen[name]++
-		at := name + "#" + strconv.Itoa(seen[name])
-		due := at == c.Kill
-		note(c.Steps, at)
-		mu.Unlock()
-		if due && c.Before {
-			c.die("before " + name)
-		}
-		err := do()
-		if due {
-			c.die("after " + name)
-		}
-		return err
+// injector records failpoints and kills the process as c says.
+func (c pluginConfig) injector() failpoint.Injector {
+	k := &failpointtest.Killer{Point: c.Kill, Kill: func(operation string) error {
+		appendLine(c.KillLog, killLogLine(c.Kill, operation))
+		_ = unix.Kill(os.Getpid(), unix.SIGKILL)
+		select {}
+	}}
+	if c.Record != "" {
+		k.Record = func(operation string, n int) { appendLine(c.Record, fmt.Sprintf("%s#%d", operation, n)) }
 	}
+	return k.Inject
 }
 
-func (c pluginConfig) die(at string) {
-	note(c.Deaths, at)
-	_ = unix.Kill(os.Getpid(), unix.SIGKILL)
-	select {}
+// killLogLine is the line that a plugin writes before it kills itself.
+func killLogLine(p failpointtest.Point, operation string) string {
+	if p.After {
+		return "after " + operation
+	}
+	return "before " + operation
 }
 
-func note(file, line string) {
+// appendLine appends a line to a file. It ends the plugin if that fails, because
+// the test would check an incomplete file.
+func appendLine(file, line string) {
 	if file == "" {
 		return
 	}
-	if f, err := os.OpenFile(file, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600); err == nil {
-		_, _ = fmt.Fprintln(f, line)
-		_ = f.Close()
+	f, err := os.OpenFile(file, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+	if err == nil {
+		_, err = fmt.Fprintln(f, line)
+		err = errors.Join(err, f.Close())
+	}
+	if err != nil {
+		panic(err)
 	}
 }
 
-// testEnv is a node with one NIC of 10 Gbit/s, and everything around a plugin.
+// testEnv is a node with one NIC of 10 Gbit/s, its API server, and the plugin
+// process that currently runs.
 type testEnv struct {
 	t     *testing.T
 	api   *fakeapi.Server
 	dir   string
 	bpffs string
 
-	instance int
-	process  *exec.Cmd
-	ended    chan struct{}
+	instance int // number of plugins started
 	config   pluginConfig
-	stay     []*sandbox
+	plugin   *process
+	pods     []*sandbox // see longLivedPods
+}
+
+// process is a plugin process.
+type process struct {
+	cmd    *exec.Cmd
+	exited chan struct{} // closed after cmd.Wait has returned
 }
 
 func newTestEnv(t *testing.T) *testEnv {
 	t.Helper()
 	nstest.NIC(t, "nic0", 9000)
-	if err := nstest.ConfigureLink("lo"); err != nil { // to the API server
+	if err := nstest.ConfigureLink("lo"); err != nil { // carries the requests to the API server
 		t.Fatal(err)
 	}
-	// Paths of sockets have 107 characters at the most: not t.TempDir().
+	// The path of a socket has at most 107 characters, so t.TempDir() is too long.
 	dir, err := os.MkdirTemp("", "dra")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	// A kill loses no written data, so synchronous writes to a disk would only cost time.
+	mountTmpfs(t, dir, "")
 	for _, d := range []string{"plugin", "registry", "cdi", "run", "hook"} {
 		if err := os.Mkdir(filepath.Join(dir, d), 0o700); err != nil {
 			t.Fatal(err)
 		}
 	}
-	e := &testEnv{t: t, dir: dir, bpffs: nstest.MountBPFFS(t), api: fakeapi.New(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "node"}})}
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "node"}}
+	e := &testEnv{t: t, dir: dir, bpffs: nstest.MountBPFFS(t), api: fakeapi.New(node)}
 	t.Cleanup(e.api.Close)
 	t.Cleanup(e.kill)
 	return e
 }
 
+// mountTmpfs mounts a tmpfs on dir until the test ends.
+func mountTmpfs(t *testing.T, dir, options string) {
+	t.Helper()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, options); err != nil {
+		t.Fatalf("mount a tmpfs on %s: %v", dir, err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+}
+
+// path returns a path below the node's directory.
+func (e *testEnv) path(elements ...string) string {
+	return filepath.Join(append([]string{e.dir}, elements...)...)
+}
+
 // start starts a plugin process under a new instance name, as a pod that
-// replaces another, and waits until it serves or has died.
+// replaces another, and waits until it serves or was killed.
 func (e *testEnv) start(change func(*pluginConfig)) {
 	e.t.Helper()
 	e.instance++
@@ -239,92 +278,96 @@ func (e *testEnv) start(change func(*pluginConfig)) {
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	e.config = c
-	e.process = exec.Command("/proc/self/exe")
-	e.process.Env = append(os.Environ(), pluginVariable+"="+string(raw))
-	log, err := os.OpenFile(filepath.Join(e.dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	log, err := os.OpenFile(e.path("log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		e.t.Fatal(err)
 	}
 	defer log.Close()
-	e.process.Stderr = log
-	if err := e.process.Start(); err != nil {
-		e.t.Fatal(err)
+	cmd := exec.Command("/proc/self/exe")
+	// The process is short-lived: it needs no garbage collection of its memory.
+	cmd.Env = append(os.Environ(), pluginVariable+"="+string(raw), "GOGC=off", "GOMEMLIMIT=256MiB")
+	cmd.Stderr = log
+	if err := cmd.Start(); err != nil {
+		e.t.Fatalf("start plugin %s: %v", c.Instance, err)
 	}
-	e.ended = make(chan struct{})
-	go func(p *exec.Cmd, ended chan struct{}) { _ = p.Wait(); close(ended) }(e.process, e.ended)
-	e.eventually(func() error {
+	e.config, e.plugin = c, &process{cmd: cmd, exited: make(chan struct{})}
+	go func(p *process) {
+		_ = p.cmd.Wait() // running checks the status
+		close(p.exited)
+	}(e.plugin)
+	e.eventually("plugin "+c.Instance+" serves the kubelet and hooks, or was killed", func() error {
 		if !e.running() {
 			return nil
 		}
-		_, draErr := os.Stat(e.socket())
-		return errors.Join(draErr, attach.Ping(filepath.Join(e.dir, "run"), c.Instance))
+		_, err := os.Stat(e.socket())
+		return errors.Join(err, attach.Ping(e.path("run"), c.Instance))
 	})
 }
 
+// socket returns the path of the socket at which the plugin serves the kubelet.
 func (e *testEnv) socket() string {
-	return filepath.Join(e.dir, "plugin", "dra-"+e.config.Instance+".sock")
+	return e.path("plugin", "dra-"+e.config.Instance+".sock")
 }
 
+// running reports whether the plugin runs. It fails the test if the plugin has
+// ended in another way than by a kill.
 func (e *testEnv) running() bool {
+	e.t.Helper()
 	select {
-	case <-e.ended:
-		return false
+	case <-e.plugin.exited:
 	default:
 		return true
 	}
+	state := e.plugin.cmd.ProcessState
+	if status, ok := state.Sys().(syscall.WaitStatus); !ok || status.Signal() != syscall.SIGKILL {
+		e.t.Fatalf("plugin %s ended without being killed: %s\n%s", e.config.Instance, state, e.logTail())
+	}
+	return false
 }
 
-// kill ends the plugin if there is one.
+// kill kills the plugin, if one runs.
 func (e *testEnv) kill() {
-	if e.process == nil {
+	if e.plugin == nil {
 		return
 	}
-	_ = e.process.Process.Kill()
-	<-e.ended
-	e.process = nil
+	_ = e.plugin.cmd.Process.Kill() // it may have ended already
+	<-e.plugin.exited
+	e.plugin = nil
 }
 
-// revive starts a plugin that lives, if the last one has died.
-func (e *testEnv) revive() {
+// retry repeats f until it succeeds, as the kubelet and the container runtime
+// do, and starts a plugin when the last one was killed.
+func (e *testEnv) retry(condition string, f func(context.Context) error) {
 	e.t.Helper()
-	if e.process == nil || !e.running() {
-		e.start(nil)
-	}
-}
-
-// surviving repeats what a plugin that died may have cut off, as the kubelet
-// and the runtime do.
-func (e *testEnv) surviving(f func(context.Context) error) {
-	e.t.Helper()
-	e.eventually(func() error {
-		e.revive()
+	e.eventually(condition, func() error {
+		if e.plugin == nil || !e.running() {
+			e.start(nil)
+		}
 		ctx, cancel := context.WithTimeout(e.t.Context(), 10*time.Second)
 		defer cancel()
 		return f(ctx)
 	})
 }
 
-func (e *testEnv) eventually(check func() error) {
+// eventually waits until check returns nil. On a timeout the test fails with the
+// end of the plugin's log.
+func (e *testEnv) eventually(condition string, check func() error) {
 	e.t.Helper()
-	timeout, tick := time.After(patience), time.NewTicker(5*time.Millisecond)
-	defer tick.Stop()
-	for {
-		err := check()
-		if err == nil {
-			return
-		}
-		select {
-		case <-timeout:
-			raw, _ := os.ReadFile(filepath.Join(e.dir, "log"))
-			e.t.Fatalf("%v\nthe plugin's log ends with\n%s", err, raw[max(0, len(raw)-4000):])
-		case <-tick.C:
-		}
+	if err := eventually.Poll(context.Background(), timeout, check); err != nil {
+		e.t.Fatalf("condition not met: %s: %v\n%s", condition, err, e.logTail())
 	}
 }
 
+func (e *testEnv) logTail() string {
+	raw, err := os.ReadFile(e.path("log"))
+	if err != nil {
+		return fmt.Sprintf("the plugin's log is not readable: %v", err)
+	}
+	return "the plugin's log ends with\n" + string(raw[max(0, len(raw)-4000):])
+}
+
 // dra calls the plugin as the kubelet does.
-func (e *testEnv) dra(ctx context.Context, call func(drapb.DRAPluginClient) error) error {
+func (e *testEnv) dra(call func(drapb.DRAPluginClient) error) error {
 	conn, err := grpc.NewClient("unix://"+e.socket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return err
@@ -340,127 +383,159 @@ func references(claims []*resourceapi.ResourceClaim) (refs []*drapb.Claim) {
 	return refs
 }
 
+// prepare calls NodePrepareResources and joins the errors of the claims.
 func (e *testEnv) prepare(ctx context.Context, claims ...*resourceapi.ResourceClaim) error {
-	return e.dra(ctx, func(plugin drapb.DRAPluginClient) error {
-		answer, err := plugin.NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{Claims: references(claims)})
-		for uid, result := range answer.GetClaims() {
+	request := &drapb.NodePrepareResourcesRequest{Claims: references(claims)}
+	return e.dra(func(plugin drapb.DRAPluginClient) error {
+		response, err := plugin.NodePrepareResources(ctx, request)
+		if err == nil && len(response.Claims) != len(claims) {
+			err = fmt.Errorf("NodePrepareResources returned %d results for %d claims", len(response.Claims), len(claims))
+		}
+		for uid, result := range response.GetClaims() {
 			if result.Error != "" {
-				err = errors.Join(err, fmt.Errorf("%s: %s", uid, result.Error))
+				err = errors.Join(err, fmt.Errorf("prepare claim %s: %s", uid, result.Error))
 			}
 		}
 		return err
 	})
 }
 
+// unprepare calls NodeUnprepareResources and joins the errors of the claims.
 func (e *testEnv) unprepare(ctx context.Context, claims ...*resourceapi.ResourceClaim) error {
-	return e.dra(ctx, func(plugin drapb.DRAPluginClient) error {
-		answer, err := plugin.NodeUnprepareResources(ctx, &drapb.NodeUnprepareResourcesRequest{Claims: references(claims)})
-		for uid, result := range answer.GetClaims() {
+	request := &drapb.NodeUnprepareResourcesRequest{Claims: references(claims)}
+	return e.dra(func(plugin drapb.DRAPluginClient) error {
+		response, err := plugin.NodeUnprepareResources(ctx, request)
+		if err == nil && len(response.Claims) != len(claims) {
+			err = fmt.Errorf("NodeUnprepareResources returned %d results for %d claims", len(response.Claims), len(claims))
+		}
+		for uid, result := range response.GetClaims() {
 			if result.Error != "" {
-				err = errors.Join(err, fmt.Errorf("%s: %s", uid, result.Error))
+				err = errors.Join(err, fmt.Errorf("unprepare claim %s: %s", uid, result.Error))
 			}
 		}
 		return err
 	})
 }
 
-// claim makes a claim to a share of 10 Mbit/s, allocated as the scheduler would.
+// claim creates a claim with a share of 10 Mbit/s, allocated as by the scheduler.
 func (e *testEnv) claim(name string) *resourceapi.ResourceClaim {
 	e.t.Helper()
-	return e.add(newClaim(name))
+	return e.addClaim(newClaim(name))
 }
 
-func (e *testEnv) add(c *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
+func (e *testEnv) addClaim(c *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
 	e.t.Helper()
 	if err := e.api.Client.Tracker().Add(c); err != nil {
-		e.t.Fatal(err)
+		e.t.Fatalf("create claim %s: %v", c.Name, err)
 	}
 	return c
 }
 
+func (e *testEnv) deleteClaim(name string) {
+	e.t.Helper()
+	claims := e.api.Client.ResourceV1().ResourceClaims(namespace)
+	if err := claims.Delete(e.t.Context(), name, metav1.DeleteOptions{}); err != nil {
+		e.t.Fatalf("delete claim %s: %v", name, err)
+	}
+}
+
 func newClaim(name string) *resourceapi.ResourceClaim {
+	result := resourceapi.DeviceRequestAllocationResult{
+		Request: "nic", Driver: driverName, Pool: nodeName, Device: deviceName, ShareID: ptr.To(uuid.NewUUID()),
+		ConsumedCapacity: map[resourceapi.QualifiedName]resource.Quantity{
+			"bandwidth": resource.MustParse("10M"), "shares": resource.MustParse("1"),
+		},
+	}
 	c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: uuid.NewUUID()}}
 	c.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
-		Results: []resourceapi.DeviceRequestAllocationResult{{
-			Request: "nic", Driver: driverName, Pool: nodeName, Device: deviceName, ShareID: ptr.To(uuid.NewUUID()),
-			ConsumedCapacity: map[resourceapi.QualifiedName]resource.Quantity{"bandwidth": resource.MustParse("10M"), "shares": resource.MustParse("1")},
-		}},
+		Results: []resourceapi.DeviceRequestAllocationResult{result},
 	}}
 	return c
 }
 
-// onFabric adds a share of a device that spans nodes, and is not attached: its
-// files are steps of a claim's way too.
-func onFabric(c *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
-	c.Status.Allocation.Devices.Results = append(c.Status.Allocation.Devices.Results, resourceapi.DeviceRequestAllocationResult{
-		Request: "fabric", Driver: driverName, Pool: fabricpool.Name("rack1"), Device: "rack1", ShareID: ptr.To(uuid.NewUUID()),
+// withFabric adds a share of a fabric to a claim. It is not attached to pods, but
+// its files add failpoints to the claim's lifecycle.
+func withFabric(c *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
+	devices := &c.Status.Allocation.Devices
+	devices.Results = append(devices.Results, resourceapi.DeviceRequestAllocationResult{
+		Request: "fabric", Driver: driverName, Pool: fabricpool.Name("rack1"), Device: "rack1",
+		ShareID: ptr.To(uuid.NewUUID()),
 	})
 	return c
 }
 
-// share is the name of the CDI device of a claim's NIC.
-func share(c *resourceapi.ResourceClaim) string {
+// nicShare returns the name of the CDI device of a claim's NIC.
+func nicShare(c *resourceapi.ResourceClaim) string {
 	return fmt.Sprintf("%s-nic-%s", c.UID, *c.Status.Allocation.Devices.Results[0].ShareID)
 }
 
-// sandbox is a pod's sandbox: a thread in a network namespace of its own, and a
-// bundle that names it.
+// sandbox is a pod sandbox: a thread in a new network namespace, and an OCI
+// bundle that refers to the namespace.
 type sandbox struct {
 	name   string
 	uid    types.UID
 	tid    int
 	bundle string
-	end    func()
+	end    func() // removes the sandbox; further calls have no effect
 }
 
 func (e *testEnv) sandbox(name string) *sandbox {
 	e.t.Helper()
-	s, err := newSandbox(filepath.Join(e.dir, "bundle-"+name+"-"+string(uuid.NewUUID())), name)
+	s, err := newSandbox(e.path("bundle-"+name+"-"+string(uuid.NewUUID())), name)
 	if err != nil {
-		e.t.Fatal(err)
+		e.t.Fatalf("create the sandbox of pod %s: %v", name, err)
 	}
 	e.t.Cleanup(s.end)
 	return s
 }
 
 func newSandbox(bundle, name string) (*sandbox, error) {
-	started, end := make(chan error), make(chan struct{})
+	started, end, ended := make(chan error), make(chan struct{}), make(chan struct{})
 	s := &sandbox{name: name, uid: uuid.NewUUID(), bundle: bundle}
-	gone := make(chan struct{})
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
-		defer close(gone)
+		runtime.LockOSThread() // never unlocked, so the thread ends with the goroutine
+		defer close(ended)
 		err := unix.Unshare(unix.CLONE_NEWNET)
 		s.tid = unix.Gettid()
 		started <- err
 		<-end
 	}()
-	s.end = sync.OnceFunc(func() { close(end); <-gone; _ = os.RemoveAll(bundle) })
+	s.end = sync.OnceFunc(func() {
+		close(end)
+		<-ended
+		_ = os.RemoveAll(bundle)
+	})
 	if err := <-started; err != nil {
 		return nil, err
 	}
+	if err := os.MkdirAll(bundle, 0o700); err != nil {
+		return nil, err
+	}
 	raw := fmt.Sprintf(`{"linux": {"namespaces": [{"type": "network", "path": "/proc/%d/ns/net"}]}}`, s.tid)
-	return s, errors.Join(os.MkdirAll(bundle, 0o700), os.WriteFile(filepath.Join(bundle, "config.json"), []byte(raw), 0o600))
+	return s, os.WriteFile(filepath.Join(bundle, "config.json"), []byte(raw), 0o600)
 }
 
-// hook runs the hook as the runtime does when a container of the pod starts.
+// hook runs the hook as the runtime does when a container of the pod starts. The
+// hook waits up to wait for a plugin.
 func (s *sandbox) hook(ctx context.Context, dir string, c *resourceapi.ResourceClaim, wait time.Duration) error {
 	state, err := json.Marshal(map[string]any{"pid": s.tid, "bundle": s.bundle, "annotations": map[string]string{
-		"io.kubernetes.cri.sandbox-uid": string(s.uid), "io.kubernetes.cri.sandbox-name": s.name, "io.kubernetes.cri.sandbox-namespace": namespace,
+		"io.kubernetes.cri.sandbox-uid":       string(s.uid),
+		"io.kubernetes.cri.sandbox-name":      s.name,
+		"io.kubernetes.cri.sandbox-namespace": namespace,
 	}})
 	if err != nil {
 		return err
 	}
-	h := attach.Hook{RunDir: filepath.Join(dir, "run"), ClaimUID: string(c.UID), Share: share(c), Wait: wait}
+	h := attach.Hook{RunDir: filepath.Join(dir, "run"), ClaimUID: string(c.UID), Share: nicShare(c), Wait: wait}
 	return h.Run(ctx, strings.NewReader(string(state)))
 }
 
-// link is the index of the pod's link, 0 if it has none that is up.
+// link returns the index of the pod's link, or 0 if the pod has no link that is up.
 func (s *sandbox) link() (index int, err error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		runtime.LockOSThread()
+		runtime.LockOSThread() // never unlocked, so the thread ends with the goroutine
 		var ns *os.File
 		if ns, err = os.Open(fmt.Sprintf("/proc/%d/ns/net", s.tid)); err != nil {
 			return
@@ -469,51 +544,98 @@ func (s *sandbox) link() (index int, err error) {
 		if err = unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
 			return
 		}
-		if l, lookErr := net.InterfaceByName("net1"); lookErr == nil && l.Flags&net.FlagUp != 0 {
-			index = l.Index
+		var links []net.Interface
+		links, err = net.Interfaces()
+		for _, l := range links {
+			if l.Name == "net1" && l.Flags&net.FlagUp != 0 {
+				index = l.Index
+			}
 		}
 	}()
 	<-done
 	return index, err
 }
 
-// reported returns nil if the claim's status says that its share is ready.
+// mustLink returns the index of the pod's link, and fails the test if the pod
+// has none that is up.
+func (s *sandbox) mustLink(t *testing.T) int {
+	t.Helper()
+	index, err := s.link()
+	if err != nil || index == 0 {
+		t.Fatalf("pod %s has no link net1 that is up: error %v", s.name, err)
+	}
+	return index
+}
+
+// checkNoLink fails the test if the pod has a link that is up.
+func (s *sandbox) checkNoLink(t *testing.T) {
+	t.Helper()
+	if index, err := s.link(); err != nil || index != 0 {
+		t.Errorf("pod %s: got link index %d and error %v, want no link", s.name, index, err)
+	}
+}
+
+// reported returns an error unless the Ready condition of a device in the
+// claim's status has the reason.
 func (e *testEnv) reported(ctx context.Context, c *resourceapi.ResourceClaim, reason string) error {
 	current, err := e.api.Client.ResourceV1().ResourceClaims(namespace).Get(ctx, c.Name, metav1.GetOptions{})
 	if err != nil {
 		return err
 	}
 	for _, d := range current.Status.Devices {
-		if found := meta.FindStatusCondition(d.Conditions, driver.ConditionReady); found != nil && found.Reason == reason {
+		ready := meta.FindStatusCondition(d.Conditions, driver.ConditionReady)
+		if ready != nil && ready.Reason == reason {
 			return nil
 		}
 	}
-	return fmt.Errorf("claim %s is not reported as %s: %+v", c.Name, reason, current.Status.Devices)
+	return fmt.Errorf("the status of claim %s does not have reason %s: %+v", c.Name, reason, current.Status.Devices)
 }
 
-// nothingLeft tells what there is of shares: files, classes, map entries.
+// awaitReason waits until the claim's status has the reason.
+func (e *testEnv) awaitReason(c *resourceapi.ResourceClaim, reason string) {
+	e.t.Helper()
+	condition := fmt.Sprintf("the status of claim %s has reason %s", c.Name, reason)
+	e.eventually(condition, func() error { return e.reported(e.t.Context(), c, reason) })
+}
+
+// statePatterns match the files that a plugin keeps for claims, and the sockets
+// of plugins.
+var statePatterns = []string{
+	"plugin/claims/*", "plugin/dra-device-metadata/*", "plugin/files/*", "cdi/*", "run/attached/*", "hook/*",
+	"run/attach.d/*", "run/health/*", "plugin/dra-*.sock", "registry/*.sock",
+}
+
+// nothingLeft returns an error if the node has files, classes, or classifier
+// entries of claims, or sockets of plugins that ended.
 func (e *testEnv) nothingLeft() error {
 	var left []string
-	for _, pattern := range []string{"plugin/claims/*", "plugin/dra-device-metadata/*", "plugin/files/*", "cdi/*", "run/attached/*", "hook/*", "run/attach.d/*", "run/health/*", "plugin/dra-*.sock", "registry/*.sock"} {
-		paths, err := filepath.Glob(filepath.Join(e.dir, pattern))
+	for _, pattern := range statePatterns {
+		paths, err := filepath.Glob(e.path(pattern))
 		if err != nil {
 			return err
 		}
-		left = append(left, slices.DeleteFunc(paths, func(path string) bool {
-			name := filepath.Base(path)
-			return strings.Contains(name, e.config.Instance+".") || strings.Contains(name, e.config.Instance+"-reg") || name == filepath.Base(e.hookPath())
-		})...)
+		left = append(left, slices.DeleteFunc(paths, e.isOfRunningPlugin)...)
 	}
-	kernel, err := e.leftInKernel()
+	kernel, err := e.kernelState()
 	left = append(left, kernel...)
 	if err == nil && len(left) > 0 {
-		err = fmt.Errorf("left: %s", strings.Join(left, ", "))
+		err = fmt.Errorf("found %s", strings.Join(left, ", "))
 	}
 	return err
 }
 
-// leftInKernel are classes of shares and entries of the classifier.
-func (e *testEnv) leftInKernel() (left []string, err error) {
+// isOfRunningPlugin reports whether a file is a socket or the hook of the plugin
+// that runs.
+func (e *testEnv) isOfRunningPlugin(path string) bool {
+	name := filepath.Base(path)
+	hooks, err := attach.Hooks(e.path("hook"))
+	isHook := err == nil && len(hooks) > 0 && name == filepath.Base(hooks[0])
+	return isHook || strings.Contains(name, e.config.Instance+".") || strings.Contains(name, e.config.Instance+"-reg")
+}
+
+// kernelState returns the classes of shares and the entries of the classifier,
+// as "class ..." and "classification ...".
+func (e *testEnv) kernelState() (found []string, err error) {
 	conn, err := rtnl.Open()
 	if err != nil {
 		return nil, err
@@ -530,7 +652,7 @@ func (e *testEnv) leftInKernel() (left []string, err error) {
 			return nil, err
 		}
 		for minor := range classes {
-			left = append(left, fmt.Sprintf("class %x on %s", minor, name))
+			found = append(found, fmt.Sprintf("class %x on %s", minor, name))
 		}
 	}
 	classifier, err := classify.Open(e.bpffs, nil)
@@ -539,12 +661,7 @@ func (e *testEnv) leftInKernel() (left []string, err error) {
 	}
 	members, err := classifier.Members()
 	for _, m := range members {
-		left = append(left, "classification of "+m.MAC.String())
+		found = append(found, "classification of "+m.MAC.String())
 	}
-	return left, errors.Join(err, classifier.Close())
-}
-
-func (e *testEnv) hookPath() string {
-	hooks, _ := attach.Hooks(filepath.Join(e.dir, "hook"))
-	return append(hooks, "")[0]
+	return found, errors.Join(err, classifier.Close())
 }

@@ -13,9 +13,16 @@ import (
 	"time"
 )
 
-// Interval is the time between the end of a failed check and the start of the
-// next one.
+// Interval is the longest time between the end of a failed check and the start
+// of the next one. The time is shorter at first, an eighth of the time that has
+// passed, so that short waits take hardly longer than their condition.
 const Interval = 50 * time.Millisecond
+
+const shortestInterval = 2 * time.Millisecond
+
+func nextInterval(passed time.Duration) time.Duration {
+	return min(max(passed/8, shortestInterval), Interval)
+}
 
 // Eventually fails the test if check does not return nil within timeout. The
 // failure message contains condition, which describes the expected state (for
@@ -38,19 +45,18 @@ func Poll(ctx context.Context, timeout time.Duration, check func() error) error 
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	start := time.Now()
-	ticker := time.NewTicker(Interval)
-	defer ticker.Stop()
+	timer := time.NewTimer(shortestInterval)
+	defer timer.Stop()
 	for {
 		err := check()
 		if err == nil {
 			return nil
 		}
-		// A tick that arrived during a slow check would start the next one at once.
-		ticker.Reset(Interval)
+		timer.Reset(nextInterval(time.Since(start)))
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("after %s: %w", time.Since(start).Round(time.Millisecond), err)
-		case <-ticker.C:
+		case <-timer.C:
 		}
 	}
 }
