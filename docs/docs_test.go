@@ -207,6 +207,7 @@ var foreign = []struct {
 	{regexp.MustCompile(`^(hostUsers|hostPath|matchConditions|allocatedResourcesStatus|ttlSecondsAfterFinished|nominatedNodeName)$`), "fields of Kubernetes"},
 	{regexp.MustCompile(`^granted[A-Z]\w*$`), "attributes that the plugin names after capacities"},
 	{regexp.MustCompile(`^--(no-hooks|help|subresource)\b`), "flags of Helm and of all programs"},
+	{regexp.MustCompile(`^--(v|vmodule|logging-format|log-[a-z-]+)\b`), "flags of k8s.io/component-base"},
 	{regexp.MustCompile(`^createRuntime$`), "words of the OCI runtime specification"},
 }
 
