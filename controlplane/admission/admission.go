@@ -1,12 +1,18 @@
-// Package admission is what users meet first: what they write is checked, and
-// completed, when they write it.
+// Package admission validates and completes what users write, in webhooks for
+// pods, templates of pods, and the driver's parameters.
 //
-// A pod of a PodGroup gets the group's claims (join), for a reference to a
-// template cannot be redirected once the pod exists. Every pod with claims of
-// the driver gets them into its containers (references). Templates of pods keep
-// the name of their group (templates). Parameters are held against the same code
-// as on the node (parameters). What is decided is a function of what is read;
-// handlers read, and answer with a patch.
+//   - join.go: a pod of a PodGroup gets the PodGroup's claims, because a pod's
+//     reference to a claim template cannot change after the pod is created.
+//   - references.go: the containers of a pod get references to its claims of the
+//     driver, because a container without a reference gets no device.
+//   - update.go: an update of a pod keeps what admission changed at creation.
+//   - templates.go: a template of pods keeps the name of its PodGroup in an
+//     annotation, for clusters that drop the field.
+//   - parameters.go: parameters pass the same validation as on the node.
+//   - shards.go: counts pods per claim, to choose the claim of the next pod.
+//
+// A handler reads objects, decides by functions without I/O, and answers with a
+// patch, a denial, or warnings.
 package admission
 
 import (
@@ -28,6 +34,7 @@ import (
 
 	"github.com/dra-shared/dra-driver-shared/api"
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
 	"github.com/dra-shared/dra-driver-shared/controlplane/mode"
 	"github.com/dra-shared/dra-driver-shared/controlplane/podgroups"
@@ -36,9 +43,9 @@ import (
 // Pods is the webhook for pods.
 type Pods struct {
 	// Client reads from a cache.
-	Client client.Client
-	// APIReader reads from the API server: a PodGroup that has just been created is
-	// there, and one that has been deleted is not.
+	Client client.Reader
+	// APIReader reads from the API server, because the cache may lack a PodGroup that
+	// was created a moment ago, and may still have one that was deleted.
 	APIReader client.Reader
 	Mode      mode.Mode
 	Driver    string
@@ -58,49 +65,63 @@ func (p *Pods) Handle(ctx context.Context, req admission.Request) admission.Resp
 		if err := json.Unmarshal(req.OldObject.Raw, &old); err != nil {
 			return admission.Errored(http.StatusBadRequest, err)
 		}
-		return patch(before, &pod, restore(&old, &pod))
+		return patchResponse(before, &pod, keepAdmitted(&old, &pod))
 	}
-	warnings := misspelt(&pod)
-	pg, more, err := p.group(ctx, &pod, string(req.UID))
-	warnings = append(warnings, more...)
+	warnings, err := p.complete(ctx, &pod, string(req.UID))
 	if err != nil {
-		return refuse(err, warnings)
+		return errorResponse(err, warnings)
 	}
-	more, err = p.refer(ctx, &pod, pg)
-	warnings = append(warnings, more...)
-	if err != nil {
-		return refuse(err, warnings)
-	}
-	return patch(before, &pod, warnings)
+	return patchResponse(before, &pod, warnings)
 }
 
-// misspelt warns of annotations that look like ours and are not: nobody would
-// heed them.
-func misspelt(pod *corev1.Pod) (warnings []string) {
-	known := []string{scheduling.GroupAnnotation, scheduling.AdmittedAnnotation, ReferencesAnnotation}
+// complete changes a pod that is being created by the given request, and returns
+// warnings for the user.
+func (p *Pods) complete(ctx context.Context, pod *corev1.Pod, request string) ([]string, error) {
+	warnings := unknownAnnotations(pod)
+	group, joinWarnings, err := p.joinPodGroup(ctx, pod, request)
+	warnings = append(warnings, joinWarnings...)
+	if err != nil {
+		return warnings, err
+	}
+	referenceWarnings, err := p.addClaimReferences(ctx, pod, group)
+	return append(warnings, referenceWarnings...), err
+}
+
+// unknownAnnotations returns warnings about annotations that have a prefix of the
+// driver and no effect, such as misspelled ones.
+func unknownAnnotations(pod *corev1.Pod) (warnings []string) {
+	known := []string{scheduling.GroupAnnotation, scheduling.AdmittedAnnotation, v1alpha1.ClaimReferencesAnnotation}
 	for _, key := range slices.Sorted(maps.Keys(pod.Annotations)) {
-		if domain, _, _ := strings.Cut(key, "/"); (domain == scheduling.GroupName || domain == api.DriverName) && !slices.Contains(known, key) {
-			warnings = append(warnings, fmt.Sprintf("metadata.annotations[%q] means nothing: a pod's are %s and %s", key, scheduling.GroupAnnotation, ReferencesAnnotation))
+		domain, _, _ := strings.Cut(key, "/")
+		ours := domain == scheduling.GroupName || domain == api.DriverName
+		if ours && !slices.Contains(known, key) {
+			warnings = append(warnings, fmt.Sprintf(
+				"metadata.annotations[%q] has no effect: the driver's annotations for pods are %s and %s",
+				key, scheduling.GroupAnnotation, v1alpha1.ClaimReferencesAnnotation))
 		}
 	}
 	return warnings
 }
 
-// deniedError is of what the user must change, or wait for.
+// deniedError is an error that the user can correct, or that ends without the
+// controller's doing.
 type deniedError struct{ error }
 
 func denied(format string, args ...any) error { return deniedError{fmt.Errorf(format, args...)} }
 
-func refuse(err error, warnings []string) admission.Response {
-	if d := (deniedError{}); errors.As(err, &d) {
+// errorResponse denies the request if err is a deniedError. Otherwise it reports
+// an internal error, after which the API server lets the client retry.
+func errorResponse(err error, warnings []string) admission.Response {
+	if errors.As(err, new(deniedError)) {
 		return admission.Denied(err.Error()).WithWarnings(warnings...)
 	}
 	return admission.Errored(http.StatusInternalServerError, err)
 }
 
-// patch is what has changed between two readings of one object: fields that this
-// version of the API's types does not know are in neither, and stay.
-func patch(before, after any, warnings []string) admission.Response {
+// patchResponse allows the request with the difference between two states of an
+// object as the patch. Fields that the API types of this release lack are in
+// neither state, and stay as they are.
+func patchResponse(before, after any, warnings []string) admission.Response {
 	from, err := json.Marshal(before)
 	if err != nil {
 		return admission.Errored(http.StatusInternalServerError, err)
@@ -112,93 +133,124 @@ func patch(before, after any, warnings []string) admission.Response {
 	return admission.PatchResponseFromRaw(from, to).WithWarnings(warnings...)
 }
 
-// group makes a pod one of the group that it names, and returns that, if it is one
-// of ours.
-func (p *Pods) group(ctx context.Context, pod *corev1.Pod, request string) (*scheduling.PodGroup, []string, error) {
-	name, annotated, err := groupOf(pod)
+// joinPodGroup adds the pod to the PodGroup that it names, and returns the
+// PodGroup; nil if the pod names none or one of Kubernetes' own.
+func (p *Pods) joinPodGroup(
+	ctx context.Context, pod *corev1.Pod, request string,
+) (*scheduling.PodGroup, []string, error) {
+	name, annotated, err := podGroupName(pod)
 	if err != nil || name == "" {
 		return nil, nil, err
 	}
-	var pg scheduling.PodGroup
-	err = p.APIReader.Get(ctx, types.NamespacedName{Namespace: pod.Namespace, Name: name}, &pg)
+	var group scheduling.PodGroup
+	err = p.APIReader.Get(ctx, types.NamespacedName{Namespace: pod.Namespace, Name: name}, &group)
 	switch {
 	case apierrors.IsNotFound(err) && p.Mode == mode.Native && !annotated:
 		return nil, nil, nil // one of Kubernetes' own PodGroups
 	case apierrors.IsNotFound(err):
-		return nil, nil, denied("PodGroup %q does not exist in namespace %q: create it first (kind PodGroup of %s); a Deployment or Job tries its pods again by itself", name, pod.Namespace, scheduling.GroupVersion)
+		return nil, nil, denied("PodGroup %q does not exist in namespace %q: create it first (kind PodGroup of %s); "+
+			"a Deployment or Job retries its pods", name, pod.Namespace, scheduling.GroupVersion)
 	case err != nil:
 		return nil, nil, fmt.Errorf("look up PodGroup %q: %w", name, err)
-	case pg.DeletionTimestamp != nil:
-		return nil, nil, denied("PodGroup %q is being deleted: it takes no more pods; wait until it is gone, and create it anew", name)
+	case group.DeletionTimestamp != nil:
+		return nil, nil, denied("PodGroup %q is being deleted and accepts no more pods: "+
+			"wait until it is gone, then create it again", name)
 	}
-	j := joining{group: &pg, request: request, native: p.Mode == mode.Native, shard: func(entry string) (int, error) { return p.shard(ctx, &pg, entry, request) }}
+	j := joiner{
+		group: &group, request: request, native: p.Mode == mode.Native,
+		assignShard: func(entry string) (int, error) { return p.assignShard(ctx, &group, entry, request) },
+	}
 	warnings, err := j.join(pod)
-	return &pg, warnings, err
+	return &group, warnings, err
 }
 
-// groupOf is the PodGroup that a pod names, and whether by the annotation.
-func groupOf(pod *corev1.Pod) (name string, annotated bool, err error) {
+// podGroupName returns the name of the PodGroup that a pod names, and whether it
+// names it in the annotation.
+func podGroupName(pod *corev1.Pod) (name string, annotated bool, err error) {
 	name, annotated = pod.Annotations[scheduling.GroupAnnotation]
 	if annotated && name == "" {
-		return "", true, denied("metadata.annotations[%q]: is empty: name a PodGroup, or leave it out", scheduling.GroupAnnotation)
+		return "", true, denied("metadata.annotations[%q]: must not be empty: name a PodGroup, or omit the annotation",
+			scheduling.GroupAnnotation)
 	}
 	field := ""
 	if g := pod.Spec.SchedulingGroup; g != nil && g.PodGroupName != nil {
 		field = *g.PodGroupName
 	}
-	switch {
-	case !annotated:
+	if !annotated {
 		return field, false, nil
-	case field != "" && field != name:
-		return "", true, denied("metadata.annotations[%q] names PodGroup %q, and spec.schedulingGroup.podGroupName %q: a pod is in one", scheduling.GroupAnnotation, name, field)
+	}
+	if field != "" && field != name {
+		return "", true, twoPodGroups("", name, field)
 	}
 	return name, true, nil
 }
 
-// noShard is for claims that are one, for all pods.
-const noShard = -1
-
-// shard is the number of the claim for a pod more, or noShard if one claim serves
-// all pods.
-func (p *Pods) shard(ctx context.Context, pg *scheduling.PodGroup, entry, request string) (int, error) {
-	if p.Mode == mode.Native {
-		return noShard, nil
-	}
-	spec, err := p.specOf(ctx, pg, entry)
-	if err != nil || spec == nil || !claims.RequestsFabric(spec, p.Driver) {
-		return noShard, err
-	}
-	return p.Shards.next(pg.Namespace, request, func(n int) string { return claims.Name(podgroups.Owner(pg), entry, n) })
+// twoPodGroups denies a pod, or a template of pods at path, whose annotation and
+// field name different PodGroups.
+func twoPodGroups(path, annotation, field string) error {
+	return denied("%smetadata.annotations[%q] names PodGroup %q, but spec.schedulingGroup.podGroupName names %q: "+
+		"a pod can be in only one PodGroup", path, scheduling.GroupAnnotation, annotation, field)
 }
 
-// specOf is what the claim of a group's entry asks for: the claim's own, as long
-// as there is none its template's.
-func (p *Pods) specOf(ctx context.Context, pg *scheduling.PodGroup, entry string) (*resourceapi.ResourceClaimSpec, error) {
+// notSharded stands for the number of a shard where one claim serves all pods.
+const notSharded = -1
+
+// assignShard returns the number of the claim that serves one more pod of a
+// PodGroup's entry, or notSharded if one claim serves all pods.
+func (p *Pods) assignShard(ctx context.Context, group *scheduling.PodGroup, entry, request string) (int, error) {
+	if p.Mode == mode.Native {
+		return notSharded, nil
+	}
+	spec, err := p.entrySpec(ctx, group, entry)
+	if err != nil || spec == nil || !claims.RequestsFabric(spec, p.Driver) {
+		return notSharded, err
+	}
+	return p.Shards.assign(group.Namespace, request, func(shard int) string {
+		return claims.Name(podgroups.Owner(group), entry, shard)
+	})
+}
+
+// entrySpec returns the spec of the claim that is generated for a PodGroup's
+// entry: that of the claim, or of the template before the claim exists. It
+// returns nil if neither exists.
+func (p *Pods) entrySpec(
+	ctx context.Context, group *scheduling.PodGroup, entry string,
+) (*resourceapi.ResourceClaimSpec, error) {
 	var claim resourceapi.ResourceClaim
-	err := p.Client.Get(ctx, types.NamespacedName{Namespace: pg.Namespace, Name: claims.Name(podgroups.Owner(pg), entry, 0)}, &claim)
+	name := claims.Name(podgroups.Owner(group), entry, 0)
+	err := p.Client.Get(ctx, types.NamespacedName{Namespace: group.Namespace, Name: name}, &claim)
 	if err == nil || !apierrors.IsNotFound(err) {
 		return &claim.Spec, err
 	}
-	for _, c := range pg.Spec.ResourceClaims {
+	for _, c := range group.Spec.ResourceClaims {
 		if c.Name == entry && c.ResourceClaimTemplateName != nil {
-			return p.template(ctx, pg.Namespace, *c.ResourceClaimTemplateName)
+			return p.templateSpec(ctx, group.Namespace, *c.ResourceClaimTemplateName)
 		}
 	}
 	return nil, nil
 }
 
-// template is what a template's claims ask for; nil if there is no such.
-func (p *Pods) template(ctx context.Context, namespace, name string) (*resourceapi.ResourceClaimSpec, error) {
+// templateSpec returns the spec of the claims that a template generates, or nil if
+// the template does not exist.
+func (p *Pods) templateSpec(ctx context.Context, namespace, name string) (*resourceapi.ResourceClaimSpec, error) {
 	var t resourceapi.ResourceClaimTemplate
-	err := p.get(ctx, types.NamespacedName{Namespace: namespace, Name: name}, &t)
-	if err != nil {
+	if err := p.get(ctx, types.NamespacedName{Namespace: namespace, Name: name}, &t); err != nil {
 		return nil, client.IgnoreNotFound(err)
 	}
 	return &t.Spec.Spec, nil
 }
 
-// get reads from the cache, and what is not there from the API server: a user
-// creates a template and its pod in one go.
+// claimSpec returns the spec of a claim, or nil if the claim does not exist.
+func (p *Pods) claimSpec(ctx context.Context, namespace, name string) (*resourceapi.ResourceClaimSpec, error) {
+	var c resourceapi.ResourceClaim
+	if err := p.get(ctx, types.NamespacedName{Namespace: namespace, Name: name}, &c); err != nil {
+		return nil, client.IgnoreNotFound(err)
+	}
+	return &c.Spec, nil
+}
+
+// get reads an object from the cache, or from the API server if the cache does not
+// have it: a user may create a template and its pod at the same time.
 func (p *Pods) get(ctx context.Context, name types.NamespacedName, into client.Object) error {
 	err := p.Client.Get(ctx, name, into)
 	if apierrors.IsNotFound(err) {

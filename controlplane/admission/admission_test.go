@@ -1,7 +1,6 @@
 package admission
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -32,21 +31,25 @@ import (
 
 const driver = "dra-shared.dev"
 
-// objects that there are: a group with a claim from a template, and one by name.
+// objects are in the API server of newPods: PodGroups with claims from templates
+// and by name, and the templates and DeviceClasses.
 const objects = `
 apiVersion: scheduling.dra-shared.dev/v1beta1
 kind: PodGroup
 metadata: {namespace: ns, name: group, uid: "1"}
 spec:
   schedulingPolicy: {basic: {}}
-  resourceClaims: [{name: net, resourceClaimTemplateName: share}, {name: kept, resourceClaimName: team}, {name: rack, resourceClaimTemplateName: fabric}]
+  resourceClaims:
+  - {name: net, resourceClaimTemplateName: share}
+  - {name: kept, resourceClaimName: team}
+  - {name: rack, resourceClaimTemplateName: fabric}
 ---
 apiVersion: scheduling.dra-shared.dev/v1beta1
 kind: PodGroup
 metadata: {namespace: ns, name: early, uid: "3"}
 spec:
   schedulingPolicy: {basic: {}}
-  resourceClaims: [{name: net, resourceClaimTemplateName: later}, {name: kept, resourceClaimName: nobody}]
+  resourceClaims: [{name: net, resourceClaimTemplateName: later}, {name: kept, resourceClaimName: missing}]
 ---
 apiVersion: resource.k8s.io/v1
 kind: ResourceClaim
@@ -55,7 +58,7 @@ spec: {devices: {requests: [{name: nic, exactly: {deviceClassName: nic.dra-share
 ---
 apiVersion: scheduling.dra-shared.dev/v1beta1
 kind: PodGroup
-metadata: {namespace: ns, name: going, uid: "2", deletionTimestamp: "2026-01-01T00:00:00Z", finalizers: [x]}
+metadata: {namespace: ns, name: terminating, uid: "2", deletionTimestamp: "2026-01-01T00:00:00Z", finalizers: [x]}
 spec: {schedulingPolicy: {basic: {}}}
 ---
 apiVersion: resource.k8s.io/v1
@@ -71,7 +74,12 @@ spec: {spec: {devices: {requests: [{name: fabric, exactly: {deviceClassName: fab
 apiVersion: resource.k8s.io/v1
 kind: ResourceClaimTemplate
 metadata: {namespace: ns, name: both}
-spec: {spec: {devices: {requests: [{name: nic, exactly: {deviceClassName: storage}}, {name: gpu, exactly: {deviceClassName: accelerator.dra-shared.dev}}]}}}
+spec:
+  spec:
+    devices:
+      requests:
+      - {name: nic, exactly: {deviceClassName: storage}}
+      - {name: gpu, exactly: {deviceClassName: accelerator.dra-shared.dev}}
 ---
 apiVersion: resource.k8s.io/v1
 kind: ResourceClaimTemplate
@@ -90,12 +98,18 @@ spec:
   spec:
     devices:
       requests: [{name: any, exactly: {deviceClassName: mine}}]
-      config: [{opaque: {driver: dra-shared.dev, parameters: {apiVersion: dra-shared.dev/v1alpha1, kind: NetworkAttachment}}}]
+      config:
+      - opaque:
+          driver: dra-shared.dev
+          parameters: {apiVersion: dra-shared.dev/v1alpha1, kind: NetworkAttachment}
 ---
 apiVersion: resource.k8s.io/v1
 kind: DeviceClass
 metadata: {name: storage}
-spec: {selectors: [{cel: {expression: 'device.driver == "dra-shared.dev" && device.attributes["dra-shared.dev"].kind == "nic"'}}]}
+spec:
+  selectors:
+  - cel:
+      expression: 'device.driver == "dra-shared.dev" && device.attributes["dra-shared.dev"].kind == "nic"'
 `
 
 func newPods(t *testing.T, m mode.Mode) *Pods {
@@ -121,7 +135,7 @@ func newPods(t *testing.T, m mode.Mode) *Pods {
 		}
 		object, ok := o.(client.Object)
 		if !ok {
-			t.Fatalf("%T", o)
+			t.Fatalf("%T is not a client.Object", o)
 		}
 		b = b.WithObjects(object)
 	}
@@ -143,15 +157,24 @@ func review(t *testing.T, old, now string) admission.Request {
 		}
 		return runtime.RawExtension{Raw: j}
 	}
-	return admission.Request{AdmissionRequest: admissionv1.AdmissionRequest{UID: "r", Namespace: "ns", Object: raw(now), OldObject: raw(old)}}
+	return admission.Request{AdmissionRequest: admissionv1.AdmissionRequest{
+		UID: "r", Namespace: "ns", Object: raw(now), OldObject: raw(old),
+	}}
 }
 
-// admitted is the object after admission.
-func admitted(t *testing.T, h admission.Handler, req admission.Request, into any) admission.Response {
+// create returns the response to the creation of a pod.
+func create(t *testing.T, m mode.Mode, pod string) admission.Response {
 	t.Helper()
-	response := h.Handle(context.Background(), req)
+	return newPods(t, m).Handle(t.Context(), review(t, "", pod))
+}
+
+// admit calls the handler, applies its patch to the object of the request, and
+// decodes the result into into.
+func admit(t *testing.T, h admission.Handler, req admission.Request, into any) admission.Response {
+	t.Helper()
+	response := h.Handle(t.Context(), req)
 	if !response.Allowed {
-		t.Logf("refused: %v", response.Result)
+		t.Logf("denied: %v", response.Result)
 		return response
 	}
 	raw := req.Object.Raw
@@ -177,149 +200,238 @@ func admitted(t *testing.T, h admission.Handler, req admission.Request, into any
 const podOfGroup = `
 metadata: {name: p, annotations: {scheduling.dra-shared.dev/pod-group: group}}
 spec:
-  resourceClaims: [{name: net, resourceClaimTemplateName: share}, {name: kept, resourceClaimName: team}, {name: own, resourceClaimTemplateName: theirs}]
+  resourceClaims:
+  - {name: net, resourceClaimTemplateName: share}
+  - {name: kept, resourceClaimName: team}
+  - {name: own, resourceClaimTemplateName: theirs}
   fieldOfALaterVersion: {kept: true}
   containers: [{name: c, image: i, resources: {}, anotherOne: [1]}]
 `
 
-func TestAPodOfAGroupGetsTheGroupsClaims(t *testing.T) {
+func TestPods_replacesTemplatesByTheClaimsOfThePodGroup(t *testing.T) {
 	for _, m := range []mode.Mode{mode.Bridge, mode.Native} {
 		var pod corev1.Pod
-		response := admitted(t, newPods(t, m), review(t, "", podOfGroup), &pod)
+		response := admit(t, newPods(t, m), review(t, "", podOfGroup), &pod)
 		if !response.Allowed || len(response.Warnings) > 0 {
-			t.Fatalf("%+v", response)
+			t.Fatalf("%s: response %+v", m, response)
 		}
 		claims := pod.Spec.ResourceClaims
-		if name := ptr.Deref(claims[0].ResourceClaimName, ""); claims[0].ResourceClaimTemplateName != nil || !strings.HasPrefix(name, "group-net-") {
-			t.Errorf("%s: %+v", m, claims[0])
+		generated := strings.HasPrefix(ptr.Deref(claims[0].ResourceClaimName, ""), "group-net-")
+		if !generated || claims[0].ResourceClaimTemplateName != nil {
+			t.Errorf("%s: claim from a template: %+v", m, claims[0])
 		}
 		if *claims[1].ResourceClaimName != "team" || *claims[2].ResourceClaimTemplateName != "theirs" {
-			t.Errorf("%s: %+v", m, claims)
+			t.Errorf("%s: claims by name, and of another driver: %+v", m, claims)
 		}
-		if pod.Labels[scheduling.GroupUIDLabel] != "1" || (pod.Spec.SchedulingGroup != nil) != (m == mode.Native) || len(pod.Spec.SchedulingGates) > 0 {
-			t.Errorf("%s: %+v", m, pod)
+		if pod.Labels[scheduling.GroupUIDLabel] != "1" || (pod.Spec.SchedulingGroup != nil) != (m == mode.Native) ||
+			len(pod.Spec.SchedulingGates) > 0 {
+			t.Errorf("%s: label, scheduling group, or gates of the pod: %+v", m, pod)
 		}
-		var all map[string]any
-		admitted(t, newPods(t, m), review(t, "", podOfGroup), &all)
-		if fmt.Sprint(all["spec"].(map[string]any)["fieldOfALaterVersion"]) != "map[kept:true]" { //nolint:forcetypeassert // of a pod
-			t.Errorf("%s: a field that the types do not have is lost: %v", m, all)
+		var raw struct{ Spec map[string]any }
+		admit(t, newPods(t, m), review(t, "", podOfGroup), &raw)
+		if fmt.Sprint(raw.Spec["fieldOfALaterVersion"]) != "map[kept:true]" {
+			t.Errorf("%s: the patch drops a field that the API types lack: %v", m, raw)
 		}
 	}
 }
 
-// Others may change the pod after us; then it is seen again.
-func TestASecondLookChangesNothing(t *testing.T) {
+// The API server calls the webhook again if another webhook changes the pod.
+func TestPods_isIdempotent(t *testing.T) {
 	pods := newPods(t, mode.Bridge)
-	text := strings.Replace(podOfGroup, "{name: own, resourceClaimTemplateName: theirs}", "{name: rack, resourceClaimTemplateName: fabric}", 1)
+	text := strings.Replace(podOfGroup,
+		"{name: own, resourceClaimTemplateName: theirs}", "{name: rack, resourceClaimTemplateName: fabric}", 1)
 	var first, second corev1.Pod
-	admitted(t, pods, review(t, "", text), &first)
+	admit(t, pods, review(t, "", text), &first)
 	raw, err := json.Marshal(first)
 	if err != nil {
 		t.Fatal(err)
 	}
-	admitted(t, pods, review(t, "", string(raw)), &second)
+	admit(t, pods, review(t, "", string(raw)), &second)
 	if diff := cmp.Diff(first, second); diff != "" {
-		t.Error(diff)
+		t.Errorf("the second call changed the pod (-first +second):\n%s", diff)
 	}
 	if len(first.Spec.SchedulingGates) != 1 || first.Spec.SchedulingGates[0].Name != scheduling.ReservedGate {
-		t.Errorf("a pod on a fabric waits for its reservation: %v", first.Spec.SchedulingGates)
+		t.Errorf("a pod with a share of a fabric has the gates %v, want one", first.Spec.SchedulingGates)
 	}
 }
 
-func TestWhoMayNotJoinIsTold(t *testing.T) {
-	for pod, want := range map[string]string{
-		`{metadata: {annotations: {scheduling.dra-shared.dev/pod-group: nobody}}}`:                                                `PodGroup "nobody" does not exist in namespace "ns": create it first`,
-		`{spec: {schedulingGroup: {podGroupName: nobody}}}`:                                                                       `PodGroup "nobody" does not exist`,
-		`{metadata: {annotations: {scheduling.dra-shared.dev/pod-group: going}}}`:                                                 `PodGroup "going" is being deleted: it takes no more pods`,
-		`{metadata: {annotations: {scheduling.dra-shared.dev/pod-group: ""}}}`:                                                    `is empty: name a PodGroup`,
-		`{metadata: {annotations: {scheduling.dra-shared.dev/pod-group: group}}, spec: {schedulingGroup: {podGroupName: other}}}`: `a pod is in one`,
-		`{metadata: {annotations: {dra-shared.dev/claim-references: all}}}`:                                                       `Unsupported value: "all": must be All or Explicit`,
+func TestPods_denies(t *testing.T) {
+	for _, tc := range []struct{ name, pod, want string }{
+		{
+			"the annotation names a missing PodGroup",
+			`{metadata: {annotations: {scheduling.dra-shared.dev/pod-group: missing}}}`,
+			`PodGroup "missing" does not exist in namespace "ns": create it first`,
+		},
+		{
+			"the field names a missing PodGroup",
+			`{spec: {schedulingGroup: {podGroupName: missing}}}`,
+			`PodGroup "missing" does not exist`,
+		},
+		{
+			"the PodGroup is being deleted",
+			`{metadata: {annotations: {scheduling.dra-shared.dev/pod-group: terminating}}}`,
+			`PodGroup "terminating" is being deleted and accepts no more pods`,
+		},
+		{
+			"the annotation is empty",
+			`{metadata: {annotations: {scheduling.dra-shared.dev/pod-group: ""}}}`,
+			`must not be empty: name a PodGroup`,
+		},
+		{
+			"the annotation and the field differ",
+			`{metadata: {annotations: {scheduling.dra-shared.dev/pod-group: group}},
+			spec: {schedulingGroup: {podGroupName: other}}}`,
+			`a pod can be in only one PodGroup`,
+		},
+		{
+			"the annotation for references has an unknown value",
+			`{metadata: {annotations: {dra-shared.dev/claim-references: all}}}`,
+			`Unsupported value: "all": must be All or Explicit`,
+		},
 	} {
-		response := newPods(t, mode.Bridge).Handle(context.Background(), review(t, "", pod))
-		if response.Allowed || !strings.Contains(response.Result.Message, want) {
-			t.Errorf("%s: got %v, want %s", pod, response.Result, want)
+		response := create(t, mode.Bridge, tc.pod)
+		if response.Allowed || !strings.Contains(response.Result.Message, tc.want) {
+			t.Errorf("%s: response %v, want %s", tc.name, response.Result, tc.want)
 		}
-	}
-	if r := newPods(t, mode.Native).Handle(context.Background(), review(t, "", `{spec: {schedulingGroup: {podGroupName: nobody}}}`)); !r.Allowed || len(r.Patches) > 0 {
-		t.Errorf("native: one of Kubernetes' own groups: %+v", r)
 	}
 }
 
-func TestANearMissIsWarnedOf(t *testing.T) {
-	for claims, want := range map[string]string{
-		`[{name: net, resourceClaimTemplateName: other}]`:  `spec.resourceClaims[0] "net" is not shared with PodGroup "group": it is of ResourceClaimTemplate "other", and the PodGroup's of ResourceClaimTemplate "share"`,
-		`[{name: nett, resourceClaimTemplateName: share}]`: `the PodGroup names that claim "net"`,
-		`[{name: kept, resourceClaimName: teem}]`:          `it is of ResourceClaim "teem", and the PodGroup's of ResourceClaim "team"`,
-		`[{name: mine, resourceClaimTemplateName: mine}]`:  `the pod shares no claim with PodGroup "group", which has "net" (ResourceClaimTemplate "share"), "kept" (ResourceClaim "team")`,
-		`[]`: `the pod shares no claim with PodGroup "group"`,
+func TestPods_nativeModeLeavesOtherPodGroupsAlone(t *testing.T) {
+	r := create(t, mode.Native, `{spec: {schedulingGroup: {podGroupName: missing}}}`)
+	if !r.Allowed || len(r.Patches) > 0 {
+		t.Errorf("response to a pod of one of Kubernetes' own PodGroups: %+v", r)
+	}
+}
+
+func TestPods_warnsAboutClaimsThatAreNotShared(t *testing.T) {
+	for _, tc := range []struct{ name, claims, want string }{
+		{
+			"another template",
+			`[{name: net, resourceClaimTemplateName: other}]`,
+			`spec.resourceClaims[0] "net" is not shared with PodGroup "group": ` +
+				`it refers to ResourceClaimTemplate "other", and the PodGroup's entry to ResourceClaimTemplate "share"`,
+		},
+		{
+			"another name",
+			`[{name: nett, resourceClaimTemplateName: share}]`,
+			`the PodGroup calls that claim "net"`,
+		},
+		{
+			"another claim",
+			`[{name: kept, resourceClaimName: teem}]`,
+			`it refers to ResourceClaim "teem", and the PodGroup's entry to ResourceClaim "team"`,
+		},
+		{
+			"no similar entry",
+			`[{name: mine, resourceClaimTemplateName: mine}]`,
+			`the pod shares no claim with PodGroup "group", ` +
+				`which has "net" (ResourceClaimTemplate "share"), "kept" (ResourceClaim "team")`,
+		},
+		{"no claims", `[]`, `the pod shares no claim with PodGroup "group"`},
 	} {
-		r := newPods(t, mode.Bridge).Handle(context.Background(), review(t, "", `{metadata: {annotations: {scheduling.dra-shared.dev/pod-group: group}}, spec: {resourceClaims: `+claims+`}}`))
-		if !r.Allowed || len(r.Warnings) == 0 || !strings.Contains(r.Warnings[0], want) {
-			t.Errorf("%s: got %q, want %s", claims, r.Warnings, want)
+		r := create(t, mode.Bridge, `{metadata: {annotations: {scheduling.dra-shared.dev/pod-group: group}},
+			spec: {resourceClaims: `+tc.claims+`}}`)
+		if !r.Allowed || len(r.Warnings) == 0 || !strings.Contains(r.Warnings[0], tc.want) {
+			t.Errorf("%s: warnings %q, want %s", tc.name, r.Warnings, tc.want)
 		}
 	}
 }
 
-// Whose devices a claim asks for is known from its template, also before it is
-// generated, and not at all before that is there.
-func TestAPodOfAGroupWaitsForWhatSaysWhatItGets(t *testing.T) {
-	const early = `{metadata: {annotations: {scheduling.dra-shared.dev/pod-group: early}}, spec: {resourceClaims: [%s], containers: [{name: c, resources: {%s}}]}}`
-	for claim, want := range map[string]string{
-		"{name: net, resourceClaimTemplateName: later}": `spec.resourceClaims[0] "net": there is no ResourceClaimTemplate "later" in namespace "ns": create it first`,
-		"{name: kept, resourceClaimName: nobody}":       `spec.resourceClaims[0] "kept": there is no ResourceClaim "nobody" in namespace "ns": create it first`,
+// The webhook learns from the template which driver a claim is for, even before
+// the claim is generated. Without the template it denies the pod.
+func TestPods_requiresTheTemplateOfASharedClaim(t *testing.T) {
+	const pod = `{metadata: {annotations: {scheduling.dra-shared.dev/pod-group: early}},
+		spec: {resourceClaims: [%s], containers: [{name: c, resources: {%s}}]}}`
+	for _, tc := range []struct{ entry, claim, want string }{
+		{
+			"net", "{name: net, resourceClaimTemplateName: later}",
+			`spec.resourceClaims[0] "net": ResourceClaimTemplate "later" does not exist in namespace "ns": create it first`,
+		},
+		{
+			"kept", "{name: kept, resourceClaimName: missing}",
+			`spec.resourceClaims[0] "kept": ResourceClaim "missing" does not exist in namespace "ns": create it first`,
+		},
 	} {
-		name, _, _ := strings.Cut(strings.TrimPrefix(claim, "{name: "), ",")
-		r := newPods(t, mode.Bridge).Handle(context.Background(), review(t, "", fmt.Sprintf(early, claim, "")))
-		if r.Allowed || !strings.Contains(r.Result.Message, want) {
-			t.Errorf("%s: %v", claim, r.Result)
+		r := create(t, mode.Bridge, fmt.Sprintf(pod, tc.claim, ""))
+		if r.Allowed || !strings.Contains(r.Result.Message, tc.want) {
+			t.Errorf("%s: response %v, want %s", tc.claim, r.Result, tc.want)
 		}
-		r = newPods(t, mode.Bridge).Handle(context.Background(), review(t, "", fmt.Sprintf(early, claim, "claims: [{name: "+name+"}]")))
+		r = create(t, mode.Bridge, fmt.Sprintf(pod, tc.claim, "claims: [{name: "+tc.entry+"}]"))
 		if !r.Allowed {
-			t.Errorf("%s, named by a container: %v", claim, r.Result)
+			t.Errorf("%s, referenced by a container: %v", tc.claim, r.Result)
 		}
 	}
-	var pod corev1.Pod
-	admitted(t, newPods(t, mode.Bridge), review(t, "", podOfGroup), &pod)
-	if got := pod.Spec.Containers[0].Resources.Claims; len(got) != 2 || got[0].Name != "net" || got[1].Name != "kept" {
-		t.Errorf("before the claim is generated: %v", got)
-	}
-	r := newPods(t, mode.Bridge).Handle(context.Background(), review(t, "", `{spec: {resourceClaims: [{name: a, resourceClaimTemplateName: later}], containers: [{name: c}]}}`))
-	if !r.Allowed || len(r.Warnings) != 1 || !strings.Contains(r.Warnings[0], `there is no ResourceClaimTemplate "later" yet`) {
-		t.Errorf("a pod alone: %v", r.Warnings)
-	}
-	r = newPods(t, mode.Bridge).Handle(context.Background(), review(t, "", `{metadata: {annotations: {scheduling.dra-shared.dev/podgroup: group}}, spec: {containers: [{name: c}]}}`))
-	if !r.Allowed || len(r.Warnings) != 1 || !strings.Contains(r.Warnings[0], `"scheduling.dra-shared.dev/podgroup"] means nothing: a pod's are scheduling.dra-shared.dev/pod-group`) {
-		t.Errorf("a misspelt annotation: %v", r.Warnings)
+	var joined corev1.Pod
+	admit(t, newPods(t, mode.Bridge), review(t, "", podOfGroup), &joined)
+	if got := joined.Spec.Containers[0].Resources.Claims; len(got) != 2 || got[0].Name != "net" || got[1].Name != "kept" {
+		t.Errorf("references before the claim is generated: %v", got)
 	}
 }
 
-func TestAnUpdateIsGivenBackWhatItWas(t *testing.T) {
+func TestPods_warnsAboutUnknownClaimsAndAnnotations(t *testing.T) {
+	for _, tc := range []struct{ name, pod, want string }{
+		{
+			"a pod without a PodGroup, and a template that does not exist",
+			`{spec: {resourceClaims: [{name: a, resourceClaimTemplateName: later}], containers: [{name: c}]}}`,
+			`ResourceClaimTemplate "later" does not exist yet`,
+		},
+		{
+			"a misspelled annotation",
+			`{metadata: {annotations: {scheduling.dra-shared.dev/podgroup: group}}, spec: {containers: [{name: c}]}}`,
+			`"scheduling.dra-shared.dev/podgroup"] has no effect: ` +
+				`the driver's annotations for pods are scheduling.dra-shared.dev/pod-group`,
+		},
+	} {
+		r := create(t, mode.Bridge, tc.pod)
+		if !r.Allowed || len(r.Warnings) != 1 || !strings.Contains(r.Warnings[0], tc.want) {
+			t.Errorf("%s: warnings %q, want %s", tc.name, r.Warnings, tc.want)
+		}
+	}
+}
+
+func TestPods_restoresClaimsAndPodGroupInUpdates(t *testing.T) {
 	var created, updated corev1.Pod
 	pods := newPods(t, mode.Native)
-	admitted(t, pods, review(t, "", podOfGroup), &created)
+	admit(t, pods, review(t, "", podOfGroup), &created)
 	old, err := json.Marshal(created)
 	if err != nil {
 		t.Fatal(err)
 	}
-	admitted(t, pods, review(t, string(old), podOfGroup), &updated)
+	admit(t, pods, review(t, string(old), podOfGroup), &updated)
 	if diff := cmp.Diff(created.Spec, updated.Spec); diff != "" || updated.Labels[scheduling.GroupUIDLabel] != "1" {
-		t.Errorf("%s %v", diff, updated.Labels)
+		t.Errorf("updated pod (-created +updated):\n%s\nlabels %v", diff, updated.Labels)
 	}
 }
 
-func TestReferences(t *testing.T) {
-	for _, tc := range []struct{ name, pod, want string }{
-		{"a NIC: every container", `{resourceClaims: [{name: dev, resourceClaimTemplateName: share}], initContainers: [{name: i, resources: {}}], containers: [{name: a, resources: {}}, {name: b, resources: {claims: [{name: dev}]}}]}`, "i:dev a:dev b:dev"},
-		{"by a class of one's own", `{resourceClaims: [{name: dev, resourceClaimTemplateName: both}], containers: [{name: a, resources: {}}]}`, "a:dev"},
-		{"an accelerator that one has chosen is its own; the NIC is everybody's", `{resourceClaims: [{name: dev, resourceClaimTemplateName: both}], containers: [{name: a, resources: {}}, {name: b, resources: {claims: [{name: dev, request: gpu}]}}]}`, "a:dev/nic b:dev/gpu b:dev/nic"},
-		{"an accelerator that nobody names", `{resourceClaims: [{name: dev, resourceClaimTemplateName: gpu}], containers: [{name: a, resources: {}}, {name: b, resources: {}}]}`, "a:dev b:dev"},
-		{"an accelerator that one names", `{resourceClaims: [{name: dev, resourceClaimTemplateName: gpu}], containers: [{name: a, resources: {}}, {name: b, resources: {claims: [{name: dev}]}}]}`, "b:dev"},
-		{"by the driver's parameters", `{resourceClaims: [{name: dev, resourceClaimTemplateName: configured}], containers: [{name: a, resources: {}}]}`, "a:dev"},
-		{"another driver's", `{resourceClaims: [{name: dev, resourceClaimTemplateName: theirs}], containers: [{name: a, resources: {}}]}`, ""},
-		{"not there yet", `{resourceClaims: [{name: dev, resourceClaimTemplateName: later}], containers: [{name: a, resources: {}}]}`, ""},
+func TestPods_addsReferencesToContainers(t *testing.T) {
+	for _, tc := range []struct{ name, template, containers, want string }{
+		{
+			"a NIC is referenced by every container", "share",
+			`initContainers: [{name: i, resources: {}}],
+			containers: [{name: a, resources: {}}, {name: b, resources: {claims: [{name: dev}]}}]`,
+			"i:dev a:dev b:dev",
+		},
+		{"a DeviceClass of the cluster", "both", `containers: [{name: a, resources: {}}]`, "a:dev"},
+		{
+			"one container references the accelerator; all get the NIC", "both",
+			`containers: [{name: a, resources: {}}, {name: b, resources: {claims: [{name: dev, request: gpu}]}}]`,
+			"a:dev/nic b:dev/gpu b:dev/nic",
+		},
+		{
+			"no container references the accelerator", "gpu",
+			`containers: [{name: a, resources: {}}, {name: b, resources: {}}]`, "a:dev b:dev",
+		},
+		{
+			"one container references the accelerator", "gpu",
+			`containers: [{name: a, resources: {}}, {name: b, resources: {claims: [{name: dev}]}}]`, "b:dev",
+		},
+		{"the claim has parameters of the driver", "configured", `containers: [{name: a, resources: {}}]`, "a:dev"},
+		{"another driver's device", "theirs", `containers: [{name: a, resources: {}}]`, ""},
+		{"the template does not exist yet", "later", `containers: [{name: a, resources: {}}]`, ""},
 	} {
 		var pod corev1.Pod
-		admitted(t, newPods(t, mode.Bridge), review(t, "", "spec: "+tc.pod), &pod)
+		text := "spec: {resourceClaims: [{name: dev, resourceClaimTemplateName: " + tc.template + "}], " + tc.containers + "}"
+		admit(t, newPods(t, mode.Bridge), review(t, "", text), &pod)
 		var got []string
 		for _, list := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
 			for _, c := range list {
@@ -333,38 +445,62 @@ func TestReferences(t *testing.T) {
 			}
 		}
 		if strings.Join(got, " ") != tc.want {
-			t.Errorf("%s: got %v, want %s", tc.name, got, tc.want)
+			t.Errorf("%s: references %v, want %s", tc.name, got, tc.want)
 		}
 	}
 }
 
-func TestTemplatesKeepTheirGroup(t *testing.T) {
+func TestTemplates_keepThePodGroupInTheAnnotation(t *testing.T) {
 	pods := newPods(t, mode.Bridge)
 	for _, tc := range []struct{ object, path string }{
 		{`{spec: {template: {spec: {schedulingGroup: {podGroupName: group}}}}}`, "/spec/template/metadata"},
-		{`{spec: {template: {metadata: {labels: {a: b}}, spec: {schedulingGroup: {podGroupName: group}}}}}`, "/spec/template/metadata/annotations"},
-		{`{spec: {template: {metadata: {annotations: {a: b}}, spec: {schedulingGroup: {podGroupName: group}}}}}`, "/spec/template/metadata/annotations/scheduling.dra-shared.dev~1pod-group"},
-		{`{spec: {jobTemplate: {spec: {template: {metadata: {}, spec: {schedulingGroup: {podGroupName: group}}}}}}}`, "/spec/jobTemplate/spec/template/metadata/annotations"},
-		{`{template: {metadata: {}, spec: {schedulingGroup: {podGroupName: group}}}}`, "/template/metadata/annotations"},
+		{
+			`{spec: {template: {metadata: {labels: {a: b}}, spec: {schedulingGroup: {podGroupName: group}}}}}`,
+			"/spec/template/metadata/annotations",
+		},
+		{
+			`{spec: {template: {metadata: {annotations: {a: b}}, spec: {schedulingGroup: {podGroupName: group}}}}}`,
+			"/spec/template/metadata/annotations/scheduling.dra-shared.dev~1pod-group",
+		},
+		{
+			`{spec: {jobTemplate: {spec: {template: {metadata: {}, spec: {schedulingGroup: {podGroupName: group}}}}}}}`,
+			"/spec/jobTemplate/spec/template/metadata/annotations",
+		},
+		{
+			`{template: {metadata: {}, spec: {schedulingGroup: {podGroupName: group}}}}`,
+			"/template/metadata/annotations",
+		},
 		{`{spec: {template: {spec: {}}}}`, ""},
 	} {
 		var into map[string]any
-		r := admitted(t, &Templates{APIReader: pods.APIReader, Mode: mode.Bridge}, review(t, "", tc.object), &into)
-		if !r.Allowed || tc.path == "" && len(r.Patches) > 0 || tc.path != "" && (len(r.Patches) == 0 || r.Patches[len(r.Patches)-1].Path != tc.path) {
-			t.Errorf("%s: %+v", tc.object, r)
+		r := admit(t, &Templates{APIReader: pods.APIReader, Mode: mode.Bridge}, review(t, "", tc.object), &into)
+		patched := ""
+		if len(r.Patches) > 0 {
+			patched = r.Patches[len(r.Patches)-1].Path
 		}
-	}
-	r := (&Templates{APIReader: pods.APIReader, Mode: mode.Bridge}).Handle(context.Background(), review(t, "", `{spec: {template: {spec: {schedulingGroup: {podGroupName: later}}}}}`))
-	if !r.Allowed || len(r.Patches) == 0 || len(r.Warnings) != 1 {
-		t.Errorf("a group that is not there yet: %+v", r)
-	}
-	if r := (&Templates{APIReader: pods.APIReader, Mode: mode.Native}).Handle(context.Background(), review(t, "", `{spec: {template: {spec: {schedulingGroup: {podGroupName: later}}}}}`)); len(r.Patches) > 0 {
-		t.Errorf("native: one of Kubernetes' own: %+v", r)
+		if !r.Allowed || patched != tc.path {
+			t.Errorf("%s: response %+v, want a patch of %q", tc.object, r, tc.path)
+		}
 	}
 }
 
-// What is wrong by itself is refused as the node would, from one corpus.
-func TestParametersAreHeldAgainstTheNodesCode(t *testing.T) {
+func TestTemplates_ofAPodGroupThatDoesNotExist(t *testing.T) {
+	reader := newPods(t, mode.Bridge).APIReader
+	request := review(t, "", `{spec: {template: {spec: {schedulingGroup: {podGroupName: later}}}}}`)
+	r := (&Templates{APIReader: reader, Mode: mode.Bridge}).Handle(t.Context(), request)
+	if !r.Allowed || len(r.Patches) == 0 || len(r.Warnings) != 1 {
+		t.Errorf("bridge mode: response %+v, want a patch and a warning", r)
+	}
+	// In native mode it is one of Kubernetes' own.
+	r = (&Templates{APIReader: reader, Mode: mode.Native}).Handle(t.Context(), request)
+	if !r.Allowed || len(r.Patches) > 0 {
+		t.Errorf("native mode: response %+v, want no patch", r)
+	}
+}
+
+// The webhook denies what the plugin rejects for every device; the tests of both
+// share one set of cases.
+func TestParameters_deniesWhatThePluginRejects(t *testing.T) {
 	raw, err := os.ReadFile("../../api/v1alpha1/testdata/wrong.yaml")
 	if err != nil {
 		t.Fatal(err)
@@ -377,54 +513,82 @@ func TestParametersAreHeldAgainstTheNodesCode(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, tc := range cases {
-		opaque := &resourceapi.OpaqueDeviceConfiguration{Driver: driver, Parameters: runtime.RawExtension{Raw: []byte(tc.Parameters)}}
-		claim := resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Config: []resourceapi.DeviceClaimConfiguration{{DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: opaque}}}}}
-		for at, o := range map[string]any{
+		opaque := &resourceapi.OpaqueDeviceConfiguration{
+			Driver: driver, Parameters: runtime.RawExtension{Raw: []byte(tc.Parameters)},
+		}
+		config := resourceapi.DeviceConfiguration{Opaque: opaque}
+		claim := resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{
+			Config: []resourceapi.DeviceClaimConfiguration{{DeviceConfiguration: config}},
+		}}
+		template := resourceapi.ResourceClaimTemplateSpec{Spec: claim}
+		class := resourceapi.DeviceClassSpec{
+			Config: []resourceapi.DeviceClassConfiguration{{DeviceConfiguration: config}},
+		}
+		for path, o := range map[string]any{
 			"spec.devices.config[0].opaque.parameters":      &resourceapi.ResourceClaim{Spec: claim},
-			"spec.spec.devices.config[0].opaque.parameters": &resourceapi.ResourceClaimTemplate{Spec: resourceapi.ResourceClaimTemplateSpec{Spec: claim}},
-			"spec.config[0].opaque.parameters": &resourceapi.DeviceClass{Spec: resourceapi.DeviceClassSpec{Config: []resourceapi.DeviceClassConfiguration{
-				{DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: opaque}}}}},
+			"spec.spec.devices.config[0].opaque.parameters": &resourceapi.ResourceClaimTemplate{Spec: template},
+			"spec.config[0].opaque.parameters":              &resourceapi.DeviceClass{Spec: class},
 		} {
 			object, err := json.Marshal(o)
 			if err != nil {
-				continue // what is no JSON does not come this far
+				continue // the API server rejects invalid JSON before admission
 			}
-			r := (&Parameters{Driver: driver}).Handle(context.Background(), admission.Request{AdmissionRequest: admissionv1.AdmissionRequest{Object: runtime.RawExtension{Raw: object}}})
-			switch {
-			case tc.OnDevice && !r.Allowed:
-				t.Errorf("%s: refused without the device: %v", tc.Name, r.Result)
-			case !tc.OnDevice && (r.Allowed || !strings.Contains(r.Result.Message, at) || !strings.Contains(r.Result.Message, tc.Want)):
-				t.Errorf("%s:\ngot  %v\nwant %s, at %s", tc.Name, r.Result, tc.Want, at)
+			request := admissionv1.AdmissionRequest{Object: runtime.RawExtension{Raw: object}}
+			r := (&Parameters{Driver: driver}).Handle(t.Context(), admission.Request{AdmissionRequest: request})
+			if tc.OnDevice {
+				if !r.Allowed {
+					t.Errorf("%s: denied before the device is known: %v", tc.Name, r.Result)
+				}
+				continue
+			}
+			if r.Allowed || !strings.Contains(r.Result.Message, path) || !strings.Contains(r.Result.Message, tc.Want) {
+				t.Errorf("%s:\nresponse %v\nwant %s, at %s", tc.Name, r.Result, tc.Want, path)
 			}
 		}
 	}
 }
 
-func TestParametersOfOthersAreTheirs(t *testing.T) {
-	r := (&Parameters{Driver: driver}).Handle(context.Background(), review(t, "", `{spec: {devices: {config: [{opaque: {driver: example.com, parameters: {kind: x}}}]}}}`))
+func TestParameters_ignoresOtherDrivers(t *testing.T) {
+	claim := `{spec: {devices: {config: [{opaque: {driver: example.com, parameters: {kind: x}}}]}}}`
+	r := (&Parameters{Driver: driver}).Handle(t.Context(), review(t, "", claim))
 	if !r.Allowed {
-		t.Errorf("%+v", r)
-	}
-	held := `{metadata: {annotations: {scheduling.dra-shared.dev/reserved-for: batch/jobs/a}}, status: {reservedFor: [{apiGroup: batch, resource: jobs, name: a, uid: x}]}}`
-	for _, now := range []string{`{}`, `{metadata: {annotations: {scheduling.dra-shared.dev/reserved-for: batch/jobs/b}}}`} {
-		if r := (&Parameters{Driver: driver}).Handle(context.Background(), review(t, held, now)); r.Allowed || !strings.Contains(r.Result.Message, "batch/jobs/a holds the claim: the annotation can be changed when that is deleted") {
-			t.Errorf("%s: %+v", now, r)
-		}
-	}
-	if r := (&Parameters{Driver: driver}).Handle(context.Background(), review(t, held, held)); !r.Allowed {
-		t.Errorf("no change: %+v", r)
-	}
-	r = (&Parameters{Driver: driver}).Handle(context.Background(), review(t, "", `{metadata: {annotations: {scheduling.dra-shared.dev/reserved-for: jobs}}}`))
-	if r.Allowed || !strings.Contains(r.Result.Message, `metadata.annotations[scheduling.dra-shared.dev/reserved-for]: Invalid value: "jobs"`) {
-		t.Errorf("%+v", r)
+		t.Errorf("response to parameters of another driver: %+v", r)
 	}
 }
 
-func TestShardsAreFilledOneAfterTheOther(t *testing.T) {
+func TestParameters_protectsTheAnnotationOfAHeldClaim(t *testing.T) {
+	parameters := &Parameters{Driver: driver}
+	const (
+		held = `{metadata: {annotations: {scheduling.dra-shared.dev/reserved-for: batch/jobs/a}},
+			status: {reservedFor: [{apiGroup: batch, resource: jobs, name: a, uid: x}]}}`
+		another = `{metadata: {annotations: {scheduling.dra-shared.dev/reserved-for: batch/jobs/b}}}`
+		want    = "the claim is reserved for batch/jobs/a: delete that object before you change the annotation"
+	)
+	for _, updated := range []string{`{}`, another} {
+		r := parameters.Handle(t.Context(), review(t, held, updated))
+		if r.Allowed || !strings.Contains(r.Result.Message, want) {
+			t.Errorf("update to %s: response %+v, want %s", updated, r, want)
+		}
+	}
+	if r := parameters.Handle(t.Context(), review(t, held, held)); !r.Allowed {
+		t.Errorf("an update that does not change the annotation: response %+v", r)
+	}
+}
+
+func TestParameters_deniesAnInvalidHolder(t *testing.T) {
+	claim := `{metadata: {annotations: {scheduling.dra-shared.dev/reserved-for: jobs}}}`
+	r := (&Parameters{Driver: driver}).Handle(t.Context(), review(t, "", claim))
+	if r.Allowed || !strings.Contains(r.Result.Message,
+		`metadata.annotations[scheduling.dra-shared.dev/reserved-for]: Invalid value: "jobs"`) {
+		t.Errorf("response %+v", r)
+	}
+}
+
+func TestShards_fillsOneClaimAfterTheOther(t *testing.T) {
 	clock := testclock.NewFakePassiveClock(time.Now())
 	s := NewShards(clock)
-	if _, err := s.next("ns", "r", func(int) string { return "" }); err == nil {
-		t.Error("pods are counted that nobody has seen yet")
+	if _, err := s.assign("ns", "r", func(int) string { return "" }); err == nil {
+		t.Error("assign succeeded before the existing pods were counted")
 	}
 	s.synced = func() bool { return true }
 	requests := 0
@@ -432,43 +596,51 @@ func TestShardsAreFilledOneAfterTheOther(t *testing.T) {
 	next := func() int {
 		t.Helper()
 		requests++
-		n, err := s.next("ns", fmt.Sprint(requests), name)
+		n, err := s.assign("ns", fmt.Sprint(requests), name)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return n
 	}
 	pod := func(i, shard int) *corev1.Pod {
-		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", UID: types.UID(fmt.Sprint(i)), Labels: map[string]string{scheduling.GroupUIDLabel: "1"},
-			Annotations: map[string]string{scheduling.AdmittedAnnotation: fmt.Sprint(i + 1)}},
-			Spec: corev1.PodSpec{ResourceClaims: []corev1.PodResourceClaim{{Name: "net", ResourceClaimName: ptr.To(name(shard))}}}}
+		return &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{
+				Namespace: "ns", UID: types.UID(fmt.Sprint(i)),
+				Labels:      map[string]string{scheduling.GroupUIDLabel: "1"},
+				Annotations: map[string]string{scheduling.AdmittedAnnotation: fmt.Sprint(i + 1)},
+			},
+			Spec: corev1.PodSpec{ResourceClaims: []corev1.PodResourceClaim{
+				{Name: "net", ResourceClaimName: ptr.To(name(shard))},
+			}},
+		}
 	}
 	for i := range shardPods {
 		if n := next(); n != 0 {
-			t.Fatalf("pod %d is in shard %d", i, n)
+			t.Fatalf("pod %d is assigned to shard %d, want 0", i, n)
 		}
 	}
-	// Some are in the cache now: they do not count twice.
+	// Pods that are observed after their assignment do not count twice.
 	for i := range 100 {
-		s.seen(pod(i, 0))
-		s.seen(pod(i, 0))
+		s.observe(pod(i, 0))
+		s.observe(pod(i, 0))
 	}
 	if n := next(); n != 1 {
-		t.Errorf("a full claim got a pod more: shard %d", n)
+		t.Errorf("with shard 0 full, the next pod is assigned to shard %d, want 1", n)
 	}
-	// One that another replica has admitted counts beside those on their way here.
-	s.seen(pod(10000, 1))
-	if s.count(pod(10000, 1), false); len(s.unseen[types.NamespacedName{Namespace: "ns", Name: name(1)}]) != 1 {
-		t.Error("another's pod was taken for one of ours")
+	// A pod that another replica assigned is none of the pending ones here.
+	s.observe(pod(10000, 1))
+	s.observeDeleted(pod(10000, 1))
+	if pending := s.pending[types.NamespacedName{Namespace: "ns", Name: name(1)}]; len(pending) != 1 {
+		t.Errorf("shard 1 has %d pending pods after another replica's pod was observed, want 1", len(pending))
 	}
-	// One goes: there is room for one.
-	s.count(pod(7, 0), false)
+	// A deleted pod leaves room for one.
+	s.observeDeleted(pod(7, 0))
 	if a, b := next(), next(); a != 0 || b != 1 {
-		t.Errorf("shards %d and %d", a, b)
+		t.Errorf("after one pod of shard 0 was deleted, the next pods are assigned to shards %d and %d, want 0 and 1", a, b)
 	}
-	// Pods that were admitted and never came are forgotten.
+	// Assigned pods that are never observed stop counting.
 	clock.SetTime(clock.Now().Add(time.Minute))
 	if n := next(); n != 0 {
-		t.Errorf("shard %d", n)
+		t.Errorf("after pending pods expired, the next pod is assigned to shard %d, want 0", n)
 	}
 }

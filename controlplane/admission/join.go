@@ -2,7 +2,6 @@ package admission
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
@@ -14,101 +13,124 @@ import (
 	"github.com/dra-shared/dra-driver-shared/controlplane/podgroups"
 )
 
-// joining makes a pod one of a group.
-type joining struct {
+// joiner adds a pod to a PodGroup.
+type joiner struct {
 	group *scheduling.PodGroup
-	// request by which the pod is created.
+	// request is the UID of the admission request that creates the pod.
 	request string
 	native  bool
-	// shard chooses among the claims of an entry; noShard if there is one.
-	shard func(entry string) (int, error)
+	// assignShard chooses one of the claims of an entry, or returns notSharded.
+	assignShard func(entry string) (int, error)
 }
 
-// join changes the pod, and returns what its owner should know.
-func (j *joining) join(pod *corev1.Pod) (warnings []string, err error) {
-	shared, waits := 0, false
+// join replaces the pod's references to templates by the PodGroup's claims, and
+// returns warnings for the user.
+func (j *joiner) join(pod *corev1.Pod) (warnings []string, err error) {
+	shared, sharded := 0, false
 	for i := range pod.Spec.ResourceClaims {
 		c := &pod.Spec.ResourceClaims[i]
-		entry, miss := j.match(c)
-		if miss != "" {
-			warnings = append(warnings, fmt.Sprintf("spec.resourceClaims[%d] %q is not shared with PodGroup %q: %s", i, c.Name, j.group.Name, miss))
+		entry, mismatch := j.matchEntry(c)
+		if mismatch != "" {
+			warnings = append(warnings, fmt.Sprintf("spec.resourceClaims[%d] %q is not shared with PodGroup %q: %s",
+				i, c.Name, j.group.Name, mismatch))
 		}
 		if entry == nil {
 			continue
 		}
 		shared++
-		if entry.ResourceClaimName != nil || c.ResourceClaimName != nil && pod.Labels[scheduling.GroupUIDLabel] == string(j.group.UID) {
-			continue // by name, or the second time that this pod is seen: others change it too
+		if entry.ResourceClaimName != nil || j.hasJoined(pod, c) {
+			continue
 		}
-		n, err := j.shard(entry.Name)
+		shard, err := j.assignShard(entry.Name)
 		if err != nil {
 			return warnings, err
 		}
-		if n != noShard {
-			waits = true
+		if shard == notSharded {
+			shard = 0
+		} else {
+			sharded = true
 		}
-		c.ResourceClaimTemplateName, c.ResourceClaimName = nil, ptr.To(claims.Name(podgroups.Owner(j.group), entry.Name, max(n, 0)))
+		c.ResourceClaimTemplateName = nil
+		c.ResourceClaimName = ptr.To(claims.Name(podgroups.Owner(j.group), entry.Name, shard))
 	}
 	if shared == 0 && len(warnings) == 0 {
-		warnings = append(warnings, fmt.Sprintf("the pod shares no claim with PodGroup %q, which has %s: name one in spec.resourceClaims as the PodGroup does", j.group.Name, described(j.group.Spec.ResourceClaims)))
+		warnings = append(warnings, fmt.Sprintf("the pod shares no claim with PodGroup %q, which has %s: "+
+			"repeat an entry of the PodGroup in spec.resourceClaims",
+			j.group.Name, describeEntries(j.group.Spec.ResourceClaims)))
 	}
-	j.mark(pod, waits)
+	j.markMember(pod, sharded)
 	return warnings, nil
 }
 
-// mark tells who the pod's group is, in ways that every cluster stores.
-func (j *joining) mark(pod *corev1.Pod, waits bool) {
-	pod.Labels, pod.Annotations = writable(pod.Labels), writable(pod.Annotations)
+// hasJoined reports whether an earlier call replaced the claim. The API server
+// calls the webhook again if another webhook changes the pod afterwards.
+func (j *joiner) hasJoined(pod *corev1.Pod, c *corev1.PodResourceClaim) bool {
+	return c.ResourceClaimName != nil && pod.Labels[scheduling.GroupUIDLabel] == string(j.group.UID)
+}
+
+// markMember records the PodGroup in the pod, in fields that every cluster stores.
+// A pod with a claim that is one of several shards gets the gate.
+func (j *joiner) markMember(pod *corev1.Pod, sharded bool) {
+	pod.Labels, pod.Annotations = notNil(pod.Labels), notNil(pod.Annotations)
 	pod.Labels[scheduling.GroupUIDLabel] = string(j.group.UID)
 	pod.Annotations[scheduling.GroupAnnotation] = j.group.Name
 	if j.native {
 		pod.Spec.SchedulingGroup = &corev1.PodSchedulingGroup{PodGroupName: ptr.To(j.group.Name)}
 	}
 	gate := corev1.PodSchedulingGate{Name: scheduling.ReservedGate}
-	if waits && !slices.Contains(pod.Spec.SchedulingGates, gate) {
+	if sharded && !slices.Contains(pod.Spec.SchedulingGates, gate) {
 		pod.Annotations[scheduling.AdmittedAnnotation] = j.request
 		pod.Spec.SchedulingGates = append(pod.Spec.SchedulingGates, gate)
 	}
 }
 
-func writable(m map[string]string) map[string]string {
+// notNil returns m, or an empty map if m is nil.
+func notNil(m map[string]string) map[string]string {
 	if m == nil {
 		return map[string]string{}
 	}
 	return m
 }
 
-// match finds the group's entry that a pod's stands for, or tells what it lacks
-// to be one: Kubernetes makes a claim for the pod alone then, and says nothing.
-func (j *joining) match(c *corev1.PodResourceClaim) (*scheduling.PodGroupResourceClaim, string) {
-	for i := range j.group.Spec.ResourceClaims {
-		e := &j.group.Spec.ResourceClaims[i]
-		if e.Name == c.Name {
-			if j.same(e, c) {
-				return e, ""
-			}
-			return nil, fmt.Sprintf("it is of %s, and the PodGroup's of %s", source(c.ResourceClaimName, c.ResourceClaimTemplateName), source(e.ResourceClaimName, e.ResourceClaimTemplateName))
+// matchEntry returns the PodGroup's entry that a pod's claim refers to. If an
+// entry is similar but does not match, matchEntry returns the difference instead:
+// Kubernetes would then generate a claim for this pod alone, without a message.
+func (j *joiner) matchEntry(c *corev1.PodResourceClaim) (entry *scheduling.PodGroupResourceClaim, mismatch string) {
+	entries := j.group.Spec.ResourceClaims
+	for i := range entries {
+		e := &entries[i]
+		if e.Name != c.Name {
+			continue
 		}
+		if j.sameClaim(e, c) {
+			return e, ""
+		}
+		return nil, fmt.Sprintf("it refers to %s, and the PodGroup's entry to %s",
+			describeSource(c.ResourceClaimName, c.ResourceClaimTemplateName),
+			describeSource(e.ResourceClaimName, e.ResourceClaimTemplateName))
 	}
-	for i := range j.group.Spec.ResourceClaims {
-		if e := &j.group.Spec.ResourceClaims[i]; j.same(e, c) {
-			return nil, fmt.Sprintf("the PodGroup names that claim %q", e.Name)
+	for i := range entries {
+		if j.sameClaim(&entries[i], c) {
+			return nil, fmt.Sprintf("the PodGroup calls that claim %q", entries[i].Name)
 		}
 	}
 	return nil, ""
 }
 
-// same tells whether two entries are of one claim. A pod that was written after
-// one that runs has the generated claim's name.
-func (j *joining) same(e *scheduling.PodGroupResourceClaim, c *corev1.PodResourceClaim) bool {
+// sameClaim reports whether a PodGroup's entry and a pod's refer to the same
+// claim. A pod that was copied from a running one has the name of the generated
+// claim.
+func (j *joiner) sameClaim(e *scheduling.PodGroupResourceClaim, c *corev1.PodResourceClaim) bool {
 	if c.ResourceClaimName != nil && e.ResourceClaimTemplateName != nil {
-		_, ours := claims.ShardNumber(podgroups.Owner(j.group), e.Name, *c.ResourceClaimName)
-		return ours
+		_, generated := claims.ShardNumber(podgroups.Owner(j.group), e.Name, *c.ResourceClaimName)
+		return generated
 	}
-	return ptr.Equal(e.ResourceClaimName, c.ResourceClaimName) && ptr.Equal(e.ResourceClaimTemplateName, c.ResourceClaimTemplateName)
+	return ptr.Equal(e.ResourceClaimName, c.ResourceClaimName) &&
+		ptr.Equal(e.ResourceClaimTemplateName, c.ResourceClaimTemplateName)
 }
 
-func source(claim, template *string) string {
+// describeSource names the object that a claim comes from.
+func describeSource(claim, template *string) string {
 	switch {
 	case claim != nil:
 		return fmt.Sprintf("ResourceClaim %q", *claim)
@@ -118,62 +140,14 @@ func source(claim, template *string) string {
 	return "nothing"
 }
 
-func described(entries []scheduling.PodGroupResourceClaim) string {
-	var all []string
-	for _, e := range entries {
-		all = append(all, fmt.Sprintf("%q (%s)", e.Name, source(e.ResourceClaimName, e.ResourceClaimTemplateName)))
-	}
-	if all == nil {
+func describeEntries(entries []scheduling.PodGroupResourceClaim) string {
+	if len(entries) == 0 {
 		return "none"
 	}
-	return strings.Join(all, ", ")
+	var described []string
+	for _, e := range entries {
+		source := describeSource(e.ResourceClaimName, e.ResourceClaimTemplateName)
+		described = append(described, fmt.Sprintf("%q (%s)", e.Name, source))
+	}
+	return strings.Join(described, ", ")
 }
-
-// restore gives an update of a pod back what admission had made of it: whoever
-// applies its manifest again has the references to templates in it, and a pod's
-// claims do not change.
-func restore(old, pod *corev1.Pod) (warnings []string) {
-	if uid, ours := old.Labels[scheduling.GroupUIDLabel]; ours {
-		pod.Labels, pod.Annotations = writable(pod.Labels), writable(pod.Annotations)
-		pod.Labels[scheduling.GroupUIDLabel] = uid
-		if name, ok := old.Annotations[scheduling.GroupAnnotation]; ok {
-			// Who names the group by the field has not written the annotation.
-			if now, written := pod.Annotations[scheduling.GroupAnnotation]; now != name && (written || pod.Spec.SchedulingGroup == nil) {
-				warnings = append(warnings, fmt.Sprintf("the pod stays in PodGroup %s: a pod is in a group from its creation on", name))
-			}
-			pod.Annotations[scheduling.GroupAnnotation] = name
-		}
-		for i := range pod.Spec.ResourceClaims {
-			for _, was := range old.Spec.ResourceClaims {
-				if c := &pod.Spec.ResourceClaims[i]; c.Name == was.Name && was.ResourceClaimName != nil && c.ResourceClaimTemplateName != nil {
-					*c = was
-				}
-			}
-		}
-		if pod.Spec.SchedulingGroup == nil {
-			pod.Spec.SchedulingGroup = old.Spec.SchedulingGroup
-		}
-	}
-	was := containers(&old.Spec)
-	for name, c := range containers(&pod.Spec) {
-		if o, ok := was[name]; ok && len(c.Resources.Claims) < len(o.Resources.Claims) {
-			c.Resources.Claims = slices.Clone(o.Resources.Claims)
-		}
-	}
-	return warnings
-}
-
-// containers of a pod that can have claims, by name.
-func containers(spec *corev1.PodSpec) map[string]*corev1.Container {
-	all := map[string]*corev1.Container{}
-	for i := range spec.InitContainers {
-		all[spec.InitContainers[i].Name] = &spec.InitContainers[i]
-	}
-	for i := range spec.Containers {
-		all[spec.Containers[i].Name] = &spec.Containers[i]
-	}
-	return all
-}
-
-// names of a pod's containers, sorted.
-func names(spec *corev1.PodSpec) []string { return slices.Sorted(maps.Keys(containers(spec))) }

@@ -17,37 +17,29 @@ import (
 	"github.com/dra-shared/dra-driver-shared/controlplane/reservedfor"
 )
 
-// Parameters is the webhook for the driver's parameters in claims, templates and
-// DeviceClasses. What the node would refuse for every device is refused here, by
-// the same code; what depends on the device that the claim gets, only there.
+// Parameters is the webhook for ResourceClaims, ResourceClaimTemplates, and
+// DeviceClasses. It denies parameters of the driver that the plugin would reject
+// for every device, by the plugin's own validation. What depends on the allocated
+// device is validated on the node only. The webhook also validates the annotation
+// reserved-for.
 type Parameters struct {
 	Driver string
 }
 
-// configured is what claims, templates and classes have in common, at whichever
-// depth.
+// configured has the fields of a ResourceClaim, a ResourceClaimTemplate, and a
+// DeviceClass that the webhook reads.
 type configured struct {
 	Metadata metav1.ObjectMeta `json:"metadata"`
 	Spec     struct {
-		Devices resourceapi.DeviceClaim `json:"devices"` // a claim
+		Devices resourceapi.DeviceClaim `json:"devices"` // of a claim
 		Spec    struct {
 			Devices resourceapi.DeviceClaim `json:"devices"`
-		} `json:"spec"` // a template
-		Config []resourceapi.DeviceClassConfiguration `json:"config"` // a class
+		} `json:"spec"` // of a template
+		Config []resourceapi.DeviceClassConfiguration `json:"config"` // of a class
 	} `json:"spec"`
 	Status struct {
 		ReservedFor []resourceapi.ResourceClaimConsumerReference `json:"reservedFor"`
 	} `json:"status"`
-}
-
-// checkHolder keeps the name of who holds a claim while it does.
-func checkHolder(old, now *configured) field.ErrorList {
-	before, after := old.Metadata.Annotations[scheduling.ReservedForAnnotation], now.Metadata.Annotations[scheduling.ReservedForAnnotation]
-	if before == after || !reservedfor.IsHeldBy(before, old.Status.ReservedFor) {
-		return nil
-	}
-	return field.ErrorList{field.Forbidden(field.NewPath("metadata", "annotations").Key(scheduling.ReservedForAnnotation),
-		fmt.Sprintf("%s holds the claim: the annotation can be changed when that is deleted", before))}
 }
 
 // Handle implements admission.Handler.
@@ -56,13 +48,13 @@ func (p *Parameters) Handle(_ context.Context, req admission.Request) admission.
 	if err := json.Unmarshal(req.Object.Raw, &object); err != nil {
 		return admission.Errored(http.StatusBadRequest, err)
 	}
-	errs := p.check(&object)
+	errs := p.validate(&object)
 	if len(req.OldObject.Raw) > 0 {
 		var old configured
 		if err := json.Unmarshal(req.OldObject.Raw, &old); err != nil {
 			return admission.Errored(http.StatusBadRequest, err)
 		}
-		errs = append(errs, checkHolder(&old, &object)...)
+		errs = append(errs, validateHolderUpdate(&old, &object)...)
 	}
 	if err := errs.ToAggregate(); err != nil {
 		return admission.Denied(err.Error())
@@ -70,35 +62,56 @@ func (p *Parameters) Handle(_ context.Context, req admission.Request) admission.
 	return admission.Allowed("")
 }
 
-func (p *Parameters) check(o *configured) (errs field.ErrorList) {
+var holderPath = field.NewPath("metadata", "annotations").Key(scheduling.ReservedForAnnotation)
+
+func (p *Parameters) validate(o *configured) (errs field.ErrorList) {
 	if value, ok := o.Metadata.Annotations[scheduling.ReservedForAnnotation]; ok {
 		if _, err := reservedfor.Parse(value); err != nil {
-			errs = append(errs, field.Invalid(field.NewPath("metadata", "annotations").Key(scheduling.ReservedForAnnotation), value, err.Error()))
+			errs = append(errs, field.Invalid(holderPath, value, err.Error()))
 		}
 	}
 	spec := field.NewPath("spec")
-	errs = append(errs, p.checkClaim(o.Spec.Devices.Config, spec.Child("devices", "config"))...)
-	errs = append(errs, p.checkClaim(o.Spec.Spec.Devices.Config, spec.Child("spec", "devices", "config"))...)
+	errs = append(errs, p.validateClaim(o.Spec.Devices.Config, spec.Child("devices", "config"))...)
+	errs = append(errs, p.validateClaim(o.Spec.Spec.Devices.Config, spec.Child("spec", "devices", "config"))...)
 	for i, c := range o.Spec.Config {
-		errs = append(errs, p.checkOpaque(c.Opaque, spec.Child("config").Index(i))...)
+		errs = append(errs, p.validateOpaque(c.Opaque, spec.Child("config").Index(i))...)
 	}
 	return errs
 }
 
-func (p *Parameters) checkClaim(config []resourceapi.DeviceClaimConfiguration, at *field.Path) (errs field.ErrorList) {
+// validateHolderUpdate returns an error if the annotation changes while the claim
+// is reserved for the object that it names: the controller would no longer remove
+// that object's entry.
+func validateHolderUpdate(old, updated *configured) field.ErrorList {
+	before := old.Metadata.Annotations[scheduling.ReservedForAnnotation]
+	after := updated.Metadata.Annotations[scheduling.ReservedForAnnotation]
+	if before == after || !reservedfor.IsHeldBy(before, old.Status.ReservedFor) {
+		return nil
+	}
+	return field.ErrorList{field.Forbidden(holderPath,
+		fmt.Sprintf("the claim is reserved for %s: delete that object before you change the annotation", before))}
+}
+
+func (p *Parameters) validateClaim(
+	config []resourceapi.DeviceClaimConfiguration, path *field.Path,
+) (errs field.ErrorList) {
 	for i, c := range config {
-		errs = append(errs, p.checkOpaque(c.Opaque, at.Index(i))...)
+		errs = append(errs, p.validateOpaque(c.Opaque, path.Index(i))...)
 	}
 	return errs
 }
 
-func (p *Parameters) checkOpaque(opaque *resourceapi.OpaqueDeviceConfiguration, at *field.Path) field.ErrorList {
+func (p *Parameters) validateOpaque(opaque *resourceapi.OpaqueDeviceConfiguration, path *field.Path) field.ErrorList {
 	if opaque == nil || opaque.Driver != p.Driver {
 		return nil
 	}
 	if err := v1alpha1.Check(opaque.Parameters.Raw); err != nil {
-		// The errors name the field and the value below this.
-		return field.ErrorList{{Type: field.ErrorTypeForbidden, Field: at.Child("opaque", "parameters").String(), Detail: strings.TrimSpace(err.Error())}}
+		// The errors name the field and the value below this path.
+		return field.ErrorList{{
+			Type:   field.ErrorTypeForbidden,
+			Field:  path.Child("opaque", "parameters").String(),
+			Detail: strings.TrimSpace(err.Error()),
+		}}
 	}
 	return nil
 }

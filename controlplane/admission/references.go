@@ -3,6 +3,7 @@ package admission
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -15,198 +16,251 @@ import (
 	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 )
 
-// ReferencesAnnotation on a pod says which containers get the pod's claims of the
-// driver: All (the default), or Explicit, those that name them.
-const ReferencesAnnotation = "dra-shared.dev/claim-references"
-
-// Values of ReferencesAnnotation.
-const (
-	ReferencesAll      = "All"
-	ReferencesExplicit = "Explicit"
-)
-
-// refer puts the pod's claims of the driver into its containers: one that does
-// not name a claim starts without waiting for it.
+// addClaimReferences adds references to the pod's claims of the driver to the
+// resources.claims of its containers. The hook runs only for containers that
+// reference a claim, so a container without a reference starts without the device.
 //
-// A NIC is in the pod's network namespace, which all containers have in common:
-// all name it. Other devices are their containers' own: where one of them names
-// the claim, the pod's author has chosen.
+// A NIC's link is in the network namespace that all containers of the pod share,
+// so all of them reference it. Other devices are visible only in the containers
+// that reference them; if one container does, the pod's author has chosen.
 //
-// Of a claim that does not exist yet nobody knows whose devices it asks for. A pod
-// that shares one with its group is refused: without its claim in a container it
-// would run without the device, for good.
-func (p *Pods) refer(ctx context.Context, pod *corev1.Pod, group *scheduling.PodGroup) (warnings []string, err error) {
-	switch value := pod.Annotations[ReferencesAnnotation]; value {
-	case ReferencesExplicit:
+// Which driver a claim is for is unknown before the claim, or its template,
+// exists. If the pod shares that claim with its PodGroup, it is denied, because it
+// would run without the device for its whole life. For other claims the user gets
+// a warning.
+func (p *Pods) addClaimReferences(
+	ctx context.Context, pod *corev1.Pod, group *scheduling.PodGroup,
+) (warnings []string, err error) {
+	switch value := pod.Annotations[v1alpha1.ClaimReferencesAnnotation]; value {
+	case v1alpha1.ClaimReferencesExplicit:
 		return nil, nil
-	case "", ReferencesAll:
+	case "", v1alpha1.ClaimReferencesAll:
 	default:
-		return nil, denied("metadata.annotations[%q]: Unsupported value: %q: must be %s or %s", ReferencesAnnotation, value, ReferencesAll, ReferencesExplicit)
+		return nil, denied("metadata.annotations[%q]: Unsupported value: %q: must be %s or %s",
+			v1alpha1.ClaimReferencesAnnotation, value, v1alpha1.ClaimReferencesAll, v1alpha1.ClaimReferencesExplicit)
 	}
 	for i, c := range pod.Spec.ResourceClaims {
-		shared := sharedEntry(group, &c)
-		spec, err := p.podClaim(ctx, pod.Namespace, group, shared, c)
+		entry := sharedEntry(group, &c)
+		spec, err := p.podClaimSpec(ctx, pod.Namespace, group, entry, c)
 		if err != nil {
 			return warnings, err
 		}
-		if spec != nil {
-			requests, err := p.ours(ctx, spec)
+		if spec == nil {
+			warning, err := p.checkUnknownClaim(pod, i, entry)
 			if err != nil {
 				return warnings, err
 			}
-			addReferences(&pod.Spec, c.Name, requests, len(spec.Devices.Requests))
+			if warning != "" {
+				warnings = append(warnings, warning)
+			}
 			continue
 		}
-		if isNamed(&pod.Spec, c.Name) {
-			continue // its author knows who is to have it
+		requests, err := p.driverRequests(ctx, spec)
+		if err != nil {
+			return warnings, err
 		}
-		what := source(c.ResourceClaimName, c.ResourceClaimTemplateName)
-		if shared != nil {
-			what = source(shared.ResourceClaimName, shared.ResourceClaimTemplateName)
-			return warnings, denied("spec.resourceClaims[%d] %q: there is no %s in namespace %q: create it first (a Deployment or Job tries its pods again by itself), or name the claim in resources.claims of the containers that are to have it", i, c.Name, what, pod.Namespace)
-		}
-		warnings = append(warnings, fmt.Sprintf("spec.resourceClaims[%d] %q: there is no %s yet, and no container names the claim: if it is for a device of %s, create the pod after it, or name it in resources.claims of the containers that are to have it", i, c.Name, what, p.Driver))
+		addReferences(&pod.Spec, c.Name, requests, len(spec.Devices.Requests))
 	}
 	return warnings, nil
 }
 
-// sharedEntry is the group's entry that a pod's stands for, which has joined it.
+// checkUnknownClaim returns a warning or a denial for the pod's claim with that
+// index, which does not exist yet, unless a container references it already.
+func (p *Pods) checkUnknownClaim(
+	pod *corev1.Pod, index int, entry *scheduling.PodGroupResourceClaim,
+) (warning string, err error) {
+	c := pod.Spec.ResourceClaims[index]
+	if isReferenced(&pod.Spec, c.Name) {
+		return "", nil
+	}
+	if entry != nil {
+		return "", denied("spec.resourceClaims[%d] %q: %s does not exist in namespace %q: create it first "+
+			"(a Deployment or Job retries its pods), or reference the claim in resources.claims of the containers that need it",
+			index, c.Name, describeSource(entry.ResourceClaimName, entry.ResourceClaimTemplateName), pod.Namespace)
+	}
+	return fmt.Sprintf("spec.resourceClaims[%d] %q: %s does not exist yet, and no container references the claim: "+
+		"if it is for a device of %s, create it before the pod, "+
+		"or reference the claim in resources.claims of the containers that need it",
+		index, c.Name, describeSource(c.ResourceClaimName, c.ResourceClaimTemplateName), p.Driver), nil
+}
+
+// sharedEntry returns the PodGroup's entry that a pod's claim refers to, or nil.
 func sharedEntry(group *scheduling.PodGroup, c *corev1.PodResourceClaim) *scheduling.PodGroupResourceClaim {
 	if group == nil {
 		return nil
 	}
-	entry, _ := (&joining{group: group}).match(c)
+	entry, _ := (&joiner{group: group}).matchEntry(c)
 	return entry
 }
 
-// isNamed tells whether a container names a claim.
-func isNamed(spec *corev1.PodSpec, claim string) bool {
-	return slices.ContainsFunc(names(spec), func(name string) bool { return hasReference(containers(spec)[name], claim, "") })
+// podClaimSpec returns the spec of a pod's claim, or nil if neither the claim nor
+// its template exists. A claim that is generated for the PodGroup's entry may not
+// exist yet, but its template does.
+func (p *Pods) podClaimSpec(
+	ctx context.Context, namespace string, group *scheduling.PodGroup, entry *scheduling.PodGroupResourceClaim,
+	c corev1.PodResourceClaim,
+) (*resourceapi.ResourceClaimSpec, error) {
+	switch {
+	case entry != nil && entry.ResourceClaimTemplateName != nil:
+		return p.entrySpec(ctx, group, entry.Name)
+	case c.ResourceClaimTemplateName != nil:
+		return p.templateSpec(ctx, namespace, *c.ResourceClaimTemplateName)
+	case c.ResourceClaimName != nil:
+		return p.claimSpec(ctx, namespace, *c.ResourceClaimName)
+	}
+	return nil, nil
 }
 
-// podClaim is what a pod's claim asks for; nil if nobody knows yet. One that is
-// generated for the pod's group may not exist yet; its template does.
-func (p *Pods) podClaim(ctx context.Context, namespace string, group *scheduling.PodGroup, shared *scheduling.PodGroupResourceClaim, c corev1.PodResourceClaim) (*resourceapi.ResourceClaimSpec, error) {
-	if shared != nil && shared.ResourceClaimTemplateName != nil {
-		return p.specOf(ctx, group, shared.Name)
-	}
-	if c.ResourceClaimTemplateName != nil {
-		return p.template(ctx, namespace, *c.ResourceClaimTemplateName)
-	}
-	if c.ResourceClaimName == nil {
-		return nil, nil
-	}
-	var claim resourceapi.ResourceClaim
-	err := p.get(ctx, types.NamespacedName{Namespace: namespace, Name: *c.ResourceClaimName}, &claim)
-	if apierrors.IsNotFound(err) {
-		return nil, nil
-	}
-	return &claim.Spec, err
+// driverRequest is a claim's request for a device of the driver.
+type driverRequest struct {
+	name  string
+	isNIC bool
 }
 
-// request is one for a device of the driver.
-type request struct {
-	name string
-	nic  bool
+// target describes what a request is for.
+type target struct {
+	ours  bool // a device of the driver
+	isNIC bool
 }
 
-// ours are the requests of a claim that are for devices of the driver: by the
-// class's name, where it is one that the chart makes, by its selectors, or by the
-// driver's parameters in the class or the claim.
-func (p *Pods) ours(ctx context.Context, spec *resourceapi.ResourceClaimSpec) (requests []request, err error) {
+func (t target) or(other target) target {
+	return target{ours: t.ours || other.ours, isNIC: t.isNIC || other.isNIC}
+}
+
+// driverRequests returns the requests of a claim for devices of the driver. It
+// recognizes them by the names of the chart's DeviceClasses, by the selectors of
+// other DeviceClasses, and by the driver's parameters in the class or the claim.
+func (p *Pods) driverRequests(
+	ctx context.Context, spec *resourceapi.ResourceClaimSpec,
+) (requests []driverRequest, err error) {
 	for _, r := range spec.Devices.Requests {
-		var classes []string
-		if r.Exactly != nil {
-			classes = append(classes, r.Exactly.DeviceClassName)
-		}
-		for _, s := range r.FirstAvailable {
-			classes = append(classes, s.DeviceClassName)
-		}
-		ours, nic := parameters(spec.Devices.Config, r.Name, p.Driver)
-		for _, name := range classes {
+		t := targetOfConfig(spec.Devices.Config, r.Name, p.Driver)
+		for _, name := range classNames(r) {
 			var class resourceapi.DeviceClass
-			if err := p.get(ctx, types.NamespacedName{Name: name}, &class); err != nil {
-				if !apierrors.IsNotFound(err) {
-					return nil, err
-				}
+			err := p.get(ctx, types.NamespacedName{Name: name}, &class)
+			if err != nil && !apierrors.IsNotFound(err) {
+				return nil, err
 			}
-			o, n := ofClass(name, &class, p.Driver)
-			ours, nic = ours || o, nic || n
+			t = t.or(targetOfClass(name, &class, p.Driver))
 		}
-		if ours {
-			requests = append(requests, request{name: r.Name, nic: nic})
+		if t.ours {
+			requests = append(requests, driverRequest{name: r.Name, isNIC: t.isNIC})
 		}
 	}
 	return requests, nil
 }
 
-func ofClass(name string, class *resourceapi.DeviceClass, driver string) (ours, nic bool) {
+// classNames returns the DeviceClasses of a request and its alternatives.
+func classNames(r resourceapi.DeviceRequest) (names []string) {
+	if r.Exactly != nil {
+		names = append(names, r.Exactly.DeviceClassName)
+	}
+	for _, alternative := range r.FirstAvailable {
+		names = append(names, alternative.DeviceClassName)
+	}
+	return names
+}
+
+// targetOfClass returns what a request of a DeviceClass is for. The class may be
+// empty if it does not exist.
+func targetOfClass(name string, class *resourceapi.DeviceClass, driver string) target {
+	t := target{ours: strings.HasSuffix(name, "."+driver), isNIC: name == "nic."+driver}
 	for _, c := range class.Spec.Config {
 		if c.Opaque != nil && c.Opaque.Driver == driver {
-			ours, nic = true, nic || isNetwork(c.Opaque.Parameters.Raw)
+			t = t.or(target{ours: true, isNIC: isNetworkAttachment(c.Opaque.Parameters.Raw)})
 		}
 	}
 	for _, s := range class.Spec.Selectors {
 		if s.CEL != nil && strings.Contains(s.CEL.Expression, `"`+driver+`"`) {
-			ours = true
-			nic = nic || strings.Contains(s.CEL.Expression, `kind == "nic"`)
+			t = t.or(target{ours: true, isNIC: strings.Contains(s.CEL.Expression, `kind == "nic"`)})
 		}
 	}
-	return ours || strings.HasSuffix(name, "."+driver), nic || name == "nic."+driver
+	return t
 }
 
-// parameters tells whether a claim has parameters of the driver for a request.
-func parameters(config []resourceapi.DeviceClaimConfiguration, request, driver string) (ours, nic bool) {
+// targetOfConfig returns what a request is for, by the driver's parameters that a
+// claim has for it.
+func targetOfConfig(config []resourceapi.DeviceClaimConfiguration, request, driver string) (t target) {
 	for _, c := range config {
-		if c.Opaque == nil || c.Opaque.Driver != driver {
-			continue
-		}
-		if len(c.Requests) == 0 || slices.ContainsFunc(c.Requests, func(name string) bool {
-			main, _, _ := strings.Cut(name, "/")
-			return main == request
-		}) {
-			ours, nic = true, nic || isNetwork(c.Opaque.Parameters.Raw)
+		if c.Opaque != nil && c.Opaque.Driver == driver && appliesTo(c.Requests, request) {
+			t = t.or(target{ours: true, isNIC: isNetworkAttachment(c.Opaque.Parameters.Raw)})
 		}
 	}
-	return ours, nic
+	return t
 }
 
-func isNetwork(raw []byte) bool {
+// appliesTo reports whether a configuration for these requests, or for all if
+// there are none, is for a request or one of its alternatives.
+func appliesTo(requests []string, request string) bool {
+	return len(requests) == 0 || slices.ContainsFunc(requests, func(name string) bool {
+		main, _, _ := strings.Cut(name, "/")
+		return main == request
+	})
+}
+
+func isNetworkAttachment(raw []byte) bool {
 	decoded, err := v1alpha1.Decode(raw)
-	_, network := decoded.(*v1alpha1.NetworkAttachment)
-	return err == nil && network
+	if err != nil {
+		return false
+	}
+	_, ok := decoded.(*v1alpha1.NetworkAttachment)
+	return ok
 }
 
-// addReferences makes containers name a claim. all is how many requests the
-// claim has: where not all of them are meant, they are named one by one.
-func addReferences(spec *corev1.PodSpec, claim string, requests []request, all int) {
-	if len(requests) == 0 {
+// addReferences adds references to a claim to containers. total is the number of
+// the claim's requests: unless the containers need all of them, the references
+// name each request.
+func addReferences(spec *corev1.PodSpec, claim string, requests []driverRequest, total int) {
+	chosen := isReferenced(spec, claim)
+	var needed []driverRequest
+	for _, r := range requests {
+		if r.isNIC || !chosen {
+			needed = append(needed, r)
+		}
+	}
+	if len(needed) == 0 {
 		return
 	}
-	chosen := isNamed(spec, claim)
-	var add []request
-	for _, r := range requests {
-		if r.nic || !chosen {
-			add = append(add, r)
-		}
-	}
-	for _, c := range containers(spec) {
-		if len(add) == all && !hasReference(c, claim, "") {
+	for _, c := range containersByName(spec) {
+		if len(needed) == total && !references(c, claim, "") {
 			c.Resources.Claims = append(c.Resources.Claims, corev1.ResourceClaim{Name: claim})
 			continue
 		}
-		for _, r := range add {
-			if !hasReference(c, claim, r.name) {
+		for _, r := range needed {
+			if !references(c, claim, r.name) {
 				c.Resources.Claims = append(c.Resources.Claims, corev1.ResourceClaim{Name: claim, Request: r.name})
 			}
 		}
 	}
 }
 
-// hasReference tells whether a container names a request of a claim, or, without
-// a request, anything of it.
-func hasReference(c *corev1.Container, claim, request string) bool {
+// isReferenced reports whether a container references a claim.
+func isReferenced(spec *corev1.PodSpec, claim string) bool {
+	for c := range maps.Values(containersByName(spec)) {
+		if references(c, claim, "") {
+			return true
+		}
+	}
+	return false
+}
+
+// references reports whether a container references a request of a claim, or, if
+// request is empty, any part of the claim.
+func references(c *corev1.Container, claim, request string) bool {
 	return slices.ContainsFunc(c.Resources.Claims, func(r corev1.ResourceClaim) bool {
 		return r.Name == claim && (request == "" || r.Request == "" || r.Request == request)
 	})
+}
+
+// containersByName returns the containers and init containers of a pod, which are
+// those that can reference claims.
+func containersByName(spec *corev1.PodSpec) map[string]*corev1.Container {
+	all := map[string]*corev1.Container{}
+	for i := range spec.InitContainers {
+		all[spec.InitContainers[i].Name] = &spec.InitContainers[i]
+	}
+	for i := range spec.Containers {
+		all[spec.Containers[i].Name] = &spec.Containers[i]
+	}
+	return all
 }

@@ -14,81 +14,86 @@ import (
 
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
+	"github.com/dra-shared/dra-driver-shared/internal/podclaims"
 )
 
 const (
-	// shardPods is how many pods a claim is given here: fewer than there is room
-	// for, because another replica of the controller may give it some that are not
-	// seen here yet.
+	// shardPods is the number of pods that one replica assigns to a claim. It is
+	// less than the claim has room for, because another replica may assign pods that
+	// this one has not observed yet.
 	shardPods = claims.MaxPods - 15
-	// unseenFor is how long a pod that was admitted counts without having been
-	// seen: what comes after admission may have refused it.
-	unseenFor = 15 * time.Second
+	// pendingTimeout is how long an assigned pod counts before it is observed: the
+	// API server may reject it after this webhook has admitted it.
+	pendingTimeout = 15 * time.Second
 )
 
-// Shards counts the pods of each claim, so that none gets more than can be in its
-// status.reservedFor. Pods that have ended keep their place as long as they are
-// there (see claims.StaleEntriesChange). Pods that were admitted and are not in the cache
-// yet count too: a Job creates hundreds in a second.
+// Shards counts the pods of each claim, so that no claim gets more pods than its
+// status.reservedFor has room for. Terminal pods count until they are deleted,
+// because their entries remain that long (see claims.StaleEntriesChange). Pods
+// that this replica has assigned but not observed yet count too, because a Job
+// may create hundreds of pods per second.
 type Shards struct {
 	clock clock.PassiveClock
 
-	mu     sync.Mutex
-	pods   map[types.NamespacedName]map[types.UID]bool
-	unseen map[types.NamespacedName]map[string]time.Time // when they were admitted, by request
-	synced func() bool
+	mu      sync.Mutex
+	pods    map[types.NamespacedName]map[types.UID]bool   // observed pods, by claim
+	pending map[types.NamespacedName]map[string]time.Time // assignment times of other pods, by claim and request
+	synced  func() bool
 }
 
-// NewShards returns a count of nothing; Watch keeps it.
+// NewShards returns Shards that assign no pods before Watch is called and has
+// observed all pods.
 func NewShards(c clock.PassiveClock) *Shards {
-	return &Shards{clock: c, pods: map[types.NamespacedName]map[types.UID]bool{}, unseen: map[types.NamespacedName]map[string]time.Time{}, synced: func() bool { return false }}
+	return &Shards{
+		clock:   c,
+		pods:    map[types.NamespacedName]map[types.UID]bool{},
+		pending: map[types.NamespacedName]map[string]time.Time{},
+		synced:  func() bool { return false },
+	}
 }
 
-// next is the number of the first claim with room for a pod more, which is of that
-// request. name gives the claims' names.
-func (s *Shards) next(namespace, request string, name func(shard int) string) (int, error) {
+// assign returns the number of the first claim that has room for the pod that is
+// being created by the admission request, and counts the pod. claimName returns
+// the name of the claim with a number.
+func (s *Shards) assign(namespace, request string, claimName func(shard int) string) (int, error) {
 	if !s.synced() {
-		return 0, errors.New("the pods that there are have not been counted yet: try again")
+		return 0, errors.New("the existing pods have not been counted yet; try again")
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for n := range claims.MaxShards {
-		key := types.NamespacedName{Namespace: namespace, Name: name(n)}
-		s.forget(key)
-		if len(s.pods[key])+len(s.unseen[key]) < shardPods {
-			if s.unseen[key] == nil {
-				s.unseen[key] = map[string]time.Time{}
-			}
-			s.unseen[key][request] = s.clock.Now()
-			return n, nil
+	for shard := range claims.MaxShards {
+		claim := types.NamespacedName{Namespace: namespace, Name: claimName(shard)}
+		s.expirePending(claim)
+		if len(s.pods[claim])+len(s.pending[claim]) >= shardPods {
+			continue
 		}
+		if s.pending[claim] == nil {
+			s.pending[claim] = map[string]time.Time{}
+		}
+		s.pending[claim][request] = s.clock.Now()
+		return shard, nil
 	}
-	return 0, denied("the PodGroup has %d pods on one device: that is as many as its claims can be reserved for", claims.MaxShards*shardPods)
+	return 0, denied("the PodGroup has %d pods on one device, and its claims cannot be reserved for more",
+		claims.MaxShards*shardPods)
 }
 
-// forget drops pods that have not been seen for too long.
-func (s *Shards) forget(key types.NamespacedName) {
-	maps.DeleteFunc(s.unseen[key], func(_ string, at time.Time) bool { return s.clock.Since(at) > unseenFor })
-	if len(s.unseen[key]) == 0 {
-		delete(s.unseen, key)
+// expirePending removes assigned pods that were not observed in time.
+func (s *Shards) expirePending(claim types.NamespacedName) {
+	expired := func(_ string, assigned time.Time) bool { return s.clock.Since(assigned) > pendingTimeout }
+	maps.DeleteFunc(s.pending[claim], expired)
+	if len(s.pending[claim]) == 0 {
+		delete(s.pending, claim)
 	}
 }
 
-// Watch keeps the count by the pods that an informer tells of.
+// Watch counts the pods that an informer reports.
 func (s *Shards) Watch(informer interface {
 	AddEventHandler(cache.ResourceEventHandler) (cache.ResourceEventHandlerRegistration, error)
 }) error {
 	registration, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(o any) { s.seen(o) },
-		UpdateFunc: func(_, o any) { s.seen(o) },
-		DeleteFunc: func(o any) {
-			if gone, ok := o.(cache.DeletedFinalStateUnknown); ok {
-				o = gone.Obj
-			}
-			if pod, ok := o.(*corev1.Pod); ok {
-				s.count(pod, false)
-			}
-		},
+		AddFunc:    s.observe,
+		UpdateFunc: func(_, object any) { s.observe(object) },
+		DeleteFunc: s.observeDeleted,
 	})
 	if err != nil {
 		return fmt.Errorf("watch pods: %w", err)
@@ -97,35 +102,43 @@ func (s *Shards) Watch(informer interface {
 	return nil
 }
 
-func (s *Shards) seen(o any) {
-	if pod, ok := o.(*corev1.Pod); ok {
-		s.count(pod, true)
-	}
-}
-
-func (s *Shards) count(pod *corev1.Pod, there bool) {
-	if pod.Labels[scheduling.GroupUIDLabel] == "" {
+// observe counts a pod of a PodGroup that exists.
+func (s *Shards) observe(object any) {
+	pod, ok := object.(*corev1.Pod)
+	if !ok || pod.Labels[scheduling.GroupUIDLabel] == "" {
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, c := range pod.Spec.ResourceClaims {
-		if c.ResourceClaimName == nil {
+	for _, name := range podclaims.Names(pod) {
+		claim := types.NamespacedName{Namespace: pod.Namespace, Name: name}
+		if s.pods[claim][pod.UID] {
 			continue
 		}
-		key := types.NamespacedName{Namespace: pod.Namespace, Name: *c.ResourceClaimName}
-		switch {
-		case !there:
-			delete(s.pods[key], pod.UID)
-			if len(s.pods[key]) == 0 {
-				delete(s.pods, key)
-			}
-		case !s.pods[key][pod.UID]:
-			if s.pods[key] == nil {
-				s.pods[key] = map[types.UID]bool{}
-			}
-			s.pods[key][pod.UID] = true
-			delete(s.unseen[key], pod.Annotations[scheduling.AdmittedAnnotation])
+		if s.pods[claim] == nil {
+			s.pods[claim] = map[types.UID]bool{}
+		}
+		s.pods[claim][pod.UID] = true
+		delete(s.pending[claim], pod.Annotations[scheduling.AdmittedAnnotation])
+	}
+}
+
+// observeDeleted stops counting a pod of a PodGroup.
+func (s *Shards) observeDeleted(object any) {
+	if unknown, ok := object.(cache.DeletedFinalStateUnknown); ok {
+		object = unknown.Obj
+	}
+	pod, ok := object.(*corev1.Pod)
+	if !ok || pod.Labels[scheduling.GroupUIDLabel] == "" {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, name := range podclaims.Names(pod) {
+		claim := types.NamespacedName{Namespace: pod.Namespace, Name: name}
+		delete(s.pods[claim], pod.UID)
+		if len(s.pods[claim]) == 0 {
+			delete(s.pods, claim)
 		}
 	}
 }

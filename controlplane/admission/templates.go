@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
+	"strings"
 
 	"gomodules.xyz/jsonpatch/v2"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -15,16 +16,17 @@ import (
 	"github.com/dra-shared/dra-driver-shared/controlplane/mode"
 )
 
-// Templates is the webhook for what has a template of pods. A cluster whose gates
-// are off drops spec.schedulingGroup from templates before anybody makes a pod
-// of them: the name is kept in the annotation, which pods inherit.
+// Templates is the webhook for objects with a template of pods. A cluster with the
+// feature gates off drops spec.schedulingGroup from a template when it stores the
+// object. The webhook copies the name of the PodGroup to the annotation, which
+// the pods inherit.
 type Templates struct {
 	APIReader client.Reader
 	Mode      mode.Mode
 }
 
-// template is as much of an object as matters, at whichever depth.
-type template struct {
+// podTemplate has the fields of a template of pods that the webhook reads.
+type podTemplate struct {
 	Metadata *struct {
 		Annotations map[string]string `json:"annotations"`
 	} `json:"metadata"`
@@ -35,20 +37,21 @@ type template struct {
 	} `json:"spec"`
 }
 
+// templated is an object with a template of pods.
 type templated struct {
-	Template *template `json:"template"` // a PodTemplate
+	Template *podTemplate `json:"template"` // of a PodTemplate
 	Spec     struct {
-		Template    *template `json:"template"`
+		Template    *podTemplate `json:"template"` // of a workload
 		JobTemplate *struct {
 			Spec struct {
-				Template *template `json:"template"`
+				Template *podTemplate `json:"template"`
 			} `json:"spec"`
-		} `json:"jobTemplate"`
+		} `json:"jobTemplate"` // of a CronJob
 	} `json:"spec"`
 }
 
-// find returns the template of pods and where it is, as a JSON pointer.
-func (t *templated) find() (*template, string) {
+// podTemplate returns the template of pods and its path as a JSON pointer.
+func (t *templated) podTemplate() (template *podTemplate, path string) {
 	switch {
 	case t.Spec.JobTemplate != nil:
 		return t.Spec.JobTemplate.Spec.Template, "/spec/jobTemplate/spec/template"
@@ -64,47 +67,53 @@ func (t *Templates) Handle(ctx context.Context, req admission.Request) admission
 	if err := json.Unmarshal(req.Object.Raw, &object); err != nil {
 		return admission.Errored(http.StatusBadRequest, err)
 	}
-	pods, at := object.find()
-	if pods == nil || pods.Spec.SchedulingGroup == nil || pods.Spec.SchedulingGroup.PodGroupName == "" {
+	template, path := object.podTemplate()
+	if template == nil || template.Spec.SchedulingGroup == nil || template.Spec.SchedulingGroup.PodGroupName == "" {
 		return admission.Allowed("")
 	}
-	name := pods.Spec.SchedulingGroup.PodGroupName
-	if had, ok := pods.annotations()[scheduling.GroupAnnotation]; ok {
-		if had != name {
-			return refuse(denied("%s: metadata.annotations[%q] names PodGroup %q, and spec.schedulingGroup.podGroupName %q: a pod is in one", at[1:], scheduling.GroupAnnotation, had, name), nil)
+	name := template.Spec.SchedulingGroup.PodGroupName
+	if annotated, ok := template.annotations()[scheduling.GroupAnnotation]; ok {
+		if annotated != name {
+			return errorResponse(twoPodGroups(strings.TrimPrefix(path, "/")+": ", annotated, name), nil)
 		}
 		return admission.Allowed("")
 	}
-	var pg scheduling.PodGroup
-	err := t.APIReader.Get(ctx, types.NamespacedName{Namespace: req.Namespace, Name: name}, &pg)
+	var group scheduling.PodGroup
+	err := t.APIReader.Get(ctx, types.NamespacedName{Namespace: req.Namespace, Name: name}, &group)
 	switch {
 	case apierrors.IsNotFound(err) && t.Mode == mode.Native:
 		return admission.Allowed("") // one of Kubernetes' own PodGroups
 	case client.IgnoreNotFound(err) != nil:
 		return admission.Errored(http.StatusInternalServerError, err)
 	}
-	response := admission.Patched("", annotate(pods, at, name)...)
+	response := admission.Patched("", annotationPatch(template, path, name)...)
 	if apierrors.IsNotFound(err) {
-		response = response.WithWarnings("PodGroup " + name + " does not exist yet: the pods come when it does")
+		response = response.WithWarnings("PodGroup " + name + " does not exist yet: no pods can be created before it exists")
 	}
 	return response
 }
 
-func (t *template) annotations() map[string]string {
+func (t *podTemplate) annotations() map[string]string {
 	if t.Metadata == nil {
 		return nil
 	}
 	return t.Metadata.Annotations
 }
 
-func annotate(pods *template, at, name string) []jsonpatch.Operation {
+// annotationPatch returns a JSON patch that adds the annotation to the template at
+// the path.
+func annotationPatch(template *podTemplate, path, name string) []jsonpatch.Operation {
+	add := func(path string, value any) []jsonpatch.Operation {
+		return []jsonpatch.Operation{jsonpatch.NewOperation("add", path, value)}
+	}
 	annotations := map[string]string{scheduling.GroupAnnotation: name}
 	switch {
-	case pods.Metadata == nil:
-		return []jsonpatch.Operation{jsonpatch.NewOperation("add", at+"/metadata", map[string]any{"annotations": annotations})}
-	case len(pods.Metadata.Annotations) == 0:
-		return []jsonpatch.Operation{jsonpatch.NewOperation("add", at+"/metadata/annotations", annotations)}
+	case template.Metadata == nil:
+		return add(path+"/metadata", map[string]any{"annotations": annotations})
+	case len(template.Metadata.Annotations) == 0:
+		return add(path+"/metadata/annotations", annotations)
 	}
-	// In a JSON pointer (RFC 6901) a slash is ~1.
-	return []jsonpatch.Operation{jsonpatch.NewOperation("add", at+"/metadata/annotations/"+scheduling.GroupName+"~1pod-group", name)}
+	// A JSON pointer (RFC 6901) writes a slash as ~1.
+	key := strings.ReplaceAll(scheduling.GroupAnnotation, "/", "~1")
+	return add(path+"/metadata/annotations/"+key, name)
 }

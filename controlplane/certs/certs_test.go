@@ -363,7 +363,10 @@ func TestRotator_replacesAnUnusableAuthority(t *testing.T) {
 	}{
 		{"the chart's empty Secret", nil},
 		{"no key", map[string][]byte{"ca.crt": certificate, "tls.crt": certificate}},
-		{"the key of another certificate", map[string][]byte{"ca.crt": certificate, "tls.crt": certificate, "tls.key": otherKey}},
+		{
+			"the key of another certificate",
+			map[string][]byte{"ca.crt": certificate, "tls.crt": certificate, "tls.key": otherKey},
+		},
 		{"no PEM", map[string][]byte{"ca.crt": []byte("x"), "tls.crt": []byte("x"), "tls.key": key}},
 		{"not an authority", map[string][]byte{"ca.crt": leaf, "tls.crt": leaf, "tls.key": leafKey}},
 		{"expired", map[string][]byte{"ca.crt": expired, "tls.crt": expired, "tls.key": expiredKey}},

@@ -206,9 +206,9 @@ func rowsOf(claim *resourceapi.ResourceClaim, s Summary, driver string) (rows []
 		return nil, err
 	}
 	c := metav1.Condition{Type: ConditionReady, Status: metav1.ConditionTrue, Reason: "Prepared",
-		Message: fmt.Sprintf("%d of %d pods run with it, on %d nodes", s.Running, s.Pods, s.Nodes)}
+		Message: fmt.Sprintf("%d of %d pods are running, on %d nodes", s.Running, s.Pods, s.Nodes)}
 	if s.Running == 0 {
-		c.Status, c.Reason, c.Message = metav1.ConditionFalse, "NotRunning", fmt.Sprintf("none of %d pods runs with it yet; a pod that cannot says why in its events", s.Pods)
+		c.Status, c.Reason, c.Message = metav1.ConditionFalse, "NotRunning", fmt.Sprintf("none of %d pods is running yet; the events of a pod explain why it does not start", s.Pods)
 	}
 	for _, d := range claim.Status.Allocation.Devices.Results {
 		if d.Driver != driver || !fabricpool.Is(d.Pool) || ptr.Deref(d.AdminAccess, false) {

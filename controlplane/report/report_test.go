@@ -29,7 +29,7 @@ func TestOnlyWhatSpansNodesIsReported(t *testing.T) {
 			{Driver: "d", Pool: "fabric/a", Device: "a"},
 		}}}}}
 	rows, err := rowsOf(claim, Summary{Pods: 2, Running: 1, Nodes: 1}, "d")
-	if err != nil || len(rows) != 1 || rows[0].Conditions[0].Status != metav1.ConditionTrue || rows[0].Conditions[0].Message != "1 of 2 pods run with it, on 1 nodes" {
+	if err != nil || len(rows) != 1 || rows[0].Conditions[0].Status != metav1.ConditionTrue || rows[0].Conditions[0].Message != "1 of 2 pods are running, on 1 nodes" {
 		t.Errorf("%+v, %v", rows, err)
 	}
 	if rows, _ := rowsOf(claim, Summary{Pods: 2}, "d"); rows[0].Conditions[0].Status != metav1.ConditionFalse {
