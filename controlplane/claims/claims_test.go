@@ -15,27 +15,30 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// job is an owner that is no PodGroup: nothing here knows what it is.
+// job returns an owner that is not a PodGroup: the package supports any kind.
 func job(name string, uid types.UID) Owner {
-	return Owner{GroupVersionKind: schema.GroupVersionKind{Group: "batch", Version: "v1", Kind: "Job"}, Resource: "jobs", Namespace: "ns", Name: name, UID: uid}
+	return Owner{
+		GroupVersionKind: schema.GroupVersionKind{Group: "batch", Version: "v1", Kind: "Job"}, Resource: "jobs",
+		Namespace: "ns", Name: name, UID: uid,
+	}
 }
 
-func TestANameFollowsFromTheOwnersUID(t *testing.T) {
+func TestName_depends_on_the_owner_UID(t *testing.T) {
 	first := Name(job("train", "uid-1"), "net", 0)
 	if !strings.HasPrefix(first, "train-net-") || first != Name(job("train", "uid-1"), "net", 0) {
-		t.Errorf("%s", first)
+		t.Errorf("name of the first shard: got %s, want a stable name with prefix train-net-", first)
 	}
 	seen := map[string]string{}
-	for what, name := range map[string]string{
-		"another generation": Name(job("train", "uid-2"), "net", 0),
-		"another entry":      Name(job("train", "uid-1"), "gpu", 0),
-		"a shard":            Name(job("train", "uid-1"), "net", 1),
-		"the first":          first,
+	for variant, name := range map[string]string{
+		"another owner UID": Name(job("train", "uid-2"), "net", 0),
+		"another entry":     Name(job("train", "uid-1"), "gpu", 0),
+		"another shard":     Name(job("train", "uid-1"), "net", 1),
+		"the first shard":   first,
 	} {
 		if other, taken := seen[name]; taken {
-			t.Errorf("%s and %s are both %s", what, other, name)
+			t.Errorf("the names for %s and %s are equal: %s", variant, other, name)
 		}
-		seen[name] = what
+		seen[name] = variant
 	}
 }
 
@@ -43,109 +46,133 @@ func FuzzName(f *testing.F) {
 	f.Add("a", "uid", "net", 0)
 	f.Add(strings.Repeat("a.", 126)+"a", "uid", strings.Repeat("b", 63), 255)
 	f.Fuzz(func(t *testing.T, owner, uid, entry string, shard int) {
-		if len(validation.IsDNS1123Subdomain(owner)) > 0 || len(validation.IsDNS1123Label(entry)) > 0 || shard < 0 || shard >= MaxShards {
-			t.Skip("the API server refuses it")
+		invalid := len(validation.IsDNS1123Subdomain(owner)) > 0 || len(validation.IsDNS1123Label(entry)) > 0
+		if invalid || shard < 0 || shard >= MaxShards {
+			t.Skip("the API server rejects these names")
 		}
 		name := Name(job(owner, types.UID(uid)), entry, shard)
 		if problems := validation.IsDNS1123Subdomain(name); len(problems) > 0 {
-			t.Errorf("%q: %v", name, problems)
+			t.Errorf("claim name %q is invalid: %v", name, problems)
 		}
 		if n, ok := ShardNumber(job(owner, types.UID(uid)), entry, name); n != shard || !ok {
-			t.Errorf("%q is shard %d, %t, want %d", name, n, ok, shard)
+			t.Errorf("shard number of claim %q: got %d, %t, want %d", name, n, ok, shard)
 		}
 	})
 }
 
-func TestAGeneratedClaimIsItsTemplatesAndItsOwners(t *testing.T) {
+func TestGenerate(t *testing.T) {
 	template := &resourceapi.ResourceClaimTemplate{Spec: resourceapi.ResourceClaimTemplateSpec{
 		ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"a": "b"}, Annotations: map[string]string{"c": "d"}},
-		Spec:       resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{Name: "nic"}}}},
+		Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{
+			Requests: []resourceapi.DeviceRequest{{Name: "nic"}},
+		}},
 	}}
 	claim := Generate(job("train", "uid"), "net", 0, template)
-	if claim.Namespace != "ns" || claim.Labels["a"] != "b" || claim.Annotations["c"] != "d" || claim.Annotations["scheduling.dra-shared.dev/claim"] != "net" || claim.Spec.Devices.Requests[0].Name != "nic" {
-		t.Errorf("%+v", claim)
+	if claim.Namespace != "ns" || claim.Labels["a"] != "b" || claim.Annotations["c"] != "d" ||
+		claim.Annotations["scheduling.dra-shared.dev/claim"] != "net" ||
+		claim.Spec.Devices.Requests[0].Name != "nic" {
+		t.Errorf("the generated claim does not have the contents of its template: %+v", claim)
 	}
-	if !IsGeneratedFor(claim, "uid") || IsGeneratedFor(claim, "another") || claim.OwnerReferences[0].Kind != "Job" || claim.OwnerReferences[0].APIVersion != "batch/v1" {
-		t.Errorf("%+v", claim.OwnerReferences)
+	if !IsGeneratedFor(claim, "uid") || IsGeneratedFor(claim, "another") ||
+		claim.OwnerReferences[0].Kind != "Job" || claim.OwnerReferences[0].APIVersion != "batch/v1" {
+		t.Errorf("the generated claim does not have the Job as its controller: %+v", claim.OwnerReferences)
 	}
 	claim.Labels["a"] = "changed"
 	claim.Spec.Devices.Requests[0].Name = "changed"
-	if template.Spec.Spec.Devices.Requests[0].Name != "nic" {
-		t.Error("the template was changed")
+	if template.Spec.ObjectMeta.Labels["a"] != "b" || template.Spec.Spec.Devices.Requests[0].Name != "nic" {
+		t.Error("a change of the generated claim changes its template")
 	}
 }
 
 const driver = "dra-shared.dev"
 
+// onFabric returns a claim for one fabric, which is allocated with these capacities.
 func onFabric(consumed ...resourceapi.QualifiedName) *resourceapi.ResourceClaim {
-	result := resourceapi.DeviceRequestAllocationResult{Request: "f", Driver: driver, Pool: "fabric/rack1", Device: "rack1", ConsumedCapacity: map[resourceapi.QualifiedName]resource.Quantity{}}
+	result := resourceapi.DeviceRequestAllocationResult{
+		Request: "f", Driver: driver, Pool: "fabric/rack1", Device: "rack1",
+		ConsumedCapacity: map[resourceapi.QualifiedName]resource.Quantity{},
+	}
 	for _, c := range consumed {
 		result.ConsumedCapacity[c] = resource.MustParse("1")
 	}
+	request := resourceapi.DeviceRequest{Name: "f", Exactly: &resourceapi.ExactDeviceRequest{
+		DeviceClassName: "fabric." + driver, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 1,
+	}}
 	return &resourceapi.ResourceClaim{
-		Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{Name: "f", Exactly: &resourceapi.ExactDeviceRequest{
-			DeviceClassName: "fabric." + driver, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 1}}}}},
-		Status: resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{result}}}},
+		Spec: resourceapi.ResourceClaimSpec{
+			Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{request}},
+		},
+		Status: resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{
+			Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{result}},
+		}},
 	}
 }
 
-func TestAShardIsOnTheSameDeviceAndConsumesNothing(t *testing.T) {
+func TestGenerateShard_selects_the_device_and_consumes_nothing(t *testing.T) {
 	template := &resourceapi.ResourceClaimTemplate{}
 	claim, err := GenerateShard(job("train", "uid"), "net", 3, template, onFabric("groups"), driver)
 	if err != nil {
-		t.Fatal(err)
+		t.Fatalf("generate shard 3: %v", err)
 	}
 	request := claim.Spec.Devices.Requests[0].Exactly
-	if q := request.Capacity.Requests["groups"]; !q.IsZero() || request.Selectors[0].CEL.Expression != `device.attributes["dra-shared.dev"].fabric == "rack1"` {
-		t.Errorf("%+v", request)
+	if q := request.Capacity.Requests["groups"]; !q.IsZero() {
+		t.Errorf("shard 3 requests capacity groups: got %s, want 0", q.String())
 	}
-	if claim.Annotations["scheduling.dra-shared.dev/shard"] != "3" {
-		t.Errorf("%v", claim.Annotations)
+	const want = `device.attributes["dra-shared.dev"].fabric == "rack1"`
+	if got := request.Selectors[0].CEL.Expression; got != want {
+		t.Errorf("selector of shard 3: got %s, want %s", got, want)
 	}
-	if claim, err = GenerateShard(job("train", "uid"), "net", 1, template, onFabric(), driver); err != nil || claim.Spec.Devices.Requests[0].Exactly.Capacity != nil {
-		t.Errorf("a fabric without groups: %+v, %v", claim, err)
+	if got := claim.Annotations["scheduling.dra-shared.dev/shard"]; got != "3" {
+		t.Errorf("shard annotation: got %q, want 3", got)
+	}
+	claim, err = GenerateShard(job("train", "uid"), "net", 1, template, onFabric(), driver)
+	if err != nil || claim.Spec.Devices.Requests[0].Exactly.Capacity != nil {
+		t.Errorf("shard of a fabric without groups: got %+v, %v, want no capacity", claim, err)
 	}
 }
 
-func TestAnAlternativeIsPinnedToTheOneThatWasChosen(t *testing.T) {
+func TestGenerateShard_keeps_only_the_allocated_alternative(t *testing.T) {
 	first := onFabric("groups")
 	first.Spec.Devices.Requests[0] = resourceapi.DeviceRequest{Name: "f", FirstAvailable: []resourceapi.DeviceSubRequest{
 		{Name: "a", DeviceClassName: "other"},
-		{Name: "b", DeviceClassName: "fabric." + driver, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 1},
+		{Name: "b", DeviceClassName: "fabric." + driver,
+			AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 1},
 	}}
 	first.Status.Allocation.Devices.Results[0].Request = "f/b"
 	claim, err := GenerateShard(job("train", "uid"), "net", 1, &resourceapi.ResourceClaimTemplate{}, first, driver)
 	if err != nil {
-		t.Fatal(err)
+		t.Fatalf("generate shard 1: %v", err)
 	}
 	if r := claim.Spec.Devices.Requests[0]; r.FirstAvailable != nil || r.Exactly.DeviceClassName != "fabric."+driver {
-		t.Errorf("%+v", r)
+		t.Errorf("request of the shard: got %+v, want only the allocated alternative b", r)
 	}
 	if !RequestsFabric(&first.Spec, driver) {
-		t.Error("an alternative that is a fabric spans nodes")
+		t.Error("RequestsFabric is false for a request with a fabric as an alternative")
 	}
 }
 
-func TestWhatCannotBeShardedSaysWhy(t *testing.T) {
+func TestGenerateShard_rejects(t *testing.T) {
 	unallocated, nic, two := onFabric(), onFabric(), onFabric()
 	unallocated.Status.Allocation = nil
 	nic.Status.Allocation.Devices.Results[0].Pool = "n1"
 	two.Spec.Devices.Requests[0].Exactly.Count = 2
 	for want, first := range map[string]*resourceapi.ResourceClaim{
-		"is not allocated yet":            unallocated,
-		"is no fabric: at most 255 pods":  nic,
-		"more than one device":            two,
-		"shared by its capacity channels": onFabric("groups", "channels"),
-		"give the fabric groups instead":  onFabric("channels"),
+		"is not allocated yet":                  unallocated,
+		"is not a fabric: at most 255 pods":     nic,
+		"more than one device":                  two,
+		"divided by its capacity channels":      onFabric("groups", "channels"),
+		"set the fabric's groups field instead": onFabric("channels"),
 	} {
-		if _, err := GenerateShard(job("train", "uid"), "net", 1, &resourceapi.ResourceClaimTemplate{}, first, driver); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("got %v, want %s", err, want)
+		_, err := GenerateShard(job("train", "uid"), "net", 1, &resourceapi.ResourceClaimTemplate{}, first, driver)
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error of GenerateShard: got %v, want %q", err, want)
 		}
 	}
 }
 
-// reserved is a claim that is reserved for some: "pod:x", "group", "native".
-func reserved(allocated bool, deleting bool, by ...string) *resourceapi.ResourceClaim {
+// reserved returns a claim with these entries: "group" is for the owner, "native" for
+// Kubernetes' PodGroup, and all others are for pods.
+func reserved(allocated bool, deleting bool, entries ...string) *resourceapi.ResourceClaim {
 	c := &resourceapi.ResourceClaim{}
 	if allocated {
 		c.Status.Allocation = &resourceapi.AllocationResult{}
@@ -153,146 +180,176 @@ func reserved(allocated bool, deleting bool, by ...string) *resourceapi.Resource
 	if deleting {
 		c.DeletionTimestamp = ptr.To(metav1.Now())
 	}
-	for _, b := range by {
-		r := resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: b, UID: types.UID(b)}
-		switch b {
+	for _, name := range entries {
+		entry := resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: name, UID: types.UID(name)}
+		switch name {
 		case "group":
-			r = job("group", "group").Reference()
+			entry = job("group", "group").Reference()
 		case "native":
-			r = resourceapi.ResourceClaimConsumerReference{APIGroup: "scheduling.k8s.io", Resource: "podgroups", Name: "group", UID: "native"}
+			entry = resourceapi.ResourceClaimConsumerReference{
+				APIGroup: "scheduling.k8s.io", Resource: "podgroups", Name: "group", UID: "native",
+			}
 		}
-		c.Status.ReservedFor = append(c.Status.ReservedFor, r)
+		c.Status.ReservedFor = append(c.Status.ReservedFor, entry)
 	}
 	return c
 }
 
-func TestReservations(t *testing.T) {
+// describe returns a change as "+added-removed", with "!" for a precondition.
+func describe(c Change) string {
+	if c.Deallocate {
+		return "deallocate"
+	}
+	text := ""
+	for _, entry := range c.Add {
+		text += "+" + entry.Name
+	}
+	for _, uid := range c.Remove {
+		text += "-" + string(uid)
+	}
+	if c.Precondition {
+		text += "!"
+	}
+	return text
+}
+
+func TestReservationChange(t *testing.T) {
+	unbound := func(name string) Pod { return Pod{Name: name, UID: types.UID(name)} }
 	bound := func(name string) Pod { return Pod{Name: name, UID: types.UID(name), Bound: true} }
 	gated := func(name string) Pod { return Pod{Name: name, UID: types.UID(name), Gated: true} }
 	stuck := Pod{Name: "s", UID: "s", Unschedulable: true}
-	gone := Pod{Name: "e", UID: "e", Bound: true, Terminal: true}
+	terminal := Pod{Name: "e", UID: "e", Bound: true, Terminal: true}
+	allocated := func(entries ...string) *resourceapi.ResourceClaim { return reserved(true, false, entries...) }
 	for _, tc := range []struct {
 		name   string
 		claim  *resourceapi.ResourceClaim
 		pods   []Pod
 		native bool
-		want   string // +added -removed !guarded
+		want   string // as describe returns it
 	}{
-		{"not allocated", reserved(false, false), []Pod{gated("a")}, false, ""},
-		{"being deleted", reserved(true, true, "a"), []Pod{bound("a")}, false, ""},
-		{"allocated, no pod bound: the scheduler may give it up", reserved(true, false, "a"), []Pod{{Name: "a", UID: "a"}}, false, ""},
-		{"the first pod is bound", reserved(true, false, "a"), []Pod{bound("a")}, false, "+group"},
-		{"held", reserved(true, false, "a", "group"), []Pod{bound("a")}, false, ""},
-		{"held, all pods gone", reserved(true, false, "group"), nil, false, ""},
-		{"held, all pods ended", reserved(true, false, "group"), []Pod{gone}, false, ""},
-		{"only ended pods", reserved(true, false), []Pod{gone}, false, ""},
-		{"held, and no pod fits", reserved(true, false, "group"), []Pod{stuck}, false, "-group!"},
-		{"held, one does not fit, another runs", reserved(true, false, "group", "a"), []Pod{stuck, bound("a")}, false, ""},
-		{"others wait behind the gate", reserved(true, false, "a"), []Pod{bound("a"), gated("b"), gated("c")}, false, "+group+b+c"},
-		{"the leader is reserved, not bound yet", reserved(true, false, "a"), []Pod{{Name: "a", UID: "a"}, gated("b")}, false, "+b"},
-		{"native: the cluster holds it", reserved(true, false, "native", "group"), []Pod{bound("a")}, true, "-group!"},
-		{"native: a pod that was gated before", reserved(true, false, "native"), []Pod{gated("a")}, true, "+a"},
-		{"native: before its first pod", reserved(true, false, "a", "group"), []Pod{bound("a")}, true, ""},
-		{"off again: the pods' entries come back", reserved(true, false, "native"), []Pod{bound("a"), bound("b"), gone}, false, "+group+a+b-native"},
-		{"off again, no pod there", reserved(true, false, "native"), nil, false, "+group-native"},
-		{"off again, held already", reserved(true, false, "native", "group", "a"), []Pod{bound("a"), bound("b")}, false, "+b-native"},
+		{"the claim is not allocated", reserved(false, false), []Pod{gated("a")}, false, ""},
+		{"the claim is being deleted", reserved(true, true, "a"), []Pod{bound("a")}, false, ""},
+		{"no pod is bound: the scheduler may deallocate", allocated("a"), []Pod{unbound("a")}, false, ""},
+		{"the first pod is bound", allocated("a"), []Pod{bound("a")}, false, "+group"},
+		{"held, and a pod is bound", allocated("a", "group"), []Pod{bound("a")}, false, ""},
+		{"held, and all pods are deleted", allocated("group"), nil, false, ""},
+		{"held, and all pods are terminal", allocated("group"), []Pod{terminal}, false, ""},
+		{"not held, and all pods are terminal", allocated(), []Pod{terminal}, false, ""},
+		{"held, and the only pod is unschedulable", allocated("group"), []Pod{stuck}, false, "-group!"},
+		{"held, one pod is unschedulable and one bound", allocated("group", "a"), []Pod{stuck, bound("a")}, false, ""},
+		{"pods wait behind the gate", allocated("a"), []Pod{bound("a"), gated("b"), gated("c")}, false, "+group+b+c"},
+		{"the leader has its entry and no node yet", allocated("a"), []Pod{unbound("a"), gated("b")}, false, "+b"},
+		{"native: the cluster holds the claim", allocated("native", "group"), []Pod{bound("a")}, true, "-group!"},
+		{"native: a pod still waits behind the gate", allocated("native"), []Pod{gated("a")}, true, "+a"},
+		{"native: before the first pod", allocated("a", "group"), []Pod{bound("a")}, true, ""},
+		{"back in bridge mode: pods need entries again", allocated("native"),
+			[]Pod{bound("a"), bound("b"), terminal}, false, "+group+a+b-native"},
+		{"back in bridge mode, without pods", allocated("native"), nil, false, "+group-native"},
+		{"back in bridge mode, and held", allocated("native", "group", "a"),
+			[]Pod{bound("a"), bound("b")}, false, "+b-native"},
 	} {
-		got := ""
-		c := ReservationChange(tc.claim, job("group", "group"), tc.pods, tc.native)
-		for _, a := range c.Add {
-			got += "+" + a.Name
-		}
-		for _, r := range c.Remove {
-			got += "-" + string(r)
-		}
-		if c.Precondition {
-			got += "!"
-		}
-		if got != tc.want || c.Empty() != (tc.want == "") {
-			t.Errorf("%s: got %q, want %q", tc.name, got, tc.want)
-		}
+		t.Run(tc.name, func(t *testing.T) {
+			c := ReservationChange(tc.claim, job("group", "group"), tc.pods, tc.native)
+			if got := describe(c); got != tc.want {
+				t.Errorf("change of the reservation: got %q, want %q", got, tc.want)
+			}
+			if c.Empty() != (tc.want == "") {
+				t.Errorf("Empty of change %q: got %t", tc.want, c.Empty())
+			}
+		})
 	}
 }
 
-func TestNoClaimIsReservedForMoreThanTheAPIHasRoomFor(t *testing.T) {
+func TestReservationChange_respects_the_limit_of_the_API(t *testing.T) {
 	pods := []Pod{{Name: "leader", UID: "leader", Bound: true}}
 	for i := range 400 {
 		pods = append(pods, Pod{Name: fmt.Sprint(i), UID: types.UID(fmt.Sprint(i)), Gated: true})
 	}
 	for _, tc := range []struct {
+		name  string
 		claim *resourceapi.ResourceClaim
 		bound bool
 		want  int
 	}{
-		{reserved(true, false, "leader"), true, 255},          // the group and 254 pods
-		{reserved(true, false, "leader", "group"), true, 254}, // 254 pods
-		{reserved(true, false, "leader"), false, 254},         // 254 pods, and room for the group
+		{"the group and 254 pods", reserved(true, false, "leader"), true, 255},
+		{"254 pods, and the group is present", reserved(true, false, "leader", "group"), true, 254},
+		{"254 pods, and the group follows later", reserved(true, false, "leader"), false, 254},
 	} {
 		pods[0].Bound = tc.bound
 		c := ReservationChange(tc.claim, job("group", "group"), pods, false)
 		if len(c.Add) != tc.want {
-			t.Errorf("bound %t: %d are added, want %d", tc.bound, len(c.Add), tc.want)
+			t.Errorf("%s: the change adds %d entries, want %d", tc.name, len(c.Add), tc.want)
 		}
 	}
 }
 
-func TestWhatIsReleasedIsFree(t *testing.T) {
+func TestReleaseChange(t *testing.T) {
+	remove := Change{Remove: []types.UID{"group"}}
+	removeUnchanged := Change{Remove: []types.UID{"group"}, Precondition: true}
+	deallocate := Change{Deallocate: true}
 	for _, tc := range []struct {
-		name  string
-		claim *resourceapi.ResourceClaim
-		stays bool
-		want  Change
+		name       string
+		claim      *resourceapi.ResourceClaim
+		keepsClaim bool
+		want       Change
 	}{
-		{"not held", reserved(true, false, "a"), true, Change{}},
-		{"generated, alone", reserved(true, true, "group"), false, Change{Remove: []types.UID{"group"}}},
-		{"generated, pods live", reserved(true, true, "group", "a"), false, Change{Remove: []types.UID{"group"}}},
-		{"by name, alone", reserved(true, false, "group"), true, Change{Deallocate: true}},
-		{"by name, held by nobody, since its pods never fit", reserved(true, false), true, Change{Deallocate: true}},
-		{"by name, free", reserved(false, false), true, Change{}},
-		{"by name, Kubernetes' entry is left", reserved(true, false, "group", "native"), true, Change{Deallocate: true}},
-		{"by name, pods live: it goes free with the last", reserved(true, false, "group", "a"), true, Change{Remove: []types.UID{"group"}, Precondition: true}},
-		{"by name, being deleted", reserved(true, true, "group"), true, Change{Remove: []types.UID{"group"}, Precondition: true}},
+		{"by name, not held", reserved(true, false, "a"), true, Change{}},
+		{"by name, held by the group alone", reserved(true, false, "group"), true, deallocate},
+		{"by name, without entries because no pod was scheduled", reserved(true, false), true, deallocate},
+		{"by name, not allocated", reserved(false, false), true, Change{}},
+		{"by name, with Kubernetes' entry", reserved(true, false, "group", "native"), true, deallocate},
+		{"by name, with running pods", reserved(true, false, "group", "a"), true, removeUnchanged},
+		{"by name, being deleted", reserved(true, true, "group"), true, removeUnchanged},
+		{"generated, held by the group alone", reserved(true, true, "group"), false, remove},
+		{"generated, with running pods", reserved(true, true, "group", "a"), false, remove},
 	} {
-		if diff := cmp.Diff(tc.want, ReleaseChange(tc.claim, "group", tc.stays, "native")); diff != "" {
-			t.Errorf("%s:\n%s", tc.name, diff)
-		}
+		t.Run(tc.name, func(t *testing.T) {
+			got := ReleaseChange(tc.claim, "group", tc.keepsClaim, "native")
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("change that releases the claim (-want +got):\n%s", diff)
+			}
+		})
 	}
 }
 
-func TestAPatchTouchesWhatItMeansTo(t *testing.T) {
+func TestChange_Patch(t *testing.T) {
 	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{UID: "c", ResourceVersion: "7"}}
-	for want, c := range map[string]Change{
-		`{"metadata":{"uid":"c"},"status":{"reservedFor":[{"apiGroup":"batch","resource":"jobs","name":"x","uid":"x"},{"$patch":"delete","uid":"y"}]}}`: {
-			Add: []resourceapi.ResourceClaimConsumerReference{job("x", "x").Reference()}, Remove: []types.UID{"y"}},
-		`{"metadata":{"resourceVersion":"7","uid":"c"},"status":{"reservedFor":[{"$patch":"delete","uid":"y"}]}}`: {Remove: []types.UID{"y"}, Precondition: true},
-		`{"metadata":{"resourceVersion":"7","uid":"c"},"status":{"allocation":null,"reservedFor":null}}`:          {Deallocate: true},
+	for _, tc := range []struct {
+		name   string
+		change Change
+		want   string
+	}{
+		{"without precondition",
+			Change{Add: []resourceapi.ResourceClaimConsumerReference{job("x", "x").Reference()}, Remove: []types.UID{"y"}},
+			`{"metadata":{"uid":"c"},"status":{"reservedFor":[` +
+				`{"apiGroup":"batch","resource":"jobs","name":"x","uid":"x"},{"$patch":"delete","uid":"y"}]}}`},
+		{"with precondition", Change{Remove: []types.UID{"y"}, Precondition: true},
+			`{"metadata":{"resourceVersion":"7","uid":"c"},"status":{"reservedFor":[{"$patch":"delete","uid":"y"}]}}`},
+		{"deallocation", Change{Deallocate: true},
+			`{"metadata":{"resourceVersion":"7","uid":"c"},"status":{"allocation":null,"reservedFor":null}}`},
 	} {
-		got, err := c.Patch(claim)
-		if err != nil || string(got) != want {
-			t.Errorf("got  %s, %v\nwant %s", got, err, want)
+		got, err := tc.change.Patch(claim)
+		if err != nil || string(got) != tc.want {
+			t.Errorf("patch %s:\ngot  %s, %v\nwant %s", tc.name, got, err, tc.want)
 		}
 	}
 }
 
-func TestADeletedClaimIsGivenUp(t *testing.T) {
+func TestDeletedClaimChange(t *testing.T) {
 	for _, tc := range []struct {
 		claim   *resourceapi.ResourceClaim
 		waiting []types.UID
 		want    string
 	}{
-		{reserved(true, true, "a", "group"), nil, "group"},
-		{reserved(true, true, "a", "group"), []types.UID{"a", "b"}, "a group"},
-		{reserved(true, true, "group", "other"), []types.UID{"a"}, "group"},
-		{reserved(true, true, "native"), nil, ""},
-		{reserved(true, true, "native"), []types.UID{"native"}, "native"},
+		{reserved(true, true, "a", "group"), nil, "-group!"},
+		{reserved(true, true, "a", "group"), []types.UID{"a", "b"}, "-a-group!"},
+		{reserved(true, true, "group", "other"), []types.UID{"a"}, "-group!"},
+		{reserved(true, true, "native"), nil, "!"},
+		{reserved(true, true, "native"), []types.UID{"native"}, "-native!"},
 	} {
-		c := DeletedClaimChange(tc.claim, job("group", "group"), tc.waiting...)
-		var got []string
-		for _, uid := range c.Remove {
-			got = append(got, string(uid))
-		}
-		if strings.Join(got, " ") != tc.want || !c.Precondition || len(c.Add) > 0 {
-			t.Errorf("%v, %v wait: %v goes, want %q", tc.claim.Status.ReservedFor, tc.waiting, got, tc.want)
+		if got := describe(DeletedClaimChange(tc.claim, job("group", "group"), tc.waiting...)); got != tc.want {
+			t.Errorf("change of a deleted claim with entries %v and waiting pods %v: got %q, want %q",
+				tc.claim.Status.ReservedFor, tc.waiting, got, tc.want)
 		}
 	}
 }

@@ -12,35 +12,47 @@ import (
 	"github.com/dra-shared/dra-driver-shared/device/fabricpool"
 )
 
-// MaxShards of an entry.
+// MaxShards is the largest number of shards of an owner's entry.
 const MaxShards = 256
 
-// ShardNumber is the number of the claim of that name among those of an owner's entry.
+// ShardNumber returns the number of the shard whose claim has that name. It returns
+// false if the name is not that of a claim for the owner's entry.
 func ShardNumber(owner Owner, entry, name string) (int, bool) {
 	first := Name(owner, entry, 0)
 	if name == first {
 		return 0, true
 	}
-	number, ok := strings.CutPrefix(name, first+"-")
-	n, err := strconv.Atoi(number)
-	return n, ok && err == nil && 0 < n && n < MaxShards && Name(owner, entry, n) == name
+	suffix, ok := strings.CutPrefix(name, first+"-")
+	if !ok {
+		return 0, false
+	}
+	n, err := strconv.Atoi(suffix)
+	if err != nil || n <= 0 || n >= MaxShards {
+		return 0, false
+	}
+	// Atoi accepts spellings that Name does not produce, such as "01".
+	return n, Name(owner, entry, n) == name
 }
 
-// RequestsFabric tells whether a claim asks for a fabric of the driver: a device whose
-// pods are on many nodes, so that there may be more of them than one claim can
-// be reserved for.
+// RequestsFabric reports whether a request of the spec is for a fabric of the driver,
+// or may be by one of its alternatives. Pods on several nodes can use a fabric, so
+// that there may be more of them than a claim can be reserved for.
 func RequestsFabric(spec *resourceapi.ResourceClaimSpec, driver string) bool {
 	class := fabricpool.Kind + "." + driver
+	isFabric := func(s resourceapi.DeviceSubRequest) bool { return s.DeviceClassName == class }
 	return slices.ContainsFunc(spec.Devices.Requests, func(r resourceapi.DeviceRequest) bool {
-		return r.Exactly != nil && r.Exactly.DeviceClassName == class ||
-			slices.ContainsFunc(r.FirstAvailable, func(s resourceapi.DeviceSubRequest) bool { return s.DeviceClassName == class })
+		return r.Exactly != nil && r.Exactly.DeviceClassName == class || slices.ContainsFunc(r.FirstAvailable, isFabric)
 	})
 }
 
-// GenerateShard makes a further claim for an owner's entry, on the very devices
-// that the first one has got. It consumes nothing: the first one is in the
-// group's name.
-func GenerateShard(owner Owner, entry string, shard int, template *resourceapi.ResourceClaimTemplate, first *resourceapi.ResourceClaim, driver string) (*resourceapi.ResourceClaim, error) {
+// GenerateShard returns the claim for a further shard of an owner's entry. The claim
+// selects the devices that are allocated to the first shard and consumes none of
+// their capacity: the first shard already accounts for the whole group. An error says
+// why the devices cannot be shared that way.
+func GenerateShard(
+	owner Owner, entry string, shard int, template *resourceapi.ResourceClaimTemplate,
+	first *resourceapi.ResourceClaim, driver string,
+) (*resourceapi.ResourceClaim, error) {
 	claim := Generate(owner, entry, shard, template)
 	claim.Spec = *first.Spec.DeepCopy()
 	if first.Status.Allocation == nil {
@@ -48,46 +60,72 @@ func GenerateShard(owner Owner, entry string, shard int, template *resourceapi.R
 	}
 	for _, result := range first.Status.Allocation.Devices.Results {
 		if result.Driver != driver || !fabricpool.Is(result.Pool) {
-			return nil, fmt.Errorf("device %s of pool %s, driver %s, is no fabric: at most %d pods can share it", result.Device, result.Pool, result.Driver, MaxPods)
+			return nil, fmt.Errorf("device %s of pool %s, driver %s, is not a fabric: at most %d pods can share it",
+				result.Device, result.Pool, result.Driver, MaxPods)
 		}
-		if err := pin(&claim.Spec.Devices, result, driver); err != nil {
+		if err := selectDevice(&claim.Spec.Devices, result, driver); err != nil {
 			return nil, err
 		}
 	}
 	return claim, nil
 }
 
-// pin makes the request that a result is for ask for that device, and consume
-// nothing of it.
-func pin(devices *resourceapi.DeviceClaim, result resourceapi.DeviceRequestAllocationResult, driver string) error {
+// selectDevice changes the request to which the result belongs: it selects exactly
+// the allocated device and consumes none of its capacity.
+func selectDevice(
+	devices *resourceapi.DeviceClaim, result resourceapi.DeviceRequestAllocationResult, driver string,
+) error {
+	request, err := allocatedRequest(devices, result)
+	if err != nil {
+		return err
+	}
+	if request.AllocationMode != resourceapi.DeviceAllocationModeExactCount || request.Count != 1 {
+		return fmt.Errorf("request %s asks for more than one device: at most %d pods can share them",
+			result.Request, MaxPods)
+	}
+	request.Capacity = nil
+	for capacity := range result.ConsumedCapacity {
+		if capacity != fabricpool.CapacityGroups {
+			return fmt.Errorf("fabric %s is divided by its capacity %s, and at most %d pods can use one share of it: "+
+				"set the fabric's groups field instead", result.Device, capacity, MaxPods)
+		}
+		request.Capacity = &resourceapi.CapacityRequirements{
+			Requests: map[resourceapi.QualifiedName]resource.Quantity{capacity: resource.MustParse("0")},
+		}
+	}
+	request.Selectors = append(request.Selectors, resourceapi.DeviceSelector{CEL: &resourceapi.CELDeviceSelector{
+		Expression: fmt.Sprintf("device.attributes[%q].fabric == %q", driver, result.Device),
+	}})
+	return nil
+}
+
+// allocatedRequest returns the request to which the result belongs. If the result is
+// for one of several alternatives, the request is changed to ask for that one alone.
+func allocatedRequest(
+	devices *resourceapi.DeviceClaim, result resourceapi.DeviceRequestAllocationResult,
+) (*resourceapi.ExactDeviceRequest, error) {
+	unknown := fmt.Errorf("device %s was allocated for request %s, which the claim does not have",
+		result.Device, result.Request)
 	name, alternative, _ := strings.Cut(result.Request, "/")
 	i := slices.IndexFunc(devices.Requests, func(r resourceapi.DeviceRequest) bool { return r.Name == name })
 	if i < 0 {
-		return fmt.Errorf("device %s was allocated to request %s, which is not there", result.Device, result.Request)
+		return nil, unknown
 	}
 	request := &devices.Requests[i]
-	if alternative != "" {
-		j := slices.IndexFunc(request.FirstAvailable, func(s resourceapi.DeviceSubRequest) bool { return s.Name == alternative })
-		if j < 0 {
-			return fmt.Errorf("device %s was allocated to request %s, which is not there", result.Device, result.Request)
-		}
-		s := request.FirstAvailable[j]
-		request.FirstAvailable = nil
-		request.Exactly = &resourceapi.ExactDeviceRequest{DeviceClassName: s.DeviceClassName, Selectors: s.Selectors,
-			AllocationMode: s.AllocationMode, Count: s.Count, Tolerations: s.Tolerations}
+	if alternative == "" {
+		return request.Exactly, nil
 	}
-	exactly := request.Exactly
-	if exactly.AllocationMode != resourceapi.DeviceAllocationModeExactCount || exactly.Count != 1 {
-		return fmt.Errorf("request %s asks for more than one device: at most %d pods can share those", name, MaxPods)
+	j := slices.IndexFunc(request.FirstAvailable, func(s resourceapi.DeviceSubRequest) bool {
+		return s.Name == alternative
+	})
+	if j < 0 {
+		return nil, unknown
 	}
-	exactly.Capacity = nil
-	for capacity := range result.ConsumedCapacity {
-		if capacity != fabricpool.CapacityGroups {
-			return fmt.Errorf("fabric %s is shared by its capacity %s, and at most %d pods can have one share of it: give the fabric groups instead", result.Device, capacity, MaxPods)
-		}
-		exactly.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{capacity: resource.MustParse("0")}}
+	chosen := request.FirstAvailable[j]
+	request.FirstAvailable = nil
+	request.Exactly = &resourceapi.ExactDeviceRequest{
+		DeviceClassName: chosen.DeviceClassName, Selectors: chosen.Selectors,
+		AllocationMode: chosen.AllocationMode, Count: chosen.Count, Tolerations: chosen.Tolerations,
 	}
-	exactly.Selectors = append(exactly.Selectors, resourceapi.DeviceSelector{CEL: &resourceapi.CELDeviceSelector{
-		Expression: fmt.Sprintf("device.attributes[%q].fabric == %q", driver, result.Device)}})
-	return nil
+	return request.Exactly, nil
 }

@@ -20,150 +20,189 @@ import (
 	"github.com/dra-shared/dra-driver-shared/internal/podstatus"
 )
 
-// Two things that Kubernetes' resource claim controller gets wrong become
-// everyday where a claim is held for longer than its pods:
+// Two bugs of Kubernetes' resource claim controller rarely matter elsewhere, but
+// always where a holder keeps a claim longer than its pods exist:
 //
-//   - It reserves the claim for a pod that has ended and is still there, takes that
-//     back, and does both again, as fast as it may write, for as long as the pod is
-//     there (kubernetes/kubernetes#141274; all versions to 1.37). It leaves a pod
-//     alone whose UID is in any entry, and an entry alone that is not a pod's: one
-//     of ours, with the pod's UID, keeps it quiet.
-//   - Before 1.36 it leaves a claim alone that is reserved for anything but pods:
-//     entries of pods that are gone stay, until there is no room for others
+//   - The controller reserves the claim for a terminal pod that still exists, removes
+//     the entry, and repeats both as fast as its rate limit permits until the pod is
+//     deleted (kubernetes/kubernetes#141274; all versions up to 1.37). It does not
+//     touch a pod whose UID is in any entry, nor an entry that is not for a pod. An
+//     entry of ours with the UID of the pod therefore stops the loop.
+//   - Before 1.36, the controller ignores a claim that has an entry for anything but a
+//     pod. Entries of deleted pods stay until status.reservedFor is full
 //     (kubernetes/kubernetes#136406).
 
-// MaxTerminalPods is how many pods that have ended may keep their place in a claim that
-// cannot get further ones: as many as a node runs (110, unless the kubelet is told
-// otherwise) must find room beside them. Above that the first of the two is left to
-// Kubernetes.
+// MaxTerminalPods is the number of terminal pods that get an entry of ours in a claim
+// whose owner cannot generate further shards. The rest of status.reservedFor is for
+// the pods of a full node (110 by default). Kubernetes' loop affects further terminal
+// pods.
 const MaxTerminalPods = MaxPods - 128
 
-// terminalPodEntry is the entry of a pod that has ended.
+// terminalPodEntry returns our entry for a terminal pod.
 func terminalPodEntry(p Pod) resourceapi.ResourceClaimConsumerReference {
-	return resourceapi.ResourceClaimConsumerReference{APIGroup: scheduling.GroupName, Resource: "pods", Name: p.Name, UID: p.UID}
+	return resourceapi.ResourceClaimConsumerReference{
+		APIGroup: scheduling.GroupName, Resource: "pods", Name: p.Name, UID: p.UID,
+	}
 }
 
-// IsTerminalPodEntry tells whether an entry is one of ours for a pod that has ended.
-func IsTerminalPodEntry(r resourceapi.ResourceClaimConsumerReference) bool {
-	return r.APIGroup == scheduling.GroupName && r.Resource == "pods"
+// IsTerminalPodEntry reports whether the entry is one of ours for a terminal pod.
+func IsTerminalPodEntry(entry resourceapi.ResourceClaimConsumerReference) bool {
+	return entry.APIGroup == scheduling.GroupName && entry.Resource == "pods"
 }
 
-// StaleEntriesChange says how the entries of pods that use a held claim no more must
-// change: those that have ended get one of ours as long as no more than atMost
-// have, and those of pods that are gone go.
-func StaleEntriesChange(claim *resourceapi.ResourceClaim, pods []Pod, gone []types.UID, atMost int) (c Change) {
+func isPodEntry(entry resourceapi.ResourceClaimConsumerReference) bool {
+	return entry.APIGroup == "" && entry.Resource == "pods"
+}
+
+// StaleEntriesChange returns the change that maintains the stale entries of a held
+// claim: terminal pods get an entry of ours, up to maxTerminal of them, and the
+// entries of deleted pods, given by their UIDs, are removed.
+func StaleEntriesChange(
+	claim *resourceapi.ResourceClaim, pods []Pod, deleted []types.UID, maxTerminal int,
+) Change {
 	if claim.Status.Allocation == nil || claim.DeletionTimestamp != nil {
-		return c
+		return Change{}
 	}
-	there, kept := map[types.UID]bool{}, map[types.UID]bool{}
-	for _, r := range claim.Status.ReservedFor {
-		there[r.UID] = true
-		if IsTerminalPodEntry(r) {
-			kept[r.UID] = true
-		}
-	}
-	if len(gone) > 0 && len(gone) == len(there) {
+	present := len(claim.Status.ReservedFor)
+	if len(deleted) > 0 && len(deleted) == present {
 		return Change{Deallocate: true} // see ReleaseChange
 	}
-	c.Remove, c.Precondition = gone, len(gone) > 0
-	count, room := len(kept), resourceapi.ResourceClaimReservedForMaxSize-len(there)+len(gone)
+	return Change{
+		Add:          missingTerminalEntries(claim, pods, present-len(deleted), maxTerminal),
+		Remove:       deleted,
+		Precondition: len(deleted) > 0,
+	}
+}
+
+// missingTerminalEntries returns the entries to add for terminal pods. used is the
+// number of entries that the claim keeps.
+func missingTerminalEntries(
+	claim *resourceapi.ResourceClaim, pods []Pod, used, maxTerminal int,
+) []resourceapi.ResourceClaimConsumerReference {
+	done := map[types.UID]bool{}
+	for _, e := range claim.Status.ReservedFor {
+		if IsTerminalPodEntry(e) {
+			done[e.UID] = true
+		}
+	}
+	var missing []resourceapi.ResourceClaimConsumerReference
+	room := resourceapi.ResourceClaimReservedForMaxSize - used
 	for _, p := range pods {
-		// Kubernetes leaves one alone that is being deleted.
-		if !p.Terminal || !p.Bound || p.Terminating || kept[p.UID] || count >= atMost {
+		// Kubernetes' loop does not affect pods that never had a node or that are being
+		// deleted.
+		affected := p.Terminal && p.Bound && !p.Terminating
+		if !affected || done[p.UID] || len(done) >= maxTerminal {
 			continue
 		}
-		if !there[p.UID] { // or else its entry becomes ours
+		// The pod's own entry, which has the same UID, becomes ours and needs no room.
+		if !IsReservedFor(claim, p.UID) {
 			if room == 0 {
 				continue
 			}
 			room--
 		}
-		c.Add = append(c.Add, terminalPodEntry(p))
-		kept[p.UID] = true
-		count++
+		missing = append(missing, terminalPodEntry(p))
+		done[p.UID] = true
 	}
-	return c
+	return missing
 }
 
-// PodLookup finds out about the pods of a claim.
+// PodLookup finds the pods of a claim.
 type PodLookup struct {
 	// APIReader reads from the API server.
 	APIReader client.Reader
-	// ClusterLeavesStaleEntries tells that nobody else removes entries of pods from a claim that is
-	// reserved for anything else, as ClusterLeavesStaleEntries says.
+	// ClusterLeavesStaleEntries is the result of the function of that name.
 	ClusterLeavesStaleEntries bool
 }
 
-// PodsUsing are pods that use a claim, by its name or by a template: those that have
-// ended, and all if entries of all may have to be removed. The API server may answer
-// from its cache.
-func (f PodLookup) PodsUsing(ctx context.Context, claim *resourceapi.ResourceClaim) (users []Pod, err error) {
-	selector := endedPods
-	if f.ClusterLeavesStaleEntries {
+// PodsUsing returns pods that use the claim, by its name or through a template: all
+// of them if the cluster leaves stale entries, otherwise only the terminal ones. The
+// API server may answer from its watch cache.
+func (l PodLookup) PodsUsing(ctx context.Context, claim *resourceapi.ResourceClaim) ([]Pod, error) {
+	selector := terminalPods
+	if l.ClusterLeavesStaleEntries {
 		selector = fields.Everything()
 	}
 	var pods corev1.PodList
-	if err := f.APIReader.List(ctx, &pods, client.InNamespace(claim.Namespace), client.MatchingFieldsSelector{Selector: selector}, &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: "0"}}); err != nil {
+	err := l.APIReader.List(ctx, &pods, client.InNamespace(claim.Namespace),
+		client.MatchingFieldsSelector{Selector: selector},
+		&client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: "0"}})
+	if err != nil {
 		return nil, fmt.Errorf("list pods of namespace %s: %w", claim.Namespace, err)
 	}
+	var users []Pod
 	for i := range pods.Items {
-		if pod := &pods.Items[i]; len(claimref.Entries(pod, claim.Name)) > 0 {
-			users = append(users, Pod{Name: pod.Name, UID: pod.UID, Bound: pod.Spec.NodeName != "", Terminating: pod.DeletionTimestamp != nil,
-				Terminal: podstatus.IsTerminal(pod)})
+		pod := &pods.Items[i]
+		if len(claimref.Entries(pod, claim.Name)) == 0 {
+			continue
 		}
+		users = append(users, Pod{
+			Name: pod.Name, UID: pod.UID, Bound: pod.Spec.NodeName != "",
+			Terminal: podstatus.IsTerminal(pod), Terminating: pod.DeletionTimestamp != nil,
+		})
 	}
 	return users, nil
 }
 
-// endedPods selects what a pod that has ended is not.
-var endedPods = fields.AndSelectors(
+// terminalPods selects terminal pods. Field selectors have no "or", so that it
+// excludes the other phases.
+var terminalPods = fields.AndSelectors(
 	fields.OneTermNotEqualSelector("status.phase", string(corev1.PodPending)),
 	fields.OneTermNotEqualSelector("status.phase", string(corev1.PodRunning)),
 	fields.OneTermNotEqualSelector("status.phase", string(corev1.PodUnknown)))
 
-// EntriesToCheck are the claim's entries of pods that nobody else removes.
-func (f PodLookup) EntriesToCheck(claim *resourceapi.ResourceClaim) (entries []resourceapi.ResourceClaimConsumerReference) {
-	ofPod := func(r resourceapi.ResourceClaimConsumerReference) bool {
-		return r.APIGroup == "" && r.Resource == "pods"
-	}
-	stuck := f.ClusterLeavesStaleEntries && slices.ContainsFunc(claim.Status.ReservedFor, func(r resourceapi.ResourceClaimConsumerReference) bool { return !ofPod(r) })
-	for _, r := range claim.Status.ReservedFor {
-		if IsTerminalPodEntry(r) || stuck && ofPod(r) {
-			entries = append(entries, r)
+// EntriesToCheck returns the claim's entries of pods that Kubernetes does not remove
+// when the pods are deleted: our entries for terminal pods, and in clusters that leave
+// stale entries also those of all other pods if the claim has an entry for anything
+// but a pod.
+func (l PodLookup) EntriesToCheck(claim *resourceapi.ResourceClaim) []resourceapi.ResourceClaimConsumerReference {
+	onlyPods := !slices.ContainsFunc(claim.Status.ReservedFor,
+		func(e resourceapi.ResourceClaimConsumerReference) bool { return !isPodEntry(e) })
+	ignoredByCluster := l.ClusterLeavesStaleEntries && !onlyPods
+	var entries []resourceapi.ResourceClaimConsumerReference
+	for _, e := range claim.Status.ReservedFor {
+		if IsTerminalPodEntry(e) || ignoredByCluster && isPodEntry(e) {
+			entries = append(entries, e)
 		}
 	}
 	return entries
 }
 
-// DeletedPods are the UIDs of the claim's entries whose pods are gone, of which users are
-// known to be there.
-func (f PodLookup) DeletedPods(ctx context.Context, claim *resourceapi.ResourceClaim, users []Pod) (gone []types.UID, err error) {
-	for _, r := range f.EntriesToCheck(claim) {
-		if slices.ContainsFunc(users, func(p Pod) bool { return p.UID == r.UID }) {
+// DeletedPods returns the UIDs of those EntriesToCheck whose pods no longer exist. It
+// asks the API server about all pods but the known ones, which the caller has just
+// read.
+func (l PodLookup) DeletedPods(
+	ctx context.Context, claim *resourceapi.ResourceClaim, known []Pod,
+) ([]types.UID, error) {
+	var deleted []types.UID
+	for _, e := range l.EntriesToCheck(claim) {
+		if slices.ContainsFunc(known, func(p Pod) bool { return p.UID == e.UID }) {
 			continue
 		}
 		var pod corev1.Pod
-		err := f.APIReader.Get(ctx, types.NamespacedName{Namespace: claim.Namespace, Name: r.Name}, &pod)
+		err := l.APIReader.Get(ctx, types.NamespacedName{Namespace: claim.Namespace, Name: e.Name}, &pod)
 		if client.IgnoreNotFound(err) != nil {
-			return nil, fmt.Errorf("look whether pod %s, for which claim %s is reserved, is there: %w", r.Name, claim.Name, err)
+			return nil, fmt.Errorf("get pod %s, for which claim %s is reserved: %w", e.Name, claim.Name, err)
 		}
-		if err != nil || pod.UID != r.UID {
-			gone = append(gone, r.UID)
+		if err != nil || pod.UID != e.UID {
+			deleted = append(deleted, e.UID)
 		}
 	}
-	return gone, nil
+	return deleted, nil
 }
 
-// ClusterLeavesStaleEntries tells whether the cluster's resource claim controller is of a
-// version that leaves the entries of pods that are gone in claims which are held.
+// ClusterLeavesStaleEntries reports whether the cluster leaves stale entries: before
+// Kubernetes 1.36, its resource claim controller does not remove the entries of
+// deleted pods from claims that also have an entry for anything but a pod.
 func ClusterLeavesStaleEntries(cluster discovery.ServerVersionInterface) (bool, error) {
 	version, err := cluster.ServerVersion()
 	if err != nil {
-		return false, fmt.Errorf("ask the API server for its version: %w", err)
+		return false, fmt.Errorf("get the version of the API server: %w", err)
 	}
 	minor, err := strconv.Atoi(strings.TrimRight(version.Minor, "+"))
 	if err != nil {
-		return false, fmt.Errorf("the API server's version %s.%s: the minor version is no number: %w", version.Major, version.Minor, err)
+		return false, fmt.Errorf("version %s.%s of the API server: the minor version is not a number: %w",
+			version.Major, version.Minor, err)
 	}
 	return version.Major == "1" && minor < 36, nil
 }

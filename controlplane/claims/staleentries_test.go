@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -19,15 +20,15 @@ import (
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 )
 
-// withEnded adds entries of ours for pods that have ended.
-func withEnded(claim *resourceapi.ResourceClaim, names ...string) *resourceapi.ResourceClaim {
+// withTerminal adds entries of ours for terminal pods to the claim.
+func withTerminal(claim *resourceapi.ResourceClaim, names ...string) *resourceapi.ResourceClaim {
 	for _, name := range names {
 		claim.Status.ReservedFor = append(claim.Status.ReservedFor, terminalPodEntry(Pod{Name: name, UID: types.UID(name)}))
 	}
 	return claim
 }
 
-// full is a claim that is reserved for as many as it can be, of which one is named.
+// full returns a claim whose status.reservedFor is full and has an entry for the pod.
 func full(name string) *resourceapi.ResourceClaim {
 	names := []string{"group", name}
 	for i := range resourceapi.ResourceClaimReservedForMaxSize - 2 {
@@ -36,108 +37,137 @@ func full(name string) *resourceapi.ResourceClaim {
 	return reserved(true, false, names...)
 }
 
-func TestPodsThatHaveEndedKeepTheirPlace(t *testing.T) {
-	ended := func(name string) Pod { return Pod{Name: name, UID: types.UID(name), Bound: true, Terminal: true} }
+func TestStaleEntriesChange(t *testing.T) {
+	terminal := func(name string) Pod {
+		return Pod{Name: name, UID: types.UID(name), Bound: true, Terminal: true}
+	}
+	running := func(name string) Pod { return Pod{Name: name, UID: types.UID(name), Bound: true} }
+	neverBound := Pod{Name: "a", UID: "a", Terminal: true}
+	terminating := Pod{Name: "a", UID: "a", Bound: true, Terminal: true, Terminating: true}
+	held := func(pods ...string) *resourceapi.ResourceClaim {
+		return reserved(true, false, append([]string{"group"}, pods...)...)
+	}
 	for _, tc := range []struct {
-		name   string
-		claim  *resourceapi.ResourceClaim
-		pods   []Pod
-		gone   []types.UID
-		atMost int
-		want   string
+		name        string
+		claim       *resourceapi.ResourceClaim
+		pods        []Pod
+		deleted     []types.UID
+		maxTerminal int
+		want        string // +added -removed
 	}{
-		{"all run", reserved(true, false, "group", "a"), []Pod{{Name: "a", UID: "a", Bound: true}}, nil, 9, ""},
-		{"one has ended", reserved(true, false, "group", "a", "b"), []Pod{ended("a"), {Name: "b", UID: "b", Bound: true}}, nil, 9, "+a"},
-		{"Kubernetes was faster", reserved(true, false, "group"), []Pod{ended("a")}, nil, 9, "+a"},
-		{"it has its place", withEnded(reserved(true, false, "group"), "a"), []Pod{ended("a")}, nil, 9, ""},
-		{"it never had a node", reserved(true, false, "group"), []Pod{{Name: "a", UID: "a", Terminal: true}}, nil, 9, ""},
-		{"it is being deleted: Kubernetes leaves it alone", reserved(true, false, "group"), []Pod{{Name: "a", UID: "a", Bound: true, Terminal: true, Terminating: true}}, nil, 9, ""},
-		{"it is gone", withEnded(reserved(true, false, "group"), "a"), nil, []types.UID{"a"}, 9, "-a"},
-		{"all that there was is gone", withEnded(reserved(true, false), "a"), nil, []types.UID{"a"}, 9, "deallocate"},
-		{"one goes, one ends", withEnded(reserved(true, false, "group"), "a"), []Pod{ended("b")}, []types.UID{"a"}, 9, "+b-a"},
-		{"too many have ended", withEnded(reserved(true, false, "group"), "a"), []Pod{ended("a"), ended("b"), ended("c")}, nil, 2, "+b"},
-		{"named twice", reserved(true, false, "group"), []Pod{ended("a"), ended("a")}, nil, 9, "+a"},
-		{"full: only what has an entry", full("a"), []Pod{ended("b"), ended("a")}, nil, 9, "+a"},
-		{"full, one goes", full("a"), []Pod{ended("b"), ended("c")}, []types.UID{"0"}, 9, "+b-0"},
-		{"not allocated", reserved(false, false), []Pod{ended("a")}, nil, 9, ""},
-		{"being deleted", reserved(true, true, "group", "a"), []Pod{ended("a")}, nil, 9, ""},
+		{"all pods run", held("a"), []Pod{running("a")}, nil, 9, ""},
+		{"one pod is terminal", held("a", "b"), []Pod{terminal("a"), running("b")}, nil, 9, "+a"},
+		{"Kubernetes has removed the entry already", held(), []Pod{terminal("a")}, nil, 9, "+a"},
+		{"the terminal pod has our entry", withTerminal(held(), "a"), []Pod{terminal("a")}, nil, 9, ""},
+		{"the terminal pod never had a node", held(), []Pod{neverBound}, nil, 9, ""},
+		{"the terminal pod is being deleted", held(), []Pod{terminating}, nil, 9, ""},
+		{"the pod of our entry is deleted", withTerminal(held(), "a"), nil, []types.UID{"a"}, 9, "-a"},
+		{"the pods of all entries are deleted", withTerminal(reserved(true, false), "a"), nil,
+			[]types.UID{"a"}, 9, "deallocate"},
+		{"one pod is deleted and one is terminal", withTerminal(held(), "a"), []Pod{terminal("b")},
+			[]types.UID{"a"}, 9, "+b-a"},
+		{"more terminal pods than permitted", withTerminal(held(), "a"),
+			[]Pod{terminal("a"), terminal("b"), terminal("c")}, nil, 2, "+b"},
+		{"the pod is listed twice", held(), []Pod{terminal("a"), terminal("a")}, nil, 9, "+a"},
+		{"the claim is full: only a pod with an entry", full("a"), []Pod{terminal("b"), terminal("a")}, nil, 9, "+a"},
+		{"the claim is full and one pod is deleted", full("a"), []Pod{terminal("b"), terminal("c")},
+			[]types.UID{"0"}, 9, "+b-0"},
+		{"the claim is not allocated", reserved(false, false), []Pod{terminal("a")}, nil, 9, ""},
+		{"the claim is being deleted", reserved(true, true, "group", "a"), []Pod{terminal("a")}, nil, 9, ""},
 	} {
-		got := ""
-		c := StaleEntriesChange(tc.claim, tc.pods, tc.gone, tc.atMost)
-		for _, a := range c.Add {
-			if !IsTerminalPodEntry(a) {
-				t.Errorf("%s: %v", tc.name, a)
+		t.Run(tc.name, func(t *testing.T) {
+			c := StaleEntriesChange(tc.claim, tc.pods, tc.deleted, tc.maxTerminal)
+			for _, added := range c.Add {
+				if !IsTerminalPodEntry(added) {
+					t.Errorf("the change adds an entry that is not ours for a terminal pod: %v", added)
+				}
 			}
-			got += "+" + a.Name
-		}
-		for _, r := range c.Remove {
-			got += "-" + string(r)
-		}
-		if c.Deallocate {
-			got = "deallocate"
-		}
-		if got != tc.want || c.Precondition != (len(c.Remove) > 0) {
-			t.Errorf("%s: got %q, guarded %t, want %q", tc.name, got, c.Precondition, tc.want)
-		}
+			if wantPrecondition := len(c.Remove) > 0; c.Precondition != wantPrecondition {
+				t.Errorf("precondition of the change: got %t, want %t", c.Precondition, wantPrecondition)
+			}
+			if got := strings.TrimSuffix(describe(c), "!"); got != tc.want {
+				t.Errorf("change of the stale entries: got %q, want %q", got, tc.want)
+			}
+		})
 	}
 }
 
-// Whoever lets go of a claim leaves nobody's entry that would keep it.
-func TestPlacesOfPodsThatHaveEndedGoWithTheHolder(t *testing.T) {
-	if c := ReleaseChange(withEnded(reserved(true, false, "group"), "a"), "group", true); !c.Deallocate {
-		t.Errorf("by name, with pods that have ended: %+v", c)
+// Every change that removes a holder's entry also removes our entries for terminal
+// pods, unless another holder maintains them: they would keep the claim allocated.
+func TestEntriesToRemove_with_terminal_pods(t *testing.T) {
+	expectRemoved := func(condition string, c Change, want ...types.UID) {
+		t.Helper()
+		if !slices.Equal(c.Remove, want) {
+			t.Errorf("%s: the change removes %v, want %v", condition, c.Remove, want)
+		}
 	}
-	switched := withEnded(reserved(true, false, "group", "native"), "a")
-	if c := ReservationChange(switched, job("group", "group"), nil, true); !slices.Equal(c.Remove, []types.UID{"group", "a"}) {
-		t.Errorf("Kubernetes holds it now, and has no such entries: %+v", c)
+	if c := ReleaseChange(withTerminal(reserved(true, false, "group"), "a"), "group", true); !c.Deallocate {
+		t.Errorf("release of a claim by name whose other entries are for terminal pods: "+
+			"got %+v, want a deallocation", c)
 	}
-	two := withEnded(reserved(true, false, "group"), "a")
-	two.Status.ReservedFor = append(two.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{APIGroup: "batch", Resource: "jobs", Name: "other", UID: "other"})
-	if c := ReleaseChange(two, "group", true); !slices.Equal(c.Remove, []types.UID{"group", "a"}) {
-		t.Errorf("by name, with a holder who knows nothing of them: %+v", c)
-	}
-	two.Annotations = map[string]string{scheduling.ReservedForAnnotation: "batch/jobs/other"}
-	if c := ReleaseChange(two, "group", true); !slices.Equal(c.Remove, []types.UID{"group"}) {
-		t.Errorf("by name, with another holder, who needs them: %+v", c)
-	}
+	switched := withTerminal(reserved(true, false, "group", "native"), "a")
+	expectRemoved("native mode: the cluster holds the claim",
+		ReservationChange(switched, job("group", "group"), nil, true), "group", "a")
+
+	claim := withTerminal(reserved(true, false, "group"), "a")
+	claim.Status.ReservedFor = append(claim.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{
+		APIGroup: "batch", Resource: "jobs", Name: "other", UID: "other",
+	})
+	expectRemoved("another object, which no annotation names, holds the claim",
+		ReleaseChange(claim, "group", true), "group", "a")
+	claim.Annotations = map[string]string{scheduling.ReservedForAnnotation: "batch/jobs/other"}
+	expectRemoved("the object that the annotation names holds the claim",
+		ReleaseChange(claim, "group", true), "group")
+
 	stuck := []Pod{{Name: "s", UID: "s", Unschedulable: true}}
-	if c := ReservationChange(withEnded(reserved(true, false, "group"), "a"), job("group", "group"), stuck, false); !slices.Equal(c.Remove, []types.UID{"group", "a"}) {
-		t.Errorf("given up for a pod that does not fit: %+v", c)
-	}
+	expectRemoved("a pod is unschedulable and no other is bound",
+		ReservationChange(withTerminal(reserved(true, false, "group"), "a"), job("group", "group"), stuck, false),
+		"group", "a")
 }
 
-func TestGoneIsWhatTheAPIServerHasNotGot(t *testing.T) {
+func TestPodLookup_DeletedPods(t *testing.T) {
 	pod := func(name string, uid types.UID) *corev1.Pod {
 		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: uid}}
 	}
-	live := crfake.NewClientBuilder().WithScheme(clientscheme.Scheme).WithObjects(pod("there", "there"), pod("again", "another")).Build()
-	claim := withEnded(reserved(true, false, "group", "there", "again", "gone", "known"), "ended", "over")
-	claim.Namespace = "ns"
-	known := []Pod{{UID: "known"}, {UID: "ended"}}
-	for all, want := range map[bool][]types.UID{true: {"again", "gone", "over"}, false: {"over"}} {
-		got, err := PodLookup{APIReader: live, ClusterLeavesStaleEntries: all}.DeletedPods(context.Background(), claim, known)
-		if err != nil || !slices.Equal(got, want) {
-			t.Errorf("all %t: got %v, %v, want %v", all, got, err, want)
+	reader := crfake.NewClientBuilder().WithScheme(clientscheme.Scheme).
+		WithObjects(pod("running", "running"), pod("replaced", "another")).Build()
+	deletedPods := func(leavesStale bool, claim *resourceapi.ResourceClaim, known ...Pod) []types.UID {
+		t.Helper()
+		claim.Namespace = "ns"
+		lookup := PodLookup{APIReader: reader, ClusterLeavesStaleEntries: leavesStale}
+		deleted, err := lookup.DeletedPods(context.Background(), claim, known)
+		if err != nil {
+			t.Fatalf("look up deleted pods: %v", err)
+		}
+		return deleted
+	}
+	held := withTerminal(reserved(true, false, "group", "running", "replaced", "deleted", "known"), "terminal", "over")
+	for leavesStale, want := range map[bool][]types.UID{true: {"replaced", "deleted", "over"}, false: {"over"}} {
+		got := deletedPods(leavesStale, held, Pod{UID: "known"}, Pod{UID: "terminal"})
+		if !slices.Equal(got, want) {
+			t.Errorf("deleted pods if the cluster leaves stale entries (%t): got %v, want %v", leavesStale, got, want)
 		}
 	}
-	alone := reserved(true, false, "there", "again", "gone")
-	alone.Namespace = "ns"
-	if got, err := (PodLookup{APIReader: live, ClusterLeavesStaleEntries: true}).DeletedPods(context.Background(), alone, nil); len(got) > 0 || err != nil {
-		t.Errorf("of pods alone Kubernetes takes care: %v, %v", got, err)
+	podsOnly := reserved(true, false, "running", "replaced", "deleted")
+	if got := deletedPods(true, podsOnly); len(got) > 0 {
+		t.Errorf("a claim with entries for pods only, which Kubernetes maintains: got deleted pods %v, want none", got)
 	}
 }
 
-func TestVersionsThatLeaveEntries(t *testing.T) {
-	for minor, want := range map[string]string{"34": "true <nil>", "35+": "true <nil>", "36": "false <nil>", "37+": "false <nil>",
-		"x": `false the API server's version 1.x: the minor version is no number: strconv.Atoi: parsing "x": invalid syntax`} {
+func TestClusterLeavesStaleEntries(t *testing.T) {
+	for minor, want := range map[string]string{
+		"34": "true <nil>", "35+": "true <nil>", "36": "false <nil>", "37+": "false <nil>",
+		"x": `false version 1.x of the API server: the minor version is not a number: ` +
+			`strconv.Atoi: parsing "x": invalid syntax`,
+	} {
 		d, ok := fake.NewClientset().Discovery().(*discoveryfake.FakeDiscovery)
 		if !ok {
-			t.Fatal("no fake")
+			t.Fatal("the fake clientset has no fake discovery client")
 		}
 		d.FakedServerVersion = &version.Info{Major: "1", Minor: minor}
-		stay, err := ClusterLeavesStaleEntries(d)
-		if got := fmt.Sprint(stay, " ", err); got != want {
-			t.Errorf("1.%s: got %s, want %s", minor, got, want)
+		leaves, err := ClusterLeavesStaleEntries(d)
+		if got := fmt.Sprint(leaves, " ", err); got != want {
+			t.Errorf("Kubernetes 1.%s: got %s, want %s", minor, got, want)
 		}
 	}
 }

@@ -11,116 +11,134 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
 	"github.com/dra-shared/dra-driver-shared/controlplane/mode"
 	"github.com/dra-shared/dra-driver-shared/internal/claimref"
 	"github.com/dra-shared/dra-driver-shared/internal/podstatus"
 )
 
-// After its deletion the scheduler sends no pod to a node with a claim, once it has
-// seen it. Pods that it had sent before may still be on their way.
+// A user may delete a claim while its PodGroup exists. The scheduler does not bind
+// pods with a claim that is being deleted once it has seen the deletion. A pod that it
+// had scheduled earlier may be bound afterwards. The grace periods, measured from the
+// deletion, say how long its entry must stay.
 const (
-	// settling is how long at the least.
-	settling = 10 * time.Second
-	// settled is when there are none any more, whatever their conditions say. (One
-	// that comes later, with a volume that took longer, the kubelet refuses.)
-	settled = time.Minute
+	// minGracePeriod is for pods that the scheduler rejected: the rejection may
+	// precede an attempt that is still in progress.
+	minGracePeriod = 10 * time.Second
+	// maxGracePeriod is for all pods without a node. The kubelet rejects a pod that is
+	// bound later, for example because a volume took longer.
+	maxGracePeriod = time.Minute
 )
 
-// giveUp lets go of a claim that somebody deletes while the group lives. The first
-// claim of a fabric stays as long as there are further ones: they are on its
-// devices, and do not count.
-func (r *Reconciler) giveUp(ctx context.Context, g *group, e *entry, n int, claim *resourceapi.ResourceClaim) (claims.Change, error) {
+// deletedClaimChange returns the change for shard n, which a user is deleting. Shard 0
+// keeps its entries as long as the entry has further shards: they use its devices and
+// consume none of their capacity.
+func (r *Reconciler) deletedClaimChange(
+	ctx context.Context, g *group, e *entry, n int, claim *resourceapi.ResourceClaim,
+) (claims.Change, error) {
 	if claim.Status.Allocation == nil || n == 0 && len(e.shards) > 1 {
 		return claims.Change{}, nil
 	}
-	change, err := r.givenUp(ctx, g, g.pods, e, claim)
-	if err != nil || change.Empty() {
-		return change, err
-	}
-	// The cache may not know yet that a pod has a node.
-	pods, err := r.livePods(ctx, g)
+	native, err := r.nativeEntries(ctx, g, claim)
 	if err != nil {
 		return claims.Change{}, err
 	}
-	return r.givenUp(ctx, g, pods, e, claim)
+	now := time.Now()
+	changeFor := func(pods []*corev1.Pod) claims.Change {
+		return claims.DeletedClaimChange(claim, g.owner, waitingEntries(claim, e.Name, pods, native, now)...)
+	}
+	// Most reconciles find nothing to remove, for which the cached pods suffice.
+	if changeFor(g.pods).Empty() {
+		return claims.Change{}, nil
+	}
+	// The cache may not show yet that a pod is bound.
+	pods, err := listPods(ctx, r.APIReader, g.PodGroup)
+	if err != nil {
+		return claims.Change{}, err
+	}
+	return changeFor(pods), nil
 }
 
-func (r *Reconciler) givenUp(ctx context.Context, g *group, pods []*corev1.Pod, e *entry, claim *resourceapi.ResourceClaim) (claims.Change, error) {
+// waitingEntries returns the UIDs of the pods that use the claim and cannot run with it
+// any more. If that applies to all pods that use it, the native entries, which are for
+// all pods of the group, are among them.
+func waitingEntries(
+	claim *resourceapi.ResourceClaim, entry string, pods []*corev1.Pod, native []types.UID, now time.Time,
+) []types.UID {
 	var waiting []types.UID
-	all := true
 	for _, pod := range pods {
 		switch {
-		case podstatus.IsTerminal(pod) || claimref.Name(pod, e.Name) != claim.Name:
-		case mayRun(pod, claim.DeletionTimestamp.Time, time.Now()):
-			all = false
+		case podstatus.IsTerminal(pod) || claimref.Name(pod, entry) != claim.Name:
+		case mayRun(pod, claim.DeletionTimestamp.Time, now):
+			native = nil
 		default:
 			waiting = append(waiting, pod.UID)
 		}
 	}
-	if all {
-		native, err := r.native(ctx, g, claim)
-		if err != nil {
-			return claims.Change{}, err
-		}
-		waiting = append(waiting, native...)
-	}
-	return claims.DeletedClaimChange(claim, g.owner, waiting...), nil
+	return append(waiting, native...)
 }
 
-// mayRun tells whether a pod has a claim on a node, or may be on its way there,
-// that was deleted at a time. It is pure.
+// mayRun reports whether the pod runs on a node, or may be bound to one, with a claim
+// that was deleted at the given time.
 func mayRun(pod *corev1.Pod, deleted, now time.Time) bool {
 	switch {
 	case pod.Spec.NodeName != "":
 		return true
-	case gated(pod), pod.CreationTimestamp.After(deleted):
+	case isGated(pod), pod.CreationTimestamp.After(deleted):
 		return false
 	case podstatus.IsUnschedulable(pod):
-		return now.Sub(deleted) < settling
+		return now.Sub(deleted) < minGracePeriod
 	}
-	return now.Sub(deleted) < settled
+	return now.Sub(deleted) < maxGracePeriod
 }
 
-// native are Kubernetes' own entries for the group. In native mode there may be a
-// PodGroup of that name that is somebody else's.
-func (r *Reconciler) native(ctx context.Context, g *group, claim *resourceapi.ResourceClaim) (entries []types.UID, err error) {
-	for _, c := range claim.Status.ReservedFor {
-		if claims.IsNativePodGroup(c) && c.Name == g.Name {
-			entries = append(entries, c.UID)
-		}
-	}
+// nativeEntries returns the UIDs of the claim's entries for the native PodGroup that
+// corresponds to the group. In native mode, a user may have created a PodGroup of that
+// name, whose entry is not the group's.
+func (r *Reconciler) nativeEntries(
+	ctx context.Context, g *group, claim *resourceapi.ResourceClaim,
+) ([]types.UID, error) {
+	entries := nativeEntriesNamed(claim, g.Name)
 	if len(entries) == 0 || r.Mode != mode.Native {
 		return entries, nil
 	}
-	var there schedulingapi.PodGroup
-	if err := r.Client.Get(ctx, client.ObjectKeyFromObject(g.PodGroup), &there); err != nil || !metav1.IsControlledBy(&there, g.PodGroup) {
+	var existing schedulingapi.PodGroup
+	err := r.Client.Get(ctx, client.ObjectKeyFromObject(g.PodGroup), &existing)
+	if err != nil || !metav1.IsControlledBy(&existing, g.PodGroup) {
 		return nil, client.IgnoreNotFound(err)
 	}
-	return []types.UID{there.UID}, nil
+	return []types.UID{existing.UID}, nil
 }
 
-// livePods are the group's pods, as they are now.
-func (r *Reconciler) livePods(ctx context.Context, g *group) (all []*corev1.Pod, err error) {
-	var pods corev1.PodList
-	if err := r.APIReader.List(ctx, &pods, client.InNamespace(g.Namespace), client.MatchingLabels{scheduling.GroupUIDLabel: string(g.UID)}); err != nil {
-		return nil, err
+// nativeEntriesNamed returns the UIDs of the claim's entries for native PodGroups of
+// that name.
+func nativeEntriesNamed(claim *resourceapi.ResourceClaim, name string) []types.UID {
+	var entries []types.UID
+	for _, e := range claim.Status.ReservedFor {
+		if claims.IsNativePodGroup(e) && e.Name == name {
+			entries = append(entries, e.UID)
+		}
 	}
-	for i := range pods.Items {
-		all = append(all, &pods.Items[i])
-	}
-	return all, nil
+	return entries
 }
 
-// deletes tells whether somebody deletes a claim of the group.
-func (g *group) deletes() bool {
+// hasDeletedClaim reports whether one of the group's claims is being deleted.
+func (g *group) hasDeletedClaim() bool {
 	for _, e := range g.entries {
-		for _, claim := range e.shards {
-			if claim.DeletionTimestamp != nil {
-				return true
-			}
+		if len(e.deletedClaims()) > 0 {
+			return true
 		}
 	}
 	return false
+}
+
+// deletedClaims returns the names of the entry's claims that are being deleted.
+func (e *entry) deletedClaims() []string {
+	var names []string
+	for _, claim := range e.shards {
+		if claim.DeletionTimestamp != nil {
+			names = append(names, claim.Name)
+		}
+	}
+	return names
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -19,39 +20,53 @@ import (
 	"github.com/dra-shared/dra-driver-shared/internal/podstatus"
 )
 
-// end lets go of a PodGroup that is being deleted, once its pods have ended.
-func (r *Reconciler) end(ctx context.Context, g *group) error {
+// maxListedNames is the number of names that a message lists.
+const maxListedNames = 3
+
+// finalize releases the claims of a PodGroup that is being deleted, and removes our
+// finalizer, when all pods of the group are terminal. Until then it serves the group.
+func (r *Reconciler) finalize(ctx context.Context, g *group) error {
 	if !controllerutil.ContainsFinalizer(g.PodGroup, scheduling.Finalizer) {
 		return nil
 	}
-	running := g.running()
-	if len(running) == 0 {
-		// One that was admitted just before may not be in the cache yet.
-		pods, err := r.livePods(ctx, g)
-		if err != nil {
-			return err
-		}
-		running = (&group{pods: pods}).running()
+	active, err := r.activePods(ctx, g)
+	if err != nil {
+		return err
 	}
-	if len(running) > 0 {
-		return errors.Join(r.serve(ctx, g), r.setStatus(ctx, g, g.Status.ResourceClaimStatuses, metav1.Condition{Type: scheduling.ConditionClaimsReady, Status: metav1.ConditionFalse,
-			Reason: "Terminating", Message: waitsFor(running)}))
+	if len(active) > 0 {
+		terminating := metav1.Condition{
+			Type: scheduling.ConditionClaimsReady, Status: metav1.ConditionFalse,
+			Reason: scheduling.ReasonTerminating, Message: terminatingMessage(active),
+		}
+		return errors.Join(r.serve(ctx, g), r.setStatus(ctx, g, g.Status.ResourceClaimStatuses, terminating))
 	}
 	for _, e := range g.entries {
 		for _, claim := range e.shards {
-			if err := r.release(ctx, claim, g.Name, g.UID); err != nil {
+			if err := r.release(ctx, claim, holder{g.Name, g.UID}); err != nil {
 				return err
 			}
 		}
 	}
 	before := g.DeepCopy()
 	controllerutil.RemoveFinalizer(g.PodGroup, scheduling.Finalizer)
-	return ignoreBehind(r.Client.Patch(ctx, g.PodGroup, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})))
+	patch := client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
+	return ignoreStaleCache(r.Client.Patch(ctx, g.PodGroup, patch))
 }
 
-// running are the names of the group's pods that have not ended.
-func (g *group) running() (names []string) {
-	for _, pod := range g.pods {
+// activePods returns the names of the group's pods that are not terminal. It asks the
+// API server if the cache has none: the cache may lack a pod that was admitted just
+// before the deletion of the PodGroup.
+func (r *Reconciler) activePods(ctx context.Context, g *group) ([]string, error) {
+	if active := activeNames(g.pods); len(active) > 0 {
+		return active, nil
+	}
+	pods, err := listPods(ctx, r.APIReader, g.PodGroup)
+	return activeNames(pods), err
+}
+
+func activeNames(pods []*corev1.Pod) []string {
+	var names []string
+	for _, pod := range pods {
 		if !podstatus.IsTerminal(pod) {
 			names = append(names, pod.Name)
 		}
@@ -59,61 +74,62 @@ func (g *group) running() (names []string) {
 	return names
 }
 
-func waitsFor(running []string) string {
-	return fmt.Sprintf("the PodGroup is being deleted, and goes when its pods have ended or are deleted; %d have not: %s", len(running), listed(running))
+func terminatingMessage(active []string) string {
+	return fmt.Sprintf("the PodGroup is being deleted; its deletion completes when all of its pods have ended "+
+		"or are deleted; waiting for %d: %s", len(active), abbreviate(active))
 }
 
-// listed are the first names, in their order.
-func listed(names []string) string {
-	const most = 3
+// abbreviate returns the first names in alphabetical order. It sorts its argument.
+func abbreviate(names []string) string {
 	slices.Sort(names)
-	text := strings.Join(names[:min(most, len(names))], ", ")
-	if len(names) > most {
+	text := strings.Join(names[:min(maxListedNames, len(names))], ", ")
+	if len(names) > maxListedNames {
 		text += ", ..."
 	}
 	return text
 }
 
-// release lets a claim go that the PodGroup of that name and UID had.
-func (r *Reconciler) release(ctx context.Context, claim *resourceapi.ResourceClaim, name string, uid types.UID) error {
-	writer := claims.ClaimWriter{Client: r.Client}
-	owned := claims.IsGeneratedFor(claim, uid)
-	if owned {
-		if err := writer.Delete(ctx, claim); err != nil {
+// release releases a claim that the PodGroup h holds or held. A claim that was
+// generated for it is deleted.
+func (r *Reconciler) release(ctx context.Context, claim *resourceapi.ResourceClaim, h holder) error {
+	generated := claims.IsGeneratedFor(claim, h.uid)
+	if generated {
+		if err := r.writer().Delete(ctx, claim); err != nil {
 			return err
 		}
 	}
 	var native []types.UID
-	for _, c := range claim.Status.ReservedFor {
-		if r.Mode == mode.Bridge && claims.IsNativePodGroup(c) && c.Name == name {
-			native = append(native, c.UID) // the gates are off: nobody else takes it away
-		}
+	if r.Mode == mode.Bridge {
+		// The feature gates are off, so that Kubernetes does not remove its entries.
+		native = nativeEntriesNamed(claim, h.name)
 	}
-	return writer.Apply(ctx, claim, claims.ReleaseChange(claim, uid, !owned, native...))
+	return r.writer().Apply(ctx, claim, claims.ReleaseChange(claim, h.uid, !generated, native...))
 }
 
-// releaseOthers lets go of claims that are held for PodGroups that had this name,
-// and are gone without their finalizer having been waited for.
-func (r *Reconciler) releaseOthers(ctx context.Context, name types.NamespacedName, uid types.UID) error {
+// releasePredecessors releases claims that are held for PodGroups which had this name,
+// and which were deleted without our finalizer. uid is the UID of the PodGroup that has
+// the name in the cache, if there is one.
+func (r *Reconciler) releasePredecessors(ctx context.Context, name types.NamespacedName, uid types.UID) error {
 	var held resourceapi.ResourceClaimList
-	if err := r.Client.List(ctx, &held, client.InNamespace(name.Namespace), client.MatchingFields{indexHolder: name.Name}); err != nil {
+	if err := r.Client.List(ctx, &held, client.InNamespace(name.Namespace),
+		client.MatchingFields{indexHolder: name.Name}); err != nil {
 		return err
 	}
 	for i := range held.Items {
 		claim := &held.Items[i]
-		for _, holder := range holders(claim) {
-			if holder.name != name.Name || holder.uid == uid {
+		for _, h := range holders(claim) {
+			if h.name != name.Name || h.uid == uid {
 				continue
 			}
-			// The cache of PodGroups may be behind that of claims.
-			var now scheduling.PodGroup
-			if err := r.APIReader.Get(ctx, name, &now); client.IgnoreNotFound(err) != nil {
+			// The cache of PodGroups may be older than that of claims.
+			var current scheduling.PodGroup
+			if err := r.APIReader.Get(ctx, name, &current); client.IgnoreNotFound(err) != nil {
 				return err
 			}
-			if now.UID == holder.uid {
+			if current.UID == h.uid {
 				continue
 			}
-			if err := r.release(ctx, claim, name.Name, holder.uid); err != nil {
+			if err := r.release(ctx, claim, h); err != nil {
 				return err
 			}
 		}
@@ -121,30 +137,48 @@ func (r *Reconciler) releaseOthers(ctx context.Context, name types.NamespacedNam
 	return nil
 }
 
-// holder is a PodGroup that has a claim.
+// holder identifies a PodGroup that holds a claim.
 type holder struct {
 	name string
 	uid  types.UID
 }
 
-// holders of a claim: who is in its reservations, and, where Kubernetes' own entry
-// or one of a pod that has ended is, whom it was generated for.
-func holders(claim *resourceapi.ResourceClaim) (all []holder) {
-	owners := false
-	for _, c := range claim.Status.ReservedFor {
-		if isHolder(c) {
-			all = append(all, holder{c.Name, c.UID})
+// holders returns the PodGroups that hold the claim: those in status.reservedFor, and
+// the PodGroup for which the claim was generated if status.reservedFor has an entry
+// that does not name it but is removed with it: Kubernetes' own for a PodGroup, or ours
+// for a terminal pod.
+func holders(claim *resourceapi.ResourceClaim) []holder {
+	var all []holder
+	hasIndirectEntry := false
+	for _, e := range claim.Status.ReservedFor {
+		if isPodGroupEntry(e) {
+			all = append(all, holder{e.Name, e.UID})
 		}
-		owners = owners || claims.IsNativePodGroup(c) || claims.IsTerminalPodEntry(c)
+		if claims.IsNativePodGroup(e) || claims.IsTerminalPodEntry(e) {
+			hasIndirectEntry = true
+		}
 	}
-	if owner := metav1.GetControllerOf(claim); owners && owner != nil && owner.Kind == scheduling.Kind && owner.APIVersion == scheduling.GroupVersion.String() {
-		if h := (holder{owner.Name, owner.UID}); !slices.Contains(all, h) {
-			all = append(all, h)
-		}
+	owner := podGroupOwner(claim)
+	if !hasIndirectEntry || owner == nil {
+		return all
+	}
+	if h := (holder{owner.Name, owner.UID}); !slices.Contains(all, h) {
+		all = append(all, h)
 	}
 	return all
 }
 
-func isHolder(r resourceapi.ResourceClaimConsumerReference) bool {
-	return r.APIGroup == scheduling.GroupName && r.Resource == scheduling.Resource
+// podGroupOwner returns the reference to the PodGroup for which the object was
+// generated, or nil.
+func podGroupOwner(o metav1.Object) *metav1.OwnerReference {
+	owner := metav1.GetControllerOf(o)
+	if owner == nil || owner.Kind != scheduling.Kind || owner.APIVersion != scheduling.GroupVersion.String() {
+		return nil
+	}
+	return owner
+}
+
+// isPodGroupEntry reports whether the entry is for one of our PodGroups.
+func isPodGroupEntry(entry resourceapi.ResourceClaimConsumerReference) bool {
+	return entry.APIGroup == scheduling.GroupName && entry.Resource == scheduling.Resource
 }

@@ -1,6 +1,7 @@
 package podgroups
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"maps"
@@ -21,76 +22,110 @@ import (
 	"github.com/dra-shared/dra-driver-shared/internal/podstatus"
 )
 
-// Pods that share a fabric wait behind a scheduling gate until their claim is
-// reserved for them: with hundreds of pods whose reservations the scheduler adds
-// one by one, each of its writes conflicts with the others (measured with 765
-// pods: 2,798 conflicts, and 17 pods scheduled after 105 s). One pod leads, so
-// that the scheduler allocates the claim; then all others are reserved by one
-// write, and their gates taken away.
+// Pods that share a fabric wait behind a scheduling gate until their claim is reserved
+// for them. Without the gate, the scheduler would add the entries of hundreds of pods
+// one by one, and its writes would conflict with each other (measured with 765 pods:
+// 2,798 conflicts, and 17 pods scheduled after 105 s). Instead, one pod, the leader,
+// passes the gate first, so that the scheduler allocates the claim. The controller
+// then adds the entries of all other pods with one write, and removes their gates.
 
-// ungates at once: each is a write of its own.
-const ungatesAtOnce = 16
+const (
+	// maxConcurrentUngates limits concurrent writes that remove gates. Every pod needs
+	// a write of its own.
+	maxConcurrentUngates = 16
+	// maxCacheDelay is the time after which the cache is expected to have a write.
+	maxCacheDelay = 10 * time.Second
+	// maxRejectedLeaders is the number of leaders of a claim that the scheduler may
+	// reject before no further pod becomes leader. If the device itself is not
+	// available, the scheduler would reject all pods, one after the other.
+	maxRejectedLeaders = 3
+)
 
-func gated(pod *corev1.Pod) bool {
-	return slices.ContainsFunc(pod.Spec.SchedulingGates, func(g corev1.PodSchedulingGate) bool { return g.Name == scheduling.ReservedGate })
+// isGated reports whether the pod has our scheduling gate.
+func isGated(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Spec.SchedulingGates, func(g corev1.PodSchedulingGate) bool {
+		return g.Name == scheduling.ReservedGate
+	})
 }
 
-// admit takes the gates away from pods that need not wait.
-func (r *Reconciler) admit(ctx context.Context, g *group) error {
-	var open errgroup.Group
-	open.SetLimit(ungatesAtOnce)
+// hasForeignGate reports whether the pod has a scheduling gate of another controller.
+func hasForeignGate(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Spec.SchedulingGates, func(g corev1.PodSchedulingGate) bool {
+		return g.Name != scheduling.ReservedGate
+	})
+}
+
+// ungatePods removes our gate from the pods that the scheduler may schedule now.
+func (r *Reconciler) ungatePods(ctx context.Context, g *group) error {
+	var writes errgroup.Group
+	writes.SetLimit(maxConcurrentUngates)
 	leaders := g.leaders()
 	for _, pod := range g.pods {
-		if !gated(pod) || pod.DeletionTimestamp != nil || !g.mayPass(pod, leaders) || r.passed.has(pod.UID) {
+		gated := isGated(pod) && !r.ungated.has(pod.UID)
+		if !gated || pod.DeletionTimestamp != nil || !g.maySchedule(pod, leaders) {
 			continue
 		}
-		open.Go(func() error {
+		writes.Go(func() error {
 			err := r.ungate(ctx, pod)
 			if err == nil {
-				r.passed.add(pod.UID)
+				r.ungated.add(pod.UID)
 			}
 			return err
 		})
 	}
-	return open.Wait()
+	return writes.Wait()
 }
 
-// recently are pods whose gates were taken away: the cache learns it later than
-// the next pod comes. To forget one costs a write that changes nothing.
-type recently struct {
-	mu sync.Mutex
-	at map[types.UID]time.Time
-}
-
-// cacheBehind is how far a cache may be behind.
-const cacheBehind = 10 * time.Second
-
-func (r *recently) add(uid types.UID) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	now := time.Now()
-	maps.DeleteFunc(r.at, func(_ types.UID, at time.Time) bool { return now.Sub(at) > cacheBehind })
-	if r.at == nil {
-		r.at = map[types.UID]time.Time{}
+// ungate removes our gate from the pod.
+func (r *Reconciler) ungate(ctx context.Context, pod *corev1.Pod) error {
+	removeGate := map[string]any{"$patch": "delete", "name": scheduling.ReservedGate}
+	raw, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"uid": pod.UID},
+		"spec":     map[string]any{"schedulingGates": []any{removeGate}},
+	})
+	if err != nil {
+		return err
 	}
-	r.at[uid] = now
+	patch := client.RawPatch(types.StrategicMergePatchType, raw)
+	return ignoreStaleCache(r.Client.Patch(ctx, pod.DeepCopy(), patch))
 }
 
-func (r *recently) has(uid types.UID) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	at, ok := r.at[uid]
-	return ok && time.Since(at) < cacheBehind
+// ungatedCache has the UIDs of pods that were ungated recently. The cache of pods may
+// still show the gate then. If an entry is missing, the controller repeats a write
+// without effect. The zero value is an empty cache.
+type ungatedCache struct {
+	mu    sync.Mutex
+	times map[types.UID]time.Time
 }
 
-// mayPass tells whether a pod's claims are reserved for it, or it is the one
-// for which they are allocated.
-func (g *group) mayPass(pod *corev1.Pod, leaders map[string]types.UID) bool {
+func (c *ungatedCache) add(uid types.UID) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := time.Now()
+	maps.DeleteFunc(c.times, func(_ types.UID, t time.Time) bool { return now.Sub(t) > maxCacheDelay })
+	if c.times == nil {
+		c.times = map[types.UID]time.Time{}
+	}
+	c.times[uid] = now
+}
+
+func (c *ungatedCache) has(uid types.UID) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	t, ok := c.times[uid]
+	return ok && time.Since(t) < maxCacheDelay
+}
+
+// maySchedule reports whether each of the group's claims that the pod uses is reserved
+// for the pod, or is not allocated yet and has the pod as its leader.
+func (g *group) maySchedule(pod *corev1.Pod, leaders map[string]types.UID) bool {
 	for _, e := range g.entries {
 		name := claimref.Name(pod, e.Name)
-		claim := g.named(e, name)
+		if name == "" {
+			continue
+		}
+		claim := e.claimNamed(name)
 		switch {
-		case name == "":
 		case claim == nil || claim.DeletionTimestamp != nil:
 			return false
 		case claim.Status.Allocation == nil:
@@ -104,7 +139,7 @@ func (g *group) mayPass(pod *corev1.Pod, leaders map[string]types.UID) bool {
 	return true
 }
 
-func (g *group) named(e *entry, name string) *resourceapi.ResourceClaim {
+func (e *entry) claimNamed(name string) *resourceapi.ResourceClaim {
 	for _, claim := range e.shards {
 		if claim.Name == name {
 			return claim
@@ -113,40 +148,19 @@ func (g *group) named(e *entry, name string) *resourceapi.ResourceClaim {
 	return nil
 }
 
-// leadersAtOnce bounds how many pods are let go ahead for a claim, one after the
-// other, because the scheduler has no node for those before: if it is the device
-// that is not to be had, all would.
-const leadersAtOnce = 3
-
-// leaders are, by claim, the pods that need no reservation to be scheduled: of
-// those that live the first that the scheduler does not refuse.
+// leaders returns the UIDs of the leaders by the names of their claims. The leader of
+// a claim is the first candidate that the scheduler has not rejected.
 func (g *group) leaders() map[string]types.UID {
-	pods := slices.Clone(g.pods)
-	slices.SortFunc(pods, func(a, b *corev1.Pod) int {
-		if gated(a) != gated(b) { // one that has passed leads
-			if gated(a) {
-				return 1
-			}
-			return -1
-		}
-		if c := a.CreationTimestamp.Compare(b.CreationTimestamp.Time); c != 0 {
-			return c
-		}
-		return strings.Compare(a.Name, b.Name)
-	})
-	leaders, stuck := map[string]types.UID{}, map[string]int{}
-	for _, pod := range pods {
-		if podstatus.IsTerminal(pod) || pod.DeletionTimestamp != nil {
-			continue
-		}
+	leaders, rejected := map[string]types.UID{}, map[string]int{}
+	for _, pod := range g.leaderCandidates() {
 		for _, e := range g.entries {
 			name := claimref.Name(pod, e.Name)
-			_, taken := leaders[name]
+			_, found := leaders[name]
 			switch {
-			case taken:
-			case podstatus.IsUnschedulable(pod) || waitsForOthers(pod):
-				stuck[name]++
-			case stuck[name] < leadersAtOnce:
+			case found:
+			case podstatus.IsUnschedulable(pod) || hasForeignGate(pod):
+				rejected[name]++
+			case rejected[name] < maxRejectedLeaders:
 				leaders[name] = pod.UID
 			}
 		}
@@ -154,19 +168,24 @@ func (g *group) leaders() map[string]types.UID {
 	return leaders
 }
 
-// waitsForOthers tells whether somebody else's gate keeps a pod from being
-// scheduled.
-func waitsForOthers(pod *corev1.Pod) bool {
-	return slices.ContainsFunc(pod.Spec.SchedulingGates, func(g corev1.PodSchedulingGate) bool { return g.Name != scheduling.ReservedGate })
-}
-
-func (r *Reconciler) ungate(ctx context.Context, pod *corev1.Pod) error {
-	raw, err := json.Marshal(map[string]any{
-		"metadata": map[string]any{"uid": pod.UID},
-		"spec":     map[string]any{"schedulingGates": []any{map[string]any{"$patch": "delete", "name": scheduling.ReservedGate}}},
+// leaderCandidates returns the group's pods that the scheduler may bind: pods without
+// our gate come first, then the oldest.
+func (g *group) leaderCandidates() []*corev1.Pod {
+	pods := slices.DeleteFunc(slices.Clone(g.pods), func(pod *corev1.Pod) bool {
+		return podstatus.IsTerminal(pod) || pod.DeletionTimestamp != nil
 	})
-	if err != nil {
-		return err
+	gateOrder := func(pod *corev1.Pod) int {
+		if isGated(pod) {
+			return 1
+		}
+		return 0
 	}
-	return ignoreBehind(r.Client.Patch(ctx, pod.DeepCopy(), client.RawPatch(types.StrategicMergePatchType, raw)))
+	slices.SortFunc(pods, func(a, b *corev1.Pod) int {
+		return cmp.Or(
+			cmp.Compare(gateOrder(a), gateOrder(b)),
+			a.CreationTimestamp.Compare(b.CreationTimestamp.Time),
+			strings.Compare(a.Name, b.Name),
+		)
+	})
+	return pods
 }

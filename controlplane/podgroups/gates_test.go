@@ -1,6 +1,7 @@
 package podgroups
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -13,118 +14,156 @@ import (
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 )
 
-// waiting is a pod behind the gate, that old in seconds.
-func waiting(name string, age int) *corev1.Pod {
+// gatedPod returns a pod behind our gate that was created age seconds before a fixed
+// time. It uses the claim "claim" for the entry "net".
+func gatedPod(name string, age int) *corev1.Pod {
 	return &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name), CreationTimestamp: metav1.NewTime(time.Unix(1000-int64(age), 0))},
-		Spec: corev1.PodSpec{SchedulingGates: []corev1.PodSchedulingGate{{Name: scheduling.ReservedGate}},
-			ResourceClaims: []corev1.PodResourceClaim{{Name: "net", ResourceClaimName: ptr.To("claim")}}},
+		ObjectMeta: metav1.ObjectMeta{
+			Name: name, UID: types.UID(name), CreationTimestamp: metav1.NewTime(time.Unix(1000-int64(age), 0)),
+		},
+		Spec: corev1.PodSpec{
+			SchedulingGates: []corev1.PodSchedulingGate{{Name: scheduling.ReservedGate}},
+			ResourceClaims:  []corev1.PodResourceClaim{{Name: "net", ResourceClaimName: ptr.To("claim")}},
+		},
 	}
 }
 
-func passed(p *corev1.Pod) *corev1.Pod {
-	p.Spec.SchedulingGates = nil
-	return p
+func ungatedPod(name string, age int) *corev1.Pod {
+	pod := gatedPod(name, age)
+	pod.Spec.SchedulingGates = nil
+	return pod
 }
 
-func stuck(p *corev1.Pod) *corev1.Pod {
-	p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable}}
-	return passed(p)
+func unschedulablePod(name string, age int) *corev1.Pod {
+	pod := ungatedPod(name, age)
+	pod.Status.Conditions = []corev1.PodCondition{{
+		Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable,
+	}}
+	return pod
 }
 
-func TestWhoLeads(t *testing.T) {
-	elsewhere := waiting("elsewhere", 9)
-	elsewhere.Spec.SchedulingGates = append(elsewhere.Spec.SchedulingGates, corev1.PodSchedulingGate{Name: "queue"})
-	going := waiting("going", 9)
-	going.DeletionTimestamp = ptr.To(metav1.Now())
-	over := waiting("over", 9)
-	over.Status.Phase = corev1.PodSucceeded
+func groupWith(pods ...*corev1.Pod) *group {
+	return &group{pods: pods, entries: []*entry{{
+		PodGroupResourceClaim: scheduling.PodGroupResourceClaim{Name: "net"},
+		shards:                map[int]*resourceapi.ResourceClaim{},
+	}}}
+}
+
+func TestGroup_leaders(t *testing.T) {
+	foreignGate := gatedPod("foreign", 9)
+	foreignGate.Spec.SchedulingGates = append(foreignGate.Spec.SchedulingGates, corev1.PodSchedulingGate{Name: "queue"})
+	terminating := gatedPod("terminating", 9)
+	terminating.DeletionTimestamp = ptr.To(metav1.Now())
+	terminal := gatedPod("terminal", 9)
+	terminal.Status.Phase = corev1.PodSucceeded
 	for _, tc := range []struct {
 		name string
 		pods []*corev1.Pod
 		want types.UID
 	}{
-		{"the oldest", []*corev1.Pod{waiting("b", 1), waiting("a", 2)}, "a"},
-		{"of one age, by name", []*corev1.Pod{waiting("b", 1), waiting("a", 1)}, "a"},
-		{"one that has passed", []*corev1.Pod{waiting("a", 2), passed(waiting("b", 1))}, "b"},
-		{"not one that ends, is over, or waits for others", []*corev1.Pod{going, over, elsewhere, waiting("a", 1)}, "a"},
-		{"not one that has no node", []*corev1.Pod{stuck(waiting("a", 3)), waiting("b", 2)}, "b"},
-		{"nobody, if it is the device that is not to be had", []*corev1.Pod{stuck(waiting("a", 4)), stuck(waiting("b", 4)), stuck(waiting("c", 4)), waiting("d", 2)}, ""},
-		{"nobody", nil, ""},
+		{"of different ages", []*corev1.Pod{gatedPod("b", 1), gatedPod("a", 2)}, "a"},
+		{"of the same age", []*corev1.Pod{gatedPod("b", 1), gatedPod("a", 1)}, "a"},
+		{"one of which is ungated", []*corev1.Pod{gatedPod("a", 2), ungatedPod("b", 1)}, "b"},
+		{"that are terminating, terminal, or behind another gate, and one more",
+			[]*corev1.Pod{terminating, terminal, foreignGate, gatedPod("a", 1)}, "a"},
+		{"one of which is unschedulable", []*corev1.Pod{unschedulablePod("a", 3), gatedPod("b", 2)}, "b"},
+		{"three of which are unschedulable", []*corev1.Pod{unschedulablePod("a", 4), unschedulablePod("b", 4),
+			unschedulablePod("c", 4), gatedPod("d", 2)}, ""},
+		{"that do not exist", nil, ""},
 	} {
-		g := &group{pods: tc.pods, entries: []*entry{{PodGroupResourceClaim: scheduling.PodGroupResourceClaim{Name: "net"}}}}
-		if got := g.leaders()["claim"]; got != tc.want {
-			t.Errorf("%s: %q leads, want %q", tc.name, got, tc.want)
+		if got := groupWith(tc.pods...).leaders()["claim"]; got != tc.want {
+			t.Errorf("leader of pods %s: got %q, want %q", tc.name, got, tc.want)
 		}
 	}
 }
 
-func TestWhoMayPass(t *testing.T) {
+func TestGroup_maySchedule(t *testing.T) {
 	claim := func(allocated bool, reserved ...types.UID) *resourceapi.ResourceClaim {
 		c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: "claim"}}
 		if allocated {
 			c.Status.Allocation = &resourceapi.AllocationResult{}
 		}
 		for _, uid := range reserved {
-			c.Status.ReservedFor = append(c.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{Resource: "pods", UID: uid})
+			c.Status.ReservedFor = append(c.Status.ReservedFor,
+				resourceapi.ResourceClaimConsumerReference{Resource: "pods", UID: uid})
 		}
 		return c
 	}
 	deleting := claim(true, "a")
 	deleting.DeletionTimestamp = ptr.To(metav1.Now())
 	for _, tc := range []struct {
-		name  string
-		claim *resourceapi.ResourceClaim
-		want  bool // of pod a, which leads
-		other bool // of pod b
+		name   string
+		claim  *resourceapi.ResourceClaim
+		leader bool
+		other  bool
 	}{
-		{"no claim yet", nil, false, false},
-		{"not allocated: who leads", claim(false), true, false},
-		{"allocated, reserved for nobody here", claim(true), false, false},
-		{"reserved", claim(true, "a", "b"), true, true},
-		{"reserved for one", claim(true, "b"), false, true},
-		{"being deleted", deleting, false, false},
+		{"does not exist", nil, false, false},
+		{"is not allocated", claim(false), true, false},
+		{"is allocated and has no entries", claim(true), false, false},
+		{"is reserved for both pods", claim(true, "a", "b"), true, true},
+		{"is reserved for the other pod only", claim(true, "b"), false, true},
+		{"is being deleted", deleting, false, false},
 	} {
-		a, b := waiting("a", 2), waiting("b", 1)
-		g := &group{pods: []*corev1.Pod{a, b}, entries: []*entry{{PodGroupResourceClaim: scheduling.PodGroupResourceClaim{Name: "net"}, shards: map[int]*resourceapi.ResourceClaim{}}}}
+		a, b := gatedPod("a", 2), gatedPod("b", 1)
+		g := groupWith(a, b)
 		if tc.claim != nil {
 			g.entries[0].shards[0] = tc.claim
 		}
-		if got, other := g.mayPass(a, g.leaders()), g.mayPass(b, g.leaders()); got != tc.want || other != tc.other {
-			t.Errorf("%s: a %t, b %t, want %t, %t", tc.name, got, other, tc.want, tc.other)
+		if got := g.maySchedule(a, g.leaders()); got != tc.leader {
+			t.Errorf("maySchedule for the leader when the claim %s: got %t, want %t", tc.name, got, tc.leader)
+		}
+		if got := g.maySchedule(b, g.leaders()); got != tc.other {
+			t.Errorf("maySchedule for the other pod when the claim %s: got %t, want %t", tc.name, got, tc.other)
 		}
 	}
 }
 
-// What is cached may be behind what was written.
-func TestAGateIsTakenAwayOnce(t *testing.T) {
-	var r recently
-	if r.has("a") {
-		t.Error("it was not yet")
+func TestUngatedCache(t *testing.T) {
+	var c ungatedCache
+	if c.has("a") {
+		t.Error("an empty cache has pod a")
 	}
-	r.add("a")
-	if !r.has("a") || r.has("b") {
-		t.Error("it was")
+	c.add("a")
+	if !c.has("a") || c.has("b") {
+		t.Errorf("a cache to which pod a was added: has a %t, has b %t, want true, false", c.has("a"), c.has("b"))
 	}
 }
 
-func TestClaimsOfKubernetesOwnEntryAreTheirOwners(t *testing.T) {
-	native := resourceapi.ResourceClaimConsumerReference{APIGroup: "scheduling.k8s.io", Resource: "podgroups", Name: "g", UID: "n"}
-	ours := resourceapi.ResourceClaimConsumerReference{APIGroup: scheduling.GroupName, Resource: scheduling.Resource, Name: "g", UID: "o"}
-	claim := &resourceapi.ResourceClaim{Status: resourceapi.ResourceClaimStatus{ReservedFor: []resourceapi.ResourceClaimConsumerReference{native}}}
-	if got := holders(claim); got != nil {
-		t.Errorf("by name: whose it is nobody knows: %v", got)
+func TestHolders(t *testing.T) {
+	native := resourceapi.ResourceClaimConsumerReference{
+		APIGroup: "scheduling.k8s.io", Resource: "podgroups", Name: "g", UID: "n",
 	}
-	claim.OwnerReferences = []metav1.OwnerReference{{APIVersion: scheduling.GroupVersion.String(), Kind: scheduling.Kind, Name: "g", UID: "o", Controller: ptr.To(true)}}
-	if got := holders(claim); len(got) != 1 || got[0] != (holder{"g", "o"}) {
-		t.Errorf("%v", got)
+	ours := resourceapi.ResourceClaimConsumerReference{
+		APIGroup: scheduling.GroupName, Resource: scheduling.Resource, Name: "g", UID: "o",
 	}
-	claim.Status.ReservedFor[0] = resourceapi.ResourceClaimConsumerReference{APIGroup: scheduling.GroupName, Resource: "pods", Name: "p", UID: "p"}
-	if got := holders(claim); len(got) != 1 || got[0] != (holder{"g", "o"}) {
-		t.Errorf("an entry of a pod that has ended is left: %v", got)
+	terminal := resourceapi.ResourceClaimConsumerReference{
+		APIGroup: scheduling.GroupName, Resource: "pods", Name: "p", UID: "p",
 	}
-	claim.Status.ReservedFor = append(claim.Status.ReservedFor, ours)
-	if got := holders(claim); len(got) != 1 {
-		t.Errorf("%v", got)
+	generated := []metav1.OwnerReference{{
+		APIVersion: scheduling.GroupVersion.String(), Kind: scheduling.Kind, Name: "g", UID: "o", Controller: ptr.To(true),
+	}}
+	for _, tc := range []struct {
+		name    string
+		owners  []metav1.OwnerReference
+		entries []resourceapi.ResourceClaimConsumerReference
+		want    []holder
+	}{
+		{"by name, with Kubernetes' entry", nil,
+			[]resourceapi.ResourceClaimConsumerReference{native}, nil},
+		{"generated, with Kubernetes' entry", generated,
+			[]resourceapi.ResourceClaimConsumerReference{native}, []holder{{"g", "o"}}},
+		{"generated, with an entry for a terminal pod", generated,
+			[]resourceapi.ResourceClaimConsumerReference{terminal}, []holder{{"g", "o"}}},
+		{"generated, with an entry for a terminal pod and the group's", generated,
+			[]resourceapi.ResourceClaimConsumerReference{terminal, ours}, []holder{{"g", "o"}}},
+		{"generated, without entries", generated, nil, nil},
+	} {
+		claim := &resourceapi.ResourceClaim{
+			ObjectMeta: metav1.ObjectMeta{OwnerReferences: tc.owners},
+			Status:     resourceapi.ResourceClaimStatus{ReservedFor: tc.entries},
+		}
+		if got := holders(claim); !slices.Equal(got, tc.want) {
+			t.Errorf("holders of a claim %s: got %v, want %v", tc.name, got, tc.want)
+		}
 	}
 }

@@ -6,59 +6,80 @@ import (
 	"fmt"
 	"slices"
 
+	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
 )
 
-// generate creates the claims that are missing, and deletes shards that no pod
-// names any more.
-func (r *Reconciler) generate(ctx context.Context, g *group) (err error) {
-	writer := claims.ClaimWriter{Client: r.Client}
+// generateClaims creates the needed shards that do not exist, and deletes those that
+// no pod refers to any more.
+func (r *Reconciler) generateClaims(ctx context.Context, g *group) error {
+	var errs error
 	for _, e := range g.entries {
 		if e.ResourceClaimName != nil {
 			continue
 		}
-		for _, n := range e.wanted {
+		for _, n := range e.neededShards {
 			if e.shards[n] == nil {
-				err = errors.Join(err, r.generateShard(ctx, writer, g, e, n))
+				errs = errors.Join(errs, r.generateShard(ctx, g, e, n))
 			}
 		}
 		for n, claim := range e.shards {
-			// One that is wanted again while it goes is made anew when it has gone.
-			if !slices.Contains(e.wanted, n) {
-				err = errors.Join(err, writer.Delete(ctx, claim), writer.Apply(ctx, claim, claims.ReleaseChange(claim, g.UID, false)))
+			// A shard that is needed again while it is being deleted is generated again
+			// when the deletion has completed.
+			if !slices.Contains(e.neededShards, n) {
+				errs = errors.Join(errs, r.writer().Delete(ctx, claim),
+					r.writer().Apply(ctx, claim, claims.ReleaseChange(claim, g.UID, false)))
 				delete(e.shards, n)
 			}
 		}
 	}
-	return err
+	return errs
 }
 
-func (r *Reconciler) generateShard(ctx context.Context, writer claims.ClaimWriter, g *group, e *entry, n int) error {
+// generateShard creates the claim for shard n of the entry. It sets the entry's
+// problem if the user must change something first.
+func (r *Reconciler) generateShard(ctx context.Context, g *group, e *entry, n int) error {
 	if e.template == nil {
-		e.problem = fmt.Errorf("resourceClaims[%q].resourceClaimTemplateName: there is no ResourceClaimTemplate %s in namespace %s: create it", e.Name, *e.ResourceClaimTemplateName, g.Namespace)
+		e.problem = fmt.Errorf("resourceClaims[%q].resourceClaimTemplateName: "+
+			"ResourceClaimTemplate %s does not exist in namespace %s: create it",
+			e.Name, *e.ResourceClaimTemplateName, g.Namespace)
 		return nil
 	}
-	claim := claims.Generate(g.owner, e.Name, n, e.template)
-	if n > 0 {
-		first := e.shards[0]
-		if first == nil || first.Status.Allocation == nil || first.DeletionTimestamp != nil {
-			return nil // its devices are not known yet, or not for long; the event will come
-		}
-		var err error
-		if claim, err = claims.GenerateShard(g.owner, e.Name, n, e.template, first, r.Driver); err != nil {
-			e.problem = fmt.Errorf("resourceClaims[%q] has more pods than one claim can be reserved for: %w", e.Name, err)
-			return nil
-		}
+	claim, err := r.claimForShard(g, e, n)
+	if err != nil {
+		e.problem = fmt.Errorf("resourceClaims[%q] has more pods than one claim can be reserved for: %w", e.Name, err)
+		return nil
 	}
-	err := writer.Create(ctx, claim)
-	if taken := (*claims.NameTakenError)(nil); errors.As(err, &taken) || apierrors.IsInvalid(err) || apierrors.IsForbidden(err) {
+	if claim == nil {
+		return nil
+	}
+	err = r.writer().Create(ctx, claim)
+	var nameTaken *claims.NameTakenError
+	switch {
+	case err == nil:
+		e.shards[n] = claim
+		return nil
+	case errors.As(err, &nameTaken), apierrors.IsInvalid(err), apierrors.IsForbidden(err):
 		e.problem = fmt.Errorf("resourceClaims[%q]: %w", e.Name, err)
 		return nil
 	}
-	if err == nil {
-		e.shards[n] = claim
-	}
 	return err
 }
+
+// claimForShard returns the claim to create for shard n. It returns nil if the devices
+// of shard 0, which further shards share, are not known or about to be deallocated; an
+// event triggers the next reconcile when that changes.
+func (r *Reconciler) claimForShard(g *group, e *entry, n int) (*resourceapi.ResourceClaim, error) {
+	if n == 0 {
+		return claims.Generate(g.owner, e.Name, 0, e.template), nil
+	}
+	first := e.shards[0]
+	if first == nil || first.Status.Allocation == nil || first.DeletionTimestamp != nil {
+		return nil, nil
+	}
+	return claims.GenerateShard(g.owner, e.Name, n, e.template, first, r.Driver)
+}
+
+func (r *Reconciler) writer() claims.ClaimWriter { return claims.ClaimWriter{Client: r.Client} }

@@ -15,27 +15,51 @@ import (
 	"github.com/dra-shared/dra-driver-shared/controlplane/mode"
 )
 
-// translate keeps Kubernetes' own PodGroup of the name, with the same claims, by
-// name.
-func (r *Reconciler) translate(ctx context.Context, g *group) error {
+// ensureNativePodGroup creates, in native mode, the PodGroup of scheduling.k8s.io that
+// corresponds to the group: it has the same name and refers to the same claims, all by
+// name. If the name is in use, it sets the problem of all entries.
+func (r *Reconciler) ensureNativePodGroup(ctx context.Context, g *group) error {
 	if r.Mode != mode.Native {
 		return nil
 	}
-	var there schedulingapi.PodGroup
-	err := r.Client.Get(ctx, client.ObjectKeyFromObject(g.PodGroup), &there)
-	if err == nil && !metav1.IsControlledBy(&there, g.PodGroup) {
-		problem := fmt.Errorf("there is a PodGroup %s of scheduling.k8s.io that was not made for this one: delete one of them", g.Name)
-		if there.DeletionTimestamp != nil {
-			problem = fmt.Errorf("the PodGroup of scheduling.k8s.io of an earlier PodGroup %s goes when the pods of that name have ended", g.Name)
-		}
-		for _, e := range g.entries {
-			e.problem = problem
+	var existing schedulingapi.PodGroup
+	err := r.Client.Get(ctx, client.ObjectKeyFromObject(g.PodGroup), &existing)
+	if err == nil {
+		if problem := nameConflict(g, &existing); problem != nil {
+			for _, e := range g.entries {
+				e.problem = problem
+			}
 		}
 		return nil
 	}
 	if !apierrors.IsNotFound(err) {
 		return err
 	}
+	native := nativePodGroup(g)
+	if err := controllerutil.SetControllerReference(g.PodGroup, native, r.Client.Scheme()); err != nil {
+		return err
+	}
+	err = r.Client.Create(ctx, native)
+	if apierrors.IsAlreadyExists(err) {
+		return nil // the cache is stale; an event triggers the next reconcile
+	}
+	return err
+}
+
+// nameConflict returns an error if the native PodGroup was not created for the group.
+func nameConflict(g *group, existing *schedulingapi.PodGroup) error {
+	switch {
+	case metav1.IsControlledBy(existing, g.PodGroup):
+		return nil
+	case existing.DeletionTimestamp != nil:
+		return fmt.Errorf("the PodGroup of scheduling.k8s.io for an earlier PodGroup %s is being deleted; "+
+			"its deletion completes when its pods have ended", g.Name)
+	}
+	return fmt.Errorf("PodGroup %s of scheduling.k8s.io exists and was not created for this PodGroup: "+
+		"delete one of them", g.Name)
+}
+
+func nativePodGroup(g *group) *schedulingapi.PodGroup {
 	native := &schedulingapi.PodGroup{
 		ObjectMeta: metav1.ObjectMeta{Namespace: g.Namespace, Name: g.Name},
 		Spec: schedulingapi.PodGroupSpec{
@@ -47,14 +71,8 @@ func (r *Reconciler) translate(ctx context.Context, g *group) error {
 		if name == nil {
 			name = ptr.To(claims.Name(g.owner, e.Name, 0))
 		}
-		native.Spec.ResourceClaims = append(native.Spec.ResourceClaims, schedulingapi.PodGroupResourceClaim{Name: e.Name, ResourceClaimName: name})
+		native.Spec.ResourceClaims = append(native.Spec.ResourceClaims,
+			schedulingapi.PodGroupResourceClaim{Name: e.Name, ResourceClaimName: name})
 	}
-	if err := controllerutil.SetControllerReference(g.PodGroup, native, r.Client.Scheme()); err != nil {
-		return err
-	}
-	err = r.Client.Create(ctx, native)
-	if apierrors.IsAlreadyExists(err) {
-		return nil // the cache is behind
-	}
-	return err
+	return native
 }

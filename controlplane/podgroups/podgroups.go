@@ -1,10 +1,10 @@
-// Package podgroups makes one claim serve a group of pods: it generates the claims
-// of a PodGroup, holds them while the group lives, and lets go of them after. How
-// it stands is in the PodGroup's conditions.
+// Package podgroups reconciles PodGroups: it generates their claims, reserves the
+// claims for the group and its pods, releases them when the group is deleted, and
+// reports the result in the conditions of the PodGroup.
 //
-// What is in the API is all that it knows: each step is one write that follows
-// from what it reads, so that a controller which ends between any two of them
-// leaves nothing that the next one does not finish.
+// The controller keeps no state of its own. Each step is one write that follows from
+// the objects which the controller has read, so that after a crash between any two
+// steps the next reconcile continues where the last one ended.
 package podgroups
 
 import (
@@ -30,40 +30,49 @@ import (
 	"github.com/dra-shared/dra-driver-shared/internal/podstatus"
 )
 
-// Reconciler is the controller of PodGroups.
+// problemRetryInterval is the time between two attempts to solve a problem whose end
+// no event announces, such as an exceeded quota.
+const problemRetryInterval = 30 * time.Second
+
+// Reconciler reconciles PodGroups.
 type Reconciler struct {
-	// Client reads from a cache.
+	// Client reads from a cache and writes to the API server.
 	Client client.Client
 	// APIReader reads from the API server.
 	APIReader client.Reader
 	Mode      mode.Mode
-	Driver    string
-	Events    events.EventRecorder
-	// ClusterLeavesStaleEntries is of the cluster, as claims.ClusterLeavesStaleEntries says.
+	// Driver is the name of the driver whose fabrics several shards can use.
+	Driver string
+	Events events.EventRecorder
+	// ClusterLeavesStaleEntries is the result of claims.ClusterLeavesStaleEntries.
 	ClusterLeavesStaleEntries bool
 
-	passed recently
+	ungated ungatedCache
 }
 
-// Owner is a PodGroup as the owner of its claims.
+// Owner returns the PodGroup as the owner of its claims.
 func Owner(g *scheduling.PodGroup) claims.Owner {
-	return claims.Owner{GroupVersionKind: scheduling.GroupVersion.WithKind(scheduling.Kind), Resource: scheduling.Resource,
-		Namespace: g.Namespace, Name: g.Name, UID: g.UID}
+	return claims.Owner{
+		GroupVersionKind: scheduling.GroupVersion.WithKind(scheduling.Kind), Resource: scheduling.Resource,
+		Namespace: g.Namespace, Name: g.Name, UID: g.UID,
+	}
 }
 
-// entry is one of a group's claims, as it is.
+// entry is an entry of a PodGroup's spec.resourceClaims with the objects behind it.
 type entry struct {
 	scheduling.PodGroupResourceClaim
+	// template is nil if it does not exist, or if the entry refers to a claim by name.
 	template *resourceapi.ResourceClaimTemplate
-	// shards by their number: 0 is there for all but a claim that does not exist.
+	// shards has the existing claims by their shard number. A claim that the entry
+	// refers to by name is shard 0.
 	shards map[int]*resourceapi.ResourceClaim
-	// wanted are the numbers of the shards that pods name; 0 always is.
-	wanted []int
-	// problem keeps the claim from being there.
+	// neededShards are the sorted numbers of the shards that pods refer to, and 0.
+	neededShards []int
+	// problem says why a claim cannot be generated or found, and what to do.
 	problem error
 }
 
-// group is a PodGroup with all that belongs to it.
+// group is a PodGroup with its pods and entries.
 type group struct {
 	*scheduling.PodGroup
 	owner   claims.Owner
@@ -71,15 +80,15 @@ type group struct {
 	entries []*entry
 }
 
-// Reconcile implements reconcile.Reconciler for the PodGroup of that name, and
-// for those that had the name before.
+// Reconcile reconciles the PodGroup of that name. It also releases claims that are
+// still held for deleted PodGroups of the same name.
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	var pg scheduling.PodGroup
 	err := r.Client.Get(ctx, req.NamespacedName, &pg)
 	if client.IgnoreNotFound(err) != nil {
 		return ctrl.Result{}, err
 	}
-	if err := r.releaseOthers(ctx, req.NamespacedName, pg.UID); err != nil || pg.UID == "" {
+	if err := r.releasePredecessors(ctx, req.NamespacedName, pg.UID); err != nil || pg.UID == "" {
 		return ctrl.Result{}, err
 	}
 	g, err := r.read(ctx, &pg)
@@ -87,49 +96,51 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, err
 	}
 	if pg.DeletionTimestamp != nil {
-		return ctrl.Result{}, r.end(ctx, g)
+		return ctrl.Result{}, r.finalize(ctx, g)
 	}
-	if len(pg.Spec.ResourceClaims) > 0 && controllerutil.AddFinalizer(&pg, scheduling.Finalizer) {
-		// Before the first claim: whoever makes one must also let go of it.
-		before := pg.DeepCopy()
-		controllerutil.RemoveFinalizer(before, scheduling.Finalizer)
-		if err := r.Client.Patch(ctx, &pg, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
-			return ctrl.Result{}, ignoreBehind(err)
-		}
+	if err := r.addFinalizer(ctx, &pg); err != nil {
+		return ctrl.Result{}, ignoreStaleCache(err)
 	}
-	err = errors.Join(r.serve(ctx, g), r.report(ctx, g))
-	switch {
-	case err != nil:
+	if err := errors.Join(r.serve(ctx, g), r.updateStatus(ctx, g)); err != nil {
 		return ctrl.Result{}, err
-	case g.deletes():
-		return ctrl.Result{RequeueAfter: settling}, nil
+	}
+	switch {
+	case g.hasDeletedClaim():
+		return ctrl.Result{RequeueAfter: minGracePeriod}, nil
 	case slices.ContainsFunc(g.entries, func(e *entry) bool { return e.problem != nil }):
-		return ctrl.Result{RequeueAfter: askAgain}, nil
+		return ctrl.Result{RequeueAfter: problemRetryInterval}, nil
 	}
 	return ctrl.Result{}, nil
 }
 
-// askAgain is for problems whose end no event tells of: a quota, a name that
-// somebody else had.
-const askAgain = 30 * time.Second
-
-// serve does for the pods that there are what they wait for.
-func (r *Reconciler) serve(ctx context.Context, g *group) error {
-	return errors.Join(r.generate(ctx, g), r.translate(ctx, g), r.reserve(ctx, g), r.admit(ctx, g))
+// addFinalizer adds our finalizer to a PodGroup with claims, unless it has it. This
+// precedes the first claim, so that every claim is released in the end.
+func (r *Reconciler) addFinalizer(ctx context.Context, pg *scheduling.PodGroup) error {
+	before := pg.DeepCopy()
+	if len(pg.Spec.ResourceClaims) == 0 || !controllerutil.AddFinalizer(pg, scheduling.Finalizer) {
+		return nil
+	}
+	return r.Client.Patch(ctx, pg, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
 }
 
-// read collects what belongs to a PodGroup.
+// serve performs the steps that the group's pods need to run.
+func (r *Reconciler) serve(ctx context.Context, g *group) error {
+	return errors.Join(r.generateClaims(ctx, g), r.ensureNativePodGroup(ctx, g), r.reserve(ctx, g), r.ungatePods(ctx, g))
+}
+
+// read reads the pods and the claims of the PodGroup from the cache.
 func (r *Reconciler) read(ctx context.Context, pg *scheduling.PodGroup) (*group, error) {
-	g := &group{PodGroup: pg, owner: Owner(pg)}
-	var pods corev1.PodList
-	if err := r.Client.List(ctx, &pods, client.InNamespace(pg.Namespace), client.MatchingLabels{scheduling.GroupUIDLabel: string(pg.UID)}, client.UnsafeDisableDeepCopy); err != nil {
+	pods, err := listPods(ctx, r.Client, pg, client.UnsafeDisableDeepCopy)
+	if err != nil {
 		return nil, err
 	}
-	for i := range pods.Items {
-		g.pods = append(g.pods, &pods.Items[i])
-	}
+	g := &group{PodGroup: pg, owner: Owner(pg), pods: pods}
 	for _, c := range pg.Spec.ResourceClaims {
-		e, err := r.readEntry(ctx, g, c)
+		readEntry := r.readGeneratedEntry
+		if c.ResourceClaimName != nil {
+			readEntry = r.readNamedEntry
+		}
+		e, err := readEntry(ctx, g, c)
 		if err != nil {
 			return nil, err
 		}
@@ -138,25 +149,54 @@ func (r *Reconciler) read(ctx context.Context, pg *scheduling.PodGroup) (*group,
 	return g, nil
 }
 
-func (r *Reconciler) readEntry(ctx context.Context, g *group, c scheduling.PodGroupResourceClaim) (*entry, error) {
-	e := &entry{PodGroupResourceClaim: c, shards: map[int]*resourceapi.ResourceClaim{}, wanted: []int{0}}
-	if c.ResourceClaimName != nil {
-		claim, err := r.claim(ctx, g.Namespace, *c.ResourceClaimName)
-		if claim != nil {
-			e.shards[0] = claim
-		} else {
-			e.problem = fmt.Errorf("resourceClaims[%q].resourceClaimName: there is no ResourceClaim %s in namespace %s: create it", c.Name, *c.ResourceClaimName, g.Namespace)
-		}
-		return e, err
+// listPods lists the pods of the PodGroup.
+func listPods(
+	ctx context.Context, reader client.Reader, pg *scheduling.PodGroup, options ...client.ListOption,
+) ([]*corev1.Pod, error) {
+	options = append(options, client.InNamespace(pg.Namespace),
+		client.MatchingLabels{scheduling.GroupUIDLabel: string(pg.UID)})
+	var list corev1.PodList
+	if err := reader.List(ctx, &list, options...); err != nil {
+		return nil, err
 	}
-	for _, pod := range g.pods {
-		if n, ok := claims.ShardNumber(g.owner, c.Name, claimref.Name(pod, c.Name)); ok && !slices.Contains(e.wanted, n) && !podstatus.IsTerminal(pod) {
-			e.wanted = append(e.wanted, n)
-		}
+	var pods []*corev1.Pod
+	for i := range list.Items {
+		pods = append(pods, &list.Items[i])
 	}
-	slices.Sort(e.wanted)
+	return pods, nil
+}
+
+// readNamedEntry reads an entry that refers to a claim by name.
+func (r *Reconciler) readNamedEntry(
+	ctx context.Context, g *group, c scheduling.PodGroupResourceClaim,
+) (*entry, error) {
+	e := &entry{
+		PodGroupResourceClaim: c, shards: map[int]*resourceapi.ResourceClaim{}, neededShards: []int{0},
+	}
+	var claim resourceapi.ResourceClaim
+	err := r.Client.Get(ctx, types.NamespacedName{Namespace: g.Namespace, Name: *c.ResourceClaimName}, &claim)
+	switch {
+	case err == nil:
+		e.shards[0] = &claim
+	case apierrors.IsNotFound(err):
+		e.problem = fmt.Errorf("resourceClaims[%q].resourceClaimName: "+
+			"ResourceClaim %s does not exist in namespace %s: create it", c.Name, *c.ResourceClaimName, g.Namespace)
+	default:
+		return nil, err
+	}
+	return e, nil
+}
+
+// readGeneratedEntry reads an entry whose claims are generated from a template.
+func (r *Reconciler) readGeneratedEntry(
+	ctx context.Context, g *group, c scheduling.PodGroupResourceClaim,
+) (*entry, error) {
+	e := &entry{
+		PodGroupResourceClaim: c, shards: map[int]*resourceapi.ResourceClaim{}, neededShards: g.neededShards(c.Name),
+	}
 	var owned resourceapi.ResourceClaimList
-	if err := r.Client.List(ctx, &owned, client.InNamespace(g.Namespace), client.MatchingFields{indexOwner: string(g.UID)}); err != nil {
+	if err := r.Client.List(ctx, &owned, client.InNamespace(g.Namespace),
+		client.MatchingFields{indexOwner: string(g.UID)}); err != nil {
 		return nil, err
 	}
 	for i := range owned.Items {
@@ -172,18 +212,23 @@ func (r *Reconciler) readEntry(ctx context.Context, g *group, c scheduling.PodGr
 	return e, client.IgnoreNotFound(err)
 }
 
-func (r *Reconciler) claim(ctx context.Context, namespace, name string) (*resourceapi.ResourceClaim, error) {
-	var claim resourceapi.ResourceClaim
-	err := r.Client.Get(ctx, types.NamespacedName{Namespace: namespace, Name: name}, &claim)
-	if err != nil {
-		return nil, client.IgnoreNotFound(err)
+// neededShards returns the sorted numbers of the shards of an entry that pods refer
+// to, and 0.
+func (g *group) neededShards(entry string) []int {
+	needed := []int{0}
+	for _, pod := range g.pods {
+		n, ok := claims.ShardNumber(g.owner, entry, claimref.Name(pod, entry))
+		if ok && !slices.Contains(needed, n) && !podstatus.IsTerminal(pod) {
+			needed = append(needed, n)
+		}
 	}
-	return &claim, nil
+	slices.Sort(needed)
+	return needed
 }
 
-// ignoreBehind is for writes of objects that have changed or gone: the cache is
-// behind, and the event will come.
-func ignoreBehind(err error) error {
+// ignoreStaleCache returns nil for errors of writes to objects that have changed or no
+// longer exist. The cache is stale then, and an event triggers the next reconcile.
+func ignoreStaleCache(err error) error {
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 		return nil
 	}

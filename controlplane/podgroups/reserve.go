@@ -12,71 +12,85 @@ import (
 	"github.com/dra-shared/dra-driver-shared/internal/podstatus"
 )
 
-// reserve keeps the claims reserved for whom they should be.
-func (r *Reconciler) reserve(ctx context.Context, g *group) (err error) {
-	writer := claims.ClaimWriter{Client: r.Client}
+// reserve updates status.reservedFor of the group's claims.
+func (r *Reconciler) reserve(ctx context.Context, g *group) error {
+	var errs error
 	for _, e := range g.entries {
 		for n, claim := range e.shards {
-			change, problem := r.change(ctx, g, e, n, claim)
-			err = errors.Join(err, problem, writer.Apply(ctx, claim, change))
+			change, err := r.claimChange(ctx, g, e, n, claim)
+			errs = errors.Join(errs, err, r.writer().Apply(ctx, claim, change))
 		}
 	}
-	return err
+	return errs
 }
 
-func (r *Reconciler) change(ctx context.Context, g *group, e *entry, n int, claim *resourceapi.ResourceClaim) (claims.Change, error) {
+// claimChange returns the next change of the entries of shard n.
+func (r *Reconciler) claimChange(
+	ctx context.Context, g *group, e *entry, n int, claim *resourceapi.ResourceClaim,
+) (claims.Change, error) {
 	if claim.DeletionTimestamp != nil {
-		return r.giveUp(ctx, g, e, n, claim)
+		return r.deletedClaimChange(ctx, g, e, n, claim)
 	}
 	users := g.users(e, n)
 	change := claims.ReservationChange(claim, g.owner, users, r.Mode == mode.Native)
-	if !change.Empty() && len(claim.Status.ReservedFor) < resourceapi.ResourceClaimReservedForMaxSize {
+	full := len(claim.Status.ReservedFor) >= resourceapi.ResourceClaimReservedForMaxSize
+	if !change.Empty() && !full {
 		return change, nil
 	}
-	first, err := r.leftovers(ctx, g, e, claim, users)
-	if !first.Empty() {
-		return first, err // it may make room for the other
+	// The removal of stale entries makes room for others, so that it comes first.
+	stale, err := r.staleEntriesChange(ctx, g, e, claim, users)
+	if !stale.Empty() {
+		return stale, err
 	}
 	return change, err
 }
 
-// leftovers are changes for pods that use the claim no more.
-func (r *Reconciler) leftovers(ctx context.Context, g *group, e *entry, claim *resourceapi.ResourceClaim, users []claims.Pod) (c claims.Change, err error) {
+// staleEntriesChange returns the change that maintains the claim's stale entries. The
+// users are the group's pods that use the claim.
+func (r *Reconciler) staleEntriesChange(
+	ctx context.Context, g *group, e *entry, claim *resourceapi.ResourceClaim, users []claims.Pod,
+) (claims.Change, error) {
 	lookup := claims.PodLookup{APIReader: r.APIReader, ClusterLeavesStaleEntries: r.ClusterLeavesStaleEntries}
-	// In native mode the cluster takes care of those that have ended.
+	// In native mode, the cluster handles terminal pods.
 	holds := r.Mode == mode.Bridge && claims.IsReservedFor(claim, g.owner.UID)
 	if claim.Status.Allocation == nil || !holds && len(lookup.EntriesToCheck(claim)) == 0 {
-		return c, nil
+		return claims.Change{}, nil
 	}
-	atMost := claims.MaxTerminalPods
-	if e.ResourceClaimName != nil { // also pods that are not of the group use it
-		more, err := lookup.PodsUsing(ctx, claim)
+	maxTerminal := claims.MaxTerminalPods
+	switch {
+	case e.ResourceClaimName != nil:
+		// Pods outside the group may use the claim too.
+		others, err := lookup.PodsUsing(ctx, claim)
 		if err != nil {
-			return c, err
+			return claims.Change{}, err
 		}
-		users = append(users, more...)
-	} else if claims.RequestsFabric(&claim.Spec, r.Driver) {
-		atMost = claims.MaxPods // those that come get further claims
+		users = append(users, others...)
+	case claims.RequestsFabric(&claim.Spec, r.Driver):
+		maxTerminal = claims.MaxPods // new pods get further shards
 	}
-	gone, err := lookup.DeletedPods(ctx, claim, users)
+	deleted, err := lookup.DeletedPods(ctx, claim, users)
 	if err != nil {
-		return c, err
+		return claims.Change{}, err
 	}
 	if !holds {
-		users = nil
+		users = nil // no entries are added
 	}
-	return claims.StaleEntriesChange(claim, users, gone, atMost), nil
+	return claims.StaleEntriesChange(claim, users, deleted, maxTerminal), nil
 }
 
-// users are the group's pods that use a shard, the oldest first.
-func (g *group) users(e *entry, shard int) (users []claims.Pod) {
-	name := g.claimName(e, shard)
+// users returns the group's pods that use shard n.
+func (g *group) users(e *entry, n int) []claims.Pod {
+	name := g.claimName(e, n)
+	var users []claims.Pod
 	for _, pod := range g.pods {
 		if claimref.Name(pod, e.Name) != name {
 			continue
 		}
-		users = append(users, claims.Pod{Name: pod.Name, UID: pod.UID, Bound: pod.Spec.NodeName != "", Terminal: podstatus.IsTerminal(pod), Terminating: pod.DeletionTimestamp != nil,
-			Gated: gated(pod), Unschedulable: podstatus.IsUnschedulable(pod)})
+		users = append(users, claims.Pod{
+			Name: pod.Name, UID: pod.UID, Bound: pod.Spec.NodeName != "",
+			Terminal: podstatus.IsTerminal(pod), Terminating: pod.DeletionTimestamp != nil,
+			Gated: isGated(pod), Unschedulable: podstatus.IsUnschedulable(pod),
+		})
 	}
 	return users
 }

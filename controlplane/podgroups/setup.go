@@ -23,132 +23,161 @@ import (
 )
 
 const (
-	// indexOwner finds claims by the UID of what they were generated for.
+	// indexOwner indexes claims by the UID of the object for which they were generated.
 	indexOwner = "dra-shared.owner"
-	// indexHolder finds claims by the name of the PodGroup that they are held for.
+	// indexHolder indexes claims by the names of the PodGroups that hold them.
 	indexHolder = "dra-shared.holder"
-	// indexTemplate finds PodGroups by the templates that they name.
+	// indexTemplate indexes PodGroups by the names of the templates that they refer to.
 	indexTemplate = "dra-shared.template"
-	// indexClaim finds PodGroups by the claims that they name.
+	// indexClaim indexes PodGroups by the names of the claims that they refer to.
 	indexClaim = "dra-shared.claim"
 )
 
-// reconcilesAtOnce is how many groups are worked on at a time.
-const reconcilesAtOnce = 8
+// maxConcurrentReconciles is the number of PodGroups that are reconciled at a time.
+const maxConcurrentReconciles = 8
 
-// SetupWithManager registers the controller.
+// SetupWithManager registers the controller with the manager, which starts it.
 func (r *Reconciler) SetupWithManager(ctx context.Context, m ctrl.Manager) error {
-	if err := index(ctx, m.GetFieldIndexer()); err != nil {
-		return err
+	for _, i := range indexes() {
+		if err := m.GetFieldIndexer().IndexField(ctx, i.object, i.field, i.keys); err != nil {
+			return err
+		}
 	}
 	b := ctrl.NewControllerManagedBy(m).
 		For(&scheduling.PodGroup{}).
-		Watches(&resourceapi.ResourceClaim{}, handler.EnqueueRequestsFromMapFunc(r.ofClaim)).
-		Watches(&resourceapi.ResourceClaimTemplate{}, handler.EnqueueRequestsFromMapFunc(r.ofTemplate)).
-		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(ofPod), builder.WithPredicates(podMatters())).
-		WithOptions(controller.Options{MaxConcurrentReconciles: reconcilesAtOnce})
+		Watches(&resourceapi.ResourceClaim{}, handler.EnqueueRequestsFromMapFunc(r.groupsOfClaim)).
+		Watches(&resourceapi.ResourceClaimTemplate{}, handler.EnqueueRequestsFromMapFunc(r.groupsOfTemplate)).
+		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(groupOfPod), builder.WithPredicates(relevantPodChange())).
+		WithOptions(controller.Options{MaxConcurrentReconciles: maxConcurrentReconciles})
 	if r.Mode == mode.Native {
 		b = b.Owns(&schedulingapi.PodGroup{})
 	}
 	return b.Complete(r)
 }
 
-func index(ctx context.Context, indexer client.FieldIndexer) error {
-	if err := indexer.IndexField(ctx, &resourceapi.ResourceClaim{}, indexOwner, func(o client.Object) []string {
-		if controller := metav1.GetControllerOf(o); controller != nil {
-			return []string{string(controller.UID)}
-		}
-		return nil
-	}); err != nil {
-		return err
+// index is a field index of the cache.
+type index struct {
+	object client.Object
+	field  string
+	keys   client.IndexerFunc
+}
+
+// indexes returns the field indexes that the Reconciler needs in its Client.
+func indexes() []index {
+	return []index{
+		{&resourceapi.ResourceClaim{}, indexOwner, ownerKeys},
+		{&resourceapi.ResourceClaim{}, indexHolder, holderKeys},
+		{&scheduling.PodGroup{}, indexTemplate, entryKeys(func(c scheduling.PodGroupResourceClaim) *string {
+			return c.ResourceClaimTemplateName
+		})},
+		{&scheduling.PodGroup{}, indexClaim, entryKeys(func(c scheduling.PodGroupResourceClaim) *string {
+			return c.ResourceClaimName
+		})},
 	}
-	if err := indexer.IndexField(ctx, &resourceapi.ResourceClaim{}, indexHolder, func(o client.Object) (names []string) {
-		if claim, ok := o.(*resourceapi.ResourceClaim); ok {
-			for _, h := range holders(claim) {
-				names = append(names, h.name)
-			}
-		}
-		return names
-	}); err != nil {
-		return err
-	}
-	for key, field := range map[string]func(scheduling.PodGroupResourceClaim) *string{
-		indexTemplate: func(c scheduling.PodGroupResourceClaim) *string { return c.ResourceClaimTemplateName },
-		indexClaim:    func(c scheduling.PodGroupResourceClaim) *string { return c.ResourceClaimName },
-	} {
-		if err := indexer.IndexField(ctx, &scheduling.PodGroup{}, key, func(o client.Object) (names []string) {
-			if pg, ok := o.(*scheduling.PodGroup); ok {
-				for _, c := range pg.Spec.ResourceClaims {
-					if name := field(c); name != nil {
-						names = append(names, *name)
-					}
-				}
-			}
-			return names
-		}); err != nil {
-			return err
-		}
+}
+
+func ownerKeys(o client.Object) []string {
+	if owner := metav1.GetControllerOf(o); owner != nil {
+		return []string{string(owner.UID)}
 	}
 	return nil
 }
 
-// ofClaim are the PodGroups that a claim was generated for, is held for, or is
-// named by.
-func (r *Reconciler) ofClaim(ctx context.Context, o client.Object) (requests []reconcile.Request) {
-	seen := map[string]bool{}
-	add := func(name string) {
-		if !seen[name] {
-			seen[name] = true
-			requests = append(requests, reconcile.Request{NamespacedName: types.NamespacedName{Namespace: o.GetNamespace(), Name: name}})
-		}
+func holderKeys(o client.Object) []string {
+	claim, ok := o.(*resourceapi.ResourceClaim)
+	if !ok {
+		return nil
 	}
-	if owner := metav1.GetControllerOf(o); owner != nil && owner.Kind == scheduling.Kind && owner.APIVersion == scheduling.GroupVersion.String() {
-		add(owner.Name)
+	var names []string
+	for _, h := range holders(claim) {
+		names = append(names, h.name)
 	}
-	if claim, ok := o.(*resourceapi.ResourceClaim); ok {
-		for _, h := range holders(claim) {
-			add(h.name)
-		}
-	}
-	for _, name := range r.naming(ctx, indexClaim, o) {
-		add(name)
-	}
-	return requests
+	return names
 }
 
-func (r *Reconciler) ofTemplate(ctx context.Context, o client.Object) (requests []reconcile.Request) {
-	for _, name := range r.naming(ctx, indexTemplate, o) {
-		requests = append(requests, reconcile.Request{NamespacedName: types.NamespacedName{Namespace: o.GetNamespace(), Name: name}})
+// entryKeys returns a function that returns one field of all entries of a PodGroup's
+// spec.resourceClaims.
+func entryKeys(field func(scheduling.PodGroupResourceClaim) *string) client.IndexerFunc {
+	return func(o client.Object) []string {
+		pg, ok := o.(*scheduling.PodGroup)
+		if !ok {
+			return nil
+		}
+		var names []string
+		for _, c := range pg.Spec.ResourceClaims {
+			if name := field(c); name != nil {
+				names = append(names, *name)
+			}
+		}
+		return names
 	}
-	return requests
 }
 
-// naming are the PodGroups that name an object.
-func (r *Reconciler) naming(ctx context.Context, index string, o client.Object) (names []string) {
+// groupsOfClaim returns requests for the PodGroups for which the claim was generated,
+// that hold it, or that refer to it by name.
+func (r *Reconciler) groupsOfClaim(ctx context.Context, o client.Object) []reconcile.Request {
+	var names []string
+	if owner := podGroupOwner(o); owner != nil {
+		names = append(names, owner.Name)
+	}
+	names = append(names, holderKeys(o)...)
+	return requests(o.GetNamespace(), append(names, r.groupsReferringTo(ctx, indexClaim, o)...))
+}
+
+// groupsOfTemplate returns requests for the PodGroups that refer to the template.
+func (r *Reconciler) groupsOfTemplate(ctx context.Context, o client.Object) []reconcile.Request {
+	return requests(o.GetNamespace(), r.groupsReferringTo(ctx, indexTemplate, o))
+}
+
+// groupsReferringTo returns the names of the PodGroups that the index finds for the
+// name of the object.
+func (r *Reconciler) groupsReferringTo(ctx context.Context, field string, o client.Object) []string {
 	var list scheduling.PodGroupList
-	if err := r.Client.List(ctx, &list, client.InNamespace(o.GetNamespace()), client.MatchingFields{index: o.GetName()}); err != nil {
-		return nil // the cache has ended
+	err := r.Client.List(ctx, &list, client.InNamespace(o.GetNamespace()), client.MatchingFields{field: o.GetName()})
+	if err != nil {
+		return nil // the cache is shutting down
 	}
+	var names []string
 	for i := range list.Items {
 		names = append(names, list.Items[i].Name)
 	}
 	return names
 }
 
-func ofPod(_ context.Context, o client.Object) []reconcile.Request {
+// groupOfPod returns a request for the PodGroup of the pod.
+func groupOfPod(_ context.Context, o client.Object) []reconcile.Request {
 	name := o.GetAnnotations()[scheduling.GroupAnnotation]
 	if name == "" {
 		return nil
 	}
-	return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: o.GetNamespace(), Name: name}}}
+	return requests(o.GetNamespace(), []string{name})
 }
 
-// podMatters drops what changes nothing for a pod's claims.
-func podMatters() predicate.Predicate {
+// requests returns one request for each distinct name.
+func requests(namespace string, names []string) []reconcile.Request {
+	var all []reconcile.Request
+	seen := map[string]bool{}
+	for _, name := range names {
+		if !seen[name] {
+			seen[name] = true
+			all = append(all, reconcile.Request{NamespacedName: types.NamespacedName{Namespace: namespace, Name: name}})
+		}
+	}
+	return all
+}
+
+// relevantPodChange drops updates of pods that do not affect their claims.
+func relevantPodChange() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		before, ok := e.ObjectOld.(*corev1.Pod)
-		now, ok2 := e.ObjectNew.(*corev1.Pod)
-		return !ok || !ok2 || before.Spec.NodeName != now.Spec.NodeName || gated(before) != gated(now) || podstatus.IsTerminal(before) != podstatus.IsTerminal(now) ||
-			podstatus.IsUnschedulable(before) != podstatus.IsUnschedulable(now) || before.Labels[scheduling.GroupUIDLabel] != now.Labels[scheduling.GroupUIDLabel]
+		after, ok2 := e.ObjectNew.(*corev1.Pod)
+		if !ok || !ok2 {
+			return true
+		}
+		return before.Spec.NodeName != after.Spec.NodeName ||
+			isGated(before) != isGated(after) ||
+			podstatus.IsTerminal(before) != podstatus.IsTerminal(after) ||
+			podstatus.IsUnschedulable(before) != podstatus.IsUnschedulable(after) ||
+			before.Labels[scheduling.GroupUIDLabel] != after.Labels[scheduling.GroupUIDLabel]
 	}}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -18,61 +17,86 @@ import (
 	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
 )
 
-// report writes the status, if it is another than it was.
-func (r *Reconciler) report(ctx context.Context, g *group) error {
-	ready := metav1.Condition{Type: scheduling.ConditionClaimsReady, Status: metav1.ConditionTrue, Reason: "Generated",
-		Message: strconv.Itoa(len(g.entries)) + " of " + strconv.Itoa(len(g.entries)) + " claims exist"}
-	reserved := metav1.Condition{Type: scheduling.ConditionReserved, Status: metav1.ConditionTrue, Reason: "Held", Message: "the claims stay allocated as long as the PodGroup is there"}
-	var statuses []scheduling.PodGroupResourceClaimStatus
-	for _, e := range g.entries {
-		if others := e.otherHolders(g.owner); len(others) > 0 && ready.Status == metav1.ConditionTrue {
-			ready.Reason = ReasonClaimShared
-			ready.Message = fmt.Sprintf("ResourceClaim %s is held by PodGroup %s too: both share its devices; name a ResourceClaimTemplate for one of their own", *e.ResourceClaimName, strings.Join(others, ", "))
-		}
-		if e.problem != nil {
-			ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, "ClaimMissing", e.problem.Error()
-		}
-		first := e.shards[0]
-		if first == nil {
-			reserved.Status, reserved.Reason, reserved.Message = metav1.ConditionFalse, "NotAllocated", fmt.Sprintf("claim %s does not exist", e.Name)
-			continue
-		}
-		statuses = append(statuses, scheduling.PodGroupResourceClaimStatus{Name: e.Name, ResourceClaimName: &first.Name})
-		if message := g.deleted(e); message != "" {
-			ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, ReasonClaimDeleted, message
-			reserved.Status, reserved.Reason, reserved.Message = metav1.ConditionFalse, ReasonClaimDeleted, message
-			continue
-		}
-		if reason, message := notHeld(first, g.owner); reason != "" {
-			reserved.Status, reserved.Reason, reserved.Message = metav1.ConditionFalse, reason, message
-		}
-	}
-	return r.setStatus(ctx, g, statuses, ready, reserved)
+// updateStatus writes the status of a group that is not being deleted.
+func (r *Reconciler) updateStatus(ctx context.Context, g *group) error {
+	return r.setStatus(ctx, g, g.claimStatuses(), g.claimsReady(), g.reserved())
 }
 
-// ReasonClaimShared is of a PodGroup whose claim is another's too.
-const ReasonClaimShared = "ClaimShared"
-
-// ReasonClaimDeleted is of a PodGroup whose claim somebody deletes.
-const ReasonClaimDeleted = "ClaimDeleted"
-
-// deleted says what becomes of claims that were deleted, and of the pods that wait
-// for them; nothing if none was.
-func (g *group) deleted(e *entry) string {
-	var going []string
-	for _, claim := range e.shards {
-		if claim.DeletionTimestamp != nil {
-			going = append(going, claim.Name)
+// claimStatuses returns the names of the claims that exist.
+func (g *group) claimStatuses() []scheduling.PodGroupResourceClaimStatus {
+	var statuses []scheduling.PodGroupResourceClaimStatus
+	for _, e := range g.entries {
+		if first := e.shards[0]; first != nil {
+			statuses = append(statuses,
+				scheduling.PodGroupResourceClaimStatus{Name: e.Name, ResourceClaimName: &first.Name})
 		}
 	}
-	if len(going) == 0 {
-		return ""
+	return statuses
+}
+
+// claimsReady returns the condition ClaimsReady. If several entries have a problem, it
+// describes the last one.
+func (g *group) claimsReady() metav1.Condition {
+	ready := metav1.Condition{
+		Type: scheduling.ConditionClaimsReady, Status: metav1.ConditionTrue, Reason: scheduling.ReasonGenerated,
+		Message: fmt.Sprintf("%d of %d claims exist", len(g.entries), len(g.entries)),
 	}
-	then := "it is made anew then"
+	for _, e := range g.entries {
+		others := e.otherHolders(g.owner)
+		deleted := e.shards[0] != nil && len(e.deletedClaims()) > 0
+		switch {
+		case deleted:
+			setFalse(&ready, scheduling.ReasonClaimDeleted, g.deletionMessage(e))
+		case e.problem != nil:
+			setFalse(&ready, scheduling.ReasonClaimMissing, e.problem.Error())
+		case len(others) > 0 && ready.Status == metav1.ConditionTrue:
+			ready.Reason = scheduling.ReasonClaimShared
+			ready.Message = fmt.Sprintf("ResourceClaim %s is also held by PodGroup %s: the groups share its devices; "+
+				"use a ResourceClaimTemplate to give each group a claim of its own",
+				*e.ResourceClaimName, strings.Join(others, ", "))
+		}
+	}
+	return ready
+}
+
+// reserved returns the condition Reserved. If several claims are not held, it describes
+// the last one.
+func (g *group) reserved() metav1.Condition {
+	reserved := metav1.Condition{
+		Type: scheduling.ConditionReserved, Status: metav1.ConditionTrue, Reason: scheduling.ReasonHeld,
+		Message: "the claims stay allocated as long as the PodGroup exists",
+	}
+	for _, e := range g.entries {
+		first := e.shards[0]
+		switch {
+		case first == nil:
+			setFalse(&reserved, scheduling.ReasonNotAllocated, fmt.Sprintf("claim %s does not exist", e.Name))
+		case len(e.deletedClaims()) > 0:
+			setFalse(&reserved, scheduling.ReasonClaimDeleted, g.deletionMessage(e))
+		case !isHeldFor(first, g.owner):
+			reason, message := notHeld(first)
+			setFalse(&reserved, reason, message)
+		}
+	}
+	return reserved
+}
+
+func setFalse(c *metav1.Condition, reason, message string) {
+	c.Status, c.Reason, c.Message = metav1.ConditionFalse, reason, message
+}
+
+// deletionMessage says which of the entry's claims are being deleted, what happens
+// next, and which pods the user must delete for it.
+func (g *group) deletionMessage(e *entry) string {
+	next := "the controller generates it again then"
 	if e.ResourceClaimName != nil {
-		then = "create it anew then"
+		next = "create it again then"
 	}
-	message := "claim " + listed(going) + " was deleted, and pods that come wait until it has gone; " + then
+	message := fmt.Sprintf("claim %s was deleted, and new pods wait until the deletion completes; %s",
+		abbreviate(e.deletedClaims()), next)
+	if others := e.otherHolders(g.owner); len(others) > 0 {
+		message += "; it is also held by PodGroup " + strings.Join(others, ", ")
+	}
 	var pods []string
 	for n := range e.shards {
 		for _, p := range g.users(e, n) {
@@ -81,23 +105,22 @@ func (g *group) deleted(e *entry) string {
 			}
 		}
 	}
-	if others := e.otherHolders(g.owner); len(others) > 0 {
-		message += "; PodGroup " + strings.Join(others, ", ") + " holds it too"
-	}
 	if len(pods) > 0 {
-		message += fmt.Sprintf("; delete the pods of the group that have it, %d: %s", len(pods), listed(pods))
+		message += fmt.Sprintf("; delete the pods of the group that use it, %d: %s", len(pods), abbreviate(pods))
 	}
 	return message
 }
 
-// otherHolders are the groups beside the owner that hold a claim which is there
-// by name.
-func (e *entry) otherHolders(owner claims.Owner) (names []string) {
+// otherHolders returns the sorted names of the other PodGroups that hold a claim to
+// which the entry refers by name.
+func (e *entry) otherHolders(owner claims.Owner) []string {
 	if e.ResourceClaimName == nil || e.shards[0] == nil {
 		return nil
 	}
+	var names []string
 	for _, c := range e.shards[0].Status.ReservedFor {
-		if (isHolder(c) || claims.IsNativePodGroup(c)) && c.Name != owner.Name && !slices.Contains(names, c.Name) {
+		isPodGroup := isPodGroupEntry(c) || claims.IsNativePodGroup(c)
+		if isPodGroup && c.Name != owner.Name && !slices.Contains(names, c.Name) {
 			names = append(names, c.Name)
 		}
 	}
@@ -105,44 +128,59 @@ func (e *entry) otherHolders(owner claims.Owner) (names []string) {
 	return names
 }
 
-// notHeld says why a claim is not held for the group; nothing if it is.
-func notHeld(claim *resourceapi.ResourceClaim, owner claims.Owner) (reason, message string) {
-	n := len(claim.Status.ReservedFor)
-	switch {
-	case heldFor(claim, owner):
-		return "", ""
-	case n >= resourceapi.ResourceClaimReservedForMaxSize:
-		return "NoRoom", fmt.Sprintf("claim %s is reserved for %d: there is no room for the group, which would hold it; delete pods that use it", claim.Name, n)
-	}
-	return "NotAllocated", fmt.Sprintf("claim %s is allocated and held when the first pod of the group gets a node", claim.Name)
-}
-
-// heldFor tells whether a claim is reserved for the group, by our entry or by
-// Kubernetes' own.
-func heldFor(claim *resourceapi.ResourceClaim, owner claims.Owner) bool {
-	return slices.ContainsFunc(claim.Status.ReservedFor, func(c resourceapi.ResourceClaimConsumerReference) bool {
-		return c.UID == owner.UID || claims.IsNativePodGroup(c) && c.Name == owner.Name
+// isHeldFor reports whether the claim is reserved for the group, by our entry or by
+// that of Kubernetes.
+func isHeldFor(claim *resourceapi.ResourceClaim, owner claims.Owner) bool {
+	return slices.ContainsFunc(claim.Status.ReservedFor, func(e resourceapi.ResourceClaimConsumerReference) bool {
+		return e.UID == owner.UID || claims.IsNativePodGroup(e) && e.Name == owner.Name
 	})
 }
 
-func (r *Reconciler) setStatus(ctx context.Context, g *group, statuses []scheduling.PodGroupResourceClaimStatus, conditions ...metav1.Condition) error {
+// notHeld returns the reason why a claim is not held for the group, and a message.
+func notHeld(claim *resourceapi.ResourceClaim) (reason, message string) {
+	entries := len(claim.Status.ReservedFor)
+	if entries >= resourceapi.ResourceClaimReservedForMaxSize {
+		return scheduling.ReasonNoRoom, fmt.Sprintf("claim %s is reserved for %d consumers, which leaves no room "+
+			"for the group to hold it: delete pods that use it", claim.Name, entries)
+	}
+	return scheduling.ReasonNotAllocated, fmt.Sprintf("claim %s is allocated and held when the first pod of the group "+
+		"is bound to a node", claim.Name)
+}
+
+// setStatus writes the status if it has changed, and emits an event for each changed
+// condition that needs attention.
+func (r *Reconciler) setStatus(
+	ctx context.Context, g *group, statuses []scheduling.PodGroupResourceClaimStatus, conditions ...metav1.Condition,
+) error {
 	before := g.DeepCopy()
 	g.Status.ResourceClaimStatuses = statuses
-	changed := !slices.EqualFunc(before.Status.ResourceClaimStatuses, statuses, func(a, b scheduling.PodGroupResourceClaimStatus) bool {
-		return a.Name == b.Name && ptr.Equal(a.ResourceClaimName, b.ResourceClaimName)
-	})
+	changed := !slices.EqualFunc(before.Status.ResourceClaimStatuses, statuses, isSameClaim)
 	for _, c := range conditions {
 		c.ObservedGeneration = g.Generation
 		if !meta.SetStatusCondition(&g.Status.Conditions, c) {
 			continue
 		}
 		changed = true
-		if c.Status == metav1.ConditionFalse && c.Reason != "NotAllocated" || c.Reason == ReasonClaimShared {
-			r.Events.Eventf(g.PodGroup, nil, corev1.EventTypeWarning, c.Reason, "Claims", "%s", c.Message)
+		if needsEvent(c) {
+			r.Events.Eventf(g.PodGroup, nil, corev1.EventTypeWarning, c.Reason,
+				scheduling.EventActionClaims, "%s", c.Message)
 		}
 	}
 	if !changed {
 		return nil
 	}
-	return ignoreBehind(r.Client.Status().Patch(ctx, g.PodGroup, client.MergeFrom(before)))
+	return ignoreStaleCache(r.Client.Status().Patch(ctx, g.PodGroup, client.MergeFrom(before)))
+}
+
+func isSameClaim(a, b scheduling.PodGroupResourceClaimStatus) bool {
+	return a.Name == b.Name && ptr.Equal(a.ResourceClaimName, b.ResourceClaimName)
+}
+
+// needsEvent reports whether the user should look at the condition. NotAllocated is
+// the usual state of a group without running pods.
+func needsEvent(c metav1.Condition) bool {
+	if c.Status == metav1.ConditionFalse {
+		return c.Reason != scheduling.ReasonNotAllocated
+	}
+	return c.Reason == scheduling.ReasonClaimShared
 }

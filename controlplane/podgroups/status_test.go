@@ -10,22 +10,33 @@ import (
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 )
 
-func TestWhyAClaimIsNotHeld(t *testing.T) {
+func TestGroup_reserved(t *testing.T) {
 	owner := Owner(&scheduling.PodGroup{ObjectMeta: metav1.ObjectMeta{Name: "g", UID: "g"}})
+	native := resourceapi.ResourceClaimConsumerReference{
+		APIGroup: "scheduling.k8s.io", Resource: "podgroups", Name: "g", UID: "n",
+	}
 	full := make([]resourceapi.ResourceClaimConsumerReference, resourceapi.ResourceClaimReservedForMaxSize)
 	for _, tc := range []struct {
 		name            string
-		reserved        []resourceapi.ResourceClaimConsumerReference
+		entries         []resourceapi.ResourceClaimConsumerReference
 		reason, message string
 	}{
-		{"for nobody", nil, "NotAllocated", "claim net is allocated and held when the first pod"},
-		{"for the group", []resourceapi.ResourceClaimConsumerReference{owner.Reference()}, "", ""},
-		{"for Kubernetes' own", []resourceapi.ResourceClaimConsumerReference{{APIGroup: "scheduling.k8s.io", Resource: "podgroups", Name: "g", UID: "n"}}, "", ""},
-		{"for too many", full, "NoRoom", "claim net is reserved for 256: there is no room for the group"},
+		{"without entries", nil,
+			"NotAllocated", "claim net is allocated and held when the first pod of the group is bound"},
+		{"with the group's entry", []resourceapi.ResourceClaimConsumerReference{owner.Reference()}, "Held", "the claims stay"},
+		{"with Kubernetes' entry", []resourceapi.ResourceClaimConsumerReference{native}, "Held", "the claims stay"},
+		{"that is full", full,
+			"NoRoom", "claim net is reserved for 256 consumers, which leaves no room for the group"},
 	} {
-		claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: "net"}, Status: resourceapi.ResourceClaimStatus{ReservedFor: tc.reserved}}
-		if reason, message := notHeld(claim, owner); reason != tc.reason || !strings.HasPrefix(message, tc.message) {
-			t.Errorf("%s: %s: %s", tc.name, reason, message)
+		claim := &resourceapi.ResourceClaim{
+			ObjectMeta: metav1.ObjectMeta{Name: "net"},
+			Status:     resourceapi.ResourceClaimStatus{ReservedFor: tc.entries},
+		}
+		g := groupWith()
+		g.owner, g.entries[0].shards[0] = owner, claim
+		if got := g.reserved(); got.Reason != tc.reason || !strings.HasPrefix(got.Message, tc.message) {
+			t.Errorf("condition Reserved for a claim %s: got %s: %s, want %s: %s...",
+				tc.name, got.Reason, got.Message, tc.reason, tc.message)
 		}
 	}
 }

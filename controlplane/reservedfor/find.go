@@ -15,47 +15,88 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 )
 
-// find returns the holder, nil if it is gone. A reason is given for what the
-// claim's owner, or the administrator, must change.
-func (r *Reconciler) find(ctx context.Context, claim *resourceapi.ResourceClaim, holder Holder) (*metav1.PartialObjectMetadata, string, error) {
-	kind, err := r.Mapper.KindFor(holder.WithVersion(""))
-	if meta.IsNoMatchError(err) {
-		return nil, ReasonHolderUnknown, fmt.Errorf("the cluster has no resource %s: is the group or the plural misspelt, or its API not installed?", holder.GroupResource)
-	}
+// unverifiableError reports that the controller cannot determine whether a holder
+// exists until the author of the annotation or the administrator changes something.
+type unverifiableError struct {
+	// reason is a reason of the condition Held.
+	reason  string
+	message string
+}
+
+func (e *unverifiableError) Error() string { return e.message }
+
+// errNoHolder reports that the API serves the holder's resource and that the holder
+// does not exist.
+var errNoHolder = errors.New("the holder does not exist")
+
+// findHolder returns the UID of the holder in the claim's namespace, and starts a
+// watch for objects of its resource. It returns errNoHolder if the holder does not
+// exist, and an unverifiableError if the controller cannot determine that.
+func (r *Reconciler) findHolder(
+	ctx context.Context, claim *resourceapi.ResourceClaim, holder Holder,
+) (types.UID, error) {
+	mapping, err := r.mappingFor(holder)
 	if err != nil {
-		return nil, "", err
+		return "", err
 	}
-	mapping, err := r.Mapper.RESTMapping(kind.GroupKind(), kind.Version)
-	if err != nil {
-		return nil, "", err
-	}
-	if plural := mapping.Resource.Resource; plural != holder.Resource {
-		return nil, ReasonHolderUnknown, fmt.Errorf("the resource is called %s: write %s", plural, Holder{schema.GroupResource{Group: holder.Group, Resource: plural}, holder.Name})
-	}
+	kind := mapping.GroupVersionKind
 	object := &metav1.PartialObjectMetadata{}
 	object.SetGroupVersionKind(kind)
 	err = r.APIReader.Get(ctx, types.NamespacedName{Namespace: claim.Namespace, Name: holder.Name}, object)
 	if apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse) {
-		// Not this object is missing, but its whole API: it may come back.
-		return nil, ReasonHolderUnknown, fmt.Errorf("the API server does not serve %s any more: is its API still installed?", kind)
+		// The API server answers so if it does not serve the resource at all any more.
+		// The object may still exist.
+		return "", &unverifiableError{v1alpha1.ReasonHolderUnknown,
+			fmt.Sprintf("the API server no longer serves %s: is its API still installed?", kind)}
 	}
-	if err == nil || apierrors.IsNotFound(err) {
-		err = errors.Join(client.IgnoreNotFound(err), r.watch(ctx, mapping))
+	missing := apierrors.IsNotFound(err)
+	if err == nil || missing {
+		err = r.watch(ctx, mapping)
 	}
 	switch {
 	case apierrors.IsForbidden(err):
-		return nil, ReasonHolderForbidden, fmt.Errorf("the controller may not get, list and watch %s: let the administrator add it to the chart's controller.reservedFor", holder.GroupResource)
+		return "", &unverifiableError{v1alpha1.ReasonHolderForbidden,
+			fmt.Sprintf("the controller is not permitted to get, list, and watch %s: "+
+				"ask the administrator to add it to the chart's controller.reservedFor", holder.GroupResource)}
 	case err != nil:
-		return nil, "", err
-	case object.UID == "":
-		return nil, "", nil
+		return "", err
+	case missing:
+		return "", errNoHolder
 	}
-	return object, "", nil
+	return object.UID, nil
 }
 
-// watch makes the claims of a kind of holder be looked at when one changes.
+// mappingFor returns the REST mapping of the holder's resource. It accepts only the
+// plural, because entries of status.reservedFor with other names are not recognized
+// as the holder's.
+func (r *Reconciler) mappingFor(holder Holder) (*meta.RESTMapping, error) {
+	kind, err := r.Mapper.KindFor(holder.WithVersion(""))
+	if meta.IsNoMatchError(err) {
+		return nil, &unverifiableError{v1alpha1.ReasonHolderUnknown,
+			fmt.Sprintf("the cluster does not serve resource %s: "+
+				"is the group or the plural misspelled, or its API not installed?", holder.GroupResource)}
+	}
+	if err != nil {
+		return nil, err
+	}
+	mapping, err := r.Mapper.RESTMapping(kind.GroupKind(), kind.Version)
+	if err != nil {
+		return nil, err
+	}
+	if plural := mapping.Resource.Resource; plural != holder.Resource {
+		correct := Holder{schema.GroupResource{Group: holder.Group, Resource: plural}, holder.Name}
+		return nil, &unverifiableError{v1alpha1.ReasonHolderUnknown,
+			fmt.Sprintf("the name of the resource is %s: use %s", plural, correct)}
+	}
+	return mapping, nil
+}
+
+// watch starts a watch for the resource, unless there is one. Events about an object
+// trigger reconciles of the claims whose annotation names it.
 func (r *Reconciler) watch(ctx context.Context, mapping *meta.RESTMapping) error {
 	kind := mapping.GroupVersionKind
 	r.mu.Lock()
@@ -63,28 +104,40 @@ func (r *Reconciler) watch(ctx context.Context, mapping *meta.RESTMapping) error
 	if r.watched[kind] {
 		return nil
 	}
-	// An informer without the right would try for ever, and say nothing here.
+	// Without permission, an informer retries forever and returns no error. List once
+	// to find out.
 	list := &metav1.PartialObjectMetadataList{}
 	list.SetGroupVersionKind(kind)
 	if err := r.APIReader.List(ctx, list, client.Limit(1)); err != nil {
 		return err
 	}
-	object := &metav1.PartialObjectMetadata{}
-	object.SetGroupVersionKind(kind)
-	enqueue := handler.TypedEnqueueRequestsFromMapFunc(func(ctx context.Context, o *metav1.PartialObjectMetadata) (requests []reconcile.Request) {
-		holder := Holder{GroupResource: mapping.Resource.GroupResource(), Name: o.Name}
-		var held resourceapi.ResourceClaimList
-		if err := r.Client.List(ctx, &held, client.InNamespace(o.Namespace), client.MatchingFields{indexHolder: holder.String()}); err != nil {
-			return nil // the cache has ended
-		}
-		for i := range held.Items {
-			requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&held.Items[i])})
-		}
-		return requests
-	})
-	if err := r.controller.Watch(source.Kind(r.cache, object, enqueue)); err != nil {
+	if err := r.startWatch(kind, mapping.Resource.GroupResource()); err != nil {
 		return fmt.Errorf("watch %s: %w", mapping.Resource.GroupResource(), err)
 	}
 	r.watched[kind] = true
 	return nil
+}
+
+// watchHolders starts an informer for the kind.
+func (r *Reconciler) watchHolders(kind schema.GroupVersionKind, resource schema.GroupResource) error {
+	object := &metav1.PartialObjectMetadata{}
+	object.SetGroupVersionKind(kind)
+	enqueue := func(ctx context.Context, o *metav1.PartialObjectMetadata) []reconcile.Request {
+		return r.claimsHeldBy(ctx, o.Namespace, Holder{GroupResource: resource, Name: o.Name})
+	}
+	return r.controller.Watch(source.Kind(r.cache, object, handler.TypedEnqueueRequestsFromMapFunc(enqueue)))
+}
+
+// claimsHeldBy returns requests for the claims whose annotation names the holder.
+func (r *Reconciler) claimsHeldBy(ctx context.Context, namespace string, holder Holder) []reconcile.Request {
+	var held resourceapi.ResourceClaimList
+	err := r.Client.List(ctx, &held, client.InNamespace(namespace), client.MatchingFields{indexHolder: holder.String()})
+	if err != nil {
+		return nil // the cache is shutting down
+	}
+	var requests []reconcile.Request
+	for i := range held.Items {
+		requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&held.Items[i])})
+	}
+	return requests
 }

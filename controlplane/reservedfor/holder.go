@@ -11,46 +11,55 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// Holder names an object in the claim's namespace.
+// Holder names an object in the claim's namespace that holds the claim.
 type Holder struct {
 	schema.GroupResource
 	Name string
 }
 
-// Parse reads <API group>/<resource>/<name>; the group of the core API is empty.
+// Parse parses the value of the annotation, <API group>/<resource>/<name>. The API
+// group of core resources is empty. Errors say what the value should be.
 func Parse(text string) (Holder, error) {
 	parts := strings.Split(text, "/")
 	if len(parts) != 3 || parts[1] == "" || parts[2] == "" {
-		return Holder{}, errors.New("must be <API group>/<resource>/<name>, such as batch/jobs/train; for the core group, /replicationcontrollers/web")
+		return Holder{}, errors.New("must be <API group>/<resource>/<name>, such as batch/jobs/train; " +
+			"for the core group, /replicationcontrollers/web")
 	}
 	if parts[0] == "" && parts[1] == "pods" {
-		return Holder{}, errors.New("a pod holds the claims that it names in spec.resourceClaims, until it ends: name what lives longer")
+		return Holder{}, errors.New("a pod holds the claims that it names in spec.resourceClaims, until it ends: " +
+			"name an object that outlives its pods")
 	}
 	h := Holder{GroupResource: schema.GroupResource{Group: parts[0], Resource: parts[1]}, Name: parts[2]}
 	if h.Group != "" && len(validation.IsDNS1123Subdomain(h.Group)) > 0 {
-		return Holder{}, fmt.Errorf("%q is no API group: such as batch, apps, or nothing for the core group", h.Group)
+		return Holder{}, fmt.Errorf("%q is not an API group: use one such as batch or apps, or nothing for the core group",
+			h.Group)
 	}
 	if len(validation.IsDNS1123Label(h.Resource)) > 0 {
-		return Holder{}, fmt.Errorf("%q is no resource: its lower-case plural, such as jobs", h.Resource)
+		return Holder{}, fmt.Errorf("%q is not a resource: use the lower-case plural, such as jobs", h.Resource)
 	}
 	if len(validation.IsDNS1123Subdomain(h.Name)) > 0 {
-		return Holder{}, fmt.Errorf("%q is no name of an object", h.Name)
+		return Holder{}, fmt.Errorf("%q is not a valid object name", h.Name)
 	}
 	return h, nil
 }
 
-// IsHeldBy tells whether a claim is reserved for the holder of that annotation: then
-// the annotation must stay as it is, or nobody would take the entry away.
-func IsHeldBy(annotation string, reserved []resourceapi.ResourceClaimConsumerReference) bool {
+// IsHeldBy reports whether a claim with these entries is reserved for the holder that
+// the annotation names. The annotation must not change then, because the controller
+// would not find the holder's entry any more to remove it.
+func IsHeldBy(annotation string, entries []resourceapi.ResourceClaimConsumerReference) bool {
 	h, err := Parse(annotation)
-	return err == nil && h.in(reserved)
+	return err == nil && h.hasEntry(entries)
 }
 
-// in tells whether a claim is reserved for an object of that name.
-func (h Holder) in(reserved []resourceapi.ResourceClaimConsumerReference) bool {
-	return slices.ContainsFunc(reserved, func(r resourceapi.ResourceClaimConsumerReference) bool {
-		return r.APIGroup == h.Group && r.Resource == h.Resource && r.Name == h.Name
-	})
+// hasEntry reports whether one of the entries is for an object with the holder's
+// resource and name, whatever its UID.
+func (h Holder) hasEntry(entries []resourceapi.ResourceClaimConsumerReference) bool {
+	return slices.ContainsFunc(entries, h.isEntry)
 }
 
+func (h Holder) isEntry(entry resourceapi.ResourceClaimConsumerReference) bool {
+	return entry.APIGroup == h.Group && entry.Resource == h.Resource && entry.Name == h.Name
+}
+
+// String returns the holder in the format that Parse reads.
 func (h Holder) String() string { return h.Group + "/" + h.Resource + "/" + h.Name }

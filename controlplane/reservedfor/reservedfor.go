@@ -1,11 +1,16 @@
-// Package reservedfor lets any object hold a claim: the annotation
-// scheduling.dra-shared.dev/reserved-for on a ResourceClaim names it, and the
-// claim stays allocated as long as it lives (KEP-5194's story, whose field never
-// came to be).
+// Package reservedfor lets any object hold a claim. The annotation
+// scheduling.dra-shared.dev/reserved-for on a ResourceClaim names the object, the
+// holder, and the claim stays allocated as long as the holder exists. It serves the
+// use case of KEP-5194, whose API field does not exist in any release of Kubernetes.
+//
+// The Reconciler adds an entry for the holder to the claim's status.reservedFor when
+// the claim is in use on a node, and removes it when the holder is deleted. The
+// condition Held of the claim's devices says whether the holder holds the claim.
 package reservedfor
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -26,57 +31,81 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
 )
 
-// askAgain is for what no event tells of: a right that is granted, an API that
-// is installed.
-const askAgain = time.Minute
+const (
+	// holderRetryInterval is the time between two attempts to find a holder. No event
+	// announces that an administrator grants a permission or installs an API.
+	holderRetryInterval = time.Minute
+	// podCheckInterval is the time between two checks whether pods with stale entries
+	// still exist. The controller does not watch all pods of the cluster.
+	podCheckInterval = 15 * time.Second
+	// bindCheckInterval is the time between two checks whether a pod with an entry is
+	// bound, which the scheduler does right after it has added the entry. No event
+	// announces it, for the same reason.
+	bindCheckInterval = time.Second
+)
 
-// Reconciler is the controller of claims with the annotation.
+// Reconciler reconciles claims that have the annotation.
 type Reconciler struct {
-	// Client reads from a cache.
+	// Client reads from a cache and writes to the API server.
 	Client client.Client
 	// APIReader reads from the API server.
 	APIReader client.Reader
-	Cluster   kubernetes.Interface
-	Mapper    meta.RESTMapper
-	Driver    string
-	Events    events.EventRecorder
-	// ClusterLeavesStaleEntries is of the cluster, as claims.ClusterLeavesStaleEntries says.
+	// Cluster applies the status of claims.
+	Cluster kubernetes.Interface
+	// Mapper resolves the resources that annotations name.
+	Mapper meta.RESTMapper
+	// Driver is the name of the driver whose devices get the condition Held.
+	Driver string
+	Events events.EventRecorder
+	// ClusterLeavesStaleEntries is the result of claims.ClusterLeavesStaleEntries.
 	ClusterLeavesStaleEntries bool
 
 	cache      cache.Cache
 	controller controller.Controller
-	mu         sync.Mutex
-	watched    map[schema.GroupVersionKind]bool
+	// startWatch starts a watch for objects of a kind. Tests replace it.
+	startWatch func(schema.GroupVersionKind, schema.GroupResource) error
+
+	mu      sync.Mutex
+	watched map[schema.GroupVersionKind]bool
 }
 
-// SetupWithManager registers the controller.
-func (r *Reconciler) SetupWithManager(ctx context.Context, m ctrl.Manager) (err error) {
+// indexHolder indexes claims by the value of their annotation.
+const indexHolder = "dra-shared.reserved-for"
+
+// holderIndex returns the keys of a claim for indexHolder.
+func holderIndex(o client.Object) []string {
+	if text, ok := o.GetAnnotations()[scheduling.ReservedForAnnotation]; ok {
+		return []string{text}
+	}
+	return nil
+}
+
+// SetupWithManager registers the controller with the manager, which starts it.
+func (r *Reconciler) SetupWithManager(ctx context.Context, m ctrl.Manager) error {
 	r.cache, r.watched = m.GetCache(), map[schema.GroupVersionKind]bool{}
-	if err := m.GetFieldIndexer().IndexField(ctx, &resourceapi.ResourceClaim{}, indexHolder, func(o client.Object) []string {
-		if text, ok := o.GetAnnotations()[scheduling.ReservedForAnnotation]; ok {
-			return []string{text}
-		}
-		return nil
-	}); err != nil {
+	r.startWatch = r.watchHolders
+	if err := m.GetFieldIndexer().IndexField(ctx, &resourceapi.ResourceClaim{}, indexHolder, holderIndex); err != nil {
 		return err
 	}
+	enqueueAnnotated := func(_ context.Context, o client.Object) []reconcile.Request {
+		if _, ok := o.GetAnnotations()[scheduling.ReservedForAnnotation]; !ok {
+			return nil
+		}
+		return []reconcile.Request{{NamespacedName: client.ObjectKeyFromObject(o)}}
+	}
+	var err error
 	r.controller, err = ctrl.NewControllerManagedBy(m).Named("heldby").
-		Watches(&resourceapi.ResourceClaim{}, handler.EnqueueRequestsFromMapFunc(func(_ context.Context, o client.Object) []reconcile.Request {
-			if _, ok := o.GetAnnotations()[scheduling.ReservedForAnnotation]; !ok {
-				return nil
-			}
-			return []reconcile.Request{{NamespacedName: client.ObjectKeyFromObject(o)}}
-		})).Build(r)
+		Watches(&resourceapi.ResourceClaim{}, handler.EnqueueRequestsFromMapFunc(enqueueAnnotated)).
+		Build(r)
 	return err
 }
 
-// indexHolder finds claims by their annotation.
-const indexHolder = "dra-shared.reserved-for"
-
-// Reconcile implements reconcile.Reconciler for the claim of that name.
+// Reconcile makes the holder that the claim's annotation names hold the claim, or
+// releases the claim if the holder does not exist.
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	var claim resourceapi.ResourceClaim
 	if err := r.Client.Get(ctx, req.NamespacedName, &claim); err != nil {
@@ -88,53 +117,80 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	}
 	holder, err := Parse(text)
 	if err != nil {
-		return ctrl.Result{}, r.tell(ctx, &claim, ReasonHolderInvalid, fmt.Sprintf("annotation %s: %q %v", scheduling.ReservedForAnnotation, text, err))
+		message := fmt.Sprintf("annotation %s: %q %v", scheduling.ReservedForAnnotation, text, err)
+		return ctrl.Result{}, r.report(ctx, &claim, v1alpha1.ReasonHolderInvalid, message)
 	}
-	owner := claims.Owner{GroupVersionKind: schema.GroupVersionKind{Group: holder.Group}, Resource: holder.Resource, Namespace: claim.Namespace, Name: holder.Name}
-	object, reason, err := r.find(ctx, &claim, holder)
+	uid, err := r.findHolder(ctx, &claim, holder)
+	var unverifiable *unverifiableError
 	switch {
-	case reason != "" && claim.DeletionTimestamp != nil:
-		// Nobody will ever see the holder go: the claim would stay for good.
-		return ctrl.Result{}, claims.ClaimWriter{Client: r.Client}.Apply(ctx, &claim, change(&claim, owner, false))
-	case reason != "":
-		message := fmt.Sprintf("not held by %s: %v", holder, err)
-		if holder.in(claim.Status.ReservedFor) {
-			message = fmt.Sprintf("still reserved for %s, and nobody sees whether that is there: %v; or delete the claim", holder, err)
-		}
-		return ctrl.Result{RequeueAfter: askAgain}, r.tell(ctx, &claim, reason, message)
+	case errors.As(err, &unverifiable):
+		return r.reconcileUnverifiable(ctx, &claim, holder, unverifiable)
+	case errors.Is(err, errNoHolder):
+		return r.reconcileMissing(ctx, &claim, holder)
 	case err != nil:
 		return ctrl.Result{}, err
+	case claims.IsReservedFor(&claim, uid):
+		return r.reconcileHeld(ctx, &claim, holder)
 	}
-	if object != nil {
-		owner.UID = object.UID
-	}
-	if owner.UID != "" && claims.IsReservedFor(&claim, owner.UID) {
-		return r.keep(ctx, &claim, holder)
-	}
-	return r.hold(ctx, &claim, holder, owner)
+	return r.reconcileNotHeld(ctx, &claim, holder, uid)
 }
 
-// hold makes an owner hold a claim, or lets go of it if that is gone: it has no
-// UID then.
-func (r *Reconciler) hold(ctx context.Context, claim *resourceapi.ResourceClaim, holder Holder, owner claims.Owner) (ctrl.Result, error) {
-	bound, err := r.bound(ctx, claim, owner)
+// reconcileUnverifiable handles a claim for which the controller cannot determine
+// whether the holder exists. An entry of the holder stays, unless the claim is being
+// deleted: the controller would not notice the end of the holder, and the claim would
+// stay forever.
+func (r *Reconciler) reconcileUnverifiable(
+	ctx context.Context, claim *resourceapi.ResourceClaim, holder Holder, cause *unverifiableError,
+) (ctrl.Result, error) {
+	if claim.DeletionTimestamp != nil {
+		return ctrl.Result{}, r.writer().Apply(ctx, claim, releaseChange(claim, holder))
+	}
+	message := fmt.Sprintf("not held by %s: %v", holder, cause)
+	if holder.hasEntry(claim.Status.ReservedFor) {
+		message = fmt.Sprintf("still reserved for %s, but its existence cannot be verified: %v; "+
+			"or delete the claim", holder, cause)
+	}
+	return ctrl.Result{RequeueAfter: holderRetryInterval}, r.report(ctx, claim, cause.reason, message)
+}
+
+// reconcileMissing releases a claim whose holder does not exist.
+func (r *Reconciler) reconcileMissing(
+	ctx context.Context, claim *resourceapi.ResourceClaim, holder Holder,
+) (ctrl.Result, error) {
+	change := releaseChange(claim, holder)
+	if !change.Empty() {
+		return ctrl.Result{}, r.writer().Apply(ctx, claim, change)
+	}
+	message := fmt.Sprintf("not held by %s: it does not exist in namespace %s", holder, claim.Namespace)
+	return ctrl.Result{RequeueAfter: holderRetryInterval},
+		r.report(ctx, claim, v1alpha1.ReasonHolderMissing, message)
+}
+
+// reconcileNotHeld adds the entry of an existing holder when the claim is in use.
+func (r *Reconciler) reconcileNotHeld(
+	ctx context.Context, claim *resourceapi.ResourceClaim, holder Holder, uid types.UID,
+) (ctrl.Result, error) {
+	inUse, err := r.isInUse(ctx, claim)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	c := change(claim, owner, bound)
-	if owner.UID == "" && c.Empty() {
-		return ctrl.Result{RequeueAfter: askAgain}, r.tell(ctx, claim, ReasonHolderMissing, fmt.Sprintf("not held by %s: it does not exist in namespace %s", holder, claim.Namespace))
+	var result ctrl.Result
+	if !inUse && len(claim.Status.ReservedFor) > 0 {
+		result.RequeueAfter = bindCheckInterval
 	}
-	again := time.Duration(0)
-	if !bound && owner.UID != "" && len(claim.Status.ReservedFor) > 0 {
-		again = bindSoon
+	owner := claims.Owner{
+		GroupVersionKind: schema.GroupVersionKind{Group: holder.Group}, Resource: holder.Resource,
+		Namespace: claim.Namespace, Name: holder.Name, UID: uid,
 	}
-	return ctrl.Result{RequeueAfter: again}, claims.ClaimWriter{Client: r.Client}.Apply(ctx, claim, c)
+	return result, r.writer().Apply(ctx, claim, holdChange(claim, holder, owner, inUse))
 }
 
-// keep tells that a claim is held, and takes care of its pods that have ended.
-func (r *Reconciler) keep(ctx context.Context, claim *resourceapi.ResourceClaim, holder Holder) (ctrl.Result, error) {
-	if err := r.tell(ctx, claim, ReasonHolderFound, fmt.Sprintf("allocated as long as %s is there", holder)); err != nil {
+// reconcileHeld reports that the claim is held, and maintains its stale entries.
+func (r *Reconciler) reconcileHeld(
+	ctx context.Context, claim *resourceapi.ResourceClaim, holder Holder,
+) (ctrl.Result, error) {
+	message := fmt.Sprintf("allocated as long as %s exists", holder)
+	if err := r.report(ctx, claim, v1alpha1.ReasonHolderFound, message); err != nil {
 		return ctrl.Result{}, err
 	}
 	lookup := claims.PodLookup{APIReader: r.APIReader, ClusterLeavesStaleEntries: r.ClusterLeavesStaleEntries}
@@ -142,66 +198,45 @@ func (r *Reconciler) keep(ctx context.Context, claim *resourceapi.ResourceClaim,
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	gone, err := lookup.DeletedPods(ctx, claim, users)
+	deleted, err := lookup.DeletedPods(ctx, claim, users)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	c := claims.StaleEntriesChange(claim, users, gone, claims.MaxTerminalPods)
-	again := time.Duration(0)
-	if len(c.Add) > 0 || len(lookup.EntriesToCheck(claim)) > 0 {
-		again = podsAgain
+	change := claims.StaleEntriesChange(claim, users, deleted, claims.MaxTerminalPods)
+	var result ctrl.Result
+	if len(change.Add) > 0 || len(lookup.EntriesToCheck(claim)) > 0 {
+		result.RequeueAfter = podCheckInterval
 	}
-	return ctrl.Result{RequeueAfter: again}, claims.ClaimWriter{Client: r.Client}.Apply(ctx, claim, c)
+	return result, r.writer().Apply(ctx, claim, change)
 }
 
-// podsAgain is how often it is looked whether pods are gone whose entries nobody
-// else takes away: see bindSoon.
-const podsAgain = 15 * time.Second
+func (r *Reconciler) writer() claims.ClaimWriter { return claims.ClaimWriter{Client: r.Client} }
 
-// bindSoon is how long a pod takes from its reservation to its node: the
-// scheduler writes one after the other. No event tells, for all pods of the
-// cluster would have to be watched.
-const bindSoon = time.Second
-
-// change makes the holder's entry what it should be. An owner without a UID is
-// gone.
-func change(claim *resourceapi.ResourceClaim, owner claims.Owner, bound bool) (c claims.Change) {
-	theirs := func(entry resourceapi.ResourceClaimConsumerReference) bool {
-		return entry.APIGroup == owner.Group && entry.Resource == owner.Resource && entry.Name == owner.Name && entry.UID != owner.UID
-	}
-	if owner.UID == "" || slices.ContainsFunc(claim.Status.ReservedFor, theirs) {
-		c.Remove = claims.EntriesToRemove(claim, theirs)
-		c.Precondition = len(c.Remove) > 0 // see claims.ReleaseChange
-	}
-	switch {
-	case owner.UID == "" && len(c.Remove) == len(claim.Status.ReservedFor) && len(c.Remove) > 0 && claim.DeletionTimestamp == nil:
-		return claims.Change{Deallocate: true}
-	case owner.UID != "" && bound && claim.DeletionTimestamp == nil && !claims.IsReservedFor(claim, owner.UID):
-		c.Add = append(c.Add, owner.Reference())
-	}
-	return c
-}
-
-// bound tells whether the claim is in use on a node: before that, the scheduler
-// must be able to give its allocation up.
-func (r *Reconciler) bound(ctx context.Context, claim *resourceapi.ResourceClaim, owner claims.Owner) (bool, error) {
-	if claim.Status.Allocation == nil || owner.UID == "" {
+// isInUse reports whether the claim is allocated and one of its users is bound to a
+// node. Until then the scheduler must be able to deallocate the claim. A user other
+// than a pod, such as a PodGroup, counts as bound: it prevents the deallocation anyway.
+func (r *Reconciler) isInUse(ctx context.Context, claim *resourceapi.ResourceClaim) (bool, error) {
+	if claim.Status.Allocation == nil {
 		return false, nil
 	}
-	for _, entry := range claim.Status.ReservedFor {
-		if !claims.IsTerminalPodEntry(entry) && (entry.APIGroup != "" || entry.Resource != "pods") {
-			return true, nil // held by what lives longer than a pod
-		}
+	if slices.ContainsFunc(claim.Status.ReservedFor, isLongLived) {
+		return true, nil
 	}
 	for _, entry := range claim.Status.ReservedFor {
 		var pod corev1.Pod
 		err := r.APIReader.Get(ctx, types.NamespacedName{Namespace: claim.Namespace, Name: entry.Name}, &pod)
-		if err == nil && pod.UID == entry.UID && pod.Spec.NodeName != "" {
-			return true, nil
-		}
 		if client.IgnoreNotFound(err) != nil {
 			return false, err
 		}
+		if err == nil && pod.UID == entry.UID && pod.Spec.NodeName != "" {
+			return true, nil
+		}
 	}
 	return false, nil
+}
+
+// isLongLived reports whether the entry is for an object other than a pod.
+func isLongLived(entry resourceapi.ResourceClaimConsumerReference) bool {
+	isPod := entry.APIGroup == "" && entry.Resource == "pods"
+	return !isPod && !claims.IsTerminalPodEntry(entry)
 }

@@ -8,12 +8,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
 )
 
-func TestHolders(t *testing.T) {
+func TestParse(t *testing.T) {
 	for text, want := range map[string]string{
 		"batch/jobs/train":               "",
 		"/replicationcontrollers/web":    "",
@@ -23,17 +24,17 @@ func TestHolders(t *testing.T) {
 		"jobs/train":                     "must be <API group>/<resource>/<name>",
 		"batch/v1/jobs/train":            "must be <API group>/<resource>/<name>",
 		"batch/jobs/":                    "must be <API group>/<resource>/<name>",
-		"Batch/jobs/train":               `"Batch" is no API group`,
-		"batch/Jobs/train":               `"Jobs" is no resource: its lower-case plural`,
-		"batch/jobs/Train":               `"Train" is no name`,
+		"Batch/jobs/train":               `"Batch" is not an API group`,
+		"batch/Jobs/train":               `"Jobs" is not a resource: use the lower-case plural`,
+		"batch/jobs/Train":               `"Train" is not a valid object name`,
 		"scheduling.k8s.io/podgroups/pg": "",
 	} {
 		h, err := Parse(text)
 		switch {
 		case want == "" && (err != nil || h.String() != text):
-			t.Errorf("%q: %v, %v", text, h, err)
+			t.Errorf("Parse(%q): got %v, %v, want no error", text, h, err)
 		case want != "" && (err == nil || !strings.Contains(err.Error(), want)):
-			t.Errorf("%q: got %v, want %s", text, err, want)
+			t.Errorf("Parse(%q): got error %v, want %q", text, err, want)
 		}
 	}
 }
@@ -43,60 +44,96 @@ func FuzzParse(f *testing.F) {
 	f.Add("//")
 	f.Fuzz(func(t *testing.T, text string) {
 		if h, err := Parse(text); err == nil && h.String() != text {
-			t.Errorf("%q is read as %q", text, h)
+			t.Errorf("Parse(%q) returns %q", text, h)
 		}
 	})
 }
 
-func TestAHolderIsInAndOut(t *testing.T) {
-	owner := func(uid types.UID) claims.Owner {
-		return claims.Owner{GroupVersionKind: schema.GroupVersionKind{Group: "batch"}, Resource: "jobs", Name: "train", UID: uid}
+// describe returns a change as "+added-removed", with "!" for a precondition.
+func describe(c claims.Change) string {
+	if c.Deallocate {
+		return "deallocate"
 	}
-	pod := resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: "p", UID: "p"}
-	other := resourceapi.ResourceClaimConsumerReference{APIGroup: "apps", Resource: "deployments", Name: "train", UID: "d"}
-	ended := resourceapi.ResourceClaimConsumerReference{APIGroup: scheduling.GroupName, Resource: "pods", Name: "e", UID: "e"}
-	now := metav1.Now()
+	text := ""
+	for _, entry := range c.Add {
+		text += "+" + string(entry.UID)
+	}
+	for _, uid := range c.Remove {
+		text += "-" + string(uid)
+	}
+	if c.Precondition {
+		text += "!"
+	}
+	return text
+}
+
+var (
+	train         = Holder{GroupResource: schema.GroupResource{Group: "batch", Resource: "jobs"}, Name: "train"}
+	podEntry      = resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: "p", UID: "p"}
+	terminalEntry = resourceapi.ResourceClaimConsumerReference{
+		APIGroup: scheduling.GroupName, Resource: "pods", Name: "e", UID: "e",
+	}
+	foreignEntry = resourceapi.ResourceClaimConsumerReference{
+		APIGroup: "apps", Resource: "deployments", Name: "train", UID: "d",
+	}
+)
+
+// trainWith returns the owner that corresponds to the holder train with that UID.
+func trainWith(uid types.UID) claims.Owner {
+	return claims.Owner{
+		GroupVersionKind: schema.GroupVersionKind{Group: "batch"}, Resource: "jobs", Name: "train", UID: uid,
+	}
+}
+
+func claimWith(deleting bool, entries ...resourceapi.ResourceClaimConsumerReference) *resourceapi.ResourceClaim {
+	claim := &resourceapi.ResourceClaim{Status: resourceapi.ResourceClaimStatus{ReservedFor: entries}}
+	if deleting {
+		claim.DeletionTimestamp = ptr.To(metav1.Now())
+	}
+	return claim
+}
+
+func TestHoldChange(t *testing.T) {
+	first := trainWith("1").Reference()
 	for _, tc := range []struct {
-		name     string
-		reserved []resourceapi.ResourceClaimConsumerReference
-		owner    types.UID // "" is gone
-		bound    bool
-		deleting *metav1.Time
-		want     string
+		name  string
+		claim *resourceapi.ResourceClaim
+		uid   types.UID
+		inUse bool
+		want  string
 	}{
-		{"not bound yet", []resourceapi.ResourceClaimConsumerReference{pod}, "1", false, nil, ""},
-		{"bound", []resourceapi.ResourceClaimConsumerReference{pod}, "1", true, nil, "+1"},
-		{"held", []resourceapi.ResourceClaimConsumerReference{owner("1").Reference()}, "1", true, nil, ""},
-		{"being deleted", []resourceapi.ResourceClaimConsumerReference{pod}, "1", true, &now, ""},
-		{"gone, pods live", []resourceapi.ResourceClaimConsumerReference{pod, owner("1").Reference()}, "", false, nil, "-1!"},
-		{"gone, alone", []resourceapi.ResourceClaimConsumerReference{owner("1").Reference()}, "", false, nil, "deallocate"},
-		{"gone, the cluster deallocates", []resourceapi.ResourceClaimConsumerReference{owner("1").Reference()}, "", false, &now, "-1!"},
-		{"gone, never there", []resourceapi.ResourceClaimConsumerReference{pod}, "", false, nil, ""},
-		{"gone, free", nil, "", false, nil, ""},
-		{"another of its name", []resourceapi.ResourceClaimConsumerReference{owner("1").Reference()}, "2", true, nil, "+2-1!"},
-		{"gone, with pods that have ended", []resourceapi.ResourceClaimConsumerReference{owner("1").Reference(), ended}, "", false, nil, "deallocate"},
-		{"held, with pods that have ended", []resourceapi.ResourceClaimConsumerReference{owner("1").Reference(), ended}, "1", true, nil, ""},
-		{"gone, and its entry too: Kubernetes was faster", []resourceapi.ResourceClaimConsumerReference{ended}, "", false, nil, "deallocate"},
-		{"the same, being deleted", []resourceapi.ResourceClaimConsumerReference{ended}, "", false, &now, "-e!"},
-		{"somebody else's", []resourceapi.ResourceClaimConsumerReference{other}, "", true, nil, ""},
+		{"no pod is bound", claimWith(false, podEntry), "1", false, ""},
+		{"a pod is bound", claimWith(false, podEntry), "1", true, "+1"},
+		{"the holder has its entry", claimWith(false, first), "1", true, ""},
+		{"the holder has its entry, and a pod is terminal", claimWith(false, first, terminalEntry), "1", true, ""},
+		{"the claim is being deleted", claimWith(true, podEntry), "1", true, ""},
+		{"an earlier object of that name has an entry", claimWith(false, first), "2", true, "+2-1!"},
 	} {
-		claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{DeletionTimestamp: tc.deleting}, Status: resourceapi.ResourceClaimStatus{ReservedFor: tc.reserved}}
-		c := change(claim, owner(tc.owner), tc.bound)
-		got := ""
-		if c.Deallocate {
-			got = "deallocate"
+		if got := describe(holdChange(tc.claim, train, trainWith(tc.uid), tc.inUse)); got != tc.want {
+			t.Errorf("change for an existing holder when %s: got %q, want %q", tc.name, got, tc.want)
 		}
-		for _, a := range c.Add {
-			got += "+" + string(a.UID)
-		}
-		for _, r := range c.Remove {
-			got += "-" + string(r)
-		}
-		if c.Precondition {
-			got += "!"
-		}
-		if got != tc.want {
-			t.Errorf("%s: got %q, want %q", tc.name, got, tc.want)
+	}
+}
+
+func TestReleaseChange(t *testing.T) {
+	first := trainWith("1").Reference()
+	for _, tc := range []struct {
+		name  string
+		claim *resourceapi.ResourceClaim
+		want  string
+	}{
+		{"pods use the claim", claimWith(false, podEntry, first), "-1!"},
+		{"only the holder has an entry", claimWith(false, first), "deallocate"},
+		{"the claim is being deleted: Kubernetes deallocates it", claimWith(true, first), "-1!"},
+		{"the holder never had an entry", claimWith(false, podEntry), ""},
+		{"the claim has no entries", claimWith(false), ""},
+		{"the other entries are for terminal pods", claimWith(false, first, terminalEntry), "deallocate"},
+		{"Kubernetes has removed the holder's entry", claimWith(false, terminalEntry), "deallocate"},
+		{"Kubernetes has removed the holder's entry of a deleted claim", claimWith(true, terminalEntry), "-e!"},
+		{"an object of another kind has the entry", claimWith(false, foreignEntry), ""},
+	} {
+		if got := describe(releaseChange(tc.claim, train)); got != tc.want {
+			t.Errorf("change for a missing holder when %s: got %q, want %q", tc.name, got, tc.want)
 		}
 	}
 }

@@ -19,7 +19,7 @@ import (
 
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
-	"github.com/dra-shared/dra-driver-shared/controlplane/reservedfor"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 )
 
 // askedByOthers are rights that the API server looks at when something else is
@@ -116,7 +116,7 @@ func (e *testEnv) mistakes(t *testing.T) {
 			return err
 		}
 		for _, e := range told.Items {
-			if e.Reason == reservedfor.ReasonHolderForbidden && e.Series != nil {
+			if e.Reason == v1alpha1.ReasonHolderForbidden && e.Series != nil {
 				return nil
 			}
 		}

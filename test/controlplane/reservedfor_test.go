@@ -16,7 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
-	"github.com/dra-shared/dra-driver-shared/controlplane/reservedfor"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 )
 
 // heldClaim makes a claim with the annotation, and a pod that uses it and runs.
@@ -53,7 +53,7 @@ func (e *testEnv) held(ctx context.Context, claim *resourceapi.ResourceClaim) (c
 		return "", false, err
 	}
 	for _, d := range claim.Status.Devices {
-		if c := meta.FindStatusCondition(d.Conditions, reservedfor.ConditionHeld); c != nil {
+		if c := meta.FindStatusCondition(d.Conditions, v1alpha1.ConditionHeld); c != nil {
 			condition = fmt.Sprint(c.Status, " ", c.Reason, ": ", c.Message)
 		}
 	}
@@ -80,13 +80,13 @@ func TestTheConditionOfAHeldClaimIsTheTruth(t *testing.T) {
 	ns := e.namespace(t, "singular")
 	e.job(ctx, t, ns)
 	claim, _ := e.heldClaim(ctx, t, ns, "batch/job/train")
-	e.isHeld(ctx, t, claim, "False HolderUnknown: not held by batch/job/train: the resource is called jobs: write batch/jobs/train", false)
+	e.isHeld(ctx, t, claim, "False HolderUnknown: not held by batch/job/train: the name of the resource is jobs: use batch/jobs/train", false)
 
 	ns = e.namespace(t, "missing")
 	claim, _ = e.heldClaim(ctx, t, ns, "batch/jobs/train")
 	e.isHeld(ctx, t, claim, "False HolderMissing: not held by batch/jobs/train: it does not exist in namespace "+ns, false)
 	job := e.job(ctx, t, ns)
-	e.isHeld(ctx, t, claim, "True HolderFound: allocated as long as batch/jobs/train is there", true)
+	e.isHeld(ctx, t, claim, "True HolderFound: allocated as long as batch/jobs/train exists", true)
 	if err := e.client.Delete(ctx, job, client.PropagationPolicy(metav1.DeletePropagationBackground)); err != nil {
 		t.Fatal(err)
 	}
@@ -102,7 +102,7 @@ func TestAHolderThatNobodySeesKeepsNoClaim(t *testing.T) {
 	ns := e.namespace(t, "unseen")
 	e.job(ctx, t, ns)
 	claim, pod := e.heldClaim(ctx, t, ns, "batch/jobs/train")
-	e.isHeld(ctx, t, claim, "True HolderFound: allocated as long as batch/jobs/train is there", true)
+	e.isHeld(ctx, t, claim, "True HolderFound: allocated as long as batch/jobs/train exists", true)
 
 	role, err := e.cluster.RbacV1().ClusterRoles().Get(ctx, "dra-shared-controller", metav1.GetOptions{})
 	if err != nil {
