@@ -178,7 +178,7 @@ func TestRequestsMustBeComplete(t *testing.T) {
 func TestRecordsAreFoundByNamespaceAndForgottenOneByOne(t *testing.T) {
 	dir := t.TempDir()
 	s := OpenRecords(dir, "boot", nil)
-	one := Record{Version: RecordVersion, BootID: "boot", ClaimUID: "c", Share: "s", Namespace: Namespace{Inode: 1, Cookie: 10, NSID: 3}, Link: Link{Index: 2, Name: "net1", MAC: "02:00:00:00:00:01"}}
+	one := Record{Version: RecordVersion, BootID: "boot", ClaimUID: "c", Share: "s", Namespace: Namespace{Inode: 1, Cookie: 10, NSID: 3}, Payload: []byte(`{"parent":0,"index":2,"name":"net1","mac":"02:00:00:00:00:01","mtu":0}`)}
 	two := one
 	two.Namespace = Namespace{Inode: 1, Cookie: 11} // an inode that was used again
 	for _, r := range []Record{one, two, one} {

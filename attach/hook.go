@@ -203,16 +203,20 @@ func lookAround(namespace *os.File, h Hook) (inPod, error) {
 	return inPod{socket: socket}, nil
 }
 
-// attached tells whether the share is attached to this thread's namespace.
-// That is so for an earlier container of the pod, and it needs no plugin. A
-// record that cannot be read is the plugin's to judge.
+// attached reports whether the share's link already exists in this thread's
+// namespace, as it does for all but the first container of a pod. A record that
+// the hook cannot read counts as not attached: the plugin decides then.
 func (h Hook) attached(id Namespace) bool {
 	record, err := OpenRecords(h.RunDir, AnyBoot, nil).Read(h.ClaimUID, h.Share, id)
-	return err == nil && linkIs(record.Link)
+	if err != nil {
+		return false
+	}
+	link, err := record.Link()
+	return err == nil && link.exists()
 }
 
-// linkIs tells whether the link is in this thread's namespace.
-func linkIs(l Link) bool {
+// exists reports whether the link exists in this thread's namespace and is up.
+func (l Link) exists() bool {
 	link, err := net.InterfaceByIndex(l.Index)
 	return err == nil && link.HardwareAddr.String() == l.MAC && link.Flags&net.FlagUp != 0
 }

@@ -37,7 +37,9 @@ func NamespaceOf(f *os.File, cookie uint64) (Namespace, error) {
 	return Namespace{Inode: stat.Ino, Cookie: cookie}, nil
 }
 
-// Link is a link as it was attached.
+// Link is the payload of an attachment that is a network interface. It stands
+// in this package because the hook reads it, without a plugin, to find out
+// whether the link of a restarting container still exists.
 type Link struct {
 	Parent    int      `json:"parent"` // index of the NIC
 	Index     int      `json:"index"`  // in the pod
@@ -47,9 +49,12 @@ type Link struct {
 	Addresses []string `json:"addresses,omitempty"`
 }
 
-// Record says that a share is attached to a sandbox, and all that is needed to
-// detach it. It is true until the node boots, as is everything in it: it lies
-// on a tmpfs.
+// Record describes one attachment: a share in one pod sandbox. It holds
+// everything that the plugin needs to detach the share again. A record is valid
+// until the node reboots, as is the attachment; records lie on a tmpfs.
+//
+// The JSON field names are those of version 1 and must not change: a plugin of
+// the previous release reads these records after a rollback.
 type Record struct {
 	Version   int       `json:"version"`
 	BootID    string    `json:"bootID"`
@@ -60,9 +65,20 @@ type Record struct {
 	Pod       Pod       `json:"pod"`
 	SandboxID string    `json:"sandboxID"`
 	Namespace Namespace `json:"namespace"`
-	Link      Link      `json:"link"`
-	// Class is the minor number of the class that the link's frames queue in.
+	// Class is the share's number on its device; see record.Share.
 	Class uint16 `json:"class"`
+	// Payload is what the device kind attached, in the kind's own format. The
+	// JSON name dates from the time when NICs were the only kind to attach.
+	Payload json.RawMessage `json:"link,omitempty"`
+}
+
+// Link decodes the payload of an attachment that is a network interface.
+func (r Record) Link() (Link, error) {
+	var l Link
+	if err := json.Unmarshal(r.Payload, &l); err != nil {
+		return l, fmt.Errorf("attachment record of share %s: payload is not a link: %w", r.Share, err)
+	}
+	return l, nil
 }
 
 // Records is the directory of attach records. Of a share in a namespace there

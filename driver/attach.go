@@ -11,116 +11,127 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/dra-shared/dra-driver-shared/attach"
-	"github.com/dra-shared/dra-driver-shared/driver/record"
 )
 
-// Attach implements attach.Handler: it makes one share real in one pod. It is
-// called once per container start and idempotent per sandbox.
-func (d *Driver) Attach(ctx context.Context, r attach.Request, namespace, socket *os.File) (response attach.Response, err error) {
-	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithValues("pod", klog.KRef(r.Pod.Namespace, r.Pod.Name), "share", r.Share))
+// Attach implements attach.Handler: it makes one share real in one pod. The
+// hook calls it once per container start; it is idempotent per sandbox.
+func (d *Driver) Attach(ctx context.Context, r attach.Request, namespace, socket *os.File) (attach.Response, error) {
 	uid, start := types.UID(r.ClaimUID), time.Now()
-	err = d.withClaim(ctx, uid, func(ctx context.Context) error {
-		attached, err := d.attach(ctx, r, PodNamespace{File: namespace, Socket: socket})
-		response.Interface = attached.Link.Name
-		return err
+	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithValues("claimUID", uid, "share", r.Share, "pod", klog.KRef(r.Pod.Namespace, r.Pod.Name)))
+	err := d.withClaim(ctx, uid, func(ctx context.Context) error {
+		return d.attach(ctx, r, Sandbox{Namespace: namespace, Socket: socket})
 	})
 	d.metrics.observe(operationAttach, start, err)
-	d.failures.note(r.Share, r.Pod, err)
+	d.failures.set(r.Share, r.Pod, err)
 	d.status.enqueue(uid)
-	return response, err
+	return attach.Response{}, err
 }
 
-func (d *Driver) attach(ctx context.Context, r attach.Request, pod PodNamespace) (attach.Record, error) {
-	share, err := d.preparedShare(r)
+func (d *Driver) attach(ctx context.Context, r attach.Request, sandbox Sandbox) error {
+	s, err := d.preparedShare(r)
 	if err != nil {
-		return attach.Record{}, err
+		return err
 	}
-	attacher := d.attacherOf(share)
-	if attacher == nil {
-		return attach.Record{}, fmt.Errorf("share %s is not of a kind that is attached", share.Name)
+	if s.attacher == nil {
+		return fmt.Errorf("share %s belongs to a kind of device that is not attached to pods", s.Name)
 	}
-	others, err := d.sharers(ctx, attacher, share, r, pod)
+	others, err := d.liveAttachments(ctx, s, r.ClaimUID, sandbox)
 	if err != nil {
-		return attach.Record{}, err
+		return err
 	}
-	for _, o := range others {
-		if same, err := sameNamespace(o, pod); err != nil || !same {
-			continue
-		}
-		if state, err := attacher.Read(ctx, share, o); err == nil && state.Attached {
-			return o, nil // an earlier container of the sandbox
-		}
+	if isAttached(ctx, s, others, sandbox) {
+		return nil
 	}
-	if err := attacher.Serves(share, otherPods(others, r.Pod.UID)); err != nil {
-		return attach.Record{}, err
+	if err := s.attacher.ValidateConsumers(s.Share, otherPods(others, r.Pod.UID)); err != nil {
+		return err
 	}
-	attached, err := attacher.Attach(ctx, share, r, pod)
+	attached, err := s.attacher.Attach(ctx, s.Share, r, sandbox)
 	if err != nil {
-		return attached, err
+		return err
 	}
-	attached.Kind, attached.Device = share.Kind, share.Device
-	d.updateMetadata(ctx, types.UID(r.ClaimUID), share, attached) // before the record: with that, the hook is content
-	if err := d.attachments.Write(attached); err != nil {
-		return attached, errors.Join(fmt.Errorf("write attach record: %w", err), attacher.Detach(ctx, attached))
+	recorded := attach.Record{
+		ClaimUID: r.ClaimUID, Share: s.Name, Kind: s.Kind, Device: s.Device, Class: s.Class,
+		Pod: r.Pod, SandboxID: r.SandboxID, Namespace: attached.Namespace, Payload: attached.Payload,
 	}
-	klog.FromContext(ctx).Info("Attached", "interface", attached.Link.Name, "device", share.Device)
-	return attached, nil
+	// The metadata is written before the record: once the record exists, the
+	// hook no longer calls the plugin for this sandbox.
+	d.updateMetadata(ctx, types.UID(r.ClaimUID), s, recorded)
+	if err := d.attachments.Write(recorded); err != nil {
+		return errors.Join(fmt.Errorf("write attachment record: %w", err), s.attacher.Detach(ctx, recorded))
+	}
+	klog.FromContext(ctx).V(2).Info("Attached share", "device", s.Device)
+	return nil
 }
 
-// preparedShare finds what the hook asks for among what is prepared: nothing
-// else can be attached.
-func (d *Driver) preparedShare(r attach.Request) (record.Share, error) {
-	claim, err := d.claims.Get(types.UID(r.ClaimUID))
+// preparedShare returns the share that the hook names. Only prepared shares can
+// be attached.
+func (d *Driver) preparedShare(r attach.Request) (share, error) {
+	claim, err := d.preparedClaim(types.UID(r.ClaimUID))
 	if err != nil {
-		return record.Share{}, err
+		return share{}, err
 	}
-	if claim == nil || claim.Phase != record.Prepared {
-		return record.Share{}, fmt.Errorf("claim %s is not prepared on this node", r.ClaimUID)
+	if claim == nil {
+		return share{}, fmt.Errorf("claim %s is not prepared on this node", r.ClaimUID)
 	}
-	share, ok := claim.Share(r.Share)
+	s, ok := claim.Share(r.Share)
 	if !ok {
-		return record.Share{}, fmt.Errorf("claim %s/%s has no share %s", claim.Namespace, claim.Name, r.Share)
+		return share{}, fmt.Errorf("claim %s/%s has no share %s", claim.Namespace, claim.Name, r.Share)
 	}
-	return share, nil
+	return d.resolve(s), nil
 }
 
-// sharers returns the attachments of a share, without those whose sandbox is
-// gone: an event that tells so may be on its way.
-func (d *Driver) sharers(ctx context.Context, attacher Attacher, share record.Share, r attach.Request, pod PodNamespace) ([]attach.Record, error) {
-	all, err := d.attachments.OfClaim(r.ClaimUID)
-	if err != nil { // what it told of is found in the pod by its address
-		klog.FromContext(ctx).Error(err, "Some attach records are unreadable")
-	}
-	var live []attach.Record
-	for _, a := range all {
-		if a.Share != share.Name {
+// liveAttachments returns the attachments of a share. It first detaches those
+// whose sandboxes have ended, because the event for that may not have arrived.
+func (d *Driver) liveAttachments(ctx context.Context, s share, claimUID string, sandbox Sandbox) (live []attach.Record, err error) {
+	for _, a := range d.attachmentsOf(ctx, types.UID(claimUID), s.Name) {
+		if !hasEnded(ctx, s, a, sandbox) {
+			live = append(live, a)
 			continue
 		}
-		if same, err := sameNamespace(a, pod); err == nil && !same {
-			if state, err := attacher.Read(ctx, share, a); err == nil && !state.Attached && state.Interface == "" {
-				if err := d.forget(ctx, attacher, a); err != nil {
-					return nil, err
-				}
-				continue
-			}
+		if err := d.detach(ctx, s, a); err != nil {
+			return nil, err
 		}
-		live = append(live, a)
 	}
 	return live, nil
 }
 
-func otherPods(records []attach.Record, podUID string) (others []string) {
-	for _, r := range records {
-		if r.Pod.UID != podUID {
-			others = append(others, r.Pod.Namespace+"/"+r.Pod.Name)
+// hasEnded reports whether an attachment is in a sandbox other than the given
+// one and no longer exists.
+func hasEnded(ctx context.Context, s share, a attach.Record, sandbox Sandbox) bool {
+	if same, err := inSandbox(a, sandbox); err != nil || same {
+		return false
+	}
+	state, err := s.attacher.Read(ctx, s.Share, a)
+	return err == nil && !state.Exists
+}
+
+// isAttached reports whether an earlier container of the sandbox has had the
+// share attached.
+func isAttached(ctx context.Context, s share, attachments []attach.Record, sandbox Sandbox) bool {
+	for _, a := range attachments {
+		if same, err := inSandbox(a, sandbox); err != nil || !same {
+			continue
+		}
+		if state, err := s.attacher.Read(ctx, s.Share, a); err == nil && state.Ready {
+			return true
+		}
+	}
+	return false
+}
+
+func otherPods(attachments []attach.Record, podUID string) (others []string) {
+	for _, a := range attachments {
+		if a.Pod.UID != podUID {
+			others = append(others, a.Pod.Namespace+"/"+a.Pod.Name)
 		}
 	}
 	return others
 }
 
-// sameNamespace compares by inode; the cookie in the record's file name tells
-// namespaces apart that had the same inode one after the other.
-func sameNamespace(r attach.Record, pod PodNamespace) (bool, error) {
-	ns, err := attach.NamespaceOf(pod.File, r.Namespace.Cookie)
-	return ns.Inode == r.Namespace.Inode, err
+// inSandbox reports whether an attachment is in the sandbox, by the inode of
+// the network namespace. A namespace that had the same inode earlier has
+// another cookie, which is part of the record's file name.
+func inSandbox(a attach.Record, sandbox Sandbox) (bool, error) {
+	ns, err := attach.NamespaceOf(sandbox.Namespace, a.Namespace.Cookie)
+	return ns.Inode == a.Namespace.Inode, err
 }

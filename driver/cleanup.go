@@ -12,41 +12,60 @@ import (
 	"github.com/dra-shared/dra-driver-shared/internal/files"
 )
 
-// leave gives the node back as it was, if this was the last plugin on it and no
-// claim has a share here: it may be that the driver is being removed. If it is
-// not, the next plugin makes anew what it needs, within milliseconds. As long
-// as there are shares everything stays: pods run on, held to their grants.
-func (d *Driver) leave(ctx context.Context) {
-	logger := klog.FromContext(ctx)
-	if len(d.succession.others(true))+len(d.succession.others(false)) > 0 {
+// cleanup restores the node to the state before the driver was installed, if
+// this was its last plugin and no claim holds a share: the driver may be about
+// to be removed. If it is not, the next plugin sets up what it needs within
+// milliseconds. While claims hold shares everything stays: their pods continue
+// to run with their limits.
+func (d *Driver) cleanup(ctx context.Context) {
+	if !d.handover.isAlone() {
 		return
 	}
+	logger := klog.FromContext(ctx)
 	claims, err := filepath.Glob(filepath.Join(d.options.PluginDir, "claims", "*.json"))
 	attached, listErr := d.attachments.List()
 	if err = errors.Join(err, listErr); err != nil {
-		logger.Error(err, "Whether claims have shares here cannot be told: all stays")
+		logger.Error(err, "Cannot determine whether claims are still prepared; skipping cleanup")
 		return
 	}
 	if len(claims)+len(attached) > 0 {
-		logger.Info("Claims have shares here: all that holds them to their grants stays", "claims", len(claims), "attached", len(attached))
+		logger.Info("Claims are still prepared; keeping enforcement in place", "claims", len(claims), "attachments", len(attached))
 		return
 	}
-	var failed error
-	for _, k := range d.options.Kinds {
-		failed = errors.Join(failed, k.Leave(ctx))
+	err = errors.Join(d.cleanupKinds(ctx), d.removeHooks())
+	d.removeEmptyDirs()
+	if err != nil {
+		logger.Error(err, "Failed to clean up node state; remove the remaining objects by hand")
+		return
 	}
-	hooks, err := attach.Hooks(filepath.Dir(d.options.Hook))
-	failed = errors.Join(failed, err)
+	logger.Info("No prepared claims remain; restored the node's original state")
+}
+
+func (d *Driver) cleanupKinds(ctx context.Context) (failed error) {
+	for _, k := range d.options.Kinds {
+		if cleaner, ok := k.(Cleaner); ok {
+			failed = errors.Join(failed, cleaner.Cleanup(ctx))
+		}
+	}
+	return failed
+}
+
+func (d *Driver) removeHooks() error {
+	hooks, failed := attach.Hooks(filepath.Dir(d.options.Hook))
 	for _, hook := range hooks {
 		failed = errors.Join(failed, files.Remove(d.options.Failpoints, "hook", hook, false))
 	}
-	// Directories go if nothing of anybody is in them; mount points stay.
-	for _, dir := range []string{filepath.Dir(d.options.Hook), filepath.Join(d.options.PluginDir, "claims"), filepath.Join(d.options.PluginDir, "files"), filepath.Join(d.options.PluginDir, metadataDir), attach.SocketDir(d.options.RunDir), healthDir(d.options.RunDir), filepath.Join(d.options.RunDir, "attached")} {
+	return failed
+}
+
+// removeEmptyDirs removes the driver's directories. A directory that contains
+// files of others, or is a mount point, stays.
+func (d *Driver) removeEmptyDirs() {
+	o := d.options
+	for _, dir := range []string{
+		filepath.Dir(o.Hook), filepath.Join(o.PluginDir, "claims"), filepath.Join(o.PluginDir, "files"),
+		filepath.Join(o.PluginDir, metadataDir), attach.SocketDir(o.RunDir), healthDir(o.RunDir), filepath.Join(o.RunDir, "attached"),
+	} {
 		_ = os.Remove(dir)
 	}
-	if failed != nil {
-		logger.Error(failed, "Give the node back as it was")
-		return
-	}
-	logger.Info("No claim has a share here, and no other plugin runs: the node is as it was")
 }

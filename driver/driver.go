@@ -1,32 +1,35 @@
-// Package driver is the node plugin's core: it publishes devices, prepares and
-// unprepares claims for the kubelet, attaches shares for the OCI hook, and
-// reports what became of them. One file per step:
+// Package driver is the core of the node plugin. It publishes devices, prepares
+// and unprepares claims for the kubelet, attaches shares for the OCI hook, and
+// reports their state. It handles every kind of device through the interface
+// Kind and knows nothing about links, rates, or device files. The files follow
+// the path of a claim:
 //
 //	publish.go     devices -> ResourceSlices
 //	prepare.go     claim -> shares, claim record, CDI spec
-//	attach.go      hook -> link in the pod, attach record
-//	events.go      what the kernel announces, and what is done about it
-//	detach.go      a sandbox is gone, others of its claim are not
-//	unprepare.go   the claim's last pod on this node is gone
-//	metadata.go    what a pod reads about its devices
+//	attach.go      hook -> attachment in the pod, attachment record
+//	watch.go       changes that kinds observe -> refresh, detach, report
+//	detach.go      a sandbox ended while the claim remains in use
+//	unprepare.go   the claim's last pod on this node has ended
 //
-// What became of it is said by
+// A share's state reaches users by:
 //
-//	observe.go     kernel -> the state of each share
-//	status.go      state -> an entry of the claim's status.devices: pure
-//	report.go      the queue that writes it until it is written
-//	tell.go        conditions that changed -> events on pods
-//	health.go      whether this plugin can attach; devicehealth.go: whether devices work
-//	metrics.go
+//	observe.go     kernel -> state of each share
+//	status.go      state -> entry of the claim's status.devices
+//	report.go      the queue that writes entries until they are written
+//	podevents.go   changed conditions -> Kubernetes events on pods
+//	metadata.go    the device metadata files of containers (KEP-5304)
+//	health.go      device health; probes.go: health of this plugin
+//	metrics.go     Prometheus metrics
 //
-// and what else can happen is met by
+// Faults are handled by:
 //
-//	collect.go     crashes, reboots and a forgetful kubelet left something
-//	succession.go  two plugins run at once
-//	leave.go       the driver is being removed
+//	restore.go     attachments and specs that differ from their records
+//	gc.go          garbage collection of what crashes and reboots left
+//	handover.go    two plugins that run during a rolling update
+//	cleanup.go     removal of the driver
 //
-// What a share is made of is a Kind's business; which claims have which shares
-// is kept here, in package record.
+// Claim records are in package record. shares.go connects a recorded share to
+// its kind.
 package driver
 
 import (
@@ -52,47 +55,46 @@ import (
 	"github.com/dra-shared/dra-driver-shared/driver/lock"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 	"github.com/dra-shared/dra-driver-shared/internal/failpoint"
-	"github.com/dra-shared/dra-driver-shared/netdev"
 )
 
-// Options of a Driver. All are needed unless they say otherwise.
+// Options configures a Driver. Every field is required unless its comment
+// names a default.
 type Options struct {
-	// DriverName under which devices are published.
+	// DriverName is the name under which devices are published.
 	DriverName string
-	NodeName   string
-	Client     kubernetes.Interface
-	Kinds      []Kind
+	// NodeName is the name of the node, and of its pool of devices.
+	NodeName string
+	Client   kubernetes.Interface
+	Kinds    []Kind
 
 	// PluginDir is the plugin's directory below the kubelet's; claim records
-	// lie here. The same inside and outside of the plugin's container.
+	// lie here. Its path is the same inside and outside of the container.
 	PluginDir string
-	// RegistryDir is where the kubelet looks for plugins.
+	// RegistryDir is the directory in which the kubelet discovers plugins.
 	RegistryDir string
-	// CDIDir is one of the directories the runtime reads CDI specs from.
+	// CDIDir is one of the directories from which the runtime reads CDI specs.
 	CDIDir string
-	// RunDir is a directory on a tmpfs of the node, for sockets and attach
-	// records. The same inside and outside of the plugin's container.
+	// RunDir is a directory on a tmpfs of the node, for sockets and attachment
+	// records. Its path is the same inside and outside of the container.
 	RunDir string
 	// Hook is the path of the installed hook on the node.
 	Hook string
-	// Instance is unique among the plugins that run at once: the pod's UID.
+	// Instance distinguishes plugins that run at the same time: the pod's UID.
 	Instance string
-	// RollingUpdate lets two plugins overlap (kubelet 1.33 or newer).
+	// RollingUpdate allows two plugins to overlap (kubelet 1.33 or newer).
 	RollingUpdate bool
-	// BootIDFile tells one boot from another; default
+	// BootIDFile contains a different text after each boot. Default:
 	// /proc/sys/kernel/random/boot_id.
 	BootIDFile string
-	// OrphanGrace is how long something must have belonged to nobody before
-	// it is removed; default one minute.
+	// OrphanGrace is the time for which an object must have been an orphan
+	// before garbage collection removes it. Default: one minute.
 	OrphanGrace time.Duration
-	// Watch calls changed for what happens to the node's network, until ctx
-	// ends; the first call sets Resync. See netdev.Node.Watch.
-	Watch func(ctx context.Context, changed func(netdev.Change)) error
-	// Failpoints that changes go through; default none.
+	// Failpoints wraps operations that change state outside the process.
+	// Default: none.
 	Failpoints failpoint.Injector
-	// Events on pods go here; default nowhere.
+	// Events receives the events on pods. Default: they are discarded.
 	Events events.EventRecorder
-	// Metrics are registered here; default nowhere.
+	// Metrics is the registry for the driver's metrics. Default: none.
 	Metrics prometheus.Registerer
 }
 
@@ -105,36 +107,44 @@ type Driver struct {
 	specs       *cdi.Specs
 	status      *reporter
 
-	// locks hold a claim's way from prepare to unprepare to one step at a
-	// time. Order: a claim's lock before
-	// admission or the metadata's.
+	// locks serializes the steps of one claim, across both plugins of a rolling
+	// update. Lock order: a claim's lock before admissionLock and metadataDir.
 	locks lock.Dir
-	// refresh asks the publisher to look at the devices again.
+	// refresh asks the publisher to refresh the devices.
 	refresh chan struct{}
-	// lookAgain is when to do so unasked, in nanoseconds.
-	lookAgain atomic.Int64
+	// refreshAfter is the time until the next refresh without an event, in
+	// nanoseconds.
+	refreshAfter atomic.Int64
 
-	// succession is entered by Start.
-	succession *succession
+	// handover is set by Start.
+	handover *handover
 
-	// helper is there when helping is closed: hooks are served a moment before.
-	helper  *kubeletplugin.Helper
-	helping chan struct{}
-	// restoring are claims, by UID, that are prepared again for what is missing
-	// of them: one that has been unprepared meanwhile must not come back.
+	// helper is set before helperReady is closed. The driver serves hooks
+	// shortly before that.
+	helper      *kubeletplugin.Helper
+	helperReady chan struct{}
+	// restoring holds the UIDs of claims that the driver prepares again to
+	// restore missing files: one that was unprepared in the meantime must not
+	// be prepared.
 	restoring sync.Map
+	// fatal receives an error after which the driver cannot continue.
+	fatal context.CancelCauseFunc
 
-	health   *healthBoard
-	failures failures
-	metrics  *metrics
-	told     sync.Map // what is degraded and has been said, by name
+	health         *healthBoard
+	failures       failures
+	metrics        *metrics
+	degradedLogged sync.Map // names of degraded conditions that were logged
 }
 
-// admission is the lock that is held from looking at the other shares of a
-// device to the record that makes a share one of them.
-const admission = "admission"
+// admissionLock is the name of the lock that is held from reading the shares of
+// a device until the record is written that adds a share to them.
+const admissionLock = "admission"
 
-// New builds a driver. It reads and writes nothing but its directories.
+// resyncInterval is the interval at which the driver repeats everything that
+// events should have triggered.
+const resyncInterval = 30 * time.Second
+
+// New builds a driver. It accesses nothing but the directories in o.
 func New(o Options) (*Driver, error) {
 	if o.BootIDFile == "" {
 		o.BootIDFile = "/proc/sys/kernel/random/boot_id"
@@ -143,11 +153,11 @@ func New(o Options) (*Driver, error) {
 		o.OrphanGrace = time.Minute
 	}
 	if o.Events == nil {
-		o.Events = &events.FakeRecorder{} // drops what it is told
+		o.Events = &events.FakeRecorder{} // discards events
 	}
 	raw, err := os.ReadFile(o.BootIDFile)
 	if err != nil {
-		return nil, fmt.Errorf("tell this boot from others: %w", err)
+		return nil, fmt.Errorf("identify the current boot: %w", err)
 	}
 	bootID := strings.TrimSpace(string(raw))
 	claims, err := record.NewStore(filepath.Join(o.PluginDir, "claims"), bootID, o.Failpoints)
@@ -163,94 +173,120 @@ func New(o Options) (*Driver, error) {
 		return nil, err
 	}
 	d := &Driver{
-		options: o, claims: claims, attachments: attach.OpenRecords(o.RunDir, bootID, o.Failpoints), specs: specs,
-		locks: locks, refresh: make(chan struct{}, 1), helping: make(chan struct{}), health: newHealthBoard(),
+		options:     o,
+		claims:      claims,
+		attachments: attach.OpenRecords(o.RunDir, bootID, o.Failpoints),
+		specs:       specs,
+		locks:       locks,
+		refresh:     make(chan struct{}, 1),
+		helperReady: make(chan struct{}),
+		health:      newHealthBoard(),
 	}
 	d.status, d.metrics = newReporter(d), newMetrics(d)
 	return d, nil
 }
 
-// Start makes the devices ready, restores what an earlier plugin attached,
-// and then serves: first hooks, then the kubelet. It returns when that runs;
-// wait returns when everything has ended, because ctx did (nil) or because
-// something failed that nothing can go on without.
+// Start sets up the devices, restores the attachments of an earlier plugin, and
+// then serves hooks, health checks, and finally the kubelet. It returns once
+// all of these run. wait returns after all of them have stopped: with nil
+// because ctx was canceled, or with the error of a service without which the
+// driver cannot continue.
 func (d *Driver) Start(ctx context.Context) (wait func() error, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
+	d.fatal = cancel
+	if d.handover, err = enter(d.locks, d.options.Instance); err != nil {
+		return nil, err
+	}
 	var group sync.WaitGroup
 	defer func() {
 		if err != nil {
 			cancel(err)
 			group.Wait()
+			d.handover.release()
 		}
 	}()
-	if d.succession, err = enter(d.locks, d.options.Instance); err != nil {
+	if err := d.recover(ctx); err != nil {
 		return nil, err
 	}
-	defer func() {
-		if err != nil {
-			d.succession.leave()
-		}
-	}()
-	d.setAsideCorrupt(ctx)
-	d.otherBoots(ctx)
-	if err := d.refreshKinds(ctx); err != nil {
+	probes := &probes{driver: d}
+	if err := d.startServices(ctx, &group, probes); err != nil {
 		return nil, err
 	}
-	d.restore(ctx)
-	server, err := attach.Listen(d.options.RunDir, d.options.Instance, d)
-	if err != nil {
-		return nil, err
-	}
-	h := &health{driver: d}
-	for what, serve := range map[string]func(context.Context) error{
-		"Serve hooks": server.Serve, "Watch the node's network": d.watch,
-		"Serve health": func(ctx context.Context) error { return d.serveHealth(ctx, h) },
-	} {
-		group.Go(func() {
-			if err := serve(ctx); err != nil {
-				klog.FromContext(ctx).Error(err, what)
-				cancel(err)
-			}
-		})
-	}
-	for _, k := range d.options.Kinds {
-		if watcher, ok := k.(Watcher); ok {
-			group.Go(func() {
-				if err := watcher.Watch(ctx, d.DevicesChanged); err != nil && ctx.Err() == nil {
-					d.degraded(ctx, "DevicesNotWatched", "devices that come or go are seen up to "+resync.String()+" later", err)
-				}
-			})
-		}
-	}
-	group.Go(func() { d.status.run(ctx) })
 	helper, err := kubeletplugin.Start(ctx, d, d.pluginOptions()...)
 	if err != nil {
 		return nil, fmt.Errorf("register with the kubelet: %w: do %s and %s exist?", err, d.options.PluginDir, d.options.RegistryDir)
 	}
 	d.helper = helper
-	close(d.helping)
-	group.Go(func() { d.restoreMetadata(ctx) })
-	group.Go(func() { d.publish(ctx, helper) })
-	group.Go(func() { h.awaitRegistration(ctx, helper) })
-	group.Go(func() { (&collector{driver: d}).run(ctx) })
-	group.Go(func() {
-		d.succession.succeed(ctx, func() {
-			d.status.forgetAll()
-			d.DevicesChanged()
-			d.restore(ctx)
-		})
-	})
+	close(d.helperReady)
+	d.startLoops(ctx, &group, probes)
 	return func() error {
 		<-ctx.Done()
 		helper.Stop()
 		group.Wait()
-		d.leave(context.WithoutCancel(ctx))
-		d.succession.leave()
+		d.cleanup(context.WithoutCancel(ctx))
+		d.handover.release()
 		if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
 			return cause
 		}
 		return nil
 	}, nil
+}
+
+// recover brings records, devices, and attachments into agreement before the
+// driver serves any request.
+func (d *Driver) recover(ctx context.Context) error {
+	d.setAsideCorrupt(ctx)
+	d.removeRecordsOfOtherBoots(ctx)
+	if err := d.refreshKinds(ctx); err != nil {
+		return err
+	}
+	d.restore(ctx)
+	return nil
+}
+
+// startServices starts what must run before the kubelet learns of the plugin.
+// The driver cannot continue without any of these.
+func (d *Driver) startServices(ctx context.Context, group *sync.WaitGroup, probes *probes) error {
+	hooks, err := attach.Listen(d.options.RunDir, d.options.Instance, d)
+	if err != nil {
+		return err
+	}
+	serve := func(service string, run func(context.Context) error) {
+		group.Go(func() {
+			if err := run(ctx); err != nil {
+				klog.FromContext(ctx).Error(err, "Service failed", "service", service)
+				d.fatal(err)
+			}
+		})
+	}
+	serve("hooks", hooks.Serve)
+	serve("health", probes.serve)
+	for _, k := range d.options.Kinds {
+		if watcher, ok := k.(Watcher); ok {
+			serve("watch "+k.Name(), func(ctx context.Context) error { return d.watch(ctx, watcher) })
+		}
+	}
+	return nil
+}
+
+// startLoops starts the background work.
+func (d *Driver) startLoops(ctx context.Context, group *sync.WaitGroup, probes *probes) {
+	group.Go(func() { d.status.run(ctx) })
+	group.Go(func() { d.resync(ctx) })
+	group.Go(func() { d.restoreMetadata(ctx) })
+	group.Go(func() { d.publish(ctx) })
+	group.Go(func() { probes.awaitRegistration(ctx) })
+	group.Go(func() { (&garbageCollector{driver: d}).run(ctx) })
+	group.Go(func() { d.handover.awaitPredecessors(ctx, d.takeOver) })
+}
+
+// takeOver repeats what the previous plugin may have overwritten in its last
+// moments: its configuration may have differed.
+func (d *Driver) takeOver(ctx context.Context) {
+	klog.FromContext(ctx).Info("Previous plugin stopped; taking over")
+	d.status.forgetAll()
+	d.requestRefresh()
+	d.restore(ctx)
 }
 
 func (d *Driver) pluginOptions() []kubeletplugin.Option {
@@ -260,7 +296,7 @@ func (d *Driver) pluginOptions() []kubeletplugin.Option {
 		kubeletplugin.KubeClient(d.options.Client),
 		kubeletplugin.PluginDataDirectoryPath(d.options.PluginDir),
 		kubeletplugin.RegistrarDirectoryPath(d.options.RegistryDir),
-		kubeletplugin.Serialize(false), // each claim has a lock of its own, which other plugins respect
+		kubeletplugin.Serialize(false), // the driver locks each claim, across plugins
 	}
 	options = append(options, d.metadataOptions()...)
 	if d.options.RollingUpdate {
@@ -269,44 +305,8 @@ func (d *Driver) pluginOptions() []kubeletplugin.Option {
 	return options
 }
 
-// kindOf returns the kind that a device is of.
-func (d *Driver) kindOf(pool, device string) (Kind, error) {
-	known := pool == d.options.NodeName
-	for _, k := range d.options.Kinds {
-		spanning, ok := k.(Spanning)
-		ours := ok && spanning.Spans(pool)
-		if known = known || ours; (ours || !ok && pool == d.options.NodeName) && k.Has(device) {
-			return k, nil
-		}
-	}
-	if !known {
-		return nil, fmt.Errorf("the device is in pool %s, this node publishes pool %s", pool, d.options.NodeName)
-	}
-	return nil, fmt.Errorf("this node has no device %s: was it removed, or taken out of the driver's configuration?", device)
-}
-
-// recordedKind returns the kind of a share that has been prepared, nil if there
-// is none by that name any more.
-func (d *Driver) recordedKind(share record.Share) Kind {
-	for _, k := range d.options.Kinds {
-		if k.Name() == share.Kind {
-			return k
-		}
-	}
-	return nil
-}
-
-// attacherOf returns the kind of a recorded share if the share is attached to
-// pods, else nil.
-func (d *Driver) attacherOf(share record.Share) Attacher {
-	if attacher, ok := d.recordedKind(share).(Attacher); ok && attacher.Attaches(share) {
-		return attacher
-	}
-	return nil
-}
-
-// withClaim runs f while nothing else happens to the claim. A caller that has
-// given up meanwhile gets its context's error: what it wanted is out of date.
+// withClaim runs f while it holds the lock of a claim. If ctx ended while it
+// waited for the lock, it returns the cause: the request is out of date.
 func (d *Driver) withClaim(ctx context.Context, uid types.UID, f func(context.Context) error) error {
 	release, err := d.locks.Key(string(uid))
 	if err != nil {
@@ -319,22 +319,17 @@ func (d *Driver) withClaim(ctx context.Context, uid types.UID, f func(context.Co
 	return f(ctx)
 }
 
-// HandleError implements kubeletplugin.DRAPlugin.
+// HandleError implements kubeletplugin.DRAPlugin. An error that is not
+// recoverable stops the driver.
 func (d *Driver) HandleError(ctx context.Context, err error, msg string) {
-	logger := klog.FromContext(ctx)
 	if d.droppedFields(ctx, err) {
 		return
 	}
-	if errors.Is(err, kubeletplugin.ErrRecoverable) {
-		logger.Error(err, msg)
-		return
+	klog.FromContext(ctx).Error(err, msg)
+	if !errors.Is(err, kubeletplugin.ErrRecoverable) {
+		d.fatal(fmt.Errorf("%s: %w", msg, err))
 	}
-	logger.Error(err, msg, "fatal", true)
-	klog.FlushAndExit(klog.ExitFlushTimeout, 1)
 }
-
-// Resync is how often everything is looked at that events should have told of.
-const resync = 30 * time.Second
 
 var (
 	_ kubeletplugin.DRAPlugin = (*Driver)(nil)

@@ -35,6 +35,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
+	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/conformance"
 	"github.com/dra-shared/dra-driver-shared/driver"
@@ -118,7 +119,6 @@ networks:
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	p.options.Watch = node.Watch
 	p.options.Kinds = []driver.Kind{nic.New(node, netdev.NewInventory("/sys"), c)}
 	if p.Driver, err = driver.New(p.options); err != nil {
 		p.t.Fatal(err)
@@ -376,7 +376,7 @@ func TestAShareIsThereWhenTheContainerStartsAndGoneAfterwards(t *testing.T) {
 	if got := s.links(); !slices.Equal(got, []string{"lo", "data0"}) {
 		t.Errorf("links %v", got)
 	}
-	p.eventually(func() error { return p.condition(c, driver.ConditionReady, driver.ReasonAttached) })
+	p.eventually(func() error { return p.condition(c, params.ConditionReady, params.ReasonAttached) })
 	p.unprepare(c)
 	if got := s.links(); !slices.Equal(got, []string{"lo"}) {
 		t.Errorf("links after unprepare: %v", got)
@@ -538,7 +538,7 @@ func TestAStaticAddressServesOnePod(t *testing.T) {
 	if err := second.hook(c, share); err == nil || !strings.Contains(err.Error(), "belong to pod default/first, which uses the same claim") {
 		t.Errorf("the second pod: %v", err)
 	}
-	p.eventually(func() error { return p.condition(c, driver.ConditionReady, driver.ReasonAttachFailed) })
+	p.eventually(func() error { return p.condition(c, params.ConditionReady, params.ReasonAttachFailed) })
 	// The second pod goes without ever having been attached.
 	p.reserve(c, func(pods []resourceapi.ResourceClaimConsumerReference) []resourceapi.ResourceClaimConsumerReference {
 		return slices.DeleteFunc(pods, second.is)
@@ -550,10 +550,10 @@ func TestAStaticAddressServesOnePod(t *testing.T) {
 		}
 		return netlink.LinkSetMTU(link, 1400)
 	})
-	p.eventually(func() error { return p.condition(c, driver.ConditionReady, driver.ReasonAttached) })
+	p.eventually(func() error { return p.condition(c, params.ConditionReady, params.ReasonAttached) })
 	first.kill()
 	p.eventually(func() error { return second.hook(c, share) })
-	p.eventually(func() error { return p.condition(c, driver.ConditionReady, driver.ReasonAttached) })
+	p.eventually(func() error { return p.condition(c, params.ConditionReady, params.ReasonAttached) })
 }
 
 func TestAnAttachThatFailsSaysWhyAndMaySucceedLater(t *testing.T) {
@@ -566,12 +566,12 @@ func TestAnAttachThatFailsSaysWhyAndMaySucceedLater(t *testing.T) {
 	if err := s.hook(c, share); err == nil || !strings.Contains(err.Error(), "the pod has an interface wanted already: choose another interfaceName") {
 		t.Errorf("got %v", err)
 	}
-	p.eventually(func() error { return p.condition(c, driver.ConditionReady, driver.ReasonAttachFailed) })
+	p.eventually(func() error { return p.condition(c, params.ConditionReady, params.ReasonAttachFailed) })
 	s.do(func() error { return netlink.LinkDel(blocker) })
 	if err := s.hook(c, share); err != nil {
 		t.Error(err)
 	}
-	p.eventually(func() error { return p.condition(c, driver.ConditionReady, driver.ReasonAttached) })
+	p.eventually(func() error { return p.condition(c, params.ConditionReady, params.ReasonAttached) })
 }
 
 func (s *sandbox) do(f func() error) {
@@ -587,7 +587,7 @@ func (s *sandbox) do(f func() error) {
 func TestSharesOfOneClaimMustNotExcludeEachOther(t *testing.T) {
 	p := newPlugin(t)
 	for parameters, want := range map[string]string{
-		`"interfaceName": "data0"`:      `interfaceName: Duplicate value: "data0": the shares of requests nic and nic need a name each`,
+		`"interfaceName": "data0"`:      `interfaceName: Duplicate value: "data0": the shares of requests nic and nic need different names`,
 		`"addresses": ["10.20.0.5/16"]`: `addresses: Duplicate value: "10.20.0.5/16"`,
 	} {
 		c := p.claim("c", "100M", parameters)
@@ -714,7 +714,7 @@ func TestTheStatusIsWrittenInTheEndAndOtherDriversKeepTheirs(t *testing.T) {
 	if err := p.sandbox("p").hook(c, share); err != nil {
 		t.Fatal(err)
 	}
-	p.eventually(func() error { return p.condition(c, driver.ConditionReady, driver.ReasonAttached) })
+	p.eventually(func() error { return p.condition(c, params.ConditionReady, params.ReasonAttached) })
 	if n := p.refuse.Load(); n >= 0 {
 		t.Errorf("%d writes were still to be refused", n)
 	}
@@ -746,7 +746,7 @@ func TestTheStatusOfANamesakeIsLeftAlone(t *testing.T) {
 	if err := p.sandbox("q").hook(other, p.mustPrepare(other)[0]); err != nil {
 		t.Fatal(err)
 	}
-	p.eventually(func() error { return p.condition(other, driver.ConditionReady, driver.ReasonAttached) })
+	p.eventually(func() error { return p.condition(other, params.ConditionReady, params.ReasonAttached) })
 	namesake, err := api.Get(t.Context(), c.Name, metav1.GetOptions{})
 	if err != nil || len(namesake.Status.Devices) > 0 {
 		t.Errorf("%+v, %v", namesake.Status.Devices, err)

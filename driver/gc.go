@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"path/filepath"
 	"syscall"
 	"time"
@@ -21,82 +20,86 @@ import (
 	"github.com/dra-shared/dra-driver-shared/internal/files"
 )
 
-// collector removes what a crash, a reboot or a kubelet that lost its state has
-// left: everything of ours that belongs to no live claim. What is not ours it
-// does not see; what a running pod may use it does not touch.
-type collector struct {
+// garbageCollector removes what a crash, a reboot, or a kubelet that lost its
+// state has left: objects of the driver that no live claim needs. It considers
+// only objects of the driver, and none that a running pod may use.
+type garbageCollector struct {
 	driver *Driver
-	// since is when an orphan was first seen. Only what stays one for the
-	// grace period goes: whatever is being made has its record by then.
-	since map[string]time.Time
+	// firstSeen is the time at which an orphan was first found, by description.
+	// Only orphans that persist for the grace period are removed: an object
+	// that is being created has its record by then.
+	firstSeen map[string]time.Time
 }
 
-func (c *collector) run(ctx context.Context) {
-	again := time.NewTicker(min(resync, c.driver.options.OrphanGrace/2+time.Millisecond))
-	defer again.Stop()
+// run collects garbage from time to time until ctx ends.
+func (gc *garbageCollector) run(ctx context.Context) {
+	tick := time.NewTicker(min(resyncInterval, gc.driver.options.OrphanGrace/2+time.Millisecond))
+	defer tick.Stop()
 	for {
-		if err := c.collect(ctx); err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).Error(err, "Look for what belongs to no claim")
+		if err := gc.collect(ctx); err != nil && ctx.Err() == nil {
+			klog.FromContext(ctx).Error(err, "Failed to collect garbage; retrying")
 		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-again.C:
+		case <-tick.C:
 		}
 	}
 }
 
-// collect looks once.
-func (c *collector) collect(ctx context.Context) error {
-	if !c.driver.succession.isNewest() {
+// collect finds all orphans and removes those that are due.
+func (gc *garbageCollector) collect(ctx context.Context) error {
+	if !gc.driver.handover.isNewest() {
 		return nil
 	}
+	gc.driver.setAsideCorrupt(ctx)
 	var err error
 	seen := map[string]time.Time{}
-	c.driver.setAsideCorrupt(ctx)
-	for _, find := range []func(context.Context) ([]Orphan, error){c.claims, c.specs, c.metadata, c.records, c.hooks, c.sockets, c.temporaries} {
+	for _, find := range []func(context.Context) ([]Orphan, error){
+		gc.claimRecords, gc.specs, gc.metadata, gc.corruptAttachments, gc.hooks, gc.sockets, gc.temporaryFiles,
+	} {
 		orphans, findErr := find(ctx)
-		err = errors.Join(err, findErr, c.removeDue(ctx, orphans, seen))
+		err = errors.Join(err, findErr, gc.removeDue(ctx, orphans, seen))
 	}
-	err = errors.Join(err, c.kernel(ctx, seen))
-	c.since = seen
+	err = errors.Join(err, gc.kernelObjects(ctx, seen))
+	gc.firstSeen = seen
 	return err
 }
 
-// removeDue removes the orphans whose grace period is over; seen is told of
-// the others.
-func (c *collector) removeDue(ctx context.Context, orphans []Orphan, seen map[string]time.Time) (failed error) {
+// removeDue removes the orphans whose grace period is over, and adds the others
+// to seen.
+func (gc *garbageCollector) removeDue(ctx context.Context, orphans []Orphan, seen map[string]time.Time) (failed error) {
 	for _, o := range orphans {
-		first, known := c.since[o.What]
+		first, known := gc.firstSeen[o.Description]
 		if !known {
 			first = time.Now()
 		}
-		seen[o.What] = first
-		if time.Since(first) < c.driver.options.OrphanGrace {
+		if time.Since(first) < gc.driver.options.OrphanGrace {
+			seen[o.Description] = first
 			continue
 		}
-		klog.FromContext(ctx).Info("Removing what belongs to no claim", "what", o.What)
+		klog.FromContext(ctx).Info("Removing orphaned resource", "resource", o.Description)
 		if err := o.Remove(ctx); err != nil {
-			failed = errors.Join(failed, fmt.Errorf("%s: %w", o.What, err))
+			seen[o.Description] = first
+			failed = errors.Join(failed, fmt.Errorf("remove %s: %w", o.Description, err))
 			continue
 		}
-		c.driver.metrics.orphans.Inc()
-		delete(seen, o.What)
+		gc.driver.metrics.orphans.Inc()
 	}
 	return failed
 }
 
-// claims are records of claims that are gone, or allocated to something else,
-// while the kubelet never unprepared them here. Claims that a pod is attached
-// for are in use whatever the API server says: a pod that was deleted by force
-// runs on for a while, and its bandwidth is not free as long as it does.
-func (c *collector) claims(ctx context.Context) (orphans []Orphan, failed error) {
-	d := c.driver
+// claimRecords finds the records of claims that are gone, or allocated
+// differently, and that the kubelet never unprepared here. A claim with an
+// attachment is in use even if the API server no longer has it: a pod that was
+// deleted by force continues to run for a while and uses its bandwidth.
+func (gc *garbageCollector) claimRecords(ctx context.Context) (orphans []Orphan, failed error) {
+	d := gc.driver
 	claims, err := d.claims.List()
 	if err != nil && !errors.Is(err, record.ErrNewer) {
 		failed = err
 	}
-	attached, _ := d.attachments.List() // before a claim goes its own are asked for again
+	attached, _ := d.attachments.List() // removeClaim reads the claim's own again
 	inUse := map[types.UID]bool{}
 	for _, a := range attached {
 		inUse[types.UID(a.ClaimUID)] = true
@@ -107,67 +110,69 @@ func (c *collector) claims(ctx context.Context) (orphans []Orphan, failed error)
 		}
 		live, err := d.isLive(ctx, recorded)
 		if err != nil {
-			return nil, errors.Join(failed, err) // the API server is away: another time
+			return nil, errors.Join(failed, err) // the API server is unavailable
 		}
 		if live {
 			continue
 		}
 		orphans = append(orphans, Orphan{
-			What:   fmt.Sprintf("record of claim %s/%s, UID %s", recorded.Namespace, recorded.Name, recorded.UID),
-			Remove: func(ctx context.Context) error { return c.removeClaim(ctx, recorded.UID) },
+			Description: fmt.Sprintf("record of claim %s/%s, UID %s", recorded.Namespace, recorded.Name, recorded.UID),
+			Remove:      func(ctx context.Context) error { return gc.removeClaim(ctx, recorded.UID) },
 		})
 	}
 	return orphans, failed
 }
 
-// isLive asks the API server whether the claim is still allocated what the
-// record says.
+// isLive reports whether the API server still has the claim with the recorded
+// allocation.
 func (d *Driver) isLive(ctx context.Context, recorded *record.Claim) (bool, error) {
 	claim, err := d.options.Client.ResourceV1().ResourceClaims(recorded.Namespace).Get(ctx, recorded.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return false, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("is claim %s/%s still there: %w", recorded.Namespace, recorded.Name, err)
+		return false, fmt.Errorf("check whether claim %s/%s exists: %w", recorded.Namespace, recorded.Name, err)
 	}
 	return claim.UID == recorded.UID && d.isAllocated(claim, recorded.Shares), nil
 }
 
 func (d *Driver) isAllocated(claim *resourceapi.ResourceClaim, shares []record.Share) bool {
-	allocated, err := d.plan(claim)
-	return err == nil && sameShares(allocated, shares)
+	planned, err := d.plan(claim)
+	return err == nil && sameShares(planned, shares)
 }
 
-// removeClaim looks again, with the claim to itself.
-func (c *collector) removeClaim(ctx context.Context, uid types.UID) error {
-	return c.driver.withClaim(ctx, uid, func(ctx context.Context) error {
-		recorded, err := c.driver.claims.Get(uid)
+// removeClaim unprepares an orphaned claim. It checks again with the claim's
+// lock held.
+func (gc *garbageCollector) removeClaim(ctx context.Context, uid types.UID) error {
+	d := gc.driver
+	return d.withClaim(ctx, uid, func(ctx context.Context) error {
+		recorded, err := d.claims.Get(uid)
 		if err != nil || recorded == nil {
 			return err
 		}
-		if attached, err := c.driver.attachments.OfClaim(string(uid)); err != nil || len(attached) > 0 {
+		if attached, err := d.attachments.OfClaim(string(uid)); err != nil || len(attached) > 0 {
 			return err
 		}
-		if live, err := c.driver.isLive(ctx, recorded); err != nil || live {
+		if live, err := d.isLive(ctx, recorded); err != nil || live {
 			return err
 		}
-		return c.driver.unprepare(ctx, recorded)
+		return d.unprepare(ctx, recorded)
 	})
 }
 
-// specs are CDI specs without a record: a spec is written after its record and
-// removed before it. One that a pod is attached by stays, also if the record was
-// lost: its containers may start again.
-func (c *collector) specs(context.Context) (orphans []Orphan, err error) {
-	d := c.driver
+// specs finds CDI specs without a record: the plugin writes a spec after the
+// claim record and removes it before. The spec of a claim with an attachment
+// stays even if the record is lost, because its containers may restart.
+func (gc *garbageCollector) specs(context.Context) (orphans []Orphan, err error) {
+	d := gc.driver
 	uids, err := d.specs.List()
 	for _, uid := range uids {
-		if d.isKnown(uid) {
+		if d.isRecorded(uid) {
 			continue
 		}
-		orphans = append(orphans, Orphan{What: "CDI spec of claim " + uid, Remove: func(ctx context.Context) error {
+		orphans = append(orphans, Orphan{Description: "CDI spec of claim " + uid, Remove: func(ctx context.Context) error {
 			return d.withClaim(ctx, types.UID(uid), func(context.Context) error {
-				if d.isKnown(uid) {
+				if d.isRecorded(uid) {
 					return nil
 				}
 				return d.specs.Remove(uid)
@@ -177,9 +182,9 @@ func (c *collector) specs(context.Context) (orphans []Orphan, err error) {
 	return orphans, err
 }
 
-// isKnown tells whether there is a record of a claim, or of a pod that is
-// attached by it; also one that cannot be read now.
-func (d *Driver) isKnown(uid string) bool {
+// isRecorded reports whether a claim has a claim record or an attachment
+// record, readable or not.
+func (d *Driver) isRecorded(uid string) bool {
 	recorded, err := d.claims.Get(types.UID(uid))
 	if recorded != nil || err != nil {
 		return true
@@ -188,38 +193,60 @@ func (d *Driver) isKnown(uid string) bool {
 	return len(attached) > 0 || err != nil
 }
 
-// records are attach records that were set aside, of claims that are gone.
-func (c *collector) records(context.Context) (orphans []Orphan, err error) {
-	aside, err := c.driver.attachments.Aside()
+// metadata finds the metadata files of claims that are gone. The helper removes
+// them only when the kubelet unprepares a claim.
+func (gc *garbageCollector) metadata(context.Context) (orphans []Orphan, failed error) {
+	d := gc.driver
+	dirs, failed := filepath.Glob(filepath.Join(d.options.PluginDir, metadataDir, "*"))
+	for _, dir := range dirs {
+		if !d.isMetadataNeeded(dir) {
+			orphans = append(orphans, Orphan{
+				Description: "device metadata " + dir,
+				Remove:      func(context.Context) error { return d.removeMetadata(dir) },
+			})
+		}
+	}
+	specs, err := filepath.Glob(filepath.Join(d.options.CDIDir, d.options.DriverName+"_metadata_*.json"))
+	for _, path := range specs {
+		if !d.isRecorded(string(d.claimOfMetadataSpec(path))) {
+			orphans = append(orphans, gc.file("metadata CDI spec", path))
+		}
+	}
+	return orphans, errors.Join(failed, err)
+}
+
+// corruptAttachments finds attachment records that were set aside, of claims
+// that are gone.
+func (gc *garbageCollector) corruptAttachments(context.Context) (orphans []Orphan, err error) {
+	aside, err := gc.driver.attachments.Aside()
 	for path, uid := range aside {
-		if recorded, err := c.driver.claims.Get(types.UID(uid)); recorded == nil && err == nil {
-			orphans = append(orphans, c.file("attach record", path))
+		if recorded, err := gc.driver.claims.Get(types.UID(uid)); recorded == nil && err == nil {
+			orphans = append(orphans, gc.file("attachment record", path))
 		}
 	}
 	return orphans, err
 }
 
-// hooks are installed hooks that neither this plugin nor a CDI spec names.
-func (c *collector) hooks(context.Context) ([]Orphan, error) {
-	named, err := c.driver.specs.Hooks()
+// hooks finds installed hooks that neither this plugin nor a CDI spec uses.
+func (gc *garbageCollector) hooks(context.Context) (orphans []Orphan, err error) {
+	used, err := gc.driver.specs.Hooks()
 	if err != nil {
 		return nil, err
 	}
-	named[c.driver.options.Hook] = true
-	installed, err := attach.Hooks(filepath.Dir(c.driver.options.Hook))
-	var orphans []Orphan
+	used[gc.driver.options.Hook] = true
+	installed, err := attach.Hooks(filepath.Dir(gc.driver.options.Hook))
 	for _, path := range installed {
-		if !named[path] {
-			orphans = append(orphans, c.file("hook", path))
+		if !used[path] {
+			orphans = append(orphans, gc.file("hook", path))
 		}
 	}
 	return orphans, err
 }
 
-// sockets are those of plugins that were killed and did not come back under
-// the same UID.
-func (c *collector) sockets(context.Context) (orphans []Orphan, failed error) {
-	o := c.driver.options
+// sockets finds the sockets of plugins that were killed and did not restart
+// under the same UID.
+func (gc *garbageCollector) sockets(context.Context) (orphans []Orphan, failed error) {
+	o := gc.driver.options
 	for _, pattern := range []string{
 		filepath.Join(attach.SocketDir(o.RunDir), "*.sock"),
 		filepath.Join(healthDir(o.RunDir), "*.sock"),
@@ -229,17 +256,18 @@ func (c *collector) sockets(context.Context) (orphans []Orphan, failed error) {
 		paths, err := filepath.Glob(pattern)
 		failed = errors.Join(failed, err)
 		for _, path := range paths {
-			if isRefused(path) {
-				orphans = append(orphans, c.file("socket", path))
+			if refusesConnections(path) {
+				orphans = append(orphans, gc.file("socket", path))
 			}
 		}
 	}
 	return orphans, failed
 }
 
-// isRefused tells whether nobody listens at a unix socket. Its type is of no
-// matter: one of another type than asked for is somebody's.
-func isRefused(path string) bool {
+// refusesConnections reports whether no process listens on a unix socket. A
+// socket of another type than stream has a listener too: connecting to it fails
+// with another error.
+func refusesConnections(path string) bool {
 	conn, err := net.Dial("unix", path)
 	if err == nil {
 		_ = conn.Close()
@@ -247,33 +275,37 @@ func isRefused(path string) bool {
 	return errors.Is(err, syscall.ECONNREFUSED)
 }
 
-// temporaries are files that a plugin was writing when it was killed.
-func (c *collector) temporaries(context.Context) (orphans []Orphan, failed error) {
-	o := c.driver.options
+// temporaryFiles finds files that a plugin was writing when it was killed.
+func (gc *garbageCollector) temporaryFiles(context.Context) (orphans []Orphan, failed error) {
+	o := gc.driver.options
 	for _, pattern := range []string{
-		filepath.Join(o.PluginDir, "claims", "*"), filepath.Join(o.RunDir, "attached", "*"),
-		filepath.Join(filepath.Dir(o.Hook), "*"), c.driver.specs.Path("*"), filepath.Join(o.CDIDir, o.DriverName+"_metadata_*"),
+		filepath.Join(o.PluginDir, "claims", "*"),
+		filepath.Join(o.RunDir, "attached", "*"),
+		filepath.Join(filepath.Dir(o.Hook), "*"),
+		gc.driver.specs.Path("*"),
+		filepath.Join(o.CDIDir, o.DriverName+"_metadata_*"),
 	} {
 		paths, err := filepath.Glob(pattern + files.TemporarySuffix)
 		failed = errors.Join(failed, err)
 		for _, path := range paths {
-			orphans = append(orphans, c.file("unfinished file", path))
+			orphans = append(orphans, gc.file("unfinished file", path))
 		}
 	}
 	return orphans, failed
 }
 
-func (c *collector) file(what, path string) Orphan {
-	return Orphan{What: what + " " + path, Remove: func(context.Context) error {
-		return files.Remove(c.driver.options.Failpoints, "orphan", path, false)
+func (gc *garbageCollector) file(description, path string) Orphan {
+	return Orphan{Description: description + " " + path, Remove: func(context.Context) error {
+		return files.Remove(gc.driver.options.Failpoints, "orphan", path, false)
 	}}
 }
 
-// kernel asks the kinds. No share is admitted meanwhile: a class that nobody
-// needs must not become somebody's between a look at the records and its end.
-func (c *collector) kernel(ctx context.Context, seen map[string]time.Time) error {
-	d := c.driver
-	release, err := d.locks.Named(admission)
+// kernelObjects collects the orphans of all kinds. It holds the admission lock:
+// a class that is an orphan when the records are read must not be assigned to a
+// new share before it is removed.
+func (gc *garbageCollector) kernelObjects(ctx context.Context, seen map[string]time.Time) error {
+	d := gc.driver
+	release, err := d.locks.Named(admissionLock)
 	if err != nil {
 		return err
 	}
@@ -281,9 +313,9 @@ func (c *collector) kernel(ctx context.Context, seen map[string]time.Time) error
 	claims, err := d.claims.List()
 	attached, attachedErr := d.attachments.List()
 	if err = errors.Join(err, attachedErr); err != nil {
-		// What a record says that cannot be read (a newer plugin's) is needed,
-		// nobody knows.
-		d.degraded(ctx, "NotCollected", "classes and classifications that nothing needs stay until all records can be read", err)
+		// A record that this plugin cannot read, such as a newer plugin's, may
+		// need any object.
+		d.degraded(ctx, "NotCollected", "classes and classifier entries that no claim needs remain until all records can be read", err)
 		return nil
 	}
 	var failed error
@@ -293,43 +325,7 @@ func (c *collector) kernel(ctx context.Context, seen map[string]time.Time) error
 			continue
 		}
 		orphans, err := attacher.Orphans(ctx, sharesOf(claims, k.Name()), attached)
-		failed = errors.Join(failed, err, c.removeDue(ctx, orphans, seen))
+		failed = errors.Join(failed, err, gc.removeDue(ctx, orphans, seen))
 	}
 	return failed
-}
-
-func sharesOf(claims []*record.Claim, kind string) (shares []record.Share) {
-	for _, c := range claims {
-		for _, s := range c.Shares {
-			if s.Kind == kind {
-				shares = append(shares, s)
-			}
-		}
-	}
-	return shares
-}
-
-// setAsideCorrupt puts records that nobody can read out of the way, and says
-// what is known about them.
-func (d *Driver) setAsideCorrupt(ctx context.Context) {
-	found, err := d.claims.SetCorruptAside()
-	foundAttached, attachedErr := d.attachments.SetCorruptAside()
-	if err = errors.Join(err, attachedErr); err != nil {
-		klog.FromContext(ctx).Error(err, "Set aside corrupt records")
-	}
-	if found = errors.Join(found, foundAttached); found != nil {
-		klog.FromContext(ctx).Error(found, "Corrupt records were set aside, as *.unreadable: claims are prepared anew when the kubelet asks, and running pods keep what they have")
-	}
-}
-
-// otherBoots removes what was recorded before the node booted, where the run
-// directory outlives that.
-func (d *Driver) otherBoots(ctx context.Context) {
-	removed, err := d.attachments.RemoveOfOtherBoots()
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		klog.FromContext(ctx).Error(err, "Remove attach records of another boot")
-	}
-	if removed > 0 {
-		klog.FromContext(ctx).Info("The node has booted: attach records from before are void", "removed", removed)
-	}
 }

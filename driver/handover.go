@@ -7,69 +7,86 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	"k8s.io/klog/v2"
 
 	"github.com/dra-shared/dra-driver-shared/driver/lock"
 )
 
-// succession orders the plugins that run at once during a rolling update. All
-// serve who calls them; only the newest does what nobody called for: keep the
-// node as it should be, collect, report again. They may be configured
-// differently, and would undo each other's work for ever.
+// handover orders the plugins that run at the same time during a rolling
+// update. All of them serve requests. Only the newest acts without a request:
+// it refreshes, restores, collects garbage, and reports again. The plugins may
+// be configured differently and would otherwise undo each other's work.
 //
-// A plugin holds a lock named after the moment it started. One that has died
-// holds none.
-type succession struct {
-	locks lock.Dir
-	own   string
-	leave func()
+// A plugin holds a lock that is named after the time at which it started. The
+// kernel releases the lock when the plugin ends, however it ends.
+type handover struct {
+	locks   lock.Dir
+	own     string
+	release func()
 }
 
+// pluginLocks starts the names of the plugins' locks.
 const pluginLocks = "plugin-"
 
-func enter(locks lock.Dir, instance string) (*succession, error) {
+// enter takes the lock of a new plugin.
+func enter(locks lock.Dir, instance string) (*handover, error) {
 	var now unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil { // no clock is set back that this reads
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil { // CLOCK_BOOTTIME never goes backwards
 		return nil, err
 	}
-	s := &succession{locks: locks, own: fmt.Sprintf("%s%020d-%s", pluginLocks, now.Nano(), instance)}
+	h := &handover{locks: locks, own: fmt.Sprintf("%s%020d-%s", pluginLocks, now.Nano(), instance)}
 	var err error
-	s.leave, err = locks.Named(s.own)
-	return s, err
+	h.release, err = locks.Named(h.own)
+	return h, err
 }
 
-// others returns the other plugins that live, older or newer ones, and removes
-// what is left of those that do not.
-func (s *succession) others(newer bool) (names []string) {
-	paths, _ := filepath.Glob(filepath.Join(string(s.locks), pluginLocks+"*")) // the pattern is well-formed
+// successors returns the running plugins that started after this one.
+func (h *handover) successors() []string {
+	return h.running(func(name string) bool { return name > h.own })
+}
+
+// predecessors returns the running plugins that started before this one.
+func (h *handover) predecessors() []string {
+	return h.running(func(name string) bool { return name < h.own })
+}
+
+// running returns the selected plugins that hold their lock, and removes the
+// lock files of those that do not.
+func (h *handover) running(selected func(name string) bool) (names []string) {
+	paths, _ := filepath.Glob(filepath.Join(string(h.locks), pluginLocks+"*")) // the pattern is well-formed
 	for _, path := range paths {
 		name := filepath.Base(path)
-		if name == s.own || (name > s.own) != newer {
+		if !selected(name) {
 			continue
 		}
-		if release, ok, err := s.locks.TryNamed(name); ok {
-			s.locks.Remove(name)
+		release, ok, err := h.locks.TryNamed(name)
+		switch {
+		case ok:
+			h.locks.Remove(name)
 			release()
-		} else if err == nil {
+		case err == nil:
 			names = append(names, name)
 		}
 	}
 	return names
 }
 
-// isNewest tells whether what nobody called for is this plugin's to do.
-func (s *succession) isNewest() bool { return len(s.others(true)) == 0 }
+// isNewest reports whether this plugin is to act without a request.
+func (h *handover) isNewest() bool { return len(h.successors()) == 0 }
 
-// askPredecessors is how often a plugin looks whether the last one has ended.
-const askPredecessors = 250 * time.Millisecond
+// isAlone reports whether no other plugin runs on the node.
+func (h *handover) isAlone() bool { return len(h.successors())+len(h.predecessors()) == 0 }
 
-// succeed calls do once the plugins that ran before have ended: what they did
-// to the last may not be what this one wants.
-func (s *succession) succeed(ctx context.Context, do func()) {
-	if len(s.others(false)) == 0 {
+// predecessorInterval is the interval at which a plugin checks whether its
+// predecessors have stopped.
+const predecessorInterval = 250 * time.Millisecond
+
+// awaitPredecessors calls takeOver once after the plugins that were running at
+// the start have stopped.
+func (h *handover) awaitPredecessors(ctx context.Context, takeOver func(context.Context)) {
+	if len(h.predecessors()) == 0 {
 		return
 	}
-	tick := time.NewTicker(askPredecessors)
+	tick := time.NewTicker(predecessorInterval)
 	defer tick.Stop()
 	for {
 		select {
@@ -77,9 +94,8 @@ func (s *succession) succeed(ctx context.Context, do func()) {
 			return
 		case <-tick.C:
 		}
-		if len(s.others(false)) == 0 {
-			klog.FromContext(ctx).Info("The last plugin has ended")
-			do()
+		if len(h.predecessors()) == 0 {
+			takeOver(ctx)
 			return
 		}
 	}

@@ -7,14 +7,15 @@ import (
 	"time"
 
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
-	"k8s.io/klog/v2"
+
+	"github.com/dra-shared/dra-driver-shared/driver/record"
 )
 
-// healthInterval is how often the kubelet hears of devices' health although
-// nothing changed: after 30 s it would not know any more (KEP-4680).
+// healthInterval is the interval at which the driver repeats the health of its
+// devices to the kubelet, which considers it unknown after 30 s (KEP-4680).
 const healthInterval = 10 * time.Second
 
-// healthBoard tells whoever waits what became of the devices' health.
+// healthBoard distributes the current health of the devices.
 type healthBoard struct {
 	mu      sync.Mutex
 	current []Health
@@ -23,25 +24,27 @@ type healthBoard struct {
 
 func newHealthBoard() *healthBoard { return &healthBoard{changed: make(chan struct{})} }
 
-// announce replaces the devices' health, and reports which devices' changed.
-func (b *healthBoard) announce(now []Health) (changed []string) {
+// announce replaces the health of all devices, and returns the devices whose
+// health changed.
+func (b *healthBoard) announce(current []Health) (changed []string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for _, h := range now {
+	for _, h := range current {
 		known := slices.ContainsFunc(b.current, func(old Health) bool { return old.Device == h.Device })
 		if known && !slices.Contains(b.current, h) {
 			changed = append(changed, h.Device)
 		}
 	}
-	if !slices.Equal(b.current, now) {
-		b.current = now
+	if !slices.Equal(b.current, current) {
+		b.current = current
 		close(b.changed)
 		b.changed = make(chan struct{})
 	}
 	return changed
 }
 
-func (b *healthBoard) read() (now []Health, changed <-chan struct{}) {
+// read returns the current health, and a channel that is closed when it changes.
+func (b *healthBoard) read() (current []Health, changed <-chan struct{}) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.current, b.changed
@@ -49,52 +52,48 @@ func (b *healthBoard) read() (now []Health, changed <-chan struct{}) {
 
 func (d *Driver) deviceHealth() (all []Health) {
 	for _, k := range d.options.Kinds {
-		all = append(all, k.Health()...)
+		if reporter, ok := k.(HealthReporter); ok {
+			all = append(all, reporter.Health()...)
+		}
 	}
 	return all
 }
 
-// reportDevices reports on the claims with shares of devices whose health
-// changed.
-func (d *Driver) reportDevices(ctx context.Context, devices []string) {
+// reportDevices reports the claims that hold shares of the devices.
+func (d *Driver) reportDevices(claims []*record.Claim, devices []string) {
 	if len(devices) == 0 {
 		return
 	}
-	claims, err := d.claims.List()
-	if err != nil {
-		klog.FromContext(ctx).Error(err, "Some claim records are unreadable")
-	}
 	for _, c := range claims {
-		for _, s := range c.Shares {
-			if slices.Contains(devices, s.Device) {
-				d.status.enqueue(c.UID)
-			}
+		if slices.ContainsFunc(c.Shares, func(s record.Share) bool { return slices.Contains(devices, s.Device) }) {
+			d.status.enqueue(c.UID)
 		}
 	}
 }
 
-// WatchHealthStatus implements kubeletplugin.DRAPlugin.
+// WatchHealthStatus implements kubeletplugin.DRAPlugin: it sends the health of
+// the devices whenever it changes, and from time to time, until ctx ends.
 func (d *Driver) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
-	again := time.NewTicker(healthInterval)
-	defer again.Stop()
+	tick := time.NewTicker(healthInterval)
+	defer tick.Stop()
 	for {
-		now, changed := d.health.read()
+		current, changed := d.health.read()
 		select {
 		case <-ctx.Done():
 			return nil
-		case reports <- d.healthReport(now):
+		case reports <- d.healthReport(current):
 		}
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-changed:
-		case <-again.C:
+		case <-tick.C:
 		}
 	}
 }
 
-func (d *Driver) healthReport(now []Health) (r kubeletplugin.DeviceHealthReport) {
-	for _, h := range now {
+func (d *Driver) healthReport(current []Health) (r kubeletplugin.DeviceHealthReport) {
+	for _, h := range current {
 		status := kubeletplugin.HealthStatusHealthy
 		if !h.Healthy {
 			status = kubeletplugin.HealthStatusUnhealthy

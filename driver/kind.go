@@ -3,6 +3,7 @@ package driver
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"os"
 	"time"
 
@@ -14,157 +15,196 @@ import (
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 )
 
-// Kind is one sort of device that can be shared. The driver keeps the records
-// and calls a Kind for what only it knows.
+// Kind is a kind of device that several claims can share. The driver keeps the
+// records and calls the Kind for everything that depends on the device. A Kind
+// implements the further interfaces of this file as far as it needs them.
 type Kind interface {
-	// Name of the kind, as records and log lines have it.
+	// Name returns the name of the kind in records, metrics, and log entries.
 	Name() string
-	// Refresh looks at the node and makes devices ready to be shared, or
-	// ready again. shares are all that are recorded of the kind: their
-	// devices stay in Devices, whatever became of them.
+	// Refresh discovers the devices of the node and sets them up for sharing,
+	// again if necessary. shares are all recorded shares of the kind: their
+	// devices remain in Devices even if they are missing from the node.
 	Refresh(ctx context.Context, shares []record.Share) (Refreshed, error)
-	// Leave gives all devices back as they were, and forgets what outlives the
-	// process. The caller knows that nobody needs it.
-	Leave(ctx context.Context) error
-	// Ready tells why shares cannot be attached at present, nil if they can.
-	Ready() error
-	// Devices returns what to publish, as of the last Refresh.
+	// Devices returns the devices to publish, as of the last Refresh.
 	Devices() []resourceapi.Device
-	// Health returns the state of the devices, as of the last Refresh.
-	Health() []Health
-	// Has tells whether a device is, or was, of this kind.
+	// Has reports whether a device is, or was, of this kind.
 	Has(device string) bool
-	// Configure returns a share's parameters: the opaque configurations
-	// that apply to it, a class's before a claim's, decoded, merged,
-	// defaulted and validated. What it returns is kept as long as the share is,
-	// whatever becomes of the configuration.
-	Configure(share record.Share, configurations [][]byte) (json.RawMessage, error)
-	// Admit refuses a share that the device has no room for beside the
-	// others on it.
+	// Configure decodes, merges, defaults, and validates the opaque parameters
+	// of a share; those of the class come before those of the claim. The driver
+	// records the result and does not compute it again: it stays in force until
+	// the share is released, even if the configuration changes.
+	Configure(share record.Share, parameters [][]byte) (json.RawMessage, error)
+	// Admit refuses a share for which the device has no room besides others.
 	Admit(share record.Share, others []record.Share) error
-	// Together refuses shares of one claim that exclude each other.
-	Together(shares []record.Share) error
-	// Edits are what a container with the share finds, beside a link.
+	// Edits returns the CDI edits of containers with the share.
 	Edits(share record.Share) (cdi.Edits, error)
 }
 
-// Watcher is a Kind whose devices come and go by themselves.
-type Watcher interface {
-	Kind
-	// Watch calls changed when a Refresh may find something else, until ctx
-	// ends. After an error devices are looked at again from time to time only.
-	Watch(ctx context.Context, changed func()) error
-}
-
-// Spanning is a Kind whose devices several nodes have. They are in pools of
-// their own, which the controller publishes; all that Devices returns is for
-// those that ask about a share.
-type Spanning interface {
-	Kind
-	// Spans tells whether a pool is of this kind.
-	Spans(pool string) bool
-}
-
-// Reporter is a Kind that has something to say about shares that are not
-// attached to pods.
-type Reporter interface {
-	Kind
-	// Conditions of a prepared share. Ready is one of them.
-	Conditions(share record.Share) []metav1.Condition
-}
-
-// Meter is a Kind whose devices count what goes through them.
-type Meter interface {
-	Traffic() []Traffic
-}
-
-// Traffic is what went through a device.
-type Traffic struct {
-	Device                 string
-	SentBits, ReceivedBits uint64
-}
-
-// Refreshed is what a Refresh found.
+// Refreshed is the result of Kind.Refresh.
 type Refreshed struct {
-	// Changed: what shares have on a device may be gone, or not as it should
-	// be any more.
+	// Changed reports that the setup of a device was repaired or has changed,
+	// so that the driver must restore the shares on it.
 	Changed bool
-	// Again: when to look again although nothing is announced; 0: never.
-	Again time.Duration
+	// RequeueAfter is the time after which the driver refreshes again without
+	// an event; 0 means that events suffice.
+	RequeueAfter time.Duration
 }
 
-// Health of a device.
+// Watcher is a Kind that observes its devices or its attachments.
+type Watcher interface {
+	// Watch calls changed for everything that happened, one call at a time,
+	// until ctx ends. An error that wraps ErrWatchUnavailable leaves the driver
+	// running with periodic resyncs; any other error stops it.
+	Watch(ctx context.Context, changed func(Change)) error
+}
+
+// ErrWatchUnavailable is wrapped by the error of a Watcher whose events are not
+// available on this node, and without which the kind works.
+var ErrWatchUnavailable = errors.New("events of devices are not available")
+
+// Change is what a Watcher observed since its last call.
+type Change struct {
+	// Resync reports that events may have been lost: anything may have changed.
+	Resync bool
+	// Devices reports that Refresh may find a difference.
+	Devices bool
+	// Detached selects the attachments whose sandboxes may have ended; nil
+	// selects none.
+	Detached func(attach.Record) bool
+	// Modified selects the attachments whose state may have changed; nil
+	// selects none.
+	Modified func(attach.Record) bool
+}
+
+// ReadinessChecker is a Kind that may be unable to prepare or attach shares.
+type ReadinessChecker interface {
+	// Ready returns the reason, or nil if the kind is able to.
+	Ready() error
+}
+
+// HealthReporter is a Kind that knows whether its devices work.
+type HealthReporter interface {
+	// Health returns the health of the devices, as of the last Refresh.
+	Health() []Health
+}
+
+// Health is the health of one device.
 type Health struct {
 	Device  string
 	Healthy bool
-	Message string // why not
+	Message string // the reason if the device is unhealthy
+}
+
+// Cleaner is a Kind that changes the node.
+type Cleaner interface {
+	// Cleanup restores the node to the state before the driver was installed.
+	// The driver calls it only if no claim and no other plugin needs that
+	// state.
+	Cleanup(ctx context.Context) error
+}
+
+// CombinationValidator is a Kind of which not all shares fit into one pod.
+type CombinationValidator interface {
+	// ValidateCombination refuses shares of one claim that exclude each other.
+	ValidateCombination(shares []record.Share) error
+}
+
+// MultiNode is a Kind whose devices span nodes. They are in pools of their own,
+// which the controller publishes; the driver uses Devices only to describe
+// shares to containers.
+type MultiNode interface {
+	// HasPool reports whether a pool belongs to this kind.
+	HasPool(pool string) bool
+}
+
+// ConditionReporter is a Kind that reports conditions of shares that are not
+// attached to pods.
+type ConditionReporter interface {
+	// Conditions returns the conditions of a prepared share, including Ready.
+	Conditions(share record.Share) []metav1.Condition
+}
+
+// StatsProvider is a Kind whose devices count the traffic of all shares.
+type StatsProvider interface {
+	Stats() []DeviceStats
+}
+
+// DeviceStats are the counters of a device, in bytes.
+type DeviceStats struct {
+	Device                   string
+	SentBytes, ReceivedBytes uint64
 }
 
 // Attacher is a Kind whose shares become part of a pod when it starts.
 type Attacher interface {
-	Kind
-	// Attaches tells whether a share of the kind is attached at all: one with
-	// admin access is there to look.
+	// Attaches reports whether a share of the kind is attached at all. A share
+	// with admin access may exist for observation only.
 	Attaches(share record.Share) bool
-	// Attach makes a share real in a pod's network namespace. After an error
-	// nothing is left behind.
-	Attach(ctx context.Context, share record.Share, r attach.Request, pod PodNamespace) (attach.Record, error)
-	// Restore puts back what Attach made on the node, if it is not as it
-	// should be. It reports whether the pod is there; as long as it is, an
-	// error never means that anything may be taken away.
-	Restore(ctx context.Context, share record.Share, r attach.Record) (there bool, err error)
-	// Detach undoes an Attach, also when the pod is gone.
+	// ValidateConsumers refuses another pod for a share that cannot serve
+	// several. others are the pods that use the share, as namespace/name.
+	ValidateConsumers(share record.Share, others []string) error
+	// Attach makes a share real in a sandbox. After an error nothing remains.
+	Attach(ctx context.Context, share record.Share, request attach.Request, sandbox Sandbox) (Attached, error)
+	// Restore puts back what Attach set up on the node, where it differs. It
+	// reports whether the attachment's sandbox exists; if it does, the driver
+	// keeps the attachment, even after an error.
+	Restore(ctx context.Context, share record.Share, r attach.Record) (exists bool, err error)
+	// Detach undoes Attach, even if the sandbox has ended.
 	Detach(ctx context.Context, r attach.Record) error
-	// Release undoes what all attachments of a share had in common.
+	// Release undoes what all attachments of a share have in common.
 	Release(ctx context.Context, share record.Share) error
-	// Read asks the kernel what has become of an attachment.
+	// Read returns the state of an attachment in the kernel.
 	Read(ctx context.Context, share record.Share, r attach.Record) (State, error)
-	// Orphans returns what the kernel has of this kind that none of the shares
+	// StatusData returns the contents of status.devices[].data for the
+	// attachments of one share, of which there is at least one. failed is the
+	// number of pods to which attaching the share failed.
+	StatusData(attachments []PodState, failed int) any
+	// Orphans returns the kernel objects of this kind that none of the shares
 	// and attachments needs.
-	Orphans(ctx context.Context, shares []record.Share, attached []attach.Record) ([]Orphan, error)
-	// Serves refuses a further pod for a share that cannot serve several.
-	// others are the pods that have it, as namespace/name.
-	Serves(share record.Share, others []string) error
+	Orphans(ctx context.Context, shares []record.Share, attachments []attach.Record) ([]Orphan, error)
 }
 
-// Orphan is something of ours that nothing needs.
-type Orphan struct {
-	// What it is, for the log: two that are alike are the same.
-	What   string
-	Remove func(context.Context) error
+// Sandbox is a pod's network namespace as the hook passed it: the namespace and
+// a NETLINK_ROUTE socket that was opened in it. The Attacher must not keep them.
+type Sandbox struct {
+	Namespace, Socket *os.File
 }
 
-// PodNamespace is a pod's network namespace as it came from the hook: the
-// namespace, and a NETLINK_ROUTE socket that was opened in it.
-type PodNamespace struct {
-	File, Socket *os.File
+// Attached is the result of Attacher.Attach.
+type Attached struct {
+	// Namespace identifies the sandbox in later events.
+	Namespace attach.Namespace
+	// Payload is recorded and given back to the kind in attach.Record.
+	Payload json.RawMessage
 }
 
-// State is an attachment as the kernel has it.
+// State is the state of an attachment in the kernel.
 type State struct {
-	Attached  bool   // the link exists, is up, and its device works
-	Reason    string // CamelCase, why not
-	Message   string // why not
-	Interface string
-	MAC       string
-	MTU       int // bytes
-	Addresses []string
-	Routes    []Route
-	// Enforced tells whether what was granted is what the kernel enforces.
-	Enforced Enforcement
+	// Exists reports that the attachment is in the sandbox, working or not.
+	Exists bool
+	// Ready reports that the attachment exists and works.
+	Ready bool
+	// Reason (CamelCase) and Message explain why it does not.
+	Reason, Message string
+	// NetworkData describes the attachment in the claim's status and in the
+	// device metadata; nil if it does not exist.
+	NetworkData *resourceapi.NetworkDeviceData
+	// Conditions are reported in addition to Ready.
+	Conditions []metav1.Condition
+	// Data is the kind's own, for StatusData.
+	Data any
 }
 
-// Route as reported.
-type Route struct {
-	Destination string
-	Gateway     string
+// PodState is the state of an attachment with its pod.
+type PodState struct {
+	Pod attach.Pod
+	State
 }
 
-// Enforcement is a condition about a grant.
-type Enforcement struct {
-	Holds   bool
-	Reason  string // CamelCase, for the condition
-	Message string
-	// SendFloor and the others are rates in bits per second, read back; 0: none.
-	SendFloor, SendCeil, ReceiveFloor, ReceiveCeil uint64
+// Orphan is an object of the driver that no claim and no pod needs.
+type Orphan struct {
+	// Description names the object. Two orphans with the same description are
+	// the same object.
+	Description string
+	Remove      func(context.Context) error
 }

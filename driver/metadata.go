@@ -28,33 +28,36 @@ import (
 )
 
 // Device metadata (KEP-5304) is a file per claim and request that containers
-// find below /var/run/kubernetes.io/dra-device-attributes. The helper writes it
-// when a claim is prepared; what is known only when a pod is attached is
-// written into it then. By that time the runtime has bind-mounted the file: it
-// is changed in place, and before the container's program starts.
+// find below /var/run/kubernetes.io/dra-device-attributes. The helper of package
+// kubeletplugin writes it when a claim is prepared. The driver adds what is
+// known only after a pod is attached. By then the runtime has bind-mounted the
+// file, so the driver changes it in place, before the container's program
+// starts.
 //
-// The helper knows nothing of locks, crashes and what somebody may remove: it
-// writes through the functions here.
+// The helper does not use the driver's locks, does not survive crashes, and
+// does not restore removed files. Therefore it writes through the functions in
+// this file.
 
 func (d *Driver) metadataOptions() []kubeletplugin.Option {
 	return []kubeletplugin.Option{
 		kubeletplugin.EnableDeviceMetadata(true, []schema.GroupVersion{metadatav1beta1.SchemeGroupVersion}),
 		kubeletplugin.CDIDirectory(d.options.CDIDir),
 		kubeletplugin.MetadataFileOps(kubeletplugin.MetadataFileOperations{
-			WriteFile: d.writeMetadata, RemoveAll: d.removeMetadata,
-			Remove: func(path string) error { return files.Remove(d.options.Failpoints, "metadata CDI spec", path, false) },
+			WriteFile: d.writeMetadata,
+			RemoveAll: d.removeMetadata,
+			Remove:    func(path string) error { return files.Remove(d.options.Failpoints, "metadata CDI spec", path, false) },
 		}),
 	}
 }
 
-// Names that the helper gives its files (kubeletplugin/metadata.go, v0.37).
+// Names that the helper gives to its files (kubeletplugin/metadata.go, v0.37).
 const (
 	metadataDir  = "dra-device-metadata" // below the plugin's directory, then NAMESPACE_CLAIM/REQUEST/
 	metadataFile = "metadata.json"
 )
 
-// writeMetadata writes one of the helper's files. The helper has let go of the
-// claim's lock, or never had it.
+// writeMetadata writes one of the helper's files. The caller does not hold the
+// claim's lock.
 func (d *Driver) writeMetadata(path string, content []byte, mode os.FileMode) error {
 	release, err := d.locks.Named(metadataDir)
 	if err != nil {
@@ -70,40 +73,42 @@ func (d *Driver) writeMetadata(path string, content []byte, mode os.FileMode) er
 	return files.Replace(d.options.Failpoints, "metadata CDI spec", path, content, files.Options{Mode: mode})
 }
 
-// metadataSpecOf is the UID of the claim that a metadata CDI spec is of.
-func (d *Driver) metadataSpecOf(path string) types.UID {
+// claimOfMetadataSpec returns the claim's UID from the path of a metadata CDI
+// spec.
+func (d *Driver) claimOfMetadataSpec(path string) types.UID {
 	uid, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(path), d.options.DriverName+"_metadata_"), "_")
 	return types.UID(uid)
 }
 
-// isHelping tells whether the helper is there.
-func (d *Driver) isHelping() bool {
+// isHelperReady reports whether the helper has started.
+func (d *Driver) isHelperReady() bool {
 	select {
-	case <-d.helping:
+	case <-d.helperReady:
 		return true
 	default:
 		return false
 	}
 }
 
-// restoreMetadata makes the helper write again what somebody removed. It does so
-// only when a claim is prepared, and the kubelet prepares no claim of a pod that
-// runs: so the plugin asks itself, by the kubelet's way in.
+// restoreMetadata restores metadata files that were removed. The helper writes
+// them only when the kubelet prepares a claim, and the kubelet does not prepare
+// claims of running pods. Therefore the driver calls its own kubelet endpoint.
 func (d *Driver) restoreMetadata(ctx context.Context) {
-	if !d.isHelping() {
-		return // nobody would answer yet
+	if !d.isHelperReady() {
+		return // the endpoint does not exist yet
 	}
-	claims, _ := d.claims.List() // unreadable ones are told where they matter
+	claims, _ := d.claims.List() // unreadable records are logged by restore
 	for _, c := range claims {
 		if c.Phase != record.Prepared || !d.claims.Current(c) || d.hasMetadata(c) {
 			continue
 		}
 		if err := d.prepareAgain(ctx, c); err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).Error(err, "Restore device metadata", "claim", klog.KRef(c.Namespace, c.Name))
+			klog.FromContext(ctx).Error(err, "Failed to restore device metadata", "claim", klog.KRef(c.Namespace, c.Name), "claimUID", c.UID)
 		}
 	}
 }
 
+// hasMetadata reports whether all metadata files of a claim exist.
 func (d *Driver) hasMetadata(c *record.Claim) bool {
 	for _, s := range c.Shares {
 		request := resourceclaim.BaseRequestRef(s.Request)
@@ -119,12 +124,10 @@ func (d *Driver) hasMetadata(c *record.Claim) bool {
 	return true
 }
 
+// prepareAgain calls NodePrepareResources on the plugin's own socket, as the
+// kubelet does.
 func (d *Driver) prepareAgain(ctx context.Context, c *record.Claim) error {
-	socket := "dra.sock" // the helper's names
-	if d.options.RollingUpdate {
-		socket = "dra-" + d.options.Instance + ".sock"
-	}
-	conn, err := grpc.NewClient("unix://"+filepath.Join(d.options.PluginDir, socket), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("unix://"+d.kubeletSocket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return err
 	}
@@ -133,89 +136,110 @@ func (d *Driver) prepareAgain(ctx context.Context, c *record.Claim) error {
 	defer cancel()
 	d.restoring.Store(c.UID, true)
 	defer d.restoring.Delete(c.UID)
-	answer, err := drapb.NewDRAPluginClient(conn).NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{
-		Claims: []*drapb.Claim{{Namespace: c.Namespace, Name: c.Name, Uid: string(c.UID)}}})
+	response, err := drapb.NewDRAPluginClient(conn).NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{
+		Claims: []*drapb.Claim{{Namespace: c.Namespace, Name: c.Name, Uid: string(c.UID)}},
+	})
 	if err != nil {
 		return err
 	}
-	if text := answer.GetClaims()[string(c.UID)].GetError(); text != "" {
-		return errors.New(text)
+	if message := response.GetClaims()[string(c.UID)].GetError(); message != "" {
+		return errors.New(message)
 	}
 	return nil
 }
 
-// removeMetadata removes a claim's files. They are named for the claim's name:
-// they stay if another claim of that name has been prepared meanwhile.
+// kubeletSocket returns the path of the socket that the helper serves.
+func (d *Driver) kubeletSocket() string {
+	name := "dra.sock"
+	if d.options.RollingUpdate {
+		name = "dra-" + d.options.Instance + ".sock"
+	}
+	return filepath.Join(d.options.PluginDir, name)
+}
+
+// removeMetadata removes the files of a claim. Their directory has the claim's
+// name: they stay if another claim of that name is prepared.
 func (d *Driver) removeMetadata(dir string) error {
-	if d.isPreparedAs(filepath.Base(dir)) {
+	if d.isMetadataNeeded(dir) {
 		return nil
 	}
 	return d.options.Failpoints.Do("remove metadata", func() error { return os.RemoveAll(dir) })
 }
 
-// isPreparedAs tells whether there is a record of a claim NAMESPACE_NAME; also
-// if records cannot be read.
-func (d *Driver) isPreparedAs(name string) bool {
+// isMetadataNeeded reports whether a claim is recorded whose metadata is in the
+// directory, or whether records cannot be read.
+func (d *Driver) isMetadataNeeded(dir string) bool {
 	all, err := d.claims.List()
+	name := filepath.Base(dir)
 	return err != nil || slices.ContainsFunc(all, func(c *record.Claim) bool { return c.Namespace+"_"+c.Name == name })
 }
 
-// metadataOf is what is told about a share: what is published of its device,
-// what is granted, and its link if a single pod has it; pending are attachments
-// that have no record yet.
-func (d *Driver) metadataOf(ctx context.Context, claim *record.Claim, share record.Share, pending ...attach.Record) *kubeletplugin.DeviceMetadata {
+// metadataOf returns the metadata of a share: the published attributes of its
+// device, the grant, and the network data of its attachment if there is exactly
+// one. pending are attachments that have no record yet.
+func (d *Driver) metadataOf(ctx context.Context, uid types.UID, s share, pending ...attach.Record) *kubeletplugin.DeviceMetadata {
 	m := &kubeletplugin.DeviceMetadata{Attributes: map[string]resourceapi.DeviceAttribute{}}
-	attributes := attribute.Granted(share.Capacity)
-	if share.AdminAccess {
-		attributes = attribute.Map{} // what the allocation says of capacity counts for nothing
+	attributes := attribute.Granted(s.Capacity)
+	if s.AdminAccess {
+		attributes = attribute.Map{} // admin access is granted nothing, whatever the allocation contains
 	}
-	maps.Copy(attributes, d.attributesOf(share))
+	maps.Copy(attributes, s.deviceAttributes())
 	for name, value := range attributes {
 		m.Attributes[string(name)] = value
 	}
-	m.NetworkData = d.networkDataOf(ctx, claim, share, pending)
+	m.NetworkData = d.networkDataOf(ctx, uid, s, pending)
 	return m
 }
 
-func (d *Driver) attributesOf(share record.Share) attribute.Map {
-	kind := d.recordedKind(share)
-	if kind == nil {
+// deviceAttributes returns the published attributes of the share's device.
+func (s share) deviceAttributes() attribute.Map {
+	if s.kind == nil {
 		return nil
 	}
-	for _, device := range kind.Devices() {
-		if device.Name == share.Device {
+	for _, device := range s.kind.Devices() {
+		if device.Name == s.Device {
 			return device.Attributes
 		}
 	}
 	return nil
 }
 
-func (d *Driver) networkDataOf(ctx context.Context, claim *record.Claim, share record.Share, pending []attach.Record) *resourceapi.NetworkDeviceData {
-	attacher := d.attacherOf(share)
-	if attacher == nil {
+// networkDataOf returns the network data of a share's attachment, or nil if the
+// share has none or several: all pods of a claim see the same file.
+func (d *Driver) networkDataOf(ctx context.Context, uid types.UID, s share, pending []attach.Record) *resourceapi.NetworkDeviceData {
+	if s.attacher == nil {
 		return nil
 	}
-	all, _ := d.attachments.OfClaim(string(claim.UID)) // unreadable ones tell nothing
-	for _, p := range pending {                        // it takes the place of one that was in its namespace before
-		all = append(slices.DeleteFunc(all, func(a attach.Record) bool { return a.Namespace.Cookie == p.Namespace.Cookie && a.Share == p.Share }), p)
-	}
-	all = slices.DeleteFunc(all, func(a attach.Record) bool { return a.Share != share.Name })
-	if len(all) != 1 {
-		return nil // the file is every pod's
-	}
-	state, err := attacher.Read(ctx, share, all[0])
-	if err != nil || state.Interface == "" {
+	attachments := replacePending(d.attachmentsOf(ctx, uid, s.Name), s.Name, pending)
+	if len(attachments) != 1 {
 		return nil
 	}
-	return networkData(state)
+	state, err := s.attacher.Read(ctx, s.Share, attachments[0])
+	if err != nil {
+		return nil
+	}
+	return state.NetworkData
 }
 
-// updateMetadata tells the containers that have a share about its link, and
-// about the others of its request: they are in one file. pending are attachments
-// that have no record yet.
-func (d *Driver) updateMetadata(ctx context.Context, uid types.UID, share record.Share, pending ...attach.Record) {
+// replacePending adds the pending attachments of a share to the recorded ones.
+// A pending attachment replaces one that was in the same namespace.
+func replacePending(recorded []attach.Record, shareName string, pending []attach.Record) []attach.Record {
+	for _, p := range pending {
+		if p.Share != shareName {
+			continue
+		}
+		recorded = slices.DeleteFunc(recorded, func(a attach.Record) bool { return a.Namespace.Cookie == p.Namespace.Cookie })
+		recorded = append(recorded, p)
+	}
+	return recorded
+}
+
+// updateMetadata writes the current metadata of a share, and of all shares of
+// its request, because they are in one file. pending are attachments that have
+// no record yet. It waits for the helper.
+func (d *Driver) updateMetadata(ctx context.Context, uid types.UID, s share, pending ...attach.Record) {
 	select {
-	case <-d.helping:
+	case <-d.helperReady:
 	case <-ctx.Done():
 		return
 	}
@@ -224,31 +248,15 @@ func (d *Driver) updateMetadata(ctx context.Context, uid types.UID, share record
 		return
 	}
 	var devices []kubeletplugin.Device
-	for _, s := range claim.Shares {
-		if s.Request == share.Request {
-			devices = append(devices, kubeletplugin.Device{Requests: []string{s.Request}, PoolName: s.Pool, DeviceName: s.Device, Metadata: d.metadataOf(ctx, claim, s, pending...)})
+	for _, other := range d.resolveAll(claim.Shares) {
+		if other.Request == s.Request {
+			devices = append(devices, kubeletplugin.Device{
+				Requests: []string{other.Request}, PoolName: other.Pool, DeviceName: other.Device,
+				Metadata: d.metadataOf(ctx, uid, other, pending...),
+			})
 		}
 	}
-	if err := d.helper.UpdateRequestMetadata(ctx, claim.Namespace, claim.Name, claim.UID, share.Request, devices); err != nil {
-		klog.FromContext(ctx).Error(err, "Tell containers about their devices", "request", share.Request)
+	if err := d.helper.UpdateRequestMetadata(ctx, claim.Namespace, claim.Name, claim.UID, s.Request, devices); err != nil {
+		klog.FromContext(ctx).Error(err, "Failed to update device metadata", "request", s.Request)
 	}
-}
-
-// metadata are files of claims that are gone: the helper removes them when the
-// kubelet unprepares a claim, and else nobody does.
-func (c *collector) metadata(context.Context) (orphans []Orphan, failed error) {
-	d := c.driver
-	dirs, failed := filepath.Glob(filepath.Join(d.options.PluginDir, metadataDir, "*"))
-	for _, dir := range dirs {
-		if !d.isPreparedAs(filepath.Base(dir)) {
-			orphans = append(orphans, Orphan{What: "device metadata " + dir, Remove: func(context.Context) error { return d.removeMetadata(dir) }})
-		}
-	}
-	specs, err := filepath.Glob(filepath.Join(d.options.CDIDir, d.options.DriverName+"_metadata_*.json"))
-	for _, path := range specs {
-		if !d.isKnown(string(d.metadataSpecOf(path))) {
-			orphans = append(orphans, c.file("metadata CDI spec", path))
-		}
-	}
-	return orphans, errors.Join(failed, err)
 }

@@ -10,69 +10,81 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/attach"
 )
 
-// ReasonRecovered is the event that ends what a Warning began.
-const ReasonRecovered = "SharedDeviceRecovered"
+// maxNote is the length in bytes to which messages of events are truncated, so
+// that the names before them fit into the API's limit of 1024.
+const maxNote = 512
 
-// tellPods makes events on the pods whose shares' conditions have become other
-// than the API server has them: what a pod's owner could do something about.
-// What kept a container from starting the kubelet tells.
-func (d *Driver) tellPods(current *resourceapi.ResourceClaim, shares []shareState, rows []resourceapi.AllocatedDeviceStatus) {
+// recordEvents records an event on the pods of a share whenever a condition of
+// the share differs from the one that the API server had: the pod's owner may
+// be able to act. The kubelet reports why a container did not start.
+func (d *Driver) recordEvents(claim *resourceapi.ResourceClaim, states []shareState, rows []resourceapi.AllocatedDeviceStatus) {
 	for i, row := range rows {
-		before := conditionsOf(current, row)
-		for _, now := range row.Conditions {
-			old := meta.FindStatusCondition(before, now.Type)
-			switch {
-			case old != nil && old.Status == now.Status && old.Reason == now.Reason:
-			case now.Status == metav1.ConditionFalse && now.Reason != ReasonPrepared && now.Reason != ReasonAttachFailed:
-				d.tell(current, shares[i], corev1.EventTypeWarning, now.Reason, now.Message)
-			case now.Status == metav1.ConditionTrue && old != nil && old.Reason != ReasonPrepared && old.Reason != ReasonAttachFailed:
-				d.tell(current, shares[i], corev1.EventTypeNormal, ReasonRecovered, now.Type+": "+now.Message)
+		before := conditionsOf(claim, row)
+		for _, c := range row.Conditions {
+			if e, ok := eventFor(meta.FindStatusCondition(before, c.Type), c); ok {
+				d.recordEvent(claim, states[i], e)
 			}
 		}
 	}
 }
 
-func (d *Driver) tell(claim *resourceapi.ResourceClaim, share shareState, kind, reason, message string) {
-	pods := share.unreferenced
-	for _, l := range share.links {
-		pods = append(pods, l.pod)
+// podEvent is an event about a share, without its pods.
+type podEvent struct {
+	kind, reason, message string
+}
+
+// eventFor returns the event for the transition of a condition, if the
+// transition needs one. The reasons Prepared and AttachFailed need none: they
+// are part of a start, which the kubelet reports.
+func eventFor(old *metav1.Condition, c metav1.Condition) (podEvent, bool) {
+	starting := func(reason string) bool {
+		return reason == params.ReasonPrepared || reason == params.ReasonAttachFailed
 	}
-	if share.conditions != nil { // nobody knows which containers have it
-		pods = consumers(claim)
+	switch {
+	case old != nil && old.Status == c.Status && old.Reason == c.Reason:
+		return podEvent{}, false
+	case c.Status == metav1.ConditionFalse && !starting(c.Reason):
+		return podEvent{corev1.EventTypeWarning, c.Reason, c.Message}, true
+	case c.Status == metav1.ConditionTrue && old != nil && !starting(old.Reason):
+		return podEvent{corev1.EventTypeNormal, params.EventReasonRecovered, c.Type + ": " + c.Message}, true
+	default:
+		return podEvent{}, false
 	}
-	// Without its resourceVersion: events that are alike are one series then.
-	about := &corev1.ObjectReference{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceClaim", Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID}
+}
+
+func (d *Driver) recordEvent(claim *resourceapi.ResourceClaim, s shareState, e podEvent) {
+	pods := s.unreferenced
+	for _, a := range s.attachments {
+		pods = append(pods, a.Pod)
+	}
+	if s.attacher == nil {
+		pods = podConsumers(claim)
+	}
+	// Without a resourceVersion, equal events are one series.
+	about := &corev1.ObjectReference{
+		APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceClaim",
+		Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID,
+	}
 	for _, pod := range pods {
-		d.options.Events.Eventf(podReference(pod), about, kind, reason, "Share", "claim %s, device %s: %s", claim.Name, share.Device, truncate(message, maxNote))
+		d.options.Events.Eventf(podReference(pod), about, e.kind, e.reason, params.EventActionShare,
+			"claim %s, device %s: %s", claim.Name, s.Device, truncate(e.message, maxNote))
 	}
 }
-
-// consumers are the pods that a claim is reserved for.
-func consumers(claim *resourceapi.ResourceClaim) (pods []attach.Pod) {
-	for _, c := range claim.Status.ReservedFor {
-		if c.APIGroup == "" && c.Resource == "pods" {
-			pods = append(pods, attach.Pod{UID: string(c.UID), Namespace: claim.Namespace, Name: c.Name})
-		}
-	}
-	return pods
-}
-
-// maxNote leaves room, within the API's 1024 characters, for the names before it.
-const maxNote = 512
 
 func podReference(pod attach.Pod) *corev1.ObjectReference {
 	return &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: types.UID(pod.UID)}
 }
 
-// degraded says once, in the log, and as long as the plugin runs in a metric,
-// what does not work.
-func (d *Driver) degraded(ctx context.Context, what, consequence string, err error) {
-	gauge := d.metrics.degraded.WithLabelValues(what)
-	if _, told := d.told.LoadOrStore(what, true); !told {
-		klog.FromContext(ctx).Error(err, "Degraded", "what", what, "consequence", consequence)
+// degraded reports a feature that does not work on this node or cluster: once
+// in the log, and in a metric for as long as the plugin runs.
+func (d *Driver) degraded(ctx context.Context, condition, consequence string, err error) {
+	gauge := d.metrics.degraded.WithLabelValues(condition)
+	if _, logged := d.degradedLogged.LoadOrStore(condition, true); !logged {
+		klog.FromContext(ctx).Error(err, "Running degraded", "condition", condition, "consequence", consequence)
 		gauge.Set(1)
 	}
 }

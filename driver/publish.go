@@ -7,7 +7,6 @@ import (
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
 )
@@ -15,91 +14,101 @@ import (
 const (
 	// devicesPerSlice is the API's limit for devices that may have taints.
 	devicesPerSlice = 64
-	// settle is how long changes are collected: a NIC that appears is
-	// announced several times.
-	settle = 100 * time.Millisecond
+	// settleTime is the time for which changes are collected before a refresh:
+	// the kernel announces a new NIC several times.
+	settleTime = 100 * time.Millisecond
 )
 
-// DevicesChanged asks for the devices to be looked at, and published if they
-// are not what they were.
-func (d *Driver) DevicesChanged() {
+// requestRefresh makes the publisher refresh the devices and publish them if
+// they changed.
+func (d *Driver) requestRefresh() {
 	select {
 	case d.refresh <- struct{}{}:
-	default: // asked already
+	default: // a refresh is pending
 	}
 }
 
-// publish keeps the node's pool of ResourceSlices what the kinds say. Writing
-// them, and only if they differ, is the helper's.
-func (d *Driver) publish(ctx context.Context, helper *kubeletplugin.Helper) {
+// publish keeps the node's pool of ResourceSlices up to date until ctx ends.
+// The helper writes the slices, and only if they differ.
+func (d *Driver) publish(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	for {
-		if err := helper.PublishResources(ctx, d.resources()); err != nil && ctx.Err() == nil {
-			logger.Error(err, "Publish ResourceSlices")
+		if err := d.helper.PublishResources(ctx, d.resources()); err != nil && ctx.Err() == nil {
+			logger.Error(err, "Failed to publish ResourceSlices")
 		}
-		next := time.NewTimer(d.nextLook())
-		select {
-		case <-ctx.Done():
-			next.Stop()
+		if !d.awaitRefresh(ctx) {
 			return
-		case <-next.C:
-		case <-d.refresh:
-			next.Stop()
-			select {
-			case <-ctx.Done():
-				return
-			case <-time.After(settle):
-			}
 		}
-		if !d.succession.isNewest() {
+		if !d.handover.isNewest() {
 			continue
 		}
 		if err := d.refreshKinds(ctx); err != nil {
-			logger.Error(err, "Look at the devices")
+			logger.Error(err, "Failed to refresh devices")
 		}
 	}
 }
 
-// nextLook is when the devices are looked at again if nothing is announced.
-func (d *Driver) nextLook() time.Duration {
-	if again := time.Duration(d.lookAgain.Load()); again > 0 && again < resync {
-		return again
+// awaitRefresh waits until the devices are due for a refresh. It returns false
+// after ctx has ended.
+func (d *Driver) awaitRefresh(ctx context.Context) bool {
+	timer := time.NewTimer(d.nextRefresh())
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	case <-d.refresh:
 	}
-	return resync
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(settleTime):
+		return true
+	}
 }
 
-func (d *Driver) refreshKinds(ctx context.Context) error {
-	all, err := d.claims.List()
-	if err != nil {
-		klog.FromContext(ctx).Error(err, "Some claim records are unreadable")
+// nextRefresh returns the time until the next refresh without an event.
+func (d *Driver) nextRefresh() time.Duration {
+	if after := time.Duration(d.refreshAfter.Load()); after > 0 && after < resyncInterval {
+		return after
 	}
-	changed, again := false, resync
+	return resyncInterval
+}
+
+// refreshKinds refreshes the devices of all kinds, announces their health, and
+// restores attachments if a device changed.
+func (d *Driver) refreshKinds(ctx context.Context) error {
+	claims := d.readableClaims(ctx)
+	changed, after := false, resyncInterval
 	for _, k := range d.options.Kinds {
-		found, err := k.Refresh(ctx, sharesOf(all, k.Name()))
+		refreshed, err := k.Refresh(ctx, sharesOf(claims, k.Name()))
 		if err != nil {
 			return err
 		}
-		changed = changed || found.Changed
-		if found.Again > 0 {
-			again = min(again, found.Again)
+		changed = changed || refreshed.Changed
+		if refreshed.RequeueAfter > 0 {
+			after = min(after, refreshed.RequeueAfter)
 		}
 	}
-	d.lookAgain.Store(int64(again))
-	d.reportDevices(ctx, d.health.announce(d.deviceHealth()))
+	d.refreshAfter.Store(int64(after))
+	d.reportDevices(claims, d.health.announce(d.deviceHealth()))
 	if changed {
 		d.restore(ctx)
 	}
 	return nil
 }
 
+// resources returns the devices of the node as ResourceSlices.
 func (d *Driver) resources() resourceslice.DriverResources {
 	var devices []resourceapi.Device
 	for _, k := range d.options.Kinds {
-		if _, ok := k.(Spanning); !ok {
+		if _, ok := k.(MultiNode); !ok {
 			devices = append(devices, k.Devices()...)
 		}
 	}
-	pool := resourceslice.Pool{Slices: []resourceslice.Slice{{}}} // an empty slice says that there is nothing
+	// Without devices, one empty slice states that the node has none.
+	pool := resourceslice.Pool{Slices: []resourceslice.Slice{{}}}
 	if len(devices) > 0 {
 		pool.Slices = nil
 		for chunk := range slices.Chunk(devices, devicesPerSlice) {
@@ -109,19 +118,19 @@ func (d *Driver) resources() resourceslice.DriverResources {
 	return resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{d.options.NodeName: pool}}
 }
 
-// droppedFields says what it means if the API server does not know some of
-// what we publish, and reports whether err is about that.
+// droppedFields reports whether err says that the API server dropped fields of
+// the ResourceSlices, and logs the consequence.
 func (d *Driver) droppedFields(ctx context.Context, err error) bool {
 	var dropped *resourceslice.DroppedFieldsError
 	if !errors.As(err, &dropped) {
 		return false
 	}
 	features := dropped.DisabledFeatures()
-	hint := "shares work, but what these features add does not"
+	consequence := "shares work, but not what these features add"
 	if slices.Contains(features, "DRAConsumableCapacity") {
-		hint = "devices cannot be shared: claims will get a whole device and be refused here; " +
+		consequence = "devices cannot be shared: the scheduler allocates whole devices, and this plugin refuses those claims; " +
 			"enable the feature gate DRAConsumableCapacity in kube-apiserver, kube-scheduler and kubelet (on by default since Kubernetes 1.36)"
 	}
-	klog.FromContext(ctx).Error(err, "The cluster drops fields of our ResourceSlices", "features", features, "consequence", hint)
+	klog.FromContext(ctx).Error(err, "The API server dropped fields of the ResourceSlices", "features", features, "consequence", consequence)
 	return true
 }

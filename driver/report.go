@@ -20,22 +20,23 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
+	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 )
 
-// reporter writes what became of shares to their claims' status. It has a
-// queue of its own: a slow API server delays no pod. An entry is retried until
-// it is written or its claim is gone.
+// reporter writes the state of shares to the status of their claims. It has a
+// queue of its own, so that a slow API server delays no pod. It retries a claim
+// until the status is written or the claim is gone.
 type reporter struct {
 	driver *Driver
 	queue  workqueue.TypedRateLimitingInterface[types.UID]
 
 	mu      sync.Mutex
-	written map[types.UID]written
+	written map[types.UID]writtenStatus
 }
 
-// written is what the API server has, by hash.
-type written struct {
+// writtenStatus identifies the status that the reporter wrote last.
+type writtenStatus struct {
 	hash [sha256.Size]byte
 	at   time.Time
 }
@@ -45,68 +46,80 @@ const (
 	reportRetryMin = 50 * time.Millisecond
 	reportRetryMax = 30 * time.Second
 	reportTimeout  = 20 * time.Second
-	reportSoon     = 500 * time.Millisecond
-	// writeAgain bounds for how long a status is wrong that somebody else changed.
-	writeAgain = 5 * time.Minute
-	// fieldManager of our entries. Entries of other drivers have other
-	// managers and are never touched.
-	fieldManager = "dra-shared-plugin"
+	// reportDelay delays a status that will probably change at once: the first
+	// container starts about 0.2 s after Prepare, and one write replaces two.
+	reportDelay = 500 * time.Millisecond
+	// rewriteInterval bounds the time for which a status that another client
+	// changed remains wrong.
+	rewriteInterval = 5 * time.Minute
 )
 
 func newReporter(d *Driver) *reporter {
 	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[types.UID](reportRetryMin, reportRetryMax)
-	return &reporter{driver: d, queue: workqueue.NewTypedRateLimitingQueue[types.UID](limiter), written: map[types.UID]written{}}
+	return &reporter{
+		driver:  d,
+		queue:   workqueue.NewTypedRateLimitingQueue(limiter),
+		written: map[types.UID]writtenStatus{},
+	}
 }
 
+// enqueue makes a worker report a claim.
 func (r *reporter) enqueue(uid types.UID) { r.queue.Add(uid) }
 
-// enqueueSoon is for a state that will most likely be another in a moment:
-// between Prepare and the first container lie about 0.2 s, and one write is
-// better than two.
-func (r *reporter) enqueueSoon(uid types.UID) { r.queue.AddAfter(uid, reportSoon) }
+// enqueueSoon makes a worker report a claim after reportDelay.
+func (r *reporter) enqueueSoon(uid types.UID) { r.queue.AddAfter(uid, reportDelay) }
 
+// forget drops what the reporter knows of a claim.
 func (r *reporter) forget(uid types.UID) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.written, uid)
 }
 
-// forgetAll makes what is reported next be written, whatever was before.
+// forgetAll makes the reporter write every status again.
 func (r *reporter) forgetAll() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	clear(r.written)
 }
 
+// run reports claims until ctx ends: those in the queue, and from time to time
+// all.
 func (r *reporter) run(ctx context.Context) {
 	var workers sync.WaitGroup
 	for range reportWorkers {
 		workers.Go(func() {
-			for r.next(ctx) {
+			for r.processNext(ctx) {
 			}
 		})
 	}
-	again := time.NewTicker(resync)
-	defer again.Stop()
+	tick := time.NewTicker(resyncInterval)
+	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			r.queue.ShutDown()
 			workers.Wait()
 			return
-		case <-again.C:
-			if !r.driver.succession.isNewest() {
-				continue
-			}
-			claims, _ := r.driver.claims.List() // unreadable ones are reported where they matter
-			for _, c := range claims {
-				r.enqueue(c.UID)
-			}
+		case <-tick.C:
+			r.enqueueAll()
 		}
 	}
 }
 
-func (r *reporter) next(ctx context.Context) bool {
+func (r *reporter) enqueueAll() {
+	if !r.driver.handover.isNewest() {
+		return
+	}
+	claims, _ := r.driver.claims.List() // unreadable records are logged by restore
+	for _, c := range claims {
+		r.enqueue(c.UID)
+	}
+}
+
+// processNext reports the next claim in the queue. It returns false after the
+// queue has shut down.
+func (r *reporter) processNext(ctx context.Context) bool {
 	uid, shutdown := r.queue.Get()
 	if shutdown {
 		return false
@@ -121,23 +134,23 @@ func (r *reporter) next(ctx context.Context) bool {
 		return true
 	}
 	if ctx.Err() == context.Canceled {
-		return true
+		return true // the plugin is stopping
 	}
-	r.driver.metrics.reports.WithLabelValues(failureOf(err)).Inc()
-	klog.FromContext(ctx).Error(err, "Report", "claimUID", uid, "attempts", r.queue.NumRequeues(uid)+1)
+	r.driver.metrics.reports.WithLabelValues(failureOutcome(err)).Inc()
+	klog.FromContext(ctx).Error(err, "Failed to report claim status; retrying", "claimUID", uid, "attempts", r.queue.NumRequeues(uid)+1)
 	r.queue.AddRateLimited(uid)
 	return true
 }
 
-// Outcomes of a report, as the metric has them.
+// Outcomes of a report, as values of a metric label.
 const (
 	outcomeWritten   = "written"
-	outcomeUnchanged = "unchanged" // the API server has it already
-	outcomeGone      = "gone"      // nobody is left to read it
+	outcomeUnchanged = "unchanged" // the API server already has the status
+	outcomeGone      = "gone"      // the claim is deleted, deallocated, or unprepared
 )
 
-// failureOf is the outcome of a report that is tried again.
-func failureOf(err error) string {
+// failureOutcome returns the outcome of a report that is retried.
+func failureOutcome(err error) string {
 	switch {
 	case apierrors.IsConflict(err):
 		return "conflict"
@@ -152,112 +165,113 @@ func failureOf(err error) string {
 	}
 }
 
+// report writes the status of a claim if it differs from what was written.
 func (r *reporter) report(ctx context.Context, uid types.UID) (outcome string, err error) {
-	claim, err := r.driver.claims.Get(uid)
-	if err != nil || claim == nil || claim.Phase != record.Prepared {
+	prepared, err := r.driver.preparedClaim(uid)
+	if err != nil || prepared == nil {
 		r.forget(uid)
 		return outcomeGone, err
 	}
-	shares, err := r.driver.observe(ctx, claim)
-	if err != nil || len(shares) == 0 {
+	states, err := r.driver.observe(ctx, prepared)
+	if err != nil || len(states) == 0 {
 		return outcomeUnchanged, err
 	}
-	rows, err := r.driver.rows(shares)
+	rows, err := r.driver.statusRows(states)
 	if err != nil {
 		return "", err
 	}
-	raw, err := json.Marshal(rows)
+	hash, err := hashOf(rows)
+	if err != nil || r.isWritten(uid, hash) {
+		return outcomeUnchanged, err
+	}
+	claim, err := r.driver.currentClaim(ctx, prepared)
 	if err != nil {
 		return "", err
 	}
-	hash := sha256.Sum256(raw)
-	if r.isWritten(uid, hash) {
-		return outcomeUnchanged, nil
-	}
-	current, err := r.driver.current(ctx, claim)
-	if err != nil {
-		return "", err
-	}
-	if current == nil {
+	if claim == nil {
 		return outcomeGone, nil
 	}
-	if err := r.write(ctx, current, rows); err != nil {
+	if err := r.write(ctx, claim, rows); err != nil {
 		return "", err
 	}
-	r.driver.tellPods(current, shares, rows)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.written[uid] = written{hash: hash, at: time.Now()}
+	r.driver.recordEvents(claim, states, rows)
+	r.setWritten(uid, hash)
 	return outcomeWritten, nil
 }
 
-// isWritten tells whether the API server has that already. Somebody may have
-// taken it away since: after a while it is written again.
+func hashOf(rows []resourceapi.AllocatedDeviceStatus) (hash [sha256.Size]byte, err error) {
+	raw, err := json.Marshal(rows)
+	return sha256.Sum256(raw), err
+}
+
+// isWritten reports whether the reporter has written this status recently. An
+// older one is written again, because another client may have removed it.
 func (r *reporter) isWritten(uid types.UID, hash [sha256.Size]byte) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	w, ok := r.written[uid]
-	return ok && w.hash == hash && time.Since(w.at) < writeAgain
+	return ok && w.hash == hash && time.Since(w.at) < rewriteInterval
 }
 
-// current returns the claim of a record, nil if it is gone, deallocated, or
-// another under its name.
-func (d *Driver) current(ctx context.Context, claim *record.Claim) (*resourceapi.ResourceClaim, error) {
-	current, err := d.options.Client.ResourceV1().ResourceClaims(claim.Namespace).Get(ctx, claim.Name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) || err == nil && (current.UID != claim.UID || current.Status.Allocation == nil) {
+func (r *reporter) setWritten(uid types.UID, hash [sha256.Size]byte) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.written[uid] = writtenStatus{hash: hash, at: time.Now()}
+}
+
+// currentClaim gets the claim of a record from the API server. It returns nil
+// if the claim is gone, deallocated, or replaced by another of its name.
+func (d *Driver) currentClaim(ctx context.Context, recorded *record.Claim) (*resourceapi.ResourceClaim, error) {
+	claim, err := d.options.Client.ResourceV1().ResourceClaims(recorded.Namespace).Get(ctx, recorded.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) || err == nil && (claim.UID != recorded.UID || claim.Status.Allocation == nil) {
 		return nil, nil
 	}
-	return current, err
+	return claim, err
 }
 
-// write applies our entries to the claim as it is now: it may have been deleted
-// and made anew under its name, and a condition keeps the time of its last
-// transition.
-func (r *reporter) write(ctx context.Context, current *resourceapi.ResourceClaim, rows []resourceapi.AllocatedDeviceStatus) error {
+// write applies the driver's entries to a claim's status. The claim's UID is a
+// precondition: it may have been replaced by another of its name.
+func (r *reporter) write(ctx context.Context, claim *resourceapi.ResourceClaim, rows []resourceapi.AllocatedDeviceStatus) error {
 	status := resourceapply.ResourceClaimStatus()
 	for _, row := range rows {
-		if !allocated(current, row) {
-			continue
+		if isAllocatedIn(claim, row) {
+			status.WithDevices(applyRow(keepTransitionTimes(row, claim)))
 		}
-		status.WithDevices(applyRow(keepTimes(row, current)))
 	}
-	apply := resourceapply.ResourceClaim(current.Name, current.Namespace).WithUID(current.UID).WithStatus(status)
-	api := r.driver.options.Client.ResourceV1().ResourceClaims(current.Namespace)
-	_, err := api.ApplyStatus(ctx, apply, metav1.ApplyOptions{FieldManager: fieldManager, Force: true})
+	apply := resourceapply.ResourceClaim(claim.Name, claim.Namespace).WithUID(claim.UID).WithStatus(status)
+	api := r.driver.options.Client.ResourceV1().ResourceClaims(claim.Namespace)
+	_, err := api.ApplyStatus(ctx, apply, metav1.ApplyOptions{FieldManager: params.FieldManagerPlugin, Force: true})
 	if err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("write status of claim %s/%s: %w", current.Namespace, current.Name, err)
+		return fmt.Errorf("write status of claim %s/%s: %w", claim.Namespace, claim.Name, err)
 	}
 	return nil
 }
 
-// allocated tells whether a row is about a result of the claim's allocation:
-// the API server accepts no other.
-func allocated(claim *resourceapi.ResourceClaim, row resourceapi.AllocatedDeviceStatus) bool {
-	for _, result := range claim.Status.Allocation.Devices.Results {
-		if result.Driver == row.Driver && result.Pool == row.Pool && result.Device == row.Device &&
-			ptr.Deref(result.ShareID, "") == types.UID(ptr.Deref(row.ShareID, "")) {
-			return true
-		}
-	}
-	return false
+// isAllocatedIn reports whether an entry belongs to a result of the claim's
+// allocation. The API server accepts no other entries.
+func isAllocatedIn(claim *resourceapi.ResourceClaim, row resourceapi.AllocatedDeviceStatus) bool {
+	return slices.ContainsFunc(claim.Status.Allocation.Devices.Results, func(r resourceapi.DeviceRequestAllocationResult) bool {
+		return r.Driver == row.Driver && r.Pool == row.Pool && r.Device == row.Device &&
+			ptr.Deref(r.ShareID, "") == types.UID(ptr.Deref(row.ShareID, ""))
+	})
 }
 
-// keepTimes takes over the transition times of conditions that did not change.
-func keepTimes(row resourceapi.AllocatedDeviceStatus, current *resourceapi.ResourceClaim) resourceapi.AllocatedDeviceStatus {
-	conditions := conditionsOf(current, row)
-	wanted := row.Conditions
+// keepTransitionTimes copies the transition times of unchanged conditions.
+func keepTransitionTimes(row resourceapi.AllocatedDeviceStatus, claim *resourceapi.ResourceClaim) resourceapi.AllocatedDeviceStatus {
+	old := conditionsOf(claim, row)
+	conditions := row.Conditions
 	row.Conditions = nil
-	for _, c := range wanted {
-		kept := slices.Clone(conditions) // SetStatusCondition changes what is there
-		meta.SetStatusCondition(&kept, c)
-		row.Conditions = append(row.Conditions, *meta.FindStatusCondition(kept, c.Type))
+	for _, c := range conditions {
+		merged := slices.Clone(old) // SetStatusCondition modifies it
+		meta.SetStatusCondition(&merged, c)
+		row.Conditions = append(row.Conditions, *meta.FindStatusCondition(merged, c.Type))
 	}
 	return row
 }
 
-// conditionsOf are the conditions that a row has in the API server.
-func conditionsOf(current *resourceapi.ResourceClaim, row resourceapi.AllocatedDeviceStatus) []metav1.Condition {
-	for _, old := range current.Status.Devices {
+// conditionsOf returns the conditions that the claim has for an entry.
+func conditionsOf(claim *resourceapi.ResourceClaim, row resourceapi.AllocatedDeviceStatus) []metav1.Condition {
+	for _, old := range claim.Status.Devices {
 		if old.Driver == row.Driver && old.Pool == row.Pool && old.Device == row.Device && ptr.Equal(old.ShareID, row.ShareID) {
 			return old.Conditions
 		}

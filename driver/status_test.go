@@ -1,29 +1,49 @@
 package driver
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
+	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 )
 
-func attachedLink(pod string) linkState {
-	return linkState{pod: attach.Pod{UID: pod, Namespace: "ns", Name: pod}, State: State{
-		Attached: true, Interface: "net1", MAC: "02:00:00:00:00:01", MTU: 9000, Addresses: []string{"10.20.0.5/16"},
-		Routes:   []Route{{Destination: "10.30.0.0/16", Gateway: "10.20.0.1"}},
-		Enforced: Enforcement{Holds: true, Reason: "NetnsCookie", Message: "m", SendFloor: 100, SendCeil: 200, ReceiveFloor: 100, ReceiveCeil: 200},
+// fakeAttacher is an Attacher whose status data lists pods.
+type fakeAttacher struct{ Attacher }
+
+func (fakeAttacher) StatusData(attachments []PodState, failed int) any {
+	var pods []string
+	for _, a := range attachments {
+		pods = append(pods, a.Pod.Name)
+	}
+	return map[string]any{"pods": pods, "failed": failed}
+}
+
+func attachedTo(pod string) PodState {
+	return PodState{Pod: attach.Pod{UID: pod, Namespace: "ns", Name: pod}, State: State{
+		Exists: true, Ready: true, NetworkData: &resourceapi.NetworkDeviceData{InterfaceName: "net1"},
+		Conditions: []metav1.Condition{{Type: "Enforced", Status: metav1.ConditionTrue, Reason: "R", Message: "m"}},
 	}}
 }
 
-var testShare = record.Share{Name: "x", Pool: "n1", Device: "nic0", ShareID: "11111111-2222-3333-4444-555555555555"}
+func stateOf(attachments ...PodState) shareState {
+	s := share{
+		Share:    record.Share{Name: "x", Pool: "n1", Device: "nic0", ShareID: "11111111-2222-3333-4444-555555555555"},
+		attacher: fakeAttacher{},
+	}
+	return shareState{share: s, attachments: attachments}
+}
 
-func TestTheStatusOfAShareWithOneLink(t *testing.T) {
-	row, err := statusRow("dra-shared.dev", shareState{Share: testShare, links: []linkState{attachedLink("p")}})
+func TestStatusRow_one_attachment(t *testing.T) {
+	row, err := statusRow("dra-shared.dev", stateOf(attachedTo("p")))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -39,104 +59,129 @@ func TestTheStatusOfAShareWithOneLink(t *testing.T) {
   type: Ready
 - lastTransitionTime: null
   message: m
-  reason: NetnsCookie
+  reason: R
   status: "True"
-  type: BandwidthEnforced
+  type: Enforced
 data:
-  bandwidth:
-    receive:
-      ceiling: 200
-      guaranteed: 100
-    send:
-      ceiling: 200
-      guaranteed: 100
-  cniVersion: 1.1.0
-  interfaces:
-  - mac: "02:00:00:00:00:01"
-    mtu: 9000
-    name: net1
-  ips:
-  - address: 10.20.0.5/16
-    interface: 0
-  routes:
-  - dst: 10.30.0.0/16
-    gw: 10.20.0.1
+  failed: 0
+  pods:
+  - p
 device: nic0
 driver: dra-shared.dev
 networkData:
-  hardwareAddress: "02:00:00:00:00:01"
   interfaceName: net1
-  ips:
-  - 10.20.0.5/16
 pool: n1
 shareID: 11111111-2222-3333-4444-555555555555
 `
 	if diff := cmp.Diff(want, string(got)); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
+		t.Errorf("status row (-want +got):\n%s", diff)
 	}
 }
 
-func TestTheConditionReadySaysWhatIsMissing(t *testing.T) {
-	down := attachedLink("q")
-	down.Attached, down.Reason, down.Message = false, ReasonLinkChanged, "the link is down in the pod"
+func TestStatusRow_several_attachments_have_no_network_data(t *testing.T) {
+	row, err := statusRow("dra-shared.dev", stateOf(attachedTo("p"), attachedTo("q")))
+	if err != nil || row.NetworkData != nil {
+		t.Errorf("network data of one pod in the status of several: %+v, %v", row.NetworkData, err)
+	}
+}
+
+func TestReadyCondition(t *testing.T) {
+	down := attachedTo("q")
+	down.Ready, down.Reason, down.Message = false, params.ReasonLinkChanged, "the link is down in the pod"
 	for _, tc := range []struct {
-		name    string
-		links   []linkState
-		failed  []string
-		unnamed []attach.Pod
-		want    string
+		name         string
+		attachments  []PodState
+		failed       []string
+		unreferenced []attach.Pod
+		want         string
 	}{
-		{"no container yet", nil, nil, nil, "False Prepared no container that names this claim"},
-		{"no container ever", nil, nil, []attach.Pod{{Namespace: "ns", Name: "p"}}, "False NotReferenced pod ns/p has the claim, and none of its containers names it"},
-		{"refused", nil, []string{"b", "a"}, nil, "False AttachFailed a; b"},
-		{"refused for one, attached for another", []linkState{attachedLink("p")}, []string{"a"}, nil, "False AttachFailed a"},
-		{"changed", []linkState{attachedLink("p"), down}, nil, nil, "False LinkChanged pod ns/q: the link is down in the pod"},
-		{"well", []linkState{attachedLink("p"), attachedLink("q")}, nil, nil, "True Attached attached to 2 pod(s)"},
+		{"no container has started", nil, nil, nil, "False Prepared no container that lists this claim"},
+		{"no container lists the claim", nil, nil, []attach.Pod{{Namespace: "ns", Name: "p"}}, "False NotReferenced pod ns/p uses the claim, but no container lists it"},
+		{"attaching failed", nil, []string{"b", "a"}, nil, "False AttachFailed a; b"},
+		{"attaching failed for one of two pods", []PodState{attachedTo("p")}, []string{"a"}, nil, "False AttachFailed a"},
+		{"one of two links changed", []PodState{attachedTo("p"), down}, nil, nil, "False LinkChanged pod ns/q: the link is down in the pod"},
+		{"all attached", []PodState{attachedTo("p"), attachedTo("q")}, nil, nil, "True Attached attached to 2 pod(s)"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			c := readyCondition(shareState{links: tc.links, failed: tc.failed, unreferenced: tc.unnamed})
+			s := stateOf(tc.attachments...)
+			s.failed, s.unreferenced = tc.failed, tc.unreferenced
+			c := readyCondition(s)
 			if got := fmt.Sprintf("%s %s %s", c.Status, c.Reason, c.Message); !strings.HasPrefix(got, tc.want) {
-				t.Errorf("got %s, want %s", got, tc.want)
+				t.Errorf("condition Ready: got %s, want %s", got, tc.want)
 			}
 		})
 	}
 }
 
-func TestOneLinkThatIsNotEnforcedIsTheClaims(t *testing.T) {
-	bad := attachedLink("q")
-	bad.Enforced = Enforcement{Reason: "NotClassified", Message: "why"}
-	c := enforcedCondition([]linkState{attachedLink("p"), bad})
-	if c.Status != "False" || c.Reason != "NotClassified" || c.Message != "why" {
-		t.Errorf("%+v", c)
+func TestWorstConditions_one_pod_without_enforcement(t *testing.T) {
+	bad := attachedTo("q")
+	bad.Conditions = []metav1.Condition{{Type: "Enforced", Status: metav1.ConditionFalse, Reason: "NotClassified", Message: "why"}}
+	for _, attachments := range [][]PodState{{attachedTo("p"), bad}, {bad, attachedTo("p")}} {
+		c := worstConditions(attachments)
+		if len(c) != 1 || c[0].Status != "False" || c[0].Reason != "NotClassified" || c[0].Message != "why" {
+			t.Errorf("conditions of a share with one unenforced link: %+v", c)
+		}
 	}
 }
 
-// The API server takes at most 10 KiB of data and 16 addresses per device.
-func TestTheStatusOfManyPodsIsBounded(t *testing.T) {
-	var links []linkState
-	for i := range 300 {
-		l := attachedLink(fmt.Sprintf("%s-%03d", strings.Repeat("long", 60), i))
-		for len(l.Addresses) < 16 {
-			l.Addresses = append(l.Addresses, "fd00:1111:2222:3333:4444:5555:6666:7777/128")
-		}
-		links = append(links, l)
-	}
-	row, err := statusRow("d", shareState{Share: testShare, links: links, failed: []string{strings.Repeat("ü", 4000)}})
+func TestStatusRow_truncates_messages(t *testing.T) {
+	s := stateOf(attachedTo("p"))
+	s.failed = []string{strings.Repeat("ü", 4000)}
+	row, err := statusRow("d", s)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(row.Data.Raw) > 10<<10 {
-		t.Errorf("%d bytes of data", len(row.Data.Raw))
-	}
-	if row.NetworkData != nil {
-		t.Error("network data of one pod among many")
-	}
-	if !strings.Contains(string(row.Data.Raw), `"pods":301,"attached":300,"failed":1`) || !strings.Contains(string(row.Data.Raw), `"truncated":true`) {
-		t.Errorf("%.200s", row.Data.Raw)
-	}
 	for _, c := range row.Conditions {
 		if len(c.Message) > maxMessage {
-			t.Errorf("condition %s has a message of %d bytes", c.Type, len(c.Message))
+			t.Errorf("condition %s has a message of %d bytes, want at most %d", c.Type, len(c.Message), maxMessage)
+		}
+	}
+}
+
+func TestFailures(t *testing.T) {
+	var f failures
+	shares := []share{{Share: record.Share{Name: "s"}}}
+	for _, pod := range []string{"a", "b", "c"} {
+		f.set("s", attach.Pod{UID: pod}, errors.New(pod))
+	}
+	f.set("s", attach.Pod{UID: "a"}, nil)
+	f.keepOnly(shares, map[string]bool{"b": true})
+	if got := f.messages("s"); len(got) != 1 || got[0] != "b" {
+		t.Errorf("failures after a succeeded and c ended: %v, want b's", got)
+	}
+	f.forget(shares)
+	if got := f.pods(shares); len(got) != 0 {
+		t.Errorf("failures of a forgotten claim: %v", got)
+	}
+}
+
+func TestEventFor(t *testing.T) {
+	cond := func(status metav1.ConditionStatus, reason string) metav1.Condition {
+		return metav1.Condition{Type: "Ready", Status: status, Reason: reason, Message: "m"}
+	}
+	attached, prepared := cond("True", params.ReasonAttached), cond("False", params.ReasonPrepared)
+	failed, down := cond("False", params.ReasonAttachFailed), cond("False", params.ReasonLinkDown)
+	for _, tc := range []struct {
+		name string
+		old  *metav1.Condition
+		now  metav1.Condition
+		want string
+	}{
+		{"first status", nil, prepared, ""},
+		{"attached for the first time", nil, attached, ""},
+		{"attached after a start", &prepared, attached, ""},
+		{"attached after a failure that the kubelet reported", &failed, attached, ""},
+		{"attaching failed, which the kubelet reports", &prepared, failed, ""},
+		{"the link went down", &attached, down, "Warning LinkDown m"},
+		{"still down", &down, down, ""},
+		{"the link is back", &down, attached, "Normal SharedDeviceRecovered Ready: m"},
+	} {
+		got := ""
+		if e, ok := eventFor(tc.old, tc.now); ok {
+			got = strings.Join([]string{e.kind, e.reason, e.message}, " ")
+		}
+		if got != tc.want {
+			t.Errorf("%s: event %q, want %q", tc.name, got, tc.want)
 		}
 	}
 }

@@ -13,38 +13,41 @@ import (
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 )
 
-// UnprepareResourceClaims implements kubeletplugin.DRAPlugin. It is called when
-// the last pod of a claim on this node is gone, perhaps together with the
-// claim. A claim that is not prepared is no error.
+// UnprepareResourceClaims implements kubeletplugin.DRAPlugin. The kubelet calls
+// it when the last pod of a claim on this node has ended; the claim itself may
+// have been deleted. Unpreparing a claim that is not prepared succeeds.
 func (d *Driver) UnprepareResourceClaims(ctx context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
 	results := make(map[types.UID]error, len(claims))
 	for _, claim := range claims {
+		ctx := klog.NewContext(ctx, klog.FromContext(ctx).WithValues("claim", klog.KRef(claim.Namespace, claim.Name), "claimUID", claim.UID))
 		start := time.Now()
-		results[claim.UID] = d.withClaim(ctx, claim.UID, func(ctx context.Context) error {
-			ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithValues("claim", klog.KRef(claim.Namespace, claim.Name)))
-			recorded, err := d.recorded(ctx, claim.UID)
-			if errors.Is(err, record.ErrNewer) {
-				err = d.setAside(ctx, claim.UID, err) // the pod must be able to go
-			}
-			if err != nil {
-				return err
-			}
-			if recorded == nil {
-				recorded = &record.Claim{UID: claim.UID, Namespace: claim.Namespace, Name: claim.Name}
-			}
-			if err := d.unprepare(ctx, recorded); err != nil {
-				return fmt.Errorf("unprepare claim %s/%s: %w", claim.Namespace, claim.Name, err)
-			}
-			return nil
-		})
-		d.metrics.observe(operationUnprepare, start, results[claim.UID])
+		err := d.withClaim(ctx, claim.UID, func(ctx context.Context) error { return d.unprepareClaim(ctx, claim) })
+		if err != nil {
+			err = fmt.Errorf("unprepare claim %s/%s: %w", claim.Namespace, claim.Name, err)
+		}
+		d.metrics.observe(operationUnprepare, start, err)
+		results[claim.UID] = err
 	}
 	return results, nil
 }
 
-// unprepare removes links, classes, the CDI spec and the record, in that
-// order: as long as something is left there is a record that says so, and no
-// container can start once the spec is gone.
+func (d *Driver) unprepareClaim(ctx context.Context, claim kubeletplugin.NamespacedObject) error {
+	recorded, err := d.claimRecord(ctx, claim.UID)
+	if errors.Is(err, record.ErrNewer) {
+		err = d.setAside(ctx, claim.UID, err) // the kubelet must be able to end the pod
+	}
+	if err != nil {
+		return err
+	}
+	if recorded == nil {
+		recorded = &record.Claim{UID: claim.UID, Namespace: claim.Namespace, Name: claim.Name}
+	}
+	return d.unprepare(ctx, recorded)
+}
+
+// unprepare removes attachments, what they have in common, the CDI spec, and
+// the record, in this order. The record remains until everything else is
+// removed, and no container can start once the spec is removed.
 func (d *Driver) unprepare(ctx context.Context, claim *record.Claim) error {
 	if len(claim.Shares) > 0 {
 		claim.Phase = record.Unpreparing
@@ -52,27 +55,9 @@ func (d *Driver) unprepare(ctx context.Context, claim *record.Claim) error {
 			return err
 		}
 	}
-	// What an unreadable record was about goes with its pod and, if it does
-	// not, as an orphan.
-	attachments, err := d.attachments.OfClaim(string(claim.UID))
+	shares, err := d.detachAll(ctx, claim)
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Some attach records are unreadable")
-	}
-	var failed error
-	shares := claim.Shares
-	for _, r := range attachments {
-		if len(claim.Shares) == 0 { // the claim's record is lost
-			shares = append(shares, d.recordedShare(r))
-		}
-		failed = errors.Join(failed, d.forget(ctx, d.attacherOf(d.recordedShare(r)), r))
-	}
-	for _, share := range shares {
-		if attacher := d.attacherOf(share); attacher != nil {
-			failed = errors.Join(failed, attacher.Release(ctx, share))
-		}
-	}
-	if failed != nil {
-		return failed // the record stays, and the kubelet tries again
+		return err // the record remains, and the kubelet retries
 	}
 	if err := d.specs.Remove(string(claim.UID)); err != nil {
 		return err
@@ -83,9 +68,30 @@ func (d *Driver) unprepare(ctx context.Context, claim *record.Claim) error {
 	if err := d.claims.Delete(claim.UID); err != nil {
 		return err
 	}
-	d.DevicesChanged() // what is left for others, or nobody waits for
+	d.requestRefresh() // the capacity of the claim is free, and a device that was kept for it may go
 	d.status.forget(claim.UID)
-	d.failures.forgetClaim(shares)
-	klog.FromContext(ctx).Info("Unprepared", "shares", len(shares))
+	d.failures.forget(shares)
+	klog.FromContext(ctx).V(2).Info("Unprepared claim", "shares", len(shares))
 	return nil
+}
+
+// detachAll detaches and releases all shares of a claim, and returns them. It
+// also finds the shares of a claim whose record is lost, by the attachment
+// records. The attachment of an unreadable record ends with its sandbox, or
+// garbage collection removes it.
+func (d *Driver) detachAll(ctx context.Context, claim *record.Claim) (shares []share, failed error) {
+	shares = d.resolveAll(claim.Shares)
+	for _, r := range d.attachmentsOfClaim(ctx, claim.UID) {
+		s := d.shareOfAttachment(r)
+		if len(claim.Shares) == 0 {
+			shares = append(shares, s)
+		}
+		failed = errors.Join(failed, d.detach(ctx, s, r))
+	}
+	for _, s := range shares {
+		if s.attacher != nil {
+			failed = errors.Join(failed, s.attacher.Release(ctx, s.Share))
+		}
+	}
+	return shares, failed
 }

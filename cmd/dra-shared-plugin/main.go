@@ -158,7 +158,6 @@ func (f flags) run(ctx context.Context) error {
 		return err
 	}
 	defer node.Close()
-	f.Watch = node.Watch
 	// The kinds of devices: docs/dev/device-kinds.md.
 	f.Kinds = []driver.Kind{
 		nic.New(node, netdev.NewInventory(f.sysfs), c),

@@ -1,8 +1,8 @@
-// Package accelerator makes accelerators a kind of device that the driver
-// shares: what accel finds, in terms of claims, shares and parameters. A share
-// is its device nodes, and what the administrator's edits and the claim's
-// parameters put beside them; what of a grant is enforced, the device's own
-// software enforces.
+// Package accelerator implements the device kind accelerator: it maps what
+// package accel discovers to claims, shares, and parameters. A share consists of
+// device nodes, the edits that the administrator configured, and what the
+// claim's parameters add. The device's own software enforces the grant, except
+// for the memory of devices that the cgroup controller dmem supports.
 package accelerator
 
 import (
@@ -31,8 +31,8 @@ import (
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 )
 
-// Name of the kind.
-const Name = "accelerator"
+// Name is the name of the kind.
+const Name = params.DeviceKindAccelerator
 
 // Kind implements driver.Kind for accelerators.
 type Kind struct {
@@ -40,46 +40,53 @@ type Kind struct {
 	config *config.DriverConfig
 	node   string
 
-	mu      sync.RWMutex
-	devices map[string]*device // nil before the first Refresh; a device is not changed once it is in
-	told    map[string]string  // problems that have been logged, by device
+	mu sync.RWMutex
+	// devices is nil before the first Refresh. A device in it is not modified.
+	devices map[string]*device
+	// loggedProblems are the problems that were logged, by device.
+	loggedProblems map[string]string
 }
 
 var (
-	_ driver.Reporter = (*Kind)(nil)
-	_ driver.Watcher  = (*Kind)(nil)
+	_ driver.Kind              = (*Kind)(nil)
+	_ driver.ConditionReporter = (*Kind)(nil)
+	_ driver.HealthReporter    = (*Kind)(nil)
+	_ driver.ReadinessChecker  = (*Kind)(nil)
+	_ driver.Watcher           = (*Kind)(nil)
 )
 
-// New returns the kind for the node of that name. It looks at nothing before
-// the first Refresh.
+// New builds the kind for the node of that name. It accesses nothing before the
+// first Refresh.
 func New(host accel.Host, c *config.DriverConfig, node string) *Kind {
-	return &Kind{host: host, config: c, node: node, told: map[string]string{}}
+	return &Kind{host: host, config: c, node: node, loggedProblems: map[string]string{}}
 }
 
 // Name implements driver.Kind.
 func (k *Kind) Name() string { return Name }
 
-// Refresh implements driver.Kind: it reads which accelerators there are.
-func (k *Kind) Refresh(ctx context.Context, shares []record.Share) (found driver.Refreshed, err error) {
-	next, problems, err := find(k.host, k.config.Accelerators)
+// Refresh implements driver.Kind. It discovers the accelerators of the node.
+func (k *Kind) Refresh(ctx context.Context, shares []record.Share) (refreshed driver.Refreshed, err error) {
+	next, problems, err := discover(k.host, k.config.Accelerators)
 	if err != nil {
-		return found, err
+		return refreshed, err
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, s := range shares {
-		if next[s.Device] == nil {
-			next[s.Device] = k.absent(s.Device)
+		d := next[s.Device]
+		if d == nil {
+			d = k.absent(s.Device)
+			next[s.Device] = d
 		}
-		next[s.Device].shared = next[s.Device].shared || s.ShareID != "" && !s.AdminAccess
+		d.shared = d.shared || s.ShareID != "" && !s.AdminAccess
 	}
 	k.log(ctx, next, problems)
 	k.devices = next
-	return found, nil
+	return refreshed, nil
 }
 
-// Watch implements driver.Watcher.
-func (k *Kind) Watch(ctx context.Context, changed func()) error {
+// Watch implements driver.Watcher by the kernel's events about devices.
+func (k *Kind) Watch(ctx context.Context, changed func(driver.Change)) error {
 	if len(k.config.Accelerators) == 0 {
 		return nil
 	}
@@ -87,11 +94,15 @@ func (k *Kind) Watch(ctx context.Context, changed func()) error {
 	for i, group := range k.config.Accelerators {
 		matches[i] = match(group)
 	}
-	return k.host.Watch(ctx, matches, changed)
+	err := k.host.Watch(ctx, matches, func() { changed(driver.Change{Devices: true}) })
+	if err == nil || ctx.Err() != nil {
+		return nil //nolint:nilerr // the watch ended because the plugin is stopping
+	}
+	return fmt.Errorf("%w: %w", driver.ErrWatchUnavailable, err)
 }
 
-// absent is a device that has shares and is not there. A copy: others may be
-// reading the one that was.
+// absent returns a device that has shares and is missing from the node. It is a
+// copy, because other goroutines may be reading the present one.
 func (k *Kind) absent(name string) *device {
 	d := device{name: name}
 	if last := k.devices[name]; last != nil {
@@ -101,40 +112,39 @@ func (k *Kind) absent(name string) *device {
 	return &d
 }
 
-// log says once what changed. It is called with the lock held.
+// log logs what changed since the last Refresh. It requires k.mu.
 func (k *Kind) log(ctx context.Context, next map[string]*device, problems map[string]error) {
 	logger := klog.FromContext(ctx)
 	for name, d := range next {
-		switch old := k.devices[name]; {
+		old := k.devices[name]
+		switch {
 		case d.absent && (old == nil || !old.absent):
-			logger.Info("Shares are held of an accelerator that is gone, or not configured any more", "device", name)
+			logger.Info("Accelerator with shares is missing from the node or the configuration", "device", name)
 		case !d.absent && (old == nil || old.absent || !slices.Equal(old.Nodes, d.Nodes)):
-			logger.Info("Accelerator is published", "device", name, "accelerator", d.group.Name, "nodes", d.Nodes, "exclusive", d.group.Exclusive)
+			logger.Info("Publishing accelerator", "device", name, "accelerator", d.group.Name, "deviceNodes", d.Nodes, "exclusive", d.group.Exclusive)
 		}
 	}
 	for name := range k.devices {
 		if next[name] == nil {
-			logger.Info("Accelerator is no longer published", "device", name)
+			logger.Info("Stopped publishing accelerator", "device", name)
 		}
 	}
-	told := map[string]string{}
+	logged := map[string]string{}
 	for name, err := range problems {
-		if told[name] = err.Error(); k.told[name] != told[name] {
-			logger.Error(err, "Accelerator cannot be published", "device", name)
+		logged[name] = err.Error()
+		if k.loggedProblems[name] != logged[name] {
+			logger.Error(err, "Cannot publish accelerator", "device", name)
 		}
 	}
-	k.told = told
+	k.loggedProblems = logged
 }
 
-// Leave implements driver.Kind: nothing was done to the devices.
-func (k *Kind) Leave(context.Context) error { return nil }
-
-// Ready implements driver.Kind.
+// Ready implements driver.ReadinessChecker.
 func (k *Kind) Ready() error {
 	k.mu.RLock()
 	defer k.mu.RUnlock()
 	if k.devices == nil {
-		return errors.New("the accelerators have not been looked at yet")
+		return errors.New("the plugin has not discovered the accelerators yet")
 	}
 	return nil
 }
@@ -142,11 +152,12 @@ func (k *Kind) Ready() error {
 // Devices implements driver.Kind.
 func (k *Kind) Devices() []resourceapi.Device {
 	var devices []resourceapi.Device
-	for _, d := range k.all() {
+	for _, d := range k.sorted() {
 		if d.group == nil {
-			// Gone since before this plugin started. A device without the
-			// attributes that selectors ask for is an error to the scheduler, which
-			// then looks at no other.
+			// The device has been missing since before this plugin started, and
+			// its attributes are not known. The scheduler reports an error for a
+			// device without the attributes that a selector reads, and allocates
+			// no other device either.
 			continue
 		}
 		devices = append(devices, d.publish())
@@ -154,18 +165,18 @@ func (k *Kind) Devices() []resourceapi.Device {
 	return devices
 }
 
-// Health implements driver.Kind.
+// Health implements driver.HealthReporter.
 func (k *Kind) Health() []driver.Health {
 	var all []driver.Health
-	for _, d := range k.all() {
-		message := d.trouble()
+	for _, d := range k.sorted() {
+		message := d.problem()
 		all = append(all, driver.Health{Device: d.name, Healthy: message == "", Message: message})
 	}
 	return all
 }
 
-// all returns the devices by name.
-func (k *Kind) all() []*device {
+// sorted returns all devices, by name.
+func (k *Kind) sorted() []*device {
 	k.mu.RLock()
 	defer k.mu.RUnlock()
 	return slices.SortedFunc(maps.Values(k.devices), func(a, b *device) int { return strings.Compare(a.name, b.name) })
@@ -177,6 +188,7 @@ func (k *Kind) Has(name string) bool {
 	return err == nil
 }
 
+// device returns the device of that name.
 func (k *Kind) device(name string) (*device, error) {
 	k.mu.RLock()
 	defer k.mu.RUnlock()
@@ -187,28 +199,23 @@ func (k *Kind) device(name string) (*device, error) {
 	return d, nil
 }
 
-// Configure implements driver.Kind. What it returns are the edits themselves:
-// a container that starts again finds what the first one did.
-func (k *Kind) Configure(share record.Share, configurations [][]byte) (json.RawMessage, error) {
+// Configure implements driver.Kind. Its result is the CDI edits, so that a
+// restarting container gets the same edits as before.
+func (k *Kind) Configure(share record.Share, parameters [][]byte) (json.RawMessage, error) {
 	d, err := k.device(share.Device)
 	if err != nil {
 		return nil, err
 	}
 	if d.absent && !share.AdminAccess {
-		return nil, errors.New(d.trouble())
+		return nil, errors.New(d.problem())
 	}
-	if d.group == nil { // who looks after devices sees that this one is gone
+	if d.group == nil { // admin access to a missing device: the container sees that it is missing
 		return json.Marshal(containeredits.AdminAccess(share.Request))
 	}
-	var merged *params.AcceleratorShare
-	for _, raw := range configurations {
-		p, err := params.DecodeAs[*params.AcceleratorShare](raw)
-		if err != nil {
-			return nil, err
-		}
-		merged = params.MergeAcceleratorShares(merged, p)
+	merged, err := mergeParameters(parameters)
+	if err != nil {
+		return nil, err
 	}
-	merged = params.MergeAcceleratorShares(merged, nil)
 	if errs := merged.ValidateFor(d.group.Allowed()); len(errs) > 0 {
 		return nil, fmt.Errorf("%s: %w", params.AcceleratorShareKind, errs.ToAggregate())
 	}
@@ -221,13 +228,27 @@ func (k *Kind) Configure(share record.Share, configurations [][]byte) (json.RawM
 	}
 	for _, node := range edits.DeviceNodes {
 		if !k.host.IsNode(node) {
-			return nil, fmt.Errorf("device node %s is not on the node: is the device's driver loaded, are its device nodes made?", node)
+			return nil, fmt.Errorf("device node %s does not exist on the node: is the device's driver loaded, and has it created its device nodes?", node)
 		}
 	}
 	return json.Marshal(edits)
 }
 
-// edits puts together what a container with the share finds: pure.
+// mergeParameters decodes opaque parameters and merges them. Those of the class
+// come before those of the claim.
+func mergeParameters(parameters [][]byte) (*params.AcceleratorShare, error) {
+	var merged *params.AcceleratorShare
+	for _, raw := range parameters {
+		p, err := params.DecodeAs[*params.AcceleratorShare](raw)
+		if err != nil {
+			return nil, err
+		}
+		merged = params.MergeAcceleratorShares(merged, p)
+	}
+	return params.MergeAcceleratorShares(merged, nil), nil
+}
+
+// edits returns the CDI edits of containers with the share.
 func (k *Kind) edits(d *device, share record.Share, p *params.AcceleratorShare) (cdi.Edits, error) {
 	variables := containeredits.TemplateVariables(d.group.Capacities, granted(d, share))
 	maps.Copy(variables, map[string]string{
@@ -237,7 +258,7 @@ func (k *Kind) edits(d *device, share record.Share, p *params.AcceleratorShare) 
 		variables[config.VariablePCIBusID] = d.PCIBusID
 	}
 	texts := d.group.Edits
-	if share.AdminAccess { // to look, with what looking needs, and no limit that is of a grant
+	if share.AdminAccess { // keep only edits that do not depend on a grant
 		texts = texts.Only(variables)
 	}
 	expanded, err := texts.Expand(variables)
@@ -260,8 +281,8 @@ func (k *Kind) edits(d *device, share record.Share, p *params.AcceleratorShare) 
 	return edits, nil
 }
 
-// granted is what a share has of the device: all of it, if that is not shared.
-// What an allocation for admin access says of capacity counts for nothing.
+// granted returns the grant of a share: the whole capacity of an unshared
+// device, and nothing for admin access, whatever the allocation contains.
 func granted(d *device, share record.Share) map[string]resource.Quantity {
 	switch {
 	case share.AdminAccess:
@@ -273,9 +294,6 @@ func granted(d *device, share record.Share) map[string]resource.Quantity {
 	}
 }
 
-// Together implements driver.Kind.
-func (k *Kind) Together([]record.Share) error { return nil }
-
 // Admit implements driver.Kind.
 func (k *Kind) Admit(share record.Share, others []record.Share) error {
 	d, err := k.device(share.Device)
@@ -286,8 +304,8 @@ func (k *Kind) Admit(share record.Share, others []record.Share) error {
 	for i, o := range others {
 		taken[i] = o.Capacity
 	}
-	// One that was allocated before the device was shared, or by a scheduler
-	// that does not share, is of the whole device too.
+	// A share without an ID is the whole device: it was allocated before the
+	// device became shared, or by a scheduler without consumable capacity.
 	whole := d.group.Exclusive || share.ShareID == ""
 	return capacity.Admit(d.name, d.group.Capacities, whole, share.Capacity, taken)
 }
@@ -300,37 +318,33 @@ func (k *Kind) Edits(share record.Share) (edits cdi.Edits, err error) {
 	return edits, err
 }
 
-// Reasons of conditions.
-const (
-	reasonPrepared = "Prepared"
-	reasonGone     = "DeviceGone"
-	// ReasonMemoryNotEnforced: nothing here holds the share to its memory.
-	ReasonMemoryNotEnforced = "MemoryNotEnforced"
-	// ReasonContainerLimited: the kernel holds each container to it.
-	ReasonContainerLimited = "ContainerLimited"
-)
-
-// Conditions implements driver.Reporter.
+// Conditions implements driver.ConditionReporter.
 func (k *Kind) Conditions(share record.Share) []metav1.Condition {
-	ready := metav1.Condition{Type: driver.ConditionReady, Status: metav1.ConditionTrue, Reason: reasonPrepared,
-		Message: "containers that name the claim find the device's nodes"}
-	if d, err := k.device(share.Device); err != nil || d.trouble() != "" {
-		ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, reasonGone, "the device is gone from the node, or from the driver's configuration"
+	ready := metav1.Condition{Type: params.ConditionReady, Status: metav1.ConditionTrue, Reason: params.ReasonPrepared,
+		Message: "containers that list the claim find the device's nodes"}
+	if d, err := k.device(share.Device); err != nil || d.problem() != "" {
+		ready.Status, ready.Reason = metav1.ConditionFalse, params.ReasonDeviceGone
+		ready.Message = "the device is missing from the node or from the driver's configuration"
 	}
 	conditions := []metav1.Condition{ready}
-	if memory, ok := share.Capacity[config.CapacityMemory]; ok {
+	if memory, ok := share.Capacity[params.CapacityMemory]; ok {
 		conditions = append(conditions, k.memoryCondition(share, memory.String()))
 	}
 	return conditions
 }
 
-// memoryCondition says whether the kernel limits the memory: by what was
-// prepared, without which no container of the share starts.
+// memoryCondition reports whether the kernel limits the memory. The recorded
+// edits decide: no container of the share starts without the hook that sets the
+// limit.
 func (k *Kind) memoryCondition(share record.Share, memory string) metav1.Condition {
+	c := metav1.Condition{Type: params.ConditionMemoryEnforced}
 	if edits, err := k.Edits(share); err == nil && len(edits.Hook) > 0 {
-		return metav1.Condition{Type: driver.ConditionMemoryEnforced, Status: metav1.ConditionTrue, Reason: ReasonContainerLimited,
-			Message: fmt.Sprintf("the cgroup controller dmem keeps each container that has the share within %s; several containers of one share have as much each", memory)}
+		c.Status, c.Reason = metav1.ConditionTrue, params.ReasonContainerLimited
+		c.Message = fmt.Sprintf("the cgroup controller dmem limits each container with the share to %s; several containers with one share have that much each", memory)
+		return c
 	}
-	return metav1.Condition{Type: driver.ConditionMemoryEnforced, Status: metav1.ConditionFalse, Reason: ReasonMemoryNotEnforced,
-		Message: fmt.Sprintf("%s of memory are granted; nothing on the node keeps the share's programs from using more: their environment says what they should keep to", memory)}
+	c.Status, c.Reason = metav1.ConditionFalse, params.ReasonMemoryNotEnforced
+	c.Message = fmt.Sprintf("%s of memory are granted, but nothing on the node prevents the share's programs from using more: "+
+		"they must obey the limit in their environment", memory)
+	return c
 }

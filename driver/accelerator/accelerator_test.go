@@ -15,8 +15,8 @@ import (
 
 	"github.com/dra-shared/dra-driver-shared/accel"
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
+	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/cdi"
-	"github.com/dra-shared/dra-driver-shared/driver"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 	"github.com/dra-shared/dra-driver-shared/test/fstree"
 )
@@ -168,7 +168,7 @@ func TestTheHealthOfDevices(t *testing.T) {
 			t.Errorf("%+v", h)
 		}
 	}
-	if _, err := k.Configure(record.Share{Device: "dev-npu1"}, nil); err == nil || !strings.Contains(err.Error(), "gone") {
+	if _, err := k.Configure(record.Share{Device: "dev-npu1"}, nil); err == nil || !strings.Contains(err.Error(), "missing") {
 		t.Errorf("a share of a device that is gone: %v", err)
 	}
 }
@@ -220,7 +220,7 @@ func TestWhatAContainerWithAShareFinds(t *testing.T) {
 	}
 	for _, tc := range []struct{ fields, want string }{
 		{`"deviceNodes": ["/dev/nvidia2"]`, `deviceNodes[0]: Forbidden: /dev/nvidia2: accelerator "h200" allows /dev/nvidia-caps/*`},
-		{`"deviceNodes": ["/dev/nvidia-caps/nvidia-cap9"]`, `device node /dev/nvidia-caps/nvidia-cap9 is not on the node`},
+		{`"deviceNodes": ["/dev/nvidia-caps/nvidia-cap9"]`, `device node /dev/nvidia-caps/nvidia-cap9 does not exist on the node`},
 		{`"environment": {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "100"}`, `accelerator "h200" sets it for all its shares`},
 	} {
 		if _, err := k.Configure(s, [][]byte{raw(tc.fields)}); err == nil || !strings.Contains(err.Error(), tc.want) {
@@ -305,14 +305,14 @@ func TestTheDriverIsTheLastLineOfDefence(t *testing.T) {
 func TestMemoryThatNobodyEnforcesIsNotSaidToBe(t *testing.T) {
 	k, files := machine(t, "eight-h200", h200)
 	s := share("1", "pci-0000-43-00-0", map[string]string{"memory": "10Gi", "compute": "25"})
-	c := meta.FindStatusCondition(k.Conditions(s), driver.ConditionMemoryEnforced)
-	if c == nil || c.Status != "False" || c.Reason != ReasonMemoryNotEnforced || !strings.Contains(c.Message, "10Gi") {
+	c := meta.FindStatusCondition(k.Conditions(s), params.ConditionMemoryEnforced)
+	if c == nil || c.Status != "False" || c.Reason != params.ReasonMemoryNotEnforced || !strings.Contains(c.Message, "10Gi") {
 		t.Errorf("%+v", c)
 	}
-	if c := meta.FindStatusCondition(k.Conditions(share("1", "pci-0000-43-00-0", map[string]string{"compute": "25"})), driver.ConditionMemoryEnforced); c != nil {
+	if c := meta.FindStatusCondition(k.Conditions(share("1", "pci-0000-43-00-0", map[string]string{"compute": "25"})), params.ConditionMemoryEnforced); c != nil {
 		t.Errorf("no memory was granted: %+v", c)
 	}
-	if !meta.IsStatusConditionTrue(k.Conditions(s), driver.ConditionReady) {
+	if !meta.IsStatusConditionTrue(k.Conditions(s), params.ConditionReady) {
 		t.Errorf("%+v", k.Conditions(s))
 	}
 	// Where the kernel has the controller, it is told.
@@ -326,12 +326,12 @@ func TestMemoryThatNobodyEnforcesIsNotSaidToBe(t *testing.T) {
 	if diff := cmp.Diff([]string{"limit-memory", "--region=drm/0000:43:00.0/vram0", "--bytes=10737418240"}, edits.Hook); err != nil || diff != "" {
 		t.Errorf("%v %s", err, diff)
 	}
-	if c := meta.FindStatusCondition(k.Conditions(s), driver.ConditionMemoryEnforced); c == nil || c.Status != "True" || c.Reason != ReasonContainerLimited {
+	if c := meta.FindStatusCondition(k.Conditions(s), params.ConditionMemoryEnforced); c == nil || c.Status != "True" || c.Reason != params.ReasonContainerLimited {
 		t.Errorf("%+v", c)
 	}
 	delete(files, "dev/nvidia1")
 	refresh(t, k, s)
-	if c := meta.FindStatusCondition(k.Conditions(s), driver.ConditionReady); c == nil || c.Status != "False" || c.Reason != reasonGone {
+	if c := meta.FindStatusCondition(k.Conditions(s), params.ConditionReady); c == nil || c.Status != "False" || c.Reason != params.ReasonDeviceGone {
 		t.Errorf("a device that is gone: %+v", c)
 	}
 }

@@ -14,34 +14,32 @@ import (
 	"github.com/dra-shared/dra-driver-shared/accel"
 	"github.com/dra-shared/dra-driver-shared/accel/dmem"
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
+	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/device/attribute"
 	"github.com/dra-shared/dra-driver-shared/device/capacity"
 )
 
-// device is an accelerator of a group, as it is published.
+// device is an accelerator of a configured group.
 type device struct {
 	accel.Device
 	name  string
-	group *config.Accelerator // nil: absent since before this plugin started
+	group *config.Accelerator // nil if the device has been missing since before this plugin started
 	// pci are the standard attributes of a device on PCI.
 	pci attribute.Map
-	// region of the device's memory that the kernel can limit; empty: none.
+	// region is the region of the device's memory that the kernel can limit, or "".
 	region string
-	// absent: the device is gone, shares of it are not.
+	// absent reports that the device is missing while claims hold shares of it.
 	absent bool
-	// shared: claims have shares of it.
+	// shared reports that claims hold shares of the device.
 	shared bool
 }
 
-// TaintSharesHeld is on a device that has become exclusive while claims have
-// shares of it: the scheduler would give the whole of it to another.
-const TaintSharesHeld = "dra-shared.dev/shares-held"
-
-// find returns the devices of all groups by name, and what cannot be
-// published, and why.
-func find(host accel.Host, groups []config.Accelerator) (map[string]*device, map[string]error, error) {
+// discover returns the devices of all groups, and the reasons why devices cannot
+// be published, both by device name. A device that matches several groups
+// belongs to the first.
+func discover(host accel.Host, groups []config.Accelerator) (map[string]*device, map[string]error, error) {
 	devices, problems := map[string]*device{}, map[string]error{}
-	taken := map[string]bool{} // by PCI address or node: the first group has it
+	taken := map[string]bool{} // by PCI address and device node
 	for i := range groups {
 		group := &groups[i]
 		found, err := host.Find(match(*group))
@@ -54,7 +52,7 @@ func find(host accel.Host, groups []config.Accelerator) (map[string]*device, map
 			case slices.ContainsFunc(identities(f), func(id string) bool { return taken[id] }):
 				continue
 			case len(f.Nodes) == 0:
-				problems[d.name] = errors.New("it has no device nodes: is its driver loaded, are its device nodes made?")
+				problems[d.name] = errors.New("the device has no device nodes: is its driver loaded, and has it created them?")
 				continue
 			}
 			for _, id := range identities(f) {
@@ -66,11 +64,13 @@ func find(host accel.Host, groups []config.Accelerator) (map[string]*device, map
 	return devices, problems, nil
 }
 
+// match returns the condition by which a group selects devices.
 func match(group config.Accelerator) accel.Match {
 	m := group.Match
 	return accel.Match{Class: m.PCIClass, Vendor: m.Vendor, ID: m.Device, Paths: m.DevicePaths}
 }
 
+// identities returns what distinguishes a device from all others on the node.
 func identities(f accel.Device) []string {
 	if f.PCIBusID != "" {
 		return append(slices.Clone(f.Nodes), f.PCIBusID)
@@ -78,52 +78,54 @@ func identities(f accel.Device) []string {
 	return f.Nodes
 }
 
-// deviceName is made of what does not change when devices are found in another
-// order, as far as there is such a thing.
+// deviceName returns a name that does not depend on the order of discovery, as
+// far as possible.
 func deviceName(f accel.Device) string {
 	if f.PCIBusID != "" {
 		return attribute.PCIName(f.PCIBusID)
 	}
-	return attribute.Label(strings.ReplaceAll(f.Nodes[0][1:], "/", ":")) // dev-npu0: no NIC is named so
+	return attribute.Label(strings.ReplaceAll(f.Nodes[0][1:], "/", ":")) // such as dev-npu0, which differs from the name of any NIC
 }
 
-// trouble is why the device does not work, empty if it does.
-func (d *device) trouble() string {
+// problem returns the reason why the device does not work; "" if it does.
+func (d *device) problem() string {
 	if d.absent {
-		return fmt.Sprintf("accelerator %s is gone from the node, or from the driver's configuration", d.name)
+		return fmt.Sprintf("accelerator %s is missing from the node or from the driver's configuration", d.name)
 	}
 	return ""
 }
 
-// publish is the device as it stands in a ResourceSlice.
+// publish returns the device as a ResourceSlice contains it.
 func (d *device) publish() resourceapi.Device {
 	out := resourceapi.Device{Name: d.name, Attributes: attribute.Map{attribute.Kind: attribute.Text(Name)}}
 	switch {
 	case d.absent:
 		out.Taints = []resourceapi.DeviceTaint{{Key: attribute.TaintAbsent, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
 	case d.group.Exclusive && d.shared:
-		out.Taints = []resourceapi.DeviceTaint{{Key: TaintSharesHeld, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+		out.Taints = []resourceapi.DeviceTaint{{Key: params.TaintSharesHeld, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
 	}
 	if !d.group.Exclusive {
 		out.AllowMultipleAllocations = ptr.To(true)
 	}
 	out.Capacity = capacity.Publish(d.group.Capacities, d.group.Exclusive)
 	for name, value := range map[resourceapi.QualifiedName]string{
-		"accelerator": d.group.Name, "vendor": d.Vendor, "device": d.ID, "model": d.Model, "driver": d.Driver,
+		params.AttributeAccelerator: d.group.Name, params.AttributeVendor: d.Vendor, params.AttributeDevice: d.ID,
+		params.AttributeModel: d.Model, params.AttributeDriver: d.Driver,
 	} {
 		if value != "" {
 			out.Attributes[name] = attribute.Text(fmt.Sprintf("%.64s", value))
 		}
 	}
 	if v := semantic(d.DriverVersion); v != "" {
-		out.Attributes["driverVersion"] = resourceapi.DeviceAttribute{VersionValue: &v}
+		out.Attributes[params.AttributeDriverVersion] = resourceapi.DeviceAttribute{VersionValue: &v}
 	}
 	maps.Copy(out.Attributes, d.pci)
 	return out
 }
 
-// semantic makes a semantic version (semver.org) of a driver's: 570.086.15 is
-// 570.86.15, and can be compared in a claim's selectors. What has none is empty.
+// semantic converts a driver's version to a semantic version (semver.org), which
+// selectors of claims can compare: 570.086.15 becomes 570.86.15. It returns "" if
+// the text is not a version.
 func semantic(text string) string {
 	v, err := version.ParseGeneric(text)
 	if err != nil {

@@ -1,8 +1,8 @@
-// Package fabric makes devices that span nodes a kind of device that the driver
-// shares: the links among the accelerators of a rack, a slice of a torus. The
-// controller publishes a fabric, once, for all nodes that are on it; here each
-// node prepares its own part: variables, and a file that says which fabric a
-// container is on, and by which share.
+// Package fabric implements the device kind fabric: a device that spans nodes,
+// such as the accelerator interconnect of a rack or a slice of a torus. The
+// controller publishes a fabric once, for all of its nodes. On each node the
+// plugin prepares environment variables and a file that tell a container which
+// fabric it is on, and by which share.
 package fabric
 
 import (
@@ -25,36 +25,33 @@ import (
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 )
 
-// Name of the kind.
+// Name is the name of the kind.
 const Name = fabricpool.Kind
 
-// Kind implements driver.Spanning for fabrics.
+// Kind implements driver.Kind for fabrics.
 type Kind struct {
 	config *config.DriverConfig
 	node   string
 }
 
-var _ driver.Spanning = (*Kind)(nil)
+var (
+	_ driver.Kind      = (*Kind)(nil)
+	_ driver.MultiNode = (*Kind)(nil)
+)
 
-// New returns the kind for the node of that name.
+// New builds the kind for the node of that name.
 func New(c *config.DriverConfig, node string) *Kind { return &Kind{config: c, node: node} }
 
 // Name implements driver.Kind.
 func (k *Kind) Name() string { return Name }
 
-// Spans implements driver.Spanning.
-func (k *Kind) Spans(pool string) bool { return fabricpool.Is(pool) }
+// HasPool implements driver.MultiNode.
+func (k *Kind) HasPool(pool string) bool { return fabricpool.Is(pool) }
 
-// Refresh implements driver.Kind: fabrics are what the configuration says.
+// Refresh implements driver.Kind. Fabrics follow from the configuration alone.
 func (k *Kind) Refresh(context.Context, []record.Share) (driver.Refreshed, error) {
 	return driver.Refreshed{}, nil
 }
-
-// Leave implements driver.Kind: nothing was done.
-func (k *Kind) Leave(context.Context) error { return nil }
-
-// Ready implements driver.Kind.
-func (k *Kind) Ready() error { return nil }
 
 // Devices implements driver.Kind.
 func (k *Kind) Devices() (devices []resourceapi.Device) {
@@ -64,12 +61,10 @@ func (k *Kind) Devices() (devices []resourceapi.Device) {
 	return devices
 }
 
-// Health implements driver.Kind: no single node knows.
-func (k *Kind) Health() []driver.Health { return nil }
-
 // Has implements driver.Kind.
 func (k *Kind) Has(name string) bool { return k.fabric(name) != nil }
 
+// fabric returns the configured fabric of that name, or nil.
 func (k *Kind) fabric(name string) *config.Fabric {
 	for i := range k.config.Fabrics {
 		if k.config.Fabrics[i].Name == name {
@@ -79,14 +74,14 @@ func (k *Kind) fabric(name string) *config.Fabric {
 	return nil
 }
 
-// Configure implements driver.Kind: it returns the edits.
-func (k *Kind) Configure(share record.Share, configurations [][]byte) (json.RawMessage, error) {
+// Configure implements driver.Kind. Its result is the CDI edits.
+func (k *Kind) Configure(share record.Share, parameters [][]byte) (json.RawMessage, error) {
 	f := k.fabric(share.Device)
 	if f == nil {
-		return nil, fmt.Errorf("there is no fabric %s in the driver's configuration", share.Device)
+		return nil, fmt.Errorf("the driver's configuration has no fabric %s", share.Device)
 	}
-	if len(configurations) > 0 {
-		return nil, errors.New("a fabric takes no parameters: name the requests that each is for, in the configuration's requests")
+	if len(parameters) > 0 {
+		return nil, errors.New("a fabric takes no parameters: list in requests the requests that each configuration is for")
 	}
 	edits, err := k.edits(f, share)
 	if err != nil {
@@ -95,7 +90,7 @@ func (k *Kind) Configure(share record.Share, configurations [][]byte) (json.RawM
 	return json.Marshal(edits)
 }
 
-// edits puts together what a container with the share finds: pure.
+// edits returns the CDI edits of containers with the share.
 func (k *Kind) edits(f *config.Fabric, share record.Share) (cdi.Edits, error) {
 	if share.AdminAccess {
 		return containeredits.AdminAccess(share.Request), nil
@@ -105,25 +100,29 @@ func (k *Kind) edits(f *config.Fabric, share record.Share) (cdi.Edits, error) {
 		granted = f.Capacity
 	}
 	granted = maps.Clone(granted)
-	delete(granted, fabricpool.CapacityGroups) // it counts groups, and is no pod's
+	delete(granted, fabricpool.CapacityGroups) // it counts PodGroups and grants nothing to a pod
 	variables := containeredits.TemplateVariables(f.Capacities, granted)
 	maps.Copy(variables, map[string]string{
-		config.VariableShare: share.Name, config.VariableRequest: share.Request, config.VariableDevice: share.Device, config.VariableNode: k.node,
+		config.VariableShare: share.Name, config.VariableRequest: share.Request,
+		config.VariableDevice: share.Device, config.VariableNode: k.node,
 	})
 	expanded, err := f.Edits.Expand(variables)
 	if err != nil {
 		return cdi.Edits{}, fmt.Errorf("edits of fabric %q: %w", f.Name, err)
 	}
-	// Two claims of a container may have requests of one name: by the share.
+	// The path contains the share because the requests of two claims of a
+	// container may have the same name.
 	path := "/var/run/dra-shared.dev/" + share.Name + "/membership.json"
 	edits := containeredits.Merge(expanded, containeredits.GrantVariables(share.Request, granted), map[string]string{
-		containeredits.Variable(share.Request, "fabric"): f.Name, containeredits.Variable(share.Request, "membership"): path,
+		containeredits.Variable(share.Request, params.EnvironmentFabric):     f.Name,
+		containeredits.Variable(share.Request, params.EnvironmentMembership): path,
 	})
 	content, err := json.MarshalIndent(k.membership(f, share, granted), "", "  ")
 	edits.Files = []cdi.File{{ContainerPath: path, Content: string(content) + "\n"}}
 	return edits, err
 }
 
+// membership describes the share to programs in the container.
 func (k *Kind) membership(f *config.Fabric, share record.Share, granted map[string]resource.Quantity) params.FabricMembership {
 	m := params.FabricMembership{TypeMeta: params.TypeMeta(params.FabricMembershipKind),
 		Fabric: f.Name, Attributes: f.Attributes, Node: k.node, Request: share.Request, ShareID: string(share.ShareID)}
@@ -136,15 +135,12 @@ func (k *Kind) membership(f *config.Fabric, share record.Share, granted map[stri
 	return m
 }
 
-// Together implements driver.Kind.
-func (k *Kind) Together([]record.Share) error { return nil }
-
-// Admit implements driver.Kind. What is in use on other nodes only the
-// scheduler knows.
+// Admit implements driver.Kind. It considers the shares on this node only; the
+// scheduler considers those on other nodes.
 func (k *Kind) Admit(share record.Share, others []record.Share) error {
 	f := k.fabric(share.Device)
 	if f == nil {
-		return fmt.Errorf("there is no fabric %s in the driver's configuration", share.Device)
+		return fmt.Errorf("the driver's configuration has no fabric %s", share.Device)
 	}
 	taken := make([]map[string]resource.Quantity, len(others))
 	for i, o := range others {

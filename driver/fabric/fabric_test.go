@@ -74,7 +74,7 @@ func TestWhatANodePreparesOfAFabric(t *testing.T) {
 
 func TestAFabricIsOneDeviceForAllItsNodes(t *testing.T) {
 	k := kind(t)
-	if !k.Spans("fabric/rack1") || k.Spans("rack1") || k.Spans("n7") {
+	if !k.HasPool("fabric/rack1") || k.HasPool("rack1") || k.HasPool("n7") {
 		t.Error("pools of fabrics are not told from nodes'")
 	}
 	devices := k.Devices()

@@ -11,50 +11,41 @@ import (
 	"k8s.io/utils/ptr"
 
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
+	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/device/attribute"
 	"github.com/dra-shared/dra-driver-shared/netdev"
 )
 
-// Capacities of a published NIC.
-const (
-	// CapacityBandwidth is in bits per second, each direction.
-	CapacityBandwidth = "bandwidth"
-	// CapacityShares counts the shares a NIC can be divided into.
-	CapacityShares = "shares"
-)
-
-// TaintLinkDown is on a NIC that has no link, or had none a moment ago.
-const TaintLinkDown = "dra-shared.dev/link-down"
-
-// steady is how long a link must have been up without interruption before it
-// counts as up again: one that flaps stays tainted.
-const steady = 5 * time.Second
+// linkStableTime is the time for which a link must have been up without
+// interruption until the NIC counts as up again: a flapping link stays tainted.
+const linkStableTime = 5 * time.Second
 
 // device is a NIC of a network, as it is shared.
 type device struct {
 	name    string
 	nic     netdev.NIC
-	network *config.Network
+	network *config.Network // nil if the NIC has been missing since before this plugin started
 	// pci are the standard attributes of a NIC on PCI.
 	pci     attribute.Map
-	line    uint64 // bits per second
-	reserve uint64 // bits per second, of line
-	// absent: the NIC is gone, shares of it are not.
+	line    uint64 // line rate in bits per second
+	reserve uint64 // the part of line that is not granted, in bits per second
+	// absent reports that the NIC is missing while claims hold shares of it.
 	absent bool
-	// down: the NIC has no link, or has not been steady since.
+	// down reports that the NIC has no link, or that its link is not stable yet.
 	down bool
-	// upSince is when the link came back, while it is not steady.
+	// upSince is the time at which the link came back, while it is not stable.
 	upSince time.Time
-	// granted to all shares together, in bits per second. More than
+	// granted is the sum of all grants, in bits per second. It exceeds
 	// bandwidth if the link has become slower.
 	granted uint64
 }
 
-// bandwidth is what can be granted, in bits per second.
+// bandwidth returns the rate that can be granted, in bits per second.
 func (d *device) bandwidth() uint64 { return d.line - d.reserve }
 
-// guaranteed is what a share that was granted so much is sure of: less if the
-// link has become slower than the sum of what was granted.
+// guaranteed returns the rate that is guaranteed to a share with a grant, in
+// bits per second. It is less than the grant if the link has become slower than
+// the sum of all grants.
 func (d *device) guaranteed(grant uint64) uint64 {
 	if d.granted <= d.bandwidth() {
 		return grant
@@ -62,47 +53,52 @@ func (d *device) guaranteed(grant uint64) uint64 {
 	return uint64(float64(grant) * float64(d.bandwidth()) / float64(d.granted))
 }
 
-func (d *device) scaleDiffers(old *device) bool {
-	const probe = 1 << 40
-	return d.guaranteed(probe) != old.guaranteed(probe)
+// guaranteesDiffer reports whether the guarantees of equal grants differ.
+func (d *device) guaranteesDiffer(old *device) bool {
+	const grant = 1 << 40
+	return d.guaranteed(grant) != old.guaranteed(grant)
 }
 
-// settle decides whether the link counts as down, by what it was at the last
-// look, and returns when to look again.
-func (d *device) settle(old *device, now time.Time) (again time.Duration) {
+// debounceLink sets down by the state of the link and by the state at the last
+// Refresh. It returns the time after which to check again; 0 means never.
+func (d *device) debounceLink(old *device, now time.Time) (requeueAfter time.Duration) {
 	switch {
 	case !d.nic.Up || !d.nic.Carrier:
 		d.down = true
 	case old == nil || !old.down:
 	case old.upSince.IsZero():
-		d.down, d.upSince, again = true, now, steady
-	case now.Sub(old.upSince) < steady:
-		d.down, d.upSince, again = true, old.upSince, steady-now.Sub(old.upSince)
+		d.down, d.upSince, requeueAfter = true, now, linkStableTime
+	case now.Sub(old.upSince) < linkStableTime:
+		d.down, d.upSince, requeueAfter = true, old.upSince, linkStableTime-now.Sub(old.upSince)
 	}
-	return again
+	return requeueAfter
 }
 
-// trouble is why the device does not work, empty if it does.
-func (d *device) trouble() (reason, message string) {
+// problem returns the reason why the device does not work; "" if it does.
+func (d *device) problem() (reason, message string) {
 	switch {
 	case d.absent:
-		return reasonGone, fmt.Sprintf("NIC %s is gone from the node, or from the driver's configuration; if it is there, its shares are limited as they were", d.name)
+		return params.ReasonDeviceGone, fmt.Sprintf("NIC %s is missing from the node or from the driver's configuration; "+
+			"if it exists, the limits of its shares remain in place", d.name)
 	case d.down && d.upSince.IsZero():
-		return reasonLinkDown, fmt.Sprintf("NIC %s has no link: is the cable plugged in, the interface %s up?", d.name, d.nic.Name)
+		return params.ReasonLinkDown, fmt.Sprintf("NIC %s has no link: is the cable plugged in, and is the interface %s up?", d.name, d.nic.Name)
 	case d.down:
-		return reasonLinkDown, fmt.Sprintf("the link of NIC %s is back, but not for %s yet", d.name, steady)
+		return params.ReasonLinkDown, fmt.Sprintf("the link of NIC %s is back, but has not been up for %s yet", d.name, linkStableTime)
 	default:
 		return "", ""
 	}
 }
 
-// problem is a NIC that cannot be shared, and why.
+// gone is the error of a request for an absent device.
+func (d *device) gone() error { return fmt.Errorf("NIC %s is gone from the node", d.name) }
+
+// problem is a NIC that cannot be shared, with the reason.
 type problem struct {
 	nic string
 	err error
 }
 
-// plan decides which NICs are shared: pure.
+// plan returns the NICs to share, and those that cannot be shared.
 func plan(nics []netdev.NIC, c *config.DriverConfig) (devices []*device, problems []problem) {
 	names := map[string]int{}
 	for _, n := range nics {
@@ -126,17 +122,19 @@ func plan(nics []netdev.NIC, c *config.DriverConfig) (devices []*device, problem
 	return devices, problems
 }
 
-// reservePercent of the line rate is kept where the configuration does not say.
+// reservePercent is the part of the line rate that is reserved by default.
 const reservePercent = 1
 
 func newDevice(n netdev.NIC, network *config.Network) (*device, error) {
 	if n.Master != "" {
-		return nil, fmt.Errorf("the NIC belongs to %s: no link can be made of it; name %s in interfaces instead, if that is to be shared", n.Master, n.Master)
+		return nil, fmt.Errorf("the NIC belongs to %s and cannot have links of its own: to share %s, name that in interfaces instead", n.Master, n.Master)
 	}
 	d := &device{name: deviceName(n), nic: n, network: network, line: n.Speed}
 	if network.Bandwidth != nil {
 		d.line = uint64(network.Bandwidth.Value())
-		if n.PCIBusID != "" && n.Speed > 0 { // hardware knows what it has negotiated; what virtual links say means little
+		if n.PCIBusID != "" && n.Speed > 0 {
+			// Hardware reports the negotiated speed. Virtual links report an
+			// arbitrary one.
 			d.line = min(d.line, n.Speed)
 		}
 	}
@@ -146,18 +144,19 @@ func newDevice(n netdev.NIC, network *config.Network) (*device, error) {
 	d.reserve = d.line * reservePercent / 100
 	if network.Reserve != nil {
 		d.reserve = uint64(network.Reserve.Value())
-		if network.Bandwidth != nil && d.line < uint64(network.Bandwidth.Value()) { // of what the link has left
+		if network.Bandwidth != nil && d.line < uint64(network.Bandwidth.Value()) {
+			// The link is slower than configured: scale the reserve with it.
 			d.reserve = uint64(float64(d.reserve) * float64(d.line) / float64(network.Bandwidth.Value()))
 		}
 	}
 	if d.reserve >= d.line {
-		return nil, fmt.Errorf("reserve %d of network %q leaves nothing of the link's %d bit/s", d.reserve, network.Name, d.line)
+		return nil, fmt.Errorf("reserve %d of network %q is not less than the link's %d bit/s", d.reserve, network.Name, d.line)
 	}
 	return d, nil
 }
 
-// deviceName is made of what does not change when links are renamed or found
-// in another order, as far as there is such a thing.
+// deviceName returns a name that does not depend on the order of discovery and,
+// except for virtual NICs, on the name of the interface.
 func deviceName(n netdev.NIC) string {
 	switch {
 	case n.PCIBusID != "":
@@ -169,7 +168,7 @@ func deviceName(n netdev.NIC) string {
 	}
 }
 
-// publish is the device as it stands in a ResourceSlice.
+// publish returns the device as a ResourceSlice contains it.
 func (d *device) publish() resourceapi.Device {
 	out := resourceapi.Device{
 		Name:                     d.name,
@@ -180,13 +179,13 @@ func (d *device) publish() resourceapi.Device {
 	case d.absent:
 		out.Taints = []resourceapi.DeviceTaint{{Key: attribute.TaintAbsent, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
 	case d.down && d.network.LinkDown != config.TaintNone:
-		out.Taints = []resourceapi.DeviceTaint{{Key: TaintLinkDown, Effect: resourceapi.DeviceTaintEffect(d.network.LinkDown)}}
+		out.Taints = []resourceapi.DeviceTaint{{Key: params.TaintLinkDown, Effect: resourceapi.DeviceTaintEffect(d.network.LinkDown)}}
 	}
 	d.addAttributes(out.Attributes)
 	maps.Copy(out.Attributes, d.pci)
 	out.Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
-		CapacityBandwidth: {Value: bits(d.bandwidth()), RequestPolicy: bandwidthPolicy(d.bandwidth(), d.network.Policy)},
-		CapacityShares: {
+		params.CapacityBandwidth: {Value: bits(d.bandwidth()), RequestPolicy: bandwidthPolicy(d.bandwidth(), d.network.Policy)},
+		params.CapacityShares: {
 			Value:         *resource.NewQuantity(int64(*d.network.Shares), resource.DecimalSI),
 			RequestPolicy: &resourceapi.CapacityRequestPolicy{Default: ptr.To(resource.MustParse("1")), ValidValues: []resource.Quantity{resource.MustParse("1")}},
 		},
@@ -196,20 +195,22 @@ func (d *device) publish() resourceapi.Device {
 
 func (d *device) addAttributes(attributes attribute.Map) {
 	for name, value := range map[resourceapi.QualifiedName]string{
-		"interfaceName": d.nic.Name, "network": d.network.Name, "mac": d.nic.MAC.String(), "driver": d.nic.Driver,
+		params.AttributeInterfaceName: d.nic.Name, params.AttributeNetwork: d.network.Name,
+		params.AttributeMAC: d.nic.MAC.String(), params.AttributeDriver: d.nic.Driver,
 	} {
 		if value != "" {
 			attributes[name] = attribute.Text(value)
 		}
 	}
-	attributes["mtu"] = resourceapi.DeviceAttribute{IntValue: ptr.To(int64(d.nic.MTU))}
-	attributes["speedMbps"] = resourceapi.DeviceAttribute{IntValue: ptr.To(int64(d.line / 1e6))}
+	attributes[params.AttributeMTU] = resourceapi.DeviceAttribute{IntValue: ptr.To(int64(d.nic.MTU))}
+	attributes[params.AttributeSpeedMbps] = resourceapi.DeviceAttribute{IntValue: ptr.To(int64(d.line / 1e6))}
 }
 
-// bandwidthPolicy derives the request policy for a NIC with that much to
-// grant. The API server demands min <= default <= value, default on a step and
-// room for one step; on a slow link the configured numbers are lowered to that,
-// or the whole slice would be refused.
+// bandwidthPolicy derives the request policy for a NIC that has value bits per
+// second to grant. The API server requires min <= default <= value, a default on
+// a step, and room for one step (KEP-5075). On a slow link the function lowers
+// the configured numbers accordingly, because the API server would refuse the
+// whole slice.
 func bandwidthPolicy(value uint64, p config.Policy) *resourceapi.CapacityRequestPolicy {
 	low := min(uint64(p.Min.Value()), value)
 	step := uint64(p.Step.Value())
@@ -219,7 +220,7 @@ func bandwidthPolicy(value uint64, p config.Policy) *resourceapi.CapacityRequest
 		wanted = low + (wanted-low)/step*step
 		policy.ValidRange.Step = ptr.To(bits(step))
 	} else {
-		wanted = low // one size only
+		wanted = low // there is room for one size only
 		policy.ValidRange.Max = ptr.To(bits(low))
 	}
 	policy.Default = ptr.To(bits(wanted))

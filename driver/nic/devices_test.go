@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
+	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 	"github.com/dra-shared/dra-driver-shared/netdev"
 )
@@ -137,7 +138,7 @@ func TestPoliciesAreValidOnEveryLink(t *testing.T) {
 }
 
 func share(id, bandwidth string) record.Share {
-	return record.Share{Name: "claim-nic-" + id, Device: "nic0", ShareID: types.UID(id), Capacity: map[string]resource.Quantity{CapacityBandwidth: resource.MustParse(bandwidth)}}
+	return record.Share{Name: "claim-nic-" + id, Device: "nic0", ShareID: types.UID(id), Capacity: map[string]resource.Quantity{params.CapacityBandwidth: resource.MustParse(bandwidth)}}
 }
 
 func TestNoMoreIsGrantedThanThereIs(t *testing.T) {
@@ -153,7 +154,7 @@ func TestNoMoreIsGrantedThanThereIs(t *testing.T) {
 	}{
 		{"what is left, to the last bit", share("a", "490M"), []record.Share{share("b", "500M")}, ""},
 		{"one bit more", share("a", "490000001"), []record.Share{share("b", "500M")}, "bandwidth 490000001: NIC nic0 has 990M bit/s to grant, of which 500M are granted to other claims on this node"},
-		{"a share too many", share("a", "10M"), []record.Share{share("b", "10M"), share("c", "10M"), share("d", "10M")}, "shares: NIC nic0 has 3 shares already, its limit"},
+		{"a share too many", share("a", "10M"), []record.Share{share("b", "10M"), share("c", "10M"), share("d", "10M")}, "shares: NIC nic0 already has 3 shares, its limit"},
 		{"without consumable capacity", whole, nil, "is the feature gate DRAConsumableCapacity on"},
 		{"a fraction of a bit", share("a", "100m"), nil, "consumedCapacity.bandwidth 100m: want whole bits per second"},
 		{"beside one who only observes", share("a", "990M"), []record.Share{{AdminAccess: true, Device: "nic0"}}, ""},
@@ -179,15 +180,15 @@ func TestALinkCountsAsUpOnceItIsSteady(t *testing.T) {
 	}{
 		{0, up, false, 0},
 		{1 * time.Second, down, true, 0},
-		{2 * time.Second, up, true, steady},
+		{2 * time.Second, up, true, linkStableTime},
 		{4 * time.Second, up, true, 3 * time.Second}, // an event in between
 		{5 * time.Second, down, true, 0},             // it flaps
-		{6 * time.Second, up, true, steady},
+		{6 * time.Second, up, true, linkStableTime},
 		{11 * time.Second, up, false, 0},
 		{12 * time.Second, netdev.NIC{Carrier: true}, true, 0}, // set down by somebody
 	} {
 		d := &device{nic: step.nic}
-		if again := d.settle(old, start.Add(step.at)); d.down != step.down || again != step.again {
+		if again := d.debounceLink(old, start.Add(step.at)); d.down != step.down || again != step.again {
 			t.Errorf("step %d: down %t, again in %s; want %t, %s", i, d.down, again, step.down, step.again)
 		}
 		old = d

@@ -1,5 +1,15 @@
-// Package nic makes NICs a kind of device that the driver shares: what netdev
-// finds and does, in terms of claims, shares and parameters.
+// Package nic implements the device kind NIC: it maps what package netdev
+// discovers and enforces to claims, shares, and parameters. A share of a NIC is
+// a macvlan link in each pod of the claim; all links of a share draw on one
+// class on the node. The files are:
+//
+//	nic.go        the devices of the node, and what the driver asks about them
+//	devices.go    NICs of the node -> devices to publish
+//	parameters.go a share's grant and parameters -> link and rates
+//	attach.go     share -> link in a pod
+//	status.go     link in the kernel -> conditions and data of the claim
+//	watch.go      kernel events -> changes for the driver
+//	orphans.go    kernel objects that no share needs
 package nic
 
 import (
@@ -26,82 +36,95 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/shape"
 )
 
-// Name of the kind.
-const Name = "nic"
+// Name is the name of the kind.
+const Name = params.DeviceKindNIC
 
-// Kind implements driver.Attacher for NICs.
+// Kind implements driver.Kind and driver.Attacher for NICs.
 type Kind struct {
 	node      *netdev.Node
 	inventory *netdev.Inventory
 	config    *config.DriverConfig
 
-	mu      sync.RWMutex
-	devices map[string]*device // nil before the first Refresh; a device is not changed once it is in
-	told    map[string]string  // problems that have been logged, by NIC
+	mu sync.RWMutex
+	// devices is nil before the first Refresh. A device in it is not modified.
+	devices map[string]*device
+	// loggedProblems are the problems that were logged, by NIC.
+	loggedProblems map[string]string
 }
 
-var _ driver.Attacher = (*Kind)(nil)
+var (
+	_ driver.Kind                 = (*Kind)(nil)
+	_ driver.Attacher             = (*Kind)(nil)
+	_ driver.Watcher              = (*Kind)(nil)
+	_ driver.HealthReporter       = (*Kind)(nil)
+	_ driver.ReadinessChecker     = (*Kind)(nil)
+	_ driver.Cleaner              = (*Kind)(nil)
+	_ driver.CombinationValidator = (*Kind)(nil)
+	_ driver.StatsProvider        = (*Kind)(nil)
+)
 
-// New returns the kind. It looks at nothing before the first Refresh.
+// New builds the kind. It accesses nothing before the first Refresh.
 func New(node *netdev.Node, inventory *netdev.Inventory, c *config.DriverConfig) *Kind {
-	return &Kind{node: node, inventory: inventory, config: c, told: map[string]string{}}
+	return &Kind{node: node, inventory: inventory, config: c, loggedProblems: map[string]string{}}
 }
 
 // Name implements driver.Kind.
 func (k *Kind) Name() string { return Name }
 
-// Refresh implements driver.Kind: it reads which NICs there are, makes those
-// that the configuration names what they should be, whatever they are now, and
-// gives back those it no longer names, also if an earlier plugin took them.
-func (k *Kind) Refresh(ctx context.Context, shares []record.Share) (driver.Refreshed, error) {
-	var found driver.Refreshed
+// Refresh implements driver.Kind. It sets up enforcement on the NICs that the
+// configuration names, wherever it differs, and removes enforcement from NICs
+// that the configuration no longer names, even if an earlier plugin set it up.
+func (k *Kind) Refresh(ctx context.Context, shares []record.Share) (refreshed driver.Refreshed, err error) {
 	nics, err := k.inventory.List()
 	if err != nil {
-		return found, err
+		return refreshed, err
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.rememberSpeeds(nics)
-	wanted, problems := plan(nics, k.config)
-	live := grants(shares)
-	problems = append(problems, k.leave(nics, wanted, live)...)
+	planned, problems := plan(nics, k.config)
+	grants := sumGrants(shares)
+	problems = append(problems, k.unmanage(k.unwanted(nics, planned, grants))...)
 	next := map[string]*device{}
-	for _, d := range wanted {
-		d.granted, d.pci = live[d.name], attribute.PCI(k.inventory.Sysfs(), d.nic.PCIBusID)
-		found.Again = soonest(found.Again, d.settle(k.devices[d.name], time.Now()))
-		changed, err := k.node.Manage(d.parent())
+	for _, d := range planned {
+		old := k.devices[d.name]
+		d.granted, d.pci = grants[d.name], attribute.PCI(k.inventory.Sysfs(), d.nic.PCIBusID)
+		refreshed.RequeueAfter = soonest(refreshed.RequeueAfter, d.debounceLink(old, time.Now()))
+		repaired, err := k.node.Manage(d.nicConfig())
 		if err != nil {
 			problems = append(problems, problem{d.nic.Name, err})
 			continue
 		}
-		old := k.devices[d.name]
-		found.Changed = found.Changed || changed || old == nil || old.absent || d.scaleDiffers(old)
+		if repaired || old == nil || old.absent || d.guaranteesDiffer(old) {
+			refreshed.Changed = true
+		}
 		next[d.name] = d
 	}
-	for name := range live {
+	for name := range grants {
 		if next[name] == nil {
 			next[name] = k.absent(name)
 		}
 	}
 	k.log(ctx, next, problems)
 	k.devices = next
-	return found, nil
+	return refreshed, nil
 }
 
-// grants adds up what is granted of each device that has shares, in bits per
-// second.
-func grants(shares []record.Share) map[string]uint64 {
+// sumGrants returns the sum of the grants of each device that has shares, in
+// bits per second.
+func sumGrants(shares []record.Share) map[string]uint64 {
 	sum := map[string]uint64{}
 	for _, s := range shares {
-		n, err := granted(s)
+		grant, err := grantOf(s)
 		if err != nil || s.AdminAccess {
-			n = 0
+			grant = 0
 		}
-		sum[s.Device] += n
+		sum[s.Device] += grant
 	}
 	return sum
 }
 
+// soonest returns the shorter of two durations, of which 0 means never.
 func soonest(a, b time.Duration) time.Duration {
 	if a == 0 || b > 0 && b < a {
 		return b
@@ -109,49 +132,59 @@ func soonest(a, b time.Duration) time.Duration {
 	return a
 }
 
-// rememberSpeeds fills in the speed of links that are down: they report none.
+// rememberSpeeds sets the speed of links that are down to the last known one,
+// because the kernel reports none for them.
 func (k *Kind) rememberSpeeds(nics []netdev.NIC) {
 	for i := range nics {
+		if nics[i].Speed > 0 || nics[i].Carrier {
+			continue
+		}
 		for _, d := range k.devices {
-			if nics[i].Speed == 0 && !nics[i].Carrier && d.nic.Index == nics[i].Index {
+			if d.nic.Index == nics[i].Index {
 				nics[i].Speed = d.nic.Speed
 			}
 		}
 	}
 }
 
-// leave gives back NICs that are not wanted: those that were ours, and at the
-// first look all others, which an earlier plugin may have managed. One that
-// live shares are of stays as it is, whether it was taken out of the
-// configuration or cannot be shared at present: they stay within their limits.
-func (k *Kind) leave(nics []netdev.NIC, wanted []*device, live map[string]uint64) (problems []problem) {
-	stays := map[int]bool{}
-	for _, d := range wanted {
-		stays[d.nic.Index] = true
-	}
-	goes := map[int]string{}
+// unwanted returns the NICs, by index, from which enforcement must be removed:
+// those that this plugin managed and, at the first Refresh, all others, which an
+// earlier plugin may have managed. NICs that are planned or have grants are not
+// among them: live shares keep their limits, even if the NIC was removed from
+// the configuration or cannot be shared at present.
+func (k *Kind) unwanted(nics []netdev.NIC, planned []*device, grants map[string]uint64) map[int]string {
+	unwanted := k.managed()
 	for _, n := range nics {
-		if _, used := live[deviceName(n)]; used {
-			stays[n.Index] = true
-		}
-		if d := k.devices[deviceName(n)]; d != nil && d.absent { // no longer used, and there after all
-			goes[n.Index] = n.Name
+		d := k.devices[deviceName(n)]
+		if k.devices == nil || d != nil && d.absent {
+			unwanted[n.Index] = n.Name
 		}
 	}
+	for _, n := range nics {
+		if _, granted := grants[deviceName(n)]; granted {
+			delete(unwanted, n.Index)
+		}
+	}
+	for _, d := range planned {
+		delete(unwanted, d.nic.Index)
+	}
+	return unwanted
+}
+
+// managed returns the names of the NICs that this plugin manages, by index.
+func (k *Kind) managed() map[int]string {
+	managed := map[int]string{}
 	for _, d := range k.devices {
 		if d.network != nil && !d.absent {
-			goes[d.nic.Index] = d.nic.Name
+			managed[d.nic.Index] = d.nic.Name
 		}
 	}
-	if k.devices == nil {
-		for _, n := range nics {
-			goes[n.Index] = n.Name
-		}
-	}
-	for index, name := range goes {
-		if stays[index] {
-			continue
-		}
+	return managed
+}
+
+// unmanage removes enforcement from NICs and restores their queues.
+func (k *Kind) unmanage(nics map[int]string) (problems []problem) {
+	for index, name := range nics {
 		if _, err := k.node.Unmanage(name, index); err != nil {
 			problems = append(problems, problem{name, err})
 		}
@@ -159,19 +192,19 @@ func (k *Kind) leave(nics []netdev.NIC, wanted []*device, live map[string]uint64
 	return problems
 }
 
-// Leave implements driver.Kind.
-func (k *Kind) Leave(context.Context) (failed error) {
+// Cleanup implements driver.Cleaner.
+func (k *Kind) Cleanup(context.Context) (failed error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	for _, p := range k.leave(nil, nil, nil) {
+	for _, p := range k.unmanage(k.managed()) {
 		failed = errors.Join(failed, fmt.Errorf("NIC %s: %w", p.nic, p.err))
 	}
 	k.devices = nil
 	return errors.Join(failed, k.node.RemovePins())
 }
 
-// absent is a NIC that has shares and is not there. A copy: others may be
-// reading the one that was.
+// absent returns a device that has shares and is missing from the node. It is a
+// copy, because other goroutines may be reading the present one.
 func (k *Kind) absent(name string) *device {
 	d := device{name: name}
 	if last := k.devices[name]; last != nil {
@@ -181,95 +214,101 @@ func (k *Kind) absent(name string) *device {
 	return &d
 }
 
-// parent is the NIC as netdev is to manage it.
-func (d *device) parent() netdev.NICConfig {
-	return netdev.NICConfig{
-		Name: d.nic.Name, Index: d.nic.Index, MAC: d.nic.MAC,
-		Enforce:  d.network.Enforcement == config.EnforcementShape,
-		Rates:    shape.NICRates{Line: d.line, Reserve: d.reserve, MinShare: uint64(d.network.Policy.Min.Value())},
-		TakeOver: d.network.TakeOver, TrustMAC: d.network.TrustMAC,
-	}
-}
-
-// log says once what changed. It is called with the lock held.
+// log logs what changed since the last Refresh. It requires k.mu.
 func (k *Kind) log(ctx context.Context, next map[string]*device, problems []problem) {
 	logger := klog.FromContext(ctx)
 	for name, d := range next {
-		if old := k.devices[name]; d.absent {
-			if old == nil || !old.absent {
-				logger.Info("Shares are held of a NIC that is gone, or not configured any more: their limits stay as they are", "device", name)
-			}
-			continue
-		}
-		if old := k.devices[name]; old == nil || old.absent != d.absent || old.down != d.down || old.line != d.line {
-			logger.Info("NIC is shared", "device", name, "interface", d.nic.Name, "bitsPerSecond", d.line, "absent", d.absent, "linkDown", d.down, "key", k.node.ClassifierKey())
+		old := k.devices[name]
+		switch {
+		case d.absent && (old == nil || !old.absent):
+			logger.Info("NIC with shares is missing from the node or the configuration; keeping its limits in place", "device", name)
+		case !d.absent && (old == nil || old.absent || old.down != d.down || old.line != d.line):
+			logger.Info("Sharing NIC", "device", name, "interface", d.nic.Name, "bitsPerSecond", d.line, "linkDown", d.down, "key", k.node.ClassifierKey())
 		}
 	}
 	for name, d := range k.devices {
 		if next[name] == nil {
-			logger.Info("NIC is no longer shared", "device", name, "interface", d.nic.Name)
+			logger.Info("Stopped sharing NIC", "device", name, "interface", d.nic.Name)
 		}
 	}
-	told := map[string]string{}
+	logged := map[string]string{}
 	for _, p := range problems {
-		if told[p.nic] = p.err.Error(); k.told[p.nic] != told[p.nic] {
-			logger.Error(p.err, "NIC cannot be shared", "interface", p.nic)
+		logged[p.nic] = p.err.Error()
+		if k.loggedProblems[p.nic] != logged[p.nic] {
+			logger.Error(p.err, "Cannot share NIC", "interface", p.nic)
 		}
 	}
-	k.told = told
+	k.loggedProblems = logged
 }
 
-// Ready implements driver.Kind.
+// Ready implements driver.ReadinessChecker.
 func (k *Kind) Ready() error {
 	k.mu.RLock()
 	defer k.mu.RUnlock()
 	if k.devices == nil {
-		return errors.New("the NICs have not been looked at yet")
+		return errors.New("the plugin has not discovered the NICs yet")
 	}
 	return nil
 }
 
 // Devices implements driver.Kind.
 func (k *Kind) Devices() []resourceapi.Device {
-	k.mu.RLock()
-	defer k.mu.RUnlock()
-	devices := make([]resourceapi.Device, 0, len(k.devices))
-	for _, d := range k.devices {
+	var devices []resourceapi.Device
+	for _, d := range k.sorted() {
 		if d.network == nil {
-			// Gone since before this plugin started. A device without the
-			// attributes that selectors ask for is an error to the scheduler, which
-			// then looks at no other.
+			// The device has been missing since before this plugin started, and
+			// its attributes are not known. The scheduler reports an error for a
+			// device without the attributes that a selector reads, and allocates
+			// no other device either.
 			continue
 		}
 		devices = append(devices, d.publish())
 	}
-	sort.Slice(devices, func(a, b int) bool { return devices[a].Name < devices[b].Name })
 	return devices
 }
 
-// Health implements driver.Kind.
+// Health implements driver.HealthReporter.
 func (k *Kind) Health() []driver.Health {
-	k.mu.RLock()
-	defer k.mu.RUnlock()
-	all := make([]driver.Health, 0, len(k.devices))
-	for _, d := range k.devices {
-		_, message := d.trouble()
-		all = append(all, driver.Health{Device: d.name, Healthy: message == "", Message: message})
+	var health []driver.Health
+	for _, d := range k.sorted() {
+		_, message := d.problem()
+		health = append(health, driver.Health{Device: d.name, Healthy: message == "", Message: message})
 	}
-	sort.Slice(all, func(a, b int) bool { return all[a].Device < all[b].Device })
-	return all
+	return health
 }
 
-// Traffic implements driver.Meter.
-func (k *Kind) Traffic() (all []driver.Traffic) {
+// sorted returns all devices, by name.
+func (k *Kind) sorted() []*device {
+	k.mu.RLock()
+	defer k.mu.RUnlock()
+	devices := make([]*device, 0, len(k.devices))
+	for _, d := range k.devices {
+		devices = append(devices, d)
+	}
+	sort.Slice(devices, func(a, b int) bool { return devices[a].name < devices[b].name })
+	return devices
+}
+
+// present returns the devices that are on the node and in the configuration.
+func (k *Kind) present() (devices []*device) {
+	for _, d := range k.sorted() {
+		if !d.absent && d.network != nil {
+			devices = append(devices, d)
+		}
+	}
+	return devices
+}
+
+// Stats implements driver.StatsProvider.
+func (k *Kind) Stats() (stats []driver.DeviceStats) {
 	for _, d := range k.present() {
 		sent, received, err := k.node.Traffic(d.nic.Index)
 		if err != nil {
-			continue // not enforced, or gone meanwhile: nothing is counted
+			continue // the NIC is not enforced, or it is gone: the kernel counts nothing
 		}
-		all = append(all, driver.Traffic{Device: d.name, SentBits: sent * 8, ReceivedBits: received * 8})
+		stats = append(stats, driver.DeviceStats{Device: d.name, SentBytes: sent, ReceivedBytes: received})
 	}
-	return all
+	return stats
 }
 
 // Has implements driver.Kind.
@@ -278,6 +317,7 @@ func (k *Kind) Has(name string) bool {
 	return err == nil
 }
 
+// device returns the device of that name.
 func (k *Kind) device(name string) (*device, error) {
 	k.mu.RLock()
 	defer k.mu.RUnlock()
@@ -289,26 +329,21 @@ func (k *Kind) device(name string) (*device, error) {
 }
 
 // Configure implements driver.Kind.
-func (k *Kind) Configure(share record.Share, configurations [][]byte) (json.RawMessage, error) {
+func (k *Kind) Configure(share record.Share, parameters [][]byte) (json.RawMessage, error) {
 	d, err := k.device(share.Device)
 	if err != nil {
 		return nil, err
 	}
-	var merged *params.NetworkAttachment
-	for _, raw := range configurations {
-		a, err := params.DecodeAs[*params.NetworkAttachment](raw)
-		if err != nil {
-			return nil, err
-		}
-		merged = params.MergeNetworkAttachments(merged, a)
+	merged, err := mergeParameters(parameters)
+	if err != nil {
+		return nil, err
 	}
-	merged = params.MergeNetworkAttachments(merged, nil)
-	params.SetDefaultsNetworkAttachment(merged)
 	if merged.AdminLink && !share.AdminAccess {
-		return nil, fmt.Errorf("%s: adminLink: Forbidden: true: the request has no adminAccess, and gets its link anyway: leave it out", params.NetworkAttachmentKind)
+		return nil, fmt.Errorf("%s: adminLink: Forbidden: true: the request does not have adminAccess and gets a link without this field: remove it",
+			params.NetworkAttachmentKind)
 	}
 	if d.network == nil {
-		return nil, fmt.Errorf("NIC %s is gone from the node", share.Device)
+		return nil, d.gone()
 	}
 	if errs := merged.ValidateFor(d.network.Allowed(int32(d.nic.MTU))); len(errs) > 0 {
 		return nil, fmt.Errorf("%s: %w", params.NetworkAttachmentKind, errs.ToAggregate())
@@ -316,25 +351,26 @@ func (k *Kind) Configure(share record.Share, configurations [][]byte) (json.RawM
 	return json.Marshal(merged)
 }
 
-// Together implements driver.Kind: a pod has a name and an address once.
-func (k *Kind) Together(shares []record.Share) error {
+// ValidateCombination implements driver.CombinationValidator: within a pod, the
+// names and addresses of links must differ.
+func (k *Kind) ValidateCombination(shares []record.Share) error {
 	names, addresses := map[string]string{}, map[string]string{}
 	for _, s := range shares {
 		if !k.Attaches(s) {
 			continue
 		}
-		p, err := parameters(s)
+		p, err := parametersOf(s)
 		if err != nil {
 			return err
 		}
 		if other, taken := names[p.InterfaceName]; taken && p.InterfaceName != "" {
-			return fmt.Errorf("%s: interfaceName: Duplicate value: %q: the shares of requests %s and %s need a name each; leave it out, or give each request its own parameters",
-				params.NetworkAttachmentKind, p.InterfaceName, other, s.Request)
+			return fmt.Errorf("%s: interfaceName: Duplicate value: %q: the shares of requests %s and %s need different names: "+
+				"remove interfaceName, or give each request its own parameters", params.NetworkAttachmentKind, p.InterfaceName, other, s.Request)
 		}
 		names[p.InterfaceName] = s.Request
 		for _, a := range p.Addresses {
 			if other, taken := addresses[a]; taken {
-				return fmt.Errorf("%s: addresses: Duplicate value: %q: the shares of requests %s and %s need addresses of their own",
+				return fmt.Errorf("%s: addresses: Duplicate value: %q: the shares of requests %s and %s need different addresses",
 					params.NetworkAttachmentKind, a, other, s.Request)
 			}
 			addresses[a] = s.Request
@@ -343,63 +379,65 @@ func (k *Kind) Together(shares []record.Share) error {
 	return nil
 }
 
-// Admit implements driver.Kind: no more is granted than there is.
+// Admit implements driver.Kind: the sum of all grants must not exceed the
+// bandwidth of the NIC, nor the number of shares its limit.
 func (k *Kind) Admit(share record.Share, others []record.Share) error {
 	d, err := k.device(share.Device)
 	if err != nil {
 		return err
 	}
 	if d.absent {
-		return fmt.Errorf("NIC %s is gone from the node", share.Device)
+		return d.gone()
 	}
-	wanted, err := granted(share)
+	grant, err := grantOf(share)
 	if err != nil {
 		return err
 	}
-	var taken, shares uint64
+	var granted, shares uint64
 	for _, o := range others {
 		if o.AdminAccess {
 			continue
 		}
-		if n, err := granted(o); err == nil {
-			taken += n
+		if n, err := grantOf(o); err == nil {
+			granted += n
 		}
 		shares++
 	}
-	if room := d.bandwidth(); taken > room {
-		return fmt.Errorf("bandwidth %s: NIC %s has %s bit/s to grant, less than the %s that are granted already: has its link become slower?",
-			text(wanted), share.Device, text(room), text(taken))
-	} else if taken+wanted > room {
+	switch total := d.bandwidth(); {
+	case granted > total:
+		return fmt.Errorf("bandwidth %s: NIC %s has %s bit/s to grant, less than the %s that are already granted: has its link become slower?",
+			text(grant), share.Device, text(total), text(granted))
+	case granted+grant > total:
 		return fmt.Errorf("bandwidth %s: NIC %s has %s bit/s to grant, of which %s are granted to other claims on this node",
-			text(wanted), share.Device, text(room), text(taken))
+			text(grant), share.Device, text(total), text(granted))
 	}
 	if limit := uint64(*d.network.Shares); shares >= limit {
-		return fmt.Errorf("shares: NIC %s has %d shares already, its limit", share.Device, limit)
+		return fmt.Errorf("shares: NIC %s already has %d shares, its limit", share.Device, limit)
 	}
 	return nil
 }
 
-// granted is a share's bandwidth in bits per second.
-func granted(share record.Share) (uint64, error) {
-	q, ok := share.Capacity[CapacityBandwidth]
-	if !ok || share.ShareID == "" {
-		return 0, errors.New("the allocation has no shareID or no consumedCapacity for bandwidth: is the feature gate DRAConsumableCapacity on in kube-scheduler and kube-apiserver?")
-	}
-	value, ok := q.AsInt64()
-	if !ok || value < 8 {
-		return 0, fmt.Errorf("consumedCapacity.bandwidth %s: want whole bits per second, at least 8", q.String())
-	}
-	return uint64(value), nil
-}
-
-func text(n uint64) string { return resource.NewQuantity(int64(n), resource.DecimalSI).String() }
-
 // Edits implements driver.Kind.
 func (k *Kind) Edits(share record.Share) (edits cdi.Edits, err error) {
 	if share.AdminAccess {
-		return containeredits.AdminAccess(share.Request), nil // nothing is granted
+		return containeredits.AdminAccess(share.Request), nil
 	}
-	n, err := granted(share)
-	edits.Env = []string{fmt.Sprintf("%s=%d", containeredits.Variable(share.Request, "bandwidth_bits_per_second"), n)}
+	grant, err := grantOf(share)
+	edits.Env = []string{fmt.Sprintf("%s=%d", containeredits.Variable(share.Request, params.EnvironmentBandwidth), grant)}
 	return edits, err
+}
+
+// nicConfig returns the NIC as package netdev manages it.
+func (d *device) nicConfig() netdev.NICConfig {
+	return netdev.NICConfig{
+		Name: d.nic.Name, Index: d.nic.Index, MAC: d.nic.MAC,
+		Enforce:  d.network.Enforcement == config.EnforcementShape,
+		Rates:    shape.NICRates{Line: d.line, Reserve: d.reserve, MinShare: uint64(d.network.Policy.Min.Value())},
+		TakeOver: d.network.TakeOver, TrustMAC: d.network.TrustMAC,
+	}
+}
+
+// text formats a rate in bits per second with a unit prefix, such as 200M.
+func text(bitsPerSecond uint64) string {
+	return resource.NewQuantity(int64(bitsPerSecond), resource.DecimalSI).String()
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 
 	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/driver"
@@ -13,21 +12,44 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/classify"
 )
 
-// Orphans implements driver.Attacher: classes, entries of the classifier and
-// IFB devices. Links are never among them: one that nobody needs goes with its
-// pod, and nothing that a pod can change proves that it is ours.
-func (k *Kind) Orphans(_ context.Context, shares []record.Share, attached []attach.Record) (orphans []driver.Orphan, err error) {
-	classes, classErr := k.orphanClasses(shares, attached)
-	members, memberErr := k.orphanMembers(attached)
+// Orphans implements driver.Attacher. It finds classes, entries of the
+// classifier, and IFB devices. It never returns a link: an unneeded link ends
+// with its pod, and a pod can change every property by which the plugin could
+// recognize it.
+func (k *Kind) Orphans(_ context.Context, shares []record.Share, attachments []attach.Record) ([]driver.Orphan, error) {
+	attached, err := attachmentsOf(attachments)
+	if err != nil {
+		return nil, err // an attachment that is not understood may need any object
+	}
+	classes, classErr := k.orphanedClasses(shares, attached)
+	members, memberErr := k.orphanedMembers(attached)
+	orphans := append(classes, members...)
 	ifbs, ifbErr := k.node.OrphanIFBs()
-	orphans = append(classes, members...)
 	for _, name := range ifbs {
-		orphans = append(orphans, driver.Orphan{What: "IFB device " + name, Remove: func(context.Context) error { return k.node.RemoveIFB(name) }})
+		orphans = append(orphans, driver.Orphan{
+			Description: "IFB device " + name,
+			Remove:      func(context.Context) error { return k.node.RemoveIFB(name) },
+		})
 	}
 	return orphans, errors.Join(classErr, memberErr, ifbErr)
 }
 
-func (k *Kind) orphanClasses(shares []record.Share, attached []attach.Record) (orphans []driver.Orphan, failed error) {
+func attachmentsOf(records []attach.Record) (attachments []netdev.Attachment, err error) {
+	for _, r := range records {
+		if r.Kind != Name && r.Kind != "" { // early records have no kind
+			continue
+		}
+		a, err := attachment(r)
+		if err != nil {
+			return nil, err
+		}
+		attachments = append(attachments, a)
+	}
+	return attachments, nil
+}
+
+// orphanedClasses finds classes that neither a share nor an attachment uses.
+func (k *Kind) orphanedClasses(shares []record.Share, attachments []netdev.Attachment) (orphans []driver.Orphan, failed error) {
 	for _, d := range k.present() {
 		classes, err := k.node.Classes(d.nic.Index)
 		if err != nil {
@@ -39,68 +61,59 @@ func (k *Kind) orphanClasses(shares []record.Share, attached []attach.Record) (o
 				delete(classes, s.Class)
 			}
 		}
-		for _, a := range attached {
-			if a.Link.Parent == d.nic.Index {
-				delete(classes, a.Class)
+		for _, a := range attachments {
+			if a.Parent == d.nic.Index {
+				delete(classes, a.Minor)
 			}
 		}
 		for class := range classes {
 			orphans = append(orphans, driver.Orphan{
-				What:   fmt.Sprintf("class %x of NIC %s", class, d.nic.Name),
-				Remove: func(context.Context) error { return k.node.RemoveClass(d.nic.Index, class) },
+				Description: fmt.Sprintf("class %x of NIC %s", class, d.nic.Name),
+				Remove:      func(context.Context) error { return k.node.RemoveClass(d.nic.Index, class) },
 			})
 		}
 	}
 	return orphans, failed
 }
 
-// orphanMembers are entries of the classifier for links that neither a record
-// nor the kernel knows. A link that only the kernel knows belongs to a pod that
-// runs, and whose record is lost.
-func (k *Kind) orphanMembers(attached []attach.Record) (orphans []driver.Orphan, err error) {
+// orphanedMembers finds entries of the classifier for links that are neither in
+// a record nor in the kernel. A link that is only in the kernel belongs to a
+// running pod whose record is lost.
+func (k *Kind) orphanedMembers(attachments []netdev.Attachment) (orphans []driver.Orphan, err error) {
 	members, err := k.node.Members()
 	if err != nil {
 		return nil, err
 	}
-	known := map[netdev.LinkKey]bool{}
-	for _, a := range attached {
-		if mac, err := net.ParseMAC(a.Link.MAC); err == nil {
-			known[netdev.NewLinkKey(a.Link.Parent, mac)] = true
-		}
-	}
-	var unknown []classify.Member
-	for _, m := range members {
-		if !known[netdev.NewLinkKey(m.Parent, m.MAC)] {
-			unknown = append(unknown, m)
-		}
-	}
-	if len(unknown) == 0 {
+	unrecorded := withoutRecord(members, attachments)
+	if len(unrecorded) == 0 {
 		return nil, nil
 	}
 	links, err := k.node.Links()
 	if err != nil {
 		return nil, err
 	}
-	for _, m := range unknown {
+	for _, m := range unrecorded {
 		if links[netdev.NewLinkKey(m.Parent, m.MAC)] {
 			continue
 		}
 		orphans = append(orphans, driver.Orphan{
-			What:   fmt.Sprintf("classification of %s on link %d", m.MAC, m.Parent),
-			Remove: func(context.Context) error { return k.node.RemoveMember(m) },
+			Description: fmt.Sprintf("classification of %s on link %d", m.MAC, m.Parent),
+			Remove:      func(context.Context) error { return k.node.RemoveMember(m) },
 		})
 	}
 	return orphans, nil
 }
 
-// present are the NICs that are there.
-func (k *Kind) present() (devices []*device) {
-	k.mu.RLock()
-	defer k.mu.RUnlock()
-	for _, d := range k.devices {
-		if !d.absent && d.network != nil {
-			devices = append(devices, d)
+// withoutRecord returns the members whose link no attachment record contains.
+func withoutRecord(members []classify.Member, attachments []netdev.Attachment) (unrecorded []classify.Member) {
+	recorded := map[netdev.LinkKey]bool{}
+	for _, a := range attachments {
+		recorded[netdev.NewLinkKey(a.Parent, a.MAC)] = true
+	}
+	for _, m := range members {
+		if !recorded[netdev.NewLinkKey(m.Parent, m.MAC)] {
+			unrecorded = append(unrecorded, m)
 		}
 	}
-	return devices
+	return unrecorded
 }

@@ -14,7 +14,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 
-	"github.com/dra-shared/dra-driver-shared/driver"
+	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/internal/failpoint/failpointtest"
 	"github.com/dra-shared/dra-driver-shared/netdev"
 	"github.com/dra-shared/dra-driver-shared/netdev/nstest"
@@ -146,7 +146,7 @@ func (e *testEnv) runLifecycle(change func(*pluginConfig)) (killed bool) {
 	}
 	link := pod.mustLink(e.t)
 	e.retry("the claim's status is Attached", func(ctx context.Context) error {
-		return e.reported(ctx, claim, driver.ReasonAttached)
+		return e.reported(ctx, claim, params.ReasonAttached)
 	})
 	second.end()
 	e.retry("one pod is attached", func(context.Context) error { return e.attachedPods(1) })

@@ -16,7 +16,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/dra-shared/dra-driver-shared/driver"
+	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/netdev/classify"
 	"github.com/dra-shared/dra-driver-shared/netdev/nstest"
 	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
@@ -218,7 +218,7 @@ func TestPlugin_discardsStateOfPreviousBoot(t *testing.T) {
 	kept, gone := e.claim("stays"), e.claim("gone")
 	e.retry("prepare claim gone", func(ctx context.Context) error { return e.prepare(ctx, gone) })
 	before := e.prepareAndAttach(kept, "before")
-	e.awaitReason(kept, driver.ReasonAttached)
+	e.awaitReason(kept, params.ReasonAttached)
 
 	e.kill()
 	before.end()
@@ -289,7 +289,7 @@ func TestPlugin_restoresFilesOfRunningPod(t *testing.T) {
 			e.start(nil)
 			c := e.claim("c")
 			pod := e.prepareAndAttach(c, "p")
-			e.awaitReason(c, driver.ReasonAttached)
+			e.awaitReason(c, params.ReasonAttached)
 			damage(e, string(c.UID))
 			e.kill()
 			e.start(nil)

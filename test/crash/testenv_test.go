@@ -39,6 +39,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
+	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/device/fabricpool"
 	"github.com/dra-shared/dra-driver-shared/driver"
@@ -162,7 +163,7 @@ fabrics:
 		},
 		PluginDir: filepath.Join(c.Dir, "plugin"), RegistryDir: filepath.Join(c.Dir, "registry"),
 		CDIDir: filepath.Join(c.Dir, "cdi"), RunDir: filepath.Join(c.Dir, "run"),
-		Hook: installed, Watch: node.Watch, BootIDFile: c.BootIDFile, Failpoints: failpoints,
+		Hook: installed, BootIDFile: c.BootIDFile, Failpoints: failpoints,
 		OrphanGrace: 100 * time.Millisecond,
 	})
 	return &plugin{Driver: d, node: node}, err
@@ -583,7 +584,7 @@ func (e *testEnv) reported(ctx context.Context, c *resourceapi.ResourceClaim, re
 		return err
 	}
 	for _, d := range current.Status.Devices {
-		ready := meta.FindStatusCondition(d.Conditions, driver.ConditionReady)
+		ready := meta.FindStatusCondition(d.Conditions, params.ConditionReady)
 		if ready != nil && ready.Reason == reason {
 			return nil
 		}

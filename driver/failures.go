@@ -1,0 +1,88 @@
+package driver
+
+import (
+	"sync"
+
+	"github.com/dra-shared/dra-driver-shared/attach"
+)
+
+// failures remembers why attaching shares to pods failed: by share, then by pod
+// UID. It keeps an entry until attaching succeeds, or the pod or claim is gone.
+type failures struct {
+	mu      sync.Mutex
+	byShare map[string]map[string]failure
+}
+
+type failure struct {
+	pod     attach.Pod
+	message string
+}
+
+// set records the outcome of an attempt to attach a share to a pod.
+func (f *failures) set(shareName string, pod attach.Pod, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if err == nil {
+		f.remove(shareName, pod.UID)
+		return
+	}
+	if f.byShare == nil {
+		f.byShare = map[string]map[string]failure{}
+	}
+	if f.byShare[shareName] == nil {
+		f.byShare[shareName] = map[string]failure{}
+	}
+	f.byShare[shareName][pod.UID] = failure{pod: pod, message: err.Error()}
+}
+
+// remove requires f.mu.
+func (f *failures) remove(shareName, podUID string) {
+	delete(f.byShare[shareName], podUID)
+	if len(f.byShare[shareName]) == 0 {
+		delete(f.byShare, shareName)
+	}
+}
+
+// pods returns the pods to which attaching one of the shares failed.
+func (f *failures) pods(shares []share) (pods []attach.Pod) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, s := range shares {
+		for _, failed := range f.byShare[s.Name] {
+			pods = append(pods, failed.pod)
+		}
+	}
+	return pods
+}
+
+// messages returns the errors of a share.
+func (f *failures) messages(shareName string) (messages []string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, failed := range f.byShare[shareName] {
+		messages = append(messages, failed.message)
+	}
+	return messages
+}
+
+// keepOnly forgets the failures of all pods other than those with these UIDs.
+func (f *failures) keepOnly(shares []share, podUIDs map[string]bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, s := range shares {
+		for uid := range f.byShare[s.Name] {
+			if !podUIDs[uid] {
+				f.remove(s.Name, uid)
+			}
+		}
+	}
+}
+
+// forget forgets all failures of the shares.
+func (f *failures) forget(shares []share) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, s := range shares {
+		delete(f.byShare, s.Name)
+	}
+}

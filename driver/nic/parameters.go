@@ -1,0 +1,127 @@
+package nic
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
+	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/driver/record"
+	"github.com/dra-shared/dra-driver-shared/netdev"
+	"github.com/dra-shared/dra-driver-shared/netdev/shape"
+)
+
+// mergeParameters decodes opaque parameters, and merges and defaults them. Those
+// of the class come before those of the claim.
+func mergeParameters(parameters [][]byte) (*params.NetworkAttachment, error) {
+	var merged *params.NetworkAttachment
+	for _, raw := range parameters {
+		p, err := params.DecodeAs[*params.NetworkAttachment](raw)
+		if err != nil {
+			return nil, err
+		}
+		merged = params.MergeNetworkAttachments(merged, p)
+	}
+	merged = params.MergeNetworkAttachments(merged, nil)
+	params.SetDefaultsNetworkAttachment(merged)
+	return merged, nil
+}
+
+// parametersOf returns the recorded parameters of a share.
+func parametersOf(share record.Share) (p params.NetworkAttachment, err error) {
+	if err = json.Unmarshal(share.Parameters, &p); err != nil {
+		err = fmt.Errorf("recorded parameters of share %s: %w", share.Name, err)
+	}
+	return p, err
+}
+
+// grantOf returns the bandwidth that is granted to a share, in bits per second.
+func grantOf(share record.Share) (uint64, error) {
+	q, ok := share.Capacity[params.CapacityBandwidth]
+	if !ok || share.ShareID == "" {
+		return 0, errors.New("the allocation has no shareID or no consumedCapacity for bandwidth: " +
+			"is the feature gate DRAConsumableCapacity on in kube-scheduler and kube-apiserver?")
+	}
+	value, ok := q.AsInt64()
+	if !ok || value < 8 {
+		return 0, fmt.Errorf("consumedCapacity.bandwidth %s: want whole bits per second, at least 8", q.String())
+	}
+	return uint64(value), nil
+}
+
+// ratesOf returns the rates that the kernel must enforce for a share. A share
+// with admin access has no class, and so no rates.
+func ratesOf(d *device, share record.Share, p params.NetworkAttachment) (shape.Rates, error) {
+	if share.AdminAccess {
+		return shape.Rates{}, nil
+	}
+	grant, err := grantOf(share)
+	rates := shape.Rates{Floor: d.guaranteed(grant), Ceil: grant}
+	if p.Bandwidth != nil && p.Bandwidth.Burst == params.BurstLine {
+		rates.Ceil = d.line
+	}
+	rates.Ceil = max(min(rates.Ceil, d.line), rates.Floor)
+	return rates, err
+}
+
+// sameRates compares rates with the kernel's resolution of bytes per second.
+func sameRates(a, b shape.Rates) bool { return a.Floor/8 == b.Floor/8 && a.Ceil/8 == b.Ceil/8 }
+
+// linkSpec returns the link for a share, by its parameters and its grant.
+func linkSpec(d *device, share record.Share, mac net.HardwareAddr) (netdev.LinkSpec, error) {
+	p, err := parametersOf(share)
+	if err != nil {
+		return netdev.LinkSpec{}, err
+	}
+	rates, err := ratesOf(d, share, p)
+	if err != nil {
+		return netdev.LinkSpec{}, err
+	}
+	s := netdev.LinkSpec{Parent: d.nic.Index, Name: p.InterfaceName, MAC: mac, Mode: netdev.Private, Minor: share.Class, Rates: rates}
+	if p.Mode == params.ModeBridge {
+		s.Mode = netdev.Bridge
+	}
+	mtu := d.nic.MTU
+	if p.MTU != nil {
+		s.MTU = int(*p.MTU)
+		mtu = s.MTU
+	}
+	if d.network.Enforcement == config.EnforcementShape && !share.AdminAccess {
+		s.SegmentBytes = shape.SegmentBytes(rates.Ceil, mtu)
+	}
+	if s.Addresses, err = parseAddresses(p.Addresses); err != nil {
+		return s, err
+	}
+	s.Routes, err = parseRoutes(p.Routes)
+	return s, err
+}
+
+func parseAddresses(texts []string) (addresses []netip.Prefix, err error) {
+	for _, text := range texts {
+		address, err := netip.ParsePrefix(text)
+		if err != nil {
+			return nil, err
+		}
+		addresses = append(addresses, address)
+	}
+	return addresses, nil
+}
+
+func parseRoutes(all []params.Route) (routes []netdev.Route, err error) {
+	for _, route := range all {
+		var r netdev.Route
+		if r.Destination, err = netip.ParsePrefix(route.Destination); err != nil {
+			return nil, err
+		}
+		if route.Gateway != "" {
+			if r.Gateway, err = netip.ParseAddr(route.Gateway); err != nil {
+				return nil, err
+			}
+		}
+		routes = append(routes, r)
+	}
+	return routes, nil
+}

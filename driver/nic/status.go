@@ -1,0 +1,198 @@
+package nic
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
+	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/attach"
+	"github.com/dra-shared/dra-driver-shared/driver"
+	"github.com/dra-shared/dra-driver-shared/driver/record"
+	"github.com/dra-shared/dra-driver-shared/netdev"
+	"github.com/dra-shared/dra-driver-shared/netdev/classify"
+)
+
+// Limits of what a status contains. The API allows 10 KiB of data and 16
+// addresses per device.
+const (
+	maxAddresses       = 16
+	maxSummaryPods     = 8
+	maxSummaryPodAddrs = 4
+)
+
+// Read implements driver.Attacher.
+func (k *Kind) Read(_ context.Context, share record.Share, r attach.Record) (driver.State, error) {
+	a, err := attachment(r)
+	if err != nil {
+		return driver.State{}, err
+	}
+	link, err := k.node.Read(a)
+	if err != nil {
+		return driver.State{}, err
+	}
+	d, err := k.device(share.Device)
+	if err != nil {
+		return driver.State{}, err
+	}
+	p, err := parametersOf(share)
+	if err != nil && link.Exists {
+		return driver.State{Exists: true}, err
+	}
+	return k.state(d, share, p, a, link), nil
+}
+
+// state describes a link as the kernel has it.
+func (k *Kind) state(d *device, share record.Share, p params.NetworkAttachment, a netdev.Attachment, link netdev.LinkState) driver.State {
+	reason, message := d.problem()
+	switch {
+	case !link.Exists:
+		if message == "" {
+			reason = params.ReasonLinkGone
+			message = fmt.Sprintf("the link %s is gone from the pod: restart its containers to have it created again", a.Name)
+		}
+		enforced := condition(false, params.ReasonLinkGone, message)
+		return driver.State{Reason: reason, Message: message, Conditions: []metav1.Condition{enforced}}
+	case message == "" && !link.Up:
+		reason, message = params.ReasonLinkChanged, fmt.Sprintf("the link %s is down in the pod", link.Name)
+	}
+	addresses := make([]string, 0, len(link.Addresses))
+	for _, address := range link.Addresses {
+		addresses = append(addresses, address.String())
+	}
+	addresses = addresses[:min(len(addresses), maxAddresses)]
+	return driver.State{
+		Exists: true, Ready: message == "", Reason: reason, Message: message,
+		NetworkData: &resourceapi.NetworkDeviceData{InterfaceName: link.Name, HardwareAddress: link.MAC.String(), IPs: addresses},
+		Conditions:  []metav1.Condition{k.enforced(d, share, p, link)},
+		Data:        networkStatus(link, addresses, p.Routes),
+	}
+}
+
+// networkStatus returns the data of a share with one link.
+func networkStatus(link netdev.LinkState, addresses []string, routes []params.Route) *params.NetworkStatus {
+	status := &params.NetworkStatus{
+		TypeMeta:   typeMeta(params.NetworkStatusKind),
+		CNIVersion: params.CNIVersion,
+		Interfaces: []params.CNIInterface{{Name: link.Name, MAC: link.MAC.String(), MTU: int32(link.MTU)}},
+	}
+	for _, a := range addresses {
+		status.IPs = append(status.IPs, params.CNIIP{Address: a})
+	}
+	for _, r := range routes {
+		status.Routes = append(status.Routes, params.CNIRoute{Destination: r.Destination, Gateway: r.Gateway})
+	}
+	if link.Send != nil && link.Receive != nil {
+		status.Bandwidth = &params.BandwidthStatus{
+			Send:    params.RateStatus{Guaranteed: link.Send.Floor, Ceiling: link.Send.Ceil},
+			Receive: params.RateStatus{Guaranteed: link.Receive.Floor, Ceiling: link.Receive.Ceil},
+		}
+	}
+	return status
+}
+
+func typeMeta(kind string) metav1.TypeMeta {
+	return metav1.TypeMeta{APIVersion: params.Group + "/v1alpha1", Kind: kind}
+}
+
+// StatusData implements driver.Attacher: a NetworkStatus for one link, a
+// NetworkStatusSummary for several.
+func (k *Kind) StatusData(attachments []driver.PodState, failed int) any {
+	if len(attachments) == 1 {
+		return networkStatusOf(attachments[0])
+	}
+	attachments = slices.SortedFunc(slices.Values(attachments), func(a, b driver.PodState) int {
+		return cmp.Or(cmp.Compare(a.Pod.Name, b.Pod.Name), cmp.Compare(a.Pod.UID, b.Pod.UID))
+	})
+	summary := params.NetworkStatusSummary{
+		TypeMeta:  typeMeta(params.NetworkStatusSummaryKind),
+		Pods:      int32(len(attachments) + failed),
+		Failed:    int32(failed),
+		Truncated: len(attachments) > maxSummaryPods,
+		Bandwidth: networkStatusOf(attachments[0]).Bandwidth,
+	}
+	for i, a := range attachments {
+		if a.Ready {
+			summary.Attached++
+		}
+		if i < maxSummaryPods {
+			summary.First = append(summary.First, podNetworkStatus(a))
+		}
+	}
+	return summary
+}
+
+// networkStatusOf returns the data of one attachment. A link that no longer
+// exists has none.
+func networkStatusOf(a driver.PodState) *params.NetworkStatus {
+	if status, ok := a.Data.(*params.NetworkStatus); ok {
+		return status
+	}
+	return &params.NetworkStatus{TypeMeta: typeMeta(params.NetworkStatusKind), CNIVersion: params.CNIVersion, Interfaces: []params.CNIInterface{}}
+}
+
+func podNetworkStatus(a driver.PodState) params.PodNetworkStatus {
+	status := params.PodNetworkStatus{Pod: a.Pod.Namespace + "/" + a.Pod.Name}
+	if n := a.NetworkData; n != nil {
+		status.Interface, status.MAC, status.IPs = n.InterfaceName, n.HardwareAddress, n.IPs[:min(len(n.IPs), maxSummaryPodAddrs)]
+	}
+	return status
+}
+
+// condition returns the condition BandwidthEnforced.
+func condition(holds bool, reason, message string) metav1.Condition {
+	c := metav1.Condition{Type: params.ConditionBandwidthEnforced, Status: metav1.ConditionFalse, Reason: reason, Message: message}
+	if holds {
+		c.Status = metav1.ConditionTrue
+	}
+	return c
+}
+
+// enforced compares what the kernel enforces with what was granted.
+func (k *Kind) enforced(d *device, share record.Share, p params.NetworkAttachment, link netdev.LinkState) metav1.Condition {
+	switch {
+	case d.absent || d.network == nil:
+		_, message := d.problem()
+		return condition(false, params.ReasonDeviceGone, message)
+	case d.network.Enforcement == config.EnforcementNone:
+		return condition(false, params.ReasonEnforcementNone, fmt.Sprintf("network %q has enforcement None", d.network.Name))
+	case share.AdminAccess:
+		return condition(true, params.ReasonAdminAccess,
+			"a request with admin access is granted nothing: its link uses the bandwidth that is reserved for unidentified frames")
+	case link.Send == nil || link.Receive == nil:
+		return condition(false, params.ReasonNotClassified,
+			fmt.Sprintf("frames of %s do not select the share's class: has the pod changed its address %s?", link.Name, link.MAC))
+	}
+	want, err := ratesOf(d, share, p)
+	if err != nil || !sameRates(*link.Send, want) || !sameRates(*link.Receive, want) {
+		return condition(false, params.ReasonRateDiffers, fmt.Sprintf(
+			"granted %s to %s bit/s; the kernel enforces %s to %s for sending and %s to %s for receiving: did another program change the queues of %s?",
+			text(want.Floor), text(want.Ceil), text(link.Send.Floor), text(link.Send.Ceil), text(link.Receive.Floor), text(link.Receive.Ceil), d.nic.Name))
+	}
+	if grant, err := grantOf(share); err == nil && want.Floor < grant {
+		return condition(false, params.ReasonLinkTooSlow, fmt.Sprintf(
+			"granted %s bit/s, of which %s are guaranteed: NIC %s has %s bit/s to grant, and %s are granted",
+			text(grant), text(want.Floor), d.name, text(d.bandwidth()), text(d.granted)))
+	}
+	return condition(true, string(k.node.ClassifierKey()), k.limits(d, p))
+}
+
+// limits states what the enforcement in force covers and what it does not.
+func (k *Kind) limits(d *device, p params.NetworkAttachment) string {
+	message := "the kernel limits each direction on the wire to the grant"
+	if k.node.ClassifierKey() == classify.KeyMAC {
+		message += "; this kernel identifies senders by address only: a pod with CAP_NET_RAW can send as another"
+	}
+	if d.network.TrustMAC {
+		message += "; the network trusts the addresses of frames without a socket (trustMAC)"
+	}
+	if p.Mode == params.ModeBridge {
+		message += "; traffic between siblings is limited to the receiver's grant, and broadcasts between siblings are not limited"
+	}
+	return message
+}

@@ -1,0 +1,121 @@
+package nic
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"sigs.k8s.io/yaml"
+
+	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/attach"
+	"github.com/dra-shared/dra-driver-shared/driver"
+	"github.com/dra-shared/dra-driver-shared/driver/record"
+	"github.com/dra-shared/dra-driver-shared/netdev"
+	"github.com/dra-shared/dra-driver-shared/netdev/shape"
+)
+
+// linkState is a link of 100 to 200 bit/s as the kernel has it.
+func linkState(addresses ...string) netdev.LinkState {
+	rates := &shape.Rates{Floor: 100, Ceil: 200}
+	link := netdev.LinkState{Exists: true, Up: true, Name: "net1", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, MTU: 9000, Send: rates, Receive: rates}
+	for _, a := range addresses {
+		link.Addresses = append(link.Addresses, netip.MustParsePrefix(a))
+	}
+	return link
+}
+
+// podState is an attachment whose NIC has enforcement None, so that its state
+// does not depend on a node.
+func podState(t *testing.T, pod string, link netdev.LinkState) driver.PodState {
+	t.Helper()
+	devices, problems := plan([]netdev.NIC{virtual("nic0")}, load(t, `[{name: a, interfaces: [nic0], bandwidth: 1G, enforcement: None}]`))
+	if len(problems) > 0 {
+		t.Fatal(problems)
+	}
+	p := params.NetworkAttachment{Routes: []params.Route{{Destination: "10.30.0.0/16", Gateway: "10.20.0.1"}}}
+	state := New(nil, nil, nil).state(devices[0], record.Share{}, p, netdev.Attachment{Name: "net1"}, link)
+	return driver.PodState{Pod: attach.Pod{UID: pod, Namespace: "ns", Name: pod}, State: state}
+}
+
+func TestStatusData_one_link(t *testing.T) {
+	data := New(nil, nil, nil).StatusData([]driver.PodState{podState(t, "p", linkState("10.20.0.5/16"))}, 0)
+	got, err := yaml.Marshal(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = `apiVersion: dra-shared.dev/v1alpha1
+bandwidth:
+  receive:
+    ceiling: 200
+    guaranteed: 100
+  send:
+    ceiling: 200
+    guaranteed: 100
+cniVersion: 1.1.0
+interfaces:
+- mac: "02:00:00:00:00:01"
+  mtu: 9000
+  name: net1
+ips:
+- address: 10.20.0.5/16
+  interface: 0
+kind: NetworkStatus
+routes:
+- dst: 10.30.0.0/16
+  gw: 10.20.0.1
+`
+	if diff := cmp.Diff(want, string(got)); diff != "" {
+		t.Errorf("status data (-want +got):\n%s", diff)
+	}
+}
+
+// The API server accepts at most 10 KiB of data per device (KEP-4817).
+func TestStatusData_many_pods_is_bounded(t *testing.T) {
+	var addresses []string
+	for i := range 20 {
+		addresses = append(addresses, fmt.Sprintf("fd00:1111:2222:3333:4444:5555:6666:%04x/128", 0x7000+i))
+	}
+	var attachments []driver.PodState
+	for i := range 300 {
+		attachments = append(attachments, podState(t, fmt.Sprintf("%s-%03d", strings.Repeat("long", 60), 299-i), linkState(addresses...)))
+	}
+	raw, err := json.Marshal(New(nil, nil, nil).StatusData(attachments, 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(raw) > 10<<10 {
+		t.Errorf("status data of 300 pods has %d bytes, want at most 10 KiB", len(raw))
+	}
+	for _, want := range []string{`"pods":301,"attached":300,"failed":1`, `"truncated":true`, `"first":[{"pod":"ns/` + strings.Repeat("long", 60) + `-000"`} {
+		if !strings.Contains(string(raw), want) {
+			t.Errorf("status data of 300 pods lacks %s: %.300s", want, raw)
+		}
+	}
+	if n := len(attachments[0].NetworkData.IPs); n != maxAddresses {
+		t.Errorf("network data has %d addresses, want %d", n, maxAddresses)
+	}
+}
+
+func TestState_link_is_gone(t *testing.T) {
+	state := podState(t, "p", netdev.LinkState{}).State
+	if state.Exists || state.Ready || state.Reason != params.ReasonLinkGone || state.NetworkData != nil || !strings.Contains(state.Message, "the link net1 is gone from the pod") {
+		t.Errorf("state of a link that is gone: %+v", state)
+	}
+	if len(state.Conditions) != 1 || state.Conditions[0].Reason != params.ReasonLinkGone || state.Conditions[0].Status != "False" {
+		t.Errorf("conditions of a link that is gone: %+v", state.Conditions)
+	}
+}
+
+func TestState_link_is_down(t *testing.T) {
+	link := linkState()
+	link.Up = false
+	state := podState(t, "p", link).State
+	if !state.Exists || state.Ready || state.Reason != params.ReasonLinkChanged {
+		t.Errorf("state of a link that is down: %+v", state)
+	}
+}

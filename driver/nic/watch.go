@@ -1,0 +1,78 @@
+package nic
+
+import (
+	"context"
+	"slices"
+	"sync"
+
+	"github.com/dra-shared/dra-driver-shared/attach"
+	"github.com/dra-shared/dra-driver-shared/driver"
+	"github.com/dra-shared/dra-driver-shared/netdev"
+)
+
+// Watch implements driver.Watcher by the kernel's netlink events. The driver
+// may wait for a claim's lock in changed, but the reader of events must not
+// wait: its socket would overflow. Therefore changes accumulate while changed
+// runs.
+func (k *Kind) Watch(ctx context.Context, changed func(driver.Change)) error {
+	pending := &pendingChange{ready: make(chan struct{}, 1)}
+	var consumer sync.WaitGroup
+	ctx, cancel := context.WithCancel(ctx)
+	defer consumer.Wait()
+	defer cancel()
+	consumer.Go(func() {
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-pending.ready:
+				changed(changeFor(pending.take()))
+			}
+		}
+	})
+	return k.node.Watch(ctx, pending.add)
+}
+
+// changeFor translates a change of the network for the driver.
+func changeFor(c netdev.Change) driver.Change {
+	change := driver.Change{Resync: c.Resync, Devices: c.LinksChanged || len(c.QdiscsChanged) > 0}
+	if len(c.NamespacesRemoved) > 0 {
+		change.Detached = func(r attach.Record) bool { return slices.Contains(c.NamespacesRemoved, r.Namespace.NSID) }
+	}
+	if len(c.NamespacesChanged) > 0 || len(c.QdiscsChanged) > 0 {
+		change.Modified = func(r attach.Record) bool {
+			link, err := r.Link()
+			return slices.Contains(c.NamespacesChanged, r.Namespace.NSID) || err == nil && slices.Contains(c.QdiscsChanged, link.Parent)
+		}
+	}
+	return change
+}
+
+// pendingChange accumulates changes until they are taken.
+type pendingChange struct {
+	mu     sync.Mutex
+	change netdev.Change
+	ready  chan struct{} // has an element if there is a change
+}
+
+func (p *pendingChange) add(c netdev.Change) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.change.Resync = p.change.Resync || c.Resync
+	p.change.LinksChanged = p.change.LinksChanged || c.LinksChanged
+	p.change.NamespacesRemoved = append(p.change.NamespacesRemoved, c.NamespacesRemoved...)
+	p.change.NamespacesChanged = append(p.change.NamespacesChanged, c.NamespacesChanged...)
+	p.change.QdiscsChanged = append(p.change.QdiscsChanged, c.QdiscsChanged...)
+	select {
+	case p.ready <- struct{}{}:
+	default: // the consumer has not taken the last change yet
+	}
+}
+
+func (p *pendingChange) take() netdev.Change {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	c := p.change
+	p.change = netdev.Change{}
+	return c
+}

@@ -1,0 +1,97 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"os"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/dra-shared/dra-driver-shared/attach"
+	"github.com/dra-shared/dra-driver-shared/driver/record"
+)
+
+// readableClaims returns all claim records that can be read, and logs the
+// others. The caller must not change the records.
+func (d *Driver) readableClaims(ctx context.Context) []*record.Claim {
+	claims, err := d.claims.List()
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Some claim records are unreadable; continuing without them")
+	}
+	return claims
+}
+
+// readableAttachments returns all attachment records that can be read, and logs
+// the others.
+func (d *Driver) readableAttachments(ctx context.Context) []attach.Record {
+	all, err := d.attachments.List()
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Some attachment records are unreadable; continuing without them")
+	}
+	return all
+}
+
+// attachmentsOf returns the readable attachments of a share. It logs the
+// others.
+func (d *Driver) attachmentsOf(ctx context.Context, uid types.UID, shareName string) (attachments []attach.Record) {
+	for _, a := range d.attachmentsOfClaim(ctx, uid) {
+		if a.Share == shareName {
+			attachments = append(attachments, a)
+		}
+	}
+	return attachments
+}
+
+func (d *Driver) attachmentsOfClaim(ctx context.Context, uid types.UID) []attach.Record {
+	all, err := d.attachments.OfClaim(string(uid))
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Some attachment records are unreadable; continuing without them", "claimUID", uid)
+	}
+	return all
+}
+
+// preparedClaim returns the record of a claim that is prepared, or nil.
+func (d *Driver) preparedClaim(uid types.UID) (*record.Claim, error) {
+	claim, err := d.claims.Get(uid)
+	if err != nil || claim == nil || claim.Phase != record.Prepared {
+		return nil, err
+	}
+	return claim, nil
+}
+
+// shareOfAttachment returns the share of an attachment. If the claim record is
+// lost, the share has only what the attachment record contains.
+func (d *Driver) shareOfAttachment(r attach.Record) share {
+	if claim, err := d.claims.Get(types.UID(r.ClaimUID)); err == nil && claim != nil {
+		if s, ok := claim.Share(r.Share); ok {
+			return d.resolve(s)
+		}
+	}
+	return d.resolve(record.Share{Name: r.Share, Kind: r.Kind, Device: r.Device, Class: r.Class})
+}
+
+// setAsideCorrupt renames records that cannot be read, and logs why.
+func (d *Driver) setAsideCorrupt(ctx context.Context) {
+	logger := klog.FromContext(ctx)
+	claims, err := d.claims.SetCorruptAside()
+	attachments, attachmentsErr := d.attachments.SetCorruptAside()
+	if err = errors.Join(err, attachmentsErr); err != nil {
+		logger.Error(err, "Failed to set corrupt records aside")
+	}
+	if corrupt := errors.Join(claims, attachments); corrupt != nil {
+		logger.Error(corrupt, "Set corrupt records aside as *.unreadable; the plugin prepares their claims again when the kubelet asks, and running pods keep their devices")
+	}
+}
+
+// removeRecordsOfOtherBoots removes the attachment records from before the node
+// booted. They exist only if the run directory is not on a tmpfs.
+func (d *Driver) removeRecordsOfOtherBoots(ctx context.Context) {
+	removed, err := d.attachments.RemoveOfOtherBoots()
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		klog.FromContext(ctx).Error(err, "Failed to remove attachment records of an earlier boot")
+	}
+	if removed > 0 {
+		klog.FromContext(ctx).Info("Removed attachment records of an earlier boot", "removed", removed)
+	}
+}

@@ -1,0 +1,85 @@
+package driver
+
+import (
+	"fmt"
+
+	"github.com/dra-shared/dra-driver-shared/driver/record"
+)
+
+// share is a recorded share with the kind of its device.
+type share struct {
+	record.Share
+	kind Kind // nil if the plugin no longer has the kind
+	// attacher is nil if the share is not attached to pods.
+	attacher Attacher
+}
+
+// withKind connects a share to its kind.
+func withKind(s record.Share, kind Kind) share {
+	resolved := share{Share: s, kind: kind}
+	if attacher, ok := kind.(Attacher); ok && attacher.Attaches(s) {
+		resolved.attacher = attacher
+	}
+	return resolved
+}
+
+// resolve connects a recorded share to the kind by whose name it was recorded.
+func (d *Driver) resolve(s record.Share) share {
+	for _, k := range d.options.Kinds {
+		if k.Name() == s.Kind {
+			return withKind(s, k)
+		}
+	}
+	return share{Share: s}
+}
+
+func (d *Driver) resolveAll(recorded []record.Share) []share {
+	shares := make([]share, len(recorded))
+	for i, s := range recorded {
+		shares[i] = d.resolve(s)
+	}
+	return shares
+}
+
+// kindOf returns the kind of an allocated device. Devices of the node are in
+// the pool that has the node's name; other pools belong to kinds that span
+// nodes.
+func (d *Driver) kindOf(pool, device string) (Kind, error) {
+	poolKnown := pool == d.options.NodeName
+	for _, k := range d.options.Kinds {
+		inPool := pool == d.options.NodeName
+		if spanning, ok := k.(MultiNode); ok {
+			inPool = spanning.HasPool(pool)
+		}
+		poolKnown = poolKnown || inPool
+		if inPool && k.Has(device) {
+			return k, nil
+		}
+	}
+	if !poolKnown {
+		return nil, fmt.Errorf("the device is in pool %s, but this node publishes pool %s", pool, d.options.NodeName)
+	}
+	return nil, fmt.Errorf("this node has no device %s: was it removed from the node, or from the driver's configuration?", device)
+}
+
+// sharesOf returns the recorded shares of one kind.
+func sharesOf(claims []*record.Claim, kind string) (shares []record.Share) {
+	for _, c := range claims {
+		for _, s := range c.Shares {
+			if s.Kind == kind {
+				shares = append(shares, s)
+			}
+		}
+	}
+	return shares
+}
+
+// onDevice returns the shares of one device.
+func onDevice(shares []record.Share, pool, device string) (on []record.Share) {
+	for _, s := range shares {
+		if s.Pool == pool && s.Device == device {
+			on = append(on, s)
+		}
+	}
+	return on
+}

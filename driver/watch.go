@@ -1,0 +1,79 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/dra-shared/dra-driver-shared/attach"
+)
+
+// watch handles the changes that a kind observes, until ctx ends.
+func (d *Driver) watch(ctx context.Context, w Watcher) error {
+	err := w.Watch(ctx, func(c Change) { d.handle(ctx, c) })
+	if errors.Is(err, ErrWatchUnavailable) {
+		d.degraded(ctx, "DevicesNotWatched", "the plugin notices added and removed devices up to "+resyncInterval.String()+" later", err)
+		return nil
+	}
+	return err
+}
+
+// resync repeats from time to time what events should have triggered.
+func (d *Driver) resync(ctx context.Context) {
+	tick := time.NewTicker(resyncInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			d.handle(ctx, Change{Resync: true})
+		}
+	}
+}
+
+// handle reacts to a change. During a rolling update only the newest plugin
+// does: the two may be configured differently.
+func (d *Driver) handle(ctx context.Context, c Change) {
+	klog.FromContext(ctx).V(5).Info("Observed a change", "resync", c.Resync, "devices", c.Devices,
+		"detached", c.Detached != nil, "modified", c.Modified != nil)
+	if !d.handover.isNewest() {
+		return
+	}
+	if c.Resync || c.Devices {
+		d.requestRefresh()
+	}
+	if c.Resync {
+		d.restore(ctx)
+		return
+	}
+	if c.Detached != nil {
+		d.eachAttachment(ctx, c.Detached, d.detachEnded)
+	}
+	if c.Modified != nil {
+		d.eachAttachment(ctx, c.Modified, func(_ context.Context, _ share, r attach.Record) error {
+			d.status.enqueue(types.UID(r.ClaimUID))
+			return nil
+		})
+	}
+}
+
+// eachAttachment calls do for every selected attachment, with the claim's lock
+// held. It logs the errors.
+func (d *Driver) eachAttachment(ctx context.Context, selected func(attach.Record) bool, do func(context.Context, share, attach.Record) error) {
+	for _, r := range d.readableAttachments(ctx) {
+		if !selected(r) {
+			continue
+		}
+		logger := klog.FromContext(ctx).WithValues("claimUID", r.ClaimUID, "share", r.Share, "pod", klog.KRef(r.Pod.Namespace, r.Pod.Name))
+		err := d.withClaim(klog.NewContext(ctx, logger), types.UID(r.ClaimUID), func(ctx context.Context) error {
+			return do(ctx, d.shareOfAttachment(r), r)
+		})
+		if err != nil && ctx.Err() == nil {
+			logger.Error(err, "Failed to process attachment")
+		}
+	}
+}
