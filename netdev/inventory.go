@@ -166,7 +166,8 @@ func (i *Inventory) addHardware(nic *NIC) {
 		nic.Driver = filepath.Base(driver)
 	}
 	if device, err := filepath.EvalSymlinks(filepath.Join(dir, "device")); err == nil {
-		if subsystem, err := os.Readlink(filepath.Join(device, "subsystem")); err == nil && filepath.Base(subsystem) == "pci" {
+		subsystem, err := os.Readlink(filepath.Join(device, "subsystem"))
+		if err == nil && filepath.Base(subsystem) == "pci" {
 			nic.PCIBusID = filepath.Base(device)
 		}
 	}

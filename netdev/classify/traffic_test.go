@@ -23,6 +23,7 @@ import (
 
 func TestMain(m *testing.M) { nstest.Main(m, nstest.Root) }
 
+// Rates are in bits per second.
 const (
 	mega     = 1_000_000
 	line     = 1000 * mega
@@ -32,81 +33,104 @@ const (
 	duration = 1500 * time.Millisecond
 )
 
-// world is a node with one NIC of 1 Gbit/s and what it is plugged into.
-type world struct {
-	t     *testing.T
-	node  *netdev.Node
-	nic   netdev.NIC
-	wire  *nstest.Namespace
-	ports int
+// testEnv is a node with one NIC of 1 Gbit/s, and the namespace at the other
+// end of the NIC's wire.
+type testEnv struct {
+	t    *testing.T
+	node *netdev.Node
+	nic  netdev.NIC
+	wire *nstest.Namespace
+	// config is the configuration under which node manages the NIC.
+	config netdev.NICConfig
+
 	mu    *sync.Mutex
-
-	parent netdev.NICConfig
+	ports int // last TCP port in use
 }
 
-func newWorld(t *testing.T, parent netdev.NICConfig, keys ...classify.Key) *world {
+// newTestEnv returns a testEnv with a BPF file system of its own. It completes
+// config, and restores the NIC at the end of the test.
+func newTestEnv(t *testing.T, config netdev.NICConfig, keys ...classify.Key) *testEnv {
 	t.Helper()
-	return newWorldAt(t, nstest.MountBPFFS(t), parent, keys...)
+	return newTestEnvAt(t, nstest.MountBPFFS(t), config, keys...)
 }
 
-func newWorldAt(t *testing.T, bpffs string, parent netdev.NICConfig, keys ...classify.Key) *world {
+func newTestEnvAt(t *testing.T, bpffs string, config netdev.NICConfig, keys ...classify.Key) *testEnv {
 	t.Helper()
-	w := &world{t: t, ports: 5000, mu: &sync.Mutex{}}
-	w.nic, w.wire = nstest.NIC(t, "nic0", 1500, wireIP+"/16", "fd00:20::fe/64")
-	var err error
-	if w.node, err = netdev.NewNode(netdev.Options{BPFFS: bpffs, Keys: keys}); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = w.node.Close() })
-	parent.Name, parent.Index, parent.MAC, parent.Enforce = w.nic.Name, w.nic.Index, w.nic.MAC, true
-	parent.Rates = shape.NICRates{Line: line, Reserve: reserve, MinShare: 10 * mega}
-	w.parent = parent
-	if _, err := w.node.Manage(parent); err != nil {
-		t.Fatal(err)
+	e := &testEnv{t: t, ports: 5000, mu: &sync.Mutex{}}
+	e.nic, e.wire = nstest.NIC(t, "nic0", 1500, wireIP+"/16", "fd00:20::fe/64")
+	e.node = newNode(t, netdev.Options{BPFFS: bpffs, Keys: keys})
+	config.Name, config.Index, config.MAC, config.Enforce = e.nic.Name, e.nic.Index, e.nic.MAC, true
+	config.Rates = shape.NICRates{Line: line, Reserve: reserve, MinShare: 10 * mega}
+	e.config = config
+	if _, err := e.node.Manage(config); err != nil {
+		t.Fatalf("Manage: %v", err)
 	}
 	t.Cleanup(func() {
-		if _, err := w.node.Unmanage(w.nic.Name, w.nic.Index); err != nil {
-			t.Error(err)
+		if _, err := e.node.Unmanage(e.nic.Name, e.nic.Index); err != nil {
+			t.Errorf("Unmanage: %v", err)
 		}
 	})
-	return w
+	return e
+}
+
+// newNode returns a Node, as a plugin process has one, and closes it at the end
+// of the test.
+func newNode(t *testing.T, o netdev.Options) *netdev.Node {
+	t.Helper()
+	node, err := netdev.NewNode(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = node.Close() })
+	return node
 }
 
 // pod is a pod with one link.
 type pod struct {
 	*nstest.Namespace
-	a  netdev.Attachment
-	ip string
+	attachment netdev.Attachment
+	ip         string
 }
 
-// pod attaches a new pod to the share with that number.
-func (w *world) pod(share, number int, rates shape.Rates, mode netdev.Mode) *pod {
-	w.t.Helper()
-	p := &pod{Namespace: nstest.New(w.t), ip: fmt.Sprintf("10.20.0.%d", number)}
+// pod creates a pod and attaches it to a share. Shares are numbered from 0;
+// number determines the addresses of the link.
+func (e *testEnv) pod(share, number int, rates shape.Rates, mode netdev.Mode) *pod {
+	e.t.Helper()
+	p := &pod{Namespace: nstest.New(e.t), ip: fmt.Sprintf("10.20.0.%d", number)}
 	var err error
-	p.a, err = w.node.Attach(p.Pod(), netdev.LinkSpec{
-		Parent: w.nic.Index, Name: "net1", MAC: net.HardwareAddr{2, 0, 0, 0, 0, byte(number)}, Mode: mode,
-		Addresses: []netip.Prefix{netip.MustParsePrefix(p.ip + "/16"), netip.MustParsePrefix(fmt.Sprintf("fd00:20::%d/64", number))},
-		Minor:     uint16(shape.FirstMinor + share), Rates: rates, SegmentBytes: shape.SegmentBytes(rates.Ceil, 1500),
+	p.attachment, err = e.node.Attach(p.Pod(), netdev.LinkSpec{
+		Parent: e.nic.Index,
+		Name:   "net1",
+		MAC:    net.HardwareAddr{2, 0, 0, 0, 0, byte(number)},
+		Mode:   mode,
+		Addresses: []netip.Prefix{
+			netip.MustParsePrefix(p.ip + "/16"),
+			netip.MustParsePrefix(fmt.Sprintf("fd00:20::%d/64", number)),
+		},
+		Minor:        uint16(shape.FirstMinor + share),
+		Rates:        rates,
+		SegmentBytes: shape.SegmentBytes(rates.Ceil, 1500),
 	})
 	if err != nil {
-		w.t.Fatal(err)
+		e.t.Fatalf("Attach: %v", err)
 	}
 	return p
 }
 
-func hard(bits uint64) shape.Rates { return shape.Rates{Floor: bits, Ceil: bits} }
+// hardCap returns the rates of a share that does not borrow.
+func hardCap(rate uint64) shape.Rates { return shape.Rates{Floor: rate, Ceil: rate} }
 
-func (w *world) address(ip string) string {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.ports++
-	return net.JoinHostPort(ip, fmt.Sprint(w.ports))
+// address returns ip with a TCP port that is not in use.
+func (e *testEnv) address(ip string) string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.ports++
+	return net.JoinHostPort(ip, fmt.Sprint(e.ports))
 }
 
-// measured runs flows at once and returns their rates in bits per second.
-func (w *world) measured(flows ...nstest.Flow) []float64 {
-	w.t.Helper()
+// measure runs flows at the same time and returns their rates.
+func (e *testEnv) measure(flows ...nstest.Flow) []float64 {
+	e.t.Helper()
 	rates, errs := make([]float64, len(flows)), make([]error, len(flows))
 	var wait sync.WaitGroup
 	for i, f := range flows {
@@ -118,107 +142,121 @@ func (w *world) measured(flows ...nstest.Flow) []float64 {
 	wait.Wait()
 	for _, err := range errs {
 		if err != nil {
-			w.t.Fatal(err)
+			e.t.Fatal(err)
 		}
 	}
 	return rates
 }
 
-func (w *world) sends(p *pod) nstest.Flow {
-	return nstest.Flow{From: p.Namespace, To: w.wire, Address: w.address(wireIP)}
+// fromPod returns a flow from a pod to the wire.
+func (e *testEnv) fromPod(p *pod) nstest.Flow {
+	return nstest.Flow{From: p.Namespace, To: e.wire, Address: e.address(wireIP)}
 }
 
-func (w *world) receives(p *pod) nstest.Flow {
-	return nstest.Flow{From: w.wire, To: p.Namespace, Address: w.address(p.ip)}
+// toPod returns a flow from the wire to a pod.
+func (e *testEnv) toPod(p *pod) nstest.Flow {
+	return nstest.Flow{From: e.wire, To: p.Namespace, Address: e.address(p.ip)}
 }
 
-// payload is what is left of an Ethernet rate for TCP at an MTU of 1500.
-const payload = 1448.0 / 1514
+// payloadRatio is the part of an Ethernet rate that is TCP payload at an MTU of
+// 1500 bytes.
+const payloadRatio = 1448.0 / 1514
 
-func (w *world) wantRate(what string, got float64, granted uint64) {
-	w.t.Helper()
-	if want := float64(granted) * payload; math.Abs(got-want)/want > 0.06 {
-		w.t.Errorf("%s: %.1f Mbit/s, granted %d (%.1f of payload)", what, got/mega, granted/mega, want/mega)
+// expectRate fails the test unless a measured payload rate is within 6% of a
+// granted rate.
+func (e *testEnv) expectRate(flow string, got float64, granted uint64) {
+	e.t.Helper()
+	if want := float64(granted) * payloadRatio; math.Abs(got-want)/want > 0.06 {
+		e.t.Errorf("%s: got %.1f Mbit/s, want the grant of %d Mbit/s (%.1f of payload)",
+			flow, got/mega, granted/mega, want/mega)
 	}
 }
 
-func (w *world) wantAtMost(what string, got float64, limit uint64) {
-	w.t.Helper()
+func (e *testEnv) expectAtMost(flow string, got float64, limit uint64) {
+	e.t.Helper()
 	if got > float64(limit) {
-		w.t.Errorf("%s: %.1f Mbit/s, want at most %d", what, got/mega, limit/mega)
+		e.t.Errorf("%s: got %.1f Mbit/s, want at most %d Mbit/s", flow, got/mega, limit/mega)
 	}
 }
 
-func TestEachKeyHoldsAShareToItsGrantInBothDirections(t *testing.T) {
+func TestTraffic_isLimitedToGrant(t *testing.T) {
 	for _, key := range []classify.Key{classify.KeyCookie, classify.KeyMAC} {
 		for _, granted := range []uint64{10 * mega, 100 * mega, 800 * mega} {
-			t.Run(fmt.Sprintf("%s %dM", key, granted/mega), func(t *testing.T) {
-				w := newWorld(t, netdev.NICConfig{}, key)
-				if w.node.ClassifierKey() != key {
-					t.Fatalf("key in force is %s", w.node.ClassifierKey())
+			t.Run(fmt.Sprintf("key %s, grant %d Mbit per s", key, granted/mega), func(t *testing.T) {
+				e := newTestEnv(t, netdev.NICConfig{}, key)
+				if got := e.node.ClassifierKey(); got != key {
+					t.Fatalf("the classifier uses key %s, want %s", got, key)
 				}
-				p := w.pod(0, 1, hard(granted), netdev.Private)
-				send, receive := w.sends(p), w.receives(p)
-				// What arrives is handed over in pieces of up to 64 KiB: at
-				// 10 Mbit/s one of them is 52 ms.
+				p := e.pod(0, 1, hardCap(granted), netdev.Private)
+				send, receive := e.fromPod(p), e.toPod(p)
+				// The receiver gets data in pieces of up to 64 KiB. At 10 Mbit/s,
+				// a piece takes 52 ms, so slow flows need more time.
 				send.Duration = duration + time.Duration(25e6/granted)*time.Second
 				receive.Duration = send.Duration
-				w.wantRate("sends", w.measured(send)[0], granted)
-				w.wantRate("receives", w.measured(receive)[0], granted)
+				e.expectRate("pod sends", e.measure(send)[0], granted)
+				e.expectRate("pod receives", e.measure(receive)[0], granted)
 			})
 		}
 	}
 }
 
-func TestSharesDoNotDisturbEachOther(t *testing.T) {
-	w := newWorld(t, netdev.NICConfig{})
-	a, b, c := w.pod(0, 1, hard(100*mega), netdev.Private), w.pod(1, 2, hard(200*mega), netdev.Private), w.pod(2, 3, hard(500*mega), netdev.Private)
-	for i, got := range w.measured(w.sends(a), w.sends(b), w.sends(c)) {
-		w.wantRate(fmt.Sprintf("pod %d of three that send", i), got, []uint64{100 * mega, 200 * mega, 500 * mega}[i])
+func TestTraffic_ofSharesIsIndependent(t *testing.T) {
+	e := newTestEnv(t, netdev.NICConfig{})
+	grants := []uint64{100 * mega, 200 * mega, 500 * mega}
+	var send, receive []nstest.Flow
+	for i, granted := range grants {
+		p := e.pod(i, i+1, hardCap(granted), netdev.Private)
+		send, receive = append(send, e.fromPod(p)), append(receive, e.toPod(p))
 	}
-	for i, got := range w.measured(w.receives(a), w.receives(b), w.receives(c)) {
-		w.wantRate(fmt.Sprintf("pod %d of three that receive", i), got, []uint64{100 * mega, 200 * mega, 500 * mega}[i])
+	for i, got := range e.measure(send...) {
+		e.expectRate(fmt.Sprintf("pod %d of three that send", i), got, grants[i])
+	}
+	for i, got := range e.measure(receive...) {
+		e.expectRate(fmt.Sprintf("pod %d of three that receive", i), got, grants[i])
 	}
 }
 
-func TestAllPodsOfAShareDrawOnOneClass(t *testing.T) {
-	w := newWorld(t, netdev.NICConfig{})
-	a, b := w.pod(0, 1, hard(100*mega), netdev.Private), w.pod(0, 2, hard(100*mega), netdev.Private)
-	sent := w.measured(w.sends(a), w.sends(b))
-	w.wantRate("both together send", sent[0]+sent[1], 100*mega)
-	received := w.measured(w.receives(a), w.receives(b))
-	w.wantRate("both together receive", received[0]+received[1], 100*mega)
+func TestTraffic_ofPodsOfOneShareHasOneLimit(t *testing.T) {
+	e := newTestEnv(t, netdev.NICConfig{})
+	a := e.pod(0, 1, hardCap(100*mega), netdev.Private)
+	b := e.pod(0, 2, hardCap(100*mega), netdev.Private)
+	sent := e.measure(e.fromPod(a), e.fromPod(b))
+	e.expectRate("both pods together send", sent[0]+sent[1], 100*mega)
+	received := e.measure(e.toPod(a), e.toPod(b))
+	e.expectRate("both pods together receive", received[0]+received[1], 100*mega)
 }
 
-func TestAFloorMayBorrowWhatIsIdleAndGivesItBack(t *testing.T) {
-	w := newWorld(t, netdev.NICConfig{})
-	floor := func(bits uint64) shape.Rates { return shape.Rates{Floor: bits, Ceil: line} }
-	small, large := w.pod(0, 1, floor(100*mega), netdev.Private), w.pod(1, 2, floor(300*mega), netdev.Private)
-	if alone := w.measured(w.sends(small))[0]; alone < 0.85*line {
-		t.Errorf("alone it gets %.0f Mbit/s, want most of the line", alone/mega)
+func TestTraffic_borrowsIdleBandwidthInProportionToFloors(t *testing.T) {
+	e := newTestEnv(t, netdev.NICConfig{})
+	borrowing := func(floor uint64) shape.Rates { return shape.Rates{Floor: floor, Ceil: line} }
+	small := e.pod(0, 1, borrowing(100*mega), netdev.Private)
+	large := e.pod(1, 2, borrowing(300*mega), netdev.Private)
+	if alone := e.measure(e.fromPod(small))[0]; alone < 0.85*line {
+		t.Errorf("the small share alone: got %.0f Mbit/s, want at least 85%% of the line", alone/mega)
 	}
-	both := w.measured(w.sends(small), w.sends(large))
+	both := e.measure(e.fromPod(small), e.fromPod(large))
 	if ratio := both[1] / both[0]; ratio < 2.4 || ratio > 3.6 {
-		t.Errorf("together %.0f and %.0f Mbit/s: want what is idle divided as the floors are, 1 to 3", both[0]/mega, both[1]/mega)
+		t.Errorf("both shares together: got %.0f and %.0f Mbit/s, want the ratio of their floors, 1 to 3",
+			both[0]/mega, both[1]/mega)
 	}
 }
 
-func TestAPodCannotChooseItsClassByPriority(t *testing.T) {
-	w := newWorld(t, netdev.NICConfig{})
-	attacker := w.pod(0, 1, hard(30*mega), netdev.Private)
-	w.pod(1, 2, hard(500*mega), netdev.Private)
+func TestTraffic_ignoresPriorityOfSocket(t *testing.T) {
+	e := newTestEnv(t, netdev.NICConfig{})
+	attacker := e.pod(0, 1, hardCap(30*mega), netdev.Private)
+	e.pod(1, 2, hardCap(500*mega), netdev.Private)
 	for name, priority := range map[string]uint32{
-		"another share's class": netlink.MakeHandle(shape.Major, shape.FirstMinor+1),
-		"the host's class":      netlink.MakeHandle(shape.Major, 2),
-		"past all classes":      netlink.MakeHandle(shape.Major, 0),
+		"another share's class":   netlink.MakeHandle(shape.Major, shape.FirstMinor+1),
+		"the host's class":        netlink.MakeHandle(shape.Major, 2),
+		"the root qdisc's handle": netlink.MakeHandle(shape.Major, 0),
 	} {
-		flow := w.sends(attacker)
+		flow := e.fromPod(attacker)
 		flow.Priority = int(int32(priority))
-		w.wantRate("sends with the priority of "+name, w.measured(flow)[0], 30*mega)
+		e.expectRate("pod sends with the priority of "+name, e.measure(flow)[0], 30*mega)
 	}
 }
 
-// frame is a UDP-like Ethernet frame from src to the wire.
+// frame returns an Ethernet frame of 1500 bytes with the type of IPv4.
 func frame(src, dst net.HardwareAddr) []byte {
 	f := make([]byte, 1500)
 	copy(f, dst)
@@ -227,36 +265,37 @@ func frame(src, dst net.HardwareAddr) []byte {
 	return f
 }
 
-// sent returns the bytes that a share's class has sent.
-func (w *world) sent(share int) uint64 {
-	w.t.Helper()
+// sentBytes returns the bytes that the class of a share has sent.
+func (e *testEnv) sentBytes(share int) uint64 {
+	e.t.Helper()
 	conn, err := rtnl.Open()
 	if err != nil {
-		w.t.Fatal(err)
+		e.t.Fatal(err)
 	}
 	defer conn.Close()
-	state, err := shape.New(conn, nil).ReadClass(w.nic.Index, uint16(shape.FirstMinor+share))
+	state, err := shape.New(conn, nil).ReadClass(e.nic.Index, uint16(shape.FirstMinor+share))
 	if err != nil || state == nil {
-		w.t.Fatal(state, err)
+		e.t.Fatalf("read class of share %d: %v, %v", share, state, err)
 	}
 	return state.SentBytes
 }
 
-func (w *world) wireMAC() (mac net.HardwareAddr) { return w.wire.Interface("wire").HardwareAddr }
+func (e *testEnv) wireMAC() net.HardwareAddr { return e.wire.Interface("wire").HardwareAddr }
 
-// arrived counts what reaches the wire while f runs, in bits per second.
-func (w *world) arrived(f func() error) float64 {
-	w.t.Helper()
-	before, start := w.wireBytes(), time.Now()
+// arrivalRate runs f and returns the rate at which frames arrive at the wire meanwhile.
+func (e *testEnv) arrivalRate(f func() error) float64 {
+	e.t.Helper()
+	before, start := e.wireBytes(), time.Now()
 	if err := f(); err != nil {
-		w.t.Fatal(err)
+		e.t.Fatal(err)
 	}
-	return float64(w.wireBytes()-before) * 8 / time.Since(start).Seconds()
+	return float64(e.wireBytes()-before) * 8 / time.Since(start).Seconds()
 }
 
-func (w *world) wireBytes() (n uint64) {
-	w.t.Helper()
-	w.wire.Do(func() error {
+// wireBytes returns how many bytes the wire has received.
+func (e *testEnv) wireBytes() (n uint64) {
+	e.t.Helper()
+	e.wire.Do(func() error {
 		link, err := netlink.LinkByName("wire")
 		if err == nil {
 			n = link.Attrs().Statistics.RxBytes
@@ -266,77 +305,97 @@ func (w *world) wireBytes() (n uint64) {
 	return n
 }
 
-func TestRawFramesWithASiblingsAddressAreNotTheSiblings(t *testing.T) {
-	w := newWorld(t, netdev.NICConfig{})
-	attacker, victim := w.pod(0, 1, hard(10*mega), netdev.Private), w.pod(1, 2, hard(500*mega), netdev.Private)
-	for name, source := range map[string]net.HardwareAddr{"the victim's address": victim.a.MAC, "the NIC's own": w.nic.MAC, "anybody's": {2, 9, 9, 9, 9, 9}} {
+func TestRawFrames_doNotUseClassOfForgedAddress(t *testing.T) {
+	e := newTestEnv(t, netdev.NICConfig{})
+	attacker := e.pod(0, 1, hardCap(10*mega), netdev.Private)
+	victim := e.pod(1, 2, hardCap(500*mega), netdev.Private)
+	for name, source := range map[string]net.HardwareAddr{
+		"the victim's address": victim.attachment.MAC,
+		"the NIC's address":    e.nic.MAC,
+		"an unknown address":   {2, 9, 9, 9, 9, 9},
+	} {
 		for _, bypass := range []bool{false, true} {
-			before := w.sent(1)
-			rate := w.arrived(func() error {
-				_, err := attacker.Flood("net1", frame(source, w.wireMAC()), bypass, duration)
+			before := e.sentBytes(1)
+			rate := e.arrivalRate(func() error {
+				_, err := attacker.Flood("net1", frame(source, e.wireMAC()), bypass, duration)
 				return err
 			})
-			w.wantAtMost(fmt.Sprintf("frames with %s, bypass %t", name, bypass), rate, reserve/4*13/10)
-			if took := w.sent(1) - before; took > 10_000 {
-				t.Errorf("frames with %s, bypass %t: %d bytes went through the victim's class", name, bypass, took)
+			flow := fmt.Sprintf("frames with %s, bypass %t", name, bypass)
+			e.expectAtMost(flow, rate, reserve/4*13/10)
+			if sent := e.sentBytes(1) - before; sent > 10_000 {
+				t.Errorf("%s: the victim's class sent %d bytes, want at most 10000", flow, sent)
 			}
 		}
 	}
 }
 
-// Why there is no key between the cookie and the address: a program on the
-// pod's link, which could vouch for what it has seen, is not asked about frames
-// of a packet socket with PACKET_QDISC_BYPASS, and every pod with the default
-// capabilities can open one.
-func TestAProgramOnTheLinkDoesNotSeeEveryFrame(t *testing.T) {
-	w := newWorld(t, netdev.NICConfig{})
-	p := w.pod(0, 1, hard(100*mega), netdev.Private)
-	drop, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "MIT", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()}})
+// This is the reason why there is no key between the cookie and the MAC
+// address. A program on the pod's link could attest the source of a frame, but
+// the kernel does not run it for frames of a packet socket with
+// PACKET_QDISC_BYPASS, which a pod with the default capabilities can open.
+func TestKernel_skipsProgramOnLinkForBypassingFrames(t *testing.T) {
+	e := newTestEnv(t, netdev.NICConfig{})
+	p := e.pod(0, 1, hardCap(100*mega), netdev.Private)
+	drop, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Type:         ebpf.SchedCLS,
+		License:      "MIT",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer drop.Close()
 	var attached link.Link
 	p.Do(func() error {
-		attached, err = link.AttachTCX(link.TCXOptions{Interface: p.a.Index, Program: drop, Attach: ebpf.AttachTCXEgress})
+		attached, err = link.AttachTCX(link.TCXOptions{
+			Interface: p.attachment.Index,
+			Program:   drop,
+			Attach:    ebpf.AttachTCXEgress,
+		})
 		return err
 	})
 	defer attached.Close()
 	for bypass, arrives := range map[bool]bool{false: false, true: true} {
-		rate := w.arrived(func() error {
-			_, err := p.Flood("net1", frame(p.a.MAC, w.wireMAC()), bypass, duration)
+		rate := e.arrivalRate(func() error {
+			_, err := p.Flood("net1", frame(p.attachment.MAC, e.wireMAC()), bypass, duration)
 			return err
 		})
 		if got := rate > 10*mega; got != arrives {
-			t.Errorf("past a program that drops everything, bypass %t: %.1f Mbit/s", bypass, rate/mega)
+			t.Errorf("with a program that drops all frames, bypass %t: got %.1f Mbit/s, want more than 10 Mbit/s: %t",
+				bypass, rate/mega, arrives)
 		}
 	}
 }
 
-func TestFramesWithoutASocketBelongToNobody(t *testing.T) {
+func TestForwardedFrames_useShareOnlyIfMACIsTrusted(t *testing.T) {
 	for _, trust := range []bool{false, true} {
 		t.Run(fmt.Sprintf("trustMAC=%t", trust), func(t *testing.T) {
-			w := newWorld(t, netdev.NICConfig{TrustMAC: trust})
-			router := w.pod(0, 1, hard(300*mega), netdev.Private)
-			behind := w.behind(router)
-			got := w.measured(nstest.Flow{From: behind, To: w.wire, Address: w.address(wireIP)})[0]
+			e := newTestEnv(t, netdev.NICConfig{TrustMAC: trust})
+			router := e.pod(0, 1, hardCap(300*mega), netdev.Private)
+			inner := e.namespaceBehind(router)
+			got := e.measure(nstest.Flow{From: inner, To: e.wire, Address: e.address(wireIP)})[0]
 			if trust {
-				w.wantRate("forwarded, addresses trusted", got, 300*mega)
+				e.expectRate("forwarded flow", got, 300*mega)
 			} else {
-				w.wantAtMost("forwarded", got, reserve/4)
+				e.expectAtMost("forwarded flow", got, reserve/4)
 			}
 		})
 	}
 }
 
-// behind makes a namespace whose traffic a pod forwards.
-func (w *world) behind(router *pod) *nstest.Namespace {
-	w.t.Helper()
-	inner := nstest.New(w.t)
+// namespaceBehind returns a namespace whose traffic a pod forwards.
+func (e *testEnv) namespaceBehind(router *pod) *nstest.Namespace {
+	e.t.Helper()
+	inner := nstest.New(e.t)
 	router.Do(func() error {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name = "inner"
-		if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "outer", PeerNamespace: netlink.NsFd(inner.File.Fd())}); err != nil {
+		veth := &netlink.Veth{
+			LinkAttrs:     attrs,
+			PeerName:      "outer",
+			PeerNamespace: netlink.NsFd(inner.File.Fd()),
+		}
+		if err := netlink.LinkAdd(veth); err != nil {
 			return err
 		}
 		if err := nstest.ConfigureLink("inner", "10.50.0.1/24"); err != nil {
@@ -350,15 +409,18 @@ func (w *world) behind(router *pod) *nstest.Namespace {
 		}
 		return netlink.RouteAdd(&netlink.Route{Gw: net.ParseIP("10.50.0.1")})
 	})
-	w.wire.Do(func() error {
-		return netlink.RouteAdd(&netlink.Route{Dst: &net.IPNet{IP: net.ParseIP("10.50.0.0"), Mask: net.CIDRMask(24, 32)}, Gw: net.ParseIP(router.ip)})
+	e.wire.Do(func() error {
+		return netlink.RouteAdd(&netlink.Route{
+			Dst: &net.IPNet{IP: net.ParseIP("10.50.0.0"), Mask: net.CIDRMask(24, 32)},
+			Gw:  net.ParseIP(router.ip),
+		})
 	})
 	return inner
 }
 
-func TestAPodThatTakesANewAddressLeavesItsClass(t *testing.T) {
-	w := newWorld(t, netdev.NICConfig{})
-	p := w.pod(0, 1, hard(300*mega), netdev.Private)
+func TestTraffic_losesClassAfterPodChangesMAC(t *testing.T) {
+	e := newTestEnv(t, netdev.NICConfig{})
+	p := e.pod(0, 1, hardCap(300*mega), netdev.Private)
 	p.Do(func() error {
 		link, err := netlink.LinkByName("net1")
 		if err != nil {
@@ -372,114 +434,120 @@ func TestAPodThatTakesANewAddressLeavesItsClass(t *testing.T) {
 		}
 		return netlink.LinkSetUp(link)
 	})
-	w.wantAtMost("sends from an address of its own choice", w.measured(w.sends(p))[0], reserve/4)
-	state, err := w.node.Read(p.a)
+	e.expectAtMost("pod sends from an address that it chose", e.measure(e.fromPod(p))[0], reserve/4)
+	state, err := e.node.Read(p.attachment)
 	if err != nil || state.Send != nil {
-		t.Errorf("read back: class %+v, error %v; want no class", state.Send, err)
+		t.Errorf("Read returned class %+v for sending and error %v, want no class", state.Send, err)
 	}
 }
 
-func TestTheNodeItselfIsNotHeldBack(t *testing.T) {
-	w := newWorld(t, netdev.NICConfig{})
+func TestTraffic_ofNodeHasReserve(t *testing.T) {
+	e := newTestEnv(t, netdev.NICConfig{})
 	if err := nstest.ConfigureLink("nic0", nodeIP+"/16"); err != nil {
 		t.Fatal(err)
 	}
-	node := w.self()
-	flow := func() nstest.Flow { return nstest.Flow{From: node, To: w.wire, Address: w.address(wireIP)} }
-	back := func() nstest.Flow { return nstest.Flow{From: w.wire, To: node, Address: w.address(nodeIP)} }
-	if alone := w.measured(flow())[0]; alone < 0.85*line {
-		t.Errorf("alone the node sends %.0f Mbit/s of %d", alone/mega, line/mega)
+	node := nstest.Current(t)
+	fromNode := func() nstest.Flow { return nstest.Flow{From: node, To: e.wire, Address: e.address(wireIP)} }
+	toNode := func() nstest.Flow { return nstest.Flow{From: e.wire, To: node, Address: e.address(nodeIP)} }
+	if alone := e.measure(fromNode())[0]; alone < 0.85*line {
+		t.Errorf("the node alone sends: got %.0f Mbit/s, want at least 85%% of %d Mbit/s", alone/mega, line/mega)
 	}
-	a, b := w.pod(0, 1, hard(500*mega), netdev.Private), w.pod(1, 2, hard(400*mega), netdev.Private)
-	busy := w.measured(flow(), w.sends(a), w.sends(b))
-	if busy[0] < 0.8*reserve/2 {
-		t.Errorf("beside busy pods the node sends %.0f Mbit/s, want at least its part of the reserve", busy[0]/mega)
+	a := e.pod(0, 1, hardCap(500*mega), netdev.Private)
+	b := e.pod(1, 2, hardCap(400*mega), netdev.Private)
+	const want = 0.8 * reserve / 2
+	if got := e.measure(fromNode(), e.fromPod(a), e.fromPod(b))[0]; got < want {
+		t.Errorf("the node sends while pods send: got %.0f Mbit/s, want at least %.0f Mbit/s", got/mega, want/mega)
 	}
-	if got := w.measured(back(), w.receives(a), w.receives(b))[0]; got < 0.8*reserve/2 {
-		t.Errorf("beside busy pods the node receives %.0f Mbit/s", got/mega)
+	if got := e.measure(toNode(), e.toPod(a), e.toPod(b))[0]; got < want {
+		t.Errorf("the node receives while pods receive: got %.0f Mbit/s, want at least %.0f Mbit/s", got/mega, want/mega)
 	}
 }
 
-// self is the node's own namespace as an end of a flow.
-func (w *world) self() *nstest.Namespace { return nstest.Current(w.t) }
-
-func TestNeighboursAreFoundWhileAShareIsFull(t *testing.T) {
-	w := newWorld(t, netdev.NICConfig{})
-	full, other := w.pod(0, 1, hard(10*mega), netdev.Private), w.pod(1, 2, hard(10*mega), netdev.Private)
+func TestNeighborDiscovery_isFastWhileShareIsFull(t *testing.T) {
+	e := newTestEnv(t, netdev.NICConfig{})
+	full := e.pod(0, 1, hardCap(10*mega), netdev.Private)
+	other := e.pod(1, 2, hardCap(10*mega), netdev.Private)
 	done := make(chan []float64)
-	flow := w.sends(full)
+	flow := e.fromPod(full)
 	flow.Duration = 2 * time.Second
-	go func() { done <- w.measured(flow) }()
-	// The other pod has not spoken with the wire yet: this needs ARP, and
-	// neighbour discovery for IPv6.
-	for _, address := range []string{w.address(wireIP), w.address("fd00:20::fe")} {
+	go func() { done <- e.measure(flow) }()
+	// The other pod has no neighbor entry for the wire yet, so these connections
+	// need ARP for IPv4 and neighbor discovery for IPv6.
+	for _, address := range []string{e.address(wireIP), e.address("fd00:20::fe")} {
 		start := time.Now()
-		w.measured(nstest.Flow{From: other.Namespace, To: w.wire, Address: address, Duration: 50 * time.Millisecond})
+		e.measure(nstest.Flow{
+			From: other.Namespace, To: e.wire, Address: address,
+			Duration: 50 * time.Millisecond,
+		})
 		if took := time.Since(start); took > 600*time.Millisecond {
-			t.Errorf("first words to %s took %s", address, took)
+			t.Errorf("the first flow to %s took %s, want at most 600 ms", address, took)
 		}
 	}
 	<-done
 }
 
-func TestPrivateSharesDoNotReachEachOther(t *testing.T) {
-	w := newWorld(t, netdev.NICConfig{})
-	a, b := w.pod(0, 1, hard(100*mega), netdev.Private), w.pod(1, 2, hard(100*mega), netdev.Private)
-	flow := nstest.Flow{From: a.Namespace, To: b.Namespace, Address: w.address(b.ip), Duration: duration, DialTimeout: 300 * time.Millisecond}
+func TestPrivateMode_isolatesShares(t *testing.T) {
+	e := newTestEnv(t, netdev.NICConfig{})
+	a := e.pod(0, 1, hardCap(100*mega), netdev.Private)
+	b := e.pod(1, 2, hardCap(100*mega), netdev.Private)
+	flow := nstest.Flow{
+		From: a.Namespace, To: b.Namespace, Address: e.address(b.ip),
+		Duration: duration, DialTimeout: 300 * time.Millisecond,
+	}
 	if rate, err := flow.Run(); err == nil {
-		t.Errorf("a private share reached its sibling, at %.0f Mbit/s", rate/mega)
+		t.Errorf("a private share reached another share of the NIC, at %.0f Mbit/s", rate/mega)
 	}
 }
 
-func TestSiblingsInBridgeModeAreHeldToTheReceiversGrant(t *testing.T) {
-	w := newWorld(t, netdev.NICConfig{})
-	a, b := w.pod(0, 1, hard(300*mega), netdev.Bridge), w.pod(1, 2, hard(50*mega), netdev.Bridge)
-	got := w.measured(nstest.Flow{From: a.Namespace, To: b.Namespace, Address: w.address(b.ip)})[0]
-	w.wantAtMost("from a sibling", got, 52*mega)
+func TestBridgeMode_limitsTrafficToGrantOfReceiver(t *testing.T) {
+	e := newTestEnv(t, netdev.NICConfig{})
+	a := e.pod(0, 1, hardCap(300*mega), netdev.Bridge)
+	b := e.pod(1, 2, hardCap(50*mega), netdev.Bridge)
+	got := e.measure(nstest.Flow{From: a.Namespace, To: b.Namespace, Address: e.address(b.ip)})[0]
+	e.expectAtMost("flow from another share of the NIC", got, 52*mega)
 }
 
-// A plugin that starts finds what the last one made: running pods stay where
-// they are.
-func TestASecondPluginTakesOverWithoutAGap(t *testing.T) {
+// During a handover, the second plugin takes over the queues, programs, and
+// links of the first. Running pods keep their classes.
+func TestNode_Manage_takesOverFromAnotherProcess(t *testing.T) {
 	bpffs := nstest.MountBPFFS(t)
-	w := newWorldAt(t, bpffs, netdev.NICConfig{})
-	p := w.pod(0, 1, hard(100*mega), netdev.Private)
-	second := *w
-	var err error
-	if second.node, err = netdev.NewNode(netdev.Options{BPFFS: bpffs}); err != nil {
-		t.Fatal(err)
-	}
-	defer second.node.Close()
+	e := newTestEnvAt(t, bpffs, netdev.NICConfig{})
+	p := e.pod(0, 1, hardCap(100*mega), netdev.Private)
+	second := *e
+	second.node = newNode(t, netdev.Options{BPFFS: bpffs})
 	for range 2 {
-		if _, err := second.node.Manage(w.parent); err != nil {
-			t.Fatal(err)
+		if _, err := second.node.Manage(e.config); err != nil {
+			t.Fatalf("Manage by the second process: %v", err)
 		}
 	}
-	if there, err := second.node.Presence(p.a); err != nil || there != netdev.LinkPresent {
-		t.Errorf("presence %d, %v", there, err)
+	presence, err := second.node.Presence(p.attachment)
+	if err != nil || presence != netdev.LinkPresent {
+		t.Errorf("Presence returned %d and error %v, want %d", presence, err, netdev.LinkPresent)
 	}
-	w.wantRate("sends", w.measured(w.sends(p))[0], 100*mega)
-	if err := second.node.Restore(p.a, hard(100*mega)); err != nil {
-		t.Fatal(err)
+	e.expectRate("pod sends after the takeover", e.measure(e.fromPod(p))[0], 100*mega)
+	if err := second.node.Restore(p.attachment, hardCap(100*mega)); err != nil {
+		t.Fatalf("Restore by the second process: %v", err)
 	}
-	w.wantRate("receives", w.measured(w.receives(p))[0], 100*mega)
-	q := second.pod(1, 2, hard(50*mega), netdev.Private)
-	w.wantRate("a new pod of the second plugin sends", w.measured(w.sends(q))[0], 50*mega)
+	e.expectRate("pod receives after the takeover", e.measure(e.toPod(p))[0], 100*mega)
+	q := second.pod(1, 2, hardCap(50*mega), netdev.Private)
+	e.expectRate("new pod of the second process sends", e.measure(e.fromPod(q))[0], 50*mega)
 }
 
-// Somebody takes apart what holds shares: it is noticed, and put back.
-func TestWhatIsTakenApartIsPutBack(t *testing.T) {
-	w := newWorld(t, netdev.NICConfig{})
-	p := w.pod(0, 1, hard(100*mega), netdev.Private)
-	if changed, err := w.node.Manage(w.parent); err != nil || changed {
-		t.Fatalf("with everything in place: changed %t, %v", changed, err)
+// Manage and Restore repair what another program removed.
+func TestNode_Manage_repairsNIC(t *testing.T) {
+	e := newTestEnv(t, netdev.NICConfig{})
+	p := e.pod(0, 1, hardCap(100*mega), netdev.Private)
+	if changed, err := e.node.Manage(e.config); err != nil || changed {
+		t.Fatalf("Manage of an intact NIC returned changed %t and error %v, want no change", changed, err)
 	}
-	for name, sabotage := range map[string]func() error{
-		"the classifier": func() error {
-			return netlink.QdiscDel(&netlink.GenericQdisc{QdiscType: "clsact", QdiscAttrs: netlink.QdiscAttrs{LinkIndex: w.nic.Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}})
+	for name, remove := range map[string]func() error{
+		"the clsact qdisc": func() error {
+			return netlink.QdiscDel(&netlink.GenericQdisc{QdiscType: "clsact", QdiscAttrs: netlink.QdiscAttrs{
+				LinkIndex: e.nic.Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}})
 		},
 		"the root qdisc": func() error {
-			return netlink.QdiscDel(netlink.NewHtb(netlink.QdiscAttrs{LinkIndex: w.nic.Index, Handle: netlink.MakeHandle(shape.Major, 0), Parent: netlink.HANDLE_ROOT}))
+			return netlink.QdiscDel(netlink.NewHtb(netlink.QdiscAttrs{
+				LinkIndex: e.nic.Index, Handle: netlink.MakeHandle(shape.Major, 0), Parent: netlink.HANDLE_ROOT}))
 		},
 		"the IFB device": func() error {
 			link, err := netlink.LinkByName(shape.IFBName("nic0"))
@@ -489,27 +557,28 @@ func TestWhatIsTakenApartIsPutBack(t *testing.T) {
 			return netlink.LinkDel(link)
 		},
 	} {
-		if err := sabotage(); err != nil {
-			t.Fatalf("%s: %v", name, err)
+		if err := remove(); err != nil {
+			t.Fatalf("remove %s: %v", name, err)
 		}
-		state, err := w.node.Read(p.a)
+		state, err := e.node.Read(p.attachment)
 		if err != nil || state.Send != nil && state.Receive != nil {
-			t.Errorf("without %s the kernel is said to have %+v, %+v, %v", name, state.Send, state.Receive, err)
+			t.Errorf("Read without %s returned classes %+v and %+v, error %v; want a missing class",
+				name, state.Send, state.Receive, err)
 		}
-		if changed, err := w.node.Manage(w.parent); err != nil || !changed {
-			t.Fatalf("without %s: changed %t, %v", name, changed, err)
+		if changed, err := e.node.Manage(e.config); err != nil || !changed {
+			t.Fatalf("Manage without %s returned changed %t and error %v, want a change", name, changed, err)
 		}
-		if err := w.node.Restore(p.a, hard(100*mega)); err != nil {
-			t.Fatalf("without %s: %v", name, err)
+		if err := e.node.Restore(p.attachment, hardCap(100*mega)); err != nil {
+			t.Fatalf("Restore without %s: %v", name, err)
 		}
-		w.wantRate("after "+name+" was removed, sends", w.measured(w.sends(p))[0], 100*mega)
-		w.wantRate("after "+name+" was removed, receives", w.measured(w.receives(p))[0], 100*mega)
+		e.expectRate("pod sends after the repair of "+name, e.measure(e.fromPod(p))[0], 100*mega)
+		e.expectRate("pod receives after the repair of "+name, e.measure(e.toPod(p))[0], 100*mega)
 	}
 }
 
-func TestARenamedNICIsStillHeld(t *testing.T) {
-	w := newWorld(t, netdev.NICConfig{})
-	p := w.pod(0, 1, hard(100*mega), netdev.Private)
+func TestNode_Manage_followsRenamedNIC(t *testing.T) {
+	e := newTestEnv(t, netdev.NICConfig{})
+	p := e.pod(0, 1, hardCap(100*mega), netdev.Private)
 	link, err := netlink.LinkByName("nic0")
 	if err != nil {
 		t.Fatal(err)
@@ -517,84 +586,78 @@ func TestARenamedNICIsStillHeld(t *testing.T) {
 	if err := netlink.LinkSetName(link, "nic7"); err != nil {
 		t.Fatal(err)
 	}
-	renamed := w.parent
+	renamed := e.config
 	renamed.Name = "nic7"
-	if _, err := w.node.Manage(renamed); err != nil {
-		t.Fatal(err)
+	if _, err := e.node.Manage(renamed); err != nil {
+		t.Fatalf("Manage: %v", err)
 	}
-	if err := w.node.Restore(p.a, hard(100*mega)); err != nil {
-		t.Fatal(err)
+	if err := e.node.Restore(p.attachment, hardCap(100*mega)); err != nil {
+		t.Fatalf("Restore: %v", err)
 	}
-	w.wantRate("receives", w.measured(w.receives(p))[0], 100*mega)
+	e.expectRate("pod receives through the renamed NIC", e.measure(e.toPod(p))[0], 100*mega)
 	if _, err := netlink.LinkByName(shape.IFBName("nic0")); err == nil {
-		t.Error("the IFB device of the old name is left")
+		t.Error("the IFB device of the NIC's old name still exists")
 	}
-	w.nic.Name = "nic7"
+	e.nic.Name = "nic7"
 }
 
-// Without enforcement nothing is left of it, also from a process before.
-func TestEnforcementIsTakenBack(t *testing.T) {
-	w := newWorld(t, netdev.NICConfig{})
-	other, err := netdev.NewNode(netdev.Options{})
-	if err != nil {
-		t.Fatal(err)
+func TestNode_Manage_withoutEnforceRemovesQueuesOfAnotherProcess(t *testing.T) {
+	e := newTestEnv(t, netdev.NICConfig{})
+	other := newNode(t, netdev.Options{})
+	config := e.config
+	config.Enforce = false
+	if changed, err := other.Manage(config); err != nil || !changed {
+		t.Fatalf("Manage returned changed %t and error %v, want a change", changed, err)
 	}
-	defer other.Close()
-	parent := w.parent
-	parent.Enforce = false
-	if changed, err := other.Manage(parent); err != nil || !changed {
-		t.Fatalf("changed %t, %v", changed, err)
-	}
-	if owned, err := shape.Owned(w.nic.Index); err != nil || owned {
-		t.Errorf("our root qdisc is left: %t, %v", owned, err)
+	if owned, err := shape.Owned(e.nic.Index); err != nil || owned {
+		t.Errorf("Owned returned %t and error %v, want the root qdisc removed", owned, err)
 	}
 }
 
-func TestLeaveRestoresTheNIC(t *testing.T) {
-	w := newWorld(t, netdev.NICConfig{})
-	other, err := netdev.NewNode(netdev.Options{}) // another process: it knows of nothing
-	if err != nil {
-		t.Fatal(err)
+func TestNode_Unmanage_removesSetupOfAnotherProcess(t *testing.T) {
+	e := newTestEnv(t, netdev.NICConfig{})
+	other := newNode(t, netdev.Options{})
+	if found, err := other.Unmanage(e.nic.Name, e.nic.Index); err != nil || !found {
+		t.Fatalf("Unmanage returned found %t and error %v, want it to find the setup", found, err)
 	}
-	defer other.Close()
-	if found, err := other.Unmanage(w.nic.Name, w.nic.Index); err != nil || !found {
-		t.Fatalf("found %t, %v", found, err)
+	if attached, err := classify.Detach(e.nic.Index, nil); err != nil || attached {
+		t.Errorf("Detach after Unmanage returned %t and error %v, want the programs removed", attached, err)
 	}
-	if attached, err := classify.Detach(w.nic.Index, nil); err != nil || attached {
-		t.Errorf("classifier is left: %t, %v", attached, err)
-	}
-	qdiscs, err := netlink.QdiscList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: w.nic.Index}})
+	qdiscs, err := netlink.QdiscList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: e.nic.Index}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, q := range qdiscs {
 		if q.Type() == "htb" {
-			t.Errorf("%s is left", q)
+			t.Errorf("qdisc %s still exists", q)
 		}
 	}
 	if _, err := netlink.LinkByName(shape.IFBName("nic0")); err == nil {
-		t.Error("the IFB device is left")
+		t.Error("the IFB device still exists")
 	}
 }
 
-func TestAQdiscOfSomebodyElseIsNotReplacedUnlessAsked(t *testing.T) {
+func TestNode_Manage_keepsForeignQdiscWithoutTakeOver(t *testing.T) {
 	nic, _ := nstest.NIC(t, "nic0", 1500)
-	attrs := netlink.QdiscAttrs{LinkIndex: nic.Index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT}
+	attrs := netlink.QdiscAttrs{
+		LinkIndex: nic.Index,
+		Handle:    netlink.MakeHandle(1, 0),
+		Parent:    netlink.HANDLE_ROOT,
+	}
 	if err := netlink.QdiscAdd(netlink.NewHtb(attrs)); err != nil {
 		t.Fatal(err)
 	}
-	node, err := netdev.NewNode(netdev.Options{BPFFS: nstest.MountBPFFS(t)})
-	if err != nil {
-		t.Fatal(err)
+	node := newNode(t, netdev.Options{BPFFS: nstest.MountBPFFS(t)})
+	config := netdev.NICConfig{
+		Name: nic.Name, Index: nic.Index, MAC: nic.MAC, Enforce: true,
+		Rates: shape.NICRates{Line: line, Reserve: reserve, MinShare: 10 * mega},
 	}
-	defer node.Close()
-	parent := netdev.NICConfig{Name: nic.Name, Index: nic.Index, MAC: nic.MAC, Enforce: true, Rates: shape.NICRates{Line: line, Reserve: reserve, MinShare: 10 * mega}}
-	want := "root qdisc belongs to somebody else: nic0 has htb 1:0: remove it, or set takeOver for this network"
-	if _, err := node.Manage(parent); err == nil || err.Error() != want {
-		t.Errorf("got %v, want %s", err, want)
+	want := "root qdisc is not managed by this driver: nic0 has htb 1:0: remove it, or set takeOver for this network"
+	if _, err := node.Manage(config); err == nil || err.Error() != want {
+		t.Errorf("Manage without TakeOver returned %v, want %s", err, want)
 	}
-	parent.TakeOver = true
-	if _, err := node.Manage(parent); err != nil {
-		t.Error(err)
+	config.TakeOver = true
+	if _, err := node.Manage(config); err != nil {
+		t.Errorf("Manage with TakeOver: %v", err)
 	}
 }

@@ -4,7 +4,7 @@ import "testing"
 
 const mega = 1_000_000
 
-func TestAShareIsAClassBelowTheLine(t *testing.T) {
+func TestNICRates_share(t *testing.T) {
 	link := NICRates{Line: 10_000 * mega, Reserve: 100 * mega, MinShare: 10 * mega}
 	for _, tc := range []struct {
 		name    string
@@ -13,67 +13,98 @@ func TestAShareIsAClassBelowTheLine(t *testing.T) {
 		quantum uint32
 		queue   uint32
 	}{
-		{"hard cap", Rates{Floor: 100 * mega, Ceil: 100 * mega}, 100 * mega, 10 * maxGSO, 250_000},
-		{"a slow one: a whole segment's quantum, room for three", Rates{Floor: 10 * mega, Ceil: 10 * mega}, 10 * mega, maxGSO, 3 * maxGSO},
-		{"a floor that may borrow", Rates{Floor: 20 * mega, Ceil: 10_000 * mega}, 10_000 * mega, 2 * maxGSO, 25_000_000},
-		{"never above the line", Rates{Floor: 20 * mega, Ceil: 99_000 * mega}, 10_000 * mega, 2 * maxGSO, 25_000_000},
-		{"quanta are bounded", Rates{Floor: 9_000 * mega, Ceil: 9_000 * mega}, 9_000 * mega, maxQuantum, 22_500_000},
+		{
+			name:  "a hard cap has equal floor and ceil",
+			rates: Rates{Floor: 100 * mega, Ceil: 100 * mega},
+			ceil:  100 * mega, quantum: 10 * maxGSO, queue: 250_000,
+		},
+		{
+			name:  "a slow share has a quantum of one segment and a queue of three",
+			rates: Rates{Floor: 10 * mega, Ceil: 10 * mega},
+			ceil:  10 * mega, quantum: maxGSO, queue: 3 * maxGSO,
+		},
+		{
+			name:  "a floor may borrow up to the line",
+			rates: Rates{Floor: 20 * mega, Ceil: 10_000 * mega},
+			ceil:  10_000 * mega, quantum: 2 * maxGSO, queue: 25_000_000,
+		},
+		{
+			name:  "the ceil is not above the line",
+			rates: Rates{Floor: 20 * mega, Ceil: 99_000 * mega},
+			ceil:  10_000 * mega, quantum: 2 * maxGSO, queue: 25_000_000,
+		},
+		{
+			name:  "the quantum has a maximum",
+			rates: Rates{Floor: 9_000 * mega, Ceil: 9_000 * mega},
+			ceil:  9_000 * mega, quantum: maxQuantum, queue: 22_500_000,
+		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			c := link.share(FirstMinor, tc.rates)
 			if c.floor != tc.rates.Floor || c.ceil != tc.ceil || c.quantum != tc.quantum || c.queue != tc.queue {
-				t.Errorf("got %+v", c)
+				t.Errorf("share returned %+v, want floor %d, ceil %d, quantum %d, queue %d",
+					c, tc.rates.Floor, tc.ceil, tc.quantum, tc.queue)
 			}
 		})
 	}
 }
 
-func TestWhatEveryNICHasFitsTheReserve(t *testing.T) {
-	for _, link := range []NICRates{{Line: 10_000 * mega, Reserve: 100 * mega}, {Line: 1000, Reserve: 10}, {Line: 400_000 * mega, Reserve: 4000 * mega}} {
+func TestNICRates_base_fitsReserve(t *testing.T) {
+	for _, link := range []NICRates{
+		{Line: 10_000 * mega, Reserve: 100 * mega},
+		{Line: 1000, Reserve: 10},
+		{Line: 400_000 * mega, Reserve: 4000 * mega},
+	} {
 		var floors uint64
 		for _, c := range link.base() {
 			if c.minor != classRoot {
 				floors += c.floor
 			}
 			if c.ceil > link.Line {
-				t.Errorf("%+v: class %d may have %d", link, c.minor, c.ceil)
+				t.Errorf("%+v: class %d has ceil %d, want at most the line", link, c.minor, c.ceil)
 			}
 		}
 		if link.Reserve >= 32 && floors > link.Reserve {
-			t.Errorf("%+v: floors of %d", link, floors)
+			t.Errorf("%+v: the floors of the base classes add up to %d, want at most the reserve", link, floors)
 		}
 	}
 }
 
-func TestSegmentsAreShortOnSlowShares(t *testing.T) {
+func TestSegmentBytes(t *testing.T) {
 	for _, tc := range []struct {
 		rate uint64
 		mtu  int
 		want int
-	}{{10 * mega, 1500, 6000}, {10 * mega, 9000, 36000}, {100 * mega, 1500, 25000}, {1000 * mega, 1500, maxGSO}} {
+	}{
+		{10 * mega, 1500, 6000},
+		{10 * mega, 9000, 36000},
+		{100 * mega, 1500, 25000},
+		{1000 * mega, 1500, maxGSO},
+	} {
 		if got := SegmentBytes(tc.rate, tc.mtu); got != tc.want {
-			t.Errorf("%d bit/s, mtu %d: %d, want %d", tc.rate, tc.mtu, got, tc.want)
+			t.Errorf("SegmentBytes(%d, %d) = %d, want %d", tc.rate, tc.mtu, got, tc.want)
 		}
 	}
 }
 
-func TestBurstsAreOneMillisecondInTheKernelsUnit(t *testing.T) {
+func TestTicks(t *testing.T) {
 	for _, rate := range []uint64{100 * mega, 10_000 * mega, 400_000 * mega} {
+		// The burst is 1 ms at the rate.
 		if got, want := ticks(burstBytes(rate), rate), uint32(1e6/64); got != want {
-			t.Errorf("%d bit/s: %d ticks, want %d", rate, got, want)
+			t.Errorf("ticks(burstBytes(%d), %d) = %d, want %d", rate, rate, got, want)
 		}
 	}
 	if got := ticks(1<<40, 1); got != 1<<32-1 {
-		t.Errorf("beyond the unit's range: %d", got)
+		t.Errorf("ticks(1<<40, 1) = %d, want the maximum of a uint32", got)
 	}
 }
 
-func TestIFBNamesFitAndDiffer(t *testing.T) {
+func TestIFBName_isShortAndUnique(t *testing.T) {
 	seen := map[string]bool{}
 	for _, nic := range []string{"nic0", "enp134s0f0np0", "enp134s0f0np1", "enp134s0f1np01"} {
 		name := IFBName(nic)
 		if len(name) > 15 || seen[name] {
-			t.Errorf("%s: %s", nic, name)
+			t.Errorf("IFBName(%q) = %q, want a unique name of at most 15 bytes", nic, name)
 		}
 		seen[name] = true
 	}

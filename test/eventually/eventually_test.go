@@ -57,7 +57,8 @@ func TestEventually_failureNamesConditionAndLastError(t *testing.T) {
 
 func TestPoll(t *testing.T) {
 	t.Run("wraps the last error after the timeout", func(t *testing.T) {
-		if err := eventually.Poll(t.Context(), time.Millisecond, func() error { return errPending }); !errors.Is(err, errPending) {
+		err := eventually.Poll(t.Context(), time.Millisecond, func() error { return errPending })
+		if !errors.Is(err, errPending) {
 			t.Errorf("Poll returned %v, want an error that wraps %v", err, errPending)
 		}
 	})

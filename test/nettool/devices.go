@@ -18,22 +18,24 @@ import (
 	"k8s.io/dynamic-resource-allocation/devicemetadata"
 )
 
-// openNodes opens each device node for reading and writing. It fails if one
-// cannot be opened.
+// openNodes opens device nodes for reading and writing, and prints the paths
+// that it opened. It returns an error if it cannot open all of them.
 func openNodes(paths []string) error {
-	var failed error
+	var errs error
 	for _, p := range paths {
 		f, err := os.OpenFile(p, os.O_RDWR|syscall.O_NONBLOCK, 0)
 		if err != nil {
-			failed = errors.Join(failed, err)
+			errs = errors.Join(errs, err)
 			continue
 		}
 		fmt.Println(p, "opened")
-		failed = errors.Join(failed, f.Close())
+		errs = errors.Join(errs, f.Close())
 	}
-	return failed
+	return errs
 }
 
+// mknod creates a character device node. Its arguments are the path, the major
+// number, and the minor number.
 func mknod(args []string) error {
 	if len(args) != 3 {
 		return errUsage
@@ -49,10 +51,11 @@ func mknod(args []string) error {
 	return os.NewSyscallError("mknod", syscall.Mknod(args[0], syscall.S_IFCHR|0o666, int(major<<8|minor)))
 }
 
-// showDevices prints what the files of KEP-5304 say: how a program learns what
-// it was given, without asking the API server.
+// showDevices prints the device metadata files of KEP-5304, from which a program
+// in a container learns its devices without access to the API server.
 func showDevices(root fs.FS) error {
-	return fs.WalkDir(root, strings.TrimPrefix(metadata.ContainerDir, "/"), func(name string, entry fs.DirEntry, err error) error {
+	directory := strings.TrimPrefix(metadata.ContainerDir, "/")
+	return fs.WalkDir(root, directory, func(name string, entry fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {
 			return errors.New("this container has no device metadata")
 		}
@@ -63,6 +66,7 @@ func showDevices(root fs.FS) error {
 	})
 }
 
+// showMetadata prints one metadata file.
 func showMetadata(root fs.FS, name string) error {
 	f, err := root.Open(name)
 	if err != nil {
@@ -71,7 +75,7 @@ func showMetadata(root fs.FS, name string) error {
 	defer f.Close()
 	var m metadata.DeviceMetadata
 	if err := devicemetadata.DecodeMetadataFromStream(json.NewDecoder(f), &m); err != nil {
-		return fmt.Errorf("%s: %w", name, err)
+		return fmt.Errorf("decode %s: %w", name, err)
 	}
 	fmt.Printf("%s claim %s/%s\n", path.Join("/", name), m.Namespace, m.Name)
 	for _, request := range m.Requests {
@@ -88,6 +92,7 @@ func showMetadata(root fs.FS, name string) error {
 	return nil
 }
 
+// text returns the value of an attribute.
 func text(a resourceapi.DeviceAttribute) string {
 	switch {
 	case a.StringValue != nil:

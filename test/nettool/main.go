@@ -1,5 +1,6 @@
-// Command nettool sends, receives and shows rates. It is the test image: one
-// static binary, no shell needed.
+// Command nettool is the program in the image of the test pods. It measures
+// traffic, and shows links, devices, files, and the environment. The image
+// contains this static binary and no shell.
 package main
 
 import (
@@ -21,18 +22,19 @@ import (
 )
 
 var errUsage = errors.New(`usage:
-  nettool                        wait for ever
+  nettool                        wait for SIGTERM or SIGINT
   nettool serve ADDR:PORT [--while-stdin-is-open]
-                                 be the other end of measure, until told to stop
+                                 serve measure commands until a signal arrives, or until stdin closes
   nettool measure [flags] ADDR:PORT
-  nettool show [--wait]          links, addresses, and what DRA drivers put into the environment
-  nettool get URL                print what is there
-  nettool open PATH...           open device nodes, and tell which can be
-  nettool mknod PATH MAJOR MINOR make a device node, if that is allowed
-  nettool devices [--wait]       what the device metadata of this container's claims says
-  nettool env                    the environment
-  nettool cat FILE               what is in a file; its name may have $VARIABLES
-  nettool exit                   end the container: tell process 1 to stop`)
+                                 measure the rates to and from a server
+  nettool show [--wait]          print links, addresses, and the variables of DRA drivers
+  nettool get URL                print the response of an HTTP server
+  nettool open PATH...           open device nodes and print those that can be opened
+  nettool mknod PATH MAJOR MINOR create a character device node
+  nettool devices [--wait]       print the device metadata of this container's claims
+  nettool env                    print the environment
+  nettool cat FILE               print a file; $VARIABLES in its name are expanded
+  nettool exit                   send SIGTERM to process 1, which ends the container`)
 
 func main() {
 	if err := run(os.Args[1:]); err != nil {
@@ -46,49 +48,24 @@ func run(args []string) error {
 		wait()
 		return nil
 	}
-	switch args[0] {
+	command, args := args[0], args[1:]
+	switch command {
 	case "serve":
-		if len(args) == 3 && args[2] == "--while-stdin-is-open" {
-			go func() {
-				_, _ = io.Copy(io.Discard, os.Stdin)
-				os.Exit(0) // whoever started this is gone
-			}()
-		} else if len(args) != 2 {
-			return errUsage
-		}
-		return serve(args[1])
+		return serveCommand(args)
 	case "measure":
-		return measureCommand(args[1:])
+		return measureCommand(args)
 	case "show":
-		if err := show(); err != nil || len(args) == 1 {
-			return err
-		}
-		wait()
-		return nil
+		return thenWait(args, show)
 	case "get":
-		if len(args) != 2 {
-			return errUsage
-		}
-		return get(args[1])
+		return withArgument(args, get)
 	case "open":
-		return openNodes(args[1:])
+		return openNodes(args)
 	case "mknod":
-		return mknod(args[1:])
+		return mknod(args)
 	case "devices":
-		if err := showDevices(os.DirFS("/")); err != nil || len(args) == 1 {
-			return err
-		}
-		wait()
-		return nil
+		return thenWait(args, func() error { return showDevices(os.DirFS("/")) })
 	case "cat":
-		if len(args) != 2 {
-			return errUsage
-		}
-		raw, err := os.ReadFile(os.ExpandEnv(args[1]))
-		if err == nil {
-			_, err = os.Stdout.Write(raw)
-		}
-		return err
+		return withArgument(args, cat)
 	case "env":
 		_, err := fmt.Println(strings.Join(os.Environ(), "\n"))
 		return err
@@ -99,6 +76,32 @@ func run(args []string) error {
 	}
 }
 
+// thenWait runs a command, and waits for a signal if the command has an
+// argument, which is --wait.
+func thenWait(args []string, command func() error) error {
+	if err := command(); err != nil || len(args) == 0 {
+		return err
+	}
+	wait()
+	return nil
+}
+
+// withArgument runs a command that needs exactly one argument.
+func withArgument(args []string, command func(string) error) error {
+	if len(args) != 1 {
+		return errUsage
+	}
+	return command(args[0])
+}
+
+func cat(name string) error {
+	raw, err := os.ReadFile(os.ExpandEnv(name))
+	if err == nil {
+		_, err = os.Stdout.Write(raw)
+	}
+	return err
+}
+
 func get(url string) error {
 	response, err := http.Get(url)
 	if err != nil {
@@ -106,31 +109,33 @@ func get(url string) error {
 	}
 	defer response.Body.Close()
 	if response.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s: %s", url, response.Status)
+		return fmt.Errorf("get %s: %s", url, response.Status)
 	}
 	_, err = io.Copy(os.Stdout, response.Body)
 	return err
 }
 
-// farewell is for `nettool exit`, in another process of the container, to end
-// well before this one does.
-const farewell = 100 * time.Millisecond
+// exitDelay is the time between a signal and the end of process 1. In it,
+// `nettool exit`, which is another process of the container, ends successfully.
+const exitDelay = 100 * time.Millisecond
 
+// wait waits for SIGTERM or SIGINT.
 func wait() {
 	stop := make(chan os.Signal, 1)
 	signal.Notify(stop, syscall.SIGTERM, syscall.SIGINT)
 	<-stop
-	<-time.After(farewell)
+	<-time.After(exitDelay)
 }
 
-// Directions, as the client sees them; the first byte of a connection.
+// A connection starts with a header of 9 bytes from the client: the direction,
+// as the client sees it, and the duration in nanoseconds.
 const (
 	send    = 'S'
 	receive = 'R'
 )
 
-// result is what the receiving end counted: the sender's own count would
-// include what still waits in its buffers.
+// result is the count of the receiving end. A count of the sender would include
+// the bytes in its buffers.
 type result struct {
 	Bytes       uint64
 	Nanoseconds int64
@@ -143,6 +148,24 @@ func (r result) bitsPerSecond() float64 {
 	return float64(r.Bytes) * 8 * 1e9 / float64(r.Nanoseconds)
 }
 
+func serveCommand(args []string) error {
+	switch {
+	case len(args) == 1:
+	case len(args) == 2 && args[1] == "--while-stdin-is-open":
+		go exitAtEndOfStdin()
+	default:
+		return errUsage
+	}
+	return serve(args[0])
+}
+
+// exitAtEndOfStdin exits when the process that started this one has ended.
+func exitAtEndOfStdin() {
+	_, _ = io.Copy(io.Discard, os.Stdin)
+	os.Exit(0)
+}
+
+// serve serves measure commands of clients.
 func serve(address string) error {
 	l, err := net.Listen("tcp", address)
 	if err != nil {
@@ -162,6 +185,7 @@ func serve(address string) error {
 	}
 }
 
+// serveOne serves one connection of a client.
 func serveOne(c net.Conn) error {
 	var header [9]byte
 	if _, err := io.ReadFull(c, header[:]); err != nil {
@@ -178,7 +202,7 @@ func serveOne(c net.Conn) error {
 	return binary.Write(c, binary.BigEndian, r)
 }
 
-// push sends for the duration, then says that this was all.
+// push sends for the duration, and then closes the connection for writing.
 func push(c net.Conn, duration time.Duration) error {
 	buf := make([]byte, 256<<10)
 	for end := time.Now().Add(duration); time.Now().Before(end); {
@@ -192,10 +216,10 @@ func push(c net.Conn, duration time.Duration) error {
 	return nil
 }
 
-// pull counts until the other end has said that this was all.
+// pull receives and counts until the other end closes the connection.
 func pull(c net.Conn) (r result, err error) {
 	buf := make([]byte, 256<<10)
-	_, err = c.Read(buf) // the clock starts with the first bytes, which do not count
+	_, err = c.Read(buf) // the first bytes start the clock and do not count
 	start := time.Now()
 	for err == nil {
 		var n int
@@ -209,7 +233,7 @@ func pull(c net.Conn) (r result, err error) {
 	return r, err
 }
 
-// Measurement is what measure prints as JSON, in bits per second of payload.
+// Measurement is the JSON output of measure: rates of payload in bits per second.
 type Measurement struct {
 	Send    float64 `json:"send,omitempty"`
 	Receive float64 `json:"receive,omitempty"`
@@ -217,9 +241,9 @@ type Measurement struct {
 
 func measureCommand(args []string) error {
 	f := flag.NewFlagSet("measure", flag.ContinueOnError)
-	duration := f.Duration("for", 3*time.Second, "how long, each direction")
-	direction := f.String("direction", "both", "send, receive, both (one after the other) or together")
-	connections := f.Int("connections", 1, "how many at once")
+	duration := f.Duration("for", 3*time.Second, "duration of the measurement in each direction")
+	direction := f.String("direction", "both", "send, receive, both (one after the other), or together")
+	connections := f.Int("connections", 1, "number of simultaneous connections")
 	priority := f.Int("priority", 0, "SO_PRIORITY of the sockets")
 	asJSON := f.Bool("json", false, "print JSON")
 	if err := f.Parse(args); err != nil {
@@ -240,48 +264,56 @@ func measureCommand(args []string) error {
 }
 
 func measure(address, direction string, duration time.Duration, connections, priority int) (m Measurement, err error) {
-	one := func(way byte, into *float64) error {
-		n, err := many(address, way, duration, connections, priority)
-		*into = n
+	measureSend := func() (err error) {
+		m.Send, err = sumOfConnections(address, send, duration, connections, priority)
+		return err
+	}
+	measureReceive := func() (err error) {
+		m.Receive, err = sumOfConnections(address, receive, duration, connections, priority)
 		return err
 	}
 	switch direction {
 	case "send":
-		err = one(send, &m.Send)
+		err = measureSend()
 	case "receive":
-		err = one(receive, &m.Receive)
+		err = measureReceive()
 	case "both":
-		if err = one(send, &m.Send); err == nil {
-			err = one(receive, &m.Receive)
+		if err = measureSend(); err == nil {
+			err = measureReceive()
 		}
 	case "together":
-		var wait sync.WaitGroup
+		var running sync.WaitGroup
 		var sendErr error
-		wait.Go(func() { sendErr = one(send, &m.Send) })
-		err = one(receive, &m.Receive)
-		wait.Wait()
+		running.Go(func() { sendErr = measureSend() })
+		err = measureReceive()
+		running.Wait()
 		err = errors.Join(err, sendErr)
 	default:
-		err = fmt.Errorf("--direction %q: want send, receive, both or together", direction)
+		err = fmt.Errorf("--direction %q: want send, receive, both, or together", direction)
 	}
 	return m, err
 }
 
-func many(address string, way byte, duration time.Duration, connections, priority int) (sum float64, err error) {
+// sumOfConnections measures simultaneous connections in one direction and
+// returns the sum of their rates in bits per second.
+func sumOfConnections(
+	address string, direction byte, duration time.Duration, connections, priority int,
+) (sum float64, err error) {
 	results := make([]result, connections)
 	errs := make([]error, connections)
-	var wait sync.WaitGroup
+	var running sync.WaitGroup
 	for i := range connections {
-		wait.Go(func() { results[i], errs[i] = connect(address, way, duration, priority) })
+		running.Go(func() { results[i], errs[i] = connect(address, direction, duration, priority) })
 	}
-	wait.Wait()
+	running.Wait()
 	for _, r := range results {
 		sum += r.bitsPerSecond()
 	}
 	return sum, errors.Join(errs...)
 }
 
-func connect(address string, way byte, duration time.Duration, priority int) (r result, err error) {
+// connect measures one connection in one direction.
+func connect(address string, direction byte, duration time.Duration, priority int) (r result, err error) {
 	dialer := net.Dialer{Timeout: 10 * time.Second, Control: func(_, _ string, raw syscall.RawConn) (err error) {
 		if priority == 0 {
 			return nil
@@ -295,10 +327,10 @@ func connect(address string, way byte, duration time.Duration, priority int) (r 
 		return r, err
 	}
 	defer c.Close()
-	if _, err := c.Write(binary.BigEndian.AppendUint64([]byte{way}, uint64(duration))); err != nil {
+	if _, err := c.Write(binary.BigEndian.AppendUint64([]byte{direction}, uint64(duration))); err != nil {
 		return r, err
 	}
-	if way == receive {
+	if direction == receive {
 		return pull(c)
 	}
 	if err := push(c, duration); err != nil {
@@ -308,6 +340,7 @@ func connect(address string, way byte, duration time.Duration, priority int) (r 
 	return r, err
 }
 
+// show prints the links of the pod, and the variables of this driver.
 func show() error {
 	links, err := net.Interfaces()
 	if err != nil {

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT OR GPL-2.0-only
 //
-// Which share a frame belongs to.
+// These programs assign the frames of a NIC to the HTB classes of shares.
 //
-// Both programs sit at the parent NIC's clsact hooks and write skb->priority,
-// which HTB takes for the class to queue in. Setting it here, on every frame,
-// is also what keeps a pod from choosing its class with SO_PRIORITY: macvlan
-// passes the sender's priority on to the parent.
+// Both programs are attached to the clsact hooks of the NIC, and write the
+// class of a frame to skb->priority, where HTB reads it. They write it to every
+// frame, because macvlan passes the sender's priority to the NIC: a pod could
+// otherwise choose its class with SO_PRIORITY.
 //
-// Frames go on to whatever other programs are attached (TC_ACT_UNSPEC).
+// The programs return TC_ACT_UNSPEC, so that the kernel runs other programs at
+// the hooks as well.
 
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
@@ -15,32 +16,34 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
-// The minor numbers of the classes that every NIC has; see package shape.
-#define CLASS_HOST 2         // the node's own sockets
-#define CLASS_CONTROL 3      // ARP and neighbour discovery without a socket; multicast from the wire
-#define CLASS_UNIDENTIFIED 4 // everything that no share can be made answerable for
+// Minor numbers of the base classes, which every NIC has. Package shape uses
+// the same numbers.
+#define CLASS_HOST 2         // frames of sockets in the node's network namespace
+#define CLASS_CONTROL 3      // ARP and neighbor discovery without a socket; multicast from the wire
+#define CLASS_UNIDENTIFIED 4 // frames that cannot be assigned to a share
 
-// A parent NIC.
+// A NIC.
 struct nic {
-	__u64 host_cookie;   // of the network namespace that the NIC is in
-	__u32 ifb;           // index of the device that shapes what comes in
-	__u32 major;         // of its HTB, in the upper 16 bits
+	__u64 host_cookie;   // cookie of the network namespace that the NIC is in
+	__u32 ifb;           // interface index of the device that shapes incoming frames
+	__u32 major;         // major number of the classes, in the upper 16 bits
 	__u8 mac[ETH_ALEN];
-	__u8 trust_mac;      // frames without a socket may select a share by MAC
+	__u8 trust_mac;      // if set, a frame without a socket selects a share by its source MAC
 	__u8 pad;
 };
 
-// Who sends: the network namespace of the sending socket and the source
-// address. A cookie of 0 stands for "any", where the kernel cannot tell or
-// the administrator trusts addresses.
+// The key of a sender: the cookie of the sending socket's network namespace,
+// the NIC, and the source MAC address. The cookie is 0 in entries for frames
+// that the address alone identifies: on kernels without the helper for cookies,
+// and for frames without a socket if the administrator trusts addresses.
 struct sender {
 	__u64 cookie;
 	__u32 parent;
 	__u8 mac[ETH_ALEN];
-	__u8 pad[6]; // no hole: keys are compared byte by byte
+	__u8 pad[6]; // explicit, because the kernel compares keys byte by byte
 };
 
-// Who receives.
+// The key of a receiver: the NIC and the destination MAC address.
 struct receiver {
 	__u32 parent;
 	__u8 mac[ETH_ALEN];
@@ -74,11 +77,14 @@ struct {
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } dra_shared_rx SEC(".maps");
 
-// Set before loading; a constant, so that the verifier never sees the helper
-// on a kernel that lacks it (bpf_get_netns_cookie in tc programs: about 6.15).
+// Whether the kernel has bpf_get_netns_cookie for tc programs (Linux 6.15 or
+// newer). The loader sets it before loading. It is a constant, so the verifier
+// removes the call of the helper on a kernel that lacks it.
 const volatile __u8 has_cookie = 1;
 
-static __always_inline int neighbour_discovery(struct __sk_buff *skb, const struct ethhdr *eth)
+// Reports whether a frame is ARP or IPv6 neighbor discovery (ICMPv6, next header
+// 58, types 133 to 137).
+static __always_inline int is_neighbor_discovery(struct __sk_buff *skb, const struct ethhdr *eth)
 {
 	__u8 next = 0, type = 0;
 
@@ -102,6 +108,7 @@ static __always_inline int same_mac(const __u8 *a, const __u8 *b)
 	return !differ;
 }
 
+// Returns the class of a sender, or 0 if no share has that sender.
 static __always_inline __u32 class_of_sender(__u32 parent, __u64 cookie, const __u8 *mac)
 {
 	struct sender key = {.cookie = cookie, .parent = parent};
@@ -133,13 +140,14 @@ int dra_shared_egress(struct __sk_buff *skb)
 		else
 			class = class_of_sender(parent, cookie, eth.h_source);
 	} else if (skb->sk) {
-		// A pod can take the NIC's own address as well as a sibling's: the
-		// host's class is no more protected here than another share's.
+		// Without the cookie, a pod can use the class of the host with the
+		// NIC's address, as it can use the class of another share with that
+		// share's address.
 		if (same_mac(eth.h_source, nic->mac))
 			class = nic->major | CLASS_HOST;
 		else
 			class = class_of_sender(parent, 0, eth.h_source);
-	} else if (neighbour_discovery(skb, &eth)) {
+	} else if (is_neighbor_discovery(skb, &eth)) {
 		class = nic->major | CLASS_CONTROL;
 	} else if (nic->trust_mac) {
 		class = class_of_sender(parent, 0, eth.h_source);
@@ -158,9 +166,9 @@ int dra_shared_ingress(struct __sk_buff *skb)
 	if (!nic)
 		return TC_ACT_UNSPEC;
 	if (bpf_skb_load_bytes(skb, 0, key.mac, ETH_ALEN))
-		return TC_ACT_SHOT; // shorter than an address: nobody's
+		return TC_ACT_SHOT; // too short to have a destination address
 	if (same_mac(key.mac, nic->mac))
-		return TC_ACT_UNSPEC; // the node's own
+		return TC_ACT_UNSPEC; // for the node itself, which has no limit
 	class = bpf_map_lookup_elem(&dra_shared_rx, &key);
 	if (class)
 		skb->priority = *class;
