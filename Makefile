@@ -24,7 +24,7 @@ ARCHES := amd64 arm64
 STATIC := CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags "-s -w"
 CRD_TYPES := ./api/scheduling/...
 # What `make generate` writes: files, and directories with their sources.
-GENERATED = netdev/classify $(wildcard api/*/zz_* api/*/*/zz_*) $(CHART)/templates/scheduling.dra-shared.dev_podgroups.yaml deployments/image/Dockerfile
+GENERATED = netdev/classify $(wildcard api/*/zz_* api/*/*/zz_*) $(CHART)/templates/scheduling.dra-shared.dev_podgroups.yaml deployments/image/Dockerfile docs/user/reference
 DOCKERFILE := awk -f deployments/image/dockerfile.awk deployments/image/contents.txt
 GO_FILES := $(shell find . -name '*.go' -not -name '*_test.go' -not -path './.cluster*' -o -name '*.o' -path './netdev/*') go.mod go.sum
 LINT := go run ./test/lint
@@ -121,11 +121,12 @@ lint-headers: ## reject source files without a license header [ARGS=--count]
 fix-headers: ## insert missing license headers
 	@$(LINT) headers --fix
 
-generate: prerequisites-clang bin/controller-gen ## generate BPF objects, deepcopy functions, the CRD, and the Dockerfile from their sources
+generate: prerequisites-clang bin/controller-gen ## generate BPF objects, deepcopy functions, the CRD, the Dockerfile, and docs/user/reference from their sources
 	@go generate ./netdev/...
 	bin/controller-gen object:headerFile=test/lint/header.go.txt paths=./api/...
 	bin/controller-gen crd paths=$(CRD_TYPES) output:crd:dir=$(CHART)/templates
 	$(DOCKERFILE) >deployments/image/Dockerfile
+	go run ./internal/tools/reference
 
 generate-check: ## check that no generated file differs from what its sources generate
 	@tmp=$$(mktemp -d); trap "rm -rf $$tmp" EXIT

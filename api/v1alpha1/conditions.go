@@ -1,6 +1,6 @@
 package v1alpha1
 
-// Types of the conditions in status.devices[].conditions of a ResourceClaim.
+// Types of conditions. They stand in status.devices[].conditions of a ResourceClaim.
 const (
 	// ConditionReady reports whether the pods can use the share: each pod that
 	// started has its link, or the device works.
@@ -20,9 +20,8 @@ const (
 const (
 	// ReasonAttached (True) means that every pod that started has its link.
 	ReasonAttached = "Attached"
-	// ReasonPrepared means, for a NIC (False), that no container that references
-	// the claim has started yet, and, for other devices (True), that containers
-	// find the device.
+	// ReasonPrepared means that no container that references the claim has started
+	// yet (a NIC; False), or that containers find the device (other devices; True).
 	ReasonPrepared = "Prepared"
 	// ReasonNotReferenced (False) means that no container of a pod references the
 	// claim in resources.claims, so that the pod gets no link.
@@ -46,7 +45,8 @@ const (
 	ReasonNotRunning = "NotRunning"
 )
 
-// Reasons of the condition BandwidthEnforced, besides DeviceGone and LinkGone.
+// Reasons of the condition BandwidthEnforced. It can also have the reasons DeviceGone
+// and LinkGone of the condition Ready.
 const (
 	// ReasonNetnsCookie (True) means that the kernel enforces the grant and
 	// identifies the sender by the network namespace of the sending socket and
@@ -102,11 +102,10 @@ const (
 	ReasonHolderInvalid = "HolderInvalid"
 )
 
-// Reasons of events. Besides these, the plugin emits a Warning event on the pods
-// of a share when a condition becomes False, except for the reasons Prepared and
-// AttachFailed, and the controller emits a Warning event on the claim when the
-// condition Held becomes False; the reason of such an event is that of the
-// condition.
+// Reasons of events. When a condition becomes False, the plugin emits a Warning event
+// on the pods of the share, except for the reasons Prepared and AttachFailed, and the
+// controller emits a Warning event on the claim if the condition is Held. Such an
+// event has the reason of the condition. Other events have their own reasons.
 const (
 	// EventReasonRecovered (Normal) means that a condition of a share of the pod
 	// became True again after a Warning event.

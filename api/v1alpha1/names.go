@@ -4,18 +4,21 @@ package v1alpha1
 // also the name of the driver and the domain of its taints and annotations.
 const Group = "dra-shared.dev"
 
-// EnvironmentPrefix starts the names of all environment variables that the
-// driver sets in containers. Parameters and configured edits must not use it.
-//
-// The name of each variable continues with the name of the request and an
-// underscore, in upper case and with the characters "-", "/", and "." replaced
-// by underscores, such as DRA_SHARED_NIC_BANDWIDTH_BITS_PER_SECOND for the
-// request nic. A request with alternatives is named request/alternative.
-const EnvironmentPrefix = "DRA_SHARED_"
+// Prefix of environment variables. The driver sets only variables whose names consist
+// of the prefix, the name of the request, an underscore, and the name of a variable
+// below, in upper case and with the characters "-", "/", and "." replaced by
+// underscores, such as DRA_SHARED_NIC_BANDWIDTH_BITS_PER_SECOND for the request nic. If
+// a request has alternatives, its name is request/alternative.
+const (
+	// EnvironmentPrefix is reserved: parameters and configured edits cannot set
+	// variables whose names start with it.
+	EnvironmentPrefix = "DRA_SHARED_"
+)
 
-// Environment variables of a share: what follows DRA_SHARED_<REQUEST>_. Besides
-// these there is one variable per granted capacity, named after the capacity in
-// upper case, whose value is a decimal number.
+// Environment variables of a share. The constants are what follows
+// DRA_SHARED_<REQUEST>_ in their names. For each other granted capacity there is a
+// variable with the name of the capacity in upper case and a decimal number as its
+// value.
 const (
 	// EnvironmentBandwidth is the granted bandwidth in bits per second.
 	EnvironmentBandwidth = "BANDWIDTH_BITS_PER_SECOND"
@@ -31,17 +34,20 @@ const (
 	EnvironmentMembership = "MEMBERSHIP"
 )
 
-// Values of AttributeKind.
+// Device kinds. They are the values of the attribute kind.
 const (
-	DeviceKindNIC         = "nic"
+	// DeviceKindNIC is the kind of a NIC.
+	DeviceKindNIC = "nic"
+	// DeviceKindAccelerator is the kind of an accelerator.
 	DeviceKindAccelerator = "accelerator"
-	DeviceKindFabric      = "fabric"
+	// DeviceKindFabric is the kind of a fabric.
+	DeviceKindFabric = "fabric"
 )
 
-// Attributes of devices of every kind, in ResourceSlices and in the device
-// metadata of containers. They have no domain: in CEL, write
+// Attributes of all devices. They stand in ResourceSlices and in the device metadata
+// of containers. A CEL expression reads an attribute as
 // device.attributes["dra-shared.dev"].kind. Devices on PCI also have the standard
-// attributes resource.kubernetes.io/pciBusID, pcieRoot, and numaNode.
+// attributes pciBusID, pcieRoot, and numaNode of the domain resource.kubernetes.io.
 const (
 	// AttributeKind (string) is the device kind: nic, accelerator, or fabric.
 	AttributeKind = "kind"
@@ -80,16 +86,19 @@ const (
 	AttributeDriverVersion = "driverVersion"
 )
 
-// Attributes of fabrics, besides those that the DriverConfig sets.
+// Attributes of fabrics. The DriverConfig can add further ones.
 const (
 	// AttributeFabric (string) is the name of the fabric in the DriverConfig.
 	AttributeFabric = "fabric"
 )
 
-// AttributeGrantedPrefix starts the names of the attributes that report the grant
-// of a share in the device metadata of containers, such as grantedBandwidth (int).
-// A grant that is not a whole number is a string.
-const AttributeGrantedPrefix = "granted"
+// Attributes of grants. They stand in the device metadata of containers only.
+const (
+	// AttributeGrantedPrefix starts the names of the attributes that report the grant
+	// of a share, such as grantedBandwidth (int). A grant that is not a whole number
+	// is a string.
+	AttributeGrantedPrefix = "granted"
+)
 
 // Capacities of devices. Accelerators and fabrics have the further capacities
 // that the DriverConfig names.
@@ -107,7 +116,7 @@ const (
 	CapacityGroups = "groups"
 )
 
-// Keys of the taints of devices.
+// Taints of devices.
 const (
 	// TaintAbsent (NoSchedule) marks a device that is missing from the node while
 	// claims hold shares of it.
@@ -120,11 +129,14 @@ const (
 	TaintSharesHeld = Group + "/shares-held"
 )
 
-// ClaimReferencesAnnotation on a pod selects the containers that get the pod's
-// claims of the driver. Its values are All and Explicit; the default is All.
-const ClaimReferencesAnnotation = Group + "/claim-references"
+// Annotations of pods.
+const (
+	// ClaimReferencesAnnotation selects the containers that get the pod's claims of
+	// the driver. Its values are All and Explicit; the default is All.
+	ClaimReferencesAnnotation = Group + "/claim-references"
+)
 
-// Values of ClaimReferencesAnnotation.
+// Values of the annotation dra-shared.dev/claim-references.
 const (
 	// ClaimReferencesAll makes admission add the claims to the containers that do
 	// not reference them: a NIC to all containers, any other device only if no
@@ -135,8 +147,8 @@ const (
 	ClaimReferencesExplicit = "Explicit"
 )
 
-// Field managers of status.devices of a ResourceClaim. Server-side apply keeps
-// their entries apart.
+// Field managers. They own elements of status.devices of a ResourceClaim through
+// server-side apply.
 const (
 	// FieldManagerPlugin writes the status of devices on a node.
 	FieldManagerPlugin = "dra-shared-plugin"

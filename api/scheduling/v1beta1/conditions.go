@@ -1,6 +1,6 @@
 package v1beta1
 
-// Types of the conditions of a PodGroup.
+// Types of conditions. They stand in status.conditions of a PodGroup.
 const (
 	// ConditionClaimsReady reports whether every claim of the PodGroup exists.
 	ConditionClaimsReady = "ClaimsReady"
@@ -44,8 +44,10 @@ const (
 	ReasonClaimDeleted = "ClaimDeleted"
 )
 
-// EventActionClaims is the action of Warning events on a PodGroup. The controller
-// emits one when a condition becomes False, except for the reason NotAllocated,
-// or when its reason becomes ClaimShared; the reason of the event is that of the
-// condition.
-const EventActionClaims = "Claims"
+// Actions of events. The controller emits a Warning event on a PodGroup when a condition
+// becomes False, except for the reason NotAllocated, and when the reason of a condition
+// becomes ClaimShared. The event has the reason of the condition.
+const (
+	// EventActionClaims is the action of events about the claims of a PodGroup.
+	EventActionClaims = "Claims"
+)

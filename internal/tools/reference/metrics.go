@@ -1,0 +1,111 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+	controllermetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
+
+	"github.com/dra-shared/dra-driver-shared/api"
+	_ "github.com/dra-shared/dra-driver-shared/controlplane" // registers the metrics of the controller
+	"github.com/dra-shared/dra-driver-shared/driver"
+)
+
+func metricsPage(string) (string, error) {
+	plugin, err := pluginMetrics()
+	if err != nil {
+		return "", err
+	}
+	registry, ok := controllermetrics.Registry.(prometheus.Collector)
+	if !ok {
+		return "", fmt.Errorf("the registry %T of the controller cannot describe its metrics", controllermetrics.Registry)
+	}
+	controller, err := describe(registry)
+	if err != nil {
+		return "", err
+	}
+	isStandard := func(d metric) bool {
+		return strings.HasPrefix(d.name, "go_") || strings.HasPrefix(d.name, "process_")
+	}
+
+	var m markdown
+	m.paragraph("Names that end in `_total` are those of counters. Both components also export the standard metrics of the " +
+		"Prometheus client for Go, with the prefixes `go_` and `process_`.")
+	m.heading(2, "Plugin")
+	m.paragraph("The plugin serves its metrics at the chart's `plugin.metricsAddress`, path `/metrics`.")
+	m.metrics(slices.DeleteFunc(plugin, isStandard))
+	m.heading(2, "Controller")
+	m.paragraph("The controller serves its metrics at the chart's `controller.metricsAddress`, path `/metrics`. " +
+		"They are the metrics of controller-runtime and client-go.")
+	m.metrics(slices.DeleteFunc(controller, isStandard))
+	return m.String(), nil
+}
+
+// pluginMetrics returns what the plugin registers. Creating a driver without starting
+// it only creates directories.
+func pluginMetrics() ([]metric, error) {
+	dir, err := os.MkdirTemp("", "reference")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	registry := prometheus.NewRegistry()
+	if _, err := driver.New(driver.Options{
+		DriverName: api.DriverName, Metrics: registry, PluginDir: filepath.Join(dir, "plugin"),
+		CDIDir: filepath.Join(dir, "cdi"), RunDir: filepath.Join(dir, "run"),
+	}); err != nil {
+		return nil, err
+	}
+	return describe(registry)
+}
+
+// metric is a registered metric.
+type metric struct {
+	name, help string
+	labels     []string
+}
+
+// A Desc can only be formatted.
+var description = regexp.MustCompile(`^Desc\{fqName: "([^"]*)", help: "(.*?)"(?:, unit: "[^"]*")?, constLabels: .*variableLabels: \{(.*)\}\}$`)
+
+// describe returns the metrics of a collector, by name.
+func describe(c prometheus.Collector) (metrics []metric, err error) {
+	descriptions := make(chan *prometheus.Desc)
+	go func() {
+		c.Describe(descriptions)
+		close(descriptions)
+	}()
+	for d := range descriptions {
+		match := description.FindStringSubmatch(d.String())
+		if match == nil {
+			err = fmt.Errorf("unexpected format of a metric's description: %s", d)
+			continue
+		}
+		m := metric{name: match[1], help: strings.ReplaceAll(match[2], `\"`, `"`)}
+		if match[3] != "" {
+			m.labels = strings.Split(match[3], ",")
+		}
+		metrics = append(metrics, m)
+	}
+	slices.SortFunc(metrics, func(a, b metric) int { return strings.Compare(a.name, b.name) })
+	return slices.CompactFunc(metrics, func(a, b metric) bool { return a.name == b.name }), err
+}
+
+func (m *markdown) metrics(metrics []metric) {
+	for _, d := range metrics {
+		term := code(d.name)
+		if len(d.labels) > 0 {
+			labels := slices.Clone(d.labels)
+			for i, label := range labels {
+				labels[i] = code(label)
+			}
+			term += " (labels " + strings.Join(labels, ", ") + ")"
+		}
+		m.item(term, escape(d.help))
+	}
+}
