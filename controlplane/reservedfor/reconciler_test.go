@@ -1,0 +1,360 @@
+package reservedfor
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	clusterfake "k8s.io/client-go/kubernetes/fake"
+	clientscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/tools/events"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
+)
+
+// These tests run the Reconciler against controller-runtime's fake client, and apply
+// the status of claims to client-go's fake clientset. They call Reconcile where the
+// manager would, and play the roles of the user and the scheduler.
+
+const (
+	testNamespace = "ns"
+	testDriver    = "dra-shared.dev"
+	testFinalizer = "resource.kubernetes.io/delete-protection"
+)
+
+// testEnv is a Reconciler for the claim "team" with its fake API server.
+type testEnv struct {
+	*testing.T
+	client     client.Client
+	cluster    *clusterfake.Clientset
+	reconciler *Reconciler
+	recorder   *events.FakeRecorder
+	// holderError is the error for reads of holders.
+	holderError error
+	// watches has the resources that the Reconciler watches.
+	watches []string
+}
+
+func newTestEnv(t *testing.T, claim *resourceapi.ResourceClaim, objects ...client.Object) *testEnv {
+	t.Helper()
+	e := &testEnv{T: t, recorder: events.NewFakeRecorder(100), cluster: clusterfake.NewClientset(claim.DeepCopy())}
+	e.client = fake.NewClientBuilder().WithScheme(clientscheme.Scheme).WithObjects(append(objects, claim)...).
+		WithStatusSubresource(&resourceapi.ResourceClaim{}, &corev1.Pod{}).
+		WithIndex(&resourceapi.ResourceClaim{}, indexHolder, holderIndex).
+		WithInterceptorFuncs(interceptor.Funcs{Get: e.get, List: e.list}).Build()
+	mapper := meta.NewDefaultRESTMapper([]schema.GroupVersion{batchv1.SchemeGroupVersion})
+	mapper.Add(batchv1.SchemeGroupVersion.WithKind("Job"), meta.RESTScopeNamespace)
+	e.reconciler = &Reconciler{
+		Client: e.client, APIReader: e.client, Cluster: e.cluster, Mapper: mapper, Driver: testDriver,
+		Events: e.recorder, watched: map[schema.GroupVersionKind]bool{},
+		startWatch: func(_ schema.GroupVersionKind, resource schema.GroupResource) error {
+			e.watches = append(e.watches, resource.String())
+			return nil
+		},
+	}
+	return e
+}
+
+func (e *testEnv) get(
+	ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object, options ...client.GetOption,
+) error {
+	if _, ok := o.(*metav1.PartialObjectMetadata); ok && e.holderError != nil {
+		return e.holderError
+	}
+	return c.Get(ctx, key, o, options...)
+}
+
+// list evaluates the field selector status.phase for pods. The fake client rejects
+// selectors with "!=".
+func (e *testEnv) list(
+	ctx context.Context, c client.WithWatch, list client.ObjectList, options ...client.ListOption,
+) error {
+	if _, ok := list.(*metav1.PartialObjectMetadataList); ok && e.holderError != nil {
+		return e.holderError
+	}
+	o := (&client.ListOptions{}).ApplyOptions(options)
+	pods, ok := list.(*corev1.PodList)
+	if !ok || o.FieldSelector == nil {
+		return c.List(ctx, list, options...)
+	}
+	selector := o.FieldSelector
+	o.FieldSelector = nil
+	if err := c.List(ctx, list, o); err != nil {
+		return err
+	}
+	pods.Items = slices.DeleteFunc(pods.Items, func(pod corev1.Pod) bool {
+		return !selector.Matches(fields.Set{"status.phase": string(pod.Status.Phase)})
+	})
+	return nil
+}
+
+// testClaim returns the allocated claim "team" with that annotation and those entries.
+func testClaim(annotation string, entries ...resourceapi.ResourceClaimConsumerReference) *resourceapi.ResourceClaim {
+	result := resourceapi.DeviceRequestAllocationResult{Request: "nic", Driver: testDriver, Pool: "node", Device: "nic0"}
+	return &resourceapi.ResourceClaim{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: testNamespace, Name: "team", UID: "team-uid",
+			Annotations: map[string]string{scheduling.ReservedForAnnotation: annotation},
+			Finalizers:  []string{testFinalizer},
+		},
+		Status: resourceapi.ResourceClaimStatus{
+			Allocation: &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
+				Results: []resourceapi.DeviceRequestAllocationResult{result},
+			}},
+			ReservedFor: entries,
+		},
+	}
+}
+
+func testJob(uid types.UID) *batchv1.Job {
+	return &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: testNamespace, Name: "train", UID: uid}}
+}
+
+// testPod returns the pod of podEntry, which uses the claim "team".
+func testPod(node string) *corev1.Pod {
+	claim := "team"
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: testNamespace, Name: podEntry.Name, UID: podEntry.UID},
+		Spec: corev1.PodSpec{
+			NodeName: node, ResourceClaims: []corev1.PodResourceClaim{{Name: "net", ResourceClaimName: &claim}},
+		},
+	}
+}
+
+func (e *testEnv) reconcile() ctrl.Result {
+	e.Helper()
+	request := ctrl.Request{NamespacedName: types.NamespacedName{Namespace: testNamespace, Name: "team"}}
+	result, err := e.reconciler.Reconcile(e.Context(), request)
+	if err != nil {
+		e.Fatalf("reconcile claim team: %v", err)
+	}
+	return result
+}
+
+func (e *testEnv) claim() *resourceapi.ResourceClaim {
+	e.Helper()
+	var claim resourceapi.ResourceClaim
+	if err := e.client.Get(e.Context(), types.NamespacedName{Namespace: testNamespace, Name: "team"}, &claim); err != nil {
+		e.Fatalf("get claim team: %v", err)
+	}
+	return &claim
+}
+
+func (e *testEnv) delete(o client.Object) {
+	e.Helper()
+	if err := e.client.Delete(e.Context(), o); err != nil {
+		e.Fatalf("delete %T %s: %v", o, o.GetName(), err)
+	}
+}
+
+// expectReservedFor checks the UIDs of the claim's entries.
+func (e *testEnv) expectReservedFor(condition string, want ...string) {
+	e.Helper()
+	var got []string
+	for _, entry := range e.claim().Status.ReservedFor {
+		got = append(got, string(entry.UID))
+	}
+	slices.Sort(got)
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		e.Errorf("entries of the claim when %s: got %q, want %q", condition, got, want)
+	}
+}
+
+func (e *testEnv) expectAllocated(condition string, want bool) {
+	e.Helper()
+	if got := e.claim().Status.Allocation != nil; got != want {
+		e.Errorf("the claim is allocated when %s: got %t, want %t", condition, got, want)
+	}
+}
+
+// expectHeld checks the condition Held of the claim's device.
+func (e *testEnv) expectHeld(status metav1.ConditionStatus, reason, message string) {
+	e.Helper()
+	claim, err := e.cluster.ResourceV1().ResourceClaims(testNamespace).Get(e.Context(), "team", metav1.GetOptions{})
+	if err != nil {
+		e.Fatalf("get the status of claim team: %v", err)
+	}
+	if len(claim.Status.Devices) != 1 {
+		e.Fatalf("devices in the status of the claim: got %+v, want one", claim.Status.Devices)
+	}
+	c := meta.FindStatusCondition(claim.Status.Devices[0].Conditions, v1alpha1.ConditionHeld)
+	if c == nil || c.Status != status || c.Reason != reason || !strings.HasPrefix(c.Message, message) {
+		e.Errorf("condition Held of the claim's device: got %+v, want %s, reason %s, message %q...",
+			c, status, reason, message)
+	}
+}
+
+// expectEvents checks the reasons of the warnings since the last call.
+func (e *testEnv) expectEvents(want ...string) {
+	e.Helper()
+	var got []string
+	for len(e.recorder.Events) > 0 {
+		text := strings.TrimPrefix(<-e.recorder.Events, "Warning ")
+		reason, _, _ := strings.Cut(text, " ")
+		got = append(got, reason)
+	}
+	if !slices.Equal(got, want) {
+		e.Errorf("warnings on the claim: got %q, want %q", got, want)
+	}
+}
+
+func TestReconciler_holds_claim_when_pod_is_bound(t *testing.T) {
+	e := newTestEnv(t, testClaim(train.String(), podEntry), testJob("1"), testPod(""))
+	if result := e.reconcile(); result.RequeueAfter != bindCheckInterval {
+		t.Errorf("requeue when the pod is not bound: got %v, want %v", result.RequeueAfter, bindCheckInterval)
+	}
+	e.expectReservedFor("the pod is not bound", "p")
+	if want := []string{"jobs.batch"}; !slices.Equal(e.watches, want) {
+		t.Errorf("watched resources: got %q, want %q", e.watches, want)
+	}
+
+	pod := testPod("")
+	if err := e.client.Get(t.Context(), client.ObjectKeyFromObject(pod), pod); err != nil {
+		t.Fatalf("get the pod: %v", err)
+	}
+	pod.Spec.NodeName = "node"
+	if err := e.client.Update(t.Context(), pod); err != nil {
+		t.Fatalf("bind the pod: %v", err)
+	}
+	e.reconcile()
+	e.expectReservedFor("the pod is bound", "p", "1")
+	e.reconcile()
+	e.expectHeld(metav1.ConditionTrue, "HolderFound", "allocated as long as batch/jobs/train exists")
+	e.expectEvents()
+	if len(e.watches) != 1 {
+		t.Errorf("watches after three reconciles: got %q, want one", e.watches)
+	}
+}
+
+func TestReconciler_deallocates_when_holder_is_deleted(t *testing.T) {
+	e := newTestEnv(t, testClaim(train.String(), trainWith("1").Reference()), testJob("1"))
+	e.reconcile()
+	e.expectAllocated("the holder exists", true)
+	e.delete(testJob("1"))
+	e.reconcile()
+	e.expectReservedFor("the holder is deleted")
+	e.expectAllocated("the holder is deleted", false)
+}
+
+func TestReconciler_keeps_allocation_for_pods_when_holder_is_deleted(t *testing.T) {
+	e := newTestEnv(t, testClaim(train.String(), podEntry, trainWith("1").Reference()), testPod("node"))
+	e.reconcile()
+	e.expectReservedFor("the holder is deleted and a pod runs", "p")
+	e.expectAllocated("the holder is deleted and a pod runs", true)
+}
+
+func TestReconciler_replaces_entry_of_predecessor(t *testing.T) {
+	e := newTestEnv(t, testClaim(train.String(), podEntry, trainWith("1").Reference()), testJob("2"), testPod("node"))
+	e.reconcile()
+	e.expectReservedFor("an object of the same name replaced the holder", "p", "2")
+}
+
+func TestReconciler_reports_why_claim_is_not_held(t *testing.T) {
+	resource := schema.GroupResource{Group: "batch", Resource: "jobs"}
+	unserved := apierrors.NewGenericServerResponse(404, "get", resource, "train", "", 0, true)
+	for _, tc := range []struct {
+		name        string
+		annotation  string
+		holderError error
+		requeue     bool
+		reason      string
+		message     string
+	}{
+		{"the annotation is invalid", "jobs/train", nil, false, "HolderInvalid",
+			`annotation scheduling.dra-shared.dev/reserved-for: "jobs/train" must be <API group>/<resource>/<name>`},
+		{"the holder does not exist", "batch/jobs/train", nil, true, "HolderMissing",
+			"not held by batch/jobs/train: it does not exist in namespace ns"},
+		{"the resource does not exist", "batch/trains/train", nil, true, "HolderUnknown",
+			"not held by batch/trains/train: the cluster does not serve resource trains.batch"},
+		{"the resource is a singular", "batch/job/train", nil, true, "HolderUnknown",
+			"not held by batch/job/train: the name of the resource is jobs: use batch/jobs/train"},
+		{"the API is not served any more", "batch/jobs/train", unserved, true, "HolderUnknown",
+			"not held by batch/jobs/train: the API server no longer serves batch/v1, Kind=Job"},
+		{"the controller lacks permission", "batch/jobs/train",
+			apierrors.NewForbidden(resource, "train", errors.New("no RBAC rule")), true, "HolderForbidden",
+			"not held by batch/jobs/train: the controller is not permitted to get, list, and watch jobs.batch"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			e := newTestEnv(t, testClaim(tc.annotation, podEntry), testPod("node"))
+			e.holderError = tc.holderError
+			result := e.reconcile()
+			if requeue := result.RequeueAfter == holderRetryInterval; requeue != tc.requeue {
+				t.Errorf("requeue after %v: got %t, want %t (%v)",
+					holderRetryInterval, requeue, tc.requeue, result.RequeueAfter)
+			}
+			e.expectHeld(metav1.ConditionFalse, tc.reason, tc.message)
+			e.expectEvents(tc.reason)
+			e.expectReservedFor(tc.name, "p")
+		})
+	}
+}
+
+func TestReconciler_keeps_entry_of_unverifiable_holder(t *testing.T) {
+	e := newTestEnv(t, testClaim(train.String(), trainWith("1").Reference()), testJob("1"))
+	e.holderError = apierrors.NewForbidden(train.GroupResource, "train", errors.New("no RBAC rule"))
+	e.reconcile()
+	e.expectReservedFor("the controller lost its permission", "1")
+	e.expectHeld(metav1.ConditionFalse, "HolderForbidden",
+		"still reserved for batch/jobs/train, but its existence cannot be verified: ")
+
+	e.delete(testClaim(""))
+	e.reconcile()
+	e.expectReservedFor("the controller lost its permission and the claim is being deleted")
+	e.expectAllocated("the claim is being deleted, which Kubernetes completes", true)
+}
+
+func TestReconciler_maintains_entries_of_terminal_pods(t *testing.T) {
+	pod := testPod("node")
+	pod.Status.Phase = corev1.PodSucceeded
+	e := newTestEnv(t, testClaim(train.String(), podEntry, trainWith("1").Reference()), testJob("1"), pod)
+	if result := e.reconcile(); result.RequeueAfter != podCheckInterval {
+		t.Errorf("requeue when the pod is terminal: got %v, want %v", result.RequeueAfter, podCheckInterval)
+	}
+	if entries := e.claim().Status.ReservedFor; !slices.ContainsFunc(entries, claims.IsTerminalPodEntry) {
+		t.Errorf("entries of the claim when the pod is terminal: got %v, want one of ours", entries)
+	}
+	e.delete(testPod("node"))
+	e.reconcile()
+	e.expectReservedFor("the terminal pod is deleted", "1")
+}
+
+func TestReconciler_ignores_claims_without_annotation(t *testing.T) {
+	claim := testClaim("", podEntry)
+	claim.Annotations = nil
+	e := newTestEnv(t, claim, testPod("node"))
+	if result := e.reconcile(); result != (ctrl.Result{}) {
+		t.Errorf("result for a claim without annotation: got %+v, want none", result)
+	}
+	e.expectEvents()
+	e.expectReservedFor("it has no annotation", "p")
+}
+
+func TestReconciler_claimsHeldBy(t *testing.T) {
+	e := newTestEnv(t, testClaim(train.String()))
+	requests := e.reconciler.claimsHeldBy(t.Context(), testNamespace, train)
+	if len(requests) != 1 || requests[0].Name != "team" {
+		t.Errorf("claims whose annotation names %s: got %v, want team", train, requests)
+	}
+	other := Holder{GroupResource: train.GroupResource, Name: "other"}
+	if requests := e.reconciler.claimsHeldBy(t.Context(), testNamespace, other); len(requests) > 0 {
+		t.Errorf("claims whose annotation names %s: got %v, want none", other, requests)
+	}
+}
