@@ -111,7 +111,7 @@ func ReservationChange(claim *resourceapi.ResourceClaim, owner Owner, pods []Pod
 	return change
 }
 
-// goal is what ReservationChange wants to achieve with the entries of the owner.
+// goal is the state of the owner's entry at which a change aims.
 type goal int
 
 const (
@@ -122,9 +122,9 @@ const (
 	// leaveToCluster removes the owner's entry because the entry of Kubernetes'
 	// PodGroup holds the claim.
 	leaveToCluster
-	// takeOverFromCluster replaces the entry of Kubernetes' PodGroup by ours, because
-	// the cluster has left native mode. Kubernetes does not remove the entry then, and
-	// the kubelet, which no longer understands it, requires entries of the pods.
+	// takeOverFromCluster replaces the entry of Kubernetes' PodGroup with the owner's,
+	// because the cluster has left native mode. Kubernetes does not remove its entry
+	// then, and the kubelet no longer accepts it in place of the pods' own entries.
 	takeOverFromCluster
 	// letReallocate removes the owner's entry so that the scheduler can deallocate
 	// the claim and choose other devices.

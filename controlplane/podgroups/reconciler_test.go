@@ -119,7 +119,9 @@ func testPodGroup(template, claim string) *scheduling.PodGroup {
 func generatedName() string { return claims.Name(Owner(testPodGroup("template", "")), "net", 0) }
 
 func testTemplate(deviceClass string) *resourceapi.ResourceClaimTemplate {
-	request := resourceapi.DeviceRequest{Name: "nic", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: deviceClass}}
+	request := resourceapi.DeviceRequest{
+		Name: "nic", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: deviceClass},
+	}
 	return &resourceapi.ResourceClaimTemplate{
 		ObjectMeta: metav1.ObjectMeta{Namespace: testNamespace, Name: "template"},
 		Spec: resourceapi.ResourceClaimTemplateSpec{Spec: resourceapi.ResourceClaimSpec{

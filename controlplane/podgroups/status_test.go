@@ -23,7 +23,8 @@ func TestGroup_reserved(t *testing.T) {
 	}{
 		{"without entries", nil,
 			"NotAllocated", "claim net is allocated and held when the first pod of the group is bound"},
-		{"with the group's entry", []resourceapi.ResourceClaimConsumerReference{owner.Reference()}, "Held", "the claims stay"},
+		{"with the group's entry", []resourceapi.ResourceClaimConsumerReference{owner.Reference()},
+			"Held", "the claims stay"},
 		{"with Kubernetes' entry", []resourceapi.ResourceClaimConsumerReference{native}, "Held", "the claims stay"},
 		{"that is full", full,
 			"NoRoom", "claim net is reserved for 256 consumers, which leaves no room for the group"},

@@ -25,7 +25,7 @@ func holdChange(claim *resourceapi.ResourceClaim, holder Holder, owner claims.Ow
 }
 
 // releaseChange returns the change for a claim whose holder does not exist: all
-// entries of objects of that name are removed, whatever their UIDs. If no other
+// entries of objects of that name are removed, regardless of their UIDs. If no other
 // entries remain, the claim is deallocated, unless it is being deleted, in which case
 // Kubernetes deallocates it.
 func releaseChange(claim *resourceapi.ResourceClaim, holder Holder) claims.Change {

@@ -52,7 +52,7 @@ func IsHeldBy(annotation string, entries []resourceapi.ResourceClaimConsumerRefe
 }
 
 // hasEntry reports whether one of the entries is for an object with the holder's
-// resource and name, whatever its UID.
+// resource and name, regardless of its UID.
 func (h Holder) hasEntry(entries []resourceapi.ResourceClaimConsumerReference) bool {
 	return slices.ContainsFunc(entries, h.isEntry)
 }

@@ -5,7 +5,7 @@
 //
 // The Reconciler adds an entry for the holder to the claim's status.reservedFor when
 // the claim is in use on a node, and removes it when the holder is deleted. The
-// condition Held of the claim's devices says whether the holder holds the claim.
+// condition Held of the claim's devices reports whether the holder holds the claim.
 package reservedfor
 
 import (
