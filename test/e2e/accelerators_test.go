@@ -12,51 +12,56 @@ import (
 	"github.com/dra-shared/dra-driver-shared/test/fstree"
 )
 
-// Two nodes that look like a machine with eight GPUs, each beside its NIC, and
-// that have a few devices of other sorts: sysfs and procfs are a tree's, device
-// nodes are those of drivers that every kernel has, so that they can be opened.
+// TestAccelerators runs on two nodes that look like machines with eight GPUs, each
+// GPU with a NIC on the same PCIe root, and with a few devices of other kinds. The
+// nodes' sysfs and procfs come from a recorded tree. Their device nodes are those of
+// drivers that every kernel has, so that containers can open them.
 func TestAccelerators(t *testing.T) {
-	needsCluster(t)
-	b, err := clusterclient.New(".cluster-e2e-accelerators")
+	requireCluster(t)
+	c, err := clusterclient.New(".cluster-e2e-accelerators")
 	if err != nil {
 		t.Fatal(err)
 	}
-	at := filepath.Join(b.Root, "test/env/accelerators.yaml")
-	machine := filepath.Join(b.Dir, "machine")
-	b.Values = []string{"--values", at, "--set", "plugin.sysfs=" + machine + "/sys", "--set", "plugin.procfs=" + machine + "/proc"}
-	tellOn(t, "testdata/accelerators", b, clusterclient.Options{Nodes: 2, Gates: "all", Before: func(ctx context.Context) error {
-		if err := fstree.Write(nodesOf(t, b), machine); err != nil {
+	machine := filepath.Join(c.Dir, "machine")
+	c.Values = []string{
+		"--values", filepath.Join(c.Root, "test/env/accelerators.yaml"),
+		"--set", "plugin.sysfs=" + machine + "/sys", "--set", "plugin.procfs=" + machine + "/proc",
+	}
+	prepareNodes := func(ctx context.Context) error {
+		if err := fstree.Write(machineTree(t, c), machine); err != nil {
 			return err
 		}
 		for _, node := range []string{"n1", "n2"} {
-			if _, err := b.Node(ctx, node, "sh", "-ec", deviceNodes); err != nil {
+			if _, err := c.Node(ctx, node, "sh", "-ec", deviceNodes); err != nil {
 				return err
 			}
-			if _, err := b.Kubectl(ctx, "label", "node", node, "example.com/rack=1"); err != nil {
+			if _, err := c.Kubectl(ctx, "label", "node", node, "example.com/rack=1"); err != nil {
 				return err
 			}
 		}
 		return nil
-	}})
+	}
+	runStoriesOn(t, "testdata/accelerators", c, clusterclient.Options{Nodes: 2, Gates: "all", Before: prepareNodes})
 }
 
-// nodesOf is the machine, with its first two NICs by the names that the
-// cluster's have.
-func nodesOf(t *testing.T, b *clusterclient.Cluster) fstest.MapFS {
+// machineTree returns the recorded tree, in which the first two NICs have the names
+// of the cluster's NICs.
+func machineTree(t *testing.T, c *clusterclient.Cluster) fstest.MapFS {
 	t.Helper()
-	raw, err := os.ReadFile(filepath.Join(b.Root, "accel/testdata/eight-h200.tree"))
+	raw, err := os.ReadFile(filepath.Join(c.Root, "accel/testdata/eight-h200.tree"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	files, err := fstree.Parse(strings.NewReader(strings.NewReplacer("enp24s0np0", "nic0", "enp64s0np0", "nic1").Replace(string(raw))))
+	renamed := strings.NewReplacer("enp24s0np0", "nic0", "enp64s0np0", "nic1").Replace(string(raw))
+	files, err := fstree.Parse(strings.NewReader(renamed))
 	if err != nil {
 		t.Fatal(err)
 	}
 	return files
 }
 
-// deviceNodes are misc devices under other names, none of which containers may
-// open by themselves: fuse (10:229), btrfs-control (10:234), autofs (10:235),
+// deviceNodes creates nodes of misc devices under other names. Containers may open
+// none of them by default: fuse (10:229), btrfs-control (10:234), autofs (10:235),
 // loop-control (10:237).
 const deviceNodes = `
 cd /dev

@@ -14,35 +14,37 @@ import (
 	"time"
 
 	"github.com/dra-shared/dra-driver-shared/test/clusterclient"
+	"github.com/dra-shared/dra-driver-shared/test/eventually"
 )
 
-// However a cluster ends, nothing of it is left: processes, cgroups, mounts.
-func TestAClusterLeavesNothing(t *testing.T) {
+// TestCluster_removesEverything checks that a test cluster leaves no processes,
+// cgroups, or mounts, however it ends.
+func TestCluster_removesEverything(t *testing.T) {
 	if os.Getenv("E2E") == "" {
 		t.Skip("starts clusters: run `make e2e`")
 	}
 	for _, tc := range []struct {
 		name string
-		end  func(t *testing.T, b *clusterclient.Cluster, up *exec.Cmd, lines *bufio.Scanner)
+		end  func(t *testing.T, c *clusterclient.Cluster, up *exec.Cmd, lines *bufio.Scanner)
 	}{
-		{"by down", func(t *testing.T, _ *clusterclient.Cluster, up *exec.Cmd, lines *bufio.Scanner) {
-			until(t, lines, "ready in")
+		{"down", func(t *testing.T, _ *clusterclient.Cluster, up *exec.Cmd, lines *bufio.Scanner) {
+			awaitLine(t, lines, "ready in")
 			_ = up.Wait()
 		}},
-		{"interrupted while it starts", func(t *testing.T, _ *clusterclient.Cluster, up *exec.Cmd, lines *bufio.Scanner) {
-			until(t, lines, "started containerd")
+		{"interrupted during start", func(t *testing.T, _ *clusterclient.Cluster, up *exec.Cmd, lines *bufio.Scanner) {
+			awaitLine(t, lines, "started containerd")
 			signal(t, up.Process.Pid, syscall.SIGINT)
 			_ = up.Wait()
 		}},
-		{"killed while it starts", func(t *testing.T, _ *clusterclient.Cluster, up *exec.Cmd, lines *bufio.Scanner) {
-			until(t, lines, "started containerd")
+		{"killed during start", func(t *testing.T, _ *clusterclient.Cluster, up *exec.Cmd, lines *bufio.Scanner) {
+			awaitLine(t, lines, "started containerd")
 			signal(t, up.Process.Pid, syscall.SIGKILL)
 			_ = up.Wait()
 		}},
-		{"its guard killed", func(t *testing.T, b *clusterclient.Cluster, up *exec.Cmd, lines *bufio.Scanner) {
-			until(t, lines, "ready in")
+		{"guard killed", func(t *testing.T, c *clusterclient.Cluster, up *exec.Cmd, lines *bufio.Scanner) {
+			awaitLine(t, lines, "ready in")
 			_ = up.Wait()
-			raw, err := os.ReadFile(filepath.Join(b.Dir, "guard.pid"))
+			raw, err := os.ReadFile(filepath.Join(c.Dir, "guard.pid"))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -54,13 +56,13 @@ func TestAClusterLeavesNothing(t *testing.T) {
 		}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			b, err := clusterclient.New(".cluster-leaves-nothing")
+			c, err := clusterclient.New(".cluster-leaves-nothing")
 			if err != nil {
 				t.Fatal(err)
 			}
 			mounts := mountCount(t)
-			up := exec.Command(filepath.Join(b.Root, "bin/cluster"), "up", "--dir", b.Dir)
-			up.Dir = b.Root
+			up := exec.Command(filepath.Join(c.Root, "bin/cluster"), "up", "--dir", c.Dir)
+			up.Dir = c.Root
 			stdout, err := up.StdoutPipe()
 			if err != nil {
 				t.Fatal(err)
@@ -69,33 +71,28 @@ func TestAClusterLeavesNothing(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() {
-				if err := b.Down(t.Context()); err != nil && t.Context().Err() == nil {
+				if err := c.Down(t.Context()); err != nil && t.Context().Err() == nil {
 					t.Error(err)
 				}
 			})
-			tc.end(t, b, up, bufio.NewScanner(stdout))
-			if err := clusterclient.Eventually(t.Context(), 20*time.Second, func() error { return b.Down(t.Context()) }); err != nil {
-				t.Fatal(err)
-			}
-			err = clusterclient.Eventually(t.Context(), 20*time.Second, func() error { return left(b) })
-			if err != nil {
-				t.Error(err)
-			}
+			tc.end(t, c, up, bufio.NewScanner(stdout))
+			eventually.Eventually(t, 20*time.Second, "`cluster down` succeeds", func() error { return c.Down(t.Context()) })
 			if now := mountCount(t); now != mounts {
-				t.Errorf("%d mounts before, %d after", mounts, now)
+				t.Errorf("mounts of this machine: got %d after the cluster ended, want %d as before it started", now, mounts)
 			}
+			eventually.Eventually(t, 20*time.Second, "nothing of the cluster remains", func() error { return findRemains(c) })
 		})
 	}
 }
 
-func until(t *testing.T, lines *bufio.Scanner, text string) {
+func awaitLine(t *testing.T, lines *bufio.Scanner, text string) {
 	t.Helper()
 	for lines.Scan() {
 		if strings.Contains(lines.Text(), text) {
 			return
 		}
 	}
-	t.Fatalf("the cluster never said %q", text)
+	t.Fatalf("output of `cluster up`: ended without a line that contains %q", text)
 }
 
 func signal(t *testing.T, pid int, s syscall.Signal) {
@@ -105,11 +102,12 @@ func signal(t *testing.T, pid int, s syscall.Signal) {
 	}
 }
 
-// left says what there is of a bed: its directory is in the command line of
-// each of its processes, or they were started by one for which that is so.
-func left(b *clusterclient.Cluster) error {
-	if _, err := os.Stat(b.Dir); err == nil {
-		return fmt.Errorf("%s is left", b.Dir)
+// findRemains returns an error that names a directory, process, or cgroup of the
+// cluster. It finds processes by the cluster's directory in their command lines;
+// their children have it as well or end with them.
+func findRemains(c *clusterclient.Cluster) error {
+	if _, err := os.Stat(c.Dir); err == nil {
+		return fmt.Errorf("directory %s still exists", c.Dir)
 	}
 	processes, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
@@ -117,11 +115,12 @@ func left(b *clusterclient.Cluster) error {
 	}
 	for _, p := range processes {
 		raw, err := os.ReadFile(p)
-		if err == nil && bytes.Contains(raw, []byte(b.Dir)) {
-			return fmt.Errorf("%s is left: %s", filepath.Dir(p), bytes.ReplaceAll(raw, []byte{0}, []byte(" ")))
+		if err == nil && bytes.Contains(raw, []byte(c.Dir)) {
+			command := bytes.ReplaceAll(raw, []byte{0}, []byte(" "))
+			return fmt.Errorf("process %s still runs: %s", filepath.Dir(p), command)
 		}
 	}
-	id, err := exec.Command(filepath.Join(b.Root, "bin/cluster"), "id", "--dir", b.Dir).Output()
+	id, err := exec.Command(filepath.Join(c.Root, "bin/cluster"), "id", "--dir", c.Dir).Output()
 	if err != nil {
 		return err
 	}
@@ -131,12 +130,13 @@ func left(b *clusterclient.Cluster) error {
 			return err
 		}
 		if len(cgroups) > 0 {
-			return fmt.Errorf("cgroups are left: %v", cgroups)
+			return fmt.Errorf("cgroups still exist: %v", cgroups)
 		}
 	}
 	return nil
 }
 
+// mountCount returns the number of mounts in this mount namespace.
 func mountCount(t *testing.T) int {
 	t.Helper()
 	raw, err := os.ReadFile("/proc/self/mounts")

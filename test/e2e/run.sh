@@ -1,26 +1,42 @@
 #!/bin/bash
-# Runs the stories on two clusters at a time, because they mostly wait. The tests
-# in `first` take as long as all others together. bin/e2e.test must exist.
+# Runs the suites on two clusters at a time, because they mostly wait: whenever a
+# suite ends, the next one starts. At the end it prints the failures and the time
+# of each story and suite. bin/e2e.test must exist.
 #
-# usage: run.sh [REGEXP]: with REGEXP, only the stories whose names match, one
+# usage: run.sh [REGEXP]: with REGEXP, runs only the stories whose names match, one
 # after the other.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 export E2E=1
-stories() { (cd test/e2e && exec ../../bin/e2e.test -test.v -test.parallel 1 -test.timeout 30m "$@"); }
+run_tests() { (cd test/e2e && exec ../../bin/e2e.test -test.v -test.parallel 1 -test.timeout 30m "$@"); }
 if [ $# -gt 0 ]; then
-	stories -test.run "/$1"
+	run_tests -test.run "/$1"
 	exit
 fi
-first='^(TestOneNode|TestModes|TestNoConsumableCapacity|TestAccelerators)$'
-others=$(mktemp)
-set -m # gives the background job a process group of its own, which can be signaled
-stories -test.skip "$first" >"$others" 2>&1 &
-trap 'rm -f "$others"' EXIT
-trap 'kill -INT -- -$!; wait; exit 130' INT TERM
-stories -test.run "$first"
-one=$?
-wait $!
-rest=$?
-cat "$others"
-[ $one -eq 0 ] && [ $rest -eq 0 ]
+
+# The longest suites come first, so that both lanes end at about the same time. A
+# suite that is not listed here runs last.
+first="TestOneNode TestPrivileges TestPodGroups_bridgeMode TestPodGroups_nativeMode TestFaults TestAccelerators TestModeChange"
+all=$(run_tests -test.list . | grep '^Test') || { echo "bin/e2e.test lists no tests" >&2; exit 1; }
+suites=$(printf '%s\n' $first $all | awk '!seen[$0]++')
+logs=$(mktemp -d)
+start=$SECONDS
+failed=0
+set -m # gives background jobs process groups of their own, which can be signaled
+trap 'rm -rf "$logs"' EXIT
+trap 'for job in $(jobs -p); do kill -INT -- "-$job"; done; wait; exit 130' INT TERM
+for suite in $suites; do
+	while [ "$(jobs -pr | wc -l)" -ge 2 ]; do wait -n || true; done
+	{
+		run_tests -test.run "^$suite\$" >"$logs/$suite" 2>&1
+		cat "$logs/$suite"
+	} &
+done
+while [ -n "$(jobs -pr)" ]; do wait -n || true; done
+for suite in $suites; do
+	grep -q "^--- PASS: $suite " "$logs/$suite" || { failed=1; echo "failed: suite $suite"; }
+done
+grep -hoE '(failed|time): .*' "$logs"/* | grep '^time:' | sort -rn -k2,2
+grep -hoE 'failed: .*' "$logs"/*
+echo "e2e: $((SECONDS - start)) s"
+exit $failed

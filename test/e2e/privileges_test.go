@@ -1,0 +1,276 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/dra-shared/dra-driver-shared/test/eventually"
+)
+
+// privileges removes each capability, mount, and permission of the plugin, one at a
+// time, and checks that something fails that works with it.
+func (f *faults) privileges(ctx context.Context, t *testing.T) {
+	if err := f.checkFunctions(ctx); err != nil {
+		t.Fatalf("plugin with all privileges: %v", err)
+	}
+	untested := maps.Clone(unobservable)
+	for _, p := range f.listPrivileges(ctx, t) {
+		delete(untested, p.name)
+		f.kubectl(ctx, t, append([]string{"-n", system, "patch", "--type=json"}, p.patch...)...)
+		if p.restart {
+			f.kubectl(ctx, t, "-n", system, "rollout", "restart", "daemonset/dra-shared-plugin")
+		}
+		err := f.checkFunctions(ctx)
+		if reason, known := unobservable[p.name]; known {
+			t.Logf("plugin without %s: %v; %s", p.name, err, reason)
+		} else if err == nil {
+			t.Errorf("plugin without %s: everything works, want a failure; remove the privilege from the chart", p.name)
+		} else {
+			t.Logf("plugin without %s: %s", p.name, strings.SplitN(err.Error(), "\n", 2)[0])
+		}
+		f.restore(ctx, t, p)
+	}
+	for name := range untested {
+		t.Errorf("unobservable lists %s, which the plugin does not have: remove the entry", name)
+	}
+	if err := f.checkFunctions(ctx); err != nil {
+		t.Errorf("plugin with all privileges restored: %v", err)
+	}
+}
+
+// unobservable maps privileges whose need this cluster cannot show to the reason.
+var unobservable = map[string]string{
+	"permission to list resourceslices": "clients send list requests only to API servers that do not stream lists " +
+		"(WatchList, on by default since Kubernetes 1.34)",
+}
+
+type privilege struct {
+	name    string
+	patch   []string // arguments of `kubectl patch` that remove the privilege
+	restore []string // arguments of `kubectl patch` that restore it
+	restart bool     // whether the plugin must be restarted to notice
+}
+
+// restore restores a privilege and waits until the plugin is ready.
+func (f *faults) restore(ctx context.Context, t *testing.T, p privilege) {
+	t.Helper()
+	f.kubectl(ctx, t, append([]string{"-n", system, "patch", "--type=json"}, p.restore...)...)
+	if p.restart {
+		f.kubectl(ctx, t, "-n", system, "rollout", "restart", "daemonset/dra-shared-plugin")
+	}
+	// A plugin that never became ready blocks the rolling update.
+	f.kubectl(ctx, t, "-n", system, "delete", "pod", "--all", "--grace-period=1", "--wait=false")
+	if err := f.awaitPlugin(ctx, 60*time.Second); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// listPrivileges returns the privileges that the chart gave to the plugin, as the
+// cluster has them.
+func (f *faults) listPrivileges(ctx context.Context, t *testing.T) (all []privilege) {
+	t.Helper()
+	var set struct {
+		Spec struct {
+			Template struct {
+				Spec struct {
+					Containers []struct {
+						SecurityContext struct{ Capabilities struct{ Add []string } }
+						VolumeMounts    []struct{ Name, MountPath string }
+					}
+				}
+			}
+		}
+	}
+	if err := f.cluster.Get(ctx, &set, "-n", system, "daemonset", "dra-shared-plugin"); err != nil {
+		t.Fatal(err)
+	}
+	remove := func(kind, path string, value any, restart bool, name string) {
+		raw, err := json.Marshal(value)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, privilege{name: name, restart: restart,
+			patch:   append(strings.Fields(kind), "-p", fmt.Sprintf(`[{"op": "remove", "path": %q}]`, path)),
+			restore: append(strings.Fields(kind), "-p", fmt.Sprintf(`[{"op": "add", "path": %q, "value": %s}]`, path, raw))})
+	}
+	const daemonSet, container0 = "daemonset dra-shared-plugin", "/spec/template/spec/containers/0/"
+	container := set.Spec.Template.Spec.Containers[0]
+	for i, c := range container.SecurityContext.Capabilities.Add {
+		path := fmt.Sprintf(container0+"securityContext/capabilities/add/%d", i)
+		remove(daemonSet, path, c, false, "capability "+c)
+	}
+	for i, m := range container.VolumeMounts {
+		value := map[string]string{"name": m.Name, "mountPath": m.MountPath}
+		remove(daemonSet, fmt.Sprintf(container0+"volumeMounts/%d", i), value, false, "mount "+m.MountPath)
+	}
+	var role struct {
+		Rules []struct{ Resources, Verbs []string }
+	}
+	if err := f.cluster.Get(ctx, &role, "clusterrole", "dra-shared-plugin"); err != nil {
+		t.Fatal(err)
+	}
+	for i, rule := range role.Rules {
+		for j, verb := range rule.Verbs {
+			path, value := fmt.Sprintf("/rules/%d/verbs/%d", i, j), any(verb)
+			if len(rule.Verbs) == 1 { // the API server rejects a rule without verbs
+				path, value = fmt.Sprintf("/rules/%d", i), f.rule(ctx, t, i)
+			}
+			name := fmt.Sprintf("permission to %s %s", verb, strings.Join(rule.Resources, ","))
+			remove("clusterrole dra-shared-plugin", path, value, true, name)
+		}
+	}
+	return all
+}
+
+// rule returns the rule with index i of the plugin's ClusterRole.
+func (f *faults) rule(ctx context.Context, t *testing.T, i int) (rule any) {
+	t.Helper()
+	raw := f.kubectl(ctx, t, "get", "clusterrole", "dra-shared-plugin", "-o", fmt.Sprintf("jsonpath={.rules[%d]}", i))
+	if err := json.Unmarshal([]byte(raw), &rule); err != nil {
+		t.Fatal(err)
+	}
+	return rule
+}
+
+// awaitPlugin waits until the DaemonSet is rolled out and the plugin is ready.
+func (f *faults) awaitPlugin(ctx context.Context, timeout time.Duration) error {
+	_, err := f.cluster.Kubectl(ctx, "-n", system, "rollout", "status", "daemonset/dra-shared-plugin",
+		"--timeout="+timeout.String())
+	return err
+}
+
+// checkFunctions uses every function that the plugin needs privileges for, and
+// checks that the API server denied nothing to it.
+func (f *faults) checkFunctions(ctx context.Context) (err error) {
+	if err := f.awaitPlugin(ctx, 6*time.Second); err != nil {
+		return errors.New("the plugin does not become ready")
+	}
+	name := "check-" + fmt.Sprint(time.Now().UnixNano())
+	unreferenced := "unreferenced-" + name
+	if err := f.apply(ctx, shareManifest(name)+"---\n"+unreferencedManifest(unreferenced)); err != nil {
+		return err
+	}
+	defer func() {
+		_, _ = f.cluster.Kubectl(ctx, "delete", "pod", "--all", "--force", "--grace-period=0")
+		_, _ = f.cluster.Kubectl(ctx, "delete", "resourceclaim", "--all", "--wait=false")
+		_, _ = f.cluster.Kubectl(ctx, "delete", "resourceslice", "surplus", "--ignore-not-found")
+	}()
+	for _, check := range []struct{ want, args string }{
+		{"True", "get pod " + name + ` -o jsonpath={.status.conditions[?(@.type=="Ready")].status}`},
+		{"Attached NetnsCookie", "get resourceclaim " + name + " -o jsonpath={.status.devices[0].conditions[*].reason}"},
+		{"NotReferenced", "get resourceclaim " + unreferenced + " -o jsonpath={.status.devices[0].conditions[0].reason}"},
+		{"NotReferenced", "get events -o jsonpath={.items[?(@.reason==\"NotReferenced\")].reason} " +
+			"--field-selector involvedObject.name=" + unreferenced},
+	} {
+		if err := f.awaitOutput(ctx, check.want, check.args); err != nil {
+			return err
+		}
+	}
+	if err := f.checkPublishing(ctx); err != nil {
+		return err
+	}
+	if err := f.flapLink(ctx, name); err != nil {
+		return err
+	}
+	log, err := f.cluster.Kubectl(ctx, "-n", system, "logs", "daemonset/dra-shared-plugin")
+	for _, line := range strings.Split(log, "\n") {
+		if strings.Contains(strings.ToLower(line), "forbidden") {
+			return errors.New(line)
+		}
+	}
+	return err
+}
+
+// checkPublishing makes the plugin create, delete, and update ResourceSlices.
+func (f *faults) checkPublishing(ctx context.Context) error {
+	const devices = "get resourceslices -o jsonpath={.items[*].spec.devices[*].name}"
+	if _, err := f.cluster.Kubectl(ctx, "delete", "resourceslices", "--all"); err != nil {
+		return err
+	}
+	if err := f.apply(ctx, surplusSlice); err != nil {
+		return err
+	}
+	// The plugin reconciles its slices when a NIC appears or disappears, and
+	// otherwise every 30 s.
+	if _, err := f.cluster.Node(ctx, "n1", "ip", "link", "add", "nic9", "type", "veth", "peer", "name", "far9"); err != nil {
+		return err
+	}
+	deleted := false
+	defer func() {
+		if !deleted {
+			_, _ = f.cluster.Node(ctx, "n1", "ip", "link", "delete", "nic9")
+		}
+	}()
+	for _, check := range []struct{ want, args string }{
+		{"nic0 nic1 nic9", devices}, {"", "get resourceslice surplus --ignore-not-found -o name"},
+	} {
+		if err := f.awaitOutput(ctx, check.want, check.args); err != nil {
+			return err
+		}
+	}
+	if _, err := f.cluster.Node(ctx, "n1", "ip", "link", "delete", "nic9"); err != nil {
+		return err
+	}
+	deleted = true
+	return f.awaitOutput(ctx, "nic0 nic1", devices)
+}
+
+// awaitOutput waits until kubectl prints exactly want.
+func (f *faults) awaitOutput(ctx context.Context, want, args string) error {
+	return eventually.Poll(ctx, 6*time.Second, func() error {
+		out, err := f.cluster.Kubectl(ctx, strings.Fields(args)...)
+		if err == nil && out != want {
+			err = fmt.Errorf("output of kubectl %s: got %q, want %q", args, out, want)
+		}
+		return err
+	})
+}
+
+// flapLink sets the pod's link down and up twice, so that the plugin emits equal
+// events, which it reports as a series.
+func (f *faults) flapLink(ctx context.Context, pod string) error {
+	for range 2 {
+		for _, state := range []string{"down", "up"} {
+			script := "for p in $(pgrep -f -x /bin/nettool); do " +
+				"nsenter -t $p -n ip link set net1 " + state + " 2>/dev/null && exit; done; exit 1"
+			if _, err := f.cluster.Node(ctx, "n1", "sh", "-c", script); err != nil {
+				return err
+			}
+			want := map[string]string{"down": "False", "up": "True"}[state]
+			if err := eventually.Poll(ctx, 10*time.Second, func() error {
+				out, err := f.cluster.Kubectl(ctx, "get", "resourceclaim", pod,
+					"-o", `jsonpath={.status.devices[0].conditions[?(@.type=="Ready")].status}`)
+				if err == nil && out != want {
+					err = fmt.Errorf("condition Ready of claim %s with its link %s: got %q, want %s", pod, state, out, want)
+				}
+				return err
+			}); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// surplusSlice is a slice of the plugin's pool that the plugin did not create. The
+// plugin deletes it.
+const surplusSlice = `apiVersion: resource.k8s.io/v1
+kind: ResourceSlice
+metadata: {name: surplus}
+spec: {driver: dra-shared.dev, nodeName: n1, pool: {name: n1, generation: 0, resourceSliceCount: 1}}
+`
+
+// unreferencedManifest returns a claim and a pod that lists it, but whose container
+// does not reference it.
+func unreferencedManifest(name string) string {
+	manifest := strings.ReplaceAll(shareManifest(name), ", resources: {claims: [{name: nic}]}", "")
+	metadata := "kind: Pod\nmetadata: {name: " + name
+	return strings.Replace(manifest, metadata+"}",
+		metadata+", annotations: {dra-shared.dev/claim-references: Explicit}}", 1)
+}
