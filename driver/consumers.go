@@ -2,6 +2,7 @@ package driver
 
 import (
 	"context"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
+	"github.com/dra-shared/dra-driver-shared/internal/claimref"
 )
 
 // podConsumers returns the pods for which a claim is reserved.
@@ -124,7 +126,7 @@ func unreferencedPods(pods []*corev1.Pod, claim, request string) (unreferenced [
 // itself does not name the claim, as with extended resources and PodGroups:
 // then there is nothing to compare with.
 func listsRequest(pod *corev1.Pod, claim, request string) bool {
-	entries := claimEntries(pod, claim)
+	entries := claimref.Entries(pod, claim)
 	if len(entries) == 0 {
 		return true
 	}
@@ -132,28 +134,11 @@ func listsRequest(pod *corev1.Pod, claim, request string) bool {
 	for _, containers := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
 		for _, c := range containers {
 			for _, r := range c.Resources.Claims {
-				if entries[r.Name] && (r.Request == "" || r.Request == request) {
+				if slices.Contains(entries, r.Name) && (r.Request == "" || r.Request == request) {
 					return true
 				}
 			}
 		}
 	}
 	return false
-}
-
-// claimEntries returns the names of the pod's entries in spec.resourceClaims
-// that stand for a claim.
-func claimEntries(pod *corev1.Pod, claim string) map[string]bool {
-	entries := map[string]bool{}
-	for _, e := range pod.Spec.ResourceClaims {
-		if e.ResourceClaimName != nil && *e.ResourceClaimName == claim {
-			entries[e.Name] = true
-		}
-	}
-	for _, s := range pod.Status.ResourceClaimStatuses {
-		if s.ResourceClaimName != nil && *s.ResourceClaimName == claim {
-			entries[s.Name] = true
-		}
-	}
-	return entries
 }

@@ -284,7 +284,7 @@ func (d *Driver) startLoops(ctx context.Context, group *sync.WaitGroup, probes *
 // moments: its configuration may have differed.
 func (d *Driver) takeOver(ctx context.Context) {
 	klog.FromContext(ctx).Info("Previous plugin stopped; taking over")
-	d.status.forgetAll()
+	d.status.written.ForgetAll()
 	d.requestRefresh()
 	d.restore(ctx)
 }

@@ -563,7 +563,7 @@ func TestAnAttachThatFailsSaysWhyAndMaySucceedLater(t *testing.T) {
 	s := p.sandbox("p")
 	blocker := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "wanted"}}
 	s.do(func() error { return netlink.LinkAdd(blocker) })
-	if err := s.hook(c, share); err == nil || !strings.Contains(err.Error(), "the pod has an interface wanted already: choose another interfaceName") {
+	if err := s.hook(c, share); err == nil || !strings.Contains(err.Error(), "the pod already has an interface wanted: choose another interfaceName") {
 		t.Errorf("got %v", err)
 	}
 	p.eventually(func() error { return p.condition(c, params.ConditionReady, params.ReasonAttachFailed) })

@@ -12,6 +12,8 @@ import (
 
 	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/attach"
+	"github.com/dra-shared/dra-driver-shared/internal/claimref"
+	"github.com/dra-shared/dra-driver-shared/internal/claimstatus"
 )
 
 // maxNote is the length in bytes to which messages of events are truncated, so
@@ -23,7 +25,7 @@ const maxNote = 512
 // be able to act. The kubelet reports why a container did not start.
 func (d *Driver) recordEvents(claim *resourceapi.ResourceClaim, states []shareState, rows []resourceapi.AllocatedDeviceStatus) {
 	for i, row := range rows {
-		before := conditionsOf(claim, row)
+		before := claimstatus.CurrentConditions(claim, row)
 		for _, c := range row.Conditions {
 			if e, ok := eventFor(meta.FindStatusCondition(before, c.Type), c); ok {
 				d.recordEvent(claim, states[i], e)
@@ -64,14 +66,10 @@ func (d *Driver) recordEvent(claim *resourceapi.ResourceClaim, s shareState, e p
 	if s.attacher == nil {
 		pods = podConsumers(claim)
 	}
-	// Without a resourceVersion, equal events are one series.
-	about := &corev1.ObjectReference{
-		APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceClaim",
-		Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID,
-	}
+	about := claimref.ForEvent(claim)
 	for _, pod := range pods {
 		d.options.Events.Eventf(podReference(pod), about, e.kind, e.reason, params.EventActionShare,
-			"claim %s, device %s: %s", claim.Name, s.Device, truncate(e.message, maxNote))
+			"claim %s, device %s: %s", claim.Name, s.Device, claimstatus.Truncate(e.message, maxNote))
 	}
 }
 

@@ -13,11 +13,8 @@ import (
 	"k8s.io/utils/ptr"
 
 	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/internal/claimstatus"
 )
-
-// maxMessage is the length in bytes to which messages of conditions are
-// truncated, well within the API's limit of 32 KiB: a status has several.
-const maxMessage = 1024
 
 // statusRow builds the entry of status.devices for one share.
 func statusRow(driver string, s shareState) (resourceapi.AllocatedDeviceStatus, error) {
@@ -64,7 +61,7 @@ func readyCondition(s shareState) metav1.Condition {
 		c.Status, c.Reason = metav1.ConditionTrue, params.ReasonAttached
 		c.Message = fmt.Sprintf("attached to %d pod(s)", len(s.attachments))
 	}
-	c.Message = truncate(c.Message, maxMessage)
+	c.Message = claimstatus.Truncate(c.Message, claimstatus.MaxMessageLength)
 	return c
 }
 
@@ -73,7 +70,7 @@ func readyCondition(s shareState) metav1.Condition {
 func worstConditions(attachments []PodState) (worst []metav1.Condition) {
 	for _, a := range attachments {
 		for _, c := range a.Conditions {
-			c.Message = truncate(c.Message, maxMessage)
+			c.Message = claimstatus.Truncate(c.Message, claimstatus.MaxMessageLength)
 			known := meta.FindStatusCondition(worst, c.Type)
 			switch {
 			case known == nil:
@@ -84,12 +81,4 @@ func worstConditions(attachments []PodState) (worst []metav1.Condition) {
 		}
 	}
 	return worst
-}
-
-// truncate shortens a text to at most length bytes, at a character boundary.
-func truncate(text string, length int) string {
-	if len(text) <= length {
-		return text
-	}
-	return strings.ToValidUTF8(text[:length-len("...")], "") + "..."
 }

@@ -14,6 +14,7 @@ import (
 	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
+	"github.com/dra-shared/dra-driver-shared/internal/claimstatus"
 )
 
 // fakeAttacher is an Attacher whose status data lists pods.
@@ -132,8 +133,8 @@ func TestStatusRow_truncates_messages(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, c := range row.Conditions {
-		if len(c.Message) > maxMessage {
-			t.Errorf("condition %s has a message of %d bytes, want at most %d", c.Type, len(c.Message), maxMessage)
+		if len(c.Message) > claimstatus.MaxMessageLength {
+			t.Errorf("condition %s has a message of %d bytes, want at most %d", c.Type, len(c.Message), claimstatus.MaxMessageLength)
 		}
 	}
 }

@@ -69,7 +69,7 @@ func (d *Driver) unprepare(ctx context.Context, claim *record.Claim) error {
 		return err
 	}
 	d.requestRefresh() // the capacity of the claim is free, and a device that was kept for it may go
-	d.status.forget(claim.UID)
+	d.status.written.Forget(claim.UID)
 	d.failures.forget(shares)
 	klog.FromContext(ctx).V(2).Info("Unprepared claim", "shares", len(shares))
 	return nil

@@ -84,7 +84,7 @@ func Apply(ctx context.Context, client kubernetes.Interface, claim *resourceapi.
 // conditions, apart from transition times. It does not compare data.
 func Contains(claim *resourceapi.ResourceClaim, entries []resourceapi.AllocatedDeviceStatus) bool {
 	for _, entry := range entries {
-		current := currentConditions(claim, entry)
+		current := CurrentConditions(claim, entry)
 		for _, wanted := range entry.Conditions {
 			found := meta.FindStatusCondition(current, wanted.Type)
 			if found == nil || found.Status != wanted.Status || found.Reason != wanted.Reason ||
@@ -117,7 +117,7 @@ func keepTransitionTimes(
 	claim *resourceapi.ResourceClaim,
 	entry resourceapi.AllocatedDeviceStatus,
 ) resourceapi.AllocatedDeviceStatus {
-	current := currentConditions(claim, entry)
+	current := CurrentConditions(claim, entry)
 	wanted := entry.Conditions
 	entry.Conditions = nil
 	for _, condition := range wanted {
@@ -128,9 +128,9 @@ func keepTransitionTimes(
 	return entry
 }
 
-// currentConditions returns the conditions that the claim has for the device of
+// CurrentConditions returns the conditions that the claim has for the device of
 // an entry.
-func currentConditions(claim *resourceapi.ResourceClaim, entry resourceapi.AllocatedDeviceStatus) []metav1.Condition {
+func CurrentConditions(claim *resourceapi.ResourceClaim, entry resourceapi.AllocatedDeviceStatus) []metav1.Condition {
 	for _, current := range claim.Status.Devices {
 		if current.Driver == entry.Driver && current.Pool == entry.Pool && current.Device == entry.Device &&
 			ptr.Equal(current.ShareID, entry.ShareID) {
