@@ -198,25 +198,20 @@ func anchors(text string) (all []string) {
 
 // foreign are names of the kernel, Kubernetes, and other projects, with the reason why
 // they are not in this repository.
-var foreign = []struct {
-	names  *regexp.Regexp
-	reason string
-}{
-	{regexp.MustCompile(`^(DRA|Workload|Generic)[A-Z]\w*$`), "feature gates of Kubernetes"},
-	{regexp.MustCompile(`^(GatherAllocatedState|runPreEnqueuePlugins|podGroupResourceClaim)$`), "identifiers of the scheduler and of KEPs"},
-	{regexp.MustCompile(`^(hostUsers|hostPath|matchConditions|allocatedResourcesStatus|ttlSecondsAfterFinished|nominatedNodeName)$`), "fields of Kubernetes"},
-	{regexp.MustCompile(`^granted[A-Z]\w*$`), "attributes that the plugin names after capacities"},
-	{regexp.MustCompile(`^--(no-hooks|help|subresource)\b`), "flags of Helm and of all programs"},
-	{regexp.MustCompile(`^--(v|vmodule|logging-format|log-[a-z-]+)\b`), "flags of k8s.io/component-base"},
-	{regexp.MustCompile(`^createRuntime$`), "words of the OCI runtime specification"},
+var foreign = []struct{ reason, names string }{
+	{"feature gates of Kubernetes", `^(DRA|Workload|Generic)[A-Z]\w*$`},
+	{"identifiers of the scheduler and of KEPs", `^(GatherAllocatedState|runPreEnqueuePlugins|podGroupResourceClaim)$`},
+	{"fields of Kubernetes", `^(hostUsers|hostPath|matchConditions|allocatedResourcesStatus|nominatedNodeName)$`},
+	{"fields of Kubernetes", `^(ttlSecondsAfterFinished|schedulingGroup)$`},
+	{"attributes that the plugin names after capacities", `^granted[A-Z]\w*$`},
+	{"flags of Helm and of all programs", `^--(no-hooks|help|subresource)\b`},
+	{"flags of k8s.io/component-base", `^--(v|vmodule|logging-format|log-[a-z-]+)\b`},
+	{"words of the OCI runtime specification", `^createRuntime$`},
 }
 
 func isForeign(name string) bool {
-	return slices.ContainsFunc(foreign, func(f struct {
-		names  *regexp.Regexp
-		reason string
-	}) bool {
-		return f.names.MatchString(name)
+	return slices.ContainsFunc(foreign, func(f struct{ reason, names string }) bool {
+		return regexp.MustCompile(f.names).MatchString(name)
 	})
 }
 
