@@ -5,9 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"sync/atomic"
+	"sync"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -19,221 +18,243 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
+	"github.com/dra-shared/dra-driver-shared/internal/failpoint/failpointtest"
+	"github.com/dra-shared/dra-driver-shared/test/eventually"
 )
 
-// A life of a group, with a claim from a template and one by name, under a
-// controller that dies before or after each of its writes: the next one goes on,
-// and nothing is left when it is over.
-func TestKilledBetweenAnyTwoWrites(t *testing.T) {
+// The controller is killed before and after each of its writes in the lifecycle
+// of a PodGroup. Its successor must finish the lifecycle and leave nothing behind.
+func TestController_killedBetweenAnyTwoWrites(t *testing.T) {
+	const (
+		minWrites = 6
+		attempts  = 3 // the controller batches writes, so their number differs between lifecycles
+	)
 	e := requireTestEnv(t)
-	none := &death{}
-	e.life(t, none)
-	total := int(none.writes.Load())
-	t.Logf("%d writes", total)
-	if total < 6 {
-		t.Fatalf("a life of a group has %d writes: does the failpoint client still wrap every write?", total)
+	recorded := newFailingClient(failpointtest.Point{})
+	e.runLifecycle(t, recorded)
+	t.Logf("the controller makes %d writes: %v", recorded.killer.Total(), recorded.operations)
+	if recorded.killer.Total() < minWrites {
+		t.Fatalf("the controller makes %d writes for a PodGroup, want at least %d: does the client wrap every write?",
+			recorded.killer.Total(), minWrites)
 	}
-	for n := 1; n <= total; n++ {
-		for _, after := range []bool{false, true} {
-			d := &death{at: int64(n), after: after}
-			e.life(t, d)
-			t.Logf("died %t after write %d: %s", after, n, d.what)
+	killed := map[string]bool{} // "before" or "after" and the operation
+	for n := 1; n <= recorded.killer.Total(); n++ {
+		for _, point := range []failpointtest.Point{{N: n}, {N: n, After: true}} {
+			for range attempts {
+				c := newFailingClient(point)
+				e.runLifecycle(t, c)
+				if c.killedAt != "" {
+					killed[side(point)+c.killedAt] = true
+					t.Logf("killed the controller %swrite %d, %s", side(point), n, c.killedAt)
+					break
+				}
+			}
 		}
 	}
+	for operation := range recorded.operations {
+		for _, side := range []string{"before ", "after "} {
+			if !killed[side+operation] {
+				t.Errorf("the controller was not killed %sany write %q", side, operation)
+			}
+		}
+	}
+	t.Logf("killed the controller at %d kinds of points", len(killed))
 }
 
-// death ends a controller at one of its writes.
-type death struct {
-	at    int64 // the number of the write; 0: it lives
-	after bool
-	what  string
-
-	writes atomic.Int64
-	dead   atomic.Bool
-	died   chan struct{}
+func side(p failpointtest.Point) string {
+	if p.After {
+		return "after "
+	}
+	return "before "
 }
 
-var errDead = errors.New("the controller is dead")
+// failingClient makes the controller's writes failpoints. After the kill, all
+// writes of the controller fail.
+type failingClient struct {
+	killer failpointtest.Killer
+	killed chan struct{} // closed at the kill
 
-// do is a write.
-func (d *death) do(what string, write func() error) error {
-	if d.dead.Load() {
-		return errDead
-	}
-	if d.writes.Add(1) != d.at {
-		return write()
-	}
-	if d.after {
-		_ = write() // whoever would look at the result is dead
-	}
-	d.what = what
-	d.dead.Store(true)
-	close(d.died)
-	return errDead
+	mu         sync.Mutex
+	operations map[string]int // number of writes
+	killedAt   string         // the operation
 }
 
-// client is one whose writes are the controller's failpoints.
-func (d *death) client(c *rest.Config, o client.Options) (client.Client, error) {
+var errKilled = errors.New("the test has killed the controller")
+
+func newFailingClient(p failpointtest.Point) *failingClient {
+	f := &failingClient{killed: make(chan struct{}), operations: map[string]int{}}
+	f.killer = failpointtest.Killer{
+		Point: p,
+		Kill: func(operation string) error {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			f.killedAt = operation
+			close(f.killed)
+			return errKilled
+		},
+		Record: func(operation string, _ int) {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			f.operations[operation]++
+		},
+	}
+	return f
+}
+
+func (f *failingClient) do(operation string, write func() error) error {
+	select {
+	case <-f.killed:
+		return errKilled
+	default:
+		return f.killer.Inject(operation, write)
+	}
+}
+
+// new is a client.NewClientFunc.
+func (f *failingClient) new(c *rest.Config, o client.Options) (client.Client, error) {
 	inner, err := client.NewWithWatch(c, o)
 	if err != nil {
 		return nil, err
 	}
 	return interceptor.NewClient(inner, interceptor.Funcs{
 		Create: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.CreateOption) error {
-			return d.do(fmt.Sprintf("create %T", o), func() error { return c.Create(ctx, o, opts...) })
+			return f.do(fmt.Sprintf("create %T", o), func() error { return c.Create(ctx, o, opts...) })
 		},
 		Delete: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.DeleteOption) error {
-			return d.do(fmt.Sprintf("delete %T", o), func() error { return c.Delete(ctx, o, opts...) })
+			return f.do(fmt.Sprintf("delete %T", o), func() error { return c.Delete(ctx, o, opts...) })
 		},
-		Patch: func(ctx context.Context, c client.WithWatch, o client.Object, p client.Patch, opts ...client.PatchOption) error {
-			return d.do(fmt.Sprintf("patch %T", o), func() error { return c.Patch(ctx, o, p, opts...) })
+		Patch: func(
+			ctx context.Context, c client.WithWatch, o client.Object, p client.Patch, opts ...client.PatchOption,
+		) error {
+			return f.do(fmt.Sprintf("patch %T", o), func() error { return c.Patch(ctx, o, p, opts...) })
 		},
-		SubResourcePatch: func(ctx context.Context, c client.Client, sub string, o client.Object, p client.Patch, opts ...client.SubResourcePatchOption) error {
-			return d.do(fmt.Sprintf("patch %T/%s", o, sub), func() error { return c.SubResource(sub).Patch(ctx, o, p, opts...) })
+		SubResourcePatch: func(
+			ctx context.Context, c client.Client, sub string, o client.Object, p client.Patch,
+			opts ...client.SubResourcePatchOption,
+		) error {
+			operation := fmt.Sprintf("patch %T/%s", o, sub)
+			return f.do(operation, func() error { return c.SubResource(sub).Patch(ctx, o, p, opts...) })
 		},
 	}), nil
 }
 
-// life of a group, from its first pod to its end.
-func (e *testEnv) life(t *testing.T, d *death) {
+// runLifecycle takes a PodGroup, with a claim from a template and a claim by
+// name, from its creation to its end. When the controller is killed, another one
+// continues.
+func (e *testEnv) runLifecycle(t *testing.T, f *failingClient) {
 	t.Helper()
-	ctx := context.Background()
-	d.died = make(chan struct{})
-	ns := e.namespace(t, "life")
+	ctx := t.Context()
+	ns := e.createNamespace(t, "lifecycle")
 	byName := fabricClaim(ns, "kept")
-	if err := e.client.Create(ctx, byName); err != nil {
-		t.Fatal(err)
-	}
-	stop := e.controller(t, d.client)
-	over := make(chan struct{})
-	revived := make(chan struct{})
+	e.create(t, byName)
+	stop := e.startController(t, f.new)
+	done, stopped := make(chan struct{}), make(chan struct{})
+	finish := sync.OnceFunc(func() { close(done) })
+	t.Cleanup(finish)
 	go func() {
-		defer close(revived)
+		defer close(stopped)
 		select {
-		case <-d.died:
+		case <-f.killed:
 			stop()
-			stop = e.controller(t, nil)
-		case <-over:
+			successor, err := e.runController(t, driverConfig(), nil)
+			if err != nil {
+				t.Errorf("start the successor of the killed controller: %v", err)
+				return
+			}
+			<-done
+			successor()
+		case <-done:
+			stop()
 		}
 	}()
-	step := func(what string, do func() error) {
-		t.Helper()
-		e.within(ctx, t, time.Minute, what, do)
-	}
+
+	// The webhook does not answer while no controller runs, so creation is repeated.
+	kept := corev1.PodResourceClaim{Name: "kept", ResourceClaimName: ptr.To("kept")}
 	var pg *scheduling.PodGroup
-	step("create the group", func() (err error) {
-		pg, err = e.group(ctx, ns, "group", scheduling.PodGroupResourceClaim{Name: "kept", ResourceClaimName: ptr.To("kept")})
+	eventually.Eventually(t, timeout, "the PodGroup is created", func() (err error) {
+		claim := scheduling.PodGroupResourceClaim{Name: kept.Name, ResourceClaimName: kept.ResourceClaimName}
+		pg, err = e.createGroup(ctx, ns, "group", claim)
 		return err
 	})
 	for i := range 3 {
-		pod := e.pod(ns, "group", i)
-		pod.Spec.ResourceClaims = append(pod.Spec.ResourceClaims, corev1.PodResourceClaim{Name: "kept", ResourceClaimName: ptr.To("kept")})
-		step("create a pod", func() error { return client.IgnoreAlreadyExists(e.client.Create(ctx, pod.DeepCopy())) })
+		pod := newPod(ns, "group", i)
+		pod.Spec.ResourceClaims = append(pod.Spec.ResourceClaims, kept)
+		eventually.Eventually(t, timeout, "pod "+pod.Name+" is created", func() error {
+			return client.IgnoreAlreadyExists(e.client.Create(ctx, pod.DeepCopy()))
+		})
 	}
-	step("pods run", func() error {
-		running, _, err := e.running(ctx, ns)
-		if err == nil && running != 3 {
-			err = fmt.Errorf("%d of 3 pods run", running)
-		}
-		return err
-	})
-	step("claims are held", func() error {
+	e.awaitRunning(t, ns, 3)
+	eventually.Eventually(t, timeout, "the PodGroup's two conditions are True", func() error {
 		if err := e.client.Get(ctx, client.ObjectKeyFromObject(pg), pg); err != nil {
 			return err
 		}
-		for _, c := range pg.Status.Conditions {
-			if c.Status != metav1.ConditionTrue {
-				return fmt.Errorf("%s: %s", c.Type, c.Message)
-			}
-		}
-		if len(pg.Status.Conditions) != 2 {
-			return errors.New("conditions are missing")
-		}
-		return nil
+		return checkConditions(pg.Status.Conditions, 2)
 	})
-	if err := e.client.DeleteAllOf(ctx, &corev1.Pod{}, client.InNamespace(ns)); err != nil {
-		t.Fatal(err)
-	}
-	if err := e.client.Delete(ctx, pg); err != nil {
-		t.Fatal(err)
-	}
-	step("the claim that stays is free", func() error {
+	e.deletePods(t, ns)
+	e.delete(t, pg)
+	eventually.Eventually(t, timeout, "the claim by name is deallocated", func() error {
 		if err := e.client.Get(ctx, client.ObjectKeyFromObject(byName), byName); err != nil {
 			return err
 		}
 		if byName.Status.Allocation != nil || len(byName.Status.ReservedFor) > 0 {
-			return fmt.Errorf("it is reserved for %v, allocated %t", byName.Status.ReservedFor, byName.Status.Allocation != nil)
+			return fmt.Errorf("it is allocated: %t, reserved for %v", byName.Status.Allocation != nil, byName.Status.ReservedFor)
 		}
 		return nil
 	})
-	if err := e.client.Delete(ctx, byName); err != nil {
-		t.Fatal(err)
-	}
-	e.nothingLeft(ctx, t, ns)
-	close(over)
-	<-revived
-	stop()
+	e.delete(t, byName)
+	e.awaitEmpty(t, ns)
+	finish()
+	<-stopped
 }
 
-// What was written by a controller that knew less than the last pod did is found by
-// the next one, also when all else of the group has gone.
-func TestAnEntryThatIsLeftKeepsNoClaim(t *testing.T) {
-	e := requireTestEnv(t)
-	ctx := context.Background()
-	stop := e.controller(t, nil)
-	ns := e.namespace(t, "left")
-	pg, err := e.group(ctx, ns, "group")
-	if err != nil {
-		t.Fatal(err)
+// checkConditions returns an error unless there are want conditions, all of them
+// True.
+func checkConditions(conditions []metav1.Condition, want int) error {
+	for _, c := range conditions {
+		if c.Status != metav1.ConditionTrue {
+			return fmt.Errorf("condition %s is %s: %s", c.Type, c.Status, c.Message)
+		}
 	}
-	e.runs(ctx, t, ns, "group", 0, 1)
+	if len(conditions) != want {
+		return fmt.Errorf("got %d conditions, want %d", len(conditions), want)
+	}
+	return nil
+}
+
+// A controller that was killed may leave an entry of the PodGroup in a claim
+// after the PodGroup and its pods are deleted. Its successor removes the entry.
+func TestController_removesEntryOfDeletedGroup(t *testing.T) {
+	e := requireTestEnv(t)
+	stop := e.startController(t, nil)
+	ns := e.createNamespace(t, "entry")
+	pg := e.mustCreateGroup(t, ns, "group")
+	e.createRunningPods(t, ns, "group", 0, 1)
 	stop()
-	claims, err := e.claims(ctx, ns)
+	claims, err := e.claims(t.Context(), ns)
 	if err != nil || len(claims) != 1 {
-		t.Fatalf("%d claims, %v", len(claims), err)
+		t.Fatalf("got %d claims and error %v, want one claim", len(claims), err)
 	}
 	claim := &claims[0]
-	if err := e.client.Patch(ctx, pg, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`))); err != nil {
-		t.Fatal(err)
+	noFinalizers := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`))
+	if err := e.client.Patch(t.Context(), pg, noFinalizers); err != nil {
+		t.Fatalf("remove the finalizers of the PodGroup: %v", err)
 	}
-	left := []resourceapi.ResourceClaimConsumerReference{{APIGroup: scheduling.GroupName, Resource: "pods", Name: "group-00000", UID: "left"}}
-	if err := e.client.Status().Patch(ctx, claim, client.RawPatch(types.MergePatchType, []byte(`{"status":{"reservedFor":`+string(mustJSON(t, left))+`}}`))); err != nil {
-		t.Fatal(err)
+	entry := resourceapi.ResourceClaimConsumerReference{
+		APIGroup: scheduling.GroupName, Resource: "pods", Name: "group-00000", UID: "left",
 	}
-	for _, o := range []client.Object{pg, e.pod(ns, "group", 0), claim} {
-		if err := client.IgnoreNotFound(e.client.Delete(ctx, o)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	e.controller(t, nil)
-	e.nothingLeft(ctx, t, ns)
-}
-
-func mustJSON(t *testing.T, v any) []byte {
-	t.Helper()
-	raw, err := json.Marshal(v)
+	raw, err := json.Marshal([]resourceapi.ResourceClaimConsumerReference{entry})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return raw
-}
-
-// nothingLeft waits until a namespace has no group, claim or pod any more.
-func (e *testEnv) nothingLeft(ctx context.Context, t *testing.T, ns string) {
-	t.Helper()
-	e.within(ctx, t, 2*time.Minute, "nothing is left", func() error {
-		var groups scheduling.PodGroupList
-		var pods corev1.PodList
-		if err := errors.Join(e.client.List(ctx, &groups, client.InNamespace(ns)), e.client.List(ctx, &pods, client.InNamespace(ns))); err != nil {
-			return err
+	reservedFor := client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"status":{"reservedFor":%s}}`, raw))
+	if err := e.client.Status().Patch(t.Context(), claim, reservedFor); err != nil {
+		t.Fatalf("write the entry into the claim: %v", err)
+	}
+	for _, o := range []client.Object{pg, newPod(ns, "group", 0), claim} {
+		if err := client.IgnoreNotFound(e.client.Delete(t.Context(), o)); err != nil {
+			t.Fatalf("delete %T: %v", o, err)
 		}
-		claims, err := e.claims(ctx, ns)
-		if err == nil && len(groups.Items)+len(pods.Items)+len(claims) > 0 {
-			err = fmt.Errorf("%d PodGroups, %d pods, %d claims", len(groups.Items), len(pods.Items), len(claims))
-			for _, c := range claims {
-				err = fmt.Errorf("%w; %s reserved for %v", err, c.Name, c.Status.ReservedFor)
-			}
-		}
-		return err
-	})
+	}
+	e.startController(t, nil)
+	e.awaitEmpty(t, ns)
 }

@@ -4,76 +4,49 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
+	"github.com/dra-shared/dra-driver-shared/test/eventually"
 	"github.com/dra-shared/dra-driver-shared/test/simnode"
 )
 
-// What Kubernetes' own controllers are known to get wrong about claims that many
-// pods share must not become the bug of whoever has a PodGroup.
+// Known bugs of Kubernetes' own controllers with claims that many pods share must
+// not affect the users of PodGroups and of the annotation reserved-for.
 func TestKnownBugsOfKubernetes(t *testing.T) {
 	e := requireTestEnv(t)
-	e.controller(t, nil)
+	e.startController(t, nil)
 	for name, scenario := range map[string]func(*testing.T){
-		"pods that are gone leave room":                         e.podsThatAreGoneLeaveRoom,
-		"pods that have ended cost nothing":                     e.podsThatHaveEndedCostNothing,
-		"pods that have ended cost nothing whoever they are of": e.podsThatHaveEndedCostNothingWhoeverTheyAreOf,
-		"pods that have ended cost a held claim nothing":        e.podsThatHaveEndedCostAHeldClaimNothing,
-		"pods that end with their group keep nothing":           e.podsThatEndWithTheirGroupKeepNothing,
-		"each group has one claim":                              e.eachGroupHasOneClaim,
-		"the status has all claims and rests":                   e.theStatusHasAllClaimsAndRests,
+		"deleted pods leave room in a claim":                      e.deletedPodsLeaveRoom,
+		"terminal pods of a group cause no writes":                e.terminalPodsOfGroup,
+		"terminal pods of several groups cause no writes":         e.terminalPodsOfSeveralGroups,
+		"terminal pods of a held claim cause no writes":           e.terminalPodsOfHeldClaim,
+		"pods that end while their group is deleted keep nothing": e.podsEndWithTheirGroup,
+		"each group of a burst has one claim":                     e.burstOfGroups,
+		"the names of several claims stay in the status":          e.severalClaimsInStatus,
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel() // they wait, most of the time
+			t.Parallel() // the scenarios mostly wait
 			scenario(t)
 		})
 	}
 }
 
-// runs creates pods of a group, and waits until all of the namespace run.
-func (e *testEnv) runs(ctx context.Context, t *testing.T, ns, group string, from, to int) {
-	t.Helper()
-	if err := simnode.Parallel(to-from, func(i int) error { return e.client.Create(ctx, e.pod(ns, group, from+i)) }); err != nil {
-		t.Fatal(err)
-	}
-	e.eventually(ctx, t, "pods run", func() error {
-		for i := from; i < to; i++ {
-			pod := e.pod(ns, group, i)
-			if err := e.client.Get(ctx, client.ObjectKeyFromObject(pod), pod); err != nil {
-				return err
-			}
-			if pod.Status.Phase != corev1.PodRunning {
-				return fmt.Errorf("%s is %s", pod.Name, pod.Status.Phase)
-			}
-		}
-		return nil
-	})
-}
-
-// succeed lets a pod end, as its kubelet would.
-func (e *testEnv) succeed(ctx context.Context, t *testing.T, pod *corev1.Pod) {
-	t.Helper()
-	if err := e.client.Status().Patch(ctx, pod, client.RawPatch(types.StrategicMergePatchType, []byte(`{"status":{"phase":"Succeeded"}}`))); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// users of a namespace's one claim are the names of the pods that it is reserved for.
-func (e *testEnv) users(ctx context.Context, ns string) ([]string, error) {
+// reservedPods returns the names of the pods for which the only claim of a
+// namespace is reserved.
+func (e *testEnv) reservedPods(ctx context.Context, ns string) ([]string, error) {
 	claims, err := e.claims(ctx, ns)
 	if err == nil && len(claims) != 1 {
-		err = fmt.Errorf("%d claims", len(claims))
+		err = fmt.Errorf("namespace %s has %d claims, want one", ns, len(claims))
 	}
 	if err != nil {
 		return nil, err
@@ -88,258 +61,222 @@ func (e *testEnv) users(ctx context.Context, ns string) ([]string, error) {
 	return names, nil
 }
 
-// Pods come and go for as long as the group lives: those that are gone must not
-// take the room of those that come (kubernetes/kubernetes#136406).
-func (e *testEnv) podsThatAreGoneLeaveRoom(t *testing.T) {
+// awaitEntries waits until the only claim of a namespace has want entries.
+func (e *testEnv) awaitEntries(t *testing.T, ns string, want int) {
 	t.Helper()
-	ctx := context.Background()
-	ns := e.namespace(t, "room")
-	if _, err := e.group(ctx, ns, "group"); err != nil {
-		t.Fatal(err)
-	}
-	e.runs(ctx, t, ns, "group", 0, 200)
-	if err := simnode.Parallel(199, func(i int) error { return e.client.Delete(ctx, e.pod(ns, "group", i)) }); err != nil {
-		t.Fatal(err)
-	}
-	e.eventually(ctx, t, "the claim is reserved for the pod that is left", func() error {
-		names, err := e.users(ctx, ns)
-		if err == nil && !e.native && !slices.Equal(names, []string{"group-00199"}) {
-			err = fmt.Errorf("it is reserved for %d pods: %v", len(names), names)
-		}
-		return err
-	})
-	e.runs(ctx, t, ns, "group", 200, 400)
-}
-
-// A pod that has ended and is still there makes the resource claim controller
-// reserve its claim, and take that back, for ever (kubernetes/kubernetes#141274).
-func (e *testEnv) podsThatHaveEndedCostNothing(t *testing.T) {
-	t.Helper()
-	ctx := context.Background()
-	ns := e.namespace(t, "ended")
-	pg, err := e.group(ctx, ns, "group")
-	if err != nil {
-		t.Fatal(err)
-	}
-	e.runs(ctx, t, ns, "group", 0, 3)
-	e.succeed(ctx, t, e.pod(ns, "group", 0))
-	e.quiet(ctx, t, ns, "one pod of three has ended")
-	e.succeed(ctx, t, e.pod(ns, "group", 1))
-	e.succeed(ctx, t, e.pod(ns, "group", 2))
-	e.quiet(ctx, t, ns, "all have ended")
-	e.runs(ctx, t, ns, "group", 3, 5)
-	e.quiet(ctx, t, ns, "others run")
-	if err := e.client.DeleteAllOf(ctx, &corev1.Pod{}, client.InNamespace(ns)); err != nil {
-		t.Fatal(err)
-	}
-	e.eventually(ctx, t, "the claim is reserved for the group alone", func() error {
-		claims, err := e.claims(ctx, ns)
-		if err == nil && (len(claims) != 1 || len(claims[0].Status.ReservedFor) != 1) {
-			err = fmt.Errorf("%d claims, reserved for %v", len(claims), claims[0].Status.ReservedFor)
-		}
-		return err
-	})
-	if err := e.client.Delete(ctx, pg); err != nil {
-		t.Fatal(err)
-	}
-	e.nothingLeft(ctx, t, ns)
-}
-
-// The same for a claim that any object holds, whose pods are in no group.
-func (e *testEnv) podsThatHaveEndedCostAHeldClaimNothing(t *testing.T) {
-	t.Helper()
-	ctx := context.Background()
-	ns := e.namespace(t, "held")
-	holder := e.job(ctx, t, ns)
-	claim, pod := e.heldClaim(ctx, t, ns, "batch/jobs/train")
-	another := e.pod(ns, "user", 1)
-	another.Annotations, another.Spec.ResourceClaims = nil, pod.Spec.ResourceClaims
-	if err := e.client.Create(ctx, another); err != nil {
-		t.Fatal(err)
-	}
-	pods := []*corev1.Pod{pod, another}
-	reservedFor := func(count int) {
-		t.Helper()
-		e.eventually(ctx, t, fmt.Sprintf("the claim is reserved for %d", count), func() error {
-			err := e.client.Get(ctx, client.ObjectKeyFromObject(claim), claim)
-			if err == nil && len(claim.Status.ReservedFor) != count {
-				err = fmt.Errorf("it is for %v", claim.Status.ReservedFor)
-			}
-			return err
-		})
-	}
-	reservedFor(3)
-	e.succeed(ctx, t, pods[0])
-	e.quiet(ctx, t, ns, "one of two pods has ended")
-	e.succeed(ctx, t, pods[1])
-	e.quiet(ctx, t, ns, "both have ended")
-	if err := e.client.Delete(ctx, pods[0]); err != nil {
-		t.Fatal(err)
-	}
-	reservedFor(2)
-	if err := e.client.Delete(ctx, holder, client.PropagationPolicy(metav1.DeletePropagationBackground)); err != nil {
-		t.Fatal(err)
-	}
-	reservedFor(0)
-}
-
-// The same for a claim by name that two groups and a pod of none share: none of
-// them looks after its own pods only, also not when one of the groups goes.
-func (e *testEnv) podsThatHaveEndedCostNothingWhoeverTheyAreOf(t *testing.T) {
-	t.Helper()
-	ctx := context.Background()
-	ns := e.namespace(t, "shared")
-	if err := e.client.Create(ctx, fabricClaim(ns, "team")); err != nil {
-		t.Fatal(err)
-	}
-	var pods []*corev1.Pod
-	use := func(name, group string) {
-		t.Helper()
-		pod := e.pod(ns, name, 0)
-		pod.Annotations = map[string]string{scheduling.GroupAnnotation: group}
-		if group == "" {
-			pod.Annotations = nil
-		}
-		pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "team", ResourceClaimName: ptr.To("team")}}
-		if err := e.client.Create(ctx, pod); err != nil {
-			t.Fatal(err)
-		}
-		pods = append(pods, pod)
-	}
-	groups := map[string]*scheduling.PodGroup{}
-	for _, name := range []string{"a", "b"} {
-		pg, err := e.group(ctx, ns, name, scheduling.PodGroupResourceClaim{Name: "team", ResourceClaimName: ptr.To("team")})
-		if err != nil {
-			t.Fatal(err)
-		}
-		groups[name] = pg
-		use("of-"+name, name)
-	}
-	if !e.native { // there Kubernetes holds the claim, and this is its own
-		use("alone", "")
-	}
-	e.eventually(ctx, t, "pods run", func() error {
-		running, _, err := e.running(ctx, ns)
-		if err == nil && running != len(pods) {
-			err = fmt.Errorf("%d of %d", running, len(pods))
-		}
-		return err
-	})
-	for _, pod := range pods {
-		e.succeed(ctx, t, pod)
-	}
-	e.quiet(ctx, t, ns, "the pods of all have ended")
-	if err := e.client.Delete(ctx, groups["a"]); err != nil {
-		t.Fatal(err)
-	}
-	e.eventually(ctx, t, "group a goes", func() error {
-		err := e.client.Get(ctx, client.ObjectKeyFromObject(groups["a"]), groups["a"])
-		if err == nil {
-			return errors.New("it is there")
-		}
-		return client.IgnoreNotFound(err)
-	})
-	e.quiet(ctx, t, ns, "one group has gone, and its pods have not")
-	if err := e.client.DeleteAllOf(ctx, &corev1.Pod{}, client.InNamespace(ns)); err != nil {
-		t.Fatal(err)
-	}
-	if err := e.client.Delete(ctx, groups["b"]); err != nil {
-		t.Fatal(err)
-	}
-	e.eventually(ctx, t, "the claim is free", func() error {
-		claims, err := e.claims(ctx, ns)
+	condition := fmt.Sprintf("the claim in namespace %s is reserved for %d objects", ns, want)
+	eventually.Eventually(t, timeout, condition, func() error {
+		claims, err := e.claims(t.Context(), ns)
 		if err != nil {
 			return err
 		}
-		for _, c := range claims {
-			if c.Name == "team" && c.Status.Allocation == nil && len(c.Status.ReservedFor) == 0 {
-				return nil
-			}
-		}
-		return fmt.Errorf("%v", claims)
-	})
-}
-
-// What keeps pods that have ended quiet goes with their group, also if they end
-// while it does.
-func (e *testEnv) podsThatEndWithTheirGroupKeepNothing(t *testing.T) {
-	t.Helper()
-	ctx := context.Background()
-	ns := e.namespace(t, "together")
-	const groups, each = 30, 3
-	for i := range groups {
-		name := fmt.Sprintf("g%02d", i)
-		if _, err := e.group(ctx, ns, name); err != nil {
-			t.Fatal(err)
-		}
-		e.runs(ctx, t, ns, name, 0, each)
-	}
-	if err := e.client.DeleteAllOf(ctx, &scheduling.PodGroup{}, client.InNamespace(ns)); err != nil {
-		t.Fatal(err)
-	}
-	if err := simnode.Parallel(groups*each, func(i int) error {
-		pod := e.pod(ns, fmt.Sprintf("g%02d", i/each), i%each)
-		return e.client.Status().Patch(ctx, pod, client.RawPatch(types.StrategicMergePatchType, []byte(`{"status":{"phase":"Succeeded"}}`)))
-	}); err != nil {
-		t.Fatal(err)
-	}
-	e.eventually(ctx, t, "no claim is left", func() error {
-		claims, err := e.claims(ctx, ns)
-		if err == nil && len(claims) > 0 {
-			err = fmt.Errorf("%d are, the first reserved for %v", len(claims), claims[0].Status.ReservedFor)
-		}
-		return err
-	})
-}
-
-// quietFor is how long nobody must write a claim for it to count as left alone:
-// the loop that is looked for writes many times in a second.
-const quietFor = 2 * time.Second
-
-// quiet waits until nobody writes the claims of a namespace any more.
-func (e *testEnv) quiet(ctx context.Context, t *testing.T, ns, when string) {
-	t.Helper()
-	var last string
-	var since time.Time
-	e.within(ctx, t, 20*time.Second, when+": nobody writes the claim", func() error {
-		claims, err := e.claims(ctx, ns)
-		if err != nil {
-			return err
-		}
-		var now strings.Builder
-		for _, c := range claims {
-			fmt.Fprintf(&now, "%s at %s, reserved for %v; ", c.Name, c.ResourceVersion, c.Status.ReservedFor)
-		}
-		if now.String() != last {
-			last, since = now.String(), time.Now()
-		}
-		if time.Since(since) < quietFor {
-			return fmt.Errorf("%s", last)
+		if len(claims) != 1 || len(claims[0].Status.ReservedFor) != want {
+			return fmt.Errorf("got %d claims: %s", len(claims), describe(claims))
 		}
 		return nil
 	})
 }
 
-// Many groups in a moment have one claim each (kubernetes/kubernetes#140217).
-func (e *testEnv) eachGroupHasOneClaim(t *testing.T) {
-	t.Helper()
-	ctx := context.Background()
-	ns := e.namespace(t, "burst")
-	const count = 300
-	if err := simnode.Parallel(count, func(i int) error {
-		_, err := e.group(ctx, ns, fmt.Sprintf("g%03d", i))
-		return err
-	}); err != nil {
-		t.Fatal(err)
+// describe returns the names, versions, and entries of claims.
+func describe(claims []resourceapi.ResourceClaim) string {
+	var b strings.Builder
+	for _, c := range claims {
+		fmt.Fprintf(&b, "claim %s at version %s is reserved for %v; ", c.Name, c.ResourceVersion, c.Status.ReservedFor)
 	}
-	e.eventually(ctx, t, "all have a claim", func() error {
+	return b.String()
+}
+
+// Pods come and go as long as their group exists. Entries of deleted pods must
+// not take the room of new pods (kubernetes/kubernetes#136406).
+func (e *testEnv) deletedPodsLeaveRoom(t *testing.T) {
+	t.Helper()
+	ctx := t.Context()
+	ns := e.createNamespace(t, "room")
+	e.mustCreateGroup(t, ns, "group")
+	e.createRunningPods(t, ns, "group", 0, 200)
+	deletePod := func(i int) error { return e.client.Delete(ctx, newPod(ns, "group", i)) }
+	if err := simnode.Parallel(199, deletePod); err != nil {
+		t.Fatalf("delete 199 pods: %v", err)
+	}
+	if !e.native { // in native mode, pods have no entries
+		eventually.Eventually(t, timeout, "the claim is reserved for the last pod only", func() error {
+			names, err := e.reservedPods(ctx, ns)
+			if err == nil && !slices.Equal(names, []string{"group-00199"}) {
+				err = fmt.Errorf("it is reserved for %d pods: %v", len(names), names)
+			}
+			return err
+		})
+	}
+	e.createRunningPods(t, ns, "group", 200, 400)
+}
+
+// A terminal pod makes the resource claim controller reserve its claim and undo
+// that, without end (kubernetes/kubernetes#141274).
+func (e *testEnv) terminalPodsOfGroup(t *testing.T) {
+	t.Helper()
+	ns := e.createNamespace(t, "terminal")
+	pg := e.mustCreateGroup(t, ns, "group")
+	e.createRunningPods(t, ns, "group", 0, 3)
+	e.setSucceeded(t, newPod(ns, "group", 0))
+	e.awaitNoWrites(t, ns, "one of three pods is terminal")
+	e.setSucceeded(t, newPod(ns, "group", 1))
+	e.setSucceeded(t, newPod(ns, "group", 2))
+	e.awaitNoWrites(t, ns, "all pods are terminal")
+	e.createRunningPods(t, ns, "group", 3, 5)
+	e.awaitNoWrites(t, ns, "two more pods run")
+	e.deletePods(t, ns)
+	e.awaitEntries(t, ns, 1) // that of the group
+	e.delete(t, pg)
+	e.awaitEmpty(t, ns)
+}
+
+// The same bug, for a claim with a holder whose pods are in no group.
+func (e *testEnv) terminalPodsOfHeldClaim(t *testing.T) {
+	t.Helper()
+	ns := e.createNamespace(t, "held")
+	holder := e.createJob(t, ns)
+	claim, pod := e.createHeldClaim(t, ns, "batch/jobs/train")
+	another := newPodWithClaim(ns, "user", 1, claim.Name)
+	e.create(t, another)
+	e.awaitEntries(t, ns, 3) // the holder and two pods
+	e.setSucceeded(t, pod)
+	e.awaitNoWrites(t, ns, "one of two pods is terminal")
+	e.setSucceeded(t, another)
+	e.awaitNoWrites(t, ns, "both pods are terminal")
+	e.delete(t, pod)
+	e.awaitEntries(t, ns, 2)
+	e.delete(t, holder)
+	e.awaitEntries(t, ns, 0)
+}
+
+// The same bug, for a claim by name that two groups and a pod without a group
+// share. Each group must consider the pods of all of them, even while the other
+// group is deleted.
+func (e *testEnv) terminalPodsOfSeveralGroups(t *testing.T) {
+	t.Helper()
+	ns := e.createNamespace(t, "shared")
+	team := fabricClaim(ns, "team")
+	e.create(t, team)
+	var pods []*corev1.Pod
+	groups := map[string]*scheduling.PodGroup{}
+	for _, name := range []string{"a", "b"} {
+		groups[name] = e.mustCreateGroup(t, ns, name,
+			scheduling.PodGroupResourceClaim{Name: "team", ResourceClaimName: &team.Name})
+		pod := newPodWithClaim(ns, "of-"+name, 0, team.Name)
+		pod.Annotations = map[string]string{scheduling.GroupAnnotation: name}
+		pods = append(pods, pod)
+	}
+	if !e.native { // there, Kubernetes itself reserves the claim and has the bug
+		pods = append(pods, newPodWithClaim(ns, "alone", 0, team.Name))
+	}
+	for _, pod := range pods {
+		pod.Spec.ResourceClaims[0].Name = "team"
+		e.create(t, pod)
+	}
+	e.awaitRunning(t, ns, len(pods))
+	for _, pod := range pods {
+		e.setSucceeded(t, pod)
+	}
+	e.awaitNoWrites(t, ns, "the pods of both groups are terminal")
+	e.delete(t, groups["a"])
+	e.awaitDeleted(t, groups["a"])
+	e.awaitNoWrites(t, ns, "group a is deleted, its pod is not")
+	e.deletePods(t, ns)
+	e.delete(t, groups["b"])
+	eventually.Eventually(t, timeout, "claim team is deallocated", func() error {
+		if err := e.client.Get(t.Context(), client.ObjectKeyFromObject(team), team); err != nil {
+			return err
+		}
+		if team.Status.Allocation != nil || len(team.Status.ReservedFor) > 0 {
+			return fmt.Errorf("it is allocated: %t, reserved for %v", team.Status.Allocation != nil, team.Status.ReservedFor)
+		}
+		return nil
+	})
+}
+
+// Entries that keep terminal pods from causing writes are removed with their
+// group, even if pods end while the group is deleted.
+func (e *testEnv) podsEndWithTheirGroup(t *testing.T) {
+	t.Helper()
+	ctx := t.Context()
+	ns := e.createNamespace(t, "together")
+	const groups, podsEach = 30, 3
+	name := func(i int) string { return fmt.Sprintf("g%02d", i) }
+	for i := range groups {
+		e.mustCreateGroup(t, ns, name(i))
+		e.createRunningPods(t, ns, name(i), 0, podsEach)
+	}
+	if err := e.client.DeleteAllOf(ctx, &scheduling.PodGroup{}, client.InNamespace(ns)); err != nil {
+		t.Fatalf("delete all PodGroups: %v", err)
+	}
+	err := simnode.Parallel(groups*podsEach, func(i int) error {
+		return e.client.Status().Patch(ctx, newPod(ns, name(i/podsEach), i%podsEach), succeededPatch)
+	})
+	if err != nil {
+		t.Fatalf("set all pods to Succeeded: %v", err)
+	}
+	eventually.Eventually(t, timeout, "namespace "+ns+" has no claims", func() error {
+		claims, err := e.claims(ctx, ns)
+		if err == nil && len(claims) > 0 {
+			err = fmt.Errorf("it has %d: %s", len(claims), describe(claims[:1]))
+		}
+		return err
+	})
+}
+
+// quietPeriod is the time without a write after which a claim counts as
+// unchanged. The bugs cause several writes per second.
+const quietPeriod = 2 * time.Second
+
+// awaitNoWrites waits until no component writes the claims of a namespace.
+func (e *testEnv) awaitNoWrites(t *testing.T, ns, when string) {
+	t.Helper()
+	var last string
+	var since time.Time
+	condition := fmt.Sprintf("when %s, the claims in namespace %s are not written for %s", when, ns, quietPeriod)
+	eventually.Eventually(t, 20*time.Second, condition, func() error {
+		claims, err := e.claims(t.Context(), ns)
+		if err != nil {
+			return err
+		}
+		if len(claims) == 0 {
+			return errors.New("there are no claims")
+		}
+		if now := describe(claims); now != last {
+			last, since = now, time.Now()
+		}
+		if time.Since(since) < quietPeriod {
+			return fmt.Errorf("the last write was %s ago: %s", time.Since(since), last)
+		}
+		return nil
+	})
+}
+
+// Each group has one claim, even if many groups are created at once
+// (kubernetes/kubernetes#140217).
+func (e *testEnv) burstOfGroups(t *testing.T) {
+	t.Helper()
+	ctx := t.Context()
+	ns := e.createNamespace(t, "burst")
+	const count = 300
+	err := simnode.Parallel(count, func(i int) error {
+		_, err := e.createGroup(ctx, ns, fmt.Sprintf("g%03d", i))
+		return err
+	})
+	if err != nil {
+		t.Fatalf("create %d PodGroups: %v", count, err)
+	}
+	eventually.Eventually(t, timeout, fmt.Sprintf("each of %d PodGroups has a claim in its status", count), func() error {
 		var list scheduling.PodGroupList
 		if err := e.client.List(ctx, &list, client.InNamespace(ns)); err != nil {
 			return err
 		}
+		if len(list.Items) != count {
+			return fmt.Errorf("there are %d PodGroups", len(list.Items))
+		}
 		for i := range list.Items {
-			if len(list.Items[i].Status.ResourceClaimStatuses) != 1 {
-				return fmt.Errorf("%s has none", list.Items[i].Name)
+			if n := len(list.Items[i].Status.ResourceClaimStatuses); n != 1 {
+				return fmt.Errorf("the status of PodGroup %s has %d claims", list.Items[i].Name, n)
 			}
 		}
 		return nil
@@ -348,46 +285,52 @@ func (e *testEnv) eachGroupHasOneClaim(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	owners := map[types.UID]int{}
+	ofOwner := map[types.UID][]string{}
 	for _, c := range claims {
-		owners[c.OwnerReferences[0].UID]++
+		owner := c.OwnerReferences[0].UID
+		ofOwner[owner] = append(ofOwner[owner], c.Name)
 	}
-	if len(claims) != count || len(owners) != count {
-		t.Errorf("%d claims of %d groups for %d groups: %v", len(claims), len(owners), count, slices.Max(slices.Collect(maps.Values(owners))))
+	for owner, names := range ofOwner {
+		if len(names) > 1 {
+			t.Errorf("PodGroup %s has %d claims: %v", owner, len(names), names)
+		}
+	}
+	if len(claims) != count || len(ofOwner) != count {
+		t.Errorf("%d PodGroups have %d claims of %d owners, want one claim each", count, len(claims), len(ofOwner))
 	}
 }
 
-// The names of several claims are in the status together, and stay
-// (kubernetes/kubernetes#138407).
-func (e *testEnv) theStatusHasAllClaimsAndRests(t *testing.T) {
+// The status of a PodGroup has the names of all its claims, and the writers do
+// not undo each other's changes (kubernetes/kubernetes#138407).
+func (e *testEnv) severalClaimsInStatus(t *testing.T) {
 	t.Helper()
-	ctx := context.Background()
-	ns := e.namespace(t, "several")
-	pg, err := e.group(ctx, ns, "group", scheduling.PodGroupResourceClaim{Name: "second", ResourceClaimTemplateName: ptr.To("fabric")},
-		scheduling.PodGroupResourceClaim{Name: "third", ResourceClaimTemplateName: ptr.To("fabric")})
-	if err != nil {
-		t.Fatal(err)
+	ns := e.createNamespace(t, "several")
+	fromTemplate := func(name string) scheduling.PodGroupResourceClaim {
+		return scheduling.PodGroupResourceClaim{Name: name, ResourceClaimTemplateName: ptr.To("fabric")}
 	}
-	pod := e.pod(ns, "group", 0)
+	pg := e.mustCreateGroup(t, ns, "group", fromTemplate("second"), fromTemplate("third"))
+	pod := newPod(ns, "group", 0)
 	for _, name := range []string{"second", "third", "own", "other"} {
-		pod.Spec.ResourceClaims = append(pod.Spec.ResourceClaims, corev1.PodResourceClaim{Name: name, ResourceClaimTemplateName: ptr.To("fabric")})
+		claim := corev1.PodResourceClaim{Name: name, ResourceClaimTemplateName: ptr.To("fabric")}
+		pod.Spec.ResourceClaims = append(pod.Spec.ResourceClaims, claim)
 	}
-	if err := e.client.Create(ctx, pod); err != nil {
-		t.Fatal(err)
-	}
+	e.create(t, pod)
 	var last string
 	var since time.Time
-	e.eventually(ctx, t, "all names are there, and nobody writes them any more", func() error {
+	condition := "the PodGroup's status has 3 claims, the running pod's has 2, and both stay unchanged"
+	eventually.Eventually(t, timeout, condition, func() error {
 		for _, o := range []client.Object{pg, pod} {
-			if err := e.client.Get(ctx, client.ObjectKeyFromObject(o), o); err != nil {
+			if err := e.client.Get(t.Context(), client.ObjectKeyFromObject(o), o); err != nil {
 				return err
 			}
 		}
 		if now := pg.ResourceVersion + " " + pod.ResourceVersion; now != last {
 			last, since = now, time.Now()
 		}
-		if len(pg.Status.ResourceClaimStatuses) != 3 || len(pod.Status.ResourceClaimStatuses) != 2 || pod.Status.Phase != corev1.PodRunning || time.Since(since) < quietFor {
-			return fmt.Errorf("PodGroup: %v, pod %s: %v, unchanged for %s", pg.Status.ResourceClaimStatuses, pod.Status.Phase, pod.Status.ResourceClaimStatuses, time.Since(since))
+		ofGroup, ofPod := pg.Status.ResourceClaimStatuses, pod.Status.ResourceClaimStatuses
+		isComplete := len(ofGroup) == 3 && len(ofPod) == 2 && pod.Status.Phase == corev1.PodRunning
+		if !isComplete || time.Since(since) < quietPeriod {
+			return fmt.Errorf("PodGroup: %v; pod %s: %v; unchanged for %s", ofGroup, pod.Status.Phase, ofPod, time.Since(since))
 		}
 		return nil
 	})

@@ -1,11 +1,12 @@
-// Package controlplane tests the controller against a real control plane whose
-// nodes are simulated: what takes a thousand pods, a controller that dies between
-// any two writes, or a version of Kubernetes that there are no nodes of here.
+// Package controlplane tests the controller against a real control plane with
+// simulated nodes. It covers what the clusters of test/e2e cannot: a thousand
+// pods, a controller that is killed between any two writes, and versions of
+// Kubernetes for which there are no node binaries here.
 //
-// The tests start a control plane (make test-controlplane), and run again in its
-// network namespace, where the API server reaches the webhook that they serve:
-// the chart is installed, the pod of its controller is simulated too, and the
-// test is what answers at that pod's address.
+// make test-controlplane runs the tests twice. The first process starts the
+// control plane. The second runs in its network namespace, where the API server
+// reaches the admission webhook that the test serves: the chart is installed,
+// the controller's pod is simulated, and the test answers at its address.
 package controlplane
 
 import (
@@ -22,13 +23,13 @@ import (
 	"github.com/dra-shared/dra-driver-shared/test/clusterclient"
 )
 
-// Environment of the tests.
+// Environment variables of the tests.
 const (
-	envRun     = "CONTROLPLANE"         // run them
-	envInside  = "CONTROLPLANE_INSIDE"  // the directory of the cluster that this process is in
-	envVersion = "CONTROLPLANE_VERSION" // of Kubernetes
-	envGates   = "CONTROLPLANE_GATES"
-	envBench   = "CONTROLPLANE_BENCH" // measure, instead of testing
+	envRun     = "CONTROLPLANE"         // not empty: run the tests
+	envInside  = "CONTROLPLANE_INSIDE"  // directory of the cluster in whose network namespace this process runs
+	envVersion = "CONTROLPLANE_VERSION" // version of Kubernetes
+	envGates   = "CONTROLPLANE_GATES"   // feature gates, as for the command cluster
+	envBench   = "CONTROLPLANE_BENCH"   // not empty: run TestScale
 )
 
 func TestMain(m *testing.M) {
@@ -39,35 +40,40 @@ func TestMain(m *testing.M) {
 	err := outside(ctx)
 	stop()
 	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
+		fmt.Fprintln(os.Stderr, "control plane tests:", err)
 		os.Exit(1)
 	}
 }
 
-// outside starts the control plane, and this program again inside.
+// outside starts the control plane and runs this program again in its network
+// namespace.
 func outside(ctx context.Context) error {
-	b, err := clusterclient.New(strings.TrimRight(".cluster-controlplane-"+os.Getenv(envVersion)+os.Getenv(envGates), "-"))
+	dir := ".cluster-controlplane-" + os.Getenv(envVersion) + os.Getenv(envGates)
+	c, err := clusterclient.New(strings.TrimRight(dir, "-"))
 	if err != nil {
 		return err
 	}
-	o := clusterclient.Options{Nodes: clusterclient.NoNodes, Kubernetes: os.Getenv(envVersion), Gates: os.Getenv(envGates), Bare: true}
-	if err := b.Down(ctx); err != nil {
+	if err := c.Down(ctx); err != nil {
 		return err
 	}
 	defer func() {
-		if err := b.Down(context.WithoutCancel(ctx)); err != nil {
+		if err := c.Down(context.WithoutCancel(ctx)); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 		}
 	}()
-	if err := b.Up(ctx, o, os.Stdout); err != nil {
+	options := clusterclient.Options{
+		Nodes: clusterclient.NoNodes, Kubernetes: os.Getenv(envVersion), Gates: os.Getenv(envGates), Bare: true,
+	}
+	if err := c.Up(ctx, options, os.Stdout); err != nil {
 		return err
 	}
 	self, err := os.Executable()
 	if err != nil {
 		return err
 	}
-	inside := exec.CommandContext(ctx, filepath.Join(b.Dir, "network"), append([]string{self}, os.Args[1:]...)...)
-	inside.Env = append(os.Environ(), envInside+"="+b.Dir)
+	args := append([]string{self}, os.Args[1:]...)
+	inside := exec.CommandContext(ctx, filepath.Join(c.Dir, "network"), args...)
+	inside.Env = append(os.Environ(), envInside+"="+c.Dir)
 	inside.Stdout, inside.Stderr = os.Stdout, os.Stderr
 	return inside.Run()
 }

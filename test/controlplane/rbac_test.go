@@ -2,6 +2,7 @@ package controlplane
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net/http"
@@ -11,193 +12,214 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/internal/failpoint/failpointtest"
+	"github.com/dra-shared/dra-driver-shared/test/eventually"
 )
 
-// askedByOthers are rights that the API server looks at when something else is
-// asked of it; the chart says what.
-var askedByOthers = []string{
+// checkedByAPIServer are rights that the API server checks during requests for
+// other resources. The chart's comments explain each.
+var checkedByAPIServer = []string{
 	"patch resourceclaims/binding.resource.k8s.io",
 	"arbitrary-node:patch resourceclaims/driver.resource.k8s.io",
 	"update podgroups/finalizers.scheduling.dra-shared.dev",
 }
 
-// What is done in one mode only: to create a PodGroup of Kubernetes', in a dry run,
-// is how clusters without them are known; to take gates away.
+// Rights that the controller uses in one mode only. It creates a PodGroup of
+// Kubernetes in a dry run to detect the mode, and it patches pods to remove
+// scheduling gates.
 const (
 	nativeOnly = " podgroups.scheduling.k8s.io"
 	bridgeOnly = "patch pods"
 )
 
-// The controller may do what it does, and nothing else: every other test runs with
-// the rights that the chart gives; here each of them is used.
-func TestEveryRightIsUsed(t *testing.T) {
+// The other tests show that the chart gives the controller all the rights that it
+// needs. This test shows that the controller uses all the rights that it has.
+func TestRBAC_controllerUsesEveryRight(t *testing.T) {
 	e := requireTestEnv(t)
-	if !e.asked.has("delete resourceclaims.resource.k8s.io") { // by the tests before this one
-		e.life(t, &death{})
+	// Earlier tests of the same run may have used the rights already.
+	if !e.used.has("delete resourceclaims.resource.k8s.io") {
+		e.runLifecycle(t, newFailingClient(failpointtest.Point{}))
 	}
-	if !e.asked.has("watch jobs.batch") {
-		t.Run("a claim that an object holds", func(t *testing.T) {
-			e.controller(t, nil)
-			e.podsThatHaveEndedCostAHeldClaimNothing(t)
+	if !e.used.has("watch jobs.batch") {
+		t.Run("claim with a holder", func(t *testing.T) {
+			e.startController(t, nil)
+			e.terminalPodsOfHeldClaim(t)
 		})
 	}
-	t.Run("what the caches do not have, and what is told twice", func(t *testing.T) {
-		e.controller(t, nil)
-		e.mistakes(t)
+	t.Run("references to missing objects, and repeated events", func(t *testing.T) {
+		e.startController(t, nil)
+		e.useInvalidReferences(t)
 	})
-	t.Run("fabrics change, and go", func(t *testing.T) {
-		more := driverConfig()
-		more.Fabrics[0].Groups++
-		for _, c := range []*config.DriverConfig{more, {}} {
-			stop := e.controllerOf(t, c, nil)
-			e.eventually(t.Context(), t, "fabrics are published as configured", func() error { return e.publishes(t.Context(), c.Fabrics) })
+	t.Run("changed and removed fabrics", func(t *testing.T) {
+		changed := driverConfig()
+		changed.Fabrics[0].Groups++
+		for _, c := range []*config.DriverConfig{changed, {}} {
+			stop := e.startControllerWith(t, c, nil)
+			condition := fmt.Sprintf("the controller publishes the %d configured fabrics", len(c.Fabrics))
+			eventually.Eventually(t, timeout, condition, func() error { return e.checkPublished(t.Context(), c.Fabrics) })
 			stop()
 		}
 	})
-	given, err := e.rights(context.Background())
-	if err != nil {
-		t.Fatal(err)
+	granted := e.grantedRights(t)
+	for _, right := range slices.Sorted(maps.Keys(granted)) {
+		if !e.isUsed(right) {
+			t.Errorf("the chart grants the controller the right to %s, which the controller does not use", right)
+		}
 	}
-	for _, right := range slices.Sorted(maps.Keys(given)) {
-		switch {
-		case e.asked.has(strings.Replace(right, "list ", "watch ", 1)): // for API servers that do not stream what there is
-		case e.asked.has(right), slices.Contains(askedByOthers, right), !e.native && strings.HasSuffix(right, nativeOnly), e.native && right == bridgeOnly:
-		default:
-			t.Errorf("the chart lets the controller %s, and it never did", right)
+	for _, right := range checkedByAPIServer {
+		if !granted[right] {
+			t.Errorf("the test excepts the right to %s, which the chart does not grant", right)
 		}
 	}
 }
 
-// mistakes are pods of a template, of a class and of a claim that do not exist,
-// and a claim held by what the controller may not see, of which it tells again when
-// the claim changes.
-func (e *testEnv) mistakes(t *testing.T) {
+// isUsed reports whether the controller has used the right, or needs it in
+// another situation than that of the test.
+func (e *testEnv) isUsed(right string) bool {
+	if e.native && right == bridgeOnly || !e.native && strings.HasSuffix(right, nativeOnly) {
+		return true
+	}
+	// The controller lists only if the API server cannot stream the initial state of a watch.
+	watch := strings.Replace(right, "list ", "watch ", 1)
+	return e.used.has(right) || e.used.has(watch) || slices.Contains(checkedByAPIServer, right)
+}
+
+// useInvalidReferences creates pods that refer to a template, a class, and a
+// claim that do not exist, and a claim whose holder the controller may not read.
+// It changes the claim until the controller has repeated its event.
+func (e *testEnv) useInvalidReferences(t *testing.T) {
 	t.Helper()
-	ctx := context.Background()
-	ns := e.namespace(t, "mistakes")
+	ctx := t.Context()
+	ns := e.createNamespace(t, "references")
+	const missing = "does-not-exist"
 	spec := fabricSpec()
-	spec.Devices.Requests[0].Exactly.DeviceClassName = "nobody-has-made-it"
+	spec.Devices.Requests[0].Exactly.DeviceClassName = missing
 	claim := fabricClaim(ns, "team")
 	claim.Annotations = map[string]string{scheduling.ReservedForAnnotation: "apps/deployments/web"}
-	template := &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "classless"}, Spec: resourceapi.ResourceClaimTemplateSpec{Spec: spec}}
-	for _, o := range []client.Object{template, claim} {
-		if err := e.client.Create(ctx, o); err != nil {
-			t.Fatal(err)
-		}
+	template := &resourceapi.ResourceClaimTemplate{
+		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "without-class"},
+		Spec:       resourceapi.ResourceClaimTemplateSpec{Spec: spec},
 	}
-	missing := "nobody-has-made-it"
-	for i, c := range []corev1.PodResourceClaim{{ResourceClaimTemplateName: &missing}, {ResourceClaimTemplateName: &template.Name}, {ResourceClaimName: &missing}} {
-		pod := e.pod(ns, "alone", i)
+	e.create(t, template, claim)
+	for i, c := range []corev1.PodResourceClaim{
+		{ResourceClaimTemplateName: ptr.To(missing)},
+		{ResourceClaimTemplateName: &template.Name},
+		{ResourceClaimName: ptr.To(missing)},
+	} {
+		pod := newPod(ns, "alone", i)
 		pod.Annotations = nil
 		c.Name = "fabric"
 		pod.Spec.ResourceClaims = []corev1.PodResourceClaim{c}
-		if err := e.client.Create(ctx, pod); err != nil {
-			t.Fatal(err)
-		}
+		e.create(t, pod)
 	}
-	tries := 0
-	e.eventually(ctx, t, "it is told twice that the controller may not see who holds the claim", func() error {
-		tries++
-		raw := fmt.Appendf(nil, `{"metadata":{"labels":{"try":"%d"}}}`, tries)
-		if err := e.client.Patch(ctx, claim.DeepCopy(), client.RawPatch(types.MergePatchType, raw)); err != nil {
+	changes := 0
+	eventually.Eventually(t, timeout, "the event HolderForbidden of claim team is a series", func() error {
+		changes++
+		label := client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"labels":{"change":"%d"}}}`, changes))
+		if err := e.client.Patch(ctx, claim.DeepCopy(), label); err != nil {
 			return err
 		}
-		told, err := e.cluster.EventsV1().Events(ns).List(ctx, metav1.ListOptions{})
+		events, err := e.kube.EventsV1().Events(ns).List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return err
 		}
-		for _, e := range told.Items {
-			if e.Reason == v1alpha1.ReasonHolderForbidden && e.Series != nil {
+		for _, event := range events.Items {
+			if event.Reason == v1alpha1.ReasonHolderForbidden && event.Series != nil {
 				return nil
 			}
 		}
-		return fmt.Errorf("%d events", len(told.Items))
+		return fmt.Errorf("none of %d events is a series with that reason", len(events.Items))
 	})
 }
 
-// publishes checks that there is a slice for each fabric, with its groups.
-func (e *testEnv) publishes(ctx context.Context, fabrics []config.Fabric) error {
-	published, err := e.cluster.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{})
+// checkPublished returns an error unless there is one ResourceSlice for each
+// fabric, with the fabric's number of groups.
+func (e *testEnv) checkPublished(ctx context.Context, fabrics []config.Fabric) error {
+	published, err := e.kube.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return err
 	}
 	if len(published.Items) != len(fabrics) {
-		return fmt.Errorf("%d slices for %d fabrics", len(published.Items), len(fabrics))
+		return fmt.Errorf("got %d ResourceSlices, want %d", len(published.Items), len(fabrics))
 	}
 	for i, fabric := range fabrics {
-		for name, c := range published.Items[i].Spec.Devices[0].Capacity {
+		devices := published.Items[i].Spec.Devices
+		if len(devices) != 1 || len(devices[0].Capacity) != 1 {
+			return fmt.Errorf("fabric %s: got devices %v, want one device with one capacity", fabric.Name, devices)
+		}
+		for name, c := range devices[0].Capacity {
 			if c.Value.Value() != int64(fabric.Groups) {
-				return fmt.Errorf("capacity %s is %s, not %d", name, &c.Value, fabric.Groups)
+				return fmt.Errorf("fabric %s: got capacity %s of %s, want %d", fabric.Name, &c.Value, name, fabric.Groups)
 			}
 		}
 	}
 	return nil
 }
 
-// rights are what the chart gives the controller.
-func (e *testEnv) rights(ctx context.Context) (map[string]bool, error) {
+// grantedRights returns the rights that the chart grants the controller.
+func (e *testEnv) grantedRights(t *testing.T) map[string]bool {
+	t.Helper()
 	const name = "dra-shared-controller"
-	everywhere, err := e.cluster.RbacV1().ClusterRoles().Get(ctx, name, metav1.GetOptions{})
-	if err != nil {
-		return nil, err
+	clusterRole, err := e.kube.RbacV1().ClusterRoles().Get(t.Context(), name, metav1.GetOptions{})
+	role, roleErr := e.kube.RbacV1().Roles(system).Get(t.Context(), name, metav1.GetOptions{})
+	if err := errors.Join(err, roleErr); err != nil {
+		t.Fatalf("read the controller's roles: %v", err)
 	}
-	here, err := e.cluster.RbacV1().Roles(system).Get(ctx, name, metav1.GetOptions{})
-	if err != nil {
-		return nil, err
-	}
-	all := map[string]bool{}
-	for _, rule := range slices.Concat(everywhere.Rules, here.Rules) {
-		eachRight(rule, func(right string) { all[right] = true })
-	}
-	return all, nil
-}
-
-func eachRight(rule rbacv1.PolicyRule, do func(string)) {
-	for _, group := range rule.APIGroups {
-		for _, resource := range rule.Resources {
-			for _, verb := range rule.Verbs {
-				do(right(verb, resource, group))
+	rights := map[string]bool{}
+	for _, rule := range slices.Concat(clusterRole.Rules, role.Rules) {
+		for _, group := range rule.APIGroups {
+			for _, resource := range rule.Resources {
+				for _, verb := range rule.Verbs {
+					rights[right(verb, resource, group)] = true
+				}
 			}
 		}
 	}
+	if len(clusterRole.Rules) == 0 || len(role.Rules) == 0 {
+		t.Fatalf("ClusterRole %s has %d rules and Role %s has %d, want some of each",
+			name, len(clusterRole.Rules), name, len(role.Rules))
+	}
+	return rights
 }
 
+// right returns a right as VERB RESOURCE.GROUP.
 func right(verb, resource, group string) string {
 	return strings.TrimRight(verb+" "+resource+"."+group, ".")
 }
 
-// asked remembers which rights requests made use of.
-type asked struct {
+// usedRights records the rights that requests have used.
+type usedRights struct {
 	mu     sync.Mutex
 	rights map[string]bool
 }
 
-func (a *asked) has(right string) bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.rights[right]
+func (u *usedRights) has(right string) bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.rights[right]
 }
 
-// wrap makes requests be remembered that were not forbidden.
-func (a *asked) wrap(next http.RoundTripper) http.RoundTripper {
+// wrap returns a transport that records the rights of all requests that were not
+// forbidden.
+func (u *usedRights) wrap(next http.RoundTripper) http.RoundTripper {
 	return roundTripper(func(r *http.Request) (*http.Response, error) {
 		response, err := next.RoundTrip(r)
 		if err == nil && response.StatusCode != http.StatusForbidden {
-			a.mu.Lock()
-			defer a.mu.Unlock()
-			if a.rights == nil {
-				a.rights = map[string]bool{}
+			u.mu.Lock()
+			defer u.mu.Unlock()
+			if u.rights == nil {
+				u.rights = map[string]bool{}
 			}
-			a.rights[rightOf(r)] = true
+			u.rights[rightOf(r)] = true
 		}
 		return response, err
 	})
@@ -207,8 +229,9 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// rightOf reads /api/v1/... or /apis/group/version/..., and there
-// [namespaces/name/]resource[/name[/subresource]].
+// rightOf returns the right that a request needs. The path is /api/v1/... or
+// /apis/GROUP/VERSION/..., followed by
+// [namespaces/NAME/]RESOURCE[/NAME[/SUBRESOURCE]].
 func rightOf(r *http.Request) string {
 	parts := strings.Split(strings.Trim(r.URL.Path, "/"), "/")
 	group := ""
@@ -227,15 +250,28 @@ func rightOf(r *http.Request) string {
 	if len(parts) > 2 {
 		resource += "/" + parts[2]
 	}
-	verb := map[string]string{http.MethodPost: "create", http.MethodPut: "update", http.MethodPatch: "patch", http.MethodDelete: "delete"}[r.Method]
-	switch {
-	case verb != "":
-	case named:
-		verb = "get"
-	case r.URL.Query().Get("watch") != "":
-		verb = "watch"
-	default:
-		verb = "list"
+	return right(verbOf(r, named), resource, group)
+}
+
+// verbOf returns the verb of a request. named reports whether the path ends in
+// the name of an object.
+func verbOf(r *http.Request, named bool) string {
+	switch r.Method {
+	case http.MethodPost:
+		return "create"
+	case http.MethodPut:
+		return "update"
+	case http.MethodPatch:
+		return "patch"
+	case http.MethodDelete:
+		return "delete"
 	}
-	return right(verb, resource, group)
+	switch {
+	case named:
+		return "get"
+	case r.URL.Query().Get("watch") != "":
+		return "watch"
+	default:
+		return "list"
+	}
 }

@@ -17,38 +17,40 @@ import (
 
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/test/eventually"
 )
 
-// heldClaim makes a claim with the annotation, and a pod that uses it and runs.
-func (e *testEnv) heldClaim(ctx context.Context, t *testing.T, ns, holder string) (*resourceapi.ResourceClaim, *corev1.Pod) {
+// createHeldClaim creates a claim with the annotation reserved-for, and a pod
+// that uses the claim.
+func (e *testEnv) createHeldClaim(t *testing.T, ns, holder string) (*resourceapi.ResourceClaim, *corev1.Pod) {
 	t.Helper()
 	claim := fabricClaim(ns, "team")
 	claim.Annotations = map[string]string{scheduling.ReservedForAnnotation: holder}
-	pod := e.pod(ns, "user", 0)
-	pod.Annotations = nil
-	pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "fabric", ResourceClaimName: ptr.To("team")}}
-	for _, o := range []client.Object{claim, pod} {
-		if err := e.client.Create(ctx, o); err != nil {
-			t.Fatal(err)
-		}
-	}
+	pod := newPodWithClaim(ns, "user", 0, claim.Name)
+	e.create(t, claim, pod)
 	return claim, pod
 }
 
-// job is one without pods, to hold claims.
-func (e *testEnv) job(ctx context.Context, t *testing.T, ns string) *batchv1.Job {
+// createJob creates a suspended Job, which has no pods and can be a holder.
+func (e *testEnv) createJob(t *testing.T, ns string) *batchv1.Job {
 	t.Helper()
-	job := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "train"}, Spec: batchv1.JobSpec{Suspend: ptr.To(true),
-		Template: corev1.PodTemplateSpec{Spec: corev1.PodSpec{RestartPolicy: corev1.RestartPolicyNever, Containers: []corev1.Container{{Name: "work", Image: "none"}}}}}}
-	if err := e.client.Create(ctx, job); err != nil {
-		t.Fatal(err)
+	pods := corev1.PodSpec{
+		RestartPolicy: corev1.RestartPolicyNever,
+		Containers:    []corev1.Container{{Name: "work", Image: "none"}},
 	}
+	job := &batchv1.Job{
+		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "train"},
+		Spec:       batchv1.JobSpec{Suspend: ptr.To(true), Template: corev1.PodTemplateSpec{Spec: pods}},
+	}
+	e.create(t, job)
 	return job
 }
 
-// held is the condition of the claim's device, and whether the holder is among
-// those that the claim is reserved for.
-func (e *testEnv) held(ctx context.Context, claim *resourceapi.ResourceClaim) (condition string, reserved bool, err error) {
+// heldState returns the Held condition of the claim's device, and whether the
+// claim has an entry of its holder.
+func (e *testEnv) heldState(
+	ctx context.Context, claim *resourceapi.ResourceClaim,
+) (condition string, reserved bool, err error) {
 	if err := e.client.Get(ctx, client.ObjectKeyFromObject(claim), claim); err != nil {
 		return "", false, err
 	}
@@ -57,80 +59,89 @@ func (e *testEnv) held(ctx context.Context, claim *resourceapi.ResourceClaim) (c
 			condition = fmt.Sprint(c.Status, " ", c.Reason, ": ", c.Message)
 		}
 	}
-	return condition, slices.ContainsFunc(claim.Status.ReservedFor, func(r resourceapi.ResourceClaimConsumerReference) bool { return r.Resource != "pods" }), nil
+	isHolder := func(r resourceapi.ResourceClaimConsumerReference) bool { return r.Resource != "pods" }
+	return condition, slices.ContainsFunc(claim.Status.ReservedFor, isHolder), nil
 }
 
-func (e *testEnv) isHeld(ctx context.Context, t *testing.T, claim *resourceapi.ResourceClaim, want string, reserved bool) {
+// awaitHeldState waits for the claim's Held condition, and for the presence or
+// absence of its holder's entry.
+func (e *testEnv) awaitHeldState(t *testing.T, claim *resourceapi.ResourceClaim, want string, wantReserved bool) {
 	t.Helper()
-	e.eventually(ctx, t, fmt.Sprintf("Held %s, reserved %t", want, reserved), func() error {
-		got, r, err := e.held(ctx, claim)
-		if err == nil && (got != want || r != reserved) {
-			err = fmt.Errorf("it is %q, reserved %t", got, r)
+	condition := fmt.Sprintf("claim %s has condition Held %q, holder's entry: %t", claim.Name, want, wantReserved)
+	eventually.Eventually(t, timeout, condition, func() error {
+		got, reserved, err := e.heldState(t.Context(), claim)
+		if err == nil && (got != want || reserved != wantReserved) {
+			err = fmt.Errorf("got %q, holder's entry: %t", got, reserved)
 		}
 		return err
 	})
 }
 
-// What holds a claim, and does not, is what its condition says.
-func TestTheConditionOfAHeldClaimIsTheTruth(t *testing.T) {
+const (
+	holderFound   = "True HolderFound: allocated as long as batch/jobs/train exists"
+	holderUnknown = "False HolderUnknown: not held by batch/job/train: " +
+		"the name of the resource is jobs: use batch/jobs/train"
+	// holderMissing is followed by the namespace.
+	holderMissing = "False HolderMissing: not held by batch/jobs/train: it does not exist in namespace "
+)
+
+func TestReservedFor_condition(t *testing.T) {
 	e := requireTestEnv(t)
-	ctx := context.Background()
-	e.controller(t, nil)
+	e.startController(t, nil)
 
-	ns := e.namespace(t, "singular")
-	e.job(ctx, t, ns)
-	claim, _ := e.heldClaim(ctx, t, ns, "batch/job/train")
-	e.isHeld(ctx, t, claim, "False HolderUnknown: not held by batch/job/train: the name of the resource is jobs: use batch/jobs/train", false)
+	ns := e.createNamespace(t, "singular")
+	e.createJob(t, ns)
+	claim, _ := e.createHeldClaim(t, ns, "batch/job/train")
+	e.awaitHeldState(t, claim, holderUnknown, false)
 
-	ns = e.namespace(t, "missing")
-	claim, _ = e.heldClaim(ctx, t, ns, "batch/jobs/train")
-	e.isHeld(ctx, t, claim, "False HolderMissing: not held by batch/jobs/train: it does not exist in namespace "+ns, false)
-	job := e.job(ctx, t, ns)
-	e.isHeld(ctx, t, claim, "True HolderFound: allocated as long as batch/jobs/train exists", true)
-	if err := e.client.Delete(ctx, job, client.PropagationPolicy(metav1.DeletePropagationBackground)); err != nil {
-		t.Fatal(err)
-	}
-	e.isHeld(ctx, t, claim, "False HolderMissing: not held by batch/jobs/train: it does not exist in namespace "+ns, false)
+	ns = e.createNamespace(t, "missing")
+	claim, _ = e.createHeldClaim(t, ns, "batch/jobs/train")
+	e.awaitHeldState(t, claim, holderMissing+ns, false)
+	job := e.createJob(t, ns)
+	e.awaitHeldState(t, claim, holderFound, true)
+	e.delete(t, job)
+	e.awaitHeldState(t, claim, holderMissing+ns, false)
 }
 
-// A claim that is deleted while the controller may not see its holder any more
-// goes when its pods do: nobody else would ever let go of it.
-func TestAHolderThatNobodySeesKeepsNoClaim(t *testing.T) {
+// The controller loses the right to read a holder, and then the claim and its
+// pod are deleted. The claim must not keep its finalizer: no other component
+// would remove the holder's entry.
+func TestReservedFor_deletedClaimWithoutReadAccessToHolder(t *testing.T) {
 	e := requireTestEnv(t)
-	ctx := context.Background()
-	e.controller(t, nil)
-	ns := e.namespace(t, "unseen")
-	e.job(ctx, t, ns)
-	claim, pod := e.heldClaim(ctx, t, ns, "batch/jobs/train")
-	e.isHeld(ctx, t, claim, "True HolderFound: allocated as long as batch/jobs/train exists", true)
+	e.startController(t, nil)
+	ns := e.createNamespace(t, "unreadable")
+	e.createJob(t, ns)
+	claim, pod := e.createHeldClaim(t, ns, "batch/jobs/train")
+	e.awaitHeldState(t, claim, holderFound, true)
 
-	role, err := e.cluster.RbacV1().ClusterRoles().Get(ctx, "dra-shared-controller", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	rules := slices.Clone(role.Rules)
-	setRules := func(rules []rbacv1.PolicyRule) {
-		t.Helper()
-		if role, err = e.cluster.RbacV1().ClusterRoles().Get(ctx, role.Name, metav1.GetOptions{}); err != nil {
+	e.revokeJobs(t)
+	e.delete(t, claim, pod)
+	e.awaitDeleted(t, claim)
+}
+
+// revokeJobs removes the controller's rights to Jobs until the test ends.
+func (e *testEnv) revokeJobs(t *testing.T) {
+	t.Helper()
+	roles := e.kube.RbacV1().ClusterRoles()
+	setRules := func(change func([]rbacv1.PolicyRule) []rbacv1.PolicyRule) (before []rbacv1.PolicyRule) {
+		role, err := roles.Get(context.Background(), "dra-shared-controller", metav1.GetOptions{})
+		if err != nil {
 			t.Fatal(err)
 		}
-		role.Rules = rules
-		if role, err = e.cluster.RbacV1().ClusterRoles().Update(ctx, role, metav1.UpdateOptions{}); err != nil {
+		before = slices.Clone(role.Rules)
+		role.Rules = change(role.Rules)
+		if _, err := roles.Update(context.Background(), role, metav1.UpdateOptions{}); err != nil {
 			t.Fatal(err)
 		}
+		return before
 	}
-	t.Cleanup(func() { setRules(rules) })
-	setRules(slices.DeleteFunc(slices.Clone(rules), func(r rbacv1.PolicyRule) bool { return slices.Contains(r.Resources, "jobs") }))
-	for _, o := range []client.Object{claim, pod} {
-		if err := e.client.Delete(ctx, o); err != nil {
-			t.Fatal(err)
+	all := setRules(func(rules []rbacv1.PolicyRule) []rbacv1.PolicyRule {
+		isForJobs := func(r rbacv1.PolicyRule) bool { return slices.Contains(r.Resources, "jobs") }
+		withoutJobs := slices.DeleteFunc(slices.Clone(rules), isForJobs)
+		if len(withoutJobs) == len(rules) {
+			t.Fatal("ClusterRole dra-shared-controller has no rule for jobs")
 		}
-	}
-	e.eventually(ctx, t, "the claim goes", func() error {
-		err := e.client.Get(ctx, client.ObjectKeyFromObject(claim), claim)
-		if err == nil {
-			return fmt.Errorf("it is there, reserved for %v", claim.Status.ReservedFor)
-		}
-		return client.IgnoreNotFound(err)
+		return withoutJobs
 	})
+	t.Cleanup(func() { setRules(func([]rbacv1.PolicyRule) []rbacv1.PolicyRule { return all }) })
 }

@@ -3,7 +3,6 @@ package controlplane
 import (
 	"bufio"
 	"cmp"
-	"context"
 	"fmt"
 	"maps"
 	"os"
@@ -26,86 +25,96 @@ import (
 
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 	"github.com/dra-shared/dra-driver-shared/controlplane/mode"
+	"github.com/dra-shared/dra-driver-shared/test/eventually"
 	"github.com/dra-shared/dra-driver-shared/test/simnode"
 )
 
-// TestScale measures, and fails only if something does not come to be: how many
-// writes a pod costs, how long it takes to be reserved, and what the controller
-// needs. What it prints is docs/dev/scale.md (make bench-controlplane).
+// TestScale measures the writes for each pod, the time until a pod runs, and the
+// controller's memory. It fails only if the pods do not run. Its output becomes
+// docs/dev/scale.md (make bench-controlplane).
 func TestScale(t *testing.T) {
 	if os.Getenv(envBench) == "" {
-		t.Skip("it measures, and takes a while: run `make bench-controlplane`")
+		t.Skip("takes several minutes: run `make bench-controlplane`")
 	}
 	e := requireTestEnv(t)
 	pods, err := strconv.Atoi(cmp.Or(os.Getenv("CONTROLPLANE_PODS"), "10000"))
 	if err != nil {
-		t.Fatal(err)
+		t.Fatalf("environment variable CONTROLPLANE_PODS: %v", err)
 	}
-	controller := e.controllerProcess(t)
+	controller := e.startControllerProcess(t)
 	name := string(mode.Bridge)
 	if e.native {
 		name = string(mode.Native)
 	}
 	fmt.Printf("\n## %s mode\n\n", strings.ToUpper(name[:1])+name[1:])
-	e.measure(t, controller, fmt.Sprintf("one group of %d pods", pods), []int{pods}, true)
-	e.measure(t, controller, "100 groups of 100 pods", slices.Repeat([]int{100}, 100), false)
+	oneGroup := workload{title: fmt.Sprintf("one group of %d pods", pods), groups: 1, podsEach: pods, plot: true}
+	e.measure(t, controller, oneGroup)
+	e.measure(t, controller, workload{title: "100 groups of 100 pods", groups: 100, podsEach: 100})
 	if e.native {
-		e.measure(t, controller, fmt.Sprintf("the same %d pods, a claim for each, by Kubernetes alone", pods), []int{-pods}, false)
+		title := fmt.Sprintf("the same %d pods, a claim for each, by Kubernetes alone", pods)
+		e.measure(t, controller, workload{title: title, groups: 1, podsEach: pods, withoutGroup: true})
 	}
-	e.churn(t, controller, 1000)
+	e.measureChurn(t, controller, 1000)
 }
 
-// controllerProcess starts the controller as a process of its own, with the rights
-// that the chart gives it.
-func (e *testEnv) controllerProcess(t *testing.T) *os.Process {
+// startControllerProcess starts the controller in a separate process, with the
+// rights that the chart grants it, and waits until admission works.
+func (e *testEnv) startControllerProcess(t *testing.T) *os.Process {
 	t.Helper()
-	kubeconfig, err := clientcmd.LoadFromFile(filepath.Join(e.bed.Dir, "kubeconfig"))
+	dir := t.TempDir()
+	e.writeControllerFiles(t, dir)
+	log, err := os.Create(filepath.Join(e.cluster.Dir, "logs", "controller.log"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	as := e.asController().Impersonate
+	c := exec.Command(filepath.Join(e.cluster.Root, "bin/dra-shared-controller"),
+		"--kubeconfig="+filepath.Join(dir, "kubeconfig"), "--config="+filepath.Join(dir, "config.yaml"),
+		"--namespace="+system, "--slices-owner=dra-shared-controller", "--health-address=127.0.0.1:18081", "--v=1")
+	c.Stdout, c.Stderr = log, log
+	if err := c.Start(); err != nil {
+		t.Fatalf("start the controller: %v", err)
+	}
+	t.Cleanup(func() {
+		_ = c.Process.Kill()
+		_ = c.Wait() // it was killed
+	})
+	ns := e.createNamespace(t, "ready")
+	eventually.Eventually(t, timeout, "admission works", func() error {
+		if _, err := e.createGroup(t.Context(), ns, "ready"); err != nil {
+			return err
+		}
+		return client.IgnoreAlreadyExists(e.client.Create(t.Context(), newPod(ns, "ready", 0)))
+	})
+	return c.Process
+}
+
+// writeControllerFiles writes the controller's kubeconfig and config.yaml into dir.
+func (e *testEnv) writeControllerFiles(t *testing.T, dir string) {
+	t.Helper()
+	kubeconfig, err := clientcmd.LoadFromFile(filepath.Join(e.cluster.Dir, "kubeconfig"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	as := e.controllerConfig().Impersonate
 	for _, user := range kubeconfig.AuthInfos {
 		user.Impersonate, user.ImpersonateGroups = as.UserName, as.Groups
 	}
-	dir := t.TempDir()
+	if err := clientcmd.WriteToFile(clientcmdapi.Config(*kubeconfig), filepath.Join(dir, "kubeconfig")); err != nil {
+		t.Fatal(err)
+	}
 	raw, err := yaml.Marshal(driverConfig())
 	if err != nil {
 		t.Fatal(err)
 	}
 	header := "apiVersion: config.dra-shared.dev/v1alpha1\nkind: DriverConfig\n"
-	if err := os.WriteFile(filepath.Join(dir, "config.yaml"), append([]byte(header), withoutType(raw)...), 0o600); err != nil {
+	content := append([]byte(header), withoutTypeMeta(raw)...)
+	if err := os.WriteFile(filepath.Join(dir, "config.yaml"), content, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := clientcmd.WriteToFile(clientcmdapi.Config(*kubeconfig), filepath.Join(dir, "kubeconfig")); err != nil {
-		t.Fatal(err)
-	}
-	log, err := os.Create(filepath.Join(e.bed.Dir, "logs", "controller.log"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := exec.Command(filepath.Join(e.bed.Root, "bin/dra-shared-controller"), "--kubeconfig="+filepath.Join(dir, "kubeconfig"), "--config="+filepath.Join(dir, "config.yaml"),
-		"--namespace="+system, "--slices-owner=dra-shared-controller", "--health-address=127.0.0.1:18081", "--v=1")
-	c.Stdout, c.Stderr = log, log
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = c.Process.Kill()
-		_ = c.Wait()
-	})
-	ns := e.namespace(t, "ready")
-	e.eventually(t.Context(), t, "admission works", func() error {
-		_, err := e.group(context.Background(), ns, "ready")
-		if err != nil {
-			return err
-		}
-		return client.IgnoreAlreadyExists(e.client.Create(context.Background(), e.pod(ns, "ready", 0)))
-	})
-	return c.Process
 }
 
-// withoutType drops the type's fields, which are there and empty.
-func withoutType(raw []byte) []byte {
+// withoutTypeMeta removes the lines apiVersion and kind.
+func withoutTypeMeta(raw []byte) []byte {
 	var kept []string
 	for line := range strings.SplitSeq(string(raw), "\n") {
 		if !strings.HasPrefix(line, "apiVersion:") && !strings.HasPrefix(line, "kind:") {
@@ -115,66 +124,28 @@ func withoutType(raw []byte) []byte {
 	return []byte(strings.Join(kept, "\n"))
 }
 
-// measure creates groups of so many pods each, and tells what it took. A negative
-// number is of pods without a group.
-func (e *testEnv) measure(t *testing.T, controller *os.Process, what string, groups []int, plot bool) {
+// workload is a number of groups of pods to create and to delete.
+type workload struct {
+	title            string
+	groups, podsEach int
+	withoutGroup     bool // the pods belong to no PodGroup, and each has its own claim
+	plot             bool // print a chart of the running pods over time
+}
+
+// measure creates the pods of a workload, waits until they run, deletes them, and
+// prints the measurements.
+func (e *testEnv) measure(t *testing.T, controller *os.Process, w workload) {
 	t.Helper()
-	ctx := context.Background()
-	ns := e.namespace(t, "scale")
+	ctx := t.Context()
+	ns := e.createNamespace(t, "scale")
 	before := e.writes(t)
-	var pods []*corev1.Pod
-	for i, n := range groups {
-		name := fmt.Sprintf("g%03d", i)
-		if _, err := e.group(ctx, ns, name); err != nil {
-			t.Fatal(err)
-		}
-		for j := range max(n, -n) {
-			pod := e.pod(ns, name, j)
-			if n < 0 {
-				pod.Annotations = nil
-			}
-			pods = append(pods, pod)
-		}
-	}
-	var mu sync.Mutex
-	created := map[string]time.Time{}
+	pods := e.newPods(t, ns, w)
 	start := time.Now()
-	if err := simnode.Parallel(len(pods), func(i int) error {
-		at := time.Now()
-		err := e.client.Create(ctx, pods[i])
-		mu.Lock()
-		defer mu.Unlock()
-		created[ns+"/"+pods[i].Name] = at
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	created := e.createPods(t, pods)
 	creation := time.Since(start)
-	e.within(ctx, t, 15*time.Minute, what, func() error {
-		e.mu.Lock()
-		defer e.mu.Unlock()
-		n := 0
-		for key := range created {
-			if _, ok := e.started[key]; ok {
-				n++
-			}
-		}
-		if n < len(pods) {
-			return fmt.Errorf("%d of %d pods run", n, len(pods))
-		}
-		return nil
-	})
+	eventually.Eventually(t, 15*time.Minute, "all pods run: "+w.title, func() error { return e.checkStarted(created) })
 	all := time.Since(start)
-	var latencies []time.Duration
-	var runs []time.Duration
-	e.mu.Lock()
-	for key, at := range created {
-		latencies = append(latencies, e.started[key].Sub(at))
-		runs = append(runs, e.started[key].Sub(start))
-	}
-	e.mu.Unlock()
-	slices.Sort(latencies)
-	slices.Sort(runs)
+	latencies, starts := e.startTimes(created, start)
 	claims, err := e.claims(ctx, ns)
 	if err != nil {
 		t.Fatal(err)
@@ -183,78 +154,169 @@ func (e *testEnv) measure(t *testing.T, controller *os.Process, what string, gro
 	for _, c := range claims {
 		largest = max(largest, len(c.Status.ReservedFor))
 	}
-	took := e.difference(before, e.writes(t))
-	fmt.Printf("### %s\n\n", what)
-	fmt.Printf("All run after %s (created in %s); from created to started p50 %s, p99 %s. %d claims, at most %d entries in reservedFor. Controller: %s.\n\n",
-		round(all), round(creation), round(latencies[len(latencies)/2]), round(latencies[len(latencies)*99/100]), len(claims), largest, memory(t, controller))
-	table(withoutKubelets(took, len(pods)), len(pods))
-	if plot {
-		chart(runs, len(pods))
+	writes := difference(before, e.writes(t))
+	fmt.Printf("### %s\n\n", w.title)
+	fmt.Printf("All pods ran after %s; their creation took %s. From creation to start: p50 %s, p99 %s. "+
+		"%d claims, at most %d entries in reservedFor. Controller: %s.\n\n",
+		round(all), round(creation), round(latencies[len(latencies)/2]), round(latencies[len(latencies)*99/100]),
+		len(claims), largest, memory(t, controller))
+	table(withoutKubelets(writes, len(pods)), len(pods))
+	if w.plot {
+		chart(starts, len(pods))
 	}
-	before = e.writes(t)
-	end := time.Now()
-	if err := simnode.Parallel(len(pods), func(i int) error { return client.IgnoreNotFound(e.client.Delete(ctx, pods[i])) }); err != nil {
-		t.Fatal(err)
+	e.measureDeletion(t, ns, pods)
+}
+
+// newPods creates the PodGroups of a workload and returns its pods, which do not
+// exist yet.
+func (e *testEnv) newPods(t *testing.T, ns string, w workload) (pods []*corev1.Pod) {
+	t.Helper()
+	for i := range w.groups {
+		name := fmt.Sprintf("g%03d", i)
+		e.mustCreateGroup(t, ns, name)
+		for j := range w.podsEach {
+			pod := newPod(ns, name, j)
+			if w.withoutGroup {
+				pod.Annotations = nil
+			}
+			pods = append(pods, pod)
+		}
+	}
+	return pods
+}
+
+// createPods creates pods and returns the time at which each was created, by
+// namespace/name.
+func (e *testEnv) createPods(t *testing.T, pods []*corev1.Pod) map[string]time.Time {
+	t.Helper()
+	var mu sync.Mutex
+	created := map[string]time.Time{}
+	err := simnode.Parallel(len(pods), func(i int) error {
+		at := time.Now()
+		err := e.client.Create(t.Context(), pods[i])
+		mu.Lock()
+		defer mu.Unlock()
+		created[pods[i].Namespace+"/"+pods[i].Name] = at
+		return err
+	})
+	if err != nil {
+		t.Fatalf("create %d pods: %v", len(pods), err)
+	}
+	return created
+}
+
+// checkStarted returns an error unless all pods have started.
+func (e *testEnv) checkStarted(created map[string]time.Time) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	n := 0
+	for key := range created {
+		if _, ok := e.started[key]; ok {
+			n++
+		}
+	}
+	if n < len(created) {
+		return fmt.Errorf("%d of %d pods run", n, len(created))
+	}
+	return nil
+}
+
+// startTimes returns, sorted, the durations from a pod's creation and from begin
+// until the pod started.
+func (e *testEnv) startTimes(created map[string]time.Time, begin time.Time) (latencies, starts []time.Duration) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for key, at := range created {
+		latencies = append(latencies, e.started[key].Sub(at))
+		starts = append(starts, e.started[key].Sub(begin))
+	}
+	slices.Sort(latencies)
+	slices.Sort(starts)
+	return latencies, starts
+}
+
+// measureDeletion deletes the pods and PodGroups of a namespace and prints the
+// writes for each pod.
+func (e *testEnv) measureDeletion(t *testing.T, ns string, pods []*corev1.Pod) {
+	t.Helper()
+	ctx := t.Context()
+	before := e.writes(t)
+	start := time.Now()
+	err := simnode.Parallel(len(pods), func(i int) error { return client.IgnoreNotFound(e.client.Delete(ctx, pods[i])) })
+	if err != nil {
+		t.Fatalf("delete %d pods: %v", len(pods), err)
 	}
 	if err := e.client.DeleteAllOf(ctx, &scheduling.PodGroup{}, client.InNamespace(ns)); err != nil {
-		t.Fatal(err)
+		t.Fatalf("delete all PodGroups: %v", err)
 	}
-	e.within(ctx, t, 10*time.Minute, "all go", func() error {
+	eventually.Eventually(t, 10*time.Minute, "namespace "+ns+" has no claims", func() error {
 		claims, err := e.claims(ctx, ns)
 		if err == nil && len(claims) > 0 {
-			err = fmt.Errorf("%d claims are left", len(claims))
+			err = fmt.Errorf("it has %d", len(claims))
 		}
 		return err
 	})
 	sum := 0.0
-	for _, n := range withoutKubelets(e.difference(before, e.writes(t)), len(pods)) {
-		sum += n // two of them are deletions: the test's, and the simulated kubelet's
+	for _, n := range withoutKubelets(difference(before, e.writes(t)), len(pods)) {
+		sum += n // includes two deletions of each pod: by the test and by the simulated kubelet
 	}
-	fmt.Printf("Deleted, with nothing left, in %s: %.2f writes per pod.\n\n", round(time.Since(end)), sum/float64(len(pods)))
+	perPod := sum / float64(len(pods))
+	fmt.Printf("The deletion of all objects took %s, with %.2f writes per pod.\n\n", round(time.Since(start)), perPod)
 }
 
-// churn creates and deletes groups.
-func (e *testEnv) churn(t *testing.T, controller *os.Process, n int) {
+// measureChurn creates n PodGroups, deletes each at once, and prints the writes.
+func (e *testEnv) measureChurn(t *testing.T, controller *os.Process, n int) {
 	t.Helper()
-	ctx := context.Background()
-	ns := e.namespace(t, "churn")
+	ctx := t.Context()
+	ns := e.createNamespace(t, "churn")
 	before := e.writes(t)
 	start := time.Now()
-	if err := simnode.Parallel(n, func(i int) error {
-		pg, err := e.group(ctx, ns, fmt.Sprintf("g%04d", i))
+	err := simnode.Parallel(n, func(i int) error {
+		pg, err := e.createGroup(ctx, ns, fmt.Sprintf("g%04d", i))
 		if err != nil {
 			return err
 		}
 		return e.client.Delete(ctx, pg)
-	}); err != nil {
-		t.Fatal(err)
+	})
+	if err != nil {
+		t.Fatalf("create and delete %d PodGroups: %v", n, err)
 	}
-	e.within(ctx, t, 5*time.Minute, "all groups go", func() error {
-		claims, err := e.claims(ctx, ns)
+	eventually.Eventually(t, 5*time.Minute, "namespace "+ns+" has no PodGroups and claims", func() error {
 		var groups scheduling.PodGroupList
+		claims, err := e.claims(ctx, ns)
 		if err == nil {
 			err = e.client.List(ctx, &groups, client.InNamespace(ns))
 		}
 		if err == nil && len(claims)+len(groups.Items) > 0 {
-			err = fmt.Errorf("%d claims and %d groups are left", len(claims), len(groups.Items))
+			err = fmt.Errorf("it has %d PodGroups and %d claims", len(groups.Items), len(claims))
 		}
 		return err
 	})
-	fmt.Printf("### %d groups come and go\n\nCreated and deleted, with nothing left, in %s. Controller: %s. Per group:\n\n", n, round(time.Since(start)), memory(t, controller))
-	table(e.difference(before, e.writes(t)), n)
+	fmt.Printf("### %d groups created and deleted\n\n", n)
+	fmt.Printf("The creation and deletion of all objects took %s. Controller: %s. Per group:\n\n",
+		round(time.Since(start)), memory(t, controller))
+	table(difference(before, e.writes(t)), n)
 }
 
-// writes are the requests that the API server has served, and that wrote.
+// Verbs that count as writes, and resources whose writes do not count: they occur
+// without pods, or carry no state.
+var (
+	writeVerbs       = []string{"POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION"}
+	ignoredResources = []string{"leases", "tokenreviews", "subjectaccessreviews", "events", "nodes"}
+)
+
+// writes returns the number of write requests that the API server has served, by
+// verb, resource, and status code if it refused them.
 func (e *testEnv) writes(t *testing.T) map[string]float64 {
 	t.Helper()
-	raw, err := e.cluster.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(context.Background())
+	raw, err := e.kube.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(t.Context())
 	if err != nil {
-		t.Fatal(err)
+		t.Fatalf("read the API server's metrics: %v", err)
 	}
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(strings.NewReader(string(raw)))
 	if err != nil {
-		t.Fatal(err)
+		t.Fatalf("parse the API server's metrics: %v", err)
 	}
 	counts := map[string]float64{}
 	for _, m := range families["apiserver_request_total"].GetMetric() {
@@ -262,23 +324,31 @@ func (e *testEnv) writes(t *testing.T) map[string]float64 {
 		for _, l := range m.GetLabel() {
 			labels[l.GetName()] = l.GetValue()
 		}
-		if !slices.Contains([]string{"POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION"}, labels["verb"]) || labels["dry_run"] != "" ||
-			slices.Contains([]string{"leases", "tokenreviews", "subjectaccessreviews", "events", "nodes"}, labels["resource"]) {
-			continue
+		isWrite := slices.Contains(writeVerbs, labels["verb"]) && labels["dry_run"] == ""
+		if isWrite && !slices.Contains(ignoredResources, labels["resource"]) {
+			counts[writeName(labels)] += m.GetCounter().GetValue()
 		}
-		key := labels["verb"] + " " + labels["resource"]
-		if labels["subresource"] != "" {
-			key += "/" + labels["subresource"]
-		}
-		if !strings.HasPrefix(labels["code"], "2") {
-			key += ", refused (" + labels["code"] + ")"
-		}
-		counts[key] += m.GetCounter().GetValue()
+	}
+	if len(counts) == 0 {
+		t.Fatal("the API server's metrics have no write requests: has apiserver_request_total changed?")
 	}
 	return counts
 }
 
-func (e *testEnv) difference(before, after map[string]float64) map[string]float64 {
+// writeName returns, for example, "PUT resourceclaims/status, refused (409)".
+func writeName(labels map[string]string) string {
+	name := labels["verb"] + " " + labels["resource"]
+	if labels["subresource"] != "" {
+		name += "/" + labels["subresource"]
+	}
+	if !strings.HasPrefix(labels["code"], "2") {
+		name += ", refused (" + labels["code"] + ")"
+	}
+	return name
+}
+
+// difference returns the increase of each count.
+func difference(before, after map[string]float64) map[string]float64 {
 	d := map[string]float64{}
 	for key, n := range after {
 		if n > before[key] {
@@ -288,11 +358,14 @@ func (e *testEnv) difference(before, after map[string]float64) map[string]float6
 	return d
 }
 
-func table(writes map[string]float64, per int) {
+// table prints the writes, the most frequent first, as a Markdown table. It omits
+// those that round to 0.00 for each of the objects.
+func table(writes map[string]float64, objects int) {
 	fmt.Println("| writes | number | each |\n| --- | --- | --- |")
 	sum := 0.0
-	for _, key := range slices.SortedFunc(maps.Keys(writes), func(a, b string) int { return cmp.Compare(writes[b], writes[a]) }) {
-		each := writes[key] / float64(per)
+	byNumber := func(a, b string) int { return cmp.Compare(writes[b], writes[a]) }
+	for _, key := range slices.SortedFunc(maps.Keys(writes), byNumber) {
+		each := writes[key] / float64(objects)
 		sum += each
 		if each >= 0.005 {
 			fmt.Printf("| %s | %.0f | %.2f |\n", key, writes[key], each)
@@ -301,35 +374,37 @@ func table(writes map[string]float64, per int) {
 	fmt.Printf("| **all** | | **%.2f** |\n\n", sum)
 }
 
-// withoutKubelets leaves out what the simulated kubelets have written: that each
-// pod runs, or has ended.
+// withoutKubelets subtracts the status of each pod that the simulated kubelets
+// have written: that it runs or, before its deletion, that it has ended.
 func withoutKubelets(writes map[string]float64, pods int) map[string]float64 {
 	writes = maps.Clone(writes)
 	writes["PATCH pods/status"] = max(0, writes["PATCH pods/status"]-float64(pods))
 	return writes
 }
 
-// chart draws how many pods run over time.
-func chart(runs []time.Duration, pods int) {
+// chart prints a chart of the number of running pods over time. starts are the
+// sorted times at which pods started.
+func chart(starts []time.Duration, pods int) {
 	const points = 20
-	last := runs[len(runs)-1]
+	last := starts[len(starts)-1]
 	var x, y []string
 	for i := range points + 1 {
 		at := last * time.Duration(i) / points
-		n, _ := slices.BinarySearch(runs, at+1)
+		n, _ := slices.BinarySearch(starts, at+1)
 		x, y = append(x, fmt.Sprintf("%.0f", at.Seconds())), append(y, strconv.Itoa(n))
 	}
-	fmt.Printf("```mermaid\nxychart-beta\n  title \"pods that run, by seconds\"\n  x-axis [%s]\n  y-axis 0 --> %d\n  line [%s]\n```\n\n", strings.Join(x, ", "), pods, strings.Join(y, ", "))
+	fmt.Printf("```mermaid\nxychart-beta\n  title \"running pods, by seconds\"\n"+
+		"  x-axis [%s]\n  y-axis 0 --> %d\n  line [%s]\n```\n\n", strings.Join(x, ", "), pods, strings.Join(y, ", "))
 }
 
 func round(d time.Duration) time.Duration { return d.Round(100 * time.Millisecond) }
 
-// memory is what a process needs, and needed at most.
+// memory returns the current and the largest resident memory of the controller.
 func memory(t *testing.T, p *os.Process) string {
 	t.Helper()
 	f, err := os.Open(fmt.Sprintf("/proc/%d/status", p.Pid))
 	if err != nil {
-		t.Fatalf("the controller has ended: %v", err)
+		t.Fatalf("read the memory of the controller: %v: has it ended?", err)
 	}
 	defer f.Close()
 	var parts []string
@@ -337,7 +412,8 @@ func memory(t *testing.T, p *os.Process) string {
 		name, value, _ := strings.Cut(lines.Text(), ":")
 		kib, err := strconv.Atoi(strings.TrimSuffix(strings.TrimSpace(value), " kB"))
 		if (name == "VmRSS" || name == "VmHWM") && err == nil {
-			parts = append(parts, fmt.Sprintf("%d MiB %s", kib/1024, map[string]string{"VmRSS": "now", "VmHWM": "at most"}[name]))
+			label := map[string]string{"VmRSS": "now", "VmHWM": "at most"}[name]
+			parts = append(parts, fmt.Sprintf("%d MiB %s", kib/1024, label))
 		}
 	}
 	return strings.Join(parts, ", ")

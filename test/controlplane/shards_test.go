@@ -4,235 +4,218 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
+	"github.com/dra-shared/dra-driver-shared/test/eventually"
 	"github.com/dra-shared/dra-driver-shared/test/simnode"
 )
 
-// More pods share one device than one claim can be reserved for: 1,000, then
-// more, then few, then none.
-func TestAThousandPodsOfOneGroup(t *testing.T) {
+// More pods use one device than a claim can be reserved for. The group grows to
+// 1,000 and 1,200 pods, shrinks to 100, and is deleted.
+func TestShards_groupOfThousandPods(t *testing.T) {
 	e := requireTestEnv(t)
-	ctx := context.Background()
-	e.controller(t, nil)
-	ns := e.namespace(t, "thousand")
-	pg, err := e.group(ctx, ns, "big")
-	if err != nil {
-		t.Fatal(err)
-	}
+	ctx := t.Context()
+	e.startController(t, nil)
+	ns := e.createNamespace(t, "thousand")
+	pg := e.mustCreateGroup(t, ns, "big")
 	start := time.Now()
-	grow := func(from, to int) {
-		t.Helper()
-		if err := simnode.Parallel(to-from, func(i int) error { return e.client.Create(ctx, e.pod(ns, "big", from+i)) }); err != nil {
-			t.Fatal(err)
-		}
-		e.allRun(ctx, t, ns, to)
-	}
-	grow(0, 1000)
+	e.growGroup(t, ns, 0, 1000)
 	t.Logf("1000 pods run after %s", time.Since(start).Round(100*time.Millisecond))
-	checkOneDevice(ctx, t, e, ns)
-	grow(1000, 1200)
-	n := checkOneDevice(ctx, t, e, ns)
+	e.checkOneDevice(t, ns)
+	e.growGroup(t, ns, 1000, 1200)
+	n := e.checkOneDevice(t, ns)
 	t.Logf("1200 pods have %d claims", n)
-	if native := e.native; native != (n == 1) {
-		t.Errorf("%d claims, native mode %t", n, native)
+	if e.native != (n == 1) {
+		t.Errorf("1200 pods have %d claims, native mode: %t; want one claim in native mode only", n, e.native)
 	}
 
-	// What nobody uses any more goes; the group keeps its device.
-	if err := simnode.Parallel(1100, func(i int) error {
-		return client.IgnoreNotFound(e.client.Delete(ctx, e.pod(ns, "big", 100+i)))
-	}); err != nil {
-		t.Fatal(err)
+	// The controller removes the claims without pods, but keeps the group's device.
+	err := simnode.Parallel(1100, func(i int) error {
+		return client.IgnoreNotFound(e.client.Delete(ctx, newPod(ns, "big", 100+i)))
+	})
+	if err != nil {
+		t.Fatalf("delete 1100 pods: %v", err)
 	}
-	e.within(ctx, t, 2*time.Minute, "shards go", func() error {
-		_, all, err := e.running(ctx, ns)
+	eventually.Eventually(t, 2*time.Minute, "100 pods and their shards are left", func() error {
+		pods, used, err := e.claimsInUse(ctx, ns)
 		if err != nil {
 			return err
 		}
 		left, err := e.claims(ctx, ns)
-		used := map[string]bool{}
-		var pods corev1.PodList
-		if err := e.client.List(ctx, &pods, client.InNamespace(ns)); err != nil {
-			return err
-		}
-		for i := range pods.Items {
-			used[*pods.Items[i].Spec.ResourceClaims[0].ResourceClaimName] = true
-		}
-		if err == nil && (all != 100 || len(left) > len(used)+1) {
-			err = fmt.Errorf("%d pods, %d claims, of which they use %d", all, len(left), len(used))
+		if err == nil && (pods != 100 || len(left) > len(used)+1) {
+			err = fmt.Errorf("%d pods use %d of %d claims, want at most one unused claim", pods, len(used), len(left))
 		}
 		return err
 	})
-	if err := e.client.DeleteAllOf(ctx, &corev1.Pod{}, client.InNamespace(ns)); err != nil {
-		t.Fatal(err)
-	}
-	if err := e.client.Delete(ctx, pg); err != nil {
-		t.Fatal(err)
-	}
-	e.nothingLeft(ctx, t, ns)
+	e.deletePods(t, ns)
+	e.delete(t, pg)
+	e.awaitEmpty(t, ns)
 }
 
-func (e *testEnv) allRun(ctx context.Context, t *testing.T, ns string, pods int) {
+// growGroup creates pods of group big and waits until to pods run.
+func (e *testEnv) growGroup(t *testing.T, ns string, from, to int) {
 	t.Helper()
-	e.within(ctx, t, 3*time.Minute, "pods run", func() error {
-		running, _, err := e.running(ctx, ns)
-		if err == nil && running != pods {
-			err = fmt.Errorf("%d of %d pods run", running, pods)
-		}
-		return err
-	})
+	create := func(i int) error { return e.client.Create(t.Context(), newPod(ns, "big", from+i)) }
+	if err := simnode.Parallel(to-from, create); err != nil {
+		t.Fatalf("create pods %d to %d: %v", from, to-1, err)
+	}
+	e.awaitRunning(t, ns, to)
 }
 
-// Somebody deletes the first claim of a group that has further ones: those are on
-// its device and do not count, so it stays until their pods have gone.
-func TestTheFirstClaimIsDeletedUnderFurtherOnes(t *testing.T) {
-	e := requireTestEnv(t)
-	if e.native {
-		t.Skip("one claim serves all pods")
-	}
-	ctx := context.Background()
-	e.controller(t, nil)
-	ns := e.namespace(t, "first")
-	pg, err := e.group(ctx, ns, "big")
-	if err != nil {
-		t.Fatal(err)
-	}
-	const pods = 300
-	if err := simnode.Parallel(pods, func(i int) error { return e.client.Create(ctx, e.pod(ns, "big", i)) }); err != nil {
-		t.Fatal(err)
-	}
-	e.allRun(ctx, t, ns, pods)
-	var first resourceapi.ResourceClaim
+// claimsInUse returns the number of pods of a namespace and, by claim, how many
+// of them use it.
+func (e *testEnv) claimsInUse(ctx context.Context, ns string) (pods int, used map[string]int, err error) {
 	var list corev1.PodList
 	if err := e.client.List(ctx, &list, client.InNamespace(ns)); err != nil {
-		t.Fatal(err)
+		return 0, nil, err
 	}
-	all, err := e.claims(ctx, ns)
-	if err != nil || len(all) < 2 {
-		t.Fatalf("%d claims, %v", len(all), err)
+	used = map[string]int{}
+	for i := range list.Items {
+		used[claimName(&list.Items[i])]++
 	}
-	stay, err := claims.ClusterLeavesStaleEntries(e.cluster.Discovery())
+	return len(list.Items), used, nil
+}
+
+// claimName returns the name of the pod's first claim.
+func claimName(pod *corev1.Pod) string {
+	return ptr.Deref(pod.Spec.ResourceClaims[0].ResourceClaimName, "")
+}
+
+// The first claim of a group with shards is deleted. It is the one that counts
+// on the device, so it must stay until the pods of all shards are deleted.
+func TestShards_firstClaimDeleted(t *testing.T) {
+	e := requireTestEnv(t)
+	if e.native {
+		t.Skip("native mode has no shards")
+	}
+	ctx := t.Context()
+	e.startController(t, nil)
+	ns := e.createNamespace(t, "first")
+	pg := e.mustCreateGroup(t, ns, "big")
+	e.growGroup(t, ns, 0, 300)
+	leavesStaleEntries, err := claims.ClusterLeavesStaleEntries(e.kube.Discovery())
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, c := range all {
-		if q := c.Status.Allocation.Devices.Results[0].ConsumedCapacity["groups"]; !q.IsZero() {
-			first = c
-		}
-	}
-	if err := e.client.Delete(ctx, &first); err != nil {
+	first := e.countingClaim(t, ns)
+	var pods corev1.PodList
+	if err := e.client.List(ctx, &pods, client.InNamespace(ns)); err != nil {
 		t.Fatal(err)
 	}
-	remove := func(of func(claim string) bool) {
+	deletePods := func(ofFirst bool) {
 		t.Helper()
-		for i := range list.Items {
-			if of(*list.Items[i].Spec.ResourceClaims[0].ResourceClaimName) {
-				if err := e.client.Delete(ctx, &list.Items[i]); err != nil {
-					t.Fatal(err)
-				}
+		for i := range pods.Items {
+			if (claimName(&pods.Items[i]) == first.Name) == ofFirst {
+				e.delete(t, &pods.Items[i])
 			}
 		}
 	}
-	remove(func(claim string) bool { return claim == first.Name })
-	e.within(ctx, t, time.Minute, "the group holds the first claim, and no pod does", func() error {
-		var now resourceapi.ResourceClaim
-		if err := e.client.Get(ctx, client.ObjectKeyFromObject(&first), &now); err != nil {
-			return err
-		}
-		holds := slices.ContainsFunc(now.Status.ReservedFor, func(r resourceapi.ResourceClaimConsumerReference) bool { return r.UID == pg.UID })
-		if now.UID != first.UID || now.Status.Allocation == nil || !holds {
-			t.Fatalf("the first claim was given up: %v", now.Status)
-		}
-		var pods corev1.PodList
-		if err := e.client.List(ctx, &pods, client.InNamespace(ns)); err != nil {
-			return err
-		}
-		for i := range pods.Items {
-			if *pods.Items[i].Spec.ResourceClaims[0].ResourceClaimName == first.Name {
-				return fmt.Errorf("pod %s is there", pods.Items[i].Name)
-			}
-		}
-		// Before Kubernetes 1.36 their entries stay as long as the group's.
-		if n := len(now.Status.ReservedFor); !stay && n > 1 {
-			return fmt.Errorf("it is reserved for %d", n)
-		}
-		return nil
+	e.delete(t, first.DeepCopy())
+	deletePods(true)
+	eventually.Eventually(t, time.Minute, "only the group holds the first claim", func() error {
+		return e.checkHeldByGroupOnly(t, first, pg, leavesStaleEntries)
 	})
-	remove(func(claim string) bool { return claim != first.Name })
-	e.within(ctx, t, time.Minute, "it goes", func() error {
+	deletePods(false)
+	eventually.Eventually(t, time.Minute, "the first claim is deleted", func() error {
 		var now resourceapi.ResourceClaim
-		err := e.client.Get(ctx, client.ObjectKeyFromObject(&first), &now)
+		err := e.client.Get(ctx, client.ObjectKeyFromObject(first), &now)
 		if err == nil && now.UID == first.UID {
-			err = fmt.Errorf("it is there, reserved for %d", len(now.Status.ReservedFor))
+			err = fmt.Errorf("it exists and is reserved for %d objects", len(now.Status.ReservedFor))
 		}
 		return client.IgnoreNotFound(err)
 	})
-	if err := e.client.Delete(ctx, pg); err != nil {
-		t.Fatal(err)
-	}
-	e.nothingLeft(ctx, t, ns)
+	e.delete(t, pg)
+	e.awaitEmpty(t, ns)
 }
 
-// checkOneDevice checks that all claims of a namespace are on one device, that one
-// of them counts, and that no more pods are in one than there is room for. It
-// returns how many there are.
-func checkOneDevice(ctx context.Context, t *testing.T, e *testEnv, ns string) int {
+// countingClaim returns the group's claim that counts as a group on the device.
+func (e *testEnv) countingClaim(t *testing.T, ns string) *resourceapi.ResourceClaim {
 	t.Helper()
-	all, err := e.claims(ctx, ns)
+	all, err := e.claims(t.Context(), ns)
+	if err != nil || len(all) < 2 {
+		t.Fatalf("got %d claims and error %v, want at least two claims", len(all), err)
+	}
+	for i := range all {
+		if counts(&all[i]) {
+			return &all[i]
+		}
+	}
+	t.Fatalf("none of %d claims counts as a group", len(all))
+	return nil
+}
+
+// counts reports whether an allocated claim consumes the fabric's capacity groups.
+func counts(claim *resourceapi.ResourceClaim) bool {
+	consumed := claim.Status.Allocation.Devices.Results[0].ConsumedCapacity["groups"]
+	return !consumed.IsZero()
+}
+
+// checkHeldByGroupOnly returns an error while a pod uses the claim. It fails the
+// test at once if the group no longer holds the claim.
+func (e *testEnv) checkHeldByGroupOnly(
+	t *testing.T, claim *resourceapi.ResourceClaim, pg *scheduling.PodGroup, leavesStaleEntries bool,
+) error {
+	t.Helper()
+	var now resourceapi.ResourceClaim
+	if err := e.client.Get(t.Context(), client.ObjectKeyFromObject(claim), &now); err != nil {
+		return err
+	}
+	isGroup := func(r resourceapi.ResourceClaimConsumerReference) bool { return r.UID == pg.UID }
+	held := slices.ContainsFunc(now.Status.ReservedFor, isGroup)
+	if now.UID != claim.UID || now.Status.Allocation == nil || !held {
+		t.Fatalf("the group does not hold the first claim while other shards have pods: %v", now.Status)
+	}
+	_, used, err := e.claimsInUse(t.Context(), claim.Namespace)
+	if err != nil {
+		return err
+	}
+	if n := used[claim.Name]; n > 0 {
+		return fmt.Errorf("%d pods use it", n)
+	}
+	// Before Kubernetes 1.36, stale entries of pods stay as long as that of the group.
+	if n := len(now.Status.ReservedFor); !leavesStaleEntries && n > 1 {
+		return fmt.Errorf("it is reserved for %d objects", n)
+	}
+	return nil
+}
+
+// checkOneDevice checks that all claims of a namespace are allocated the same
+// device, that one of them counts as a group, and that none has too many
+// entries. It returns the number of claims.
+func (e *testEnv) checkOneDevice(t *testing.T, ns string) int {
+	t.Helper()
+	all, err := e.claims(t.Context(), ns)
 	if err != nil {
 		t.Fatal(err)
 	}
 	devices, counting := map[string]bool{}, 0
-	for _, c := range all {
+	for i := range all {
+		c := &all[i]
 		if c.Status.Allocation == nil {
 			t.Errorf("claim %s is not allocated", c.Name)
 			continue
 		}
 		result := c.Status.Allocation.Devices.Results[0]
 		devices[result.Pool+"/"+result.Device] = true
-		if q := result.ConsumedCapacity["groups"]; !q.IsZero() {
+		if counts(c) {
 			counting++
 		}
-		if len(c.Status.ReservedFor) > resourceapi.ResourceClaimReservedForMaxSize {
-			t.Errorf("claim %s is reserved for %d", c.Name, len(c.Status.ReservedFor))
+		const most = resourceapi.ResourceClaimReservedForMaxSize
+		if n := len(c.Status.ReservedFor); n > most {
+			t.Errorf("claim %s is reserved for %d objects, want at most %d", c.Name, n, most)
 		}
 	}
 	if len(devices) != 1 || counting != 1 {
-		t.Errorf("%d claims are on devices %v, and %d count as groups", len(all), devices, counting)
+		t.Errorf("%d claims have devices %v, and %d count as groups; want one device and one counting claim",
+			len(all), devices, counting)
 	}
 	return len(all)
-}
-
-// Who takes a fabric is counted.
-func TestZeroSharesAreNotForUsers(t *testing.T) {
-	e := requireTestEnv(t)
-	ctx := context.Background()
-	e.controller(t, nil)
-	ns := e.namespace(t, "zero")
-	zero := &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{"groups": resource.MustParse("0")}}
-	qualified := &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{driver + "/groups": resource.MustParse("0")}}
-	class := "fabric." + driver
-	for name, request := range map[string]resourceapi.DeviceRequest{
-		"exactly":        {Name: "f", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: class, Capacity: zero}},
-		"by its domain":  {Name: "f", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: class, Capacity: qualified}},
-		"an alternative": {Name: "f", FirstAvailable: []resourceapi.DeviceSubRequest{{Name: "a", DeviceClassName: class}, {Name: "b", DeviceClassName: class, Capacity: zero}}},
-	} {
-		spec := resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{request}}}
-		meta := metav1.ObjectMeta{Namespace: ns, Name: "zero"}
-		for _, o := range []client.Object{&resourceapi.ResourceClaim{ObjectMeta: meta, Spec: spec},
-			&resourceapi.ResourceClaimTemplate{ObjectMeta: meta, Spec: resourceapi.ResourceClaimTemplateSpec{Spec: spec}}} {
-			if err := e.client.Create(ctx, o); err == nil || !strings.Contains(err.Error(), "would use a fabric without counting as a group: request 1") {
-				t.Errorf("%s: a user's %T: %v", name, o, err)
-			}
-		}
-	}
 }
