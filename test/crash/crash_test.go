@@ -222,24 +222,32 @@ func (e *testEnv) enforced(pods ...*sandbox) error {
 // Plugins are killed one after the other, each at the next failpoint, while many
 // claims pass through their lifecycle: each failpoint of each claim is the last
 // of some plugin.
+//
+// The claims come in batches because each plugin restores all claims when it
+// starts, so that the duration grows with the square of their number.
 func TestPlugin_killedRepeatedlyWithManyClaims(t *testing.T) {
-	const shares = 50
+	const batches, batchSize = 5, 10
 	e := newTestEnv(t)
 	var points [][]failpointtest.Point
 	for _, stage := range e.stages([]*resourceapi.ResourceClaim{e.claim("recorded")}) {
 		points = append(points, e.recordStage(stage))
 	}
-	var claims []*resourceapi.ResourceClaim
-	for i := range shares {
-		claims = append(claims, e.claim(fmt.Sprintf("c%d", i)))
+	for batch := range batches {
+		var claims []*resourceapi.ResourceClaim
+		for i := range batchSize {
+			claims = append(claims, e.claim(fmt.Sprintf("c%d-%d", batch, i)))
+		}
+		for i, stage := range e.stages(claims) {
+			e.killUntilDone(points[i], stage)
+		}
+		e.kill()
+		e.start(nil)
+		e.eventually("the node has no state of claims", e.nothingLeft)
+		for _, c := range claims {
+			e.deleteClaim(c.Name)
+		}
 	}
-	for i, stage := range e.stages(claims) {
-		e.killUntilDone(points[i], stage)
-	}
-	e.kill()
-	e.start(nil)
-	e.eventually("the node has no state of claims", e.nothingLeft)
-	e.checkKills(slices.Concat(points...), shares)
+	e.checkKills(slices.Concat(points...), batches*batchSize)
 }
 
 // stages returns functions that prepare all claims, attach each to a pod, and
@@ -322,8 +330,8 @@ func (e *testEnv) killUntilDone(points []failpointtest.Point, stage func(context
 }
 
 // checkKills checks that plugins were killed before and after each point as
-// often as there are shares.
-func (e *testEnv) checkKills(points []failpointtest.Point, shares int) {
+// often as there are claims.
+func (e *testEnv) checkKills(points []failpointtest.Point, claims int) {
 	e.t.Helper()
 	raw, err := os.ReadFile(e.path("kills"))
 	if err != nil {
@@ -335,8 +343,8 @@ func (e *testEnv) checkKills(points []failpointtest.Point, shares int) {
 	}
 	want := map[string]int{} // an operation may occur several times for each claim
 	for _, point := range points {
-		want["before "+point.Name] += shares
-		want["after "+point.Name] += shares
+		want["before "+point.Name] += claims
+		want["after "+point.Name] += claims
 	}
 	for line, n := range want {
 		if killed[line] < n {
