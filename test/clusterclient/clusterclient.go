@@ -17,6 +17,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/dra-shared/dra-driver-shared/test/eventually"
 )
 
 // Cluster is a test cluster.
@@ -207,7 +209,7 @@ func (c *Cluster) Serve(ctx context.Context, port int) (string, error) {
 		return "", err
 	}
 	go func() { _ = serve.Wait() }() // ctx ends the process
-	err := Eventually(ctx, 10*time.Second, func() error {
+	err := eventually.Poll(ctx, 10*time.Second, func() error {
 		local := fmt.Sprintf("127.0.0.1:%d", port)
 		_, err := c.run(ctx, "network", nettool, "measure", "--for=1ms", "--direction=send", local)
 		return err
@@ -237,23 +239,7 @@ func (c *Cluster) Measure(
 	return r, json.Unmarshal([]byte(out), &r)
 }
 
-// Eventually repeats check until it returns nil; it asks the API server, which
-// is the one thing here that has no event for everything. The last error is
-// returned after the time is up.
-func Eventually(ctx context.Context, within time.Duration, check func() error) error {
-	ctx, cancel := context.WithTimeout(ctx, within)
-	defer cancel()
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		err := check()
-		if err == nil {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("after %s: %w", within, err)
-		case <-tick.C:
-		}
-	}
+// Eventually is eventually.Poll.
+func Eventually(ctx context.Context, timeout time.Duration, check func() error) error {
+	return eventually.Poll(ctx, timeout, check)
 }

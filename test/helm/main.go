@@ -1,8 +1,8 @@
-// Command helm is Helm, built from its own Go module, so that tests and demo
-// install the chart as users do without a binary from elsewhere.
+// Command helm is Helm, built from source, so that tests and demos install the chart
+// as users do without a prebuilt binary.
 //
-// It has a module of its own because its dependencies are no business of the
-// driver's, nor of the test cluster's.
+// It is a separate module, so that the driver and the test cluster do not depend on
+// Helm's dependencies.
 package main
 
 import (
