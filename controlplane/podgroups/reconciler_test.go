@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	schedulingapi "k8s.io/api/scheduling/v1beta1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -507,10 +508,10 @@ func TestReconciler_deleted_claim_stays_reserved_for_pod_bound_in_api_server(t *
 	name := generatedName()
 	pending := testPod("a", name)
 	pending.CreationTimestamp = metav1.NewTime(time.Now().Add(-time.Hour))
-	gate(pending)
 	e := newTestEnv(t, testPodGroup("template", ""), testTemplate("nic"), pending)
 	e.reconcile()
 	e.allocate(name, "a")
+	e.updatePod("a", gate)
 	e.delete(testClaim(name))
 	bound := testPod("a", name)
 	bind(bound)
@@ -589,4 +590,32 @@ func TestReconciler_maps_objects_to_groups(t *testing.T) {
 	if got := e.reconciler.groupsOfTemplate(t.Context(), testTemplate("nic")); len(got) != 1 || got[0].Name != "group" {
 		t.Errorf("PodGroups of a template: got %v, want group", got)
 	}
+}
+
+func TestReconciler_creates_native_PodGroup(t *testing.T) {
+	e := newTestEnv(t, testPodGroup("template", ""), testTemplate("nic"))
+	e.reconciler.Mode = mode.Native
+	e.reconcile()
+	var native schedulingapi.PodGroup
+	key := types.NamespacedName{Namespace: testNamespace, Name: "group"}
+	if err := e.client.Get(t.Context(), key, &native); err != nil {
+		t.Fatalf("get the native PodGroup: %v", err)
+	}
+	if !metav1.IsControlledBy(&native, e.podGroup()) {
+		t.Errorf("owners of the native PodGroup: got %+v, want our PodGroup", native.OwnerReferences)
+	}
+	entries := native.Spec.ResourceClaims
+	if len(entries) != 1 || entries[0].Name != "net" || ptr.Deref(entries[0].ResourceClaimName, "") != generatedName() {
+		t.Errorf("claims of the native PodGroup: got %+v, want %s for entry net", entries, generatedName())
+	}
+	e.expectCondition(scheduling.ConditionClaimsReady, metav1.ConditionTrue, "Generated", "1 of 1")
+}
+
+func TestReconciler_reports_conflict_with_native_PodGroup(t *testing.T) {
+	foreign := &schedulingapi.PodGroup{ObjectMeta: metav1.ObjectMeta{Namespace: testNamespace, Name: "group"}}
+	e := newTestEnv(t, testPodGroup("template", ""), testTemplate("nic"), foreign)
+	e.reconciler.Mode = mode.Native
+	e.reconcile()
+	e.expectCondition(scheduling.ConditionClaimsReady, metav1.ConditionFalse, "ClaimMissing",
+		"PodGroup group of scheduling.k8s.io exists and was not created for this PodGroup")
 }
