@@ -215,12 +215,15 @@ func isForeign(name string) bool {
 	})
 }
 
+// chartSections are the top-level values of the chart.
+const chartSections = `(?:config|plugin|controller|image|deviceClasses|admissionPolicy|uninstallCheck)`
+
 var (
 	pathLike     = regexp.MustCompile(`^[\w.*?\[\]-]+(/[\w.*?\[\]-]+)*/?$`)
 	fileName     = regexp.MustCompile(`^[\w.-]+\.(go|md|sh|txtar)$`)
 	qualified    = regexp.MustCompile(`^([a-z][a-z0-9]*)\.([A-Z]\w*)(?:\.(\w+))?(?:\(\))?$`)
 	typeMember   = regexp.MustCompile(`^([A-Z]\w*)\.([A-Z]\w*)(?:\(\))?$`)
-	chartValue   = regexp.MustCompile(`^((?:config|plugin|controller|image|deviceClasses|admissionPolicy|uninstallCheck)(?:\.[a-zA-Z]+)+)(?::.*)?$`)
+	chartValue   = regexp.MustCompile(`^(` + chartSections + `(?:\.[a-zA-Z]+)+)(?::.*)?$`)
 	flagName     = regexp.MustCompile(`^--([a-z][a-z0-9-]*)`)
 	camelCase    = regexp.MustCompile(`^([A-Z][a-z0-9]+|[a-z]+)([A-Z][a-zA-Z0-9]*)+$`)
 	metricName   = regexp.MustCompile(`^dra_shared_([a-z_]+)`)
