@@ -1,10 +1,17 @@
-// Package api holds what users and administrators write, one package per API
-// group and version: the opaque parameters of a claim (v1alpha1) and the
-// configuration of the driver (config/v1alpha1). Decoding, defaulting, merging
-// and validation live beside the types, once, for every program that needs
-// them: the node plugin refuses at prepare exactly what admission would refuse.
+// Package api contains what users and administrators write and read, with one package
+// per API group and version:
+//
+//   - v1alpha1: the opaque parameters of claims, and the status of their devices,
+//   - config/v1alpha1: the configuration of the driver,
+//   - scheduling/v1beta1: groups of pods that share claims.
+//
+// The packages of parameters and configuration also decode, default, and validate
+// their types, so that all programs agree on what is valid: the node plugin refuses
+// exactly what admission refuses.
 package api
 
-// DriverName is the name under which the driver publishes devices, registers
-// with the kubelet and finds its parameters in claims.
-const DriverName = "dra-shared.dev"
+import "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+
+// DriverName is the default name of the driver. The driver publishes devices,
+// registers with the kubelet, and finds its parameters in claims under this name.
+const DriverName = v1alpha1.Group

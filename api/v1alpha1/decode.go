@@ -33,7 +33,8 @@ func (*NetworkAttachment) kind() string { return NetworkAttachmentKind }
 func (*AcceleratorShare) kind() string  { return AcceleratorShareKind }
 
 // decoder refuses unknown and duplicate fields.
-var decoder = json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme, scheme, json.SerializerOptions{Strict: true})
+var decoder = json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme, scheme,
+	json.SerializerOptions{Strict: true})
 
 // Decode reads the parameters of one opaque configuration. It neither merges,
 // defaults, nor validates them. The error names the field and what is expected.

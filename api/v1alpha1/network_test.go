@@ -81,8 +81,8 @@ func invalidCases(t *testing.T, kind string) (cases []invalidCase) {
 	return cases
 }
 
-// Check knows no device: it must refuse exactly the parameters that the node refuses
-// for every device.
+// Check does not depend on a device: it must refuse exactly the parameters that the node
+// refuses for every device.
 func TestCheck_refuses_what_depends_on_no_device(t *testing.T) {
 	for _, tc := range append(invalidCases(t, "NetworkAttachment"), invalidCases(t, "AcceleratorShare")...) {
 		if err := Check([]byte(tc.Parameters)); (err == nil) != tc.OnDevice {
@@ -98,7 +98,8 @@ func TestNetworkAttachment_ValidateFor(t *testing.T) {
 	}
 	for _, tc := range []struct{ name, fields, want string }{
 		{"mode", `, "mode": "Bridge"`, `mode: Forbidden: Bridge: network "storage" allows Private`},
-		{"burst", `, "bandwidth": {"burst": "Line"}`, `bandwidth.burst: Forbidden: Line: network "storage" allows Guaranteed`},
+		{"burst", `, "bandwidth": {"burst": "Line"}`,
+			`bandwidth.burst: Forbidden: Line: network "storage" allows Guaranteed`},
 		{"address outside the subnets", `, "addresses": ["10.20.0.5/24", "10.21.0.5/24"]`,
 			`addresses[1]: Forbidden: 10.21.0.5/24: network "storage" allows addresses in 10.20.0.0/16`},
 		{"network wider than the subnet", `, "addresses": ["10.20.0.5/8"]`, `addresses[0]: Forbidden`},
@@ -121,11 +122,13 @@ func TestNetworkAttachment_ValidateFor(t *testing.T) {
 }
 
 func TestMergeNetworkAttachments(t *testing.T) {
-	class := decodeAttachment(t, `, "mode": "Bridge", "mtu": 4000, "interfaceName": "fromclass", "addresses": ["10.20.0.5/24"], "bandwidth": {"burst": "Line"}`)
+	class := decodeAttachment(t, `, "mode": "Bridge", "mtu": 4000, "interfaceName": "fromclass", `+
+		`"addresses": ["10.20.0.5/24"], "bandwidth": {"burst": "Line"}`)
 	before := class.DeepCopy()
 	for _, tc := range []struct{ name, claim, want string }{
 		{"fields of the claim win", `, "interfaceName": "fromclaim", "addresses": ["10.20.0.6/24"]`,
-			`, "mode": "Bridge", "mtu": 4000, "interfaceName": "fromclaim", "addresses": ["10.20.0.6/24"], "bandwidth": {"burst": "Line"}`},
+			`, "mode": "Bridge", "mtu": 4000, "interfaceName": "fromclaim", ` +
+				`"addresses": ["10.20.0.6/24"], "bandwidth": {"burst": "Line"}`},
 		{"an empty list replaces that of the class", `, "addresses": []`,
 			`, "mode": "Bridge", "mtu": 4000, "interfaceName": "fromclass", "addresses": [], "bandwidth": {"burst": "Line"}`},
 	} {
@@ -153,7 +156,8 @@ func TestSetDefaultsNetworkAttachment(t *testing.T) {
 
 // Decode must neither merge nor default.
 func TestDecode_sets_only_given_fields(t *testing.T) {
-	if diff := cmp.Diff(&NetworkAttachment{TypeMeta: TypeMeta(NetworkAttachmentKind)}, decodeAttachment(t, ``)); diff != "" {
+	want := &NetworkAttachment{TypeMeta: TypeMeta(NetworkAttachmentKind)}
+	if diff := cmp.Diff(want, decodeAttachment(t, ``)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
@@ -173,7 +177,8 @@ func FuzzParameters(f *testing.F) {
 	f.Add([]byte(`{` + header + `}`))
 	f.Add([]byte(`{` + header + `, "mode": "Bridge", "mtu": 9000, "addresses": ["10.20.0.5/24", "fd00::5/64"], ` +
 		`"routes": [{"destination": "10.30.0.0/16", "gateway": "10.20.0.1"}], "bandwidth": {"burst": "Line"}}`))
-	f.Add([]byte(`{` + header + `, "addresses": ["10.20.0.5%eth0/24"], "routes": [{"destination": "::/0", "gateway": "fe80::1%1"}]}`))
+	f.Add([]byte(`{` + header + `, "addresses": ["10.20.0.5%eth0/24"], ` +
+		`"routes": [{"destination": "::/0", "gateway": "fe80::1%1"}]}`))
 	f.Add([]byte(`{` + acceleratorHeader + `, "environment": {"A": "b"}, "deviceNodes": ["/dev/dri/card0"]}`))
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		p, err := Decode(raw)

@@ -100,7 +100,8 @@ func ValidateVariable(name, value string, at *field.Path) (errs field.ErrorList)
 // ValidateDeviceNode checks the path of a device node.
 func ValidateDeviceNode(node string, at *field.Path) field.ErrorList {
 	if !strings.HasPrefix(node, "/dev/") || path.Clean(node) != node || strings.ContainsRune(node, 0) {
-		return field.ErrorList{field.Invalid(at, node, "must be the path of a device node below /dev, such as /dev/dri/renderD128")}
+		return field.ErrorList{field.Invalid(at, node,
+			"must be the path of a device node below /dev, such as /dev/dri/renderD128")}
 	}
 	return nil
 }

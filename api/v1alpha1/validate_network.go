@@ -38,7 +38,8 @@ func (a *NetworkAttachment) Validate() (errs field.ErrorList) {
 	errs = append(errs, validateInterfaceName(a.InterfaceName, field.NewPath("interfaceName"))...)
 	errs = append(errs, validateEnum(a.Mode, field.NewPath("mode"), ModePrivate, ModeBridge)...)
 	if a.Bandwidth != nil {
-		errs = append(errs, validateEnum(a.Bandwidth.Burst, field.NewPath("bandwidth", "burst"), BurstGuaranteed, BurstLine)...)
+		path := field.NewPath("bandwidth", "burst")
+		errs = append(errs, validateEnum(a.Bandwidth.Burst, path, BurstGuaranteed, BurstLine)...)
 	}
 	addresses, addressErrs := validateAddresses(a.Addresses, field.NewPath("addresses"))
 	errs = append(errs, addressErrs...)
@@ -191,7 +192,8 @@ func validateRoutes(routes []Route, addresses []netip.Prefix, path *field.Path) 
 		path := path.Index(i)
 		destination, err := netip.ParsePrefix(r.Destination)
 		if err != nil {
-			errs = append(errs, field.Invalid(path.Child("destination"), r.Destination, "must be a network, such as 10.30.0.0/16"))
+			errs = append(errs, field.Invalid(path.Child("destination"), r.Destination,
+				"must be a network, such as 10.30.0.0/16"))
 			continue
 		}
 		if destination != destination.Masked() || destination.Addr().Is4In6() {
@@ -208,7 +210,9 @@ func validateRoutes(routes []Route, addresses []netip.Prefix, path *field.Path) 
 	return errs
 }
 
-func validateGateway(text string, destination netip.Prefix, addresses []netip.Prefix, path *field.Path) field.ErrorList {
+func validateGateway(
+	text string, destination netip.Prefix, addresses []netip.Prefix, path *field.Path,
+) field.ErrorList {
 	if text == "" {
 		return nil
 	}
@@ -222,7 +226,8 @@ func validateGateway(text string, destination netip.Prefix, addresses []netip.Pr
 	}
 	onLink := func(p netip.Prefix) bool { return p.Contains(gateway) && p.Addr() != gateway }
 	if !gateway.IsLinkLocalUnicast() && !slices.ContainsFunc(addresses, onLink) {
-		return field.ErrorList{field.Invalid(path, text, "must be on the network of one of the addresses, and not one of them")}
+		return field.ErrorList{field.Invalid(path, text,
+			"must be on the network of one of the addresses, and not one of them")}
 	}
 	return nil
 }

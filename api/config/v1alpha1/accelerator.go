@@ -116,7 +116,8 @@ func isPCIClass(text string) bool {
 func validatePattern(pattern string, at *field.Path) field.ErrorList {
 	_, err := path.Match(pattern, "")
 	if err != nil || !strings.HasPrefix(pattern, "/dev/") || path.Clean(pattern) != pattern {
-		return field.ErrorList{field.Invalid(at, pattern, "must be a path below /dev or a pattern of paths, such as /dev/npu[0-9]*")}
+		return field.ErrorList{field.Invalid(at, pattern,
+			"must be a path below /dev or a pattern of paths, such as /dev/npu[0-9]*")}
 	}
 	return nil
 }

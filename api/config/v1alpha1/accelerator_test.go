@@ -21,9 +21,15 @@ accelerators:
   allow: {deviceNodes: ["/dev/nvidia-caps/*"]}
 - {name: npu, match: {devicePaths: ["/dev/npu[0-9]*"]}, exclusive: true, capacity: {memory: 8Gi}}
 - {name: free, match: {devicePaths: [/dev/free]}}
-- {name: part, match: {devicePaths: [/dev/part]}, capacity: {compute: "1"}, policy: {compute: {default: 250m, min: 0, step: 50m}}}
+- name: part
+  match: {devicePaths: [/dev/part]}
+  capacity: {compute: "1"}
+  policy: {compute: {default: 250m, min: 0, step: 50m}}
 fabrics:
-- {name: rack1, nodeSelector: {example.com/rack: "1"}, attributes: {topology: 4x4}, edits: {environment: {NODE: "${node}"}}}`))
+- name: rack1
+  nodeSelector: {example.com/rack: "1"}
+  attributes: {topology: 4x4}
+  edits: {environment: {NODE: "${node}"}}`))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -48,7 +54,8 @@ func TestLoad_invalid_accelerator(t *testing.T) {
 			`accelerators[0].capacity[memory]: Invalid value: "0": must be more than zero`},
 		{"policy without a capacity", match + `, policy: {memory: {default: 1, min: 0}}`,
 			`accelerators[0].policy[memory]: Invalid value: "memory": is not a capacity: add it to capacity`},
-		{"policy of an exclusive device", match + `, exclusive: true, capacity: {memory: 1Gi}, policy: {memory: {default: 1, min: 0}}`,
+		{"policy of an exclusive device",
+			match + `, exclusive: true, capacity: {memory: 1Gi}, policy: {memory: {default: 1, min: 0}}`,
 			`accelerators[0].policy[memory]: Forbidden: claims cannot request parts of an exclusive device`},
 		{"policy without a default", match + `, capacity: {memory: 1Gi}, policy: {memory: {min: 0}}`,
 			`accelerators[0].policy[memory].default: Required value`},
@@ -64,14 +71,16 @@ func TestLoad_invalid_accelerator(t *testing.T) {
 			`accelerators[0].policy[c].default: Invalid value: "3": must be one of values`},
 		{"default between steps", match + `, capacity: {c: 10}, policy: {c: {default: 3, min: 0, step: 2}}`,
 			`policy[c].default: Invalid value: "3": must be min, 0, plus a multiple of step, 2`},
-		{"fractional maximum between steps", match + `, capacity: {c: 1}, policy: {c: {default: 0, min: 0, max: 750m, step: 500m}}`,
+		{"fractional maximum between steps",
+			match + `, capacity: {c: 1}, policy: {c: {default: 0, min: 0, max: 750m, step: 500m}}`,
 			`policy[c].max: Invalid value: "750m": must be min, 0, plus a multiple of step, 500m`},
 		{"step beyond the capacity", match + `, capacity: {c: 10}, policy: {c: {default: 8, min: 8, step: 4}}`,
 			`policy[c].step: Invalid value: "4": must be more than zero, and min plus step at most the capacity, 10`},
 		{"step of zero", match + `, capacity: {c: 10}, policy: {c: {default: 8, min: 8, step: 0}}`,
 			`policy[c].step: Invalid value: "0"`},
 		{"unknown variable", match + `, edits: {environment: {A: "${memroy}"}}, capacity: {memory: 1}`,
-			`accelerators[0].edits.environment[A]: Invalid value: "${memroy}": has the unknown variable "memroy"; known variables are device, memory, memory.Gi`},
+			`accelerators[0].edits.environment[A]: Invalid value: "${memroy}": has the unknown variable "memroy"; ` +
+				`known variables are device, memory, memory.Gi`},
 		{"variable without braces", match + `, edits: {environment: {A: $memory}}`,
 			`must have variables as ${name}, and $$ for a dollar sign`},
 		{"environment variable with the prefix of the driver", match + `, edits: {environment: {DRA_SHARED_A: ""}}`,
@@ -79,14 +88,16 @@ func TestLoad_invalid_accelerator(t *testing.T) {
 		{"PCI variable for devices that match by path", match + `, edits: {environment: {A: "${pciBusID}"}}`,
 			`has the unknown variable "pciBusID"`},
 		{"two capacities with the same environment variable", match + `, capacity: {memory: 1Gi, memory_bytes: 1}`,
-			`accelerators[0].capacity[memory_bytes]: Invalid value: "memory_bytes": has the same environment variable as memory, MEMORY_BYTES`},
+			`accelerators[0].capacity[memory_bytes]: Invalid value: "memory_bytes": ` +
+				`has the same environment variable as memory, MEMORY_BYTES`},
 		{"capacity with the name of a variable", match + `, capacity: {share: 1}`,
 			`accelerators[0].capacity[share]: Invalid value: "share": is the name of a variable of every share`},
 		{"memory that is not a whole number of bytes", match + `, capacity: {memory: 1500m}`,
 			`accelerators[0].capacity[memory]: Invalid value: "1500m": must be a whole number of bytes`},
 		{"mount over /dev", match + `, edits: {mounts: [{hostPath: /run/x, containerPath: /dev}]}`,
 			`edits.mounts[0].containerPath: Forbidden: the container runtime mounts /dev`},
-		{"two mounts at one path", match + `, edits: {mounts: [{hostPath: /run/x, containerPath: /x}, {hostPath: /run/y, containerPath: /x}]}`,
+		{"two mounts at one path",
+			match + `, edits: {mounts: [{hostPath: /run/x, containerPath: /x}, {hostPath: /run/y, containerPath: /x}]}`,
 			`edits.mounts[1].containerPath: Duplicate value: "/x"`},
 		{"duplicate device node", match + `, edits: {deviceNodes: [/dev/x, /dev/x]}`,
 			`edits.deviceNodes[1]: Duplicate value: "/dev/x"`},
@@ -98,7 +109,8 @@ func TestLoad_invalid_accelerator(t *testing.T) {
 			`edits.deviceNodes[0]: Invalid value: "/etc/x": must be the path of a device node below /dev`},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			if _, err := Load([]byte(header + "accelerators: [{" + tc.fields + "}]")); err == nil || !strings.Contains(err.Error(), tc.want) {
+			_, err := Load([]byte(header + "accelerators: [{" + tc.fields + "}]"))
+			if err == nil || !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("got  %v\nwant %s", err, tc.want)
 			}
 		})

@@ -132,7 +132,8 @@ func validateIdentifier(name string, at *field.Path) (errs field.ErrorList) {
 // ResourceSlice.
 func (p CapacityPolicy) validate(capacity resource.Quantity, at *field.Path) (errs field.ErrorList) {
 	if p.Default == nil {
-		return field.ErrorList{field.Required(at.Child("default"), "what does a claim get that does not request it? Zero is valid")}
+		return field.ErrorList{field.Required(at.Child("default"),
+			"what does a claim get that does not request it? Zero is valid")}
 	}
 	if errs := p.validateAmounts(capacity, at); len(errs) > 0 {
 		return errs
@@ -164,7 +165,8 @@ func (p CapacityPolicy) validateAmounts(capacity resource.Quantity, at *field.Pa
 			errs = append(errs, field.Invalid(at.Child(name), q.String(),
 				fmt.Sprintf("must be between 0 and the capacity, %s", capacity.String())))
 		case !isMilli(*q):
-			errs = append(errs, field.Invalid(at.Child(name), q.String(), "must be a whole number, or a multiple of 1m of at most 9P"))
+			errs = append(errs, field.Invalid(at.Child(name), q.String(),
+				"must be a whole number, or a multiple of 1m of at most 9P"))
 		}
 	}
 	return errs
@@ -176,7 +178,8 @@ func (p CapacityPolicy) validateValues(at *field.Path) (errs field.ErrorList) {
 	}
 	for i := 1; i < len(p.Values); i++ {
 		if p.Values[i].Cmp(p.Values[i-1]) <= 0 {
-			errs = append(errs, field.Invalid(at.Child("values").Index(i), p.Values[i].String(), "must be more than the value before it"))
+			errs = append(errs, field.Invalid(at.Child("values").Index(i), p.Values[i].String(),
+				"must be more than the value before it"))
 		}
 	}
 	if !slices.ContainsFunc(p.Values, func(v resource.Quantity) bool { return v.Cmp(*p.Default) == 0 }) {

@@ -20,7 +20,8 @@ func TestLoad_defaults(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := Network{
-		Name: "storage", Interfaces: []string{"nic*"}, Enforcement: EnforcementShape, LinkDown: TaintNoSchedule, Shares: ptr.To[int32](128),
+		Name: "storage", Interfaces: []string{"nic*"}, Shares: ptr.To[int32](128),
+		Enforcement: EnforcementShape, LinkDown: TaintNoSchedule,
 		Allow:  Allow{Modes: []params.Mode{params.ModePrivate}, Burst: []params.Burst{params.BurstGuaranteed}},
 		Policy: Policy{Default: quantity("100M"), Min: quantity("10M"), Step: quantity("10M")},
 	}
@@ -41,7 +42,10 @@ func TestLoad_default_bandwidth_is_at_least_min(t *testing.T) {
 
 func TestDecode_sets_only_given_fields(t *testing.T) {
 	c, err := Decode([]byte(header + "networks: [{name: storage}]"))
-	want := &DriverConfig{TypeMeta: metav1.TypeMeta{APIVersion: APIVersion, Kind: Kind}, Networks: []Network{{Name: "storage"}}}
+	want := &DriverConfig{
+		TypeMeta: metav1.TypeMeta{APIVersion: APIVersion, Kind: Kind},
+		Networks: []Network{{Name: "storage"}},
+	}
 	if diff := cmp.Diff(want, c); err != nil || diff != "" {
 		t.Errorf("error %v (-want +got):\n%s", err, diff)
 	}
@@ -64,7 +68,8 @@ func TestLoad_invalid_network(t *testing.T) {
 		{"no interfaces", `[{name: a}]`, `networks[0].interfaces: Required value: name at least one NIC`},
 		{"invalid pattern", `[{name: a, interfaces: ["x["]}]`, `networks[0].interfaces[0]: Invalid value: "x["`},
 		{"suffix m in place of M", `[{name: a, interfaces: [x], bandwidth: 100m}]`,
-			`networks[0].bandwidth: Invalid value: "100m": must be a whole number of bits per second, at least 8, such as 100M or 10G`},
+			`networks[0].bandwidth: Invalid value: "100m": ` +
+				`must be a whole number of bits per second, at least 8, such as 100M or 10G`},
 		{"reserve above bandwidth", `[{name: a, interfaces: [x], bandwidth: 1G, reserve: 2G}]`,
 			`networks[0].reserve: Invalid value: "2G": must be less than bandwidth, 1G`},
 		{"too many shares", `[{name: a, interfaces: [x], shares: 5000}]`,
@@ -81,7 +86,8 @@ func TestLoad_invalid_network(t *testing.T) {
 			`networks[0].allow.subnets[0]: Invalid value: "10.20.0.0": must be a network, such as 10.20.0.0/16`},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			if _, err := Load([]byte(header + "networks: " + tc.networks)); err == nil || !strings.Contains(err.Error(), tc.want) {
+			_, err := Load([]byte(header + "networks: " + tc.networks))
+			if err == nil || !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("got  %v\nwant %s", err, tc.want)
 			}
 		})
@@ -120,7 +126,8 @@ func FuzzLoad(f *testing.F) {
 	f.Add([]byte(header + `accelerators: [{name: a, match: {vendor: 10de}, capacity: {memory: 8Gi, c: 1}, ` +
 		`policy: {memory: {default: 1Gi, min: 1Gi, step: 1Gi}, c: {default: 0, values: [0, 500m]}}, ` +
 		`edits: {environment: {A: "$$${memory.Mi}"}, mounts: [{hostPath: "/run/${pciBusID}", containerPath: /x}]}}]`))
-	f.Add([]byte(header + `fabrics: [{name: a, nodeSelector: {x: y}, capacity: {c: 3}, policy: {c: {default: 1, min: 1, max: 3, step: 2}}}]`))
+	f.Add([]byte(header + `fabrics: [{name: a, nodeSelector: {x: y}, capacity: {c: 3}, ` +
+		`policy: {c: {default: 1, min: 1, max: 3, step: 2}}}]`))
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		c, err := Load(raw)
 		if err != nil {

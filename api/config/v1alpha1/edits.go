@@ -177,7 +177,8 @@ func (e Edits) validateMounts(at *field.Path, values map[string]string) (errs fi
 		}
 		containerPaths[m.ContainerPath] = true
 		if slices.Contains(runtimePaths, m.ContainerPath) {
-			errs = append(errs, field.Forbidden(path, "the container runtime mounts "+m.ContainerPath+": choose a path below it, or another"))
+			errs = append(errs, field.Forbidden(path,
+				"the container runtime mounts "+m.ContainerPath+": choose a path below it, or another"))
 		}
 		errs = append(errs, validateMountPath(m.HostPath, values, at.Index(i).Child("hostPath"))...)
 		errs = append(errs, validateMountPath(m.ContainerPath, values, path)...)

@@ -22,7 +22,8 @@ func TestEdits_Expand(t *testing.T) {
 	if diff := cmp.Diff(want, got); err != nil || diff != "" {
 		t.Errorf("error %v (-want +got):\n%s", err, diff)
 	}
-	if _, err := e.Expand(map[string]string{"memory.Mi": "512", "share": "s"}); err == nil || !strings.Contains(err.Error(), "device") {
+	_, err = e.Expand(map[string]string{"memory.Mi": "512", "share": "s"})
+	if err == nil || !strings.Contains(err.Error(), "device") {
 		t.Errorf("variable without a value: %v", err)
 	}
 }

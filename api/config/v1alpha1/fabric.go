@@ -62,7 +62,8 @@ func (f *Fabric) validate(at *field.Path) (errs field.ErrorList) {
 		errs = append(errs, field.Forbidden(at.Child("groups"), "only one claim can use an exclusive fabric"))
 	}
 	if _, taken := f.Capacity[params.CapacityGroups]; taken {
-		errs = append(errs, field.Forbidden(at.Child("capacity").Key(params.CapacityGroups), "set the fabric's field groups instead"))
+		errs = append(errs, field.Forbidden(at.Child("capacity").Key(params.CapacityGroups),
+			"set the fabric's field groups instead"))
 	}
 	errs = append(errs, f.Capacities.validate(at, f.Exclusive)...)
 	return append(errs, f.Edits.validate(at.Child("edits"), append(f.variables(), shareVariables...))...)

@@ -25,7 +25,8 @@ func Load(raw []byte) (*DriverConfig, error) {
 }
 
 // decoder refuses unknown and duplicate fields.
-var decoder = json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme, scheme, json.SerializerOptions{Yaml: true, Strict: true})
+var decoder = json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme, scheme,
+	json.SerializerOptions{Yaml: true, Strict: true})
 
 // Decode reads a DriverConfig from YAML or JSON. Unknown and duplicate fields are
 // errors. It neither defaults nor validates.

@@ -34,8 +34,8 @@ func metricsPage(string) (string, error) {
 	}
 
 	var m markdown
-	m.paragraph("Names that end in `_total` are those of counters. Both components also export the standard metrics of the " +
-		"Prometheus client for Go, with the prefixes `go_` and `process_`.")
+	m.paragraph("Names that end in `_total` are those of counters. Both components also export the standard metrics " +
+		"of the Prometheus client for Go, with the prefixes `go_` and `process_`.")
 	m.heading(2, "Plugin")
 	m.paragraph("The plugin serves its metrics at the chart's `plugin.metricsAddress`, path `/metrics`.")
 	m.metrics(slices.DeleteFunc(plugin, isStandard))
@@ -71,7 +71,8 @@ type metric struct {
 }
 
 // A Desc can only be formatted.
-var description = regexp.MustCompile(`^Desc\{fqName: "([^"]*)", help: "(.*?)"(?:, unit: "[^"]*")?, constLabels: .*variableLabels: \{(.*)\}\}$`)
+var description = regexp.MustCompile(
+	`^Desc\{fqName: "([^"]*)", help: "(.*?)"(?:, unit: "[^"]*")?, constLabels: .*variableLabels: \{(.*)\}\}$`)
 
 // describe returns the metrics of a collector, by name.
 func describe(c prometheus.Collector) (metrics []metric, err error) {

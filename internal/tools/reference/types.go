@@ -34,7 +34,8 @@ func podGroupPage(root string) (string, error) {
 func statusPage(root string) (string, error) {
 	var m markdown
 	m.paragraph("The driver writes one element of `status.devices` per share into a ResourceClaim. " +
-		"Its field `data` holds one of the kinds below. Consumers must check `apiVersion` and `kind` before they read other fields.")
+		"Its field `data` holds one of the kinds below. Consumers must check `apiVersion` and `kind` before they " +
+		"read other fields.")
 	data, err := typesPage(root, paramsPath, "dra-shared.dev/v1alpha1",
 		"NetworkStatus", "NetworkStatusSummary", "FabricStatusSummary")
 	if err != nil {
