@@ -9,6 +9,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
+	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/device/fabricpool"
 )
 
@@ -38,7 +39,7 @@ func ShardNumber(owner Owner, entry, name string) (int, bool) {
 // or may be by one of its alternatives. Pods on several nodes can use a fabric, so
 // that there may be more of them than a claim can be reserved for.
 func RequestsFabric(spec *resourceapi.ResourceClaimSpec, driver string) bool {
-	class := fabricpool.Kind + "." + driver
+	class := params.DeviceKindFabric + "." + driver
 	isFabric := func(s resourceapi.DeviceSubRequest) bool { return s.DeviceClassName == class }
 	return slices.ContainsFunc(spec.Devices.Requests, func(r resourceapi.DeviceRequest) bool {
 		return r.Exactly != nil && r.Exactly.DeviceClassName == class || slices.ContainsFunc(r.FirstAvailable, isFabric)
@@ -85,7 +86,7 @@ func selectDevice(
 	}
 	request.Capacity = nil
 	for capacity := range result.ConsumedCapacity {
-		if capacity != fabricpool.CapacityGroups {
+		if capacity != params.CapacityGroups {
 			return fmt.Errorf("fabric %s is divided by its capacity %s, and at most %d pods can use one share of it: "+
 				"set the fabric's groups field instead", result.Device, capacity, MaxPods)
 		}

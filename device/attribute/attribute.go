@@ -13,16 +13,9 @@ import (
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
 	"k8s.io/utils/ptr"
 
+	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/device/capacity"
 )
-
-// Kind is the attribute that distinguishes kinds of devices. DeviceClasses
-// select by it.
-const Kind = "kind"
-
-// TaintAbsent marks a device that is missing from the node while claims still
-// hold shares of it.
-const TaintAbsent = "dra-shared.dev/absent"
 
 // Map is the attributes of a device, by name.
 type Map = map[resourceapi.QualifiedName]resourceapi.DeviceAttribute
@@ -82,7 +75,7 @@ func PCI(sysfs fs.ReadLinkFS, busID string) Map {
 func Granted(grant map[string]resource.Quantity) Map {
 	attributes := Map{}
 	for name, q := range grant {
-		key := resourceapi.QualifiedName("granted" + strings.ToUpper(name[:1]) + name[1:])
+		key := resourceapi.QualifiedName(params.AttributeGrantedPrefix + strings.ToUpper(name[:1]) + name[1:])
 		if value, ok := q.AsInt64(); ok {
 			attributes[key] = resourceapi.DeviceAttribute{IntValue: ptr.To(value)}
 		} else {

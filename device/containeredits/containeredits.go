@@ -54,7 +54,7 @@ func Merge(expanded config.Edits, environments ...map[string]string) (edits cdi.
 // AdminAccess returns the edits of a request with admin access: the containers
 // may observe the device and are granted nothing.
 func AdminAccess(request string) cdi.Edits {
-	return cdi.Edits{Env: []string{Variable(request, "admin_access") + "=true"}}
+	return cdi.Edits{Env: []string{Variable(request, params.EnvironmentAdminAccess) + "=true"}}
 }
 
 // TemplateVariables returns the variables of a grant that an administrator may

@@ -11,17 +11,10 @@ import (
 	"k8s.io/utils/ptr"
 
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
+	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/device/attribute"
 	"github.com/dra-shared/dra-driver-shared/device/capacity"
 )
-
-// Kind is the value of the attribute "kind" of a fabric.
-const Kind = "fabric"
-
-// CapacityGroups is the capacity of a fabric of which each PodGroup consumes
-// one. The further shards of a PodGroup consume none; a policy prevents users
-// from requesting that.
-const CapacityGroups = "groups"
 
 // prefix starts the name of every fabric's pool. It contains a slash, which a
 // node name cannot.
@@ -35,8 +28,14 @@ func Is(pool string) bool { return strings.HasPrefix(pool, prefix) }
 
 // Device returns a fabric as a ResourceSlice carries it.
 func Device(f *config.Fabric) resourceapi.Device {
-	d := resourceapi.Device{Name: f.Name, Capacity: capacity.Publish(f.Capacities, f.Exclusive),
-		Attributes: attribute.Map{attribute.Kind: attribute.Text(Kind), "fabric": attribute.Text(f.Name)}}
+	d := resourceapi.Device{
+		Name:     f.Name,
+		Capacity: capacity.Publish(f.Capacities, f.Exclusive),
+		Attributes: attribute.Map{
+			params.AttributeKind:   attribute.Text(params.DeviceKindFabric),
+			params.AttributeFabric: attribute.Text(f.Name),
+		},
+	}
 	for name, value := range f.Attributes {
 		d.Attributes[resourceapi.QualifiedName(name)] = attribute.Text(value)
 	}
@@ -48,7 +47,7 @@ func Device(f *config.Fabric) resourceapi.Device {
 			d.Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{}
 		}
 		none, one := resource.MustParse("0"), resource.MustParse("1")
-		d.Capacity[CapacityGroups] = resourceapi.DeviceCapacity{Value: *resource.NewQuantity(int64(f.Groups), resource.DecimalSI),
+		d.Capacity[params.CapacityGroups] = resourceapi.DeviceCapacity{Value: *resource.NewQuantity(int64(f.Groups), resource.DecimalSI),
 			RequestPolicy: &resourceapi.CapacityRequestPolicy{Default: &one, ValidValues: []resource.Quantity{none, one}}}
 	}
 	return d

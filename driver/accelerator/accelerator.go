@@ -269,7 +269,7 @@ func (k *Kind) edits(d *device, share record.Share, p *params.AcceleratorShare) 
 	if share.AdminAccess {
 		edits.Env = append(edits.Env, containeredits.AdminAccess(share.Request).Env...)
 	}
-	if memory, ok := granted(d, share)[config.CapacityMemory]; ok && d.region != "" && share.ShareID != "" {
+	if memory, ok := granted(d, share)[params.CapacityMemory]; ok && d.region != "" && share.ShareID != "" {
 		edits.Hook = dmem.Args(d.region, uint64(memory.Value()))
 	}
 	edits.DeviceNodes = append(slices.Clone(d.Nodes), edits.DeviceNodes...)

@@ -97,10 +97,10 @@ func (d *device) problem() string {
 
 // publish returns the device as a ResourceSlice contains it.
 func (d *device) publish() resourceapi.Device {
-	out := resourceapi.Device{Name: d.name, Attributes: attribute.Map{attribute.Kind: attribute.Text(Name)}}
+	out := resourceapi.Device{Name: d.name, Attributes: attribute.Map{params.AttributeKind: attribute.Text(Name)}}
 	switch {
 	case d.absent:
-		out.Taints = []resourceapi.DeviceTaint{{Key: attribute.TaintAbsent, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+		out.Taints = []resourceapi.DeviceTaint{{Key: params.TaintAbsent, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
 	case d.group.Exclusive && d.shared:
 		out.Taints = []resourceapi.DeviceTaint{{Key: params.TaintSharesHeld, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
 	}

@@ -26,7 +26,7 @@ import (
 )
 
 // Name is the name of the kind.
-const Name = fabricpool.Kind
+const Name = params.DeviceKindFabric
 
 // Kind implements driver.Kind for fabrics.
 type Kind struct {
@@ -100,7 +100,7 @@ func (k *Kind) edits(f *config.Fabric, share record.Share) (cdi.Edits, error) {
 		granted = f.Capacity
 	}
 	granted = maps.Clone(granted)
-	delete(granted, fabricpool.CapacityGroups) // it counts PodGroups and grants nothing to a pod
+	delete(granted, params.CapacityGroups) // it counts PodGroups and grants nothing to a pod
 	variables := containeredits.TemplateVariables(f.Capacities, granted)
 	maps.Copy(variables, map[string]string{
 		config.VariableShare: share.Name, config.VariableRequest: share.Request,

@@ -173,11 +173,11 @@ func (d *device) publish() resourceapi.Device {
 	out := resourceapi.Device{
 		Name:                     d.name,
 		AllowMultipleAllocations: ptr.To(true),
-		Attributes:               attribute.Map{attribute.Kind: attribute.Text(Name)},
+		Attributes:               attribute.Map{params.AttributeKind: attribute.Text(Name)},
 	}
 	switch {
 	case d.absent:
-		out.Taints = []resourceapi.DeviceTaint{{Key: attribute.TaintAbsent, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+		out.Taints = []resourceapi.DeviceTaint{{Key: params.TaintAbsent, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
 	case d.down && d.network.LinkDown != config.TaintNone:
 		out.Taints = []resourceapi.DeviceTaint{{Key: params.TaintLinkDown, Effect: resourceapi.DeviceTaintEffect(d.network.LinkDown)}}
 	}

@@ -14,13 +14,10 @@ import (
 	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 )
 
-// CapacityMemory is the capacity for the memory of a device, in bytes.
-const CapacityMemory = params.CapacityMemory
-
 // GrantVariable returns the last part of the name of the environment variable that
 // holds the granted amount of a capacity.
 func GrantVariable(capacity string) string {
-	if capacity == CapacityMemory {
+	if capacity == params.CapacityMemory {
 		return params.EnvironmentMemory
 	}
 	return strings.ToUpper(capacity)
@@ -110,7 +107,7 @@ func validateAmount(name string, amount resource.Quantity, at *field.Path) field
 	if amount.Sign() <= 0 || amount.CmpInt64(math.MaxInt64) > 0 {
 		return field.ErrorList{field.Invalid(at, amount.String(), "must be more than zero, and less than 8Ei")}
 	}
-	if _, whole := amount.AsInt64(); name == CapacityMemory && !whole {
+	if _, whole := amount.AsInt64(); name == params.CapacityMemory && !whole {
 		return field.ErrorList{field.Invalid(at, amount.String(), "must be a whole number of bytes, such as 16Gi")}
 	}
 	return nil
