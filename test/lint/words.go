@@ -61,7 +61,7 @@ var wordRules = []wordRule{
 
 	// American spelling.
 	rule(`(neighbo|behavio|colo|favo|hono|labo)ur(s|ed|ing|ite)?\b`, `American spelling: "or"`, ``),
-	rule(`\b(initial|serial|normal|organ|recogn|summar|synchron|author|minim|maxim|optim|final|util)is(e|es|ed|ing|ation)\b`,
+	rule(`\b(author|final|initial|maxim|minim|normal|optim|organ|recogn|serial|summar|util)is(e|es|ed|ing|ation)\b`,
 		`American spelling: "ize"`, ``),
 	rule(`\banalys(e|ed|es|ing)\b`, `American spelling: "analyze"`, `\banalyses\b`),
 	rule(`\b(label|cancel|model|signal|travel|channel)l(ed|ing)\b`, `American spelling: one "l"`, ``),
