@@ -50,7 +50,7 @@ func request() Request {
 	return Request{Version: ProtocolVersion, ClaimUID: "c", Share: "s", Pod: Pod{UID: "u", Namespace: "n", Name: "p"}, SandboxID: "x"}
 }
 
-func TestAMessageArrivesWithItsDescriptors(t *testing.T) {
+func TestReceive_returns_message_and_descriptors(t *testing.T) {
 	a, b := pair(t)
 	if err := send(a, request(), open(t, 2)...); err != nil {
 		t.Fatal(err)
@@ -66,7 +66,7 @@ func TestAMessageArrivesWithItsDescriptors(t *testing.T) {
 	}
 }
 
-func TestAMessageWithOtherThanItsDescriptorsIsRefusedAndNoneIsKept(t *testing.T) {
+func TestReceive_refuses_other_numbers_of_descriptors(t *testing.T) {
 	before := descriptors(t)
 	for _, n := range []int{0, 1, 3, 10} {
 		a, b := pair(t)
@@ -93,7 +93,7 @@ func descriptors(t *testing.T) int {
 	return len(entries)
 }
 
-func TestAMessageThatIsTooLongIsRefused(t *testing.T) {
+func TestReceive_refuses_long_messages(t *testing.T) {
 	a, b := pair(t)
 	if _, _, err := a.WriteMsgUnix(make([]byte, maxMessage+1), nil, nil); err != nil {
 		t.Fatal(err)
@@ -133,7 +133,7 @@ func serve(t *testing.T, h handler) (dir string) {
 	return dir
 }
 
-func TestOnlyRootReachesTheSocket(t *testing.T) {
+func TestListen_restricts_the_directory_to_root(t *testing.T) {
 	dir := serve(t, nil)
 	info, err := os.Stat(SocketDir(dir))
 	if err != nil || info.Mode().Perm() != 0o700 {
@@ -141,7 +141,7 @@ func TestOnlyRootReachesTheSocket(t *testing.T) {
 	}
 }
 
-func TestADescriptorThatIsNoNetworkNamespaceIsRefused(t *testing.T) {
+func TestServer_refuses_other_descriptors_than_network_namespaces(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("the server speaks with root only: run as root")
 	}
@@ -161,7 +161,7 @@ func TestADescriptorThatIsNoNetworkNamespaceIsRefused(t *testing.T) {
 	}
 }
 
-func TestRequestsMustBeComplete(t *testing.T) {
+func TestRequest_validate_refuses_missing_fields(t *testing.T) {
 	for name, change := range map[string]func(*Request){
 		"version":       func(r *Request) { r.Version = 2 },
 		"claimUID":      func(r *Request) { r.ClaimUID = "" },
@@ -175,7 +175,7 @@ func TestRequestsMustBeComplete(t *testing.T) {
 	}
 }
 
-func TestRecordsAreFoundByNamespaceAndForgottenOneByOne(t *testing.T) {
+func TestRecords_are_found_by_namespace(t *testing.T) {
 	dir := t.TempDir()
 	s := OpenRecords(dir, "boot", nil)
 	one := Record{Version: RecordVersion, BootID: "boot", ClaimUID: "c", Share: "s", Namespace: Namespace{Inode: 1, Cookie: 10, NSID: 3}, Payload: []byte(`{"parent":0,"index":2,"name":"net1","mac":"02:00:00:00:00:01","mtu":0}`)}
@@ -206,7 +206,7 @@ func TestRecordsAreFoundByNamespaceAndForgottenOneByOne(t *testing.T) {
 	}
 }
 
-func TestAnUnreadableRecordHidesNoOther(t *testing.T) {
+func TestRecords_List_returns_readable_records_besides_unreadable_ones(t *testing.T) {
 	s := OpenRecords(t.TempDir(), "boot", nil)
 	good := Record{ClaimUID: "good", Share: "s", Namespace: Namespace{Cookie: 1}}
 	if err := s.Write(good); err != nil {
@@ -218,12 +218,12 @@ func TestAnUnreadableRecordHidesNoOther(t *testing.T) {
 		}
 	}
 	records, err := s.List()
-	if len(records) != 1 || err == nil || !strings.Contains(err.Error(), "it has version 99, this plugin reads 1") || !strings.Contains(err.Error(), "a.json") {
+	if len(records) != 1 || err == nil || !strings.Contains(err.Error(), "it has version 99, this plugin reads 1 to 1") || !strings.Contains(err.Error(), "a.json") {
 		t.Errorf("%v, %v", records, err)
 	}
 }
 
-func TestAHookIsInstalledBesideItsPredecessor(t *testing.T) {
+func TestInstall_keeps_the_previous_hook(t *testing.T) {
 	dir, source := t.TempDir(), filepath.Join(t.TempDir(), "hook")
 	var paths []string
 	for _, content := range []string{"old", "new", "new"} {
@@ -236,7 +236,7 @@ func TestAHookIsInstalledBesideItsPredecessor(t *testing.T) {
 		}
 		paths = append(paths, path)
 	}
-	for _, other := range []string{"somebody-elses", filepath.Base(paths[0]) + ".writing"} {
+	for _, other := range []string{"another-program", filepath.Base(paths[0]) + ".writing"} {
 		if err := os.WriteFile(filepath.Join(dir, other), nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -259,7 +259,7 @@ func FuzzRecord(f *testing.F) {
 	})
 }
 
-// Whatever a hook is called with must not lead out of the directory.
+// No argument of the hook leads out of the directory.
 func FuzzRecordPath(f *testing.F) {
 	f.Add("claim", "share", uint64(1))
 	f.Add("../../etc", "a/b", uint64(0))
@@ -273,7 +273,7 @@ func FuzzRecordPath(f *testing.F) {
 	})
 }
 
-// A hook's state comes from the runtime, and its annotations from users.
+// The runtime provides the state, and users provide its annotations.
 func FuzzHookState(f *testing.F) {
 	f.Add([]byte(`{"pid": 1, "bundle": "/b", "annotations": {"io.kubernetes.cri.sandbox-uid": "u", "io.kubernetes.cri.sandbox-name": "n", "io.kubernetes.cri.sandbox-namespace": "s"}}`))
 	f.Add([]byte(`{"pid": -1}`))
@@ -317,12 +317,12 @@ func FuzzRequest(f *testing.F) {
 type answering struct{}
 
 func (answering) Attach(context.Context, Request, *os.File, *os.File) (Response, error) {
-	return Response{Interface: "net1"}, nil
+	return Response{}, nil
 }
 
-// The hook asks the newest socket first, by the file's time. A clock that was
-// set changes the order, and nothing else.
-func TestAClockThatJumpsKeepsNoHookFromItsPlugin(t *testing.T) {
+// The hook tries the newest socket first, by the time of the file. A change of the
+// clock affects only the order.
+func TestHook_reaches_its_plugin_after_clock_changes(t *testing.T) {
 	dir := t.TempDir()
 	server, err := Listen(dir, "alive", answering{})
 	if err != nil {

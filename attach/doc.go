@@ -1,23 +1,35 @@
-// Package attach is what passes between the OCI hook and the node plugin: both
-// ends, and the record that lets the hook do without the plugin.
+// Package attach contains what the OCI hook and the node plugin exchange: both
+// ends of their protocol, and the records by which the hook recognizes an
+// existing attachment without the plugin.
 //
-// The hook runs once per container start, as root, in the node's namespaces.
-// It opens a netlink socket in the pod's network namespace and sends two
-// descriptors, that namespace and that socket, with a Request over a unix
-// socket. The plugin answers with a Response when the share is attached, or
-// refuses. No answer is a refusal: the container does not start.
+// The OCI runtime runs the hook once per container start, as root, in the node's
+// namespaces. The hook opens a netlink socket in the pod's network namespace and
+// sends two descriptors, of that namespace and of that socket, with a Request
+// over a unix socket. The plugin sends a Response once the share is attached, or
+// with the reason why it refuses. Without a Response the hook fails, and the
+// container does not start.
 //
-// Each plugin instance listens on a socket of its own in SocketDir, since two
-// run at once during a rolling update; the hook asks the newest first. It
-// waits for a plugin that is away, because a pod whose restart policy is Never
-// does not get a second try.
+// Each plugin instance listens on a socket of its own in SocketDir, because two
+// plugins run during a rolling update; the hook tries the newest first. It waits
+// for a plugin that is restarting, because the kubelet does not retry a pod whose
+// restart policy is Never.
 //
-// For each link the plugin keeps a Record in its run directory, on a tmpfs that only
-// root can read. A container that starts again finds its link by it, also while
-// no plugin runs.
+// For each attachment the plugin keeps a Record in its run directory, on a tmpfs
+// that only root can read. A restarting container finds its attachment by it,
+// even while no plugin runs.
+//
+// # Version skew
+//
+// The hook of a running container, the records, and the plugin may come from
+// different releases: the plugin is upgraded or rolled back while pods run. A
+// release accepts the protocol and the records of the previous release, and it
+// sends and writes what the previous release accepts. Therefore a new version
+// takes two releases: the first accepts it, the second sends and writes it. New
+// optional fields do not need a new version, because readers ignore unknown
+// fields.
 package attach
 
 import "path/filepath"
 
-// SocketDir is where the plugins listen.
+// SocketDir returns the directory in which the plugins listen.
 func SocketDir(runDir string) string { return filepath.Join(runDir, "attach.d") }

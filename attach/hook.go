@@ -17,27 +17,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Hook is the OCI runtime's end: what one run of the hook is asked to do.
+// Hook is the hook's end of the protocol: the arguments of one run.
 type Hook struct {
 	RunDir   string
 	ClaimUID string
 	Share    string
-	// Wait is how long to wait for a plugin that is away.
+	// Wait is the time to wait for a plugin that is not running.
 	Wait time.Duration
 }
 
-// DefaultWait is under the kubelet's two minutes for a runtime request.
+// DefaultWait is less than the kubelet's timeout of two minutes for requests to
+// the runtime.
 const DefaultWait = 60 * time.Second
 
-// state is what an OCI runtime hands to a hook (runtime-spec, "State").
+// state is the container's state that an OCI runtime passes to a hook (OCI
+// runtime-spec, "State").
 type state struct {
 	Pid         int               `json:"pid"`
 	Bundle      string            `json:"bundle"`
 	Annotations map[string]string `json:"annotations"`
 }
 
-// Run attaches the share to the pod of the container whose state is on stdin.
-// An error means that the container must not start.
+// Run attaches the share to the pod of the container whose state is on stdin. If
+// it returns an error, the container must not start.
 func (h Hook) Run(ctx context.Context, stdin io.Reader) error {
 	var s state
 	if err := json.NewDecoder(io.LimitReader(stdin, 1<<20)).Decode(&s); err != nil {
@@ -63,7 +65,8 @@ func (h Hook) Run(ctx context.Context, stdin io.Reader) error {
 	return h.ask(ctx, request, namespace, pod.socket)
 }
 
-// request identifies the pod by the annotations of containerd or CRI-O.
+// request returns the request for a container. It identifies the pod by the
+// annotations that containerd or CRI-O set.
 func (h Hook) request(s state) (Request, error) {
 	first := func(keys ...string) string {
 		for _, k := range keys {
@@ -83,13 +86,13 @@ func (h Hook) request(s state) (Request, error) {
 		SandboxID: first("io.kubernetes.cri.sandbox-id", "io.kubernetes.cri-o.SandboxID"),
 	}
 	if r.Pod.UID == "" {
-		return r, errors.New("the container's annotations name no pod: is the runtime containerd or CRI-O?")
+		return r, errors.New("the container's annotations do not identify its pod: is the runtime containerd or CRI-O?")
 	}
 	return r, r.validate()
 }
 
-// podNamespace opens the container's network namespace, and refuses one that
-// is not the pod's own.
+// podNamespace opens the container's network namespace. It refuses one that does
+// not belong to the pod.
 func podNamespace(s state) (*os.File, error) {
 	if s.Pid <= 0 {
 		return nil, fmt.Errorf("the container's state has pid %d: is this a createRuntime hook?", s.Pid)
@@ -104,18 +107,20 @@ func podNamespace(s state) (*os.File, error) {
 	return namespace, nil
 }
 
+// checkNamespace refuses the node's network namespace, and one that differs from
+// the one in the container's bundle.
 func checkNamespace(namespace *os.File, bundle string) error {
 	got, err := namespace.Stat()
 	if err != nil {
 		return err
 	}
-	// Not /proc/self: that is the first thread, which may have been left in a pod.
+	// /proc/self is the first thread, which may be in another namespace.
 	own, err := os.Stat("/proc/thread-self/ns/net")
 	if err != nil {
 		return err
 	}
 	if os.SameFile(got, own) {
-		return errors.New("the pod has the node's network (hostNetwork): a share of a NIC cannot be attached to it")
+		return errors.New("the pod uses the node's network (hostNetwork): a share of a NIC cannot be attached to it")
 	}
 	path, err := namespaceInBundle(bundle)
 	if err != nil {
@@ -123,7 +128,7 @@ func checkNamespace(namespace *os.File, bundle string) error {
 	}
 	want, err := os.Stat(path)
 	if err != nil {
-		return fmt.Errorf("network namespace in the container's config.json: %w", err)
+		return fmt.Errorf("check the network namespace in the container's config.json: %w", err)
 	}
 	if !os.SameFile(got, want) {
 		return fmt.Errorf("the container is not in the network namespace that its config.json names, %s", path)
@@ -131,6 +136,8 @@ func checkNamespace(namespace *os.File, bundle string) error {
 	return nil
 }
 
+// namespaceInBundle returns the path of the network namespace in a container's
+// config.json.
 func namespaceInBundle(bundle string) (string, error) {
 	raw, err := os.ReadFile(filepath.Join(bundle, "config.json"))
 	if err != nil {
@@ -152,55 +159,57 @@ func namespaceInBundle(bundle string) (string, error) {
 			return ns.Path, nil
 		}
 	}
-	return "", errors.New("the container's config.json names no network namespace: does the runtime run pods in virtual machines?")
+	return "", errors.New("the container's config.json does not contain the path of a network namespace: does the runtime run pods in virtual machines?")
 }
 
-// inPod is what is found or made in a pod's namespace.
-type inPod struct {
+// inspection is the result of inspecting a pod's namespace.
+type inspection struct {
 	attached bool
 	socket   *os.File // NETLINK_ROUTE
 }
 
-// enter looks into the namespace, on a thread of its own that is thrown away:
-// nothing else of this process ever runs there.
-func enter(namespace *os.File, h Hook) (inPod, error) {
+// enter inspects the namespace on a thread of its own, which ends afterwards: no
+// other code of this process runs in the namespace.
+func enter(namespace *os.File, h Hook) (inspection, error) {
 	type result struct {
-		inPod
+		inspection
 		err error
 	}
 	done := make(chan result)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		runtime.LockOSThread() // without UnlockOSThread, the thread ends with the goroutine
 		var r result
 		if err := unix.Setns(int(namespace.Fd()), unix.CLONE_NEWNET); err != nil {
 			r.err = fmt.Errorf("enter the pod's network namespace: %w", err)
 		} else {
-			r.inPod, r.err = lookAround(namespace, h)
+			r.inspection, r.err = inspect(namespace, h)
 		}
 		done <- r
 	}()
 	r := <-done
-	return r.inPod, r.err
+	return r.inspection, r.err
 }
 
-func lookAround(namespace *os.File, h Hook) (inPod, error) {
+// inspect opens a netlink socket in this thread's namespace, unless the share is
+// attached to it already.
+func inspect(namespace *os.File, h Hook) (inspection, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
 	if err != nil {
-		return inPod{}, fmt.Errorf("open a socket in the pod's network namespace: %w", err)
+		return inspection{}, fmt.Errorf("open a socket in the pod's network namespace: %w", err)
 	}
 	socket := os.NewFile(uintptr(fd), "rtnetlink")
 	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
 	if err != nil {
-		return inPod{}, errors.Join(err, socket.Close())
+		return inspection{}, errors.Join(err, socket.Close())
 	}
 	id, err := NamespaceOf(namespace, cookie)
 	if err != nil {
-		return inPod{}, errors.Join(err, socket.Close())
+		return inspection{}, errors.Join(err, socket.Close())
 	}
 	if h.attached(id) {
-		return inPod{attached: true}, socket.Close()
+		return inspection{attached: true}, socket.Close()
 	}
-	return inPod{socket: socket}, nil
+	return inspection{socket: socket}, nil
 }
 
 // attached reports whether the share's link already exists in this thread's
@@ -222,17 +231,17 @@ func (l Link) exists() bool {
 }
 
 const (
-	// askAgain is how long the hook waits before it asks a plugin again that
-	// was not there: there is no event for the end of a connection refused.
-	askAgain    = 100 * time.Millisecond
-	dialTimeout = time.Second
+	// retryInterval is the interval at which the hook tries to reach a plugin:
+	// no event announces that a socket accepts connections.
+	retryInterval = 100 * time.Millisecond
+	dialTimeout   = time.Second
 )
 
-// ask tries the plugins until one answers.
+// ask sends the request to the plugins until one answers.
 func (h Hook) ask(ctx context.Context, r Request, namespace, socket *os.File) error {
 	ctx, cancel := context.WithTimeout(ctx, h.Wait)
 	defer cancel()
-	again := time.NewTicker(askAgain)
+	again := time.NewTicker(retryInterval)
 	defer again.Stop()
 	var last error
 	for {
@@ -253,15 +262,15 @@ func (h Hook) ask(ctx context.Context, r Request, namespace, socket *os.File) er
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("no dra-shared-plugin answered for %s: is its pod running on this node? Last: %w", h.Wait, last)
+			return fmt.Errorf("no dra-shared-plugin answered for %s: is its pod running on this node? Last error: %w", h.Wait, last)
 		case <-again.C:
 		}
 	}
 }
 
-var errNoPlugin = errors.New("no plugin listens")
+var errNoPlugin = errors.New("no plugin is listening")
 
-// sockets returns the plugins' sockets, newest first.
+// sockets returns the paths of the plugins' sockets, newest first.
 func (h Hook) sockets() ([]string, error) {
 	entries, err := os.ReadDir(SocketDir(h.RunDir))
 	if err != nil {

@@ -15,9 +15,9 @@ import (
 	"github.com/dra-shared/dra-driver-shared/internal/files"
 )
 
-// Install copies the hook to a directory of the node and returns its path
-// there, which names its content: a version that runs, or that a container's
-// CDI spec names, is never overwritten.
+// Install copies the hook to a directory of the node and returns its path. The
+// file name contains a hash of the content, so that Install never overwrites a
+// version that is running or that the CDI spec of a container names.
 func Install(source, dir string, failpoints failpoint.Injector) (string, error) {
 	content, err := os.ReadFile(source)
 	if err != nil {
@@ -28,16 +28,18 @@ func Install(source, dir string, failpoints failpoint.Injector) (string, error) 
 	}
 	var stat unix.Statfs_t
 	if err := unix.Statfs(dir, &stat); err != nil {
-		return "", fmt.Errorf("look at %s: %w", dir, err)
+		return "", fmt.Errorf("check the mount options of %s: %w", dir, err)
 	}
 	if stat.Flags&unix.ST_NOEXEC != 0 {
-		return "", fmt.Errorf("%s is mounted noexec: the runtime could not run the hook; choose another directory (--hook-dir)", dir)
+		return "", fmt.Errorf("%s is mounted noexec, so that the runtime cannot run the hook: choose another directory (--hook-dir)", dir)
 	}
 	path := filepath.Join(dir, fmt.Sprintf("%s%x", hookPrefix, sha256.Sum256(content))[:len(hookPrefix)+16])
-	if there, err := os.ReadFile(path); err == nil && bytes.Equal(there, content) {
-		return path, nil
-	} else if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	installed, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return "", err
+	}
+	if err == nil && bytes.Equal(installed, content) {
+		return path, nil
 	}
 	if err := files.Replace(failpoints, "hook", path, content, files.Options{Mode: 0o755, Durable: true}); err != nil {
 		return "", fmt.Errorf("install the hook: %w", err)
@@ -47,7 +49,7 @@ func Install(source, dir string, failpoints failpoint.Injector) (string, error) 
 
 const hookPrefix = "dra-shared-hook-"
 
-// Hooks returns the hooks that are installed in a directory.
+// Hooks returns the paths of the hooks that are installed in a directory.
 func Hooks(dir string) ([]string, error) {
 	return filepath.Glob(filepath.Join(dir, hookPrefix+"*[0-9a-f]"))
 }

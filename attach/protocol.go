@@ -10,10 +10,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ProtocolVersion of Request and Response. A plugin answers what it knows.
-const ProtocolVersion = 1
+// Versions of Request and Response; see "Version skew" above.
+const (
+	// ProtocolVersion is the version that this release sends.
+	ProtocolVersion = 1
+	// oldestProtocol and newestProtocol are the versions that it accepts.
+	oldestProtocol = 1
+	newestProtocol = 1
+)
 
-// Request asks for one share to be attached to one pod sandbox.
+// Request asks the plugin to attach one share to one pod sandbox.
 type Request struct {
 	Version   int    `json:"version"`
 	ClaimUID  string `json:"claimUID"`
@@ -32,23 +38,23 @@ type Pod struct {
 // Response is the plugin's answer.
 type Response struct {
 	Version int `json:"version"`
-	// Error is empty if the share is attached. Otherwise a user reads it in
-	// the pod's events.
+	// Error is "" if the share is attached. Otherwise it appears in the pod's
+	// events.
 	Error string `json:"error,omitempty"`
-	// Interface is the link's name in the pod.
-	Interface string `json:"interface,omitempty"`
 }
 
 const (
 	maxMessage     = 8 << 10 // bytes, either direction
-	descriptorsIn  = 2       // of a request: the namespace, the socket
+	descriptorsIn  = 2       // descriptors of a request: the namespace and the socket
 	network        = "unixpacket"
-	maxRequestName = 253 // no name in Kubernetes is longer
+	maxRequestName = 253 // the longest name in Kubernetes
 )
 
+// validate refuses a request of an unknown version or with missing fields.
 func (r Request) validate() error {
-	if r.Version != ProtocolVersion {
-		return fmt.Errorf("request has version %d, this plugin speaks %d: do hook and plugin belong to one release?", r.Version, ProtocolVersion)
+	if r.Version < oldestProtocol || r.Version > newestProtocol {
+		return fmt.Errorf("request has version %d, this plugin accepts %d to %d: are hook and plugin more than one release apart?",
+			r.Version, oldestProtocol, newestProtocol)
 	}
 	for field, value := range map[string]string{
 		"claimUID": r.ClaimUID, "share": r.Share, "pod.uid": r.Pod.UID, "pod.namespace": r.Pod.Namespace, "pod.name": r.Pod.Name,
@@ -81,8 +87,8 @@ func send(conn *net.UnixConn, message any, files ...*os.File) error {
 	return err
 }
 
-// receive reads one message and exactly as many descriptors as wanted. A
-// message that is cut off, or has more, is refused: nothing in it can be trusted.
+// receive reads one message with exactly that many descriptors. It refuses a
+// truncated message and one with other descriptors, and closes them.
 func receive(conn *net.UnixConn, message any, descriptors int) ([]*os.File, error) {
 	payload := make([]byte, maxMessage)
 	rights := make([]byte, unix.CmsgSpace(4*descriptorsIn))

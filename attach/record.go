@@ -14,14 +14,20 @@ import (
 	"github.com/dra-shared/dra-driver-shared/internal/files"
 )
 
-// RecordVersion of Record.
-const RecordVersion = 1
+// Versions of Record; see "Version skew" above.
+const (
+	// RecordVersion is the version that this release writes.
+	RecordVersion = 1
+	// oldestRecord and newestRecord are the versions that it reads.
+	oldestRecord = 1
+	newestRecord = 1
+)
 
 // Namespace identifies a network namespace until the next boot.
 type Namespace struct {
-	Inode  uint64 `json:"inode"`  // of the namespace in nsfs; used again after it is gone
-	Cookie uint64 `json:"cookie"` // never used again
-	NSID   int    `json:"nsid"`   // as the node's namespace knows it, while it lives
+	Inode  uint64 `json:"inode"`  // of the namespace in nsfs; the kernel reuses it
+	Cookie uint64 `json:"cookie"` // the kernel never reuses it
+	NSID   int    `json:"nsid"`   // the ID that the node's namespace has for it; the kernel reuses it
 }
 
 // NamespaceOf identifies an open namespace whose cookie is known.
@@ -32,7 +38,7 @@ func NamespaceOf(f *os.File, cookie uint64) (Namespace, error) {
 	}
 	stat, ok := info.Sys().(*syscall.Stat_t)
 	if !ok {
-		return Namespace{}, fmt.Errorf("no inode of %s", f.Name())
+		return Namespace{}, fmt.Errorf("%s: the file system reports no inode", f.Name())
 	}
 	return Namespace{Inode: stat.Ino, Cookie: cookie}, nil
 }
@@ -41,9 +47,9 @@ func NamespaceOf(f *os.File, cookie uint64) (Namespace, error) {
 // in this package because the hook reads it, without a plugin, to find out
 // whether the link of a restarting container still exists.
 type Link struct {
-	Parent    int      `json:"parent"` // index of the NIC
-	Index     int      `json:"index"`  // in the pod
-	Name      string   `json:"name"`   // in the pod
+	Parent    int      `json:"parent"` // interface index of the NIC
+	Index     int      `json:"index"`  // interface index in the pod
+	Name      string   `json:"name"`   // name in the pod
 	MAC       string   `json:"mac"`
 	MTU       int      `json:"mtu"` // bytes
 	Addresses []string `json:"addresses,omitempty"`
@@ -65,11 +71,11 @@ type Record struct {
 	Pod       Pod       `json:"pod"`
 	SandboxID string    `json:"sandboxID"`
 	Namespace Namespace `json:"namespace"`
-	// Class is the share's number on its device; see record.Share.
-	Class uint16 `json:"class"`
 	// Payload is what the device kind attached, in the kind's own format. The
 	// JSON name dates from the time when NICs were the only kind to attach.
 	Payload json.RawMessage `json:"link,omitempty"`
+	// Class is the share's number on its device; see record.Share.
+	Class uint16 `json:"class"`
 }
 
 // Link decodes the payload of an attachment that is a network interface.
@@ -81,32 +87,34 @@ func (r Record) Link() (Link, error) {
 	return l, nil
 }
 
-// Records is the directory of attach records. Of a share in a namespace there
-// is one at the most.
+// Records is the directory of attachment records. It has at most one record per
+// share and namespace.
 type Records struct {
 	dir        string
 	bootID     string
 	failpoints failpoint.Injector
 }
 
-// AnyBoot is for who looks at the link itself before believing a record.
+// AnyBoot accepts the records of any boot, for callers that compare a record
+// with the link that exists.
 const AnyBoot = ""
 
-// OpenRecords returns the attach records below a plugin's run directory.
-// bootID goes into what is written; records of another boot do not exist.
+// OpenRecords returns the attachment records below a plugin's run directory.
+// New records contain bootID; records of another boot count as missing.
 func OpenRecords(runDir, bootID string, failpoints failpoint.Injector) *Records {
 	return &Records{dir: filepath.Join(runDir, "attached"), bootID: bootID, failpoints: failpoints}
 }
 
-// path begins with the claim, so that its records are found without reading
-// all. The share is hashed because it comes from outside and need not be fit
-// for a path.
+// path returns the path of a record. It starts with the claim, so that the
+// records of a claim are found without reading all. It contains a hash of the
+// share, because a share's name may be unsuitable for a path.
 func (s *Records) path(claimUID, share string, ns Namespace) string {
 	sum := sha256.Sum256([]byte(share))
 	return filepath.Join(s.dir, fmt.Sprintf("%s_%x-%x.json", pathElement(claimUID), ns.Cookie, sum[:10]))
 }
 
-// pathElement makes an identifier one element of a path that is no pattern.
+// pathElement converts an identifier to one element of a path, without
+// characters that are special in patterns.
 func pathElement(id string) string {
 	if id == "" || id[0] == '.' || strings.ContainsAny(id, "/\x00*?[\\") {
 		return fmt.Sprintf("%x", sha256.Sum256([]byte(id)))
@@ -114,8 +122,8 @@ func pathElement(id string) string {
 	return id
 }
 
-// Write writes a record, whole or not at all. It is not synced: it need not
-// outlive the kernel.
+// Write writes a record atomically. It does not sync the file, because the
+// attachment ends with the kernel, too.
 func (s *Records) Write(r Record) error {
 	r.Version, r.BootID = RecordVersion, s.bootID
 	path := s.path(r.ClaimUID, r.Share, r.Namespace)
@@ -129,15 +137,15 @@ func (s *Records) Write(r Record) error {
 	return files.Replace(s.failpoints, "attach record", path, raw, files.Options{Mode: 0o600})
 }
 
-// Read returns the record of a share in a namespace, an error that is
-// os.ErrNotExist if there is none.
+// Read returns the record of a share in a namespace. If there is none, the error
+// wraps os.ErrNotExist.
 func (s *Records) Read(claimUID, share string, ns Namespace) (Record, error) {
 	r, err := s.read(s.path(claimUID, share, ns))
 	if err != nil {
 		return r, err
 	}
 	if r.ClaimUID != claimUID || r.Share != share || r.Namespace.Inode != ns.Inode || r.Namespace.Cookie != ns.Cookie {
-		return r, fmt.Errorf("attach record is of claim %s, share %s, namespace %d: %w", r.ClaimUID, r.Share, r.Namespace.Inode, os.ErrNotExist)
+		return r, fmt.Errorf("attachment record belongs to claim %s, share %s, namespace %d: %w", r.ClaimUID, r.Share, r.Namespace.Inode, os.ErrNotExist)
 	}
 	return r, nil
 }
@@ -149,34 +157,35 @@ func (s *Records) read(path string) (Record, error) {
 	}
 	r, err := decodeRecord(raw)
 	if err != nil {
-		return r, fmt.Errorf("attach record %s: %w", path, err)
+		return r, fmt.Errorf("attachment record %s: %w", path, err)
 	}
 	if s.bootID != AnyBoot && r.BootID != s.bootID {
-		return r, fmt.Errorf("attach record %s is of another boot: %w", path, os.ErrNotExist)
+		return r, fmt.Errorf("attachment record %s belongs to another boot: %w", path, os.ErrNotExist)
 	}
 	return r, nil
 }
 
+// decodeRecord decodes and validates a record.
 func decodeRecord(raw []byte) (r Record, err error) {
 	if err := json.Unmarshal(raw, &r); err != nil {
 		return r, err
 	}
-	if r.Version != RecordVersion {
-		return r, fmt.Errorf("it has version %d, this plugin reads %d", r.Version, RecordVersion)
+	if r.Version < oldestRecord || r.Version > newestRecord {
+		return r, fmt.Errorf("it has version %d, this plugin reads %d to %d", r.Version, oldestRecord, newestRecord)
 	}
 	if r.ClaimUID == "" || r.Share == "" || r.Namespace.Cookie == 0 {
-		return r, errors.New("it names no claim, no share or no namespace")
+		return r, errors.New("it lacks a claim, a share, or a namespace")
 	}
 	return r, nil
 }
 
-// List returns the records of all claims. Unreadable ones are errors beside
-// what could be read; they stay, and what they told of is found in the kernel.
+// List returns the records of all claims. The error describes the records that
+// cannot be read; they stay in place.
 func (s *Records) List() ([]Record, error) {
 	return s.list("*", func(Record) bool { return true })
 }
 
-// OfClaim returns the records of one claim, as List does.
+// OfClaim returns the records of one claim. For unreadable records see List.
 func (s *Records) OfClaim(claimUID string) ([]Record, error) {
 	return s.list(pathElement(claimUID)+"_*", func(r Record) bool { return r.ClaimUID == claimUID })
 }
@@ -202,11 +211,12 @@ func (s *Records) list(pattern string, wanted func(Record) bool) ([]Record, erro
 	return records, failed
 }
 
-// asideSuffix is that of records that were set aside.
+// asideSuffix ends the names of records that were set aside.
 const asideSuffix = ".unreadable"
 
-// SetCorruptAside sets aside records that nobody can read, and returns what was
-// wrong with them. What they told of is in the kernel; they go with their claim.
+// SetCorruptAside renames the records that cannot be read, so that they no
+// longer affect others, and returns the reasons. They are removed with their
+// claim.
 func (s *Records) SetCorruptAside() (found error, err error) {
 	paths, err := filepath.Glob(filepath.Join(s.dir, "*.json"))
 	for _, path := range paths {
@@ -218,8 +228,8 @@ func (s *Records) SetCorruptAside() (found error, err error) {
 	return found, err
 }
 
-// Aside returns the records that were set aside, by path, with the claims they
-// are of.
+// Aside returns the UIDs of the claims of records that were set aside, by the
+// path of the record.
 func (s *Records) Aside() (claimUIDs map[string]string, err error) {
 	paths, err := filepath.Glob(filepath.Join(s.dir, "*"+asideSuffix))
 	claimUIDs = map[string]string{}
@@ -229,7 +239,7 @@ func (s *Records) Aside() (claimUIDs map[string]string, err error) {
 	return claimUIDs, err
 }
 
-// RemoveClaim removes whatever there is of a claim, readable or not.
+// RemoveClaim removes all records of a claim, including unreadable ones.
 func (s *Records) RemoveClaim(claimUID string) error {
 	paths, err := filepath.Glob(filepath.Join(s.dir, pathElement(claimUID)+"_*"))
 	for _, path := range paths {
@@ -238,7 +248,8 @@ func (s *Records) RemoveClaim(claimUID string) error {
 	return err
 }
 
-// RemoveOfOtherBoots removes records that were written before the node booted.
+// RemoveOfOtherBoots removes the records that were written before the current
+// boot, and returns their number.
 func (s *Records) RemoveOfOtherBoots() (removed int, failed error) {
 	any := &Records{dir: s.dir, failpoints: s.failpoints, bootID: AnyBoot}
 	all, err := any.List()
@@ -252,7 +263,7 @@ func (s *Records) RemoveOfOtherBoots() (removed int, failed error) {
 	return removed, errors.Join(err, failed)
 }
 
-// Remove removes a record. It is no error if there is none.
+// Remove removes a record. It succeeds if there is none.
 func (s *Records) Remove(r Record) error {
 	return files.Remove(s.failpoints, "attach record", s.path(r.ClaimUID, r.Share, r.Namespace), false)
 }

@@ -15,13 +15,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Handler attaches. It must not keep the files: the server closes them. An
-// error's text is shown to the pod's owner.
+// Handler attaches shares. It must not keep the files, which the server closes.
+// The text of an error appears in the pod's events.
 type Handler interface {
 	Attach(ctx context.Context, r Request, namespace, socket *os.File) (Response, error)
 }
 
-// Server is the plugin's end.
+// Server is the plugin's end of the protocol.
 type Server struct {
 	handler  Handler
 	listener *net.UnixListener
@@ -30,20 +30,20 @@ type Server struct {
 }
 
 const (
-	// maxConnections bounds the hooks that are served at once; more wait in
-	// the socket's backlog.
+	// maxConnections limits the hooks that are served at the same time. Others
+	// wait in the socket's backlog.
 	maxConnections = 64
-	// requestTimeout is for a peer that connects and says nothing.
+	// requestTimeout limits the wait for a peer that connects and sends nothing.
 	requestTimeout = 5 * time.Second
-	// attachTimeout is for the handler.
+	// attachTimeout limits the handler.
 	attachTimeout = 30 * time.Second
 )
 
-// Listen opens the socket NAME.sock of a plugin instance in SocketDir.
+// Listen opens the socket name.sock of a plugin instance in SocketDir.
 func Listen(runDir, name string, handler Handler) (*Server, error) {
 	dir := SocketDir(runDir)
-	// The directory keeps everybody but root away from the socket. It is
-	// never an abstract socket: those are reachable from hostNetwork pods.
+	// Only root can enter the directory. An abstract socket would be reachable
+	// from hostNetwork pods.
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
@@ -63,7 +63,7 @@ func Listen(runDir, name string, handler Handler) (*Server, error) {
 
 func socketPath(runDir, name string) string { return filepath.Join(SocketDir(runDir), name+".sock") }
 
-// Ping tells whether a plugin instance serves hooks.
+// Ping returns an error if a plugin instance does not serve hooks.
 func Ping(runDir, name string) error {
 	conn, err := net.DialTimeout(network, socketPath(runDir, name), dialTimeout)
 	if err != nil {
@@ -72,7 +72,7 @@ func Ping(runDir, name string) error {
 	return conn.Close()
 }
 
-// Serve answers hooks until ctx ends, then waits for those it has begun with.
+// Serve answers hooks until ctx ends, and then waits for those in progress.
 func (s *Server) Serve(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, func() { _ = s.listener.Close() })
 	defer stop()
@@ -101,14 +101,14 @@ func (s *Server) serve(ctx context.Context, conn *net.UnixConn) {
 		return // a ping
 	}
 	if err != nil {
-		logger.Error(err, "Refused to attach")
+		logger.Error(err, "Failed to attach share")
 		response = Response{Error: err.Error()}
 	}
 	response.Version = ProtocolVersion
 	if err := errors.Join(conn.SetWriteDeadline(time.Now().Add(requestTimeout)), send(conn, response)); err != nil {
-		// The hook is gone: its container does not start, and the next try
+		// The hook has ended, so its container does not start. The next attempt
 		// finds the share attached.
-		logger.Error(err, "Answer hook")
+		logger.Error(err, "Failed to answer hook")
 	}
 }
 
@@ -129,17 +129,17 @@ func (s *Server) answer(ctx context.Context, conn *net.UnixConn) (Response, erro
 		return Response{}, err
 	}
 	if kind, err := unix.IoctlRetInt(int(files[0].Fd()), unix.NS_GET_NSTYPE); err != nil || kind != unix.CLONE_NEWNET {
-		return Response{}, errors.New("the descriptor sent is not of a network namespace")
+		return Response{}, errors.New("the first descriptor does not refer to a network namespace")
 	}
-	// A handler that has begun goes on when the plugin is told to stop:
-	// half a link is worse than a late end.
+	// A handler in progress continues while the plugin stops: a partial
+	// attachment is worse than a delay.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), attachTimeout)
 	defer cancel()
 	return s.handler.Attach(ctx, request, files[0], files[1])
 }
 
-// checkPeer lets only root in. The directory does so already; this holds also
-// where somebody has opened it.
+// checkPeer refuses peers other than root. The directory excludes them already,
+// unless its mode was changed.
 func checkPeer(conn *net.UnixConn) error {
 	raw, err := conn.SyscallConn()
 	if err != nil {

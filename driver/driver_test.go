@@ -420,7 +420,7 @@ func TestAPodThatGoesIsDetachedWhileOthersStay(t *testing.T) {
 func (p *plugin) attached(want int) error {
 	records, err := attach.OpenRecords(p.options.RunDir, attach.AnyBoot, nil).List()
 	if err == nil && len(records) != want {
-		err = fmt.Errorf("%d attach records, want %d", len(records), want)
+		err = fmt.Errorf("%d attachment records, want %d", len(records), want)
 	}
 	return err
 }
@@ -504,9 +504,9 @@ func TestTheHookRefusesWhatIsNotThePodsNamespace(t *testing.T) {
 		s    *sandbox
 		want string
 	}{
-		{hostNetwork, "the pod has the node's network (hostNetwork)"},
+		{hostNetwork, "the pod uses the node's network (hostNetwork)"},
 		{other, "the container is not in the network namespace that its config.json names"},
-		{unnamed, "the container's config.json names no network namespace"},
+		{unnamed, "the container's config.json does not contain the path of a network namespace"},
 	} {
 		if err := tc.s.hook(c, share); err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: got %v, want %s", tc.s.name, err, tc.want)

@@ -1,8 +1,8 @@
 // Command dra-shared-hook is run by the container runtime before a container
 // starts that uses a share, because a CDI spec names it as a createRuntime
-// hook. It ends well once the node plugin has attached the share to the pod;
-// otherwise the container does not start, and what it writes to standard error
-// is in the pod's events.
+// hook. It succeeds once the node plugin has attached the share to the pod;
+// otherwise the container does not start, and the text on standard error appears
+// in the pod's events.
 //
 // With the command limit-memory it limits the container's cgroup instead: see
 // package dmem.
@@ -27,10 +27,10 @@ func main() {
 		return
 	}
 	var h attach.Hook
-	flag.StringVar(&h.RunDir, "run-dir", "/run/dra-shared", "directory of the plugin's sockets and attach records")
+	flag.StringVar(&h.RunDir, "run-dir", "/run/dra-shared", "directory of the plugin's sockets and attachment records")
 	flag.StringVar(&h.ClaimUID, "claim", "", "UID of the ResourceClaim")
 	flag.StringVar(&h.Share, "share", "", "name of the share's CDI device")
-	flag.DurationVar(&h.Wait, "wait", attach.DefaultWait, "how long to wait for a plugin that is away")
+	flag.DurationVar(&h.Wait, "wait", attach.DefaultWait, "how long to wait for a plugin that is not running")
 	flag.Parse()
 	if err := h.Run(context.Background(), os.Stdin); err != nil {
 		fmt.Fprintf(os.Stderr, "dra-shared: attach %s: %v\n", h.Share, err)
@@ -42,7 +42,7 @@ func limitMemory(args []string) {
 	l := dmem.Limiter{Proc: "/proc", Cgroups: "/sys/fs/cgroup"}
 	flags := flag.NewFlagSet(dmem.Command, flag.ExitOnError)
 	flags.StringVar(&l.Region, "region", "", "the device's memory, as the kernel names it")
-	flags.Uint64Var(&l.Bytes, "bytes", 0, "how much of it the container may have, beside what it may have already")
+	flags.Uint64Var(&l.Bytes, "bytes", 0, "how much of it the container may have, in addition to what it has already")
 	_ = flags.Parse(args) // it exits
 	if err := l.Run(os.Stdin); err != nil {
 		fmt.Fprintf(os.Stderr, "dra-shared: %v\n", err)
