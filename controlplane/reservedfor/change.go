@@ -1,6 +1,8 @@
 package reservedfor
 
 import (
+	"slices"
+
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
@@ -14,7 +16,7 @@ func holdChange(claim *resourceapi.ResourceClaim, holder Holder, owner claims.Ow
 	isPredecessor := func(entry resourceapi.ResourceClaimConsumerReference) bool {
 		return holder.isEntry(entry) && entry.UID != owner.UID
 	}
-	if hasEntry(claim, isPredecessor) {
+	if slices.ContainsFunc(claim.Status.ReservedFor, isPredecessor) {
 		change.Remove = claims.EntriesToRemove(claim, isPredecessor)
 		change.Precondition = true // see claims.ReleaseChange
 	}
@@ -37,13 +39,4 @@ func releaseChange(claim *resourceapi.ResourceClaim, holder Holder) claims.Chang
 		return claims.Change{Deallocate: true}
 	}
 	return claims.Change{Remove: remove, Precondition: true} // see claims.ReleaseChange
-}
-
-func hasEntry(claim *resourceapi.ResourceClaim, match func(resourceapi.ResourceClaimConsumerReference) bool) bool {
-	for _, entry := range claim.Status.ReservedFor {
-		if match(entry) {
-			return true
-		}
-	}
-	return false
 }
