@@ -18,42 +18,113 @@ import (
 	"tags.cncf.io/container-device-interface/pkg/parser"
 )
 
-// Where Kubernetes says what it asks for.
+// Documents that state the requirements.
 const (
 	proto      = "k8s.io/kubelet/pkg/apis/dra/v1/api.proto"
+	protoDev   = proto + ", Device"
 	pluginDoc  = "k8s.io/dynamic-resource-allocation/kubeletplugin, DRAPlugin"
+	idempotent = pluginDoc + ": PrepareResourceClaims and UnprepareResourceClaims must be idempotent"
 	kep4381    = "KEP-4381, Communication between kubelet and kubelet plugin"
 	kep5075    = "KEP-5075, consumable capacity"
 	cdiSpec    = "CNCF Container Device Interface, SPEC.md"
-	devicesDoc = proto + ", Device"
 )
 
-// Cases are what every plugin must do, in an order in which the simplest
-// comes first.
+// Cases returns the requirements for every plugin, the simplest first.
 func Cases() []Case {
 	return []Case{
-		{Name: "prepare answers with the allocated devices", Because: devicesDoc, Run: preparesWhatIsAllocated},
-		{Name: "prepare again answers the same", Because: pluginDoc + ": PrepareResourceClaims must be idempotent", Run: preparesAgain},
-		{Name: "prepare by several callers at once answers the same", Because: pluginDoc + ": PrepareResourceClaims must be idempotent", Run: preparesAtOnce},
-		{Name: "prepare of nothing is no error", Because: proto, Run: preparesNothing},
-		{Name: "the device has the share's ID", Because: kep5075 + ": ShareID in the plugin's response", Needs: sharing, Run: answersShareID},
-		{Name: "CDI devices are there once prepared, and gone once unprepared", Because: cdiSpec, Needs: cdiVisible, Run: keepsCDISpecs},
-		{Name: "a claim that cannot be prepared fails alone", Because: proto + ": errors are per claim", Run: failsAlone},
-		{Name: "a claim that does not exist is not prepared", Because: pluginDoc, Run: refusesMissing},
-		{Name: "a claim of another UID is not prepared", Because: kep4381 + ": the UID tells a claim from a namesake", Run: checksUID},
-		{Name: "a claim without an allocation is not prepared", Because: pluginDoc, Run: refusesUnallocated},
-		{Name: "results of other drivers are left alone", Because: kep4381 + ": a claim may have devices of several drivers", Run: leavesOthersAlone},
-		{Name: "a device in use is not given to another claim", Because: pluginDoc + ": the driver is the last line of defense", Run: refusesDoubleUse},
-		{Name: "claims share a device and do not disturb each other", Because: kep5075, Needs: sharing, Run: sharesADevice},
-		{Name: "unprepare of an unknown claim is no error", Because: pluginDoc + ": UnprepareResourceClaims must be idempotent", Run: unpreparesUnknown},
-		{Name: "unprepare again is no error", Because: pluginDoc + ": UnprepareResourceClaims must be idempotent", Run: unpreparesAgain},
-		{Name: "unprepare works when the claim has been deleted", Because: pluginDoc + ": the ResourceClaim may have been deleted already", Run: unpreparesDeleted},
-		{Name: "a claim can be prepared again after unprepare", Because: kep4381 + ": a claim outlives the pods that use it", Run: comesBack},
+		{
+			Name:      "prepare returns the allocated devices",
+			Reference: protoDev,
+			Run:       preparesAllocatedDevices,
+		},
+		{
+			Name:      "a second prepare returns the same devices",
+			Reference: idempotent,
+			Run:       preparesTwice,
+		},
+		{
+			Name:      "concurrent prepare calls return the same devices",
+			Reference: idempotent,
+			Run:       preparesConcurrently,
+		},
+		{
+			Name:      "prepare without claims succeeds",
+			Reference: proto,
+			Run:       preparesNoClaims,
+		},
+		{
+			Name:      "prepare returns the share ID of a device",
+			Reference: kep5075 + ": ShareID in the plugin's response",
+			Requires:  sharedDevice,
+			Run:       returnsShareID,
+		},
+		{
+			Name:      "CDI devices exist after prepare and are gone after unprepare",
+			Reference: cdiSpec,
+			Requires:  readableCDIDir,
+			Run:       managesCDISpecs,
+		},
+		{
+			Name:      "a claim that cannot be prepared does not affect other claims of the call",
+			Reference: proto + ": errors are per claim",
+			Run:       isolatesFailures,
+		},
+		{
+			Name:      "prepare rejects a claim that does not exist",
+			Reference: pluginDoc,
+			Run:       rejectsMissingClaim,
+		},
+		{
+			Name:      "prepare rejects a claim with another UID",
+			Reference: kep4381 + ": the UID distinguishes a claim from a later claim of the same name",
+			Run:       rejectsOtherUID,
+		},
+		{
+			Name:      "prepare rejects a claim without an allocation",
+			Reference: pluginDoc,
+			Run:       rejectsUnallocatedClaim,
+		},
+		{
+			Name:      "prepare ignores devices of other drivers",
+			Reference: kep4381 + ": a claim may have devices of several drivers",
+			Run:       ignoresOtherDrivers,
+		},
+		{
+			Name:      "prepare rejects a device that another claim uses",
+			Reference: pluginDoc + ": the driver is the last line of defense against double allocation",
+			Run:       rejectsDoubleAllocation,
+		},
+		{
+			Name:      "claims that share a device do not affect each other",
+			Reference: kep5075,
+			Requires:  sharedDevice,
+			Run:       isolatesShares,
+		},
+		{
+			Name:      "unprepare of an unknown claim succeeds",
+			Reference: idempotent,
+			Run:       unpreparesUnknownClaim,
+		},
+		{
+			Name:      "a second unprepare succeeds",
+			Reference: idempotent,
+			Run:       unpreparesTwice,
+		},
+		{
+			Name:      "unprepare succeeds after the claim was deleted",
+			Reference: pluginDoc + ": the ResourceClaim may have been deleted already",
+			Run:       unpreparesDeletedClaim,
+		},
+		{
+			Name:      "a claim can be prepared again after unprepare",
+			Reference: kep4381 + ": a claim outlives the pods that use it",
+			Run:       preparesAfterUnprepare,
+		},
 	}
 }
 
-func preparesWhatIsAllocated(ctx context.Context, s *Suite) error {
-	c, err := s.allocated(ctx, nil)
+func preparesAllocatedDevices(ctx context.Context, s *Suite) error {
+	c, err := s.createAllocated(ctx, nil)
 	if err != nil {
 		return err
 	}
@@ -67,22 +138,24 @@ func preparesWhatIsAllocated(ctx context.Context, s *Suite) error {
 	}
 	for _, d := range devices {
 		if d.PoolName != want.Pool || d.DeviceName != want.Device {
-			return fmt.Errorf("the response has device %s/%s, allocated is %s/%s", d.PoolName, d.DeviceName, want.Pool, want.Device)
+			return fmt.Errorf("the response has device %s/%s, but device %s/%s is allocated",
+				d.PoolName, d.DeviceName, want.Pool, want.Device)
 		}
 		if len(d.RequestNames) > 0 && !slices.Contains(d.RequestNames, want.Request) {
-			return fmt.Errorf("device %s is for requests %v, allocated for %s", d.DeviceName, d.RequestNames, want.Request)
+			return fmt.Errorf("the response has device %s for the requests %v, but it is allocated for %s",
+				d.DeviceName, d.RequestNames, want.Request)
 		}
 		for _, id := range d.CdiDeviceIds {
 			if _, _, _, err := parser.ParseQualifiedName(id); err != nil {
-				return fmt.Errorf("device %s: %w", d.DeviceName, err)
+				return fmt.Errorf("CDI device ID of device %s: %w", d.DeviceName, err)
 			}
 		}
 	}
 	return nil
 }
 
-func preparesAgain(ctx context.Context, s *Suite) error {
-	c, err := s.allocated(ctx, nil)
+func preparesTwice(ctx context.Context, s *Suite) error {
+	c, err := s.createAllocated(ctx, nil)
 	if err != nil {
 		return err
 	}
@@ -90,53 +163,57 @@ func preparesAgain(ctx context.Context, s *Suite) error {
 	if err != nil {
 		return err
 	}
-	again, err := s.prepareOne(ctx, c)
+	second, err := s.prepareOne(ctx, c)
 	if err != nil {
-		return fmt.Errorf("the second time: %w", err)
+		return fmt.Errorf("second call: %w", err)
 	}
-	return same(first, again)
+	return sameDevices(first, second)
 }
 
-func same(first, again []*drapb.Device) error {
-	if diff := cmp.Diff(first, again, protocmp.Transform()); diff != "" {
-		return fmt.Errorf("answers differ (-first +again):\n%s", diff)
+// sameDevices returns an error if two calls returned different devices.
+func sameDevices(first, second []*drapb.Device) error {
+	if diff := cmp.Diff(first, second, protocmp.Transform()); diff != "" {
+		return fmt.Errorf("the responses differ (-first +second):\n%s", diff)
 	}
 	return nil
 }
 
-func preparesAtOnce(ctx context.Context, s *Suite) error {
-	c, err := s.allocated(ctx, nil)
+func preparesConcurrently(ctx context.Context, s *Suite) error {
+	c, err := s.createAllocated(ctx, nil)
 	if err != nil {
 		return err
 	}
 	const callers = 8
-	answers, errs := make([][]*drapb.Device, callers), make([]error, callers)
+	devices, errs := make([][]*drapb.Device, callers), make([]error, callers)
 	var wait sync.WaitGroup
 	for i := range callers {
-		wait.Go(func() { answers[i], errs[i] = s.prepareOne(ctx, c) })
+		wait.Go(func() { devices[i], errs[i] = s.prepareOne(ctx, c) })
 	}
 	wait.Wait()
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	for _, a := range answers[1:] {
-		if err := same(answers[0], a); err != nil {
+	for _, other := range devices[1:] {
+		if err := sameDevices(devices[0], other); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func preparesNothing(ctx context.Context, s *Suite) error {
-	answer, err := s.prepare(ctx)
-	if err == nil && len(answer) != 0 {
-		err = fmt.Errorf("asked for nothing, the response has %d entries", len(answer))
+func preparesNoClaims(ctx context.Context, s *Suite) error {
+	responses, err := s.prepare(ctx)
+	if err != nil {
+		return err
 	}
-	return err
+	if len(responses) != 0 {
+		return fmt.Errorf("the request has no claims, but the response has %d entries", len(responses))
+	}
+	return nil
 }
 
-func answersShareID(ctx context.Context, s *Suite) error {
-	c, err := s.allocated(ctx, nil)
+func returnsShareID(ctx context.Context, s *Suite) error {
+	c, err := s.createAllocated(ctx, nil)
 	if err != nil {
 		return err
 	}
@@ -147,21 +224,23 @@ func answersShareID(ctx context.Context, s *Suite) error {
 	want := string(*c.Status.Allocation.Devices.Results[0].ShareID)
 	for _, d := range devices {
 		if d.GetShareId() != want {
-			return fmt.Errorf("device %s has share ID %q, allocated is %q", d.DeviceName, d.GetShareId(), want)
+			return fmt.Errorf("device %s has the share ID %q, but %q is allocated", d.DeviceName, d.GetShareId(), want)
 		}
 	}
 	return nil
 }
 
-func cdiVisible(_ context.Context, s *Suite) error {
+// readableCDIDir is a Requires function: the directory of CDI specs must be
+// known.
+func readableCDIDir(_ context.Context, s *Suite) error {
 	if s.CDIDir == "" {
-		return errors.New("the directory of CDI specs cannot be looked at from here")
+		return errors.New("the directory of CDI specs is not known")
 	}
 	return nil
 }
 
-func keepsCDISpecs(ctx context.Context, s *Suite) error {
-	c, err := s.allocated(ctx, nil)
+func managesCDISpecs(ctx context.Context, s *Suite) error {
+	c, err := s.createAllocated(ctx, nil)
 	if err != nil {
 		return err
 	}
@@ -173,40 +252,44 @@ func keepsCDISpecs(ctx context.Context, s *Suite) error {
 	for _, d := range devices {
 		ids = append(ids, d.CdiDeviceIds...)
 	}
-	if err := s.cdi(ids, true); err != nil {
+	if err := s.expectCDIDevices(ids, true); err != nil {
 		return err
 	}
 	if err := s.unprepareOne(ctx, c); err != nil {
 		return err
 	}
-	return s.cdi(ids, false)
+	return s.expectCDIDevices(ids, false)
 }
 
-// cdi checks that the CDI library finds the devices, or does not.
-func (s *Suite) cdi(ids []string, want bool) error {
+// expectCDIDevices returns an error unless the CDI library finds all devices with
+// these IDs, if want is true, or none of them, if want is false.
+func (s *Suite) expectCDIDevices(ids []string, want bool) error {
 	cache, err := cdiapi.NewCache(cdiapi.WithSpecDirs(s.CDIDir), cdiapi.WithAutoRefresh(false))
 	if err != nil {
 		return err
 	}
 	for path, errs := range cache.GetErrors() {
 		if want && strings.Contains(path, s.Driver) {
-			return fmt.Errorf("the CDI library refuses %s: %w", path, errors.Join(errs...))
+			return fmt.Errorf("the CDI library rejects %s: %w", path, errors.Join(errs...))
 		}
 	}
 	for _, id := range ids {
-		if found := cache.GetDevice(id) != nil; found != want {
+		found := cache.GetDevice(id) != nil
+		if found != want {
 			return fmt.Errorf("CDI device %s in %s: found %t, want %t", id, s.CDIDir, found, want)
 		}
 	}
 	return nil
 }
 
-func failsAlone(ctx context.Context, s *Suite) error {
-	good, err := s.allocated(ctx, nil)
+func isolatesFailures(ctx context.Context, s *Suite) error {
+	good, err := s.createAllocated(ctx, nil)
 	if err != nil {
 		return err
 	}
-	bad, err := s.allocated(ctx, func(a *resourceapi.AllocationResult) { a.Devices.Results[0].Device = "no-such-device" })
+	bad, err := s.createAllocated(ctx, func(a *resourceapi.AllocationResult) {
+		a.Devices.Results[0].Device = "no-such-device"
+	})
 	if err != nil {
 		return err
 	}
@@ -214,60 +297,66 @@ func failsAlone(ctx context.Context, s *Suite) error {
 	if err != nil {
 		return err
 	}
-	if err := refused(responses, bad.UID); err != nil {
+	if err := expectRejected(responses, bad.UID); err != nil {
 		return err
 	}
-	_, err = succeeded(responses, good.UID)
+	_, err = devicesOf(responses, good.UID)
 	return err
 }
 
-func refusesMissing(ctx context.Context, s *Suite) error {
-	return s.mustRefuse(ctx, &drapb.Claim{Namespace: s.Namespace, Name: "conformance-no-such-claim", Uid: string(uuid.NewUUID())})
+func rejectsMissingClaim(ctx context.Context, s *Suite) error {
+	return s.mustReject(ctx, &drapb.Claim{
+		Namespace: s.Namespace, Name: missingClaim, Uid: string(uuid.NewUUID()),
+	})
 }
 
-// mustRefuse accepts a refusal of the claim and one of the whole call: the
-// kubeletplugin helper fetches claims before it hands any to the driver.
-func (s *Suite) mustRefuse(ctx context.Context, c *drapb.Claim) error {
+// mustReject returns an error unless prepare fails for the claim. The whole call
+// may fail too: the kubeletplugin helper fetches all claims before it calls the
+// driver.
+func (s *Suite) mustReject(ctx context.Context, c *drapb.Claim) error {
 	responses, err := s.prepare(ctx, c)
 	if err != nil {
 		return ctx.Err()
 	}
-	return refused(responses, types.UID(c.Uid))
+	return expectRejected(responses, types.UID(c.Uid))
 }
 
-func refused(responses map[string]*drapb.NodePrepareResourceResponse, uid types.UID) error {
+// expectRejected returns an error unless the response has an error for the claim.
+func expectRejected(responses map[string]*drapb.NodePrepareResourceResponse, uid types.UID) error {
 	r, ok := responses[string(uid)]
 	switch {
 	case !ok:
 		return fmt.Errorf("the response has no entry for claim UID %s", uid)
 	case r.Error == "":
-		return errors.New("prepare succeeded, and must not")
+		return errors.New("prepare succeeded, but must fail")
 	}
 	return nil
 }
 
-func checksUID(ctx context.Context, s *Suite) error {
-	c, err := s.allocated(ctx, nil)
+func rejectsOtherUID(ctx context.Context, s *Suite) error {
+	c, err := s.createAllocated(ctx, nil)
 	if err != nil {
 		return err
 	}
-	old := c.proto()
-	old.Uid = string(uuid.NewUUID())
-	return s.mustRefuse(ctx, old)
+	other := c.proto()
+	other.Uid = string(uuid.NewUUID())
+	return s.mustReject(ctx, other)
 }
 
-func refusesUnallocated(ctx context.Context, s *Suite) error {
+func rejectsUnallocatedClaim(ctx context.Context, s *Suite) error {
 	c, err := s.create(ctx)
 	if err != nil {
 		return err
 	}
-	return s.mustRefuse(ctx, c.proto())
+	return s.mustReject(ctx, c.proto())
 }
 
-func leavesOthersAlone(ctx context.Context, s *Suite) error {
-	const other = "other.conformance.example"
-	c, err := s.allocated(ctx, func(a *resourceapi.AllocationResult) {
-		a.Devices.Results = append(a.Devices.Results, resourceapi.DeviceRequestAllocationResult{Request: request, Driver: other, Pool: s.Node, Device: "theirs"})
+func ignoresOtherDrivers(ctx context.Context, s *Suite) error {
+	const other, otherDevice = "other.conformance.example", "other-device"
+	c, err := s.createAllocated(ctx, func(a *resourceapi.AllocationResult) {
+		a.Devices.Results = append(a.Devices.Results, resourceapi.DeviceRequestAllocationResult{
+			Request: request, Driver: other, Pool: s.Node, Device: otherDevice,
+		})
 	})
 	if err != nil {
 		return err
@@ -277,22 +366,22 @@ func leavesOthersAlone(ctx context.Context, s *Suite) error {
 		return err
 	}
 	for _, d := range devices {
-		if d.DeviceName == "theirs" {
+		if d.DeviceName == otherDevice {
 			return fmt.Errorf("the response has device %s of driver %s", d.DeviceName, other)
 		}
 	}
 	return nil
 }
 
-func refusesDoubleUse(ctx context.Context, s *Suite) error {
-	first, err := s.allocated(ctx, nil)
+func rejectsDoubleAllocation(ctx context.Context, s *Suite) error {
+	first, err := s.createAllocated(ctx, nil)
 	if err != nil {
 		return err
 	}
 	if _, err := s.prepareOne(ctx, first); err != nil {
 		return err
 	}
-	second, err := s.allocated(ctx, func(a *resourceapi.AllocationResult) {
+	second, err := s.createAllocated(ctx, func(a *resourceapi.AllocationResult) {
 		a.Devices.Results[0] = first.Status.Allocation.Devices.Results[0]
 	})
 	if err != nil {
@@ -302,24 +391,24 @@ func refusesDoubleUse(ctx context.Context, s *Suite) error {
 	if err != nil {
 		return err
 	}
-	if err := refused(responses, second.UID); err != nil {
+	if err := expectRejected(responses, second.UID); err != nil {
 		return err
 	}
 	if err := s.unprepareOne(ctx, first); err != nil {
 		return err
 	}
 	if _, err := s.prepareOne(ctx, second); err != nil {
-		return fmt.Errorf("once the first claim is unprepared: %w", err)
+		return fmt.Errorf("after the first claim was unprepared: %w", err)
 	}
 	return nil
 }
 
-func sharesADevice(ctx context.Context, s *Suite) error {
+func isolatesShares(ctx context.Context, s *Suite) error {
 	var claims [2]*claim
 	var devices [2][]*drapb.Device
 	for i := range claims {
 		var err error
-		if claims[i], err = s.allocated(ctx, nil); err != nil {
+		if claims[i], err = s.createAllocated(ctx, nil); err != nil {
 			return err
 		}
 		if devices[i], err = s.prepareOne(ctx, claims[i]); err != nil {
@@ -328,7 +417,7 @@ func sharesADevice(ctx context.Context, s *Suite) error {
 	}
 	for _, id := range devices[0][0].CdiDeviceIds {
 		if slices.Contains(devices[1][0].CdiDeviceIds, id) {
-			return fmt.Errorf("both shares have the CDI device %s", id)
+			return fmt.Errorf("both shares have the CDI device %s, so their containers get the same edits", id)
 		}
 	}
 	if err := s.unprepareOne(ctx, claims[0]); err != nil {
@@ -336,19 +425,19 @@ func sharesADevice(ctx context.Context, s *Suite) error {
 	}
 	again, err := s.prepareOne(ctx, claims[1])
 	if err != nil {
-		return fmt.Errorf("after the other was unprepared: %w", err)
+		return fmt.Errorf("after the other claim was unprepared: %w", err)
 	}
-	return same(devices[1], again)
+	return sameDevices(devices[1], again)
 }
 
-func unpreparesUnknown(ctx context.Context, s *Suite) error {
+func unpreparesUnknownClaim(ctx context.Context, s *Suite) error {
 	c := &claim{ResourceClaim: &resourceapi.ResourceClaim{}}
-	c.Namespace, c.Name, c.UID = s.Namespace, "conformance-no-such-claim", uuid.NewUUID()
+	c.Namespace, c.Name, c.UID = s.Namespace, missingClaim, uuid.NewUUID()
 	return s.unprepareOne(ctx, c)
 }
 
-func unpreparesAgain(ctx context.Context, s *Suite) error {
-	c, err := s.allocated(ctx, nil)
+func unpreparesTwice(ctx context.Context, s *Suite) error {
+	c, err := s.createAllocated(ctx, nil)
 	if err != nil {
 		return err
 	}
@@ -358,8 +447,8 @@ func unpreparesAgain(ctx context.Context, s *Suite) error {
 	return errors.Join(s.unprepareOne(ctx, c), s.unprepareOne(ctx, c))
 }
 
-func unpreparesDeleted(ctx context.Context, s *Suite) error {
-	c, err := s.allocated(ctx, nil)
+func unpreparesDeletedClaim(ctx context.Context, s *Suite) error {
+	c, err := s.createAllocated(ctx, nil)
 	if err != nil {
 		return err
 	}
@@ -372,8 +461,8 @@ func unpreparesDeleted(ctx context.Context, s *Suite) error {
 	return s.unprepareOne(ctx, c)
 }
 
-func comesBack(ctx context.Context, s *Suite) error {
-	c, err := s.allocated(ctx, nil)
+func preparesAfterUnprepare(ctx context.Context, s *Suite) error {
+	c, err := s.createAllocated(ctx, nil)
 	if err != nil {
 		return err
 	}

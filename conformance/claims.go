@@ -2,7 +2,6 @@ package conformance
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -16,7 +15,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// claim is a ResourceClaim that a case made.
+// claim is a ResourceClaim that a case created.
 type claim struct {
 	*resourceapi.ResourceClaim
 	deleted bool
@@ -26,29 +25,38 @@ func (c *claim) proto() *drapb.Claim {
 	return &drapb.Claim{Namespace: c.Namespace, Name: c.Name, Uid: string(c.UID)}
 }
 
-const request = "device"
+const (
+	// request is the name of the claims' only request.
+	request = "device"
+	// missingClaim is the name of a claim that does not exist.
+	missingClaim = "conformance-no-such-claim"
+)
 
-// create makes a claim without an allocation.
+// create creates a claim without an allocation.
 func (s *Suite) create(ctx context.Context) (*claim, error) {
-	wanted := &resourceapi.ResourceClaim{
+	desired := &resourceapi.ResourceClaim{
+		// The API server sets the UID; a fake one keeps this.
 		ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: "conformance-" + rand.String(8), UID: uuid.NewUUID()},
 		Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{
-			Name: request, Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: s.DeviceClass, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 1},
+			Name: request,
+			Exactly: &resourceapi.ExactDeviceRequest{
+				DeviceClassName: s.DeviceClass, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 1,
+			},
 		}}}},
 	}
-	made, err := s.Client.ResourceV1().ResourceClaims(s.Namespace).Create(ctx, wanted, metav1.CreateOptions{})
+	created, err := s.Client.ResourceV1().ResourceClaims(s.Namespace).Create(ctx, desired, metav1.CreateOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("create a claim: %w", err)
 	}
-	c := &claim{ResourceClaim: made}
-	s.made = append(s.made, c)
+	c := &claim{ResourceClaim: created}
+	s.claims = append(s.claims, c)
 	return c, nil
 }
 
-// allocated makes a claim and allocates a device to it as the scheduler would:
-// a share of a device that many may use, or else a whole device. change may
-// alter the allocation before it is written.
-func (s *Suite) allocated(ctx context.Context, change func(*resourceapi.AllocationResult)) (*claim, error) {
+// createAllocated creates a claim and allocates a device to it as the scheduler
+// does: a share if the device allows multiple allocations, otherwise the whole
+// device. change, which may be nil, can alter the allocation before it is written.
+func (s *Suite) createAllocated(ctx context.Context, change func(*resourceapi.AllocationResult)) (*claim, error) {
 	device, pool, err := s.device(ctx)
 	if err != nil {
 		return nil, err
@@ -57,25 +65,28 @@ func (s *Suite) allocated(ctx context.Context, change func(*resourceapi.Allocati
 	if err != nil {
 		return nil, err
 	}
-	allocation := &resourceapi.AllocationResult{
-		Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{result(s.Driver, pool, device)}},
-	}
+	results := []resourceapi.DeviceRequestAllocationResult{allocate(s.Driver, pool, device)}
+	allocation := &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: results}}
 	if change != nil {
 		change(allocation)
 	}
 	c.Status.Allocation = allocation
-	// No pod: kube-controller-manager would find that it does not exist, and
-	// take the allocation away. Consumers of other kinds are kept.
-	c.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{APIGroup: "conformance.example", Resource: "cases", Name: c.Name, UID: uuid.NewUUID()}}
-	written, err := s.Client.ResourceV1().ResourceClaims(s.Namespace).UpdateStatus(ctx, c.ResourceClaim, metav1.UpdateOptions{})
+	// The kube-controller-manager would deallocate a claim that is reserved only for
+	// a pod that does not exist. It keeps consumers of other kinds.
+	c.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{
+		{APIGroup: "conformance.example", Resource: "cases", Name: c.Name, UID: uuid.NewUUID()},
+	}
+	api := s.Client.ResourceV1().ResourceClaims(s.Namespace)
+	updated, err := api.UpdateStatus(ctx, c.ResourceClaim, metav1.UpdateOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("allocate claim %s: %w", c.Name, err)
 	}
-	c.ResourceClaim = written
+	c.ResourceClaim = updated
 	return c, nil
 }
 
-func result(driver, pool string, device resourceapi.Device) resourceapi.DeviceRequestAllocationResult {
+// allocate returns the result of allocating a device, or a share of it.
+func allocate(driver, pool string, device resourceapi.Device) resourceapi.DeviceRequestAllocationResult {
 	r := resourceapi.DeviceRequestAllocationResult{Request: request, Driver: driver, Pool: pool, Device: device.Name}
 	if !ptr.Deref(device.AllowMultipleAllocations, false) {
 		return r
@@ -83,21 +94,21 @@ func result(driver, pool string, device resourceapi.Device) resourceapi.DeviceRe
 	r.ShareID = ptr.To(uuid.NewUUID())
 	r.ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{}
 	for name, capacity := range device.Capacity {
-		r.ConsumedCapacity[name] = consumed(capacity)
+		r.ConsumedCapacity[name] = consumedByDefault(capacity)
 	}
 	return r
 }
 
-// consumed is what a claim consumes that asks for nothing in particular
-// (KEP-5075): the policy's default, or everything.
-func consumed(c resourceapi.DeviceCapacity) resource.Quantity {
+// consumedByDefault returns the amount that a request without a capacity consumes
+// (KEP-5075): the default of the request policy, or the whole capacity.
+func consumedByDefault(c resourceapi.DeviceCapacity) resource.Quantity {
 	if c.RequestPolicy != nil && c.RequestPolicy.Default != nil {
 		return *c.RequestPolicy.Default
 	}
 	return c.Value
 }
 
-// device picks a device that the plugin publishes.
+// device returns a device that the plugin publishes, and its pool.
 func (s *Suite) device(ctx context.Context) (resourceapi.Device, string, error) {
 	slices, err := s.Client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -113,18 +124,23 @@ func (s *Suite) device(ctx context.Context) (resourceapi.Device, string, error) 
 			}
 		}
 	}
-	return resourceapi.Device{}, "", fmt.Errorf("driver %s publishes no device %s for node %s", s.Driver, s.Device, s.Node)
+	return resourceapi.Device{}, "", fmt.Errorf("driver %s publishes no untainted device %s for node %s",
+		s.Driver, s.Device, s.Node)
 }
 
-// sharing is a need: a device that several claims may use.
-func sharing(ctx context.Context, s *Suite) error {
+// sharedDevice is a Requires function: the device must allow multiple allocations.
+func sharedDevice(ctx context.Context, s *Suite) error {
 	d, _, err := s.device(ctx)
-	if err == nil && !ptr.Deref(d.AllowMultipleAllocations, false) {
-		err = fmt.Errorf("device %s does not allow multiple allocations", d.Name)
+	if err != nil {
+		return err
 	}
-	return err
+	if !ptr.Deref(d.AllowMultipleAllocations, false) {
+		return fmt.Errorf("device %s does not allow multiple allocations", d.Name)
+	}
+	return nil
 }
 
+// delete deletes a claim unless the case has deleted it.
 func (s *Suite) delete(ctx context.Context, c *claim) error {
 	if c.deleted {
 		return nil
@@ -138,25 +154,30 @@ func (s *Suite) delete(ctx context.Context, c *claim) error {
 	return nil
 }
 
-// prepare asks for several claims at once.
-func (s *Suite) prepare(ctx context.Context, claims ...*drapb.Claim) (map[string]*drapb.NodePrepareResourceResponse, error) {
+// prepare prepares claims in one call, and returns the response by claim UID.
+func (s *Suite) prepare(
+	ctx context.Context, claims ...*drapb.Claim,
+) (map[string]*drapb.NodePrepareResourceResponse, error) {
 	response, err := s.plugin.NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{Claims: claims})
 	if err != nil {
-		return nil, fmt.Errorf("NodePrepareResources failed as a whole: %w", err)
+		return nil, fmt.Errorf("NodePrepareResources: %w", err)
 	}
 	return response.Claims, nil
 }
 
-// prepareOne asks for one claim that must succeed.
+// prepareOne prepares one claim and returns its devices.
 func (s *Suite) prepareOne(ctx context.Context, c *claim) ([]*drapb.Device, error) {
 	responses, err := s.prepare(ctx, c.proto())
 	if err != nil {
 		return nil, err
 	}
-	return succeeded(responses, c.UID)
+	return devicesOf(responses, c.UID)
 }
 
-func succeeded(responses map[string]*drapb.NodePrepareResourceResponse, uid types.UID) ([]*drapb.Device, error) {
+// devicesOf returns the devices of a claim from a response.
+func devicesOf(
+	responses map[string]*drapb.NodePrepareResourceResponse, uid types.UID,
+) ([]*drapb.Device, error) {
 	r, ok := responses[string(uid)]
 	switch {
 	case !ok:
@@ -167,17 +188,19 @@ func succeeded(responses map[string]*drapb.NodePrepareResourceResponse, uid type
 	return r.Devices, nil
 }
 
+// unprepareOne unprepares one claim.
 func (s *Suite) unprepareOne(ctx context.Context, c *claim) error {
-	response, err := s.plugin.NodeUnprepareResources(ctx, &drapb.NodeUnprepareResourcesRequest{Claims: []*drapb.Claim{c.proto()}})
+	request := &drapb.NodeUnprepareResourcesRequest{Claims: []*drapb.Claim{c.proto()}}
+	response, err := s.plugin.NodeUnprepareResources(ctx, request)
 	if err != nil {
-		return fmt.Errorf("NodeUnprepareResources failed as a whole: %w", err)
+		return fmt.Errorf("NodeUnprepareResources: %w", err)
 	}
 	r, ok := response.Claims[string(c.UID)]
 	switch {
 	case !ok:
 		return fmt.Errorf("the response has no entry for claim UID %s", c.UID)
 	case r.Error != "":
-		return errors.New("unprepare failed: " + r.Error)
+		return fmt.Errorf("unprepare failed: %s", r.Error)
 	}
 	return nil
 }

@@ -1,12 +1,12 @@
-// Package conformance holds any DRA kubelet plugin to what Kubernetes asks of
-// it. It knows no driver: it plays kubelet and scheduler towards one that runs,
-// over the plugin's own gRPC socket, with claims that it makes and allocates in
-// the API server.
+// Package conformance tests whether a DRA kubelet plugin meets the requirements of
+// Kubernetes. It works with any driver: it acts as the kubelet and the scheduler
+// of a running plugin, through the plugin's own gRPC socket, with claims that it
+// creates and allocates in the API server. It starts no pods.
 //
-// A Target says where the plugin is; Cases are what it must do, each with the
-// place where Kubernetes says so. Run a case against a fake API server and a
-// plugin in the same process, or all of them by the command dra-conformance
-// against a plugin on a node.
+// A Target identifies the plugin. Cases returns the requirements, each with a
+// reference to the document that states it, and Do tests one. Tests run them
+// against a fake API server and a plugin in the same process. The command
+// dra-conformance runs them against the plugin of a node.
 package conformance
 
 import (
@@ -22,47 +22,53 @@ import (
 
 // Target is a plugin under test.
 type Target struct {
-	// Client of the API server that the plugin uses. It may create and
-	// delete ResourceClaims in Namespace and write their status.
+	// Client accesses the API server that the plugin uses. It must be permitted to
+	// list ResourceSlices, to create and delete ResourceClaims in Namespace, and to
+	// write their status.
 	Client    kubernetes.Interface
 	Namespace string
-	// Driver is the plugin's driver name, Node the node it runs on.
+	// Driver is the name of the plugin's driver, and Node the node that it runs on.
 	Driver, Node string
-	// DeviceClass that claims name. It need not exist: the suite allocates.
+	// DeviceClass is the DeviceClass of the claims. It need not exist, because the
+	// suite allocates the devices.
 	DeviceClass string
 	// Socket is the path of the plugin's DRA socket (dra.sock, or
 	// dra-<pod UID>.sock with rolling updates).
 	Socket string
-	// CDIDir is where the plugin writes CDI specs; empty if that cannot be
-	// looked at from here.
+	// CDIDir is the directory to which the plugin writes CDI specs. If it is empty,
+	// cases that read CDI specs are skipped.
 	CDIDir string
-	// Device restricts the suite to one device; empty: the first that fits.
+	// Device is the name of the device to allocate; if it is empty, the first one
+	// without taints.
 	Device string
 }
 
-// Case is one thing that a plugin must do.
+// Case is a requirement for plugins.
 type Case struct {
 	Name string
-	// Because says where Kubernetes asks for it.
-	Because string
-	// Needs says what the target must offer; nil if nothing special. An
-	// error is the reason to skip.
-	Needs func(context.Context, *Suite) error
-	Run   func(context.Context, *Suite) error
+	// Reference names the document that states the requirement.
+	Reference string
+	// Requires returns the reason to skip the case for a target, or nil. The field
+	// is nil if the case applies to every target.
+	Requires func(context.Context, *Suite) error
+	// Run returns an error if the plugin does not meet the requirement.
+	Run func(context.Context, *Suite) error
 }
 
-// Suite is a connection to a Target. A case gets one of its own.
+// Suite is the state of one case that runs against a Target.
 type Suite struct {
 	Target
 	conn   *grpc.ClientConn
 	plugin drapb.DRAPluginClient
-	made   []*claim
+	claims []*claim // to clean up
 }
 
-// ErrSkipped is wrapped by what Do returns if the target lacks what a case needs.
+// ErrSkipped is wrapped by the error of Do if the case does not apply to the
+// target.
 var ErrSkipped = errors.New("skipped")
 
-// Do runs one case against a target, and removes what it made.
+// Do runs one case against a target, and then unprepares and deletes the claims of
+// the case.
 func Do(ctx context.Context, t Target, c Case) (err error) {
 	conn, err := grpc.NewClient("unix://"+t.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -72,8 +78,8 @@ func Do(ctx context.Context, t Target, c Case) (err error) {
 	defer func() {
 		err = errors.Join(err, s.cleanUp(context.WithoutCancel(ctx)), conn.Close())
 	}()
-	if c.Needs != nil {
-		if err := c.Needs(ctx, s); err != nil {
+	if c.Requires != nil {
+		if err := c.Requires(ctx, s); err != nil {
 			return fmt.Errorf("%w: %w", ErrSkipped, err)
 		}
 	}
@@ -82,12 +88,12 @@ func Do(ctx context.Context, t Target, c Case) (err error) {
 
 // cleanUp unprepares and deletes the claims of a case.
 func (s *Suite) cleanUp(ctx context.Context) error {
-	var failed error
-	for _, c := range s.made {
+	var errs []error
+	for _, c := range s.claims {
 		if err := s.unprepareOne(ctx, c); err != nil {
-			failed = errors.Join(failed, fmt.Errorf("clean up: %w", err))
+			errs = append(errs, fmt.Errorf("clean up claim %s: %w", c.Name, err))
 		}
-		failed = errors.Join(failed, s.delete(ctx, c))
+		errs = append(errs, s.delete(ctx, c))
 	}
-	return failed
+	return errors.Join(errs...)
 }

@@ -164,7 +164,7 @@ func TestConformance(t *testing.T) {
 	for _, c := range conformance.Cases() {
 		t.Run(c.Name, func(t *testing.T) {
 			if err := conformance.Do(t.Context(), target, c); err != nil {
-				t.Errorf("%v\nasked for by %s", err, c.Because)
+				t.Errorf("%v\nrequired by %s", err, c.Reference)
 			}
 		})
 	}

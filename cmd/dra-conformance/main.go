@@ -1,7 +1,7 @@
-// Command dra-conformance holds a DRA kubelet plugin that runs on a node to what
-// Kubernetes asks of it. It is run on that node, as root, and plays kubelet and
-// scheduler: claims that it makes in --namespace are prepared and unprepared,
-// no pod is started.
+// Command dra-conformance tests whether the DRA kubelet plugin of a node meets the
+// requirements of Kubernetes. It must run on that node as root. It acts as the
+// kubelet and the scheduler: it creates claims, and lets the plugin prepare and
+// unprepare them. It starts no pods. It exits with status 1 if a case fails.
 package main
 
 import (
@@ -19,19 +19,21 @@ import (
 	"github.com/dra-shared/dra-driver-shared/conformance"
 )
 
-// caseTimeout is what one case may take at the most.
+// caseTimeout limits the duration of one case.
 const caseTimeout = time.Minute
 
 func main() {
 	var t conformance.Target
-	kubeconfig := flag.String("kubeconfig", os.Getenv("KUBECONFIG"), "kubeconfig of an administrator")
-	flag.StringVar(&t.Driver, "driver", "", "name of the driver")
-	flag.StringVar(&t.Node, "node", "", "name of the node that this runs on")
-	flag.StringVar(&t.Namespace, "namespace", "default", "where claims are made")
-	flag.StringVar(&t.DeviceClass, "device-class", "conformance", "DeviceClass that claims name; it need not exist")
-	flag.StringVar(&t.Device, "device", "", "use only this device")
-	flag.StringVar(&t.Socket, "socket", "", "the plugin's DRA socket, such as /var/lib/kubelet/plugins/DRIVER/dra.sock")
-	flag.StringVar(&t.CDIDir, "cdi-dir", "/var/run/cdi", "where the plugin writes CDI specs; empty: do not look")
+	kubeconfig := flag.String("kubeconfig", os.Getenv("KUBECONFIG"), "path of an administrator's kubeconfig file")
+	flag.StringVar(&t.Driver, "driver", "", "name of the driver (required)")
+	flag.StringVar(&t.Node, "node", "", "name of the node on which this command runs (required)")
+	flag.StringVar(&t.Namespace, "namespace", "default", "namespace in which to create claims")
+	flag.StringVar(&t.DeviceClass, "device-class", "conformance", "DeviceClass of the claims; it need not exist")
+	flag.StringVar(&t.Device, "device", "", "name of the device to use; if empty, the first one without taints")
+	flag.StringVar(&t.Socket, "socket", "",
+		"path of the plugin's DRA socket, such as /var/lib/kubelet/plugins/DRIVER/dra.sock (required)")
+	flag.StringVar(&t.CDIDir, "cdi-dir", "/var/run/cdi",
+		"directory to which the plugin writes CDI specs; if empty, cases that read them are skipped")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
@@ -44,10 +46,13 @@ func main() {
 	}
 }
 
+// run runs all cases, prints their results, and returns the number of failures.
 func run(ctx context.Context, t conformance.Target, kubeconfig string) (failed int, err error) {
-	for name, value := range map[string]string{"--driver": t.Driver, "--node": t.Node, "--socket": t.Socket} {
-		if value == "" {
-			return 0, fmt.Errorf("%s is needed", name)
+	for _, required := range []struct{ flag, value string }{
+		{"--driver", t.Driver}, {"--node", t.Node}, {"--socket", t.Socket},
+	} {
+		if required.value == "" {
+			return 0, fmt.Errorf("%s is required", required.flag)
 		}
 	}
 	rest, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
@@ -72,7 +77,7 @@ func run(ctx context.Context, t conformance.Target, kubeconfig string) (failed i
 			fmt.Printf("skip  %s: %v\n", c.Name, err)
 		default:
 			failed++
-			fmt.Printf("FAIL  %s: %v\n      asked for by %s\n", c.Name, err, c.Because)
+			fmt.Printf("FAIL  %s: %v\n      required by %s\n", c.Name, err, c.Reference)
 		}
 	}
 	fmt.Printf("%d passed, %d failed, %d skipped\n", passed, failed, skipped)

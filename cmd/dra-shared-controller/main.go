@@ -1,5 +1,6 @@
-// Command dra-shared-controller is the part of the driver that is no node's:
-// admission, claims for groups of pods, and the devices that span nodes.
+// Command dra-shared-controller runs the cluster-scoped components of the driver:
+// the admission webhooks, the claims of PodGroups and other holders, and the
+// devices that span nodes.
 package main
 
 import (
@@ -39,7 +40,7 @@ func newCommand() *cobra.Command {
 	f := flags{logging: logsapi.NewLoggingConfiguration()}
 	c := &cobra.Command{
 		Use:   "dra-shared-controller",
-		Short: "The control plane of the DRA driver for shared devices",
+		Short: "Run the cluster-scoped components of the DRA driver for shared devices",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := logsapi.ValidateAndApply(f.logging, nil); err != nil {
@@ -50,18 +51,31 @@ func newCommand() *cobra.Command {
 	}
 	p := c.Flags()
 	p.StringVar(&f.DriverName, "driver-name", api.DriverName, "name of the driver")
-	p.StringVar(&f.configFile, "config", "/etc/dra-shared/config.yaml", "the DriverConfig")
-	p.StringVar(&f.kubeconfig, "kubeconfig", "", "kubeconfig; default: the pod's service account")
-	p.StringVar(&f.Namespace, "namespace", os.Getenv("POD_NAMESPACE"), "where the lease of the leader, and the webhook's certificates, are")
-	p.StringVar(&f.mode, "mode", string(mode.Auto), "who makes claims serve PodGroups: native (Kubernetes), bridge (this) or auto (Kubernetes, if its API server does)")
-	p.StringVar(&f.SlicesOwner, "slices-owner", "", "the ClusterRole with which the fabrics' ResourceSlices go; default: they stay")
+	p.StringVar(&f.configFile, "config", "/etc/dra-shared/config.yaml", "path of the DriverConfig file")
+	p.StringVar(&f.kubeconfig, "kubeconfig", "",
+		"path of a kubeconfig file; if empty, the credentials of the pod's service account")
+	p.StringVar(&f.Namespace, "namespace", os.Getenv("POD_NAMESPACE"),
+		"namespace of the leader election Lease and of the Secret with the webhook's certificate authority")
+	p.StringVar(&f.mode, "mode", string(mode.Auto),
+		"component that reserves claims for PodGroups: native (Kubernetes), bridge (this controller), "+
+			"or auto (Kubernetes if its API server supports it)")
+	p.StringVar(&f.SlicesOwner, "slices-owner", "",
+		"name of the ClusterRole that owns the ResourceSlices of fabrics, so that they are deleted with it; "+
+			"if empty, they remain after the controller is removed")
 	p.StringVar(&f.HealthAddress, "health-address", ":8081", "host:port to serve /healthz and /readyz on")
-	p.StringVar(&f.MetricsAddress, "metrics-address", "0", "host:port to serve Prometheus metrics on, at /metrics; 0: not at all")
-	p.IntVar(&f.Webhook.Port, "webhook-port", 9443, "port to serve admission on; 0: not at all")
-	p.StringVar(&f.Webhook.Service, "webhook-service", "dra-shared-controller", "the Service by which the API server calls the webhook")
-	p.StringVar(&f.Webhook.Configuration, "webhook-configuration", "dra-shared-controller", "name of the MutatingWebhookConfiguration and of the ValidatingWebhookConfiguration that are to trust the webhook")
-	p.StringVar(&f.Webhook.Secret, "webhook-secret", "dra-shared-controller-ca", "Secret with the webhook's certificate authority, which is made and rotated")
-	p.StringVar(&f.Webhook.Directory, "webhook-certificates", "", "directory with tls.crt and tls.key, where cert-manager or somebody else makes them; default: see --webhook-secret")
+	p.StringVar(&f.MetricsAddress, "metrics-address", "0",
+		"host:port to serve Prometheus metrics on, at /metrics; 0 disables the server")
+	p.IntVar(&f.Webhook.Port, "webhook-port", 9443, "port to serve admission webhooks on; 0 disables the server")
+	p.StringVar(&f.Webhook.Service, "webhook-service", "dra-shared-controller",
+		"name of the Service through which the API server calls the webhooks")
+	p.StringVar(&f.Webhook.Configuration, "webhook-configuration", "dra-shared-controller",
+		"name of the MutatingWebhookConfiguration and of the ValidatingWebhookConfiguration "+
+			"to which the controller adds its certificate authority")
+	p.StringVar(&f.Webhook.Secret, "webhook-secret", "dra-shared-controller-ca",
+		"name of the Secret in which the controller keeps and rotates its certificate authority")
+	p.StringVar(&f.Webhook.Directory, "webhook-certificates", "",
+		"directory with tls.crt and tls.key if another component, such as cert-manager, issues them; "+
+			"if empty, the controller issues its own")
 	logsapi.AddFlags(f.logging, p)
 	logs.InitLogs()
 	return c
@@ -69,7 +83,7 @@ func newCommand() *cobra.Command {
 
 func (f flags) run(ctx context.Context) error {
 	if f.Namespace == "" {
-		return errors.New("--namespace is needed; does the pod set POD_NAMESPACE?")
+		return errors.New("--namespace is required; does the pod set the environment variable POD_NAMESPACE?")
 	}
 	var err error
 	if f.Mode, err = mode.Parse(f.mode); err != nil {
@@ -86,7 +100,7 @@ func (f flags) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	rest.QPS = -1 // the API server has priorities and fairness of its own
+	rest.QPS = -1 // the API server limits clients by priority and fairness
 	ctrl.SetLogger(klog.Background())
 	manager, err := controlplane.New(ctx, rest, f.Options)
 	if err != nil {

@@ -1,5 +1,6 @@
-// Package mode finds out who makes a claim serve a group of pods: the cluster,
-// where it can (Native), or the controller, everywhere else (Bridge).
+// Package mode selects the component that reserves claims for PodGroups:
+// Kubernetes if the cluster supports it (Native), otherwise the controller
+// (Bridge).
 package mode
 
 import (
@@ -16,21 +17,22 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// Mode of the control plane.
+// Mode is the mode of the control plane.
 type Mode string
 
 const (
-	// Auto finds out.
+	// Auto stands for the mode that Detect returns.
 	Auto Mode = "auto"
-	// Bridge generates claims and reserves them, pod by pod and for the group.
+	// Bridge makes the controller generate claims for PodGroups and reserve them, for
+	// each pod and for the PodGroup.
 	Bridge Mode = "bridge"
-	// Native translates PodGroups to Kubernetes' own, which the scheduler, the
-	// resource claim controller and the kubelet know (KEP-5729).
+	// Native makes the controller translate its PodGroups to those of Kubernetes,
+	// whose scheduler, resource claim controller, and kubelet do the rest (KEP-5729).
 	Native Mode = "native"
 )
 
-// ErrChanged ends a process whose mode is not the cluster's any more.
-var ErrChanged = errors.New("the cluster's PodGroup API has come or gone: starting anew in the other mode")
+// ErrChanged is wrapped by the error with which a Watcher stops the process.
+var ErrChanged = errors.New("PodGroup API availability changed; restarting")
 
 // Parse returns the mode of that name.
 func Parse(name string) (Mode, error) {
@@ -38,67 +40,81 @@ func Parse(name string) (Mode, error) {
 	case Auto, Bridge, Native:
 		return m, nil
 	}
-	return "", fmt.Errorf("mode %q: must be auto, bridge or native", name)
+	return "", fmt.Errorf("mode %q: must be auto, bridge, or native", name)
 }
 
-// Detect asks the API server whether it keeps the claims of a PodGroup of its
-// own: it may serve the type and drop the field, by feature gates that are set
-// apart. Nothing is written; namespace is any that exists.
+// Detect returns Native if the API server keeps the claims of one of Kubernetes'
+// own PodGroups, and Bridge otherwise. The existence of the type is not enough: by
+// another feature gate, the API server drops the field for claims. Detect creates
+// a PodGroup as a dry run, in a namespace that must exist.
 //
-// Scheduler, controllers and kubelets have gates of their own, which nobody can
-// ask for: where they differ from the API server's, say which mode it is.
+// The scheduler, the controllers, and the kubelets have feature gates of their
+// own, which Detect cannot see. If they differ from the API server's, the user
+// must set the mode.
 func Detect(ctx context.Context, cluster kubernetes.Interface, namespace string) (Mode, error) {
+	basic := schedulingapi.PodGroupSchedulingPolicy{Basic: &schedulingapi.BasicSchedulingPolicy{}}
 	probe := &schedulingapi.PodGroup{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, GenerateName: "dra-shared-probe-"},
 		Spec: schedulingapi.PodGroupSpec{
-			SchedulingPolicy: schedulingapi.PodGroupSchedulingPolicy{Basic: &schedulingapi.BasicSchedulingPolicy{}},
+			SchedulingPolicy: basic,
 			ResourceClaims:   []schedulingapi.PodGroupResourceClaim{{Name: "probe", ResourceClaimName: ptr.To("probe")}},
 		},
 	}
-	kept, err := cluster.SchedulingV1beta1().PodGroups(namespace).Create(ctx, probe, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	dryRun := metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}
+	created, err := cluster.SchedulingV1beta1().PodGroups(namespace).Create(ctx, probe, dryRun)
 	switch {
 	case apierrors.IsNotFound(err):
 		return Bridge, nil
 	case err != nil:
-		return "", fmt.Errorf("ask whether the cluster knows PodGroups: %w", err)
-	case len(kept.Spec.ResourceClaims) == 0:
+		return "", fmt.Errorf("detect whether the cluster supports PodGroups with claims: %w", err)
+	case len(created.Spec.ResourceClaims) == 0:
 		return Bridge, nil
 	}
 	return Native, nil
 }
 
-// askAgain is how often a Watcher looks: there is no event for feature gates,
-// which change when an API server starts.
-const askAgain = 10 * time.Second
+// detectPeriod is the period of a Watcher. No event reports a change of feature
+// gates; they change when an API server restarts.
+const detectPeriod = 10 * time.Second
 
-// Watcher ends the manager when the mode is not the cluster's any more: all that
-// a process does is of one mode, and what the other one left it finds when it
-// starts.
+// Watcher is a manager.Runnable that fails when the cluster's mode changes. All
+// components of a process run in one mode; after the restart they adopt the
+// objects that the other mode left.
 type Watcher struct {
 	Cluster   kubernetes.Interface
 	Namespace string
-	Mode      Mode
+	// Mode is the mode in which the process runs.
+	Mode Mode
 }
 
-// NeedLeaderElection implements manager.LeaderElectionRunnable: admission is of
-// a mode too.
+// NeedLeaderElection implements manager.LeaderElectionRunnable: admission, which
+// every replica serves, depends on the mode too.
 func (*Watcher) NeedLeaderElection() bool { return false }
 
-// Start implements manager.Runnable.
+// Start detects the mode every detectPeriod until it changes or ctx ends. It
+// implements manager.Runnable.
 func (w *Watcher) Start(ctx context.Context) error {
-	tick := time.NewTicker(askAgain)
-	defer tick.Stop()
+	ticker := time.NewTicker(detectPeriod)
+	defer ticker.Stop()
+	return w.watch(ctx, ticker.C)
+}
+
+// watch detects the mode at each tick. It returns nil when ctx ends, and an error
+// that wraps ErrChanged when the mode changes.
+func (w *Watcher) watch(ctx context.Context, ticks <-chan time.Time) error {
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-tick.C:
+		case <-ticks:
 		}
-		switch now, err := Detect(ctx, w.Cluster, w.Namespace); {
-		case err != nil:
-			klog.FromContext(ctx).Error(err, "Cannot tell the mode; it stays", "mode", w.Mode)
-		case now != w.Mode:
-			return fmt.Errorf("%w: %s", ErrChanged, now)
+		detected, err := Detect(ctx, w.Cluster, w.Namespace)
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "Mode detection failed; keeping the current mode", "mode", w.Mode)
+			continue
+		}
+		if detected != w.Mode {
+			return fmt.Errorf("%w: the mode is %s, was %s", ErrChanged, detected, w.Mode)
 		}
 	}
 }

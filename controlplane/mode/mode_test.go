@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"time"
 
 	schedulingapi "k8s.io/api/scheduling/v1beta1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -11,51 +12,127 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/klog/v2/ktesting"
 )
 
-func TestTheModeIsWhatTheAPIServerKeeps(t *testing.T) {
+// answer is how the API server handles the creation of a PodGroup.
+type answer func(*schedulingapi.PodGroup) (runtime.Object, error)
+
+// Answers of API servers.
+var (
+	keepsClaims answer = func(pg *schedulingapi.PodGroup) (runtime.Object, error) { return pg, nil }
+	dropsClaims answer = func(pg *schedulingapi.PodGroup) (runtime.Object, error) {
+		pg.Spec.ResourceClaims = nil
+		return pg, nil
+	}
+	lacksType answer = func(*schedulingapi.PodGroup) (runtime.Object, error) {
+		return nil, apierrors.NewNotFound(schema.GroupResource{Resource: "podgroups"}, "")
+	}
+	unavailable answer = func(*schedulingapi.PodGroup) (runtime.Object, error) {
+		return nil, errors.New("connection refused")
+	}
+)
+
+// newCluster returns an API server whose current answer is given by next.
+func newCluster(t *testing.T, next func() answer) *fake.Clientset {
+	t.Helper()
+	cluster := fake.NewClientset()
+	cluster.PrependReactor("create", "podgroups", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		create, ok := a.(clienttesting.CreateActionImpl)
+		if !ok || len(create.CreateOptions.DryRun) == 0 {
+			t.Error("Detect created a PodGroup, not as a dry run")
+		}
+		pg, ok := create.Object.(*schedulingapi.PodGroup)
+		if !ok {
+			t.Errorf("Detect created a %T", create.Object)
+			return false, nil, nil
+		}
+		o, err := next()(pg.DeepCopy())
+		return true, o, err
+	})
+	return cluster
+}
+
+func TestDetect(t *testing.T) {
 	for _, tc := range []struct {
 		name   string
-		answer func(*schedulingapi.PodGroup) (runtime.Object, error)
+		answer answer
 		want   Mode
 	}{
-		{"it keeps claims", func(pg *schedulingapi.PodGroup) (runtime.Object, error) { return pg, nil }, Native},
-		{"it drops them", func(pg *schedulingapi.PodGroup) (runtime.Object, error) {
-			pg.Spec.ResourceClaims = nil
-			return pg, nil
-		}, Bridge},
-		{"it has no PodGroups", func(*schedulingapi.PodGroup) (runtime.Object, error) {
-			return nil, apierrors.NewNotFound(schema.GroupResource{Resource: "podgroups"}, "")
-		}, Bridge},
-		{"it does not say", func(*schedulingapi.PodGroup) (runtime.Object, error) { return nil, errors.New("away") }, ""},
+		{"the API server keeps claims", keepsClaims, Native},
+		{"the API server drops claims", dropsClaims, Bridge},
+		{"the API server does not have PodGroups", lacksType, Bridge},
+		{"the API server is not available", unavailable, ""},
 	} {
-		cluster := fake.NewClientset()
-		cluster.PrependReactor("create", "podgroups", func(a clienttesting.Action) (bool, runtime.Object, error) {
-			create, ok := a.(clienttesting.CreateActionImpl)
-			if !ok || len(create.CreateOptions.DryRun) == 0 {
-				t.Errorf("%s: it is written, not tried", tc.name)
+		t.Run(tc.name, func(t *testing.T) {
+			cluster := newCluster(t, func() answer { return tc.answer })
+			got, err := Detect(t.Context(), cluster, "ns")
+			if got != tc.want || (err != nil) != (tc.want == "") {
+				t.Errorf("Detect = %q, %v, want %q", got, err, tc.want)
 			}
-			pg, ok := create.Object.(*schedulingapi.PodGroup)
-			if !ok {
-				t.Fatalf("%T", create.Object)
-			}
-			o, err := tc.answer(pg.DeepCopy())
-			return true, o, err
 		})
-		got, err := Detect(context.Background(), cluster, "ns")
-		if got != tc.want || (err != nil) != (tc.want == "") {
-			t.Errorf("%s: %s, %v", tc.name, got, err)
-		}
 	}
 }
 
-func TestModesByName(t *testing.T) {
+func TestWatcher_watch(t *testing.T) {
+	for _, tc := range []struct {
+		name    string
+		mode    Mode
+		answers []answer // one per tick
+		changed bool
+	}{
+		{"native mode stays available", Native, []answer{keepsClaims, keepsClaims}, false},
+		{"bridge mode stays necessary", Bridge, []answer{dropsClaims, lacksType}, false},
+		{"the type appears", Bridge, []answer{lacksType, keepsClaims}, true},
+		{"the feature gate is turned off", Native, []answer{keepsClaims, dropsClaims}, true},
+		{"a failed detection changes nothing", Native, []answer{unavailable, keepsClaims}, false},
+		{"the mode changes during an outage", Native, []answer{unavailable, lacksType}, true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			_, ctx := ktesting.NewTestContext(t)
+			ctx, cancel := context.WithCancel(ctx)
+			defer cancel()
+			ticks := make(chan time.Time)
+			detections := 0
+			cluster := newCluster(t, func() answer {
+				detections++
+				return tc.answers[detections-1]
+			})
+			stopped := make(chan error, 1)
+			w := &Watcher{Cluster: cluster, Namespace: "ns", Mode: tc.mode}
+			go func() { stopped <- w.watch(ctx, ticks) }()
+			for range tc.answers {
+				select {
+				case ticks <- time.Time{}:
+				case err := <-stopped:
+					t.Fatalf("the watcher stopped after %d of %d detections: %v", detections, len(tc.answers), err)
+				}
+			}
+			if !tc.changed {
+				cancel()
+			}
+			err := <-stopped
+			if errors.Is(err, ErrChanged) != tc.changed || err != nil && !tc.changed {
+				t.Errorf("the watcher returned %v, changed: want %t", err, tc.changed)
+			}
+		})
+	}
+}
+
+func TestWatcher_runsOnEveryReplica(t *testing.T) {
+	if (&Watcher{}).NeedLeaderElection() {
+		t.Error("only the leader watches the mode, but every replica serves admission")
+	}
+}
+
+func TestParse(t *testing.T) {
 	for _, name := range []string{"auto", "bridge", "native"} {
 		if m, err := Parse(name); err != nil || string(m) != name {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("Parse(%q) = %q, %v", name, m, err)
 		}
 	}
-	if _, err := Parse("Native"); err == nil || err.Error() != `mode "Native": must be auto, bridge or native` {
-		t.Error(err)
+	_, err := Parse("Native")
+	if err == nil || err.Error() != `mode "Native": must be auto, bridge, or native` {
+		t.Errorf(`Parse("Native") returned the error %v`, err)
 	}
 }

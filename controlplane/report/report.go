@@ -1,9 +1,10 @@
-// Package report writes the status of what spans nodes. A share of a NIC is on one
-// node, whose plugin reads it back and says so; a share of a fabric is on as many
-// nodes as its pods, whose plugins would overwrite each other: data of a device's
-// status has one writer (KEP-4817). It is this one, and it adds up what the
-// kubelets report of the pods: on a node, a prepared share of a fabric is nothing
-// beside what its containers find.
+// Package report writes the status of shares of fabrics.
+//
+// A share of a NIC or an accelerator is on one node, whose plugin writes its
+// status. A share of a fabric is on all nodes of its pods. Their plugins would
+// overwrite each other's entries, because the data of a device's status has one
+// writer (KEP-4817). The controller is that writer. It counts the pods that use
+// the claim, by the phases that their kubelets report.
 package report
 
 import (
@@ -19,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -27,38 +29,26 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/device/fabricpool"
 	"github.com/dra-shared/dra-driver-shared/internal/claimstatus"
+	"github.com/dra-shared/dra-driver-shared/internal/podclaims"
 )
 
-// FieldManager of what the controller applies; FieldManagerHolders of what it says
-// of claims that other objects hold.
 const (
-	FieldManager        = "dra-shared-controller"
-	FieldManagerHolders = "dra-shared-controller-holders"
+	// minWriteInterval is the minimum time between two writes to a claim, so that the
+	// start of hundreds of pods causes few writes.
+	minWriteInterval = 2 * time.Second
+	// podPollInterval is how often the reconciler reads pods that are not in the
+	// cache, and for which it therefore gets no events, until all of them run.
+	podPollInterval = 5 * time.Second
 )
 
-// settle is how long after a write the next one of the same claim waits: hundreds
-// of pods that start are one change.
-const settle = 2 * time.Second
-
-// Summary is the data of a share that spans nodes.
-type Summary struct {
-	Version string `json:"version"`
-	// Pods that have a node, and of those the ones that run.
-	Pods    int `json:"pods"`
-	Running int `json:"running"`
-	// Nodes that those are on.
-	Nodes int `json:"nodes"`
-}
-
-const summaryVersion = "v1alpha1"
-
-// Reconciler is the controller that reports.
+// Reconciler writes the status of claims that have a share of a fabric.
 type Reconciler struct {
-	// Client reads from a cache.
-	Client client.Client
-	// APIReader reads from the API server.
+	// Client reads from a cache that has the pods of PodGroups.
+	Client client.Reader
+	// APIReader reads other pods from the API server.
 	APIReader client.Reader
 	Cluster   kubernetes.Interface
 	Driver    string
@@ -67,123 +57,149 @@ type Reconciler struct {
 	written *claimstatus.Log
 }
 
-// indexClaim finds pods by the claims that they name.
+// indexClaim is the index of pods by the names of their claims.
 const indexClaim = "dra-shared.claims"
 
-// SetupWithManager registers the controller.
+// SetupWithManager registers the reconciler. It must be called before Reconcile.
 func (r *Reconciler) SetupWithManager(ctx context.Context, m ctrl.Manager) error {
 	r.written = claimstatus.NewLog(r.Clock, 0)
-	if err := m.GetFieldIndexer().IndexField(ctx, &corev1.Pod{}, indexClaim, func(o client.Object) []string { return claimsOf(o) }); err != nil {
+	if err := m.GetFieldIndexer().IndexField(ctx, &corev1.Pod{}, indexClaim, claimNames); err != nil {
 		return err
 	}
 	return ctrl.NewControllerManagedBy(m).Named("report").
 		For(&resourceapi.ResourceClaim{}).
-		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(func(_ context.Context, o client.Object) (requests []reconcile.Request) {
-			for _, name := range claimsOf(o) {
-				requests = append(requests, reconcile.Request{NamespacedName: types.NamespacedName{Namespace: o.GetNamespace(), Name: name}})
-			}
-			return requests
-		})).
+		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(requestsForPod)).
 		Complete(r)
 }
 
-func claimsOf(o client.Object) (names []string) {
-	if pod, ok := o.(*corev1.Pod); ok {
-		for _, c := range pod.Spec.ResourceClaims {
-			if c.ResourceClaimName != nil {
-				names = append(names, *c.ResourceClaimName)
-			}
-		}
+// claimNames returns the names of a pod's claims.
+func claimNames(o client.Object) []string {
+	pod, ok := o.(*corev1.Pod)
+	if !ok {
+		return nil
 	}
-	return names
+	return podclaims.Names(pod)
 }
 
-// Reconcile implements reconcile.Reconciler for the claim of that name.
+// requestsForPod returns a request for each claim of a pod.
+func requestsForPod(_ context.Context, o client.Object) (requests []reconcile.Request) {
+	for _, name := range claimNames(o) {
+		claim := types.NamespacedName{Namespace: o.GetNamespace(), Name: name}
+		requests = append(requests, reconcile.Request{NamespacedName: claim})
+	}
+	return requests
+}
+
+// Reconcile implements reconcile.Reconciler: it writes the status of the claim if
+// the number of its pods, of running pods, or of nodes has changed.
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	var claim resourceapi.ResourceClaim
 	if err := r.Client.Get(ctx, req.NamespacedName, &claim); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	if !r.spans(&claim) {
+	if !r.hasFabric(&claim) {
 		r.written.Forget(claim.UID)
 		return ctrl.Result{}, nil
 	}
-	if wait := r.remainingDelay(claim.UID); wait > 0 {
-		return ctrl.Result{RequeueAfter: wait}, nil
+	if age, ok := r.written.Age(claim.UID); ok && age < minWriteInterval {
+		return ctrl.Result{RequeueAfter: minWriteInterval - age}, nil
 	}
-	var pods corev1.PodList
-	if err := r.Client.List(ctx, &pods, client.InNamespace(claim.Namespace), client.MatchingFields{indexClaim: claim.Name}, client.UnsafeDisableDeepCopy); err != nil {
-		return ctrl.Result{}, err
-	}
-	alone, err := r.alone(ctx, &claim, pods.Items)
+	pods, polled, err := r.podsOf(ctx, &claim)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	summary := summarize(append(slices.Clone(pods.Items), alone...))
-	rows, err := rowsOf(&claim, summary, r.Driver)
-	if err != nil {
-		return ctrl.Result{}, err
-	}
+	summary := summarize(pods)
 	var result ctrl.Result
-	if len(alone) > 0 && summary.Running < summary.Pods {
-		result.RequeueAfter = askAgain
+	if polled && summary.Running < summary.Pods {
+		result.RequeueAfter = podPollInterval
 	}
-	digest, err := claimstatus.DigestOf(rows)
-	if err != nil || r.written.Has(claim.UID, digest) {
-		return result, err
-	}
-	if err := claimstatus.Apply(ctx, r.Cluster, &claim, FieldManager, rows); err != nil {
-		r.written.Forget(claim.UID)
-		return result, err
-	}
-	r.written.Record(claim.UID, digest)
-	return result, nil
+	return result, r.write(ctx, &claim, summary)
 }
 
-// askAgain is for pods that are in no group: no event tells that one runs.
-const askAgain = 5 * time.Second
+// write applies the status of the claim's fabrics if it differs from the last
+// write.
+func (r *Reconciler) write(
+	ctx context.Context, claim *resourceapi.ResourceClaim, summary v1alpha1.FabricStatusSummary,
+) error {
+	entries, err := statusEntries(claim, summary, r.Driver)
+	if err != nil {
+		return err
+	}
+	digest, err := claimstatus.DigestOf(entries)
+	if err != nil || r.written.Has(claim.UID, digest) {
+		return err
+	}
+	if err := claimstatus.Apply(ctx, r.Cluster, claim, v1alpha1.FieldManagerController, entries); err != nil {
+		r.written.Forget(claim.UID) // the API server may have applied it all the same
+		return err
+	}
+	r.written.Record(claim.UID, digest)
+	klog.FromContext(ctx).V(4).Info("Wrote status of fabric shares", "claim", klog.KObj(claim),
+		"pods", summary.Pods, "running", summary.Running, "nodes", summary.Nodes)
+	return nil
+}
 
-// alone are the pods that a claim is reserved for and that are in no group, of
-// which the cache has none.
-func (r *Reconciler) alone(ctx context.Context, claim *resourceapi.ResourceClaim, known []corev1.Pod) (pods []corev1.Pod, err error) {
-	for _, c := range claim.Status.ReservedFor {
-		if c.APIGroup != "" || c.Resource != "pods" || slices.ContainsFunc(known, func(p corev1.Pod) bool { return p.UID == c.UID }) {
+// hasFabric reports whether a share of one of the driver's fabrics is allocated to
+// the claim.
+func (r *Reconciler) hasFabric(claim *resourceapi.ResourceClaim) bool {
+	if claim.Status.Allocation == nil {
+		return false
+	}
+	for _, d := range claim.Status.Allocation.Devices.Results {
+		if d.Driver == r.Driver && fabricpool.Is(d.Pool) {
+			return true
+		}
+	}
+	return false
+}
+
+// podsOf returns the pods that use the claim. polled reports whether some of them
+// are not in the cache.
+func (r *Reconciler) podsOf(
+	ctx context.Context, claim *resourceapi.ResourceClaim,
+) (pods []corev1.Pod, polled bool, err error) {
+	var cached corev1.PodList
+	err = r.Client.List(ctx, &cached, client.InNamespace(claim.Namespace),
+		client.MatchingFields{indexClaim: claim.Name}, client.UnsafeDisableDeepCopy)
+	if err != nil {
+		return nil, false, err
+	}
+	others, err := r.podsWithoutPodGroup(ctx, claim, cached.Items)
+	if err != nil {
+		return nil, false, err
+	}
+	return append(slices.Clone(cached.Items), others...), len(others) > 0, nil
+}
+
+// podsWithoutPodGroup returns the pods that the claim is reserved for and that are
+// in no PodGroup, which the cache does not have.
+func (r *Reconciler) podsWithoutPodGroup(
+	ctx context.Context, claim *resourceapi.ResourceClaim, cached []corev1.Pod,
+) (pods []corev1.Pod, err error) {
+	for _, entry := range claim.Status.ReservedFor {
+		isCached := slices.ContainsFunc(cached, func(p corev1.Pod) bool { return p.UID == entry.UID })
+		if entry.APIGroup != "" || entry.Resource != "pods" || isCached {
 			continue
 		}
 		var pod corev1.Pod
-		err := r.APIReader.Get(ctx, types.NamespacedName{Namespace: claim.Namespace, Name: c.Name}, &pod)
+		err := r.APIReader.Get(ctx, types.NamespacedName{Namespace: claim.Namespace, Name: entry.Name}, &pod)
 		if client.IgnoreNotFound(err) != nil {
 			return nil, err
 		}
-		if err == nil && pod.UID == c.UID && pod.Labels[scheduling.GroupUIDLabel] == "" {
+		if err == nil && pod.UID == entry.UID && pod.Labels[scheduling.GroupUIDLabel] == "" {
 			pods = append(pods, pod)
 		}
 	}
 	return pods, nil
 }
 
-func (r *Reconciler) spans(claim *resourceapi.ResourceClaim) bool {
-	return claim.Status.Allocation != nil && slices.ContainsFunc(claim.Status.Allocation.Devices.Results, func(d resourceapi.DeviceRequestAllocationResult) bool {
-		return d.Driver == r.Driver && fabricpool.Is(d.Pool)
-	})
-}
-
-// remainingDelay returns how long the next write to a claim must wait.
-func (r *Reconciler) remainingDelay(claim types.UID) time.Duration {
-	age, ok := r.written.Age(claim)
-	if !ok {
-		return 0
-	}
-	return settle - age
-}
-
-// summarize counts a claim's pods. It is pure.
-func summarize(pods []corev1.Pod) Summary {
-	s := Summary{Version: summaryVersion}
+// summarize counts the pods of a claim that are bound to a node and not terminal.
+func summarize(pods []corev1.Pod) v1alpha1.FabricStatusSummary {
+	s := v1alpha1.FabricStatusSummary{TypeMeta: v1alpha1.TypeMeta(v1alpha1.FabricStatusSummaryKind)}
 	nodes := map[string]bool{}
 	for i := range pods {
 		p := &pods[i]
-		if p.Spec.NodeName == "" || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
+		if p.Spec.NodeName == "" || podclaims.IsTerminal(p) {
 			continue
 		}
 		s.Pods++
@@ -192,29 +208,37 @@ func summarize(pods []corev1.Pod) Summary {
 			nodes[p.Spec.NodeName] = true
 		}
 	}
-	s.Nodes = len(nodes)
+	s.Nodes = int32(len(nodes))
 	return s
 }
 
-// ConditionReady is the condition of a share that spans nodes, as of others.
-const ConditionReady = "Ready"
-
-// rowsOf are the entries for a claim's devices that span nodes. It is pure.
-func rowsOf(claim *resourceapi.ResourceClaim, s Summary, driver string) (rows []resourceapi.AllocatedDeviceStatus, err error) {
+// statusEntries returns the status entries for the claim's shares of fabrics. A
+// request with admin access has no share.
+func statusEntries(
+	claim *resourceapi.ResourceClaim, s v1alpha1.FabricStatusSummary, driver string,
+) (entries []resourceapi.AllocatedDeviceStatus, err error) {
 	data, err := json.Marshal(s)
 	if err != nil {
 		return nil, err
 	}
-	c := metav1.Condition{Type: ConditionReady, Status: metav1.ConditionTrue, Reason: "Prepared",
-		Message: fmt.Sprintf("%d of %d pods are running, on %d nodes", s.Running, s.Pods, s.Nodes)}
-	if s.Running == 0 {
-		c.Status, c.Reason, c.Message = metav1.ConditionFalse, "NotRunning", fmt.Sprintf("none of %d pods is running yet; the events of a pod explain why it does not start", s.Pods)
-	}
 	for _, d := range claim.Status.Allocation.Devices.Results {
-		if d.Driver != driver || !fabricpool.Is(d.Pool) || ptr.Deref(d.AdminAccess, false) {
-			continue
+		if d.Driver == driver && fabricpool.Is(d.Pool) && !ptr.Deref(d.AdminAccess, false) {
+			entries = append(entries, claimstatus.NewEntry(d, &runtime.RawExtension{Raw: data}, readyCondition(s)))
 		}
-		rows = append(rows, claimstatus.NewEntry(d, &runtime.RawExtension{Raw: data}, c))
 	}
-	return rows, nil
+	return entries, nil
+}
+
+// readyCondition returns the condition Ready of a share of a fabric.
+func readyCondition(s v1alpha1.FabricStatusSummary) metav1.Condition {
+	if s.Running == 0 {
+		return metav1.Condition{
+			Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonNotRunning,
+			Message: fmt.Sprintf("none of %d pods is running yet; the events of a pod explain why it does not start", s.Pods),
+		}
+	}
+	return metav1.Condition{
+		Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonPrepared,
+		Message: fmt.Sprintf("%d of %d pods are running, on %d nodes", s.Running, s.Pods, s.Nodes),
+	}
 }

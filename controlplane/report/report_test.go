@@ -1,38 +1,302 @@
 package report
 
 import (
+	"encoding/json"
+	"errors"
+	"fmt"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+	clientscheme "k8s.io/client-go/kubernetes/scheme"
+	clienttesting "k8s.io/client-go/testing"
+	testclock "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	ctrlfake "sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/internal/claimstatus"
 )
 
-func TestPodsAreAddedUpAcrossNodes(t *testing.T) {
-	pod := func(node string, phase corev1.PodPhase) corev1.Pod {
-		return corev1.Pod{Spec: corev1.PodSpec{NodeName: node}, Status: corev1.PodStatus{Phase: phase}}
+const driver = "dra-shared.dev"
+
+// testEnv is a Reconciler with an API server and a cache. The cache has the pods
+// of PodGroups, the API server all pods.
+type testEnv struct {
+	*testing.T
+	reconciler *Reconciler
+	cache, api client.Client
+	cluster    *fake.Clientset
+	clock      *testclock.FakePassiveClock
+}
+
+func newTestEnv(t *testing.T, claim *resourceapi.ResourceClaim) *testEnv {
+	t.Helper()
+	build := func() client.Client {
+		return ctrlfake.NewClientBuilder().WithScheme(clientscheme.Scheme).
+			WithIndex(&corev1.Pod{}, indexClaim, claimNames).WithObjects(claim.DeepCopy()).Build()
 	}
-	s := summarize([]corev1.Pod{pod("n1", corev1.PodRunning), pod("n1", corev1.PodRunning), pod("n2", corev1.PodRunning), pod("n3", corev1.PodPending),
-		pod("", corev1.PodPending), pod("n4", corev1.PodSucceeded)})
-	if s.Pods != 4 || s.Running != 3 || s.Nodes != 2 {
-		t.Errorf("%+v", s)
+	e := &testEnv{
+		T: t, cache: build(), api: build(), cluster: fake.NewClientset(claim),
+		clock: testclock.NewFakePassiveClock(time.Unix(0, 0)),
+	}
+	e.reconciler = &Reconciler{
+		Client: e.cache, APIReader: e.api, Cluster: e.cluster, Driver: driver, Clock: e.clock,
+		written: claimstatus.NewLog(e.clock, 0),
+	}
+	return e
+}
+
+// setPod creates or replaces a pod that uses the claim.
+func (e *testEnv) setPod(name, node string, phase corev1.PodPhase, inPodGroup bool) {
+	e.Helper()
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID(name)},
+		Spec: corev1.PodSpec{NodeName: node, ResourceClaims: []corev1.PodResourceClaim{
+			{Name: "rack", ResourceClaimName: ptr.To("claim")},
+		}},
+		Status: corev1.PodStatus{Phase: phase},
+	}
+	clients := []client.Client{e.api}
+	if inPodGroup {
+		pod.Labels = map[string]string{scheduling.GroupUIDLabel: "1"}
+		clients = append(clients, e.cache)
+	}
+	for _, c := range clients {
+		if err := client.IgnoreNotFound(c.Delete(e.Context(), pod.DeepCopy())); err != nil {
+			e.Fatal(err)
+		}
+		if err := c.Create(e.Context(), pod.DeepCopy()); err != nil {
+			e.Fatal(err)
+		}
 	}
 }
 
-func TestOnlyWhatSpansNodesIsReported(t *testing.T) {
-	claim := &resourceapi.ResourceClaim{Status: resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
-		Results: []resourceapi.DeviceRequestAllocationResult{
-			{Driver: "d", Pool: "n1", Device: "nic0"},
-			{Driver: "other", Pool: "fabric/a", Device: "a"},
-			{Driver: "d", Pool: "fabric/a", Device: "a", AdminAccess: ptr.To(true)},
-			{Driver: "d", Pool: "fabric/a", Device: "a"},
-		}}}}}
-	rows, err := rowsOf(claim, Summary{Pods: 2, Running: 1, Nodes: 1}, "d")
-	if err != nil || len(rows) != 1 || rows[0].Conditions[0].Status != metav1.ConditionTrue || rows[0].Conditions[0].Message != "1 of 2 pods are running, on 1 nodes" {
-		t.Errorf("%+v, %v", rows, err)
+func (e *testEnv) reconcile() (ctrl.Result, error) {
+	request := ctrl.Request{NamespacedName: types.NamespacedName{Namespace: "ns", Name: "claim"}}
+	return e.reconciler.Reconcile(e.Context(), request)
+}
+
+// mustReconcile reconciles the claim and expects the delay of the next call.
+func (e *testEnv) mustReconcile(requeueAfter time.Duration) {
+	e.Helper()
+	result, err := e.reconcile()
+	if err != nil {
+		e.Fatal(err)
 	}
-	if rows, _ := rowsOf(claim, Summary{Pods: 2}, "d"); rows[0].Conditions[0].Status != metav1.ConditionFalse {
-		t.Errorf("%+v", rows)
+	if result.RequeueAfter != requeueAfter {
+		e.Errorf("the reconciler requeues the claim after %s, want %s", result.RequeueAfter, requeueAfter)
+	}
+}
+
+// expectStatus compares the status in the API server with the counts, and returns
+// its condition.
+func (e *testEnv) expectStatus(pods, running, nodes int32) metav1.Condition {
+	e.Helper()
+	claim, err := e.cluster.ResourceV1().ResourceClaims("ns").Get(e.Context(), "claim", metav1.GetOptions{})
+	if err != nil {
+		e.Fatal(err)
+	}
+	if len(claim.Status.Devices) != 1 || len(claim.Status.Devices[0].Conditions) != 1 {
+		e.Fatalf("status has the entries %+v, want one with one condition", claim.Status.Devices)
+	}
+	var got v1alpha1.FabricStatusSummary
+	if err := json.Unmarshal(claim.Status.Devices[0].Data.Raw, &got); err != nil {
+		e.Fatal(err)
+	}
+	want := v1alpha1.FabricStatusSummary{
+		TypeMeta: metav1.TypeMeta{APIVersion: "dra-shared.dev/v1alpha1", Kind: "FabricStatusSummary"},
+		Pods:     pods, Running: running, Nodes: nodes,
+	}
+	if got != want {
+		e.Errorf("status has the data %+v, want %+v", got, want)
+	}
+	return claim.Status.Devices[0].Conditions[0]
+}
+
+// writes returns the number of writes to the API server so far.
+func (e *testEnv) writes() (n int) {
+	for _, a := range e.cluster.Actions() {
+		if a.GetVerb() == "patch" {
+			n++
+		}
+	}
+	return n
+}
+
+// claimWith returns a claim with the devices, reserved for the pods.
+func claimWith(results []resourceapi.DeviceRequestAllocationResult, pods ...string) *resourceapi.ResourceClaim {
+	claim := &resourceapi.ResourceClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "claim", UID: "1"},
+		Status: resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{
+			Devices: resourceapi.DeviceAllocationResult{Results: results},
+		}},
+	}
+	for _, name := range pods {
+		claim.Status.ReservedFor = append(claim.Status.ReservedFor,
+			resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: name, UID: types.UID(name)})
+	}
+	return claim
+}
+
+var fabric = []resourceapi.DeviceRequestAllocationResult{
+	{Request: "rack", Driver: driver, Pool: "fabric/a", Device: "a"},
+}
+
+func TestReconcile_countsThePodsOfAPodGroup(t *testing.T) {
+	e := newTestEnv(t, claimWith(fabric))
+	e.setPod("a", "n1", corev1.PodPending, true)
+	e.setPod("b", "", corev1.PodPending, true)
+	e.mustReconcile(0)
+	c := e.expectStatus(1, 0, 0)
+	if c.Type != "Ready" || c.Status != metav1.ConditionFalse || c.Reason != "NotRunning" ||
+		c.Message != "none of 1 pods is running yet; the events of a pod explain why it does not start" {
+		t.Errorf("condition before a pod runs: %+v", c)
+	}
+
+	e.clock.SetTime(e.clock.Now().Add(minWriteInterval))
+	e.setPod("a", "n1", corev1.PodRunning, true)
+	e.setPod("b", "n2", corev1.PodRunning, true)
+	e.setPod("c", "n3", corev1.PodSucceeded, true)
+	e.mustReconcile(0)
+	c = e.expectStatus(2, 2, 2)
+	if c.Status != metav1.ConditionTrue || c.Reason != "Prepared" || c.Message != "2 of 2 pods are running, on 2 nodes" {
+		t.Errorf("condition once the pods run: %+v", c)
+	}
+}
+
+func TestReconcile_limitsWrites(t *testing.T) {
+	e := newTestEnv(t, claimWith(fabric))
+	e.setPod("a", "n1", corev1.PodRunning, true)
+	e.mustReconcile(0)
+	e.setPod("b", "n1", corev1.PodRunning, true)
+	e.clock.SetTime(e.clock.Now().Add(minWriteInterval / 4))
+	e.mustReconcile(minWriteInterval / 4 * 3)
+	e.expectStatus(1, 1, 1)
+	e.clock.SetTime(e.clock.Now().Add(minWriteInterval))
+	e.mustReconcile(0)
+	e.expectStatus(2, 2, 1)
+	e.clock.SetTime(e.clock.Now().Add(minWriteInterval))
+	e.mustReconcile(0)
+	if got := e.writes(); got != 2 {
+		t.Errorf("%d writes for two changes", got)
+	}
+}
+
+func TestReconcile_pollsPodsWithoutAPodGroup(t *testing.T) {
+	e := newTestEnv(t, claimWith(fabric, "a", "deleted", "replaced"))
+	e.setPod("a", "n1", corev1.PodPending, false)
+	e.setPod("replaced", "n2", corev1.PodRunning, false)
+	var replaced corev1.Pod
+	if err := e.api.Get(t.Context(), types.NamespacedName{Namespace: "ns", Name: "replaced"}, &replaced); err != nil {
+		t.Fatal(err)
+	}
+	replaced.UID = "another"
+	if err := e.api.Update(t.Context(), &replaced); err != nil {
+		t.Fatal(err)
+	}
+	e.mustReconcile(podPollInterval)
+	e.expectStatus(1, 0, 0)
+	e.clock.SetTime(e.clock.Now().Add(podPollInterval))
+	e.setPod("a", "n1", corev1.PodRunning, false)
+	e.mustReconcile(0)
+	e.expectStatus(1, 1, 1)
+}
+
+func TestReconcile_retriesAFailedWrite(t *testing.T) {
+	e := newTestEnv(t, claimWith(fabric))
+	e.setPod("a", "n1", corev1.PodRunning, true)
+	outage := errors.New("connection refused")
+	failing := true
+	e.cluster.PrependReactor("patch", "resourceclaims", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return failing, nil, outage
+	})
+	if _, err := e.reconcile(); !errors.Is(err, outage) {
+		t.Fatalf("Reconcile returned %v, want the error of the API server", err)
+	}
+	failing = false
+	e.mustReconcile(0)
+	e.expectStatus(1, 1, 1)
+}
+
+func TestReconcile_ignoresOtherClaims(t *testing.T) {
+	for _, tc := range []struct {
+		name  string
+		claim *resourceapi.ResourceClaim
+	}{
+		{"a NIC", claimWith([]resourceapi.DeviceRequestAllocationResult{{Driver: driver, Pool: "n1", Device: "nic0"}})},
+		{"a fabric of another driver", claimWith([]resourceapi.DeviceRequestAllocationResult{
+			{Driver: "other", Pool: "fabric/a", Device: "a"},
+		})},
+		{"no allocation", &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "claim"}}},
+		{"a deleted claim", &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "other"}}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			e := newTestEnv(t, tc.claim)
+			e.setPod("a", "n1", corev1.PodRunning, true)
+			e.mustReconcile(0)
+			if got := e.writes(); got != 0 {
+				t.Errorf("%d writes to a claim without a fabric", got)
+			}
+		})
+	}
+}
+
+// A claim that is allocated again gets a status even if the counts are the same.
+func TestReconcile_writesAgainAfterADeallocation(t *testing.T) {
+	e := newTestEnv(t, claimWith(fabric))
+	e.setPod("a", "n1", corev1.PodRunning, true)
+	e.mustReconcile(0)
+	var claim resourceapi.ResourceClaim
+	if err := e.cache.Get(t.Context(), types.NamespacedName{Namespace: "ns", Name: "claim"}, &claim); err != nil {
+		t.Fatal(err)
+	}
+	allocation := claim.Status.Allocation
+	for _, a := range []*resourceapi.AllocationResult{nil, allocation} {
+		claim.Status.Allocation = a
+		if err := e.cache.Update(t.Context(), &claim); err != nil {
+			t.Fatal(err)
+		}
+		e.mustReconcile(0)
+	}
+	if got := e.writes(); got != 2 {
+		t.Errorf("%d writes, want one per allocation", got)
+	}
+}
+
+func TestStatusEntries_onlySharesOfFabrics(t *testing.T) {
+	claim := claimWith([]resourceapi.DeviceRequestAllocationResult{
+		{Driver: driver, Pool: "n1", Device: "nic0"},
+		{Driver: "other", Pool: "fabric/a", Device: "a"},
+		{Driver: driver, Pool: "fabric/a", Device: "a", AdminAccess: ptr.To(true)},
+		{Driver: driver, Pool: "fabric/a", Device: "a", ShareID: ptr.To(types.UID("share"))},
+	})
+	entries, err := statusEntries(claim, v1alpha1.FabricStatusSummary{Pods: 2, Running: 1, Nodes: 1}, driver)
+	if err != nil || len(entries) != 1 || ptr.Deref(entries[0].ShareID, "") != "share" {
+		t.Fatalf("entries %+v, %v, want one for the share", entries, err)
+	}
+	c := entries[0].Conditions[0]
+	if c.Status != metav1.ConditionTrue || c.Message != "1 of 2 pods are running, on 1 nodes" {
+		t.Errorf("condition %+v", c)
+	}
+}
+
+func TestRequestsForPod(t *testing.T) {
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns"}}
+	pod.Spec.ResourceClaims = []corev1.PodResourceClaim{
+		{Name: "x", ResourceClaimName: ptr.To("a")},
+		{Name: "y", ResourceClaimTemplateName: ptr.To("t")},
+		{Name: "z", ResourceClaimName: ptr.To("b")},
+	}
+	if got := fmt.Sprint(requestsForPod(t.Context(), pod)); got != "[ns/a ns/b]" {
+		t.Errorf("requests %s, want one per claim with a name", got)
 	}
 }

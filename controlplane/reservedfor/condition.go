@@ -8,7 +8,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
-	"github.com/dra-shared/dra-driver-shared/controlplane/report"
 	"github.com/dra-shared/dra-driver-shared/internal/claimref"
 	"github.com/dra-shared/dra-driver-shared/internal/claimstatus"
 )
@@ -29,7 +28,7 @@ func (r *Reconciler) report(ctx context.Context, claim *resourceapi.ResourceClai
 	if claimstatus.Contains(claim, entries) {
 		return nil
 	}
-	return claimstatus.Apply(ctx, r.Cluster, claim, report.FieldManagerHolders, entries)
+	return claimstatus.Apply(ctx, r.Cluster, claim, v1alpha1.FieldManagerHolders, entries)
 }
 
 // entriesFor returns a status entry with the condition for each device of the
