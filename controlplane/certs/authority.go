@@ -106,7 +106,7 @@ func (a authoritySet) advance(commonName string, now time.Time) (authoritySet, s
 	case !usable:
 		generated, err := newAuthority(commonName, now)
 		a.current, a.next = generated, nil
-		return a.prune(now), "there is no valid authority", err
+		return a.prune(now), "the Secret has no valid authority", err
 	case a.next == nil && renewalDue(a.current.certificate, now):
 		generated, err := newAuthority(commonName, now)
 		a.next = generated

@@ -386,7 +386,7 @@ func TestRotator_replacesAnUnusableAuthority(t *testing.T) {
 	}
 }
 
-// An earlier release, which runs beside this one during an upgrade or a rollback,
+// An earlier release, which runs next to this one during an upgrade or a rollback,
 // replaces ca.crt and does not know the next authority.
 func TestRotator_discardsANextAuthorityThatIsNotTrusted(t *testing.T) {
 	e := newTestEnv(t)

@@ -211,20 +211,29 @@ func TestReconcile_pollsPodsWithoutAPodGroup(t *testing.T) {
 	e.expectStatus(1, 1, 1)
 }
 
+// After a failed write the status in the API server is unknown, so even the status
+// of the last successful write is written again.
 func TestReconcile_retriesAFailedWrite(t *testing.T) {
 	e := newTestEnv(t, claimWith(fabric))
 	e.setPod("a", "n1", corev1.PodRunning, true)
+	e.mustReconcile(0)
 	outage := errors.New("connection refused")
 	failing := true
 	e.cluster.PrependReactor("patch", "resourceclaims", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return failing, nil, outage
 	})
+	e.clock.SetTime(e.clock.Now().Add(minWriteInterval))
+	e.setPod("a", "n1", corev1.PodPending, true)
 	if _, err := e.reconcile(); !errors.Is(err, outage) {
 		t.Fatalf("Reconcile returned %v, want the error of the API server", err)
 	}
 	failing = false
+	e.setPod("a", "n1", corev1.PodRunning, true)
 	e.mustReconcile(0)
 	e.expectStatus(1, 1, 1)
+	if got := e.writes(); got != 3 {
+		t.Errorf("%d attempts to write, want 3", got)
+	}
 }
 
 func TestReconcile_ignoresOtherClaims(t *testing.T) {
