@@ -100,6 +100,17 @@ func (e *testEnv) secret() *corev1.Secret {
 // bundle returns the CA bundle of the webhook configurations, which must agree.
 func (e *testEnv) bundle() []byte {
 	e.Helper()
+	bundle, agree := e.currentBundle()
+	if !agree {
+		e.Fatal("the webhooks have different CA bundles")
+	}
+	return bundle
+}
+
+// currentBundle returns the CA bundle of the validating webhook, and whether the
+// mutating ones have the same.
+func (e *testEnv) currentBundle() (bundle []byte, agree bool) {
+	e.Helper()
 	api := e.client.AdmissionregistrationV1()
 	mutating, err := api.MutatingWebhookConfigurations().Get(e.Context(), webhooks, metav1.GetOptions{})
 	if err != nil {
@@ -109,13 +120,13 @@ func (e *testEnv) bundle() []byte {
 	if err != nil {
 		e.Fatal(err)
 	}
-	bundle := validating.Webhooks[0].ClientConfig.CABundle
+	bundle = validating.Webhooks[0].ClientConfig.CABundle
 	for _, w := range mutating.Webhooks {
 		if !bytes.Equal(w.ClientConfig.CABundle, bundle) {
-			e.Fatalf("webhook %s has another CA bundle than the validating webhook", w.Name)
+			return bundle, false
 		}
 	}
-	return bundle
+	return bundle, true
 }
 
 // handshake connects to a replica as an API server does that trusts the bundle.
@@ -469,7 +480,8 @@ func TestRotator_Start(t *testing.T) {
 				return false, nil
 			}
 			issuer = serving.issuer
-			return e.handshake(r, e.bundle(), clock.RealClock{}) == nil, nil
+			bundle, agree := e.currentBundle() // may be in the middle of an update
+			return agree && e.handshake(r, bundle, clock.RealClock{}) == nil, nil
 		})
 		if err != nil {
 			t.Errorf("%s: the replica does not serve a trusted certificate: %v", condition, err)

@@ -78,7 +78,8 @@ func TestApply_writesEveryField(t *testing.T) {
 	}
 	got := devices[0]
 	if ptr.Deref(got.ShareID, "") != "share" || string(got.Data.Raw) != `{"pods":1}` || got.NetworkData == nil ||
-		got.NetworkData.InterfaceName != "net1" || len(got.NetworkData.IPs) != 1 || got.NetworkData.HardwareAddress != "02:00:00:00:00:01" {
+		got.NetworkData.InterfaceName != "net1" || len(got.NetworkData.IPs) != 1 ||
+		got.NetworkData.HardwareAddress != "02:00:00:00:00:01" {
 		t.Errorf("entry of the share: %+v", got)
 	}
 	if len(got.Conditions) != 1 || got.Conditions[0].Message != "attached" ||
@@ -167,7 +168,10 @@ func TestApply_errors(t *testing.T) {
 		answer error
 		want   func(error) bool
 	}{
-		{"a deleted claim is not an error", apierrors.NewNotFound(resource, "claim"), func(err error) bool { return err == nil }},
+		{
+			"a deleted claim is not an error", apierrors.NewNotFound(resource, "claim"),
+			func(err error) bool { return err == nil },
+		},
 		{"a replaced claim is a conflict", apierrors.NewConflict(resource, "claim", context.Canceled), apierrors.IsConflict},
 		{"the error names the claim", apierrors.NewForbidden(resource, "claim", nil), func(err error) bool {
 			return apierrors.IsForbidden(err) && strings.Contains(err.Error(), "write status of claim ns/claim: ")
@@ -191,19 +195,21 @@ func TestContains(t *testing.T) {
 	claim := allocatedClaim()
 	results := claim.Status.Allocation.Devices.Results
 	ready := condition(metav1.ConditionTrue, "attached")
+	otherMessage, otherStatus := condition(metav1.ConditionTrue, "x"), condition(metav1.ConditionFalse, "attached")
+	type entries = []resourceapi.AllocatedDeviceStatus
 	claim.Status.Devices = []resourceapi.AllocatedDeviceStatus{
 		NewEntry(results[0], nil, ready, metav1.Condition{Type: "Other"}),
 	}
 	for _, tc := range []struct {
 		name    string
-		entries []resourceapi.AllocatedDeviceStatus
+		entries entries
 		want    bool
 	}{
 		{"no entries", nil, true},
-		{"the same condition", []resourceapi.AllocatedDeviceStatus{NewEntry(results[0], nil, ready)}, true},
-		{"another message", []resourceapi.AllocatedDeviceStatus{NewEntry(results[0], nil, condition(metav1.ConditionTrue, "x"))}, false},
-		{"another status", []resourceapi.AllocatedDeviceStatus{NewEntry(results[0], nil, condition(metav1.ConditionFalse, "attached"))}, false},
-		{"a missing entry", []resourceapi.AllocatedDeviceStatus{NewEntry(results[0], nil, ready), NewEntry(results[1], nil, ready)}, false},
+		{"the same condition", entries{NewEntry(results[0], nil, ready)}, true},
+		{"another message", entries{NewEntry(results[0], nil, otherMessage)}, false},
+		{"another status", entries{NewEntry(results[0], nil, otherStatus)}, false},
+		{"a missing entry", entries{NewEntry(results[0], nil, ready), NewEntry(results[1], nil, ready)}, false},
 	} {
 		if got := Contains(claim, tc.entries); got != tc.want {
 			t.Errorf("%s: Contains = %t, want %t", tc.name, got, tc.want)
