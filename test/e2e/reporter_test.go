@@ -75,15 +75,20 @@ func (r reporter) Run(name string, f func(testscript.T)) {
 	})
 }
 
-// runCase runs a case that is a Go function, records its time, and reports whether it
-// passed.
-func (r reporter) runCase(name string, run func(*testing.T)) bool {
-	start := time.Now()
-	passed := r.T.Run(strings.ReplaceAll(name, " ", "-"), run)
-	r.results.Lock()
-	defer r.results.Unlock()
-	r.results.took = append(r.results.took, storyTime{r.Name() + "/" + name, time.Since(start)})
-	return passed
+// runCase runs a case that is a Go function and records its time.
+func (r reporter) runCase(name string, run func(*testing.T)) {
+	r.T.Run(strings.ReplaceAll(name, " ", "-"), func(t *testing.T) {
+		start := time.Now()
+		t.Cleanup(func() {
+			r.results.Lock()
+			defer r.results.Unlock()
+			r.results.took = append(r.results.took, storyTime{t.Name(), time.Since(start)})
+			if t.Failed() {
+				fmt.Fprintf(&r.results.failures, "\nfailed: %s", t.Name())
+			}
+		})
+		run(t)
+	})
 }
 
 // story is the reporter of one story. It measures the time from when the story

@@ -36,7 +36,7 @@ while [ -n "$(jobs -pr)" ]; do wait -n || true; done
 for suite in $suites; do
 	grep -q "^--- PASS: $suite " "$logs/$suite" || { failed=1; echo "failed: suite $suite"; }
 done
-grep -hoE '(failed|time): .*' "$logs"/* | grep '^time:' | sort -rn -k2,2
-grep -hoE 'failed: .*' "$logs"/*
+grep -hoE '^ *time: .*' "$logs"/* | sed 's/^ *//' | sort -rn -k2,2
+grep -hoE '^ *failed: .*' "$logs"/* | sed 's/^ *//'
 echo "e2e: $((SECONDS - start)) s"
 exit $failed
