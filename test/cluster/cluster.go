@@ -201,7 +201,7 @@ const (
 	statusFailed = "failed: "
 )
 
-// guard runs the cluster until it is told to end it or the cluster ends on its
+// guard runs the cluster until it receives SIGTERM or the cluster ends on its
 // own, and removes what the kernel leaves.
 func (c *cluster) guard() error {
 	// The kernel sends Pdeathsig when the thread that forked ends, not the process.

@@ -238,8 +238,3 @@ func (c *Cluster) Measure(
 	}
 	return r, json.Unmarshal([]byte(out), &r)
 }
-
-// Eventually is eventually.Poll.
-func Eventually(ctx context.Context, timeout time.Duration, check func() error) error {
-	return eventually.Poll(ctx, timeout, check)
-}
