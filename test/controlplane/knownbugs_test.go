@@ -202,15 +202,24 @@ func (e *testEnv) podsEndWithTheirGroup(t *testing.T) {
 	ns := e.createNamespace(t, "together")
 	const groups, podsEach = 30, 3
 	name := func(i int) string { return fmt.Sprintf("g%02d", i) }
-	for i := range groups {
-		e.mustCreateGroup(t, ns, name(i))
-		e.createRunningPods(t, ns, name(i), 0, podsEach)
+	err := simnode.Parallel(groups, func(i int) error {
+		_, err := e.createGroup(ctx, ns, name(i))
+		return err
+	})
+	if err != nil {
+		t.Fatalf("create %d PodGroups: %v", groups, err)
 	}
+	pod := func(i int) *corev1.Pod { return newPod(ns, name(i/podsEach), i%podsEach) }
+	err = simnode.Parallel(groups*podsEach, func(i int) error { return e.client.Create(ctx, pod(i)) })
+	if err != nil {
+		t.Fatalf("create the pods of %d PodGroups: %v", groups, err)
+	}
+	e.awaitRunning(t, ns, groups*podsEach)
 	if err := e.client.DeleteAllOf(ctx, &scheduling.PodGroup{}, client.InNamespace(ns)); err != nil {
 		t.Fatalf("delete all PodGroups: %v", err)
 	}
-	err := simnode.Parallel(groups*podsEach, func(i int) error {
-		return e.client.Status().Patch(ctx, newPod(ns, name(i/podsEach), i%podsEach), succeededPatch)
+	err = simnode.Parallel(groups*podsEach, func(i int) error {
+		return e.client.Status().Patch(ctx, pod(i), succeededPatch)
 	})
 	if err != nil {
 		t.Fatalf("set all pods to Succeeded: %v", err)
