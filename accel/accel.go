@@ -1,11 +1,10 @@
-// Package accel finds the accelerators of a node and the device nodes that
-// belong to each: PCI functions by what sysfs says of them, and anything else by
-// the path of its device node. It reads files only and knows nothing of
-// Kubernetes.
+// Package accel discovers the accelerators of a node and their device nodes: PCI
+// functions by sysfs, and other devices by the paths of their device nodes. It
+// only reads files, and does not depend on Kubernetes.
 //
-// What belongs to a PCI function is what its drivers have registered below it
-// (drm/renderD128, accel/accel0, ...), each with the name of its node. NVIDIA's
-// driver registers nothing there: its node is found by the minor number in
+// The device nodes of a PCI function are those that its drivers register below it
+// in sysfs (drm/renderD128, accel/accel0, ...). NVIDIA's driver registers none
+// there: package accel finds its node by the minor number in
 // /proc/driver/nvidia/gpus.
 package accel
 
@@ -23,53 +22,55 @@ import (
 
 // Device is an accelerator.
 type Device struct {
-	// PCIBusID as sysfs writes it (0000:3b:00.0); empty if not on PCI.
+	// PCIBusID is the PCI address in the format of sysfs (0000:3b:00.0), or ""
+	// for a device that is not on PCI.
 	PCIBusID string
-	// Class, Vendor and ID are the PCI codes in lower-case hexadecimal digits:
-	// six, four and four.
+	// Class, Vendor, and ID are the PCI codes in lower-case hexadecimal, with six,
+	// four, and four digits.
 	Class, Vendor, ID string
-	// Driver is the kernel driver's name; empty if none is bound.
+	// Driver is the name of the kernel driver, or "" if none is bound.
 	Driver string
-	// DriverVersion as the driver's module states it; empty if it does not.
+	// DriverVersion is the version that the driver's module reports, or "".
 	DriverVersion string
-	// Model as the driver names it; empty if it does not.
+	// Model is the model name that the driver reports, or "".
 	Model string
-	// Nodes are the paths of the device nodes, as on the node, in order.
+	// Nodes are the paths of the device nodes on the host, sorted.
 	Nodes []string
 }
 
-// Match says which devices are meant: those for which all that is given holds.
+// Match selects the devices that meet all given conditions.
 type Match struct {
-	// Class is how the class code begins; Vendor and ID are whole. Hexadecimal.
+	// Class is the beginning of the class code; Vendor and ID are complete codes.
+	// All are hexadecimal.
 	Class, Vendor, ID string
-	// Paths are patterns of device nodes (path.Match). With PCI criteria they
-	// say which nodes of the matching devices count; alone, each matching node
-	// is a device, and those of one PCI device are one.
+	// Paths are patterns of device nodes (path.Match). With PCI conditions they
+	// select among the nodes of the matching devices. Without, each matching node
+	// is a device, and matching nodes of one PCI device are one device.
 	Paths []string
 }
 
 func (m Match) onPCI() bool { return m.Class != "" || m.Vendor != "" || m.ID != "" }
 
-// Host is where a node's file systems are.
+// Host gives access to a node's file systems.
 type Host struct {
 	Sys  fs.ReadLinkFS // /sys
 	Proc fs.FS         // /proc
 	Dev  fs.FS         // /dev
-	// Cgroups is the root of the unified cgroup hierarchy; nil if that cannot
-	// be seen.
+	// Cgroups is the root of the unified cgroup hierarchy, or nil if it is not
+	// accessible.
 	Cgroups fs.FS
 	// dev is the path of Dev.
 	dev string
 }
 
-// HostAt is the host whose file systems are mounted at those paths.
+// HostAt returns the host whose file systems are mounted at these paths.
 func HostAt(sys, proc, dev, cgroups string) Host {
-	links, _ := os.DirFS(sys).(fs.ReadLinkFS) // it always is one
+	links, _ := os.DirFS(sys).(fs.ReadLinkFS) // os.DirFS documents that it implements it
 	return Host{Sys: links, Proc: os.DirFS(proc), Dev: os.DirFS(dev), Cgroups: os.DirFS(cgroups), dev: dev}
 }
 
-// Find returns the devices that match, ordered by address, then by node. One
-// of which no node is there is among them.
+// Find returns the matching devices, sorted by PCI address and then by node. They
+// include PCI devices without device nodes.
 func (h Host) Find(m Match) ([]Device, error) {
 	functions, err := h.functions()
 	if err != nil {
@@ -116,11 +117,11 @@ func matchesAny(patterns []string, name string) bool {
 
 const pciDevices = "bus/pci/devices"
 
-// functions lists the PCI functions with their codes.
+// functions returns the PCI functions with their codes.
 func (h Host) functions() ([]Device, error) {
 	entries, err := fs.ReadDir(h.Sys, pciDevices)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil // no PCI
+		return nil, nil // the node has no PCI bus
 	}
 	if err != nil {
 		return nil, fmt.Errorf("list PCI devices: %w", err)
@@ -131,14 +132,14 @@ func (h Host) functions() ([]Device, error) {
 		for file, code := range map[string]*string{"class": &d.Class, "vendor": &d.Vendor, "device": &d.ID} {
 			*code = strings.ToLower(strings.TrimPrefix(h.text(path.Join(pciDevices, e.Name(), file)), "0x"))
 		}
-		if d.Class != "" { // it was removed meanwhile
+		if d.Class != "" { // otherwise the device was removed in the meantime
 			functions = append(functions, d)
 		}
 	}
 	return functions, nil
 }
 
-// text of a file in sysfs; what cannot be read is empty.
+// text returns the content of a file in sysfs, or "" if it cannot be read.
 func (h Host) text(name string) string {
 	raw, err := fs.ReadFile(h.Sys, name)
 	if err != nil {
@@ -147,7 +148,7 @@ func (h Host) text(name string) string {
 	return strings.TrimSpace(string(raw))
 }
 
-// complete fills in what is asked of the matching functions only.
+// complete sets the fields that only matching functions need.
 func (h Host) complete(d *Device) {
 	dir := path.Join(pciDevices, d.PCIBusID)
 	if driver, err := h.Sys.ReadLink(path.Join(dir, "driver")); err == nil {
@@ -160,12 +161,12 @@ func (h Host) complete(d *Device) {
 	slices.Sort(d.Nodes)
 }
 
-// notShared are subsystems whose nodes are not for whom a device is shared
-// with: the console's frame buffer, and what configures the hardware.
+// notShared are the subsystems whose nodes containers do not get: the console's
+// frame buffer, and nodes that configure the hardware.
 var notShared = []string{"graphics", "i2c-dev", "hwmon", "ptp", "vfio-dev"}
 
-// registered returns the nodes of what a function's drivers have registered:
-// DIR/SUBSYSTEM/NAME has the node's name in its uevent file.
+// registered returns the device nodes that a function's drivers registered: the
+// uevent file of dir/SUBSYSTEM/NAME contains the name of the node.
 func (h Host) registered(dir string) (nodes []string) {
 	subsystems, err := fs.ReadDir(h.Sys, dir)
 	if err != nil {
@@ -189,7 +190,7 @@ func (h Host) registered(dir string) (nodes []string) {
 	return nodes
 }
 
-// nvidia finds what NVIDIA's driver tells about one of its GPUs.
+// nvidia adds what NVIDIA's driver reports about a GPU.
 func (h Host) nvidia(d *Device) {
 	raw, err := fs.ReadFile(h.Proc, path.Join("driver/nvidia/gpus", d.PCIBusID, "information"))
 	if err != nil {
@@ -204,7 +205,7 @@ func (h Host) nvidia(d *Device) {
 	}
 }
 
-// value returns what follows a key at the beginning of a line.
+// value returns the text after a key that starts a line, or "".
 func value(text, key string) string {
 	lines := bufio.NewScanner(bytes.NewReader([]byte(text)))
 	for lines.Scan() {
@@ -215,7 +216,7 @@ func value(text, key string) string {
 	return ""
 }
 
-// present returns the node if it is there, and a device.
+// present returns the node if it exists and is a device node.
 func (h Host) present(node string) []string {
 	if h.IsNode(node) {
 		return []string{node}
@@ -223,7 +224,7 @@ func (h Host) present(node string) []string {
 	return nil
 }
 
-// IsNode tells whether there is a device node at a path below /dev.
+// IsNode reports whether a path below /dev is a device node.
 func (h Host) IsNode(node string) bool {
 	name, ok := strings.CutPrefix(node, "/dev/")
 	if !ok || !fs.ValidPath(name) {
@@ -233,7 +234,7 @@ func (h Host) IsNode(node string) bool {
 	return err == nil && info.Mode()&fs.ModeDevice != 0
 }
 
-// Nodes returns the device nodes that match one of the patterns, in order.
+// Nodes returns the device nodes that match one of the patterns, sorted.
 func (h Host) Nodes(patterns []string) ([]string, error) {
 	var nodes []string
 	for _, pattern := range patterns {

@@ -25,7 +25,7 @@ func machine(t *testing.T, name string) (accel.Host, fstest.MapFS) {
 	return accel.Host{Sys: fstree.Sub(files, "sys"), Proc: fstree.Sub(files, "proc"), Dev: fstree.Sub(files, "dev")}, files
 }
 
-// found is a device in a line: what it is, and its nodes.
+// found formats a device and its nodes as one line.
 func found(devices []accel.Device) (lines []string) {
 	for _, d := range devices {
 		lines = append(lines, strings.Join(append([]string{d.PCIBusID, d.Vendor + ":" + d.ID, d.Driver, d.DriverVersion, d.Model}, d.Nodes...), " "))
@@ -33,7 +33,7 @@ func found(devices []accel.Device) (lines []string) {
 	return lines
 }
 
-func TestDevicesOfAMachine(t *testing.T) {
+func TestFind(t *testing.T) {
 	amd := func(bus, card, render string) string {
 		return bus + " 1002:74a1 amdgpu 6.12.12 AMD Instinct MI300X /dev/dri/" + card + " /dev/dri/" + render
 	}
@@ -43,10 +43,10 @@ func TestDevicesOfAMachine(t *testing.T) {
 		want          []string
 	}{
 		{"a class alone takes the board's own display too", "eight-h200", accel.Match{Class: "0300"}, []string{"0000:03:00.0 1a03:2000 ast   /dev/dri/card0"}},
-		{"what is not there", "eight-h200", accel.Match{Vendor: "1002"}, nil},
+		{"no such device", "eight-h200", accel.Match{Vendor: "1002"}, nil},
 		{"processing accelerators, with their render nodes", "render-nodes", accel.Match{Class: "1200", Vendor: "1002"},
 			[]string{amd("0000:43:00.0", "card1", "renderD129"), amd("0000:83:00.0", "card2", "renderD130")}},
-		{"render nodes only, of all vendors, each with what it belongs to", "render-nodes", accel.Match{Paths: []string{"/dev/dri/renderD*"}}, []string{
+		{"render nodes of all vendors, with their PCI functions", "render-nodes", accel.Match{Paths: []string{"/dev/dri/renderD*"}}, []string{
 			"0000:00:02.0 8086:7d55 i915   /dev/dri/renderD128",
 			"0000:43:00.0 1002:74a1 amdgpu 6.12.12 AMD Instinct MI300X /dev/dri/renderD129",
 			"0000:83:00.0 1002:74a1 amdgpu 6.12.12 AMD Instinct MI300X /dev/dri/renderD130"}},
@@ -70,7 +70,7 @@ func TestDevicesOfAMachine(t *testing.T) {
 	}
 }
 
-func TestEightGPUsEachWithItsNode(t *testing.T) {
+func TestFind_NVIDIA_GPUs(t *testing.T) {
 	host, files := machine(t, "eight-h200")
 	devices, err := host.Find(accel.Match{Class: "0302", Vendor: "10de"})
 	if err != nil || len(devices) != 8 {
@@ -96,7 +96,7 @@ func TestEightGPUsEachWithItsNode(t *testing.T) {
 	}
 }
 
-func TestATreeIsWhatWasRecorded(t *testing.T) {
+func TestTree_round_trip(t *testing.T) {
 	for _, name := range []string{"eight-h200", "render-nodes"} {
 		host, files := machine(t, name)
 		dir := t.TempDir()
@@ -122,7 +122,7 @@ func TestATreeIsWhatWasRecorded(t *testing.T) {
 	}
 }
 
-func TestNodesThatComeAndGoAreNoticed(t *testing.T) {
+func TestWatch(t *testing.T) {
 	dev := t.TempDir()
 	noticed := make(chan struct{}, 100)
 	ended := make(chan error, 1)
@@ -130,17 +130,17 @@ func TestNodesThatComeAndGoAreNoticed(t *testing.T) {
 	host := accel.HostAt("/sys", "/proc", dev, "/sys/fs/cgroup")
 	matches := []accel.Match{{Class: "03"}, {Paths: []string{"/dev/npu/[0-9]*", "/dev/deep/*/node"}}}
 	go func() { ended <- host.Watch(ctx, matches, func() { noticed <- struct{}{} }) }()
-	notice := func(what string) {
+	expectChange := func(event string) {
 		t.Helper()
 		select {
 		case <-noticed:
 		case <-time.After(10 * time.Second):
-			t.Fatalf("nobody noticed: %s", what)
+			t.Fatalf("Watch did not report: %s", event)
 		}
 	}
-	notice("what was there before")
+	expectChange("the state before the watch")
 	for _, step := range []struct {
-		what string
+		node string
 		do   func(string) error
 	}{
 		{"dri", func(p string) error { return os.Mkdir(p, 0o700) }},
@@ -149,10 +149,10 @@ func TestNodesThatComeAndGoAreNoticed(t *testing.T) {
 		{"npu/0", func(p string) error { return os.WriteFile(p, nil, 0o600) }},
 		{"npu/0", os.Remove},
 	} {
-		if err := step.do(filepath.Join(dev, step.what)); err != nil {
+		if err := step.do(filepath.Join(dev, step.node)); err != nil {
 			t.Fatal(err)
 		}
-		notice(step.what)
+		expectChange(step.node)
 	}
 	cancel()
 	if err := <-ended; err != nil {
@@ -181,7 +181,7 @@ func FuzzFind(f *testing.F) {
 			for _, d := range devices {
 				for _, node := range d.Nodes {
 					if !slices.Contains([]string{"/dev/dri/card0", "/dev/nvidia0"}, node) {
-						t.Errorf("%q is no node of the machine", node)
+						t.Errorf("%q is not a device node of the machine", node)
 					}
 				}
 			}

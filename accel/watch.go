@@ -12,9 +12,9 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// Watch calls changed when device nodes come or go that a match may be about,
-// until ctx ends. It needs a Host of HostAt. A directory that is made later is
-// watched from then on.
+// Watch calls changed when device nodes that may match are created or removed,
+// until ctx ends. It requires a Host from HostAt. It also watches directories that
+// are created later.
 func (h Host) Watch(ctx context.Context, matches []Match, changed func()) error {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
@@ -25,7 +25,7 @@ func (h Host) Watch(ctx context.Context, matches []Match, changed func()) error 
 	if err := add(); err != nil {
 		return err
 	}
-	changed() // what came before
+	changed() // for changes before the watch began
 	for {
 		select {
 		case <-ctx.Done():
@@ -54,8 +54,9 @@ func (h Host) addDirectories(watcher *fsnotify.Watcher, matches []Match) error {
 	return nil
 }
 
-// directories below /dev whose entries matter: /dev itself, where directories
-// appear, those where the nodes of PCI devices are, and those of patterns.
+// directories returns the directories to watch, relative to /dev: /dev itself,
+// where directories are created, those with the nodes of PCI devices, and those
+// of the patterns.
 func directories(matches []Match) []string {
 	dirs := []string{"."}
 	for _, m := range matches {
@@ -65,7 +66,7 @@ func directories(matches []Match) []string {
 		for _, p := range m.Paths {
 			dir := filepath.Dir(strings.TrimPrefix(p, "/dev/"))
 			if i := strings.IndexAny(dir, `*?[\`); i >= 0 {
-				dir = filepath.Dir(dir[:i] + "x") // the last one without a pattern
+				dir = filepath.Dir(dir[:i] + "x") // the deepest directory without a pattern
 			}
 			dirs = append(dirs, dir)
 		}

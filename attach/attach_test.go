@@ -155,7 +155,7 @@ func TestServer_refuses_other_descriptors_than_network_namespaces(t *testing.T) 
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		defer cancel()
 		r, err := askOne(ctx, filepath.Join(SocketDir(dir), "1.sock"), request(), f, f)
-		if err != nil || r.Error != "the descriptor sent is not of a network namespace" {
+		if err != nil || r.Error != "the first descriptor does not refer to a network namespace" {
 			t.Errorf("%s: %+v, %v", f.Name(), r, err)
 		}
 	}

@@ -1,10 +1,11 @@
-// Package cdi writes the CDI spec of a claim: one device per share, which makes
-// the container runtime run our hook and set the grant in the environment.
+// Package cdi writes the CDI spec of a claim. The spec has one device per share,
+// which makes the container runtime run the driver's hook and set environment
+// variables that report the grant.
 //
-// There is one spec file per claim, written and validated by the CDI library,
-// and beside it a directory of the files that its devices mount.
-// Runtimes cache specs and look again only for a device they do not know, so a
-// device's name is never used for anything else: it has the claim's UID in it.
+// There is one spec file per claim, validated by the CDI library, and a directory
+// of the files that its devices mount. Runtimes cache specs and read them again
+// only for an unknown device. Therefore the name of a device contains the claim's
+// UID and is never reused.
 package cdi
 
 import (
@@ -24,41 +25,41 @@ import (
 	"github.com/dra-shared/dra-driver-shared/internal/files"
 )
 
-// Device is one share as a container sees it.
+// Device is the CDI device of one share.
 type Device struct {
 	Name string
 	Edits
-	Hook *Hook // nil: no hook
+	Hook *Hook // nil if the device needs no hook
 }
 
-// Edits are what a container with the device finds.
+// Edits describes what a device adds to a container.
 type Edits struct {
 	Env         []string `json:"env,omitempty"`         // NAME=value
 	DeviceNodes []string `json:"deviceNodes,omitempty"` // paths, the same on the node and in the container
 	Mounts      []Mount  `json:"mounts,omitempty"`
 	Files       []File   `json:"files,omitempty"`
-	// Hook are the arguments of the driver's hook, its name not among them, if
-	// that is to make something real before a container starts.
+	// Hook contains the arguments of the driver's hook, without the program name,
+	// for a device that needs a hook but is not attached to pods.
 	Hook []string `json:"hook,omitempty"`
 }
 
-// File is one that exists for the share only. Containers cannot write to it.
+// File is a file that exists for one share. Containers cannot write to it.
 type File struct {
 	ContainerPath string `json:"containerPath"`
 	Content       string `json:"content"`
 }
 
-// Mount of a file or directory of the node.
+// Mount is a bind mount of a file or directory of the node.
 type Mount struct {
 	HostPath      string `json:"hostPath"`
 	ContainerPath string `json:"containerPath"`
 	Writable      bool   `json:"writable,omitempty"`
 }
 
-// Hook is run by the runtime before the container starts.
+// Hook is a program that the runtime runs before the container starts.
 type Hook struct {
 	Path    string
-	Args    []string // with the name of the program first
+	Args    []string // including the program name
 	Timeout int      // seconds
 }
 
@@ -70,8 +71,8 @@ type Specs struct {
 	failpoints failpoint.Injector
 }
 
-// New returns the specs of a driver in a directory; what they mount is in
-// another.
+// New returns the specs of a driver in a directory. The files that they mount are
+// in filesDir.
 func New(dir, filesDir, driver string, failpoints failpoint.Injector) (*Specs, error) {
 	for _, d := range []string{dir, filesDir} {
 		if err := os.MkdirAll(d, 0o755); err != nil {
@@ -81,17 +82,18 @@ func New(dir, filesDir, driver string, failpoints failpoint.Injector) (*Specs, e
 	return &Specs{dir: dir, files: filesDir, driver: driver, failpoints: failpoints}, nil
 }
 
-// class of our devices, in CDI's sense.
+// class is the CDI class of the devices.
 const class = "share"
 
-// Kind is the vendor and class of our devices.
+// Kind returns the CDI kind of the devices: vendor/class.
 func (s *Specs) Kind() string { return s.driver + "/" + class }
 
-// ID is the name by which the kubelet hands a device to the runtime.
+// ID returns the qualified name by which the kubelet passes a device to the
+// runtime.
 func (s *Specs) ID(device string) string { return parser.QualifiedName(s.driver, class, device) }
 
-// DeviceName makes the name of a share's device from its claim's UID, the
-// request, possibly with a subrequest, and the share's ID.
+// DeviceName returns the name of a share's device: the claim's UID, the request
+// with its subrequest, and the share's ID.
 func DeviceName(claimUID, request, shareID string) string {
 	name := claimUID + "-" + strings.ReplaceAll(request, "/", ".")
 	if shareID != "" {
@@ -104,10 +106,10 @@ func (s *Specs) name(claimUID string) string {
 	return cdiapi.GenerateTransientSpecName(s.driver, class, claimUID) + ".json"
 }
 
-// Path of a claim's spec file.
+// Path returns the path of a claim's spec file.
 func (s *Specs) Path(claimUID string) string { return filepath.Join(s.dir, s.name(claimUID)) }
 
-// Write writes a claim's files, then its spec, replacing what is there.
+// Write writes a claim's files and then its spec, and replaces existing ones.
 func (s *Specs) Write(claimUID string, devices []Device) error {
 	for _, d := range devices {
 		for i, f := range d.Files {
@@ -117,7 +119,7 @@ func (s *Specs) Write(claimUID string, devices []Device) error {
 				err = files.Rewrite(s.failpoints, "file", path, []byte(f.Content), files.Options{Mode: 0o644})
 			}
 			if err != nil {
-				return fmt.Errorf("write what a CDI device mounts at %s: %w", f.ContainerPath, err)
+				return fmt.Errorf("write the file that a CDI device mounts at %s: %w", f.ContainerPath, err)
 			}
 		}
 	}
@@ -141,8 +143,8 @@ func (s *Specs) Write(claimUID string, devices []Device) error {
 	if err != nil {
 		return err
 	}
-	// Not the library's own way to write: on a full disk that leaves its
-	// temporary file behind (v1.1.1).
+	// The library's own function leaves a temporary file behind if the disk is
+	// full (v1.1.1).
 	accept := func(path string) error { _, err := cdiapi.ReadSpec(path, 0); return err }
 	if err := files.Replace(s.failpoints, "CDI spec", s.Path(claimUID), raw, files.Options{Mode: 0o644, Check: accept}); err != nil {
 		return fmt.Errorf("write CDI spec of claim %s: %w", claimUID, err)
@@ -150,9 +152,9 @@ func (s *Specs) Write(claimUID string, devices []Device) error {
 	return nil
 }
 
-// containerEdits are the edits as a spec has them. The runtime fills in what
-// kind of device a node is, and lets containers read and write it, not make
-// further nodes of it.
+// containerEdits converts edits for a spec. The runtime determines the type and
+// numbers of a device node; containers may read and write the node, but not create
+// further nodes.
 func (e Edits) containerEdits() specs.ContainerEdits {
 	edits := specs.ContainerEdits{Env: e.Env}
 	for _, path := range e.DeviceNodes {
@@ -171,13 +173,13 @@ func mountOptions(writable bool) []string {
 	return []string{"rbind", "rprivate", "nosuid", "nodev", "ro"}
 }
 
-// file is the path of one of the files of a claim's device.
+// file returns the path of the i-th file of a claim's device.
 func (s *Specs) file(claimUID string, d Device, i int) string {
 	return filepath.Join(s.files, claimUID, fmt.Sprintf("%s-%d", d.Name, i))
 }
 
-// Holds tells whether a claim's spec and files are there, for those devices,
-// and the CDI library accepts the spec.
+// Holds reports whether a claim's spec and files exist for these devices and the
+// CDI library accepts the spec.
 func (s *Specs) Holds(claimUID string, devices []Device) bool {
 	names, err := s.Read(claimUID)
 	if err != nil || !slices.EqualFunc(devices, names, func(d Device, name string) bool { return d.Name == name }) {
@@ -193,8 +195,8 @@ func (s *Specs) Holds(claimUID string, devices []Device) bool {
 	return true
 }
 
-// Read returns the names of the devices in a claim's spec, none if there is no
-// spec, an error if the CDI library does not accept it.
+// Read returns the names of the devices in a claim's spec. Without a spec it
+// returns none. It fails if the CDI library does not accept the spec.
 func (s *Specs) Read(claimUID string) ([]string, error) {
 	spec, err := s.read(s.Path(claimUID))
 	if err != nil || spec == nil {
@@ -218,8 +220,7 @@ func (s *Specs) read(path string) (*cdiapi.Spec, error) {
 	return spec, nil
 }
 
-// List returns the UIDs of the claims that have a spec or files, whatever is in
-// them.
+// List returns the UIDs of the claims that have a spec or files, readable or not.
 func (s *Specs) List() (claimUIDs []string, err error) {
 	prefix, suffix, _ := strings.Cut(s.name("*"), "*")
 	paths, err := filepath.Glob(s.Path("*"))
@@ -235,8 +236,8 @@ func (s *Specs) List() (claimUIDs []string, err error) {
 	return claimUIDs, errors.Join(err, dirsErr)
 }
 
-// Hooks returns the hooks that the specs name. What cannot be read is an error:
-// the answer is not complete then.
+// Hooks returns the paths of the hooks that the specs name. It fails if it cannot
+// read a spec, because the result would be incomplete.
 func (s *Specs) Hooks() (map[string]bool, error) {
 	paths, err := filepath.Glob(s.Path("*"))
 	if err != nil {
@@ -249,7 +250,7 @@ func (s *Specs) Hooks() (map[string]bool, error) {
 			return nil, err
 		}
 		if spec == nil {
-			continue // removed meanwhile
+			continue // the spec was removed in the meantime
 		}
 		for _, d := range spec.Devices {
 			for _, h := range d.ContainerEdits.Hooks {
@@ -260,7 +261,7 @@ func (s *Specs) Hooks() (map[string]bool, error) {
 	return hooks, nil
 }
 
-// Remove removes a claim's spec, then its files. It is no error if there are
+// Remove removes a claim's spec and then its files. It succeeds if there are
 // none.
 func (s *Specs) Remove(claimUID string) error {
 	if err := files.Remove(s.failpoints, "CDI spec", s.Path(claimUID), false); err != nil {

@@ -8,7 +8,7 @@ import (
 	cdiapi "tags.cncf.io/container-device-interface/pkg/cdi"
 )
 
-func TestASpecIsWhatTheRuntimeReads(t *testing.T) {
+func TestSpecs_Write(t *testing.T) {
 	dir := t.TempDir()
 	specs, err := New(dir, t.TempDir(), "dra-shared.dev", nil)
 	if err != nil {
@@ -43,7 +43,7 @@ func TestASpecIsWhatTheRuntimeReads(t *testing.T) {
 	}
 }
 
-func TestASpecGoesAndIsNotMissed(t *testing.T) {
+func TestSpecs_Remove(t *testing.T) {
 	specs, err := New(t.TempDir(), t.TempDir(), "dra-shared.dev", nil)
 	if err != nil {
 		t.Fatal(err)
@@ -61,7 +61,7 @@ func TestASpecGoesAndIsNotMissed(t *testing.T) {
 	}
 }
 
-func TestASpecThatTheRuntimeWouldRefuseIsNotWritten(t *testing.T) {
+func TestSpecs_Write_refuses_invalid_specs(t *testing.T) {
 	specs, err := New(t.TempDir(), t.TempDir(), "dra-shared.dev", nil)
 	if err != nil {
 		t.Fatal(err)

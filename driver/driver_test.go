@@ -63,7 +63,7 @@ const (
 )
 
 // plugin is a driver that runs on a node with one NIC of 1 Gbit/s, registered
-// with nobody: the test is its kubelet and its container runtime.
+// nowhere: the test acts as the kubelet and as the container runtime.
 type plugin struct {
 	t       *testing.T
 	dir     string
@@ -138,7 +138,7 @@ networks:
 	})
 }
 
-// eventually is for what happens in the plugin's own goroutines.
+// eventually waits for an effect of the plugin's goroutines.
 func (p *plugin) eventually(check func() error) {
 	p.t.Helper()
 	timeout, tick := time.After(15*time.Second), time.NewTicker(5*time.Millisecond)
@@ -360,7 +360,7 @@ func (s *sandbox) links() (names []string) {
 	return names
 }
 
-func TestAShareIsThereWhenTheContainerStartsAndGoneAfterwards(t *testing.T) {
+func TestDriver_attaches_at_container_start_and_detaches_at_unprepare(t *testing.T) {
 	p := newPlugin(t)
 	c := p.claim("c", "100M", `"interfaceName": "data0", "addresses": ["10.20.0.5/16"]`)
 	share := p.mustPrepare(c)[0]
@@ -397,7 +397,7 @@ func (p *plugin) condition(c *resourceapi.ResourceClaim, kind, reason string) er
 	return fmt.Errorf("no condition %s with reason %s: %+v", kind, reason, current.Status.Devices)
 }
 
-func TestAPodThatGoesIsDetachedWhileOthersStay(t *testing.T) {
+func TestDetach_one_of_two_pods(t *testing.T) {
 	p := newPlugin(t)
 	c := p.claim("c", "100M", "")
 	share := p.mustPrepare(c)[0]
@@ -425,7 +425,7 @@ func (p *plugin) attached(want int) error {
 	return err
 }
 
-func TestAContainerStartsAgainWithoutAPluginAndANewOneDoesNot(t *testing.T) {
+func TestHook_without_a_plugin(t *testing.T) {
 	p := newPlugin(t)
 	c := p.claim("c", "100M", "")
 	share := p.mustPrepare(c)[0]
@@ -447,7 +447,7 @@ func TestAContainerStartsAgainWithoutAPluginAndANewOneDoesNot(t *testing.T) {
 	p.eventually(func() error { return p.attached(2) })
 }
 
-func TestAPluginThatStartsForgetsPodsThatWentMeanwhile(t *testing.T) {
+func TestStart_detaches_pods_that_ended_meanwhile(t *testing.T) {
 	p := newPlugin(t)
 	c := p.claim("c", "100M", "")
 	share := p.mustPrepare(c)[0]
@@ -460,7 +460,7 @@ func TestAPluginThatStartsForgetsPodsThatWentMeanwhile(t *testing.T) {
 	id := p.namespaceID("gone")
 	p.stop()
 	gone.kill()
-	// Namespaces end asynchronously, and here nobody listens.
+	// The kernel ends namespaces asynchronously, and no plugin is watching.
 	p.eventually(func() error {
 		live, err := nstest.NamespaceExists(id)
 		if err == nil && live {
@@ -491,7 +491,7 @@ func (p *plugin) namespaceID(pod string) int {
 	return 0
 }
 
-func TestTheHookRefusesWhatIsNotThePodsNamespace(t *testing.T) {
+func TestHook_refuses_other_namespaces_than_the_pods(t *testing.T) {
 	p := newPlugin(t)
 	c := p.claim("c", "100M", "")
 	share := p.mustPrepare(c)[0]
@@ -521,7 +521,7 @@ func TestTheHookRefusesWhatIsNotThePodsNamespace(t *testing.T) {
 	}
 }
 
-func TestAStaticAddressServesOnePod(t *testing.T) {
+func TestAttach_static_address_serves_one_pod(t *testing.T) {
 	p := newPlugin(t)
 	c := p.claim("c", "100M", `"addresses": ["10.20.0.5/16"]`, "first", "second")
 	if _, err := p.prepare(c); err == nil || !strings.Contains(err.Error(), "reserved for 2 pods: addresses [10.20.0.5/16] belong to pod default/first") {
@@ -556,7 +556,7 @@ func TestAStaticAddressServesOnePod(t *testing.T) {
 	p.eventually(func() error { return p.condition(c, params.ConditionReady, params.ReasonAttached) })
 }
 
-func TestAnAttachThatFailsSaysWhyAndMaySucceedLater(t *testing.T) {
+func TestAttach_reports_failure_and_succeeds_later(t *testing.T) {
 	p := newPlugin(t)
 	c := p.claim("c", "100M", `"interfaceName": "wanted"`)
 	share := p.mustPrepare(c)[0]
@@ -584,7 +584,7 @@ func (s *sandbox) do(f func() error) {
 	nstest.RunIn(s.plugin.t, ns, f)
 }
 
-func TestSharesOfOneClaimMustNotExcludeEachOther(t *testing.T) {
+func TestPrepare_refuses_shares_that_exclude_each_other(t *testing.T) {
 	p := newPlugin(t)
 	for parameters, want := range map[string]string{
 		`"interfaceName": "data0"`:      `interfaceName: Duplicate value: "data0": the shares of requests nic and nic need different names`,
@@ -604,7 +604,7 @@ func TestSharesOfOneClaimMustNotExcludeEachOther(t *testing.T) {
 	p.wantNothingLeft()
 }
 
-func TestARecordThatCannotBeReadStopsNobody(t *testing.T) {
+func TestPrepare_with_an_unreadable_record(t *testing.T) {
 	p := newPlugin(t)
 	torn := p.claim("torn", "100M", "")
 	share := p.mustPrepare(torn)[0]
@@ -626,7 +626,7 @@ func TestARecordThatCannotBeReadStopsNobody(t *testing.T) {
 	}
 }
 
-func TestMoreThanTheNICHasIsRefusedHereToo(t *testing.T) {
+func TestPrepare_refuses_more_than_the_NIC_has(t *testing.T) {
 	p := newPlugin(t)
 	p.mustPrepare(p.claim("a", "900M", ""))
 	if _, err := p.prepare(p.claim("b", "100M", "")); err == nil || !strings.Contains(err.Error(), "bandwidth 100M: NIC nic0 has 990M bit/s to grant, of which 900M are granted to other claims on this node") {
@@ -635,7 +635,7 @@ func TestMoreThanTheNICHasIsRefusedHereToo(t *testing.T) {
 	p.mustPrepare(p.claim("c", "90M", ""))
 }
 
-func TestAClaimThatComesBackWithAnotherShareLosesTheOldOne(t *testing.T) {
+func TestPrepare_after_reallocation_detaches_the_old_share(t *testing.T) {
 	p := newPlugin(t)
 	c := p.claim("c", "100M", "")
 	old := p.mustPrepare(c)[0]
@@ -653,7 +653,7 @@ func TestAClaimThatComesBackWithAnotherShareLosesTheOldOne(t *testing.T) {
 	}
 }
 
-func TestAPrepareThatComesAgainTouchesNoLink(t *testing.T) {
+func TestPrepare_again_keeps_the_link(t *testing.T) {
 	p := newPlugin(t)
 	c := p.claim("c", "100M", "")
 	share := p.mustPrepare(c)[0]
@@ -683,7 +683,7 @@ func TestAPrepareThatComesAgainTouchesNoLink(t *testing.T) {
 	}
 	s.do(index(&after))
 	if before != after {
-		t.Errorf("the link was made anew: index %d, then %d", before, after)
+		t.Errorf("the link was recreated: index %d, then %d", before, after)
 	}
 	if specs := must(t)(filepath.Glob(filepath.Join(p.options.CDIDir, "*"))); len(specs) != 1 {
 		t.Errorf("CDI specs: %v", specs)
@@ -700,7 +700,7 @@ func must(t *testing.T) func([]string, error) []string {
 	}
 }
 
-func TestTheStatusIsWrittenInTheEndAndOtherDriversKeepTheirs(t *testing.T) {
+func TestReport_retries_and_keeps_entries_of_other_drivers(t *testing.T) {
 	p := newPlugin(t)
 	c := p.claim("c", "100M", "")
 	theirs := resourceapi.AllocatedDeviceStatus{Driver: "other.example", Pool: "pool", Device: "device",
@@ -729,8 +729,8 @@ func TestTheStatusIsWrittenInTheEndAndOtherDriversKeepTheirs(t *testing.T) {
 	}
 }
 
-// A claim that was deleted and made anew under its name is another claim.
-func TestTheStatusOfANamesakeIsLeftAlone(t *testing.T) {
+// A claim that was deleted and created again under its name is another claim.
+func TestReport_ignores_another_claim_of_the_same_name(t *testing.T) {
 	p := newPlugin(t)
 	c := p.claim("c", "100M", "")
 	api := p.client.ResourceV1().ResourceClaims(namespace)

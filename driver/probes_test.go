@@ -14,9 +14,9 @@ import (
 	"github.com/dra-shared/dra-driver-shared/driver"
 )
 
-// The kubelet asks whether a plugin lives once it has started: one whose socket
-// goes before it is ready must count as started, or nobody starts it again.
-func TestStartedReadyAndAlive(t *testing.T) {
+// The kubelet runs liveness probes only after the startup probe. A plugin whose socket
+// is removed before it is ready must count as started, or the kubelet never restarts it.
+func TestProbes(t *testing.T) {
 	p := newPlugin(t)
 	p.eventually(func() error { return p.healthy(driver.Liveness) })
 	for _, service := range []string{driver.Startup, driver.Readiness} {

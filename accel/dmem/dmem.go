@@ -1,11 +1,11 @@
-// Package dmem limits how much of a device's memory a container's programs can
-// have, by the kernel's cgroup controller of that name (Linux 6.14, cgroup v2;
-// Documentation/admin-guide/cgroup-v2.rst), where the device's driver charges
-// what it allocates to it.
+// Package dmem limits the device memory that a container can allocate, by the
+// kernel's cgroup controller dmem (Linux 6.14, cgroup v2;
+// Documentation/admin-guide/cgroup-v2.rst). The device's driver must charge its
+// allocations to the controller.
 //
-// A limit is a cgroup's. A container's cgroup is made anew whenever it starts,
-// so that the limits of several shares of one device add up in it. Containers
-// that have the same share have a limit each.
+// A limit applies to a cgroup. The runtime creates a new cgroup whenever a
+// container starts, so the limits of several shares of one device add up in it.
+// Each container with the same share has a limit of its own.
 package dmem
 
 import (
@@ -21,12 +21,12 @@ import (
 	"strings"
 )
 
-// capacityFile is in the root cgroup only; it has a line for each region:
-// "drm/0000:03:00.0/vram0 8514437120".
+// capacityFile exists in the root cgroup only. It has one line per region, such as
+// "drm/0000:03:00.0/vram0 8514437120" (bytes).
 const capacityFile = "dmem.capacity"
 
-// RegionOf returns the region that is the memory of a PCI device, empty if the
-// kernel limits none. cgroups is the root of the cgroup file system.
+// RegionOf returns the region of a PCI device's memory, or "" if the kernel cannot
+// limit it. cgroups is the root of the cgroup file system.
 func RegionOf(cgroups fs.FS, pciBusID string) string {
 	if cgroups == nil || pciBusID == "" {
 		return ""
@@ -44,25 +44,25 @@ func RegionOf(cgroups fs.FS, pciBusID string) string {
 	return ""
 }
 
-// Command of the hook that runs a Limiter.
+// Command is the command of the hook that runs a Limiter.
 const Command = "limit-memory"
 
-// Args are the arguments with which the hook limits a region, its name not
-// among them.
+// Args returns the arguments with which the hook limits a region to a number of
+// bytes, without the program name.
 func Args(region string, bytes uint64) []string {
 	return []string{Command, "--region=" + region, "--bytes=" + strconv.FormatUint(bytes, 10)}
 }
 
-// Limiter is the end of it that the OCI runtime runs as a hook, in the node's
+// Limiter sets the limit. The OCI runtime runs it as a hook, in the node's
 // namespaces.
 type Limiter struct {
-	Proc, Cgroups string // where they are mounted: /proc, /sys/fs/cgroup
+	Proc, Cgroups string // mount points, such as /proc and /sys/fs/cgroup
 	Region        string
 	Bytes         uint64
 }
 
-// Run limits the container whose state is on stdin. An error means that it must
-// not start.
+// Run limits the container whose state is on stdin. If it returns an error, the
+// container must not start.
 func (l Limiter) Run(stdin io.Reader) error {
 	var state struct {
 		Pid int `json:"pid"`
@@ -74,14 +74,14 @@ func (l Limiter) Run(stdin io.Reader) error {
 	if err != nil {
 		return err
 	}
-	if err := l.handDown(cgroup); err != nil {
+	if err := l.delegate(cgroup); err != nil {
 		return err
 	}
 	return l.limit(filepath.Join(l.Cgroups, cgroup, "dmem.max"))
 }
 
-// cgroupOf returns the cgroup of a process, below the root: that of the unified
-// hierarchy has the number 0 (cgroups(7)).
+// cgroupOf returns the path of a process's cgroup in the unified hierarchy, which
+// has the number 0 (cgroups(7)).
 func (l Limiter) cgroupOf(pid int) (string, error) {
 	raw, err := os.ReadFile(filepath.Join(l.Proc, strconv.Itoa(pid), "cgroup"))
 	if err != nil {
@@ -95,9 +95,9 @@ func (l Limiter) cgroupOf(pid int) (string, error) {
 	return "", errors.New("the container has no cgroup of its own in the unified hierarchy (cgroup v2)")
 }
 
-// handDown turns the controller on in all cgroups above: runtimes do so only
-// for those that they know.
-func (l Limiter) handDown(cgroup string) error {
+// delegate enables the controller in all parent cgroups, because runtimes enable
+// only the controllers that they know.
+func (l Limiter) delegate(cgroup string) error {
 	above := l.Cgroups
 	for _, name := range strings.Split(strings.Trim(path.Dir(cgroup), "/"), "/") {
 		if err := enable(above); err != nil {
@@ -108,6 +108,7 @@ func (l Limiter) handDown(cgroup string) error {
 	return enable(above)
 }
 
+// enable enables the controller for the children of a cgroup.
 func enable(dir string) error {
 	file := filepath.Join(dir, "cgroup.subtree_control")
 	raw, err := os.ReadFile(file)
@@ -118,19 +119,20 @@ func enable(dir string) error {
 		err = os.WriteFile(file, []byte("+dmem"), 0o644)
 	}
 	if err != nil {
-		return fmt.Errorf("turn on the cgroup controller dmem in %s: %w", dir, err)
+		return fmt.Errorf("enable the cgroup controller dmem in %s: %w", dir, err)
 	}
 	return nil
 }
 
-// limit adds to what the cgroup may have of the region, and reads it back.
+// limit increases the limit of the cgroup, which starts at 0 if it has none, and
+// reads it back.
 func (l Limiter) limit(file string) error {
 	before, limited, err := l.read(file)
 	if err != nil {
 		return err
 	}
 	want := l.Bytes
-	if limited { // another share of the device
+	if limited { // by another share of the device
 		want += before
 	}
 	if err := os.WriteFile(file, fmt.Appendf(nil, "%s %d", l.Region, want), 0o644); err != nil {
@@ -143,7 +145,8 @@ func (l Limiter) limit(file string) error {
 	return nil
 }
 
-// read returns the limit of the region in a dmem.max file, if there is one.
+// read returns the limit of the region in a dmem.max file, and whether there is
+// one.
 func (l Limiter) read(file string) (limit uint64, limited bool, err error) {
 	raw, err := os.ReadFile(file)
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 
 const region = "drm/0000:43:00.0/vram0"
 
-// fixture is what of procfs and cgroup v2 matters, as plain files: no kernel
+// fixture imitates procfs and cgroup v2 by plain files: no kernel
 // that these tests run on has the controller.
 func fixture(t *testing.T) Limiter {
 	t.Helper()
@@ -42,7 +42,7 @@ func (l Limiter) content(t *testing.T, name string) string {
 	return strings.TrimSpace(string(raw))
 }
 
-func TestAContainerIsHeldToItsGrant(t *testing.T) {
+func TestLimiter(t *testing.T) {
 	l := fixture(t)
 	if err := l.Run(strings.NewReader(`{"pid": 42}`)); err != nil {
 		t.Fatal(err)
@@ -67,7 +67,7 @@ func TestAContainerIsHeldToItsGrant(t *testing.T) {
 	}
 }
 
-func TestAContainerThatCannotBeHeldDoesNotStart(t *testing.T) {
+func TestLimiter_fails_without_a_limit(t *testing.T) {
 	for name, tc := range map[string]struct {
 		state string
 		harm  func(l *Limiter) error
@@ -96,7 +96,7 @@ func TestAContainerThatCannotBeHeldDoesNotStart(t *testing.T) {
 	}
 }
 
-func TestTheRegionOfADevice(t *testing.T) {
+func TestRegionOf(t *testing.T) {
 	cgroups := fstest.MapFS{"dmem.capacity": {Data: []byte("drm/0000:03:00.0/vram0 8514437120\ndrm/0000:03:00.0/stolen 67108864\ndrm/0000:43:00.0/vram0 1\n")}}
 	for bus, want := range map[string]string{"0000:43:00.0": region, "0000:03:00.0": "drm/0000:03:00.0/vram0", "0000:99:00.0": "", "": ""} {
 		if got := RegionOf(cgroups, bus); got != want {
@@ -108,8 +108,8 @@ func TestTheRegionOfADevice(t *testing.T) {
 	}
 }
 
-// What the kernel says of itself, where it has the controller.
-func TestOnARealKernel(t *testing.T) {
+// This test runs where the kernel has the controller.
+func TestLimiter_on_this_kernel(t *testing.T) {
 	raw, err := os.ReadFile("/sys/fs/cgroup/" + capacityFile)
 	if err != nil {
 		t.Skipf("no cgroup controller dmem: %v (see docs/dev/limits.md)", err)

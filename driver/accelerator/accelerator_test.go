@@ -65,7 +65,7 @@ const h200 = `
   allow: {deviceNodes: [/dev/nvidia-caps/*]}
 `
 
-func TestAnAcceleratorAsItIsPublished(t *testing.T) {
+func TestPublish(t *testing.T) {
 	k, _ := machine(t, "eight-h200", h200)
 	devices := k.Devices()
 	if len(devices) != 8 {
@@ -122,7 +122,7 @@ name: pci-0000-9d-00-0
 	}
 }
 
-func TestDevicesOfAllGroups(t *testing.T) {
+func TestDiscover(t *testing.T) {
 	k, files := machine(t, "render-nodes", `
 - {name: amd, match: {vendor: "1002"}, exclusive: true, capacity: {memory: 192Gi}}
 - {name: render, match: {devicePaths: ["/dev/dri/renderD*"]}}
@@ -146,7 +146,7 @@ func TestDevicesOfAllGroups(t *testing.T) {
 	if diff := cmp.Diff(append([]string{"dev-npu1 npu shared dra-shared.dev/absent"}, want[2:]...), names(k)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	// One that becomes exclusive while shares are held is nobody's until they
+	// A device that becomes exclusive while claims hold shares is tainted until they
 	// are gone.
 	k.config = configuration(t, `- {name: npu, match: {devicePaths: ["/dev/accel/accel0"]}, exclusive: true}`)
 	refresh(t, k, record.Share{Kind: Name, Device: "pci-0000-00-0b-0", ShareID: "1"})
@@ -159,7 +159,7 @@ func TestDevicesOfAllGroups(t *testing.T) {
 	}
 }
 
-func TestTheHealthOfDevices(t *testing.T) {
+func TestHealth(t *testing.T) {
 	k, files := machine(t, "render-nodes", `- {name: npu, match: {devicePaths: ["/dev/npu[0-9]"]}}`)
 	delete(files, "dev/npu1")
 	refresh(t, k, record.Share{Kind: Name, Device: "dev-npu1"})
@@ -196,7 +196,7 @@ func share(id, device string, capacity map[string]string) record.Share {
 	return s
 }
 
-func TestWhatAContainerWithAShareFinds(t *testing.T) {
+func TestConfigure_edits(t *testing.T) {
 	k, files := machine(t, "eight-h200", h200)
 	s := share("1", "pci-0000-43-00-0", map[string]string{"memory": "10Gi", "compute": "25"})
 	raw := func(fields string) []byte {
@@ -227,7 +227,7 @@ func TestWhatAContainerWithAShareFinds(t *testing.T) {
 			t.Errorf("got  %v\nwant %s", err, tc.want)
 		}
 	}
-	// With admin access there is no grant, and no limit that is one.
+	// Admin access has no grant, and so no limit.
 	admin := share("", "pci-0000-43-00-0", nil)
 	admin.AdminAccess = true
 	if admin.Parameters, err = k.Configure(admin, nil); err != nil {
@@ -237,7 +237,7 @@ func TestWhatAContainerWithAShareFinds(t *testing.T) {
 	if diff := cmp.Diff([]string{"DRA_SHARED_GPU_ADMIN_ACCESS=true"}, got.Env); err != nil || diff != "" || len(got.DeviceNodes) != 3 {
 		t.Errorf("with admin access: %v %+v\n%s", err, got, diff)
 	}
-	// Also to what is gone, as far as it is there.
+	// Admin access includes missing devices.
 	gone := admin
 	gone.Device = "pci-0000-99-00-0"
 	refresh(t, k, gone)
@@ -248,10 +248,10 @@ func TestWhatAContainerWithAShareFinds(t *testing.T) {
 		t.Errorf("admin access to a device that is gone: %v %+v", err, got)
 	}
 	if len(k.Devices()) != 8 {
-		t.Error("a device that nobody knows anything of is published")
+		t.Error("a device of unknown properties is published")
 	}
 	refresh(t, k)
-	// What was prepared stays, whatever becomes of configuration and device.
+	// A prepared share keeps its edits when the configuration or the device changes.
 	delete(files, "dev/nvidia1")
 	k.config = configuration(t, `- {name: other, match: {vendor: "1002"}}`)
 	refresh(t, k, s)
@@ -261,7 +261,7 @@ func TestWhatAContainerWithAShareFinds(t *testing.T) {
 }
 
 // The corners of KEP-5075 that a driver meets.
-func TestTheDriverIsTheLastLineOfDefence(t *testing.T) {
+func TestAdmit(t *testing.T) {
 	const device = "dev-npu0"
 	for _, tc := range []struct {
 		name, group string
@@ -271,11 +271,11 @@ func TestTheDriverIsTheLastLineOfDefence(t *testing.T) {
 	}{
 		{"within the capacity", `capacity: {memory: 8Gi}`, map[string]string{"memory": "4Gi"}, []map[string]string{{"memory": "4Gi"}}, ""},
 		{"beyond it", `capacity: {memory: 8Gi}`, map[string]string{"memory": "4Gi"}, []map[string]string{{"memory": "5Gi"}}, "memory 4Gi: device dev-npu0 has 8Gi, of which 5Gi are granted to other shares"},
-		{"zero of what is used up", `capacity: {memory: 8Gi}`, map[string]string{"memory": "0"}, []map[string]string{{"memory": "8Gi"}}, ""},
+		{"zero of an exhausted capacity", `capacity: {memory: 8Gi}`, map[string]string{"memory": "0"}, []map[string]string{{"memory": "8Gi"}}, ""},
 		{"in fractions", `capacity: {compute: 1}`, map[string]string{"compute": "500m"}, []map[string]string{{"compute": "250m"}, {"compute": "250m"}}, ""},
 		{"in fractions, beyond", `capacity: {compute: 1}`, map[string]string{"compute": "501m"}, []map[string]string{{"compute": "250m"}, {"compute": "250m"}}, "compute 501m"},
 		{"no capacity: without limit", ``, map[string]string{}, []map[string]string{{}, {}, {}}, ""},
-		{"the policy has changed since: what was granted counts", `capacity: {memory: 8Gi}, policy: {memory: {default: 1Gi, min: 1Gi, step: 1Gi}}`, map[string]string{"memory": "1500M"}, nil, ""},
+		{"the policy changed after the allocation", `capacity: {memory: 8Gi}, policy: {memory: {default: 1Gi, min: 1Gi, step: 1Gi}}`, map[string]string{"memory": "1500M"}, nil, ""},
 		{"the capacity was lowered below what is granted", `capacity: {memory: 1Gi}`, map[string]string{"memory": "1Gi"}, []map[string]string{{"memory": "4Gi"}}, "of which 4Gi are granted"},
 		{"a capacity that is no longer configured", ``, map[string]string{"memory": "1Gi"}, []map[string]string{{"memory": "400Gi"}}, ""},
 		{"a whole device that is free", `exclusive: true, capacity: {memory: 8Gi}`, nil, nil, ""},
@@ -302,7 +302,7 @@ func TestTheDriverIsTheLastLineOfDefence(t *testing.T) {
 	}
 }
 
-func TestMemoryThatNobodyEnforcesIsNotSaidToBe(t *testing.T) {
+func TestConditions_memory(t *testing.T) {
 	k, files := machine(t, "eight-h200", h200)
 	s := share("1", "pci-0000-43-00-0", map[string]string{"memory": "10Gi", "compute": "25"})
 	c := meta.FindStatusCondition(k.Conditions(s), params.ConditionMemoryEnforced)
@@ -336,7 +336,7 @@ func TestMemoryThatNobodyEnforcesIsNotSaidToBe(t *testing.T) {
 	}
 }
 
-func TestVersionsThatCanBeCompared(t *testing.T) {
+func TestSemantic(t *testing.T) {
 	for text, want := range map[string]string{"570.086.15": "570.86.15", "6.12": "6.12.0", "": "", "rolling": "", "535.129.03-custom": "535.129.3"} {
 		if got := semantic(text); got != want {
 			t.Errorf("%q: %q, want %q", text, got, want)
@@ -344,8 +344,8 @@ func TestVersionsThatCanBeCompared(t *testing.T) {
 	}
 }
 
-// What is recorded must be what a later version reads.
-func TestRecordedEdits(t *testing.T) {
+// A later version must be able to read the recorded edits.
+func TestEdits_of_records(t *testing.T) {
 	raw := `{"env":["A=b"],"deviceNodes":["/dev/x"],"mounts":[{"hostPath":"/h","containerPath":"/c","writable":true}]}`
 	k := &Kind{}
 	edits, err := k.Edits(record.Share{Parameters: json.RawMessage(raw)})

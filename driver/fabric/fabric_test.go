@@ -32,7 +32,7 @@ fabrics:
 	return New(c, "n7")
 }
 
-func TestWhatANodePreparesOfAFabric(t *testing.T) {
+func TestConfigure(t *testing.T) {
 	k := kind(t)
 	s := record.Share{Name: "c-fabric-1", Kind: Name, Request: "fabric", Pool: fabricpool.Name("rack1"), Device: "rack1", ShareID: "1",
 		Capacity: map[string]resource.Quantity{"channels": resource.MustParse("4")}}
@@ -72,7 +72,7 @@ func TestWhatANodePreparesOfAFabric(t *testing.T) {
 	}
 }
 
-func TestAFabricIsOneDeviceForAllItsNodes(t *testing.T) {
+func TestDevices(t *testing.T) {
 	k := kind(t)
 	if !k.HasPool("fabric/rack1") || k.HasPool("rack1") || k.HasPool("n7") {
 		t.Error("pools of fabrics are not told from nodes'")

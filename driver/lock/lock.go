@@ -1,7 +1,6 @@
-// Package lock keeps plugins, and goroutines of one plugin, from working on the
-// same thing at once. Two plugins run during a rolling update: what they both
-// may touch is locked by files that they have in common (flock), which the
-// kernel lets go when a process ends, however it ends.
+// Package lock provides mutual exclusion between plugins, and between goroutines
+// of one plugin. Two plugins run during a rolling update; they use common lock files
+// (flock). The kernel releases a lock when its process ends, however it ends.
 package lock
 
 import (
@@ -14,67 +13,70 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Dir is a directory of lock files. Its file system forgets them with the
-// boot; nothing is in them.
+// Dir is a directory of lock files, on a file system that a reboot clears. The files
+// are empty.
 type Dir string
 
-// buckets bounds the number of lock files: two keys may share one.
+// buckets limits the number of lock files: two keys may share one.
 const buckets = 64
 
-// Open creates the directory if need be.
+// Open opens the directory, and creates it if it does not exist.
 func Open(path string) (Dir, error) {
 	if err := os.MkdirAll(path, 0o700); err != nil {
-		return "", fmt.Errorf("open the directory of locks: %w", err)
+		return "", fmt.Errorf("open the lock directory: %w", err)
 	}
 	return Dir(path), nil
 }
 
-// Key waits for the lock of a key, and returns what lets it go. Nobody may hold
-// two keys.
+// Key waits for the lock of a key and returns the function that releases it. A
+// caller must not hold two keys.
 func (d Dir) Key(key string) (release func(), err error) {
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(key)) // never fails
-	return d.take(fmt.Sprintf("%02x", h.Sum32()%buckets), unix.LOCK_EX)
+	return d.acquire(fmt.Sprintf("%02x", h.Sum32()%buckets), unix.LOCK_EX)
 }
 
-// Named waits for the lock of a name.
-func (d Dir) Named(name string) (release func(), err error) { return d.take(name, unix.LOCK_EX) }
+// Named waits for the lock of a name and returns the function that releases it.
+func (d Dir) Named(name string) (release func(), err error) { return d.acquire(name, unix.LOCK_EX) }
 
-// TryNamed takes the lock of a name if nobody has it.
+// TryNamed acquires the lock of a name if it is free, and reports whether it was.
 func (d Dir) TryNamed(name string) (release func(), ok bool, err error) {
-	release, err = d.take(name, unix.LOCK_EX|unix.LOCK_NB)
+	release, err = d.acquire(name, unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
 		return nil, false, nil
 	}
 	return release, err == nil, err
 }
 
-// Remove removes the file of a lock that the caller holds, and nobody will ask
-// for again.
+// Remove removes the file of a lock. The caller must hold the lock, and no other
+// caller may need it afterwards.
 func (d Dir) Remove(name string) { _ = os.Remove(filepath.Join(string(d), name)) }
 
-func (d Dir) take(name string, how int) (release func(), err error) {
+// acquire opens and locks the file of a lock.
+func (d Dir) acquire(name string, how int) (release func(), err error) {
 	for {
 		f, err := d.lockFile(name, how)
 		if err != nil {
 			return nil, err
 		}
 		if d.isFile(f, name) {
-			return func() { _ = f.Close() }, nil // with the last descriptor goes the lock
+			return func() { _ = f.Close() }, nil // closing the last descriptor releases the lock
 		}
-		_ = f.Close() // removed by its last holder, as it was opened
+		_ = f.Close() // the last holder removed the file after it was opened here
 	}
 }
 
+// isFile reports whether f is still the file of the lock.
 func (d Dir) isFile(f *os.File, name string) bool {
 	own, err := f.Stat()
 	if err != nil {
 		return false
 	}
-	there, err := os.Stat(filepath.Join(string(d), name))
-	return err == nil && os.SameFile(own, there)
+	current, err := os.Stat(filepath.Join(string(d), name))
+	return err == nil && os.SameFile(own, current)
 }
 
+// lockFile opens the file of a lock, creates it if it does not exist, and locks it.
 func (d Dir) lockFile(name string, how int) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(string(d), name), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {

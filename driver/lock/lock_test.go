@@ -16,7 +16,7 @@ func open(t *testing.T) Dir {
 	return d
 }
 
-func TestOneHolderAtATime(t *testing.T) {
+func TestKey_excludes_other_holders(t *testing.T) {
 	d := open(t)
 	var (
 		all   sync.WaitGroup
@@ -39,7 +39,7 @@ func TestOneHolderAtATime(t *testing.T) {
 	}
 }
 
-func TestTryDoesNotWait(t *testing.T) {
+func TestTryNamed_does_not_wait(t *testing.T) {
 	d := open(t)
 	release, ok, err := d.TryNamed("background")
 	if !ok || err != nil {
@@ -54,7 +54,7 @@ func TestTryDoesNotWait(t *testing.T) {
 	}
 }
 
-func TestFewFilesForManyKeys(t *testing.T) {
+func TestKey_limits_the_number_of_files(t *testing.T) {
 	d := open(t)
 	for i := range 1000 {
 		release, err := d.Key("claim-" + strconv.Itoa(i))

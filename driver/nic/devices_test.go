@@ -32,7 +32,7 @@ func virtual(name string) netdev.NIC {
 	return netdev.NIC{Name: name, Index: 7, MAC: net.HardwareAddr{2, 0, 0, 0, 0, 7}, MTU: 9000}
 }
 
-func TestANICIsPublishedAsUsersReadIt(t *testing.T) {
+func TestPublish(t *testing.T) {
 	devices, problems := plan([]netdev.NIC{virtual("nic0")}, load(t, `[{name: storage, interfaces: ["nic*"], bandwidth: 10G}]`))
 	if len(problems) > 0 {
 		t.Fatal(problems)
@@ -76,14 +76,14 @@ name: nic0
 	}
 }
 
-func TestNamesAreLabelsFromWhatDoesNotChange(t *testing.T) {
+func TestDeviceName(t *testing.T) {
 	hardware := netdev.NIC{Name: "ens1f0", PCIBusID: "0000:3b:00.0"}
 	permanent := netdev.NIC{Name: "usb0", PermanentMAC: net.HardwareAddr{0xaa, 0xbb, 0xcc, 0, 0, 1}}
 	seen := map[string]string{}
 	for _, n := range []netdev.NIC{hardware, permanent, virtual("nic0"), virtual("Nic0"), virtual("a_b"), virtual("a.b"), virtual("-a"), virtual("ÿÿÿ"), virtual("___")} {
 		name := deviceName(n)
 		if problems := validation.IsDNS1123Label(name); len(problems) > 0 {
-			t.Errorf("%s: %q is no DNS label: %v", n.Name, name, problems)
+			t.Errorf("%s: %q is not a DNS label: %v", n.Name, name, problems)
 		}
 		if other, taken := seen[name]; taken {
 			t.Errorf("%s and %s are both %s", n.Name, other, name)
@@ -95,7 +95,7 @@ func TestNamesAreLabelsFromWhatDoesNotChange(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBeSharedIsSaid(t *testing.T) {
+func TestPlan_reports_NICs_that_cannot_be_shared(t *testing.T) {
 	enslaved := virtual("nic1")
 	enslaved.Master = "bond0"
 	for _, tc := range []struct {
@@ -115,7 +115,7 @@ func TestWhatCannotBeSharedIsSaid(t *testing.T) {
 // The API server's rules for a request policy (KEP-5075; validation of
 // ResourceSlice in Kubernetes 1.37): one NIC that breaks them would take the
 // whole slice with it.
-func TestPoliciesAreValidOnEveryLink(t *testing.T) {
+func TestBandwidthPolicy_is_valid_for_every_speed(t *testing.T) {
 	for _, value := range []uint64{1, 8, 999, 5e6, 10e6, 15e6, 19e6, 20e6, 99e6, 900e6, 9900e6, 400e9, 1 << 61} {
 		for _, policy := range []string{`{}`, `{min: 8, step: 8, default: 8}`, `{min: 1G, step: 1G, default: 5G}`, `{min: 3M, step: 7M, default: 10M}`} {
 			t.Run(fmt.Sprint(value, policy), func(t *testing.T) {
@@ -141,7 +141,7 @@ func share(id, bandwidth string) record.Share {
 	return record.Share{Name: "claim-nic-" + id, Device: "nic0", ShareID: types.UID(id), Capacity: map[string]resource.Quantity{params.CapacityBandwidth: resource.MustParse(bandwidth)}}
 }
 
-func TestNoMoreIsGrantedThanThereIs(t *testing.T) {
+func TestAdmit(t *testing.T) {
 	k := New(nil, nil, nil)
 	devices, _ := plan([]netdev.NIC{virtual("nic0")}, load(t, `[{name: a, interfaces: [nic0], bandwidth: 1G, shares: 3}]`))
 	k.devices = map[string]*device{"nic0": devices[0]}
@@ -152,7 +152,7 @@ func TestNoMoreIsGrantedThanThereIs(t *testing.T) {
 		others []record.Share
 		want   string
 	}{
-		{"what is left, to the last bit", share("a", "490M"), []record.Share{share("b", "500M")}, ""},
+		{"exactly the remaining bandwidth", share("a", "490M"), []record.Share{share("b", "500M")}, ""},
 		{"one bit more", share("a", "490000001"), []record.Share{share("b", "500M")}, "bandwidth 490000001: NIC nic0 has 990M bit/s to grant, of which 500M are granted to other claims on this node"},
 		{"a share too many", share("a", "10M"), []record.Share{share("b", "10M"), share("c", "10M"), share("d", "10M")}, "shares: NIC nic0 already has 3 shares, its limit"},
 		{"without consumable capacity", whole, nil, "is the feature gate DRAConsumableCapacity on"},
@@ -168,7 +168,7 @@ func TestNoMoreIsGrantedThanThereIs(t *testing.T) {
 	}
 }
 
-func TestALinkCountsAsUpOnceItIsSteady(t *testing.T) {
+func TestDebounceLink(t *testing.T) {
 	start := time.Now()
 	up, down := netdev.NIC{Up: true, Carrier: true}, netdev.NIC{Up: true}
 	var old *device
@@ -185,7 +185,7 @@ func TestALinkCountsAsUpOnceItIsSteady(t *testing.T) {
 		{5 * time.Second, down, true, 0},             // it flaps
 		{6 * time.Second, up, true, linkStableTime},
 		{11 * time.Second, up, false, 0},
-		{12 * time.Second, netdev.NIC{Carrier: true}, true, 0}, // set down by somebody
+		{12 * time.Second, netdev.NIC{Carrier: true}, true, 0}, // set down by an administrator
 	} {
 		d := &device{nic: step.nic}
 		if again := d.debounceLink(old, start.Add(step.at)); d.down != step.down || again != step.again {
@@ -195,7 +195,7 @@ func TestALinkCountsAsUpOnceItIsSteady(t *testing.T) {
 	}
 }
 
-func TestGuaranteesShrinkInProportion(t *testing.T) {
+func TestGuaranteed_scales_with_the_link(t *testing.T) {
 	for _, tc := range []struct{ line, reserve, granted, grant, want uint64 }{
 		{10e9, 100e6, 9.9e9, 1e9, 1e9},
 		{1e9, 100e6, 1.8e9, 200e6, 100e6},
@@ -209,7 +209,7 @@ func TestGuaranteesShrinkInProportion(t *testing.T) {
 	}
 }
 
-func TestHardwareIsBelievedWhenItHasNegotiatedLess(t *testing.T) {
+func TestNewDevice_line_rate(t *testing.T) {
 	c := load(t, `[{name: storage, interfaces: ["nic*"], bandwidth: 10G, reserve: 1G}]`)
 	for _, tc := range []struct {
 		name          string
@@ -219,7 +219,7 @@ func TestHardwareIsBelievedWhenItHasNegotiatedLess(t *testing.T) {
 		{"as configured", netdev.NIC{PCIBusID: "0000:3b:00.0", Speed: 10e9}, 10e9, 1e9},
 		{"a slower link", netdev.NIC{PCIBusID: "0000:3b:00.0", Speed: 1e9}, 1e9, 100e6},
 		{"a faster link", netdev.NIC{PCIBusID: "0000:3b:00.0", Speed: 25e9}, 10e9, 1e9},
-		{"what a virtual link says", netdev.NIC{Speed: 10e6}, 10e9, 1e9},
+		{"a virtual link", netdev.NIC{Speed: 10e6}, 10e9, 1e9},
 	} {
 		d, err := newDevice(tc.nic, &c.Networks[0])
 		if err != nil || d.line != tc.line || d.reserve != tc.reserve {

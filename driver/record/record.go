@@ -1,13 +1,18 @@
-// Package record keeps what the plugin has promised: one file per claim that is
-// prepared on this node, so that Unprepare is complete when the claim, its pods
-// and the process that prepared it are long gone.
+// Package record stores claim records: one file per claim that is prepared on this
+// node. By its record a claim can be unprepared completely after the claim, its
+// pods, and the process that prepared it are gone.
 //
-// A record is written twice per change, before the first side effect and after
-// the last. It says what was intended; what is, only the kernel knows.
+// The plugin writes a record before the first side effect of a change and after
+// the last. A record states the intention; the kernel has the present state.
 //
-// The files are the truth: two plugins run at once during a rolling update, and
-// the directory is what they have in common. What has been read once is not
-// parsed again as long as its file is the same.
+// The files are authoritative, because two plugins use the directory during a
+// rolling update. A Store caches parsed records and parses a file again only if it
+// was replaced.
+//
+// A release reads the records of the previous release, and writes what that release
+// can read, because the plugin may be rolled back while pods run. Therefore a new
+// version takes two releases: the first reads it, the second writes it. New optional
+// fields do not need a new version, because readers ignore unknown fields.
 package record
 
 import (
@@ -27,10 +32,11 @@ import (
 	"github.com/dra-shared/dra-driver-shared/internal/files"
 )
 
-// Version of the format.
+// Version is the version of the format that this release writes. It is also the
+// newest that it reads.
 const Version = 1
 
-// Phase of a claim on this node.
+// Phase is the phase of a claim on this node.
 type Phase string
 
 // Phases, in order.
@@ -40,7 +46,7 @@ const (
 	Unpreparing Phase = "Unpreparing"
 )
 
-// Claim is a ResourceClaim as prepared on this node.
+// Claim is the record of a ResourceClaim that is prepared on this node.
 type Claim struct {
 	Version   int       `json:"version"`
 	BootID    string    `json:"bootID"`
@@ -51,28 +57,29 @@ type Claim struct {
 	Shares    []Share   `json:"shares"`
 }
 
-// Share is one allocation result of a claim: its identity is the claim's UID
-// with pool, device and share ID.
+// Share is one allocation result of a claim. The claim's UID, the pool, the device,
+// and the share ID identify it.
 type Share struct {
-	// Name of the CDI device, unique on the node.
+	// Name is the name of the CDI device, unique on the node.
 	Name string `json:"name"`
-	// Kind of device that made it.
+	// Kind is the name of the device kind.
 	Kind    string    `json:"kind"`
-	Request string    `json:"request"` // with the subrequest, if any
+	Request string    `json:"request"` // including a subrequest
 	Pool    string    `json:"pool"`
 	Device  string    `json:"device"`
 	ShareID types.UID `json:"shareID,omitempty"`
-	// AdminAccess: to observe, not to use. Nothing is consumed.
+	// AdminAccess means that the claim observes the device and consumes nothing.
 	AdminAccess bool `json:"adminAccess,omitempty"`
-	// Capacity is the allocation's consumedCapacity.
+	// Capacity is the grant: the consumedCapacity of the allocation.
 	Capacity map[string]resource.Quantity `json:"capacity,omitempty"`
-	// Class is a number for the share that no other on the device has.
+	// Class is the share's number, unique among the shares of the device. 0 means
+	// that the share has none.
 	Class uint16 `json:"class,omitempty"`
-	// Parameters are the kind's, merged, complete and valid.
+	// Parameters is the result of the kind's Configure.
 	Parameters json.RawMessage `json:"parameters,omitempty"`
 }
 
-// Same tells whether two shares are the same allocation.
+// Same reports whether two shares are the same allocation.
 func (s Share) Same(other Share) bool {
 	if s.Name != other.Name || s.Pool != other.Pool || s.Device != other.Device || s.ShareID != other.ShareID ||
 		s.AdminAccess != other.AdminAccess || len(s.Capacity) != len(other.Capacity) {
@@ -86,7 +93,7 @@ func (s Share) Same(other Share) bool {
 	return true
 }
 
-// Share returns the share with that name.
+// Share returns the share of that name.
 func (c *Claim) Share(name string) (Share, bool) {
 	for _, s := range c.Shares {
 		if s.Name == name {
@@ -106,23 +113,23 @@ type Store struct {
 	parsed map[string]parsed // by path
 }
 
-// parsed is a record as it was read. It is not changed.
+// parsed is the result of reading a record. It is not modified.
 type parsed struct {
 	file  fileID
 	claim *Claim
 	err   error
 }
 
-// fileID tells one content of a path from another: a record is replaced by
-// another file, never written to.
+// fileID identifies the content of a record: a record is replaced by another file
+// and never modified.
 type fileID struct {
 	inode   uint64
 	size    int64
 	changed syscall.Timespec
 }
 
-// NewStore opens the directory, creating it if need be. bootID is the kernel's
-// (/proc/sys/kernel/random/boot_id): it goes into what is written.
+// NewStore opens the directory, and creates it if it does not exist. New records
+// contain bootID, the kernel's ID of the current boot.
 func NewStore(dir, bootID string, failpoints failpoint.Injector) (*Store, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("open claim records: %w", err)
@@ -131,16 +138,14 @@ func NewStore(dir, bootID string, failpoints failpoint.Injector) (*Store, error)
 }
 
 func (s *Store) path(uid types.UID) (string, error) {
-	// The UID comes from the API server by way of the kubelet. It is checked
-	// because it becomes a path.
+	// The UID comes from the API server through the kubelet. It becomes a path.
 	if uid == "" || strings.ContainsAny(string(uid), "/\x00") || strings.HasPrefix(string(uid), ".") {
-		return "", fmt.Errorf("claim UID %q is not fit for a file name", uid)
+		return "", fmt.Errorf("claim UID %q is not usable as a file name", uid)
 	}
 	return filepath.Join(s.dir, string(uid)+".json"), nil
 }
 
-// Put writes a record: when it returns, the record is on disk, and at no
-// moment was there half of one.
+// Put writes a record atomically. When it returns, the record is synced to disk.
 func (s *Store) Put(c *Claim) error {
 	c.Version, c.BootID = Version, s.bootID
 	path, err := s.path(c.UID)
@@ -157,19 +162,19 @@ func (s *Store) Put(c *Claim) error {
 	return nil
 }
 
-// Current tells whether a record was written since the node booted. What one of
-// another boot says was made in the kernel is not there any more.
+// Current reports whether a record was written since the node booted. The kernel
+// objects of an older record no longer exist.
 func (s *Store) Current(c *Claim) bool { return c.BootID == s.bootID }
 
-// Errors of Get and List, about one record.
+// Errors of Get and List for one record.
 var (
-	// ErrCorrupt: nobody can read the record.
+	// ErrCorrupt means that no release can read the record.
 	ErrCorrupt = errors.New("the record is corrupt")
-	// ErrNewer: a newer plugin wrote the record, and can read it.
-	ErrNewer = errors.New("the record is of a newer plugin")
+	// ErrNewer means that a newer release wrote the record and can read it.
+	ErrNewer = errors.New("a newer plugin wrote the record")
 )
 
-// Get returns a claim's record, nil if there is none.
+// Get returns the record of a claim, or nil if there is none.
 func (s *Store) Get(uid types.UID) (*Claim, error) {
 	path, err := s.path(uid)
 	if err != nil {
@@ -189,7 +194,7 @@ func read(path string) (*Claim, error) {
 	}
 	c, err := decode(raw)
 	if err == nil && string(c.UID)+".json" != filepath.Base(path) {
-		err = fmt.Errorf("%w: it is of claim %s", ErrCorrupt, c.UID)
+		err = fmt.Errorf("%w: it belongs to claim %s", ErrCorrupt, c.UID)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("claim record %s: %w", path, err)
@@ -197,42 +202,42 @@ func read(path string) (*Claim, error) {
 	return c, nil
 }
 
-// decode reads a record of any version there has been. A new version adds its
-// step from the last one here, and a file of the last one to testdata.
+// decode decodes a record of any version. A new version adds the conversion from
+// its predecessor here, and a file of the predecessor to testdata.
 func decode(raw []byte) (*Claim, error) {
 	var c Claim
 	if err := json.Unmarshal(raw, &c); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrCorrupt, err)
 	}
 	if c.Version > Version {
-		return nil, fmt.Errorf("%w: it has version %d, this plugin reads up to %d: update the plugin again, or drain the node before going back", ErrNewer, c.Version, Version)
+		return nil, fmt.Errorf("%w: it has version %d, this plugin reads up to %d: upgrade the plugin again, or drain the node before a rollback", ErrNewer, c.Version, Version)
 	}
 	return &c, c.validate()
 }
 
-// validate refuses what no plugin has written.
+// validate refuses a record that no plugin has written.
 func (c *Claim) validate() error {
 	switch {
 	case c.Version < 1:
 		return fmt.Errorf("%w: version %d", ErrCorrupt, c.Version)
 	case c.UID == "":
-		return fmt.Errorf("%w: it names no claim", ErrCorrupt)
+		return fmt.Errorf("%w: it lacks a claim UID", ErrCorrupt)
 	case c.Phase != Preparing && c.Phase != Prepared && c.Phase != Unpreparing:
 		return fmt.Errorf("%w: phase %q", ErrCorrupt, c.Phase)
 	}
 	for _, s := range c.Shares {
 		if s.Name == "" || s.Device == "" {
-			return fmt.Errorf("%w: a share has no name or no device", ErrCorrupt)
+			return fmt.Errorf("%w: a share lacks a name or a device", ErrCorrupt)
 		}
 	}
 	return nil
 }
 
-// asideSuffix is that of records that were set aside.
+// asideSuffix ends the names of records that were set aside.
 const asideSuffix = ".unreadable"
 
-// SetAside moves a record that cannot be read out of the way, keeping it for
-// whoever wants to know, and returns where it is now.
+// SetAside renames a record that cannot be read and returns its new path. The file
+// stays there for an administrator.
 func (s *Store) SetAside(uid types.UID) (string, error) {
 	path, err := s.path(uid)
 	if err != nil {
@@ -245,8 +250,8 @@ func (s *Store) setAside(path string) error {
 	return s.failpoints.Do("set claim record aside", func() error { return os.Rename(path, path+asideSuffix) })
 }
 
-// SetCorruptAside sets aside all records that nobody can read, and returns what
-// was wrong with them.
+// SetCorruptAside sets all corrupt records aside and returns what is wrong with
+// them.
 func (s *Store) SetCorruptAside() (found error, err error) {
 	err = s.each(func(path string, _ *Claim, readErr error) error {
 		if !errors.Is(readErr, ErrCorrupt) {
@@ -258,8 +263,8 @@ func (s *Store) SetCorruptAside() (found error, err error) {
 	return found, err
 }
 
-// List returns all records, which the caller must not change. What cannot be
-// read is an error beside those that can.
+// List returns all records that can be read. The caller must not modify them. The
+// error describes the records that cannot be read.
 func (s *Store) List() ([]*Claim, error) {
 	var claims []*Claim
 	err := s.each(func(_ string, c *Claim, err error) error {
@@ -271,6 +276,7 @@ func (s *Store) List() ([]*Claim, error) {
 	return claims, err
 }
 
+// each calls do for every record, readable or not.
 func (s *Store) each(do func(path string, c *Claim, err error) error) error {
 	paths, err := filepath.Glob(filepath.Join(s.dir, "*.json"))
 	if err != nil {
@@ -278,21 +284,21 @@ func (s *Store) each(do func(path string, c *Claim, err error) error) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	there := make(map[string]parsed, len(paths))
+	present := make(map[string]parsed, len(paths))
 	var failed error
 	for _, path := range paths {
 		p, ok := s.read(path)
 		if !ok {
-			continue // removed meanwhile
+			continue // the record was removed in the meantime
 		}
-		there[path] = p
+		present[path] = p
 		failed = errors.Join(failed, do(path, p.claim, p.err))
 	}
-	s.parsed = there
+	s.parsed = present
 	return failed
 }
 
-// read reads a record, or remembers it.
+// read returns a record from the cache, or reads it. ok is false if there is none.
 func (s *Store) read(path string) (p parsed, ok bool) {
 	var stat syscall.Stat_t
 	if err := syscall.Stat(path, &stat); err != nil {
@@ -306,7 +312,7 @@ func (s *Store) read(path string) (p parsed, ok bool) {
 	return parsed{file, c, err}, !errors.Is(err, os.ErrNotExist)
 }
 
-// Delete removes a record. It is no error if there is none.
+// Delete removes a record. It succeeds if there is none.
 func (s *Store) Delete(uid types.UID) error {
 	path, err := s.path(uid)
 	if err != nil {

@@ -29,7 +29,7 @@ func store(t *testing.T) *Store {
 	return s
 }
 
-func TestARecordComesBackAsItWas(t *testing.T) {
+func TestStore_round_trip(t *testing.T) {
 	s := store(t)
 	want := claim("u")
 	if err := s.Put(want); err != nil {
@@ -55,7 +55,7 @@ func TestARecordComesBackAsItWas(t *testing.T) {
 	}
 }
 
-func TestSharesDifferInWhatMatters(t *testing.T) {
+func TestShare_Same(t *testing.T) {
 	a := claim("u").Shares[0]
 	for name, change := range map[string]func(*Share){
 		"share ID": func(s *Share) { s.ShareID = "other" },
@@ -76,7 +76,7 @@ func TestSharesDifferInWhatMatters(t *testing.T) {
 	}
 }
 
-func TestNothingIsHalfWritten(t *testing.T) {
+func TestStore_Put_is_atomic(t *testing.T) {
 	s := store(t)
 	if err := s.Put(claim("u")); err != nil {
 		t.Fatal(err)
@@ -103,7 +103,7 @@ func TestNothingIsHalfWritten(t *testing.T) {
 	}
 }
 
-func TestAnUnreadableRecordIsNamedAndHidesNoOther(t *testing.T) {
+func TestStore_List_with_unreadable_records(t *testing.T) {
 	s := store(t)
 	if err := s.Put(claim("good")); err != nil {
 		t.Fatal(err)
@@ -116,8 +116,8 @@ func TestAnUnreadableRecordIsNamedAndHidesNoOther(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	wants := []string{"torn.json: the record is corrupt", "newer.json: the record is of a newer plugin: it has version 7, this plugin reads up to 1",
-		"wrong.json: the record is corrupt: it is of claim good", `phase "Odd"`, "version 0"}
+	wants := []string{"torn.json: the record is corrupt", "newer.json: a newer plugin wrote the record: it has version 7, this plugin reads up to 1",
+		"wrong.json: the record is corrupt: it belongs to claim good", `phase "Odd"`, "version 0"}
 	claims, err := s.List()
 	for _, want := range wants {
 		if len(claims) != 1 || err == nil || !strings.Contains(err.Error(), want) {
@@ -136,8 +136,8 @@ func TestAnUnreadableRecordIsNamedAndHidesNoOther(t *testing.T) {
 	}
 }
 
-// What was written by any release is read by all later ones.
-func TestOldRecordsAreRead(t *testing.T) {
+// Every release reads the records of all earlier releases.
+func TestStore_reads_records_of_earlier_releases(t *testing.T) {
 	golden, err := filepath.Glob("testdata/v*.json")
 	if err != nil || len(golden) != Version {
 		t.Fatalf("one file for each version that there was, want %d: %v %v", Version, golden, err)

@@ -1,5 +1,5 @@
-// Package files changes files so that whoever reads them, also after a crash,
-// sees the old content or the new, never half of one.
+// Package files replaces and removes files atomically: a reader sees the old or
+// the new content, even after a crash.
 package files
 
 import (
@@ -13,30 +13,30 @@ import (
 	"github.com/dra-shared/dra-driver-shared/internal/failpoint"
 )
 
-// TemporarySuffix is that of files that are being written. One that stays has
-// been left by a process that was killed; the next write of the file that it
-// was to become replaces it.
+// TemporarySuffix ends the names of files that are being written. A process that
+// was killed may leave one; the next write of the same file replaces it.
 const TemporarySuffix = ".writing"
 
-// Options of Replace.
+// Options configures Replace and Rewrite.
 type Options struct {
 	Mode os.FileMode
-	// Durable: what is written outlives a crash of the node (fsync of file
-	// and directory).
+	// Durable makes the content survive a crash of the node: Replace syncs the
+	// file and its directory.
 	Durable bool
-	// Check refuses what was written, before anybody else can see it. Optional.
+	// Check may refuse the written file before it becomes visible. Optional.
 	Check func(path string) error
 }
 
-// Replace writes a file. what names it in steps. One writer at a time.
-func Replace(failpoints failpoint.Injector, what, path string, content []byte, o Options) error {
+// Replace writes a file. kind names it in failpoints. Callers must not replace the
+// same file concurrently.
+func Replace(failpoints failpoint.Injector, kind, path string, content []byte, o Options) error {
 	temporary := path + TemporarySuffix
-	err := failpoints.Do("write "+what, func() error { return write(temporary, content, o) })
+	err := failpoints.Do("write "+kind, func() error { return write(temporary, content, o) })
 	if err == nil && o.Check != nil {
 		err = o.Check(temporary)
 	}
 	if err == nil {
-		err = failpoints.Do("rename "+what, func() error { return os.Rename(temporary, path) })
+		err = failpoints.Do("rename "+kind, func() error { return os.Rename(temporary, path) })
 	}
 	if err != nil {
 		if removeErr := os.Remove(temporary); !errors.Is(removeErr, os.ErrNotExist) {
@@ -51,7 +51,7 @@ func Replace(failpoints failpoint.Injector, what, path string, content []byte, o
 }
 
 func write(path string, content []byte, o Options) error {
-	// O_TRUNC: a process that was killed may have left one.
+	// O_TRUNC, because a process that was killed may have left the file.
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, o.Mode)
 	if err != nil {
 		return err
@@ -63,19 +63,19 @@ func write(path string, content []byte, o Options) error {
 	return errors.Join(err, f.Close())
 }
 
-// Rewrite changes a file that others may have mounted: what they see is the
-// file itself, not its name. One that has that content already is left alone;
-// one that does not exist is made as by Replace. A crash may leave half of the
-// content.
-func Rewrite(failpoints failpoint.Injector, what, path string, content []byte, o Options) error {
+// Rewrite changes a file in place, because containers may have mounted it: they
+// would continue to see a replaced file. It does nothing if the file already has
+// the content, and calls Replace if the file does not exist. A crash may leave
+// part of the content.
+func Rewrite(failpoints failpoint.Injector, kind, path string, content []byte, o Options) error {
 	old, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {
-		return Replace(failpoints, what, path, content, o)
+		return Replace(failpoints, kind, path, content, o)
 	}
 	if err != nil || bytes.Equal(old, content) {
 		return err
 	}
-	return describe(failpoints.Do("rewrite "+what, func() error {
+	return describe(failpoints.Do("rewrite "+kind, func() error {
 		f, err := os.OpenFile(path, os.O_WRONLY, o.Mode)
 		if err != nil {
 			return err
@@ -88,10 +88,10 @@ func Rewrite(failpoints failpoint.Injector, what, path string, content []byte, o
 	}))
 }
 
-// Remove removes a file, durably if it has to be. It is no error if there is
-// none.
-func Remove(failpoints failpoint.Injector, what, path string, durable bool) error {
-	err := failpoints.Do("remove "+what, func() error { return os.Remove(path) })
+// Remove removes a file. It succeeds if the file does not exist. With durable, it
+// syncs the directory.
+func Remove(failpoints failpoint.Injector, kind, path string, durable bool) error {
+	err := failpoints.Do("remove "+kind, func() error { return os.Remove(path) })
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
@@ -101,7 +101,7 @@ func Remove(failpoints failpoint.Injector, what, path string, durable bool) erro
 	return syncDir(filepath.Dir(path))
 }
 
-// syncDir makes a directory's entries durable.
+// syncDir syncs a directory, which makes its entries durable.
 func syncDir(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {
@@ -110,12 +110,13 @@ func syncDir(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
+// describe adds the remedy to errors that an administrator can fix.
 func describe(err error) error {
 	switch {
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-		return fmt.Errorf("%w: free some space (or inodes) on the node; nothing was changed, and it is tried again", err)
+		return fmt.Errorf("%w: free space or inodes on the node; nothing was changed, and the plugin retries", err)
 	case errors.Is(err, syscall.EROFS):
-		return fmt.Errorf("%w: the node's file system has become read-only: see its kernel log", err)
+		return fmt.Errorf("%w: the node's file system has become read-only: check the kernel log", err)
 	default:
 		return err
 	}
