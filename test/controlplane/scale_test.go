@@ -128,7 +128,7 @@ func withoutTypeMeta(raw []byte) []byte {
 type workload struct {
 	title            string
 	groups, podsEach int
-	withoutGroup     bool // the pods belong to no PodGroup, and each has its own claim
+	withoutGroup     bool // the pods have no PodGroup, and each has its own claim
 	plot             bool // print a chart of the running pods over time
 }
 

@@ -94,9 +94,9 @@ func TestGC_removesOrphansAndKeepsForeignObjects(t *testing.T) {
 				return err
 			}
 		}
-		exists, err := linkExists("ifb-nobody")
+		exists, err := linkExists("ifb-removed0")
 		if err == nil && exists {
-			err = errors.New("IFB device ifb-nobody exists")
+			err = errors.New("IFB device ifb-removed0 exists")
 		}
 		return errors.Join(err, e.enforced(pod))
 	})
@@ -117,7 +117,7 @@ func TestGC_removesOrphansAndKeepsForeignObjects(t *testing.T) {
 	}
 	for _, orphan := range []string{
 		"CDI spec of claim 00000000", "hook-0123456789abcdef", "class cf0 of NIC nic0",
-		"classification of 02:00:00:00:00:99", "IFB device ifb-nobody", "attach.d/gone.sock",
+		"classification of 02:00:00:00:00:99", "IFB device ifb-removed0", "attach.d/gone.sock",
 	} {
 		if !strings.Contains(string(log), orphan) {
 			t.Errorf("the plugin's log does not name the removed %s", orphan)
@@ -146,7 +146,8 @@ func (e *testEnv) createKernelOrphans() {
 	}
 	defer conn.Close()
 	shaper := shape.New(conn, nil)
-	if err := shaper.SetClass(nic, ifb.Index, shape.NICRates{Line: 10e9}, 0xcf0, shape.Rates{Floor: 1e6, Ceil: 1e6}); err != nil {
+	rates := shape.Rates{Floor: 1e6, Ceil: 1e6}
+	if err := shaper.SetClass(nic, ifb.Index, shape.NICRates{Line: 10e9}, 0xcf0, rates); err != nil {
 		e.t.Fatal(err)
 	}
 	classifier, err := classify.Open(e.bpffs, nil)
@@ -160,19 +161,19 @@ func (e *testEnv) createKernelOrphans() {
 	}
 	// The IFB device outlives the NIC that it was created for.
 	attributes := netlink.NewLinkAttrs()
-	attributes.Name = "nobody"
+	attributes.Name = "removed0"
 	if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attributes}); err != nil {
 		e.t.Fatal(err)
 	}
-	link, err := netlink.LinkByName("nobody")
+	link, err := netlink.LinkByName("removed0")
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	if _, err := shaper.Setup("nobody", link.Attrs().Index, shape.NICRates{Line: 1e9}, true); err != nil {
+	if _, err := shaper.Setup("removed0", link.Attrs().Index, shape.NICRates{Line: 1e9}, true); err != nil {
 		e.t.Fatal(err)
 	}
-	if exists, err := linkExists("ifb-nobody"); err != nil || !exists {
-		e.t.Fatalf("IFB device ifb-nobody was not created: %v", err)
+	if exists, err := linkExists("ifb-removed0"); err != nil || !exists {
+		e.t.Fatalf("IFB device ifb-removed0 was not created: %v", err)
 	}
 	if err := netlink.LinkDel(link); err != nil {
 		e.t.Fatal(err)
