@@ -1,7 +1,7 @@
 // Package driver is the core of the node plugin. It publishes devices, prepares
 // and unprepares claims for the kubelet, attaches shares for the OCI hook, and
 // reports their state. It handles every kind of device through the interface
-// Kind and knows nothing about links, rates, or device files. The files follow
+// Kind and does not depend on links, rates, or device files. The files follow
 // the path of a claim:
 //
 //	publish.go     devices -> ResourceSlices

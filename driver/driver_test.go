@@ -77,7 +77,7 @@ type plugin struct {
 func newPlugin(t *testing.T) *plugin {
 	t.Helper()
 	nstest.NIC(t, "nic0", 9000)
-	// Paths of sockets have 107 characters at the most: not t.TempDir().
+	// Paths of sockets have at most 107 characters, and t.TempDir() is longer.
 	dir, err := os.MkdirTemp("", "dra")
 	if err != nil {
 		t.Fatal(err)

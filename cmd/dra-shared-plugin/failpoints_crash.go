@@ -13,64 +13,64 @@ import (
 	"github.com/dra-shared/dra-driver-shared/internal/failpoint"
 )
 
-// newFailpoints dies before or after the n-th step from the moment that the file
-// "die" appears in the run directory ("before 7", "after 7"), and removes it, so
-// that the next plugin lives. Steps are written to the file "steps" beside it,
-// if there is one.
+// newFailpoints returns an injector that ends the plugin before or after the n-th
+// operation since the file "die" appeared in the run directory. The file contains
+// "before n" or "after n"; the injector removes it, so that the next plugin runs. It
+// appends the name of each operation to the file "steps", if that exists.
 func newFailpoints(runDir string) failpoint.Injector {
-	s := &crashInjector{die: filepath.Join(runDir, "die"), steps: filepath.Join(runDir, "steps")}
-	return s.do
+	c := &crashInjector{die: filepath.Join(runDir, "die"), steps: filepath.Join(runDir, "steps")}
+	return c.run
 }
 
 type crashInjector struct {
 	die, steps string
 
-	mu   sync.Mutex
-	told string
-	seen int
+	mu      sync.Mutex
+	command string // the content of the file die
+	seen    int    // the number of operations since it appeared
 }
 
-func (s *crashInjector) do(name string, do func() error) error {
-	s.note(name)
-	when := s.due()
+func (c *crashInjector) run(name string, operation func() error) error {
+	c.log(name)
+	when := c.due()
 	if when == "before" {
-		s.end()
+		c.end()
 	}
-	err := do()
+	err := operation()
 	if when == "after" {
-		s.end()
+		c.end()
 	}
 	return err
 }
 
-func (s *crashInjector) note(name string) {
-	if f, err := os.OpenFile(s.steps, os.O_WRONLY|os.O_APPEND, 0); err == nil {
+func (c *crashInjector) log(name string) {
+	if f, err := os.OpenFile(c.steps, os.O_WRONLY|os.O_APPEND, 0); err == nil {
 		_, _ = fmt.Fprintln(f, name)
 		_ = f.Close()
 	}
 }
 
-// due tells whether this step is the one.
-func (s *crashInjector) due() (when string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	raw, err := os.ReadFile(s.die)
+// due returns when to end at this operation: "before", "after", or "" for never.
+func (c *crashInjector) due() (when string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	raw, err := os.ReadFile(c.die)
 	if err != nil {
 		return ""
 	}
-	if s.told != string(raw) {
-		s.told, s.seen = string(raw), 0
+	if c.command != string(raw) {
+		c.command, c.seen = string(raw), 0
 	}
-	s.seen++
+	c.seen++
 	var at int
-	if n, _ := fmt.Sscan(s.told, &when, &at); n != 2 || at != s.seen {
+	if n, _ := fmt.Sscan(c.command, &when, &at); n != 2 || at != c.seen {
 		return ""
 	}
 	return when
 }
 
-func (s *crashInjector) end() {
-	_ = os.Remove(s.die)
+func (c *crashInjector) end() {
+	_ = os.Remove(c.die)
 	_ = unix.Kill(os.Getpid(), unix.SIGKILL)
-	os.Exit(137) // process 1 of a container does not hear its own SIGKILL; no deferred function runs here either
+	os.Exit(137) // process 1 of a container ignores its own SIGKILL; os.Exit runs no deferred functions either
 }

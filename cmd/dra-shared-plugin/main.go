@@ -1,5 +1,5 @@
 // Command dra-shared-plugin is the node daemon: it publishes the node's shared
-// devices, prepares claims for the kubelet and attaches shares to pods.
+// devices, prepares claims for the kubelet, and attaches shares to pods.
 package main
 
 import (
@@ -67,35 +67,35 @@ func newCommand() *cobra.Command {
 	p := c.Flags()
 	p.StringVar(&f.DriverName, "driver-name", api.DriverName, "name of the driver")
 	p.StringVar(&f.NodeName, "node-name", os.Getenv("NODE_NAME"), "name of this node")
-	p.StringVar(&f.Instance, "pod-uid", os.Getenv("POD_UID"), "UID of this plugin's pod; two plugins may run at once during an update")
-	p.StringVar(&f.configFile, "config", "/etc/dra-shared/config.yaml", "the DriverConfig")
-	p.StringVar(&f.kubeconfig, "kubeconfig", "", "kubeconfig; default: the pod's service account")
+	p.StringVar(&f.Instance, "pod-uid", os.Getenv("POD_UID"), "UID of this plugin's pod, which distinguishes the two plugins of a rolling update")
+	p.StringVar(&f.configFile, "config", "/etc/dra-shared/config.yaml", "path of the DriverConfig")
+	p.StringVar(&f.kubeconfig, "kubeconfig", "", "path of a kubeconfig; default: the pod's service account")
 	p.StringVar(&f.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "the kubelet's data directory, the same inside and outside of the container")
-	p.StringVar(&f.CDIDir, "cdi-dir", "/var/run/cdi", "where CDI specs are written")
+	p.StringVar(&f.CDIDir, "cdi-dir", "/var/run/cdi", "directory for CDI specs")
 	p.StringVar(&f.RunDir, "run-dir", "/run/dra-shared", "directory on a tmpfs of the node, the same inside and outside of the container")
-	p.StringVar(&f.hookSource, "hook", "/bin/dra-shared-hook", "the hook to install")
-	p.StringVar(&f.hookDir, "hook-dir", "", "where the hook is installed on the node, the same inside and outside of the container; default: below the plugin's directory")
-	p.StringVar(&f.sysfs, "sysfs", "/sys", "where the node's sysfs is mounted")
-	p.StringVar(&f.procfs, "procfs", "/proc", "where the node's procfs is mounted")
-	p.StringVar(&f.devfs, "devfs", "/dev", "where the node's /dev is mounted")
-	p.StringVar(&f.cgroupfs, "cgroupfs", "/sys/fs/cgroup", "where the node's cgroup file system is mounted")
-	p.StringVar(&f.bpffs, "bpffs", "/sys/fs/bpf", "where a BPF file system of the node is mounted")
-	p.StringVar(&f.metricsAddress, "metrics-address", "", "host:port to serve Prometheus metrics on, at /metrics; default: not at all")
-	p.BoolVar(&f.pprof, "pprof", false, "serve Go's profiles too, at /debug/pprof: whoever reaches the port can read them")
-	p.DurationVar(&f.OrphanGrace, "orphan-grace", time.Minute, "how long something of ours must have belonged to no claim before it is removed")
+	p.StringVar(&f.hookSource, "hook", "/bin/dra-shared-hook", "path of the hook to install")
+	p.StringVar(&f.hookDir, "hook-dir", "", "directory on the node for the hook, the same inside and outside of the container; default: below the plugin's directory")
+	p.StringVar(&f.sysfs, "sysfs", "/sys", "mount point of the node's sysfs")
+	p.StringVar(&f.procfs, "procfs", "/proc", "mount point of the node's procfs")
+	p.StringVar(&f.devfs, "devfs", "/dev", "mount point of the node's /dev")
+	p.StringVar(&f.cgroupfs, "cgroupfs", "/sys/fs/cgroup", "mount point of the node's cgroup file system")
+	p.StringVar(&f.bpffs, "bpffs", "/sys/fs/bpf", "mount point of a BPF file system of the node")
+	p.StringVar(&f.metricsAddress, "metrics-address", "", "host:port on which to serve Prometheus metrics at /metrics; default: none")
+	p.BoolVar(&f.pprof, "pprof", false, "also serve Go's profiles at /debug/pprof, to every client that reaches the port")
+	p.DurationVar(&f.OrphanGrace, "orphan-grace", time.Minute, "time for which an object must have been an orphan before the plugin removes it")
 	logsapi.AddFlags(f.logging, p)
 	logs.InitLogs()
 	c.AddCommand(append(newProbeCommands(), newUninstallCheckCommand())...)
 	return c
 }
 
-// newProbeCommands are the container's probes.
+// newProbeCommands returns the commands that the container's probes run.
 func newProbeCommands() (commands []*cobra.Command) {
 	for name, service := range map[string]string{"started": driver.Startup, "ready": driver.Readiness, "alive": driver.Liveness} {
 		var runDir string
 		c := &cobra.Command{
 			Use:   name,
-			Short: "Ask whether the plugin of this pod is " + name,
+			Short: "Succeed if the plugin of this pod is " + name,
 			Args:  cobra.NoArgs,
 			RunE: func(cmd *cobra.Command, _ []string) error {
 				ctx, cancel := context.WithTimeout(cmd.Context(), probeTimeout)
@@ -103,7 +103,7 @@ func newProbeCommands() (commands []*cobra.Command) {
 				return driver.CheckHealth(ctx, runDir, os.Getenv("POD_UID"), service)
 			},
 		}
-		c.Flags().StringVar(&runDir, "run-dir", "/run/dra-shared", "as the plugin's")
+		c.Flags().StringVar(&runDir, "run-dir", "/run/dra-shared", "the plugin's run directory")
 		commands = append(commands, c)
 	}
 	return commands
@@ -113,7 +113,7 @@ const probeTimeout = 5 * time.Second
 
 func (f flags) run(ctx context.Context) error {
 	if f.NodeName == "" || f.Instance == "" {
-		return fmt.Errorf("--node-name %q, --pod-uid %q: both are needed; does the pod set NODE_NAME and POD_UID?", f.NodeName, f.Instance)
+		return fmt.Errorf("--node-name %q, --pod-uid %q: both are required: does the pod set NODE_NAME and POD_UID?", f.NodeName, f.Instance)
 	}
 	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithValues("node", f.NodeName))
 	raw, err := os.ReadFile(f.configFile)
@@ -128,8 +128,8 @@ func (f flags) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// The API server's priority and fairness is what limits us; client-go's
-	// default of 5 requests per second would delay status by seconds.
+	// The API server limits clients by priority and fairness. The default of
+	// client-go, 5 requests per second, would delay the status by seconds.
 	rest.QPS, rest.Burst = 50, 100
 	f.Failpoints = newFailpoints(f.RunDir)
 	rest.Wrap(httpfailpoint.Transport(f.Failpoints))
@@ -158,7 +158,7 @@ func (f flags) run(ctx context.Context) error {
 		return err
 	}
 	defer node.Close()
-	// The kinds of devices: docs/dev/device-kinds.md.
+	// docs/dev/device-kinds.md explains how to add a device kind.
 	f.Kinds = []driver.Kind{
 		nic.New(node, netdev.NewInventory(f.sysfs), c),
 		accelerator.New(accel.HostAt(f.sysfs, f.procfs, f.devfs, f.cgroupfs), c, f.NodeName),

@@ -16,13 +16,13 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// serveMetrics serves until ctx ends. The port is the node's, and during a
-// rolling update two plugins want it: both get it (SO_REUSEPORT).
+// serveMetrics serves metrics until ctx ends. Both plugins of a rolling update
+// listen on the same port of the node (SO_REUSEPORT).
 func (f flags) serveMetrics(ctx context.Context, registry *prometheus.Registry) error {
 	config := net.ListenConfig{Control: reusePort}
 	listener, err := config.Listen(ctx, "tcp", f.metricsAddress)
 	if err != nil {
-		return fmt.Errorf("--metrics-address %s: %w: does something else on the node use the port?", f.metricsAddress, err)
+		return fmt.Errorf("--metrics-address %s: %w: is another program on the node using the port?", f.metricsAddress, err)
 	}
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
@@ -36,7 +36,7 @@ func (f flags) serveMetrics(ctx context.Context, registry *prometheus.Registry) 
 	context.AfterFunc(ctx, func() { _ = server.Close() })
 	go func() {
 		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-			klog.FromContext(ctx).Error(err, "Serve metrics")
+			klog.FromContext(ctx).Error(err, "Failed to serve metrics")
 		}
 	}()
 	return nil

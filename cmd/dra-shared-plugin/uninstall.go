@@ -18,13 +18,14 @@ import (
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 )
 
-// newUninstallCheckCommand is run by Helm before it removes the chart. Without
-// a plugin the kubelet cannot let go of a claim, and its pods stay Terminating.
+// newUninstallCheckCommand returns the command that Helm runs before it removes the
+// chart. Without a plugin the kubelet cannot unprepare claims, and their pods stay
+// Terminating.
 func newUninstallCheckCommand() *cobra.Command {
 	var driver, kubeconfig string
 	c := &cobra.Command{
 		Use:   "uninstall-check",
-		Short: "Fail if claims hold shares, or are held",
+		Short: "Fail while claims hold shares or PodGroups hold claims",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			rest, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
@@ -47,9 +48,10 @@ func newUninstallCheckCommand() *cobra.Command {
 	return c
 }
 
-// listed are as many names as a message has room for.
-const listed = 10
+// maxListed is the number of names that a message lists.
+const maxListed = 10
 
+// checkUninstall returns an error while reserved claims hold shares.
 func checkUninstall(ctx context.Context, client kubernetes.Interface, driver string) error {
 	claims, err := client.ResourceV1().ResourceClaims(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -64,28 +66,30 @@ func checkUninstall(ctx context.Context, client kubernetes.Interface, driver str
 	if len(held) == 0 {
 		return nil
 	}
-	return fmt.Errorf("claims hold shares: %s (%d in all): delete their pods first, or they stay Terminating until the driver is installed again; helm uninstall --no-hooks goes ahead all the same",
-		strings.Join(held[:min(len(held), listed)], ", "), len(held))
+	return fmt.Errorf("claims hold shares: %s (%d in total): delete their pods first, or they stay Terminating until the driver is installed again; "+
+		"helm uninstall --no-hooks skips this check",
+		strings.Join(held[:min(len(held), maxListed)], ", "), len(held))
 }
 
-// checkGroups is for what only the controller lets go of: without it claims stay
-// reserved, and PodGroups stay until somebody takes their finalizer away.
+// checkGroups returns an error while PodGroups exist. Only the controller releases
+// their claims and removes their finalizer.
 func checkGroups(ctx context.Context, client metadata.Interface) error {
 	groups, err := client.Resource(scheduling.GroupVersion.WithResource(scheduling.Resource)).List(ctx, metav1.ListOptions{})
 	if apierrors.IsNotFound(err) || err == nil && len(groups.Items) == 0 {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("look for PodGroups: %w", err)
+		return fmt.Errorf("list PodGroups: %w", err)
 	}
 	var names []string
 	for _, g := range groups.Items {
 		names = append(names, g.Namespace+"/"+g.Name)
 	}
 	return fmt.Errorf("%d PodGroups hold claims: %s: delete them and their pods first (kubectl delete podgroups.%s -n NAMESPACE NAME), or their claims stay reserved until the driver is installed again",
-		len(names), strings.Join(names[:min(len(names), listed)], ", "), scheduling.GroupName)
+		len(names), strings.Join(names[:min(len(names), maxListed)], ", "), scheduling.GroupName)
 }
 
+// hasShare reports whether a claim is allocated a device of the driver.
 func hasShare(c resourceapi.ResourceClaim, driver string) bool {
 	if c.Status.Allocation == nil {
 		return false

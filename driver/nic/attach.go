@@ -170,7 +170,7 @@ func (k *Kind) Detach(_ context.Context, r attach.Record) error {
 }
 
 // Release implements driver.Attacher: it removes the class that all links of the
-// share use. The class of a missing NIC went with the NIC.
+// share use. The class of a missing NIC no longer exists.
 func (k *Kind) Release(_ context.Context, share record.Share) error {
 	d, err := k.device(share.Device)
 	if err != nil || d.absent || share.Class == 0 {

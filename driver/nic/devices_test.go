@@ -157,7 +157,7 @@ func TestAdmit(t *testing.T) {
 		{"a share too many", share("a", "10M"), []record.Share{share("b", "10M"), share("c", "10M"), share("d", "10M")}, "shares: NIC nic0 already has 3 shares, its limit"},
 		{"without consumable capacity", whole, nil, "is the feature gate DRAConsumableCapacity on"},
 		{"a fraction of a bit", share("a", "100m"), nil, "consumedCapacity.bandwidth 100m: want whole bits per second"},
-		{"beside one who only observes", share("a", "990M"), []record.Share{{AdminAccess: true, Device: "nic0"}}, ""},
+		{"besides a share that only observes", share("a", "990M"), []record.Share{{AdminAccess: true, Device: "nic0"}}, ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			err := k.Admit(tc.share, tc.others)

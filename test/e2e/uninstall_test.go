@@ -34,7 +34,7 @@ func (f *faults) uninstall(ctx context.Context, t *testing.T) {
 		t.Fatal(err)
 	}
 	err := f.helmUninstall(ctx)
-	want := "claims hold shares: default/" + name + " (1 in all): delete their pods first"
+	want := "claims hold shares: default/" + name + " (1 in total): delete their pods first"
 	if err == nil || !strings.Contains(err.Error(), want) {
 		t.Fatalf("uninstall while a pod has a share: got error %v, want one that contains %q", err, want)
 	}
