@@ -28,7 +28,13 @@ func machine(t *testing.T, name string) (accel.Host, fstest.MapFS) {
 // found formats a device and its nodes as one line.
 func found(devices []accel.Device) (lines []string) {
 	for _, d := range devices {
-		lines = append(lines, strings.Join(append([]string{d.PCIBusID, d.Vendor + ":" + d.ID, d.Driver, d.DriverVersion, d.Model}, d.Nodes...), " "))
+		lines = append(
+			lines,
+			strings.Join(
+				append([]string{d.PCIBusID, d.Vendor + ":" + d.ID, d.Driver, d.DriverVersion, d.Model}, d.Nodes...),
+				" ",
+			),
+		)
 	}
 	return lines
 }
@@ -42,21 +48,28 @@ func TestFind(t *testing.T) {
 		match         accel.Match
 		want          []string
 	}{
-		{"a class alone takes the board's own display too", "eight-h200", accel.Match{Class: "0300"}, []string{"0000:03:00.0 1a03:2000 ast   /dev/dri/card0"}},
+		{"a class alone takes the board's own display too", "eight-h200", accel.Match{Class: "0300"},
+			[]string{"0000:03:00.0 1a03:2000 ast   /dev/dri/card0"}},
 		{"no such device", "eight-h200", accel.Match{Vendor: "1002"}, nil},
 		{"processing accelerators, with their render nodes", "render-nodes", accel.Match{Class: "1200", Vendor: "1002"},
 			[]string{amd("0000:43:00.0", "card1", "renderD129"), amd("0000:83:00.0", "card2", "renderD130")}},
-		{"render nodes of all vendors, with their PCI functions", "render-nodes", accel.Match{Paths: []string{"/dev/dri/renderD*"}}, []string{
-			"0000:00:02.0 8086:7d55 i915   /dev/dri/renderD128",
+		{"render nodes of all vendors, with their PCI functions", "render-nodes",
+			accel.Match{Paths: []string{"/dev/dri/renderD*"}}, []string{
+				"0000:00:02.0 8086:7d55 i915   /dev/dri/renderD128",
+				"0000:43:00.0 1002:74a1 amdgpu 6.12.12 AMD Instinct MI300X /dev/dri/renderD129",
+				"0000:83:00.0 1002:74a1 amdgpu 6.12.12 AMD Instinct MI300X /dev/dri/renderD130"}},
+		{"criteria and paths together narrow the nodes", "render-nodes", accel.Match{Vendor: "1002",
+			Paths: []string{"/dev/dri/renderD*"}}, []string{
 			"0000:43:00.0 1002:74a1 amdgpu 6.12.12 AMD Instinct MI300X /dev/dri/renderD129",
 			"0000:83:00.0 1002:74a1 amdgpu 6.12.12 AMD Instinct MI300X /dev/dri/renderD130"}},
-		{"criteria and paths together narrow the nodes", "render-nodes", accel.Match{Vendor: "1002", Paths: []string{"/dev/dri/renderD*"}}, []string{
-			"0000:43:00.0 1002:74a1 amdgpu 6.12.12 AMD Instinct MI300X /dev/dri/renderD129",
-			"0000:83:00.0 1002:74a1 amdgpu 6.12.12 AMD Instinct MI300X /dev/dri/renderD130"}},
-		{"no frame buffer and no bus of the board", "render-nodes", accel.Match{Vendor: "8086", ID: "7D55"}, []string{"0000:00:02.0 8086:7d55 i915   /dev/dri/card0 /dev/dri/renderD128"}},
-		{"the subsystem accel", "render-nodes", accel.Match{ID: "7d1d"}, []string{"0000:00:0b.0 8086:7d1d intel_vpu   /dev/accel/accel0"}},
-		{"nodes that sysfs does not know", "render-nodes", accel.Match{Paths: []string{"/dev/npu[0-9]"}}, []string{" :    /dev/npu0", " :    /dev/npu1"}},
-		{"a directory and a plain name", "render-nodes", accel.Match{Paths: []string{"/dev/dri", "/dev/kfd"}}, []string{" :    /dev/kfd"}},
+		{"no frame buffer and no bus of the board", "render-nodes", accel.Match{Vendor: "8086", ID: "7D55"},
+			[]string{"0000:00:02.0 8086:7d55 i915   /dev/dri/card0 /dev/dri/renderD128"}},
+		{"the subsystem accel", "render-nodes", accel.Match{ID: "7d1d"}, []string{"0000:00:0b.0 8086:7d1d intel_vpu   " +
+			"/dev/accel/accel0"}},
+		{"nodes that sysfs does not know", "render-nodes", accel.Match{Paths: []string{"/dev/npu[0-9]"}}, []string{" :    " +
+			"/dev/npu0", " :    /dev/npu1"}},
+		{"a directory and a plain name", "render-nodes", accel.Match{Paths: []string{"/dev/dri", "/dev/kfd"}},
+			[]string{" :    /dev/kfd"}},
 		{"a machine with none", "none", accel.Match{Class: "03"}, nil},
 		{"a machine with none, by path", "none", accel.Match{Paths: []string{"/dev/nvidia*"}}, nil},
 	} {
@@ -111,7 +124,11 @@ func TestTree_round_trip(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		recorded := accel.Host{Sys: fstree.Sub(again, "sys"), Proc: fstree.Sub(again, "proc"), Dev: host.Dev} // nodes are not made in a directory
+		recorded := accel.Host{
+			Sys:  fstree.Sub(again, "sys"),
+			Proc: fstree.Sub(again, "proc"),
+			Dev:  host.Dev,
+		} // nodes are not made in a directory
 		for _, class := range []string{"03", "12"} {
 			want, err := host.Find(accel.Match{Class: class})
 			got, err2 := recorded.Find(accel.Match{Class: class})

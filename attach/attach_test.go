@@ -47,7 +47,13 @@ func open(t *testing.T, n int) (files []*os.File) {
 }
 
 func request() Request {
-	return Request{Version: ProtocolVersion, ClaimUID: "c", Share: "s", Pod: Pod{UID: "u", Namespace: "n", Name: "p"}, SandboxID: "x"}
+	return Request{
+		Version:   ProtocolVersion,
+		ClaimUID:  "c",
+		Share:     "s",
+		Pod:       Pod{UID: "u", Namespace: "n", Name: "p"},
+		SandboxID: "x",
+	}
 }
 
 func TestReceive_returns_message_and_descriptors(t *testing.T) {
@@ -178,7 +184,14 @@ func TestRequest_validate_refuses_missing_fields(t *testing.T) {
 func TestRecords_are_found_by_namespace(t *testing.T) {
 	dir := t.TempDir()
 	s := OpenRecords(dir, "boot", nil)
-	one := Record{Version: RecordVersion, BootID: "boot", ClaimUID: "c", Share: "s", Namespace: Namespace{Inode: 1, Cookie: 10, NSID: 3}, Payload: []byte(`{"parent":0,"index":2,"name":"net1","mac":"02:00:00:00:00:01","mtu":0}`)}
+	one := Record{
+		Version:   RecordVersion,
+		BootID:    "boot",
+		ClaimUID:  "c",
+		Share:     "s",
+		Namespace: Namespace{Inode: 1, Cookie: 10, NSID: 3},
+		Payload:   []byte(`{"parent":0,"index":2,"name":"net1","mac":"02:00:00:00:00:01","mtu":0}`),
+	}
 	two := one
 	two.Namespace = Namespace{Inode: 1, Cookie: 11} // an inode that was used again
 	for _, r := range []Record{one, two, one} {
@@ -218,7 +231,8 @@ func TestRecords_List_returns_readable_records_besides_unreadable_ones(t *testin
 		}
 	}
 	records, err := s.List()
-	if len(records) != 1 || err == nil || !strings.Contains(err.Error(), "it has version 99, this plugin reads 1 to 1") || !strings.Contains(err.Error(), "a.json") {
+	if len(records) != 1 || err == nil || !strings.Contains(err.Error(), "it has version 99, this plugin reads 1 to 1") ||
+		!strings.Contains(err.Error(), "a.json") {
 		t.Errorf("%v, %v", records, err)
 	}
 }
@@ -242,7 +256,8 @@ func TestInstall_keeps_the_previous_hook(t *testing.T) {
 		}
 	}
 	installed, err := Hooks(dir)
-	if err != nil || len(installed) != 2 || paths[1] != paths[2] || !slices.Contains(installed, paths[0]) || !slices.Contains(installed, paths[1]) {
+	if err != nil || len(installed) != 2 || paths[1] != paths[2] || !slices.Contains(installed, paths[0]) ||
+		!slices.Contains(installed, paths[1]) {
 		t.Errorf("installed %v, %v; want %v", installed, err, paths[:2])
 	}
 }
@@ -267,7 +282,8 @@ func FuzzRecordPath(f *testing.F) {
 	f.Fuzz(func(t *testing.T, claim, share string, cookie uint64) {
 		s := &Records{dir: "/dir"}
 		path := s.path(claim, share, Namespace{Cookie: cookie})
-		if rel, err := filepath.Rel("/dir", path); err != nil || strings.HasPrefix(rel, "..") || strings.Count(rel, "/") != 0 {
+		if rel, err := filepath.Rel("/dir", path); err != nil || strings.HasPrefix(rel, "..") ||
+			strings.Count(rel, "/") != 0 {
 			t.Errorf("%q %q: %s", claim, share, path)
 		}
 	})
@@ -275,7 +291,12 @@ func FuzzRecordPath(f *testing.F) {
 
 // The runtime provides the state, and users provide its annotations.
 func FuzzHookState(f *testing.F) {
-	f.Add([]byte(`{"pid": 1, "bundle": "/b", "annotations": {"io.kubernetes.cri.sandbox-uid": "u", "io.kubernetes.cri.sandbox-name": "n", "io.kubernetes.cri.sandbox-namespace": "s"}}`))
+	f.Add(
+		[]byte(
+			`{"pid": 1, "bundle": "/b", "annotations": {"io.kubernetes.cri.sandbox-uid": "u", ` +
+				`"io.kubernetes.cri.sandbox-name": "n", "io.kubernetes.cri.sandbox-namespace": "s"}}`,
+		),
+	)
 	f.Add([]byte(`{"pid": -1}`))
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		var s state

@@ -159,7 +159,10 @@ func namespaceInBundle(bundle string) (string, error) {
 			return ns.Path, nil
 		}
 	}
-	return "", errors.New("the container's config.json does not contain the path of a network namespace: does the runtime run pods in virtual machines?")
+	return "", errors.New(
+		"the container's config.json does not contain the path of a network namespace: does the runtime run pods in " +
+			"virtual machines?",
+	)
 }
 
 // inspection is the result of inspecting a pod's namespace.
@@ -262,7 +265,11 @@ func (h Hook) ask(ctx context.Context, r Request, namespace, socket *os.File) er
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("no dra-shared-plugin answered for %s: is its pod running on this node? Last error: %w", h.Wait, last)
+			return fmt.Errorf(
+				"no dra-shared-plugin answered for %s: is its pod running on this node? Last error: %w",
+				h.Wait,
+				last,
+			)
 		case <-again.C:
 		}
 	}

@@ -31,7 +31,10 @@ func Install(source, dir string, failpoints failpoint.Injector) (string, error) 
 		return "", fmt.Errorf("check the mount options of %s: %w", dir, err)
 	}
 	if stat.Flags&unix.ST_NOEXEC != 0 {
-		return "", fmt.Errorf("%s is mounted noexec, so that the runtime cannot run the hook: choose another directory (--hook-dir)", dir)
+		return "", fmt.Errorf(
+			"%s is mounted noexec, so that the runtime cannot run the hook: choose another directory (--hook-dir)",
+			dir,
+		)
 	}
 	path := filepath.Join(dir, fmt.Sprintf("%s%x", hookPrefix, sha256.Sum256(content))[:len(hookPrefix)+16])
 	installed, err := os.ReadFile(path)

@@ -53,11 +53,16 @@ const (
 // validate refuses a request of an unknown version or with missing fields.
 func (r Request) validate() error {
 	if r.Version < oldestProtocol || r.Version > newestProtocol {
-		return fmt.Errorf("request has version %d, this plugin accepts %d to %d: are hook and plugin more than one release apart?",
-			r.Version, oldestProtocol, newestProtocol)
+		return fmt.Errorf(
+			"request has version %d, this plugin accepts %d to %d: are hook and plugin more than one release apart?",
+			r.Version,
+			oldestProtocol,
+			newestProtocol,
+		)
 	}
 	for field, value := range map[string]string{
-		"claimUID": r.ClaimUID, "share": r.Share, "pod.uid": r.Pod.UID, "pod.namespace": r.Pod.Namespace, "pod.name": r.Pod.Name,
+		"claimUID": r.ClaimUID, "share": r.Share,
+		"pod.uid": r.Pod.UID, "pod.namespace": r.Pod.Namespace, "pod.name": r.Pod.Name,
 	} {
 		if value == "" || len(value) > maxRequestName {
 			return fmt.Errorf("request field %s has %d characters, want 1 to %d", field, len(value), maxRequestName)

@@ -145,7 +145,13 @@ func (s *Records) Read(claimUID, share string, ns Namespace) (Record, error) {
 		return r, err
 	}
 	if r.ClaimUID != claimUID || r.Share != share || r.Namespace.Inode != ns.Inode || r.Namespace.Cookie != ns.Cookie {
-		return r, fmt.Errorf("attachment record belongs to claim %s, share %s, namespace %d: %w", r.ClaimUID, r.Share, r.Namespace.Inode, os.ErrNotExist)
+		return r, fmt.Errorf(
+			"attachment record belongs to claim %s, share %s, namespace %d: %w",
+			r.ClaimUID,
+			r.Share,
+			r.Namespace.Inode,
+			os.ErrNotExist,
+		)
 	}
 	return r, nil
 }
@@ -222,7 +228,10 @@ func (s *Records) SetCorruptAside() (found error, err error) {
 	for _, path := range paths {
 		if _, readErr := s.read(path); readErr != nil && !errors.Is(readErr, os.ErrNotExist) {
 			found = errors.Join(found, readErr)
-			err = errors.Join(err, s.failpoints.Do("set attach record aside", func() error { return os.Rename(path, path+asideSuffix) }))
+			err = errors.Join(
+				err,
+				s.failpoints.Do("set attach record aside", func() error { return os.Rename(path, path+asideSuffix) }),
+			)
 		}
 	}
 	return found, err

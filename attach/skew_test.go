@@ -62,7 +62,8 @@ func TestSkew_refuses_unknown_versions(t *testing.T) {
 	for _, version := range []int{oldestProtocol - 1, newestProtocol + 1} {
 		r := request()
 		r.Version = version
-		if err := r.validate(); err == nil || !strings.Contains(err.Error(), "are hook and plugin more than one release apart?") {
+		if err := r.validate(); err == nil ||
+			!strings.Contains(err.Error(), "are hook and plugin more than one release apart?") {
 			t.Errorf("request of version %d: %v", version, err)
 		}
 	}
@@ -77,7 +78,8 @@ func TestSkew_reads_the_previous_record(t *testing.T) {
 	}
 	link, err := r.Link()
 	want := Link{Parent: 4, Index: 2, Name: "net1", MAC: "02:11:22:33:44:55", MTU: 9000}
-	if diff := cmp.Diff(want, link); diff != "" || err != nil || r.Class != 16 || r.Kind != "nic" || r.Namespace.NSID != 3 {
+	if diff := cmp.Diff(want, link); diff != "" || err != nil || r.Class != 16 || r.Kind != "nic" ||
+		r.Namespace.NSID != 3 {
 		t.Errorf("record of the previous release: %+v, %v, link (-want +got):\n%s", r, err, diff)
 	}
 }

@@ -127,10 +127,15 @@ func (s *Specs) Write(claimUID string, devices []Device) error {
 	for _, d := range devices {
 		edits := d.containerEdits()
 		for i, f := range d.Files {
-			edits.Mounts = append(edits.Mounts, &specs.Mount{HostPath: s.file(claimUID, d, i), ContainerPath: f.ContainerPath, Options: mountOptions(false)})
+			edits.Mounts = append(
+				edits.Mounts,
+				&specs.Mount{HostPath: s.file(claimUID, d, i), ContainerPath: f.ContainerPath, Options: mountOptions(false)},
+			)
 		}
 		if d.Hook != nil {
-			edits.Hooks = []*specs.Hook{{HookName: cdiapi.CreateRuntimeHook, Path: d.Hook.Path, Args: d.Hook.Args, Timeout: &d.Hook.Timeout}}
+			edits.Hooks = []*specs.Hook{
+				{HookName: cdiapi.CreateRuntimeHook, Path: d.Hook.Path, Args: d.Hook.Args, Timeout: &d.Hook.Timeout},
+			}
 		}
 		spec.Devices = append(spec.Devices, specs.Device{Name: d.Name, ContainerEdits: edits})
 	}
@@ -146,7 +151,8 @@ func (s *Specs) Write(claimUID string, devices []Device) error {
 	// The library's own function leaves a temporary file behind if the disk is
 	// full (v1.1.1).
 	accept := func(path string) error { _, err := cdiapi.ReadSpec(path, 0); return err }
-	if err := files.Replace(s.failpoints, "CDI spec", s.Path(claimUID), raw, files.Options{Mode: 0o644, Check: accept}); err != nil {
+	if err := files.Replace(s.failpoints, "CDI spec", s.Path(claimUID), raw, files.Options{Mode: 0o644,
+		Check: accept}); err != nil {
 		return fmt.Errorf("write CDI spec of claim %s: %w", claimUID, err)
 	}
 	return nil
@@ -161,7 +167,10 @@ func (e Edits) containerEdits() specs.ContainerEdits {
 		edits.DeviceNodes = append(edits.DeviceNodes, &specs.DeviceNode{Path: path, Permissions: "rw"})
 	}
 	for _, m := range e.Mounts {
-		edits.Mounts = append(edits.Mounts, &specs.Mount{HostPath: m.HostPath, ContainerPath: m.ContainerPath, Options: mountOptions(m.Writable)})
+		edits.Mounts = append(
+			edits.Mounts,
+			&specs.Mount{HostPath: m.HostPath, ContainerPath: m.ContainerPath, Options: mountOptions(m.Writable)},
+		)
 	}
 	return edits
 }

@@ -15,7 +15,18 @@ func TestSpecs_Write(t *testing.T) {
 		t.Fatal(err)
 	}
 	name := DeviceName("3ad9b2a4-5f24-4c4f-8c7e-2f3b1f7c9a10", "nic/fast", "11111111-2222-3333-4444-555555555555")
-	device := Device{Name: name, Edits: Edits{Env: []string{"A=b"}, DeviceNodes: []string{"/dev/dri/card0"}, Mounts: []Mount{{HostPath: "/run/a", ContainerPath: "/a"}, {HostPath: "/run/b", ContainerPath: "/b", Writable: true}}}, Hook: &Hook{Path: "/hook", Args: []string{"hook", "--share=x"}, Timeout: 90}}
+	device := Device{
+		Name: name,
+		Edits: Edits{
+			Env:         []string{"A=b"},
+			DeviceNodes: []string{"/dev/dri/card0"},
+			Mounts: []Mount{
+				{HostPath: "/run/a", ContainerPath: "/a"},
+				{HostPath: "/run/b", ContainerPath: "/b", Writable: true},
+			},
+		},
+		Hook: &Hook{Path: "/hook", Args: []string{"hook", "--share=x"}, Timeout: 90},
+	}
 	for range 2 {
 		if err := specs.Write("3ad9b2a4", []Device{device, {Name: "other", Edits: Edits{Env: []string{"C=d"}}}}); err != nil {
 			t.Fatal(err)
@@ -26,7 +37,12 @@ func TestSpecs_Write(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := `{"cdiVersion":"0.5.0","kind":"dra-shared.dev/share","devices":[{"name":"` + name +
-		`","containerEdits":{"env":["A=b"],"deviceNodes":[{"path":"/dev/dri/card0","permissions":"rw"}],"hooks":[{"hookName":"createRuntime","path":"/hook","args":["hook","--share=x"],"timeout":90}],"mounts":[{"hostPath":"/run/a","containerPath":"/a","options":["rbind","rprivate","nosuid","nodev","ro"]},{"hostPath":"/run/b","containerPath":"/b","options":["rbind","rprivate","nosuid","nodev","rw"]}]}},{"name":"other","containerEdits":{"env":["C=d"]}}],"containerEdits":{}}`
+		`","containerEdits":{"env":["A=b"],"deviceNodes":[{"path":"/dev/dri/card0","permissions":"rw"}],` +
+		`"hooks":[{"hookName":"createRuntime","path":"/hook","args":["hook","--share=x"],"timeout":90}],` +
+		`"mounts":[{"hostPath":"/run/a","containerPath":"/a","options":["rbind","rprivate","nosuid",` +
+		`"nodev","ro"]},{"hostPath":"/run/b","containerPath":"/b","options":["rbind","rprivate",` +
+		`"nosuid","nodev","rw"]}]}},{"name":"other","containerEdits":{"env":["C=d"]}}],` +
+		`"containerEdits":{}}`
 	if diff := cmp.Diff(want, string(raw)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}

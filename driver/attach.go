@@ -17,7 +17,10 @@ import (
 // hook calls it once per container start; it is idempotent per sandbox.
 func (d *Driver) Attach(ctx context.Context, r attach.Request, namespace, socket *os.File) (attach.Response, error) {
 	uid, start := types.UID(r.ClaimUID), time.Now()
-	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithValues("claimUID", uid, "share", r.Share, "pod", klog.KRef(r.Pod.Namespace, r.Pod.Name)))
+	ctx = klog.NewContext(
+		ctx,
+		klog.FromContext(ctx).WithValues("claimUID", uid, "share", r.Share, "pod", klog.KRef(r.Pod.Namespace, r.Pod.Name)),
+	)
 	err := d.withClaim(ctx, uid, func(ctx context.Context) error {
 		return d.attach(ctx, r, Sandbox{Namespace: namespace, Socket: socket})
 	})
@@ -82,7 +85,12 @@ func (d *Driver) preparedShare(r attach.Request) (share, error) {
 
 // liveAttachments returns the attachments of a share. It first detaches those
 // whose sandboxes have ended, because the event for that may not have arrived.
-func (d *Driver) liveAttachments(ctx context.Context, s share, claimUID string, sandbox Sandbox) (live []attach.Record, err error) {
+func (d *Driver) liveAttachments(
+	ctx context.Context,
+	s share,
+	claimUID string,
+	sandbox Sandbox,
+) (live []attach.Record, err error) {
 	for _, a := range d.attachmentsOf(ctx, types.UID(claimUID), s.Name) {
 		if !hasEnded(ctx, s, a, sandbox) {
 			live = append(live, a)

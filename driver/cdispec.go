@@ -29,7 +29,11 @@ func (d *Driver) cdiDevices(uid types.UID, shares []share) (devices []cdi.Device
 			args = []string{"--run-dir=" + d.options.RunDir, "--claim=" + string(uid), "--share=" + s.Name}
 		}
 		if len(args) > 0 {
-			device.Hook = &cdi.Hook{Path: d.options.Hook, Timeout: hookTimeout, Args: append([]string{"dra-shared-hook"}, args...)}
+			device.Hook = &cdi.Hook{
+				Path:    d.options.Hook,
+				Timeout: hookTimeout,
+				Args:    append([]string{"dra-shared-hook"}, args...),
+			}
 		}
 		devices = append(devices, device)
 	}

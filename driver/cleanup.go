@@ -29,7 +29,13 @@ func (d *Driver) cleanup(ctx context.Context) {
 		return
 	}
 	if len(claims)+len(attached) > 0 {
-		logger.Info("Claims are still prepared; keeping enforcement in place", "claims", len(claims), "attachments", len(attached))
+		logger.Info(
+			"Claims are still prepared; keeping enforcement in place",
+			"claims",
+			len(claims),
+			"attachments",
+			len(attached),
+		)
 		return
 	}
 	err = errors.Join(d.cleanupKinds(ctx), d.removeHooks())
@@ -64,7 +70,8 @@ func (d *Driver) removeEmptyDirs() {
 	o := d.options
 	for _, dir := range []string{
 		filepath.Dir(o.Hook), filepath.Join(o.PluginDir, "claims"), filepath.Join(o.PluginDir, "files"),
-		filepath.Join(o.PluginDir, metadataDir), attach.SocketDir(o.RunDir), healthDir(o.RunDir), filepath.Join(o.RunDir, "attached"),
+		filepath.Join(o.PluginDir, metadataDir), attach.SocketDir(o.RunDir), healthDir(o.RunDir), filepath.Join(o.RunDir,
+			"attached"),
 	} {
 		_ = os.Remove(dir)
 	}

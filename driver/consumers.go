@@ -61,7 +61,12 @@ func (d *Driver) reservedPods(ctx context.Context, claim *resourceapi.ResourceCl
 		pod, err := d.getPod(ctx, consumer)
 		if apierrors.IsForbidden(err) {
 			// The rest of the status does not depend on this.
-			d.degraded(ctx, "PodsNotReadable", "the plugin does not detect pods whose containers do not list their claim: may the plugin get pods?", err)
+			d.degraded(
+				ctx,
+				"PodsNotReadable",
+				"the plugin does not detect pods whose containers do not list their claim: may the plugin get pods?",
+				err,
+			)
 			return nil, nil
 		}
 		if err != nil {
@@ -77,7 +82,11 @@ func (d *Driver) reservedPods(ctx context.Context, claim *resourceapi.ResourceCl
 // podsUsing returns the UIDs of the pods that use a claim. If the claim is
 // reserved for an object that represents pods, such as a PodGroup, they include
 // the pods to which attaching failed and that still exist.
-func (d *Driver) podsUsing(ctx context.Context, claim *resourceapi.ResourceClaim, shares []share) (map[string]bool, error) {
+func (d *Driver) podsUsing(
+	ctx context.Context,
+	claim *resourceapi.ResourceClaim,
+	shares []share,
+) (map[string]bool, error) {
 	using := map[string]bool{}
 	represented := false
 	for _, c := range claim.Status.ReservedFor {

@@ -214,7 +214,12 @@ func (d *Driver) Start(ctx context.Context) (wait func() error, err error) {
 	}
 	helper, err := kubeletplugin.Start(ctx, d, d.pluginOptions()...)
 	if err != nil {
-		return nil, fmt.Errorf("register with the kubelet: %w: do %s and %s exist?", err, d.options.PluginDir, d.options.RegistryDir)
+		return nil, fmt.Errorf(
+			"register with the kubelet: %w: do %s and %s exist?",
+			err,
+			d.options.PluginDir,
+			d.options.RegistryDir,
+		)
 	}
 	d.helper = helper
 	close(d.helperReady)

@@ -88,7 +88,11 @@ func newPlugin(t *testing.T) *plugin {
 			t.Fatal(err)
 		}
 	}
-	p := &plugin{t: t, dir: dir, client: fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "node"}})}
+	p := &plugin{
+		t:      t,
+		dir:    dir,
+		client: fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "node"}}),
+	}
 	p.client.PrependReactor("patch", "resourceclaims", func(clienttesting.Action) (bool, runtime.Object, error) {
 		if p.refuse.Add(-1) >= 0 {
 			return true, nil, errors.New("the API server is away")
@@ -97,7 +101,10 @@ func newPlugin(t *testing.T) *plugin {
 	})
 	p.options = driver.Options{
 		DriverName: driverName, NodeName: nodeName, Client: p.client, Instance: "1", Hook: "/hook",
-		PluginDir: filepath.Join(dir, "plugin"), RegistryDir: filepath.Join(dir, "registry"), CDIDir: filepath.Join(dir, "cdi"), RunDir: filepath.Join(dir, "run"),
+		PluginDir: filepath.Join(
+			dir,
+			"plugin",
+		), RegistryDir: filepath.Join(dir, "registry"), CDIDir: filepath.Join(dir, "cdi"), RunDir: filepath.Join(dir, "run"),
 	}
 	p.start()
 	t.Cleanup(func() { p.stop() })
@@ -115,7 +122,11 @@ func (p *plugin) start() {
 apiVersion: config.dra-shared.dev/v1alpha1
 kind: DriverConfig
 networks:
-- {name: storage, interfaces: [nic0], bandwidth: 1G, enforcement: None, allow: {modes: [Private, Bridge], subnets: [10.20.0.0/16]}}`))
+- name: storage
+  interfaces: [nic0]
+  bandwidth: 1G
+  enforcement: None
+  allow: {modes: [Private, Bridge], subnets: [10.20.0.0/16]}`))
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -159,8 +170,15 @@ func (p *plugin) eventually(check func() error) {
 func TestConformance(t *testing.T) {
 	p := newPlugin(t)
 	p.eventually(p.published)
-	target := conformance.Target{Client: p.client, Namespace: namespace, Driver: driverName, Node: nodeName, DeviceClass: "any",
-		Socket: filepath.Join(p.options.PluginDir, "dra.sock"), CDIDir: p.options.CDIDir}
+	target := conformance.Target{
+		Client:      p.client,
+		Namespace:   namespace,
+		Driver:      driverName,
+		Node:        nodeName,
+		DeviceClass: "any",
+		Socket:      filepath.Join(p.options.PluginDir, "dra.sock"),
+		CDIDir:      p.options.CDIDir,
+	}
 	for _, c := range conformance.Cases() {
 		t.Run(c.Name, func(t *testing.T) {
 			if err := conformance.Do(t.Context(), target, c); err != nil {
@@ -201,20 +219,31 @@ func (p *plugin) claim(name, bandwidth, parameters string, consumers ...string) 
 	c.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
 		Results: []resourceapi.DeviceRequestAllocationResult{{
 			Request: "nic", Driver: driverName, Pool: nodeName, Device: "nic0", ShareID: ptr.To(uuid.NewUUID()),
-			ConsumedCapacity: map[resourceapi.QualifiedName]resource.Quantity{"bandwidth": resource.MustParse(bandwidth), "shares": resource.MustParse("1")},
+			ConsumedCapacity: map[resourceapi.QualifiedName]resource.Quantity{
+				"bandwidth": resource.MustParse(bandwidth),
+				"shares":    resource.MustParse("1"),
+			},
 		}},
 	}}
 	if parameters != "" {
 		c.Status.Allocation.Devices.Config = []resourceapi.DeviceAllocationConfiguration{{
 			Source: resourceapi.AllocationConfigSourceClaim,
-			DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: driverName,
-				Parameters: runtime.RawExtension{Raw: []byte(`{"apiVersion": "dra-shared.dev/v1alpha1", "kind": "NetworkAttachment", ` + parameters + `}`)}}},
+			DeviceConfiguration: resourceapi.DeviceConfiguration{
+				Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: driverName,
+					Parameters: runtime.RawExtension{
+						Raw: []byte(`{"apiVersion": "dra-shared.dev/v1alpha1", "kind": "NetworkAttachment", ` + parameters + `}`),
+					}},
+			},
 		}}
 	}
 	for _, pod := range consumers {
-		c.Status.ReservedFor = append(c.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: pod, UID: uuid.NewUUID()})
+		c.Status.ReservedFor = append(
+			c.Status.ReservedFor,
+			resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: pod, UID: uuid.NewUUID()},
+		)
 	}
-	if _, err := p.client.ResourceV1().ResourceClaims(namespace).Create(p.t.Context(), c, metav1.CreateOptions{}); err != nil {
+	if _, err := p.client.ResourceV1().ResourceClaims(namespace).Create(p.t.Context(), c,
+		metav1.CreateOptions{}); err != nil {
 		p.t.Fatal(err)
 	}
 	return c
@@ -247,7 +276,12 @@ func (p *plugin) mustPrepare(c *resourceapi.ResourceClaim) (shares []string) {
 
 func (p *plugin) unprepare(c *resourceapi.ResourceClaim) {
 	p.t.Helper()
-	results, err := p.UnprepareResourceClaims(p.t.Context(), []kubeletplugin.NamespacedObject{{UID: c.UID, NamespacedName: types.NamespacedName{Namespace: c.Namespace, Name: c.Name}}})
+	results, err := p.UnprepareResourceClaims(
+		p.t.Context(),
+		[]kubeletplugin.NamespacedObject{
+			{UID: c.UID, NamespacedName: types.NamespacedName{Namespace: c.Namespace, Name: c.Name}},
+		},
+	)
 	if err := errors.Join(err, results[c.UID]); err != nil {
 		p.t.Fatal(err)
 	}
@@ -309,17 +343,22 @@ func (s *sandbox) writeBundle(namespacePath string) {
 func (s *sandbox) hook(c *resourceapi.ResourceClaim, share string) error {
 	s.plugin.t.Helper()
 	state, err := json.Marshal(map[string]any{"pid": s.pid, "bundle": s.bundle, "annotations": map[string]string{
-		"io.kubernetes.cri.sandbox-uid": string(s.uid), "io.kubernetes.cri.sandbox-name": s.name, "io.kubernetes.cri.sandbox-namespace": namespace,
+		"io.kubernetes.cri.sandbox-uid": string(
+			s.uid,
+		), "io.kubernetes.cri.sandbox-name": s.name, "io.kubernetes.cri.sandbox-namespace": namespace,
 	}})
 	if err != nil {
 		s.plugin.t.Fatal(err)
 	}
-	s.plugin.reserve(c, func(pods []resourceapi.ResourceClaimConsumerReference) []resourceapi.ResourceClaimConsumerReference {
-		if slices.ContainsFunc(pods, s.is) {
-			return pods
-		}
-		return append(pods, resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: s.name, UID: s.uid})
-	})
+	s.plugin.reserve(
+		c,
+		func(pods []resourceapi.ResourceClaimConsumerReference) []resourceapi.ResourceClaimConsumerReference {
+			if slices.ContainsFunc(pods, s.is) {
+				return pods
+			}
+			return append(pods, resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: s.name, UID: s.uid})
+		},
+	)
 	h := attach.Hook{RunDir: s.plugin.options.RunDir, ClaimUID: string(c.UID), Share: share, Wait: 300 * time.Millisecond}
 	return h.Run(s.plugin.t.Context(), strings.NewReader(string(state)))
 }
@@ -329,7 +368,10 @@ func (s *sandbox) is(consumer resourceapi.ResourceClaimConsumerReference) bool {
 }
 
 // reserve changes for whom a claim is reserved, as scheduler and controller do.
-func (p *plugin) reserve(c *resourceapi.ResourceClaim, change func([]resourceapi.ResourceClaimConsumerReference) []resourceapi.ResourceClaimConsumerReference) {
+func (p *plugin) reserve(
+	c *resourceapi.ResourceClaim,
+	change func([]resourceapi.ResourceClaimConsumerReference) []resourceapi.ResourceClaimConsumerReference,
+) {
 	p.t.Helper()
 	api := p.client.ResourceV1().ResourceClaims(namespace)
 	current, err := api.Get(p.t.Context(), c.Name, metav1.GetOptions{})
@@ -390,7 +432,8 @@ func (p *plugin) condition(c *resourceapi.ResourceClaim, kind, reason string) er
 		return err
 	}
 	for _, d := range current.Status.Devices {
-		if found := meta.FindStatusCondition(d.Conditions, kind); d.Driver == driverName && found != nil && found.Reason == reason {
+		if found := meta.FindStatusCondition(d.Conditions, kind); d.Driver == driverName && found != nil &&
+			found.Reason == reason {
 			return nil
 		}
 	}
@@ -437,7 +480,8 @@ func TestHook_without_a_plugin(t *testing.T) {
 	if err := running.hook(c, share); err != nil {
 		t.Errorf("a container that starts again: %v", err)
 	}
-	if err := fresh.hook(c, share); err == nil || !strings.Contains(err.Error(), "no dra-shared-plugin answered for 300ms: is its pod running on this node?") {
+	if err := fresh.hook(c, share); err == nil ||
+		!strings.Contains(err.Error(), "no dra-shared-plugin answered for 300ms: is its pod running on this node?") {
 		t.Errorf("a new pod: %v", err)
 	}
 	p.start()
@@ -512,7 +556,8 @@ func TestHook_refuses_other_namespaces_than_the_pods(t *testing.T) {
 			t.Errorf("%s: got %v, want %s", tc.s.name, err, tc.want)
 		}
 	}
-	if err := p.sandbox("p").hook(c, "another-share"); err == nil || !strings.Contains(err.Error(), "has no share another-share") {
+	if err := p.sandbox("p").hook(c, "another-share"); err == nil ||
+		!strings.Contains(err.Error(), "has no share another-share") {
 		t.Errorf("a share that is not prepared: %v", err)
 	}
 	p.unprepare(c)
@@ -524,7 +569,8 @@ func TestHook_refuses_other_namespaces_than_the_pods(t *testing.T) {
 func TestAttach_static_address_serves_one_pod(t *testing.T) {
 	p := newPlugin(t)
 	c := p.claim("c", "100M", `"addresses": ["10.20.0.5/16"]`, "first", "second")
-	if _, err := p.prepare(c); err == nil || !strings.Contains(err.Error(), "reserved for 2 pods: addresses [10.20.0.5/16] belong to pod default/first") {
+	if _, err := p.prepare(c); err == nil ||
+		!strings.Contains(err.Error(), "reserved for 2 pods: addresses [10.20.0.5/16] belong to pod default/first") {
 		t.Errorf("reserved for two pods: %v", err)
 	}
 	p.wantNothingLeft()
@@ -535,7 +581,8 @@ func TestAttach_static_address_serves_one_pod(t *testing.T) {
 	if err := first.hook(c, share); err != nil {
 		t.Fatal(err)
 	}
-	if err := second.hook(c, share); err == nil || !strings.Contains(err.Error(), "belong to pod default/first, which uses the same claim") {
+	if err := second.hook(c, share); err == nil ||
+		!strings.Contains(err.Error(), "belong to pod default/first, which uses the same claim") {
 		t.Errorf("the second pod: %v", err)
 	}
 	p.eventually(func() error { return p.condition(c, params.ConditionReady, params.ReasonAttachFailed) })
@@ -563,7 +610,8 @@ func TestAttach_reports_failure_and_succeeds_later(t *testing.T) {
 	s := p.sandbox("p")
 	blocker := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "wanted"}}
 	s.do(func() error { return netlink.LinkAdd(blocker) })
-	if err := s.hook(c, share); err == nil || !strings.Contains(err.Error(), "the pod already has an interface wanted: choose another interfaceName") {
+	if err := s.hook(c, share); err == nil ||
+		!strings.Contains(err.Error(), "the pod already has an interface wanted: choose another interfaceName") {
 		t.Errorf("got %v", err)
 	}
 	p.eventually(func() error { return p.condition(c, params.ConditionReady, params.ReasonAttachFailed) })
@@ -587,7 +635,8 @@ func (s *sandbox) do(f func() error) {
 func TestPrepare_refuses_shares_that_exclude_each_other(t *testing.T) {
 	p := newPlugin(t)
 	for parameters, want := range map[string]string{
-		`"interfaceName": "data0"`:      `interfaceName: Duplicate value: "data0": the shares of requests nic and nic need different names`,
+		`"interfaceName": "data0"`: `interfaceName: Duplicate value: "data0": ` +
+			`the shares of requests nic and nic need different names`,
 		`"addresses": ["10.20.0.5/16"]`: `addresses: Duplicate value: "10.20.0.5/16"`,
 	} {
 		c := p.claim("c", "100M", parameters)
@@ -597,7 +646,8 @@ func TestPrepare_refuses_shares_that_exclude_each_other(t *testing.T) {
 		if _, err := p.prepare(c); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want %s", err, want)
 		}
-		if err := p.client.ResourceV1().ResourceClaims(namespace).Delete(t.Context(), "c", metav1.DeleteOptions{}); err != nil {
+		if err := p.client.ResourceV1().ResourceClaims(namespace).Delete(t.Context(), "c",
+			metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -629,7 +679,11 @@ func TestPrepare_with_an_unreadable_record(t *testing.T) {
 func TestPrepare_refuses_more_than_the_NIC_has(t *testing.T) {
 	p := newPlugin(t)
 	p.mustPrepare(p.claim("a", "900M", ""))
-	if _, err := p.prepare(p.claim("b", "100M", "")); err == nil || !strings.Contains(err.Error(), "bandwidth 100M: NIC nic0 has 990M bit/s to grant, of which 900M are granted to other claims on this node") {
+	if _, err := p.prepare(p.claim("b", "100M", "")); err == nil ||
+		!strings.Contains(
+			err.Error(),
+			"bandwidth 100M: NIC nic0 has 990M bit/s to grant, of which 900M are granted to other claims on this node",
+		) {
 		t.Errorf("got %v", err)
 	}
 	p.mustPrepare(p.claim("c", "90M", ""))
@@ -704,9 +758,12 @@ func TestReport_retries_and_keeps_entries_of_other_drivers(t *testing.T) {
 	p := newPlugin(t)
 	c := p.claim("c", "100M", "")
 	theirs := resourceapi.AllocatedDeviceStatus{Driver: "other.example", Pool: "pool", Device: "device",
-		Conditions: []metav1.Condition{{Type: "Theirs", Status: metav1.ConditionTrue, Reason: "R", LastTransitionTime: metav1.Now()}}}
+		Conditions: []metav1.Condition{
+			{Type: "Theirs", Status: metav1.ConditionTrue, Reason: "R", LastTransitionTime: metav1.Now()},
+		}}
 	c.Status.Devices = append(c.Status.Devices, theirs)
-	if _, err := p.client.ResourceV1().ResourceClaims(namespace).UpdateStatus(t.Context(), c, metav1.UpdateOptions{}); err != nil {
+	if _, err := p.client.ResourceV1().ResourceClaims(namespace).UpdateStatus(t.Context(), c,
+		metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	p.refuse.Store(3)

@@ -126,7 +126,9 @@ func (gc *garbageCollector) claimRecords(ctx context.Context) (orphans []Orphan,
 // isLive reports whether the API server still has the claim with the recorded
 // allocation.
 func (d *Driver) isLive(ctx context.Context, recorded *record.Claim) (bool, error) {
-	claim, err := d.options.Client.ResourceV1().ResourceClaims(recorded.Namespace).Get(ctx, recorded.Name, metav1.GetOptions{})
+	claim, err := d.options.Client.ResourceV1().
+		ResourceClaims(recorded.Namespace).
+		Get(ctx, recorded.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return false, nil
 	}
@@ -315,7 +317,12 @@ func (gc *garbageCollector) kernelObjects(ctx context.Context, seen map[string]t
 	if err = errors.Join(err, attachedErr); err != nil {
 		// A record that this plugin cannot read, such as a newer plugin's, may
 		// need any object.
-		d.degraded(ctx, "NotCollected", "classes and classifier entries that no claim needs remain until all records can be read", err)
+		d.degraded(
+			ctx,
+			"NotCollected",
+			"classes and classifier entries that no claim needs remain until all records can be read",
+			err,
+		)
 		return nil
 	}
 	var failed error

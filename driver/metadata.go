@@ -103,7 +103,8 @@ func (d *Driver) restoreMetadata(ctx context.Context) {
 			continue
 		}
 		if err := d.prepareAgain(ctx, c); err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).Error(err, "Failed to restore device metadata", "claim", klog.KRef(c.Namespace, c.Name), "claimUID", c.UID)
+			klog.FromContext(ctx).
+				Error(err, "Failed to restore device metadata", "claim", klog.KRef(c.Namespace, c.Name), "claimUID", c.UID)
 		}
 	}
 }
@@ -177,7 +178,12 @@ func (d *Driver) isMetadataNeeded(dir string) bool {
 // metadataOf returns the metadata of a share: the published attributes of its
 // device, the grant, and the network data of its attachment if there is exactly
 // one. pending are attachments that have no record yet.
-func (d *Driver) metadataOf(ctx context.Context, uid types.UID, s share, pending ...attach.Record) *kubeletplugin.DeviceMetadata {
+func (d *Driver) metadataOf(
+	ctx context.Context,
+	uid types.UID,
+	s share,
+	pending ...attach.Record,
+) *kubeletplugin.DeviceMetadata {
 	m := &kubeletplugin.DeviceMetadata{Attributes: map[string]resourceapi.DeviceAttribute{}}
 	attributes := attribute.Granted(s.Capacity)
 	if s.AdminAccess {
@@ -206,7 +212,12 @@ func (s share) deviceAttributes() attribute.Map {
 
 // networkDataOf returns the network data of a share's attachment, or nil if the
 // share has none or several: all pods of a claim see the same file.
-func (d *Driver) networkDataOf(ctx context.Context, uid types.UID, s share, pending []attach.Record) *resourceapi.NetworkDeviceData {
+func (d *Driver) networkDataOf(
+	ctx context.Context,
+	uid types.UID,
+	s share,
+	pending []attach.Record,
+) *resourceapi.NetworkDeviceData {
 	if s.attacher == nil {
 		return nil
 	}

@@ -29,7 +29,31 @@ const (
 
 // buckets in seconds: fine where most operations are, and up to the timeouts of
 // the kubelet and the hook.
-var buckets = []float64{.00025, .0005, .001, .002, .003, .004, .005, .006, .008, .01, .015, .02, .03, .05, .1, .2, .5, 1, 2, 5, 10, 30, 60}
+var buckets = []float64{
+	.00025,
+	.0005,
+	.001,
+	.002,
+	.003,
+	.004,
+	.005,
+	.006,
+	.008,
+	.01,
+	.015,
+	.02,
+	.03,
+	.05,
+	.1,
+	.2,
+	.5,
+	1,
+	2,
+	5,
+	10,
+	30,
+	60,
+}
 
 func newMetrics(d *Driver) *metrics {
 	m := &metrics{
@@ -40,7 +64,8 @@ func newMetrics(d *Driver) *metrics {
 		}, []string{"operation", "outcome"}),
 		reports: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "dra_shared_status_reports_total",
-			Help: "Attempts to report the status of a claim, by outcome: written, unchanged, gone (the claim no longer exists); " +
+			Help: "Attempts to report the status of a claim, by outcome: written, unchanged, gone (the claim no longer " +
+				"exists); " +
 				"conflict, forbidden, throttled, refused, and unreachable are retried.",
 		}, []string{"outcome"}),
 		orphans: prometheus.NewCounter(prometheus.CounterOpts{
@@ -73,14 +98,26 @@ type deviceCollector struct{ driver *Driver }
 var (
 	descShares = prometheus.NewDesc("dra_shared_device_shares",
 		"Shares of a device that claims hold on this node.", []string{"device"}, nil)
-	descGranted = prometheus.NewDesc("dra_shared_device_granted",
-		"Sum of the grants of a device's capacity, in the unit of the capacity (bandwidth: bits per second).", []string{"device", "capacity"}, nil)
-	descCapacity = prometheus.NewDesc("dra_shared_device_capacity",
-		"Published capacity of a device, in the unit of the capacity (bandwidth: bits per second).", []string{"device", "capacity"}, nil)
+	descGranted = prometheus.NewDesc(
+		"dra_shared_device_granted",
+		"Sum of the grants of a device's capacity, in the unit of the capacity (bandwidth: bits per second).",
+		[]string{"device", "capacity"},
+		nil,
+	)
+	descCapacity = prometheus.NewDesc(
+		"dra_shared_device_capacity",
+		"Published capacity of a device, in the unit of the capacity (bandwidth: bits per second).",
+		[]string{"device", "capacity"},
+		nil,
+	)
 	descHealthy = prometheus.NewDesc("dra_shared_device_healthy",
 		"1 if the device works, 0 if it does not.", []string{"device"}, nil)
-	descBytes = prometheus.NewDesc("dra_shared_device_bytes_total",
-		"Bytes that passed through the queues of a device, by direction (send, receive), as the kernel counts them.", []string{"device", "direction"}, nil)
+	descBytes = prometheus.NewDesc(
+		"dra_shared_device_bytes_total",
+		"Bytes that passed through the queues of a device, by direction (send, receive), as the kernel counts them.",
+		[]string{"device", "direction"},
+		nil,
+	)
 )
 
 // Describe implements prometheus.Collector.
@@ -112,7 +149,10 @@ func gauge(out chan<- prometheus.Metric, d *prometheus.Desc, value float64, labe
 }
 
 func collectDevice(out chan<- prometheus.Metric, device resourceapi.Device, shares []record.Share) {
-	on := slices.DeleteFunc(slices.Clone(shares), func(s record.Share) bool { return s.Device != device.Name || s.AdminAccess })
+	on := slices.DeleteFunc(
+		slices.Clone(shares),
+		func(s record.Share) bool { return s.Device != device.Name || s.AdminAccess },
+	)
 	gauge(out, descShares, float64(len(on)), device.Name)
 	for name, capacity := range device.Capacity {
 		gauge(out, descCapacity, capacity.Value.AsApproximateFloat64(), device.Name, string(name))
@@ -138,6 +178,7 @@ func collectHealth(out chan<- prometheus.Metric, health []Health) {
 func collectStats(out chan<- prometheus.Metric, stats []DeviceStats) {
 	for _, s := range stats {
 		out <- prometheus.MustNewConstMetric(descBytes, prometheus.CounterValue, float64(s.SentBytes), s.Device, "send")
-		out <- prometheus.MustNewConstMetric(descBytes, prometheus.CounterValue, float64(s.ReceivedBytes), s.Device, "receive")
+		out <- prometheus.MustNewConstMetric(descBytes, prometheus.CounterValue, float64(s.ReceivedBytes), s.Device,
+			"receive")
 	}
 }

@@ -23,7 +23,11 @@ const maxNote = 512
 // recordEvents records an event on the pods of a share whenever a condition of
 // the share differs from the one that the API server had: the pod's owner may
 // be able to act. The kubelet reports why a container did not start.
-func (d *Driver) recordEvents(claim *resourceapi.ResourceClaim, states []shareState, rows []resourceapi.AllocatedDeviceStatus) {
+func (d *Driver) recordEvents(
+	claim *resourceapi.ResourceClaim,
+	states []shareState,
+	rows []resourceapi.AllocatedDeviceStatus,
+) {
 	for i, row := range rows {
 		before := claimstatus.CurrentConditions(claim, row)
 		for _, c := range row.Conditions {
@@ -74,7 +78,13 @@ func (d *Driver) recordEvent(claim *resourceapi.ResourceClaim, s shareState, e p
 }
 
 func podReference(pod attach.Pod) *corev1.ObjectReference {
-	return &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: types.UID(pod.UID)}
+	return &corev1.ObjectReference{
+		APIVersion: "v1",
+		Kind:       "Pod",
+		Namespace:  pod.Namespace,
+		Name:       pod.Name,
+		UID:        types.UID(pod.UID),
+	}
 }
 
 // degraded reports a feature that does not work on this node or cluster: once

@@ -23,7 +23,10 @@ import (
 // it at least once per claim before a pod's sandbox exists, and again after a
 // kubelet restart, while pods are attached. The driver refuses here whatever it
 // can refuse, and attaches nothing.
-func (d *Driver) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
+func (d *Driver) PrepareResourceClaims(
+	ctx context.Context,
+	claims []*resourceapi.ResourceClaim,
+) (map[types.UID]kubeletplugin.PrepareResult, error) {
 	results := make(map[types.UID]kubeletplugin.PrepareResult, len(claims))
 	for _, claim := range claims {
 		ctx := klog.NewContext(ctx, klog.FromContext(ctx).WithValues("claim", klog.KObj(claim), "claimUID", claim.UID))
@@ -35,7 +38,9 @@ func (d *Driver) PrepareResourceClaims(ctx context.Context, claims []*resourceap
 		})
 		d.metrics.observe(operationPrepare, start, err)
 		if err != nil {
-			results[claim.UID] = kubeletplugin.PrepareResult{Err: fmt.Errorf("prepare claim %s/%s: %w", claim.Namespace, claim.Name, err)}
+			results[claim.UID] = kubeletplugin.PrepareResult{
+				Err: fmt.Errorf("prepare claim %s/%s: %w", claim.Namespace, claim.Name, err),
+			}
 			continue
 		}
 		results[claim.UID] = kubeletplugin.PrepareResult{Devices: d.preparedDevices(ctx, prepared)}
@@ -94,7 +99,8 @@ func (d *Driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 // prepared. An allocation does not change, and neither do the parameters with
 // which it was prepared, even if the administrator no longer allows them.
 func (d *Driver) isPrepared(recorded *record.Claim, planned []plannedShare) bool {
-	return recorded != nil && recorded.Phase == record.Prepared && d.claims.Current(recorded) && sameShares(planned, recorded.Shares)
+	return recorded != nil && recorded.Phase == record.Prepared && d.claims.Current(recorded) &&
+		sameShares(planned, recorded.Shares)
 }
 
 // undo unprepares a claim that was prepared before, unless a Prepare was
@@ -128,7 +134,8 @@ func (d *Driver) setAside(ctx context.Context, uid types.UID, reason error) erro
 	if err != nil {
 		return errors.Join(reason, err)
 	}
-	klog.FromContext(ctx).Error(reason, "Claim record is unreadable; rebuilding it from attachment records", "keptAs", aside)
+	klog.FromContext(ctx).
+		Error(reason, "Claim record is unreadable; rebuilding it from attachment records", "keptAs", aside)
 	return nil
 }
 
@@ -177,9 +184,13 @@ func shareKey(s record.Share) string {
 
 // parametersFor returns the driver's opaque parameters that apply to a result:
 // those of the class before those of the claim.
-func (d *Driver) parametersFor(result resourceapi.DeviceRequestAllocationResult, all []resourceapi.DeviceAllocationConfiguration) (raw [][]byte) {
+func (d *Driver) parametersFor(
+	result resourceapi.DeviceRequestAllocationResult,
+	all []resourceapi.DeviceAllocationConfiguration,
+) (raw [][]byte) {
 	applying := resourceclaim.ConfigForResult(all, result)
-	for _, source := range []resourceapi.AllocationConfigSource{resourceapi.AllocationConfigSourceClass, resourceapi.AllocationConfigSourceClaim} {
+	for _, source := range []resourceapi.AllocationConfigSource{resourceapi.AllocationConfigSourceClass,
+		resourceapi.AllocationConfigSourceClaim} {
 		for _, c := range applying {
 			if c.Source == source && c.Opaque.Driver == d.options.DriverName {
 				raw = append(raw, c.Opaque.Parameters.Raw)
@@ -290,7 +301,11 @@ func admitShare(s share, neighbors []record.Share) error {
 	neighbors = slices.DeleteFunc(neighbors, func(o record.Share) bool { return o.AdminAccess })
 	for _, o := range neighbors {
 		if o.ShareID == s.ShareID {
-			return fmt.Errorf("share %s is in use by another claim (CDI device %s): was that claim unprepared?", shareKey(s.Share), o.Name)
+			return fmt.Errorf(
+				"share %s is in use by another claim (CDI device %s): was that claim unprepared?",
+				shareKey(s.Share),
+				o.Name,
+			)
 		}
 		if o.ShareID == "" {
 			// The device was allocated as a whole before it became shared

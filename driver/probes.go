@@ -43,7 +43,10 @@ func healthSocket(runDir, instance string) string {
 // CheckHealth asks a plugin instance on this node for the health of a service.
 // A probe calls it from another process.
 func CheckHealth(ctx context.Context, runDir, instance, service string) error {
-	conn, err := grpc.NewClient("unix://"+healthSocket(runDir, instance), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient(
+		"unix://"+healthSocket(runDir, instance),
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+	)
 	if err != nil {
 		return err
 	}
@@ -66,7 +69,10 @@ type probes struct {
 }
 
 // Check implements grpc_health_v1.HealthServer.
-func (p *probes) Check(ctx context.Context, r *grpc_health_v1.HealthCheckRequest) (*grpc_health_v1.HealthCheckResponse, error) {
+func (p *probes) Check(
+	ctx context.Context,
+	r *grpc_health_v1.HealthCheckRequest,
+) (*grpc_health_v1.HealthCheckResponse, error) {
 	var err error
 	switch r.Service {
 	case Startup:

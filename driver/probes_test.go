@@ -61,7 +61,8 @@ func (p *plugin) register() {
 		p.t.Fatal(err)
 	}
 	defer conn.Close()
-	if _, err := registerapi.NewRegistrationClient(conn).NotifyRegistrationStatus(p.t.Context(), &registerapi.RegistrationStatus{PluginRegistered: true}); err != nil {
+	if _, err := registerapi.NewRegistrationClient(conn).NotifyRegistrationStatus(p.t.Context(),
+		&registerapi.RegistrationStatus{PluginRegistered: true}); err != nil {
 		p.t.Fatal(err)
 	}
 }

@@ -128,9 +128,12 @@ func (d *Driver) droppedFields(ctx context.Context, err error) bool {
 	features := dropped.DisabledFeatures()
 	consequence := "shares work, but not what these features add"
 	if slices.Contains(features, "DRAConsumableCapacity") {
-		consequence = "devices cannot be shared: the scheduler allocates whole devices, and this plugin refuses those claims; " +
-			"enable the feature gate DRAConsumableCapacity in kube-apiserver, kube-scheduler and kubelet (on by default since Kubernetes 1.36)"
+		consequence = "devices cannot be shared: the scheduler allocates whole devices, and this plugin refuses those " +
+			"claims; " +
+			"enable the feature gate DRAConsumableCapacity in kube-apiserver, kube-scheduler and kubelet (on by default " +
+			"since Kubernetes 1.36)"
 	}
-	klog.FromContext(ctx).Error(err, "The API server dropped fields of the ResourceSlices", "features", features, "consequence", consequence)
+	klog.FromContext(ctx).
+		Error(err, "The API server dropped fields of the ResourceSlices", "features", features, "consequence", consequence)
 	return true
 }

@@ -80,7 +80,11 @@ func (d *Driver) setAsideCorrupt(ctx context.Context) {
 		logger.Error(err, "Failed to set corrupt records aside")
 	}
 	if corrupt := errors.Join(claims, attachments); corrupt != nil {
-		logger.Error(corrupt, "Set corrupt records aside as *.unreadable; the plugin prepares their claims again when the kubelet asks, and running pods keep their devices")
+		logger.Error(
+			corrupt,
+			"Set corrupt records aside as *.unreadable; the plugin prepares their claims again when the kubelet asks, and "+
+				"running pods keep their devices",
+		)
 	}
 }
 

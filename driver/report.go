@@ -111,7 +111,8 @@ func (r *reporter) processNext(ctx context.Context) bool {
 		return true // the plugin is stopping
 	}
 	r.driver.metrics.reports.WithLabelValues(failureOutcome(err)).Inc()
-	klog.FromContext(ctx).Error(err, "Failed to report claim status; retrying", "claimUID", uid, "attempts", r.queue.NumRequeues(uid)+1)
+	klog.FromContext(ctx).
+		Error(err, "Failed to report claim status; retrying", "claimUID", uid, "attempts", r.queue.NumRequeues(uid)+1)
 	r.queue.AddRateLimited(uid)
 	return true
 }
@@ -176,7 +177,9 @@ func (r *reporter) report(ctx context.Context, uid types.UID) (outcome string, e
 // currentClaim gets the claim of a record from the API server. It returns nil
 // if the claim is gone, deallocated, or replaced by another of its name.
 func (d *Driver) currentClaim(ctx context.Context, recorded *record.Claim) (*resourceapi.ResourceClaim, error) {
-	claim, err := d.options.Client.ResourceV1().ResourceClaims(recorded.Namespace).Get(ctx, recorded.Name, metav1.GetOptions{})
+	claim, err := d.options.Client.ResourceV1().
+		ResourceClaims(recorded.Namespace).
+		Get(ctx, recorded.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) || err == nil && (claim.UID != recorded.UID || claim.Status.Allocation == nil) {
 		return nil, nil
 	}

@@ -49,7 +49,8 @@ func (d *Driver) restoreSpecs(ctx context.Context) {
 			return d.ensureSpec(prepared)
 		})
 		if err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).Error(err, "Failed to restore CDI spec", "claim", klog.KRef(c.Namespace, c.Name), "claimUID", c.UID)
+			klog.FromContext(ctx).
+				Error(err, "Failed to restore CDI spec", "claim", klog.KRef(c.Namespace, c.Name), "claimUID", c.UID)
 		}
 	}
 }

@@ -59,7 +59,10 @@ func (d *Driver) kindOf(pool, device string) (Kind, error) {
 	if !poolKnown {
 		return nil, fmt.Errorf("the device is in pool %s, but this node publishes pool %s", pool, d.options.NodeName)
 	}
-	return nil, fmt.Errorf("this node has no device %s: was it removed from the node, or from the driver's configuration?", device)
+	return nil, fmt.Errorf(
+		"this node has no device %s: was it removed from the node, or from the driver's configuration?",
+		device,
+	)
 }
 
 // sharesOf returns the recorded shares of one kind.

@@ -52,8 +52,12 @@ func readyCondition(s shareState) metav1.Condition {
 	case len(s.unreferenced) > 0:
 		pod := s.unreferenced[0]
 		c.Reason = params.ReasonNotReferenced
-		c.Message = fmt.Sprintf("pod %s/%s uses the claim, but no container lists it in resources.claims, so the plugin creates no link: "+
-			"add it there and recreate the pod", pod.Namespace, pod.Name)
+		c.Message = fmt.Sprintf(
+			"pod %s/%s uses the claim, but no container lists it in resources.claims, so the plugin creates no link: "+
+				"add it there and recreate the pod",
+			pod.Namespace,
+			pod.Name,
+		)
 	case len(s.attachments) == 0:
 		c.Reason = params.ReasonPrepared
 		c.Message = "no container that lists this claim in resources.claims has started on the node yet"

@@ -97,10 +97,12 @@ func TestReadyCondition(t *testing.T) {
 		want         string
 	}{
 		{"no container has started", nil, nil, nil, "False Prepared no container that lists this claim"},
-		{"no container lists the claim", nil, nil, []attach.Pod{{Namespace: "ns", Name: "p"}}, "False NotReferenced pod ns/p uses the claim, but no container lists it"},
+		{"no container lists the claim", nil, nil, []attach.Pod{{Namespace: "ns", Name: "p"}}, "False NotReferenced pod " +
+			"ns/p uses the claim, but no container lists it"},
 		{"attaching failed", nil, []string{"b", "a"}, nil, "False AttachFailed a; b"},
 		{"attaching failed for one of two pods", []PodState{attachedTo("p")}, []string{"a"}, nil, "False AttachFailed a"},
-		{"one of two links changed", []PodState{attachedTo("p"), down}, nil, nil, "False LinkChanged pod ns/q: the link is down in the pod"},
+		{"one of two links changed", []PodState{attachedTo("p"), down}, nil, nil, "False LinkChanged pod ns/q: the link " +
+			"is down in the pod"},
 		{"all attached", []PodState{attachedTo("p"), attachedTo("q")}, nil, nil, "True Attached attached to 2 pod(s)"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -116,7 +118,9 @@ func TestReadyCondition(t *testing.T) {
 
 func TestWorstConditions_one_pod_without_enforcement(t *testing.T) {
 	bad := attachedTo("q")
-	bad.Conditions = []metav1.Condition{{Type: "Enforced", Status: metav1.ConditionFalse, Reason: "NotClassified", Message: "why"}}
+	bad.Conditions = []metav1.Condition{
+		{Type: "Enforced", Status: metav1.ConditionFalse, Reason: "NotClassified", Message: "why"},
+	}
 	for _, attachments := range [][]PodState{{attachedTo("p"), bad}, {bad, attachedTo("p")}} {
 		c := worstConditions(attachments)
 		if len(c) != 1 || c[0].Status != "False" || c[0].Reason != "NotClassified" || c[0].Message != "why" {
@@ -134,7 +138,12 @@ func TestStatusRow_truncates_messages(t *testing.T) {
 	}
 	for _, c := range row.Conditions {
 		if len(c.Message) > claimstatus.MaxMessageLength {
-			t.Errorf("condition %s has a message of %d bytes, want at most %d", c.Type, len(c.Message), claimstatus.MaxMessageLength)
+			t.Errorf(
+				"condition %s has a message of %d bytes, want at most %d",
+				c.Type,
+				len(c.Message),
+				claimstatus.MaxMessageLength,
+			)
 		}
 	}
 }

@@ -16,10 +16,16 @@ import (
 // UnprepareResourceClaims implements kubeletplugin.DRAPlugin. The kubelet calls
 // it when the last pod of a claim on this node has ended; the claim itself may
 // have been deleted. Unpreparing a claim that is not prepared succeeds.
-func (d *Driver) UnprepareResourceClaims(ctx context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
+func (d *Driver) UnprepareResourceClaims(
+	ctx context.Context,
+	claims []kubeletplugin.NamespacedObject,
+) (map[types.UID]error, error) {
 	results := make(map[types.UID]error, len(claims))
 	for _, claim := range claims {
-		ctx := klog.NewContext(ctx, klog.FromContext(ctx).WithValues("claim", klog.KRef(claim.Namespace, claim.Name), "claimUID", claim.UID))
+		ctx := klog.NewContext(
+			ctx,
+			klog.FromContext(ctx).WithValues("claim", klog.KRef(claim.Namespace, claim.Name), "claimUID", claim.UID),
+		)
 		start := time.Now()
 		err := d.withClaim(ctx, claim.UID, func(ctx context.Context) error { return d.unprepareClaim(ctx, claim) })
 		if err != nil {

@@ -15,7 +15,12 @@ import (
 func (d *Driver) watch(ctx context.Context, w Watcher) error {
 	err := w.Watch(ctx, func(c Change) { d.handle(ctx, c) })
 	if errors.Is(err, ErrWatchUnavailable) {
-		d.degraded(ctx, "DevicesNotWatched", "the plugin notices added and removed devices up to "+resyncInterval.String()+" later", err)
+		d.degraded(
+			ctx,
+			"DevicesNotWatched",
+			"the plugin notices added and removed devices up to "+resyncInterval.String()+" later",
+			err,
+		)
 		return nil
 	}
 	return err
@@ -63,12 +68,17 @@ func (d *Driver) handle(ctx context.Context, c Change) {
 
 // eachAttachment calls do for every selected attachment, with the claim's lock
 // held. It logs the errors.
-func (d *Driver) eachAttachment(ctx context.Context, selected func(attach.Record) bool, do func(context.Context, share, attach.Record) error) {
+func (d *Driver) eachAttachment(
+	ctx context.Context,
+	selected func(attach.Record) bool,
+	do func(context.Context, share, attach.Record) error,
+) {
 	for _, r := range d.readableAttachments(ctx) {
 		if !selected(r) {
 			continue
 		}
-		logger := klog.FromContext(ctx).WithValues("claimUID", r.ClaimUID, "share", r.Share, "pod", klog.KRef(r.Pod.Namespace, r.Pod.Name))
+		logger := klog.FromContext(ctx).
+			WithValues("claimUID", r.ClaimUID, "share", r.Share, "pod", klog.KRef(r.Pod.Namespace, r.Pod.Name))
 		err := d.withClaim(klog.NewContext(ctx, logger), types.UID(r.ClaimUID), func(ctx context.Context) error {
 			return do(ctx, d.shareOfAttachment(r), r)
 		})

@@ -76,7 +76,10 @@ func TestLimiter_fails_without_a_limit(t *testing.T) {
 		"no state":              {`{`, nil, "read the container's state"},
 		"a process that is not": {`{"pid": 1}`, nil, "find the container's cgroup"},
 		"cgroup v1":             {`{"pid": 43}`, nil, "no cgroup of its own in the unified hierarchy"},
-		"no controller": {`{"pid": 42}`, func(l *Limiter) error { return os.Remove(filepath.Join(l.Cgroups, "kubepods/podx/c1/dmem.max")) },
+		"no controller": {`{"pid": 42}`, func(l *Limiter) error {
+			return os.Remove(filepath.Join(l.Cgroups,
+				"kubepods/podx/c1/dmem.max"))
+		},
 			"read the limits of device memory"},
 		"a limit that is none": {`{"pid": 42}`, func(l *Limiter) error {
 			return os.WriteFile(filepath.Join(l.Cgroups, "kubepods/podx/c1/dmem.max"), []byte(region+" lots"), 0o644)
@@ -97,8 +100,13 @@ func TestLimiter_fails_without_a_limit(t *testing.T) {
 }
 
 func TestRegionOf(t *testing.T) {
-	cgroups := fstest.MapFS{"dmem.capacity": {Data: []byte("drm/0000:03:00.0/vram0 8514437120\ndrm/0000:03:00.0/stolen 67108864\ndrm/0000:43:00.0/vram0 1\n")}}
-	for bus, want := range map[string]string{"0000:43:00.0": region, "0000:03:00.0": "drm/0000:03:00.0/vram0", "0000:99:00.0": "", "": ""} {
+	cgroups := fstest.MapFS{
+		"dmem.capacity": {
+			Data: []byte("drm/0000:03:00.0/vram0 8514437120\ndrm/0000:03:00.0/stolen 67108864\ndrm/0000:43:00.0/vram0 1\n"),
+		},
+	}
+	for bus, want := range map[string]string{"0000:43:00.0": region, "0000:03:00.0": "drm/0000:03:00.0/vram0",
+		"0000:99:00.0": "", "": ""} {
 		if got := RegionOf(cgroups, bus); got != want {
 			t.Errorf("%s: %q, want %q", bus, got, want)
 		}

@@ -67,22 +67,53 @@ func newCommand() *cobra.Command {
 	p := c.Flags()
 	p.StringVar(&f.DriverName, "driver-name", api.DriverName, "name of the driver")
 	p.StringVar(&f.NodeName, "node-name", os.Getenv("NODE_NAME"), "name of this node")
-	p.StringVar(&f.Instance, "pod-uid", os.Getenv("POD_UID"), "UID of this plugin's pod, which distinguishes the two plugins of a rolling update")
+	p.StringVar(
+		&f.Instance,
+		"pod-uid",
+		os.Getenv("POD_UID"),
+		"UID of this plugin's pod, which distinguishes the two plugins of a rolling update",
+	)
 	p.StringVar(&f.configFile, "config", "/etc/dra-shared/config.yaml", "path of the DriverConfig")
 	p.StringVar(&f.kubeconfig, "kubeconfig", "", "path of a kubeconfig; default: the pod's service account")
-	p.StringVar(&f.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "the kubelet's data directory, the same inside and outside of the container")
+	p.StringVar(
+		&f.kubeletDir,
+		"kubelet-dir",
+		"/var/lib/kubelet",
+		"the kubelet's data directory, the same inside and outside of the container",
+	)
 	p.StringVar(&f.CDIDir, "cdi-dir", "/var/run/cdi", "directory for CDI specs")
-	p.StringVar(&f.RunDir, "run-dir", "/run/dra-shared", "directory on a tmpfs of the node, the same inside and outside of the container")
+	p.StringVar(
+		&f.RunDir,
+		"run-dir",
+		"/run/dra-shared",
+		"directory on a tmpfs of the node, the same inside and outside of the container",
+	)
 	p.StringVar(&f.hookSource, "hook", "/bin/dra-shared-hook", "path of the hook to install")
-	p.StringVar(&f.hookDir, "hook-dir", "", "directory on the node for the hook, the same inside and outside of the container; default: below the plugin's directory")
+	p.StringVar(
+		&f.hookDir,
+		"hook-dir",
+		"",
+		"directory on the node for the hook, the same inside and outside of the container; default: below the plugin's "+
+			"directory",
+	)
 	p.StringVar(&f.sysfs, "sysfs", "/sys", "mount point of the node's sysfs")
 	p.StringVar(&f.procfs, "procfs", "/proc", "mount point of the node's procfs")
 	p.StringVar(&f.devfs, "devfs", "/dev", "mount point of the node's /dev")
 	p.StringVar(&f.cgroupfs, "cgroupfs", "/sys/fs/cgroup", "mount point of the node's cgroup file system")
 	p.StringVar(&f.bpffs, "bpffs", "/sys/fs/bpf", "mount point of a BPF file system of the node")
-	p.StringVar(&f.metricsAddress, "metrics-address", "", "host:port on which to serve Prometheus metrics at /metrics; default: none")
+	p.StringVar(
+		&f.metricsAddress,
+		"metrics-address",
+		"",
+		"host:port on which to serve Prometheus metrics at /metrics; default: none",
+	)
 	p.BoolVar(&f.pprof, "pprof", false, "also serve Go's profiles at /debug/pprof, to every client that reaches the port")
-	p.DurationVar(&f.OrphanGrace, "orphan-grace", time.Minute, "time for which an object must have been an orphan before the plugin removes it")
+	p.DurationVar(
+		&f.OrphanGrace,
+		"orphan-grace",
+		time.Minute,
+		"time for which an object must have been an orphan before the plugin removes it",
+	)
 	logsapi.AddFlags(f.logging, p)
 	logs.InitLogs()
 	c.AddCommand(append(newProbeCommands(), newUninstallCheckCommand())...)
@@ -91,7 +122,8 @@ func newCommand() *cobra.Command {
 
 // newProbeCommands returns the commands that the container's probes run.
 func newProbeCommands() (commands []*cobra.Command) {
-	for name, service := range map[string]string{"started": driver.Startup, "ready": driver.Readiness, "alive": driver.Liveness} {
+	for name, service := range map[string]string{"started": driver.Startup, "ready": driver.Readiness,
+		"alive": driver.Liveness} {
 		var runDir string
 		c := &cobra.Command{
 			Use:   name,
@@ -113,7 +145,11 @@ const probeTimeout = 5 * time.Second
 
 func (f flags) run(ctx context.Context) error {
 	if f.NodeName == "" || f.Instance == "" {
-		return fmt.Errorf("--node-name %q, --pod-uid %q: both are required: does the pod set NODE_NAME and POD_UID?", f.NodeName, f.Instance)
+		return fmt.Errorf(
+			"--node-name %q, --pod-uid %q: both are required: does the pod set NODE_NAME and POD_UID?",
+			f.NodeName,
+			f.Instance,
+		)
 	}
 	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithValues("node", f.NodeName))
 	raw, err := os.ReadFile(f.configFile)

@@ -66,15 +66,20 @@ func checkUninstall(ctx context.Context, client kubernetes.Interface, driver str
 	if len(held) == 0 {
 		return nil
 	}
-	return fmt.Errorf("claims hold shares: %s (%d in total): delete their pods first, or they stay Terminating until the driver is installed again; "+
-		"helm uninstall --no-hooks skips this check",
-		strings.Join(held[:min(len(held), maxListed)], ", "), len(held))
+	return fmt.Errorf(
+		"claims hold shares: %s (%d in total): delete their pods first, or they stay Terminating until the driver is "+
+			"installed again; "+
+			"helm uninstall --no-hooks skips this check",
+		strings.Join(held[:min(len(held), maxListed)], ", "),
+		len(held),
+	)
 }
 
 // checkGroups returns an error while PodGroups exist. Only the controller releases
 // their claims and removes their finalizer.
 func checkGroups(ctx context.Context, client metadata.Interface) error {
-	groups, err := client.Resource(scheduling.GroupVersion.WithResource(scheduling.Resource)).List(ctx, metav1.ListOptions{})
+	groups, err := client.Resource(scheduling.GroupVersion.WithResource(scheduling.Resource)).
+		List(ctx, metav1.ListOptions{})
 	if apierrors.IsNotFound(err) || err == nil && len(groups.Items) == 0 {
 		return nil
 	}
@@ -85,8 +90,13 @@ func checkGroups(ctx context.Context, client metadata.Interface) error {
 	for _, g := range groups.Items {
 		names = append(names, g.Namespace+"/"+g.Name)
 	}
-	return fmt.Errorf("%d PodGroups hold claims: %s: delete them and their pods first (kubectl delete podgroups.%s -n NAMESPACE NAME), or their claims stay reserved until the driver is installed again",
-		len(names), strings.Join(names[:min(len(names), maxListed)], ", "), scheduling.GroupName)
+	return fmt.Errorf(
+		"%d PodGroups hold claims: %s: delete them and their pods first (kubectl delete podgroups.%s -n NAMESPACE NAME), "+
+			"or their claims stay reserved until the driver is installed again",
+		len(names),
+		strings.Join(names[:min(len(names), maxListed)], ", "),
+		scheduling.GroupName,
+	)
 }
 
 // hasShare reports whether a claim is allocated a device of the driver.

@@ -30,7 +30,9 @@ func TestLabel_returns_valid_and_distinct_labels(t *testing.T) {
 }
 
 func TestGranted(t *testing.T) {
-	attributes := Granted(map[string]resource.Quantity{"memory": resource.MustParse("1Gi"), "compute": resource.MustParse("500m")})
+	attributes := Granted(
+		map[string]resource.Quantity{"memory": resource.MustParse("1Gi"), "compute": resource.MustParse("500m")},
+	)
 	if *attributes["grantedMemory"].IntValue != 1<<30 || *attributes["grantedCompute"].StringValue != "0.5" {
 		t.Errorf("attributes: %v", attributes)
 	}

@@ -20,7 +20,9 @@ import (
 // Variable returns the name of an environment variable that describes a share
 // of a request, such as DRA_SHARED_NIC_BANDWIDTH_BITS_PER_SECOND.
 func Variable(request, property string) string {
-	return params.EnvironmentPrefix + strings.ToUpper(strings.NewReplacer("-", "_", "/", "_", ".", "_").Replace(request+"_"+property))
+	return params.EnvironmentPrefix + strings.ToUpper(
+		strings.NewReplacer("-", "_", "/", "_", ".", "_").Replace(request+"_"+property),
+	)
 }
 
 // GrantVariables returns the environment variables that report a grant: memory

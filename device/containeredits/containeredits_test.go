@@ -23,7 +23,8 @@ func TestTemplateVariables(t *testing.T) {
 		"memory": "2684354560", "memory.Ki": "2621440", "memory.Mi": "2560", "memory.Gi": "2", "memory.percent": "1",
 		"compute": "1", "compute.Ki": "0", "compute.Mi": "0", "compute.Gi": "0", "compute.percent": "33",
 	}
-	if diff := cmp.Diff(want, TemplateVariables(c, quantities(map[string]string{"memory": "2560Mi", "compute": "1"}))); diff != "" {
+	if diff := cmp.Diff(want, TemplateVariables(c, quantities(map[string]string{"memory": "2560Mi",
+		"compute": "1"}))); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	if got := TemplateVariables(c, nil); len(got) != 0 {
@@ -33,7 +34,8 @@ func TestTemplateVariables(t *testing.T) {
 
 func TestGrantVariables(t *testing.T) {
 	want := map[string]string{"DRA_SHARED_GPU_FAST_MEMORY_BYTES": "1073741824", "DRA_SHARED_GPU_FAST_COMPUTE": "0.5"}
-	if diff := cmp.Diff(want, GrantVariables("gpu/fast", quantities(map[string]string{"memory": "1Gi", "compute": "500m"}))); diff != "" {
+	if diff := cmp.Diff(want, GrantVariables("gpu/fast", quantities(map[string]string{"memory": "1Gi",
+		"compute": "500m"}))); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }

@@ -47,8 +47,10 @@ func Device(f *config.Fabric) resourceapi.Device {
 			d.Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{}
 		}
 		none, one := resource.MustParse("0"), resource.MustParse("1")
-		d.Capacity[params.CapacityGroups] = resourceapi.DeviceCapacity{Value: *resource.NewQuantity(int64(f.Groups), resource.DecimalSI),
-			RequestPolicy: &resourceapi.CapacityRequestPolicy{Default: &one, ValidValues: []resource.Quantity{none, one}}}
+		d.Capacity[params.CapacityGroups] = resourceapi.DeviceCapacity{
+			Value:         *resource.NewQuantity(int64(f.Groups), resource.DecimalSI),
+			RequestPolicy: &resourceapi.CapacityRequestPolicy{Default: &one, ValidValues: []resource.Quantity{none, one}},
+		}
 	}
 	return d
 }

@@ -121,7 +121,17 @@ func (k *Kind) log(ctx context.Context, next map[string]*device, problems map[st
 		case d.absent && (old == nil || !old.absent):
 			logger.Info("Accelerator with shares is missing from the node or the configuration", "device", name)
 		case !d.absent && (old == nil || old.absent || !slices.Equal(old.Nodes, d.Nodes)):
-			logger.Info("Publishing accelerator", "device", name, "accelerator", d.group.Name, "deviceNodes", d.Nodes, "exclusive", d.group.Exclusive)
+			logger.Info(
+				"Publishing accelerator",
+				"device",
+				name,
+				"accelerator",
+				d.group.Name,
+				"deviceNodes",
+				d.Nodes,
+				"exclusive",
+				d.group.Exclusive,
+			)
 		}
 	}
 	for name := range k.devices {
@@ -228,7 +238,10 @@ func (k *Kind) Configure(share record.Share, parameters [][]byte) (json.RawMessa
 	}
 	for _, node := range edits.DeviceNodes {
 		if !k.host.IsNode(node) {
-			return nil, fmt.Errorf("device node %s does not exist on the node: is the device's driver loaded, and has it created its device nodes?", node)
+			return nil, fmt.Errorf(
+				"device node %s does not exist on the node: is the device's driver loaded, and has it created its device nodes?",
+				node,
+			)
 		}
 	}
 	return json.Marshal(edits)
@@ -252,7 +265,8 @@ func mergeParameters(parameters [][]byte) (*params.AcceleratorShare, error) {
 func (k *Kind) edits(d *device, share record.Share, p *params.AcceleratorShare) (cdi.Edits, error) {
 	variables := containeredits.TemplateVariables(d.group.Capacities, granted(d, share))
 	maps.Copy(variables, map[string]string{
-		config.VariableShare: share.Name, config.VariableRequest: share.Request, config.VariableDevice: share.Device, config.VariableNode: k.node,
+		config.VariableShare: share.Name, config.VariableRequest: share.Request,
+		config.VariableDevice: share.Device, config.VariableNode: k.node,
 	})
 	if d.PCIBusID != "" {
 		variables[config.VariablePCIBusID] = d.PCIBusID
@@ -340,11 +354,18 @@ func (k *Kind) memoryCondition(share record.Share, memory string) metav1.Conditi
 	c := metav1.Condition{Type: params.ConditionMemoryEnforced}
 	if edits, err := k.Edits(share); err == nil && len(edits.Hook) > 0 {
 		c.Status, c.Reason = metav1.ConditionTrue, params.ReasonContainerLimited
-		c.Message = fmt.Sprintf("the cgroup controller dmem limits each container with the share to %s; several containers with one share have that much each", memory)
+		c.Message = fmt.Sprintf(
+			"the cgroup controller dmem limits each container with the share to %s; several containers with one share have "+
+				"that much each",
+			memory,
+		)
 		return c
 	}
 	c.Status, c.Reason = metav1.ConditionFalse, params.ReasonMemoryNotEnforced
-	c.Message = fmt.Sprintf("%s of memory are granted, but nothing on the node prevents the share's programs from using more: "+
-		"they must obey the limit in their environment", memory)
+	c.Message = fmt.Sprintf(
+		"%s of memory are granted, but nothing on the node prevents the share's programs from using more: "+
+			"they must obey the limit in their environment",
+		memory,
+	)
 	return c
 }

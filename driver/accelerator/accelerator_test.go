@@ -28,14 +28,20 @@ func machine(t *testing.T, name, accelerators string) (*Kind, fstest.MapFS) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	k := New(accel.Host{Sys: fstree.Sub(files, "sys"), Proc: fstree.Sub(files, "proc"), Dev: fstree.Sub(files, "dev")}, configuration(t, accelerators), "n1")
+	k := New(
+		accel.Host{Sys: fstree.Sub(files, "sys"), Proc: fstree.Sub(files, "proc"), Dev: fstree.Sub(files, "dev")},
+		configuration(t, accelerators),
+		"n1",
+	)
 	refresh(t, k)
 	return k, files
 }
 
 func configuration(t *testing.T, accelerators string) *config.DriverConfig {
 	t.Helper()
-	c, err := config.Load([]byte("apiVersion: config.dra-shared.dev/v1alpha1\nkind: DriverConfig\naccelerators:\n" + accelerators))
+	c, err := config.Load(
+		[]byte("apiVersion: config.dra-shared.dev/v1alpha1\nkind: DriverConfig\naccelerators:\n" + accelerators),
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -168,7 +174,8 @@ func TestHealth(t *testing.T) {
 			t.Errorf("%+v", h)
 		}
 	}
-	if _, err := k.Configure(record.Share{Device: "dev-npu1"}, nil); err == nil || !strings.Contains(err.Error(), "missing") {
+	if _, err := k.Configure(record.Share{Device: "dev-npu1"}, nil); err == nil ||
+		!strings.Contains(err.Error(), "missing") {
 		t.Errorf("a share of a device that is gone: %v", err)
 	}
 }
@@ -189,7 +196,15 @@ func names(k *Kind) (lines []string) {
 }
 
 func share(id, device string, capacity map[string]string) record.Share {
-	s := record.Share{Name: "claim-gpu-" + id, Kind: Name, Request: "gpu", Pool: "n1", Device: device, ShareID: types.UID(id), Capacity: map[string]resource.Quantity{}}
+	s := record.Share{
+		Name:     "claim-gpu-" + id,
+		Kind:     Name,
+		Request:  "gpu",
+		Pool:     "n1",
+		Device:   device,
+		ShareID:  types.UID(id),
+		Capacity: map[string]resource.Quantity{},
+	}
 	for name, value := range capacity {
 		s.Capacity[name] = resource.MustParse(value)
 	}
@@ -219,8 +234,10 @@ func TestConfigure_edits(t *testing.T) {
 		t.Errorf("%v (-want +got):\n%s", err, diff)
 	}
 	for _, tc := range []struct{ fields, want string }{
-		{`"deviceNodes": ["/dev/nvidia2"]`, `deviceNodes[0]: Forbidden: /dev/nvidia2: accelerator "h200" allows /dev/nvidia-caps/*`},
-		{`"deviceNodes": ["/dev/nvidia-caps/nvidia-cap9"]`, `device node /dev/nvidia-caps/nvidia-cap9 does not exist on the node`},
+		{`"deviceNodes": ["/dev/nvidia2"]`,
+			`deviceNodes[0]: Forbidden: /dev/nvidia2: accelerator "h200" allows /dev/nvidia-caps/*`},
+		{`"deviceNodes": ["/dev/nvidia-caps/nvidia-cap9"]`,
+			`device node /dev/nvidia-caps/nvidia-cap9 does not exist on the node`},
 		{`"environment": {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "100"}`, `accelerator "h200" sets it for all its shares`},
 	} {
 		if _, err := k.Configure(s, [][]byte{raw(tc.fields)}); err == nil || !strings.Contains(err.Error(), tc.want) {
@@ -234,7 +251,8 @@ func TestConfigure_edits(t *testing.T) {
 		t.Fatal(err)
 	}
 	got, err = k.Edits(admin)
-	if diff := cmp.Diff([]string{"DRA_SHARED_GPU_ADMIN_ACCESS=true"}, got.Env); err != nil || diff != "" || len(got.DeviceNodes) != 3 {
+	if diff := cmp.Diff([]string{"DRA_SHARED_GPU_ADMIN_ACCESS=true"}, got.Env); err != nil || diff != "" ||
+		len(got.DeviceNodes) != 3 {
 		t.Errorf("with admin access: %v %+v\n%s", err, got, diff)
 	}
 	// Admin access includes missing devices.
@@ -269,17 +287,27 @@ func TestAdmit(t *testing.T) {
 		others      []map[string]string
 		want        string // empty: admitted
 	}{
-		{"within the capacity", `capacity: {memory: 8Gi}`, map[string]string{"memory": "4Gi"}, []map[string]string{{"memory": "4Gi"}}, ""},
-		{"beyond it", `capacity: {memory: 8Gi}`, map[string]string{"memory": "4Gi"}, []map[string]string{{"memory": "5Gi"}}, "memory 4Gi: device dev-npu0 has 8Gi, of which 5Gi are granted to other shares"},
-		{"zero of an exhausted capacity", `capacity: {memory: 8Gi}`, map[string]string{"memory": "0"}, []map[string]string{{"memory": "8Gi"}}, ""},
-		{"in fractions", `capacity: {compute: 1}`, map[string]string{"compute": "500m"}, []map[string]string{{"compute": "250m"}, {"compute": "250m"}}, ""},
-		{"in fractions, beyond", `capacity: {compute: 1}`, map[string]string{"compute": "501m"}, []map[string]string{{"compute": "250m"}, {"compute": "250m"}}, "compute 501m"},
+		{"within the capacity", `capacity: {memory: 8Gi}`, map[string]string{"memory": "4Gi"},
+			[]map[string]string{{"memory": "4Gi"}}, ""},
+		{"beyond it", `capacity: {memory: 8Gi}`, map[string]string{"memory": "4Gi"}, []map[string]string{{"memory": "5Gi"}},
+			"memory 4Gi: device dev-npu0 has 8Gi, of which 5Gi are granted to other shares"},
+		{"zero of an exhausted capacity", `capacity: {memory: 8Gi}`, map[string]string{"memory": "0"},
+			[]map[string]string{{"memory": "8Gi"}}, ""},
+		{"in fractions", `capacity: {compute: 1}`, map[string]string{"compute": "500m"},
+			[]map[string]string{{"compute": "250m"}, {"compute": "250m"}}, ""},
+		{"in fractions, beyond", `capacity: {compute: 1}`, map[string]string{"compute": "501m"},
+			[]map[string]string{{"compute": "250m"}, {"compute": "250m"}}, "compute 501m"},
 		{"no capacity: without limit", ``, map[string]string{}, []map[string]string{{}, {}, {}}, ""},
-		{"the policy changed after the allocation", `capacity: {memory: 8Gi}, policy: {memory: {default: 1Gi, min: 1Gi, step: 1Gi}}`, map[string]string{"memory": "1500M"}, nil, ""},
-		{"the capacity was lowered below what is granted", `capacity: {memory: 1Gi}`, map[string]string{"memory": "1Gi"}, []map[string]string{{"memory": "4Gi"}}, "of which 4Gi are granted"},
-		{"a capacity that is no longer configured", ``, map[string]string{"memory": "1Gi"}, []map[string]string{{"memory": "400Gi"}}, ""},
+		{"the policy changed after the allocation",
+			`capacity: {memory: 8Gi}, policy: {memory: {default: 1Gi, min: 1Gi, step: 1Gi}}`,
+			map[string]string{"memory": "1500M"}, nil, ""},
+		{"the capacity was lowered below what is granted", `capacity: {memory: 1Gi}`, map[string]string{"memory": "1Gi"},
+			[]map[string]string{{"memory": "4Gi"}}, "of which 4Gi are granted"},
+		{"a capacity that is no longer configured", ``, map[string]string{"memory": "1Gi"},
+			[]map[string]string{{"memory": "400Gi"}}, ""},
 		{"a whole device that is free", `exclusive: true, capacity: {memory: 8Gi}`, nil, nil, ""},
-		{"shared became dedicated: the shares that there are stay, and nothing joins them", `exclusive: true`, nil, []map[string]string{{}}, "claim requests the whole device dev-npu0, but 1 shares of it are in use"},
+		{"shared became dedicated: the shares that there are stay, and nothing joins them", `exclusive: true`, nil,
+			[]map[string]string{{}}, "claim requests the whole device dev-npu0, but 1 shares of it are in use"},
 		{"dedicated became shared before it was prepared", `capacity: {memory: 8Gi}`, nil, nil, ""},
 		{"and others came first", `capacity: {memory: 8Gi}`, nil, []map[string]string{{"memory": "1Gi"}}, "the whole device"},
 	} {
@@ -306,10 +334,12 @@ func TestConditions_memory(t *testing.T) {
 	k, files := machine(t, "eight-h200", h200)
 	s := share("1", "pci-0000-43-00-0", map[string]string{"memory": "10Gi", "compute": "25"})
 	c := meta.FindStatusCondition(k.Conditions(s), params.ConditionMemoryEnforced)
-	if c == nil || c.Status != "False" || c.Reason != params.ReasonMemoryNotEnforced || !strings.Contains(c.Message, "10Gi") {
+	if c == nil || c.Status != "False" || c.Reason != params.ReasonMemoryNotEnforced ||
+		!strings.Contains(c.Message, "10Gi") {
 		t.Errorf("%+v", c)
 	}
-	if c := meta.FindStatusCondition(k.Conditions(share("1", "pci-0000-43-00-0", map[string]string{"compute": "25"})), params.ConditionMemoryEnforced); c != nil {
+	if c := meta.FindStatusCondition(k.Conditions(share("1", "pci-0000-43-00-0", map[string]string{"compute": "25"})),
+		params.ConditionMemoryEnforced); c != nil {
 		t.Errorf("no memory was granted: %+v", c)
 	}
 	if !meta.IsStatusConditionTrue(k.Conditions(s), params.ConditionReady) {
@@ -323,21 +353,26 @@ func TestConditions_memory(t *testing.T) {
 		t.Fatal(err)
 	}
 	edits, err := k.Edits(s)
-	if diff := cmp.Diff([]string{"limit-memory", "--region=drm/0000:43:00.0/vram0", "--bytes=10737418240"}, edits.Hook); err != nil || diff != "" {
+	if diff := cmp.Diff([]string{"limit-memory", "--region=drm/0000:43:00.0/vram0", "--bytes=10737418240"},
+		edits.Hook); err != nil ||
+		diff != "" {
 		t.Errorf("%v %s", err, diff)
 	}
-	if c := meta.FindStatusCondition(k.Conditions(s), params.ConditionMemoryEnforced); c == nil || c.Status != "True" || c.Reason != params.ReasonContainerLimited {
+	if c := meta.FindStatusCondition(k.Conditions(s), params.ConditionMemoryEnforced); c == nil || c.Status != "True" ||
+		c.Reason != params.ReasonContainerLimited {
 		t.Errorf("%+v", c)
 	}
 	delete(files, "dev/nvidia1")
 	refresh(t, k, s)
-	if c := meta.FindStatusCondition(k.Conditions(s), params.ConditionReady); c == nil || c.Status != "False" || c.Reason != params.ReasonDeviceGone {
+	if c := meta.FindStatusCondition(k.Conditions(s), params.ConditionReady); c == nil || c.Status != "False" ||
+		c.Reason != params.ReasonDeviceGone {
 		t.Errorf("a device that is gone: %+v", c)
 	}
 }
 
 func TestSemantic(t *testing.T) {
-	for text, want := range map[string]string{"570.086.15": "570.86.15", "6.12": "6.12.0", "": "", "rolling": "", "535.129.03-custom": "535.129.3"} {
+	for text, want := range map[string]string{"570.086.15": "570.86.15", "6.12": "6.12.0", "": "", "rolling": "",
+		"535.129.03-custom": "535.129.3"} {
 		if got := semantic(text); got != want {
 			t.Errorf("%q: %q, want %q", text, got, want)
 		}

@@ -47,7 +47,13 @@ func discover(host accel.Host, groups []config.Accelerator) (map[string]*device,
 			return nil, nil, fmt.Errorf("accelerator %q: %w", group.Name, err)
 		}
 		for _, f := range found {
-			d := &device{Device: f, name: deviceName(f), group: group, pci: attribute.PCI(host.Sys, f.PCIBusID), region: dmem.RegionOf(host.Cgroups, f.PCIBusID)}
+			d := &device{
+				Device: f,
+				name:   deviceName(f),
+				group:  group,
+				pci:    attribute.PCI(host.Sys, f.PCIBusID),
+				region: dmem.RegionOf(host.Cgroups, f.PCIBusID),
+			}
 			switch {
 			case slices.ContainsFunc(identities(f), func(id string) bool { return taken[id] }):
 				continue
@@ -84,7 +90,9 @@ func deviceName(f accel.Device) string {
 	if f.PCIBusID != "" {
 		return attribute.PCIName(f.PCIBusID)
 	}
-	return attribute.Label(strings.ReplaceAll(f.Nodes[0][1:], "/", ":")) // such as dev-npu0, which differs from the name of any NIC
+	return attribute.Label(
+		strings.ReplaceAll(f.Nodes[0][1:], "/", ":"),
+	) // such as dev-npu0, which differs from the name of any NIC
 }
 
 // problem returns the reason why the device does not work; "" if it does.

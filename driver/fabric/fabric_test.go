@@ -34,8 +34,15 @@ fabrics:
 
 func TestConfigure(t *testing.T) {
 	k := kind(t)
-	s := record.Share{Name: "c-fabric-1", Kind: Name, Request: "fabric", Pool: fabricpool.Name("rack1"), Device: "rack1", ShareID: "1",
-		Capacity: map[string]resource.Quantity{"channels": resource.MustParse("4")}}
+	s := record.Share{
+		Name:     "c-fabric-1",
+		Kind:     Name,
+		Request:  "fabric",
+		Pool:     fabricpool.Name("rack1"),
+		Device:   "rack1",
+		ShareID:  "1",
+		Capacity: map[string]resource.Quantity{"channels": resource.MustParse("4")},
+	}
 	var err error
 	if s.Parameters, err = k.Configure(s, nil); err != nil {
 		t.Fatal(err)
@@ -63,7 +70,8 @@ func TestConfigure(t *testing.T) {
 	if diff := cmp.Diff(want, got); err != nil || diff != "" {
 		t.Errorf("%v (-want +got):\n%s", err, diff)
 	}
-	if _, err := k.Configure(s, [][]byte{[]byte(`{}`)}); err == nil || !strings.Contains(err.Error(), "a fabric takes no parameters") {
+	if _, err := k.Configure(s, [][]byte{[]byte(`{}`)}); err == nil ||
+		!strings.Contains(err.Error(), "a fabric takes no parameters") {
 		t.Errorf("with parameters: %v", err)
 	}
 	s.Device = "rack9"
@@ -78,7 +86,8 @@ func TestDevices(t *testing.T) {
 		t.Error("pools of fabrics are not told from nodes'")
 	}
 	devices := k.Devices()
-	if len(devices) != 2 || devices[0].AllowMultipleAllocations == nil || devices[1].AllowMultipleAllocations != nil || *devices[0].Attributes["topology"].StringValue != "4x4" {
+	if len(devices) != 2 || devices[0].AllowMultipleAllocations == nil || devices[1].AllowMultipleAllocations != nil ||
+		*devices[0].Attributes["topology"].StringValue != "4x4" {
 		t.Errorf("%+v", devices)
 	}
 	whole := record.Share{Device: "torus"}

@@ -34,12 +34,20 @@ func (k *Kind) ValidateConsumers(share record.Share, others []string) error {
 	if err != nil || len(p.Addresses) == 0 || len(others) == 0 {
 		return err
 	}
-	return fmt.Errorf("addresses %v belong to pod %s, which uses the same claim: give each pod its own claim, or remove addresses",
-		p.Addresses, others[0])
+	return fmt.Errorf(
+		"addresses %v belong to pod %s, which uses the same claim: give each pod its own claim, or remove addresses",
+		p.Addresses,
+		others[0],
+	)
 }
 
 // Attach implements driver.Attacher: it creates a macvlan of the NIC in the pod.
-func (k *Kind) Attach(_ context.Context, share record.Share, r attach.Request, sandbox driver.Sandbox) (attached driver.Attached, err error) {
+func (k *Kind) Attach(
+	_ context.Context,
+	share record.Share,
+	r attach.Request,
+	sandbox driver.Sandbox,
+) (attached driver.Attached, err error) {
 	d, err := k.device(share.Device)
 	if err != nil {
 		return attached, err
@@ -57,7 +65,9 @@ func (k *Kind) Attach(_ context.Context, share record.Share, r attach.Request, s
 		return attached, err
 	}
 	if cookie == k.node.Cookie() {
-		return attached, errors.New("the pod uses the node's network (hostNetwork): a share of a NIC cannot be attached to it")
+		return attached, errors.New(
+			"the pod uses the node's network (hostNetwork): a share of a NIC cannot be attached to it",
+		)
 	}
 	spec, err := linkSpec(d, share, netdev.MAC(r.ClaimUID, share.Device, string(share.ShareID), r.Pod.UID, cookie))
 	if err != nil {
@@ -99,7 +109,9 @@ func describe(a netdev.Attachment, sandbox driver.Sandbox) (attached driver.Atta
 		return attached, err
 	}
 	attached.Namespace.NSID = a.NSID
-	attached.Payload, err = json.Marshal(attach.Link{Parent: a.Parent, Index: a.Index, Name: a.Name, MAC: a.MAC.String(), MTU: a.MTU})
+	attached.Payload, err = json.Marshal(
+		attach.Link{Parent: a.Parent, Index: a.Index, Name: a.Name, MAC: a.MAC.String(), MTU: a.MTU},
+	)
 	return attached, err
 }
 
@@ -154,7 +166,8 @@ func (k *Kind) restoreClasses(share record.Share, a netdev.Attachment) error {
 		return err
 	}
 	link, err := k.node.Read(a)
-	if err == nil && link.Send != nil && link.Receive != nil && sameRates(*link.Send, rates) && sameRates(*link.Receive, rates) {
+	if err == nil && link.Send != nil && link.Receive != nil && sameRates(*link.Send, rates) &&
+		sameRates(*link.Receive, rates) {
 		return nil // a needless change would be an event for every watcher
 	}
 	return k.node.Restore(a, rates)

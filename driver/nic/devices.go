@@ -81,9 +81,17 @@ func (d *device) problem() (reason, message string) {
 		return params.ReasonDeviceGone, fmt.Sprintf("NIC %s is missing from the node or from the driver's configuration; "+
 			"if it exists, the limits of its shares remain in place", d.name)
 	case d.down && d.upSince.IsZero():
-		return params.ReasonLinkDown, fmt.Sprintf("NIC %s has no link: is the cable plugged in, and is the interface %s up?", d.name, d.nic.Name)
+		return params.ReasonLinkDown, fmt.Sprintf(
+			"NIC %s has no link: is the cable plugged in, and is the interface %s up?",
+			d.name,
+			d.nic.Name,
+		)
 	case d.down:
-		return params.ReasonLinkDown, fmt.Sprintf("the link of NIC %s is back, but has not been up for %s yet", d.name, linkStableTime)
+		return params.ReasonLinkDown, fmt.Sprintf(
+			"the link of NIC %s is back, but has not been up for %s yet",
+			d.name,
+			linkStableTime,
+		)
 	default:
 		return "", ""
 	}
@@ -127,7 +135,11 @@ const reservePercent = 1
 
 func newDevice(n netdev.NIC, network *config.Network) (*device, error) {
 	if n.Master != "" {
-		return nil, fmt.Errorf("the NIC belongs to %s and cannot have links of its own: to share %s, name that in interfaces instead", n.Master, n.Master)
+		return nil, fmt.Errorf(
+			"the NIC belongs to %s and cannot have links of its own: to share %s, name that in interfaces instead",
+			n.Master,
+			n.Master,
+		)
 	}
 	d := &device{name: deviceName(n), nic: n, network: network, line: n.Speed}
 	if network.Bandwidth != nil {
@@ -150,7 +162,12 @@ func newDevice(n netdev.NIC, network *config.Network) (*device, error) {
 		}
 	}
 	if d.reserve >= d.line {
-		return nil, fmt.Errorf("reserve %d of network %q is not less than the link's %d bit/s", d.reserve, network.Name, d.line)
+		return nil, fmt.Errorf(
+			"reserve %d of network %q is not less than the link's %d bit/s",
+			d.reserve,
+			network.Name,
+			d.line,
+		)
 	}
 	return d, nil
 }
@@ -179,15 +196,23 @@ func (d *device) publish() resourceapi.Device {
 	case d.absent:
 		out.Taints = []resourceapi.DeviceTaint{{Key: params.TaintAbsent, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
 	case d.down && d.network.LinkDown != config.TaintNone:
-		out.Taints = []resourceapi.DeviceTaint{{Key: params.TaintLinkDown, Effect: resourceapi.DeviceTaintEffect(d.network.LinkDown)}}
+		out.Taints = []resourceapi.DeviceTaint{
+			{Key: params.TaintLinkDown, Effect: resourceapi.DeviceTaintEffect(d.network.LinkDown)},
+		}
 	}
 	d.addAttributes(out.Attributes)
 	maps.Copy(out.Attributes, d.pci)
 	out.Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
-		params.CapacityBandwidth: {Value: bits(d.bandwidth()), RequestPolicy: bandwidthPolicy(d.bandwidth(), d.network.Policy)},
+		params.CapacityBandwidth: {
+			Value:         bits(d.bandwidth()),
+			RequestPolicy: bandwidthPolicy(d.bandwidth(), d.network.Policy),
+		},
 		params.CapacityShares: {
-			Value:         *resource.NewQuantity(int64(*d.network.Shares), resource.DecimalSI),
-			RequestPolicy: &resourceapi.CapacityRequestPolicy{Default: ptr.To(resource.MustParse("1")), ValidValues: []resource.Quantity{resource.MustParse("1")}},
+			Value: *resource.NewQuantity(int64(*d.network.Shares), resource.DecimalSI),
+			RequestPolicy: &resourceapi.CapacityRequestPolicy{
+				Default:     ptr.To(resource.MustParse("1")),
+				ValidValues: []resource.Quantity{resource.MustParse("1")},
+			},
 		},
 	}
 	return out
@@ -215,7 +240,9 @@ func bandwidthPolicy(value uint64, p config.Policy) *resourceapi.CapacityRequest
 	low := min(uint64(p.Min.Value()), value)
 	step := uint64(p.Step.Value())
 	wanted := min(max(uint64(p.Default.Value()), low), value)
-	policy := &resourceapi.CapacityRequestPolicy{ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: ptr.To(bits(low))}}
+	policy := &resourceapi.CapacityRequestPolicy{
+		ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: ptr.To(bits(low))},
+	}
 	if low+step <= value {
 		wanted = low + (wanted-low)/step*step
 		policy.ValidRange.Step = ptr.To(bits(step))

@@ -33,7 +33,10 @@ func virtual(name string) netdev.NIC {
 }
 
 func TestPublish(t *testing.T) {
-	devices, problems := plan([]netdev.NIC{virtual("nic0")}, load(t, `[{name: storage, interfaces: ["nic*"], bandwidth: 10G}]`))
+	devices, problems := plan(
+		[]netdev.NIC{virtual("nic0")},
+		load(t, `[{name: storage, interfaces: ["nic*"], bandwidth: 10G}]`),
+	)
 	if len(problems) > 0 {
 		t.Fatal(problems)
 	}
@@ -80,7 +83,8 @@ func TestDeviceName(t *testing.T) {
 	hardware := netdev.NIC{Name: "ens1f0", PCIBusID: "0000:3b:00.0"}
 	permanent := netdev.NIC{Name: "usb0", PermanentMAC: net.HardwareAddr{0xaa, 0xbb, 0xcc, 0, 0, 1}}
 	seen := map[string]string{}
-	for _, n := range []netdev.NIC{hardware, permanent, virtual("nic0"), virtual("Nic0"), virtual("a_b"), virtual("a.b"), virtual("-a"), virtual("ÿÿÿ"), virtual("___")} {
+	for _, n := range []netdev.NIC{hardware, permanent, virtual("nic0"), virtual("Nic0"), virtual("a_b"), virtual("a.b"),
+		virtual("-a"), virtual("ÿÿÿ"), virtual("___")} {
 		name := deviceName(n)
 		if problems := validation.IsDNS1123Label(name); len(problems) > 0 {
 			t.Errorf("%s: %q is not a DNS label: %v", n.Name, name, problems)
@@ -90,7 +94,8 @@ func TestDeviceName(t *testing.T) {
 		}
 		seen[name] = n.Name
 	}
-	if deviceName(hardware) != "pci-0000-3b-00-0" || deviceName(permanent) != "mac-aa-bb-cc-00-00-01" || deviceName(virtual("nic0")) != "nic0" {
+	if deviceName(hardware) != "pci-0000-3b-00-0" || deviceName(permanent) != "mac-aa-bb-cc-00-00-01" ||
+		deviceName(virtual("nic0")) != "nic0" {
 		t.Errorf("%v", seen)
 	}
 }
@@ -117,7 +122,8 @@ func TestPlan_reports_NICs_that_cannot_be_shared(t *testing.T) {
 // whole slice with it.
 func TestBandwidthPolicy_is_valid_for_every_speed(t *testing.T) {
 	for _, value := range []uint64{1, 8, 999, 5e6, 10e6, 15e6, 19e6, 20e6, 99e6, 900e6, 9900e6, 400e9, 1 << 61} {
-		for _, policy := range []string{`{}`, `{min: 8, step: 8, default: 8}`, `{min: 1G, step: 1G, default: 5G}`, `{min: 3M, step: 7M, default: 10M}`} {
+		for _, policy := range []string{`{}`, `{min: 8, step: 8, default: 8}`, `{min: 1G, step: 1G, default: 5G}`,
+			`{min: 3M, step: 7M, default: 10M}`} {
 			t.Run(fmt.Sprint(value, policy), func(t *testing.T) {
 				p := bandwidthPolicy(value, load(t, `[{name: a, interfaces: [x], policy: `+policy+`}]`).Networks[0].Policy)
 				low, wanted := p.ValidRange.Min.Value(), p.Default.Value()
@@ -138,7 +144,12 @@ func TestBandwidthPolicy_is_valid_for_every_speed(t *testing.T) {
 }
 
 func share(id, bandwidth string) record.Share {
-	return record.Share{Name: "claim-nic-" + id, Device: "nic0", ShareID: types.UID(id), Capacity: map[string]resource.Quantity{params.CapacityBandwidth: resource.MustParse(bandwidth)}}
+	return record.Share{
+		Name:     "claim-nic-" + id,
+		Device:   "nic0",
+		ShareID:  types.UID(id),
+		Capacity: map[string]resource.Quantity{params.CapacityBandwidth: resource.MustParse(bandwidth)},
+	}
 }
 
 func TestAdmit(t *testing.T) {
@@ -153,8 +164,10 @@ func TestAdmit(t *testing.T) {
 		want   string
 	}{
 		{"exactly the remaining bandwidth", share("a", "490M"), []record.Share{share("b", "500M")}, ""},
-		{"one bit more", share("a", "490000001"), []record.Share{share("b", "500M")}, "bandwidth 490000001: NIC nic0 has 990M bit/s to grant, of which 500M are granted to other claims on this node"},
-		{"a share too many", share("a", "10M"), []record.Share{share("b", "10M"), share("c", "10M"), share("d", "10M")}, "shares: NIC nic0 already has 3 shares, its limit"},
+		{"one bit more", share("a", "490000001"), []record.Share{share("b", "500M")}, "bandwidth 490000001: NIC nic0 has " +
+			"990M bit/s to grant, of which 500M are granted to other claims on this node"},
+		{"a share too many", share("a", "10M"), []record.Share{share("b", "10M"), share("c", "10M"), share("d", "10M")},
+			"shares: NIC nic0 already has 3 shares, its limit"},
 		{"without consumable capacity", whole, nil, "is the feature gate DRAConsumableCapacity on"},
 		{"a fraction of a bit", share("a", "100m"), nil, "consumedCapacity.bandwidth 100m: want whole bits per second"},
 		{"besides a share that only observes", share("a", "990M"), []record.Share{{AdminAccess: true, Device: "nic0"}}, ""},

@@ -221,9 +221,25 @@ func (k *Kind) log(ctx context.Context, next map[string]*device, problems []prob
 		old := k.devices[name]
 		switch {
 		case d.absent && (old == nil || !old.absent):
-			logger.Info("NIC with shares is missing from the node or the configuration; keeping its limits in place", "device", name)
+			logger.Info(
+				"NIC with shares is missing from the node or the configuration; keeping its limits in place",
+				"device",
+				name,
+			)
 		case !d.absent && (old == nil || old.absent || old.down != d.down || old.line != d.line):
-			logger.Info("Sharing NIC", "device", name, "interface", d.nic.Name, "bitsPerSecond", d.line, "linkDown", d.down, "key", k.node.ClassifierKey())
+			logger.Info(
+				"Sharing NIC",
+				"device",
+				name,
+				"interface",
+				d.nic.Name,
+				"bitsPerSecond",
+				d.line,
+				"linkDown",
+				d.down,
+				"key",
+				k.node.ClassifierKey(),
+			)
 		}
 	}
 	for name, d := range k.devices {
@@ -339,8 +355,11 @@ func (k *Kind) Configure(share record.Share, parameters [][]byte) (json.RawMessa
 		return nil, err
 	}
 	if merged.AdminLink && !share.AdminAccess {
-		return nil, fmt.Errorf("%s: adminLink: Forbidden: true: the request does not have adminAccess and gets a link without this field: remove it",
-			params.NetworkAttachmentKind)
+		return nil, fmt.Errorf(
+			"%s: adminLink: Forbidden: true: the request does not have adminAccess and gets a link without this field: "+
+				"remove it",
+			params.NetworkAttachmentKind,
+		)
 	}
 	if d.network == nil {
 		return nil, d.gone()
@@ -365,7 +384,8 @@ func (k *Kind) ValidateCombination(shares []record.Share) error {
 		}
 		if other, taken := names[p.InterfaceName]; taken && p.InterfaceName != "" {
 			return fmt.Errorf("%s: interfaceName: Duplicate value: %q: the shares of requests %s and %s need different names: "+
-				"remove interfaceName, or give each request its own parameters", params.NetworkAttachmentKind, p.InterfaceName, other, s.Request)
+				"remove interfaceName, or give each request its own parameters",
+				params.NetworkAttachmentKind, p.InterfaceName, other, s.Request)
 		}
 		names[p.InterfaceName] = s.Request
 		for _, a := range p.Addresses {
@@ -405,8 +425,13 @@ func (k *Kind) Admit(share record.Share, others []record.Share) error {
 	}
 	switch total := d.bandwidth(); {
 	case granted > total:
-		return fmt.Errorf("bandwidth %s: NIC %s has %s bit/s to grant, less than the %s that are already granted: has its link become slower?",
-			text(grant), share.Device, text(total), text(granted))
+		return fmt.Errorf(
+			"bandwidth %s: NIC %s has %s bit/s to grant, less than the %s that are already granted: has its link become slower?",
+			text(grant),
+			share.Device,
+			text(total),
+			text(granted),
+		)
 	case granted+grant > total:
 		return fmt.Errorf("bandwidth %s: NIC %s has %s bit/s to grant, of which %s are granted to other claims on this node",
 			text(grant), share.Device, text(total), text(granted))

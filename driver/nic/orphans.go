@@ -49,7 +49,10 @@ func attachmentsOf(records []attach.Record) (attachments []netdev.Attachment, er
 }
 
 // orphanedClasses finds classes that neither a share nor an attachment uses.
-func (k *Kind) orphanedClasses(shares []record.Share, attachments []netdev.Attachment) (orphans []driver.Orphan, failed error) {
+func (k *Kind) orphanedClasses(
+	shares []record.Share,
+	attachments []netdev.Attachment,
+) (orphans []driver.Orphan, failed error) {
 	for _, d := range k.present() {
 		classes, err := k.node.Classes(d.nic.Index)
 		if err != nil {

@@ -80,7 +80,14 @@ func linkSpec(d *device, share record.Share, mac net.HardwareAddr) (netdev.LinkS
 	if err != nil {
 		return netdev.LinkSpec{}, err
 	}
-	s := netdev.LinkSpec{Parent: d.nic.Index, Name: p.InterfaceName, MAC: mac, Mode: netdev.Private, Minor: share.Class, Rates: rates}
+	s := netdev.LinkSpec{
+		Parent: d.nic.Index,
+		Name:   p.InterfaceName,
+		MAC:    mac,
+		Mode:   netdev.Private,
+		Minor:  share.Class,
+		Rates:  rates,
+	}
 	if p.Mode == params.ModeBridge {
 		s.Mode = netdev.Bridge
 	}

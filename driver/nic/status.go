@@ -48,7 +48,13 @@ func (k *Kind) Read(_ context.Context, share record.Share, r attach.Record) (dri
 }
 
 // state describes a link as the kernel has it.
-func (k *Kind) state(d *device, share record.Share, p params.NetworkAttachment, a netdev.Attachment, link netdev.LinkState) driver.State {
+func (k *Kind) state(
+	d *device,
+	share record.Share,
+	p params.NetworkAttachment,
+	a netdev.Attachment,
+	link netdev.LinkState,
+) driver.State {
 	reason, message := d.problem()
 	switch {
 	case !link.Exists:
@@ -68,9 +74,13 @@ func (k *Kind) state(d *device, share record.Share, p params.NetworkAttachment, 
 	addresses = addresses[:min(len(addresses), maxAddresses)]
 	return driver.State{
 		Exists: true, Ready: message == "", Reason: reason, Message: message,
-		NetworkData: &resourceapi.NetworkDeviceData{InterfaceName: link.Name, HardwareAddress: link.MAC.String(), IPs: addresses},
-		Conditions:  []metav1.Condition{k.enforced(d, share, p, link)},
-		Data:        networkStatus(link, addresses, p.Routes),
+		NetworkData: &resourceapi.NetworkDeviceData{
+			InterfaceName:   link.Name,
+			HardwareAddress: link.MAC.String(),
+			IPs:             addresses,
+		},
+		Conditions: []metav1.Condition{k.enforced(d, share, p, link)},
+		Data:       networkStatus(link, addresses, p.Routes),
 	}
 }
 
@@ -133,20 +143,30 @@ func networkStatusOf(a driver.PodState) *params.NetworkStatus {
 	if status, ok := a.Data.(*params.NetworkStatus); ok {
 		return status
 	}
-	return &params.NetworkStatus{TypeMeta: typeMeta(params.NetworkStatusKind), CNIVersion: params.CNIVersion, Interfaces: []params.CNIInterface{}}
+	return &params.NetworkStatus{
+		TypeMeta:   typeMeta(params.NetworkStatusKind),
+		CNIVersion: params.CNIVersion,
+		Interfaces: []params.CNIInterface{},
+	}
 }
 
 func podNetworkStatus(a driver.PodState) params.PodNetworkStatus {
 	status := params.PodNetworkStatus{Pod: a.Pod.Namespace + "/" + a.Pod.Name}
 	if n := a.NetworkData; n != nil {
-		status.Interface, status.MAC, status.IPs = n.InterfaceName, n.HardwareAddress, n.IPs[:min(len(n.IPs), maxSummaryPodAddrs)]
+		status.Interface, status.MAC, status.IPs = n.InterfaceName, n.HardwareAddress, n.IPs[:min(len(n.IPs),
+			maxSummaryPodAddrs)]
 	}
 	return status
 }
 
 // condition returns the condition BandwidthEnforced.
 func condition(holds bool, reason, message string) metav1.Condition {
-	c := metav1.Condition{Type: params.ConditionBandwidthEnforced, Status: metav1.ConditionFalse, Reason: reason, Message: message}
+	c := metav1.Condition{
+		Type:    params.ConditionBandwidthEnforced,
+		Status:  metav1.ConditionFalse,
+		Reason:  reason,
+		Message: message,
+	}
 	if holds {
 		c.Status = metav1.ConditionTrue
 	}
@@ -154,7 +174,12 @@ func condition(holds bool, reason, message string) metav1.Condition {
 }
 
 // enforced compares what the kernel enforces with what was granted.
-func (k *Kind) enforced(d *device, share record.Share, p params.NetworkAttachment, link netdev.LinkState) metav1.Condition {
+func (k *Kind) enforced(
+	d *device,
+	share record.Share,
+	p params.NetworkAttachment,
+	link netdev.LinkState,
+) metav1.Condition {
 	switch {
 	case d.absent || d.network == nil:
 		_, message := d.problem()
@@ -162,17 +187,38 @@ func (k *Kind) enforced(d *device, share record.Share, p params.NetworkAttachmen
 	case d.network.Enforcement == config.EnforcementNone:
 		return condition(false, params.ReasonEnforcementNone, fmt.Sprintf("network %q has enforcement None", d.network.Name))
 	case share.AdminAccess:
-		return condition(true, params.ReasonAdminAccess,
-			"a request with admin access is granted nothing: its link uses the bandwidth that is reserved for unidentified frames")
+		return condition(
+			true,
+			params.ReasonAdminAccess,
+			"a request with admin access is granted nothing: its link uses the bandwidth that is reserved for unidentified "+
+				"frames",
+		)
 	case link.Send == nil || link.Receive == nil:
-		return condition(false, params.ReasonNotClassified,
-			fmt.Sprintf("frames of %s do not select the share's class: has the pod changed its address %s?", link.Name, link.MAC))
+		return condition(
+			false,
+			params.ReasonNotClassified,
+			fmt.Sprintf(
+				"frames of %s do not select the share's class: has the pod changed its address %s?",
+				link.Name,
+				link.MAC,
+			),
+		)
 	}
 	want, err := ratesOf(d, share, p)
 	if err != nil || !sameRates(*link.Send, want) || !sameRates(*link.Receive, want) {
 		return condition(false, params.ReasonRateDiffers, fmt.Sprintf(
-			"granted %s to %s bit/s; the kernel enforces %s to %s for sending and %s to %s for receiving: did another program change the queues of %s?",
-			text(want.Floor), text(want.Ceil), text(link.Send.Floor), text(link.Send.Ceil), text(link.Receive.Floor), text(link.Receive.Ceil), d.nic.Name))
+			"granted %s to %s bit/s; the kernel enforces %s to %s for sending and %s to %s for receiving: did another "+
+				"program change the queues of %s?",
+			text(
+				want.Floor,
+			),
+			text(want.Ceil),
+			text(link.Send.Floor),
+			text(link.Send.Ceil),
+			text(link.Receive.Floor),
+			text(link.Receive.Ceil),
+			d.nic.Name,
+		))
 	}
 	if grant, err := grantOf(share); err == nil && want.Floor < grant {
 		return condition(false, params.ReasonLinkTooSlow, fmt.Sprintf(
@@ -192,7 +238,8 @@ func (k *Kind) limits(d *device, p params.NetworkAttachment) string {
 		message += "; the network trusts the addresses of frames without a socket (trustMAC)"
 	}
 	if p.Mode == params.ModeBridge {
-		message += "; traffic between siblings is limited to the receiver's grant, and broadcasts between siblings are not limited"
+		message += "; traffic between siblings is limited to the receiver's grant, and broadcasts between siblings are " +
+			"not limited"
 	}
 	return message
 }

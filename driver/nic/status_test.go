@@ -22,7 +22,15 @@ import (
 // linkState is a link of 100 to 200 bit/s as the kernel has it.
 func linkState(addresses ...string) netdev.LinkState {
 	rates := &shape.Rates{Floor: 100, Ceil: 200}
-	link := netdev.LinkState{Exists: true, Up: true, Name: "net1", MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, MTU: 9000, Send: rates, Receive: rates}
+	link := netdev.LinkState{
+		Exists:  true,
+		Up:      true,
+		Name:    "net1",
+		MAC:     net.HardwareAddr{2, 0, 0, 0, 0, 1},
+		MTU:     9000,
+		Send:    rates,
+		Receive: rates,
+	}
 	for _, a := range addresses {
 		link.Addresses = append(link.Addresses, netip.MustParsePrefix(a))
 	}
@@ -33,7 +41,10 @@ func linkState(addresses ...string) netdev.LinkState {
 // does not depend on a node.
 func podState(t *testing.T, pod string, link netdev.LinkState) driver.PodState {
 	t.Helper()
-	devices, problems := plan([]netdev.NIC{virtual("nic0")}, load(t, `[{name: a, interfaces: [nic0], bandwidth: 1G, enforcement: None}]`))
+	devices, problems := plan(
+		[]netdev.NIC{virtual("nic0")},
+		load(t, `[{name: a, interfaces: [nic0], bandwidth: 1G, enforcement: None}]`),
+	)
 	if len(problems) > 0 {
 		t.Fatal(problems)
 	}
@@ -82,7 +93,10 @@ func TestStatusData_many_pods_is_bounded(t *testing.T) {
 	}
 	var attachments []driver.PodState
 	for i := range 300 {
-		attachments = append(attachments, podState(t, fmt.Sprintf("%s-%03d", strings.Repeat("long", 60), 299-i), linkState(addresses...)))
+		attachments = append(
+			attachments,
+			podState(t, fmt.Sprintf("%s-%03d", strings.Repeat("long", 60), 299-i), linkState(addresses...)),
+		)
 	}
 	raw, err := json.Marshal(New(nil, nil, nil).StatusData(attachments, 1))
 	if err != nil {
@@ -91,7 +105,8 @@ func TestStatusData_many_pods_is_bounded(t *testing.T) {
 	if len(raw) > 10<<10 {
 		t.Errorf("status data of 300 pods has %d bytes, want at most 10 KiB", len(raw))
 	}
-	for _, want := range []string{`"pods":301,"attached":300,"failed":1`, `"truncated":true`, `"first":[{"pod":"ns/` + strings.Repeat("long", 60) + `-000"`} {
+	for _, want := range []string{`"pods":301,"attached":300,"failed":1`, `"truncated":true`,
+		`"first":[{"pod":"ns/` + strings.Repeat("long", 60) + `-000"`} {
 		if !strings.Contains(string(raw), want) {
 			t.Errorf("status data of 300 pods lacks %s: %.300s", want, raw)
 		}
@@ -103,10 +118,12 @@ func TestStatusData_many_pods_is_bounded(t *testing.T) {
 
 func TestState_link_is_gone(t *testing.T) {
 	state := podState(t, "p", netdev.LinkState{}).State
-	if state.Exists || state.Ready || state.Reason != params.ReasonLinkGone || state.NetworkData != nil || !strings.Contains(state.Message, "the link net1 is gone from the pod") {
+	if state.Exists || state.Ready || state.Reason != params.ReasonLinkGone || state.NetworkData != nil ||
+		!strings.Contains(state.Message, "the link net1 is gone from the pod") {
 		t.Errorf("state of a link that is gone: %+v", state)
 	}
-	if len(state.Conditions) != 1 || state.Conditions[0].Reason != params.ReasonLinkGone || state.Conditions[0].Status != "False" {
+	if len(state.Conditions) != 1 || state.Conditions[0].Reason != params.ReasonLinkGone ||
+		state.Conditions[0].Status != "False" {
 		t.Errorf("conditions of a link that is gone: %+v", state.Conditions)
 	}
 }

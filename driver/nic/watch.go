@@ -42,7 +42,8 @@ func changeFor(c netdev.Change) driver.Change {
 	if len(c.NamespacesChanged) > 0 || len(c.QdiscsChanged) > 0 {
 		change.Modified = func(r attach.Record) bool {
 			link, err := r.Link()
-			return slices.Contains(c.NamespacesChanged, r.Namespace.NSID) || err == nil && slices.Contains(c.QdiscsChanged, link.Parent)
+			return slices.Contains(c.NamespacesChanged, r.Namespace.NSID) ||
+				err == nil && slices.Contains(c.QdiscsChanged, link.Parent)
 		}
 	}
 	return change

@@ -156,7 +156,8 @@ func (s *Store) Put(c *Claim) error {
 	if err != nil {
 		return err
 	}
-	if err := files.Replace(s.failpoints, "claim record", path, raw, files.Options{Mode: 0o600, Durable: true}); err != nil {
+	if err := files.Replace(s.failpoints, "claim record", path, raw, files.Options{Mode: 0o600,
+		Durable: true}); err != nil {
 		return fmt.Errorf("write record of claim %s/%s: %w", c.Namespace, c.Name, err)
 	}
 	return nil
@@ -210,7 +211,12 @@ func decode(raw []byte) (*Claim, error) {
 		return nil, fmt.Errorf("%w: %w", ErrCorrupt, err)
 	}
 	if c.Version > Version {
-		return nil, fmt.Errorf("%w: it has version %d, this plugin reads up to %d: upgrade the plugin again, or drain the node before a rollback", ErrNewer, c.Version, Version)
+		return nil, fmt.Errorf(
+			"%w: it has version %d, this plugin reads up to %d: upgrade the plugin again, or drain the node before a rollback",
+			ErrNewer,
+			c.Version,
+			Version,
+		)
 	}
 	return &c, c.validate()
 }

@@ -16,7 +16,9 @@ import (
 func claim(uid types.UID) *Claim {
 	return &Claim{Phase: Prepared, Namespace: "n", Name: "c", UID: uid, Shares: []Share{{
 		Name: "x", Kind: "nic", Request: "r", Pool: "n1", Device: "nic0", ShareID: "s", Class: 0x10,
-		Capacity: map[string]resource.Quantity{"bandwidth": resource.MustParse("100M")}, Parameters: json.RawMessage(`{"mode":"Private"}`),
+		Capacity: map[string]resource.Quantity{
+			"bandwidth": resource.MustParse("100M"),
+		}, Parameters: json.RawMessage(`{"mode":"Private"}`),
 	}}}
 }
 
@@ -116,8 +118,13 @@ func TestStore_List_with_unreadable_records(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	wants := []string{"torn.json: the record is corrupt", "newer.json: a newer plugin wrote the record: it has version 7, this plugin reads up to 1",
-		"wrong.json: the record is corrupt: it belongs to claim good", `phase "Odd"`, "version 0"}
+	wants := []string{
+		"torn.json: the record is corrupt",
+		"newer.json: a newer plugin wrote the record: it has version 7, this plugin reads up to 1",
+		"wrong.json: the record is corrupt: it belongs to claim good",
+		`phase "Odd"`,
+		"version 0",
+	}
 	claims, err := s.List()
 	for _, want := range wants {
 		if len(claims) != 1 || err == nil || !strings.Contains(err.Error(), want) {
@@ -125,7 +132,8 @@ func TestStore_List_with_unreadable_records(t *testing.T) {
 		}
 	}
 	found, err := s.SetCorruptAside()
-	if err != nil || found == nil || strings.Contains(found.Error(), "newer.json") || !strings.Contains(found.Error(), "torn.json") {
+	if err != nil || found == nil || strings.Contains(found.Error(), "newer.json") ||
+		!strings.Contains(found.Error(), "torn.json") {
 		t.Errorf("set aside: %v, %v", found, err)
 	}
 	if _, err := s.List(); errors.Is(err, ErrCorrupt) || !errors.Is(err, ErrNewer) {
@@ -161,7 +169,12 @@ func TestStore_reads_records_of_earlier_releases(t *testing.T) {
 }
 
 func FuzzClaim(f *testing.F) {
-	f.Add([]byte(`{"version": 1, "uid": "u", "phase": "Prepared", "shares": [{"name": "n", "device": "d", "capacity": {"bandwidth": "1G"}}]}`))
+	f.Add(
+		[]byte(
+			`{"version": 1, "uid": "u", "phase": "Prepared", "shares": ` +
+				`[{"name": "n", "device": "d", "capacity": {"bandwidth": "1G"}}]}`,
+		),
+	)
 	f.Add([]byte(`{"version": 9}`))
 	f.Add([]byte(`{`))
 	f.Fuzz(func(t *testing.T, raw []byte) {
