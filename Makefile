@@ -1,3 +1,6 @@
+# Copyright The dra-driver-shared Authors.
+# SPDX-License-Identifier: Apache-2.0
+
 # All tasks of this project are targets of this file. `make help` lists them.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -29,7 +32,7 @@ DOCKERFILE := awk -f deployments/image/dockerfile.awk deployments/image/contents
 GO_FILES := $(shell find . -name '*.go' -not -name '*_test.go' -not -path './.cluster*' -o -name '*.o' -path './netdev/*') go.mod go.sum
 LINT := go run ./test/lint
 # The checks of test/lint that `make lint` includes, of lint-words, lint-lines, and lint-headers.
-LINT_CHECKS :=
+LINT_CHECKS := lint-words lint-lines lint-headers
 # Packages whose tests measure rates and latencies, or end processes under load. They run alone.
 MEASURED := /netdev/classify$$|/test/crash$$
 # `make lint` runs vet.

@@ -1,4 +1,7 @@
 #!/usr/bin/env bash
+# Copyright The dra-driver-shared Authors.
+# SPDX-License-Identifier: Apache-2.0
+
 # Runs each fuzz target of the main module for a number of inputs. The targets of
 # a package are built once.
 #

@@ -1,4 +1,7 @@
 #!/usr/bin/env bash
+# Copyright The dra-driver-shared Authors.
+# SPDX-License-Identifier: Apache-2.0
+
 # Runs the suites of `make test` and prints the time that each took. The first
 # suite that fails ends the run; the table at the end shows it.
 #

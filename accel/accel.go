@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package accel discovers the accelerators of a node and their device nodes: PCI
 // functions by sysfs, and other devices by the paths of their device nodes. It
 // only reads files, and does not depend on Kubernetes.

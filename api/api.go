@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package api contains what users and administrators write and read, with one package
 // per API group and version:
 //

@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package attach contains what the OCI hook and the node plugin exchange: both
 // ends of their protocol, and the records by which the hook recognizes an
 // existing attachment without the plugin.

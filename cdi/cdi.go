@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package cdi writes the CDI spec of a claim. The spec has one device per share,
 // which makes the container runtime run the driver's hook and set environment
 // variables that report the grant.

@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package conformance tests whether a DRA kubelet plugin meets the requirements of
 // Kubernetes. It works with any driver: it acts as the kubelet and the scheduler
 // of a running plugin, through the plugin's own gRPC socket, with claims that it

@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package controlplane assembles the controller: it publishes fabrics, writes the
 // status of their shares, generates and reserves the claims of PodGroups, reserves
 // claims for other objects, and serves the admission webhooks.

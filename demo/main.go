@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Command demo starts a cluster and shows what the driver is for: pods share one
 // NIC, and each has the bandwidth that it was granted. It fails unless the measured
 // rate of every pod is within 10 % of its grant in both directions.

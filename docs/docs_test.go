@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package docs_test checks that the files, anchors, identifiers, make targets, chart
 // values, and metrics that the documents cite exist.
 package docs_test

@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package driver is the core of the node plugin. It publishes devices, prepares
 // and unprepares claims for the kubelet, attaches shares for the OCI hook, and
 // reports their state. It handles every kind of device through the interface

@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package netdev attaches shares of a NIC to pods. It lists the NICs of a node
 // (Inventory), creates a macvlan for each share in the network namespace of the
 // pod (Node.Attach), limits the share's bandwidth on the node (packages

@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package dmem limits the device memory that a container can allocate, by the
 // kernel's cgroup controller dmem (Linux 6.14, cgroup v2;
 // Documentation/admin-guide/cgroup-v2.rst). The device's driver must charge its

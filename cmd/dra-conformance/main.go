@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Command dra-conformance tests whether the DRA kubelet plugin of a node meets the
 // requirements of Kubernetes. It must run on that node as root. It acts as the
 // kubelet and the scheduler: it creates claims, and lets the plugin prepare and

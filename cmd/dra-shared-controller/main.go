@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Command dra-shared-controller runs the cluster-scoped components of the driver:
 // the admission webhooks, the claims of PodGroups and other holders, and the
 // devices that span nodes.

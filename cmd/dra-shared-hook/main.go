@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Command dra-shared-hook is run by the container runtime before a container
 // starts that uses a share, because a CDI spec names it as a createRuntime
 // hook. It succeeds once the node plugin has attached the share to the pod;

@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Command dra-shared-plugin is the node daemon: it publishes the node's shared
 // devices, prepares claims for the kubelet, and attaches shares to pods.
 package main

@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package admission validates and completes what users write, in webhooks for
 // pods, templates of pods, and the driver's parameters.
 //

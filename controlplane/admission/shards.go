@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 package admission
 
 import (
@@ -14,7 +17,7 @@ import (
 
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
-	"github.com/dra-shared/dra-driver-shared/internal/podclaims"
+	"github.com/dra-shared/dra-driver-shared/internal/claimref"
 )
 
 const (
@@ -110,7 +113,7 @@ func (s *Shards) observe(object any) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, name := range podclaims.Names(pod) {
+	for _, name := range claimref.Names(pod) {
 		claim := types.NamespacedName{Namespace: pod.Namespace, Name: name}
 		if s.pods[claim][pod.UID] {
 			continue
@@ -134,7 +137,7 @@ func (s *Shards) observeDeleted(object any) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, name := range podclaims.Names(pod) {
+	for _, name := range claimref.Names(pod) {
 		claim := types.NamespacedName{Namespace: pod.Namespace, Name: name}
 		delete(s.pods[claim], pod.UID)
 		if len(s.pods[claim]) == 0 {

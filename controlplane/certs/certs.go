@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package certs provides the webhook server's certificate and makes the API
 // server trust it, so that the driver needs no certificate manager.
 //

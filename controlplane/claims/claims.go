@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package claims generates ResourceClaims for an owner and keeps them reserved for
 // it as long as the owner exists. An owner is any object with a kind, a name, and a
 // UID, such as a PodGroup or a Job; the package does not depend on its kind.

@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package fabrics publishes the fabrics of the DriverConfig. Each is a pool with
 // one device, available to the nodes that have the fabric's labels. One replica
 // of the controller, the leader, publishes them for the whole cluster.

@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package mode selects the component that reserves claims for PodGroups:
 // Kubernetes if the cluster supports it (Native), otherwise the controller
 // (Bridge).

@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package podgroups reconciles PodGroups: it generates their claims, reserves the
 // claims for the group and its pods, releases them when the group is deleted, and
 // reports the result in the conditions of the PodGroup.

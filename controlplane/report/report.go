@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package report writes the status of shares of fabrics.
 //
 // A share of a NIC or an accelerator is on one node, whose plugin writes its
@@ -31,8 +34,9 @@ import (
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/device/fabricpool"
+	"github.com/dra-shared/dra-driver-shared/internal/claimref"
 	"github.com/dra-shared/dra-driver-shared/internal/claimstatus"
-	"github.com/dra-shared/dra-driver-shared/internal/podclaims"
+	"github.com/dra-shared/dra-driver-shared/internal/podstatus"
 )
 
 const (
@@ -78,7 +82,7 @@ func claimNames(o client.Object) []string {
 	if !ok {
 		return nil
 	}
-	return podclaims.Names(pod)
+	return claimref.Names(pod)
 }
 
 // requestsForPod returns a request for each claim of a pod.
@@ -199,7 +203,7 @@ func summarize(pods []corev1.Pod) v1alpha1.FabricStatusSummary {
 	nodes := map[string]bool{}
 	for i := range pods {
 		p := &pods[i]
-		if p.Spec.NodeName == "" || podclaims.IsTerminal(p) {
+		if p.Spec.NodeName == "" || podstatus.IsTerminal(p) {
 			continue
 		}
 		s.Pods++

@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package reservedfor lets any object hold a claim. The annotation
 // scheduling.dra-shared.dev/reserved-for on a ResourceClaim names the object, the
 // holder, and the claim stays allocated as long as the holder exists. It serves the

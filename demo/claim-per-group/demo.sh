@@ -1,4 +1,7 @@
 #!/bin/bash
+# Copyright The dra-driver-shared Authors.
+# SPDX-License-Identifier: Apache-2.0
+
 # Runs two groups of pods, each with one claim, first on a cluster without Kubernetes'
 # own PodGroups (bridge mode) and then on a cluster with them (native mode).
 set -euo pipefail

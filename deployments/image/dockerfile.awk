@@ -1,3 +1,6 @@
+# Copyright The dra-driver-shared Authors.
+# SPDX-License-Identifier: Apache-2.0
+
 # Prints the Dockerfile of the image for a content list: awk -f dockerfile.awk contents.txt
 BEGIN {
 	print "# Code generated from contents.txt by make generate. DO NOT EDIT."

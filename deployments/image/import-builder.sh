@@ -1,4 +1,7 @@
 #!/usr/bin/env bash
+# Copyright The dra-driver-shared Authors.
+# SPDX-License-Identifier: Apache-2.0
+
 # Imports a builder image for the Dockerfile without a registry: Debian packages,
 # and the Go toolchain and the trusted certificates of this machine. It needs
 # root, mmdebstrap, and Docker.

@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package attribute builds the names, attributes, and taints that devices of
 // every kind carry in ResourceSlices and in the device metadata of containers.
 package attribute

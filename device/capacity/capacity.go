@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package capacity publishes the configured capacities of a device and admits
 // shares against them. The scheduler checks the same sums first; the driver
 // checks them again because it is the last component that can refuse a claim.

@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package containeredits builds the container edits of a share: environment variables
 // that report the grant, and the edits that an administrator configured.
 package containeredits

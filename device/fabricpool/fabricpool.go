@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package fabricpool builds the pool and the device that represent a fabric.
 // The controller publishes both once per cluster; the node plugin uses them to
 // recognize shares of a fabric and to describe them to containers.

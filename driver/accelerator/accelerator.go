@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package accelerator implements the device kind accelerator: it maps what
 // package accel discovers to claims, shares, and parameters. A share consists of
 // device nodes, the edits that the administrator configured, and what the

@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package fabric implements the device kind fabric: a device that spans nodes,
 // such as the accelerator interconnect of a rack or a slice of a torus. The
 // controller publishes a fabric once, for all of its nodes. On each node the

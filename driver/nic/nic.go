@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package nic implements the device kind NIC: it maps what package netdev
 // discovers and enforces to claims, shares, and parameters. A share of a NIC is
 // a macvlan link in each pod of the claim; all links of a share draw on one

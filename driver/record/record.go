@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package record stores claim records: one file per claim that is prepared on this
 // node. By its record a claim can be unprepared completely after the claim, its
 // pods, and the process that prepared it are gone.

@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package claimref resolves references to ResourceClaims: the ones that pods make
 // in spec.resourceClaims, and the ones that events make in their related objects.
 package claimref

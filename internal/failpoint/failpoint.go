@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package failpoint names every operation that changes state outside the
 // process: a write to a file, a link, a queueing discipline, a BPF map, or an
 // API object. In production, running an operation is a plain function call. A

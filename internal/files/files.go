@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package files replaces and removes files atomically: a reader sees the old or
 // the new content, even after a crash.
 package files

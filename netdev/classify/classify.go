@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package classify assigns frames to the HTB classes of shares, in the kernel.
 //
 // Two eBPF programs are attached to the clsact hooks of each NIC, one for each

@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package nstest provides network namespaces with real links to tests: a node
 // with NICs, the wire that is connected to a NIC, and pods.
 //

@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package rtnl sends NETLINK_ROUTE requests through a given socket, which is
 // either the process's own or one that another process opened in the network
 // namespace of a pod and passed to this process.

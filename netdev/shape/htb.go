@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package shape limits the bandwidth of each share in both directions with
 // queues on the node. An HTB qdisc on the NIC shapes the frames that pods send.
 // An HTB qdisc on an IFB device, to which the classifier redirects incoming

@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 package shape
 
 // Minor numbers of the base classes, which every NIC has. classify.c uses the

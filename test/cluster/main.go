@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Command cluster runs a real Kubernetes cluster on one Linux machine without
 // a container engine: etcd, the control plane, and one or two nodes, each a
 // kubelet with containerd and runc, all built from Go modules.

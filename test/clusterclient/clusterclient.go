@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package clusterclient starts and ends a test cluster (see test/cluster) from
 // Go, and runs commands in it.
 package clusterclient

@@ -1,4 +1,7 @@
 #!/bin/bash
+# Copyright The dra-driver-shared Authors.
+# SPDX-License-Identifier: Apache-2.0
+
 # Measures the control plane at scale, in both modes, and writes docs/dev/scale.md.
 set -euo pipefail
 cd "$(dirname "$0")/../.."

@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package controlplane tests the controller against a real control plane with
 // simulated nodes. It covers what the clusters of test/e2e cannot: a thousand
 // pods, a controller that is killed between any two writes, and versions of

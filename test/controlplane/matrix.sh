@@ -1,4 +1,7 @@
 #!/bin/bash
+# Copyright The dra-driver-shared Authors.
+# SPDX-License-Identifier: Apache-2.0
+
 # Runs the control plane's tests on each supported version of Kubernetes, or on the
 # versions given as arguments, and records the date and the result of each.
 set -uo pipefail

@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package crash tests the node plugin under faults: plugins that are killed
 // before and after each failpoint, hundreds of pods at once, full disks, corrupt
 // files, and an API server that fails. The test takes the roles of the kubelet,

@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package e2e runs stories on real clusters. A story is a script
 // (testdata/*/*.txtar) that reads as a specification: it uses the driver as a user
 // does and checks the API objects, the pods, and the node. Each story has its own

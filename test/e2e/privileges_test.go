@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 package e2e
 
 import (
@@ -198,7 +201,9 @@ func (f *faults) checkPublishing(ctx context.Context) error {
 	}
 	// The plugin reconciles its slices when a NIC appears or disappears, and
 	// otherwise every 30 s.
-	if _, err := f.cluster.Node(ctx, "n1", "ip", "link", "add", "nic9", "type", "veth", "peer", "name", "far9"); err != nil {
+	if _, err := f.cluster.Node(
+		ctx, "n1", "ip", "link", "add", "nic9", "type", "veth", "peer", "name", "far9",
+	); err != nil {
 		return err
 	}
 	deleted := false

@@ -1,4 +1,7 @@
 #!/bin/bash
+# Copyright The dra-driver-shared Authors.
+# SPDX-License-Identifier: Apache-2.0
+
 # Runs the suites on two clusters at a time, because they mostly wait: whenever a
 # suite ends, the next one starts. At the end it prints the failures and the time
 # of each story and suite. bin/e2e.test must exist.

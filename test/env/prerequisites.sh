@@ -1,4 +1,7 @@
 #!/bin/sh
+# Copyright The dra-driver-shared Authors.
+# SPDX-License-Identifier: Apache-2.0
+
 # Checks for Go and for the programs and libraries that building and running the
 # test cluster needs. Where apt-get exists, it installs those that are missing.
 #

@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package eventually repeats a check until it succeeds or a deadline passes.
 //
 // Use it for conditions that another process or goroutine brings about and

@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package fakeapi serves client-go's fake clientset over HTTP, so that a plugin
 // in a separate process can use it as its API server. It implements the
 // requests that a DRA plugin makes, and no others. A test can make requests

@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package fstree represents the parts of /sys, /proc, and /dev that describe a
 // machine's devices as one text file, so that tests can run device discovery
 // for machines that the test environment does not have. Each line is one of

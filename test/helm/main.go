@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Command helm is Helm, built from source, so that tests and demos install the chart
 // as users do without a prebuilt binary.
 //

@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Command lint checks what golangci-lint does not: wording, the length of
 // lines, and license headers. It reads the files that git tracks, and new files
 // that git does not ignore.

@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Command nettool is the program in the image of the test pods. It measures
 // traffic, and shows links, devices, files, and the environment. The image
 // contains this static binary and no shell.

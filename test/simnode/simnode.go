@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package simnode simulates nodes for tests that need thousands of pods but no
 // containers. It creates Node objects, keeps them Ready, and does what each
 // node's kubelet does for a pod: it checks that the pod's claims are allocated

@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package v1alpha1 contains version v1alpha1 of the API group
 // config.dra-shared.dev: DriverConfig, which the administrator of a cluster writes
 // into the ConfigMap of the driver.

@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package v1beta1 contains version v1beta1 of the API group
 // scheduling.dra-shared.dev: PodGroup, a group of pods that share ResourceClaims.
 //

@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package failpointtest supplies an injector for tests that end a component at
 // one failpoint: just before the operation, so that its effect is missing, or
 // just after it, so that the component does not learn its result.

@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package httpfailpoint makes each write to an API server a failpoint. It is
 // separate from package failpoint because the OCI hook links that package and
 // must not link net/http.

@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Command reference generates docs/user/reference from the code: the API types and
 // constants below api/, the metrics that the plugin and the controller register, the
 // flags of the commands, and the values of the chart.

@@ -1,3 +1,4 @@
+// Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0 OR MIT OR GPL-2.0-only
 //
 // These programs assign the frames of a NIC to the HTB classes of shares.

@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package build builds the binaries of a test cluster from Go modules and caches
 // them outside the work tree, so that the next start takes seconds. The key of a
 // cache entry is a hash of the build's inputs.

@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package image writes container images as docker archives. An image holds
 // prebuilt static binaries on an empty base, like a Dockerfile with `FROM scratch`
 // and COPY. The Dockerfile in deployments/image is generated from the same content

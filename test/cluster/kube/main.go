@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Command kube is one static multi-call binary with a whole Kubernetes: etcd,
 // kube-apiserver, kube-scheduler, kube-controller-manager, kubelet and kubectl.
 //

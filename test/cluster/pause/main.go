@@ -1,3 +1,6 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Command pause holds a pod's namespaces open until it is told to stop.
 package main
 
