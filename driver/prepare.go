@@ -214,7 +214,7 @@ func (d *Driver) configure(planned []plannedShare) ([]share, error) {
 		kind, err := d.kindOf(p.Pool, p.Device)
 		if err == nil {
 			p.Kind = kind.Name()
-			p.Share.Parameters, err = kind.Configure(p.Share, p.parameters)
+			p.Parameters, err = kind.Configure(p.Share, p.parameters)
 		}
 		if err != nil {
 			return nil, shareError(p.Share, err)

@@ -151,9 +151,8 @@ func (e *testEnv) handshake(r *Rotator, bundle []byte, now clock.PassiveClock) e
 	client, err := tls.Dial(address.Network(), address.String(), &tls.Config{
 		RootCAs: roots, ServerName: dnsName, Time: now.Now, MinVersion: tls.VersionTLS13,
 	})
-	<-served
-	if err != nil {
-		return err
+	if serveErr := <-served; err != nil {
+		return errors.Join(err, serveErr)
 	}
 	return client.Close()
 }
@@ -483,7 +482,9 @@ func TestRotator_Start(t *testing.T) {
 				return false, nil
 			}
 			issuer = serving.issuer
+			//nolint:contextcheck // the helper uses the test's context
 			bundle, agree := e.currentBundle() // may be in the middle of an update
+			//nolint:contextcheck // the helper uses the test's context
 			return agree && e.handshake(r, bundle, clock.RealClock{}) == nil, nil
 		})
 		if err != nil {

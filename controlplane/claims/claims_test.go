@@ -82,7 +82,7 @@ func TestGenerate(t *testing.T) {
 	}
 	claim.Labels["a"] = "changed"
 	claim.Spec.Devices.Requests[0].Name = "changed"
-	if template.Spec.ObjectMeta.Labels["a"] != "b" || template.Spec.Spec.Devices.Requests[0].Name != "nic" {
+	if template.Spec.Labels["a"] != "b" || template.Spec.Spec.Devices.Requests[0].Name != "nic" {
 		t.Error("a change of the generated claim changes its template")
 	}
 }

@@ -98,7 +98,7 @@ func networkStatus(link netdev.LinkState, addresses []string, routes []params.Ro
 		status.IPs = append(status.IPs, params.CNIIP{Address: a})
 	}
 	for _, r := range routes {
-		status.Routes = append(status.Routes, params.CNIRoute{Destination: r.Destination, Gateway: r.Gateway})
+		status.Routes = append(status.Routes, params.CNIRoute(r))
 	}
 	if link.Send != nil && link.Receive != nil {
 		status.Bandwidth = &params.BandwidthStatus{

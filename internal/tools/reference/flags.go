@@ -67,12 +67,12 @@ func flagsPage(root string) (string, error) {
 	m.heading(2, "Logging flags")
 	m.paragraph("The plugin and the controller also have the logging flags of Kubernetes components. " +
 		"Their subcommands have some of them.")
-	m.WriteString("\n```text\n")
+	fmt.Fprint(&m, "\n```text\n")
 	for _, name := range sortedKeys(logging) {
 		f := logging[name]
 		fmt.Fprintf(&m, "%s\n%s\n", strings.TrimSpace(f.name+" "+f.kind), wrap(f.usage, "    ", "    "))
 	}
-	m.WriteString("```\n")
+	fmt.Fprint(&m, "```\n")
 	return m.String(), nil
 }
 

@@ -47,7 +47,7 @@ func (m *markdown) paragraph(text string) {
 // item adds an element to a list. The first paragraph of the text follows the term.
 func (m *markdown) item(term, text string) {
 	if !m.inList {
-		m.WriteString("\n")
+		fmt.Fprintln(m)
 	}
 	m.inList = true
 	text = strings.TrimSpace(text)
