@@ -171,6 +171,33 @@ func TestStore_reads_records_of_earlier_releases(t *testing.T) {
 	}
 }
 
+// The plugin may be rolled back while pods run: the previous release reads what
+// this one writes.
+func TestStore_writes_what_the_previous_release_reads(t *testing.T) {
+	want, err := os.ReadFile("testdata/v1.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	recorded, err := decode(want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := NewStore(t.TempDir(), recorded.BootID, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Put(recorded); err != nil {
+		t.Fatal(err)
+	}
+	got, err := os.ReadFile(filepath.Join(s.dir, "u.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(strings.TrimSpace(string(want)), string(got)); diff != "" {
+		t.Errorf("claim record of this release (-previous release +this release):\n%s", diff)
+	}
+}
+
 func FuzzClaim(f *testing.F) {
 	f.Add(
 		[]byte(
