@@ -41,23 +41,29 @@ func TestController_killedBetweenAnyTwoWrites(t *testing.T) {
 			recorded.killer.Total(), minWrites)
 	}
 	killed := map[string]bool{} // "before" or "after" and the operation
-	for n := 1; n <= recorded.killer.Total(); n++ {
-		for _, point := range []failpointtest.Point{{N: n}, {N: n, After: true}} {
-			for range attempts {
-				c := newFailingClient(point)
-				e.runLifecycle(t, c)
-				if c.killedAt != "" {
-					killed[side(point)+c.killedAt] = true
-					t.Logf("killed the controller %swrite %d, %s", side(point), n, c.killedAt)
-					break
-				}
+	kill := func(p failpointtest.Point) {
+		for range attempts {
+			c := newFailingClient(p)
+			e.runLifecycle(t, c)
+			if c.killedAt != "" {
+				killed[side(p)+c.killedAt] = true
+				t.Logf("killed the controller %swrite %d, %s", side(p), p.N, c.killedAt)
+				return
 			}
 		}
 	}
+	for n := 1; n <= recorded.killer.Total(); n++ {
+		kill(failpointtest.Point{N: n})
+		kill(failpointtest.Point{N: n, After: true})
+	}
+	// The order of writes varies, so the numbers may have missed an operation.
 	for operation := range recorded.operations {
-		for _, side := range []string{"before ", "after "} {
-			if !killed[side+operation] {
-				t.Errorf("the controller was not killed %sany write %q", side, operation)
+		for _, p := range []failpointtest.Point{{Name: operation, N: 1}, {Name: operation, N: 1, After: true}} {
+			if !killed[side(p)+operation] {
+				kill(p)
+			}
+			if !killed[side(p)+operation] {
+				t.Errorf("the controller was not killed %sany write %q", side(p), operation)
 			}
 		}
 	}
