@@ -130,7 +130,7 @@ func TestPlugin_fullDisk(t *testing.T) {
 		}
 		c := e.claim("full-" + dir)
 		e.mustFail("prepare a claim with "+dir+" full",
-			"no space left on device: free some space (or inodes) on the node; nothing was changed, and it is tried again",
+			"no space left on device: free space or inodes on the node; nothing was changed, and the plugin retries",
 			e.prepare(ctx, c))
 		e.checkNoUnfinishedFiles(dir)
 		pod := e.sandbox("full-" + dir)
@@ -189,7 +189,7 @@ func TestPlugin_corruptAndNewerRecords(t *testing.T) {
 	}
 	e.must("start another container of that pod", pod.hook(ctx, e.dir, torn, time.Second))
 	e.mustFail("prepare the claim with a newer plugin's record",
-		"it has version 2, this plugin reads up to 1: update the plugin again, or drain the node before going back",
+		"it has version 2, this plugin reads up to 1: upgrade the plugin again, or drain the node before a rollback",
 		e.prepare(ctx, newer))
 	e.must("unprepare all claims", e.unprepare(ctx, torn, newer, other))
 	for _, kept := range []string{record(torn), record(newer)} {
