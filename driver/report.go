@@ -170,6 +170,7 @@ func (r *reporter) report(ctx context.Context, uid types.UID) (outcome string, e
 		return outcomeGone, nil
 	}
 	if err := claimstatus.Apply(ctx, r.driver.options.Client, claim, params.FieldManagerPlugin, rows); err != nil {
+		r.written.Forget(uid) // the write may have succeeded
 		return "", err
 	}
 	r.driver.recordEvents(claim, states, rows)
