@@ -12,7 +12,21 @@ NODES ?= 1
 GATES ?= default
 # The directory of the cluster. Clusters in different directories can run at the same time.
 CLUSTER ?= .cluster
+# The directory of the files of a cluster of kind.
+KIND ?= .cluster-kind
 VERSION ?= dev
+
+# Options of the lab's targets: the kernels of `make lab`, that of the others, and
+# that of test-lab, which is the oldest.
+KERNELS ?= 6.1 6.12 6.12-amd64
+KERNEL ?= 6.12
+LAB_KERNEL ?= 6.1
+PACKAGES ?= netdev netdev/classify
+APPEND ?=
+ONLY ?=
+
+# Numbers of shares that bench-node measures.
+SHARES ?= 10 1000 3000
 
 # Options of image-docker and dockerfile-check. The default of BUILDER is in the Dockerfile.
 ARCH ?= $(shell go env GOARCH)
@@ -25,9 +39,9 @@ CHART := deployments/helm/dra-driver-shared
 IMAGES := bin/images/dra-driver-shared.tar bin/images/nettool.tar
 ARCHES := amd64 arm64
 STATIC := CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags "-s -w"
-CRD_TYPES := ./api/scheduling/...
+CRD_TYPES := ./api/scheduling/... ./api/network/...
 # What `make generate` writes: files, and directories with their sources.
-GENERATED = netdev/classify $(wildcard api/*/zz_* api/*/*/zz_*) $(CHART)/templates/scheduling.dra-shared.dev_podgroups.yaml deployments/image/Dockerfile docs/user/reference
+GENERATED = netdev/classify $(wildcard api/*/zz_* api/*/*/zz_*) $(wildcard $(CHART)/templates/*.dra-shared.dev_*.yaml) deployments/image/Dockerfile docs/user/reference
 DOCKERFILE := awk -f deployments/image/dockerfile.awk deployments/image/contents.txt
 GO_FILES := $(shell find . -name '*.go' -not -name '*_test.go' -not -path './.cluster*' -o -name '*.o' -path './netdev/*') go.mod go.sum
 LINT := go run ./test/lint
@@ -35,8 +49,8 @@ LINT := go run ./test/lint
 LINT_CHECKS := lint-words lint-lines lint-headers
 # Packages whose tests measure rates and latencies, or end processes under load. They run alone.
 MEASURED := /netdev/classify$$|/test/crash$$
-# `make lint` runs vet.
-GO_TEST := go test -vet=off
+# Runs go test without vet, which `make lint` runs: $(GO_TEST) FLAGS -- PACKAGES.
+GO_TEST := $(CURDIR)/.ci/gotest.sh
 
 ##@ Demos and test clusters
 
@@ -46,6 +60,21 @@ demo: prerequisites cluster-binaries bin/helm $(IMAGES) bin/demo ## let pods sha
 demo-groups: prerequisites cluster-binaries bin/helm $(IMAGES) ## let a group of pods share one claim, on clusters with and without PodGroups of Kubernetes
 	@demo/claim-per-group/demo.sh
 
+demo-jobset: prerequisites cluster-binaries bin/helm $(IMAGES) ## let the pods of a Job share two claims
+	@demo/jobset/demo.sh
+
+demo-addresses: prerequisites cluster-binaries bin/helm $(IMAGES) ## give the pods of a Deployment and of a StatefulSet addresses of a pool, and lose a node
+	@demo/addresses/demo.sh
+
+kind-demo: prerequisites-kind kind-binaries ## the same demo in a cluster of kind; starts a Docker daemon if there is none [NODES=1|2]
+	@bin/kind-demo demo --dir $(KIND) --nodes $(NODES)
+
+kind-up: prerequisites-kind kind-binaries ## create a cluster of kind with a NIC to share, and install the chart [KIND=directory] [NODES=1|2]
+	@bin/kind-demo up --dir $(KIND) --nodes $(NODES)
+
+kind-down: bin/kind-demo ## remove the cluster of kind and everything that came with it [KIND=directory]
+	@bin/kind-demo down --dir $(KIND)
+
 cluster-up: prerequisites cluster-binaries bin/helm $(IMAGES) ## start a cluster and install the chart [CLUSTER=directory] [NODES=1|2] [GATES=default|all]
 	@bin/cluster up --dir $(CLUSTER) --nodes $(NODES) --gates $(GATES) $(addprefix --image ,$(IMAGES))
 	@$(MAKE) --no-print-directory install
@@ -54,7 +83,7 @@ cluster-down: bin/cluster ## stop the cluster and remove all its files [CLUSTER=
 	@bin/cluster down --dir $(CLUSTER)
 
 install: bin/helm ## install or upgrade the chart in the cluster
-	@$(CLUSTER)/fabric bin/helm upgrade dra-shared $(CHART) --install --kubeconfig $(CLUSTER)/kubeconfig \
+	@$(CLUSTER)/network bin/helm upgrade dra-shared $(CHART) --install --kubeconfig $(CLUSTER)/kubeconfig \
 	  --namespace $(NAMESPACE) --create-namespace --values test/env/values.yaml --wait --timeout 60s >$(CLUSTER)/logs/helm.log 2>&1 \
 	  || { cat $(CLUSTER)/logs/helm.log; exit 1; }
 	echo "chart: installed in namespace $(NAMESPACE)"
@@ -71,7 +100,7 @@ reload: bin/cluster $(IMAGES) ## load rebuilt images into the cluster, and resta
 test: ## run all checks and test suites, as CI does, and print the time of each
 	+@MAKE='$(MAKE)' .ci/suites.sh
 
-test-build: prerequisites cluster-binaries bin/helm bin/golangci-lint bin/controller-gen $(IMAGES) bin/images/crash.tar bin/nettool bin/dra-conformance bin/demo bin/e2e.test ## build what the test suites need
+test-build: prerequisites cluster-binaries bin/helm bin/gotestsum bin/golangci-lint bin/controller-gen $(IMAGES) bin/images/crash.tar bin/nettool bin/images/dra-conformance.tar bin/dra-conformance bin/demo bin/e2e.test bin/kind bin/kind-demo previous-release ## build what the test suites need
 
 test-unit: ## run the tests of all packages [8 min]
 	+@$(MAKE) --no-print-directory test-packages
@@ -79,29 +108,72 @@ test-unit: ## run the tests of all packages [8 min]
 	$(MAKE) --no-print-directory test-crash
 
 test-packages: prerequisites ## run the tests of the packages that do not measure: tables, netlink in namespaces, a fake kubelet
-	@$(GO_TEST) -timeout 10m $$(go list ./... | grep -vE '$(MEASURED)')
-	cd test/cluster && $(GO_TEST) ./...
+	@$(GO_TEST) -timeout 10m -- $$(go list ./... | grep -vE '$(MEASURED)')
+	(cd test/cluster && $(GO_TEST) -- ./...)
+	(cd conformance && $(GO_TEST) -- ./...)
 
 test-classify: prerequisites ## measure the traffic of shares with the BPF programs attached
-	@$(GO_TEST) -timeout 10m ./netdev/classify
+	@$(GO_TEST) -timeout 10m -- ./netdev/classify
+
+# The slowest test takes longer than all others. It runs at the same time, in a network namespace of its own.
+REPEATED := ^TestPlugin_killedRepeatedlyWithManyClaims$$
 
 test-crash: prerequisites ## end the plugin at each failpoint, and run it under load
-	@$(GO_TEST) -timeout 15m ./test/crash
+	@$(GO_TEST) -timeout 25m -run '$(REPEATED)' -- ./test/crash & repeated=$$!
+	result=0
+	$(GO_TEST) -timeout 25m -skip '$(REPEATED)' -- ./test/crash || result=$$?
+	wait $$repeated || result=$$?
+	exit $$result
 
 test-fuzz: ## run each fuzz target for 30,000 inputs [1 min]
 	@.ci/fuzz.sh 30000
 
-test-controlplane: prerequisites cluster-binaries bin/helm $(IMAGES) ## test the controller on a real control plane with simulated nodes [RUN=regexp] [3 min]
-	@CONTROLPLANE=1 $(GO_TEST) -count=1 -timeout 20m ./test/controlplane $(if $(RUN),-v -run '$(RUN)',)
+test-controlplane: prerequisites cluster-binaries bin/helm bin/jobset $(IMAGES) bin/dra-shared-controller ## test the controller on a real control plane with simulated nodes [RUN=regexp] [3 min]
+	@CONTROLPLANE=1 $(GO_TEST) -count=1 -timeout 20m $(if $(RUN),-v -run '$(RUN)',) -- ./test/controlplane
 
-test-matrix: prerequisites bin/cluster bin/helm $(IMAGES) ## run test-controlplane on each supported version of Kubernetes, and write docs/dev/matrix.md [VERSIONS="v1.36.3 ..."] [10 min to build each version]
+test-jobset: prerequisites cluster-binaries bin/helm bin/jobset $(IMAGES) bin/dra-shared-controller ## test claims of Jobs with the real JobSet controller, in both modes [RUN=regexp] [10 min]
+	@for gates in default all; do
+	  CONTROLPLANE=1 CONTROLPLANE_JOBSET=1 CONTROLPLANE_GATES=$$gates $(GO_TEST) -count=1 -timeout 30m -v -run '$(or $(RUN),TestJobSet|TestJobClaims)' -- ./test/controlplane
+	done
+
+test-matrix: prerequisites bin/cluster bin/helm bin/jobset $(IMAGES) bin/dra-shared-controller ## run test-controlplane on each supported version of Kubernetes, and write docs/dev/matrix.md [VERSIONS="v1.36.3 ..."] [10 min to build each version]
 	@test/controlplane/matrix.sh $(VERSIONS)
 
-e2e: prerequisites cluster-binaries bin/helm $(IMAGES) bin/images/crash.tar bin/nettool bin/dra-conformance bin/e2e.test ## run the stories of test/e2e on real clusters [RUN=name] [10 min]
+test-kind: prerequisites-kind kind-binaries ## run the demo and the tests of two nodes in a cluster of kind; starts a Docker daemon if there is none [2 min]
+	@TEST_KIND=1 CGO_ENABLED=0 $(GO_TEST) -count=1 -timeout 15m -- ./test/kind/...
+
+e2e: prerequisites cluster-binaries bin/helm $(IMAGES) bin/images/crash.tar bin/nettool bin/images/dra-conformance.tar bin/dra-conformance bin/e2e.test previous-release ## run the stories of test/e2e on real clusters [RUN=name] [10 min]
 	@test/e2e/run.sh $(if $(RUN),'$(RUN)',)
+
+lab: lab-build ## run the tests of netdev and stories on each kernel in virtual machines, and write docs/dev/matrix.md [KERNELS="6.1 6.12 ..."] [APPEND=argument of the kernels] [ONLY=kernel|node] [10 min each]
+	@bin/lab pass --matrix docs/dev/matrix.md $(if $(APPEND),--append '$(APPEND)') $(if $(ONLY),--only $(ONLY)) $(KERNELS)
+
+lab-test: prerequisites-lab bin/lab ## run the tests of packages in a guest [KERNEL=6.12] [PACKAGES="netdev ..."] [APPEND=argument] [RUN=regexp]
+	@bin/lab test --kernel $(KERNEL) $(if $(APPEND),--append '$(APPEND)') $(PACKAGES) -- -test.v $(if $(RUN),-test.run '$(RUN)')
+
+lab-up: lab-build ## start a cluster whose node is a virtual machine, until an interrupt [KERNEL=6.12] [APPEND=argument] [CLUSTER=directory]
+	@bin/lab up --kernel $(KERNEL) --dir $(CLUSTER) $(if $(APPEND),--append '$(APPEND)')
+
+lab-stories: lab-build ## run stories on a cluster whose node is a virtual machine [KERNEL=6.12] [APPEND=argument] [RUN=regexp]
+	@bin/lab stories --kernel $(KERNEL) $(if $(APPEND),--append '$(APPEND)') $(if $(RUN),--run '$(RUN)')
+
+test-lab: lab-build ## run a quick pass of the lab on one kernel [LAB_KERNEL=6.1] [10 min]
+	@bin/lab pass --quick $(LAB_KERNEL)
+
+lab-build: prerequisites-lab cluster-binaries bin/helm bin/lab bin/e2e.test bin/nettool $(IMAGES)
+
+test-runtimes: prerequisites cluster-binaries bin/helm $(IMAGES) bin/nettool bin/images/dra-conformance.tar bin/dra-conformance bin/e2e.test ## run the stories of a node with each container runtime, and write docs/dev/matrix.md [RUN=regexp] [RUNTIMES="cri-o/crun ..."] [7 min each]
+	@test/env/prerequisites.sh runtimes
+	test/e2e/runtimes.sh '$(or $(RUN),.*)' $(RUNTIMES)
+
+test-kubelets: prerequisites cluster-binaries bin/helm $(IMAGES) bin/nettool bin/images/dra-conformance.tar bin/dra-conformance bin/e2e.test ## run the stories of a node with the kubelets of each supported version, and write docs/dev/matrix.md [RUN=regexp] [KUBELETS="v1.36.3/v1.37.1 ..."] [7 min each, 10 min to build each version]
+	@test/e2e/kubelets.sh '$(or $(RUN),.*)' $(KUBELETS)
 
 bench: prerequisites ## measure the latency of attaching a link, the latency of its netlink calls alone, and how steady granted rates are
 	@go test -run '^$$' -bench . -benchtime 300x ./netdev
+
+bench-node: prerequisites ## measure attaching, reading, and comparing up to 3,000 shares, and a plugin with them, and write docs/dev/scale-node.md [SHARES="10 1000 3000"] [10 min]
+	@test/scale/bench.sh $(SHARES)
 
 bench-controlplane: prerequisites cluster-binaries bin/helm $(IMAGES) bin/dra-shared-controller ## measure writes per pod, time to reservation, and memory for 10,000 pods in both modes, and write docs/dev/scale.md [15 min]
 	@test/controlplane/bench.sh
@@ -110,7 +182,8 @@ bench-controlplane: prerequisites cluster-binaries bin/helm $(IMAGES) bin/dra-sh
 
 lint: bin/golangci-lint $(LINT_CHECKS) ## check style, and which package imports which [1 min]
 	@bin/golangci-lint run ./...
-	cd test/cluster && ../../bin/golangci-lint run --config ../../.golangci.yml ./...
+	(cd test/cluster && ../../bin/golangci-lint run --config ../../.golangci.yml ./...)
+	(cd conformance && ../bin/golangci-lint run --config ../.golangci.yml ./...)
 
 lint-words: ## reject wordings that read like a translation [ARGS=--count]
 	@$(LINT) words $(ARGS)
@@ -127,31 +200,44 @@ fix-headers: ## insert missing license headers
 generate: prerequisites-clang bin/controller-gen ## generate BPF objects, deepcopy functions, the CRD, the Dockerfile, and docs/user/reference from their sources
 	@go generate ./netdev/...
 	bin/controller-gen object:headerFile=test/lint/header.go.txt paths=./api/...
-	bin/controller-gen crd paths=$(CRD_TYPES) output:crd:dir=$(CHART)/templates
+	bin/controller-gen crd $(addprefix paths=,$(CRD_TYPES)) output:crd:dir=$(CHART)/templates
 	$(DOCKERFILE) >deployments/image/Dockerfile
-	go run ./internal/tools/reference
+	go run ./docs/generate
 
-generate-check: ## check that no generated file differs from what its sources generate
-	@tmp=$$(mktemp -d); trap "rm -rf $$tmp" EXIT
-	tar -cf $$tmp/before.tar $(GENERATED)
-	$(MAKE) --no-print-directory generate
-	mkdir $$tmp/before; tar -xf $$tmp/before.tar -C $$tmp/before
+generate-check: bin/controller-gen | prerequisites-clang ## check that no generated file differs from what its sources generate
+	@copy=$$(mktemp -d); trap "rm -rf $$copy" EXIT
+	git ls-files --cached --others --exclude-standard | tar -cf - --ignore-failed-read -T - 2>/dev/null | tar -xf - -C $$copy
+	ln -s $(CURDIR)/bin $$copy/bin
+	$(MAKE) --no-print-directory -C $$copy generate
 	differs=
-	for path in $(GENERATED); do diff -r $$tmp/before/$$path $$path || differs="$$differs $$path"; done
-	[ -z "$$differs" ] || { rm -rf $(GENERATED); tar -xf $$tmp/before.tar; echo "generate-check: differs from its source, run make generate:$$differs"; exit 1; }
+	for path in $(GENERATED); do diff -r $$path $$copy/$$path || differs="$$differs $$path"; done
+	[ -z "$$differs" ] || { echo "generate-check: differs from its source, run make generate:$$differs"; exit 1; }
 
+# grep -q would close the pipe at the first match, and helm would fail to write.
 chart-check: bin/helm ## lint the chart, and check that its schema rejects wrong values
 	@bin/helm lint --quiet $(CHART) --values test/env/values.yaml
 	bin/helm template x $(CHART) --set config.networks[0].nam=x >/dev/null 2>&1 && { echo "chart: the schema accepts an unknown field"; exit 1; }
 	bin/helm template x $(CHART) --set plugin.verbosity=loud >/dev/null 2>&1 && { echo "chart: the schema accepts a word as a number"; exit 1; }
 	bin/helm template x $(CHART) --set controller.mode=both >/dev/null 2>&1 && { echo "chart: the schema accepts an unknown mode"; exit 1; }
 	bin/helm template x $(CHART) --values test/env/values.yaml >/dev/null
-	bin/helm template x $(CHART) --set controller.certManager=true | grep -q 'secretName: x-controller-webhook' \
+	bin/helm template x $(CHART) --set controller.certManager=true | grep 'secretName: x-controller-webhook' >/dev/null \
 	  || { echo "chart: controller.certManager creates no certificate"; exit 1; }
+	bin/helm template x $(CHART) | grep 'privileged\|mountPath: /sys' >/dev/null \
+	  && { echo "chart: by default, no container is privileged, and nothing is mounted below /sys, which containerd's AppArmor profile protects"; exit 1; }
+	bin/helm template x $(CHART) --set plugin.appArmorProfile.type=Unconfined --set plugin.seLinuxOptions.type=spc_t \
+	  | tr -d '\n' | grep 'appArmorProfile:  *type: Unconfined  *seLinuxOptions:  *type: spc_t' >/dev/null \
+	  || { echo "chart: plugin.appArmorProfile or plugin.seLinuxOptions does not reach the plugin's container"; exit 1; }
+	bin/helm template x $(CHART) --set image.pullSecrets={a} --set plugin.priorityClassName=p --set controller.priorityClassName=p \
+	  | grep -c 'priorityClassName: p$$\|- name: a$$' | grep 5 >/dev/null \
+	  || { echo "chart: image.pullSecrets or priorityClassName does not reach all pods"; exit 1; }
+	bin/helm template x $(CHART) --set plugin.hookDir=/opt/dra | grep -c 'hook-dir=/opt/dra$$\|mountPath: /opt/dra}$$\|path: /opt/dra,' | grep 3 >/dev/null \
+	  || { echo "chart: plugin.hookDir is not mounted at the same path on the node and in the container"; exit 1; }
+	bin/helm template x $(CHART) --set plugin.mountBPFFS=true | grep 'mountPropagation: Bidirectional' >/dev/null \
+	  || { echo "chart: plugin.mountBPFFS mounts no BPF file system"; exit 1; }
 
 ##@ Build
 
-build: bin/dra-shared-plugin bin/dra-shared-hook bin/dra-shared-controller ## build the static binaries of the image
+build: bin/dra-shared-plugin bin/dra-shared-hook bin/dra-shared-probe bin/dra-shared-controller ## build the static binaries of the image
 
 image: bin/images/dra-driver-shared.tar ## build the image for this machine as a docker archive, without a container engine
 
@@ -170,24 +256,73 @@ dockerfile-check: image-docker bin/cluster bin/images/dra-driver-shared-$(ARCH).
 bin/%: $(GO_FILES)
 	@mkdir -p bin
 	case $* in
+	dra-conformance) cd conformance && $(STATIC) -o ../$@ ./cmd/dra-conformance ;;
 	dra-*) $(STATIC) -o $@ ./cmd/$* ;;
 	demo) $(STATIC) -o $@ ./demo ;;
+	kind-demo) $(STATIC) -o $@ ./demo/kind ;;
 	*) $(STATIC) -o $@ ./test/$* ;;
 	esac
+
+.PHONY: conformance-peers conformance-report conformance-image conformance-mutants
+
+conformance-mutants: ## run all cases against the reference driver with each fault, and write conformance/mutants.md [25 min]
+	@cd conformance && go test -run TestMutants -full -update -timeout 80m -parallel 5 .
+
+PEERS := dra-example-driver dranet dra-driver-cpu
+
+bin/peers/nri-runtime: $(wildcard reports/drivers/nri-runtime/*)
+	@mkdir -p bin/peers
+	cd reports/drivers/nri-runtime && $(STATIC) -o ../../../$@ .
+
+bin/peers/%: reports/drivers/%/go.mod
+	@mkdir -p bin/peers
+	cd reports/drivers/$* && $(STATIC) -o ../../../$@ "$$(go list tool)"
+
+conformance-peers: bin/dra-conformance bin/peers/nri-runtime $(PEERS:%=bin/peers/%) ## test releases of other DRA drivers, and write their reports [5 min each, 10 min to build]
+	@for d in $(PEERS); do
+	  v=$$(sed -n 's/^  version: //p' reports/drivers/$$d/conformance.yaml)
+	  mkdir -p reports/1.37/$$d
+	  sh reports/drivers/run.sh $$d --report reports/1.37/$$d/$$v.yaml | grep -E '^(FAIL|warn|[0-9]+ passed)' || :
+	done
+	(cd conformance && go test -run TestCompare . -update)
+
+conformance-report: ## test the plugin, and write its report [2 min]
+	@mkdir -p reports/1.37/dra-driver-shared
+	CONFORMANCE_REPORT=$(CURDIR)/reports/1.37/dra-driver-shared/v0.0.0.yaml CONFORMANCE_VERSION=v0.0.0 go test -count 1 ./driver -run TestConformance
+	(cd conformance && go test -run TestCompare . -update)
 
 bin/golangci-lint:
 	@mkdir -p bin
 	echo "build: golangci-lint"
 	GOBIN=$(CURDIR)/bin go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 
+bin/gotestsum:
+	@mkdir -p bin
+	echo "build: gotestsum"
+	GOBIN=$(CURDIR)/bin go install gotest.tools/gotestsum@v1.13.0
+
+bin/kind:
+	@mkdir -p bin
+	echo "build: kind"
+	GOBIN=$(CURDIR)/bin go install sigs.k8s.io/kind@v0.33.0
+
 bin/controller-gen:
 	@mkdir -p bin
 	echo "build: controller-gen"
 	GOBIN=$(CURDIR)/bin go install sigs.k8s.io/controller-tools/cmd/controller-gen@v0.23.0
 
-bin/cluster: $(wildcard test/cluster/*.go test/cluster/*/*.go test/cluster/go.*)
+bin/cluster: $(wildcard test/cluster/*.go test/cluster/*/*.go test/cluster/kindnode/files/* test/cluster/go.*)
 	@mkdir -p bin
 	cd test/cluster && $(STATIC) -o ../../bin/cluster .
+
+# The JobSet controller, with the manifests of its module in bin/jobset-config.
+bin/jobset: test/jobset/go.mod
+	@mkdir -p bin
+	echo "build: JobSet"
+	rm -rf bin/jobset-config
+	(cd test/jobset && $(STATIC) -o ../../$@ sigs.k8s.io/jobset)
+	cp -r "$$(cd test/jobset && go list -m -f '{{.Dir}}' sigs.k8s.io/jobset)/config" bin/jobset-config
+	chmod -R u+w bin/jobset-config
 
 bin/helm: test/helm/main.go test/helm/go.mod
 	@mkdir -p bin
@@ -198,7 +333,7 @@ bin/e2e.test: $(GO_FILES) $(wildcard test/e2e/*.go)
 	@mkdir -p bin
 	go test -c -o $@ ./test/e2e
 
-bin/images/dra-driver-shared.tar: bin/cluster bin/dra-shared-plugin bin/dra-shared-hook bin/dra-shared-controller deployments/image/contents.txt
+bin/images/dra-driver-shared.tar: bin/cluster bin/dra-shared-plugin bin/dra-shared-hook bin/dra-shared-probe bin/dra-shared-controller deployments/image/contents.txt
 	@bin/cluster image --contents deployments/image/contents.txt --tag registry.local/dra-driver-shared:$(VERSION) --out $@
 
 # The binaries and the image for each architecture. The content list names bin/; its copy names bin/ARCH/.
@@ -207,7 +342,7 @@ bin/$(1)/dra-%: $(GO_FILES)
 	@mkdir -p bin/$(1)
 	GOOS=linux GOARCH=$(1) $(STATIC) -o $$@ ./cmd/dra-$$*
 
-bin/images/dra-driver-shared-$(1).tar: bin/cluster bin/$(1)/dra-shared-plugin bin/$(1)/dra-shared-hook bin/$(1)/dra-shared-controller deployments/image/contents.txt
+bin/images/dra-driver-shared-$(1).tar: bin/cluster bin/$(1)/dra-shared-plugin bin/$(1)/dra-shared-hook bin/$(1)/dra-shared-probe bin/$(1)/dra-shared-controller deployments/image/contents.txt
 	@sed 's,^bin/,bin/$(1)/,' deployments/image/contents.txt >bin/$(1)/contents.txt
 	bin/cluster image --contents bin/$(1)/contents.txt --tag registry.local/dra-driver-shared:$(VERSION)-$(1) --arch $(1) --out $$@
 endef
@@ -218,18 +353,35 @@ bin/crash/dra-shared-plugin: $(GO_FILES)
 	@mkdir -p bin/crash
 	$(STATIC) -tags crash -o $@ ./cmd/dra-shared-plugin
 
-bin/images/crash.tar: bin/cluster bin/crash/dra-shared-plugin bin/dra-shared-hook bin/dra-shared-controller deployments/image/contents.txt
+bin/images/crash.tar: bin/cluster bin/crash/dra-shared-plugin bin/dra-shared-hook bin/dra-shared-probe bin/dra-shared-controller deployments/image/contents.txt
 	@sed 's,bin/dra-shared-plugin,bin/crash/dra-shared-plugin,' deployments/image/contents.txt >bin/crash/contents.txt
 	bin/cluster image --contents bin/crash/contents.txt --tag registry.local/dra-driver-shared:crash --out $@
+
+conformance-image: bin/images/dra-conformance.tar ## build the image of the conformance suite as a docker archive, without a container engine
+
+bin/images/dra-conformance.tar: bin/cluster bin/dra-conformance conformance/image.txt
+	@bin/cluster image --contents conformance/image.txt --tag registry.local/dra-conformance:$(VERSION) --out $@
 
 bin/images/nettool.tar: bin/cluster bin/nettool test/nettool/image.txt
 	@bin/cluster image --contents test/nettool/image.txt --tag registry.local/nettool:dev --out $@
 
+# A shallow clone lacks the commit; the test says so when it skips itself.
+previous-release: bin/cluster ## build the image of the previous release, from which test/e2e upgrades; later runs use a cache
+	@test/e2e/previous.sh >/dev/null || [ $$? -eq 3 ]
+
 cluster-binaries: bin/cluster | prerequisites ## build Kubernetes, containerd, and runc for the test cluster; later runs use a cache
 	@bin/cluster build
 
+kind-binaries: bin/kind bin/kind-demo bin/demo bin/cluster bin/helm $(IMAGES)
+
+prerequisites-kind:
+	@test/env/prerequisites.sh kind
+
 prerequisites-clang: | prerequisites
 	@test/env/prerequisites.sh clang
+
+prerequisites-lab: | prerequisites
+	@test/env/prerequisites.sh lab
 
 prerequisites: ## check for the programs that the tests need; install them where apt-get exists
 	@test/env/prerequisites.sh
@@ -239,7 +391,7 @@ prerequisites: ## check for the programs that the tests need; install them where
 help: ## print this list
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-zA-Z0-9_-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-.PHONY: demo demo-groups cluster-up cluster-down install reload test test-build test-unit test-packages test-classify test-crash \
-  test-fuzz test-controlplane test-matrix e2e bench bench-controlplane lint lint-words lint-lines lint-headers fix-headers \
-  generate generate-check chart-check build image image-archives image-docker dockerfile-check cluster-binaries \
-  prerequisites prerequisites-clang help
+.PHONY: kind-demo kind-up kind-down kind-binaries prerequisites-kind test-kind demo demo-groups demo-jobset demo-addresses cluster-up cluster-down install reload test test-build test-unit test-packages test-classify test-crash \
+  test-fuzz test-controlplane test-jobset test-matrix lab lab-test lab-up lab-stories test-lab lab-build e2e test-runtimes test-kubelets bench bench-controlplane lint lint-words lint-lines lint-headers fix-headers \
+  generate generate-check chart-check build image image-archives image-docker dockerfile-check previous-release cluster-binaries \
+  prerequisites prerequisites-clang prerequisites-lab help

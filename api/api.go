@@ -6,6 +6,7 @@
 //
 //   - v1alpha1: the opaque parameters of claims, and the status of their devices,
 //   - config/v1alpha1: the configuration of the driver,
+//   - network/v1alpha1: pools of addresses for the links of pods,
 //   - scheduling/v1beta1: groups of pods that share claims.
 //
 // The packages of parameters and configuration also decode, default, and validate

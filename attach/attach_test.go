@@ -7,6 +7,9 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"io"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -118,6 +121,8 @@ func TestReceive_refuses_long_messages(t *testing.T) {
 type handler func(Request) (Response, error)
 
 func (h handler) Attach(_ context.Context, r Request, _, _ *os.File) (Response, error) { return h(r) }
+
+func (h handler) Refused(_ context.Context, r Request) { _, _ = h(r) }
 
 func serve(t *testing.T, h handler) (dir string) {
 	t.Helper()
@@ -247,11 +252,14 @@ func TestInstall_keeps_the_previous_hook(t *testing.T) {
 		if err := os.WriteFile(source, []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		path, err := Install(source, dir, nil)
+		installation, err := NewInstallation(source, dir, nil)
+		if err == nil {
+			_, err = installation.Install()
+		}
 		if err != nil {
 			t.Fatal(err)
 		}
-		paths = append(paths, path)
+		paths = append(paths, installation.Path())
 	}
 	for _, other := range []string{"another-program", filepath.Base(paths[0]) + ".writing"} {
 		if err := os.WriteFile(filepath.Join(dir, other), nil, 0o600); err != nil {
@@ -262,6 +270,47 @@ func TestInstall_keeps_the_previous_hook(t *testing.T) {
 	if err != nil || len(installed) != 2 || paths[1] != paths[2] || !slices.Contains(installed, paths[0]) ||
 		!slices.Contains(installed, paths[1]) {
 		t.Errorf("installed %v, %v; want %v", installed, err, paths[:2])
+	}
+}
+
+// A hook that another program removed or changed is found, and installed again.
+func TestInstallation_Check(t *testing.T) {
+	for name, damage := range map[string]func(path string) error{
+		"removed":        os.Remove,
+		"directory gone": func(path string) error { return os.RemoveAll(filepath.Dir(path)) },
+		"not executable": func(path string) error { return os.Chmod(path, 0o600) },
+		"truncated":      func(path string) error { return os.Truncate(path, 3) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			source := filepath.Join(t.TempDir(), "hook")
+			if err := os.WriteFile(source, []byte("#!/bin/sh\n"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			installation, err := NewInstallation(source, filepath.Join(t.TempDir(), "hooks"), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if installation.Check() == nil {
+				t.Error("Check before Install: nil, want an error")
+			}
+			for range 2 {
+				if installed, err := installation.Install(); err != nil || !installed {
+					t.Fatalf("Install: %t, %v, want true", installed, err)
+				}
+				if installed, err := installation.Install(); err != nil || installed {
+					t.Fatalf("Install again: %t, %v, want false", installed, err)
+				}
+				if err := errors.Join(installation.Check(), installation.Try(t.Context())); err != nil {
+					t.Fatal(err)
+				}
+				if err := damage(installation.Path()); err != nil {
+					t.Fatal(err)
+				}
+				if installation.Check() == nil {
+					t.Error("Check: nil, want an error")
+				}
+			}
+		})
 	}
 }
 
@@ -292,12 +341,116 @@ func FuzzRecordPath(f *testing.F) {
 	})
 }
 
+func TestHook_request(t *testing.T) {
+	containerd := map[string]string{
+		"io.kubernetes.cri.sandbox-id": "box", "io.kubernetes.cri.sandbox-uid": "uid",
+		"io.kubernetes.cri.sandbox-name": "pod", "io.kubernetes.cri.sandbox-namespace": "ns",
+	}
+	crio := map[string]string{
+		"io.kubernetes.cri-o.SandboxID": "box", "io.kubernetes.pod.uid": "uid",
+		"io.kubernetes.pod.name": "pod", "io.kubernetes.pod.namespace": "ns",
+	}
+	with := func(annotations map[string]string, more ...string) map[string]string {
+		annotations = maps.Clone(annotations)
+		for i := 0; i < len(more); i += 2 {
+			annotations[more[i]] = more[i+1]
+		}
+		return annotations
+	}
+	want := Pod{UID: "uid", Namespace: "ns", Name: "pod"}
+	for _, tc := range []struct {
+		name        string
+		annotations map[string]string
+		err         string // part of the error; empty means that the request names the pod
+	}{
+		{"containerd", containerd, ""},
+		{"CRI-O", crio, ""},
+		{"CRI-O, the user sets containerd's pod UID",
+			with(crio, "io.kubernetes.cri.sandbox-uid", "other"), ""},
+		{"containerd, the user sets CRI-O's pod UID", with(containerd, "io.kubernetes.pod.uid", "other"), ""},
+		{"CRI-O, the user sets all of containerd's annotations",
+			with(crio, "io.kubernetes.cri.sandbox-id", "box", "io.kubernetes.cri.sandbox-uid", "other"), "two runtimes"},
+		{"containerd, the user sets all of CRI-O's annotations",
+			with(containerd, "io.kubernetes.cri-o.SandboxID", "box", "io.kubernetes.pod.uid", "other"), "two runtimes"},
+		{"another runtime", map[string]string{"io.kubernetes.pod.uid": "uid"}, "is the runtime containerd or CRI-O?"},
+		{"no pod UID", map[string]string{"io.kubernetes.cri-o.SandboxID": "box"}, "request field pod."},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			got, err := Hook{ClaimUID: "c", Share: "s"}.request(state{Annotations: tc.annotations})
+			if tc.err != "" {
+				if err == nil || !strings.Contains(err.Error(), tc.err) {
+					t.Fatalf("error: got %v, want one that contains %q", err, tc.err)
+				}
+				return
+			}
+			if err != nil || got.Pod != want || got.SandboxID != "box" {
+				t.Errorf("request: got %+v, %v, want pod %+v in sandbox box", got, err, want)
+			}
+		})
+	}
+}
+
+// The plugin learns why the hook refuses a container, because crun does not report
+// what a hook prints.
+func TestHook_refuse_tells_the_plugin(t *testing.T) {
+	requests := make(chan Request, 1)
+	dir := serve(t, func(r Request) (Response, error) {
+		requests <- r
+		return Response{}, nil
+	})
+	reason := errors.New("the pod uses the node's network")
+	if err := (Hook{RunDir: dir}).refuse(t.Context(), request(), reason); !errors.Is(err, reason) {
+		t.Errorf("error of the hook: got %v, want %v", err, reason)
+	}
+	want := request()
+	want.Refusal = reason.Error()
+	if diff := cmp.Diff(want, <-requests); diff != "" {
+		t.Errorf("request (-want +got):\n%s", diff)
+	}
+}
+
+// An error that the API server caused may be io.EOF, and may be long.
+func TestServer_answers_with_each_error(t *testing.T) {
+	long := strings.Repeat("\u00e9\"<", maxMessage)
+	for name, failure := range map[string]error{
+		"end of file": fmt.Errorf("list the AddressPools: %w", io.EOF),
+		"long":        errors.New("x" + long), // with two-byte characters at odd positions
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := serve(t, func(Request) (Response, error) { return Response{}, failure })
+			namespace, err := os.Open("/proc/self/ns/net")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer namespace.Close()
+			sockets, err := Hook{RunDir: dir}.sockets()
+			if err != nil {
+				t.Fatal(err)
+			}
+			response, err := askOne(t.Context(), sockets[0], request(), namespace, namespace)
+			want := min(len(failure.Error()), maxError)
+			if err != nil || len(response.Error) < want-1 || !strings.HasPrefix(failure.Error(), response.Error) {
+				t.Errorf("got error %q (%v), want the start of %.30q", response.Error, err, failure)
+			}
+		})
+	}
+}
+
+func TestHook_refuse_without_plugin(t *testing.T) {
+	reason := errors.New("the pod uses the node's network")
+	err := (Hook{RunDir: t.TempDir()}).refuse(t.Context(), request(), reason)
+	if !errors.Is(err, reason) || !strings.Contains(err.Error(), "the plugin does not know about it") {
+		t.Errorf("error of the hook without a plugin: %v", err)
+	}
+}
+
 // The runtime provides the state, and users provide its annotations.
 func FuzzHookState(f *testing.F) {
 	f.Add(
 		[]byte(
-			`{"pid": 1, "bundle": "/b", "annotations": {"io.kubernetes.cri.sandbox-uid": "u", ` +
-				`"io.kubernetes.cri.sandbox-name": "n", "io.kubernetes.cri.sandbox-namespace": "s"}}`,
+			`{"pid": 1, "bundle": "/b", "annotations": {"io.kubernetes.cri.sandbox-id": "i", ` +
+				`"io.kubernetes.cri.sandbox-uid": "u", "io.kubernetes.cri.sandbox-name": "n", ` +
+				`"io.kubernetes.cri.sandbox-namespace": "s"}}`,
 		),
 	)
 	f.Add([]byte(`{"pid": -1}`))
@@ -343,6 +496,8 @@ type answering struct{}
 func (answering) Attach(context.Context, Request, *os.File, *os.File) (Response, error) {
 	return Response{}, nil
 }
+
+func (answering) Refused(context.Context, Request) {}
 
 // The hook tries the newest socket first, by the time of the file. A change of the
 // clock affects only the order.

@@ -12,6 +12,10 @@
 // with the reason why it refuses. Without a Response the hook fails, and the
 // container does not start.
 //
+// If the hook itself refuses a container, it sends a Request with the reason and
+// without descriptors, so that the plugin can report it: not every OCI runtime
+// reports what a hook prints.
+//
 // Each plugin instance listens on a socket of its own in SocketDir, because two
 // plugins run during a rolling update; the hook tries the newest first. It waits
 // for a plugin that is restarting, because the kubelet does not retry a pod whose

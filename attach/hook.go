@@ -54,12 +54,12 @@ func (h Hook) Run(ctx context.Context, stdin io.Reader) error {
 	}
 	namespace, err := podNamespace(s)
 	if err != nil {
-		return err
+		return h.refuse(ctx, request, err)
 	}
 	defer namespace.Close()
 	pod, err := enter(namespace, h)
 	if err != nil {
-		return err
+		return h.refuse(ctx, request, err)
 	}
 	if pod.attached {
 		return nil
@@ -68,28 +68,49 @@ func (h Hook) Run(ctx context.Context, stdin io.Reader) error {
 	return h.ask(ctx, request, namespace, pod.socket)
 }
 
+// runtimeAnnotations are the keys of the annotations in which a container runtime
+// identifies a container's pod.
+type runtimeAnnotations struct{ sandboxID, podUID, podNamespace, podName string }
+
+// runtimes lists the container runtimes. In containerd the keys are those of its
+// package pkg/cri/annotations. CRI-O adds the labels of the kubelet (package
+// k8s.io/kubelet/pkg/types) to the annotations of a container.
+var runtimes = []runtimeAnnotations{
+	{sandboxID: "io.kubernetes.cri.sandbox-id", podUID: "io.kubernetes.cri.sandbox-uid",
+		podNamespace: "io.kubernetes.cri.sandbox-namespace", podName: "io.kubernetes.cri.sandbox-name"},
+	{sandboxID: "io.kubernetes.cri-o.SandboxID", podUID: "io.kubernetes.pod.uid",
+		podNamespace: "io.kubernetes.pod.namespace", podName: "io.kubernetes.pod.name"},
+}
+
 // request returns the request for a container. It identifies the pod by the
-// annotations that containerd or CRI-O set.
+// annotations that the runtime sets.
+//
+// CRI-O, and containerd if it is configured to, also copies the annotations of
+// users' pods. Neither lets them replace an annotation that the runtime itself sets,
+// but a user can add those of the other runtime. So request refuses a container that
+// has annotations of two runtimes: one of them may name another user's pod.
 func (h Hook) request(s state) (Request, error) {
-	first := func(keys ...string) string {
-		for _, k := range keys {
-			if v := s.Annotations[k]; v != "" {
-				return v
-			}
+	var found []runtimeAnnotations
+	for _, keys := range runtimes {
+		if s.Annotations[keys.sandboxID] != "" {
+			found = append(found, keys)
 		}
-		return ""
 	}
+	switch len(found) {
+	case 0:
+		return Request{}, errors.New(
+			"the container's annotations do not identify its pod: is the runtime containerd or CRI-O?")
+	case 1:
+	default:
+		return Request{}, fmt.Errorf("the container has the annotations of two runtimes, %s and %s: "+
+			"remove the one that the runtime did not set from the pod", found[0].sandboxID, found[1].sandboxID)
+	}
+	keys := found[0]
 	r := Request{
-		Version: ProtocolVersion, ClaimUID: h.ClaimUID, Share: h.Share,
+		Version: ProtocolVersion, ClaimUID: h.ClaimUID, Share: h.Share, SandboxID: s.Annotations[keys.sandboxID],
 		Pod: Pod{
-			UID:       first("io.kubernetes.cri.sandbox-uid", "io.kubernetes.pod.uid"),
-			Namespace: first("io.kubernetes.cri.sandbox-namespace", "io.kubernetes.pod.namespace"),
-			Name:      first("io.kubernetes.cri.sandbox-name", "io.kubernetes.pod.name"),
+			UID: s.Annotations[keys.podUID], Namespace: s.Annotations[keys.podNamespace], Name: s.Annotations[keys.podName],
 		},
-		SandboxID: first("io.kubernetes.cri.sandbox-id", "io.kubernetes.cri-o.SandboxID"),
-	}
-	if r.Pod.UID == "" {
-		return r, errors.New("the container's annotations do not identify its pod: is the runtime containerd or CRI-O?")
 	}
 	return r, r.validate()
 }
@@ -163,8 +184,8 @@ func namespaceInBundle(bundle string) (string, error) {
 		}
 	}
 	return "", errors.New(
-		"the container's config.json does not contain the path of a network namespace: does the runtime run pods in " +
-			"virtual machines?",
+		"the container's config.json does not contain the path of a network namespace: runtimes that run pods in virtual " +
+			"machines, such as Kata Containers, cannot use shares of NICs: choose another runtimeClassName for the pod",
 	)
 }
 
@@ -215,7 +236,18 @@ func inspect(namespace *os.File, h Hook) (inspection, error) {
 	if h.attached(id) {
 		return inspection{attached: true}, socket.Close()
 	}
+	announceIPv6()
 	return inspection{socket: socket}, nil
+}
+
+// announceIPv6 sets ndisc_notify for the links that the plugin will create in this
+// thread's namespace. With it, the kernel sends unsolicited neighbor advertisements (RFC
+// 4861, 7.2.6) when a link comes up, so that hosts on the network replace the MAC address
+// that an address had in another pod. The plugin cannot set it, because netlink has no
+// attribute for it. A share works without it, so that errors, such as a kernel without
+// IPv6, do not matter.
+func announceIPv6() {
+	_ = os.WriteFile("/proc/sys/net/ipv6/conf/default/ndisc_notify", []byte("1"), 0)
 }
 
 // attached reports whether the share's link already exists in this thread's
@@ -278,6 +310,26 @@ func (h Hook) ask(ctx context.Context, r Request, namespace, socket *os.File) er
 	}
 }
 
+// refusalTimeout limits how long a refusal delays the runtime's error.
+const refusalTimeout = 2 * time.Second
+
+// refuse returns the reason why the hook refuses a container. It also sends the reason
+// to the plugin, because not every OCI runtime reports what a hook prints: crun does
+// not.
+func (h Hook) refuse(ctx context.Context, r Request, reason error) error {
+	ctx, cancel := context.WithTimeout(ctx, refusalTimeout)
+	defer cancel()
+	r.Refusal = truncate(reason.Error(), maxRefusal)
+	sockets, err := h.sockets()
+	if err == nil {
+		_, err = askOne(ctx, sockets[0], r)
+	}
+	if err != nil {
+		return fmt.Errorf("%w; the plugin does not know about it: %w", reason, err)
+	}
+	return reason
+}
+
 var errNoPlugin = errors.New("no plugin is listening")
 
 // sockets returns the paths of the plugins' sockets, newest first.
@@ -307,7 +359,7 @@ func (h Hook) sockets() ([]string, error) {
 	return paths, nil
 }
 
-func askOne(ctx context.Context, path string, r Request, namespace, socket *os.File) (Response, error) {
+func askOne(ctx context.Context, path string, r Request, descriptors ...*os.File) (Response, error) {
 	var response Response
 	dialer := net.Dialer{Timeout: dialTimeout}
 	c, err := dialer.DialContext(ctx, network, path)
@@ -323,7 +375,7 @@ func askOne(ctx context.Context, path string, r Request, namespace, socket *os.F
 	if err := conn.SetDeadline(deadline); err != nil {
 		return response, err
 	}
-	if err := send(conn, r, namespace, socket); err != nil {
+	if err := send(conn, r, descriptors...); err != nil {
 		return response, err
 	}
 	_, err = receive(conn, &response, 0)

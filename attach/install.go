@@ -5,12 +5,15 @@ package attach
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -18,42 +21,108 @@ import (
 	"github.com/dra-shared/dra-driver-shared/internal/files"
 )
 
-// Install copies the hook to a directory of the node and returns its path. The
-// file name contains a hash of the content, so that Install never overwrites a
-// version that is running or that the CDI spec of a container names.
-func Install(source, dir string, failpoints failpoint.Injector) (string, error) {
-	content, err := os.ReadFile(source)
-	if err != nil {
-		return "", fmt.Errorf("read the hook: %w", err)
-	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return "", err
-	}
-	var stat unix.Statfs_t
-	if err := unix.Statfs(dir, &stat); err != nil {
-		return "", fmt.Errorf("check the mount options of %s: %w", dir, err)
-	}
-	if stat.Flags&unix.ST_NOEXEC != 0 {
-		return "", fmt.Errorf(
-			"%s is mounted noexec, so that the runtime cannot run the hook: choose another directory (--hook-dir)",
-			dir,
-		)
-	}
-	path := filepath.Join(dir, fmt.Sprintf("%s%x", hookPrefix, sha256.Sum256(content))[:len(hookPrefix)+16])
-	installed, err := os.ReadFile(path)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return "", err
-	}
-	if err == nil && bytes.Equal(installed, content) {
-		return path, nil
-	}
-	if err := files.Replace(failpoints, "hook", path, content, files.Options{Mode: 0o755, Durable: true}); err != nil {
-		return "", fmt.Errorf("install the hook: %w", err)
-	}
-	return path, nil
+// Installation is the copy of the hook in a directory of the node.
+type Installation struct {
+	path       string
+	content    []byte
+	failpoints failpoint.Injector
 }
 
 const hookPrefix = "dra-shared-hook-"
+
+// NewInstallation reads the hook and determines its path in dir. The file name
+// contains a hash of the content, so that no version replaces another, which may be
+// running, or named by the CDI spec of a container.
+func NewInstallation(source, dir string, failpoints failpoint.Injector) (*Installation, error) {
+	content, err := os.ReadFile(source)
+	if err != nil {
+		return nil, fmt.Errorf("read the hook: %w", err)
+	}
+	name := fmt.Sprintf("%s%x", hookPrefix, sha256.Sum256(content))[:len(hookPrefix)+16]
+	return &Installation{path: filepath.Join(dir, name), content: content, failpoints: failpoints}, nil
+}
+
+// Path returns the path of the installed hook.
+func (i *Installation) Path() string { return i.path }
+
+// Install copies the hook to its path, unless it is there. It reports whether it
+// did.
+func (i *Installation) Install() (installed bool, err error) {
+	dir := filepath.Dir(i.path)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return false, fmt.Errorf("%w%s", err, remedyOf(err))
+	}
+	if err := checkMount(dir); err != nil {
+		return false, err
+	}
+	present, err := os.ReadFile(i.path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return false, err
+	}
+	if err == nil && bytes.Equal(present, i.content) && i.Check() == nil {
+		return false, nil
+	}
+	options := files.Options{Mode: 0o755, Durable: true}
+	if err := files.Replace(i.failpoints, "hook", i.path, i.content, options); err != nil {
+		return false, fmt.Errorf("install the hook: %w%s", err, remedyOf(err))
+	}
+	return true, i.Check()
+}
+
+// remedyOf returns what to do about an error of a write to the hook's directory.
+func remedyOf(err error) string {
+	if errors.Is(err, unix.EROFS) || errors.Is(err, fs.ErrPermission) {
+		return ": choose a directory that the plugin may write to (--hook-dir, plugin.hookDir in the chart's values)"
+	}
+	return ""
+}
+
+// Check returns an error if the hook is not at its path, or if its permissions or
+// the options of its mount prevent the runtime from running it. It does not read the
+// content.
+func (i *Installation) Check() error {
+	info, err := os.Stat(i.path)
+	if err != nil {
+		return fmt.Errorf("the hook is missing: %w", err)
+	}
+	if info.Mode().Perm()&0o111 == 0 || info.Size() != int64(len(i.content)) {
+		return fmt.Errorf("another program changed the hook %s: mode %s, %d bytes, want %d", i.path, info.Mode(),
+			info.Size(), len(i.content))
+	}
+	return checkMount(filepath.Dir(i.path))
+}
+
+// checkMount returns an error if files in dir cannot be executed.
+func checkMount(dir string) error {
+	var stat unix.Statfs_t
+	if err := unix.Statfs(dir, &stat); err != nil {
+		return fmt.Errorf("check the mount options of %s: %w", dir, err)
+	}
+	if stat.Flags&unix.ST_NOEXEC != 0 {
+		return fmt.Errorf("%s is mounted noexec, so that the runtime cannot run the hook: "+
+			"choose another directory (--hook-dir, plugin.hookDir in the chart's values)", dir)
+	}
+	return nil
+}
+
+// tryTimeout limits one run of the hook.
+const tryTimeout = 10 * time.Second
+
+// Try runs the installed hook, which does nothing with these arguments. It fails if
+// the kernel or a security module refuses to execute files of the directory, as far as
+// that also applies to this process: the runtime has a context of its own.
+func (i *Installation) Try(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, tryTimeout)
+	defer cancel()
+	if out, err := exec.CommandContext(ctx, i.path, "-"+TryFlag).CombinedOutput(); err != nil {
+		return fmt.Errorf("run the installed hook: %w %s: may files of this directory be executed on the node? "+
+			"Otherwise choose another (--hook-dir, plugin.hookDir in the chart's values)", err, bytes.TrimSpace(out))
+	}
+	return nil
+}
+
+// TryFlag is the flag with which the hook ends at once.
+const TryFlag = "try"
 
 // Hooks returns the paths of the hooks that are installed in a directory.
 func Hooks(dir string) ([]string, error) {

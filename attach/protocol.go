@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -22,13 +23,26 @@ const (
 	newestProtocol = 1
 )
 
-// Request asks the plugin to attach one share to one pod sandbox.
+// Request asks the plugin to attach one share to one pod sandbox, or tells it why the
+// hook refuses the container.
 type Request struct {
 	Version   int    `json:"version"`
 	ClaimUID  string `json:"claimUID"`
 	Share     string `json:"share"` // the CDI device's name
 	Pod       Pod    `json:"pod"`
 	SandboxID string `json:"sandboxID"`
+	// Refusal is the reason why the hook refuses the container, or "". A request with
+	// a reason has no descriptors, and the plugin attaches nothing: a plugin of an
+	// earlier release, which does not know this field, rejects the request.
+	Refusal string `json:"refusal,omitempty"`
+}
+
+// descriptors returns the number of descriptors of the request.
+func (r Request) descriptors() int {
+	if r.Refusal != "" {
+		return 0
+	}
+	return descriptorsIn
 }
 
 // Pod identifies a pod.
@@ -50,7 +64,9 @@ const (
 	maxMessage     = 8 << 10 // bytes, either direction
 	descriptorsIn  = 2       // descriptors of a request: the namespace and the socket
 	network        = "unixpacket"
-	maxRequestName = 253 // the longest name in Kubernetes
+	maxRequestName = 253     // the longest name in Kubernetes
+	maxRefusal     = 1 << 10 // bytes; JSON needs up to six for one
+	maxError       = 1 << 10 // bytes
 )
 
 // validate refuses a request of an unknown version or with missing fields.
@@ -71,7 +87,15 @@ func (r Request) validate() error {
 			return fmt.Errorf("request field %s has %d characters, want 1 to %d", field, len(value), maxRequestName)
 		}
 	}
+	if len(r.Refusal) > maxRefusal {
+		return fmt.Errorf("request field refusal has %d characters, want at most %d", len(r.Refusal), maxRefusal)
+	}
 	return nil
+}
+
+// truncate returns the start of a text, at most that many bytes.
+func truncate(text string, bytes int) string {
+	return strings.ToValidUTF8(text[:min(len(text), bytes)], "") // the cut may be within a character
 }
 
 // send writes one message with descriptors.
@@ -98,6 +122,12 @@ func send(conn *net.UnixConn, message any, files ...*os.File) error {
 // receive reads one message with exactly that many descriptors. It refuses a
 // truncated message and one with other descriptors, and closes them.
 func receive(conn *net.UnixConn, message any, descriptors int) ([]*os.File, error) {
+	return receiveMessage(conn, message, func() int { return descriptors })
+}
+
+// receiveMessage reads one message, and then calls descriptors for the number of
+// descriptors that it must have.
+func receiveMessage(conn *net.UnixConn, message any, descriptors func() int) ([]*os.File, error) {
 	payload := make([]byte, maxMessage)
 	rights := make([]byte, unix.CmsgSpace(4*descriptorsIn))
 	n, rn, flags, _, err := conn.ReadMsgUnix(payload, rights)
@@ -105,15 +135,14 @@ func receive(conn *net.UnixConn, message any, descriptors int) ([]*os.File, erro
 		return nil, err
 	}
 	files, err := descriptorsOf(rights[:rn])
+	if err == nil && flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
+		err = errors.New("message is longer than allowed or has too many descriptors")
+	}
 	if err == nil {
-		switch {
-		case flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0:
-			err = errors.New("message is longer than allowed or has too many descriptors")
-		case len(files) != descriptors:
-			err = fmt.Errorf("message has %d descriptors, want %d", len(files), descriptors)
-		default:
-			err = json.Unmarshal(payload[:n], message)
-		}
+		err = json.Unmarshal(payload[:n], message)
+	}
+	if err == nil && len(files) != descriptors() {
+		err = fmt.Errorf("message has %d descriptors, want %d", len(files), descriptors())
 	}
 	if err != nil {
 		closeAll(files)

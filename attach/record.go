@@ -50,12 +50,23 @@ func NamespaceOf(f *os.File, cookie uint64) (Namespace, error) {
 // in this package because the hook reads it, without a plugin, to find out
 // whether the link of a restarting container still exists.
 type Link struct {
-	Parent    int      `json:"parent"` // interface index of the NIC
-	Index     int      `json:"index"`  // interface index in the pod
-	Name      string   `json:"name"`   // name in the pod
-	MAC       string   `json:"mac"`
-	MTU       int      `json:"mtu"` // bytes
+	Parent int    `json:"parent"` // interface index of the NIC
+	Index  int    `json:"index"`  // interface index in the pod
+	Name   string `json:"name"`   // name in the pod
+	MAC    string `json:"mac"`
+	MTU    int    `json:"mtu"` // bytes
+	// Addresses are those that the link has from AddressPools, with their prefix
+	// lengths; Network is the network of the pools. A record with addresses is written
+	// before the link exists, with index 0, and again afterwards.
+	Network   string   `json:"network,omitempty"`
 	Addresses []string `json:"addresses,omitempty"`
+	// Sources are all addresses that the link had at its creation, without prefix length.
+	Sources []string `json:"sources,omitempty"`
+	// Bridge means that the link may exchange frames with other such links of the NIC.
+	Bridge bool `json:"bridge,omitempty"`
+	// Identity means that a release attached the link that drops frames without its
+	// addresses.
+	Identity bool `json:"identity,omitempty"`
 }
 
 // Record describes one attachment: a share in one pod sandbox. It holds
@@ -96,6 +107,9 @@ type Records struct {
 	dir        string
 	bootID     string
 	failpoints failpoint.Injector
+	// files are all files of the directory. Those other than records have the error
+	// errNoRecord.
+	files *files.Directory[Record]
 }
 
 // AnyBoot accepts the records of any boot, for callers that compare a record
@@ -105,21 +119,26 @@ const AnyBoot = ""
 // OpenRecords returns the attachment records below a plugin's run directory.
 // New records contain bootID; records of another boot count as missing.
 func OpenRecords(runDir, bootID string, failpoints failpoint.Injector) *Records {
-	return &Records{dir: filepath.Join(runDir, "attached"), bootID: bootID, failpoints: failpoints}
+	dir := filepath.Join(runDir, "attached")
+	return &Records{
+		dir: dir, bootID: bootID, failpoints: failpoints, files: files.NewDirectory(dir, "", readRecord),
+	}
 }
+
+// suffix ends the names of records.
+const suffix = ".json"
 
 // path returns the path of a record. It starts with the claim, so that the
 // records of a claim are found without reading all. It contains a hash of the
 // share, because a share's name may be unsuitable for a path.
 func (s *Records) path(claimUID, share string, ns Namespace) string {
 	sum := sha256.Sum256([]byte(share))
-	return filepath.Join(s.dir, fmt.Sprintf("%s_%x-%x.json", pathElement(claimUID), ns.Cookie, sum[:10]))
+	return filepath.Join(s.dir, fmt.Sprintf("%s_%x-%x%s", pathElement(claimUID), ns.Cookie, sum[:10], suffix))
 }
 
-// pathElement converts an identifier to one element of a path, without
-// characters that are special in patterns.
+// pathElement converts an identifier to one element of a path.
 func pathElement(id string) string {
-	if id == "" || id[0] == '.' || strings.ContainsAny(id, "/\x00*?[\\") {
+	if id == "" || id[0] == '.' || strings.ContainsAny(id, "/\x00*?[\\") { // earlier plugins used patterns
 		return fmt.Sprintf("%x", sha256.Sum256([]byte(id)))
 	}
 	return id
@@ -160,6 +179,24 @@ func (s *Records) Read(claimUID, share string, ns Namespace) (Record, error) {
 }
 
 func (s *Records) read(path string) (Record, error) {
+	r, err := readRecord(path)
+	if err == nil && !s.isCurrent(r) {
+		return r, fmt.Errorf("attachment record %s belongs to another boot: %w", path, os.ErrNotExist)
+	}
+	return r, err
+}
+
+// isCurrent reports whether a record was written since the node booted.
+func (s *Records) isCurrent(r Record) bool { return s.bootID == AnyBoot || r.BootID == s.bootID }
+
+// errNoRecord means that a file is not a record.
+var errNoRecord = errors.New("the file is not an attachment record")
+
+// readRecord reads a record of any boot.
+func readRecord(path string) (Record, error) {
+	if !strings.HasSuffix(path, suffix) {
+		return Record{}, errNoRecord
+	}
 	raw, err := os.ReadFile(path)
 	if err != nil {
 		return Record{}, err
@@ -167,9 +204,6 @@ func (s *Records) read(path string) (Record, error) {
 	r, err := decodeRecord(raw)
 	if err != nil {
 		return r, fmt.Errorf("attachment record %s: %w", path, err)
-	}
-	if s.bootID != AnyBoot && r.BootID != s.bootID {
-		return r, fmt.Errorf("attachment record %s belongs to another boot: %w", path, os.ErrNotExist)
 	}
 	return r, nil
 }
@@ -188,36 +222,34 @@ func decodeRecord(raw []byte) (r Record, err error) {
 	return r, nil
 }
 
-// List returns the records of all claims. The error describes the records that
-// cannot be read; they stay in place.
+// List returns the records of all claims. The caller must not modify their payloads. The
+// error describes the records that cannot be read; they stay in place.
 func (s *Records) List() ([]Record, error) {
-	return s.list("*", func(Record) bool { return true })
+	return s.Select(func(Record) bool { return true })
 }
 
-// OfClaim returns the records of one claim. For unreadable records see List.
+// Select returns the records for which selected returns true. Otherwise it behaves like List.
+func (s *Records) Select(selected func(Record) bool) ([]Record, error) {
+	return s.list("", selected)
+}
+
+// OfClaim returns the records of one claim. Otherwise it behaves like List.
 func (s *Records) OfClaim(claimUID string) ([]Record, error) {
-	return s.list(pathElement(claimUID)+"_*", func(r Record) bool { return r.ClaimUID == claimUID })
+	return s.list(pathElement(claimUID)+"_", func(r Record) bool { return r.ClaimUID == claimUID })
 }
 
-func (s *Records) list(pattern string, wanted func(Record) bool) ([]Record, error) {
-	paths, err := filepath.Glob(filepath.Join(s.dir, pattern+".json"))
-	if err != nil {
-		return nil, err
-	}
-	var (
-		records []Record
-		failed  error
-	)
-	for _, path := range paths {
-		r, err := s.read(path)
+// list returns the records that are selected among those whose path begins with prefix.
+func (s *Records) list(prefix string, selected func(Record) bool) (records []Record, failed error) {
+	err := s.files.Each(prefix, func(_ string, r Record, err error) {
 		switch {
-		case err == nil && wanted(r):
-			records = append(records, r)
-		case err != nil && !errors.Is(err, os.ErrNotExist):
+		case errors.Is(err, errNoRecord):
+		case err != nil:
 			failed = errors.Join(failed, err)
+		case s.isCurrent(r) && selected(r):
+			records = append(records, r)
 		}
-	}
-	return records, failed
+	})
+	return records, errors.Join(err, failed)
 }
 
 // asideSuffix ends the names of records that were set aside.
@@ -227,51 +259,49 @@ const asideSuffix = ".unreadable"
 // longer affect others, and returns the reasons. They are removed with their
 // claim.
 func (s *Records) SetCorruptAside() (found error, err error) {
-	paths, err := filepath.Glob(filepath.Join(s.dir, "*.json"))
-	for _, path := range paths {
-		if _, readErr := s.read(path); readErr != nil && !errors.Is(readErr, os.ErrNotExist) {
-			found = errors.Join(found, readErr)
-			err = errors.Join(
-				err,
-				s.failpoints.Do("set attach record aside", func() error { return os.Rename(path, path+asideSuffix) }),
-			)
+	var failed error
+	err = s.files.Each("", func(path string, _ Record, readErr error) {
+		if readErr == nil || errors.Is(readErr, errNoRecord) {
+			return
 		}
-	}
-	return found, err
+		found = errors.Join(found, readErr)
+		failed = errors.Join(failed,
+			s.failpoints.Do("set attach record aside", func() error { return os.Rename(path, path+asideSuffix) }))
+	})
+	return found, errors.Join(err, failed)
 }
 
 // Aside returns the UIDs of the claims of records that were set aside, by the
 // path of the record.
 func (s *Records) Aside() (claimUIDs map[string]string, err error) {
-	paths, err := filepath.Glob(filepath.Join(s.dir, "*"+asideSuffix))
 	claimUIDs = map[string]string{}
-	for _, path := range paths {
-		claimUIDs[path], _, _ = strings.Cut(filepath.Base(path), "_")
-	}
+	err = s.files.Each("", func(path string, _ Record, _ error) {
+		if strings.HasSuffix(path, asideSuffix) {
+			claimUIDs[path], _, _ = strings.Cut(filepath.Base(path), "_")
+		}
+	})
 	return claimUIDs, err
 }
 
 // RemoveClaim removes all records of a claim, including unreadable ones.
 func (s *Records) RemoveClaim(claimUID string) error {
-	paths, err := filepath.Glob(filepath.Join(s.dir, pathElement(claimUID)+"_*"))
-	for _, path := range paths {
-		err = errors.Join(err, files.Remove(s.failpoints, "attach record", path, false))
-	}
-	return err
+	var failed error
+	err := s.files.Each(pathElement(claimUID)+"_", func(path string, _ Record, _ error) {
+		failed = errors.Join(failed, files.Remove(s.failpoints, "attach record", path, false))
+	})
+	return errors.Join(err, failed)
 }
 
 // RemoveOfOtherBoots removes the records that were written before the current
 // boot, and returns their number.
 func (s *Records) RemoveOfOtherBoots() (removed int, failed error) {
-	any := &Records{dir: s.dir, failpoints: s.failpoints, bootID: AnyBoot}
-	all, err := any.List()
-	for _, r := range all {
-		if r.BootID == s.bootID {
-			continue
+	err := s.files.Each("", func(path string, r Record, err error) {
+		if err != nil || s.isCurrent(r) {
+			return // List describes the records that cannot be read
 		}
 		removed++
-		failed = errors.Join(failed, s.Remove(r))
-	}
+		failed = errors.Join(failed, files.Remove(s.failpoints, "attach record", path, false))
+	})
 	return removed, errors.Join(err, failed)
 }
 

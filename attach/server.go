@@ -22,6 +22,9 @@ import (
 // The text of an error appears in the pod's events.
 type Handler interface {
 	Attach(ctx context.Context, r Request, namespace, socket *os.File) (Response, error)
+	// Refused is called when the hook itself refuses a container, with the reason in
+	// r.Refusal.
+	Refused(ctx context.Context, r Request)
 }
 
 // Server is the plugin's end of the protocol.
@@ -96,16 +99,22 @@ func (s *Server) Serve(ctx context.Context) error {
 	}
 }
 
+// errPing means that a connection was closed before it carried a request: something only
+// asked whether the server runs.
+var errPing = errors.New("connection without a request")
+
 func (s *Server) serve(ctx context.Context, conn *net.UnixConn) {
 	defer conn.Close()
 	logger := logr.FromContextOrDiscard(ctx)
 	response, err := s.answer(ctx, conn)
-	if errors.Is(err, io.EOF) {
-		return // a ping
+	if errors.Is(err, errPing) {
+		return
 	}
 	if err != nil {
-		logger.Error(err, "Failed to attach share")
-		response = Response{Error: err.Error()}
+		if !errors.As(err, new(*handlerError)) { // the handler logs its own errors
+			logger.Error(err, "Failed to read request of hook")
+		}
+		response = Response{Error: truncate(err.Error(), maxError)}
 	}
 	response.Version = ProtocolVersion
 	if err := errors.Join(conn.SetWriteDeadline(time.Now().Add(requestTimeout)), send(conn, response)); err != nil {
@@ -123,13 +132,20 @@ func (s *Server) answer(ctx context.Context, conn *net.UnixConn) (Response, erro
 		return Response{}, err
 	}
 	var request Request
-	files, err := receive(conn, &request, descriptorsIn)
+	files, err := receiveMessage(conn, &request, func() int { return request.descriptors() })
+	if errors.Is(err, io.EOF) {
+		return Response{}, errPing
+	}
 	if err != nil {
 		return Response{}, fmt.Errorf("read request: %w", err)
 	}
 	defer closeAll(files)
 	if err := request.validate(); err != nil {
 		return Response{}, err
+	}
+	if request.Refusal != "" {
+		s.handler.Refused(ctx, request)
+		return Response{}, nil
 	}
 	if kind, err := unix.IoctlRetInt(int(files[0].Fd()), unix.NS_GET_NSTYPE); err != nil || kind != unix.CLONE_NEWNET {
 		return Response{}, errors.New("the first descriptor does not refer to a network namespace")
@@ -138,8 +154,17 @@ func (s *Server) answer(ctx context.Context, conn *net.UnixConn) (Response, erro
 	// attachment is worse than a delay.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), attachTimeout)
 	defer cancel()
-	return s.handler.Attach(ctx, request, files[0], files[1])
+	response, err := s.handler.Attach(ctx, request, files[0], files[1])
+	if err != nil {
+		err = &handlerError{err}
+	}
+	return response, err
 }
+
+// handlerError is an error of the Handler.
+type handlerError struct{ error }
+
+func (e *handlerError) Unwrap() error { return e.error }
 
 // checkPeer refuses peers other than root. The directory excludes them already,
 // unless its mode was changed.

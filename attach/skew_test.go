@@ -61,6 +61,21 @@ func TestSkew_hook_understands_the_previous_plugin(t *testing.T) {
 	}
 }
 
+// The previous plugin does not know refusals, and requires two descriptors of each
+// request. It must not attach the share of a container that the hook refuses.
+func TestSkew_the_previous_plugin_rejects_refusals(t *testing.T) {
+	a, b := pair(t)
+	r := request()
+	r.Refusal = "the pod uses the node's network"
+	if err := send(a, r, open(t, r.descriptors())...); err != nil {
+		t.Fatal(err)
+	}
+	var got Request
+	if _, err := receive(b, &got, descriptorsIn); err == nil {
+		t.Error("the previous plugin accepts a refusal as a request to attach the share")
+	}
+}
+
 func TestSkew_refuses_unknown_versions(t *testing.T) {
 	for _, version := range []int{oldestProtocol - 1, newestProtocol + 1} {
 		r := request()

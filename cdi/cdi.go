@@ -77,12 +77,18 @@ type Specs struct {
 // New returns the specs of a driver in a directory. The files that they mount are
 // in filesDir.
 func New(dir, filesDir, driver string, failpoints failpoint.Injector) (*Specs, error) {
-	for _, d := range []string{dir, filesDir} {
+	s := &Specs{dir: dir, files: filesDir, driver: driver, failpoints: failpoints}
+	return s, s.MakeDirs()
+}
+
+// MakeDirs creates the directories of the specs and files again if they were removed.
+func (s *Specs) MakeDirs() error {
+	for _, d := range []string{s.dir, s.files} {
 		if err := os.MkdirAll(d, 0o755); err != nil {
-			return nil, fmt.Errorf("open CDI directory: %w", err)
+			return fmt.Errorf("open CDI directory: %w", err)
 		}
 	}
-	return &Specs{dir: dir, files: filesDir, driver: driver, failpoints: failpoints}, nil
+	return nil
 }
 
 // class is the CDI class of the devices.
@@ -261,16 +267,32 @@ func (s *Specs) Hooks() (map[string]bool, error) {
 		if err != nil {
 			return nil, err
 		}
-		if spec == nil {
-			continue // the spec was removed in the meantime
-		}
-		for _, d := range spec.Devices {
-			for _, h := range d.ContainerEdits.Hooks {
-				hooks[h.Path] = true
-			}
+		for _, hook := range hooksOf(spec) {
+			hooks[hook] = true
 		}
 	}
 	return hooks, nil
+}
+
+// HooksOf returns the paths of the hooks that a claim's spec names, none without a spec. It
+// fails if the CDI library does not accept the spec.
+func (s *Specs) HooksOf(claimUID string) ([]string, error) {
+	spec, err := s.read(s.Path(claimUID))
+	return hooksOf(spec), err
+}
+
+// hooksOf returns the paths of the hooks of a spec; none if it is nil, because it was removed
+// in the meantime.
+func hooksOf(spec *cdiapi.Spec) (paths []string) {
+	if spec == nil {
+		return nil
+	}
+	for _, d := range spec.Devices {
+		for _, h := range d.ContainerEdits.Hooks {
+			paths = append(paths, h.Path)
+		}
+	}
+	return paths
 }
 
 // Remove removes a claim's spec and then its files. It succeeds if there are

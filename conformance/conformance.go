@@ -1,102 +1,254 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package conformance tests whether a DRA kubelet plugin meets the requirements of
-// Kubernetes. It works with any driver: it acts as the kubelet and the scheduler
-// of a running plugin, through the plugin's own gRPC socket, with claims that it
-// creates and allocates in the API server. It starts no pods.
+// Package conformance tests whether a DRA driver meets the requirements of Kubernetes.
+// It works with any driver: it acts as the kubelet and the scheduler of the driver's
+// plugin, through its gRPC sockets and with claims that it allocates in an API server.
+// It starts no pods.
 //
-// A Target identifies the plugin. Cases returns the requirements, each with a
-// reference to the document that states it, and Do tests one. Tests run them
-// against a fake API server and a plugin in the same process. The command
-// dra-conformance runs them against the plugin of a node.
+// Test runs the suite in a test of the driver. Without a cluster, the suite starts the
+// driver with a fake API server and directories of its own:
+//
+//	conformance.Test(t, conformance.Config{
+//		Driver:  "gpu.example.com",
+//		Command: []string{"bin/driver", "--kubeconfig=$KUBECONFIG", "--kubelet-dir=$KUBELET_DIR"},
+//	})
+//
+// Requirements returns what is tested: each requirement has a stable ID, a level, and
+// the sentence that it rests on. Run returns the results as a Report, which has the
+// forms of a ConformanceReport in YAML, JUnit, and text. The command dra-conformance
+// does the same for drivers in other languages and for drivers on a node.
 package conformance
 
 import (
 	"context"
 	"errors"
 	"fmt"
-
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-	"k8s.io/client-go/kubernetes"
-	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
 )
 
-// Target is a plugin under test.
-type Target struct {
-	// Client accesses the API server that the plugin uses. It must be permitted to
-	// list ResourceSlices, to create and delete ResourceClaims in Namespace, and to
-	// write their status.
-	Client    kubernetes.Interface
-	Namespace string
-	// Driver is the name of the plugin's driver, and Node the node that it runs on.
-	Driver, Node string
-	// DeviceClass is the DeviceClass of the claims. It need not exist, because the
-	// suite allocates the devices.
-	DeviceClass string
-	// Socket is the path of the plugin's DRA socket (dra.sock, or
-	// dra-<pod UID>.sock with rolling updates).
-	Socket string
-	// CDIDir is the directory to which the plugin writes CDI specs. If it is empty,
-	// cases that read CDI specs are skipped.
-	CDIDir string
-	// Device is the name of the device to allocate; if it is empty, the first one
-	// without taints.
-	Device string
+// defaultCaseTimeout limits the duration of one case.
+const defaultCaseTimeout = time.Minute
+
+// Status is the result of a case.
+type Status string
+
+// Results of cases.
+const (
+	Passed  Status = "passed"
+	Failed  Status = "failed"
+	Skipped Status = "skipped"
+)
+
+// Result is the result of a case.
+type Result struct {
+	Requirement Requirement
+	Status      Status
+	// Message is the reason of a case that failed or was skipped.
+	Message string
+	// Calls are the last requests to the driver and its responses.
+	Calls    []string
+	Duration time.Duration
+	// Log is the end of the driver's log, if the suite started the driver.
+	Log string
+	// Measurements are numbers that the requirement does not limit, by name.
+	Measurements map[string]float64
 }
 
-// Case is a requirement for plugins.
-type Case struct {
-	Name string
-	// Reference names the document that states the requirement.
-	Reference string
-	// Requires returns the reason to skip the case for a target, or nil. The field
-	// is nil if the case applies to every target.
-	Requires func(context.Context, *Suite) error
-	// Run returns an error if the plugin does not meet the requirement.
-	Run func(context.Context, *Suite) error
+// Explain returns the report of a case that failed: what happened, the requests and
+// responses, the sentence that the requirement rests on, and the usual cause.
+func (r Result) Explain() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s (%s): %s\n", r.Requirement.ID, r.Requirement.Level, r.Message)
+	fmt.Fprintf(&b, "Required: %s.\n", r.Requirement.Text)
+	if s := r.Requirement.Source; s != nil {
+		fmt.Fprintf(&b, "Source: %q (%s %s)\n", s.Quote, s.File, s.Version())
+	} else {
+		fmt.Fprintf(&b, "Derived from: %s\n", r.Requirement.Reference)
+	}
+	if r.Requirement.Cause != "" {
+		fmt.Fprintf(&b, "Usual cause: %s\n", r.Requirement.Cause)
+	}
+	for _, call := range r.Calls {
+		fmt.Fprintln(&b, call)
+	}
+	if r.Log != "" {
+		fmt.Fprintf(&b, "End of the driver's log:\n%s\n", r.Log)
+	}
+	return b.String()
 }
 
-// Suite is the state of one case that runs against a Target.
-type Suite struct {
-	Target
-	conn   *grpc.ClientConn
-	plugin drapb.DRAPluginClient
-	claims []*claim // to clean up
-}
-
-// ErrSkipped is wrapped by the error of Do if the case does not apply to the
-// target.
-var ErrSkipped = errors.New("skipped")
-
-// Do runs one case against a target, and then unprepares and deletes the claims of
-// the case.
-func Do(ctx context.Context, t Target, c Case) (err error) {
-	conn, err := grpc.NewClient("unix://"+t.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+// Test runs the suite as subtests, one for each requirement. Recommendations that the
+// driver does not meet are logged.
+func Test(t *testing.T, c Config) {
+	t.Helper()
+	start := time.Now()
+	results, err := run(t.Context(), c, func(id string, f func() Result) Result {
+		var r Result
+		t.Run(id, func(t *testing.T) {
+			r = f()
+			switch {
+			case r.Status == Skipped:
+				t.Skip(r.Message)
+			case r.Status == Failed && r.Requirement.Level == Must:
+				t.Error(r.Explain())
+			case r.Status == Failed:
+				t.Log("recommendation: " + r.Explain())
+			}
+		})
+		return r
+	})
 	if err != nil {
-		return fmt.Errorf("connect to the plugin: %w", err)
+		t.Fatal(err)
 	}
-	s := &Suite{Target: t, conn: conn, plugin: drapb.NewDRAPluginClient(conn)}
-	defer func() {
-		err = errors.Join(err, s.cleanUp(context.WithoutCancel(ctx)), conn.Close())
-	}()
-	if c.Requires != nil {
-		if err := c.Requires(ctx, s); err != nil {
-			return fmt.Errorf("%w: %w", ErrSkipped, err)
-		}
+	if len(results) == 0 {
+		t.Fatal("no case was run")
 	}
-	return c.Run(ctx, s)
+	if c.Report == "" {
+		return
+	}
+	raw, err := newReport(c, results, start).YAML()
+	if err == nil {
+		err = os.WriteFile(c.Report, raw, 0o644)
+	}
+	if err != nil {
+		t.Errorf("write the report: %v", err)
+	}
 }
 
-// cleanUp unprepares and deletes the claims of a case.
-func (s *Suite) cleanUp(ctx context.Context) error {
-	var errs []error
-	for _, c := range s.claims {
-		if err := s.unprepareOne(ctx, c); err != nil {
-			errs = append(errs, fmt.Errorf("clean up claim %s: %w", c.Name, err))
+// Run runs the suite and returns a report. progress, which may be nil, gets each result
+// when it is known. An error means that the suite could not run; failed cases are in the
+// report.
+func Run(ctx context.Context, c Config, progress func(Result)) (Report, error) {
+	start := time.Now()
+	results, err := run(ctx, c, func(_ string, f func() Result) Result {
+		r := f()
+		if progress != nil {
+			progress(r)
 		}
-		errs = append(errs, s.delete(ctx, c))
+		return r
+	})
+	if err != nil {
+		return Report{}, err
 	}
-	return errors.Join(errs...)
+	return newReport(c, results, start), nil
+}
+
+// run runs all cases through do.
+func run(ctx context.Context, c Config, do func(string, func() Result) Result) (results []Result, err error) {
+	if c, err = c.complete(); err != nil {
+		return nil, err
+	}
+	all, err := Requirements()
+	if err != nil {
+		return nil, err
+	}
+	r := &runner{config: c}
+	defer func() { err = errors.Join(err, r.renew()) }()
+	for _, requirement := range all {
+		if ctx.Err() != nil {
+			return results, ctx.Err()
+		}
+		if requirement.selected(c.Only) {
+			results = append(results, do(requirement.ID, func() Result { return r.one(ctx, requirement) }))
+		}
+	}
+	return results, nil
+}
+
+// runner runs cases one after the other.
+type runner struct {
+	config  Config
+	session *session // nil if the next case needs a new one
+	// unstarted counts the cases in a row in which the driver did not start.
+	unstarted int
+}
+
+// maxUnstarted is the number of cases after which the suite does not start a driver again
+// that does not start.
+const maxUnstarted = 3
+
+// renew ends the session, so that the next case gets a node without traces of the last.
+func (r *runner) renew() error {
+	if r.session == nil {
+		return nil
+	}
+	s := r.session
+	r.session = nil
+	return s.close()
+}
+
+// one runs the case of a requirement.
+func (r *runner) one(ctx context.Context, requirement Requirement) (result Result) {
+	result = Result{Requirement: requirement, Status: Skipped}
+	if result.Message = r.inapplicable(requirement); result.Message != "" {
+		return result
+	}
+	start := time.Now()
+	defer func() { result.Duration = time.Since(start) }()
+	ctx, cancel := context.WithTimeout(ctx, r.config.caseTimeout)
+	defer cancel()
+	if r.session == nil && r.unstarted >= maxUnstarted {
+		result.Status = Failed
+		result.Message = fmt.Sprintf("the driver did not start in %d cases before this one", r.unstarted)
+		return result
+	}
+	if r.session == nil {
+		var err error
+		if r.session, err = newSession(r.config); err == nil {
+			_, err = r.session.start(ctx, r.session.env)
+		}
+		if err == nil {
+			err = r.session.rememberStatic()
+		}
+		if err != nil {
+			result.Status, result.Message = Failed, err.Error()
+			_ = r.renew() // it never worked
+			r.unstarted++
+			return result
+		}
+		r.unstarted = 0
+	}
+	s := &suite{session: r.session}
+	result.Status, result.Message = s.do(ctx, cases()[requirement.ID])
+	result.Measurements = s.numbers
+	result.Calls, result.Log = lastCalls(s.takeCalls()), tail(s.log.String(), 5)
+	if err := s.cleanUp(context.WithoutCancel(ctx)); err != nil || s.restart || result.Status == Failed {
+		if s.server != nil {
+			_ = r.renew() // other cases report what the driver does wrong at its end
+		}
+	}
+	return result
+}
+
+// inapplicable returns the reason why the case does not apply to the driver, or "".
+func (r *runner) inapplicable(q Requirement) string {
+	declared := q.Feature == "" || slices.Contains(r.config.Features, q.Feature)
+	switch {
+	case r.config.Skip[q.ID] != "":
+		return r.config.Skip[q.ID]
+	case q.ID == "HEALTH-07" && declared:
+		return "the driver declares the feature Health"
+	case q.ID != "HEALTH-07" && !declared:
+		return "the driver does not declare the feature " + q.Feature
+	case !q.Implemented():
+		return fmt.Sprintf("the suite has no case yet (way: %s)", q.Way)
+	}
+	return ""
+}
+
+// lastCalls returns the last calls, shortened for a report.
+func lastCalls(calls []string) (last []string) {
+	const keep, length = 4, 1500
+	for _, call := range calls[max(0, len(calls)-keep):] {
+		if len(call) > length {
+			call = call[:length] + " [...]"
+		}
+		last = append(last, call)
+	}
+	return last
 }

@@ -2,14 +2,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package controlplane assembles the controller: it publishes fabrics, writes the
-// status of their shares, generates and reserves the claims of PodGroups, reserves
-// claims for other objects, and serves the admission webhooks.
+// status of their shares, generates and reserves the claims of PodGroups and Jobs, reserves
+// claims for other objects, maintains AddressPools, and serves the admission webhooks.
 package controlplane
 
 import (
 	"context"
 	"crypto/tls"
 	"fmt"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -22,14 +23,15 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	ctrlconfig "sigs.k8s.io/controller-runtime/pkg/config"
-	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 	"sigs.k8s.io/controller-runtime/pkg/webhook"
 	webhookadmission "sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
+	network "github.com/dra-shared/dra-driver-shared/api/network/v1alpha1"
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
+	"github.com/dra-shared/dra-driver-shared/controlplane/addresspools"
 	"github.com/dra-shared/dra-driver-shared/controlplane/admission"
 	"github.com/dra-shared/dra-driver-shared/controlplane/certs"
 	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
@@ -53,9 +55,16 @@ type Options struct {
 	// fabrics; see fabrics.Publisher.
 	SlicesOwner string
 
-	// HealthAddress and MetricsAddress are host:port; "0" disables the server.
+	// HealthAddress and MetricsAddress are the host:port on which Run serves; "0"
+	// disables the server.
 	HealthAddress, MetricsAddress string
 	Webhook                       Webhook
+
+	// AddressQuarantine is the time from the deletion of a Node to the return of its
+	// addresses; see addresspools.Reconciler.
+	AddressQuarantine time.Duration
+	// JobClaims enables claims for Jobs, by the annotation scheduling.dra-shared.dev/job-claims.
+	JobClaims bool
 
 	// Client replaces the constructor of the client that reconcilers write with.
 	// Tests use it.
@@ -84,7 +93,9 @@ type Webhook struct {
 // Scheme returns a scheme with all types that the controller reads and writes.
 func Scheme() (*runtime.Scheme, error) {
 	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{clientscheme.AddToScheme, scheduling.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{
+		clientscheme.AddToScheme, scheduling.AddToScheme, network.AddToScheme,
+	} {
 		if err := add(scheme); err != nil {
 			return nil, err
 		}
@@ -93,7 +104,9 @@ func Scheme() (*runtime.Scheme, error) {
 }
 
 // New builds the controller's manager. It calls the API server to detect the mode
-// if o.Mode is mode.Auto, and to learn the server's version.
+// if o.Mode is mode.Auto, to learn the server's version, and to look up the
+// resources of the types that the controller watches. It may be called again if it
+// fails.
 func New(ctx context.Context, config *rest.Config, o Options) (manager.Manager, error) {
 	cluster, err := kubernetes.NewForConfig(config)
 	if err != nil {
@@ -110,7 +123,6 @@ func New(ctx context.Context, config *rest.Config, o Options) (manager.Manager, 
 	if err != nil {
 		return nil, err
 	}
-	m.GetLogger().Info("Selected mode", "mode", o.Mode, "detected", detected)
 	if detected {
 		if err := m.Add(&mode.Watcher{Cluster: cluster, Namespace: o.Namespace, Mode: o.Mode}); err != nil {
 			return nil, err
@@ -129,7 +141,8 @@ func New(ctx context.Context, config *rest.Config, o Options) (manager.Manager, 
 	if err := addControllers(ctx, m, cluster, o); err != nil {
 		return nil, err
 	}
-	return m, addHealthChecks(m, o)
+	m.GetLogger().Info("Selected mode", "mode", o.Mode, "detected", detected)
+	return m, nil
 }
 
 // newRotator returns the rotator of the webhook's certificates, or nil if the
@@ -166,8 +179,8 @@ func newManager(config *rest.Config, o Options, rotator *certs.Rotator) (manager
 		Controller:     ctrlconfig.Controller{SkipNameValidation: ptr.To(true)},
 		LeaderElection: true, LeaderElectionID: o.DriverName, LeaderElectionNamespace: o.Namespace,
 		LeaderElectionReleaseOnCancel: true, // the process ends when the manager does
-		HealthProbeBindAddress:        o.HealthAddress,
-		Metrics:                       metricsserver.Options{BindAddress: o.MetricsAddress},
+		HealthProbeBindAddress:        "0",  // Run serves health and metrics
+		Metrics:                       metricsserver.Options{BindAddress: "0"},
 		WebhookServer:                 webhook.NewServer(server),
 	})
 }
@@ -185,9 +198,13 @@ func addWebhooks(ctx context.Context, m manager.Manager, o Options) error {
 	handlers := map[string]webhookadmission.Handler{
 		"/pods": &admission.Pods{
 			Client: m.GetClient(), APIReader: m.GetAPIReader(), Mode: o.Mode, Driver: o.DriverName, Shards: shards,
+			JobClaims: o.JobClaims,
 		},
-		"/templates":  &admission.Templates{APIReader: m.GetAPIReader(), Mode: o.Mode},
+		"/templates":  &admission.Templates{APIReader: m.GetAPIReader()},
 		"/parameters": &admission.Parameters{Driver: o.DriverName},
+	}
+	if o.JobClaims {
+		handlers["/jobs"] = &admission.Jobs{Client: m.GetClient(), APIReader: m.GetAPIReader(), Driver: o.DriverName}
 	}
 	for path, handler := range handlers {
 		m.GetWebhookServer().Register(path, &webhook.Admission{Handler: handler})
@@ -206,12 +223,16 @@ func addControllers(ctx context.Context, m manager.Manager, cluster kubernetes.I
 		return err
 	}
 	events := m.GetEventRecorder(o.DriverName)
-	for _, reconciler := range []interface {
+	type reconciler interface {
 		SetupWithManager(context.Context, ctrl.Manager) error
-	}{
+	}
+	reconcilers := []reconciler{
 		&podgroups.Reconciler{
 			Client: m.GetClient(), APIReader: m.GetAPIReader(), Mode: o.Mode, Driver: o.DriverName, Events: events,
 			ClusterLeavesStaleEntries: leavesStaleEntries,
+		},
+		&addresspools.Reconciler{
+			Client: m.GetClient(), Driver: o.DriverName, Clock: clock.RealClock{}, Quarantine: o.AddressQuarantine,
 		},
 		&report.Reconciler{
 			Client: m.GetClient(), APIReader: m.GetAPIReader(), Cluster: cluster, Driver: o.DriverName, Clock: clock.RealClock{},
@@ -220,23 +241,17 @@ func addControllers(ctx context.Context, m manager.Manager, cluster kubernetes.I
 			Client: m.GetClient(), APIReader: m.GetAPIReader(), Cluster: cluster, Mapper: m.GetRESTMapper(),
 			Driver: o.DriverName, Events: events, ClusterLeavesStaleEntries: leavesStaleEntries,
 		},
-	} {
-		if err := reconciler.SetupWithManager(ctx, m); err != nil {
+	}
+	if o.JobClaims {
+		reconcilers = append(reconcilers, &podgroups.JobReconciler{Reconciler: podgroups.Reconciler{
+			Client: m.GetClient(), APIReader: m.GetAPIReader(), Mode: mode.Bridge, Driver: o.DriverName, Events: events,
+			ClusterLeavesStaleEntries: leavesStaleEntries,
+		}})
+	}
+	for _, r := range reconcilers {
+		if err := r.SetupWithManager(ctx, m); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// addHealthChecks registers /healthz, and /readyz, which waits for the webhook
-// server.
-func addHealthChecks(m manager.Manager, o Options) error {
-	ready := healthz.Ping
-	if o.Webhook.Port != 0 {
-		ready = m.GetWebhookServer().StartedChecker()
-	}
-	if err := m.AddHealthzCheck("ping", healthz.Ping); err != nil {
-		return err
-	}
-	return m.AddReadyzCheck("webhook", ready)
 }

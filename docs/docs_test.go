@@ -297,8 +297,8 @@ func (s *source) matches(pattern string) bool {
 // hasIdentifier reports whether a package has an identifier, with a member if that is
 // not empty. Packages of other modules that the code imports are not checked.
 func (s *source) hasIdentifier(pkg, name, member string) bool {
-	identifiers, ours := s.packages[pkg]
-	if !ours {
+	identifiers, isInternal := s.packages[pkg]
+	if !isInternal {
 		return s.imports[pkg]
 	}
 	return identifiers[name] && (member == "" || s.members[name][member])

@@ -10,27 +10,57 @@ import (
 	"os"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/attach"
+	"github.com/dra-shared/dra-driver-shared/internal/claimstatus"
 )
 
-// Attach implements attach.Handler: it makes one share real in one pod. The
+// Attach implements attach.Handler: it sets up one share in one pod. The
 // hook calls it once per container start; it is idempotent per sandbox.
 func (d *Driver) Attach(ctx context.Context, r attach.Request, namespace, socket *os.File) (attach.Response, error) {
 	uid, start := types.UID(r.ClaimUID), time.Now()
-	ctx = klog.NewContext(
-		ctx,
-		klog.FromContext(ctx).WithValues("claimUID", uid, "share", r.Share, "pod", klog.KRef(r.Pod.Namespace, r.Pod.Name)),
-	)
+	ctx = withRequest(ctx, r)
 	err := d.withClaim(ctx, uid, func(ctx context.Context) error {
 		return d.attach(ctx, r, Sandbox{Namespace: namespace, Socket: socket})
 	})
 	d.metrics.observe(operationAttach, start, err)
-	d.failures.set(r.Share, r.Pod, err)
-	d.status.enqueue(uid)
+	d.reportAttach(ctx, r, err)
 	return attach.Response{}, err
+}
+
+// withRequest returns a context whose logger names the claim, the share, and the pod.
+func withRequest(ctx context.Context, r attach.Request) context.Context {
+	return klog.NewContext(ctx, klog.FromContext(ctx).WithValues("claimUID", types.UID(r.ClaimUID), "share", r.Share,
+		"pod", klog.KRef(r.Pod.Namespace, r.Pod.Name)))
+}
+
+// Refused implements attach.Handler: it reports why the hook refuses a container of a
+// pod that has a share.
+func (d *Driver) Refused(ctx context.Context, r attach.Request) {
+	ctx = withRequest(ctx, r)
+	if _, err := d.preparedShare(r); err != nil {
+		klog.FromContext(ctx).Error(err, "Hook refused a container without a prepared share", "refusal", r.Refusal)
+		return
+	}
+	d.reportAttach(ctx, r, errors.New(r.Refusal))
+}
+
+// reportAttach reports the outcome of an attempt to attach a share in the status of the
+// claim and, if it failed, in the events of the pod: not every OCI runtime reports what
+// a hook prints.
+func (d *Driver) reportAttach(ctx context.Context, r attach.Request, err error) {
+	d.failures.set(r.Share, r.Pod, err)
+	d.status.enqueue(types.UID(r.ClaimUID))
+	if err == nil {
+		return
+	}
+	d.options.Events.Eventf(podReference(r.Pod), nil, corev1.EventTypeWarning, params.ReasonAttachFailed,
+		params.EventActionShare, "%s", claimstatus.Truncate(err.Error(), maxNote))
+	klog.FromContext(ctx).Error(err, "Failed to attach share")
 }
 
 func (d *Driver) attach(ctx context.Context, r attach.Request, sandbox Sandbox) error {
@@ -51,22 +81,54 @@ func (d *Driver) attach(ctx context.Context, r attach.Request, sandbox Sandbox) 
 	if err := s.attacher.ValidateConsumers(s.Share, otherPods(others, r.Pod.UID)); err != nil {
 		return err
 	}
-	attached, err := s.attacher.Attach(ctx, s.Share, r, sandbox)
+	reserved, err := d.reserve(ctx, s, r, &sandbox)
 	if err != nil {
 		return err
 	}
-	recorded := attach.Record{
-		ClaimUID: r.ClaimUID, Share: s.Name, Kind: s.Kind, Device: s.Device, Class: s.Class,
-		Pod: r.Pod, SandboxID: r.SandboxID, Namespace: attached.Namespace, Payload: attached.Payload,
+	attached, err := s.attacher.Attach(ctx, s.Share, r, sandbox)
+	if err != nil {
+		if reserved != nil {
+			err = errors.Join(err, d.removeAttachment(s, *reserved))
+		}
+		return err
 	}
+	recorded := newAttachment(s, r, attached)
 	// The metadata is written before the record: once the record exists, the
 	// hook no longer calls the plugin for this sandbox.
 	d.updateMetadata(ctx, types.UID(r.ClaimUID), s, recorded)
 	if err := d.attachments.Write(recorded); err != nil {
-		return errors.Join(fmt.Errorf("write attachment record: %w", err), s.attacher.Detach(ctx, recorded))
+		return errors.Join(fmt.Errorf("write attachment record: %w", err), d.detach(ctx, s, recorded))
 	}
 	klog.FromContext(ctx).V(2).Info("Attached share", "device", s.Device)
 	return nil
+}
+
+// newAttachment returns the record of an attachment.
+func newAttachment(s share, r attach.Request, attached Attached) attach.Record {
+	return attach.Record{
+		ClaimUID: r.ClaimUID, Share: s.Name, Kind: s.Kind, Device: s.Device, Class: s.Class,
+		Pod: r.Pod, SandboxID: r.SandboxID, Namespace: attached.Namespace, Payload: attached.Payload,
+	}
+}
+
+// reserve reserves and records what the attachment needs, and adds it to the sandbox. It
+// returns the record, or nil if the attachment needs nothing.
+func (d *Driver) reserve(
+	ctx context.Context, s share, r attach.Request, sandbox *Sandbox,
+) (recorded *attach.Record, err error) {
+	reserver, ok := s.attacher.(Reserver)
+	if !ok {
+		return nil, nil
+	}
+	err = reserver.Reserve(ctx, s.Share, r, *sandbox, d.attachments.List, func(reserved Attached) error {
+		record := newAttachment(s, r, reserved)
+		if err := d.attachments.Write(record); err != nil {
+			return fmt.Errorf("write attachment record: %w", err)
+		}
+		recorded, sandbox.Reserved = &record, reserved.Payload
+		return nil
+	})
+	return recorded, err // after the call, which sets recorded
 }
 
 // preparedShare returns the share that the hook names. Only prepared shares can

@@ -5,6 +5,9 @@ package driver
 
 import (
 	"context"
+	"errors"
+	"os"
+	"slices"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
@@ -43,20 +46,34 @@ func (d *Driver) cdiDevices(uid types.UID, shares []share) (devices []cdi.Device
 	return devices, nil
 }
 
-// ensureSpec writes the CDI spec of a prepared claim if it is missing or
-// differs: it may lie on a tmpfs.
+// ensureSpec writes the CDI spec of a prepared claim if it cannot be used: it is missing or
+// unreadable, or the hook that it names is gone. The spec of a claim that another release
+// prepared stays as it is: both plugins of a rolling update run this.
 func (d *Driver) ensureSpec(claim *record.Claim) error {
 	want, err := d.cdiDevices(claim.UID, d.resolveAll(claim.Shares))
 	if err != nil {
 		return err
 	}
-	if d.specs.Holds(string(claim.UID), want) {
+	if d.specs.Holds(string(claim.UID), want) && d.hasHook(claim.UID) {
 		return nil
 	}
 	return d.specs.Write(string(claim.UID), want)
 }
 
-// preparedDevices is the answer to the kubelet: the CDI devices of each
+// hasHook reports whether the hook that a claim's spec names exists. The hook of this plugin
+// is installed again if it does not; that of an earlier release is not.
+func (d *Driver) hasHook(uid types.UID) bool {
+	if d.options.Installation == nil {
+		return true
+	}
+	hooks, err := d.specs.HooksOf(string(uid))
+	return err == nil && !slices.ContainsFunc(hooks, func(path string) bool {
+		_, err := os.Stat(path)
+		return path != d.options.Hook && errors.Is(err, os.ErrNotExist)
+	})
+}
+
+// preparedDevices returns the response to the kubelet: the CDI devices of each
 // request.
 func (d *Driver) preparedDevices(ctx context.Context, claim *record.Claim) (devices []kubeletplugin.Device) {
 	for _, s := range d.resolveAll(claim.Shares) {

@@ -13,17 +13,15 @@ import (
 
 	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/internal/files"
+	"github.com/dra-shared/dra-driver-shared/internal/probe"
 )
 
-// cleanup restores the node to the state before the driver was installed, if
-// this was its last plugin and no claim holds a share: the driver may be about
-// to be removed. If it is not, the next plugin sets up what it needs within
+// cleanup restores the node to the state before the driver was installed, if no
+// claim holds a share: this was its last plugin, and the driver may be about to be
+// removed. If it is not, the next plugin sets up what it needs within
 // milliseconds. While claims hold shares everything stays: their pods continue
 // to run with their limits.
 func (d *Driver) cleanup(ctx context.Context) {
-	if !d.handover.isAlone() {
-		return
-	}
 	logger := klog.FromContext(ctx)
 	claims, err := filepath.Glob(filepath.Join(d.options.PluginDir, "claims", "*.json"))
 	attached, listErr := d.attachments.List()
@@ -73,7 +71,7 @@ func (d *Driver) removeEmptyDirs() {
 	o := d.options
 	for _, dir := range []string{
 		filepath.Dir(o.Hook), filepath.Join(o.PluginDir, "claims"), filepath.Join(o.PluginDir, "files"),
-		filepath.Join(o.PluginDir, metadataDir), attach.SocketDir(o.RunDir), healthDir(o.RunDir), filepath.Join(o.RunDir,
+		filepath.Join(o.PluginDir, metadataDir), attach.SocketDir(o.RunDir), probe.Dir(o.RunDir), filepath.Join(o.RunDir,
 			"attached"),
 	} {
 		_ = os.Remove(dir)

@@ -7,12 +7,16 @@ import (
 	"context"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 
+	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 	"github.com/dra-shared/dra-driver-shared/internal/claimref"
@@ -53,6 +57,9 @@ func (d *Driver) observePods(ctx context.Context, recorded *record.Claim, shares
 	for i := range states {
 		if states[i].attacher != nil && len(states[i].attachments) == 0 {
 			states[i].unreferenced = unreferencedPods(pods, claim.Name, states[i].Request)
+			if !d.hasJustDetached(claim.UID) && states[i].attacher.Attaches(states[i].Share) {
+				states[i].hookNotRun = podsWithoutHook(pods, claim.Name, states[i].Request, d.options.NodeName)
+			}
 		}
 	}
 	return nil
@@ -66,7 +73,7 @@ func (d *Driver) reservedPods(ctx context.Context, claim *resourceapi.ResourceCl
 			// The rest of the status does not depend on this.
 			d.degraded(
 				ctx,
-				"PodsNotReadable",
+				params.DegradedPodsNotReadable,
 				"the plugin does not detect pods whose containers do not list their claim: may the plugin get pods?",
 				err,
 			)
@@ -104,10 +111,10 @@ func (d *Driver) podsUsing(
 	}
 	for _, failed := range d.failures.pods(shares) {
 		pod, err := d.getPod(ctx, failed)
-		if err != nil {
+		if err != nil && !apierrors.IsForbidden(err) {
 			return nil, err
 		}
-		if pod != nil {
+		if pod != nil || err != nil { // without the right to get pods, the pod counts as existing
 			using[failed.UID] = true
 		}
 	}
@@ -138,19 +145,68 @@ func unreferencedPods(pods []*corev1.Pod, claim, request string) (unreferenced [
 // itself does not name the claim, as with extended resources and PodGroups:
 // then there is nothing to compare with.
 func listsRequest(pod *corev1.Pod, claim, request string) bool {
+	return len(claimref.Entries(pod, claim)) == 0 || len(containersListing(pod, claim, request)) > 0
+}
+
+// containersListing returns the names of the containers that list a request of the
+// claim, or the whole claim.
+func containersListing(pod *corev1.Pod, claim, request string) (names []string) {
 	entries := claimref.Entries(pod, claim)
-	if len(entries) == 0 {
-		return true
-	}
 	request, _, _ = strings.Cut(request, "/") // containers list a request without its subrequest
 	for _, containers := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
 		for _, c := range containers {
-			for _, r := range c.Resources.Claims {
-				if slices.Contains(entries, r.Name) && (r.Request == "" || r.Request == request) {
-					return true
-				}
+			lists := func(r corev1.ResourceClaim) bool {
+				return slices.Contains(entries, r.Name) && (r.Request == "" || r.Request == request)
+			}
+			if slices.ContainsFunc(c.Resources.Claims, lists) {
+				names = append(names, c.Name)
 			}
 		}
 	}
+	return names
+}
+
+// podWithoutHook is a pod whose runtime does not run the hook.
+type podWithoutHook struct {
+	attach.Pod
+	container    string
+	runtimeClass string // "" is the runtime's default
+}
+
+// podsWithoutHook returns the pods of the node in which a container that lists the
+// request runs. The caller knows that the share is attached to no pod: with the hook,
+// no such container would have started.
+func podsWithoutHook(pods []*corev1.Pod, claim, request, node string) (without []podWithoutHook) {
+	for _, pod := range pods {
+		if pod.Spec.NodeName != node || pod.DeletionTimestamp != nil {
+			continue
+		}
+		listing := containersListing(pod, claim, request)
+		statuses := slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses)
+		running := slices.IndexFunc(statuses, func(s corev1.ContainerStatus) bool {
+			return s.State.Running != nil && slices.Contains(listing, s.Name)
+		})
+		if running >= 0 {
+			p := attach.Pod{UID: string(pod.UID), Namespace: pod.Namespace, Name: pod.Name}
+			without = append(without, podWithoutHook{p, statuses[running].Name, ptr.Deref(pod.Spec.RuntimeClassName, "")})
+		}
+	}
+	return without
+}
+
+// detachLag is the time for which the status of a pod may show containers of a
+// sandbox that has ended.
+const detachLag = resyncInterval
+
+// hasJustDetached reports whether a share of the claim was detached within detachLag.
+func (d *Driver) hasJustDetached(claim types.UID) bool {
+	at, ok := d.detached.Load(claim)
+	if !ok {
+		return false
+	}
+	if last, ok := at.(time.Time); ok && time.Since(last) < detachLag {
+		return true
+	}
+	d.detached.Delete(claim)
 	return false
 }

@@ -48,5 +48,17 @@ func (d *Driver) detach(ctx context.Context, s share, r attach.Record) error {
 		}
 	}
 	d.failures.set(r.Share, r.Pod, nil)
-	return d.attachments.Remove(r)
+	d.detached.Store(types.UID(r.ClaimUID), time.Now())
+	return d.removeAttachment(s, r)
+}
+
+// removeAttachment removes the record of an attachment that no longer exists.
+func (d *Driver) removeAttachment(s share, r attach.Record) error {
+	if err := d.attachments.Remove(r); err != nil {
+		return err
+	}
+	if reserver, ok := s.attacher.(Reserver); ok {
+		reserver.Unreserve(r)
+	}
+	return nil
 }

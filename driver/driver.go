@@ -20,6 +20,7 @@
 //	status.go      state -> entry of the claim's status.devices
 //	report.go      the queue that writes entries until they are written
 //	podevents.go   changed conditions -> Kubernetes events on pods
+//	warnings.go    problems of the node -> Kubernetes events on the Node
 //	metadata.go    the device metadata files of containers (KEP-5304)
 //	health.go      device health; probes.go: health of this plugin
 //	metrics.go     Prometheus metrics
@@ -27,7 +28,9 @@
 // Faults are handled by:
 //
 //	restore.go     attachments and specs that differ from their records
+//	hook.go        a hook that another program removed
 //	gc.go          garbage collection of what crashes and reboots left
+//	succession.go  a plugin that cannot serve what its predecessor serves
 //	handover.go    two plugins that run during a rolling update
 //	cleanup.go     removal of the driver
 //
@@ -80,8 +83,11 @@ type Options struct {
 	// RunDir is a directory on a tmpfs of the node, for sockets and attachment
 	// records. Its path is the same inside and outside of the container.
 	RunDir string
-	// Hook is the path of the installed hook on the node.
+	// Hook is the path of the installed hook on the node. Default: that of
+	// Installation.
 	Hook string
+	// Installation installs the hook. Default: the hook is at its path already.
+	Installation *attach.Installation
 	// Instance distinguishes plugins that run at the same time: the pod's UID.
 	Instance string
 	// RollingUpdate allows two plugins to overlap (kubelet 1.33 or newer).
@@ -119,8 +125,10 @@ type Driver struct {
 	// nanoseconds.
 	refreshAfter atomic.Int64
 
-	// handover is set by Start.
 	handover *handover
+	// waiting is the reason why this plugin does not take over from its predecessor;
+	// nil if it does not wait.
+	waiting atomic.Pointer[error]
 
 	// helper is set before helperReady is closed. The driver serves hooks
 	// shortly before that.
@@ -130,10 +138,14 @@ type Driver struct {
 	// restore missing files: one that was unprepared in the meantime must not
 	// be prepared.
 	restoring sync.Map
+	// detached holds the time at which a share of a claim was last detached, by the
+	// claim's UID, until detachLag has passed or the claim is unprepared.
+	detached sync.Map
 	// fatal receives an error after which the driver cannot continue.
 	fatal context.CancelCauseFunc
 
 	health         *healthBoard
+	warnings       *warnings
 	failures       failures
 	metrics        *metrics
 	degradedLogged sync.Map // names of degraded conditions that were logged
@@ -154,6 +166,9 @@ func New(o Options) (*Driver, error) {
 	}
 	if o.OrphanGrace == 0 {
 		o.OrphanGrace = time.Minute
+	}
+	if o.Installation != nil {
+		o.Hook = o.Installation.Path()
 	}
 	if o.Events == nil {
 		o.Events = &events.FakeRecorder{} // discards events
@@ -184,35 +199,41 @@ func New(o Options) (*Driver, error) {
 		refresh:     make(chan struct{}, 1),
 		helperReady: make(chan struct{}),
 		health:      newHealthBoard(),
+		handover:    newHandover(locks, o.Instance),
+		warnings:    newWarnings(o.Events, o.NodeName),
 	}
 	d.status, d.metrics = newReporter(d), newMetrics(d)
 	return d, nil
 }
 
-// Start sets up the devices, restores the attachments of an earlier plugin, and
-// then serves hooks, health checks, and finally the kubelet. It returns once
-// all of these run. wait returns after all of them have stopped: with nil
+// Start serves health checks, waits while another plugin serves what this one
+// cannot, sets up the devices, restores the attachments of an earlier plugin, and
+// then serves hooks and finally the kubelet. It returns once all of these run, or
+// ctx was canceled. wait returns after all of them have stopped: with nil
 // because ctx was canceled, or with the error of a service without which the
 // driver cannot continue.
 func (d *Driver) Start(ctx context.Context) (wait func() error, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	d.fatal = cancel
-	if d.handover, err = enter(d.locks, d.options.Instance); err != nil {
-		return nil, err
-	}
 	var group sync.WaitGroup
 	defer func() {
 		if err != nil {
 			cancel(err)
 			group.Wait()
-			d.handover.release()
+			d.handover.abandon()
 		}
 	}()
-	if err := d.recover(ctx); err != nil {
+	probes := &probes{driver: d}
+	d.serve(ctx, &group, "health", probes.serve)
+	if err := d.enter(ctx); err != nil {
+		if errors.Is(context.Cause(ctx), context.Canceled) { // stopped while it waited
+			d.handover.abandon()
+			group.Wait()
+			return func() error { return nil }, nil
+		}
 		return nil, err
 	}
-	probes := &probes{driver: d}
-	if err := d.startServices(ctx, &group, probes); err != nil {
+	if err := d.startServices(ctx, &group); err != nil {
 		return nil, err
 	}
 	helper, err := kubeletplugin.Start(ctx, d, d.pluginOptions()...)
@@ -231,8 +252,9 @@ func (d *Driver) Start(ctx context.Context) (wait func() error, err error) {
 		<-ctx.Done()
 		helper.Stop()
 		group.Wait()
-		d.cleanup(context.WithoutCancel(ctx))
-		d.handover.release()
+		if err := d.handover.leave(func() { d.cleanup(context.WithoutCancel(ctx)) }); err != nil {
+			return err
+		}
 		if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
 			return cause
 		}
@@ -254,27 +276,29 @@ func (d *Driver) recover(ctx context.Context) error {
 
 // startServices starts what must run before the kubelet learns of the plugin.
 // The driver cannot continue without any of these.
-func (d *Driver) startServices(ctx context.Context, group *sync.WaitGroup, probes *probes) error {
+func (d *Driver) startServices(ctx context.Context, group *sync.WaitGroup) error {
 	hooks, err := attach.Listen(d.options.RunDir, d.options.Instance, d)
 	if err != nil {
 		return err
 	}
-	serve := func(service string, run func(context.Context) error) {
-		group.Go(func() {
-			if err := run(ctx); err != nil {
-				klog.FromContext(ctx).Error(err, "Service failed", "service", service)
-				d.fatal(err)
-			}
-		})
-	}
-	serve("hooks", hooks.Serve)
-	serve("health", probes.serve)
+	d.serve(ctx, group, "hooks", hooks.Serve)
+	d.serve(ctx, group, "watch of the hook", d.watchHook)
 	for _, k := range d.options.Kinds {
 		if watcher, ok := k.(Watcher); ok {
-			serve("watch "+k.Name(), func(ctx context.Context) error { return d.watch(ctx, watcher) })
+			d.serve(ctx, group, "watch "+k.Name(), func(ctx context.Context) error { return d.watch(ctx, watcher) })
 		}
 	}
 	return nil
+}
+
+// serve runs a service, without which the driver cannot continue, until ctx ends.
+func (d *Driver) serve(ctx context.Context, group *sync.WaitGroup, name string, run func(context.Context) error) {
+	group.Go(func() {
+		if err := run(ctx); err != nil {
+			klog.FromContext(ctx).Error(err, "Service failed", "service", name)
+			d.fatal(err)
+		}
+	})
 }
 
 // startLoops starts the background work.
@@ -282,6 +306,11 @@ func (d *Driver) startLoops(ctx context.Context, group *sync.WaitGroup, probes *
 	group.Go(func() { d.status.run(ctx) })
 	group.Go(func() { d.resync(ctx) })
 	group.Go(func() { d.restoreMetadata(ctx) })
+	for _, k := range d.options.Kinds {
+		if reserver, ok := k.(Reserver); ok {
+			group.Go(func() { reserver.MaintainReservations(ctx, d.attachments.List) })
+		}
+	}
 	group.Go(func() { d.publish(ctx) })
 	group.Go(func() { probes.awaitRegistration(ctx) })
 	group.Go(func() { (&garbageCollector{driver: d}).run(ctx) })

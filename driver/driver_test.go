@@ -31,6 +31,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
@@ -45,6 +46,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/driver/nic"
 	"github.com/dra-shared/dra-driver-shared/netdev"
 	"github.com/dra-shared/dra-driver-shared/netdev/nstest"
+	"github.com/dra-shared/dra-driver-shared/test/eventually"
 )
 
 // pauseVariable makes the test binary a process that holds a pod's namespace.
@@ -63,6 +65,8 @@ const (
 	driverName = "dra-shared.dev"
 	nodeName   = "n1"
 	namespace  = "default"
+	// timeout is for effects of the plugin's goroutines.
+	timeout = 15 * time.Second
 )
 
 // plugin is a driver that runs on a node with one NIC of 1 Gbit/s, registered
@@ -70,6 +74,7 @@ const (
 type plugin struct {
 	t       *testing.T
 	dir     string
+	wire    *nstest.Namespace // the other end of the NIC
 	client  *fake.Clientset
 	options driver.Options
 	refuse  atomic.Int32 // writes of status that are yet to fail
@@ -79,7 +84,7 @@ type plugin struct {
 
 func newPlugin(t *testing.T) *plugin {
 	t.Helper()
-	nstest.NIC(t, "nic0", 9000)
+	_, wire := nstest.NIC(t, "nic0", 9000)
 	// Paths of sockets have at most 107 characters, and t.TempDir() is longer.
 	dir, err := os.MkdirTemp("", "dra")
 	if err != nil {
@@ -94,6 +99,7 @@ func newPlugin(t *testing.T) *plugin {
 	p := &plugin{
 		t:      t,
 		dir:    dir,
+		wire:   wire,
 		client: fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "node"}}),
 	}
 	p.client.PrependReactor("patch", "resourceclaims", func(clienttesting.Action) (bool, runtime.Object, error) {
@@ -117,19 +123,25 @@ func newPlugin(t *testing.T) *plugin {
 // start starts the plugin, for the first time or again.
 func (p *plugin) start() {
 	p.t.Helper()
-	node, err := netdev.NewNode(netdev.Options{})
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	c, err := config.Load([]byte(`
-apiVersion: config.dra-shared.dev/v1alpha1
-kind: DriverConfig
-networks:
+	p.startWith(oneNetwork)
+}
+
+// oneNetwork is the configuration of a network with one NIC.
+const oneNetwork = `
 - name: storage
   interfaces: [nic0]
   bandwidth: 1G
   enforcement: None
-  allow: {modes: [Private, Bridge], subnets: [10.20.0.0/16]}`))
+  allow: {modes: [Private, Bridge], subnets: [10.20.0.0/16]}`
+
+// build builds the driver with a configuration. The node has no BPF file system.
+func (p *plugin) build(networks string) *netdev.Node {
+	p.t.Helper()
+	node, err := netdev.NewNode(netdev.Options{BPFFS: p.dir})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	c, err := config.Load([]byte("apiVersion: config.dra-shared.dev/v1alpha1\nkind: DriverConfig\nnetworks: " + networks))
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -137,6 +149,13 @@ networks:
 	if p.Driver, err = driver.New(p.options); err != nil {
 		p.t.Fatal(err)
 	}
+	return node
+}
+
+// startWith starts the plugin with a configuration.
+func (p *plugin) startWith(networks string) {
+	p.t.Helper()
+	node := p.build(networks)
 	_, ctx := ktesting.NewTestContext(p.t)
 	ctx, cancel := context.WithCancel(ctx)
 	wait, err := p.Start(ctx)
@@ -152,44 +171,51 @@ networks:
 	})
 }
 
-// eventually waits for an effect of the plugin's goroutines.
-func (p *plugin) eventually(check func() error) {
-	p.t.Helper()
-	timeout, tick := time.After(15*time.Second), time.NewTicker(5*time.Millisecond)
-	defer tick.Stop()
-	for {
-		err := check()
-		if err == nil {
-			return
-		}
-		select {
-		case <-timeout:
-			p.t.Fatal(err)
-		case <-tick.C:
-		}
-	}
-}
-
 func TestConformance(t *testing.T) {
-	p := newPlugin(t)
-	p.eventually(p.published)
-	target := conformance.Target{
-		Client:      p.client,
-		Namespace:   namespace,
-		Driver:      driverName,
-		Node:        nodeName,
-		DeviceClass: "any",
-		Socket:      filepath.Join(p.options.PluginDir, "dra.sock"),
-		CDIDir:      p.options.CDIDir,
+	nstest.NIC(t, "nic0", 9000)
+	loopback, err := netlink.LinkByName("lo") // to reach the suite's API server
+	if err == nil {
+		err = netlink.LinkSetUp(loopback)
 	}
-	for _, c := range conformance.Cases() {
-		t.Run(c.Name, func(t *testing.T) {
-			if err := conformance.Do(t.Context(), target, c); err != nil {
-				t.Errorf("%v\nrequired by %s", err, c.Reference)
+	if err != nil {
+		t.Fatal(err)
+	}
+	conformance.Test(t, conformance.Config{
+		// `make conformance-report` sets these.
+		Report: os.Getenv("CONFORMANCE_REPORT"),
+		Implementation: conformance.Implementation{
+			Organization: "dra-shared", Project: "dra-driver-shared", Version: os.Getenv("CONFORMANCE_VERSION"),
+			URL: "https://github.com/dra-shared/dra-driver-shared",
+		},
+		Driver: driverName, Features: []string{"ConsumableCapacity", "RollingUpdate", "Status", "Health", "Metadata",
+			"AdminAccess",
+			"PrioritizedList", "WorkloadClaims", "DeviceTaints"},
+		Parameters: []string{
+			`{"apiVersion":"dra-shared.dev/v1alpha1","kind":"NetworkAttachment","interfaceName":"one"}`,
+			`{"apiVersion":"dra-shared.dev/v1alpha1","kind":"NetworkAttachment","interfaceName":"two"}`,
+		},
+		Serve: func(ctx context.Context, env conformance.Env) error {
+			client, err := kubernetes.NewForConfig(env.REST)
+			if err != nil {
+				return err
 			}
-		})
-	}
-	p.wantNothingLeft()
+			p := &plugin{t: t, dir: env.StateDir, options: driver.Options{
+				DriverName: driverName, NodeName: env.Node, Client: client, Instance: env.PodUID, RollingUpdate: true,
+				Hook:      "/hook",
+				PluginDir: env.PluginDir, RegistryDir: env.RegistryDir, CDIDir: env.CDIDir, RunDir: env.StateDir,
+			}}
+			node := p.build(oneNetwork)
+			wait, err := p.Start(ctx)
+			if err != nil {
+				return errors.Join(err, node.Close())
+			}
+			return errors.Join(wait(), node.Close())
+		},
+		Skip: map[string]string{
+			"REG-09": "the log of a driver in the test's process is not known",
+			"PUB-13": "the log of a driver in the test's process is not known",
+		},
+	})
 }
 
 func (p *plugin) published() error {
@@ -346,9 +372,8 @@ func (s *sandbox) writeBundle(namespacePath string) {
 func (s *sandbox) hook(c *resourceapi.ResourceClaim, share string) error {
 	s.plugin.t.Helper()
 	state, err := json.Marshal(map[string]any{"pid": s.pid, "bundle": s.bundle, "annotations": map[string]string{
-		"io.kubernetes.cri.sandbox-uid": string(
-			s.uid,
-		), "io.kubernetes.cri.sandbox-name": s.name, "io.kubernetes.cri.sandbox-namespace": namespace,
+		"io.kubernetes.cri.sandbox-id": s.name, "io.kubernetes.cri.sandbox-uid": string(s.uid),
+		"io.kubernetes.cri.sandbox-name": s.name, "io.kubernetes.cri.sandbox-namespace": namespace,
 	}})
 	if err != nil {
 		s.plugin.t.Fatal(err)
@@ -421,12 +446,20 @@ func TestDriver_attaches_at_container_start_and_detaches_at_unprepare(t *testing
 	if got := s.links(); !slices.Equal(got, []string{"lo", "data0"}) {
 		t.Errorf("links %v", got)
 	}
-	p.eventually(func() error { return p.condition(c, params.ConditionReady, params.ReasonAttached) })
+	p.awaitReason(c, params.ReasonAttached)
 	p.unprepare(c)
 	if got := s.links(); !slices.Equal(got, []string{"lo"}) {
 		t.Errorf("links after unprepare: %v", got)
 	}
 	p.wantNothingLeft()
+}
+
+// awaitReason waits until the condition Ready of the claim's share has the reason.
+func (p *plugin) awaitReason(c *resourceapi.ResourceClaim, reason string) {
+	p.t.Helper()
+	eventually.Eventually(p.t, timeout, fmt.Sprintf("claim %s is %s", c.Name, reason), func() error {
+		return p.condition(c, params.ConditionReady, reason)
+	})
 }
 
 func (p *plugin) condition(c *resourceapi.ResourceClaim, kind, reason string) error {
@@ -453,14 +486,22 @@ func TestDetach_one_of_two_pods(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	p.eventually(func() error { return p.attached(2) })
+	p.awaitAttached(2)
 	first.kill()
-	p.eventually(func() error { return p.attached(1) })
+	p.awaitAttached(1)
 	if got := second.links(); !slices.Contains(got, "net1") {
 		t.Errorf("the pod that stayed has %v", got)
 	}
 	p.unprepare(c)
 	p.wantNothingLeft()
+}
+
+// awaitAttached waits until the plugin has recorded want attachments.
+func (p *plugin) awaitAttached(want int) {
+	p.t.Helper()
+	eventually.Eventually(p.t, timeout, fmt.Sprintf("%d pods are attached", want), func() error {
+		return p.attached(want)
+	})
 }
 
 func (p *plugin) attached(want int) error {
@@ -491,7 +532,7 @@ func TestHook_without_a_plugin(t *testing.T) {
 	if err := fresh.hook(c, share); err != nil {
 		t.Errorf("once the plugin is back: %v", err)
 	}
-	p.eventually(func() error { return p.attached(2) })
+	p.awaitAttached(2)
 }
 
 func TestStart_detaches_pods_that_ended_meanwhile(t *testing.T) {
@@ -508,7 +549,7 @@ func TestStart_detaches_pods_that_ended_meanwhile(t *testing.T) {
 	p.stop()
 	gone.kill()
 	// The kernel ends namespaces asynchronously, and no plugin is watching.
-	p.eventually(func() error {
+	eventually.Eventually(t, timeout, "the namespace of the ended pod has ended", func() error {
 		live, err := nstest.NamespaceExists(id)
 		if err == nil && live {
 			err = fmt.Errorf("namespace %d is still there", id)
@@ -516,7 +557,7 @@ func TestStart_detaches_pods_that_ended_meanwhile(t *testing.T) {
 		return err
 	})
 	p.start()
-	p.eventually(func() error { return p.attached(1) })
+	p.awaitAttached(1)
 	if got := stays.links(); !slices.Contains(got, "net1") {
 		t.Errorf("the pod that stayed has %v", got)
 	}
@@ -538,7 +579,7 @@ func (p *plugin) namespaceID(pod string) int {
 	return 0
 }
 
-func TestHook_refuses_other_namespaces_than_the_pods(t *testing.T) {
+func TestHook_refuses_namespace_of_another_pod_or_the_node(t *testing.T) {
 	p := newPlugin(t)
 	c := p.claim("c", "100M", "")
 	share := p.mustPrepare(c)[0]
@@ -588,22 +629,58 @@ func TestAttach_static_address_serves_one_pod(t *testing.T) {
 		!strings.Contains(err.Error(), "belong to pod default/first, which uses the same claim") {
 		t.Errorf("the second pod: %v", err)
 	}
-	p.eventually(func() error { return p.condition(c, params.ConditionReady, params.ReasonAttachFailed) })
+	p.awaitReason(c, params.ReasonAttachFailed)
 	// The second pod goes without ever having been attached.
 	p.reserve(c, func(pods []resourceapi.ResourceClaimConsumerReference) []resourceapi.ResourceClaimConsumerReference {
 		return slices.DeleteFunc(pods, second.is)
 	})
-	first.do(func() error { // something to look at the claim for
+	first.do(func() error { // changes the link, so that the plugin reports the claim again
 		link, err := netlink.LinkByName("net1")
 		if err != nil {
 			return err
 		}
 		return netlink.LinkSetMTU(link, 1400)
 	})
-	p.eventually(func() error { return p.condition(c, params.ConditionReady, params.ReasonAttached) })
+	p.awaitReason(c, params.ReasonAttached)
 	first.kill()
-	p.eventually(func() error { return second.hook(c, share) })
-	p.eventually(func() error { return p.condition(c, params.ConditionReady, params.ReasonAttached) })
+	eventually.Eventually(t, timeout, "the hook attaches the second pod", func() error { return second.hook(c, share) })
+	p.awaitReason(c, params.ReasonAttached)
+}
+
+// Another host on the network has the address of the claim.
+func TestAttach_duplicate_address(t *testing.T) {
+	p := newPlugin(t)
+	c := p.claim("c", "100M", `"addresses": ["10.20.0.5/16"]`)
+	share := p.mustPrepare(c)[0]
+	p.wire.Do(func() error { return nstest.ConfigureLink("wire", "10.20.0.5/16") })
+	if err := p.sandbox("p").hook(c, share); err != nil {
+		t.Fatalf("with detection Report, which is the default: %v", err)
+	}
+	p.awaitReason(c, params.ReasonDuplicateAddress)
+	p.unprepare(c)
+
+	p.stop()
+	p.startWith(strings.Replace(oneNetwork, "bandwidth", "duplicateAddressDetection: Refuse\n  bandwidth", 1))
+	c = p.claim("d", "100M", `"addresses": ["10.20.0.5/16"]`)
+	share = p.mustPrepare(c)[0]
+	second := p.sandbox("p")
+	want := "addresses: another host on the network has the address: 10.20.0.5 (MAC address " +
+		p.wire.Interface("wire").HardwareAddr.String() + ") on network storage"
+	if err := second.hook(c, share); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("with detection Refuse: got error %v, want one that contains %q", err, want)
+	}
+	p.wire.Do(func() error {
+		link, err := netlink.LinkByName("wire")
+		if err != nil {
+			return err
+		}
+		address, err := netlink.ParseAddr("10.20.0.5/16")
+		return errors.Join(err, netlink.AddrDel(link, address))
+	})
+	if err := second.hook(c, share); err != nil {
+		t.Errorf("after the other host has lost the address: %v", err)
+	}
+	p.awaitReason(c, params.ReasonAttached)
 }
 
 func TestAttach_reports_failure_and_succeeds_later(t *testing.T) {
@@ -617,12 +694,12 @@ func TestAttach_reports_failure_and_succeeds_later(t *testing.T) {
 		!strings.Contains(err.Error(), "the pod already has an interface wanted: choose another interfaceName") {
 		t.Errorf("got %v", err)
 	}
-	p.eventually(func() error { return p.condition(c, params.ConditionReady, params.ReasonAttachFailed) })
+	p.awaitReason(c, params.ReasonAttachFailed)
 	s.do(func() error { return netlink.LinkDel(blocker) })
 	if err := s.hook(c, share); err != nil {
 		t.Error(err)
 	}
-	p.eventually(func() error { return p.condition(c, params.ConditionReady, params.ReasonAttached) })
+	p.awaitReason(c, params.ReasonAttached)
 }
 
 func (s *sandbox) do(f func() error) {
@@ -774,7 +851,7 @@ func TestReport_retries_and_keeps_entries_of_other_drivers(t *testing.T) {
 	if err := p.sandbox("p").hook(c, share); err != nil {
 		t.Fatal(err)
 	}
-	p.eventually(func() error { return p.condition(c, params.ConditionReady, params.ReasonAttached) })
+	p.awaitReason(c, params.ReasonAttached)
 	if n := p.refuse.Load(); n >= 0 {
 		t.Errorf("%d writes were still to be refused", n)
 	}
@@ -790,6 +867,43 @@ func TestReport_retries_and_keeps_entries_of_other_drivers(t *testing.T) {
 }
 
 // A claim that was deleted and created again under its name is another claim.
+func TestReport_limits_writes_for_a_pod_that_changes_its_link_in_a_loop(t *testing.T) {
+	p := newPlugin(t)
+	c := p.claim("c", "100M", "")
+	share := p.mustPrepare(c)[0]
+	s := p.sandbox("p")
+	if err := s.hook(c, share); err != nil {
+		t.Fatal(err)
+	}
+	p.awaitReason(c, "Attached")
+	p.client.ClearActions()
+	const duration = 3 * time.Second
+	changes := 0
+	for start := time.Now(); time.Since(start) < duration; changes++ {
+		s.do(func() error {
+			link, err := netlink.LinkByName("net1")
+			if err != nil {
+				return err
+			}
+			if changes%2 == 0 {
+				return netlink.LinkSetDown(link)
+			}
+			return netlink.LinkSetUp(link)
+		})
+	}
+	writes := 0
+	for _, a := range p.client.Actions() {
+		if a.GetVerb() == "patch" && a.GetResource().Resource == "resourceclaims" {
+			writes++
+		}
+	}
+	// The status may be written when the loop begins, and then once a second.
+	if most := int(duration/time.Second) + 1; writes > most || writes == 0 {
+		t.Errorf("%d changes of the link in %s caused %d writes, want 1 to %d", changes, duration, writes, most)
+	}
+	t.Logf("%d changes, %d writes", changes, writes)
+}
+
 func TestReport_ignores_another_claim_of_the_same_name(t *testing.T) {
 	p := newPlugin(t)
 	c := p.claim("c", "100M", "")
@@ -806,7 +920,7 @@ func TestReport_ignores_another_claim_of_the_same_name(t *testing.T) {
 	if err := p.sandbox("q").hook(other, p.mustPrepare(other)[0]); err != nil {
 		t.Fatal(err)
 	}
-	p.eventually(func() error { return p.condition(other, params.ConditionReady, params.ReasonAttached) })
+	p.awaitReason(other, params.ReasonAttached)
 	namesake, err := api.Get(t.Context(), c.Name, metav1.GetOptions{})
 	if err != nil || len(namesake.Status.Devices) > 0 {
 		t.Errorf("%+v, %v", namesake.Status.Devices, err)

@@ -18,9 +18,11 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 	"github.com/dra-shared/dra-driver-shared/internal/files"
+	"github.com/dra-shared/dra-driver-shared/internal/probe"
 )
 
 // garbageCollector removes what a crash, a reboot, or a kubelet that lost its
@@ -254,7 +256,7 @@ func (gc *garbageCollector) sockets(context.Context) (orphans []Orphan, failed e
 	o := gc.driver.options
 	for _, pattern := range []string{
 		filepath.Join(attach.SocketDir(o.RunDir), "*.sock"),
-		filepath.Join(healthDir(o.RunDir), "*.sock"),
+		filepath.Join(probe.Dir(o.RunDir), "*.sock"),
 		filepath.Join(o.PluginDir, "dra*.sock"),
 		filepath.Join(o.RegistryDir, o.DriverName+"-*reg.sock"),
 	} {
@@ -322,12 +324,13 @@ func (gc *garbageCollector) kernelObjects(ctx context.Context, seen map[string]t
 		// need any object.
 		d.degraded(
 			ctx,
-			"NotCollected",
-			"classes and classifier entries that no claim needs remain until all records can be read",
+			params.DegradedNotCollected,
+			"kernel objects that no claim needs remain until all records can be read",
 			err,
 		)
 		return nil
 	}
+	d.recovered(params.DegradedNotCollected)
 	var failed error
 	for _, k := range d.options.Kinds {
 		attacher, ok := k.(Attacher)

@@ -15,41 +15,88 @@ import (
 )
 
 // handover orders the plugins that run at the same time during a rolling
-// update. All of them serve requests. Only the newest acts without a request:
-// it refreshes, restores, collects garbage, and reports again. The plugins may
-// be configured differently and would otherwise undo each other's work.
+// update. All plugins that have entered serve requests. Only the newest acts
+// without a request: it refreshes, restores, collects garbage, and reports again.
+// The plugins may be configured differently and would otherwise undo each other's
+// work. A plugin that cannot serve what its predecessor serves does not enter.
 //
-// A plugin holds a lock that is named after the time at which it started. The
-// kernel releases the lock when the plugin ends, however it ends.
+// A plugin that has entered holds a lock that is named after the time at which it
+// entered. The kernel releases the lock when the plugin ends, however it ends.
 type handover struct {
-	locks   lock.Dir
+	locks    lock.Dir
+	instance string
+	// own is the name of the plugin's lock; "" before it has entered.
 	own     string
 	release func()
 }
 
-// pluginLocks starts the names of the plugins' locks.
+// pluginLocks is the prefix of the names of the plugins' locks.
 const pluginLocks = "plugin-"
 
-// enter takes the lock of a new plugin.
-func enter(locks lock.Dir, instance string) (*handover, error) {
-	var now unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil { // CLOCK_BOOTTIME never goes backwards
-		return nil, err
-	}
-	h := &handover{locks: locks, own: fmt.Sprintf("%s%020d-%s", pluginLocks, now.Nano(), instance)}
-	var err error
-	h.release, err = locks.Named(h.own)
-	return h, err
+// lifecycleLock is the name of the lock that a plugin holds while it enters or
+// leaves: no plugin enters while the last one removes what the driver set up.
+const lifecycleLock = "lifecycle"
+
+func newHandover(locks lock.Dir, instance string) *handover {
+	return &handover{locks: locks, instance: instance}
 }
 
-// successors returns the running plugins that started after this one.
+// enter takes the lock of this plugin, which is then the newest.
+func (h *handover) enter() error {
+	unlock, err := h.locks.Named(lifecycleLock)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil { // CLOCK_BOOTTIME never goes backwards
+		return err
+	}
+	own := fmt.Sprintf("%s%020d-%s", pluginLocks, now.Nano(), h.instance)
+	if h.release, err = h.locks.Named(own); err != nil {
+		return err
+	}
+	h.own = own
+	return nil
+}
+
+// abandon releases the lock if the plugin has entered: its predecessor, if one runs,
+// is the newest again.
+func (h *handover) abandon() {
+	if h.own != "" {
+		h.release()
+		h.own = ""
+	}
+}
+
+// leave calls last if no other plugin runs on the node, and releases the lock. No
+// other plugin enters before it returns.
+func (h *handover) leave(last func()) error {
+	unlock, err := h.locks.Named(lifecycleLock)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if len(h.others()) == 0 {
+		last()
+	}
+	h.release()
+	return nil
+}
+
+// others returns the other running plugins.
+func (h *handover) others() []string {
+	return h.running(func(name string) bool { return name != h.own })
+}
+
+// successors returns the running plugins that entered after this one.
 func (h *handover) successors() []string {
 	return h.running(func(name string) bool { return name > h.own })
 }
 
-// predecessors returns the running plugins that started before this one.
+// predecessors returns the running plugins that entered before this one.
 func (h *handover) predecessors() []string {
-	return h.running(func(name string) bool { return name < h.own })
+	return h.running(func(name string) bool { return h.own == "" || name < h.own })
 }
 
 // running returns the selected plugins that hold their lock, and removes the
@@ -73,11 +120,8 @@ func (h *handover) running(selected func(name string) bool) (names []string) {
 	return names
 }
 
-// isNewest reports whether this plugin is to act without a request.
+// isNewest reports whether no newer plugin runs. Only the newest acts without a request.
 func (h *handover) isNewest() bool { return len(h.successors()) == 0 }
-
-// isAlone reports whether no other plugin runs on the node.
-func (h *handover) isAlone() bool { return len(h.successors())+len(h.predecessors()) == 0 }
 
 // predecessorInterval is the interval at which a plugin checks whether its
 // predecessors have stopped.
@@ -86,20 +130,31 @@ const predecessorInterval = 250 * time.Millisecond
 // awaitPredecessors calls takeOver once after the plugins that were running at
 // the start have stopped.
 func (h *handover) awaitPredecessors(ctx context.Context, takeOver func(context.Context)) {
-	if len(h.predecessors()) == 0 {
+	if len(h.predecessors()) == 0 || h.awaitEnd(ctx, 0) != nil {
 		return
+	}
+	takeOver(ctx)
+}
+
+// awaitEnd waits until no predecessor runs, or for a timeout if that is not 0. It
+// returns the cause if ctx ended.
+func (h *handover) awaitEnd(ctx context.Context, timeout time.Duration) error {
+	var expired <-chan time.Time
+	if timeout > 0 {
+		timer := time.NewTimer(timeout)
+		defer timer.Stop()
+		expired = timer.C
 	}
 	tick := time.NewTicker(predecessorInterval)
 	defer tick.Stop()
-	for {
+	for len(h.predecessors()) > 0 {
 		select {
 		case <-ctx.Done():
-			return
+			return context.Cause(ctx)
+		case <-expired:
+			return nil
 		case <-tick.C:
 		}
-		if len(h.predecessors()) == 0 {
-			takeOver(ctx)
-			return
-		}
 	}
+	return nil
 }

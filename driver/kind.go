@@ -36,7 +36,7 @@ type Kind interface {
 	// of a share; those of the class come before those of the claim. The driver
 	// records the result and does not compute it again: it stays in force until
 	// the share is released, even if the configuration changes.
-	Configure(share record.Share, parameters [][]byte) (json.RawMessage, error)
+	Configure(ctx context.Context, share record.Share, parameters [][]byte) (json.RawMessage, error)
 	// Admit refuses a share for which the device has no room besides others.
 	Admit(share record.Share, others []record.Share) error
 	// Edits returns the CDI edits of containers with the share.
@@ -85,6 +85,33 @@ type ReadinessChecker interface {
 	Ready() error
 }
 
+// ProblemReporter is a Kind that may be unable to share configured devices.
+type ProblemReporter interface {
+	// Problems returns the configured devices that are not shared, as of the last
+	// Refresh.
+	Problems() []Problem
+}
+
+// Problem is a configured device that is not shared.
+type Problem struct {
+	// Device is the name by which the configuration selects the device, such as
+	// that of an interface.
+	Device string
+	// Message states the cause and the remedy.
+	Message string
+}
+
+// Successor is a Kind that can check, without changing the node, whether it can serve the
+// devices that the running plugin published.
+type Successor interface {
+	// CheckSuccession returns the reason why the kind cannot serve as many of the
+	// published devices as its configuration names, or nil. It does not change the
+	// node.
+	CheckSuccession(ctx context.Context, published []resourceapi.Device) error
+	// RecheckSuccession does the same with the devices of the last Refresh.
+	RecheckSuccession(published []resourceapi.Device) error
+}
+
 // HealthReporter is a Kind that knows whether its devices work.
 type HealthReporter interface {
 	// Health returns the health of the devices, as of the last Refresh.
@@ -98,7 +125,7 @@ type Health struct {
 	Message string // the reason if the device is unhealthy
 }
 
-// Cleaner is a Kind that changes the node.
+// Cleaner is a Kind that leaves state on the node, which must be removed with the driver.
 type Cleaner interface {
 	// Cleanup restores the node to the state before the driver was installed.
 	// The driver calls it only if no claim and no other plugin needs that
@@ -106,7 +133,7 @@ type Cleaner interface {
 	Cleanup(ctx context.Context) error
 }
 
-// CombinationValidator is a Kind of which not all shares fit into one pod.
+// CombinationValidator is a Kind whose shares can conflict within one pod.
 type CombinationValidator interface {
 	// ValidateCombination refuses shares of one claim that exclude each other.
 	ValidateCombination(shares []record.Share) error
@@ -127,6 +154,17 @@ type ConditionReporter interface {
 	Conditions(share record.Share) []metav1.Condition
 }
 
+// Checker is a Kind that checks what the node's kernel can do.
+type Checker interface {
+	Checks() []Check
+}
+
+// Check is the result of a test of the node's kernel.
+type Check struct {
+	Name   string
+	Passed bool
+}
+
 // StatsProvider is a Kind whose devices count the traffic of all shares.
 type StatsProvider interface {
 	Stats() []DeviceStats
@@ -136,6 +174,22 @@ type StatsProvider interface {
 type DeviceStats struct {
 	Device                   string
 	SentBytes, ReceivedBytes uint64
+}
+
+// RefusalReporter is a Kind that counts what the pods of a share did against its rules, such
+// as frames with a forged source address.
+type RefusalReporter interface {
+	// Refusals returns these counts since the share was attached, by reason. class is the
+	// number of the share (record.Share), or 0 if the share is not known.
+	Refusals(device string, class uint16) []Refusal
+}
+
+// Refusal counts the violations of one rule.
+type Refusal struct {
+	Reason string
+	// Dropped ones had no effect. Passed ones were only counted, because the configuration
+	// audits the rule.
+	Dropped, Passed uint64
 }
 
 // Attacher is a Kind whose shares become part of a pod when it starts.
@@ -167,10 +221,46 @@ type Attacher interface {
 	Orphans(ctx context.Context, shares []record.Share, attachments []attach.Record) ([]Orphan, error)
 }
 
+// Comparer is an Attacher that compares all its attachments with the kernel at once.
+// After a restart, and when events were lost, the driver then restores only those that
+// differ.
+type Comparer interface {
+	// Altered returns the attachments that Restore may have to change, or whose sandbox
+	// has ended.
+	Altered(ctx context.Context, attachments []Attachment) ([]Attachment, error)
+}
+
+// Attachment is a record of an attachment with its share.
+type Attachment struct {
+	Share  record.Share
+	Record attach.Record
+}
+
+// Reserver is an Attacher whose attachments need something, such as an address, that no
+// other attachment may get as long as this one exists. The driver records it before it
+// calls Attach and removes the record after Detach, so that a crash loses nothing.
+type Reserver interface {
+	// Reserve calls record with what it reserves for an attachment: the namespace, and
+	// a payload that Attach gets in Sandbox.Reserved. It returns the error of record
+	// after it has released what it reserved. After another error, what was recorded
+	// stays reserved until the next attempt or the end of the pod: an interrupted attempt
+	// may have left something that uses it. It does not call record if the share needs
+	// nothing. records returns the attachments of the node; it fails if some are
+	// unreadable.
+	Reserve(ctx context.Context, share record.Share, r attach.Request, sandbox Sandbox,
+		records func() ([]attach.Record, error), record func(Attached) error) error
+	// Unreserve releases what an attachment reserved. Its record no longer exists.
+	Unreserve(r attach.Record)
+	// MaintainReservations keeps reservations available until ctx ends.
+	MaintainReservations(ctx context.Context, records func() ([]attach.Record, error))
+}
+
 // Sandbox is a pod's network namespace as the hook passed it: the namespace and
 // a NETLINK_ROUTE socket that was opened in it. The Attacher must not keep them.
 type Sandbox struct {
 	Namespace, Socket *os.File
+	// Reserved is the payload of a Reserver, or nil.
+	Reserved json.RawMessage
 }
 
 // Attached is the result of Attacher.Attach.

@@ -138,7 +138,9 @@ func (d *Driver) prepareAgain(ctx context.Context, c *record.Claim) error {
 	defer conn.Close()
 	ctx, cancel := context.WithTimeout(ctx, reportTimeout)
 	defer cancel()
-	d.restoring.Store(c.UID, true)
+	if _, running := d.restoring.LoadOrStore(c.UID, true); running {
+		return nil
+	}
 	defer d.restoring.Delete(c.UID)
 	response, err := drapb.NewDRAPluginClient(conn).NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{
 		Claims: []*drapb.Claim{{Namespace: c.Namespace, Name: c.Name, Uid: string(c.UID)}},

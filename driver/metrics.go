@@ -77,7 +77,7 @@ func newMetrics(d *Driver) *metrics {
 		}),
 		degraded: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "dra_shared_degraded",
-			Help: "1 while the named degraded condition is active. The log states its consequence.",
+			Help: "1 after the plugin found that a feature does not work. The log states the consequence.",
 		}, []string{"condition"}),
 	}
 	if r := d.options.Metrics; r != nil {
@@ -115,23 +115,59 @@ var (
 	)
 	descHealthy = prometheus.NewDesc("dra_shared_device_healthy",
 		"1 if the device works, 0 if it does not.", []string{"device"}, nil)
+	descUnusable = prometheus.NewDesc(
+		"dra_shared_device_unusable",
+		"1 for a device that the configuration names and that the plugin cannot share. An event on the node has the cause.",
+		[]string{"device"},
+		nil,
+	)
+	descHook = prometheus.NewDesc(
+		"dra_shared_hook_installed",
+		"1 if the runtime can run the hook, without which no container with a share starts; 0 if the hook is missing.",
+		nil,
+		nil,
+	)
 	descBytes = prometheus.NewDesc(
 		"dra_shared_device_bytes_total",
 		"Bytes that passed through the queues of a device, by direction (send, receive), as the kernel counts them.",
 		[]string{"device", "direction"},
 		nil,
 	)
+	descRefused = prometheus.NewDesc(
+		"dra_shared_refused_frames_total",
+		"Frames to or from a pod that violate the rules of its share, by reason and by action: dropped, or passed because "+
+			"the network only audits them. namespace and claim are empty if the share of a frame is not known.",
+		[]string{"device", "namespace", "claim", "reason", "action"},
+		nil,
+	)
+	descCheck = prometheus.NewDesc(
+		"dra_shared_kernel_check",
+		"1 if the node's kernel passed a check, 0 if not: NetnsCookie, NetnsCookieOfSocket, and MAC are ways to identify "+
+			"the sender of a frame, of which the plugin uses the first that passed; ForwardedByRoute recognizes frames that "+
+			"the node forwards.",
+		[]string{"check"},
+		nil,
+	)
 )
 
 // Describe implements prometheus.Collector.
 func (c *deviceCollector) Describe(descriptions chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descShares, descGranted, descCapacity, descHealthy, descBytes} {
+	for _, d := range []*prometheus.Desc{
+		descShares, descGranted, descCapacity, descHealthy, descUnusable, descHook, descBytes, descRefused, descCheck,
+	} {
 		descriptions <- d
 	}
 }
 
 // Collect implements prometheus.Collector.
 func (c *deviceCollector) Collect(out chan<- prometheus.Metric) {
+	if c.driver.options.Installation != nil {
+		installed := 1.0
+		if c.driver.checkHook() != nil {
+			installed = 0
+		}
+		gauge(out, descHook, installed)
+	}
 	claims, _ := c.driver.claims.List() // unreadable records are logged by restore
 	for _, k := range c.driver.options.Kinds {
 		shares := sharesOf(claims, k.Name())
@@ -141,8 +177,19 @@ func (c *deviceCollector) Collect(out chan<- prometheus.Metric) {
 		if reporter, ok := k.(HealthReporter); ok {
 			collectHealth(out, reporter.Health())
 		}
+		if reporter, ok := k.(ProblemReporter); ok {
+			for _, p := range reporter.Problems() {
+				gauge(out, descUnusable, 1, p.Device)
+			}
+		}
 		if provider, ok := k.(StatsProvider); ok {
 			collectStats(out, provider.Stats())
+		}
+		if reporter, ok := k.(RefusalReporter); ok {
+			collectRefusals(out, reporter, k, claims)
+		}
+		if checker, ok := k.(Checker); ok {
+			collectChecks(out, checker.Checks())
 		}
 	}
 }
@@ -175,6 +222,46 @@ func collectHealth(out chan<- prometheus.Metric, health []Health) {
 			value = 1
 		}
 		gauge(out, descHealthy, value, h.Device)
+	}
+}
+
+// refusedFrames are the labels of dra_shared_refused_frames_total. Several shares may have the
+// same: those of one claim on one device, and those of claims that had the same name.
+type refusedFrames struct{ device, namespace, claim, reason, action string }
+
+func collectRefusals(out chan<- prometheus.Metric, reporter RefusalReporter, k Kind, claims []*record.Claim) {
+	sums := map[refusedFrames]uint64{}
+	add := func(device string, class uint16, namespace, claim string) {
+		for _, r := range reporter.Refusals(device, class) {
+			sums[refusedFrames{device, namespace, claim, r.Reason, "dropped"}] += r.Dropped
+			sums[refusedFrames{device, namespace, claim, r.Reason, "passed"}] += r.Passed
+		}
+	}
+	for _, device := range k.Devices() {
+		add(device.Name, 0, "", "")
+	}
+	for _, c := range claims {
+		for _, s := range sharesOf([]*record.Claim{c}, k.Name()) {
+			if s.Class != 0 {
+				add(s.Device, s.Class, c.Namespace, c.Name)
+			}
+		}
+	}
+	for labels, frames := range sums {
+		if frames > 0 {
+			out <- prometheus.MustNewConstMetric(descRefused, prometheus.CounterValue, float64(frames),
+				labels.device, labels.namespace, labels.claim, labels.reason, labels.action)
+		}
+	}
+}
+
+func collectChecks(out chan<- prometheus.Metric, checks []Check) {
+	for _, c := range checks {
+		value := 0.0
+		if c.Passed {
+			value = 1
+		}
+		gauge(out, descCheck, value, c.Name)
 	}
 }
 

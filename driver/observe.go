@@ -23,6 +23,9 @@ type shareState struct {
 	// unreferenced are the pods that use the claim although none of their
 	// containers lists it: the plugin never attaches them.
 	unreferenced []attach.Pod
+	// hookNotRun are the pods of which a container that lists the claim runs
+	// although the share is not attached: their runtime does not run the hook.
+	hookNotRun []podWithoutHook
 	// conditions are the complete status of a share that is not attached.
 	conditions []metav1.Condition
 }
@@ -87,11 +90,11 @@ func (d *Driver) needsPods(shares []share, states []shareState) bool {
 	return false
 }
 
-// statusRows returns the entries of status.devices for a claim's shares.
-func (d *Driver) statusRows(states []shareState) ([]resourceapi.AllocatedDeviceStatus, error) {
+// deviceStatuses returns the entries of status.devices for a claim's shares.
+func (d *Driver) deviceStatuses(states []shareState) ([]resourceapi.AllocatedDeviceStatus, error) {
 	rows := make([]resourceapi.AllocatedDeviceStatus, 0, len(states))
 	for _, s := range states {
-		row, err := statusRow(d.options.DriverName, s)
+		row, err := deviceStatus(d.options.DriverName, s)
 		if err != nil {
 			return nil, err
 		}

@@ -5,6 +5,7 @@ package driver
 
 import (
 	"context"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -47,8 +48,8 @@ type podEvent struct {
 }
 
 // eventFor returns the event for the transition of a condition, if the
-// transition needs one. The reasons Prepared and AttachFailed need none: they
-// are part of a start, which the kubelet reports.
+// transition needs one. The reasons Prepared and AttachFailed need none: Prepared is
+// part of a start, and reportAttach records each failed attempt.
 func eventFor(old *metav1.Condition, c metav1.Condition) (podEvent, bool) {
 	starting := func(reason string) bool {
 		return reason == params.ReasonPrepared || reason == params.ReasonAttachFailed
@@ -66,7 +67,10 @@ func eventFor(old *metav1.Condition, c metav1.Condition) (podEvent, bool) {
 }
 
 func (d *Driver) recordEvent(claim *resourceapi.ResourceClaim, s shareState, e podEvent) {
-	pods := s.unreferenced
+	pods := slices.Clone(s.unreferenced)
+	for _, p := range s.hookNotRun {
+		pods = append(pods, p.Pod)
+	}
 	for _, a := range s.attachments {
 		pods = append(pods, a.Pod)
 	}
@@ -90,12 +94,18 @@ func podReference(pod attach.Pod) *corev1.ObjectReference {
 	}
 }
 
-// degraded reports a feature that does not work on this node or cluster: once
-// in the log, and in a metric for as long as the plugin runs.
+// degraded reports a feature that does not work on this node or cluster: once in the log,
+// and in a metric until recovered is called.
 func (d *Driver) degraded(ctx context.Context, condition, consequence string, err error) {
-	gauge := d.metrics.degraded.WithLabelValues(condition)
 	if _, logged := d.degradedLogged.LoadOrStore(condition, true); !logged {
 		klog.FromContext(ctx).Error(err, "Running degraded", "condition", condition, "consequence", consequence)
-		gauge.Set(1)
+	}
+	d.metrics.degraded.WithLabelValues(condition).Set(1)
+}
+
+// recovered resets the metric of a condition. The next time is logged again.
+func (d *Driver) recovered(condition string) {
+	if _, degraded := d.degradedLogged.LoadAndDelete(condition); degraded {
+		d.metrics.degraded.WithLabelValues(condition).Set(0)
 	}
 }

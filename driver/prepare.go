@@ -69,7 +69,7 @@ func (d *Driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 	if _, restoring := d.restoring.Load(claim.UID); restoring && old == nil {
 		return nil, errors.New("the claim was unprepared while its device metadata was being restored: retry")
 	}
-	shares, err := d.configure(planned)
+	shares, err := d.configure(ctx, planned)
 	if err != nil {
 		return nil, err
 	}
@@ -208,13 +208,13 @@ func sameShares(planned []plannedShare, recorded []record.Share) bool {
 }
 
 // configure finds the kind of each share, which gives the share its parameters.
-func (d *Driver) configure(planned []plannedShare) ([]share, error) {
+func (d *Driver) configure(ctx context.Context, planned []plannedShare) ([]share, error) {
 	shares := make([]share, 0, len(planned))
 	for _, p := range planned {
 		kind, err := d.kindOf(p.Pool, p.Device)
 		if err == nil {
 			p.Kind = kind.Name()
-			p.Parameters, err = kind.Configure(p.Share, p.parameters)
+			p.Parameters, err = kind.Configure(ctx, p.Share, p.parameters)
 		}
 		if err != nil {
 			return nil, shareError(p.Share, err)
@@ -265,8 +265,8 @@ func (d *Driver) validate(claim *resourceapi.ResourceClaim, shares []share) erro
 }
 
 // admit checks each share against all other shares of its device, numbers it,
-// and writes the claim record, from which on the shares count. The scheduler
-// checks first; the driver is the last component that can refuse.
+// and writes the claim record. From then on, the shares count against the device. The
+// scheduler checks first; the driver is the last component that can refuse.
 func (d *Driver) admit(ctx context.Context, recorded *record.Claim, shares []share) error {
 	release, err := d.locks.Named(admissionLock)
 	if err != nil {
@@ -332,15 +332,12 @@ func (d *Driver) classOf(uid types.UID, s record.Share, neighbors []record.Share
 	return freeClass(neighbors)
 }
 
-// firstClass leaves the numbers below it to the kinds.
-const firstClass = 0x10
-
 func freeClass(neighbors []record.Share) uint16 {
 	taken := make(map[uint16]bool, len(neighbors))
 	for _, o := range neighbors {
 		taken[o.Class] = true
 	}
-	class := uint16(firstClass)
+	class := uint16(record.FirstClass)
 	for taken[class] {
 		class++
 	}

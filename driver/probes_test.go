@@ -14,39 +14,40 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/dra-shared/dra-driver-shared/attach"
-	"github.com/dra-shared/dra-driver-shared/driver"
+	"github.com/dra-shared/dra-driver-shared/internal/probe"
+	"github.com/dra-shared/dra-driver-shared/test/eventually"
 )
 
 // The kubelet runs liveness probes only after the startup probe. A plugin whose socket
 // is removed before it is ready must count as started, or the kubelet never restarts it.
 func TestProbes(t *testing.T) {
 	p := newPlugin(t)
-	p.eventually(func() error { return p.healthy(driver.Liveness) })
-	for _, service := range []string{driver.Startup, driver.Readiness} {
+	eventually.Eventually(t, timeout, "the plugin is alive", func() error { return p.healthy(probe.Alive) })
+	for _, service := range []string{probe.Started, probe.Ready} {
 		if p.healthy(service) == nil {
 			t.Errorf("%q before the kubelet has registered the plugin", service)
 		}
 	}
 	p.register()
-	p.eventually(func() error { return p.healthy(driver.Startup) })
-	if err := p.healthy(driver.Readiness); err != nil {
+	eventually.Eventually(t, timeout, "the plugin has started", func() error { return p.healthy(probe.Started) })
+	if err := p.healthy(probe.Ready); err != nil {
 		t.Error(err)
 	}
 	if err := os.RemoveAll(attach.SocketDir(p.options.RunDir)); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.healthy(driver.Startup); err != nil {
+	if err := p.healthy(probe.Started); err != nil {
 		t.Error(err)
 	}
-	for _, service := range []string{driver.Readiness, driver.Liveness} {
+	for _, service := range []string{probe.Ready, probe.Alive} {
 		if p.healthy(service) == nil {
 			t.Errorf("%q, and no hook reaches the plugin", service)
 		}
 	}
 }
 
-func (p *plugin) healthy(service string) error {
-	return driver.CheckHealth(p.t.Context(), p.options.RunDir, p.options.Instance, service)
+func (p *plugin) healthy(check string) error {
+	return probe.Ask(p.options.RunDir, p.options.Instance, check)
 }
 
 // register is what the kubelet does when it has found the plugin's socket.

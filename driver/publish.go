@@ -6,6 +6,7 @@ package driver
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -18,7 +19,7 @@ const (
 	// devicesPerSlice is the API's limit for devices that may have taints.
 	devicesPerSlice = 64
 	// settleTime is the time for which changes are collected before a refresh:
-	// the kernel announces a new NIC several times.
+	// the kernel announces a new device several times.
 	settleTime = 100 * time.Millisecond
 )
 
@@ -84,10 +85,12 @@ func (d *Driver) nextRefresh() time.Duration {
 func (d *Driver) refreshKinds(ctx context.Context) error {
 	claims := d.readableClaims(ctx)
 	changed, after := false, resyncInterval
+	var failed error // of one kind, which must not affect the others
 	for _, k := range d.options.Kinds {
 		refreshed, err := k.Refresh(ctx, sharesOf(claims, k.Name()))
 		if err != nil {
-			return err
+			failed = errors.Join(failed, fmt.Errorf("devices of kind %s: %w", k.Name(), err))
+			continue
 		}
 		changed = changed || refreshed.Changed
 		if refreshed.RequeueAfter > 0 {
@@ -95,11 +98,12 @@ func (d *Driver) refreshKinds(ctx context.Context) error {
 		}
 	}
 	d.refreshAfter.Store(int64(after))
+	d.reportProblems()
 	d.reportDevices(claims, d.health.announce(d.deviceHealth()))
 	if changed {
 		d.restore(ctx)
 	}
-	return nil
+	return failed
 }
 
 // resources returns the devices of the node as ResourceSlices.
@@ -129,7 +133,7 @@ func (d *Driver) droppedFields(ctx context.Context, err error) bool {
 		return false
 	}
 	features := dropped.DisabledFeatures()
-	consequence := "shares work, but not what these features add"
+	consequence := "shares work, but without the functions of these features"
 	if slices.Contains(features, "DRAConsumableCapacity") {
 		consequence = "devices cannot be shared: the scheduler allocates whole devices, and this plugin refuses those " +
 			"claims; " +

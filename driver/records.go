@@ -25,14 +25,14 @@ func (d *Driver) readableClaims(ctx context.Context) []*record.Claim {
 	return claims
 }
 
-// readableAttachments returns all attachment records that can be read, and logs
-// the others.
-func (d *Driver) readableAttachments(ctx context.Context) []attach.Record {
-	all, err := d.attachments.List()
+// readableAttachments returns the attachment records that can be read and that are
+// selected. It logs those that cannot be read.
+func (d *Driver) readableAttachments(ctx context.Context, selected func(attach.Record) bool) []attach.Record {
+	attached, err := d.attachments.Select(selected)
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Some attachment records are unreadable; continuing without them")
 	}
-	return all
+	return attached
 }
 
 // attachmentsOf returns the readable attachments of a share. It logs the
@@ -63,10 +63,19 @@ func (d *Driver) preparedClaim(uid types.UID) (*record.Claim, error) {
 	return claim, nil
 }
 
-// shareOfAttachment returns the share of an attachment. If the claim record is
-// lost, the share has only what the attachment record contains.
+// shareOfAttachment returns the share of an attachment.
 func (d *Driver) shareOfAttachment(r attach.Record) share {
-	if claim, err := d.claims.Get(types.UID(r.ClaimUID)); err == nil && claim != nil {
+	claim, err := d.claims.Get(types.UID(r.ClaimUID))
+	if err != nil {
+		claim = nil
+	}
+	return d.shareOf(claim, r)
+}
+
+// shareOf returns the share of an attachment of a claim. If the claim record is lost,
+// and claim therefore nil, the share has only what the attachment record contains.
+func (d *Driver) shareOf(claim *record.Claim, r attach.Record) share {
+	if claim != nil {
 		if s, ok := claim.Share(r.Share); ok {
 			return d.resolve(s)
 		}

@@ -40,6 +40,9 @@ const (
 	// reportDelay delays a status that will probably change at once: the first
 	// container starts about 0.2 s after Prepare, and one write replaces two.
 	reportDelay = 500 * time.Millisecond
+	// writeInterval is the shortest time between two writes to one claim. A pod that
+	// changes its attachment again and again causes no more writes than this permits.
+	writeInterval = time.Second
 	// rewriteInterval bounds the time for which a status that another client
 	// changed remains wrong.
 	rewriteInterval = 5 * time.Minute
@@ -102,6 +105,10 @@ func (r *reporter) processNext(ctx context.Context) bool {
 		return false
 	}
 	defer r.queue.Done(uid)
+	if age, written := r.written.Age(uid); written && age < writeInterval {
+		r.queue.AddAfter(uid, writeInterval-age) // one report then covers all changes until then
+		return true
+	}
 	ctx, cancel := context.WithTimeout(ctx, reportTimeout)
 	defer cancel()
 	outcome, err := r.report(ctx, uid)
@@ -154,7 +161,7 @@ func (r *reporter) report(ctx context.Context, uid types.UID) (outcome string, e
 	if err != nil || len(states) == 0 {
 		return outcomeUnchanged, err
 	}
-	rows, err := r.driver.statusRows(states)
+	rows, err := r.driver.deviceStatuses(states)
 	if err != nil {
 		return "", err
 	}

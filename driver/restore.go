@@ -20,8 +20,49 @@ import (
 func (d *Driver) restore(ctx context.Context) {
 	d.restoreSpecs(ctx)
 	d.restoreMetadata(ctx)
-	all := func(attach.Record) bool { return true }
-	d.eachAttachment(ctx, all, d.restoreAttachment)
+	attached := d.readableAttachments(ctx, func(attach.Record) bool { return true })
+	d.forEach(ctx, d.altered(ctx, attached), d.restoreAttachment)
+	for _, r := range attached {
+		d.status.enqueue(types.UID(r.ClaimUID))
+	}
+}
+
+// altered returns the attachments that may differ from what was set up. Those of a
+// kind that cannot compare all of them at once may all differ.
+func (d *Driver) altered(ctx context.Context, attached []attach.Record) (altered []attach.Record) {
+	ofKind := d.attachmentsByKind(ctx, attached)
+	for _, k := range d.options.Kinds {
+		attachments := ofKind[k.Name()]
+		if comparer, ok := k.(Comparer); ok && len(attachments) > 0 {
+			differing, err := comparer.Altered(ctx, attachments)
+			if err == nil {
+				attachments = differing
+			} else {
+				klog.FromContext(ctx).Error(err, "Failed to compare attachments with the kernel; restoring each", "kind", k.Name())
+			}
+		}
+		for _, a := range attachments {
+			altered = append(altered, a.Record)
+		}
+	}
+	return altered
+}
+
+// attachmentsByKind returns the attachments of shares that are attached, by the name of
+// their kind.
+func (d *Driver) attachmentsByKind(ctx context.Context, attached []attach.Record) map[string][]Attachment {
+	claims := map[string]*record.Claim{}
+	for _, c := range d.readableClaims(ctx) {
+		claims[string(c.UID)] = c
+	}
+	ofKind := map[string][]Attachment{}
+	for _, r := range attached {
+		s := d.shareOf(claims[r.ClaimUID], r)
+		if s.attacher != nil {
+			ofKind[s.kind.Name()] = append(ofKind[s.kind.Name()], Attachment{Share: s.Share, Record: r})
+		}
+	}
+	return ofKind
 }
 
 func (d *Driver) restoreAttachment(ctx context.Context, s share, r attach.Record) error {
@@ -32,13 +73,11 @@ func (d *Driver) restoreAttachment(ctx context.Context, s share, r attach.Record
 	if err == nil && !exists {
 		return d.detachEnded(ctx, s, r)
 	}
-	d.status.enqueue(types.UID(r.ClaimUID))
 	return err
 }
 
-// restoreSpecs restores the CDI specs of prepared claims that were removed or
-// changed: restarting containers need them. After a reboot the kubelet prepares
-// all claims again.
+// restoreSpecs restores the CDI specs of prepared claims that cannot be used; see ensureSpec.
+// Restarting containers need them. After a reboot the kubelet prepares all claims again.
 func (d *Driver) restoreSpecs(ctx context.Context) {
 	for _, c := range d.readableClaims(ctx) {
 		if c.Phase != record.Prepared || !d.claims.Current(c) {

@@ -19,8 +19,8 @@ import (
 	"github.com/dra-shared/dra-driver-shared/internal/claimstatus"
 )
 
-// statusRow builds the entry of status.devices for one share.
-func statusRow(driver string, s shareState) (resourceapi.AllocatedDeviceStatus, error) {
+// deviceStatus builds the entry of status.devices for one share.
+func deviceStatus(driver string, s shareState) (resourceapi.AllocatedDeviceStatus, error) {
 	row := resourceapi.AllocatedDeviceStatus{Driver: driver, Pool: s.Pool, Device: s.Device}
 	if s.ShareID != "" {
 		row.ShareID = ptr.To(string(s.ShareID))
@@ -52,12 +52,14 @@ func readyCondition(s shareState) metav1.Condition {
 	case notReady >= 0:
 		a := s.attachments[notReady]
 		c.Reason, c.Message = a.Reason, fmt.Sprintf("pod %s/%s: %s", a.Pod.Namespace, a.Pod.Name, a.Message)
+	case len(s.hookNotRun) > 0:
+		c.Reason, c.Message = params.ReasonHookNotRun, hookNotRunMessage(s.hookNotRun[0])
 	case len(s.unreferenced) > 0:
 		pod := s.unreferenced[0]
 		c.Reason = params.ReasonNotReferenced
 		c.Message = fmt.Sprintf(
-			"pod %s/%s uses the claim, but no container lists it in resources.claims, so the plugin creates no link: "+
-				"add it there and recreate the pod",
+			"pod %s/%s uses the claim, but no container lists it in resources.claims, so the plugin does not attach the share: "+
+				"list the claim in a container and recreate the pod",
 			pod.Namespace,
 			pod.Name,
 		)
@@ -70,6 +72,16 @@ func readyCondition(s shareState) metav1.Condition {
 	}
 	c.Message = claimstatus.Truncate(c.Message, claimstatus.MaxMessageLength)
 	return c
+}
+
+func hookNotRunMessage(p podWithoutHook) string {
+	runtime := "the default runtime"
+	if p.runtimeClass != "" {
+		runtime = fmt.Sprintf("the runtime of RuntimeClass %q", p.runtimeClass)
+	}
+	return fmt.Sprintf("container %s of pod %s/%s runs without its share: %s did not run the hook of its CDI spec: "+
+		"use a runtimeClassName whose handler is runc or crun, and enable CDI in the runtime (containerd 1.7: enable_cdi), "+
+		"then recreate the pod", p.container, p.Namespace, p.Name, runtime)
 }
 
 // worstConditions combines the kind's conditions of all attachments: of each

@@ -47,7 +47,7 @@ func stateOf(attachments ...PodState) shareState {
 }
 
 func TestStatusRow_one_attachment(t *testing.T) {
-	row, err := statusRow("dra-shared.dev", stateOf(attachedTo("p")))
+	row, err := deviceStatus("dra-shared.dev", stateOf(attachedTo("p")))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -83,7 +83,7 @@ shareID: 11111111-2222-3333-4444-555555555555
 }
 
 func TestStatusRow_several_attachments_have_no_network_data(t *testing.T) {
-	row, err := statusRow("dra-shared.dev", stateOf(attachedTo("p"), attachedTo("q")))
+	row, err := deviceStatus("dra-shared.dev", stateOf(attachedTo("p"), attachedTo("q")))
 	if err != nil || row.NetworkData != nil {
 		t.Errorf("network data of one pod in the status of several: %+v, %v", row.NetworkData, err)
 	}
@@ -135,7 +135,7 @@ func TestWorstConditions_one_pod_without_enforcement(t *testing.T) {
 func TestStatusRow_truncates_messages(t *testing.T) {
 	s := stateOf(attachedTo("p"))
 	s.failed = []string{strings.Repeat("ü", 4000)}
-	row, err := statusRow("d", s)
+	row, err := deviceStatus("d", s)
 	if err != nil {
 		t.Fatal(err)
 	}

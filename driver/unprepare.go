@@ -80,6 +80,7 @@ func (d *Driver) unprepare(ctx context.Context, claim *record.Claim) error {
 	d.requestRefresh() // the capacity of the claim is free, and a device that was kept for it may go
 	d.status.written.Forget(claim.UID)
 	d.failures.forget(shares)
+	d.detached.Delete(claim.UID)
 	klog.FromContext(ctx).V(2).Info("Unprepared claim", "shares", len(shares))
 	return nil
 }

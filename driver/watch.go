@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/attach"
 )
 
@@ -20,7 +21,7 @@ func (d *Driver) watch(ctx context.Context, w Watcher) error {
 	if errors.Is(err, ErrWatchUnavailable) {
 		d.degraded(
 			ctx,
-			"DevicesNotWatched",
+			params.DegradedDevicesNotWatched,
 			"the plugin notices added and removed devices up to "+resyncInterval.String()+" later",
 			err,
 		)
@@ -62,24 +63,29 @@ func (d *Driver) handle(ctx context.Context, c Change) {
 		d.eachAttachment(ctx, c.Detached, d.detachEnded)
 	}
 	if c.Modified != nil {
-		d.eachAttachment(ctx, c.Modified, func(_ context.Context, _ share, r attach.Record) error {
+		for _, r := range d.readableAttachments(ctx, c.Modified) {
 			d.status.enqueue(types.UID(r.ClaimUID))
-			return nil
-		})
+		}
 	}
 }
 
-// eachAttachment calls do for every selected attachment, with the claim's lock
-// held. It logs the errors.
+// eachAttachment calls do for every selected attachment, as forEach does.
 func (d *Driver) eachAttachment(
 	ctx context.Context,
 	selected func(attach.Record) bool,
 	do func(context.Context, share, attach.Record) error,
 ) {
-	for _, r := range d.readableAttachments(ctx) {
-		if !selected(r) {
-			continue
-		}
+	d.forEach(ctx, d.readableAttachments(ctx, selected), do)
+}
+
+// forEach calls do for every attachment, with the claim's lock held. It logs the
+// errors.
+func (d *Driver) forEach(
+	ctx context.Context,
+	attached []attach.Record,
+	do func(context.Context, share, attach.Record) error,
+) {
+	for _, r := range attached {
 		logger := klog.FromContext(ctx).
 			WithValues("claimUID", r.ClaimUID, "share", r.Share, "pod", klog.KRef(r.Pod.Namespace, r.Pod.Name))
 		err := d.withClaim(klog.NewContext(ctx, logger), types.UID(r.ClaimUID), func(ctx context.Context) error {

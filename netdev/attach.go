@@ -4,6 +4,8 @@
 package netdev
 
 import (
+	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -63,105 +65,251 @@ type Attachment struct {
 	MAC    net.HardwareAddr // address of the link at its creation
 	MTU    int              // bytes
 	Minor  uint16           // minor number of the share's class
+	// Addresses are the addresses that the link got at its creation.
+	Addresses []netip.Addr
+	Mode      Mode
+	// Audited means that frames without the identity of the link are not dropped,
+	// because an earlier release attached it.
+	Audited bool
+	// Blocking says when Read blocks the link.
+	Blocking Blocking
 }
+
+// Blocking says when a link is blocked.
+type Blocking int
+
+// Values of Blocking.
+const (
+	// BlockIfChanged blocks the link while its pod has changed it so that it could receive
+	// the frames of others.
+	BlockIfChanged Blocking = iota
+	// BlockAsBefore does what BlockIfChanged does, and keeps a blocked link blocked.
+	BlockAsBefore
+	// BlockAlways blocks the link.
+	BlockAlways
+)
 
 // Attach creates a link in a pod. When it returns, the link is up, and the
 // kernel limits what the pod sends and receives through it to the share's
 // rates. The limits are in place before the link is up, so no frame passes
 // without them. If Attach fails, it removes what it created.
 //
-// If the pod already has a link with the same MAC address, it is left over from
-// an interrupted attempt, and Attach replaces it.
+// If a link with the same MAC address is in the way, it is left over from an
+// interrupted attempt, and Attach replaces it.
 func (n *Node) Attach(pod PodNamespace, s LinkSpec) (Attachment, error) {
 	nic, err := n.managedNIC(s.Parent)
 	if err != nil {
 		return Attachment{}, err
 	}
-	a := Attachment{Parent: s.Parent, MAC: s.MAC, Minor: s.Minor}
+	a := Attachment{Parent: s.Parent, MAC: s.MAC, Minor: s.Minor, Mode: s.Mode}
+	for _, p := range s.Addresses {
+		a.Addresses = append(a.Addresses, p.Addr())
+	}
 	if a.Cookie, err = pod.Socket.Cookie(); err != nil {
 		return a, err
 	}
 	if a.NSID, err = n.conn.NamespaceID(pod.File); err != nil {
 		return a, err
 	}
-	if a.Name, err = n.createLink(pod, s); err != nil {
+	if err := n.checkAddresses(nic, s); err != nil {
 		return a, err
 	}
-	if err := n.setUpLink(pod, nic, &a, s); err != nil {
+	created, err := n.createLink(pod, s)
+	if err != nil {
+		return a, err
+	}
+	if err := n.setUpLink(pod, nic, created, &a, s); err != nil {
 		return a, errors.Join(err, n.Detach(a))
 	}
 	return a, nil
 }
 
-// createLink chooses a name, creates the link with it, and returns the name.
-func (n *Node) createLink(pod PodNamespace, s LinkSpec) (string, error) {
-	taken := map[string]bool{}
-	leftover, err := findLink(pod.Socket, func(l *netlink.LinkAttrs) bool {
-		taken[l.Name] = true
-		return l.HardwareAddr.String() == s.MAC.String()
-	})
-	if err != nil {
-		return "", err
+// checkAddresses refuses addresses that another link of the NIC, or the node, has. The
+// frames of both would be dropped or delivered to one of them.
+func (n *Node) checkAddresses(nic managedNIC, s LinkSpec) error {
+	if !nic.Enforce {
+		return nil
 	}
-	if leftover != nil {
-		err := n.failpoints.Do("delete link", func() error { return pod.Socket.Do(deleteRequest(leftover.Index)) })
+	for _, p := range s.Addresses {
+		owner, err := n.classifier.OwnerOf(nic.Index, p.Addr())
 		if err != nil {
-			return "", fmt.Errorf("remove link %s of an earlier attempt: %w", leftover.Name, err)
+			return fmt.Errorf("look up the owner of address %s: %w", p.Addr(), err)
 		}
-		delete(taken, leftover.Name)
+		switch {
+		case owner == nil || bytes.Equal(owner, s.MAC):
+		case bytes.Equal(owner, nic.MAC):
+			return fmt.Errorf("address %s belongs to the node, or is a gateway of %s: choose another address",
+				p.Addr(), nic.Name)
+		default:
+			return fmt.Errorf("address %s belongs to another link of %s, with MAC address %s: choose another address",
+				p.Addr(), nic.Name, owner)
+		}
 	}
-	name := s.Name
-	if name == "" {
-		name = freeName(taken)
+	return nil
+}
+
+// NamespaceID returns the ID of a pod's namespace in the node's namespace, and assigns
+// one if it has none.
+func (n *Node) NamespaceID(namespace *os.File) (int, error) { return n.conn.NamespaceID(namespace) }
+
+// createLink creates the link and returns its name: the first that Attach tries, or a
+// provisional one if that is taken. To rename a link takes the kernel a millisecond or
+// more (synchronize_net), during which it holds the RTNL lock.
+func (n *Node) createLink(pod PodNamespace, s LinkSpec) (name string, err error) {
+	create := func() error { return n.conn.Do(createRequest(s, name, int(pod.File.Fd()))) }
+	for _, name = range []string{firstName(s), provisionalName(s.MAC)} {
+		if err = n.failpoints.Do("create link", create); !errors.Is(err, syscall.EEXIST) {
+			break
+		}
 	}
-	if taken[name] {
-		return "", fmt.Errorf("the pod already has an interface %s: choose another interfaceName", name)
+	if errors.Is(err, syscall.EEXIST) { // an earlier attempt was interrupted before it renamed the link
+		if _, err := n.removeLeftover(pod, s.MAC, 0); err != nil {
+			return name, err
+		}
+		err = n.failpoints.Do("create link", create)
 	}
-	request := createRequest(s, name, int(pod.File.Fd()))
-	if err := n.failpoints.Do("create link", func() error { return n.conn.Do(request) }); err != nil {
-		return "", fmt.Errorf("create macvlan %s: %w", name, describeCreateError(err, s))
+	if err != nil {
+		return name, fmt.Errorf("create macvlan %s: %w", firstName(s), describeCreateError(err, s))
 	}
 	return name, nil
 }
 
-// setUpLink configures the link that createLink created, limits the share's
-// bandwidth, and brings the link up. It completes a.
-func (n *Node) setUpLink(pod PodNamespace, nic managedNIC, a *Attachment, s LinkSpec) error {
-	link, err := findLink(pod.Socket, func(l *netlink.LinkAttrs) bool { return l.Name == a.Name })
+// setUpLink configures the link that createLink created under the name created, limits
+// the share's bandwidth, and brings the link up. It completes a.
+func (n *Node) setUpLink(pod PodNamespace, nic managedNIC, created string, a *Attachment, s LinkSpec) error {
+	link, err := createdLink(pod.Socket, created)
 	if err != nil {
 		return err
 	}
-	if link == nil {
-		return fmt.Errorf("link %s disappeared from the pod after its creation: does another program delete links?", a.Name)
-	}
 	a.Index, a.MTU = link.Index, link.MTU
-	configure := configureRequests(a.Index, s)
-	if err := n.failpoints.Do("configure link", func() error { return pod.Socket.Do(configure...) }); err != nil {
-		return fmt.Errorf("configure %s: %w", a.Name, describeAddressError(err, s))
+	s.SegmentBytes = segmentBytes(s.SegmentBytes, link)
+	if a.Name, err = n.nameLink(pod, a.Index, s); err != nil {
+		return err
 	}
-	if s.Minor != 0 {
-		if err := n.enforce(nic, *a, s.Rates); err != nil {
-			return err
+	if addresses := addressRequests(a.Index, s); len(addresses) > 0 {
+		if err := n.failpoints.Do("add addresses", func() error { return pod.Socket.Do(addresses...) }); err != nil {
+			return fmt.Errorf("configure %s: %w", a.Name, describeAddressError(err, s))
 		}
 	}
-	up := upRequests(a.Index, s)
-	if err := n.failpoints.Do("bring up link", func() error { return pod.Socket.Do(up...) }); err != nil {
+	if err := n.enforce(nic, *a, s.Rates); err != nil {
+		return err
+	}
+	if err := n.bringUp(pod, *a, s); err != nil {
 		return fmt.Errorf("bring up %s: %w", a.Name, describeUpError(err, s))
 	}
 	return nil
 }
 
+// nameLink gives a link its name and its other properties, and returns the name. It
+// lists the pod's links only if the first name that it tries is taken.
+func (n *Node) nameLink(pod PodNamespace, index int, s LinkSpec) (string, error) {
+	name := firstName(s)
+	configure := func() error { return pod.Socket.Do(configureRequest(index, name, s)) }
+	err := n.failpoints.Do("configure link", configure)
+	if errors.Is(err, syscall.EEXIST) {
+		taken, listErr := n.removeLeftover(pod, s.MAC, index)
+		switch {
+		case listErr != nil:
+			return name, listErr
+		case s.Name == "":
+			name = freeName(taken)
+		case taken[name]:
+			return name, fmt.Errorf("the pod already has an interface %s: choose another interfaceName", name)
+		}
+		err = n.failpoints.Do("configure link", configure)
+	}
+	if err != nil {
+		return name, fmt.Errorf("configure %s: %w", name, err)
+	}
+	return name, nil
+}
+
+// bringUp brings a link up and adds its routes.
+func (n *Node) bringUp(pod PodNamespace, a Attachment, s LinkSpec) error {
+	up := func() error { return pod.Socket.Do(upRequests(a.Index, s)...) }
+	err := n.failpoints.Do("bring up link", up)
+	if !errors.Is(err, syscall.EADDRINUSE) {
+		return err
+	}
+	// The link of an interrupted attempt may have been renamed.
+	if _, err := n.removeLeftover(pod, s.MAC, a.Index); err != nil {
+		return err
+	}
+	return n.failpoints.Do("bring up link", up)
+}
+
+// removeLeftover deletes the link of an interrupted attempt from a pod: one with the
+// MAC address mac, other than the link with the index keep. It returns the names of
+// the pod's other links.
+func (n *Node) removeLeftover(pod PodNamespace, mac net.HardwareAddr, keep int) (taken map[string]bool, err error) {
+	taken = map[string]bool{}
+	leftover, err := findLink(pod.Socket, func(l *netlink.LinkAttrs) bool {
+		taken[l.Name] = true
+		return l.Index != keep && l.HardwareAddr.String() == mac.String()
+	})
+	if err != nil || leftover == nil {
+		return taken, err
+	}
+	delete(taken, leftover.Name)
+	err = n.failpoints.Do("delete link", func() error { return pod.Socket.Do(deleteRequest(leftover.Index)) })
+	if err != nil {
+		return taken, fmt.Errorf("remove link %s of an earlier attempt: %w", leftover.Name, err)
+	}
+	return taken, nil
+}
+
+// createdLink returns the attributes of the link that createLink created.
+func createdLink(conn *rtnl.Conn, name string) (*netlink.LinkAttrs, error) {
+	messages, err := conn.Get(getLinkByNameRequest(name))
+	if err == nil && len(messages) == 0 {
+		err = unix.ENODEV
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look up the link in the pod after its creation: %w: does another program delete links?", err)
+	}
+	link, err := parseLink(messages[0].Data)
+	if err != nil {
+		return nil, err
+	}
+	return link.Attrs(), nil
+}
+
 // enforce creates the share's class and classifies the link's frames. It does
-// nothing if the NIC is managed without enforcement.
+// nothing if the NIC is managed without enforcement. Without a class of its own, a
+// link uses the class for unidentified frames.
 func (n *Node) enforce(nic managedNIC, a Attachment, r shape.Rates) error {
 	if !nic.Enforce {
 		return nil
+	}
+	if a.Minor == 0 {
+		return n.classifier.AddIdentity(nic.member(a), netlink.MakeHandle(shape.Major, shape.UnidentifiedMinor))
 	}
 	if err := n.shaper.SetClass(nic.Index, nic.ifb, nic.Rates, a.Minor, r); err != nil {
 		return err
 	}
 	return n.classifier.AddMember(nic.member(a), netlink.MakeHandle(shape.Major, a.Minor))
 }
+
+// segmentBytes returns the largest segment, in bytes, that the network stack may
+// pass to a link: wanted, but not more than the NIC accepts (tso_max_size, which a
+// macvlan inherits) and not more than the link has. The kernel refuses more than the
+// NIC accepts. If wanted is 0, the link keeps what it has.
+func segmentBytes(wanted int, link *netlink.LinkAttrs) int {
+	for _, limit := range []uint32{link.TSOMaxSize, link.GSOMaxSize} {
+		if limit != 0 { // older kernels do not report both
+			wanted = min(wanted, int(limit))
+		}
+	}
+	return wanted
+}
+
+// firstName returns the name that Attach tries first.
+func firstName(s LinkSpec) string { return cmp.Or(s.Name, freeName(nil)) }
+
+// provisionalName returns the name of a link that is renamed after its creation. It has
+// 15 characters, the most that the kernel allows. Linux 6.12 refuses to create a link in
+// a pod with a name that a link of the node has, such as net1; Linux 6.18 does not.
+func provisionalName(mac net.HardwareAddr) string { return fmt.Sprintf("dra%x", []byte(mac)) }
 
 // freeName returns the first of net1, net2, ... that is not taken.
 func freeName(taken map[string]bool) string {
@@ -195,7 +343,10 @@ func findLink(conn *rtnl.Conn, match func(*netlink.LinkAttrs) bool) (found *netl
 
 // member returns the classifier's key for the link of an attachment.
 func (m managedNIC) member(a Attachment) classify.Member {
-	return classify.Member{Parent: a.Parent, Cookie: a.Cookie, MAC: a.MAC, TrustMAC: m.TrustMAC}
+	return classify.Member{
+		Parent: a.Parent, Cookie: a.Cookie, MAC: a.MAC, TrustMAC: m.TrustMAC,
+		Addresses: a.Addresses, Bridge: a.Mode == Bridge, Audit: a.Audited,
+	}
 }
 
 // Detach deletes a link and the classifier entries for its frames. It keeps the
@@ -206,7 +357,7 @@ func (m managedNIC) member(a Attachment) classify.Member {
 // the MAC address of the attachment. A link whose address the pod has changed
 // therefore stays until the pod's namespace ends.
 func (n *Node) Detach(a Attachment) error {
-	err := n.deleteLink(a)
+	err := errors.Join(n.deleteLink(a), n.setGuarded(a, false))
 	nic, enforced := n.enforcedNIC(a.Parent)
 	if !enforced {
 		return err
@@ -221,7 +372,7 @@ func (n *Node) deleteLink(a Attachment) error {
 	}
 	request := inNamespace(deleteRequest(link.Index), a.NSID)
 	err = n.failpoints.Do("delete link", func() error { return n.conn.Do(request) })
-	if err != nil && !isNotFound(err) {
+	if err != nil && !rtnl.IsNotFound(err) {
 		return fmt.Errorf("delete %s from the pod: %w", a.Name, err)
 	}
 	return nil
@@ -276,7 +427,7 @@ func (n *Node) linkOf(a Attachment) (*netlink.LinkAttrs, error) {
 	}
 	messages, err := n.conn.Get(inNamespace(getLinkRequest(a.Index), a.NSID))
 	if err != nil {
-		if isNotFound(err) {
+		if rtnl.IsNotFound(err) {
 			return nil, nil
 		}
 		return nil, fmt.Errorf("look up %s in the pod: %w", a.Name, err)
@@ -294,12 +445,6 @@ func (n *Node) linkOf(a Attachment) (*netlink.LinkAttrs, error) {
 	return nil, nil
 }
 
-// isNotFound reports whether the kernel refused a request because the link or
-// its namespace does not exist.
-func isNotFound(err error) bool {
-	return errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT)
-}
-
 // describeCreateError adds the likely cause to an error of createRequest.
 func describeCreateError(err error, s LinkSpec) error {
 	switch {
@@ -315,11 +460,11 @@ func describeCreateError(err error, s LinkSpec) error {
 }
 
 // describeAddressError adds the address that the kernel refused to an error of
-// configureRequests.
+// addressRequests.
 func describeAddressError(err error, s LinkSpec) error {
 	var refused *rtnl.Error
-	if errors.As(err, &refused) && refused.Index >= 1 && refused.Index <= len(s.Addresses) {
-		return fmt.Errorf("address %s: %w", s.Addresses[refused.Index-1], err)
+	if errors.As(err, &refused) && refused.Index < len(s.Addresses) {
+		return fmt.Errorf("address %s: %w", s.Addresses[refused.Index], err)
 	}
 	return err
 }

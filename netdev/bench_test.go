@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink/nl"
-	"golang.org/x/sys/unix"
 
 	"github.com/dra-shared/dra-driver-shared/netdev"
 	"github.com/dra-shared/dra-driver-shared/netdev/nstest"
@@ -64,15 +63,13 @@ func attachMinimal(b *testing.B, host *rtnl.Conn, pod *nstest.Namespace, spec ne
 	if err := host.Do(netdev.CreateRequest(spec, "net1", int(pod.File.Fd()))); err != nil {
 		b.Fatal(err)
 	}
-	get := nl.NewNetlinkRequest(unix.RTM_GETLINK, 0)
-	get.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
-	get.AddData(nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated("net1")))
-	answer, err := pod.Socket.Get(get)
+	answer, err := pod.Socket.Get(netdev.GetLinkByNameRequest("net1"))
 	if err != nil {
 		b.Fatal(err)
 	}
 	index := int(nl.DeserializeIfInfomsg(answer[0].Data).Index)
-	requests := append(netdev.ConfigureRequests(index, spec), netdev.UpRequests(index, spec)...)
+	requests := append(netdev.AddressRequests(index, spec), netdev.UpRequests(index, spec)...)
+	requests = append([]*nl.NetlinkRequest{netdev.ConfigureRequest(index, "net1", spec)}, requests...)
 	if err := pod.Socket.Do(requests...); err != nil {
 		b.Fatal(err)
 	}

@@ -15,9 +15,12 @@ import (
 // BenchmarkAttach sends these requests directly, to measure the minimum cost of
 // an attach.
 var (
-	CreateRequest     = createRequest
-	ConfigureRequests = configureRequests
-	UpRequests        = upRequests
+	CreateRequest        = createRequest
+	GetLinkByNameRequest = getLinkByNameRequest
+	ConfigureRequest     = configureRequest
+	AddressRequests      = addressRequests
+	UpRequests           = upRequests
+	ProvisionalName      = provisionalName
 )
 
 // AddressByNamespaceID asks the kernel to add an address to a link in the
@@ -26,4 +29,17 @@ func AddressByNamespaceID(conn *rtnl.Conn, nsid, index int, address netip.Prefix
 	r := addressRequest(index, address)
 	r.AddData(nl.NewRtAttr(unix.IFA_TARGET_NETNSID, nl.Uint32Attr(uint32(nsid))))
 	return conn.Do(r)
+}
+
+// Functions for tests.
+var (
+	Port           = port
+	ActiveFeatures = activeFeatures
+)
+
+// Hardware returns what sysfs has about a NIC.
+func Hardware(sysfs, name string) NIC {
+	nic := NIC{Name: name}
+	NewInventory(sysfs).addHardware(&nic)
+	return nic
 }

@@ -9,13 +9,14 @@ import (
 	"io/fs"
 	"net"
 	"os"
-	"path/filepath"
 	"sort"
-	"strconv"
-	"strings"
+	"sync"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/dra-shared/dra-driver-shared/netdev/classify/trial"
 )
 
 // NIC is a network interface of the node that can be the parent of macvlans.
@@ -23,35 +24,59 @@ type NIC struct {
 	Name  string
 	Index int
 	MAC   net.HardwareAddr
-	// PermanentMAC is the address that the hardware reports; nil for virtual interfaces.
+	// PermanentMAC is the address that the hardware reports; nil for virtual
+	// interfaces, which may inherit it from the NIC below them.
 	PermanentMAC net.HardwareAddr
 	MTU          int // bytes
-	// Speed is in bits per second; 0 if the driver reports none.
+	// Speed is in bits per second; 0 if the driver reports none. That of a VLAN is
+	// the speed of the NIC below it, that of a bond the sum of its members that can
+	// send at present.
 	Speed uint64
 	// Driver is the name of the kernel driver; empty for virtual interfaces.
 	Driver string
-	// PCIBusID is the PCI address in the format of sysfs (0000:3b:00.0); empty
-	// if the NIC is not a PCI device.
+	// Bus is the name of the bus that the NIC's device is on, such as pci or
+	// virtio; empty for virtual interfaces.
+	Bus string
+	// PCIBusID is the address, in the format of sysfs (0000:3b:00.0), of the PCI
+	// function that the NIC's device is or belongs to; empty if there is none.
 	PCIBusID string
+	// Port distinguishes the NICs of one PCI function; empty for a function's
+	// first port. It does not depend on which other NICs the function has.
+	Port string
+	// MacvlanOffload reports whether the NIC may deliver the frames of macvlans in
+	// hardware. Such frames pass neither the classifier nor the queues.
+	MacvlanOffload bool
 	// Up is the administrative state.
 	Up bool
 	// Carrier reports whether the NIC has a link at the physical layer.
 	Carrier bool
-	// DefaultRoute reports whether a default route of the node uses the NIC.
-	DefaultRoute bool
+	// Uplink reports whether a default route of the node depends on the NIC:
+	// through the NIC itself, a VLAN on it, or a bridge or bond that it is a port
+	// of. It stays true when the route disappears.
+	Uplink bool
+	// Below are the interface indexes of all links that the NIC is stacked on, in
+	// order: the NIC of a VLAN, the members of a bond, the ports of a bridge, and
+	// the links below these.
+	Below []int
 	// Master is the name of the bridge or bond that the NIC is a port of; empty
 	// if none. The kernel refuses to create macvlans on such a port.
 	Master string
 }
 
-// Inventory lists the NICs of the caller's network namespace.
+// Inventory lists the NICs of the caller's network namespace. It is safe for
+// concurrent use.
 type Inventory struct {
 	sysfs string
+
+	mu      sync.Mutex
+	uplinks uplinkMemory
 }
 
 // NewInventory returns an Inventory that reads hardware attributes from the
 // sysfs mounted at sysfs, usually /sys.
-func NewInventory(sysfs string) *Inventory { return &Inventory{sysfs: sysfs} }
+func NewInventory(sysfs string) *Inventory {
+	return &Inventory{sysfs: sysfs, uplinks: uplinkMemory{}}
+}
 
 // Sysfs returns the file system from which the Inventory reads hardware attributes.
 func (i *Inventory) Sysfs() fs.ReadLinkFS {
@@ -60,20 +85,21 @@ func (i *Inventory) Sysfs() fs.ReadLinkFS {
 }
 
 // List returns the NICs ordered by name. It omits the loopback interface, IFB
-// devices, and interfaces that are stacked on a NIC (macvlan, macvtap, ipvlan).
+// devices, and interfaces that are stacked on a NIC for pods (macvlan, macvtap,
+// ipvlan). NIC.Uplink takes into account what earlier calls found.
 func (i *Inventory) List() ([]NIC, error) {
 	links, err := listLinks()
 	if err != nil {
 		return nil, err
 	}
-	defaults, err := defaultRouteLinks()
+	routed, err := defaultRouteLinks()
 	if err != nil {
 		return nil, err
 	}
-	names := map[int]string{}
-	for _, l := range links {
-		names[l.Attrs().Index] = l.Attrs().Name
-	}
+	stack := newTopology(links)
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.uplinks.update(stack, routed, time.Now())
 	var nics []NIC
 	for _, l := range links {
 		if !isNIC(l) {
@@ -81,16 +107,19 @@ func (i *Inventory) List() ([]NIC, error) {
 		}
 		a := l.Attrs()
 		nic := NIC{
-			Name:         a.Name,
-			Index:        a.Index,
-			MAC:          a.HardwareAddr,
-			PermanentMAC: a.PermHWAddr,
-			MTU:          a.MTU,
-			Up:           a.Flags&net.FlagUp != 0,
-			Carrier:      a.RawFlags&unix.IFF_LOWER_UP != 0,
-			DefaultRoute: defaults[a.Index],
-			Master:       names[a.MasterIndex],
+			Name:    a.Name,
+			Index:   a.Index,
+			MAC:     a.HardwareAddr,
+			MTU:     a.MTU,
+			Up:      a.Flags&net.FlagUp != 0,
+			Carrier: a.RawFlags&unix.IFF_LOWER_UP != 0,
+			Below:   stack.allBelow(a.Index),
+			Master:  stack[a.MasterIndex].name,
 		}
+		if l.Type() == "device" {
+			nic.PermanentMAC = a.PermHWAddr
+		}
+		_, nic.Uplink = i.uplinks[a.Name]
 		i.addHardware(&nic)
 		nics = append(nics, nic)
 	}
@@ -103,49 +132,67 @@ func isNIC(l netlink.Link) bool {
 	case "ifb", "macvlan", "macvtap", "ipvlan":
 		return false
 	}
-	return l.Attrs().Flags&net.FlagLoopback == 0
+	return l.Attrs().Flags&net.FlagLoopback == 0 && !trial.IsLink(l.Attrs().Name)
 }
 
 // dumpRetries is the maximum number of attempts at a dump. The kernel
 // interrupts a dump when the dumped objects change.
 const dumpRetries = 10
 
-// listLinks returns the links of the caller's network namespace.
-func listLinks() (links []netlink.Link, err error) {
+// retryDump repeats a dump that the kernel interrupts.
+func retryDump[T any](dump func() ([]T, error)) (objects []T, err error) {
 	for range dumpRetries {
-		if links, err = netlink.LinkList(); !errors.Is(err, netlink.ErrDumpInterrupted) {
+		if objects, err = dump(); !errors.Is(err, netlink.ErrDumpInterrupted) {
 			break
 		}
 	}
+	return objects, err
+}
+
+// listLinks returns the links of the caller's network namespace.
+func listLinks() ([]netlink.Link, error) {
+	links, err := retryDump(netlink.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list links: %w", err)
 	}
 	return links, nil
 }
 
-// defaultRouteLinks returns the interface indexes that default routes use.
-func defaultRouteLinks() (map[int]bool, error) {
-	var routes []netlink.Route
-	var err error
-	for range dumpRetries {
-		if routes, err = netlink.RouteList(nil, netlink.FAMILY_ALL); !errors.Is(err, netlink.ErrDumpInterrupted) {
-			break
-		}
-	}
+// listRoutes returns the routes through a link of the caller's network namespace; all
+// routes if link is nil.
+func listRoutes(link netlink.Link) ([]netlink.Route, error) {
+	routes, err := retryDump(func() ([]netlink.Route, error) { return netlink.RouteList(link, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, fmt.Errorf("list routes: %w", err)
 	}
-	links := map[int]bool{}
+	return routes, nil
+}
+
+// listAddresses returns the addresses of a link of the caller's network namespace.
+func listAddresses(link netlink.Link) ([]netlink.Addr, error) {
+	addresses, err := retryDump(func() ([]netlink.Addr, error) { return netlink.AddrList(link, netlink.FAMILY_ALL) })
+	if err != nil {
+		return nil, fmt.Errorf("list the addresses of link %d: %w", link.Attrs().Index, err)
+	}
+	return addresses, nil
+}
+
+// defaultRouteLinks returns the interface indexes that default routes use.
+func defaultRouteLinks() (indexes []int, err error) {
+	routes, err := listRoutes(nil)
+	if err != nil {
+		return nil, err
+	}
 	for _, r := range routes {
 		if !isDefault(r) {
 			continue
 		}
-		links[r.LinkIndex] = true
+		indexes = append(indexes, r.LinkIndex)
 		for _, hop := range r.MultiPath {
-			links[hop.LinkIndex] = true
+			indexes = append(indexes, hop.LinkIndex)
 		}
 	}
-	return links, nil
+	return indexes, nil
 }
 
 func isDefault(r netlink.Route) bool {
@@ -154,24 +201,4 @@ func isDefault(r netlink.Route) bool {
 	}
 	ones, _ := r.Dst.Mask.Size()
 	return ones == 0
-}
-
-// addHardware sets the attributes that sysfs has. The others stay empty: a
-// virtual interface has no device, and an interface that is down has no speed.
-func (i *Inventory) addHardware(nic *NIC) {
-	dir := filepath.Join(i.sysfs, "class/net", nic.Name)
-	if raw, err := os.ReadFile(filepath.Join(dir, "speed")); err == nil {
-		if mbps, err := strconv.ParseInt(strings.TrimSpace(string(raw)), 10, 64); err == nil && mbps > 0 {
-			nic.Speed = uint64(mbps) * 1e6
-		}
-	}
-	if driver, err := os.Readlink(filepath.Join(dir, "device/driver")); err == nil {
-		nic.Driver = filepath.Base(driver)
-	}
-	if device, err := filepath.EvalSymlinks(filepath.Join(dir, "device")); err == nil {
-		subsystem, err := os.Readlink(filepath.Join(device, "subsystem"))
-		if err == nil && filepath.Base(subsystem) == "pci" {
-			nic.PCIBusID = filepath.Base(device)
-		}
-	}
 }

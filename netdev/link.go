@@ -53,19 +53,25 @@ func createRequest(s LinkSpec, name string, nsfd int) *nl.NetlinkRequest {
 	return r
 }
 
-// configureRequests set the alias, the maximum segment size, and the addresses
-// of a link that is down. They are separate from createRequest because the
-// kernel ignores an alias when it creates a link. Request i, from 1, adds
-// address i-1; describeAddressError depends on this.
-func configureRequests(index int, s LinkSpec) []*nl.NetlinkRequest {
+// configureRequest sets the name, the alias, the maximum segment size, and arp_notify of
+// a link that is down. It is separate from createRequest because the kernel ignores an
+// alias when it creates a link.
+func configureRequest(index int, name string, s LinkSpec) *nl.NetlinkRequest {
 	set := setLinkRequest(index)
+	set.AddData(nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(name)))
 	if s.Alias != "" {
 		set.AddData(nl.NewRtAttr(unix.IFLA_IFALIAS, []byte(s.Alias)))
 	}
 	if s.SegmentBytes != 0 {
 		set.AddData(nl.NewRtAttr(unix.IFLA_GSO_MAX_SIZE, nl.Uint32Attr(uint32(s.SegmentBytes))))
 	}
-	requests := []*nl.NetlinkRequest{set}
+	announceIPv4(set)
+	return set
+}
+
+// addressRequests add the addresses of a link. Request i adds address i;
+// describeAddressError depends on this.
+func addressRequests(index int, s LinkSpec) (requests []*nl.NetlinkRequest) {
 	for _, a := range s.Addresses {
 		requests = append(requests, addressRequest(index, a))
 	}
@@ -168,6 +174,13 @@ func getLinkRequest(index int) *nl.NetlinkRequest {
 	msg := nl.NewIfInfomsg(unix.AF_UNSPEC)
 	msg.Index = int32(index)
 	r.AddData(msg)
+	return r
+}
+
+func getLinkByNameRequest(name string) *nl.NetlinkRequest {
+	r := nl.NewNetlinkRequest(unix.RTM_GETLINK, 0)
+	r.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
+	r.AddData(nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(name)))
 	return r
 }
 

@@ -146,21 +146,54 @@ func TestNode_Attach_ignoresLinkOfSameNameOnNode(t *testing.T) {
 
 func TestNode_Attach_replacesLinkOfInterruptedAttempt(t *testing.T) {
 	nic, _ := nstest.NIC(t, "nic0", 1500)
+	node := newNode(t, nic)
+	for i, tc := range []struct {
+		name string
+		// interrupt leaves what an attempt that was interrupted may leave.
+		interrupt func(pod *nstest.Namespace, spec netdev.LinkSpec) error
+	}{
+		{"after all", func(pod *nstest.Namespace, spec netdev.LinkSpec) error {
+			_, err := node.Attach(pod.Pod(), spec)
+			return err
+		}},
+		{"and the link has been renamed", func(pod *nstest.Namespace, spec netdev.LinkSpec) error {
+			a, err := node.Attach(pod.Pod(), spec)
+			return errors.Join(err, pod.Socket.Do(netdev.ConfigureRequest(a.Index, "other", spec)))
+		}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			pod := nstest.New(t)
+			spec := netdev.LinkSpec{
+				Parent: nic.Index, Name: "net1", MAC: mac(byte(i)), Mode: netdev.Private,
+				Addresses: prefixes("10.20.0.5/24"),
+			}
+			if err := tc.interrupt(pod, spec); err != nil {
+				t.Fatal(err)
+			}
+			attach(t, node, pod, spec)
+			pod.Do(func() error {
+				links, err := netlink.LinkList()
+				if len(links) != 2 || links[1].Attrs().Name != "net1" {
+					t.Errorf("the pod has %d links, %+v: want lo and net1", len(links), links)
+				}
+				return err
+			})
+		})
+	}
+}
+
+func TestNode_Attach_replacesLinkThatHasItsProvisionalName(t *testing.T) {
+	nic, _ := nstest.NIC(t, "nic0", 1500)
 	node, pod := newNode(t, nic), nstest.New(t)
-	spec := netdev.LinkSpec{
-		Parent: nic.Index, Name: "net1", MAC: mac(1), Mode: netdev.Private,
-		Addresses: prefixes("10.20.0.5/24"),
+	attach(t, node, pod, netdev.LinkSpec{Parent: nic.Index, MAC: mac(1), Mode: netdev.Private}) // net1
+	spec := netdev.LinkSpec{Parent: nic.Index, MAC: mac(2), Mode: netdev.Private}
+	leftover := netdev.CreateRequest(spec, netdev.ProvisionalName(spec.MAC), int(pod.File.Fd()))
+	if err := nstest.Current(t).Socket.Do(leftover); err != nil {
+		t.Fatal(err)
 	}
-	for range 2 {
-		attach(t, node, pod, spec)
+	if a := attach(t, node, pod, spec); a.Name != "net2" || pod.Interface(netdev.ProvisionalName(spec.MAC)) != nil {
+		t.Errorf("the link has the name %s, want net2 and no link of the interrupted attempt", a.Name)
 	}
-	pod.Do(func() error {
-		links, err := netlink.LinkList()
-		if len(links) != 2 {
-			t.Errorf("the pod has %d links, want lo and net1: %v", len(links), links)
-		}
-		return err
-	})
 }
 
 func TestNode_Attach_errors(t *testing.T) {
@@ -210,6 +243,18 @@ func TestNode_Attach_errors(t *testing.T) {
 				t.Errorf("the failed Attach left link %s in the pod", link.Name)
 			}
 		})
+	}
+}
+
+// A NIC has macvlans or ipvlans.
+func TestNode_Attach_namesIPVLANOnNIC(t *testing.T) {
+	nic, _ := nstest.NIC(t, "nic0", 1500)
+	nstest.IPVLAN(t, "nic0", "ipvlan0")
+	node, pod := newNode(t, nic), nstest.New(t)
+	_, err := node.Attach(pod.Pod(), netdev.LinkSpec{Parent: nic.Index, MAC: mac(1), Mode: netdev.Private})
+	want := "does another driver use the NIC (a bridge, ipvlan)?"
+	if !errors.Is(err, unix.EBUSY) || !strings.Contains(err.Error(), want) {
+		t.Errorf("Attach returned error %v, want EBUSY and %q", err, want)
 	}
 }
 
@@ -327,6 +372,18 @@ func TestNode_Watch_reportsNewNIC(t *testing.T) {
 	changes.expect(t, "links changed", func(c netdev.Change) bool { return c.LinksChanged })
 }
 
+// Some kernels add the ID that a namespace has in itself to its own events.
+func TestNode_Watch_reportsNewNIC_whenNamespaceHasID(t *testing.T) {
+	own, node := nstest.Current(t), newNode(t)
+	if id, err := own.Socket.NamespaceID(own.File); err != nil || id < 0 {
+		t.Fatalf("NamespaceID of the namespace in itself returned %d and error %v, want an ID", id, err)
+	}
+	changes := watch(t, node)
+	changes.expectResync(t)
+	nstest.NIC(t, "nic7", 1500)
+	changes.expect(t, "links changed", func(c netdev.Change) bool { return c.LinksChanged })
+}
+
 // changes receives the changes that Node.Watch reports.
 type changes chan netdev.Change
 
@@ -353,7 +410,7 @@ func (c changes) expectResync(t *testing.T) {
 // expect waits for a change that matches; condition describes it.
 func (c changes) expect(t *testing.T, condition string, match func(netdev.Change) bool) {
 	t.Helper()
-	timeout := time.After(10 * time.Second)
+	timeout := time.After(20 * time.Second)
 	for {
 		select {
 		case change := <-c:
@@ -361,7 +418,7 @@ func (c changes) expect(t *testing.T, condition string, match func(netdev.Change
 				return
 			}
 		case <-timeout:
-			t.Fatalf("Watch did not report the change within 10 s: %s", condition)
+			t.Fatalf("Watch did not report the change within 20 s: %s", condition)
 		}
 	}
 }
@@ -371,28 +428,85 @@ func TestInventory_List(t *testing.T) {
 	nstest.NIC(t, "mgmt", 1500)
 	node := newNode(t, nic)
 	attach(t, node, nstest.New(t), netdev.LinkSpec{Parent: nic.Index, MAC: mac(1), Mode: netdev.Private})
-	mgmt, err := netlink.LinkByName("mgmt")
-	if err != nil {
-		t.Fatal(err)
-	}
-	err = netlink.RouteAdd(&netlink.Route{
-		LinkIndex: mgmt.Attrs().Index,
-		Scope:     netlink.SCOPE_LINK,
-		Dst:       &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nstest.DefaultRoute(t, "mgmt")
 	nics, err := netdev.NewInventory("/sys").List()
 	if err != nil {
 		t.Fatal(err)
 	}
 	var got []string
 	for _, n := range nics {
-		got = append(got, fmt.Sprintf("%s default=%t", n.Name, n.DefaultRoute))
+		got = append(got, fmt.Sprintf("%s uplink=%t", n.Name, n.Uplink))
 	}
-	if diff := cmp.Diff([]string{"mgmt default=true", "nic0 default=false"}, got); diff != "" {
+	if diff := cmp.Diff([]string{"mgmt uplink=true", "nic0 uplink=false"}, got); diff != "" {
 		t.Errorf("NICs without lo and macvlans (-want +got):\n%s", diff)
+	}
+}
+
+// uplinks returns the names of the uplinks that the Inventory lists.
+func uplinks(t *testing.T, i *netdev.Inventory) (names []string) {
+	t.Helper()
+	nics, err := i.List()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range nics {
+		if n.Uplink {
+			names = append(names, n.Name)
+		}
+	}
+	return names
+}
+
+func TestInventory_List_followsDefaultRouteThroughStackedLinks(t *testing.T) {
+	for _, tc := range []struct {
+		name   string
+		stack  func(t *testing.T)
+		routed string
+		want   []string
+	}{
+		{"a bridge", func(t *testing.T) { nstest.Bridge(t, "br0", "nic0") }, "br0", []string{"br0", "nic0"}},
+		{"a VLAN", func(t *testing.T) { nstest.VLAN(t, "nic0", "nic0.100", 100) }, "nic0.100",
+			[]string{"nic0", "nic0.100"}},
+		{"a bond", func(t *testing.T) { nstest.Bond(t, "bond0", netlink.BOND_MODE_ACTIVE_BACKUP, "nic0", "nic1") },
+			"bond0", []string{"bond0", "nic0", "nic1"}},
+		{"a bridge on a VLAN on a bond", func(t *testing.T) {
+			nstest.Bond(t, "bond0", netlink.BOND_MODE_802_3AD, "nic0")
+			nstest.VLAN(t, "bond0", "bond0.100", 100)
+			nstest.Bridge(t, "br0", "bond0.100")
+		}, "br0", []string{"bond0", "bond0.100", "br0", "nic0"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			for _, name := range []string{"nic0", "nic1", "nic2"} {
+				nstest.NIC(t, name, 1500)
+			}
+			tc.stack(t)
+			inventory := netdev.NewInventory("/sys")
+			if got := uplinks(t, inventory); got != nil {
+				t.Errorf("without a default route, the uplinks are %v, want none", got)
+			}
+			remove := nstest.DefaultRoute(t, tc.routed)
+			if diff := cmp.Diff(tc.want, uplinks(t, inventory)); diff != "" {
+				t.Errorf("uplinks with a default route through %s (-want +got):\n%s", tc.routed, diff)
+			}
+			remove()
+			if diff := cmp.Diff(tc.want, uplinks(t, inventory)); diff != "" {
+				t.Errorf("uplinks after the default route was removed (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestActiveFeatures(t *testing.T) {
+	nic, _ := nstest.NIC(t, "nic0", 1500)
+	features, err := netdev.ActiveFeatures(nic.Index)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !features["tx-checksum-ip-generic"] || features["l2-fwd-offload"] {
+		t.Errorf("active features of a veth: %v; want tx-checksum-ip-generic, not l2-fwd-offload", features)
+	}
+	if _, err := netdev.ActiveFeatures(nic.Index + 1000); !errors.Is(err, unix.ENODEV) {
+		t.Errorf("features of a link that does not exist: error %v, want ENODEV", err)
 	}
 }
 

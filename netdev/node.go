@@ -7,12 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"sync"
 
 	"github.com/vishvananda/netlink"
 
 	"github.com/dra-shared/dra-driver-shared/internal/failpoint"
 	"github.com/dra-shared/dra-driver-shared/netdev/classify"
+	"github.com/dra-shared/dra-driver-shared/netdev/classify/trial"
 	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
 	"github.com/dra-shared/dra-driver-shared/netdev/shape"
 )
@@ -27,10 +29,15 @@ type Node struct {
 	bpffs      string
 	keys       []classify.Key
 	failpoints failpoint.Injector
+	loaded     func()
 
 	mu         sync.Mutex
 	classifier *classify.Classifier // nil until Manage gets the first NIC to enforce
+	trials     []trial.Result       // of the keys that the Node may use
+	seesRoutes bool                 // whether the classifier recognizes frames by their route
 	managed    map[int]managedNIC   // by interface index
+	arrivals   map[int]*arrival     // of NICs with enforcement, by interface index
+	guards     guards
 }
 
 // managedNIC is a NIC for which Manage was called.
@@ -46,7 +53,8 @@ type NICConfig struct {
 	MAC   []byte
 	// Enforce limits shares to their bandwidth.
 	Enforce bool
-	// Rates are the NIC's rates. Manage ignores them without Enforce.
+	// Rates are the NIC's rates. Manage ignores them without Enforce, and computes
+	// Rates.Forwarded.
 	Rates shape.NICRates
 	// TakeOver permits Manage to replace a root qdisc that another program or
 	// an administrator configured.
@@ -54,6 +62,53 @@ type NICConfig struct {
 	// TrustMAC assigns a frame that has no socket to the share whose link has
 	// the frame's source address.
 	TrustMAC bool
+	// Policy is what the NIC does with frames that do not carry the identity of their
+	// sender. Manage adds to Policy.NodeAddresses, and sets Policy.Guarded.
+	Policy classify.Policy
+	// Forwarded is the rate that is guaranteed to frames that the node forwards,
+	// in bits per second; 0 if they have no class of their own. They can use the
+	// whole line if the kernel lets the classifier recognize them by their route,
+	// and without TrustMAC. Otherwise their source address identifies them, which
+	// a share can forge, and they get no more than Forwarded.
+	Forwarded uint64
+}
+
+// recognizes returns how the classifier recognizes frames that a NIC forwards.
+// The caller holds n.mu and has opened the classifier.
+func (n *Node) recognizes(c NICConfig) classify.Forwarded {
+	switch {
+	case c.Forwarded == 0:
+		return classify.ForwardedUnidentified
+	case c.TrustMAC || !n.seesRoutes:
+		return classify.ForwardedByAddress
+	default:
+		return classify.ForwardedByRoute
+	}
+}
+
+// rates returns the rates of a NIC's queues. The caller holds n.mu and has opened
+// the classifier.
+func (n *Node) rates(c NICConfig) shape.NICRates {
+	rates := c.Rates
+	switch n.recognizes(c) {
+	case classify.ForwardedByRoute:
+		rates.Forwarded = shape.Rates{Floor: c.Forwarded, Ceil: rates.Line}
+	case classify.ForwardedByAddress:
+		rates.Forwarded = shape.Rates{Floor: c.Forwarded, Ceil: c.Forwarded}
+	}
+	return rates
+}
+
+// Recognizes returns how the classifier recognizes frames that the node forwards
+// through a NIC.
+func (n *Node) Recognizes(index int) classify.Forwarded {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	m, ok := n.managed[index]
+	if !ok || !m.Enforce {
+		return classify.ForwardedUnidentified
+	}
+	return n.recognizes(m.NICConfig)
 }
 
 // Options configure a Node.
@@ -61,10 +116,16 @@ type Options struct {
 	// BPFFS is the mount point of the BPF file system; default /sys/fs/bpf.
 	BPFFS string
 	// Keys are the classifier keys that the Node may use; default all of them,
-	// strongest first. See classify.Open.
+	// strongest first. The Node uses the first that works on the node.
 	Keys []classify.Key
+	// Trials are the results of trying the keys on this node, if the caller has them.
+	// Otherwise the Node tries the keys when it manages the first NIC with Enforce.
+	Trials []trial.Result
 	// Failpoints intercepts operations that change the kernel's state; default none.
 	Failpoints failpoint.Injector
+	// Loaded is called after the classifier's programs have been loaded, if it is
+	// not nil. The Node does not need CAP_PERFMON any more.
+	Loaded func()
 }
 
 // NewNode returns a Node for the caller's network namespace.
@@ -81,6 +142,9 @@ func NewNode(o Options) (*Node, error) {
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
+	if len(o.Keys) == 0 {
+		o.Keys = classify.Keys()
+	}
 	if o.BPFFS == "" {
 		o.BPFFS = "/sys/fs/bpf"
 	}
@@ -91,8 +155,12 @@ func NewNode(o Options) (*Node, error) {
 		portID:     portID,
 		bpffs:      o.BPFFS,
 		keys:       o.Keys,
+		trials:     o.Trials,
 		failpoints: o.Failpoints,
+		loaded:     o.Loaded,
 		managed:    map[int]managedNIC{},
+		arrivals:   map[int]*arrival{},
+		guards:     guards{},
 	}, nil
 }
 
@@ -108,6 +176,11 @@ func (n *Node) Close() error {
 	return err
 }
 
+// Messages returns how many netlink messages the Node has sent and received through
+// its socket in the node's namespace. The few requests that do not concern a share,
+// such as those for the filters of a NIC, use other sockets.
+func (n *Node) Messages() rtnl.Counts { return n.conn.Counts() }
+
 // Cookie returns the cookie of the node's network namespace.
 func (n *Node) Cookie() uint64 { return n.cookie }
 
@@ -122,6 +195,14 @@ func (n *Node) ClassifierKey() classify.Key {
 	return n.classifier.Key()
 }
 
+// Trials returns the results of trying the classifier's keys, strongest first. It
+// is empty if no NIC has been managed with Enforce yet.
+func (n *Node) Trials() []trial.Result {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return slices.Clone(n.trials)
+}
+
 // Manage brings a NIC into the state that c describes. With Enforce, it sets up
 // queues and the classifier. Without Enforce, it removes them, even if an
 // earlier process set them up.
@@ -134,6 +215,7 @@ func (n *Node) Manage(c NICConfig) (changed bool, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if !c.Enforce {
+		delete(n.arrivals, c.Index)
 		changed, err = n.removeEnforcement(c.Name, c.Index)
 		n.managed[c.Index] = managedNIC{NICConfig: c}
 		return changed, err
@@ -141,11 +223,19 @@ func (n *Node) Manage(c NICConfig) (changed bool, err error) {
 	if err := n.openClassifier(); err != nil {
 		return false, err
 	}
+	c.Rates = n.rates(c)
+	if c.Policy.NodeAddresses, err = nodeAddresses(c.Index); err != nil {
+		return false, err
+	}
+	c.Policy.Guarded = n.isGuarded(c.Index)
 	if old, known := n.managed[c.Index]; known {
 		if reflect.DeepEqual(old.NICConfig, c) {
 			intact, err := n.isIntact(old)
-			if err != nil || intact {
+			if err != nil {
 				return false, err
+			}
+			if intact {
+				return false, n.watchArrival(c.Index)
 			}
 		}
 		if old.Name != c.Name { // the interface was renamed
@@ -157,16 +247,24 @@ func (n *Node) Manage(c NICConfig) (changed bool, err error) {
 	return n.setUpEnforcement(c)
 }
 
-// openClassifier loads the classifier if it is not loaded yet. The caller holds n.mu.
+// openClassifier finds out by which keys the classifier works on this node, and
+// loads it with the strongest, unless it is loaded. The caller holds n.mu.
 func (n *Node) openClassifier() error {
 	if n.classifier != nil {
 		return nil
 	}
-	classifier, err := classify.Open(n.bpffs, n.failpoints, n.keys...)
+	key, err := n.strongestKey()
 	if err != nil {
 		return err
 	}
-	n.classifier = classifier
+	if n.classifier, err = classify.Open(n.bpffs, n.failpoints, key); err != nil {
+		return err
+	}
+	n.seesRoutes = n.classifier.ReadsRoutes() &&
+		slices.ContainsFunc(n.trials, func(r trial.Result) bool { return r.Key == key && r.Routes == nil })
+	if n.loaded != nil {
+		n.loaded()
+	}
 	return nil
 }
 
@@ -188,14 +286,7 @@ func (n *Node) setUpEnforcement(c NICConfig) (changed bool, err error) {
 		return false, err
 	}
 	n.managed[c.Index] = managedNIC{NICConfig: c, ifb: ifb}
-	return true, n.classifier.Attach(classify.NIC{
-		Index:      c.Index,
-		IFBIndex:   ifb,
-		MAC:        c.MAC,
-		HostCookie: n.cookie,
-		Major:      shape.Major,
-		TrustMAC:   c.TrustMAC,
-	})
+	return true, n.classifier.Attach(n.classified(n.managed[c.Index]))
 }
 
 // Unmanage removes the queues and the classifier from a NIC, even if an earlier
@@ -206,6 +297,7 @@ func (n *Node) Unmanage(name string, index int) (found bool, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	delete(n.managed, index)
+	delete(n.arrivals, index)
 	return n.removeEnforcement(name, index)
 }
 
@@ -240,7 +332,7 @@ func (n *Node) removeIFBOfMissingNIC(name string, index int) error {
 // differs from it if the interface was renamed.
 func (n *Node) removeFromLink(currentName, name string, index int) (found bool, err error) {
 	classified, detachErr := classify.Detach(index, n.failpoints)
-	owned, ownedErr := shape.Owned(index)
+	owned, ownedErr := n.shaper.Owned(index)
 	err = errors.Join(detachErr, ownedErr)
 	if !owned {
 		return classified, err
@@ -291,7 +383,10 @@ func (n *Node) RemoveClass(parent int, minor uint16) error {
 	if !enforced {
 		return nil
 	}
-	return n.shaper.RemoveClass(nic.Index, nic.ifb, minor)
+	return errors.Join(
+		n.shaper.RemoveClass(nic.Index, nic.ifb, minor),
+		n.classifier.RemoveRefusals(parent, netlink.MakeHandle(shape.Major, minor)),
+	)
 }
 
 // Traffic returns how many bytes the NIC's queues have sent and received,

@@ -7,13 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"slices"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/dra-shared/dra-driver-shared/netdev/classify"
+	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
 	"github.com/dra-shared/dra-driver-shared/netdev/shape"
 )
 
@@ -98,7 +98,7 @@ func (n *Node) addLinksIn(nsid int, links map[LinkKey]bool) error {
 	dump := nl.NewNetlinkRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP)
 	dump.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
 	messages, err := n.conn.Dump(inNamespace(dump, nsid))
-	if isNotFound(err) {
+	if rtnl.IsNotFound(err) {
 		return nil
 	}
 	if err != nil {
@@ -123,24 +123,35 @@ func (n *Node) OrphanIFBs() (names []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	var ifbs []string
-	used := map[string]bool{}
+	ifbs := map[string]bool{} // whether a NIC uses the device
 	for _, l := range links {
-		owned, ownedErr := shape.Owned(l.Attrs().Index)
-		err = errors.Join(err, ownedErr)
-		if !owned {
+		if l.Type() != "ifb" {
 			continue
 		}
-		if l.Type() == "ifb" {
-			ifbs = append(ifbs, l.Attrs().Name)
-		} else {
-			used[shape.IFBName(l.Attrs().Name)] = true
+		owned, ownedErr := n.shaper.Owned(l.Attrs().Index)
+		err = errors.Join(err, ownedErr)
+		if owned {
+			ifbs[l.Attrs().Name] = false
 		}
+	}
+	for _, l := range links {
+		ifb := shape.IFBName(l.Attrs().Name)
+		if _, exists := ifbs[ifb]; !exists || l.Type() == "ifb" {
+			continue
+		}
+		owned, ownedErr := n.shaper.Owned(l.Attrs().Index)
+		err = errors.Join(err, ownedErr)
+		ifbs[ifb] = ifbs[ifb] || owned
 	}
 	if err != nil {
 		return nil, err
 	}
-	return slices.DeleteFunc(ifbs, func(name string) bool { return used[name] }), nil
+	for name, used := range ifbs {
+		if !used {
+			names = append(names, name)
+		}
+	}
+	return names, nil
 }
 
 // RemoveIFB deletes an IFB device by the name that OrphanIFBs returned. It

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/dra-shared/dra-driver-shared/netdev/classify"
+	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
 	"github.com/dra-shared/dra-driver-shared/netdev/shape"
 )
 
@@ -29,10 +30,21 @@ type LinkState struct {
 	// frames; nil if the frames do not select a class or the class does not
 	// exist.
 	Send, Receive *shape.Rates
+	// Blocked is why the link is blocked; "" if it is not. The pod changed the link so
+	// that it could receive the frames of others.
+	Blocked string
+	// Audited means that frames without the identity of the link are not dropped,
+	// because an earlier release attached it.
+	Audited bool
+	// Unchecked means that the kernel does not load the program that checks the identity
+	// of frames.
+	Unchecked bool
 }
 
 // Read returns the current state of a link. If the link does not exist, it
-// returns the zero LinkState and no error.
+// returns the zero LinkState and no error. It blocks a link that its pod changed so
+// that it could receive the frames of others, and unblocks it after the pod reverted
+// that.
 func (n *Node) Read(a Attachment) (LinkState, error) {
 	link, err := n.linkOf(a)
 	if err != nil || link == nil {
@@ -45,6 +57,11 @@ func (n *Node) Read(a Attachment) (LinkState, error) {
 		MTU:     link.MTU,
 		Up:      link.Flags&net.FlagUp != 0,
 		Carrier: link.OperState == netlink.OperUp || link.RawFlags&unix.IFF_LOWER_UP != 0,
+		Audited: a.Audited,
+	}
+	s.Unchecked = n.isUnchecked()
+	if s.Blocked, err = n.guard(a); err != nil {
+		return s, err
 	}
 	if s.Addresses, err = n.addresses(a); err != nil {
 		return s, err
@@ -98,7 +115,7 @@ func (n *Node) addresses(a Attachment) ([]netip.Prefix, error) {
 	r.AddData(nl.NewRtAttr(unix.IFA_TARGET_NETNSID, nl.Uint32Attr(uint32(a.NSID))))
 	messages, err := n.conn.Dump(r)
 	if err != nil {
-		if isNotFound(err) {
+		if rtnl.IsNotFound(err) {
 			return nil, nil
 		}
 		return nil, fmt.Errorf("list the addresses of %s: %w", a.Name, err)

@@ -142,8 +142,13 @@ func (l Limiter) limit(file string) error {
 		return fmt.Errorf("limit %s to %d bytes: %w", l.Region, want, err)
 	}
 	// The kernel rounds down to pages.
-	if got, limited, err := l.read(file); err != nil || !limited || got > want {
-		return fmt.Errorf("limit %s to %d bytes: the kernel has %d (limited: %t): %w", l.Region, want, got, limited, err)
+	got, limited, err := l.read(file)
+	if err != nil {
+		return fmt.Errorf("limit %s to %d bytes: read the limit: %w", l.Region, want, err)
+	}
+	if !limited || got > want {
+		return fmt.Errorf("limit %s to %d bytes: the kernel has %d (limited: %t): does another program write %s?",
+			l.Region, want, got, limited, file)
 	}
 	return nil
 }

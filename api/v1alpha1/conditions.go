@@ -11,6 +11,9 @@ const (
 	// ConditionBandwidthEnforced reports whether the kernel enforces the granted
 	// bandwidth of the share.
 	ConditionBandwidthEnforced = "BandwidthEnforced"
+	// ConditionIdentityEnforced reports whether the kernel drops the frames of the
+	// share that do not carry the addresses of its links.
+	ConditionIdentityEnforced = "IdentityEnforced"
 	// ConditionMemoryEnforced reports whether the kernel enforces the granted
 	// memory of an accelerator.
 	ConditionMemoryEnforced = "MemoryEnforced"
@@ -19,7 +22,8 @@ const (
 	ConditionHeld = "Held"
 )
 
-// Reasons of the condition Ready.
+// Reasons of the condition Ready. It can also have the reason LinkBlocked of the condition
+// IdentityEnforced.
 const (
 	// ReasonAttached (True) means that every pod that started has its link.
 	ReasonAttached = "Attached"
@@ -37,12 +41,24 @@ const (
 	ReasonLinkChanged = "LinkChanged"
 	// ReasonLinkGone (False) means that a link no longer exists in its pod.
 	ReasonLinkGone = "LinkGone"
+	// ReasonDuplicateAddress (False) means that another host on the network has an
+	// address of a link. The message has the host's MAC address.
+	ReasonDuplicateAddress = "DuplicateAddress"
+	// ReasonAddressLost (False) means that the node has lost an address of a pool that a
+	// link has, and that another node may have it by now. The link is blocked.
+	ReasonAddressLost = "AddressLost"
 	// ReasonLinkDown (False) means that the NIC has no carrier, or regained it
 	// only seconds ago.
 	ReasonLinkDown = "LinkDown"
 	// ReasonDeviceGone (False) means that the device is missing from the node or
 	// from the driver's configuration.
 	ReasonDeviceGone = "DeviceGone"
+	// ReasonDeviceUnusable (False) means that the device is configured and on the
+	// node, but the plugin cannot share it. The message has the cause and the remedy.
+	ReasonDeviceUnusable = "DeviceUnusable"
+	// ReasonHookNotRun (False) means that a container that references the claim
+	// runs, but its runtime did not run the hook, so that nothing is attached.
+	ReasonHookNotRun = "HookNotRun"
 	// ReasonNotRunning (False) means that no pod that uses a share of a fabric
 	// runs yet.
 	ReasonNotRunning = "NotRunning"
@@ -55,7 +71,7 @@ const (
 	// identifies the sender by the network namespace of the sending socket and
 	// the source address.
 	ReasonNetnsCookie = "NetnsCookie"
-	// ReasonMAC (True) means that the kernel enforces the grant and identifies
+	// ReasonMAC (False) means that the kernel enforces the grant, but identifies
 	// the sender by the source address alone, which a pod with CAP_NET_RAW can
 	// forge.
 	ReasonMAC = "MAC"
@@ -71,9 +87,35 @@ const (
 	// ReasonNotClassified (False) means that frames of the link do not select the
 	// class of the share.
 	ReasonNotClassified = "NotClassified"
+	// ReasonFramesMissed (False) means that the NIC sends or receives frames that do
+	// not reach the driver's program, for example because another program takes
+	// them first.
+	ReasonFramesMissed = "FramesMissed"
 	// ReasonRateDiffers (False) means that the rates in the kernel differ from
 	// the grant.
 	ReasonRateDiffers = "RateDiffers"
+)
+
+// Reasons of the condition IdentityEnforced. It can also have the reasons DeviceGone,
+// DeviceUnusable, LinkGone, and EnforcementNone.
+const (
+	// ReasonIdentityEnforced (True) means that the kernel drops such frames.
+	ReasonIdentityEnforced = "Enforced"
+	// ReasonIdentityAudited (False) means that the kernel only counts such frames,
+	// because the configuration of the network says so.
+	ReasonIdentityAudited = "Audited"
+	// ReasonIdentityOff (False) means that the configuration of the network turns the
+	// check off.
+	ReasonIdentityOff = "Off"
+	// ReasonAttachedEarlier (False) means that an earlier release attached the link,
+	// so that its frames are only counted until its pod is recreated.
+	ReasonAttachedEarlier = "AttachedEarlier"
+	// ReasonIdentityUnsupported (False) means that the kernel does not load the
+	// program that checks frames.
+	ReasonIdentityUnsupported = "Unsupported"
+	// ReasonLinkBlocked (False) means that the pod changed its link so that it could
+	// receive the frames of others. The link is blocked until that is reverted.
+	ReasonLinkBlocked = "LinkBlocked"
 )
 
 // Reasons of the condition MemoryEnforced.
@@ -106,19 +148,35 @@ const (
 )
 
 // Reasons of events. When a condition becomes False, the plugin emits a Warning event
-// on the pods of the share, except for the reasons Prepared and AttachFailed, and the
-// controller emits a Warning event on the claim if the condition is Held. Such an
-// event has the reason of the condition. Other events have their own reasons.
+// on the pods of the share, except for the reason Prepared, and the controller emits a
+// Warning event on the claim if the condition is Held. Such an event has the reason of
+// the condition. The plugin emits AttachFailed for each failed attempt. Other events
+// have their own reasons.
 const (
 	// EventReasonRecovered (Normal) means that a condition of a share of the pod
 	// became True again after a Warning event.
 	EventReasonRecovered = "SharedDeviceRecovered"
+	// EventReasonDeviceUnusable (Warning, on the node) means that the plugin cannot
+	// share a device that the configuration names.
+	EventReasonDeviceUnusable = ReasonDeviceUnusable
+	// EventReasonDeviceUsable (Normal, on the node) ends EventReasonDeviceUnusable.
+	EventReasonDeviceUsable = "DeviceUsable"
+	// EventReasonHandoverRefused (Warning, on the node) means that a new plugin does
+	// not take over from the one that is running, because it could serve less.
+	EventReasonHandoverRefused = "HandoverRefused"
+	// EventReasonHookMissing (Warning, on the node) means that the hook is missing
+	// or cannot run, so that containers with shares do not start.
+	EventReasonHookMissing = "HookMissing"
+	// EventReasonHookInstalled (Normal, on the node) ends EventReasonHookMissing.
+	EventReasonHookInstalled = "HookInstalled"
 )
 
 // Actions of events.
 const (
 	// EventActionShare is the action of events about a share.
 	EventActionShare = "Share"
+	// EventActionServe is the action of events about a plugin and its devices.
+	EventActionServe = "Serve"
 	// EventActionHold is the action of events about the holder of a claim.
 	EventActionHold = "Hold"
 )

@@ -7,6 +7,13 @@ package v1alpha1
 // also the name of the driver and the domain of its taints and annotations.
 const Group = "dra-shared.dev"
 
+// ContainerDir is the directory of the driver's files in containers.
+const ContainerDir = "/var/run/" + Group
+
+// DeviceClassName returns the name of the chart's DeviceClass for the devices of a kind and
+// a driver.
+func DeviceClassName(kind, driver string) string { return kind + "." + driver }
+
 // Prefix of environment variables. The driver sets only variables whose names consist
 // of the prefix, the name of the request, an underscore, and the name of a variable
 // below, in upper case and with the characters "-", "/", and "." replaced by
@@ -47,7 +54,7 @@ const (
 	DeviceKindFabric = "fabric"
 )
 
-// Attributes of all devices. They stand in ResourceSlices and in the device metadata
+// Attributes of all devices. They are in ResourceSlices and in the device metadata
 // of containers. A CEL expression reads an attribute as
 // device.attributes["dra-shared.dev"].kind. Devices on PCI also have the standard
 // attributes pciBusID, pcieRoot, and numaNode of the domain resource.kubernetes.io.
@@ -72,6 +79,10 @@ const (
 	AttributeMTU = "mtu"
 	// AttributeSpeedMbps (int) is the line rate of the NIC in Mbit/s.
 	AttributeSpeedMbps = "speedMbps"
+	// AttributeSenderKey (string) is the key by which the node's kernel identifies
+	// the sender of a frame: NetnsCookie, NetnsCookieOfSocket, or MAC. A NIC
+	// without enforcement does not have it.
+	AttributeSenderKey = "senderKey"
 )
 
 // Attributes of accelerators.
@@ -95,7 +106,7 @@ const (
 	AttributeFabric = "fabric"
 )
 
-// Attributes of grants. They stand in the device metadata of containers only.
+// Attributes of grants. They are in the device metadata of containers only.
 const (
 	// AttributeGrantedPrefix starts the names of the attributes that report the grant
 	// of a share, such as grantedBandwidth (int). A grant that is not a whole number
@@ -124,6 +135,9 @@ const (
 	// TaintAbsent (NoSchedule) marks a device that is missing from the node while
 	// claims hold shares of it.
 	TaintAbsent = Group + "/absent"
+	// TaintUnusable (NoSchedule) marks a device that the plugin cannot share at
+	// present while claims hold shares of it.
+	TaintUnusable = Group + "/unusable"
 	// TaintLinkDown marks a NIC that has no carrier, or regained it only seconds
 	// ago. The field linkDown of the network sets the effect.
 	TaintLinkDown = Group + "/link-down"
@@ -159,4 +173,19 @@ const (
 	FieldManagerController = "dra-shared-controller"
 	// FieldManagerHolders writes the condition Held.
 	FieldManagerHolders = "dra-shared-controller-holders"
+)
+
+// Conditions under which the plugin runs with less than all features. They are the values
+// of the label condition of the metric dra_shared_degraded.
+const (
+	// DegradedDevicesNotWatched means that the plugin notices added and removed devices late.
+	DegradedDevicesNotWatched = "DevicesNotWatched"
+	// DegradedHookNotWatched means that the plugin installs a removed hook again late.
+	DegradedHookNotWatched = "HookNotWatched"
+	// DegradedNotCollected means that kernel objects which no claim needs remain, because the
+	// plugin cannot read a record.
+	DegradedNotCollected = "NotCollected"
+	// DegradedPodsNotReadable means that the plugin may not get pods, and does not detect
+	// pods whose containers do not list their claim.
+	DegradedPodsNotReadable = "PodsNotReadable"
 )

@@ -34,6 +34,13 @@ type NetworkAttachment struct {
 	// with addresses serves only one pod at a time.
 	Addresses []string `json:"addresses,omitempty"`
 
+	// AddressPools lists the names of the AddressPools from which each pod gets an
+	// address of its own, at most one for each IP family. If neither this field nor
+	// addresses is set, the default pools of the network apply, if it has any; an empty
+	// list means no address. If the claim sets one of addresses and addressPools, the
+	// value of the DeviceClass for the other does not apply.
+	AddressPools []string `json:"addressPools,omitempty"`
+
 	// Routes lists the routes through the link, at most 32.
 	Routes []Route `json:"routes,omitempty"`
 

@@ -9,12 +9,14 @@ import (
 	"slices"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/api/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
 // Limits of a NetworkAttachment.
 const (
 	maxAddresses           = 16
+	maxAddressPools        = 2 // IPv4 and IPv6
 	maxRoutes              = 32
 	maxInterfaceNameLength = 15    // IFNAMSIZ - 1
 	minMTU                 = 68    // RFC 791
@@ -46,8 +48,10 @@ func (a *NetworkAttachment) Validate() (errs field.ErrorList) {
 	}
 	addresses, addressErrs := validateAddresses(a.Addresses, field.NewPath("addresses"))
 	errs = append(errs, addressErrs...)
+	errs = append(errs, validatePools(a, field.NewPath("addressPools"))...)
 	errs = append(errs, validateMTU(a.MTU, addresses, field.NewPath("mtu"))...)
-	return append(errs, validateRoutes(a.Routes, addresses, field.NewPath("routes"))...)
+	hasPools := len(a.AddressPools) > 0
+	return append(errs, validateRoutes(a.Routes, addresses, hasPools, field.NewPath("routes"))...)
 }
 
 // ValidateFor checks parameters with defaults against what the network of the
@@ -158,6 +162,25 @@ func validateAddresses(texts []string, path *field.Path) (addresses []netip.Pref
 	return addresses, errs
 }
 
+// validatePools validates the names of AddressPools.
+func validatePools(a *NetworkAttachment, path *field.Path) (errs field.ErrorList) {
+	if len(a.AddressPools) > maxAddressPools {
+		return field.ErrorList{field.TooMany(path, len(a.AddressPools), maxAddressPools)}
+	}
+	if len(a.AddressPools) > 0 && len(a.Addresses) > 0 {
+		errs = append(errs, field.Forbidden(path, "addresses is set, too: set one of them"))
+	}
+	for i, name := range a.AddressPools {
+		for _, problem := range validation.NameIsDNSSubdomain(name, false) {
+			errs = append(errs, field.Invalid(path.Index(i), name, problem))
+		}
+		if slices.Contains(a.AddressPools[:i], name) {
+			errs = append(errs, field.Duplicate(path.Index(i), name))
+		}
+	}
+	return errs
+}
+
 // isHostAddress reports whether a host can have the address.
 func isHostAddress(p netip.Prefix) bool {
 	a := p.Addr()
@@ -186,7 +209,11 @@ func validateMTU(mtu *int32, addresses []netip.Prefix, path *field.Path) field.E
 	return nil
 }
 
-func validateRoutes(routes []Route, addresses []netip.Prefix, path *field.Path) (errs field.ErrorList) {
+// validateRoutes validates routes through a link with the addresses. hasPools reports
+// whether it also gets addresses of pools, which are not known here.
+func validateRoutes(
+	routes []Route, addresses []netip.Prefix, hasPools bool, path *field.Path,
+) (errs field.ErrorList) {
 	if len(routes) > maxRoutes {
 		return field.ErrorList{field.TooMany(path, len(routes), maxRoutes)}
 	}
@@ -208,13 +235,13 @@ func validateRoutes(routes []Route, addresses []netip.Prefix, path *field.Path) 
 			errs = append(errs, field.Duplicate(path.Child("destination"), r.Destination))
 		}
 		seen[destination] = true
-		errs = append(errs, validateGateway(r.Gateway, destination, addresses, path.Child("gateway"))...)
+		errs = append(errs, validateGateway(r.Gateway, destination, addresses, hasPools, path.Child("gateway"))...)
 	}
 	return errs
 }
 
 func validateGateway(
-	text string, destination netip.Prefix, addresses []netip.Prefix, path *field.Path,
+	text string, destination netip.Prefix, addresses []netip.Prefix, hasPools bool, path *field.Path,
 ) field.ErrorList {
 	if text == "" {
 		return nil
@@ -228,7 +255,7 @@ func validateGateway(
 			fmt.Sprintf("is not of the same IP family as the destination %s", destination))}
 	}
 	onLink := func(p netip.Prefix) bool { return p.Contains(gateway) && p.Addr() != gateway }
-	if !gateway.IsLinkLocalUnicast() && !slices.ContainsFunc(addresses, onLink) {
+	if !gateway.IsLinkLocalUnicast() && !hasPools && !slices.ContainsFunc(addresses, onLink) {
 		return field.ErrorList{field.Invalid(path, text,
 			"must be on the network of one of the addresses, and not one of them")}
 	}

@@ -200,6 +200,11 @@ func (in *NetworkAttachment) DeepCopyInto(out *NetworkAttachment) {
 		*out = make([]string, len(*in))
 		copy(*out, *in)
 	}
+	if in.AddressPools != nil {
+		in, out := &in.AddressPools, &out.AddressPools
+		*out = make([]string, len(*in))
+		copy(*out, *in)
+	}
 	if in.Routes != nil {
 		in, out := &in.Routes, &out.Routes
 		*out = make([]Route, len(*in))

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"time"
 
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/tools/clientcmd"
@@ -65,6 +66,10 @@ func newCommand() *cobra.Command {
 	p.StringVar(&f.SlicesOwner, "slices-owner", "",
 		"name of the ClusterRole that owns the ResourceSlices of fabrics, so that they are deleted with it; "+
 			"if empty, they remain after the controller is removed")
+	p.DurationVar(&f.AddressQuarantine, "address-quarantine", 5*time.Minute,
+		"time from the loss of a node to the return of its addresses to their AddressPools")
+	p.BoolVar(&f.JobClaims, "job-claims", false,
+		"generate claims for Jobs whose pod templates have the annotation scheduling.dra-shared.dev/job-claims")
 	p.StringVar(&f.HealthAddress, "health-address", ":8081", "host:port to serve /healthz and /readyz on")
 	p.StringVar(&f.MetricsAddress, "metrics-address", "0",
 		"host:port to serve Prometheus metrics on, at /metrics; 0 disables the server")
@@ -105,9 +110,5 @@ func (f flags) run(ctx context.Context) error {
 	}
 	rest.QPS = -1 // the API server limits clients by priority and fairness
 	ctrl.SetLogger(klog.Background())
-	manager, err := controlplane.New(ctx, rest, f.Options)
-	if err != nil {
-		return err
-	}
-	return manager.Start(ctx)
+	return controlplane.Run(ctx, rest, f.Options)
 }

@@ -34,7 +34,11 @@ func main() {
 	flag.StringVar(&h.ClaimUID, "claim", "", "UID of the ResourceClaim")
 	flag.StringVar(&h.Share, "share", "", "name of the share's CDI device")
 	flag.DurationVar(&h.Wait, "wait", attach.DefaultWait, "how long to wait for a plugin that is not running")
+	try := flag.Bool(attach.TryFlag, false, "end at once: the plugin finds out whether the hook can run")
 	flag.Parse()
+	if *try {
+		return
+	}
 	if err := h.Run(context.Background(), os.Stdin); err != nil {
 		fmt.Fprintf(os.Stderr, "dra-shared: attach %s: %v\n", h.Share, err)
 		os.Exit(1)

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/dra-shared/dra-driver-shared/internal/failpoint"
+	"github.com/dra-shared/dra-driver-shared/internal/failpoint/failpointtest"
 )
 
 // newFailpoints returns an injector that ends the plugin before or after the n-th
@@ -22,7 +23,7 @@ import (
 // appends the name of each operation to the file "steps", if that exists.
 func newFailpoints(runDir string) failpoint.Injector {
 	c := &crashInjector{die: filepath.Join(runDir, "die"), steps: filepath.Join(runDir, "steps")}
-	return c.run
+	return func(name string, operation func() error) error { return c.killer().Inject(name, operation) }
 }
 
 type crashInjector struct {
@@ -30,50 +31,43 @@ type crashInjector struct {
 
 	mu      sync.Mutex
 	command string // the content of the file die
-	seen    int    // the number of operations since it appeared
+	current *failpointtest.Killer
 }
 
-func (c *crashInjector) run(name string, operation func() error) error {
-	c.log(name)
-	when := c.due()
-	if when == "before" {
-		c.end()
+// killer returns the killer for the content of the file die. It counts the operations
+// since that content appeared.
+func (c *crashInjector) killer() *failpointtest.Killer {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	raw, _ := os.ReadFile(c.die) // without the file, no operation ends the plugin
+	if c.current == nil || c.command != string(raw) {
+		c.command = string(raw)
+		c.current = &failpointtest.Killer{Point: parsePoint(c.command), Kill: c.kill, Record: c.record}
 	}
-	err := operation()
-	if when == "after" {
-		c.end()
-	}
-	return err
+	return c.current
 }
 
-func (c *crashInjector) log(name string) {
+// parsePoint returns the point that "before n" or "after n" means. Any other text
+// means no point.
+func parsePoint(command string) (p failpointtest.Point) {
+	var side string
+	if n, _ := fmt.Sscan(command, &side, &p.N); n != 2 || side != "before" && side != "after" {
+		return failpointtest.Point{}
+	}
+	p.After = side == "after"
+	return p
+}
+
+func (c *crashInjector) record(operation string, _ int) {
 	if f, err := os.OpenFile(c.steps, os.O_WRONLY|os.O_APPEND, 0); err == nil {
-		_, _ = fmt.Fprintln(f, name)
+		_, _ = fmt.Fprintln(f, operation)
 		_ = f.Close()
 	}
 }
 
-// due returns when to end at this operation: "before", "after", or "" for never.
-func (c *crashInjector) due() (when string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	raw, err := os.ReadFile(c.die)
-	if err != nil {
-		return ""
-	}
-	if c.command != string(raw) {
-		c.command, c.seen = string(raw), 0
-	}
-	c.seen++
-	var at int
-	if n, _ := fmt.Sscan(c.command, &when, &at); n != 2 || at != c.seen {
-		return ""
-	}
-	return when
-}
-
-func (c *crashInjector) end() {
+func (c *crashInjector) kill(string) error {
 	_ = os.Remove(c.die)
 	_ = unix.Kill(os.Getpid(), unix.SIGKILL)
 	os.Exit(137) // process 1 of a container ignores its own SIGKILL; os.Exit runs no deferred functions either
+	return nil
 }

@@ -17,8 +17,11 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/component-base/cli"
@@ -34,7 +37,9 @@ import (
 	"github.com/dra-shared/dra-driver-shared/driver"
 	"github.com/dra-shared/dra-driver-shared/driver/accelerator"
 	"github.com/dra-shared/dra-driver-shared/driver/fabric"
+	"github.com/dra-shared/dra-driver-shared/driver/lock"
 	"github.com/dra-shared/dra-driver-shared/driver/nic"
+	"github.com/dra-shared/dra-driver-shared/driver/nic/ipam"
 	"github.com/dra-shared/dra-driver-shared/internal/failpoint/httpfailpoint"
 	"github.com/dra-shared/dra-driver-shared/netdev"
 )
@@ -67,86 +72,49 @@ func newCommand() *cobra.Command {
 			return f.run(ctx)
 		},
 	}
-	p := c.Flags()
+	f.add(c.Flags())
+	f.addNodePaths(c.Flags())
+	logsapi.AddFlags(f.logging, c.Flags())
+	logs.InitLogs()
+	c.AddCommand(newUninstallCheckCommand(), newMountBPFFSCommand())
+	return c
+}
+
+// add defines the flags but those of addNodePaths.
+func (f *flags) add(p *pflag.FlagSet) {
 	p.StringVar(&f.DriverName, "driver-name", api.DriverName, "name of the driver")
 	p.StringVar(&f.NodeName, "node-name", os.Getenv("NODE_NAME"), "name of this node")
-	p.StringVar(
-		&f.Instance,
-		"pod-uid",
-		os.Getenv("POD_UID"),
-		"UID of this plugin's pod, which distinguishes the two plugins of a rolling update",
-	)
+	p.StringVar(&f.Instance, "pod-uid", os.Getenv("POD_UID"),
+		"UID of this plugin's pod, which distinguishes the two plugins of a rolling update")
 	p.StringVar(&f.configFile, "config", "/etc/dra-shared/config.yaml", "path of the DriverConfig")
-	p.StringVar(&f.kubeconfig, "kubeconfig", "", "path of a kubeconfig; default: the pod's service account")
-	p.StringVar(
-		&f.kubeletDir,
-		"kubelet-dir",
-		"/var/lib/kubelet",
-		"the kubelet's data directory, the same inside and outside of the container",
-	)
-	p.StringVar(&f.CDIDir, "cdi-dir", "/var/run/cdi", "directory for CDI specs")
-	p.StringVar(
-		&f.RunDir,
-		"run-dir",
-		"/run/dra-shared",
-		"directory on a tmpfs of the node, the same inside and outside of the container",
-	)
+	p.StringVar(&f.kubeconfig, "kubeconfig", "",
+		"path of a kubeconfig; if empty, the credentials of the pod's service account")
 	p.StringVar(&f.hookSource, "hook", "/bin/dra-shared-hook", "path of the hook to install")
-	p.StringVar(
-		&f.hookDir,
-		"hook-dir",
-		"",
+	p.StringVar(&f.metricsAddress, "metrics-address", "",
+		"host:port on which to serve Prometheus metrics at /metrics; default: none")
+	p.BoolVar(&f.pprof, "pprof", false, "also serve Go's profiles at /debug/pprof, to every client that reaches the port")
+	p.DurationVar(&f.OrphanGrace, "orphan-grace", time.Minute,
+		"time for which an object must have been an orphan before the plugin removes it")
+}
+
+// addNodePaths defines the flags for directories of the node.
+func (f *flags) addNodePaths(p *pflag.FlagSet) {
+	p.StringVar(&f.kubeletDir, "kubelet-dir", "/var/lib/kubelet",
+		"the kubelet's data directory, the same inside and outside of the container")
+	p.StringVar(&f.CDIDir, "cdi-dir", "/var/run/cdi", "directory for CDI specs")
+	p.StringVar(&f.RunDir, "run-dir", "/run/dra-shared",
+		"directory on a tmpfs of the node, the same inside and outside of the container")
+	p.StringVar(&f.hookDir, "hook-dir", "",
 		"directory on the node for the hook, the same inside and outside of the container; default: below the plugin's "+
-			"directory",
-	)
+			"directory")
 	p.StringVar(&f.sysfs, "sysfs", "/sys", "mount point of the node's sysfs")
 	p.StringVar(&f.procfs, "procfs", "/proc", "mount point of the node's procfs")
 	p.StringVar(&f.devfs, "devfs", "/dev", "mount point of the node's /dev")
 	p.StringVar(&f.cgroupfs, "cgroupfs", "/sys/fs/cgroup", "mount point of the node's cgroup file system")
 	p.StringVar(&f.bpffs, "bpffs", "/sys/fs/bpf", "mount point of a BPF file system of the node")
-	p.StringVar(
-		&f.metricsAddress,
-		"metrics-address",
-		"",
-		"host:port on which to serve Prometheus metrics at /metrics; default: none",
-	)
-	p.BoolVar(&f.pprof, "pprof", false, "also serve Go's profiles at /debug/pprof, to every client that reaches the port")
-	p.DurationVar(
-		&f.OrphanGrace,
-		"orphan-grace",
-		time.Minute,
-		"time for which an object must have been an orphan before the plugin removes it",
-	)
-	logsapi.AddFlags(f.logging, p)
-	logs.InitLogs()
-	c.AddCommand(append(newProbeCommands(), newUninstallCheckCommand())...)
-	return c
 }
 
-// newProbeCommands returns the commands that the container's probes run.
-func newProbeCommands() (commands []*cobra.Command) {
-	for name, service := range map[string]string{"started": driver.Startup, "ready": driver.Readiness,
-		"alive": driver.Liveness} {
-		var runDir string
-		c := &cobra.Command{
-			Use:   name,
-			Short: "Succeed if the plugin of this pod is " + name,
-			Args:  cobra.NoArgs,
-			RunE: func(cmd *cobra.Command, _ []string) error {
-				ctx, cancel := context.WithTimeout(cmd.Context(), probeTimeout)
-				defer cancel()
-				return driver.CheckHealth(ctx, runDir, os.Getenv("POD_UID"), service)
-			},
-		}
-		c.Flags().StringVar(&runDir, "run-dir", "/run/dra-shared", "the plugin's run directory")
-		commands = append(commands, c)
-	}
-	return commands
-}
-
-const probeTimeout = 5 * time.Second
-
-func (f flags) run(ctx context.Context) error {
+func (f *flags) run(ctx context.Context) error {
 	if f.NodeName == "" || f.Instance == "" {
 		return fmt.Errorf(
 			"--node-name %q, --pod-uid %q: both are required: does the pod set NODE_NAME and POD_UID?",
@@ -155,55 +123,35 @@ func (f flags) run(ctx context.Context) error {
 		)
 	}
 	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithValues("node", f.NodeName))
-	raw, err := os.ReadFile(f.configFile)
-	if err != nil {
-		return fmt.Errorf("read --config: %w", err)
-	}
-	c, err := config.Load(raw)
-	if err != nil {
-		return fmt.Errorf("%s: %w", f.configFile, err)
-	}
-	rest, err := clientcmd.BuildConfigFromFlags("", f.kubeconfig)
+	c, err := f.loadConfig()
 	if err != nil {
 		return err
 	}
-	// The API server limits clients by priority and fairness. The default of
-	// client-go, 5 requests per second, would delay the status by seconds.
-	rest.QPS, rest.Burst = 50, 100
 	f.Failpoints = newFailpoints(f.RunDir)
-	rest.Wrap(httpfailpoint.Transport(f.Failpoints))
-	if f.Client, err = kubernetes.NewForConfig(rest); err != nil {
+	restConfig, err := f.restConfig()
+	if err != nil {
 		return err
 	}
-	broadcaster := events.NewBroadcaster(&events.EventSinkImpl{Interface: f.Client.EventsV1()})
-	if err := broadcaster.StartRecordingToSinkWithContext(ctx); err != nil {
+	stopEvents, err := f.completeOptions(ctx, restConfig)
+	if err != nil {
 		return err
 	}
-	defer broadcaster.Shutdown()
-	f.Events = broadcaster.NewRecorder(scheme.Scheme, f.DriverName+"/plugin")
-	registry := prometheus.NewRegistry()
-	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	f.Metrics = registry
-	f.PluginDir = filepath.Join(f.kubeletDir, "plugins", f.DriverName)
-	f.RegistryDir = filepath.Join(f.kubeletDir, "plugins_registry")
-	if f.hookDir == "" {
-		f.hookDir = filepath.Join(f.PluginDir, "hook")
-	}
-	if f.Hook, err = attach.Install(f.hookSource, f.hookDir, f.Failpoints); err != nil {
-		return err
-	}
-	node, err := netdev.NewNode(netdev.Options{BPFFS: f.bpffs, Failpoints: f.Failpoints})
+	defer stopEvents()
+	node, err := netdev.NewNode(netdev.Options{
+		BPFFS:      f.bpffs,
+		Failpoints: f.Failpoints,
+		Loaded:     func() { dropPerfmon(ctx) },
+	})
 	if err != nil {
 		return err
 	}
 	defer node.Close()
-	// docs/dev/device-kinds.md explains how to add a device kind.
-	f.Kinds = []driver.Kind{
-		nic.New(node, netdev.NewInventory(f.sysfs), c),
-		accelerator.New(accel.HostAt(f.sysfs, f.procfs, f.devfs, f.cgroupfs), c, f.NodeName),
-		fabric.New(c, f.NodeName),
+	if f.Kinds, err = f.newKinds(node, restConfig, c); err != nil {
+		return err
 	}
-	f.RollingUpdate = true
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	f.Metrics = registry
 	d, err := driver.New(f.Options)
 	if err != nil {
 		return err
@@ -218,4 +166,94 @@ func (f flags) run(ctx context.Context) error {
 		}
 	}
 	return wait()
+}
+
+// loadConfig reads and validates the file of --config.
+func (f *flags) loadConfig() (*config.DriverConfig, error) {
+	raw, err := os.ReadFile(f.configFile)
+	if err != nil {
+		return nil, fmt.Errorf("read --config: %w", err)
+	}
+	c, err := config.Load(raw)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", f.configFile, err)
+	}
+	return c, nil
+}
+
+// restConfig returns the configuration of clients of the API server.
+func (f *flags) restConfig() (*rest.Config, error) {
+	c, err := clientcmd.BuildConfigFromFlags("", f.kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	// The API server limits clients by priority and fairness. The default of
+	// client-go, 5 requests per second, would delay the status by seconds.
+	c.QPS, c.Burst = 50, 100
+	c.Wrap(httpfailpoint.Transport(f.Failpoints))
+	return c, nil
+}
+
+// completeOptions sets the options of the driver that follow from the flags: clients,
+// directories, and the hook. stop ends the recording of events.
+func (f *flags) completeOptions(ctx context.Context, c *rest.Config) (stop func(), err error) {
+	f.RollingUpdate = true
+	f.PluginDir = filepath.Join(f.kubeletDir, "plugins", f.DriverName)
+	f.RegistryDir = filepath.Join(f.kubeletDir, "plugins_registry")
+	if f.hookDir == "" {
+		f.hookDir = filepath.Join(f.PluginDir, "hook")
+	}
+	if f.Installation, err = attach.NewInstallation(f.hookSource, f.hookDir, f.Failpoints); err != nil {
+		return nil, err
+	}
+	if f.Client, err = kubernetes.NewForConfig(c); err != nil {
+		return nil, err
+	}
+	broadcaster := events.NewBroadcaster(&events.EventSinkImpl{Interface: f.Client.EventsV1()})
+	if err := broadcaster.StartRecordingToSinkWithContext(ctx); err != nil {
+		return nil, err
+	}
+	f.Events = broadcaster.NewRecorder(scheme.Scheme, f.DriverName+"/plugin")
+	return broadcaster.Shutdown, nil
+}
+
+// newKinds builds the device kinds. docs/dev/device-kinds.md explains how to add one.
+func (f *flags) newKinds(node *netdev.Node, c *rest.Config, config *config.DriverConfig) ([]driver.Kind, error) {
+	nics := nic.New(node, netdev.NewInventory(f.sysfs), config)
+	addresses, err := f.newAllocator(c, nics.SetLost)
+	if err != nil {
+		return nil, err
+	}
+	nics.UseAddressPools(addresses)
+	return []driver.Kind{
+		nics,
+		accelerator.New(accel.HostAt(f.sysfs, f.procfs, f.devfs, f.cgroupfs), config, f.NodeName),
+		fabric.New(config, f.NodeName),
+	}, nil
+}
+
+// newAllocator builds the allocator of addresses of pools.
+func (f *flags) newAllocator(config *rest.Config, onLost func(ipam.Lost)) (*ipam.Allocator, error) {
+	api, err := ipam.NewAPI(config)
+	if err != nil {
+		return nil, err
+	}
+	locks, err := lock.Open(filepath.Join(f.RunDir, "locks"))
+	if err != nil {
+		return nil, err
+	}
+	return ipam.New(ipam.Options{
+		Node: f.NodeName, Instance: f.Instance, API: api, Locks: locks, NodeLabels: f.nodeLabels,
+		LastPluginFile: filepath.Join(f.RunDir, "addresses-holder"), Failpoints: f.Failpoints,
+		OnLost: onLost,
+	}), nil
+}
+
+// nodeLabels returns the labels of the node.
+func (f *flags) nodeLabels(ctx context.Context) (map[string]string, error) {
+	node, err := f.Client.CoreV1().Nodes().Get(ctx, f.NodeName, metav1.GetOptions{})
+	if err != nil {
+		return nil, err
+	}
+	return node.Labels, nil
 }

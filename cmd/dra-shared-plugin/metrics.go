@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/pprof"
+	"strings"
 	"syscall"
 	"time"
 
@@ -21,14 +22,17 @@ import (
 
 // serveMetrics serves metrics until ctx ends. Both plugins of a rolling update
 // listen on the same port of the node (SO_REUSEPORT).
-func (f flags) serveMetrics(ctx context.Context, registry *prometheus.Registry) error {
+func (f *flags) serveMetrics(ctx context.Context, registry *prometheus.Registry) error {
 	config := net.ListenConfig{Control: reusePort}
 	listener, err := config.Listen(ctx, "tcp", f.metricsAddress)
 	if err != nil {
 		return fmt.Errorf("--metrics-address %s: %w: is another program on the node using the port?", f.metricsAddress, err)
 	}
 	mux := http.NewServeMux()
-	mux.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	// A metric that cannot be collected must not hide the others.
+	mux.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{
+		ErrorHandling: promhttp.ContinueOnError, ErrorLog: errorLog{klog.FromContext(ctx)},
+	}))
 	if f.pprof {
 		mux.HandleFunc("/debug/pprof/", pprof.Index)
 		mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
@@ -43,6 +47,14 @@ func (f flags) serveMetrics(ctx context.Context, registry *prometheus.Registry) 
 		}
 	}()
 	return nil
+}
+
+// errorLog logs metrics that cannot be collected.
+type errorLog struct{ logger klog.Logger }
+
+// Println implements promhttp.Logger.
+func (l errorLog) Println(v ...any) {
+	l.logger.Error(errors.New(strings.TrimSpace(fmt.Sprintln(v...))), "Failed to collect some metrics")
 }
 
 func reusePort(_, _ string, raw syscall.RawConn) error {

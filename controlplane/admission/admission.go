@@ -6,6 +6,8 @@
 //
 //   - join.go: a pod of a PodGroup gets the PodGroup's claims, because a pod's
 //     reference to a claim template cannot change after the pod is created.
+//   - jobs.go, joinjob.go: the same for the claims of a Job, which are validated when
+//     the Job, CronJob, or JobSet is created.
 //   - references.go: the containers of a pod get references to its claims of the
 //     driver, because a container without a reference gets no device.
 //   - update.go: an update of a pod keeps what admission changed at creation.
@@ -30,8 +32,10 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	schedulingapi "k8s.io/api/scheduling/v1beta1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
@@ -53,6 +57,8 @@ type Pods struct {
 	Mode      mode.Mode
 	Driver    string
 	Shards    *Shards
+	// JobClaims makes pods share the claims of their Jobs.
+	JobClaims bool
 }
 
 // Handle implements admission.Handler.
@@ -80,24 +86,32 @@ func (p *Pods) Handle(ctx context.Context, req admission.Request) admission.Resp
 // complete changes a pod that is being created by the given request, and returns
 // warnings for the user.
 func (p *Pods) complete(ctx context.Context, pod *corev1.Pod, request string) ([]string, error) {
-	warnings := unknownAnnotations(pod)
+	warnings := p.unknownAnnotations(pod)
 	group, joinWarnings, err := p.joinPodGroup(ctx, pod, request)
 	warnings = append(warnings, joinWarnings...)
 	if err != nil {
 		return warnings, err
 	}
-	referenceWarnings, err := p.addClaimReferences(ctx, pod, group)
+	shared, jobWarnings, err := p.joinJob(ctx, pod, request)
+	warnings = append(warnings, jobWarnings...)
+	if err != nil {
+		return warnings, err
+	}
+	referenceWarnings, err := p.addClaimReferences(ctx, pod, group, shared)
 	return append(warnings, referenceWarnings...), err
 }
 
 // unknownAnnotations returns warnings about annotations that have a prefix of the
 // driver and no effect, such as misspelled ones.
-func unknownAnnotations(pod *corev1.Pod) (warnings []string) {
+func (p *Pods) unknownAnnotations(pod *corev1.Pod) (warnings []string) {
 	known := []string{scheduling.GroupAnnotation, scheduling.AdmittedAnnotation, v1alpha1.ClaimReferencesAnnotation}
+	if p.JobClaims {
+		known = append(known, scheduling.JobClaimsAnnotation, scheduling.GatesAnnotation)
+	}
 	for _, key := range slices.Sorted(maps.Keys(pod.Annotations)) {
 		domain, _, _ := strings.Cut(key, "/")
-		ours := domain == scheduling.GroupName || domain == api.DriverName
-		if ours && !slices.Contains(known, key) {
+		isDriver := domain == scheduling.GroupName || domain == api.DriverName
+		if isDriver && !slices.Contains(known, key) {
 			warnings = append(warnings, fmt.Sprintf(
 				"metadata.annotations[%q] has no effect: the driver's annotations for pods are %s and %s",
 				key, scheduling.GroupAnnotation, v1alpha1.ClaimReferencesAnnotation))
@@ -106,8 +120,8 @@ func unknownAnnotations(pod *corev1.Pod) (warnings []string) {
 	return warnings
 }
 
-// deniedError is an error that the user can correct, or that ends without the
-// controller's doing.
+// deniedError is an error that the user can correct, or that goes away without action by
+// the controller.
 type deniedError struct{ error }
 
 func denied(format string, args ...any) error { return deniedError{fmt.Errorf(format, args...)} }
@@ -137,7 +151,9 @@ func patchResponse(before, after any, warnings []string) admission.Response {
 }
 
 // joinPodGroup adds the pod to the PodGroup that it names, and returns the
-// PodGroup; nil if the pod names none or one of Kubernetes' own.
+// PodGroup; nil if the pod names none. It also returns nil if spec.schedulingGroup names a
+// PodGroup that this driver does not have: it may be one of Kubernetes' own, whether or
+// not the cluster supports their claims.
 func (p *Pods) joinPodGroup(
 	ctx context.Context, pod *corev1.Pod, request string,
 ) (*scheduling.PodGroup, []string, error) {
@@ -148,8 +164,8 @@ func (p *Pods) joinPodGroup(
 	var group scheduling.PodGroup
 	err = p.APIReader.Get(ctx, types.NamespacedName{Namespace: pod.Namespace, Name: name}, &group)
 	switch {
-	case apierrors.IsNotFound(err) && p.Mode == mode.Native && !annotated:
-		return nil, nil, nil // one of Kubernetes' own PodGroups
+	case apierrors.IsNotFound(err) && !annotated:
+		return nil, p.warnUnlessNativePodGroup(ctx, pod, name), nil
 	case apierrors.IsNotFound(err):
 		return nil, nil, denied("PodGroup %q does not exist in namespace %q: create it first (kind PodGroup of %s); "+
 			"a Deployment or Job retries its pods", name, pod.Namespace, scheduling.GroupVersion)
@@ -163,8 +179,51 @@ func (p *Pods) joinPodGroup(
 		group: &group, request: request, native: p.Mode == mode.Native,
 		assignShard: func(entry string) (int, error) { return p.assignShard(ctx, &group, entry, request) },
 	}
+	if err := p.checkPriority(ctx, pod, name); err != nil {
+		return nil, nil, err
+	}
 	warnings, err := j.join(pod)
 	return &group, warnings, err
+}
+
+// checkPriority denies a pod whose priority differs from that of the native PodGroup:
+// the scheduler would never schedule it. The API server has resolved the priority class
+// of the pod before it calls webhooks. Before its first pod, a PodGroup has no native one.
+func (p *Pods) checkPriority(ctx context.Context, pod *corev1.Pod, group string) error {
+	if p.Mode != mode.Native {
+		return nil
+	}
+	var native schedulingapi.PodGroup
+	err := p.Client.Get(ctx, types.NamespacedName{Namespace: pod.Namespace, Name: group}, &native)
+	if err != nil {
+		return client.IgnoreNotFound(err)
+	}
+	got, want := ptr.Deref(pod.Spec.Priority, 0), ptr.Deref(native.Spec.Priority, 0)
+	if got == want {
+		return nil
+	}
+	return denied("spec.priorityClassName: %q has priority %d, but the pods of PodGroup %q have priority %d, "+
+		"from the class %q of its first pod: use this class, or another PodGroup",
+		pod.Spec.PriorityClassName, got, group, want, native.Spec.PriorityClassName)
+}
+
+// warnUnlessNativePodGroup returns a warning for a pod with claims that names a
+// PodGroup by the field, unless Kubernetes has a PodGroup of that name.
+func (p *Pods) warnUnlessNativePodGroup(ctx context.Context, pod *corev1.Pod, name string) []string {
+	if len(pod.Spec.ResourceClaims) == 0 {
+		return nil
+	}
+	if p.Mode == mode.Native {
+		var native schedulingapi.PodGroup
+		err := p.Client.Get(ctx, types.NamespacedName{Namespace: pod.Namespace, Name: name}, &native)
+		if !apierrors.IsNotFound(err) {
+			return nil
+		}
+	}
+	return []string{fmt.Sprintf("spec.schedulingGroup.podGroupName: no PodGroup %q of %s exists in namespace %q: "+
+		"if the pod is to share its claims, delete it, create the PodGroup, and create the pod again; "+
+		"with the annotation %s instead of the field, admission refuses pods before their PodGroup exists",
+		name, scheduling.GroupVersion, pod.Namespace, scheduling.GroupAnnotation)}
 }
 
 // podGroupName returns the name of the PodGroup that a pod names, and whether it

@@ -54,6 +54,28 @@ spec:
   schedulingPolicy: {basic: {}}
   resourceClaims: [{name: net, resourceClaimTemplateName: later}, {name: kept, resourceClaimName: missing}]
 ---
+apiVersion: scheduling.dra-shared.dev/v1beta1
+kind: PodGroup
+metadata: {namespace: ns, name: ungated, uid: "5", annotations: {scheduling.dra-shared.dev/gates: Disabled}}
+spec:
+  schedulingPolicy: {basic: {}}
+  resourceClaims: [{name: rack, resourceClaimTemplateName: fabric}]
+---
+apiVersion: scheduling.k8s.io/v1beta1
+kind: PodGroup
+metadata: {namespace: ns, name: native}
+spec: {schedulingPolicy: {basic: {}}}
+---
+apiVersion: scheduling.dra-shared.dev/v1beta1
+kind: PodGroup
+metadata: {namespace: ns, name: prior, uid: "4"}
+spec: {schedulingPolicy: {basic: {}}}
+---
+apiVersion: scheduling.k8s.io/v1beta1
+kind: PodGroup
+metadata: {namespace: ns, name: prior}
+spec: {schedulingPolicy: {basic: {}}, priorityClassName: high, priority: 1000}
+---
 apiVersion: resource.k8s.io/v1
 kind: ResourceClaim
 metadata: {namespace: ns, name: team}
@@ -258,17 +280,32 @@ func TestPods_isIdempotent(t *testing.T) {
 	}
 }
 
+func TestPods_gates(t *testing.T) {
+	for _, tc := range []struct {
+		name, group, scheduler string
+		want                   int
+	}{
+		{"the scheduler of Kubernetes", "group", "default-scheduler", 1},
+		{"another scheduler", "group", "gang-scheduler", 0},
+		{"gates are disabled", "ungated", "default-scheduler", 0},
+	} {
+		var pod corev1.Pod
+		admit(t, newPods(t, mode.Bridge), review(t, "", fmt.Sprintf(`{metadata: {annotations: {
+			scheduling.dra-shared.dev/pod-group: %s}}, spec: {schedulerName: %s,
+			resourceClaims: [{name: rack, resourceClaimTemplateName: fabric}], containers: [{name: c, resources: {}}]}}`,
+			tc.group, tc.scheduler)), &pod)
+		if got := len(pod.Spec.SchedulingGates); got != tc.want || pod.Annotations[scheduling.AdmittedAnnotation] != "r" {
+			t.Errorf("%s: %d gates, annotations %v, want %d gates and the request", tc.name, got, pod.Annotations, tc.want)
+		}
+	}
+}
+
 func TestPods_denies(t *testing.T) {
 	for _, tc := range []struct{ name, pod, want string }{
 		{
 			"the annotation names a missing PodGroup",
 			`{metadata: {annotations: {scheduling.dra-shared.dev/pod-group: missing}}}`,
 			`PodGroup "missing" does not exist in namespace "ns": create it first`,
-		},
-		{
-			"the field names a missing PodGroup",
-			`{spec: {schedulingGroup: {podGroupName: missing}}}`,
-			`PodGroup "missing" does not exist`,
 		},
 		{
 			"the PodGroup is being deleted",
@@ -299,10 +336,64 @@ func TestPods_denies(t *testing.T) {
 	}
 }
 
-func TestPods_nativeModeLeavesOtherPodGroupsAlone(t *testing.T) {
-	r := create(t, mode.Native, `{spec: {schedulingGroup: {podGroupName: missing}}}`)
-	if !r.Allowed || len(r.Patches) > 0 {
-		t.Errorf("response to a pod of one of Kubernetes' own PodGroups: %+v", r)
+// A pod that names a PodGroup by the field may be a pod of one of Kubernetes' own
+// PodGroups, also where the controller is in bridge mode: the cluster may support
+// PodGroups without claims.
+func TestPods_leavesPodsOfOtherPodGroupsAlone(t *testing.T) {
+	for _, tc := range []struct {
+		name, group string
+		mode        mode.Mode
+		warnings    int
+	}{
+		{"one of Kubernetes' own", "native", mode.Native, 0},
+		{"one that does not exist yet", "missing", mode.Native, 1},
+		{"one that does not exist yet", "missing", mode.Bridge, 1},
+	} {
+		r := create(t, tc.mode, `{spec: {schedulingGroup: {podGroupName: `+tc.group+`},
+			resourceClaims: [{name: gpu, resourceClaimTemplateName: theirs}], containers: [{name: c}]}}`)
+		if !r.Allowed || len(r.Patches) > 0 || len(r.Warnings) != tc.warnings {
+			t.Errorf("%s mode, PodGroup %s, %s: response %+v, want %d warnings and no patch",
+				tc.mode, tc.group, tc.name, r, tc.warnings)
+		}
+	}
+}
+
+// A cluster may store the field without supporting claims. The scheduler would wait for
+// a PodGroup of its own.
+func TestPods_bridgeModeRemovesTheField(t *testing.T) {
+	text := strings.Replace(podOfGroup, "\nspec:\n", "\nspec:\n  schedulingGroup: {podGroupName: group}\n", 1)
+	text = strings.Replace(text, ", annotations: {scheduling.dra-shared.dev/pod-group: group}", "", 1)
+	var created, updated corev1.Pod
+	pods := newPods(t, mode.Bridge)
+	admit(t, pods, review(t, "", text), &created)
+	if created.Spec.SchedulingGroup != nil || created.Annotations[scheduling.GroupAnnotation] != "group" {
+		t.Errorf("field %v, annotations %v, want the annotation only", created.Spec.SchedulingGroup, created.Annotations)
+	}
+	old, err := json.Marshal(created)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := admit(t, pods, review(t, string(old), text), &updated)
+	if diff := cmp.Diff(created.Spec, updated.Spec); diff != "" || len(r.Warnings) > 0 {
+		t.Errorf("updated pod (-created +updated):\n%s\nwarnings %v", diff, r.Warnings)
+	}
+}
+
+func TestPods_deniesAnotherPriorityThanThatOfTheNativePodGroup(t *testing.T) {
+	for priority, want := range map[int]string{
+		1000: "",
+		0: `spec.priorityClassName: "" has priority 0, but the pods of PodGroup "prior" have priority 1000, ` +
+			`from the class "high"`,
+	} {
+		r := create(t, mode.Native, fmt.Sprintf(`{metadata: {annotations: {scheduling.dra-shared.dev/pod-group: prior}},
+			spec: {priority: %d, containers: [{name: c}]}}`, priority))
+		message := ""
+		if r.Result != nil {
+			message = r.Result.Message
+		}
+		if r.Allowed != (want == "") || !strings.Contains(message, want) {
+			t.Errorf("pod of priority %d: response %v, want %q", priority, r.Result, want)
+		}
 	}
 }
 
@@ -476,7 +567,7 @@ func TestTemplates_keepThePodGroupInTheAnnotation(t *testing.T) {
 		{`{spec: {template: {spec: {}}}}`, ""},
 	} {
 		var into map[string]any
-		r := admit(t, &Templates{APIReader: pods.APIReader, Mode: mode.Bridge}, review(t, "", tc.object), &into)
+		r := admit(t, &Templates{APIReader: pods.APIReader}, review(t, "", tc.object), &into)
 		patched := ""
 		if len(r.Patches) > 0 {
 			patched = r.Patches[len(r.Patches)-1].Path
@@ -490,14 +581,9 @@ func TestTemplates_keepThePodGroupInTheAnnotation(t *testing.T) {
 func TestTemplates_ofAPodGroupThatDoesNotExist(t *testing.T) {
 	reader := newPods(t, mode.Bridge).APIReader
 	request := review(t, "", `{spec: {template: {spec: {schedulingGroup: {podGroupName: later}}}}}`)
-	r := (&Templates{APIReader: reader, Mode: mode.Bridge}).Handle(t.Context(), request)
-	if !r.Allowed || len(r.Patches) == 0 || len(r.Warnings) != 1 {
-		t.Errorf("bridge mode: response %+v, want a patch and a warning", r)
-	}
-	// In native mode it is one of Kubernetes' own.
-	r = (&Templates{APIReader: reader, Mode: mode.Native}).Handle(t.Context(), request)
-	if !r.Allowed || len(r.Patches) > 0 {
-		t.Errorf("native mode: response %+v, want no patch", r)
+	r := (&Templates{APIReader: reader}).Handle(t.Context(), request)
+	if !r.Allowed || len(r.Patches) > 0 || len(r.Warnings) != 1 {
+		t.Errorf("response %+v, want a warning and no patch: it may be one of Kubernetes' own", r)
 	}
 }
 
@@ -641,8 +727,11 @@ func TestShards_fillsOneClaimAfterTheOther(t *testing.T) {
 	if a, b := next(), next(); a != 0 || b != 1 {
 		t.Errorf("after one pod of shard 0 was deleted, the next pods are assigned to shards %d and %d, want 0 and 1", a, b)
 	}
-	// Assigned pods that are never observed stop counting.
+	// Assigned pods that are never observed stop counting, also those of other claims.
 	clock.SetTime(clock.Now().Add(time.Minute))
+	if _, err := s.assign("ns", "other", func(int) string { return "other" }); err != nil || len(s.pending) != 1 {
+		t.Errorf("assign for another claim: %v; pending pods of %d claims, want 1", err, len(s.pending))
+	}
 	if n := next(); n != 0 {
 		t.Errorf("after pending pods expired, the next pod is assigned to shard %d, want 0", n)
 	}

@@ -72,19 +72,34 @@ func (j *joiner) hasJoined(pod *corev1.Pod, c *corev1.PodResourceClaim) bool {
 }
 
 // markMember records the PodGroup in the pod, in fields that every cluster stores.
-// A pod with a claim that is one of several shards gets the gate.
+// A pod with a claim that is one of several shards gets the gate, unless it is for
+// another scheduler than that of Kubernetes, or the PodGroup disables gates: with a
+// gang scheduler the pods would deadlock, because the scheduler waits for all pods, and
+// the gate for the first one to be bound.
 func (j *joiner) markMember(pod *corev1.Pod, sharded bool) {
 	pod.Labels, pod.Annotations = notNil(pod.Labels), notNil(pod.Annotations)
 	pod.Labels[scheduling.GroupUIDLabel] = string(j.group.UID)
 	pod.Annotations[scheduling.GroupAnnotation] = j.group.Name
+	// In bridge mode, Kubernetes has no PodGroup of that name. A cluster that stores the
+	// field without supporting claims would not schedule the pod.
+	pod.Spec.SchedulingGroup = nil
 	if j.native {
 		pod.Spec.SchedulingGroup = &corev1.PodSchedulingGroup{PodGroupName: ptr.To(j.group.Name)}
 	}
 	gate := corev1.PodSchedulingGate{Name: scheduling.ReservedGate}
-	if sharded && !slices.Contains(pod.Spec.SchedulingGates, gate) {
-		pod.Annotations[scheduling.AdmittedAnnotation] = j.request
+	if !sharded {
+		return
+	}
+	pod.Annotations[scheduling.AdmittedAnnotation] = j.request
+	if j.usesGates(pod) && !slices.Contains(pod.Spec.SchedulingGates, gate) {
 		pod.Spec.SchedulingGates = append(pod.Spec.SchedulingGates, gate)
 	}
+}
+
+// usesGates reports whether pods such as this one wait behind the gate.
+func (j *joiner) usesGates(pod *corev1.Pod) bool {
+	isDefault := pod.Spec.SchedulerName == "" || pod.Spec.SchedulerName == corev1.DefaultSchedulerName
+	return isDefault && j.group.Annotations[scheduling.GatesAnnotation] != scheduling.GatesDisabled
 }
 
 // notNil returns m, or an empty map if m is nil.

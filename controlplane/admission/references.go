@@ -31,8 +31,11 @@ import (
 // exists. If the pod shares that claim with its PodGroup, it is denied, because it
 // would run without the device for its whole life. For other claims the user gets
 // a warning.
+//
+// The annotation of a Job may list the containers for a claim; then no others get a
+// reference.
 func (p *Pods) addClaimReferences(
-	ctx context.Context, pod *corev1.Pod, group *scheduling.PodGroup,
+	ctx context.Context, pod *corev1.Pod, group *scheduling.PodGroup, job map[string]jobClaim,
 ) (warnings []string, err error) {
 	switch value := pod.Annotations[v1alpha1.ClaimReferencesAnnotation]; value {
 	case v1alpha1.ClaimReferencesExplicit:
@@ -44,9 +47,14 @@ func (p *Pods) addClaimReferences(
 	}
 	for i, c := range pod.Spec.ResourceClaims {
 		entry := sharedEntry(group, &c)
-		spec, err := p.podClaimSpec(ctx, pod.Namespace, group, entry, c)
-		if err != nil {
-			return warnings, err
+		spec := job[c.Name].spec
+		if spec == nil {
+			if spec, err = p.podClaimSpec(ctx, pod.Namespace, group, entry, c); err != nil {
+				return warnings, err
+			}
+		}
+		if len(job[c.Name].Containers) > 0 {
+			continue
 		}
 		if spec == nil {
 			warning, err := p.checkUnknownClaim(pod, i, entry)
@@ -122,12 +130,12 @@ type driverRequest struct {
 
 // target describes what a request is for.
 type target struct {
-	ours  bool // a device of the driver
-	isNIC bool
+	ownDriver bool // a device of the driver
+	isNIC     bool
 }
 
 func (t target) or(other target) target {
-	return target{ours: t.ours || other.ours, isNIC: t.isNIC || other.isNIC}
+	return target{ownDriver: t.ownDriver || other.ownDriver, isNIC: t.isNIC || other.isNIC}
 }
 
 // driverRequests returns the requests of a claim for devices of the driver. It
@@ -146,7 +154,7 @@ func (p *Pods) driverRequests(
 			}
 			t = t.or(targetOfClass(name, &class, p.Driver))
 		}
-		if t.ours {
+		if t.ownDriver {
 			requests = append(requests, driverRequest{name: r.Name, isNIC: t.isNIC})
 		}
 	}
@@ -167,15 +175,18 @@ func classNames(r resourceapi.DeviceRequest) (names []string) {
 // targetOfClass returns what a request of a DeviceClass is for. The class may be
 // empty if it does not exist.
 func targetOfClass(name string, class *resourceapi.DeviceClass, driver string) target {
-	t := target{ours: strings.HasSuffix(name, "."+driver), isNIC: name == "nic."+driver}
+	t := target{
+		ownDriver: strings.HasSuffix(name, "."+driver),
+		isNIC:     name == v1alpha1.DeviceClassName(v1alpha1.DeviceKindNIC, driver),
+	}
 	for _, c := range class.Spec.Config {
 		if c.Opaque != nil && c.Opaque.Driver == driver {
-			t = t.or(target{ours: true, isNIC: isNetworkAttachment(c.Opaque.Parameters.Raw)})
+			t = t.or(target{ownDriver: true, isNIC: isNetworkAttachment(c.Opaque.Parameters.Raw)})
 		}
 	}
 	for _, s := range class.Spec.Selectors {
 		if s.CEL != nil && strings.Contains(s.CEL.Expression, `"`+driver+`"`) {
-			t = t.or(target{ours: true, isNIC: strings.Contains(s.CEL.Expression, `kind == "nic"`)})
+			t = t.or(target{ownDriver: true, isNIC: strings.Contains(s.CEL.Expression, `kind == "`+v1alpha1.DeviceKindNIC+`"`)})
 		}
 	}
 	return t
@@ -186,7 +197,7 @@ func targetOfClass(name string, class *resourceapi.DeviceClass, driver string) t
 func targetOfConfig(config []resourceapi.DeviceClaimConfiguration, request, driver string) (t target) {
 	for _, c := range config {
 		if c.Opaque != nil && c.Opaque.Driver == driver && appliesTo(c.Requests, request) {
-			t = t.or(target{ours: true, isNIC: isNetworkAttachment(c.Opaque.Parameters.Raw)})
+			t = t.or(target{ownDriver: true, isNIC: isNetworkAttachment(c.Opaque.Parameters.Raw)})
 		}
 	}
 	return t

@@ -28,6 +28,8 @@ const (
 	// pendingTimeout is how long an assigned pod counts before it is observed: the
 	// API server may reject it after this webhook has admitted it.
 	pendingTimeout = 15 * time.Second
+	// pendingSteps is how often per pendingTimeout expired pods are removed.
+	pendingSteps = 5
 )
 
 // Shards counts the pods of each claim, so that no claim gets more pods than its
@@ -41,6 +43,7 @@ type Shards struct {
 	mu      sync.Mutex
 	pods    map[types.NamespacedName]map[types.UID]bool   // observed pods, by claim
 	pending map[types.NamespacedName]map[string]time.Time // assignment times of other pods, by claim and request
+	expired time.Time                                     // time of the last expirePending
 	synced  func() bool
 }
 
@@ -64,9 +67,11 @@ func (s *Shards) assign(namespace, request string, claimName func(shard int) str
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.clock.Since(s.expired) > pendingTimeout/pendingSteps {
+		s.expirePending()
+	}
 	for shard := range claims.MaxShards {
 		claim := types.NamespacedName{Namespace: namespace, Name: claimName(shard)}
-		s.expirePending(claim)
 		if len(s.pods[claim])+len(s.pending[claim]) >= shardPods {
 			continue
 		}
@@ -80,12 +85,15 @@ func (s *Shards) assign(namespace, request string, claimName func(shard int) str
 		claims.MaxShards*shardPods)
 }
 
-// expirePending removes assigned pods that were not observed in time.
-func (s *Shards) expirePending(claim types.NamespacedName) {
+// expirePending removes assigned pods of all claims that were not observed in time.
+func (s *Shards) expirePending() {
+	s.expired = s.clock.Now()
 	expired := func(_ string, assigned time.Time) bool { return s.clock.Since(assigned) > pendingTimeout }
-	maps.DeleteFunc(s.pending[claim], expired)
-	if len(s.pending[claim]) == 0 {
-		delete(s.pending, claim)
+	for claim, pending := range s.pending {
+		maps.DeleteFunc(pending, expired)
+		if len(pending) == 0 {
+			delete(s.pending, claim)
+		}
 	}
 }
 

@@ -6,6 +6,7 @@ package admission
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"strings"
 
@@ -16,16 +17,15 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
-	"github.com/dra-shared/dra-driver-shared/controlplane/mode"
 )
 
 // Templates is the webhook for objects with a template of pods. A cluster with the
 // feature gates off drops spec.schedulingGroup from a template when it stores the
 // object. The webhook copies the name of the PodGroup to the annotation, which
-// the pods inherit.
+// the pods inherit. It does so only if the PodGroup exists: otherwise the field may
+// name one of Kubernetes' own PodGroups.
 type Templates struct {
 	APIReader client.Reader
-	Mode      mode.Mode
 }
 
 // podTemplate has the fields of a template of pods that the webhook reads.
@@ -84,16 +84,14 @@ func (t *Templates) Handle(ctx context.Context, req admission.Request) admission
 	var group scheduling.PodGroup
 	err := t.APIReader.Get(ctx, types.NamespacedName{Namespace: req.Namespace, Name: name}, &group)
 	switch {
-	case apierrors.IsNotFound(err) && t.Mode == mode.Native:
-		return admission.Allowed("") // one of Kubernetes' own PodGroups
-	case client.IgnoreNotFound(err) != nil:
+	case apierrors.IsNotFound(err):
+		return admission.Allowed("").WithWarnings(fmt.Sprintf("%s/spec/schedulingGroup/podGroupName: no PodGroup %q of %s "+
+			"exists yet; if pods are to share its claims, name it in the annotation %s of the template instead",
+			path, name, scheduling.GroupVersion, scheduling.GroupAnnotation))
+	case err != nil:
 		return admission.Errored(http.StatusInternalServerError, err)
 	}
-	response := admission.Patched("", annotationPatch(template, path, name)...)
-	if apierrors.IsNotFound(err) {
-		response = response.WithWarnings("PodGroup " + name + " does not exist yet: no pods can be created before it exists")
-	}
-	return response
+	return admission.Patched("", annotationPatch(template, path, name)...)
 }
 
 func (t *podTemplate) annotations() map[string]string {

@@ -39,9 +39,7 @@ func keepPodGroup(old, pod *corev1.Pod, uid string) (warnings []string) {
 		}
 		pod.Annotations[scheduling.GroupAnnotation] = name
 	}
-	if pod.Spec.SchedulingGroup == nil {
-		pod.Spec.SchedulingGroup = old.Spec.SchedulingGroup
-	}
+	pod.Spec.SchedulingGroup = old.Spec.SchedulingGroup // it cannot change, and admission may have set or removed it
 	return warnings
 }
 

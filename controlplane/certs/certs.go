@@ -237,17 +237,8 @@ func (r *Rotator) ensureServingCertificate(ctx context.Context, current *authori
 		return fmt.Errorf("sign the webhook's certificate: %w", err)
 	}
 	r.serving = renewed
-	klog.FromContext(
-		ctx,
-	).V(
-		2,
-	).Info(
-		"Renewed webhook certificate",
-		"dnsNames",
-		r.options.DNSNames,
-		"notAfter",
-		renewed.leaf.NotAfter,
-	)
+	klog.FromContext(ctx).V(2).Info("Renewed webhook certificate",
+		"dnsNames", r.options.DNSNames, "notAfter", renewed.leaf.NotAfter)
 	return nil
 }
 

@@ -530,13 +530,14 @@ func TestRotator_injectsIntoOthersIfOneConfigurationIsMissing(t *testing.T) {
 }
 
 func TestBundlePatch(t *testing.T) {
-	raw, err := bundlePatch([][]byte{[]byte("new"), nil, []byte("old")}, []byte("new"))
+	raw, err := bundlePatch("7", [][]byte{[]byte("new"), nil, []byte("old")}, []byte("new"))
 	want := `[{"op":"add","path":"/webhooks/1/clientConfig/caBundle","value":"bmV3"},` +
-		`{"op":"add","path":"/webhooks/2/clientConfig/caBundle","value":"bmV3"}]`
+		`{"op":"add","path":"/webhooks/2/clientConfig/caBundle","value":"bmV3"},` +
+		`{"op":"replace","path":"/metadata/resourceVersion","value":"7"}]`
 	if err != nil || string(raw) != want {
 		t.Errorf("patch %s, %v, want %s", raw, err, want)
 	}
-	if raw, err := bundlePatch([][]byte{[]byte("new")}, []byte("new")); raw != nil || err != nil {
+	if raw, err := bundlePatch("7", [][]byte{[]byte("new")}, []byte("new")); raw != nil || err != nil {
 		t.Errorf("patch %s, %v, want none", raw, err)
 	}
 }

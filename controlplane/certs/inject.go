@@ -12,6 +12,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/retry"
 )
 
 // injectBundle writes the CA bundle to all webhook configurations. A
@@ -25,47 +26,53 @@ func (r *Rotator) injectBundle(ctx context.Context, bundle []byte) (err error) {
 
 func (r *Rotator) injectMutating(ctx context.Context, name string, bundle []byte) error {
 	api := r.client.AdmissionregistrationV1().MutatingWebhookConfigurations()
-	configuration, err := api.Get(ctx, name, metav1.GetOptions{})
-	if err != nil {
-		return recreateHint(err)
-	}
-	var current [][]byte
-	for _, w := range configuration.Webhooks {
-		current = append(current, w.ClientConfig.CABundle)
-	}
-	patch, err := bundlePatch(current, bundle)
-	if err != nil || patch == nil {
+	return retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		configuration, err := api.Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return recreateHint(err)
+		}
+		var current [][]byte
+		for _, w := range configuration.Webhooks {
+			current = append(current, w.ClientConfig.CABundle)
+		}
+		patch, err := bundlePatch(configuration.ResourceVersion, current, bundle)
+		if err != nil || patch == nil {
+			return err
+		}
+		_, err = api.Patch(ctx, name, types.JSONPatchType, patch, metav1.PatchOptions{})
 		return err
-	}
-	_, err = api.Patch(ctx, name, types.JSONPatchType, patch, metav1.PatchOptions{})
-	return err
+	})
 }
 
 func (r *Rotator) injectValidating(ctx context.Context, name string, bundle []byte) error {
 	api := r.client.AdmissionregistrationV1().ValidatingWebhookConfigurations()
-	configuration, err := api.Get(ctx, name, metav1.GetOptions{})
-	if err != nil {
-		return recreateHint(err)
-	}
-	var current [][]byte
-	for _, w := range configuration.Webhooks {
-		current = append(current, w.ClientConfig.CABundle)
-	}
-	patch, err := bundlePatch(current, bundle)
-	if err != nil || patch == nil {
+	return retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		configuration, err := api.Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return recreateHint(err)
+		}
+		var current [][]byte
+		for _, w := range configuration.Webhooks {
+			current = append(current, w.ClientConfig.CABundle)
+		}
+		patch, err := bundlePatch(configuration.ResourceVersion, current, bundle)
+		if err != nil || patch == nil {
+			return err
+		}
+		_, err = api.Patch(ctx, name, types.JSONPatchType, patch, metav1.PatchOptions{})
 		return err
-	}
-	_, err = api.Patch(ctx, name, types.JSONPatchType, patch, metav1.PatchOptions{})
-	return err
+	})
 }
 
 // bundlePatch returns a JSON patch that sets the CA bundle of each webhook that
-// has another one, or nil if all webhooks have it.
-func bundlePatch(current [][]byte, bundle []byte) ([]byte, error) {
+// has another one, or nil if all webhooks have it. The patch names webhooks by
+// their index in the configuration that was read; it therefore conflicts with a
+// configuration of another resourceVersion.
+func bundlePatch(resourceVersion string, current [][]byte, bundle []byte) ([]byte, error) {
 	type operation struct {
 		Op    string `json:"op"`
 		Path  string `json:"path"`
-		Value []byte `json:"value"`
+		Value any    `json:"value"`
 	}
 	var operations []operation
 	for i, b := range current {
@@ -76,5 +83,6 @@ func bundlePatch(current [][]byte, bundle []byte) ([]byte, error) {
 	if operations == nil {
 		return nil, nil
 	}
-	return json.Marshal(operations)
+	version := operation{"replace", "/metadata/resourceVersion", resourceVersion}
+	return json.Marshal(append(operations, version))
 }

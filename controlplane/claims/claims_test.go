@@ -219,10 +219,13 @@ func describe(c Change) string {
 func TestReservationChange(t *testing.T) {
 	unbound := func(name string) Pod { return Pod{Name: name, UID: types.UID(name)} }
 	bound := func(name string) Pod { return Pod{Name: name, UID: types.UID(name), Bound: true} }
-	gated := func(name string) Pod { return Pod{Name: name, UID: types.UID(name), Gated: true} }
+	gated := func(name string) Pod { return Pod{Name: name, UID: types.UID(name), Gated: true, AwaitsEntry: true} }
+	queued := Pod{Name: "q", UID: "q", Gated: true} // behind the gate of another controller
 	stuck := Pod{Name: "s", UID: "s", Unschedulable: true}
 	terminal := Pod{Name: "e", UID: "e", Bound: true, Terminal: true}
 	allocated := func(entries ...string) *resourceapi.ResourceClaim { return reserved(true, false, entries...) }
+	generated := allocated("s")
+	generated.OwnerReferences = []metav1.OwnerReference{{UID: "group", Controller: ptr.To(true)}}
 	for _, tc := range []struct {
 		name   string
 		claim  *resourceapi.ResourceClaim
@@ -240,8 +243,14 @@ func TestReservationChange(t *testing.T) {
 		{"not held, and all pods are terminal", allocated(), []Pod{terminal}, false, ""},
 		{"held, and the only pod is unschedulable", allocated("group"), []Pod{stuck}, false, "-group!"},
 		{"held, one pod is unschedulable and one bound", allocated("group", "a"), []Pod{stuck, bound("a")}, false, ""},
+		{"held, one pod is unschedulable and one not tried", allocated("group"), []Pod{stuck, unbound("a")}, false, ""},
+		{"held, and all pods that may be scheduled are unschedulable", allocated("group", "s", "b"),
+			[]Pod{stuck, gated("b"), gated("c"), queued}, false, "-group-s-b!"},
+		{"generated, and a waiting pod has an entry", generated, []Pod{stuck, gated("b")}, false, "-s!"},
+		{"by name, and a waiting pod has an entry", allocated("s"), []Pod{stuck}, false, ""},
+		{"a pod waits behind the gate of another controller", allocated("a"), []Pod{bound("a"), queued}, false, "+group"},
 		{"pods wait behind the gate", allocated("a"), []Pod{bound("a"), gated("b"), gated("c")}, false, "+group+b+c"},
-		{"the leader has its entry and no node yet", allocated("a"), []Pod{unbound("a"), gated("b")}, false, "+b"},
+		{"the leader has its entry and no node yet", allocated("a"), []Pod{unbound("a"), gated("b")}, false, ""},
 		{"native: the cluster holds the claim", allocated("native", "group"), []Pod{bound("a")}, true, "-group!"},
 		{"native: a pod still waits behind the gate", allocated("native"), []Pod{gated("a")}, true, "+a"},
 		{"native: before the first pod", allocated("a", "group"), []Pod{bound("a")}, true, ""},
@@ -252,7 +261,7 @@ func TestReservationChange(t *testing.T) {
 			[]Pod{bound("a"), bound("b")}, false, "+b-native"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			c := ReservationChange(tc.claim, job("group", "group"), tc.pods, tc.native)
+			c := ReservationChange(tc.claim, job("group", "group"), tc.pods, tc.native, false)
 			if got := describe(c); got != tc.want {
 				t.Errorf("change of the reservation: got %q, want %q", got, tc.want)
 			}
@@ -263,10 +272,18 @@ func TestReservationChange(t *testing.T) {
 	}
 }
 
+func TestReservationChange_keeps_devices_of_pods_that_use_other_claims(t *testing.T) {
+	stuck := Pod{Name: "s", UID: "s", Unschedulable: true}
+	held := reserved(true, false, "group")
+	if c := ReservationChange(held, job("group", "group"), []Pod{stuck}, false, true); !c.Empty() {
+		t.Errorf("change of the reservation: got %q, want none", describe(c))
+	}
+}
+
 func TestReservationChange_respects_the_limit_of_the_API(t *testing.T) {
 	pods := []Pod{{Name: "leader", UID: "leader", Bound: true}}
 	for i := range 400 {
-		pods = append(pods, Pod{Name: fmt.Sprint(i), UID: types.UID(fmt.Sprint(i)), Gated: true})
+		pods = append(pods, Pod{Name: fmt.Sprint(i), UID: types.UID(fmt.Sprint(i)), Gated: true, AwaitsEntry: true})
 	}
 	for _, tc := range []struct {
 		name  string
@@ -276,10 +293,10 @@ func TestReservationChange_respects_the_limit_of_the_API(t *testing.T) {
 	}{
 		{"the group and 254 pods", reserved(true, false, "leader"), true, 255},
 		{"254 pods, and the group is present", reserved(true, false, "leader", "group"), true, 254},
-		{"254 pods, and the group follows later", reserved(true, false, "leader"), false, 254},
+		{"no pod: the leader is not bound", reserved(true, false, "leader"), false, 0},
 	} {
 		pods[0].Bound = tc.bound
-		c := ReservationChange(tc.claim, job("group", "group"), pods, false)
+		c := ReservationChange(tc.claim, job("group", "group"), pods, false, false)
 		if len(c.Add) != tc.want {
 			t.Errorf("%s: the change adds %d entries, want %d", tc.name, len(c.Add), tc.want)
 		}

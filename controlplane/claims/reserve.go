@@ -27,8 +27,11 @@ type Pod struct {
 	Terminal bool
 	// Terminating pods are being deleted.
 	Terminating bool
-	// Gated pods wait behind our scheduling gate for their entry.
+	// Gated pods wait behind a scheduling gate, the driver's or that of another controller.
 	Gated bool
+	// AwaitsEntry is true if a gated pod has only the driver's scheduling gate, which it keeps
+	// until it has its entry.
+	AwaitsEntry bool
 	// Unschedulable pods were rejected by the scheduler.
 	Unschedulable bool
 }
@@ -94,15 +97,24 @@ func containsUID(entries []resourceapi.ResourceClaimConsumerReference, uid types
 //
 // The owner's entry keeps the claim allocated. It is therefore added only when a pod
 // of the owner is bound: before that, the scheduler must be able to deallocate a
-// claim whose devices no pod can use. The entry is removed when none of the pods is
-// bound any more and the scheduler finds no node for a new one.
-func ReservationChange(claim *resourceapi.ResourceClaim, owner Owner, pods []Pod, native bool) Change {
+// claim whose devices no pod can use. For the same reason, pods behind the gate get
+// their entries only when another pod is bound. The owner's entry and those of waiting
+// pods are removed when none of the pods is bound any more and the scheduler finds no
+// node for the pods that it may schedule. pinned keeps them in any case: pods that are
+// bound use the same devices by other claims of the owner.
+func ReservationChange(claim *resourceapi.ResourceClaim, owner Owner, pods []Pod, native, pinned bool) Change {
 	if claim.Status.Allocation == nil || claim.DeletionTimestamp != nil {
 		return Change{}
 	}
-	r := reservation{claim: claim, owner: owner}
-	r.goal = r.chooseGoal(pods, native)
+	r := reservation{claim: claim, owner: owner, bound: slices.ContainsFunc(pods, Pod.IsRunning)}
+	r.goal = r.chooseGoal(pods, native, pinned)
 	desired := r.desiredOwnerEntries()
+	own := IsReservedFor(claim, owner.UID) || IsGeneratedFor(claim, owner.UID)
+	if r.goal == letReallocate && own {
+		desired = slices.DeleteFunc(desired, func(e resourceapi.ResourceClaimConsumerReference) bool {
+			return slices.ContainsFunc(pods, func(p Pod) bool { return p.UID == e.UID && p.Waits() })
+		})
+	}
 	if r.goal != letReallocate {
 		desired = append(desired, r.missingPodEntries(pods, r.room(desired))...)
 	}
@@ -129,8 +141,8 @@ const (
 	// because the cluster has left native mode. Kubernetes does not remove its entry
 	// then, and the kubelet no longer accepts it in place of the pods' own entries.
 	takeOverFromCluster
-	// letReallocate removes the owner's entry so that the scheduler can deallocate
-	// the claim and choose other devices.
+	// letReallocate removes the owner's entry and those of waiting pods, so that the
+	// scheduler can deallocate the claim and choose other devices.
 	letReallocate
 )
 
@@ -139,27 +151,51 @@ type reservation struct {
 	claim *resourceapi.ResourceClaim
 	owner Owner
 	goal  goal
+	bound bool // a pod of the owner that uses the claim is bound
 }
 
-func (r reservation) chooseGoal(pods []Pod, native bool) goal {
-	held := IsReservedFor(r.claim, r.owner.UID)
-	heldByCluster := slices.ContainsFunc(r.claim.Status.ReservedFor, r.isClusterEntry)
-	bound := slices.ContainsFunc(pods, func(p Pod) bool { return p.Bound && !p.Terminal })
-	stuck := slices.ContainsFunc(pods, func(p Pod) bool {
-		return p.Unschedulable && !p.Terminal && !IsReservedFor(r.claim, p.UID)
-	})
+func (r reservation) chooseGoal(pods []Pod, native, pinned bool) goal {
+	heldByCluster := r.isHeldByCluster()
 	switch {
 	case heldByCluster && native:
 		return leaveToCluster
 	case heldByCluster:
 		return takeOverFromCluster
-	case bound:
+	case r.bound:
 		return holdClaim
-	case held && stuck:
+	case !pinned && r.isStuck(pods):
 		return letReallocate
 	}
 	return keepOwnerEntry
 }
+
+func (r reservation) isHeldByCluster() bool {
+	return slices.ContainsFunc(r.claim.Status.ReservedFor, r.isClusterEntry)
+}
+
+// isStuck reports whether the scheduler finds no node for any pod that it may
+// schedule, and there is such a pod. A pod that it has not tried, and one for which it
+// is about to find a node, look the same: the claim must stay as it is for both.
+func (r reservation) isStuck(pods []Pod) bool {
+	rejected := false
+	for _, p := range pods {
+		switch {
+		case p.Terminal || p.Terminating:
+		case !p.Waits():
+			return false
+		case p.Unschedulable:
+			rejected = true
+		}
+	}
+	return rejected
+}
+
+// IsRunning reports whether the pod has a node and has not ended.
+func (p Pod) IsRunning() bool { return p.Bound && !p.Terminal }
+
+// Waits reports whether the pod has no node, and the scheduler is not about to choose
+// one.
+func (p Pod) Waits() bool { return !p.Bound && !p.Terminal && (p.Gated || p.Unschedulable) }
 
 // isClusterEntry reports whether the entry is for Kubernetes' PodGroup that
 // corresponds to the owner.
@@ -202,11 +238,11 @@ func (r reservation) room(desired []resourceapi.ResourceClaimConsumerReference) 
 }
 
 // missingPodEntries returns at most room entries for pods that need one: pods behind
-// the gate, and pods that run without an entry because Kubernetes' PodGroup had one.
+// the driver's gate, and pods that run without an entry because Kubernetes' PodGroup had one.
 func (r reservation) missingPodEntries(pods []Pod, room int) []resourceapi.ResourceClaimConsumerReference {
 	var missing []resourceapi.ResourceClaimConsumerReference
 	for _, p := range pods {
-		needsEntry := p.Gated || p.Bound && r.goal == takeOverFromCluster
+		needsEntry := p.AwaitsEntry && (r.bound || r.isHeldByCluster()) || p.Bound && r.goal == takeOverFromCluster
 		if p.Terminal || !needsEntry || IsReservedFor(r.claim, p.UID) {
 			continue
 		}
@@ -248,7 +284,7 @@ func DeletedClaimChange(claim *resourceapi.ResourceClaim, owner Owner, waiting .
 }
 
 // EntriesToRemove returns the UIDs of the entries to remove when a holder releases
-// the claim: those that isHolder selects, and our entries for terminal pods. The
+// the claim: those that isHolder selects, and the controller's entries for terminal pods. The
 // latter stay if another PodGroup, or the object that the annotation reserved-for
 // names, holds the claim: the controller of that holder maintains them.
 func EntriesToRemove(

@@ -30,25 +30,25 @@ import (
 //     the entry, and repeats both as fast as its rate limit permits until the pod is
 //     deleted (kubernetes/kubernetes#141274; all versions up to 1.37). It does not
 //     touch a pod whose UID is in any entry, nor an entry that is not for a pod. An
-//     entry of ours with the UID of the pod therefore stops the loop.
+//     entry of the controller with the UID of the pod therefore stops the loop.
 //   - Before 1.36, the controller ignores a claim that has an entry for anything but a
 //     pod. Entries of deleted pods stay until status.reservedFor is full
 //     (kubernetes/kubernetes#136406).
 
-// MaxTerminalPods is the number of terminal pods that get an entry of ours in a claim
+// MaxTerminalPods is the number of terminal pods that get an entry of the controller in a claim
 // whose owner cannot generate further shards. The rest of status.reservedFor is for
 // the pods of a full node (110 by default). Kubernetes' loop affects further terminal
 // pods.
 const MaxTerminalPods = MaxPods - 128
 
-// terminalPodEntry returns our entry for a terminal pod.
+// terminalPodEntry returns the controller's entry for a terminal pod.
 func terminalPodEntry(p Pod) resourceapi.ResourceClaimConsumerReference {
 	return resourceapi.ResourceClaimConsumerReference{
 		APIGroup: scheduling.GroupName, Resource: "pods", Name: p.Name, UID: p.UID,
 	}
 }
 
-// IsTerminalPodEntry reports whether the entry is one of ours for a terminal pod.
+// IsTerminalPodEntry reports whether the entry is the controller's for a terminal pod.
 func IsTerminalPodEntry(entry resourceapi.ResourceClaimConsumerReference) bool {
 	return entry.APIGroup == scheduling.GroupName && entry.Resource == "pods"
 }
@@ -58,7 +58,7 @@ func isPodEntry(entry resourceapi.ResourceClaimConsumerReference) bool {
 }
 
 // StaleEntriesChange returns the change that maintains the stale entries of a held
-// claim: terminal pods get an entry of ours, up to maxTerminal of them, and the
+// claim: terminal pods get an entry of the controller, up to maxTerminal of them, and the
 // entries of deleted pods, given by their UIDs, are removed.
 func StaleEntriesChange(
 	claim *resourceapi.ResourceClaim, pods []Pod, deleted []types.UID, maxTerminal int,
@@ -97,7 +97,7 @@ func missingTerminalEntries(
 		if !affected || done[p.UID] || len(done) >= maxTerminal {
 			continue
 		}
-		// The pod's own entry, which has the same UID, becomes ours and needs no room.
+		// The pod's own entry, which has the same UID, is replaced and needs no room.
 		if !IsReservedFor(claim, p.UID) {
 			if room == 0 {
 				continue
@@ -155,7 +155,7 @@ var terminalPods = fields.AndSelectors(
 	fields.OneTermNotEqualSelector("status.phase", string(corev1.PodUnknown)))
 
 // EntriesToCheck returns the claim's entries of pods that Kubernetes does not remove
-// when the pods are deleted: our entries for terminal pods, and in clusters that leave
+// when the pods are deleted: the controller's entries for terminal pods, and in clusters that leave
 // stale entries also those of all other pods if the claim has an entry for anything
 // but a pod.
 func (l PodLookup) EntriesToCheck(claim *resourceapi.ResourceClaim) []resourceapi.ResourceClaimConsumerReference {

@@ -23,7 +23,7 @@ import (
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 )
 
-// withTerminal adds entries of ours for terminal pods to the claim.
+// withTerminal adds entries of the controller for terminal pods to the claim.
 func withTerminal(claim *resourceapi.ResourceClaim, names ...string) *resourceapi.ResourceClaim {
 	for _, name := range names {
 		claim.Status.ReservedFor = append(claim.Status.ReservedFor, terminalPodEntry(Pod{Name: name, UID: types.UID(name)}))
@@ -61,10 +61,10 @@ func TestStaleEntriesChange(t *testing.T) {
 		{"all pods run", held("a"), []Pod{running("a")}, nil, 9, ""},
 		{"one pod is terminal", held("a", "b"), []Pod{terminal("a"), running("b")}, nil, 9, "+a"},
 		{"Kubernetes has removed the entry already", held(), []Pod{terminal("a")}, nil, 9, "+a"},
-		{"the terminal pod has our entry", withTerminal(held(), "a"), []Pod{terminal("a")}, nil, 9, ""},
+		{"the terminal pod has the controller's entry", withTerminal(held(), "a"), []Pod{terminal("a")}, nil, 9, ""},
 		{"the terminal pod never had a node", held(), []Pod{neverBound}, nil, 9, ""},
 		{"the terminal pod is being deleted", held(), []Pod{terminating}, nil, 9, ""},
-		{"the pod of our entry is deleted", withTerminal(held(), "a"), nil, []types.UID{"a"}, 9, "-a"},
+		{"the pod of the controller's entry is deleted", withTerminal(held(), "a"), nil, []types.UID{"a"}, 9, "-a"},
 		{"the pods of all entries are deleted", withTerminal(reserved(true, false), "a"), nil,
 			[]types.UID{"a"}, 9, "deallocate"},
 		{"one pod is deleted and one is terminal", withTerminal(held(), "a"), []Pod{terminal("b")},
@@ -82,7 +82,7 @@ func TestStaleEntriesChange(t *testing.T) {
 			c := StaleEntriesChange(tc.claim, tc.pods, tc.deleted, tc.maxTerminal)
 			for _, added := range c.Add {
 				if !IsTerminalPodEntry(added) {
-					t.Errorf("the change adds an entry that is not ours for a terminal pod: %v", added)
+					t.Errorf("the change adds an entry that is not the controller's for a terminal pod: %v", added)
 				}
 			}
 			if wantPrecondition := len(c.Remove) > 0; c.Precondition != wantPrecondition {
@@ -95,7 +95,7 @@ func TestStaleEntriesChange(t *testing.T) {
 	}
 }
 
-// Every change that removes a holder's entry also removes our entries for terminal
+// Every change that removes a holder's entry also removes the controller's entries for terminal
 // pods, unless another holder maintains them: they would keep the claim allocated.
 func TestEntriesToRemove_with_terminal_pods(t *testing.T) {
 	expectRemoved := func(condition string, c Change, want ...types.UID) {
@@ -110,7 +110,7 @@ func TestEntriesToRemove_with_terminal_pods(t *testing.T) {
 	}
 	switched := withTerminal(reserved(true, false, "group", "native"), "a")
 	expectRemoved("native mode: the cluster holds the claim",
-		ReservationChange(switched, job("group", "group"), nil, true), "group", "a")
+		ReservationChange(switched, job("group", "group"), nil, true, false), "group", "a")
 
 	claim := withTerminal(reserved(true, false, "group"), "a")
 	claim.Status.ReservedFor = append(claim.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{
@@ -124,7 +124,7 @@ func TestEntriesToRemove_with_terminal_pods(t *testing.T) {
 
 	stuck := []Pod{{Name: "s", UID: "s", Unschedulable: true}}
 	expectRemoved("a pod is unschedulable and no other is bound",
-		ReservationChange(withTerminal(reserved(true, false, "group"), "a"), job("group", "group"), stuck, false),
+		ReservationChange(withTerminal(reserved(true, false, "group"), "a"), job("group", "group"), stuck, false, false),
 		"group", "a")
 }
 

@@ -35,7 +35,7 @@ const (
 )
 
 // ErrChanged is wrapped by the error with which a Watcher stops the process.
-var ErrChanged = errors.New("PodGroup API availability changed; restarting")
+var ErrChanged = errors.New("the cluster's mode changed; restarting")
 
 // Parse returns the mode of that name.
 func Parse(name string) (Mode, error) {
@@ -64,6 +64,8 @@ func Detect(ctx context.Context, cluster kubernetes.Interface, namespace string)
 		},
 	}
 	dryRun := metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}
+	ctx, cancel := context.WithTimeout(ctx, detectTimeout)
+	defer cancel()
 	created, err := cluster.SchedulingV1beta1().PodGroups(namespace).Create(ctx, probe, dryRun)
 	switch {
 	case apierrors.IsNotFound(err):
@@ -78,7 +80,16 @@ func Detect(ctx context.Context, cluster kubernetes.Interface, namespace string)
 
 // detectPeriod is the period of a Watcher. No event reports a change of feature
 // gates; they change when an API server restarts.
-const detectPeriod = 10 * time.Second
+const detectPeriod = 5 * time.Second
+
+// contraryAnswers is the number of answers in a row after which a Watcher believes that
+// the mode has changed. While API servers are upgraded one after the other, the answers
+// of old and new ones alternate.
+const contraryAnswers = 3
+
+// detectTimeout limits the time that Detect waits for an API server that accepts
+// connections and does not answer.
+const detectTimeout = 10 * time.Second
 
 // Watcher is a manager.Runnable that fails when the cluster's mode changes. All
 // components of a process run in one mode; after the restart they adopt the
@@ -103,8 +114,9 @@ func (w *Watcher) Start(ctx context.Context) error {
 }
 
 // watch detects the mode at each tick. It returns nil when ctx ends, and an error
-// that wraps ErrChanged when the mode changes.
+// that wraps ErrChanged when contraryAnswers in a row show another mode.
 func (w *Watcher) watch(ctx context.Context, ticks <-chan time.Time) error {
+	contrary := 0
 	for {
 		select {
 		case <-ctx.Done():
@@ -116,7 +128,14 @@ func (w *Watcher) watch(ctx context.Context, ticks <-chan time.Time) error {
 			klog.FromContext(ctx).Error(err, "Mode detection failed; keeping the current mode", "mode", w.Mode)
 			continue
 		}
-		if detected != w.Mode {
+		if detected == w.Mode {
+			contrary = 0
+			continue
+		}
+		contrary++
+		klog.FromContext(ctx).Info("Detected another mode", "mode", w.Mode, "detected", detected,
+			"answers", contrary, "needed", contraryAnswers)
+		if contrary == contraryAnswers {
 			return fmt.Errorf("%w: the mode is %s, was %s", ErrChanged, detected, w.Mode)
 		}
 	}

@@ -86,10 +86,13 @@ func TestWatcher_watch(t *testing.T) {
 	}{
 		{"native mode stays available", Native, []answer{keepsClaims, keepsClaims}, false},
 		{"bridge mode stays necessary", Bridge, []answer{dropsClaims, lacksType}, false},
-		{"the type appears", Bridge, []answer{lacksType, keepsClaims}, true},
-		{"the feature gate is turned off", Native, []answer{keepsClaims, dropsClaims}, true},
+		{"the type appears", Bridge, []answer{lacksType, keepsClaims, keepsClaims, keepsClaims}, true},
+		{"the feature gate is turned off", Native, []answer{keepsClaims, dropsClaims, lacksType, dropsClaims}, true},
 		{"a failed detection changes nothing", Native, []answer{unavailable, keepsClaims}, false},
-		{"the mode changes during an outage", Native, []answer{unavailable, lacksType}, true},
+		{"two contrary answers change nothing", Native,
+			[]answer{dropsClaims, dropsClaims, keepsClaims, dropsClaims}, false},
+		{"the mode changes during an outage", Native,
+			[]answer{unavailable, lacksType, unavailable, lacksType, lacksType}, true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			_, ctx := ktesting.NewTestContext(t)

@@ -26,7 +26,7 @@ import (
 // maxListedNames is the number of names that a message lists.
 const maxListedNames = 3
 
-// finalize releases the claims of a PodGroup that is being deleted, and removes our
+// finalize releases the claims of a PodGroup that is being deleted, and removes the
 // finalizer, when all pods of the group are terminal. Until then it serves the group.
 func (r *Reconciler) finalize(ctx context.Context, g *group) error {
 	if !controllerutil.ContainsFinalizer(g.PodGroup, scheduling.Finalizer) {
@@ -110,7 +110,7 @@ func (r *Reconciler) release(ctx context.Context, claim *resourceapi.ResourceCla
 }
 
 // releasePredecessors releases claims that are held for PodGroups which had this name,
-// and which were deleted without our finalizer. uid is the UID of the PodGroup that has
+// and which were deleted without the finalizer. uid is the UID of the PodGroup that has
 // the name in the cache, if there is one.
 func (r *Reconciler) releasePredecessors(ctx context.Context, name types.NamespacedName, uid types.UID) error {
 	var held resourceapi.ResourceClaimList
@@ -148,7 +148,7 @@ type holder struct {
 
 // holders returns the PodGroups that hold the claim: those in status.reservedFor, and
 // the PodGroup for which the claim was generated if status.reservedFor has an entry
-// that does not name it but is removed with it: Kubernetes' own for a PodGroup, or ours
+// that does not name it but is removed with it: Kubernetes' own for a PodGroup, or the driver's
 // for a terminal pod.
 func holders(claim *resourceapi.ResourceClaim) []holder {
 	var all []holder
@@ -181,7 +181,7 @@ func podGroupOwner(o metav1.Object) *metav1.OwnerReference {
 	return owner
 }
 
-// isPodGroupEntry reports whether the entry is for one of our PodGroups.
+// isPodGroupEntry reports whether the entry is for a PodGroup of the driver.
 func isPodGroupEntry(entry resourceapi.ResourceClaimConsumerReference) bool {
 	return entry.APIGroup == scheduling.GroupName && entry.Resource == scheduling.Resource
 }

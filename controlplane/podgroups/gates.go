@@ -29,8 +29,10 @@ import (
 // for them. Without the gate, the scheduler would add the entries of hundreds of pods
 // one by one, and its writes would conflict with each other (measured with 765 pods:
 // 2,798 conflicts, and 17 pods scheduled after 105 s). Instead, one pod, the leader,
-// passes the gate first, so that the scheduler allocates the claim. The controller
-// then adds the entries of all other pods with one write, and removes their gates.
+// passes the gate first, so that the scheduler allocates the claim. When the leader is
+// bound, the controller adds the entries of all other pods with one write, and removes
+// their gates. An earlier entry would keep the claim on devices that the leader cannot
+// use, such as those of a rack that has failed.
 
 const (
 	// maxConcurrentUngates limits concurrent writes that remove gates. Every pod needs
@@ -44,7 +46,7 @@ const (
 	maxRejectedLeaders = 3
 )
 
-// isGated reports whether the pod has our scheduling gate.
+// isGated reports whether the pod has the driver's scheduling gate.
 func isGated(pod *corev1.Pod) bool {
 	return slices.ContainsFunc(pod.Spec.SchedulingGates, func(g corev1.PodSchedulingGate) bool {
 		return g.Name == scheduling.ReservedGate
@@ -58,7 +60,7 @@ func hasForeignGate(pod *corev1.Pod) bool {
 	})
 }
 
-// ungatePods removes our gate from the pods that the scheduler may schedule now.
+// ungatePods removes the driver's gate from the pods that the scheduler may schedule now.
 func (r *Reconciler) ungatePods(ctx context.Context, g *group) error {
 	var writes errgroup.Group
 	writes.SetLimit(maxConcurrentUngates)
@@ -79,7 +81,7 @@ func (r *Reconciler) ungatePods(ctx context.Context, g *group) error {
 	return writes.Wait()
 }
 
-// ungate removes our gate from the pod.
+// ungate removes the driver's gate from the pod.
 func (r *Reconciler) ungate(ctx context.Context, pod *corev1.Pod) error {
 	removeGate := map[string]any{"$patch": "delete", "name": scheduling.ReservedGate}
 	raw, err := json.Marshal(map[string]any{
@@ -120,7 +122,7 @@ func (c *ungatedCache) has(uid types.UID) bool {
 }
 
 // maySchedule reports whether each of the group's claims that the pod uses is reserved
-// for the pod, or is not allocated yet and has the pod as its leader.
+// for the pod, or has the pod as its leader.
 func (g *group) maySchedule(pod *corev1.Pod, leaders map[string]types.UID) bool {
 	for _, e := range g.entries {
 		name := claimref.Name(pod, e.Name)
@@ -131,11 +133,7 @@ func (g *group) maySchedule(pod *corev1.Pod, leaders map[string]types.UID) bool 
 		switch {
 		case claim == nil || claim.DeletionTimestamp != nil:
 			return false
-		case claim.Status.Allocation == nil:
-			if leaders[name] != pod.UID {
-				return false
-			}
-		case !claims.IsReservedFor(claim, pod.UID):
+		case leaders[name] != pod.UID && !claims.IsReservedFor(claim, pod.UID):
 			return false
 		}
 	}
@@ -160,8 +158,8 @@ func (g *group) leaders() map[string]types.UID {
 			name := claimref.Name(pod, e.Name)
 			_, found := leaders[name]
 			switch {
-			case found:
-			case podstatus.IsUnschedulable(pod) || hasForeignGate(pod):
+			case found || hasForeignGate(pod): // another controller decides when to schedule the pod
+			case podstatus.IsUnschedulable(pod):
 				rejected[name]++
 			case rejected[name] < maxRejectedLeaders:
 				leaders[name] = pod.UID
@@ -172,7 +170,7 @@ func (g *group) leaders() map[string]types.UID {
 }
 
 // leaderCandidates returns the group's pods that the scheduler may bind: pods without
-// our gate come first, then the oldest.
+// the driver's gate come first, then the oldest.
 func (g *group) leaderCandidates() []*corev1.Pod {
 	pods := slices.DeleteFunc(slices.Clone(g.pods), func(pod *corev1.Pod) bool {
 		return podstatus.IsTerminal(pod) || pod.DeletionTimestamp != nil

@@ -17,7 +17,7 @@ import (
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 )
 
-// gatedPod returns a pod behind our gate that was created age seconds before a fixed
+// gatedPod returns a pod behind the driver's gate that was created age seconds before a fixed
 // time. It uses the claim "claim" for the entry "net".
 func gatedPod(name string, age int) *corev1.Pod {
 	return &corev1.Pod{
@@ -102,9 +102,9 @@ func TestGroup_maySchedule(t *testing.T) {
 	}{
 		{"does not exist", nil, false, false},
 		{"is not allocated", claim(false), true, false},
-		{"is allocated and has no entries", claim(true), false, false},
+		{"is allocated and has no entries", claim(true), true, false},
 		{"is reserved for both pods", claim(true, "a", "b"), true, true},
-		{"is reserved for the other pod only", claim(true, "b"), false, true},
+		{"is reserved for the other pod only", claim(true, "b"), true, true},
 		{"is being deleted", deleting, false, false},
 	} {
 		a, b := gatedPod("a", 2), gatedPod("b", 1)
@@ -136,7 +136,7 @@ func TestHolders(t *testing.T) {
 	native := resourceapi.ResourceClaimConsumerReference{
 		APIGroup: "scheduling.k8s.io", Resource: "podgroups", Name: "g", UID: "n",
 	}
-	ours := resourceapi.ResourceClaimConsumerReference{
+	own := resourceapi.ResourceClaimConsumerReference{
 		APIGroup: scheduling.GroupName, Resource: scheduling.Resource, Name: "g", UID: "o",
 	}
 	terminal := resourceapi.ResourceClaimConsumerReference{
@@ -158,7 +158,7 @@ func TestHolders(t *testing.T) {
 		{"generated, with an entry for a terminal pod", generated,
 			[]resourceapi.ResourceClaimConsumerReference{terminal}, []holder{{"g", "o"}}},
 		{"generated, with an entry for a terminal pod and the group's", generated,
-			[]resourceapi.ResourceClaimConsumerReference{terminal, ours}, []holder{{"g", "o"}}},
+			[]resourceapi.ResourceClaimConsumerReference{terminal, own}, []holder{{"g", "o"}}},
 		{"generated, without entries", generated, nil, nil},
 	} {
 		claim := &resourceapi.ResourceClaim{

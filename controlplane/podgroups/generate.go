@@ -10,13 +10,15 @@ import (
 	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
 )
 
 // generateClaims creates the needed shards that do not exist, and deletes those that
-// no pod refers to any more.
+// no pod refers to any more, and those of devices that shard 0 has left.
 func (r *Reconciler) generateClaims(ctx context.Context, g *group) error {
 	var errs error
 	for _, e := range g.entries {
@@ -31,9 +33,9 @@ func (r *Reconciler) generateClaims(ctx context.Context, g *group) error {
 		for n, claim := range e.shards {
 			// A shard that is needed again while it is being deleted is generated again
 			// when the deletion has completed.
-			if !slices.Contains(e.neededShards, n) {
+			if !slices.Contains(e.neededShards, n) || r.isPinnedElsewhere(g, e, n) {
 				errs = errors.Join(errs, r.writer().Delete(ctx, claim),
-					r.writer().Apply(ctx, claim, claims.ReleaseChange(claim, g.UID, false)))
+					r.writer().Apply(ctx, claim, claims.ReleaseChange(claim, g.UID, false, g.waitingUsers(e, n)...)))
 				delete(e.shards, n)
 			}
 		}
@@ -83,6 +85,30 @@ func (r *Reconciler) claimForShard(g *group, e *entry, n int) (*resourceapi.Reso
 		return nil, nil
 	}
 	return claims.GenerateShard(g.owner, e.Name, n, e.template, first, r.Driver)
+}
+
+// isPinnedElsewhere reports whether shard n selects other devices than those that are
+// allocated to shard 0, and no pod runs with it. The scheduler has then deallocated
+// shard 0 because its devices could not be used, and chosen others.
+func (r *Reconciler) isPinnedElsewhere(g *group, e *entry, n int) bool {
+	shard := e.shards[n]
+	if n == 0 || e.template == nil || shard.DeletionTimestamp != nil || g.hasBoundUsers(e, n) {
+		return false
+	}
+	current, err := r.claimForShard(g, e, n)
+	return err == nil && current != nil && !equality.Semantic.DeepEqual(current.Spec, shard.Spec)
+}
+
+// waitingUsers returns the UIDs of the pods that wait for a node and for which shard n
+// may be reserved.
+func (g *group) waitingUsers(e *entry, n int) []types.UID {
+	var waiting []types.UID
+	for _, p := range g.users(e, n) {
+		if p.Waits() {
+			waiting = append(waiting, p.UID)
+		}
+	}
+	return waiting
 }
 
 func (r *Reconciler) writer() claims.ClaimWriter { return claims.ClaimWriter{Client: r.Client} }

@@ -4,9 +4,13 @@
 package podgroups
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	schedulingapi "k8s.io/api/scheduling/v1beta1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -21,6 +25,9 @@ import (
 // ensureNativePodGroup creates, in native mode, the PodGroup of scheduling.k8s.io that
 // corresponds to the group: it has the same name and refers to the same claims, all by
 // name. If the name is in use, it sets the problem of all entries.
+//
+// It waits for the first pod, because the scheduler requires that the pods of a group
+// have the group's priority, which is immutable.
 func (r *Reconciler) ensureNativePodGroup(ctx context.Context, g *group) error {
 	if r.Mode != mode.Native {
 		return nil
@@ -38,13 +45,22 @@ func (r *Reconciler) ensureNativePodGroup(ctx context.Context, g *group) error {
 	if !apierrors.IsNotFound(err) {
 		return err
 	}
+	if len(g.pods) == 0 {
+		return nil
+	}
 	native := nativePodGroup(g)
 	if err := controllerutil.SetControllerReference(g.PodGroup, native, r.Client.Scheme()); err != nil {
 		return err
 	}
 	err = r.Client.Create(ctx, native)
-	if apierrors.IsAlreadyExists(err) {
+	switch {
+	case apierrors.IsAlreadyExists(err):
 		return nil // the cache is stale; an event triggers the next reconcile
+	case apierrors.IsInvalid(err), apierrors.IsForbidden(err):
+		for _, e := range g.entries {
+			e.problem = fmt.Errorf("create the PodGroup of scheduling.k8s.io: %w", err)
+		}
+		return nil
 	}
 	return err
 }
@@ -62,11 +78,17 @@ func nameConflict(g *group, existing *schedulingapi.PodGroup) error {
 		"delete one of them", g.Name)
 }
 
+// nativePodGroup returns the PodGroup of scheduling.k8s.io for a group with pods. It has
+// the priority class of the first pod; admission refuses pods with another priority.
 func nativePodGroup(g *group) *schedulingapi.PodGroup {
+	first := slices.MinFunc(g.pods, func(a, b *corev1.Pod) int {
+		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), strings.Compare(a.Name, b.Name))
+	})
 	native := &schedulingapi.PodGroup{
 		ObjectMeta: metav1.ObjectMeta{Namespace: g.Namespace, Name: g.Name},
 		Spec: schedulingapi.PodGroupSpec{
-			SchedulingPolicy: schedulingapi.PodGroupSchedulingPolicy{Basic: &schedulingapi.BasicSchedulingPolicy{}},
+			SchedulingPolicy:  schedulingapi.PodGroupSchedulingPolicy{Basic: &schedulingapi.BasicSchedulingPolicy{}},
+			PriorityClassName: first.Spec.PriorityClassName,
 		},
 	}
 	for _, e := range g.entries {

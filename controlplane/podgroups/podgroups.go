@@ -3,7 +3,8 @@
 
 // Package podgroups reconciles PodGroups: it generates their claims, reserves the
 // claims for the group and its pods, releases them when the group is deleted, and
-// reports the result in the conditions of the PodGroup.
+// reports the result in the conditions of the PodGroup. It does the same for Jobs whose
+// pods share claims (jobs.go).
 //
 // The controller keeps no state of its own. Each step is one write that follows from
 // the objects which the controller has read, so that after a crash between any two
@@ -75,7 +76,7 @@ type entry struct {
 	problem error
 }
 
-// group is a PodGroup with its pods and entries.
+// group is a PodGroup, or a Job in the form of one, with its pods and entries.
 type group struct {
 	*scheduling.PodGroup
 	owner   claims.Owner
@@ -116,7 +117,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	return ctrl.Result{}, nil
 }
 
-// addFinalizer adds our finalizer to a PodGroup with claims, unless it has it. This
+// addFinalizer adds the controller's finalizer to a PodGroup with claims, unless it has it. This
 // precedes the first claim, so that every claim is released in the end.
 func (r *Reconciler) addFinalizer(ctx context.Context, pg *scheduling.PodGroup) error {
 	before := pg.DeepCopy()
@@ -206,6 +207,9 @@ func (r *Reconciler) readGeneratedEntry(
 		if n, ok := claims.ShardNumber(g.owner, c.Name, owned.Items[i].Name); ok {
 			e.shards[n] = &owned.Items[i]
 		}
+	}
+	if c.ResourceClaimTemplateName == nil {
+		return e, nil // the entry of a Job has a spec instead, which the caller adds
 	}
 	var template resourceapi.ResourceClaimTemplate
 	err := r.Client.Get(ctx, types.NamespacedName{Namespace: g.Namespace, Name: *c.ResourceClaimTemplateName}, &template)

@@ -479,7 +479,7 @@ func TestReconciler_terminal_pod_gets_entry(t *testing.T) {
 		return r.UID == "a" && claims.IsTerminalPodEntry(r)
 	}
 	if entries := e.claim(name).Status.ReservedFor; !slices.ContainsFunc(entries, isOurs) {
-		t.Errorf("entries of the claim when pod a is terminal: got %v, want one of ours for a", entries)
+		t.Errorf("entries of the claim when pod a is terminal: got %v, want the controller's entry for a", entries)
 	}
 	e.delete(testPod("a", name))
 	e.reconcile()
@@ -537,12 +537,16 @@ func TestReconciler_gates_pods_of_fabric(t *testing.T) {
 
 	e.allocate(name, "a")
 	e.reconcile()
-	e.expectReservedFor("the leader has its entry", name, "a", "b", "c")
+	e.expectReservedFor("the leader has its entry", name, "a")
+	e.expectGated("the leader has its entry", "b", "c")
+	e.updatePod("a", bind)
+	e.reconcile()
+	e.expectReservedFor("the leader is bound", name, "a", "b", "c", "group-uid")
 	e.reconcile()
 	e.expectGated("the claim is reserved for all pods")
 }
 
-// expectGated checks which pods have our gate.
+// expectGated checks which pods have the driver's gate.
 func (e *testEnv) expectGated(condition string, want ...string) {
 	e.Helper()
 	var pods corev1.PodList
@@ -601,11 +605,21 @@ func TestReconciler_creates_native_PodGroup(t *testing.T) {
 	e.reconcile()
 	var native schedulingapi.PodGroup
 	key := types.NamespacedName{Namespace: testNamespace, Name: "group"}
+	if err := e.client.Get(t.Context(), key, &native); !apierrors.IsNotFound(err) {
+		t.Errorf("get the native PodGroup before the first pod: got %v, want not found", err)
+	}
+	pod := testPod("a", generatedName())
+	pod.Spec.PriorityClassName = "high"
+	e.create(pod)
+	e.reconcile()
 	if err := e.client.Get(t.Context(), key, &native); err != nil {
 		t.Fatalf("get the native PodGroup: %v", err)
 	}
+	if native.Spec.PriorityClassName != "high" {
+		t.Errorf("priority class of the native PodGroup: got %q, want that of its pods", native.Spec.PriorityClassName)
+	}
 	if !metav1.IsControlledBy(&native, e.podGroup()) {
-		t.Errorf("owners of the native PodGroup: got %+v, want our PodGroup", native.OwnerReferences)
+		t.Errorf("owners of the native PodGroup: got %+v, want the driver's PodGroup", native.OwnerReferences)
 	}
 	entries := native.Spec.ResourceClaims
 	if len(entries) != 1 || entries[0].Name != "net" || ptr.Deref(entries[0].ResourceClaimName, "") != generatedName() {

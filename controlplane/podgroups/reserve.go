@@ -6,6 +6,7 @@ package podgroups
 import (
 	"context"
 	"errors"
+	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
 
@@ -35,7 +36,7 @@ func (r *Reconciler) claimChange(
 		return r.deletedClaimChange(ctx, g, e, n, claim)
 	}
 	users := g.users(e, n)
-	change := claims.ReservationChange(claim, g.owner, users, r.Mode == mode.Native)
+	change := claims.ReservationChange(claim, g.owner, users, r.Mode == mode.Native, n == 0 && g.hasBoundShards(e))
 	full := len(claim.Status.ReservedFor) >= resourceapi.ResourceClaimReservedForMaxSize
 	if !change.Empty() && !full {
 		return change, nil
@@ -92,10 +93,27 @@ func (g *group) users(e *entry, n int) []claims.Pod {
 		users = append(users, claims.Pod{
 			Name: pod.Name, UID: pod.UID, Bound: pod.Spec.NodeName != "",
 			Terminal: podstatus.IsTerminal(pod), Terminating: pod.DeletionTimestamp != nil,
-			Gated: isGated(pod), Unschedulable: podstatus.IsUnschedulable(pod),
+			Gated: len(pod.Spec.SchedulingGates) > 0, AwaitsEntry: isGated(pod) && !hasForeignGate(pod),
+			Unschedulable: podstatus.IsUnschedulable(pod),
 		})
 	}
 	return users
+}
+
+// hasBoundShards reports whether a pod that is bound uses a further shard of the entry,
+// and so the devices of shard 0.
+func (g *group) hasBoundShards(e *entry) bool {
+	for n := range e.shards {
+		if n > 0 && g.hasBoundUsers(e, n) {
+			return true
+		}
+	}
+	return false
+}
+
+// hasBoundUsers reports whether a pod that is bound uses shard n.
+func (g *group) hasBoundUsers(e *entry, n int) bool {
+	return slices.ContainsFunc(g.users(e, n), claims.Pod.IsRunning)
 }
 
 func (g *group) claimName(e *entry, shard int) string {

@@ -5,12 +5,14 @@ package podgroups
 
 import (
 	"context"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	schedulingapi "k8s.io/api/scheduling/v1beta1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -39,6 +41,10 @@ const (
 // maxConcurrentReconciles is the number of PodGroups that are reconciled at a time.
 const maxConcurrentReconciles = 8
 
+// minRetryInterval is the time after the first failure of a reconcile. It doubles with each
+// further one up to problemRetryInterval: the pods of a group wait.
+const minRetryInterval = 5 * time.Millisecond
+
 // SetupWithManager registers the controller with the manager, which starts it.
 func (r *Reconciler) SetupWithManager(ctx context.Context, m ctrl.Manager) error {
 	for _, i := range indexes() {
@@ -51,11 +57,19 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, m ctrl.Manager) error
 		Watches(&resourceapi.ResourceClaim{}, handler.EnqueueRequestsFromMapFunc(r.groupsOfClaim)).
 		Watches(&resourceapi.ResourceClaimTemplate{}, handler.EnqueueRequestsFromMapFunc(r.groupsOfTemplate)).
 		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(groupOfPod), builder.WithPredicates(relevantPodChange())).
-		WithOptions(controller.Options{MaxConcurrentReconciles: maxConcurrentReconciles})
+		WithOptions(controllerOptions())
 	if r.Mode == mode.Native {
 		b = b.Owns(&schedulingapi.PodGroup{})
 	}
 	return b.Complete(r)
+}
+
+func controllerOptions() controller.Options {
+	return controller.Options{
+		MaxConcurrentReconciles: maxConcurrentReconciles,
+		RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](
+			minRetryInterval, problemRetryInterval),
+	}
 }
 
 // index is a field index of the cache.
@@ -178,7 +192,7 @@ func relevantPodChange() predicate.Predicate {
 			return true
 		}
 		return before.Spec.NodeName != after.Spec.NodeName ||
-			isGated(before) != isGated(after) ||
+			isGated(before) != isGated(after) || hasForeignGate(before) != hasForeignGate(after) ||
 			podstatus.IsTerminal(before) != podstatus.IsTerminal(after) ||
 			podstatus.IsUnschedulable(before) != podstatus.IsUnschedulable(after) ||
 			before.Labels[scheduling.GroupUIDLabel] != after.Labels[scheduling.GroupUIDLabel]

@@ -131,7 +131,7 @@ func (e *entry) otherHolders(owner claims.Owner) []string {
 	return names
 }
 
-// isHeldFor reports whether the claim is reserved for the group, by our entry or by
+// isHeldFor reports whether the claim is reserved for the group, by the controller's entry or by
 // that of Kubernetes.
 func isHeldFor(claim *resourceapi.ResourceClaim, owner claims.Owner) bool {
 	return slices.ContainsFunc(claim.Status.ReservedFor, func(e resourceapi.ResourceClaimConsumerReference) bool {

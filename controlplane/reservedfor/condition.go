@@ -16,19 +16,23 @@ import (
 )
 
 // report writes the condition Held to the status of each device of the driver that is
-// allocated to the claim. If the claim is not held, it also emits an event on the
-// claim. The condition is True if the reason is HolderFound, otherwise False.
+// allocated to the claim. If that changes the condition to False, or its message, and if no
+// device is allocated, it also emits an event on the claim. The condition is True if the
+// reason is HolderFound, otherwise False.
 func (r *Reconciler) report(ctx context.Context, claim *resourceapi.ResourceClaim, reason, message string) error {
 	condition := metav1.Condition{
 		Type: v1alpha1.ConditionHeld, Status: metav1.ConditionTrue, Reason: reason, Message: message,
 	}
 	if reason != v1alpha1.ReasonHolderFound {
 		condition.Status = metav1.ConditionFalse
+	}
+	entries := entriesFor(claim, r.Driver, condition)
+	known := claimstatus.Contains(claim, entries)
+	if condition.Status == metav1.ConditionFalse && (!known || len(entries) == 0) {
 		r.Events.Eventf(claimref.ForEvent(claim), nil, corev1.EventTypeWarning, reason,
 			v1alpha1.EventActionHold, "%s", message)
 	}
-	entries := entriesFor(claim, r.Driver, condition)
-	if claimstatus.Contains(claim, entries) {
+	if known {
 		return nil
 	}
 	return claimstatus.Apply(ctx, r.Cluster, claim, v1alpha1.FieldManagerHolders, entries)

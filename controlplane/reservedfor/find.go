@@ -7,7 +7,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -35,6 +38,9 @@ func (e *unverifiableError) Error() string { return e.message }
 // errNoHolder reports that the API serves the holder's resource and that the holder
 // does not exist.
 var errNoHolder = errors.New("the holder does not exist")
+
+// errRefused reports that objects of the holder's resource cannot hold claims.
+var errRefused = errors.New("the object cannot hold a claim")
 
 // findHolder returns the UID of the holder in the claim's namespace, and starts a
 // watch for objects of its resource. It returns errNoHolder if the holder does not
@@ -95,7 +101,27 @@ func (r *Reconciler) mappingFor(holder Holder) (*meta.RESTMapping, error) {
 		return nil, &unverifiableError{v1alpha1.ReasonHolderUnknown,
 			fmt.Sprintf("the name of the resource is %s: use %s", plural, correct)}
 	}
+	if mapping.Scope.Name() != meta.RESTScopeNameNamespace {
+		return nil, fmt.Errorf("%w: %s is not in a namespace, and would keep the claim and its namespace from "+
+			"being deleted: name an object in the namespace of the claim", errRefused, holder)
+	}
 	return mapping, nil
+}
+
+// isIdle reports whether the holder needs no devices now: it is a Job that has ended or
+// is suspended. The caller checks that no pod uses the claim.
+func (r *Reconciler) isIdle(ctx context.Context, namespace string, holder Holder) (bool, error) {
+	if holder.Group != batchv1.GroupName || holder.Resource != "jobs" {
+		return false, nil
+	}
+	var job batchv1.Job
+	if err := r.APIReader.Get(ctx, types.NamespacedName{Namespace: namespace, Name: holder.Name}, &job); err != nil {
+		return false, client.IgnoreNotFound(err)
+	}
+	return slices.ContainsFunc(job.Status.Conditions, func(c batchv1.JobCondition) bool {
+		idle := c.Type == batchv1.JobComplete || c.Type == batchv1.JobFailed || c.Type == batchv1.JobSuspended
+		return idle && c.Status == corev1.ConditionTrue
+	}), nil
 }
 
 // watch starts a watch for the resource, unless there is one. Events about an object

@@ -12,6 +12,8 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
 )
 
 // Holder names an object in the claim's namespace that holds the claim.
@@ -21,7 +23,9 @@ type Holder struct {
 }
 
 // Parse parses the value of the annotation, <API group>/<resource>/<name>. The API
-// group of core resources is empty. Errors say what the value should be.
+// group of core resources is empty. Errors say what the value should be. If the value
+// has the right format, but objects of that resource cannot hold claims, Parse returns
+// the holder and an error.
 func Parse(text string) (Holder, error) {
 	parts := strings.Split(text, "/")
 	if len(parts) != 3 || parts[1] == "" || parts[2] == "" {
@@ -43,6 +47,10 @@ func Parse(text string) (Holder, error) {
 	if len(validation.IsDNS1123Subdomain(h.Name)) > 0 {
 		return Holder{}, fmt.Errorf("%q is not a valid object name", h.Name)
 	}
+	if h.Group == resourceapi.GroupName {
+		return h, fmt.Errorf("%s cannot hold claims: two claims that hold each other could never be deleted: "+
+			"name an object such as a Job", h.GroupResource)
+	}
 	return h, nil
 }
 
@@ -62,6 +70,12 @@ func (h Holder) hasEntry(entries []resourceapi.ResourceClaimConsumerReference) b
 
 func (h Holder) isEntry(entry resourceapi.ResourceClaimConsumerReference) bool {
 	return entry.APIGroup == h.Group && entry.Resource == h.Resource && entry.Name == h.Name
+}
+
+// isOther reports whether the entry is for a user of the claim other than the holder and
+// terminal pods.
+func (h Holder) isOther(entry resourceapi.ResourceClaimConsumerReference) bool {
+	return !h.isEntry(entry) && !claims.IsTerminalPodEntry(entry)
 }
 
 // String returns the holder in the format that Parse reads.

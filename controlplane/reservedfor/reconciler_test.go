@@ -63,6 +63,7 @@ func newTestEnv(t *testing.T, claim *resourceapi.ResourceClaim, objects ...clien
 		WithIndex(&resourceapi.ResourceClaim{}, indexHolder, holderIndex).
 		WithInterceptorFuncs(interceptor.Funcs{Get: e.get, List: e.list}).Build()
 	mapper := meta.NewDefaultRESTMapper([]schema.GroupVersion{batchv1.SchemeGroupVersion})
+	mapper.Add(corev1.SchemeGroupVersion.WithKind("Node"), meta.RESTScopeRoot)
 	mapper.Add(batchv1.SchemeGroupVersion.WithKind("Job"), meta.RESTScopeNamespace)
 	e.reconciler = &Reconciler{
 		Client: e.client, APIReader: e.client, Cluster: e.cluster, Mapper: mapper, Driver: testDriver,
@@ -283,6 +284,12 @@ func TestReconciler_reports_why_claim_is_not_held(t *testing.T) {
 	}{
 		{"the annotation is invalid", "jobs/train", nil, false, "HolderInvalid",
 			`annotation scheduling.dra-shared.dev/reserved-for: "jobs/train" must be <API group>/<resource>/<name>`},
+		{"the holder is in no namespace", "/nodes/n1", nil, false, "HolderInvalid",
+			`annotation scheduling.dra-shared.dev/reserved-for: "/nodes/n1" the object cannot hold a claim: ` +
+				"/nodes/n1 is not in a namespace"},
+		{"the holder is a claim", "resource.k8s.io/resourceclaims/team", nil, false, "HolderInvalid",
+			`annotation scheduling.dra-shared.dev/reserved-for: "resource.k8s.io/resourceclaims/team" ` +
+				"resourceclaims.resource.k8s.io cannot hold claims"},
 		{"the holder does not exist", "batch/jobs/train", nil, true, "HolderMissing",
 			"not held by batch/jobs/train: it does not exist in namespace ns"},
 		{"the resource does not exist", "batch/trains/train", nil, true, "HolderUnknown",
@@ -324,6 +331,45 @@ func TestReconciler_keeps_entry_of_unverifiable_holder(t *testing.T) {
 	e.expectAllocated("the claim is being deleted, which Kubernetes completes", true)
 }
 
+// Earlier releases accepted objects that keep a claim, and its namespace, for ever.
+func TestReconciler_releases_claim_of_refused_holder(t *testing.T) {
+	for _, annotation := range []string{
+		"resource.k8s.io/deviceclasses/nic", "resource.k8s.io/resourceclaims/team", "/nodes/n1",
+	} {
+		parts := strings.Split(annotation, "/")
+		entry := resourceapi.ResourceClaimConsumerReference{APIGroup: parts[0], Resource: parts[1], Name: parts[2], UID: "1"}
+		e := newTestEnv(t, testClaim(annotation, entry))
+		e.reconcile()
+		e.expectReservedFor("the holder is " + annotation)
+		e.expectAllocated("the holder is "+annotation, false)
+	}
+}
+
+// The namespace of the claim is being deleted, or a user replaces the claim.
+func TestReconciler_releases_deleted_claim(t *testing.T) {
+	e := newTestEnv(t, testClaim(train.String(), podEntry, trainWith("1").Reference()), testJob("1"), testPod("node"))
+	e.delete(testClaim(""))
+	e.reconcile()
+	e.expectReservedFor("the claim is being deleted and its holder exists", "p")
+}
+
+func TestReconciler_releases_claim_of_idle_job(t *testing.T) {
+	for _, condition := range []batchv1.JobConditionType{batchv1.JobComplete, batchv1.JobFailed, batchv1.JobSuspended} {
+		job := testJob("1")
+		job.Status.Conditions = []batchv1.JobCondition{{Type: condition, Status: corev1.ConditionTrue}}
+		e := newTestEnv(t, testClaim(train.String(), podEntry, trainWith("1").Reference()), job, testPod("node"))
+		e.reconcile()
+		e.expectReservedFor(string(condition)+" and a pod uses the claim", "p", "1")
+
+		e = newTestEnv(t, testClaim(train.String(), trainWith("1").Reference()), job)
+		e.reconcile()
+		e.expectReservedFor(string(condition) + " and no pod uses the claim")
+		e.expectAllocated(string(condition)+" and no pod uses the claim", false)
+		e.reconcile()
+		e.expectReservedFor(string(condition) + " and the claim was released")
+	}
+}
+
 func TestReconciler_maintains_entries_of_terminal_pods(t *testing.T) {
 	pod := testPod("node")
 	pod.Status.Phase = corev1.PodSucceeded
@@ -332,7 +378,7 @@ func TestReconciler_maintains_entries_of_terminal_pods(t *testing.T) {
 		t.Errorf("requeue when the pod is terminal: got %v, want %v", result.RequeueAfter, podCheckInterval)
 	}
 	if entries := e.claim().Status.ReservedFor; !slices.ContainsFunc(entries, claims.IsTerminalPodEntry) {
-		t.Errorf("entries of the claim when the pod is terminal: got %v, want one of ours", entries)
+		t.Errorf("entries of the claim when the pod is terminal: got %v, want the controller's entry", entries)
 	}
 	e.delete(testPod("node"))
 	e.reconcile()

@@ -101,7 +101,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, m ctrl.Manager) error
 		return []reconcile.Request{{NamespacedName: client.ObjectKeyFromObject(o)}}
 	}
 	var err error
-	r.controller, err = ctrl.NewControllerManagedBy(m).Named("heldby").
+	r.controller, err = ctrl.NewControllerManagedBy(m).Named("reservedfor").
 		Watches(&resourceapi.ResourceClaim{}, handler.EnqueueRequestsFromMapFunc(enqueueAnnotated)).
 		Build(r)
 	return err
@@ -120,12 +120,18 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	}
 	holder, err := Parse(text)
 	if err != nil {
-		message := fmt.Sprintf("annotation %s: %q %v", scheduling.ReservedForAnnotation, text, err)
-		return ctrl.Result{}, r.report(ctx, &claim, v1alpha1.ReasonHolderInvalid, message)
+		return ctrl.Result{}, r.refuse(ctx, &claim, holder, err)
+	}
+	if claim.DeletionTimestamp != nil {
+		// Only the pods that run with the claim keep it then. A holder that outlives the
+		// namespace's deletion would keep the namespace too.
+		return ctrl.Result{}, r.writer().Apply(ctx, &claim, releaseChange(&claim, holder))
 	}
 	uid, err := r.findHolder(ctx, &claim, holder)
 	var unverifiable *unverifiableError
 	switch {
+	case errors.Is(err, errRefused):
+		return ctrl.Result{}, r.refuse(ctx, &claim, holder, err)
 	case errors.As(err, &unverifiable):
 		return r.reconcileUnverifiable(ctx, &claim, holder, unverifiable)
 	case errors.Is(err, errNoHolder):
@@ -138,16 +144,24 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	return r.reconcileNotHeld(ctx, &claim, holder, uid)
 }
 
+// refuse reports that the annotation is invalid, and releases a claim that is held for
+// an object that cannot hold claims, which earlier releases accepted.
+func (r *Reconciler) refuse(ctx context.Context, claim *resourceapi.ResourceClaim, holder Holder, cause error) error {
+	if holder.Name != "" {
+		if change := releaseChange(claim, holder); !change.Empty() {
+			return r.writer().Apply(ctx, claim, change)
+		}
+	}
+	message := fmt.Sprintf("annotation %s: %q %v",
+		scheduling.ReservedForAnnotation, claim.Annotations[scheduling.ReservedForAnnotation], cause)
+	return r.report(ctx, claim, v1alpha1.ReasonHolderInvalid, message)
+}
+
 // reconcileUnverifiable handles a claim for which the controller cannot determine
-// whether the holder exists. An entry of the holder stays, unless the claim is being
-// deleted: the controller would not notice the end of the holder, and the claim would
-// stay forever.
+// whether the holder exists. An entry of the holder stays.
 func (r *Reconciler) reconcileUnverifiable(
 	ctx context.Context, claim *resourceapi.ResourceClaim, holder Holder, cause *unverifiableError,
 ) (ctrl.Result, error) {
-	if claim.DeletionTimestamp != nil {
-		return ctrl.Result{}, r.writer().Apply(ctx, claim, releaseChange(claim, holder))
-	}
 	message := fmt.Sprintf("not held by %s: %v", holder, cause)
 	if holder.hasEntry(claim.Status.ReservedFor) {
 		message = fmt.Sprintf("still reserved for %s, but its existence cannot be verified: %v; "+
@@ -188,10 +202,21 @@ func (r *Reconciler) reconcileNotHeld(
 	return result, r.writer().Apply(ctx, claim, holdChange(claim, holder, owner, inUse))
 }
 
-// reconcileHeld reports that the claim is held, and maintains its stale entries.
+// reconcileHeld reports that the claim is held, and maintains its stale entries. It
+// releases the claim if no pod uses it and the holder needs none (KEP-5194). The next pod
+// of the holder makes the scheduler allocate the claim again.
 func (r *Reconciler) reconcileHeld(
 	ctx context.Context, claim *resourceapi.ResourceClaim, holder Holder,
 ) (ctrl.Result, error) {
+	if !slices.ContainsFunc(claim.Status.ReservedFor, holder.isOther) {
+		idle, err := r.isIdle(ctx, claim.Namespace, holder)
+		switch {
+		case err != nil:
+			return ctrl.Result{}, err
+		case idle:
+			return ctrl.Result{}, r.writer().Apply(ctx, claim, releaseChange(claim, holder))
+		}
+	}
 	message := fmt.Sprintf("allocated as long as %s exists", holder)
 	if err := r.report(ctx, claim, v1alpha1.ReasonHolderFound, message); err != nil {
 		return ctrl.Result{}, err

@@ -31,6 +31,9 @@ func TestParse(t *testing.T) {
 		"batch/Jobs/train":               `"Jobs" is not a resource: use the lower-case plural`,
 		"batch/jobs/Train":               `"Train" is not a valid object name`,
 		"scheduling.k8s.io/podgroups/pg": "",
+
+		"resource.k8s.io/resourceclaims/other":        "resourceclaims.resource.k8s.io cannot hold claims",
+		"resource.k8s.io/deviceclasses/nic.example.x": "deviceclasses.resource.k8s.io cannot hold claims",
 	} {
 		h, err := Parse(text)
 		switch {

@@ -9,6 +9,8 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"io/fs"
+	"maps"
+	"reflect"
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -71,6 +73,15 @@ func PCI(sysfs fs.ReadLinkFS, busID string) Map {
 		attributes[a.Name] = a.Value
 	}
 	return attributes
+}
+
+// Intersect removes the attributes from attributes that others lacks or in which
+// it has another value.
+func Intersect(attributes, others Map) {
+	maps.DeleteFunc(attributes, func(name resourceapi.QualifiedName, value resourceapi.DeviceAttribute) bool {
+		other, ok := others[name]
+		return !ok || !reflect.DeepEqual(value, other)
+	})
 }
 
 // Granted returns the attributes that report a grant in the device metadata of

@@ -4,10 +4,14 @@
 package attribute
 
 import (
+	"io/fs"
 	"testing"
+	"testing/fstest"
 
+	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/utils/ptr"
 )
 
 func TestLabel(t *testing.T) {
@@ -29,6 +33,28 @@ func TestLabel_returns_valid_and_distinct_labels(t *testing.T) {
 			t.Errorf("%q and %q both become %q", name, other, got)
 		}
 		seen[got] = name
+	}
+}
+
+func TestPCI(t *testing.T) {
+	sysfs := fstest.MapFS{
+		"bus/pci/devices/0000:00:03.0": {
+			Mode: fs.ModeSymlink | 0o777,
+			Data: []byte("../../../devices/pci0000:00/0000:00:03.0"),
+		},
+		"devices/pci0000:00/0000:00:03.0/numa_node": {Data: []byte("1\n")},
+	}
+	got := PCI(sysfs, "0000:00:03.0")
+	want := Map{
+		"resource.kubernetes.io/pciBusID": Text("0000:00:03.0"),
+		"resource.kubernetes.io/pcieRoot": Text("pci0000:00"),
+		"resource.kubernetes.io/numaNode": {IntValue: ptr.To[int64](1)},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if got := PCI(sysfs, ""); len(got) > 0 {
+		t.Errorf("a device that is not on PCI: %v", got)
 	}
 }
 

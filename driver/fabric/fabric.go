@@ -78,7 +78,7 @@ func (k *Kind) fabric(name string) *config.Fabric {
 }
 
 // Configure implements driver.Kind. Its result is the CDI edits.
-func (k *Kind) Configure(share record.Share, parameters [][]byte) (json.RawMessage, error) {
+func (k *Kind) Configure(_ context.Context, share record.Share, parameters [][]byte) (json.RawMessage, error) {
 	f := k.fabric(share.Device)
 	if f == nil {
 		return nil, fmt.Errorf("the driver's configuration has no fabric %s", share.Device)
@@ -115,7 +115,7 @@ func (k *Kind) edits(f *config.Fabric, share record.Share) (cdi.Edits, error) {
 	}
 	// The path contains the share because the requests of two claims of a
 	// container may have the same name.
-	path := "/var/run/dra-shared.dev/" + share.Name + "/membership.json"
+	path := params.ContainerDir + "/" + share.Name + "/membership.json"
 	edits := containeredits.Merge(expanded, containeredits.GrantVariables(share.Request, granted), map[string]string{
 		containeredits.Variable(share.Request, params.EnvironmentFabric):     f.Name,
 		containeredits.Variable(share.Request, params.EnvironmentMembership): path,

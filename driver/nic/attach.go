@@ -13,11 +13,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/driver"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 	"github.com/dra-shared/dra-driver-shared/netdev"
 	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
+	"github.com/dra-shared/dra-driver-shared/netdev/shape"
 )
 
 // Attaches implements driver.Attacher. A share with admin access gets a link
@@ -46,7 +48,7 @@ func (k *Kind) ValidateConsumers(share record.Share, others []string) error {
 
 // Attach implements driver.Attacher: it creates a macvlan of the NIC in the pod.
 func (k *Kind) Attach(
-	_ context.Context,
+	ctx context.Context,
 	share record.Share,
 	r attach.Request,
 	sandbox driver.Sandbox,
@@ -72,7 +74,19 @@ func (k *Kind) Attach(
 			"the pod uses the node's network (hostNetwork): a share of a NIC cannot be attached to it",
 		)
 	}
-	spec, err := linkSpec(d, share, netdev.MAC(r.ClaimUID, share.Device, string(share.ShareID), r.Pod.UID, cookie))
+	spec, err := linkSpec(d, share, macOf(share, r, cookie))
+	if err != nil {
+		return attached, err
+	}
+	found, err := d.refuseDuplicates(ctx, spec.MAC, spec.Addresses)
+	if err != nil {
+		return attached, err
+	}
+	if len(found) > 0 {
+		return attached, fmt.Errorf("addresses: another host on the network has the address: %s on network %s: "+
+			"change that host or the claim", found, d.network.Name)
+	}
+	reserved, err := addReserved(&spec, sandbox.Reserved) // Reserve has asked for these addresses
 	if err != nil {
 		return attached, err
 	}
@@ -81,10 +95,17 @@ func (k *Kind) Attach(
 	if err != nil {
 		return attached, fmt.Errorf("on %s: %w", d.nic.Name, err)
 	}
-	if attached, err = describe(a, sandbox); err != nil {
+	link := linkOf(a, reserved)
+	if attached, err = describe(a, sandbox, link); err != nil {
 		return attached, errors.Join(err, k.node.Detach(a))
 	}
+	k.duplicates.add(share.Device, link)
 	return attached, nil
+}
+
+// macOf returns the MAC address of the link for a share in a pod.
+func macOf(share record.Share, r attach.Request, cookie uint64) net.HardwareAddr {
+	return netdev.MAC(r.ClaimUID, share.Device, string(share.ShareID), r.Pod.UID, cookie)
 }
 
 // maxAlias is the kernel's limit for aliases of links (IFALIASZ), in bytes.
@@ -106,20 +127,31 @@ func connect(socket *os.File) (*rtnl.Conn, error) {
 	return rtnl.New(os.NewFile(uintptr(fd), "pod-rtnetlink"))
 }
 
-// describe converts an attachment of package netdev to what is recorded.
-func describe(a netdev.Attachment, sandbox driver.Sandbox) (attached driver.Attached, err error) {
+// linkOf converts an attachment of package netdev to what is recorded, with the
+// addresses that were reserved for it.
+func linkOf(a netdev.Attachment, reserved attach.Link) attach.Link {
+	link := attach.Link{
+		Parent: a.Parent, Index: a.Index, Name: a.Name, MAC: a.MAC.String(), MTU: a.MTU,
+		Network: reserved.Network, Addresses: reserved.Addresses, Bridge: a.Mode == netdev.Bridge, Identity: true,
+	}
+	for _, address := range a.Addresses {
+		link.Sources = append(link.Sources, address.String())
+	}
+	return link
+}
+
+// describe returns what is recorded of an attachment.
+func describe(a netdev.Attachment, sandbox driver.Sandbox, link attach.Link) (attached driver.Attached, err error) {
 	if attached.Namespace, err = attach.NamespaceOf(sandbox.Namespace, a.Cookie); err != nil {
 		return attached, err
 	}
 	attached.Namespace.NSID = a.NSID
-	attached.Payload, err = json.Marshal(
-		attach.Link{Parent: a.Parent, Index: a.Index, Name: a.Name, MAC: a.MAC.String(), MTU: a.MTU},
-	)
+	attached.Payload, err = json.Marshal(link)
 	return attached, err
 }
 
 // attachment converts a record to what package netdev knows.
-func attachment(r attach.Record) (a netdev.Attachment, err error) {
+func (k *Kind) attachment(r attach.Record) (a netdev.Attachment, err error) {
 	link, err := r.Link()
 	if err != nil {
 		return a, err
@@ -128,16 +160,31 @@ func attachment(r attach.Record) (a netdev.Attachment, err error) {
 	if err != nil {
 		return a, fmt.Errorf("attachment record of share %s: %w", r.Share, err)
 	}
-	return netdev.Attachment{
+	a = netdev.Attachment{
 		Parent: link.Parent, NSID: r.Namespace.NSID, Cookie: r.Namespace.Cookie,
-		Index: link.Index, Name: link.Name, MAC: mac, MTU: link.MTU, Minor: r.Class,
-	}, nil
+		Index: link.Index, Name: link.Name, MAC: mac, MTU: link.MTU, Minor: r.Class, Audited: !link.Identity,
+	}
+	for _, text := range link.Sources {
+		if address, err := config.ParseAddressOrNetwork(text); err == nil {
+			a.Addresses = append(a.Addresses, address.Addr())
+		}
+	}
+	if a.Mode = netdev.Private; link.Bridge {
+		a.Mode = netdev.Bridge
+	}
+	if a.Audited {
+		a.Mode = 0 // the record does not have it
+	}
+	if k.addresses != nil {
+		a.Blocking = k.lost.blocking(link)
+	}
+	return a, nil
 }
 
 // Restore implements driver.Attacher: it restores the classes of a link that
 // exists. It never replaces a link.
 func (k *Kind) Restore(_ context.Context, share record.Share, r attach.Record) (exists bool, err error) {
-	a, err := attachment(r)
+	a, err := k.attachment(r)
 	if err != nil {
 		return true, err
 	}
@@ -148,40 +195,79 @@ func (k *Kind) Restore(_ context.Context, share record.Share, r attach.Record) (
 	return true, k.restoreClasses(share, a)
 }
 
-// restoreClasses restores the classes of a share, if they differ. It leaves the
-// kernel as it is if the NIC is no longer configured or the claim's record is
-// lost, because then the rates are not known, and for admin access, which has no
-// class.
-func (k *Kind) restoreClasses(share record.Share, a netdev.Attachment) error {
-	d, err := k.device(share.Device)
+// Altered implements driver.Comparer. It reads the classes of each NIC once.
+func (k *Kind) Altered(_ context.Context, attachments []driver.Attachment) (altered []driver.Attachment, err error) {
+	snapshot, err := k.node.Snapshot()
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if d.absent || d.network == nil || len(share.Parameters) == 0 || share.AdminAccess {
-		return nil
+	for _, a := range attachments {
+		if intact, err := k.isIntact(snapshot, a); err != nil || !intact {
+			altered = append(altered, a) // Restore finds the error again
+		}
+	}
+	return altered, nil
+}
+
+// isIntact reports whether the namespace of an attachment exists, its link is not
+// blocked, and the kernel enforces the rates of its share.
+func (k *Kind) isIntact(snapshot *netdev.Snapshot, of driver.Attachment) (bool, error) {
+	a, err := k.attachment(of.Record)
+	if err != nil || !snapshot.NamespaceExists(a) {
+		return false, err
+	}
+	want, known, err := k.wantedRates(of.Share)
+	if err != nil || !known || !snapshot.Enforced(a) {
+		return err == nil, err
+	}
+	if blocked, err := snapshot.Blocked(a); err != nil || blocked {
+		return false, err // Restore guards the NIC of a blocked link again
+	}
+	send, receive, err := snapshot.Rates(a)
+	return err == nil && areRates(send, receive, want), err
+}
+
+// wantedRates returns the rates that the kernel must enforce for a share. known is
+// false if nothing is to be enforced, or if the kernel must stay as it is: because the
+// NIC is no longer configured or the claim's record is lost, so that the rates are not
+// known, and for admin access, which has no class.
+func (k *Kind) wantedRates(share record.Share) (rates shape.Rates, known bool, err error) {
+	d, err := k.device(share.Device)
+	if err != nil || d.absent || d.network == nil || len(share.Parameters) == 0 || share.AdminAccess {
+		return rates, false, err
 	}
 	p, err := parametersOf(share)
 	if err != nil {
+		return rates, false, err
+	}
+	rates, err = ratesOf(d, share, p)
+	return rates, err == nil, err
+}
+
+// restoreClasses restores the classes of a share, if they differ.
+func (k *Kind) restoreClasses(share record.Share, a netdev.Attachment) error {
+	rates, known, err := k.wantedRates(share)
+	if err != nil || !known {
 		return err
 	}
-	rates, err := ratesOf(d, share, p)
-	if err != nil {
-		return err
-	}
-	link, err := k.node.Read(a)
-	if err == nil && link.Send != nil && link.Receive != nil && sameRates(*link.Send, rates) &&
-		sameRates(*link.Receive, rates) {
+	if link, err := k.node.Read(a); err == nil && areRates(link.Send, link.Receive, rates) {
 		return nil // a needless change would be an event for every watcher
 	}
 	return k.node.Restore(a, rates)
 }
 
+// areRates reports whether both directions have rates, and these rates.
+func areRates(send, receive *shape.Rates, want shape.Rates) bool {
+	return send != nil && receive != nil && sameRates(*send, want) && sameRates(*receive, want)
+}
+
 // Detach implements driver.Attacher.
 func (k *Kind) Detach(_ context.Context, r attach.Record) error {
-	a, err := attachment(r)
+	a, err := k.attachment(r)
 	if err != nil {
 		return err
 	}
+	k.duplicates.forget(a.Parent, a.MAC.String())
 	return k.node.Detach(a)
 }
 

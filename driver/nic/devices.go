@@ -17,6 +17,7 @@ import (
 	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/device/attribute"
 	"github.com/dra-shared/dra-driver-shared/netdev"
+	"github.com/dra-shared/dra-driver-shared/netdev/classify"
 )
 
 // linkStableTime is the time for which a link must have been up without
@@ -28,12 +29,24 @@ type device struct {
 	name    string
 	nic     netdev.NIC
 	network *config.Network // nil if the NIC has been missing since before this plugin started
+	// base are the NICs that carry the frames: the NIC itself, or those at the
+	// bottom of a VLAN or a bond.
+	base []netdev.NIC
 	// pci are the standard attributes of a NIC on PCI.
 	pci     attribute.Map
 	line    uint64 // line rate in bits per second
-	reserve uint64 // the part of line that is not granted, in bits per second
+	reserve uint64 // the part of line for the node and unidentified frames, in bits per second
+	// forwarded is the part of line for frames that the node forwards, in bits per
+	// second; 0 if they have no class.
+	forwarded uint64
+	// senderKey is the key by which the kernel identifies senders; "" without
+	// enforcement.
+	senderKey classify.Key
 	// absent reports that the NIC is missing while claims hold shares of it.
 	absent bool
+	// unusable is the reason why a NIC that is present and configured counts as
+	// absent: it cannot be shared. nil if it is missing.
+	unusable error
 	// down reports that the NIC has no link, or that its link is not stable yet.
 	down bool
 	// upSince is the time at which the link came back, while it is not stable.
@@ -44,7 +57,7 @@ type device struct {
 }
 
 // bandwidth returns the rate that can be granted, in bits per second.
-func (d *device) bandwidth() uint64 { return d.line - d.reserve }
+func (d *device) bandwidth() uint64 { return d.line - d.reserve - d.forwarded }
 
 // guaranteed returns the rate that is guaranteed to a share with a grant, in
 // bits per second. It is less than the grant if the link has become slower than
@@ -77,12 +90,15 @@ func (d *device) debounceLink(old *device, now time.Time) (requeueAfter time.Dur
 	return requeueAfter
 }
 
-// problem returns the reason why the device does not work; "" if it does.
-func (d *device) problem() (reason, message string) {
+// unhealthyReason returns the reason why the device does not work; "" if it does.
+func (d *device) unhealthyReason() (reason, message string) {
 	switch {
+	case d.unusable != nil:
+		return params.ReasonDeviceUnusable, fmt.Sprintf("NIC %s cannot be shared: %s; "+
+			"the existing limits of its shares stay in force", d.name, d.unusable)
 	case d.absent:
 		return params.ReasonDeviceGone, fmt.Sprintf("NIC %s is missing from the node or from the driver's configuration; "+
-			"if it exists, the limits of its shares remain in place", d.name)
+			"the existing limits of its shares stay in force", d.name)
 	case d.down && d.upSince.IsZero():
 		return params.ReasonLinkDown, fmt.Sprintf(
 			"NIC %s has no link: is the cable plugged in, and is the interface %s up?",
@@ -101,28 +117,33 @@ func (d *device) problem() (reason, message string) {
 }
 
 // gone is the error of a request for an absent device.
-func (d *device) gone() error { return fmt.Errorf("NIC %s is gone from the node", d.name) }
-
-// problem is a NIC that cannot be shared, with the reason.
-type problem struct {
-	nic string
-	err error
+func (d *device) gone() error {
+	if d.unusable != nil {
+		return fmt.Errorf("NIC %s cannot be shared: %w", d.name, d.unusable)
+	}
+	return fmt.Errorf("NIC %s is missing from the node or from the driver's configuration", d.name)
 }
 
 // plan returns the NICs to share, and those that cannot be shared.
 func plan(nics []netdev.NIC, c *config.DriverConfig) (devices []*device, problems []problem) {
-	names := map[string]int{}
-	for _, n := range nics {
-		network := c.NetworkOf(n.Name, n.DefaultRoute)
+	stack := newStack(nics, c)
+	for _, n := range stack.lowestFirst() {
+		network := c.NetworkOf(n.Name, n.Uplink)
 		if network == nil {
 			continue
 		}
-		d, err := newDevice(n, network)
+		d, err := newDevice(n, stack, network)
+		if err == nil {
+			err = stack.conflict(d, devices)
+		}
 		if err != nil {
-			problems = append(problems, problem{n.Name, err})
+			problems = append(problems, problem{n.Name, deviceName(n), err})
 			continue
 		}
 		devices = append(devices, d)
+	}
+	names := map[string]int{}
+	for _, d := range devices {
 		names[d.name]++
 	}
 	for _, d := range devices {
@@ -133,10 +154,15 @@ func plan(nics []netdev.NIC, c *config.DriverConfig) (devices []*device, problem
 	return devices, problems
 }
 
-// reservePercent is the part of the line rate that is reserved by default.
-const reservePercent = 1
+// Parts of the line rate by default. An uplink carries the frames of all pods in
+// the cluster network.
+const (
+	reservePercent   = 1
+	forwardedPercent = 10 // for an uplink
+)
 
-func newDevice(n netdev.NIC, network *config.Network) (*device, error) {
+// newDevice returns the device of a NIC of a stack.
+func newDevice(n netdev.NIC, s stack, network *config.Network) (*device, error) {
 	if n.Master != "" {
 		return nil, fmt.Errorf(
 			"the NIC belongs to %s and cannot have links of its own: to share %s, name that in interfaces instead",
@@ -144,42 +170,61 @@ func newDevice(n netdev.NIC, network *config.Network) (*device, error) {
 			n.Master,
 		)
 	}
-	d := &device{name: deviceName(n), nic: n, network: network, line: n.Speed}
-	if network.Bandwidth != nil {
-		d.line = uint64(network.Bandwidth.Value())
-		if n.PCIBusID != "" && n.Speed > 0 {
-			// Hardware reports the negotiated speed. Virtual links report an
-			// arbitrary one.
-			d.line = min(d.line, n.Speed)
-		}
+	if n.MacvlanOffload && network.Enforcement != config.EnforcementNone {
+		return nil, fmt.Errorf(
+			"the NIC delivers frames of pods in hardware (l2-fwd-offload), past the queues that limit shares: "+
+				"switch that off with \"ethtool -K %s l2-fwd-offload off\", and make that persistent",
+			n.Name,
+		)
+	}
+	d := &device{name: deviceName(n), nic: n, base: s.base(n), network: network, line: s.line(n, network)}
+	if d.line == 0 && !n.Carrier {
+		return nil, fmt.Errorf("%w: connect the NIC, or set bandwidth for network %q", errNoLink, network.Name)
 	}
 	if d.line == 0 {
 		return nil, fmt.Errorf("the link reports no speed: set bandwidth for network %q", network.Name)
 	}
-	d.reserve = d.line * reservePercent / 100
-	if network.Reserve != nil {
-		d.reserve = uint64(network.Reserve.Value())
-		if network.Bandwidth != nil && d.line < uint64(network.Bandwidth.Value()) {
-			// The link is slower than configured: scale the reserve with it.
-			d.reserve = uint64(float64(d.reserve) * float64(d.line) / float64(network.Bandwidth.Value()))
-		}
+	d.reserve = d.part(network.Reserve, reservePercent)
+	switch {
+	case network.Enforcement == config.EnforcementNone:
+	case n.Uplink:
+		d.forwarded = d.part(network.Forwarded, forwardedPercent)
+	default:
+		d.forwarded = d.part(network.Forwarded, 0)
 	}
-	if d.reserve >= d.line {
+	if d.reserve+d.forwarded >= d.line {
 		return nil, fmt.Errorf(
-			"reserve %d of network %q is not less than the link's %d bit/s",
-			d.reserve,
+			"reserve and forwarded of network %q, %s and %s bit/s, leave nothing of the link's %s bit/s: reduce them",
 			network.Name,
-			d.line,
+			formatRate(d.reserve),
+			formatRate(d.forwarded),
+			formatRate(d.line),
 		)
 	}
 	return d, nil
 }
 
-// deviceName returns a name that does not depend on the order of discovery and,
-// except for virtual NICs, on the name of the interface.
+// part returns a configured part of the line rate, or a percentage if it is not
+// configured, in bits per second. If the link is slower than configured, the part
+// is smaller in the same proportion.
+func (d *device) part(configured *resource.Quantity, percent uint64) uint64 {
+	if configured == nil {
+		return d.line * percent / 100
+	}
+	part := uint64(configured.Value())
+	if bandwidth := d.network.Bandwidth; bandwidth != nil && d.line < uint64(bandwidth.Value()) {
+		part = uint64(float64(part) * float64(d.line) / float64(bandwidth.Value()))
+	}
+	return part
+}
+
+// deviceName returns a name that does not depend on the order of discovery, on
+// other NICs, and, except for virtual NICs, on the name of the interface.
 func deviceName(n netdev.NIC) string {
 	switch {
-	case n.PCIBusID != "":
+	case n.Bus == "pci" && n.Port != "":
+		return attribute.PCIName(n.PCIBusID) + "-" + attribute.Label(n.Port)
+	case n.Bus == "pci":
 		return attribute.PCIName(n.PCIBusID)
 	case len(n.PermanentMAC) > 0:
 		return "mac-" + attribute.Label(n.PermanentMAC.String())
@@ -196,6 +241,8 @@ func (d *device) publish() resourceapi.Device {
 		Attributes:               attribute.Map{params.AttributeKind: attribute.Text(Name)},
 	}
 	switch {
+	case d.unusable != nil:
+		out.Taints = []resourceapi.DeviceTaint{{Key: params.TaintUnusable, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
 	case d.absent:
 		out.Taints = []resourceapi.DeviceTaint{{Key: params.TaintAbsent, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
 	case d.down && d.network.LinkDown != config.TaintNone:
@@ -225,6 +272,7 @@ func (d *device) addAttributes(attributes attribute.Map) {
 	for name, value := range map[resourceapi.QualifiedName]string{
 		params.AttributeInterfaceName: d.nic.Name, params.AttributeNetwork: d.network.Name,
 		params.AttributeMAC: d.nic.MAC.String(), params.AttributeDriver: d.nic.Driver,
+		params.AttributeSenderKey: string(d.senderKey),
 	} {
 		if value != "" {
 			attributes[name] = attribute.Text(value)

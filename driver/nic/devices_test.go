@@ -83,11 +83,13 @@ name: nic0
 }
 
 func TestDeviceName(t *testing.T) {
-	hardware := netdev.NIC{Name: "ens1f0", PCIBusID: "0000:3b:00.0"}
+	hardware := netdev.NIC{Name: "ens1f0", Bus: "pci", PCIBusID: "0000:3b:00.0"}
+	secondPort := netdev.NIC{Name: "ens1f0d1", Bus: "pci", PCIBusID: "0000:3b:00.0", Port: "d1"}
+	representor := netdev.NIC{Name: "ens1f0r0", Bus: "pci", PCIBusID: "0000:3b:00.0", Port: "pf0vf0"}
 	permanent := netdev.NIC{Name: "usb0", PermanentMAC: net.HardwareAddr{0xaa, 0xbb, 0xcc, 0, 0, 1}}
 	seen := map[string]string{}
-	for _, n := range []netdev.NIC{hardware, permanent, virtual("nic0"), virtual("Nic0"), virtual("a_b"), virtual("a.b"),
-		virtual("-a"), virtual("ÿÿÿ"), virtual("___")} {
+	for _, n := range []netdev.NIC{hardware, secondPort, representor, permanent, virtual("nic0"), virtual("Nic0"),
+		virtual("a_b"), virtual("a.b"), virtual("-a"), virtual("ÿÿÿ"), virtual("___")} {
 		name := deviceName(n)
 		if problems := validation.IsDNS1123Label(name); len(problems) > 0 {
 			t.Errorf("%s: %q is not a DNS label: %v", n.Name, name, problems)
@@ -97,26 +99,51 @@ func TestDeviceName(t *testing.T) {
 		}
 		seen[name] = n.Name
 	}
-	if deviceName(hardware) != "pci-0000-3b-00-0" || deviceName(permanent) != "mac-aa-bb-cc-00-00-01" ||
-		deviceName(virtual("nic0")) != "nic0" {
-		t.Errorf("%v", seen)
+	for want, n := range map[string]netdev.NIC{
+		"pci-0000-3b-00-0": hardware, "pci-0000-3b-00-0-d1": secondPort, "pci-0000-3b-00-0-pf0vf0": representor,
+		"mac-aa-bb-cc-00-00-01": permanent, "nic0": virtual("nic0"),
+	} {
+		if got := deviceName(n); got != want {
+			t.Errorf("%s is %s, want %s", n.Name, got, want)
+		}
 	}
 }
 
 func TestPlan_reports_NICs_that_cannot_be_shared(t *testing.T) {
-	enslaved := virtual("nic1")
-	enslaved.Master = "bond0"
+	enslaved, up := virtual("nic1"), virtual("nic0")
+	enslaved.Master, up.Carrier = "bond0", true
+	offloaded := virtual("nic2")
+	offloaded.MacvlanOffload = true
 	for _, tc := range []struct {
 		nic            netdev.NIC
 		networks, want string
+		failure        bool
 	}{
-		{virtual("nic0"), `[{name: a, interfaces: [nic0]}]`, `the link reports no speed: set bandwidth for network "a"`},
-		{enslaved, `[{name: a, interfaces: [nic1], bandwidth: 1G}]`, `the NIC belongs to bond0`},
+		{up, `[{name: a, interfaces: [nic0]}]`, `the link reports no speed: set bandwidth for network "a"`, true},
+		{virtual("nic0"), `[{name: a, interfaces: [nic0]}]`, `the link is down and reports no speed: connect the NIC`, false},
+		{enslaved, `[{name: a, interfaces: [nic1], bandwidth: 1G}]`, `the NIC belongs to bond0`, true},
+		{offloaded, `[{name: a, interfaces: [nic2], bandwidth: 1G}]`, `with "ethtool -K nic2 l2-fwd-offload off"`, true},
 	} {
 		_, problems := plan([]netdev.NIC{tc.nic}, load(t, tc.networks))
 		if len(problems) != 1 || !strings.Contains(problems[0].err.Error(), tc.want) {
 			t.Errorf("got %v, want %s", problems, tc.want)
+			continue
 		}
+		if got := (survey{problems: problems}).ready() != nil; got != tc.failure {
+			t.Errorf("%s: makes the plugin unready: %t, want %t", tc.want, got, tc.failure)
+		}
+	}
+}
+
+func TestPlan_permits_offload_without_enforcement(t *testing.T) {
+	offloaded := virtual("nic0")
+	offloaded.MacvlanOffload = true
+	devices, problems := plan(
+		[]netdev.NIC{offloaded},
+		load(t, `[{name: a, interfaces: [nic0], bandwidth: 1G, enforcement: None}]`),
+	)
+	if len(devices) != 1 || len(problems) > 0 {
+		t.Errorf("got %d devices and problems %v, want one device", len(devices), problems)
 	}
 }
 
@@ -232,14 +259,47 @@ func TestNewDevice_line_rate(t *testing.T) {
 		nic           netdev.NIC
 		line, reserve uint64
 	}{
-		{"as configured", netdev.NIC{PCIBusID: "0000:3b:00.0", Speed: 10e9}, 10e9, 1e9},
-		{"a slower link", netdev.NIC{PCIBusID: "0000:3b:00.0", Speed: 1e9}, 1e9, 100e6},
-		{"a faster link", netdev.NIC{PCIBusID: "0000:3b:00.0", Speed: 25e9}, 10e9, 1e9},
-		{"a virtual link", netdev.NIC{Speed: 10e6}, 10e9, 1e9},
+		{"as configured", netdev.NIC{Name: "nic0", Bus: "pci", PCIBusID: "0000:3b:00.0", Speed: 10e9}, 10e9, 1e9},
+		{"a slower link", netdev.NIC{Name: "nic0", Bus: "pci", PCIBusID: "0000:3b:00.0", Speed: 1e9}, 1e9, 100e6},
+		{"a faster link", netdev.NIC{Name: "nic0", Bus: "pci", PCIBusID: "0000:3b:00.0", Speed: 25e9}, 10e9, 1e9},
+		{"a virtual link", netdev.NIC{Name: "nic0", Speed: 10e6}, 10e9, 1e9},
 	} {
-		d, err := newDevice(tc.nic, &c.Networks[0])
+		d, err := newDevice(tc.nic, newStack([]netdev.NIC{tc.nic}, c), &c.Networks[0])
 		if err != nil || d.line != tc.line || d.reserve != tc.reserve {
 			t.Errorf("%s: %+v, %v", tc.name, d, err)
+		}
+	}
+}
+
+func TestNewDevice_part_for_forwarded_frames(t *testing.T) {
+	uplink, other := netdev.NIC{Name: "x", Speed: 10e9, Uplink: true}, netdev.NIC{Name: "x", Speed: 10e9}
+	slower := netdev.NIC{Name: "x", Bus: "pci", Speed: 1e9, Uplink: true}
+	for _, tc := range []struct {
+		name                 string
+		nic                  netdev.NIC
+		network              string // fields in addition to name and interfaces
+		forwarded, bandwidth uint64
+		err                  string
+	}{
+		{name: "an uplink", nic: uplink, forwarded: 1e9, bandwidth: 8.9e9},
+		{name: "another NIC", nic: other, bandwidth: 9.9e9},
+		{name: "configured", nic: other, network: "forwarded: 2G", forwarded: 2e9, bandwidth: 7.9e9},
+		{name: "an uplink without the class", nic: uplink, network: "forwarded: 0", bandwidth: 9.9e9},
+		{name: "an uplink that is slower than configured", nic: slower,
+			network: "bandwidth: 10G, reserve: 1G, forwarded: 4G", forwarded: 400e6, bandwidth: 500e6},
+		{name: "without enforcement", nic: uplink, network: "enforcement: None", bandwidth: 9.9e9},
+		{name: "more than the link has", nic: uplink, network: "reserve: 1G, forwarded: 9G",
+			err: `reserve and forwarded of network "a", 1G and 9G bit/s, leave nothing of the link's 10G bit/s`},
+	} {
+		c := load(t, `[{name: a, interfaces: [x], `+tc.network+`}]`)
+		d, err := newDevice(tc.nic, newStack([]netdev.NIC{tc.nic}, c), &c.Networks[0])
+		switch {
+		case tc.err != "":
+			if err == nil || !strings.Contains(err.Error(), tc.err) {
+				t.Errorf("%s: error %v, want %s", tc.name, err, tc.err)
+			}
+		case err != nil || d.forwarded != tc.forwarded || d.bandwidth() != tc.bandwidth:
+			t.Errorf("%s: %+v, %v; want %d forwarded, %d to grant", tc.name, d, err, tc.forwarded, tc.bandwidth)
 		}
 	}
 }

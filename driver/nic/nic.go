@@ -7,10 +7,17 @@
 // class on the node. The files are:
 //
 //	nic.go        the devices of the node, and what the driver asks about them
+//	problems.go   NICs that cannot be shared, and what follows for readiness
 //	devices.go    NICs of the node -> devices to publish
+//	stack.go      VLANs and bonds: the NICs below them
 //	parameters.go a share's grant and parameters -> link and rates
 //	attach.go     share -> link in a pod
+//	addresses.go  addresses of pools, which the attachment's record reserves
+//	lost.go       addresses of pools that another node has by now
+//	duplicates.go addresses that another host on the network has
+//	identity.go   what the kernel checks in the frames of a link
 //	status.go     link in the kernel -> conditions and data of the claim
+//	checks.go     what the node's kernel can do
 //	watch.go      kernel events -> changes for the driver
 //	orphans.go    kernel objects that no share needs
 package nic
@@ -20,6 +27,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"sort"
 	"sync"
 	"time"
@@ -34,6 +42,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/device/attribute"
 	"github.com/dra-shared/dra-driver-shared/device/containeredits"
 	"github.com/dra-shared/dra-driver-shared/driver"
+	"github.com/dra-shared/dra-driver-shared/driver/nic/ipam"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 	"github.com/dra-shared/dra-driver-shared/netdev"
 	"github.com/dra-shared/dra-driver-shared/netdev/shape"
@@ -47,28 +56,47 @@ type Kind struct {
 	node      *netdev.Node
 	inventory *netdev.Inventory
 	config    *config.DriverConfig
+	// addresses is nil if the kind assigns no addresses of AddressPools.
+	addresses *ipam.Allocator
+	// duplicates are the hosts that have addresses of links.
+	duplicates *duplicates
+	// lost are the addresses of links that belong to another node by now.
+	lost *lostAddresses
 
 	mu sync.RWMutex
 	// devices is nil before the first Refresh. A device in it is not modified.
 	devices map[string]*device
-	// loggedProblems are the problems that were logged, by NIC.
-	loggedProblems map[string]string
+	// loggedTrials reports whether the results of the trials were logged.
+	loggedTrials bool
+	// problems are those of the last Refresh.
+	problems []problem
+	// loggedUplinks are the names of the uplinks that were logged.
+	loggedUplinks map[string]bool
 }
 
 var (
 	_ driver.Kind                 = (*Kind)(nil)
 	_ driver.Attacher             = (*Kind)(nil)
+	_ driver.Comparer             = (*Kind)(nil)
+	_ driver.Reserver             = (*Kind)(nil)
 	_ driver.Watcher              = (*Kind)(nil)
 	_ driver.HealthReporter       = (*Kind)(nil)
 	_ driver.ReadinessChecker     = (*Kind)(nil)
 	_ driver.Cleaner              = (*Kind)(nil)
 	_ driver.CombinationValidator = (*Kind)(nil)
 	_ driver.StatsProvider        = (*Kind)(nil)
+	_ driver.RefusalReporter      = (*Kind)(nil)
+	_ driver.Checker              = (*Kind)(nil)
+	_ driver.ProblemReporter      = (*Kind)(nil)
+	_ driver.Successor            = (*Kind)(nil)
 )
 
 // New builds the kind. It accesses nothing before the first Refresh.
 func New(node *netdev.Node, inventory *netdev.Inventory, c *config.DriverConfig) *Kind {
-	return &Kind{node: node, inventory: inventory, config: c, loggedProblems: map[string]string{}}
+	return &Kind{
+		node: node, inventory: inventory, config: c, loggedUplinks: map[string]bool{}, duplicates: newDuplicates(),
+		lost: newLostAddresses(),
+	}
 }
 
 // Name implements driver.Kind.
@@ -91,12 +119,17 @@ func (k *Kind) Refresh(ctx context.Context, shares []record.Share) (refreshed dr
 	next := map[string]*device{}
 	for _, d := range planned {
 		old := k.devices[d.name]
-		d.granted, d.pci = grants[d.name], attribute.PCI(k.inventory.Sysfs(), d.nic.PCIBusID)
+		d.granted, d.pci = grants[d.name], pciAttributes(d.base, func(busID string) attribute.Map {
+			return attribute.PCI(k.inventory.Sysfs(), busID)
+		})
 		refreshed.RequeueAfter = soonest(refreshed.RequeueAfter, d.debounceLink(old, time.Now()))
 		repaired, err := k.node.Manage(d.nicConfig())
 		if err != nil {
-			problems = append(problems, problem{d.nic.Name, err})
+			problems = append(problems, problem{d.nic.Name, d.name, withRemedy(err)})
 			continue
+		}
+		if d.nicConfig().Enforce {
+			d.senderKey = k.node.ClassifierKey()
 		}
 		if repaired || old == nil || old.absent || d.guaranteesDiffer(old) {
 			refreshed.Changed = true
@@ -105,11 +138,13 @@ func (k *Kind) Refresh(ctx context.Context, shares []record.Share) (refreshed dr
 	}
 	for name := range grants {
 		if next[name] == nil {
-			next[name] = k.absent(name)
+			next[name] = k.absent(name, planned, problems)
 		}
 	}
+	k.logTrials(ctx)
 	k.log(ctx, next, problems)
-	k.devices = next
+	k.logUplinks(ctx, nics)
+	k.devices, k.problems = next, problems
 	return refreshed, nil
 }
 
@@ -189,7 +224,7 @@ func (k *Kind) managed() map[int]string {
 func (k *Kind) unmanage(nics map[int]string) (problems []problem) {
 	for index, name := range nics {
 		if _, err := k.node.Unmanage(name, index); err != nil {
-			problems = append(problems, problem{name, err})
+			problems = append(problems, problem{name, "", err})
 		}
 	}
 	return problems
@@ -203,17 +238,30 @@ func (k *Kind) Cleanup(context.Context) (failed error) {
 		failed = errors.Join(failed, fmt.Errorf("NIC %s: %w", p.nic, p.err))
 	}
 	k.devices = nil
+	if k.addresses != nil {
+		failed = errors.Join(failed, k.addresses.Cleanup())
+	}
 	return errors.Join(failed, k.node.RemovePins())
 }
 
-// absent returns a device that has shares and is missing from the node. It is a
-// copy, because other goroutines may be reading the present one.
-func (k *Kind) absent(name string) *device {
+// absent returns a device that has shares and is missing from the node, or cannot be
+// shared. It is a copy, because other goroutines may be reading the present one.
+func (k *Kind) absent(name string, planned []*device, problems []problem) *device {
 	d := device{name: name}
 	if last := k.devices[name]; last != nil {
 		d = *last
 	}
-	d.absent = true
+	for _, p := range planned {
+		if p.name == name {
+			d = *p
+		}
+	}
+	d.absent, d.unusable = true, nil
+	for _, p := range problems {
+		if p.device == name {
+			d.unusable = p.err
+		}
+	}
 	return &d
 }
 
@@ -223,12 +271,9 @@ func (k *Kind) log(ctx context.Context, next map[string]*device, problems []prob
 	for name, d := range next {
 		old := k.devices[name]
 		switch {
-		case d.absent && (old == nil || !old.absent):
-			logger.Info(
-				"NIC with shares is missing from the node or the configuration; keeping its limits in place",
-				"device",
-				name,
-			)
+		case d.absent && d.unusable == nil && (old == nil || !old.absent):
+			logger.Info("NIC with shares is missing from the node or the configuration; keeping its limits in place",
+				"device", name)
 		case !d.absent && (old == nil || old.absent || old.down != d.down || old.line != d.line):
 			logger.Info(
 				"Sharing NIC",
@@ -250,24 +295,32 @@ func (k *Kind) log(ctx context.Context, next map[string]*device, problems []prob
 			logger.Info("Stopped sharing NIC", "device", name, "interface", d.nic.Name)
 		}
 	}
-	logged := map[string]string{}
 	for _, p := range problems {
-		logged[p.nic] = p.err.Error()
-		if k.loggedProblems[p.nic] != logged[p.nic] {
+		known := func(old problem) bool { return old.nic == p.nic && old.err.Error() == p.err.Error() }
+		if !slices.ContainsFunc(k.problems, known) {
 			logger.Error(p.err, "Cannot share NIC", "interface", p.nic)
 		}
 	}
-	k.loggedProblems = logged
 }
 
-// Ready implements driver.ReadinessChecker.
-func (k *Kind) Ready() error {
-	k.mu.RLock()
-	defer k.mu.RUnlock()
-	if k.devices == nil {
-		return errors.New("the plugin has not discovered the NICs yet")
+// logUplinks logs the uplinks that are not shared because only a pattern names
+// them. It requires k.mu.
+func (k *Kind) logUplinks(ctx context.Context, nics []netdev.NIC) {
+	for _, n := range nics {
+		if k.loggedUplinks[n.Name] || !n.Uplink || k.config.NetworkOf(n.Name, true) != nil {
+			continue
+		}
+		if network := k.config.NetworkOf(n.Name, false); network != nil {
+			k.loggedUplinks[n.Name] = true
+			klog.FromContext(ctx).Info(
+				"Not sharing NIC that a default route of the node depends on: to share it, list its exact name in interfaces",
+				"interface",
+				n.Name,
+				"network",
+				network.Name,
+			)
+		}
 	}
-	return nil
 }
 
 // Devices implements driver.Kind.
@@ -290,7 +343,7 @@ func (k *Kind) Devices() []resourceapi.Device {
 func (k *Kind) Health() []driver.Health {
 	var health []driver.Health
 	for _, d := range k.sorted() {
-		_, message := d.problem()
+		_, message := d.unhealthyReason()
 		health = append(health, driver.Health{Device: d.name, Healthy: message == "", Message: message})
 	}
 	return health
@@ -348,7 +401,7 @@ func (k *Kind) device(name string) (*device, error) {
 }
 
 // Configure implements driver.Kind.
-func (k *Kind) Configure(share record.Share, parameters [][]byte) (json.RawMessage, error) {
+func (k *Kind) Configure(ctx context.Context, share record.Share, parameters [][]byte) (json.RawMessage, error) {
 	d, err := k.device(share.Device)
 	if err != nil {
 		return nil, err
@@ -369,6 +422,9 @@ func (k *Kind) Configure(share record.Share, parameters [][]byte) (json.RawMessa
 	}
 	if errs := merged.ValidateFor(d.network.Allowed(int32(d.nic.MTU))); len(errs) > 0 {
 		return nil, fmt.Errorf("%s: %w", params.NetworkAttachmentKind, errs.ToAggregate())
+	}
+	if err := k.configurePools(ctx, d.network.Name, merged); err != nil {
+		return nil, fmt.Errorf("%s: %w", params.NetworkAttachmentKind, err)
 	}
 	return json.Marshal(merged)
 }
@@ -430,14 +486,14 @@ func (k *Kind) Admit(share record.Share, others []record.Share) error {
 	case granted > total:
 		return fmt.Errorf(
 			"bandwidth %s: NIC %s has %s bit/s to grant, less than the %s that are already granted: has its link become slower?",
-			text(grant),
+			formatRate(grant),
 			share.Device,
-			text(total),
-			text(granted),
+			formatRate(total),
+			formatRate(granted),
 		)
 	case granted+grant > total:
 		return fmt.Errorf("bandwidth %s: NIC %s has %s bit/s to grant, of which %s are granted to other claims on this node",
-			text(grant), share.Device, text(total), text(granted))
+			formatRate(grant), share.Device, formatRate(total), formatRate(granted))
 	}
 	if limit := uint64(*d.network.Shares); shares >= limit {
 		return fmt.Errorf("shares: NIC %s already has %d shares, its limit", share.Device, limit)
@@ -459,13 +515,15 @@ func (k *Kind) Edits(share record.Share) (edits cdi.Edits, err error) {
 func (d *device) nicConfig() netdev.NICConfig {
 	return netdev.NICConfig{
 		Name: d.nic.Name, Index: d.nic.Index, MAC: d.nic.MAC,
-		Enforce:  d.network.Enforcement == config.EnforcementShape,
-		Rates:    shape.NICRates{Line: d.line, Reserve: d.reserve, MinShare: uint64(d.network.Policy.Min.Value())},
-		TakeOver: d.network.TakeOver, TrustMAC: d.network.TrustMAC,
+		Enforce: d.network.Enforcement == config.EnforcementShape,
+		Rates: shape.NICRates{Line: d.line, Reserve: d.reserve, MinShare: uint64(d.network.Policy.Min.Value()),
+			Multicast: d.multicast(), Overhead: uint16(d.network.Overhead)},
+		TakeOver: d.network.TakeOver, TrustMAC: d.network.TrustMAC, Forwarded: d.forwarded,
+		Policy: identityPolicy(d.network),
 	}
 }
 
-// text formats a rate in bits per second with a unit prefix, such as 200M.
-func text(bitsPerSecond uint64) string {
+// formatRate formats a rate in bits per second with a unit prefix, such as 200M.
+func formatRate(bitsPerSecond uint64) string {
 	return resource.NewQuantity(int64(bitsPerSecond), resource.DecimalSI).String()
 }

@@ -20,7 +20,7 @@ import (
 // with its pod, and a pod can change every property by which the plugin could
 // recognize it.
 func (k *Kind) Orphans(_ context.Context, shares []record.Share, attachments []attach.Record) ([]driver.Orphan, error) {
-	attached, err := attachmentsOf(attachments)
+	attached, err := k.attachmentsOf(attachments)
 	if err != nil {
 		return nil, err // an attachment that is not understood may need any object
 	}
@@ -37,12 +37,12 @@ func (k *Kind) Orphans(_ context.Context, shares []record.Share, attachments []a
 	return orphans, errors.Join(classErr, memberErr, ifbErr)
 }
 
-func attachmentsOf(records []attach.Record) (attachments []netdev.Attachment, err error) {
+func (k *Kind) attachmentsOf(records []attach.Record) (attachments []netdev.Attachment, err error) {
 	for _, r := range records {
 		if r.Kind != Name && r.Kind != "" { // early records have no kind
 			continue
 		}
-		a, err := attachment(r)
+		a, err := k.attachment(r)
 		if err != nil {
 			return nil, err
 		}

@@ -55,6 +55,10 @@ func grantOf(share record.Share) (uint64, error) {
 	return uint64(value), nil
 }
 
+// The number of a share is the minor number of its class, so each must be one that the
+// package shape reserves for shares. Otherwise this does not compile.
+const _ = uint(record.FirstClass - shape.FirstMinor)
+
 // ratesOf returns the rates that the kernel must enforce for a share. A share
 // with admin access has no class, and so no rates.
 func ratesOf(d *device, share record.Share, p params.NetworkAttachment) (shape.Rates, error) {
@@ -62,7 +66,7 @@ func ratesOf(d *device, share record.Share, p params.NetworkAttachment) (shape.R
 		return shape.Rates{}, nil
 	}
 	grant, err := grantOf(share)
-	rates := shape.Rates{Floor: d.guaranteed(grant), Ceil: grant}
+	rates := shape.Rates{Floor: d.guaranteed(grant), Ceil: grant, Overhead: uint16(d.network.Overhead)}
 	if p.Bandwidth != nil && p.Bandwidth.Burst == params.BurstLine {
 		rates.Ceil = d.line
 	}
@@ -71,7 +75,9 @@ func ratesOf(d *device, share record.Share, p params.NetworkAttachment) (shape.R
 }
 
 // sameRates compares rates with the kernel's resolution of bytes per second.
-func sameRates(a, b shape.Rates) bool { return a.Floor/8 == b.Floor/8 && a.Ceil/8 == b.Ceil/8 }
+func sameRates(a, b shape.Rates) bool {
+	return a.Floor/8 == b.Floor/8 && a.Ceil/8 == b.Ceil/8 && a.Overhead == b.Overhead
+}
 
 // linkSpec returns the link for a share, by its parameters and its grant.
 func linkSpec(d *device, share record.Share, mac net.HardwareAddr) (netdev.LinkSpec, error) {

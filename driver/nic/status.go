@@ -21,17 +21,16 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/classify"
 )
 
-// Limits of what a status contains. The API allows 10 KiB of data and 16
-// addresses per device.
+// Limits of what a status contains. The API allows 10 KiB of data.
 const (
-	maxAddresses       = 16
+	maxAddresses       = resourceapi.NetworkDeviceDataMaxIPs
 	maxSummaryPods     = 8
 	maxSummaryPodAddrs = 4
 )
 
 // Read implements driver.Attacher.
 func (k *Kind) Read(_ context.Context, share record.Share, r attach.Record) (driver.State, error) {
-	a, err := attachment(r)
+	a, err := k.attachment(r)
 	if err != nil {
 		return driver.State{}, err
 	}
@@ -58,17 +57,28 @@ func (k *Kind) state(
 	a netdev.Attachment,
 	link netdev.LinkState,
 ) driver.State {
-	reason, message := d.problem()
+	reason, message := d.unhealthyReason()
+	identity := d.identity(link)
 	switch {
 	case !link.Exists:
 		if message == "" {
 			reason = params.ReasonLinkGone
 			message = fmt.Sprintf("the link %s is gone from the pod: restart its containers to have it created again", a.Name)
 		}
-		enforced := condition(false, params.ReasonLinkGone, message)
-		return driver.State{Reason: reason, Message: message, Conditions: []metav1.Condition{enforced}}
+		enforced := bandwidthCondition(false, reason, message)
+		identity = enforced
+		identity.Type = params.ConditionIdentityEnforced
+		return driver.State{Reason: reason, Message: message, Conditions: []metav1.Condition{enforced, identity}}
+	case message == "" && identity.Reason == params.ReasonLinkBlocked:
+		reason, message = params.ReasonLinkBlocked, blockedMessage(link)
+	case message == "" && a.Blocking == netdev.BlockAlways:
+		reason, message = params.ReasonAddressLost, k.lost.message(d.network.Name, a.Addresses, identity)
 	case message == "" && !link.Up:
 		reason, message = params.ReasonLinkChanged, fmt.Sprintf("the link %s is down in the pod", link.Name)
+	case message == "":
+		if found := k.duplicates.of(a.Parent, a.MAC.String()); len(found) > 0 {
+			reason, message = params.ReasonDuplicateAddress, duplicateMessage(d.network.Name, found)
+		}
 	}
 	addresses := make([]string, 0, len(link.Addresses))
 	for _, address := range link.Addresses {
@@ -82,7 +92,7 @@ func (k *Kind) state(
 			HardwareAddress: link.MAC.String(),
 			IPs:             addresses,
 		},
-		Conditions: []metav1.Condition{k.enforced(d, share, p, link)},
+		Conditions: []metav1.Condition{k.enforced(d, share, p, link), identity},
 		Data:       networkStatus(link, addresses, p.Routes),
 	}
 }
@@ -90,7 +100,7 @@ func (k *Kind) state(
 // networkStatus returns the data of a share with one link.
 func networkStatus(link netdev.LinkState, addresses []string, routes []params.Route) *params.NetworkStatus {
 	status := &params.NetworkStatus{
-		TypeMeta:   typeMeta(params.NetworkStatusKind),
+		TypeMeta:   params.TypeMeta(params.NetworkStatusKind),
 		CNIVersion: params.CNIVersion,
 		Interfaces: []params.CNIInterface{{Name: link.Name, MAC: link.MAC.String(), MTU: int32(link.MTU)}},
 	}
@@ -109,10 +119,6 @@ func networkStatus(link netdev.LinkState, addresses []string, routes []params.Ro
 	return status
 }
 
-func typeMeta(kind string) metav1.TypeMeta {
-	return metav1.TypeMeta{APIVersion: params.Group + "/v1alpha1", Kind: kind}
-}
-
 // StatusData implements driver.Attacher: a NetworkStatus for one link, a
 // NetworkStatusSummary for several.
 func (k *Kind) StatusData(attachments []driver.PodState, failed int) any {
@@ -123,7 +129,7 @@ func (k *Kind) StatusData(attachments []driver.PodState, failed int) any {
 		return cmp.Or(cmp.Compare(a.Pod.Name, b.Pod.Name), cmp.Compare(a.Pod.UID, b.Pod.UID))
 	})
 	summary := params.NetworkStatusSummary{
-		TypeMeta:  typeMeta(params.NetworkStatusSummaryKind),
+		TypeMeta:  params.TypeMeta(params.NetworkStatusSummaryKind),
 		Pods:      int32(len(attachments) + failed),
 		Failed:    int32(failed),
 		Truncated: len(attachments) > maxSummaryPods,
@@ -147,7 +153,7 @@ func networkStatusOf(a driver.PodState) *params.NetworkStatus {
 		return status
 	}
 	return &params.NetworkStatus{
-		TypeMeta:   typeMeta(params.NetworkStatusKind),
+		TypeMeta:   params.TypeMeta(params.NetworkStatusKind),
 		CNIVersion: params.CNIVersion,
 		Interfaces: []params.CNIInterface{},
 	}
@@ -162,8 +168,8 @@ func podNetworkStatus(a driver.PodState) params.PodNetworkStatus {
 	return status
 }
 
-// condition returns the condition BandwidthEnforced.
-func condition(holds bool, reason, message string) metav1.Condition {
+// bandwidthCondition returns the condition BandwidthEnforced.
+func bandwidthCondition(holds bool, reason, message string) metav1.Condition {
 	c := metav1.Condition{
 		Type:    params.ConditionBandwidthEnforced,
 		Status:  metav1.ConditionFalse,
@@ -185,60 +191,61 @@ func (k *Kind) enforced(
 ) metav1.Condition {
 	switch {
 	case d.absent || d.network == nil:
-		_, message := d.problem()
-		return condition(false, params.ReasonDeviceGone, message)
+		reason, message := d.unhealthyReason()
+		return bandwidthCondition(false, reason, message)
 	case d.network.Enforcement == config.EnforcementNone:
-		return condition(false, params.ReasonEnforcementNone, fmt.Sprintf("network %q has enforcement None", d.network.Name))
+		return bandwidthCondition(false, params.ReasonEnforcementNone,
+			fmt.Sprintf("network %q has enforcement None", d.network.Name))
 	case share.AdminAccess:
-		return condition(
-			true,
-			params.ReasonAdminAccess,
-			"a request with admin access is granted nothing: its link uses the bandwidth that is reserved for unidentified "+
-				"frames",
-		)
+		return bandwidthCondition(true, params.ReasonAdminAccess, "a request with admin access is granted nothing: "+
+			"its link uses the bandwidth that is reserved for unidentified frames")
 	case link.Send == nil || link.Receive == nil:
-		return condition(
-			false,
-			params.ReasonNotClassified,
-			fmt.Sprintf(
-				"frames of %s do not select the share's class: has the pod changed its address %s?",
-				link.Name,
-				link.MAC,
-			),
-		)
+		return bandwidthCondition(false, params.ReasonNotClassified, fmt.Sprintf(
+			"the classifier does not assign frames of %s to the share's class: has the pod changed its address %s?",
+			link.Name, link.MAC))
 	}
+	if reason, message := rateProblem(d, share, p, link); reason != "" {
+		return bandwidthCondition(false, reason, message)
+	}
+	if missed := k.node.Missed(d.nic.Index); missed != "" {
+		return bandwidthCondition(false, params.ReasonFramesMissed, fmt.Sprintf("NIC %s: %s", d.name, missed))
+	}
+	message := limits(d, p, k.node.Recognizes(d.nic.Index))
+	if !k.node.ClassifierKey().HasCookie() {
+		return bandwidthCondition(false, params.ReasonMAC, message+"; "+missingCookie(k.node.Trials()))
+	}
+	return bandwidthCondition(true, params.ReasonNetnsCookie, message)
+}
+
+// rateProblem compares the rates of a link, which has classes, with the grant. It returns the
+// reason and the message of the condition BandwidthEnforced, or "".
+func rateProblem(
+	d *device, share record.Share, p params.NetworkAttachment, link netdev.LinkState,
+) (reason, message string) {
 	want, err := ratesOf(d, share, p)
 	if err != nil || !sameRates(*link.Send, want) || !sameRates(*link.Receive, want) {
-		return condition(false, params.ReasonRateDiffers, fmt.Sprintf(
-			"granted %s to %s bit/s; the kernel enforces %s to %s for sending and %s to %s for receiving: did another "+
-				"program change the queues of %s?",
-			text(
-				want.Floor,
-			),
-			text(want.Ceil),
-			text(link.Send.Floor),
-			text(link.Send.Ceil),
-			text(link.Receive.Floor),
-			text(link.Receive.Ceil),
-			d.nic.Name,
-		))
+		return params.ReasonRateDiffers, fmt.Sprintf("granted %s to %s bit/s; the kernel enforces %s to %s for sending and "+
+			"%s to %s for receiving: did another program change the queues of %s?",
+			formatRate(want.Floor), formatRate(want.Ceil), formatRate(link.Send.Floor), formatRate(link.Send.Ceil),
+			formatRate(link.Receive.Floor), formatRate(link.Receive.Ceil), d.nic.Name)
 	}
 	if grant, err := grantOf(share); err == nil && want.Floor < grant {
-		return condition(false, params.ReasonLinkTooSlow, fmt.Sprintf(
+		return params.ReasonLinkTooSlow, fmt.Sprintf(
 			"granted %s bit/s, of which %s are guaranteed: NIC %s has %s bit/s to grant, and %s are granted",
-			text(grant), text(want.Floor), d.name, text(d.bandwidth()), text(d.granted)))
+			formatRate(grant), formatRate(want.Floor), d.name, formatRate(d.bandwidth()), formatRate(d.granted))
 	}
-	return condition(true, string(k.node.ClassifierKey()), k.limits(d, p))
+	return "", ""
 }
 
 // limits states what the enforcement in force covers and what it does not.
-func (k *Kind) limits(d *device, p params.NetworkAttachment) string {
+func limits(d *device, p params.NetworkAttachment, forwarded classify.Forwarded) string {
 	message := "the kernel limits each direction on the wire to the grant"
-	if k.node.ClassifierKey() == classify.KeyMAC {
-		message += "; this kernel identifies senders by address only: a pod with CAP_NET_RAW can send as another"
-	}
 	if d.network.TrustMAC {
 		message += "; the network trusts the addresses of frames without a socket (trustMAC)"
+	}
+	if forwarded == classify.ForwardedByAddress {
+		message += fmt.Sprintf("; frames without a known socket that have the address of %s count as forwarded by the node, "+
+			"even those of a share, with at most %s bit/s", d.nic.Name, formatRate(d.forwarded))
 	}
 	if p.Mode == params.ModeBridge {
 		message += "; traffic between siblings is limited to the receiver's grant, and broadcasts between siblings are " +

@@ -19,6 +19,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/driver"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 	"github.com/dra-shared/dra-driver-shared/netdev"
+	"github.com/dra-shared/dra-driver-shared/netdev/classify"
 	"github.com/dra-shared/dra-driver-shared/netdev/shape"
 )
 
@@ -125,9 +126,13 @@ func TestState_link_is_gone(t *testing.T) {
 		!strings.Contains(state.Message, "the link net1 is gone from the pod") {
 		t.Errorf("state of a link that is gone: %+v", state)
 	}
-	if len(state.Conditions) != 1 || state.Conditions[0].Reason != params.ReasonLinkGone ||
-		state.Conditions[0].Status != "False" {
-		t.Errorf("conditions of a link that is gone: %+v", state.Conditions)
+	if len(state.Conditions) != 2 {
+		t.Errorf("conditions of a link that is gone: %+v, want 2", state.Conditions)
+	}
+	for _, c := range state.Conditions {
+		if c.Reason != params.ReasonLinkGone || c.Status != "False" {
+			t.Errorf("condition of a link that is gone: %+v", c)
+		}
 	}
 }
 
@@ -137,5 +142,24 @@ func TestState_link_is_down(t *testing.T) {
 	state := podState(t, "p", link).State
 	if !state.Exists || state.Ready || state.Reason != params.ReasonLinkChanged {
 		t.Errorf("state of a link that is down: %+v", state)
+	}
+}
+
+func TestLimits_names_bound_of_forwarded_frames(t *testing.T) {
+	uplink := virtual("nic0")
+	uplink.Uplink = true
+	devices, problems := plan([]netdev.NIC{uplink}, load(t, `[{name: a, interfaces: [nic0], bandwidth: 1G}]`))
+	if len(problems) > 0 {
+		t.Fatal(problems)
+	}
+	for recognized, want := range map[classify.Forwarded]bool{
+		classify.ForwardedByRoute:   false,
+		classify.ForwardedByAddress: true,
+	} {
+		message := limits(devices[0], params.NetworkAttachment{}, recognized)
+		if got := strings.Contains(message, "that have the address of nic0 count as forwarded by the node, even those of "+
+			"a share, with at most 100M bit/s"); got != want {
+			t.Errorf("recognized by %d: message %q, want the bound: %t", recognized, message, want)
+		}
 	}
 }

@@ -7,11 +7,16 @@ import (
 	"context"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/driver"
 	"github.com/dra-shared/dra-driver-shared/netdev"
 )
+
+// changeInterval is the shortest time between two calls of the driver. A pod that
+// changes its links in a loop would otherwise keep a processor busy.
+const changeInterval = 100 * time.Millisecond
 
 // Watch implements driver.Watcher by the kernel's netlink events. The driver
 // may wait for a claim's lock in changed, but the reader of events must not
@@ -30,6 +35,15 @@ func (k *Kind) Watch(ctx context.Context, changed func(driver.Change)) error {
 				return
 			case <-pending.ready:
 				changed(changeFor(pending.take()))
+			case <-k.duplicates.changed:
+				changed(changeOf(k.duplicates.takeAltered()))
+			case <-k.lost.changed:
+				changed(changeOfAddresses(k.lost.takeAltered()))
+			}
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(changeInterval):
 			}
 		}
 	})
@@ -44,12 +58,25 @@ func changeFor(c netdev.Change) driver.Change {
 	}
 	if len(c.NamespacesChanged) > 0 || len(c.QdiscsChanged) > 0 {
 		change.Modified = func(r attach.Record) bool {
+			if slices.Contains(c.NamespacesChanged, r.Namespace.NSID) {
+				return true
+			}
+			if len(c.QdiscsChanged) == 0 {
+				return false // without decoding the payload: there may be thousands of records
+			}
 			link, err := r.Link()
-			return slices.Contains(c.NamespacesChanged, r.Namespace.NSID) ||
-				err == nil && slices.Contains(c.QdiscsChanged, link.Parent)
+			return err == nil && slices.Contains(c.QdiscsChanged, link.Parent)
 		}
 	}
 	return change
+}
+
+// changeOf returns the change of the status of links.
+func changeOf(links map[linkID]bool) driver.Change {
+	return driver.Change{Modified: func(r attach.Record) bool {
+		link, err := r.Link()
+		return err == nil && r.Kind == Name && links[idOf(link)]
+	}}
 }
 
 // pendingChange accumulates changes until they are taken.
@@ -64,13 +91,23 @@ func (p *pendingChange) add(c netdev.Change) {
 	defer p.mu.Unlock()
 	p.change.Resync = p.change.Resync || c.Resync
 	p.change.LinksChanged = p.change.LinksChanged || c.LinksChanged
-	p.change.NamespacesRemoved = append(p.change.NamespacesRemoved, c.NamespacesRemoved...)
-	p.change.NamespacesChanged = append(p.change.NamespacesChanged, c.NamespacesChanged...)
-	p.change.QdiscsChanged = append(p.change.QdiscsChanged, c.QdiscsChanged...)
+	p.change.NamespacesRemoved = union(p.change.NamespacesRemoved, c.NamespacesRemoved)
+	p.change.NamespacesChanged = union(p.change.NamespacesChanged, c.NamespacesChanged)
+	p.change.QdiscsChanged = union(p.change.QdiscsChanged, c.QdiscsChanged)
 	select {
 	case p.ready <- struct{}{}:
 	default: // the consumer has not taken the last change yet
 	}
+}
+
+// union appends to a what it does not contain.
+func union(a, b []int) []int {
+	for _, i := range b {
+		if !slices.Contains(a, i) {
+			a = append(a, i)
+		}
+	}
+	return a
 }
 
 func (p *pendingChange) take() netdev.Change {

@@ -9,8 +9,8 @@
 // the last. A record states the intention; the kernel has the present state.
 //
 // The files are authoritative, because two plugins use the directory during a
-// rolling update. A Store caches parsed records and parses a file again only if it
-// was replaced.
+// rolling update. A Store keeps the parsed records in memory and reads a file again
+// only if it was replaced.
 //
 // A release reads the records of the previous release, and writes what that release
 // can read, because the plugin may be rolled back while pods run. Therefore a new
@@ -25,8 +25,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
-	"syscall"
 
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
@@ -75,12 +73,16 @@ type Share struct {
 	AdminAccess bool `json:"adminAccess,omitempty"`
 	// Capacity is the grant: the consumedCapacity of the allocation.
 	Capacity map[string]resource.Quantity `json:"capacity,omitempty"`
-	// Class is the share's number, unique among the shares of the device. 0 means
-	// that the share has none.
+	// Class is the share's number, unique among the shares of the device: FirstClass
+	// or higher. 0 means that the share has none.
 	Class uint16 `json:"class,omitempty"`
 	// Parameters is the result of the kind's Configure.
 	Parameters json.RawMessage `json:"parameters,omitempty"`
 }
+
+// FirstClass is the lowest Class of a share. The numbers below it are for what the
+// kinds need in addition to shares.
+const FirstClass = 0x10
 
 // Same reports whether two shares are the same allocation.
 func (s Share) Same(other Share) bool {
@@ -112,32 +114,25 @@ type Store struct {
 	bootID     string
 	failpoints failpoint.Injector
 
-	mu     sync.Mutex
-	parsed map[string]parsed // by path
+	records *files.Directory[*Claim]
 }
 
-// parsed is the result of reading a record. It is not modified.
-type parsed struct {
-	file  fileID
-	claim *Claim
-	err   error
-}
-
-// fileID identifies the content of a record: a record is replaced by another file
-// and never modified.
-type fileID struct {
-	inode   uint64
-	size    int64
-	changed syscall.Timespec
-}
+// suffix is the suffix of the names of records.
+const suffix = ".json"
 
 // NewStore opens the directory, and creates it if it does not exist. New records
 // contain bootID, the kernel's ID of the current boot.
 func NewStore(dir, bootID string, failpoints failpoint.Injector) (*Store, error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("open claim records: %w", err)
+	s := &Store{dir: dir, bootID: bootID, failpoints: failpoints, records: files.NewDirectory(dir, suffix, read)}
+	return s, s.MakeDir()
+}
+
+// MakeDir creates the directory of the records again if it was removed.
+func (s *Store) MakeDir() error {
+	if err := os.MkdirAll(s.dir, 0o700); err != nil {
+		return fmt.Errorf("open claim records: %w", err)
 	}
-	return &Store{dir: dir, bootID: bootID, failpoints: failpoints, parsed: map[string]parsed{}}, nil
+	return nil
 }
 
 func (s *Store) path(uid types.UID) (string, error) {
@@ -145,7 +140,7 @@ func (s *Store) path(uid types.UID) (string, error) {
 	if uid == "" || strings.ContainsAny(string(uid), "/\x00") || strings.HasPrefix(string(uid), ".") {
 		return "", fmt.Errorf("claim UID %q is not usable as a file name", uid)
 	}
-	return filepath.Join(s.dir, string(uid)+".json"), nil
+	return filepath.Join(s.dir, string(uid)+suffix), nil
 }
 
 // Put writes a record atomically. When it returns, the record is synced to disk.
@@ -197,7 +192,7 @@ func read(path string) (*Claim, error) {
 		return nil, err
 	}
 	c, err := decode(raw)
-	if err == nil && string(c.UID)+".json" != filepath.Base(path) {
+	if err == nil && string(c.UID)+suffix != filepath.Base(path) {
 		err = fmt.Errorf("%w: it belongs to claim %s", ErrCorrupt, c.UID)
 	}
 	if err != nil {
@@ -262,63 +257,31 @@ func (s *Store) setAside(path string) error {
 // SetCorruptAside sets all corrupt records aside and returns what is wrong with
 // them.
 func (s *Store) SetCorruptAside() (found error, err error) {
-	err = s.each(func(path string, _ *Claim, readErr error) error {
-		if !errors.Is(readErr, ErrCorrupt) {
-			return nil
+	var failed error
+	err = s.records.Each("", func(path string, _ *Claim, readErr error) {
+		if errors.Is(readErr, ErrCorrupt) {
+			found = errors.Join(found, readErr)
+			failed = errors.Join(failed, s.setAside(path))
 		}
-		found = errors.Join(found, readErr)
-		return s.setAside(path)
 	})
-	return found, err
+	return found, errors.Join(err, failed)
 }
 
 // List returns all records that can be read. The caller must not modify them. The
 // error describes the records that cannot be read.
 func (s *Store) List() ([]*Claim, error) {
-	var claims []*Claim
-	err := s.each(func(_ string, c *Claim, err error) error {
-		if err == nil {
-			claims = append(claims, c)
+	var (
+		claims []*Claim
+		failed error
+	)
+	err := s.records.Each("", func(_ string, c *Claim, err error) {
+		if err != nil {
+			failed = errors.Join(failed, err)
+			return
 		}
-		return err
+		claims = append(claims, c)
 	})
-	return claims, err
-}
-
-// each calls do for every record, readable or not.
-func (s *Store) each(do func(path string, c *Claim, err error) error) error {
-	paths, err := filepath.Glob(filepath.Join(s.dir, "*.json"))
-	if err != nil {
-		return err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	present := make(map[string]parsed, len(paths))
-	var failed error
-	for _, path := range paths {
-		p, ok := s.read(path)
-		if !ok {
-			continue // the record was removed in the meantime
-		}
-		present[path] = p
-		failed = errors.Join(failed, do(path, p.claim, p.err))
-	}
-	s.parsed = present
-	return failed
-}
-
-// read returns a record from the cache, or reads it. ok is false if there is none.
-func (s *Store) read(path string) (p parsed, ok bool) {
-	var stat syscall.Stat_t
-	if err := syscall.Stat(path, &stat); err != nil {
-		return parsed{err: err}, !errors.Is(err, os.ErrNotExist)
-	}
-	file := fileID{stat.Ino, stat.Size, stat.Ctim}
-	if p, ok := s.parsed[path]; ok && p.file == file {
-		return p, true
-	}
-	c, err := read(path)
-	return parsed{file, c, err}, !errors.Is(err, os.ErrNotExist)
+	return claims, errors.Join(err, failed)
 }
 
 // Delete removes a record. It succeeds if there is none.

@@ -77,7 +77,7 @@ func TestShare_Same(t *testing.T) {
 	b.Class = 0x20
 	b.Capacity = map[string]resource.Quantity{"bandwidth": resource.MustParse("0.1G")}
 	if !a.Same(b) {
-		t.Error("the class is ours, and 0.1G is 100M")
+		t.Error("the class is the NIC class, and 0.1G is 100M")
 	}
 }
 

@@ -34,10 +34,6 @@ import (
 // entries and must stay readable.
 const MaxMessageLength = 1024
 
-// MaxAddresses is the largest number of addresses that the API server accepts in
-// an entry's networkData.
-const MaxAddresses = resourceapi.NetworkDeviceDataMaxIPs
-
 // NewEntry returns the entry for an allocated device. data may be nil.
 func NewEntry(result resourceapi.DeviceRequestAllocationResult, data *runtime.RawExtension,
 	conditions ...metav1.Condition) resourceapi.AllocatedDeviceStatus {

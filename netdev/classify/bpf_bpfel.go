@@ -13,6 +13,49 @@ import (
 	"github.com/cilium/ebpf"
 )
 
+type bpfAddress struct {
+	_      structs.HostLayout
+	Parent uint64
+	Bytes  [16]uint8
+}
+
+type bpfAllowed struct {
+	_      structs.HostLayout
+	Parent uint32
+	Mac    [6]uint8
+	Vlan   uint16
+	Pad    uint32
+}
+
+type bpfCharged struct {
+	_      structs.HostLayout
+	Parent uint32
+	Class  uint32
+}
+
+type bpfCounts struct {
+	_        structs.HostLayout
+	Sent     uint64
+	Received uint64
+}
+
+type bpfLink struct {
+	_         structs.HostLayout
+	Cookie    uint64
+	Class     uint32
+	Flags     uint32
+	Address   uint32
+	Neighbors uint32
+	Window    uint64
+	Address6  [2]uint64
+}
+
+type bpfModeration struct {
+	_      structs.HostLayout
+	Window uint64
+	Frames uint64
+}
+
 type bpfNic struct {
 	_          structs.HostLayout
 	HostCookie uint64
@@ -20,7 +63,18 @@ type bpfNic struct {
 	Major      uint32
 	Mac        [6]uint8
 	TrustMac   uint8
-	Pad        uint8
+	Forwarded  uint8
+}
+
+type bpfPolicy struct {
+	_          structs.HostLayout
+	Identity   uint8
+	Forwarding uint8
+	Autoconf   uint8
+	Subnets    uint8
+	Guarded    uint8
+	Hidden     [6]uint8
+	Pad        [5]uint8
 }
 
 type bpfReceiver struct {
@@ -28,6 +82,12 @@ type bpfReceiver struct {
 	Parent uint32
 	Mac    [6]uint8
 	Pad    [2]uint8
+}
+
+type bpfRefusals struct {
+	_      structs.HostLayout
+	Frames [32]uint64
+	Last   uint64
 }
 
 type bpfSender struct {
@@ -38,16 +98,48 @@ type bpfSender struct {
 	Pad    [6]uint8
 }
 
+type bpfSubnet struct {
+	_         structs.HostLayout
+	Prefixlen uint32
+	Parent    uint32
+	Bytes     [16]uint8
+}
+
+type bpfTenant struct {
+	_      structs.HostLayout
+	Cookie uint64
+	Parent uint64
+}
+
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	bpfMapDraSharedNics     = "dra_shared_nics"
-	bpfMapDraSharedRx       = "dra_shared_rx"
-	bpfMapDraSharedTx       = "dra_shared_tx"
-	bpfProgDraSharedEgress  = "dra_shared_egress"
-	bpfProgDraSharedIngress = "dra_shared_ingress"
-	bpfVarHasCookie         = "has_cookie"
+	bpfMapDraSharedAddresses                    = "dra_shared_addresses"
+	bpfMapDraSharedAllowed                      = "dra_shared_allowed"
+	bpfMapDraSharedCounts                       = "dra_shared_counts"
+	bpfMapDraSharedLearned                      = "dra_shared_learned"
+	bpfMapDraSharedLinks                        = "dra_shared_links"
+	bpfMapDraSharedModeration                   = "dra_shared_moderation"
+	bpfMapDraSharedNics                         = "dra_shared_nics"
+	bpfMapDraSharedPolicies                     = "dra_shared_policies"
+	bpfMapDraSharedRefusals                     = "dra_shared_refusals"
+	bpfMapDraSharedRx                           = "dra_shared_rx"
+	bpfMapDraSharedSubnets                      = "dra_shared_subnets"
+	bpfMapDraSharedTenants                      = "dra_shared_tenants"
+	bpfMapDraSharedTx                           = "dra_shared_tx"
+	bpfProgDraSharedEgressHelper                = "dra_shared_egress_helper"
+	bpfProgDraSharedEgressHelperRoutes          = "dra_shared_egress_helper_routes"
+	bpfProgDraSharedEgressHelperRoutesUnchecked = "dra_shared_egress_helper_routes_unchecked"
+	bpfProgDraSharedEgressHelperUnchecked       = "dra_shared_egress_helper_unchecked"
+	bpfProgDraSharedEgressMac                   = "dra_shared_egress_mac"
+	bpfProgDraSharedEgressMacUnchecked          = "dra_shared_egress_mac_unchecked"
+	bpfProgDraSharedEgressSocket                = "dra_shared_egress_socket"
+	bpfProgDraSharedEgressSocketUnchecked       = "dra_shared_egress_socket_unchecked"
+	bpfProgDraSharedIngressHelper               = "dra_shared_ingress_helper"
+	bpfProgDraSharedIngressMac                  = "dra_shared_ingress_mac"
+	bpfProgDraSharedIngressSocket               = "dra_shared_ingress_socket"
+	bpfProgDraSharedIngressUnchecked            = "dra_shared_ingress_unchecked"
 )
 
 // loadBpf returns the embedded CollectionSpec for bpf.
@@ -92,24 +184,43 @@ type bpfSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type bpfProgramSpecs struct {
-	DraSharedEgress  *ebpf.ProgramSpec `ebpf:"dra_shared_egress"`
-	DraSharedIngress *ebpf.ProgramSpec `ebpf:"dra_shared_ingress"`
+	DraSharedEgressHelper                *ebpf.ProgramSpec `ebpf:"dra_shared_egress_helper"`
+	DraSharedEgressHelperRoutes          *ebpf.ProgramSpec `ebpf:"dra_shared_egress_helper_routes"`
+	DraSharedEgressHelperRoutesUnchecked *ebpf.ProgramSpec `ebpf:"dra_shared_egress_helper_routes_unchecked"`
+	DraSharedEgressHelperUnchecked       *ebpf.ProgramSpec `ebpf:"dra_shared_egress_helper_unchecked"`
+	DraSharedEgressMac                   *ebpf.ProgramSpec `ebpf:"dra_shared_egress_mac"`
+	DraSharedEgressMacUnchecked          *ebpf.ProgramSpec `ebpf:"dra_shared_egress_mac_unchecked"`
+	DraSharedEgressSocket                *ebpf.ProgramSpec `ebpf:"dra_shared_egress_socket"`
+	DraSharedEgressSocketUnchecked       *ebpf.ProgramSpec `ebpf:"dra_shared_egress_socket_unchecked"`
+	DraSharedIngressHelper               *ebpf.ProgramSpec `ebpf:"dra_shared_ingress_helper"`
+	DraSharedIngressMac                  *ebpf.ProgramSpec `ebpf:"dra_shared_ingress_mac"`
+	DraSharedIngressSocket               *ebpf.ProgramSpec `ebpf:"dra_shared_ingress_socket"`
+	DraSharedIngressUnchecked            *ebpf.ProgramSpec `ebpf:"dra_shared_ingress_unchecked"`
 }
 
 // bpfMapSpecs contains maps before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type bpfMapSpecs struct {
-	DraSharedNics *ebpf.MapSpec `ebpf:"dra_shared_nics"`
-	DraSharedRx   *ebpf.MapSpec `ebpf:"dra_shared_rx"`
-	DraSharedTx   *ebpf.MapSpec `ebpf:"dra_shared_tx"`
+	DraSharedAddresses  *ebpf.MapSpec `ebpf:"dra_shared_addresses"`
+	DraSharedAllowed    *ebpf.MapSpec `ebpf:"dra_shared_allowed"`
+	DraSharedCounts     *ebpf.MapSpec `ebpf:"dra_shared_counts"`
+	DraSharedLearned    *ebpf.MapSpec `ebpf:"dra_shared_learned"`
+	DraSharedLinks      *ebpf.MapSpec `ebpf:"dra_shared_links"`
+	DraSharedModeration *ebpf.MapSpec `ebpf:"dra_shared_moderation"`
+	DraSharedNics       *ebpf.MapSpec `ebpf:"dra_shared_nics"`
+	DraSharedPolicies   *ebpf.MapSpec `ebpf:"dra_shared_policies"`
+	DraSharedRefusals   *ebpf.MapSpec `ebpf:"dra_shared_refusals"`
+	DraSharedRx         *ebpf.MapSpec `ebpf:"dra_shared_rx"`
+	DraSharedSubnets    *ebpf.MapSpec `ebpf:"dra_shared_subnets"`
+	DraSharedTenants    *ebpf.MapSpec `ebpf:"dra_shared_tenants"`
+	DraSharedTx         *ebpf.MapSpec `ebpf:"dra_shared_tx"`
 }
 
 // bpfVariableSpecs contains global variables before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type bpfVariableSpecs struct {
-	HasCookie *ebpf.VariableSpec `ebpf:"has_cookie"`
 }
 
 // bpfObjects contains all objects after they have been loaded into the kernel.
@@ -132,15 +243,35 @@ func (o *bpfObjects) Close() error {
 //
 // It can be passed to loadBpfObjects or ebpf.CollectionSpec.LoadAndAssign.
 type bpfMaps struct {
-	DraSharedNics *ebpf.Map `ebpf:"dra_shared_nics"`
-	DraSharedRx   *ebpf.Map `ebpf:"dra_shared_rx"`
-	DraSharedTx   *ebpf.Map `ebpf:"dra_shared_tx"`
+	DraSharedAddresses  *ebpf.Map `ebpf:"dra_shared_addresses"`
+	DraSharedAllowed    *ebpf.Map `ebpf:"dra_shared_allowed"`
+	DraSharedCounts     *ebpf.Map `ebpf:"dra_shared_counts"`
+	DraSharedLearned    *ebpf.Map `ebpf:"dra_shared_learned"`
+	DraSharedLinks      *ebpf.Map `ebpf:"dra_shared_links"`
+	DraSharedModeration *ebpf.Map `ebpf:"dra_shared_moderation"`
+	DraSharedNics       *ebpf.Map `ebpf:"dra_shared_nics"`
+	DraSharedPolicies   *ebpf.Map `ebpf:"dra_shared_policies"`
+	DraSharedRefusals   *ebpf.Map `ebpf:"dra_shared_refusals"`
+	DraSharedRx         *ebpf.Map `ebpf:"dra_shared_rx"`
+	DraSharedSubnets    *ebpf.Map `ebpf:"dra_shared_subnets"`
+	DraSharedTenants    *ebpf.Map `ebpf:"dra_shared_tenants"`
+	DraSharedTx         *ebpf.Map `ebpf:"dra_shared_tx"`
 }
 
 func (m *bpfMaps) Close() error {
 	return _BpfClose(
+		m.DraSharedAddresses,
+		m.DraSharedAllowed,
+		m.DraSharedCounts,
+		m.DraSharedLearned,
+		m.DraSharedLinks,
+		m.DraSharedModeration,
 		m.DraSharedNics,
+		m.DraSharedPolicies,
+		m.DraSharedRefusals,
 		m.DraSharedRx,
+		m.DraSharedSubnets,
+		m.DraSharedTenants,
 		m.DraSharedTx,
 	)
 }
@@ -149,21 +280,40 @@ func (m *bpfMaps) Close() error {
 //
 // It can be passed to loadBpfObjects or ebpf.CollectionSpec.LoadAndAssign.
 type bpfVariables struct {
-	HasCookie *ebpf.Variable `ebpf:"has_cookie"`
 }
 
 // bpfPrograms contains all programs after they have been loaded into the kernel.
 //
 // It can be passed to loadBpfObjects or ebpf.CollectionSpec.LoadAndAssign.
 type bpfPrograms struct {
-	DraSharedEgress  *ebpf.Program `ebpf:"dra_shared_egress"`
-	DraSharedIngress *ebpf.Program `ebpf:"dra_shared_ingress"`
+	DraSharedEgressHelper                *ebpf.Program `ebpf:"dra_shared_egress_helper"`
+	DraSharedEgressHelperRoutes          *ebpf.Program `ebpf:"dra_shared_egress_helper_routes"`
+	DraSharedEgressHelperRoutesUnchecked *ebpf.Program `ebpf:"dra_shared_egress_helper_routes_unchecked"`
+	DraSharedEgressHelperUnchecked       *ebpf.Program `ebpf:"dra_shared_egress_helper_unchecked"`
+	DraSharedEgressMac                   *ebpf.Program `ebpf:"dra_shared_egress_mac"`
+	DraSharedEgressMacUnchecked          *ebpf.Program `ebpf:"dra_shared_egress_mac_unchecked"`
+	DraSharedEgressSocket                *ebpf.Program `ebpf:"dra_shared_egress_socket"`
+	DraSharedEgressSocketUnchecked       *ebpf.Program `ebpf:"dra_shared_egress_socket_unchecked"`
+	DraSharedIngressHelper               *ebpf.Program `ebpf:"dra_shared_ingress_helper"`
+	DraSharedIngressMac                  *ebpf.Program `ebpf:"dra_shared_ingress_mac"`
+	DraSharedIngressSocket               *ebpf.Program `ebpf:"dra_shared_ingress_socket"`
+	DraSharedIngressUnchecked            *ebpf.Program `ebpf:"dra_shared_ingress_unchecked"`
 }
 
 func (p *bpfPrograms) Close() error {
 	return _BpfClose(
-		p.DraSharedEgress,
-		p.DraSharedIngress,
+		p.DraSharedEgressHelper,
+		p.DraSharedEgressHelperRoutes,
+		p.DraSharedEgressHelperRoutesUnchecked,
+		p.DraSharedEgressHelperUnchecked,
+		p.DraSharedEgressMac,
+		p.DraSharedEgressMacUnchecked,
+		p.DraSharedEgressSocket,
+		p.DraSharedEgressSocketUnchecked,
+		p.DraSharedIngressHelper,
+		p.DraSharedIngressMac,
+		p.DraSharedIngressSocket,
+		p.DraSharedIngressUnchecked,
 	)
 }
 

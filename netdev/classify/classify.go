@@ -5,7 +5,9 @@
 //
 // Two eBPF programs are attached to the clsact hooks of each NIC, one for each
 // direction. They look up a frame in BPF maps and write its class to
-// skb->priority, where the queues of package shape read it. All NICs and shares
+// skb->priority, where the queues of package shape read it. They also drop, or count,
+// frames that do not carry the identity of their sender; see Policy. The filter of incoming
+// frames also redirects them to the IFB device of the NIC. All NICs and shares
 // use the same two programs. To add a share, Classifier.AddMember only updates
 // maps, which takes microseconds; callers do so before they bring up the
 // share's link, so that no frame passes without a class.
@@ -13,59 +15,110 @@
 // The programs identify a sender by two values: the cookie of the network
 // namespace of the sending socket, and the source MAC address. A pod can change
 // its address, stack links on its link, and send raw frames, but it cannot
-// change the cookie. Frames without a socket, such as forwarded and bridged
-// frames and frames of virtual machines, go to the class for unidentified
-// frames, unless the administrator trusts MAC addresses. The programs identify
-// a receiver by its MAC address.
+// change the cookie. How the programs get the cookie depends on the kernel; see
+// Key. Frames without a socket, such as frames that a
+// pod forwards or bridges and frames of virtual machines, go to the class for
+// unidentified frames, unless the administrator trusts MAC addresses. Frames that
+// the node itself forwards can have a class of their own; see Forwarded. The
+// programs identify a receiver by its MAC address.
 package classify
 
 import (
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/dra-shared/dra-driver-shared/internal/capability"
 	"github.com/dra-shared/dra-driver-shared/internal/failpoint"
 )
 
 //go:generate go tool bpf2go -target bpfel -tags linux bpf bpf/classify.c -- -O2 -Wall -I/usr/include/x86_64-linux-gnu -I/usr/include/aarch64-linux-gnu
 
-// Key names the values by which the programs identify the sender of a frame.
+// Key names the values by which the programs identify the sender of a frame, and
+// the way in which they get them.
 type Key string
 
 // Values of Key, strongest first.
 const (
 	// KeyCookie is the cookie of the sending socket's network namespace,
-	// together with the source MAC address.
+	// together with the source MAC address. A helper of the kernel returns the
+	// cookie; tc programs have it since about Linux 6.15.
 	KeyCookie Key = "NetnsCookie"
+	// KeySocketCookie has the values of KeyCookie. The program reads the cookie
+	// from the kernel's memory, which needs CAP_PERFMON, the types of the kernel
+	// (BTF), and a kernel that is not in lockdown. Namespaces have had cookies
+	// since Linux 5.12.
+	KeySocketCookie Key = "NetnsCookieOfSocket"
 	// KeyMAC is the source MAC address alone. A pod with CAP_NET_RAW can send
 	// frames that are charged to another share.
 	KeyMAC Key = "MAC"
 )
+
+// Keys returns all keys, strongest first.
+func Keys() []Key { return []Key{KeyCookie, KeySocketCookie, KeyMAC} }
+
+// HasCookie reports whether the key contains the cookie, so that a pod cannot
+// send frames that are charged to another share.
+func (k Key) HasCookie() bool { return k == KeyCookie || k == KeySocketCookie }
+
+// programPair is a program for the frames that leave through a NIC, and one for those
+// that arrive.
+type programPair struct {
+	egress, ingress string // the names in classify.c
+	// readsRoutes reports whether the egress program supports ForwardedByRoute.
+	readsRoutes bool
+	// checksIdentity reports whether the programs check frames; see Policy.
+	checksIdentity bool
+}
+
+// programPairs are the programs by key, in the order in which Open tries them. Those
+// with checks are first: Linux 6.1 loads them only with CAP_PERFMON.
+var programPairs = map[Key][]programPair{
+	KeyCookie: {
+		{"dra_shared_egress_helper_routes", "dra_shared_ingress_helper", true, true},
+		{"dra_shared_egress_helper", "dra_shared_ingress_helper", false, true},
+		{"dra_shared_egress_helper_routes_unchecked", "dra_shared_ingress_unchecked", true, false},
+		{"dra_shared_egress_helper_unchecked", "dra_shared_ingress_unchecked", false, false},
+	},
+	KeySocketCookie: {
+		{"dra_shared_egress_socket", "dra_shared_ingress_socket", true, true},
+		{"dra_shared_egress_socket_unchecked", "dra_shared_ingress_unchecked", true, false},
+	},
+	KeyMAC: {
+		{"dra_shared_egress_mac", "dra_shared_ingress_mac", false, true},
+		{"dra_shared_egress_mac_unchecked", "dra_shared_ingress_unchecked", false, false},
+	},
+}
 
 // pinVersion is the version of the maps' layout and part of their path. Two
 // releases of the plugin that run at the same time share maps only if they use
 // the same layout.
 const pinVersion = "v1"
 
-// filterPriority is the priority of this driver's filters at the clsact hooks.
-// It also identifies them, so it is a number that other programs are unlikely
-// to use.
-const filterPriority = 0xd5a
-
 // Classifier holds the loaded programs and their maps. The maps are pinned, so
 // the attached programs, this process, a later process, and a second plugin
 // during a handover use the same maps.
 type Classifier struct {
-	objects    bpfObjects
-	key        Key
-	failpoints failpoint.Injector
+	maps        bpfMaps
+	egress      *ebpf.Program
+	ingress     *ebpf.Program
+	key         Key
+	readsRoutes bool
+	checks      bool // whether the programs check frames
+	failpoints  failpoint.Injector
+	// hidden is the source address of received frames on NICs with Policy.Guarded. It is
+	// random, so that a pod cannot list it.
+	hidden [6]uint8
 }
 
 // NIC describes a NIC to the programs.
@@ -80,29 +133,75 @@ type NIC struct {
 	// TrustMAC assigns a frame that has no socket to the share whose link has
 	// the frame's source MAC address.
 	TrustMAC bool
+	// Forwarded is how the programs recognize frames that the node forwards.
+	Forwarded Forwarded
+	// Policy is what the programs do with frames that do not carry the identity of
+	// their sender.
+	Policy Policy
 }
+
+// Forwarded is how the programs recognize frames that the node forwards, such as
+// those of pods in the cluster network. They have no socket, or one of another
+// namespace, and the source MAC address of the NIC.
+type Forwarded uint8
+
+// Values of Forwarded, the numbers of classify.c.
+const (
+	// ForwardedUnidentified means that forwarded frames have no class of their own.
+	ForwardedUnidentified Forwarded = iota
+	// ForwardedByRoute recognizes them by the route that the node has chosen for
+	// them. The frames of a share do not have it.
+	ForwardedByRoute
+	// ForwardedByAddress recognizes them by their source MAC address. A share
+	// can send frames without a socket that have the address of the NIC.
+	ForwardedByAddress
+)
 
 // Open loads the programs, and opens or creates the maps on the BPF file system
 // that is mounted at bpffs. It uses the first of keys that the kernel supports;
 // without keys, it tries all of them, strongest first.
 func Open(bpffs string, failpoints failpoint.Injector, keys ...Key) (*Classifier, error) {
 	if len(keys) == 0 {
-		keys = []Key{KeyCookie, KeyMAC}
+		keys = Keys()
 	}
 	pins := pinDir(bpffs)
 	if err := os.MkdirAll(pins, 0o700); err != nil {
-		return nil, fmt.Errorf("pin BPF maps: %w: is a BPF file system mounted on %s?", err, bpffs)
+		return nil, fmt.Errorf("pin BPF maps: %w", err)
 	}
 	var errs error
 	for _, key := range keys {
-		c := &Classifier{key: key, failpoints: failpoints}
-		err := c.load(pins)
-		if err == nil {
-			return c, nil
+		for _, pair := range programPairs[key] {
+			c := newClassifier(key, pair)
+			c.failpoints = failpoints
+			err := c.load(pins, pair)
+			if err == nil {
+				return c, nil
+			}
+			errs = errors.Join(errs, fmt.Errorf("load classifier with key %s: %w", key, err))
 		}
-		errs = errors.Join(errs, fmt.Errorf("load classifier with key %s: %w", key, err))
 	}
 	return nil, errs
+}
+
+// OpenUnpinned loads the programs for a key that check no frame, with maps of their
+// own, which end with the Classifier and the programs that it attaches. readsRoutes
+// asks for programs that support ForwardedByRoute.
+func OpenUnpinned(key Key, readsRoutes bool) (*Classifier, error) {
+	for _, pair := range slices.Backward(programPairs[key]) {
+		if readsRoutes && !pair.readsRoutes {
+			continue
+		}
+		c := newClassifier(key, pair)
+		if err := c.load("", pair); err != nil {
+			return nil, fmt.Errorf("load classifier: %w", err)
+		}
+		return c, nil
+	}
+	return nil, fmt.Errorf("the programs for key %s do not read routes", key)
+}
+
+func newClassifier(key Key, pair programPair) *Classifier {
+	return &Classifier{key: key, readsRoutes: pair.readsRoutes, checks: pair.checksIdentity}
 }
 
 // pinDir returns the directory of the pinned maps.
@@ -115,28 +214,82 @@ func RemovePins(bpffs string, failpoints failpoint.Injector) error {
 	return failpoints.Do("remove pinned maps", func() error { return os.RemoveAll(filepath.Dir(pinDir(bpffs))) })
 }
 
-// load loads the programs for c.key and opens or creates the maps in pins.
-func (c *Classifier) load(pins string) error {
-	spec, err := loadBpf()
+// parseObject parses the embedded object once: the trials at the start of the plugin load
+// programs several times, and parsing takes milliseconds. Callers copy the result.
+var parseObject = sync.OnceValues(loadBpf)
+
+// unpinnedEntries is the maximum number of entries of a map that is not pinned. The kernel
+// allocates the buckets of a map when it creates it: for all maps, several milliseconds.
+const unpinnedEntries = 256
+
+// load loads two programs, and opens or creates the maps in pins. If pins is "", it creates
+// maps that are not pinned.
+func (c *Classifier) load(pins string, pair programPair) error {
+	parsed, err := parseObject()
 	if err != nil {
 		return err
 	}
-	var hasCookie uint8
-	if c.key == KeyCookie {
-		hasCookie = 1
+	spec := parsed.Copy()
+	for name := range spec.Programs {
+		if name != pair.egress && name != pair.ingress {
+			delete(spec.Programs, name) // the kernel may refuse it
+		}
 	}
-	if err := spec.Variables["has_cookie"].Set(hasCookie); err != nil {
+	if pins == "" {
+		for _, m := range spec.Maps {
+			m.Pinning = ebpf.PinNone
+			m.MaxEntries = min(m.MaxEntries, unpinnedEntries)
+		}
+	}
+	loaded, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: pins}})
+	if err != nil {
+		return describeLoadError(err, c.key)
+	}
+	defer loaded.Close() // closes what is not detached
+	if err := loaded.Assign(&c.maps); err != nil {
 		return err
 	}
-	return spec.LoadAndAssign(&c.objects, &ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: pins}})
+	if _, err := rand.Read(c.hidden[:]); err != nil {
+		return err
+	}
+	c.hidden[0] = c.hidden[0]&^1 | 2 // unicast, locally administered
+	c.egress, c.ingress = loaded.DetachProgram(pair.egress), loaded.DetachProgram(pair.ingress)
+	return nil
+}
+
+// describeLoadError adds to an error of KeySocketCookie what the key needs.
+func describeLoadError(err error, key Key) error {
+	if key != KeySocketCookie {
+		return err
+	}
+	perfmon, capabilityErr := capability.Has(unix.CAP_PERFMON)
+	admin, adminErr := capability.Has(unix.CAP_SYS_ADMIN) // includes CAP_PERFMON
+	switch {
+	case capabilityErr != nil || adminErr != nil:
+		return err
+	case !perfmon && !admin:
+		return fmt.Errorf("%w: does the plugin have CAP_PERFMON (chart value plugin.perfmon)?", err)
+	default:
+		return fmt.Errorf("%w: does the kernel have BTF, and is its lockdown mode below confidentiality?", err)
+	}
 }
 
 // Close closes the programs and maps in this process. Attached programs and
 // pinned maps stay in the kernel.
-func (c *Classifier) Close() error { return c.objects.Close() }
+func (c *Classifier) Close() error {
+	return errors.Join(c.maps.Close(), c.egress.Close(), c.ingress.Close())
+}
 
 // Key returns the key that the programs use.
 func (c *Classifier) Key() Key { return c.key }
+
+// ReadsRoutes reports whether the kernel lets the programs read the route of a
+// frame, which ForwardedByRoute requires. It has the requirements of
+// KeySocketCookie.
+func (c *Classifier) ReadsRoutes() bool { return c.readsRoutes }
+
+// ChecksIdentity reports whether the programs check frames; see Policy.
+func (c *Classifier) ChecksIdentity() bool { return c.checks }
 
 // senderCookies returns the cookies under which the sender map has entries for
 // a link. Cookie 0 matches frames whose cookie the programs ignore.
@@ -154,52 +307,48 @@ func (c *Classifier) senderCookies(cookie uint64, trustMAC bool) []uint64 {
 // Attach attaches the programs to a NIC. It replaces programs that an earlier
 // process attached, without an interval in which none is attached.
 func (c *Classifier) Attach(nic NIC) error {
-	value := bpfNic{HostCookie: nic.HostCookie, Ifb: uint32(nic.IFBIndex), Major: uint32(nic.Major) << 16}
+	value := bpfNic{
+		HostCookie: nic.HostCookie,
+		Ifb:        uint32(nic.IFBIndex),
+		Major:      uint32(nic.Major) << 16,
+		Forwarded:  uint8(nic.Forwarded),
+	}
 	copy(value.Mac[:], nic.MAC)
 	if nic.TrustMAC {
 		value.TrustMac = 1
 	}
 	err := c.failpoints.Do("put NIC in map", func() error {
-		return c.objects.DraSharedNics.Put(uint32(nic.Index), value)
+		return errors.Join(c.startCounts(nic.Index), c.SetPolicy(nic), put(c.maps.DraSharedNics, uint32(nic.Index), value))
 	})
 	if err != nil {
 		return fmt.Errorf("add link %d to the classifier's map of NICs: %w", nic.Index, err)
 	}
-	clsact := &netlink.GenericQdisc{QdiscType: "clsact", QdiscAttrs: netlink.QdiscAttrs{
-		LinkIndex: nic.Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}}
-	err = c.failpoints.Do("add clsact", func() error { return netlink.QdiscAdd(clsact) })
-	if err != nil && !errors.Is(err, unix.EEXIST) {
+	if err := c.failpoints.Do("add clsact", func() error { return addClsact(nic.Index) }); err != nil {
 		return fmt.Errorf("add clsact to link %d: %w: does the kernel have sch_ingress?", nic.Index, err)
 	}
-	return errors.Join(
-		c.attach(nic.Index, netlink.HANDLE_MIN_EGRESS, c.objects.DraSharedEgress),
-		c.attach(nic.Index, netlink.HANDLE_MIN_INGRESS, c.objects.DraSharedIngress),
-	)
-}
-
-// attach attaches one program to a hook of a NIC.
-func (c *Classifier) attach(index int, hook uint32, program *ebpf.Program) error {
-	filter := filterAt(index, hook)
-	filter.Fd, filter.Name, filter.DirectAction = program.FD(), "dra_shared", true
-	if err := c.failpoints.Do("attach program", func() error { return netlink.FilterReplace(filter) }); err != nil {
-		return fmt.Errorf("attach classifier to link %d: %w: does the kernel have cls_bpf?", index, err)
+	for _, f := range c.filters(nic.Index, nic.IFBIndex) {
+		if err := c.failpoints.Do("attach program", f.replace); err != nil {
+			return fmt.Errorf("attach classifier to link %d: %w: does the kernel have cls_bpf and act_mirred?",
+				nic.Index, err)
+		}
 	}
 	return nil
 }
 
-// filterAt identifies this driver's filter at a hook of a NIC.
-func filterAt(index int, hook uint32) *netlink.BpfFilter {
-	return &netlink.BpfFilter{FilterAttrs: netlink.FilterAttrs{
-		LinkIndex: index, Parent: hook, Handle: 1, Protocol: unix.ETH_P_ALL, Priority: filterPriority}}
+// filters returns the filters of a NIC. The filter of incoming frames redirects
+// them to the link ifb.
+func (c *Classifier) filters(index, ifb int) []filter {
+	return []filter{
+		{link: index, hook: netlink.HANDLE_MIN_EGRESS, program: c.egress},
+		{link: index, hook: netlink.HANDLE_MIN_INGRESS, program: c.ingress, redirectTo: ifb},
+	}
 }
 
 // Attached reports whether the programs of this Classifier are attached to both
 // hooks of a NIC. Another program may have removed them or the clsact qdisc.
 func (c *Classifier) Attached(index int) (bool, error) {
-	for hook, program := range map[uint32]*ebpf.Program{
-		netlink.HANDLE_MIN_EGRESS: c.objects.DraSharedEgress, netlink.HANDLE_MIN_INGRESS: c.objects.DraSharedIngress,
-	} {
-		attached, err := attachedAt(index, hook, program)
+	for _, f := range c.filters(index, 0) {
+		attached, err := attachedAt(f.link, f.hook, f.program)
 		if err != nil || !attached {
 			return false, err
 		}
@@ -220,36 +369,6 @@ func AnyVersionAttached(index int) (bool, error) {
 	return true, nil
 }
 
-// attachedAt reports whether this driver's filter at a hook of a NIC runs
-// program, or any program if program is nil.
-func attachedAt(index int, hook uint32, program *ebpf.Program) (bool, error) {
-	filters, err := netlink.FilterList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: index}}, hook)
-	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENOENT) {
-		return false, nil // the link or its clsact qdisc does not exist
-	}
-	if err != nil {
-		return false, fmt.Errorf("list filters of link %d: %w", index, err)
-	}
-	var id ebpf.ProgramID
-	if program != nil {
-		info, err := program.Info()
-		if err != nil {
-			return false, err
-		}
-		id, _ = info.ID()
-	}
-	for _, f := range filters {
-		b, ok := f.(*netlink.BpfFilter)
-		if !ok || b.Priority != filterPriority {
-			continue
-		}
-		if program == nil || b.Id == int(id) {
-			return true, nil
-		}
-	}
-	return false, nil
-}
-
 // Detach detaches this driver's programs from a NIC, even if an earlier process
 // attached them, and reports whether it found any. It keeps the clsact qdisc,
 // which other programs may use.
@@ -261,7 +380,7 @@ func Detach(index int, failpoints failpoint.Injector) (found bool, err error) {
 			continue
 		}
 		found = true
-		deleteErr := failpoints.Do("detach program", func() error { return netlink.FilterDel(filterAt(index, hook)) })
+		deleteErr := failpoints.Do("detach program", filter{link: index, hook: hook}.remove)
 		if deleteErr != nil {
 			err = errors.Join(err, fmt.Errorf("detach classifier from link %d: %w", index, deleteErr))
 		}
@@ -273,7 +392,11 @@ func Detach(index int, failpoints failpoint.Injector) (found bool, err error) {
 // ignore the frames of the NIC; Detach detaches them.
 func (c *Classifier) RemoveNIC(index int) error {
 	return c.failpoints.Do("remove NIC from map", func() error {
-		return ignoreMissing(c.objects.DraSharedNics.Delete(uint32(index)))
+		return errors.Join(
+			ignoreMissing(c.maps.DraSharedNics.Delete(uint32(index))),
+			ignoreMissing(c.maps.DraSharedCounts.Delete(uint32(index))),
+			c.removePolicy(index),
+		)
 	})
 }
 
@@ -288,45 +411,57 @@ type Member struct {
 	MAC net.HardwareAddr
 	// TrustMAC has the meaning of NIC.TrustMAC.
 	TrustMAC bool
+	// Addresses are the recorded addresses of the link.
+	Addresses []netip.Addr
+	// Bridge permits frames between the link and other such links of the NIC.
+	Bridge bool
+	// Audit means that frames of the link are counted and not dropped, because an
+	// earlier release attached it.
+	Audit bool
 }
 
 // AddMember assigns the frames that a link sends and receives to class, which
-// is major<<16 | minor.
+// is major<<16 | minor. For ErrAddressTaken, see AddIdentity.
 func (c *Classifier) AddMember(m Member, class uint32) error {
+	var taken error
+	if err := c.AddIdentity(m, class); errors.Is(err, ErrAddressTaken) {
+		taken = err
+	} else if err != nil {
+		return fmt.Errorf("add identity of %s to the classifier's maps: %w", m.MAC, err)
+	}
 	for _, cookie := range c.senderCookies(m.Cookie, m.TrustMAC) {
 		err := c.failpoints.Do("put sender in map", func() error {
-			return c.objects.DraSharedTx.Put(sender(m, cookie), class)
+			return put(c.maps.DraSharedTx, sender(m, cookie), class)
 		})
 		if err != nil {
 			return fmt.Errorf("add sender %s to the classifier's map: %w", m.MAC, err)
 		}
 	}
 	err := c.failpoints.Do("put receiver in map", func() error {
-		return c.objects.DraSharedRx.Put(receiver(m), class)
+		return put(c.maps.DraSharedRx, receiver(m), class)
 	})
 	if err != nil {
 		return fmt.Errorf("add receiver %s to the classifier's map: %w", m.MAC, err)
 	}
-	return nil
+	return taken
 }
 
 // RemoveMember removes the map entries of a link. It returns nil if the link
 // has none.
 func (c *Classifier) RemoveMember(m Member) error {
-	var errs error
+	errs := c.removeIdentity(m)
 	for _, cookie := range c.senderCookies(m.Cookie, m.TrustMAC) {
 		errs = errors.Join(errs, c.failpoints.Do("remove sender from map", func() error {
-			return ignoreMissing(c.objects.DraSharedTx.Delete(sender(m, cookie)))
+			return ignoreMissing(c.maps.DraSharedTx.Delete(sender(m, cookie)))
 		}))
 	}
 	return errors.Join(errs, c.failpoints.Do("remove receiver from map", func() error {
-		return ignoreMissing(c.objects.DraSharedRx.Delete(receiver(m)))
+		return ignoreMissing(c.maps.DraSharedRx.Delete(receiver(m)))
 	}))
 }
 
-// Members returns all links that have an entry in the sender map or in the
-// receiver map. After an interrupted AddMember or RemoveMember, a link may have
-// an entry in one of them only; RemoveMember accepts it.
+// Members returns all links that have an entry in a map. After an interrupted
+// AddMember or RemoveMember, a link may have an entry in one of them only; RemoveMember accepts it.
 func (c *Classifier) Members() ([]Member, error) {
 	type key struct {
 		parent uint32
@@ -336,27 +471,36 @@ func (c *Classifier) Members() ([]Member, error) {
 	var members []Member
 	var class uint32
 	var tx bpfSender
-	senders := c.objects.DraSharedTx.Iterate()
+	senders := c.maps.DraSharedTx.Iterate()
 	for senders.Next(&tx, &class) {
 		seen[key{tx.Parent, tx.Mac}] = true
 		members = append(members, Member{Parent: int(tx.Parent), Cookie: tx.Cookie, MAC: slices.Clone(tx.Mac[:])})
 	}
 	var rx bpfReceiver
-	receivers := c.objects.DraSharedRx.Iterate()
+	receivers := c.maps.DraSharedRx.Iterate()
 	for receivers.Next(&rx, &class) {
 		if !seen[key{rx.Parent, rx.Mac}] {
+			seen[key{rx.Parent, rx.Mac}] = true
 			members = append(members, Member{Parent: int(rx.Parent), MAC: slices.Clone(rx.Mac[:])})
 		}
 	}
-	return members, errors.Join(senders.Err(), receivers.Err())
+	var identity bpfLink
+	identities := c.maps.DraSharedLinks.Iterate() // an earlier release removes only the other entries
+	for identities.Next(&rx, &identity) {
+		if !seen[key{rx.Parent, rx.Mac}] {
+			mac := slices.Clone(rx.Mac[:])
+			members = append(members, Member{Parent: int(rx.Parent), Cookie: identity.Cookie, MAC: mac})
+		}
+	}
+	return members, errors.Join(senders.Err(), receivers.Err(), identities.Err())
 }
 
 // Lookup returns the classes that the kernel's maps have for the frames that a
 // link sends and receives; 0 means none.
 func (c *Classifier) Lookup(m Member) (send, receive uint32, err error) {
 	err = errors.Join(
-		ignoreMissing(c.objects.DraSharedTx.Lookup(sender(m, c.senderCookies(m.Cookie, false)[0]), &send)),
-		ignoreMissing(c.objects.DraSharedRx.Lookup(receiver(m), &receive)),
+		ignoreMissing(c.maps.DraSharedTx.Lookup(sender(m, c.senderCookies(m.Cookie, false)[0]), &send)),
+		ignoreMissing(c.maps.DraSharedRx.Lookup(receiver(m), &receive)),
 	)
 	return send, receive, err
 }

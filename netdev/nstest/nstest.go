@@ -16,6 +16,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -213,10 +214,17 @@ func ConfigureLink(name string, addresses ...string) error {
 	return netlink.LinkSetUp(link)
 }
 
-// FindNIC returns a NIC of the test's own namespace from netdev.Inventory.
+// FindNIC returns a NIC of the test's own namespace from netdev.Inventory. It has
+// no attributes from sysfs.
 func FindNIC(t testing.TB, name string) netdev.NIC {
 	t.Helper()
-	nics, err := netdev.NewInventory("/sys").List()
+	return FindNICIn(t, netdev.NewInventory("/sys"), name)
+}
+
+// FindNICIn returns a NIC of the test's own namespace from an Inventory.
+func FindNICIn(t testing.TB, inventory *netdev.Inventory, name string) netdev.NIC {
+	t.Helper()
+	nics, err := inventory.List()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -292,4 +300,32 @@ func NamespaceExists(id int) (bool, error) {
 		return false, nil
 	}
 	return err == nil, err
+}
+
+// Emulated reports whether the test runs on a processor that QEMU emulates. Rates
+// there are a fraction of those of a real machine, and vary with its load.
+func Emulated() bool {
+	cpuinfo, _ := os.ReadFile("/proc/cpuinfo") // without it, the processor counts as real
+	return strings.Contains(string(cpuinfo), "QEMU TCG")
+}
+
+// WithoutCapabilities runs f on a thread that lacks capabilities, and fails the test
+// if f returns an error.
+func WithoutCapabilities(t testing.TB, f func() error, capabilities ...int) {
+	t.Helper()
+	onThread(t, func() error {
+		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		var data [2]unix.CapUserData
+		if err := unix.Capget(&header, &data[0]); err != nil {
+			return err
+		}
+		for _, c := range capabilities {
+			data[c/32].Effective &^= 1 << (c % 32)
+			data[c/32].Permitted &^= 1 << (c % 32)
+		}
+		if err := unix.Capset(&header, &data[0]); err != nil {
+			return err
+		}
+		return f()
+	})
 }

@@ -21,6 +21,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"github.com/vishvananda/netlink/nl"
@@ -35,6 +36,8 @@ type Conn struct {
 	fd   int
 	seq  uint32
 	buf  []byte
+
+	sent, received atomic.Uint64 // messages
 }
 
 // receiveBuffer is the size of the largest message that the kernel sends during
@@ -130,6 +133,7 @@ func (c *Conn) Do(requests ...*nl.NetlinkRequest) error {
 		r.Seq, r.Flags = c.seq, r.Flags|unix.NLM_F_REQUEST|unix.NLM_F_ACK
 		batch = append(batch, r.Serialize()...)
 	}
+	c.sent.Add(uint64(len(requests)))
 	if err := c.send(batch); err != nil {
 		return err
 	}
@@ -160,28 +164,34 @@ func (c *Conn) receiveAcks(first uint32, count int) error {
 }
 
 // Get sends one request and returns the kernel's answer: one message, or all
-// messages of a dump. It returns ErrDumpInterrupted if the dumped objects
-// changed during the dump; see Dump.
+// messages of a dump, or all before the acknowledgement if the request asks for one.
+// It returns ErrDumpInterrupted if the dumped objects changed during the dump; see
+// Dump.
 func (c *Conn) Get(request *nl.NetlinkRequest) ([]syscall.NetlinkMessage, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.seq++
 	request.Seq, request.Flags = c.seq, request.Flags|unix.NLM_F_REQUEST
+	c.sent.Add(1)
 	if err := c.send(request.Serialize()); err != nil {
 		return nil, err
 	}
 	dump := request.Flags&unix.NLM_F_DUMP == unix.NLM_F_DUMP
 	var answer []syscall.NetlinkMessage
+	interrupted := false
 	for {
 		messages, err := c.receive()
 		if err != nil {
 			return nil, err
 		}
 		for _, m := range messages {
-			switch {
-			case m.Header.Seq != c.seq:
+			if m.Header.Seq != c.seq {
 				continue
-			case m.Header.Flags&unix.NLM_F_DUMP_INTR != 0:
+			}
+			// The rest of the answer must be read, too: the kernel refuses another dump before.
+			interrupted = interrupted || m.Header.Flags&unix.NLM_F_DUMP_INTR != 0
+			switch {
+			case m.Header.Type == unix.NLMSG_DONE && interrupted:
 				return nil, ErrDumpInterrupted
 			case m.Header.Type == unix.NLMSG_DONE:
 				return answer, nil
@@ -194,7 +204,7 @@ func (c *Conn) Get(request *nl.NetlinkRequest) ([]syscall.NetlinkMessage, error)
 			// The next call of receive overwrites the buffer.
 			m.Data = append([]byte(nil), m.Data...)
 			answer = append(answer, m)
-			if !dump {
+			if !dump && request.Flags&unix.NLM_F_ACK == 0 {
 				return answer, nil
 			}
 		}
@@ -214,6 +224,13 @@ func (c *Conn) Dump(dump *nl.NetlinkRequest) (messages []syscall.NetlinkMessage,
 	}
 	return messages, err
 }
+
+// Counts are numbers of netlink messages.
+type Counts struct{ Sent, Received uint64 }
+
+// Counts returns how many messages the Conn has sent and received. It counts each
+// message of a batch and of a dump, and acknowledgements.
+func (c *Conn) Counts() Counts { return Counts{Sent: c.sent.Load(), Received: c.received.Load()} }
 
 // PortID returns the port ID of the socket. Events that a request through the
 // socket causes have this ID in their header.
@@ -248,7 +265,7 @@ func (c *Conn) send(b []byte) error {
 func (c *Conn) receive() ([]syscall.NetlinkMessage, error) {
 	for {
 		n, from, err := unix.Recvfrom(c.fd, c.buf, 0)
-		if err == unix.EINTR {
+		if errors.Is(err, unix.EINTR) {
 			continue
 		}
 		if err != nil {
@@ -257,7 +274,9 @@ func (c *Conn) receive() ([]syscall.NetlinkMessage, error) {
 		if kernel, ok := from.(*unix.SockaddrNetlink); !ok || kernel.Pid != 0 {
 			continue // other processes can send messages to a netlink socket
 		}
-		return syscall.ParseNetlinkMessage(c.buf[:n])
+		messages, err := syscall.ParseNetlinkMessage(c.buf[:n])
+		c.received.Add(uint64(len(messages)))
+		return messages, err
 	}
 }
 

@@ -28,12 +28,19 @@ func (c *Conn) NamespaceID(ns *os.File) (int, error) {
 	if err != nil || id >= 0 {
 		return id, err
 	}
-	set := nl.NewNetlinkRequest(unix.RTM_NEWNSID, 0)
+	// The kernel answers with the ID that it has chosen, because of NLM_F_ECHO.
+	set := nl.NewNetlinkRequest(unix.RTM_NEWNSID, unix.NLM_F_ECHO|unix.NLM_F_ACK)
 	set.AddData(&rtgenmsg{})
 	set.AddData(nl.NewRtAttr(netnsaFD, nl.Uint32Attr(uint32(ns.Fd()))))
 	set.AddData(nl.NewRtAttr(netnsaNSID, nl.Uint32Attr(^uint32(0)))) // the kernel chooses the ID
-	if err := c.Do(set); err != nil {
+	messages, err := c.Get(set)
+	if err != nil {
 		return 0, fmt.Errorf("assign ID to network namespace: %w", err)
+	}
+	for _, m := range messages {
+		if id, ok := NamespaceIDOf(m.Data); ok {
+			return id, nil
+		}
 	}
 	return c.namespaceID(ns)
 }

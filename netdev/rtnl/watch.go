@@ -29,6 +29,7 @@ type Event struct {
 type Watcher struct {
 	file *os.File
 	buf  []byte
+	own  int // ID of the Watcher's namespace in itself, or -1 if it is not known
 }
 
 // ErrOverflow means that the kernel dropped events because the socket's buffer
@@ -49,7 +50,7 @@ func Watch() (*Watcher, error) {
 	if err := subscribe(fd); err != nil {
 		return nil, errors.Join(err, unix.Close(fd))
 	}
-	return &Watcher{file: os.NewFile(uintptr(fd), "rtnetlink-events"), buf: make([]byte, receiveBuffer)}, nil
+	return &Watcher{file: os.NewFile(uintptr(fd), "rtnetlink-events"), buf: make([]byte, receiveBuffer), own: -1}, nil
 }
 
 // subscribe binds a socket and subscribes it to events of all namespaces.
@@ -78,7 +79,7 @@ func subscribe(fd int) error {
 func (w *Watcher) Close() error { return w.file.Close() }
 
 // Receive waits for the next batch of events. After ErrOverflow, the Watcher is
-// still usable.
+// still usable. Call it in the network namespace in which Watch was called.
 func (w *Watcher) Receive() ([]Event, error) {
 	raw, err := w.file.SyscallConn()
 	if err != nil {
@@ -106,12 +107,48 @@ func (w *Watcher) Receive() ([]Event, error) {
 	if err != nil {
 		return nil, fmt.Errorf("parse netlink event: %w", err)
 	}
-	nsid := namespaceOf(oob[:oobn])
+	nsid, err := w.origin(namespaceOf(oob[:oobn]))
+	if err != nil {
+		return nil, err
+	}
 	events := make([]Event, len(messages))
 	for i, m := range messages {
 		events[i] = Event{NSID: nsid, Message: m}
 	}
 	return events, nil
+}
+
+// origin returns OwnNamespace for the ID of the Watcher's own namespace, and any other ID
+// unchanged. Some kernels (Debian's 6.1.172, but not its 6.1.192) add the namespace's ID
+// in itself to its own events as soon as there is one, and assign one when a process reads
+// a link of another namespace whose parent is in this one.
+func (w *Watcher) origin(nsid int) (int, error) {
+	if nsid != OwnNamespace && w.own < 0 {
+		var err error
+		if w.own, err = ownNamespaceID(); err != nil {
+			return 0, err
+		}
+	}
+	if nsid == w.own {
+		return OwnNamespace, nil
+	}
+	return nsid, nil
+}
+
+// ownNamespaceID returns the ID of the process's network namespace in itself, or -1 if
+// it has none.
+func ownNamespaceID() (int, error) {
+	c, err := Open()
+	if err != nil {
+		return 0, err
+	}
+	defer c.Close()
+	namespace, err := os.Open("/proc/thread-self/ns/net")
+	if err != nil {
+		return 0, err
+	}
+	defer namespace.Close()
+	return c.namespaceID(namespace)
 }
 
 // namespaceOf returns the namespace ID in the control messages of an event.

@@ -53,13 +53,8 @@ func New(conn *rtnl.Conn, failpoints failpoint.Injector) *HTB {
 // replaces one that another program or an administrator configured; without, it
 // returns ErrForeignQdisc.
 func (h *HTB) Setup(name string, index int, l NICRates, takeOver bool) (ifb int, err error) {
-	root, err := rootOf(index)
-	if err != nil {
-		return 0, fmt.Errorf("list qdiscs of %s: %w", name, err)
-	}
-	if root != nil && !isOwn(root) && !takeOver {
-		return 0, fmt.Errorf("%w: %s has %s %s: remove it, or set takeOver for this network",
-			ErrForeignQdisc, name, root.Type(), netlink.HandleStr(root.Attrs().Handle))
+	if err := h.Check(name, index, takeOver); err != nil {
+		return 0, err
 	}
 	if ifb, err = h.setUpIFB(name); err != nil {
 		return 0, err
@@ -72,14 +67,27 @@ func (h *HTB) Setup(name string, index int, l NICRates, takeOver bool) (ifb int,
 	return ifb, nil
 }
 
+// Check returns an error if Setup would refuse to replace the NIC's root qdisc.
+func (h *HTB) Check(name string, index int, takeOver bool) error {
+	root, err := h.root(index)
+	if err != nil {
+		return fmt.Errorf("read the root qdisc of %s: %w", name, err)
+	}
+	if root != nil && !root.isOwn() && !takeOver {
+		return fmt.Errorf("%w: %s has %s %s: remove it, or set takeOver for this network",
+			ErrForeignQdisc, name, root.kind, netlink.HandleStr(root.handle))
+	}
+	return nil
+}
+
 // setupDevice creates the root qdisc and the base classes of a NIC or an IFB device.
 func (h *HTB) setupDevice(dev int, l NICRates) error {
-	root, err := rootOf(dev)
+	root, err := h.root(dev)
 	if err != nil {
 		return err
 	}
 	var requests []*nl.NetlinkRequest
-	if root == nil || !isOwn(root) {
+	if root == nil || !root.isOwn() {
 		requests = append(requests, rootRequest(dev)) // the kernel cannot change an existing HTB qdisc
 	}
 	for _, c := range l.base() {
@@ -114,18 +122,18 @@ func (h *HTB) Intact(name string, index, ifb int, l NICRates) (bool, error) {
 // deviceIntact reports whether a device has the root qdisc and the base classes
 // that setupDevice creates.
 func (h *HTB) deviceIntact(dev int, l NICRates) (bool, error) {
-	owned, err := Owned(dev)
+	owned, err := h.Owned(dev)
 	if err != nil || !owned {
 		return false, err
 	}
-	states, err := h.classes(dev, func(minor uint16) bool { return minor < FirstMinor })
-	if err != nil {
-		return false, err
-	}
 	for _, c := range l.base() {
-		s := states[c.minor]
+		s, err := h.ReadClass(dev, c.minor)
+		if err != nil || s == nil {
+			return false, err
+		}
 		// The kernel stores rates in bytes per second.
-		if s.Floor/bitsPerByte != c.floor/bitsPerByte || s.Ceil/bitsPerByte != c.ceil/bitsPerByte {
+		if s.Floor/bitsPerByte != c.floor/bitsPerByte || s.Ceil/bitsPerByte != c.ceil/bitsPerByte ||
+			s.Overhead != c.overhead {
 			return false, nil
 		}
 	}
@@ -134,29 +142,66 @@ func (h *HTB) deviceIntact(dev int, l NICRates) (bool, error) {
 
 // Owned reports whether the root qdisc of a NIC or an IFB device is this
 // driver's, even if an earlier process created it.
-func Owned(index int) (bool, error) {
-	root, err := rootOf(index)
-	return err == nil && root != nil && isOwn(root), err
+func (h *HTB) Owned(index int) (bool, error) {
+	root, err := h.root(index)
+	return err == nil && root != nil && root.isOwn(), err
 }
 
-// rootOf returns the configured root qdisc of a device. It returns nil if the
-// device has the kernel's default qdisc, which has no handle.
-func rootOf(index int) (netlink.Qdisc, error) {
-	qdiscs, err := netlink.QdiscList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: index}})
-	if err != nil {
-		return nil, err
-	}
-	for _, q := range qdiscs {
-		if a := q.Attrs(); a.Parent == netlink.HANDLE_ROOT && a.Handle != 0 {
-			return q, nil
-		}
-	}
-	return nil, nil
+// qdisc is the root qdisc of a device.
+type qdisc struct {
+	kind   string
+	handle uint32
 }
 
 // isOwn reports whether a root qdisc is this driver's.
-func isOwn(q netlink.Qdisc) bool {
-	return q.Type() == "htb" && q.Attrs().Handle == netlink.MakeHandle(Major, 0)
+func (q *qdisc) isOwn() bool { return q.kind == "htb" && q.handle == netlink.MakeHandle(Major, 0) }
+
+// root returns the configured root qdisc of a device. It returns nil if the
+// device does not exist, or has the kernel's default qdisc, which has no handle.
+func (h *HTB) root(index int) (*qdisc, error) {
+	message, err := h.get(unix.RTM_GETQDISC, nl.TcMsg{Ifindex: int32(index), Parent: netlink.HANDLE_ROOT})
+	if message == nil || err != nil {
+		return nil, err
+	}
+	q := qdisc{handle: nl.DeserializeTcMsg(message).Handle}
+	if q.handle == 0 {
+		return nil, nil
+	}
+	attrs, err := nl.ParseRouteAttr(message[nl.SizeofTcMsg:])
+	for _, a := range attrs {
+		if a.Attr.Type == nl.TCA_KIND {
+			q.kind = nl.BytesToString(a.Value)
+		}
+	}
+	return &q, err
+}
+
+// get returns the payload of the kernel's answer to a request for one qdisc or
+// class, or nil if the device has none such. A dump would contain those of all
+// shares.
+//
+// The kernel sends the answer as a notification (NLM_F_ECHO), which other
+// subscribers of events also receive. A Watcher of the Node ignores it, because it
+// has the port ID of conn.
+func (h *HTB) get(kind int, id nl.TcMsg) ([]byte, error) {
+	// Without the acknowledgement, Get would wait forever for the root qdisc of a link
+	// that has never been up: the kernel (6.18) sends neither an answer nor an error.
+	r := nl.NewNetlinkRequest(kind, unix.NLM_F_ECHO|unix.NLM_F_ACK)
+	id.Family = nl.FAMILY_ALL
+	r.AddData(&id)
+	messages, err := h.conn.Get(r)
+	if rtnl.IsNotFound(err) { // EINVAL: the device has no configured qdisc
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range messages {
+		if len(m.Data) >= nl.SizeofTcMsg {
+			return m.Data, nil
+		}
+	}
+	return nil, nil
 }
 
 // IFBName returns the name of the IFB device for a NIC: "ifb-" and the name of
@@ -193,9 +238,13 @@ func (h *HTB) setUpIFB(nic string) (int, error) {
 // Teardown removes the queues and the IFB device of a NIC. The kernel then uses
 // its default qdisc again. Teardown keeps a root qdisc that is not this driver's.
 func (h *HTB) Teardown(name string, index int) error {
-	root, err := rootOf(index)
-	if root != nil && isOwn(root) {
-		err = h.failpoints.Do("remove queues", func() error { return netlink.QdiscDel(root) })
+	root, err := h.root(index)
+	if root != nil && root.isOwn() {
+		del := nl.NewNetlinkRequest(unix.RTM_DELQDISC, 0)
+		del.AddData(&nl.TcMsg{
+			Family: nl.FAMILY_ALL, Ifindex: int32(index), Handle: root.handle, Parent: netlink.HANDLE_ROOT,
+		})
+		err = h.failpoints.Do("remove queues", func() error { return h.conn.Do(del) })
 	}
 	if err = errors.Join(err, h.RemoveIFB(name)); err != nil {
 		return fmt.Errorf("remove queues of %s: %w", name, err)
@@ -248,17 +297,11 @@ func (h *HTB) RemoveClass(index, ifb int, minor uint16) error {
 			Parent:  netlink.MakeHandle(Major, classRoot),
 		})
 		err := h.failpoints.Do("remove class", func() error { return h.conn.Do(del) })
-		if err != nil && !isNotFound(err) {
+		if err != nil && !rtnl.IsNotFound(err) {
 			errs = errors.Join(errs, fmt.Errorf("remove class %x:%x: %w", Major, minor, err))
 		}
 	}
 	return errs
-}
-
-// isNotFound reports whether the kernel refused to delete a class because the
-// class, its qdisc, or its device does not exist.
-func isNotFound(err error) bool {
-	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EINVAL)
 }
 
 // ClassState is the state of a class in the kernel.
@@ -272,17 +315,18 @@ type ClassState struct {
 // ReadClass returns a class of the device with that interface index, or nil if
 // the class does not exist.
 func (h *HTB) ReadClass(index int, minor uint16) (*ClassState, error) {
-	states, err := h.classes(index, func(m uint16) bool { return m == minor })
-	if s, ok := states[minor]; ok {
-		return &s, err
+	message, err := h.get(unix.RTM_GETTCLASS, nl.TcMsg{Ifindex: int32(index), Handle: netlink.MakeHandle(Major, minor)})
+	if err != nil {
+		return nil, fmt.Errorf("read class %x:%x of link %d: %w", Major, minor, index, err)
 	}
-	return nil, err
-}
-
-// ShareClasses returns the classes of shares on the device with that interface
-// index, by minor number.
-func (h *HTB) ShareClasses(index int) (map[uint16]ClassState, error) {
-	return h.classes(index, func(minor uint16) bool { return minor >= FirstMinor })
+	if message == nil {
+		return nil, nil
+	}
+	s, err := parseClass(message[nl.SizeofTcMsg:])
+	if err != nil {
+		return nil, fmt.Errorf("parse class %x:%x of link %d: %w", Major, minor, index, err)
+	}
+	return &s, nil
 }
 
 // RootClass returns the class through which all frames of a device pass. It
@@ -295,10 +339,9 @@ func (h *HTB) RootClass(index int) (ClassState, error) {
 	return *s, err
 }
 
-// classes returns the classes of a device for which match returns true. It
-// dumps all classes even for a single one: before Linux 6.8, the kernel sends
-// the answer to a request for a single class to all subscribers of events.
-func (h *HTB) classes(index int, match func(minor uint16) bool) (map[uint16]ClassState, error) {
+// ShareClasses returns the classes of shares on the device with that interface
+// index, by minor number, from one dump.
+func (h *HTB) ShareClasses(index int) (map[uint16]ClassState, error) {
 	dump := nl.NewNetlinkRequest(unix.RTM_GETTCLASS, unix.NLM_F_DUMP)
 	dump.AddData(&nl.TcMsg{Family: nl.FAMILY_ALL, Ifindex: int32(index)})
 	messages, err := h.conn.Dump(dump)
@@ -314,7 +357,7 @@ func (h *HTB) classes(index int, match func(minor uint16) bool) (map[uint16]Clas
 			continue
 		}
 		major, minor := netlink.MajorMinor(nl.DeserializeTcMsg(m.Data).Handle)
-		if major != Major || !match(minor) {
+		if major != Major || minor < FirstMinor {
 			continue
 		}
 		if states[minor], err = parseClass(m.Data[nl.SizeofTcMsg:]); err != nil {
@@ -354,6 +397,7 @@ func (s *ClassState) parseOptions(payload []byte) error {
 			options := nl.DeserializeTcHtbCopt(a.Value)
 			s.Floor = max(s.Floor, uint64(options.Rate.Rate)*bitsPerByte)
 			s.Ceil = max(s.Ceil, uint64(options.Ceil.Rate)*bitsPerByte)
+			s.Overhead = options.Ceil.Overhead
 		case a.Attr.Type == nl.TCA_HTB_RATE64 && len(a.Value) >= 8:
 			s.Floor = nl.NativeEndian().Uint64(a.Value) * bitsPerByte
 		case a.Attr.Type == nl.TCA_HTB_CEIL64 && len(a.Value) >= 8:
@@ -423,9 +467,15 @@ func classRequests(dev int, c class) []*nl.NetlinkRequest {
 func (c class) options() *nl.RtAttr {
 	const maxUint32 = 1<<32 - 1
 	floor, ceil := c.floor/bitsPerByte, c.ceil/bitsPerByte
+	rate := nl.TcRateSpec{Linklayer: nl.LINKLAYER_ETHERNET, Overhead: c.overhead}
+	if c.overhead != 0 {
+		rate.Mpu = minFrame + c.overhead
+	}
+	floorRate, ceilRate := rate, rate
+	floorRate.Rate, ceilRate.Rate = uint32(min(floor, maxUint32)), uint32(min(ceil, maxUint32))
 	params := nl.TcHtbCopt{
-		Rate:    nl.TcRateSpec{Rate: uint32(min(floor, maxUint32)), Linklayer: nl.LINKLAYER_ETHERNET},
-		Ceil:    nl.TcRateSpec{Rate: uint32(min(ceil, maxUint32)), Linklayer: nl.LINKLAYER_ETHERNET},
+		Rate:    floorRate,
+		Ceil:    ceilRate,
 		Buffer:  ticks(burstBytes(c.floor), c.floor),
 		Cbuffer: ticks(burstBytes(c.ceil), c.ceil),
 		Quantum: max(c.quantum, maxGSO),

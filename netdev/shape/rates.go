@@ -3,14 +3,24 @@
 
 package shape
 
-// Minor numbers of the base classes, which every NIC has. classify.c uses the
+// Minor numbers of the base classes. classify.c uses the
 // same numbers.
 const (
 	classRoot         = 1
 	classHost         = 2
 	classControl      = 3
 	classUnidentified = 4
+	classMulticast    = 6
+	classDrop         = 7
 )
+
+// UnidentifiedMinor is the minor number of the class for frames that cannot be
+// assigned to a share.
+const UnidentifiedMinor = classUnidentified
+
+// ForwardedMinor is the minor number of the class for frames that the node
+// forwards. The class exists if NICRates.Forwarded has a ceil.
+const ForwardedMinor = 5
 
 // FirstMinor is the lowest minor number for the class of a share. Minor numbers
 // must be less than Major, because the minor number of a class is the major
@@ -21,6 +31,9 @@ const FirstMinor = 0x10
 type Rates struct {
 	Floor uint64 // guaranteed rate
 	Ceil  uint64 // maximum rate; equal to Floor if the share must not borrow
+	// Overhead is the NICRates.Overhead with which the kernel measures the rates. All
+	// classes of a NIC have the same.
+	Overhead uint16
 }
 
 // NICRates are the rates of a NIC, in bits per second.
@@ -30,6 +43,18 @@ type NICRates struct {
 	// Reserve is the part of Line that shares do not get. It serves the node's
 	// own traffic, ARP, neighbor discovery, and unidentified frames.
 	Reserve uint64
+	// Forwarded are the rates of frames that the node forwards. Its Floor is the
+	// part of Line that neither Reserve nor shares have. If its Ceil is 0, these
+	// frames have no class and are unidentified.
+	Forwarded Rates
+	// Multicast is the rate of multicast and broadcast frames that arrive, except ARP
+	// and neighbor discovery. If it is 0, the rate is an eighth of Reserve.
+	Multicast uint64
+	// Overhead is how many bytes the network carries with each frame in addition to its
+	// Ethernet header and payload. If it is not 0, the queues add it to each frame,
+	// and count a frame that is shorter than the minimum of Ethernet as the minimum. The kernel counts it once for
+	// a packet that the NIC segments.
+	Overhead uint16
 	// MinShare is the rate of the smallest share that the NIC permits. It sets
 	// the scale of the quanta by which borrowing shares divide idle bandwidth.
 	MinShare uint64
@@ -37,6 +62,8 @@ type NICRates struct {
 
 const (
 	bitsPerByte = 8
+	// minFrame is the length of the shortest Ethernet frame without its checksum, in bytes.
+	minFrame = 60
 	// maxGSO is the size of the largest packet that a queue gets, in bytes: a
 	// segment before segmentation (GSO), or received frames after merging (GRO).
 	maxGSO = 64 << 10
@@ -52,31 +79,51 @@ type class struct {
 	prio          uint32
 	quantum       uint32 // bytes
 	queue         uint32 // bytes; 0 for an inner class
+	overhead      uint16 // bytes; see NICRates.Overhead
 }
 
-// base returns the classes that every NIC has. The host may use the whole line.
+// base returns the classes that a NIC has without shares. The host may use the whole line.
 // The classes for control frames and for unidentified frames are small, because
-// any pod can fill them.
+// any pod can fill them. Forwarded frames share idle bandwidth with the shares as
+// another share does. The queue of the class for frames to drop is smaller than
+// every frame.
 func (l NICRates) base() []class {
 	part := max(l.Reserve/4, bitsPerByte)
-	return []class{
+	multicast := l.Multicast
+	if multicast == 0 {
+		multicast = max(part/2, bitsPerByte)
+	}
+	classes := []class{
 		{minor: classRoot, floor: l.Line, ceil: l.Line},
 		{
 			minor: classHost, parent: classRoot,
-			floor: 2 * part, ceil: l.Line,
+			floor: 2*part - bitsPerByte, ceil: l.Line,
 			quantum: maxGSO, queue: queueBytes(l.Line),
 		},
 		{
 			minor: classControl, parent: classRoot,
-			floor: part, ceil: part,
+			floor: max(part/2, bitsPerByte), ceil: part,
 			quantum: maxGSO, queue: queueBytes(part),
 		},
+		{
+			minor: classMulticast, parent: classRoot,
+			floor: min(max(part/2, bitsPerByte), multicast), ceil: multicast, prio: 1,
+			quantum: maxGSO, queue: queueBytes(multicast),
+		},
+		{minor: classDrop, parent: classRoot, floor: bitsPerByte, ceil: bitsPerByte, prio: 7, quantum: maxGSO, queue: 1},
 		{
 			minor: classUnidentified, parent: classRoot,
 			floor: part, ceil: part, prio: 1,
 			quantum: maxGSO, queue: queueBytes(part),
 		},
 	}
+	for i := range classes {
+		classes[i].overhead = l.Overhead
+	}
+	if l.Forwarded.Ceil > 0 {
+		classes = append(classes, l.share(ForwardedMinor, l.Forwarded))
+	}
+	return classes
 }
 
 // share returns the class of a share.
@@ -85,7 +132,7 @@ func (l NICRates) share(minor uint16, r Rates) class {
 	return class{
 		minor: minor, parent: classRoot,
 		floor: r.Floor, ceil: ceil,
-		quantum: l.quantum(r.Floor), queue: queueBytes(ceil),
+		quantum: l.quantum(r.Floor), queue: queueBytes(ceil), overhead: l.Overhead,
 	}
 }
 

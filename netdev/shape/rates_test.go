@@ -57,6 +57,7 @@ func TestNICRates_base_fitsReserve(t *testing.T) {
 		{Line: 10_000 * mega, Reserve: 100 * mega},
 		{Line: 1000, Reserve: 10},
 		{Line: 400_000 * mega, Reserve: 4000 * mega},
+		{Line: 10_000 * mega, Reserve: 100 * mega, Forwarded: Rates{Floor: 1000 * mega, Ceil: 10_000 * mega}},
 	} {
 		var floors uint64
 		for _, c := range link.base() {
@@ -67,8 +68,9 @@ func TestNICRates_base_fitsReserve(t *testing.T) {
 				t.Errorf("%+v: class %d has ceil %d, want at most the line", link, c.minor, c.ceil)
 			}
 		}
-		if link.Reserve >= 32 && floors > link.Reserve {
-			t.Errorf("%+v: the floors of the base classes add up to %d, want at most the reserve", link, floors)
+		if link.Reserve >= 32 && floors > link.Reserve+link.Forwarded.Floor {
+			t.Errorf("%+v: the floors of the base classes add up to %d, want at most the reserve and the forwarded floor",
+				link, floors)
 		}
 	}
 }

@@ -5,15 +5,18 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -39,9 +42,10 @@ type cluster struct {
 // options are the options of `up`. Its child processes read them from
 // DIR/options.json.
 type options struct {
-	Nodes      int
-	Gates      string
-	Kubernetes string
+	Nodes int
+	Gates string
+	build.Versions
+	OCIRuntime string // an element of ociRuntimes
 	Images     []string
 	Bin        build.Dirs
 }
@@ -80,15 +84,24 @@ func (c *cluster) up(ctx context.Context, o options, source string) error {
 		return fmt.Errorf("--nodes %d: must be 0, 1, or 2", o.Nodes)
 	}
 	if _, ok := featureGates[o.Gates]; !ok {
-		return fmt.Errorf("--gates %q: must be default, all, capacity, or no-capacity", o.Gates)
+		return fmt.Errorf("--gates %q: must be %s", o.Gates, gateNames())
 	}
-	if o.Kubernetes != build.KubernetesVersion && o.Nodes > 0 {
-		return fmt.Errorf("--kubernetes %s: nodes run only %s: set --nodes 0", o.Kubernetes, build.KubernetesVersion)
+	for flag, version := range map[string]string{"--kubernetes": o.Kubernetes, "--kubelet": o.Kubelet} {
+		if _, err := minor(version); err != nil {
+			return fmt.Errorf("%s: %w", flag, err)
+		}
+	}
+	if _, ok := criRuntimes[o.Runtime]; !ok {
+		return fmt.Errorf("--runtime %q: must be one of %s",
+			o.Runtime, strings.Join(slices.Sorted(maps.Keys(criRuntimes)), ", "))
+	}
+	if !slices.Contains(ociRuntimes, o.OCIRuntime) {
+		return fmt.Errorf("--oci-runtime %q: must be one of %s", o.OCIRuntime, strings.Join(ociRuntimes, ", "))
 	}
 	if err := checkMachine(); err != nil {
 		return err
 	}
-	bin, err := build.Binaries(ctx, source, o.Kubernetes, os.Stdout)
+	bin, err := build.Binaries(ctx, source, o.Versions, os.Stdout)
 	if err != nil {
 		return err
 	}
@@ -115,6 +128,17 @@ func (c *cluster) up(ctx context.Context, o options, source string) error {
 		return err
 	}
 	return c.startGuard(ctx)
+}
+
+// minor returns the minor number of a version of Kubernetes, such as 36 of v1.36.3. An
+// empty version is build.KubernetesVersion.
+func minor(version string) (int, error) {
+	var number, patch int
+	version = cmp.Or(version, build.KubernetesVersion)
+	if _, err := fmt.Sscanf(version, "v1.%d.%d", &number, &patch); err != nil {
+		return 0, fmt.Errorf("version %q: must have the form %s", version, build.KubernetesVersion)
+	}
+	return number, nil
 }
 
 // checkMachine returns an error that names a missing prerequisite and its remedy.
@@ -381,7 +405,7 @@ func (c *cluster) setGates(args []string) error {
 		return errUsage
 	}
 	if _, ok := featureGates[args[0]]; !ok {
-		return fmt.Errorf("%q: must be default, all, capacity, or no-capacity", args[0])
+		return fmt.Errorf("%q: must be %s", args[0], gateNames())
 	}
 	o, err := c.options()
 	if err != nil {
@@ -395,16 +419,49 @@ func (c *cluster) setGates(args []string) error {
 	if err := os.WriteFile(c.path("options.json"), raw, 0o644); err != nil {
 		return err
 	}
+	for _, component := range []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet"} {
+		if err := c.kill(component); err != nil && o.Nodes > 0 {
+			return err
+		}
+	}
+	return nil
+}
+
+// gateNames returns the values of --gates.
+func gateNames() string { return strings.Join(slices.Sorted(maps.Keys(featureGates)), ", ") }
+
+// kill kills a component in all nodes and in the control plane; see daemon.
+func (c *cluster) kill(component string) error {
 	pid, err := os.ReadFile(c.path("init.pid"))
 	if err != nil {
-		return err
+		return fmt.Errorf("no cluster in %s: %w", c.dir, err)
 	}
-	for _, component := range []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet"} {
-		kill := exec.Command("nsenter", "--target", strings.TrimSpace(string(pid)), "--mount", "--pid", "--",
-			"pkill", "-KILL", "-f", "kube "+component+" ")
-		if out, err := kill.CombinedOutput(); err != nil && o.Nodes > 0 {
-			return fmt.Errorf("kill %s: %w: %s", component, err, out)
-		}
+	kill := exec.Command("nsenter", "--target", strings.TrimSpace(string(pid)), "--mount", "--pid", "--",
+		"pkill", "-KILL", "-f", "kube "+component+" ")
+	if out, err := kill.CombinedOutput(); err != nil {
+		return fmt.Errorf("kill %s: %w: %s", component, err, out)
+	}
+	return nil
+}
+
+// stopMarker returns the path of the file that keeps a component from being
+// started.
+func (c *cluster) stopMarker(component string) string { return c.path("stopped-" + component) }
+
+// stop kills a component of the control plane, which is not started until start
+// is called.
+func (c *cluster) stop(component string) error {
+	if err := os.WriteFile(c.stopMarker(component), nil, 0o644); err != nil {
+		return fmt.Errorf("no cluster in %s: %w", c.dir, err)
+	}
+	return c.kill(component)
+}
+
+// start reverts stop. It does not wait until the component answers. It succeeds if
+// the component was not stopped.
+func (c *cluster) start(component string) error {
+	if err := os.Remove(c.stopMarker(component)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
 	}
 	return nil
 }
@@ -421,9 +478,12 @@ func (c *cluster) load(ctx context.Context, archives []string) error {
 			if err != nil {
 				return err
 			}
-			importer := exec.CommandContext(ctx, c.path("node"), nodeName(i),
-				o.Bin.Node+"/ctr", "-n", "k8s.io", "images", "import", "--local", abs)
-			if out, err := importer.CombinedOutput(); err != nil {
+			importer, err := criRuntimes[o.Runtime].importer(ctx, o.Bin, abs)
+			if err != nil {
+				return err
+			}
+			onNode := exec.CommandContext(ctx, c.path("node"), append([]string{nodeName(i)}, importer.Args...)...)
+			if out, err := onNode.CombinedOutput(); err != nil {
 				return fmt.Errorf("import %s into %s: %w\n%s", archive, nodeName(i), err, out)
 			}
 		}

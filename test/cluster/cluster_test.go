@@ -6,6 +6,8 @@ package main
 import (
 	"strings"
 	"testing"
+
+	"github.com/dra-shared/dra-driver-shared/test/cluster/build"
 )
 
 func TestNewCluster_directoryHiddenByNodeMounts(t *testing.T) {
@@ -45,14 +47,39 @@ func TestCluster_up_invalidOptions(t *testing.T) {
 		want string
 	}{
 		{options{Nodes: 3, Gates: "default"}, "--nodes 3: must be 0, 1, or 2"},
-		{options{Nodes: 1, Gates: "some"}, `--gates "some": must be default, all, capacity, or no-capacity`},
+		{options{Nodes: 1, Gates: "some"}, `--gates "some": must be all, capacity, default, no-capacity, no-granular-status`},
 		{
-			options{Nodes: 1, Gates: "default", Kubernetes: "v1.35.4"},
-			"--kubernetes v1.35.4: nodes run only v1.37.1: set --nodes 0",
+			options{Nodes: 1, Gates: "default", Versions: build.Versions{Kubernetes: "1.36"}},
+			`--kubernetes: version "1.36": must have the form v1.37.1`,
+		},
+		{
+			options{Nodes: 1, Gates: "default", Versions: build.Versions{Kubelet: "v1.36"}},
+			`--kubelet: version "v1.36": must have the form v1.37.1`,
 		},
 	} {
 		if err := c.up(t.Context(), tc.o, "."); err == nil || err.Error() != tc.want {
 			t.Errorf("up with %+v: got error %v, want %s", tc.o, err, tc.want)
 		}
+	}
+}
+
+func TestKubeletGates(t *testing.T) {
+	for _, tc := range []struct {
+		versions build.Versions
+		want     bool
+	}{
+		{build.Versions{}, false},
+		{build.Versions{Kubernetes: "v1.34.4"}, true},
+		{build.Versions{Kubernetes: "v1.37.1", Kubelet: "v1.34.4"}, true},
+		{build.Versions{Kubernetes: "v1.37.1", Kubelet: "v1.35.4"}, false},
+	} {
+		gates, err := kubeletGates(options{Gates: "capacity", Versions: tc.versions})
+		if err != nil || gates["KubeletCrashLoopBackOffMax"] != tc.want || !gates["DRAConsumableCapacity"] {
+			t.Errorf("gates of %+v: got %v and error %v, want KubeletCrashLoopBackOffMax %t and DRAConsumableCapacity",
+				tc.versions, gates, err, tc.want)
+		}
+	}
+	if featureGates["capacity"]["KubeletCrashLoopBackOffMax"] {
+		t.Error("the gates of the other components have KubeletCrashLoopBackOffMax")
 	}
 }

@@ -33,6 +33,7 @@ func mountSys() error {
 	return errors.Join(
 		mount("sysfs", "/sys", "sysfs", 0, ""),
 		mount("/mnt", "/sys/fs/cgroup", "", unix.MS_MOVE, ""),
+		unmountBelow("/sys/fs/cgroup/unified"), // crun refuses hierarchies of both versions
 	)
 }
 

@@ -11,10 +11,7 @@ import (
 	"io"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strings"
-	"sync"
 	"syscall"
 
 	"github.com/vishvananda/netlink"
@@ -28,8 +25,6 @@ func podCIDR(index int) string  { return fmt.Sprintf("10.77.%d.0/24", index+1) }
 // nodeStarted is what a node writes to its pipe when its daemons run. Any other
 // text is an error message.
 const nodeStarted = "started"
-
-const containerdSocket = "/run/containerd/containerd.sock"
 
 // node runs a node inside its network and mount namespaces until the cluster
 // ends. The node has its own /run, /var/lib/kubelet, and so on, so that ordinary
@@ -57,7 +52,8 @@ func (c *cluster) startNodeDaemons(ctx context.Context, name string) error {
 	}
 	index := int(name[1] - '1')
 	data := c.path(name)
-	if err := nodeMounts(data); err != nil {
+	r := criRuntimes[o.Runtime]
+	if err := nodeMounts(data, r.state); err != nil {
 		return err
 	}
 	if err := nodeLinks(index); err != nil {
@@ -67,36 +63,21 @@ func (c *cluster) startNodeDaemons(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	path := "PATH=" + o.Bin.Node + ":" + os.Getenv("PATH")
-	config, err := writeContainerdConfig(data, index, o)
-	if err != nil {
+	path := "PATH=" + o.Bin.Runtime + ":" + o.Bin.Node + ":" + os.Getenv("PATH")
+	if err := c.startRuntime(ctx, r, o, name, path); err != nil {
 		return err
 	}
-	containerd := daemon{name: "containerd", log: c.path("logs", "containerd-"+name+".log"),
-		argv: []string{o.Bin.Node + "/containerd", "--config", config}, env: []string{path}}
-	if err := containerd.start(ctx); err != nil {
+	if err := importImages(ctx, r, o); err != nil {
 		return err
 	}
-	if err := await(ctx, "containerd", func() error {
-		conn, err := net.Dial("unix", containerdSocket)
-		if err == nil {
-			err = conn.Close()
-		}
-		return err
-	}); err != nil {
-		return err
-	}
-	if err := importImages(ctx, o); err != nil {
-		return err
-	}
-	kubeletConfig, err := c.writeKubeletConfig(data, name, index, cgroup)
+	kubeletConfig, err := c.writeKubeletConfig(data, name, index, cgroup, r.socket)
 	if err != nil {
 		return err
 	}
 	kubelet := daemon{
-		name: "kubelet", log: c.path("logs", "kubelet-"+name+".log"), env: []string{path}, extraArgs: c.gateFlags,
+		name: "kubelet", log: c.path("logs", "kubelet-"+name+".log"), env: []string{path}, extraArgs: c.kubeletFlags,
 		argv: []string{
-			o.Bin.Kube + "/kube", "kubelet", "--config=" + kubeletConfig,
+			o.Bin.Kubelet + "/kube", "kubelet", "--config=" + kubeletConfig,
 			"--kubeconfig=" + c.path("pki", name+".kubeconfig"),
 			"--hostname-override=" + name, "--node-ip=" + nodeIP(index), "--cert-dir=/var/lib/kubelet/pki", "--v=2",
 		},
@@ -104,7 +85,36 @@ func (c *cluster) startNodeDaemons(ctx context.Context, name string) error {
 	return kubelet.start(ctx)
 }
 
-func nodeMounts(data string) error {
+// startRuntime starts the container runtime and waits until it listens.
+func (c *cluster) startRuntime(ctx context.Context, r criRuntime, o options, name, path string) error {
+	data := c.path(name)
+	if err := writeCNIConfig(data, int(name[1]-'1')); err != nil {
+		return err
+	}
+	oci, err := ociRuntime(o, data)
+	if err != nil {
+		return err
+	}
+	argv, err := r.configure(runtimeNode{bin: o.Bin, data: data, oci: oci})
+	if err != nil {
+		return err
+	}
+	d := daemon{name: r.name, log: c.path("logs", r.name+"-"+name+".log"), argv: argv, env: []string{path}}
+	if err := d.start(ctx); err != nil {
+		return err
+	}
+	return await(ctx, r.name, func() error {
+		conn, err := net.Dial("unix", r.socket)
+		if err == nil {
+			err = conn.Close()
+		}
+		return err
+	})
+}
+
+// nodeMounts makes the node's mounts. The directory of the runtime's state and that of
+// the kubelet are in data.
+func nodeMounts(data, runtimeState string) error {
 	if err := privateMounts(); err != nil {
 		return err
 	}
@@ -130,14 +140,12 @@ func nodeMounts(data string) error {
 	if err := mount("proc", "/run/proc", "proc", 0, ""); err != nil {
 		return err
 	}
-	for _, name := range []string{"kubelet", "containerd"} {
-		if err := os.MkdirAll(filepath.Join(data, name), 0o755); err != nil {
+	for _, dir := range []string{"/var/lib/kubelet", runtimeState} {
+		source := filepath.Join(data, filepath.Base(dir))
+		if err := errors.Join(os.MkdirAll(source, 0o755), os.MkdirAll(dir, 0o755)); err != nil {
 			return err
 		}
-		if err := os.MkdirAll("/var/lib/"+name, 0o755); err != nil {
-			return err
-		}
-		if err := mount(filepath.Join(data, name), "/var/lib/"+name, "", unix.MS_BIND, ""); err != nil {
+		if err := mount(source, dir, "", unix.MS_BIND, ""); err != nil {
 			return err
 		}
 	}
@@ -191,84 +199,55 @@ func makeNodeCgroup(name string) (string, error) {
 	return "/" + name, nil
 }
 
-const containerdConfig = `version = 4
-disabled_plugins = ["io.containerd.snapshotter.v1.blockfile", "io.containerd.snapshotter.v1.erofs"]
-[plugins.'io.containerd.cri.v1.images']
-  snapshotter = "overlayfs"
-  [plugins.'io.containerd.cri.v1.images'.pinned_images]
-    sandbox = "registry.local/pause:1"
-[plugins.'io.containerd.cri.v1.runtime']
-  restrict_oom_score_adj = true
-  disable_apparmor = true
-  [plugins.'io.containerd.cri.v1.runtime'.cni]
-    bin_dirs = ["%[1]s/cni"]
-    conf_dir = "%[2]s/cni-conf"
-  [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
-    runtime_type = "io.containerd.runc.v2"
-    [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
-      BinaryName = "%[1]s/runc"
-      SystemdCgroup = false
-`
-
 const cniConfig = `{"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "bridge", "bridge": "cni0",
  "isGateway": true, "ipMasq": false, "hairpinMode": true,
  "ipam": {"type": "host-local", "ranges": [[{"subnet": "%s"}]], "routes": [{"dst": "0.0.0.0/0"}]}}]}
 `
 
-func writeContainerdConfig(data string, index int, o options) (string, error) {
-	file := filepath.Join(data, "containerd.toml")
-	if err := os.MkdirAll(filepath.Join(data, "cni-conf"), 0o755); err != nil {
-		return "", err
-	}
-	return file, errors.Join(
-		os.WriteFile(filepath.Join(data, "cni-conf", "10-pods.conflist"),
-			fmt.Appendf(nil, cniConfig, podCIDR(index)), 0o644),
-		os.WriteFile(file, fmt.Appendf(nil, containerdConfig, o.Bin.Node, data), 0o644),
-	)
+func writeCNIConfig(data string, index int) error {
+	dir := filepath.Join(data, "cni-conf")
+	return errors.Join(os.MkdirAll(dir, 0o755),
+		os.WriteFile(filepath.Join(dir, "10-pods.conflist"), fmt.Appendf(nil, cniConfig, podCIDR(index)), 0o644))
 }
 
-func importImages(ctx context.Context, o options) error {
-	archives := append([]string{filepath.Join(o.Bin.Pause, "pause.tar")}, o.Images...)
-	errs := make([]error, len(archives))
-	var wait sync.WaitGroup
-	for i, archive := range archives {
-		wait.Go(func() {
-			ctr := exec.CommandContext(ctx, o.Bin.Node+"/ctr", "-n", "k8s.io", "images", "import", "--local", archive)
-			if out, err := ctr.CombinedOutput(); err != nil {
-				errs[i] = fmt.Errorf("import %s: %w: %s", archive, err, strings.TrimSpace(string(out)))
-			}
-		})
-	}
-	wait.Wait()
-	return errors.Join(errs...)
+func (c *cluster) writeKubeletConfig(data, name string, index int, cgroup, runtimeSocket string) (string, error) {
+	config := kubeletConfig(c.path("pki"), name, runtimeSocket, index)
+	config["failCgroupV1"], config["cgroupDriver"], config["cgroupRoot"] = false, "cgroupfs", cgroup
+	config["oomScoreAdj"] = 0 // a lower value needs CAP_SYS_RESOURCE
+	file := filepath.Join(data, "kubelet.json")
+	return file, writeJSON(file, config)
 }
 
-func (c *cluster) writeKubeletConfig(data, name string, index int, cgroup string) (string, error) {
-	pki := func(file string) string { return c.path("pki", file) }
-	raw, err := json.MarshalIndent(map[string]any{
+// kubeletConfig returns the part of a kubelet's configuration that nodes have in
+// common. pki is the directory of the certificates, and runtimeSocket that of the
+// container runtime.
+func kubeletConfig(pki, name, runtimeSocket string, index int) map[string]any {
+	return map[string]any{
 		"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
-		"failCgroupV1": false, "cgroupDriver": "cgroupfs", "cgroupRoot": cgroup,
-		"containerRuntimeEndpoint": "unix://" + containerdSocket,
+		"containerRuntimeEndpoint": "unix://" + runtimeSocket,
 		"address":                  nodeIP(index), "healthzBindAddress": "127.0.0.1",
-		"tlsCertFile": pki(name + ".crt"), "tlsPrivateKeyFile": pki(name + ".key"),
+		"tlsCertFile":       filepath.Join(pki, name+".crt"),
+		"tlsPrivateKeyFile": filepath.Join(pki, name+".key"),
 		"authentication": map[string]any{
 			"anonymous": map[string]any{"enabled": false}, "webhook": map[string]any{"enabled": true},
-			"x509": map[string]any{"clientCAFile": pki("ca.crt")},
+			"x509": map[string]any{"clientCAFile": filepath.Join(pki, "ca.crt")},
 		},
 		"authorization": map[string]any{"mode": "Webhook"},
 		// Tests kill containers repeatedly and wait for the restart.
 		"crashLoopBackOff": map[string]string{"maxContainerRestartPeriod": "1s"},
 		"failSwapOn":       false, "maxOpenFiles": 20000,
-		"oomScoreAdj": 0, // a lower value needs CAP_SYS_RESOURCE
 		"evictionHard": map[string]string{
 			"memory.available": "10Mi", "nodefs.available": "1%", "nodefs.inodesFree": "1%", "imagefs.available": "1%",
 		},
 		"imageGCHighThresholdPercent": 100,
 		"resolvConf":                  "", "clusterDNS": []string{dnsIP}, "makeIPTablesUtilChains": false,
-	}, "", "  ")
-	if err != nil {
-		return "", err
 	}
-	file := filepath.Join(data, "kubelet.json")
-	return file, os.WriteFile(file, raw, 0o644)
+}
+
+func writeJSON(file string, value any) error {
+	raw, err := json.MarshalIndent(value, "", "  ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(file, raw, 0o644)
 }

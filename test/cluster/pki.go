@@ -13,6 +13,7 @@ import (
 	"encoding/json"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"math/big"
 	"net"
 	"net/http"
@@ -46,6 +47,26 @@ func newAuthority(dir string) (*authority, error) {
 	// Service account tokens are signed with a separate key.
 	_, _, err = a.write("service-account", certificateTemplate(pkix.Name{CommonName: "service-account"}, nil), a)
 	return a, err
+}
+
+// loadAuthority returns the authority whose files are in dir.
+func loadAuthority(dir string) (*authority, error) {
+	pair, err := tls.LoadX509KeyPair(filepath.Join(dir, "ca.crt"), filepath.Join(dir, "ca.key"))
+	if err != nil {
+		return nil, fmt.Errorf("load the cluster's certificate authority: %w: is the cluster running?", err)
+	}
+	key, ok := pair.PrivateKey.(*ecdsa.PrivateKey)
+	if !ok {
+		return nil, fmt.Errorf("load the cluster's certificate authority: the key is a %T, want ECDSA", pair.PrivateKey)
+	}
+	return &authority{dir: dir, cert: pair.Leaf, key: key}, nil
+}
+
+// issueNode writes the certificate of a node's kubelet.
+func (a *authority) issueNode(index int) error {
+	name := nodeName(index)
+	subject := pkix.Name{CommonName: "system:node:" + name, Organization: []string{"system:nodes"}}
+	return a.issue(name, subject, name, nodeIP(index))
 }
 
 func certificateTemplate(subject pkix.Name, hosts []string) *x509.Certificate {

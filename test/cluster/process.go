@@ -71,6 +71,9 @@ type daemon struct {
 	env  []string
 	// extraArgs, if set, returns additional arguments; it is called at every start.
 	extraArgs func() ([]string, error)
+	// stopped, if not empty, is the path of a file; the daemon is not restarted while
+	// the file exists.
+	stopped string
 }
 
 // restartDelay keeps a daemon that fails at once from restarting in a busy loop.
@@ -91,6 +94,9 @@ func (d daemon) start(ctx context.Context) error {
 				case <-ctx.Done():
 					return
 				case <-time.After(restartDelay):
+				}
+				if _, err := os.Stat(d.stopped); err == nil {
+					continue
 				}
 				if cmd, err = d.spawn(); err == nil {
 					break

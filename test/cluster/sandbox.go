@@ -4,12 +4,14 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/x509/pkix"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"os"
 	"os/exec"
@@ -31,6 +33,8 @@ const (
 	gatewayIP    = "192.168.77.254" // the sandbox's side of the management network
 	switchMTU    = 9000
 	apiServerURL = "https://" + gatewayIP + ":443"
+	// nodeServerURL is the URL that the nodes use.
+	nodeServerURL = "https://" + serviceIP + ":443"
 )
 
 // switchAddresses are the addresses of the bridge that connects the nodes' NICs.
@@ -44,6 +48,8 @@ var featureGates = map[string]map[string]bool{
 	"default": {},
 	// Without consumable capacity the API server drops fields of published devices.
 	"no-capacity": {"DRAConsumableCapacity": false},
+	// As before Kubernetes 1.36: everyone who may patch a claim's status may patch all of it.
+	"no-granular-status": {"DRAResourceClaimGranularStatusAuthorization": false},
 	// Before Kubernetes 1.36 consumable capacity is off by default.
 	"capacity": {"DRAConsumableCapacity": true},
 	"all": {
@@ -69,11 +75,40 @@ func (c *cluster) gateFlags() ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
+	return gateFlag(featureGates[o.Gates]), nil
+}
+
+// kubeletFlags returns the --feature-gates flag of the kubelets.
+func (c *cluster) kubeletFlags() ([]string, error) {
+	o, err := c.options()
+	if err != nil {
+		return nil, err
+	}
+	gates, err := kubeletGates(o)
+	return gateFlag(gates), err
+}
+
+// kubeletGates returns the feature gates of the kubelets. Before 1.35, a kubelet refuses
+// the setting crashLoopBackOff unless a gate is on, which other components do not have.
+func kubeletGates(o options) (map[string]bool, error) {
+	number, err := minor(cmp.Or(o.Kubelet, o.Kubernetes))
+	if err != nil {
+		return nil, err
+	}
+	gates := map[string]bool{}
+	maps.Copy(gates, featureGates[o.Gates])
+	if number < 35 {
+		gates["KubeletCrashLoopBackOffMax"] = true
+	}
+	return gates, nil
+}
+
+func gateFlag(gates map[string]bool) []string {
 	var list []string
-	for name, on := range featureGates[o.Gates] {
+	for name, on := range gates {
 		list = append(list, fmt.Sprintf("%s=%t", name, on))
 	}
-	return []string{"--feature-gates=" + strings.Join(list, ",")}, nil
+	return []string{"--feature-gates=" + strings.Join(list, ",")}
 }
 
 // apiFlags returns the feature gates for the API server and, with all gates, the
@@ -237,9 +272,8 @@ func (c *cluster) certificates(nodes int) (*authority, error) {
 	for i := range nodes {
 		name := nodeName(i)
 		err = errors.Join(err,
-			ca.issue(name, pkix.Name{CommonName: "system:node:" + name, Organization: []string{"system:nodes"}},
-				name, nodeIP(i)),
-			ca.kubeconfig(c.path("pki", name+".kubeconfig"), name, "https://"+serviceIP+":443"),
+			ca.issueNode(i),
+			ca.kubeconfig(c.path("pki", name+".kubeconfig"), name, nodeServerURL),
 		)
 	}
 	return ca, err
@@ -251,7 +285,7 @@ func (c *cluster) startControlPlane(ctx context.Context, o options, ca *authorit
 	component := func(name string, args ...string) daemon {
 		return daemon{
 			name: name, log: c.path("logs", name+".log"),
-			argv: append([]string{kube, name}, args...), extraArgs: c.gateFlags,
+			argv: append([]string{kube, name}, args...), extraArgs: c.gateFlags, stopped: c.stopMarker(name),
 		}
 	}
 	etcd := component("etcd", "--name=test", "--data-dir="+c.path("etcd"), "--unsafe-no-fsync",
@@ -399,7 +433,7 @@ func (c *cluster) startNode(ctx context.Context, index int, o options, status io
 	if string(result) != nodeStarted {
 		return fmt.Errorf("node %s: %s", name, result)
 	}
-	report(status, "node %s: started containerd and kubelet, imported images", name)
+	report(status, "node %s: started %s and kubelet, imported images", name, o.Runtime)
 	return nil
 }
 

@@ -19,21 +19,28 @@ const (
 exec nsenter --target "$(cat %[1]s/init.pid)" --net -- %[2]s/kube kubectl --kubeconfig %[1]s/kubeconfig "$@"
 `
 	// n1.pid holds a process ID of the cluster's PID namespace, so the script
-	// enters that namespace before the node's.
+	// enters that namespace before the node's. A node that runs on another machine
+	// has a script n1.exec, which runs commands there.
 	nodeScript = `#!/bin/sh
 # node NAME CMD...: runs CMD in the network and mount namespaces of node NAME.
+[ $# -ge 2 ] && [ -x "%[1]s/$1.exec" ] && { script="%[1]s/$1.exec"; shift; exec "$script" "$@"; }
 [ $# -ge 2 ] && [ -f "%[1]s/$1.pid" ] || { echo "usage: $0 n1|n2 CMD..." >&2; exit 2; }
 name=$1; shift
 exec nsenter --target "$(cat %[1]s/init.pid)" --net --mount --pid -- \
-  nsenter --target "$(cat "%[1]s/$name.pid")" --net --mount -- env PATH="%[3]s:%[3]s/cni:$PATH" "$@"
+  nsenter --target "$(cat "%[1]s/$name.pid")" --net --mount -- env PATH="%[4]s:%[3]s:%[3]s/cni:$PATH" "$@"
 `
 	podScript = `#!/bin/sh
 # pod NAMESPACE/NAME CMD...: runs CMD of this machine in the pod's network namespace.
 [ $# -ge 2 ] || { echo "usage: $0 NAMESPACE/NAME CMD..." >&2; exit 2; }
 pod=$1; shift
-uid=$(%[1]s/kubectl get pod -n "${pod%%/*}" "${pod#*/}" -o 'jsonpath={.metadata.uid}') || exit
+location=$(%[1]s/kubectl get pod -n "${pod%%%%/*}" "${pod#*/}" -o 'jsonpath={.metadata.uid} {.spec.nodeName}') || exit
+uid=${location%%%% *} node=${location#* }
+[ -x "%[1]s/$node.exec" ] && exec "%[1]s/$node.exec" pod-exec "$uid" "$@"
 for cgroup in $(grep -ls "pod$uid" /proc/[0-9]*/cgroup); do
-  pid=${cgroup#/proc/}; exec nsenter --target "${pid%%/cgroup}" --net -- "$@"
+  pid=${cgroup#/proc/}; pid=${pid%%/cgroup}
+  # CRI-O's monitor is in the cgroup of the pod and in the network namespace of the node.
+  grep -qsx conmon "/proc/$pid/comm" && continue
+  exec nsenter --target "$pid" --net -- "$@"
 done
 echo "no process of pod $pod found: is it running?" >&2; exit 1
 `
@@ -50,7 +57,7 @@ func (c *cluster) writeScripts(o options) error {
 	for name, text := range map[string]string{
 		"kubectl": kubectlScript, "node": nodeScript, "pod": podScript, "network": networkScript,
 	} {
-		script := fmt.Sprintf(text+"%.0[1]s%.0[2]s%.0[3]s", c.dir, o.Bin.Kube, o.Bin.Node)
+		script := fmt.Sprintf(text+"%.0[1]s%.0[2]s%.0[3]s%.0[4]s", c.dir, o.Bin.Kube, o.Bin.Node, o.Bin.Runtime)
 		err = errors.Join(err, os.WriteFile(c.path(name), []byte(script), 0o755))
 	}
 	return err

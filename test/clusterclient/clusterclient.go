@@ -33,6 +33,9 @@ type Cluster struct {
 	Dir string
 	// Values are additional Helm arguments for every installation of the chart.
 	Values []string
+	// Kubeconfig is set for a cluster that this package did not start. Only Kubectl and
+	// the methods that use it work then, with the program kubectl.
+	Kubeconfig string
 }
 
 // New returns the cluster in dir, which is relative to the root of the
@@ -65,11 +68,18 @@ const NoNodes = -1
 type Options struct {
 	// Nodes is the number of nodes: 1 or 2, or NoNodes. 0 means 1.
 	Nodes int
-	// Gates selects the feature gates: default, all, capacity, or no-capacity.
-	// Empty means default.
+	// Gates selects the feature gates: default, all, capacity, no-capacity, or
+	// no-granular-status. Empty means default.
 	Gates string
-	// Kubernetes is the version to run. Only the default version has nodes.
+	// Kubernetes is the version to run. Empty means the default version.
 	Kubernetes string
+	// Kubelet is the version of the nodes' kubelets. Empty means that of Kubernetes.
+	Kubelet string
+	// Runtime is the container runtime: containerd, containerd-1.7, or cri-o. Empty
+	// means containerd.
+	Runtime string
+	// OCIRuntime is runc or crun. Empty means runc.
+	OCIRuntime string
 	// Bare skips the installation of the chart.
 	Bare bool
 	// Before runs after the nodes are Ready and before the chart is installed.
@@ -89,6 +99,15 @@ func (c *Cluster) Up(ctx context.Context, o Options, progress io.Writer) error {
 	args := []string{"up", "--dir", c.Dir, "--nodes", strconv.Itoa(nodes), "--gates", cmp.Or(o.Gates, "default")}
 	if o.Kubernetes != "" {
 		args = append(args, "--kubernetes", o.Kubernetes)
+	}
+	if o.Kubelet != "" {
+		args = append(args, "--kubelet", o.Kubelet)
+	}
+	if o.Runtime != "" {
+		args = append(args, "--runtime", o.Runtime)
+	}
+	if o.OCIRuntime != "" {
+		args = append(args, "--oci-runtime", o.OCIRuntime)
 	}
 	for _, image := range images {
 		args = append(args, "--image", filepath.Join(c.Root, image))
@@ -148,9 +167,30 @@ func (c *Cluster) Down(ctx context.Context) error {
 // SetGates restarts the cluster's components with other feature gates. It does
 // not wait until they are ready.
 func (c *Cluster) SetGates(ctx context.Context, gates string) error {
-	set := exec.CommandContext(ctx, filepath.Join(c.Root, "bin/cluster"), "gates", "--dir", c.Dir, gates)
-	if out, err := set.CombinedOutput(); err != nil {
-		return fmt.Errorf("set feature gates: %w\n%s", err, out)
+	return c.control(ctx, "gates", gates)
+}
+
+// Load imports image archives into every node.
+func (c *Cluster) Load(ctx context.Context, archives ...string) error {
+	return c.control(ctx, "load", archives...)
+}
+
+// Stop kills a component of the control plane, such as kube-apiserver, which stays
+// away until Start is called.
+func (c *Cluster) Stop(ctx context.Context, component string) error {
+	return c.control(ctx, "stop", component)
+}
+
+// Start reverts Stop. It does not wait until the component answers.
+func (c *Cluster) Start(ctx context.Context, component string) error {
+	return c.control(ctx, "start", component)
+}
+
+func (c *Cluster) control(ctx context.Context, verb string, args ...string) error {
+	args = append([]string{verb, "--dir", c.Dir}, args...)
+	cmd := exec.CommandContext(ctx, filepath.Join(c.Root, "bin/cluster"), args...)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("cluster %s: %w\n%s", strings.Join(args, " "), err, out)
 	}
 	return nil
 }
@@ -158,6 +198,9 @@ func (c *Cluster) SetGates(ctx context.Context, gates string) error {
 // Command returns a command that runs one of the cluster's scripts (kubectl,
 // node, pod, or network) in the root directory of the repository.
 func (c *Cluster) Command(ctx context.Context, script string, args ...string) *exec.Cmd {
+	if c.Kubeconfig != "" && script == "kubectl" {
+		return exec.CommandContext(ctx, "kubectl", append([]string{"--kubeconfig", c.Kubeconfig}, args...)...)
+	}
 	cmd := exec.CommandContext(ctx, filepath.Join(c.Dir, script), args...)
 	cmd.Dir = c.Root
 	return cmd

@@ -4,6 +4,8 @@
 package controlplane
 
 import (
+	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -11,6 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/dra-shared/dra-driver-shared/test/eventually"
 )
 
 // Only the controller may create claims that use a fabric without counting as a
@@ -43,10 +47,19 @@ func TestAdmission_rejectsZeroGroups(t *testing.T) {
 			&resourceapi.ResourceClaim{ObjectMeta: meta, Spec: spec},
 			&resourceapi.ResourceClaimTemplate{ObjectMeta: meta, Spec: template},
 		} {
-			err := e.client.Create(t.Context(), o)
-			if err == nil || !strings.Contains(err.Error(), "would use a fabric without counting as a group: request 1") {
-				t.Errorf("%s: create %T: got error %v, want that it would not count as a group", name, o, err)
-			}
+			// The API server applies the chart's policies some time after they were created.
+			condition := fmt.Sprintf("%s: the API server refuses a %T", name, o)
+			eventually.Eventually(t, timeout, condition, func() error {
+				o.SetResourceVersion("") // an attempt that succeeded has set it
+				err := e.client.Create(t.Context(), o, client.DryRunAll)
+				if err == nil {
+					return errors.New("it accepted the object")
+				}
+				if !strings.Contains(err.Error(), "would use a fabric without counting as a group: request 1") {
+					return fmt.Errorf("want the reason that it would not count as a group: %w", err)
+				}
+				return nil
+			})
 		}
 	}
 }

@@ -156,26 +156,7 @@ func (e *testEnv) runLifecycle(t *testing.T, f *failingClient) {
 	ns := e.createNamespace(t, "lifecycle")
 	byName := fabricClaim(ns, "kept")
 	e.create(t, byName)
-	stop := e.startController(t, f.new)
-	done, stopped := make(chan struct{}), make(chan struct{})
-	finish := sync.OnceFunc(func() { close(done) })
-	t.Cleanup(finish)
-	go func() {
-		defer close(stopped)
-		select {
-		case <-f.killed:
-			stop()
-			successor, err := e.runController(t, driverConfig(), nil)
-			if err != nil {
-				t.Errorf("start the successor of the killed controller: %v", err)
-				return
-			}
-			<-done
-			successor()
-		case <-done:
-			stop()
-		}
-	}()
+	finish := e.startSucceededController(t, f)
 
 	// The webhook does not answer while no controller runs, so creation is repeated.
 	kept := corev1.PodResourceClaim{Name: "kept", ResourceClaimName: ptr.To("kept")}
@@ -213,7 +194,36 @@ func (e *testEnv) runLifecycle(t *testing.T, f *failingClient) {
 	e.delete(t, byName)
 	e.awaitEmpty(t, ns)
 	finish()
-	<-stopped
+}
+
+// startSucceededController starts a controller that writes with f, and its successor when
+// it is killed. finish ends the one that runs.
+func (e *testEnv) startSucceededController(t *testing.T, f *failingClient) (finish func()) {
+	t.Helper()
+	stop := e.startController(t, f.new)
+	done, stopped := make(chan struct{}), make(chan struct{})
+	finish = sync.OnceFunc(func() {
+		close(done)
+		<-stopped
+	})
+	t.Cleanup(finish)
+	go func() {
+		defer close(stopped)
+		select {
+		case <-f.killed:
+			stop()
+			successor, err := e.runController(t, driverConfig(), nil)
+			if err != nil {
+				t.Errorf("start the successor of the killed controller: %v", err)
+				return
+			}
+			<-done
+			successor()
+		case <-done:
+			stop()
+		}
+	}()
+	return finish
 }
 
 // checkConditions returns an error unless there are want conditions, all of them

@@ -33,6 +33,7 @@ const (
 	envVersion = "CONTROLPLANE_VERSION" // version of Kubernetes
 	envGates   = "CONTROLPLANE_GATES"   // feature gates, as for the command cluster
 	envBench   = "CONTROLPLANE_BENCH"   // not empty: run TestScale
+	envJobSet  = "CONTROLPLANE_JOBSET"  // not empty: run the tests of `make test-jobset`
 )
 
 func TestMain(m *testing.M) {

@@ -36,16 +36,16 @@ run v1.35.4 capacity "consumable capacity is off by default"
 run v1.34.4 capacity "consumable capacity is off by default"
 {
 	cat <<EOF
-# Versions of Kubernetes
+## Kubernetes
 
 Written by \`make test-matrix\`, which runs the tests of test/controlplane on the API
-server, scheduler, and controller manager of each version, with simulated nodes. On
-real nodes, the driver is tested with v1.37.1 only.
+server, scheduler, and controller manager of each version, with simulated nodes.
+[Kubelets](#kubelets) has the results on real nodes.
 
 | version | feature gates | mode | last run | result | note |
 | --- | --- | --- | --- | --- | --- |
 EOF
 	cat "$rows"
-} >$out.new && mv $out.new $out
+} | test/env/section.sh $out
 rm -f "$rows"
 exit $failed

@@ -16,12 +16,14 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
+	network "github.com/dra-shared/dra-driver-shared/api/network/v1alpha1"
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/internal/failpoint/failpointtest"
@@ -34,7 +36,11 @@ var checkedByAPIServer = []string{
 	"patch resourceclaims/binding.resource.k8s.io",
 	"arbitrary-node:patch resourceclaims/driver.resource.k8s.io",
 	"update podgroups/finalizers.scheduling.dra-shared.dev",
+	"update jobs/finalizers.batch",
 }
+
+// The controller uses this right if the cluster has JobSets; see TestJobSet_claimsOfEachJob.
+const ofJobSets = "get jobsets.jobset.x-k8s.io"
 
 // Rights that the controller uses in one mode only. It creates a PodGroup of
 // Kubernetes in a dry run to detect the mode, and it patches pods to remove
@@ -49,14 +55,18 @@ const (
 func TestRBAC_controllerUsesEveryRight(t *testing.T) {
 	e := requireTestEnv(t)
 	// Earlier tests of the same run may have used the rights already.
-	if !e.used.has("delete resourceclaims.resource.k8s.io") {
+	if !e.used.has("patch podgroups.scheduling.dra-shared.dev") {
 		e.runLifecycle(t, newFailingClient(failpointtest.Point{}))
 	}
-	if !e.used.has("watch jobs.batch") {
+	if !e.used.has("get pods") {
 		t.Run("claim with a holder", func(t *testing.T) {
 			e.startController(t, nil)
 			e.terminalPodsOfHeldClaim(t)
 		})
+	}
+	if !e.used.has("get cronjobs.batch") {
+		t.Run("claims of Jobs", TestJobClaims_deniedAtCreation)
+		t.Run("pods of no Job", TestJobClaims_podsOfNoJobAreRefused)
 	}
 	t.Run("references to missing objects, and repeated events", func(t *testing.T) {
 		e.startController(t, nil)
@@ -71,6 +81,10 @@ func TestRBAC_controllerUsesEveryRight(t *testing.T) {
 			eventually.Eventually(t, timeout, condition, func() error { return e.checkPublished(t.Context(), c.Fabrics) })
 			stop()
 		}
+	})
+	t.Run("addresses of a lost node", func(t *testing.T) {
+		e.startController(t, nil)
+		e.loseNodeWithAddresses(t)
 	})
 	granted := e.grantedRights(t)
 	for _, right := range slices.Sorted(maps.Keys(granted)) {
@@ -88,12 +102,46 @@ func TestRBAC_controllerUsesEveryRight(t *testing.T) {
 // isUsed reports whether the controller has used the right, or needs it in
 // another situation than that of the test.
 func (e *testEnv) isUsed(right string) bool {
-	if e.native && right == bridgeOnly || !e.native && strings.HasSuffix(right, nativeOnly) {
+	if right == ofJobSets || e.native && right == bridgeOnly || !e.native && strings.HasSuffix(right, nativeOnly) {
 		return true
 	}
 	// The controller lists only if the API server cannot stream the initial state of a watch.
 	watch := strings.Replace(right, "list ", "watch ", 1)
 	return e.used.has(right) || e.used.has(watch) || slices.Contains(checkedByAPIServer, right)
+}
+
+// loseNodeWithAddresses creates an AddressPool, and a block of a node that does not
+// exist. It waits until the controller has returned the block.
+func (e *testEnv) loseNodeWithAddresses(t *testing.T) {
+	t.Helper()
+	pool := &network.AddressPool{
+		ObjectMeta: metav1.ObjectMeta{Name: "office"},
+		Spec:       network.AddressPoolSpec{Network: "storage", Subnet: "10.20.0.0/24"},
+	}
+	block := &network.AddressBlock{
+		ObjectMeta: metav1.ObjectMeta{Name: "storage-4-0a140001"},
+		Spec: network.AddressBlockSpec{
+			Network: "storage", Pool: "office", Node: "lost", Ranges: []string{"10.20.0.1-10.20.0.1"},
+		},
+	}
+	e.create(t, pool, block)
+	eventually.Eventually(t, timeout, "the block of the lost node is returned", func() error {
+		if err := e.client.Get(t.Context(), client.ObjectKeyFromObject(pool), pool); err != nil {
+			return err
+		}
+		if pool.Status.Addresses != "254" || pool.Status.Blocks != 0 {
+			return fmt.Errorf("the pool has %s addresses and %d blocks, want 254 and 0",
+				pool.Status.Addresses, pool.Status.Blocks)
+		}
+		err := e.client.Get(t.Context(), client.ObjectKeyFromObject(block), block)
+		if !apierrors.IsNotFound(err) {
+			return fmt.Errorf("AddressBlock %s exists: %w", block.Name, err)
+		}
+		return nil
+	})
+	if err := e.client.Delete(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // useInvalidReferences creates pods that refer to a template, a class, and a

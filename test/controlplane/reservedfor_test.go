@@ -34,7 +34,7 @@ func (e *testEnv) createHeldClaim(t *testing.T, ns, holder string) (*resourceapi
 	return claim, pod
 }
 
-// createJob creates a suspended Job, which has no pods and can be a holder.
+// createJob creates a Job without pods, which can be a holder.
 func (e *testEnv) createJob(t *testing.T, ns string) *batchv1.Job {
 	t.Helper()
 	pods := corev1.PodSpec{
@@ -43,7 +43,7 @@ func (e *testEnv) createJob(t *testing.T, ns string) *batchv1.Job {
 	}
 	job := &batchv1.Job{
 		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "train"},
-		Spec:       batchv1.JobSpec{Suspend: ptr.To(true), Template: corev1.PodTemplateSpec{Spec: pods}},
+		Spec:       batchv1.JobSpec{Parallelism: ptr.To[int32](0), Template: corev1.PodTemplateSpec{Spec: pods}},
 	}
 	e.create(t, job)
 	return job

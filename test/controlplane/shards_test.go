@@ -12,9 +12,12 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
 	"github.com/dra-shared/dra-driver-shared/test/eventually"
@@ -66,7 +69,7 @@ func TestShards_groupOfThousandPods(t *testing.T) {
 // growGroup creates pods of group big and waits until to pods run.
 func (e *testEnv) growGroup(t *testing.T, ns string, from, to int) {
 	t.Helper()
-	create := func(i int) error { return e.client.Create(t.Context(), newPod(ns, "big", from+i)) }
+	create := func(i int) error { return e.createPod(t.Context(), newPod(ns, "big", from+i)) }
 	if err := simnode.Parallel(to-from, create); err != nil {
 		t.Fatalf("create pods %d to %d: %v", from, to-1, err)
 	}
@@ -221,4 +224,92 @@ func (e *testEnv) checkOneDevice(t *testing.T, ns string) int {
 			len(all), devices, counting)
 	}
 	return len(all)
+}
+
+// The rack of a group fails: its node is cordoned, and the group's pods are deleted.
+// New pods must run in the other rack, on one fabric, also those of further shards.
+func TestShards_groupLeavesFailedRack(t *testing.T) {
+	e := requireTestEnv(t)
+	if e.native {
+		t.Skip("Kubernetes reserves the claims of a group in native mode")
+	}
+	const size = 250 // two claims
+	racks := &config.DriverConfig{}
+	for _, rack := range []string{"a", "b"} {
+		racks.Fabrics = append(racks.Fabrics, config.Fabric{
+			Name: rack, NodeSelector: map[string]string{"rack": rack}, Groups: groupsOnFabric,
+		})
+	}
+	e.setRack(t, "a", 0, 12)
+	e.setRack(t, "b", 12, 24)
+	e.startControllerWith(t, racks, nil)
+	ns := e.createNamespace(t, "racks")
+	pg := e.mustCreateGroup(t, ns, "big")
+	e.growGroup(t, ns, 0, size)
+	e.checkOneDevice(t, ns)
+	failed := e.rackOf(t, ns)
+
+	first := map[string]int{"a": 0, "b": 12}[failed]
+	e.cordon(t, first, first+12)
+	e.deletePods(t, ns)
+	start := time.Now()
+	e.createRunningPods(t, ns, "big", size, 2*size)
+	t.Logf("%d pods run in the other rack after %s", size, time.Since(start).Round(100*time.Millisecond))
+	e.checkOneDevice(t, ns)
+	if rack := e.rackOf(t, ns); rack == failed {
+		t.Errorf("the pods run in rack %s, whose nodes are cordoned", rack)
+	}
+	e.deletePods(t, ns)
+	e.delete(t, pg)
+	e.awaitEmpty(t, ns)
+}
+
+// setRack gives the simulated nodes from to to-1 the label of a rack until the test
+// ends.
+func (e *testEnv) setRack(t *testing.T, rack string, from, to int) {
+	t.Helper()
+	label := fmt.Sprintf(`{"metadata":{"labels":{"rack":%q}}}`, rack)
+	e.patchNodes(t, from, to, label, `{"metadata":{"labels":{"rack":null}}}`)
+}
+
+// cordon makes the simulated nodes from to to-1 unschedulable until the test ends.
+func (e *testEnv) cordon(t *testing.T, from, to int) {
+	t.Helper()
+	e.patchNodes(t, from, to, `{"spec":{"unschedulable":true}}`, `{"spec":{"unschedulable":null}}`)
+}
+
+// patchNodes patches the simulated nodes from to to-1, and patches them again when the
+// test ends.
+func (e *testEnv) patchNodes(t *testing.T, from, to int, patch, undo string) {
+	t.Helper()
+	apply := func(patch string) {
+		t.Helper()
+		err := simnode.Parallel(to-from, func(i int) error {
+			node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("sim-%03d", from+i)}}
+			return e.client.Patch(context.Background(), node, client.RawPatch(types.MergePatchType, []byte(patch)))
+		})
+		if err != nil {
+			t.Errorf("patch nodes %d to %d: %v", from, to-1, err)
+		}
+	}
+	apply(patch)
+	t.Cleanup(func() { apply(undo) })
+}
+
+// rackOf returns the rack in which the pods of a namespace run.
+func (e *testEnv) rackOf(t *testing.T, ns string) string {
+	t.Helper()
+	var pods corev1.PodList
+	if err := e.client.List(t.Context(), &pods, client.InNamespace(ns)); err != nil || len(pods.Items) == 0 {
+		t.Fatalf("list pods: %d, %v", len(pods.Items), err)
+	}
+	node := &corev1.Node{}
+	for i := range pods.Items {
+		if name := pods.Items[i].Spec.NodeName; name != "" && pods.Items[i].DeletionTimestamp == nil {
+			if err := e.client.Get(t.Context(), client.ObjectKey{Name: name}, node); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	return node.Labels["rack"]
 }

@@ -15,6 +15,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -104,7 +105,8 @@ func newTestEnv() (*testEnv, error) {
 	if err := nodes.Start(ctx, 24); err != nil {
 		return nil, err
 	}
-	return e, c.Install(ctx, "controller.reservedFor[0].apiGroup=batch", "controller.reservedFor[0].resource=jobs")
+	return e, c.Install(ctx, "controller.reservedFor[0].apiGroup=batch", "controller.reservedFor[0].resource=jobs",
+		"controller.jobClaims=true")
 }
 
 func (e *testEnv) recordStart(p *corev1.Pod) {
@@ -161,7 +163,8 @@ func (e *testEnv) runController(
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), klog.Background()))
 	manager, err := controlplane.New(ctx, e.controllerConfig(), controlplane.Options{
 		DriverName: driverName, Config: c, Namespace: system, Mode: mode.Auto, SlicesOwner: "dra-shared-controller",
-		HealthAddress: "0", MetricsAddress: "0", Client: newClient,
+		JobClaims: true,
+		Client:    newClient,
 		Webhook: controlplane.Webhook{
 			Port: 9443, Service: "dra-shared-controller", Secret: "dra-shared-controller-ca",
 			Configuration: "dra-shared-controller",
@@ -227,9 +230,31 @@ func (e *testEnv) delete(t *testing.T, objects ...client.Object) {
 // deletePods deletes all pods of a namespace.
 func (e *testEnv) deletePods(t *testing.T, ns string) {
 	t.Helper()
-	if err := e.client.DeleteAllOf(context.Background(), &corev1.Pod{}, client.InNamespace(ns)); err != nil {
+	err := untilCompleted(func() error {
+		return e.client.DeleteAllOf(context.Background(), &corev1.Pod{}, client.InNamespace(ns))
+	})
+	if err != nil {
 		t.Fatalf("delete the pods of namespace %s: %v", ns, err)
 	}
+}
+
+// untilCompleted sends a request again, up to five times, that the API server could not
+// complete because the machine is busy: its own time ran out, or that of a webhook. The
+// controllers of workloads do the same. A retried request must not fail because the first
+// had an effect.
+func untilCompleted(request func() error) (err error) {
+	for range 5 {
+		err = request()
+		if !apierrors.IsInternalError(err) && !apierrors.IsTimeout(err) {
+			return err
+		}
+	}
+	return err
+}
+
+// createPod creates a pod as the controllers of workloads do.
+func (e *testEnv) createPod(ctx context.Context, pod *corev1.Pod) error {
+	return untilCompleted(func() error { return client.IgnoreAlreadyExists(e.client.Create(ctx, pod.DeepCopy())) })
 }
 
 // fabricSpec returns a claim spec that requests a fabric.
@@ -309,7 +334,7 @@ func newPodWithClaim(namespace, prefix string, i int, claim string) *corev1.Pod 
 func (e *testEnv) createRunningPods(t *testing.T, ns, group string, from, to int) {
 	t.Helper()
 	ctx := t.Context()
-	create := func(i int) error { return e.client.Create(ctx, newPod(ns, group, from+i)) }
+	create := func(i int) error { return e.createPod(ctx, newPod(ns, group, from+i)) }
 	if err := simnode.Parallel(to-from, create); err != nil {
 		t.Fatalf("create pods of group %s: %v", group, err)
 	}

@@ -231,6 +231,9 @@ func (e *testEnv) enforced(pods ...*sandbox) error {
 func TestPlugin_killedRepeatedlyWithManyClaims(t *testing.T) {
 	const batches, batchSize = 5, 10
 	e := newTestEnv(t)
+	// Of the trials, which take most of a start, TestPlugin_killedAtEachFailpoint
+	// covers the failpoints.
+	e.key = e.strongestKey()
 	var points [][]failpointtest.Point
 	for _, stage := range e.stages([]*resourceapi.ResourceClaim{e.claim("recorded")}) {
 		points = append(points, e.recordStage(stage))

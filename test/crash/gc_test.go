@@ -390,8 +390,13 @@ func TestPlugin_keepsEnforcementOnUnconfiguredNIC(t *testing.T) {
 	e.must("check enforcement", e.enforced(pod))
 	e.awaitReason(c, "DeviceGone")
 	e.must("unprepare the claim", e.unprepare(t.Context(), c))
+	conn, err := rtnl.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
 	e.eventually("the NIC without shares has neither queues nor an IFB device", func() error {
-		owned, err := shape.Owned(nstest.FindNIC(t, "nic0").Index)
+		owned, err := shape.New(conn, nil).Owned(nstest.FindNIC(t, "nic0").Index)
 		exists, linkErr := linkExists(shape.IFBName("nic0"))
 		if err = errors.Join(err, linkErr); err == nil && (owned || exists) {
 			err = fmt.Errorf("nic0 has queues of the driver: %t, an IFB device: %t", owned, exists)

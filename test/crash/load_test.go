@@ -297,7 +297,8 @@ func (l *load) measure() sample {
 	return sample{Goroutines: runtime.NumGoroutine(), HeapBytes: m.HeapAlloc, OpenFiles: len(files)}
 }
 
-// checkSamples compares the medians of the first and the last third of the samples.
+// checkSamples compares the minima of the first and the last third of the samples. Calls
+// that are in progress add to single samples; what is lost adds to all later ones.
 func (l *load) checkSamples(samples []sample) {
 	l.t.Helper()
 	if len(samples) < minSamples {
@@ -308,7 +309,9 @@ func (l *load) checkSamples(samples []sample) {
 	if late.Goroutines > early.Goroutines+early.Goroutines/10 {
 		l.t.Errorf("the number of goroutines grows: %d early, %d late", early.Goroutines, late.Goroutines)
 	}
-	if late.OpenFiles > early.OpenFiles+early.OpenFiles/10 {
+	// The calls in progress have about five files each, and seldom are all of them idle. One
+	// file that is lost for every 50 pods exceeds this.
+	if late.OpenFiles > early.OpenFiles+early.OpenFiles/10+loadWorkers {
 		l.t.Errorf("the number of open files grows: %d early, %d late", early.OpenFiles, late.OpenFiles)
 	}
 	// The test's own list of durations takes 16 bytes for each call.
@@ -319,7 +322,7 @@ func (l *load) checkSamples(samples []sample) {
 
 func earlyAndLate(samples []sample) (early, late sample) {
 	third := len(samples) / 3
-	return median(samples[:third]), median(samples[len(samples)-third:])
+	return minima(samples[:third]), minima(samples[len(samples)-third:])
 }
 
 // report logs the measurements, and writes them to the file that LOAD_REPORT names.
@@ -349,19 +352,13 @@ func (l *load) report(duration time.Duration, samples []sample) {
 	}
 }
 
-// median returns the median of each measurement.
-func median(samples []sample) sample {
-	of := func(value func(sample) int) int {
-		values := make([]int, len(samples))
-		for i := range samples {
-			values[i] = value(samples[i])
-		}
-		slices.Sort(values)
-		return values[len(values)/2]
+// minima returns the minimum of each measurement.
+func minima(samples []sample) sample {
+	least := samples[0]
+	for _, s := range samples[1:] {
+		least.Goroutines = min(least.Goroutines, s.Goroutines)
+		least.OpenFiles = min(least.OpenFiles, s.OpenFiles)
+		least.HeapBytes = min(least.HeapBytes, s.HeapBytes)
 	}
-	return sample{
-		Goroutines: of(func(s sample) int { return s.Goroutines }),
-		OpenFiles:  of(func(s sample) int { return s.OpenFiles }),
-		HeapBytes:  uint64(of(func(s sample) int { return int(s.HeapBytes) })),
-	}
+	return least
 }

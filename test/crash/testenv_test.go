@@ -53,6 +53,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/internal/failpoint/httpfailpoint"
 	"github.com/dra-shared/dra-driver-shared/netdev"
 	"github.com/dra-shared/dra-driver-shared/netdev/classify"
+	"github.com/dra-shared/dra-driver-shared/netdev/classify/trial"
 	"github.com/dra-shared/dra-driver-shared/netdev/nstest"
 	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
 	"github.com/dra-shared/dra-driver-shared/netdev/shape"
@@ -89,14 +90,21 @@ const pluginVariable = "CRASH_TEST_PLUGIN"
 
 type pluginConfig struct {
 	Dir, BPFFS, URL, Instance string
-	BootIDFile                string
+	// Key, if not empty, is the classifier's key that passed trials on this node
+	// before. Otherwise the plugin runs them.
+	Key        classify.Key
+	BootIDFile string
 	// Interfaces of the configured network; the default is nic0.
 	Interfaces string
+	// Bandwidth of the configured network; the default is 10G.
+	Bandwidth string
 	// Kill is the point at which the plugin kills itself.
 	Kill failpointtest.Point
 	// KillLog, if not empty, is a file to which the plugin appends the point
 	// just before it kills itself.
 	KillLog string
+	// Production makes the plugin collect memory and garbage as in production.
+	Production bool
 	// Record, if not empty, is a file to which the plugin appends each failpoint.
 	Record string
 }
@@ -132,7 +140,11 @@ func newPlugin(c pluginConfig, failpoints failpoint.Injector) (*plugin, error) {
 	if err != nil {
 		return nil, err
 	}
-	node, err := netdev.NewNode(netdev.Options{BPFFS: c.BPFFS, Failpoints: failpoints})
+	o := netdev.Options{BPFFS: c.BPFFS, Failpoints: failpoints}
+	if c.Key != "" {
+		o.Trials = []trial.Result{{Key: c.Key}}
+	}
+	node, err := netdev.NewNode(o)
 	if err != nil {
 		return nil, err
 	}
@@ -142,8 +154,8 @@ kind: DriverConfig
 networks:
 - name: storage
   interfaces: [` + cmp.Or(c.Interfaces, "nic0") + `]
-  bandwidth: 10G
-  shares: 1000
+  bandwidth: ` + cmp.Or(c.Bandwidth, "10G") + `
+  shares: 3000
   allow: {modes: [Private], subnets: [10.0.0.0/8]}
 fabrics:
 - {name: rack1, nodeSelector: {rack: "1"}}`))
@@ -152,12 +164,16 @@ fabrics:
 	}
 	hook := filepath.Join(c.Dir, "hook")
 	source := filepath.Join(c.Dir, "hook-source")
-	if err := os.WriteFile(source, []byte("the hook"), 0o600); err != nil {
+	if err := os.WriteFile(source, []byte("#!/bin/sh\n"), 0o600); err != nil {
 		return nil, err
 	}
-	installed, err := attach.Install(source, hook, failpoints)
+	installation, err := attach.NewInstallation(source, hook, failpoints)
 	if err != nil {
 		return nil, err
+	}
+	orphanGrace := 100 * time.Millisecond
+	if c.Production {
+		orphanGrace = 0 // the default
 	}
 	d, err := driver.New(driver.Options{
 		DriverName: driverName, NodeName: nodeName, Client: client, Instance: c.Instance, RollingUpdate: true,
@@ -166,8 +182,8 @@ fabrics:
 		},
 		PluginDir: filepath.Join(c.Dir, "plugin"), RegistryDir: filepath.Join(c.Dir, "registry"),
 		CDIDir: filepath.Join(c.Dir, "cdi"), RunDir: filepath.Join(c.Dir, "run"),
-		Hook: installed, BootIDFile: c.BootIDFile, Failpoints: failpoints,
-		OrphanGrace: 100 * time.Millisecond,
+		Installation: installation, BootIDFile: c.BootIDFile, Failpoints: failpoints,
+		OrphanGrace: orphanGrace,
 	})
 	return &plugin{Driver: d, node: node}, err
 }
@@ -220,7 +236,8 @@ type testEnv struct {
 	instance int // number of plugins started
 	config   pluginConfig
 	plugin   *process
-	pods     []*sandbox // see longLivedPods
+	pods     []*sandbox   // see longLivedPods
+	key      classify.Key // see pluginConfig.Key
 }
 
 // process is a plugin process.
@@ -269,12 +286,28 @@ func (e *testEnv) path(elements ...string) string {
 	return filepath.Join(append([]string{e.dir}, elements...)...)
 }
 
+// strongestKey returns the strongest key of the classifier that works here.
+func (e *testEnv) strongestKey() classify.Key {
+	e.t.Helper()
+	results, err := trial.Run(e.bpffs, nil, classify.Keys()...)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	key, err := trial.Strongest(results)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	return key
+}
+
 // start starts a plugin process under a new instance name, as a pod that
 // replaces another, and waits until it serves or was killed.
 func (e *testEnv) start(change func(*pluginConfig)) {
 	e.t.Helper()
 	e.instance++
-	c := pluginConfig{Dir: e.dir, BPFFS: e.bpffs, URL: e.api.URL, Instance: fmt.Sprintf("plugin-%d", e.instance)}
+	c := pluginConfig{
+		Dir: e.dir, BPFFS: e.bpffs, URL: e.api.URL, Instance: fmt.Sprintf("plugin-%d", e.instance), Key: e.key,
+	}
 	if change != nil {
 		change(&c)
 	}
@@ -288,8 +321,11 @@ func (e *testEnv) start(change func(*pluginConfig)) {
 	}
 	defer log.Close()
 	cmd := exec.Command("/proc/self/exe")
-	// The process is short-lived: it needs no garbage collection of its memory.
-	cmd.Env = append(os.Environ(), pluginVariable+"="+string(raw), "GOGC=off", "GOMEMLIMIT=256MiB")
+	cmd.Env = append(os.Environ(), pluginVariable+"="+string(raw))
+	if !c.Production {
+		// The process is short-lived: it needs no garbage collection of its memory.
+		cmd.Env = append(cmd.Env, "GOGC=off", "GOMEMLIMIT=256MiB")
+	}
 	cmd.Stderr = log
 	if err := cmd.Start(); err != nil {
 		e.t.Fatalf("start plugin %s: %v", c.Instance, err)
@@ -523,6 +559,7 @@ func newSandbox(bundle, name string) (*sandbox, error) {
 // hook waits up to wait for a plugin.
 func (s *sandbox) hook(ctx context.Context, dir string, c *resourceapi.ResourceClaim, wait time.Duration) error {
 	state, err := json.Marshal(map[string]any{"pid": s.tid, "bundle": s.bundle, "annotations": map[string]string{
+		"io.kubernetes.cri.sandbox-id":        s.name,
 		"io.kubernetes.cri.sandbox-uid":       string(s.uid),
 		"io.kubernetes.cri.sandbox-name":      s.name,
 		"io.kubernetes.cri.sandbox-namespace": namespace,

@@ -20,6 +20,7 @@ import (
 
 	"github.com/dra-shared/dra-driver-shared/test/clusterclient"
 	"github.com/dra-shared/dra-driver-shared/test/eventually"
+	"github.com/dra-shared/dra-driver-shared/test/measure"
 )
 
 // measureFor is the duration of one measurement.
@@ -39,10 +40,12 @@ func (s *suite) commands() map[string]func(*testscript.TestScript, bool, []strin
 		"measure":    s.measure,
 		"together":   s.together,
 		"install":    s.install,
+		"release":    s.release,
 		"plugin":     s.plugin,
 		"controller": s.controller,
 		"example":    s.example,
 		"gates":      s.gates,
+		"load":       s.load,
 		"unchecked":  s.unchecked,
 		"clean":      s.clean,
 	}
@@ -125,7 +128,9 @@ func (s *suite) repeat(ts *testscript.TestScript, neg bool, limit time.Duration,
 
 // measure POD[,POD...] send|receive|both MBIT[,MBIT...] [ADDRESS]: measures the
 // pods concurrently and checks their rates to within 10 %. A single rate is the
-// sum for all pods.
+// sum for all pods. On a cluster that carries less (E2E_CARRIES), a rate must be
+// at least what the cluster carries, and at most as expected. A rate that is too low
+// is measured again (see package measure).
 func (s *suite) measure(ts *testscript.TestScript, neg bool, args []string) {
 	if len(args) < 3 || neg {
 		ts.Fatalf("usage: measure POD[,POD...] send|receive|both MBIT[,MBIT...] [ADDRESS]")
@@ -139,35 +144,85 @@ func (s *suite) measure(ts *testscript.TestScript, neg bool, args []string) {
 	if !together && len(pods) != len(wants) {
 		ts.Fatalf("measure: got %d pods and %d rates, want as many rates as pods, or one", len(pods), len(wants))
 	}
+	wanted := make([]float64, len(wants))
+	for i, want := range wants {
+		var err error
+		wanted[i], err = strconv.ParseFloat(want, 64)
+		ts.Check(err)
+	}
+	var last error
+	for tries := (measure.Attempts{}); tries.Next(); {
+		measured, err := s.measurePods(ts.Getenv("NS"), pods, address, args[1])
+		ts.Check(err)
+		names := pods
+		if together {
+			names, measured = args[:1], []clusterclient.Rates{sumOf(measured)}
+		}
+		tooLow, err := s.checkRates(ts, names, measured, wanted, args[1])
+		if err == nil {
+			return
+		}
+		if !tooLow {
+			ts.Fatalf("%v", err)
+		}
+		ts.Logf("measuring again: %v", err)
+		last = err
+	}
+	ts.Fatalf("%v", last)
+}
+
+// measurePods measures pods concurrently.
+func (s *suite) measurePods(namespace string, pods []string, address, direction string) ([]clusterclient.Rates, error) {
 	measured := make([]clusterclient.Rates, len(pods))
 	errs := make([]error, len(pods))
 	var all sync.WaitGroup
 	for i, pod := range pods {
 		all.Go(func() {
-			name := ts.Getenv("NS") + "/" + pod
-			measured[i], errs[i] = s.cluster.Measure(context.Background(), name, address, args[1], measureFor)
+			measured[i], errs[i] = s.cluster.Measure(
+				context.Background(), namespace+"/"+pod, address, direction, measureFor)
 		})
 	}
 	all.Wait()
-	ts.Check(errors.Join(errs...))
-	if together {
-		var sum clusterclient.Rates
-		for _, r := range measured {
-			sum.Send, sum.Receive = sum.Send+r.Send, sum.Receive+r.Receive
-		}
-		measured, pods = []clusterclient.Rates{sum}, args[:1]
+	return measured, errors.Join(errs...)
+}
+
+func sumOf(rates []clusterclient.Rates) (sum clusterclient.Rates) {
+	for _, r := range rates {
+		sum.Send, sum.Receive = sum.Send+r.Send, sum.Receive+r.Receive
 	}
+	return sum
+}
+
+// checkRates compares measured rates with the wanted ones, which are in Mbit/s. It
+// returns an error about one that differs, and whether all that differ are too low.
+func (s *suite) checkRates(
+	ts *testscript.TestScript, pods []string, measured []clusterclient.Rates, wanted []float64, direction string,
+) (tooLow bool, err error) {
 	for i, r := range measured {
 		ts.Logf("%s: send %.1f, receive %.1f Mbit/s", pods[i], r.Send/1e6, r.Receive/1e6)
-		want, err := strconv.ParseFloat(wants[i], 64)
-		ts.Check(err)
-		for direction, got := range map[string]float64{"send": r.Send, "receive": r.Receive} {
-			if (args[1] == direction || args[1] == "both") && math.Abs(got/1e6-want)/want > tolerance {
-				ts.Fatalf("measured rate of pod %s, direction %s: got %.1f Mbit/s, want %.0f Mbit/s within %.0f %%",
-					pods[i], direction, got/1e6, want, tolerance*100)
+		for name, rate := range map[string]float64{"send": r.Send, "receive": r.Receive} {
+			got, want := rate/1e6, wanted[i]
+			if direction != name && direction != "both" || s.isRate(got, want) {
+				continue
 			}
+			differs := fmt.Errorf("measured rate of pod %s, direction %s: got %.1f Mbit/s, want %.0f Mbit/s within %.0f %%",
+				pods[i], name, got, want, tolerance*100)
+			if got > want {
+				return false, differs
+			}
+			tooLow, err = true, differs
 		}
 	}
+	return tooLow, err
+}
+
+// isRate reports whether a measured rate is the expected one, in Mbit/s.
+func (s *suite) isRate(got, want float64) bool {
+	atLeast := want
+	if s.carries > 0 {
+		atLeast = min(want, s.carries)
+	}
+	return got >= atLeast*(1-tolerance) && got <= want*(1+tolerance)
 }
 
 // together FILE... MBIT: measures the pods that all files name (POD[,POD...])
@@ -178,15 +233,43 @@ func (s *suite) together(ts *testscript.TestScript, neg bool, args []string) {
 	}
 	want, err := strconv.ParseFloat(args[len(args)-1], 64)
 	ts.Check(err)
-	sums := make([]float64, len(args)-1)
+	var last string
+	for tries := (measure.Attempts{}); tries.Next(); {
+		sums := s.sumsOfRates(ts, args[:len(args)-1])
+		ts.Logf("together: %.1f Mbit/s", sums)
+		last = ""
+		for i, sum := range sums {
+			if math.Abs(sum-want)/want <= tolerance {
+				continue
+			}
+			last = fmt.Sprintf("sum of the rates at which the pods in %s send: got %.1f Mbit/s, want %.0f Mbit/s within %.0f %%",
+				args[i], sum, want, tolerance*100)
+			if sum > want {
+				ts.Fatalf("%s", last)
+			}
+		}
+		if last == "" {
+			return
+		}
+		ts.Logf("measuring again: %s", last)
+	}
+	ts.Fatalf("%s", last)
+}
+
+// sumsOfRates measures the pods that all files name concurrently. It returns, for each file,
+// the sum of the rates at which its pods send, in Mbit/s.
+func (s *suite) sumsOfRates(ts *testscript.TestScript, files []string) []float64 {
+	sums := make([]float64, len(files))
 	var mu sync.Mutex
 	var all sync.WaitGroup
 	var errs error
-	for i, file := range args[:len(args)-1] {
+	for i, file := range files {
 		for pod := range strings.SplitSeq(strings.TrimSpace(ts.ReadFile(file)), ",") {
 			all.Go(func() {
 				name := ts.Getenv("NS") + "/" + pod
-				r, err := s.cluster.Measure(context.Background(), name, s.server, "send", measureFor)
+				// The flows do not start at the same time, and one that is alone has the whole
+				// bandwidth of its class. A longer measurement makes the overlap larger.
+				r, err := s.cluster.Measure(context.Background(), name, s.server, "send", 4*measureFor)
 				mu.Lock()
 				defer mu.Unlock()
 				sums[i] += r.Send / 1e6
@@ -196,25 +279,19 @@ func (s *suite) together(ts *testscript.TestScript, neg bool, args []string) {
 	}
 	all.Wait()
 	ts.Check(errs)
-	ts.Logf("together: %.1f Mbit/s", sums)
-	for i, sum := range sums {
-		if math.Abs(sum-want)/want > tolerance {
-			ts.Fatalf("sum of the rates at which the pods in %s send: got %.1f Mbit/s, want %.0f Mbit/s within %.0f %%",
-				args[i], sum, want, tolerance*100)
-		}
-	}
+	return sums
 }
 
-// daemon kill|stop|continue kubelet|containerd|apiserver: kills a daemon, which is
+// daemon kill|stop|continue kubelet|runtime|apiserver: kills a daemon, which is
 // then restarted, or stops it until `continue` or the end of the story.
 func (s *suite) daemon(ts *testscript.TestScript, neg bool, args []string) {
 	signals := map[string]string{"kill": "-KILL", "stop": "-STOP", "continue": "-CONT"}
 	patterns := map[string]string{
-		"kubelet": "kube kubelet .*-override=n1", "containerd": "^[^ ]*/containerd --config",
+		"kubelet": "kube kubelet .*-override=n1", "runtime": "^[^ ]*/(containerd|crio) --config",
 		"apiserver": "kube kube-apiserver ",
 	}
 	if len(args) != 2 || neg || signals[args[0]] == "" || patterns[args[1]] == "" {
-		ts.Fatalf("usage: daemon kill|stop|continue kubelet|containerd|apiserver")
+		ts.Fatalf("usage: daemon kill|stop|continue kubelet|runtime|apiserver")
 	}
 	send := func(signal string) error {
 		_, err := s.cluster.Node(context.Background(), "n1", "pkill", signal, "-f", patterns[args[1]])
@@ -317,6 +394,15 @@ func (s *suite) atEnd(ts *testscript.TestScript, restore func() error) {
 			r.Errorf("restore the cluster after the story: %v", err)
 		}
 	})
+}
+
+// load FILE: loads an image archive, whose path is relative to the root of the
+// repository, into the nodes.
+func (s *suite) load(ts *testscript.TestScript, neg bool, args []string) {
+	if len(args) != 1 || neg {
+		ts.Fatalf("usage: load FILE")
+	}
+	ts.Check(s.cluster.Load(context.Background(), filepath.Join(s.cluster.Root, args[0])))
 }
 
 // example FILE NAME OUT: writes to OUT the YAML block of a document that defines

@@ -6,7 +6,6 @@ package e2e
 import (
 	"context"
 	"fmt"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -64,11 +63,8 @@ func (f *faults) crashAt(ctx context.Context, t *testing.T, when string, number 
 // installCrashPlugin installs a plugin that kills itself at a step that a file names.
 func (f *faults) installCrashPlugin(ctx context.Context, t *testing.T) {
 	t.Helper()
-	root := f.cluster.Root
-	load := exec.CommandContext(ctx, filepath.Join(root, "bin/cluster"), "load", "--dir", f.cluster.Dir,
-		filepath.Join(root, "bin/images/crash.tar"))
-	if out, err := load.CombinedOutput(); err != nil {
-		t.Fatalf("load the image of the crashing plugin: %v: %s", err, out)
+	if err := f.cluster.Load(ctx, filepath.Join(f.cluster.Root, "bin/images/crash.tar")); err != nil {
+		t.Fatal(err)
 	}
 	if err := f.cluster.Install(ctx, "image.tag=crash"); err != nil {
 		t.Fatal(err)
@@ -105,8 +101,8 @@ func (f *faults) runLifecycle(ctx context.Context, t *testing.T, name string) {
 	err := eventually.Poll(ctx, waitTimeout, func() error {
 		out, err := f.cluster.Kubectl(ctx, "get", "resourceclaim", name,
 			"-o", "jsonpath={.status.devices[0].conditions[*].status}")
-		if err == nil && out != "True True" {
-			err = fmt.Errorf("conditions of claim %s: got %q, want %q", name, out, "True True")
+		if err == nil && out != "True True True" {
+			err = fmt.Errorf("conditions of claim %s: got %q, want %q", name, out, "True True True")
 		}
 		return err
 	})

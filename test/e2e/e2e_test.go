@@ -9,10 +9,15 @@
 //
 // `make e2e` runs the stories on new clusters; `make e2e RUN=REGEXP` runs only
 // those whose names match. E2E_KEEP=1 keeps the clusters for inspection.
-// E2E_CLUSTER=DIR runs the stories on an existing cluster.
+// E2E_CLUSTER=DIR runs the stories on an existing cluster. E2E_CARRIES=N says that
+// the cluster carries only N Mbit/s, see the command measure.
+// E2E_RUNTIME and E2E_OCI_RUNTIME select the container runtime of new clusters,
+// E2E_KUBERNETES, E2E_KUBELET, and E2E_GATES the versions and feature gates of Kubernetes
+// (see test/cluster).
 package e2e
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -21,6 +26,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -42,10 +48,19 @@ type suite struct {
 	cluster *clusterclient.Cluster
 	server  string
 	nodes   []string
+	// carries is the rate in Mbit/s that the cluster carries at least, or 0 if it
+	// carries every rate that stories grant.
+	carries float64
 }
 
 func TestOneNode(t *testing.T) {
 	runStories(t, "testdata/one-node", ".cluster-e2e", clusterclient.Options{Nodes: 1})
+}
+
+// TestTimeouts runs the stories that mostly wait for the timeouts of the hook, the
+// kubelet, and the plugin, so that they do not delay TestOneNode.
+func TestTimeouts(t *testing.T) {
+	runStories(t, "testdata/timeouts", ".cluster-e2e-timeouts", clusterclient.Options{Nodes: 1})
 }
 
 // TestPodGroups_bridgeMode runs on a cluster without Kubernetes' own PodGroups.
@@ -62,6 +77,19 @@ func TestPodGroups_nativeMode(t *testing.T) {
 	}
 	runStories(t, "testdata/two-nodes testdata/podgroups testdata/native-mode", ".cluster-e2e-native",
 		clusterclient.Options{Nodes: 2, Gates: "all"})
+}
+
+// TestGuestNode runs on a node that is a virtual machine with its own kernel,
+// systemd, cgroup v2, and AppArmor; see test/lab. Its stories are those in
+// testdata/guest-node and those of TestOneNode that the kernel, the init system, or
+// the security module of a node can affect.
+func TestGuestNode(t *testing.T) {
+	if os.Getenv("E2E_GUEST") == "" || os.Getenv("E2E_CLUSTER") == "" {
+		t.Skip("needs a cluster whose node is a guest: run `make lab-stories`")
+	}
+	runStories(t, "testdata/guest-node testdata/one-node/addresses testdata/one-node/attach-failure "+
+		"testdata/one-node/component-failures testdata/one-node/enforcement-repair testdata/one-node/multiple-containers "+
+		"testdata/one-node/nic-changes", ".cluster-lab", clusterclient.Options{Nodes: 1})
 }
 
 func TestModeChange(t *testing.T) {
@@ -81,7 +109,8 @@ func TestNoConsumableCapacity(t *testing.T) {
 		clusterclient.Options{Nodes: 1, Gates: "no-capacity"})
 }
 
-// runStories runs the stories in the directories on the cluster in dir.
+// runStories runs the stories in the directories on the cluster in dir. An element of
+// directories can also be a story's file without its extension.
 func runStories(t *testing.T, directories, dir string, o clusterclient.Options) {
 	t.Helper()
 	requireCluster(t)
@@ -106,6 +135,9 @@ func runStoriesOn(t *testing.T, directories string, c *clusterclient.Cluster, o 
 	var files []string
 	for _, directory := range strings.Fields(directories) {
 		found, err := filepath.Glob(filepath.Join(directory, "*.txtar"))
+		if err == nil && len(found) == 0 {
+			found, err = filepath.Glob(directory + ".txtar")
+		}
 		if err != nil || len(found) == 0 {
 			t.Fatalf("find stories in %s: found %d: %v", directory, len(found), err)
 		}
@@ -119,14 +151,26 @@ func runStoriesOn(t *testing.T, directories string, c *clusterclient.Cluster, o 
 		RequireExplicitExec: true,
 		RequireUniqueNames:  true,
 		Condition: func(name string) (bool, error) {
-			if name != "native" {
+			switch name {
+			case "native":
+				return o.Gates == "all", nil
+			case "user-namespaces":
+				return s.hasUserNamespaces(ctx)
+			default:
 				return false, fmt.Errorf("unknown condition %s", name)
 			}
-			return o.Gates == "all", nil
 		},
 		Setup: func(env *testscript.Env) error { return s.setup(ctx, env) },
 		Cmds:  s.commands(),
 	})
+}
+
+// hasUserNamespaces reports whether the container runtime supports pods with their own
+// user namespace.
+func (s *suite) hasUserNamespaces(ctx context.Context) (bool, error) {
+	out, err := s.cluster.Kubectl(ctx, "get", "node", s.nodes[0],
+		"-o", "jsonpath={.status.runtimeHandlers[*].features.userNamespaces}")
+	return strings.Contains(out, "true"), err
 }
 
 // storyNames returns the names of the subtests for story files.
@@ -156,11 +200,10 @@ func requireSelected(t *testing.T, names []string) {
 func start(ctx context.Context, t *testing.T, c *clusterclient.Cluster, o clusterclient.Options) *suite {
 	t.Helper()
 	if existing := os.Getenv("E2E_CLUSTER"); existing != "" {
-		dir, err := filepath.Abs(filepath.Join(c.Root, existing))
-		if err != nil {
-			t.Fatal(err)
+		c.Dir = existing
+		if !filepath.IsAbs(existing) {
+			c.Dir = filepath.Join(c.Root, existing)
 		}
-		c.Dir = dir
 	} else {
 		if err := c.Down(ctx); err != nil {
 			t.Fatal(err)
@@ -173,6 +216,9 @@ func start(ctx context.Context, t *testing.T, c *clusterclient.Cluster, o cluste
 				t.Error(err)
 			}
 		})
+		o.Runtime, o.OCIRuntime = os.Getenv("E2E_RUNTIME"), os.Getenv("E2E_OCI_RUNTIME")
+		o.Kubernetes, o.Kubelet = os.Getenv("E2E_KUBERNETES"), os.Getenv("E2E_KUBELET")
+		o.Gates = cmp.Or(os.Getenv("E2E_GATES"), o.Gates)
 		if err := c.Up(ctx, o, os.Stdout); err != nil {
 			t.Fatal(err)
 		}
@@ -181,7 +227,13 @@ func start(ctx context.Context, t *testing.T, c *clusterclient.Cluster, o cluste
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &suite{cluster: c, server: server, nodes: []string{"n1", "n2"}[:o.Nodes]}
+	s := &suite{cluster: c, server: server, nodes: []string{"n1", "n2"}[:o.Nodes]}
+	if limit := os.Getenv("E2E_CARRIES"); limit != "" {
+		if s.carries, err = strconv.ParseFloat(limit, 64); err != nil {
+			t.Fatalf("E2E_CARRIES: %v", err)
+		}
+	}
+	return s
 }
 
 // setup creates the story's namespace and sets the variables that it may use.

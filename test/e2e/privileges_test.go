@@ -9,9 +9,12 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/dra-shared/dra-driver-shared/test/eventually"
 )
@@ -19,8 +22,16 @@ import (
 // privileges removes each capability, mount, and permission of the plugin, one at a
 // time, and checks that something fails that works with it.
 func (f *faults) privileges(ctx context.Context, t *testing.T) {
+	// With Refuse, links get addresses only if the plugin can look for duplicates.
+	if err := f.cluster.Install(ctx, "config.networks[1].duplicateAddressDetection=Refuse"); err != nil {
+		t.Fatal(err)
+	}
 	if err := f.checkFunctions(ctx); err != nil {
 		t.Fatalf("plugin with all privileges: %v", err)
+	}
+	f.expectDropped(ctx, t, unix.CAP_PERFMON)
+	if err := f.checkAddresses(ctx); err != nil {
+		t.Fatalf("addresses of pools with all privileges: %v", err)
 	}
 	untested := maps.Clone(unobservable)
 	for _, p := range f.listPrivileges(ctx, t) {
@@ -29,9 +40,17 @@ func (f *faults) privileges(ctx context.Context, t *testing.T) {
 		if p.restart {
 			f.kubectl(ctx, t, "-n", system, "rollout", "restart", "daemonset/dra-shared-plugin")
 		}
-		err := f.checkFunctions(ctx)
+		check := f.checkFunctions
+		if strings.Contains(p.name, "address") || p.name == "capability NET_RAW" {
+			check = f.checkAddresses
+		}
+		err := check(ctx)
 		if reason, known := unobservable[p.name]; known {
 			t.Logf("plugin without %s: %v; %s", p.name, err, reason)
+		} else if reason, spare := f.spare(ctx, t)[p.name]; spare {
+			if err != nil {
+				t.Errorf("plugin without %s: %v, want everything to work: %s", p.name, err, reason)
+			}
 		} else if err == nil {
 			t.Errorf("plugin without %s: everything works, want a failure; remove the privilege from the chart", p.name)
 		} else {
@@ -49,8 +68,47 @@ func (f *faults) privileges(ctx context.Context, t *testing.T) {
 
 // unobservable maps privileges whose need this cluster cannot show to the reason.
 var unobservable = map[string]string{
-	"permission to list resourceslices": "clients send list requests only to API servers that do not stream lists " +
-		"(WatchList, on by default since Kubernetes 1.34)",
+	"permission to list resourceslices": watchList,
+	"permission to list addresspools":   watchList,
+}
+
+const watchList = "clients send list requests only to API servers that do not stream lists " +
+	"(WatchList, on by default since Kubernetes 1.34)"
+
+// spare maps privileges without which the plugin works on the node's kernel to the
+// reason. The plugin drops them.
+func (f *faults) spare(ctx context.Context, t *testing.T) map[string]string {
+	t.Helper()
+	key := f.kubectl(ctx, t, "get", "resourceslices", "-o",
+		`jsonpath={.items[*].spec.devices[?(@.name=="nic0")].attributes.senderKey.string}`)
+	if key != "NetnsCookie" {
+		return nil
+	}
+	const reason = "the kernel's tc programs can ask for the cookie of a network namespace"
+	return map[string]string{"capability PERFMON": reason}
+}
+
+// expectDropped fails the test if a running plugin of the node n1 has a capability.
+func (f *faults) expectDropped(ctx context.Context, t *testing.T, capability int) {
+	t.Helper()
+	out, err := f.cluster.Node(ctx, "n1", "sh", "-c",
+		"for p in $(pgrep -x dra-shared-plug); do grep CapPrm /proc/$p/status; done")
+	if err != nil {
+		t.Fatal(err)
+	}
+	sets := strings.Fields(strings.ReplaceAll(out, "CapPrm:", ""))
+	if len(sets) == 0 {
+		t.Fatal("the node n1 has no process of the plugin")
+	}
+	for _, set := range sets {
+		bits, err := strconv.ParseUint(set, 16, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if bits>>capability&1 == 1 {
+			t.Errorf("the plugin has the capabilities %s, want capability %d dropped", set, capability)
+		}
+	}
 }
 
 type privilege struct {
@@ -166,7 +224,10 @@ func (f *faults) checkFunctions(ctx context.Context) (err error) {
 	}()
 	for _, check := range []struct{ want, args string }{
 		{"True", "get pod " + name + ` -o jsonpath={.status.conditions[?(@.type=="Ready")].status}`},
-		{"Attached NetnsCookie", "get resourceclaim " + name + " -o jsonpath={.status.devices[0].conditions[*].reason}"},
+		{
+			"Attached NetnsCookie Enforced",
+			"get resourceclaim " + name + " -o jsonpath={.status.devices[0].conditions[*].reason}",
+		},
 		{"NotReferenced", "get resourceclaim " + unreferenced + " -o jsonpath={.status.devices[0].conditions[0].reason}"},
 		{"NotReferenced", "get events -o jsonpath={.items[?(@.reason==\"NotReferenced\")].reason} " +
 			"--field-selector involvedObject.name=" + unreferenced},
@@ -189,6 +250,53 @@ func (f *faults) checkFunctions(ctx context.Context) (err error) {
 	}
 	return err
 }
+
+// checkAddresses makes the plugin take a block of addresses, return a part of it, and
+// return the rest.
+func (f *faults) checkAddresses(ctx context.Context) error {
+	if err := f.awaitPlugin(ctx, 6*time.Second); err != nil {
+		return errors.New("the plugin does not become ready")
+	}
+	name := "addresses-" + fmt.Sprint(time.Now().UnixNano())
+	if err := f.apply(ctx, checkedPool+"---\n"+shareManifest(name)); err != nil {
+		return err
+	}
+	const assigned = "get addresspool check -o jsonpath={.status.assigned}"
+	defer func() {
+		_, _ = f.cluster.Kubectl(ctx, "delete", "pod", "--all", "--force", "--grace-period=0")
+		_, _ = f.cluster.Kubectl(ctx, "delete", "resourceclaim", "--all", "--wait=false")
+	}()
+	for _, check := range []struct{ want, args string }{
+		{"True", "get pod " + name + ` -o jsonpath={.status.conditions[?(@.type=="Ready")].status}`},
+		{"1", assigned}, // the pool is short, so that the node returns the other address
+	} {
+		if err := f.awaitOutput(ctx, check.want, check.args); err != nil {
+			return err
+		}
+	}
+	if _, err := f.cluster.Kubectl(ctx, "delete", "pod", name, "--force", "--grace-period=0"); err != nil {
+		return err
+	}
+	if err := f.awaitOutput(ctx, "0", assigned); err != nil {
+		return err
+	}
+	if _, err := f.cluster.Kubectl(ctx, "delete", "addresspool", "check"); err != nil {
+		return err
+	}
+	log, err := f.cluster.Kubectl(ctx, "-n", system, "logs", "daemonset/dra-shared-plugin")
+	if strings.Contains(strings.ToLower(log), "forbidden") {
+		return errors.New("the API server denied something to the plugin; see its log")
+	}
+	return err
+}
+
+// checkedPool is the default pool of the network of shareManifest. It has one block of
+// two addresses.
+const checkedPool = `apiVersion: network.dra-shared.dev/v1alpha1
+kind: AddressPool
+metadata: {name: check}
+spec: {network: backup, default: true, subnet: 10.20.0.0/16, ranges: [10.20.9.2-10.20.9.3], blockSize: 2}
+`
 
 // checkPublishing makes the plugin create, delete, and update ResourceSlices.
 func (f *faults) checkPublishing(ctx context.Context) error {

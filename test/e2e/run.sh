@@ -4,7 +4,8 @@
 
 # Runs the suites on two clusters at a time, because they mostly wait: whenever a
 # suite ends, the next one starts. At the end it prints the failures and the time
-# of each story and suite. bin/e2e.test must exist.
+# of each story and suite. bin/e2e.test must exist. If RERUNS names a directory, up to five
+# stories that fail run once more; see .ci/gotest.sh.
 #
 # usage: run.sh [REGEXP]: with REGEXP, runs only the stories whose names match, one
 # after the other.
@@ -19,7 +20,7 @@ fi
 
 # The longest suites come first, so that both lanes end at about the same time. A
 # suite that is not listed here runs last.
-first="TestOneNode TestPrivileges TestPodGroups_bridgeMode TestPodGroups_nativeMode TestFaults TestAccelerators TestModeChange"
+first="TestOneNode TestPrivileges TestPodGroups_nativeMode TestPodGroups_bridgeMode TestFaults TestTimeouts TestAccelerators TestUpgrade TestModeChange"
 all=$(run_tests -test.list . | grep '^Test') || { echo "bin/e2e.test lists no tests" >&2; exit 1; }
 suites=$(printf '%s\n' $first $all | awk '!seen[$0]++')
 logs=$(mktemp -d)
@@ -36,10 +37,47 @@ for suite in $suites; do
 	} &
 done
 while [ -n "$(jobs -pr)" ]; do wait -n || true; done
-for suite in $suites; do
-	grep -q "^--- PASS: $suite " "$logs/$suite" || { failed=1; echo "failed: suite $suite"; }
-done
+
+# failed_stories SUITE: prints the stories of a suite that failed, or - if the suite failed
+# without one.
+failed_stories() {
+	grep -q "^--- FAIL: $1 " "$logs/$1" || return 0
+	sed -nE "s|^ *--- FAIL: $1/([^/ ]+) .*|\1|p" "$logs/$1" | sort -u | grep . || echo -
+}
+
+# again SUITE STORY...: runs stories of a suite once more, on another cluster.
+again() {
+	local suite=$1 filter
+	shift
+	filter=$(IFS='|'; [ "$*" = - ] || echo "/^($*)\$")
+	echo "again: suite $suite, stories $*"
+	run_tests -test.run "^$suite\$$filter" >"$logs/again" 2>&1
+	cat "$logs/again"
+	if grep -q "^--- PASS: $suite " "$logs/again"; then
+		echo "test/e2e.$suite$filter: 2 runs, 1 failures" >>"$RERUNS/e2e"
+		mv "$logs/again" "$logs/$suite"
+	fi
+	rm -f "$logs/again"
+}
+failures=$(for suite in $suites; do failed_stories "$suite"; done | wc -l)
+if [ -n "${RERUNS:-}" ] && [ "$failures" -le 5 ] && ! grep -qE '^panic:|DATA RACE' "$logs"/*; then
+	for suite in $suites; do
+		mapfile -t stories < <(failed_stories "$suite")
+		[ ${#stories[@]} -eq 0 ] || again "$suite" "${stories[@]}"
+	done
+fi
 grep -hoE '^ *time: .*' "$logs"/* | sed 's/^ *//' | sort -rn -k2,2
+for suite in $suites; do
+	grep -q "^--- PASS: $suite " "$logs/$suite" && continue
+	if grep -q "^--- SKIP: $suite " "$logs/$suite"; then
+		echo "skipped: suite $suite: $(sed -n 's/^ *[a-z_]*_test\.go:[0-9]*: //p' "$logs/$suite" | tail -1)"
+		continue
+	fi
+	failed=1
+	echo "failed: suite $suite"
+	# A suite without stories reports its failures as any other Go test does.
+	grep -qE '^ *failed: ' "$logs/$suite" || tail -30 "$logs/$suite" | sed 's/^ */failed: /'
+done
 grep -hoE '^ *failed: .*' "$logs"/* | sed 's/^ *//'
 echo "e2e: $((SECONDS - start)) s"
 exit $failed

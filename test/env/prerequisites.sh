@@ -5,20 +5,49 @@
 # Checks for Go and for the programs and libraries that building and running the
 # test cluster needs. Where apt-get exists, it installs those that are missing.
 #
-# usage: prerequisites.sh [clang]: with clang, also what compiles BPF programs.
+# usage: prerequisites.sh [clang|lab|runtimes|kind-docker|kind-node|kind]: with clang,
+# also what compiles BPF programs; with lab, also what boots kernels and makes the images
+# of virtual machines; with runtimes, also what CRI-O and crun need; with kind-docker,
+# also a Docker daemon; with kind-node, also what makes a node image of kind; with kind,
+# only what a cluster of kind needs.
 set -eu
 missing=
 command -v go >/dev/null || { echo "prerequisites: Go is not installed: see https://go.dev/doc/install" >&2; exit 1; }
-command -v gcc >/dev/null || missing="$missing gcc libc6-dev"
-command -v pkg-config >/dev/null || missing="$missing pkg-config"
-pkg-config --static --exists libseccomp 2>/dev/null || missing="$missing libseccomp-dev"
-command -v ip >/dev/null || missing="$missing iproute2"
-command -v nsenter >/dev/null || missing="$missing util-linux"
+if [ "${1-}" != kind ]; then
+  command -v gcc >/dev/null || missing="$missing gcc libc6-dev"
+  command -v pkg-config >/dev/null || missing="$missing pkg-config"
+  pkg-config --static --exists libseccomp 2>/dev/null || missing="$missing libseccomp-dev"
+  command -v ip >/dev/null || missing="$missing iproute2"
+  command -v nsenter >/dev/null || missing="$missing util-linux"
+fi
 if [ "${1-}" = clang ]; then
   command -v clang >/dev/null || missing="$missing clang"
   command -v llvm-strip >/dev/null || missing="$missing llvm"
   [ -e /usr/include/bpf/bpf_helpers.h ] || missing="$missing libbpf-dev"
 fi
+if [ "${1-}" = lab ]; then
+  command -v qemu-system-x86_64 >/dev/null || missing="$missing qemu-system-x86"
+  command -v mmdebstrap >/dev/null || missing="$missing mmdebstrap"
+  busybox modprobe --help >/dev/null 2>&1 || missing="$missing busybox-static"
+  command -v depmod >/dev/null || missing="$missing kmod"
+  command -v xz >/dev/null || missing="$missing xz-utils"
+  command -v mke2fs >/dev/null || missing="$missing e2fsprogs"
+fi
+if [ "${1-}" = runtimes ]; then
+  for program in crun conmon skopeo; do
+    command -v $program >/dev/null || missing="$missing $program"
+  done
+fi
+add_docker() {
+  missing="$missing docker.io"
+  # Newer releases of Debian have the command in a package of its own.
+  ! apt-cache show docker-cli >/dev/null 2>&1 || missing="$missing docker-cli"
+}
+case "${1-}" in
+kind) command -v docker >/dev/null || add_docker ;;
+kind-docker) command -v dockerd >/dev/null || add_docker ;;
+kind-node) command -v mmdebstrap >/dev/null || missing="$missing mmdebstrap" ;;
+esac
 [ -z "$missing" ] && exit 0
 echo "prerequisites: missing:$missing"
 command -v apt-get >/dev/null || {

@@ -24,7 +24,8 @@ func checkLines(name string, content []byte) []finding {
 	for line := range strings.Lines(string(content)) {
 		number++
 		columns := utf8.RuneCountInString(strings.TrimRight(line, "\r\n"))
-		if columns > maxColumns && !strings.HasPrefix(line, "//go:") && !strings.HasPrefix(line, "// +kubebuilder:") {
+		directive := strings.HasPrefix(line, "//go:") || strings.HasPrefix(strings.TrimSpace(line), "// +kubebuilder:")
+		if columns > maxColumns && !directive {
 			message := fmt.Sprintf("line of %d columns: the limit is %d", columns, maxColumns)
 			findings = append(findings, finding{name, number, message})
 		}

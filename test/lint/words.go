@@ -40,14 +40,15 @@ var wordRules = []wordRule{
 	rule(`\b(tells?|told|says?) whether\b`, `"reports whether" or "determine whether"`, ``),
 	rule(`\b(is|are|was|were) no [a-z]+`, `"is not a", or "there is no"`,
 		`\bthere (is|are|was|were) no\b|\b(is|are|was|were) no (longer|more|less|fewer|later|earlier|newer|older|larger)\b`),
-	rule(`\bwhat is not (ours|its|theirs)\b`, `a noun, such as "resources of other programs"`, ``),
+	rule(`\bwhat is not (its|theirs)\b`, `a noun, such as "resources of other programs"`, ``),
+	rule(`\bours\b`, `name the owner, such as "the controller's"`, ``),
 	rule(`\bbelongs? to no\b|\bbelonging to no\b`, `"is not owned by a", or "is orphaned"`, ``),
 	rule(`\bof its own accord\b`, `"without a request", or name the cause`, ``),
 	rule(`\b(goes|go|went) with\b`, `"belongs to", "is removed with", or "accompanies"`, ``),
 	rule(`\b(to be|is|are|it) had\b`, `"available"`, `\bit had\b`),
 	rule(`\b(told|tells?) of\b`, `"reported", or "notified about"`, ``),
 	rule(`\bat the (most|least)\b`, `"at most" or "at least"`, ``),
-	rule(`\balso if\b`, `"even if"`, ``),
+	rule(`\balso (if|after)\b`, `"even if", "even after", or "and after"`, ``),
 	rule(`\bbeside\b`, `"besides", "next to", or "in addition to"`, `[a-z]-beside-[a-z]`),
 	rule(`\bas (it|they) (was|were)\b`, `"unchanged", or "in its previous state"`, ``),
 	rule(`\b(is|are) of (the|a|an|this|its|our|one|another)\b`, `name the relation: "belongs to", "comes from"`,
@@ -85,7 +86,7 @@ const minReason = 10
 var wordsExclude = regexp.MustCompile(`^test/lint/|^docs/dev/(renames\.md|measured/)|` +
 	`(^|/)(LICENSE|go\.(mod|sum))$|/templates/[a-z]+\.dra-shared\.dev_[a-z]+\.yaml$`)
 
-// testInput matches files below testdata that are prose or scripts of ours;
+// testInput matches files below testdata that are prose or scripts of this project;
 // other files there are input and golden data of tests.
 var testInput = regexp.MustCompile(`\.(txtar|md)$`)
 

@@ -30,6 +30,8 @@ var errUsage = errors.New(`usage:
                                  serve measure commands until a signal arrives, or until stdin closes
   nettool measure [flags] ADDR:PORT
                                  measure the rates to and from a server
+  nettool spoof INTERFACE SOURCE DESTINATION
+                                 send 10 UDP datagrams with a source address of the caller's choice
   nettool show [--wait]          print links, addresses, and the variables of DRA drivers
   nettool get URL                print the response of an HTTP server
   nettool open PATH...           open device nodes and print those that can be opened
@@ -57,6 +59,8 @@ func run(args []string) error {
 		return serveCommand(args)
 	case "measure":
 		return measureCommand(args)
+	case "spoof":
+		return spoof(args)
 	case "show":
 		return thenWait(args, show)
 	case "get":

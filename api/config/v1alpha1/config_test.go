@@ -24,12 +24,37 @@ func TestLoad_defaults(t *testing.T) {
 	}
 	want := Network{
 		Name: "storage", Interfaces: []string{"nic*"}, Shares: ptr.To[int32](128),
-		Enforcement: EnforcementShape, LinkDown: TaintNoSchedule,
-		Allow:  Allow{Modes: []params.Mode{params.ModePrivate}, Burst: []params.Burst{params.BurstGuaranteed}},
+		Enforcement: EnforcementShape, LinkDown: TaintNoSchedule, Identity: IdentityEnforce,
+		DuplicateAddressDetection: DuplicateAddressReport,
+		Allow: Allow{
+			Modes: []params.Mode{params.ModePrivate}, Burst: []params.Burst{params.BurstGuaranteed},
+		},
 		Policy: Policy{Default: quantity("100M"), Min: quantity("10M"), Step: quantity("10M")},
 	}
 	if diff := cmp.Diff(want, c.Networks[0]); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestLoad_refuses_what_no_frame_can_have(t *testing.T) {
+	for field, value := range map[string]string{
+		"identity":           "identity: Drop",
+		"multicast":          "multicast: 100m",
+		"overhead":           "overhead: 257",
+		"allow.addresses[0]": "allow: {addresses: [10.20.0]}",
+		"allow.macs[0]":      "allow: {macs: [\"01:00:5e:00:00:01\"]}",
+		"allow.vlans[1]":     "allow: {vlans: [1, 4095]}",
+	} {
+		_, err := Load([]byte(header + "networks: [{name: a, interfaces: [x], bandwidth: 1G, " + value + "}]"))
+		if err == nil || !strings.Contains(err.Error(), "networks[0]."+field) {
+			t.Errorf("%s: error %v, want one for networks[0].%s", value, err, field)
+		}
+	}
+}
+
+func TestLoad_permits_no_forwarded_class(t *testing.T) {
+	if _, err := Load([]byte(header + "networks: [{name: a, interfaces: [x], bandwidth: 1G, forwarded: 0}]")); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -75,6 +100,11 @@ func TestLoad_invalid_network(t *testing.T) {
 				`must be a whole number of bits per second, at least 8, such as 100M or 10G`},
 		{"reserve above bandwidth", `[{name: a, interfaces: [x], bandwidth: 1G, reserve: 2G}]`,
 			`networks[0].reserve: Invalid value: "2G": must be less than bandwidth, 1G`},
+		{"forwarded and reserve exceed bandwidth",
+			`[{name: a, interfaces: [x], bandwidth: 1G, reserve: 200M, forwarded: 800M}]`,
+			`networks[0].forwarded: Invalid value: "800M": must, together with reserve, be less than bandwidth, 1G`},
+		{"fraction as forwarded", `[{name: a, interfaces: [x], forwarded: 100m}]`,
+			`networks[0].forwarded: Invalid value: "100m": must be a whole number of bits per second`},
 		{"too many shares", `[{name: a, interfaces: [x], shares: 5000}]`,
 			`networks[0].shares: Invalid value: 5000: must be between 1 and 3000`},
 		{"default between steps", `[{name: a, interfaces: [x], policy: {default: 15M}}]`,
@@ -107,18 +137,18 @@ func TestDriverConfig_NetworkOf(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, tc := range []struct {
-		nic          string
-		defaultRoute bool
-		want         string
+		nic    string
+		uplink bool
+		want   string
 	}{
 		{"nic0", false, "a"}, {"nic7", false, "b"}, {"eth0", true, ""}, {"mgmt", true, "a"},
 	} {
 		got := ""
-		if n := c.NetworkOf(tc.nic, tc.defaultRoute); n != nil {
+		if n := c.NetworkOf(tc.nic, tc.uplink); n != nil {
 			got = n.Name
 		}
 		if got != tc.want {
-			t.Errorf("%s (default route %t): network %q, want %q", tc.nic, tc.defaultRoute, got, tc.want)
+			t.Errorf("%s (uplink %t): network %q, want %q", tc.nic, tc.uplink, got, tc.want)
 		}
 	}
 }

@@ -29,6 +29,12 @@ func setDefaultsNetwork(n *Network) {
 	if n.Enforcement == "" {
 		n.Enforcement = EnforcementShape
 	}
+	if n.Identity == "" {
+		n.Identity = IdentityEnforce
+	}
+	if n.DuplicateAddressDetection == "" {
+		n.DuplicateAddressDetection = DuplicateAddressReport
+	}
 	if n.LinkDown == "" {
 		n.LinkDown = TaintNoSchedule
 	}

@@ -41,13 +41,15 @@ type Network struct {
 
 	// Interfaces lists names of NICs, or patterns of names with the wildcards "*",
 	// "?", and "[a-z]". The driver does not touch NICs that no entry matches. A
-	// pattern does not match the NIC with the default route of the node: to share
-	// it, list its exact name.
+	// pattern does not match an uplink, which is a NIC that a default route of the
+	// node uses or has used since the plugin started, itself or through a VLAN, a
+	// bridge, or a bond: to share it, list its exact name.
 	Interfaces []string `json:"interfaces"`
 
 	// Bandwidth is the line rate of the NICs in bits per second, a whole number of
-	// at least 8. The default is the speed that the link reports. The field is
-	// required for links that report no speed.
+	// at least 8. The default is the speed that the link reports: for a bond, the sum
+	// of the members that can send at present; for a VLAN, the speed of the NIC below
+	// it. The field is required for links that report no speed.
 	Bandwidth *resource.Quantity `json:"bandwidth,omitempty"`
 
 	// Reserve is the part of the line rate that is not granted to shares, in bits
@@ -55,7 +57,39 @@ type Network struct {
 	// and frames without a known sender use it. The default is 1 % of the line rate.
 	Reserve *resource.Quantity `json:"reserve,omitempty"`
 
-	// Allow limits what claims can request in a NetworkAttachment.
+	// Forwarded is the part of the line rate that is guaranteed to frames that the
+	// node forwards through the NIC, such as those of pods in the cluster network, in
+	// bits per second. It is not granted to shares. Forwarded frames can also use idle
+	// bandwidth, unless the node recognizes them only by their address (see
+	// docs/user/enforcement.md). Together with reserve it must be less than
+	// bandwidth. The default is 10 % of the line rate for an uplink, and otherwise 0:
+	// forwarded frames then count as frames without a known sender.
+	Forwarded *resource.Quantity `json:"forwarded,omitempty"`
+
+	// Multicast is the rate at which multicast and broadcast frames that arrive at a
+	// NIC reach shares, in bits per second, except ARP and neighbor discovery. The
+	// default is an eighth of reserve.
+	Multicast *resource.Quantity `json:"multicast,omitempty"`
+
+	// Overhead is how many bytes the network carries with each frame in addition to its
+	// Ethernet header and payload, at most 256: 24 on Ethernet (preamble, checksum, gap).
+	// With it, bandwidth is what the wire carries, so that a flood of small frames cannot
+	// use more of the wire than was granted. The default is 0: the header and the payload
+	// count.
+	Overhead int32 `json:"overhead,omitempty"`
+
+	// Identity selects what happens to frames that do not carry the identity of the
+	// link that sends them: its MAC address and its IP addresses (see
+	// docs/user/security.md). The default is Enforce. It has no effect with
+	// enforcement None.
+	Identity Identity `json:"identity,omitempty"`
+
+	// DuplicateAddressDetection selects what happens if another host on the network has
+	// an address of a link (see docs/user/addresses.md). The default is Report.
+	DuplicateAddressDetection DuplicateAddressDetection `json:"duplicateAddressDetection,omitempty"`
+
+	// Allow limits what claims can request in a NetworkAttachment, and what pods can
+	// send.
 	Allow Allow `json:"allow,omitempty"`
 
 	// Policy sets the amounts of bandwidth that claims can request.
@@ -84,14 +118,41 @@ type Network struct {
 	TrustMAC bool `json:"trustMAC,omitempty"`
 }
 
-// Allow limits what claims can request on a network.
+// Allow limits what claims can request on a network, and what pods can send. Links
+// that were attached before a change get the new rules too.
 type Allow struct {
 	// Modes lists the allowed modes. The default is Private.
 	Modes []params.Mode `json:"modes,omitempty"`
 
 	// Subnets lists the networks from which claims can request addresses, such as
-	// 10.20.0.0/16. By default, claims cannot request addresses.
+	// 10.20.0.0/16. By default, claims cannot request addresses. A link without
+	// requested addresses may use those of the subnets that no other link has; without
+	// subnets, all addresses that no other link has.
 	Subnets []string `json:"subnets,omitempty"`
+
+	// Addresses lists further addresses and networks, such as 10.20.0.9, from which
+	// every link may send, for example virtual addresses that pods take over from each
+	// other.
+	Addresses []string `json:"addresses,omitempty"`
+
+	// MACs lists further MAC addresses with which every link may send and receive,
+	// such as those of VRRP, a bond, or a virtual machine in a pod.
+	MACs []string `json:"macs,omitempty"`
+
+	// VLANs lists the IDs of the VLANs, from 1 to 4094, whose tags the frames of pods
+	// may have.
+	VLANs []int32 `json:"vlans,omitempty"`
+
+	// Forwarding permits pods to forward frames that they have not sent themselves,
+	// such as those of a virtual machine or of another network. The frames need the MAC
+	// address of the link, or one of macs. They count as frames without a known sender.
+	// The default is false.
+	Forwarding bool `json:"forwarding,omitempty"`
+
+	// RouterAdvertisements lets links configure addresses and routes from the router
+	// advertisements of the network. The default is false: only the node receives
+	// them.
+	RouterAdvertisements bool `json:"routerAdvertisements,omitempty"`
 
 	// Burst lists the allowed values of bandwidth.burst. The default is Guaranteed.
 	Burst []params.Burst `json:"burst,omitempty"`
@@ -125,6 +186,37 @@ const (
 	EnforcementNone Enforcement = "None"
 )
 
+// Identity selects what happens to frames that do not carry the identity of their
+// sender.
+type Identity string
+
+// Values of Identity.
+const (
+	// IdentityEnforce drops and counts the frames.
+	IdentityEnforce Identity = "Enforce"
+	// IdentityAudit counts the frames.
+	IdentityAudit Identity = "Audit"
+	// IdentityOff does not check frames.
+	IdentityOff Identity = "Off"
+)
+
+// DuplicateAddressDetection selects what happens if another host on the network has an
+// address of a link.
+type DuplicateAddressDetection string
+
+// Values of DuplicateAddressDetection.
+const (
+	// DuplicateAddressReport reports the other host in the status of the claim. Pods start
+	// without waiting for answers from the network.
+	DuplicateAddressReport DuplicateAddressDetection = "Report"
+	// DuplicateAddressRefuse asks the network before a link gets an address, which delays
+	// the pod by 200 ms. A pod gets another address of its pool; a static address is
+	// refused.
+	DuplicateAddressRefuse DuplicateAddressDetection = "Refuse"
+	// DuplicateAddressOff does not ask the network.
+	DuplicateAddressOff DuplicateAddressDetection = "Off"
+)
+
 // TaintEffect is the effect of a taint on a device (resource.k8s.io/v1,
 // DeviceTaintEffect).
 type TaintEffect string
@@ -140,10 +232,11 @@ const (
 	TaintNoExecute TaintEffect = "NoExecute"
 )
 
-// NetworkOf returns the network of a NIC, or nil if none matches it.
-func (c *DriverConfig) NetworkOf(nic string, hasDefaultRoute bool) *Network {
+// NetworkOf returns the network of a NIC, or nil if none matches it. Patterns do not
+// match an uplink.
+func (c *DriverConfig) NetworkOf(nic string, uplink bool) *Network {
 	for i := range c.Networks {
-		if c.Networks[i].matches(nic, hasDefaultRoute) {
+		if c.Networks[i].matches(nic, uplink) {
 			return &c.Networks[i]
 		}
 	}
@@ -151,13 +244,13 @@ func (c *DriverConfig) NetworkOf(nic string, hasDefaultRoute bool) *Network {
 }
 
 // matches reports whether the network contains a NIC.
-func (n *Network) matches(nic string, hasDefaultRoute bool) bool {
+func (n *Network) matches(nic string, uplink bool) bool {
 	return slices.ContainsFunc(n.Interfaces, func(pattern string) bool {
 		if pattern == nic {
 			return true
 		}
 		match, err := path.Match(pattern, nic)
-		return err == nil && match && !hasDefaultRoute
+		return err == nil && match && !uplink
 	})
 }
 

@@ -5,6 +5,7 @@ package v1alpha1
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
 	"path"
 	"slices"
@@ -19,8 +20,12 @@ import (
 const (
 	// maxShares is the number of classes on one NIC that have a number of their own.
 	maxShares = 3000
+	// maxOverhead is more than any encapsulation adds to a frame, in bytes.
+	maxOverhead = 256
 	// minRate is the smallest rate in bits per second: the kernel counts bytes.
 	minRate = 8
+	// maxVLAN is the largest ID of a VLAN (IEEE 802.1Q).
+	maxVLAN = 4094
 )
 
 // Validate checks a DriverConfig with defaults. Each error names the field, its
@@ -73,16 +78,42 @@ func (n *Network) validate(at *field.Path) (errs field.ErrorList) {
 	if *n.Shares < 1 || *n.Shares > maxShares {
 		errs = append(errs, field.Invalid(at.Child("shares"), *n.Shares, fmt.Sprintf("must be between 1 and %d", maxShares)))
 	}
+	if n.Overhead < 0 || n.Overhead > maxOverhead {
+		errs = append(errs, field.Invalid(at.Child("overhead"), n.Overhead,
+			fmt.Sprintf("must be between 0 and %d bytes", maxOverhead)))
+	}
 	errs = append(errs, validateEnum(n.Enforcement, at.Child("enforcement"), EnforcementShape, EnforcementNone)...)
+	errs = append(errs, validateEnum(n.Identity, at.Child("identity"), IdentityEnforce, IdentityAudit, IdentityOff)...)
+	errs = append(errs, validateEnum(n.DuplicateAddressDetection, at.Child("duplicateAddressDetection"),
+		DuplicateAddressReport, DuplicateAddressRefuse, DuplicateAddressOff)...)
 	errs = append(errs, validateEnum(n.LinkDown, at.Child("linkDown"), TaintNone, TaintNoSchedule, TaintNoExecute)...)
 	errs = append(errs, n.Allow.validate(at.Child("allow"))...)
 	errs = append(errs, validateRate(n.Bandwidth, at.Child("bandwidth"))...)
 	errs = append(errs, validateRate(n.Reserve, at.Child("reserve"))...)
-	if n.Bandwidth != nil && n.Reserve != nil && n.Reserve.Cmp(*n.Bandwidth) >= 0 {
+	errs = append(errs, validateRate(n.Multicast, at.Child("multicast"))...)
+	if n.Forwarded != nil && !n.Forwarded.IsZero() {
+		errs = append(errs, validateRate(n.Forwarded, at.Child("forwarded"))...)
+	}
+	switch withForwarded := sum(n.Reserve, n.Forwarded); {
+	case n.Bandwidth == nil:
+	case n.Reserve != nil && n.Reserve.Cmp(*n.Bandwidth) >= 0:
 		errs = append(errs, field.Invalid(at.Child("reserve"), n.Reserve.String(),
 			fmt.Sprintf("must be less than bandwidth, %s", n.Bandwidth)))
+	case withForwarded.Cmp(*n.Bandwidth) >= 0:
+		errs = append(errs, field.Invalid(at.Child("forwarded"), n.Forwarded.String(),
+			fmt.Sprintf("must, together with reserve, be less than bandwidth, %s", n.Bandwidth)))
 	}
 	return append(errs, n.Policy.validate(at.Child("policy"))...)
+}
+
+// sum returns the sum of quantities, of which nil counts as 0.
+func sum(quantities ...*resource.Quantity) (total resource.Quantity) {
+	for _, q := range quantities {
+		if q != nil {
+			total.Add(*q)
+		}
+	}
+	return total
 }
 
 func (a Allow) validate(at *field.Path) (errs field.ErrorList) {
@@ -97,7 +128,33 @@ func (a Allow) validate(at *field.Path) (errs field.ErrorList) {
 			errs = append(errs, field.Invalid(at.Child("subnets").Index(i), subnet, "must be a network, such as 10.20.0.0/16"))
 		}
 	}
+	for i, address := range a.Addresses {
+		if _, err := ParseAddressOrNetwork(address); err != nil {
+			errs = append(errs, field.Invalid(at.Child("addresses").Index(i), address,
+				"must be an address or a network, such as 10.20.0.9 or 10.20.9.0/24"))
+		}
+	}
+	for i, mac := range a.MACs {
+		if parsed, err := net.ParseMAC(mac); err != nil || len(parsed) != 6 || parsed[0]&1 != 0 {
+			errs = append(errs, field.Invalid(at.Child("macs").Index(i), mac,
+				"must be the MAC address of one link, such as 00:00:5e:00:01:07"))
+		}
+	}
+	for i, vlan := range a.VLANs {
+		if vlan < 1 || vlan > maxVLAN {
+			errs = append(errs, field.Invalid(at.Child("vlans").Index(i), vlan,
+				fmt.Sprintf("must be between 1 and %d", maxVLAN)))
+		}
+	}
 	return errs
+}
+
+// ParseAddressOrNetwork parses an IP address, or a network in CIDR notation.
+func ParseAddressOrNetwork(text string) (netip.Prefix, error) {
+	if address, err := netip.ParseAddr(text); err == nil {
+		return address.Prefix(address.BitLen())
+	}
+	return netip.ParsePrefix(text)
 }
 
 // validateEnum checks that a value is one of the known values.

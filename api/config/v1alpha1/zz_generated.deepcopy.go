@@ -65,6 +65,21 @@ func (in *Allow) DeepCopyInto(out *Allow) {
 		*out = make([]string, len(*in))
 		copy(*out, *in)
 	}
+	if in.Addresses != nil {
+		in, out := &in.Addresses, &out.Addresses
+		*out = make([]string, len(*in))
+		copy(*out, *in)
+	}
+	if in.MACs != nil {
+		in, out := &in.MACs, &out.MACs
+		*out = make([]string, len(*in))
+		copy(*out, *in)
+	}
+	if in.VLANs != nil {
+		in, out := &in.VLANs, &out.VLANs
+		*out = make([]int32, len(*in))
+		copy(*out, *in)
+	}
 	if in.Burst != nil {
 		in, out := &in.Burst, &out.Burst
 		*out = make([]apiv1alpha1.Burst, len(*in))
@@ -311,6 +326,16 @@ func (in *Network) DeepCopyInto(out *Network) {
 	}
 	if in.Reserve != nil {
 		in, out := &in.Reserve, &out.Reserve
+		x := (*in).DeepCopy()
+		*out = &x
+	}
+	if in.Forwarded != nil {
+		in, out := &in.Forwarded, &out.Forwarded
+		x := (*in).DeepCopy()
+		*out = &x
+	}
+	if in.Multicast != nil {
+		in, out := &in.Multicast, &out.Multicast
 		x := (*in).DeepCopy()
 		*out = &x
 	}

@@ -9,7 +9,7 @@
 // meanings. The same objects work on all clusters: in bridge mode, in which the
 // cluster does not reserve claims for PodGroups, the controller reserves them; in
 // native mode, in which Kubernetes does, the controller creates a Kubernetes PodGroup
-// for each of ours.
+// for each of the driver's.
 //
 // +kubebuilder:object:generate=true
 // +groupName=scheduling.dra-shared.dev

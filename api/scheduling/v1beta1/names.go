@@ -10,8 +10,12 @@ const (
 	// PodGroup in the same namespace. It serves clusters that drop the field
 	// spec.schedulingGroup; admission copies that field to the annotation.
 	GroupAnnotation = GroupName + "/pod-group"
-	// GroupUIDLabel (label of pods) is the UID of its PodGroup. Admission sets it; users
-	// cannot.
+	// JobClaimsAnnotation (annotation of the pod templates of Jobs) lists the claims that all pods of one Job share:
+	// a YAML list of JobClaims. The templates may be in a CronJob, or in a replicated job of a JobSet, each of whose Jobs
+	// has claims of its own (KEP-762). The chart value controller.jobClaims enables it.
+	JobClaimsAnnotation = GroupName + "/job-claims"
+	// GroupUIDLabel (label of pods) is the UID of its PodGroup, or of its Job if the Job has the annotation job-claims.
+	// Admission sets it; users cannot.
 	GroupUIDLabel = GroupName + "/pod-group-uid"
 	// ReservedForAnnotation (annotation of ResourceClaims) names the object, in the same
 	// namespace, that keeps the claim allocated as long as it exists:
@@ -21,12 +25,17 @@ const (
 	// ReservedGate (scheduling gate of pods) keeps a pod pending. The controller removes it when
 	// the pod's entry is in status.reservedFor of its claim.
 	ReservedGate = GroupName + "/reserved"
+	// GatesAnnotation (annotation of PodGroups), set to GatesDisabled, makes admission add no ReservedGate to
+	// pods of the PodGroup. Gang schedulers need this: they wait until all pods can be scheduled.
+	GatesAnnotation = GroupName + "/gates"
+	// GatesDisabled is the only value of GatesAnnotation that has an effect.
+	GatesDisabled = "Disabled"
 	// AdmittedAnnotation (annotation of pods) is the UID of the request that admitted it.
 	// Admission sets it on pods that the controller has to count before they are in
 	// its cache.
 	AdmittedAnnotation = GroupName + "/admitted"
 	// ClaimAnnotation (annotation of generated ResourceClaims) is the name of the entry in
-	// spec.resourceClaims of its PodGroup.
+	// spec.resourceClaims of its PodGroup, or in the annotation job-claims of its Job.
 	ClaimAnnotation = GroupName + "/claim"
 	// ShardAnnotation (annotation of generated ResourceClaims) is the number of the claim among the shards of
 	// one entry. An entry has several shards if more pods use it than

@@ -1,27 +1,38 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0 OR MIT OR GPL-2.0-only
 //
-// These programs assign the frames of a NIC to the HTB classes of shares.
+// These programs assign the frames of a NIC to the HTB classes of shares, and drop
+// the frames that do not carry the identity of their sender; see identity.h.
 //
 // Both programs are attached to the clsact hooks of the NIC, and write the
 // class of a frame to skb->priority, where HTB reads it. They write it to every
 // frame, because macvlan passes the sender's priority to the NIC: a pod could
 // otherwise choose its class with SO_PRIORITY.
 //
-// The programs return TC_ACT_UNSPEC, so that the kernel runs other programs at
-// the hooks as well.
+// There is one program per way to identify the sender and to recognize forwarded
+// frames, so that the verifier sees only what the kernel supports: the loader
+// removes the others. A constant would not do, because the verifier of Linux 6.1
+// also checks what is never executed, unless the process has CAP_PERFMON.
 
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
 #include <linux/pkt_cls.h>
+#include <bpf/bpf_core_read.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
 // Minor numbers of the base classes, which every NIC has. Package shape uses
 // the same numbers.
 #define CLASS_HOST 2         // frames of sockets in the node's network namespace
-#define CLASS_CONTROL 3      // ARP and neighbor discovery without a socket; multicast from the wire
+#define CLASS_CONTROL 3      // ARP and neighbor discovery: without a socket, or multicast from the wire
 #define CLASS_UNIDENTIFIED 4 // frames that cannot be assigned to a share
+#define CLASS_FORWARDED 5    // frames that the node forwards
+#define CLASS_MULTICAST 6    // multicast and broadcast from the wire, except ARP and neighbor discovery
+#define CLASS_DROP 7         // of the IFB device: its queue accepts no frame
+
+// Values of nic.forwarded.
+#define FORWARDED_BY_ROUTE 1   // the node has routed the frame out of the NIC
+#define FORWARDED_BY_ADDRESS 2 // the frame has the NIC's source MAC; a share can bridge such a frame
 
 // A NIC.
 struct nic {
@@ -30,13 +41,13 @@ struct nic {
 	__u32 major;         // major number of the classes, in the upper 16 bits
 	__u8 mac[ETH_ALEN];
 	__u8 trust_mac;      // if set, a frame without a socket selects a share by its source MAC
-	__u8 pad;
+	__u8 forwarded;      // how to recognize frames for CLASS_FORWARDED; 0 if the NIC has no such class
 };
 
 // The key of a sender: the cookie of the sending socket's network namespace,
 // the NIC, and the source MAC address. The cookie is 0 in entries for frames
-// that the address alone identifies: on kernels without the helper for cookies,
-// and for frames without a socket if the administrator trusts addresses.
+// that the address alone identifies: those that dra_shared_egress_mac looks up,
+// and frames without a socket if the administrator trusts addresses.
 struct sender {
 	__u64 cookie;
 	__u32 parent;
@@ -78,16 +89,93 @@ struct {
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } dra_shared_rx SEC(".maps");
 
-// Whether the kernel has bpf_get_netns_cookie for tc programs (Linux 6.15 or
-// newer). The loader sets it before loading. It is a constant, so the verifier
-// removes the call of the helper on a kernel that lacks it.
-const volatile __u8 has_cookie = 1;
+// How many frames of a NIC the programs have seen, on each CPU. The plugin compares
+// the numbers with those of the NIC, because programs in front of these can keep
+// frames from them.
+struct counts {
+	__u64 sent;
+	__u64 received;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
+	__uint(max_entries, 256);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, struct counts);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} dra_shared_counts SEC(".maps");
+
+// The fields of the kernel's types that lead from a socket to the cookie of its
+// network namespace. The loader replaces their offsets by those of the kernel.
+struct net {
+	__u64 net_cookie;
+} __attribute__((preserve_access_index));
+
+typedef struct {
+	struct net *net;
+} possible_net_t;
+
+struct sock_common {
+	possible_net_t skc_net;
+} __attribute__((preserve_access_index));
+
+// Returns an address as a number, the first byte lowest.
+static __always_inline __u64 number_of(const __u8 *mac)
+{
+	__u64 number = 0;
+
+	for (int i = 0; i < ETH_ALEN; i++)
+		number |= (__u64)mac[i] << (8 * i);
+	return number;
+}
+
+// The fields of the kernel's types that lead from a frame to the link that its
+// route names.
+struct net_device;
+
+struct dst_entry {
+	struct net_device *dev;
+} __attribute__((preserve_access_index));
+
+struct sk_buff {
+	struct net_device *dev;
+	unsigned long _skb_refdst;
+} __attribute__((preserve_access_index));
+
+#define SKB_DST_NOREF 1UL // a flag in _skb_refdst, which otherwise is a pointer
+
+// Reports whether the network stack of the node has routed a frame out of the NIC
+// that it is leaving through. A pod cannot cause this for the frames that it sends
+// through its link: their route, if any, names a link of the pod, and a frame
+// loses its route when it moves between namespaces or is bridged.
+static __always_inline int routed_out_of_nic(struct __sk_buff *context)
+{
+	struct dst_entry *route;
+	struct sk_buff *skb;
+
+	// The verifier permits no access to the kernel's fields of the frame. Reading
+	// the variable that has the pointer yields a number.
+	if (bpf_probe_read_kernel(&skb, sizeof(skb), &context))
+		return 0;
+	route = (struct dst_entry *)(BPF_CORE_READ(skb, _skb_refdst) & ~SKB_DST_NOREF);
+	return route && BPF_CORE_READ(route, dev) == BPF_CORE_READ(skb, dev);
+}
+
+// Reports whether the node forwards a frame that no share sent, such as one of a
+// pod in the cluster network. Such a frame has the source MAC of the NIC.
+static __always_inline int is_forwarded(struct __sk_buff *skb, int reads_routes, const struct nic *nic, __u64 source)
+{
+	if (!nic->forwarded || source != number_of(nic->mac))
+		return 0;
+	return nic->forwarded == FORWARDED_BY_ADDRESS || (reads_routes && routed_out_of_nic(skb));
+}
 
 // Reports whether a frame is ARP or IPv6 neighbor discovery (ICMPv6, next header
 // 58, types 133 to 137).
 static __always_inline int is_neighbor_discovery(struct __sk_buff *skb, const struct ethhdr *eth)
 {
-	__u8 next = 0, type = 0;
+	__u8 next, type;
 
 	if (eth->h_proto == bpf_htons(ETH_P_ARP))
 		return 1;
@@ -100,84 +188,285 @@ static __always_inline int is_neighbor_discovery(struct __sk_buff *skb, const st
 	return type >= 133 && type <= 137;
 }
 
-static __always_inline int same_mac(const __u8 *a, const __u8 *b)
-{
-	__u8 differ = 0;
-
-	for (int i = 0; i < ETH_ALEN; i++)
-		differ |= a[i] ^ b[i];
-	return !differ;
-}
+// The functions below write the keys in whole words. The verifier of Linux 6.1
+// refuses to write a part of a word on the stack of which another part was
+// written, unless the process that loads the program has CAP_PERFMON.
 
 // Returns the class of a sender, or 0 if no share has that sender.
-static __always_inline __u32 class_of_sender(__u32 parent, __u64 cookie, const __u8 *mac)
+static __always_inline __u32 class_of_sender(__u32 parent, __u64 cookie, __u64 mac)
 {
-	struct sender key = {.cookie = cookie, .parent = parent};
+	__u64 key[] = {cookie, parent | mac << 32, mac >> 32};
 	__u32 *class;
 
-	__builtin_memcpy(key.mac, mac, ETH_ALEN);
-	class = bpf_map_lookup_elem(&dra_shared_tx, &key);
+	_Static_assert(sizeof(key) == sizeof(struct sender), "the key of a sender has padding");
+	class = bpf_map_lookup_elem(&dra_shared_tx, key);
 	return class ? *class : 0;
 }
 
-SEC("tc")
-int dra_shared_egress(struct __sk_buff *skb)
+// Returns the class of a receiver, or 0 if no share has that receiver.
+static __always_inline __u32 class_of_receiver(__u32 parent, __u64 mac)
+{
+	__u64 key[] = {parent | mac << 32, mac >> 32};
+	__u32 *class;
+
+	_Static_assert(sizeof(key) >= sizeof(struct receiver), "the key of a receiver is longer");
+	class = bpf_map_lookup_elem(&dra_shared_rx, key);
+	return class ? *class : 0;
+}
+
+#include "identity.h"
+
+// Writes the class to a frame that leaves through a NIC, and returns the verdict on
+// it. has_cookie is 0 if the cookie of the frame's socket is not known. No namespace
+// has the cookie 0. reads_routes is 0 if the kernel does not let the program read
+// routes, and checks is 0 if the program does not check the identity of frames.
+static __always_inline int classify_sent(struct __sk_buff *skb, int has_cookie, __u64 cookie, int reads_routes,
+					 int checks)
 {
 	__u32 parent = skb->ifindex, class = 0;
 	struct nic *nic = bpf_map_lookup_elem(&dra_shared_nics, &parent);
+	struct frame frame = {.parent = parent, .cookie = cookie};
+	struct counts *counts;
 	struct ethhdr eth;
+	int has_socket;
 
 	if (!nic)
 		return TC_ACT_UNSPEC;
+	counts = bpf_map_lookup_elem(&dra_shared_counts, &parent);
+	if (counts)
+		counts->sent++;
 	if (bpf_skb_load_bytes(skb, 0, &eth, sizeof(eth))) {
 		skb->priority = nic->major | CLASS_UNIDENTIFIED;
 		return TC_ACT_UNSPEC;
 	}
-	if (skb->sk && has_cookie) {
-		__u64 cookie = bpf_get_netns_cookie(skb);
-
-		if (cookie == nic->host_cookie)
-			class = nic->major | CLASS_HOST;
-		else
-			class = class_of_sender(parent, cookie, eth.h_source);
-	} else if (skb->sk) {
+	frame.source = number_of(eth.h_source);
+	frame.destination = number_of(eth.h_dest);
+	frame.protocol = eth.h_proto;
+	frame.own = frame.source == number_of(nic->mac);
+	has_socket = skb->sk != 0;
+	if (has_socket && has_cookie && cookie == nic->host_cookie) {
+		if (frame.own || !is_reply(skb)) {
+			skb->priority = nic->major | CLASS_HOST;
+			return TC_ACT_UNSPEC;
+		}
+	}
+	// The kernel has sockets with which it replies for all namespaces. Where the node
+	// is a container, they return to a namespace that is not the node's either.
+	if (has_socket && has_cookie && is_reply(skb) && !class_of_tenant(parent, cookie))
+		has_socket = 0;
+	if (!frame.own)
+		frame.link = find_link(parent, frame.source);
+	if (has_socket && has_cookie) {
+		if (frame.link && frame.link->cookie == cookie)
+			class = frame.link->class;
+		else if (cookie)
+			class = class_of_sender(parent, cookie, frame.source);
+	} else if (has_socket) {
 		// Without the cookie, a pod can use the class of the host with the
 		// NIC's address, as it can use the class of another share with that
 		// share's address.
-		if (same_mac(eth.h_source, nic->mac))
+		if (frame.own)
 			class = nic->major | CLASS_HOST;
 		else
-			class = class_of_sender(parent, 0, eth.h_source);
+			class = class_of_sender(parent, 0, frame.source);
 	} else if (is_neighbor_discovery(skb, &eth)) {
 		class = nic->major | CLASS_CONTROL;
 	} else if (nic->trust_mac) {
-		class = class_of_sender(parent, 0, eth.h_source);
+		class = class_of_sender(parent, 0, frame.source);
+	}
+	if (!class && is_forwarded(skb, reads_routes, nic, frame.source))
+		class = nic->major | CLASS_FORWARDED;
+	if (checks)
+		frame.policy = bpf_map_lookup_elem(&dra_shared_policies, &parent);
+	if (frame.policy && frame.policy->identity) {
+		frame.has_socket = has_socket;
+		frame.has_cookie = has_cookie;
+		frame.class = class;
+		frame.nic = nic;
+		__u32 reason = check_sent(skb, &frame);
+
+		class = frame.class;
+		if (reason && refuse(&frame, reason))
+			return TC_ACT_SHOT;
 	}
 	skb->priority = class ? class : nic->major | CLASS_UNIDENTIFIED;
 	return TC_ACT_UNSPEC;
 }
 
-SEC("tc")
-int dra_shared_ingress(struct __sk_buff *skb)
+// Returns the cookie of the network namespace of a frame's socket, which it reads
+// from the kernel's memory; 0 without a socket.
+static __always_inline __u64 cookie_of_socket(struct __sk_buff *skb)
 {
-	__u32 parent = skb->ifindex, *class;
+	struct bpf_sock *sk = skb->sk;
+	struct sock_common *common;
+
+	// The verifier permits no arithmetic with a pointer to a socket. Reading the
+	// variable that has the pointer yields a number.
+	if (!sk || bpf_probe_read_kernel(&common, sizeof(common), &sk))
+		return 0;
+	return BPF_CORE_READ(common, skc_net.net, net_cookie);
+}
+
+// Each program is there twice: the kernel loads the one without checks where it refuses
+// the other, as Linux 6.1 does without CAP_PERFMON. The trials at the start of the plugin
+// use it because the kernel verifies it fast.
+
+// Identifies the sender by the cookie, which a helper returns.
+SEC("tc")
+int dra_shared_egress_helper(struct __sk_buff *skb)
+{
+	return classify_sent(skb, 1, skb->sk ? bpf_get_netns_cookie(skb) : 0, 0, 1);
+}
+
+SEC("tc")
+int dra_shared_egress_helper_unchecked(struct __sk_buff *skb)
+{
+	return classify_sent(skb, 1, skb->sk ? bpf_get_netns_cookie(skb) : 0, 0, 0);
+}
+
+// Identifies the sender as dra_shared_egress_helper does, and reads routes.
+SEC("tc")
+int dra_shared_egress_helper_routes(struct __sk_buff *skb)
+{
+	return classify_sent(skb, 1, skb->sk ? bpf_get_netns_cookie(skb) : 0, 1, 1);
+}
+
+SEC("tc")
+int dra_shared_egress_helper_routes_unchecked(struct __sk_buff *skb)
+{
+	return classify_sent(skb, 1, skb->sk ? bpf_get_netns_cookie(skb) : 0, 1, 0);
+}
+
+// Identifies the sender by the cookie, which it reads from the kernel's memory, as
+// it does the route.
+SEC("tc")
+int dra_shared_egress_socket(struct __sk_buff *skb)
+{
+	return classify_sent(skb, 1, cookie_of_socket(skb), 1, 1);
+}
+
+SEC("tc")
+int dra_shared_egress_socket_unchecked(struct __sk_buff *skb)
+{
+	return classify_sent(skb, 1, cookie_of_socket(skb), 1, 0);
+}
+
+// Identifies the sender by its address alone.
+SEC("tc")
+int dra_shared_egress_mac(struct __sk_buff *skb)
+{
+	return classify_sent(skb, 0, 0, 0, 1);
+}
+
+SEC("tc")
+int dra_shared_egress_mac_unchecked(struct __sk_buff *skb)
+{
+	return classify_sent(skb, 0, 0, 0, 0);
+}
+
+// Writes the class to a frame that arrived at a NIC, and returns whether the
+// frame belongs to the device that shapes incoming frames. It does not for
+// frames to the node itself, which has no limit. A frame between links of the node
+// arrives here too, and may still have its socket; cookie is 0 if it has none, or if
+// the cookie is not known. checks is 0 if the program does not check the identity of
+// frames.
+static __always_inline int classify_received(struct __sk_buff *skb, struct nic *nic, __u64 cookie, int checks)
+{
+	__u32 parent = skb->ifindex, reason;
+	struct frame frame = {.parent = parent, .cookie = cookie, .nic = nic};
+	struct ethhdr eth;
+
+	if (bpf_skb_load_bytes(skb, 0, &eth, sizeof(eth))) {
+		skb->priority = nic->major | CLASS_UNIDENTIFIED;
+		return 1;
+	}
+	frame.source = number_of(eth.h_source);
+	frame.destination = number_of(eth.h_dest);
+	frame.protocol = eth.h_proto;
+	if (checks)
+		frame.policy = bpf_map_lookup_elem(&dra_shared_policies, &parent);
+	if (frame.policy && !frame.policy->identity)
+		frame.policy = 0;
+	if (frame.policy && frame.policy->guarded)
+		hide_source(skb, frame.policy);
+	if (frame.destination == number_of(nic->mac))
+		return 0;
+	if (frame.destination & 1) {
+		if (frame.policy && !frame.policy->autoconf && is_advertisement(skb, &frame)) {
+			// Only the node receives frames with the NIC's address.
+			bpf_skb_store_bytes(skb, 0, nic->mac, ETH_ALEN, 0);
+			return 0;
+		}
+		skb->priority = nic->major |
+				(is_neighbor_discovery(skb, &eth) && is_moderate(skb, &frame) ? CLASS_CONTROL
+											: CLASS_MULTICAST);
+		return 1;
+	}
+	frame.link = find_link(parent, frame.destination);
+	frame.class = frame.link ? frame.link->class : class_of_receiver(parent, frame.destination);
+	if (frame.policy) {
+		struct link *receiver = frame.link;
+		__u32 class;
+
+		reason = check_received(skb, &frame);
+		class = frame.class;
+		frame.class = frame.charged;
+		if (reason && refuse(&frame, reason)) {
+			skb->priority = nic->major | CLASS_DROP;
+			return 1;
+		}
+		frame.class = class;
+		frame.link = receiver;
+	}
+	skb->priority = frame.class ? frame.class : nic->major | CLASS_UNIDENTIFIED;
+	return 1;
+}
+
+// Values that a program of a filter without direct action returns. They make the
+// kernel go on with the next filter, or run the filter's actions.
+#define FILTER_NEXT 0
+#define FILTER_ACT (-1)
+
+// The filter's action redirects the frames. The program cannot do that itself on
+// every kernel: before Linux 6.4, an IFB device drops what bpf_redirect sends.
+static __always_inline int receive(struct __sk_buff *skb, __u64 cookie, int checks)
+{
+	__u32 parent = skb->ifindex;
 	struct nic *nic = bpf_map_lookup_elem(&dra_shared_nics, &parent);
-	struct receiver key = {.parent = parent};
+	struct counts *counts;
 
 	if (!nic)
-		return TC_ACT_UNSPEC;
-	if (bpf_skb_load_bytes(skb, 0, key.mac, ETH_ALEN))
-		return TC_ACT_SHOT; // too short to have a destination address
-	if (same_mac(key.mac, nic->mac))
-		return TC_ACT_UNSPEC; // for the node itself, which has no limit
-	class = bpf_map_lookup_elem(&dra_shared_rx, &key);
-	if (class)
-		skb->priority = *class;
-	else if (key.mac[0] & 1)
-		skb->priority = nic->major | CLASS_CONTROL;
-	else
-		skb->priority = nic->major | CLASS_UNIDENTIFIED;
-	return bpf_redirect(nic->ifb, 0);
+		return FILTER_NEXT;
+	counts = bpf_map_lookup_elem(&dra_shared_counts, &parent);
+	if (counts)
+		counts->received++;
+	return classify_received(skb, nic, cookie, checks) ? FILTER_ACT : FILTER_NEXT;
+}
+
+// Does not know the cookie of a frame's sender.
+SEC("tc")
+int dra_shared_ingress_mac(struct __sk_buff *skb)
+{
+	return receive(skb, 0, 1);
+}
+
+SEC("tc")
+int dra_shared_ingress_helper(struct __sk_buff *skb)
+{
+	return receive(skb, skb->sk ? bpf_get_netns_cookie(skb) : 0, 1);
+}
+
+SEC("tc")
+int dra_shared_ingress_socket(struct __sk_buff *skb)
+{
+	return receive(skb, cookie_of_socket(skb), 1);
+}
+
+// Needs no cookie, because it checks no frame.
+SEC("tc")
+int dra_shared_ingress_unchecked(struct __sk_buff *skb)
+{
+	return receive(skb, 0, 0);
 }
 
 char _license[] SEC("license") = "Dual MIT/GPL";

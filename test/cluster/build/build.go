@@ -8,8 +8,10 @@ package build
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"crypto/sha256"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -25,13 +27,29 @@ import (
 
 // Dirs are the directories that hold the binaries.
 type Dirs struct {
-	Kube  string // kube, the multi-call binary
-	Node  string // containerd, its shim, ctr, runc; CNI plugins in cni/
-	Pause string // pause.tar, the image that holds a pod's namespaces
+	Kube    string // kube, the multi-call binary, for the control plane and for commands
+	Kubelet string // kube of the version that nodes run
+	Node    string // containerd, its shim, ctr, runc; CNI plugins in cni/
+	Runtime string // the container runtime; the same directory as Node for Containerd
+	Pause   string // pause.tar, the image that holds a pod's namespaces
 }
+
+// Container runtimes.
+const (
+	Containerd    = "containerd"
+	Containerd1_7 = "containerd-1.7"
+	CRIO          = "cri-o"
+)
 
 // KubernetesVersion is the default version of Kubernetes.
 const KubernetesVersion = "v1.37.1"
+
+// Versions says what a cluster runs.
+type Versions struct {
+	Kubernetes string // the control plane; empty means KubernetesVersion
+	Kubelet    string // empty means the version of the control plane
+	Runtime    string // the container runtime; empty means Containerd
+}
 
 // Modules of the programs that a node runs. Each is built with its own go.mod.
 // They are static and independent of the machine's packages.
@@ -39,6 +57,9 @@ const (
 	containerd = "github.com/containerd/containerd/v2/cmd/%s@v2.4.2"
 	runc       = "github.com/opencontainers/runc@v1.5.2"
 	cniPlugins = "github.com/containernetworking/plugins/plugins/%s@v1.9.1"
+
+	containerd1_7Version = "v1.7.35"
+	crioVersion          = "v1.34.0"
 )
 
 // step is one run of the go command.
@@ -61,19 +82,22 @@ type component struct {
 
 // Binaries builds the binaries that the cache lacks and returns where they are. It
 // writes to progress what it builds, how much is done, and the elapsed time.
-// source is the directory of the module test/cluster. Only the control plane can
-// run a version of Kubernetes other than KubernetesVersion.
-func Binaries(ctx context.Context, source, version string, progress io.Writer) (Dirs, error) {
+// source is the directory of the module test/cluster.
+func Binaries(ctx context.Context, source string, v Versions, progress io.Writer) (Dirs, error) {
 	var dirs Dirs
-	cache, err := os.UserCacheDir()
+	cache, err := cacheDir()
 	if err != nil {
-		return dirs, fmt.Errorf("find the cache directory: %w: set HOME or XDG_CACHE_HOME", err)
+		return dirs, err
 	}
-	cache = filepath.Join(cache, "dra-shared")
+	version := cmp.Or(v.Kubernetes, KubernetesVersion)
+	runtimes := map[string]component{Containerd: node(), Containerd1_7: containerd1_7(), CRIO: crio()}
 	for _, c := range []struct {
 		component
 		dir *string
-	}{{kube(source, version), &dirs.Kube}, {node(), &dirs.Node}, {pause(source), &dirs.Pause}} {
+	}{
+		{kube(source, version), &dirs.Kube}, {kube(source, cmp.Or(v.Kubelet, version)), &dirs.Kubelet},
+		{node(), &dirs.Node}, {runtimes[cmp.Or(v.Runtime, Containerd)], &dirs.Runtime}, {pause(source), &dirs.Pause},
+	} {
 		if *c.dir, err = c.build(ctx, cache, progress); err != nil {
 			return dirs, err
 		}
@@ -142,6 +166,66 @@ func node() component {
 	}
 }
 
+// containerd1_7 and crio are built in copies of their modules: their go.mod files have
+// exclude and replace directives, which the go command applies only to the main module.
+func containerd1_7() component {
+	const module = "github.com/containerd/containerd"
+	stamp := "-s -w -X " + module + "/version.Version=" + containerd1_7Version
+	return component{
+		name:   Containerd1_7,
+		before: copyModule(module + "@" + containerd1_7Version),
+		steps: func(out string) []step {
+			return []step{{name: "containerd " + containerd1_7Version, dir: out + "/src",
+				env: []string{"CGO_ENABLED=0", "GOBIN=" + out},
+				args: []string{"install", "-mod=mod", "-v", "-trimpath", "-buildvcs=false", "-ldflags", stamp,
+					"-tags", "no_btrfs no_zfs no_devmapper no_aufs"},
+				pkgs: []string{"./cmd/containerd", "./cmd/containerd-shim-runc-v2", "./cmd/ctr"}}}
+		},
+		finish: removeSource,
+	}
+}
+
+func crio() component {
+	return component{
+		name:   CRIO,
+		before: copyModule("github.com/cri-o/cri-o@" + crioVersion),
+		steps: func(out string) []step {
+			return []step{{name: "CRI-O " + crioVersion, dir: out + "/src", env: []string{"CGO_ENABLED=1", "GOBIN=" + out},
+				args: []string{"install", "-mod=mod", "-v", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w",
+					"-tags", "containers_image_openpgp containers_image_ostree_stub exclude_graphdriver_btrfs"},
+				pkgs: []string{"./cmd/crio"}}}
+		},
+		finish: func(out string) error {
+			sources, err := filepath.Glob(out + "/src/pinns/src/*.c")
+			if err != nil {
+				return err
+			}
+			compile := exec.Command("gcc", append(sources, "-std=c99", "-O2", "-static", "-o", out+"/pinns")...)
+			if text, err := compile.CombinedOutput(); err != nil {
+				return fmt.Errorf("build pinns, which pins the namespaces of CRI-O's pods: %w\n%s", err, text)
+			}
+			return removeSource(out)
+		},
+	}
+}
+
+// copyModule returns a function that copies a module (PATH@VERSION) to OUT/src.
+func copyModule(module string) func(ctx context.Context, out string) error {
+	return func(ctx context.Context, out string) error {
+		raw, err := exec.CommandContext(ctx, "go", "mod", "download", "-json", module).Output()
+		if err != nil {
+			return fmt.Errorf("download %s: %w: %s", module, err, raw)
+		}
+		var downloaded struct{ Dir string }
+		if err := json.Unmarshal(raw, &downloaded); err != nil {
+			return err
+		}
+		return os.CopyFS(out+"/src", os.DirFS(downloaded.Dir))
+	}
+}
+
+func removeSource(out string) error { return os.RemoveAll(out + "/src") }
+
 func pause(source string) component {
 	main := filepath.Join(source, "pause", "main.go")
 	return component{
@@ -165,16 +249,55 @@ func (c component) build(ctx context.Context, cache string, progress io.Writer) 
 	if err != nil {
 		return "", err
 	}
-	dir := filepath.Join(cache, c.name+"-"+key)
+	return cached(filepath.Join(cache, c.name+"-"+key), func(out string) error {
+		if c.before != nil {
+			if err := c.before(ctx, out); err != nil {
+				return err
+			}
+		}
+		for _, s := range c.steps(out) {
+			if err := s.run(ctx, progress); err != nil {
+				return err
+			}
+		}
+		if c.finish != nil {
+			return c.finish(out)
+		}
+		return nil
+	})
+}
+
+// Cached returns the directory NAME-HASH of the cache. If it does not exist, Cached
+// calls fill, which writes the content of the directory. The hash is of inputs, which
+// are everything that the content depends on.
+func Cached(name string, inputs []string, fill func(dir string) error) (string, error) {
+	cache, err := cacheDir()
+	if err != nil {
+		return "", err
+	}
+	key := fmt.Sprintf("%x", sha256.Sum256([]byte(strings.Join(inputs, "\x00"))))[:16]
+	return cached(filepath.Join(cache, name+"-"+key), fill)
+}
+
+func cacheDir() (string, error) {
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return "", fmt.Errorf("find the cache directory: %w: set HOME or XDG_CACHE_HOME", err)
+	}
+	return filepath.Join(cache, "dra-shared"), nil
+}
+
+func cached(dir string, fill func(dir string) error) (string, error) {
 	if _, err := os.Stat(dir); err == nil {
 		return dir, nil
 	}
+	cache, name := filepath.Split(dir)
 	if err := os.MkdirAll(cache, 0o755); err != nil {
 		return "", err
 	}
 	// Build in a unique directory and rename it when it is complete. Two concurrent
 	// builds waste time, but cannot leave a broken result.
-	out, err := os.MkdirTemp(cache, c.name+"-building-")
+	out, err := os.MkdirTemp(cache, name+"-building-")
 	if err != nil {
 		return "", err
 	}
@@ -182,20 +305,8 @@ func (c component) build(ctx context.Context, cache string, progress io.Writer) 
 	if err := os.Chmod(out, 0o755); err != nil {
 		return "", err
 	}
-	if c.before != nil {
-		if err := c.before(ctx, out); err != nil {
-			return "", err
-		}
-	}
-	for _, s := range c.steps(out) {
-		if err := s.run(ctx, progress); err != nil {
-			return "", err
-		}
-	}
-	if c.finish != nil {
-		if err := c.finish(out); err != nil {
-			return "", err
-		}
+	if err := fill(out); err != nil {
+		return "", err
 	}
 	if err := os.Rename(out, dir); err != nil && !errors.Is(err, os.ErrExist) {
 		return "", err

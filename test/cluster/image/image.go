@@ -11,6 +11,7 @@ import (
 	"archive/tar"
 	"bufio"
 	"bytes"
+	"compress/gzip"
 	"errors"
 	"fmt"
 	"io"
@@ -28,8 +29,9 @@ import (
 
 // File is one file of an image. The first file of a list is the entry point.
 type File struct {
-	Source      string // on this machine
+	Source      string // on this machine; empty for a symbolic link
 	Destination string // in the image, absolute
+	Link        string // where a symbolic link points to
 }
 
 // Write reads a content list and writes the image archive to out. The sources in
@@ -70,12 +72,8 @@ func ReadList(list string) ([]File, error) {
 }
 
 // WriteFiles writes the archive of an image that holds files for the architecture
-// arch, named tag (NAME:TAG), to out.
-func WriteFiles(files []File, tag, arch, out string) error {
-	ref, err := name.NewTag(tag)
-	if err != nil {
-		return err
-	}
+// arch to out. The image has the name tag (NAME:TAG), and also the names of aliases.
+func WriteFiles(files []File, tag, arch, out string, aliases ...string) error {
 	content, err := layer(files)
 	if err != nil {
 		return err
@@ -86,23 +84,57 @@ func WriteFiles(files []File, tag, arch, out string) error {
 	if err != nil {
 		return err
 	}
+	config := v1.Config{Entrypoint: []string{files[0].Destination}, Env: []string{"PATH=/bin"}}
+	return writeImage(l, config, arch, out, append([]string{tag}, aliases...))
+}
+
+// WriteLayer writes the archive of an image whose only layer is the tar archive layer,
+// which it does not compress.
+func WriteLayer(layer, tag, arch string, config v1.Config, out string) error {
+	l, err := tarball.LayerFromFile(layer, tarball.WithCompressionLevel(gzip.NoCompression))
+	if err != nil {
+		return err
+	}
+	return writeImage(l, config, arch, out, []string{tag})
+}
+
+func writeImage(l v1.Layer, config v1.Config, arch, out string, tags []string) error {
 	img, err := mutate.AppendLayers(empty.Image, l)
 	if err != nil {
 		return err
 	}
-	config, err := img.ConfigFile()
+	file, err := img.ConfigFile()
 	if err != nil {
 		return err
 	}
-	config.Architecture, config.OS = arch, "linux"
-	config.Config = v1.Config{Entrypoint: []string{files[0].Destination}, Env: []string{"PATH=/bin"}}
-	if img, err = mutate.ConfigFile(img, config); err != nil {
+	file.Architecture, file.OS, file.Config = arch, "linux", config
+	if img, err = mutate.ConfigFile(img, file); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(filepath.Dir(out), 0o755); err != nil {
 		return err
 	}
-	return tarball.WriteToFile(out, ref, img)
+	images := map[name.Reference]v1.Image{}
+	for _, tag := range tags {
+		ref, err := name.NewTag(tag)
+		if err != nil {
+			return err
+		}
+		images[ref] = img
+	}
+	return tarball.MultiRefWriteToFile(out, images)
+}
+
+// Tag returns the name (NAME:TAG) of the first image in an archive.
+func Tag(archive string) (string, error) {
+	manifest, err := tarball.LoadManifest(func() (io.ReadCloser, error) { return os.Open(archive) })
+	if err != nil {
+		return "", fmt.Errorf("read the manifest of %s: %w", archive, err)
+	}
+	if len(manifest) == 0 || len(manifest[0].RepoTags) == 0 {
+		return "", fmt.Errorf("%s: the manifest names no image", archive)
+	}
+	return manifest[0].RepoTags[0], nil
 }
 
 // layer returns a tar archive of the files and their parent directories.
@@ -113,6 +145,15 @@ func layer(files []File) ([]byte, error) {
 	for _, f := range files {
 		if err := addParents(w, made, path.Dir(f.Destination)); err != nil {
 			return nil, err
+		}
+		if f.Link != "" {
+			link := &tar.Header{
+				Typeflag: tar.TypeSymlink, Name: strings.TrimPrefix(f.Destination, "/"), Linkname: f.Link, Mode: 0o777,
+			}
+			if err := w.WriteHeader(link); err != nil {
+				return nil, err
+			}
+			continue
 		}
 		content, err := os.ReadFile(f.Source)
 		if errors.Is(err, os.ErrNotExist) {

@@ -4,12 +4,16 @@
 package image
 
 import (
+	"archive/tar"
+	"bytes"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 )
 
@@ -67,7 +71,7 @@ func TestCompare(t *testing.T) {
 	archive := func(arch, content, destination string) string {
 		t.Helper()
 		out := filepath.Join(t.TempDir(), arch+".tar")
-		files := []File{{write(t, "a", content), destination}}
+		files := []File{{Source: write(t, "a", content), Destination: destination}}
 		if err := WriteFiles(files, "registry.local/x:"+arch, arch, out); err != nil {
 			t.Fatal(err)
 		}
@@ -101,4 +105,66 @@ func TestCompare(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestWriteFiles_linksAndAliases(t *testing.T) {
+	out := filepath.Join(t.TempDir(), "out.tar")
+	files := []File{
+		{Source: write(t, "a", "AAA"), Destination: "/bin/a"},
+		{Destination: "/usr/bin/b", Link: "/bin/a"},
+	}
+	if err := WriteFiles(files, "registry.local/x:1", "amd64", out, "registry.local/y:2"); err != nil {
+		t.Fatal(err)
+	}
+	for _, alias := range []string{"registry.local/x:1", "registry.local/y:2"} {
+		image := readImage(t, out, alias)
+		found := false
+		content := tar.NewReader(mutate.Extract(image))
+		for header, err := content.Next(); err == nil; header, err = content.Next() {
+			found = found || header.Name == "usr/bin/b" && header.Typeflag == tar.TypeSymlink && header.Linkname == "/bin/a"
+		}
+		if !found {
+			t.Errorf("image %s does not contain the symbolic link usr/bin/b to /bin/a", alias)
+		}
+	}
+}
+
+func TestWriteLayer(t *testing.T) {
+	var layer bytes.Buffer
+	w := tar.NewWriter(&layer)
+	if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: "etc/", Mode: 0o755}); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	out := filepath.Join(t.TempDir(), "out.tar")
+	config := v1.Config{StopSignal: "SIGRTMIN+3", Entrypoint: []string{"/sbin/init"}}
+	if err := WriteLayer(write(t, "layer.tar", layer.String()), "registry.local/x:1", "arm64", config, out); err != nil {
+		t.Fatal(err)
+	}
+	image := readImage(t, out, "registry.local/x:1")
+	got, err := image.ConfigFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.Config.StopSignal != "SIGRTMIN+3" || got.Architecture != "arm64" || got.Config.Entrypoint[0] != "/sbin/init" {
+		t.Errorf("got architecture %s and configuration %+v", got.Architecture, got.Config)
+	}
+	if header, err := tar.NewReader(mutate.Extract(image)).Next(); err != nil || header.Name != "etc" {
+		t.Errorf("first file of the image: got %+v and error %v, want etc", header, err)
+	}
+}
+
+func readImage(t *testing.T, archive, alias string) v1.Image {
+	t.Helper()
+	tag, err := name.NewTag(alias)
+	if err != nil {
+		t.Fatal(err)
+	}
+	image, err := tarball.ImageFromPath(archive, &tag)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return image
 }

@@ -30,3 +30,12 @@ app.kubernetes.io/component: controller
 {{- $request := index . 0 -}}
 ["groups", {{ printf "%s/groups" (index . 1) | quote }}].all(name, !{{ $request }}.?capacity.?requests[?name].hasValue() || quantity(string({{ $request }}.?capacity.?requests[?name].value())).isGreaterThan(quantity("0")))
 {{- end -}}
+
+{{/* The references to Secrets with credentials for the image, from a list of names. */}}
+{{- define "dra-driver-shared.pullSecrets" -}}
+{{- range $i, $name := . }}
+{{- if $i }}
+{{ end -}}
+- name: {{ $name }}
+{{- end }}
+{{- end }}

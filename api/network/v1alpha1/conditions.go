@@ -1,0 +1,32 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package v1alpha1
+
+// Types of conditions. They stand in status.conditions of an AddressPool.
+const (
+	// ConditionReady reports whether nodes can take addresses from the pool.
+	ConditionReady = "Ready"
+	// ConditionShort reports whether the pool has too few unassigned addresses for
+	// another block. Nodes then return the addresses that they do not use.
+	ConditionShort = "Short"
+)
+
+// Reasons of the conditions.
+const (
+	// ReasonValid (Ready True) means that the pool is valid.
+	ReasonValid = "Valid"
+	// ReasonInvalid (Ready False) means that a field of the pool is invalid.
+	ReasonInvalid = "Invalid"
+	// ReasonOverlaps (Ready False) means that an older pool of the network has some
+	// of the addresses.
+	ReasonOverlaps = "Overlaps"
+	// ReasonAvailable (Short False) means that the pool has a block for another node.
+	ReasonAvailable = "Available"
+	// ReasonAssigned (Short True) means that nodes have almost all addresses.
+	ReasonAssigned = "Assigned"
+)
+
+// NodeLostAnnotation (annotation of AddressBlocks) is the time, in RFC 3339, at which the
+// controller saw that the node of the block does not exist.
+const NodeLostAnnotation = GroupName + "/node-lost"

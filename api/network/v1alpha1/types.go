@@ -1,0 +1,245 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package v1alpha1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// Identification of the kinds in this package.
+const (
+	GroupName = "network.dra-shared.dev"
+	Version   = "v1alpha1"
+	// PoolResource and BlockResource are the resources in URLs.
+	PoolResource  = "addresspools"
+	BlockResource = "addressblocks"
+)
+
+// GroupVersion identifies the API in this package.
+var GroupVersion = schema.GroupVersion{Group: GroupName, Version: Version}
+
+// AddressPool is a set of addresses of one IP family for the links that pods have on a
+// network of the DriverConfig. Each link that uses the pool gets an address of its own.
+// A network with IPv4 and IPv6 has a pool for each.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:resource:scope=Cluster,shortName=drapool
+// +kubebuilder:metadata:annotations="helm.sh/resource-policy=keep"
+// +kubebuilder:printcolumn:name="Network",type=string,JSONPath=`.spec.network`
+// +kubebuilder:printcolumn:name="Subnet",type=string,JSONPath=`.spec.subnet`
+// +kubebuilder:printcolumn:name="Default",type=boolean,JSONPath=`.spec.default`
+// +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
+// +kubebuilder:printcolumn:name="Addresses",type=string,JSONPath=`.status.addresses`
+// +kubebuilder:printcolumn:name="Assigned",type=string,JSONPath=`.status.assigned`
+// +kubebuilder:printcolumn:name="Message",type=string,JSONPath=`.status.conditions[?(@.status=="False")].message`,priority=1
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+type AddressPool struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	// spec describes the addresses and who can use them.
+	// +required
+	Spec AddressPoolSpec `json:"spec"`
+
+	// status is the observed use of the pool.
+	// +optional
+	Status AddressPoolStatus `json:"status,omitempty"`
+}
+
+// AddressPoolSpec describes the addresses of a pool and who can use them. Links keep
+// their addresses when the pool changes, so the set of addresses can only grow: to
+// remove addresses, create another pool, and delete this one when it is unused.
+//
+// +kubebuilder:validation:XValidation:rule="self.network == oldSelf.network && self.subnet == oldSelf.subnet",message="network and subnet are immutable because links keep their addresses: create another AddressPool"
+// +kubebuilder:validation:XValidation:rule="!has(self.ranges) || has(oldSelf.ranges) && oldSelf.ranges.all(r, r in self.ranges)",message="ranges can only be added because links keep their addresses: create another AddressPool, and delete this one when it is unused"
+// +kubebuilder:validation:XValidation:rule="!has(self.exclude) || has(oldSelf.exclude) && self.exclude.all(r, r in oldSelf.exclude)",message="exclude can only lose entries because links keep their addresses: create another AddressPool, and delete this one when it is unused"
+type AddressPoolSpec struct {
+	// network is the name of the network in the DriverConfig. The field is immutable.
+	// +required
+	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
+	Network string `json:"network"`
+
+	// default makes the pool serve the claims on the network that set neither addresses
+	// nor addressPools. A node can have one default pool per network and IP family.
+	// +optional
+	Default bool `json:"default,omitempty"`
+
+	// subnet is the network of the addresses, such as 10.20.0.0/16 or fd00:20::/64. The
+	// links get its prefix length. The field is immutable.
+	// +required
+	// +kubebuilder:validation:MaxLength=64
+	// +kubebuilder:validation:XValidation:rule="isCIDR(self) && string(cidr(self).masked()) == self",message="must be a network without bits beyond its prefix length, such as 10.20.0.0/16 or fd00:20::/64"
+	Subnet string `json:"subnet"`
+
+	// ranges lists the addresses of the pool: networks such as 10.20.1.0/24, single
+	// addresses, or ranges such as 10.20.1.10-10.20.1.99, at most 32, all in subnet.
+	// The default is the whole subnet. The network address and the broadcast address
+	// of an IPv4 subnet are never assigned. Entries cannot be removed.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=32
+	// +kubebuilder:validation:items:MaxLength=96
+	Ranges []string `json:"ranges,omitempty"`
+
+	// exclude lists addresses that are never assigned, in the format of ranges, at most
+	// 64. Entries cannot be added.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MaxLength=96
+	Exclude []string `json:"exclude,omitempty"`
+
+	// reserved lists addresses of the pool that only claims get which name them in addresses,
+	// in the format of ranges, at most 64. Links that have such an address keep it when the
+	// list changes.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MaxLength=96
+	Reserved []string `json:"reserved,omitempty"`
+
+	// gateway is an address in subnet that is never assigned, and the next hop of the
+	// routes that name none.
+	// +optional
+	// +kubebuilder:validation:MaxLength=64
+	// +kubebuilder:validation:XValidation:rule="isIP(self)",message="must be an IP address, such as 10.20.0.1"
+	Gateway string `json:"gateway,omitempty"`
+
+	// routes lists networks that links with an address of the pool reach through the
+	// gateway, at most 32. A route that the claim sets to the same destination replaces
+	// it. A change affects links that are created later.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=32
+	// +kubebuilder:validation:items:MaxLength=64
+	// +kubebuilder:validation:items:XValidation:rule="isCIDR(self) && string(cidr(self).masked()) == self",message="must be a network without bits beyond its prefix length, such as 10.30.0.0/16"
+	Routes []string `json:"routes,omitempty"`
+
+	// namespaces lists the namespaces whose pods can get addresses from the pool, at most
+	// 256. The default is all namespaces.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=256
+	// +kubebuilder:validation:items:MaxLength=63
+	Namespaces []string `json:"namespaces,omitempty"`
+
+	// nodeSelector lists labels that a node must have so that its pods can get addresses
+	// from the pool, such as the zone of a subnet, at most 8. The default is all nodes.
+	// Links keep their addresses when the labels of a node change.
+	// +optional
+	// +kubebuilder:validation:MaxProperties=8
+	NodeSelector map[string]string `json:"nodeSelector,omitempty"`
+
+	// blockSize is the number of addresses that a node takes from the pool at a time, a
+	// power of two. The default is the largest power of two of which the pool has 256,
+	// at most 64. Nodes take less when the pool runs short.
+	// +optional
+	// +kubebuilder:validation:Enum=1;2;4;8;16;32;64;128;256;512;1024
+	BlockSize *int32 `json:"blockSize,omitempty"`
+}
+
+// AddressPoolStatus is the observed use of a pool.
+type AddressPoolStatus struct {
+	// addresses is the number of addresses of the pool as a decimal number.
+	// +optional
+	Addresses string `json:"addresses,omitempty"`
+
+	// assigned is the number of addresses in the blocks of nodes. A node has some more
+	// than its pods use.
+	// +optional
+	Assigned int64 `json:"assigned"`
+
+	// blocks is the number of AddressBlocks of the pool.
+	// +optional
+	Blocks int64 `json:"blocks"`
+
+	// conditions holds the conditions Ready and Short.
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// AddressPoolList is a list of AddressPools.
+//
+// +kubebuilder:object:root=true
+type AddressPoolList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	// items lists the AddressPools.
+	Items []AddressPool `json:"items"`
+}
+
+// AddressBlock is a part of a pool that one node assigns to its pods. Its name is
+// <network>-<4 or 6>-<first address in hexadecimal>. Only the plugin of the node writes
+// its spec; the controller deletes it when the node is lost.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:resource:scope=Cluster,shortName=drablock
+// +kubebuilder:metadata:annotations="helm.sh/resource-policy=keep"
+// +kubebuilder:selectablefield:JSONPath=`.spec.node`
+// +kubebuilder:selectablefield:JSONPath=`.spec.network`
+// +kubebuilder:printcolumn:name="Pool",type=string,JSONPath=`.spec.pool`
+// +kubebuilder:printcolumn:name="Node",type=string,JSONPath=`.spec.node`
+// +kubebuilder:printcolumn:name="Ranges",type=string,JSONPath=`.spec.ranges`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+type AddressBlock struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	// spec describes the addresses of the block and the node that assigns them.
+	// +required
+	Spec AddressBlockSpec `json:"spec"`
+}
+
+// AddressBlockSpec describes the addresses of a block and the node that assigns them.
+//
+// +kubebuilder:validation:XValidation:rule="self.network == oldSelf.network && self.pool == oldSelf.pool && self.node == oldSelf.node",message="network, pool, and node are immutable"
+type AddressBlockSpec struct {
+	// network is the network of the pool. The field is immutable.
+	// +required
+	// +kubebuilder:validation:MaxLength=63
+	Network string `json:"network"`
+
+	// pool is the name of the AddressPool. The field is immutable.
+	// +required
+	// +kubebuilder:validation:MaxLength=253
+	Pool string `json:"pool"`
+
+	// node is the name of the node. The field is immutable.
+	// +required
+	// +kubebuilder:validation:MaxLength=253
+	Node string `json:"node"`
+
+	// ranges lists the addresses, each entry as FIRST-LAST, in ascending order. The node
+	// returns addresses to the pool by removing them.
+	// +required
+	// +listType=atomic
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=1024
+	// +kubebuilder:validation:items:MaxLength=96
+	Ranges []string `json:"ranges"`
+}
+
+// AddressBlockList is a list of AddressBlocks.
+//
+// +kubebuilder:object:root=true
+type AddressBlockList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	// items lists the AddressBlocks.
+	Items []AddressBlock `json:"items"`
+}
+
+// AddToScheme registers the kinds of this package with a scheme.
+func AddToScheme(s *runtime.Scheme) error {
+	s.AddKnownTypes(GroupVersion, &AddressPool{}, &AddressPoolList{}, &AddressBlock{}, &AddressBlockList{})
+	metav1.AddToGroupVersion(s, GroupVersion)
+	return nil
+}

@@ -1,0 +1,33 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"github.com/spf13/cobra"
+	"k8s.io/klog/v2"
+
+	"github.com/dra-shared/dra-driver-shared/netdev/bpffs"
+)
+
+// newMountBPFFSCommand returns the command of the chart's init container for nodes
+// without a BPF file system. systemd mounts one on most nodes, but not on nodes that
+// are containers themselves, such as those of kind.
+func newMountBPFFSCommand() *cobra.Command {
+	var dir string
+	c := &cobra.Command{
+		Use:   "mount-bpffs",
+		Short: "Mount a BPF file system, unless there is one",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			mounted, err := bpffs.Mount(dir)
+			if err != nil {
+				return err
+			}
+			klog.FromContext(cmd.Context()).Info("The node has a BPF file system", "path", dir, "mountedNow", mounted)
+			return nil
+		},
+	}
+	c.Flags().StringVar(&dir, "bpffs", "/sys/fs/bpf", "directory for the BPF file system")
+	return c
+}

@@ -1,0 +1,550 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package conformance
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/uuid"
+	dra "k8s.io/kubelet/pkg/apis/dra/v1"
+)
+
+// Names of what does not exist.
+const (
+	missingClaim  = "conformance-no-such-claim"
+	missingDevice = "conformance-no-such-device"
+	otherDriver   = "other.conformance.example"
+	otherNode     = "conformance-other-node"
+)
+
+// complete skips the case if a response has no devices, and the driver declares that.
+func (s *suite) complete(devices []*dra.Device) {
+	if len(devices) == 0 && s.config.AnswersNoDevices {
+		s.skip("the driver declares that its answers have no devices (answersNoDevices)")
+	}
+}
+
+func casePrepareDevices(ctx context.Context, s *suite) {
+	c, devices := s.prepared(ctx)
+	s.complete(devices)
+	allocated := map[string]bool{}
+	for _, r := range c.results() {
+		allocated[deviceKey(r.Pool, r.Device, "")] = true
+	}
+	answered := map[string]bool{}
+	for _, d := range devices {
+		key := deviceKey(d.PoolName, d.DeviceName, "")
+		if !allocated[key] {
+			s.fatal("the response has device %s, which is not allocated to the claim", key)
+		}
+		answered[key] = true
+	}
+	for key := range allocated {
+		if !answered[key] {
+			s.fatal("device %s is allocated to the claim, but is not in the response (a driver that gives devices to "+
+				"containers in another way than CDI declares answersNoDevices)", key)
+		}
+	}
+}
+
+func casePrepareEntries(ctx context.Context, s *suite) {
+	s.prepared(ctx)
+	first, second := s.allocated(ctx), s.allocated(ctx)
+	responses, err := s.main().prepare(ctx, first.proto(), second.proto())
+	s.ok(err, "prepare two claims")
+	for _, c := range []*claim{first, second} {
+		if responses[string(c.UID)] == nil {
+			s.fatal("the response has no entry for claim UID %s", c.UID)
+		}
+	}
+	if len(responses) != 2 {
+		s.fatal("the request has 2 claims, but the response has %d entries", len(responses))
+	}
+}
+
+func casePrepareTwice(ctx context.Context, s *suite) {
+	c, devices := s.prepared(ctx)
+	s.same(devices, s.prepare(ctx, c), "in a second call")
+}
+
+func casePrepareRestart(ctx context.Context, s *suite) {
+	s.canRestart()
+	c, devices := s.prepared(ctx)
+	s.startAgain(ctx, stopSignal)
+	s.same(devices, s.prepare(ctx, c), "after a restart of the driver")
+}
+
+func casePrepareConcurrently(ctx context.Context, s *suite) {
+	c := s.allocated(ctx)
+	const callers = 8
+	devices, errs := make([][]*dra.Device, callers), make([]error, callers)
+	k := s.main()
+	var wait sync.WaitGroup
+	for i := range callers {
+		wait.Go(func() { devices[i], errs[i] = k.tryPrepare(ctx, c.proto()) })
+	}
+	wait.Wait()
+	for i := range callers {
+		s.ok(errs[i], "one of %d calls", callers)
+		s.same(devices[0], devices[i], "in a concurrent call")
+	}
+}
+
+func casePrepareNothing(ctx context.Context, s *suite) {
+	responses, err := s.main().prepare(ctx)
+	s.ok(err, "prepare no claims")
+	if len(responses) != 0 {
+		s.fatal("the request has no claims, but the response has %d entries", len(responses))
+	}
+}
+
+// gone returns a claim whose device the driver does not have.
+func (s *suite) gone(ctx context.Context) *claim {
+	r := s.pick(ctx)
+	r.Device = missingDevice
+	return s.allocated(ctx, r)
+}
+
+func casePrepareOneFails(ctx context.Context, s *suite) {
+	bad, good := s.gone(ctx), s.allocated(ctx)
+	responses, err := s.main().prepare(ctx, bad.proto(), good.proto())
+	s.ok(err, "prepare two claims, of which one has no device")
+	if r := responses[string(bad.UID)]; r.GetError() == "" && len(r.GetDevices()) > 0 {
+		s.skip("the driver prepares a device that it does not have; see PREP-14")
+	}
+	if message := responses[string(good.UID)].GetError(); message != "" || responses[string(good.UID)] == nil {
+		s.fatal("the claim with a device failed because of the other one: %q", message)
+	}
+}
+
+func casePrepareLater(ctx context.Context, s *suite) {
+	s.fake()
+	r := s.pick(ctx)
+	missing := r
+	missing.Device = missingDevice
+	c := s.allocated(ctx, missing)
+	_, _ = s.main().tryPrepare(ctx, c.proto()) // PREP-14 reports success
+	c = s.allocate(ctx, c, resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{r}})
+	devices, err := s.main().tryPrepare(ctx, c.proto())
+	s.ok(err, "prepare after the cause of the first failure is gone")
+	for _, d := range devices {
+		if d.DeviceName == missingDevice {
+			s.fatal("the response still has the device of the call that failed")
+		}
+	}
+}
+
+func casePrepareMissing(ctx context.Context, s *suite) {
+	s.refused(ctx, &dra.Claim{Namespace: s.config.Namespace, Name: missingClaim, Uid: string(uuid.NewUUID())},
+		"a claim that does not exist")
+}
+
+func casePrepareReplaced(ctx context.Context, s *suite) {
+	other := s.allocated(ctx).proto()
+	other.Uid = string(uuid.NewUUID())
+	s.refused(ctx, other, "a claim with another UID")
+}
+
+func casePrepareUnallocated(ctx context.Context, s *suite) {
+	s.refused(ctx, s.create(ctx, request).proto(), "a claim without allocation")
+}
+
+// ofOther returns a result of another driver.
+func ofOther() resourceapi.DeviceRequestAllocationResult {
+	return resourceapi.DeviceRequestAllocationResult{
+		Request: "other", Driver: otherDriver, Pool: "other-pool", Device: "other-device",
+	}
+}
+
+func casePrepareOtherDriver(ctx context.Context, s *suite) {
+	r := s.pick(ctx)
+	_, devices := s.prepared(ctx, r, ofOther())
+	for _, d := range devices {
+		if d.DeviceName == "other-device" || slices.Contains(d.RequestNames, "other") {
+			s.fatal("the response has device %s for %v, which belongs to another driver", d.DeviceName, d.RequestNames)
+		}
+	}
+}
+
+func casePrepareInUse(ctx context.Context, s *suite) {
+	r := s.pickExclusive(ctx)
+	first, devices := s.prepared(ctx, r)
+	second := s.allocated(ctx, r)
+	s.refused(ctx, second.proto(), "a device that another claim has")
+	s.same(devices, s.prepare(ctx, first), "after another claim was refused")
+}
+
+func casePrepareGone(ctx context.Context, s *suite) {
+	s.refused(ctx, s.gone(ctx).proto(), "a device that the driver does not have")
+	hooks := s.config.Hooks
+	if len(hooks.RemoveDevice) == 0 || len(hooks.RestoreDevice) == 0 {
+		return
+	}
+	c := s.allocated(ctx)
+	name := c.results()[0].Device
+	_, err := s.hook(ctx, hooks.RemoveDevice, name)
+	s.ok(err, "remove device %s", name)
+	defer func() {
+		s.restart = true
+		_, _ = s.hook(context.WithoutCancel(ctx), hooks.RestoreDevice, name)
+	}()
+	err = poll(ctx, func() error {
+		if _, refused := s.main().tryPrepare(ctx, c.proto()); refused == nil {
+			return fmt.Errorf("prepare still succeeds")
+		}
+		return nil
+	})
+	s.ok(err, "prepare of device %s, which was removed from the node", name)
+}
+
+func casePrepareNoDevices(ctx context.Context, s *suite) {
+	c := s.allocated(ctx, ofOther())
+	devices, err := s.main().tryPrepare(ctx, c.proto())
+	if err != nil {
+		s.skip("the driver refuses a claim of which it has no device, which the kubelet does not ask for: %v", err)
+	}
+	if len(devices) > 0 {
+		s.fatal("the claim has no device of the driver, but the response has %d", len(devices))
+	}
+	s.unprepare(ctx, c)
+}
+
+// casePrepareUnnamed prepares a claim of a pod whose containers do not name it.
+func casePrepareUnnamed(ctx context.Context, s *suite) {
+	s.fake()
+	c := s.allocated(ctx)
+	devices := s.prepare(ctx, s.reserve(ctx, c, s.pod(ctx, c, nil)))
+	s.complete(devices)
+	if len(devices) != len(c.results()) {
+		s.fatal("no container names the claim, and the response has %d devices, want %d", len(devices), len(c.results()))
+	}
+}
+
+// some returns results for up to n devices or shares, each of its own request.
+func (s *suite) some(ctx context.Context, n int) (results []resourceapi.DeviceRequestAllocationResult) {
+	add := func(d device) {
+		if len(results) < n {
+			results = append(results, result2(s.result(d), fmt.Sprintf("%s-%d", request, len(results))))
+		}
+	}
+	for _, d := range s.devices(ctx) {
+		switch {
+		case d.shared():
+			for range room(d) {
+				add(d)
+			}
+		case !s.used[d.Name]:
+			add(d)
+		}
+	}
+	return results
+}
+
+// room returns how many of the smallest shares a device has.
+func room(d device) int {
+	n := 32
+	for _, c := range d.Capacity {
+		if size := smallest(c); size.Sign() > 0 {
+			n = min(n, int(c.Value.AsApproximateFloat64()/size.AsApproximateFloat64()))
+		}
+	}
+	return n
+}
+
+func casePrepareMany(ctx context.Context, s *suite) {
+	for _, n := range []int{1, 10, 32} {
+		s.used = nil
+		results := s.some(ctx, n)
+		if len(results) < n && n > 1 {
+			return // the driver has no more devices
+		}
+		start := time.Now()
+		c, devices := s.prepared(ctx, results...)
+		if took := time.Since(start); took > s.config.callTimeout {
+			s.fatal("prepare of %d devices took %v", n, took)
+		}
+		if len(devices) < n && (len(devices) > 0 || !s.config.AnswersNoDevices) {
+			s.fatal("the claim has %d devices, but the response has %d", n, len(devices))
+		}
+		s.end(ctx, c)
+	}
+}
+
+func casePrepareFast(ctx context.Context, s *suite) {
+	const limit = time.Second
+	var slowest time.Duration
+	for range 20 {
+		s.used = nil
+		c := s.allocated(ctx)
+		start := time.Now()
+		s.prepare(ctx, c)
+		slowest = max(slowest, time.Since(start))
+		s.end(ctx, c)
+	}
+	s.numbers = map[string]float64{"prepareSlowestOf20Ms": float64(slowest.Milliseconds())}
+	if slowest > limit {
+		s.fatal("the slowest of 20 calls took %v; the limit is %v", slowest, limit)
+	}
+}
+
+func casePrepareRequestNames(ctx context.Context, s *suite) {
+	c, devices := s.prepared(ctx)
+	for _, d := range devices {
+		for _, name := range d.RequestNames {
+			if name != c.results()[0].Request {
+				s.fatal("device %s is answered for request %q, which the claim does not have", d.DeviceName, name)
+			}
+		}
+	}
+}
+
+func casePrepareRequests(ctx context.Context, s *suite) {
+	first, second := result2(s.pick(ctx), "first"), result2(s.pick(ctx), "second")
+	_, devices := s.prepared(ctx, first, second)
+	for _, r := range []resourceapi.DeviceRequestAllocationResult{first, second} {
+		found := false
+		for _, d := range devices {
+			if len(d.RequestNames) != 1 {
+				s.fatal("device %s is answered for the requests %v; it is allocated for one", d.DeviceName, d.RequestNames)
+			}
+			share := ""
+			if r.ShareID != nil {
+				share = string(*r.ShareID)
+			}
+			sameDevice := d.DeviceName == r.Device && (share == "" || d.GetShareId() == "" || d.GetShareId() == share)
+			found = found || sameDevice && d.RequestNames[0] == r.Request
+			if first.Device != second.Device && sameDevice && d.RequestNames[0] != r.Request {
+				s.fatal("device %s is answered for request %s, but is allocated for %s", d.DeviceName, d.RequestNames[0], r.Request)
+			}
+		}
+		if !found {
+			s.complete(devices)
+			s.fatal("no device is answered for request %s", r.Request)
+		}
+	}
+}
+
+// opaque returns the configuration of an allocation.
+func opaque(
+	driver, parameters string, source resourceapi.AllocationConfigSource, requests ...string,
+) resourceapi.DeviceAllocationConfiguration {
+	c := resourceapi.DeviceAllocationConfiguration{Source: source, Requests: requests}
+	c.Opaque = &resourceapi.OpaqueDeviceConfiguration{Driver: driver,
+		Parameters: runtime.RawExtension{Raw: []byte(parameters)}}
+	return c
+}
+
+// parameters returns the first of the driver's parameters; it skips the case if there are
+// fewer than n.
+func (s *suite) parameters(n int) []string {
+	if len(s.config.Parameters) < n {
+		s.skip("needs %d examples of the driver's opaque parameters: set parameters", n)
+	}
+	return s.config.Parameters
+}
+
+func caseParametersMerged(ctx context.Context, s *suite) {
+	p := s.parameters(2)
+	fromClass, fromClaim := resourceapi.AllocationConfigSourceClass, resourceapi.AllocationConfigSourceClaim
+	effect := func(config ...resourceapi.DeviceAllocationConfiguration) string {
+		s.used = nil
+		c := s.configured(ctx, config, s.pick(ctx))
+		devices := s.prepare(ctx, c)
+		s.withIDs(devices)
+		text := s.fingerprint(c, devices)
+		s.end(ctx, c)
+		return text
+	}
+	name := s.config.Driver
+	first, second := effect(opaque(name, p[0], fromClaim)), effect(opaque(name, p[1], fromClaim))
+	if first == second {
+		s.skip("the CDI edits show no difference between the two examples of parameters")
+	}
+	if got := effect(opaque(name, p[1], fromClass), opaque(name, p[0], fromClaim)); got != first {
+		s.fatal("the claim's parameters must win over those of the class:\n got %s\nwant %s", got, first)
+	}
+	if got := effect(opaque(name, p[0], fromClaim), opaque(otherDriver, `{"x":1}`, fromClaim)); got != first {
+		s.fatal("the parameters of another driver have an effect:\n got %s\nwant %s", got, first)
+	}
+	if got := effect(opaque(name, p[0], fromClaim, request), opaque(name, p[1], fromClaim, "other")); got != first {
+		s.fatal("the parameters of another request have an effect:\n got %s\nwant %s", got, first)
+	}
+}
+
+func caseParametersInvalid(ctx context.Context, s *suite) {
+	source := resourceapi.AllocationConfigSourceClaim
+	const unknown = `{"apiVersion":"no-such-version.conformance.example/v1","kind":"NoSuchKind","conformanceUnknown":1}`
+	c := s.configured(ctx, []resourceapi.DeviceAllocationConfiguration{opaque(s.config.Driver, unknown, source)})
+	s.refused(ctx, c.proto(), "a claim with parameters of an unknown kind")
+	if len(s.config.Parameters) == 0 {
+		return
+	}
+	var fields map[string]any
+	s.ok(json.Unmarshal([]byte(s.config.Parameters[0]), &fields), "parameters")
+	fields["conformanceUnknown"] = 1
+	raw, err := json.Marshal(fields)
+	s.ok(err, "parameters")
+	s.used = nil
+	c = s.configured(ctx, []resourceapi.DeviceAllocationConfiguration{opaque(s.config.Driver, string(raw), source)})
+	s.refused(ctx, c.proto(), "a claim with parameters with an unknown field")
+}
+
+func caseParametersLong(ctx context.Context, s *suite) {
+	const long = 9 * 1024
+	all := s.parameters(1)
+	i := slices.IndexFunc(all, func(p string) bool {
+		return len(p) > long &&
+			len(p) <= resourceapi.OpaqueParametersMaxLength
+	})
+	if i < 0 {
+		s.skip("needs an example of the driver's opaque parameters with %d to %d bytes: add one to parameters", long,
+			resourceapi.OpaqueParametersMaxLength)
+	}
+	p := all[i]
+	c := s.configured(ctx, []resourceapi.DeviceAllocationConfiguration{
+		opaque(s.config.Driver, p, resourceapi.AllocationConfigSourceClaim),
+	})
+	s.prepare(ctx, c)
+}
+
+// The times after which a call is canceled, or the driver killed. The last one reaches slow
+// drivers, also on a busy machine. Each ends early if the call has returned.
+var (
+	canceledAfter = [...]time.Duration{
+		0, time.Millisecond, 5 * time.Millisecond, 20 * time.Millisecond, 200 * time.Millisecond,
+	}
+	killedAfter = [...]time.Duration{0, 2 * time.Millisecond, 15 * time.Millisecond, 200 * time.Millisecond}
+)
+
+func casePrepareCanceled(ctx context.Context, s *suite) {
+	for _, limit := range canceledAfter {
+		s.used = nil
+		c := s.allocated(ctx)
+		short, cancel := context.WithTimeout(ctx, limit)
+		_, _ = s.main().tryPrepare(short, c.proto()) // it may succeed in time
+		cancel()
+		devices := s.prepare(ctx, c)
+		if ids := cdiIDs(devices); s.env.CDIDir != "" {
+			s.resolves(ids, true)
+			s.end(ctx, c)
+			s.resolves(ids, false)
+		}
+	}
+}
+
+func casePrepareKilled(ctx context.Context, s *suite) {
+	s.canKill()
+	for _, delay := range killedAfter {
+		s.used = nil
+		c := s.allocated(ctx)
+		done := make(chan struct{})
+		k := s.main()
+		go func() {
+			defer close(done)
+			_, _ = k.tryPrepare(ctx, c.proto()) // the driver is killed meanwhile
+		}()
+		select {
+		case <-time.After(delay):
+		case <-done:
+		}
+		s.startAgain(ctx, syscall.SIGKILL)
+		<-done
+		devices := s.prepare(ctx, c)
+		s.end(ctx, c)
+		if s.env.CDIDir != "" {
+			s.resolves(cdiIDs(devices), false)
+		}
+	}
+}
+
+func caseTwoPods(ctx context.Context, s *suite) {
+	c := s.reserve(ctx, s.allocated(ctx), pod("first"), pod("second"))
+	devices := s.prepare(ctx, c)
+	s.same(devices, s.prepare(ctx, c), "for the second pod")
+	s.unprepare(ctx, c)
+	if s.env.CDIDir != "" {
+		s.resolves(cdiIDs(devices), false)
+	}
+}
+
+func casePodGroup(ctx context.Context, s *suite) {
+	s.prepare(ctx, s.reserve(ctx, s.allocated(ctx), resourceapi.ResourceClaimConsumerReference{
+		APIGroup: "scheduling.k8s.io", Resource: "podgroups", Name: "group", UID: uuid.NewUUID(),
+	}))
+}
+
+func pod(name string) resourceapi.ResourceClaimConsumerReference {
+	return resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: name, UID: uuid.NewUUID()}
+}
+
+// reserve sets the consumers of a claim.
+func (s *suite) reserve(ctx context.Context, c *claim, consumers ...resourceapi.ResourceClaimConsumerReference) *claim {
+	s.fake() // the kube-controller-manager removes pods that do not exist
+	c.Status.ReservedFor = consumers
+	updated, err := s.client.ResourceV1().ResourceClaims(c.Namespace).UpdateStatus(ctx, c.ResourceClaim,
+		metav1.UpdateOptions{})
+	s.ok(err, "reserve claim %s", c.Name)
+	c.ResourceClaim = updated
+	return c
+}
+
+func caseTwoNodes(ctx context.Context, s *suite) {
+	s.fake()
+	d := s.find(ctx, "several nodes can use", func(d device) bool { return d.anyNode })
+	env, err := s.directories(s.env, "other")
+	s.ok(err, "create another node")
+	first := s.main()
+	env.Node, env.PodUID, s.restart = otherNode, "", true
+	second, err := s.start(ctx, env)
+	s.ok(err, "start the driver on another node")
+	c := s.allocated(ctx, s.result(d))
+	devices := s.prepareOn(ctx, second, c)
+	s.prepareOn(ctx, first, c)
+	s.unprepareOn(ctx, first, c.proto())
+	s.same(devices, s.prepareOn(ctx, second, c), "after unprepare on another node")
+}
+
+func caseAdminAccess(ctx context.Context, s *suite) {
+	r := s.pick(ctx)
+	first, devices := s.prepared(ctx, r)
+	admin := r
+	yes := true
+	admin.AdminAccess, admin.ShareID, admin.ConsumedCapacity = &yes, nil, nil
+	second, _ := s.prepared(ctx, admin)
+	s.unprepare(ctx, second)
+	s.same(devices, s.prepare(ctx, first), "after a claim with admin access ended")
+	if s.env.CDIDir != "" {
+		s.resolves(cdiIDs(devices), true)
+	}
+}
+
+func caseSubrequest(ctx context.Context, s *suite) {
+	r := result2(s.pick(ctx), request+"/small")
+	_, devices := s.prepared(ctx, r)
+	for _, d := range devices {
+		for _, name := range d.RequestNames {
+			if name != request && name != r.Request {
+				s.fatal("device %s is answered for request %q, want %q or %q", d.DeviceName, name, request, r.Request)
+			}
+		}
+	}
+}
+
+func caseTolerations(ctx context.Context, s *suite) {
+	r := s.pick(ctx)
+	r.Tolerations = []resourceapi.DeviceToleration{{
+		Key: "conformance.example/any", Operator: resourceapi.DeviceTolerationOpExists,
+		Effect: resourceapi.DeviceTaintEffectNoExecute,
+	}}
+	s.prepared(ctx, r)
+}

@@ -1,0 +1,369 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// published returns a case that checks the slices that the driver publishes.
+func published(check func(driver string, all []resourceapi.ResourceSlice) error) func(context.Context, *suite) {
+	return func(ctx context.Context, s *suite) {
+		s.devices(ctx) // waits for the first ones
+		if err := s.eventually(ctx, s.config.Quiet.Duration, check); err != nil {
+			s.fatal("%v", err)
+		}
+	}
+}
+
+// eventually checks the slices until they pass, or the time is over in which a driver may
+// be writing them.
+func (s *suite) eventually(
+	ctx context.Context, limit time.Duration, check func(string, []resourceapi.ResourceSlice) error,
+) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	var err error
+	_ = poll(ctx, func() error {
+		err = check(s.config.Driver, s.slices(context.WithoutCancel(ctx)))
+		return err
+	})
+	return err
+}
+
+// settle waits until the pools are complete and the driver does not write any more, or
+// the time of the context is over. PUB-02 and PUB-12 report drivers that never get there.
+func (s *suite) settle(ctx context.Context) {
+	const still = 300 * time.Millisecond
+	last, since := int64(-1), time.Now()
+	_ = poll(ctx, func() error {
+		if s.server != nil {
+			if now := s.server.RevisionOf("resourceslices"); now != last {
+				last, since = now, time.Now()
+			}
+			if time.Since(since) < still {
+				return errors.New("the driver writes ResourceSlices")
+			}
+		}
+		all := s.slices(context.WithoutCancel(ctx))
+		if len(all) == 0 {
+			return errors.New("the driver publishes no ResourceSlices")
+		}
+		return checkCounts(s.config.Driver, all)
+	})
+}
+
+// pools returns the slices of each pool by generation.
+func pools(all []resourceapi.ResourceSlice) map[string]map[int64][]resourceapi.ResourceSlice {
+	p := map[string]map[int64][]resourceapi.ResourceSlice{}
+	for _, s := range all {
+		name := s.Spec.Pool.Name
+		if p[name] == nil {
+			p[name] = map[int64][]resourceapi.ResourceSlice{}
+		}
+		p[name][s.Spec.Pool.Generation] = append(p[name][s.Spec.Pool.Generation], s)
+	}
+	return p
+}
+
+// checkChange returns an error if a reader that follows the rule for generations sees
+// two devices of one name.
+func checkChange(all []resourceapi.ResourceSlice) error {
+	for pool, generations := range pools(all) {
+		newest := int64(-1)
+		for g := range generations {
+			newest = max(newest, g)
+		}
+		current := generations[newest]
+		if int64(len(current)) != current[0].Spec.Pool.ResourceSliceCount {
+			continue // incomplete: readers wait
+		}
+		seen := map[string]bool{}
+		for _, slice := range current {
+			for _, d := range slice.Spec.Devices {
+				if seen[d.Name] {
+					return fmt.Errorf("pool %s has two devices %s in generation %d", pool, d.Name, newest)
+				}
+				seen[d.Name] = true
+			}
+		}
+	}
+	return nil
+}
+
+func casePoolChange(ctx context.Context, s *suite) {
+	s.fake()
+	hooks := s.config.Hooks
+	if len(hooks.RemoveDevice) == 0 {
+		s.skip("needs a change of the node: set hooks.removeDevice")
+	}
+	d := s.devices(ctx)[0]
+	before := pools(s.slices(ctx))[d.pool]
+	after := s.server.Revision()
+	state := map[string]resourceapi.ResourceSlice{}
+	for _, slice := range s.slices(ctx) {
+		state[slice.Name] = slice
+	}
+	s.restart = true
+	_, err := s.hook(ctx, hooks.RemoveDevice, d.Name)
+	s.ok(err, "remove device %s", d.Name)
+	err = poll(ctx, func() error {
+		if len(s.server.Changes("resourceslices", after)) == 0 {
+			return errors.New("no ResourceSlice changed")
+		}
+		return nil
+	})
+	s.ok(err, "after the removal of device %s", d.Name)
+	// The pool has settled when it is complete in one generation.
+	err = poll(ctx, func() error { return checkCounts(s.config.Driver, s.slices(ctx)) })
+	s.ok(err, "after the removal of device %s", d.Name)
+	for _, change := range s.server.Changes("resourceslices", after) {
+		slice, ok := change.Object.(*resourceapi.ResourceSlice)
+		if !ok {
+			continue
+		}
+		state[slice.Name] = *slice
+		if change.Type == "DELETED" {
+			delete(state, slice.Name)
+		}
+		var now []resourceapi.ResourceSlice
+		for _, x := range state {
+			now = append(now, x)
+		}
+		s.ok(checkChange(now), "during the change")
+	}
+	now := pools(s.slices(ctx))[d.pool]
+	for generation := range now {
+		if before[generation] != nil && len(now[generation]) > 1 {
+			s.fatal("pool %s of %d slices still has generation %d after a change", d.pool, len(now[generation]), generation)
+		}
+	}
+}
+
+func casePublishRestores(ctx context.Context, s *suite) {
+	d := s.devices(ctx)[0]
+	s.restart = true
+	for _, slice := range s.slices(ctx) {
+		if slice.Spec.Pool.Name == d.pool {
+			s.ok(s.client.ResourceV1().ResourceSlices().Delete(ctx, slice.Name, metav1.DeleteOptions{}),
+				"delete a ResourceSlice")
+		}
+	}
+	err := poll(ctx, func() error {
+		for _, slice := range s.slices(ctx) {
+			for _, x := range slice.Spec.Devices {
+				if x.Name == d.Name {
+					return nil
+				}
+			}
+		}
+		return fmt.Errorf("device %s is not published", d.Name)
+	})
+	s.ok(err, "after the ResourceSlices were deleted")
+}
+
+func casePublishQuiet(ctx context.Context, s *suite) {
+	s.fake()
+	s.devices(ctx)
+	before := s.server.Revision()
+	quiet, cancel := context.WithTimeout(ctx, s.config.Quiet.Duration)
+	defer cancel()
+	<-quiet.Done()
+	if n := len(s.server.Changes("resourceslices", before)); n > 0 {
+		s.fatal("nothing changed, but the driver wrote ResourceSlices %d times in %v", n, s.config.Quiet)
+	}
+}
+
+// republish lets the driver start without any slice.
+func (s *suite) republish(ctx context.Context, signal syscall.Signal) {
+	s.restart = true
+	old := s.main()
+	s.ok(old.stop(ctx, signal), "stop the driver")
+	for _, slice := range s.slices(ctx) {
+		s.ok(s.client.ResourceV1().ResourceSlices().Delete(ctx, slice.Name, metav1.DeleteOptions{}), "delete a ResourceSlice")
+	}
+	_, err := s.start(ctx, old.env)
+	s.ok(err, "start the driver again")
+}
+
+// casePublishAgain removes the slices while the driver does not run, as the kubelet does,
+// and starts the driver again: after it ended as it should, and after it was killed.
+func casePublishAgain(ctx context.Context, s *suite) {
+	s.fake()
+	s.canKill()
+	want := len(s.devices(ctx))
+	for _, signal := range []syscall.Signal{stopSignal, syscall.SIGKILL} {
+		s.republish(ctx, signal)
+		err := poll(ctx, func() error {
+			published := 0
+			for _, slice := range s.slices(ctx) {
+				published += len(slice.Spec.Devices)
+			}
+			if published < want {
+				return fmt.Errorf("the driver publishes %d devices, and published %d before", published, want)
+			}
+			return nil
+		})
+		s.ok(err, "the driver ended by %v, the kubelet removed its slices, and the driver came back", signal)
+	}
+}
+
+// casePublishGone measures the time until a device that is gone is not offered.
+func casePublishGone(ctx context.Context, s *suite) {
+	hooks := s.config.Hooks
+	if len(hooks.RemoveDevice) == 0 {
+		s.skip("needs a change of the node: set hooks.removeDevice")
+	}
+	s.restart = true
+	d := s.devices(ctx)[0]
+	offered := func(_ string, all []resourceapi.ResourceSlice) error {
+		return eachDevice(all, func(x resourceapi.Device) error {
+			hinders := func(t resourceapi.DeviceTaint) bool { return t.Effect != resourceapi.DeviceTaintEffectNone }
+			if x.Name == d.Name && !slices.ContainsFunc(x.Taints, hinders) {
+				return errors.New("it is offered without a taint")
+			}
+			return nil
+		})
+	}
+	start := time.Now()
+	_, err := s.hook(ctx, hooks.RemoveDevice, d.Name)
+	s.ok(err, "remove device %s", d.Name)
+	err = s.eventually(ctx, s.config.StartTimeout.Duration, offered)
+	if len(hooks.RestoreDevice) > 0 {
+		_, restored := s.hook(context.WithoutCancel(ctx), hooks.RestoreDevice, d.Name)
+		s.ok(restored, "restore device %s", d.Name)
+	}
+	s.ok(err, "%v after the device was removed from the node", s.config.StartTimeout)
+	s.numbers = map[string]float64{"deviceGoneMs": float64(time.Since(start).Milliseconds())}
+}
+
+// isSlice reports whether a request writes a ResourceSlice.
+func isSlice(r *http.Request) bool {
+	return r.Method != http.MethodGet && strings.Contains(r.URL.Path, "/resourceslices")
+}
+
+func casePublishErrors(ctx context.Context, s *suite) {
+	s.fake()
+	s.restart = true
+	s.devices(ctx)
+	const reason = "conformance-refuses-this-slice"
+	kind := schema.GroupKind{Group: resourceapi.GroupName, Kind: "ResourceSlice"}
+	s.server.Intercept(func(r *http.Request, _ runtime.Object) error {
+		if isSlice(r) && r.Method != http.MethodDelete {
+			err := apierrors.NewInvalid(kind, "slice", nil)
+			err.ErrStatus.Message = reason
+			return err
+		}
+		return nil
+	})
+	s.republish(ctx, stopSignal)
+	i := s.main()
+	err := poll(ctx, func() error {
+		if strings.Contains(s.log.String(), reason) || i.ended() {
+			return nil
+		}
+		return errors.New("neither the log has the error nor has the driver ended")
+	})
+	if s.config.Serve != nil && err != nil {
+		s.skip("the log of a driver in the process of the suite is not known: set Command")
+	}
+	s.ok(err, "after the API server refused ResourceSlices as invalid")
+}
+
+func casePublishDropped(ctx context.Context, s *suite) {
+	s.fake()
+	s.restart = true
+	gated := false
+	s.server.Intercept(func(_ *http.Request, o runtime.Object) error {
+		slice, ok := o.(*resourceapi.ResourceSlice)
+		if !ok {
+			return nil
+		}
+		for i := range slice.Spec.Devices {
+			d := &slice.Spec.Devices[i]
+			gated = gated || d.AllowMultipleAllocations != nil || len(d.Taints) > 0 || len(d.ConsumesCounters) > 0
+			d.AllowMultipleAllocations, d.Taints, d.ConsumesCounters, d.BindingConditions = nil, nil, nil, nil
+			for name, c := range d.Capacity {
+				c.RequestPolicy = nil
+				d.Capacity[name] = c
+			}
+		}
+		return nil
+	})
+	s.republish(ctx, stopSignal)
+	s.all = nil
+	i := s.main()
+	s.devices(ctx)
+	before := s.server.Revision()
+	quiet, cancel := context.WithTimeout(ctx, s.config.Quiet.Duration)
+	defer cancel()
+	<-quiet.Done()
+	if !gated {
+		s.skip("the driver publishes no field of a feature gate")
+	}
+	limit := 10 * int(1+s.config.Quiet.Seconds())
+	if n := len(s.server.Changes("resourceslices", before)); n > limit {
+		s.fatal("the API server dropped fields of disabled features, and the driver wrote ResourceSlices %d times in %v",
+			n, s.config.Quiet)
+	}
+	if i.ended() {
+		s.fatal("the driver ended because the API server dropped fields of disabled features: %v", i.err)
+	}
+}
+
+func caseStableNames(ctx context.Context, s *suite) {
+	s.canRestart()
+	names := func() (all []string) {
+		s.all = nil
+		for _, d := range s.devices(ctx) {
+			all = append(all, d.pool+"/"+d.Name)
+		}
+		slices.Sort(all)
+		return all
+	}
+	before := names()
+	if s.server != nil {
+		s.republish(ctx, stopSignal)
+	} else {
+		s.startAgain(ctx, stopSignal)
+	}
+	if after := names(); !slices.Equal(before, after) {
+		s.fatal("the devices are %v after a restart, and %v before", after, before)
+	}
+}
+
+func caseFinalizers(ctx context.Context, s *suite) {
+	before, _ := s.prepared(ctx)
+	after, err := s.client.ResourceV1().ResourceClaims(before.Namespace).Get(ctx, before.Name, metav1.GetOptions{})
+	s.ok(err, "get the claim")
+	for _, f := range after.Finalizers {
+		if strings.HasPrefix(f, "resource.kubernetes.io/") && !slices.Contains(before.Finalizers, f) {
+			s.fatal("the driver added the finalizer %s, which is reserved for Kubernetes, to a claim", f)
+		}
+	}
+	for _, slice := range s.slices(ctx) {
+		for _, f := range slice.Finalizers {
+			if strings.HasPrefix(f, "resource.kubernetes.io/") {
+				s.fatal("ResourceSlice %s has the finalizer %s, which is reserved for Kubernetes", slice.Name, f)
+			}
+		}
+	}
+	if s.server != nil && slices.Contains(before.Finalizers, resourceapi.Finalizer) &&
+		!slices.Contains(after.Finalizers, resourceapi.Finalizer) {
+		s.fatal("the driver removed the finalizer %s, which is Kubernetes' own", resourceapi.Finalizer)
+	}
+}

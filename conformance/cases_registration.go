@@ -1,0 +1,276 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package conformance
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+	dra "k8s.io/kubelet/pkg/apis/dra/v1"
+	beta "k8s.io/kubelet/pkg/apis/dra/v1beta1"
+	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+)
+
+func caseRegistrationSocket(ctx context.Context, s *suite) {
+	name := filepath.Base(s.main().registration)
+	if strings.HasPrefix(name, ".") || !strings.HasSuffix(name, ".sock") {
+		s.fatal("the registration socket is named %s: it must not start with a dot and must end with .sock", name)
+	}
+}
+
+func caseRegistrationInfo(ctx context.Context, s *suite) {
+	info := s.main().info
+	if info.Type != registration.DRAPlugin || info.Name != s.config.Driver || info.Endpoint == "" {
+		s.fatal("GetInfo answers type %q, name %q, endpoint %q; want %q, %q, and the path of a socket",
+			info.Type, info.Name, info.Endpoint, registration.DRAPlugin, s.config.Driver)
+	}
+}
+
+func caseRegistrationVersions(ctx context.Context, s *suite) {
+	i := s.main()
+	versions := i.info.SupportedVersions
+	if !slices.Contains(versions, dra.DRAPluginService) {
+		s.fatal("GetInfo answers the supported versions %v: %s is missing", versions, dra.DRAPluginService)
+	}
+	s.ok(i.serves(ctx), "call %s, which GetInfo names", dra.DRAPluginService)
+}
+
+func caseRegistrationBeta(ctx context.Context, s *suite) {
+	c, devices := s.prepared(ctx)
+	request := &beta.NodePrepareResourcesRequest{
+		Claims: []*beta.Claim{{Namespace: c.Namespace, Name: c.Name, Uid: string(c.UID)}},
+	}
+	response, err := beta.NewDRAPluginClient(s.main().conn).NodePrepareResources(ctx, request)
+	s.ok(err, "call v1beta1.DRAPlugin")
+	if got := len(response.GetClaims()[string(c.UID)].GetDevices()); got != len(devices) {
+		s.fatal("v1beta1 answers %d devices, and v1 %d", got, len(devices))
+	}
+}
+
+// others returns an environment for another instance on the same node.
+func (s *suite) others() Env {
+	s.restart = true
+	env := s.env
+	env.PodUID = ""
+	return env
+}
+
+func caseRegistrationReady(ctx context.Context, s *suite) {
+	s.fake()
+	s.restart = true
+	old := s.main()
+	s.ok(old.stop(ctx, stopSignal), "stop the driver")
+	for _, path := range []string{old.registration, old.endpoint} {
+		_ = os.Remove(path) // REG-12 reports sockets that are left
+	}
+	i, err := s.launch(old.env)
+	s.ok(err, "start the driver")
+	var info *registration.PluginInfo
+	err = poll(ctx, func() error {
+		if i.ended() {
+			return permanent{i.err}
+		}
+		paths, err := registrationSockets(s.env.RegistryDir)
+		if len(paths) == 0 {
+			return errors.Join(err, errors.New("there is no registration socket"))
+		}
+		info, err = getInfo(ctx, paths[0])
+		return err
+	})
+	s.ok(err, "GetInfo after a start")
+	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", i.path(info.Endpoint))
+	s.ok(err, "connect to the endpoint when GetInfo has answered")
+	_ = conn.Close()
+}
+
+func caseRegistrationStale(ctx context.Context, s *suite) {
+	s.fake()
+	old := s.main()
+	s.restart = true
+	s.ok(old.stop(ctx, stopSignal), "stop the driver")
+	for _, path := range []string{old.registration, old.endpoint} {
+		_ = os.Remove(path) // the driver may have done so
+		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
+		s.ok(err, "create a stale socket")
+		l.SetUnlinkOnClose(false)
+		_ = l.Close()
+	}
+	_, err := s.start(ctx, old.env)
+	s.ok(err, "start next to stale sockets of the same names")
+}
+
+func caseRegistrationAgain(ctx context.Context, s *suite) {
+	i := s.main()
+	for range 2 {
+		info, err := getInfo(ctx, i.registration)
+		s.ok(err, "GetInfo again, as after a restart of the kubelet")
+		if info.Endpoint != i.info.Endpoint {
+			s.fatal("GetInfo answers the endpoint %s, and before %s", info.Endpoint, i.info.Endpoint)
+		}
+		s.ok(notify(ctx, i.registration, &registration.RegistrationStatus{PluginRegistered: true}), "notify again")
+	}
+	s.ok(i.disconnect(), "disconnect")
+	s.ok(i.connect(ctx, i.endpoint), "connect")
+	s.ok(i.serves(ctx), "call the driver as a kubelet that was restarted")
+}
+
+func caseRegistrationRestart(ctx context.Context, s *suite) {
+	s.canRestart()
+	before := s.main().info
+	s.startAgain(ctx, stopSignal)
+	after := s.main().info
+	if before.Name != after.Name || before.Type != after.Type || !slices.Equal(before.SupportedVersions,
+		after.SupportedVersions) {
+		s.fatal("GetInfo answers %v after a restart, and %v before", text(after), text(before))
+	}
+}
+
+func caseRegistrationRefused(ctx context.Context, s *suite) {
+	s.canRestart()
+	s.fake()
+	i := s.main()
+	s.restart = true
+	const reason = "conformance-refuses-this-registration"
+	_ = notify(ctx, i.registration, &registration.RegistrationStatus{Error: reason}) // the driver may end
+	ctx, cancel := context.WithTimeout(ctx, s.config.Quiet.Duration)
+	defer cancel()
+	err := poll(ctx, func() error {
+		if strings.Contains(s.log.String(), reason) || i.ended() {
+			return nil
+		}
+		return errors.New("neither the log has the error nor has the driver ended")
+	})
+	s.ok(err, "after a registration that failed")
+}
+
+func caseSocketLength(ctx context.Context, s *suite) {
+	i := s.main()
+	const limit, kubeletDir = 107, "/var/lib/kubelet"
+	for _, path := range []string{i.registration, i.endpoint} {
+		if s.env.KubeletDir != "" {
+			path = strings.Replace(path, s.env.KubeletDir, kubeletDir, 1)
+		}
+		if len(path) > limit {
+			s.fatal("the path of socket %s has %d bytes; the kernel's limit is %d", path, len(path), limit)
+		}
+	}
+}
+
+func caseDriverName(_ context.Context, s *suite) {
+	name := s.config.Driver
+	for _, slice := range s.slices(context.Background()) {
+		name = slice.Spec.Driver
+	}
+	if problems := validation.IsDNS1123Subdomain(name); len(problems) > 0 || len(name) > 63 {
+		s.fatal("the name %q, of %d characters, is not a DNS subdomain of at most 63: %v", name, len(name), problems)
+	}
+}
+
+func caseStop(ctx context.Context, s *suite) {
+	s.fake()
+	i := s.main()
+	s.restart = true
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second) // the grace period of pods
+	defer cancel()
+	c := s.allocated(ctx)
+	_, _ = i.tryPrepare(ctx, c.proto()) // this case does not depend on the result
+	s.ok(i.kill(syscall.SIGTERM), "stop the driver")
+	select {
+	case <-i.done:
+	case <-ctx.Done():
+		s.fatal("the driver has not ended 30s after SIGTERM")
+	}
+	for _, path := range []string{i.registration, i.endpoint} {
+		if _, err := os.Stat(path); err == nil {
+			s.fatal("socket %s still exists after the driver ended", path)
+		}
+	}
+}
+
+func caseUpdateBoth(ctx context.Context, s *suite) {
+	s.fake()
+	old := s.main()
+	second, err := s.start(ctx, s.others())
+	s.ok(err, "start a second instance")
+	for _, i := range []*instance{old, second, old} {
+		s.ok(i.call(ctx), "call an instance")
+		s.prepareOn(ctx, i, s.allocated(ctx))
+	}
+	if old.endpoint == second.endpoint || old.registration == second.registration {
+		s.fatal("both instances have the socket %s", old.endpoint)
+	}
+}
+
+func caseUpdateState(ctx context.Context, s *suite) {
+	s.fake()
+	old := s.main()
+	second, err := s.start(ctx, s.others())
+	s.ok(err, "start a second instance")
+	for _, order := range [][2]*instance{{old, second}, {second, old}} {
+		c := s.allocated(ctx)
+		devices := s.prepareOn(ctx, order[0], c)
+		s.unprepareOn(ctx, order[1], c.proto())
+		if s.env.CDIDir != "" {
+			s.resolves(cdiIDs(devices), false)
+		}
+	}
+}
+
+func caseUpdateOldEnds(ctx context.Context, s *suite) {
+	s.fake()
+	s.devices(ctx)
+	old := s.main()
+	second, err := s.start(ctx, s.others())
+	s.ok(err, "start a second instance")
+	s.ok(old.stop(ctx, stopSignal), "stop the old instance")
+	for _, path := range []string{second.registration, second.endpoint} {
+		if _, err := os.Stat(path); err != nil {
+			s.fatal("the end of the old instance removed a socket of the new one: %v", err)
+		}
+	}
+	if len(s.slices(ctx)) == 0 {
+		s.fatal("the end of the old instance removed the ResourceSlices")
+	}
+	s.prepareOn(ctx, second, s.allocated(ctx))
+}
+
+func caseUpdateFails(ctx context.Context, s *suite) {
+	s.fake()
+	s.canKill()
+	old := s.main()
+	second, err := s.launch(s.others())
+	s.ok(err, "start a second instance")
+	// It is killed when it has opened a socket, which is later than most failures.
+	poller, cancel := context.WithTimeout(ctx, s.config.StartTimeout.Duration)
+	defer cancel()
+	_ = poll(poller, func() error { return second.register(poller, s.env.RegistryDir, s.connected()) })
+	s.ok(second.stop(ctx, syscall.SIGKILL), "kill the second instance")
+	for _, path := range []string{old.registration, old.endpoint} {
+		if _, err := os.Stat(path); err != nil {
+			s.fatal("the new instance removed a socket of the old one: %v", err)
+		}
+	}
+	s.prepareOn(ctx, old, s.allocated(ctx))
+}
+
+func caseUpdateSequential(ctx context.Context, s *suite) {
+	s.fake()
+	c, devices := s.prepared(ctx)
+	s.ok(s.main().stop(ctx, stopSignal), "stop the old instance")
+	if s.env.CDIDir != "" {
+		s.resolves(cdiIDs(devices), true)
+	}
+	second, err := s.start(ctx, s.others())
+	s.ok(err, "start the new instance")
+	s.same(devices, s.prepareOn(ctx, second, c), "of the next instance")
+	s.unprepareOn(ctx, second, c.proto())
+}

@@ -1,0 +1,256 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package conformance
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+	dra "k8s.io/kubelet/pkg/apis/dra/v1"
+	"tags.cncf.io/container-device-interface/pkg/cdi"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+)
+
+// cdiIDs returns the IDs of all devices of a response.
+func cdiIDs(devices []*dra.Device) (ids []string) {
+	for _, d := range devices {
+		ids = append(ids, d.GetCdiDeviceIds()...)
+	}
+	return ids
+}
+
+// cdiCache reads the CDI specs.
+func (s *suite) cdiCache() *cdi.Cache {
+	cache, err := cdi.NewCache(cdi.WithSpecDirs(s.env.CDIDir), cdi.WithAutoRefresh(false))
+	s.ok(err, "read CDI specs")
+	return cache
+}
+
+// rememberStatic remembers the CDI devices that exist before the first claim: no claim owns
+// them, and they remain when claims end.
+func (s *session) rememberStatic() error {
+	cache, err := cdi.NewCache(cdi.WithSpecDirs(s.env.CDIDir), cdi.WithAutoRefresh(false))
+	if err != nil {
+		return fmt.Errorf("read CDI specs: %w", err)
+	}
+	s.static = cache.ListDevices()
+	return nil
+}
+
+// ofClaim returns the IDs without those that no claim owns.
+func (s *suite) ofClaim(ids []string) []string {
+	return slices.DeleteFunc(slices.Clone(ids), func(id string) bool { return slices.Contains(s.static, id) })
+}
+
+// resolves ends the case unless all IDs are, or none of them is, in the specs. Those that no
+// claim owns may always be.
+func (s *suite) resolves(ids []string, want bool) {
+	cache := s.cdiCache()
+	if !want {
+		ids = s.ofClaim(ids)
+	}
+	for _, id := range ids {
+		found := cache.GetDevice(id) != nil
+		if found == want || !validCDIName(id) { // CDI-01 reports invalid names
+			continue
+		}
+		if want {
+			s.fatal("CDI device %s is not in the specs of %s; errors of specs: %v", id, s.env.CDIDir, cache.GetErrors())
+		}
+		s.fatal("CDI device %s is still in the specs of %s", id, s.env.CDIDir)
+	}
+}
+
+// withIDs skips the case if the driver answers no CDI devices.
+func (s *suite) withIDs(devices []*dra.Device) []string {
+	ids := cdiIDs(devices)
+	if len(ids) == 0 {
+		s.skip("the driver answers no CDI devices")
+	}
+	return ids
+}
+
+// edits returns the container edits of CDI devices, those of their specs included.
+func (s *suite) edits(ids []string) (all []specs.ContainerEdits) {
+	cache := s.cdiCache()
+	for _, id := range ids {
+		d := cache.GetDevice(id)
+		if d == nil {
+			continue // CDI-02
+		}
+		all = append(all, d.ContainerEdits, d.GetSpec().ContainerEdits)
+	}
+	return all
+}
+
+// fingerprint returns what the containers of a claim get, without the names that differ
+// between claims.
+func (s *suite) fingerprint(c *claim, devices []*dra.Device) string {
+	raw, err := json.Marshal(s.edits(cdiIDs(devices)))
+	s.ok(err, "encode CDI edits")
+	text := string(raw)
+	names := []string{string(c.UID), c.Name}
+	for _, r := range c.results() {
+		if r.ShareID != nil {
+			names = append(names, string(*r.ShareID))
+		}
+	}
+	for _, name := range names {
+		text = strings.ReplaceAll(text, name, "NAME")
+		text = strings.ReplaceAll(text, strings.ReplaceAll(name, "-", "_"), "NAME")
+		text = strings.ReplaceAll(text, strings.ToUpper(strings.ReplaceAll(name, "-", "_")), "NAME")
+	}
+	return text
+}
+
+// conflict returns how two edits of one container contradict each other, or "".
+func conflict(a, b []specs.ContainerEdits) string {
+	set := map[string]string{}
+	collect := func(all []specs.ContainerEdits, add func(what, value string)) {
+		for _, e := range all {
+			for _, v := range e.Env {
+				name, value, _ := strings.Cut(v, "=")
+				add("environment variable "+name, value)
+			}
+			for _, d := range e.DeviceNodes {
+				add("device node "+d.Path, fmt.Sprint(d.HostPath, d.Type, d.Major, ":", d.Minor))
+			}
+			for _, m := range e.Mounts {
+				add("mount "+m.ContainerPath, m.HostPath)
+			}
+		}
+	}
+	collect(a, func(what, value string) { set[what] = value })
+	problem := ""
+	collect(b, func(what, value string) {
+		if other, ok := set[what]; ok && other != value && problem == "" {
+			problem = fmt.Sprintf("%s is %q for one and %q for the other", what, other, value)
+		}
+	})
+	return problem
+}
+
+// readSpecs parses all specs in a directory until the context ends, and returns the
+// first that is not whole.
+func readSpecs(ctx context.Context, dir string) error {
+	for ctx.Err() == nil {
+		paths, err := filepath.Glob(filepath.Join(dir, "*.json"))
+		if err != nil {
+			return err
+		}
+		for _, path := range paths {
+			raw, err := os.ReadFile(path)
+			if errors.Is(err, os.ErrNotExist) {
+				continue
+			}
+			if err != nil {
+				return err
+			}
+			if !json.Valid(raw) {
+				return fmt.Errorf("%s is not whole: it has %d bytes and is not JSON", filepath.Base(path), len(raw))
+			}
+		}
+	}
+	return nil
+}
+
+func caseCDINames(ctx context.Context, s *suite) {
+	_, devices := s.prepared(ctx)
+	for _, id := range s.withIDs(devices) {
+		if !validCDIName(id) {
+			s.fatal("CDI device ID %q is not <vendor>/<class>=<name>", id)
+		}
+	}
+}
+
+func caseCDIPresent(ctx context.Context, s *suite) {
+	_, devices := s.prepared(ctx)
+	s.resolves(s.withIDs(devices), true)
+}
+
+func caseCDIRemoved(ctx context.Context, s *suite) {
+	c, devices := s.prepared(ctx)
+	ids := s.withIDs(devices)
+	s.cdiCache()
+	s.unprepare(ctx, c)
+	s.resolves(ids, false)
+}
+
+func caseCDINotReused(ctx context.Context, s *suite) {
+	result := s.pick(ctx)
+	first, devices := s.prepared(ctx, result)
+	ids := s.withIDs(devices)
+	s.unprepare(ctx, first)
+	_, devices = s.prepared(ctx, result)
+	for _, id := range s.ofClaim(cdiIDs(devices)) {
+		if slices.Contains(ids, id) {
+			s.fatal("another claim for the same device has the CDI device ID %s too", id)
+		}
+	}
+}
+
+func caseCDIWhole(ctx context.Context, s *suite) {
+	s.cdiCache()
+	c := s.allocated(ctx)
+	reading, stop := context.WithCancel(ctx)
+	result := make(chan error, 1)
+	go func() { result <- readSpecs(reading, s.env.CDIDir) }()
+	defer stop()
+	for range s.config.Cycles {
+		s.withIDs(s.prepare(ctx, c))
+		s.unprepare(ctx, c)
+	}
+	stop()
+	s.ok(<-result, "read the CDI specs while they change")
+}
+
+func caseCDIVersion(ctx context.Context, s *suite) {
+	_, devices := s.prepared(ctx)
+	cache := s.cdiCache()
+	for _, id := range s.withIDs(devices) {
+		d := cache.GetDevice(id)
+		if d == nil {
+			continue // CDI-02
+		}
+		minimum, err := specs.MinimumRequiredVersion(d.GetSpec().Spec)
+		s.ok(err, "CDI spec %s", d.GetSpec().GetPath())
+		if compareVersions(d.GetSpec().Version, minimum) < 0 {
+			s.fatal("CDI spec %s has the version %s, but its contents need %s", d.GetSpec().GetPath(), d.GetSpec().Version,
+				minimum)
+		}
+	}
+	for path, errs := range cache.GetErrors() {
+		if strings.HasPrefix(path, s.env.CDIDir) && s.server != nil {
+			s.fatal("CDI spec %s: %v", path, errors.Join(errs...))
+		}
+	}
+}
+
+func caseCDIConflict(ctx context.Context, s *suite) {
+	_, first := s.prepared(ctx)
+	_, second := s.prepared(ctx)
+	if problem := conflict(s.edits(s.withIDs(first)), s.edits(cdiIDs(second))); problem != "" {
+		s.fatal("a container with two claims gets edits that conflict: %s", problem)
+	}
+}
+
+func caseCDIRestart(ctx context.Context, s *suite) {
+	s.canRestart()
+	_, devices := s.prepared(ctx)
+	ids := s.withIDs(devices)
+	s.startAgain(ctx, stopSignal)
+	s.resolves(ids, true)
+}
+
+func result2(r resourceapi.DeviceRequestAllocationResult, request string) resourceapi.DeviceRequestAllocationResult {
+	r.Request = request
+	return r
+}

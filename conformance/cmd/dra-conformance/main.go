@@ -1,0 +1,238 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Command dra-conformance tests whether a DRA driver meets the requirements of
+// Kubernetes. `dra-conformance run` starts a driver with a fake API server, or tests the
+// driver of this node; `list` and `explain` print the requirements.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/dra-shared/dra-driver-shared/conformance"
+)
+
+const usage = `Usage:
+  dra-conformance list                 print all requirements
+  dra-conformance explain ID           print a requirement, its source, and usual causes of failures
+  dra-conformance docs                 print the page of all requirements, as Markdown
+  dra-conformance schema               print the JSON schema of reports
+  dra-conformance [run] [flags] [-- command of the driver]
+                                       test a driver; the exit status is 1 if a must fails
+
+Flags of run:
+`
+
+// errFailed is returned if the driver does not conform; it has been printed.
+var errFailed = errors.New("the driver does not conform")
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	err := dispatch(ctx, os.Args[1:], os.Stdout)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		return
+	case err != nil && !errors.Is(err, errFailed):
+		fmt.Fprintln(os.Stderr, "dra-conformance:", err)
+	}
+	if err != nil {
+		stop()
+		os.Exit(1)
+	}
+}
+
+func dispatch(ctx context.Context, args []string, out io.Writer) error {
+	command := ""
+	if len(args) > 0 {
+		command = args[0]
+	}
+	switch command {
+	case "list":
+		return list(out)
+	case "explain":
+		if len(args) != 2 {
+			return errors.New("explain needs the ID of one requirement, such as PREP-07")
+		}
+		text, err := conformance.Explain(args[1])
+		if err != nil {
+			return err
+		}
+		_, err = io.WriteString(out, text)
+		return err
+	case "docs":
+		page, err := conformance.Page()
+		if err != nil {
+			return err
+		}
+		_, err = io.WriteString(out, page)
+		return err
+	case "schema":
+		_, err := io.WriteString(out, conformance.Schema())
+		return err
+	case "run":
+		args = args[1:]
+	}
+	return run(ctx, args, out)
+}
+
+func list(out io.Writer) error {
+	all, err := conformance.Requirements()
+	if err != nil {
+		return err
+	}
+	for _, r := range all {
+		tested := "tested"
+		if !r.Implemented() {
+			tested = "no case"
+		}
+		if _, err := fmt.Fprintf(out, "%-10s %-7s %-8s %-8s %-21s %s\n", r.ID, r.Level, r.Way, tested, r.Group(),
+			r.Text); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// outputs are the files that run writes.
+type outputs struct{ report, junit, evidence, url string }
+
+func run(ctx context.Context, args []string, out io.Writer) error {
+	var f conformance.Config
+	var o outputs
+	var file, features, only string
+	flags := flag.NewFlagSet("dra-conformance", flag.ContinueOnError)
+	flags.SetOutput(out)
+	flags.Usage = func() {
+		_, _ = io.WriteString(out, usage)
+		flags.PrintDefaults()
+	}
+	flags.StringVar(&file, "config", "", "path of a file with the configuration, as YAML; flags win over it")
+	flags.StringVar(&f.Driver, "driver", "", "name of the driver")
+	flags.StringVar(&features, "features", "", "features that the driver declares, separated by commas")
+	flags.StringVar(&only, "only", "", "IDs or prefixes of the requirements to test, separated by commas; default: all")
+	flags.StringVar(&f.Kubelet, "kubelet", "", "data directory of this node's kubelet, such as /var/lib/kubelet: tests "+
+		"the driver that runs on this node")
+	flags.StringVar(&f.Kubeconfig, "kubeconfig", "", "path of an administrator's kubeconfig file, with --kubelet; "+
+		"default: the pod's service account")
+	flags.StringVar(&f.Node, "node", "", "name of this node, with --kubelet")
+	flags.StringVar(&f.Namespace, "namespace", "", "namespace in which to create claims; default: default")
+	flags.StringVar(&f.CDIDir, "cdi-dir", "", "directory to which the driver writes CDI specs, with --kubelet; default: "+
+		"/var/run/cdi")
+	flags.StringVar(&f.Device, "device", "", "name of the device that claims get first; default: any")
+	flags.StringVar(&f.Implementation.Version, "version", "", "release of the driver, for the report")
+	flags.StringVar(&o.report, "report", "", "path for the ConformanceReport, as YAML; - for the output")
+	flags.StringVar(&o.junit, "junit", "", "path for a JUnit file")
+	flags.StringVar(&o.evidence, "evidence", "", "path for a text for the evidence of a PRODUCT.yaml")
+	flags.StringVar(&o.url, "report-url", "", "address at which the report will be published, for --evidence")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	c, err := load(file)
+	if err != nil {
+		return err
+	}
+	for _, field := range []struct {
+		to   *string
+		from string
+	}{
+		{&c.Driver, f.Driver}, {&c.Kubelet, f.Kubelet}, {&c.Kubeconfig, f.Kubeconfig}, {&c.Node, f.Node},
+		{&c.Namespace, f.Namespace}, {&c.CDIDir, f.CDIDir}, {&c.Device, f.Device},
+		{&c.Implementation.Version, f.Implementation.Version},
+	} {
+		if field.from != "" {
+			*field.to = field.from
+		}
+	}
+	if features != "" {
+		c.Features = strings.Split(features, ",")
+	}
+	if only != "" {
+		c.Only = strings.Split(only, ",")
+	}
+	if flags.NArg() > 0 {
+		c.Command = flags.Args()
+	}
+	report, err := conformance.Run(ctx, c, func(r conformance.Result) { print1(out, r) })
+	if err != nil {
+		return err
+	}
+	return o.write(out, report)
+}
+
+func load(file string) (c conformance.Config, err error) {
+	if file == "" {
+		return c, nil
+	}
+	raw, err := os.ReadFile(file)
+	if err != nil {
+		return c, err
+	}
+	if c, err = conformance.LoadConfig(raw); err != nil {
+		return c, fmt.Errorf("--config %s: %w", file, err)
+	}
+	return c, nil
+}
+
+// print1 prints the result of one case.
+func print1(out io.Writer, r conformance.Result) {
+	switch {
+	case r.Status == conformance.Passed:
+		_, _ = fmt.Fprintf(out, "ok    %s\n", r.Requirement.ID)
+	case r.Status == conformance.Skipped:
+		_, _ = fmt.Fprintf(out, "skip  %s: %s\n", r.Requirement.ID, r.Message)
+	case r.Requirement.Level == conformance.Must:
+		_, _ = fmt.Fprintf(out, "FAIL  %s", r.Explain())
+	default:
+		_, _ = fmt.Fprintf(out, "warn  %s", r.Explain())
+	}
+}
+
+// write writes the files, prints a summary, and returns errFailed if a must failed.
+func (o outputs) write(out io.Writer, r conformance.Report) error {
+	yaml, err := r.YAML()
+	if err != nil {
+		return err
+	}
+	junit, err := r.JUnit()
+	if err != nil {
+		return err
+	}
+	for _, file := range []struct {
+		path    string
+		content []byte
+	}{{o.report, yaml}, {o.junit, junit}, {o.evidence, []byte(r.Evidence(o.url))}} {
+		if file.path == "" || file.path == "-" {
+			continue
+		}
+		if err := os.WriteFile(file.path, file.content, 0o644); err != nil {
+			return err
+		}
+	}
+	passed, skipped := 0, 0
+	for _, x := range r.Results() {
+		switch x.Status {
+		case conformance.Passed:
+			passed++
+		case conformance.Skipped:
+			skipped++
+		}
+	}
+	failed := r.Failed()
+	_, _ = fmt.Fprintf(out, "%d passed, %d failed, %d skipped\n", passed, len(failed), skipped)
+	if o.report == "-" {
+		_, _ = fmt.Fprintf(out, "---\n%s", yaml)
+	}
+	if len(failed) > 0 {
+		return fmt.Errorf("%w: %s", errFailed, strings.Join(failed, ", "))
+	}
+	return nil
+}

@@ -1,0 +1,243 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/yaml"
+)
+
+// Config describes the driver under test. Exactly one of Command, Serve, and Kubelet is
+// set. With Command or Serve, the suite starts the driver with an API server of its own,
+// in directories of its own. With Kubelet, it tests a driver that runs on this node, with
+// the API server of Kubeconfig.
+type Config struct {
+	// Driver is the name of the driver. Required.
+	Driver string `json:"driver"`
+	// Features are the features that the driver declares. Cases of others are skipped.
+	Features []string `json:"features,omitempty"`
+	// Command starts the driver. $KUBECONFIG, $NODE_NAME, $POD_UID, $DRIVER_NAME,
+	// $KUBELET_DIR, $PLUGIN_DIR, $REGISTRY_DIR, $CDI_DIR, and $STATE_DIR are replaced in
+	// its arguments, and are set in its environment. $KUBELET_DIR contains the others but
+	// CDI_DIR and STATE_DIR.
+	Command []string `json:"command,omitempty"`
+	// Mounts maps fixed directories that the driver uses to directories of the suite, as
+	// in {"/var/lib/kubelet": "$KUBELET_DIR"}. The command then runs in a mount namespace
+	// of its own, which needs root and the program unshare.
+	Mounts map[string]string `json:"mounts,omitempty"`
+	// Serve runs the driver in this process until the context ends. Cases that kill the
+	// driver are skipped.
+	Serve func(context.Context, Env) error `json:"-"`
+	// Kubelet is the data directory of the kubelet of this node, such as /var/lib/kubelet,
+	// on which the driver runs. The suite finds the driver by its registration socket, as
+	// the kubelet does.
+	Kubelet string `json:"kubelet,omitempty"`
+	// Kubeconfig is the path of a kubeconfig file for Kubelet; empty for the service account
+	// of the pod. It must permit to list ResourceSlices, and to write ResourceClaims, their
+	// status, and the allocations in it (see job.yaml).
+	Kubeconfig string `json:"kubeconfig,omitempty"`
+	// Node is the name of the node. Required with Kubelet.
+	Node string `json:"node,omitempty"`
+	// Namespace is the namespace of the claims: default if empty.
+	Namespace string `json:"namespace,omitempty"`
+	// CDIDir is the directory to which the driver writes CDI specs, with Kubelet:
+	// /var/run/cdi if empty.
+	CDIDir string `json:"cdiDir,omitempty"`
+	// Device is the device that claims get first. Others follow if a case needs them.
+	Device string `json:"device,omitempty"`
+	// Parameters are valid opaque parameters of the driver, as JSON. The second differs
+	// from the first in effect, and one of the others has more than 9 KiB. Cases of opaque
+	// parameters are skipped without them.
+	Parameters []string `json:"parameters,omitempty"`
+	// AnswersNoDevices declares that the response to prepare lists no devices, because the
+	// driver gives them to containers in another way than CDI.
+	AnswersNoDevices bool `json:"answersNoDevices,omitempty"`
+	// RBAC are files with the driver's ClusterRoles, as YAML.
+	RBAC []string `json:"rbac,omitempty"`
+	// Hooks change the node.
+	Hooks Hooks `json:"hooks,omitempty"`
+	// Skip maps requirements that do not apply to the reason, which is reported.
+	Skip map[string]string `json:"skip,omitempty"`
+	// Only limits the run to these requirements, or groups such as PREP.
+	Only []string `json:"only,omitempty"`
+	// Quiet is the time for which a driver must not write: 5s if zero.
+	Quiet Duration `json:"quiet,omitempty"`
+	// Cycles is the number of prepare and unprepare calls in tests of leaks: 50 if zero.
+	Cycles int `json:"cycles,omitempty"`
+	// StartTimeout is the time in which the driver must register and publish: 30s if zero.
+	StartTimeout Duration `json:"startTimeout,omitempty"`
+	// Report is the path to which Test writes the ConformanceReport; empty for none.
+	Report string `json:"-"`
+	// Implementation identifies the driver in the report.
+	Implementation Implementation `json:"implementation,omitempty"`
+
+	// Limits of a call, as in the kubelet, and of a case; shorter in the suite's own tests.
+	callTimeout, caseTimeout time.Duration
+}
+
+// Hooks are commands that run with the environment of Config.Command. A nil hook does
+// not exist; cases that need it are skipped.
+type Hooks struct {
+	// Setup prepares devices before the driver starts for the first time.
+	Setup []string `json:"setup,omitempty"`
+	// Teardown undoes Setup.
+	Teardown []string `json:"teardown,omitempty"`
+	// RemoveDevice takes the device $DEVICE away from the node; RestoreDevice brings it
+	// back.
+	RemoveDevice  []string `json:"removeDevice,omitempty"`
+	RestoreDevice []string `json:"restoreDevice,omitempty"`
+	// Interfaces prints the interfaces that the pod of the claim $CLAIM_UID ($CLAIM in
+	// $NAMESPACE) has, as ip -json address does. The claim is prepared.
+	Interfaces []string `json:"interfaces,omitempty"`
+	// PID prints the process ID of the driver of Config.Kubelet. The suite kills it, and
+	// expects that something starts the driver again.
+	PID []string `json:"pid,omitempty"`
+}
+
+// Env is what an instance of the driver gets.
+type Env struct {
+	// Driver and Node are names. PodUID differs between instances.
+	Driver, Node, PodUID string
+	// Kubeconfig is the path of a file, and REST has its content.
+	Kubeconfig string
+	REST       *rest.Config
+	// Directories. KubeletDir is the kubelet's data directory; PluginDir and RegistryDir
+	// are in it. StateDir is empty at first and for use by the driver.
+	KubeletDir, PluginDir, RegistryDir, CDIDir, StateDir string
+}
+
+// variables returns the environment of the driver's process.
+func (e Env) variables() map[string]string {
+	return map[string]string{
+		"DRIVER_NAME": e.Driver, "NODE_NAME": e.Node, "POD_UID": e.PodUID, "KUBECONFIG": e.Kubeconfig,
+		"KUBELET_DIR": e.KubeletDir, "PLUGIN_DIR": e.PluginDir, "REGISTRY_DIR": e.RegistryDir,
+		"CDI_DIR": e.CDIDir, "STATE_DIR": e.StateDir,
+	}
+}
+
+// local returns the path that a path in the mounts of Config.Mounts has outside of them.
+func (e Env) local(mounts map[string]string, name string) string {
+	for target, source := range mounts {
+		if rest, ok := strings.CutPrefix(name, strings.TrimSuffix(target, "/")+"/"); ok {
+			return filepath.Join(e.expand([]string{source})[0], rest)
+		}
+	}
+	return name
+}
+
+// expand replaces the variables in the arguments of a command.
+func (e Env) expand(args []string) (expanded []string) {
+	variables := e.variables()
+	for _, a := range args {
+		expanded = append(expanded, os.Expand(a, func(name string) string {
+			if v, ok := variables[name]; ok {
+				return v
+			}
+			return os.Getenv(name)
+		}))
+	}
+	return expanded
+}
+
+// Duration is a time.Duration in the form of time.ParseDuration.
+type Duration struct{ time.Duration }
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (d *Duration) UnmarshalJSON(raw []byte) (err error) {
+	d.Duration, err = time.ParseDuration(strings.Trim(string(raw), `"`))
+	return err
+}
+
+// MarshalJSON implements json.Marshaler.
+func (d Duration) MarshalJSON() ([]byte, error) { return []byte(`"` + d.String() + `"`), nil }
+
+// LoadConfig reads a Config from YAML.
+func LoadConfig(raw []byte) (c Config, err error) {
+	err = yaml.UnmarshalStrict(raw, &c)
+	return c, err
+}
+
+// complete sets defaults and returns an error that names the field that is wrong.
+func (c Config) complete() (Config, error) {
+	all, err := Requirements()
+	if err != nil {
+		return c, err
+	}
+	ways := 0
+	for _, set := range []bool{len(c.Command) > 0, c.Serve != nil, c.Kubelet != ""} {
+		if set {
+			ways++
+		}
+	}
+	var problems []error
+	problem := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
+	if c.Driver == "" {
+		problem("driver is empty: it must be the name of the driver, such as gpu.example.com")
+	}
+	if ways != 1 {
+		problem("%d of command, Serve, and kubelet are set: exactly one must be", ways)
+	}
+	if c.Kubelet != "" && c.Node == "" {
+		problem("node is empty: with kubelet, it must be the name of this node")
+	}
+	for _, f := range c.Features {
+		if known := features(all); !slices.Contains(known, f) {
+			problem("features: %q does not exist: use %s", f, strings.Join(known, ", "))
+		}
+	}
+	for id, reason := range c.Skip {
+		if !slices.ContainsFunc(all, func(r Requirement) bool { return r.ID == id }) || reason == "" {
+			problem("skip: %q: %q: it must be the ID of a requirement and a reason", id, reason)
+		}
+	}
+	for _, only := range c.Only {
+		if !slices.ContainsFunc(all, func(r Requirement) bool { return r.selected([]string{only}) }) {
+			problem("only: %q is neither the ID of a requirement nor a prefix such as PREP", only)
+		}
+	}
+	if c.Namespace == "" {
+		c.Namespace = "default"
+	}
+	c.Node = orDefault(c.Node, "conformance-node")
+	c.CDIDir = orDefault(c.CDIDir, "/var/run/cdi")
+	c.Quiet.Duration = orDefault(c.Quiet.Duration, 5*time.Second)
+	c.StartTimeout.Duration = orDefault(c.StartTimeout.Duration, 30*time.Second)
+	c.Cycles = orDefault(c.Cycles, 50)
+	c.callTimeout = orDefault(c.callTimeout, kubeletTimeout)
+	c.caseTimeout = orDefault(c.caseTimeout, defaultCaseTimeout)
+	return c, errors.Join(problems...)
+}
+
+func orDefault[T comparable](value, fallback T) T {
+	var zero T
+	if value == zero {
+		return fallback
+	}
+	return value
+}
+
+// features returns the features of requirements, in their order.
+func features(all []Requirement) (names []string) {
+	for _, r := range all {
+		if r.Feature != "" && !slices.Contains(names, r.Feature) {
+			names = append(names, r.Feature)
+		}
+	}
+	return names
+}
+
+// selected reports whether a requirement is one of those that Config.Only selects.
+func (r Requirement) selected(only []string) bool {
+	prefix, _, _ := strings.Cut(r.ID, "-")
+	return len(only) == 0 || slices.Contains(only, r.ID) || slices.Contains(only, prefix)
+}

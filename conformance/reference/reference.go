@@ -1,0 +1,727 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package reference is a small DRA driver for devices that exist in its memory only. It
+// meets every requirement that the suite tests, unless it is given a fault: the ID of one
+// requirement that it then does not meet. The suite's own tests run it with each fault.
+// All state is in files, so that two instances can run side by side.
+package reference
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	dra "k8s.io/kubelet/pkg/apis/dra/v1"
+	"k8s.io/utils/ptr"
+)
+
+// Name is the default name of the driver.
+const Name = "reference.conformance.example"
+
+// Options describe an instance of the driver.
+type Options struct {
+	// Name, Node, and PodUID are the names of the driver, the node, and the instance.
+	Name, Node, PodUID string
+	Client             kubernetes.Interface
+	// Directories. A file removed-DEVICE in StateDir takes a device away.
+	PluginDir, RegistryDir, CDIDir, StateDir string
+	// Fault is the ID of a requirement that the driver does not meet; empty for none.
+	Fault string
+	// NoHealth turns the reporting of health off.
+	NoHealth bool
+}
+
+// Driver is an instance of the driver.
+type Driver struct {
+	Options
+	nonce string // differs between processes
+
+	crashed bool // the last instance did not end cleanly
+
+	mu       sync.Mutex
+	attempts map[string]int  // prepare calls by claim UID, until unprepare
+	finished map[string]bool // claims that were unprepared
+	busy     map[string]bool // claims of which a call was canceled
+	own      map[string]bool // claims that this process prepared
+	infos    int             // GetInfo calls
+	streams  int             // open streams of health
+}
+
+// New builds an instance.
+func New(o Options) *Driver {
+	return &Driver{
+		Options: o, nonce: fmt.Sprint(os.Getpid(), "-", time.Now().UnixNano()),
+		attempts: map[string]int{}, finished: map[string]bool{}, busy: map[string]bool{}, own: map[string]bool{},
+	}
+}
+
+// fault reports whether the driver has the fault.
+func (d *Driver) fault(id string) bool { return d.Fault == id }
+
+// Run runs the instance until the context ends.
+func (d *Driver) Run(ctx context.Context) error {
+	if err := os.MkdirAll(d.claimsDir(), 0o700); err != nil {
+		return err
+	}
+	if d.fault("UPG-01") {
+		unlock, err := d.lock(ctx, "instance.lock")
+		if err != nil {
+			return err
+		}
+		defer unlock()
+	}
+	if err := errors.Join(d.recover(), d.writeCommon()); err != nil {
+		return err
+	}
+	stop, err := d.serve()
+	if err != nil {
+		return err
+	}
+	d.collect(ctx)
+	var wait sync.WaitGroup
+	wait.Go(func() { d.publish(ctx) })
+	<-ctx.Done()
+	wait.Wait()
+	stop()
+	return d.end()
+}
+
+// recover handles what earlier instances left behind.
+func (d *Driver) recover() error {
+	marker := filepath.Join(d.PluginDir, "running")
+	_, err := os.Stat(marker)
+	if err == nil && d.fault("UNPR-08") {
+		d.forget()
+	}
+	d.crashed = err == nil
+	if d.fault("UPG-02") {
+		for _, r := range d.records() {
+			d.own[r.UID] = true
+		}
+	}
+	return os.WriteFile(marker, nil, 0o600)
+}
+
+// end is called at a clean exit.
+func (d *Driver) end() error {
+	if d.fault("UNPR-07") {
+		d.forget()
+	}
+	if d.fault("UPG-05") {
+		for _, r := range d.records() {
+			_ = os.Remove(d.specPath(r.UID))
+		}
+	}
+	err := os.Remove(filepath.Join(d.PluginDir, "running"))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil // another instance has ended too
+	}
+	return err
+}
+
+// forget drops all records.
+func (d *Driver) forget() {
+	for _, r := range d.records() {
+		_ = os.Remove(d.recordPath(r.UID))
+	}
+}
+
+// collect unprepares claims that were deleted while no instance ran.
+func (d *Driver) collect(ctx context.Context) {
+	for _, r := range d.records() {
+		_, err := d.Client.ResourceV1().ResourceClaims(r.Namespace).Get(ctx, r.Name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			d.remove(r)
+		}
+	}
+}
+
+// record is what the driver knows about a prepared claim.
+type record struct {
+	UID, Namespace, Name string
+	Devices              []prepared
+	// Zombie marks a claim that was unprepared without a release of its devices.
+	Zombie bool
+	// PodClaim is what the pod calls the claim, if it was made from a template.
+	PodClaim string
+	// Others reports that other drivers have devices of the claim.
+	Others bool
+	// Pods is the number of pods that the claim was prepared for.
+	Pods int
+}
+
+// prepared is one device of a claim.
+type prepared struct {
+	Request, Pool, Device, Share string
+	Admin                        bool
+	IDs                          []string
+	Value                        string // what containers get
+}
+
+func (d *Driver) claimsDir() string { return filepath.Join(d.PluginDir, "claims") }
+
+func (d *Driver) recordPath(uid string) string { return filepath.Join(d.claimsDir(), uid+".json") }
+
+// load returns the record of a claim, or nil.
+func (d *Driver) load(uid string) (*record, error) {
+	raw, err := os.ReadFile(d.recordPath(uid))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var r record
+	if err := json.Unmarshal(raw, &r); err != nil {
+		return nil, fmt.Errorf("record of claim %s: %w", uid, err)
+	}
+	return &r, nil
+}
+
+// records returns all records that can be read.
+func (d *Driver) records() (all []*record) {
+	entries, _ := os.ReadDir(d.claimsDir()) // without the directory, there are none
+	for _, e := range entries {
+		uid, ok := strings.CutSuffix(e.Name(), ".json")
+		if r, err := d.load(uid); ok && err == nil && r != nil {
+			all = append(all, r)
+		}
+	}
+	return all
+}
+
+// slow is how long an operation takes in a driver with a fault that shows only while the
+// operation is in progress: longer than the suite waits for it.
+const slow = 600 * time.Millisecond
+
+func (d *Driver) save(r *record) error {
+	raw, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	if d.fault("PREP-25") {
+		return writeSlowly(d.recordPath(r.UID), raw, slow)
+	}
+	if err := write(d.recordPath(r.UID), raw); err != nil || !d.fault("SEC-03") {
+		return err
+	}
+	return os.Chmod(d.recordPath(r.UID), 0o666)
+}
+
+// write replaces a file at once.
+func write(path string, raw []byte) error {
+	f, err := os.CreateTemp(filepath.Dir(path), ".tmp")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(raw)
+	if err = errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), path)
+}
+
+// writeSlowly writes a file in place, in two steps.
+func writeSlowly(path string, raw []byte, pause time.Duration) error {
+	if err := os.WriteFile(path, raw[:1], 0o600); err != nil {
+		return err
+	}
+	<-time.After(pause)
+	return os.WriteFile(path, raw, 0o600)
+}
+
+// lock takes a lock that all instances share.
+func (d *Driver) lock(ctx context.Context, name string) (unlock func(), err error) {
+	f, err := os.OpenFile(filepath.Join(d.PluginDir, name), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	for {
+		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		if err == nil {
+			return func() { _ = f.Close() }, nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil, errors.Join(ctx.Err(), f.Close())
+		case <-time.After(time.Millisecond):
+		}
+	}
+}
+
+// locked calls f while no other call of any instance runs.
+func (d *Driver) locked(f func() error) error {
+	if d.fault("UNPR-15") {
+		return f()
+	}
+	// A call that was canceled by its client still ends in a defined state.
+	unlock, err := d.lock(context.Background(), "calls.lock")
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	return f()
+}
+
+// NodePrepareResources implements dra.DRAPluginServer.
+func (d *Driver) NodePrepareResources(
+	ctx context.Context, request *dra.NodePrepareResourcesRequest,
+) (*dra.NodePrepareResourcesResponse, error) {
+	response := &dra.NodePrepareResourcesResponse{Claims: map[string]*dra.NodePrepareResourceResponse{}}
+	if len(request.Claims) == 0 && d.fault("PREP-06") {
+		return nil, errors.New("the request has no claims")
+	}
+	for _, c := range request.Claims {
+		var r *record
+		err := d.locked(func() (err error) {
+			r, err = d.prepare(ctx, c)
+			return err
+		})
+		if err != nil {
+			if d.fault("PREP-07") {
+				return nil, err
+			}
+			response.Claims[c.Uid] = &dra.NodePrepareResourceResponse{Error: err.Error()}
+			continue
+		}
+		response.Claims[c.Uid] = d.answer(r, len(request.Claims))
+	}
+	if d.fault("PREP-02") && len(request.Claims) > 1 {
+		for _, r := range d.records() {
+			response.Claims[r.UID] = d.answer(r, 1)
+		}
+	}
+	return response, nil
+}
+
+// answer returns the response for a claim.
+func (d *Driver) answer(r *record, _ int) *dra.NodePrepareResourceResponse {
+	response := &dra.NodePrepareResourceResponse{}
+	var requests []string
+	for _, p := range r.Devices {
+		requests = append(requests, base(p.Request))
+	}
+	for _, p := range r.Devices {
+		x := &dra.Device{RequestNames: []string{base(p.Request)}, PoolName: p.Pool, DeviceName: p.Device, CdiDeviceIds: p.IDs}
+		if p.Share != "" && !d.fault("SHARE-01") {
+			x.ShareId = &p.Share
+		}
+		switch {
+		case d.fault("PREP-01"):
+			x.PoolName = "wrong"
+		case d.fault("PREP-19") && len(r.Devices) == 1 && !strings.Contains(p.Request, "/"):
+			x.RequestNames = []string{"wrong"}
+		case d.fault("PREP-20"):
+			x.RequestNames = requests
+		case d.fault("CDI-01"):
+			x.CdiDeviceIds = append(slices.Clone(x.CdiDeviceIds), p.Device)
+		case d.fault("PREP-03") && d.again(r.UID):
+			x.CdiDeviceIds = append(slices.Clone(x.CdiDeviceIds), x.CdiDeviceIds...)
+		}
+		response.Devices = append(response.Devices, x)
+	}
+	return response
+}
+
+// again reports whether a claim was prepared before by this process.
+func (d *Driver) again(uid string) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.attempts[uid] > 1
+}
+
+func base(request string) string {
+	name, _, _ := strings.Cut(request, "/")
+	return name
+}
+
+// prepare prepares one claim.
+func (d *Driver) prepare(ctx context.Context, c *dra.Claim) (*record, error) {
+	d.mu.Lock()
+	d.attempts[c.Uid]++
+	busy, finished := d.busy[c.Uid], d.finished[c.Uid]
+	d.busy[c.Uid] = d.fault("PREP-24")
+	d.mu.Unlock()
+	switch {
+	case d.fault("PREP-24") && busy:
+		return nil, errors.New("another call is under way")
+	case d.fault("UNPR-13") && finished:
+		return nil, errors.New("the claim has been unprepared")
+	}
+	if d.fault("PREP-24") {
+		select {
+		case <-ctx.Done(): // the claim stays busy
+			return nil, ctx.Err()
+		case <-time.After(slow):
+			d.mu.Lock()
+			d.busy[c.Uid] = false
+			d.mu.Unlock()
+		}
+	}
+	failed := filepath.Join(d.claimsDir(), c.Uid+".failed")
+	if _, err := os.Stat(failed); err == nil && d.fault("PREP-08") {
+		return nil, errors.New("the claim failed before")
+	}
+	r, err := d.build(ctx, c)
+	if err != nil {
+		if d.fault("PREP-08") || d.fault("UNPR-11") {
+			_ = os.WriteFile(failed, nil, 0o600)
+		}
+		return nil, err
+	}
+	if err := d.save(r); err != nil {
+		return nil, err
+	}
+	d.mu.Lock()
+	d.own[r.UID] = true
+	d.mu.Unlock()
+	if d.fault("UNPR-15") {
+		<-time.After(5 * time.Millisecond)
+	}
+	if err := errors.Join(d.writeSpec(r), d.writePod(r)); err != nil {
+		return nil, err
+	}
+	d.report(r)
+	return r, nil
+}
+
+// build returns the record of a claim: the existing one, or what its allocation says.
+func (d *Driver) build(ctx context.Context, c *dra.Claim) (*record, error) {
+	// The driver ignores the deadline of the caller; its client has one.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	defer cancel()
+	r := &record{UID: c.Uid, Namespace: c.Namespace, Name: c.Name}
+	claim, err := d.Client.ResourceV1().ResourceClaims(c.Namespace).Get(ctx, c.Name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err) && d.fault("PREP-09"):
+		return r, nil
+	case err != nil:
+		return nil, err
+	case string(claim.UID) != c.Uid && !d.fault("PREP-10"):
+		return nil, fmt.Errorf("claim %s has the UID %s, not %s", c.Name, claim.UID, c.Uid)
+	case claim.Status.Allocation == nil && d.fault("PREP-11"):
+		return r, nil
+	case claim.Status.Allocation == nil:
+		return nil, fmt.Errorf("claim %s is not allocated", c.Name)
+	}
+	if err := d.spoil(ctx, claim); err != nil {
+		return nil, err
+	}
+	old, err := d.load(c.Uid)
+	if err != nil || old != nil && !d.fault("PREP-04") {
+		return old, err
+	}
+	for _, a := range claim.Status.ReservedFor {
+		if a.Resource == "pods" {
+			r.Pods++
+		}
+	}
+	r.PodClaim = claim.Annotations[resourceapi.PodResourceClaimAnnotation]
+	for i, result := range claim.Status.Allocation.Devices.Results {
+		if result.Driver != d.Name {
+			r.Others = true
+			if d.fault("PREP-12") {
+				r.Devices = append(r.Devices, prepared{Request: result.Request, Pool: result.Pool, Device: result.Device})
+			}
+			continue
+		}
+		p, err := d.device(claim, result, i)
+		if err != nil {
+			return nil, err
+		}
+		if d.fault("SHARE-03") {
+			r.Devices = slices.DeleteFunc(r.Devices, func(x prepared) bool { return x.Device == p.Device && x.Share != "" })
+		}
+		r.Devices = append(r.Devices, p)
+	}
+	if d.fault("PREP-17") && len(r.Devices) >= 10 {
+		<-time.After(6 * time.Second)
+	}
+	return r, nil
+}
+
+// spoil applies faults that concern the whole claim.
+func (d *Driver) spoil(ctx context.Context, claim *resourceapi.ResourceClaim) error {
+	consumers := claim.Status.ReservedFor
+	switch {
+	case d.fault("PREP-15") && len(consumers) > 0 && consumers[0].Resource == "pods":
+		return d.named(ctx, claim.Namespace, consumers[0].Name)
+	case d.fault("WORK-02") && len(consumers) > 0 && consumers[0].Resource == "podgroups":
+		return errors.New("the claim is not reserved for a pod")
+	case d.fault("WORK-03") && claim.Annotations["torn-down"] != "":
+		return errors.New("the device was torn down")
+	case d.fault("SEC-04"):
+		patch := `{"metadata":{"finalizers":["` + resourceapi.Finalizer + `","resource.kubernetes.io/reference"]}}`
+		return d.patchClaim(ctx, claim.Namespace, claim.Name, patch)
+	}
+	return nil
+}
+
+// named returns an error if a pod exists, and none of its containers names a claim.
+func (d *Driver) named(ctx context.Context, namespace, pod string) error {
+	p, err := d.Client.CoreV1().Pods(namespace).Get(ctx, pod, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for _, c := range p.Spec.Containers {
+		if len(c.Resources.Claims) > 0 {
+			return nil
+		}
+	}
+	return fmt.Errorf("no container of pod %s names the claim", pod)
+}
+
+// device returns what one result of an allocation needs.
+func (d *Driver) device(
+	claim *resourceapi.ResourceClaim, result resourceapi.DeviceRequestAllocationResult, i int,
+) (p prepared, err error) {
+	p = prepared{
+		Request: result.Request, Pool: result.Pool, Device: result.Device, Share: string(ptr.Deref(result.ShareID, "")),
+		Admin: ptr.Deref(result.AdminAccess, false),
+	}
+	if !d.has(result.Device) && !d.fault("PREP-14") {
+		return p, fmt.Errorf("the node has no device %s", result.Device)
+	}
+	if d.fault("LIST-01") && strings.Contains(result.Request, "/") {
+		return p, fmt.Errorf("the claim has no request %s", result.Request)
+	}
+	if err := d.room(string(claim.UID), p, result); err != nil {
+		return p, err
+	}
+	parameters, err := d.parameters(claim, result.Request)
+	if err != nil {
+		return p, err
+	}
+	id := fmt.Sprintf("%s-%d", claim.UID, i)
+	switch {
+	case d.fault("SHARE-04") && p.Share != "":
+		id = p.Device
+	case d.fault("PREP-04"):
+		id += "-" + d.nonce
+	}
+	p.IDs = []string{d.Name + "/device=" + id, d.commonID()}
+	p.Value = parameters + d.amounts(claim, result)
+	return p, nil
+}
+
+// amounts returns the capacity of a share.
+func (d *Driver) amounts(claim *resourceapi.ResourceClaim,
+	result resourceapi.DeviceRequestAllocationResult) (text string) {
+	consumed := result.ConsumedCapacity
+	if d.fault("SHARE-10") {
+		for _, q := range claim.Spec.Devices.Requests {
+			if q.Name == base(result.Request) && q.Exactly != nil && q.Exactly.Capacity != nil {
+				consumed = q.Exactly.Capacity.Requests
+			}
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(consumed)) {
+		q := consumed[name]
+		text += fmt.Sprintf(";%s:%s", name, q.String())
+	}
+	return text
+}
+
+// room returns an error if another claim has the device, or if its capacity is used up.
+func (d *Driver) room(uid string, p prepared, result resourceapi.DeviceRequestAllocationResult) error {
+	if p.Admin && !d.fault("ADMIN-01") {
+		return nil
+	}
+	used := 0
+	for _, r := range d.records() {
+		if r.UID == uid || r.Zombie && !d.exists(r) {
+			continue
+		}
+		for _, x := range r.Devices {
+			if x.Device != p.Device || x.Admin {
+				continue
+			}
+			if p.Share == "" {
+				return fmt.Errorf("claim %s/%s has device %s", r.Namespace, r.Name, p.Device)
+			}
+			used++
+		}
+	}
+	slots := result.ConsumedCapacity["slots"]
+	if p.Share != "" && used+int(slots.Value()) > slotsTotal {
+		return fmt.Errorf("device %s has no room for %s slots", p.Device, slots.String())
+	}
+	return nil
+}
+
+func (d *Driver) exists(r *record) bool {
+	_, err := d.Client.ResourceV1().ResourceClaims(r.Namespace).Get(context.Background(), r.Name, metav1.GetOptions{})
+	return err == nil
+}
+
+// parameters returns the value of the opaque parameters of a request. Those of a claim
+// win over those of a class, and later ones over earlier ones.
+func (d *Driver) parameters(claim *resourceapi.ResourceClaim, request string) (value string, err error) {
+	for _, source := range []resourceapi.AllocationConfigSource{
+		resourceapi.AllocationConfigSourceClass, resourceapi.AllocationConfigSourceClaim,
+	} {
+		for _, c := range claim.Status.Allocation.Devices.Config {
+			applies := len(c.Requests) == 0 || slices.Contains(c.Requests, request) || slices.Contains(c.Requests, base(request))
+			if c.Source != source || c.Opaque == nil || c.Opaque.Driver != d.Name || !applies {
+				continue
+			}
+			raw := c.Opaque.Parameters.Raw
+			if d.fault("PREP-23") && len(raw) > 4096 {
+				return "", fmt.Errorf("parameters of %d bytes", len(raw))
+			}
+			var p struct {
+				APIVersion string `json:"apiVersion"`
+				Kind       string `json:"kind"`
+				Value      string `json:"value"`
+			}
+			decoder := json.NewDecoder(strings.NewReader(string(raw)))
+			decoder.DisallowUnknownFields()
+			err := decoder.Decode(&p)
+			if err == nil && p.Kind != "Parameters" {
+				err = fmt.Errorf("parameters of kind %q: it must be Parameters", p.Kind)
+			}
+			if err != nil && !d.fault("PREP-22") {
+				return "", err
+			}
+			if value == "" || !d.fault("PREP-21") {
+				value = p.Value
+			}
+		}
+	}
+	return value, nil
+}
+
+// NodeUnprepareResources implements dra.DRAPluginServer.
+func (d *Driver) NodeUnprepareResources(
+	ctx context.Context, request *dra.NodeUnprepareResourcesRequest,
+) (*dra.NodeUnprepareResourcesResponse, error) {
+	response := &dra.NodeUnprepareResourcesResponse{Claims: map[string]*dra.NodeUnprepareResourceResponse{}}
+	for _, c := range request.Claims {
+		if d.fault("UNPR-10") && strings.Count(c.Uid, "-") != 4 {
+			return nil, fmt.Errorf("%q is not a UID", c.Uid)
+		}
+		known := false
+		err := d.locked(func() (err error) {
+			known, err = d.unprepare(ctx, c)
+			return err
+		})
+		entry := &dra.NodeUnprepareResourceResponse{}
+		if err != nil {
+			entry.Error = err.Error()
+		}
+		if known || err != nil || !d.fault("UNPR-02") {
+			response.Claims[c.Uid] = entry
+		}
+	}
+	return response, nil
+}
+
+// unprepare unprepares one claim, and reports whether it was prepared.
+func (d *Driver) unprepare(ctx context.Context, c *dra.Claim) (known bool, err error) {
+	d.mu.Lock()
+	seen, finished, own := d.attempts[c.Uid] > 0, d.finished[c.Uid], d.own[c.Uid]
+	d.mu.Unlock()
+	if filepath.Base(c.Uid) != c.Uid {
+		return false, fmt.Errorf("%q is not a UID", c.Uid)
+	}
+	if !d.fault("UNPR-11") {
+		_ = os.Remove(filepath.Join(d.claimsDir(), c.Uid+".failed"))
+	}
+	r, err := d.load(c.Uid)
+	if err != nil {
+		return false, err
+	}
+	switch {
+	case d.fault("UNPR-06"):
+		for _, x := range d.records() {
+			if x.Name == c.Name && x.UID != c.Uid {
+				r = x
+			}
+		}
+	case d.fault("UPG-02") && !own:
+		return false, nil
+	}
+	if r == nil || r.Zombie {
+		switch {
+		case d.fault("UNPR-03") && !seen && !finished:
+			return false, errors.New("the claim is not known")
+		case d.fault("UNPR-04") && finished:
+			return false, errors.New("the claim was unprepared before")
+		}
+		if r != nil && !d.exists(r) {
+			d.remove(r)
+		}
+		return false, nil
+	}
+	if d.fault("WORK-01") && r.Pods > 1 {
+		r.Pods--
+		return true, d.save(r)
+	}
+	return true, d.release(ctx, r)
+}
+
+// release undoes what prepare did.
+func (d *Driver) release(ctx context.Context, r *record) error {
+	if d.fault("UNPR-05") || d.fault("UNPR-09") {
+		_, err := d.Client.ResourceV1().ResourceClaims(r.Namespace).Get(ctx, r.Name, metav1.GetOptions{})
+		if missing := apierrors.IsNotFound(err); err != nil && missing == d.fault("UNPR-05") {
+			return err
+		}
+	}
+	if d.fault("WORK-03") {
+		_ = d.patchClaim(ctx, r.Namespace, r.Name, `{"metadata":{"annotations":{"torn-down":"true"}}}`)
+	}
+	if d.fault("SHARE-02") {
+		for _, x := range d.records() {
+			if x.UID != r.UID && len(x.Devices) > 0 && x.Devices[0].Share != "" && r.Devices[0].Device == x.Devices[0].Device {
+				_ = os.Remove(d.specPath(x.UID))
+			}
+		}
+	}
+	if d.fault("UNPR-14") {
+		_ = os.WriteFile(filepath.Join(d.StateDir, fmt.Sprint("leak-", time.Now().UnixNano())), nil, 0o600)
+	}
+	d.remove(r)
+	d.mu.Lock()
+	d.finished[r.UID] = true
+	delete(d.attempts, r.UID)
+	d.mu.Unlock()
+	if d.fault("UNPR-01") {
+		r.Zombie = true
+		return d.save(r)
+	}
+	return nil
+}
+
+// remove removes everything that the driver has of a claim.
+func (d *Driver) remove(r *record) {
+	if !d.fault("CDI-03") {
+		_ = os.Remove(d.specPath(r.UID))
+	}
+	if !d.fault("META-07") {
+		_ = os.RemoveAll(d.metadataDir(r.UID))
+	}
+	_ = os.Remove(d.podFile(r.UID))
+	d.unreport(r)
+	if err := os.Remove(d.recordPath(r.UID)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		log.Printf("Failed to remove a record: %v", err)
+	}
+}

@@ -1,0 +1,386 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package conformance
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/utils/ptr"
+)
+
+// The functions in this file check published slices, and access nothing else.
+
+// eachDevice calls f for each device and returns the first error.
+func eachDevice(all []resourceapi.ResourceSlice, f func(resourceapi.Device) error) error {
+	for _, s := range all {
+		for _, d := range s.Spec.Devices {
+			if err := f(d); err != nil {
+				return fmt.Errorf("device %s of ResourceSlice %s: %w", d.Name, s.Name, err)
+			}
+		}
+	}
+	return nil
+}
+
+func checkNames(_ string, all []resourceapi.ResourceSlice) error {
+	for pool, generations := range pools(all) {
+		for _, slices := range generations {
+			seen := map[string]bool{}
+			for _, s := range slices {
+				for _, d := range s.Spec.Devices {
+					if problems := validation.IsDNS1123Label(d.Name); len(problems) > 0 {
+						return fmt.Errorf("device %q is not a DNS label: %v", d.Name, problems)
+					}
+					if seen[d.Name] {
+						return fmt.Errorf("pool %s has two devices %s", pool, d.Name)
+					}
+					seen[d.Name] = true
+				}
+			}
+		}
+	}
+	return nil
+}
+
+func checkCounts(_ string, all []resourceapi.ResourceSlice) error {
+	for pool, generations := range pools(all) {
+		if len(generations) > 1 {
+			return fmt.Errorf("pool %s has slices of %d generations", pool, len(generations))
+		}
+		for generation, slices := range generations {
+			for _, s := range slices {
+				if n := s.Spec.Pool.ResourceSliceCount; n != int64(len(slices)) || n < 1 {
+					return fmt.Errorf("pool %s has %d slices of generation %d, but ResourceSlice %s says %d",
+						pool, len(slices), generation, s.Name, n)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+func checkNodeSelection(_ string, all []resourceapi.ResourceSlice) error {
+	for _, s := range all {
+		var set []string
+		if ptr.Deref(s.Spec.NodeName, "") != "" {
+			set = append(set, "nodeName")
+		}
+		if s.Spec.NodeSelector != nil {
+			set = append(set, "nodeSelector")
+		}
+		if ptr.Deref(s.Spec.AllNodes, false) {
+			set = append(set, "allNodes")
+		}
+		if ptr.Deref(s.Spec.PerDeviceNodeSelection, false) {
+			set = append(set, "perDeviceNodeSelection")
+		}
+		if len(set) != 1 {
+			return fmt.Errorf("ResourceSlice %s sets %v: exactly one must be set", s.Name, set)
+		}
+	}
+	return nil
+}
+
+func checkSizes(_ string, all []resourceapi.ResourceSlice) error {
+	for _, s := range all {
+		limit := resourceapi.ResourceSliceMaxDevices
+		for _, d := range s.Spec.Devices {
+			if len(d.Taints) > 0 || len(d.ConsumesCounters) > 0 {
+				limit = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
+			}
+		}
+		if n := len(s.Spec.Devices); n > limit {
+			return fmt.Errorf("ResourceSlice %s has %d devices; the limit is %d", s.Name, n, limit)
+		}
+	}
+	return nil
+}
+
+func checkPoolNames(_ string, all []resourceapi.ResourceSlice) error {
+	for _, s := range all {
+		name := s.Spec.Pool.Name
+		if len(name) > resourceapi.PoolNameMaxLength {
+			return fmt.Errorf("the name of pool %s has %d characters; the limit is %d", name, len(name),
+				resourceapi.PoolNameMaxLength)
+		}
+		for part := range strings.SplitSeq(name, "/") {
+			if problems := validation.IsDNS1123Subdomain(part); len(problems) > 0 {
+				return fmt.Errorf("pool %q: %q is not a DNS subdomain: %v", name, part, problems)
+			}
+		}
+	}
+	return nil
+}
+
+func checkNodePools(_ string, all []resourceapi.ResourceSlice) error {
+	for _, s := range all {
+		if node := ptr.Deref(s.Spec.NodeName, ""); node != "" && !strings.Contains(s.Spec.Pool.Name, node) {
+			return fmt.Errorf("pool %s of node %s does not contain the node's name", s.Spec.Pool.Name, node)
+		}
+	}
+	return nil
+}
+
+func checkOwners(_ string, all []resourceapi.ResourceSlice) error {
+	for _, s := range all {
+		if ptr.Deref(s.Spec.NodeName, "") == "" {
+			continue
+		}
+		if len(s.OwnerReferences) != 1 || s.OwnerReferences[0].Kind != "Node" {
+			return fmt.Errorf("ResourceSlice %s of a node is not owned by the Node: %v", s.Name, s.OwnerReferences)
+		}
+	}
+	return nil
+}
+
+// names returns the names of attributes and capacities.
+func names(d resourceapi.Device) (all []string) {
+	for name := range d.Attributes {
+		all = append(all, string(name))
+	}
+	for name := range d.Capacity {
+		all = append(all, string(name))
+	}
+	slices.Sort(all)
+	return all
+}
+
+func checkAttributeNames(_ string, all []resourceapi.ResourceSlice) error {
+	identifier := regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+	return eachDevice(all, func(d resourceapi.Device) error {
+		if n := len(d.Attributes) + len(d.Capacity); n > resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice {
+			return fmt.Errorf("%d attributes and capacities; the limit is %d", n,
+				resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice)
+		}
+		for _, name := range names(d) {
+			domain, id, found := strings.Cut(name, "/")
+			if !found {
+				domain, id = "", name
+			}
+			switch {
+			case len(id) > resourceapi.DeviceMaxIDLength || !identifier.MatchString(id):
+				return fmt.Errorf("attribute or capacity %q: %q is not a C identifier of at most %d characters",
+					name, id, resourceapi.DeviceMaxIDLength)
+			case found && (len(domain) > resourceapi.DeviceMaxDomainLength || len(validation.IsDNS1123Subdomain(domain)) > 0):
+				return fmt.Errorf("attribute or capacity %q: %q is not a DNS subdomain of at most %d characters",
+					name, domain, resourceapi.DeviceMaxDomainLength)
+			}
+		}
+		return nil
+	})
+}
+
+func checkAttributeDomains(driver string, all []resourceapi.ResourceSlice) error {
+	return eachDevice(all, func(d resourceapi.Device) error {
+		for _, name := range names(d) {
+			if strings.HasPrefix(name, driver+"/") {
+				return fmt.Errorf("%s: the driver's own attributes and capacities have no prefix", name)
+			}
+		}
+		return nil
+	})
+}
+
+func checkAttributeValues(_ string, all []resourceapi.ResourceSlice) error {
+	// semver.org, spec 2.0.0.
+	version := regexp.MustCompile(`^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?$`)
+	const limit = resourceapi.DeviceAttributeMaxValueLength
+	return eachDevice(all, func(d resourceapi.Device) error {
+		for name, a := range d.Attributes {
+			switch {
+			case a.StringValue != nil && len(*a.StringValue) > limit:
+				return fmt.Errorf("attribute %s has %d characters; the limit is %d", name, len(*a.StringValue), limit)
+			case a.VersionValue != nil && (len(*a.VersionValue) > limit || !version.MatchString(*a.VersionValue)):
+				return fmt.Errorf("attribute %s: %q is not a semantic version of at most %d characters", name, *a.VersionValue,
+					limit)
+			case countSet(a) != 1:
+				return fmt.Errorf("attribute %s has %d values: exactly one must be set", name, countSet(a))
+			}
+		}
+		return nil
+	})
+}
+
+func countSet(a resourceapi.DeviceAttribute) (n int) {
+	for _, set := range []bool{
+		a.IntValue != nil, a.BoolValue != nil, a.StringValue != nil, a.VersionValue != nil,
+		len(a.IntValues) > 0, len(a.BoolValues) > 0, len(a.StringValues) > 0, len(a.VersionValues) > 0,
+	} {
+		if set {
+			n++
+		}
+	}
+	return n
+}
+
+func checkAttributeTypes(_ string, all []resourceapi.ResourceSlice) error {
+	types := map[resourceapi.QualifiedName]string{}
+	return eachDevice(all, func(d resourceapi.Device) error {
+		for name, a := range d.Attributes {
+			t := fmt.Sprint(a.IntValue != nil, a.BoolValue != nil, a.StringValue != nil, a.VersionValue != nil)
+			if other, ok := types[name]; ok && other != t {
+				return fmt.Errorf("attribute %s has another type than on another device", name)
+			}
+			types[name] = t
+		}
+		return nil
+	})
+}
+
+func checkBindingConditions(_ string, all []resourceapi.ResourceSlice) error {
+	return eachDevice(all, func(d resourceapi.Device) error {
+		for _, list := range [][]string{d.BindingConditions, d.BindingFailureConditions} {
+			if len(list) > resourceapi.BindingConditionsMaxSize {
+				return fmt.Errorf("%d binding conditions; the limit is %d", len(list), resourceapi.BindingConditionsMaxSize)
+			}
+			for _, c := range list {
+				if problems := validation.IsQualifiedName(c); len(problems) > 0 {
+					return fmt.Errorf("binding condition %q: %v", c, problems)
+				}
+			}
+		}
+		return nil
+	})
+}
+
+func checkTaints(_ string, all []resourceapi.ResourceSlice) error {
+	effects := []resourceapi.DeviceTaintEffect{"None", "NoSchedule", "NoExecute"}
+	return eachDevice(all, func(d resourceapi.Device) error {
+		if len(d.Taints) > resourceapi.DeviceTaintsMaxLength {
+			return fmt.Errorf("%d taints; the limit is %d", len(d.Taints), resourceapi.DeviceTaintsMaxLength)
+		}
+		for _, t := range d.Taints {
+			problems := slices.Concat(validation.IsQualifiedName(t.Key), validation.IsValidLabelValue(t.Value))
+			if len(problems) > 0 || !slices.Contains(effects, t.Effect) {
+				return fmt.Errorf("taint %s=%s:%s: %v; effects are %v", t.Key, t.Value, t.Effect, problems, effects)
+			}
+		}
+		return nil
+	})
+}
+
+func checkTaintDomains(_ string, all []resourceapi.ResourceSlice) error {
+	return eachDevice(all, func(d resourceapi.Device) error {
+		for _, t := range d.Taints {
+			if domain, _, _ := strings.Cut(t.Key, "/"); domain == "kubernetes.io" || strings.HasSuffix(domain,
+				".kubernetes.io") {
+				return fmt.Errorf("taint %s is in a domain of Kubernetes", t.Key)
+			}
+		}
+		return nil
+	})
+}
+
+func checkCounters(_ string, all []resourceapi.ResourceSlice) error {
+	sets := map[string]bool{}
+	for _, s := range all {
+		for _, c := range s.Spec.SharedCounters {
+			if sets[s.Spec.Pool.Name+"/"+c.Name] || len(validation.IsDNS1123Label(c.Name)) > 0 {
+				return fmt.Errorf("counter set %q is not a DNS label, or is not unique in pool %s", c.Name, s.Spec.Pool.Name)
+			}
+			sets[s.Spec.Pool.Name+"/"+c.Name] = true
+		}
+	}
+	for _, s := range all {
+		for _, d := range s.Spec.Devices {
+			for _, c := range d.ConsumesCounters {
+				if !sets[s.Spec.Pool.Name+"/"+c.CounterSet] {
+					return fmt.Errorf("device %s consumes counter set %s, which pool %s does not have", d.Name, c.CounterSet,
+						s.Spec.Pool.Name)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// maxValidValues is the limit of CapacityRequestPolicy.validValues.
+const maxValidValues = 10
+
+// eachCapacity calls f for each capacity and returns the first error.
+func eachCapacity(all []resourceapi.ResourceSlice, f func(resourceapi.Device, resourceapi.DeviceCapacity) error) error {
+	return eachDevice(all, func(d resourceapi.Device) error {
+		for name, c := range d.Capacity {
+			if err := f(d, c); err != nil {
+				return fmt.Errorf("capacity %s: %w", name, err)
+			}
+		}
+		return nil
+	})
+}
+
+func checkPolicyShared(_ string, all []resourceapi.ResourceSlice) error {
+	return eachCapacity(all, func(d resourceapi.Device, c resourceapi.DeviceCapacity) error {
+		if c.RequestPolicy != nil && !ptr.Deref(d.AllowMultipleAllocations, false) {
+			return fmt.Errorf("a request policy on a device that does not allow multiple allocations")
+		}
+		return nil
+	})
+}
+
+func checkPolicyValues(_ string, all []resourceapi.ResourceSlice) error {
+	return eachCapacity(all, func(_ resourceapi.Device, c resourceapi.DeviceCapacity) error {
+		p := c.RequestPolicy
+		if p == nil || len(p.ValidValues) == 0 {
+			return nil
+		}
+		ascending := slices.IsSortedFunc(p.ValidValues, func(a, b resource.Quantity) int { return a.Cmp(b) })
+		hasDefault := p.Default != nil && slices.ContainsFunc(p.ValidValues,
+			func(q resource.Quantity) bool { return q.Cmp(*p.Default) == 0 })
+		if len(p.ValidValues) > maxValidValues || !ascending || !hasDefault {
+			return fmt.Errorf("valid values %v with default %v: they must be at most %d, ascending, and contain the default",
+				p.ValidValues, p.Default, maxValidValues)
+		}
+		return nil
+	})
+}
+
+func checkPolicyRange(_ string, all []resourceapi.ResourceSlice) error {
+	return eachCapacity(all, func(_ resourceapi.Device, c resourceapi.DeviceCapacity) error {
+		p := c.RequestPolicy
+		if p == nil || p.ValidRange == nil {
+			return nil
+		}
+		r := p.ValidRange
+		limit := ptr.Deref(r.Max, c.Value)
+		switch {
+		case r.Min == nil || p.Default == nil:
+			return fmt.Errorf("a valid range needs min and default")
+		case r.Min.Sign() < 0 || r.Min.Cmp(*p.Default) > 0 || p.Default.Cmp(limit) > 0 || limit.Cmp(c.Value) > 0:
+			return fmt.Errorf("min %v, default %v, max %v, value %v: they must ascend", r.Min, p.Default, &limit, &c.Value)
+		}
+		if r.Step == nil {
+			return nil
+		}
+		next := r.Min.DeepCopy()
+		next.Add(*r.Step)
+		if next.Cmp(c.Value) > 0 || !aligned(*p.Default, *r.Min, *r.Step) || r.Max != nil && !aligned(*r.Max, *r.Min,
+			*r.Step) {
+			return fmt.Errorf("step %v from min %v does not reach default %v and max %v within %v", r.Step, r.Min, p.Default,
+				r.Max, &c.Value)
+		}
+		return nil
+	})
+}
+
+// aligned reports whether q is from plus a multiple of step.
+func aligned(q, from, step resource.Quantity) bool {
+	s := step.MilliValue()
+	return s > 0 && (q.MilliValue()-from.MilliValue())%s == 0
+}
+
+func checkPolicyConcrete(_ string, all []resourceapi.ResourceSlice) error {
+	return eachCapacity(all, func(d resourceapi.Device, c resourceapi.DeviceCapacity) error {
+		if ptr.Deref(d.AllowMultipleAllocations, false) && (c.RequestPolicy == nil || c.RequestPolicy.Default == nil) {
+			return fmt.Errorf("no default: a claim without a request for it consumes the whole capacity")
+		}
+		return nil
+	})
+}

@@ -1,0 +1,524 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/rand"
+	"k8s.io/apimachinery/pkg/util/uuid"
+	dra "k8s.io/kubelet/pkg/apis/dra/v1"
+	"k8s.io/utils/ptr"
+)
+
+// suite is the state of one case.
+type suite struct {
+	*session
+	claims  []*claim
+	used    map[string]bool // devices that claims of the case have as a whole
+	all     []device        // devices that the driver publishes, after the first use
+	restart bool            // the next case needs a new session
+	numbers map[string]float64
+}
+
+// outcome is the panic with which a case ends early.
+type outcome struct {
+	status  Status
+	message string
+}
+
+// do runs a case function, which ends early by calling fatal or skip.
+func (s *suite) do(ctx context.Context, f func(context.Context, *suite)) (status Status, message string) {
+	defer func() {
+		if r := recover(); r != nil {
+			o, ok := r.(outcome)
+			if !ok {
+				panic(r)
+			}
+			status, message = o.status, s.portable(o.message)
+		}
+	}()
+	f(ctx, s)
+	return Passed, ""
+}
+
+// portable replaces the directory of the suite, which has a random name, in a message:
+// reports of the same driver do not differ.
+func (s *suite) portable(message string) string {
+	if s.dir == "" {
+		return message
+	}
+	return strings.ReplaceAll(message, s.env.KubeletDir, "$KUBELET_DIR")
+}
+
+// fatal ends the case: the driver does not meet the requirement.
+func (s *suite) fatal(format string, args ...any) {
+	panic(outcome{Failed, fmt.Sprintf(format, args...)})
+}
+
+// skip ends the case: it does not apply to the driver.
+func (s *suite) skip(format string, args ...any) {
+	panic(outcome{Skipped, fmt.Sprintf(format, args...)})
+}
+
+// ok ends the case if there is an error.
+func (s *suite) ok(err error, what string, args ...any) {
+	if err != nil {
+		s.fatal("%s: %v", fmt.Sprintf(what, args...), err)
+	}
+}
+
+// main returns the instance that the cases use: the last one that runs.
+func (s *suite) main() *instance {
+	for _, i := range slices.Backward(s.instances) {
+		if !i.ended() && i.conn != nil {
+			return i
+		}
+	}
+	s.fatal("the driver does not run; the end of its log:\n%s", tail(s.log.String(), 20))
+	return nil
+}
+
+func (s *suite) takeCalls() (calls []string) {
+	for _, i := range s.instances {
+		calls = append(calls, i.takeCalls()...)
+	}
+	return calls
+}
+
+// canRestart skips the case unless the suite can restart the driver.
+func (s *suite) canRestart() {
+	if s.server == nil && len(s.config.Hooks.PID) == 0 {
+		s.skip("the suite cannot restart the driver: set command or hooks.pid")
+	}
+}
+
+// canKill skips the case unless the suite can kill the driver.
+func (s *suite) canKill() {
+	if s.config.Serve != nil {
+		s.skip("the driver runs in the process of the suite, which cannot kill it: set Command")
+	}
+	s.canRestart()
+}
+
+// fake skips the case unless the suite serves the driver's API.
+func (s *suite) fake() {
+	if s.server == nil {
+		s.skip("needs the API server of the suite: set command")
+	}
+}
+
+// startAgain stops the driver with a signal and starts it again, as the same pod.
+func (s *suite) startAgain(ctx context.Context, signal syscall.Signal) {
+	s.restart = true
+	old := s.main()
+	if s.server == nil {
+		s.ok(s.killLive(ctx, signal), "restart the driver")
+		return
+	}
+	s.ok(old.stop(ctx, signal), "stop the driver")
+	_, err := s.start(ctx, old.env)
+	s.ok(err, "after %v", signal)
+}
+
+// killLive kills the driver of Config.Kubelet and waits until another process serves.
+func (s *suite) killLive(ctx context.Context, signal syscall.Signal) error {
+	before, err := s.livePID(ctx)
+	if err != nil {
+		return err
+	}
+	if err := syscall.Kill(before, signal); err != nil {
+		return fmt.Errorf("kill process %d: %w", before, err)
+	}
+	return poll(ctx, func() error {
+		now, err := s.livePID(ctx)
+		if err == nil && now == before {
+			err = fmt.Errorf("process %d still runs", before)
+		}
+		if err != nil {
+			return err
+		}
+		return s.main().call(ctx)
+	})
+}
+
+func (s *suite) livePID(ctx context.Context) (pid int, err error) {
+	out, err := s.hook(ctx, s.config.Hooks.PID, "")
+	if err != nil {
+		return 0, err
+	}
+	if pid, err = strconv.Atoi(out); err != nil || pid <= 1 {
+		return 0, fmt.Errorf("hook pid printed %q: it must print the ID of the driver's process", out)
+	}
+	return pid, nil
+}
+
+// device is a device that the driver publishes, with its pool.
+type device struct {
+	resourceapi.Device
+	pool string
+	// anyNode reports that the device is not limited to one node.
+	anyNode bool
+}
+
+func (d device) shared() bool { return ptr.Deref(d.AllowMultipleAllocations, false) }
+
+// slices returns the ResourceSlices of the driver.
+func (s *suite) slices(ctx context.Context) []resourceapi.ResourceSlice {
+	list, err := s.client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{})
+	s.ok(err, "list ResourceSlices")
+	return slices.DeleteFunc(list.Items,
+		func(x resourceapi.ResourceSlice) bool { return x.Spec.Driver != s.config.Driver })
+}
+
+// devices returns the devices for this node, without those that have taints. It waits
+// until the driver publishes some.
+func (s *suite) devices(ctx context.Context) []device {
+	if s.all != nil {
+		return s.all
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.config.StartTimeout.Duration)
+	defer cancel()
+	if !s.settled || s.restart {
+		s.settled = true
+		s.settle(ctx)
+	}
+	_ = poll(ctx, func() error {
+		for _, slice := range s.slices(ctx) {
+			node := ptr.Deref(slice.Spec.NodeName, "")
+			if node != "" && node != s.config.Node {
+				continue
+			}
+			for _, d := range slice.Spec.Devices {
+				if len(d.Taints) == 0 {
+					s.all = append(s.all, device{d, slice.Spec.Pool.Name, node == ""})
+				}
+			}
+		}
+		if len(s.all) == 0 {
+			return errors.New("no devices")
+		}
+		return nil
+	})
+	if len(s.all) == 0 {
+		s.fatal("driver %s publishes no device without taints for node %s", s.config.Driver, s.config.Node)
+	}
+	slices.SortStableFunc(s.all, func(a, b device) int {
+		return compareBool(b.Name == s.config.Device, a.Name == s.config.Device)
+	})
+	slices.SortStableFunc(s.all, func(a, b device) int { return compareBool(a.anyNode, b.anyNode) })
+	return s.all
+}
+
+func compareBool(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case a:
+		return 1
+	}
+	return -1
+}
+
+// pick returns the result of allocating a device that no claim of the case has, or a
+// share of one.
+func (s *suite) pick(ctx context.Context) resourceapi.DeviceRequestAllocationResult {
+	for _, d := range s.devices(ctx) {
+		if !s.used[d.Name] {
+			return s.result(d)
+		}
+	}
+	s.skip("the driver publishes too few devices: it has %d", len(s.devices(ctx)))
+	return resourceapi.DeviceRequestAllocationResult{}
+}
+
+// pickShared returns the result of allocating a share.
+func (s *suite) pickShared(ctx context.Context) resourceapi.DeviceRequestAllocationResult {
+	return s.result(s.find(ctx, "allows multiple allocations", device.shared))
+}
+
+// pickExclusive returns the result of allocating a device that cannot be shared.
+func (s *suite) pickExclusive(ctx context.Context) resourceapi.DeviceRequestAllocationResult {
+	return s.result(s.find(ctx, "is allocated as a whole", func(d device) bool { return !d.shared() && !s.used[d.Name] }))
+}
+
+func (s *suite) find(ctx context.Context, what string, f func(device) bool) device {
+	all := s.devices(ctx)
+	i := slices.IndexFunc(all, f)
+	if i < 0 {
+		s.skip("the driver publishes no device that %s", what)
+	}
+	return all[i]
+}
+
+// request is the name of the first request of claims.
+const request = "device"
+
+// result returns the result of allocating a device, or the smallest share of it.
+func (s *suite) result(d device) resourceapi.DeviceRequestAllocationResult {
+	r := resourceapi.DeviceRequestAllocationResult{Request: request, Driver: s.config.Driver, Pool: d.pool, Device: d.Name}
+	if !d.shared() {
+		if s.used == nil {
+			s.used = map[string]bool{}
+		}
+		s.used[d.Name] = true
+		return r
+	}
+	r.ShareID = ptr.To(uuid.NewUUID())
+	r.ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{}
+	for name, c := range d.Capacity {
+		r.ConsumedCapacity[name] = smallest(c)
+	}
+	return r
+}
+
+// smallest returns the smallest amount that the policy of a capacity lets a share have.
+func smallest(c resourceapi.DeviceCapacity) resource.Quantity {
+	p := c.RequestPolicy
+	switch {
+	case p == nil:
+		return c.Value
+	case p.ValidRange != nil && p.ValidRange.Min != nil && !p.ValidRange.Min.IsZero():
+		return *p.ValidRange.Min
+	case len(p.ValidValues) > 0:
+		return p.ValidValues[0]
+	case p.Default != nil:
+		return *p.Default
+	}
+	return c.Value
+}
+
+// claim is a ResourceClaim that a case created.
+type claim struct {
+	*resourceapi.ResourceClaim
+	deleted bool
+}
+
+func (c *claim) proto() *dra.Claim {
+	return &dra.Claim{Namespace: c.Namespace, Name: c.Name, Uid: string(c.UID)}
+}
+
+func (c *claim) results() []resourceapi.DeviceRequestAllocationResult {
+	return c.Status.Allocation.Devices.Results
+}
+
+// create creates a claim with requests and without an allocation.
+func (s *suite) create(ctx context.Context, requests ...string) *claim {
+	return s.createNamed(ctx, "conformance-"+rand.String(8), requests...)
+}
+
+func (s *suite) createNamed(ctx context.Context, name string, requests ...string) *claim {
+	return s.createAs(ctx, metav1.ObjectMeta{Name: name}, requests...)
+}
+
+// createFor creates a claim with annotations.
+func (s *suite) createFor(ctx context.Context, annotations map[string]string, requests ...string) *claim {
+	return s.createAs(ctx, metav1.ObjectMeta{Name: "conformance-" + rand.String(8), Annotations: annotations}, requests...)
+}
+
+func (s *suite) createAs(ctx context.Context, meta metav1.ObjectMeta, requests ...string) *claim {
+	meta.Namespace, meta.Finalizers = s.config.Namespace, []string{resourceapi.Finalizer}
+	desired := &resourceapi.ResourceClaim{ObjectMeta: meta}
+	if s.server == nil {
+		desired.Finalizers = nil // the controller that removes it does not see the suite's consumers
+	}
+	for _, r := range requests {
+		desired.Spec.Devices.Requests = append(desired.Spec.Devices.Requests, resourceapi.DeviceRequest{
+			Name: r, Exactly: &resourceapi.ExactDeviceRequest{
+				DeviceClassName: "conformance", AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 1,
+			},
+		})
+	}
+	created, err := s.client.ResourceV1().ResourceClaims(s.config.Namespace).Create(ctx, desired, metav1.CreateOptions{})
+	s.ok(err, "create a claim")
+	c := &claim{ResourceClaim: created}
+	s.claims = append(s.claims, c)
+	return c
+}
+
+// allocate writes an allocation to a claim, as the scheduler does.
+func (s *suite) allocate(ctx context.Context, c *claim, allocation resourceapi.DeviceAllocationResult) *claim {
+	// The selector permits the driver of this node to write the status of the claim.
+	c.Status.Allocation = &resourceapi.AllocationResult{Devices: allocation, NodeSelector: &corev1.NodeSelector{
+		NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{
+			{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{s.config.Node}},
+		}}},
+	}}
+	// The kube-controller-manager would deallocate a claim that is reserved only for a
+	// pod that does not exist. It keeps consumers of other kinds.
+	consumer := resourceapi.ResourceClaimConsumerReference{
+		APIGroup: "conformance.example", Resource: "cases", Name: c.Name, UID: uuid.NewUUID(),
+	}
+	if s.server != nil {
+		consumer = s.pod(ctx, c, []corev1.ResourceClaim{{Name: podClaim}})
+	}
+	c.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{consumer}
+	updated, err := s.client.ResourceV1().ResourceClaims(c.Namespace).UpdateStatus(ctx, c.ResourceClaim,
+		metav1.UpdateOptions{})
+	s.ok(err, "allocate claim %s", c.Name)
+	c.ResourceClaim = updated
+	return c
+}
+
+// podClaim is what the pods of the suite call their claim.
+const podClaim = "nic"
+
+// pod creates a pod with a claim, which its container names as given.
+func (s *suite) pod(
+	ctx context.Context, c *claim, named []corev1.ResourceClaim,
+) resourceapi.ResourceClaimConsumerReference {
+	desired := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: c.Namespace, Name: "conformance-" + rand.String(8)},
+		Spec: corev1.PodSpec{
+			NodeName:       s.config.Node,
+			ResourceClaims: []corev1.PodResourceClaim{{Name: podClaim, ResourceClaimName: &c.Name}},
+			Containers: []corev1.Container{{
+				Name: "main", Image: "none", Resources: corev1.ResourceRequirements{Claims: named},
+			}},
+		},
+	}
+	created, err := s.client.CoreV1().Pods(c.Namespace).Create(ctx, desired, metav1.CreateOptions{})
+	s.ok(err, "create a pod")
+	return resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: created.Name, UID: created.UID}
+}
+
+// allocated creates a claim with results; without any, it picks one device.
+func (s *suite) allocated(ctx context.Context, results ...resourceapi.DeviceRequestAllocationResult) *claim {
+	return s.configured(ctx, nil, results...)
+}
+
+// configured creates a claim with configuration and results; without results, it picks
+// one device.
+func (s *suite) configured(
+	ctx context.Context, config []resourceapi.DeviceAllocationConfiguration,
+	results ...resourceapi.DeviceRequestAllocationResult,
+) *claim {
+	if len(results) == 0 {
+		results = append(results, s.pick(ctx))
+	}
+	var requests []string
+	for _, r := range results {
+		name, _, _ := strings.Cut(r.Request, "/")
+		if !slices.Contains(requests, name) {
+			requests = append(requests, name)
+		}
+	}
+	c := s.create(ctx, requests...)
+	return s.allocate(ctx, c, resourceapi.DeviceAllocationResult{Results: results, Config: config})
+}
+
+// prepare prepares a claim and returns its devices.
+func (s *suite) prepare(ctx context.Context, c *claim) []*dra.Device {
+	return s.prepareOn(ctx, s.main(), c)
+}
+
+func (s *suite) prepareOn(ctx context.Context, i *instance, c *claim) []*dra.Device {
+	devices, err := i.tryPrepare(ctx, c.proto())
+	s.ok(err, "prepare claim %s", c.Name)
+	return devices
+}
+
+// tryPrepare prepares a claim and returns its devices, or the error.
+func (k *kubelet) tryPrepare(ctx context.Context, c *dra.Claim) ([]*dra.Device, error) {
+	responses, err := k.prepare(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	r, ok := responses[c.Uid]
+	switch {
+	case !ok:
+		return nil, fmt.Errorf("the response has no entry for claim UID %s", c.Uid)
+	case r.GetError() != "":
+		return nil, errors.New(r.GetError())
+	}
+	return r.GetDevices(), nil
+}
+
+// prepared creates, allocates, and prepares a claim.
+func (s *suite) prepared(
+	ctx context.Context, results ...resourceapi.DeviceRequestAllocationResult,
+) (*claim, []*dra.Device) {
+	c := s.allocated(ctx, results...)
+	return c, s.prepare(ctx, c)
+}
+
+// refused ends the case unless prepare fails for the claim.
+func (s *suite) refused(ctx context.Context, c *dra.Claim, why string) {
+	devices, err := s.main().tryPrepare(ctx, c)
+	if err == nil {
+		s.fatal("prepare of %s succeeded with %d devices, but must fail", why, len(devices))
+	}
+	s.ok(ctx.Err(), "prepare of %s", why)
+}
+
+// unprepare unprepares a claim.
+func (s *suite) unprepare(ctx context.Context, c *claim) { s.unprepareOn(ctx, s.main(), c.proto()) }
+
+// end unprepares and deletes a claim, so that its device is free for another.
+func (s *suite) end(ctx context.Context, c *claim) {
+	s.unprepare(ctx, c)
+	s.ok(s.delete(ctx, c), "end")
+	s.used = nil
+}
+
+func (s *suite) unprepareOn(ctx context.Context, i *instance, c *dra.Claim) {
+	s.ok(i.tryUnprepare(ctx, c), "unprepare claim %s", c.Name)
+}
+
+func (k *kubelet) tryUnprepare(ctx context.Context, c *dra.Claim) error {
+	responses, err := k.unprepare(ctx, c)
+	if err != nil {
+		return err
+	}
+	// UNPR-02 reports a response without an entry.
+	if message := responses[c.Uid].GetError(); message != "" {
+		return errors.New(message)
+	}
+	return nil
+}
+
+// delete deletes a claim unless the case has deleted it.
+func (s *suite) delete(ctx context.Context, c *claim) error {
+	if c.deleted {
+		return nil
+	}
+	c.deleted = true
+	err := s.client.ResourceV1().ResourceClaims(c.Namespace).Delete(ctx, c.Name,
+		metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(c.UID))})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("delete claim %s: %w", c.Name, err)
+	}
+	return nil
+}
+
+// cleanUp unprepares and deletes the claims of a case.
+func (s *suite) cleanUp(ctx context.Context) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	if s.server != nil {
+		s.server.Intercept(nil)
+	}
+	status, message := s.do(ctx, func(ctx context.Context, s *suite) {
+		for _, c := range s.claims {
+			s.unprepare(ctx, c)
+			s.ok(s.delete(ctx, c), "clean up")
+		}
+	})
+	if status != Passed {
+		return errors.New(message)
+	}
+	return nil
+}

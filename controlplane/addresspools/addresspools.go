@@ -1,0 +1,313 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package addresspools validates AddressPools, reports their use, and returns the blocks
+// of lost nodes. Nodes take addresses from the pools without it.
+package addresspools
+
+import (
+	"context"
+	"fmt"
+	"math/big"
+	"slices"
+	"time"
+
+	"go4.org/netipx"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	network "github.com/dra-shared/dra-driver-shared/api/network/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/device/addresspool"
+)
+
+// Reconciler writes the status of AddressPools, and deletes AddressBlocks of lost nodes: those
+// that no longer exist, and those that an administrator has declared to be out of service.
+type Reconciler struct {
+	Client client.Client
+	Driver string
+	Clock  clock.PassiveClock
+	// Quarantine is the time from the loss of a node to the return of its blocks. The
+	// machine may still be running, with pods that use the addresses.
+	Quarantine time.Duration
+}
+
+// SetupWithManager registers the reconciler.
+func (r *Reconciler) SetupWithManager(_ context.Context, m ctrl.Manager) error {
+	return ctrl.NewControllerManagedBy(m).Named("addresspools").
+		For(&network.AddressPool{}).
+		Watches(&network.AddressPool{}, handler.EnqueueRequestsFromMapFunc(r.poolsOfNetwork)).
+		Watches(&network.AddressBlock{}, handler.EnqueueRequestsFromMapFunc(poolOfBlock)).
+		Watches(&corev1.Node{}, handler.EnqueueRequestsFromMapFunc(r.poolsOfNode),
+			builder.WithPredicates(predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
+				return isOutOfService(e.ObjectOld) != isOutOfService(e.ObjectNew)
+			}})).
+		Complete(r)
+}
+
+func request(pool string) reconcile.Request {
+	return reconcile.Request{NamespacedName: types.NamespacedName{Name: pool}}
+}
+
+// poolOfBlock returns a request for the pool of a block.
+func poolOfBlock(_ context.Context, o client.Object) []reconcile.Request {
+	block, ok := o.(*network.AddressBlock)
+	if !ok {
+		return nil
+	}
+	return []reconcile.Request{request(block.Spec.Pool)}
+}
+
+// poolsOfNetwork returns requests for all pools of a pool's network: whether they
+// overlap may have changed.
+func (r *Reconciler) poolsOfNetwork(ctx context.Context, o client.Object) (requests []reconcile.Request) {
+	pool, ok := o.(*network.AddressPool)
+	if !ok {
+		return nil
+	}
+	var all network.AddressPoolList
+	if err := r.Client.List(ctx, &all); err != nil {
+		return nil // the cache has not started; it calls again
+	}
+	for i := range all.Items {
+		if all.Items[i].Spec.Network == pool.Spec.Network {
+			requests = append(requests, request(all.Items[i].Name))
+		}
+	}
+	return requests
+}
+
+// poolsOfNode returns requests for the pools of which a node has blocks.
+func (r *Reconciler) poolsOfNode(ctx context.Context, o client.Object) (requests []reconcile.Request) {
+	var blocks network.AddressBlockList
+	if err := r.Client.List(ctx, &blocks); err != nil {
+		return nil // the cache has not started; it calls again
+	}
+	for i := range blocks.Items {
+		if blocks.Items[i].Spec.Node == o.GetName() {
+			requests = append(requests, request(blocks.Items[i].Spec.Pool))
+		}
+	}
+	return requests
+}
+
+// Reconcile implements reconcile.Reconciler.
+func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (result ctrl.Result, err error) {
+	var blocks network.AddressBlockList
+	if err := r.Client.List(ctx, &blocks); err != nil {
+		return result, err
+	}
+	own := slices.DeleteFunc(blocks.Items, func(b network.AddressBlock) bool { return b.Spec.Pool != req.Name })
+	if result.RequeueAfter, err = r.returnLost(ctx, own); err != nil {
+		return result, err
+	}
+	var pool network.AddressPool
+	if err := r.Client.Get(ctx, req.NamespacedName, &pool); err != nil {
+		return result, client.IgnoreNotFound(err)
+	}
+	var others network.AddressPoolList
+	if err := r.Client.List(ctx, &others); err != nil {
+		return result, err
+	}
+	status := Status(&pool, others.Items, own, r.Clock.Now())
+	if equality.Semantic.DeepEqual(status, pool.Status) {
+		return result, nil
+	}
+	updated := pool.DeepCopy()
+	updated.Status = status
+	patch := client.MergeFromWithOptions(&pool, client.MergeFromWithOptimisticLock{})
+	return result, r.Client.Status().Patch(ctx, updated, patch)
+}
+
+// Status returns the status of a pool with the blocks. others are the pools of the
+// cluster.
+func Status(
+	object *network.AddressPool, others []network.AddressPool, blocks []network.AddressBlock, now time.Time,
+) network.AddressPoolStatus {
+	status := *object.Status.DeepCopy()
+	assigned := new(big.Int)
+	for i := range blocks {
+		if set, err := addresspool.ParseRanges(blocks[i].Spec.Ranges); err == nil {
+			assigned.Add(assigned, addresspool.Count(set))
+		}
+	}
+	status.Assigned, status.Blocks = assigned.Int64(), int64(len(blocks))
+	pool, err := addresspool.Parse(object)
+	if err != nil {
+		setCondition(&status, network.ConditionReady, false, network.ReasonInvalid, err.Error(), now)
+		return status
+	}
+	total := addresspool.Count(pool.Addresses)
+	status.Addresses = total.String()
+	if other := overlapping(object, pool, others); other != "" {
+		setCondition(&status, network.ConditionReady, false, network.ReasonOverlaps, fmt.Sprintf(
+			"AddressPool %s of network %s has some of the addresses: delete one of the pools, or exclude the addresses",
+			other, pool.Network), now)
+	} else {
+		setCondition(&status, network.ConditionReady, true, network.ReasonValid, "the pool is valid", now)
+	}
+	if unassigned(pool, blocks).Cmp(big.NewInt(int64(pool.BlockSize))) < 0 {
+		setCondition(&status, network.ConditionShort, true, network.ReasonAssigned, fmt.Sprintf(
+			"nodes have %s of %s addresses, and return those that they do not use", assigned, total), now)
+	} else {
+		setCondition(&status, network.ConditionShort, false, network.ReasonAvailable,
+			"the pool has addresses for further blocks", now)
+	}
+	return status
+}
+
+// unassigned returns the number of addresses that nodes can take for any pod.
+func unassigned(pool *addresspool.Pool, blocks []network.AddressBlock) *big.Int {
+	var ranges []string
+	for i := range blocks {
+		ranges = append(ranges, blocks[i].Spec.Ranges...)
+	}
+	assigned, err := addresspool.ParseRanges(ranges)
+	if err != nil {
+		assigned = &netipx.IPSet{} // a person wrote a block: nodes do not take from the pool then
+	}
+	return addresspool.Count(addresspool.Difference(addresspool.Difference(pool.Addresses, pool.Reserved), assigned))
+}
+
+func setCondition(s *network.AddressPoolStatus, kind string, holds bool, reason, message string, now time.Time) {
+	c := metav1.Condition{
+		Type: kind, Status: metav1.ConditionFalse, Reason: reason, Message: message, LastTransitionTime: metav1.NewTime(now),
+	}
+	if holds {
+		c.Status = metav1.ConditionTrue
+	}
+	meta.SetStatusCondition(&s.Conditions, c)
+}
+
+// overlapping returns the name of an older pool of the network that has some of the
+// addresses, or "".
+func overlapping(object *network.AddressPool, pool *addresspool.Pool, others []network.AddressPool) string {
+	for i := range others {
+		other := &others[i]
+		if other.UID == object.UID || other.Spec.Network != pool.Network || !isOlder(other, object) {
+			continue
+		}
+		if p, err := addresspool.Parse(other); err == nil && p.Addresses.Overlaps(pool.Addresses) {
+			return other.Name
+		}
+	}
+	return ""
+}
+
+func isOlder(a, b *network.AddressPool) bool {
+	if a.CreationTimestamp.Equal(&b.CreationTimestamp) {
+		return a.Name < b.Name
+	}
+	return a.CreationTimestamp.Before(&b.CreationTimestamp)
+}
+
+// returnLost marks blocks of lost nodes, and deletes them after the quarantine if no
+// allocated claim names the node. It returns the time until it must
+// look again; 0 means that events suffice.
+func (r *Reconciler) returnLost(ctx context.Context, blocks []network.AddressBlock) (again time.Duration, err error) {
+	for i := range blocks {
+		b := &blocks[i]
+		lost, err := r.isLost(ctx, b.Spec.Node)
+		if err != nil {
+			return 0, err
+		}
+		since, marked := b.Annotations[network.NodeLostAnnotation]
+		switch {
+		case !lost && marked:
+			err = r.annotate(ctx, b, "")
+		case lost && !marked:
+			err, again = r.annotate(ctx, b, r.Clock.Now().UTC().Format(time.RFC3339)), r.Quarantine
+		case lost:
+			var wait time.Duration
+			if wait, err = r.returnBlock(ctx, b, since); wait > 0 && (again == 0 || wait < again) {
+				again = wait
+			}
+		}
+		if client.IgnoreNotFound(err) != nil {
+			return 0, err
+		}
+	}
+	return again, nil
+}
+
+// isLost reports whether a node does not exist or is out of service.
+func (r *Reconciler) isLost(ctx context.Context, name string) (bool, error) {
+	var node corev1.Node
+	err := r.Client.Get(ctx, types.NamespacedName{Name: name}, &node)
+	if apierrors.IsNotFound(err) {
+		return true, nil
+	}
+	return isOutOfService(&node), err
+}
+
+// isOutOfService reports whether an administrator has declared that the machine of a node
+// does not run any longer (KEP-2268, non-graceful node shutdown).
+func isOutOfService(o client.Object) bool {
+	node, ok := o.(*corev1.Node)
+	return ok && slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool {
+		return t.Key == corev1.TaintNodeOutOfService
+	})
+}
+
+// annotate writes or, if the value is empty, removes the annotation of a lost node.
+func (r *Reconciler) annotate(ctx context.Context, b *network.AddressBlock, value string) error {
+	updated := b.DeepCopy()
+	delete(updated.Annotations, network.NodeLostAnnotation)
+	if value != "" {
+		if updated.Annotations == nil {
+			updated.Annotations = map[string]string{}
+		}
+		updated.Annotations[network.NodeLostAnnotation] = value
+	}
+	return r.Client.Patch(ctx, updated, client.MergeFrom(b))
+}
+
+// claimPollInterval is how often the reconciler looks whether claims still name a lost
+// node.
+const claimPollInterval = time.Minute
+
+// returnBlock deletes the block of a node that was lost at a time, if it may. It returns
+// the time until it must look again.
+func (r *Reconciler) returnBlock(ctx context.Context, b *network.AddressBlock, since string) (time.Duration, error) {
+	lost, err := time.Parse(time.RFC3339, since)
+	if err != nil {
+		return 0, r.annotate(ctx, b, "") // the next event marks the block again
+	}
+	if passed := r.Clock.Since(lost); passed < r.Quarantine {
+		return r.Quarantine - passed, nil
+	}
+	if inUse, err := r.isNamed(ctx, b.Spec.Node); err != nil || inUse {
+		return claimPollInterval, err
+	}
+	if err := r.Client.Delete(ctx, b, client.Preconditions{UID: &b.UID}); err != nil {
+		return 0, err
+	}
+	klog.FromContext(ctx).Info("Deleted the address block of a lost node", "block", b.Name, "node", b.Spec.Node,
+		"addressPool", b.Spec.Pool)
+	return 0, nil
+}
+
+// isNamed reports whether an allocated claim has a device of the node.
+func (r *Reconciler) isNamed(ctx context.Context, node string) (bool, error) {
+	var claims resourceapi.ResourceClaimList
+	if err := r.Client.List(ctx, &claims); err != nil {
+		return false, err
+	}
+	return slices.ContainsFunc(claims.Items, func(c resourceapi.ResourceClaim) bool {
+		return c.Status.Allocation != nil && slices.ContainsFunc(c.Status.Allocation.Devices.Results,
+			func(d resourceapi.DeviceRequestAllocationResult) bool { return d.Driver == r.Driver && d.Pool == node })
+	}), nil
+}

@@ -1,0 +1,165 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package admission
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+
+	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
+	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
+	"github.com/dra-shared/dra-driver-shared/controlplane/podgroups"
+)
+
+// jobClaim is a claim of a Job that a pod shares.
+type jobClaim struct {
+	scheduling.JobClaim
+	spec *resourceapi.ResourceClaimSpec
+}
+
+// joinJob adds the claims of its Job to a pod that inherited the annotation job-claims, and
+// returns those that the pod shares, by their names.
+func (p *Pods) joinJob(ctx context.Context, pod *corev1.Pod, request string) (map[string]jobClaim, []string, error) {
+	value, annotated := pod.Annotations[scheduling.JobClaimsAnnotation]
+	if !p.JobClaims || !annotated {
+		return nil, nil, nil
+	}
+	job, err := p.jobOf(ctx, pod, value)
+	if err != nil {
+		return nil, nil, err
+	}
+	if uid := pod.Labels[scheduling.GroupUIDLabel]; uid != "" && uid != string(job.UID) {
+		return nil, nil, denied("metadata.annotations[%q]: the pod is in a PodGroup as well, by the annotation %s or by "+
+			"spec.schedulingGroup: remove one of them from the template of Job %q",
+			scheduling.JobClaimsAnnotation, scheduling.GroupAnnotation, job.Name)
+	}
+	entries, err := podgroups.JobClaims(&job.Spec.Template)
+	if err != nil {
+		return nil, nil, denied("Job %q: %w", job.Name, err)
+	}
+	owner := podgroups.JobOwner(job.Namespace, job.Name, job.UID)
+	shared, sharded := map[string]jobClaim{}, false
+	var warnings []string
+	for _, entry := range entries {
+		claim, err := p.jobClaim(ctx, pod.Namespace, entry)
+		if err != nil {
+			return nil, warnings, err
+		}
+		shard := 0
+		name, exists := podClaimName(pod, entry.Name)
+		_, joined := claims.ShardNumber(owner, entry.Name, name)
+		switch {
+		case joined: // by an earlier call, or in the pod that this one copies
+		case exists:
+			warnings = append(warnings, fmt.Sprintf("spec.resourceClaims %q overrides the claim of that name of Job %q",
+				entry.Name, job.Name))
+			continue
+		default:
+			if claims.RequestsFabric(claim.spec, p.Driver) {
+				sharded = true
+				shard, err = p.Shards.assign(pod.Namespace, request, func(shard int) string {
+					return claims.Name(owner, entry.Name, shard)
+				})
+				if err != nil {
+					return nil, warnings, err
+				}
+			}
+			pod.Spec.ResourceClaims = append(pod.Spec.ResourceClaims, corev1.PodResourceClaim{
+				Name: entry.Name, ResourceClaimName: ptr.To(claims.Name(owner, entry.Name, shard)),
+			})
+		}
+		addToContainers(&pod.Spec, entry)
+		shared[entry.Name] = claim
+	}
+	markJobMember(pod, job.UID, request, sharded)
+	return shared, warnings, nil
+}
+
+// jobOf returns the Job that created the pod, whose template has the same annotation.
+func (p *Pods) jobOf(ctx context.Context, pod *corev1.Pod, value string) (*batchv1.Job, error) {
+	controller := metav1.GetControllerOfNoCopy(pod)
+	if controller == nil || controller.Kind != "Job" || controller.APIVersion != batchv1.SchemeGroupVersion.String() {
+		return nil, denied("metadata.annotations[%q]: only pods of Jobs share claims of a Job: remove the annotation; "+
+			"other pods share claims in a PodGroup", scheduling.JobClaimsAnnotation)
+	}
+	var job batchv1.Job
+	name := types.NamespacedName{Namespace: pod.Namespace, Name: controller.Name}
+	err := p.Client.Get(ctx, name, &job)
+	if apierrors.IsNotFound(err) || err == nil && job.UID != controller.UID {
+		err = p.APIReader.Get(ctx, name, &job) // the cache may not have the Job yet
+	}
+	switch {
+	case apierrors.IsNotFound(err), err == nil && job.UID != controller.UID:
+		return nil, denied("metadata.annotations[%q]: Job %q, which owns the pod, no longer exists",
+			scheduling.JobClaimsAnnotation, controller.Name)
+	case err != nil:
+		return nil, fmt.Errorf("look up Job %q: %w", controller.Name, err)
+	case job.Spec.Template.Annotations[scheduling.JobClaimsAnnotation] != value:
+		return nil, denied("metadata.annotations[%q]: differs from that of Job %q, which owns the pod: "+
+			"only the Job controller creates pods of a Job", scheduling.JobClaimsAnnotation, controller.Name)
+	}
+	job.Namespace = pod.Namespace
+	return &job, nil
+}
+
+// jobClaim returns the entry with the spec of its claims.
+func (p *Pods) jobClaim(ctx context.Context, namespace string, entry scheduling.JobClaim) (jobClaim, error) {
+	if entry.Spec != nil {
+		return jobClaim{entry, entry.Spec}, nil
+	}
+	spec, err := p.templateSpec(ctx, namespace, *entry.ResourceClaimTemplateName)
+	if err == nil && spec == nil {
+		err = denied("metadata.annotations[%q]: entry %q: ResourceClaimTemplate %q does not exist in namespace %q: "+
+			"create it; the Job retries its pods", scheduling.JobClaimsAnnotation, entry.Name,
+			*entry.ResourceClaimTemplateName, namespace)
+	}
+	return jobClaim{entry, spec}, err
+}
+
+// podClaimName returns the name of the ResourceClaim of the pod's entry, and whether the
+// entry exists.
+func podClaimName(pod *corev1.Pod, entry string) (name string, exists bool) {
+	i := slices.IndexFunc(pod.Spec.ResourceClaims, func(c corev1.PodResourceClaim) bool { return c.Name == entry })
+	if i < 0 {
+		return "", false
+	}
+	return ptr.Deref(pod.Spec.ResourceClaims[i].ResourceClaimName, ""), true
+}
+
+// addToContainers adds references to the claim to the containers that the entry lists.
+func addToContainers(spec *corev1.PodSpec, entry scheduling.JobClaim) {
+	containers := containersByName(spec)
+	for _, name := range entry.Containers {
+		if c := containers[name]; c != nil && !references(c, entry.Name, "") {
+			c.Resources.Claims = append(c.Resources.Claims, corev1.ResourceClaim{Name: entry.Name})
+		}
+	}
+}
+
+// markJobMember records the Job in the pod, and adds the gate if the pod has a claim that
+// is one of several shards; see joiner.markMember. Pods in a PodGroup of Kubernetes, which
+// it may have created for the Job, are scheduled together, and get no gate.
+func markJobMember(pod *corev1.Pod, job types.UID, request string, sharded bool) {
+	pod.Labels, pod.Annotations = notNil(pod.Labels), notNil(pod.Annotations)
+	pod.Labels[scheduling.GroupUIDLabel] = string(job)
+	if !sharded {
+		return
+	}
+	pod.Annotations[scheduling.AdmittedAnnotation] = request
+	isDefault := pod.Spec.SchedulerName == "" || pod.Spec.SchedulerName == corev1.DefaultSchedulerName
+	disabled := pod.Annotations[scheduling.GatesAnnotation] == scheduling.GatesDisabled
+	gate := corev1.PodSchedulingGate{Name: scheduling.ReservedGate}
+	if isDefault && !disabled && pod.Spec.SchedulingGroup == nil && !slices.Contains(pod.Spec.SchedulingGates, gate) {
+		pod.Spec.SchedulingGates = append(pod.Spec.SchedulingGates, gate)
+	}
+}

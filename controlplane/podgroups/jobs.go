@@ -1,0 +1,363 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package podgroups
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
+	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
+)
+
+const (
+	// indexJob indexes claims by the name of the Job for which they were generated.
+	indexJob = "dra-shared.job"
+	// indexJobTemplate indexes Jobs by the names of the templates that their claims refer to.
+	indexJobTemplate = "dra-shared.job-template"
+)
+
+// JobReconciler reconciles the claims of Jobs whose pod templates have the annotation
+// job-claims (KEP-762).
+//
+// To the rest of the package, such a Job is a PodGroup whose claims the Job owns. It
+// needs no finalizer: the Job's entry in a claim names the Job, so that the claim of a
+// Job that no longer exists is found. In native mode too, the controller reserves the
+// claims for each pod: Kubernetes may have created a PodGroup of its own for the Job.
+type JobReconciler struct {
+	// Reconciler has the mode Bridge.
+	Reconciler
+}
+
+// JobOwner returns the Job as the owner of its claims.
+func JobOwner(namespace, name string, uid types.UID) claims.Owner {
+	return claims.Owner{
+		GroupVersionKind: batchv1.SchemeGroupVersion.WithKind("Job"), Resource: "jobs",
+		Namespace: namespace, Name: name, UID: uid,
+	}
+}
+
+// JobClaims returns the claims that a Job with this template of pods shares among its
+// pods, without those that a claim of the pods overrides.
+func JobClaims(template *corev1.PodTemplateSpec) ([]scheduling.JobClaim, error) {
+	value, ok := template.Annotations[scheduling.JobClaimsAnnotation]
+	if !ok {
+		return nil, nil
+	}
+	entries, errs := scheduling.ParseJobClaims(value,
+		field.NewPath("spec", "template", "metadata", "annotations").Key(scheduling.JobClaimsAnnotation))
+	return slices.DeleteFunc(entries, func(e scheduling.JobClaim) bool {
+		return slices.ContainsFunc(template.Spec.ResourceClaims, func(c corev1.PodResourceClaim) bool {
+			return c.Name == e.Name
+		})
+	}), errs.ToAggregate()
+}
+
+// Reconcile reconciles the claims of the Job of that name. It also releases the claims of
+// earlier Jobs of the same name.
+func (r *JobReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	var job batchv1.Job
+	err := r.Client.Get(ctx, req.NamespacedName, &job)
+	if client.IgnoreNotFound(err) != nil {
+		return ctrl.Result{}, err
+	}
+	if err := r.releaseFormerJobs(ctx, req.NamespacedName, job.UID); err != nil || job.UID == "" {
+		return ctrl.Result{}, err
+	}
+	entries, err := JobClaims(&job.Spec.Template)
+	if err != nil {
+		// Admission denies an invalid annotation. This Job is older than the webhook.
+		return ctrl.Result{}, reconcile.TerminalError(err)
+	}
+	if len(entries) == 0 {
+		return ctrl.Result{}, nil
+	}
+	g, err := r.readJob(ctx, &job, entries)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	err = r.reconcileJob(ctx, &job, g, entries)
+	hasProblem := false
+	for _, e := range g.entries {
+		if e.problem != nil {
+			hasProblem = true
+			r.Events.Eventf(&job, nil, corev1.EventTypeWarning, scheduling.ReasonClaimMissing,
+				scheduling.EventActionClaims, "%s", e.problem.Error())
+		}
+	}
+	switch {
+	case err != nil:
+		return ctrl.Result{}, err
+	case g.hasDeletedClaim():
+		return ctrl.Result{RequeueAfter: minGracePeriod}, nil
+	case hasProblem:
+		return ctrl.Result{RequeueAfter: problemRetryInterval}, nil
+	}
+	return ctrl.Result{}, nil
+}
+
+// reconcileJob performs the steps that the Job needs in its present state. It leaves in
+// g the entries that the Job still needs.
+func (r *JobReconciler) reconcileJob(
+	ctx context.Context, job *batchv1.Job, g *group, entries []scheduling.JobClaim,
+) error {
+	switch {
+	case job.DeletionTimestamp != nil:
+		released := g.entries
+		g.entries = nil
+		return r.releaseEntries(ctx, g, released)
+	case hasEnded(job):
+		var released, kept []*entry
+		for i, e := range g.entries {
+			if entries[i].DeletionPolicy == scheduling.DeleteOnDeletion {
+				kept = append(kept, e)
+			} else {
+				released = append(released, e)
+			}
+		}
+		g.entries = kept
+		return errors.Join(r.releaseEntries(ctx, g, released), r.reserve(ctx, g))
+	case ptr.Deref(job.Spec.Suspend, false):
+		return r.suspend(ctx, g)
+	}
+	return r.serve(ctx, g)
+}
+
+// hasEnded reports whether the Job is complete or has failed. All of its pods are terminal
+// then.
+func hasEnded(job *batchv1.Job) bool {
+	return slices.ContainsFunc(job.Status.Conditions, func(c batchv1.JobCondition) bool {
+		return (c.Type == batchv1.JobComplete || c.Type == batchv1.JobFailed) && c.Status == corev1.ConditionTrue
+	})
+}
+
+// releaseEntries deletes the claims of the entries. Pods that run keep them until they
+// end, by entries of their own.
+func (r *JobReconciler) releaseEntries(ctx context.Context, g *group, entries []*entry) error {
+	var errs error
+	for _, e := range entries {
+		for n, claim := range e.shards {
+			errs = errors.Join(errs, r.releaseJobClaim(ctx, claim, g.UID, g.waitingUsers(e, n)...))
+		}
+	}
+	return errs
+}
+
+// releaseJobClaim deletes a claim that was generated for the Job with that UID. waiting
+// are pods without a node that have entries.
+func (r *JobReconciler) releaseJobClaim(
+	ctx context.Context, claim *resourceapi.ResourceClaim, uid types.UID, waiting ...types.UID,
+) error {
+	return errors.Join(r.writer().Delete(ctx, claim),
+		r.writer().Apply(ctx, claim, claims.ReleaseChange(claim, uid, false, waiting...)))
+}
+
+// suspend releases the devices of a suspended Job, whose pods Kubernetes deletes. The
+// claims stay, so that pods of the resumed Job can use them at once: while the last pods
+// end, they are still allocated. Further shards are deleted with their last pods; until
+// then, they use the devices of shard 0.
+func (r *JobReconciler) suspend(ctx context.Context, g *group) error {
+	var errs error
+	for _, e := range g.entries {
+		for n, claim := range e.shards {
+			switch {
+			case n > 0 && !slices.Contains(e.neededShards, n):
+				errs = errors.Join(errs, r.releaseJobClaim(ctx, claim, g.UID))
+			case n == 0 && len(e.shards) == 1:
+				change := claims.ReleaseChange(claim, g.UID, true, g.waitingUsers(e, n)...)
+				errs = errors.Join(errs, r.writer().Apply(ctx, claim, change))
+			}
+		}
+	}
+	return errs
+}
+
+// readJob reads the pods and the claims of the Job from the cache.
+func (r *JobReconciler) readJob(
+	ctx context.Context, job *batchv1.Job, entries []scheduling.JobClaim,
+) (*group, error) {
+	pg := &scheduling.PodGroup{ObjectMeta: metav1.ObjectMeta{Namespace: job.Namespace, Name: job.Name, UID: job.UID}}
+	pods, err := listPods(ctx, r.Client, pg, client.UnsafeDisableDeepCopy)
+	if err != nil {
+		return nil, err
+	}
+	g := &group{PodGroup: pg, owner: JobOwner(job.Namespace, job.Name, job.UID), pods: pods}
+	for i := range entries {
+		c := scheduling.PodGroupResourceClaim{
+			Name: entries[i].Name, ResourceClaimTemplateName: entries[i].ResourceClaimTemplateName,
+		}
+		e, err := r.readGeneratedEntry(ctx, g, c)
+		if err != nil {
+			return nil, err
+		}
+		if template := entries[i].Template(); template != nil {
+			e.template = template
+		}
+		g.entries = append(g.entries, e)
+	}
+	return g, nil
+}
+
+// releaseFormerJobs deletes the claims of Jobs that had this name and no longer exist.
+// Their deletion does not wait for the controller: the controller adds no finalizer to Jobs. uid is
+// the UID of the Job that has the name in the cache, if there is one.
+func (r *JobReconciler) releaseFormerJobs(ctx context.Context, name types.NamespacedName, uid types.UID) error {
+	var generated resourceapi.ResourceClaimList
+	if err := r.Client.List(ctx, &generated, client.InNamespace(name.Namespace),
+		client.MatchingFields{indexJob: name.Name}); err != nil {
+		return err
+	}
+	for i := range generated.Items {
+		claim := &generated.Items[i]
+		owner := jobOwnerOf(claim)
+		if owner == nil || owner.UID == uid {
+			continue
+		}
+		// The cache of Jobs may be older than that of claims.
+		var current batchv1.Job
+		if err := r.APIReader.Get(ctx, name, &current); client.IgnoreNotFound(err) != nil {
+			return err
+		}
+		if current.UID == owner.UID {
+			continue
+		}
+		if err := r.releaseJobClaim(ctx, claim, owner.UID); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// jobOwnerOf returns the Job for which the claim was generated, or nil. The claim names
+// the Job in its owner reference, or, if a user has deleted the Job without its
+// dependents, in its entry. The hash in the claim's name is the proof.
+func jobOwnerOf(claim *resourceapi.ResourceClaim) *claims.Owner {
+	entry, ok := claim.Annotations[scheduling.ClaimAnnotation]
+	if !ok {
+		return nil
+	}
+	var candidates []claims.Owner
+	if c := metav1.GetControllerOf(claim); c != nil && c.APIVersion == batchv1.SchemeGroupVersion.String() &&
+		c.Kind == "Job" {
+		candidates = append(candidates, JobOwner(claim.Namespace, c.Name, c.UID))
+	}
+	for _, e := range claim.Status.ReservedFor {
+		if e.APIGroup == batchv1.GroupName && e.Resource == "jobs" {
+			candidates = append(candidates, JobOwner(claim.Namespace, e.Name, e.UID))
+		}
+	}
+	for _, owner := range candidates {
+		if _, ok := claims.ShardNumber(owner, entry, claim.Name); ok {
+			return &owner
+		}
+	}
+	return nil
+}
+
+// SetupWithManager registers the controller with the manager, which starts it. It needs
+// the indexes of the Reconciler of PodGroups.
+func (r *JobReconciler) SetupWithManager(ctx context.Context, m ctrl.Manager) error {
+	for _, i := range jobIndexes() {
+		if err := m.GetFieldIndexer().IndexField(ctx, i.object, i.field, i.keys); err != nil {
+			return err
+		}
+	}
+	hasClaims := predicate.NewPredicateFuncs(func(o client.Object) bool {
+		job, ok := o.(*batchv1.Job)
+		return ok && job.Spec.Template.Annotations[scheduling.JobClaimsAnnotation] != ""
+	})
+	return ctrl.NewControllerManagedBy(m).Named("jobclaims").
+		For(&batchv1.Job{}, builder.WithPredicates(hasClaims)).
+		Watches(&resourceapi.ResourceClaim{}, handler.EnqueueRequestsFromMapFunc(jobOfClaim)).
+		Watches(&resourceapi.ResourceClaimTemplate{}, handler.EnqueueRequestsFromMapFunc(r.jobsOfTemplate)).
+		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(jobOfPod), builder.WithPredicates(relevantPodChange())).
+		WithOptions(controllerOptions()).
+		Complete(r)
+}
+
+// jobIndexes returns the field indexes that the JobReconciler needs in addition to those of
+// the Reconciler.
+func jobIndexes() []index {
+	return []index{
+		{&resourceapi.ResourceClaim{}, indexJob, func(o client.Object) []string {
+			claim, ok := o.(*resourceapi.ResourceClaim)
+			if !ok {
+				return nil
+			}
+			owner := jobOwnerOf(claim)
+			if owner == nil {
+				return nil
+			}
+			return []string{owner.Name}
+		}},
+		{&batchv1.Job{}, indexJobTemplate, func(o client.Object) (names []string) {
+			job, ok := o.(*batchv1.Job)
+			if !ok {
+				return nil
+			}
+			entries, err := JobClaims(&job.Spec.Template)
+			if err != nil {
+				return nil
+			}
+			for _, e := range entries {
+				if e.ResourceClaimTemplateName != nil {
+					names = append(names, *e.ResourceClaimTemplateName)
+				}
+			}
+			return names
+		}},
+	}
+}
+
+// jobOfClaim returns a request for the Job for which the claim was generated.
+func jobOfClaim(_ context.Context, o client.Object) []reconcile.Request {
+	claim, ok := o.(*resourceapi.ResourceClaim)
+	if !ok {
+		return nil
+	}
+	owner := jobOwnerOf(claim)
+	if owner == nil {
+		return nil
+	}
+	return requests(claim.Namespace, []string{owner.Name})
+}
+
+// jobOfPod returns a request for the Job of a pod whose claims the Job shares.
+func jobOfPod(_ context.Context, o client.Object) []reconcile.Request {
+	controller := metav1.GetControllerOfNoCopy(o)
+	if controller == nil || string(controller.UID) != o.GetLabels()[scheduling.GroupUIDLabel] {
+		return nil
+	}
+	return requests(o.GetNamespace(), []string{controller.Name})
+}
+
+// jobsOfTemplate returns requests for the Jobs whose claims refer to the template.
+func (r *JobReconciler) jobsOfTemplate(ctx context.Context, o client.Object) []reconcile.Request {
+	var list batchv1.JobList
+	err := r.Client.List(ctx, &list, client.InNamespace(o.GetNamespace()),
+		client.MatchingFields{indexJobTemplate: o.GetName()})
+	if err != nil {
+		return nil // the cache is shutting down
+	}
+	var names []string
+	for i := range list.Items {
+		names = append(names, list.Items[i].Name)
+	}
+	return requests(o.GetNamespace(), names)
+}

@@ -1,0 +1,147 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controlplane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/healthz"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+)
+
+const (
+	// minStartDelay is the delay after the first failed attempt to start; it doubles
+	// with each further one up to maxStartDelay.
+	minStartDelay = time.Second
+	maxStartDelay = 10 * time.Second
+	// shutdownTimeout is how long a server waits for its open requests when it stops.
+	shutdownTimeout = 5 * time.Second
+)
+
+// Run runs the controller until ctx ends. It serves health and metrics at once, so
+// that a controller that starts before the API server, or before the objects of the
+// chart, is alive and not ready. It waits until New succeeds, logs after each
+// attempt what is missing, and then starts the manager.
+//
+// Run returns an error if the manager ends on its own: the mode has changed, or the
+// replica has lost the lease of the leading replica, for example because the API
+// server was away for longer than the lease lasts. The process must then end, since
+// reconcilers may still run while another replica leads.
+func Run(ctx context.Context, config *rest.Config, o Options) error {
+	var ready readiness
+	servers, err := newServers(config, o, ready.check)
+	if err != nil {
+		return err
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	ctx, stopServers := context.WithCancel(ctx)
+	for _, server := range servers {
+		group.Go(func() error { return server.Start(ctx) })
+	}
+	group.Go(func() error {
+		defer stopServers()
+		m := awaitManager(ctx, config, o)
+		if m == nil {
+			return nil
+		}
+		checker := healthz.Ping
+		if o.Webhook.Port != 0 {
+			checker = m.GetWebhookServer().StartedChecker()
+		}
+		ready.checker.Store(&checker)
+		return m.Start(ctx)
+	})
+	return group.Wait()
+}
+
+// awaitManager repeats New until it succeeds. It returns nil if ctx ends first.
+func awaitManager(ctx context.Context, config *rest.Config, o Options) manager.Manager {
+	delay := minStartDelay
+	for {
+		m, err := New(ctx, config, o)
+		if err == nil {
+			return m
+		}
+		if ctx.Err() != nil {
+			return nil
+		}
+		klog.FromContext(ctx).Error(withRemedy(err), "Waiting for the API server", "server", config.Host, "delay", delay)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(delay):
+		}
+		delay = min(2*delay, maxStartDelay)
+	}
+}
+
+// withRemedy adds to an error of New what to check if the API server answers.
+func withRemedy(err error) error {
+	switch {
+	case meta.IsNoMatchError(err):
+		return fmt.Errorf("%w: is the CustomResourceDefinition of the chart installed? `helm upgrade` recreates it", err)
+	case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
+		return fmt.Errorf("%w: are the chart's ClusterRole and ClusterRoleBinding of the controller installed? "+
+			"`helm upgrade` recreates them", err)
+	}
+	return err
+}
+
+// newServers returns the servers of health and metrics that the options enable.
+func newServers(config *rest.Config, o Options, ready healthz.Checker) (servers []manager.Runnable, err error) {
+	metrics, err := metricsserver.NewServer(metricsserver.Options{BindAddress: o.MetricsAddress}, config, nil)
+	if err != nil {
+		return nil, fmt.Errorf("metrics server: %w", err)
+	}
+	if metrics != nil {
+		servers = append(servers, metrics)
+	}
+	if o.HealthAddress != "0" {
+		servers = append(servers, &manager.Server{
+			Name:            "health",
+			ShutdownTimeout: ptr.To(shutdownTimeout),
+			Server: &http.Server{
+				Addr: o.HealthAddress, Handler: healthHandler(ready), ReadHeaderTimeout: shutdownTimeout,
+			},
+		})
+	}
+	return servers, nil
+}
+
+// healthHandler serves /healthz, and /readyz with the result of ready.
+func healthHandler(ready healthz.Checker) http.Handler {
+	mux := http.NewServeMux()
+	for path, check := range map[string]healthz.Checker{"/healthz": healthz.Ping, "/readyz": ready} {
+		handler := http.StripPrefix(path, &healthz.Handler{Checks: map[string]healthz.Checker{"controller": check}})
+		mux.Handle(path, handler)
+		mux.Handle(path+"/", handler)
+	}
+	return mux
+}
+
+// readiness is the check of /readyz.
+type readiness struct {
+	checker atomic.Pointer[healthz.Checker] // nil until the manager exists
+}
+
+// check is a healthz.Checker.
+func (r *readiness) check(request *http.Request) error {
+	checker := r.checker.Load()
+	if checker == nil {
+		return errors.New("the controller waits for the API server; its log says what is missing")
+	}
+	return (*checker)(request)
+}

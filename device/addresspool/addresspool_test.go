@@ -1,0 +1,163 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package addresspool_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"go4.org/netipx"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	network "github.com/dra-shared/dra-driver-shared/api/network/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/device/addresspool"
+)
+
+func pool(change func(*network.AddressPoolSpec)) *network.AddressPool {
+	p := &network.AddressPool{
+		ObjectMeta: metav1.ObjectMeta{Name: "office"},
+		Spec:       network.AddressPoolSpec{Network: "storage", Subnet: "10.20.0.0/24"},
+	}
+	if change != nil {
+		change(&p.Spec)
+	}
+	return p
+}
+
+func TestParse_addresses(t *testing.T) {
+	for name, tc := range map[string]struct {
+		change    func(*network.AddressPoolSpec)
+		want      string // the ranges
+		blockSize int
+	}{
+		"whole IPv4 subnet": {nil, "10.20.0.1-10.20.0.254", 1},
+		"gateway":           {func(s *network.AddressPoolSpec) { s.Gateway = "10.20.0.1" }, "10.20.0.2-10.20.0.254", 1},
+		"ranges and exclusions": {func(s *network.AddressPoolSpec) {
+			s.Ranges, s.Exclude = []string{"10.20.0.16/28", "10.20.0.40-10.20.0.41", "10.20.0.99"}, []string{"10.20.0.20"}
+		}, "10.20.0.16-10.20.0.19 10.20.0.21-10.20.0.31 10.20.0.40-10.20.0.41 10.20.0.99-10.20.0.99", 1},
+		"point to point": {func(s *network.AddressPoolSpec) { s.Subnet = "10.20.0.0/31" }, "10.20.0.0-10.20.0.1", 1},
+		"large IPv4":     {func(s *network.AddressPoolSpec) { s.Subnet = "10.20.0.0/16" }, "10.20.0.1-10.20.255.254", 64},
+		"4096 addresses": {func(s *network.AddressPoolSpec) {
+			s.Ranges, s.Subnet = []string{"10.20.16.0/20"}, "10.20.0.0/16"
+		}, "10.20.16.0-10.20.31.255", 16},
+		"IPv6": {func(s *network.AddressPoolSpec) {
+			s.Subnet = "fd00:20::/64"
+		}, "fd00:20::1-fd00:20::ffff:ffff:ffff:ffff", 64},
+		"given block size": {func(s *network.AddressPoolSpec) { s.BlockSize = ptr.To(int32(8)) }, "10.20.0.1-10.20.0.254", 8},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, err := addresspool.Parse(pool(tc.change))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := strings.Join(addresspool.FormatRanges(p.Addresses), " "); got != tc.want || p.BlockSize != tc.blockSize {
+				t.Errorf("got %s in blocks of %d, want %s in blocks of %d", got, p.BlockSize, tc.want, tc.blockSize)
+			}
+		})
+	}
+}
+
+func TestParse_invalid(t *testing.T) {
+	for name, tc := range map[string]struct {
+		change func(*network.AddressPoolSpec)
+		want   string
+	}{
+		"subnet": {func(s *network.AddressPoolSpec) {
+			s.Subnet = "10.20.0.5/24"
+		}, `spec.subnet: Invalid value: "10.20.0.5/24"`},
+		"range outside": {func(s *network.AddressPoolSpec) { s.Ranges = []string{"10.21.0.0/28"} },
+			`spec.ranges[0]: Invalid value: "10.21.0.0/28": must be a network, an address, or FIRST-LAST in subnet ` +
+				"10.20.0.0/24"},
+		"reversed range": {func(s *network.AddressPoolSpec) { s.Ranges = []string{"10.20.0.9-10.20.0.5"} }, "spec.ranges[0]"},
+		"exclude":        {func(s *network.AddressPoolSpec) { s.Exclude = []string{"gateway"} }, "spec.exclude[0]"},
+		"nothing left":   {func(s *network.AddressPoolSpec) { s.Exclude = []string{"10.20.0.0/24"} }, "leaves no address"},
+		"gateway":        {func(s *network.AddressPoolSpec) { s.Gateway = "10.21.0.1" }, "spec.gateway"},
+		"reserved":       {func(s *network.AddressPoolSpec) { s.Reserved = []string{"10.20.0.0"} }, "spec.reserved[0]"},
+		"route family":   {func(s *network.AddressPoolSpec) { s.Routes = []string{"fd00::/64"} }, "spec.routes[0]"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if _, err := addresspool.Parse(pool(tc.change)); err == nil || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("got error %v, want %s", err, tc.want)
+			}
+		})
+	}
+}
+
+func TestBlockName_is_a_DNS_label_per_network_and_family(t *testing.T) {
+	for first, want := range map[string]string{
+		"10.20.0.16":  "storage-4-0a140010",
+		"fd00:20::40": "storage-6-fd000020000000000000000000000040",
+	} {
+		if got := addresspool.BlockName("storage", netip.MustParseAddr(first)); got != want {
+			t.Errorf("block that starts with %s: got %s, want %s", first, got, want)
+		}
+	}
+}
+
+func TestChooseBlock_skips_reserved_addresses(t *testing.T) {
+	p, err := addresspool.Parse(pool(func(s *network.AddressPoolSpec) {
+		s.Ranges, s.Reserved = []string{"10.20.0.16/29"}, []string{"10.20.0.18", "10.20.0.23"}
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	block := addresspool.ChooseBlock(p, &netipx.IPSet{}, 8, 0)
+	got := strings.Join(addresspool.FormatRanges(block), " ")
+	if want := "10.20.0.16-10.20.0.17 10.20.0.19-10.20.0.22"; got != want {
+		t.Errorf("got the block %s, want %s", got, want)
+	}
+}
+
+// Blocks that are chosen one after the other never overlap, and use up the pool.
+func TestChooseBlock_uses_each_address_once(t *testing.T) {
+	for _, subnet := range []string{"10.20.0.0/24", "10.20.0.0/28", "10.20.0.0/31", "fd00::/120"} {
+		for _, size := range []int32{1, 4, 16, 64} {
+			t.Run(fmt.Sprintf("%s/%d", subnet, size), func(t *testing.T) {
+				p, err := addresspool.Parse(pool(func(s *network.AddressPoolSpec) { s.Subnet, s.BlockSize = subnet, &size }))
+				if err != nil {
+					t.Fatal(err)
+				}
+				random := rand.New(rand.NewPCG(uint64(size), 1))
+				var assigned netipx.IPSetBuilder
+				for {
+					taken, _ := assigned.Clone().IPSet()
+					block := addresspool.ChooseBlock(p, taken, p.BlockSize, random.Uint32())
+					if block == nil {
+						break
+					}
+					if taken.Overlaps(block) {
+						t.Fatalf("block %v overlaps %v", block.Ranges(), taken.Ranges())
+					}
+					if n := addresspool.Count(block).Int64(); n > int64(size) {
+						t.Fatalf("block %v has %d addresses, want at most %d", block.Ranges(), n, size)
+					}
+					assigned.AddSet(block)
+				}
+				if all, _ := assigned.IPSet(); !all.Equal(p.Addresses) {
+					t.Errorf("assigned %v of %v", all.Ranges(), p.Addresses.Ranges())
+				}
+			})
+		}
+	}
+}
+
+func FuzzParseRanges(f *testing.F) {
+	f.Add("10.20.0.0/24")
+	f.Add("10.20.0.5-10.20.0.9")
+	f.Add("fd00::1")
+	f.Fuzz(func(t *testing.T, text string) {
+		set, err := addresspool.ParseRanges([]string{text})
+		if err != nil {
+			return
+		}
+		again, err := addresspool.ParseRanges(addresspool.FormatRanges(set))
+		if err != nil || !again.Equal(set) {
+			t.Errorf("%q: got %v after formatting, want %v: %v", text, again, set.Ranges(), err)
+		}
+	})
+}

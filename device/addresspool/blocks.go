@@ -1,0 +1,148 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package addresspool
+
+import (
+	"fmt"
+	"math/big"
+	"math/bits"
+	"net/netip"
+
+	"go4.org/netipx"
+)
+
+const (
+	// maxDefaultBlock and defaultBlocks determine the default block size: the largest
+	// power of two of which the pool has at least defaultBlocks blocks.
+	maxDefaultBlock = 64
+	defaultBlocks   = 256
+)
+
+// blockSize returns the default size of the blocks of a pool.
+func blockSize(addresses *netipx.IPSet) int {
+	count := Count(addresses)
+	if !count.IsUint64() {
+		return maxDefaultBlock
+	}
+	size := min(count.Uint64()/defaultBlocks, maxDefaultBlock)
+	return 1 << max(bits.Len64(size)-1, 0)
+}
+
+// BlockName returns the name of the AddressBlock that starts with an address.
+func BlockName(networkName string, first netip.Addr) string {
+	return fmt.Sprintf("%s-%s-%x", networkName, family(first), first.AsSlice())
+}
+
+// Difference returns the addresses of a that are not in b.
+func Difference(a, b *netipx.IPSet) *netipx.IPSet {
+	var set netipx.IPSetBuilder
+	set.AddSet(a)
+	set.RemoveSet(b)
+	result, _ := set.IPSet() // fails only if an invalid range was added
+	return result
+}
+
+// Union returns the addresses of both sets.
+func Union(a, b *netipx.IPSet) *netipx.IPSet {
+	var set netipx.IPSetBuilder
+	set.AddSet(a)
+	set.AddSet(b)
+	result, _ := set.IPSet() // fails only if an invalid range was added
+	return result
+}
+
+// SetOf returns a set of valid addresses.
+func SetOf(addresses ...netip.Addr) *netipx.IPSet {
+	var set netipx.IPSetBuilder
+	for _, a := range addresses {
+		set.Add(a)
+	}
+	result, _ := set.IPSet() // fails only if an address is invalid
+	return result
+}
+
+// ChooseBlock returns the addresses for a new block: an aligned block of size
+// addresses, of which all that the pool has are free, or else the largest smaller one. It
+// contains no reserved address.
+// The search starts at the fraction start/2^32 of the free addresses, so that nodes
+// which choose at the same time choose different blocks. It returns nil if the pool has
+// no free address.
+func ChooseBlock(pool *Pool, assigned *netipx.IPSet, size int, start uint32) *netipx.IPSet {
+	all := Difference(pool.Addresses, pool.Reserved)
+	free := Difference(all, assigned)
+	for ; size >= 1; size /= 2 {
+		if block := chooseAligned(all, free, size, start); block != nil {
+			return block
+		}
+	}
+	return nil
+}
+
+// chooseAligned returns a block of the size of which all addresses of the set are free, or nil.
+func chooseAligned(all, free *netipx.IPSet, size int, start uint32) *netipx.IPSet {
+	ranges := free.Ranges()
+	if len(ranges) == 0 {
+		return nil
+	}
+	prefixBits := ranges[0].From().BitLen() - bits.Len(uint(size)) + 1
+	first := int(uint64(start) * uint64(len(ranges)) >> 32)
+	for i := range ranges {
+		r := ranges[(first+i)%len(ranges)]
+		if block := alignedIn(all, free, r, prefixBits, start); block != nil {
+			return block
+		}
+	}
+	return nil
+}
+
+// maxTries limits how many blocks of one range alignedIn looks at.
+const maxTries = 64
+
+// alignedIn returns an aligned block that overlaps the range and of which all
+// addresses of the set are free, or nil. It looks at blocks from the fraction
+// start/2^32 of the range on, and then at those from its start on.
+func alignedIn(all, free *netipx.IPSet, r netipx.IPRange, prefixBits int, start uint32) *netipx.IPSet {
+	for _, a := range []netip.Addr{pointIn(r, start), r.From()} {
+		for range maxTries {
+			if !r.Contains(a) {
+				break
+			}
+			prefix := netip.PrefixFrom(a, prefixBits).Masked()
+			if block := intersection(all, prefix); containsAll(free, block) {
+				return block
+			}
+			a = netipx.PrefixLastIP(prefix).Next()
+		}
+	}
+	return nil
+}
+
+func intersection(set *netipx.IPSet, prefix netip.Prefix) *netipx.IPSet {
+	var wanted, within netipx.IPSetBuilder
+	within.AddPrefix(prefix)
+	other, _ := within.IPSet() // fails only if an invalid range was added
+	wanted.AddSet(set)
+	wanted.Intersect(other)
+	result, _ := wanted.IPSet()
+	return result
+}
+
+func containsAll(set, part *netipx.IPSet) bool {
+	for _, r := range part.Ranges() {
+		if !set.ContainsRange(r) {
+			return false
+		}
+	}
+	return true
+}
+
+// pointIn returns the address at the fraction start/2^32 of a range.
+func pointIn(r netipx.IPRange, start uint32) netip.Addr {
+	first, last := new(big.Int).SetBytes(r.From().AsSlice()), new(big.Int).SetBytes(r.To().AsSlice())
+	offset := last.Sub(last, first)
+	offset.Mul(offset, big.NewInt(int64(start))).Rsh(offset, 32)
+	raw := make([]byte, r.From().BitLen()/8)
+	address, _ := netip.AddrFromSlice(first.Add(first, offset).FillBytes(raw))
+	return address
+}

@@ -1,0 +1,100 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+const root = "../.."
+
+// The other pages depend on commands and packages that are expensive to build; for
+// them, make generate-check is the only check.
+func TestPages_API_is_current(t *testing.T) {
+	for _, p := range pages() {
+		if p.file == "flags.md" || p.file == "metrics.md" {
+			continue
+		}
+		t.Run(p.file, func(t *testing.T) {
+			want, err := p.content(root)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := os.ReadFile(filepath.Join(root, directory, p.file))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(want, string(got)); diff != "" {
+				t.Errorf("%s differs from its source, run make generate (-want +got):\n%s", p.file, diff)
+			}
+		})
+	}
+}
+
+func TestParseFlags(t *testing.T) {
+	for _, tc := range []struct {
+		name, help string
+		want       []flagDoc
+	}{
+		{"cobra", `Usage:
+  x [flags]
+
+Flags:
+      --config string           the DriverConfig (default "/etc/x")
+  -h, --help                    help for x
+      --pprof                   serve profiles
+  -v, --v Level                 number for the log level verbosity
+      --vmodule pattern=N,...   list of
+                                settings
+`, []flagDoc{
+			{"--config", "string", `The DriverConfig (default "/etc/x")`},
+			{"--pprof", "", "Serve profiles"},
+			{"--v", "Level", "Number for the log level verbosity"},
+			{"--vmodule", "pattern=N,...", "List of settings"},
+		}},
+		{"package flag", "Usage of x:\n  -claim string\n    \tUID of the claim\n  -b\tshort\n", []flagDoc{
+			{"--claim", "string", "UID of the claim"},
+			{"--b", "", "Short"},
+		}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			if diff := cmp.Diff(tc.want, parseFlags(tc.help), cmp.AllowUnexported(flagDoc{})); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestSplitComment(t *testing.T) {
+	for doc, want := range map[string][2]string{
+		"ReasonAttached (True) means that it works.": {"True", "It works."},
+		"Name is the name.":                          {"", "The name."},
+		"name selects one.":                          {"", "Selects one."},
+		"no name":                                    {"", "No name"},
+	} {
+		remark, text := splitComment(doc, "ReasonAttached", "Name", "name")
+		if got := [2]string{remark, text}; got != want {
+			t.Errorf("%q: got %q, want %q", doc, got, want)
+		}
+	}
+}
+
+func TestCodify(t *testing.T) {
+	for text, want := range map[string]string{
+		"see status.reservedFor of it.": "see `status.reservedFor` of it.",
+		"DRA_SHARED_<REQUEST>_X is set": "`DRA_SHARED_<REQUEST>_X` is set",
+		`"*", "?", and "[a-z]"`:         "`*`, `?`, and `[a-z]`",
+		"a < b, `x.y`":                  `a \< b, ` + "`x.y`",
+		`device.attributes["a.b"].kind`: "`device.attributes[\"a.b\"].kind`",
+		"such as 10.20.0.5/24.":         "such as 10.20.0.5/24.",
+	} {
+		if got := codify(text); got != want {
+			t.Errorf("%q: got %q, want %q", text, got, want)
+		}
+	}
+}

@@ -1,0 +1,236 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package examplekind is the device kind that docs/dev/device-kinds.md adds step by
+// step: license keys, which are files of the node. The seats of a key are granted to
+// claims, and a container finds the key and the number of its seats in a file. Its test
+// runs the kind in the driver. No program of this project links it.
+package examplekind
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
+	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/cdi"
+	"github.com/dra-shared/dra-driver-shared/device/attribute"
+	"github.com/dra-shared/dra-driver-shared/device/capacity"
+	"github.com/dra-shared/dra-driver-shared/device/containeredits"
+	"github.com/dra-shared/dra-driver-shared/driver"
+	"github.com/dra-shared/dra-driver-shared/driver/record"
+)
+
+// Name is the name of the kind. That of a kind of this driver is in api/v1alpha1.
+const Name = "license"
+
+// capacitySeats is the capacity that claims request.
+const capacitySeats = "seats"
+
+// refreshInterval is the time after which a missing or changed key is noticed. Reading
+// a few small files is cheap.
+const refreshInterval = time.Second
+
+// License is the configuration of one device. That of a kind of this driver is in
+// api/config/v1alpha1.
+type License struct {
+	// Name is the name of the device.
+	Name string
+	// Path is the path of the key, relative to the root of the node's file system.
+	Path string
+	config.Capacities
+}
+
+// Kind implements driver.Kind for license keys.
+type Kind struct {
+	node     fs.FS
+	licenses []License
+
+	mu      sync.RWMutex
+	devices map[string]*device // nil before the first Refresh
+}
+
+// device is a license key of the node.
+type device struct {
+	License
+	key    string
+	absent bool // the file is missing while claims hold shares of it
+}
+
+var (
+	_ driver.Kind              = (*Kind)(nil)
+	_ driver.ReadinessChecker  = (*Kind)(nil)
+	_ driver.HealthReporter    = (*Kind)(nil)
+	_ driver.ConditionReporter = (*Kind)(nil)
+)
+
+// New builds the kind. node is the file system of the node. New accesses nothing
+// before the first Refresh.
+func New(node fs.FS, licenses []License) *Kind { return &Kind{node: node, licenses: licenses} }
+
+// Name implements driver.Kind.
+func (k *Kind) Name() string { return Name }
+
+// Refresh implements driver.Kind. It reads the configured keys.
+func (k *Kind) Refresh(_ context.Context, shares []record.Share) (refreshed driver.Refreshed, err error) {
+	refreshed.RequeueAfter = refreshInterval // no event reports changes of files
+	next := map[string]*device{}
+	for _, license := range k.licenses {
+		key, err := fs.ReadFile(k.node, license.Path)
+		switch {
+		case err == nil:
+			next[license.Name] = &device{License: license, key: string(key)}
+		case errors.Is(err, fs.ErrNotExist) && hasShare(shares, license.Name):
+			next[license.Name] = &device{License: license, absent: true}
+		case !errors.Is(err, fs.ErrNotExist):
+			return refreshed, fmt.Errorf("license %s: %w", license.Name, err)
+		}
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.devices = next
+	return refreshed, nil
+}
+
+func hasShare(shares []record.Share, device string) bool {
+	return slices.ContainsFunc(shares, func(s record.Share) bool { return s.Device == device })
+}
+
+// Ready implements driver.ReadinessChecker.
+func (k *Kind) Ready() error {
+	k.mu.RLock()
+	defer k.mu.RUnlock()
+	if k.devices == nil {
+		return errors.New("the plugin has not read the license keys yet")
+	}
+	return nil
+}
+
+// Devices implements driver.Kind.
+func (k *Kind) Devices() (devices []resourceapi.Device) {
+	for _, d := range k.sorted() {
+		out := resourceapi.Device{
+			Name:                     d.Name,
+			Attributes:               attribute.Map{params.AttributeKind: attribute.Text(Name)},
+			Capacity:                 capacity.Publish(d.Capacities, false),
+			AllowMultipleAllocations: ptr.To(true),
+		}
+		if d.absent {
+			out.Taints = []resourceapi.DeviceTaint{{Key: params.TaintAbsent, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+		}
+		devices = append(devices, out)
+	}
+	return devices
+}
+
+// sorted returns all devices, by name.
+func (k *Kind) sorted() (all []*device) {
+	k.mu.RLock()
+	defer k.mu.RUnlock()
+	for _, name := range slices.Sorted(maps.Keys(k.devices)) {
+		all = append(all, k.devices[name])
+	}
+	return all
+}
+
+// Has implements driver.Kind.
+func (k *Kind) Has(name string) bool {
+	_, err := k.device(name)
+	return err == nil
+}
+
+func (k *Kind) device(name string) (*device, error) {
+	k.mu.RLock()
+	defer k.mu.RUnlock()
+	if d := k.devices[name]; d != nil {
+		return d, nil
+	}
+	return nil, fmt.Errorf("this node has no license %s", name)
+}
+
+// Configure implements driver.Kind. Its result is the CDI edits.
+func (k *Kind) Configure(_ context.Context, share record.Share, parameters [][]byte) (json.RawMessage, error) {
+	d, err := k.device(share.Device)
+	switch {
+	case err != nil:
+		return nil, err
+	case len(parameters) > 0:
+		return nil, errors.New("a license takes no parameters")
+	case share.AdminAccess:
+		return json.Marshal(containeredits.AdminAccess(share.Request))
+	case d.absent:
+		return nil, errors.New(d.problem())
+	}
+	seats := share.Capacity[capacitySeats]
+	edits := containeredits.Merge(config.Edits{}, containeredits.GrantVariables(share.Request, share.Capacity))
+	// The path contains the share because the requests of two claims of a container
+	// may have the same name.
+	edits.Files = []cdi.File{{
+		ContainerPath: "/var/run/" + params.Group + "/" + share.Name + "/license",
+		Content:       fmt.Sprintf("key=%s\nseats=%s\n", d.key, capacity.Decimal(seats)),
+	}}
+	return json.Marshal(edits)
+}
+
+// Edits implements driver.Kind.
+func (k *Kind) Edits(share record.Share) (edits cdi.Edits, err error) {
+	if err = json.Unmarshal(share.Parameters, &edits); err != nil {
+		err = fmt.Errorf("recorded edits of share %s: %w", share.Name, err)
+	}
+	return edits, err
+}
+
+// Admit implements driver.Kind.
+func (k *Kind) Admit(share record.Share, others []record.Share) error {
+	d, err := k.device(share.Device)
+	if err != nil {
+		return err
+	}
+	var granted []map[string]resource.Quantity
+	for _, o := range others {
+		granted = append(granted, o.Capacity)
+	}
+	return capacity.Admit(d.Name, d.Capacities, share.ShareID == "", share.Capacity, granted)
+}
+
+// problem returns the reason why the device does not work, or "".
+func (d *device) problem() string {
+	if d.absent {
+		return fmt.Sprintf("the key of license %s is missing from the node: %s does not exist", d.Name, d.Path)
+	}
+	return ""
+}
+
+// Health implements driver.HealthReporter.
+func (k *Kind) Health() (all []driver.Health) {
+	for _, d := range k.sorted() {
+		message := d.problem()
+		all = append(all, driver.Health{Device: d.Name, Healthy: message == "", Message: message})
+	}
+	return all
+}
+
+// Conditions implements driver.ConditionReporter.
+func (k *Kind) Conditions(share record.Share) []metav1.Condition {
+	ready := metav1.Condition{
+		Type: params.ConditionReady, Status: metav1.ConditionTrue, Reason: params.ReasonPrepared,
+		Message: "containers that reference the claim find the license key",
+	}
+	if d, err := k.device(share.Device); err != nil || d.absent {
+		ready.Status, ready.Reason = metav1.ConditionFalse, params.ReasonDeviceGone
+		ready.Message = "the license key is missing from the node or from the driver's configuration"
+	}
+	return []metav1.Condition{ready}
+}

@@ -1,0 +1,91 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package driver
+
+import (
+	"context"
+	"path/filepath"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	"k8s.io/klog/v2"
+
+	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+)
+
+// installHook installs the hook and checks that it can run. The plugin must have
+// entered: otherwise one that stops could remove the hook again.
+func (d *Driver) installHook(ctx context.Context) error {
+	if d.options.Installation == nil {
+		return nil
+	}
+	if _, err := d.options.Installation.Install(); err != nil {
+		return err
+	}
+	return d.options.Installation.Try(ctx)
+}
+
+// checkHook returns an error if the runtime cannot run the hook.
+func (d *Driver) checkHook() error {
+	if d.options.Installation == nil {
+		return nil
+	}
+	return d.options.Installation.Check()
+}
+
+// ensureHook installs the hook again if it was removed or changed. Without it, no
+// container with a share starts. It reports whether it installed the hook.
+func (d *Driver) ensureHook(ctx context.Context) (installed bool) {
+	found := d.checkHook()
+	if found == nil {
+		return false
+	}
+	logger := klog.FromContext(ctx)
+	logger.Error(found, "Installing the hook again")
+	if _, err := d.options.Installation.Install(); err != nil {
+		logger.Error(err, "Failed to install the hook; retrying")
+		d.warnings.warn(params.EventReasonHookMissing, "", "containers with shares cannot start: "+err.Error())
+		return false
+	}
+	d.warnings.warn(params.EventReasonHookMissing, "", "containers with shares could not start: "+found.Error()+
+		": does another program delete or change files in "+filepath.Dir(d.options.Hook)+"?")
+	d.warnings.end(params.EventReasonHookMissing, "", params.EventReasonHookInstalled, "the hook is installed again")
+	return true
+}
+
+// watchHook installs the hook again, until ctx ends, as soon as it is removed.
+func (d *Driver) watchHook(ctx context.Context) error {
+	if d.options.Installation == nil {
+		return nil
+	}
+	watcher, err := fsnotify.NewWatcher()
+	if err != nil {
+		d.degraded(ctx, params.DegradedHookNotWatched,
+			"a removed hook is installed again up to "+resyncInterval.String()+" later", err)
+		watcher = &fsnotify.Watcher{}
+	} else {
+		defer watcher.Close()
+	}
+	tick := time.NewTicker(resyncInterval)
+	defer tick.Stop()
+	for {
+		if err == nil {
+			// If the directory was removed, the watch ended with it.
+			if err := watcher.Add(filepath.Dir(d.options.Hook)); err != nil {
+				klog.FromContext(ctx).V(4).Info("Cannot watch the hook's directory yet", "err", err)
+			}
+		}
+		if d.ensureHook(ctx) {
+			continue
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		case <-watcher.Events:
+		case err := <-watcher.Errors:
+			klog.FromContext(ctx).Error(err, "Failed to watch the hook")
+		}
+	}
+}

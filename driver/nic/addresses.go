@@ -1,0 +1,275 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nic
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+
+	"k8s.io/klog/v2"
+
+	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/attach"
+	"github.com/dra-shared/dra-driver-shared/driver"
+	"github.com/dra-shared/dra-driver-shared/driver/nic/ipam"
+	"github.com/dra-shared/dra-driver-shared/driver/record"
+	"github.com/dra-shared/dra-driver-shared/netdev"
+)
+
+// reservation is what Reserve passes to Attach: the attachment as far as it is known
+// before the link exists, and the routes of the pools.
+type reservation struct {
+	attach.Link
+	Routes []params.Route `json:"routes,omitempty"`
+}
+
+// UseAddressPools makes the kind assign addresses of AddressPools. Without this call, it
+// refuses claims that name a pool.
+func (k *Kind) UseAddressPools(a *ipam.Allocator) { k.addresses = a }
+
+// configurePools replaces unset AddressPools by the default pools of the device's
+// network, and validates them.
+func (k *Kind) configurePools(ctx context.Context, network string, p *params.NetworkAttachment) (err error) {
+	if k.addresses == nil {
+		if len(p.AddressPools) > 0 {
+			return fmt.Errorf("addressPools: Forbidden: %v: the plugin does not use AddressPools", p.AddressPools)
+		}
+		return nil
+	}
+	if p.AddressPools == nil && len(p.Addresses) == 0 {
+		if p.AddressPools, err = k.addresses.Defaults(ctx, network); err != nil {
+			return err
+		}
+	}
+	static, err := parseAddresses(p.Addresses)
+	if err != nil {
+		return err
+	}
+	if err := k.addresses.CheckStatic(ctx, network, static); err != nil {
+		return err
+	}
+	return k.addresses.Check(ctx, network, p.AddressPools)
+}
+
+// Reserve implements driver.Reserver: it assigns an address of each pool of a share, and the
+// static addresses that are reserved in a pool.
+func (k *Kind) Reserve(
+	ctx context.Context, share record.Share, r attach.Request, sandbox driver.Sandbox,
+	records func() ([]attach.Record, error), write func(driver.Attached) error,
+) error {
+	p, err := parametersOf(share)
+	if err != nil || len(p.AddressPools)+len(p.Addresses) == 0 {
+		return err
+	}
+	d, err := k.device(share.Device)
+	if err != nil {
+		return err
+	}
+	if d.absent {
+		return d.gone()
+	}
+	static, err := parseAddresses(p.Addresses)
+	if err != nil {
+		return err
+	}
+	if needed, err := k.needsReservation(ctx, d, p, static); err != nil || !needed {
+		return err
+	}
+	reserved, err := k.describeReservation(sandbox)
+	if err != nil {
+		return err
+	}
+	owner := ownerOf(r.ClaimUID, share.Name, reserved.Namespace.Cookie)
+	link := attach.Link{
+		Parent: d.nic.Index, MAC: macOf(share, r, reserved.Namespace.Cookie).String(), Network: d.network.Name,
+	}
+	request := ipam.Request{
+		Pools: p.AddressPools, Network: d.network.Name, Reserved: addrsOf(static),
+		PodNamespace: r.Pod.Namespace, Owner: owner,
+	}
+	assign := func(assigned ipam.Assignment) (err error) {
+		link.Addresses = nil
+		for _, address := range assigned.Addresses {
+			link.Addresses = append(link.Addresses, address.String())
+		}
+		if reserved.Payload, err = json.Marshal(reservation{Link: link, Routes: routesOf(assigned.Routes)}); err != nil {
+			return err
+		}
+		return write(reserved)
+	}
+	for {
+		if err := k.addresses.Assign(ctx, request, usedIn(records), assign); err != nil {
+			return err
+		}
+		found, err := k.refusedAddresses(ctx, d, link, static)
+		if err != nil || len(found) == 0 {
+			return err
+		}
+		klog.FromContext(ctx).Info("Other hosts on the network have addresses of the pool; assigning others",
+			"network", link.Network, "hosts", found.String())
+		k.avoid(link.Network, found)
+		for address := range found {
+			k.addresses.Release(owner, ipam.Address{Network: link.Network, IP: address})
+		}
+	}
+}
+
+// needsReservation reports whether a link gets an address of a pool.
+func (k *Kind) needsReservation(
+	ctx context.Context, d *device, p params.NetworkAttachment, static []netip.Prefix,
+) (bool, error) {
+	switch {
+	case k.addresses == nil && len(p.AddressPools) > 0:
+		return false, fmt.Errorf("addressPools: Forbidden: %v: the plugin does not use AddressPools", p.AddressPools)
+	case k.addresses == nil:
+		return false, nil
+	case len(p.AddressPools) > 0:
+		return true, nil
+	}
+	return k.addresses.HasPool(ctx, d.network.Name, addrsOf(static))
+}
+
+// refusedAddresses returns the hosts that have one of the addresses which were reserved for
+// a link, if the network refuses such addresses. Attach examines the static ones.
+func (k *Kind) refusedAddresses(
+	ctx context.Context, d *device, link attach.Link, static []netip.Prefix,
+) (holders, error) {
+	mac, err := net.ParseMAC(link.MAC)
+	if err != nil {
+		return nil, err
+	}
+	addresses, err := parseAddresses(link.Addresses)
+	if err != nil {
+		return nil, err
+	}
+	addresses = slices.DeleteFunc(addresses, func(p netip.Prefix) bool {
+		return slices.Contains(addrsOf(static), p.Addr())
+	})
+	return d.refuseDuplicates(ctx, mac, addresses)
+}
+
+func addrsOf(prefixes []netip.Prefix) (addresses []netip.Addr) {
+	for _, p := range prefixes {
+		addresses = append(addresses, p.Addr())
+	}
+	return addresses
+}
+
+// describeReservation identifies the pod's namespace.
+func (k *Kind) describeReservation(sandbox driver.Sandbox) (reserved driver.Attached, err error) {
+	conn, err := connect(sandbox.Socket)
+	if err != nil {
+		return reserved, err
+	}
+	defer conn.Close()
+	cookie, err := conn.Cookie()
+	if err != nil {
+		return reserved, err
+	}
+	if reserved.Namespace, err = attach.NamespaceOf(sandbox.Namespace, cookie); err != nil {
+		return reserved, err
+	}
+	reserved.Namespace.NSID, err = k.node.NamespaceID(sandbox.Namespace)
+	return reserved, err
+}
+
+// Unreserve implements driver.Reserver.
+func (k *Kind) Unreserve(r attach.Record) {
+	link, err := r.Link()
+	if err != nil || k.addresses == nil {
+		return
+	}
+	k.addresses.Release(ownerOf(r.ClaimUID, r.Share, r.Namespace.Cookie), addressesOf(link)...)
+}
+
+// MaintainReservations implements driver.Reserver.
+func (k *Kind) MaintainReservations(ctx context.Context, records func() ([]attach.Record, error)) {
+	var duplicates sync.WaitGroup
+	duplicates.Go(func() { k.detectDuplicates(ctx, records) })
+	defer duplicates.Wait()
+	if k.addresses != nil {
+		k.addresses.Start(ctx, usedIn(records))
+	}
+}
+
+func ownerOf(claimUID, share string, cookie uint64) ipam.Owner {
+	return ipam.Owner{Claim: claimUID, Share: share, Namespace: cookie}
+}
+
+// usedIn returns the addresses of pools that the records contain.
+func usedIn(records func() ([]attach.Record, error)) func() (ipam.Used, error) {
+	return func() (ipam.Used, error) {
+		all, err := records()
+		if err != nil {
+			return nil, err
+		}
+		used := ipam.Used{}
+		for _, r := range all {
+			if r.Kind != Name {
+				continue
+			}
+			link, err := r.Link()
+			if err != nil {
+				return nil, err
+			}
+			for _, address := range addressesOf(link) {
+				used[address] = ownerOf(r.ClaimUID, r.Share, r.Namespace.Cookie)
+			}
+		}
+		return used, nil
+	}
+}
+
+// addressesOf returns the addresses that the link has from pools.
+func addressesOf(link attach.Link) (addresses []ipam.Address) {
+	for _, text := range link.Addresses {
+		if p, err := netip.ParsePrefix(text); err == nil {
+			addresses = append(addresses, ipam.Address{Network: link.Network, IP: p.Addr()})
+		}
+	}
+	return addresses
+}
+
+func routesOf(assigned []ipam.Route) (routes []params.Route) {
+	for _, r := range assigned {
+		route := params.Route{Destination: r.Destination.String()}
+		if r.Gateway.IsValid() {
+			route.Gateway = r.Gateway.String()
+		}
+		routes = append(routes, route)
+	}
+	return routes
+}
+
+// addReserved adds the addresses of pools, and the routes of pools to which the claim
+// has none, to the link.
+func addReserved(spec *netdev.LinkSpec, raw json.RawMessage) (link attach.Link, err error) {
+	if raw == nil {
+		return link, nil
+	}
+	var reserved reservation
+	if err := json.Unmarshal(raw, &reserved); err != nil {
+		return link, fmt.Errorf("reserved addresses: %w", err)
+	}
+	addresses, addressErr := parseAddresses(reserved.Addresses)
+	routes, routeErr := parseRoutes(reserved.Routes)
+	for _, a := range addresses { // the claim may have named some of them
+		if !slices.Contains(addrsOf(spec.Addresses), a.Addr()) {
+			spec.Addresses = append(spec.Addresses, a)
+		}
+	}
+	for _, r := range routes {
+		isSet := func(other netdev.Route) bool { return other.Destination == r.Destination }
+		if !slices.ContainsFunc(spec.Routes, isSet) {
+			spec.Routes = append(spec.Routes, r)
+		}
+	}
+	return reserved.Link, errors.Join(addressErr, routeErr)
+}

@@ -1,0 +1,79 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nic
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"k8s.io/klog/v2"
+
+	"github.com/dra-shared/dra-driver-shared/driver"
+	"github.com/dra-shared/dra-driver-shared/netdev/classify"
+	"github.com/dra-shared/dra-driver-shared/netdev/classify/trial"
+)
+
+// checkRoutes is the name of the check whether the classifier recognizes the frames
+// that the node forwards by their route.
+const checkRoutes = "ForwardedByRoute"
+
+// Checks implements driver.Checker: for each way to identify the sender of a
+// frame, whether it works on this node, and whether the way in use also
+// recognizes forwarded frames.
+func (k *Kind) Checks() []driver.Check { return checks(k.node.Trials(), k.node.ClassifierKey()) }
+
+// checks returns the checks for the results of trials, of which key is in use.
+func checks(results []trial.Result, key classify.Key) (checks []driver.Check) {
+	for _, r := range results {
+		checks = append(checks, driver.Check{Name: string(r.Key), Passed: r.Err == nil})
+	}
+	for _, r := range results {
+		if r.Key == key {
+			checks = append(checks, driver.Check{Name: checkRoutes, Passed: r.Routes == nil})
+		}
+	}
+	return checks
+}
+
+// logTrials logs the results of the trials once. It requires k.mu.
+func (k *Kind) logTrials(ctx context.Context) {
+	results := k.node.Trials()
+	if k.loggedTrials || len(results) == 0 {
+		return
+	}
+	k.loggedTrials = true
+	logger := klog.FromContext(ctx)
+	for _, r := range results {
+		if r.Err != nil {
+			logger.Info("Method of identifying senders does not work on this node", "senderKey", r.Key, "err", r.Err)
+		}
+	}
+	key := k.node.ClassifierKey()
+	for _, r := range results {
+		if r.Key == key && r.Routes != nil {
+			logger.Info("Recognizing the frames that the node forwards by their address only", "err", r.Routes)
+		}
+	}
+	logger.Info("Identifying senders", "senderKey", key)
+}
+
+// missingCookie describes the risk if the node identifies senders by MAC address alone,
+// and why identification by the cookie of the network namespace failed.
+func missingCookie(results []trial.Result) string {
+	message := "this node identifies senders by address only: a pod with CAP_NET_RAW can send as another pod and exceed " +
+		"its grant"
+	var last trial.Result
+	for _, r := range results {
+		if r.Key.HasCookie() && r.Err != nil {
+			last = r
+		}
+	}
+	if last.Err != nil {
+		// Joined errors are on lines of their own.
+		cause := strings.ReplaceAll(last.Err.Error(), "\n", "; ")
+		message += fmt.Sprintf("; identifying them by %s failed: %s", last.Key, cause)
+	}
+	return message
+}

@@ -1,0 +1,56 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nic
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/dra-shared/dra-driver-shared/netdev/classify"
+	"github.com/dra-shared/dra-driver-shared/netdev/classify/trial"
+)
+
+func TestMissingCookie(t *testing.T) {
+	const held = "this node identifies senders by address only: a pod with CAP_NET_RAW can send as another pod and " +
+		"exceed its grant"
+	for name, test := range map[string]struct {
+		results []trial.Result
+		want    string
+	}{
+		"only the address was permitted": {
+			results: []trial.Result{{Key: classify.KeyMAC}},
+			want:    held,
+		},
+		"the last way with a cookie is the one to repair": {
+			results: []trial.Result{
+				{Key: classify.KeyCookie, Err: errors.New("unknown func")},
+				{Key: classify.KeySocketCookie, Err: errors.Join(errors.New("refused"), errors.New("denied"))},
+				{Key: classify.KeyMAC},
+			},
+			want: held + "; identifying them by NetnsCookieOfSocket failed: refused; denied",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := missingCookie(test.results); got != test.want {
+				t.Errorf("missingCookie: got %q, want %q", got, test.want)
+			}
+		})
+	}
+}
+
+func TestChecks_includeRoutesOfKeyInUse(t *testing.T) {
+	refused := errors.New("permission denied")
+	results := []trial.Result{
+		{Key: classify.KeyCookie, Err: refused, Routes: refused},
+		{Key: classify.KeySocketCookie},
+		{Key: classify.KeyMAC, Routes: refused},
+	}
+	for key, want := range map[classify.Key]bool{classify.KeySocketCookie: true, classify.KeyMAC: false} {
+		got := checks(results, key)
+		last := got[len(got)-1]
+		if len(got) != 4 || last.Name != "ForwardedByRoute" || last.Passed != want {
+			t.Errorf("checks with key %s in use: got %+v, want ForwardedByRoute=%t after the keys", key, got, want)
+		}
+	}
+}

@@ -1,0 +1,328 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nic
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/attach"
+	"github.com/dra-shared/dra-driver-shared/driver/nic/ipam"
+	"github.com/dra-shared/dra-driver-shared/netdev/dad"
+)
+
+const (
+	// refuseWait is how long an attachment waits for hosts that have its addresses
+	// (DuplicateAddressRefuse). Hosts on one network answer within milliseconds.
+	refuseWait = 200 * time.Millisecond
+	// reportWait is how long the plugin waits for such hosts in the background.
+	reportWait = time.Second
+	// reportBatch is the number of addresses for which the plugin asks at a time in the
+	// background: after a restart there may be thousands.
+	reportBatch = 64
+	// recheckInterval is the interval at which the plugin asks again for addresses that
+	// another host has.
+	recheckInterval = 30 * time.Second
+)
+
+// holders are the MAC addresses of other hosts by the address that they have.
+type holders map[netip.Addr]net.HardwareAddr
+
+func (h holders) String() string {
+	var texts []string
+	for _, address := range slices.SortedFunc(maps.Keys(h), netip.Addr.Compare) {
+		texts = append(texts, fmt.Sprintf("%s (MAC address %s)", address, h[address]))
+	}
+	return strings.Join(texts, ", ")
+}
+
+func (h holders) equal(other holders) bool {
+	return maps.EqualFunc(h, other, func(a, b net.HardwareAddr) bool { return bytes.Equal(a, b) })
+}
+
+// linkID identifies a link in an attachment record. No two links of a NIC have the same
+// MAC address.
+type linkID struct {
+	parent int
+	mac    string
+}
+
+func idOf(link attach.Link) linkID { return linkID{link.Parent, link.MAC} }
+
+// duplicates finds hosts on the network that have an address of a link, and remembers
+// them.
+type duplicates struct {
+	wake    chan struct{} // has an element if pending has grown
+	changed chan struct{} // has an element if altered has grown
+
+	mu      sync.Mutex
+	pending map[linkID]pendingLink
+	asking  map[linkID]bool // taken from pending; record has not been called yet
+	found   map[linkID]holders
+	// altered are the links whose entry in found has changed since takeAltered.
+	altered map[linkID]bool
+}
+
+// pendingLink is a link for whose addresses the plugin has to ask.
+type pendingLink struct {
+	device string
+	link   attach.Link
+	// waits reports that another host had an address at the last attempt, or that the
+	// attempt failed, so that the next one waits for recheckInterval.
+	waits bool
+}
+
+func newDuplicates() *duplicates {
+	return &duplicates{
+		wake: make(chan struct{}, 1), changed: make(chan struct{}, 1),
+		pending: map[linkID]pendingLink{}, asking: map[linkID]bool{}, found: map[linkID]holders{}, altered: map[linkID]bool{},
+	}
+}
+
+// add makes detectDuplicates ask for the addresses of a link.
+func (d *duplicates) add(device string, link attach.Link) {
+	if len(link.Sources) == 0 {
+		return
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.pending[idOf(link)] = pendingLink{device: device, link: link}
+	signal(d.wake)
+}
+
+// forget removes a link, which no longer exists.
+func (d *duplicates) forget(parent int, mac string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.pending, linkID{parent, mac})
+	delete(d.asking, linkID{parent, mac})
+	delete(d.found, linkID{parent, mac})
+}
+
+// of returns the hosts that have an address of a link.
+func (d *duplicates) of(parent int, mac string) holders {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.found[linkID{parent, mac}]
+}
+
+// takeAltered returns the links whose result has changed since the last call.
+func (d *duplicates) takeAltered() map[linkID]bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	altered := d.altered
+	d.altered = map[linkID]bool{}
+	return altered
+}
+
+// signal adds an element to a channel of capacity 1, unless it has one.
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// recheck ends the wait of all links.
+func (d *duplicates) recheck() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for id, p := range d.pending {
+		p.waits = false
+		d.pending[id] = p
+	}
+}
+
+// next returns links of one device that do not wait, with at most reportBatch addresses
+// unless the first one has more. The caller must call record or retry.
+func (d *duplicates) next() (device string, links []attach.Link) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	addresses := 0
+	for id, p := range d.pending {
+		if p.waits || device != "" && p.device != device {
+			continue
+		}
+		if addresses += len(p.link.Sources); addresses > reportBatch && len(links) > 0 {
+			break
+		}
+		device = p.device
+		links = append(links, p.link)
+		d.asking[id] = true
+		delete(d.pending, id)
+	}
+	return device, links
+}
+
+// retry makes detectDuplicates ask for links again later.
+func (d *duplicates) retry(device string, links []attach.Link) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, link := range links {
+		if id := idOf(link); d.asking[id] {
+			delete(d.asking, id)
+			d.pending[id] = pendingLink{device: device, link: link, waits: true}
+		}
+	}
+}
+
+// record sets the result for links. It returns the addresses that were not known to be
+// duplicates.
+func (d *duplicates) record(device string, links []attach.Link, found holders) (isNew holders) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	isNew = holders{}
+	for _, link := range links {
+		id, of := idOf(link), holders{}
+		if !d.asking[id] {
+			continue // detached meanwhile
+		}
+		delete(d.asking, id)
+		for _, t := range targets(link) {
+			if mac, ok := found[t.Address]; ok {
+				of[t.Address] = mac
+				if d.found[id][t.Address] == nil {
+					isNew[t.Address] = mac
+				}
+			}
+		}
+		if !of.equal(d.found[id]) {
+			d.altered[id] = true
+			signal(d.changed)
+		}
+		delete(d.found, id)
+		if len(of) > 0 {
+			d.found[id], d.pending[id] = of, pendingLink{device: device, link: link, waits: true}
+		}
+	}
+	return isNew
+}
+
+// targets returns the addresses of a link.
+func targets(link attach.Link) (targets []dad.Target) {
+	mac, err := net.ParseMAC(link.MAC)
+	if err != nil {
+		return nil
+	}
+	for _, text := range link.Sources {
+		if p, err := config.ParseAddressOrNetwork(text); err == nil {
+			targets = append(targets, dad.Target{Address: p.Addr(), MAC: mac})
+		}
+	}
+	return targets
+}
+
+// detectDuplicates asks for the addresses of links in the background, until ctx ends. It
+// asks for those of the records first: another host may have got one of them while no
+// plugin ran.
+func (k *Kind) detectDuplicates(ctx context.Context, records func() ([]attach.Record, error)) {
+	all, err := records()
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Failed to read attachment records; not looking for duplicates of their addresses")
+	}
+	for _, r := range all {
+		if link, err := r.Link(); err == nil && r.Kind == Name {
+			k.duplicates.add(r.Device, link)
+		}
+	}
+	tick := time.NewTicker(recheckInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-k.duplicates.wake:
+		case <-tick.C:
+			k.duplicates.recheck()
+		}
+		for ctx.Err() == nil {
+			device, links := k.duplicates.next()
+			if len(links) == 0 {
+				break
+			}
+			k.detectIn(ctx, device, links)
+		}
+	}
+}
+
+// detectIn asks for the addresses of links of one NIC.
+func (k *Kind) detectIn(ctx context.Context, name string, links []attach.Link) {
+	logger := klog.FromContext(ctx).WithValues("device", name)
+	d, err := k.device(name)
+	if err != nil || d.absent {
+		k.duplicates.retry(name, links)
+		return
+	}
+	if !d.detectsDuplicates() {
+		k.duplicates.record(name, links, nil)
+		return
+	}
+	var all []dad.Target
+	for _, link := range links {
+		all = append(all, targets(link)...)
+	}
+	found, err := dad.Detect(ctx, d.dadNIC(), all, reportWait)
+	if err != nil && ctx.Err() == nil {
+		logger.Error(err, "Failed to look for hosts that have addresses of shares")
+	}
+	if err != nil {
+		k.duplicates.retry(name, links)
+		return
+	}
+	isNew := k.duplicates.record(name, links, found)
+	if len(isNew) == 0 {
+		return
+	}
+	logger.Info("Other hosts on the network have addresses of shares", "network", d.network.Name, "hosts", isNew.String())
+	k.avoid(d.network.Name, isNew)
+}
+
+// avoid keeps the allocator from assigning addresses that other hosts have.
+func (k *Kind) avoid(network string, found holders) {
+	if k.addresses == nil {
+		return
+	}
+	for address := range found {
+		k.addresses.Avoid(ipam.Address{Network: network, IP: address})
+	}
+}
+
+// refuseDuplicates returns the hosts that have one of the addresses that a link is about
+// to get, if the network refuses such addresses.
+func (d *device) refuseDuplicates(
+	ctx context.Context, mac net.HardwareAddr, addresses []netip.Prefix,
+) (holders, error) {
+	if d.network == nil || d.network.DuplicateAddressDetection != config.DuplicateAddressRefuse {
+		return nil, nil
+	}
+	var targets []dad.Target
+	for _, p := range addresses {
+		targets = append(targets, dad.Target{Address: p.Addr(), MAC: mac})
+	}
+	return dad.Detect(ctx, d.dadNIC(), targets, refuseWait)
+}
+
+// duplicateMessage returns the message of the condition Ready with the reason
+// DuplicateAddress.
+func duplicateMessage(network string, found holders) string {
+	return fmt.Sprintf("other hosts on network %s have the same addresses: %s: remove the addresses from them, or "+
+		"exclude the addresses from the pool or the claim", network, found)
+}
+
+func (d *device) detectsDuplicates() bool {
+	return d.network != nil && d.network.DuplicateAddressDetection != config.DuplicateAddressOff
+}
+
+func (d *device) dadNIC() dad.NIC { return dad.NIC{Index: d.nic.Index, MAC: d.nic.MAC} }

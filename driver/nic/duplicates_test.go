@@ -1,0 +1,126 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nic
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"testing"
+
+	"github.com/dra-shared/dra-driver-shared/attach"
+)
+
+// testLink returns a link with n addresses.
+func testLink(i, n int) attach.Link {
+	link := attach.Link{Parent: 1, MAC: fmt.Sprintf("02:00:00:00:%02x:%02x", i>>8, i&0xff)}
+	for j := range n {
+		link.Sources = append(link.Sources, fmt.Sprintf("10.%d.%d.%d", i>>8, i&0xff, j))
+	}
+	return link
+}
+
+var otherHost = net.HardwareAddr{2, 0xff, 0, 0, 0, 1}
+
+func TestDuplicates_asksForEachLinkOnce(t *testing.T) {
+	d := newDuplicates()
+	const links = 100
+	for i := range links {
+		d.add("nic0", testLink(i, 1))
+	}
+	d.add("nic1", testLink(links, 1))
+	d.add("nic0", testLink(links+1, 0)) // has no address
+	asked := map[string]int{}
+	for {
+		device, batch := d.next()
+		if len(batch) == 0 {
+			break
+		}
+		if len(batch) > reportBatch {
+			t.Errorf("asked for %d addresses at a time, want at most %d", len(batch), reportBatch)
+		}
+		asked[device] += len(batch)
+		d.record(device, batch, nil)
+	}
+	if asked["nic0"] != links || asked["nic1"] != 1 {
+		t.Errorf("asked for addresses of %v links, want %d of nic0 and 1 of nic1", asked, links)
+	}
+}
+
+func TestDuplicates_asksAgainUntilTheOtherHostIsGone(t *testing.T) {
+	d := newDuplicates()
+	link := testLink(1, 2)
+	address := netip.MustParseAddr("10.0.1.1")
+	d.add("nic0", link)
+	for i, found := range []holders{{address: otherHost}, {address: otherHost}, nil} {
+		d.recheck()
+		device, links := d.next()
+		if len(links) != 1 {
+			t.Fatalf("attempt %d: asked for %d links, want 1", i, len(links))
+		}
+		isNew := d.record(device, links, found)
+		if got, want := len(isNew) == 1, i == 0; got != want {
+			t.Errorf("attempt %d: new duplicates %v, want some: %t", i, isNew, want)
+		}
+		if got, want := len(d.takeAltered()) == 1, i != 1; got != want {
+			t.Errorf("attempt %d: the result changed: %t, want %t", i, got, want)
+		}
+		if got := d.of(link.Parent, link.MAC); len(got) != len(found) {
+			t.Errorf("attempt %d: hosts %v, want %v", i, got, found)
+		}
+		if _, links := d.next(); len(links) != 0 {
+			t.Errorf("attempt %d: asks again at once", i)
+		}
+	}
+	d.recheck()
+	if _, links := d.next(); len(links) != 0 {
+		t.Error("asks again although no other host has the address")
+	}
+}
+
+func TestDuplicates_forgetsDetachedLink(t *testing.T) {
+	d := newDuplicates()
+	link := testLink(1, 1)
+	d.add("nic0", link)
+	device, links := d.next()
+	d.forget(link.Parent, link.MAC) // while the plugin waits for answers
+	d.record(device, links, holders{netip.MustParseAddr("10.0.1.0"): otherHost})
+	d.retry(device, links)
+	if got := d.of(link.Parent, link.MAC); len(got) != 0 {
+		t.Errorf("hosts for a link that is detached: got %v, want none", got)
+	}
+	d.recheck()
+	if _, links := d.next(); len(links) != 0 {
+		t.Error("asks for the addresses of a link that is detached")
+	}
+}
+
+// After recheckInterval, the plugin asks again for the addresses of all links that have
+// duplicates, however many there are.
+func TestDuplicates_recheckCoversAllLinks(t *testing.T) {
+	d := newDuplicates()
+	const links = 3 * reportBatch
+	for i := range links {
+		d.add(fmt.Sprint("nic", i%2), testLink(i, 1))
+	}
+	for round := range 2 {
+		asked := 0
+		for {
+			device, batch := d.next()
+			if len(batch) == 0 {
+				break
+			}
+			asked += len(batch)
+			found := holders{}
+			for _, l := range batch {
+				found[targets(l)[0].Address] = otherHost
+			}
+			d.record(device, batch, found)
+		}
+		if asked != links {
+			t.Errorf("round %d: asked for the addresses of %d links, want %d", round, asked, links)
+		}
+		d.recheck()
+	}
+}

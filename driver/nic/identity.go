@@ -1,0 +1,115 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nic
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
+	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/driver"
+	"github.com/dra-shared/dra-driver-shared/netdev"
+	"github.com/dra-shared/dra-driver-shared/netdev/classify"
+)
+
+// identities are the values of Network.Identity as the classifier has them.
+var identities = map[config.Identity]classify.Identity{
+	config.IdentityEnforce: classify.IdentityEnforce, config.IdentityAudit: classify.IdentityAudit,
+}
+
+// identityPolicy returns the rules of a network for the frames of shares. The
+// configuration is valid.
+func identityPolicy(n *config.Network) classify.Policy {
+	policy := classify.Policy{
+		Identity: identities[n.Identity], Forwarding: n.Allow.Forwarding, Autoconf: n.Allow.RouterAdvertisements,
+	}
+	for _, vlan := range n.Allow.VLANs {
+		policy.VLANs = append(policy.VLANs, uint16(vlan))
+	}
+	for _, text := range n.Allow.MACs {
+		if mac, err := net.ParseMAC(text); err == nil {
+			policy.MACs = append(policy.MACs, mac)
+		}
+	}
+	for _, text := range n.Allow.Addresses {
+		if p, err := config.ParseAddressOrNetwork(text); err == nil {
+			policy.Addresses = append(policy.Addresses, p)
+		}
+	}
+	for _, text := range n.Allow.Subnets {
+		if p, err := netip.ParsePrefix(text); err == nil {
+			policy.Subnets = append(policy.Subnets, p)
+		}
+	}
+	return policy
+}
+
+// multicast returns the rate of multicast frames that arrive, in bits per second; 0
+// means the default.
+func (d *device) multicast() uint64 {
+	if d.network.Multicast == nil {
+		return 0
+	}
+	return min(uint64(d.network.Multicast.Value()), d.line)
+}
+
+// Refusals implements driver.RefusalReporter.
+func (k *Kind) Refusals(device string, class uint16) (refusals []driver.Refusal) {
+	d, err := k.device(device)
+	if err != nil || d.absent {
+		return nil
+	}
+	refused, err := k.node.Refusals(d.nic.Index, class)
+	if err != nil {
+		return nil // the NIC is gone: the kernel counts nothing
+	}
+	for _, reason := range classify.Reasons() {
+		r := driver.Refusal{Reason: string(reason), Dropped: refused.Dropped[reason], Passed: refused.Passed[reason]}
+		if r.Dropped+r.Passed > 0 {
+			refusals = append(refusals, r)
+		}
+	}
+	return refusals
+}
+
+// identity returns the condition IdentityEnforced.
+func (d *device) identity(link netdev.LinkState) metav1.Condition {
+	c := metav1.Condition{Type: params.ConditionIdentityEnforced, Status: metav1.ConditionFalse}
+	switch {
+	case d.absent || d.network == nil:
+		c.Reason, c.Message = d.unhealthyReason()
+	case d.network.Enforcement == config.EnforcementNone:
+		c.Reason, c.Message = params.ReasonEnforcementNone, fmt.Sprintf(
+			"network %q has enforcement None: the kernel does not check the source addresses of frames", d.network.Name)
+	case d.network.Identity == config.IdentityOff:
+		c.Reason, c.Message = params.ReasonIdentityOff, fmt.Sprintf(
+			"network %q has identity Off: the kernel does not check the source addresses of frames", d.network.Name)
+	case link.Unchecked:
+		c.Reason, c.Message = params.ReasonIdentityUnsupported,
+			"the kernel refused to load the program that checks the addresses of frames: does the plugin have CAP_PERFMON "+
+				"(chart value plugin.perfmon)?"
+	case link.Blocked != "" && d.network.Identity == config.IdentityEnforce && !link.Audited:
+		c.Reason, c.Message = params.ReasonLinkBlocked, blockedMessage(link)
+	case link.Audited:
+		c.Reason, c.Message = params.ReasonAttachedEarlier,
+			"an earlier release attached the link: frames without its addresses are counted and not dropped; recreate the pod "+
+				"to have them dropped"
+	case d.network.Identity == config.IdentityAudit:
+		c.Reason, c.Message = params.ReasonIdentityAudited, fmt.Sprintf(
+			"network %q has identity Audit: frames without the addresses of the link are counted and not dropped",
+			d.network.Name)
+	default:
+		c.Status, c.Reason = metav1.ConditionTrue, params.ReasonIdentityEnforced
+		c.Message = "the kernel drops frames that do not have the addresses of the link"
+	}
+	return c
+}
+
+func blockedMessage(link netdev.LinkState) string {
+	return link.Blocked + ", with which it could receive the frames of others: the link is blocked until that is reverted"
+}

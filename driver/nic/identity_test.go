@@ -1,0 +1,54 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nic
+
+import (
+	"testing"
+
+	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
+	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/netdev"
+)
+
+func TestDevice_identity(t *testing.T) {
+	for name, tc := range map[string]struct {
+		identity    config.Identity
+		enforcement config.Enforcement
+		link        netdev.LinkState
+		want        string
+	}{
+		"enforced": {
+			config.IdentityEnforce, config.EnforcementShape, netdev.LinkState{}, params.ReasonIdentityEnforced,
+		},
+		"audited": {
+			config.IdentityAudit, config.EnforcementShape, netdev.LinkState{}, params.ReasonIdentityAudited,
+		},
+		"off": {
+			config.IdentityOff, config.EnforcementShape, netdev.LinkState{}, params.ReasonIdentityOff,
+		},
+		"without enforcement": {
+			config.IdentityEnforce, config.EnforcementNone, netdev.LinkState{}, params.ReasonEnforcementNone,
+		},
+		"attached earlier": {
+			config.IdentityEnforce, config.EnforcementShape, netdev.LinkState{Audited: true}, params.ReasonAttachedEarlier,
+		},
+		"an old kernel": {
+			config.IdentityEnforce, config.EnforcementShape, netdev.LinkState{Unchecked: true}, params.ReasonIdentityUnsupported,
+		},
+		"blocked": {
+			config.IdentityEnforce, config.EnforcementShape, netdev.LinkState{Blocked: "changed"}, params.ReasonLinkBlocked,
+		},
+		"changed, and only audited": {
+			config.IdentityAudit, config.EnforcementShape, netdev.LinkState{Blocked: "changed"}, params.ReasonIdentityAudited,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := &device{network: &config.Network{Name: "storage", Identity: tc.identity, Enforcement: tc.enforcement}}
+			c := d.identity(tc.link)
+			if c.Reason != tc.want || (c.Status == "True") != (tc.want == params.ReasonIdentityEnforced) || c.Message == "" {
+				t.Errorf("condition %+v, want reason %s", c, tc.want)
+			}
+		})
+	}
+}

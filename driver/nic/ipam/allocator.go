@@ -1,0 +1,559 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ipam
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"go4.org/netipx"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	network "github.com/dra-shared/dra-driver-shared/api/network/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/device/addresspool"
+	"github.com/dra-shared/dra-driver-shared/driver/lock"
+	"github.com/dra-shared/dra-driver-shared/internal/failpoint"
+	"github.com/dra-shared/dra-driver-shared/internal/files"
+)
+
+// Options configures an Allocator.
+type Options struct {
+	// Node is the name of the node.
+	Node string
+	// Instance distinguishes plugins that run at the same time.
+	Instance string
+	API      API
+	// NodeLabels returns the labels of the node.
+	NodeLabels func(context.Context) (map[string]string, error)
+	// Locks is the directory of the locks that the plugins of the node share.
+	Locks lock.Dir
+	// LastPluginFile names the plugin that last assigned addresses. It is on a file system
+	// that a reboot clears; see turn.
+	LastPluginFile string
+	// Failpoints wraps operations that change state outside the process. Default: none.
+	Failpoints failpoint.Injector
+	// Wait is how long Assign waits for other nodes to return addresses. Default: 10 s.
+	Wait time.Duration
+	// OnLost is called with the addresses that the node has lost: when they are first
+	// known, and when they change. It must not call the Allocator. Default: none.
+	OnLost func(Lost)
+}
+
+// Allocator assigns addresses. It is safe for concurrent use.
+type Allocator struct {
+	options Options
+	pools   *pools
+	// maintain asks Start to take or return blocks.
+	maintain chan struct{}
+
+	// turns serializes turns within this process; see turn.
+	turns sync.Mutex
+	// blocks are those of this node. This field and the next three require a turn.
+	blocks []*block
+	// used holds the attachment that uses an address. If it is nil, the next turn reads
+	// blocks and records again.
+	used Used
+	// stale makes the next turn read the records again.
+	stale bool
+	// lost are the used addresses that no block of this node has; see findLost.
+	lost Lost
+	// released holds the time at which an address was last released, so that those
+	// which were released first are used first. It does not survive a restart.
+	released map[Address]time.Time
+
+	// mu protects the fields below, so that Release and Avoid do not wait for a turn.
+	mu    sync.Mutex
+	ended []ended
+	// deleted are the UIDs of blocks of this node that were deleted since the last turn.
+	deleted map[types.UID]bool
+	// outdated makes the next turn read the blocks again.
+	outdated bool
+	// wanted counts the requests for a reserved address that are in progress.
+	wanted map[Address]int
+	// avoided holds until when an address is not assigned; see Avoid.
+	avoided map[Address]time.Time
+}
+
+// ended is an address whose attachment has ended.
+type ended struct {
+	owner   Owner
+	address Address
+	at      time.Time
+}
+
+// Owner identifies an attachment.
+type Owner struct {
+	Claim, Share string
+	// Namespace is the cookie of the pod's network namespace.
+	Namespace uint64
+}
+
+// Address is an address on a network. Networks may have the same addresses.
+type Address struct {
+	Network string
+	IP      netip.Addr
+}
+
+// Used are the addresses in the records of the node.
+type Used map[Address]Owner
+
+// Lost are addresses of attachments that no block of the node has, with the node that has
+// them now; "" if none has.
+type Lost map[Address]string
+
+// block is a block of this node.
+type block struct {
+	object    *network.AddressBlock
+	addresses *netipx.IPSet
+}
+
+const (
+	// turnLock is the name of the lock that a plugin holds while it assigns an
+	// address.
+	turnLock    = "addresses"
+	defaultWait = 10 * time.Second
+)
+
+// New builds an Allocator. Start must run for it to learn of pools.
+func New(o Options) *Allocator {
+	if o.Wait == 0 {
+		o.Wait = defaultWait
+	}
+	return &Allocator{
+		options: o, pools: newPools(o.API, o.Node, o.NodeLabels), maintain: make(chan struct{}, 1),
+		released: map[Address]time.Time{}, avoided: map[Address]time.Time{}, deleted: map[types.UID]bool{},
+		wanted: map[Address]int{},
+	}
+}
+
+// turn waits until no other plugin of the node assigns addresses. If another plugin
+// has assigned addresses since this one did, or this is the first turn, it reads the
+// records and the node's blocks again. The turn lasts until the caller calls end.
+func (a *Allocator) turn(ctx context.Context, used func() (Used, error)) (end func(), err error) {
+	a.turns.Lock()
+	unlock, err := a.options.Locks.Named(turnLock)
+	if err != nil {
+		a.turns.Unlock()
+		return nil, err
+	}
+	end = func() { unlock(); a.turns.Unlock() }
+	if err := a.update(ctx, used); err != nil {
+		end()
+		return nil, err
+	}
+	return end, nil
+}
+
+// update makes the Allocator know the node's blocks and which addresses are in use.
+func (a *Allocator) update(ctx context.Context, used func() (Used, error)) error {
+	a.dropOutdated()
+	last, err := os.ReadFile(a.options.LastPluginFile)
+	if err != nil || string(last) != a.options.Instance || a.used == nil {
+		a.used = nil
+		if err := a.load(ctx, used); err != nil {
+			return err
+		}
+		err := files.Replace(a.options.Failpoints, "last address plugin", a.options.LastPluginFile,
+			[]byte(a.options.Instance), files.Options{Mode: 0o600})
+		if err != nil {
+			a.used = nil
+			return fmt.Errorf("write the name of the plugin that assigns addresses: %w", err)
+		}
+	}
+	if a.stale {
+		recorded, err := used()
+		if err != nil {
+			return fmt.Errorf("read which addresses are in use: %w", err)
+		}
+		a.used, a.stale = recorded, false
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	lost := maps.Clone(a.lost)
+	for _, e := range a.ended {
+		if a.used[e.address] == e.owner {
+			delete(a.used, e.address)
+			delete(lost, e.address)
+			a.released[e.address] = e.at
+		}
+	}
+	a.ended = nil
+	if lost != nil {
+		a.setLost(lost)
+	}
+	return nil
+}
+
+// load reads the records and the node's blocks; see validate and findLost.
+func (a *Allocator) load(ctx context.Context, used func() (Used, error)) error {
+	objects, err := a.listBlocks(ctx, fieldNode, a.options.Node)
+	if err != nil {
+		return fmt.Errorf("list the AddressBlocks of node %s: %w", a.options.Node, err)
+	}
+	recorded, err := used()
+	if err != nil {
+		return fmt.Errorf("read which addresses are in use: %w", err)
+	}
+	others := map[string][]network.AddressBlock{}
+	var blocks []*block
+	for i := range objects {
+		addresses, err := addresspool.ParseRanges(objects[i].Spec.Ranges)
+		if err != nil {
+			return fmt.Errorf("AddressBlock %s: spec.ranges: %w", objects[i].Name, err)
+		}
+		b := &block{&objects[i], addresses}
+		inNetwork, known := others[b.object.Spec.Network]
+		if !known {
+			inNetwork, err = a.listBlocks(ctx, fieldNetwork, b.object.Spec.Network)
+			if err != nil {
+				return fmt.Errorf("list the AddressBlocks of network %s: %w", b.object.Spec.Network, err)
+			}
+			others[b.object.Spec.Network] = inNetwork
+		}
+		if keep, err := a.validate(ctx, b, inNetwork); err != nil {
+			return err
+		} else if keep {
+			blocks = append(blocks, b)
+		}
+	}
+	a.blocks, a.used = blocks, recorded
+	a.findLost(ctx)
+	klog.FromContext(ctx).V(2).Info("Read address blocks", "blocks", len(blocks), "used", len(recorded))
+	return nil
+}
+
+// validate removes from a block what an earlier block has: a plugin was killed, or lost its
+// connection, before it could delete the later one. It reports whether the block remains. The
+// addresses of attachments that it removes are lost.
+func (a *Allocator) validate(ctx context.Context, b *block, others []network.AddressBlock) (keep bool, err error) {
+	var own netipx.IPSetBuilder
+	own.AddSet(b.addresses)
+	for i := range others {
+		if others[i].UID == b.object.UID || !isEarlier(&others[i], b.object) {
+			continue
+		}
+		set, err := addresspool.ParseRanges(others[i].Spec.Ranges)
+		if err != nil {
+			return false, fmt.Errorf("AddressBlock %s: spec.ranges: %w", others[i].Name, err)
+		}
+		own.RemoveSet(set)
+	}
+	left, err := own.IPSet()
+	if err != nil {
+		return false, err
+	}
+	if !left.Equal(b.addresses) {
+		klog.FromContext(ctx).Info("Address block overlaps an earlier one; returning the addresses",
+			"block", b.object.Name)
+	}
+	return len(left.Ranges()) > 0, a.shrink(ctx, b, left)
+}
+
+// isEarlier orders blocks by the time of their creation. The order of those that were created
+// in the same second does not matter, but all nodes must agree on it.
+func isEarlier(a, b *network.AddressBlock) bool {
+	if a.CreationTimestamp.Equal(&b.CreationTimestamp) {
+		return a.Name < b.Name
+	}
+	return a.CreationTimestamp.Before(&b.CreationTimestamp)
+}
+
+// Request asks for addresses for one link.
+type Request struct {
+	// Pools are names of AddressPools, of which each has another IP family. The link gets an
+	// address of each.
+	Pools []string
+	// Reserved are addresses on a network that the claim names. Those that a pool has must be
+	// reserved there. Others are ignored.
+	Network  string
+	Reserved []netip.Addr
+	// PodNamespace is the namespace of the pod.
+	PodNamespace string
+	Owner        Owner
+}
+
+// Assignment is what a link gets.
+type Assignment struct {
+	// Addresses have the prefix length of their pool's subnet.
+	Addresses []netip.Prefix
+	Routes    []Route
+}
+
+// Route is a route of a pool.
+type Route struct {
+	Destination netip.Prefix
+	Gateway     netip.Addr // invalid if the destination is on the link
+}
+
+// item is one address that a request asks for: any of the pool, or a reserved one.
+type item struct {
+	pool *addresspool.Pool
+	// reserved is invalid if the item asks for any address.
+	reserved netip.Addr
+}
+
+// errEmpty is the error of choose if the node has no address for an item.
+type errEmpty struct{ item item }
+
+func (e errEmpty) Error() string { return "the node has no free address of pool " + e.item.pool.Name }
+
+// Assign assigns addresses, and calls record before another attachment can get them. It does
+// not call record if the request asks for nothing. used returns the addresses in the records
+// of the node. If record fails, the addresses are free again. If the owner has addresses
+// already, it keeps them.
+//
+// If the node has no free address, Assign takes a block from the pool; if all addresses
+// are in blocks of other nodes, it waits some seconds for them to return what they do
+// not use.
+func (a *Allocator) Assign(
+	ctx context.Context, r Request, used func() (Used, error), record func(Assignment) error,
+) error {
+	items, err := a.pools.items(ctx, r)
+	if err != nil || len(items) == 0 {
+		return err
+	}
+	defer a.want(items)()
+	for {
+		err := a.assign(ctx, items, r.Owner, used, record)
+		var empty errEmpty
+		if !errors.As(err, &empty) {
+			return err
+		}
+		if err := a.takeOrWait(ctx, empty.item, used); err != nil {
+			return err
+		}
+	}
+}
+
+// want keeps maintenance from returning reserved addresses until the caller calls end.
+func (a *Allocator) want(items []item) (end func()) {
+	add := func(n int) {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		for _, i := range items {
+			if i.reserved.IsValid() {
+				a.wanted[Address{i.pool.Network, i.reserved}] += n
+			}
+		}
+		maps.DeleteFunc(a.wanted, func(_ Address, n int) bool { return n == 0 })
+	}
+	add(1)
+	return func() { add(-1) }
+}
+
+// assign does what Assign does with the node's present blocks.
+func (a *Allocator) assign(
+	ctx context.Context, items []item, owner Owner, used func() (Used, error), record func(Assignment) error,
+) error {
+	end, err := a.turn(ctx, used)
+	if err != nil {
+		return err
+	}
+	defer end()
+	var assignment Assignment
+	var added []Address
+	for _, item := range items {
+		address, isNew, err := a.choose(item, owner)
+		if err != nil {
+			return err
+		}
+		if isNew {
+			added = append(added, Address{item.pool.Network, address})
+		}
+		assignment.add(item.pool, address)
+	}
+	for _, address := range added {
+		a.used[address] = owner
+	}
+	if err := record(assignment); err != nil {
+		for _, address := range added {
+			delete(a.used, address)
+		}
+		return err
+	}
+	for _, item := range items {
+		if !item.reserved.IsValid() && a.free(item.pool) == 0 {
+			a.askMaintenance() // take the next block before a pod waits for it
+		}
+	}
+	return nil
+}
+
+func (r *Assignment) add(pool *addresspool.Pool, address netip.Addr) {
+	r.Addresses = append(r.Addresses, netip.PrefixFrom(address, pool.Subnet.Bits()))
+	for _, destination := range pool.Routes {
+		r.Routes = append(r.Routes, Route{destination, pool.Gateway})
+	}
+}
+
+// choose returns the address that the owner has already, or a free one of the node's blocks:
+// the reserved one, or the one that was released first.
+func (a *Allocator) choose(i item, owner Owner) (chosen netip.Addr, isNew bool, err error) {
+	for address, o := range a.used {
+		if o != owner || !i.accepts(address) || !i.reserved.IsValid() && a.avoids(address) {
+			continue
+		}
+		if node, lost := a.lost[address]; lost {
+			return chosen, false, fmt.Errorf("the link of the pod has address %s: %s: delete the pod to get another",
+				address.IP, LostReason(node))
+		}
+		return address.IP, false, nil
+	}
+	if i.reserved.IsValid() {
+		return a.chooseReserved(i)
+	}
+	var since time.Time
+	a.eachFree(i.pool, func(address Address) {
+		if at := a.released[address]; !chosen.IsValid() || at.Before(since) {
+			chosen, since = address.IP, at
+		}
+	})
+	if !chosen.IsValid() {
+		return chosen, false, errEmpty{i}
+	}
+	return chosen, true, nil
+}
+
+// accepts reports whether an address is one that the item asks for.
+func (i item) accepts(address Address) bool {
+	if address.Network != i.pool.Network || !i.pool.Addresses.Contains(address.IP) {
+		return false
+	}
+	return !i.reserved.IsValid() || address.IP == i.reserved
+}
+
+// chooseReserved returns the reserved address if it is free and a block of the node has it.
+func (a *Allocator) chooseReserved(i item) (chosen netip.Addr, isNew bool, err error) {
+	address := Address{i.pool.Network, i.reserved}
+	if other, inUse := a.used[address]; inUse {
+		return chosen, false, fmt.Errorf("AddressPool %s: another pod on this node has address %s, by the claim "+
+			"with UID %s: delete that pod or change the claim", i.pool.Name, i.reserved, other.Claim)
+	}
+	if !a.has(address) {
+		return chosen, false, errEmpty{i}
+	}
+	return i.reserved, true, nil
+}
+
+// eachFree calls f for each free address of a pool in the node's blocks that is not reserved.
+func (a *Allocator) eachFree(pool *addresspool.Pool, f func(Address)) {
+	for _, b := range a.blocks {
+		if b.object.Spec.Pool != pool.Name {
+			continue
+		}
+		b.each(func(address Address) {
+			if _, inUse := a.used[address]; !inUse && !a.avoids(address) && !pool.Reserved.Contains(address.IP) {
+				f(address)
+			}
+		})
+	}
+}
+
+// each calls f for each address of a block.
+func (b *block) each(f func(Address)) {
+	for _, r := range b.addresses.Ranges() {
+		for ip := r.From(); r.Contains(ip); ip = ip.Next() {
+			f(Address{b.object.Spec.Network, ip})
+		}
+	}
+}
+
+// free returns the number of free addresses of a pool in the node's blocks that are not
+// reserved.
+func (a *Allocator) free(pool *addresspool.Pool) (n int) {
+	a.eachFree(pool, func(Address) { n++ })
+	return n
+}
+
+// Release makes the addresses of an attachment free. The record of the attachment must
+// not exist anymore. Addresses that another attachment has since are not affected.
+func (a *Allocator) Release(owner Owner, addresses ...Address) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, address := range addresses {
+		a.ended = append(a.ended, ended{owner, address, time.Now()})
+		a.askMaintenance()
+	}
+}
+
+// avoidTime is how long an address that another host has is not assigned. The driver asks
+// the network again before, or after, it assigns the address the next time.
+const avoidTime = 10 * time.Minute
+
+// Avoid keeps an address from being assigned for some minutes, because another host on
+// the network has it. An attachment that has the address keeps it unless Assign is called
+// for it again.
+func (a *Allocator) Avoid(address Address) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.avoided[address] = time.Now().Add(avoidTime)
+}
+
+// avoids reports whether an address must not be assigned at present.
+func (a *Allocator) avoids(address Address) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	until, avoided := a.avoided[address]
+	if avoided && time.Now().After(until) {
+		delete(a.avoided, address)
+		return false
+	}
+	return avoided
+}
+
+// avoidedIn returns the addresses of a pool that must not be assigned at present.
+func (a *Allocator) avoidedIn(pool *addresspool.Pool) (avoided []netip.Addr) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	now := time.Now()
+	for address, until := range a.avoided {
+		if address.Network == pool.Network && pool.Addresses.Contains(address.IP) && now.Before(until) {
+			avoided = append(avoided, address.IP)
+		}
+	}
+	slices.SortFunc(avoided, netip.Addr.Compare)
+	return avoided
+}
+
+func (a *Allocator) askMaintenance() {
+	select {
+	case a.maintain <- struct{}{}:
+	default: // one request is pending
+	}
+}
+
+// Defaults returns the names of the default pools of a network.
+func (a *Allocator) Defaults(ctx context.Context, networkName string) ([]string, error) {
+	return a.pools.defaults(ctx, networkName)
+}
+
+// HasPool reports whether a pool of the network has one of the addresses.
+func (a *Allocator) HasPool(ctx context.Context, networkName string, addresses []netip.Addr) (bool, error) {
+	for _, address := range addresses {
+		if pool, err := a.pools.containing(ctx, networkName, address); err != nil || pool != nil {
+			return err == nil, err
+		}
+	}
+	return false, nil
+}
+
+// CheckStatic returns an error if a pool of the network may assign one of the addresses to
+// another pod.
+func (a *Allocator) CheckStatic(ctx context.Context, networkName string, addresses []netip.Prefix) error {
+	return a.pools.checkStatic(ctx, networkName, addresses)
+}
+
+// Check returns an error unless the pools exist, belong to the network, serve the node, and
+// differ in their IP family.
+func (a *Allocator) Check(ctx context.Context, networkName string, names []string) error {
+	return a.pools.check(ctx, networkName, names)
+}

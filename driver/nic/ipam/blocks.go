@@ -1,0 +1,479 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ipam
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"go4.org/netipx"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/klog/v2"
+
+	network "github.com/dra-shared/dra-driver-shared/api/network/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/device/addresspool"
+	"github.com/dra-shared/dra-driver-shared/internal/files"
+)
+
+const (
+	// maintenanceInterval is the interval at which the plugin looks for blocks that it
+	// can return.
+	maintenanceInterval = 30 * time.Second
+	// apiTimeout limits how long other attachments wait for a block.
+	apiTimeout = 10 * time.Second
+	// retryInterval is how long a plugin waits before it looks for free addresses again.
+	retryInterval = 500 * time.Millisecond
+	// maxConflicts limits how often a plugin chooses another block at once.
+	maxConflicts = 10
+	// spareDelay is how long a node takes no further block without need after a pool was
+	// short. If all nodes took one at once, the pool would be short again.
+	spareDelay = 2 * time.Minute
+	// namedNodes is the number of nodes that an error names.
+	namedNodes = 3
+)
+
+var (
+	errExhausted = errors.New("all addresses are assigned")
+	// errElsewhere means that a block of another node has a reserved address.
+	errElsewhere = errors.New("another node has the reserved address")
+	// errConflict means that another node took overlapping addresses at the same time.
+	errConflict = errors.New("other nodes took the addresses at the same time")
+)
+
+// takeOrWait takes a block for an item. If no address is free, it waits for other nodes to
+// return some, as long as Options.Wait.
+func (a *Allocator) takeOrWait(ctx context.Context, i item, used func() (Used, error)) error {
+	ctx, cancel := context.WithTimeout(ctx, a.options.Wait)
+	defer cancel()
+	again := time.NewTicker(retryInterval)
+	defer again.Stop()
+	var last error // of a try that reached the API server
+	for {
+		err := a.take(ctx, i, used)
+		switch {
+		case errors.Is(err, errExhausted), errors.Is(err, errConflict), errors.Is(err, errElsewhere):
+			last = err
+		case err != nil && last != nil: // most likely the time is over
+			return last
+		default:
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return last
+		case <-again.C:
+		}
+	}
+}
+
+// take takes a block for an item unless the node has a free address for it: the reserved
+// address, or as many addresses as the pool's block size, or fewer if that many are not free.
+// It takes a turn, so that no plugin of the node sees the block before it is known to overlap
+// no other.
+func (a *Allocator) take(ctx context.Context, i item, used func() (Used, error)) error {
+	pool := i.pool
+	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
+	end, err := a.turn(ctx, used)
+	if err != nil {
+		return err
+	}
+	defer end()
+	for range maxConflicts {
+		if i.reserved.IsValid() && a.has(Address{pool.Network, i.reserved}) || !i.reserved.IsValid() && a.free(pool) > 0 {
+			return nil
+		}
+		assigned, blocks, err := a.assigned(ctx, pool)
+		if err != nil {
+			return err
+		}
+		addresses, err := a.chooseBlock(i, assigned, blocks)
+		if err != nil {
+			return err
+		}
+		taken, err := a.create(ctx, pool, addresses, blocks)
+		if errors.Is(err, errConflict) {
+			continue
+		}
+		if err != nil {
+			a.used = nil // it is not known whether the block exists
+			return err
+		}
+		klog.FromContext(ctx).Info("Took address block", "addressPool", pool.Name, "block", taken.object.Name,
+			"ranges", taken.object.Spec.Ranges)
+		a.blocks = append(a.blocks, taken)
+	}
+	return fmt.Errorf("take a block from AddressPool %s: %w", pool.Name, errConflict)
+}
+
+// chooseBlock returns the addresses of the next block for an item.
+func (a *Allocator) chooseBlock(
+	i item, assigned *netipx.IPSet, blocks []network.AddressBlock,
+) (*netipx.IPSet, error) {
+	if i.reserved.IsValid() {
+		if assigned.Contains(i.reserved) {
+			return nil, fmt.Errorf("AddressPool %s: %w: %s has %s: does a pod on that node use it?",
+				i.pool.Name, errElsewhere, nodeOf(i.reserved, blocks), i.reserved)
+		}
+		return addresspool.SetOf(i.reserved), nil
+	}
+	avoided := a.avoidedIn(i.pool)
+	unusable := addresspool.Union(assigned, addresspool.SetOf(avoided...))
+	start := rand.Uint32() //nolint:gosec // nodes only have to choose different blocks most of the time
+	if chosen := addresspool.ChooseBlock(i.pool, unusable, i.pool.BlockSize, start); chosen != nil {
+		return chosen, nil
+	}
+	return nil, exhausted(i.pool, blocks, avoided)
+}
+
+// listBlocks returns the blocks that have a value in a field, as of now.
+func (a *Allocator) listBlocks(ctx context.Context, field, value string) ([]network.AddressBlock, error) {
+	list, err := a.options.API.ListBlocks(ctx, metav1.ListOptions{
+		FieldSelector: fields.OneTermEqualSelector(field, value).String(),
+	})
+	if err != nil {
+		return nil, err
+	}
+	return list.Items, nil
+}
+
+// assigned returns the addresses in all blocks of the pool's network, and the blocks.
+func (a *Allocator) assigned(
+	ctx context.Context, pool *addresspool.Pool,
+) (*netipx.IPSet, []network.AddressBlock, error) {
+	blocks, err := a.listBlocks(ctx, fieldNetwork, pool.Network)
+	if err != nil {
+		return nil, nil, fmt.Errorf("list the AddressBlocks of network %s: %w", pool.Network, err)
+	}
+	var ranges []string
+	for i := range blocks {
+		ranges = append(ranges, blocks[i].Spec.Ranges...)
+	}
+	set, err := addresspool.ParseRanges(ranges)
+	if err != nil {
+		return nil, nil, fmt.Errorf("AddressBlocks of network %s: spec.ranges: %w", pool.Network, err)
+	}
+	return set, blocks, nil
+}
+
+// create creates a block, and deletes it again if another block overlaps it.
+func (a *Allocator) create(
+	ctx context.Context, pool *addresspool.Pool, addresses *netipx.IPSet, others []network.AddressBlock,
+) (*block, error) {
+	object := &network.AddressBlock{
+		TypeMeta:   metav1.TypeMeta{APIVersion: network.GroupVersion.String(), Kind: "AddressBlock"},
+		ObjectMeta: metav1.ObjectMeta{Name: blockName(pool, addresses, others)},
+		Spec: network.AddressBlockSpec{
+			Network: pool.Network, Pool: pool.Name, Node: a.options.Node, Ranges: addresspool.FormatRanges(addresses),
+		},
+	}
+	created, err := a.options.API.CreateBlock(ctx, object)
+	if apierrors.IsAlreadyExists(err) {
+		return nil, errConflict
+	}
+	if err != nil {
+		return nil, fmt.Errorf("create AddressBlock %s: %w", object.Name, err)
+	}
+	_, blocks, err := a.assigned(ctx, pool)
+	if err == nil {
+		err = overlap(created, addresses, blocks)
+	}
+	if err == nil {
+		return &block{created, addresses}, nil
+	}
+	if deleteErr := a.options.API.DeleteBlock(context.WithoutCancel(ctx), created); deleteErr != nil {
+		// The next load deletes the block, or uses it if it no longer overlaps another.
+		return nil, fmt.Errorf("%s; delete AddressBlock %s: %w", err.Error(), created.Name, deleteErr)
+	}
+	return nil, err
+}
+
+// blockName returns the name for a block. A block that has returned its first address
+// keeps its name; the block that takes this address later gets a suffix.
+func blockName(pool *addresspool.Pool, addresses *netipx.IPSet, others []network.AddressBlock) string {
+	name := addresspool.BlockName(pool.Network, addresses.Ranges()[0].From())
+	taken := func(name string) bool {
+		return slices.ContainsFunc(others, func(b network.AddressBlock) bool { return b.Name == name })
+	}
+	if !taken(name) {
+		return name
+	}
+	for i := 2; ; i++ {
+		if next := fmt.Sprintf("%s-%d", name, i); !taken(next) {
+			return next
+		}
+	}
+}
+
+// overlap returns errConflict if one of the blocks has an address of the created one.
+func overlap(created *network.AddressBlock, addresses *netipx.IPSet, blocks []network.AddressBlock) error {
+	for i := range blocks {
+		if blocks[i].UID == created.UID {
+			continue
+		}
+		other, err := addresspool.ParseRanges(blocks[i].Spec.Ranges)
+		if err != nil {
+			return fmt.Errorf("AddressBlock %s: spec.ranges: %w", blocks[i].Name, err)
+		}
+		if other.Overlaps(addresses) {
+			return errConflict
+		}
+	}
+	return nil
+}
+
+// exhausted returns an error that names the nodes with most addresses, and the addresses
+// that are avoided.
+func exhausted(pool *addresspool.Pool, blocks []network.AddressBlock, avoided []netip.Addr) error {
+	count := map[string]int64{}
+	for i := range blocks {
+		if set, err := addresspool.ParseRanges(blocks[i].Spec.Ranges); err == nil && blocks[i].Spec.Pool == pool.Name {
+			count[blocks[i].Spec.Node] += addresspool.Count(set).Int64()
+		}
+	}
+	nodes := make([]string, 0, len(count))
+	for node := range count {
+		nodes = append(nodes, node)
+	}
+	slices.SortFunc(nodes, func(x, y string) int { return cmp.Or(-cmp.Compare(count[x], count[y]), cmp.Compare(x, y)) })
+	var named []string
+	for _, node := range nodes[:min(len(nodes), namedNodes)] {
+		named = append(named, fmt.Sprintf("%s with %d", node, count[node]))
+	}
+	var others string
+	if len(avoided) > 0 {
+		others = fmt.Sprintf(", and other hosts on the network have %s", avoided)
+	}
+	if len(named) > 0 {
+		others = ", most of them on " + strings.Join(named, ", ") + others
+	}
+	if reserved := addresspool.Count(pool.Reserved); reserved.Sign() > 0 {
+		others += fmt.Sprintf(", and %s are reserved", reserved)
+	}
+	return fmt.Errorf("AddressPool %s: %w: it has %s%s: add ranges to the pool, or delete pods",
+		pool.Name, errExhausted, addresspool.Count(pool.Addresses), others)
+}
+
+// Start watches the pools, and takes and returns blocks, until ctx ends. used returns
+// the addresses in the records of the node.
+func (a *Allocator) Start(ctx context.Context, used func() (Used, error)) {
+	var watches sync.WaitGroup
+	defer watches.Wait()
+	watches.Go(func() { a.pools.watch(ctx, a.askMaintenance) })
+	watches.Go(func() { a.watchBlocks(ctx) })
+	tick := time.NewTicker(maintenanceInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			a.forgetUsed()
+		case <-a.maintain:
+		}
+		if err := a.maintainBlocks(ctx, used); err != nil && ctx.Err() == nil {
+			klog.FromContext(ctx).Error(err, "Failed to maintain address blocks; retrying")
+		}
+	}
+}
+
+// Cleanup removes LastPluginFile. Start must have returned, and no other plugin of the
+// node may run. The node's blocks stay: the controller deletes them with their node, and
+// the next plugin uses them again.
+func (a *Allocator) Cleanup() error {
+	return files.Remove(a.options.Failpoints, "last address plugin", a.options.LastPluginFile, false)
+}
+
+// forgetUsed makes the next turn read again which addresses are in use: another plugin
+// of this node may have detached pods. If the node has lost addresses, the turn also reads
+// the blocks again: another node may have returned the addresses.
+func (a *Allocator) forgetUsed() {
+	a.turns.Lock()
+	defer a.turns.Unlock()
+	a.stale = len(a.blocks) > 0 // without blocks, no address is in use that is not lost
+	if len(a.lost) > 0 {
+		a.used = nil
+	}
+}
+
+// maintainBlocks returns what the node does not need, and takes a block of each pool of
+// which the node uses all addresses that it has.
+func (a *Allocator) maintainBlocks(ctx context.Context, used func() (Used, error)) (failed error) {
+	if a.pools.watched.Load() == nil {
+		return nil // the pools are not known yet; the watch asks again
+	}
+	objects, err := a.pools.all(ctx)
+	if err != nil {
+		return err
+	}
+	deleted, err := a.deletedPools(ctx, objects, used)
+	if err != nil {
+		return err
+	}
+	for _, object := range append(objects, deleted...) {
+		needsBlock, err := a.giveBack(ctx, object, used)
+		if err != nil {
+			failed = errors.Join(failed, err)
+			continue
+		}
+		pool, err := find(objects, object.Name)
+		if err != nil || !needsBlock || isShort(object) || wasShort(object, time.Now()) {
+			continue // the condition of an unready pool says why it is not ready
+		}
+		err = a.take(ctx, item{pool: pool}, used)
+		if err != nil && !errors.Is(err, errExhausted) && !errors.Is(err, errConflict) {
+			failed = errors.Join(failed, err)
+		}
+	}
+	return failed
+}
+
+// deletedPools returns the pools of the node's blocks that do not exist, as pools that
+// are being deleted.
+func (a *Allocator) deletedPools(
+	ctx context.Context, existing []*network.AddressPool, used func() (Used, error),
+) (deleted []*network.AddressPool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
+	end, err := a.turn(ctx, used)
+	if err != nil {
+		return nil, err
+	}
+	defer end()
+	for _, b := range a.blocks {
+		named := func(o *network.AddressPool) bool { return o.Name == b.object.Spec.Pool }
+		if slices.ContainsFunc(existing, named) || slices.ContainsFunc(deleted, named) {
+			continue
+		}
+		now := metav1.Now()
+		deleted = append(deleted, &network.AddressPool{
+			ObjectMeta: metav1.ObjectMeta{Name: b.object.Spec.Pool, DeletionTimestamp: &now},
+		})
+	}
+	return deleted, nil
+}
+
+// giveBack returns unused addresses of a pool. If the pool is short, it returns all of
+// them; otherwise it returns unused blocks, and keeps one if the node uses another. It
+// reports whether the node uses all addresses of the pool that it has.
+func (a *Allocator) giveBack(
+	ctx context.Context, object *network.AddressPool, used func() (Used, error),
+) (needsBlock bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
+	end, err := a.turn(ctx, used)
+	if err != nil {
+		return false, err
+	}
+	defer end()
+	var kept []*block
+	pool, err := addresspool.Parse(object)
+	if err != nil {
+		pool = &addresspool.Pool{Name: object.Name, Reserved: &netipx.IPSet{}} // it was valid when the node took the blocks
+	}
+	spares := 0
+	if a.usesPool(pool) && !isShort(object) {
+		spares = 1
+	}
+	for i, b := range a.blocks {
+		keep := b.addresses
+		if b.object.Spec.Pool == object.Name {
+			needed := a.needed(b)
+			keep, spares = toKeep(addresspool.Difference(b.addresses, pool.Reserved),
+				addresspool.Difference(needed, pool.Reserved), isShort(object), spares)
+			keep = addresspool.Union(keep, needed)
+		}
+		if err := a.shrink(ctx, b, keep); err != nil {
+			a.blocks = append(kept, a.blocks[i:]...)
+			a.used = nil // read the blocks again: another node may have the addresses now
+			return false, err
+		}
+		if len(keep.Ranges()) > 0 {
+			kept = append(kept, b)
+		}
+	}
+	a.blocks = kept
+	return a.usesPool(pool) && a.free(pool) == 0, nil
+}
+
+// usesPool reports whether attachments use addresses of a pool that are not reserved.
+func (a *Allocator) usesPool(pool *addresspool.Pool) bool {
+	return slices.ContainsFunc(a.blocks, func(b *block) bool {
+		return b.object.Spec.Pool == pool.Name && len(addresspool.Difference(a.needed(b), pool.Reserved).Ranges()) > 0
+	})
+}
+
+// toKeep returns which addresses of a block the node keeps, and how many unused blocks it may
+// keep besides this one. addresses and used do not contain reserved addresses.
+func toKeep(addresses, used *netipx.IPSet, short bool, spares int) (*netipx.IPSet, int) {
+	switch {
+	case short || len(addresses.Ranges()) == 0:
+		return used, spares
+	case len(used.Ranges()) > 0:
+		return addresses, spares
+	case spares > 0:
+		return addresses, spares - 1
+	default:
+		return used, spares
+	}
+}
+
+// needed returns the addresses of a block that attachments use or are about to use.
+func (a *Allocator) needed(b *block) *netipx.IPSet {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var set netipx.IPSetBuilder
+	b.each(func(address Address) {
+		if _, inUse := a.used[address]; inUse || a.wanted[address] > 0 {
+			set.Add(address.IP)
+		}
+	})
+	result, _ := set.IPSet() // fails only if an invalid address was added
+	return result
+}
+
+// forgetReleased forgets when the addresses of a block were released that the node returns.
+func (a *Allocator) forgetReleased(b *block, kept *netipx.IPSet) {
+	b.each(func(address Address) {
+		if !kept.Contains(address.IP) {
+			delete(a.released, address)
+		}
+	})
+}
+
+// shrink returns all addresses of a block but those to keep.
+func (a *Allocator) shrink(ctx context.Context, b *block, keep *netipx.IPSet) (err error) {
+	if keep.Equal(b.addresses) {
+		return nil
+	}
+	logger := klog.FromContext(ctx)
+	object := b.object.DeepCopy()
+	object.Spec.Ranges = addresspool.FormatRanges(keep)
+	if len(object.Spec.Ranges) == 0 {
+		if err := a.options.API.DeleteBlock(ctx, object); err != nil {
+			return fmt.Errorf("delete AddressBlock %s: %w", object.Name, err)
+		}
+		a.forgetReleased(b, keep)
+		logger.Info("Returned address block", "addressPool", object.Spec.Pool, "block", object.Name)
+		return nil
+	}
+	if b.object, err = a.options.API.UpdateBlock(ctx, object); err != nil {
+		b.object = object
+		return fmt.Errorf("return addresses of AddressBlock %s: %w", object.Name, err)
+	}
+	a.forgetReleased(b, keep)
+	b.addresses = keep
+	logger.Info("Returned addresses", "addressPool", object.Spec.Pool, "block", object.Name, "ranges", object.Spec.Ranges)
+	return nil
+}

@@ -1,0 +1,19 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package ipam assigns addresses of AddressPools to the links of pods on one node.
+//
+// A node takes blocks of addresses from a pool and assigns single addresses from its
+// blocks, without the API server. A block is an AddressBlock, an object that the
+// plugin of the node creates. The Allocator keeps two nodes from having the
+// same address: it chooses addresses that no block of the network has, creates
+// its block, and lists the blocks of the network again. If another block overlaps its
+// own, it deletes its own before it assigns an address of it, and chooses again. The
+// API server orders the creations, and its lists are consistent: of two blocks that
+// overlap, the node of the later one sees the earlier one. Blocks never gain addresses.
+//
+// An assigned address is part of the attachment's record, which the driver writes
+// before the link exists and removes after the link is gone. The records are the only
+// store: an address is in use if and only if a record contains it. Two plugins of one node,
+// as in a rolling update, take turns (see turn).
+package ipam

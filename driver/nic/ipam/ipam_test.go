@@ -1,0 +1,724 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ipam_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	network "github.com/dra-shared/dra-driver-shared/api/network/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/device/addresspool"
+	"github.com/dra-shared/dra-driver-shared/driver/lock"
+	"github.com/dra-shared/dra-driver-shared/driver/nic/ipam"
+	"github.com/dra-shared/dra-driver-shared/test/eventually"
+)
+
+const waitTimeout = 20 * time.Second
+
+// testNode is a node with its records, which survive its plugins.
+type testNode struct {
+	t    *testing.T
+	api  *fakeAPI
+	name string
+	zone string
+	dir  string
+
+	mu      sync.Mutex
+	records map[ipam.Owner]ipam.Assignment
+	lost    ipam.Lost // nil until OnLost was called
+}
+
+func newNode(t *testing.T, api *fakeAPI, name string) *testNode {
+	t.Helper()
+	return &testNode{t: t, api: api, name: name, dir: t.TempDir(), records: map[ipam.Owner]ipam.Assignment{}}
+}
+
+// plugin starts a plugin of the node. It stops with ctx.
+func (n *testNode) plugin(ctx context.Context, instance string, wait time.Duration) *ipam.Allocator {
+	n.t.Helper()
+	locks, err := lock.Open(filepath.Join(n.dir, "locks"))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	a := ipam.New(ipam.Options{
+		Node: n.name, Instance: instance, API: n.api, Locks: locks,
+		LastPluginFile: filepath.Join(n.dir, "holder"), Wait: wait, OnLost: n.onLost,
+		NodeLabels: func(context.Context) (map[string]string, error) { return map[string]string{"zone": n.zone}, nil },
+	})
+	var stopped sync.WaitGroup
+	stopped.Go(func() { a.Start(ctx, n.used) })
+	n.t.Cleanup(stopped.Wait)
+	return a
+}
+
+func (n *testNode) used() (ipam.Used, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	used := ipam.Used{}
+	for owner, assignment := range n.records {
+		for _, p := range assignment.Addresses {
+			used[ipam.Address{Network: "storage", IP: p.Addr()}] = owner
+		}
+	}
+	return used, nil
+}
+
+func (n *testNode) onLost(lost ipam.Lost) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.lost = lost
+}
+
+// awaitLost waits until the node knows that it has lost these addresses, and no other.
+func (n *testNode) awaitLost(want ipam.Lost) {
+	n.t.Helper()
+	condition := fmt.Sprintf("node %s knows the addresses that it has lost", n.name)
+	eventually.Eventually(n.t, waitTimeout, condition, func() error {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		if n.lost == nil || !maps.Equal(n.lost, want) {
+			return fmt.Errorf("got %v, want %v", n.lost, want)
+		}
+		return nil
+	})
+}
+
+func owner(i int) ipam.Owner {
+	return ipam.Owner{Claim: fmt.Sprint("claim", i), Share: "nic", Namespace: uint64(i)}
+}
+
+// assign assigns an address of each pool to an attachment and records it.
+func (n *testNode) assign(ctx context.Context, a *ipam.Allocator, i int, pools ...string) (ipam.Assignment, error) {
+	return n.request(ctx, a, i, ipam.Request{Pools: pools})
+}
+
+// assignReserved assigns a reserved address to an attachment and records it.
+func (n *testNode) assignReserved(ctx context.Context, a *ipam.Allocator, i int, ip string) (ipam.Assignment, error) {
+	return n.request(ctx, a, i, ipam.Request{Network: "storage", Reserved: []netip.Addr{netip.MustParseAddr(ip)}})
+}
+
+func (n *testNode) request(ctx context.Context, a *ipam.Allocator, i int, r ipam.Request) (ipam.Assignment, error) {
+	var assigned ipam.Assignment
+	r.PodNamespace, r.Owner = "default", owner(i)
+	err := a.Assign(ctx, r, n.used,
+		func(as ipam.Assignment) error {
+			n.mu.Lock()
+			defer n.mu.Unlock()
+			assigned = as
+			n.records[owner(i)] = as
+			return nil
+		})
+	return assigned, err
+}
+
+// release removes the record of an attachment, and its addresses.
+func (n *testNode) release(a *ipam.Allocator, i int) {
+	n.mu.Lock()
+	assigned := n.records[owner(i)]
+	delete(n.records, owner(i))
+	n.mu.Unlock()
+	for _, p := range assigned.Addresses {
+		a.Release(owner(i), ipam.Address{Network: "storage", IP: p.Addr()})
+	}
+}
+
+func addressPool(name string, change func(*network.AddressPoolSpec)) network.AddressPool {
+	p := network.AddressPool{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec:       network.AddressPoolSpec{Network: "storage", Subnet: "10.20.0.0/16", BlockSize: ptr.To(int32(16))},
+	}
+	if change != nil {
+		change(&p.Spec)
+	}
+	return p
+}
+
+func TestAssign_takes_a_block_for_many_addresses(t *testing.T) {
+	api := newFakeAPI(addressPool("office", func(s *network.AddressPoolSpec) {
+		s.Gateway, s.Routes = "10.20.0.1", []string{"10.30.0.0/16"}
+	}))
+	node := newNode(t, api, "n1")
+	a := node.plugin(t.Context(), "p1", time.Second)
+	seen := map[netip.Prefix]bool{}
+	for i := range 10 {
+		got, err := node.assign(t.Context(), a, i, "office")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(got.Addresses) != 1 || got.Addresses[0].Bits() != 16 || seen[got.Addresses[0]] {
+			t.Fatalf("attachment %d: got %v, want one unused address with prefix length 16", i, got.Addresses)
+		}
+		seen[got.Addresses[0]] = true
+		if len(got.Routes) != 1 || got.Routes[0].Gateway != netip.MustParseAddr("10.20.0.1") {
+			t.Errorf("attachment %d: got routes %v, want that of the pool", i, got.Routes)
+		}
+	}
+	if writes := api.writes(); writes > 2 { // the block of the gateway has one address less
+		t.Errorf("10 addresses in blocks of 16: got %d writes, want at most 2", writes)
+	}
+}
+
+func TestAssign_keeps_the_address_of_an_attachment(t *testing.T) {
+	api := newFakeAPI(addressPool("office", nil))
+	node := newNode(t, api, "n1")
+	a := node.plugin(t.Context(), "p1", time.Second)
+	first, err := node.assign(t.Context(), a, 1, "office")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A plugin that starts later finds the address in the records.
+	for _, instance := range []string{"p1", "p2"} {
+		again, err := node.assign(t.Context(), node.plugin(t.Context(), instance, time.Second), 1, "office")
+		if err != nil || again.Addresses[0] != first.Addresses[0] {
+			t.Errorf("plugin %s: got %v, %v, want %v", instance, again.Addresses, err, first.Addresses)
+		}
+	}
+}
+
+func TestAssign_reuses_the_address_that_was_released_first(t *testing.T) {
+	api := newFakeAPI(addressPool("office", func(s *network.AddressPoolSpec) {
+		s.Ranges, s.BlockSize = []string{"10.20.1.0/30"}, ptr.To(int32(4))
+	}))
+	node := newNode(t, api, "n1")
+	a := node.plugin(t.Context(), "p1", time.Second)
+	var assigned []netip.Prefix
+	for i := range 4 {
+		got, err := node.assign(t.Context(), a, i, "office")
+		if err != nil {
+			t.Fatal(err)
+		}
+		assigned = append(assigned, got.Addresses[0])
+	}
+	for _, i := range []int{2, 0, 3} {
+		node.release(a, i)
+	}
+	for i, released := range []int{2, 0, 3} {
+		got, err := node.assign(t.Context(), a, 10+i, "office")
+		if err != nil || got.Addresses[0] != assigned[released] {
+			t.Errorf("got %v, %v, want %v, which was released before the others", got.Addresses, err, assigned[released])
+		}
+	}
+}
+
+func TestAssign_releases_the_address_if_it_cannot_be_recorded(t *testing.T) {
+	api := newFakeAPI(addressPool("office", func(s *network.AddressPoolSpec) { s.Ranges = []string{"10.20.1.1"} }))
+	node := newNode(t, api, "n1")
+	a := node.plugin(t.Context(), "p1", time.Second)
+	diskFull := errors.New("no space left on device")
+	err := a.Assign(t.Context(), ipam.Request{Pools: []string{"office"}, Owner: owner(1)}, node.used,
+		func(ipam.Assignment) error { return diskFull })
+	if !errors.Is(err, diskFull) {
+		t.Fatalf("got %v, want %v", err, diskFull)
+	}
+	if _, err := node.assign(t.Context(), a, 2, "office"); err != nil {
+		t.Errorf("the only address of the pool after a failed attachment: %v", err)
+	}
+}
+
+func TestAssign_dual_stack(t *testing.T) {
+	api := newFakeAPI(addressPool("office", nil), addressPool("office6", func(s *network.AddressPoolSpec) {
+		s.Subnet = "fd00:20::/64"
+	}))
+	node := newNode(t, api, "n1")
+	got, err := node.assign(t.Context(), node.plugin(t.Context(), "p1", time.Second), 1, "office", "office6")
+	if err != nil || len(got.Addresses) != 2 || !got.Addresses[0].Addr().Is4() || !got.Addresses[1].Addr().Is6() {
+		t.Errorf("got %v, %v, want an IPv4 and an IPv6 address", got.Addresses, err)
+	}
+}
+
+// Another host on the network has an address of the pool.
+func TestAvoid(t *testing.T) {
+	pool := addressPool("storage", func(s *network.AddressPoolSpec) { s.Ranges = []string{"10.20.0.1-10.20.0.2"} })
+	node := newNode(t, newFakeAPI(pool), "n1")
+	a := node.plugin(t.Context(), "p1", time.Second)
+	got, err := node.assign(t.Context(), a, 1, "storage")
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := got.Addresses[0].Addr()
+	a.Avoid(ipam.Address{Network: "storage", IP: first})
+	a.Release(owner(1), ipam.Address{Network: "storage", IP: first})
+	if got, err = node.assign(t.Context(), a, 1, "storage"); err != nil {
+		t.Fatal(err)
+	}
+	if got.Addresses[0].Addr() == first {
+		t.Errorf("the same attachment after Avoid: got address %s again", first)
+	}
+	_, err = node.assign(t.Context(), a, 2, "storage")
+	want := fmt.Sprintf("other hosts on the network have [%s]", first)
+	if err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("another attachment: got error %v, want one that contains %q", err, want)
+	}
+}
+
+// Pools that serve one zone each can all be default pools.
+func TestPools_nodeSelector(t *testing.T) {
+	inZone := func(zone string) func(*network.AddressPoolSpec) {
+		return func(s *network.AddressPoolSpec) {
+			s.Default, s.NodeSelector = true, map[string]string{"zone": zone}
+			s.Ranges = []string{fmt.Sprintf("10.20.%d.0/24", zone[0])}
+		}
+	}
+	api := newFakeAPI(addressPool("pool-a", inZone("a")), addressPool("pool-b", inZone("b")))
+	for zone, want := range map[string]string{"a": "[pool-a]", "b": "[pool-b]", "c": "[]"} {
+		node := newNode(t, api, "n"+zone)
+		node.zone = zone
+		a := node.plugin(t.Context(), "p"+zone, time.Second)
+		if got, err := a.Defaults(t.Context(), "storage"); err != nil || fmt.Sprint(got) != want {
+			t.Errorf("default pools in zone %s: got %v and error %v, want %s", zone, got, err, want)
+		}
+		err := a.Check(t.Context(), "storage", []string{"pool-a"})
+		wantErr := `addressPools[0]: Invalid value: "pool-a": AddressPool pool-a serves nodes with the labels zone=a, ` +
+			"which node n" + zone + " does not have"
+		if got := fmt.Sprint(err); zone == "a" && err != nil || zone != "a" && got != wantErr {
+			t.Errorf("use of pool-a in zone %s: got error %v, want %q only outside of zone a", zone, err, wantErr)
+		}
+	}
+}
+
+func TestAssign_reserved(t *testing.T) {
+	const reserved = "10.20.1.1"
+	api := newFakeAPI(addressPool("office", func(s *network.AddressPoolSpec) {
+		s.Ranges, s.Reserved, s.BlockSize = []string{"10.20.1.0/30"}, []string{reserved}, ptr.To(int32(4))
+	}))
+	n1, n2 := newNode(t, api, "n1"), newNode(t, api, "n2")
+	a1, a2 := n1.plugin(t.Context(), "p1", time.Second), n2.plugin(t.Context(), "p2", waitTimeout)
+	for i := range 3 { // a link with any address never gets it
+		got, err := n1.assign(t.Context(), a1, i, "office")
+		if err != nil || got.Addresses[0].Addr().String() == reserved {
+			t.Fatalf("attachment %d: got %v and error %v, want an address that is not reserved", i, got.Addresses, err)
+		}
+	}
+	if _, err := n1.assign(t.Context(), a1, 3, "office"); err == nil {
+		t.Error("another attachment got an address, want an error: only the reserved one is free")
+	}
+	if _, err := n1.assignReserved(t.Context(), a1, 4, "10.20.9.9"); err != nil {
+		t.Errorf("an address that is not in the pool: got error %v, want none", err)
+	}
+	for range 2 { // the containers restart
+		got, err := n1.assignReserved(t.Context(), a1, 5, reserved)
+		if err != nil || len(got.Addresses) != 1 || got.Addresses[0].String() != reserved+"/16" {
+			t.Fatalf("got %v and error %v, want the reserved address", got.Addresses, err)
+		}
+	}
+	want := "another pod on this node has address 10.20.1.1, by the claim with UID claim5"
+	if _, err := n1.assignReserved(t.Context(), a1, 6, reserved); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("another claim: got error %v, want %q", err, want)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	want = "another node has the reserved address: n1 has 10.20.1.1"
+	if _, err := n2.assignReserved(ctx, a2, 7, reserved); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("another node: got error %v, want %q", err, want)
+	}
+	n1.release(a1, 5) // the node returns it at once
+	if got, err := n2.assignReserved(t.Context(), a2, 8, reserved); err != nil || len(got.Addresses) != 1 {
+		t.Errorf("after the other node has returned it: got %v and error %v, want the address", got.Addresses, err)
+	}
+	checkUnique(t, n1, n2)
+}
+
+func TestCheckStatic(t *testing.T) {
+	api := newFakeAPI(addressPool("office", func(s *network.AddressPoolSpec) {
+		s.Ranges, s.Reserved = []string{"10.20.1.0/30"}, []string{"10.20.1.1"}
+	}))
+	a := newNode(t, api, "n1").plugin(t.Context(), "p1", time.Second)
+	for address, want := range map[string]string{
+		"10.20.1.1/16": "", // reserved
+		"10.20.9.9/16": "", // not in the pool
+		"10.20.1.2/16": `addresses[0]: Invalid value: "10.20.1.2/16": AddressPool office may assign address 10.20.1.2 to ` +
+			"another pod: add it to spec.reserved of the pool, or choose an address that is not in the pool",
+	} {
+		err := a.CheckStatic(t.Context(), "storage", []netip.Prefix{netip.MustParsePrefix(address)})
+		if got := fmt.Sprint(err); want == "" && err != nil || want != "" && got != want {
+			t.Errorf("%s: got error %v, want %q", address, err, want)
+		}
+	}
+	if err := a.CheckStatic(t.Context(), "other", []netip.Prefix{netip.MustParsePrefix("10.20.1.2/16")}); err != nil {
+		t.Errorf("the same address on another network: got error %v, want none", err)
+	}
+}
+
+func TestAssign_names_the_largest_holders_of_an_exhausted_pool(t *testing.T) {
+	api := newFakeAPI(addressPool("office", func(s *network.AddressPoolSpec) { s.Ranges = []string{"10.20.1.0/31"} }))
+	node, other := newNode(t, api, "n1"), newNode(t, api, "n2")
+	a := node.plugin(t.Context(), "p1", time.Second)
+	for i := range 2 {
+		if _, err := node.assign(t.Context(), a, i, "office"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, err := other.assign(t.Context(), other.plugin(t.Context(), "p2", time.Second), 9, "office")
+	want := "AddressPool office: all addresses are assigned: it has 2, most of them on n1 with 2"
+	if err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("got error %v, want %s", err, want)
+	}
+}
+
+func TestAssign_refuses(t *testing.T) {
+	ready := func(status metav1.ConditionStatus, message string) network.AddressPoolStatus {
+		return network.AddressPoolStatus{Conditions: []metav1.Condition{
+			{Type: network.ConditionReady, Status: status, Message: message},
+		}}
+	}
+	overlapping := addressPool("overlapping", nil)
+	overlapping.Status = ready(metav1.ConditionFalse, "overlaps pool office")
+	deleted := addressPool("deleted", nil)
+	deleted.DeletionTimestamp = ptr.To(metav1.Now())
+	api := newFakeAPI(overlapping, deleted,
+		addressPool("other-namespace", func(s *network.AddressPoolSpec) { s.Namespaces = []string{"team-a", "team-b"} }),
+		addressPool("invalid", func(s *network.AddressPoolSpec) { s.Ranges = []string{"x"} }))
+	node := newNode(t, api, "n1")
+	a := node.plugin(t.Context(), "p1", time.Second)
+	for name, want := range map[string]string{
+		"missing":     "AddressPool missing does not exist",
+		"overlapping": "AddressPool overlapping is not ready: overlaps pool office",
+		"deleted":     "AddressPool deleted is being deleted",
+		"other-namespace": "AddressPool other-namespace does not serve namespace default: " +
+			"its spec.namespaces has [team-a team-b]",
+		"invalid": `AddressPool invalid: spec.ranges[0]: Invalid value: "x"`,
+	} {
+		if _, err := node.assign(t.Context(), a, 1, name); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("pool %s: got error %v, want %s", name, err, want)
+		}
+	}
+}
+
+// Nodes share a pool of which one node has all addresses: once the controller reports
+// that the pool is short, that node returns what it does not use.
+func TestShortPool_nodes_return_unused_addresses(t *testing.T) {
+	api := newFakeAPI(addressPool("office", func(s *network.AddressPoolSpec) { s.Ranges = []string{"10.20.1.0/28"} }))
+	api.reportShort = true
+	first, second := newNode(t, api, "n1"), newNode(t, api, "n2")
+	a, b := first.plugin(t.Context(), "p1", waitTimeout), second.plugin(t.Context(), "p2", waitTimeout)
+	if _, err := first.assign(t.Context(), a, 1, "office"); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 15 { // 16 addresses for 16 attachments on two nodes
+		node, allocator := first, a
+		if i%2 == 0 {
+			node, allocator = second, b
+		}
+		if _, err := node.assign(t.Context(), allocator, 100+i, "office"); err != nil {
+			t.Fatalf("attachment %d of 16: %v", i+2, err)
+		}
+	}
+	checkUnique(t, first, second)
+}
+
+// A plugin that was killed between the creation of its block and the check leaves a
+// block that may overlap another. Its successor does not use it.
+func TestLoad_deletes_an_unused_block_that_overlaps_another(t *testing.T) {
+	api := newFakeAPI(addressPool("office", func(s *network.AddressPoolSpec) { s.Ranges = []string{"10.20.1.0/30"} }))
+	for name, node := range map[string]string{"storage-4-0a140100": "n1", "storage-4-0a140101": "n2"} {
+		_, err := api.CreateBlock(t.Context(), &network.AddressBlock{
+			ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec: network.AddressBlockSpec{
+				Network: "storage", Pool: "office", Node: node, Ranges: []string{"10.20.1.0-10.20.1.2"},
+			},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	node := newNode(t, api, "n2")
+	got, err := node.assign(t.Context(), node.plugin(t.Context(), "p2", time.Second), 1, "office")
+	if want := netip.MustParseAddr("10.20.1.3"); err != nil || got.Addresses[0].Addr() != want {
+		t.Errorf("got %v, %v, want %s, which is in no other node's block", got.Addresses, err, want)
+	}
+}
+
+// A plugin was killed before it could delete its block, which it created to take lost
+// addresses again. Both blocks have an address that a link uses: the earlier one counts.
+func TestLoad_loses_addresses_that_an_earlier_block_has(t *testing.T) {
+	api := newFakeAPI(addressPool("office", nil))
+	node := newNode(t, api, "n1")
+	plugin := node.plugin(t.Context(), "p1", time.Second)
+	got, err := node.assign(t.Context(), plugin, 1, "office")
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := got.Addresses[0].Addr()
+	node.awaitLost(ipam.Lost{})
+	if _, err := api.CreateBlock(t.Context(), &network.AddressBlock{
+		ObjectMeta: metav1.ObjectMeta{Name: "earlier"}, // in the order of names
+		Spec: network.AddressBlockSpec{
+			Network: "storage", Pool: "office", Node: "n2", Ranges: []string{fmt.Sprintf("%s-%s", first, first)},
+		},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	node.plugin(t.Context(), "p2", time.Second)
+	node.awaitLost(ipam.Lost{ipam.Address{Network: "storage", IP: first}: "n2"})
+	for _, b := range api.allBlocks() {
+		if set, err := addresspool.ParseRanges(b.Spec.Ranges); err != nil || b.Spec.Node == "n1" && set.Contains(first) {
+			t.Errorf("block %s of node n1 still has %s (%v)", b.Name, first, err)
+		}
+	}
+}
+
+// A node that needs only a reserved address takes no other addresses.
+func TestMaintenance_reserved(t *testing.T) {
+	api := newFakeAPI(
+		addressPool("office", func(s *network.AddressPoolSpec) {
+			s.Ranges, s.Reserved = []string{"10.20.1.0/24"}, []string{"10.20.1.1"}
+		}),
+		addressPool("unused", func(s *network.AddressPoolSpec) { s.Ranges = []string{"10.20.2.0/24"} }))
+	node := newNode(t, api, "n1")
+	ctx, stop := context.WithCancel(t.Context())
+	if _, err := node.assignReserved(t.Context(), node.plugin(ctx, "p1", time.Second), 1, "10.20.1.1"); err != nil {
+		t.Fatal(err)
+	}
+	stop()
+	// When maintenance has returned this block, it has maintained pool office, too.
+	if _, err := api.CreateBlock(t.Context(), &network.AddressBlock{
+		ObjectMeta: metav1.ObjectMeta{Name: "unused"},
+		Spec: network.AddressBlockSpec{
+			Network: "storage", Pool: "unused", Node: "n1", Ranges: []string{"10.20.2.0-10.20.2.15"},
+		},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	a := node.plugin(t.Context(), "p2", time.Second)
+	hasBlocks := func(n int) func() error {
+		return func() error {
+			if blocks := api.nodeBlocks("n1"); len(blocks) != n {
+				return fmt.Errorf("it has %v", blocks)
+			}
+			return nil
+		}
+	}
+	eventually.Eventually(t, waitTimeout, "the node has only the block with the reserved address", hasBlocks(1))
+	node.release(a, 1)
+	eventually.Eventually(t, waitTimeout, "the node has no block", hasBlocks(0))
+	if got := api.writes(); got != 4 {
+		t.Errorf("got %d writes, want 4: two for the pod, and two for the other block", got)
+	}
+}
+
+// Many nodes assign and release addresses of a small pool at the same time, while
+// requests fail, some of them after the API server has carried them out, and plugins
+// restart. No two attachments ever have the same address, and at the end every address
+// can be assigned.
+func TestAssign_under_faults_never_gives_an_address_twice(t *testing.T) {
+	const nodes, attachments = 6, 60
+	api := newFakeAPI(addressPool("office", func(s *network.AddressPoolSpec) {
+		s.Ranges, s.BlockSize = []string{"10.20.1.0/26"}, ptr.To(int32(8))
+	}))
+	api.reportShort, api.faults = true, rand.New(rand.NewPCG(1, 2))
+	all := make([]*testNode, nodes)
+	for i := range all {
+		all[i] = newNode(t, api, fmt.Sprint("n", i))
+	}
+	var group sync.WaitGroup
+	var assigned atomic.Int32
+	for i, node := range all {
+		group.Go(func() {
+			random := rand.New(rand.NewPCG(uint64(i), 3))
+			ctx, stop := context.WithCancel(t.Context())
+			a := node.plugin(ctx, "p0", 200*time.Millisecond)
+			for k := range attachments {
+				if random.IntN(10) == 0 { // another plugin of the node takes over
+					stop()
+					ctx, stop = context.WithCancel(t.Context())
+					a = node.plugin(ctx, fmt.Sprint("p", k), 200*time.Millisecond)
+				}
+				if _, err := node.assign(ctx, a, 1000*i+k, "office"); err == nil {
+					assigned.Add(1)
+					if random.IntN(3) > 0 {
+						node.release(a, 1000*i+k)
+					}
+				}
+				checkUnique(t, all...)
+			}
+			stop()
+		})
+	}
+	group.Wait()
+	checkUnique(t, all...)
+	if got := assigned.Load(); got < nodes*attachments/4 {
+		t.Errorf("%d of %d attachments got an address, want at least a quarter", got, nodes*attachments)
+	}
+
+	// All pods end. The nodes return what they do not use, so one node can use all addresses.
+	api.setFaults(nil)
+	last := all[0].plugin(t.Context(), "last", waitTimeout)
+	for i, node := range all {
+		a := last
+		if i > 0 {
+			a = node.plugin(t.Context(), "last", time.Second)
+		}
+		for k := range attachments {
+			node.release(a, 1000*i+k)
+		}
+	}
+	for k := range 64 {
+		if _, err := all[0].assign(t.Context(), last, 10000+k, "office"); err != nil {
+			t.Fatalf("address %d of 64: %v", k+1, err)
+		}
+	}
+	checkUnique(t, all...)
+}
+
+// checkUnique fails the test if two attachments have the same address.
+func checkUnique(t *testing.T, nodes ...*testNode) {
+	t.Helper()
+	holders := map[netip.Addr]string{}
+	for _, n := range nodes {
+		n.mu.Lock()
+		for owner, assignment := range n.records {
+			for _, p := range assignment.Addresses {
+				holder := n.name + "/" + owner.Claim
+				if other, taken := holders[p.Addr()]; taken {
+					t.Errorf("address %s: assigned to %s and to %s", p.Addr(), other, holder)
+				}
+				holders[p.Addr()] = holder
+			}
+		}
+		n.mu.Unlock()
+	}
+}
+
+func TestCleanup_leaves_no_file(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	n := newNode(t, newFakeAPI(addressPool("storage", nil)), "n1")
+	a := n.plugin(ctx, "1", time.Second)
+	if _, err := n.assign(ctx, a, 1, "storage"); err != nil {
+		t.Fatal(err)
+	}
+	n.release(a, 1)
+	for range 2 { // the second call finds nothing to remove
+		if err := a.Cleanup(); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(n.dir, "holder")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the file of the last plugin after Cleanup: got error %v, want %v", err, os.ErrNotExist)
+	}
+}
+
+func TestMaintenance_returns_unused_blocks(t *testing.T) {
+	api := newFakeAPI(addressPool("office", func(s *network.AddressPoolSpec) { s.BlockSize = ptr.To(int32(2)) }))
+	node := newNode(t, api, "n1")
+	ctx, stop := context.WithCancel(t.Context())
+	a := node.plugin(ctx, "p1", time.Second)
+	for i := range 8 {
+		if _, err := node.assign(t.Context(), a, i, "office"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range 7 {
+		node.release(a, i)
+	}
+	stop()
+	node.plugin(t.Context(), "p2", time.Second) // maintains blocks once it knows the pools
+	eventually.Eventually(t, waitTimeout, "the node keeps the block that it uses and another", func() error {
+		if n := len(api.nodeBlocks("n1")); n != 2 {
+			return fmt.Errorf("it has %d blocks", n)
+		}
+		return nil
+	})
+}
+
+// A node that no longer uses a pool returns all of it, so that the pool can be deleted.
+func TestMaintenance_returns_all_blocks_of_an_unused_pool(t *testing.T) {
+	api := newFakeAPI(addressPool("office", nil))
+	node := newNode(t, api, "n1")
+	ctx, stop := context.WithCancel(t.Context())
+	a := node.plugin(ctx, "p1", time.Second)
+	if _, err := node.assign(t.Context(), a, 1, "office"); err != nil {
+		t.Fatal(err)
+	}
+	node.release(a, 1)
+	stop()
+	node.plugin(t.Context(), "p2", time.Second)
+	eventually.Eventually(t, waitTimeout, "the node has no block", func() error {
+		if n := len(api.nodeBlocks("n1")); n != 0 {
+			return fmt.Errorf("it has %d blocks", n)
+		}
+		return nil
+	})
+}
+
+// The controller returns the blocks of a node that is gone. The node is only cut off: its
+// pods still have the addresses when it comes back.
+func TestLost(t *testing.T) {
+	small := addressPool("office", func(s *network.AddressPoolSpec) {
+		s.Ranges, s.BlockSize = []string{"10.20.1.0/31"}, ptr.To(int32(2))
+	})
+	address := func(text string) ipam.Address {
+		return ipam.Address{Network: "storage", IP: netip.MustParseAddr(text)}
+	}
+	// lose makes node n1 lose the addresses of attachments 0 and 1 to node n2.
+	lose := func(t *testing.T) (*testNode, *ipam.Allocator) {
+		t.Helper()
+		api := newFakeAPI(small)
+		n1 := newNode(t, api, "n1")
+		plugin := n1.plugin(t.Context(), "p1", time.Second)
+		for i := range 2 {
+			if _, err := n1.assign(t.Context(), plugin, i, "office"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		n1.awaitLost(ipam.Lost{})
+		api.moveBlocks("n1", "n2")
+		return n1, plugin
+	}
+	toN2 := ipam.Lost{address("10.20.1.0"): "n2", address("10.20.1.1"): "n2"}
+	t.Run("the plugin learns of addresses that another node has", func(t *testing.T) {
+		n1, plugin := lose(t)
+		n1.awaitLost(toN2)
+		_, err := n1.assign(t.Context(), plugin, 1, "office") // its containers restart
+		if err == nil || !strings.Contains(err.Error(), "node n2 has the address now: delete the pod") {
+			t.Errorf("got error %v, want one that names node n2 and the remedy", err)
+		}
+		n1.release(plugin, 0)
+		n1.release(plugin, 1)
+		n1.awaitLost(ipam.Lost{}) // a later link with the address is not blocked
+		if _, err := n1.assign(t.Context(), plugin, 3, "office"); err == nil || !strings.Contains(err.Error(), "n2 with 2") {
+			t.Errorf("got error %v, want one that says that node n2 has all addresses", err)
+		}
+	})
+	t.Run("its successor learns of them", func(t *testing.T) {
+		n1, _ := lose(t)
+		n1.awaitLost(toN2)
+		n1.onLost(nil)
+		n1.plugin(t.Context(), "p2", time.Second)
+		n1.awaitLost(toN2)
+	})
+	t.Run("the plugin takes addresses again that no other node has", func(t *testing.T) {
+		api := newFakeAPI(small)
+		n1 := newNode(t, api, "n1")
+		a1 := n1.plugin(t.Context(), "p1", time.Second)
+		if _, err := n1.assign(t.Context(), a1, 1, "office"); err != nil {
+			t.Fatal(err)
+		}
+		api.deleteBlocksOf("n1")
+		eventually.Eventually(t, waitTimeout, "the node has a block again", func() error {
+			if len(api.nodeBlocks("n1")) == 0 {
+				return errors.New("it has none")
+			}
+			return nil
+		})
+		n1.awaitLost(ipam.Lost{})
+		if got, err := n1.assign(t.Context(), a1, 1, "office"); err != nil || len(got.Addresses) != 1 {
+			t.Errorf("got %v, %v, want the address of the attachment", got, err)
+		}
+	})
+}

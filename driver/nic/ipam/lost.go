@@ -1,0 +1,222 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ipam
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+
+	"go4.org/netipx"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+
+	network "github.com/dra-shared/dra-driver-shared/api/network/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/device/addresspool"
+)
+
+// The controller deletes the blocks of a node that is gone, or that an administrator has
+// declared to be out of service. If the node was only cut off, its pods still run, and
+// another node may assign their addresses. Such addresses are lost. The node learns of
+// it from a watch of its blocks, or when its plugin starts.
+
+func (l Lost) String() string {
+	var texts []string
+	for address, node := range l {
+		text := address.Network + " " + address.IP.String()
+		if node != "" {
+			text += " (node " + node + ")"
+		}
+		texts = append(texts, text)
+	}
+	slices.Sort(texts)
+	return strings.Join(texts, ", ")
+}
+
+// LostReason describes why an address is lost, for a message.
+func LostReason(node string) string {
+	const returned = "the node's AddressBlock was deleted, as if the node were gone"
+	if node == "" {
+		return returned
+	}
+	return fmt.Sprintf("%s, and node %s has the address now", returned, node)
+}
+
+// watchBlocks notices when blocks of this node are deleted, until ctx ends.
+func (a *Allocator) watchBlocks(ctx context.Context) {
+	ofNode := fields.OneTermEqualSelector(fieldNode, a.options.Node).String()
+	_, controller := cache.NewInformerWithOptions(cache.InformerOptions{
+		ListerWatcher: &cache.ListWatch{
+			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+				o.FieldSelector = ofNode
+				return a.options.API.ListBlocks(ctx, o)
+			},
+			WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+				o.FieldSelector = ofNode
+				return a.options.API.WatchBlocks(ctx, o)
+			},
+		},
+		ObjectType: &network.AddressBlock{},
+		Handler:    cache.ResourceEventHandlerFuncs{DeleteFunc: a.blockDeleted},
+	})
+	var synced sync.WaitGroup
+	defer synced.Wait()
+	synced.Go(func() {
+		if cache.WaitForCacheSync(ctx.Done(), controller.HasSynced) {
+			a.readAgain() // the watch does not show what was deleted before it started
+		}
+	})
+	controller.RunWithContext(ctx)
+}
+
+// readAgain makes the next turn read the blocks again.
+func (a *Allocator) readAgain() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.outdated = true
+	a.askMaintenance()
+}
+
+// blockDeleted makes the next turn read the blocks again if the node still uses the deleted
+// one.
+func (a *Allocator) blockDeleted(object any) {
+	if unknown, ok := object.(cache.DeletedFinalStateUnknown); ok {
+		object = unknown.Obj
+	}
+	if b, ok := object.(*network.AddressBlock); ok {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.deleted[b.UID] = true
+		a.askMaintenance()
+	}
+}
+
+// dropOutdated makes this turn read the blocks again if another program may have deleted
+// one of them.
+func (a *Allocator) dropOutdated() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	isDeleted := func(b *block) bool { return a.deleted[b.object.UID] }
+	if a.outdated || slices.ContainsFunc(a.blocks, isDeleted) {
+		a.used = nil
+	}
+	a.outdated = false
+	clear(a.deleted)
+}
+
+// findLost finds out which used addresses no block of the node has, and takes those back
+// that no other node has. It needs a turn.
+func (a *Allocator) findLost(ctx context.Context) {
+	lost := Lost{}
+	for address := range a.used {
+		if !a.has(address) {
+			lost[address] = ""
+		}
+	}
+	if len(lost) > 0 {
+		// An error must not keep the node from assigning other addresses.
+		if err := a.takeBack(ctx, lost); err != nil {
+			klog.FromContext(ctx).Error(err, "Failed to take lost addresses again; retrying")
+		}
+	}
+	if len(lost) > 0 && !maps.Equal(a.lost, lost) {
+		klog.FromContext(ctx).Info("Pods have addresses that the node has lost", "addresses", lost.String())
+	}
+	a.setLost(lost)
+}
+
+// setLost sets which addresses are lost, and reports it if it is new. It needs a turn.
+func (a *Allocator) setLost(lost Lost) {
+	if a.lost != nil && maps.Equal(a.lost, lost) {
+		return
+	}
+	a.lost = lost
+	if a.options.OnLost != nil {
+		a.options.OnLost(maps.Clone(lost))
+	}
+}
+
+// has reports whether a block of the node has an address.
+func (a *Allocator) has(address Address) bool {
+	return slices.ContainsFunc(a.blocks, func(b *block) bool {
+		return b.object.Spec.Network == address.Network && b.addresses.Contains(address.IP)
+	})
+}
+
+// takeBack creates blocks of the lost addresses that no node has, and removes these
+// addresses from lost. For the others, it sets the node.
+func (a *Allocator) takeBack(ctx context.Context, lost Lost) (failed error) {
+	objects, err := a.pools.all(ctx)
+	if err != nil {
+		return err
+	}
+	for _, object := range objects {
+		pool, err := addresspool.Parse(object)
+		if err != nil {
+			continue // nodes take no addresses from an invalid pool
+		}
+		if err := a.takeBackFrom(ctx, pool, lost); err != nil {
+			failed = errors.Join(failed, fmt.Errorf("AddressPool %s: %w", pool.Name, err))
+		}
+	}
+	return failed
+}
+
+// takeBackFrom does what takeBack does for the addresses of a pool.
+func (a *Allocator) takeBackFrom(ctx context.Context, pool *addresspool.Pool, lost Lost) error {
+	var inPool netipx.IPSetBuilder
+	for address := range lost {
+		if address.Network == pool.Network && pool.Addresses.Contains(address.IP) {
+			inPool.Add(address.IP)
+		}
+	}
+	if set, err := inPool.IPSet(); err != nil || len(set.Ranges()) == 0 {
+		return err
+	}
+	assigned, blocks, err := a.assigned(ctx, pool)
+	if err != nil {
+		return err
+	}
+	for address := range lost {
+		if address.Network == pool.Network {
+			lost[address] = nodeOf(address.IP, blocks)
+		}
+	}
+	inPool.RemoveSet(assigned)
+	free, err := inPool.IPSet()
+	if err != nil || len(free.Ranges()) == 0 {
+		return err
+	}
+	taken, err := a.create(ctx, pool, free, blocks)
+	if errors.Is(err, errConflict) {
+		return nil // the next maintenance finds out which node has the addresses
+	}
+	if err != nil {
+		return err
+	}
+	klog.FromContext(ctx).Info("Took lost addresses again", "addressPool", pool.Name, "block", taken.object.Name,
+		"ranges", taken.object.Spec.Ranges)
+	a.blocks = append(a.blocks, taken)
+	maps.DeleteFunc(lost, func(address Address, _ string) bool { return a.has(address) })
+	return nil
+}
+
+// nodeOf returns the node whose block has an address, or "".
+func nodeOf(address netip.Addr, blocks []network.AddressBlock) string {
+	for i := range blocks {
+		if set, err := addresspool.ParseRanges(blocks[i].Spec.Ranges); err == nil && set.Contains(address) {
+			return blocks[i].Spec.Node
+		}
+	}
+	return ""
+}

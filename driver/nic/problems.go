@@ -1,0 +1,191 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nic
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/driver"
+	"github.com/dra-shared/dra-driver-shared/netdev/bpffs"
+)
+
+// problem is a NIC that cannot be shared, or whose sharing cannot be ended.
+type problem struct {
+	nic    string // name of the interface
+	device string // name of the device; "" if the NIC is not configured
+	err    error
+}
+
+// errNoLink is wrapped by the problem of a NIC that can be shared when its link
+// comes up. It does not affect readiness: another plugin could not share it either.
+var errNoLink = errors.New("the link is down and reports no speed")
+
+// isFailure reports whether the NIC is configured and cannot be shared for a reason
+// that lasts.
+func (p problem) isFailure() bool { return p.device != "" && !errors.Is(p.err, errNoLink) }
+
+// withRemedy adds to an error of package netdev, which knows only the kernel, what
+// an operator of the chart can do about it.
+func withRemedy(err error) error {
+	var path *fs.PathError
+	switch {
+	case errors.Is(err, bpffs.ErrNotMounted):
+		return fmt.Errorf("%w: mount one on /sys/fs/bpf of the node, or set plugin.mountBPFFS in the chart's values", err)
+	case errors.As(err, &path) && errors.Is(err, fs.ErrPermission): // an error of bpf(2) has no path
+		return fmt.Errorf("%w: does a security module of the node deny it? See plugin.appArmorProfile and "+
+			"plugin.seLinuxOptions in the chart's values", err)
+	default:
+		return err
+	}
+}
+
+// Problems implements driver.ProblemReporter.
+func (k *Kind) Problems() (problems []driver.Problem) {
+	k.mu.RLock()
+	defer k.mu.RUnlock()
+	for _, p := range k.problems {
+		if p.device != "" {
+			problems = append(problems, driver.Problem{Device: p.nic, Message: p.err.Error()})
+		}
+	}
+	slices.SortFunc(problems, func(a, b driver.Problem) int { return strings.Compare(a.Device, b.Device) })
+	return problems
+}
+
+// Ready implements driver.ReadinessChecker: the plugin can share a NIC, or none is
+// configured on this node. Nodes differ, so an interface that does not exist here does
+// not matter.
+func (k *Kind) Ready() error {
+	k.mu.RLock()
+	defer k.mu.RUnlock()
+	if k.devices == nil {
+		return errors.New("the plugin has not discovered the NICs yet")
+	}
+	return survey{k.usable(), k.problems}.ready()
+}
+
+// usable returns the devices that are shared. The caller holds k.mu.
+func (k *Kind) usable() (devices []*device) {
+	for _, d := range k.devices {
+		if !d.absent && d.network != nil {
+			devices = append(devices, d)
+		}
+	}
+	return devices
+}
+
+// survey is the result of looking at the configured NICs of the node.
+type survey struct {
+	usable   []*device
+	problems []problem
+}
+
+// ready returns the problems if they leave no NIC to share.
+func (s survey) ready() (failed error) {
+	if len(s.usable) > 0 {
+		return nil
+	}
+	for _, p := range s.problems {
+		if p.isFailure() {
+			failed = errors.Join(failed, fmt.Errorf("NIC %s cannot be shared: %w", p.nic, p.err))
+		}
+	}
+	return failed
+}
+
+// CheckSuccession implements driver.Successor.
+func (k *Kind) CheckSuccession(_ context.Context, published []resourceapi.Device) error {
+	nics, err := k.inventory.List()
+	if err != nil {
+		return err
+	}
+	var s survey
+	planned, problems := plan(nics, k.config)
+	s.problems = problems
+	for _, d := range planned {
+		if err := k.node.Check(d.nicConfig()); err != nil {
+			s.problems = append(s.problems, problem{d.nic.Name, d.name, withRemedy(err)})
+			continue
+		}
+		s.usable = append(s.usable, d)
+	}
+	return k.successionError(s, published)
+}
+
+// RecheckSuccession implements driver.Successor.
+func (k *Kind) RecheckSuccession(published []resourceapi.Device) error {
+	k.mu.RLock()
+	defer k.mu.RUnlock()
+	return k.successionError(survey{k.usable(), k.problems}, published)
+}
+
+// successionError returns the reason why the surveyed NICs do not replace the published
+// ones. A NIC that this plugin's configuration does not name was removed from it on
+// purpose, unless the configuration has the NIC's network and no NIC in it.
+func (k *Kind) successionError(s survey, published []resourceapi.Device) error {
+	if err := s.ready(); err != nil {
+		return err
+	}
+	for _, d := range published {
+		if textOf(d, params.AttributeKind) != Name || isUnserved(d) {
+			continue
+		}
+		if err := k.servingError(s, d); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// servingError returns the reason why a published NIC cannot be served any longer.
+func (k *Kind) servingError(s survey, published resourceapi.Device) error {
+	if slices.ContainsFunc(s.usable, func(d *device) bool { return d.name == published.Name }) {
+		return nil
+	}
+	for _, p := range s.problems {
+		switch {
+		case p.device != published.Name:
+		case p.isFailure():
+			return fmt.Errorf("NIC %s, which the running plugin shares, cannot be shared: %w", p.nic, p.err)
+		default:
+			return nil
+		}
+	}
+	name := textOf(published, params.AttributeNetwork)
+	configured := false
+	for _, n := range k.config.Networks {
+		configured = configured || n.Name == name
+	}
+	inUse := slices.ContainsFunc(s.usable, func(d *device) bool { return d.network.Name == name })
+	if !configured || inUse {
+		return nil
+	}
+	return fmt.Errorf("network %q matches no NIC of this node, but the running plugin shares %s in it: "+
+		"do its interfaces in the new configuration name the NIC, exactly if a default route depends on it?",
+		name, textOf(published, params.AttributeInterfaceName))
+}
+
+// isUnserved reports whether the taints of a published device say that it is not
+// shared. A NIC without link is.
+func isUnserved(d resourceapi.Device) bool {
+	return slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool {
+		return t.Key == params.TaintAbsent || t.Key == params.TaintUnusable
+	})
+}
+
+// textOf returns a text attribute of a device, or "".
+func textOf(d resourceapi.Device, name resourceapi.QualifiedName) string {
+	if v := d.Attributes[name].StringValue; v != nil {
+		return *v
+	}
+	return ""
+}

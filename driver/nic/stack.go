@@ -1,0 +1,137 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nic
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/device/attribute"
+	"github.com/dra-shared/dra-driver-shared/netdev"
+)
+
+// stack is the NICs of the node and how they are stacked.
+type stack struct {
+	nics map[int]netdev.NIC // by interface index
+	// configured is the sum of the configured bandwidth of all networks' NICs whose
+	// frames pass a NIC, in bits per second.
+	configured map[int]uint64
+}
+
+func newStack(nics []netdev.NIC, c *config.DriverConfig) stack {
+	s := stack{nics: map[int]netdev.NIC{}, configured: map[int]uint64{}}
+	for _, n := range nics {
+		s.nics[n.Index] = n
+	}
+	for _, n := range nics {
+		network := c.NetworkOf(n.Name, n.Uplink)
+		if network == nil || network.Bandwidth == nil || n.Master != "" {
+			continue
+		}
+		for _, carrier := range s.carriers(n) {
+			s.configured[carrier.Index] += uint64(network.Bandwidth.Value())
+		}
+	}
+	return s
+}
+
+// lowestFirst returns the NICs in an order in which each follows those below it.
+func (s stack) lowestFirst() []netdev.NIC {
+	nics := make([]netdev.NIC, 0, len(s.nics))
+	for _, n := range s.nics {
+		nics = append(nics, n)
+	}
+	slices.SortFunc(nics, func(a, b netdev.NIC) int {
+		return cmp.Or(cmp.Compare(len(a.Below), len(b.Below)), cmp.Compare(a.Index, b.Index))
+	})
+	return nics
+}
+
+// base returns the NICs that carry the frames of a NIC: itself, or those below
+// it that have none below them.
+func (s stack) base(n netdev.NIC) (base []netdev.NIC) {
+	for _, index := range n.Below {
+		if below, known := s.nics[index]; known && len(below.Below) == 0 {
+			base = append(base, below)
+		}
+	}
+	if len(base) == 0 {
+		return []netdev.NIC{n}
+	}
+	return base
+}
+
+// carriers returns the NICs that all frames of a NIC pass: itself, and those below
+// it, except single members of a bond.
+func (s stack) carriers(n netdev.NIC) []netdev.NIC {
+	carriers, base := []netdev.NIC{n}, s.base(n)
+	for _, index := range n.Below {
+		below, known := s.nics[index]
+		same := func(a, b netdev.NIC) bool { return a.Index == b.Index }
+		if known && slices.EqualFunc(base, s.base(below), same) {
+			carriers = append(carriers, below)
+		}
+	}
+	return carriers
+}
+
+// line returns the line rate of a NIC of a network, in bits per second: the
+// configured one, or less if the hardware is slower than the sum of what is
+// configured for it; otherwise the speed.
+func (s stack) line(n netdev.NIC, network *config.Network) uint64 {
+	if network.Bandwidth == nil {
+		return n.Speed
+	}
+	bandwidth := uint64(network.Bandwidth.Value())
+	line := bandwidth
+	for _, carrier := range s.carriers(n) {
+		sum := s.configured[carrier.Index]
+		if carrier.Speed > 0 && carrier.Speed < sum && s.isHardware(carrier) {
+			line = min(line, uint64(float64(bandwidth)*float64(carrier.Speed)/float64(sum)))
+		}
+	}
+	return line
+}
+
+// isHardware reports whether the speed of a NIC is what hardware negotiated.
+// Virtual links report an arbitrary speed.
+func (s stack) isHardware(n netdev.NIC) bool {
+	return !slices.ContainsFunc(s.base(n), func(n netdev.NIC) bool { return n.Bus != "pci" })
+}
+
+// conflict returns why a NIC cannot be shared in addition to others, which
+// precede it in lowestFirst; nil if it can.
+func (s stack) conflict(d *device, others []*device) error {
+	for _, o := range others {
+		if slices.Contains(d.nic.Below, o.nic.Index) && o.network.Enforcement != config.EnforcementNone {
+			return fmt.Errorf(
+				"the NIC is on %s, which network %q shares: the queues of %s cannot tell the shares of both apart: "+
+					"remove one of them from interfaces",
+				o.nic.Name, o.network.Name, o.nic.Name,
+			)
+		}
+	}
+	for _, carrier := range s.carriers(d.nic) {
+		for _, o := range others {
+			shared := slices.ContainsFunc(s.carriers(o.nic), func(n netdev.NIC) bool { return n.Index == carrier.Index })
+			if shared && (d.network.Bandwidth == nil || o.network.Bandwidth == nil) {
+				return fmt.Errorf("the NIC and %s use %s: set bandwidth for both, so that they divide its speed",
+					o.nic.Name, carrier.Name)
+			}
+		}
+	}
+	return nil
+}
+
+// pciAttributes returns the standard attributes of PCI devices that all NICs of
+// a base have in common: those of a bond state where all of its members are.
+func pciAttributes(base []netdev.NIC, of func(busID string) attribute.Map) attribute.Map {
+	common := of(base[0].PCIBusID)
+	for _, n := range base[1:] {
+		attribute.Intersect(common, of(n.PCIBusID))
+	}
+	return common
+}

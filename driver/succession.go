@@ -1,0 +1,154 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/klog/v2"
+
+	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+)
+
+// successionInterval is the interval at which a plugin that must not replace its
+// predecessor tries again. It also tries when the predecessor stops.
+const successionInterval = 10 * time.Second
+
+// waitError is the reason why this plugin must not serve yet.
+type waitError struct {
+	event string // reason of the event
+	err   error
+}
+
+func (e *waitError) Error() string { return e.err.Error() }
+func (e *waitError) Unwrap() error { return e.err }
+
+// refused returns the reason why this plugin must not replace its predecessor.
+func refused(err error) error {
+	return &waitError{params.EventReasonHandoverRefused,
+		fmt.Errorf("this plugin does not take over from the one that is running: %w", err)}
+}
+
+// enter makes this plugin the one that acts on the node. It waits while another
+// plugin runs and serves devices that this one cannot serve, and while the hook cannot
+// be installed. Meanwhile this plugin does not serve, and is not ready: a rollout
+// stops there. An attempt that fails after the check of the devices may have changed the
+// node; the predecessor repairs that.
+func (d *Driver) enter(ctx context.Context) error {
+	for {
+		err := d.tryToEnter(ctx)
+		if err == nil {
+			d.waiting.Store(nil)
+			return nil
+		}
+		d.handover.abandon()
+		var wait *waitError
+		if !errors.As(err, &wait) || ctx.Err() != nil {
+			return errors.Join(context.Cause(ctx), err)
+		}
+		d.reportWaiting(ctx, wait)
+		if err := d.awaitChange(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+// awaitChange waits until the predecessors have stopped, if there are any, but no
+// longer than successionInterval.
+func (d *Driver) awaitChange(ctx context.Context) error {
+	if len(d.handover.predecessors()) > 0 {
+		return d.handover.awaitEnd(ctx, successionInterval)
+	}
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-time.After(successionInterval):
+		return nil
+	}
+}
+
+// tryToEnter returns a waitError if this plugin must wait. After an error the caller
+// abandons the handover: the predecessor then repairs what this plugin changed.
+func (d *Driver) tryToEnter(ctx context.Context) error {
+	var published []resourceapi.Device
+	if len(d.handover.predecessors()) > 0 {
+		var err error
+		if published, err = d.publishedDevices(ctx); err != nil {
+			return refused(fmt.Errorf("list the devices that it serves: %w", err))
+		}
+		err = d.eachSuccessor(func(s Successor) error { return s.CheckSuccession(ctx, published) })
+		if err != nil {
+			return refused(err)
+		}
+	}
+	if err := d.handover.enter(); err != nil {
+		return err
+	}
+	// A plugin that stopped while this one waited may have removed the directories.
+	if err := errors.Join(d.claims.MakeDir(), d.specs.MakeDirs()); err != nil {
+		return err
+	}
+	if err := d.installHook(ctx); err != nil {
+		return &waitError{params.EventReasonHookMissing, fmt.Errorf("containers with shares cannot start: %w", err)}
+	}
+	if err := d.recover(ctx); err != nil {
+		return err
+	}
+	if published == nil {
+		return nil
+	}
+	if err := d.eachSuccessor(func(s Successor) error { return s.RecheckSuccession(published) }); err != nil {
+		return refused(err)
+	}
+	return nil
+}
+
+func (d *Driver) eachSuccessor(check func(Successor) error) (failed error) {
+	for _, k := range d.options.Kinds {
+		if s, ok := k.(Successor); ok {
+			failed = errors.Join(failed, check(s))
+		}
+	}
+	return failed
+}
+
+// reportWaiting reports why this plugin waits.
+func (d *Driver) reportWaiting(ctx context.Context, wait *waitError) {
+	err := error(wait)
+	if old := d.waiting.Swap(&err); old == nil || (*old).Error() != err.Error() {
+		klog.FromContext(ctx).Error(err, "Not serving yet; retrying")
+	}
+	d.warnings.warn(wait.event, "", err.Error())
+}
+
+// publishedDevices returns the devices in the ResourceSlices of the node.
+func (d *Driver) publishedDevices(ctx context.Context) ([]resourceapi.Device, error) {
+	list, err := d.options.Client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{
+		FieldSelector: fields.Set{
+			resourceapi.ResourceSliceSelectorDriver:   d.options.DriverName,
+			resourceapi.ResourceSliceSelectorNodeName: d.options.NodeName,
+		}.String(),
+	})
+	if err != nil {
+		return nil, err
+	}
+	devices, newest := []resourceapi.Device{}, int64(-1)
+	for _, s := range list.Items {
+		pool := s.Spec.Pool
+		if s.Spec.Driver != d.options.DriverName || pool.Name != d.options.NodeName || pool.Generation < newest {
+			continue
+		}
+		if pool.Generation > newest {
+			devices, newest = devices[:0], pool.Generation
+		}
+		devices = append(devices, s.Spec.Devices...)
+	}
+	return devices, nil
+}

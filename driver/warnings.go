@@ -1,0 +1,110 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package driver
+
+import (
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+
+	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/internal/claimstatus"
+)
+
+// warnings are the events about this node as a whole. They regard the Node and not
+// the plugin's pod: the problems belong to the node, outlast the pod, and are found
+// by `kubectl describe node`, where one looks for a device that is missing. The
+// kubelet adds the text of a failed readiness probe to the events of the pod.
+type warnings struct {
+	recorder events.EventRecorder
+	node     *corev1.ObjectReference
+
+	mu     sync.Mutex
+	active map[warning]sent
+}
+
+// warning identifies a problem: the reason of its event, and the device, if any.
+type warning struct{ reason, subject string }
+
+type sent struct {
+	message string
+	at      time.Time
+}
+
+// warningInterval is the interval at which the event of a lasting problem is sent
+// again. The API server removes events after one hour.
+const warningInterval = 30 * time.Minute
+
+func newWarnings(recorder events.EventRecorder, node string) *warnings {
+	return &warnings{
+		recorder: recorder,
+		// The kubelet uses the name as UID in events on its node, too.
+		node:   &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: node, UID: types.UID(node)},
+		active: map[warning]sent{},
+	}
+}
+
+// warn sends a Warning event, unless it sent the same a short time ago.
+func (w *warnings) warn(reason, subject, message string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	key := warning{reason, subject}
+	if last, ok := w.active[key]; ok && last.message == message && time.Since(last.at) < warningInterval {
+		return
+	}
+	w.active[key] = sent{message, time.Now()}
+	w.send(corev1.EventTypeWarning, reason, message)
+}
+
+// end sends a Normal event if warn reported the problem.
+func (w *warnings) end(reason, subject, recovered, message string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	key := warning{reason, subject}
+	if _, ok := w.active[key]; !ok {
+		return
+	}
+	delete(w.active, key)
+	w.send(corev1.EventTypeNormal, recovered, message)
+}
+
+// subjects returns what warnings with a reason are about.
+func (w *warnings) subjects(reason string) (subjects []string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for key := range w.active {
+		if key.reason == reason {
+			subjects = append(subjects, key.subject)
+		}
+	}
+	return subjects
+}
+
+func (w *warnings) send(kind, reason, message string) {
+	w.recorder.Eventf(w.node, nil, kind, reason, params.EventActionServe, "%s", claimstatus.Truncate(message, maxNote))
+}
+
+// reportProblems sends events about the configured devices that are not shared.
+func (d *Driver) reportProblems() {
+	current := map[string]bool{}
+	for _, k := range d.options.Kinds {
+		reporter, ok := k.(ProblemReporter)
+		if !ok {
+			continue
+		}
+		for _, p := range reporter.Problems() {
+			current[p.Device] = true
+			d.warnings.warn(params.EventReasonDeviceUnusable, p.Device, "cannot share "+p.Device+": "+p.Message)
+		}
+	}
+	for _, device := range d.warnings.subjects(params.EventReasonDeviceUnusable) {
+		if !current[device] {
+			d.warnings.end(params.EventReasonDeviceUnusable, device, params.EventReasonDeviceUsable,
+				device+" can be shared again")
+		}
+	}
+}

@@ -1,0 +1,226 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package files
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Directory keeps the parsed files of a directory in memory. The files are
+// authoritative: other processes may change them. Before each call, the Directory
+// asks the kernel (inotify) which files have changed, and reads only those. A call
+// therefore sees every change that was complete when the call began. It is safe for
+// concurrent use.
+type Directory[T any] struct {
+	path, suffix string
+	parse        func(path string) (T, error)
+
+	mu      sync.Mutex
+	changes changes
+	names   []string // sorted
+	files   map[string]parsed[T]
+}
+
+// parsed is the result of parsing a file. It is not modified.
+type parsed[T any] struct {
+	file  fileID
+	value T
+	err   error
+}
+
+// fileID identifies the content of a file that is replaced and not modified.
+type fileID struct {
+	inode   uint64
+	size    int64
+	changed syscall.Timespec
+}
+
+// NewDirectory returns the Directory at path with the files whose names end with
+// suffix. parse reads a file. Nothing is accessed before the first call of Each. The
+// directory may be missing; it then has no files.
+func NewDirectory[T any](path, suffix string, parse func(path string) (T, error)) *Directory[T] {
+	return &Directory[T]{
+		path: path, suffix: suffix, parse: parse,
+		changes: changes{fd: -1}, files: map[string]parsed[T]{},
+	}
+}
+
+// Each calls do for the files whose names begin with prefix, in the order of their
+// names, with the result of parsing them. do must not modify the value. Each returns an
+// error if the directory cannot be read.
+func (d *Directory[T]) Each(prefix string, do func(path string, value T, err error)) error {
+	names, files, err := d.current(prefix)
+	for i, name := range names {
+		do(filepath.Join(d.path, name), files[i].value, files[i].err)
+	}
+	return err
+}
+
+// current returns the files whose names begin with prefix.
+func (d *Directory[T]) current(prefix string) (names []string, files []parsed[T], err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.update(); err != nil {
+		return nil, nil, err
+	}
+	first, _ := slices.BinarySearch(d.names, prefix)
+	for _, name := range d.names[first:] {
+		if !strings.HasPrefix(name, prefix) {
+			break
+		}
+		names = append(names, name)
+		files = append(files, d.files[name])
+	}
+	return names, files, nil
+}
+
+// update reads the files that have changed. The caller holds d.mu.
+func (d *Directory[T]) update() error {
+	changed, all := d.changes.next(d.path)
+	if all {
+		return d.readAll()
+	}
+	for _, name := range changed {
+		if !strings.HasSuffix(name, d.suffix) {
+			continue
+		}
+		i, known := slices.BinarySearch(d.names, name)
+		switch exists := d.read(name); {
+		case exists && !known:
+			d.names = slices.Insert(d.names, i, name)
+		case !exists && known:
+			d.names = slices.Delete(d.names, i, i+1)
+		}
+	}
+	return nil
+}
+
+// readAll reads the directory, and the files that were not read before.
+func (d *Directory[T]) readAll() error {
+	entries, err := os.ReadDir(d.path) // sorted
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	d.names = nil
+	for _, e := range entries {
+		if strings.HasSuffix(e.Name(), d.suffix) && d.read(e.Name()) {
+			d.names = append(d.names, e.Name())
+		}
+	}
+	for name := range d.files {
+		if _, listed := slices.BinarySearch(d.names, name); !listed {
+			delete(d.files, name)
+		}
+	}
+	return nil
+}
+
+// read reads a file unless it is the one that was read last, and reports whether it
+// exists.
+func (d *Directory[T]) read(name string) (exists bool) {
+	path := filepath.Join(d.path, name)
+	var stat syscall.Stat_t
+	err := syscall.Stat(path, &stat)
+	file := fileID{stat.Ino, stat.Size, stat.Ctim}
+	if last, known := d.files[name]; known && err == nil && last.err == nil && last.file == file {
+		return true
+	}
+	var value T
+	if err == nil {
+		value, err = d.parse(path)
+	}
+	if errors.Is(err, os.ErrNotExist) {
+		delete(d.files, name)
+		return false
+	}
+	d.files[name] = parsed[T]{file, value, err}
+	return true
+}
+
+// changes tells which files of a directory have changed.
+type changes struct {
+	fd   int // of inotify; -1 if there is none
+	stop runtime.Cleanup
+	buf  []byte
+}
+
+// watched are the events of inotify that announce a change.
+const watched = unix.IN_CREATE | unix.IN_CLOSE_WRITE | unix.IN_MOVED_TO | unix.IN_MOVED_FROM | unix.IN_DELETE |
+	unix.IN_DELETE_SELF | unix.IN_MOVE_SELF | unix.IN_ONLYDIR
+
+// next returns the names of the files that have changed since the last call. all
+// reports that any file may have: at the first call, after the kernel dropped events or
+// the directory was replaced, and always if the kernel has no inotify for this process.
+func (c *changes) next(dir string) (names []string, all bool) {
+	if c.fd < 0 {
+		c.open(dir)
+		return nil, true
+	}
+	seen := map[string]bool{}
+	for {
+		n, err := unix.Read(c.fd, c.buf)
+		switch {
+		case err == unix.EINTR:
+			continue
+		case err == unix.EAGAIN:
+			return names, false
+		case err != nil || !c.parse(c.buf[:n], func(name string) {
+			if !seen[name] {
+				seen[name], names = true, append(names, name)
+			}
+		}):
+			c.close()
+			c.open(dir)
+			return nil, true
+		}
+	}
+}
+
+// parse calls changed for the name of each changed file in a buffer of events. It
+// returns false if files may have changed that the events do not name.
+func (c *changes) parse(events []byte, changed func(name string)) bool {
+	for len(events) >= unix.SizeofInotifyEvent {
+		e := (*unix.InotifyEvent)(unsafe.Pointer(&events[0])) // struct inotify_event
+		end := unix.SizeofInotifyEvent + int(e.Len)
+		if e.Mask&(unix.IN_Q_OVERFLOW|unix.IN_IGNORED|unix.IN_DELETE_SELF|unix.IN_MOVE_SELF) != 0 || end > len(events) {
+			return false
+		}
+		changed(unix.ByteSliceToString(events[unix.SizeofInotifyEvent:end]))
+		events = events[end:]
+	}
+	return true
+}
+
+// open watches the directory, if possible.
+func (c *changes) open(dir string) {
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	if err != nil {
+		return // such as EMFILE: the user has too many instances
+	}
+	if _, err := unix.InotifyAddWatch(fd, dir, watched); err != nil {
+		_ = unix.Close(fd)
+		return
+	}
+	c.fd = fd
+	if c.buf == nil {
+		c.buf = make([]byte, 16<<10)
+	}
+	c.stop = runtime.AddCleanup(c, func(fd int) { _ = unix.Close(fd) }, fd)
+}
+
+func (c *changes) close() {
+	c.stop.Stop()
+	_ = unix.Close(c.fd)
+	c.fd = -1
+}

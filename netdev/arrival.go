@@ -1,0 +1,110 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package netdev
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/dra-shared/dra-driver-shared/netdev/classify"
+)
+
+// arrival compares how many frames a NIC sends and receives with how many of them
+// reach the classifier's programs.
+type arrival struct {
+	last     frames
+	sent     direction
+	received direction
+}
+
+// frames are counters of a NIC at one time.
+type frames struct {
+	nic, seen classify.Counts
+}
+
+// direction is the state of one direction.
+type direction struct {
+	pending uint64 // frames since the program last saw one
+	// missed is set while frames do not reach the program.
+	missed bool
+}
+
+// missedFrames is how many frames in a row must have missed the program. A few may
+// do so when programs are replaced.
+const missedFrames = 32
+
+// update takes the present counters into account.
+func (a *arrival) update(now frames) {
+	a.sent.update(now.nic.Sent-a.last.nic.Sent, now.seen.Sent-a.last.seen.Sent)
+	a.received.update(now.nic.Received-a.last.nic.Received, now.seen.Received-a.last.seen.Received)
+	a.last = now
+}
+
+func (d *direction) update(nic, seen uint64) {
+	switch {
+	case seen > 0 || nic > 1<<63: // the program saw frames, or the NIC's counters were reset
+		*d = direction{}
+	default:
+		d.pending += nic
+		d.missed = d.pending >= missedFrames
+	}
+}
+
+// watchArrival updates the arrival of a NIC. The caller holds n.mu.
+func (n *Node) watchArrival(index int) error {
+	link, err := netlink.LinkByIndex(index)
+	if err != nil {
+		return fmt.Errorf("read the counters of link %d: %w", index, err)
+	}
+	seen, err := n.classifier.Counts(index)
+	if err != nil {
+		return err
+	}
+	now := frames{seen: seen}
+	if s := link.Attrs().Statistics; s != nil {
+		now.nic = classify.Counts{Sent: s.TxPackets, Received: s.RxPackets}
+	}
+	if a, known := n.arrivals[index]; known {
+		a.update(now)
+	} else {
+		n.arrivals[index] = &arrival{last: now}
+	}
+	return nil
+}
+
+// Missed returns which frames of a NIC do not reach the classifier, and which
+// programs may keep them from it; "" if frames reach it, as far as the NIC has
+// sent or received any. Manage updates it.
+func (n *Node) Missed(index int) string {
+	n.mu.Lock()
+	var sent, received bool
+	if a := n.arrivals[index]; a != nil {
+		sent, received = a.sent.missed, a.received.missed
+	}
+	n.mu.Unlock()
+	var parts []string
+	if sent {
+		parts = append(parts, describeMissed("sends", index, true))
+	}
+	if received {
+		parts = append(parts, describeMissed("receives", index, false))
+	}
+	return strings.Join(parts, "; ")
+}
+
+func describeMissed(verb string, index int, sent bool) string {
+	ahead, err := classify.Ahead(index, sent)
+	switch {
+	case err != nil:
+		return fmt.Sprintf("frames that the NIC %s do not reach the driver's program: listing the programs before it: %v",
+			verb, err)
+	case len(ahead) == 0:
+		return fmt.Sprintf("frames that the NIC %s do not reach the driver's program: does an XDP program or the NIC's "+
+			"hardware take them?", verb)
+	}
+	return fmt.Sprintf("frames that the NIC %s do not reach the driver's program; before it runs %s: detach it, or make "+
+		"it pass frames on (TCX_NEXT)", verb, strings.Join(ahead, ", "))
+}

@@ -1,0 +1,35 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package netdev
+
+import "testing"
+
+func TestDirection(t *testing.T) {
+	type step struct{ nic, seen uint64 }
+	for name, test := range map[string]struct {
+		steps []step
+		want  bool
+	}{
+		"no frames":                              {[]step{{0, 0}, {0, 0}}, false},
+		"all frames are seen":                    {[]step{{1000, 1000}}, false},
+		"the program sees segments as one":       {[]step{{1000, 20}}, false},
+		"a few frames are missed":                {[]step{{10, 0}, {10, 0}}, false},
+		"many frames are missed":                 {[]step{{1000, 0}}, true},
+		"few frames are missed each time":        {[]step{{20, 0}, {20, 0}}, true},
+		"frames are seen again":                  {[]step{{1000, 0}, {10, 10}}, false},
+		"no frames after many were missed":       {[]step{{1000, 0}, {0, 0}}, true},
+		"the counters of the NIC were reset":     {[]step{{^uint64(0) - 5, 0}}, false},
+		"some are seen between two small losses": {[]step{{20, 0}, {5, 5}, {20, 0}}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var d direction
+			for _, s := range test.steps {
+				d.update(s.nic, s.seen)
+			}
+			if d.missed != test.want {
+				t.Errorf("after %v: missed is %t, want %t", test.steps, d.missed, test.want)
+			}
+		})
+	}
+}

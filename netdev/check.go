@@ -1,0 +1,45 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package netdev
+
+import (
+	"github.com/dra-shared/dra-driver-shared/netdev/bpffs"
+	"github.com/dra-shared/dra-driver-shared/netdev/classify"
+	"github.com/dra-shared/dra-driver-shared/netdev/classify/trial"
+)
+
+// Check returns the error that Manage would return for a NIC, as far as it can be
+// known without changing the NIC: another process may be managing it. With Enforce,
+// it tries the classifier on links of its own.
+func (n *Node) Check(c NICConfig) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if !c.Enforce {
+		return nil
+	}
+	if err := n.shaper.Check(c.Name, c.Index, c.TakeOver); err != nil {
+		return err
+	}
+	_, err := n.strongestKey()
+	return err
+}
+
+// strongestKey returns the strongest of the classifier's keys that passes its trials,
+// which it repeats until one does. The caller holds n.mu.
+func (n *Node) strongestKey() (classify.Key, error) {
+	if err := bpffs.Check(n.bpffs); err != nil {
+		return "", err
+	}
+	if len(n.trials) > 0 {
+		if key, err := trial.Strongest(n.trials); err == nil {
+			return key, nil
+		}
+	}
+	results, err := trial.Run(n.bpffs, n.failpoints, n.keys...)
+	if err != nil {
+		return "", err
+	}
+	n.trials = results
+	return trial.Strongest(results)
+}

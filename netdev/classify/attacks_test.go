@@ -1,0 +1,393 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package classify_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/dra-shared/dra-driver-shared/netdev"
+	"github.com/dra-shared/dra-driver-shared/netdev/classify"
+	"github.com/dra-shared/dra-driver-shared/netdev/nstest"
+)
+
+// The tests in this file are the attacks of docs/user/security.md, with real frames.
+
+// enforced is the configuration of a NIC that enforces identity.
+func enforced() netdev.NICConfig {
+	return netdev.NICConfig{Policy: classify.Policy{
+		Identity: classify.IdentityEnforce,
+		Subnets:  []netip.Prefix{netip.MustParsePrefix("10.20.0.0/16"), netip.MustParsePrefix("fd00:20::/64")},
+	}}
+}
+
+// listener receives the frames of a link.
+type listener struct {
+	t  *testing.T
+	fd int
+}
+
+// listen starts to receive what arrives at a link of a namespace.
+func listen(t *testing.T, ns *nstest.Namespace, link string) listener {
+	t.Helper()
+	l := listener{t: t}
+	ns.Do(func() error {
+		index, err := net.InterfaceByName(link)
+		if err != nil {
+			return err
+		}
+		const all = unix.ETH_P_ALL<<8&0xff00 | unix.ETH_P_ALL>>8
+		if l.fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, all); err != nil {
+			return err
+		}
+		return unix.Bind(l.fd, &unix.SockaddrLinklayer{Protocol: all, Ifindex: index.Index})
+	})
+	t.Cleanup(func() { _ = unix.Close(l.fd) })
+	return l
+}
+
+// marker ends each frame of an attack, so that it is found at the other end.
+func marker(number int) []byte { return fmt.Appendf(nil, "attack %08d", number) }
+
+// saw reports whether a frame with a marker arrives within a time.
+func (l listener) saw(mark []byte, patience time.Duration) bool {
+	l.t.Helper()
+	deadline, buffer := time.Now().Add(patience), make([]byte, 2048)
+	for time.Now().Before(deadline) {
+		left := unix.NsecToTimeval(max(time.Until(deadline), time.Millisecond).Nanoseconds())
+		if err := unix.SetsockoptTimeval(l.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &left); err != nil {
+			l.t.Fatal(err)
+		}
+		n, from, err := unix.Recvfrom(l.fd, buffer, 0)
+		if err != nil {
+			continue
+		}
+		if sender, ok := from.(*unix.SockaddrLinklayer); ok && sender.Pkttype == unix.PACKET_OUTGOING {
+			continue
+		}
+		if bytes.Contains(buffer[:n], mark) {
+			return true
+		}
+	}
+	return false
+}
+
+// sendRaw sends a frame through a link, as a pod with CAP_NET_RAW can.
+func sendRaw(ns *nstest.Namespace, link string, frame []byte) {
+	ns.Do(func() error {
+		index, err := net.InterfaceByName(link)
+		if err != nil {
+			return err
+		}
+		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		err = unix.Sendto(fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: index.Index})
+		if errors.Is(err, unix.ENOBUFS) { // the program dropped the frame
+			return nil
+		}
+		return err
+	})
+}
+
+func TestAttack_rawFrames(t *testing.T) {
+	e := newTestEnv(t, enforced())
+	attacker, victim := e.pod(0, 1, hardCap(100*mega), netdev.Private), e.pod(1, 2, hardCap(100*mega), netdev.Private)
+	wire, wireMAC := listen(t, e.wire, "wire"), e.wire.Interface("wire").HardwareAddr
+	own, other, node := attacker.attachment.MAC, victim.attachment.MAC, net.HardwareAddr{2, 7, 7, 7, 7, 7}
+	to := func(source net.HardwareAddr, protocol uint16, payload ...[]byte) []byte {
+		return classify.EtherTo(wireMAC, source, protocol, payload...)
+	}
+	ports := classify.UDP(5000, 5001)
+	for i, tc := range []struct {
+		name    string
+		frame   []byte
+		arrives bool
+	}{
+		{"the pod's own addresses", to(own, 0x0800, classify.IPv4("10.20.0.1", 17, 0, ports)), true},
+		{"the pod's own addresses, IPv6", to(own, 0x86dd, classify.IPv6("fd00:20::1", 17, ports)), true},
+		{"an ARP request", to(own, 0x0806, classify.ARP(1, own, "10.20.0.1", wireIP)), true},
+		{"a sibling's MAC", to(other, 0x0800, classify.IPv4("10.20.0.2", 17, 0, ports)), false},
+		{"the NIC's MAC", to(e.nic.MAC, 0x0800, classify.IPv4("10.20.0.1", 17, 0, ports)), false},
+		{"another node's MAC", to(node, 0x0800, classify.IPv4("10.20.0.1", 17, 0, ports)), false},
+		{"a sibling's IPv4 address", to(own, 0x0800, classify.IPv4("10.20.0.2", 17, 0, ports)), false},
+		{"a sibling's IPv6 address", to(own, 0x86dd, classify.IPv6("fd00:20::2", 17, ports)), false},
+		{"a forged ARP reply", to(own, 0x0806, classify.ARP(2, own, wireIP, "10.20.0.2")), false},
+		{
+			"a forged neighbor advertisement",
+			to(own, 0x86dd, classify.IPv6("fd00:20::1", 58, classify.ND(136, "fd00:20::fe"))), false,
+		},
+		{
+			"a router advertisement",
+			to(own, 0x86dd, classify.IPv6("fe80::ff:fe00:1", 58, classify.ND(134, ""))), false,
+		},
+		{"a DHCP offer", to(own, 0x0800, classify.IPv4("10.20.0.1", 17, 0, classify.UDP(67, 68))), false},
+		{"a VLAN tag", to(own, 0x8100, []byte{0, 100, 8, 0}, classify.IPv4("10.20.0.1", 17, 0, ports)), false},
+		{
+			"a bridge's message",
+			classify.EtherTo(net.HardwareAddr{1, 0x80, 0xc2, 0, 0, 0}, own, 38, []byte{0x42, 0x42, 3}), false,
+		},
+	} {
+		mark := marker(i)
+		sendRaw(attacker.Namespace, "net1", append(tc.frame, mark...))
+		patience := 200 * time.Millisecond
+		if tc.arrives {
+			patience = 5 * time.Second
+		}
+		if got := wire.saw(mark, patience); got != tc.arrives {
+			t.Errorf("%s: arrived at the wire: %t, want %t", tc.name, got, tc.arrives)
+		}
+	}
+	refusals, err := e.node.Refusals(attacker.attachment.Parent, attacker.attachment.Minor)
+	if err != nil || refusals.Dropped["ARP"] != 1 || refusals.Dropped["SourceMAC"] != 3 {
+		t.Errorf("Refusals returned %+v and error %v, want ARP once and SourceMAC 3 times", refusals, err)
+	}
+}
+
+// What the kernel of a pod sends on its own passes: TCP, neighbor discovery, replies.
+func TestIdentity_ordinaryTrafficPasses(t *testing.T) {
+	e := newTestEnv(t, enforced())
+	p := e.pod(0, 1, hardCap(100*mega), netdev.Private)
+	v6 := nstest.Flow{From: e.wire, To: p.Namespace, Address: e.address("fd00:20::1")}
+	e.measure(e.fromPod(p))
+	e.measure(e.toPod(p))
+	e.measure(v6)
+	refusals, err := e.node.Refusals(p.attachment.Parent, p.attachment.Minor)
+	if err != nil || len(refusals.Dropped) > 0 {
+		t.Errorf("Refusals returned %+v and error %v, want none", refusals, err)
+	}
+}
+
+// A frame that a pod forwards has no socket, whatever its addresses are.
+func TestAttack_forwardedFrames(t *testing.T) {
+	for name, forwarding := range map[string]bool{"refused": false, "allowed": true} {
+		t.Run(name, func(t *testing.T) {
+			config := enforced()
+			config.Policy.Forwarding = forwarding
+			e := newTestEnv(t, config)
+			router := e.pod(0, 1, hardCap(100*mega), netdev.Private)
+			inner, wire, mark := e.namespaceBehind(router), listen(t, e.wire, "wire"), marker(1)
+			arrived, refusals := false, classify.Refusals{}
+			for range 50 { // until the pod has resolved the receiver's address
+				inner.Do(func() error { return sendUDP(wireIP+":9", mark) })
+				arrived = wire.saw(mark, 100*time.Millisecond)
+				var err error
+				if refusals, err = e.node.Refusals(router.attachment.Parent, router.attachment.Minor); err != nil {
+					t.Fatal(err)
+				}
+				if arrived || len(refusals.Dropped) > 0 {
+					break
+				}
+			}
+			if arrived != forwarding || (refusals.Dropped["Forwarded"] > 0) == forwarding {
+				t.Errorf("a forwarded frame arrived: %t, want %t; refused: %+v", arrived, forwarding, refusals)
+			}
+		})
+	}
+}
+
+func sendUDP(to string, payload []byte) error {
+	conn, err := net.Dial("udp", to)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	_, err = conn.Write(payload)
+	return err
+}
+
+// In mode source, a link receives all frames of the senders that the pod lists, also
+// those for a sibling or for the node.
+func TestAttack_sourceMode(t *testing.T) {
+	e := newTestEnv(t, enforced())
+	attacker, victim := e.pod(0, 1, hardCap(100*mega), netdev.Private), e.pod(1, 2, hardCap(100*mega), netdev.Private)
+	wireMAC := e.wire.Interface("wire").HardwareAddr
+	frames, victims := listen(t, attacker.Namespace, "net1"), listen(t, victim.Namespace, "net1")
+	number := 0
+	read := func(destination net.HardwareAddr) (attacker, victim bool) {
+		number++
+		frame := classify.EtherTo(destination, wireMAC, 0x0800, classify.IPv4(wireIP, 17, 0, classify.UDP(1, 2)))
+		sendRaw(e.wire, "wire", append(frame, marker(number)...))
+		return frames.saw(marker(number), 300*time.Millisecond), victims.saw(marker(number), 300*time.Millisecond)
+	}
+	state := func() string {
+		s, err := e.node.Read(attacker.attachment)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s.Blocked
+	}
+	if blocked := state(); blocked != "" {
+		t.Fatalf("an unchanged link is blocked: %s", blocked)
+	}
+	attacker.Do(func() error { return changeMacvlan("net1", netlink.MACVLAN_MODE_SOURCE, wireMAC) })
+	if taken, _ := read(victim.attachment.MAC); !taken {
+		t.Fatal("the attack has no effect before it is detected: does the test attack?")
+	}
+	if blocked := state(); blocked != "the pod changed the mode of net1 from private to source" {
+		t.Fatalf("Blocked is %q", blocked)
+	}
+	for to, mac := range map[string]net.HardwareAddr{
+		"the node": e.nic.MAC, "its sibling": victim.attachment.MAC, "itself": attacker.attachment.MAC,
+	} {
+		taken, received := read(mac)
+		if taken || received != (to == "its sibling") {
+			t.Errorf("a frame to %s: the attacker received it: %t, the sibling: %t", to, taken, received)
+		}
+	}
+	wire := listen(t, e.wire, "wire")
+	frame := classify.EtherTo(wireMAC, attacker.attachment.MAC, 0x0800,
+		classify.IPv4("10.20.0.1", 17, 0, classify.UDP(1, 2)))
+	sendRaw(attacker.Namespace, "net1", append(frame, marker(100)...))
+	if wire.saw(marker(100), 200*time.Millisecond) {
+		t.Error("a blocked link sent a frame")
+	}
+
+	attacker.Do(func() error { return changeMacvlan("net1", netlink.MACVLAN_MODE_PRIVATE, nil) })
+	if blocked := state(); blocked != "" {
+		t.Fatalf("after the attack was reverted: %s", blocked)
+	}
+	if received, _ := read(attacker.attachment.MAC); !received {
+		t.Error("after the attack was reverted, the link receives nothing")
+	}
+}
+
+// changeMacvlan changes the mode of a link of the current namespace. With sender, it
+// gives the link a list of senders; without, it removes the list.
+func changeMacvlan(name string, mode netlink.MacvlanMode, sender net.HardwareAddr) error {
+	link, err := netlink.LinkByName(name)
+	if err != nil {
+		return err
+	}
+	if sender == nil {
+		if err := netlink.MacvlanMACAddrFlush(link); err != nil {
+			return err
+		}
+	}
+	if err := netlink.LinkSetMacvlanMode(link, mode); err != nil {
+		return err
+	}
+	if sender == nil {
+		return nil
+	}
+	return netlink.MacvlanMACAddrAdd(link, sender)
+}
+
+// A link whose address the node has lost neither sends nor receives, and stays blocked
+// when a plugin starts that does not know yet which addresses are lost.
+func TestBlocking(t *testing.T) {
+	e := newTestEnv(t, enforced())
+	p := e.pod(0, 1, hardCap(100*mega), netdev.Private)
+	wireMAC, wire := e.wire.Interface("wire").HardwareAddr, listen(t, e.wire, "wire")
+	for i, c := range []struct {
+		blocking netdev.Blocking
+		sends    bool
+	}{
+		{netdev.BlockIfChanged, true},
+		{netdev.BlockAsBefore, true},
+		{netdev.BlockAlways, false},
+		{netdev.BlockAsBefore, false},
+		{netdev.BlockIfChanged, true},
+	} {
+		a := p.attachment
+		a.Blocking = c.blocking
+		if err := e.node.Restore(a, hardCap(100*mega)); err != nil { // leaves a blocked link blocked
+			t.Fatal(err)
+		}
+		if s, err := e.node.Read(a); err != nil || s.Blocked != "" {
+			t.Fatalf("step %d: Read returned %+v and error %v, want a link that its pod did not change", i, s, err)
+		}
+		frame := classify.EtherTo(wireMAC, a.MAC, 0x0800, classify.IPv4("10.20.0.1", 17, 0, classify.UDP(1, 2)))
+		sendRaw(p.Namespace, "net1", append(frame, marker(i)...))
+		if sent := wire.saw(marker(i), 300*time.Millisecond); sent != c.sends {
+			t.Errorf("step %d: the link sent a frame: %t, want %t", i, sent, c.sends)
+		}
+	}
+}
+
+// What a pod may do with its link does not block it.
+func TestGuard_permitsHarmlessChanges(t *testing.T) {
+	e := newTestEnv(t, enforced())
+	p := e.pod(0, 1, hardCap(100*mega), netdev.Private)
+	p.Do(func() error {
+		link, err := netlink.LinkByName("net1")
+		if err != nil {
+			return err
+		}
+		for _, change := range []func() error{
+			func() error { return netlink.SetPromiscOn(link) },
+			func() error { return netlink.LinkSetMTU(link, 1400) },
+			func() error { return netlink.LinkSetDown(link) },
+			func() error { return netlink.LinkSetName(link, "data0") },
+			func() error { return netlink.LinkSetUp(link) },
+		} {
+			if err := change(); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if s, err := e.node.Read(p.attachment); err != nil || s.Blocked != "" || s.Name != "data0" {
+		t.Errorf("Read returned %+v and error %v, want a link that is not blocked", s, err)
+	}
+}
+
+// A further link on the NIC receives no unicast.
+func TestAttack_furtherLink(t *testing.T) {
+	e := newTestEnv(t, enforced())
+	p := e.pod(0, 1, hardCap(100*mega), netdev.Private)
+	p.Do(func() error {
+		link, err := netlink.LinkByName("net1")
+		if err != nil {
+			return err
+		}
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name, attrs.ParentIndex = "more", link.Attrs().Index
+		further := &netlink.Macvlan{LinkAttrs: attrs, Mode: netlink.MACVLAN_MODE_BRIDGE}
+		if err := netlink.LinkAdd(further); err != nil {
+			return err
+		}
+		return netlink.LinkSetUp(further)
+	})
+	more := p.Interface("more")
+	frames := listen(t, p.Namespace, "more")
+	frame := classify.EtherTo(more.HardwareAddr, e.wire.Interface("wire").HardwareAddr, 0x0800,
+		classify.IPv4(wireIP, 17, 0, classify.UDP(1, 2)))
+	sendRaw(e.wire, "wire", append(frame, marker(1)...))
+	if frames.saw(marker(1), 300*time.Millisecond) {
+		t.Error("a further link of the pod received a unicast frame")
+	}
+}
+
+// A router advertisement from the wire reaches the node, and no share.
+func TestAttack_routerAdvertisementFromWire(t *testing.T) {
+	for name, allowed := range map[string]bool{"by default": false, "if the network allows it": true} {
+		t.Run(name, func(t *testing.T) {
+			config := enforced()
+			config.Policy.Autoconf = allowed
+			e := newTestEnv(t, config)
+			p := e.pod(0, 1, hardCap(100*mega), netdev.Private)
+			share, node := listen(t, p.Namespace, "net1"), listen(t, nstest.Current(t), e.nic.Name)
+			frame := classify.EtherTo(net.HardwareAddr{0x33, 0x33, 0, 0, 0, 1}, e.wire.Interface("wire").HardwareAddr, 0x86dd,
+				classify.IPv6("fe80::1", 58, classify.ND(134, "")))
+			sendRaw(e.wire, "wire", append(frame, marker(1)...))
+			if got := share.saw(marker(1), time.Second); got != allowed {
+				t.Errorf("the share received the advertisement: %t, want %t", got, allowed)
+			}
+			if !node.saw(marker(1), time.Second) {
+				t.Error("the node did not receive the advertisement")
+			}
+		})
+	}
+}

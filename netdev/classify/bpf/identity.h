@@ -1,0 +1,725 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0 OR MIT OR GPL-2.0-only
+//
+// The identity of a frame: whether it carries the MAC address of its link and the
+// addresses that the link has. What a frame violates is a reason. A policy decides
+// for each NIC whether frames with a reason are dropped or only counted.
+
+// Reasons. Package classify has the same numbers.
+#define REASON_MAC 1        // the source MAC address is not one of the sender's
+#define REASON_ADDRESS 2    // the source IP address is not one of the link's
+#define REASON_ARP 3        // ARP with an address that the link does not have
+#define REASON_ND 4         // neighbor discovery with an address that the link does not have
+#define REASON_RA 5         // a router advertisement
+#define REASON_DHCP 6       // a message of a DHCP server
+#define REASON_VLAN 7       // a VLAN tag
+#define REASON_FORWARDED 8  // a frame that the pod forwards
+#define REASON_RATE 9       // more ARP or neighbor discovery than a link may send
+#define REASON_BLOCKED 10   // the link is blocked
+#define REASON_PROTOCOL 11  // a protocol between switches, or IP headers that hide the protocol
+#define REASON_RECEIVER 12  // a unicast frame for an address that no link has
+#define REASON_ISOLATION 13 // a frame between links that must not reach each other
+#define REASONS 16          // a power of 2
+
+// Values of policy.identity.
+#define IDENTITY_OFF 0
+#define IDENTITY_AUDIT 1
+#define IDENTITY_ENFORCE 2
+
+// The rules of a NIC.
+struct policy {
+	__u8 identity;
+	__u8 forwarding; // whether pods may forward frames
+	__u8 autoconf;   // whether links receive router advertisements
+	__u8 subnets;    // whether a link without addresses may use those of dra_shared_subnets only
+	__u8 guarded;    // whether received frames get the source address hidden
+	__u8 hidden[ETH_ALEN];
+	__u8 pad[5];
+};
+
+// Flags of a link.
+#define LINK_AUDIT 1       // attached by a release that did not enforce identity
+#define LINK_ANY_ADDRESS 2 // no address is recorded
+#define LINK_BRIDGE 4      // may exchange frames with other such links of the NIC
+#define LINK_BLOCKED 8     // may neither send nor receive
+
+// A link of a share.
+struct link {
+	__u64 cookie; // of the pod's network namespace
+	__u32 class;  // major and minor number
+	__u32 flags;
+	__u32 address;       // an IPv4 address of the link as in a frame; 0 if it has none
+	__u32 neighbors;     // how much ARP and neighbor discovery it sent since window
+	__u64 window;        // time in ns
+	__u64 address6[2];   // an IPv6 address of the link as in a frame; 0 if it has none
+};
+
+// The key of an address. IPv4 addresses are mapped to IPv6 (::ffff:0:0/96).
+struct address {
+	__u64 parent;
+	__u8 bytes[16];
+};
+
+// The key of a network: prefixlen counts the 32 bits of parent too.
+struct subnet {
+	__u32 prefixlen;
+	__u32 parent;
+	__u8 bytes[16];
+};
+
+// Values of dra_shared_subnets.
+#define SUBNET_ASSIGNED 1 // links without recorded addresses may use the addresses
+#define SUBNET_ALL 2      // all links may
+
+// The key of a MAC address or of a VLAN that all links may use.
+struct allowed {
+	__u32 parent;
+	__u8 mac[ETH_ALEN];
+	__u16 vlan; // ID; 0 for an address
+	__u32 pad;
+};
+
+// The key of a namespace that has a link.
+struct tenant {
+	__u64 cookie;
+	__u64 parent;
+};
+
+// How many frames had a reason: the first half was passed, the second dropped.
+struct refusals {
+	__u64 frames[2 * REASONS];
+	__u64 last; // index of the last change
+};
+
+// The key of refusals.
+struct charged {
+	__u32 parent;
+	__u32 class; // major and minor number
+};
+
+// What limits ARP and neighbor discovery from the wire, by source address.
+struct moderation {
+	__u64 window; // time in ns
+	__u64 frames;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 256);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, struct policy);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} dra_shared_policies SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct receiver);
+	__type(value, struct link);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} dra_shared_links SEC(".maps");
+
+// The MAC address of the link or of the NIC that has an address, as a number.
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 262144);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct address);
+	__type(value, __u64);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} dra_shared_addresses SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(max_entries, 16384);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct subnet);
+	__type(value, __u32);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} dra_shared_subnets SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct allowed);
+	__type(value, __u32);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} dra_shared_allowed SEC(".maps");
+
+// The class of a link in a namespace.
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct tenant);
+	__type(value, __u32);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} dra_shared_tenants SEC(".maps");
+
+// The class of the share that last sent with an allowed MAC address.
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 4096);
+	__type(key, struct receiver);
+	__type(value, __u32);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} dra_shared_learned SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 4096);
+	__type(key, struct receiver);
+	__type(value, struct moderation);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} dra_shared_moderation SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct charged);
+	__type(value, struct refusals);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} dra_shared_refusals SEC(".maps");
+
+// What the programs know of a frame.
+struct frame {
+	struct nic *nic;
+	struct policy *policy;
+	struct link *link; // of the sender, or of the receiver for a frame that arrived
+	__u64 cookie;
+	__u64 source;
+	__u64 destination;
+	__u32 parent;
+	__u32 class;   // 0 if the frame has none
+	__u32 charged; // the class that refusals are counted for
+	__u32 protocol; // as in the frame
+	int own;        // whether the source is the NIC's
+	int has_socket; // of a pod, or of the node
+	int has_cookie;
+};
+
+// A key is an array of whole words; see class_of_sender.
+
+static __always_inline struct link *find_link(__u32 parent, __u64 mac)
+{
+	__u64 key[] = {parent | mac << 32, mac >> 32};
+
+	return bpf_map_lookup_elem(&dra_shared_links, key);
+}
+
+static __always_inline int is_allowed_mac(__u32 parent, __u64 mac)
+{
+	__u64 key[] = {parent | mac << 32, mac >> 32};
+
+	_Static_assert(sizeof(key) == sizeof(struct allowed), "the key has padding");
+	return bpf_map_lookup_elem(&dra_shared_allowed, key) != 0;
+}
+
+static __always_inline int is_allowed_vlan(__u32 parent, __u16 vlan)
+{
+	__u64 key[] = {parent, (__u64)vlan << 16};
+
+	return vlan && bpf_map_lookup_elem(&dra_shared_allowed, key) != 0;
+}
+
+static __always_inline __u32 class_of_tenant(__u32 parent, __u64 cookie)
+{
+	__u64 key[] = {cookie, parent};
+	__u32 *class;
+
+	if (!cookie)
+		return 0;
+	class = bpf_map_lookup_elem(&dra_shared_tenants, key);
+	return class ? *class : 0;
+}
+
+// Counts a frame with a reason for the class frame->class, and reports whether it
+// must be dropped.
+static __always_inline int refuse(const struct frame *frame, __u32 reason)
+{
+	__u32 class = frame->class ? frame->class : frame->nic->major | CLASS_UNIDENTIFIED;
+	__u64 key = frame->parent | (__u64)class << 32;
+	struct refusals *refusals = bpf_map_lookup_elem(&dra_shared_refusals, &key);
+	int drop = frame->policy->identity == IDENTITY_ENFORCE && !(frame->link && frame->link->flags & LINK_AUDIT);
+
+	if (refusals) {
+		// What the program reads from a map, the verifier does not know. Without
+		// CAP_PERFMON, it refuses an index whose bounds depend on the path.
+		refusals->last = reason + (drop ? REASONS : 0);
+		refusals->frames[*(volatile __u64 *)&refusals->last & (2 * REASONS - 1)]++;
+	}
+	return drop;
+}
+
+// Reports whether the frame's socket is one with which the kernel replies for all
+// namespaces: of the type raw, and of the protocol ICMP, TCP, or ICMPv6. While a queue
+// of a pod delays a reply, its socket returns to the initial namespace.
+static __always_inline int is_reply(struct __sk_buff *skb)
+{
+	struct bpf_sock *sk = skb->sk;
+
+	if (!sk)
+		return 0;
+	sk = bpf_sk_fullsock(sk);
+	if (!sk || sk->type != 3 || (sk->family != 2 && sk->family != 10)) // SOCK_RAW, AF_INET, AF_INET6
+		return 0;
+	return sk->protocol == 1 || sk->protocol == 6 || sk->protocol == 58;
+}
+
+#define NEIGHBORS_PER_SECOND 100 // ARP and neighbor discovery of one sender
+#define SECOND 1000000000ULL
+
+// Counts ARP or neighbor discovery of a link, and reports whether it is too much.
+static __always_inline int is_flood(struct link *link)
+{
+	__u64 now = bpf_ktime_get_ns();
+
+	if (now - link->window > SECOND) {
+		link->window = now;
+		link->neighbors = 0;
+	}
+	link->neighbors++;
+	return link->neighbors > NEIGHBORS_PER_SECOND;
+}
+
+// Reports whether ARP or neighbor discovery from the wire has the size of such a
+// frame, and whether its sender sends little of it.
+static __always_inline int is_moderate(struct __sk_buff *skb, const struct frame *frame)
+{
+	__u64 key[] = {frame->parent | frame->source << 32, frame->source >> 32};
+	struct moderation *m = bpf_map_lookup_elem(&dra_shared_moderation, key), first = {};
+	__u64 now = bpf_ktime_get_ns();
+
+	if (skb->len > 128)
+		return 0;
+	if (!m || now - m->window > SECOND) {
+		first.window = now;
+		first.frames = 1;
+		bpf_map_update_elem(&dra_shared_moderation, key, &first, BPF_ANY);
+		return 1;
+	}
+	m->frames++;
+	return m->frames <= NEIGHBORS_PER_SECOND;
+}
+
+// Replaces the source address of a received frame, so that no link in mode source
+// recognizes the sender.
+static __always_inline void hide_source(struct __sk_buff *skb, struct policy *policy)
+{
+	bpf_skb_store_bytes(skb, ETH_ALEN, policy->hidden, ETH_ALEN, 0);
+}
+
+// Reports whether a link may send from an address that is not in struct link.
+static __always_inline int may_use(const struct frame *frame, __u64 high, __u64 low)
+{
+	__u64 address[] = {frame->parent, high, low};
+	__u64 *holder = bpf_map_lookup_elem(&dra_shared_addresses, address);
+	int any = !frame->link || frame->link->flags & LINK_ANY_ADDRESS;
+	__u32 *subnet;
+
+	if (holder)
+		return *holder == frame->source;
+	if (any && !frame->policy->subnets && frame->link)
+		return 1;
+	address[0] = (32 + 128) | (__u64)frame->parent << 32;
+	subnet = bpf_map_lookup_elem(&dra_shared_subnets, address);
+	return subnet && (any || *subnet == SUBNET_ALL);
+}
+
+// address is an IPv4 address as in a frame.
+static __always_inline int may_use4(const struct frame *frame, __u32 address)
+{
+	if (frame->link && frame->link->address && frame->link->address == address)
+		return 1;
+	return may_use(frame, 0, 0xffff0000ULL | (__u64)address << 32);
+}
+
+// Reports whether an address is the link-local one that results from the source MAC
+// address (EUI-64).
+static __always_inline int is_link_local(const struct frame *frame, __u64 high, __u64 low)
+{
+	__u64 mac = frame->source;
+
+	return high == 0x80fe &&
+	       low == ((mac & 0xffffff) ^ 0x02) + (0xfeffULL << 24) + ((mac & 0xffffff000000ULL) << 16);
+}
+
+static __always_inline int may_use6(const struct frame *frame, const __u64 *address)
+{
+	__u64 high = address[0], low = address[1];
+
+	if (frame->link && (high | low) && frame->link->address6[0] == high && frame->link->address6[1] == low)
+		return 1;
+	return is_link_local(frame, high, low) || may_use(frame, high, low);
+}
+
+// An ARP frame for IPv4 on Ethernet (RFC 826).
+struct arp {
+	__u32 types;   // of the hardware and of the protocol
+	__u16 lengths; // of their addresses
+	__u16 operation;
+	__u8 sender[ETH_ALEN];
+	__u8 sender_address[4];
+	__u8 target[ETH_ALEN];
+	__u8 target_address[4];
+};
+
+static __always_inline __u32 check_arp(struct __sk_buff *skb, const struct frame *frame, int offset)
+{
+	__u64 words[4] = {}; // the frame has 28 bytes
+	__u64 sender;
+	__u32 address;
+
+	if (bpf_skb_load_bytes(skb, offset, words, sizeof(struct arp)))
+		return REASON_ARP;
+	if ((words[0] & 0xffffffffffffULL) != 0x040600080100ULL)
+		return REASON_ARP;
+	sender = words[1] & 0xffffffffffffULL;
+	address = words[1] >> 48 | (words[2] & 0xffff) << 16;
+	if (sender != frame->source)
+		return REASON_ARP;
+	return !address || may_use4(frame, address) ? 0 : REASON_ARP;
+}
+
+// Reports whether an IP protocol and its ports are those of a DHCP server's message
+// to a client. offset is that of the UDP header.
+static __always_inline int is_from_dhcp_server(struct __sk_buff *skb, int offset, __u16 server, __u16 client)
+{
+	__u32 ports;
+
+	if (bpf_skb_load_bytes(skb, offset, &ports, sizeof(ports)))
+		return 1; // a header that does not fit hides the ports
+	return (ports & 0xffff) == bpf_htons(server) || ports >> 16 == bpf_htons(client);
+}
+
+static __always_inline __u32 check_ipv4(struct __sk_buff *skb, const struct frame *frame)
+{
+	__u64 words[2];
+	__u32 source, header, protocol, fragment;
+
+	// The first 16 bytes of the header: the source is at 12.
+	if (bpf_skb_load_bytes(skb, ETH_HLEN, words, sizeof(words)))
+		return REASON_PROTOCOL;
+	source = words[1] >> 32;
+	header = (words[0] & 0xf) * 4;
+	fragment = ((words[0] >> 48 & 0x1f) << 8) | words[0] >> 56;
+	protocol = words[1] >> 8 & 0xff;
+	if (header < 20)
+		return REASON_PROTOCOL;
+	if (protocol == 17 && !fragment && is_from_dhcp_server(skb, ETH_HLEN + header, 67, 68))
+		return REASON_DHCP;
+	return !source || may_use4(frame, source) ? 0 : REASON_ADDRESS;
+}
+
+// Where an IPv6 packet has its upper layer.
+struct upper {
+	__u32 protocol;
+	__u32 offset;
+	__u32 flags;
+};
+
+#define UPPER_EXTENDED 1 // extension headers precede it
+#define UPPER_REST 2     // it is in an earlier fragment
+#define UPPER_HIDDEN 4   // there are too many headers
+
+#define EXTENSIONS 6 // headers before the upper layer
+
+// Reports whether a header is an extension header: hop-by-hop options, routing,
+// fragment, authentication, or destination options.
+static __always_inline int is_extension(__u32 next)
+{
+	return next == 0 || next == 43 || next == 44 || next == 51 || next == 60;
+}
+
+// Returns the fields of struct upper in bits 0, 8, and 32. The verifier checks a
+// global function by itself, and not again for each way to its call.
+__noinline __u64 dra_shared_find_upper(struct __sk_buff *skb, __u32 next)
+{
+	__u32 offset = ETH_HLEN + 40, flags = 0;
+	__u64 head;
+
+	for (int i = 0; i < EXTENSIONS && is_extension(next); i++) {
+		flags |= UPPER_EXTENDED;
+		if (offset > 2048 || bpf_skb_load_bytes(skb, offset, &head, sizeof(head))) {
+			flags |= UPPER_HIDDEN;
+			break;
+		}
+		if (next == 44 && (head >> 16 & 0xff || head >> 24 & 0xf8)) {
+			next = head & 0xff;
+			flags |= UPPER_REST;
+			break;
+		}
+		if (next == 44)
+			offset += 8;
+		else if (next == 51)
+			offset += ((head >> 8 & 0xff) + 2) * 4;
+		else
+			offset += ((head >> 8 & 0xff) + 1) * 8;
+		next = head & 0xff;
+	}
+	if (!(flags & UPPER_REST) && is_extension(next))
+		flags |= UPPER_HIDDEN;
+	return (next & 0xff) | flags << 8 | (__u64)offset << 32;
+}
+
+static __always_inline struct upper find_upper(struct __sk_buff *skb, __u32 next)
+{
+	struct upper upper = {.protocol = next, .offset = ETH_HLEN + 40};
+	__u64 found;
+
+	if (is_extension(next)) {
+		found = dra_shared_find_upper(skb, next);
+		upper.protocol = found & 0xff;
+		upper.flags = found >> 8 & 0xff;
+		upper.offset = found >> 32;
+	}
+	return upper;
+}
+
+#define ND_ROUTER_SOLICITATION 133
+#define ND_ROUTER_ADVERTISEMENT 134
+#define ND_NEIGHBOR_SOLICITATION 135
+#define ND_NEIGHBOR_ADVERTISEMENT 136
+#define ND_REDIRECT 137
+#define ND_OPTIONS 5 // in one frame
+
+// Reports whether a link may send a message of neighbor discovery about an address.
+// A solicitation asks for the address of another link, unless it has no source
+// address: then the sender finds out whether another link has the address.
+static __always_inline int may_use_target(struct __sk_buff *skb, const struct frame *frame, __u32 type,
+					  const __u64 *target)
+{
+	__u64 source[2];
+
+	if (type == ND_NEIGHBOR_SOLICITATION) {
+		if (bpf_skb_load_bytes(skb, ETH_HLEN + 8, source, sizeof(source)))
+			return 0;
+		if (source[0] | source[1])
+			return 1;
+	}
+	return may_use6(frame, target);
+}
+
+// Checks the options of a message of neighbor discovery, which start at offset: a
+// link-layer address, of the source (1) or of the target (2), must be mac. Returns a
+// reason, or 0. It is global for the reason that dra_shared_find_upper is.
+__noinline __u32 dra_shared_check_options(struct __sk_buff *skb, __u32 offset, __u64 mac)
+{
+	__u64 option;
+	__u32 kind;
+
+	for (int i = 0; i < ND_OPTIONS; i++) {
+		if (offset > 2048)
+			return REASON_ND;
+		if (bpf_skb_load_bytes(skb, offset, &option, sizeof(option)))
+			return 0; // there is no further option
+		kind = option & 0xff;
+		if (((kind == 1 || kind == 2) && option >> 16 != mac) || !(option >> 8 & 0xff))
+			return REASON_ND;
+		offset += (option >> 8 & 0xff) * 8;
+	}
+	return REASON_ND; // too many options
+}
+
+// Checks a message of neighbor discovery (RFC 4861). The message follows the IPv6
+// header at once.
+static __always_inline __u32 check_nd(struct __sk_buff *skb, const struct frame *frame, __u32 type)
+{
+	__u32 offset = ETH_HLEN + 40 + 8;
+	__u64 words[2];
+
+	if (type == ND_ROUTER_ADVERTISEMENT)
+		return REASON_RA;
+	if (type == ND_REDIRECT)
+		return REASON_ND;
+	if (type != ND_ROUTER_SOLICITATION) {
+		if (bpf_skb_load_bytes(skb, offset, words, sizeof(words)) || !may_use_target(skb, frame, type, words))
+			return REASON_ND;
+		offset += 16;
+	}
+	return dra_shared_check_options(skb, offset, frame->source);
+}
+
+static __always_inline __u32 check_ipv6(struct __sk_buff *skb, const struct frame *frame)
+{
+	__u64 source[2];
+	struct upper upper;
+	__u8 next, type;
+
+	if (bpf_skb_load_bytes(skb, ETH_HLEN + 6, &next, 1) ||
+	    bpf_skb_load_bytes(skb, ETH_HLEN + 8, source, sizeof(source)))
+		return REASON_PROTOCOL;
+	if ((source[0] | source[1]) && !may_use6(frame, source))
+		return REASON_ADDRESS;
+	upper = find_upper(skb, next);
+	if (upper.flags & UPPER_HIDDEN)
+		return REASON_PROTOCOL;
+	if (upper.flags & UPPER_REST)
+		return 0;
+	if (upper.protocol == 17 && is_from_dhcp_server(skb, upper.offset, 547, 546))
+		return REASON_DHCP;
+	if (upper.protocol != 58)
+		return 0;
+	if (bpf_skb_load_bytes(skb, upper.offset, &type, 1))
+		return REASON_PROTOCOL;
+	if (type < ND_ROUTER_SOLICITATION || type > ND_REDIRECT)
+		return 0;
+	if (upper.flags & UPPER_EXTENDED)
+		return type == ND_ROUTER_ADVERTISEMENT ? REASON_RA : REASON_ND;
+	return check_nd(skb, frame, type);
+}
+
+// Reports whether a frame is a router advertisement.
+static __always_inline int is_advertisement(struct __sk_buff *skb, const struct frame *frame)
+{
+	struct upper upper;
+	__u8 next, type;
+
+	if (frame->protocol != bpf_htons(ETH_P_IPV6) || bpf_skb_load_bytes(skb, ETH_HLEN + 6, &next, 1))
+		return 0;
+	upper = find_upper(skb, next);
+	return upper.protocol == 58 && !(upper.flags & (UPPER_REST | UPPER_HIDDEN)) &&
+	       !bpf_skb_load_bytes(skb, upper.offset, &type, 1) && type == ND_ROUTER_ADVERTISEMENT;
+}
+
+// Checks what a frame of a link contains.
+static __always_inline __u32 check_content(struct __sk_buff *skb, const struct frame *frame)
+{
+	__u16 vlan;
+
+	// The addresses 01:80:c2:00:00:00 to 0f belong to protocols between switches.
+	if ((frame->destination & 0xf0ffffffffffULL) == 0x0000c28001ULL)
+		return REASON_PROTOCOL;
+	if (skb->vlan_present)
+		return is_allowed_vlan(frame->parent, skb->vlan_tci & 0xfff) ? 0 : REASON_VLAN;
+	switch (frame->protocol) {
+	case bpf_htons(ETH_P_8021Q):
+	case bpf_htons(ETH_P_8021AD):
+		if (bpf_skb_load_bytes(skb, ETH_HLEN, &vlan, sizeof(vlan)))
+			return REASON_VLAN;
+		return is_allowed_vlan(frame->parent, bpf_ntohs(vlan) & 0xfff) ? 0 : REASON_VLAN;
+	case bpf_htons(ETH_P_ARP):
+		return check_arp(skb, frame, ETH_HLEN);
+	case bpf_htons(ETH_P_IP):
+		return check_ipv4(skb, frame);
+	case bpf_htons(ETH_P_IPV6):
+		return check_ipv6(skb, frame);
+	}
+	return 0;
+}
+
+// Checks a frame with a MAC address that no link has, and may set frame->class.
+static __always_inline __u32 check_other(struct __sk_buff *skb, struct frame *frame)
+{
+	__u32 tenant = class_of_tenant(frame->parent, frame->cookie);
+	__u64 key[] = {frame->parent | frame->source << 32, frame->source >> 32};
+	__u32 *learned;
+
+	if (frame->own) {
+		// The node sends it, or forwards it. On a NIC that forwards for the
+		// cluster network, this can be a frame of a pod that the node
+		// forwards with its socket.
+		if (!tenant || frame->nic->forwarded)
+			return 0;
+		frame->class = tenant;
+		return REASON_MAC;
+	}
+	if (frame->class & 0xffff && frame->has_socket)
+		return 0; // a link that an earlier release attached
+	if (class_of_receiver(frame->parent, frame->source))
+		return frame->has_socket && frame->has_cookie ? REASON_MAC : 0;
+	if (!is_allowed_mac(frame->parent, frame->source)) {
+		frame->class = tenant;
+		return REASON_MAC;
+	}
+	if (tenant) {
+		frame->class = tenant;
+		learned = bpf_map_lookup_elem(&dra_shared_learned, key);
+		if (!learned || *learned != tenant)
+			bpf_map_update_elem(&dra_shared_learned, key, &tenant, BPF_ANY);
+	}
+	return check_content(skb, frame);
+}
+
+// Reports whether a frame is ARP or neighbor discovery; see is_neighbor_discovery.
+static __always_inline int is_neighbors(struct __sk_buff *skb, const struct frame *frame)
+{
+	struct ethhdr eth = {.h_proto = frame->protocol};
+
+	return is_neighbor_discovery(skb, &eth);
+}
+
+// Returns the reason to refuse a frame that leaves through a NIC; 0 if there is none.
+static __always_inline __u32 check_sent(struct __sk_buff *skb, struct frame *frame)
+{
+	struct link *link = frame->link;
+	__u32 class = frame->class, reason;
+
+	if (!link)
+		return check_other(skb, frame);
+	frame->class = link->class; // for the counters
+	if (link->flags & LINK_BLOCKED)
+		return REASON_BLOCKED;
+	if (frame->has_socket && frame->has_cookie && link->cookie != frame->cookie) {
+		frame->link = 0; // another namespace uses the address
+		frame->class = class_of_tenant(frame->parent, frame->cookie);
+		return REASON_MAC;
+	}
+	if (!frame->has_socket && skb->ingress_ifindex) {
+		if (!frame->policy->forwarding && !frame->nic->trust_mac)
+			return REASON_FORWARDED;
+		frame->class = class;
+		return 0;
+	}
+	reason = check_content(skb, frame);
+	if (!reason && is_neighbors(skb, frame) && is_flood(link))
+		reason = REASON_RATE;
+	if (!reason)
+		frame->class = class;
+	return reason;
+}
+
+// Returns the reason to refuse a unicast frame that arrived for a link; 0 if there is
+// none. frame->link is the receiver. It sets frame->charged, and frame->link to the
+// link of charged.
+static __always_inline __u32 check_received(struct __sk_buff *skb, struct frame *frame)
+{
+	__u64 key[] = {frame->parent | frame->destination << 32, frame->destination >> 32};
+	struct link *receiver = frame->link, *sender;
+	__u32 *learned, tenant;
+
+	if (!frame->class) {
+		learned = bpf_map_lookup_elem(&dra_shared_learned, key);
+		if (learned)
+			frame->class = *learned;
+		else if (!is_allowed_mac(frame->parent, frame->destination))
+			return REASON_RECEIVER;
+	}
+	frame->charged = frame->class;
+	if (receiver && receiver->flags & LINK_BLOCKED)
+		return REASON_BLOCKED;
+	if (!frame->policy->autoconf && is_advertisement(skb, frame))
+		return REASON_RA;
+	sender = find_link(frame->parent, frame->source);
+	if (!sender) {
+		tenant = class_of_tenant(frame->parent, frame->cookie);
+		if (!tenant || is_allowed_mac(frame->parent, frame->source))
+			return 0;
+		frame->charged = tenant;
+		frame->link = 0;
+		return REASON_MAC;
+	}
+	frame->charged = sender->class;
+	frame->link = sender;
+	if (sender->flags & LINK_BLOCKED)
+		return REASON_BLOCKED;
+	if (!receiver || !(sender->flags & receiver->flags & LINK_BRIDGE))
+		return REASON_ISOLATION;
+	if (frame->cookie != sender->cookie && class_of_tenant(frame->parent, frame->cookie))
+		return REASON_MAC;
+	return check_content(skb, frame);
+}

@@ -1,0 +1,90 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package classify
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+
+	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
+)
+
+// Counts are the numbers of frames of a NIC that the programs have seen since the
+// NIC was first attached.
+type Counts struct{ Sent, Received uint64 }
+
+// Counts returns the counts of a NIC.
+func (c *Classifier) Counts(index int) (sum Counts, err error) {
+	var perCPU []bpfCounts
+	if err := ignoreMissing(c.maps.DraSharedCounts.Lookup(uint32(index), &perCPU)); err != nil {
+		return sum, fmt.Errorf("read the classifier's counts of link %d: %w", index, err)
+	}
+	for _, n := range perCPU {
+		sum.Sent += n.Sent
+		sum.Received += n.Received
+	}
+	return sum, nil
+}
+
+// startCounts adds a NIC to the map of counts, unless it is there.
+func (c *Classifier) startCounts(index int) error {
+	cpus, err := ebpf.PossibleCPU()
+	if err != nil {
+		return err
+	}
+	err = update(c.maps.DraSharedCounts, uint32(index), make([]bpfCounts, cpus), ebpf.UpdateNoExist)
+	if errors.Is(err, ebpf.ErrKeyExist) {
+		return nil
+	}
+	return err
+}
+
+// Ahead describes the programs and filters that the kernel runs before this
+// driver's program for a direction of a NIC.
+func Ahead(index int, sent bool) (found []string, err error) {
+	hook, attachType := uint32(netlink.HANDLE_MIN_INGRESS), ebpf.AttachTCXIngress
+	if sent {
+		hook, attachType = netlink.HANDLE_MIN_EGRESS, ebpf.AttachTCXEgress
+	}
+	programs, err := link.QueryPrograms(link.QueryOptions{Target: index, Attach: attachType})
+	if err == nil { // an error means that the kernel has no TCX
+		for _, p := range programs.Programs {
+			found = append(found, fmt.Sprintf("TCX program %d%s", p.ID, nameOf(p.ID)))
+		}
+	}
+	filters, err := netlink.FilterList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: index}}, hook)
+	if rtnl.IsNotFound(err) {
+		return found, nil // the link or its clsact qdisc does not exist
+	}
+	for _, f := range filters {
+		if f.Attrs().Priority >= filterPriority {
+			continue
+		}
+		text := fmt.Sprintf("filter %s of priority %d", f.Type(), f.Attrs().Priority)
+		if b, ok := f.(*netlink.BpfFilter); ok {
+			text += fmt.Sprintf(" (program %d, %s)", b.Id, b.Name)
+		}
+		found = append(found, text)
+	}
+	return found, err
+}
+
+// nameOf returns the name of a program in parentheses, or "" if the kernel does not
+// permit this process to open the program, which takes CAP_SYS_ADMIN.
+func nameOf(id ebpf.ProgramID) string {
+	program, err := ebpf.NewProgramFromID(id)
+	if err != nil {
+		return ""
+	}
+	defer program.Close()
+	info, err := program.Info()
+	if err != nil || info.Name == "" {
+		return ""
+	}
+	return " (" + info.Name + ")"
+}

@@ -1,0 +1,291 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package classify_test
+
+import (
+	"errors"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/dra-shared/dra-driver-shared/netdev"
+	"github.com/dra-shared/dra-driver-shared/netdev/classify"
+	"github.com/dra-shared/dra-driver-shared/netdev/nstest"
+)
+
+// forwarded is the rate that the tests guarantee to frames that the node forwards.
+const forwarded = 200 * mega
+
+// newUplinkEnv returns a testEnv in which the node has an address on the NIC and
+// forwards, and a pod in the node's cluster network.
+func newUplinkEnv(t *testing.T, config netdev.NICConfig) (e *testEnv, ordinary *nstest.Namespace) {
+	t.Helper()
+	e = newTestEnv(t, config)
+	ordinary = nstest.New(t)
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = "cni0"
+	veth := &netlink.Veth{LinkAttrs: attrs, PeerName: "eth0", PeerNamespace: netlink.NsFd(ordinary.File.Fd())}
+	err := errors.Join(
+		nstest.ConfigureLink("nic0", nodeIP+"/16", "fd00:20::fd/64"),
+		netlink.LinkAdd(veth),
+		nstest.ConfigureLink("cni0", "10.60.0.1/24", "fd00:60::1/64"),
+		nstest.SetSysctl("net/ipv4/ip_forward", "1"),
+		nstest.SetSysctl("net/ipv6/conf/all/forwarding", "1"),
+	)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = netlink.LinkDel(veth) })
+	ordinary.Do(func() error {
+		return errors.Join(
+			nstest.ConfigureLink("eth0", "10.60.0.2/24", "fd00:60::2/64"),
+			netlink.RouteAdd(&netlink.Route{Gw: net.ParseIP("10.60.0.1")}),
+			netlink.RouteAdd(&netlink.Route{Gw: net.ParseIP("fd00:60::1")}),
+		)
+	})
+	e.wire.Do(func() error {
+		return errors.Join(
+			netlink.RouteAdd(&netlink.Route{Dst: network("10.60.0.0/24"), Gw: net.ParseIP(nodeIP)}),
+			netlink.RouteAdd(&netlink.Route{Dst: network("fd00:60::/64"), Gw: net.ParseIP("fd00:20::fd")}),
+		)
+	})
+	return e, ordinary
+}
+
+func network(text string) *net.IPNet {
+	_, n, err := net.ParseCIDR(text)
+	if err != nil {
+		panic(err) // a literal of this file
+	}
+	return n
+}
+
+// needRoutes skips the test if the programs cannot read routes on this kernel.
+func needRoutes(t *testing.T) {
+	t.Helper()
+	c, err := classify.Open(nstest.MountBPFFS(t), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if !c.ReadsRoutes() {
+		t.Skip("this kernel does not let tc programs read the route of a frame")
+	}
+}
+
+func TestForwardedByNode_hasGuaranteeAndBorrows(t *testing.T) {
+	needRoutes(t)
+	e, ordinary := newUplinkEnv(t, netdev.NICConfig{Forwarded: forwarded})
+	if got := e.node.Recognizes(e.nic.Index); got != classify.ForwardedByRoute {
+		t.Errorf("the classifier recognizes forwarded frames by %d, want their route", got)
+	}
+	for _, ip := range []string{wireIP, "fd00:20::fe"} {
+		flow := nstest.Flow{From: ordinary, To: e.wire, Address: e.address(ip)}
+		if alone := e.measure(flow)[0]; alone < atLeast(0.8*line) {
+			t.Errorf("an ordinary pod alone sends to %s at %.0f Mbit/s, want at least 80%% of the line", ip, alone/mega)
+		}
+	}
+	a := e.pod(0, 1, hardCap(400*mega), netdev.Private)
+	b := e.pod(1, 2, hardCap(300*mega), netdev.Private)
+	rates := e.measure(nstest.Flow{From: ordinary, To: e.wire, Address: e.address(wireIP)}, e.fromPod(a), e.fromPod(b))
+	if want := atLeast(0.85 * forwarded); rates[0] < want {
+		t.Errorf("an ordinary pod sends while shares send: got %.0f Mbit/s, want at least %.0f Mbit/s",
+			rates[0]/mega, want/mega)
+	}
+	e.expectRate("a share that sends while the node forwards", rates[1], 400*mega)
+	e.expectRate("another share", rates[2], 300*mega)
+}
+
+func TestForwardedByNode_withoutClassIsUnidentified(t *testing.T) {
+	e, ordinary := newUplinkEnv(t, netdev.NICConfig{})
+	got := e.measure(nstest.Flow{From: ordinary, To: e.wire, Address: e.address(wireIP)})[0]
+	e.expectAtMost("an ordinary pod", got, reserve/4)
+}
+
+// A share that sends frames with the address of the NIC, without a socket that
+// the classifier knows, looks like the node, except for the route.
+func TestForwardedByNode_isNotImitatedByShare(t *testing.T) {
+	for _, tc := range []struct {
+		name         string
+		trustMAC     bool
+		least, limit uint64 // of what the share sends
+	}{
+		{name: "recognized by route", least: reserve / 8, limit: reserve / 4 * 13 / 10},
+		{name: "recognized by address", trustMAC: true, least: reserve / 2, limit: forwarded * 11 / 10},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			if !tc.trustMAC {
+				needRoutes(t)
+			}
+			e, ordinary := newUplinkEnv(t, netdev.NICConfig{Forwarded: forwarded, TrustMAC: tc.trustMAC})
+			attacker := e.pod(0, 1, hardCap(10*mega), netdev.Private)
+			router, inner := e.bridgedNamespaces(attacker)
+			for flow, send := range map[string]func() error{
+				"frames of a socket in a namespace behind a share": func() error {
+					_, err := router.Flood("out", e.frameOfNIC(), false, duration)
+					return err
+				},
+				"frames without a socket that a share bridges": func() error {
+					return sendDatagrams(inner, e.address(wireIP))
+				},
+			} {
+				rate := e.arrivalRate(send)
+				e.expectAtMost(flow, rate, tc.limit)
+				if want := atLeast(float64(tc.least)); rate < want {
+					t.Errorf("%s: got %.1f Mbit/s, want at least %.1f: do the frames reach the NIC?", flow, rate/mega, want/mega)
+				}
+			}
+			got := e.measure(nstest.Flow{From: ordinary, To: e.wire, Address: e.address(wireIP)})[0]
+			if want := atLeast(0.85 * forwarded); got < want {
+				t.Errorf("an ordinary pod sends at %.0f Mbit/s, want at least %.0f Mbit/s", got/mega, want/mega)
+			}
+		})
+	}
+}
+
+// frameOfNIC returns a frame to the wire with the address of the NIC. Its type is one
+// for experiments, because a bridge may check frames of IP.
+func (e *testEnv) frameOfNIC() []byte {
+	e.t.Helper()
+	f := frame(e.nic.MAC, e.wireMAC())
+	f[12], f[13] = 0x88, 0xb5
+	return f
+}
+
+// chosenIndex is the interface index that a pod chooses for a link of its own.
+const chosenIndex = 7777
+
+// This is why ingress_ifindex does not tell the frames of the node from those
+// of a share: the index is that of a link in the pod, and the pod chooses it.
+func TestKernel_showsIngressIndexOfPod(t *testing.T) {
+	e := newTestEnv(t, netdev.NICConfig{})
+	router, _ := e.bridgedNamespaces(e.pod(0, 1, hardCap(10*mega), netdev.Private))
+	counts, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer counts.Close()
+	const ingressIfindex = 36 // offset in struct __sk_buff
+	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Type: ebpf.SchedCLS, License: "MIT",
+		Instructions: asm.Instructions{
+			asm.LoadMem(asm.R2, asm.R1, ingressIfindex, asm.Word),
+			asm.JNE.Imm(asm.R2, chosenIndex, "other"),
+			asm.LoadMapValue(asm.R1, counts.FD(), 0),
+			asm.Mov.Imm(asm.R2, 1),
+			asm.AddAtomic.Mem(asm.R1, asm.R2, asm.DWord, 0),
+			asm.Mov.Imm(asm.R0, -1).WithSymbol("other"),
+			asm.Return(),
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer program.Close()
+	err = netlink.FilterAdd(&netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{
+			LinkIndex: e.nic.Index, Parent: netlink.HANDLE_MIN_EGRESS, Handle: 1, Priority: 1, Protocol: unix.ETH_P_ALL,
+		},
+		Fd: program.FD(), Name: "count", DirectAction: true,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := router.Flood("out", e.frameOfNIC(), false, 100*time.Millisecond); err != nil {
+		t.Fatal(err)
+	}
+	var frames uint64
+	if err := counts.Lookup(uint32(0), &frames); err != nil || frames < 50 {
+		t.Errorf("%d frames left the NIC with the ingress index that the pod chose, error %v; want at least 50", frames, err)
+	}
+}
+
+// bridgedNamespaces returns two namespaces behind a pod. The pod bridges the link
+// "out" of the first, which has the address of the NIC, to its own link of the
+// share. The first namespace forwards what the second sends.
+func (e *testEnv) bridgedNamespaces(p *pod) (router, inner *nstest.Namespace) {
+	e.t.Helper()
+	router, inner = nstest.New(e.t), nstest.New(e.t)
+	p.Do(func() error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = "br0"
+		bridge := &netlink.Bridge{LinkAttrs: attrs}
+		if err := netlink.LinkAdd(bridge); err != nil {
+			return err
+		}
+		attrs.Name, attrs.Index, attrs.MasterIndex = "port", chosenIndex, bridge.Index
+		veth := &netlink.Veth{
+			LinkAttrs: attrs, PeerName: "out", PeerHardwareAddr: e.nic.MAC,
+			PeerNamespace: netlink.NsFd(router.File.Fd()),
+		}
+		net1, err := netlink.LinkByName("net1")
+		if err != nil {
+			return err
+		}
+		return errors.Join(netlink.LinkAdd(veth), netlink.LinkSetMaster(net1, bridge),
+			nstest.ConfigureLink("br0"), nstest.ConfigureLink("port"))
+	})
+	router.Do(func() error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = "in"
+		veth := &netlink.Veth{LinkAttrs: attrs, PeerName: "eth0", PeerNamespace: netlink.NsFd(inner.File.Fd())}
+		if err := errors.Join(netlink.LinkAdd(veth), nstest.ConfigureLink("in", "10.70.0.1/24"),
+			nstest.ConfigureLink("out", "10.20.0.77/16"), nstest.SetSysctl("net/ipv4/ip_forward", "1")); err != nil {
+			return err
+		}
+		out, err := netlink.LinkByName("out")
+		if err != nil {
+			return err
+		}
+		return netlink.NeighAdd(&netlink.Neigh{
+			LinkIndex: out.Attrs().Index, IP: net.ParseIP(wireIP), HardwareAddr: e.wireMAC(), State: netlink.NUD_PERMANENT,
+		})
+	})
+	inner.Do(func() error {
+		return errors.Join(nstest.ConfigureLink("eth0", "10.70.0.2/24"),
+			netlink.RouteAdd(&netlink.Route{Gw: net.ParseIP("10.70.0.1")}))
+	})
+	return router, inner
+}
+
+// sendDatagrams sends UDP from a namespace for the duration of a measurement.
+func sendDatagrams(from *nstest.Namespace, address string) error {
+	var result error
+	from.Do(func() error {
+		c, err := net.Dial("udp", address)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		datagram := make([]byte, 1400)
+		for end := time.Now().Add(duration); time.Now().Before(end); {
+			_, err := c.Write(datagram)
+			if err != nil && !errors.Is(err, unix.ECONNREFUSED) && !errors.Is(err, unix.ENOBUFS) {
+				result = err
+				break
+			}
+		}
+		return nil
+	})
+	return result
+}
+
+func TestOpen_readsRoutesOnlyWithPerfmon(t *testing.T) {
+	bpffs := nstest.MountBPFFS(t)
+	nstest.WithoutCapabilities(t, func() error {
+		c, err := classify.Open(bpffs, nil)
+		if err != nil {
+			return err
+		}
+		if c.ReadsRoutes() {
+			t.Error("the programs read routes without CAP_PERFMON")
+		}
+		return c.Close()
+	}, unix.CAP_PERFMON, unix.CAP_SYS_ADMIN)
+}

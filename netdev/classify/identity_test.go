@@ -1,0 +1,521 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package classify
+
+import (
+	"bytes"
+	"encoding/binary"
+	"net"
+	"net/netip"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
+)
+
+// The kernel runs a program on a frame (BPF_PROG_TEST_RUN) as if a socket of this
+// namespace had sent it through the loopback interface.
+const (
+	testNIC   = 1
+	testMajor = 0xd5a
+	testClass = testMajor<<16 | 0x10
+)
+
+var (
+	nicMAC   = net.HardwareAddr{2, 0, 0, 0, 0, 0xfe}
+	linkMAC  = net.HardwareAddr{2, 0, 0, 0, 0, 1}
+	otherMAC = net.HardwareAddr{2, 0, 0, 0, 0, 2}
+	vrrpMAC  = net.HardwareAddr{0, 0, 0x5e, 0, 1, 7}
+	wireMAC  = net.HardwareAddr{2, 9, 9, 9, 9, 9}
+)
+
+const (
+	linkIP    = "10.20.0.1"
+	linkIP6   = "fd00:20::1"
+	linkLocal = "fe80::ff:fe00:1" // EUI-64 of linkMAC
+	otherIP   = "10.20.0.2"
+	otherIP6  = "fd00:20::2"
+	freeIP    = "10.20.0.77"
+	freeIP6   = "fd00:20::77"
+	foreignIP = "192.0.2.1"
+	nodeIP    = "10.20.0.253"
+	vip       = "10.20.9.9"
+)
+
+// identityEnv is a classifier with one NIC and two links of this namespace.
+type identityEnv struct {
+	t *testing.T
+	c *Classifier
+}
+
+// openChecks loads the first programs for a key, which check frames, with maps of their
+// own.
+func openChecks(key Key) (*Classifier, error) {
+	c := newClassifier(key, programPairs[key][0])
+	return c, c.load("", programPairs[key][0])
+}
+
+func newIdentityEnv(t *testing.T, policy Policy, change ...func(*NIC, *Member)) identityEnv {
+	t.Helper()
+	c, err := openChecks(KeyCookie)
+	if err != nil {
+		c, err = openChecks(KeySocketCookie)
+	}
+	if err != nil {
+		t.Skip(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	conn, err := rtnl.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	cookie, err := conn.Cookie()
+	if err != nil {
+		t.Fatal(err)
+	}
+	policy.NodeAddresses = append(policy.NodeAddresses, netip.MustParseAddr(nodeIP))
+	nic := NIC{Index: testNIC, MAC: nicMAC, Major: testMajor, HostCookie: 1, Policy: policy}
+	link := Member{
+		Parent: testNIC, Cookie: cookie, MAC: linkMAC,
+		Addresses: []netip.Addr{netip.MustParseAddr(linkIP), netip.MustParseAddr(linkIP6)},
+	}
+	for _, f := range change {
+		f(&nic, &link)
+	}
+	e := identityEnv{t, c}
+	value := bpfNic{Major: testMajor << 16, HostCookie: nic.HostCookie, Forwarded: uint8(nic.Forwarded)}
+	copy(value.Mac[:], nic.MAC)
+	other := Member{
+		Parent: testNIC, Cookie: cookie + 1000, MAC: otherMAC,
+		Addresses: []netip.Addr{netip.MustParseAddr(otherIP), netip.MustParseAddr(otherIP6)},
+	}
+	for _, err := range []error{
+		c.startCounts(testNIC), c.SetPolicy(nic), c.maps.DraSharedNics.Put(uint32(testNIC), value),
+		c.AddMember(link, testClass), c.AddMember(other, testClass+1),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return e
+}
+
+// send returns the reason for which the program refuses a frame, and whether it
+// dropped it.
+func (e identityEnv) send(frame []byte) (reason Reason, dropped bool) {
+	e.t.Helper()
+	before := e.refusals()
+	verdict, _, err := e.c.egress.Test(frame)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	after := e.refusals()
+	for _, r := range reasons {
+		if after[r] > before[r] {
+			reason = r
+		}
+	}
+	return reason, verdict == 2 // TC_ACT_SHOT
+}
+
+func (e identityEnv) refusals() map[Reason]uint64 {
+	e.t.Helper()
+	sum := map[Reason]uint64{}
+	for _, class := range []uint32{testClass, testClass + 1, unidentified(testMajor)} {
+		r, err := e.c.Refusals(testNIC, class)
+		if err != nil {
+			e.t.Fatal(err)
+		}
+		for _, numbers := range []map[Reason]uint64{r.Dropped, r.Passed} {
+			for reason, n := range numbers {
+				sum[reason] += n
+			}
+		}
+	}
+	return sum
+}
+
+// The functions below build frames.
+
+func ether(source net.HardwareAddr, protocol uint16, payload ...[]byte) []byte {
+	return etherTo(wireMAC, source, protocol, payload...)
+}
+
+func etherTo(destination, source net.HardwareAddr, protocol uint16, payload ...[]byte) []byte {
+	frame := append(append([]byte{}, destination...), source...)
+	frame = binary.BigEndian.AppendUint16(frame, protocol)
+	frame = append(frame, bytes.Join(payload, nil)...)
+	return append(frame, make([]byte, max(0, 60-len(frame)))...)
+}
+
+func arp(operation uint16, mac net.HardwareAddr, sender, target string) []byte {
+	b := append([]byte{0, 1, 8, 0, 6, 4}, byte(operation>>8), byte(operation))
+	b = append(append(b, mac...), netip.MustParseAddr(sender).AsSlice()...)
+	return append(append(b, make([]byte, 6)...), netip.MustParseAddr(target).AsSlice()...)
+}
+
+func ipv4(source string, protocol byte, fragment uint16, payload []byte) []byte {
+	b := []byte{0x45, 0, 0, byte(20 + len(payload)), 0, 0, byte(fragment >> 8), byte(fragment), 64, protocol, 0, 0}
+	b = append(b, netip.MustParseAddr(source).AsSlice()...)
+	return append(append(b, netip.MustParseAddr("10.20.0.254").AsSlice()...), payload...)
+}
+
+func udp(source, destination uint16) []byte {
+	b := binary.BigEndian.AppendUint16(nil, source)
+	b = binary.BigEndian.AppendUint16(b, destination)
+	return append(b, 0, 12, 0, 0, 1, 2, 3, 4)
+}
+
+func ipv6(source string, next byte, payload ...[]byte) []byte {
+	all := bytes.Join(payload, nil)
+	b := []byte{0x60, 0, 0, 0, 0, byte(len(all)), next, 255}
+	b = append(b, netip.MustParseAddr(source).AsSlice()...)
+	return append(append(b, netip.MustParseAddr("fd00:20::fe").AsSlice()...), all...)
+}
+
+// nd builds a message of neighbor discovery.
+func nd(kind byte, target string, options ...[]byte) []byte {
+	b := []byte{kind, 0, 0, 0, 0, 0, 0, 0}
+	if target != "" {
+		b = append(b, netip.MustParseAddr(target).AsSlice()...)
+	}
+	return append(b, bytes.Join(options, nil)...)
+}
+
+func option(kind byte, mac net.HardwareAddr) []byte { return append([]byte{kind, 1}, mac...) }
+
+// extension builds an extension header of 8 bytes.
+func extension(next byte, fragment uint16) []byte {
+	return []byte{next, 0, byte(fragment >> 8), byte(fragment), 0, 0, 0, 0}
+}
+
+const (
+	protoARP  = 0x0806
+	protoIPv4 = 0x0800
+	protoIPv6 = 0x86dd
+	protoVLAN = 0x8100
+)
+
+var nonce = []byte{14, 1, 1, 2, 3, 4, 5, 6}
+
+func TestProgram_dropsSpoofedFrames(t *testing.T) {
+	const allowed = Reason("")
+	subnets := Policy{Subnets: []netip.Prefix{
+		netip.MustParsePrefix("10.20.0.0/16"), netip.MustParsePrefix("fd00:20::/64"),
+	}}
+	envs := map[Identity]identityEnv{}
+	for _, identity := range []Identity{IdentityEnforce, IdentityAudit, IdentityOff} {
+		subnets.Identity = identity
+		envs[identity] = newIdentityEnv(t, subnets)
+	}
+	for name, tc := range map[string]struct {
+		frame []byte
+		want  Reason
+	}{
+		"IPv4 of the link": {ether(linkMAC, protoIPv4, ipv4(linkIP, 6, 0, udp(1, 2))), allowed},
+		"IPv4 of another link": {
+			ether(linkMAC, protoIPv4, ipv4(otherIP, 6, 0, udp(1, 2))), "SourceAddress",
+		},
+		"IPv4 of the node": {
+			ether(linkMAC, protoIPv4, ipv4(nodeIP, 6, 0, udp(1, 2))), "SourceAddress",
+		},
+		"IPv4 without link": {
+			ether(linkMAC, protoIPv4, ipv4(freeIP, 6, 0, udp(1, 2))), "SourceAddress",
+		},
+		"IPv4 of another network": {
+			ether(linkMAC, protoIPv4, ipv4(foreignIP, 6, 0, udp(1, 2))), "SourceAddress",
+		},
+		"IPv4 multicast as source": {
+			ether(linkMAC, protoIPv4, ipv4("224.0.0.1", 6, 0, udp(1, 2))), "SourceAddress",
+		},
+		"IPv4 without source (DHCP)": {
+			ether(linkMAC, protoIPv4, ipv4("0.0.0.0", 17, 0, udp(68, 67))), allowed,
+		},
+		"IGMP without source": {ether(linkMAC, protoIPv4, ipv4("0.0.0.0", 2, 0, udp(0, 0))), allowed},
+		"a later fragment": {
+			ether(linkMAC, protoIPv4, ipv4(linkIP, 17, 0x2001, udp(67, 68))), allowed,
+		},
+		"a truncated header": {ether(linkMAC, protoIPv4, []byte{0x41}), "Protocol"},
+		"the MAC of another link": {
+			ether(otherMAC, protoIPv4, ipv4(otherIP, 6, 0, udp(1, 2))), "SourceMAC",
+		},
+		"the MAC of the NIC": {ether(nicMAC, protoIPv4, ipv4(nodeIP, 6, 0, udp(1, 2))), "SourceMAC"},
+		"the MAC of no link": {ether(wireMAC, protoIPv4, ipv4(linkIP, 6, 0, udp(1, 2))), "SourceMAC"},
+		"DHCP server": {
+			ether(linkMAC, protoIPv4, ipv4(linkIP, 17, 0, udp(67, 68))), "DHCPServer",
+		},
+		"DHCP server, another port": {
+			ether(linkMAC, protoIPv4, ipv4(linkIP, 17, 0, udp(1067, 68))), "DHCPServer",
+		},
+		"DHCPv6 server": {
+			ether(linkMAC, protoIPv6, ipv6(linkIP6, 17, udp(547, 546))), "DHCPServer",
+		},
+		"DHCPv6 client":       {ether(linkMAC, protoIPv6, ipv6(linkLocal, 17, udp(546, 547))), allowed},
+		"ARP of the link":     {ether(linkMAC, protoARP, arp(1, linkMAC, linkIP, otherIP)), allowed},
+		"ARP probe":           {ether(linkMAC, protoARP, arp(1, linkMAC, "0.0.0.0", linkIP)), allowed},
+		"ARP of another link": {ether(linkMAC, protoARP, arp(2, linkMAC, otherIP, linkIP)), "ARP"},
+		"ARP of the gateway": {
+			ether(linkMAC, protoARP, arp(2, linkMAC, "10.20.0.254", linkIP)), "ARP",
+		},
+		"ARP with another MAC": {ether(linkMAC, protoARP, arp(2, otherMAC, linkIP, otherIP)), "ARP"},
+		"ARP of another kind":  {ether(linkMAC, protoARP, []byte{0, 6, 8, 0, 6, 4}), "ARP"},
+		"IPv6 of the link":     {ether(linkMAC, protoIPv6, ipv6(linkIP6, 6, udp(1, 2))), allowed},
+		"IPv6 link-local":      {ether(linkMAC, protoIPv6, ipv6(linkLocal, 6, udp(1, 2))), allowed},
+		"IPv6 link-local of others": {
+			ether(linkMAC, protoIPv6, ipv6("fe80::1", 6, udp(1, 2))), "SourceAddress",
+		},
+		"IPv6 of another link": {
+			ether(linkMAC, protoIPv6, ipv6(otherIP6, 6, udp(1, 2))), "SourceAddress",
+		},
+		"a fragment of another link": {
+			ether(linkMAC, protoIPv6, ipv6(otherIP6, 44, extension(17, 8), udp(1, 2))), "SourceAddress",
+		},
+		"a fragment of the link": {
+			ether(linkMAC, protoIPv6, ipv6(linkIP6, 44, extension(17, 8), udp(547, 546))), allowed,
+		},
+		"a DHCPv6 server's fragment": {
+			ether(linkMAC, protoIPv6, ipv6(linkIP6, 44, extension(17, 1), udp(547, 546))), "DHCPServer",
+		},
+		"an advertisement's fragment": {
+			ether(linkMAC, protoIPv6,
+				ipv6(linkLocal, 44, extension(58, 1), nd(134, ""))), "RouterAdvertisement",
+		},
+		"router advertisement": {
+			ether(linkMAC, protoIPv6, ipv6(linkLocal, 58, nd(134, ""))), "RouterAdvertisement",
+		},
+		"the same behind options": {
+			ether(linkMAC, protoIPv6,
+				ipv6(linkLocal, 0, extension(60, 0), extension(58, 0), nd(134, ""))), "RouterAdvertisement",
+		},
+		"more headers than read": {
+			ether(linkMAC, protoIPv6, ipv6(linkLocal, 0, extension(60, 0), extension(60, 0), extension(60, 0),
+				extension(60, 0), extension(60, 0), extension(60, 0), extension(58, 0), nd(134, ""))), "Protocol",
+		},
+		"redirect": {
+			ether(linkMAC, protoIPv6, ipv6(linkLocal, 58, nd(137, linkIP6))), "NeighborDiscovery",
+		},
+		"router solicitation": {
+			ether(linkMAC, protoIPv6, ipv6(linkLocal, 58, nd(133, "", option(1, linkMAC)))), allowed,
+		},
+		"duplicate detection": {ether(linkMAC, protoIPv6, ipv6("::", 58, nd(135, linkIP6, nonce))), allowed},
+		"the same, link-local": {
+			ether(linkMAC, protoIPv6, ipv6("::", 58, nd(135, linkLocal, nonce))), allowed,
+		},
+		"detection of others": {
+			ether(linkMAC, protoIPv6, ipv6("::", 58, nd(135, otherIP6, nonce))), "NeighborDiscovery",
+		},
+		"solicitation": {
+			ether(linkMAC, protoIPv6, ipv6(linkIP6, 58, nd(135, otherIP6, option(1, linkMAC)))), allowed,
+		},
+		"the same, another MAC": {
+			ether(linkMAC, protoIPv6,
+				ipv6(linkIP6, 58, nd(135, otherIP6, option(1, otherMAC)))), "NeighborDiscovery",
+		},
+		"advertisement": {
+			ether(linkMAC, protoIPv6, ipv6(linkIP6, 58, nd(136, linkIP6, option(2, linkMAC)))), allowed,
+		},
+		"the same, of others": {
+			ether(linkMAC, protoIPv6,
+				ipv6(linkIP6, 58, nd(136, otherIP6, option(2, linkMAC)))), "NeighborDiscovery",
+		},
+		"the same, MAC second": {
+			ether(linkMAC, protoIPv6,
+				ipv6(linkIP6, 58, nd(136, linkIP6, nonce, option(2, otherMAC)))), "NeighborDiscovery",
+		},
+		"the same, many options": {
+			ether(linkMAC, protoIPv6,
+				ipv6(linkIP6, 58, nd(136, linkIP6, nonce, nonce, nonce, nonce, nonce, nonce))), "NeighborDiscovery",
+		},
+		"MLD behind options": {
+			ether(linkMAC, protoIPv6, ipv6("::", 0, extension(58, 0), nd(143, ""))), allowed,
+		},
+		"echo": {ether(linkMAC, protoIPv6, ipv6(linkIP6, 58, nd(128, ""))), allowed},
+		"a VLAN tag": {
+			ether(linkMAC, protoVLAN, []byte{0, 100, 8, 0}, ipv4(linkIP, 6, 0, udp(1, 2))), "VLAN",
+		},
+		"a priority tag": {
+			ether(linkMAC, protoVLAN, []byte{0xe0, 0, 8, 0}, ipv4(linkIP, 6, 0, udp(1, 2))), "VLAN",
+		},
+		"a service tag": {ether(linkMAC, 0x88a8, []byte{0, 100, 8, 0}), "VLAN"},
+		"a bridge's message": {
+			etherTo(net.HardwareAddr{1, 0x80, 0xc2, 0, 0, 0}, linkMAC, 38, []byte{0x42, 0x42, 3}), "Protocol",
+		},
+		"another protocol": {ether(linkMAC, 0x88b5, []byte("text")), allowed},
+	} {
+		for identity, e := range envs {
+			e.t = t
+			want := tc.want
+			if identity == IdentityOff {
+				want = allowed
+			}
+			reason, dropped := e.send(tc.frame)
+			if reason != want || dropped != (identity == IdentityEnforce && want != allowed) {
+				t.Errorf("%s, identity %d: reason %q, dropped %t; want reason %q", name, identity, reason, dropped, want)
+			}
+		}
+	}
+}
+
+func TestProgram_admitsWhatTheNetworkAllows(t *testing.T) {
+	withoutAddresses := func(_ *NIC, m *Member) { m.Addresses = nil }
+	policy := Policy{
+		Identity: IdentityEnforce, VLANs: []uint16{100}, MACs: []net.HardwareAddr{vrrpMAC},
+		Addresses: []netip.Prefix{netip.MustParsePrefix(vip + "/32")},
+		Subnets:   []netip.Prefix{netip.MustParsePrefix("10.20.0.0/24"), netip.MustParsePrefix("fd00:20::/64")},
+	}
+	for name, tc := range map[string]struct {
+		policy Policy
+		change func(*NIC, *Member)
+		frame  []byte
+		want   Reason
+	}{
+		"a VLAN":             {policy, nil, ether(linkMAC, protoVLAN, []byte{0, 100, 8, 0}), ""},
+		"another VLAN":       {policy, nil, ether(linkMAC, protoVLAN, []byte{0, 101, 8, 0}), "VLAN"},
+		"an address":         {policy, nil, ether(linkMAC, protoIPv4, ipv4(vip, 6, 0, udp(1, 2))), ""},
+		"ARP for an address": {policy, nil, ether(linkMAC, protoARP, arp(1, linkMAC, vip, vip)), ""},
+		"a MAC":              {policy, nil, ether(vrrpMAC, protoIPv4, ipv4(vip, 6, 0, udp(1, 2))), ""},
+		"ARP with a MAC":     {policy, nil, ether(vrrpMAC, protoARP, arp(1, vrrpMAC, vip, vip)), ""},
+		"a MAC, another's IP": {
+			policy, nil, ether(vrrpMAC, protoIPv4, ipv4(otherIP, 6, 0, udp(1, 2))), "SourceAddress",
+		},
+		"no recorded address": {
+			policy, withoutAddresses, ether(linkMAC, protoIPv4, ipv4(freeIP, 6, 0, udp(1, 2))), "",
+		},
+		"the same, IPv6": {
+			policy, withoutAddresses, ether(linkMAC, protoIPv6, ipv6(freeIP6, 6, udp(1, 2))), "",
+		},
+		"the same, another's": {
+			policy, withoutAddresses, ether(linkMAC, protoIPv4, ipv4(otherIP, 6, 0, udp(1, 2))), "SourceAddress",
+		},
+		"the same, the node's": {policy, withoutAddresses,
+			ether(linkMAC, protoIPv4, ipv4(nodeIP, 6, 0, udp(1, 2))), "SourceAddress"},
+		"the same, outside of the subnets": {policy, withoutAddresses,
+			ether(linkMAC, protoIPv4, ipv4(foreignIP, 6, 0, udp(1, 2))), "SourceAddress"},
+		"no subnets": {Policy{Identity: IdentityEnforce}, withoutAddresses,
+			ether(linkMAC, protoIPv4, ipv4(foreignIP, 6, 0, udp(1, 2))), ""},
+		"no subnets, another's": {Policy{Identity: IdentityEnforce}, withoutAddresses,
+			ether(linkMAC, protoIPv4, ipv4(otherIP, 6, 0, udp(1, 2))), "SourceAddress"},
+		"the node": {policy, func(n *NIC, m *Member) { n.HostCookie, m.Cookie = m.Cookie, 5 },
+			ether(nicMAC, protoIPv4, ipv4(foreignIP, 6, 0, udp(1, 2))), ""},
+		"a pod in the cluster network": {policy, func(_ *NIC, m *Member) { m.Cookie = 5 },
+			ether(nicMAC, protoIPv4, ipv4(foreignIP, 6, 0, udp(1, 2))), ""},
+		"a share, whose cluster network is forwarded here": {
+			policy, func(n *NIC, _ *Member) { n.Forwarded = ForwardedByRoute },
+			ether(nicMAC, protoIPv4, ipv4(foreignIP, 6, 0, udp(1, 2))), "",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			change := tc.change
+			if change == nil {
+				change = func(*NIC, *Member) {}
+			}
+			reason, dropped := newIdentityEnv(t, tc.policy, change).send(tc.frame)
+			if reason != tc.want || dropped != (tc.want != "") {
+				t.Errorf("reason %q, dropped %t; want reason %q", reason, dropped, tc.want)
+			}
+		})
+	}
+}
+
+// A link that an earlier release attached keeps working until its pod is recreated.
+func TestProgram_onlyCountsFramesOfEarlierAttachments(t *testing.T) {
+	enforce := Policy{Identity: IdentityEnforce}
+	forged := ether(linkMAC, protoIPv4, ipv4(foreignIP, 6, 0, udp(1, 2)))
+	e := newIdentityEnv(t, enforce, func(_ *NIC, m *Member) { m.Audit = true })
+	if reason, dropped := e.send(forged); reason != "SourceAddress" || dropped {
+		t.Errorf("attached by an earlier release: reason %q, dropped %t, want it counted", reason, dropped)
+	}
+	e = newIdentityEnv(t, enforce)
+	var value bpfLink
+	key := bpfReceiver{Parent: testNIC, Mac: [6]uint8(linkMAC)}
+	if err := e.c.maps.DraSharedLinks.LookupAndDelete(key, &value); err != nil {
+		t.Fatal(err)
+	}
+	if reason, dropped := e.send(forged); reason != "" || dropped {
+		t.Errorf("not restored yet: reason %q, dropped %t, want it passed", reason, dropped)
+	}
+}
+
+func TestProgram_limitsARPOfSender(t *testing.T) {
+	e := newIdentityEnv(t, Policy{Identity: IdentityEnforce})
+	frame := ether(linkMAC, protoARP, arp(1, linkMAC, linkIP, otherIP))
+	passed := 0
+	for range 1000 {
+		if _, dropped := e.send(frame); !dropped {
+			passed++
+		}
+	}
+	// The loop may take longer than the second for which the limit is.
+	if passed < 100 || passed > 900 {
+		t.Errorf("%d of 1000 frames passed, want 100 in each second", passed)
+	}
+}
+
+func TestClassifier_SetBlocked(t *testing.T) {
+	e := newIdentityEnv(t, Policy{Identity: IdentityEnforce})
+	m := Member{Parent: testNIC, MAC: linkMAC}
+	frame := ether(linkMAC, protoIPv4, ipv4(linkIP, 6, 0, udp(1, 2)))
+	for _, blocked := range []bool{true, false} {
+		if changed, err := e.c.SetBlocked(m, blocked); err != nil || !changed {
+			t.Fatalf("SetBlocked(%t) returned %t and error %v", blocked, changed, err)
+		}
+		if changed, err := e.c.SetBlocked(m, blocked); err != nil || changed {
+			t.Fatalf("SetBlocked(%t) again returned %t and error %v", blocked, changed, err)
+		}
+		if reason, dropped := e.send(frame); dropped != blocked || blocked != (reason == "Blocked") {
+			t.Errorf("blocked %t: reason %q, dropped %t", blocked, reason, dropped)
+		}
+	}
+}
+
+// What a link had is free for the next one.
+func TestClassifier_RemoveMember_removesIdentity(t *testing.T) {
+	for name, known := range map[string][]netip.Addr{
+		"addresses known":   {netip.MustParseAddr(linkIP), netip.MustParseAddr(linkIP6)},
+		"addresses unknown": nil,
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := newIdentityEnv(t, Policy{Identity: IdentityEnforce})
+			members, err := e.c.Members()
+			if err != nil || len(members) != 2 {
+				t.Fatalf("Members returned %v and error %v, want 2", members, err)
+			}
+			for _, m := range members {
+				if bytes.Equal(m.MAC, linkMAC) {
+					m.Addresses = known
+				}
+				if err := e.c.RemoveMember(m); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := e.c.RemoveNIC(testNIC); err != nil {
+				t.Fatal(err)
+			}
+			left := map[string]int{}
+			count := func(name string, n int, err error) {
+				if err != nil {
+					t.Fatal(err)
+				}
+				if n > 0 {
+					left[name] = n
+				}
+			}
+			links, err := keys[bpfReceiver, bpfLink](e.c.maps.DraSharedLinks)
+			count("links", len(links), err)
+			addresses, err := keys[bpfAddress, uint64](e.c.maps.DraSharedAddresses)
+			count("addresses", len(addresses), err)
+			tenants, err := keys[bpfTenant, uint32](e.c.maps.DraSharedTenants)
+			count("tenants", len(tenants), err)
+			refusals, err := keys[bpfCharged, []bpfRefusals](e.c.maps.DraSharedRefusals)
+			count("refusals", len(refusals), err)
+			senders, err := keys[bpfSender, uint32](e.c.maps.DraSharedTx)
+			count("senders", len(senders), err)
+			if diff := cmp.Diff(map[string]int{}, left); diff != "" {
+				t.Errorf("entries that are left (-want +got):\n%s", diff)
+			}
+		})
+	}
+}

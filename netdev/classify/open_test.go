@@ -1,0 +1,48 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package classify_test
+
+import (
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/dra-shared/dra-driver-shared/netdev/classify"
+	"github.com/dra-shared/dra-driver-shared/netdev/nstest"
+)
+
+// The verifier of Linux 6.1 is stricter with programs of a process without
+// CAP_PERFMON.
+func TestOpen_loadsWithoutPerfmon(t *testing.T) {
+	for _, key := range []classify.Key{classify.KeyCookie, classify.KeyMAC} {
+		t.Run("key "+string(key), func(t *testing.T) {
+			needKey(t, key)
+			bpffs := nstest.MountBPFFS(t)
+			nstest.WithoutCapabilities(t, func() error {
+				c, err := classify.Open(bpffs, nil, key)
+				if err == nil {
+					err = c.Close()
+				}
+				return err
+			}, unix.CAP_PERFMON, unix.CAP_SYS_ADMIN) // the latter includes the former
+		})
+	}
+}
+
+func TestOpen_namesMissingCapability(t *testing.T) {
+	needKey(t, classify.KeySocketCookie)
+	bpffs := nstest.MountBPFFS(t)
+	nstest.WithoutCapabilities(t, func() error {
+		c, err := classify.Open(bpffs, nil, classify.KeySocketCookie)
+		if err == nil {
+			t.Error("Open read the cookie without CAP_PERFMON, want an error")
+			return c.Close()
+		}
+		if want := "does the plugin have CAP_PERFMON"; !strings.Contains(err.Error(), want) {
+			t.Errorf("Open without CAP_PERFMON returned %v, want an error with %q", err, want)
+		}
+		return nil
+	}, unix.CAP_PERFMON, unix.CAP_SYS_ADMIN)
+}

@@ -1,0 +1,281 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package trial finds out which of the classifier's ways work on this node. It
+// does not ask for the version of the kernel: distributions change kernels, and
+// capabilities, lockdown, and security modules forbid what a kernel could do.
+//
+// Run creates a pair of links with the queues of a NIC, sends frames through it
+// with each way, and checks in which class they arrive. Strongest chooses from
+// the results.
+package trial
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/dra-shared/dra-driver-shared/internal/failpoint"
+	"github.com/dra-shared/dra-driver-shared/netdev/classify"
+	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
+	"github.com/dra-shared/dra-driver-shared/netdev/shape"
+)
+
+// linkPrefix starts the names of the links of a trial.
+const linkPrefix = "dra-trial"
+
+const (
+	nicName  = linkPrefix + "0" // has the queues and the programs
+	peerName = linkPrefix + "1" // the other end of the pair
+)
+
+// The links have addresses from their creation on, so that udev does not assign
+// others to them.
+var (
+	nicMAC  = net.HardwareAddr{0x02, 0xd5, 0xa0, 0, 0, 0}
+	peerMAC = net.HardwareAddr{0x02, 0xd5, 0xa0, 0, 0, 1}
+	// otherMAC is the address that the programs take for the NIC's, so that no
+	// frame of the trial is one of the host.
+	otherMAC = net.HardwareAddr{0x02, 0xd5, 0xa0, 0, 0, 2}
+)
+
+// IsLink reports whether a link of that name belongs to a trial.
+func IsLink(name string) bool { return strings.HasPrefix(name, linkPrefix) }
+
+// Result is the result of one way.
+type Result struct {
+	Key classify.Key
+	// Err is nil if the frames arrived in the expected classes.
+	Err error
+	// Routes is nil if the programs for the key also recognized a frame by its
+	// route (classify.ForwardedByRoute).
+	Routes error
+}
+
+// Strongest returns the strongest key that passed. results are in the order of
+// strength. If none passed, the error names the cause of each.
+func Strongest(results []Result) (classify.Key, error) {
+	errs := make([]error, 0, len(results))
+	for _, r := range results {
+		if r.Err == nil {
+			return r.Key, nil
+		}
+		errs = append(errs, fmt.Errorf("key %s: %w", r.Key, r.Err))
+	}
+	return "", fmt.Errorf("no way to identify the sender of a frame works on this node: %w", errors.Join(errs...))
+}
+
+// Run tries keys in the caller's network namespace, and returns their results in
+// the same order. It creates and removes links, and first removes those that an
+// interrupted trial left. The directory lock serializes trials of the node.
+//
+// The error is about the trial itself, such as a kernel without veth.
+func Run(lock string, failpoints failpoint.Injector, keys ...classify.Key) (results []Result, err error) {
+	unlock, err := acquire(lock)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	conn, err := rtnl.Open()
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	t := &trial{shaper: shape.New(conn, nil)}
+	if t.cookie, err = conn.Cookie(); err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, failpoints.Do("remove trial links", removeLinks)) }()
+	if err := failpoints.Do("add trial links", t.addLinks); err != nil {
+		return nil, err
+	}
+	for _, key := range keys {
+		results = append(results, Result{Key: key, Err: t.try(key), Routes: t.tryRoutes(key)})
+	}
+	return results, nil
+}
+
+// acquire locks a directory. It waits until another process has unlocked it.
+func acquire(directory string) (unlock func(), err error) {
+	f, err := os.Open(directory)
+	if err != nil {
+		return nil, fmt.Errorf("lock %s for trial: %w", directory, err)
+	}
+	for {
+		if err = unix.Flock(int(f.Fd()), unix.LOCK_EX); !errors.Is(err, unix.EINTR) {
+			break
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(&os.PathError{Op: "lock for trial", Path: directory, Err: err}, f.Close())
+	}
+	return func() { _ = f.Close() }, nil
+}
+
+// trial is a pair of links, and an IFB device that shapes what arrives at the first.
+type trial struct {
+	shaper *shape.HTB
+	cookie uint64 // of this network namespace
+	nic    int    // interface indexes
+	peer   int
+	ifb    int
+}
+
+// rates are more than the frames of a trial need.
+var rates = shape.NICRates{Line: 1e9, Reserve: 1e8, MinShare: 1e7, Forwarded: shape.Rates{Floor: 1e7, Ceil: 1e9}}
+
+// class is the class of the share to which the frames of a trial belong.
+const class = shape.FirstMinor
+
+func (t *trial) addLinks() error {
+	if err := removeLinks(); err != nil {
+		return err
+	}
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.HardwareAddr = nicName, nicMAC
+	pair := &netlink.Veth{LinkAttrs: attrs, PeerName: peerName, PeerHardwareAddr: peerMAC}
+	if err := netlink.LinkAdd(pair); err != nil {
+		return fmt.Errorf("create trial links %s and %s: %w: does the kernel have veth?", nicName, peerName, err)
+	}
+	for name, index := range map[string]*int{nicName: &t.nic, peerName: &t.peer} {
+		link, err := netlink.LinkByName(name)
+		if err != nil {
+			return fmt.Errorf("look up trial link %s: %w", name, err)
+		}
+		if err := netlink.LinkSetUp(link); err != nil {
+			return fmt.Errorf("bring up trial link %s: %w", name, err)
+		}
+		*index = link.Attrs().Index
+	}
+	var err error
+	if t.ifb, err = t.shaper.Setup(nicName, t.nic, rates, false); err != nil {
+		return err
+	}
+	return t.shaper.SetClass(t.nic, t.ifb, rates, class, shape.Rates{Floor: rates.MinShare, Ceil: rates.Line})
+}
+
+// removeLinks removes the links of a trial, if they exist. The queues and
+// programs end with them.
+func removeLinks() (failed error) {
+	for _, name := range []string{nicName, shape.IFBName(nicName)} {
+		link, err := netlink.LinkByName(name)
+		if errors.As(err, &netlink.LinkNotFoundError{}) {
+			continue
+		}
+		if err == nil {
+			err = netlink.LinkDel(link)
+		}
+		if err != nil && !errors.Is(err, unix.ENODEV) {
+			failed = errors.Join(failed, fmt.Errorf("remove trial link %s: %w", name, err))
+		}
+	}
+	return failed
+}
+
+// try returns nil if the programs for a key load, assign a frame that a socket of
+// this namespace sends to the class of a share, and pass on a frame that arrives.
+func (t *trial) try(key classify.Key) (err error) {
+	c, err := classify.OpenUnpinned(key, false)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, c.Close()) }()
+	err = c.Attach(classify.NIC{Index: t.nic, IFBIndex: t.ifb, MAC: otherMAC, Major: shape.Major})
+	if err != nil {
+		return err
+	}
+	share := classify.Member{Parent: t.nic, Cookie: t.cookie, MAC: nicMAC}
+	if err := c.AddMember(share, netlink.MakeHandle(shape.Major, class)); err != nil {
+		return err
+	}
+	if err := t.arrives(t.nic, t.sentBy(class)); err != nil {
+		return fmt.Errorf("a frame that a socket sent did not select the class of its share: %w", err)
+	}
+	if err := t.arrives(t.peer, t.received); err != nil {
+		return fmt.Errorf("a frame that arrived did not pass the IFB device: %w", err)
+	}
+	return nil
+}
+
+// tryRoutes returns nil if the programs for a key assign a frame to the class of
+// forwarded frames because it has a route out of the NIC. The frame is one that no
+// share sent and that has the address of the NIC.
+func (t *trial) tryRoutes(key classify.Key) (err error) {
+	if !key.HasCookie() {
+		return errors.New("without the cookie, a frame with the address of the NIC counts as the node's")
+	}
+	c, err := classify.OpenUnpinned(key, true)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, c.Close()) }()
+	err = c.Attach(classify.NIC{
+		Index: t.nic, IFBIndex: t.ifb, MAC: nicMAC, Major: shape.Major, Forwarded: classify.ForwardedByRoute,
+	})
+	if err != nil {
+		return err
+	}
+	if err := t.arrives(t.nic, t.sentBy(shape.ForwardedMinor)); err != nil {
+		return fmt.Errorf("a frame with a route did not select the class of forwarded frames: %w", err)
+	}
+	return nil
+}
+
+// sentBy returns a function that returns how many bytes a class has sent.
+func (t *trial) sentBy(minor uint16) func() (uint64, error) {
+	return func() (uint64, error) {
+		state, err := t.shaper.ReadClass(t.nic, minor)
+		if err != nil || state == nil {
+			return 0, errors.Join(err, fmt.Errorf("class %x:%x is missing", shape.Major, minor))
+		}
+		return state.SentBytes, nil
+	}
+}
+
+// received returns how many bytes the IFB device has passed back to the NIC.
+func (t *trial) received() (uint64, error) {
+	link, err := netlink.LinkByIndex(t.ifb)
+	if err != nil {
+		return 0, err
+	}
+	return link.Attrs().Statistics.TxBytes, nil
+}
+
+// A frame of a trial takes microseconds. patience is for a node without idle CPU
+// time, and for one on which only IPv6 works, whose addresses are unusable for
+// the first 2 s.
+const (
+	patience = 3 * time.Second
+	interval = 20 * time.Millisecond
+)
+
+// arrives sends frames through a link until count increases.
+func (t *trial) arrives(link int, count func() (uint64, error)) error {
+	before, err := count()
+	if err != nil {
+		return err
+	}
+	expired, again := time.After(patience), time.NewTicker(interval)
+	defer again.Stop()
+	for {
+		sendErr := send(link)
+		after, err := count()
+		switch {
+		case err != nil:
+			return err
+		case after > before:
+			return nil
+		}
+		select {
+		case <-expired:
+			return errors.Join(fmt.Errorf("no frame in %s", patience), sendErr)
+		case <-again.C:
+		}
+	}
+}

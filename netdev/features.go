@@ -1,0 +1,73 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package netdev
+
+import (
+	"fmt"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// macvlanOffload is the name of the feature by which a NIC delivers frames to
+// macvlans in hardware (NETIF_F_HW_L2FW_DOFFLOAD). Such frames do not pass the
+// hooks of the NIC.
+const macvlanOffload = "l2-fwd-offload"
+
+// activeFeatures returns the names of the features that are switched on for a
+// link, as "ethtool -k" shows them. The kernel answers through the family ethtool
+// of generic netlink (Documentation/networking/ethtool-netlink.rst).
+func activeFeatures(index int) (map[string]bool, error) {
+	family, err := netlink.GenlFamilyGet(unix.ETHTOOL_GENL_NAME)
+	if err != nil {
+		return nil, fmt.Errorf("look up the netlink family %s: %w", unix.ETHTOOL_GENL_NAME, err)
+	}
+	request := nl.NewNetlinkRequest(int(family.ID), 0)
+	request.AddData(&nl.Genlmsg{Command: unix.ETHTOOL_MSG_FEATURES_GET, Version: unix.ETHTOOL_GENL_VERSION})
+	header := nl.NewRtAttr(unix.ETHTOOL_A_FEATURES_HEADER|unix.NLA_F_NESTED, nil)
+	header.AddRtAttr(unix.ETHTOOL_A_HEADER_DEV_INDEX, nl.Uint32Attr(uint32(index)))
+	request.AddData(header)
+	messages, err := request.Execute(unix.NETLINK_GENERIC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("read the features of link %d: %w", index, err)
+	}
+	active := map[string]bool{}
+	for _, m := range messages {
+		if len(m) < nl.SizeofGenlmsg {
+			continue
+		}
+		names, err := nested(m[nl.SizeofGenlmsg:], unix.ETHTOOL_A_FEATURES_ACTIVE, unix.ETHTOOL_A_BITSET_BITS,
+			unix.ETHTOOL_A_BITSET_BITS_BIT, unix.ETHTOOL_A_BITSET_BIT_NAME)
+		if err != nil {
+			return nil, fmt.Errorf("parse the features of link %d: %w", index, err)
+		}
+		for _, name := range names {
+			active[nl.BytesToString(name)] = true
+		}
+	}
+	return active, nil
+}
+
+// nested returns the values of the attributes that are nested in attributes of the
+// types path, outermost first.
+func nested(payload []byte, path ...uint16) ([][]byte, error) {
+	values := [][]byte{payload}
+	for _, attrType := range path {
+		var inner [][]byte
+		for _, v := range values {
+			attrs, err := nl.ParseRouteAttr(v)
+			if err != nil {
+				return nil, err
+			}
+			for _, a := range attrs {
+				if a.Attr.Type&nl.NLA_TYPE_MASK == attrType {
+					inner = append(inner, a.Value)
+				}
+			}
+		}
+		values = inner
+	}
+	return values, nil
+}

@@ -1,0 +1,239 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package netdev
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"syscall"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/dra-shared/dra-driver-shared/netdev/classify"
+	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
+	"github.com/dra-shared/dra-driver-shared/netdev/shape"
+)
+
+// A pod with CAP_NET_ADMIN in its own user namespace can change the mode of its link.
+// In mode source, the link receives all frames of the senders that the pod lists, including
+// frames for other links. The classifier blocks the addresses of such a link and guards its
+// NIC: it replaces the source address of received frames by a random one, which no pod can
+// list.
+
+// guards has, by the interface index of the NIC, the links that make it necessary to guard
+// the NIC. Node.mu protects it.
+type guards map[int]map[LinkKey]bool
+
+// isGuarded reports whether a NIC must be guarded. The caller holds n.mu.
+func (n *Node) isGuarded(index int) bool { return len(n.guards[index]) > 0 }
+
+// macvlanState is the state of a macvlan that its pod can change.
+type macvlanState struct {
+	index  int // interface index
+	name   string
+	parent int
+	mac    net.HardwareAddr
+	mode   Mode
+	flags  uint16
+	macs   int // in the list of mode source
+}
+
+// modeSource is MACVLAN_MODE_SOURCE, the mode in which a link receives the frames of
+// listed senders.
+const modeSource Mode = 16
+
+// flagNoDst is MACVLAN_FLAG_NODST: a link in mode source takes frames from their
+// receiver.
+const flagNoDst = 2
+
+// modeNames are the names that ip link uses.
+var modeNames = map[Mode]string{Private: "private", 2: "vepa", Bridge: "bridge", 8: "passthru", modeSource: "source"}
+
+func (m Mode) String() string {
+	if name, known := modeNames[m]; known {
+		return name
+	}
+	return fmt.Sprintf("mode %d", uint32(m))
+}
+
+// parseMacvlan parses the payload of an RTM_NEWLINK message. ok is false if the link is
+// not a macvlan.
+func parseMacvlan(payload []byte) (s macvlanState, ok bool) {
+	link, err := parseLink(payload)
+	if err != nil || link.Type() != "macvlan" {
+		return s, false
+	}
+	a := link.Attrs()
+	s = macvlanState{index: a.Index, name: a.Name, parent: a.ParentIndex, mac: a.HardwareAddr}
+	data, err := nested(payload[unix.SizeofIfInfomsg:], unix.IFLA_LINKINFO, nl.IFLA_INFO_DATA)
+	if err != nil {
+		return s, false
+	}
+	for _, raw := range data {
+		attrs, err := nl.ParseRouteAttr(raw)
+		if err != nil {
+			return s, false
+		}
+		s.parse(attrs)
+	}
+	return s, true
+}
+
+// parse reads the parameters of a macvlan.
+func (s *macvlanState) parse(attrs []syscall.NetlinkRouteAttr) {
+	for _, attr := range attrs {
+		switch native := nl.NativeEndian(); {
+		case attr.Attr.Type == nl.IFLA_MACVLAN_MODE && len(attr.Value) >= 4:
+			s.mode = Mode(native.Uint32(attr.Value))
+		case attr.Attr.Type == nl.IFLA_MACVLAN_FLAGS && len(attr.Value) >= 2:
+			s.flags = native.Uint16(attr.Value)
+		case attr.Attr.Type == nl.IFLA_MACVLAN_MACADDR_COUNT && len(attr.Value) >= 4:
+			s.macs = int(native.Uint32(attr.Value))
+		}
+	}
+}
+
+// violation describes why an attachment must be blocked, in view of all macvlans in its
+// pod's namespace; "" if it must not. found is false if the link is not among them.
+func violation(a Attachment, macvlans []macvlanState) (text string, found bool) {
+	for _, m := range macvlans {
+		if m.parent != a.Parent {
+			continue
+		}
+		switch own := m.index == a.Index; {
+		case own && m.mode != a.Mode:
+			text = fmt.Sprintf("the pod changed the mode of %s from %s to %s", m.name, a.Mode, m.mode)
+		case own && m.flags&flagNoDst != 0:
+			text = fmt.Sprintf("the pod set the flag nodst of %s", m.name)
+		case own && m.macs > 0:
+			text = fmt.Sprintf("the pod gave %s a list of %d senders", m.name, m.macs)
+		case !own && m.mode == modeSource:
+			text = cmp.Or(text, fmt.Sprintf("the pod created %s in mode source on the NIC", m.name))
+		}
+		found = found || m.index == a.Index
+	}
+	return text, found
+}
+
+// guard blocks the link of an attachment if its pod changed it in a way that lets it
+// receive the frames of others, or if Attachment.Blocking asks for it, and unblocks it
+// otherwise. It returns what the pod did, or "". It does nothing without enforcement.
+func (n *Node) guard(a Attachment) (text string, err error) {
+	nic, enforced := n.enforcedNIC(a.Parent)
+	if !enforced || a.Mode == 0 {
+		return "", nil
+	}
+	macvlans, err := n.macvlans(a.NSID)
+	if err != nil {
+		return "", err
+	}
+	text, _ = violation(a, macvlans)
+	blocked := text != "" || a.Blocking == BlockAlways
+	if a.Blocking != BlockAsBefore || blocked {
+		_, err = n.classifier.SetBlocked(nic.member(a), blocked)
+	}
+	return text, errors.Join(err, n.setGuarded(a, text != ""))
+}
+
+// setGuarded guards the NIC of an attachment while any of its links needs that.
+func (n *Node) setGuarded(a Attachment, needed bool) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	key := NewLinkKey(a.Parent, a.MAC)
+	if needed == n.guards[a.Parent][key] {
+		return nil
+	}
+	links := maps.Clone(n.guards[a.Parent])
+	if links == nil {
+		links = map[LinkKey]bool{}
+	}
+	links[key] = needed
+	maps.DeleteFunc(links, func(_ LinkKey, needed bool) bool { return !needed })
+	nic, managed := n.managed[a.Parent]
+	if guarded := len(links) > 0; managed && nic.Enforce && guarded != n.isGuarded(a.Parent) {
+		nic.Policy.Guarded = guarded
+		if err := n.classifier.SetPolicy(n.classified(nic)); err != nil {
+			return err // the next call tries again
+		}
+		n.managed[a.Parent] = nic
+	}
+	n.guards[a.Parent] = links
+	return nil
+}
+
+// classified returns a NIC as the classifier needs it. The caller holds n.mu.
+func (n *Node) classified(m managedNIC) classify.NIC {
+	return classify.NIC{
+		Index: m.Index, IFBIndex: m.ifb, MAC: m.MAC, HostCookie: n.cookie, Major: shape.Major,
+		TrustMAC: m.TrustMAC, Forwarded: n.recognizes(m.NICConfig), Policy: m.Policy,
+	}
+}
+
+// macvlans returns the macvlans in a namespace; none if it has ended.
+func (n *Node) macvlans(nsid int) (found []macvlanState, err error) {
+	dump := nl.NewNetlinkRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP)
+	dump.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
+	messages, err := n.conn.Dump(inNamespace(dump, nsid))
+	if err != nil && !rtnl.IsNotFound(err) {
+		return nil, fmt.Errorf("list the links of namespace %d: %w", nsid, err)
+	}
+	for _, m := range messages {
+		if s, ok := parseMacvlan(m.Data); ok {
+			found = append(found, s)
+		}
+	}
+	return found, nil
+}
+
+// isUnchecked reports whether the classifier is loaded and does not check frames; see
+// classify.Policy.
+func (n *Node) isUnchecked() bool {
+	c := n.openedClassifier()
+	return c != nil && !c.ChecksIdentity()
+}
+
+// Refusals returns the refused frames of a class of a NIC: those of all links of the
+// share with the minor number, or of no known share if it is 0. They are empty without
+// enforcement. parent is the interface index of the NIC.
+func (n *Node) Refusals(parent int, minor uint16) (classify.Refusals, error) {
+	nic, enforced := n.enforcedNIC(parent)
+	if !enforced {
+		return classify.Refusals{}, nil
+	}
+	return n.classifier.Refusals(nic.Index, netlink.MakeHandle(shape.Major, cmp.Or(minor, shape.UnidentifiedMinor)))
+}
+
+// nodeAddresses returns the addresses of a NIC and the gateways of its routes. No link may use
+// them.
+func nodeAddresses(index int) (addresses []netip.Addr, err error) {
+	link := &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: index}}
+	own, err := listAddresses(link)
+	if err != nil {
+		return nil, err
+	}
+	routes, err := listRoutes(link)
+	if err != nil {
+		return nil, err
+	}
+	add := func(ip net.IP) {
+		if a, ok := netip.AddrFromSlice(ip); ok {
+			addresses = append(addresses, a.Unmap())
+		}
+	}
+	for _, a := range own {
+		add(a.IP)
+	}
+	for _, r := range routes {
+		add(r.Gw)
+	}
+	slices.SortFunc(addresses, netip.Addr.Compare)
+	return slices.Compact(addresses), nil
+}

@@ -1,0 +1,114 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package netdev
+
+import (
+	"slices"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/dra-shared/dra-driver-shared/netdev/classify"
+	"github.com/dra-shared/dra-driver-shared/netdev/shape"
+)
+
+// Snapshot is the part of the kernel's state that concerns the links of all shares, at
+// one time. Taking one costs a dump of the namespaces' IDs and a dump of the
+// classes of each NIC and IFB device, independently of how many links are then compared
+// with it.
+type Snapshot struct {
+	node       *Node
+	namespaces map[int]bool // by ID
+	nics       map[int]nicSnapshot
+}
+
+// nicSnapshot is the state of a NIC with enforcement.
+type nicSnapshot struct {
+	managedNIC
+	// classified reports whether the classifier's programs are attached.
+	classified bool
+	// send and receive are the classes of shares, by minor number.
+	send, receive map[uint16]shape.ClassState
+}
+
+// Snapshot reads the state of all managed NICs.
+func (n *Node) Snapshot() (*Snapshot, error) {
+	ids, err := n.conn.NamespaceIDs()
+	if err != nil {
+		return nil, err
+	}
+	s := &Snapshot{node: n, namespaces: make(map[int]bool, len(ids)), nics: map[int]nicSnapshot{}}
+	for _, id := range ids {
+		s.namespaces[id] = true
+	}
+	for _, m := range n.enforcedNICs() {
+		nic := nicSnapshot{managedNIC: m}
+		if nic.classified, err = classify.AnyVersionAttached(m.Index); err != nil {
+			return nil, err
+		}
+		if nic.send, err = n.shaper.ShareClasses(m.Index); err != nil {
+			return nil, err
+		}
+		if nic.receive, err = n.shaper.ShareClasses(m.ifb); err != nil {
+			return nil, err
+		}
+		s.nics[m.Index] = nic
+	}
+	return s, nil
+}
+
+// enforcedNICs returns the NICs that are managed with enforcement.
+func (n *Node) enforcedNICs() (nics []managedNIC) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, m := range n.managed {
+		if m.Enforce {
+			nics = append(nics, m)
+		}
+	}
+	slices.SortFunc(nics, func(a, b managedNIC) int { return a.Index - b.Index })
+	return nics
+}
+
+// NamespaceExists reports whether a namespace has the ID of the attachment's
+// namespace. The kernel reuses the IDs of namespaces that have ended.
+func (s *Snapshot) NamespaceExists(a Attachment) bool { return s.namespaces[a.NSID] }
+
+// Enforced reports whether the NIC of an attachment is managed with enforcement.
+func (s *Snapshot) Enforced(a Attachment) bool {
+	_, enforced := s.nics[a.Parent]
+	return enforced
+}
+
+// Rates returns the rates that the kernel enforces on the frames of an attachment's
+// link, unless the pod has changed the address of the link; nil if the frames do not
+// select a class or the class does not exist. The classifier's entries are read when
+// Rates is called.
+func (s *Snapshot) Rates(a Attachment) (send, receive *shape.Rates, err error) {
+	nic, enforced := s.nics[a.Parent]
+	if !enforced || !nic.classified {
+		return nil, nil, nil
+	}
+	sendClass, receiveClass, err := s.node.classifier.Lookup(nic.member(a))
+	return ratesIn(nic.send, sendClass), ratesIn(nic.receive, receiveClass), err
+}
+
+// Blocked reports whether the link of an attachment is blocked; see LinkState. Read then
+// examines the link.
+func (s *Snapshot) Blocked(a Attachment) (bool, error) {
+	nic, enforced := s.nics[a.Parent]
+	if !enforced {
+		return false, nil
+	}
+	return s.node.classifier.Blocked(nic.member(a))
+}
+
+// ratesIn returns the rates of a class; nil if it does not exist.
+func ratesIn(classes map[uint16]shape.ClassState, class uint32) *shape.Rates {
+	_, minor := netlink.MajorMinor(class)
+	state, ok := classes[minor]
+	if !ok {
+		return nil
+	}
+	return &state.Rates
+}

@@ -1,0 +1,338 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controlplane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
+	"github.com/dra-shared/dra-driver-shared/test/eventually"
+)
+
+// inlineFabric is an entry of the annotation job-claims with a claim to the fabric of all simulated nodes.
+const inlineFabric = `{name: fabric, spec: {devices: {requests: [
+	{name: fabric, exactly: {deviceClassName: fabric.dra-shared.dev}}]}}}`
+
+// sharingJob returns a Job whose pods share the claims that the annotation lists. Its pods have the containers worker
+// and helper.
+func sharingJob(ns, name, annotation string, pods int32) *batchv1.Job {
+	return &batchv1.Job{
+		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name},
+		Spec: batchv1.JobSpec{
+			Parallelism: &pods, Completions: &pods, BackoffLimit: ptr.To[int32](0),
+			Template: corev1.PodTemplateSpec{
+				ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{scheduling.JobClaimsAnnotation: annotation}},
+				Spec: corev1.PodSpec{
+					RestartPolicy: corev1.RestartPolicyNever, TerminationGracePeriodSeconds: ptr.To[int64](1),
+					Containers: []corev1.Container{{Name: "worker", Image: "none"}, {Name: "helper", Image: "none"}},
+				},
+			},
+		},
+	}
+}
+
+// jobPods returns the pods of a Job.
+func (e *testEnv) jobPods(t *testing.T, job *batchv1.Job) []corev1.Pod {
+	t.Helper()
+	var pods corev1.PodList
+	err := e.client.List(t.Context(), &pods, client.InNamespace(job.Namespace),
+		client.MatchingLabels{batchv1.JobNameLabel: job.Name})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pods.Items
+}
+
+// endPods makes the pods of a Job terminal, as kubelets do.
+func (e *testEnv) endPods(t *testing.T, job *batchv1.Job, phase corev1.PodPhase) {
+	t.Helper()
+	patch := client.RawPatch(types.StrategicMergePatchType, fmt.Appendf(nil, `{"status":{"phase":%q}}`, phase))
+	for _, pod := range e.jobPods(t, job) {
+		if err := e.client.Status().Patch(t.Context(), &pod, patch); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// awaitClaims waits until the claims of a namespace meet the condition.
+func (e *testEnv) awaitClaims(
+	t *testing.T, ns, condition string, check func([]resourceapi.ResourceClaim) error,
+) (claims []resourceapi.ResourceClaim) {
+	t.Helper()
+	eventually.Eventually(t, timeout, condition, func() (err error) {
+		if claims, err = e.claims(t.Context(), ns); err != nil {
+			return err
+		}
+		return check(claims)
+	})
+	return claims
+}
+
+// held returns a check that a namespace has want claims, all of them held for a Job.
+func held(want int) func([]resourceapi.ResourceClaim) error {
+	return func(claims []resourceapi.ResourceClaim) error {
+		if len(claims) != want {
+			return fmt.Errorf("got %d claims, want %d", len(claims), want)
+		}
+		for _, c := range claims {
+			isJob := func(r resourceapi.ResourceClaimConsumerReference) bool { return r.Resource == "jobs" }
+			if c.Status.Allocation == nil || !slices.ContainsFunc(c.Status.ReservedFor, isJob) {
+				return fmt.Errorf("claim %s is allocated: %t, reserved for %v, want its Job among them",
+					c.Name, c.Status.Allocation != nil, c.Status.ReservedFor)
+			}
+		}
+		return nil
+	}
+}
+
+func noClaims(claims []resourceapi.ResourceClaim) error {
+	if len(claims) > 0 {
+		return fmt.Errorf("got %d claims, the first is %s, reserved for %v",
+			len(claims), claims[0].Name, claims[0].Status.ReservedFor)
+	}
+	return nil
+}
+
+// All pods of a Job share its claims, which are deleted when the Job is complete or has failed. The containers that an
+// entry lists, and no others, reference its claim.
+func TestJobClaims_sharedAndDeletedAtCompletion(t *testing.T) {
+	e := requireTestEnv(t)
+	e.startController(t, nil)
+	for phase, condition := range map[corev1.PodPhase]batchv1.JobConditionType{
+		corev1.PodSucceeded: batchv1.JobComplete, corev1.PodFailed: batchv1.JobFailed,
+	} {
+		ns := e.createNamespace(t, "job")
+		template := &resourceapi.ResourceClaimTemplate{
+			ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "targeted"},
+			Spec:       resourceapi.ResourceClaimTemplateSpec{Spec: fabricSpec()},
+		}
+		job := sharingJob(ns, "train", "["+inlineFabric+`,
+			{name: targeted, resourceClaimTemplateName: targeted, containers: [worker]},
+			{name: kept, resourceClaimTemplateName: targeted, deletionPolicy: OnDeletion}]`, 3)
+		e.create(t, template, job)
+		e.awaitRunning(t, ns, 3)
+		claims := e.awaitClaims(t, ns, "the Job holds three claims", held(3))
+		for _, c := range claims {
+			owner := metav1.GetControllerOf(&c)
+			prefix := "train-" + c.Annotations[scheduling.ClaimAnnotation] + "-"
+			if owner == nil || owner.UID != job.UID || !strings.HasPrefix(c.Name, prefix) {
+				t.Errorf("claim %s has owner %v, want Job %s and prefix %s", c.Name, owner, job.UID, prefix)
+			}
+		}
+		for _, pod := range e.jobPods(t, job) {
+			got := map[string][]corev1.ResourceClaim{}
+			for _, c := range pod.Spec.Containers {
+				got[c.Name] = c.Resources.Claims
+			}
+			names := func(claims []corev1.ResourceClaim) (all []string) {
+				for _, c := range claims {
+					all = append(all, c.Name)
+				}
+				slices.Sort(all)
+				return all
+			}
+			worker, helper := names(got["worker"]), names(got["helper"])
+			want := []string{"fabric", "kept", "targeted"}
+			if !slices.Equal(worker, want) || !slices.Equal(helper, want[:2]) {
+				t.Errorf("container worker references %v, and helper %v", worker, helper)
+			}
+		}
+		e.endPods(t, job, phase)
+		e.awaitClaims(t, ns, fmt.Sprintf("only the claim with OnDeletion is left when the Job is %s", condition), held(1))
+		e.delete(t, job)
+		e.awaitEmpty(t, ns)
+	}
+}
+
+// A suspended Job releases the devices, and gets them again when it is resumed.
+func TestJobClaims_suspension(t *testing.T) {
+	e := requireTestEnv(t)
+	e.startController(t, nil)
+	ns := e.createNamespace(t, "suspend")
+	job := sharingJob(ns, "train", "["+inlineFabric+"]", 2)
+	job.Spec.Suspend = ptr.To(true)
+	e.create(t, job)
+	setSuspended := func(suspended bool) {
+		patch := client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"spec":{"suspend":%t}}`, suspended))
+		if err := e.client.Patch(t.Context(), job, patch); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually.Eventually(t, timeout, "the Job is suspended", func() error {
+		if err := e.client.Get(t.Context(), client.ObjectKeyFromObject(job), job); err != nil {
+			return err
+		}
+		if len(job.Status.Conditions) == 0 {
+			return errors.New("it has no condition")
+		}
+		return nil
+	})
+	if claims, err := e.claims(t.Context(), ns); err != nil || len(claims) > 0 {
+		t.Errorf("got %d claims and error %v before the Job starts, want none", len(claims), err)
+	}
+	for range 2 {
+		setSuspended(false)
+		e.awaitRunning(t, ns, 2)
+		e.awaitClaims(t, ns, "the Job holds its claim", held(1))
+		setSuspended(true)
+		e.awaitClaims(t, ns, "the claim of the suspended Job is deallocated", func(claims []resourceapi.ResourceClaim) error {
+			for _, c := range claims {
+				if c.Status.Allocation != nil || len(c.Status.ReservedFor) > 0 {
+					return fmt.Errorf("claim %s is allocated, and reserved for %v", c.Name, c.Status.ReservedFor)
+				}
+			}
+			return nil
+		})
+	}
+	e.delete(t, job)
+	e.awaitEmpty(t, ns)
+}
+
+// A Job that is deleted leaves no claims, however it is deleted, and even while the controller does not run. The next
+// Job of that name has claims of its own.
+func TestJobClaims_deletion(t *testing.T) {
+	e := requireTestEnv(t)
+	stop := e.startController(t, nil)
+	ns := e.createNamespace(t, "delete")
+	used := map[string]bool{}
+	for _, propagation := range []metav1.DeletionPropagation{
+		metav1.DeletePropagationForeground, metav1.DeletePropagationBackground, metav1.DeletePropagationOrphan,
+		"controller stopped",
+	} {
+		job := sharingJob(ns, "train", "["+inlineFabric+"]", 2)
+		e.create(t, job)
+		e.awaitRunning(t, ns, 2)
+		claim := e.awaitClaims(t, ns, "the Job holds its claim", held(1))[0]
+		if used[claim.Name] {
+			t.Errorf("%s: claim %s is that of an earlier Job", propagation, claim.Name)
+		}
+		used[claim.Name] = true
+		stopped := propagation == "controller stopped"
+		if stopped {
+			stop()
+			propagation = metav1.DeletePropagationBackground
+		}
+		if err := e.client.Delete(t.Context(), job, client.PropagationPolicy(propagation)); err != nil {
+			t.Fatal(err)
+		}
+		e.awaitDeleted(t, job)
+		if stopped {
+			e.startController(t, nil)
+		}
+		if propagation == metav1.DeletePropagationOrphan {
+			e.deletePods(t, ns)
+		}
+		e.awaitClaims(t, ns, "no claim is left", noClaims)
+		e.awaitEmpty(t, ns)
+	}
+}
+
+// A Job of 300 pods needs more than one claim, because a claim can be reserved for 256 consumers.
+func TestJobClaims_moreThan256Pods(t *testing.T) {
+	e := requireTestEnv(t)
+	if os.Getenv(envJobSet) == "" {
+		t.Skip("takes 40 s: run `make test-jobset`")
+	}
+	e.startController(t, nil)
+	ns := e.createNamespace(t, "large")
+	job := sharingJob(ns, "train", "["+inlineFabric+"]", 300)
+	e.create(t, job)
+	start := time.Now()
+	e.awaitRunning(t, ns, 300)
+	t.Logf("300 pods run after %s", time.Since(start).Round(time.Millisecond))
+	e.awaitClaims(t, ns, "the Job holds two claims", held(2))
+	e.delete(t, job)
+	e.awaitEmpty(t, ns)
+}
+
+// The author of a Job sees at creation what the controller could not generate, and may not make it create what the
+// author may not.
+func TestJobClaims_deniedAtCreation(t *testing.T) {
+	e := requireTestEnv(t)
+	e.startController(t, nil)
+	ns := e.createNamespace(t, "denied")
+	createJobs := rbacv1.PolicyRule{APIGroups: []string{"batch"}, Resources: []string{"jobs"}, Verbs: []string{"create"}}
+	role := &rbacv1.Role{
+		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "jobs"}, Rules: []rbacv1.PolicyRule{createJobs},
+	}
+	e.create(t, role, &rbacv1.RoleBinding{
+		ObjectMeta: role.ObjectMeta, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: role.Name},
+		Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: "author"}},
+	})
+	identity := rest.CopyConfig(e.config)
+	identity.Impersonate = rest.ImpersonationConfig{UserName: "author", Groups: []string{"system:authenticated"}}
+	author, err := client.New(identity, client.Options{Scheme: e.client.Scheme()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	create := func(c client.Client, annotation string) error {
+		return c.Create(t.Context(), sharingJob(ns, "denied", annotation, 1), client.DryRunAll)
+	}
+	eventually.Eventually(t, timeout, "the author may create a Job by template", func() error {
+		return create(author, "[{name: net, resourceClaimTemplateName: any}]")
+	})
+	cronJob := &batchv1.CronJob{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "nightly"}}
+	cronJob.Spec.Schedule = "0 3 * * *"
+	cronJob.Spec.JobTemplate.Spec = sharingJob(ns, "", "["+inlineFabric+"]", 1).Spec
+	e.create(t, cronJob)
+	ofCronJob := sharingJob(ns, "nightly-1", "["+inlineFabric+"]", 1)
+	ofCronJob.OwnerReferences = []metav1.OwnerReference{
+		*metav1.NewControllerRef(cronJob, batchv1.SchemeGroupVersion.WithKind("CronJob")),
+	}
+	if err := author.Create(t.Context(), ofCronJob, client.DryRunAll); err != nil {
+		t.Errorf("a Job with the spec of its CronJob: %v", err)
+	}
+	for annotation, want := range map[string]string{
+		"[" + inlineFabric + "]": `user "author" may not create ResourceClaims in namespace`,
+		"[{}]":                   "name: Invalid value",
+	} {
+		if err := create(author, annotation); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got error %v, want %q", annotation, err, want)
+		}
+	}
+	const bad = `[{name: x, spec: {devices: {requests: [
+		{name: r, exactly: {deviceClassName: c, allocationMode: Some}}]}}}]`
+	if err := create(e.client, bad); err == nil || !strings.Contains(err.Error(), `Unsupported value: "Some"`) {
+		t.Errorf("a spec that the API server finds invalid: got error %v", err)
+	}
+}
+
+// A thief of a pod's author's rights cannot join a pod to a Job that it does not belong to, nor skip admission.
+func TestJobClaims_podsOfNoJobAreRefused(t *testing.T) {
+	e := requireTestEnv(t)
+	e.startController(t, nil)
+	ns := e.createNamespace(t, "stray")
+	pod := newPod(ns, "stray", 0)
+	pod.Annotations = map[string]string{scheduling.JobClaimsAnnotation: "[" + inlineFabric + "]"}
+	pod.Spec.ResourceClaims = nil
+	create := func(want string) {
+		t.Helper()
+		if err := e.client.Create(context.Background(), pod.DeepCopy()); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got error %v, want %q", err, want)
+		}
+	}
+	create("only pods of Jobs share claims of a Job")
+	pod.OwnerReferences = []metav1.OwnerReference{{
+		APIVersion: "batch/v1", Kind: "Job", Name: "none", UID: "1", Controller: ptr.To(true),
+	}}
+	create(`Job "none", which owns the pod, no longer exists`)
+}

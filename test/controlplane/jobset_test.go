@@ -1,0 +1,437 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controlplane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/clientcmd"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
+
+	"github.com/dra-shared/dra-driver-shared/internal/failpoint/failpointtest"
+	"github.com/dra-shared/dra-driver-shared/test/eventually"
+)
+
+// These tests run the real JobSet controller with its webhooks and its own rights. Its manifests are those of its
+// module; its Deployment's pod is simulated, and the process answers at the address of that pod.
+
+const (
+	jobSetSystem = "jobset-system"
+	// jobSetCertificates is where the kubelet would mount the Secret with the certificate of its webhooks.
+	jobSetCertificates = "/tmp/k8s-webhook-server/serving-certs"
+)
+
+// startJobSet installs JobSet, and runs its controller until the test ends.
+func (e *testEnv) startJobSet(t *testing.T) {
+	t.Helper()
+	ctx := t.Context()
+	if out, err := e.installJobSet(ctx); err != nil {
+		t.Fatalf("install JobSet: %v\n%s", err, out)
+	}
+	if err := os.RemoveAll(jobSetCertificates); err != nil { // those of another cluster
+		t.Fatal(err)
+	}
+	process := exec.Command(filepath.Join(e.cluster.Root, "bin/jobset"),
+		"--config", filepath.Join(e.cluster.Root, "test/jobset/config.yaml"))
+	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := e.impersonate(kubeconfig, "system:serviceaccount:"+jobSetSystem+":jobset-controller-manager"); err != nil {
+		t.Fatal(err)
+	}
+	log, err := os.Create(filepath.Join(e.cluster.Dir, "logs/jobset.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	process.Env, process.Stdout, process.Stderr = append(os.Environ(), "KUBECONFIG="+kubeconfig), log, log
+	process.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := process.Start(); err != nil {
+		t.Fatalf("start the JobSet controller: %v", err)
+	}
+	t.Cleanup(func() {
+		_ = process.Process.Kill()
+		_ = process.Wait()
+		if t.Failed() {
+			raw, _ := os.ReadFile(log.Name())
+			t.Logf("log of JobSet:\n%s", raw[max(0, len(raw)-4000):])
+		}
+	})
+	eventually.Eventually(t, timeout, "JobSet has the certificate of its webhooks", func() error {
+		return e.mountJobSetCertificates(ctx)
+	})
+	eventually.Eventually(t, timeout, "JobSet's webhooks answer", func() error {
+		probe := jobSet(t, "default", "probe", 1, "", "")
+		return e.client.Create(ctx, probe, client.DryRunAll)
+	})
+}
+
+// installJobSet applies the manifests of JobSet's module, unless an earlier test has.
+func (e *testEnv) installJobSet(ctx context.Context) (string, error) {
+	service := types.NamespacedName{Namespace: jobSetSystem, Name: "jobset-webhook-service"}
+	if err := e.client.Get(ctx, service, &corev1.Service{}); err == nil {
+		return "", nil
+	}
+	out, err := e.cluster.Kubectl(ctx, "apply", "--server-side", "-k",
+		filepath.Join(e.cluster.Root, "bin/jobset-config/default"))
+	if err != nil {
+		return out, err
+	}
+	// See test/jobset/config.yaml.
+	return e.cluster.Kubectl(ctx, "--namespace", jobSetSystem, "patch", "service", service.Name, "--type=merge",
+		"-p", `{"spec":{"ports":[{"port":443,"targetPort":9444}]}}`)
+}
+
+// impersonate writes a kubeconfig file for a service account.
+func (e *testEnv) impersonate(file, account string) error {
+	c, err := clientcmd.LoadFromFile(filepath.Join(e.cluster.Dir, "kubeconfig"))
+	if err != nil {
+		return err
+	}
+	if err := clientcmd.ResolveLocalPaths(c); err != nil {
+		return err
+	}
+	for _, info := range c.AuthInfos {
+		info.Impersonate = account
+		info.ImpersonateGroups = []string{"system:serviceaccounts", "system:authenticated"}
+	}
+	return clientcmd.WriteToFile(*c, file)
+}
+
+// mountJobSetCertificates writes the Secret of JobSet's webhooks to files, as the kubelet does.
+func (e *testEnv) mountJobSetCertificates(ctx context.Context) error {
+	var secret corev1.Secret
+	name := types.NamespacedName{Namespace: jobSetSystem, Name: "jobset-webhook-server-cert"}
+	if err := e.client.Get(ctx, name, &secret); err != nil {
+		return err
+	}
+	if len(secret.Data["tls.crt"]) == 0 {
+		return errors.New("the Secret is empty")
+	}
+	if err := os.MkdirAll(jobSetCertificates, 0o700); err != nil {
+		return err
+	}
+	for file, content := range secret.Data {
+		if err := os.WriteFile(filepath.Join(jobSetCertificates, file), content, 0o600); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// jobSet returns a JobSet whose replicated job "workers" has Jobs of 2 pods, each Job with a claim to the fabric. spec
+// has further fields of the JobSet, and jobSpec of its Jobs.
+func jobSet(t *testing.T, ns, name string, replicas int, spec, jobSpec string) *unstructured.Unstructured {
+	t.Helper()
+	return jobSetOf(t, ns, name, replicas, 2, spec, jobSpec)
+}
+
+func jobSetOf(t *testing.T, ns, name string, replicas, pods int, spec, jobSpec string) *unstructured.Unstructured {
+	t.Helper()
+	text := fmt.Sprintf(`
+apiVersion: jobset.x-k8s.io/v1alpha2
+kind: JobSet
+metadata: {namespace: %q, name: %q}
+spec:
+  replicatedJobs:
+  - name: workers
+    replicas: %d
+    template:
+      spec:
+        parallelism: %d
+        completions: %d
+        backoffLimit: 0
+        %s
+        template:
+          metadata:
+            annotations: {scheduling.dra-shared.dev/job-claims: %q}
+          spec:
+            restartPolicy: Never
+            terminationGracePeriodSeconds: 1
+            containers: [{name: worker, image: none}]
+  %s
+`, ns, name, replicas, pods, pods, jobSpec, "["+inlineFabric+"]", spec)
+	o := &unstructured.Unstructured{}
+	if err := yaml.Unmarshal([]byte(text), &o.Object); err != nil {
+		t.Fatalf("%s: %v", text, err)
+	}
+	return o
+}
+
+// jobsOf returns the Jobs of a namespace.
+func (e *testEnv) jobsOf(t *testing.T, ns string) []batchv1.Job {
+	t.Helper()
+	var jobs batchv1.JobList
+	if err := e.client.List(t.Context(), &jobs, client.InNamespace(ns)); err != nil {
+		t.Fatal(err)
+	}
+	return jobs.Items
+}
+
+// awaitClaimsOfJobs waits until want Jobs hold one claim each, and there are no other claims.
+func (e *testEnv) awaitClaimsOfJobs(t *testing.T, ns string, want int) map[types.UID]string {
+	t.Helper()
+	owners := map[types.UID]string{}
+	e.awaitClaims(t, ns, fmt.Sprintf("%d Jobs hold a claim each", want), func(claims []resourceapi.ResourceClaim) error {
+		if err := held(want)(claims); err != nil {
+			return err
+		}
+		clear(owners)
+		for _, c := range claims {
+			owners[metav1.GetControllerOf(&c).UID] = c.Name
+		}
+		for _, job := range e.jobsOf(t, ns) {
+			if owners[job.UID] == "" {
+				return fmt.Errorf("Job %s has no claim", job.Name)
+			}
+		}
+		if len(owners) != want {
+			return fmt.Errorf("%d Jobs have claims", len(owners))
+		}
+		return nil
+	})
+	return owners
+}
+
+func (e *testEnv) patchJobSet(t *testing.T, o *unstructured.Unstructured, merge string) {
+	t.Helper()
+	if err := e.client.Patch(t.Context(), o, client.RawPatch(types.MergePatchType, []byte(merge))); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Each Job of a JobSet has its own claim. A restart after a failure makes new ones, and the deletion of the JobSet with
+// running pods leaves none.
+func TestJobSet_claimsOfEachJob(t *testing.T) {
+	e := requireTestEnv(t)
+	e.startController(t, nil)
+	e.startJobSet(t)
+	ns := e.createNamespace(t, "jobset")
+	set := jobSet(t, ns, "train", 3, "failurePolicy: {maxRestarts: 1}", "")
+	e.create(t, set)
+	e.awaitRunning(t, ns, 6)
+	before := e.awaitClaimsOfJobs(t, ns, 3)
+	jobs := e.jobsOf(t, ns)
+	e.endPods(t, &jobs[0], corev1.PodFailed)
+	eventually.Eventually(t, timeout, "JobSet has created the Jobs again", func() error {
+		jobs := e.jobsOf(t, ns)
+		for _, job := range jobs {
+			if before[job.UID] != "" {
+				return fmt.Errorf("Job %s is that of the first attempt", job.Name)
+			}
+		}
+		if len(jobs) != 3 {
+			return fmt.Errorf("%d Jobs exist", len(jobs))
+		}
+		return nil
+	})
+	e.awaitRunning(t, ns, 6)
+	e.awaitClaimsOfJobs(t, ns, 3)
+	foreground := client.PropagationPolicy(metav1.DeletePropagationForeground)
+	if err := e.client.Delete(t.Context(), set, foreground); err != nil {
+		t.Fatal(err)
+	}
+	e.awaitDeleted(t, set)
+	e.awaitEmpty(t, ns)
+	if !e.used.has(ofJobSets) {
+		t.Errorf("the controller has not used the right to %s", ofJobSets)
+	}
+}
+
+// requireJobSetTests skips a test that is too long for every run.
+func requireJobSetTests(t *testing.T) *testEnv {
+	t.Helper()
+	e := requireTestEnv(t)
+	if os.Getenv(envJobSet) == "" {
+		t.Skip("takes long: run `make test-jobset`")
+	}
+	return e
+}
+
+func TestJobSet_suspendAndResume(t *testing.T) {
+	e := requireJobSetTests(t)
+	e.startController(t, nil)
+	e.startJobSet(t)
+	ns := e.createNamespace(t, "jobset-suspend")
+	set := jobSet(t, ns, "train", 2, "suspend: true", "")
+	e.create(t, set)
+	eventually.Eventually(t, timeout, "JobSet has created its Jobs", func() error {
+		if n := len(e.jobsOf(t, ns)); n != 2 {
+			return fmt.Errorf("%d Jobs exist", n)
+		}
+		return nil
+	})
+	for range 2 {
+		if claims, err := e.claims(t.Context(), ns); err != nil || len(claims) > 0 && claims[0].Status.Allocation != nil {
+			t.Errorf("suspended: got %d claims, the first allocated, and error %v", len(claims), err)
+		}
+		e.patchJobSet(t, set, `{"spec":{"suspend":false}}`)
+		e.awaitRunning(t, ns, 4)
+		e.awaitClaimsOfJobs(t, ns, 2)
+		e.patchJobSet(t, set, `{"spec":{"suspend":true}}`)
+		e.awaitClaims(t, ns, "the claims are deallocated", func(claims []resourceapi.ResourceClaim) error {
+			for _, c := range claims {
+				if c.Status.Allocation != nil || len(c.Status.ReservedFor) > 0 {
+					return fmt.Errorf("claim %s is allocated, and reserved for %v", c.Name, c.Status.ReservedFor)
+				}
+			}
+			return nil
+		})
+	}
+	e.delete(t, set)
+	e.awaitEmpty(t, ns)
+}
+
+// The claims of Jobs that have completed are deleted while others run, and the rest when the success policy ends the
+// JobSet; its TTL deletes everything.
+func TestJobSet_successPolicyAndTTL(t *testing.T) {
+	e := requireJobSetTests(t)
+	e.startController(t, nil)
+	e.startJobSet(t)
+	ns := e.createNamespace(t, "jobset-success")
+	set := jobSet(t, ns, "train", 3, "successPolicy: {operator: All}\n  ttlSecondsAfterFinished: 2", "")
+	e.create(t, set)
+	e.awaitRunning(t, ns, 6)
+	e.awaitClaimsOfJobs(t, ns, 3)
+	jobs := e.jobsOf(t, ns)
+	e.endPods(t, &jobs[0], corev1.PodSucceeded)
+	e.awaitClaims(t, ns, "the claim of the first Job is deleted", held(2))
+	e.endPods(t, &jobs[1], corev1.PodSucceeded)
+	e.endPods(t, &jobs[2], corev1.PodSucceeded)
+	e.awaitClaims(t, ns, "the claims of all Jobs are deleted", noClaims)
+	e.awaitDeleted(t, set)
+	e.awaitEmpty(t, ns)
+
+	ns = e.createNamespace(t, "jobset-any")
+	set = jobSet(t, ns, "train", 2, "successPolicy: {operator: Any}", "")
+	e.create(t, set)
+	e.awaitRunning(t, ns, 4)
+	jobs = e.jobsOf(t, ns)
+	e.endPods(t, &jobs[0], corev1.PodSucceeded)
+	e.awaitClaims(t, ns, "the claims of the completed and of the ended Job are deleted", noClaims)
+	e.delete(t, set)
+	e.awaitEmpty(t, ns)
+}
+
+func TestJobSet_300Pods(t *testing.T) {
+	e := requireJobSetTests(t)
+	e.startController(t, nil)
+	e.startJobSet(t)
+	ns := e.createNamespace(t, "jobset-large")
+	set := jobSetOf(t, ns, "train", 1, 300, "", "")
+	start := time.Now()
+	e.create(t, set)
+	e.awaitRunning(t, ns, 300)
+	t.Logf("300 pods run after %s", time.Since(start).Round(time.Millisecond))
+	e.awaitClaims(t, ns, "the Job holds two claims", held(2))
+	e.delete(t, set)
+	e.awaitDeleted(t, set)
+	e.awaitEmpty(t, ns)
+}
+
+// The controller is killed before and after each kind of write in the life of a JobSet. Its successor finishes it.
+func TestJobSet_controllerKilledBetweenAnyTwoWrites(t *testing.T) {
+	e := requireJobSetTests(t)
+	stop := e.startController(t, nil) // it answers the webhook for JobSets
+	e.startJobSet(t)
+	stop()
+	recorded := newFailingClient(failpointtest.Point{})
+	e.runJobSet(t, recorded)
+	t.Logf("the controller makes %d writes: %v", recorded.killer.Total(), recorded.operations)
+	for _, operation := range []string{"create *v1.ResourceClaim", "delete *v1.ResourceClaim", "patch *v1.Pod"} {
+		if recorded.operations[operation] == 0 {
+			t.Errorf("the controller makes no write %q: does the client wrap every write?", operation)
+		}
+	}
+	for operation, count := range recorded.operations {
+		for n := 1; n <= min(count, 3); n++ {
+			for _, after := range []bool{false, true} {
+				c := newFailingClient(failpointtest.Point{Name: operation, N: n, After: after})
+				e.runJobSet(t, c)
+				t.Logf("killed the controller at write %d, %s, after it: %t: %t", n, operation, after, c.killedAt != "")
+			}
+		}
+	}
+}
+
+// runJobSet takes a JobSet from its creation, over a restart, to its deletion. When the controller is killed, another
+// one continues.
+func (e *testEnv) runJobSet(t *testing.T, f *failingClient) {
+	t.Helper()
+	ns := e.createNamespace(t, "jobset-crash")
+	finish := e.startSucceededController(t, f)
+	set := jobSet(t, ns, "train", 1, "failurePolicy: {maxRestarts: 1}", "")
+	eventually.Eventually(t, timeout, "the JobSet is created", func() error {
+		return client.IgnoreAlreadyExists(e.client.Create(t.Context(), set))
+	})
+	e.awaitRunning(t, ns, 2)
+	before := e.awaitClaimsOfJobs(t, ns, 1)
+	jobs := e.jobsOf(t, ns)
+	e.endPods(t, &jobs[0], corev1.PodFailed)
+	eventually.Eventually(t, 2*time.Minute, "the new Job holds a new claim, and the former one has none", func() error {
+		claims, err := e.claims(t.Context(), ns)
+		if err != nil {
+			return err
+		}
+		if err := held(1)(claims); err != nil {
+			return err
+		}
+		for _, name := range before {
+			if claims[0].Name == name {
+				return fmt.Errorf("claim %s is that of the former Job", name)
+			}
+		}
+		return nil
+	})
+	e.delete(t, set)
+	e.awaitDeleted(t, set)
+	e.awaitEmpty(t, ns)
+	finish()
+}
+
+// A user without the right to create claims does not get it from JobSet's controller.
+func TestJobSet_authorNeedsTheRightToCreateClaims(t *testing.T) {
+	e := requireTestEnv(t)
+	e.startController(t, nil)
+	e.startJobSet(t)
+	account := "system:serviceaccount:" + jobSetSystem + ":jobset-controller-manager"
+	file := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := e.impersonate(file, account); err != nil {
+		t.Fatal(err)
+	}
+	config, err := clientcmd.BuildConfigFromFlags("", file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	author, err := client.New(config, client.Options{Scheme: e.client.Scheme()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = author.Create(t.Context(), jobSet(t, "default", "refused", 1, "", ""), client.DryRunAll)
+	if want := `user "` + account + `" may not create ResourceClaims`; err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("got error %v, want %q", err, want)
+	}
+	ns := e.createNamespace(t, "jobset-change")
+	set := jobSet(t, ns, "train", 1, "suspend: true", "")
+	e.create(t, set)
+	err = e.client.Patch(t.Context(), set, client.RawPatch(types.JSONPatchType, []byte(
+		`[{"op":"remove","path":"/spec/replicatedJobs/0/template/spec/template/metadata/annotations"}]`)))
+	if want := "cannot be changed, because pods may use the claims: delete the JobSet"; err == nil ||
+		!strings.Contains(err.Error(), want) {
+		t.Errorf("got error %v, want %q", err, want)
+	}
+}

@@ -1,0 +1,204 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package crash
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+)
+
+const (
+	scaleWorkers = 16
+	// restPeriod is more than the interval of the plugin's resync.
+	restPeriod = 40 * time.Second
+	// scaleSamples is the largest number of attachments that are measured one at a time.
+	scaleSamples = 50
+)
+
+// TestScale_resourcesOfPlugin measures a plugin with as many shares as the environment
+// variable SCALE_SHARES lists, such as "10 1000", each of a pod of its own. It appends
+// a row of a table for each number to the file SCALE_REPORT.
+func TestScale_resourcesOfPlugin(t *testing.T) {
+	if os.Getenv("SCALE_SHARES") == "" {
+		t.Skip("SCALE_SHARES is not set: make bench-node sets it")
+	}
+	for _, field := range strings.Fields(os.Getenv("SCALE_SHARES")) {
+		shares, err := strconv.Atoi(field)
+		if err != nil {
+			t.Fatalf("environment variable SCALE_SHARES: %v", err)
+		}
+		t.Run(field, func(t *testing.T) {
+			s := &scale{testEnv: newTestEnv(t)}
+			s.key = s.strongestKey()
+			s.run(shares)
+		})
+	}
+}
+
+type scale struct {
+	*testEnv
+	requests, writes atomic.Int64 // to the API server
+	created          atomic.Int64 // pods
+}
+
+// tuned makes the plugin's process like that of production, with room for all shares.
+func tuned(c *pluginConfig) { c.Bandwidth, c.Production = "100G", true }
+
+func (s *scale) run(shares int) {
+	s.api.Refuse(func(r *http.Request) error {
+		s.requests.Add(1)
+		if r.Method != http.MethodGet {
+			s.writes.Add(1)
+		}
+		return nil
+	})
+	s.start(tuned)
+	claims := s.fill(max(shares-scaleSamples, 1))
+	attach := s.samples(min(scaleSamples, shares-1))
+	s.kill()
+	restarted := time.Now()
+	s.start(tuned)
+	ready := time.Since(restarted)
+	s.eventually("the status of all claims is reported", func() error {
+		return s.reported(s.t.Context(), claims[len(claims)-1], "Attached")
+	})
+	s.settle()
+	requests, writes, cpu := s.requests.Load(), s.writes.Load(), s.cpuTime()
+	<-time.After(restPeriod)
+	requests, writes, cpu = s.requests.Load()-requests, s.writes.Load()-writes, s.cpuTime()-cpu
+	row := fmt.Sprintf("| %d | %.1f ms | %.1f ms | %.2f s | %.1f %% | %d | %d | %d MiB | %d MiB |\n",
+		shares, ms(attach[len(attach)/2]), ms(attach[len(attach)*9/10]), ready.Seconds(),
+		100*cpu.Seconds()/restPeriod.Seconds(), requests, writes, s.memory("VmRSS"), s.memory("RssAnon"))
+	s.t.Log(row)
+	if path := os.Getenv("SCALE_REPORT"); path != "" {
+		appendLine(path, strings.TrimSpace(row))
+	}
+}
+
+func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+
+// fill prepares claims and attaches each to a pod of its own.
+func (s *scale) fill(shares int) (claims []*resourceapi.ResourceClaim) {
+	s.t.Helper()
+	work := make(chan int)
+	var (
+		workers sync.WaitGroup
+		mu      sync.Mutex
+		failed  error
+	)
+	for range scaleWorkers {
+		workers.Go(func() {
+			for range work {
+				c, err := s.addPod()
+				mu.Lock()
+				claims, failed = append(claims, c), errors.Join(failed, err)
+				mu.Unlock()
+			}
+		})
+	}
+	for i := range shares {
+		work <- i
+	}
+	close(work)
+	workers.Wait()
+	if failed != nil {
+		s.t.Fatal(failed)
+	}
+	return claims
+}
+
+// addPod prepares a claim and attaches it to a new pod.
+func (s *scale) addPod() (*resourceapi.ResourceClaim, error) {
+	name := fmt.Sprintf("p%d", s.created.Add(1))
+	c := newClaim(name)
+	if err := s.api.Client.Tracker().Add(c); err != nil {
+		return nil, err
+	}
+	if err := s.prepare(s.t.Context(), c); err != nil {
+		return nil, err
+	}
+	pod, err := newSandbox(filepath.Join(s.dir, "bundle-"+name), name)
+	if err != nil {
+		return nil, err
+	}
+	s.t.Cleanup(pod.end)
+	return c, pod.hook(s.t.Context(), s.dir, c, timeout)
+}
+
+// samples returns the sorted times that preparing a claim and attaching a pod take, one
+// at a time.
+func (s *scale) samples(count int) (times []time.Duration) {
+	s.t.Helper()
+	for range count {
+		start := time.Now()
+		if _, err := s.addPod(); err != nil {
+			s.t.Fatal(err)
+		}
+		times = append(times, time.Since(start))
+	}
+	slices.Sort(times)
+	return times
+}
+
+// settle waits until the plugin sends no more requests.
+func (s *scale) settle() {
+	s.eventually("the plugin has reported all claims", func() error {
+		before := s.requests.Load()
+		<-time.After(2 * time.Second)
+		if after := s.requests.Load(); after != before {
+			return fmt.Errorf("it sent %d requests in 2 s", after-before)
+		}
+		return nil
+	})
+}
+
+// cpuTime returns the processor time that the plugin has used.
+func (s *scale) cpuTime() time.Duration {
+	s.t.Helper()
+	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", s.plugin.cmd.Process.Pid))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	// Fields 14 and 15 of proc_pid_stat(5), in units of 1/100 s. The name, field 2, may
+	// contain spaces.
+	fields := strings.Fields(string(raw[strings.LastIndexByte(string(raw), ')')+1:]))
+	user, userErr := strconv.Atoi(fields[11])
+	system, systemErr := strconv.Atoi(fields[12])
+	if err := errors.Join(userErr, systemErr); err != nil {
+		s.t.Fatal(err)
+	}
+	return time.Duration(user+system) * 10 * time.Millisecond
+}
+
+// memory returns a field of proc_pid_status(5) of the plugin, in MiB.
+func (s *scale) memory(field string) int {
+	s.t.Helper()
+	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.plugin.cmd.Process.Pid))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	for line := range strings.Lines(string(raw)) {
+		if value, ok := strings.CutPrefix(line, field+":"); ok {
+			kib, err := strconv.Atoi(strings.TrimSuffix(strings.TrimSpace(value), " kB"))
+			if err != nil {
+				s.t.Fatal(err)
+			}
+			return kib >> 10
+		}
+	}
+	s.t.Fatalf("/proc/PID/status has no %s", field)
+	return 0
+}

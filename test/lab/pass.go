@@ -1,0 +1,170 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/dra-shared/dra-driver-shared/test/lab/kernel"
+	"github.com/dra-shared/dra-driver-shared/test/lab/matrix"
+)
+
+// kernelPackages are the packages whose tests depend on the kernel.
+var kernelPackages = []string{"netdev", "netdev/bpffs", "netdev/classify", "netdev/classify/trial"}
+
+// A quick pass runs the tests and stories whose names match these: the traffic of
+// shares, attacks, and links on the kernel; and on the node, a story that measures, one of
+// failures, and one in which a container restarts. Others measure for longer, or install
+// the chart again.
+const (
+	quickTests = "^(TestTraffic_(borrows|of(Shares|Pods)|ignores)|TestRawFrames|TestForwardedFrames|" +
+		"TestForwardedByNode_has|TestNode_(Attach|Detach|Read|Watch|Manage_takesOver)|TestRun|TestMount)"
+	quickStories = "^(grants|node|attach-failure|multiple-containers)$"
+)
+
+// pass is the run of all tests of the lab on one kernel.
+type pass struct {
+	selector string
+	append   []string
+	quick    bool
+	parts    string
+}
+
+// runPass runs the kernel pass and the node pass on each kernel, and writes the
+// results.
+func runPass(ctx context.Context, cache string, args []string) (int, error) {
+	var p pass
+	flags := flag.NewFlagSet("lab pass", flag.ContinueOnError)
+	flags.BoolVar(&p.quick, "quick", false, "run fewer tests and stories")
+	flags.StringVar(&p.parts, "only", "", "run only this part: kernel or node")
+	flags.Func("append", "argument for the kernels (repeatable)", func(s string) error {
+		p.append = append(p.append, s)
+		return nil
+	})
+	table := flags.String("matrix", "", "file whose section about kernels receives the results")
+	if err := flags.Parse(args); err != nil {
+		return 2, err
+	}
+	if flags.NArg() == 0 || p.parts != "" && p.parts != "kernel" && p.parts != "node" {
+		return 2, errUsage
+	}
+	status := 0
+	for _, selector := range flags.Args() {
+		p.selector = selector
+		row, err := p.run(ctx, cache)
+		if ctx.Err() != nil {
+			return 1, context.Cause(ctx)
+		}
+		if err != nil {
+			return 1, fmt.Errorf("kernel %s: %w", selector, err)
+		}
+		fmt.Printf("lab: %s\n", row)
+		if row.Failed() {
+			status = 1
+		}
+		if *table == "" {
+			continue
+		}
+		if err := matrix.Update(*table, row); err != nil {
+			return 1, err
+		}
+	}
+	return status, nil
+}
+
+// run returns the row of one kernel. It returns an error if the tests could not
+// run; tests that fail are part of the row.
+func (p pass) run(ctx context.Context, cache string) (row matrix.Row, err error) {
+	k, err := kernel.Fetch(ctx, p.selector, filepath.Join(cache, "kernels"))
+	if err != nil {
+		return row, err
+	}
+	row = matrix.Row{
+		Kernel: k.Release, Arguments: strings.Join(p.append, " "), Date: time.Now().UTC().Format(time.DateOnly),
+	}
+	fmt.Printf("lab: pass on Linux %s %s\n", row.Kernel, row.Arguments)
+	if p.parts != "node" {
+		if err := p.kernel(ctx, cache, &row); err != nil {
+			return row, err
+		}
+	}
+	if p.parts != "kernel" {
+		if err := p.node(ctx, cache, &row); err != nil {
+			return row, err
+		}
+	}
+	return row, nil
+}
+
+// kernel runs the tests of kernelPackages in one guest.
+func (p pass) kernel(ctx context.Context, cache string, row *matrix.Row) error {
+	dir, err := os.MkdirTemp("", "lab-test-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	test := kernelTest{
+		selector: p.selector, append: p.append, timeout: 10 * time.Minute, cpus: 2, memoryMiB: 1536, dir: dir,
+	}
+	test.job.Dir, test.job.Args = "/tmp", []string{"-test.v", "-test.timeout=8m"}
+	if p.quick {
+		test.job.Args = append(test.job.Args, "-test.run="+quickTests)
+	}
+	if err := test.add(ctx, kernelPackages); err != nil {
+		return err
+	}
+	var output bytes.Buffer
+	start := time.Now()
+	status, err := test.run(ctx, cache, io.MultiWriter(&output, os.Stdout))
+	r := readResult(output.String())
+	row.Tests, row.Key = describe(r, status, err, time.Since(start)), r.strongestKey()
+	return nil
+}
+
+// node runs the stories on a cluster whose node is a guest.
+func (p pass) node(ctx context.Context, cache string, row *matrix.Row) error {
+	b := bed{selector: p.selector, append: p.append, dir: ".cluster-lab", cpus: 2, memoryMiB: 1280}
+	defer b.down(ctx)
+	if err := b.up(ctx, cache); err != nil {
+		if ctx.Err() != nil || b.guest == nil {
+			return err
+		}
+		fmt.Println("lab:", err)
+		row.Stories = matrix.Failed("the chart does not become ready")
+		return nil
+	}
+	var output bytes.Buffer
+	start := time.Now()
+	pattern := "."
+	if p.quick {
+		pattern = quickStories
+	}
+	status, err := b.stories(ctx, pattern, io.MultiWriter(&output, os.Stdout))
+	r := readResult(output.String())
+	row.Stories = describe(r, status, err, time.Since(start))
+	return nil
+}
+
+// describe returns the result for the table. Tests that end with an error without a
+// failed test, because of a timeout for example, have failed.
+func describe(r result, status int, err error, took time.Duration) string {
+	text := fmt.Sprintf("%s in %.0f s", r, took.Seconds())
+	if err == nil && status != 0 && len(r.failed) == 0 {
+		err = errors.New("the tests ended early")
+	}
+	if err != nil {
+		first, _, _ := strings.Cut(err.Error(), "\n")
+		return matrix.Failed(first + "; " + text)
+	}
+	return text
+}

@@ -1,0 +1,132 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package scale_test
+
+import (
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/dra-shared/dra-driver-shared/netdev"
+	"github.com/dra-shared/dra-driver-shared/netdev/nstest"
+	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
+	"github.com/dra-shared/dra-driver-shared/netdev/shape"
+)
+
+// operations are what the plugin does with one share, or with a NIC.
+var operations = []struct {
+	name string
+	// most is the number of messages that the operation may send and receive.
+	most rtnl.Counts
+	do   func(n *testNode, pod *nstest.Namespace, a *netdev.Attachment) error
+}{
+	{"attach", rtnl.Counts{Sent: 11, Received: 12}, attachShare},
+	{"read", rtnl.Counts{Sent: 5, Received: 11}, readShare},
+	{"presence", rtnl.Counts{Sent: 1, Received: 1}, func(n *testNode, _ *nstest.Namespace, a *netdev.Attachment) error {
+		_, err := n.Presence(*a)
+		return err
+	}},
+	{"manage", rtnl.Counts{Sent: 14, Received: 28}, func(n *testNode, _ *nstest.Namespace, _ *netdev.Attachment) error {
+		_, err := n.Manage(n.config())
+		return err
+	}},
+	{"traffic", rtnl.Counts{Sent: 2, Received: 4}, func(n *testNode, _ *nstest.Namespace, _ *netdev.Attachment) error {
+		_, _, err := n.Traffic(n.nic.Index)
+		return err
+	}},
+	{"orphan IFBs", rtnl.Counts{Sent: 2, Received: 4}, func(n *testNode, _ *nstest.Namespace, _ *netdev.Attachment) error {
+		_, err := n.OrphanIFBs()
+		return err
+	}},
+	{"detach", rtnl.Counts{Sent: 2, Received: 2}, func(n *testNode, _ *nstest.Namespace, a *netdev.Attachment) error {
+		return n.Detach(*a)
+	}},
+}
+
+func attachShare(n *testNode, pod *nstest.Namespace, a *netdev.Attachment) (err error) {
+	*a, err = n.Attach(pod.Pod(), n.spec(len(n.attached)))
+	return err
+}
+
+func readShare(n *testNode, _ *nstest.Namespace, a *netdev.Attachment) error {
+	_, err := n.Read(*a)
+	return err
+}
+
+func TestNode_messages_doNotDependOnShares(t *testing.T) {
+	node := newTestNode(t)
+	first := map[string]rtnl.Counts{}
+	for _, shares := range []int{10, 100, 1000} {
+		node.fill(shares)
+		pod, a := nstest.New(t), netdev.Attachment{}
+		for _, o := range operations {
+			var err error
+			got := node.messages(pod, func() { err = o.do(node, pod, &a) })
+			if err != nil {
+				t.Fatalf("%s with %d shares: %v", o.name, shares, err)
+			}
+			if _, known := first[o.name]; !known {
+				first[o.name] = got
+				t.Logf("%s: %d sent, %d received", o.name, got.Sent, got.Received)
+			}
+			if got != first[o.name] {
+				t.Errorf("%s with %d shares: %+v messages, with 10 shares %+v", o.name, shares, got, first[o.name])
+			}
+			if got.Sent > o.most.Sent || got.Received > o.most.Received {
+				t.Errorf("%s with %d shares: %+v messages, want at most %+v", o.name, shares, got, o.most)
+			}
+		}
+	}
+}
+
+func TestHTB_Owned_whenLinkHasNeverBeenUp(t *testing.T) {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = "ifb-down"
+	ifb := &netlink.Ifb{LinkAttrs: attrs}
+	if err := netlink.LinkAdd(ifb); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = netlink.LinkDel(ifb) })
+	if owned, err := shape.New(nstest.Current(t).Socket, nil).Owned(ifb.Attrs().Index); owned || err != nil {
+		t.Errorf("Owned returned %t and error %v, want false", owned, err)
+	}
+}
+
+func TestNode_Snapshot_takesOneDumpPerDevice(t *testing.T) {
+	node := newTestNode(t)
+	pod := nstest.New(t)
+	for _, shares := range []int{10, 100, 1000} {
+		node.fill(shares)
+		var differ int
+		ids := namespaces(t) // some may end in the meantime
+		got := node.messages(pod, func() { differ = node.compare() })
+		if differ != 0 {
+			t.Errorf("%d of %d shares differ from what was set up", differ, shares)
+		}
+		// The IDs of the namespaces, the classes of the NIC, and those of its IFB device.
+		// Besides the classes of shares, a device has a few of the node, and the answer to
+		// a dump ends with a message of its own.
+		const classesOfNode = 8
+		most := rtnl.Counts{Sent: 3, Received: uint64(2*(shares+classesOfNode+1) + ids + 1)}
+		if got.Sent > most.Sent || got.Received > most.Received {
+			t.Errorf("comparing %d shares: %+v messages, want at most %+v", shares, got, most)
+		}
+	}
+	if err := node.RemoveClass(node.nic.Index, node.attached[500].Minor); err != nil {
+		t.Fatal(err)
+	}
+	if differ := node.compare(); differ != 1 {
+		t.Errorf("%d shares differ after the class of one was removed, want 1", differ)
+	}
+}
+
+// namespaces returns the number of namespaces that have an ID.
+func namespaces(t *testing.T) int {
+	t.Helper()
+	ids, err := nstest.Current(t).Socket.NamespaceIDs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(ids)
+}
