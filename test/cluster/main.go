@@ -72,97 +72,123 @@ func main() {
 	}
 }
 
+// arguments are the parsed arguments of a verb.
+type arguments struct {
+	*flag.FlagSet
+	dir, source, name  string
+	contents, tag, out string // of an image
+	arch               string
+	options            options
+}
+
+func parse(verb string, args []string) (*arguments, error) {
+	a := &arguments{FlagSet: flag.NewFlagSet(verb, flag.ContinueOnError)}
+	versions := &a.options.Versions
+	a.StringVar(&a.dir, "dir", ".cluster", "directory of the cluster")
+	a.IntVar(&a.options.Nodes, "nodes", 1, "number of nodes: 1, 2, or 0 for only a control plane")
+	a.StringVar(&a.options.Gates, "gates", "default", gatesUsage)
+	a.StringVar(&versions.Kubernetes, "kubernetes", build.KubernetesVersion, "version of Kubernetes")
+	a.StringVar(&versions.Kubelet, "kubelet", "", "version of the nodes' kubelets; the default is that of --kubernetes")
+	a.StringVar(&versions.Runtime, "runtime", build.Containerd, "container runtime: containerd, containerd-1.7, or cri-o")
+	a.StringVar(&a.options.OCIRuntime, "oci-runtime", "runc", "OCI runtime: runc or crun")
+	a.StringVar(&a.source, "source", "test/cluster", "directory of this module, whose go.mod files pin the binaries")
+	a.StringVar(&a.name, "name", "", "node name: n1, n2, ..., or n9")
+	a.StringVar(&a.contents, "contents", "", "content list of the image: lines of SOURCE DESTINATION")
+	a.StringVar(&a.tag, "tag", "", "name and tag of the image")
+	a.StringVar(&a.out, "out", "", "path of the image archive, or directory of the files, to write")
+	a.StringVar(&a.arch, "arch", runtime.GOARCH, "processor architecture of the image's binaries")
+	a.Func("image", "image archive to import into every node (repeatable)", func(s string) error {
+		abs, err := filepath.Abs(s)
+		a.options.Images = append(a.options.Images, abs)
+		return err
+	})
+	return a, a.Parse(args)
+}
+
 func run(ctx context.Context, args []string) error {
 	if len(args) == 0 {
 		return errUsage
 	}
 	verb := args[0]
-	var (
-		flags   = flag.NewFlagSet(verb, flag.ContinueOnError)
-		dir     = flags.String("dir", ".cluster", "directory of the cluster")
-		nodes   = flags.Int("nodes", 1, "number of nodes: 1, 2, or 0 for only a control plane")
-		gates   = flags.String("gates", "default", gatesUsage)
-		version = flags.String("kubernetes", build.KubernetesVersion, "version of Kubernetes")
-		kubelet = flags.String("kubelet", "", "version of the nodes' kubelets; the default is that of --kubernetes")
-		cri     = flags.String("runtime", build.Containerd, "container runtime: containerd, containerd-1.7, or cri-o")
-		oci     = flags.String("oci-runtime", "runc", "OCI runtime: runc or crun")
-		source  = flags.String("source", "test/cluster", "directory of this module, whose go.mod files pin the binaries")
-		name    = flags.String("name", "", "node name: n1, n2, ..., or n9")
-		list    = flags.String("contents", "", "content list of the image: lines of SOURCE DESTINATION")
-		tag     = flags.String("tag", "", "name and tag of the image")
-		out     = flags.String("out", "", "path of the image archive, or directory of the files, to write")
-		arch    = flags.String("arch", runtime.GOARCH, "processor architecture of the image's binaries")
-		images  []string
-	)
-	flags.Func("image", "image archive to import into every node (repeatable)", func(s string) error {
-		abs, err := filepath.Abs(s)
-		images = append(images, abs)
-		return err
-	})
-	if verb == "oci" { // internal; its arguments are those of the OCI runtime
+	if verb == "oci" { // its arguments are those of the OCI runtime
 		return execOCIRuntime(args[1:])
 	}
-	if err := flags.Parse(args[1:]); err != nil {
-		return err
-	}
-	c, err := newCluster(*dir)
+	a, err := parse(verb, args[1:])
 	if err != nil {
 		return err
 	}
-	versions := build.Versions{Kubernetes: *version, Kubelet: *kubelet, Runtime: *cri}
 	switch verb {
-	case "up":
-		return c.up(ctx, options{Nodes: *nodes, Gates: *gates, Versions: versions, OCIRuntime: *oci, Images: images}, *source)
-	case "down":
-		return c.down()
-	case "id":
-		fmt.Println(c.id)
-		return nil
-	case "gates":
-		return c.setGates(flags.Args())
-	case "stop", "start":
-		if flags.NArg() != 1 {
-			return errUsage
-		}
-		if verb == "stop" {
-			return c.stop(flags.Arg(0))
-		}
-		return c.start(flags.Arg(0))
-	case "join":
-		return c.join(*name, *out)
-	case "load":
-		return c.load(ctx, flags.Args())
+	case "build", "binaries", "kind-node", "image", "compare":
+		return runBuild(ctx, verb, a)
+	case "init":
+		return initProcess(os.Args[0], append([]string{"sandbox"}, args[1:]...))
+	}
+	c, err := newCluster(a.dir)
+	if err != nil {
+		return err
+	}
+	return c.run(ctx, verb, a)
+}
+
+// runBuild runs the verbs that need no cluster.
+func runBuild(ctx context.Context, verb string, a *arguments) error {
+	switch verb {
 	case "build":
-		_, err := build.Binaries(ctx, *source, versions, os.Stdout)
+		_, err := build.Binaries(ctx, a.source, a.options.Versions, os.Stdout)
 		return err
 	case "binaries":
-		dirs, err := build.Binaries(ctx, *source, versions, os.Stderr)
+		dirs, err := build.Binaries(ctx, a.source, a.options.Versions, os.Stderr)
 		if err != nil {
 			return err
 		}
 		return json.NewEncoder(os.Stdout).Encode(dirs)
 	case "kind-node":
-		dir, err := kindnode.Build(ctx, *source, os.Stderr)
+		dir, err := kindnode.Build(ctx, a.source, os.Stderr)
 		if err != nil {
 			return err
 		}
 		fmt.Println(filepath.Join(dir, kindnode.Archive))
 		return nil
 	case "image":
-		return image.Write(*list, *tag, *arch, *out)
-	case "compare":
-		if flags.NArg() != 2 {
+		return image.Write(a.contents, a.tag, a.arch, a.out)
+	default: // compare
+		if a.NArg() != 2 {
 			return errUsage
 		}
-		return image.Compare(flags.Arg(0), flags.Arg(1))
+		return image.Compare(a.Arg(0), a.Arg(1))
+	}
+}
+
+// run runs the verbs of a cluster, and those with which its processes start each other.
+func (c *cluster) run(ctx context.Context, verb string, a *arguments) error {
+	switch verb {
+	case "up":
+		return c.up(ctx, a.options, a.source)
+	case "down":
+		return c.down()
+	case "id":
+		fmt.Println(c.id)
+		return nil
+	case "gates":
+		return c.setGates(a.Args())
+	case "stop", "start":
+		if a.NArg() != 1 {
+			return errUsage
+		}
+		if verb == "stop" {
+			return c.stop(a.Arg(0))
+		}
+		return c.start(a.Arg(0))
+	case "join":
+		return c.join(a.name, a.out)
+	case "load":
+		return c.load(ctx, a.Args())
 	case "guard":
 		return c.guard()
-	case "init":
-		return initProcess(os.Args[0], append([]string{"sandbox"}, args[1:]...))
 	case "sandbox":
 		return c.sandbox(ctx)
 	case "node":
-		return c.node(ctx, *name)
+		return c.node(ctx, a.name)
 	default:
 		return fmt.Errorf("unknown verb %q\n%w", verb, errUsage)
 	}
