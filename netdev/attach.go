@@ -11,7 +11,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"slices"
 	"strconv"
 	"syscall"
 
@@ -402,8 +401,8 @@ func (n *Node) Presence(a Attachment) (Presence, error) {
 	if link != nil && link.HardwareAddr.String() == a.MAC.String() {
 		return LinkPresent, nil
 	}
-	ids, err := n.conn.NamespaceIDs()
-	if err == nil && !slices.Contains(ids, a.NSID) {
+	exists, err := n.conn.NamespaceExists(a.NSID)
+	if err == nil && !exists {
 		return NamespaceMissing, nil
 	}
 	return LinkMissing, err

@@ -33,7 +33,7 @@ type nicSnapshot struct {
 
 // Snapshot reads the state of all managed NICs.
 func (n *Node) Snapshot() (*Snapshot, error) {
-	ids, err := n.conn.NamespaceIDs()
+	ids, err := n.conn.ListNamespaceIDs()
 	if err != nil {
 		return nil, err
 	}
@@ -71,8 +71,14 @@ func (n *Node) enforcedNICs() (nics []managedNIC) {
 }
 
 // NamespaceExists reports whether a namespace has the ID of the attachment's
-// namespace. The kernel reuses the IDs of namespaces that have ended.
-func (s *Snapshot) NamespaceExists(a Attachment) bool { return s.namespaces[a.NSID] }
+// namespace. The kernel reuses the IDs of namespaces that have ended. A dump may not list
+// all namespaces, so the kernel is asked for one that is missing there.
+func (s *Snapshot) NamespaceExists(a Attachment) (bool, error) {
+	if s.namespaces[a.NSID] {
+		return true, nil
+	}
+	return s.node.conn.NamespaceExists(a.NSID)
+}
 
 // Enforced reports whether the NIC of an attachment is managed with enforcement.
 func (s *Snapshot) Enforced(a Attachment) bool {

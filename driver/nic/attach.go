@@ -12,6 +12,7 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
 
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/attach"
@@ -100,6 +101,8 @@ func (k *Kind) Attach(
 		return attached, errors.Join(err, k.node.Detach(a))
 	}
 	k.duplicates.add(share.Device, link)
+	klog.FromContext(ctx).V(4).Info("Created link", "device", share.Device, "link", link.Name, "mac", link.MAC,
+		"addresses", link.Sources, "class", spec.Minor)
 	return attached, nil
 }
 
@@ -213,7 +216,10 @@ func (k *Kind) Altered(_ context.Context, attachments []driver.Attachment) (alte
 // blocked, and the kernel enforces the rates of its share.
 func (k *Kind) isIntact(snapshot *netdev.Snapshot, of driver.Attachment) (bool, error) {
 	a, err := k.attachment(of.Record)
-	if err != nil || !snapshot.NamespaceExists(a) {
+	if err != nil {
+		return false, err
+	}
+	if exists, err := snapshot.NamespaceExists(a); err != nil || !exists {
 		return false, err
 	}
 	want, known, err := k.wantedRates(of.Share)

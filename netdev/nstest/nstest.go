@@ -21,7 +21,6 @@ import (
 	"testing"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/dra-shared/dra-driver-shared/netdev"
@@ -290,16 +289,7 @@ func NamespaceExists(id int) (bool, error) {
 		return false, err
 	}
 	defer conn.Close()
-	get := nl.NewNetlinkRequest(unix.RTM_GETLINK, 0)
-	msg := nl.NewIfInfomsg(unix.AF_UNSPEC)
-	msg.Index = 1
-	get.AddData(msg)
-	get.AddData(nl.NewRtAttr(unix.IFLA_TARGET_NETNSID, nl.Uint32Attr(uint32(id))))
-	_, err = conn.Get(get)
-	if errors.Is(err, unix.EINVAL) {
-		return false, nil
-	}
-	return err == nil, err
+	return conn.NamespaceExists(id)
 }
 
 // Emulated reports whether the test runs on a processor that QEMU emulates. Rates

@@ -5,8 +5,10 @@ package rtnl
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"os"
+	"slices"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -62,9 +64,56 @@ func (c *Conn) namespaceID(ns *os.File) (int, error) {
 	return -1, nil
 }
 
+// NamespaceExists reports whether an ID in the socket's namespace identifies a network
+// namespace. It needs Linux 5.0.
+func (c *Conn) NamespaceExists(id int) (bool, error) {
+	get := nl.NewNetlinkRequest(unix.RTM_GETNSID, 0)
+	get.AddData(&rtgenmsg{})
+	get.AddData(nl.NewRtAttr(netnsaNSID, nl.Uint32Attr(uint32(id))))
+	switch _, err := c.Get(get); {
+	case err == nil:
+		return true, nil
+	case errors.Is(err, unix.ENOENT):
+		return false, nil
+	default:
+		return false, fmt.Errorf("look up network namespace %d: %w", id, err)
+	}
+}
+
+const (
+	// completeDump is a number of IDs that fit into the smallest buffer that the kernel
+	// uses for a dump.
+	completeDump = 128
+	// largestGap is the number of consecutive IDs after which NamespaceIDs assumes that no
+	// further one is in use. The kernel assigns the lowest free ID.
+	largestGap = 1024
+)
+
 // NamespaceIDs returns the IDs of all network namespaces that have an ID in the
-// socket's namespace.
+// socket's namespace. If there may be more than one dump lists, it looks up each following
+// ID.
 func (c *Conn) NamespaceIDs() ([]int, error) {
+	ids, err := c.ListNamespaceIDs()
+	if err != nil || len(ids) < completeDump {
+		return ids, err
+	}
+	last := slices.Max(ids)
+	for id := last + 1; id <= last+largestGap; id++ {
+		exists, err := c.NamespaceExists(id)
+		if err != nil {
+			return nil, err
+		}
+		if exists {
+			ids, last = append(ids, id), id
+		}
+	}
+	return ids, nil
+}
+
+// ListNamespaceIDs returns what one dump lists: IDs of network namespaces in the socket's
+// namespace. A missing ID can be in use all the same, because Linux 6.18 ends the dump after
+// the first message (docs/dev/limits.md). Ask NamespaceExists about it.
+func (c *Conn) ListNamespaceIDs() ([]int, error) {
 	dump := nl.NewNetlinkRequest(unix.RTM_GETNSID, unix.NLM_F_DUMP)
 	dump.AddData(&rtgenmsg{})
 	messages, err := c.Dump(dump)

@@ -109,7 +109,11 @@ func (n *testNode) compare() (differ int) {
 		if err != nil {
 			n.t.Fatal(err)
 		}
-		if !snapshot.NamespaceExists(a) || send == nil || *send != rates || receive == nil || *receive != rates {
+		exists, err := snapshot.NamespaceExists(a)
+		if err != nil {
+			n.t.Fatal(err)
+		}
+		if !exists || send == nil || *send != rates || receive == nil || *receive != rates {
 			differ++
 		}
 	}
