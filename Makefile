@@ -175,6 +175,9 @@ bench: prerequisites ## measure the latency of attaching a link, the latency of 
 bench-node: prerequisites ## measure attaching, reading, and comparing up to 3,000 shares, and a plugin with them, and write docs/dev/scale-node.md [SHARES="10 1000 3000"] [10 min]
 	@test/scale/bench.sh $(SHARES)
 
+profiles: prerequisites ## profile a plugin with 3,000 shares, and write docs/dev/profiles [4 min]
+	@test/scale/profiles.sh $(lastword $(SHARES))
+
 bench-controlplane: prerequisites cluster-binaries bin/helm $(IMAGES) bin/dra-shared-controller ## measure writes per pod, time to reservation, and memory for 10,000 pods in both modes, and write docs/dev/scale.md [15 min]
 	@test/controlplane/bench.sh
 

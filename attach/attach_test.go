@@ -62,7 +62,7 @@ func request() Request {
 	}
 }
 
-func TestReceive_returns_message_and_descriptors(t *testing.T) {
+func TestReceive_returnsMessageAndDescriptors(t *testing.T) {
 	a, b := pair(t)
 	if err := send(a, request(), open(t, 2)...); err != nil {
 		t.Fatal(err)
@@ -78,7 +78,7 @@ func TestReceive_returns_message_and_descriptors(t *testing.T) {
 	}
 }
 
-func TestReceive_refuses_other_numbers_of_descriptors(t *testing.T) {
+func TestReceive_refusesOtherNumbersOfDescriptors(t *testing.T) {
 	before := descriptors(t)
 	for _, n := range []int{0, 1, 3, 10} {
 		a, b := pair(t)
@@ -105,7 +105,7 @@ func descriptors(t *testing.T) int {
 	return len(entries)
 }
 
-func TestReceive_refuses_long_messages(t *testing.T) {
+func TestReceive_refusesLongMessages(t *testing.T) {
 	a, b := pair(t)
 	if _, _, err := a.WriteMsgUnix(make([]byte, maxMessage+1), nil, nil); err != nil {
 		t.Fatal(err)
@@ -147,7 +147,7 @@ func serve(t *testing.T, h handler) (dir string) {
 	return dir
 }
 
-func TestListen_restricts_the_directory_to_root(t *testing.T) {
+func TestListen_restrictsTheDirectoryToRoot(t *testing.T) {
 	dir := serve(t, nil)
 	info, err := os.Stat(SocketDir(dir))
 	if err != nil || info.Mode().Perm() != 0o700 {
@@ -155,7 +155,7 @@ func TestListen_restricts_the_directory_to_root(t *testing.T) {
 	}
 }
 
-func TestServer_refuses_other_descriptors_than_network_namespaces(t *testing.T) {
+func TestServer_refusesOtherDescriptorsThanNetworkNamespaces(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("the server speaks with root only: run as root")
 	}
@@ -175,7 +175,7 @@ func TestServer_refuses_other_descriptors_than_network_namespaces(t *testing.T) 
 	}
 }
 
-func TestRequest_validate_refuses_missing_fields(t *testing.T) {
+func TestRequest_validate_refusesMissingFields(t *testing.T) {
 	for name, change := range map[string]func(*Request){
 		"version":       func(r *Request) { r.Version = 2 },
 		"claimUID":      func(r *Request) { r.ClaimUID = "" },
@@ -189,7 +189,7 @@ func TestRequest_validate_refuses_missing_fields(t *testing.T) {
 	}
 }
 
-func TestRecords_are_found_by_namespace(t *testing.T) {
+func TestRecords_areFoundByNamespace(t *testing.T) {
 	dir := t.TempDir()
 	s := OpenRecords(dir, "boot", nil)
 	one := Record{
@@ -227,7 +227,7 @@ func TestRecords_are_found_by_namespace(t *testing.T) {
 	}
 }
 
-func TestRecords_List_returns_readable_records_besides_unreadable_ones(t *testing.T) {
+func TestRecords_List_returnsReadableRecordsBesidesUnreadableOnes(t *testing.T) {
 	s := OpenRecords(t.TempDir(), "boot", nil)
 	good := Record{ClaimUID: "good", Share: "s", Namespace: Namespace{Cookie: 1}}
 	if err := s.Write(good); err != nil {
@@ -245,7 +245,7 @@ func TestRecords_List_returns_readable_records_besides_unreadable_ones(t *testin
 	}
 }
 
-func TestInstall_keeps_the_previous_hook(t *testing.T) {
+func TestInstall_keepsThePreviousHook(t *testing.T) {
 	dir, source := t.TempDir(), filepath.Join(t.TempDir(), "hook")
 	var paths []string
 	for _, content := range []string{"old", "new", "new"} {
@@ -392,7 +392,7 @@ func TestHook_request(t *testing.T) {
 
 // The plugin learns why the hook refuses a container, because crun does not report
 // what a hook prints.
-func TestHook_refuse_tells_the_plugin(t *testing.T) {
+func TestHook_refuse_tellsThePlugin(t *testing.T) {
 	requests := make(chan Request, 1)
 	dir := serve(t, func(r Request) (Response, error) {
 		requests <- r
@@ -410,7 +410,7 @@ func TestHook_refuse_tells_the_plugin(t *testing.T) {
 }
 
 // An error that the API server caused may be io.EOF, and may be long.
-func TestServer_answers_with_each_error(t *testing.T) {
+func TestServer_answersWithEachError(t *testing.T) {
 	long := strings.Repeat("\u00e9\"<", maxMessage)
 	for name, failure := range map[string]error{
 		"end of file": fmt.Errorf("list the AddressPools: %w", io.EOF),
@@ -436,7 +436,7 @@ func TestServer_answers_with_each_error(t *testing.T) {
 	}
 }
 
-func TestHook_refuse_without_plugin(t *testing.T) {
+func TestHook_refuse_withoutPlugin(t *testing.T) {
 	reason := errors.New("the pod uses the node's network")
 	err := (Hook{RunDir: t.TempDir()}).refuse(t.Context(), request(), reason)
 	if !errors.Is(err, reason) || !strings.Contains(err.Error(), "the plugin does not know about it") {
@@ -501,7 +501,7 @@ func (answering) Refused(context.Context, Request) {}
 
 // The hook tries the newest socket first, by the time of the file. A change of the
 // clock affects only the order.
-func TestHook_reaches_its_plugin_after_clock_changes(t *testing.T) {
+func TestHook_reachesItsPluginAfterClockChanges(t *testing.T) {
 	dir := t.TempDir()
 	server, err := Listen(dir, "alive", answering{})
 	if err != nil {

@@ -121,7 +121,7 @@ const AnyBoot = ""
 func OpenRecords(runDir, bootID string, failpoints failpoint.Injector) *Records {
 	dir := filepath.Join(runDir, "attached")
 	return &Records{
-		dir: dir, bootID: bootID, failpoints: failpoints, files: files.NewDirectory(dir, "", readRecord),
+		dir: dir, bootID: bootID, failpoints: failpoints, files: files.NewDirectory(dir, "", "", readRecord),
 	}
 }
 

@@ -28,7 +28,7 @@ func fixture(t *testing.T, name string) []byte {
 	return bytes.TrimSpace(raw)
 }
 
-func TestSkew_plugin_accepts_the_previous_hook(t *testing.T) {
+func TestSkew_pluginAcceptsThePreviousHook(t *testing.T) {
 	var r Request
 	if err := json.Unmarshal(fixture(t, "request.json"), &r); err != nil {
 		t.Fatal(err)
@@ -38,7 +38,7 @@ func TestSkew_plugin_accepts_the_previous_hook(t *testing.T) {
 	}
 }
 
-func TestSkew_hook_sends_what_the_previous_plugin_accepts(t *testing.T) {
+func TestSkew_hookSendsWhatThePreviousPluginAccepts(t *testing.T) {
 	want := fixture(t, "request.json")
 	var r Request
 	if err := json.Unmarshal(want, &r); err != nil {
@@ -54,7 +54,7 @@ func TestSkew_hook_sends_what_the_previous_plugin_accepts(t *testing.T) {
 	}
 }
 
-func TestSkew_hook_understands_the_previous_plugin(t *testing.T) {
+func TestSkew_hookUnderstandsThePreviousPlugin(t *testing.T) {
 	var r Response
 	if err := json.Unmarshal(fixture(t, "response.json"), &r); err != nil || r.Error != "" {
 		t.Errorf("response of the previous release: %+v, %v", r, err)
@@ -63,7 +63,7 @@ func TestSkew_hook_understands_the_previous_plugin(t *testing.T) {
 
 // The previous plugin does not know refusals, and requires two descriptors of each
 // request. It must not attach the share of a container that the hook refuses.
-func TestSkew_the_previous_plugin_rejects_refusals(t *testing.T) {
+func TestSkew_thePreviousPluginRejectsRefusals(t *testing.T) {
 	a, b := pair(t)
 	r := request()
 	r.Refusal = "the pod uses the node's network"
@@ -76,7 +76,7 @@ func TestSkew_the_previous_plugin_rejects_refusals(t *testing.T) {
 	}
 }
 
-func TestSkew_refuses_unknown_versions(t *testing.T) {
+func TestSkew_refusesUnknownVersions(t *testing.T) {
 	for _, version := range []int{oldestProtocol - 1, newestProtocol + 1} {
 		r := request()
 		r.Version = version
@@ -89,7 +89,7 @@ func TestSkew_refuses_unknown_versions(t *testing.T) {
 
 // A container restarts after an upgrade: the hook finds the attachment by the
 // record of the previous release.
-func TestSkew_reads_the_previous_record(t *testing.T) {
+func TestSkew_readsThePreviousRecord(t *testing.T) {
 	r, err := decodeRecord(fixture(t, "record.json"))
 	if err != nil {
 		t.Fatal(err)
@@ -104,7 +104,7 @@ func TestSkew_reads_the_previous_record(t *testing.T) {
 
 // The plugin is rolled back while pods run: the previous release reads what this
 // one wrote.
-func TestSkew_writes_what_the_previous_release_reads(t *testing.T) {
+func TestSkew_writesWhatThePreviousReleaseReads(t *testing.T) {
 	want := fixture(t, "record.json")
 	r, err := decodeRecord(want)
 	if err != nil {
@@ -124,7 +124,7 @@ func TestSkew_writes_what_the_previous_release_reads(t *testing.T) {
 }
 
 // New optional fields need no new version.
-func TestSkew_ignores_unknown_fields(t *testing.T) {
+func TestSkew_ignoresUnknownFields(t *testing.T) {
 	record := bytes.Replace(fixture(t, "record.json"), []byte(`{"version":1,`), []byte(`{"version":1,"later":{"a":1},`), 1)
 	if _, err := decodeRecord(record); err != nil {
 		t.Errorf("record with an unknown field: %v", err)

@@ -15,6 +15,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -72,12 +73,15 @@ type Specs struct {
 	files      string
 	driver     string
 	failpoints failpoint.Injector
+
+	specs *files.Directory[written]
 }
 
 // New returns the specs of a driver in a directory. The files that they mount are
 // in filesDir.
 func New(dir, filesDir, driver string, failpoints failpoint.Injector) (*Specs, error) {
 	s := &Specs{dir: dir, files: filesDir, driver: driver, failpoints: failpoints}
+	s.specs = files.NewDirectory(dir, s.prefix(), suffix, readSpec) // others have specs in dir as well
 	return s, s.MakeDirs()
 }
 
@@ -111,9 +115,12 @@ func DeviceName(claimUID, request, shareID string) string {
 	return name
 }
 
-func (s *Specs) name(claimUID string) string {
-	return cdiapi.GenerateTransientSpecName(s.driver, class, claimUID) + ".json"
-}
+// prefix and suffix are the parts of the names of spec files around the claim's UID.
+func (s *Specs) prefix() string { return cdiapi.GenerateTransientSpecName(s.driver, class, "") }
+
+const suffix = ".json"
+
+func (s *Specs) name(claimUID string) string { return s.prefix() + claimUID + suffix }
 
 // Path returns the path of a claim's spec file.
 func (s *Specs) Path(claimUID string) string { return filepath.Join(s.dir, s.name(claimUID)) }
@@ -196,6 +203,33 @@ func (s *Specs) file(claimUID string, d Device, i int) string {
 	return filepath.Join(s.files, claimUID, fmt.Sprintf("%s-%d", d.Name, i))
 }
 
+// written is the content of a spec file.
+type written struct {
+	devices []string // names
+	hooks   []string // paths
+}
+
+// readSpec reads a spec file. It fails if the CDI library does not accept the spec.
+func readSpec(path string) (w written, err error) {
+	spec, err := cdiapi.ReadSpec(path, 0)
+	if err != nil {
+		return w, fmt.Errorf("read CDI spec %s: %w", path, err)
+	}
+	for _, d := range spec.Devices {
+		w.devices = append(w.devices, d.Name)
+		for _, h := range d.ContainerEdits.Hooks {
+			w.hooks = append(w.hooks, h.Path)
+		}
+	}
+	return w, nil
+}
+
+// read returns the content of a claim's spec, the zero value if there is none.
+func (s *Specs) read(claimUID string) (written, error) {
+	w, _, err := s.specs.Get(s.name(claimUID))
+	return w, err
+}
+
 // Holds reports whether a claim's spec and files exist for these devices and the
 // CDI library accepts the spec.
 func (s *Specs) Holds(claimUID string, devices []Device) bool {
@@ -216,60 +250,39 @@ func (s *Specs) Holds(claimUID string, devices []Device) bool {
 // Read returns the names of the devices in a claim's spec. Without a spec it
 // returns none. It fails if the CDI library does not accept the spec.
 func (s *Specs) Read(claimUID string) ([]string, error) {
-	spec, err := s.read(s.Path(claimUID))
-	if err != nil || spec == nil {
-		return nil, err
-	}
-	var names []string
-	for _, d := range spec.Devices {
-		names = append(names, d.Name)
-	}
-	return names, nil
-}
-
-func (s *Specs) read(path string) (*cdiapi.Spec, error) {
-	spec, err := cdiapi.ReadSpec(path, 0)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read CDI spec %s: %w", path, err)
-	}
-	return spec, nil
+	spec, err := s.read(claimUID)
+	return spec.devices, err
 }
 
 // List returns the UIDs of the claims that have a spec or files, readable or not.
 func (s *Specs) List() (claimUIDs []string, err error) {
-	prefix, suffix, _ := strings.Cut(s.name("*"), "*")
-	paths, err := filepath.Glob(s.Path("*"))
-	for _, path := range paths {
-		claimUIDs = append(claimUIDs, strings.TrimSuffix(strings.TrimPrefix(filepath.Base(path), prefix), suffix))
+	listed := map[string]bool{}
+	err = s.specs.Each("", func(path string, _ written, _ error) {
+		listed[strings.TrimSuffix(strings.TrimPrefix(filepath.Base(path), s.prefix()), suffix)] = true
+	})
+	dirs, dirsErr := os.ReadDir(s.files)
+	if errors.Is(dirsErr, os.ErrNotExist) {
+		dirsErr = nil
 	}
-	dirs, dirsErr := filepath.Glob(filepath.Join(s.files, "*"))
 	for _, dir := range dirs {
-		if uid := filepath.Base(dir); !slices.Contains(claimUIDs, uid) {
-			claimUIDs = append(claimUIDs, uid)
-		}
+		listed[dir.Name()] = true
 	}
-	return claimUIDs, errors.Join(err, dirsErr)
+	return slices.Sorted(maps.Keys(listed)), errors.Join(err, dirsErr)
 }
 
 // Hooks returns the paths of the hooks that the specs name. It fails if it cannot
 // read a spec, because the result would be incomplete.
 func (s *Specs) Hooks() (map[string]bool, error) {
-	paths, err := filepath.Glob(s.Path("*"))
-	if err != nil {
-		return nil, err
-	}
 	hooks := map[string]bool{}
-	for _, path := range paths {
-		spec, err := s.read(path)
-		if err != nil {
-			return nil, err
-		}
-		for _, hook := range hooksOf(spec) {
+	var failed error
+	err := s.specs.Each("", func(_ string, w written, err error) {
+		failed = errors.Join(failed, err)
+		for _, hook := range w.hooks {
 			hooks[hook] = true
 		}
+	})
+	if err = errors.Join(err, failed); err != nil {
+		return nil, err
 	}
 	return hooks, nil
 }
@@ -277,22 +290,8 @@ func (s *Specs) Hooks() (map[string]bool, error) {
 // HooksOf returns the paths of the hooks that a claim's spec names, none without a spec. It
 // fails if the CDI library does not accept the spec.
 func (s *Specs) HooksOf(claimUID string) ([]string, error) {
-	spec, err := s.read(s.Path(claimUID))
-	return hooksOf(spec), err
-}
-
-// hooksOf returns the paths of the hooks of a spec; none if it is nil, because it was removed
-// in the meantime.
-func hooksOf(spec *cdiapi.Spec) (paths []string) {
-	if spec == nil {
-		return nil
-	}
-	for _, d := range spec.Devices {
-		for _, h := range d.ContainerEdits.Hooks {
-			paths = append(paths, h.Path)
-		}
-	}
-	return paths
+	spec, err := s.read(claimUID)
+	return spec.hooks, err
 }
 
 // Remove removes a claim's spec and then its files. It succeeds if there are

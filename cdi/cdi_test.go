@@ -5,6 +5,7 @@ package cdi
 
 import (
 	"os"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -80,7 +81,7 @@ func TestSpecs_Remove(t *testing.T) {
 	}
 }
 
-func TestSpecs_Write_refuses_invalid_specs(t *testing.T) {
+func TestSpecs_Write_refusesInvalidSpecs(t *testing.T) {
 	specs, err := New(t.TempDir(), t.TempDir(), "dra-shared.dev", nil)
 	if err != nil {
 		t.Fatal(err)
@@ -90,5 +91,52 @@ func TestSpecs_Write_refuses_invalid_specs(t *testing.T) {
 	}
 	if err := specs.Write("uid", []Device{{Name: "d", Edits: Edits{Env: []string{"no-equals-sign"}}}}); err == nil {
 		t.Error("written")
+	}
+}
+
+// Other programs write to the directory as well.
+func TestSpecs_Holds(t *testing.T) {
+	dir := t.TempDir()
+	specs, err := New(dir, t.TempDir(), "dra-shared.dev", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	hook := &Hook{Path: "/hook", Args: []string{"hook"}}
+	devices := []Device{{Name: "d", Edits: Edits{Env: []string{"A=b"}}, Hook: hook}}
+	if specs.Holds("uid", devices) {
+		t.Error("Holds is true before the spec is written")
+	}
+	if err := specs.Write("uid", devices); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(dir+"/vendor.com-gpu.json", []byte("not a spec"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if !specs.Holds("uid", devices) || specs.Holds("uid", []Device{{Name: "other"}}) {
+		t.Error("Holds is not true for exactly the devices that were written")
+	}
+	if hooks, err := specs.Hooks(); err != nil || !hooks["/hook"] || len(hooks) != 1 {
+		t.Errorf("Hooks: got %v, %v, want the hook that was written", hooks, err)
+	}
+	for name, change := range map[string]func() error{
+		"overwritten": func() error { return os.WriteFile(specs.Path("uid"), []byte("{}"), 0o600) },
+		"removed":     func() error { return os.Remove(specs.Path("uid")) },
+	} {
+		if err := specs.Write("uid", devices); err != nil {
+			t.Fatal(err)
+		}
+		if err := change(); err != nil {
+			t.Fatal(err)
+		}
+		if specs.Holds("uid", devices) {
+			t.Errorf("Holds is true for a spec that was %s", name)
+		}
+	}
+	if err := specs.Write("other", devices); err != nil {
+		t.Fatal(err)
+	}
+	uids, err := specs.List()
+	if err != nil || !slices.Contains(uids, "other") || slices.Contains(uids, "vendor.com-gpu") {
+		t.Errorf("List: got %q, %v", uids, err)
 	}
 }

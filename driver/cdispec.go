@@ -50,14 +50,20 @@ func (d *Driver) cdiDevices(uid types.UID, shares []share) (devices []cdi.Device
 // unreadable, or the hook that it names is gone. The spec of a claim that another release
 // prepared stays as it is: both plugins of a rolling update run this.
 func (d *Driver) ensureSpec(claim *record.Claim) error {
+	if d.hasSpec(claim) {
+		return nil
+	}
 	want, err := d.cdiDevices(claim.UID, d.resolveAll(claim.Shares))
 	if err != nil {
 		return err
 	}
-	if d.specs.Holds(string(claim.UID), want) && d.hasHook(claim.UID) {
-		return nil
-	}
 	return d.specs.Write(string(claim.UID), want)
+}
+
+// hasSpec reports whether the CDI spec of a prepared claim can be used.
+func (d *Driver) hasSpec(claim *record.Claim) bool {
+	want, err := d.cdiDevices(claim.UID, d.resolveAll(claim.Shares))
+	return err == nil && d.specs.Holds(string(claim.UID), want) && d.hasHook(claim.UID)
 }
 
 // hasHook reports whether the hook that a claim's spec names exists. The hook of this plugin

@@ -124,6 +124,8 @@ type Driver struct {
 	// refreshAfter is the time until the next refresh without an event, in
 	// nanoseconds.
 	refreshAfter atomic.Int64
+	// outdated reports that this plugin has ignored changes, because a newer one ran.
+	outdated atomic.Bool
 
 	handover *handover
 	// waiting is the reason why this plugin does not take over from its predecessor;
@@ -317,10 +319,10 @@ func (d *Driver) startLoops(ctx context.Context, group *sync.WaitGroup, probes *
 	group.Go(func() { d.handover.awaitPredecessors(ctx, d.takeOver) })
 }
 
-// takeOver repeats what the previous plugin may have overwritten in its last
-// moments: its configuration may have differed.
+// takeOver repeats what another plugin may have overwritten in its last moments: its
+// configuration may have differed.
 func (d *Driver) takeOver(ctx context.Context) {
-	klog.FromContext(ctx).Info("Previous plugin stopped; taking over")
+	klog.FromContext(ctx).Info("Another plugin stopped; taking over")
 	d.status.written.ForgetAll()
 	d.requestRefresh()
 	d.restore(ctx)

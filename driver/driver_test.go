@@ -430,7 +430,7 @@ func (s *sandbox) links() (names []string) {
 	return names
 }
 
-func TestDriver_attaches_at_container_start_and_detaches_at_unprepare(t *testing.T) {
+func TestDriver_attachesAtContainerStartAndDetachesAtUnprepare(t *testing.T) {
 	p := newPlugin(t)
 	c := p.claim("c", "100M", `"interfaceName": "data0", "addresses": ["10.20.0.5/16"]`)
 	share := p.mustPrepare(c)[0]
@@ -476,7 +476,7 @@ func (p *plugin) condition(c *resourceapi.ResourceClaim, kind, reason string) er
 	return fmt.Errorf("no condition %s with reason %s: %+v", kind, reason, current.Status.Devices)
 }
 
-func TestDetach_one_of_two_pods(t *testing.T) {
+func TestDetach_oneOfTwoPods(t *testing.T) {
 	p := newPlugin(t)
 	c := p.claim("c", "100M", "")
 	share := p.mustPrepare(c)[0]
@@ -512,7 +512,7 @@ func (p *plugin) attached(want int) error {
 	return err
 }
 
-func TestHook_without_a_plugin(t *testing.T) {
+func TestHook_withoutAPlugin(t *testing.T) {
 	p := newPlugin(t)
 	c := p.claim("c", "100M", "")
 	share := p.mustPrepare(c)[0]
@@ -535,7 +535,7 @@ func TestHook_without_a_plugin(t *testing.T) {
 	p.awaitAttached(2)
 }
 
-func TestStart_detaches_pods_that_ended_meanwhile(t *testing.T) {
+func TestStart_detachesPodsThatEndedMeanwhile(t *testing.T) {
 	p := newPlugin(t)
 	c := p.claim("c", "100M", "")
 	share := p.mustPrepare(c)[0]
@@ -579,7 +579,7 @@ func (p *plugin) namespaceID(pod string) int {
 	return 0
 }
 
-func TestHook_refuses_namespace_of_another_pod_or_the_node(t *testing.T) {
+func TestHook_refusesNamespaceOfAnotherPodOrTheNode(t *testing.T) {
 	p := newPlugin(t)
 	c := p.claim("c", "100M", "")
 	share := p.mustPrepare(c)[0]
@@ -610,7 +610,7 @@ func TestHook_refuses_namespace_of_another_pod_or_the_node(t *testing.T) {
 	}
 }
 
-func TestAttach_static_address_serves_one_pod(t *testing.T) {
+func TestAttach_staticAddressServesOnePod(t *testing.T) {
 	p := newPlugin(t)
 	c := p.claim("c", "100M", `"addresses": ["10.20.0.5/16"]`, "first", "second")
 	if _, err := p.prepare(c); err == nil ||
@@ -648,7 +648,7 @@ func TestAttach_static_address_serves_one_pod(t *testing.T) {
 }
 
 // Another host on the network has the address of the claim.
-func TestAttach_duplicate_address(t *testing.T) {
+func TestAttach_duplicateAddress(t *testing.T) {
 	p := newPlugin(t)
 	c := p.claim("c", "100M", `"addresses": ["10.20.0.5/16"]`)
 	share := p.mustPrepare(c)[0]
@@ -683,7 +683,7 @@ func TestAttach_duplicate_address(t *testing.T) {
 	p.awaitReason(c, params.ReasonAttached)
 }
 
-func TestAttach_reports_failure_and_succeeds_later(t *testing.T) {
+func TestAttach_reportsFailureAndSucceedsLater(t *testing.T) {
 	p := newPlugin(t)
 	c := p.claim("c", "100M", `"interfaceName": "wanted"`)
 	share := p.mustPrepare(c)[0]
@@ -712,7 +712,7 @@ func (s *sandbox) do(f func() error) {
 	nstest.RunIn(s.plugin.t, ns, f)
 }
 
-func TestPrepare_refuses_shares_that_exclude_each_other(t *testing.T) {
+func TestPrepare_refusesSharesThatExcludeEachOther(t *testing.T) {
 	p := newPlugin(t)
 	for parameters, want := range map[string]string{
 		`"interfaceName": "data0"`: `interfaceName: Duplicate value: "data0": ` +
@@ -734,7 +734,7 @@ func TestPrepare_refuses_shares_that_exclude_each_other(t *testing.T) {
 	p.wantNothingLeft()
 }
 
-func TestPrepare_with_an_unreadable_record(t *testing.T) {
+func TestPrepare_withAnUnreadableRecord(t *testing.T) {
 	p := newPlugin(t)
 	torn := p.claim("torn", "100M", "")
 	share := p.mustPrepare(torn)[0]
@@ -756,7 +756,7 @@ func TestPrepare_with_an_unreadable_record(t *testing.T) {
 	}
 }
 
-func TestPrepare_refuses_more_than_the_NIC_has(t *testing.T) {
+func TestPrepare_refusesMoreThanTheNICHas(t *testing.T) {
 	p := newPlugin(t)
 	p.mustPrepare(p.claim("a", "900M", ""))
 	if _, err := p.prepare(p.claim("b", "100M", "")); err == nil ||
@@ -769,7 +769,7 @@ func TestPrepare_refuses_more_than_the_NIC_has(t *testing.T) {
 	p.mustPrepare(p.claim("c", "90M", ""))
 }
 
-func TestPrepare_after_reallocation_detaches_the_old_share(t *testing.T) {
+func TestPrepare_afterReallocationDetachesTheOldShare(t *testing.T) {
 	p := newPlugin(t)
 	c := p.claim("c", "100M", "")
 	old := p.mustPrepare(c)[0]
@@ -787,7 +787,7 @@ func TestPrepare_after_reallocation_detaches_the_old_share(t *testing.T) {
 	}
 }
 
-func TestPrepare_again_keeps_the_link(t *testing.T) {
+func TestPrepare_againKeepsTheLink(t *testing.T) {
 	p := newPlugin(t)
 	c := p.claim("c", "100M", "")
 	share := p.mustPrepare(c)[0]
@@ -834,7 +834,7 @@ func must(t *testing.T) func([]string, error) []string {
 	}
 }
 
-func TestReport_retries_and_keeps_entries_of_other_drivers(t *testing.T) {
+func TestReport_retriesAndKeepsEntriesOfOtherDrivers(t *testing.T) {
 	p := newPlugin(t)
 	c := p.claim("c", "100M", "")
 	theirs := resourceapi.AllocatedDeviceStatus{Driver: "other.example", Pool: "pool", Device: "device",
@@ -867,7 +867,7 @@ func TestReport_retries_and_keeps_entries_of_other_drivers(t *testing.T) {
 }
 
 // A claim that was deleted and created again under its name is another claim.
-func TestReport_limits_writes_for_a_pod_that_changes_its_link_in_a_loop(t *testing.T) {
+func TestReport_limitsWritesForAPodThatChangesItsLinkInALoop(t *testing.T) {
 	p := newPlugin(t)
 	c := p.claim("c", "100M", "")
 	share := p.mustPrepare(c)[0]
@@ -904,7 +904,7 @@ func TestReport_limits_writes_for_a_pod_that_changes_its_link_in_a_loop(t *testi
 	t.Logf("%d changes, %d writes", changes, writes)
 }
 
-func TestReport_ignores_another_claim_of_the_same_name(t *testing.T) {
+func TestReport_ignoresAnotherClaimOfTheSameName(t *testing.T) {
 	p := newPlugin(t)
 	c := p.claim("c", "100M", "")
 	api := p.client.ResourceV1().ResourceClaims(namespace)

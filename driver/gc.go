@@ -205,8 +205,13 @@ func (d *Driver) isRecorded(uid string) bool {
 func (gc *garbageCollector) metadata(context.Context) (orphans []Orphan, failed error) {
 	d := gc.driver
 	dirs, failed := filepath.Glob(filepath.Join(d.options.PluginDir, metadataDir, "*"))
+	claims, unreadable := d.claims.List()
+	needed := map[string]bool{}
+	for _, c := range claims {
+		needed[metadataName(c)] = true
+	}
 	for _, dir := range dirs {
-		if !d.isMetadataNeeded(dir) {
+		if unreadable == nil && !needed[filepath.Base(dir)] {
 			orphans = append(orphans, Orphan{
 				Description: "device metadata " + dir,
 				Remove:      func(context.Context) error { return d.removeMetadata(dir) },

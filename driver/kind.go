@@ -48,6 +48,8 @@ type Refreshed struct {
 	// Changed reports that the setup of a device was repaired or has changed,
 	// so that the driver must restore the shares on it.
 	Changed bool
+	// Affected are the names of the devices of which only the status of shares has changed.
+	Affected []string
 	// RequeueAfter is the time after which the driver refreshes again without
 	// an event; 0 means that events suffice.
 	RequeueAfter time.Duration

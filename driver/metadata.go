@@ -117,7 +117,7 @@ func (d *Driver) hasMetadata(c *record.Claim) bool {
 	for _, s := range c.Shares {
 		request := resourceclaim.BaseRequestRef(s.Request)
 		for _, path := range []string{
-			filepath.Join(d.options.PluginDir, metadataDir, c.Namespace+"_"+c.Name, request, metadataFile),
+			filepath.Join(d.options.PluginDir, metadataDir, metadataName(c), request, metadataFile),
 			filepath.Join(d.options.CDIDir, d.options.DriverName+"_metadata_"+string(c.UID)+"_"+request+".json"),
 		} {
 			if _, err := os.Stat(path); err != nil {
@@ -177,8 +177,11 @@ func (d *Driver) removeMetadata(dir string) error {
 func (d *Driver) isMetadataNeeded(dir string) bool {
 	all, err := d.claims.List()
 	name := filepath.Base(dir)
-	return err != nil || slices.ContainsFunc(all, func(c *record.Claim) bool { return c.Namespace+"_"+c.Name == name })
+	return err != nil || slices.ContainsFunc(all, func(c *record.Claim) bool { return metadataName(c) == name })
 }
+
+// metadataName returns the name of the directory of a claim's metadata.
+func metadataName(c *record.Claim) string { return c.Namespace + "_" + c.Name }
 
 // metadataOf returns the metadata of a share: the published attributes of its
 // device, the grant, and the network data of its attachment if there is exactly

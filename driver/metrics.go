@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	resourceapi "k8s.io/api/resource/v1"
 
+	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 )
 
@@ -100,21 +101,21 @@ type deviceCollector struct{ driver *Driver }
 
 var (
 	descShares = prometheus.NewDesc("dra_shared_device_shares",
-		"Shares of a device that claims hold on this node.", []string{"device"}, nil)
+		"Shares of a device that claims hold on this node.", []string{"kind", "device"}, nil)
 	descGranted = prometheus.NewDesc(
 		"dra_shared_device_granted",
-		"Sum of the grants of a device's capacity, in the unit of the capacity (bandwidth: bits per second).",
-		[]string{"device", "capacity"},
+		"Sum of the grants of a device's capacity. unit is bit_per_second (bandwidth), byte (memory), or integer.",
+		[]string{"kind", "device", "capacity", "unit"},
 		nil,
 	)
 	descCapacity = prometheus.NewDesc(
 		"dra_shared_device_capacity",
-		"Published capacity of a device, in the unit of the capacity (bandwidth: bits per second).",
-		[]string{"device", "capacity"},
+		"Published capacity of a device. unit is bit_per_second (bandwidth), byte (memory), or integer.",
+		[]string{"kind", "device", "capacity", "unit"},
 		nil,
 	)
 	descHealthy = prometheus.NewDesc("dra_shared_device_healthy",
-		"1 if the device works, 0 if it does not.", []string{"device"}, nil)
+		"1 if the device works, 0 if it does not.", []string{"kind", "device"}, nil)
 	descUnusable = prometheus.NewDesc(
 		"dra_shared_device_unusable",
 		"1 for a device that the configuration names and that the plugin cannot share. An event on the node has the cause.",
@@ -172,10 +173,10 @@ func (c *deviceCollector) Collect(out chan<- prometheus.Metric) {
 	for _, k := range c.driver.options.Kinds {
 		shares := sharesOf(claims, k.Name())
 		for _, device := range k.Devices() {
-			collectDevice(out, device, shares)
+			collectDevice(out, k.Name(), device, shares)
 		}
 		if reporter, ok := k.(HealthReporter); ok {
-			collectHealth(out, reporter.Health())
+			collectHealth(out, k.Name(), reporter.Health())
 		}
 		if reporter, ok := k.(ProblemReporter); ok {
 			for _, p := range reporter.Problems() {
@@ -198,30 +199,31 @@ func gauge(out chan<- prometheus.Metric, d *prometheus.Desc, value float64, labe
 	out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
 }
 
-func collectDevice(out chan<- prometheus.Metric, device resourceapi.Device, shares []record.Share) {
+func collectDevice(out chan<- prometheus.Metric, kind string, device resourceapi.Device, shares []record.Share) {
 	on := slices.DeleteFunc(
 		slices.Clone(shares),
 		func(s record.Share) bool { return s.Device != device.Name || s.AdminAccess },
 	)
-	gauge(out, descShares, float64(len(on)), device.Name)
+	gauge(out, descShares, float64(len(on)), kind, device.Name)
 	for name, capacity := range device.Capacity {
-		gauge(out, descCapacity, capacity.Value.AsApproximateFloat64(), device.Name, string(name))
+		labels := []string{kind, device.Name, string(name), params.CapacityUnit(string(name))}
+		gauge(out, descCapacity, capacity.Value.AsApproximateFloat64(), labels...)
 		sum := 0.0
 		for _, s := range on {
 			grant := s.Capacity[string(name)]
 			sum += grant.AsApproximateFloat64()
 		}
-		gauge(out, descGranted, sum, device.Name, string(name))
+		gauge(out, descGranted, sum, labels...)
 	}
 }
 
-func collectHealth(out chan<- prometheus.Metric, health []Health) {
+func collectHealth(out chan<- prometheus.Metric, kind string, health []Health) {
 	for _, h := range health {
 		value := 0.0
 		if h.Healthy {
 			value = 1
 		}
-		gauge(out, descHealthy, value, h.Device)
+		gauge(out, descHealthy, value, kind, h.Device)
 	}
 }
 

@@ -5,6 +5,7 @@ package driver
 
 import (
 	"context"
+	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -88,6 +89,18 @@ func (d *Driver) needsPods(shares []share, states []shareState) bool {
 		}
 	}
 	return false
+}
+
+// isAttached reports whether each share of a claim is attached to a pod, and no attempt to
+// attach one failed.
+func (d *Driver) isAttached(claim *record.Claim) bool {
+	if len(d.failures.pods(d.resolveAll(claim.Shares))) > 0 {
+		return false
+	}
+	attached, err := d.attachments.OfClaim(string(claim.UID))
+	return err == nil && !slices.ContainsFunc(claim.Shares, func(s record.Share) bool {
+		return !slices.ContainsFunc(attached, func(r attach.Record) bool { return r.Share == s.Name })
+	})
 }
 
 // deviceStatuses returns the entries of status.devices for a claim's shares.

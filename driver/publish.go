@@ -85,6 +85,7 @@ func (d *Driver) nextRefresh() time.Duration {
 func (d *Driver) refreshKinds(ctx context.Context) error {
 	claims := d.readableClaims(ctx)
 	changed, after := false, resyncInterval
+	var affected []string
 	var failed error // of one kind, which must not affect the others
 	for _, k := range d.options.Kinds {
 		refreshed, err := k.Refresh(ctx, sharesOf(claims, k.Name()))
@@ -93,13 +94,14 @@ func (d *Driver) refreshKinds(ctx context.Context) error {
 			continue
 		}
 		changed = changed || refreshed.Changed
+		affected = append(affected, refreshed.Affected...)
 		if refreshed.RequeueAfter > 0 {
 			after = min(after, refreshed.RequeueAfter)
 		}
 	}
 	d.refreshAfter.Store(int64(after))
 	d.reportProblems()
-	d.reportDevices(claims, d.health.announce(d.deviceHealth()))
+	d.reportDevices(claims, append(affected, d.health.announce(d.deviceHealth())...))
 	if changed {
 		d.restore(ctx)
 	}

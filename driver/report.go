@@ -5,6 +5,7 @@ package driver
 
 import (
 	"context"
+	"hash/fnv"
 	"sync"
 	"time"
 
@@ -43,9 +44,11 @@ const (
 	// writeInterval is the shortest time between two writes to one claim. A pod that
 	// changes its attachment again and again causes no more writes than this permits.
 	writeInterval = time.Second
-	// rewriteInterval bounds the time for which a status that another client
-	// changed remains wrong.
-	rewriteInterval = 5 * time.Minute
+	// statusRounds is the number of resyncs in which the status of each claim is read once.
+	statusRounds = 10
+	// checkInterval is the age of a status at which the plugin looks whether another client has
+	// changed it: about the time between two readings of it.
+	checkInterval = statusRounds*resyncInterval - resyncInterval/2
 )
 
 func newReporter(d *Driver) *reporter {
@@ -53,7 +56,7 @@ func newReporter(d *Driver) *reporter {
 	return &reporter{
 		driver:  d,
 		queue:   workqueue.NewTypedRateLimitingQueue(limiter),
-		written: claimstatus.NewLog(clock.RealClock{}, rewriteInterval),
+		written: claimstatus.NewLog(clock.RealClock{}, checkInterval),
 	}
 }
 
@@ -63,8 +66,7 @@ func (r *reporter) enqueue(uid types.UID) { r.queue.Add(uid) }
 // enqueueSoon makes a worker report a claim after reportDelay.
 func (r *reporter) enqueueSoon(uid types.UID) { r.queue.AddAfter(uid, reportDelay) }
 
-// run reports claims until ctx ends: those in the queue, and from time to time
-// all.
+// run reports the claims in the queue until ctx ends.
 func (r *reporter) run(ctx context.Context) {
 	var workers sync.WaitGroup
 	for range reportWorkers {
@@ -73,28 +75,27 @@ func (r *reporter) run(ctx context.Context) {
 			}
 		})
 	}
-	tick := time.NewTicker(resyncInterval)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			r.queue.ShutDown()
-			workers.Wait()
-			return
-		case <-tick.C:
-			r.enqueueAll()
+	<-ctx.Done()
+	r.queue.ShutDown()
+	workers.Wait()
+}
+
+// enqueueRound makes the workers report one of statusRounds parts of the claims, and the
+// claims whose status can change without an event: shares that should be attached are not.
+func (r *reporter) enqueueRound(round uint32) {
+	claims, _ := r.driver.claims.List() // unreadable records are logged by restore
+	for _, c := range claims {
+		if isInRound(c.UID, round) || !r.driver.isAttached(c) {
+			r.enqueue(c.UID)
 		}
 	}
 }
 
-func (r *reporter) enqueueAll() {
-	if !r.driver.handover.isNewest() {
-		return
-	}
-	claims, _ := r.driver.claims.List() // unreadable records are logged by restore
-	for _, c := range claims {
-		r.enqueue(c.UID)
-	}
+// isInRound reports whether the status of a claim is read in a round.
+func isInRound(uid types.UID, round uint32) bool {
+	hash := fnv.New32a()
+	_, _ = hash.Write([]byte(uid)) // never fails
+	return hash.Sum32()%statusRounds == round%statusRounds
 }
 
 // processNext reports the next claim in the queue. It returns false after the
@@ -176,10 +177,16 @@ func (r *reporter) report(ctx context.Context, uid types.UID) (outcome string, e
 	if claim == nil {
 		return outcomeGone, nil
 	}
+	if r.written.Wrote(uid, digest) && claimstatus.Matches(claim, rows) {
+		r.written.Record(uid, digest) // no other client has changed it in the meantime
+		return outcomeUnchanged, nil
+	}
 	if err := claimstatus.Apply(ctx, r.driver.options.Client, claim, params.FieldManagerPlugin, rows); err != nil {
 		r.written.Forget(uid) // the write may have succeeded
 		return "", err
 	}
+	klog.FromContext(ctx).V(4).Info("Wrote status of claim", "claim", klog.KObj(claim), "claimUID", uid,
+		"devices", len(rows))
 	r.driver.recordEvents(claim, states, rows)
 	r.written.Record(uid, digest)
 	return outcomeWritten, nil

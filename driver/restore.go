@@ -15,16 +15,26 @@ import (
 
 // restore makes the node agree with the records: it restores what an earlier
 // plugin attached, and detaches shares from sandboxes that ended while no
-// plugin was running or while events were lost. It logs errors, because one
-// share that fails must not affect the others.
+// plugin was running or while events were lost. Then it reports the status of all
+// attachments. It logs errors, because one share that fails must not affect the others.
 func (d *Driver) restore(ctx context.Context) {
+	for _, r := range d.restoreShares(ctx) {
+		d.status.enqueue(types.UID(r.ClaimUID))
+	}
+}
+
+// restoreShares restores what differs from the records, and reports its status. It returns
+// all attachments.
+func (d *Driver) restoreShares(ctx context.Context) []attach.Record {
 	d.restoreSpecs(ctx)
 	d.restoreMetadata(ctx)
 	attached := d.readableAttachments(ctx, func(attach.Record) bool { return true })
-	d.forEach(ctx, d.altered(ctx, attached), d.restoreAttachment)
-	for _, r := range attached {
+	d.forEach(ctx, d.altered(ctx, attached), func(ctx context.Context, s share, r attach.Record) error {
+		err := d.restoreAttachment(ctx, s, r)
 		d.status.enqueue(types.UID(r.ClaimUID))
-	}
+		return err
+	})
+	return attached
 }
 
 // altered returns the attachments that may differ from what was set up. Those of a
@@ -80,7 +90,7 @@ func (d *Driver) restoreAttachment(ctx context.Context, s share, r attach.Record
 // Restarting containers need them. After a reboot the kubelet prepares all claims again.
 func (d *Driver) restoreSpecs(ctx context.Context) {
 	for _, c := range d.readableClaims(ctx) {
-		if c.Phase != record.Prepared || !d.claims.Current(c) {
+		if c.Phase != record.Prepared || !d.claims.Current(c) || d.hasSpec(c) {
 			continue
 		}
 		err := d.withClaim(ctx, c.UID, func(context.Context) error {

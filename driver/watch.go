@@ -30,16 +30,27 @@ func (d *Driver) watch(ctx context.Context, w Watcher) error {
 	return err
 }
 
-// resync repeats from time to time what events should have triggered.
+// resync repeats from time to time what events should have triggered. Restoring compares all
+// shares with the kernel at once, but reading the status of an attachment takes requests of its
+// own: that of each claim is read in one of statusRounds rounds.
 func (d *Driver) resync(ctx context.Context) {
 	tick := time.NewTicker(resyncInterval)
 	defer tick.Stop()
-	for {
+	for round := uint32(0); ; round++ {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			d.handle(ctx, Change{Resync: true})
+		}
+		switch {
+		case !d.handover.isNewest():
+			d.outdated.Store(true)
+		case d.outdated.CompareAndSwap(true, false): // a newer plugin has come and gone
+			d.takeOver(ctx)
+		default:
+			d.requestRefresh()
+			d.status.enqueueRound(round)
+			d.restoreShares(ctx)
 		}
 	}
 }
@@ -50,6 +61,7 @@ func (d *Driver) handle(ctx context.Context, c Change) {
 	klog.FromContext(ctx).V(5).Info("Observed a change", "resync", c.Resync, "devices", c.Devices,
 		"detached", c.Detached != nil, "modified", c.Modified != nil)
 	if !d.handover.isNewest() {
+		d.outdated.Store(true)
 		return
 	}
 	if c.Resync || c.Devices {

@@ -130,6 +130,19 @@ const (
 	CapacityGroups = "groups"
 )
 
+// CapacityUnit returns the unit of a capacity in metrics: "bit_per_second", "byte", or
+// "integer" for those whose unit the project does not define.
+func CapacityUnit(name string) string {
+	switch name {
+	case CapacityBandwidth:
+		return "bit_per_second"
+	case CapacityMemory:
+		return "byte"
+	default:
+		return "integer"
+	}
+}
+
 // Taints of devices.
 const (
 	// TaintAbsent (NoSchedule) marks a device that is missing from the node while

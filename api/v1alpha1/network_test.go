@@ -86,7 +86,7 @@ func invalidCases(t *testing.T, kind string) (cases []invalidCase) {
 
 // Check does not depend on a device: it must refuse exactly the parameters that the node
 // refuses for every device.
-func TestCheck_refuses_what_depends_on_no_device(t *testing.T) {
+func TestCheck_refusesWhatDependsOnNoDevice(t *testing.T) {
 	for _, tc := range append(invalidCases(t, "NetworkAttachment"), invalidCases(t, "AcceleratorShare")...) {
 		if err := Check([]byte(tc.Parameters)); (err == nil) != tc.OnDevice {
 			t.Errorf("%s: got error %v, want an error: %t", tc.Name, err, !tc.OnDevice)
@@ -158,7 +158,7 @@ func TestSetDefaultsNetworkAttachment(t *testing.T) {
 }
 
 // Decode must neither merge nor default.
-func TestDecode_sets_only_given_fields(t *testing.T) {
+func TestDecode_setsOnlyGivenFields(t *testing.T) {
 	want := &NetworkAttachment{TypeMeta: TypeMeta(NetworkAttachmentKind)}
 	if diff := cmp.Diff(want, decodeAttachment(t, ``)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)

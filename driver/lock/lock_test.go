@@ -19,7 +19,7 @@ func open(t *testing.T) Dir {
 	return d
 }
 
-func TestKey_excludes_other_holders(t *testing.T) {
+func TestKey_excludesOtherHolders(t *testing.T) {
 	d := open(t)
 	var (
 		all   sync.WaitGroup
@@ -42,7 +42,7 @@ func TestKey_excludes_other_holders(t *testing.T) {
 	}
 }
 
-func TestTryNamed_does_not_wait(t *testing.T) {
+func TestTryNamed_doesNotWait(t *testing.T) {
 	d := open(t)
 	release, ok, err := d.TryNamed("background")
 	if !ok || err != nil {
@@ -57,7 +57,7 @@ func TestTryNamed_does_not_wait(t *testing.T) {
 	}
 }
 
-func TestKey_limits_the_number_of_files(t *testing.T) {
+func TestKey_limitsTheNumberOfFiles(t *testing.T) {
 	d := open(t)
 	for i := range 1000 {
 		release, err := d.Key("claim-" + strconv.Itoa(i))

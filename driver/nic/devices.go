@@ -51,6 +51,8 @@ type device struct {
 	down bool
 	// upSince is the time at which the link came back, while it is not stable.
 	upSince time.Time
+	// missed describes the frames that do not reach the classifier; "" if all do.
+	missed string
 	// granted is the sum of all grants, in bits per second. It exceeds
 	// bandwidth if the link has become slower.
 	granted uint64

@@ -109,7 +109,7 @@ func TestDeviceName(t *testing.T) {
 	}
 }
 
-func TestPlan_reports_NICs_that_cannot_be_shared(t *testing.T) {
+func TestPlan_reportsNICsThatCannotBeShared(t *testing.T) {
 	enslaved, up := virtual("nic1"), virtual("nic0")
 	enslaved.Master, up.Carrier = "bond0", true
 	offloaded := virtual("nic2")
@@ -135,7 +135,7 @@ func TestPlan_reports_NICs_that_cannot_be_shared(t *testing.T) {
 	}
 }
 
-func TestPlan_permits_offload_without_enforcement(t *testing.T) {
+func TestPlan_permitsOffloadWithoutEnforcement(t *testing.T) {
 	offloaded := virtual("nic0")
 	offloaded.MacvlanOffload = true
 	devices, problems := plan(
@@ -150,7 +150,7 @@ func TestPlan_permits_offload_without_enforcement(t *testing.T) {
 // The API server's rules for a request policy (KEP-5075; validation of
 // ResourceSlice in Kubernetes 1.37): one NIC that breaks them would take the
 // whole slice with it.
-func TestBandwidthPolicy_is_valid_for_every_speed(t *testing.T) {
+func TestBandwidthPolicy_isValidForEverySpeed(t *testing.T) {
 	for _, value := range []uint64{1, 8, 999, 5e6, 10e6, 15e6, 19e6, 20e6, 99e6, 900e6, 9900e6, 400e9, 1 << 61} {
 		for _, policy := range []string{`{}`, `{min: 8, step: 8, default: 8}`, `{min: 1G, step: 1G, default: 5G}`,
 			`{min: 3M, step: 7M, default: 10M}`} {
@@ -238,7 +238,7 @@ func TestDebounceLink(t *testing.T) {
 	}
 }
 
-func TestGuaranteed_scales_with_the_link(t *testing.T) {
+func TestGuaranteed_scalesWithTheLink(t *testing.T) {
 	for _, tc := range []struct{ line, reserve, granted, grant, want uint64 }{
 		{10e9, 100e6, 9.9e9, 1e9, 1e9},
 		{1e9, 100e6, 1.8e9, 200e6, 100e6},
@@ -252,7 +252,7 @@ func TestGuaranteed_scales_with_the_link(t *testing.T) {
 	}
 }
 
-func TestNewDevice_line_rate(t *testing.T) {
+func TestNewDevice_lineRate(t *testing.T) {
 	c := load(t, `[{name: storage, interfaces: ["nic*"], bandwidth: 10G, reserve: 1G}]`)
 	for _, tc := range []struct {
 		name          string
@@ -271,7 +271,7 @@ func TestNewDevice_line_rate(t *testing.T) {
 	}
 }
 
-func TestNewDevice_part_for_forwarded_frames(t *testing.T) {
+func TestNewDevice_partForForwardedFrames(t *testing.T) {
 	uplink, other := netdev.NIC{Name: "x", Speed: 10e9, Uplink: true}, netdev.NIC{Name: "x", Speed: 10e9}
 	slower := netdev.NIC{Name: "x", Bus: "pci", Speed: 1e9, Uplink: true}
 	for _, tc := range []struct {

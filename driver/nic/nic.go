@@ -131,8 +131,11 @@ func (k *Kind) Refresh(ctx context.Context, shares []record.Share) (refreshed dr
 		if d.nicConfig().Enforce {
 			d.senderKey = k.node.ClassifierKey()
 		}
+		d.missed = k.node.Missed(d.nic.Index)
 		if repaired || old == nil || old.absent || d.guaranteesDiffer(old) {
 			refreshed.Changed = true
+		} else if d.missed != old.missed {
+			refreshed.Affected = append(refreshed.Affected, d.name)
 		}
 		next[d.name] = d
 	}

@@ -35,7 +35,7 @@ func memberOf(n netdev.NIC, master string) netdev.NIC {
 	return n
 }
 
-func TestPlan_stacked_NICs(t *testing.T) {
+func TestPlan_stackedNICs(t *testing.T) {
 	degraded := bond0
 	degraded.Speed = 10e9
 	disconnected := eno1

@@ -207,8 +207,8 @@ func (k *Kind) enforced(
 	if reason, message := rateProblem(d, share, p, link); reason != "" {
 		return bandwidthCondition(false, reason, message)
 	}
-	if missed := k.node.Missed(d.nic.Index); missed != "" {
-		return bandwidthCondition(false, params.ReasonFramesMissed, fmt.Sprintf("NIC %s: %s", d.name, missed))
+	if d.missed != "" {
+		return bandwidthCondition(false, params.ReasonFramesMissed, fmt.Sprintf("NIC %s: %s", d.name, d.missed))
 	}
 	message := limits(d, p, k.node.Recognizes(d.nic.Index))
 	if !k.node.ClassifierKey().HasCookie() {

@@ -57,7 +57,7 @@ func podState(t *testing.T, pod string, link netdev.LinkState) driver.PodState {
 	return driver.PodState{Pod: attach.Pod{UID: pod, Namespace: "ns", Name: pod}, State: state}
 }
 
-func TestStatusData_one_link(t *testing.T) {
+func TestStatusData_oneLink(t *testing.T) {
 	data := New(nil, nil, nil).StatusData([]driver.PodState{podState(t, "p", linkState("10.20.0.5/16"))}, 0)
 	got, err := yaml.Marshal(data)
 	if err != nil {
@@ -90,7 +90,7 @@ routes:
 }
 
 // The API server accepts at most 10 KiB of data per device (KEP-4817).
-func TestStatusData_many_pods_is_bounded(t *testing.T) {
+func TestStatusData_manyPodsIsBounded(t *testing.T) {
 	var addresses []string
 	for i := range 20 {
 		addresses = append(addresses, fmt.Sprintf("fd00:1111:2222:3333:4444:5555:6666:%04x/128", 0x7000+i))
@@ -120,7 +120,7 @@ func TestStatusData_many_pods_is_bounded(t *testing.T) {
 	}
 }
 
-func TestState_link_is_gone(t *testing.T) {
+func TestState_linkIsGone(t *testing.T) {
 	state := podState(t, "p", netdev.LinkState{}).State
 	if state.Exists || state.Ready || state.Reason != params.ReasonLinkGone || state.NetworkData != nil ||
 		!strings.Contains(state.Message, "the link net1 is gone from the pod") {
@@ -136,7 +136,7 @@ func TestState_link_is_gone(t *testing.T) {
 	}
 }
 
-func TestState_link_is_down(t *testing.T) {
+func TestState_linkIsDown(t *testing.T) {
 	link := linkState()
 	link.Up = false
 	state := podState(t, "p", link).State
@@ -145,7 +145,7 @@ func TestState_link_is_down(t *testing.T) {
 	}
 }
 
-func TestLimits_names_bound_of_forwarded_frames(t *testing.T) {
+func TestLimits_namesBoundOfForwardedFrames(t *testing.T) {
 	uplink := virtual("nic0")
 	uplink.Uplink = true
 	devices, problems := plan([]netdev.NIC{uplink}, load(t, `[{name: a, interfaces: [nic0], bandwidth: 1G}]`))

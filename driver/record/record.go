@@ -24,6 +24,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -123,7 +124,7 @@ const suffix = ".json"
 // NewStore opens the directory, and creates it if it does not exist. New records
 // contain bootID, the kernel's ID of the current boot.
 func NewStore(dir, bootID string, failpoints failpoint.Injector) (*Store, error) {
-	s := &Store{dir: dir, bootID: bootID, failpoints: failpoints, records: files.NewDirectory(dir, suffix, read)}
+	s := &Store{dir: dir, bootID: bootID, failpoints: failpoints, records: files.NewDirectory(dir, "", suffix, read)}
 	return s, s.MakeDir()
 }
 
@@ -173,17 +174,20 @@ var (
 	ErrNewer = errors.New("a newer plugin wrote the record")
 )
 
-// Get returns the record of a claim, or nil if there is none.
+// Get returns the record of a claim, or nil if there is none. The caller may set fields of
+// the result and append to its shares, but must not modify the shares.
 func (s *Store) Get(uid types.UID) (*Claim, error) {
 	path, err := s.path(uid)
 	if err != nil {
 		return nil, err
 	}
-	c, err := read(path)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil
+	c, exists, err := s.records.Get(filepath.Base(path))
+	if err != nil || !exists {
+		return nil, err
 	}
-	return c, err
+	copied := *c
+	copied.Shares = slices.Clip(copied.Shares)
+	return &copied, nil
 }
 
 func read(path string) (*Claim, error) {

@@ -34,7 +34,7 @@ func store(t *testing.T) *Store {
 	return s
 }
 
-func TestStore_round_trip(t *testing.T) {
+func TestStore_roundTrip(t *testing.T) {
 	s := store(t)
 	want := claim("u")
 	if err := s.Put(want); err != nil {
@@ -46,6 +46,10 @@ func TestStore_round_trip(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
+	}
+	got.Phase, got.Shares = Unpreparing, append(got.Shares, Share{Name: "y"})
+	if again, err := s.Get("u"); err != nil || again.Phase != Prepared || len(again.Shares) != 1 {
+		t.Errorf("after the caller changed an earlier result: %+v, %v", again, err)
 	}
 	if !got.Shares[0].Same(want.Shares[0]) {
 		t.Error("its share is not the same")
@@ -81,7 +85,7 @@ func TestShare_Same(t *testing.T) {
 	}
 }
 
-func TestStore_Put_is_atomic(t *testing.T) {
+func TestStore_Put_isAtomic(t *testing.T) {
 	s := store(t)
 	if err := s.Put(claim("u")); err != nil {
 		t.Fatal(err)
@@ -108,7 +112,7 @@ func TestStore_Put_is_atomic(t *testing.T) {
 	}
 }
 
-func TestStore_List_with_unreadable_records(t *testing.T) {
+func TestStore_List_withUnreadableRecords(t *testing.T) {
 	s := store(t)
 	if err := s.Put(claim("good")); err != nil {
 		t.Fatal(err)
@@ -148,7 +152,7 @@ func TestStore_List_with_unreadable_records(t *testing.T) {
 }
 
 // Every release reads the records of all earlier releases.
-func TestStore_reads_records_of_earlier_releases(t *testing.T) {
+func TestStore_readsRecordsOfEarlierReleases(t *testing.T) {
 	golden, err := filepath.Glob("testdata/v*.json")
 	if err != nil || len(golden) != Version {
 		t.Fatalf("one file for each version that there was, want %d: %v %v", Version, golden, err)
@@ -173,7 +177,7 @@ func TestStore_reads_records_of_earlier_releases(t *testing.T) {
 
 // The plugin may be rolled back while pods run: the previous release reads what
 // this one writes.
-func TestStore_writes_what_the_previous_release_reads(t *testing.T) {
+func TestStore_writesWhatThePreviousReleaseReads(t *testing.T) {
 	want, err := os.ReadFile("testdata/v1.json")
 	if err != nil {
 		t.Fatal(err)

@@ -13,7 +13,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-func TestForEvent_has_no_resource_version(t *testing.T) {
+func TestForEvent_hasNoResourceVersion(t *testing.T) {
 	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{
 		Namespace: "ns", Name: "claim", UID: "uid", ResourceVersion: "7"}}
 	want := corev1.ObjectReference{APIVersion: "resource.k8s.io/v1", Kind: "ResourceClaim",

@@ -13,11 +13,14 @@ package claimstatus
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -95,6 +98,34 @@ func Contains(claim *resourceapi.ResourceClaim, entries []resourceapi.AllocatedD
 	return true
 }
 
+// Matches reports whether the claim's status has every entry that Apply would write, with the
+// same conditions, apart from transition times, and the same data and network data. It does
+// not notice further conditions.
+func Matches(claim *resourceapi.ResourceClaim, entries []resourceapi.AllocatedDeviceStatus) bool {
+	for _, wanted := range entries {
+		if !isAllocated(claim, wanted) {
+			continue // Apply omits it
+		}
+		current := currentEntry(claim, wanted)
+		if current == nil || !sameJSON(current.Data, wanted.Data) ||
+			!apiequality.Semantic.DeepEqual(current.NetworkData, wanted.NetworkData) ||
+			!Contains(claim, []resourceapi.AllocatedDeviceStatus{wanted}) {
+			return false
+		}
+	}
+	return true
+}
+
+// sameJSON reports whether two values are the same. The API server may have encoded one of
+// them again.
+func sameJSON(a, b *runtime.RawExtension) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	var left, right any
+	return json.Unmarshal(a.Raw, &left) == nil && json.Unmarshal(b.Raw, &right) == nil && reflect.DeepEqual(left, right)
+}
+
 // isAllocated reports whether an entry describes a device of the claim's
 // allocation.
 func isAllocated(claim *resourceapi.ResourceClaim, entry resourceapi.AllocatedDeviceStatus) bool {
@@ -130,10 +161,20 @@ func keepTransitionTimes(
 // CurrentConditions returns the conditions that the claim has for the device of
 // an entry.
 func CurrentConditions(claim *resourceapi.ResourceClaim, entry resourceapi.AllocatedDeviceStatus) []metav1.Condition {
-	for _, current := range claim.Status.Devices {
+	if current := currentEntry(claim, entry); current != nil {
+		return current.Conditions
+	}
+	return nil
+}
+
+// currentEntry returns the entry that the claim has for the device of an entry, or nil.
+func currentEntry(
+	claim *resourceapi.ResourceClaim, entry resourceapi.AllocatedDeviceStatus,
+) *resourceapi.AllocatedDeviceStatus {
+	for i, current := range claim.Status.Devices {
 		if current.Driver == entry.Driver && current.Pool == entry.Pool && current.Device == entry.Device &&
 			ptr.Equal(current.ShareID, entry.ShareID) {
-			return current.Conditions
+			return &claim.Status.Devices[i]
 		}
 	}
 	return nil

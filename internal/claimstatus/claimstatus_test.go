@@ -220,6 +220,43 @@ func TestContains(t *testing.T) {
 	}
 }
 
+func TestMatches(t *testing.T) {
+	claim := allocatedClaim()
+	result, missing := claim.Status.Allocation.Devices.Results[0], claim.Status.Allocation.Devices.Results[1]
+	entry := func(data string, ip string, c metav1.Condition) []resourceapi.AllocatedDeviceStatus {
+		e := NewEntry(result, nil, c)
+		if data != "" {
+			e.Data = &runtime.RawExtension{Raw: []byte(data)}
+		}
+		if ip != "" {
+			e.NetworkData = &resourceapi.NetworkDeviceData{IPs: []string{ip}}
+		}
+		return []resourceapi.AllocatedDeviceStatus{e}
+	}
+	ready := condition(metav1.ConditionTrue, "attached")
+	claim.Status.Devices = entry(`{"a":1,"b":[2]}`, "10.0.0.1/24", ready)
+	for name, tc := range map[string]struct {
+		entries []resourceapi.AllocatedDeviceStatus
+		want    bool
+	}{
+		"the same":          {entry(`{"a":1,"b":[2]}`, "10.0.0.1/24", ready), true},
+		"another order":     {entry(`{"b": [2], "a": 1}`, "10.0.0.1/24", ready), true},
+		"other data":        {entry(`{"a":2,"b":[2]}`, "10.0.0.1/24", ready), false},
+		"no data":           {entry("", "10.0.0.1/24", ready), false},
+		"another address":   {entry(`{"a":1,"b":[2]}`, "10.0.0.2/24", ready), false},
+		"no network data":   {entry(`{"a":1,"b":[2]}`, "", ready), false},
+		"another condition": {entry(`{"a":1,"b":[2]}`, "10.0.0.1/24", condition(metav1.ConditionFalse, "x")), false},
+		"further entries":   {nil, true},
+		"a missing entry":   {[]resourceapi.AllocatedDeviceStatus{NewEntry(missing, nil)}, false},
+		"one that is released": {[]resourceapi.AllocatedDeviceStatus{{
+			Driver: "d", Pool: "n1", Device: "gone", Conditions: []metav1.Condition{ready}}}, true},
+	} {
+		if got := Matches(claim, tc.entries); got != tc.want {
+			t.Errorf("%s: Matches = %t, want %t", name, got, tc.want)
+		}
+	}
+}
+
 func TestTruncate(t *testing.T) {
 	for _, tc := range []struct{ text, want string }{
 		{"short", "short"},
@@ -262,6 +299,9 @@ func TestLog(t *testing.T) {
 	clock.SetTime(time.Unix(60, 0))
 	if l.Has("1", a) {
 		t.Error("a write counts after the maximum age")
+	}
+	if !l.Wrote("1", a) || l.Wrote("1", b) || l.Wrote("2", a) {
+		t.Error("after the maximum age, the Log does not have exactly the write that was recorded")
 	}
 	l.Record("1", b)
 	if l.Has("1", a) || !l.Has("1", b) {

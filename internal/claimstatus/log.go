@@ -61,13 +61,16 @@ func (l *Log) Record(claim types.UID, digest Digest) {
 // Has reports whether the last write to the claim had that digest and still
 // counts.
 func (l *Log) Has(claim types.UID, digest Digest) bool {
+	age, ok := l.Age(claim)
+	return ok && l.Wrote(claim, digest) && (l.maxAge == 0 || age < l.maxAge)
+}
+
+// Wrote reports whether the last write to the claim had that digest, however old it is.
+func (l *Log) Wrote(claim types.UID, digest Digest) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	last, ok := l.last[claim]
-	if !ok || last.digest != digest {
-		return false
-	}
-	return l.maxAge == 0 || l.clock.Since(last.at) < l.maxAge
+	return ok && last.digest == digest
 }
 
 // Age returns the time since the last write to the claim; ok is false if the Log

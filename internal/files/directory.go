@@ -23,13 +23,17 @@ import (
 // therefore sees every change that was complete when the call began. It is safe for
 // concurrent use.
 type Directory[T any] struct {
-	path, suffix string
-	parse        func(path string) (T, error)
+	path           string
+	prefix, suffix string
+	parse          func(path string) (T, error)
 
 	mu      sync.Mutex
 	changes changes
 	names   []string // sorted
 	files   map[string]parsed[T]
+	// unread are the names of files that the system could not read, such as for lack of
+	// descriptors. Each call tries again.
+	unread map[string]bool
 }
 
 // parsed is the result of parsing a file. It is not modified.
@@ -46,13 +50,13 @@ type fileID struct {
 	changed syscall.Timespec
 }
 
-// NewDirectory returns the Directory at path with the files whose names end with
-// suffix. parse reads a file. Nothing is accessed before the first call of Each. The
+// NewDirectory returns the Directory at path with the files whose names begin with
+// prefix and end with suffix. parse reads a file. Nothing is accessed before the first call of Each. The
 // directory may be missing; it then has no files.
-func NewDirectory[T any](path, suffix string, parse func(path string) (T, error)) *Directory[T] {
+func NewDirectory[T any](path, prefix, suffix string, parse func(path string) (T, error)) *Directory[T] {
 	return &Directory[T]{
-		path: path, suffix: suffix, parse: parse,
-		changes: changes{fd: -1}, files: map[string]parsed[T]{},
+		path: path, prefix: prefix, suffix: suffix, parse: parse,
+		changes: changes{fd: -1}, files: map[string]parsed[T]{}, unread: map[string]bool{},
 	}
 }
 
@@ -65,6 +69,28 @@ func (d *Directory[T]) Each(prefix string, do func(path string, value T, err err
 		do(filepath.Join(d.path, name), files[i].value, files[i].err)
 	}
 	return err
+}
+
+// Get returns the result of parsing one file; ok is false if it does not exist. The caller
+// must not modify the value.
+func (d *Directory[T]) Get(name string) (value T, ok bool, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.changes.fd < 0 {
+		d.changes.open(d.path)
+		if d.changes.fd < 0 { // without inotify, read only this file
+			ok = d.read(name)
+			return d.files[name].value, ok, d.files[name].err
+		}
+		err = d.readAll()
+	} else {
+		err = d.update()
+	}
+	if err != nil {
+		return value, false, err
+	}
+	file, ok := d.files[name]
+	return file.value, ok, file.err
 }
 
 // current returns the files whose names begin with prefix.
@@ -91,8 +117,11 @@ func (d *Directory[T]) update() error {
 	if all {
 		return d.readAll()
 	}
+	for name := range d.unread {
+		changed = append(changed, name)
+	}
 	for _, name := range changed {
-		if !strings.HasSuffix(name, d.suffix) {
+		if !d.includes(name) {
 			continue
 		}
 		i, known := slices.BinarySearch(d.names, name)
@@ -106,6 +135,11 @@ func (d *Directory[T]) update() error {
 	return nil
 }
 
+// includes reports whether a file of that name is one of the Directory's.
+func (d *Directory[T]) includes(name string) bool {
+	return strings.HasPrefix(name, d.prefix) && strings.HasSuffix(name, d.suffix)
+}
+
 // readAll reads the directory, and the files that were not read before.
 func (d *Directory[T]) readAll() error {
 	entries, err := os.ReadDir(d.path) // sorted
@@ -114,7 +148,7 @@ func (d *Directory[T]) readAll() error {
 	}
 	d.names = nil
 	for _, e := range entries {
-		if strings.HasSuffix(e.Name(), d.suffix) && d.read(e.Name()) {
+		if d.includes(e.Name()) && d.read(e.Name()) {
 			d.names = append(d.names, e.Name())
 		}
 	}
@@ -140,9 +174,13 @@ func (d *Directory[T]) read(name string) (exists bool) {
 	if err == nil {
 		value, err = d.parse(path)
 	}
+	delete(d.unread, name)
 	if errors.Is(err, os.ErrNotExist) {
 		delete(d.files, name)
 		return false
+	}
+	if errno := syscall.Errno(0); errors.As(err, &errno) {
+		d.unread[name] = true
 	}
 	d.files[name] = parsed[T]{file, value, err}
 	return true
@@ -153,6 +191,8 @@ type changes struct {
 	fd   int // of inotify; -1 if there is none
 	stop runtime.Cleanup
 	buf  []byte
+	// unavailable makes open do nothing, in tests.
+	unavailable bool
 }
 
 // watched are the events of inotify that announce a change.
@@ -204,6 +244,9 @@ func (c *changes) parse(events []byte, changed func(name string)) bool {
 
 // open watches the directory, if possible.
 func (c *changes) open(dir string) {
+	if c.unavailable {
+		return
+	}
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
 		return // such as EMFILE: the user has too many instances

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -22,7 +23,7 @@ type testDirectory struct {
 
 func newTestDirectory(t *testing.T) *testDirectory {
 	d := &testDirectory{t: t}
-	d.Directory = NewDirectory(filepath.Join(t.TempDir(), "d"), ".json", func(path string) (string, error) {
+	d.Directory = NewDirectory(filepath.Join(t.TempDir(), "d"), "", ".json", func(path string) (string, error) {
 		d.parsed++
 		raw, err := os.ReadFile(path)
 		if err == nil && len(raw) == 0 {
@@ -83,6 +84,46 @@ func TestDirectory_Each_readsOnlyChangedFiles(t *testing.T) {
 	d.must(os.WriteFile(filepath.Join(d.path, "c_1.json"), nil, 0o600)) // in place
 	d.expect("c", 1, "c_1.json=empty")
 	d.expect("c", 0, "c_1.json=empty")
+}
+
+// Reading may fail for lack of resources, which no event of the file ends.
+func TestDirectory_Each_readsAgainAfterSystemError(t *testing.T) {
+	d := newTestDirectory(t)
+	parse := d.parse
+	d.parse = func(path string) (string, error) {
+		d.parsed++
+		return "", &os.PathError{Op: "open", Path: "a.json", Err: syscall.EMFILE}
+	}
+	d.write("a.json", "1")
+	d.write("b.txt", "1")
+	d.expect("", 1, "a.json=open a.json: too many open files")
+	d.expect("", 1, "a.json=open a.json: too many open files")
+	d.parse = parse
+	d.expect("", 1, "a.json=1")
+	d.expect("", 0, "a.json=1")
+}
+
+func TestDirectory_Get(t *testing.T) {
+	for name, unavailable := range map[string]bool{"with inotify": false, "without inotify": true} {
+		t.Run(name, func(t *testing.T) {
+			d := newTestDirectory(t)
+			d.changes.unavailable = unavailable
+			expect := func(want string, exists bool) {
+				t.Helper()
+				if got, ok, err := d.Get("a.json"); got != want || ok != exists || err != nil {
+					t.Errorf("Get returned %q, %t, and error %v, want %q and %t", got, ok, err, want, exists)
+				}
+			}
+			expect("", false)
+			d.write("a.json", "1")
+			d.write("a.json.json", "2")
+			expect("1", true)
+			d.write("a.json", "3")
+			expect("3", true)
+			d.must(os.Remove(filepath.Join(d.path, "a.json")))
+			expect("", false)
+		})
+	}
 }
 
 func TestDirectory_Each_followsReplacedDirectory(t *testing.T) {

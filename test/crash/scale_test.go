@@ -17,7 +17,10 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
 	resourceapi "k8s.io/api/resource/v1"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
 const (
@@ -41,9 +44,7 @@ func TestScale_resourcesOfPlugin(t *testing.T) {
 			t.Fatalf("environment variable SCALE_SHARES: %v", err)
 		}
 		t.Run(field, func(t *testing.T) {
-			s := &scale{testEnv: newTestEnv(t)}
-			s.key = s.strongestKey()
-			s.run(shares)
+			newScale(t).run(shares)
 		})
 	}
 }
@@ -57,7 +58,10 @@ type scale struct {
 // tuned makes the plugin's process like that of production, with room for all shares.
 func tuned(c *pluginConfig) { c.Bandwidth, c.Production = "100G", true }
 
-func (s *scale) run(shares int) {
+// newScale returns an environment that counts the requests to the API server.
+func newScale(t *testing.T) *scale {
+	s := &scale{testEnv: newTestEnv(t)}
+	s.key = s.strongestKey()
 	s.api.Refuse(func(r *http.Request) error {
 		s.requests.Add(1)
 		if r.Method != http.MethodGet {
@@ -65,6 +69,10 @@ func (s *scale) run(shares int) {
 		}
 		return nil
 	})
+	return s
+}
+
+func (s *scale) run(shares int) {
 	s.start(tuned)
 	claims := s.fill(max(shares-scaleSamples, 1))
 	attach := s.samples(min(scaleSamples, shares-1))
@@ -72,6 +80,7 @@ func (s *scale) run(shares int) {
 	restarted := time.Now()
 	s.start(tuned)
 	ready := time.Since(restarted)
+	s.register()
 	s.eventually("the status of all claims is reported", func() error {
 		return s.reported(s.t.Context(), claims[len(claims)-1], "Attached")
 	})
@@ -136,6 +145,25 @@ func (s *scale) addPod() (*resourceapi.ResourceClaim, error) {
 	}
 	s.t.Cleanup(pod.end)
 	return c, pod.hook(s.t.Context(), s.dir, c, timeout)
+}
+
+// register tells the plugin that the kubelet has registered it, as a kubelet does. Until then
+// the plugin asks for it again and again.
+func (s *scale) register() {
+	s.t.Helper()
+	sockets, err := filepath.Glob(s.path("registry", "*"+s.config.Instance+"*.sock"))
+	if err != nil || len(sockets) != 1 {
+		s.t.Fatalf("registration sockets: got %q and error %v, want one", sockets, err)
+	}
+	conn, err := grpc.NewClient("unix://"+sockets[0], grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := registerapi.NewRegistrationClient(conn).NotifyRegistrationStatus(s.t.Context(),
+		&registerapi.RegistrationStatus{PluginRegistered: true}); err != nil {
+		s.t.Fatal(err)
+	}
 }
 
 // samples returns the sorted times that preparing a claim and attaching a pod take, one

@@ -107,6 +107,8 @@ type pluginConfig struct {
 	Production bool
 	// Record, if not empty, is a file to which the plugin appends each failpoint.
 	Record string
+	// Profiles are the profiles that the plugin writes.
+	Profiles profiles
 }
 
 func runPlugin(raw string) error {
@@ -114,6 +116,7 @@ func runPlugin(raw string) error {
 	if err := json.Unmarshal([]byte(raw), &c); err != nil {
 		return err
 	}
+	c.Profiles.run()
 	p, err := newPlugin(c, c.injector())
 	if err != nil {
 		return err

@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net"
+	"net/netip"
 	"slices"
 	"testing"
 	"time"
@@ -29,11 +30,15 @@ var benchmarked = []int{10, 1000, 3000}
 // BenchmarkAttach compares Node.Attach with the least netlink requests that create the
 // same link and the same class next to the same number of shares.
 func BenchmarkAttach(b *testing.B) {
+	links := 0 // those of the last attempts may still exist
 	each(b, func(b *testing.B, node *testNode, shares int) {
 		var attach, floor []time.Duration
-		for i := 0; b.Loop(); i++ {
+		for b.Loop() {
 			measured, other := node.spec(shares), node.spec(shares+1)
-			measured.MAC, other.MAC = numberedMAC(shares, 2*i), numberedMAC(shares, 2*i+1)
+			measured.MAC, other.MAC = numberedMAC(links), numberedMAC(links+1)
+			address := netip.AddrFrom4([4]byte{10, 31, byte(links >> 8), byte(links)})
+			measured.Addresses = []netip.Prefix{netip.PrefixFrom(address, 16)}
+			links += 2
 			attach = append(attach, measure(b, func(pod *nstest.Namespace) error {
 				_, err := node.Attach(pod.Pod(), measured)
 				return err
@@ -47,13 +52,22 @@ func BenchmarkAttach(b *testing.B) {
 	})
 }
 
-// BenchmarkRead measures the read of one share, as for a claim's status.
+// BenchmarkRead measures the read of one share, as for a claim's status. Its pod has no other.
 func BenchmarkRead(b *testing.B) {
-	each(b, func(b *testing.B, node *testNode, _ int) {
+	each(b, func(b *testing.B, node *testNode, shares int) {
+		spec := node.spec(shares)
+		spec.MAC = numberedMAC(shares)
+		pod := nstest.New(b)
+		defer pod.Close()
+		a := node.attach(pod, spec)
 		for b.Loop() {
-			if _, err := node.Read(node.attached[len(node.attached)/2]); err != nil {
+			if _, err := node.Read(a); err != nil {
 				b.Fatal(err)
 			}
+		}
+		b.StopTimer()
+		if err := node.Detach(a); err != nil {
+			b.Fatal(err)
 		}
 	})
 }
@@ -90,10 +104,9 @@ func measure(b *testing.B, attach func(pod *nstest.Namespace) error) time.Durati
 	return time.Since(start)
 }
 
-// numberedMAC returns an address that no other share of the NIC has.
-func numberedMAC(shares, n int) net.HardwareAddr {
-	mac := binary.BigEndian.AppendUint16([]byte{2, 1}, uint16(shares))
-	return binary.BigEndian.AppendUint16(mac, uint16(n))
+// numberedMAC returns an address that no share of the NIC has.
+func numberedMAC(n int) net.HardwareAddr {
+	return binary.BigEndian.AppendUint32([]byte{2, 1}, uint32(n))
 }
 
 func median(d []time.Duration) time.Duration {

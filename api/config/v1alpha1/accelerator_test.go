@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-func TestLoad_valid_accelerators_and_fabrics(t *testing.T) {
+func TestLoad_validAcceleratorsAndFabrics(t *testing.T) {
 	c, err := Load([]byte(header + `
 accelerators:
 - name: h200
@@ -41,7 +41,7 @@ fabrics:
 	}
 }
 
-func TestLoad_invalid_accelerator(t *testing.T) {
+func TestLoad_invalidAccelerator(t *testing.T) {
 	const match = `name: a, match: {devicePaths: [/dev/x]}`
 	for _, tc := range []struct{ name, fields, want string }{
 		{"no criteria", `name: a, match: {}`,

@@ -36,7 +36,7 @@ func TestLoad_defaults(t *testing.T) {
 	}
 }
 
-func TestLoad_refuses_what_no_frame_can_have(t *testing.T) {
+func TestLoad_refusesWhatNoFrameCanHave(t *testing.T) {
 	for field, value := range map[string]string{
 		"identity":           "identity: Drop",
 		"multicast":          "multicast: 100m",
@@ -52,13 +52,13 @@ func TestLoad_refuses_what_no_frame_can_have(t *testing.T) {
 	}
 }
 
-func TestLoad_permits_no_forwarded_class(t *testing.T) {
+func TestLoad_permitsNoForwardedClass(t *testing.T) {
 	if _, err := Load([]byte(header + "networks: [{name: a, interfaces: [x], bandwidth: 1G, forwarded: 0}]")); err != nil {
 		t.Error(err)
 	}
 }
 
-func TestLoad_default_bandwidth_is_at_least_min(t *testing.T) {
+func TestLoad_defaultBandwidthIsAtLeastMin(t *testing.T) {
 	c, err := Load([]byte(header + "networks: [{name: storage, interfaces: [\"nic*\"], policy: {min: 1G}}]"))
 	if err != nil {
 		t.Fatal(err)
@@ -68,7 +68,7 @@ func TestLoad_default_bandwidth_is_at_least_min(t *testing.T) {
 	}
 }
 
-func TestDecode_sets_only_given_fields(t *testing.T) {
+func TestDecode_setsOnlyGivenFields(t *testing.T) {
 	c, err := Decode([]byte(header + "networks: [{name: storage}]"))
 	want := &DriverConfig{
 		TypeMeta: metav1.TypeMeta{APIVersion: APIVersion, Kind: Kind},
@@ -84,7 +84,7 @@ func quantity(text string) *resource.Quantity {
 	return &q
 }
 
-func TestLoad_invalid_network(t *testing.T) {
+func TestLoad_invalidNetwork(t *testing.T) {
 	for _, tc := range []struct{ name, networks, want string }{
 		{"unknown field", `[{name: a, interfaces: [x], bandwith: 1G}]`, `unknown field "networks[0].bandwith"`},
 		{"name that is not a DNS label", `[{name: A_b, interfaces: [x]}]`, `networks[0].name: Invalid value: "A_b"`},

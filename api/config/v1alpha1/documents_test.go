@@ -13,7 +13,7 @@ import (
 )
 
 // Load must accept all configurations in the documentation.
-func TestLoad_examples_in_documentation(t *testing.T) {
+func TestLoad_examplesInDocumentation(t *testing.T) {
 	documents, err := filepath.Glob("../../../docs/user/*.md")
 	if err != nil {
 		t.Fatal(err)

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-func TestLoad_invalid_fabric(t *testing.T) {
+func TestLoad_invalidFabric(t *testing.T) {
 	for _, tc := range []struct{ name, fields, want string }{
 		{"no node selector", `name: a`,
 			`fabrics[0].nodeSelector: Required value: give the labels of the nodes that are connected to the fabric`},

@@ -148,7 +148,7 @@ func addressPool(name string, change func(*network.AddressPoolSpec)) network.Add
 	return p
 }
 
-func TestAssign_takes_a_block_for_many_addresses(t *testing.T) {
+func TestAssign_takesABlockForManyAddresses(t *testing.T) {
 	api := newFakeAPI(addressPool("office", func(s *network.AddressPoolSpec) {
 		s.Gateway, s.Routes = "10.20.0.1", []string{"10.30.0.0/16"}
 	}))
@@ -173,7 +173,7 @@ func TestAssign_takes_a_block_for_many_addresses(t *testing.T) {
 	}
 }
 
-func TestAssign_keeps_the_address_of_an_attachment(t *testing.T) {
+func TestAssign_keepsTheAddressOfAnAttachment(t *testing.T) {
 	api := newFakeAPI(addressPool("office", nil))
 	node := newNode(t, api, "n1")
 	a := node.plugin(t.Context(), "p1", time.Second)
@@ -190,7 +190,7 @@ func TestAssign_keeps_the_address_of_an_attachment(t *testing.T) {
 	}
 }
 
-func TestAssign_reuses_the_address_that_was_released_first(t *testing.T) {
+func TestAssign_reusesTheAddressThatWasReleasedFirst(t *testing.T) {
 	api := newFakeAPI(addressPool("office", func(s *network.AddressPoolSpec) {
 		s.Ranges, s.BlockSize = []string{"10.20.1.0/30"}, ptr.To(int32(4))
 	}))
@@ -215,7 +215,7 @@ func TestAssign_reuses_the_address_that_was_released_first(t *testing.T) {
 	}
 }
 
-func TestAssign_releases_the_address_if_it_cannot_be_recorded(t *testing.T) {
+func TestAssign_releasesTheAddressIfItCannotBeRecorded(t *testing.T) {
 	api := newFakeAPI(addressPool("office", func(s *network.AddressPoolSpec) { s.Ranges = []string{"10.20.1.1"} }))
 	node := newNode(t, api, "n1")
 	a := node.plugin(t.Context(), "p1", time.Second)
@@ -230,7 +230,7 @@ func TestAssign_releases_the_address_if_it_cannot_be_recorded(t *testing.T) {
 	}
 }
 
-func TestAssign_dual_stack(t *testing.T) {
+func TestAssign_dualStack(t *testing.T) {
 	api := newFakeAPI(addressPool("office", nil), addressPool("office6", func(s *network.AddressPoolSpec) {
 		s.Subnet = "fd00:20::/64"
 	}))
@@ -354,7 +354,7 @@ func TestCheckStatic(t *testing.T) {
 	}
 }
 
-func TestAssign_names_the_largest_holders_of_an_exhausted_pool(t *testing.T) {
+func TestAssign_namesTheLargestHoldersOfAnExhaustedPool(t *testing.T) {
 	api := newFakeAPI(addressPool("office", func(s *network.AddressPoolSpec) { s.Ranges = []string{"10.20.1.0/31"} }))
 	node, other := newNode(t, api, "n1"), newNode(t, api, "n2")
 	a := node.plugin(t.Context(), "p1", time.Second)
@@ -401,7 +401,7 @@ func TestAssign_refuses(t *testing.T) {
 
 // Nodes share a pool of which one node has all addresses: once the controller reports
 // that the pool is short, that node returns what it does not use.
-func TestShortPool_nodes_return_unused_addresses(t *testing.T) {
+func TestShortPool_nodesReturnUnusedAddresses(t *testing.T) {
 	api := newFakeAPI(addressPool("office", func(s *network.AddressPoolSpec) { s.Ranges = []string{"10.20.1.0/28"} }))
 	api.reportShort = true
 	first, second := newNode(t, api, "n1"), newNode(t, api, "n2")
@@ -423,7 +423,7 @@ func TestShortPool_nodes_return_unused_addresses(t *testing.T) {
 
 // A plugin that was killed between the creation of its block and the check leaves a
 // block that may overlap another. Its successor does not use it.
-func TestLoad_deletes_an_unused_block_that_overlaps_another(t *testing.T) {
+func TestLoad_deletesAnUnusedBlockThatOverlapsAnother(t *testing.T) {
 	api := newFakeAPI(addressPool("office", func(s *network.AddressPoolSpec) { s.Ranges = []string{"10.20.1.0/30"} }))
 	for name, node := range map[string]string{"storage-4-0a140100": "n1", "storage-4-0a140101": "n2"} {
 		_, err := api.CreateBlock(t.Context(), &network.AddressBlock{
@@ -445,7 +445,7 @@ func TestLoad_deletes_an_unused_block_that_overlaps_another(t *testing.T) {
 
 // A plugin was killed before it could delete its block, which it created to take lost
 // addresses again. Both blocks have an address that a link uses: the earlier one counts.
-func TestLoad_loses_addresses_that_an_earlier_block_has(t *testing.T) {
+func TestLoad_losesAddressesThatAnEarlierBlockHas(t *testing.T) {
 	api := newFakeAPI(addressPool("office", nil))
 	node := newNode(t, api, "n1")
 	plugin := node.plugin(t.Context(), "p1", time.Second)
@@ -515,7 +515,7 @@ func TestMaintenance_reserved(t *testing.T) {
 // requests fail, some of them after the API server has carried them out, and plugins
 // restart. No two attachments ever have the same address, and at the end every address
 // can be assigned.
-func TestAssign_under_faults_never_gives_an_address_twice(t *testing.T) {
+func TestAssign_underFaultsNeverGivesAnAddressTwice(t *testing.T) {
 	const nodes, attachments = 6, 60
 	api := newFakeAPI(addressPool("office", func(s *network.AddressPoolSpec) {
 		s.Ranges, s.BlockSize = []string{"10.20.1.0/26"}, ptr.To(int32(8))
@@ -594,7 +594,7 @@ func checkUnique(t *testing.T, nodes ...*testNode) {
 	}
 }
 
-func TestCleanup_leaves_no_file(t *testing.T) {
+func TestCleanup_leavesNoFile(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	n := newNode(t, newFakeAPI(addressPool("storage", nil)), "n1")
@@ -613,7 +613,7 @@ func TestCleanup_leaves_no_file(t *testing.T) {
 	}
 }
 
-func TestMaintenance_returns_unused_blocks(t *testing.T) {
+func TestMaintenance_returnsUnusedBlocks(t *testing.T) {
 	api := newFakeAPI(addressPool("office", func(s *network.AddressPoolSpec) { s.BlockSize = ptr.To(int32(2)) }))
 	node := newNode(t, api, "n1")
 	ctx, stop := context.WithCancel(t.Context())
@@ -637,7 +637,7 @@ func TestMaintenance_returns_unused_blocks(t *testing.T) {
 }
 
 // A node that no longer uses a pool returns all of it, so that the pool can be deleted.
-func TestMaintenance_returns_all_blocks_of_an_unused_pool(t *testing.T) {
+func TestMaintenance_returnsAllBlocksOfAnUnusedPool(t *testing.T) {
 	api := newFakeAPI(addressPool("office", nil))
 	node := newNode(t, api, "n1")
 	ctx, stop := context.WithCancel(t.Context())
