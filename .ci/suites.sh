@@ -42,7 +42,7 @@ target() {
 	suite "$1" logged "$MAKE" --no-print-directory "$1"
 }
 
-# again NAME: runs the demo once more. It is no Go test, whose failures gotest.sh repeats.
+# again NAME: runs the demo once more. gotest.sh does so for Go tests.
 again() {
 	[ "$1" = demo ] && target demo && echo "demo: 2 runs, 1 failures" >"$RERUNS/demo"
 }

@@ -86,7 +86,7 @@ func TestFind(t *testing.T) {
 	}
 }
 
-func TestFind_NVIDIA_GPUs(t *testing.T) {
+func TestFind_GPUsOfNVIDIA(t *testing.T) {
 	host, files := machine(t, "eight-h200")
 	devices, err := host.Find(accel.Match{Class: "0302", Vendor: "10de"})
 	if err != nil || len(devices) != 8 {
@@ -112,7 +112,7 @@ func TestFind_NVIDIA_GPUs(t *testing.T) {
 	}
 }
 
-func TestTree_round_trip(t *testing.T) {
+func TestTree_roundTrip(t *testing.T) {
 	for _, name := range []string{"eight-h200", "render-nodes"} {
 		host, files := machine(t, name)
 		dir := t.TempDir()

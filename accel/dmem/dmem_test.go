@@ -70,7 +70,7 @@ func TestLimiter(t *testing.T) {
 	}
 }
 
-func TestLimiter_fails_without_a_limit(t *testing.T) {
+func TestLimiter_failsWithoutALimit(t *testing.T) {
 	for name, tc := range map[string]struct {
 		state string
 		harm  func(l *Limiter) error
@@ -120,7 +120,7 @@ func TestRegionOf(t *testing.T) {
 }
 
 // This test runs where the kernel has the controller.
-func TestLimiter_on_this_kernel(t *testing.T) {
+func TestLimiter_onThisKernel(t *testing.T) {
 	raw, err := os.ReadFile("/sys/fs/cgroup/" + capacityFile)
 	if err != nil {
 		t.Skipf("no cgroup controller dmem: %v (see docs/dev/limits.md)", err)

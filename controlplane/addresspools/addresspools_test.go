@@ -87,7 +87,7 @@ func (e *testEnv) status(name string) network.AddressPoolStatus {
 	return p.Status
 }
 
-func TestReconcile_counts_addresses(t *testing.T) {
+func TestReconcile_countsAddresses(t *testing.T) {
 	e := newEnv(t, pool("office", "10.20.1.0/28", time.Hour), node("n1"),
 		block("a", "n1", "10.20.1.0-10.20.1.3"), block("b", "n1", "10.20.1.4-10.20.1.5"))
 	s := e.status("office")
@@ -100,7 +100,7 @@ func TestReconcile_counts_addresses(t *testing.T) {
 	}
 }
 
-func TestReconcile_reports_a_short_pool(t *testing.T) {
+func TestReconcile_reportsAShortPool(t *testing.T) {
 	e := newEnv(t, pool("office", "10.20.1.0/28", time.Hour), node("n1"), block("a", "n1", "10.20.1.0-10.20.1.12"))
 	if s := e.status("office"); !meta.IsStatusConditionTrue(s.Conditions, network.ConditionShort) {
 		t.Errorf("3 of 16 addresses free, blocks of 4: got conditions %v, want Short", s.Conditions)
@@ -108,7 +108,7 @@ func TestReconcile_reports_a_short_pool(t *testing.T) {
 }
 
 // Addresses that only some claims get do not help other nodes.
-func TestReconcile_reports_a_short_pool_with_reserved_addresses(t *testing.T) {
+func TestReconcile_reportsAShortPoolWithReservedAddresses(t *testing.T) {
 	p := pool("office", "10.20.1.0/28", time.Hour)
 	p.Spec.Reserved = []string{"10.20.1.8/29"}
 	e := newEnv(t, p, node("n1"), block("a", "n1", "10.20.1.0-10.20.1.3"))
@@ -121,7 +121,7 @@ func TestReconcile_reports_a_short_pool_with_reserved_addresses(t *testing.T) {
 	}
 }
 
-func TestReconcile_refuses_the_younger_of_overlapping_pools(t *testing.T) {
+func TestReconcile_refusesTheYoungerOfOverlappingPools(t *testing.T) {
 	e := newEnv(t, pool("office", "10.20.1.0/28", time.Hour), pool("late", "10.20.1.8/29", time.Minute))
 	if s := e.status("office"); !meta.IsStatusConditionTrue(s.Conditions, network.ConditionReady) {
 		t.Errorf("older pool: got conditions %v, want Ready", s.Conditions)
@@ -132,7 +132,7 @@ func TestReconcile_refuses_the_younger_of_overlapping_pools(t *testing.T) {
 	}
 }
 
-func TestReconcile_reports_an_invalid_pool(t *testing.T) {
+func TestReconcile_reportsAnInvalidPool(t *testing.T) {
 	e := newEnv(t, pool("office", "10.21.0.0/28", time.Hour))
 	c := meta.FindStatusCondition(e.status("office").Conditions, network.ConditionReady)
 	if c == nil || c.Reason != network.ReasonInvalid || !strings.Contains(c.Message, "spec.ranges[0]") {
@@ -142,7 +142,7 @@ func TestReconcile_reports_an_invalid_pool(t *testing.T) {
 
 // The block of a deleted node returns after the quarantine, but not as long as a claim
 // names the node.
-func TestReconcile_returns_the_blocks_of_a_lost_node(t *testing.T) {
+func TestReconcile_returnsTheBlocksOfALostNode(t *testing.T) {
 	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "stuck"}}
 	claim.Status.Allocation = &resourceapi.AllocationResult{}
 	claim.Status.Allocation.Devices.Results = []resourceapi.DeviceRequestAllocationResult{{Driver: driverName, Pool: "n2"}}
@@ -169,7 +169,7 @@ func TestReconcile_returns_the_blocks_of_a_lost_node(t *testing.T) {
 }
 
 // A node that returns keeps its blocks, and its next loss starts a new quarantine.
-func TestReconcile_keeps_the_blocks_of_a_node_that_returns(t *testing.T) {
+func TestReconcile_keepsTheBlocksOfANodeThatReturns(t *testing.T) {
 	e := newEnv(t, pool("office", "10.20.1.0/28", time.Hour), block("b", "n2", "10.20.1.4-10.20.1.7"))
 	e.reconcile("office")
 	e.clock.Step(quarantine - time.Second)
@@ -188,7 +188,7 @@ func TestReconcile_keeps_the_blocks_of_a_node_that_returns(t *testing.T) {
 }
 
 // An administrator declares with a taint that the machine of a node does not run.
-func TestReconcile_returns_the_blocks_of_a_node_out_of_service(t *testing.T) {
+func TestReconcile_returnsTheBlocksOfANodeOutOfService(t *testing.T) {
 	n1 := node("n1")
 	e := newEnv(t, pool("office", "10.20.1.0/28", time.Hour), n1, block("a", "n1", "10.20.1.0-10.20.1.3"))
 	e.reconcile("office")

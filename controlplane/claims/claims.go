@@ -27,6 +27,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -122,6 +123,9 @@ func (e *NameTakenError) Error() string {
 // returns a NameTakenError if a claim with that name exists for a different owner.
 func (w ClaimWriter) Create(ctx context.Context, claim *resourceapi.ResourceClaim) error {
 	err := w.Client.Create(ctx, claim)
+	if err == nil {
+		klog.FromContext(ctx).V(2).Info("Created claim", "claim", klog.KObj(claim), "claimUID", claim.UID)
+	}
 	if !apierrors.IsAlreadyExists(err) {
 		return err
 	}
@@ -142,7 +146,11 @@ func (w ClaimWriter) Delete(ctx context.Context, claim *resourceapi.ResourceClai
 	if claim.DeletionTimestamp != nil {
 		return nil
 	}
-	return client.IgnoreNotFound(w.Client.Delete(ctx, claim, client.Preconditions{UID: &claim.UID}))
+	err := w.Client.Delete(ctx, claim, client.Preconditions{UID: &claim.UID})
+	if err == nil {
+		klog.FromContext(ctx).V(2).Info("Deleted claim", "claim", klog.KObj(claim), "claimUID", claim.UID)
+	}
+	return client.IgnoreNotFound(err)
 }
 
 // Apply applies a change to a claim's status. It ignores conflicts and claims that
@@ -158,7 +166,13 @@ func (w ClaimWriter) Apply(ctx context.Context, claim *resourceapi.ResourceClaim
 	}
 	err = w.Client.Status().Patch(ctx, claim.DeepCopy(), client.RawPatch(types.StrategicMergePatchType, raw))
 	switch {
+	case err == nil:
+		klog.FromContext(ctx).V(4).Info("Changed reservations of claim", "claim", klog.KObj(claim), "claimUID", claim.UID,
+			"added", len(c.Add), "removed", len(c.Remove), "deallocated", c.Deallocate)
+		return nil
 	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
+		klog.FromContext(ctx).V(4).Info("Claim has changed since it was read; waiting for the next event",
+			"claim", klog.KObj(claim), "claimUID", claim.UID)
 		return nil
 	case apierrors.IsInvalid(err) && !c.Deallocate && len(c.Add) > 0:
 		// The API server rejects new entries if the claim has been deallocated in the

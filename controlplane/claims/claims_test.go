@@ -26,7 +26,7 @@ func job(name string, uid types.UID) Owner {
 	}
 }
 
-func TestName_depends_on_the_owner_UID(t *testing.T) {
+func TestName_dependsOnTheOwnerUID(t *testing.T) {
 	first := Name(job("train", "uid-1"), "net", 0)
 	if !strings.HasPrefix(first, "train-net-") || first != Name(job("train", "uid-1"), "net", 0) {
 		t.Errorf("name of the first shard: got %s, want a stable name with prefix train-net-", first)
@@ -111,7 +111,7 @@ func onFabric(consumed ...resourceapi.QualifiedName) *resourceapi.ResourceClaim 
 	}
 }
 
-func TestGenerateShard_selects_the_device_and_consumes_nothing(t *testing.T) {
+func TestGenerateShard_selectsTheDeviceAndConsumesNothing(t *testing.T) {
 	template := &resourceapi.ResourceClaimTemplate{}
 	claim, err := GenerateShard(job("train", "uid"), "net", 3, template, onFabric("groups"), driver)
 	if err != nil {
@@ -134,7 +134,7 @@ func TestGenerateShard_selects_the_device_and_consumes_nothing(t *testing.T) {
 	}
 }
 
-func TestGenerateShard_keeps_only_the_allocated_alternative(t *testing.T) {
+func TestGenerateShard_keepsOnlyTheAllocatedAlternative(t *testing.T) {
 	first := onFabric("groups")
 	first.Spec.Devices.Requests[0] = resourceapi.DeviceRequest{Name: "f", FirstAvailable: []resourceapi.DeviceSubRequest{
 		{Name: "a", DeviceClassName: "other"},
@@ -272,7 +272,7 @@ func TestReservationChange(t *testing.T) {
 	}
 }
 
-func TestReservationChange_keeps_devices_of_pods_that_use_other_claims(t *testing.T) {
+func TestReservationChange_keepsDevicesOfPodsThatUseOtherClaims(t *testing.T) {
 	stuck := Pod{Name: "s", UID: "s", Unschedulable: true}
 	held := reserved(true, false, "group")
 	if c := ReservationChange(held, job("group", "group"), []Pod{stuck}, false, true); !c.Empty() {
@@ -280,7 +280,7 @@ func TestReservationChange_keeps_devices_of_pods_that_use_other_claims(t *testin
 	}
 }
 
-func TestReservationChange_respects_the_limit_of_the_API(t *testing.T) {
+func TestReservationChange_respectsTheLimitOfTheAPI(t *testing.T) {
 	pods := []Pod{{Name: "leader", UID: "leader", Bound: true}}
 	for i := range 400 {
 		pods = append(pods, Pod{Name: fmt.Sprint(i), UID: types.UID(fmt.Sprint(i)), Gated: true, AwaitsEntry: true})

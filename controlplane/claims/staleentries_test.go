@@ -97,7 +97,7 @@ func TestStaleEntriesChange(t *testing.T) {
 
 // Every change that removes a holder's entry also removes the controller's entries for terminal
 // pods, unless another holder maintains them: they would keep the claim allocated.
-func TestEntriesToRemove_with_terminal_pods(t *testing.T) {
+func TestEntriesToRemove_withTerminalPods(t *testing.T) {
 	expectRemoved := func(condition string, c Change, want ...types.UID) {
 		t.Helper()
 		if !slices.Equal(c.Remove, want) {

@@ -17,6 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
@@ -92,7 +93,11 @@ func (r *Reconciler) ungate(ctx context.Context, pod *corev1.Pod) error {
 		return err
 	}
 	patch := client.RawPatch(types.StrategicMergePatchType, raw)
-	return ignoreStaleCache(r.Client.Patch(ctx, pod.DeepCopy(), patch))
+	if err := r.Client.Patch(ctx, pod.DeepCopy(), patch); err != nil {
+		return ignoreStaleCache(err)
+	}
+	klog.FromContext(ctx).V(4).Info("Removed the scheduling gate", "pod", klog.KObj(pod))
+	return nil
 }
 
 // ungatedCache has the UIDs of pods that were ungated recently. The cache of pods may

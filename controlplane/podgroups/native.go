@@ -14,6 +14,7 @@ import (
 	schedulingapi "k8s.io/api/scheduling/v1beta1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
@@ -54,6 +55,9 @@ func (r *Reconciler) ensureNativePodGroup(ctx context.Context, g *group) error {
 	}
 	err = r.Client.Create(ctx, native)
 	switch {
+	case err == nil:
+		klog.FromContext(ctx).V(2).Info("Created the PodGroup of Kubernetes", "podGroup", klog.KObj(native))
+		return nil
 	case apierrors.IsAlreadyExists(err):
 		return nil // the cache is stale; an event triggers the next reconcile
 	case apierrors.IsInvalid(err), apierrors.IsForbidden(err):

@@ -296,7 +296,7 @@ func (e *testEnv) expectGone(o client.Object) {
 	}
 }
 
-func TestReconciler_generates_claim(t *testing.T) {
+func TestReconciler_generatesClaim(t *testing.T) {
 	e := newTestEnv(t, testPodGroup("template", ""), testTemplate("nic"))
 	e.reconcile()
 	if pg := e.podGroup(); !slices.Contains(pg.Finalizers, scheduling.Finalizer) {
@@ -314,7 +314,7 @@ func TestReconciler_generates_claim(t *testing.T) {
 	e.expectCondition(scheduling.ConditionReserved, metav1.ConditionFalse, "NotAllocated", "claim "+claim.Name)
 }
 
-func TestReconciler_reports_missing_template(t *testing.T) {
+func TestReconciler_reportsMissingTemplate(t *testing.T) {
 	e := newTestEnv(t, testPodGroup("template", ""))
 	if result := e.reconcile(); result.RequeueAfter != problemRetryInterval {
 		t.Errorf("requeue when the template does not exist: got %v, want %v", result.RequeueAfter, problemRetryInterval)
@@ -328,14 +328,14 @@ func TestReconciler_reports_missing_template(t *testing.T) {
 	e.expectCondition(scheduling.ConditionClaimsReady, metav1.ConditionTrue, "Generated", "1 of 1")
 }
 
-func TestReconciler_reports_name_conflict(t *testing.T) {
+func TestReconciler_reportsNameConflict(t *testing.T) {
 	e := newTestEnv(t, testPodGroup("template", ""), testTemplate("nic"), testClaim(generatedName()))
 	e.reconcile()
 	e.expectCondition(scheduling.ConditionClaimsReady, metav1.ConditionFalse, "ClaimMissing",
 		`resourceClaims["net"]: ResourceClaim `+generatedName()+" exists already and was not generated")
 }
 
-func TestReconciler_holds_claim_when_pod_is_bound(t *testing.T) {
+func TestReconciler_holdsClaimWhenPodIsBound(t *testing.T) {
 	name := generatedName()
 	e := newTestEnv(t, testPodGroup("template", ""), testTemplate("nic"), testPod("a", name))
 	e.reconcile()
@@ -350,7 +350,7 @@ func TestReconciler_holds_claim_when_pod_is_bound(t *testing.T) {
 	e.expectCondition(scheduling.ConditionReserved, metav1.ConditionTrue, "Held", "the claims stay allocated")
 }
 
-func TestReconciler_lets_scheduler_reallocate_when_pod_is_unschedulable(t *testing.T) {
+func TestReconciler_letsSchedulerReallocateWhenPodIsUnschedulable(t *testing.T) {
 	name := generatedName()
 	e := newTestEnv(t, testPodGroup("template", ""), testTemplate("nic"), testPod("a", name))
 	e.reconcile()
@@ -375,7 +375,7 @@ func TestReconciler_lets_scheduler_reallocate_when_pod_is_unschedulable(t *testi
 	e.expectReservedFor("pod b is unschedulable", name)
 }
 
-func TestReconciler_releases_generated_claim(t *testing.T) {
+func TestReconciler_releasesGeneratedClaim(t *testing.T) {
 	name := generatedName()
 	e := newTestEnv(t, testPodGroup("template", ""), testTemplate("nic"), testPod("a", name))
 	e.reconcile()
@@ -402,7 +402,7 @@ func TestReconciler_releases_generated_claim(t *testing.T) {
 	e.expectGone(testPodGroup("template", ""))
 }
 
-func TestReconciler_finalizer_waits_for_pods_missing_from_cache(t *testing.T) {
+func TestReconciler_finalizerWaitsForPodsMissingFromCache(t *testing.T) {
 	name := generatedName()
 	e := newTestEnv(t, testPodGroup("template", ""), testTemplate("nic"))
 	e.reconcile()
@@ -416,7 +416,7 @@ func TestReconciler_finalizer_waits_for_pods_missing_from_cache(t *testing.T) {
 	}
 }
 
-func TestReconciler_holds_and_deallocates_claim_by_name(t *testing.T) {
+func TestReconciler_holdsAndDeallocatesClaimByName(t *testing.T) {
 	e := newTestEnv(t, testPodGroup("", "team"), testPod("a", "team"))
 	if result := e.reconcile(); result.RequeueAfter != problemRetryInterval {
 		t.Errorf("requeue when the claim does not exist: got %v, want %v", result.RequeueAfter, problemRetryInterval)
@@ -449,7 +449,7 @@ func TestReconciler_holds_and_deallocates_claim_by_name(t *testing.T) {
 	e.expectGone(testPodGroup("", "team"))
 }
 
-func TestReconciler_releases_claim_of_predecessor(t *testing.T) {
+func TestReconciler_releasesClaimOfPredecessor(t *testing.T) {
 	e := newTestEnv(t, testClaim("team"))
 	e.allocate("team")
 	claim := e.claim("team")
@@ -466,7 +466,7 @@ func TestReconciler_releases_claim_of_predecessor(t *testing.T) {
 	}
 }
 
-func TestReconciler_terminal_pod_gets_entry(t *testing.T) {
+func TestReconciler_terminalPodGetsEntry(t *testing.T) {
 	name := generatedName()
 	e := newTestEnv(t, testPodGroup("template", ""), testTemplate("nic"), testPod("a", name))
 	e.reconcile()
@@ -486,7 +486,7 @@ func TestReconciler_terminal_pod_gets_entry(t *testing.T) {
 	e.expectReservedFor("terminal pod a is deleted", name, "group-uid")
 }
 
-func TestReconciler_completes_deletion_of_claim(t *testing.T) {
+func TestReconciler_completesDeletionOfClaim(t *testing.T) {
 	name := generatedName()
 	bound, waiting := testPod("a", name), testPod("b", name)
 	gate(waiting)
@@ -507,7 +507,7 @@ func TestReconciler_completes_deletion_of_claim(t *testing.T) {
 	e.expectEvent("ClaimDeleted")
 }
 
-func TestReconciler_deleted_claim_stays_reserved_for_pod_bound_in_api_server(t *testing.T) {
+func TestReconciler_deletedClaimStaysReservedForPodBoundInAPIServer(t *testing.T) {
 	name := generatedName()
 	pending := testPod("a", name)
 	pending.CreationTimestamp = metav1.NewTime(time.Now().Add(-time.Hour))
@@ -523,7 +523,7 @@ func TestReconciler_deleted_claim_stays_reserved_for_pod_bound_in_api_server(t *
 	e.expectReservedFor("the claim is being deleted and only the API server shows that a is bound", name, "a")
 }
 
-func TestReconciler_gates_pods_of_fabric(t *testing.T) {
+func TestReconciler_gatesPodsOfFabric(t *testing.T) {
 	name := generatedName()
 	pods := []client.Object{testPod("a", name), testPod("b", name), testPod("c", name)}
 	for _, o := range pods {
@@ -565,7 +565,7 @@ func (e *testEnv) expectGated(condition string, want ...string) {
 	}
 }
 
-func TestReconciler_reports_shared_claim(t *testing.T) {
+func TestReconciler_reportsSharedClaim(t *testing.T) {
 	claim := testClaim("team")
 	claim.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{
 		APIGroup: scheduling.GroupName, Resource: scheduling.Resource, Name: "other", UID: "other-uid",
@@ -577,7 +577,7 @@ func TestReconciler_reports_shared_claim(t *testing.T) {
 	e.expectEvent("ClaimShared")
 }
 
-func TestReconciler_maps_objects_to_groups(t *testing.T) {
+func TestReconciler_mapsObjectsToGroups(t *testing.T) {
 	claim := testClaim("team")
 	claim.OwnerReferences = []metav1.OwnerReference{{
 		APIVersion: scheduling.GroupVersion.String(), Kind: scheduling.Kind, Name: "owner", Controller: ptr.To(true),
@@ -599,7 +599,7 @@ func TestReconciler_maps_objects_to_groups(t *testing.T) {
 	}
 }
 
-func TestReconciler_creates_native_PodGroup(t *testing.T) {
+func TestReconciler_createsNativePodGroup(t *testing.T) {
 	e := newTestEnv(t, testPodGroup("template", ""), testTemplate("nic"))
 	e.reconciler.Mode = mode.Native
 	e.reconcile()
@@ -628,7 +628,7 @@ func TestReconciler_creates_native_PodGroup(t *testing.T) {
 	e.expectCondition(scheduling.ConditionClaimsReady, metav1.ConditionTrue, "Generated", "1 of 1")
 }
 
-func TestReconciler_reports_conflict_with_native_PodGroup(t *testing.T) {
+func TestReconciler_reportsConflictWithNativePodGroup(t *testing.T) {
 	foreign := &schedulingapi.PodGroup{ObjectMeta: metav1.ObjectMeta{Namespace: testNamespace, Name: "group"}}
 	e := newTestEnv(t, testPodGroup("template", ""), testTemplate("nic"), foreign)
 	e.reconciler.Mode = mode.Native

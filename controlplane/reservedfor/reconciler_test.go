@@ -220,7 +220,7 @@ func (e *testEnv) expectEvents(want ...string) {
 	}
 }
 
-func TestReconciler_holds_claim_when_pod_is_bound(t *testing.T) {
+func TestReconciler_holdsClaimWhenPodIsBound(t *testing.T) {
 	e := newTestEnv(t, testClaim(train.String(), podEntry), testJob("1"), testPod(""))
 	if result := e.reconcile(); result.RequeueAfter != bindCheckInterval {
 		t.Errorf("requeue when the pod is not bound: got %v, want %v", result.RequeueAfter, bindCheckInterval)
@@ -248,7 +248,7 @@ func TestReconciler_holds_claim_when_pod_is_bound(t *testing.T) {
 	}
 }
 
-func TestReconciler_deallocates_when_holder_is_deleted(t *testing.T) {
+func TestReconciler_deallocatesWhenHolderIsDeleted(t *testing.T) {
 	e := newTestEnv(t, testClaim(train.String(), trainWith("1").Reference()), testJob("1"))
 	e.reconcile()
 	e.expectAllocated("the holder exists", true)
@@ -258,20 +258,20 @@ func TestReconciler_deallocates_when_holder_is_deleted(t *testing.T) {
 	e.expectAllocated("the holder is deleted", false)
 }
 
-func TestReconciler_keeps_allocation_for_pods_when_holder_is_deleted(t *testing.T) {
+func TestReconciler_keepsAllocationForPodsWhenHolderIsDeleted(t *testing.T) {
 	e := newTestEnv(t, testClaim(train.String(), podEntry, trainWith("1").Reference()), testPod("node"))
 	e.reconcile()
 	e.expectReservedFor("the holder is deleted and a pod runs", "p")
 	e.expectAllocated("the holder is deleted and a pod runs", true)
 }
 
-func TestReconciler_replaces_entry_of_predecessor(t *testing.T) {
+func TestReconciler_replacesEntryOfPredecessor(t *testing.T) {
 	e := newTestEnv(t, testClaim(train.String(), podEntry, trainWith("1").Reference()), testJob("2"), testPod("node"))
 	e.reconcile()
 	e.expectReservedFor("an object of the same name replaced the holder", "p", "2")
 }
 
-func TestReconciler_reports_why_claim_is_not_held(t *testing.T) {
+func TestReconciler_reportsWhyClaimIsNotHeld(t *testing.T) {
 	resource := schema.GroupResource{Group: "batch", Resource: "jobs"}
 	unserved := apierrors.NewGenericServerResponse(404, "get", resource, "train", "", 0, true)
 	for _, tc := range []struct {
@@ -317,7 +317,7 @@ func TestReconciler_reports_why_claim_is_not_held(t *testing.T) {
 	}
 }
 
-func TestReconciler_keeps_entry_of_unverifiable_holder(t *testing.T) {
+func TestReconciler_keepsEntryOfUnverifiableHolder(t *testing.T) {
 	e := newTestEnv(t, testClaim(train.String(), trainWith("1").Reference()), testJob("1"))
 	e.holderError = apierrors.NewForbidden(train.GroupResource, "train", errors.New("no RBAC rule"))
 	e.reconcile()
@@ -332,7 +332,7 @@ func TestReconciler_keeps_entry_of_unverifiable_holder(t *testing.T) {
 }
 
 // Earlier releases accepted objects that keep a claim, and its namespace, for ever.
-func TestReconciler_releases_claim_of_refused_holder(t *testing.T) {
+func TestReconciler_releasesClaimOfRefusedHolder(t *testing.T) {
 	for _, annotation := range []string{
 		"resource.k8s.io/deviceclasses/nic", "resource.k8s.io/resourceclaims/team", "/nodes/n1",
 	} {
@@ -346,14 +346,14 @@ func TestReconciler_releases_claim_of_refused_holder(t *testing.T) {
 }
 
 // The namespace of the claim is being deleted, or a user replaces the claim.
-func TestReconciler_releases_deleted_claim(t *testing.T) {
+func TestReconciler_releasesDeletedClaim(t *testing.T) {
 	e := newTestEnv(t, testClaim(train.String(), podEntry, trainWith("1").Reference()), testJob("1"), testPod("node"))
 	e.delete(testClaim(""))
 	e.reconcile()
 	e.expectReservedFor("the claim is being deleted and its holder exists", "p")
 }
 
-func TestReconciler_releases_claim_of_idle_job(t *testing.T) {
+func TestReconciler_releasesClaimOfIdleJob(t *testing.T) {
 	for _, condition := range []batchv1.JobConditionType{batchv1.JobComplete, batchv1.JobFailed, batchv1.JobSuspended} {
 		job := testJob("1")
 		job.Status.Conditions = []batchv1.JobCondition{{Type: condition, Status: corev1.ConditionTrue}}
@@ -370,7 +370,7 @@ func TestReconciler_releases_claim_of_idle_job(t *testing.T) {
 	}
 }
 
-func TestReconciler_maintains_entries_of_terminal_pods(t *testing.T) {
+func TestReconciler_maintainsEntriesOfTerminalPods(t *testing.T) {
 	pod := testPod("node")
 	pod.Status.Phase = corev1.PodSucceeded
 	e := newTestEnv(t, testClaim(train.String(), podEntry, trainWith("1").Reference()), testJob("1"), pod)
@@ -385,7 +385,7 @@ func TestReconciler_maintains_entries_of_terminal_pods(t *testing.T) {
 	e.expectReservedFor("the terminal pod is deleted", "1")
 }
 
-func TestReconciler_ignores_claims_without_annotation(t *testing.T) {
+func TestReconciler_ignoresClaimsWithoutAnnotation(t *testing.T) {
 	claim := testClaim("", podEntry)
 	claim.Annotations = nil
 	e := newTestEnv(t, claim, testPod("node"))

@@ -88,7 +88,7 @@ func TestParse_invalid(t *testing.T) {
 	}
 }
 
-func TestBlockName_is_a_DNS_label_per_network_and_family(t *testing.T) {
+func TestBlockName_isADNSLabelPerNetworkAndFamily(t *testing.T) {
 	for first, want := range map[string]string{
 		"10.20.0.16":  "storage-4-0a140010",
 		"fd00:20::40": "storage-6-fd000020000000000000000000000040",
@@ -99,7 +99,7 @@ func TestBlockName_is_a_DNS_label_per_network_and_family(t *testing.T) {
 	}
 }
 
-func TestChooseBlock_skips_reserved_addresses(t *testing.T) {
+func TestChooseBlock_skipsReservedAddresses(t *testing.T) {
 	p, err := addresspool.Parse(pool(func(s *network.AddressPoolSpec) {
 		s.Ranges, s.Reserved = []string{"10.20.0.16/29"}, []string{"10.20.0.18", "10.20.0.23"}
 	}))
@@ -114,7 +114,7 @@ func TestChooseBlock_skips_reserved_addresses(t *testing.T) {
 }
 
 // Blocks that are chosen one after the other never overlap, and use up the pool.
-func TestChooseBlock_uses_each_address_once(t *testing.T) {
+func TestChooseBlock_usesEachAddressOnce(t *testing.T) {
 	for _, subnet := range []string{"10.20.0.0/24", "10.20.0.0/28", "10.20.0.0/31", "fd00::/120"} {
 		for _, size := range []int32{1, 4, 16, 64} {
 			t.Run(fmt.Sprintf("%s/%d", subnet, size), func(t *testing.T) {

@@ -22,7 +22,7 @@ func TestLabel(t *testing.T) {
 	}
 }
 
-func TestLabel_returns_valid_and_distinct_labels(t *testing.T) {
+func TestLabel_returnsValidAndDistinctLabels(t *testing.T) {
 	seen := map[string]string{}
 	for _, name := range []string{"a-b", "a_b", "a b", "A-B", "-a-b-", "_", "__"} {
 		got := Label(name)

@@ -15,7 +15,7 @@ const root = "../.."
 
 // The other pages depend on commands and packages that are expensive to build; for
 // them, make generate-check is the only check.
-func TestPages_API_is_current(t *testing.T) {
+func TestPages_currentAPI(t *testing.T) {
 	for _, p := range pages() {
 		if p.file == "flags.md" || p.file == "metrics.md" {
 			continue

@@ -423,7 +423,7 @@ func (e *testEnv) wireBytes() (n uint64) {
 
 // With a key that has the cookie, a pod cannot send in the class of another share.
 // With the address alone it can; the condition of a share says so.
-func TestRawFrames_useClassOfForgedAddress_onlyWithoutCookie(t *testing.T) {
+func TestRawFrames_useClassOfForgedAddressOnlyWithoutCookie(t *testing.T) {
 	for _, key := range classify.Keys() {
 		t.Run("key "+string(key), func(t *testing.T) {
 			needKey(t, key)

@@ -78,7 +78,7 @@ func TestAdapt(t *testing.T) {
 	}
 }
 
-func TestAdapt_keeps_what_users_wrote(t *testing.T) {
+func TestAdapt_keepsWhatUsersWrote(t *testing.T) {
 	const config = "kubeadmConfigPatches: [mine]\n" +
 		"networking: {podSubnet: 10.1.0.0/16}\n" +
 		"nodes: [{extraMounts: [{hostPath: /mine}]}]\n"
@@ -94,7 +94,7 @@ func TestAdapt_keeps_what_users_wrote(t *testing.T) {
 }
 
 // The names in the files that users copy are those that this package uses.
-func TestConfigs_name_the_cluster(t *testing.T) {
+func TestConfigs_nameTheCluster(t *testing.T) {
 	for _, file := range []string{"one-node.yaml", "two-nodes.yaml"} {
 		raw, err := os.ReadFile("../../demo/kind/" + file)
 		if err != nil {

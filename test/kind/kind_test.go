@@ -229,13 +229,15 @@ func holdsGrant(ctx context.Context, t *testing.T, c *Cluster, pods ...string) {
 	const grant, tolerance = 100e6, 0.1
 	for _, direction := range []string{"send", "receive"} {
 		var lowest, highest float64
-		for tries := (measure.Attempts{}); lowest < grant*(1-tolerance) && highest <= grant*(1+tolerance) && tries.Next(); {
+		tries := measure.Attempts{}
+		for lowest < grant*(1-tolerance) && highest <= grant*(1+tolerance) && tries.Next() {
 			rates := measureRates(ctx, t, c, direction, pods)
 			lowest, highest = slices.Min(rates), slices.Max(rates)
 			t.Logf("%s: got %.0f bit/s", direction, rates)
 		}
 		if lowest < grant*(1-tolerance) || highest > grant*(1+tolerance) {
-			t.Errorf("pods %q: %s: got %.1f to %.1f Mbit/s, want %.0f Mbit/s", pods, direction, lowest/1e6, highest/1e6, grant/1e6)
+			t.Errorf("pods %q: %s: got %.1f to %.1f Mbit/s, want %.0f Mbit/s",
+				pods, direction, lowest/1e6, highest/1e6, grant/1e6)
 		}
 	}
 }

@@ -62,7 +62,7 @@ func (r result) String() string {
 
 // keyTest is the test that attacks the classifier once for each key. Its subtests
 // are skipped for the keys that the kernel does not have.
-const keyTest = "TestRawFrames_useClassOfForgedAddress_onlyWithoutCookie/key_"
+const keyTest = "TestRawFrames_useClassOfForgedAddressOnlyWithoutCookie/key_"
 
 // strongestKey returns the first key for which keyTest passed, because the tests
 // run from the strongest key to the weakest. It returns "" if there is none.

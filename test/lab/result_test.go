@@ -11,11 +11,11 @@ import (
 
 const passedOutput = `=== RUN   TestA
 --- PASS: TestA (0.01s)
-=== RUN   TestRawFrames_useClassOfForgedAddress_onlyWithoutCookie
---- PASS: TestRawFrames_useClassOfForgedAddress_onlyWithoutCookie (4.00s)
-    --- SKIP: TestRawFrames_useClassOfForgedAddress_onlyWithoutCookie/key_NetnsCookie (0.00s)
-    --- PASS: TestRawFrames_useClassOfForgedAddress_onlyWithoutCookie/key_NetnsCookieOfSocket (2.00s)
-    --- PASS: TestRawFrames_useClassOfForgedAddress_onlyWithoutCookie/key_MAC (2.00s)
+=== RUN   TestRawFrames_useClassOfForgedAddressOnlyWithoutCookie
+--- PASS: TestRawFrames_useClassOfForgedAddressOnlyWithoutCookie (4.00s)
+    --- SKIP: TestRawFrames_useClassOfForgedAddressOnlyWithoutCookie/key_NetnsCookie (0.00s)
+    --- PASS: TestRawFrames_useClassOfForgedAddressOnlyWithoutCookie/key_NetnsCookieOfSocket (2.00s)
+    --- PASS: TestRawFrames_useClassOfForgedAddressOnlyWithoutCookie/key_MAC (2.00s)
 PASS
 `
 

@@ -96,13 +96,13 @@ func TestAdapt(t *testing.T) {
 	}
 }
 
-func TestAdapt_without_process(t *testing.T) {
+func TestAdapt_withoutProcess(t *testing.T) {
 	if _, err := adapt([]byte(`{"root": {}}`), true, nil); err == nil {
 		t.Error("a configuration without a process: got no error")
 	}
 }
 
-func TestCapabilityNames_are_in_order(t *testing.T) {
+func TestCapabilityNames_areInOrder(t *testing.T) {
 	for name, number := range map[string]int{
 		"CAP_CHOWN": unix.CAP_CHOWN, "CAP_SYS_ADMIN": unix.CAP_SYS_ADMIN, "CAP_SYS_RESOURCE": unix.CAP_SYS_RESOURCE,
 		"CAP_PERFMON": unix.CAP_PERFMON, "CAP_BPF": unix.CAP_BPF, "CAP_CHECKPOINT_RESTORE": unix.CAP_CHECKPOINT_RESTORE,
