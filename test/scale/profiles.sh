@@ -18,6 +18,6 @@ for period in attach restart rest; do
 		printf '\nAllocated objects\n\n'
 		top -sample_index=alloc_objects -base="$raw/$period.allocs-before" "$raw/$period.allocs"
 		printf '\nTime spent waiting for locks\n\n'
-		top "$raw/$period.mutex"
+		top -cum "$raw/$period.mutex"
 	} >"docs/dev/profiles/$period.txt"
 done
