@@ -904,6 +904,45 @@ func TestReport_limitsWritesForAPodThatChangesItsLinkInALoop(t *testing.T) {
 	t.Logf("%d changes, %d writes", changes, writes)
 }
 
+func TestReport_looksBeforeItWritesTheSameStatusAgain(t *testing.T) {
+	p := newPlugin(t)
+	c := p.claim("c", "100M", "")
+	if err := p.sandbox("p").hook(c, p.mustPrepare(c)[0]); err != nil {
+		t.Fatal(err)
+	}
+	p.awaitReason(c, "Attached")
+	p.ExpireStatus()
+	api := p.client.ResourceV1().ResourceClaims(namespace)
+	report := func() *resourceapi.ResourceClaim {
+		t.Helper()
+		if err := p.ReportStatus(t.Context(), c.UID); err != nil {
+			t.Fatal(err)
+		}
+		current, err := api.Get(t.Context(), c.Name, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return current
+	}
+	written := report() // the plugin now remembers what it wrote
+	p.client.ClearActions()
+	report()
+	for _, a := range p.client.Actions() {
+		if a.GetVerb() != "get" {
+			t.Errorf("for a status that is the same the plugin sent %s %s", a.GetVerb(), a.GetResource().Resource)
+		}
+	}
+	changed := written.DeepCopy()
+	changed.Status.Devices[0].NetworkData.HardwareAddress = "02:00:00:00:00:01"
+	if _, err := api.UpdateStatus(t.Context(), changed, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	want := written.Status.Devices[0].NetworkData.HardwareAddress
+	if got := report().Status.Devices[0].NetworkData.HardwareAddress; got != want {
+		t.Errorf("after another client has changed the status: got %s, want %s", got, want)
+	}
+}
+
 func TestReport_ignoresAnotherClaimOfTheSameName(t *testing.T) {
 	p := newPlugin(t)
 	c := p.claim("c", "100M", "")

@@ -239,6 +239,7 @@ func (k *Kind) detectDuplicates(ctx context.Context, records func() ([]attach.Re
 	}
 	tick := time.NewTicker(recheckInterval)
 	defer tick.Stop()
+	logged := map[string]string{} // the error that was logged last, by device
 	for {
 		select {
 		case <-ctx.Done():
@@ -252,41 +253,45 @@ func (k *Kind) detectDuplicates(ctx context.Context, records func() ([]attach.Re
 			if len(links) == 0 {
 				break
 			}
-			k.detectIn(ctx, device, links)
+			err := k.detectIn(ctx, device, links)
+			if err == nil {
+				delete(logged, device)
+			} else if ctx.Err() == nil && logged[device] != err.Error() {
+				logged[device] = err.Error()
+				klog.FromContext(ctx).Error(err, "Failed to look for hosts that have addresses of shares; retrying",
+					"device", device, "interval", recheckInterval)
+			}
 		}
 	}
 }
 
 // detectIn asks for the addresses of links of one NIC.
-func (k *Kind) detectIn(ctx context.Context, name string, links []attach.Link) {
-	logger := klog.FromContext(ctx).WithValues("device", name)
+func (k *Kind) detectIn(ctx context.Context, name string, links []attach.Link) error {
 	d, err := k.device(name)
 	if err != nil || d.absent {
 		k.duplicates.retry(name, links)
-		return
+		return nil //nolint:nilerr // the status of the shares says that the device is absent
 	}
 	if !d.detectsDuplicates() {
 		k.duplicates.record(name, links, nil)
-		return
+		return nil
 	}
 	var all []dad.Target
 	for _, link := range links {
 		all = append(all, targets(link)...)
 	}
 	found, err := dad.Detect(ctx, d.dadNIC(), all, reportWait)
-	if err != nil && ctx.Err() == nil {
-		logger.Error(err, "Failed to look for hosts that have addresses of shares")
-	}
 	if err != nil {
 		k.duplicates.retry(name, links)
-		return
+		return err
 	}
 	isNew := k.duplicates.record(name, links, found)
-	if len(isNew) == 0 {
-		return
+	if len(isNew) > 0 {
+		klog.FromContext(ctx).Info("Other hosts on the network have addresses of shares",
+			"device", name, "network", d.network.Name, "hosts", isNew.String())
+		k.avoid(d.network.Name, isNew)
 	}
-	logger.Info("Other hosts on the network have addresses of shares", "network", d.network.Name, "hosts", isNew.String())
-	k.avoid(d.network.Name, isNew)
+	return nil
 }
 
 // avoid keeps the allocator from assigning addresses that other hosts have.

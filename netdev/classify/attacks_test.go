@@ -155,6 +155,61 @@ func TestAttack_rawFrames(t *testing.T) {
 	}
 }
 
+// The macvlans of other programs, such as Multus, work next to shares only while frames are
+// audited; docs/user/migration.md says so.
+func TestIdentity_macvlanOfAnotherProgram(t *testing.T) {
+	for name, tc := range map[string]struct {
+		identity classify.Identity
+		passes   bool
+	}{
+		"Enforce": {classify.IdentityEnforce, false},
+		"Audit":   {classify.IdentityAudit, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			config := enforced()
+			config.Policy.Identity = tc.identity
+			e, pod := newTestEnv(t, config), nstest.New(t)
+			mac := net.HardwareAddr{2, 0, 0, 0, 0, 77}
+			addMacvlan(t, pod, e.nic.Index, mac)
+			wireMAC := e.wire.Interface("wire").HardwareAddr
+			wire, link := listen(t, e.wire, "wire"), listen(t, pod, "net1")
+			ports := classify.UDP(5000, 5001)
+			patience := 200 * time.Millisecond
+			if tc.passes {
+				patience = 5 * time.Second
+			}
+			sent := append(classify.EtherTo(wireMAC, mac, 0x0800, classify.IPv4("10.20.0.77", 17, 0, ports)), marker(1)...)
+			sendRaw(pod, "net1", sent)
+			if got := wire.saw(marker(1), patience); got != tc.passes {
+				t.Errorf("a frame of the macvlan arrived at the wire: %t, want %t", got, tc.passes)
+			}
+			received := append(classify.EtherTo(mac, wireMAC, 0x0800, classify.IPv4(wireIP, 17, 0, ports)), marker(2)...)
+			sendRaw(e.wire, "wire", received)
+			if got := link.saw(marker(2), patience); got != tc.passes {
+				t.Errorf("a frame for the macvlan arrived there: %t, want %t", got, tc.passes)
+			}
+		})
+	}
+}
+
+// addMacvlan adds a macvlan net1 of a NIC to a pod, as another program does.
+func addMacvlan(t *testing.T, pod *nstest.Namespace, nic int, mac net.HardwareAddr) {
+	t.Helper()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.ParentIndex, attrs.HardwareAddr = "net1", nic, mac
+	attrs.Namespace = netlink.NsFd(int(pod.File.Fd()))
+	if err := netlink.LinkAdd(&netlink.Macvlan{LinkAttrs: attrs, Mode: netlink.MACVLAN_MODE_BRIDGE}); err != nil {
+		t.Fatal(err)
+	}
+	pod.Do(func() error {
+		link, err := netlink.LinkByName("net1")
+		if err != nil {
+			return err
+		}
+		return netlink.LinkSetUp(link)
+	})
+}
+
 // What the kernel of a pod sends on its own passes: TCP, neighbor discovery, replies.
 func TestIdentity_ordinaryTrafficPasses(t *testing.T) {
 	e := newTestEnv(t, enforced())

@@ -26,6 +26,11 @@ import (
 // measureFor is the duration of one measurement.
 const measureFor = 2 * time.Second
 
+// measureTogetherFor is the duration of a measurement whose rates are added. The flows do not
+// start at the same time, and one that is alone has the whole bandwidth of its class. A longer
+// measurement makes the overlap larger.
+const measureTogetherFor = 4 * measureFor
+
 // commands returns the commands of stories, in addition to testscript's own.
 func (s *suite) commands() map[string]func(*testscript.TestScript, bool, []string) {
 	return map[string]func(*testscript.TestScript, bool, []string){
@@ -152,7 +157,11 @@ func (s *suite) measure(ts *testscript.TestScript, neg bool, args []string) {
 	}
 	var last error
 	for tries := (measure.Attempts{}); tries.Next(); {
-		measured, err := s.measurePods(ts.Getenv("NS"), pods, address, args[1])
+		duration := measureFor
+		if together && len(pods) > 1 {
+			duration = measureTogetherFor
+		}
+		measured, err := s.measurePods(ts.Getenv("NS"), pods, address, args[1], duration)
 		ts.Check(err)
 		names := pods
 		if together {
@@ -172,14 +181,16 @@ func (s *suite) measure(ts *testscript.TestScript, neg bool, args []string) {
 }
 
 // measurePods measures pods concurrently.
-func (s *suite) measurePods(namespace string, pods []string, address, direction string) ([]clusterclient.Rates, error) {
+func (s *suite) measurePods(
+	namespace string, pods []string, address, direction string, duration time.Duration,
+) ([]clusterclient.Rates, error) {
 	measured := make([]clusterclient.Rates, len(pods))
 	errs := make([]error, len(pods))
 	var all sync.WaitGroup
 	for i, pod := range pods {
 		all.Go(func() {
 			measured[i], errs[i] = s.cluster.Measure(
-				context.Background(), namespace+"/"+pod, address, direction, measureFor)
+				context.Background(), namespace+"/"+pod, address, direction, duration)
 		})
 	}
 	all.Wait()
@@ -267,9 +278,7 @@ func (s *suite) sumsOfRates(ts *testscript.TestScript, files []string) []float64
 		for pod := range strings.SplitSeq(strings.TrimSpace(ts.ReadFile(file)), ",") {
 			all.Go(func() {
 				name := ts.Getenv("NS") + "/" + pod
-				// The flows do not start at the same time, and one that is alone has the whole
-				// bandwidth of its class. A longer measurement makes the overlap larger.
-				r, err := s.cluster.Measure(context.Background(), name, s.server, "send", 4*measureFor)
+				r, err := s.cluster.Measure(context.Background(), name, s.server, "send", measureTogetherFor)
 				mu.Lock()
 				defer mu.Unlock()
 				sums[i] += r.Send / 1e6
@@ -415,7 +424,10 @@ func (s *suite) example(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(err)
 	for _, block := range regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllSubmatch(raw, -1) {
 		if strings.Contains(string(block[1]), "metadata: {name: "+args[1]+"}") {
-			ts.Check(os.WriteFile(ts.MkAbs(args[2]), block[1], 0o644))
+			// The test cluster cannot pull images.
+			manifest := strings.ReplaceAll(string(block[1]), "image: busybox:1.37\n    command: [sleep, infinity]",
+				"image: registry.local/nettool:dev\n    imagePullPolicy: Never")
+			ts.Check(os.WriteFile(ts.MkAbs(args[2]), []byte(manifest), 0o644))
 			return
 		}
 	}
