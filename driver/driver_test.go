@@ -866,7 +866,6 @@ func TestReport_retriesAndKeepsEntriesOfOtherDrivers(t *testing.T) {
 	}
 }
 
-// A claim that was deleted and created again under its name is another claim.
 func TestReport_limitsWritesForAPodThatChangesItsLinkInALoop(t *testing.T) {
 	p := newPlugin(t)
 	c := p.claim("c", "100M", "")
@@ -902,6 +901,27 @@ func TestReport_limitsWritesForAPodThatChangesItsLinkInALoop(t *testing.T) {
 		t.Errorf("%d changes of the link in %s caused %d writes, want 1 to %d", changes, duration, writes, most)
 	}
 	t.Logf("%d changes, %d writes", changes, writes)
+}
+
+func TestReport_readsUnattachedClaimsInEveryRound(t *testing.T) {
+	p := newPlugin(t)
+	c := p.claim("c", "100M", `"addresses": ["10.20.0.5/16"]`, "first")
+	share := p.mustPrepare(c)[0]
+	expect := func(when string, want int) {
+		t.Helper()
+		if got, err := p.RoundsDue(c.UID); got != want || err != nil {
+			t.Errorf("%s: the status is read in %d of 10 rounds, error %v, want %d", when, got, err, want)
+		}
+	}
+	expect("before the share is attached", 10)
+	if err := p.sandbox("first").hook(c, share); err != nil {
+		t.Fatal(err)
+	}
+	expect("after the share was attached", 1)
+	if err := p.sandbox("second").hook(c, share); err == nil {
+		t.Error("the share with an address was attached to a second pod")
+	}
+	expect("after an attempt failed", 10)
 }
 
 func TestReport_looksBeforeItWritesTheSameStatusAgain(t *testing.T) {
@@ -943,6 +963,7 @@ func TestReport_looksBeforeItWritesTheSameStatusAgain(t *testing.T) {
 	}
 }
 
+// A claim that was deleted and created again under its name is another claim.
 func TestReport_ignoresAnotherClaimOfTheSameName(t *testing.T) {
 	p := newPlugin(t)
 	c := p.claim("c", "100M", "")

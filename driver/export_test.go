@@ -19,6 +19,20 @@ func (d *Driver) ExpireStatus() {
 	d.status.written = claimstatus.NewLog(clock.RealClock{}, time.Nanosecond)
 }
 
+// RoundsDue returns in how many of statusRounds rounds the status of a claim is read.
+func (d *Driver) RoundsDue(uid types.UID) (due int, err error) {
+	claim, err := d.claims.Get(uid)
+	if err != nil {
+		return 0, err
+	}
+	for round := range uint32(statusRounds) {
+		if d.status.isDue(claim, round) {
+			due++
+		}
+	}
+	return due, nil
+}
+
 // ReportStatus reports the status of a claim.
 func (d *Driver) ReportStatus(ctx context.Context, uid types.UID) error {
 	_, err := d.status.report(ctx, uid)

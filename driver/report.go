@@ -80,15 +80,21 @@ func (r *reporter) run(ctx context.Context) {
 	workers.Wait()
 }
 
-// enqueueRound makes the workers report one of statusRounds parts of the claims, and the
-// claims whose status can change without an event: shares that should be attached are not.
+// enqueueRound makes the workers report the claims that are due in a round.
 func (r *reporter) enqueueRound(round uint32) {
 	claims, _ := r.driver.claims.List() // unreadable records are logged by restore
 	for _, c := range claims {
-		if isInRound(c.UID, round) || !r.driver.isAttached(c) {
+		if r.isDue(c, round) {
 			r.enqueue(c.UID)
 		}
 	}
+}
+
+// isDue reports whether a claim is reported in a round: each is in one of statusRounds rounds.
+// Those with shares that should be attached and are not are reported in every round, because
+// their status can change without an event.
+func (r *reporter) isDue(claim *record.Claim, round uint32) bool {
+	return isInRound(claim.UID, round) || !r.driver.isAttached(claim)
 }
 
 // isInRound reports whether the status of a claim is read in a round.
