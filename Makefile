@@ -115,14 +115,17 @@ test-packages: prerequisites ## run the tests of the packages that do not measur
 test-classify: prerequisites ## measure the traffic of shares with the BPF programs attached
 	@$(GO_TEST) -timeout 10m -- ./netdev/classify
 
-# The slowest test takes longer than all others. It runs at the same time, in a network namespace of its own.
+# The slowest test takes longer than all others. Its batches run in two processes next to the others, each process
+# in a network namespace of its own.
 REPEATED := ^TestPlugin_killedRepeatedlyWithManyClaims$$
+BATCHES  := '$(REPEATED)/^batch=[0-2]$$' '$(REPEATED)/^batch=[^0-2]'
 
 test-crash: prerequisites ## end the plugin at each failpoint, and run it under load
-	@$(GO_TEST) -timeout 25m -run '$(REPEATED)' -- ./test/crash & repeated=$$!
+	@repeated=
+	for batches in $(BATCHES); do $(GO_TEST) -timeout 25m -run "$$batches" -- ./test/crash & repeated="$$repeated $$!"; done
 	result=0
 	$(GO_TEST) -timeout 25m -skip '$(REPEATED)' -- ./test/crash || result=$$?
-	wait $$repeated || result=$$?
+	for process in $$repeated; do wait $$process || result=$$?; done
 	exit $$result
 
 test-fuzz: ## run each fuzz target for 30,000 inputs [1 min]

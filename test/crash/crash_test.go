@@ -227,10 +227,17 @@ func (e *testEnv) enforced(pods ...*sandbox) error {
 // of some plugin.
 //
 // The claims come in batches because each plugin restores all claims when it
-// starts, so that the duration grows with the square of their number.
+// starts, so that the duration grows with the square of their number. `make
+// test-crash` runs batches in several processes at a time.
 func TestPlugin_killedRepeatedlyWithManyClaims(t *testing.T) {
-	const batches, batchSize = 5, 10
-	e := newTestEnv(t)
+	const batches = 5
+	for batch := range batches {
+		t.Run(fmt.Sprintf("batch=%d", batch), func(t *testing.T) { newTestEnv(t).killRepeatedly(10) })
+	}
+}
+
+// killRepeatedly passes a batch of claims through their lifecycle.
+func (e *testEnv) killRepeatedly(batchSize int) {
 	// Of the trials, which take most of a start, TestPlugin_killedAtEachFailpoint
 	// covers the failpoints.
 	e.key = e.strongestKey()
@@ -238,22 +245,17 @@ func TestPlugin_killedRepeatedlyWithManyClaims(t *testing.T) {
 	for _, stage := range e.stages([]*resourceapi.ResourceClaim{e.claim("recorded")}) {
 		points = append(points, e.recordStage(stage))
 	}
-	for batch := range batches {
-		var claims []*resourceapi.ResourceClaim
-		for i := range batchSize {
-			claims = append(claims, e.claim(fmt.Sprintf("c%d-%d", batch, i)))
-		}
-		for i, stage := range e.stages(claims) {
-			e.killUntilDone(points[i], stage)
-		}
-		e.kill()
-		e.start(nil)
-		e.eventually("the node has no state of claims", e.nothingLeft)
-		for _, c := range claims {
-			e.deleteClaim(c.Name)
-		}
+	var claims []*resourceapi.ResourceClaim
+	for i := range batchSize {
+		claims = append(claims, e.claim(fmt.Sprintf("claim-%d", i)))
 	}
-	e.checkKills(slices.Concat(points...), batches*batchSize)
+	for i, stage := range e.stages(claims) {
+		e.killUntilDone(points[i], stage)
+	}
+	e.kill()
+	e.start(nil)
+	e.eventually("the node has no state of claims", e.nothingLeft)
+	e.checkKills(slices.Concat(points...), batchSize)
 }
 
 // stages returns functions that prepare all claims, attach each to a pod, and

@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -21,6 +20,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	resourceapi "k8s.io/api/resource/v1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/dra-shared/dra-driver-shared/test/measure"
 )
 
 const (
@@ -59,7 +60,7 @@ type scale struct {
 func tuned(c *pluginConfig) { c.Bandwidth, c.Production = "100G", true }
 
 // newScale returns an environment that counts the requests to the API server.
-func newScale(t *testing.T) *scale {
+func newScale(t testing.TB) *scale {
 	s := &scale{testEnv: newTestEnv(t)}
 	s.key = s.strongestKey()
 	s.api.Refuse(func(r *http.Request) error {
@@ -102,29 +103,13 @@ func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 // fill prepares claims and attaches each to a pod of its own.
 func (s *scale) fill(shares int) (claims []*resourceapi.ResourceClaim) {
 	s.t.Helper()
-	work := make(chan int)
-	var (
-		workers sync.WaitGroup
-		mu      sync.Mutex
-		failed  error
-	)
-	for range scaleWorkers {
-		workers.Go(func() {
-			for range work {
-				c, err := s.addPod()
-				mu.Lock()
-				claims, failed = append(claims, c), errors.Join(failed, err)
-				mu.Unlock()
-			}
-		})
-	}
-	for i := range shares {
-		work <- i
-	}
-	close(work)
-	workers.Wait()
-	if failed != nil {
-		s.t.Fatal(failed)
+	claims = make([]*resourceapi.ResourceClaim, shares)
+	err := measure.InParallel(scaleWorkers, shares, func(i int) (err error) {
+		claims[i], err = s.addPod()
+		return err
+	})
+	if err != nil {
+		s.t.Fatal(err)
 	}
 	return claims
 }

@@ -231,7 +231,7 @@ func appendLine(file, line string) {
 // testEnv is a node with one NIC of 10 Gbit/s, its API server, and the plugin
 // process that currently runs.
 type testEnv struct {
-	t     *testing.T
+	t     testing.TB
 	api   *fakeapi.Server
 	dir   string
 	bpffs string
@@ -249,7 +249,7 @@ type process struct {
 	exited chan struct{} // closed after cmd.Wait has returned
 }
 
-func newTestEnv(t *testing.T) *testEnv {
+func newTestEnv(t testing.TB) *testEnv {
 	t.Helper()
 	nstest.NIC(t, "nic0", 9000)
 	if err := nstest.ConfigureLink("lo"); err != nil { // carries the requests to the API server
@@ -276,7 +276,7 @@ func newTestEnv(t *testing.T) *testEnv {
 }
 
 // mountTmpfs mounts a tmpfs on dir until the test ends.
-func mountTmpfs(t *testing.T, dir, options string) {
+func mountTmpfs(t testing.TB, dir, options string) {
 	t.Helper()
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, options); err != nil {
 		t.Fatalf("mount a tmpfs on %s: %v", dir, err)
@@ -561,17 +561,23 @@ func newSandbox(bundle, name string) (*sandbox, error) {
 // hook runs the hook as the runtime does when a container of the pod starts. The
 // hook waits up to wait for a plugin.
 func (s *sandbox) hook(ctx context.Context, dir string, c *resourceapi.ResourceClaim, wait time.Duration) error {
-	state, err := json.Marshal(map[string]any{"pid": s.tid, "bundle": s.bundle, "annotations": map[string]string{
+	state, err := s.state()
+	if err != nil {
+		return err
+	}
+	h := attach.Hook{RunDir: filepath.Join(dir, "run"), ClaimUID: string(c.UID), Share: nicShare(c), Wait: wait}
+	return h.Run(ctx, strings.NewReader(state))
+}
+
+// state returns the container's state that the runtime passes to the hook.
+func (s *sandbox) state() (string, error) {
+	raw, err := json.Marshal(map[string]any{"pid": s.tid, "bundle": s.bundle, "annotations": map[string]string{
 		"io.kubernetes.cri.sandbox-id":        s.name,
 		"io.kubernetes.cri.sandbox-uid":       string(s.uid),
 		"io.kubernetes.cri.sandbox-name":      s.name,
 		"io.kubernetes.cri.sandbox-namespace": namespace,
 	}})
-	if err != nil {
-		return err
-	}
-	h := attach.Hook{RunDir: filepath.Join(dir, "run"), ClaimUID: string(c.UID), Share: nicShare(c), Wait: wait}
-	return h.Run(ctx, strings.NewReader(string(state)))
+	return string(raw), err
 }
 
 // link returns the index of the pod's link, or 0 if the pod has no link that is up.
@@ -602,7 +608,7 @@ func (s *sandbox) link() (index int, err error) {
 
 // mustLink returns the index of the pod's link, and fails the test if the pod
 // has none that is up.
-func (s *sandbox) mustLink(t *testing.T) int {
+func (s *sandbox) mustLink(t testing.TB) int {
 	t.Helper()
 	index, err := s.link()
 	if err != nil || index == 0 {
@@ -612,7 +618,7 @@ func (s *sandbox) mustLink(t *testing.T) int {
 }
 
 // checkNoLink fails the test if the pod has a link that is up.
-func (s *sandbox) checkNoLink(t *testing.T) {
+func (s *sandbox) checkNoLink(t testing.TB) {
 	t.Helper()
 	if index, err := s.link(); err != nil || index != 0 {
 		t.Errorf("pod %s: got link index %d and error %v, want no link", s.name, index, err)

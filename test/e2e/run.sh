@@ -2,7 +2,7 @@
 # Copyright The dra-driver-shared Authors.
 # SPDX-License-Identifier: Apache-2.0
 
-# Runs the suites on two clusters at a time, because they mostly wait: whenever a
+# Runs the suites on three clusters at a time, because they mostly wait: whenever a
 # suite ends, the next one starts. At the end it prints the failures and the time
 # of each story and suite. bin/e2e.test must exist. If RERUNS names a directory, up to five
 # stories that fail run once more; see .ci/gotest.sh.
@@ -18,7 +18,7 @@ if [ $# -gt 0 ]; then
 	exit
 fi
 
-# The longest suites come first, so that both lanes end at about the same time. A
+# The longest suites come first, so that all lanes end at about the same time. A
 # suite that is not listed here runs last.
 first="TestOneNode TestPrivileges TestPodGroups_nativeMode TestPodGroups_bridgeMode TestFaults TestTimeouts TestAccelerators TestUpgrade TestModeChange"
 all=$(run_tests -test.list . | grep '^Test') || { echo "bin/e2e.test lists no tests" >&2; exit 1; }
@@ -26,11 +26,12 @@ suites=$(printf '%s\n' $first $all | awk '!seen[$0]++')
 logs=$(mktemp -d)
 start=$SECONDS
 failed=0
+lanes=3
 set -m # gives background jobs process groups of their own, which can be signaled
 trap 'rm -rf "$logs"' EXIT
 trap 'for job in $(jobs -p); do kill -INT -- "-$job"; done; wait; exit 130' INT TERM
 for suite in $suites; do
-	while [ "$(jobs -pr | wc -l)" -ge 2 ]; do wait -n || true; done
+	while [ "$(jobs -pr | wc -l)" -ge $lanes ]; do wait -n || true; done
 	{
 		run_tests -test.run "^$suite\$" >"$logs/$suite" 2>&1
 		cat "$logs/$suite"

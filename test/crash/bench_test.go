@@ -1,0 +1,115 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package crash
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	apiruntime "k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/dra-shared/dra-driver-shared/test/measure"
+)
+
+// BenchmarkPlugin measures what the kubelet and the container runtime wait for when a pod
+// starts and ends next to other shares: preparing the claim, the hook, and unpreparing the
+// claim, which detaches the link. "hook" includes the start of the hook's process; "attach"
+// is the same without a process: the part of the plugin.
+func BenchmarkPlugin(b *testing.B) {
+	s := newScale(b)
+	s.start(tuned)
+	hook := buildHook(b)
+	filled := 0
+	for _, shares := range []int{10, 100, 1000, 3000} {
+		s.fill(shares - filled)
+		filled = shares
+		for _, parallel := range []int{1, 8, 32} {
+			b.Run(fmt.Sprintf("shares=%d/parallel=%d", shares, parallel), func(b *testing.B) {
+				s.benchmark(b, hook, parallel)
+			})
+		}
+	}
+}
+
+// buildHook returns the path of the hook, built as for the image.
+func buildHook(b *testing.B) string {
+	b.Helper()
+	path := filepath.Join(b.TempDir(), "dra-shared-hook")
+	build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", path, "../../cmd/dra-shared-hook")
+	build.Env = append(build.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		b.Fatalf("build the hook: %v\n%s", err, out)
+	}
+	return path
+}
+
+// benchmark passes b.N pods through their lifecycle, as many at a time as parallel says:
+// they start together, and then they end together.
+func (s *scale) benchmark(b *testing.B, hook string, parallel int) {
+	var prepare, run, attach, unprepare measure.Latencies
+	claims := make([]*resourceapi.ResourceClaim, b.N)
+	pods := make([]*sandbox, b.N)
+	for i := range b.N {
+		claims[i] = s.addClaim(withAddress(newClaim(fmt.Sprintf("measured-%d", s.created.Add(1))), i))
+		pods[i] = s.sandbox(claims[i].Name)
+	}
+	start := func(i int) error {
+		claim, pod, ctx := claims[i], pods[i], b.Context()
+		err := prepare.Time(func() error { return s.prepare(ctx, claim) })
+		if i/parallel%2 == 0 {
+			return errors.Join(err, run.Time(func() error { return s.runHook(ctx, hook, pod, claim) }))
+		}
+		return errors.Join(err, attach.Time(func() error { return pod.hook(ctx, s.dir, claim, timeout) }))
+	}
+	end := func(i int) error {
+		return unprepare.Time(func() error { return s.unprepare(b.Context(), claims[i]) })
+	}
+	b.ResetTimer()
+	if err := measure.InRounds(parallel, b.N, start, end); err != nil {
+		b.Fatal(err)
+	}
+	b.StopTimer()
+	for i := range claims {
+		pods[i].end()
+		s.deleteClaim(claims[i].Name)
+	}
+	prepare.Report(b, "prepare")
+	run.Report(b, "hook")
+	attach.Report(b, "attach")
+	unprepare.Report(b, "unprepare")
+}
+
+// withAddress adds a static address to a claim, one of 65,000.
+func withAddress(c *resourceapi.ResourceClaim, n int) *resourceapi.ResourceClaim {
+	parameters := fmt.Sprintf(`{"apiVersion": "dra-shared.dev/v1alpha1", "kind": "NetworkAttachment",
+		"addresses": ["10.40.%d.%d/16"]}`, n/250%250, 1+n%250)
+	c.Status.Allocation.Devices.Config = []resourceapi.DeviceAllocationConfiguration{{
+		Source: resourceapi.AllocationConfigSourceClaim,
+		DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
+			Driver: driverName, Parameters: apiruntime.RawExtension{Raw: []byte(parameters)},
+		}},
+	}}
+	return c
+}
+
+// runHook runs the hook as a process, as the container runtime does.
+func (s *scale) runHook(ctx context.Context, hook string, pod *sandbox, c *resourceapi.ResourceClaim) error {
+	state, err := pod.state()
+	if err != nil {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, hook, "--run-dir", filepath.Join(s.dir, "run"),
+		"--claim", string(c.UID), "--share", nicShare(c))
+	cmd.Stdin = strings.NewReader(state)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("run the hook: %w: %s", err, out)
+	}
+	return nil
+}

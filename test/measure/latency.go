@@ -1,0 +1,85 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package measure
+
+import (
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+)
+
+// Latencies are how long repetitions of one operation took. The zero value is ready to use,
+// also from several goroutines.
+type Latencies struct {
+	mu    sync.Mutex
+	times []time.Duration
+}
+
+// Time runs an operation, and adds its time unless it fails.
+func (l *Latencies) Time(operation func() error) error {
+	start := time.Now()
+	if err := operation(); err != nil {
+		return err
+	}
+	elapsed := time.Since(start)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.times = append(l.times, elapsed)
+	return nil
+}
+
+// Report adds the median and the 99th percentile, in µs, to the results of a benchmark, as
+// the metrics NAME-p50-µs and NAME-p99-µs.
+func (l *Latencies) Report(b *testing.B, name string) {
+	b.ReportMetric(float64(l.Percentile(50))/1e3, name+"-p50-µs")
+	b.ReportMetric(float64(l.Percentile(99))/1e3, name+"-p99-µs")
+}
+
+// Percentile returns a time that percent of the repetitions did not exceed; 0 without repetitions.
+func (l *Latencies) Percentile(percent int) time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.times) == 0 {
+		return 0
+	}
+	slices.Sort(l.times)
+	return l.times[(len(l.times)*percent+99)/100-1]
+}
+
+// InParallel calls do for each number below count, in workers goroutines. It returns the
+// errors of all calls.
+func InParallel(workers, count int, do func(i int) error) error {
+	work := make(chan int)
+	errs := make([]error, workers)
+	var all sync.WaitGroup
+	for worker := range workers {
+		all.Go(func() {
+			for i := range work {
+				errs[worker] = errors.Join(errs[worker], do(i))
+			}
+		})
+	}
+	for i := range count {
+		work <- i
+	}
+	close(work)
+	all.Wait()
+	return errors.Join(errs...)
+}
+
+// InRounds calls start, and then end, for each number below count. A round has as many
+// numbers as size says: their starts run in parallel, and then their ends.
+func InRounds(size, count int, start, end func(i int) error) error {
+	for first := 0; first < count; first += size {
+		n := min(size, count-first)
+		for _, do := range []func(int) error{start, end} {
+			if err := InParallel(n, n, func(i int) error { return do(first + i) }); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
