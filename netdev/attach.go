@@ -370,7 +370,7 @@ func (n *Node) deleteLink(a Attachment) error {
 		return err
 	}
 	request := inNamespace(deleteRequest(link.Index), a.NSID)
-	err = n.failpoints.Do("delete link", func() error { return n.conn.Do(request) })
+	err = n.failpoints.Do("delete link", func() error { return n.deletions.Do(request) })
 	if err != nil && !rtnl.IsNotFound(err) {
 		return fmt.Errorf("delete %s from the pod: %w", a.Name, err)
 	}

@@ -22,6 +22,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev"
 	"github.com/dra-shared/dra-driver-shared/netdev/nstest"
 	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
+	"github.com/dra-shared/dra-driver-shared/test/measure"
 )
 
 func TestMain(m *testing.M) { nstest.Main(m, nstest.User) }
@@ -589,4 +590,39 @@ func TestKernel_doesNotSetAddressesByNamespaceID(t *testing.T) {
 	if len(state.Addresses) > 0 {
 		t.Error("this kernel sets addresses by namespace ID: the driver could recreate links that pods have lost")
 	}
+}
+
+// The kernel waits for about 20 ms after it has deleted a link. The pods of a node often end
+// together, and other pods start meanwhile.
+func TestNode_detachInParallel(t *testing.T) {
+	const links = 16
+	nic, _ := nstest.NIC(t, "nic0", 1500)
+	node := newNode(t, nic)
+	next := 0
+	attachments := func() (attached []netdev.Attachment) {
+		for range links {
+			next++
+			spec := netdev.LinkSpec{Parent: nic.Index, MAC: numberedMAC(next), Mode: netdev.Private}
+			attached = append(attached, attach(t, node, nstest.New(t), spec))
+		}
+		return attached
+	}
+	detach := func(parallel int) time.Duration {
+		attached := attachments()
+		start := time.Now()
+		err := measure.InParallel(parallel, links, func(i int) error { return node.Detach(attached[i]) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		return time.Since(start)
+	}
+	var ratio float64
+	for range 5 { // the kernel may have much to do for other tests
+		alone, together := detach(1), detach(links)
+		if ratio = float64(together) / float64(alone); ratio < 0.6 {
+			return
+		}
+	}
+	t.Errorf("detaching %d links in parallel takes %.2f times as long as one after the other, want less than 0.6",
+		links, ratio)
 }

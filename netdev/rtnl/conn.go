@@ -228,6 +228,9 @@ func (c *Conn) Dump(dump *nl.NetlinkRequest) (messages []syscall.NetlinkMessage,
 // Counts are numbers of netlink messages.
 type Counts struct{ Sent, Received uint64 }
 
+// Add returns the sum of c and d.
+func (c Counts) Add(d Counts) Counts { return Counts{c.Sent + d.Sent, c.Received + d.Received} }
+
 // Counts returns how many messages the Conn has sent and received. It counts each
 // message of a batch and of a dump, and acknowledgements.
 func (c *Conn) Counts() Counts { return Counts{Sent: c.sent.Load(), Received: c.received.Load()} }
