@@ -111,6 +111,7 @@ test-packages: prerequisites ## run the tests of the packages that do not measur
 	@$(GO_TEST) -timeout 10m -- $$(go list ./... | grep -vE '$(MEASURED)')
 	(cd test/cluster && $(GO_TEST) -- ./...)
 	(cd conformance && $(GO_TEST) -- ./...)
+	(cd test/bench && $(GO_TEST) -- ./...)
 
 test-classify: prerequisites ## measure the traffic of shares with the BPF programs attached
 	@$(GO_TEST) -timeout 10m -- ./netdev/classify
@@ -172,8 +173,12 @@ test-runtimes: prerequisites cluster-binaries bin/helm $(IMAGES) bin/nettool bin
 test-kubelets: prerequisites cluster-binaries bin/helm $(IMAGES) bin/nettool bin/images/dra-conformance.tar bin/dra-conformance bin/e2e.test ## run the stories of a node with the kubelets of each supported version, and write docs/dev/matrix.md [RUN=regexp] [KUBELETS="v1.36.3/v1.37.1 ..."] [7 min each, 10 min to build each version]
 	@test/e2e/kubelets.sh '$(or $(RUN),.*)' $(KUBELETS)
 
-bench: prerequisites ## measure the latency of attaching a link, the latency of its netlink calls alone, and how steady granted rates are
-	@go test -run '^$$' -bench . -benchtime 300x ./netdev
+bench: prerequisites bin/cni ## compare pods' starts, ends, and limits with CNI plugins and with the kernel alone, and write docs/dev/performance.md [PODS=200] [RUNS=3] [15 min]
+	@test/bench/bench.sh $(or $(PODS),200) $(or $(RUNS),3)
+
+bin/cni: test/bench/go.mod ## CNI plugins for make bench
+	@mkdir -p $@
+	cd test/bench && CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o ../../$@/ tool && touch ../../$@
 
 bench-node: prerequisites ## measure attaching, reading, and comparing up to 3,000 shares, and a plugin with them, and write docs/dev/scale-node.md [SHARES="10 1000 3000"] [10 min]
 	@test/scale/bench.sh $(SHARES)
@@ -190,6 +195,7 @@ lint: bin/golangci-lint $(LINT_CHECKS) ## check style, and which package imports
 	@bin/golangci-lint run ./...
 	(cd test/cluster && ../../bin/golangci-lint run --config ../../.golangci.yml ./...)
 	(cd conformance && ../bin/golangci-lint run --config ../.golangci.yml ./...)
+	(cd test/bench && ../../bin/golangci-lint run --config ../../.golangci.yml ./...)
 
 lint-words: ## reject wordings that read like a translation [ARGS=--count]
 	@$(LINT) words $(ARGS)

@@ -12,17 +12,6 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
 )
 
-// BenchmarkAttach sends these requests directly, to measure the minimum cost of
-// an attach.
-var (
-	CreateRequest        = createRequest
-	GetLinkByNameRequest = getLinkByNameRequest
-	ConfigureRequest     = configureRequest
-	AddressRequests      = addressRequests
-	UpRequests           = upRequests
-	ProvisionalName      = provisionalName
-)
-
 // AddressByNamespaceID asks the kernel to add an address to a link in the
 // namespace with the given ID, through a socket of the node's namespace.
 func AddressByNamespaceID(conn *rtnl.Conn, nsid, index int, address netip.Prefix) error {
@@ -33,8 +22,11 @@ func AddressByNamespaceID(conn *rtnl.Conn, nsid, index int, address netip.Prefix
 
 // Functions for tests.
 var (
-	Port           = port
-	ActiveFeatures = activeFeatures
+	Port             = port
+	ActiveFeatures   = activeFeatures
+	CreateRequest    = createRequest
+	ConfigureRequest = configureRequest
+	ProvisionalName  = provisionalName
 )
 
 // Hardware returns what sysfs has about a NIC.

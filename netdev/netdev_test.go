@@ -602,7 +602,7 @@ func TestNode_detachInParallel(t *testing.T) {
 	attachments := func() (attached []netdev.Attachment) {
 		for range links {
 			next++
-			spec := netdev.LinkSpec{Parent: nic.Index, MAC: numberedMAC(next), Mode: netdev.Private}
+			spec := netdev.LinkSpec{Parent: nic.Index, MAC: net.HardwareAddr{2, 0, 0, 0, 0, byte(next)}, Mode: netdev.Private}
 			attached = append(attached, attach(t, node, nstest.New(t), spec))
 		}
 		return attached

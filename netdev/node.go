@@ -205,6 +205,9 @@ func (n *Node) ClassifierKey() classify.Key {
 	return n.classifier.Key()
 }
 
+// Queue returns the kind of the queues in which frames of shares wait.
+func (n *Node) Queue() shape.Queue { return n.shaper.Queue() }
+
 // Trials returns the results of trying the classifier's keys, strongest first. It
 // is empty if no NIC has been managed with Enforce yet.
 func (n *Node) Trials() []trial.Result {

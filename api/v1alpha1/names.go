@@ -83,6 +83,10 @@ const (
 	// the sender of a frame: NetnsCookie, NetnsCookieOfSocket, or MAC. A NIC
 	// without enforcement does not have it.
 	AttributeSenderKey = "senderKey"
+	// AttributeQueue (string) is the kind of the queues in which the frames of a share wait:
+	// fq_codel, which divides the bandwidth of a share fairly between its flows, or bfifo, on
+	// kernels without it. A NIC without enforcement does not have it.
+	AttributeQueue = "queue"
 )
 
 // Attributes of accelerators.

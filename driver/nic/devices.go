@@ -18,6 +18,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/device/attribute"
 	"github.com/dra-shared/dra-driver-shared/netdev"
 	"github.com/dra-shared/dra-driver-shared/netdev/classify"
+	"github.com/dra-shared/dra-driver-shared/netdev/shape"
 )
 
 // linkStableTime is the time for which a link must have been up without
@@ -42,6 +43,8 @@ type device struct {
 	// senderKey is the key by which the kernel identifies senders; "" without
 	// enforcement.
 	senderKey classify.Key
+	// queue is the kind of queues of shares; "" without enforcement.
+	queue shape.Queue
 	// absent reports that the NIC is missing while claims hold shares of it.
 	absent bool
 	// unusable is the reason why a NIC that is present and configured counts as
@@ -274,7 +277,7 @@ func (d *device) addAttributes(attributes attribute.Map) {
 	for name, value := range map[resourceapi.QualifiedName]string{
 		params.AttributeInterfaceName: d.nic.Name, params.AttributeNetwork: d.network.Name,
 		params.AttributeMAC: d.nic.MAC.String(), params.AttributeDriver: d.nic.Driver,
-		params.AttributeSenderKey: string(d.senderKey),
+		params.AttributeSenderKey: string(d.senderKey), params.AttributeQueue: string(d.queue),
 	} {
 		if value != "" {
 			attributes[name] = attribute.Text(value)

@@ -129,7 +129,7 @@ func (k *Kind) Refresh(ctx context.Context, shares []record.Share) (refreshed dr
 			continue
 		}
 		if d.nicConfig().Enforce {
-			d.senderKey = k.node.ClassifierKey()
+			d.senderKey, d.queue = k.node.ClassifierKey(), k.node.Queue()
 		}
 		d.missed = k.node.Missed(d.nic.Index)
 		if repaired || old == nil || old.absent || d.guaranteesDiffer(old) {

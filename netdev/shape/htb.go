@@ -18,6 +18,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"net"
+	"sync/atomic"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -38,6 +39,7 @@ var ErrForeignQdisc = errors.New("root qdisc is not managed by this driver")
 type HTB struct {
 	conn       *rtnl.Conn
 	failpoints failpoint.Injector
+	queue      atomic.Pointer[Queue] // nil before Setup has tried
 }
 
 // New returns an HTB that sends its requests through conn.
@@ -64,7 +66,7 @@ func (h *HTB) Setup(name string, index int, l NICRates, takeOver bool) (ifb int,
 			return 0, fmt.Errorf("set up queues on %s: %w: does the kernel have sch_htb?", name, err)
 		}
 	}
-	return ifb, nil
+	return ifb, h.tryQueue(ifb)
 }
 
 // Check returns an error if Setup would refuse to replace the NIC's root qdisc.
@@ -91,7 +93,7 @@ func (h *HTB) setupDevice(dev int, l NICRates) error {
 		requests = append(requests, rootRequest(dev)) // the kernel cannot change an existing HTB qdisc
 	}
 	for _, c := range l.base() {
-		requests = append(requests, classRequests(dev, c)...)
+		requests = append(requests, classRequests(dev, c, h.Queue())...)
 	}
 	return h.failpoints.Do("set up queues", func() error { return h.conn.Do(requests...) })
 }
@@ -270,9 +272,7 @@ func (h *HTB) RemoveIFB(nic string) error {
 // SetClass creates the class of a share on the NIC and its IFB device, or
 // changes the rates of the existing class. It keeps the frames in the queues.
 func (h *HTB) SetClass(index, ifb int, l NICRates, minor uint16, r Rates) error {
-	c := l.share(minor, r)
-	requests := append(classRequests(index, c), classRequests(ifb, c)...)
-	err := h.failpoints.Do("set class", func() error { return h.conn.Do(requests...) })
+	err := h.setClass(index, ifb, l.share(minor, r))
 	switch {
 	case err == nil:
 		return nil
@@ -282,6 +282,21 @@ func (h *HTB) SetClass(index, ifb int, l NICRates, minor uint16, r Rates) error 
 	default:
 		return fmt.Errorf("set class %x:%x: %w", Major, minor, err)
 	}
+}
+
+func (h *HTB) setClass(index, ifb int, c class) error {
+	q := h.Queue()
+	err := h.do("set class", append(classRequests(index, c, q), classRequests(ifb, c, q)...))
+	if !errors.Is(err, unix.EEXIST) {
+		return err
+	}
+	c.exists = true // at least one of the queues did; the kernel has created the other
+	return h.do("change class", append(classRequests(index, c, q), classRequests(ifb, c, q)...))
+}
+
+// do sends requests, which are one change for failpoints.
+func (h *HTB) do(operation string, requests []*nl.NetlinkRequest) error {
+	return h.failpoints.Do(operation, func() error { return h.conn.Do(requests...) })
 }
 
 // RemoveClass removes the class of a share from the NIC and its IFB device. It
@@ -440,7 +455,7 @@ func rootRequest(dev int) *nl.NetlinkRequest {
 }
 
 // classRequests create or change a class of a device, and its queue if it has one.
-func classRequests(dev int, c class) []*nl.NetlinkRequest {
+func classRequests(dev int, c class, q Queue) []*nl.NetlinkRequest {
 	parent := netlink.MakeHandle(Major, c.parent)
 	handle := netlink.MakeHandle(Major, c.minor)
 	r := nl.NewNetlinkRequest(unix.RTM_NEWTCLASS, unix.NLM_F_CREATE)
@@ -450,16 +465,7 @@ func classRequests(dev int, c class) []*nl.NetlinkRequest {
 	if c.queue == 0 {
 		return []*nl.NetlinkRequest{r}
 	}
-	leaf := nl.NewNetlinkRequest(unix.RTM_NEWQDISC, unix.NLM_F_CREATE|unix.NLM_F_REPLACE)
-	leaf.AddData(&nl.TcMsg{
-		Family:  nl.FAMILY_ALL,
-		Ifindex: int32(dev),
-		Handle:  netlink.MakeHandle(c.minor, 0),
-		Parent:  handle,
-	})
-	leaf.AddData(nl.NewRtAttr(nl.TCA_KIND, nl.ZeroTerminated("bfifo")))
-	leaf.AddData(nl.NewRtAttr(nl.TCA_OPTIONS, nl.Uint32Attr(c.queue)))
-	return []*nl.NetlinkRequest{r, leaf}
+	return []*nl.NetlinkRequest{r, c.queueRequest(dev, q)}
 }
 
 // options returns the parameters of an HTB class. They name the link layer, so

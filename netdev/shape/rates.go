@@ -79,6 +79,8 @@ type class struct {
 	prio          uint32
 	quantum       uint32 // bytes
 	queue         uint32 // bytes; 0 for an inner class
+	fair          bool   // whether its queue divides the rate between flows, if the kernel can
+	exists        bool   // whether its fair queue exists: the kernel refuses to change some parameters
 	overhead      uint16 // bytes; see NICRates.Overhead
 }
 
@@ -121,7 +123,9 @@ func (l NICRates) base() []class {
 		classes[i].overhead = l.Overhead
 	}
 	if l.Forwarded.Ceil > 0 {
-		classes = append(classes, l.share(ForwardedMinor, l.Forwarded))
+		forwarded := l.share(ForwardedMinor, l.Forwarded)
+		forwarded.fair = false // the queue of a base class keeps its kind
+		classes = append(classes, forwarded)
 	}
 	return classes
 }
@@ -132,7 +136,7 @@ func (l NICRates) share(minor uint16, r Rates) class {
 	return class{
 		minor: minor, parent: classRoot,
 		floor: r.Floor, ceil: ceil,
-		quantum: l.quantum(r.Floor), queue: queueBytes(ceil), overhead: l.Overhead,
+		quantum: l.quantum(r.Floor), queue: queueBytes(ceil), fair: true, overhead: l.Overhead,
 	}
 }
 

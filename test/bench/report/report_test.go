@@ -1,0 +1,47 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+const input = `goos: linux
+BenchmarkKernel/shares=10/parallel=1-2 3 1 ns/op 200 start-p50-µs 400 start-p99-µs 9000 end-p50-µs 12000 end-p99-µs
+BenchmarkPlugin/shares=10/parallel=1-2 3 1 ns/op 300 attach-p50-µs 900 attach-p99-µs 2000 hook-p50-µs 2100 hook-p99-µs 1000 prepare-p50-µs 1100 prepare-p99-µs
+BenchmarkPlugin/shares=10/parallel=1-2 3 1 ns/op 100 attach-p50-µs 900 attach-p99-µs 2000 hook-p50-µs 2100 hook-p99-µs 1000 prepare-p50-µs 1100 prepare-p99-µs
+BenchmarkPlugin/shares=10/parallel=1-2 3 1 ns/op 250 attach-p50-µs 900 attach-p99-µs 2000 hook-p50-µs 2100 hook-p99-µs 1000 prepare-p50-µs 1100 prepare-p99-µs
+BenchmarkCNI/shares=10/parallel=1-2 3 1 ns/op 12000 start-p50-µs 24000 start-p99-µs
+BenchmarkTraffic/limiter=driver/limit=100M-2 1 1 ns/op 0.5 send-error-% 850 neighbor-p99-µs
+`
+
+func TestRun(t *testing.T) {
+	directory := t.TempDir()
+	var out strings.Builder
+	if err := run(strings.NewReader(input), &out, directory); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"| 10 | 1 | 0.2 (0.4) | 0.25 (0.9) | 2 (2.1) | 1 (1.1) | 12 (24) | 1.25 | 0.25 |\n", // the median of three runs
+		"| 10 | 1 | 9 (12) | - | - | - | - |\n",                                             // no results
+		"| this driver | +0.5 % | - | - | - | 850 µs |\n",
+	} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("the report lacks %q:\n%s", want, out.String())
+		}
+	}
+	raw, err := os.ReadFile(filepath.Join(directory, "start-1.svg"))
+	if err != nil || !strings.Contains(string(raw), "CNI ADD") {
+		t.Errorf("plot of starts: got error %v and no label CNI ADD", err)
+	}
+}
+
+func TestRun_withoutResults(t *testing.T) {
+	if err := run(strings.NewReader("FAIL\n"), &strings.Builder{}, t.TempDir()); err == nil {
+		t.Error("report without results: got no error")
+	}
+}
