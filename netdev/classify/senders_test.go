@@ -1,0 +1,114 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package classify_test
+
+import (
+	"net"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/dra-shared/dra-driver-shared/netdev"
+	"github.com/dra-shared/dra-driver-shared/netdev/classify"
+	"github.com/dra-shared/dra-driver-shared/netdev/nstest"
+	"github.com/dra-shared/dra-driver-shared/netdev/shape"
+)
+
+// The grant and the identity hold in whatever way a pod passes frames to the kernel.
+func TestAttack_otherWaysToSend(t *testing.T) {
+	const grant = 20 * mega
+	e := newTestEnv(t, enforced())
+	attacker, victim := e.pod(0, 1, hardCap(grant), netdev.Private), e.pod(1, 2, hardCap(grant), netdev.Private)
+	wire, wireMAC := listen(t, e.wire, "wire"), e.wireMAC()
+	number := 0
+	for name, open := range map[string]func() (nstest.Sender, error){
+		"SO_MARK and SO_PRIORITY": func() (nstest.Sender, error) {
+			return nstest.NewMarkSender(attacker.Namespace, "net1", 1, shape.Major<<16|shape.FirstMinor+1)
+		},
+		"SO_TXTIME": func() (nstest.Sender, error) { return nstest.NewTimeSender(attacker.Namespace, "net1") },
+		"io_uring":  func() (nstest.Sender, error) { return nstest.NewRingSender(attacker.Namespace, "net1") },
+		"AF_XDP":    func() (nstest.Sender, error) { return nstest.NewXDPSender(attacker.Namespace, "net1") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			sender, err := open()
+			if err != nil {
+				t.Skipf("this kernel does not let a pod send in this way: %v", err)
+			}
+			defer sender.Close()
+			for _, source := range []*pod{attacker, victim} {
+				number++
+				packet := classify.IPv4(source.ip, 17, 0, append(classify.UDP(5000, 5001), marker(number)...))
+				if err := sender.Send(classify.EtherTo(wireMAC, source.attachment.MAC, 0x0800, packet)); err != nil {
+					t.Fatal(err)
+				}
+				want := source == attacker
+				patience := 300 * time.Millisecond
+				if want {
+					patience = 5 * time.Second
+				}
+				if got := wire.saw(marker(number), patience); got != want {
+					t.Errorf("frame with the addresses of pod %s: arrived %t, want %t", source.ip, got, want)
+				}
+			}
+			before := e.sentBytes(1)
+			flood := frame(attacker.attachment.MAC, wireMAC)
+			copy(flood[14:], classify.IPv4(attacker.ip, 17, 0, append(classify.UDP(5000, 5001), make([]byte, 1400)...)))
+			rate := e.arrivalRate(func() error { return sendFor(sender, flood, duration) })
+			e.expectAtMost("flood", rate, grant*106/100)
+			if rate < atLeast(grant/2) {
+				t.Errorf("flood: got %.1f Mbit/s: the test sends too little to reach the grant", rate/mega)
+			}
+			if sent := e.sentBytes(1) - before; sent > 10_000 {
+				t.Errorf("flood: the victim's class sent %d bytes, want at most 10000", sent)
+			}
+		})
+	}
+}
+
+func sendFor(sender nstest.Sender, frame []byte, duration time.Duration) error {
+	for end := time.Now().Add(duration); time.Now().Before(end); {
+		if err := sender.Send(frame); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// A pod may listen to the multicast and broadcast of the network. All shares of the NIC together
+// receive a limited rate of it, next to their grants.
+func TestAttack_multicastListener(t *testing.T) {
+	const limit = reserve / 8 // the default
+	e := newTestEnv(t, enforced())
+	p := e.pod(0, 1, hardCap(20*mega), netdev.Private)
+	for name, to := range map[string]net.HardwareAddr{
+		"broadcast": {0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, "multicast": {1, 0, 0x5e, 0, 0, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			before, start := p.receivedBytes(), time.Now()
+			// The queue of the NIC also slows the sender down, because its frames wait there.
+			if _, err := e.wire.Flood("wire", frame(e.wireMAC(), to), false, duration); err != nil {
+				t.Fatal(err)
+			}
+			elapsed := time.Since(start).Seconds()
+			got := float64(p.receivedBytes()-before) * 8 / elapsed
+			e.expectAtMost(name, got, limit*13/10) // the queue is full at the end of the flood
+			if got < atLeast(limit/2) {
+				t.Errorf("%s: the pod receives %.1f Mbit/s, want up to %d Mbit/s", name, got/mega, limit/mega)
+			}
+		})
+	}
+}
+
+// receivedBytes returns how many bytes the pod's link has received.
+func (p *pod) receivedBytes() (n uint64) {
+	p.Do(func() error {
+		link, err := netlink.LinkByName("net1")
+		if err == nil {
+			n = link.Attrs().Statistics.RxBytes
+		}
+		return err
+	})
+	return n
+}
