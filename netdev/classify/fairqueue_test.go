@@ -102,15 +102,16 @@ func TestFairQueue_isSetUpRepeatedly(t *testing.T) {
 		t.Fatal(err)
 	}
 	previous := shape.New(nstest.Current(t).Socket, nil) // sets up FIFOs, because it has tried nothing
-	err = previous.SetClass(e.nic.Index, ifb.Attrs().Index, e.config.Rates, shape.FirstMinor+1, hardCap(fairShare))
-	if err != nil {
-		t.Fatal(err)
+	setFIFO := func() {
+		err := previous.SetClass(e.nic.Index, ifb.Attrs().Index, e.config.Rates, shape.FirstMinor+1, hardCap(fairShare))
+		if err != nil {
+			t.Fatalf("set up the FIFO of a previous release: %v", err)
+		}
 	}
+	setFIFO()
 	e.pod(1, 3, hardCap(fairShare), netdev.Private)
 	e.expectQueues(t, 1)
-	if err := previous.SetClass(e.nic.Index, ifb.Attrs().Index, e.config.Rates, shape.FirstMinor+1, hardCap(fairShare)); err != nil {
-		t.Errorf("set up the FIFO of a previous release: %v", err)
-	}
+	setFIFO()
 }
 
 // expectQueues fails the test unless a share has one queue on the NIC and one on its IFB

@@ -272,12 +272,14 @@ func (s *xdpSender) setUp() (err error) {
 	if err != nil {
 		return err
 	}
-	s.done, err = unix.Mmap(s.fd, unix.XDP_UMEM_PGOFF_COMPLETION_RING, int(offsets.Cr.Desc)+xdpEntries*8, protection, shared)
+	length := int(offsets.Cr.Desc) + xdpEntries*8
+	s.done, err = unix.Mmap(s.fd, unix.XDP_UMEM_PGOFF_COMPLETION_RING, length, protection, shared)
 	return err
 }
 
 func (s *xdpSender) setOption(option int, value unsafe.Pointer, size uintptr) error {
-	_, _, errno := unix.Syscall6(unix.SYS_SETSOCKOPT, uintptr(s.fd), unix.SOL_XDP, uintptr(option), uintptr(value), size, 0)
+	_, _, errno := unix.Syscall6(unix.SYS_SETSOCKOPT, uintptr(s.fd), unix.SOL_XDP, uintptr(option),
+		uintptr(value), size, 0)
 	if errno != 0 {
 		return os.NewSyscallError("setsockopt", errno)
 	}

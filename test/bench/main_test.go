@@ -36,7 +36,8 @@ func newCNI(b *testing.B, plugins string) *cni {
 	if _, err := os.Stat(filepath.Join(cniPlugins, "macvlan")); err != nil {
 		b.Fatalf("the CNI plugins are missing, run make bin/cni: %v", err)
 	}
-	list, err := libcni.NetworkConfFromBytes([]byte(`{"cniVersion": "1.0.0", "name": "bench", "plugins": ` + plugins + `}`))
+	config := fmt.Sprintf(`{"cniVersion": "1.0.0", "name": "bench", "plugins": %s}`, plugins)
+	list, err := libcni.NetworkConfFromBytes([]byte(config))
 	if err != nil {
 		b.Fatal(err)
 	}

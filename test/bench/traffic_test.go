@@ -244,7 +244,9 @@ func busyTime(b *testing.B) time.Duration {
 }
 
 // macvlans returns pods with macvlans on a NIC, which attach creates.
-func macvlans(b *testing.B, attach func(nic netdev.NIC, pod *nstest.Namespace, mac net.HardwareAddr, ip netip.Prefix)) pair {
+func macvlans(
+	b *testing.B, attach func(nic netdev.NIC, pod *nstest.Namespace, mac net.HardwareAddr, ip netip.Prefix),
+) pair {
 	b.Helper()
 	const host = "10.60.0.1"
 	nic, wire := nstest.NIC(b, "nic0", mtu, host+"/16")

@@ -10,14 +10,19 @@ import (
 	"testing"
 )
 
-const input = `goos: linux
+const (
+	plugin = "BenchmarkPlugin/shares=10/parallel=1-2 3 1 ns/op"
+	rest   = "attach-p50-µs 900 attach-p99-µs 2000 hook-p50-µs 2100 hook-p99-µs 1000 prepare-p50-µs 1100 prepare-p99-µs"
+)
+
+var input = strings.NewReplacer("PLUGIN", plugin, "REST", rest).Replace(`goos: linux
 BenchmarkKernel/shares=10/parallel=1-2 3 1 ns/op 200 start-p50-µs 400 start-p99-µs 9000 end-p50-µs 12000 end-p99-µs
-BenchmarkPlugin/shares=10/parallel=1-2 3 1 ns/op 300 attach-p50-µs 900 attach-p99-µs 2000 hook-p50-µs 2100 hook-p99-µs 1000 prepare-p50-µs 1100 prepare-p99-µs
-BenchmarkPlugin/shares=10/parallel=1-2 3 1 ns/op 100 attach-p50-µs 900 attach-p99-µs 2000 hook-p50-µs 2100 hook-p99-µs 1000 prepare-p50-µs 1100 prepare-p99-µs
-BenchmarkPlugin/shares=10/parallel=1-2 3 1 ns/op 250 attach-p50-µs 900 attach-p99-µs 2000 hook-p50-µs 2100 hook-p99-µs 1000 prepare-p50-µs 1100 prepare-p99-µs
+PLUGIN 300 REST
+PLUGIN 100 REST
+PLUGIN 250 REST
 BenchmarkCNI/shares=10/parallel=1-2 3 1 ns/op 12000 start-p50-µs 24000 start-p99-µs
 BenchmarkTraffic/limiter=driver/limit=100M-2 1 1 ns/op 0.5 send-error-% 850 neighbor-p99-µs
-`
+`)
 
 func TestRun(t *testing.T) {
 	directory := t.TempDir()
