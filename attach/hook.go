@@ -121,6 +121,9 @@ func podNamespace(s state) (*os.File, error) {
 	if s.Pid <= 0 {
 		return nil, fmt.Errorf("the container's state has pid %d: is this a createRuntime hook?", s.Pid)
 	}
+	if err := checkNetworkStack("/proc", s.Pid); err != nil {
+		return nil, err
+	}
 	namespace, err := os.Open(filepath.Join("/proc", strconv.Itoa(s.Pid), "ns/net"))
 	if err != nil {
 		return nil, fmt.Errorf("open the pod's network namespace: %w", err)

@@ -156,6 +156,11 @@ func runStoriesOn(t *testing.T, directories string, c *clusterclient.Cluster, o 
 				return o.Gates == "all", nil
 			case "user-namespaces":
 				return s.hasUserNamespaces(ctx)
+			case "taints":
+				return s.storesTaints(ctx)
+			case "user-extra":
+				out, err := s.cluster.Kubectl(ctx, "options")
+				return strings.Contains(out, "--as-user-extra"), err
 			default:
 				return false, fmt.Errorf("unknown condition %s", name)
 			}
@@ -171,6 +176,14 @@ func (s *suite) hasUserNamespaces(ctx context.Context) (bool, error) {
 	out, err := s.cluster.Kubectl(ctx, "get", "node", s.nodes[0],
 		"-o", "jsonpath={.status.runtimeHandlers[*].features.userNamespaces}")
 	return strings.Contains(out, "true"), err
+}
+
+// storesTaints reports whether the API server stores taints of devices, as it does by default
+// since Kubernetes 1.36.
+func (s *suite) storesTaints(ctx context.Context) (bool, error) {
+	out, err := s.cluster.Kubectl(ctx, "get", "--raw", "/metrics")
+	enabled := regexp.MustCompile(`(?m)^kubernetes_feature_enabled\{name="DRADeviceTaints",.*\} 1$`)
+	return enabled.MatchString(out), err
 }
 
 // storyNames returns the names of the subtests for story files.
