@@ -25,7 +25,7 @@ cat >docs/dev/performance.md <<EOF
 # Performance
 
 Written by \`make bench\` on $(date -u +%F), on a machine with $(nproc) cores and Linux $(uname -r).
-Times depend on the machine; compare the columns. Each value is the median of $runs runs.
+Times depend on the machine; compare the columns. Number of runs of which each value is the median: $runs.
 [The node side at scale](scale-node.md) has numbers of netlink messages, and what a plugin uses at
 rest. [bench.txt](performance/bench.txt) has all results in the format of \`benchstat\`.
 

@@ -96,7 +96,7 @@ func BenchmarkCNI(b *testing.B) {
 // benchmark runs a benchmark next to different numbers of other links, with different numbers
 // of pods that start and end together.
 func (n *node) benchmark(run func(b *testing.B, parallel int)) {
-	for _, shares := range []int{10, 100, 1000, 3000} {
+	for _, shares := range []int{10, 100, 1000, 2900} {
 		n.fill(shares)
 		for _, parallel := range []int{1, 8, 32} {
 			n.b.Run(fmt.Sprintf("shares=%d/parallel=%d", shares, parallel), func(b *testing.B) { run(b, parallel) })

@@ -27,7 +27,7 @@ func BenchmarkPlugin(b *testing.B) {
 	s.start(tuned)
 	hook := buildHook(b)
 	filled := 0
-	for _, shares := range []int{10, 100, 1000, 3000} {
+	for _, shares := range []int{10, 100, 1000, 2900} {
 		s.fill(shares - filled)
 		filled = shares
 		for _, parallel := range []int{1, 8, 32} {

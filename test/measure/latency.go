@@ -32,8 +32,11 @@ func (l *Latencies) Time(operation func() error) error {
 }
 
 // Report adds the median and the 99th percentile, in µs, to the results of a benchmark, as
-// the metrics NAME-p50-µs and NAME-p99-µs.
+// the metrics NAME-p50-µs and NAME-p99-µs, unless there were no repetitions.
 func (l *Latencies) Report(b *testing.B, name string) {
+	if l.Percentile(50) == 0 {
+		return
+	}
 	b.ReportMetric(float64(l.Percentile(50))/1e3, name+"-p50-µs")
 	b.ReportMetric(float64(l.Percentile(99))/1e3, name+"-p99-µs")
 }

@@ -51,7 +51,15 @@ func cell(r results, benchmark, metric string) string {
 	if !ok || !ok99 {
 		return "-"
 	}
-	return fmt.Sprintf("%.2g (%.2g)", p50/1e3, p99/1e3)
+	return fmt.Sprintf("%s (%s)", milliseconds(p50), milliseconds(p99))
+}
+
+// milliseconds formats a number of µs with two or more digits.
+func milliseconds(us float64) string {
+	if us >= 1e4 {
+		return fmt.Sprintf("%.0f", us/1e3)
+	}
+	return fmt.Sprintf("%.2g", us/1e3)
 }
 
 // ratio returns the quotient of two metrics, or "-".
@@ -183,7 +191,9 @@ type results struct {
 
 // median returns the median of the runs.
 func (r results) median(benchmark, unit string) (value float64, ok bool) {
-	values := slices.Sorted(slices.Values(r.values[benchmark][unit]))
+	values := slices.DeleteFunc(slices.Sorted(slices.Values(r.values[benchmark][unit])), func(v float64) bool {
+		return v == 0 // the benchmark has no such repetition
+	})
 	if len(values) == 0 {
 		return 0, false
 	}

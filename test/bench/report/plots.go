@@ -70,7 +70,7 @@ func (r results) points(c curve, parallel int) (points plotter.XYs) {
 		}
 		value, ok := r.median(c.benchmark+"/"+name, c.metric)
 		shares, err := strconv.Atoi(m[1])
-		if ok && err == nil {
+		if ok && err == nil && value > 0 { // the scale is logarithmic
 			points = append(points, plotter.XY{X: float64(shares), Y: value / 1e3})
 		}
 	}
