@@ -141,9 +141,6 @@ func NewRingSender(ns *Namespace, link string) (Sender, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := unix.Connect(s.fd, s.to); err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
-		return nil, s.closeOnError(err)
-	}
 	if err := unix.Bind(s.fd, &unix.SockaddrLinklayer{Ifindex: s.to.Ifindex}); err != nil {
 		return nil, s.closeOnError(err)
 	}

@@ -11,7 +11,6 @@ import (
 	"net/netip"
 	"os"
 	"strconv"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -115,9 +114,9 @@ func (l limiter) measureRates(b *testing.B, p pair, limit uint64) {
 func measureUnlimited(b *testing.B, p pair) {
 	b.Helper()
 	const duration = 3 * time.Second
-	before := busyTime(b)
+	before := measure.BusyTime()
 	rate := p.measured.send(b, p.host, duration)
-	busy := busyTime(b) - before
+	busy := measure.BusyTime() - before
 	b.ReportMetric(rate/1e9, "Gbit/s")
 	b.ReportMetric(busy.Seconds()*1e3/(rate*duration.Seconds()/1e9), "cpu-ms/Gbit")
 	b.ReportMetric(float64(p.measured.datagrams(b, duration))/duration.Seconds()/1e3, "kpps")
@@ -219,28 +218,6 @@ func (e endpoint) datagrams(b *testing.B, duration time.Duration) (count uint64)
 		return nil
 	})
 	return sent() - before
-}
-
-// busyTime returns how long the machine's processors have worked since its start.
-func busyTime(b *testing.B) time.Duration {
-	b.Helper()
-	raw, err := os.ReadFile("/proc/stat")
-	if err != nil {
-		b.Fatal(err)
-	}
-	line, _, _ := strings.Cut(string(raw), "\n")
-	var ticks time.Duration
-	for i, field := range strings.Fields(line)[1:] {
-		n, err := strconv.Atoi(field)
-		if err != nil {
-			b.Fatal(err)
-		}
-		const idle, ioWait, steal = 3, 4, 7 // proc_stat(5); guests follow steal
-		if i != idle && i != ioWait && i < steal {
-			ticks += time.Duration(n)
-		}
-	}
-	return ticks * 10 * time.Millisecond
 }
 
 // macvlans returns pods with macvlans on a NIC, which attach creates.

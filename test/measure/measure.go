@@ -45,7 +45,14 @@ func (a *Attempts) Next() bool {
 }
 
 // processorTime is the time of all processors since the start of the machine, in ticks.
-type processorTime struct{ total, stolen float64 }
+type processorTime struct{ total, idle, stolen float64 }
+
+// BusyTime returns how long the machine's processors have worked since its start.
+func BusyTime() time.Duration {
+	const ticksPerSecond = 100 // USER_HZ; see proc_stat(5)
+	p := readProcessorTime()
+	return time.Duration((p.total - p.idle - p.stolen) / ticksPerSecond * float64(time.Second))
+}
 
 // stolenSince returns the share of the time since before that the host did not give to this
 // machine.
@@ -64,14 +71,17 @@ func readProcessorTime() (p processorTime) {
 
 func parseProcessorTime(stat string) (p processorTime) {
 	line, _, _ := strings.Cut(stat, "\n")
-	const stolen = 8 // user nice system idle iowait irq softirq steal guest guest_nice
+	const idle, ioWait, stolen = 4, 5, 8 // user nice system idle iowait irq softirq steal guest guest_nice
 	for i, field := range strings.Fields(line) {
 		ticks, err := strconv.ParseFloat(field, 64)
 		if err != nil || i > stolen {
 			continue // the name of the line, and guests, whose time user and nice include
 		}
 		p.total += ticks
-		if i == stolen {
+		switch i {
+		case idle, ioWait:
+			p.idle += ticks
+		case stolen:
 			p.stolen = ticks
 		}
 	}

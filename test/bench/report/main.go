@@ -83,6 +83,15 @@ func (r results) situations(benchmark string) (list []string) {
 
 var situation = regexp.MustCompile(`^shares=(\d+)/parallel=(\d+)$`)
 
+// eachSituation calls do with the numbers of a situation, and the names of the benchmarks in it.
+func (r results) eachSituation(do func(shares, parallel, plugin, kernel, cni string)) {
+	for _, name := range r.situations("Plugin") {
+		if m := situation.FindStringSubmatch(name); m != nil {
+			do(m[1], m[2], "Plugin/"+name, "Kernel/"+name, "CNI/"+name)
+		}
+	}
+}
+
 func starts(r results) string {
 	var s strings.Builder
 	s.WriteString(`## A pod starts
@@ -90,21 +99,16 @@ func starts(r results) string {
 | other pods | at a time | kernel | attach | hook | prepare | CNI ADD | attach / kernel | prepare and hook / CNI |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- |
 `)
-	for _, name := range r.situations("Plugin") {
-		m := situation.FindStringSubmatch(name)
-		if m == nil {
-			continue
-		}
-		plugin, kernel, cni := "Plugin/"+name, "Kernel/"+name, "CNI/"+name
+	r.eachSituation(func(shares, parallel, plugin, kernel, cni string) {
 		attach, ok1 := r.median(plugin, "attach-p50-µs")
 		floor, ok2 := r.median(kernel, "start-p50-µs")
 		hook, ok3 := r.median(plugin, "hook-p50-µs")
 		prepare, ok4 := r.median(plugin, "prepare-p50-µs")
 		add, ok5 := r.median(cni, "start-p50-µs")
-		fmt.Fprintf(&s, "| %s | %s | %s | %s | %s | %s | %s | %s | %s |\n", m[1], m[2],
+		fmt.Fprintf(&s, "| %s | %s | %s | %s | %s | %s | %s | %s | %s |\n", shares, parallel,
 			cell(r, kernel, "start"), cell(r, plugin, "attach"), cell(r, plugin, "hook"), cell(r, plugin, "prepare"),
 			cell(r, cni, "start"), ratio(attach, ok1, floor, ok2), ratio(hook+prepare, ok3 && ok4, add, ok5))
-	}
+	})
 	return s.String()
 }
 
@@ -116,18 +120,13 @@ func ends(r results) string {
 | other pods | at a time | kernel | unprepare | CNI DEL | unprepare / kernel | unprepare / CNI |
 | --- | --- | --- | --- | --- | --- | --- |
 `)
-	for _, name := range r.situations("Plugin") {
-		m := situation.FindStringSubmatch(name)
-		if m == nil {
-			continue
-		}
-		plugin, kernel, cni := "Plugin/"+name, "Kernel/"+name, "CNI/"+name
+	r.eachSituation(func(shares, parallel, plugin, kernel, cni string) {
 		unprepare, ok := r.median(plugin, "unprepare-p50-µs")
 		floor, ok1 := r.median(kernel, "end-p50-µs")
 		del, ok2 := r.median(cni, "end-p50-µs")
-		fmt.Fprintf(&s, "| %s | %s | %s | %s | %s | %s | %s |\n", m[1], m[2], cell(r, kernel, "end"),
+		fmt.Fprintf(&s, "| %s | %s | %s | %s | %s | %s | %s |\n", shares, parallel, cell(r, kernel, "end"),
 			cell(r, plugin, "unprepare"), cell(r, cni, "end"), ratio(unprepare, ok, floor, ok1), ratio(unprepare, ok, del, ok2))
-	}
+	})
 	return s.String()
 }
 
