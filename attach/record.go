@@ -90,6 +90,9 @@ type Record struct {
 	Payload json.RawMessage `json:"link,omitempty"`
 	// Class is the share's number on its device; see record.Share.
 	Class uint16 `json:"class"`
+	// Grant is the share as the claim record has it, in the format of that record. The
+	// plugin uses it if the claim record is lost. Optional.
+	Grant json.RawMessage `json:"grant,omitempty"`
 }
 
 // Link decodes the payload of an attachment that is a network interface.
@@ -260,11 +263,12 @@ const asideSuffix = ".unreadable"
 // claim.
 func (s *Records) SetCorruptAside() (found error, err error) {
 	var failed error
-	err = s.files.Each("", func(path string, _ Record, readErr error) {
+	err = s.files.Each("", func(name string, _ Record, readErr error) {
 		if readErr == nil || errors.Is(readErr, errNoRecord) {
 			return
 		}
 		found = errors.Join(found, readErr)
+		path := s.files.Path(name)
 		failed = errors.Join(failed,
 			s.failpoints.Do("set attach record aside", func() error { return os.Rename(path, path+asideSuffix) }))
 	})
@@ -275,9 +279,9 @@ func (s *Records) SetCorruptAside() (found error, err error) {
 // path of the record.
 func (s *Records) Aside() (claimUIDs map[string]string, err error) {
 	claimUIDs = map[string]string{}
-	err = s.files.Each("", func(path string, _ Record, _ error) {
-		if strings.HasSuffix(path, asideSuffix) {
-			claimUIDs[path], _, _ = strings.Cut(filepath.Base(path), "_")
+	err = s.files.Each("", func(name string, _ Record, _ error) {
+		if strings.HasSuffix(name, asideSuffix) {
+			claimUIDs[s.files.Path(name)], _, _ = strings.Cut(name, "_")
 		}
 	})
 	return claimUIDs, err
@@ -286,8 +290,8 @@ func (s *Records) Aside() (claimUIDs map[string]string, err error) {
 // RemoveClaim removes all records of a claim, including unreadable ones.
 func (s *Records) RemoveClaim(claimUID string) error {
 	var failed error
-	err := s.files.Each(pathElement(claimUID)+"_", func(path string, _ Record, _ error) {
-		failed = errors.Join(failed, files.Remove(s.failpoints, "attach record", path, false))
+	err := s.files.Each(pathElement(claimUID)+"_", func(name string, _ Record, _ error) {
+		failed = errors.Join(failed, files.Remove(s.failpoints, "attach record", s.files.Path(name), false))
 	})
 	return errors.Join(err, failed)
 }
@@ -295,12 +299,12 @@ func (s *Records) RemoveClaim(claimUID string) error {
 // RemoveOfOtherBoots removes the records that were written before the current
 // boot, and returns their number.
 func (s *Records) RemoveOfOtherBoots() (removed int, failed error) {
-	err := s.files.Each("", func(path string, r Record, err error) {
+	err := s.files.Each("", func(name string, r Record, err error) {
 		if err != nil || s.isCurrent(r) {
 			return // List describes the records that cannot be read
 		}
 		removed++
-		failed = errors.Join(failed, files.Remove(s.failpoints, "attach record", path, false))
+		failed = errors.Join(failed, files.Remove(s.failpoints, "attach record", s.files.Path(name), false))
 	})
 	return removed, errors.Join(err, failed)
 }

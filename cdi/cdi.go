@@ -257,8 +257,8 @@ func (s *Specs) Read(claimUID string) ([]string, error) {
 // List returns the UIDs of the claims that have a spec or files, readable or not.
 func (s *Specs) List() (claimUIDs []string, err error) {
 	listed := map[string]bool{}
-	err = s.specs.Each("", func(path string, _ written, _ error) {
-		listed[strings.TrimSuffix(strings.TrimPrefix(filepath.Base(path), s.prefix()), suffix)] = true
+	err = s.specs.Each("", func(name string, _ written, _ error) {
+		listed[strings.TrimSuffix(strings.TrimPrefix(name, s.prefix()), suffix)] = true
 	})
 	dirs, dirsErr := os.ReadDir(s.files)
 	if errors.Is(dirsErr, os.ErrNotExist) {

@@ -5,6 +5,7 @@ package driver
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -105,8 +106,9 @@ func (d *Driver) attach(ctx context.Context, r attach.Request, sandbox Sandbox) 
 
 // newAttachment returns the record of an attachment.
 func newAttachment(s share, r attach.Request, attached Attached) attach.Record {
+	grant, _ := json.Marshal(s.Share) // cannot fail: its parameters are valid JSON
 	return attach.Record{
-		ClaimUID: r.ClaimUID, Share: s.Name, Kind: s.Kind, Device: s.Device, Class: s.Class,
+		ClaimUID: r.ClaimUID, Share: s.Name, Kind: s.Kind, Device: s.Device, Class: s.Class, Grant: grant,
 		Pod: r.Pod, SandboxID: r.SandboxID, Namespace: attached.Namespace, Payload: attached.Payload,
 	}
 }

@@ -756,6 +756,30 @@ func TestPrepare_withAnUnreadableRecord(t *testing.T) {
 	}
 }
 
+func TestPrepare_countsAttachedSharesWithoutClaimRecord(t *testing.T) {
+	for name, damage := range map[string]func(record string) error{
+		"lost":    os.Remove,
+		"corrupt": func(record string) error { return os.WriteFile(record, []byte(`{"version": 1, "uid`), 0o600) },
+		"newer":   func(record string) error { return os.WriteFile(record, []byte(`{"version": 99}`), 0o600) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newPlugin(t)
+			damaged := p.claim("damaged", "500M", "")
+			if err := p.sandbox("p").hook(damaged, p.mustPrepare(damaged)[0]); err != nil {
+				t.Fatal(err)
+			}
+			if err := damage(filepath.Join(p.options.PluginDir, "claims", string(damaged.UID)+".json")); err != nil {
+				t.Fatal(err)
+			}
+			const want = "NIC nic0 has 990M bit/s to grant, of which 500M are granted to other claims on this node"
+			if _, err := p.prepare(p.claim("large", "600M", "")); err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("prepare a claim that does not fit beside the damaged one: got error %v, want %q", err, want)
+			}
+			p.mustPrepare(p.claim("small", "400M", ""))
+		})
+	}
+}
+
 func TestPrepare_refusesMoreThanTheNICHas(t *testing.T) {
 	p := newPlugin(t)
 	p.mustPrepare(p.claim("a", "900M", ""))

@@ -18,6 +18,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
+	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/cdi"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 )
@@ -273,35 +274,65 @@ func (d *Driver) admit(ctx context.Context, recorded *record.Claim, shares []sha
 		return err
 	}
 	defer release()
-	others := d.sharesOfOtherClaims(ctx, recorded.UID)
+	others := d.sharesOfOtherClaims(ctx, recorded.UID, shares)
 	for i := range shares {
 		s := &shares[i]
-		neighbors := onDevice(others, s.Pool, s.Device)
 		if !s.AdminAccess {
-			if err := admitShare(*s, neighbors); err != nil {
+			device := deviceOf(s.Share)
+			if err := admitShare(*s, others[device]); err != nil {
 				return shareError(s.Share, err)
 			}
-			s.Class = d.classOf(recorded.UID, s.Share, neighbors)
+			s.Class = d.classOf(recorded.UID, s.Share, others[device])
+			others[device] = append(others[device], s.Share)
 		}
-		others = append(others, s.Share)
 		recorded.Shares = append(recorded.Shares, s.Share)
 	}
 	return d.claims.Put(recorded)
 }
 
-func (d *Driver) sharesOfOtherClaims(ctx context.Context, uid types.UID) (others []record.Share) {
-	// A record that cannot be read must not keep all other claims away from
-	// this node: the scheduler has counted its shares.
+// publishedDevice identifies a device.
+type publishedDevice struct{ pool, device string }
+
+func deviceOf(s record.Share) publishedDevice { return publishedDevice{s.Pool, s.Device} }
+
+// sharesOfOtherClaims returns the shares that consume a part of the devices of shares, and do
+// not belong to the claim with that UID. A claim whose record is lost or cannot be read
+// counts with the shares that are attached to its pods.
+func (d *Driver) sharesOfOtherClaims(
+	ctx context.Context, uid types.UID, shares []share,
+) map[publishedDevice][]record.Share {
+	others := map[publishedDevice][]record.Share{}
+	for _, s := range shares {
+		others[deviceOf(s.Share)] = nil
+	}
+	add := func(s record.Share) {
+		device := deviceOf(s)
+		if on, wanted := others[device]; wanted && !s.AdminAccess {
+			others[device] = append(on, s)
+		}
+	}
+	counted := map[types.UID]bool{uid: true}
 	for _, c := range d.readableClaims(ctx) {
-		if c.UID != uid {
-			others = append(others, c.Shares...)
+		if c.UID == uid {
+			continue
+		}
+		counted[c.UID] = true
+		for _, s := range c.Shares {
+			add(s)
+		}
+	}
+	added := map[string]bool{} // several pods may have the same share
+	for _, r := range d.readableAttachments(ctx, func(r attach.Record) bool { return !counted[types.UID(r.ClaimUID)] }) {
+		if !added[r.Share] {
+			added[r.Share] = true
+			add(d.recordedGrant(r))
 		}
 	}
 	return others
 }
 
+// admitShare checks a share against the other shares of its device.
 func admitShare(s share, neighbors []record.Share) error {
-	neighbors = slices.DeleteFunc(neighbors, func(o record.Share) bool { return o.AdminAccess })
 	for _, o := range neighbors {
 		if o.ShareID == s.ShareID {
 			return fmt.Errorf(
@@ -332,14 +363,13 @@ func (d *Driver) classOf(uid types.UID, s record.Share, neighbors []record.Share
 	return freeClass(neighbors)
 }
 
+// freeClass returns the lowest number that no neighbor has.
 func freeClass(neighbors []record.Share) uint16 {
-	taken := make(map[uint16]bool, len(neighbors))
+	taken := make([]bool, len(neighbors)+1)
 	for _, o := range neighbors {
-		taken[o.Class] = true
+		if i := int(o.Class) - record.FirstClass; i >= 0 && i < len(taken) {
+			taken[i] = true
+		}
 	}
-	class := uint16(record.FirstClass)
-	for taken[class] {
-		class++
-	}
-	return class
+	return uint16(record.FirstClass + slices.Index(taken, false))
 }

@@ -5,6 +5,7 @@ package driver
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"os"
 
@@ -73,14 +74,26 @@ func (d *Driver) shareOfAttachment(r attach.Record) share {
 }
 
 // shareOf returns the share of an attachment of a claim. If the claim record is lost,
-// and claim therefore nil, the share has only what the attachment record contains.
+// and claim therefore nil, the share is that of the attachment record.
 func (d *Driver) shareOf(claim *record.Claim, r attach.Record) share {
 	if claim != nil {
 		if s, ok := claim.Share(r.Share); ok {
 			return d.resolve(s)
 		}
 	}
-	return d.resolve(record.Share{Name: r.Share, Kind: r.Kind, Device: r.Device, Class: r.Class})
+	return d.resolve(d.recordedGrant(r))
+}
+
+// recordedGrant returns the share that an attachment record contains. Without a grant, it lacks the capacity and the parameters.
+func (d *Driver) recordedGrant(r attach.Record) record.Share {
+	var s record.Share
+	if err := json.Unmarshal(r.Grant, &s); err != nil || s.Name != r.Share {
+		s = record.Share{
+			Name: r.Share, Kind: r.Kind, Pool: d.options.NodeName, Device: r.Device, Class: r.Class,
+			ShareID: types.UID(r.Share), // not its own, but different from the others'; "" means the whole device
+		}
+	}
+	return s
 }
 
 // setAsideCorrupt renames records that cannot be read, and logs why.

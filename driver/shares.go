@@ -79,13 +79,3 @@ func sharesOf(claims []*record.Claim, kind string) (shares []record.Share) {
 	}
 	return shares
 }
-
-// onDevice returns the shares of one device.
-func onDevice(shares []record.Share, pool, device string) (on []record.Share) {
-	for _, s := range shares {
-		if s.Pool == pool && s.Device == device {
-			on = append(on, s)
-		}
-	}
-	return on
-}

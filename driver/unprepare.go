@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"syscall"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -60,7 +61,12 @@ func (d *Driver) unprepareClaim(ctx context.Context, claim kubeletplugin.Namespa
 func (d *Driver) unprepare(ctx context.Context, claim *record.Claim) error {
 	if len(claim.Shares) > 0 {
 		claim.Phase = record.Unpreparing
-		if err := d.claims.Put(claim); err != nil {
+		err := d.claims.Put(claim)
+		if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+			// The kubelet evicts pods to free space, and each eviction waits for this call. If this
+			// plugin is killed now, its successor serves the claim until the kubelet calls again.
+			klog.FromContext(ctx).Error(err, "Failed to mark claim as being unprepared; continuing")
+		} else if err != nil {
 			return err
 		}
 	}

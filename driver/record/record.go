@@ -262,10 +262,10 @@ func (s *Store) setAside(path string) error {
 // them.
 func (s *Store) SetCorruptAside() (found error, err error) {
 	var failed error
-	err = s.records.Each("", func(path string, _ *Claim, readErr error) {
+	err = s.records.Each("", func(name string, _ *Claim, readErr error) {
 		if errors.Is(readErr, ErrCorrupt) {
 			found = errors.Join(found, readErr)
-			failed = errors.Join(failed, s.setAside(path))
+			failed = errors.Join(failed, s.setAside(s.records.Path(name)))
 		}
 	})
 	return found, errors.Join(err, failed)

@@ -29,8 +29,7 @@ type Directory[T any] struct {
 
 	mu      sync.Mutex
 	changes changes
-	names   []string // sorted
-	files   map[string]parsed[T]
+	files   []*parsed[T] // by name
 	// unread are the names of files that the system could not read, such as for lack of
 	// descriptors. Each call tries again.
 	unread map[string]bool
@@ -38,6 +37,7 @@ type Directory[T any] struct {
 
 // parsed is the result of parsing a file. It is not modified.
 type parsed[T any] struct {
+	name  string
 	file  fileID
 	value T
 	err   error
@@ -56,17 +56,20 @@ type fileID struct {
 func NewDirectory[T any](path, prefix, suffix string, parse func(path string) (T, error)) *Directory[T] {
 	return &Directory[T]{
 		path: path, prefix: prefix, suffix: suffix, parse: parse,
-		changes: changes{fd: -1}, files: map[string]parsed[T]{}, unread: map[string]bool{},
+		changes: changes{fd: -1}, unread: map[string]bool{},
 	}
 }
+
+// Path returns the path of a file.
+func (d *Directory[T]) Path(name string) string { return filepath.Join(d.path, name) }
 
 // Each calls do for the files whose names begin with prefix, in the order of their
 // names, with the result of parsing them. do must not modify the value. Each returns an
 // error if the directory cannot be read.
-func (d *Directory[T]) Each(prefix string, do func(path string, value T, err error)) error {
-	names, files, err := d.current(prefix)
-	for i, name := range names {
-		do(filepath.Join(d.path, name), files[i].value, files[i].err)
+func (d *Directory[T]) Each(prefix string, do func(name string, value T, err error)) error {
+	files, err := d.current(prefix)
+	for _, f := range files {
+		do(f.name, f.value, f.err)
 	}
 	return err
 }
@@ -79,36 +82,44 @@ func (d *Directory[T]) Get(name string) (value T, ok bool, err error) {
 	if d.changes.fd < 0 {
 		d.changes.open(d.path)
 		if d.changes.fd < 0 { // without inotify, read only this file
-			ok = d.read(name)
-			return d.files[name].value, ok, d.files[name].err
+			d.read(name)
+		} else {
+			err = d.readAll()
 		}
-		err = d.readAll()
 	} else {
 		err = d.update()
 	}
 	if err != nil {
 		return value, false, err
 	}
-	file, ok := d.files[name]
-	return file.value, ok, file.err
+	i, ok := d.find(name)
+	if !ok {
+		return value, false, nil
+	}
+	return d.files[i].value, true, d.files[i].err
 }
 
 // current returns the files whose names begin with prefix.
-func (d *Directory[T]) current(prefix string) (names []string, files []parsed[T], err error) {
+func (d *Directory[T]) current(prefix string) ([]*parsed[T], error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if err := d.update(); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	first, _ := slices.BinarySearch(d.names, prefix)
-	for _, name := range d.names[first:] {
-		if !strings.HasPrefix(name, prefix) {
-			break
-		}
-		names = append(names, name)
-		files = append(files, d.files[name])
+	first, _ := d.find(prefix)
+	files := d.files[first:]
+	end := slices.IndexFunc(files, func(f *parsed[T]) bool { return !strings.HasPrefix(f.name, prefix) })
+	if end < 0 {
+		end = len(files)
 	}
-	return names, files, nil
+	return slices.Clone(files[:end]), nil
+}
+
+// find returns the position of a file, or the position at which it belongs.
+func (d *Directory[T]) find(name string) (i int, ok bool) {
+	return slices.BinarySearchFunc(d.files, name, func(f *parsed[T], name string) int {
+		return strings.Compare(f.name, name)
+	})
 }
 
 // update reads the files that have changed. The caller holds d.mu.
@@ -121,15 +132,8 @@ func (d *Directory[T]) update() error {
 		changed = append(changed, name)
 	}
 	for _, name := range changed {
-		if !d.includes(name) {
-			continue
-		}
-		i, known := slices.BinarySearch(d.names, name)
-		switch exists := d.read(name); {
-		case exists && !known:
-			d.names = slices.Insert(d.names, i, name)
-		case !exists && known:
-			d.names = slices.Delete(d.names, i, i+1)
+		if d.includes(name) {
+			d.read(name)
 		}
 	}
 	return nil
@@ -146,44 +150,46 @@ func (d *Directory[T]) readAll() error {
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	d.names = nil
+	d.files = slices.DeleteFunc(d.files, func(f *parsed[T]) bool {
+		_, listed := slices.BinarySearchFunc(entries, f.name, func(e os.DirEntry, name string) int {
+			return strings.Compare(e.Name(), name)
+		})
+		return !listed
+	})
 	for _, e := range entries {
-		if d.includes(e.Name()) && d.read(e.Name()) {
-			d.names = append(d.names, e.Name())
-		}
-	}
-	for name := range d.files {
-		if _, listed := slices.BinarySearch(d.names, name); !listed {
-			delete(d.files, name)
+		if d.includes(e.Name()) {
+			d.read(e.Name())
 		}
 	}
 	return nil
 }
 
-// read reads a file unless it is the one that was read last, and reports whether it
-// exists.
-func (d *Directory[T]) read(name string) (exists bool) {
-	path := filepath.Join(d.path, name)
+// read reads a file unless it is the one that was read last, and forgets it if it does
+// not exist.
+func (d *Directory[T]) read(name string) {
+	i, known := d.find(name)
+	read := &parsed[T]{name: name}
+	path := d.Path(name)
 	var stat syscall.Stat_t
-	err := syscall.Stat(path, &stat)
-	file := fileID{stat.Ino, stat.Size, stat.Ctim}
-	if last, known := d.files[name]; known && err == nil && last.err == nil && last.file == file {
-		return true
-	}
-	var value T
-	if err == nil {
-		value, err = d.parse(path)
+	if read.err = syscall.Stat(path, &stat); read.err == nil {
+		read.file = fileID{stat.Ino, stat.Size, stat.Ctim}
+		if known && d.files[i].err == nil && d.files[i].file == read.file {
+			return
+		}
+		read.value, read.err = d.parse(path)
 	}
 	delete(d.unread, name)
-	if errors.Is(err, os.ErrNotExist) {
-		delete(d.files, name)
-		return false
-	}
-	if errno := syscall.Errno(0); errors.As(err, &errno) {
+	if errno := syscall.Errno(0); errors.As(read.err, &errno) && errno != syscall.ENOENT {
 		d.unread[name] = true
 	}
-	d.files[name] = parsed[T]{file, value, err}
-	return true
+	switch exists := !errors.Is(read.err, os.ErrNotExist); {
+	case exists && known:
+		d.files[i] = read
+	case exists:
+		d.files = slices.Insert(d.files, i, read)
+	case known:
+		d.files = slices.Delete(d.files, i, i+1)
+	}
 }
 
 // changes tells which files of a directory have changed.

@@ -52,11 +52,11 @@ func (d *testDirectory) expect(prefix string, parsed int, want ...string) {
 	d.t.Helper()
 	d.parsed = 0
 	var got []string
-	d.must(d.Each(prefix, func(path, value string, err error) {
+	d.must(d.Each(prefix, func(name, value string, err error) {
 		if err != nil {
 			value = err.Error()
 		}
-		got = append(got, filepath.Base(path)+"="+value)
+		got = append(got, name+"="+value)
 	}))
 	if diff := cmp.Diff(want, got); diff != "" {
 		d.t.Errorf("files (-want +got):\n%s", diff)

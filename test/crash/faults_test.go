@@ -113,6 +113,22 @@ func TestPlugin_forceDeletedPodKeepsItsGrant(t *testing.T) {
 	e.eventually("the node has no state of claims", e.nothingLeft)
 }
 
+// The class of a share whose claim record is lost must not become that of another share:
+// unpreparing either would remove it.
+func TestPlugin_classOfShareWithoutClaimRecord(t *testing.T) {
+	e := newTestEnv(t)
+	e.start(nil)
+	lost, other := e.claim("lost"), e.claim("other")
+	first := e.prepareAndAttach(lost, "first")
+	e.remove("plugin/claims", string(lost.UID)+".json")
+	second := e.prepareAndAttach(other, "second")
+	e.must("check enforcement of both", e.enforced(first, second))
+	e.must("unprepare the claim without a record", e.unprepare(t.Context(), lost))
+	e.must("check enforcement of the other claim", e.enforced(second))
+	e.must("unprepare the other claim", e.unprepare(t.Context(), other))
+	e.eventually("the node has no state of claims", e.nothingLeft)
+}
+
 func TestPlugin_fullDisk(t *testing.T) {
 	e := newTestEnv(t)
 	directories := []string{"plugin", "cdi"}
@@ -135,9 +151,11 @@ func TestPlugin_fullDisk(t *testing.T) {
 		e.checkNoUnfinishedFiles(dir)
 		pod := e.sandbox("full-" + dir)
 		e.must("attach a prepared claim with "+dir+" full", pod.hook(ctx, e.dir, before, time.Second))
+		e.must("unprepare a claim with "+dir+" full", e.unprepare(ctx, before)) // eviction depends on it
 		if err := os.Remove(ballast); err != nil {
 			t.Fatal(err)
 		}
+		e.must("prepare the claim again with free space in "+dir, e.prepare(ctx, before))
 		e.must("prepare the claim with free space in "+dir, e.prepare(ctx, c))
 		e.must("unprepare the claim", e.unprepare(ctx, c))
 	}
