@@ -25,9 +25,15 @@ type Hook struct {
 	RunDir   string
 	ClaimUID string
 	Share    string
+	// AnnounceIPv6 makes the kernel announce the IPv6 addresses of the pod's links; see
+	// announceIPv6.
+	AnnounceIPv6 bool
 	// Wait is the time to wait for a plugin that is not running.
 	Wait time.Duration
 }
+
+// AnnounceIPv6Flag is the name of the hook's flag that sets AnnounceIPv6.
+const AnnounceIPv6Flag = "announce-ipv6"
 
 // DefaultWait is less than the kubelet's timeout of two minutes for requests to
 // the runtime.
@@ -239,7 +245,9 @@ func inspect(namespace *os.File, h Hook) (inspection, error) {
 	if h.attached(id) {
 		return inspection{attached: true}, socket.Close()
 	}
-	announceIPv6()
+	if h.AnnounceIPv6 {
+		announceIPv6()
+	}
 	return inspection{socket: socket}, nil
 }
 
@@ -249,6 +257,10 @@ func inspect(namespace *os.File, h Hook) (inspection, error) {
 // that an address had in another pod. The plugin cannot set it, because netlink has no
 // attribute for it. A share works without it, so that errors, such as a kernel without
 // IPv6, do not matter.
+//
+// Looking up a file below /proc/sys/net takes longer the more namespaces have had theirs
+// looked up, because the names of all have one parent in the kernel's dentry cache: 0.1 ms
+// with 10 namespaces, and 5 ms with 3,000 (Linux 6.18).
 func announceIPv6() {
 	_ = os.WriteFile("/proc/sys/net/ipv6/conf/default/ndisc_notify", []byte("1"), 0)
 }

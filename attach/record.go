@@ -112,7 +112,7 @@ type Records struct {
 	failpoints failpoint.Injector
 	// files are all files of the directory. Those other than records have the error
 	// errNoRecord.
-	files *files.Directory[Record]
+	files *files.Directory[*Record]
 }
 
 // AnyBoot accepts the records of any boot, for callers that compare a record
@@ -124,7 +124,7 @@ const AnyBoot = ""
 func OpenRecords(runDir, bootID string, failpoints failpoint.Injector) *Records {
 	dir := filepath.Join(runDir, "attached")
 	return &Records{
-		dir: dir, bootID: bootID, failpoints: failpoints, files: files.NewDirectory(dir, "", "", readRecord),
+		dir: dir, bootID: bootID, failpoints: failpoints, files: files.NewDirectory(dir, "", "", readFile),
 	}
 }
 
@@ -183,23 +183,29 @@ func (s *Records) Read(claimUID, share string, ns Namespace) (Record, error) {
 
 func (s *Records) read(path string) (Record, error) {
 	r, err := readRecord(path)
-	if err == nil && !s.isCurrent(r) {
+	if err == nil && !s.isCurrent(&r) {
 		return r, fmt.Errorf("attachment record %s belongs to another boot: %w", path, os.ErrNotExist)
 	}
 	return r, err
 }
 
 // isCurrent reports whether a record was written since the node booted.
-func (s *Records) isCurrent(r Record) bool { return s.bootID == AnyBoot || r.BootID == s.bootID }
+func (s *Records) isCurrent(r *Record) bool { return s.bootID == AnyBoot || r.BootID == s.bootID }
 
 // errNoRecord means that a file is not a record.
 var errNoRecord = errors.New("the file is not an attachment record")
 
+// readFile reads a file of the directory.
+func readFile(path string) (*Record, error) {
+	if !strings.HasSuffix(path, suffix) {
+		return nil, errNoRecord
+	}
+	r, err := readRecord(path)
+	return &r, err
+}
+
 // readRecord reads a record of any boot.
 func readRecord(path string) (Record, error) {
-	if !strings.HasSuffix(path, suffix) {
-		return Record{}, errNoRecord
-	}
 	raw, err := os.ReadFile(path)
 	if err != nil {
 		return Record{}, err
@@ -228,28 +234,28 @@ func decodeRecord(raw []byte) (r Record, err error) {
 // List returns the records of all claims. The caller must not modify their payloads. The
 // error describes the records that cannot be read; they stay in place.
 func (s *Records) List() ([]Record, error) {
-	return s.Select(func(Record) bool { return true })
+	return s.Select(func(*Record) bool { return true })
 }
 
 // Select returns the records for which selected returns true. Otherwise it behaves like List.
-func (s *Records) Select(selected func(Record) bool) ([]Record, error) {
+func (s *Records) Select(selected func(*Record) bool) ([]Record, error) {
 	return s.list("", selected)
 }
 
 // OfClaim returns the records of one claim. Otherwise it behaves like List.
 func (s *Records) OfClaim(claimUID string) ([]Record, error) {
-	return s.list(pathElement(claimUID)+"_", func(r Record) bool { return r.ClaimUID == claimUID })
+	return s.list(pathElement(claimUID)+"_", func(r *Record) bool { return r.ClaimUID == claimUID })
 }
 
 // list returns the records that are selected among those whose path begins with prefix.
-func (s *Records) list(prefix string, selected func(Record) bool) (records []Record, failed error) {
-	err := s.files.Each(prefix, func(_ string, r Record, err error) {
+func (s *Records) list(prefix string, selected func(*Record) bool) (records []Record, failed error) {
+	err := s.files.Each(prefix, func(_ string, r *Record, err error) {
 		switch {
 		case errors.Is(err, errNoRecord):
 		case err != nil:
 			failed = errors.Join(failed, err)
 		case s.isCurrent(r) && selected(r):
-			records = append(records, r)
+			records = append(records, *r)
 		}
 	})
 	return records, errors.Join(err, failed)
@@ -263,7 +269,7 @@ const asideSuffix = ".unreadable"
 // claim.
 func (s *Records) SetCorruptAside() (found error, err error) {
 	var failed error
-	err = s.files.Each("", func(name string, _ Record, readErr error) {
+	err = s.files.Each("", func(name string, _ *Record, readErr error) {
 		if readErr == nil || errors.Is(readErr, errNoRecord) {
 			return
 		}
@@ -279,7 +285,7 @@ func (s *Records) SetCorruptAside() (found error, err error) {
 // path of the record.
 func (s *Records) Aside() (claimUIDs map[string]string, err error) {
 	claimUIDs = map[string]string{}
-	err = s.files.Each("", func(name string, _ Record, _ error) {
+	err = s.files.Each("", func(name string, _ *Record, _ error) {
 		if strings.HasSuffix(name, asideSuffix) {
 			claimUIDs[s.files.Path(name)], _, _ = strings.Cut(name, "_")
 		}
@@ -290,7 +296,7 @@ func (s *Records) Aside() (claimUIDs map[string]string, err error) {
 // RemoveClaim removes all records of a claim, including unreadable ones.
 func (s *Records) RemoveClaim(claimUID string) error {
 	var failed error
-	err := s.files.Each(pathElement(claimUID)+"_", func(name string, _ Record, _ error) {
+	err := s.files.Each(pathElement(claimUID)+"_", func(name string, _ *Record, _ error) {
 		failed = errors.Join(failed, files.Remove(s.failpoints, "attach record", s.files.Path(name), false))
 	})
 	return errors.Join(err, failed)
@@ -299,7 +305,7 @@ func (s *Records) RemoveClaim(claimUID string) error {
 // RemoveOfOtherBoots removes the records that were written before the current
 // boot, and returns their number.
 func (s *Records) RemoveOfOtherBoots() (removed int, failed error) {
-	err := s.files.Each("", func(name string, r Record, err error) {
+	err := s.files.Each("", func(name string, r *Record, err error) {
 		if err != nil || s.isCurrent(r) {
 			return // List describes the records that cannot be read
 		}

@@ -42,8 +42,9 @@ type Edits struct {
 	DeviceNodes []string `json:"deviceNodes,omitempty"` // paths, the same on the node and in the container
 	Mounts      []Mount  `json:"mounts,omitempty"`
 	Files       []File   `json:"files,omitempty"`
-	// Hook contains the arguments of the driver's hook, without the program name,
-	// for a device that needs a hook but is not attached to pods.
+	// Hook contains arguments of the driver's hook, without the program name: all for a
+	// device that needs the hook but is not attached to pods, and additional ones for a
+	// device that is.
 	Hook []string `json:"hook,omitempty"`
 }
 

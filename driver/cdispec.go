@@ -32,7 +32,7 @@ func (d *Driver) cdiDevices(uid types.UID, shares []share) (devices []cdi.Device
 		}
 		args := device.Edits.Hook
 		if s.attacher != nil {
-			args = []string{"--run-dir=" + d.options.RunDir, "--claim=" + string(uid), "--share=" + s.Name}
+			args = append([]string{"--run-dir=" + d.options.RunDir, "--claim=" + string(uid), "--share=" + s.Name}, args...)
 		}
 		if len(args) > 0 {
 			device.Hook = &cdi.Hook{

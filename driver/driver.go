@@ -61,6 +61,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/driver/lock"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 	"github.com/dra-shared/dra-driver-shared/internal/failpoint"
+	"github.com/dra-shared/dra-driver-shared/internal/files"
 )
 
 // Options configures a Driver. Every field is required unless its comment
@@ -136,6 +137,8 @@ type Driver struct {
 	// shortly before that.
 	helper      *kubeletplugin.Helper
 	helperReady chan struct{}
+	// metadataSpecs are the names of the CDI specs of the helper.
+	metadataSpecs *files.Directory[struct{}]
 	// restoring holds the UIDs of claims that the driver prepares again to
 	// restore missing files: one that was unprepared in the meantime must not
 	// be prepared.
@@ -204,6 +207,8 @@ func New(o Options) (*Driver, error) {
 		handover:    newHandover(locks, o.Instance),
 		warnings:    newWarnings(o.Events, o.NodeName),
 	}
+	d.metadataSpecs = files.NewDirectory(o.CDIDir, d.metadataSpecsPrefix(), ".json",
+		func(string) (struct{}, error) { return struct{}{}, nil })
 	d.status, d.metrics = newReporter(d), newMetrics(d)
 	return d, nil
 }

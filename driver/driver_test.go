@@ -773,7 +773,7 @@ func TestPrepare_countsAttachedSharesWithoutClaimRecord(t *testing.T) {
 			}
 			const want = "NIC nic0 has 990M bit/s to grant, of which 500M are granted to other claims on this node"
 			if _, err := p.prepare(p.claim("large", "600M", "")); err == nil || !strings.Contains(err.Error(), want) {
-				t.Errorf("prepare a claim that does not fit beside the damaged one: got error %v, want %q", err, want)
+				t.Errorf("prepare a claim that does not fit next to the damaged one: got error %v, want %q", err, want)
 			}
 			p.mustPrepare(p.claim("small", "400M", ""))
 		})

@@ -218,7 +218,7 @@ func (gc *garbageCollector) metadata(context.Context) (orphans []Orphan, failed 
 			})
 		}
 	}
-	specs, err := filepath.Glob(filepath.Join(d.options.CDIDir, d.options.DriverName+"_metadata_*.json"))
+	specs, err := d.metadataSpecsLike(d.metadataSpecsPrefix() + "*")
 	for _, path := range specs {
 		if !d.isRecorded(string(d.claimOfMetadataSpec(path))) {
 			orphans = append(orphans, gc.file("metadata CDI spec", path))
@@ -295,7 +295,7 @@ func (gc *garbageCollector) temporaryFiles(context.Context) (orphans []Orphan, f
 		filepath.Join(o.RunDir, "attached", "*"),
 		filepath.Join(filepath.Dir(o.Hook), "*"),
 		gc.driver.specs.Path("*"),
-		filepath.Join(o.CDIDir, o.DriverName+"_metadata_*"),
+		filepath.Join(o.CDIDir, gc.driver.metadataSpecsPrefix()+"*"),
 	} {
 		paths, err := filepath.Glob(pattern + files.TemporarySuffix)
 		failed = errors.Join(failed, err)

@@ -37,8 +37,9 @@ type Kind interface {
 	// records the result and does not compute it again: it stays in force until
 	// the share is released, even if the configuration changes.
 	Configure(ctx context.Context, share record.Share, parameters [][]byte) (json.RawMessage, error)
-	// Admit refuses a share for which the device has no room besides others.
-	Admit(share record.Share, others []record.Share) error
+	// Admit refuses a share for which the device has no room besides others, which it must
+	// not modify.
+	Admit(share record.Share, others []*record.Share) error
 	// Edits returns the CDI edits of containers with the share.
 	Edits(share record.Share) (cdi.Edits, error)
 }
@@ -75,10 +76,10 @@ type Change struct {
 	Devices bool
 	// Detached selects the attachments whose sandboxes may have ended; nil
 	// selects none.
-	Detached func(attach.Record) bool
+	Detached func(*attach.Record) bool
 	// Modified selects the attachments whose state may have changed; nil
 	// selects none.
-	Modified func(attach.Record) bool
+	Modified func(*attach.Record) bool
 }
 
 // ReadinessChecker is a Kind that may be unable to prepare or attach shares.

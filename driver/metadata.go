@@ -49,6 +49,7 @@ func (d *Driver) metadataOptions() []kubeletplugin.Option {
 			WriteFile: d.writeMetadata,
 			RemoveAll: d.removeMetadata,
 			Remove:    func(path string) error { return files.Remove(d.options.Failpoints, "metadata CDI spec", path, false) },
+			Glob:      d.metadataSpecsLike,
 		}),
 	}
 }
@@ -76,10 +77,24 @@ func (d *Driver) writeMetadata(path string, content []byte, mode os.FileMode) er
 	return files.Replace(d.options.Failpoints, "metadata CDI spec", path, content, files.Options{Mode: mode})
 }
 
+// metadataSpecsPrefix begins the names of the helper's CDI specs.
+func (d *Driver) metadataSpecsPrefix() string { return d.options.DriverName + "_metadata_" }
+
+// metadataSpecsLike returns the paths of the metadata CDI specs that match a pattern which
+// ends with * and the suffix of the specs. filepath.Glob would read the directory, which has
+// two files for each claim, whenever a claim is unprepared.
+func (d *Driver) metadataSpecsLike(pattern string) (paths []string, err error) {
+	prefix, _, _ := strings.Cut(filepath.Base(pattern), "*")
+	err = d.metadataSpecs.Each(prefix, func(name string, _ struct{}, _ error) {
+		paths = append(paths, d.metadataSpecs.Path(name))
+	})
+	return paths, err
+}
+
 // claimOfMetadataSpec returns the claim's UID from the path of a metadata CDI
 // spec.
 func (d *Driver) claimOfMetadataSpec(path string) types.UID {
-	uid, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(path), d.options.DriverName+"_metadata_"), "_")
+	uid, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(path), d.metadataSpecsPrefix()), "_")
 	return types.UID(uid)
 }
 
@@ -118,7 +133,7 @@ func (d *Driver) hasMetadata(c *record.Claim) bool {
 		request := resourceclaim.BaseRequestRef(s.Request)
 		for _, path := range []string{
 			filepath.Join(d.options.PluginDir, metadataDir, metadataName(c), request, metadataFile),
-			filepath.Join(d.options.CDIDir, d.options.DriverName+"_metadata_"+string(c.UID)+"_"+request+".json"),
+			filepath.Join(d.options.CDIDir, d.metadataSpecsPrefix()+string(c.UID)+"_"+request+".json"),
 		} {
 			if _, err := os.Stat(path); err != nil {
 				return false

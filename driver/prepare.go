@@ -283,7 +283,7 @@ func (d *Driver) admit(ctx context.Context, recorded *record.Claim, shares []sha
 				return shareError(s.Share, err)
 			}
 			s.Class = d.classOf(recorded.UID, s.Share, others[device])
-			others[device] = append(others[device], s.Share)
+			others[device] = append(others[device], &s.Share)
 		}
 		recorded.Shares = append(recorded.Shares, s.Share)
 	}
@@ -300,39 +300,42 @@ func deviceOf(s record.Share) publishedDevice { return publishedDevice{s.Pool, s
 // counts with the shares that are attached to its pods.
 func (d *Driver) sharesOfOtherClaims(
 	ctx context.Context, uid types.UID, shares []share,
-) map[publishedDevice][]record.Share {
-	others := map[publishedDevice][]record.Share{}
+) map[publishedDevice][]*record.Share {
+	others := map[publishedDevice][]*record.Share{}
 	for _, s := range shares {
 		others[deviceOf(s.Share)] = nil
 	}
-	add := func(s record.Share) {
-		device := deviceOf(s)
+	add := func(s *record.Share) {
+		device := deviceOf(*s)
 		if on, wanted := others[device]; wanted && !s.AdminAccess {
 			others[device] = append(on, s)
 		}
 	}
-	counted := map[types.UID]bool{uid: true}
-	for _, c := range d.readableClaims(ctx) {
+	claims := d.readableClaims(ctx)
+	counted := make(map[types.UID]bool, len(claims)+1)
+	counted[uid] = true
+	for _, c := range claims {
 		if c.UID == uid {
 			continue
 		}
 		counted[c.UID] = true
-		for _, s := range c.Shares {
-			add(s)
+		for i := range c.Shares {
+			add(&c.Shares[i])
 		}
 	}
 	added := map[string]bool{} // several pods may have the same share
-	for _, r := range d.readableAttachments(ctx, func(r attach.Record) bool { return !counted[types.UID(r.ClaimUID)] }) {
+	for _, r := range d.readableAttachments(ctx, func(r *attach.Record) bool { return !counted[types.UID(r.ClaimUID)] }) {
 		if !added[r.Share] {
 			added[r.Share] = true
-			add(d.recordedGrant(r))
+			grant := d.recordedGrant(r)
+			add(&grant)
 		}
 	}
 	return others
 }
 
 // admitShare checks a share against the other shares of its device.
-func admitShare(s share, neighbors []record.Share) error {
+func admitShare(s share, neighbors []*record.Share) error {
 	for _, o := range neighbors {
 		if o.ShareID == s.ShareID {
 			return fmt.Errorf(
@@ -353,7 +356,7 @@ func admitShare(s share, neighbors []record.Share) error {
 // classOf returns the number of the class that the share's attachments already
 // use, if there are any, because the claim's record may have been lost.
 // Otherwise it returns a free number.
-func (d *Driver) classOf(uid types.UID, s record.Share, neighbors []record.Share) uint16 {
+func (d *Driver) classOf(uid types.UID, s record.Share, neighbors []*record.Share) uint16 {
 	attached, _ := d.attachments.OfClaim(string(uid)) // unreadable records contain no class
 	for _, a := range attached {
 		if a.Share == s.Name {
@@ -364,7 +367,7 @@ func (d *Driver) classOf(uid types.UID, s record.Share, neighbors []record.Share
 }
 
 // freeClass returns the lowest number that no neighbor has.
-func freeClass(neighbors []record.Share) uint16 {
+func freeClass(neighbors []*record.Share) uint16 {
 	taken := make([]bool, len(neighbors)+1)
 	for _, o := range neighbors {
 		if i := int(o.Class) - record.FirstClass; i >= 0 && i < len(taken) {

@@ -28,7 +28,7 @@ func (d *Driver) readableClaims(ctx context.Context) []*record.Claim {
 
 // readableAttachments returns the attachment records that can be read and that are
 // selected. It logs those that cannot be read.
-func (d *Driver) readableAttachments(ctx context.Context, selected func(attach.Record) bool) []attach.Record {
+func (d *Driver) readableAttachments(ctx context.Context, selected func(*attach.Record) bool) []attach.Record {
 	attached, err := d.attachments.Select(selected)
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Some attachment records are unreadable; continuing without them")
@@ -84,7 +84,8 @@ func (d *Driver) shareOf(claim *record.Claim, r attach.Record) share {
 	return d.resolve(d.recordedGrant(r))
 }
 
-// recordedGrant returns the share that an attachment record contains. Without a grant, it lacks the capacity and the parameters.
+// recordedGrant returns the share that an attachment record contains. Without a grant, it
+// lacks the capacity and the parameters.
 func (d *Driver) recordedGrant(r attach.Record) record.Share {
 	var s record.Share
 	if err := json.Unmarshal(r.Grant, &s); err != nil || s.Name != r.Share {

@@ -84,7 +84,7 @@ func (d *Driver) handle(ctx context.Context, c Change) {
 // eachAttachment calls do for every selected attachment, as forEach does.
 func (d *Driver) eachAttachment(
 	ctx context.Context,
-	selected func(attach.Record) bool,
+	selected func(*attach.Record) bool,
 	do func(context.Context, share, attach.Record) error,
 ) {
 	d.forEach(ctx, d.readableAttachments(ctx, selected), do)

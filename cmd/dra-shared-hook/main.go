@@ -34,6 +34,8 @@ func main() {
 	flag.StringVar(&h.ClaimUID, "claim", "", "UID of the ResourceClaim")
 	flag.StringVar(&h.Share, "share", "", "name of the share's CDI device")
 	flag.DurationVar(&h.Wait, "wait", attach.DefaultWait, "how long to wait for a plugin that is not running")
+	flag.BoolVar(&h.AnnounceIPv6, attach.AnnounceIPv6Flag, true,
+		"whether the links of the pod announce IPv6 addresses when they come up")
 	try := flag.Bool(attach.TryFlag, false, "end at once: the plugin finds out whether the hook can run")
 	flag.Parse()
 	if *try {

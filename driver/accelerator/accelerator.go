@@ -312,7 +312,7 @@ func granted(d *device, share record.Share) map[string]resource.Quantity {
 }
 
 // Admit implements driver.Kind.
-func (k *Kind) Admit(share record.Share, others []record.Share) error {
+func (k *Kind) Admit(share record.Share, others []*record.Share) error {
 	d, err := k.device(share.Device)
 	if err != nil {
 		return err

@@ -322,9 +322,9 @@ func TestAdmit(t *testing.T) {
 			if tc.share == nil {
 				id = ""
 			}
-			var others []record.Share
+			var others []*record.Share
 			for _, o := range tc.others {
-				others = append(others, share("other", device, o))
+				others = append(others, new(share("other", device, o)))
 			}
 			err := k.Admit(share(id, device, tc.share), others)
 			if tc.want == "" && err != nil || tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)) {

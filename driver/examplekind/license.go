@@ -193,7 +193,7 @@ func (k *Kind) Edits(share record.Share) (edits cdi.Edits, err error) {
 }
 
 // Admit implements driver.Kind.
-func (k *Kind) Admit(share record.Share, others []record.Share) error {
+func (k *Kind) Admit(share record.Share, others []*record.Share) error {
 	d, err := k.device(share.Device)
 	if err != nil {
 		return err

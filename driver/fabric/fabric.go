@@ -144,7 +144,7 @@ func (k *Kind) membership(
 
 // Admit implements driver.Kind. It considers the shares on this node only; the
 // scheduler considers those on other nodes.
-func (k *Kind) Admit(share record.Share, others []record.Share) error {
+func (k *Kind) Admit(share record.Share, others []*record.Share) error {
 	f := k.fabric(share.Device)
 	if f == nil {
 		return fmt.Errorf("the driver's configuration has no fabric %s", share.Device)

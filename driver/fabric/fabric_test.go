@@ -97,7 +97,7 @@ func TestDevices(t *testing.T) {
 	if err := k.Admit(whole, nil); err != nil {
 		t.Error(err)
 	}
-	if err := k.Admit(whole, []record.Share{{Device: "torus", ShareID: "1"}}); err == nil {
+	if err := k.Admit(whole, []*record.Share{{Device: "torus", ShareID: "1"}}); err == nil {
 		t.Error("the whole of a fabric that has shares was admitted")
 	}
 }

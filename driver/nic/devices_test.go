@@ -190,17 +190,18 @@ func TestAdmit(t *testing.T) {
 	for _, tc := range []struct {
 		name   string
 		share  record.Share
-		others []record.Share
+		others []*record.Share
 		want   string
 	}{
-		{"exactly the remaining bandwidth", share("a", "490M"), []record.Share{share("b", "500M")}, ""},
-		{"one bit more", share("a", "490000001"), []record.Share{share("b", "500M")}, "bandwidth 490000001: NIC nic0 has " +
-			"990M bit/s to grant, of which 500M are granted to other claims on this node"},
-		{"a share too many", share("a", "10M"), []record.Share{share("b", "10M"), share("c", "10M"), share("d", "10M")},
+		{"exactly the remaining bandwidth", share("a", "490M"), []*record.Share{new(share("b", "500M"))}, ""},
+		{"one bit more", share("a", "490000001"), []*record.Share{new(share("b", "500M"))},
+			"bandwidth 490000001: NIC nic0 has 990M bit/s to grant, of which 500M are granted to other claims on this node"},
+		{"a share too many", share("a", "10M"),
+			[]*record.Share{new(share("b", "10M")), new(share("c", "10M")), new(share("d", "10M"))},
 			"shares: NIC nic0 already has 3 shares, its limit"},
 		{"without consumable capacity", whole, nil, "is the feature gate DRAConsumableCapacity on"},
 		{"a fraction of a bit", share("a", "100m"), nil, "consumedCapacity.bandwidth 100m: want whole bits per second"},
-		{"besides a share that only observes", share("a", "990M"), []record.Share{{AdminAccess: true, Device: "nic0"}}, ""},
+		{"besides a share that only observes", share("a", "990M"), []*record.Share{{AdminAccess: true, Device: "nic0"}}, ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			err := k.Admit(tc.share, tc.others)

@@ -104,7 +104,7 @@ func (l *lostAddresses) message(network string, addresses []netip.Addr, identity
 
 // changeOfAddresses returns the change of the status of links with these addresses.
 func changeOfAddresses(addresses map[ipam.Address]bool) driver.Change {
-	return driver.Change{Modified: func(r attach.Record) bool {
+	return driver.Change{Modified: func(r *attach.Record) bool {
 		if r.Kind != Name {
 			return false
 		}

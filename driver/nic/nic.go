@@ -38,6 +38,7 @@ import (
 
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
 	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/cdi"
 	"github.com/dra-shared/dra-driver-shared/device/attribute"
 	"github.com/dra-shared/dra-driver-shared/device/containeredits"
@@ -463,7 +464,7 @@ func (k *Kind) ValidateCombination(shares []record.Share) error {
 
 // Admit implements driver.Kind: the sum of all grants must not exceed the
 // bandwidth of the NIC, nor the number of shares its limit.
-func (k *Kind) Admit(share record.Share, others []record.Share) error {
+func (k *Kind) Admit(share record.Share, others []*record.Share) error {
 	d, err := k.device(share.Device)
 	if err != nil {
 		return err
@@ -480,7 +481,7 @@ func (k *Kind) Admit(share record.Share, others []record.Share) error {
 		if o.AdminAccess {
 			continue
 		}
-		if n, err := grantOf(o); err == nil {
+		if n, err := grantOf(*o); err == nil {
 			granted += n
 		}
 		shares++
@@ -511,6 +512,9 @@ func (k *Kind) Edits(share record.Share) (edits cdi.Edits, err error) {
 	}
 	grant, err := grantOf(share)
 	edits.Env = []string{fmt.Sprintf("%s=%d", containeredits.Variable(share.Request, params.EnvironmentBandwidth), grant)}
+	if p, paramsErr := parametersOf(share); paramsErr == nil && hasOnlyIPv4(p) {
+		edits.Hook = []string{"--" + attach.AnnounceIPv6Flag + "=false"}
+	}
 	return edits, err
 }
 

@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
+	"strings"
 
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
 	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
@@ -39,6 +41,12 @@ func parametersOf(share record.Share) (p params.NetworkAttachment, err error) {
 		err = fmt.Errorf("recorded parameters of share %s: %w", share.Name, err)
 	}
 	return p, err
+}
+
+// hasOnlyIPv4 reports whether a share has addresses, and none of IPv6.
+func hasOnlyIPv4(p params.NetworkAttachment) bool {
+	return len(p.Addresses) > 0 && len(p.AddressPools) == 0 &&
+		!slices.ContainsFunc(p.Addresses, func(address string) bool { return strings.Contains(address, ":") })
 }
 
 // grantOf returns the bandwidth that is granted to a share, in bits per second.

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"sigs.k8s.io/yaml"
 
 	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
@@ -160,6 +161,27 @@ func TestLimits_namesBoundOfForwardedFrames(t *testing.T) {
 		if got := strings.Contains(message, "that have the address of nic0 count as forwarded by the node, even those of "+
 			"a share, with at most 100M bit/s"); got != want {
 			t.Errorf("recognized by %d: message %q, want the bound: %t", recognized, message, want)
+		}
+	}
+}
+
+// The hook need not announce IPv6 addresses for a share that has none.
+func TestKind_Edits_announceIPv6(t *testing.T) {
+	const off = "--announce-ipv6=false"
+	for parameters, want := range map[string]string{
+		`{}`:                             "",
+		`{"addresses": ["10.0.0.1/24"]}`: off,
+		`{"addresses": ["10.0.0.1/24", "fd00::1/64"]}`:                "",
+		`{"addresses": ["10.0.0.1/24"], "addressPools": ["fd00-64"]}`: "",
+		`{"addressPools": ["ten"]}`:                                   "",
+	} {
+		share := record.Share{
+			Request: "nic", ShareID: "s", Parameters: json.RawMessage(parameters),
+			Capacity: map[string]resource.Quantity{params.CapacityBandwidth: resource.MustParse("10M")},
+		}
+		edits, err := New(nil, nil, nil).Edits(share)
+		if got := strings.Join(edits.Hook, " "); got != want || err != nil {
+			t.Errorf("hook of a share with parameters %s: got arguments %q and error %v, want %q", parameters, got, err, want)
 		}
 	}
 }

@@ -54,10 +54,10 @@ func (k *Kind) Watch(ctx context.Context, changed func(driver.Change)) error {
 func changeFor(c netdev.Change) driver.Change {
 	change := driver.Change{Resync: c.Resync, Devices: c.LinksChanged || len(c.QdiscsChanged) > 0}
 	if len(c.NamespacesRemoved) > 0 {
-		change.Detached = func(r attach.Record) bool { return slices.Contains(c.NamespacesRemoved, r.Namespace.NSID) }
+		change.Detached = func(r *attach.Record) bool { return slices.Contains(c.NamespacesRemoved, r.Namespace.NSID) }
 	}
 	if len(c.NamespacesChanged) > 0 || len(c.QdiscsChanged) > 0 {
-		change.Modified = func(r attach.Record) bool {
+		change.Modified = func(r *attach.Record) bool {
 			if slices.Contains(c.NamespacesChanged, r.Namespace.NSID) {
 				return true
 			}
@@ -73,7 +73,7 @@ func changeFor(c netdev.Change) driver.Change {
 
 // changeOf returns the change of the status of links.
 func changeOf(links map[linkID]bool) driver.Change {
-	return driver.Change{Modified: func(r attach.Record) bool {
+	return driver.Change{Modified: func(r *attach.Record) bool {
 		link, err := r.Link()
 		return err == nil && r.Kind == Name && links[idOf(link)]
 	}}

@@ -14,6 +14,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	apiruntime "k8s.io/apimachinery/pkg/runtime"
+	cdiapi "tags.cncf.io/container-device-interface/pkg/cdi"
 
 	"github.com/dra-shared/dra-driver-shared/test/measure"
 )
@@ -25,6 +26,7 @@ import (
 func BenchmarkPlugin(b *testing.B) {
 	s := newScale(b)
 	s.start(tuned)
+	s.connect()
 	hook := buildHook(b)
 	filled := 0
 	for _, shares := range []int{10, 100, 1000, 2900} {
@@ -64,7 +66,8 @@ func (s *scale) benchmark(b *testing.B, hook string, parallel int) {
 		claim, pod, ctx := claims[i], pods[i], b.Context()
 		err := prepare.Time(func() error { return s.prepare(ctx, claim) })
 		if i/parallel%2 == 0 {
-			return errors.Join(err, run.Time(func() error { return s.runHook(ctx, hook, pod, claim) }))
+			command, commandErr := s.hookCommand(ctx, hook, pod, claim)
+			return errors.Join(err, commandErr, run.Time(func() error { return runHook(command) }))
 		}
 		return errors.Join(err, attach.Time(func() error { return pod.hook(ctx, s.dir, claim, timeout) }))
 	}
@@ -99,16 +102,26 @@ func withAddress(c *resourceapi.ResourceClaim, n int) *resourceapi.ResourceClaim
 	return c
 }
 
-// runHook runs the hook as a process, as the container runtime does.
-func (s *scale) runHook(ctx context.Context, hook string, pod *sandbox, c *resourceapi.ResourceClaim) error {
+// hookCommand returns the hook as the container runtime starts it: with the arguments in the
+// claim's CDI spec.
+func (s *scale) hookCommand(
+	ctx context.Context, hook string, pod *sandbox, c *resourceapi.ResourceClaim,
+) (*exec.Cmd, error) {
 	state, err := pod.state()
 	if err != nil {
-		return err
+		return nil, err
 	}
-	cmd := exec.CommandContext(ctx, hook, "--run-dir", filepath.Join(s.dir, "run"),
-		"--claim", string(c.UID), "--share", nicShare(c))
-	cmd.Stdin = strings.NewReader(state)
-	if out, err := cmd.CombinedOutput(); err != nil {
+	spec, err := cdiapi.ReadSpec(s.path("cdi", "dra-shared.dev-share_"+string(c.UID)+".json"), 0)
+	if err != nil {
+		return nil, err
+	}
+	command := exec.CommandContext(ctx, hook, spec.Devices[0].ContainerEdits.Hooks[0].Args[1:]...)
+	command.Stdin = strings.NewReader(state)
+	return command, nil
+}
+
+func runHook(command *exec.Cmd) error {
+	if out, err := command.CombinedOutput(); err != nil {
 		return fmt.Errorf("run the hook: %w: %s", err, out)
 	}
 	return nil

@@ -18,6 +18,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/internal/failpoint/failpointtest"
 	"github.com/dra-shared/dra-driver-shared/netdev"
 	"github.com/dra-shared/dra-driver-shared/netdev/nstest"
@@ -54,6 +55,34 @@ func TestPlugin_killedAtEachFailpoint(t *testing.T) {
 		}
 	}
 	t.Logf("killed the plugin at %d of %d points, %d kinds", killed, 2*len(points), len(killedAt))
+}
+
+// The hook looks up a file below /proc/sys only for pods that may have IPv6 addresses on a share.
+func TestHook_announcesIPv6(t *testing.T) {
+	e := newTestEnv(t)
+	e.start(nil)
+	for _, announce := range []bool{false, true} {
+		c := e.claim(fmt.Sprintf("announce-%t", announce))
+		e.must("prepare the claim", e.prepare(t.Context(), c))
+		pod := e.sandbox(c.Name)
+		state, err := pod.state()
+		if err != nil {
+			t.Fatal(err)
+		}
+		hook := attach.Hook{
+			RunDir: e.path("run"), ClaimUID: string(c.UID), Share: nicShare(c), Wait: timeout, AnnounceIPv6: announce,
+		}
+		e.must("run the hook", hook.Run(t.Context(), strings.NewReader(state)))
+		var got string
+		e.must("read ndisc_notify", pod.do(func() error {
+			raw, err := os.ReadFile("/proc/sys/net/ipv6/conf/net1/ndisc_notify")
+			got = strings.TrimSpace(string(raw))
+			return err
+		}))
+		if want := map[bool]string{false: "0", true: "1"}[announce]; got != want {
+			t.Errorf("hook with AnnounceIPv6 %t: ndisc_notify of the link is %s, want %s", announce, got, want)
+		}
+	}
 }
 
 // kindOf returns a point without its number: the operation and the side.

@@ -239,8 +239,9 @@ type testEnv struct {
 	instance int // number of plugins started
 	config   pluginConfig
 	plugin   *process
-	pods     []*sandbox   // see longLivedPods
-	key      classify.Key // see pluginConfig.Key
+	kubelet  *grpc.ClientConn // see connect
+	pods     []*sandbox       // see longLivedPods
+	key      classify.Key     // see pluginConfig.Key
 }
 
 // process is a plugin process.
@@ -409,14 +410,29 @@ func (e *testEnv) logTail() string {
 	return "the plugin's log ends with\n" + string(raw[max(0, len(raw)-4000):])
 }
 
-// dra calls the plugin as the kubelet does.
+// dra calls the plugin as the kubelet does. A plugin may have been killed since the last
+// call, so that each call has a connection of its own, unless connect was called.
 func (e *testEnv) dra(call func(drapb.DRAPluginClient) error) error {
+	if e.kubelet != nil {
+		return call(drapb.NewDRAPluginClient(e.kubelet))
+	}
 	conn, err := grpc.NewClient("unix://"+e.socket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
 	return call(drapb.NewDRAPluginClient(conn))
+}
+
+// connect makes the next calls use one connection, as the kubelet does while a plugin runs.
+func (e *testEnv) connect() {
+	e.t.Helper()
+	conn, err := grpc.NewClient("unix://"+e.socket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	e.kubelet = conn
+	e.t.Cleanup(func() { _ = conn.Close() })
 }
 
 func references(claims []*resourceapi.ResourceClaim) (refs []*drapb.Claim) {
@@ -580,29 +596,37 @@ func (s *sandbox) state() (string, error) {
 	return string(raw), err
 }
 
-// link returns the index of the pod's link, or 0 if the pod has no link that is up.
-func (s *sandbox) link() (index int, err error) {
-	done := make(chan struct{})
+// do calls f on a thread in the pod's namespace.
+func (s *sandbox) do(f func() error) error {
+	done := make(chan error)
 	go func() {
-		defer close(done)
 		runtime.LockOSThread() // never unlocked, so the thread ends with the goroutine
-		var ns *os.File
-		if ns, err = os.Open(fmt.Sprintf("/proc/%d/ns/net", s.tid)); err != nil {
+		ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", s.tid))
+		if err != nil {
+			done <- err
 			return
 		}
 		defer ns.Close()
-		if err = unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
+		if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
+			done <- err
 			return
 		}
-		var links []net.Interface
-		links, err = net.Interfaces()
+		done <- f()
+	}()
+	return <-done
+}
+
+// link returns the index of the pod's link, or 0 if the pod has no link that is up.
+func (s *sandbox) link() (index int, err error) {
+	err = s.do(func() error {
+		links, err := net.Interfaces()
 		for _, l := range links {
 			if l.Name == "net1" && l.Flags&net.FlagUp != 0 {
 				index = l.Index
 			}
 		}
-	}()
-	<-done
+		return err
+	})
 	return index, err
 }
 
