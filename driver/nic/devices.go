@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"maps"
+	"slices"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -147,16 +148,23 @@ func plan(nics []netdev.NIC, c *config.DriverConfig) (devices []*device, problem
 		}
 		devices = append(devices, d)
 	}
-	names := map[string]int{}
-	for _, d := range devices {
-		names[d.name]++
-	}
-	for _, d := range devices {
-		if names[d.name] > 1 {
-			d.name = fmt.Sprintf("%.50s-%x", d.name, sha256.Sum256([]byte(d.nic.Name)))[:min(63, len(d.name)+9)]
-		}
-	}
 	return devices, problems
+}
+
+// nameUniquely adds a hash of the interface name to the names of devices that others have.
+// A device keeps its name when another comes or goes, because claims refer to it: the one
+// with the lowest interface index, which is the oldest, keeps the name without a hash, and
+// those that are known by a name with a hash keep that.
+func nameUniquely(devices []*device, isKnown func(name string) bool) {
+	taken := map[string]bool{}
+	byAge := slices.SortedFunc(slices.Values(devices), func(a, b *device) int { return a.nic.Index - b.nic.Index })
+	for _, d := range byAge {
+		hashed := fmt.Sprintf("%.50s-%x", d.name, sha256.Sum256([]byte(d.nic.Name)))[:min(63, len(d.name)+9)]
+		if taken[d.name] || isKnown(hashed) {
+			d.name = hashed
+		}
+		taken[d.name] = true
+	}
 }
 
 // Parts of the line rate by default. An uplink carries the frames of all pods in

@@ -6,6 +6,7 @@ package nic
 import (
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -105,6 +106,35 @@ func TestDeviceName(t *testing.T) {
 	} {
 		if got := deviceName(n); got != want {
 			t.Errorf("%s is %s, want %s", n.Name, got, want)
+		}
+	}
+}
+
+// A device keeps its name when another NIC whose name would be the same comes or goes.
+func TestNameUniquely(t *testing.T) {
+	older := netdev.NIC{Name: "ens1a", Index: 7, Bus: "pci", PCIBusID: "0000:3b:00.0"}
+	newer := netdev.NIC{Name: "ens1b", Index: 8, Bus: "pci", PCIBusID: "0000:3b:00.0"}
+	name := func(known []string, nics ...netdev.NIC) (names []string) {
+		var devices []*device
+		for _, n := range nics {
+			devices = append(devices, &device{name: deviceName(n), nic: n})
+		}
+		nameUniquely(devices, func(name string) bool { return slices.Contains(known, name) })
+		for _, d := range devices {
+			names = append(names, d.name)
+		}
+		return names
+	}
+	const plain, hashed = "pci-0000-3b-00-0", "pci-0000-3b-00-0-b7c426cd"
+	for when, tc := range map[string]struct{ got, want []string }{
+		"alone":                {name(nil, older), []string{plain}},
+		"the other comes":      {name([]string{plain}, newer, older), []string{hashed, plain}},
+		"the older goes":       {name([]string{plain, hashed}, newer), []string{hashed}},
+		"the older comes back": {name([]string{plain, hashed}, older, newer), []string{plain, hashed}},
+		"the newer alone":      {name(nil, newer), []string{plain}},
+	} {
+		if diff := cmp.Diff(tc.want, tc.got); diff != "" {
+			t.Errorf("%s: names (-want +got):\n%s", when, diff)
 		}
 	}
 }

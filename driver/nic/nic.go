@@ -116,6 +116,10 @@ func (k *Kind) Refresh(ctx context.Context, shares []record.Share) (refreshed dr
 	k.rememberSpeeds(nics)
 	planned, problems := plan(nics, k.config)
 	grants := sumGrants(shares)
+	nameUniquely(planned, func(name string) bool {
+		_, granted := grants[name]
+		return granted || k.devices[name] != nil
+	})
 	problems = append(problems, k.unmanage(k.unwanted(nics, planned, grants))...)
 	next := map[string]*device{}
 	for _, d := range planned {
