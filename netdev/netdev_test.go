@@ -408,6 +408,36 @@ func TestNode_Watch_reportsChangedNamespace(t *testing.T) {
 	})
 }
 
+// A pod that changes its addresses in a loop must not occupy the plugin.
+func TestNode_Watch_limitsReportsOfNamespaces(t *testing.T) {
+	nic, _ := nstest.NIC(t, "nic0", 1500)
+	node, pod := newNode(t, nic), nstest.New(t)
+	a := attach(t, node, pod, netdev.LinkSpec{Parent: nic.Index, MAC: mac(1), Mode: netdev.Private})
+	changes := watch(t, node)
+	changes.expectResync(t)
+	address, err := netlink.ParseAddr("10.99.0.1/16")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const loops = 5000
+	start := time.Now()
+	pod.Do(func() error {
+		link, err := netlink.LinkByName(a.Name)
+		for range loops {
+			err = errors.Join(err, netlink.AddrAdd(link, address), netlink.AddrDel(link, address))
+		}
+		return err
+	})
+	changes.expect(t, "the pod's namespace changed", func(c netdev.Change) bool {
+		return slices.Contains(c.NamespacesChanged, a.NSID)
+	})
+	// One report each 100 ms, and those at the beginning and at the end.
+	if most := int(time.Since(start)/(100*time.Millisecond)) + 2; len(changes) > most {
+		t.Errorf("%d changes of addresses in %s caused %d further reports, want at most %d",
+			2*loops, time.Since(start), len(changes), most)
+	}
+}
+
 func TestNode_Watch_reportsNewNIC(t *testing.T) {
 	changes := watch(t, newNode(t))
 	changes.expectResync(t)

@@ -7,9 +7,13 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync"
+	"syscall"
+	"time"
 
 	"github.com/go-logr/logr"
 	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
@@ -33,47 +37,91 @@ type Change struct {
 	QdiscsChanged []int
 }
 
+// namespacesInterval is the shortest time between two reports of changes in other
+// namespaces. A pod that changes its links in a loop would otherwise keep a processor busy.
+const namespacesInterval = 100 * time.Millisecond
+
 // Watch subscribes to the kernel's events and calls changed for each batch of
 // them until ctx ends; it then returns nil. The first Change has Resync set and
 // follows the subscription, so a caller that reads the state for it misses no
 // later change. Watch ignores changes that this Node makes to queues.
 func (n *Node) Watch(ctx context.Context, changed func(Change)) error {
-	w, err := rtnl.Watch()
+	own, err := rtnl.Watch()
 	if err != nil {
 		return err
 	}
-	stop := context.AfterFunc(ctx, func() { _ = w.Close() })
-	defer func() {
-		if stop() {
-			_ = w.Close()
-		}
-	}()
-	logger := logr.FromContextOrDiscard(ctx)
-	changed(Change{Resync: true})
+	defer own.Close()
+	others, err := rtnl.WatchNamespaces()
+	if err != nil {
+		return err
+	}
+	defer others.Close()
+	var serial sync.Mutex
+	report := func(c Change) {
+		logr.FromContextOrDiscard(ctx).V(5).Info("Network state changed", "resync", c.Resync, "linksChanged", c.LinksChanged,
+			"qdiscsChanged", c.QdiscsChanged, "namespacesChanged", c.NamespacesChanged, "namespacesRemoved", c.NamespacesRemoved)
+		serial.Lock()
+		defer serial.Unlock()
+		changed(c)
+	}
+	report(Change{Resync: true})
+	group, ctx := errgroup.WithContext(ctx)
+	stop := context.AfterFunc(ctx, func() { _, _ = own.Close(), others.Close() })
+	defer stop()
+	group.Go(func() error { return n.watchOwn(ctx, own, report) })
+	group.Go(func() error { return watchOthers(ctx, others, report) })
+	return group.Wait()
+}
+
+// watchOwn reports changes in the Node's network namespace.
+func (n *Node) watchOwn(ctx context.Context, w *rtnl.Watcher, report func(Change)) error {
 	for {
-		events, err := w.Receive()
-		switch {
-		case ctx.Err() != nil:
-			return nil
-		case errors.Is(err, rtnl.ErrOverflow):
-			logger.V(2).Info("Kernel dropped network events, resyncing")
-			changed(Change{Resync: true})
-		case err != nil:
+		messages, err := w.Receive()
+		if done, err := received(ctx, err, report); done {
 			return err
-		default:
-			if c, ok := n.summarize(events); ok {
-				logger.V(5).Info("Network state changed", "linksChanged", c.LinksChanged, "qdiscsChanged", c.QdiscsChanged,
-					"namespacesChanged", c.NamespacesChanged, "namespacesRemoved", c.NamespacesRemoved)
-				changed(c)
-			}
+		}
+		if c, ok := n.summarize(messages); ok {
+			report(c)
 		}
 	}
 }
 
+// watchOthers reports changes in other network namespaces.
+func watchOthers(ctx context.Context, w *rtnl.NamespaceWatcher, report func(Change)) error {
+	for {
+		ids, err := w.Receive()
+		if done, err := received(ctx, err, report); done {
+			return err
+		}
+		if len(ids) > 0 {
+			report(Change{NamespacesChanged: ids})
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(namespacesInterval):
+		}
+	}
+}
+
+// received handles the error of receiving events. It returns done if no more can be
+// received: with nil because ctx has ended, or with the error.
+func received(ctx context.Context, err error, report func(Change)) (done bool, failed error) {
+	switch {
+	case ctx.Err() != nil:
+		return true, nil
+	case errors.Is(err, rtnl.ErrOverflow):
+		logr.FromContextOrDiscard(ctx).V(2).Info("Kernel dropped network events, resyncing")
+		report(Change{Resync: true})
+		return false, nil
+	default:
+		return err != nil, err
+	}
+}
+
 // summarize merges a batch of events. ok is false if no event is relevant.
-func (n *Node) summarize(events []rtnl.Event) (c Change, ok bool) {
-	for _, e := range events {
-		if n.addEvent(&c, e) {
+func (n *Node) summarize(messages []syscall.NetlinkMessage) (c Change, ok bool) {
+	for _, m := range messages {
+		if n.addEvent(&c, m) {
 			ok = true
 		}
 	}
@@ -81,42 +129,32 @@ func (n *Node) summarize(events []rtnl.Event) (c Change, ok bool) {
 }
 
 // addEvent adds an event to c and reports whether the event is relevant.
-func (n *Node) addEvent(c *Change, e rtnl.Event) bool {
-	own := e.NSID == rtnl.OwnNamespace
-	switch e.Message.Header.Type {
+func (n *Node) addEvent(c *Change, m syscall.NetlinkMessage) bool {
+	switch m.Header.Type {
 	case unix.RTM_DELNSID:
-		id, ok := rtnl.NamespaceIDOf(e.Message.Data)
-		if !ok || !own {
-			return false
+		id, ok := rtnl.NamespaceIDOf(m.Data)
+		if ok {
+			c.NamespacesRemoved = append(c.NamespacesRemoved, id)
 		}
-		c.NamespacesRemoved = append(c.NamespacesRemoved, id)
+		return ok
+	case unix.RTM_NEWLINK, unix.RTM_DELLINK, unix.RTM_NEWADDR, unix.RTM_DELADDR,
+		unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
+		c.LinksChanged = true
 		return true
-	case unix.RTM_NEWLINK, unix.RTM_DELLINK, unix.RTM_NEWADDR, unix.RTM_DELADDR:
-		if own {
-			c.LinksChanged = true
-		} else {
-			c.NamespacesChanged = append(c.NamespacesChanged, e.NSID)
-		}
-		return true
-	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
-		if own {
-			c.LinksChanged = true
-		}
-		return own
 	case unix.RTM_NEWTCLASS, unix.RTM_DELTCLASS, unix.RTM_NEWQDISC, unix.RTM_DELQDISC,
 		unix.RTM_NEWTFILTER, unix.RTM_DELTFILTER:
-		return own && n.addQdiscEvent(c, e)
+		return n.addQdiscEvent(c, m)
 	}
 	return false
 }
 
 // addQdiscEvent adds a change of a qdisc, class, or filter in the node's
 // namespace to c. It ignores changes that this Node made.
-func (n *Node) addQdiscEvent(c *Change, e rtnl.Event) bool {
-	if e.Message.Header.Pid == n.portID || len(e.Message.Data) < nl.SizeofTcMsg {
+func (n *Node) addQdiscEvent(c *Change, m syscall.NetlinkMessage) bool {
+	if m.Header.Pid == n.portID || len(m.Data) < nl.SizeofTcMsg {
 		return false
 	}
-	nic, managed := n.nicOf(int(nl.DeserializeTcMsg(e.Message.Data).Ifindex))
+	nic, managed := n.nicOf(int(nl.DeserializeTcMsg(m.Data).Ifindex))
 	switch {
 	case !managed:
 		c.LinksChanged = true

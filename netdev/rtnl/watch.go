@@ -6,161 +6,165 @@ package rtnl
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 	"syscall"
 
 	"golang.org/x/sys/unix"
 )
 
-// OwnNamespace is the NSID of events from the Watcher's own network namespace.
-const OwnNamespace = -1
-
-// Event is a change of the network state.
-type Event struct {
-	// NSID identifies the network namespace of the change: OwnNamespace, or the
-	// namespace's ID in the Watcher's namespace.
-	NSID    int
-	Message syscall.NetlinkMessage
-}
-
 // Watcher receives the kernel's events about links, addresses, routes, qdiscs,
-// classes, filters, and namespaces. The events come from the Watcher's own
-// network namespace and from all namespaces that have an ID in it.
+// classes, filters, and IDs of namespaces in its own network namespace.
 type Watcher struct {
 	file *os.File
 	buf  []byte
-	own  int // ID of the Watcher's namespace in itself, or -1 if it is not known
 }
 
 // ErrOverflow means that the kernel dropped events because the socket's buffer
 // was full. The caller has to read the state again.
 var ErrOverflow = errors.New("netlink socket overflowed, events were lost")
 
-// eventBuffer is the size of the socket's receive buffer in bytes. The default
+// eventBuffer is the size of a socket's receive buffer in bytes. The default
 // size overflows at a burst of 92 events.
 const eventBuffer = 16 << 20
 
 // Watch subscribes to events. Call it before the first dump of the state, so
 // that no change between the two is missed.
 func Watch() (*Watcher, error) {
+	file, err := subscribe(unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
+		unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_TC, unix.RTNLGRP_NSID)
+	if err != nil {
+		return nil, err
+	}
+	return &Watcher{file: file, buf: make([]byte, receiveBuffer)}, nil
+}
+
+// subscribe returns a socket that receives the events of groups in the caller's
+// namespace.
+func subscribe(groups ...int) (*os.File, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, os.NewSyscallError("socket", err)
 	}
-	if err := subscribe(fd); err != nil {
-		return nil, errors.Join(err, unix.Close(fd))
-	}
-	return &Watcher{file: os.NewFile(uintptr(fd), "rtnetlink-events"), buf: make([]byte, receiveBuffer), own: -1}, nil
-}
-
-// subscribe binds a socket and subscribes it to events of all namespaces.
-func subscribe(fd int) error {
+	file := os.NewFile(uintptr(fd), "rtnetlink-events")
 	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
-		return os.NewSyscallError("bind", err)
+		return nil, errors.Join(os.NewSyscallError("bind", err), file.Close())
 	}
-	for _, group := range []int{
-		unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
-		unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_TC, unix.RTNLGRP_NSID,
-	} {
+	for _, group := range groups {
 		if err := unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, group); err != nil {
-			return fmt.Errorf("subscribe to group %d: %w", group, err)
+			return nil, errors.Join(fmt.Errorf("subscribe to group %d: %w", group, err), file.Close())
 		}
-	}
-	if err := unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_LISTEN_ALL_NSID, 1); err != nil {
-		return fmt.Errorf("listen to other network namespaces: %w: does the process have CAP_NET_BROADCAST?", err)
 	}
 	// The kernel refuses this to root of another user namespace. An overflow is
 	// then more likely, and only makes the caller read the state again.
 	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, eventBuffer)
-	return nil
+	return file, nil
 }
 
 // Close closes the socket. A pending Receive returns an error.
 func (w *Watcher) Close() error { return w.file.Close() }
 
 // Receive waits for the next batch of events. After ErrOverflow, the Watcher is
-// still usable. Call it in the network namespace in which Watch was called.
-func (w *Watcher) Receive() ([]Event, error) {
-	raw, err := w.file.SyscallConn()
-	if err != nil {
-		return nil, err
-	}
-	var (
-		n, oobn int
-		oob     [64]byte
-		recvErr error
-	)
-	err = raw.Read(func(fd uintptr) (done bool) {
-		n, oobn, _, _, recvErr = unix.Recvmsg(int(fd), w.buf, oob[:], 0)
-		return recvErr != unix.EAGAIN && recvErr != unix.EINTR
+// still usable.
+func (w *Watcher) Receive() ([]syscall.NetlinkMessage, error) {
+	var n int
+	err := wait(w.file, func(fd int) (err error) {
+		n, _, err = unix.Recvfrom(fd, w.buf, 0)
+		return err
 	})
 	if err != nil {
 		return nil, err
-	}
-	if errors.Is(recvErr, unix.ENOBUFS) {
-		return nil, ErrOverflow
-	}
-	if recvErr != nil {
-		return nil, os.NewSyscallError("recvmsg", recvErr)
 	}
 	messages, err := syscall.ParseNetlinkMessage(append([]byte(nil), w.buf[:n]...))
 	if err != nil {
 		return nil, fmt.Errorf("parse netlink event: %w", err)
 	}
-	nsid, err := w.origin(namespaceOf(oob[:oobn]))
+	return messages, nil
+}
+
+// wait calls receive until it returns another result than EAGAIN.
+func wait(file *os.File, receive func(fd int) error) error {
+	raw, err := file.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var received error
+	err = raw.Read(func(fd uintptr) (done bool) {
+		received = receive(int(fd))
+		return received != unix.EAGAIN && received != unix.EINTR
+	})
+	switch {
+	case err != nil:
+		return err
+	case errors.Is(received, unix.ENOBUFS):
+		return ErrOverflow
+	default:
+		return os.NewSyscallError("receive netlink event", received)
+	}
+}
+
+// NamespaceWatcher reports in which other network namespaces links or addresses change:
+// among those that have an ID in its own namespace.
+//
+// It is separate from Watcher, so that it neither receives the routes that the kernel
+// adds and removes with each address of a pod, nor copies events: a pod can cause more
+// than 20,000 per second.
+type NamespaceWatcher struct {
+	file *os.File
+	// header receives the beginning of each event. The kernel discards the rest.
+	header  [unix.SizeofNlMsghdr]byte
+	control [unix.SizeofCmsghdr + 8]byte // a control message of four bytes, aligned
+}
+
+// WatchNamespaces subscribes to the events.
+func WatchNamespaces() (*NamespaceWatcher, error) {
+	file, err := subscribe(unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)
 	if err != nil {
 		return nil, err
 	}
-	events := make([]Event, len(messages))
-	for i, m := range messages {
-		events[i] = Event{NSID: nsid, Message: m}
+	err = unix.SetsockoptInt(int(file.Fd()), unix.SOL_NETLINK, unix.NETLINK_LISTEN_ALL_NSID, 1)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf(
+			"listen to other network namespaces: %w: does the process have CAP_NET_BROADCAST?", err), file.Close())
 	}
-	return events, nil
+	return &NamespaceWatcher{file: file}, nil
 }
 
-// origin returns OwnNamespace for the ID of the Watcher's own namespace, and any other ID
-// unchanged. Some kernels (Debian's 6.1.172, but not its 6.1.192) add the namespace's ID
-// in itself to its own events as soon as there is one, and assign one when a process reads
-// a link of another namespace whose parent is in this one.
-func (w *Watcher) origin(nsid int) (int, error) {
-	if nsid != OwnNamespace && w.own < 0 {
-		var err error
-		if w.own, err = ownNamespaceID(); err != nil {
-			return 0, err
+// Close closes the socket. A pending Receive returns an error.
+func (w *NamespaceWatcher) Close() error { return w.file.Close() }
+
+// Receive waits for an event, and returns the IDs of the namespaces of all events that
+// the kernel has, in any order. After ErrOverflow, the NamespaceWatcher is still usable.
+func (w *NamespaceWatcher) Receive() (ids []int, err error) {
+	seen := map[int]bool{}
+	err = wait(w.file, func(fd int) error {
+		for {
+			_, n, _, _, err := unix.Recvmsg(fd, w.header[:], w.control[:], 0)
+			switch {
+			case err == unix.EAGAIN && len(seen) > 0:
+				return nil
+			case err != nil:
+				return err
+			}
+			if id, ok := namespaceOf(w.control[:n]); ok {
+				seen[id] = true
+			}
 		}
-	}
-	if nsid == w.own {
-		return OwnNamespace, nil
-	}
-	return nsid, nil
+	})
+	return slices.Collect(maps.Keys(seen)), err
 }
 
-// ownNamespaceID returns the ID of the process's network namespace in itself, or -1 if
-// it has none.
-func ownNamespaceID() (int, error) {
-	c, err := Open()
-	if err != nil {
-		return 0, err
+// namespaceOf returns the namespace ID in the control message of an event. Events of the
+// caller's own namespace have none, except on some kernels (Debian's 6.1.172, but not its
+// 6.1.192) if it has an ID in itself.
+func namespaceOf(control []byte) (id int, ok bool) {
+	if len(control) < unix.SizeofCmsghdr {
+		return 0, false
 	}
-	defer c.Close()
-	namespace, err := os.Open("/proc/thread-self/ns/net")
-	if err != nil {
-		return 0, err
+	header, data, _, err := unix.ParseOneSocketControlMessage(control)
+	if err != nil || header.Level != unix.SOL_NETLINK || header.Type != unix.NETLINK_LISTEN_ALL_NSID || len(data) < 4 {
+		return 0, false
 	}
-	defer namespace.Close()
-	return c.namespaceID(namespace)
-}
-
-// namespaceOf returns the namespace ID in the control messages of an event.
-func namespaceOf(oob []byte) int {
-	messages, err := unix.ParseSocketControlMessage(oob)
-	if err != nil {
-		return OwnNamespace
-	}
-	for _, m := range messages {
-		if m.Header.Level == unix.SOL_NETLINK && m.Header.Type == unix.NETLINK_LISTEN_ALL_NSID && len(m.Data) >= 4 {
-			return int(int32(nativeUint32(m.Data)))
-		}
-	}
-	return OwnNamespace
+	return int(int32(nativeUint32(data))), true
 }
