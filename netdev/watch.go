@@ -108,7 +108,7 @@ func watchOthers(ctx context.Context, w *rtnl.NamespaceWatcher, report func(Chan
 func received(ctx context.Context, err error, report func(Change)) (done bool, failed error) {
 	switch {
 	case ctx.Err() != nil:
-		return true, nil
+		return true, nil //nolint:nilerr // Watch has closed the socket
 	case errors.Is(err, rtnl.ErrOverflow):
 		logr.FromContextOrDiscard(ctx).V(2).Info("Kernel dropped network events, resyncing")
 		report(Change{Resync: true})

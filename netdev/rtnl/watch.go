@@ -92,7 +92,7 @@ func wait(file *os.File, receive func(fd int) error) error {
 	var received error
 	err = raw.Read(func(fd uintptr) (done bool) {
 		received = receive(int(fd))
-		return received != unix.EAGAIN && received != unix.EINTR
+		return !errors.Is(received, unix.EAGAIN) && !errors.Is(received, unix.EINTR)
 	})
 	switch {
 	case err != nil:
@@ -142,7 +142,7 @@ func (w *NamespaceWatcher) Receive() (ids []int, err error) {
 		for {
 			_, n, _, _, err := unix.Recvmsg(fd, w.header[:], w.control[:], 0)
 			switch {
-			case err == unix.EAGAIN && len(seen) > 0:
+			case errors.Is(err, unix.EAGAIN) && len(seen) > 0:
 				return nil
 			case err != nil:
 				return err
