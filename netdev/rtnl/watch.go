@@ -134,12 +134,16 @@ func WatchNamespaces() (*NamespaceWatcher, error) {
 // Close closes the socket. A pending Receive returns an error.
 func (w *NamespaceWatcher) Close() error { return w.file.Close() }
 
-// Receive waits for an event, and returns the IDs of the namespaces of all events that
-// the kernel has, in any order. After ErrOverflow, the NamespaceWatcher is still usable.
+// maxEvents limits the events that one call of Receive reads, so that it returns even if
+// pods cause events faster than it reads them.
+const maxEvents = 10000
+
+// Receive waits for an event, and returns the IDs of the namespaces of the events that the
+// kernel has, in any order. After ErrOverflow, the NamespaceWatcher is still usable.
 func (w *NamespaceWatcher) Receive() (ids []int, err error) {
 	seen := map[int]bool{}
 	err = wait(w.file, func(fd int) error {
-		for {
+		for range maxEvents {
 			_, n, _, _, err := unix.Recvmsg(fd, w.header[:], w.control[:], 0)
 			switch {
 			case errors.Is(err, unix.EAGAIN) && len(seen) > 0:
@@ -151,6 +155,7 @@ func (w *NamespaceWatcher) Receive() (ids []int, err error) {
 				seen[id] = true
 			}
 		}
+		return nil
 	})
 	return slices.Collect(maps.Keys(seen)), err
 }
