@@ -60,6 +60,8 @@ type Link struct {
 	// before the link exists, with index 0, and again afterwards.
 	Network   string   `json:"network,omitempty"`
 	Addresses []string `json:"addresses,omitempty"`
+	// Nameservers are the DNS servers of these pools.
+	Nameservers []string `json:"nameservers,omitempty"`
 	// Sources are all addresses that the link had at its creation, without prefix length.
 	Sources []string `json:"sources,omitempty"`
 	// Bridge means that the link may exchange frames with other such links of the NIC.

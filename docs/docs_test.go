@@ -205,7 +205,7 @@ var foreign = []struct{ reason, names string }{
 	{"feature gates of Kubernetes", `^(DRA|Workload|Generic)[A-Z]\w*$`},
 	{"identifiers of the scheduler and of KEPs", `^(GatherAllocatedState|runPreEnqueuePlugins|podGroupResourceClaim)$`},
 	{"fields of Kubernetes", `^(hostUsers|hostPath|matchConditions|allocatedResourcesStatus|nominatedNodeName)$`},
-	{"fields of Kubernetes", `^(ttlSecondsAfterFinished|schedulingGroup)$`},
+	{"fields of Kubernetes", `^(ttlSecondsAfterFinished|schedulingGroup|dnsConfig)$`},
 	{"attributes that the plugin names after capacities", `^granted[A-Z]\w*$`},
 	{"flags of Helm and of all programs", `^--(no-hooks|help|subresource)\b`},
 	{"flags of k8s.io/component-base", `^--(v|vmodule|logging-format|log-[a-z-]+)\b`},

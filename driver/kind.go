@@ -15,6 +15,7 @@ import (
 
 	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/cdi"
+	"github.com/dra-shared/dra-driver-shared/device/attribute"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 )
 
@@ -285,6 +286,8 @@ type State struct {
 	// NetworkData describes the attachment in the claim's status and in the
 	// device metadata; nil if it does not exist.
 	NetworkData *resourceapi.NetworkDeviceData
+	// Attributes are added to the device metadata.
+	Attributes attribute.Map
 	// Conditions are reported in addition to Ready.
 	Conditions []metav1.Condition
 	// Data is the kind's own, for StatusData.

@@ -199,8 +199,8 @@ func (d *Driver) isMetadataNeeded(dir string) bool {
 func metadataName(c *record.Claim) string { return c.Namespace + "_" + c.Name }
 
 // metadataOf returns the metadata of a share: the published attributes of its
-// device, the grant, and the network data of its attachment if there is exactly
-// one. pending are attachments that have no record yet.
+// device, the grant, and the state of its attachment if there is exactly one. pending
+// are attachments that have no record yet.
 func (d *Driver) metadataOf(
 	ctx context.Context,
 	uid types.UID,
@@ -216,7 +216,12 @@ func (d *Driver) metadataOf(
 	for name, value := range attributes {
 		m.Attributes[string(name)] = value
 	}
-	m.NetworkData = d.networkDataOf(ctx, uid, s, pending)
+	if state := d.onlyStateOf(ctx, uid, s, pending); state != nil {
+		m.NetworkData = state.NetworkData
+		for name, value := range state.Attributes {
+			m.Attributes[string(name)] = value
+		}
+	}
 	return m
 }
 
@@ -233,14 +238,14 @@ func (s share) deviceAttributes() attribute.Map {
 	return nil
 }
 
-// networkDataOf returns the network data of a share's attachment, or nil if the
-// share has none or several: all pods of a claim see the same file.
-func (d *Driver) networkDataOf(
+// onlyStateOf returns the state of a share's attachment, or nil if the share has none or
+// several: all pods of a claim see the same file.
+func (d *Driver) onlyStateOf(
 	ctx context.Context,
 	uid types.UID,
 	s share,
 	pending []attach.Record,
-) *resourceapi.NetworkDeviceData {
+) *State {
 	if s.attacher == nil {
 		return nil
 	}
@@ -252,7 +257,7 @@ func (d *Driver) networkDataOf(
 	if err != nil {
 		return nil
 	}
-	return state.NetworkData
+	return &state
 }
 
 // replacePending adds the pending attachments of a share to the recorded ones.

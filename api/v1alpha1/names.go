@@ -118,6 +118,13 @@ const (
 	AttributeGrantedPrefix = "granted"
 )
 
+// Attributes of links. They are in the device metadata of containers only.
+const (
+	// AttributeNameservers (list of strings) are the DNS servers of the AddressPools that
+	// the link's addresses are from.
+	AttributeNameservers = "nameservers"
+)
+
 // Capacities of devices. Accelerators and fabrics have the further capacities
 // that the DriverConfig names.
 const (

@@ -18,14 +18,14 @@ const CNIVersion = "1.1.0"
 
 // NetworkStatus is the data of a share of a NIC that has one link. It is a CNI
 // result ("ADD Success" of the CNI specification 1.1.0), extended by the
-// bandwidth that the kernel enforces. All values are read back from the kernel.
+// bandwidth that the kernel enforces. All values but routes and dns are read back from the kernel.
 //
 // +kubebuilder:object:root=true
 type NetworkStatus struct {
 	metav1.TypeMeta `json:",inline"`
 
 	// CNIVersion is the version of the CNI specification that the fields
-	// interfaces, ips, and routes follow.
+	// interfaces, ips, routes, and dns follow.
 	CNIVersion string `json:"cniVersion"`
 
 	// Interfaces lists the link in the pod. It has one element.
@@ -36,6 +36,10 @@ type NetworkStatus struct {
 
 	// Routes lists the routes that the claim's parameters request.
 	Routes []CNIRoute `json:"routes,omitempty"`
+
+	// DNS lists the DNS servers of the AddressPools that the link's addresses are from. The
+	// field is absent if they have none.
+	DNS *CNIDNS `json:"dns,omitempty"`
 
 	// Bandwidth is what the kernel enforces for the share. The field is absent
 	// if the kernel enforces nothing.
@@ -67,6 +71,12 @@ type CNIRoute struct {
 	// Gateway is the address of the next hop. The field is absent if the
 	// destination is directly on the link.
 	Gateway string `json:"gw,omitempty"`
+}
+
+// CNIDNS is the DNS configuration of a link.
+type CNIDNS struct {
+	// Nameservers lists the addresses of DNS servers, such as 10.20.0.2.
+	Nameservers []string `json:"nameservers,omitempty"`
 }
 
 // BandwidthStatus is what the kernel enforces for a share in each direction, as

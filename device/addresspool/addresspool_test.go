@@ -48,6 +48,9 @@ func TestParse_addresses(t *testing.T) {
 		"IPv6": {func(s *network.AddressPoolSpec) {
 			s.Subnet = "fd00:20::/64"
 		}, "fd00:20::1-fd00:20::ffff:ffff:ffff:ffff", 64},
+		"reserved nameserver": {func(s *network.AddressPoolSpec) {
+			s.Reserved, s.Nameservers = []string{"10.20.0.2"}, []string{"10.20.0.2", "192.0.2.53"}
+		}, "10.20.0.1-10.20.0.254", 1},
 		"given block size": {func(s *network.AddressPoolSpec) { s.BlockSize = ptr.To(int32(8)) }, "10.20.0.1-10.20.0.254", 8},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -78,7 +81,10 @@ func TestParse_invalid(t *testing.T) {
 		"nothing left":   {func(s *network.AddressPoolSpec) { s.Exclude = []string{"10.20.0.0/24"} }, "leaves no address"},
 		"gateway":        {func(s *network.AddressPoolSpec) { s.Gateway = "10.21.0.1" }, "spec.gateway"},
 		"reserved":       {func(s *network.AddressPoolSpec) { s.Reserved = []string{"10.20.0.0"} }, "spec.reserved[0]"},
-		"route family":   {func(s *network.AddressPoolSpec) { s.Routes = []string{"fd00::/64"} }, "spec.routes[0]"},
+		"nameserver":     {func(s *network.AddressPoolSpec) { s.Nameservers = []string{"dns"} }, "spec.nameservers[0]"},
+		"assigned nameserver": {func(s *network.AddressPoolSpec) { s.Nameservers = []string{"fd00::2", "10.20.0.2"} },
+			`spec.nameservers[1]: Invalid value: "10.20.0.2": the pool may assign the address to a pod`},
+		"route family": {func(s *network.AddressPoolSpec) { s.Routes = []string{"fd00::/64"} }, "spec.routes[0]"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if _, err := addresspool.Parse(pool(tc.change)); err == nil || !strings.Contains(err.Error(), tc.want) {

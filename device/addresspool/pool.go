@@ -33,6 +33,8 @@ type Pool struct {
 	// Gateway is the next hop of Routes; invalid if the pool has none.
 	Gateway netip.Addr
 	Routes  []netip.Prefix
+	// Nameservers are the DNS servers of the network.
+	Nameservers []netip.Addr
 	// Namespaces can use the pool; all can if it is empty.
 	Namespaces map[string]bool
 	// NodeSelector selects the nodes that can use the pool; all can if it is empty.
@@ -74,6 +76,9 @@ func Parse(object *network.AddressPool) (*Pool, error) {
 		return nil, err
 	}
 	if err := p.parseReserved(spec.Reserved, path.Child("reserved")); err != nil {
+		return nil, err
+	}
+	if err := p.parseNameservers(spec.Nameservers, path.Child("nameservers")); err != nil {
 		return nil, err
 	}
 	p.BlockSize = blockSize(p.Addresses)
@@ -161,6 +166,21 @@ func (p *Pool) parseReserved(texts []string, path *field.Path) (err error) {
 	}
 	p.Reserved, err = set.IPSet()
 	return err
+}
+
+// parseNameservers needs the addresses that the pool assigns.
+func (p *Pool) parseNameservers(texts []string, path *field.Path) error {
+	for i, text := range texts {
+		server, err := netip.ParseAddr(text)
+		if err != nil || server.Zone() != "" {
+			return field.Invalid(path.Index(i), text, "must be an IP address, such as 10.20.0.2")
+		}
+		if p.Addresses.Contains(server) && !p.Reserved.Contains(server) {
+			return field.Invalid(path.Index(i), text, "the pool may assign the address to a pod: add it to exclude or reserved")
+		}
+		p.Nameservers = append(p.Nameservers, server)
+	}
+	return nil
 }
 
 // parseRange parses a network, a single address, or FIRST-LAST.

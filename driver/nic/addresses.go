@@ -95,9 +95,12 @@ func (k *Kind) Reserve(
 		PodNamespace: r.Pod.Namespace, Owner: owner,
 	}
 	assign := func(assigned ipam.Assignment) (err error) {
-		link.Addresses = nil
+		link.Addresses, link.Nameservers = nil, nil
 		for _, address := range assigned.Addresses {
 			link.Addresses = append(link.Addresses, address.String())
+		}
+		for _, server := range assigned.Nameservers {
+			link.Nameservers = append(link.Nameservers, server.String())
 		}
 		if reserved.Payload, err = json.Marshal(reservation{Link: link, Routes: routesOf(assigned.Routes)}); err != nil {
 			return err

@@ -131,11 +131,12 @@ func connect(socket *os.File) (*rtnl.Conn, error) {
 }
 
 // linkOf converts an attachment of package netdev to what is recorded, with the
-// addresses that were reserved for it.
+// addresses and DNS servers of its pools.
 func linkOf(a netdev.Attachment, reserved attach.Link) attach.Link {
 	link := attach.Link{
 		Parent: a.Parent, Index: a.Index, Name: a.Name, MAC: a.MAC.String(), MTU: a.MTU,
 		Network: reserved.Network, Addresses: reserved.Addresses, Bridge: a.Mode == netdev.Bridge, Identity: true,
+		Nameservers: reserved.Nameservers,
 	}
 	for _, address := range a.Addresses {
 		link.Sources = append(link.Sources, address.String())

@@ -15,6 +15,7 @@ import (
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
 	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/attach"
+	"github.com/dra-shared/dra-driver-shared/device/attribute"
 	"github.com/dra-shared/dra-driver-shared/driver"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 	"github.com/dra-shared/dra-driver-shared/netdev"
@@ -46,7 +47,23 @@ func (k *Kind) Read(_ context.Context, share record.Share, r attach.Record) (dri
 	if err != nil && link.Exists {
 		return driver.State{Exists: true}, err
 	}
-	return k.state(d, share, p, a, link), nil
+	recorded, err := r.Link()
+	if err != nil {
+		return driver.State{Exists: link.Exists}, err
+	}
+	return withNameservers(k.state(d, share, p, a, link), recorded.Nameservers), nil
+}
+
+// withNameservers adds the DNS servers of the link's pools to the state of a link that
+// exists.
+func withNameservers(state driver.State, nameservers []string) driver.State {
+	status, ok := state.Data.(*params.NetworkStatus)
+	if !ok || len(nameservers) == 0 {
+		return state
+	}
+	status.DNS = &params.CNIDNS{Nameservers: nameservers}
+	state.Attributes = attribute.Map{params.AttributeNameservers: {StringValues: nameservers}}
+	return state
 }
 
 // state describes a link as the kernel has it.

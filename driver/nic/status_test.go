@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -87,6 +89,21 @@ routes:
 `
 	if diff := cmp.Diff(want, string(got)); diff != "" {
 		t.Errorf("status data (-want +got):\n%s", diff)
+	}
+}
+
+func TestWithNameservers(t *testing.T) {
+	linked := podState(t, "p", linkState("10.20.0.5/16")).State
+	got := withNameservers(linked, []string{"10.20.0.2"})
+	want := &params.CNIDNS{Nameservers: []string{"10.20.0.2"}}
+	if status := networkStatusOf(driver.PodState{State: got}); !reflect.DeepEqual(status.DNS, want) {
+		t.Errorf("got dns %v in the status, want %v", status.DNS, want)
+	}
+	if values := got.Attributes[params.AttributeNameservers].StringValues; !slices.Equal(values, want.Nameservers) {
+		t.Errorf("got the attribute %v, want %v", values, want.Nameservers)
+	}
+	if gone := withNameservers(driver.State{}, []string{"10.20.0.2"}); gone.Attributes != nil || gone.Data != nil {
+		t.Errorf("got %+v for a link that is gone, want no nameservers", gone)
 	}
 }
 

@@ -106,6 +106,8 @@ func text(a resourceapi.DeviceAttribute) string {
 		return strconv.FormatBool(*a.BoolValue)
 	case a.VersionValue != nil:
 		return *a.VersionValue
+	case a.StringValues != nil:
+		return strings.Join(a.StringValues, " ")
 	default:
 		return "?"
 	}

@@ -121,6 +121,17 @@ type AddressPoolSpec struct {
 	// +kubebuilder:validation:items:XValidation:rule="isCIDR(self) && string(cidr(self).masked()) == self",message="must be a network without bits beyond its prefix length, such as 10.30.0.0/16"
 	Routes []string `json:"routes,omitempty"`
 
+	// nameservers lists the DNS servers of the network, at most 3, without those that
+	// the pool may assign to pods. The driver reports them in the claim's status and in the
+	// device metadata of containers; it does not change the pod's DNS configuration. A change
+	// affects links that are created later.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=3
+	// +kubebuilder:validation:items:MaxLength=64
+	// +kubebuilder:validation:items:XValidation:rule="isIP(self)",message="must be an IP address, such as 10.20.0.2"
+	Nameservers []string `json:"nameservers,omitempty"`
+
 	// namespaces lists the namespaces whose pods can get addresses from the pool, at most
 	// 256. The default is all namespaces.
 	// +optional

@@ -286,6 +286,8 @@ type Assignment struct {
 	// Addresses have the prefix length of their pool's subnet.
 	Addresses []netip.Prefix
 	Routes    []Route
+	// Nameservers are the DNS servers of the pools, each once.
+	Nameservers []netip.Addr
 }
 
 // Route is a route of a pool.
@@ -392,6 +394,11 @@ func (r *Assignment) add(pool *addresspool.Pool, address netip.Addr) {
 	r.Addresses = append(r.Addresses, netip.PrefixFrom(address, pool.Subnet.Bits()))
 	for _, destination := range pool.Routes {
 		r.Routes = append(r.Routes, Route{destination, pool.Gateway})
+	}
+	for _, server := range pool.Nameservers {
+		if !slices.Contains(r.Nameservers, server) {
+			r.Nameservers = append(r.Nameservers, server)
+		}
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -151,6 +152,7 @@ func addressPool(name string, change func(*network.AddressPoolSpec)) network.Add
 func TestAssign_takesABlockForManyAddresses(t *testing.T) {
 	api := newFakeAPI(addressPool("office", func(s *network.AddressPoolSpec) {
 		s.Gateway, s.Routes = "10.20.0.1", []string{"10.30.0.0/16"}
+		s.Nameservers = []string{"192.0.2.53"}
 	}))
 	node := newNode(t, api, "n1")
 	a := node.plugin(t.Context(), "p1", time.Second)
@@ -166,6 +168,9 @@ func TestAssign_takesABlockForManyAddresses(t *testing.T) {
 		seen[got.Addresses[0]] = true
 		if len(got.Routes) != 1 || got.Routes[0].Gateway != netip.MustParseAddr("10.20.0.1") {
 			t.Errorf("attachment %d: got routes %v, want that of the pool", i, got.Routes)
+		}
+		if want := []netip.Addr{netip.MustParseAddr("192.0.2.53")}; !slices.Equal(got.Nameservers, want) {
+			t.Errorf("attachment %d: got nameservers %v, want %v", i, got.Nameservers, want)
 		}
 	}
 	if writes := api.writes(); writes > 2 { // the block of the gateway has one address less
