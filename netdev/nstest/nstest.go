@@ -175,7 +175,7 @@ func NIC(t testing.TB, name string, mtu int, wireAddresses ...string) (nic netde
 	t.Helper()
 	wire = New(t)
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.MTU = name, mtu
+	attrs.Name, attrs.MTU, attrs.Index = name, mtu, unusedIndex(t)
 	veth := &netlink.Veth{
 		LinkAttrs:     attrs,
 		PeerName:      "wire",
@@ -191,6 +191,23 @@ func NIC(t testing.TB, name string, mtu int, wireAddresses ...string) (nic netde
 	}
 	wire.Do(func() error { return ConfigureLink("wire", wireAddresses...) })
 	return FindNIC(t, name), wire
+}
+
+// unusedIndex returns an interface index that no link of the current namespace has, and no
+// first link of another namespace: if both ends of a veth pair have the same index, the kernel
+// may take a second to notice the carrier of the pair, and IPv6 does not work until then.
+func unusedIndex(t testing.TB) int {
+	t.Helper()
+	links, err := netlink.LinkList()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const first = 100
+	index := first
+	for _, l := range links {
+		index = max(index, l.Attrs().Index+1)
+	}
+	return index
 }
 
 // ConfigureLink adds addresses to a link of the current namespace and brings

@@ -285,13 +285,22 @@ func (h *HTB) SetClass(index, ifb int, l NICRates, minor uint16, r Rates) error 
 }
 
 func (h *HTB) setClass(index, ifb int, c class) error {
-	q := h.Queue()
-	err := h.do("set class", append(classRequests(index, c, q), classRequests(ifb, c, q)...))
+	err := h.do("set class", h.shareRequests(index, ifb, c))
 	if !errors.Is(err, unix.EEXIST) {
 		return err
 	}
 	c.exists = true // at least one of the queues did; the kernel has created the other
-	return h.do("change class", append(classRequests(index, c, q), classRequests(ifb, c, q)...))
+	return h.do("change class", h.shareRequests(index, ifb, c))
+}
+
+// shareRequests create or change the class of a share on the NIC, for what it sends, and on the
+// IFB device, for what it receives. A fair queue keeps delays short at any length.
+func (h *HTB) shareRequests(index, ifb int, c class) []*nl.NetlinkRequest {
+	q, sends := h.Queue(), c
+	if q == FIFO {
+		sends.queue = c.sendQueue
+	}
+	return append(classRequests(index, sends, q), classRequests(ifb, c, q)...)
 }
 
 // do sends requests, which are one change for failpoints.

@@ -79,6 +79,7 @@ type class struct {
 	prio          uint32
 	quantum       uint32 // bytes
 	queue         uint32 // bytes; 0 for an inner class
+	sendQueue     uint32 // bytes, for a FIFO of a share on the NIC itself; see sendQueueBytes
 	fair          bool   // whether its queue divides the rate between flows, if the kernel can
 	exists        bool   // whether its fair queue exists: the kernel refuses to change some parameters
 	overhead      uint16 // bytes; see NICRates.Overhead
@@ -136,7 +137,8 @@ func (l NICRates) share(minor uint16, r Rates) class {
 	return class{
 		minor: minor, parent: classRoot,
 		floor: r.Floor, ceil: ceil,
-		quantum: l.quantum(r.Floor), queue: queueBytes(ceil), fair: true, overhead: l.Overhead,
+		quantum: l.quantum(r.Floor), queue: queueBytes(ceil), sendQueue: sendQueueBytes(ceil), fair: true,
+		overhead: l.Overhead,
 	}
 }
 
@@ -153,6 +155,15 @@ func (l NICRates) quantum(floor uint64) uint32 {
 // three of the largest packets.
 func queueBytes(rate uint64) uint32 {
 	return uint32(min(max(rate/bitsPerByte/50, 3*maxGSO), 1<<31))
+}
+
+// sendQueueBytes returns the length of the FIFO of what a share sends: 8 ms at the rate, so
+// that a pod which sends as fast as it can waits less than 10 ms for an answer, but at least
+// the fragments of the largest datagram and one segment more. It can be shorter than the queue
+// of what a share receives because the pod's link limits the size of segments: see SegmentBytes.
+func sendQueueBytes(rate uint64) uint32 {
+	const eightMillisecondsPerSecond = 125
+	return uint32(min(max(rate/bitsPerByte/eightMillisecondsPerSecond, maxGSO+maxGSO/4), 1<<31))
 }
 
 // burstBytes returns how many bytes a class may send at once: 1 ms at the rate,

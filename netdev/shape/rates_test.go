@@ -52,6 +52,28 @@ func TestNICRates_share(t *testing.T) {
 	}
 }
 
+func TestSendQueueBytes(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		rate uint64
+		want uint32
+	}{
+		{"8 ms at the rate", 1000 * mega, 1_000_000},
+		{"8 ms at a rate just above the minimum", 100 * mega, 100_000},
+		{"the fragments of a datagram of 64 KiB", mega, 80 << 10},
+		{"the maximum that a class can have", 1 << 44, 1 << 31},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			if got := sendQueueBytes(tc.rate); got != tc.want {
+				t.Errorf("sendQueueBytes(%d) = %d, want %d", tc.rate, got, tc.want)
+			}
+			if segment := SegmentBytes(tc.rate, 9000); int(sendQueueBytes(tc.rate)) < 2*segment {
+				t.Errorf("sendQueueBytes(%d) holds less than two segments of %d bytes", tc.rate, segment)
+			}
+		})
+	}
+}
+
 func TestNICRates_base_fitsReserve(t *testing.T) {
 	for _, link := range []NICRates{
 		{Line: 10_000 * mega, Reserve: 100 * mega},
