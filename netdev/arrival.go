@@ -80,6 +80,7 @@ func (n *Node) watchArrival(index int) error {
 // sent or received any. Manage updates it.
 func (n *Node) Missed(index int) string {
 	n.mu.Lock()
+	classifier := n.classifier
 	var sent, received bool
 	if a := n.arrivals[index]; a != nil {
 		sent, received = a.sent.missed, a.received.missed
@@ -87,16 +88,16 @@ func (n *Node) Missed(index int) string {
 	n.mu.Unlock()
 	var parts []string
 	if sent {
-		parts = append(parts, describeMissed("sends", index, true))
+		parts = append(parts, describeMissed(classifier, "sends", index, true))
 	}
 	if received {
-		parts = append(parts, describeMissed("receives", index, false))
+		parts = append(parts, describeMissed(classifier, "receives", index, false))
 	}
 	return strings.Join(parts, "; ")
 }
 
-func describeMissed(verb string, index int, sent bool) string {
-	ahead, err := classify.Ahead(index, sent)
+func describeMissed(c *classify.Classifier, verb string, index int, sent bool) string {
+	ahead, err := c.Ahead(index, sent)
 	switch {
 	case err != nil:
 		return fmt.Sprintf("frames that the NIC %s do not reach the driver's program: listing the programs before it: %v",

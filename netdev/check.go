@@ -5,7 +5,6 @@ package netdev
 
 import (
 	"github.com/dra-shared/dra-driver-shared/netdev/bpffs"
-	"github.com/dra-shared/dra-driver-shared/netdev/classify"
 	"github.com/dra-shared/dra-driver-shared/netdev/classify/trial"
 )
 
@@ -21,24 +20,24 @@ func (n *Node) Check(c NICConfig) error {
 	if err := n.shaper.Check(c.Name, c.Index, c.TakeOver); err != nil {
 		return err
 	}
-	_, err := n.strongestKey()
+	_, err := n.strongest()
 	return err
 }
 
-// strongestKey returns the strongest of the classifier's keys that passes its trials,
-// which it repeats until one does. The caller holds n.mu.
-func (n *Node) strongestKey() (classify.Key, error) {
+// strongest returns the result for the strongest of the classifier's keys that passes its
+// trials, which it repeats until one does. The caller holds n.mu.
+func (n *Node) strongest() (r trial.Result, err error) {
 	if err := bpffs.Check(n.bpffs); err != nil {
-		return "", err
+		return r, err
 	}
 	if len(n.trials) > 0 {
-		if key, err := trial.Strongest(n.trials); err == nil {
-			return key, nil
+		if r, err = trial.Strongest(n.trials); err == nil {
+			return r, nil
 		}
 	}
 	results, err := trial.Run(n.bpffs, n.failpoints, n.keys...)
 	if err != nil {
-		return "", err
+		return r, err
 	}
 	n.trials = results
 	return trial.Strongest(results)

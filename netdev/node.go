@@ -266,15 +266,14 @@ func (n *Node) openClassifier() error {
 	if n.classifier != nil {
 		return nil
 	}
-	key, err := n.strongestKey()
+	way, err := n.strongest()
 	if err != nil {
 		return err
 	}
-	if n.classifier, err = classify.Open(n.bpffs, n.failpoints, key); err != nil {
+	if n.classifier, err = classify.Open(n.bpffs, n.failpoints, way.Hook, way.Key); err != nil {
 		return err
 	}
-	n.seesRoutes = n.classifier.ReadsRoutes() &&
-		slices.ContainsFunc(n.trials, func(r trial.Result) bool { return r.Key == key && r.Routes == nil })
+	n.seesRoutes = n.classifier.ReadsRoutes() && way.Routes == nil
 	if n.loaded != nil {
 		n.loaded()
 	}
@@ -322,7 +321,8 @@ func (n *Node) removeEnforcement(name string, index int) (found bool, err error)
 	}
 	link, lookupErr := netlink.LinkByIndex(index)
 	if lookupErr != nil {
-		return true, errors.Join(err, n.removeIFBOfMissingNIC(name, index))
+		_, detachErr := classify.Detach(n.bpffs, index, n.failpoints) // removes the pins
+		return true, errors.Join(err, detachErr, n.removeIFBOfMissingNIC(name, index))
 	}
 	found, removeErr := n.removeFromLink(link.Attrs().Name, name, index)
 	return found, errors.Join(err, removeErr)
@@ -344,7 +344,7 @@ func (n *Node) removeIFBOfMissingNIC(name string, index int) error {
 // existing NIC. name is the name under which the NIC was managed; currentName
 // differs from it if the interface was renamed.
 func (n *Node) removeFromLink(currentName, name string, index int) (found bool, err error) {
-	classified, detachErr := classify.Detach(index, n.failpoints)
+	classified, detachErr := classify.Detach(n.bpffs, index, n.failpoints)
 	owned, ownedErr := n.shaper.Owned(index)
 	err = errors.Join(detachErr, ownedErr)
 	if !owned {
@@ -356,7 +356,7 @@ func (n *Node) removeFromLink(currentName, name string, index int) (found bool, 
 	return true, errors.Join(err, n.shaper.Teardown(name, index))
 }
 
-// RemovePins removes the classifier's maps from the BPF file system. Call it
+// RemovePins removes the classifier's maps and links from the BPF file system. Call it
 // after Unmanage was called for every NIC.
 func (n *Node) RemovePins() error {
 	n.mu.Lock()

@@ -75,7 +75,7 @@ func (n *Node) readClasses(a Attachment, s *LinkState) error {
 	if !enforced {
 		return nil
 	}
-	attached, err := classify.AnyVersionAttached(nic.Index)
+	attached, err := classify.AnyVersionAttached(n.bpffs, nic.Index)
 	if err != nil || !attached {
 		return err
 	}

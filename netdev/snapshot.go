@@ -43,7 +43,7 @@ func (n *Node) Snapshot() (*Snapshot, error) {
 	}
 	for _, m := range n.enforcedNICs() {
 		nic := nicSnapshot{managedNIC: m}
-		if nic.classified, err = classify.AnyVersionAttached(m.Index); err != nil {
+		if nic.classified, err = classify.AnyVersionAttached(n.bpffs, m.Index); err != nil {
 			return nil, err
 		}
 		if nic.send, err = n.shaper.ShareClasses(m.Index); err != nil {

@@ -19,9 +19,13 @@ import (
 // that the node forwards by their route.
 const checkRoutes = "ForwardedByRoute"
 
+// checkTCX is the name of the check whether the classifier runs before the programs that
+// other owners have attached to the NIC.
+const checkTCX = "TCX"
+
 // Checks implements driver.Checker: for each way to identify the sender of a
 // frame, whether it works on this node, and whether the way in use also
-// recognizes forwarded frames.
+// recognizes forwarded frames and works by TCX.
 func (k *Kind) Checks() []driver.Check { return checks(k.node.Trials(), k.node.ClassifierKey()) }
 
 // checks returns the checks for the results of trials, of which key is in use.
@@ -31,7 +35,9 @@ func checks(results []trial.Result, key classify.Key) (checks []driver.Check) {
 	}
 	for _, r := range results {
 		if r.Key == key {
-			checks = append(checks, driver.Check{Name: checkRoutes, Passed: r.Routes == nil})
+			checks = append(checks,
+				driver.Check{Name: checkRoutes, Passed: r.Routes == nil},
+				driver.Check{Name: checkTCX, Passed: r.Hook == classify.HookTCX})
 		}
 	}
 	return checks
@@ -52,11 +58,18 @@ func (k *Kind) logTrials(ctx context.Context) {
 	}
 	key := k.node.ClassifierKey()
 	for _, r := range results {
-		if r.Key == key && r.Routes != nil {
+		if r.Key != key {
+			continue
+		}
+		if r.Routes != nil {
 			logger.Info("Recognizing the frames that the node forwards by their address only", "err", r.Routes)
 		}
+		if r.TCX != nil {
+			logger.Info("Running after the TCX programs of other owners: classifying frames by TCX does not work on this node",
+				"err", r.TCX)
+		}
+		logger.Info("Identifying senders", "senderKey", key, "hook", r.Hook)
 	}
-	logger.Info("Identifying senders", "senderKey", key)
 }
 
 // missingCookie describes the risk if the node identifies senders by MAC address alone,

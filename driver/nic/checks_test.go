@@ -5,8 +5,10 @@ package nic
 
 import (
 	"errors"
+	"slices"
 	"testing"
 
+	"github.com/dra-shared/dra-driver-shared/driver"
 	"github.com/dra-shared/dra-driver-shared/netdev/classify"
 	"github.com/dra-shared/dra-driver-shared/netdev/classify/trial"
 )
@@ -39,18 +41,18 @@ func TestMissingCookie(t *testing.T) {
 	}
 }
 
-func TestChecks_includeRoutesOfKeyInUse(t *testing.T) {
+func TestChecks_includeRoutesAndHookOfKeyInUse(t *testing.T) {
 	refused := errors.New("permission denied")
 	results := []trial.Result{
 		{Key: classify.KeyCookie, Err: refused, Routes: refused},
-		{Key: classify.KeySocketCookie},
-		{Key: classify.KeyMAC, Routes: refused},
+		{Key: classify.KeySocketCookie, Hook: classify.HookTCX},
+		{Key: classify.KeyMAC, Hook: classify.HookClsact, Routes: refused},
 	}
 	for key, want := range map[classify.Key]bool{classify.KeySocketCookie: true, classify.KeyMAC: false} {
 		got := checks(results, key)
-		last := got[len(got)-1]
-		if len(got) != 4 || last.Name != "ForwardedByRoute" || last.Passed != want {
-			t.Errorf("checks with key %s in use: got %+v, want ForwardedByRoute=%t after the keys", key, got, want)
+		wantLast := []driver.Check{{Name: "ForwardedByRoute", Passed: want}, {Name: "TCX", Passed: want}}
+		if len(got) != 5 || !slices.Equal(got[3:], wantLast) {
+			t.Errorf("checks with key %s in use: got %+v, want %+v after the keys", key, got, wantLast)
 		}
 	}
 }

@@ -20,7 +20,7 @@ func BenchmarkProgram(b *testing.B) {
 	}
 	for _, key := range Keys() {
 		b.Run(string(key)+"/unchecked", func(b *testing.B) {
-			c, err := OpenUnpinned(key, false)
+			c, err := OpenUnpinned(HookClsact, key, false)
 			benchmarkProgram(b, c, err)
 		})
 		b.Run(string(key)+"/checked", func(b *testing.B) {

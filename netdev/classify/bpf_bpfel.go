@@ -137,9 +137,13 @@ const (
 	bpfProgDraSharedEgressSocket                = "dra_shared_egress_socket"
 	bpfProgDraSharedEgressSocketUnchecked       = "dra_shared_egress_socket_unchecked"
 	bpfProgDraSharedIngressHelper               = "dra_shared_ingress_helper"
+	bpfProgDraSharedIngressHelperTcx            = "dra_shared_ingress_helper_tcx"
 	bpfProgDraSharedIngressMac                  = "dra_shared_ingress_mac"
+	bpfProgDraSharedIngressMacTcx               = "dra_shared_ingress_mac_tcx"
 	bpfProgDraSharedIngressSocket               = "dra_shared_ingress_socket"
+	bpfProgDraSharedIngressSocketTcx            = "dra_shared_ingress_socket_tcx"
 	bpfProgDraSharedIngressUnchecked            = "dra_shared_ingress_unchecked"
+	bpfProgDraSharedIngressUncheckedTcx         = "dra_shared_ingress_unchecked_tcx"
 )
 
 // loadBpf returns the embedded CollectionSpec for bpf.
@@ -193,9 +197,13 @@ type bpfProgramSpecs struct {
 	DraSharedEgressSocket                *ebpf.ProgramSpec `ebpf:"dra_shared_egress_socket"`
 	DraSharedEgressSocketUnchecked       *ebpf.ProgramSpec `ebpf:"dra_shared_egress_socket_unchecked"`
 	DraSharedIngressHelper               *ebpf.ProgramSpec `ebpf:"dra_shared_ingress_helper"`
+	DraSharedIngressHelperTcx            *ebpf.ProgramSpec `ebpf:"dra_shared_ingress_helper_tcx"`
 	DraSharedIngressMac                  *ebpf.ProgramSpec `ebpf:"dra_shared_ingress_mac"`
+	DraSharedIngressMacTcx               *ebpf.ProgramSpec `ebpf:"dra_shared_ingress_mac_tcx"`
 	DraSharedIngressSocket               *ebpf.ProgramSpec `ebpf:"dra_shared_ingress_socket"`
+	DraSharedIngressSocketTcx            *ebpf.ProgramSpec `ebpf:"dra_shared_ingress_socket_tcx"`
 	DraSharedIngressUnchecked            *ebpf.ProgramSpec `ebpf:"dra_shared_ingress_unchecked"`
+	DraSharedIngressUncheckedTcx         *ebpf.ProgramSpec `ebpf:"dra_shared_ingress_unchecked_tcx"`
 }
 
 // bpfMapSpecs contains maps before they are loaded into the kernel.
@@ -295,9 +303,13 @@ type bpfPrograms struct {
 	DraSharedEgressSocket                *ebpf.Program `ebpf:"dra_shared_egress_socket"`
 	DraSharedEgressSocketUnchecked       *ebpf.Program `ebpf:"dra_shared_egress_socket_unchecked"`
 	DraSharedIngressHelper               *ebpf.Program `ebpf:"dra_shared_ingress_helper"`
+	DraSharedIngressHelperTcx            *ebpf.Program `ebpf:"dra_shared_ingress_helper_tcx"`
 	DraSharedIngressMac                  *ebpf.Program `ebpf:"dra_shared_ingress_mac"`
+	DraSharedIngressMacTcx               *ebpf.Program `ebpf:"dra_shared_ingress_mac_tcx"`
 	DraSharedIngressSocket               *ebpf.Program `ebpf:"dra_shared_ingress_socket"`
+	DraSharedIngressSocketTcx            *ebpf.Program `ebpf:"dra_shared_ingress_socket_tcx"`
 	DraSharedIngressUnchecked            *ebpf.Program `ebpf:"dra_shared_ingress_unchecked"`
+	DraSharedIngressUncheckedTcx         *ebpf.Program `ebpf:"dra_shared_ingress_unchecked_tcx"`
 }
 
 func (p *bpfPrograms) Close() error {
@@ -311,9 +323,13 @@ func (p *bpfPrograms) Close() error {
 		p.DraSharedEgressSocket,
 		p.DraSharedEgressSocketUnchecked,
 		p.DraSharedIngressHelper,
+		p.DraSharedIngressHelperTcx,
 		p.DraSharedIngressMac,
+		p.DraSharedIngressMacTcx,
 		p.DraSharedIngressSocket,
+		p.DraSharedIngressSocketTcx,
 		p.DraSharedIngressUnchecked,
+		p.DraSharedIngressUncheckedTcx,
 	)
 }
 

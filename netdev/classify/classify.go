@@ -3,14 +3,13 @@
 
 // Package classify assigns frames to the HTB classes of shares, in the kernel.
 //
-// Two eBPF programs are attached to the clsact hooks of each NIC, one for each
-// direction. They look up a frame in BPF maps and write its class to
-// skb->priority, where the queues of package shape read it. They also drop, or count,
-// frames that do not carry the identity of their sender; see Policy. The filter of incoming
-// frames also redirects them to the IFB device of the NIC. All NICs and shares
-// use the same two programs. To add a share, Classifier.AddMember only updates
-// maps, which takes microseconds; callers do so before they bring up the
-// share's link, so that no frame passes without a class.
+// Two eBPF programs are attached to each NIC, one for each direction; see Hook. They look
+// up a frame in BPF maps and write its class to skb->priority, where the queues of package
+// shape read it. They also drop, or count, frames that do not carry the identity of their
+// sender; see Policy. Incoming frames are also redirected to the IFB device of the NIC, by
+// the program or by its filter. All NICs and shares use the same two programs. To add a
+// share, Classifier.AddMember only updates maps, which takes microseconds; callers do so
+// before they bring up the share's link, so that no frame passes without a class.
 //
 // The programs identify a sender by two values: the cookie of the network
 // namespace of the sending socket, and the source MAC address. A pod can change
@@ -35,6 +34,7 @@ import (
 	"sync"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -74,11 +74,20 @@ func (k Key) HasCookie() bool { return k == KeyCookie || k == KeySocketCookie }
 // programPair is a program for the frames that leave through a NIC, and one for those
 // that arrive.
 type programPair struct {
-	egress, ingress string // the names in classify.c
+	// The names in classify.c. ingress is that for HookClsact; see ingressFor.
+	egress, ingress string
 	// readsRoutes reports whether the egress program supports ForwardedByRoute.
 	readsRoutes bool
 	// checksIdentity reports whether the programs check frames; see Policy.
 	checksIdentity bool
+}
+
+// ingressFor returns the name of the program for frames that arrive.
+func (p programPair) ingressFor(hook Hook) string {
+	if hook == HookTCX {
+		return p.ingress + "_tcx"
+	}
+	return p.ingress
 }
 
 // programPairs are the programs by key, in the order in which Open tries them. Those
@@ -112,7 +121,10 @@ type Classifier struct {
 	maps        bpfMaps
 	egress      *ebpf.Program
 	ingress     *ebpf.Program
+	hook        Hook
 	key         Key
+	bpffs       string      // where maps and links are pinned; "" if they are not
+	links       []link.Link // that are not pinned
 	readsRoutes bool
 	checks      bool // whether the programs check frames
 	failpoints  failpoint.Injector
@@ -160,7 +172,7 @@ const (
 // Open loads the programs, and opens or creates the maps on the BPF file system
 // that is mounted at bpffs. It uses the first of keys that the kernel supports;
 // without keys, it tries all of them, strongest first.
-func Open(bpffs string, failpoints failpoint.Injector, keys ...Key) (*Classifier, error) {
+func Open(bpffs string, failpoints failpoint.Injector, hook Hook, keys ...Key) (*Classifier, error) {
 	if len(keys) == 0 {
 		keys = Keys()
 	}
@@ -171,8 +183,8 @@ func Open(bpffs string, failpoints failpoint.Injector, keys ...Key) (*Classifier
 	var errs error
 	for _, key := range keys {
 		for _, pair := range programPairs[key] {
-			c := newClassifier(key, pair)
-			c.failpoints = failpoints
+			c := newClassifier(hook, key, pair)
+			c.bpffs, c.failpoints = bpffs, failpoints
 			err := c.load(pins, pair)
 			if err == nil {
 				return c, nil
@@ -186,12 +198,12 @@ func Open(bpffs string, failpoints failpoint.Injector, keys ...Key) (*Classifier
 // OpenUnpinned loads the programs for a key that check no frame, with maps of their
 // own, which end with the Classifier and the programs that it attaches. readsRoutes
 // asks for programs that support ForwardedByRoute.
-func OpenUnpinned(key Key, readsRoutes bool) (*Classifier, error) {
+func OpenUnpinned(hook Hook, key Key, readsRoutes bool) (*Classifier, error) {
 	for _, pair := range slices.Backward(programPairs[key]) {
 		if readsRoutes && !pair.readsRoutes {
 			continue
 		}
-		c := newClassifier(key, pair)
+		c := newClassifier(hook, key, pair)
 		if err := c.load("", pair); err != nil {
 			return nil, fmt.Errorf("load classifier: %w", err)
 		}
@@ -200,18 +212,24 @@ func OpenUnpinned(key Key, readsRoutes bool) (*Classifier, error) {
 	return nil, fmt.Errorf("the programs for key %s do not read routes", key)
 }
 
-func newClassifier(key Key, pair programPair) *Classifier {
-	return &Classifier{key: key, readsRoutes: pair.readsRoutes, checks: pair.checksIdentity}
+func newClassifier(hook Hook, key Key, pair programPair) *Classifier {
+	return &Classifier{hook: hook, key: key, readsRoutes: pair.readsRoutes, checks: pair.checksIdentity}
 }
 
-// pinDir returns the directory of the pinned maps.
-func pinDir(bpffs string) string { return filepath.Join(bpffs, "dra-shared", pinVersion) }
+// isPinned reports whether maps and attached programs outlive the Classifier.
+func (c *Classifier) isPinned() bool { return c.bpffs != "" }
 
-// RemovePins removes the pinned maps of all releases from the BPF file system.
+// pinsDir returns the directory of the pinned maps and links of all releases.
+func pinsDir(bpffs string) string { return filepath.Join(bpffs, "dra-shared") }
+
+// pinDir returns the directory of the pinned maps.
+func pinDir(bpffs string) string { return filepath.Join(pinsDir(bpffs), pinVersion) }
+
+// RemovePins removes the pinned maps and links of all releases from the BPF file system.
 // The kernel frees a map when the last program or process that uses it releases
 // it.
 func RemovePins(bpffs string, failpoints failpoint.Injector) error {
-	return failpoints.Do("remove pinned maps", func() error { return os.RemoveAll(filepath.Dir(pinDir(bpffs))) })
+	return failpoints.Do("remove pinned maps", func() error { return os.RemoveAll(pinsDir(bpffs)) })
 }
 
 // parseObject parses the embedded object once: the trials at the start of the plugin load
@@ -229,9 +247,9 @@ func (c *Classifier) load(pins string, pair programPair) error {
 	if err != nil {
 		return err
 	}
-	spec := parsed.Copy()
+	spec, ingress := parsed.Copy(), pair.ingressFor(c.hook)
 	for name := range spec.Programs {
-		if name != pair.egress && name != pair.ingress {
+		if name != pair.egress && name != ingress {
 			delete(spec.Programs, name) // the kernel may refuse it
 		}
 	}
@@ -253,7 +271,7 @@ func (c *Classifier) load(pins string, pair programPair) error {
 		return err
 	}
 	c.hidden[0] = c.hidden[0]&^1 | 2 // unicast, locally administered
-	c.egress, c.ingress = loaded.DetachProgram(pair.egress), loaded.DetachProgram(pair.ingress)
+	c.egress, c.ingress = loaded.DetachProgram(pair.egress), loaded.DetachProgram(ingress)
 	return nil
 }
 
@@ -275,9 +293,13 @@ func describeLoadError(err error, key Key) error {
 }
 
 // Close closes the programs and maps in this process. Attached programs and
-// pinned maps stay in the kernel.
+// pinned maps stay in the kernel, except those of OpenUnpinned at HookTCX.
 func (c *Classifier) Close() error {
-	return errors.Join(c.maps.Close(), c.egress.Close(), c.ingress.Close())
+	err := errors.Join(c.maps.Close(), c.egress.Close(), c.ingress.Close())
+	for _, l := range c.links {
+		err = errors.Join(err, l.Close())
+	}
+	return err
 }
 
 // Key returns the key that the programs use.
@@ -323,13 +345,15 @@ func (c *Classifier) Attach(nic NIC) error {
 	if err != nil {
 		return fmt.Errorf("add link %d to the classifier's map of NICs: %w", nic.Index, err)
 	}
-	if err := c.failpoints.Do("add clsact", func() error { return addClsact(nic.Index) }); err != nil {
-		return fmt.Errorf("add clsact to link %d: %w: does the kernel have sch_ingress?", nic.Index, err)
+	if err := c.attach(nic.Index, nic.IFBIndex); err != nil || !c.isPinned() {
+		return err
 	}
-	for _, f := range c.filters(nic.Index, nic.IFBIndex) {
-		if err := c.failpoints.Do("attach program", f.replace); err != nil {
-			return fmt.Errorf("attach classifier to link %d: %w: does the kernel have cls_bpf and act_mirred?",
-				nic.Index, err)
+	for _, other := range Hooks() { // an earlier process may have used it
+		if other == c.hook {
+			continue
+		}
+		if _, err := detachFrom(other, c.bpffs, nic.Index, c.failpoints); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -344,46 +368,13 @@ func (c *Classifier) filters(index, ifb int) []filter {
 	}
 }
 
-// Attached reports whether the programs of this Classifier are attached to both
-// hooks of a NIC. Another program may have removed them or the clsact qdisc.
-func (c *Classifier) Attached(index int) (bool, error) {
-	for _, f := range c.filters(index, 0) {
-		attached, err := attachedAt(f.link, f.hook, f.program)
-		if err != nil || !attached {
-			return false, err
-		}
-	}
-	return true, nil
-}
-
-// AnyVersionAttached reports whether programs of this driver are attached to
-// both hooks of a NIC, even if another process attached them: they use the same
-// maps.
-func AnyVersionAttached(index int) (bool, error) {
-	for _, hook := range []uint32{netlink.HANDLE_MIN_EGRESS, netlink.HANDLE_MIN_INGRESS} {
-		attached, err := attachedAt(index, hook, nil)
-		if err != nil || !attached {
-			return false, err
-		}
-	}
-	return true, nil
-}
-
 // Detach detaches this driver's programs from a NIC, even if an earlier process
 // attached them, and reports whether it found any. It keeps the clsact qdisc,
 // which other programs may use.
-func Detach(index int, failpoints failpoint.Injector) (found bool, err error) {
-	for _, hook := range []uint32{netlink.HANDLE_MIN_EGRESS, netlink.HANDLE_MIN_INGRESS} {
-		attached, listErr := attachedAt(index, hook, nil)
-		if listErr != nil || !attached {
-			err = errors.Join(err, listErr)
-			continue
-		}
-		found = true
-		deleteErr := failpoints.Do("detach program", filter{link: index, hook: hook}.remove)
-		if deleteErr != nil {
-			err = errors.Join(err, fmt.Errorf("detach classifier from link %d: %w", index, deleteErr))
-		}
+func Detach(bpffs string, index int, failpoints failpoint.Injector) (found bool, err error) {
+	for _, hook := range Hooks() {
+		detached, detachErr := detachFrom(hook, bpffs, index, failpoints)
+		found, err = found || detached, errors.Join(err, detachErr)
 	}
 	return found, err
 }

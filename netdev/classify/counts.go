@@ -45,19 +45,26 @@ func (c *Classifier) startCounts(index int) error {
 }
 
 // Ahead describes the programs and filters that the kernel runs before this
-// driver's program for a direction of a NIC.
-func Ahead(index int, sent bool) (found []string, err error) {
-	hook, attachType := uint32(netlink.HANDLE_MIN_INGRESS), ebpf.AttachTCXIngress
+// Classifier's program for a direction of a NIC.
+func (c *Classifier) Ahead(index int, sent bool) (found []string, err error) {
+	d := ingress()
 	if sent {
-		hook, attachType = netlink.HANDLE_MIN_EGRESS, ebpf.AttachTCXEgress
+		d = egress()
 	}
-	programs, err := link.QueryPrograms(link.QueryOptions{Target: index, Attach: attachType})
+	own, err := idOf(c.program(d))
+	if err != nil {
+		return nil, err
+	}
+	programs, err := link.QueryPrograms(link.QueryOptions{Target: index, Attach: d.attach})
 	if err == nil { // an error means that the kernel has no TCX
 		for _, p := range programs.Programs {
+			if p.ID == own {
+				return found, nil
+			}
 			found = append(found, fmt.Sprintf("TCX program %d%s", p.ID, nameOf(p.ID)))
 		}
 	}
-	filters, err := netlink.FilterList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: index}}, hook)
+	filters, err := netlink.FilterList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: index}}, d.parent)
 	if rtnl.IsNotFound(err) {
 		return found, nil // the link or its clsact qdisc does not exist
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/dra-shared/dra-driver-shared/internal/failpoint"
 	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
 )
 
@@ -100,11 +101,9 @@ func attachedAt(index int, hook uint32, program *ebpf.Program) (bool, error) {
 	}
 	var id ebpf.ProgramID
 	if program != nil {
-		info, err := program.Info()
-		if err != nil {
+		if id, err = idOf(program); err != nil {
 			return false, err
 		}
-		id, _ = info.ID()
 	}
 	for _, f := range filters {
 		b, ok := f.(*netlink.BpfFilter)
@@ -116,4 +115,23 @@ func attachedAt(index int, hook uint32, program *ebpf.Program) (bool, error) {
 		}
 	}
 	return false, nil
+}
+
+// removeFilter removes this driver's filter at a hook of a NIC, and reports whether it
+// found one.
+func removeFilter(index int, hook uint32, failpoints failpoint.Injector) (found bool, err error) {
+	if found, err = attachedAt(index, hook, nil); !found {
+		return false, err
+	}
+	return true, failpoints.Do("detach program", filter{link: index, hook: hook}.remove)
+}
+
+// idOf returns the ID that the kernel has assigned to a program.
+func idOf(program *ebpf.Program) (ebpf.ProgramID, error) {
+	info, err := program.Info()
+	if err != nil {
+		return 0, err
+	}
+	id, _ := info.ID()
+	return id, nil
 }

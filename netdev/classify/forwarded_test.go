@@ -69,7 +69,7 @@ func network(text string) *net.IPNet {
 // needRoutes skips the test if the programs cannot read routes on this kernel.
 func needRoutes(t *testing.T) {
 	t.Helper()
-	c, err := classify.Open(nstest.MountBPFFS(t), nil)
+	c, err := classify.Open(nstest.MountBPFFS(t), nil, classify.HookClsact)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -188,6 +188,9 @@ func TestKernel_showsIngressIndexOfPod(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer program.Close()
+	if err := nstest.AddClsact(e.nic.Index); err != nil {
+		t.Fatal(err)
+	}
 	err = netlink.FilterAdd(&netlink.BpfFilter{
 		FilterAttrs: netlink.FilterAttrs{
 			LinkIndex: e.nic.Index, Parent: netlink.HANDLE_MIN_EGRESS, Handle: 1, Priority: 1, Protocol: unix.ETH_P_ALL,
@@ -279,7 +282,7 @@ func sendDatagrams(from *nstest.Namespace, address string) error {
 func TestOpen_readsRoutesOnlyWithPerfmon(t *testing.T) {
 	bpffs := nstest.MountBPFFS(t)
 	nstest.WithoutCapabilities(t, func() error {
-		c, err := classify.Open(bpffs, nil)
+		c, err := classify.Open(bpffs, nil, classify.HookClsact)
 		if err != nil {
 			return err
 		}

@@ -4,6 +4,8 @@
 package classify_test
 
 import (
+	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -15,6 +17,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/dra-shared/dra-driver-shared/netdev"
+	"github.com/dra-shared/dra-driver-shared/netdev/classify"
+	"github.com/dra-shared/dra-driver-shared/netdev/classify/trial"
+	"github.com/dra-shared/dra-driver-shared/netdev/nstest"
+	"github.com/dra-shared/dra-driver-shared/netdev/shape"
 )
 
 // verdict is what a program returns for every frame.
@@ -23,6 +29,7 @@ type verdict int32
 const (
 	next verdict = -1 // the kernel runs the next program
 	pass verdict = 0  // the kernel runs no other program
+	drop verdict = 2
 )
 
 // newProgram loads a program that returns v.
@@ -41,10 +48,40 @@ func newProgram(t *testing.T, v verdict) *ebpf.Program {
 	return p
 }
 
+// hooks returns the hooks that the kernel has.
+func hooks(t *testing.T) []classify.Hook {
+	t.Helper()
+	if hasTCX(t) {
+		return classify.Hooks()
+	}
+	return []classify.Hook{classify.HookClsact}
+}
+
+// newTestEnvAtHook returns a testEnv whose programs are attached at a hook.
+func newTestEnvAtHook(t *testing.T, hook classify.Hook) *testEnv {
+	t.Helper()
+	o := netdev.Options{BPFFS: nstest.MountBPFFS(t)}
+	results, err := trial.Run(o.BPFFS, nil, classify.Keys()...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	way, err := trial.Strongest(results)
+	if err != nil {
+		t.Fatal(err)
+	}
+	way.Hook = hook
+	o.Trials = []trial.Result{way}
+	nic, wire := nstest.NIC(t, "nic0", 1500, wireIP+"/16", "fd00:20::fe/64")
+	return newTestEnvWith(t, o, nic, wire, netdev.NICConfig{})
+}
+
 // A program of another owner that runs first is harmless if frames still reach this
 // driver's. If they do not, Missed names it.
 func TestNode_Missed_namesProgramThatTakesFrames(t *testing.T) {
-	filterAhead := func(t *testing.T, e *testEnv, p *ebpf.Program) (remove func() error) {
+	filter := func(t *testing.T, e *testEnv, p *ebpf.Program) (remove func() error) {
+		if err := nstest.AddClsact(e.nic.Index); err != nil {
+			t.Fatal(err)
+		}
 		filter := &netlink.BpfFilter{
 			FilterAttrs: netlink.FilterAttrs{
 				LinkIndex: e.nic.Index, Parent: netlink.HANDLE_MIN_EGRESS, Handle: 1, Protocol: unix.ETH_P_ALL, Priority: 1,
@@ -56,39 +93,143 @@ func TestNode_Missed_namesProgramThatTakesFrames(t *testing.T) {
 		}
 		return func() error { return netlink.FilterDel(filter) }
 	}
-	tcx := func(t *testing.T, e *testEnv, p *ebpf.Program) (remove func() error) {
-		needTCX(t)
-		l, err := link.AttachTCX(link.TCXOptions{Interface: e.nic.Index, Program: p, Attach: ebpf.AttachTCXEgress})
+	tcxAt := func(anchor link.Anchor) func(*testing.T, *testEnv, *ebpf.Program) func() error {
+		return func(t *testing.T, e *testEnv, p *ebpf.Program) (remove func() error) {
+			needTCX(t)
+			l, err := link.AttachTCX(link.TCXOptions{
+				Interface: e.nic.Index, Program: p, Attach: ebpf.AttachTCXEgress, Anchor: anchor,
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return l.Close
+		}
+	}
+	for _, test := range []struct {
+		name   string
+		attach func(*testing.T, *testEnv, *ebpf.Program) func() error
+		cause  map[classify.Hook]string // with a program that takes frames
+	}{
+		{"filter", filter, map[classify.Hook]string{classify.HookClsact: "filter bpf of priority 1"}},
+		{"last TCX program", tcxAt(link.Tail()), map[classify.Hook]string{classify.HookClsact: "TCX program "}},
+		{"first TCX program", tcxAt(link.Head()), map[classify.Hook]string{
+			classify.HookTCX: "TCX program ", classify.HookClsact: "TCX program ",
+		}},
+	} {
+		for _, hook := range hooks(t) {
+			t.Run(fmt.Sprintf("%s, hook %s", test.name, hook), func(t *testing.T) {
+				e := newTestEnvAtHook(t, hook)
+				p := e.pod(0, 1, hardCap(100*mega), netdev.Private)
+				e.expectMissed(p, "before another program is attached", "")
+				for _, v := range []verdict{next, pass} {
+					remove := test.attach(t, e, newProgram(t, v))
+					if v == next {
+						e.expectMissed(p, "with a program that passes frames on", "")
+					} else {
+						e.expectMissed(p, "with a program that takes frames", test.cause[hook])
+					}
+					if err := remove(); err != nil {
+						t.Fatal(err)
+					}
+					e.expectMissed(p, "after the program was detached", "")
+				}
+			})
+		}
+	}
+}
+
+// Other programs of the NIC take or drop the frames that they see. Shares keep their grants.
+func TestTCX_limitsSharesOfNICWithOtherPrograms(t *testing.T) {
+	needTCX(t)
+	e := newTestEnvAtHook(t, classify.HookTCX)
+	for _, direction := range []ebpf.AttachType{ebpf.AttachTCXEgress, ebpf.AttachTCXIngress} {
+		l, err := link.AttachTCX(link.TCXOptions{Interface: e.nic.Index, Program: newProgram(t, pass), Attach: direction})
 		if err != nil {
 			t.Fatal(err)
 		}
-		return l.Close
+		defer l.Close()
 	}
-	for name, test := range map[string]struct {
-		attach func(*testing.T, *testEnv, *ebpf.Program) func() error
-		cause  string
-	}{
-		"filter":      {filterAhead, "filter bpf of priority 1"},
-		"TCX program": {tcx, "TCX program "},
-	} {
-		t.Run(name, func(t *testing.T) {
-			e := newTestEnv(t, netdev.NICConfig{})
+	p := e.pod(0, 1, hardCap(100*mega), netdev.Private)
+	e.expectRate("pod sends", e.measure(e.fromPod(p))[0], 100*mega)
+	e.expectRate("pod receives", e.measure(e.toPod(p))[0], 100*mega)
+	if err := nstest.ConfigureLink("nic0", nodeIP+"/16"); err != nil {
+		t.Fatal(err)
+	}
+	drops, err := link.AttachTCX(link.TCXOptions{
+		Interface: e.nic.Index, Program: newProgram(t, drop), Attach: ebpf.AttachTCXIngress, Anchor: link.Tail(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer drops.Close()
+	e.expectRate("pod receives next to a program that drops", e.measure(e.toPod(p))[0], 100*mega)
+}
+
+// A plugin replaces the programs of one that used another hook, before or after it.
+func TestNode_Manage_takesOverFromAnotherHook(t *testing.T) {
+	needTCX(t)
+	for _, hook := range classify.Hooks() {
+		t.Run("from "+string(hook), func(t *testing.T) {
+			e := newTestEnvAtHook(t, hook)
 			p := e.pod(0, 1, hardCap(100*mega), netdev.Private)
-			e.expectMissed(p, "before another program is attached", "")
-			for _, v := range []verdict{next, pass} {
-				remove := test.attach(t, e, newProgram(t, v))
-				if v == next {
-					e.expectMissed(p, "with a program that passes frames on", "")
-				} else {
-					e.expectMissed(p, "with a program that takes frames", test.cause)
-				}
-				if err := remove(); err != nil {
-					t.Fatal(err)
-				}
-				e.expectMissed(p, "after the program was detached", "")
+			other := classify.HookTCX
+			if hook == other {
+				other = classify.HookClsact
+			}
+			way := trial.Result{Key: e.node.ClassifierKey(), Hook: other}
+			second := *e
+			second.node = newNode(t, netdev.Options{BPFFS: e.bpffs, Trials: []trial.Result{way}})
+			second.manage()
+			if err := second.node.Restore(p.attachment, hardCap(100*mega)); err != nil {
+				t.Fatal(err)
+			}
+			e.expectRate("pod sends", e.measure(e.fromPod(p))[0], 100*mega)
+			e.expectRate("pod receives", e.measure(e.toPod(p))[0], 100*mega)
+			tcx, filters := e.programs()
+			if fromTCX := hook == classify.HookTCX; (tcx == 0) != fromTCX || (filters == 0) == fromTCX {
+				t.Errorf("after the takeover: %d TCX programs and %d filters, want only those of %s", tcx, filters, other)
 			}
 		})
 	}
+}
+
+// programs returns how many TCX programs and filters the NIC has for outgoing frames.
+func (e *testEnv) programs() (tcx, filters int) {
+	e.t.Helper()
+	programs, err := link.QueryPrograms(link.QueryOptions{Target: e.nic.Index, Attach: ebpf.AttachTCXEgress})
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	found, err := netlink.FilterList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: e.nic.Index}},
+		netlink.HANDLE_MIN_EGRESS)
+	if err != nil && !errors.Is(err, unix.EINVAL) { // without clsact
+		e.t.Fatal(err)
+	}
+	return len(programs.Programs), len(found)
+}
+
+// The interface index of a NIC can be that of an earlier one, of which pins remain.
+func TestNode_Manage_replacesPinOfMissingNIC(t *testing.T) {
+	needTCX(t)
+	e := newTestEnvAtHook(t, classify.HookTCX)
+	for _, name := range []string{"nic0", shape.IFBName("nic0")} {
+		l, err := netlink.LinkByName(name)
+		if err == nil {
+			err = netlink.LinkDel(l)
+		}
+		if err != nil {
+			t.Fatalf("delete %s: %v", name, err)
+		}
+	}
+	nic, wire := nstest.NIC(t, "nic0", 1500, wireIP+"/16", "fd00:20::fe/64")
+	if nic.Index != e.nic.Index {
+		t.Fatalf("the new NIC has the index %d, want %d", nic.Index, e.nic.Index)
+	}
+	e.nic, e.wire, e.config.MAC = nic, wire, nic.MAC
+	e.manage()
+	p := e.pod(0, 1, hardCap(100*mega), netdev.Private)
+	e.expectRate("pod sends", e.measure(e.fromPod(p))[0], 100*mega)
+	e.expectRate("pod receives", e.measure(e.toPod(p))[0], 100*mega)
 }
 
 // expectMissed sends frames from a pod, and fails the test unless Missed returns a

@@ -4,6 +4,7 @@
 package classify_test
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -17,17 +18,19 @@ import (
 // CAP_PERFMON.
 func TestOpen_loadsWithoutPerfmon(t *testing.T) {
 	for _, key := range []classify.Key{classify.KeyCookie, classify.KeyMAC} {
-		t.Run("key "+string(key), func(t *testing.T) {
-			needKey(t, key)
-			bpffs := nstest.MountBPFFS(t)
-			nstest.WithoutCapabilities(t, func() error {
-				c, err := classify.Open(bpffs, nil, key)
-				if err == nil {
-					err = c.Close()
-				}
-				return err
-			}, unix.CAP_PERFMON, unix.CAP_SYS_ADMIN) // the latter includes the former
-		})
+		for _, hook := range classify.Hooks() {
+			t.Run(fmt.Sprintf("key %s, hook %s", key, hook), func(t *testing.T) {
+				needKey(t, key)
+				bpffs := nstest.MountBPFFS(t)
+				nstest.WithoutCapabilities(t, func() error {
+					c, err := classify.Open(bpffs, nil, hook, key)
+					if err == nil {
+						err = c.Close()
+					}
+					return err
+				}, unix.CAP_PERFMON, unix.CAP_SYS_ADMIN) // the latter includes the former
+			})
+		}
 	}
 }
 
@@ -35,7 +38,7 @@ func TestOpen_namesMissingCapability(t *testing.T) {
 	needKey(t, classify.KeySocketCookie)
 	bpffs := nstest.MountBPFFS(t)
 	nstest.WithoutCapabilities(t, func() error {
-		c, err := classify.Open(bpffs, nil, classify.KeySocketCookie)
+		c, err := classify.Open(bpffs, nil, classify.HookClsact, classify.KeySocketCookie)
 		if err == nil {
 			t.Error("Open read the cookie without CAP_PERFMON, want an error")
 			return c.Close()

@@ -43,10 +43,11 @@ const (
 // testEnv is a node with one NIC of 1 Gbit/s, and the namespace at the other
 // end of the NIC's wire.
 type testEnv struct {
-	t    *testing.T
-	node *netdev.Node
-	nic  netdev.NIC
-	wire *nstest.Namespace
+	t     *testing.T
+	bpffs string
+	node  *netdev.Node
+	nic   netdev.NIC
+	wire  *nstest.Namespace
 	// config is the configuration under which node manages the NIC.
 	config netdev.NICConfig
 
@@ -77,8 +78,16 @@ func newTestEnvOn(
 	keys ...classify.Key,
 ) *testEnv {
 	t.Helper()
-	e := &testEnv{t: t, nic: nic, wire: wire, ports: 5000, mu: &sync.Mutex{}}
-	e.node = newNode(t, netdev.Options{BPFFS: bpffs, Keys: keys})
+	return newTestEnvWith(t, netdev.Options{BPFFS: bpffs, Keys: keys}, nic, wire, config)
+}
+
+// newTestEnvWith returns a testEnv whose Node has the options o.
+func newTestEnvWith(
+	t *testing.T, o netdev.Options, nic netdev.NIC, wire *nstest.Namespace, config netdev.NICConfig,
+) *testEnv {
+	t.Helper()
+	e := &testEnv{t: t, bpffs: o.BPFFS, nic: nic, wire: wire, ports: 5000, mu: &sync.Mutex{}}
+	e.node = newNode(t, o)
 	config.Name, config.Index, config.MAC, config.Enforce = e.nic.Name, e.nic.Index, e.nic.MAC, true
 	overhead := config.Rates.Overhead
 	config.Rates = shape.NICRates{Line: line, Reserve: reserve, MinShare: 10 * mega, Overhead: overhead}
@@ -367,14 +376,22 @@ func (e *testEnv) sentBytes(share int) uint64 {
 // needTCX skips the test if the kernel has no TCX (Linux 6.6 or newer).
 func needTCX(t *testing.T) {
 	t.Helper()
+	if !hasTCX(t) {
+		t.Skip("the kernel has no TCX")
+	}
+}
+
+func hasTCX(t *testing.T) bool {
+	t.Helper()
 	const loopback = 1
 	_, err := link.QueryPrograms(link.QueryOptions{Target: loopback, Attach: ebpf.AttachTCXEgress})
 	if errors.Is(err, ebpf.ErrNotSupported) || errors.Is(err, unix.EINVAL) {
-		t.Skipf("the kernel has no TCX: %v", err)
+		return false
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
+	return true
 }
 
 // needKey skips the test if the kernel lacks what a key needs.
@@ -683,9 +700,16 @@ func TestNode_Manage_repairsNIC(t *testing.T) {
 		t.Fatalf("Manage of an intact NIC returned changed %t and error %v, want no change", changed, err)
 	}
 	for name, remove := range map[string]func() error{
-		"the clsact qdisc": func() error {
-			return netlink.QdiscDel(&netlink.GenericQdisc{QdiscType: "clsact", QdiscAttrs: netlink.QdiscAttrs{
+		"the programs": func() error {
+			if _, err := classify.Detach(e.bpffs, e.nic.Index, nil); err != nil {
+				return err
+			}
+			err := netlink.QdiscDel(&netlink.GenericQdisc{QdiscType: "clsact", QdiscAttrs: netlink.QdiscAttrs{
 				LinkIndex: e.nic.Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}})
+			if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
+				return nil // the programs were attached by TCX
+			}
+			return err
 		},
 		"the root qdisc": func() error {
 			return netlink.QdiscDel(netlink.NewHtb(netlink.QdiscAttrs{
@@ -761,7 +785,7 @@ func rename(link netlink.Link, name string) error {
 
 func TestNode_Manage_withoutEnforceRemovesQueuesOfAnotherProcess(t *testing.T) {
 	e := newTestEnv(t, netdev.NICConfig{})
-	other := newNode(t, netdev.Options{})
+	other := newNode(t, netdev.Options{BPFFS: e.bpffs})
 	config := e.config
 	config.Enforce = false
 	if changed, err := other.Manage(config); err != nil || !changed {
@@ -779,11 +803,11 @@ func TestNode_Manage_withoutEnforceRemovesQueuesOfAnotherProcess(t *testing.T) {
 
 func TestNode_Unmanage_removesSetupOfAnotherProcess(t *testing.T) {
 	e := newTestEnv(t, netdev.NICConfig{})
-	other := newNode(t, netdev.Options{})
+	other := newNode(t, netdev.Options{BPFFS: e.bpffs})
 	if found, err := other.Unmanage(e.nic.Name, e.nic.Index); err != nil || !found {
 		t.Fatalf("Unmanage returned found %t and error %v, want it to find the setup", found, err)
 	}
-	if attached, err := classify.Detach(e.nic.Index, nil); err != nil || attached {
+	if attached, err := classify.Detach(e.bpffs, e.nic.Index, nil); err != nil || attached {
 		t.Errorf("Detach after Unmanage returned %t and error %v, want the programs removed", attached, err)
 	}
 	qdiscs, err := netlink.QdiscList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: e.nic.Index}})

@@ -230,6 +230,16 @@ func ConfigureLink(name string, addresses ...string) error {
 	return netlink.LinkSetUp(link)
 }
 
+// AddClsact adds the clsact qdisc to a link of the current namespace, unless the link has it.
+func AddClsact(index int) error {
+	err := netlink.QdiscAdd(&netlink.GenericQdisc{QdiscType: "clsact", QdiscAttrs: netlink.QdiscAttrs{
+		LinkIndex: index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}})
+	if errors.Is(err, unix.EEXIST) {
+		return nil
+	}
+	return err
+}
+
 // FindNIC returns a NIC of the test's own namespace from netdev.Inventory. It has
 // no attributes from sysfs.
 func FindNIC(t testing.TB, name string) netdev.NIC {

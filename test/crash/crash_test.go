@@ -269,7 +269,7 @@ func TestPlugin_killedRepeatedlyWithManyClaims(t *testing.T) {
 func (e *testEnv) killRepeatedly(batchSize int) {
 	// Of the trials, which take most of a start, TestPlugin_killedAtEachFailpoint
 	// covers the failpoints.
-	e.key = e.strongestKey()
+	e.way = e.strongest()
 	var points [][]failpointtest.Point
 	for _, stage := range e.stages([]*resourceapi.ResourceClaim{e.claim("recorded")}) {
 		points = append(points, e.recordStage(stage))

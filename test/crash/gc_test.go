@@ -153,7 +153,7 @@ func (e *testEnv) createKernelOrphans() {
 	if err := shaper.SetClass(nic, ifb.Index, shape.NICRates{Line: 10e9}, 0xcf0, rates); err != nil {
 		e.t.Fatal(err)
 	}
-	classifier, err := classify.Open(e.bpffs, nil)
+	classifier, err := classify.Open(e.bpffs, nil, classify.HookClsact)
 	if err != nil {
 		e.t.Fatal(err)
 	}

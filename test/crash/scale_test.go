@@ -62,7 +62,7 @@ func tuned(c *pluginConfig) { c.Bandwidth, c.Production = "100G", true }
 // newScale returns an environment that counts the requests to the API server.
 func newScale(t testing.TB) *scale {
 	s := &scale{testEnv: newTestEnv(t)}
-	s.key = s.strongestKey()
+	s.way = s.strongest()
 	s.api.Refuse(func(r *http.Request) error {
 		s.requests.Add(1)
 		if r.Method != http.MethodGet {

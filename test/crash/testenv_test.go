@@ -90,9 +90,10 @@ const pluginVariable = "CRASH_TEST_PLUGIN"
 
 type pluginConfig struct {
 	Dir, BPFFS, URL, Instance string
-	// Key, if not empty, is the classifier's key that passed trials on this node
-	// before. Otherwise the plugin runs them.
+	// Key and Hook, if not empty, are the way to classify frames that passed trials on
+	// this node before. Otherwise the plugin runs them.
 	Key        classify.Key
+	Hook       classify.Hook
 	BootIDFile string
 	// Interfaces of the configured network; the default is nic0.
 	Interfaces string
@@ -145,7 +146,7 @@ func newPlugin(c pluginConfig, failpoints failpoint.Injector) (*plugin, error) {
 	}
 	o := netdev.Options{BPFFS: c.BPFFS, Failpoints: failpoints}
 	if c.Key != "" {
-		o.Trials = []trial.Result{{Key: c.Key}}
+		o.Trials = []trial.Result{{Key: c.Key, Hook: c.Hook}}
 	}
 	node, err := netdev.NewNode(o)
 	if err != nil {
@@ -241,7 +242,7 @@ type testEnv struct {
 	plugin   *process
 	kubelet  *grpc.ClientConn // see connect
 	pods     []*sandbox       // see longLivedPods
-	key      classify.Key     // see pluginConfig.Key
+	way      trial.Result     // see pluginConfig.Key
 }
 
 // process is a plugin process.
@@ -290,18 +291,18 @@ func (e *testEnv) path(elements ...string) string {
 	return filepath.Join(append([]string{e.dir}, elements...)...)
 }
 
-// strongestKey returns the strongest key of the classifier that works here.
-func (e *testEnv) strongestKey() classify.Key {
+// strongest returns the strongest way to classify frames that works here.
+func (e *testEnv) strongest() trial.Result {
 	e.t.Helper()
 	results, err := trial.Run(e.bpffs, nil, classify.Keys()...)
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	key, err := trial.Strongest(results)
+	way, err := trial.Strongest(results)
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	return key
+	return way
 }
 
 // start starts a plugin process under a new instance name, as a pod that
@@ -310,7 +311,8 @@ func (e *testEnv) start(change func(*pluginConfig)) {
 	e.t.Helper()
 	e.instance++
 	c := pluginConfig{
-		Dir: e.dir, BPFFS: e.bpffs, URL: e.api.URL, Instance: fmt.Sprintf("plugin-%d", e.instance), Key: e.key,
+		Dir: e.dir, BPFFS: e.bpffs, URL: e.api.URL, Instance: fmt.Sprintf("plugin-%d", e.instance),
+		Key: e.way.Key, Hook: e.way.Hook,
 	}
 	if change != nil {
 		change(&c)
@@ -729,7 +731,7 @@ func (e *testEnv) kernelState() (found []string, err error) {
 			found = append(found, fmt.Sprintf("class %x on %s", minor, name))
 		}
 	}
-	classifier, err := classify.Open(e.bpffs, nil)
+	classifier, err := classify.Open(e.bpffs, nil, classify.HookClsact)
 	if err != nil {
 		return nil, err
 	}

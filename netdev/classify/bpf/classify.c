@@ -4,7 +4,7 @@
 // These programs assign the frames of a NIC to the HTB classes of shares, and drop
 // the frames that do not carry the identity of their sender; see identity.h.
 //
-// Both programs are attached to the clsact hooks of the NIC, and write the
+// Both programs are attached to the NIC by TCX or to its clsact hooks, and write the
 // class of a frame to skb->priority, where HTB reads it. They write it to every
 // frame, because macvlan passes the sender's priority to the NIC: a pod could
 // otherwise choose its class with SO_PRIORITY.
@@ -427,46 +427,87 @@ static __always_inline int classify_received(struct __sk_buff *skb, struct nic *
 #define FILTER_NEXT 0
 #define FILTER_ACT (-1)
 
-// The filter's action redirects the frames. The program cannot do that itself on
-// every kernel: before Linux 6.4, an IFB device drops what bpf_redirect sends.
-static __always_inline int receive(struct __sk_buff *skb, __u64 cookie, int checks)
+// Counts a frame that arrived. Returns 0 if this driver does not manage the NIC.
+static __always_inline struct nic *arrive(struct __sk_buff *skb)
 {
 	__u32 parent = skb->ifindex;
 	struct nic *nic = bpf_map_lookup_elem(&dra_shared_nics, &parent);
 	struct counts *counts;
 
 	if (!nic)
-		return FILTER_NEXT;
+		return 0;
 	counts = bpf_map_lookup_elem(&dra_shared_counts, &parent);
 	if (counts)
 		counts->received++;
-	return classify_received(skb, nic, cookie, checks) ? FILTER_ACT : FILTER_NEXT;
+	return nic;
+}
+
+// Returns the value of a program at the clsact hook. The action of its filter redirects
+// the frames: before Linux 6.4, an IFB device drops what bpf_redirect sends.
+static __always_inline int filter_received(struct __sk_buff *skb, __u64 cookie, int checks)
+{
+	struct nic *nic = arrive(skb);
+
+	return nic && classify_received(skb, nic, cookie, checks) ? FILTER_ACT : FILTER_NEXT;
+}
+
+// Returns the value of a program that is attached by TCX (Linux 6.6), which redirects
+// the frames itself. Programs after it see the frames of the node only.
+static __always_inline int redirect_received(struct __sk_buff *skb, __u64 cookie, int checks)
+{
+	struct nic *nic = arrive(skb);
+
+	return nic && classify_received(skb, nic, cookie, checks) ? bpf_redirect(nic->ifb, 0) : TC_ACT_UNSPEC;
 }
 
 // Does not know the cookie of a frame's sender.
 SEC("tc")
 int dra_shared_ingress_mac(struct __sk_buff *skb)
 {
-	return receive(skb, 0, 1);
+	return filter_received(skb, 0, 1);
+}
+
+SEC("tc")
+int dra_shared_ingress_mac_tcx(struct __sk_buff *skb)
+{
+	return redirect_received(skb, 0, 1);
 }
 
 SEC("tc")
 int dra_shared_ingress_helper(struct __sk_buff *skb)
 {
-	return receive(skb, skb->sk ? bpf_get_netns_cookie(skb) : 0, 1);
+	return filter_received(skb, skb->sk ? bpf_get_netns_cookie(skb) : 0, 1);
+}
+
+SEC("tc")
+int dra_shared_ingress_helper_tcx(struct __sk_buff *skb)
+{
+	return redirect_received(skb, skb->sk ? bpf_get_netns_cookie(skb) : 0, 1);
 }
 
 SEC("tc")
 int dra_shared_ingress_socket(struct __sk_buff *skb)
 {
-	return receive(skb, cookie_of_socket(skb), 1);
+	return filter_received(skb, cookie_of_socket(skb), 1);
+}
+
+SEC("tc")
+int dra_shared_ingress_socket_tcx(struct __sk_buff *skb)
+{
+	return redirect_received(skb, cookie_of_socket(skb), 1);
 }
 
 // Needs no cookie, because it checks no frame.
 SEC("tc")
 int dra_shared_ingress_unchecked(struct __sk_buff *skb)
 {
-	return receive(skb, 0, 0);
+	return filter_received(skb, 0, 0);
+}
+
+SEC("tc")
+int dra_shared_ingress_unchecked_tcx(struct __sk_buff *skb)
+{
+	return redirect_received(skb, 0, 0);
 }
 
 char _license[] SEC("license") = "Dual MIT/GPL";

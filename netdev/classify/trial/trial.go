@@ -51,6 +51,10 @@ func IsLink(name string) bool { return strings.HasPrefix(name, linkPrefix) }
 // Result is the result of one way.
 type Result struct {
 	Key classify.Key
+	// Hook is the best hook at which the frames arrived in the expected classes.
+	Hook classify.Hook
+	// TCX is why Hook is not classify.HookTCX, or nil.
+	TCX error
 	// Err is nil if the frames arrived in the expected classes.
 	Err error
 	// Routes is nil if the programs for the key also recognized a frame by its
@@ -58,17 +62,17 @@ type Result struct {
 	Routes error
 }
 
-// Strongest returns the strongest key that passed. results are in the order of
-// strength. If none passed, the error names the cause of each.
-func Strongest(results []Result) (classify.Key, error) {
+// Strongest returns the result for the strongest key that passed. results are in the
+// order of strength. If none passed, the error names the cause of each.
+func Strongest(results []Result) (Result, error) {
 	errs := make([]error, 0, len(results))
 	for _, r := range results {
 		if r.Err == nil {
-			return r.Key, nil
+			return r, nil
 		}
 		errs = append(errs, fmt.Errorf("key %s: %w", r.Key, r.Err))
 	}
-	return "", fmt.Errorf("no way to identify the sender of a frame works on this node: %w", errors.Join(errs...))
+	return Result{}, fmt.Errorf("no way to identify the sender of a frame works on this node: %w", errors.Join(errs...))
 }
 
 // Run tries keys in the caller's network namespace, and returns their results in
@@ -96,9 +100,24 @@ func Run(lock string, failpoints failpoint.Injector, keys ...classify.Key) (resu
 		return nil, err
 	}
 	for _, key := range keys {
-		results = append(results, Result{Key: key, Err: t.try(key), Routes: t.tryRoutes(key)})
+		results = append(results, t.tryHooks(key))
 	}
 	return results, nil
+}
+
+// tryHooks tries a key at each hook until it passes.
+func (t *trial) tryHooks(key classify.Key) Result {
+	r := Result{Key: key}
+	for _, r.Hook = range classify.Hooks() {
+		if r.Err = t.try(r.Hook, key); r.Err == nil {
+			break
+		}
+		if r.Hook == classify.HookTCX {
+			r.TCX = r.Err
+		}
+	}
+	r.Routes = t.tryRoutes(r.Hook, key)
+	return r
 }
 
 // acquire locks a directory. It waits until another process has unlocked it.
@@ -180,8 +199,8 @@ func removeLinks() (failed error) {
 
 // try returns nil if the programs for a key load, assign a frame that a socket of
 // this namespace sends to the class of a share, and pass on a frame that arrives.
-func (t *trial) try(key classify.Key) (err error) {
-	c, err := classify.OpenUnpinned(key, false)
+func (t *trial) try(hook classify.Hook, key classify.Key) (err error) {
+	c, err := classify.OpenUnpinned(hook, key, false)
 	if err != nil {
 		return err
 	}
@@ -206,11 +225,11 @@ func (t *trial) try(key classify.Key) (err error) {
 // tryRoutes returns nil if the programs for a key assign a frame to the class of
 // forwarded frames because it has a route out of the NIC. The frame is one that no
 // share sent and that has the address of the NIC.
-func (t *trial) tryRoutes(key classify.Key) (err error) {
+func (t *trial) tryRoutes(hook classify.Hook, key classify.Key) (err error) {
 	if !key.HasCookie() {
 		return errors.New("without the cookie, a frame with the address of the NIC counts as the node's")
 	}
-	c, err := classify.OpenUnpinned(key, true)
+	c, err := classify.OpenUnpinned(hook, key, true)
 	if err != nil {
 		return err
 	}

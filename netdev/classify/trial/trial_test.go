@@ -60,8 +60,8 @@ func TestStrongest(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := trial.Strongest(test.results)
-			if got != test.want || (err == nil) != (test.errs == nil) {
-				t.Errorf("Strongest returned %q and error %v, want %q", got, err, test.want)
+			if got.Key != test.want || (err == nil) != (test.errs == nil) {
+				t.Errorf("Strongest returned %q and error %v, want %q", got.Key, err, test.want)
 			}
 			for _, want := range test.errs {
 				if !strings.Contains(err.Error(), want) {

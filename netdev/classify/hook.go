@@ -1,0 +1,130 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package classify
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+
+	"github.com/dra-shared/dra-driver-shared/internal/failpoint"
+)
+
+// Hook names where the kernel runs the programs.
+type Hook string
+
+// Values of Hook, best first.
+const (
+	// HookTCX runs the programs before all programs and filters that other owners have
+	// attached by then. Linux has it since 6.6.
+	HookTCX Hook = "TCX"
+	// HookClsact runs the programs as filters of the clsact qdisc, after programs of TCX
+	// and after filters of a lower priority.
+	HookClsact Hook = "clsact"
+)
+
+// Hooks returns all hooks, best first.
+func Hooks() []Hook { return []Hook{HookTCX, HookClsact} }
+
+// direction is the direction of the frames of a NIC that a program sees.
+type direction struct {
+	name   string          // part of the name of a pin
+	parent uint32          // of the filter at the clsact hook
+	attach ebpf.AttachType // of the link by TCX
+}
+
+func egress() direction {
+	return direction{"egress", netlink.HANDLE_MIN_EGRESS, ebpf.AttachTCXEgress}
+}
+
+func ingress() direction {
+	return direction{"ingress", netlink.HANDLE_MIN_INGRESS, ebpf.AttachTCXIngress}
+}
+
+func directions() []direction { return []direction{egress(), ingress()} }
+
+// program returns the program for a direction.
+func (c *Classifier) program(d direction) *ebpf.Program {
+	if d == egress() {
+		return c.egress
+	}
+	return c.ingress
+}
+
+// attach attaches the programs to a link, at the hook of the Classifier. It replaces
+// those that an earlier process attached there.
+func (c *Classifier) attach(index, ifb int) error {
+	if c.hook == HookTCX {
+		for _, d := range directions() {
+			if err := c.failpoints.Do("attach program", func() error { return c.attachTCX(index, d) }); err != nil {
+				return fmt.Errorf("attach classifier to link %d by TCX: %w", index, err)
+			}
+		}
+		return nil
+	}
+	if err := c.failpoints.Do("add clsact", func() error { return addClsact(index) }); err != nil {
+		return fmt.Errorf("add clsact to link %d: %w: does the kernel have sch_ingress?", index, err)
+	}
+	for _, f := range c.filters(index, ifb) {
+		if err := c.failpoints.Do("attach program", f.replace); err != nil {
+			return fmt.Errorf("attach classifier to link %d: %w: does the kernel have cls_bpf and act_mirred?", index, err)
+		}
+	}
+	return nil
+}
+
+// Hook returns the hook at which Attach attaches the programs.
+func (c *Classifier) Hook() Hook { return c.hook }
+
+// Attached reports whether the programs of this Classifier are attached to a NIC in both
+// directions. Another program may have removed them.
+func (c *Classifier) Attached(index int) (attached bool, err error) {
+	for _, d := range directions() {
+		if c.hook == HookTCX {
+			attached, err = attachedByTCX(linkPin(c.bpffs, index, d), index, c.program(d))
+		} else {
+			attached, err = attachedAt(index, d.parent, c.program(d))
+		}
+		if err != nil || !attached {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+// AnyVersionAttached reports whether programs of this driver are attached to a NIC in both
+// directions, even if another process attached them: they use the same maps.
+func AnyVersionAttached(bpffs string, index int) (bool, error) {
+	for _, d := range directions() {
+		attached, err := attachedByTCX(linkPin(bpffs, index, d), index, nil)
+		if err == nil && !attached {
+			attached, err = attachedAt(index, d.parent, nil)
+		}
+		if err != nil || !attached {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+// detachFrom detaches this driver's programs from a hook of a NIC, and reports whether it
+// found any.
+func detachFrom(hook Hook, bpffs string, index int, failpoints failpoint.Injector) (found bool, err error) {
+	for _, d := range directions() {
+		var removed bool
+		var removeErr error
+		if hook == HookTCX {
+			removed, removeErr = detachTCX(linkPin(bpffs, index, d), failpoints)
+		} else {
+			removed, removeErr = removeFilter(index, d.parent, failpoints)
+		}
+		found = found || removed
+		if removeErr != nil {
+			err = errors.Join(err, fmt.Errorf("detach classifier from link %d (%s, %s): %w", index, hook, d.name, removeErr))
+		}
+	}
+	return found, err
+}
