@@ -81,6 +81,9 @@ type Change struct {
 	// Modified selects the attachments whose state may have changed; nil
 	// selects none.
 	Modified func(*attach.Record) bool
+	// Unprotected selects the attachments to which Protector.Protect applies, besides
+	// those of Modified; nil selects none.
+	Unprotected func(*attach.Record) bool
 }
 
 // ReadinessChecker is a Kind that may be unable to prepare or attach shares.
@@ -223,6 +226,15 @@ type Attacher interface {
 	// Orphans returns the kernel objects of this kind that none of the shares
 	// and attachments needs.
 	Orphans(ctx context.Context, shares []record.Share, attachments []attach.Record) ([]Orphan, error)
+}
+
+// Protector is an Attacher that protects the node and other pods from what the pod of an
+// attachment has done to it.
+type Protector interface {
+	// Protect takes or ends measures against the pod of an attachment. The driver calls it
+	// before it reads the state of an attachment that may have changed, without the claim's
+	// lock, and without waiting for earlier reports of the claim's status.
+	Protect(r attach.Record) error
 }
 
 // Comparer is an Attacher that compares all its attachments with the kernel at once.

@@ -59,7 +59,7 @@ func (d *Driver) resync(ctx context.Context) {
 // does: the two may be configured differently.
 func (d *Driver) handle(ctx context.Context, c Change) {
 	klog.FromContext(ctx).V(5).Info("Observed a change", "resync", c.Resync, "devices", c.Devices,
-		"detached", c.Detached != nil, "modified", c.Modified != nil)
+		"detached", c.Detached != nil, "modified", c.Modified != nil, "unprotected", c.Unprotected != nil)
 	if !d.handover.isNewest() {
 		d.outdated.Store(true)
 		return
@@ -76,8 +76,26 @@ func (d *Driver) handle(ctx context.Context, c Change) {
 	}
 	if c.Modified != nil {
 		for _, r := range d.readableAttachments(ctx, c.Modified) {
+			d.protect(ctx, r)
 			d.status.enqueue(types.UID(r.ClaimUID))
 		}
+	}
+	if c.Unprotected != nil {
+		for _, r := range d.readableAttachments(ctx, c.Unprotected) {
+			d.protect(ctx, r)
+		}
+	}
+}
+
+// protect lets the kind of an attachment react to what its pod has done to it.
+func (d *Driver) protect(ctx context.Context, r attach.Record) {
+	p, ok := d.shareOfAttachment(r).attacher.(Protector)
+	if !ok {
+		return
+	}
+	if err := p.Protect(r); err != nil && ctx.Err() == nil {
+		klog.FromContext(ctx).Error(err, "Failed to protect others from the changes of a pod",
+			"claimUID", r.ClaimUID, "share", r.Share, "pod", klog.KRef(r.Pod.Namespace, r.Pod.Name))
 	}
 }
 

@@ -32,7 +32,8 @@ type LinkSpec struct {
 	Name string
 	MAC  net.HardwareAddr
 	// MTU is in bytes; 0 means the MTU of the NIC.
-	MTU       int
+	MTU int
+	// Mode is Private or Bridge.
 	Mode      Mode
 	Addresses []netip.Prefix
 	Routes    []Route
@@ -66,7 +67,8 @@ type Attachment struct {
 	Minor  uint16           // minor number of the share's class
 	// Addresses are the addresses that the link got at its creation.
 	Addresses []netip.Addr
-	Mode      Mode
+	// Mode is the mode of the link in the kernel; 0 if it is not known.
+	Mode Mode
 	// Audited means that frames without the identity of the link are not dropped,
 	// because an earlier release attached it.
 	Audited bool
@@ -100,7 +102,7 @@ func (n *Node) Attach(pod PodNamespace, s LinkSpec) (Attachment, error) {
 	if err != nil {
 		return Attachment{}, err
 	}
-	a := Attachment{Parent: s.Parent, MAC: s.MAC, Minor: s.Minor, Mode: s.Mode}
+	a := Attachment{Parent: s.Parent, MAC: s.MAC, Minor: s.Minor, Mode: nic.kernelMode(s.Mode)}
 	for _, p := range s.Addresses {
 		a.Addresses = append(a.Addresses, p.Addr())
 	}
@@ -113,7 +115,7 @@ func (n *Node) Attach(pod PodNamespace, s LinkSpec) (Attachment, error) {
 	if err := n.checkAddresses(nic, s); err != nil {
 		return a, err
 	}
-	created, err := n.createLink(pod, s)
+	created, err := n.createLink(pod, s, a.Mode)
 	if err != nil {
 		return a, err
 	}
@@ -154,8 +156,8 @@ func (n *Node) NamespaceID(namespace *os.File) (int, error) { return n.conn.Name
 // createLink creates the link and returns its name: the first that Attach tries, or a
 // provisional one if that is taken. To rename a link takes the kernel a millisecond or
 // more (synchronize_net), during which it holds the RTNL lock.
-func (n *Node) createLink(pod PodNamespace, s LinkSpec) (name string, err error) {
-	create := func() error { return n.conn.Do(createRequest(s, name, int(pod.File.Fd()))) }
+func (n *Node) createLink(pod PodNamespace, s LinkSpec, mode Mode) (name string, err error) {
+	create := func() error { return n.conn.Do(createRequest(s, mode, name, int(pod.File.Fd()))) }
 	for _, name = range []string{firstName(s), provisionalName(s.MAC)} {
 		if err = n.failpoints.Do("create link", create); !errors.Is(err, syscall.EEXIST) {
 			break
@@ -286,6 +288,11 @@ func (n *Node) enforce(nic managedNIC, a Attachment, r shape.Rates) error {
 	if err := n.shaper.SetClass(nic.Index, nic.ifb, nic.Rates, a.Minor, r); err != nil {
 		return err
 	}
+	if a.switches() {
+		if err := n.setHairpinClass(nic, a.Minor, r); err != nil {
+			return err
+		}
+	}
 	return n.classifier.AddMember(nic.member(a), netlink.MakeHandle(shape.Major, a.Minor))
 }
 
@@ -344,7 +351,7 @@ func findLink(conn *rtnl.Conn, match func(*netlink.LinkAttrs) bool) (found *netl
 func (m managedNIC) member(a Attachment) classify.Member {
 	return classify.Member{
 		Parent: a.Parent, Cookie: a.Cookie, MAC: a.MAC, TrustMAC: m.TrustMAC,
-		Addresses: a.Addresses, Bridge: a.Mode == Bridge, Audit: a.Audited,
+		Addresses: a.Addresses, Bridge: a.switches(), VEPA: a.Mode == VEPA, Audit: a.Audited,
 	}
 }
 

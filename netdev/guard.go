@@ -7,7 +7,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -27,13 +26,97 @@ import (
 // frames for other links. The classifier blocks the addresses of such a link and guards its
 // NIC: it replaces the source address of received frames by a random one, which no pod can
 // list.
+//
+// The pod can also move the link to a namespace of its own, or create another there, which the
+// node cannot look into. The link is then missing from the pod, or its address is among those
+// that the NIC accepts and no attachment has it.
 
 // guards has, by the interface index of the NIC, the links that make it necessary to guard
 // the NIC. Node.mu protects it.
 type guards map[int]map[LinkKey]bool
 
 // isGuarded reports whether a NIC must be guarded. The caller holds n.mu.
-func (n *Node) isGuarded(index int) bool { return len(n.guards[index]) > 0 }
+func (n *Node) isGuarded(index int) bool {
+	return len(n.guards[index]) > 0 || len(n.unknown[index]) > 0
+}
+
+// Inspect looks for links on a NIC that pods have created in namespaces of their own, and
+// guards the NIC while there are any. It returns their addresses. It takes one dump with an
+// entry for each link of the NIC.
+func (n *Node) Inspect(index int) (unknown []net.HardwareAddr, err error) {
+	if _, enforced := n.enforcedNIC(index); !enforced {
+		return nil, nil
+	}
+	if unknown, err = n.unknownAddresses(index); err != nil {
+		return nil, err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.unknown[index] = unknown
+	return unknown, n.applyGuard(index)
+}
+
+// applyGuard guards a NIC, or ends that, as isGuarded says. If it fails, the next call tries
+// again. The caller holds n.mu.
+func (n *Node) applyGuard(index int) error {
+	nic, managed := n.managed[index]
+	if !managed || !nic.Enforce || nic.Policy.Guarded == n.isGuarded(index) {
+		return nil
+	}
+	nic.Policy.Guarded = n.isGuarded(index)
+	if err := n.classifier.SetPolicy(n.classified(nic)); err != nil {
+		return err
+	}
+	n.managed[index] = nic
+	return nil
+}
+
+// unknownAddresses returns the unicast addresses that a NIC accepts besides its own, and that
+// are not of links in the namespaces with an ID or in the classifier.
+func (n *Node) unknownAddresses(index int) (unknown []net.HardwareAddr, err error) {
+	accepted, err := n.acceptedAddresses(index)
+	if err != nil || len(accepted) == 0 {
+		return nil, err
+	}
+	for _, mac := range accepted {
+		known, err := n.classifier.Knows(index, mac)
+		if err != nil {
+			return nil, err
+		}
+		if !known {
+			unknown = append(unknown, mac)
+		}
+	}
+	if len(unknown) == 0 {
+		return nil, nil
+	}
+	links, err := n.Links() // a further link that the node can see takes no frames of others
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(unknown, func(mac net.HardwareAddr) bool { return links[NewLinkKey(index, mac)] }), nil
+}
+
+// acceptedAddresses returns the unicast addresses that a NIC accepts besides its own: each
+// macvlan that is up adds its address.
+func (n *Node) acceptedAddresses(index int) (found []net.HardwareAddr, err error) {
+	dump := nl.NewNetlinkRequest(unix.RTM_GETNEIGH, unix.NLM_F_DUMP)
+	dump.AddData(&netlink.Ndmsg{Family: unix.AF_BRIDGE, Index: uint32(index)})
+	messages, err := n.conn.Dump(dump)
+	if err != nil {
+		return nil, fmt.Errorf("list the addresses that link %d accepts: %w", index, err)
+	}
+	for _, m := range messages {
+		entry, err := netlink.NeighDeserialize(m.Data)
+		if err != nil {
+			return nil, err
+		}
+		if entry.LinkIndex == index && len(entry.HardwareAddr) == 6 && entry.HardwareAddr[0]&1 == 0 {
+			found = append(found, entry.HardwareAddr)
+		}
+	}
+	return found, nil
+}
 
 // macvlanState is the state of a macvlan that its pod can change.
 type macvlanState struct {
@@ -55,7 +138,7 @@ const modeSource Mode = 16
 const flagNoDst = 2
 
 // modeNames are the names that ip link uses.
-var modeNames = map[Mode]string{Private: "private", 2: "vepa", Bridge: "bridge", 8: "passthru", modeSource: "source"}
+var modeNames = map[Mode]string{Private: "private", VEPA: "vepa", Bridge: "bridge", 8: "passthru", modeSource: "source"}
 
 func (m Mode) String() string {
 	if name, known := modeNames[m]; known {
@@ -123,6 +206,12 @@ func violation(a Attachment, macvlans []macvlanState) (text string, found bool) 
 	return text, found
 }
 
+// Guard blocks the link of an attachment, or ends that, as Read does.
+func (n *Node) Guard(a Attachment) error {
+	_, err := n.guard(a)
+	return err
+}
+
 // guard blocks the link of an attachment if its pod changed it in a way that lets it
 // receive the frames of others, or if Attachment.Blocking asks for it, and unblocks it
 // otherwise. It returns what the pod did, or "". It does nothing without enforcement.
@@ -135,7 +224,16 @@ func (n *Node) guard(a Attachment) (text string, err error) {
 	if err != nil {
 		return "", err
 	}
-	text, _ = violation(a, macvlans)
+	text, found := violation(a, macvlans)
+	if text == "" && !found {
+		exists, err := n.conn.NamespaceExists(a.NSID)
+		if err != nil {
+			return "", err
+		}
+		if exists {
+			text = fmt.Sprintf("the pod moved or removed %s", a.Name)
+		}
+	}
 	blocked := text != "" || a.Blocking == BlockAlways
 	if a.Blocking != BlockAsBefore || blocked {
 		_, err = n.classifier.SetBlocked(nic.member(a), blocked)
@@ -147,26 +245,17 @@ func (n *Node) guard(a Attachment) (text string, err error) {
 func (n *Node) setGuarded(a Attachment, needed bool) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	key := NewLinkKey(a.Parent, a.MAC)
-	if needed == n.guards[a.Parent][key] {
-		return nil
-	}
-	links := maps.Clone(n.guards[a.Parent])
+	links := n.guards[a.Parent]
 	if links == nil {
 		links = map[LinkKey]bool{}
+		n.guards[a.Parent] = links
 	}
-	links[key] = needed
-	maps.DeleteFunc(links, func(_ LinkKey, needed bool) bool { return !needed })
-	nic, managed := n.managed[a.Parent]
-	if guarded := len(links) > 0; managed && nic.Enforce && guarded != n.isGuarded(a.Parent) {
-		nic.Policy.Guarded = guarded
-		if err := n.classifier.SetPolicy(n.classified(nic)); err != nil {
-			return err // the next call tries again
-		}
-		n.managed[a.Parent] = nic
+	if key := NewLinkKey(a.Parent, a.MAC); needed {
+		links[key] = true
+	} else {
+		delete(links, key)
 	}
-	n.guards[a.Parent] = links
-	return nil
+	return n.applyGuard(a.Parent)
 }
 
 // classified returns a NIC as the classifier needs it. The caller holds n.mu.

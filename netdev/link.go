@@ -18,6 +18,10 @@ type Mode uint32
 const (
 	// Private isolates the links of a NIC from each other.
 	Private Mode = 1
+	// VEPA sends all frames out of the NIC, also those for other links of the NIC. With
+	// enforcement, links that are attached in mode Bridge have it, and the hairpin of the
+	// NIC switches their frames: see classify.Hairpin.
+	VEPA Mode = 2
 	// Bridge switches frames between the links of a NIC inside the node.
 	Bridge Mode = 4
 )
@@ -35,7 +39,7 @@ type Route struct {
 // the NIC's namespace, and the kernel creates the link in the namespace that
 // the descriptor nsfd refers to. Moving the link there later would hold the
 // kernel's RTNL lock for 16 to 20 ms.
-func createRequest(s LinkSpec, name string, nsfd int) *nl.NetlinkRequest {
+func createRequest(s LinkSpec, mode Mode, name string, nsfd int) *nl.NetlinkRequest {
 	r := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL)
 	r.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
 	r.AddData(nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(name)))
@@ -48,7 +52,7 @@ func createRequest(s LinkSpec, name string, nsfd int) *nl.NetlinkRequest {
 	info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
 	info.AddRtAttr(nl.IFLA_INFO_KIND, nl.ZeroTerminated("macvlan"))
 	data := info.AddRtAttr(nl.IFLA_INFO_DATA, nil)
-	data.AddRtAttr(nl.IFLA_MACVLAN_MODE, nl.Uint32Attr(uint32(s.Mode)))
+	data.AddRtAttr(nl.IFLA_MACVLAN_MODE, nl.Uint32Attr(uint32(mode)))
 	r.AddData(info)
 	return r
 }

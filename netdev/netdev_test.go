@@ -188,7 +188,7 @@ func TestNode_Attach_replacesLinkThatHasItsProvisionalName(t *testing.T) {
 	node, pod := newNode(t, nic), nstest.New(t)
 	attach(t, node, pod, netdev.LinkSpec{Parent: nic.Index, MAC: mac(1), Mode: netdev.Private}) // net1
 	spec := netdev.LinkSpec{Parent: nic.Index, MAC: mac(2), Mode: netdev.Private}
-	leftover := netdev.CreateRequest(spec, netdev.ProvisionalName(spec.MAC), int(pod.File.Fd()))
+	leftover := netdev.CreateRequest(spec, spec.Mode, netdev.ProvisionalName(spec.MAC), int(pod.File.Fd()))
 	if err := nstest.Current(t).Socket.Do(leftover); err != nil {
 		t.Fatal(err)
 	}
@@ -438,6 +438,55 @@ func TestNode_Watch_limitsReportsOfNamespaces(t *testing.T) {
 	if most := int(elapsed/(100*time.Millisecond)) + 2; reports == 0 || reports > most {
 		t.Errorf("%d changes of addresses in %s caused %d reports, want 1 to %d", 2*loops, elapsed, reports, most)
 	}
+}
+
+// While a pod causes more events than the Node reads, the Node reads few of them, and misses no
+// change after the last one.
+func TestNode_Watch_pausesWhilePodFloods(t *testing.T) {
+	nic, _ := nstest.NIC(t, "nic0", 1500)
+	node, pod, other := newNode(t, nic), nstest.New(t), nstest.New(t)
+	a := attach(t, node, pod, netdev.LinkSpec{Parent: nic.Index, MAC: mac(1), Mode: netdev.Private})
+	quiet := attach(t, node, other, netdev.LinkSpec{Parent: nic.Index, MAC: mac(2), Mode: netdev.Private})
+	changes := watch(t, node)
+	changes.expectResync(t)
+	address, err := netlink.ParseAddr("10.99.0.1/16")
+	if err != nil {
+		t.Fatal(err)
+	}
+	start, loops := time.Now(), 0
+	pod.Do(func() error {
+		link, err := netlink.LinkByName(a.Name)
+		for ; err == nil && time.Since(start) < 3500*time.Millisecond; loops++ {
+			err = errors.Join(netlink.AddrAdd(link, address), netlink.AddrDel(link, address))
+		}
+		return err
+	})
+	reports, missed := 0, 0
+	for range len(changes) {
+		c := <-changes
+		if slices.Contains(c.NamespacesChanged, a.NSID) {
+			reports++
+		}
+		if c.NamespacesMissed {
+			missed++
+		}
+	}
+	// Two events for each loop; a call reads 1,000.
+	if perInterval := float64(2*loops) / 35; perInterval < 1000 {
+		t.Skipf("this machine causes %.0f events in 100 ms, fewer than a flood has", perInterval)
+	}
+	if reports == 0 || reports > 8 || missed == 0 {
+		t.Errorf("%d loops in 3.5 s caused %d reports of the namespace and %d of missed events, want 1 to 8, and some",
+			loops, reports, missed)
+	}
+	changes.expect(t, "missed events after the flood", func(c netdev.Change) bool { return c.NamespacesMissed })
+	other.Do(func() error {
+		link, err := netlink.LinkByName(quiet.Name)
+		return errors.Join(err, netlink.AddrAdd(link, address))
+	})
+	changes.expect(t, "a change after the flood", func(c netdev.Change) bool {
+		return slices.Contains(c.NamespacesChanged, quiet.NSID)
+	})
 }
 
 func TestNode_Watch_reportsNewNIC(t *testing.T) {

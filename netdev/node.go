@@ -6,6 +6,7 @@ package netdev
 import (
 	"errors"
 	"fmt"
+	"net"
 	"reflect"
 	"slices"
 	"sync"
@@ -39,12 +40,14 @@ type Node struct {
 	managed    map[int]managedNIC   // by interface index
 	arrivals   map[int]*arrival     // of NICs with enforcement, by interface index
 	guards     guards
+	unknown    map[int][]net.HardwareAddr // the result of Inspect, by interface index
 }
 
 // managedNIC is a NIC for which Manage was called.
 type managedNIC struct {
 	NICConfig
-	ifb int // index of the IFB device; 0 without Enforce
+	ifb     int           // index of the IFB device; 0 without Enforce
+	hairpin shape.Hairpin // zero before the first link that needs it
 }
 
 // NICConfig is the desired state of a NIC.
@@ -171,6 +174,7 @@ func NewNode(o Options) (*Node, error) {
 		managed:    map[int]managedNIC{},
 		arrivals:   map[int]*arrival{},
 		guards:     guards{},
+		unknown:    map[int][]net.HardwareAddr{},
 	}, nil
 }
 
@@ -252,7 +256,7 @@ func (n *Node) Manage(c NICConfig) (changed bool, err error) {
 			}
 		}
 		if old.Name != c.Name { // the interface was renamed
-			if err := n.shaper.RemoveIFB(old.Name); err != nil {
+			if err := errors.Join(n.removeHairpin(old.Name), n.shaper.RemoveIFB(old.Name)); err != nil {
 				return false, err
 			}
 		}
@@ -287,10 +291,15 @@ func (n *Node) isIntact(m managedNIC) (bool, error) {
 	if err != nil || !intact {
 		return false, err
 	}
-	return n.classifier.Attached(m.Index)
+	attached, err := n.classifier.Attached(m.Index)
+	if err != nil || !attached {
+		return false, err
+	}
+	return n.isHairpinIntact(m)
 }
 
-// setUpEnforcement sets up the NIC's queues and attaches the classifier. It
+// setUpEnforcement sets up the NIC's queues and attaches the classifier. Restore sets up the
+// hairpin again for the first link that needs it. It
 // reports whether it may have changed the NIC. The caller holds n.mu.
 func (n *Node) setUpEnforcement(c NICConfig) (changed bool, err error) {
 	ifb, err := n.shaper.Setup(c.Name, c.Index, c.Rates, c.TakeOver)
@@ -310,6 +319,7 @@ func (n *Node) Unmanage(name string, index int) (found bool, err error) {
 	defer n.mu.Unlock()
 	delete(n.managed, index)
 	delete(n.arrivals, index)
+	delete(n.unknown, index)
 	return n.removeEnforcement(name, index)
 }
 
@@ -337,7 +347,7 @@ func (n *Node) removeIFBOfMissingNIC(name string, index int) error {
 			return nil
 		}
 	}
-	return n.shaper.RemoveIFB(name)
+	return errors.Join(n.removeHairpin(name), n.shaper.RemoveIFB(name))
 }
 
 // removeFromLink removes the classifier programs and the queues from an
@@ -351,9 +361,9 @@ func (n *Node) removeFromLink(currentName, name string, index int) (found bool, 
 		return classified, err
 	}
 	if currentName != name {
-		err = errors.Join(err, n.shaper.RemoveIFB(currentName))
+		err = errors.Join(err, n.removeHairpin(currentName), n.shaper.RemoveIFB(currentName))
 	}
-	return true, errors.Join(err, n.shaper.Teardown(name, index))
+	return true, errors.Join(err, n.removeHairpin(name), n.shaper.Teardown(name, index))
 }
 
 // RemovePins removes the classifier's maps and links from the BPF file system. Call it
@@ -379,6 +389,14 @@ func (n *Node) managedNIC(index int) (managedNIC, error) {
 	return m, nil
 }
 
+// devices returns the interface indexes of the devices that have queues for the NIC.
+func (m managedNIC) devices() []int {
+	if m.hairpin.Outer == 0 {
+		return []int{m.Index, m.ifb}
+	}
+	return []int{m.Index, m.ifb, m.hairpin.Outer}
+}
+
 // enforcedNIC returns the NIC with that index. ok is false if the NIC is not
 // managed, or managed without enforcement.
 func (n *Node) enforcedNIC(index int) (m managedNIC, ok bool) {
@@ -397,7 +415,7 @@ func (n *Node) RemoveClass(parent int, minor uint16) error {
 		return nil
 	}
 	return errors.Join(
-		n.shaper.RemoveClass(nic.Index, nic.ifb, minor),
+		n.shaper.RemoveClass(minor, nic.devices()...),
 		n.classifier.RemoveRefusals(parent, netlink.MakeHandle(shape.Major, minor)),
 	)
 }

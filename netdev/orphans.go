@@ -31,15 +31,15 @@ func NewLinkKey(parent int, mac net.HardwareAddr) LinkKey {
 	return k
 }
 
-// Classes returns the minor numbers of all classes of shares on a NIC or its
-// IFB device. The result is empty if the NIC is managed without enforcement.
+// Classes returns the minor numbers of all classes of shares on the devices of a NIC.
+// The result is empty if the NIC is managed without enforcement.
 func (n *Node) Classes(parent int) (map[uint16]bool, error) {
 	nic, err := n.managedNIC(parent)
 	if err != nil || !nic.Enforce {
 		return nil, err
 	}
 	minors := map[uint16]bool{}
-	for _, dev := range []int{nic.Index, nic.ifb} {
+	for _, dev := range nic.devices() {
 		states, err := n.shaper.ShareClasses(dev)
 		if err != nil {
 			return nil, err
@@ -154,9 +154,12 @@ func (n *Node) OrphanIFBs() (names []string, err error) {
 	return names, nil
 }
 
-// RemoveIFB deletes an IFB device by the name that OrphanIFBs returned. It
-// returns nil if the device does not exist.
+// RemoveIFB deletes an IFB device by the name that OrphanIFBs returned, and the hairpin of
+// the same NIC. It returns nil if the device does not exist.
 func (n *Node) RemoveIFB(name string) error {
+	if err := n.removeHairpin(shape.NICOfIFB(name)); err != nil {
+		return err
+	}
 	link, err := netlink.LinkByName(name)
 	if errors.As(err, &netlink.LinkNotFoundError{}) {
 		return nil

@@ -36,6 +36,10 @@ type LinkState struct {
 	// Audited means that frames without the identity of the link are not dropped,
 	// because an earlier release attached it.
 	Audited bool
+	// Switched means that the kernel switches frames between the link and other such links
+	// of the NIC, past the queues for what the link sends: an earlier release attached it, or
+	// the NIC was managed without enforcement.
+	Switched bool
 	// Unchecked means that the kernel does not load the program that checks the identity
 	// of frames.
 	Unchecked bool
@@ -47,17 +51,22 @@ type LinkState struct {
 // that.
 func (n *Node) Read(a Attachment) (LinkState, error) {
 	link, err := n.linkOf(a)
-	if err != nil || link == nil {
+	if err != nil {
+		return LinkState{}, err
+	}
+	if link == nil {
+		_, err := n.guard(a)
 		return LinkState{}, err
 	}
 	s := LinkState{
-		Exists:  true,
-		Name:    link.Name,
-		MAC:     link.HardwareAddr,
-		MTU:     link.MTU,
-		Up:      link.Flags&net.FlagUp != 0,
-		Carrier: link.OperState == netlink.OperUp || link.RawFlags&unix.IFF_LOWER_UP != 0,
-		Audited: a.Audited,
+		Exists:   true,
+		Name:     link.Name,
+		MAC:      link.HardwareAddr,
+		MTU:      link.MTU,
+		Up:       link.Flags&net.FlagUp != 0,
+		Carrier:  link.OperState == netlink.OperUp || link.RawFlags&unix.IFF_LOWER_UP != 0,
+		Audited:  a.Audited,
+		Switched: a.Mode == Bridge,
 	}
 	s.Unchecked = n.isUnchecked()
 	if s.Blocked, err = n.guard(a); err != nil {
@@ -88,14 +97,21 @@ func (n *Node) readClasses(a Attachment, s *LinkState) error {
 	if s.Send, err = n.classRates(nic.Index, send); err != nil {
 		return err
 	}
+	if a.switches() {
+		onHairpin, err := n.classRates(nic.hairpin.Outer, send)
+		if err != nil {
+			return err
+		}
+		s.Send = combine(s.Send, onHairpin)
+	}
 	s.Receive, err = n.classRates(nic.ifb, receive)
 	return err
 }
 
-// classRates returns the rates of a class of a device, or nil if the class is 0
-// or does not exist.
+// classRates returns the rates of a class of a device, or nil if the class or the device
+// is 0 or does not exist.
 func (n *Node) classRates(dev int, class uint32) (*shape.Rates, error) {
-	if class == 0 {
+	if class == 0 || dev == 0 {
 		return nil, nil
 	}
 	_, minor := netlink.MajorMinor(class)
@@ -104,6 +120,18 @@ func (n *Node) classRates(dev int, class uint32) (*shape.Rates, error) {
 		return nil, err
 	}
 	return &state.Rates, err
+}
+
+// combine returns the rates of a share on the NIC and on its hairpin, which are equal unless
+// another program changed one of them: then the result differs from both. It returns nil if
+// one of the classes does not exist.
+func combine(nic, hairpin *shape.Rates) *shape.Rates {
+	if nic == nil || hairpin == nil {
+		return nil
+	}
+	both := *nic
+	both.Floor, both.Ceil = min(nic.Floor, hairpin.Floor), max(nic.Ceil, hairpin.Ceil)
+	return &both
 }
 
 // addresses returns the addresses of a link in a pod, except link-local ones.

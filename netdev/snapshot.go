@@ -27,8 +27,9 @@ type nicSnapshot struct {
 	managedNIC
 	// classified reports whether the classifier's programs are attached.
 	classified bool
-	// send and receive are the classes of shares, by minor number.
-	send, receive map[uint16]shape.ClassState
+	// send, receive, and switched are the classes of shares on the NIC, the IFB device, and
+	// the hairpin, by minor number.
+	send, receive, switched map[uint16]shape.ClassState
 }
 
 // Snapshot reads the state of all managed NICs.
@@ -51,6 +52,11 @@ func (n *Node) Snapshot() (*Snapshot, error) {
 		}
 		if nic.receive, err = n.shaper.ShareClasses(m.ifb); err != nil {
 			return nil, err
+		}
+		if m.hairpin.Outer != 0 {
+			if nic.switched, err = n.shaper.ShareClasses(m.hairpin.Outer); err != nil {
+				return nil, err
+			}
 		}
 		s.nics[m.Index] = nic
 	}
@@ -96,7 +102,11 @@ func (s *Snapshot) Rates(a Attachment) (send, receive *shape.Rates, err error) {
 		return nil, nil, nil
 	}
 	sendClass, receiveClass, err := s.node.classifier.Lookup(nic.member(a))
-	return ratesIn(nic.send, sendClass), ratesIn(nic.receive, receiveClass), err
+	send, receive = ratesIn(nic.send, sendClass), ratesIn(nic.receive, receiveClass)
+	if a.switches() {
+		send = combine(send, ratesIn(nic.switched, sendClass))
+	}
+	return send, receive, err
 }
 
 // Blocked reports whether the link of an attachment is blocked; see LinkState. Read then

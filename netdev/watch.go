@@ -32,6 +32,9 @@ type Change struct {
 	// NamespacesChanged are the IDs of network namespaces in which links or
 	// addresses changed.
 	NamespacesChanged []int
+	// NamespacesMissed means that links may have changed in any namespace, because the Node
+	// did not read events for a while: pods caused too many.
+	NamespacesMissed bool
 	// QdiscsChanged are the interface indexes of managed NICs whose queues or
 	// classifiers another program changed.
 	QdiscsChanged []int
@@ -40,6 +43,15 @@ type Change struct {
 // namespacesInterval is the shortest time between two reports of changes in other
 // namespaces. A pod that changes its links in a loop would otherwise keep a processor busy.
 const namespacesInterval = 100 * time.Millisecond
+
+// If pods cause more events in an interval than one call of Receive reads, or than the kernel
+// queues, the Node stops reading events for a while. It still reports the namespaces whose events it has read, which
+// are most likely those of the pods that cause them. The caller then looks at the links of all
+// pods once: the time for each is about 2 % of floodPausePerNamespace.
+const (
+	floodPause             = time.Second
+	floodPausePerNamespace = 5 * time.Millisecond
+)
 
 // Watch subscribes to the kernel's events and calls changed for each batch of
 // them until ctx ends; it then returns nil. The first Change has Resync set and
@@ -55,21 +67,21 @@ func (n *Node) Watch(ctx context.Context, changed func(Change)) error {
 	if err != nil {
 		return err
 	}
-	defer others.Close()
 	var serial sync.Mutex
 	report := func(c Change) {
 		logr.FromContextOrDiscard(ctx).V(5).Info("Network state changed", "resync", c.Resync, "linksChanged", c.LinksChanged,
-			"qdiscsChanged", c.QdiscsChanged, "namespacesChanged", c.NamespacesChanged, "namespacesRemoved", c.NamespacesRemoved)
+			"qdiscsChanged", c.QdiscsChanged, "namespacesChanged", c.NamespacesChanged, "namespacesRemoved", c.NamespacesRemoved,
+			"namespacesMissed", c.NamespacesMissed)
 		serial.Lock()
 		defer serial.Unlock()
 		changed(c)
 	}
 	report(Change{Resync: true})
 	group, ctx := errgroup.WithContext(ctx)
-	stop := context.AfterFunc(ctx, func() { _, _ = own.Close(), others.Close() })
+	stop := context.AfterFunc(ctx, func() { _ = own.Close() })
 	defer stop()
 	group.Go(func() error { return n.watchOwn(ctx, own, report) })
-	group.Go(func() error { return watchOthers(ctx, others, report) })
+	group.Go(func() error { return n.watchOthers(ctx, others, report) })
 	return group.Wait()
 }
 
@@ -77,7 +89,13 @@ func (n *Node) Watch(ctx context.Context, changed func(Change)) error {
 func (n *Node) watchOwn(ctx context.Context, w *rtnl.Watcher, report func(Change)) error {
 	for {
 		messages, err := w.Receive()
-		if done, err := received(ctx, err, report); done {
+		switch {
+		case ctx.Err() != nil:
+			return nil //nolint:nilerr // Watch has closed the socket
+		case errors.Is(err, rtnl.ErrOverflow):
+			logr.FromContextOrDiscard(ctx).V(2).Info("Kernel dropped network events, resyncing")
+			report(Change{Resync: true})
+		case err != nil:
 			return err
 		}
 		if c, ok := n.summarize(messages); ok {
@@ -86,15 +104,49 @@ func (n *Node) watchOwn(ctx context.Context, w *rtnl.Watcher, report func(Change
 	}
 }
 
-// watchOthers reports changes in other network namespaces.
-func watchOthers(ctx context.Context, w *rtnl.NamespaceWatcher, report func(Change)) error {
+// watchOthers reports changes in other network namespaces. It closes w.
+func (n *Node) watchOthers(ctx context.Context, w *rtnl.NamespaceWatcher, report func(Change)) error {
 	for {
-		ids, err := w.Receive()
-		if done, err := received(ctx, err, report); done {
+		flooded, err := watchUntilFlood(ctx, w, report)
+		if !flooded || err != nil {
 			return err
+		}
+		pause := n.pauseAfterFlood()
+		logr.FromContextOrDiscard(ctx).V(2).Info("Pods cause too many network events, pausing", "pause", pause)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(pause):
+		}
+		// A new socket has none of the events that the kernel queued meanwhile.
+		if w, err = rtnl.WatchNamespaces(); err != nil {
+			return err
+		}
+		report(Change{NamespacesMissed: true})
+	}
+}
+
+// watchUntilFlood reports changes in other network namespaces until pods cause too many, or
+// until ctx ends. It closes w.
+func watchUntilFlood(ctx context.Context, w *rtnl.NamespaceWatcher, report func(Change)) (flooded bool, err error) {
+	defer w.Close()
+	stop := context.AfterFunc(ctx, func() { _ = w.Close() })
+	defer stop()
+	for {
+		ids, more, err := w.Receive()
+		switch {
+		case ctx.Err() != nil:
+			return false, nil
+		case errors.Is(err, rtnl.ErrOverflow):
+			return true, nil
+		case err != nil:
+			return false, err
 		}
 		if len(ids) > 0 {
 			report(Change{NamespacesChanged: ids})
+		}
+		if more {
+			return true, nil
 		}
 		select {
 		case <-ctx.Done():
@@ -103,19 +155,13 @@ func watchOthers(ctx context.Context, w *rtnl.NamespaceWatcher, report func(Chan
 	}
 }
 
-// received handles the error of receiving events. It returns done if no more can be
-// received: with nil because ctx has ended, or with the error.
-func received(ctx context.Context, err error, report func(Change)) (done bool, failed error) {
-	switch {
-	case ctx.Err() != nil:
-		return true, nil //nolint:nilerr // Watch has closed the socket
-	case errors.Is(err, rtnl.ErrOverflow):
-		logr.FromContextOrDiscard(ctx).V(2).Info("Kernel dropped network events, resyncing")
-		report(Change{Resync: true})
-		return false, nil
-	default:
-		return err != nil, err
+// pauseAfterFlood returns how long the Node does not read events after pods caused too many.
+func (n *Node) pauseAfterFlood() time.Duration {
+	ids, err := n.conn.ListNamespaceIDs()
+	if err != nil {
+		return floodPause
 	}
+	return max(floodPause, time.Duration(len(ids))*floodPausePerNamespace)
 }
 
 // summarize merges a batch of events. ok is false if no event is relevant.
@@ -164,13 +210,12 @@ func (n *Node) addQdiscEvent(c *Change, m syscall.NetlinkMessage) bool {
 	return true
 }
 
-// nicOf returns the index of the managed NIC that link is, or whose IFB device
-// link is.
+// nicOf returns the index of the managed NIC that has queues on a link.
 func (n *Node) nicOf(link int) (nic int, ok bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for nic, m := range n.managed {
-		if nic == link || m.ifb == link {
+		if slices.Contains(m.devices(), link) {
 			return nic, true
 		}
 	}

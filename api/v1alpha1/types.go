@@ -63,8 +63,7 @@ const (
 	// ModePrivate isolates the shares of a NIC from each other.
 	ModePrivate Mode = "Private"
 	// ModeBridge lets the shares of a NIC reach each other. Frames between them do
-	// not pass the wire: the grant of the receiver limits them, and the grant of
-	// the sender does not.
+	// not pass the wire. They count toward the grants of the sender and the receiver.
 	ModeBridge Mode = "Bridge"
 )
 

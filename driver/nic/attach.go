@@ -135,8 +135,8 @@ func connect(socket *os.File) (*rtnl.Conn, error) {
 func linkOf(a netdev.Attachment, reserved attach.Link) attach.Link {
 	link := attach.Link{
 		Parent: a.Parent, Index: a.Index, Name: a.Name, MAC: a.MAC.String(), MTU: a.MTU,
-		Network: reserved.Network, Addresses: reserved.Addresses, Bridge: a.Mode == netdev.Bridge, Identity: true,
-		Nameservers: reserved.Nameservers,
+		Network: reserved.Network, Addresses: reserved.Addresses,
+		Bridge: a.Mode != netdev.Private, VEPA: a.Mode == netdev.VEPA, Identity: true, Nameservers: reserved.Nameservers,
 	}
 	for _, address := range a.Addresses {
 		link.Sources = append(link.Sources, address.String())
@@ -173,16 +173,25 @@ func (k *Kind) attachment(r attach.Record) (a netdev.Attachment, err error) {
 			a.Addresses = append(a.Addresses, address.Addr())
 		}
 	}
-	if a.Mode = netdev.Private; link.Bridge {
-		a.Mode = netdev.Bridge
-	}
-	if a.Audited {
-		a.Mode = 0 // the record does not have it
-	}
+	a.Mode = modeOf(link)
 	if k.addresses != nil {
 		a.Blocking = k.lost.blocking(link)
 	}
 	return a, nil
+}
+
+// modeOf returns the mode of a link in the kernel.
+func modeOf(link attach.Link) netdev.Mode {
+	switch {
+	case !link.Identity:
+		return 0 // the record does not have it
+	case link.VEPA:
+		return netdev.VEPA
+	case link.Bridge:
+		return netdev.Bridge
+	default:
+		return netdev.Private
+	}
 }
 
 // Restore implements driver.Attacher: it restores the classes of a link that
@@ -266,6 +275,16 @@ func (k *Kind) restoreClasses(share record.Share, a netdev.Attachment) error {
 // areRates reports whether both directions have rates, and these rates.
 func areRates(send, receive *shape.Rates, want shape.Rates) bool {
 	return send != nil && receive != nil && sameRates(*send, want) && sameRates(*receive, want)
+}
+
+// Protect implements driver.Protector: it blocks a link whose pod changed it so that it could
+// receive the frames of others.
+func (k *Kind) Protect(r attach.Record) error {
+	a, err := k.attachment(r)
+	if err != nil {
+		return err
+	}
+	return k.node.Guard(a)
 }
 
 // Detach implements driver.Attacher.

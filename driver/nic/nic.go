@@ -73,12 +73,15 @@ type Kind struct {
 	problems []problem
 	// loggedUplinks are the names of the uplinks that were logged.
 	loggedUplinks map[string]bool
+	// hidden are the links that pods hide, as of the last inspection.
+	hidden hiddenLinks
 }
 
 var (
 	_ driver.Kind                 = (*Kind)(nil)
 	_ driver.Attacher             = (*Kind)(nil)
 	_ driver.Comparer             = (*Kind)(nil)
+	_ driver.Protector            = (*Kind)(nil)
 	_ driver.Reserver             = (*Kind)(nil)
 	_ driver.Watcher              = (*Kind)(nil)
 	_ driver.HealthReporter       = (*Kind)(nil)
@@ -149,6 +152,7 @@ func (k *Kind) Refresh(ctx context.Context, shares []record.Share) (refreshed dr
 			next[name] = k.absent(name, planned, problems)
 		}
 	}
+	k.inspect(ctx, next, time.Now())
 	k.logTrials(ctx)
 	k.log(ctx, next, problems)
 	k.logUplinks(ctx, nics)

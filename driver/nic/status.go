@@ -227,7 +227,7 @@ func (k *Kind) enforced(
 	if d.missed != "" {
 		return bandwidthCondition(false, params.ReasonFramesMissed, fmt.Sprintf("NIC %s: %s", d.name, d.missed))
 	}
-	message := limits(d, p, k.node.Recognizes(d.nic.Index))
+	message := limits(d, link, k.node.Recognizes(d.nic.Index))
 	if !k.node.ClassifierKey().HasCookie() {
 		return bandwidthCondition(false, params.ReasonMAC, message+"; "+missingCookie(k.node.Trials()))
 	}
@@ -255,8 +255,8 @@ func rateProblem(
 }
 
 // limits states what the enforcement in force covers and what it does not.
-func limits(d *device, p params.NetworkAttachment, forwarded classify.Forwarded) string {
-	message := "the kernel limits each direction on the wire to the grant"
+func limits(d *device, link netdev.LinkState, forwarded classify.Forwarded) string {
+	message := "the kernel limits each direction to the grant"
 	if d.network.TrustMAC {
 		message += "; the network trusts the addresses of frames without a socket (trustMAC)"
 	}
@@ -264,9 +264,9 @@ func limits(d *device, p params.NetworkAttachment, forwarded classify.Forwarded)
 		message += fmt.Sprintf("; frames without a known socket that have the address of %s count as forwarded by the node, "+
 			"even those of a share, with at most %s bit/s", d.nic.Name, formatRate(d.forwarded))
 	}
-	if p.Mode == params.ModeBridge {
-		message += "; traffic between siblings is limited to the receiver's grant, and broadcasts between siblings are " +
-			"not limited"
+	if link.Switched {
+		message += "; an earlier release attached the link: what it sends to other shares of the NIC is limited to " +
+			"their grants only, until the pod is recreated"
 	}
 	return message
 }

@@ -174,7 +174,7 @@ func TestLimits_namesBoundOfForwardedFrames(t *testing.T) {
 		classify.ForwardedByRoute:   false,
 		classify.ForwardedByAddress: true,
 	} {
-		message := limits(devices[0], params.NetworkAttachment{}, recognized)
+		message := limits(devices[0], netdev.LinkState{}, recognized)
 		if got := strings.Contains(message, "that have the address of nic0 count as forwarded by the node, even those of "+
 			"a share, with at most 100M bit/s"); got != want {
 			t.Errorf("recognized by %d: message %q, want the bound: %t", recognized, message, want)

@@ -56,6 +56,9 @@ func changeFor(c netdev.Change) driver.Change {
 	if len(c.NamespacesRemoved) > 0 {
 		change.Detached = func(r *attach.Record) bool { return slices.Contains(c.NamespacesRemoved, r.Namespace.NSID) }
 	}
+	if c.NamespacesMissed { // their status is read at the next resyncs
+		change.Unprotected = func(r *attach.Record) bool { return r.Kind == Name }
+	}
 	if len(c.NamespacesChanged) > 0 || len(c.QdiscsChanged) > 0 {
 		change.Modified = func(r *attach.Record) bool {
 			if slices.Contains(c.NamespacesChanged, r.Namespace.NSID) {
@@ -90,6 +93,7 @@ func (p *pendingChange) add(c netdev.Change) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.change.Resync = p.change.Resync || c.Resync
+	p.change.NamespacesMissed = p.change.NamespacesMissed || c.NamespacesMissed
 	p.change.LinksChanged = p.change.LinksChanged || c.LinksChanged
 	p.change.NamespacesRemoved = union(p.change.NamespacesRemoved, c.NamespacesRemoved)
 	p.change.NamespacesChanged = union(p.change.NamespacesChanged, c.NamespacesChanged)

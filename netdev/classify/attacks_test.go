@@ -446,3 +446,137 @@ func TestAttack_routerAdvertisementFromWire(t *testing.T) {
 		})
 	}
 }
+
+// nest returns a namespace in which the pod has created or moved a link by f, which gets a
+// descriptor of the namespace and the pod's link. The node cannot see the namespace.
+func (p *pod) nest(t *testing.T, f func(nested netlink.NsFd, net1 netlink.Link) error) *nstest.Namespace {
+	t.Helper()
+	nested := nstest.New(t)
+	p.Do(func() error {
+		net1, err := netlink.LinkByName("net1")
+		if err != nil {
+			return err
+		}
+		return f(netlink.NsFd(nested.File.Fd()), net1)
+	})
+	return nested
+}
+
+// A pod can hide a link that takes the frames of others in a namespace of its own, which
+// the node cannot look into.
+func TestAttack_sourceModeInNestedNamespace(t *testing.T) {
+	for name, attack := range map[string]func(*testing.T, *pod, net.HardwareAddr) (*nstest.Namespace, string){
+		"the link itself": func(t *testing.T, p *pod, sender net.HardwareAddr) (*nstest.Namespace, string) {
+			nested := p.nest(t, func(nested netlink.NsFd, net1 netlink.Link) error {
+				return netlink.LinkSetNsFd(net1, int(nested))
+			})
+			nested.Do(func() error {
+				return errors.Join(nstest.ConfigureLink("net1"), changeMacvlan("net1", netlink.MACVLAN_MODE_SOURCE, sender))
+			})
+			return nested, "net1"
+		},
+		"a further link": func(t *testing.T, p *pod, sender net.HardwareAddr) (*nstest.Namespace, string) {
+			nested := p.nest(t, func(nested netlink.NsFd, net1 netlink.Link) error {
+				attrs := netlink.NewLinkAttrs()
+				attrs.Name, attrs.ParentIndex, attrs.Namespace = "more", net1.Attrs().Index, nested
+				return netlink.LinkAdd(&netlink.Macvlan{LinkAttrs: attrs, Mode: netlink.MACVLAN_MODE_SOURCE})
+			})
+			nested.Do(func() error {
+				return errors.Join(nstest.ConfigureLink("more"), changeMacvlan("more", netlink.MACVLAN_MODE_SOURCE, sender))
+			})
+			return nested, "more"
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := newTestEnv(t, enforced())
+			attacker, victim := e.pod(0, 1, hardCap(100*mega), netdev.Private), e.pod(1, 2, hardCap(100*mega), netdev.Private)
+			nested, link := attack(t, attacker, e.wireMAC())
+			frames, victims := listen(t, nested, link), listen(t, victim.Namespace, "net1")
+			number := 0
+			read := func(destination net.HardwareAddr) (attacker, victim bool) {
+				number++
+				frame := classify.EtherTo(destination, e.wireMAC(), 0x0800, classify.IPv4(wireIP, 17, 0, classify.UDP(1, 2)))
+				sendRaw(e.wire, "wire", append(frame, marker(number)...))
+				return frames.saw(marker(number), 300*time.Millisecond), victims.saw(marker(number), 300*time.Millisecond)
+			}
+			if taken, _ := read(victim.attachment.MAC); !taken {
+				t.Fatal("the attack has no effect before it is detected: does the test attack?")
+			}
+			if _, err := e.node.Read(attacker.attachment); err != nil {
+				t.Fatal(err)
+			}
+			e.inspect(link == "more")
+			for to, mac := range map[string]net.HardwareAddr{"the node": e.nic.MAC, "its sibling": victim.attachment.MAC} {
+				taken, received := read(mac)
+				if taken || received != (to == "its sibling") {
+					t.Errorf("a frame to %s: the attacker received it: %t, the sibling: %t", to, taken, received)
+				}
+			}
+			nested.Do(func() error {
+				l, err := netlink.LinkByName(link)
+				if err != nil {
+					return err
+				}
+				return netlink.LinkDel(l)
+			})
+			if link == "net1" {
+				return // the link is gone, and the node cannot know that it is
+			}
+			e.inspect(false)
+			frame := classify.EtherTo(victim.attachment.MAC, e.wireMAC(), 0x0800,
+				classify.IPv4(wireIP, 17, 0, classify.UDP(1, 2)))
+			sendRaw(e.wire, "wire", frame)
+			if source := frame[6:14]; !victims.saw(source, 300*time.Millisecond) {
+				t.Error("the sender of frames is hidden after the attack has ended")
+			}
+		})
+	}
+}
+
+// inspect checks whether the node finds a link that a pod hides.
+func (e *testEnv) inspect(want bool) {
+	e.t.Helper()
+	if unknown, err := e.node.Inspect(e.nic.Index); err != nil || len(unknown) > 0 != want {
+		e.t.Fatalf("Inspect returned %v and error %v, want an address: %t", unknown, err, want)
+	}
+}
+
+// A pod cannot reach shares that are isolated from it by changing the mode of its link, or
+// divert frames that a share sends to the network by a link with the address of their
+// receiver.
+func TestAttack_modeBridge(t *testing.T) {
+	e := newTestEnv(t, enforced())
+	attacker := e.pod(0, 1, hardCap(100*mega), netdev.Private)
+	victim := e.pod(1, 2, hardCap(100*mega), netdev.Bridge)
+	frames := listen(t, victim.Namespace, "net1")
+	for i, mode := range []netlink.MacvlanMode{netlink.MACVLAN_MODE_BRIDGE, netlink.MACVLAN_MODE_VEPA} {
+		attacker.Do(func() error {
+			link, err := netlink.LinkByName("net1")
+			if err != nil {
+				return err
+			}
+			return netlink.LinkSetMacvlanMode(link, mode)
+		})
+		frame := classify.EtherTo(victim.attachment.MAC, attacker.attachment.MAC, 0x0800,
+			classify.IPv4(attacker.ip, 17, 0, classify.UDP(1, 2)))
+		sendRaw(attacker.Namespace, "net1", append(frame, marker(i)...))
+		if frames.saw(marker(i), 300*time.Millisecond) {
+			t.Errorf("a private share reached another share after it set the mode %d", mode)
+		}
+		s, err := e.node.Read(attacker.attachment)
+		if err != nil || s.Blocked == "" {
+			t.Errorf("Read returned %q and error %v, want a link that is blocked for mode %d", s.Blocked, err, mode)
+		}
+	}
+	attacker.Do(func() error {
+		link, err := netlink.LinkByName("net1")
+		if err != nil {
+			return err
+		}
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name, attrs.ParentIndex, attrs.HardwareAddr = "more", link.Attrs().Index, e.wireMAC()
+		further := &netlink.Macvlan{LinkAttrs: attrs, Mode: netlink.MACVLAN_MODE_BRIDGE}
+		return errors.Join(netlink.LinkAdd(further), netlink.LinkSetUp(further))
+	})
+	e.expectRate("to the network, past a link with the address of its host", e.measure(e.fromPod(victim))[0], 100*mega)
+}

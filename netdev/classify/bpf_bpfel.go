@@ -39,6 +39,12 @@ type bpfCounts struct {
 	Received uint64
 }
 
+type bpfHairpin struct {
+	_    structs.HostLayout
+	Peer uint32
+	Mark uint32
+}
+
 type bpfLink struct {
 	_         structs.HostLayout
 	Cookie    uint64
@@ -118,6 +124,7 @@ const (
 	bpfMapDraSharedAddresses                    = "dra_shared_addresses"
 	bpfMapDraSharedAllowed                      = "dra_shared_allowed"
 	bpfMapDraSharedCounts                       = "dra_shared_counts"
+	bpfMapDraSharedHairpins                     = "dra_shared_hairpins"
 	bpfMapDraSharedLearned                      = "dra_shared_learned"
 	bpfMapDraSharedLinks                        = "dra_shared_links"
 	bpfMapDraSharedModeration                   = "dra_shared_moderation"
@@ -136,6 +143,7 @@ const (
 	bpfProgDraSharedEgressMacUnchecked          = "dra_shared_egress_mac_unchecked"
 	bpfProgDraSharedEgressSocket                = "dra_shared_egress_socket"
 	bpfProgDraSharedEgressSocketUnchecked       = "dra_shared_egress_socket_unchecked"
+	bpfProgDraSharedHairpin                     = "dra_shared_hairpin"
 	bpfProgDraSharedIngressHelper               = "dra_shared_ingress_helper"
 	bpfProgDraSharedIngressHelperTcx            = "dra_shared_ingress_helper_tcx"
 	bpfProgDraSharedIngressMac                  = "dra_shared_ingress_mac"
@@ -196,6 +204,7 @@ type bpfProgramSpecs struct {
 	DraSharedEgressMacUnchecked          *ebpf.ProgramSpec `ebpf:"dra_shared_egress_mac_unchecked"`
 	DraSharedEgressSocket                *ebpf.ProgramSpec `ebpf:"dra_shared_egress_socket"`
 	DraSharedEgressSocketUnchecked       *ebpf.ProgramSpec `ebpf:"dra_shared_egress_socket_unchecked"`
+	DraSharedHairpin                     *ebpf.ProgramSpec `ebpf:"dra_shared_hairpin"`
 	DraSharedIngressHelper               *ebpf.ProgramSpec `ebpf:"dra_shared_ingress_helper"`
 	DraSharedIngressHelperTcx            *ebpf.ProgramSpec `ebpf:"dra_shared_ingress_helper_tcx"`
 	DraSharedIngressMac                  *ebpf.ProgramSpec `ebpf:"dra_shared_ingress_mac"`
@@ -213,6 +222,7 @@ type bpfMapSpecs struct {
 	DraSharedAddresses  *ebpf.MapSpec `ebpf:"dra_shared_addresses"`
 	DraSharedAllowed    *ebpf.MapSpec `ebpf:"dra_shared_allowed"`
 	DraSharedCounts     *ebpf.MapSpec `ebpf:"dra_shared_counts"`
+	DraSharedHairpins   *ebpf.MapSpec `ebpf:"dra_shared_hairpins"`
 	DraSharedLearned    *ebpf.MapSpec `ebpf:"dra_shared_learned"`
 	DraSharedLinks      *ebpf.MapSpec `ebpf:"dra_shared_links"`
 	DraSharedModeration *ebpf.MapSpec `ebpf:"dra_shared_moderation"`
@@ -254,6 +264,7 @@ type bpfMaps struct {
 	DraSharedAddresses  *ebpf.Map `ebpf:"dra_shared_addresses"`
 	DraSharedAllowed    *ebpf.Map `ebpf:"dra_shared_allowed"`
 	DraSharedCounts     *ebpf.Map `ebpf:"dra_shared_counts"`
+	DraSharedHairpins   *ebpf.Map `ebpf:"dra_shared_hairpins"`
 	DraSharedLearned    *ebpf.Map `ebpf:"dra_shared_learned"`
 	DraSharedLinks      *ebpf.Map `ebpf:"dra_shared_links"`
 	DraSharedModeration *ebpf.Map `ebpf:"dra_shared_moderation"`
@@ -271,6 +282,7 @@ func (m *bpfMaps) Close() error {
 		m.DraSharedAddresses,
 		m.DraSharedAllowed,
 		m.DraSharedCounts,
+		m.DraSharedHairpins,
 		m.DraSharedLearned,
 		m.DraSharedLinks,
 		m.DraSharedModeration,
@@ -302,6 +314,7 @@ type bpfPrograms struct {
 	DraSharedEgressMacUnchecked          *ebpf.Program `ebpf:"dra_shared_egress_mac_unchecked"`
 	DraSharedEgressSocket                *ebpf.Program `ebpf:"dra_shared_egress_socket"`
 	DraSharedEgressSocketUnchecked       *ebpf.Program `ebpf:"dra_shared_egress_socket_unchecked"`
+	DraSharedHairpin                     *ebpf.Program `ebpf:"dra_shared_hairpin"`
 	DraSharedIngressHelper               *ebpf.Program `ebpf:"dra_shared_ingress_helper"`
 	DraSharedIngressHelperTcx            *ebpf.Program `ebpf:"dra_shared_ingress_helper_tcx"`
 	DraSharedIngressMac                  *ebpf.Program `ebpf:"dra_shared_ingress_mac"`
@@ -322,6 +335,7 @@ func (p *bpfPrograms) Close() error {
 		p.DraSharedEgressMacUnchecked,
 		p.DraSharedEgressSocket,
 		p.DraSharedEgressSocketUnchecked,
+		p.DraSharedHairpin,
 		p.DraSharedIngressHelper,
 		p.DraSharedIngressHelperTcx,
 		p.DraSharedIngressMac,

@@ -121,6 +121,7 @@ type Classifier struct {
 	maps        bpfMaps
 	egress      *ebpf.Program
 	ingress     *ebpf.Program
+	hairpin     *ebpf.Program // nil without pins
 	hook        Hook
 	key         Key
 	bpffs       string      // where maps and links are pinned; "" if they are not
@@ -249,11 +250,12 @@ func (c *Classifier) load(pins string, pair programPair) error {
 	}
 	spec, ingress := parsed.Copy(), pair.ingressFor(c.hook)
 	for name := range spec.Programs {
-		if name != pair.egress && name != ingress {
+		if name != pair.egress && name != ingress && name != hairpinProgram {
 			delete(spec.Programs, name) // the kernel may refuse it
 		}
 	}
 	if pins == "" {
+		delete(spec.Programs, hairpinProgram) // the trials do not use it
 		for _, m := range spec.Maps {
 			m.Pinning = ebpf.PinNone
 			m.MaxEntries = min(m.MaxEntries, unpinnedEntries)
@@ -272,6 +274,7 @@ func (c *Classifier) load(pins string, pair programPair) error {
 	}
 	c.hidden[0] = c.hidden[0]&^1 | 2 // unicast, locally administered
 	c.egress, c.ingress = loaded.DetachProgram(pair.egress), loaded.DetachProgram(ingress)
+	c.hairpin = loaded.DetachProgram(hairpinProgram)
 	return nil
 }
 
@@ -295,7 +298,7 @@ func describeLoadError(err error, key Key) error {
 // Close closes the programs and maps in this process. Attached programs and
 // pinned maps stay in the kernel, except those of OpenUnpinned at HookTCX.
 func (c *Classifier) Close() error {
-	err := errors.Join(c.maps.Close(), c.egress.Close(), c.ingress.Close())
+	err := errors.Join(c.maps.Close(), c.egress.Close(), c.ingress.Close(), c.hairpin.Close())
 	for _, l := range c.links {
 		err = errors.Join(err, l.Close())
 	}
@@ -386,6 +389,7 @@ func (c *Classifier) RemoveNIC(index int) error {
 		return errors.Join(
 			ignoreMissing(c.maps.DraSharedNics.Delete(uint32(index))),
 			ignoreMissing(c.maps.DraSharedCounts.Delete(uint32(index))),
+			c.removeHairpin(index),
 			c.removePolicy(index),
 		)
 	})
@@ -406,6 +410,9 @@ type Member struct {
 	Addresses []netip.Addr
 	// Bridge permits frames between the link and other such links of the NIC.
 	Bridge bool
+	// VEPA means that the link sends frames for other links out of the NIC, too; see Hairpin.
+	// Without it, the kernel switches frames between Bridge links itself.
+	VEPA bool
 	// Audit means that frames of the link are counted and not dropped, because an
 	// earlier release attached it.
 	Audit bool

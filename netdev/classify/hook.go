@@ -59,7 +59,8 @@ func (c *Classifier) program(d direction) *ebpf.Program {
 func (c *Classifier) attach(index, ifb int) error {
 	if c.hook == HookTCX {
 		for _, d := range directions() {
-			if err := c.failpoints.Do("attach program", func() error { return c.attachTCX(index, d) }); err != nil {
+			attach := func() error { return c.attachTCX(index, d, c.program(d)) }
+			if err := c.failpoints.Do("attach program", attach); err != nil {
 				return fmt.Errorf("attach classifier to link %d by TCX: %w", index, err)
 			}
 		}

@@ -223,6 +223,7 @@ const (
 	linkAnyAddress = 2
 	linkBridge     = 4
 	linkBlocked    = 8
+	linkVEPA       = 16
 )
 
 // AddIdentity puts the identity of a link into the maps. The link uses class, which is
@@ -287,6 +288,7 @@ func (c *Classifier) takeAddress(m Member, a netip.Addr) error {
 func (m Member) flags() (flags uint32) {
 	for flag, set := range map[uint32]bool{
 		linkAudit: m.Audit, linkAnyAddress: len(m.Addresses) == 0, linkBridge: m.Bridge,
+		linkVEPA: m.VEPA,
 	} {
 		if set {
 			flags |= flag
@@ -379,6 +381,13 @@ func (c *Classifier) Blocked(m Member) (bool, error) {
 	var value bpfLink
 	err := ignoreMissing(c.maps.DraSharedLinks.Lookup(receiver(m), &value))
 	return value.Flags&linkBlocked != 0, err
+}
+
+// Knows reports whether a link with a MAC address on a NIC has an identity.
+func (c *Classifier) Knows(parent int, mac net.HardwareAddr) (bool, error) {
+	var value bpfLink
+	err := c.maps.DraSharedLinks.Lookup(receiver(Member{Parent: parent, MAC: mac}), &value)
+	return err == nil, ignoreMissing(err)
 }
 
 // Audited reports whether frames of a link are only counted, because an earlier

@@ -27,7 +27,7 @@ func linkPin(bpffs string, index int, d direction) string {
 
 // attachTCX attaches a program before all others, or replaces the one of an earlier process
 // in one step.
-func (c *Classifier) attachTCX(index int, d direction) error {
+func (c *Classifier) attachTCX(index int, d direction, program *ebpf.Program) error {
 	pin := linkPin(c.bpffs, index, d)
 	if c.isPinned() {
 		old, err := openLink(pin)
@@ -41,7 +41,7 @@ func (c *Classifier) attachTCX(index int, d direction) error {
 			case err != nil:
 				return err
 			case attached:
-				return old.Update(c.program(d))
+				return old.Update(program)
 			}
 			if err := os.Remove(pin); err != nil { // of a NIC that had the same interface index
 				return err
@@ -49,7 +49,7 @@ func (c *Classifier) attachTCX(index int, d direction) error {
 		}
 	}
 	created, err := link.AttachTCX(link.TCXOptions{
-		Interface: index, Program: c.program(d), Attach: d.attach, Anchor: link.Head(),
+		Interface: index, Program: program, Attach: d.attach, Anchor: link.Head(),
 	})
 	if err != nil {
 		return err

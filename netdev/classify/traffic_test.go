@@ -658,14 +658,6 @@ func TestPrivateMode_isolatesShares(t *testing.T) {
 	}
 }
 
-func TestBridgeMode_limitsTrafficToGrantOfReceiver(t *testing.T) {
-	e := newTestEnv(t, netdev.NICConfig{})
-	a := e.pod(0, 1, hardCap(300*mega), netdev.Bridge)
-	b := e.pod(1, 2, hardCap(50*mega), netdev.Bridge)
-	got := e.measure(nstest.Flow{From: a.Namespace, To: b.Namespace, Address: e.address(b.ip)})[0]
-	e.expectAtMost("flow from another share of the NIC", got, 52*mega)
-}
-
 // During a handover, the second plugin takes over the queues, programs, and
 // links of the first. Running pods keep their classes.
 func TestNode_Manage_takesOverFromAnotherProcess(t *testing.T) {

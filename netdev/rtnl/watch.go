@@ -134,13 +134,13 @@ func WatchNamespaces() (*NamespaceWatcher, error) {
 // Close closes the socket. A pending Receive returns an error.
 func (w *NamespaceWatcher) Close() error { return w.file.Close() }
 
-// maxEvents limits the events that one call of Receive reads, so that it returns even if
-// pods cause events faster than it reads them.
-const maxEvents = 10000
+// maxEvents limits the events that one call of Receive reads. Reading one takes about 2 µs.
+const maxEvents = 1000
 
 // Receive waits for an event, and returns the IDs of the namespaces of the events that the
-// kernel has, in any order. After ErrOverflow, the NamespaceWatcher is still usable.
-func (w *NamespaceWatcher) Receive() (ids []int, err error) {
+// kernel has, in any order. more reports that it has more than maxEvents. After ErrOverflow,
+// the NamespaceWatcher is still usable.
+func (w *NamespaceWatcher) Receive() (ids []int, more bool, err error) {
 	seen := map[int]bool{}
 	err = wait(w.file, func(fd int) error {
 		for range maxEvents {
@@ -155,9 +155,10 @@ func (w *NamespaceWatcher) Receive() (ids []int, err error) {
 				seen[id] = true
 			}
 		}
+		more = true
 		return nil
 	})
-	return slices.Collect(maps.Keys(seen)), err
+	return slices.Collect(maps.Keys(seen)), more, err
 }
 
 // namespaceOf returns the namespace ID in the control message of an event. Events of the

@@ -18,6 +18,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"net"
+	"strings"
 	"sync/atomic"
 
 	"github.com/vishvananda/netlink"
@@ -208,13 +209,23 @@ func (h *HTB) get(kind int, id nl.TcMsg) ([]byte, error) {
 
 // IFBName returns the name of the IFB device for a NIC: "ifb-" and the name of
 // the NIC, or a hash of the name if that would be too long.
-func IFBName(nic string) string {
-	if name := "ifb-" + nic; len(name) < unix.IFNAMSIZ {
-		return name
+func IFBName(nic string) string { return ifbPrefix + suffix(nic) }
+
+const ifbPrefix = "ifb-"
+
+// NICOfIFB returns the name of the NIC that an IFB device is for, or a hash of the name for
+// which the NIC's other devices have the same names.
+func NICOfIFB(name string) string { return strings.TrimPrefix(name, ifbPrefix) }
+
+// suffix returns the part of the names of a NIC's devices that follows their prefix, which
+// has four characters.
+func suffix(nic string) string {
+	if len(ifbPrefix)+len(nic) < unix.IFNAMSIZ {
+		return nic
 	}
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(nic)) // never fails
-	return fmt.Sprintf("ifb-%08x", h.Sum32())
+	return fmt.Sprintf("%08x", h.Sum32())
 }
 
 // setUpIFB creates the IFB device of a NIC if it does not exist, brings it up,
@@ -272,7 +283,26 @@ func (h *HTB) RemoveIFB(nic string) error {
 // SetClass creates the class of a share on the NIC and its IFB device, or
 // changes the rates of the existing class. It keeps the frames in the queues.
 func (h *HTB) SetClass(index, ifb int, l NICRates, minor uint16, r Rates) error {
-	err := h.setClass(index, ifb, l.share(minor, r))
+	c := l.share(minor, r)
+	return h.setClass(minor, func() []*nl.NetlinkRequest {
+		return append(h.sendRequests(index, c), classRequests(ifb, c, h.Queue())...)
+	}, &c)
+}
+
+// SetHairpinClass creates the class of a share on the outer link of a hairpin, or changes
+// the rates of the existing class.
+func (h *HTB) SetHairpinClass(p Hairpin, l NICRates, minor uint16, r Rates) error {
+	c := l.share(minor, r)
+	return h.setClass(minor, func() []*nl.NetlinkRequest { return h.sendRequests(p.Outer, c) }, &c)
+}
+
+// setClass sends the requests for c.
+func (h *HTB) setClass(minor uint16, requests func() []*nl.NetlinkRequest, c *class) error {
+	err := h.do("set class", requests())
+	if errors.Is(err, unix.EEXIST) {
+		c.exists = true // at least one of the queues did; the kernel has created the other
+		err = h.do("change class", requests())
+	}
 	switch {
 	case err == nil:
 		return nil
@@ -284,23 +314,13 @@ func (h *HTB) SetClass(index, ifb int, l NICRates, minor uint16, r Rates) error 
 	}
 }
 
-func (h *HTB) setClass(index, ifb int, c class) error {
-	err := h.do("set class", h.shareRequests(index, ifb, c))
-	if !errors.Is(err, unix.EEXIST) {
-		return err
+// sendRequests create or change the class of a share on a device, for what the share sends. A
+// fair queue keeps delays short at any length.
+func (h *HTB) sendRequests(dev int, c class) []*nl.NetlinkRequest {
+	if h.Queue() == FIFO {
+		c.queue = c.sendQueue
 	}
-	c.exists = true // at least one of the queues did; the kernel has created the other
-	return h.do("change class", h.shareRequests(index, ifb, c))
-}
-
-// shareRequests create or change the class of a share on the NIC, for what it sends, and on the
-// IFB device, for what it receives. A fair queue keeps delays short at any length.
-func (h *HTB) shareRequests(index, ifb int, c class) []*nl.NetlinkRequest {
-	q, sends := h.Queue(), c
-	if q == FIFO {
-		sends.queue = c.sendQueue
-	}
-	return append(classRequests(index, sends, q), classRequests(ifb, c, q)...)
+	return classRequests(dev, c, h.Queue())
 }
 
 // do sends requests, which are one change for failpoints.
@@ -308,11 +328,11 @@ func (h *HTB) do(operation string, requests []*nl.NetlinkRequest) error {
 	return h.failpoints.Do(operation, func() error { return h.conn.Do(requests...) })
 }
 
-// RemoveClass removes the class of a share from the NIC and its IFB device. It
-// returns nil if the class does not exist.
-func (h *HTB) RemoveClass(index, ifb int, minor uint16) error {
+// RemoveClass removes the class of a share from devices. It returns nil if a class does not
+// exist.
+func (h *HTB) RemoveClass(minor uint16, devices ...int) error {
 	var errs error
-	for _, dev := range []int{index, ifb} {
+	for _, dev := range devices {
 		del := nl.NewNetlinkRequest(unix.RTM_DELTCLASS, 0)
 		del.AddData(&nl.TcMsg{
 			Family:  nl.FAMILY_ALL,

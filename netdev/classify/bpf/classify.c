@@ -16,6 +16,7 @@
 
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
+#include <linux/if_packet.h>
 #include <linux/pkt_cls.h>
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_endian.h>
@@ -215,6 +216,7 @@ static __always_inline __u32 class_of_receiver(__u32 parent, __u64 mac)
 }
 
 #include "identity.h"
+#include "hairpin.h"
 
 // Writes the class to a frame that leaves through a NIC, and returns the verdict on
 // it. has_cookie is 0 if the cookie of the frame's socket is not known. No namespace
@@ -226,6 +228,7 @@ static __always_inline int classify_sent(struct __sk_buff *skb, int has_cookie, 
 	__u32 parent = skb->ifindex, class = 0;
 	struct nic *nic = bpf_map_lookup_elem(&dra_shared_nics, &parent);
 	struct frame frame = {.parent = parent, .cookie = cookie};
+	struct hairpin *hairpin = 0;
 	struct counts *counts;
 	struct ethhdr eth;
 	int has_socket;
@@ -256,6 +259,9 @@ static __always_inline int classify_sent(struct __sk_buff *skb, int has_cookie, 
 		has_socket = 0;
 	if (!frame.own)
 		frame.link = find_link(parent, frame.source);
+	if (frame.link && frame.link->flags & LINK_BRIDGE)
+		hairpin = bpf_map_lookup_elem(&dra_shared_hairpins, &parent);
+	frame.returned = hairpin && skb->mark == hairpin->mark;
 	if (has_socket && has_cookie) {
 		if (frame.link && frame.link->cookie == cookie)
 			class = frame.link->class;
@@ -290,7 +296,7 @@ static __always_inline int classify_sent(struct __sk_buff *skb, int has_cookie, 
 			return TC_ACT_SHOT;
 	}
 	skb->priority = class ? class : nic->major | CLASS_UNIDENTIFIED;
-	return TC_ACT_UNSPEC;
+	return hairpin && frame.link ? enter_hairpin(skb, hairpin) : TC_ACT_UNSPEC;
 }
 
 // Returns the cookie of the network namespace of a frame's socket, which it reads
@@ -376,6 +382,7 @@ static __always_inline int classify_received(struct __sk_buff *skb, struct nic *
 	struct frame frame = {.parent = parent, .cookie = cookie, .nic = nic};
 	struct ethhdr eth;
 
+	frame.returned = leave_hairpin(skb);
 	if (bpf_skb_load_bytes(skb, 0, &eth, sizeof(eth))) {
 		skb->priority = nic->major | CLASS_UNIDENTIFIED;
 		return 1;
@@ -392,7 +399,11 @@ static __always_inline int classify_received(struct __sk_buff *skb, struct nic *
 	if (frame.destination == number_of(nic->mac))
 		return 0;
 	if (frame.destination & 1) {
-		if (frame.policy && !frame.policy->autoconf && is_advertisement(skb, &frame)) {
+		if (frame.returned) {
+			// The links receive copies. The node, which would receive the frame
+			// itself, ignores it.
+			bpf_skb_change_type(skb, PACKET_OTHERHOST);
+		} else if (frame.policy && !frame.policy->autoconf && is_advertisement(skb, &frame)) {
 			// Only the node receives frames with the NIC's address.
 			bpf_skb_store_bytes(skb, 0, nic->mac, ETH_ALEN, 0);
 			return 0;
@@ -408,7 +419,7 @@ static __always_inline int classify_received(struct __sk_buff *skb, struct nic *
 		struct link *receiver = frame.link;
 		__u32 class;
 
-		reason = check_received(skb, &frame);
+		reason = frame.returned ? check_returned(&frame) : check_received(skb, &frame);
 		class = frame.class;
 		frame.class = frame.charged;
 		if (reason && refuse(&frame, reason)) {

@@ -42,6 +42,7 @@ struct policy {
 #define LINK_ANY_ADDRESS 2 // no address is recorded
 #define LINK_BRIDGE 4      // may exchange frames with other such links of the NIC
 #define LINK_BLOCKED 8     // may neither send nor receive
+#define LINK_VEPA 16       // sends frames for other links out of the NIC too: see hairpin.h
 
 // A link of a share.
 struct link {
@@ -200,6 +201,7 @@ struct frame {
 	int own;        // whether the source is the NIC's
 	int has_socket; // of a pod, or of the node
 	int has_cookie;
+	int returned;   // whether the frame has passed the hairpin of the NIC
 };
 
 // A key is an array of whole words; see class_of_sender.
@@ -669,14 +671,17 @@ static __always_inline __u32 check_sent(struct __sk_buff *skb, struct frame *fra
 		frame->class = class_of_tenant(frame->parent, frame->cookie);
 		return REASON_MAC;
 	}
+	// A frame that has passed the hairpin has arrived at a link of the node, too.
 	if (!frame->has_socket && skb->ingress_ifindex) {
-		if (!frame->policy->forwarding && !frame->nic->trust_mac)
+		if (frame->policy->forwarding || frame->nic->trust_mac) {
+			frame->class = class;
+			return 0;
+		}
+		if (!frame->returned)
 			return REASON_FORWARDED;
-		frame->class = class;
-		return 0;
 	}
 	reason = check_content(skb, frame);
-	if (!reason && is_neighbors(skb, frame) && is_flood(link))
+	if (!reason && !frame->returned && is_neighbors(skb, frame) && is_flood(link))
 		reason = REASON_RATE;
 	if (!reason)
 		frame->class = class;
@@ -717,9 +722,20 @@ static __always_inline __u32 check_received(struct __sk_buff *skb, struct frame 
 	frame->link = sender;
 	if (sender->flags & LINK_BLOCKED)
 		return REASON_BLOCKED;
-	if (!receiver || !(sender->flags & receiver->flags & LINK_BRIDGE))
+	// The kernel switches frames between links that an earlier release attached. Other
+	// links exchange frames through the hairpin.
+	if (!receiver || !(sender->flags & receiver->flags & LINK_BRIDGE) ||
+	    (sender->flags | receiver->flags) & LINK_VEPA)
 		return REASON_ISOLATION;
 	if (frame->cookie != sender->cookie && class_of_tenant(frame->parent, frame->cookie))
 		return REASON_MAC;
 	return check_content(skb, frame);
+}
+
+// Returns the reason to refuse a unicast frame that a link of the NIC has sent to another
+// through the hairpin, which the NIC has checked when the link sent it.
+static __always_inline __u32 check_returned(struct frame *frame)
+{
+	frame->charged = frame->class;
+	return frame->link && frame->link->flags & LINK_BLOCKED ? REASON_BLOCKED : 0;
 }

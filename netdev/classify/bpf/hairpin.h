@@ -1,0 +1,77 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0 OR MIT OR GPL-2.0-only
+//
+// The hairpin of a NIC switches frames between the links of shares that may reach each
+// other. It is a pair of virtual Ethernet links on the node. What such a share sends,
+// to the network or to another link, first passes the queues of the outer link, so that
+// its grant limits the sum. The program at the inner link then returns the frame to the
+// NIC: as one that arrived, if it is for another link, or as one that leaves.
+//
+// The links of these shares are macvlans in mode VEPA, with which the kernel switches no
+// frames itself, so that the NIC checks the identity of all of them.
+
+// The key is the interface index of the NIC or of the inner link.
+struct hairpin {
+	__u32 peer; // interface index of the outer link, or of the NIC
+	__u32 mark; // of frames that are in the hairpin or have passed it; random and not 0
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 512);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, struct hairpin);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} dra_shared_hairpins SEC(".maps");
+
+// Sends a frame that leaves through a NIC to the hairpin, unless it has passed it, and
+// returns the verdict on it. A pod that guesses the mark evades only the queues of the
+// hairpin, not those of the NIC, and cannot send to other links.
+static __always_inline int enter_hairpin(struct __sk_buff *skb, const struct hairpin *hairpin)
+{
+	if (skb->mark == hairpin->mark) {
+		skb->mark = 0;
+		return TC_ACT_UNSPEC;
+	}
+	skb->mark = hairpin->mark;
+	return bpf_redirect(hairpin->peer, 0);
+}
+
+// Reports whether a frame that arrived at a NIC comes from the hairpin. Neither the
+// network nor a pod can forge this: a frame loses its mark when it moves from the
+// namespace of a pod to that of the NIC.
+static __always_inline int leave_hairpin(struct __sk_buff *skb)
+{
+	__u32 parent = skb->ifindex;
+	struct hairpin *hairpin;
+
+	if (!skb->mark)
+		return 0;
+	hairpin = bpf_map_lookup_elem(&dra_shared_hairpins, &parent);
+	if (!hairpin || skb->mark != hairpin->mark)
+		return 0;
+	skb->mark = 0;
+	return 1;
+}
+
+// Returns frames to the NIC; it is attached to the inner link.
+SEC("tc")
+int dra_shared_hairpin(struct __sk_buff *skb)
+{
+	__u32 index = skb->ifindex;
+	struct hairpin *hairpin = bpf_map_lookup_elem(&dra_shared_hairpins, &index);
+	__u64 destination;
+	struct ethhdr eth;
+	struct link *link;
+
+	if (!hairpin || skb->mark != hairpin->mark || bpf_skb_load_bytes(skb, 0, &eth, sizeof(eth)))
+		return TC_ACT_SHOT;
+	destination = number_of(eth.h_dest);
+	if (destination & 1) {
+		bpf_clone_redirect(skb, hairpin->peer, BPF_F_INGRESS);
+		return bpf_redirect(hairpin->peer, 0);
+	}
+	link = find_link(hairpin->peer, destination);
+	return bpf_redirect(hairpin->peer, link && link->flags & LINK_BRIDGE ? BPF_F_INGRESS : 0);
+}

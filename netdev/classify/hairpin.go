@@ -1,0 +1,103 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package classify
+
+import (
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+
+	"github.com/dra-shared/dra-driver-shared/internal/failpoint"
+)
+
+// hairpinProgram is the name of the program at the inner link of a hairpin.
+const hairpinProgram = "dra_shared_hairpin"
+
+// Hairpin is a pair of links on the node that switches frames between the links of shares
+// that may reach each other. What such a share sends first passes the queues of the outer
+// link. The program at the inner link returns it to the NIC: as a frame that arrived, if it
+// is for another link, or as one that leaves.
+type Hairpin struct {
+	Outer, Inner int // interface indexes
+}
+
+// AttachHairpin makes the programs of a NIC use a hairpin. It replaces the program that an
+// earlier process attached, without an interval in which none is attached.
+func (c *Classifier) AttachHairpin(nic int, h Hairpin) error {
+	if err := c.attachHairpinProgram(h.Inner); err != nil {
+		return fmt.Errorf("attach classifier to the hairpin of link %d: %w", nic, err)
+	}
+	mark, err := c.hairpinMark(nic)
+	if err != nil {
+		return fmt.Errorf("look up the hairpin of link %d: %w", nic, err)
+	}
+	err = c.failpoints.Do("put hairpin in map", func() error {
+		return errors.Join( // the inner link first, because the second entry puts the hairpin in use
+			put(c.maps.DraSharedHairpins, uint32(h.Inner), bpfHairpin{Peer: uint32(nic), Mark: mark}),
+			put(c.maps.DraSharedHairpins, uint32(nic), bpfHairpin{Peer: uint32(h.Outer), Mark: mark}),
+		)
+	})
+	if err != nil {
+		return fmt.Errorf("add the hairpin of link %d to the classifier's map: %w", nic, err)
+	}
+	return nil
+}
+
+func (c *Classifier) attachHairpinProgram(inner int) error {
+	if c.hook == HookTCX {
+		return c.failpoints.Do("attach program", func() error { return c.attachTCX(inner, ingress(), c.hairpin) })
+	}
+	if err := c.failpoints.Do("add clsact", func() error { return addClsact(inner) }); err != nil {
+		return err
+	}
+	return c.failpoints.Do("attach program", filter{link: inner, hook: ingress().parent, program: c.hairpin}.replace)
+}
+
+// hairpinMark returns the mark of the frames of a NIC's hairpin: that of an earlier process,
+// whose frames may be in it, or a random one, so that a pod cannot set it.
+func (c *Classifier) hairpinMark(nic int) (uint32, error) {
+	var present bpfHairpin
+	err := c.maps.DraSharedHairpins.Lookup(uint32(nic), &present)
+	if !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return present.Mark, err
+	}
+	var random [4]byte
+	_, err = rand.Read(random[:])
+	return binary.NativeEndian.Uint32(random[:]) | 1, err // not 0, the mark of frames without one
+}
+
+// HairpinAttached reports whether the programs of a NIC use a hairpin, and whether this
+// Classifier's program is attached to its inner link.
+func (c *Classifier) HairpinAttached(nic int, h Hairpin) (attached bool, err error) {
+	var present bpfHairpin
+	err = c.maps.DraSharedHairpins.Lookup(uint32(nic), &present)
+	if err != nil || present.Peer != uint32(h.Outer) {
+		return false, ignoreMissing(err)
+	}
+	if c.hook == HookTCX {
+		return attachedByTCX(linkPin(c.bpffs, h.Inner, ingress()), h.Inner, c.hairpin)
+	}
+	return attachedAt(h.Inner, netlink.HANDLE_MIN_INGRESS, c.hairpin)
+}
+
+// removeHairpin removes the hairpin of a NIC from the map.
+func (c *Classifier) removeHairpin(nic int) error {
+	return errors.Join(
+		ignoreMissing(c.maps.DraSharedHairpins.Delete(uint32(nic))),
+		replace(c.maps.DraSharedHairpins, map[uint32]bpfHairpin{}, func(_ uint32, h bpfHairpin) bool {
+			return h.Peer == uint32(nic)
+		}),
+	)
+}
+
+// DetachHairpin detaches the program of the hairpin with that inner link, even if an
+// earlier process attached it.
+func DetachHairpin(bpffs string, inner int, failpoints failpoint.Injector) error {
+	_, err := detachTCX(linkPin(bpffs, inner, ingress()), failpoints)
+	return err // the kernel removes a filter with the link
+}
