@@ -56,6 +56,9 @@ func (h Hook) Run(ctx context.Context, stdin io.Reader) error {
 	}
 	request, err := h.request(s)
 	if err != nil {
+		if stackErr := checkNetworkStack("/proc", s.Pid); errors.Is(stackErr, errVirtualMachine) {
+			return stackErr // older shims of Kata Containers pass no annotations
+		}
 		return err
 	}
 	namespace, err := podNamespace(s)

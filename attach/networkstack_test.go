@@ -16,9 +16,12 @@ func TestCheckNetworkStack(t *testing.T) {
 		args []string
 		want error
 	}{
-		"a process of runc":            {[]string{"runc", "init"}, nil},
-		"a process without arguments":  {nil, nil},
-		"gVisor":                       {[]string{"runsc-sandbox", "--debug=true", "boot"}, errOwnNetworkStack},
+		"a process of runc":           {[]string{"runc", "init"}, nil},
+		"a process without arguments": {nil, nil},
+		"gVisor":                      {[]string{"runsc-sandbox", "--debug=true", "boot"}, errOwnNetworkStack},
+		"Kata Containers": {
+			[]string{"/usr/local/bin/containerd-shim-kata-v2", "-namespace", "k8s.io"}, errVirtualMachine,
+		},
 		"gVisor with the node's stack": {[]string{"runsc-sandbox", "--network=host", "boot"}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {

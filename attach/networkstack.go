@@ -1,0 +1,48 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package attach
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Runtimes whose pods would not see their links.
+var (
+	errOwnNetworkStack = errors.New("the pod's runtime is gVisor, whose network stack has only the links that exist " +
+		"when the pod starts: choose another runtimeClassName for the pod, or set network = \"host\" in the runsc_config " +
+		"of its handler")
+	errVirtualMachine = errors.New("the pod's runtime is Kata Containers, which runs the pod in a virtual machine with " +
+		"the links that exist when the machine starts: choose another runtimeClassName for the pod")
+)
+
+// checkNetworkStack refuses a container that does not use the network stack of the node's kernel.
+//
+// gVisor starts its own with the pod's sandbox, and takes over the links of that moment. runsc
+// runs hooks later, when it creates the container, and the share would be attached to a namespace
+// that the container does not use. The arguments of the sandbox's process are its configuration
+// (runsc/sandbox in gvisor.dev/gvisor).
+//
+// Kata Containers runs hooks on the node with the ID of a thread of its shim instead of that of a
+// container's process (src/runtime/pkg/katautils/hook.go in kata-containers).
+func checkNetworkStack(proc string, pid int) error {
+	raw, err := os.ReadFile(filepath.Join(proc, strconv.Itoa(pid), "cmdline"))
+	if err != nil {
+		return fmt.Errorf("read the arguments of the container's process: %w", err)
+	}
+	args := strings.Split(string(raw), "\x00")
+	switch program := filepath.Base(args[0]); {
+	case program == "runsc-sandbox" && !slices.Contains(args, "--network=host"):
+		return errOwnNetworkStack
+	case strings.HasPrefix(program, "containerd-shim-kata"):
+		return errVirtualMachine
+	default:
+		return nil
+	}
+}
