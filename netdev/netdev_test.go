@@ -440,6 +440,26 @@ func TestNode_Watch_limitsReportsOfNamespaces(t *testing.T) {
 	}
 }
 
+// Two addresses with different peers can have the same local address.
+func TestNode_Read_returnsEachAddressOnce(t *testing.T) {
+	nic, _ := nstest.NIC(t, "nic0", 1500)
+	node, pod := newNode(t, nic), nstest.New(t)
+	a := attach(t, node, pod, netdev.LinkSpec{Parent: nic.Index, MAC: mac(1), Mode: netdev.Private})
+	pod.Do(func() error {
+		link, err := netlink.LinkByName(a.Name)
+		for _, peer := range []string{"10.99.0.2/32", "10.99.0.3/32"} {
+			address := &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(10, 99, 0, 1), Mask: net.CIDRMask(32, 32)}}
+			_, address.Peer, _ = net.ParseCIDR(peer)
+			err = errors.Join(err, netlink.AddrAdd(link, address))
+		}
+		return err
+	})
+	state, err := node.Read(a)
+	if want := []netip.Prefix{netip.MustParsePrefix("10.99.0.1/32")}; err != nil || !slices.Equal(state.Addresses, want) {
+		t.Errorf("Read returned the addresses %v and error %v, want %v", state.Addresses, err, want)
+	}
+}
+
 // While a pod causes more events than the Node reads, the Node reads few of them, and misses no
 // change after the last one.
 func TestNode_Watch_pausesWhilePodFloods(t *testing.T) {

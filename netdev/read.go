@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -150,7 +151,7 @@ func (n *Node) addresses(a Attachment) ([]netip.Prefix, error) {
 	}
 	var addresses []netip.Prefix
 	for _, m := range messages {
-		if p, ok := parseAddress(m.Data, a.Index); ok {
+		if p, ok := parseAddress(m.Data, a.Index); ok && !slices.Contains(addresses, p) { // peers may share one
 			addresses = append(addresses, p)
 		}
 	}

@@ -494,13 +494,27 @@ func (c *Classifier) Members() ([]Member, error) {
 }
 
 // Lookup returns the classes that the kernel's maps have for the frames that a
-// link sends and receives; 0 means none.
+// link sends and receives; 0 means none. send is also 0 if an entry differs from what
+// AddMember writes, apart from addresses and SetBlocked.
 func (c *Classifier) Lookup(m Member) (send, receive uint32, err error) {
-	err = errors.Join(
-		ignoreMissing(c.maps.DraSharedTx.Lookup(sender(m, c.senderCookies(m.Cookie, false)[0]), &send)),
-		ignoreMissing(c.maps.DraSharedRx.Lookup(receiver(m), &receive)),
-	)
-	return send, receive, err
+	if err := ignoreMissing(c.maps.DraSharedRx.Lookup(receiver(m), &receive)); err != nil {
+		return 0, 0, err
+	}
+	var link bpfLink
+	if err := ignoreMissing(c.maps.DraSharedLinks.Lookup(receiver(m), &link)); err != nil {
+		return 0, receive, err
+	}
+	if link.Cookie != m.Cookie || link.Flags&^linkBlocked != m.flags() {
+		return 0, receive, nil
+	}
+	for _, cookie := range c.senderCookies(m.Cookie, m.TrustMAC) {
+		var class uint32
+		err := ignoreMissing(c.maps.DraSharedTx.Lookup(sender(m, cookie), &class))
+		if err != nil || class != link.Class {
+			return 0, receive, err
+		}
+	}
+	return link.Class, receive, nil
 }
 
 // ignoreMissing returns nil if err means that a map has no such key.

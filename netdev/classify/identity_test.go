@@ -471,6 +471,51 @@ func TestClassifier_SetBlocked(t *testing.T) {
 	}
 }
 
+// A link that a plugin with another configuration or an earlier release attached has other
+// entries than it should: then it has no class, so that the driver restores them.
+func TestClassifier_Lookup_comparesAllEntries(t *testing.T) {
+	for name, tc := range map[string]struct {
+		change func(*Classifier, *Member) error
+		want   bool // whether the link has its class
+	}{
+		"unchanged":      {func(*Classifier, *Member) error { return nil }, true},
+		"a blocked link": {func(c *Classifier, m *Member) error { _, err := c.SetBlocked(*m, true); return err }, true},
+		"the network trusts addresses now": {func(_ *Classifier, m *Member) error {
+			m.TrustMAC = true
+			return nil
+		}, false},
+		"an earlier release wrote no identity": {func(c *Classifier, m *Member) error {
+			return c.maps.DraSharedLinks.Delete(receiver(*m))
+		}, false},
+		"the link may reach others now": {func(_ *Classifier, m *Member) error {
+			m.Bridge = true
+			return nil
+		}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := newIdentityEnv(t, Policy{Identity: IdentityEnforce})
+			m := Member{Parent: testNIC, Cookie: 77, MAC: net.HardwareAddr{2, 0, 0, 0, 7, 7}}
+			const class = testMajor<<16 | 0x77
+			if err := e.c.AddMember(m, class); err != nil {
+				t.Fatal(err)
+			}
+			if err := tc.change(e.c, &m); err != nil {
+				t.Fatal(err)
+			}
+			send, _, err := e.c.Lookup(m)
+			if err != nil || send == class != tc.want {
+				t.Errorf("Lookup returned %x and error %v, want the class: %t", send, err, tc.want)
+			}
+			if err := e.c.AddMember(m, class); err != nil {
+				t.Fatal(err)
+			}
+			if send, receive, err := e.c.Lookup(m); err != nil || send != class || receive != class {
+				t.Errorf("Lookup after AddMember returned %x, %x, and error %v, want the class", send, receive, err)
+			}
+		})
+	}
+}
+
 // What a link had is free for the next one.
 func TestClassifier_RemoveMember_removesIdentity(t *testing.T) {
 	for name, known := range map[string][]netip.Addr{

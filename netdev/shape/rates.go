@@ -67,9 +67,11 @@ const (
 	// maxGSO is the size of the largest packet that a queue gets, in bytes: a
 	// segment before segmentation (GSO), or received frames after merging (GRO).
 	maxGSO = 64 << 10
-	// maxQuantum is the maximum number of bytes that a class may send in its
-	// turn, so that its siblings do not wait long.
+	// maxQuantum is the number of bytes that every class may send in its turn. A class of a
+	// fast NIC may send more, so that its siblings do not wait longer; see NICRates.quantum.
 	maxQuantum = 16 << 20
+	// turnsPerSecond is how many turns of the longest duration a second has.
+	turnsPerSecond = 15
 )
 
 // class is one HTB class with its leaf queue.
@@ -145,10 +147,12 @@ func (l NICRates) share(minor uint16, r Rates) class {
 // quantum returns how many bytes a class may borrow in its turn before the next
 // class gets its turn. Classes divide idle bandwidth in proportion to their
 // floors only if their quanta are in the same proportion and each quantum is at
-// least one whole segment.
+// least one whole segment. A quantum is limited, so that classes do not wait long for their
+// turn to borrow; they do not wait for their floor.
 func (l NICRates) quantum(floor uint64) uint32 {
 	scale := float64(floor) / float64(max(l.MinShare, 1))
-	return uint32(min(max(scale, 1)*maxGSO, maxQuantum))
+	longest := max(maxQuantum, l.Line/bitsPerByte/turnsPerSecond)
+	return uint32(min(max(scale, 1)*maxGSO, float64(longest), 1<<31))
 }
 
 // queueBytes returns the length of a leaf queue: 20 ms at the rate, but at least

@@ -37,9 +37,9 @@ func TestNICRates_share(t *testing.T) {
 			ceil:  10_000 * mega, quantum: 2 * maxGSO, queue: 25_000_000,
 		},
 		{
-			name:  "the quantum has a maximum",
+			name:  "a large share has a quantum in proportion to the smallest share",
 			rates: Rates{Floor: 9_000 * mega, Ceil: 9_000 * mega},
-			ceil:  9_000 * mega, quantum: maxQuantum, queue: 22_500_000,
+			ceil:  9_000 * mega, quantum: 900 * maxGSO, queue: 22_500_000,
 		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -49,6 +49,19 @@ func TestNICRates_share(t *testing.T) {
 					c, tc.rates.Floor, tc.ceil, tc.quantum, tc.queue)
 			}
 		})
+	}
+}
+
+func TestNICRates_quantum_isProportionalToFloor(t *testing.T) {
+	fast := NICRates{Line: 25_000 * mega, MinShare: 10 * mega}
+	small, large := fast.quantum(5_000*mega), fast.quantum(20_000*mega)
+	if ratio := float64(large) / float64(small); ratio < 3.99 || ratio > 4.01 {
+		t.Errorf("floors of 5 and 20 Gbit/s have the quanta %d and %d, want the ratio 1 to 4", small, large)
+	}
+	for line, want := range map[uint64]uint32{1000 * mega: maxQuantum, 15_000 * mega: 125_000_000} {
+		if got := (NICRates{Line: line, MinShare: 1}).quantum(line); got != want {
+			t.Errorf("the quantum of a line of %d bit/s is %d, want its limit %d", line, got, want)
+		}
 	}
 }
 
