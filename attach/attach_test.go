@@ -239,7 +239,7 @@ func TestRecords_List_returnsReadableRecordsBesidesUnreadableOnes(t *testing.T) 
 		}
 	}
 	records, err := s.List()
-	if len(records) != 1 || err == nil || !strings.Contains(err.Error(), "it has version 99, this plugin reads 1 to 1") ||
+	if len(records) != 1 || err == nil || !strings.Contains(err.Error(), "it has version 99, this plugin reads up to 1") ||
 		!strings.Contains(err.Error(), "a.json") {
 		t.Errorf("%v, %v", records, err)
 	}
@@ -431,6 +431,39 @@ func TestServer_answersWithEachError(t *testing.T) {
 			want := min(len(failure.Error()), maxError)
 			if err != nil || len(response.Error) < want-1 || !strings.HasPrefix(failure.Error(), response.Error) {
 				t.Errorf("got error %q (%v), want the start of %.30q", response.Error, err, failure)
+			}
+		})
+	}
+}
+
+// The hook asks again if the plugin is about to repair the cause of its error.
+func TestHook_ask_again(t *testing.T) {
+	namespace, err := os.Open("/proc/self/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer namespace.Close()
+	missing := errors.New("the queues are missing")
+	for name, tc := range map[string]struct {
+		retry bool
+		fails int // how many attempts
+		want  string
+	}{
+		"a temporary error that ends":           {retry: true, fails: 3},
+		"a temporary error that does not end":   {retry: true, fails: 1000, want: missing.Error()},
+		"an error that trying again cannot end": {fails: 1, want: missing.Error()},
+	} {
+		t.Run(name, func(t *testing.T) {
+			asked := 0
+			dir := serve(t, func(Request) (Response, error) {
+				if asked++; asked > tc.fails {
+					return Response{}, nil
+				}
+				return Response{Retry: tc.retry}, missing
+			})
+			err := Hook{RunDir: dir, Wait: time.Second}.ask(t.Context(), request(), namespace, namespace)
+			if tc.want == "" && err != nil || tc.want != "" && (err == nil || err.Error() != tc.want) {
+				t.Errorf("ask returned %v, want %q", err, tc.want)
 			}
 		})
 	}

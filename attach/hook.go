@@ -293,13 +293,13 @@ const (
 	dialTimeout   = time.Second
 )
 
-// ask sends the request to the plugins until one answers.
+// ask sends the request to the plugins until one answers, and does not ask to try again.
 func (h Hook) ask(ctx context.Context, r Request, namespace, socket *os.File) error {
 	ctx, cancel := context.WithTimeout(ctx, h.Wait)
 	defer cancel()
 	again := time.NewTicker(retryInterval)
 	defer again.Stop()
-	var last error
+	var last, refused error
 	for {
 		sockets, err := h.sockets()
 		if err != nil {
@@ -311,13 +311,19 @@ func (h Hook) ask(ctx context.Context, r Request, namespace, socket *os.File) er
 				last = err
 				continue
 			}
-			if response.Error != "" {
-				return errors.New(response.Error)
+			if response.Error == "" {
+				return nil
 			}
-			return nil
+			if refused = errors.New(response.Error); !response.Retry {
+				return refused
+			}
+			break // the older plugins know less
 		}
 		select {
 		case <-ctx.Done():
+			if refused != nil {
+				return refused
+			}
 			return fmt.Errorf(
 				"no dra-shared-plugin answered for %s: is its pod running on this node? Last error: %w",
 				h.Wait,

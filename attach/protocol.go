@@ -58,6 +58,9 @@ type Response struct {
 	// Error is "" if the share is attached. Otherwise it appears in the pod's
 	// events.
 	Error string `json:"error,omitempty"`
+	// Retry means that the plugin is about to repair what Error describes: the hook
+	// asks again while it has time.
+	Retry bool `json:"retry,omitempty"`
 }
 
 const (

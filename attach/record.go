@@ -222,12 +222,18 @@ func readRecord(path string) (Record, error) {
 	return r, nil
 }
 
+// ErrNewerRecord means that a newer release wrote a record and can read it.
+var ErrNewerRecord = errors.New("a newer plugin wrote the record")
+
 // decodeRecord decodes and validates a record.
 func decodeRecord(raw []byte) (r Record, err error) {
 	if err := json.Unmarshal(raw, &r); err != nil {
 		return r, err
 	}
-	if r.Version < oldestRecord || r.Version > newestRecord {
+	switch {
+	case r.Version > newestRecord:
+		return r, fmt.Errorf("%w: it has version %d, this plugin reads up to %d", ErrNewerRecord, r.Version, newestRecord)
+	case r.Version < oldestRecord:
 		return r, fmt.Errorf("it has version %d, this plugin reads %d to %d", r.Version, oldestRecord, newestRecord)
 	}
 	if r.ClaimUID == "" || r.Share == "" || r.Namespace.Cookie == 0 {
@@ -269,13 +275,13 @@ func (s *Records) list(prefix string, selected func(*Record) bool) (records []Re
 // asideSuffix ends the names of records that were set aside.
 const asideSuffix = ".unreadable"
 
-// SetCorruptAside renames the records that cannot be read, so that they no
-// longer affect others, and returns the reasons. They are removed with their
+// SetCorruptAside renames the records that cannot be read, except those of a newer release, so
+// that they no longer affect others, and returns the reasons. They are removed with their
 // claim.
 func (s *Records) SetCorruptAside() (found error, err error) {
 	var failed error
 	err = s.files.Each("", func(name string, _ *Record, readErr error) {
-		if readErr == nil || errors.Is(readErr, errNoRecord) {
+		if readErr == nil || errors.Is(readErr, errNoRecord) || errors.Is(readErr, ErrNewerRecord) {
 			return
 		}
 		found = errors.Join(found, readErr)

@@ -114,7 +114,7 @@ func (s *Server) serve(ctx context.Context, conn *net.UnixConn) {
 		if !errors.As(err, new(*handlerError)) { // the handler logs its own errors
 			logger.Error(err, "Failed to read request of hook")
 		}
-		response = Response{Error: truncate(err.Error(), maxError)}
+		response.Error = truncate(err.Error(), maxError)
 	}
 	response.Version = ProtocolVersion
 	if err := errors.Join(conn.SetWriteDeadline(time.Now().Add(requestTimeout)), send(conn, response)); err != nil {

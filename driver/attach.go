@@ -29,8 +29,14 @@ func (d *Driver) Attach(ctx context.Context, r attach.Request, namespace, socket
 		return d.attach(ctx, r, Sandbox{Namespace: namespace, Socket: socket})
 	})
 	d.metrics.observe(operationAttach, start, err)
-	d.reportAttach(ctx, r, err)
-	return attach.Response{}, err
+	retry := errors.Is(err, ErrRetryAttach)
+	if retry {
+		klog.FromContext(ctx).V(2).Info("Share cannot be attached yet", "err", err)
+		d.failures.set(r.Share, r.Pod, err)
+	} else {
+		d.reportAttach(ctx, r, err)
+	}
+	return attach.Response{Retry: retry}, err
 }
 
 // withRequest returns a context whose logger names the claim, the share, and the pod.

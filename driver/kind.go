@@ -207,7 +207,8 @@ type Attacher interface {
 	// ValidateConsumers refuses another pod for a share that cannot serve
 	// several. others are the pods that use the share, as namespace/name.
 	ValidateConsumers(share record.Share, others []string) error
-	// Attach makes a share real in a sandbox. After an error nothing remains.
+	// Attach makes a share real in a sandbox. After an error nothing remains. The hook
+	// tries again for a while after an error that wraps ErrRetryAttach.
 	Attach(ctx context.Context, share record.Share, request attach.Request, sandbox Sandbox) (Attached, error)
 	// Restore puts back what Attach set up on the node, where it differs. It
 	// reports whether the attachment's sandbox exists; if it does, the driver
@@ -236,6 +237,10 @@ type Protector interface {
 	// lock, and without waiting for earlier reports of the claim's status.
 	Protect(r attach.Record) error
 }
+
+// ErrRetryAttach is wrapped by an error of Attach whose cause the driver is about to repair. A pod
+// whose restart policy is Never would otherwise fail.
+var ErrRetryAttach = errors.New("trying again")
 
 // Comparer is an Attacher that compares all its attachments with the kernel at once.
 // After a restart, and when events were lost, the driver then restores only those that

@@ -93,6 +93,9 @@ func (k *Kind) Attach(
 	}
 	spec.Alias = alias(r.Pod, share)
 	a, err := k.node.Attach(netdev.PodNamespace{File: sandbox.Namespace, Socket: conn}, spec)
+	if errors.Is(err, shape.ErrQueuesMissing) {
+		return attached, fmt.Errorf("on %s: %w; %w", d.nic.Name, err, driver.ErrRetryAttach)
+	}
 	if err != nil {
 		return attached, fmt.Errorf("on %s: %w", d.nic.Name, err)
 	}

@@ -734,6 +734,22 @@ func TestNode_Manage_repairsNIC(t *testing.T) {
 	}
 }
 
+func TestNode_Attach_namesMissingQueues(t *testing.T) {
+	e := newTestEnv(t, netdev.NICConfig{})
+	err := netlink.QdiscDel(netlink.NewHtb(netlink.QdiscAttrs{
+		LinkIndex: e.nic.Index, Handle: netlink.MakeHandle(shape.Major, 0), Parent: netlink.HANDLE_ROOT}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = e.node.Attach(nstest.New(t).Pod(), netdev.LinkSpec{
+		Parent: e.nic.Index, MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, Mode: netdev.Private,
+		Minor: shape.FirstMinor, Rates: hardCap(10 * mega),
+	})
+	if !errors.Is(err, shape.ErrQueuesMissing) {
+		t.Errorf("Attach returned %v, want an error that says that the queues are missing", err)
+	}
+}
+
 func TestNode_Manage_followsRenamedNIC(t *testing.T) {
 	e := newTestEnv(t, netdev.NICConfig{})
 	p := e.pod(0, 1, hardCap(100*mega), netdev.Private)

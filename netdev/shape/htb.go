@@ -32,6 +32,10 @@ import (
 // Major is the major number of this driver's root qdiscs, and identifies them.
 const Major = 0x0d5a
 
+// ErrQueuesMissing means that the queues of a NIC do not exist, because another program removed
+// them or the NIC.
+var ErrQueuesMissing = errors.New("the NIC's queues are missing")
+
 // ErrForeignQdisc means that another program or an administrator configured
 // the NIC's root qdisc.
 var ErrForeignQdisc = errors.New("root qdisc is not managed by this driver")
@@ -307,8 +311,8 @@ func (h *HTB) setClass(minor uint16, requests func() []*nl.NetlinkRequest, c *cl
 	case err == nil:
 		return nil
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENODEV):
-		return fmt.Errorf("set class %x:%x: %w: the NIC's queues are missing, and the plugin is about to restore them: "+
-			"did another program remove them?", Major, minor, err)
+		return fmt.Errorf("set class %x:%x: %w: %w, and the plugin is about to restore them: did another program remove "+
+			"them?", Major, minor, err, ErrQueuesMissing)
 	default:
 		return fmt.Errorf("set class %x:%x: %w", Major, minor, err)
 	}

@@ -1,0 +1,38 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package attach
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// After a rollback, the records of the newer release stay for it.
+func TestRecords_SetCorruptAside_keepsNewerRecords(t *testing.T) {
+	dir := t.TempDir()
+	records := OpenRecords(dir, "boot", nil)
+	newer, torn := filepath.Join(dir, "attached", "a_1-0.json"), filepath.Join(dir, "attached", "b_1-0.json")
+	if err := os.MkdirAll(filepath.Dir(newer), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for path, text := range map[string]string{newer: `{"version": 99}`, torn: `{"vers`} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if found, err := records.SetCorruptAside(); err != nil || found == nil || errors.Is(found, ErrNewerRecord) {
+		t.Errorf("SetCorruptAside returned %v and error %v, want only the torn record", found, err)
+	}
+	if _, err := os.Stat(newer); err != nil {
+		t.Errorf("the newer record is gone: %v", err)
+	}
+	if _, err := os.Stat(torn); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the torn record is still there: %v", err)
+	}
+	if _, err := records.List(); !errors.Is(err, ErrNewerRecord) {
+		t.Errorf("List returned the error %v, want one that says that a record is newer", err)
+	}
+}
