@@ -81,7 +81,9 @@ func needRoutes(t *testing.T) {
 
 func TestForwardedByNode_hasGuaranteeAndBorrows(t *testing.T) {
 	needRoutes(t)
-	e, ordinary := newUplinkEnv(t, netdev.NICConfig{Forwarded: forwarded})
+	config := enforced()
+	config.Forwarded = forwarded
+	e, ordinary := newUplinkEnv(t, config)
 	if got := e.node.Recognizes(e.nic.Index); got != classify.ForwardedByRoute {
 		t.Errorf("the classifier recognizes forwarded frames by %d, want their route", got)
 	}
@@ -103,9 +105,12 @@ func TestForwardedByNode_hasGuaranteeAndBorrows(t *testing.T) {
 }
 
 func TestForwardedByNode_withoutClassIsUnidentified(t *testing.T) {
-	e, ordinary := newUplinkEnv(t, netdev.NICConfig{})
+	e, ordinary := newUplinkEnv(t, enforced())
 	got := e.measure(nstest.Flow{From: ordinary, To: e.wire, Address: e.address(wireIP)})[0]
 	e.expectAtMost("an ordinary pod", got, reserve/4)
+	if got < atLeast(0.8*reserve/4*payloadRatio) {
+		t.Errorf("an ordinary pod sends at %.1f Mbit/s, want most of a quarter of the reserve", got/mega)
+	}
 }
 
 // A share that sends frames with the address of the NIC, without a socket that

@@ -138,7 +138,7 @@ func WatchNamespaces() (*NamespaceWatcher, error) {
 // the first call does something.
 func (w *NamespaceWatcher) Close() error {
 	if err := w.end.Close(); err != nil {
-		return nil //nolint:nilerr // an earlier call has closed it
+		return nil // an earlier call has closed it
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -1,0 +1,127 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package classify_test
+
+import (
+	"encoding/binary"
+	"errors"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/dra-shared/dra-driver-shared/netdev"
+	"github.com/dra-shared/dra-driver-shared/netdev/nstest"
+	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
+	"github.com/dra-shared/dra-driver-shared/netdev/shape"
+)
+
+// The kernel of a pod answers pings with a socket of its own, which a frame loses while a queue
+// of the pod delays it. The answers pass, and do not count as traffic of the node.
+func TestIdentity_delayedRepliesPass(t *testing.T) {
+	e := newTestEnv(t, enforced())
+	p := e.pod(0, 1, hardCap(100*mega), netdev.Private)
+	p.Do(func() error {
+		link, err := netlink.LinkByName("net1")
+		if err != nil {
+			return err
+		}
+		const rate = 100_000 / 8 // bytes per second
+		return netlink.QdiscAdd(&netlink.Tbf{
+			QdiscAttrs: netlink.QdiscAttrs{
+				LinkIndex: link.Attrs().Index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT,
+			},
+			Rate: rate, Buffer: netlink.Xmittime(rate, 200), Limit: 1 << 20,
+		})
+	})
+	const pings = 20
+	before := e.hostBytes()
+	if answers := e.ping(p.ip, pings); answers < pings-1 {
+		t.Errorf("the pod answered %d of %d pings", answers, pings)
+	}
+	if sent := e.hostBytes() - before; sent > pings*98/2 {
+		t.Errorf("the class of the node sent %d bytes while only the pod sent", sent)
+	}
+}
+
+// ping sends echo requests (RFC 792) from the wire, and returns how many were answered.
+func (e *testEnv) ping(ip string, count int) (answers int) {
+	e.t.Helper()
+	e.wire.Do(func() error {
+		conn, err := net.DialIP("ip4:icmp", nil, &net.IPAddr{IP: net.ParseIP(ip)})
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		for i := range count {
+			request := make([]byte, 64)
+			request[0] = 8 // echo request
+			binary.BigEndian.PutUint16(request[6:], uint16(i))
+			binary.BigEndian.PutUint16(request[2:], checksum(request))
+			if _, err := conn.Write(request); err != nil {
+				return err
+			}
+		}
+		reply := make([]byte, 1500)
+		for answers < count {
+			if err := conn.SetReadDeadline(time.Now().Add(2 * time.Second)); err != nil {
+				return err
+			}
+			n, _, err := conn.ReadFromIP(reply)
+			if timeout := net.Error(nil); errors.As(err, &timeout) && timeout.Timeout() {
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			if n > 0 && reply[0] == 0 { // echo reply
+				answers++
+			}
+		}
+		return nil
+	})
+	return answers
+}
+
+// checksum returns the checksum of RFC 1071 of a message without one.
+func checksum(message []byte) uint16 {
+	var sum uint32
+	for i := 0; i < len(message); i += 2 {
+		sum += uint32(binary.BigEndian.Uint16(message[i:]))
+	}
+	for sum > 0xffff {
+		sum = sum>>16 + sum&0xffff
+	}
+	return ^uint16(sum)
+}
+
+// hostBytes returns the bytes that the class for the node's own traffic has sent.
+func (e *testEnv) hostBytes() uint64 {
+	e.t.Helper()
+	conn, err := rtnl.Open()
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	defer conn.Close()
+	const minor = 2 // CLASS_HOST of classify.c
+	state, err := shape.New(conn, nil).ReadClass(e.nic.Index, minor)
+	if err != nil || state == nil {
+		e.t.Fatalf("ReadClass returned %v and error %v", state, err)
+	}
+	return state.SentBytes
+}
+
+// With SYN cookies, which the kernel uses while a listener is flooded, its answers have no
+// socket of the listener.
+func TestIdentity_synCookiesPass(t *testing.T) {
+	e := newTestEnv(t, enforced())
+	p := e.pod(0, 1, hardCap(100*mega), netdev.Private)
+	p.Do(func() error { return nstest.SetSysctl("net/ipv4/tcp_syncookies", "2") }) // for all connections
+	e.measure(e.toPod(p))
+	refusals, err := e.node.Refusals(p.attachment.Parent, p.attachment.Minor)
+	if err != nil || len(refusals.Dropped) > 0 {
+		t.Errorf("Refusals returned %+v and error %v, want none", refusals, err)
+	}
+}
