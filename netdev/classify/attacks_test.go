@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -444,6 +445,31 @@ func TestAttack_routerAdvertisementFromWire(t *testing.T) {
 				t.Error("the node did not receive the advertisement")
 			}
 		})
+	}
+}
+
+// A share cannot get an address of another link of the NIC, of the node, or of a gateway.
+func TestNode_Attach_refusesAddressesInUse(t *testing.T) {
+	e := newTestEnv(t, enforced())
+	if err := errors.Join(nstest.ConfigureLink("nic0", nodeIP+"/16"), netlink.RouteAdd(&netlink.Route{
+		LinkIndex: e.nic.Index, Dst: network("10.99.0.0/16"), Gw: net.ParseIP(wireIP),
+	})); err != nil {
+		t.Fatal(err)
+	}
+	e.manage()
+	other := e.pod(0, 1, hardCap(100*mega), netdev.Private)
+	for _, tc := range []struct{ address, want string }{
+		{other.ip, "belongs to another link of nic0, with MAC address " + other.attachment.MAC.String()},
+		{nodeIP, "belongs to the node, or is a gateway of nic0"},
+		{wireIP, "belongs to the node, or is a gateway of nic0"},
+	} {
+		_, err := e.node.Attach(nstest.New(t).Pod(), netdev.LinkSpec{
+			Parent: e.nic.Index, MAC: net.HardwareAddr{2, 0, 0, 0, 0, 9}, Mode: netdev.Private,
+			Addresses: []netip.Prefix{netip.MustParsePrefix(tc.address + "/16")},
+		})
+		if err == nil || !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("Attach with address %s returned %v, want an error with %q", tc.address, err, tc.want)
+		}
 	}
 }
 
