@@ -236,8 +236,14 @@ func openPort(name string) (*os.File, error) {
 
 // drain waits until the port has sent everything.
 func drain(port *os.File) error {
-	if err := unix.IoctlSetInt(int(port.Fd()), unix.TCSBRK, 1); err != nil {
-		return fmt.Errorf("drain %s: %w", port.Name(), err)
+	for {
+		err := unix.IoctlSetInt(int(port.Fd()), unix.TCSBRK, 1)
+		switch {
+		case errors.Is(err, unix.EINTR): // the runtime signals its threads
+		case err != nil:
+			return fmt.Errorf("drain %s: %w", port.Name(), err)
+		default:
+			return nil
+		}
 	}
-	return nil
 }
