@@ -11,6 +11,7 @@ import (
 	"os"
 	"time"
 
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
@@ -32,7 +33,6 @@ func (d *Driver) Attach(ctx context.Context, r attach.Request, namespace, socket
 	retry := errors.Is(err, ErrRetryAttach)
 	if retry {
 		klog.FromContext(ctx).V(2).Info("Share cannot be attached yet", "err", err)
-		d.failures.set(r.Share, r.Pod, err)
 	} else {
 		d.reportAttach(ctx, r, err)
 	}
@@ -60,7 +60,9 @@ func (d *Driver) Refused(ctx context.Context, r attach.Request) {
 // claim and, if it failed, in the events of the pod: not every OCI runtime reports what
 // a hook prints.
 func (d *Driver) reportAttach(ctx context.Context, r attach.Request, err error) {
-	d.failures.set(r.Share, r.Pod, err)
+	if !errors.Is(err, errNotPrepared) { // the next unprepare forgets the failure
+		d.failures.set(r.Share, r.Pod, err)
+	}
 	d.status.enqueue(types.UID(r.ClaimUID))
 	if err == nil {
 		return
@@ -139,6 +141,9 @@ func (d *Driver) reserve(
 	return recorded, err // after the call, which sets recorded
 }
 
+// errNotPrepared means that a claim has no record, or one that does not permit to attach it.
+var errNotPrepared = errors.New("is not prepared on this node")
+
 // preparedShare returns the share that the hook names. Only prepared shares can
 // be attached.
 func (d *Driver) preparedShare(r attach.Request) (share, error) {
@@ -147,7 +152,7 @@ func (d *Driver) preparedShare(r attach.Request) (share, error) {
 		return share{}, err
 	}
 	if claim == nil {
-		return share{}, fmt.Errorf("claim %s is not prepared on this node", r.ClaimUID)
+		return share{}, fmt.Errorf("claim %s %w", r.ClaimUID, errNotPrepared)
 	}
 	s, ok := claim.Share(r.Share)
 	if !ok {
@@ -209,10 +214,13 @@ func otherPods(attachments []attach.Record, podUID string) (others []string) {
 	return others
 }
 
-// inSandbox reports whether an attachment is in the sandbox, by the inode of
-// the network namespace. A namespace that had the same inode earlier has
-// another cookie, which is part of the record's file name.
+// inSandbox reports whether an attachment is in the sandbox. A namespace that had the
+// same inode earlier has another cookie.
 func inSandbox(a attach.Record, sandbox Sandbox) (bool, error) {
-	ns, err := attach.NamespaceOf(sandbox.Namespace, a.Namespace.Cookie)
-	return ns.Inode == a.Namespace.Inode, err
+	cookie, err := unix.GetsockoptUint64(int(sandbox.Socket.Fd()), unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+	if err != nil {
+		return false, os.NewSyscallError("getsockopt SO_NETNS_COOKIE", err)
+	}
+	ns, err := attach.NamespaceOf(sandbox.Namespace, cookie)
+	return ns.Inode == a.Namespace.Inode && ns.Cookie == a.Namespace.Cookie, err
 }

@@ -512,6 +512,18 @@ func (p *plugin) attached(want int) error {
 	return err
 }
 
+// The failure of a share that is not prepared is not remembered: no unprepare would forget it.
+func TestPlugin_forgetsFailureOfUnpreparedClaim(t *testing.T) {
+	p := newPlugin(t)
+	request := attach.Request{ClaimUID: "none", Share: "none-nic", Pod: attach.Pod{UID: "u", Namespace: "default", Name: "p"}}
+	if _, err := p.Attach(t.Context(), request, nil, nil); err == nil {
+		t.Fatal("Attach of a claim that is not prepared succeeded")
+	}
+	if n := p.Failures("none-nic"); n > 0 {
+		t.Errorf("the driver remembers %d failures of a claim that is not prepared", n)
+	}
+}
+
 func TestHook_withoutAPlugin(t *testing.T) {
 	p := newPlugin(t)
 	c := p.claim("c", "100M", "")

@@ -33,6 +33,9 @@ func (d *Driver) RoundsDue(uid types.UID) (due int, err error) {
 	return due, nil
 }
 
+// Failures returns how many failed attempts to attach a share the driver remembers.
+func (d *Driver) Failures(share string) int { return len(d.failures.messages(share)) }
+
 // ReportStatus reports the status of a claim.
 func (d *Driver) ReportStatus(ctx context.Context, uid types.UID) error {
 	_, err := d.status.report(ctx, uid)

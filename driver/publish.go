@@ -8,11 +8,14 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
+
+	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 )
 
 const (
@@ -128,21 +131,33 @@ func (d *Driver) resources() resourceslice.DriverResources {
 }
 
 // droppedFields reports whether err says that the API server dropped fields of
-// the ResourceSlices, and logs the consequence.
+// the ResourceSlices. It reports the consequence in the log, in a metric, and in an event on
+// the node.
 func (d *Driver) droppedFields(ctx context.Context, err error) bool {
 	var dropped *resourceslice.DroppedFieldsError
 	if !errors.As(err, &dropped) {
 		return false
 	}
 	features := dropped.DisabledFeatures()
-	consequence := "shares work, but without the functions of these features"
-	if slices.Contains(features, "DRAConsumableCapacity") {
-		consequence = "devices cannot be shared: the scheduler allocates whole devices, and this plugin refuses those " +
-			"claims; " +
-			"enable the feature gate DRAConsumableCapacity in kube-apiserver, kube-scheduler and kubelet (on by default " +
-			"since Kubernetes 1.36)"
-	}
-	klog.FromContext(ctx).
-		Error(err, "The API server dropped fields of the ResourceSlices", "features", features, "consequence", consequence)
+	consequence := describeDisabled(features)
+	d.degraded(ctx, params.DegradedFeaturesDisabled, consequence, err)
+	d.warnings.warn(params.EventReasonFeaturesDisabled, "", fmt.Sprintf(
+		"the API server dropped fields of the ResourceSlices, because the feature gates %s are off: %s",
+		strings.Join(features, ", "), consequence))
 	return true
+}
+
+// describeDisabled returns what does not work while feature gates are off, and the remedy.
+func describeDisabled(features []string) string {
+	switch {
+	case slices.Contains(features, "DRAConsumableCapacity"):
+		return "devices cannot be shared: the scheduler allocates whole devices, and this plugin refuses those claims; " +
+			"enable the feature gate DRAConsumableCapacity in kube-apiserver, kube-scheduler, and kubelet (on by default " +
+			"since Kubernetes 1.36)"
+	case slices.Contains(features, "DRADeviceTaints"):
+		return "the scheduler also allocates devices that are missing, cannot be used, or have no link; enable the feature " +
+			"gate DRADeviceTaints in kube-apiserver and kube-scheduler (on by default since Kubernetes 1.36)"
+	default:
+		return "shares work, but without the functions of these features"
+	}
 }

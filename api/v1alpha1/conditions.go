@@ -161,6 +161,9 @@ const (
 	EventReasonDeviceUnusable = ReasonDeviceUnusable
 	// EventReasonDeviceUsable (Normal, on the node) ends EventReasonDeviceUnusable.
 	EventReasonDeviceUsable = "DeviceUsable"
+	// EventReasonFeaturesDisabled (Warning, on the node) means that the API server dropped
+	// fields of the ResourceSlices, because feature gates of the cluster are off.
+	EventReasonFeaturesDisabled = DegradedFeaturesDisabled
 	// EventReasonHandoverRefused (Warning, on the node) means that a new plugin does
 	// not take over from the one that is running, because it could serve less.
 	EventReasonHandoverRefused = "HandoverRefused"

@@ -204,6 +204,9 @@ const (
 const (
 	// DegradedDevicesNotWatched means that the plugin notices added and removed devices late.
 	DegradedDevicesNotWatched = "DevicesNotWatched"
+	// DegradedFeaturesDisabled means that the API server dropped fields of the ResourceSlices,
+	// because feature gates of the cluster are off. It lasts until the plugin restarts.
+	DegradedFeaturesDisabled = "FeaturesDisabled"
 	// DegradedHookNotWatched means that the plugin installs a removed hook again late.
 	DegradedHookNotWatched = "HookNotWatched"
 	// DegradedNotCollected means that kernel objects which no claim needs remain, because the
