@@ -70,6 +70,9 @@ const (
 const (
 	// AttributeNetwork (string) is the name of the network in the DriverConfig.
 	AttributeNetwork = "network"
+	// AttributeResourceName (string) is the resourceName of the network in the DriverConfig,
+	// by which Multus finds the devices of claims.
+	AttributeResourceName = "k8s.cni.cncf.io/resourceName"
 	// AttributeInterfaceName (string) is the name of the NIC on the node, and in
 	// the device metadata the name of the link in the pod.
 	AttributeInterfaceName = "interfaceName"

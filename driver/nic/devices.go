@@ -285,7 +285,8 @@ func (d *device) addAttributes(attributes attribute.Map) {
 	for name, value := range map[resourceapi.QualifiedName]string{
 		params.AttributeInterfaceName: d.nic.Name, params.AttributeNetwork: d.network.Name,
 		params.AttributeMAC: d.nic.MAC.String(), params.AttributeDriver: d.nic.Driver,
-		params.AttributeSenderKey: string(d.senderKey), params.AttributeQueue: string(d.queue),
+		params.AttributeResourceName: d.network.ResourceName,
+		params.AttributeSenderKey:    string(d.senderKey), params.AttributeQueue: string(d.queue),
 	} {
 		if value != "" {
 			attributes[name] = attribute.Text(value)

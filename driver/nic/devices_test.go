@@ -39,7 +39,7 @@ func virtual(name string) netdev.NIC {
 func TestPublish(t *testing.T) {
 	devices, problems := plan(
 		[]netdev.NIC{virtual("nic0")},
-		load(t, `[{name: storage, interfaces: ["nic*"], bandwidth: 10G}]`),
+		load(t, `[{name: storage, interfaces: ["nic*"], bandwidth: 10G, resourceName: example.com/storage}]`),
 	)
 	if len(problems) > 0 {
 		t.Fatal(problems)
@@ -52,6 +52,8 @@ func TestPublish(t *testing.T) {
 attributes:
   interfaceName:
     string: nic0
+  k8s.cni.cncf.io/resourceName:
+    string: example.com/storage
   kind:
     string: nic
   mac:

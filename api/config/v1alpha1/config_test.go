@@ -41,6 +41,7 @@ func TestLoad_refusesWhatNoFrameCanHave(t *testing.T) {
 		"identity":           "identity: Drop",
 		"multicast":          "multicast: 100m",
 		"overhead":           "overhead: 257",
+		"resourceName":       "resourceName: storage",
 		"allow.addresses[0]": "allow: {addresses: [10.20.0]}",
 		"allow.macs[0]":      "allow: {macs: [\"01:00:5e:00:00:01\"]}",
 		"allow.vlans[1]":     "allow: {vlans: [1, 4095]}",

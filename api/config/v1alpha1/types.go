@@ -46,6 +46,12 @@ type Network struct {
 	// bridge, or a bond: to share it, list its exact name.
 	Interfaces []string `json:"interfaces"`
 
+	// ResourceName is published as the attribute k8s.cni.cncf.io/resourceName of the NICs,
+	// by which Multus finds the devices of claims. It is a prefix, which is a DNS subdomain,
+	// a slash, and a name, such as example.com/storage. By default, the NICs do not have the
+	// attribute.
+	ResourceName string `json:"resourceName,omitempty"`
+
 	// Bandwidth is the line rate of the NICs in bits per second, a whole number of
 	// at least 8. The default is the speed that the link reports: for a bond, the sum
 	// of the members that can send at present; for a VLAN, the speed of the NIC below

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"path"
 	"slices"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -22,6 +23,8 @@ const (
 	maxShares = 3000
 	// maxOverhead is more than any encapsulation adds to a frame, in bytes.
 	maxOverhead = 256
+	// maxResourceName is the API's limit for the value of an attribute, in characters.
+	maxResourceName = 64
 	// minRate is the smallest rate in bits per second: the kernel counts bytes.
 	minRate = 8
 	// maxVLAN is the largest ID of a VLAN (IEEE 802.1Q).
@@ -75,6 +78,9 @@ func (n *Network) validate(at *field.Path) (errs field.ErrorList) {
 				"must be a name or a pattern of names, such as eth1 or ens*f0"))
 		}
 	}
+	if n.ResourceName != "" {
+		errs = append(errs, validateResourceName(n.ResourceName, at.Child("resourceName"))...)
+	}
 	if *n.Shares < 1 || *n.Shares > maxShares {
 		errs = append(errs, field.Invalid(at.Child("shares"), *n.Shares, fmt.Sprintf("must be between 1 and %d", maxShares)))
 	}
@@ -104,6 +110,17 @@ func (n *Network) validate(at *field.Path) (errs field.ErrorList) {
 			fmt.Sprintf("must, together with reserve, be less than bandwidth, %s", n.Bandwidth)))
 	}
 	return append(errs, n.Policy.validate(at.Child("policy"))...)
+}
+
+func validateResourceName(name string, at *field.Path) (errs field.ErrorList) {
+	for _, message := range validation.IsQualifiedName(name) {
+		errs = append(errs, field.Invalid(at, name, message))
+	}
+	if !strings.Contains(name, "/") || len(name) > maxResourceName {
+		errs = append(errs, field.Invalid(at, name, fmt.Sprintf(
+			"must have a prefix, such as in example.com/storage, and at most %d characters", maxResourceName)))
+	}
+	return errs
 }
 
 // sum returns the sum of quantities, of which nil counts as 0.
