@@ -181,7 +181,14 @@ type StatsProvider interface {
 type DeviceStats struct {
 	Device                   string
 	SentBytes, ReceivedBytes uint64
+	// MulticastBytes is the part of ReceivedBytes that several shares receive.
+	MulticastBytes uint64
+	// Shares are the counters of shares, by their class (record.Share).
+	Shares map[uint16]ShareStats
 }
+
+// ShareStats are the counters of a share, in bytes.
+type ShareStats struct{ SentBytes, ReceivedBytes uint64 }
 
 // RefusalReporter is a Kind that counts what the pods of a share did against its rules, such
 // as frames with a forged source address.

@@ -134,6 +134,20 @@ var (
 		[]string{"device", "direction"},
 		nil,
 	)
+	descMulticast = prometheus.NewDesc(
+		"dra_shared_device_multicast_bytes_total",
+		"Bytes of multicast and broadcast frames that arrived for shares of a device, except ARP and neighbor discovery. "+
+			"The field multicast of the network limits their rate.",
+		[]string{"device"},
+		nil,
+	)
+	descShareBytes = prometheus.NewDesc(
+		"dra_shared_share_bytes_total",
+		"Bytes that passed through the queues of a claim's shares of a device, by direction (send, receive), as the kernel "+
+			"counts them. What a share sends to other shares of the device counts as well.",
+		[]string{"device", "namespace", "claim", "direction"},
+		nil,
+	)
 	descRefused = prometheus.NewDesc(
 		"dra_shared_refused_frames_total",
 		"Frames to or from a pod that violate the rules of its share, by reason and by action: dropped, or passed because "+
@@ -154,7 +168,8 @@ var (
 // Describe implements prometheus.Collector.
 func (c *deviceCollector) Describe(descriptions chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		descShares, descGranted, descCapacity, descHealthy, descUnusable, descHook, descBytes, descRefused, descCheck,
+		descShares, descGranted, descCapacity, descHealthy, descUnusable, descHook, descBytes, descMulticast,
+		descShareBytes, descRefused, descCheck,
 	} {
 		descriptions <- d
 	}
@@ -184,7 +199,7 @@ func (c *deviceCollector) Collect(out chan<- prometheus.Metric) {
 			}
 		}
 		if provider, ok := k.(StatsProvider); ok {
-			collectStats(out, provider.Stats())
+			collectStats(out, provider.Stats(), k.Name(), claims)
 		}
 		if reporter, ok := k.(RefusalReporter); ok {
 			collectRefusals(out, reporter, k, claims)
@@ -267,10 +282,31 @@ func collectChecks(out chan<- prometheus.Metric, checks []Check) {
 	}
 }
 
-func collectStats(out chan<- prometheus.Metric, stats []DeviceStats) {
+// shareBytes are the labels of dra_shared_share_bytes_total. Several shares may have the same;
+// see refusedFrames.
+type shareBytes struct{ device, namespace, claim, direction string }
+
+func collectStats(out chan<- prometheus.Metric, stats []DeviceStats, kind string, claims []*record.Claim) {
+	counter := func(d *prometheus.Desc, bytes uint64, labels ...string) {
+		out <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(bytes), labels...)
+	}
+	shares := map[string]map[uint16]ShareStats{}
 	for _, s := range stats {
-		out <- prometheus.MustNewConstMetric(descBytes, prometheus.CounterValue, float64(s.SentBytes), s.Device, "send")
-		out <- prometheus.MustNewConstMetric(descBytes, prometheus.CounterValue, float64(s.ReceivedBytes), s.Device,
-			"receive")
+		counter(descBytes, s.SentBytes, s.Device, "send")
+		counter(descBytes, s.ReceivedBytes, s.Device, "receive")
+		counter(descMulticast, s.MulticastBytes, s.Device)
+		shares[s.Device] = s.Shares
+	}
+	sums := map[shareBytes]uint64{}
+	for _, c := range claims {
+		for _, s := range sharesOf([]*record.Claim{c}, kind) {
+			if counted, ok := shares[s.Device][s.Class]; ok {
+				sums[shareBytes{s.Device, c.Namespace, c.Name, "send"}] += counted.SentBytes
+				sums[shareBytes{s.Device, c.Namespace, c.Name, "receive"}] += counted.ReceivedBytes
+			}
+		}
+	}
+	for labels, bytes := range sums {
+		counter(descShareBytes, bytes, labels.device, labels.namespace, labels.claim, labels.direction)
 	}
 }

@@ -7,8 +7,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/prometheus/common/expfmt"
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/dra-shared/dra-driver-shared/driver/record"
@@ -29,6 +31,54 @@ type refusals []*record.Claim
 func (refusals) Describe(descriptions chan<- *prometheus.Desc) { descriptions <- descRefused }
 func (r refusals) Collect(out chan<- prometheus.Metric) {
 	collectRefusals(out, refusingKind{}, refusingKind{}, r)
+}
+
+// traffic collects the bytes of claims.
+type traffic []*record.Claim
+
+func (traffic) Describe(descriptions chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{descBytes, descMulticast, descShareBytes} {
+		descriptions <- d
+	}
+}
+func (c traffic) Collect(out chan<- prometheus.Metric) {
+	collectStats(out, []DeviceStats{{Device: "nic0", SentBytes: 100, ReceivedBytes: 200, MulticastBytes: 7,
+		Shares: map[uint16]ShareStats{1: {10, 20}, 2: {1, 2}, 3: {3, 4}}}}, "nic", c)
+}
+
+func TestCollectStats(t *testing.T) {
+	share := func(kind string, class uint16) record.Share {
+		return record.Share{Kind: kind, Device: "nic0", Class: class}
+	}
+	claims := traffic{
+		{Namespace: "default", Name: "twice", Shares: []record.Share{share("nic", 1), share("nic", 2)}},
+		{Namespace: "default", Name: "other", Shares: []record.Share{share("accelerator", 3), share("nic", 9)}},
+	}
+	want := `# TYPE dra_shared_device_bytes_total counter
+dra_shared_device_bytes_total{device="nic0",direction="receive"} 200
+dra_shared_device_bytes_total{device="nic0",direction="send"} 100
+# TYPE dra_shared_device_multicast_bytes_total counter
+dra_shared_device_multicast_bytes_total{device="nic0"} 7
+# TYPE dra_shared_share_bytes_total counter
+dra_shared_share_bytes_total{claim="twice",device="nic0",direction="receive",namespace="default"} 22
+dra_shared_share_bytes_total{claim="twice",device="nic0",direction="send",namespace="default"} 11
+`
+	registry := prometheus.NewPedanticRegistry()
+	registry.MustRegister(claims)
+	got, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var text strings.Builder
+	for _, family := range got {
+		family.Help = nil
+		if _, err := expfmt.MetricFamilyToText(&text, family); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if diff := cmp.Diff(want, text.String()); diff != "" {
+		t.Errorf("metrics (-want +got):\n%s", diff)
+	}
 }
 
 // Shares with the same labels must not appear as two series, which no scrape accepts.

@@ -420,19 +420,66 @@ func (n *Node) RemoveClass(parent int, minor uint16) error {
 	)
 }
 
-// Traffic returns how many bytes the NIC's queues have sent and received,
-// including Ethernet headers. It does not count frames that arrive for the node
-// itself, because they do not pass a queue. It returns ErrNotManaged if the NIC
-// is not managed with enforcement.
-func (n *Node) Traffic(parent int) (sent, received uint64, err error) {
+// Traffic is how many bytes have passed the queues of a NIC, including Ethernet headers.
+type Traffic struct {
+	// Sent and Received are those of all classes. Frames that arrive for the node itself do
+	// not pass a queue.
+	Sent, Received uint64
+	// Multicast are those of multicast and broadcast frames that arrived, except ARP and
+	// neighbor discovery. Received includes them.
+	Multicast uint64
+}
+
+// ShareTraffic is how many bytes have passed the classes of a share. Sent includes what it sent
+// to other links of the NIC.
+type ShareTraffic struct{ Sent, Received uint64 }
+
+// Traffic returns the traffic of a NIC. It returns ErrNotManaged if the NIC is not managed
+// with enforcement.
+func (n *Node) Traffic(parent int) (t Traffic, err error) {
 	nic, enforced := n.enforcedNIC(parent)
 	if !enforced {
-		return 0, 0, fmt.Errorf("%w: link %d", ErrNotManaged, parent)
+		return t, fmt.Errorf("%w: link %d", ErrNotManaged, parent)
 	}
 	out, err := n.shaper.RootClass(nic.Index)
 	if err != nil {
-		return 0, 0, err
+		return t, err
 	}
 	in, err := n.shaper.RootClass(nic.ifb)
-	return out.SentBytes, in.SentBytes, err
+	if err != nil {
+		return t, err
+	}
+	t = Traffic{Sent: out.SentBytes, Received: in.SentBytes}
+	multicast, err := n.shaper.ReadClass(nic.ifb, shape.MulticastMinor)
+	if multicast != nil {
+		t.Multicast = multicast.SentBytes
+	}
+	return t, err
+}
+
+// ShareTraffic returns the traffic of all shares of a NIC, by the minor numbers of their
+// classes, from one dump of each of its devices. It returns ErrNotManaged if the NIC is not
+// managed with enforcement.
+func (n *Node) ShareTraffic(parent int) (map[uint16]ShareTraffic, error) {
+	nic, enforced := n.enforcedNIC(parent)
+	if !enforced {
+		return nil, fmt.Errorf("%w: link %d", ErrNotManaged, parent)
+	}
+	shares := map[uint16]ShareTraffic{}
+	for _, dev := range nic.devices() {
+		classes, err := n.shaper.ShareClasses(dev)
+		if err != nil {
+			return nil, err
+		}
+		for minor, class := range classes {
+			share := shares[minor]
+			if dev == nic.ifb {
+				share.Received = class.SentBytes
+			} else { // what leaves the hairpin may pass the NIC, too
+				share.Sent = max(share.Sent, class.SentBytes)
+			}
+			shares[minor] = share
+		}
+	}
+	return shares, nil
 }

@@ -386,11 +386,19 @@ func (k *Kind) present() (devices []*device) {
 // Stats implements driver.StatsProvider.
 func (k *Kind) Stats() (stats []driver.DeviceStats) {
 	for _, d := range k.present() {
-		sent, received, err := k.node.Traffic(d.nic.Index)
-		if err != nil {
+		traffic, err := k.node.Traffic(d.nic.Index)
+		shares, sharesErr := k.node.ShareTraffic(d.nic.Index)
+		if err != nil || sharesErr != nil {
 			continue // the NIC is not enforced, or it is gone: the kernel counts nothing
 		}
-		stats = append(stats, driver.DeviceStats{Device: d.name, SentBytes: sent, ReceivedBytes: received})
+		device := driver.DeviceStats{
+			Device: d.name, SentBytes: traffic.Sent, ReceivedBytes: traffic.Received,
+			MulticastBytes: traffic.Multicast, Shares: map[uint16]driver.ShareStats{},
+		}
+		for class, share := range shares {
+			device.Shares[class] = driver.ShareStats{SentBytes: share.Sent, ReceivedBytes: share.Received}
+		}
+		stats = append(stats, device)
 	}
 	return stats
 }

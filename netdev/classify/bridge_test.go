@@ -249,6 +249,26 @@ func TestBridgeMode_hairpinIsRepairedAndRemoved(t *testing.T) {
 	}
 }
 
+// The traffic of a share includes what it sends to other shares, once.
+func TestNode_ShareTraffic(t *testing.T) {
+	e := newTestEnv(t, enforced())
+	a := e.pod(0, 1, hardCap(100*mega), netdev.Bridge)
+	b := e.pod(1, 2, hardCap(100*mega), netdev.Bridge)
+	e.measure(e.between(a, b))
+	e.measure(e.fromPod(a))
+	shares, err := e.node.ShareTraffic(e.nic.Index)
+	if err != nil {
+		t.Fatal(err)
+	}
+	both := atLeast(2 * 100 * mega * 0.9 * duration.Seconds() / 8)
+	if sent := float64(shares[shape.FirstMinor].Sent); sent < both || sent > both*1.5 && !nstest.Emulated() {
+		t.Errorf("the share sent %.0f bytes to another share and to the network, want about %.0f", sent, both)
+	}
+	if received := float64(shares[shape.FirstMinor+1].Received); received < both/2 {
+		t.Errorf("the other share received %.0f bytes, want at least %.0f", received, both/2)
+	}
+}
+
 // A class on the hairpin that another program changes shows in the state of the link.
 func TestBridgeMode_readsClassOfHairpin(t *testing.T) {
 	e := newTestEnv(t, enforced())

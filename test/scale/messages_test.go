@@ -31,8 +31,8 @@ var operations = []struct {
 		_, err := n.Manage(n.config())
 		return err
 	}},
-	{"traffic", rtnl.Counts{Sent: 2, Received: 4}, func(n *testNode, _ *nstest.Namespace, _ *netdev.Attachment) error {
-		_, _, err := n.Traffic(n.nic.Index)
+	{"traffic", rtnl.Counts{Sent: 3, Received: 6}, func(n *testNode, _ *nstest.Namespace, _ *netdev.Attachment) error {
+		_, err := n.Traffic(n.nic.Index)
 		return err
 	}},
 	{"orphan IFBs", rtnl.Counts{Sent: 2, Received: 4}, func(n *testNode, _ *nstest.Namespace, _ *netdev.Attachment) error {
