@@ -515,7 +515,8 @@ func (p *plugin) attached(want int) error {
 // The failure of a share that is not prepared is not remembered: no unprepare would forget it.
 func TestPlugin_forgetsFailureOfUnpreparedClaim(t *testing.T) {
 	p := newPlugin(t)
-	request := attach.Request{ClaimUID: "none", Share: "none-nic", Pod: attach.Pod{UID: "u", Namespace: "default", Name: "p"}}
+	pod := attach.Pod{UID: "u", Namespace: "default", Name: "p"}
+	request := attach.Request{ClaimUID: "none", Share: "none-nic", Pod: pod}
 	if _, err := p.Attach(t.Context(), request, nil, nil); err == nil {
 		t.Fatal("Attach of a claim that is not prepared succeeded")
 	}
