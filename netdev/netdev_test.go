@@ -159,7 +159,18 @@ func TestNode_Attach_replacesLinkOfInterruptedAttempt(t *testing.T) {
 		}},
 		{"and the link has been renamed", func(pod *nstest.Namespace, spec netdev.LinkSpec) error {
 			a, err := node.Attach(pod.Pod(), spec)
-			return errors.Join(err, pod.Socket.Do(netdev.ConfigureRequest(a.Index, "other", spec)))
+			if err != nil {
+				return err
+			}
+			pod.Do(func() error { // before Linux 6.2, the kernel renames only links that are down
+				link, err := netlink.LinkByName(a.Name)
+				if err != nil {
+					return err
+				}
+				configure := netdev.ConfigureRequest(a.Index, "other", spec)
+				return errors.Join(netlink.LinkSetDown(link), pod.Socket.Do(configure), netlink.LinkSetUp(link))
+			})
+			return nil
 		}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strconv"
@@ -291,6 +292,20 @@ func (s *suite) sumsOfRates(ts *testscript.TestScript, files []string) []float64
 	return sums
 }
 
+// inControlPlane runs a command in the PID namespace of the cluster's control plane, which is not
+// that of a node that is a guest.
+func (s *suite) inControlPlane(command ...string) error {
+	pid, err := os.ReadFile(filepath.Join(s.cluster.Dir, "init.pid"))
+	if err != nil {
+		return err
+	}
+	args := append([]string{"--target", strings.TrimSpace(string(pid)), "--mount", "--pid", "--"}, command...)
+	if out, err := exec.Command("nsenter", args...).CombinedOutput(); err != nil {
+		return fmt.Errorf("%s in the control plane: %w: %s", strings.Join(command, " "), err, out)
+	}
+	return nil
+}
+
 // daemon kill|stop|continue kubelet|runtime|apiserver: kills a daemon, which is
 // then restarted, or stops it until `continue` or the end of the story.
 func (s *suite) daemon(ts *testscript.TestScript, neg bool, args []string) {
@@ -303,7 +318,11 @@ func (s *suite) daemon(ts *testscript.TestScript, neg bool, args []string) {
 		ts.Fatalf("usage: daemon kill|stop|continue kubelet|runtime|apiserver")
 	}
 	send := func(signal string) error {
-		_, err := s.cluster.Node(context.Background(), "n1", "pkill", signal, "-f", patterns[args[1]])
+		command := []string{"pkill", signal, "-f", patterns[args[1]]}
+		if args[1] == "apiserver" {
+			return s.inControlPlane(command...)
+		}
+		_, err := s.cluster.Node(context.Background(), "n1", command...)
 		return err
 	}
 	ts.Check(send(signals[args[0]]))

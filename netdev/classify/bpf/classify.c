@@ -228,10 +228,9 @@ static __always_inline int classify_sent(struct __sk_buff *skb, int has_cookie, 
 	__u32 parent = skb->ifindex, class = 0;
 	struct nic *nic = bpf_map_lookup_elem(&dra_shared_nics, &parent);
 	struct frame frame = {.parent = parent, .cookie = cookie};
-	struct hairpin *hairpin = 0;
 	struct counts *counts;
 	struct ethhdr eth;
-	int has_socket;
+	int has_socket, is_switched = 0;
 
 	if (!nic)
 		return TC_ACT_UNSPEC;
@@ -257,11 +256,15 @@ static __always_inline int classify_sent(struct __sk_buff *skb, int has_cookie, 
 	// is a container, they return to a namespace that is not the node's either.
 	if (has_socket && has_cookie && is_reply(skb) && !class_of_tenant(parent, cookie))
 		has_socket = 0;
-	if (!frame.own)
-		frame.link = find_link(parent, frame.source);
-	if (frame.link && frame.link->flags & LINK_BRIDGE)
-		hairpin = bpf_map_lookup_elem(&dra_shared_hairpins, &parent);
-	frame.returned = hairpin && skb->mark == hairpin->mark;
+	if (!frame.own) {
+		struct link *link = find_link(parent, frame.source);
+
+		// Without CAP_PERFMON, the verifier of Linux 6.1 does not remember the type
+		// of frame.link until the end of the program.
+		if (link)
+			is_switched = link->flags & LINK_BRIDGE;
+		frame.link = link;
+	}
 	if (has_socket && has_cookie) {
 		if (frame.link && frame.link->cookie == cookie)
 			class = frame.link->class;
@@ -285,6 +288,7 @@ static __always_inline int classify_sent(struct __sk_buff *skb, int has_cookie, 
 	if (checks)
 		frame.policy = bpf_map_lookup_elem(&dra_shared_policies, &parent);
 	if (frame.policy && frame.policy->identity) {
+		frame.returned = has_hairpin_mark(skb);
 		frame.has_socket = has_socket;
 		frame.has_cookie = has_cookie;
 		frame.class = class;
@@ -296,7 +300,7 @@ static __always_inline int classify_sent(struct __sk_buff *skb, int has_cookie, 
 			return TC_ACT_SHOT;
 	}
 	skb->priority = class ? class : nic->major | CLASS_UNIDENTIFIED;
-	return hairpin && frame.link ? enter_hairpin(skb, hairpin) : TC_ACT_UNSPEC;
+	return is_switched ? enter_hairpin(skb) : TC_ACT_UNSPEC;
 }
 
 // Returns the cookie of the network namespace of a frame's socket, which it reads

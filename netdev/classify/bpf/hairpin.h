@@ -25,11 +25,35 @@ struct {
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } dra_shared_hairpins SEC(".maps");
 
-// Sends a frame that leaves through a NIC to the hairpin, unless it has passed it, and
-// returns the verdict on it. A pod that guesses the mark evades only the queues of the
-// hairpin, not those of the NIC, and cannot send to other links.
-static __always_inline int enter_hairpin(struct __sk_buff *skb, const struct hairpin *hairpin)
+// Returns the hairpin of a NIC or of an inner link; 0 if there is none. The key is a whole word;
+// see class_of_sender.
+static __always_inline struct hairpin *find_hairpin(__u32 index)
 {
+	__u64 key = index;
+
+	return bpf_map_lookup_elem(&dra_shared_hairpins, &key);
+}
+
+// Reports whether a frame has the mark of frames that have passed the hairpin of the NIC.
+static __always_inline int has_hairpin_mark(struct __sk_buff *skb)
+{
+	struct hairpin *hairpin;
+
+	if (!skb->mark)
+		return 0;
+	hairpin = find_hairpin(skb->ifindex);
+	return hairpin && skb->mark == hairpin->mark;
+}
+
+// Sends a frame of a link that leaves through a NIC to the hairpin, unless it has passed it,
+// and returns the verdict on it. A pod that guesses the mark evades only the queues of the
+// hairpin, not those of the NIC, and cannot send to other links.
+static __always_inline int enter_hairpin(struct __sk_buff *skb)
+{
+	struct hairpin *hairpin = find_hairpin(skb->ifindex);
+
+	if (!hairpin)
+		return TC_ACT_UNSPEC;
 	if (skb->mark == hairpin->mark) {
 		skb->mark = 0;
 		return TC_ACT_UNSPEC;
@@ -38,29 +62,23 @@ static __always_inline int enter_hairpin(struct __sk_buff *skb, const struct hai
 	return bpf_redirect(hairpin->peer, 0);
 }
 
-// Reports whether a frame that arrived at a NIC comes from the hairpin. Neither the
-// network nor a pod can forge this: a frame loses its mark when it moves from the
+// Reports whether a frame that arrived at a NIC comes from the hairpin, and removes its mark.
+// Neither the network nor a pod can forge this: a frame loses its mark when it moves from the
 // namespace of a pod to that of the NIC.
 static __always_inline int leave_hairpin(struct __sk_buff *skb)
 {
-	__u32 parent = skb->ifindex;
-	struct hairpin *hairpin;
+	int returned = has_hairpin_mark(skb);
 
-	if (!skb->mark)
-		return 0;
-	hairpin = bpf_map_lookup_elem(&dra_shared_hairpins, &parent);
-	if (!hairpin || skb->mark != hairpin->mark)
-		return 0;
-	skb->mark = 0;
-	return 1;
+	if (returned)
+		skb->mark = 0;
+	return returned;
 }
 
 // Returns frames to the NIC; it is attached to the inner link.
 SEC("tc")
 int dra_shared_hairpin(struct __sk_buff *skb)
 {
-	__u32 index = skb->ifindex;
-	struct hairpin *hairpin = bpf_map_lookup_elem(&dra_shared_hairpins, &index);
+	struct hairpin *hairpin = find_hairpin(skb->ifindex);
 	__u64 destination;
 	struct ethhdr eth;
 	struct link *link;
