@@ -33,6 +33,8 @@ func (d *Driver) Attach(ctx context.Context, r attach.Request, namespace, socket
 	retry := errors.Is(err, ErrRetryAttach)
 	if retry {
 		klog.FromContext(ctx).V(2).Info("Share cannot be attached yet", "err", err)
+		d.failures.set(r.Share, r.Pod, err)
+		d.status.enqueue(types.UID(r.ClaimUID))
 	} else {
 		d.reportAttach(ctx, r, err)
 	}

@@ -283,6 +283,11 @@ func (n *Node) enforce(nic managedNIC, a Attachment, r shape.Rates) error {
 		return nil
 	}
 	if a.Minor == 0 {
+		if a.switches() {
+			if _, err := n.setUpHairpin(nic.Index); err != nil {
+				return err
+			}
+		}
 		return n.classifier.AddIdentity(nic.member(a), netlink.MakeHandle(shape.Major, shape.UnidentifiedMinor))
 	}
 	if err := n.shaper.SetClass(nic.Index, nic.ifb, nic.Rates, a.Minor, r); err != nil {
@@ -363,12 +368,11 @@ func (m managedNIC) member(a Attachment) classify.Member {
 // the MAC address of the attachment. A link whose address the pod has changed
 // therefore stays until the pod's namespace ends.
 func (n *Node) Detach(a Attachment) error {
-	err := errors.Join(n.deleteLink(a), n.setGuarded(a, false))
-	nic, enforced := n.enforcedNIC(a.Parent)
-	if !enforced {
-		return err
+	err := n.deleteLink(a)
+	if nic, enforced := n.enforcedNIC(a.Parent); enforced {
+		err = errors.Join(err, n.classifier.RemoveMember(nic.member(a)))
 	}
-	return errors.Join(err, n.classifier.RemoveMember(nic.member(a)))
+	return errors.Join(err, n.setGuarded(a, false, false))
 }
 
 func (n *Node) deleteLink(a Attachment) error {

@@ -4,6 +4,7 @@
 package netdev
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
@@ -28,8 +29,7 @@ import (
 // list.
 //
 // The pod can also move the link to a namespace of its own, or create another there, which the
-// node cannot look into. The link is then missing from the pod, or its address is among those
-// that the NIC accepts and no attachment has it.
+// node cannot look into. The NIC then accepts the address of a link that the node does not see.
 
 // guards has, by the interface index of the NIC, the links that make it necessary to guard
 // the NIC. Node.mu protects it.
@@ -42,12 +42,13 @@ func (n *Node) isGuarded(index int) bool {
 
 // Inspect looks for links on a NIC that pods have created in namespaces of their own, and
 // guards the NIC while there are any. It returns their addresses. It takes one dump with an
-// entry for each link of the NIC.
+// entry for each link of the NIC, and more if an address is not that of an attachment.
 func (n *Node) Inspect(index int) (unknown []net.HardwareAddr, err error) {
-	if _, enforced := n.enforcedNIC(index); !enforced {
+	nic, enforced := n.enforcedNIC(index)
+	if !enforced {
 		return nil, nil
 	}
-	if unknown, err = n.unknownAddresses(index); err != nil {
+	if unknown, err = n.unknownAddresses(nic); err != nil {
 		return nil, err
 	}
 	n.mu.Lock()
@@ -71,30 +72,82 @@ func (n *Node) applyGuard(index int) error {
 	return nil
 }
 
-// unknownAddresses returns the unicast addresses that a NIC accepts besides its own, and that
-// are not of links in the namespaces with an ID or in the classifier.
-func (n *Node) unknownAddresses(index int) (unknown []net.HardwareAddr, err error) {
-	accepted, err := n.acceptedAddresses(index)
-	if err != nil || len(accepted) == 0 {
+// unknownAddresses returns the unicast addresses that a NIC accepts and that are neither
+// allowed for all links nor those of links that the node sees.
+func (n *Node) unknownAddresses(nic managedNIC) (unknown []net.HardwareAddr, err error) {
+	accepted, err := n.acceptedAddresses(nic.Index)
+	if err != nil {
 		return nil, err
 	}
 	for _, mac := range accepted {
-		known, err := n.classifier.Knows(index, mac)
+		held, err := n.isHeld(nic, mac)
 		if err != nil {
 			return nil, err
 		}
-		if !known {
+		if !held {
 			unknown = append(unknown, mac)
 		}
 	}
 	if len(unknown) == 0 {
 		return nil, nil
 	}
-	links, err := n.Links() // a further link that the node can see takes no frames of others
+	visible, err := n.visibleAddresses(nic.Index)
 	if err != nil {
 		return nil, err
 	}
-	return slices.DeleteFunc(unknown, func(mac net.HardwareAddr) bool { return links[NewLinkKey(index, mac)] }), nil
+	if accepted, err = n.acceptedAddresses(nic.Index); err != nil { // links may have been detached meanwhile
+		return nil, err
+	}
+	return slices.DeleteFunc(unknown, func(mac net.HardwareAddr) bool {
+		return visible[NewLinkKey(nic.Index, mac)] || !containsAddress(accepted, mac)
+	}), nil
+}
+
+func containsAddress(addresses []net.HardwareAddr, mac net.HardwareAddr) bool {
+	return slices.ContainsFunc(addresses, func(a net.HardwareAddr) bool { return bytes.Equal(a, mac) })
+}
+
+// isHeld reports whether an address is allowed for all links of a NIC, or is that of an
+// attachment whose link has it.
+func (n *Node) isHeld(nic managedNIC, mac net.HardwareAddr) (bool, error) {
+	if containsAddress(nic.Policy.MACs, mac) {
+		return true, nil
+	}
+	known, err := n.classifier.Knows(nic.Index, mac)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return known && !n.strayed[NewLinkKey(nic.Index, mac)], err
+}
+
+// visibleAddresses returns the addresses of the links on a NIC that are up, in the node's
+// namespace and in all that have an ID there.
+func (n *Node) visibleAddresses(index int) (map[LinkKey]bool, error) {
+	visible := map[LinkKey]bool{}
+	own, err := listLinks()
+	if err != nil {
+		return nil, err
+	}
+	for _, l := range own {
+		if a := l.Attrs(); a.ParentIndex == index && a.Flags&net.FlagUp != 0 {
+			visible[NewLinkKey(index, a.HardwareAddr)] = true
+		}
+	}
+	ids, err := n.conn.NamespaceIDs()
+	if err != nil {
+		return nil, err
+	}
+	for _, id := range ids {
+		macvlans, err := n.macvlans(id)
+		if err != nil {
+			return nil, err
+		}
+		for _, m := range macvlans {
+			if m.parent == index && m.up {
+				visible[NewLinkKey(index, m.mac)] = true
+			}
+		}
+	}
+	return visible, nil
 }
 
 // acceptedAddresses returns the unicast addresses that a NIC accepts besides its own: each
@@ -124,6 +177,7 @@ type macvlanState struct {
 	name   string
 	parent int
 	mac    net.HardwareAddr
+	up     bool
 	mode   Mode
 	flags  uint16
 	macs   int // in the list of mode source
@@ -151,11 +205,13 @@ func (m Mode) String() string {
 // not a macvlan.
 func parseMacvlan(payload []byte) (s macvlanState, ok bool) {
 	link, err := parseLink(payload)
-	if err != nil || link.Type() != "macvlan" {
+	if err != nil || link.Type() != "macvlan" && link.Type() != "macvtap" {
 		return s, false
 	}
 	a := link.Attrs()
-	s = macvlanState{index: a.Index, name: a.Name, parent: a.ParentIndex, mac: a.HardwareAddr}
+	s = macvlanState{
+		index: a.Index, name: a.Name, parent: a.ParentIndex, mac: a.HardwareAddr, up: a.Flags&net.FlagUp != 0,
+	}
 	data, err := nested(payload[unix.SizeofIfInfomsg:], unix.IFLA_LINKINFO, nl.IFLA_INFO_DATA)
 	if err != nil {
 		return s, false
@@ -185,9 +241,9 @@ func (s *macvlanState) parse(attrs []syscall.NetlinkRouteAttr) {
 }
 
 // violation describes why an attachment must be blocked, in view of all macvlans in its
-// pod's namespace; "" if it must not. found is false if the link is not among them.
-func violation(a Attachment, macvlans []macvlanState) (text string, found bool) {
-	for _, m := range macvlans {
+// pod's namespace; "" if it must not. link is its link, or nil if it is not among them.
+func violation(a Attachment, macvlans []macvlanState) (text string, link *macvlanState) {
+	for i, m := range macvlans {
 		if m.parent != a.Parent {
 			continue
 		}
@@ -201,9 +257,11 @@ func violation(a Attachment, macvlans []macvlanState) (text string, found bool) 
 		case !own && m.mode == modeSource:
 			text = cmp.Or(text, fmt.Sprintf("the pod created %s in mode source on the NIC", m.name))
 		}
-		found = found || m.index == a.Index
+		if m.index == a.Index {
+			link = &macvlans[i]
+		}
 	}
-	return text, found
+	return text, link
 }
 
 // Guard blocks the link of an attachment, or ends that, as Read does.
@@ -224,38 +282,64 @@ func (n *Node) guard(a Attachment) (text string, err error) {
 	if err != nil {
 		return "", err
 	}
-	text, found := violation(a, macvlans)
-	if text == "" && !found {
-		exists, err := n.conn.NamespaceExists(a.NSID)
-		if err != nil {
+	text, link := violation(a, macvlans)
+	if text == "" && link == nil {
+		if text, err = n.describeMissing(a); err != nil {
 			return "", err
-		}
-		if exists {
-			text = fmt.Sprintf("the pod moved or removed %s", a.Name)
 		}
 	}
 	blocked := text != "" || a.Blocking == BlockAlways
 	if a.Blocking != BlockAsBefore || blocked {
 		_, err = n.classifier.SetBlocked(nic.member(a), blocked)
 	}
-	return text, errors.Join(err, n.setGuarded(a, text != ""))
+	strayed := link == nil || !link.up || !bytes.Equal(link.mac, a.MAC)
+	return text, errors.Join(err, n.setGuarded(a, text != "", strayed))
 }
 
-// setGuarded guards the NIC of an attachment while any of its links needs that.
-func (n *Node) setGuarded(a Attachment, needed bool) error {
+// describeMissing describes what the pod did with a link that is missing from its namespace:
+// it has moved the link if the NIC still accepts the address. It returns "" if the link or the
+// namespace does not exist any more.
+func (n *Node) describeMissing(a Attachment) (string, error) {
+	exists, err := n.conn.NamespaceExists(a.NSID)
+	if err != nil || !exists {
+		return "", err
+	}
+	accepted, err := n.acceptedAddresses(a.Parent)
+	if err != nil || !containsAddress(accepted, a.MAC) {
+		return "", err
+	}
+	return fmt.Sprintf("the pod moved %s to another network namespace", a.Name), nil
+}
+
+// setGuarded guards the NIC of an attachment while any of its links needs that, and remembers
+// whether the attachment's link has strayed: whether it is not up with its address, so that
+// another link can have the address. Detach may run at the same time, and removes the entries
+// of the classifier first.
+func (n *Node) setGuarded(a Attachment, needed, strayed bool) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	links := n.guards[a.Parent]
-	if links == nil {
-		links = map[LinkKey]bool{}
-		n.guards[a.Parent] = links
+	if needed || strayed {
+		known, err := n.classifier.Knows(a.Parent, a.MAC)
+		if err != nil {
+			return err
+		}
+		needed, strayed = needed && known, strayed && known
 	}
-	if key := NewLinkKey(a.Parent, a.MAC); needed {
-		links[key] = true
-	} else {
-		delete(links, key)
+	key := NewLinkKey(a.Parent, a.MAC)
+	setOrDelete(n.strayed, key, strayed)
+	if n.guards[a.Parent] == nil {
+		n.guards[a.Parent] = map[LinkKey]bool{}
 	}
+	setOrDelete(n.guards[a.Parent], key, needed)
 	return n.applyGuard(a.Parent)
+}
+
+func setOrDelete(keys map[LinkKey]bool, key LinkKey, set bool) {
+	if set {
+		keys[key] = true
+	} else {
+		delete(keys, key)
+	}
 }
 
 // classified returns a NIC as the classifier needs it. The caller holds n.mu.

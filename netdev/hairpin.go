@@ -44,16 +44,38 @@ func (n *Node) setUpHairpin(index int) (shape.Hairpin, error) {
 	if m.hairpin.Outer != 0 {
 		return m.hairpin, nil
 	}
+	return n.createHairpin(m)
+}
+
+// createHairpin creates the hairpin of a NIC, or corrects it if it exists. The caller holds
+// n.mu.
+func (n *Node) createHairpin(m managedNIC) (shape.Hairpin, error) {
 	hairpin, err := n.shaper.SetUpHairpin(m.Name, m.Rates)
 	if err == nil {
-		err = n.classifier.AttachHairpin(index, classify.Hairpin(hairpin))
+		err = n.classifier.AttachHairpin(m.Index, classify.Hairpin(hairpin))
 	}
 	if err != nil {
 		return hairpin, err
 	}
 	m.hairpin = hairpin
-	n.managed[index] = m
+	n.managed[m.Index] = m
 	return hairpin, nil
+}
+
+// keepHairpin corrects the hairpin of a NIC if the NIC has one. Otherwise it makes sure that
+// frames do not go to one that was removed. The caller holds n.mu.
+func (n *Node) keepHairpin(index int) error {
+	m := n.managed[index]
+	found, err := shape.FindHairpin(m.Name)
+	switch {
+	case err != nil:
+		return err
+	case found.Outer != 0 && found.Inner != 0:
+		_, err = n.createHairpin(m)
+		return err
+	default:
+		return n.classifier.RemoveHairpin(index)
+	}
 }
 
 // isHairpinIntact reports whether the hairpin of a NIC is in the state in which setUpHairpin

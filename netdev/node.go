@@ -41,6 +41,7 @@ type Node struct {
 	arrivals   map[int]*arrival     // of NICs with enforcement, by interface index
 	guards     guards
 	unknown    map[int][]net.HardwareAddr // the result of Inspect, by interface index
+	strayed    map[LinkKey]bool           // attachments whose links do not have their address; see setGuarded
 }
 
 // managedNIC is a NIC for which Manage was called.
@@ -175,6 +176,7 @@ func NewNode(o Options) (*Node, error) {
 		arrivals:   map[int]*arrival{},
 		guards:     guards{},
 		unknown:    map[int][]net.HardwareAddr{},
+		strayed:    map[LinkKey]bool{},
 	}, nil
 }
 
@@ -298,8 +300,7 @@ func (n *Node) isIntact(m managedNIC) (bool, error) {
 	return n.isHairpinIntact(m)
 }
 
-// setUpEnforcement sets up the NIC's queues and attaches the classifier. Restore sets up the
-// hairpin again for the first link that needs it. It
+// setUpEnforcement sets up the NIC's queues and attaches the classifier. It
 // reports whether it may have changed the NIC. The caller holds n.mu.
 func (n *Node) setUpEnforcement(c NICConfig) (changed bool, err error) {
 	ifb, err := n.shaper.Setup(c.Name, c.Index, c.Rates, c.TakeOver)
@@ -307,7 +308,10 @@ func (n *Node) setUpEnforcement(c NICConfig) (changed bool, err error) {
 		return false, err
 	}
 	n.managed[c.Index] = managedNIC{NICConfig: c, ifb: ifb}
-	return true, n.classifier.Attach(n.classified(n.managed[c.Index]))
+	if err := n.classifier.Attach(n.classified(n.managed[c.Index])); err != nil {
+		return true, err
+	}
+	return true, n.keepHairpin(c.Index)
 }
 
 // Unmanage removes the queues and the classifier from a NIC, even if an earlier
@@ -320,6 +324,7 @@ func (n *Node) Unmanage(name string, index int) (found bool, err error) {
 	delete(n.managed, index)
 	delete(n.arrivals, index)
 	delete(n.unknown, index)
+	delete(n.guards, index)
 	return n.removeEnforcement(name, index)
 }
 

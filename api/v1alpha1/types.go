@@ -62,8 +62,8 @@ type Mode string
 const (
 	// ModePrivate isolates the shares of a NIC from each other.
 	ModePrivate Mode = "Private"
-	// ModeBridge lets the shares of a NIC reach each other. Frames between them do
-	// not pass the wire. They count toward the grants of the sender and the receiver.
+	// ModeBridge lets the shares of a NIC reach each other. Unicast frames between them
+	// do not pass the wire. They count toward the grants of the sender and the receiver.
 	ModeBridge Mode = "Bridge"
 )
 

@@ -265,8 +265,8 @@ func limits(d *device, link netdev.LinkState, forwarded classify.Forwarded) stri
 			"even those of a share, with at most %s bit/s", d.nic.Name, formatRate(d.forwarded))
 	}
 	if link.Switched {
-		message += "; an earlier release attached the link: what it sends to other shares of the NIC is limited to " +
-			"their grants only, until the pod is recreated"
+		message += "; the link was attached by an earlier release, or without enforcement: what it sends to other shares " +
+			"of the NIC is limited to their grants only, until the pod is recreated"
 	}
 	return message
 }

@@ -40,9 +40,10 @@ type bpfCounts struct {
 }
 
 type bpfHairpin struct {
-	_    structs.HostLayout
-	Peer uint32
-	Mark uint32
+	_     structs.HostLayout
+	Peer  uint32
+	Inner uint32
+	Mark  uint32
 }
 
 type bpfLink struct {

@@ -5,7 +5,9 @@ package classify_test
 
 import (
 	"errors"
+	"fmt"
 	"net"
+	"net/netip"
 	"slices"
 	"testing"
 	"time"
@@ -239,6 +241,11 @@ func TestBridgeMode_hairpinIsRepairedAndRemoved(t *testing.T) {
 			t.Errorf("Read after the repair of %s returned %+v and error %v, want the grant", name, s.Send, err)
 		}
 	}
+	e.config.Policy.Forwarding = true
+	e.manage()
+	if s, err := e.node.Read(a.attachment); err != nil || s.Send == nil || *s.Send != grant {
+		t.Errorf("Read after a change of the policy returned %+v and error %v, want the grant", s.Send, err)
+	}
 	if _, err := e.node.Unmanage(e.nic.Name, e.nic.Index); err != nil {
 		t.Fatal(err)
 	}
@@ -247,6 +254,25 @@ func TestBridgeMode_hairpinIsRepairedAndRemoved(t *testing.T) {
 			t.Errorf("link %s still exists", name)
 		}
 	}
+}
+
+// Links without a grant, which have no class of their own, reach each other, too.
+func TestBridgeMode_connectsLinksWithoutGrant(t *testing.T) {
+	e := newTestEnv(t, enforced())
+	var pods []*pod
+	for number := 1; number <= 2; number++ {
+		p := &pod{Namespace: nstest.New(t), ip: fmt.Sprintf("10.20.0.%d", number)}
+		var err error
+		p.attachment, err = e.node.Attach(p.Pod(), netdev.LinkSpec{
+			Parent: e.nic.Index, MAC: net.HardwareAddr{2, 0, 0, 0, 0, byte(number)}, Mode: netdev.Bridge,
+			Addresses: []netip.Prefix{netip.MustParsePrefix(p.ip + "/16")},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		pods = append(pods, p)
+	}
+	e.expectAtMost("between links without a grant", e.measure(e.between(pods[0], pods[1]))[0], reserve/4)
 }
 
 // The traffic of a share includes what it sends to other shares, once.

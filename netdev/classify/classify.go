@@ -389,7 +389,7 @@ func (c *Classifier) RemoveNIC(index int) error {
 		return errors.Join(
 			ignoreMissing(c.maps.DraSharedNics.Delete(uint32(index))),
 			ignoreMissing(c.maps.DraSharedCounts.Delete(uint32(index))),
-			c.removeHairpin(index),
+			c.RemoveHairpin(index),
 			c.removePolicy(index),
 		)
 	})

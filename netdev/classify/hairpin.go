@@ -4,6 +4,7 @@
 package classify
 
 import (
+	"cmp"
 	"crypto/rand"
 	"encoding/binary"
 	"errors"
@@ -36,10 +37,11 @@ func (c *Classifier) AttachHairpin(nic int, h Hairpin) error {
 	if err != nil {
 		return fmt.Errorf("look up the hairpin of link %d: %w", nic, err)
 	}
+	inner := uint32(h.Inner)
 	err = c.failpoints.Do("put hairpin in map", func() error {
 		return errors.Join( // the inner link first, because the second entry puts the hairpin in use
-			put(c.maps.DraSharedHairpins, uint32(h.Inner), bpfHairpin{Peer: uint32(nic), Mark: mark}),
-			put(c.maps.DraSharedHairpins, uint32(nic), bpfHairpin{Peer: uint32(h.Outer), Mark: mark}),
+			put(c.maps.DraSharedHairpins, inner, bpfHairpin{Peer: uint32(nic), Inner: inner, Mark: mark}),
+			put(c.maps.DraSharedHairpins, uint32(nic), bpfHairpin{Peer: uint32(h.Outer), Inner: inner, Mark: mark}),
 		)
 	})
 	if err != nil {
@@ -68,7 +70,7 @@ func (c *Classifier) hairpinMark(nic int) (uint32, error) {
 	}
 	var random [4]byte
 	_, err = rand.Read(random[:])
-	return binary.NativeEndian.Uint32(random[:]) | 1, err // not 0, the mark of frames without one
+	return cmp.Or(binary.NativeEndian.Uint32(random[:]), 1), err // 0 is the mark of frames without one
 }
 
 // HairpinAttached reports whether the programs of a NIC use a hairpin, and whether this
@@ -85,8 +87,9 @@ func (c *Classifier) HairpinAttached(nic int, h Hairpin) (attached bool, err err
 	return attachedAt(h.Inner, netlink.HANDLE_MIN_INGRESS, c.hairpin)
 }
 
-// removeHairpin removes the hairpin of a NIC from the map.
-func (c *Classifier) removeHairpin(nic int) error {
+// RemoveHairpin removes the hairpin of a NIC from the map: the frames of its links then leave
+// without passing it.
+func (c *Classifier) RemoveHairpin(nic int) error {
 	return errors.Join(
 		ignoreMissing(c.maps.DraSharedHairpins.Delete(uint32(nic))),
 		replace(c.maps.DraSharedHairpins, map[uint32]bpfHairpin{}, func(_ uint32, h bpfHairpin) bool {

@@ -108,8 +108,8 @@ func describeReceive(err error) error {
 type NamespaceWatcher struct {
 	mu sync.Mutex // held while fd is in use
 	fd int
-	// The end of wait for Receive is that of a pipe, because the runtime's poller would wake
-	// a thread for each event, even while no call of Receive waits.
+	// Close ends wait through a pipe, because the runtime's poller would wake a thread for
+	// each event, even while no call of Receive waits.
 	end, ended *os.File
 	// header receives the beginning of each event. The kernel discards the rest.
 	header  [unix.SizeofNlMsghdr]byte
@@ -134,8 +134,8 @@ func WatchNamespaces() (*NamespaceWatcher, error) {
 	return w, nil
 }
 
-// Close closes the socket. A pending Receive returns an error that wraps os.ErrClosed. Only
-// the first call does something.
+// Close closes the socket. A pending Receive returns an error that wraps os.ErrClosed. Further
+// calls do nothing.
 func (w *NamespaceWatcher) Close() error {
 	if err := w.end.Close(); err != nil {
 		return nil // an earlier call has closed it
@@ -166,6 +166,7 @@ func (w *NamespaceWatcher) Receive() (ids []int, more bool, err error) {
 			if err := w.wait(); err != nil {
 				return nil, false, err
 			}
+			n = 0 // only events that are there at the same time are many
 		case err != nil:
 			return nil, false, describeReceive(err)
 		case known:

@@ -59,7 +59,7 @@ func (h *HTB) SetUpHairpin(nic string, l NICRates) (Hairpin, error) {
 }
 
 // bringUpHairpin brings up one link of a hairpin and returns its interface index. The link
-// gets no address, and the kernel sends nothing through it.
+// gets no address, and takes no part in neighbor discovery.
 func (h *HTB) bringUpHairpin(name string) (int, error) {
 	link, err := netlink.LinkByName(name)
 	if err != nil {

@@ -71,10 +71,10 @@ const (
 	// maxGSO is the size of the largest packet that a queue gets, in bytes: a
 	// segment before segmentation (GSO), or received frames after merging (GRO).
 	maxGSO = 64 << 10
-	// maxQuantum is the number of bytes that every class may send in its turn. A class of a
-	// fast NIC may send more, so that its siblings do not wait longer; see NICRates.quantum.
+	// maxQuantum is a quantum that is always permitted, in bytes. Faster NICs permit more,
+	// because a turn then takes no longer; see NICRates.quantum.
 	maxQuantum = 16 << 20
-	// turnsPerSecond is how many turns of the longest duration a second has.
+	// turnsPerSecond is how many of the longest turns fit into a second.
 	turnsPerSecond = 15
 )
 

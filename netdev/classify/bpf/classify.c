@@ -230,6 +230,7 @@ static __always_inline int classify_sent(struct __sk_buff *skb, int has_cookie, 
 	struct frame frame = {.parent = parent, .cookie = cookie};
 	struct counts *counts;
 	struct ethhdr eth;
+	__u32 link_class = 0;
 	int has_socket, is_switched = 0;
 
 	if (!nic)
@@ -261,9 +262,12 @@ static __always_inline int classify_sent(struct __sk_buff *skb, int has_cookie, 
 
 		// Without CAP_PERFMON, the verifier of Linux 6.1 does not remember the type
 		// of frame.link until the end of the program.
-		if (link)
+		if (link) {
 			is_switched = link->flags & LINK_BRIDGE;
+			link_class = link->class;
+		}
 		frame.link = link;
+		frame.returned = is_switched && has_passed_hairpin(skb);
 	}
 	if (has_socket && has_cookie) {
 		if (frame.link && frame.link->cookie == cookie)
@@ -283,12 +287,15 @@ static __always_inline int classify_sent(struct __sk_buff *skb, int has_cookie, 
 	} else if (nic->trust_mac) {
 		class = class_of_sender(parent, 0, frame.source);
 	}
+	// While the frame waited in the hairpin, a socket with which the kernel replies may have
+	// gone to another namespace.
+	if (!class && frame.returned)
+		class = link_class;
 	if (!class && is_forwarded(skb, reads_routes, nic, frame.source))
 		class = nic->major | CLASS_FORWARDED;
 	if (checks)
 		frame.policy = bpf_map_lookup_elem(&dra_shared_policies, &parent);
 	if (frame.policy && frame.policy->identity) {
-		frame.returned = has_hairpin_mark(skb);
 		frame.has_socket = has_socket;
 		frame.has_cookie = has_cookie;
 		frame.class = class;

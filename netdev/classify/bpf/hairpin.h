@@ -12,8 +12,9 @@
 
 // The key is the interface index of the NIC or of the inner link.
 struct hairpin {
-	__u32 peer; // interface index of the outer link, or of the NIC
-	__u32 mark; // of frames that are in the hairpin or have passed it; random and not 0
+	__u32 peer;  // interface index of the outer link, or of the NIC
+	__u32 inner; // interface index of the inner link
+	__u32 mark;  // of frames that are in the hairpin or have passed it; random and not 0
 };
 
 struct {
@@ -34,27 +35,27 @@ static __always_inline struct hairpin *find_hairpin(__u32 index)
 	return bpf_map_lookup_elem(&dra_shared_hairpins, &key);
 }
 
-// Reports whether a frame has the mark of frames that have passed the hairpin of the NIC.
-static __always_inline int has_hairpin_mark(struct __sk_buff *skb)
+// Reports whether a frame that leaves through a NIC has passed its hairpin. To forge this, a pod
+// would have to guess the mark, and to forward frames from a link with the same interface index.
+static __always_inline int has_passed_hairpin(struct __sk_buff *skb)
 {
 	struct hairpin *hairpin;
 
 	if (!skb->mark)
 		return 0;
 	hairpin = find_hairpin(skb->ifindex);
-	return hairpin && skb->mark == hairpin->mark;
+	return hairpin && skb->mark == hairpin->mark && skb->ingress_ifindex == hairpin->inner;
 }
 
 // Sends a frame of a link that leaves through a NIC to the hairpin, unless it has passed it,
-// and returns the verdict on it. A pod that guesses the mark evades only the queues of the
-// hairpin, not those of the NIC, and cannot send to other links.
+// and returns the verdict on it.
 static __always_inline int enter_hairpin(struct __sk_buff *skb)
 {
 	struct hairpin *hairpin = find_hairpin(skb->ifindex);
 
 	if (!hairpin)
 		return TC_ACT_UNSPEC;
-	if (skb->mark == hairpin->mark) {
+	if (skb->mark == hairpin->mark && skb->ingress_ifindex == hairpin->inner) {
 		skb->mark = 0;
 		return TC_ACT_UNSPEC;
 	}
@@ -67,11 +68,15 @@ static __always_inline int enter_hairpin(struct __sk_buff *skb)
 // namespace of a pod to that of the NIC.
 static __always_inline int leave_hairpin(struct __sk_buff *skb)
 {
-	int returned = has_hairpin_mark(skb);
+	struct hairpin *hairpin;
 
-	if (returned)
-		skb->mark = 0;
-	return returned;
+	if (!skb->mark)
+		return 0;
+	hairpin = find_hairpin(skb->ifindex);
+	if (!hairpin || skb->mark != hairpin->mark)
+		return 0;
+	skb->mark = 0;
+	return 1;
 }
 
 // Returns frames to the NIC; it is attached to the inner link.

@@ -666,7 +666,7 @@ static __always_inline __u32 check_sent(struct __sk_buff *skb, struct frame *fra
 	frame->class = link->class; // for the counters
 	if (link->flags & LINK_BLOCKED)
 		return REASON_BLOCKED;
-	if (frame->has_socket && frame->has_cookie && link->cookie != frame->cookie) {
+	if (frame->has_socket && frame->has_cookie && link->cookie != frame->cookie && !frame->returned) {
 		frame->link = 0; // another namespace uses the address
 		frame->class = class_of_tenant(frame->parent, frame->cookie);
 		return REASON_MAC;
