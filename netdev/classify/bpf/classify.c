@@ -230,7 +230,6 @@ static __always_inline int classify_sent(struct __sk_buff *skb, int has_cookie, 
 	struct frame frame = {.parent = parent, .cookie = cookie};
 	struct counts *counts;
 	struct ethhdr eth;
-	__u32 link_class = 0;
 	int has_socket, is_switched = 0;
 
 	if (!nic)
@@ -262,12 +261,17 @@ static __always_inline int classify_sent(struct __sk_buff *skb, int has_cookie, 
 
 		// Without CAP_PERFMON, the verifier of Linux 6.1 does not remember the type
 		// of frame.link until the end of the program.
-		if (link) {
+		if (link)
 			is_switched = link->flags & LINK_BRIDGE;
-			link_class = link->class;
+		// The frame was checked before it entered the hairpin. While it waited there, a
+		// socket with which the kernel replies may have gone to another namespace.
+		if (link && is_switched && has_passed_hairpin(skb)) {
+			skb->mark = 0;
+			skb->priority = !has_socket && is_neighbor_discovery(skb, &eth) ? nic->major | CLASS_CONTROL
+											: link->class;
+			return TC_ACT_UNSPEC;
 		}
 		frame.link = link;
-		frame.returned = is_switched && has_passed_hairpin(skb);
 	}
 	if (has_socket && has_cookie) {
 		if (frame.link && frame.link->cookie == cookie)
@@ -287,10 +291,6 @@ static __always_inline int classify_sent(struct __sk_buff *skb, int has_cookie, 
 	} else if (nic->trust_mac) {
 		class = class_of_sender(parent, 0, frame.source);
 	}
-	// While the frame waited in the hairpin, a socket with which the kernel replies may have
-	// gone to another namespace.
-	if (!class && frame.returned)
-		class = link_class;
 	if (!class && is_forwarded(skb, reads_routes, nic, frame.source))
 		class = nic->major | CLASS_FORWARDED;
 	if (checks)

@@ -47,18 +47,14 @@ static __always_inline int has_passed_hairpin(struct __sk_buff *skb)
 	return hairpin && skb->mark == hairpin->mark && skb->ingress_ifindex == hairpin->inner;
 }
 
-// Sends a frame of a link that leaves through a NIC to the hairpin, unless it has passed it,
-// and returns the verdict on it.
+// Sends a frame of a link that leaves through a NIC to the hairpin, and returns the verdict on
+// it.
 static __always_inline int enter_hairpin(struct __sk_buff *skb)
 {
 	struct hairpin *hairpin = find_hairpin(skb->ifindex);
 
 	if (!hairpin)
 		return TC_ACT_UNSPEC;
-	if (skb->mark == hairpin->mark && skb->ingress_ifindex == hairpin->inner) {
-		skb->mark = 0;
-		return TC_ACT_UNSPEC;
-	}
 	skb->mark = hairpin->mark;
 	return bpf_redirect(hairpin->peer, 0);
 }

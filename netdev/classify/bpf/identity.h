@@ -201,7 +201,7 @@ struct frame {
 	int own;        // whether the source is the NIC's
 	int has_socket; // of a pod, or of the node
 	int has_cookie;
-	int returned;   // whether the frame has passed the hairpin of the NIC
+	int returned;   // whether the frame arrived from the hairpin of the NIC
 };
 
 // A key is an array of whole words; see class_of_sender.
@@ -666,22 +666,19 @@ static __always_inline __u32 check_sent(struct __sk_buff *skb, struct frame *fra
 	frame->class = link->class; // for the counters
 	if (link->flags & LINK_BLOCKED)
 		return REASON_BLOCKED;
-	if (frame->has_socket && frame->has_cookie && link->cookie != frame->cookie && !frame->returned) {
+	if (frame->has_socket && frame->has_cookie && link->cookie != frame->cookie) {
 		frame->link = 0; // another namespace uses the address
 		frame->class = class_of_tenant(frame->parent, frame->cookie);
 		return REASON_MAC;
 	}
-	// A frame that has passed the hairpin has arrived at a link of the node, too.
 	if (!frame->has_socket && skb->ingress_ifindex) {
-		if (frame->policy->forwarding || frame->nic->trust_mac) {
-			frame->class = class;
-			return 0;
-		}
-		if (!frame->returned)
+		if (!frame->policy->forwarding && !frame->nic->trust_mac)
 			return REASON_FORWARDED;
+		frame->class = class;
+		return 0;
 	}
 	reason = check_content(skb, frame);
-	if (!reason && !frame->returned && is_neighbors(skb, frame) && is_flood(link))
+	if (!reason && is_neighbors(skb, frame) && is_flood(link))
 		reason = REASON_RATE;
 	if (!reason)
 		frame->class = class;
