@@ -166,7 +166,7 @@ func (e *testEnv) runLifecycle(change func(*pluginConfig)) (killed bool) {
 	e.resetNode()
 	e.start(change)
 	first := e.plugin
-	claim := e.addClaim(withFabric(newClaim(fmt.Sprintf("lifecycle-%d", e.instance))))
+	claim := e.addClaim(withHairpin(withFabric(newClaim(fmt.Sprintf("lifecycle-%d", e.instance)))))
 	e.retry("prepare the claim", func(ctx context.Context) error { return e.prepare(ctx, claim) })
 
 	pod := e.longLivedPods(1)[0]
@@ -188,7 +188,7 @@ func (e *testEnv) runLifecycle(change func(*pluginConfig)) (killed bool) {
 	if now, err := pod.link(); err != nil || now != link {
 		e.t.Errorf("link of pod %s after a second prepare: got index %d and error %v, want %d", pod.name, now, err, link)
 	}
-	e.retry("the kernel enforces one share", func(context.Context) error { return e.enforced(pod) })
+	e.retry("the kernel enforces one share", func(context.Context) error { return e.enforcedOn(3, pod) })
 
 	e.retry("unprepare the claim", func(ctx context.Context) error { return e.unprepare(ctx, claim) })
 	if now, err := pod.link(); err != nil || now != 0 {
@@ -236,7 +236,11 @@ func (e *testEnv) attachedPods(want int) error {
 
 // enforced returns an error unless the kernel has the classes and the classifier
 // entry of each pod's share, and no others.
-func (e *testEnv) enforced(pods ...*sandbox) error {
+func (e *testEnv) enforced(pods ...*sandbox) error { return e.enforcedOn(2, pods...) }
+
+// enforcedOn does what enforced does for shares that have classes on that many devices: three
+// with a hairpin.
+func (e *testEnv) enforcedOn(devices int, pods ...*sandbox) error {
 	found, err := e.kernelState()
 	if err != nil {
 		return err
@@ -245,7 +249,7 @@ func (e *testEnv) enforced(pods ...*sandbox) error {
 	for _, f := range found {
 		count[strings.Fields(f)[0]]++
 	}
-	if count["class"] != 2*len(pods) || count["classification"] != len(pods) {
+	if count["class"] != devices*len(pods) || count["classification"] != len(pods) {
 		return fmt.Errorf("for %d pods the kernel has %s", len(pods), strings.Join(found, ", "))
 	}
 	return nil

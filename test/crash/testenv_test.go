@@ -34,6 +34,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	apiruntime "k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/client-go/kubernetes"
@@ -160,7 +161,7 @@ networks:
   interfaces: [` + cmp.Or(c.Interfaces, "nic0") + `]
   bandwidth: ` + cmp.Or(c.Bandwidth, "10G") + `
   shares: 3000
-  allow: {modes: [Private], subnets: [10.0.0.0/8]}
+  allow: {modes: [Private, Bridge], subnets: [10.0.0.0/8]}
 fabrics:
 - {name: rack1, nodeSelector: {rack: "1"}}`))
 	if err != nil {
@@ -525,6 +526,20 @@ func withFabric(c *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
 	return c
 }
 
+// withHairpin makes the share of the NIC one that reaches others, whose frames pass the hairpin.
+// It adds failpoints to the claim's lifecycle.
+func withHairpin(c *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
+	devices := &c.Status.Allocation.Devices
+	devices.Config = append(devices.Config, resourceapi.DeviceAllocationConfiguration{
+		Source: resourceapi.AllocationConfigSourceClaim, Requests: []string{"nic"},
+		DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
+			Driver: driverName, Parameters: apiruntime.RawExtension{Raw: []byte(
+				`{"apiVersion": "dra-shared.dev/v1alpha1", "kind": "NetworkAttachment", "mode": "Bridge"}`)},
+		}},
+	})
+	return c
+}
+
 // nicShare returns the name of the CDI device of a claim's NIC.
 func nicShare(c *resourceapi.ResourceClaim) string {
 	return fmt.Sprintf("%s-nic-%s", c.UID, *c.Status.Allocation.Devices.Results[0].ShareID)
@@ -718,8 +733,12 @@ func (e *testEnv) kernelState() (found []string, err error) {
 	}
 	defer conn.Close()
 	shaper := shape.New(conn, nil)
-	for _, name := range []string{"nic0", shape.IFBName("nic0")} {
+	outer, _ := shape.HairpinNames("nic0")
+	for _, name := range []string{"nic0", shape.IFBName("nic0"), outer} {
 		link, err := net.InterfaceByName(name)
+		if err != nil && name == outer {
+			continue // no share has needed it
+		}
 		if err != nil {
 			return nil, err
 		}
