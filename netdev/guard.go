@@ -384,6 +384,45 @@ func (n *Node) Refusals(parent int, minor uint16) (classify.Refusals, error) {
 	return n.classifier.Refusals(nic.Index, netlink.MakeHandle(shape.Major, cmp.Or(minor, shape.UnidentifiedMinor)))
 }
 
+// SetGateways keeps the links of a NIC from using the addresses of gateways, which replace those
+// of the previous call. A link for which such an address is recorded may use it. Attach adds the
+// gateways of the link's routes.
+func (n *Node) SetGateways(index int, gateways []netip.Addr) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if nic, known := n.managed[index]; !known || !nic.Enforce {
+		return nil
+	}
+	gateways = slices.Clone(gateways)
+	slices.SortFunc(gateways, netip.Addr.Compare)
+	gateways = slices.Compact(gateways)
+	if err := n.classifier.HoldGateways(index, gateways); err != nil {
+		return err
+	}
+	if previous, known := n.gateways[index]; known && slices.Equal(previous, gateways) {
+		return nil
+	}
+	if err := n.classifier.ReleaseGateways(index, gateways); err != nil {
+		return err
+	}
+	n.gateways[index] = gateways
+	return nil
+}
+
+// holdGateways keeps the other links of a NIC from using the addresses of a link's gateways.
+func (n *Node) holdGateways(nic managedNIC, s LinkSpec) error {
+	if !nic.Enforce {
+		return nil
+	}
+	var gateways []netip.Addr
+	for _, r := range s.Routes {
+		if r.Gateway.IsValid() {
+			gateways = append(gateways, r.Gateway)
+		}
+	}
+	return n.classifier.HoldGateways(nic.Index, gateways)
+}
+
 // nodeAddresses returns the addresses of a NIC and the gateways of its routes. No link may use
 // them.
 func nodeAddresses(index int) (addresses []netip.Addr, err error) {

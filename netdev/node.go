@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"reflect"
 	"slices"
 	"sync"
@@ -41,6 +42,7 @@ type Node struct {
 	arrivals   map[int]*arrival     // of NICs with enforcement, by interface index
 	guards     guards
 	unknown    map[int][]net.HardwareAddr // the result of Inspect, by interface index
+	gateways   map[int][]netip.Addr       // those of SetGateways, by interface index
 	strayed    map[LinkKey]bool           // attachments whose links do not have their address; see setGuarded
 }
 
@@ -176,6 +178,7 @@ func NewNode(o Options) (*Node, error) {
 		arrivals:   map[int]*arrival{},
 		guards:     guards{},
 		unknown:    map[int][]net.HardwareAddr{},
+		gateways:   map[int][]netip.Addr{},
 		strayed:    map[LinkKey]bool{},
 	}, nil
 }
@@ -325,6 +328,7 @@ func (n *Node) Unmanage(name string, index int) (found bool, err error) {
 	delete(n.arrivals, index)
 	delete(n.unknown, index)
 	delete(n.guards, index)
+	delete(n.gateways, index)
 	return n.removeEnforcement(name, index)
 }
 

@@ -4,15 +4,19 @@
 package nic
 
 import (
+	"bytes"
+	"context"
 	"fmt"
 	"net"
 	"net/netip"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
 
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
 	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/driver"
+	"github.com/dra-shared/dra-driver-shared/driver/record"
 	"github.com/dra-shared/dra-driver-shared/netdev"
 	"github.com/dra-shared/dra-driver-shared/netdev/classify"
 )
@@ -47,6 +51,47 @@ func identityPolicy(n *config.Network) classify.Policy {
 		}
 	}
 	return policy
+}
+
+// holdGateways keeps links without recorded addresses from using those of gateways: of the
+// claims on a NIC, which claimed has by device, and of the pools of its network.
+func (k *Kind) holdGateways(ctx context.Context, devices map[string]*device, claimed map[string][]netip.Addr) {
+	for name, d := range devices {
+		if d.absent || d.network == nil {
+			continue
+		}
+		gateways := claimed[name]
+		if k.addresses != nil {
+			ofPools, known := k.addresses.Gateways(d.network.Name)
+			if !known {
+				continue // those that an earlier plugin held stay held until the next Refresh
+			}
+			gateways = append(gateways, ofPools...)
+		}
+		if err := k.node.SetGateways(d.nic.Index, gateways); err != nil {
+			klog.FromContext(ctx).Error(err, "Failed to keep links from using the addresses of gateways", "device", name)
+		}
+	}
+}
+
+// gatewaysOf returns the gateways of the routes that claims ask for, by device.
+func gatewaysOf(shares []record.Share) map[string][]netip.Addr {
+	gateways := map[string][]netip.Addr{}
+	for _, s := range shares {
+		if !bytes.Contains(s.Parameters, []byte(`"gateway"`)) {
+			continue // most shares: parsing the parameters of thousands takes milliseconds
+		}
+		p, err := parametersOf(s)
+		if err != nil {
+			continue // Restore reports it
+		}
+		for _, r := range p.Routes {
+			if a, err := netip.ParseAddr(r.Gateway); err == nil {
+				gateways[s.Device] = append(gateways[s.Device], a)
+			}
+		}
+	}
+	return gateways
 }
 
 // multicast returns the rate of multicast frames that arrive, in bits per second; 0

@@ -152,6 +152,7 @@ func (k *Kind) Refresh(ctx context.Context, shares []record.Share) (refreshed dr
 			next[name] = k.absent(name, planned, problems)
 		}
 	}
+	k.holdGateways(ctx, next, gatewaysOf(shares))
 	k.inspect(ctx, next, time.Now())
 	k.logTrials(ctx)
 	k.log(ctx, next, problems)

@@ -19,6 +19,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev"
 	"github.com/dra-shared/dra-driver-shared/netdev/classify"
 	"github.com/dra-shared/dra-driver-shared/netdev/nstest"
+	"github.com/dra-shared/dra-driver-shared/netdev/shape"
 )
 
 // The tests in this file are the attacks of docs/user/security.md, with real frames.
@@ -470,6 +471,60 @@ func TestNode_Attach_refusesAddressesInUse(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("Attach with address %s returned %v, want an error with %q", tc.address, err, tc.want)
 		}
+	}
+}
+
+// A pod whose claim requested no address must not answer for the routers of others.
+func TestAttack_gatewayAddresses(t *testing.T) {
+	const ofClaim, ofPool, free = "10.20.0.251", "10.20.0.252", "10.20.0.253"
+	config := enforced()
+	config.Policy.Subnets = nil
+	e := newTestEnv(t, config)
+	attach := func(n byte, spec netdev.LinkSpec) (*nstest.Namespace, net.HardwareAddr) {
+		pod := nstest.New(t)
+		spec.Parent, spec.MAC, spec.Mode = e.nic.Index, net.HardwareAddr{2, 0, 0, 0, 0, n}, netdev.Private
+		spec.Name, spec.Minor, spec.Rates = "net1", shape.FirstMinor+uint16(n), hardCap(100*mega)
+		if _, err := e.node.Attach(pod.Pod(), spec); err != nil {
+			t.Fatal(err)
+		}
+		return pod, spec.MAC
+	}
+	attach(1, netdev.LinkSpec{
+		Addresses: []netip.Prefix{netip.MustParsePrefix("10.20.0.1/16")},
+		Routes:    []netdev.Route{{Destination: netip.MustParsePrefix("0.0.0.0/0"), Gateway: netip.MustParseAddr(ofClaim)}},
+	})
+	if err := e.node.SetGateways(e.nic.Index, []netip.Addr{
+		netip.MustParseAddr(ofClaim), netip.MustParseAddr(ofPool),
+	}); err != nil {
+		t.Fatal(err)
+	}
+	attacker, own := attach(2, netdev.LinkSpec{})
+	wire, wireMAC := listen(t, e.wire, "wire"), e.wire.Interface("wire").HardwareAddr
+	for i, tc := range []struct {
+		name    string
+		frame   []byte
+		arrives bool
+	}{
+		{"an ARP reply for the gateway of a claim", classify.ARP(2, own, ofClaim, wireIP), false},
+		{"an ARP reply for the gateway of a pool", classify.ARP(2, own, ofPool, wireIP), false},
+		{"an ARP reply for a free address", classify.ARP(2, own, free, wireIP), true},
+	} {
+		mark := marker(i)
+		frame := append(classify.EtherTo(wireMAC, own, 0x0806, tc.frame), mark...)
+		sendRaw(attacker, "net1", frame)
+		patience := 200 * time.Millisecond
+		if tc.arrives {
+			patience = 5 * time.Second
+		}
+		if got := wire.saw(mark, patience); got != tc.arrives {
+			t.Errorf("%s: arrived at the wire: %t, want %t", tc.name, got, tc.arrives)
+		}
+	}
+	mark := marker(9)
+	sendRaw(attacker, "net1", append(classify.EtherTo(wireMAC, own, 0x86dd,
+		classify.IPv6("fe80::ff:fe00:2", 58, classify.ND(136, "fe80::1"))), mark...))
+	if wire.saw(mark, 200*time.Millisecond) {
+		t.Error("an advertisement of the link-local address of a router arrived at the wire")
 	}
 }
 

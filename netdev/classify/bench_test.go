@@ -4,69 +4,140 @@
 package classify
 
 import (
+	"fmt"
 	"net/netip"
 	"os"
+	"strings"
 	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
 
 	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
 )
 
-// BenchmarkProgram measures how long the program for outgoing frames takes for one
-// UDP datagram of a share, with each key, with and without the check of its identity. It
-// needs root.
+// BenchmarkProgram measures how long the programs take for one UDP datagram that a share sends or
+// receives, with each key, with and without the check of its identity. It needs root.
 func BenchmarkProgram(b *testing.B) {
 	if os.Geteuid() != 0 {
 		b.Skip("loading BPF programs needs root")
 	}
 	for _, key := range Keys() {
-		b.Run(string(key)+"/unchecked", func(b *testing.B) {
-			c, err := OpenUnpinned(HookClsact, key, false)
-			benchmarkProgram(b, c, err)
-		})
-		b.Run(string(key)+"/checked", func(b *testing.B) {
-			c, err := openChecks(key)
-			benchmarkProgram(b, c, err)
-		})
+		for _, checks := range []bool{false, true} {
+			for _, direction := range []string{"sent", "received"} {
+				b.Run(fmt.Sprintf("%s/%s/checked=%t", key, direction, checks), func(b *testing.B) {
+					e, err := openMeasured(b, key, checks, direction)
+					if err != nil {
+						b.Skip(err)
+					}
+					perFrame := e.measure(b, b.N, b.ResetTimer)
+					b.ReportMetric(float64(perFrame.Nanoseconds()), "ns/frame")
+				})
+			}
+		}
 	}
 }
 
-func benchmarkProgram(b *testing.B, c *Classifier, err error) {
+// maxCheck is the bound for the check of a frame's identity that docs/user/security.md states.
+const maxCheck = 100 * time.Nanosecond
+
+func TestProgram_costOfCheck(t *testing.T) {
+	if cpu, err := os.ReadFile("/proc/cpuinfo"); err != nil || strings.Contains(string(cpu), "QEMU TCG") {
+		t.Skip("an emulated processor says nothing about nanoseconds")
+	}
+	// The kernel gives each frame of a test run a socket. A frame from the wire has none, and the
+	// program for the key MAC looks for none.
+	for direction, key := range map[string]Key{"sent": KeyCookie, "received": KeyMAC} {
+		unchecked, err := openMeasured(t, key, false, direction)
+		if err != nil {
+			t.Skip(err)
+		}
+		checked, err := openMeasured(t, key, true, direction)
+		if err != nil {
+			t.Skip(err)
+		}
+		// Another process can only make a run longer, so the shortest of several counts.
+		const runs, frames = 20, 20000
+		without, with := time.Hour, time.Hour
+		for range runs {
+			without = min(without, unchecked.measure(t, frames, nil))
+			with = min(with, checked.measure(t, frames, nil))
+		}
+		t.Logf("a frame that is %s takes %v, and %v without the check of its identity", direction, with, without)
+		if with-without > maxCheck {
+			t.Errorf("the check of a frame that is %s takes %v, want at most %v", direction, with-without, maxCheck)
+		}
+	}
+}
+
+// measured is a pair of programs with one NIC, which is the loopback device, and one share.
+type measured struct {
+	*Classifier
+	program *ebpf.Program
+	frame   []byte
+}
+
+// loopback is the device that the kernel uses for test runs.
+const loopback = 1
+
+// openMeasured loads the programs for a key, with or without the check of identity, to measure
+// one of them.
+func openMeasured(t testing.TB, key Key, checks bool, direction string) (m measured, err error) {
+	t.Helper()
+	if checks {
+		m.Classifier, err = openChecks(key)
+	} else {
+		m.Classifier, err = OpenUnpinned(HookClsact, key, false)
+	}
 	if err != nil {
-		b.Skip(err)
+		return m, err
 	}
-	defer c.Close()
-	const loopback = 1 // the kernel uses it for test runs
-	nic := NIC{Index: loopback, Major: testMajor, HostCookie: 1, Policy: Policy{Identity: IdentityEnforce}}
-	if err := c.SetPolicy(nic); err != nil {
-		b.Fatal(err)
-	}
-	value := bpfNic{Major: uint32(testMajor) << 16, HostCookie: nic.HostCookie}
-	if err := c.maps.DraSharedNics.Put(uint32(loopback), value); err != nil {
-		b.Fatal(err)
-	}
-	if err := c.startCounts(loopback); err != nil {
-		b.Fatal(err)
-	}
+	t.Cleanup(func() { _ = m.Close() })
 	conn, err := rtnl.Open()
 	if err != nil {
-		b.Fatal(err)
+		t.Fatal(err)
 	}
 	defer conn.Close()
 	cookie, err := conn.Cookie()
 	if err != nil {
-		b.Fatal(err)
+		t.Fatal(err)
 	}
-	m := Member{Parent: loopback, Cookie: cookie, MAC: linkMAC, Addresses: []netip.Addr{netip.MustParseAddr(linkIP)}}
-	if err := c.AddMember(m, uint32(testMajor)<<16|16); err != nil {
-		b.Fatal(err)
+	payload := ipv4(linkIP, 17, 0, udp(5000, 5001))
+	m.program, m.frame = m.egress, etherTo(wireMAC, linkMAC, protoIPv4, payload)
+	if direction == "received" {
+		// The socket of the frame belongs to this namespace, and the link to another.
+		m.program, m.frame = m.ingress, etherTo(linkMAC, wireMAC, protoIPv4, payload)
+		cookie++
 	}
-	frame := ether(linkMAC, 0x0800, ipv4(linkIP, 17, 0, udp(5000, 5001)))
-	verdict, perFrame, err := c.egress.Benchmark(frame, b.N, b.ResetTimer)
+	nic := NIC{Index: loopback, Major: testMajor, HostCookie: 1, Policy: Policy{Identity: IdentityEnforce}}
+	value := bpfNic{Major: uint32(testMajor) << 16, HostCookie: nic.HostCookie}
+	copy(value.Mac[:], nicMAC)
+	link := Member{Parent: loopback, Cookie: cookie, MAC: linkMAC, Addresses: []netip.Addr{netip.MustParseAddr(linkIP)}}
+	for _, err := range []error{
+		m.SetPolicy(nic), m.maps.DraSharedNics.Put(uint32(loopback), value), m.startCounts(loopback),
+		m.AddMember(link, testClass),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return m, nil
+}
+
+// measure returns the mean time for a frame, none of which the program may refuse.
+func (m measured) measure(t testing.TB, frames int, reset func()) time.Duration {
+	t.Helper()
+	verdict, perFrame, err := m.program.Benchmark(m.frame, frames, reset)
 	if err != nil {
-		b.Fatal(err)
+		t.Fatal(err)
 	}
-	if pass := ^uint32(0); verdict != pass {
-		b.Fatalf("the verdict on the frame is %d, want %d", int32(verdict), int32(pass))
+	if pass := ^uint32(0); verdict != pass { // TC_ACT_UNSPEC of a sent frame, FILTER_ACT of a received one
+		t.Fatalf("the verdict on a frame is %d, want %d", int32(verdict), int32(pass))
 	}
-	b.ReportMetric(float64(perFrame.Nanoseconds()), "ns/frame")
+	for _, class := range []uint32{testClass, unidentified(testMajor)} {
+		if r, err := m.Refusals(loopback, class); err != nil || len(r.Dropped) > 0 {
+			t.Fatalf("the program refused frames: %v, error %v", r.Dropped, err)
+		}
+	}
+	return perFrame
 }

@@ -57,7 +57,8 @@ type Policy struct {
 	// Addresses are further networks whose addresses every link may use.
 	Addresses []netip.Prefix
 	// Subnets are the networks from which a link without recorded addresses may use
-	// addresses. Without Subnets, it may use all addresses that no other link has.
+	// addresses. Without Subnets, it may use all addresses that no other link has, except
+	// the IPv6 link-local addresses of others.
 	Subnets []netip.Prefix
 	// NodeAddresses are addresses of the node, which no link may use.
 	NodeAddresses []netip.Addr
@@ -176,6 +177,37 @@ func (c *Classifier) putHeld(nic NIC) error {
 	})
 }
 
+// gatewayHolder holds the addresses of gateways in the map of addresses. It is the MAC
+// address of no link.
+const gatewayHolder uint64 = 0
+
+// HoldGateways keeps links from using the addresses of gateways, except a link for which
+// such an address is recorded.
+func (c *Classifier) HoldGateways(parent int, gateways []netip.Addr) (failed error) {
+	for _, g := range gateways {
+		err := update(c.maps.DraSharedAddresses, addressKey(parent, g), gatewayHolder, ebpf.UpdateNoExist)
+		if !errors.Is(err, ebpf.ErrKeyExist) {
+			failed = errors.Join(failed, err)
+		}
+	}
+	return failed
+}
+
+// ReleaseGateways lets links use addresses that HoldGateways holds, except those of gateways.
+func (c *Classifier) ReleaseGateways(parent int, gateways []netip.Addr) error {
+	kept := map[bpfAddress]uint64{}
+	for _, g := range gateways {
+		kept[addressKey(parent, g)] = gatewayHolder
+	}
+	present, err := entries[bpfAddress, uint64](c.maps.DraSharedAddresses)
+	for key, holder := range present {
+		if _, keep := kept[key]; !keep && holder == gatewayHolder && key.Parent == uint64(parent) {
+			err = errors.Join(err, ignoreMissing(c.maps.DraSharedAddresses.Delete(key)))
+		}
+	}
+	return err
+}
+
 // replace puts entries into a map, and removes the other entries for which own
 // returns true.
 func replace[K, V comparable](m *ebpf.Map, wanted map[K]V, own func(K, V) bool) error {
@@ -279,10 +311,14 @@ func (c *Classifier) takeAddress(m Member, a netip.Addr) error {
 	if err := c.maps.DraSharedAddresses.Lookup(key, &owner); err != nil {
 		return fmt.Errorf("look up the owner of address %s: %w", a, err)
 	}
-	if owner != own {
+	switch owner {
+	case own:
+		return nil
+	case gatewayHolder: // the link is the gateway of others
+		return put(c.maps.DraSharedAddresses, key, own)
+	default:
 		return fmt.Errorf("address %s: %w", a, ErrAddressTaken)
 	}
-	return nil
 }
 
 func (m Member) flags() (flags uint32) {
@@ -441,11 +477,11 @@ func (c *Classifier) RemoveRefusals(parent int, class uint32) error {
 }
 
 // OwnerOf returns the MAC address of the link, or of the NIC, that has an address on a
-// NIC; nil if there is none.
+// NIC; nil if neither a link nor the NIC has it.
 func (c *Classifier) OwnerOf(parent int, a netip.Addr) (net.HardwareAddr, error) {
 	var number uint64
 	err := c.maps.DraSharedAddresses.Lookup(addressKey(parent, a), &number)
-	if errors.Is(err, ebpf.ErrKeyNotExist) {
+	if errors.Is(err, ebpf.ErrKeyNotExist) || err == nil && number == gatewayHolder {
 		return nil, nil
 	}
 	raw := binary.LittleEndian.AppendUint64(nil, number&(math.MaxUint64>>16))

@@ -398,6 +398,18 @@ func TestProgram_admitsWhatTheNetworkAllows(t *testing.T) {
 			ether(linkMAC, protoIPv4, ipv4(foreignIP, 6, 0, udp(1, 2))), ""},
 		"no subnets, another's": {Policy{Identity: IdentityEnforce}, withoutAddresses,
 			ether(linkMAC, protoIPv4, ipv4(otherIP, 6, 0, udp(1, 2))), "SourceAddress"},
+		"no subnets, its link-local address": {Policy{Identity: IdentityEnforce}, withoutAddresses,
+			ether(linkMAC, protoIPv6, ipv6(linkLocal, 6, udp(1, 2))), ""},
+		"no subnets, the link-local address of a router": {Policy{Identity: IdentityEnforce}, withoutAddresses,
+			ether(linkMAC, protoIPv6, ipv6("fe80::1", 6, udp(1, 2))), "SourceAddress"},
+		"no subnets, the link-local address of another link": {Policy{Identity: IdentityEnforce}, withoutAddresses,
+			ether(linkMAC, protoIPv6, ipv6("fe80::ff:fe00:2", 6, udp(1, 2))), "SourceAddress"},
+		"no subnets, advertisement of a router's link-local address": {Policy{Identity: IdentityEnforce}, withoutAddresses,
+			ether(linkMAC, protoIPv6, ipv6(linkLocal, 58, nd(136, "fe80::1"))), "NeighborDiscovery"},
+		"no subnets, an allowed link-local address": {
+			Policy{Identity: IdentityEnforce, Addresses: []netip.Prefix{netip.MustParsePrefix("fe80::1/128")}},
+			withoutAddresses, ether(linkMAC, protoIPv6, ipv6("fe80::1", 6, udp(1, 2))), "",
+		},
 		"the node": {policy, func(n *NIC, m *Member) { n.HostCookie, m.Cookie = m.Cookie, 5 },
 			ether(nicMAC, protoIPv4, ipv4(foreignIP, 6, 0, udp(1, 2))), ""},
 		"a pod in the cluster network": {policy, func(_ *NIC, m *Member) { m.Cookie = 5 },
@@ -562,5 +574,42 @@ func TestClassifier_RemoveMember_removesIdentity(t *testing.T) {
 				t.Errorf("entries that are left (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+func TestProgram_gatewayAddresses(t *testing.T) {
+	const gateway = "10.20.0.250"
+	addresses := []netip.Addr{netip.MustParseAddr(gateway)}
+	frame := ether(linkMAC, protoARP, arp(2, linkMAC, gateway, otherIP))
+	var link Member
+	e := newIdentityEnv(t, Policy{Identity: IdentityEnforce}, func(_ *NIC, m *Member) { m.Addresses, link = nil, *m })
+	expect := func(when string, want Reason) {
+		t.Helper()
+		if reason, _ := e.send(frame); reason != want {
+			t.Errorf("ARP for the address, %s: reason %q, want %q", when, reason, want)
+		}
+	}
+	check := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	expect("which no claim has as gateway", "")
+	check(e.c.HoldGateways(testNIC, addresses))
+	expect("which is a gateway", "ARP")
+	check(e.c.ReleaseGateways(testNIC, addresses))
+	expect("which still is a gateway", "ARP")
+	check(e.c.ReleaseGateways(testNIC, nil))
+	expect("which is no gateway any more", "")
+
+	check(e.c.HoldGateways(testNIC, addresses))
+	link.Addresses = addresses
+	check(e.c.AddMember(link, testClass))
+	expect("of the link that is the gateway", "")
+	check(e.c.HoldGateways(testNIC, addresses))
+	expect("of the link that is the gateway, held again", "")
+	if owner, err := e.c.OwnerOf(testNIC, addresses[0]); err != nil || owner.String() != linkMAC.String() {
+		t.Errorf("owner of the address: %s, %v; want %s", owner, err, linkMAC)
 	}
 }

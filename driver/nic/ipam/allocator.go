@@ -543,6 +543,12 @@ func (a *Allocator) Defaults(ctx context.Context, networkName string) ([]string,
 	return a.pools.defaults(ctx, networkName)
 }
 
+// Gateways returns the gateways of the pools of a network. known is false while Start has not yet
+// received the pools.
+func (a *Allocator) Gateways(networkName string) (gateways []netip.Addr, known bool) {
+	return a.pools.gateways(networkName)
+}
+
 // HasPool reports whether a pool of the network has one of the addresses.
 func (a *Allocator) HasPool(ctx context.Context, networkName string, addresses []netip.Addr) (bool, error) {
 	for _, address := range addresses {

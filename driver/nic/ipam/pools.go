@@ -133,6 +133,26 @@ func (p *pools) defaults(ctx context.Context, networkName string) (names []strin
 	return names, nil
 }
 
+// gateways returns the gateways of the pools of a network. known is false before the first list
+// of pools has arrived.
+func (p *pools) gateways(networkName string) (gateways []netip.Addr, known bool) {
+	store := p.watched.Load()
+	if store == nil {
+		return nil, false
+	}
+	for _, o := range (*store).List() {
+		object, ok := o.(*network.AddressPool)
+		if !ok {
+			continue
+		}
+		pool, err := addresspool.Parse(object)
+		if err == nil && pool.Network == networkName && pool.Gateway.IsValid() {
+			gateways = append(gateways, pool.Gateway)
+		}
+	}
+	return gateways, true
+}
+
 // named returns the pools that a pod in a namespace can use.
 func (p *pools) named(ctx context.Context, names []string, namespace string) (found []*addresspool.Pool, err error) {
 	all, err := p.all(ctx)

@@ -315,7 +315,15 @@ static __always_inline void hide_source(struct __sk_buff *skb, struct policy *po
 	bpf_skb_store_bytes(skb, ETH_ALEN, policy->hidden, ETH_ALEN, 0);
 }
 
-// Reports whether a link may send from an address that is not in struct link.
+// Reports whether an address is in fe80::/10. high is the first half of the address as in a frame.
+static __always_inline int is_in_link_local_network(__u64 high)
+{
+	return (high & 0xc0ff) == 0x80fe;
+}
+
+// Reports whether a link may send from an address that is not in struct link. Each link has
+// an IPv6 link-local address of its own, so it may use another one only if the network allows
+// that address.
 static __always_inline int may_use(const struct frame *frame, __u64 high, __u64 low)
 {
 	__u64 address[] = {frame->parent, high, low};
@@ -325,7 +333,7 @@ static __always_inline int may_use(const struct frame *frame, __u64 high, __u64 
 
 	if (holder)
 		return *holder == frame->source;
-	if (any && !frame->policy->subnets && frame->link)
+	if (any && !frame->policy->subnets && frame->link && !is_in_link_local_network(high))
 		return 1;
 	address[0] = (32 + 128) | (__u64)frame->parent << 32;
 	subnet = bpf_map_lookup_elem(&dra_shared_subnets, address);
