@@ -5,6 +5,7 @@ package classify_test
 
 import (
 	"net"
+	"sync"
 	"testing"
 	"time"
 
@@ -97,6 +98,37 @@ func TestAttack_multicastListener(t *testing.T) {
 				t.Errorf("%s: the pod receives %.1f Mbit/s, want up to %d Mbit/s", name, got/mega, limit/mega)
 			}
 		})
+	}
+}
+
+// One sender of multicast on the network does not keep the multicast of another from the shares.
+func TestAttack_multicastFlood(t *testing.T) {
+	e := newTestEnv(t, enforced())
+	p := e.pod(0, 1, hardCap(20*mega), netdev.Private)
+	group := net.HardwareAddr{1, 0, 0x5e, 0, 0, 1}
+	// The numbers of the addresses lead to different classes.
+	attacker, other := net.HardwareAddr{2, 5, 5, 5, 5, 5}, net.HardwareAddr{2, 6, 6, 6, 6, 6}
+	var floods sync.WaitGroup
+	for range 4 { // the buffer of one socket is smaller than the queue
+		floods.Go(func() {
+			if _, err := e.wire.Flood("wire", frame(attacker, group), false, 2*duration); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	defer floods.Wait()
+	pod := listen(t, p.Namespace, "net1")
+	const frames = 20
+	seen := 0
+	for i := range frames {
+		mark := marker(i)
+		sendRaw(e.wire, "wire", append(classify.EtherTo(group, other, 0x88b5), mark...))
+		if pod.saw(mark, 100*time.Millisecond) {
+			seen++
+		}
+	}
+	if seen < frames-1 {
+		t.Errorf("of %d frames beside a flood, %d reached the pod; want all", frames, seen)
 	}
 }
 

@@ -66,10 +66,8 @@ func (h *HTB) Setup(name string, index int, l NICRates, takeOver bool) (ifb int,
 	if ifb, err = h.setUpIFB(name); err != nil {
 		return 0, err
 	}
-	for _, dev := range []int{index, ifb} {
-		if err := h.setupDevice(dev, l); err != nil {
-			return 0, fmt.Errorf("set up queues on %s: %w: does the kernel have sch_htb?", name, err)
-		}
+	if err := errors.Join(h.setupDevice(index, l.base()), h.setupDevice(ifb, l.received())); err != nil {
+		return 0, fmt.Errorf("set up queues on %s: %w: does the kernel have sch_htb?", name, err)
 	}
 	return ifb, h.tryQueue(ifb)
 }
@@ -88,7 +86,7 @@ func (h *HTB) Check(name string, index int, takeOver bool) error {
 }
 
 // setupDevice creates the root qdisc and the base classes of a NIC or an IFB device.
-func (h *HTB) setupDevice(dev int, l NICRates) error {
+func (h *HTB) setupDevice(dev int, base []class) error {
 	root, err := h.root(dev)
 	if err != nil {
 		return err
@@ -97,7 +95,7 @@ func (h *HTB) setupDevice(dev int, l NICRates) error {
 	if root == nil || !root.isOwn() {
 		requests = append(requests, rootRequest(dev)) // the kernel cannot change an existing HTB qdisc
 	}
-	for _, c := range l.base() {
+	for _, c := range base {
 		requests = append(requests, classRequests(dev, c, h.Queue())...)
 	}
 	return h.failpoints.Do("set up queues", func() error { return h.conn.Do(requests...) })
@@ -117,23 +115,21 @@ func (h *HTB) Intact(name string, index, ifb int, l NICRates) (bool, error) {
 	if link.Attrs().Name != IFBName(name) || link.Attrs().Flags&net.FlagUp == 0 {
 		return false, nil
 	}
-	for _, dev := range []int{index, ifb} {
-		intact, err := h.deviceIntact(dev, l)
-		if err != nil || !intact {
-			return false, err
-		}
+	intact, err := h.deviceIntact(index, l.base())
+	if err != nil || !intact {
+		return false, err
 	}
-	return true, nil
+	return h.deviceIntact(ifb, l.received())
 }
 
 // deviceIntact reports whether a device has the root qdisc and the base classes
 // that setupDevice creates.
-func (h *HTB) deviceIntact(dev int, l NICRates) (bool, error) {
+func (h *HTB) deviceIntact(dev int, base []class) (bool, error) {
 	owned, err := h.Owned(dev)
 	if err != nil || !owned {
 		return false, err
 	}
-	for _, c := range l.base() {
+	for _, c := range base {
 		s, err := h.ReadClass(dev, c.minor)
 		if err != nil || s == nil {
 			return false, err

@@ -10,8 +10,12 @@ const (
 	classHost         = 2
 	classControl      = 3
 	classUnidentified = 4
-	classMulticast    = 6
+	classMulticast    = 6 // on the IFB device, the parent of the classes for senders
 	classDrop         = 7
+	// The IFB device has classSenders classes for the senders of multicast, which start at
+	// classSender.
+	classSender  = 8
+	classSenders = 8
 )
 
 // UnidentifiedMinor is the minor number of the class for frames that cannot be
@@ -52,7 +56,8 @@ type NICRates struct {
 	// frames have no class and are unidentified.
 	Forwarded Rates
 	// Multicast is the rate of multicast and broadcast frames that arrive, except ARP
-	// and neighbor discovery. If it is 0, the rate is an eighth of Reserve.
+	// and neighbor discovery. If it is 0, the rate is an eighth of Reserve. Senders
+	// share it: they are divided into eight classes.
 	Multicast uint64
 	// Overhead is how many bytes the network carries with each frame in addition to its
 	// Ethernet header and payload. If it is not 0, the queues add it to each frame,
@@ -133,6 +138,26 @@ func (l NICRates) base() []class {
 		forwarded := l.share(ForwardedMinor, l.Forwarded)
 		forwarded.fair = false // the queue of a base class keeps its kind
 		classes = append(classes, forwarded)
+	}
+	return classes
+}
+
+// received returns the classes that the IFB device of a NIC has without shares: those of the
+// NIC, and classes that divide the rate for multicast between senders.
+func (l NICRates) received() (classes []class) {
+	for _, c := range l.base() {
+		if c.minor != classMulticast {
+			classes = append(classes, c)
+			continue
+		}
+		sender := c
+		c.queue = 0
+		classes = append(classes, c)
+		sender.parent, sender.floor = classMulticast, max(c.floor/classSenders, bitsPerByte)
+		for i := range uint16(classSenders) {
+			sender.minor = classSender + i
+			classes = append(classes, sender)
+		}
 	}
 	return classes
 }

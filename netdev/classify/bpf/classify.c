@@ -28,8 +28,10 @@
 #define CLASS_CONTROL 3      // ARP and neighbor discovery: without a socket, or multicast from the wire
 #define CLASS_UNIDENTIFIED 4 // frames that cannot be assigned to a share
 #define CLASS_FORWARDED 5    // frames that the node forwards
-#define CLASS_MULTICAST 6    // multicast and broadcast from the wire, except ARP and neighbor discovery
 #define CLASS_DROP 7         // of the IFB device: its queue accepts no frame
+#define CLASS_MULTICAST 8    // the first of MULTICAST_CLASSES of the IFB device, for multicast and broadcast from
+			     // the wire, except ARP and neighbor discovery
+#define MULTICAST_CLASSES 8  // a power of 2
 
 // Values of nic.forwarded.
 #define FORWARDED_BY_ROUTE 1   // the node has routed the frame out of the NIC
@@ -187,6 +189,14 @@ static __always_inline int is_neighbor_discovery(struct __sk_buff *skb, const st
 	if (bpf_skb_load_bytes(skb, ETH_HLEN + 40, &type, 1))
 		return 0;
 	return type >= 133 && type <= 137;
+}
+
+// Returns the class for multicast of a sender. Each class has a part of the rate for multicast,
+// so that a sender leaves some to the senders of the other classes. Shares cannot choose their
+// addresses.
+static __always_inline __u32 multicast_class(__u64 source)
+{
+	return CLASS_MULTICAST + ((source * 0x9e3779b97f4a7c15ULL) >> 32) % MULTICAST_CLASSES;
 }
 
 // The functions below write the keys in whole words. The verifier of Linux 6.1
@@ -421,7 +431,7 @@ static __always_inline int classify_received(struct __sk_buff *skb, struct nic *
 		}
 		skb->priority = nic->major |
 				(is_neighbor_discovery(skb, &eth) && is_moderate(skb, &frame) ? CLASS_CONTROL
-											: CLASS_MULTICAST);
+											: multicast_class(frame.source));
 		return 1;
 	}
 	frame.link = find_link(parent, frame.destination);
