@@ -6,13 +6,13 @@ package controlplane
 import (
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
+	"github.com/dra-shared/dra-driver-shared/controlplane/trim"
 )
 
 // cacheOptions limits the cache to pods of PodGroups, and to the fields of pods, Jobs, and
@@ -25,84 +25,9 @@ func cacheOptions() (cache.Options, error) {
 	return cache.Options{
 		DefaultTransform: cache.TransformStripManagedFields(),
 		ByObject: map[client.Object]cache.ByObject{
-			&corev1.Pod{}:  {Label: labels.NewSelector().Add(*inPodGroup), Transform: trimPod},
-			&batchv1.Job{}: {Transform: trimJob},
-			&corev1.Node{}: {Transform: trimNode},
+			&corev1.Pod{}:  {Label: labels.NewSelector().Add(*inPodGroup), Transform: trim.Pod},
+			&batchv1.Job{}: {Transform: trim.Job},
+			&corev1.Node{}: {Transform: trim.Node},
 		},
 	}, nil
-}
-
-// trimPod returns a pod without the fields that no part of the controller reads.
-func trimPod(object any) (any, error) {
-	pod, ok := object.(*corev1.Pod)
-	if !ok {
-		return object, nil
-	}
-	trimmed := &corev1.Pod{
-		TypeMeta: pod.TypeMeta,
-		ObjectMeta: metav1.ObjectMeta{
-			Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, ResourceVersion: pod.ResourceVersion,
-			CreationTimestamp: pod.CreationTimestamp, DeletionTimestamp: pod.DeletionTimestamp,
-			Labels:      map[string]string{scheduling.GroupUIDLabel: pod.Labels[scheduling.GroupUIDLabel]},
-			Annotations: map[string]string{},
-		},
-		Spec: corev1.PodSpec{
-			NodeName: pod.Spec.NodeName, ResourceClaims: pod.Spec.ResourceClaims, SchedulingGates: pod.Spec.SchedulingGates,
-			PriorityClassName: pod.Spec.PriorityClassName,
-		},
-		Status: corev1.PodStatus{Phase: pod.Status.Phase},
-	}
-	if controller := metav1.GetControllerOf(pod); controller != nil && controller.Kind == "Job" {
-		trimmed.OwnerReferences = []metav1.OwnerReference{*controller}
-	}
-	for _, name := range []string{scheduling.GroupAnnotation, scheduling.AdmittedAnnotation} {
-		if value, ok := pod.Annotations[name]; ok {
-			trimmed.Annotations[name] = value
-		}
-	}
-	for _, c := range pod.Status.Conditions {
-		if c.Type == corev1.PodScheduled {
-			trimmed.Status.Conditions = append(trimmed.Status.Conditions, c)
-		}
-	}
-	return trimmed, nil
-}
-
-// trimNode returns a Node without the fields that no part of the controller reads.
-func trimNode(object any) (any, error) {
-	node, ok := object.(*corev1.Node)
-	if !ok {
-		return object, nil
-	}
-	return &corev1.Node{
-		TypeMeta: node.TypeMeta,
-		ObjectMeta: metav1.ObjectMeta{
-			Name: node.Name, UID: node.UID, ResourceVersion: node.ResourceVersion, DeletionTimestamp: node.DeletionTimestamp,
-		},
-		Spec: corev1.NodeSpec{Taints: node.Spec.Taints},
-	}, nil
-}
-
-// trimJob returns a Job without the fields that no part of the controller reads.
-func trimJob(object any) (any, error) {
-	job, ok := object.(*batchv1.Job)
-	if !ok {
-		return object, nil
-	}
-	trimmed := &batchv1.Job{
-		TypeMeta: job.TypeMeta,
-		ObjectMeta: metav1.ObjectMeta{
-			Namespace: job.Namespace, Name: job.Name, UID: job.UID, ResourceVersion: job.ResourceVersion,
-			DeletionTimestamp: job.DeletionTimestamp,
-		},
-	}
-	value, ok := job.Spec.Template.Annotations[scheduling.JobClaimsAnnotation]
-	if !ok {
-		return trimmed, nil
-	}
-	trimmed.Spec.Suspend = job.Spec.Suspend
-	trimmed.Spec.Template.Annotations = map[string]string{scheduling.JobClaimsAnnotation: value}
-	trimmed.Spec.Template.Spec.ResourceClaims = job.Spec.Template.Spec.ResourceClaims
-	trimmed.Status.Conditions = job.Status.Conditions
-	return trimmed, nil
 }

@@ -65,7 +65,7 @@ func reconcileJob(t *testing.T, objects ...client.Object) (client.Client, *event
 	c := builder.Build()
 	recorder := events.NewFakeRecorder(10)
 	r := &JobReconciler{Reconciler: Reconciler{
-		Client: c, APIReader: c, Mode: mode.Bridge, Driver: testDriver, Events: recorder,
+		Client: cached(c), APIReader: c, Mode: mode.Bridge, Driver: testDriver, Events: recorder,
 	}}
 	request := ctrl.Request{NamespacedName: client.ObjectKeyFromObject(testJob())}
 	if _, err := r.Reconcile(t.Context(), request); err != nil {

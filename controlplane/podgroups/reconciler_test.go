@@ -5,11 +5,13 @@ package podgroups
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	schedulingapi "k8s.io/api/scheduling/v1beta1"
@@ -30,6 +32,7 @@ import (
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
 	"github.com/dra-shared/dra-driver-shared/controlplane/mode"
+	"github.com/dra-shared/dra-driver-shared/controlplane/trim"
 )
 
 // These tests run the Reconciler against controller-runtime's fake client. They call
@@ -69,8 +72,48 @@ func newTestEnv(t *testing.T, objects ...client.Object) *testEnv {
 	c := builder.Build()
 	recorder := events.NewFakeRecorder(100)
 	return &testEnv{T: t, client: c, recorder: recorder, reconciler: &Reconciler{
-		Client: c, APIReader: c, Mode: mode.Bridge, Driver: testDriver, Events: recorder,
+		Client: cached(c), APIReader: c, Mode: mode.Bridge, Driver: testDriver, Events: recorder,
 	}}
+}
+
+// cached returns a client that reads the fields of pods and Jobs that the controller's cache
+// keeps.
+func cached(c client.WithWatch) client.Client {
+	return interceptor.NewClient(c, interceptor.Funcs{
+		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
+			err := c.Get(ctx, key, o, opts...)
+			switch o := o.(type) {
+			case *corev1.Pod:
+				err = errors.Join(err, trimmed(o, trim.Pod))
+			case *batchv1.Job:
+				err = errors.Join(err, trimmed(o, trim.Job))
+			}
+			return err
+		},
+		List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
+			err := c.List(ctx, list, opts...)
+			switch list := list.(type) {
+			case *corev1.PodList:
+				for i := range list.Items {
+					err = errors.Join(err, trimmed(&list.Items[i], trim.Pod))
+				}
+			case *batchv1.JobList:
+				for i := range list.Items {
+					err = errors.Join(err, trimmed(&list.Items[i], trim.Job))
+				}
+			}
+			return err
+		},
+	})
+}
+
+// trimmed replaces an object by what a transform of the cache leaves of it.
+func trimmed[T any](o *T, transform func(any) (any, error)) error {
+	kept, err := transform(o)
+	if t, ok := kept.(*T); ok {
+		*o = *t
+	}
+	return err
 }
 
 // createWithUID sets the UID of created objects, as the API server does.

@@ -400,9 +400,26 @@ func TestGuard_permitsHarmlessChanges(t *testing.T) {
 	}
 }
 
-// A further link on the NIC receives no unicast.
+// A further link on the NIC receives no unicast. Without identity Enforce, it does.
 func TestAttack_furtherLink(t *testing.T) {
-	e := newTestEnv(t, enforced())
+	for identity, receives := range map[classify.Identity]bool{
+		classify.IdentityEnforce: false, classify.IdentityAudit: true,
+	} {
+		t.Run(fmt.Sprint(identity), func(t *testing.T) {
+			config := enforced()
+			config.Policy.Identity = identity
+			if got := furtherLinkReceives(newTestEnv(t, config)); got != receives {
+				t.Errorf("a further link of the pod received a unicast frame: %t, want %t", got, receives)
+			}
+		})
+	}
+}
+
+// furtherLinkReceives reports whether a link that a pod creates next to its own receives a
+// unicast frame.
+func furtherLinkReceives(e *testEnv) bool {
+	t := e.t
+	t.Helper()
 	p := e.pod(0, 1, hardCap(100*mega), netdev.Private)
 	p.Do(func() error {
 		link, err := netlink.LinkByName("net1")
@@ -422,9 +439,7 @@ func TestAttack_furtherLink(t *testing.T) {
 	frame := classify.EtherTo(more.HardwareAddr, e.wire.Interface("wire").HardwareAddr, 0x0800,
 		classify.IPv4(wireIP, 17, 0, classify.UDP(1, 2)))
 	sendRaw(e.wire, "wire", append(frame, marker(1)...))
-	if frames.saw(marker(1), 300*time.Millisecond) {
-		t.Error("a further link of the pod received a unicast frame")
-	}
+	return frames.saw(marker(1), 300*time.Millisecond)
 }
 
 // A router advertisement from the wire reaches the node, and no share.

@@ -10,6 +10,9 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/features"
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
@@ -59,12 +62,13 @@ func openChecks(key Key) (*Classifier, error) {
 
 func newIdentityEnv(t *testing.T, policy Policy, change ...func(*NIC, *Member)) identityEnv {
 	t.Helper()
-	c, err := openChecks(KeyCookie)
-	if err != nil {
-		c, err = openChecks(KeySocketCookie)
+	key := KeyCookie
+	if features.HaveProgramHelper(ebpf.SchedCLS, asm.FnGetNetnsCookie) != nil {
+		key = KeySocketCookie
 	}
+	c, err := openChecks(key)
 	if err != nil {
-		t.Skip(err)
+		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = c.Close() })
 	conn, err := rtnl.Open()

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"os"
 	"os/exec"
@@ -130,6 +131,8 @@ func (s *suite) repeat(ts *testscript.TestScript, neg bool, limit time.Duration,
 		ts.Fatalf("%s %s\n  expected: %s %s\n  observed: %v\n  last output:\n%s",
 			script, strings.Join(args[2:], " "), expectation, pattern, err, indent(out))
 	}
+	_, err = io.WriteString(ts.Stdout(), out) // for the command stdout
+	ts.Check(err)
 }
 
 // measure POD[,POD...] send|receive|both MBIT[,MBIT...] [ADDRESS]: measures the
@@ -596,8 +599,8 @@ func (s *suite) awaitNoLeftovers(ctx context.Context, timeout time.Duration) err
 }
 
 // listLeftovers prints claim records, attachment records, CDI specs, device
-// metadata, and the classes of shares, whose minor numbers start at 10. It fails if
-// it cannot look: only what does not exist counts as empty.
+// metadata, the classes of shares, whose minor numbers start at 10, and the links of
+// hairpins and trials. It fails if it cannot look: only what does not exist counts as empty.
 const listLeftovers = `
 files() { if [ -e "$1" ]; then find "$1" -type f; fi; }
 plugin=/var/lib/kubelet/plugins/dra-shared.dev
@@ -609,7 +612,9 @@ for nic in nic0 nic1 ifb-nic0 ifb-nic1; do
   case $nic in ifb-*) [ -e "/sys/class/net/$nic" ] || continue ;; esac
   classes=$(tc class show dev "$nic")
   printf '%s\n' "$classes" | sed -nE "/htb d5a:[0-9a-f]{2,} /s/^/$nic /p"
-done`
+done
+links=$(ip -brief link)
+printf '%s\n' "$links" | sed -nE '/^(hp[io]-|dra-trial)/p'`
 
 // indent indents the lines of a text for a failure message.
 func indent(text string) string {

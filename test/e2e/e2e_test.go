@@ -57,6 +57,16 @@ func TestOneNode(t *testing.T) {
 	runStories(t, "testdata/one-node", ".cluster-e2e", clusterclient.Options{Nodes: 1})
 }
 
+// TestAddresses runs the stories of the addresses of links: static ones and those of AddressPools.
+func TestAddresses(t *testing.T) {
+	runStories(t, "testdata/addresses", ".cluster-e2e-addresses", clusterclient.Options{Nodes: 1})
+}
+
+// TestIsolation runs the stories of what a pod cannot do to others.
+func TestIsolation(t *testing.T) {
+	runStories(t, "testdata/isolation", ".cluster-e2e-isolation", clusterclient.Options{Nodes: 1})
+}
+
 // TestTimeouts runs the stories that mostly wait for the timeouts of the hook, the
 // kubelet, and the plugin, so that they do not delay TestOneNode.
 func TestTimeouts(t *testing.T) {
@@ -81,14 +91,14 @@ func TestPodGroups_nativeMode(t *testing.T) {
 
 // TestGuestNode runs on a node that is a virtual machine with its own kernel,
 // systemd, cgroup v2, and AppArmor; see test/lab. Its stories are those in
-// testdata/guest-node and those of TestOneNode that the kernel, the init system, or
+// testdata/guest-node and those of other suites that the kernel, the init system, or
 // the security module of a node can affect.
 func TestGuestNode(t *testing.T) {
 	if os.Getenv("E2E_GUEST") == "" || os.Getenv("E2E_CLUSTER") == "" {
 		t.Skip("needs a cluster whose node is a guest: run `make lab-stories`")
 	}
-	runStories(t, "testdata/guest-node testdata/one-node/addresses testdata/one-node/attach-failure "+
-		"testdata/one-node/component-failures testdata/one-node/enforcement-repair testdata/one-node/multiple-containers "+
+	runStories(t, "testdata/guest-node testdata/addresses/addresses testdata/one-node/attach-failure "+
+		"testdata/one-node/component-failures testdata/isolation/enforcement-repair testdata/one-node/multiple-containers "+
 		"testdata/one-node/nic-changes", ".cluster-lab", clusterclient.Options{Nodes: 1})
 }
 

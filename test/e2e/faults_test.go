@@ -30,7 +30,11 @@ func TestPrivileges(t *testing.T) {
 }
 
 // faults is a suite whose cases are Go functions.
-type faults struct{ *suite }
+type faults struct {
+	*suite
+	// rollout is the time in which a plugin must become ready; see measureRollout.
+	rollout time.Duration
+}
 
 type faultCase struct {
 	name string

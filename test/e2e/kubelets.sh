@@ -2,7 +2,7 @@
 # Copyright The dra-driver-shared Authors.
 # SPDX-License-Identifier: Apache-2.0
 
-# Runs the stories of TestOneNode on nodes with the kubelets of each supported version,
+# Runs the stories of stories.sh on nodes with the kubelets of each supported version,
 # under a control plane of their own version and of the newest, and writes the results
 # into docs/dev/matrix.md. bin/e2e.test must exist.
 #
@@ -37,7 +37,7 @@ for combination in $all; do run "$combination"; done
 	cat <<EOF
 ## Kubelets
 
-Written by \`make test-kubelets\`, which runs the stories of TestOneNode in test/e2e on a
+Written by \`make test-kubelets\`, which runs the stories of TestOneNode, TestAddresses, and TestIsolation in test/e2e on a
 node of the test cluster with each version of the kubelet, or those that RUN selects. The gates
 are those of \`cluster up --gates\`: \`capacity\` turns on consumable capacity, which is off by
 default before Kubernetes 1.36.

@@ -2,7 +2,7 @@
 # Copyright The dra-driver-shared Authors.
 # SPDX-License-Identifier: Apache-2.0
 
-# Runs the stories of TestOneNode with each container runtime, and writes the results
+# Runs the stories of stories.sh with each container runtime, and writes the results
 # into docs/dev/matrix.md. bin/e2e.test must exist.
 #
 # usage: runtimes.sh STORIES [RUNTIME/OCI-RUNTIME...]: STORIES is a regular expression.
@@ -41,7 +41,7 @@ for combination in $all; do run "$combination"; done
 	cat <<EOF
 ## Container runtimes
 
-Written by \`make test-runtimes\`, which runs the stories of TestOneNode in test/e2e on a
+Written by \`make test-runtimes\`, which runs the stories of TestOneNode, TestAddresses, and TestIsolation in test/e2e on a
 node of the test cluster with each runtime, or those that RUN selects.
 
 | runtime | OCI runtime | last run | result |

@@ -2,18 +2,20 @@
 # Copyright The dra-driver-shared Authors.
 # SPDX-License-Identifier: Apache-2.0
 
-# Runs stories of TestOneNode on a new cluster, which the variables E2E_* describe, and
+# Runs stories of the suites below on new clusters, which the variables E2E_* describe, and
 # prints the result for a table. Failures go to standard error. bin/e2e.test must exist.
 #
 # usage: stories.sh REGEXP
 set -uo pipefail
 cd "$(dirname "$0")"
+suites="TestOneNode|TestAddresses|TestIsolation"
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 start=$SECONDS
 status=0
-E2E=1 ../../bin/e2e.test -test.v -test.parallel 1 -test.timeout 30m -test.run "^TestOneNode\$/^($1)\$" >"$log" 2>&1
-if grep -q '^--- PASS: TestOneNode' "$log"; then
+E2E=1 ../../bin/e2e.test -test.v -test.parallel 1 -test.timeout 30m \
+	-test.run "^($suites)\$/^($1)\$" >"$log" 2>&1
+if grep -q '^PASS' "$log"; then
 	result="passed: $(grep -c '^    --- PASS' "$log") stories"
 else
 	status=1

@@ -124,7 +124,7 @@ done
 find_in /var/run/cdi -name 'dra-shared*'
 if [ -e /sys/fs/bpf/dra-shared ]; then echo /sys/fs/bpf/dra-shared; fi
 links=$(ip -brief link)
-printf '%s\n' "$links" | sed -n '/ifb-/p'
+printf '%s\n' "$links" | sed -nE '/^(ifb-|hp[io]-|dra-trial)/p'
 for nic in nic0 nic1; do
   queues=$(tc qdisc show dev $nic)
   printf '%s\n' "$queues" | sed -nE "/htb|d5a/s/^/$nic: /p"
