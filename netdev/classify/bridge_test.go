@@ -157,8 +157,27 @@ func sendBridgedFrames(t *testing.T, e *testEnv, receives bool) {
 	t.Helper()
 	attacker := e.pod(0, 1, hardCap(100*mega), netdev.Bridge)
 	victim, third := e.pod(1, 2, hardCap(100*mega), netdev.Bridge), e.pod(2, 3, hardCap(100*mega), netdev.Bridge)
-	behind := nstest.New(t)
-	attacker.Do(func() error {
+	behind := e.bridgedBehind(attacker)
+	frames, wire := listen(t, victim.Namespace, "net1"), listen(t, e.wire, "wire")
+	for i, source := range []net.HardwareAddr{third.attachment.MAC, {2, 7, 7, 7, 7, 7}} {
+		frame := classify.EtherTo(victim.attachment.MAC, source, 0x88b5) // of IP, br_netfilter drops what is not valid
+		got := false
+		for tries := 0; tries < 5 && !got; tries++ { // the bridge forwards nothing before its ports are up
+			sendRaw(behind, "eth0", append(frame, marker(i)...))
+			got = frames.saw(marker(i), 200*time.Millisecond) || wire.saw(marker(i), 100*time.Millisecond)
+		}
+		if got != receives {
+			t.Errorf("a bridged frame from %s arrived: %t, want %t", source, got, receives)
+		}
+	}
+}
+
+// bridgedBehind returns a namespace whose link eth0 is connected to the link of a pod by a bridge
+// in the pod.
+func (e *testEnv) bridgedBehind(p *pod) *nstest.Namespace {
+	e.t.Helper()
+	behind := nstest.New(e.t)
+	p.Do(func() error {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name = "br0"
 		bridge := &netlink.Bridge{LinkAttrs: attrs}
@@ -175,18 +194,7 @@ func sendBridgedFrames(t *testing.T, e *testEnv, receives bool) {
 			nstest.ConfigureLink("br0"), nstest.ConfigureLink("port"))
 	})
 	behind.Do(func() error { return nstest.ConfigureLink("eth0") })
-	frames, wire := listen(t, victim.Namespace, "net1"), listen(t, e.wire, "wire")
-	for i, source := range []net.HardwareAddr{third.attachment.MAC, {2, 7, 7, 7, 7, 7}} {
-		frame := classify.EtherTo(victim.attachment.MAC, source, 0x88b5) // of IP, br_netfilter drops what is not valid
-		got := false
-		for tries := 0; tries < 5 && !got; tries++ { // the bridge forwards nothing before its ports are up
-			sendRaw(behind, "eth0", append(frame, marker(i)...))
-			got = frames.saw(marker(i), 200*time.Millisecond) || wire.saw(marker(i), 100*time.Millisecond)
-		}
-		if got != receives {
-			t.Errorf("a bridged frame from %s arrived: %t, want %t", source, got, receives)
-		}
-	}
+	return behind
 }
 
 // Links that an earlier release attached have the mode bridge in the kernel. They reach each

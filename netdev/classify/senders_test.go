@@ -4,8 +4,10 @@
 package classify_test
 
 import (
+	"bytes"
 	"errors"
 	"net"
+	"net/netip"
 	"sync"
 	"testing"
 	"time"
@@ -146,6 +148,105 @@ func TestAttack_multicastFlood(t *testing.T) {
 	}
 	if seen < frames-1 {
 		t.Errorf("of %d frames beside a flood, %d reached the pod; want all", frames, seen)
+	}
+}
+
+// A flood of ARP, by a share or from the network, does not keep the ARP of other shares from the
+// NIC.
+func TestAttack_neighborFlood(t *testing.T) {
+	broadcast := net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
+	behind := net.HardwareAddr{2, 8, 8, 8, 8, 8} // of a namespace behind the pod
+	request := func(source net.HardwareAddr, ip string, padding int) []byte {
+		return append(classify.EtherTo(broadcast, source, 0x0806, classify.ARP(1, source, ip, "10.20.9.9")),
+			make([]byte, padding)...)
+	}
+	for name, tc := range map[string]struct {
+		flood func(*testEnv, *pod) (from *nstest.Namespace, link string, frame []byte)
+	}{
+		"of a share": {func(_ *testEnv, p *pod) (*nstest.Namespace, string, []byte) {
+			return p.Namespace, "net1", request(p.attachment.MAC, p.ip, 0)
+		}},
+		"that a share bridges": {func(e *testEnv, p *pod) (*nstest.Namespace, string, []byte) {
+			return e.bridgedBehind(p), "eth0", request(behind, "10.20.9.7", 0)
+		}},
+		"from the network": {func(e *testEnv, _ *pod) (*nstest.Namespace, string, []byte) {
+			return e.wire, "wire", request(behind, "10.20.9.8", 0)
+		}},
+		"from the network, padded": {func(e *testEnv, _ *pod) (*nstest.Namespace, string, []byte) {
+			return e.wire, "wire", request(behind, "10.20.9.8", 1400)
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			config := enforced()
+			config.Policy.Forwarding, config.Policy.MACs = true, []net.HardwareAddr{behind}
+			config.Policy.Addresses = []netip.Prefix{netip.MustParsePrefix("10.20.9.7/32")}
+			e := newTestEnv(t, config)
+			e.config.Rates.Reserve = 10 * mega // the default for 1 Gbit/s: ARP gets at most 2.5 Mbit/s
+			e.manage()
+			attacker, other := e.pod(0, 1, hardCap(100*mega), netdev.Private), e.pod(1, 2, hardCap(100*mega), netdev.Private)
+			from, link, frame := tc.flood(e, attacker)
+			if from != e.wire {
+				e.awaitFirst(from, link, frame)
+			}
+			stop := make(chan struct{})
+			var floods sync.WaitGroup
+			for range 2 {
+				floods.Go(func() {
+					for {
+						select {
+						case <-stop:
+							return
+						default:
+						}
+						if _, err := from.Flood(link, frame, false, 50*time.Millisecond); err != nil {
+							t.Error(err)
+							return
+						}
+					}
+				})
+			}
+			for range 5 {
+				e.expectFastResolution(other)
+			}
+			close(stop)
+			floods.Wait()
+		})
+	}
+}
+
+// awaitFirst sends a frame until one arrives at the wire, as a bridge forwards nothing before its
+// ports are up.
+func (e *testEnv) awaitFirst(from *nstest.Namespace, link string, frame []byte) {
+	e.t.Helper()
+	wire := listen(e.t, e.wire, "wire")
+	for range 50 {
+		sendRaw(from, link, append(bytes.Clone(frame), marker(0)...))
+		if wire.saw(marker(0), 100*time.Millisecond) {
+			return
+		}
+	}
+	e.t.Fatal("no frame of the flood arrives")
+}
+
+// expectFastResolution makes a pod resolve the address of the wire, and fails the test if that
+// takes long: the kernel repeats a request after one second.
+func (e *testEnv) expectFastResolution(p *pod) {
+	e.t.Helper()
+	p.Do(func() error {
+		link, err := netlink.LinkByName("net1")
+		if err != nil {
+			return err
+		}
+		err = netlink.NeighDel(&netlink.Neigh{LinkIndex: link.Attrs().Index, IP: net.ParseIP(wireIP)})
+		if errors.Is(err, unix.ENOENT) {
+			return nil
+		}
+		return err
+	})
+	start := time.Now()
+	e.measure(nstest.Flow{From: p.Namespace, To: e.wire, Address: e.address(wireIP), Duration: 50 * time.Millisecond})
+	if took := time.Since(start); took > 600*time.Millisecond {
+		e.t.Errorf("the first flow to %s took %s, want at most 600 ms", wireIP, took)
 	}
 }
 

@@ -32,6 +32,7 @@
 #define CLASS_MULTICAST 8    // the first of MULTICAST_CLASSES of the IFB device, for multicast and broadcast from
 			     // the wire, except ARP and neighbor discovery
 #define MULTICAST_CLASSES 8  // a power of 2
+#define CLASS_SHARE 16       // the first of a share
 
 // Values of nic.forwarded.
 #define FORWARDED_BY_ROUTE 1   // the node has routed the frame out of the NIC

@@ -239,11 +239,11 @@ static __always_inline __u32 class_of_tenant(__u32 parent, __u64 cookie)
 	return class ? *class : 0;
 }
 
-// Counts a frame with a reason for the class frame->class, and reports whether it
-// must be dropped.
+// Counts a frame with a reason for the class frame->class, or as unidentified if that is none of a
+// share, and reports whether it must be dropped.
 static __always_inline int refuse(const struct frame *frame, __u32 reason)
 {
-	__u32 class = frame->class ? frame->class : frame->nic->major | CLASS_UNIDENTIFIED;
+	__u32 class = (frame->class & 0xffff) >= CLASS_SHARE ? frame->class : frame->nic->major | CLASS_UNIDENTIFIED;
 	__u64 key = frame->parent | (__u64)class << 32;
 	struct refusals *refusals = bpf_map_lookup_elem(&dra_shared_refusals, &key);
 	int drop = frame->policy->identity == IDENTITY_ENFORCE && !(frame->link && frame->link->flags & LINK_AUDIT);
@@ -288,8 +288,8 @@ static __always_inline int is_flood(struct link *link)
 	return link->neighbors > NEIGHBORS_PER_SECOND;
 }
 
-// Reports whether ARP or neighbor discovery from the wire has the size of such a
-// frame, and whether its sender sends little of it.
+// Reports whether ARP or neighbor discovery has the size of such a frame, and whether its source
+// address, which is no link's, sends little of it.
 static __always_inline int is_moderate(struct __sk_buff *skb, const struct frame *frame)
 {
 	__u64 key[] = {frame->parent | frame->source << 32, frame->source >> 32};
@@ -622,12 +622,20 @@ static __always_inline __u32 check_content(struct __sk_buff *skb, const struct f
 	return 0;
 }
 
+// Reports whether a frame is ARP or neighbor discovery; see is_neighbor_discovery.
+static __always_inline int is_neighbors(struct __sk_buff *skb, const struct frame *frame)
+{
+	struct ethhdr eth = {.h_proto = frame->protocol};
+
+	return is_neighbor_discovery(skb, &eth);
+}
+
 // Checks a frame with a MAC address that no link has, and may set frame->class.
 static __always_inline __u32 check_other(struct __sk_buff *skb, struct frame *frame)
 {
 	__u32 tenant = class_of_tenant(frame->parent, frame->cookie);
 	__u64 key[] = {frame->parent | frame->source << 32, frame->source >> 32};
-	__u32 *learned;
+	__u32 *learned, reason;
 
 	if (frame->own) {
 		// The node sends it, or forwards it. On a NIC that forwards for the
@@ -652,15 +660,8 @@ static __always_inline __u32 check_other(struct __sk_buff *skb, struct frame *fr
 		if (!learned || *learned != tenant)
 			bpf_map_update_elem(&dra_shared_learned, key, &tenant, BPF_ANY);
 	}
-	return check_content(skb, frame);
-}
-
-// Reports whether a frame is ARP or neighbor discovery; see is_neighbor_discovery.
-static __always_inline int is_neighbors(struct __sk_buff *skb, const struct frame *frame)
-{
-	struct ethhdr eth = {.h_proto = frame->protocol};
-
-	return is_neighbor_discovery(skb, &eth);
+	reason = check_content(skb, frame);
+	return !reason && is_neighbors(skb, frame) && !is_moderate(skb, frame) ? REASON_RATE : reason;
 }
 
 // Returns the reason to refuse a frame that leaves through a NIC; 0 if there is none.
@@ -682,6 +683,8 @@ static __always_inline __u32 check_sent(struct __sk_buff *skb, struct frame *fra
 	if (!frame->has_socket && skb->ingress_ifindex) {
 		if (!frame->policy->forwarding && !frame->nic->trust_mac)
 			return REASON_FORWARDED;
+		if (is_neighbors(skb, frame) && is_flood(link))
+			return REASON_RATE;
 		frame->class = class;
 		return 0;
 	}
