@@ -511,6 +511,9 @@ func TestNode_Watch_pausesWhilePodFloods(t *testing.T) {
 			loops, reports, missed)
 	}
 	changes.expect(t, "missed events after the flood", func(c netdev.Change) bool { return c.NamespacesMissed })
+	changes.expect(t, "all namespaces, because their events were missed", func(c netdev.Change) bool {
+		return slices.Contains(c.NamespacesChanged, a.NSID) && slices.Contains(c.NamespacesChanged, quiet.NSID)
+	})
 	other.Do(func() error {
 		link, err := netlink.LinkByName(quiet.Name)
 		return errors.Join(err, netlink.AddrAdd(link, address))

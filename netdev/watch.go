@@ -47,10 +47,13 @@ const namespacesInterval = 100 * time.Millisecond
 // If pods cause more events in an interval than one call of Receive reads, or than the kernel
 // queues, the Node stops reading events for a while. It still reports the namespaces whose events it has read, which
 // are most likely those of the pods that cause them. The caller then looks at the links of all
-// pods once: the time for each is about 2 % of floodPausePerNamespace.
+// pods once: the time for each is about 2 % of floodPausePerNamespace. When pods have been calm
+// for calmPauses pauses, the Node reports all namespaces as changed: the caller then reads the
+// state of each, which takes several times as long.
 const (
 	floodPause             = time.Second
 	floodPausePerNamespace = 5 * time.Millisecond
+	calmPauses             = 5
 )
 
 // Watch subscribes to the kernel's events and calls changed for each batch of
@@ -106,8 +109,16 @@ func (n *Node) watchOwn(ctx context.Context, w *rtnl.Watcher, report func(Change
 
 // watchOthers reports changes in other network namespaces. It closes w.
 func (n *Node) watchOthers(ctx context.Context, w *rtnl.NamespaceWatcher, report func(Change)) error {
+	var afterFlood *time.Timer
+	stop := func() {
+		if afterFlood != nil {
+			afterFlood.Stop()
+		}
+	}
+	defer stop()
 	for {
 		flooded, err := watchUntilFlood(ctx, w, report)
+		stop()
 		if !flooded || err != nil {
 			return err
 		}
@@ -123,6 +134,20 @@ func (n *Node) watchOthers(ctx context.Context, w *rtnl.NamespaceWatcher, report
 			return err
 		}
 		report(Change{NamespacesMissed: true})
+		afterFlood = time.AfterFunc(calmPauses*pause, func() { n.reportAll(ctx, report) })
+	}
+}
+
+// reportAll reports that all other network namespaces have changed.
+func (n *Node) reportAll(ctx context.Context, report func(Change)) {
+	ids, err := n.conn.ListNamespaceIDs()
+	switch {
+	case ctx.Err() != nil:
+	case err != nil:
+		logr.FromContextOrDiscard(ctx).Error(err, "Failed to list network namespaces after missed events, resyncing")
+		report(Change{Resync: true})
+	default:
+		report(Change{NamespacesChanged: ids})
 	}
 }
 

@@ -56,7 +56,7 @@ func changeFor(c netdev.Change) driver.Change {
 	if len(c.NamespacesRemoved) > 0 {
 		change.Detached = func(r *attach.Record) bool { return slices.Contains(c.NamespacesRemoved, r.Namespace.NSID) }
 	}
-	if c.NamespacesMissed { // their status is read at the next resyncs
+	if c.NamespacesMissed { // their status is read when the pods are calm: they are all reported as changed then
 		change.Unprotected = func(r *attach.Record) bool { return r.Kind == Name }
 	}
 	if len(c.NamespacesChanged) > 0 || len(c.QdiscsChanged) > 0 {

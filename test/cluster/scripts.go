@@ -30,7 +30,8 @@ exec nsenter --target "$(cat %[1]s/init.pid)" --net --mount --pid -- \
   nsenter --target "$(cat "%[1]s/$name.pid")" --net --mount -- env PATH="%[4]s:%[3]s:%[3]s/cni:$PATH" "$@"
 `
 	podScript = `#!/bin/sh
-# pod NAMESPACE/NAME CMD...: runs CMD of this machine in the pod's network namespace.
+# pod NAMESPACE/NAME CMD...: runs CMD of this machine in the pod's network namespace, and with the
+# rights of the pod's root in its user namespace if it has one.
 [ $# -ge 2 ] || { echo "usage: $0 NAMESPACE/NAME CMD..." >&2; exit 2; }
 pod=$1; shift
 location=$(%[1]s/kubectl get pod -n "${pod%%%%/*}" "${pod#*/}" -o 'jsonpath={.metadata.uid} {.spec.nodeName}') || exit
@@ -40,7 +41,9 @@ for cgroup in $(grep -ls "pod$uid" /proc/[0-9]*/cgroup); do
   pid=${cgroup#/proc/}; pid=${pid%%/cgroup}
   # CRI-O's monitor is in the cgroup of the pod and in the network namespace of the node.
   grep -qsx conmon "/proc/$pid/comm" && continue
-  exec nsenter --target "$pid" --net -- "$@"
+  user=
+  [ "$(readlink "/proc/$pid/ns/user")" = "$(readlink /proc/self/ns/user)" ] || user=--user
+  exec nsenter --target "$pid" --net $user -- "$@"
 done
 echo "no process of pod $pod found: is it running?" >&2; exit 1
 `

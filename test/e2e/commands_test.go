@@ -336,8 +336,9 @@ func (s *suite) daemon(ts *testscript.TestScript, neg bool, args []string) {
 
 // share NAME KEY=VALUE...: creates the claim NAME for a share of a NIC and the pod
 // NAME, which uses it. Keys, with defaults: network (backup), bandwidth (100M),
-// address (none), node (n1), pod (NAME; none creates only the claim), and
-// parameters (the fields of a NetworkAttachment in JSON).
+// address (none), node (n1), pod (NAME; none creates only the claim), parameters (the
+// fields of a NetworkAttachment in JSON), and rights (none; NET_ADMIN in a user namespace
+// of the pod).
 func (s *suite) share(ts *testscript.TestScript, neg bool, args []string) {
 	if len(args) < 1 || neg {
 		ts.Fatalf("usage: share NAME KEY=VALUE...")
@@ -352,6 +353,14 @@ func (s *suite) share(ts *testscript.TestScript, neg bool, args []string) {
 	}
 	if a := values["address"]; a != "" {
 		values["parameters"] = fmt.Sprintf(`"addresses": [%q]`, a)
+	}
+	switch values["rights"] {
+	case "":
+	case "NET_ADMIN":
+		values["hostUsers"] = "\n  hostUsers: false"
+		values["security"] = ", securityContext: {capabilities: {add: [NET_ADMIN]}}"
+	default:
+		ts.Fatalf("share: rights=%s, want NET_ADMIN", values["rights"])
 	}
 	if p := values["parameters"]; p != "" {
 		values["config"] = fmt.Sprintf(shareConfig, p)
@@ -388,12 +397,12 @@ const shareConfig = `    config:
 const sharePod = `apiVersion: v1
 kind: Pod
 metadata: {name: $pod}
-spec:
+spec:$hostUsers
   terminationGracePeriodSeconds: 1
   nodeSelector: {kubernetes.io/hostname: $node}
   resourceClaims: [{name: nic, resourceClaimName: $name}]
   containers:
-  - {name: work, image: "registry.local/nettool:dev", imagePullPolicy: Never, resources: {claims: [{name: nic}]}}
+  - {name: work, image: "registry.local/nettool:dev", imagePullPolicy: Never, resources: {claims: [{name: nic}]}$security}
 `
 
 // install VALUE...: upgrades the chart with values set, until the story ends. With
