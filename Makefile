@@ -42,7 +42,7 @@ STATIC := CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags "-s -w"
 CRD_TYPES := ./api/scheduling/... ./api/network/...
 # What `make generate` writes: files, and directories with their sources.
 GENERATED = netdev/classify $(wildcard api/*/zz_* api/*/*/zz_*) $(wildcard $(CHART)/templates/*.dra-shared.dev_*.yaml) deployments/image/Dockerfile docs/user/reference
-DOCKERFILE := awk -f deployments/image/dockerfile.awk deployments/image/contents.txt
+DOCKERFILE := awk -f deployments/image/dockerfile.awk go.mod deployments/image/contents.txt
 GO_FILES := $(shell find . -name '*.go' -not -name '*_test.go' -not -path './.cluster*' -o -name '*.o' -path './netdev/*') go.mod go.sum
 LINT := go run ./test/lint
 # The checks of test/lint that `make lint` includes, of lint-words, lint-lines, and lint-headers.

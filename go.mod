@@ -2,6 +2,9 @@ module github.com/dra-shared/dra-driver-shared
 
 go 1.26.0
 
+// CI and the Dockerfile use this release.
+toolchain go1.26.8
+
 // The conformance suite is a module of its own, so that other drivers can use it.
 replace github.com/dra-shared/dra-driver-shared/conformance => ./conformance
 

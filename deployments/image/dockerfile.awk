@@ -1,9 +1,14 @@
 # Copyright The dra-driver-shared Authors.
 # SPDX-License-Identifier: Apache-2.0
 
-# Prints the Dockerfile of the image for a content list: awk -f dockerfile.awk contents.txt
-BEGIN {
-	print "# Code generated from contents.txt by make generate. DO NOT EDIT."
+# Prints the Dockerfile of the image for the toolchain line of go.mod and a content list:
+# awk -f dockerfile.awk go.mod contents.txt
+FILENAME ~ /go\.mod$/ {
+	if ($1 == "toolchain") go = substr($2, 3)
+	next
+}
+FNR == 1 {
+	print "# Code generated from go.mod and contents.txt by make generate. DO NOT EDIT."
 	print "#"
 	print "# Builds the image from source, the BPF programs included. The build stage runs on the"
 	print "# architecture of the machine and cross-compiles for the image's. BuildKit is required,"
@@ -12,7 +17,7 @@ BEGIN {
 	print "#"
 	print "# BUILDER is an image with Go. Other packages that the build needs are installed if they"
 	print "# are missing; a builder image that has them needs no package manager."
-	print "ARG BUILDER=golang:1.26-bookworm"
+	print "ARG BUILDER=golang:" go "-bookworm"
 	print "FROM --platform=$BUILDPLATFORM ${BUILDER} AS build"
 	print "RUN command -v make && command -v clang && command -v llvm-strip && test -e /usr/include/bpf/bpf_helpers.h || \\"
 	print "    { apt-get update && apt-get install --yes --no-install-recommends make clang llvm libbpf-dev; }"
