@@ -142,7 +142,7 @@ func TestTree_roundTrip(t *testing.T) {
 	}
 }
 
-func TestWatch(t *testing.T) {
+func TestHost_Watch_noticesDeviceNodes(t *testing.T) {
 	dev := t.TempDir()
 	noticed := make(chan struct{}, 100)
 	ended := make(chan error, 1)

@@ -151,7 +151,7 @@ func TestStatusRow_truncatesMessages(t *testing.T) {
 	}
 }
 
-func TestFailures(t *testing.T) {
+func TestFailures_forgetsPodsThatSucceededOrEnded(t *testing.T) {
 	var f failures
 	shares := []share{{Share: record.Share{Name: "s"}}}
 	for _, pod := range []string{"a", "b", "c"} {

@@ -76,15 +76,15 @@ func TestLimiter_failsWithoutALimit(t *testing.T) {
 		harm  func(l *Limiter) error
 		want  string
 	}{
-		"no state":              {`{`, nil, "read the container's state"},
-		"a process that is not": {`{"pid": 1}`, nil, "find the container's cgroup"},
-		"cgroup v1":             {`{"pid": 43}`, nil, "no cgroup of its own in the unified hierarchy"},
+		"no state":        {`{`, nil, "read the container's state"},
+		"no such process": {`{"pid": 1}`, nil, "find the container's cgroup"},
+		"cgroup v1":       {`{"pid": 43}`, nil, "no cgroup of its own in the unified hierarchy"},
 		"no controller": {`{"pid": 42}`, func(l *Limiter) error {
 			return os.Remove(filepath.Join(l.Cgroups,
 				"kubepods/podx/c1/dmem.max"))
 		},
 			"read the limits of device memory"},
-		"a limit that is none": {`{"pid": 42}`, func(l *Limiter) error {
+		"a limit that is not a number": {`{"pid": 42}`, func(l *Limiter) error {
 			return os.WriteFile(filepath.Join(l.Cgroups, "kubepods/podx/c1/dmem.max"), []byte(region+" lots"), 0o644)
 		}, "limit of " + region},
 	} {

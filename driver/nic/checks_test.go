@@ -13,7 +13,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/classify/trial"
 )
 
-func TestMissingCookie(t *testing.T) {
+func TestMissingCookie_namesTheWayToRepair(t *testing.T) {
 	const held = "this node identifies senders by address only: a pod with CAP_NET_RAW can send as another pod and " +
 		"exceed its grant"
 	for name, test := range map[string]struct {

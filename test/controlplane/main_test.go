@@ -32,7 +32,7 @@ const (
 	envInside  = "CONTROLPLANE_INSIDE"  // directory of the cluster in whose network namespace this process runs
 	envVersion = "CONTROLPLANE_VERSION" // version of Kubernetes
 	envGates   = "CONTROLPLANE_GATES"   // feature gates, as for the command cluster
-	envBench   = "CONTROLPLANE_BENCH"   // not empty: run TestScale
+	envBench   = "CONTROLPLANE_BENCH"   // not empty: run TestController_measuresManyPods
 	envJobSet  = "CONTROLPLANE_JOBSET"  // not empty: run the tests of `make test-jobset`
 )
 

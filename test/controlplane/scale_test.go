@@ -32,10 +32,10 @@ import (
 	"github.com/dra-shared/dra-driver-shared/test/simnode"
 )
 
-// TestScale measures the writes for each pod, the time until a pod runs, and the
+// TestController_measuresManyPods measures the writes for each pod, the time until a pod runs, and the
 // controller's memory. It fails only if the pods do not run. Its output becomes
 // docs/dev/scale.md (make bench-controlplane).
-func TestScale(t *testing.T) {
+func TestController_measuresManyPods(t *testing.T) {
 	if os.Getenv(envBench) == "" {
 		t.Skip("takes several minutes: run `make bench-controlplane`")
 	}

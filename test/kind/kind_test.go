@@ -32,9 +32,9 @@ func TestMain(m *testing.M) {
 // timeout includes the time to build a node image where none can be pulled.
 const timeout = 12 * time.Minute
 
-// TestKind runs the driver in a cluster with two nodes, and looks for what remains after
+// TestCluster_sharesNICsOfTwoNodesAndLeavesNothing runs the driver in a cluster with two nodes, and looks for what remains after
 // the cluster is removed.
-func TestKind(t *testing.T) {
+func TestCluster_sharesNICsOfTwoNodesAndLeavesNothing(t *testing.T) {
 	if os.Getenv("TEST_KIND") == "" {
 		t.Skip("needs programs and images that `make test-kind` builds")
 	}

@@ -247,7 +247,7 @@ func TestAssign_dualStack(t *testing.T) {
 }
 
 // Another host on the network has an address of the pool.
-func TestAvoid(t *testing.T) {
+func TestAvoid_addressIsNotAssignedAgain(t *testing.T) {
 	pool := addressPool("storage", func(s *network.AddressPoolSpec) { s.Ranges = []string{"10.20.0.1-10.20.0.2"} })
 	node := newNode(t, newFakeAPI(pool), "n1")
 	a := node.plugin(t.Context(), "p1", time.Second)
@@ -663,7 +663,7 @@ func TestMaintenance_returnsAllBlocksOfAnUnusedPool(t *testing.T) {
 
 // The controller returns the blocks of a node that is gone. The node is only cut off: its
 // pods still have the addresses when it comes back.
-func TestLost(t *testing.T) {
+func TestMaintenance_takesBackOrReportsLostAddresses(t *testing.T) {
 	small := addressPool("office", func(s *network.AddressPoolSpec) {
 		s.Ranges, s.BlockSize = []string{"10.20.1.0/31"}, ptr.To(int32(2))
 	})
