@@ -164,7 +164,7 @@ lab-stories: lab-build ## run stories on a cluster whose node is a virtual machi
 test-lab: lab-build ## run a quick pass of the lab on one kernel [LAB_KERNEL=6.1] [10 min]
 	@bin/lab pass --quick $(LAB_KERNEL)
 
-lab-build: prerequisites-lab cluster-binaries bin/helm bin/lab bin/e2e.test bin/nettool $(IMAGES)
+lab-build: prerequisites-lab cluster-binaries bin/helm bin/lab bin/e2e.test bin/nettool $(IMAGES) ## build what the lab needs
 
 test-runtimes: prerequisites cluster-binaries bin/helm $(IMAGES) bin/nettool bin/images/dra-conformance.tar bin/dra-conformance bin/e2e.test ## run the stories of a node with each container runtime, and write docs/dev/matrix.md [RUN=regexp] [RUNTIMES="cri-o/crun ..."] [7 min each]
 	@test/env/prerequisites.sh runtimes
@@ -176,7 +176,8 @@ test-kubelets: prerequisites cluster-binaries bin/helm $(IMAGES) bin/nettool bin
 bench: prerequisites bin/cni ## compare pods' starts, ends, and limits with CNI plugins and with the kernel alone, and write docs/dev/performance.md [PODS=200] [RUNS=3] [15 min]
 	@test/bench/bench.sh $(or $(PODS),200) $(or $(RUNS),3)
 
-bin/cni: test/bench/go.mod ## CNI plugins for make bench
+# CNI plugins for make bench.
+bin/cni: test/bench/go.mod
 	@mkdir -p $@
 	cd test/bench && CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o ../../$@/ tool && touch ../../$@
 
@@ -275,34 +276,6 @@ bin/%: $(GO_FILES)
 	*) $(STATIC) -o $@ ./test/$* ;;
 	esac
 
-.PHONY: conformance-peers conformance-report conformance-image conformance-mutants
-
-conformance-mutants: ## run all cases against the reference driver with each fault, and write conformance/mutants.md [25 min]
-	@cd conformance && go test -run TestMutants -full -update -timeout 80m -parallel 5 .
-
-PEERS := dra-example-driver dranet dra-driver-cpu
-
-bin/peers/nri-runtime: $(wildcard reports/drivers/nri-runtime/*)
-	@mkdir -p bin/peers
-	cd reports/drivers/nri-runtime && $(STATIC) -o ../../../$@ .
-
-bin/peers/%: reports/drivers/%/go.mod
-	@mkdir -p bin/peers
-	cd reports/drivers/$* && $(STATIC) -o ../../../$@ "$$(go list tool)"
-
-conformance-peers: bin/dra-conformance bin/peers/nri-runtime $(PEERS:%=bin/peers/%) ## test releases of other DRA drivers, and write their reports [5 min each, 10 min to build]
-	@for d in $(PEERS); do
-	  v=$$(sed -n 's/^  version: //p' reports/drivers/$$d/conformance.yaml)
-	  mkdir -p reports/1.37/$$d
-	  sh reports/drivers/run.sh $$d --report reports/1.37/$$d/$$v.yaml | grep -E '^(FAIL|warn|[0-9]+ passed)' || :
-	done
-	(cd conformance && go test -run TestCompare . -update)
-
-conformance-report: ## test the plugin, and write its report [2 min]
-	@mkdir -p reports/1.37/dra-driver-shared
-	CONFORMANCE_REPORT=$(CURDIR)/reports/1.37/dra-driver-shared/v0.0.0.yaml CONFORMANCE_VERSION=v0.0.0 go test -count 1 ./driver -run TestConformance
-	(cd conformance && go test -run TestCompare . -update)
-
 bin/golangci-lint:
 	@mkdir -p bin
 	echo "build: golangci-lint"
@@ -369,11 +342,6 @@ bin/images/crash.tar: bin/cluster bin/crash/dra-shared-plugin bin/dra-shared-hoo
 	@sed 's,bin/dra-shared-plugin,bin/crash/dra-shared-plugin,' deployments/image/contents.txt >bin/crash/contents.txt
 	bin/cluster image --contents bin/crash/contents.txt --tag registry.local/dra-driver-shared:crash --out $@
 
-conformance-image: bin/images/dra-conformance.tar ## build the image of the conformance suite as a docker archive, without a container engine
-
-bin/images/dra-conformance.tar: bin/cluster bin/dra-conformance conformance/image.txt
-	@bin/cluster image --contents conformance/image.txt --tag registry.local/dra-conformance:$(VERSION) --out $@
-
 bin/images/nettool.tar: bin/cluster bin/nettool test/nettool/image.txt
 	@bin/cluster image --contents test/nettool/image.txt --tag registry.local/nettool:dev --out $@
 
@@ -384,26 +352,61 @@ previous-release: bin/cluster ## build the image of the previous release, from w
 cluster-binaries: bin/cluster | prerequisites ## build Kubernetes, containerd, and runc for the test cluster; later runs use a cache
 	@bin/cluster build
 
-kind-binaries: bin/kind bin/kind-demo bin/demo bin/cluster bin/helm $(IMAGES)
+kind-binaries: bin/kind bin/kind-demo bin/demo bin/cluster bin/helm $(IMAGES) ## build kind, the demo, and the images for a cluster of kind
 
-prerequisites-kind:
+prerequisites-kind: ## check for what a cluster of kind needs; install it where apt-get exists
 	@test/env/prerequisites.sh kind
 
-prerequisites-clang: | prerequisites
+prerequisites-clang: | prerequisites ## check also for what compiles BPF programs
 	@test/env/prerequisites.sh clang
 
-prerequisites-lab: | prerequisites
+prerequisites-lab: | prerequisites ## check also for what boots kernels in virtual machines
 	@test/env/prerequisites.sh lab
 
 prerequisites: ## check for the programs that the tests need; install them where apt-get exists
 	@test/env/prerequisites.sh
 
+##@ Conformance
+
+.PHONY: conformance-peers conformance-report conformance-image conformance-mutants
+
+conformance-mutants: ## run all cases against the reference driver with each fault, and write conformance/mutants.md [25 min]
+	@cd conformance && go test -run TestMutants -full -update -timeout 80m -parallel 5 .
+
+PEERS := dra-example-driver dranet dra-driver-cpu
+
+bin/peers/nri-runtime: $(wildcard reports/drivers/nri-runtime/*)
+	@mkdir -p bin/peers
+	cd reports/drivers/nri-runtime && $(STATIC) -o ../../../$@ .
+
+bin/peers/%: reports/drivers/%/go.mod
+	@mkdir -p bin/peers
+	cd reports/drivers/$* && $(STATIC) -o ../../../$@ "$$(go list tool)"
+
+conformance-peers: bin/dra-conformance bin/peers/nri-runtime $(PEERS:%=bin/peers/%) ## test releases of other DRA drivers, and write their reports [5 min each, 10 min to build]
+	@for d in $(PEERS); do
+	  v=$$(sed -n 's/^  version: //p' reports/drivers/$$d/conformance.yaml)
+	  mkdir -p reports/1.37/$$d
+	  sh reports/drivers/run.sh $$d --report reports/1.37/$$d/$$v.yaml | grep -E '^(FAIL|warn|[0-9]+ passed)' || :
+	done
+	(cd conformance && go test -run TestCompare . -update)
+
+conformance-report: ## test the plugin, and write its report [2 min]
+	@mkdir -p reports/1.37/dra-driver-shared
+	CONFORMANCE_REPORT=$(CURDIR)/reports/1.37/dra-driver-shared/v0.0.0.yaml CONFORMANCE_VERSION=v0.0.0 go test -count 1 ./driver -run TestConformance
+	(cd conformance && go test -run TestCompare . -update)
+
+conformance-image: bin/images/dra-conformance.tar ## build the image of the conformance suite as a docker archive, without a container engine
+
+bin/images/dra-conformance.tar: bin/cluster bin/dra-conformance conformance/image.txt
+	@bin/cluster image --contents conformance/image.txt --tag registry.local/dra-conformance:$(VERSION) --out $@
+
 ##@ About
 
 help: ## print this list
-	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-zA-Z0-9_-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-zA-Z0-9_-]+:.*## / {printf "  %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: kind-demo kind-up kind-down kind-binaries prerequisites-kind test-kind demo demo-groups demo-jobset demo-addresses cluster-up cluster-down install reload test test-build test-unit test-packages test-classify test-crash \
-  test-fuzz test-controlplane test-jobset test-matrix lab lab-test lab-up lab-stories test-lab lab-build e2e test-runtimes test-kubelets bench bench-controlplane lint lint-words lint-lines lint-headers fix-headers \
+  test-fuzz test-controlplane test-jobset test-matrix lab lab-test lab-up lab-stories test-lab lab-build e2e test-runtimes test-kubelets bench bench-node profiles bench-controlplane lint lint-words lint-lines lint-headers fix-headers \
   generate generate-check chart-check build image image-archives image-docker dockerfile-check previous-release cluster-binaries \
   prerequisites prerequisites-clang prerequisites-lab help
