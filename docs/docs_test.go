@@ -60,6 +60,13 @@ func TestCheck_wrongCitation(t *testing.T) {
 		"`go test -run TestCheck_wrongCitation .`": "`go test -run TestNoSuchTest .`",
 		"`make demo`":                              "`make no-such-target`",
 		"```sh\nmake demo # a\n```":                "```sh\nmake no-such-target # a\n```",
+		"```console\nmake demo\n```":               "```console\nmake no-such-target\n```",
+		"```\n$ make demo\n```":                    "```\n$ make no-such-target\n```",
+		"1. a\n\n   ```sh\n   make demo\n   ```":   "1. a\n\n   ```sh\n   make no-such-target\n   ```",
+		"    make demo":                            "    make no-such-target",
+		"    make bin/lab":                         "    make bin/no-such-program",
+		"```sh\nmake e2e RUN=\"a b\"\n```":         "```sh\nmake lab RUN=\"a b\" NOSUCHVARIABLE=c\n```",
+		"```mermaid\na[driver/watch.go]\n```":      "```mermaid\na[driver/no-such-file.go]\n```",
 		"`make e2e RUN=status`":                    "`make e2e NOSUCHVARIABLE=status`",
 		"`plugin.verbosity`":                       "`plugin.noSuchValue`",
 		"`config.networks`":                        "`config.noSuchValue`",
@@ -101,10 +108,12 @@ func (s *source) documents(t *testing.T) (documents []string) {
 const renamesFile = "docs/dev/renames.md"
 
 var (
-	fence     = regexp.MustCompile("(?ms)^```(\\w*)\n(.*?)^```")
-	codeSpan  = regexp.MustCompile("`([^`\n]+)`")
-	link      = regexp.MustCompile(`\]\(([^)\s]+)\)`)
-	reference = regexp.MustCompile(`(?m)^\[[^\]]+\]:\s*(\S+)`)
+	fence           = regexp.MustCompile("(?ms)^ *```(\\w*)\n(.*?)^ *```")
+	indentedCommand = regexp.MustCompile(`(?m)^    make .*$`)
+	codeSpan        = regexp.MustCompile("`([^`\n]+)`")
+	link            = regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	reference       = regexp.MustCompile(`(?m)^\[[^\]]+\]:\s*(\S+)`)
+	diagramPath     = regexp.MustCompile(`[\w.-]+(?:/[\w.-]+)+`)
 )
 
 // check returns what is wrong with the citations of a document, and their number.
@@ -119,13 +128,16 @@ func (s *source) check(document, text string) (problems []string, checked int) {
 		}
 	}
 	for _, block := range fence.FindAllStringSubmatch(text, -1) {
-		if block[1] == "sh" {
-			for _, problem := range s.checkCommand(block[2]) {
-				add(problem.citation, problem.text, true)
-			}
+		for _, problem := range s.checkBlock(block[1], block[2]) {
+			add(problem.citation, problem.text, true)
 		}
 	}
 	prose := fence.ReplaceAllString(text, "")
+	for _, line := range indentedCommand.FindAllString(prose, -1) {
+		for _, problem := range s.checkCommand(line) {
+			add(problem.citation, problem.text, true)
+		}
+	}
 	if document == renamesFile {
 		prose = lastCells(prose)
 	}
@@ -206,6 +218,8 @@ var foreign = []struct{ reason, names string }{
 	{"identifiers of the scheduler and of KEPs", `^(GatherAllocatedState|runPreEnqueuePlugins|podGroupResourceClaim)$`},
 	{"fields of Kubernetes", `^(hostUsers|hostPath|matchConditions|allocatedResourcesStatus|nominatedNodeName)$`},
 	{"fields of Kubernetes", `^(ttlSecondsAfterFinished|schedulingGroup|dnsConfig)$`},
+	{"fields of Kubernetes", `^(schedulerName|allowMultipleAllocations)$`},
+	{"attributes of Kubernetes", `^numaNode$`},
 	{"attributes that the plugin names after capacities", `^granted[A-Z]\w*$`},
 	{"flags of Helm and of all programs", `^--(no-hooks|help|subresource)\b`},
 	{"flags of k8s.io/component-base", `^--(v|vmodule|logging-format|log-[a-z-]+)\b`},
@@ -268,6 +282,9 @@ func (s *source) checkSpan(span string) (problem string, ok bool) {
 	}
 	if m := metricName.FindStringSubmatch(span); m != nil {
 		return exists(s.isMetric(m[1]), "there is no such metric")
+	}
+	if testName.MatchString(span) {
+		return "", false // checkCommand checks it
 	}
 	if camelCase.MatchString(span) {
 		return exists(s.words[span], "the name is not in the source")
@@ -332,22 +349,52 @@ func (s *source) isMetric(name string) bool {
 
 type commandProblem struct{ citation, text string }
 
+// checkBlock checks the paths in a diagram, and the commands in blocks that are a program's
+// input or output. It returns an entry for each citation, with an empty text if it is right.
+func (s *source) checkBlock(language, text string) (all []commandProblem) {
+	switch language {
+	case "mermaid":
+		for _, file := range diagramPath.FindAllString(text, -1) {
+			if !s.isRepositoryPath(file) {
+				continue
+			}
+			problem := commandProblem{citation: file}
+			if !s.matches(file) {
+				problem.text = "the path does not exist"
+			}
+			all = append(all, problem)
+		}
+	case "sh", "console", "text", "":
+		all = s.checkCommand(text)
+	}
+	return all
+}
+
 var (
-	makeCommand = regexp.MustCompile(`\bmake((?: [a-zA-Z][\w-]*(?:=\S+)?)+)`)
-	testName    = regexp.MustCompile(`\b(?:Test|Fuzz|Benchmark)[A-Z]\w*`)
+	makeCommand  = regexp.MustCompile(`\bmake((?: [a-zA-Z][\w/-]*(?:=(?:"[^"]*"|\S+))?)+)`)
+	makeArgument = regexp.MustCompile(`[a-zA-Z][\w/-]*(?:=(?:"[^"]*"|\S+))?`)
+	testName     = regexp.MustCompile(`\b(?:Test|Fuzz|Benchmark)[A-Z]\w*`)
 )
+
+// isProgram reports whether the Makefile builds a program into a path below bin.
+func (s *source) isProgram(file string) bool {
+	program, ok := strings.CutPrefix(file, "bin/")
+	return ok && slices.ContainsFunc([]string{"cmd/", "test/", "conformance/cmd/"}, func(directory string) bool {
+		return s.files[directory+program]
+	})
+}
 
 // checkCommand checks the make targets and variables, and the tests, in a command. It
 // returns an entry for each citation, with an empty text if it is right.
 func (s *source) checkCommand(command string) (all []commandProblem) {
 	for _, m := range makeCommand.FindAllStringSubmatch(command, -1) {
-		for _, argument := range strings.Fields(m[1]) {
+		for _, argument := range makeArgument.FindAllString(m[1], -1) {
 			name, _, assignment := strings.Cut(argument, "=")
 			problem := commandProblem{citation: "make " + argument}
 			if assignment && !s.variables[name] {
 				problem.text = "the Makefile does not use this variable"
 			}
-			if !assignment && !s.targets[name] {
+			if !assignment && !s.targets[name] && !s.isProgram(name) {
 				problem.text = "the Makefile does not have this target"
 			}
 			all = append(all, problem)
