@@ -605,7 +605,7 @@ func TestProgram_gatewayAddresses(t *testing.T) {
 	check(e.c.ReleaseGateways(testNIC, addresses))
 	expect("which still is a gateway", "ARP")
 	check(e.c.ReleaseGateways(testNIC, nil))
-	expect("which is no gateway any more", "")
+	expect("which is not a gateway any more", "")
 
 	check(e.c.HoldGateways(testNIC, addresses))
 	link.Addresses = addresses
