@@ -224,6 +224,7 @@ var foreign = []struct{ reason, names string }{
 	{"flags of Helm and of all programs", `^--(no-hooks|help|subresource)\b`},
 	{"flags of k8s.io/component-base", `^--(v|vmodule|logging-format|log-[a-z-]+)\b`},
 	{"words of the OCI runtime specification", `^createRuntime$`},
+	{"tags of modules", `^conformance/v\d`},
 }
 
 func isForeign(name string) bool {
