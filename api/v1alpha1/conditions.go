@@ -3,7 +3,7 @@
 
 package v1alpha1
 
-// Types of conditions. They stand in status.devices[].conditions of a ResourceClaim.
+// Types of conditions. They appear in status.devices[].conditions of a ResourceClaim.
 const (
 	// ConditionReady reports whether the pods can use the share: each pod that
 	// started has its link, or the device works.
@@ -27,8 +27,9 @@ const (
 const (
 	// ReasonAttached (True) means that every pod that started has its link.
 	ReasonAttached = "Attached"
-	// ReasonPrepared means that no container that references the claim has started
-	// yet (a NIC; False), or that containers find the device (other devices; True).
+	// ReasonPrepared means that the share is prepared. For a NIC (False), no container
+	// that references the claim has started yet; for other devices (True), containers
+	// find the device.
 	ReasonPrepared = "Prepared"
 	// ReasonNotReferenced (False) means that no container of a pod references the
 	// claim in resources.claims, so that the pod gets no link.
@@ -44,8 +45,9 @@ const (
 	// ReasonDuplicateAddress (False) means that another host on the network has an
 	// address of a link. The message has the host's MAC address.
 	ReasonDuplicateAddress = "DuplicateAddress"
-	// ReasonAddressLost (False) means that the node has lost an address of a pool that a
-	// link has, and that another node may have it by now. The link is blocked.
+	// ReasonAddressLost (False) means that a link uses an address that the node no longer
+	// owns, because its AddressBlock was deleted. The link is blocked. Another node may
+	// use the address.
 	ReasonAddressLost = "AddressLost"
 	// ReasonLinkDown (False) means that the NIC has no carrier, or regained it
 	// only seconds ago.
@@ -159,7 +161,8 @@ const (
 	// EventReasonDeviceUnusable (Warning, on the node) means that the plugin cannot
 	// share a device that the configuration names.
 	EventReasonDeviceUnusable = ReasonDeviceUnusable
-	// EventReasonDeviceUsable (Normal, on the node) ends EventReasonDeviceUnusable.
+	// EventReasonDeviceUsable (Normal, on the node) means that the plugin can share the device
+	// again.
 	EventReasonDeviceUsable = "DeviceUsable"
 	// EventReasonFeaturesDisabled (Warning, on the node) means that the API server dropped
 	// fields of the ResourceSlices, because feature gates of the cluster are off.
@@ -170,7 +173,7 @@ const (
 	// EventReasonHookMissing (Warning, on the node) means that the hook is missing
 	// or cannot run, so that containers with shares do not start.
 	EventReasonHookMissing = "HookMissing"
-	// EventReasonHookInstalled (Normal, on the node) ends EventReasonHookMissing.
+	// EventReasonHookInstalled (Normal, on the node) means that the hook is installed again.
 	EventReasonHookInstalled = "HookInstalled"
 )
 

@@ -115,15 +115,15 @@ const (
 
 // Attributes of grants. They are in the device metadata of containers only.
 const (
-	// AttributeGrantedPrefix starts the names of the attributes that report the grant
-	// of a share, such as grantedBandwidth (int). A grant that is not a whole number
-	// is a string.
+	// AttributeGrantedPrefix is the prefix of the attributes that report the grant of
+	// a share, such as grantedBandwidth (int). A grant that is not a whole number is a
+	// string.
 	AttributeGrantedPrefix = "granted"
 )
 
 // Attributes of links. They are in the device metadata of containers only.
 const (
-	// AttributeNameservers (list of strings) are the DNS servers of the AddressPools that
+	// AttributeNameservers (list of strings) lists the DNS servers of the AddressPools that
 	// the link's addresses are from.
 	AttributeNameservers = "nameservers"
 )

@@ -105,13 +105,13 @@ func escape(text string) string {
 }
 
 // identifier matches what documentation formats as code: environment variables, paths
-// of device nodes, fields with dots, names with a domain, placeholders, variables, and
-// short quoted tokens.
+// of device nodes, fields and paths of files with dots, names with a domain,
+// placeholders, variables, and short quoted tokens.
 var identifier = regexp.MustCompile("`[^`]*`" + // is code already
 	`|DRA_SHARED_[A-Z_<>]*` +
 	`|/(dev|etc)\b([\w/*-]|\[[^\]]*\])*` +
 	`|<[A-Za-z ]+>(/<[A-Za-z ]+>)+|\$\{name\}|\$\$|"[^"\s]+"` +
-	`|\b[a-z][\w-]*(\.[a-zA-Z][\w-]*|\[\]|\["[^"]*"\])+(/[\w-]+)*|\.(Ki|Mi|Gi|percent)\b`)
+	`|\b([\w-]+/)*[a-z][\w-]*(\.[a-zA-Z][\w-]*|\[\]|\["[^"]*"\])+(/[\w-]+)*|\.(Ki|Mi|Gi|percent)\b`)
 
 // codify formats the identifiers in a text as code, and escapes the rest.
 func codify(text string) string {

@@ -72,14 +72,33 @@ Flags:
 
 func TestSplitComment(t *testing.T) {
 	for doc, want := range map[string][2]string{
-		"ReasonAttached (True) means that it works.": {"True", "It works."},
-		"Name is the name.":                          {"", "The name."},
-		"name selects one.":                          {"", "Selects one."},
-		"no name":                                    {"", "No name"},
+		"ReasonAttached (True) means that it works.":  {"True", "It works."},
+		"Name is the name.":                           {"", "The name."},
+		"name selects one.":                           {"", "Selects one."},
+		"Name (a remark) lists\nthe names.":           {"a remark", "The names."},
+		"Name means that it works. It, and that one.": {"", "It works. It, and that one."},
+		`Name is "true" for some.`:                    {"", `"true" for some.`},
+		"":                                            {"", ""},
 	} {
-		remark, text := splitComment(doc, "ReasonAttached", "Name", "name")
-		if got := [2]string{remark, text}; got != want {
-			t.Errorf("%q: got %q, want %q", doc, got, want)
+		remark, text, err := splitComment(doc, "ReasonAttached", "Name", "name")
+		if got := [2]string{remark, text}; err != nil || got != want {
+			t.Errorf("%q: got %q and %v, want %q", doc, got, err, want)
+		}
+	}
+}
+
+func TestSplitComment_refusesIncompleteSentences(t *testing.T) {
+	for _, doc := range []string{
+		"no name",
+		"Names is the name.",
+		"Name are the names.",
+		"Name (annotation), set to Disabled, makes it stop.",
+		"Name means that it works, and that it\nis fast.",
+		"Name (True) means that it works, or that it does not.",
+		"Name means that status.reservedFor of it is full.",
+	} {
+		if remark, text, err := splitComment(doc, "Name", "name"); err == nil {
+			t.Errorf("%q: got (%s) %q, want an error", doc, remark, text)
 		}
 	}
 }
@@ -92,6 +111,7 @@ func TestCodify(t *testing.T) {
 		"a < b, `x.y`":                  `a \< b, ` + "`x.y`",
 		`device.attributes["a.b"].kind`: "`device.attributes[\"a.b\"].kind`",
 		"such as 10.20.0.5/24.":         "such as 10.20.0.5/24.",
+		"see docs/user/enforcement.md.": "see `docs/user/enforcement.md`.",
 	} {
 		if got := codify(text); got != want {
 			t.Errorf("%q: got %q, want %q", text, got, want)

@@ -222,7 +222,11 @@ func (s *source) fields(typeName string) ([]fieldDoc, error) {
 		}
 		d := fieldDoc{name: name, doc: comment(f.Doc, f.Comment), required: !strings.Contains(options, "omitempty")}
 		if len(f.Names) > 0 {
-			_, d.doc = splitComment(d.doc, f.Names[0].Name, name)
+			_, text, err := splitComment(d.doc, f.Names[0].Name, name)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", s.path, err)
+			}
+			d.doc = text
 		}
 		d.kind, d.refers = s.describe(f.Type)
 		fields = append(fields, d)
@@ -264,26 +268,50 @@ func (s *source) describe(e ast.Expr) (kind, refers string) {
 // isEnum reports whether a type is a string with constants.
 func (s *source) isEnum(typeName string) bool { return len(s.enums[typeName]) > 0 }
 
-// qualifier matches a remark in parentheses that follows the name in a comment.
-var qualifier = regexp.MustCompile(`^\(([^)]+)\) `)
+var (
+	// qualified matches a remark in parentheses, and the text that follows it.
+	qualified = regexp.MustCompile(`(?s)^(?:\(([^)]+)\)\s+)?(.+)$`)
+	// predicate matches a text that begins with a verb in the third person singular, and what follows a verb that pages
+	// omit.
+	predicate = regexp.MustCompile(`(?s)^(means\s+that\s+|is\s+|lists\s+|holds\s+)?(.+)$`)
+	// verb matches a verb in the third person singular at the beginning of a text.
+	verb = regexp.MustCompile(`^[a-z]+s\s`)
+	// secondClause matches a sentence whose second clause needs the verb "means", which pages omit.
+	secondClause = regexp.MustCompile(`\b(and|or)\s+that\b`)
+)
 
-// splitComment splits a comment of the form "Name (remark) is text" into the remark and
-// the text. The text does not repeat the name, which may be the Go name or the name
-// that users see.
-func splitComment(doc string, names ...string) (remark, text string) {
+// splitComment splits a comment of the form "Name (remark) is text" into the remark and the text. The remark is
+// optional. The text does not repeat the name, which may be the Go name or the name that users see, nor the verbs "is",
+// "lists", "holds", and "means that". A comment of another form is an error, because its text would not be a sentence.
+func splitComment(doc string, names ...string) (remark, text string, err error) {
+	if doc == "" {
+		return "", "", nil
+	}
+	wrong := func(problem string) (string, string, error) {
+		return "", "", fmt.Errorf("comment %q: %s", doc, problem)
+	}
+	rest, found := "", false
 	for _, name := range names {
-		if rest, ok := strings.CutPrefix(doc, name+" "); ok {
-			doc = rest
+		if rest, found = strings.CutPrefix(doc, name+" "); found {
 			break
 		}
 	}
-	if match := qualifier.FindStringSubmatch(doc); match != nil {
-		remark, doc = match[1], doc[len(match[0]):]
+	if !found {
+		return wrong("must begin with " + strings.Join(names, " or "))
 	}
-	for _, verb := range []string{"means that ", "is ", "lists ", "holds "} {
-		doc = strings.TrimPrefix(doc, verb)
+	match := qualified.FindStringSubmatch(rest)
+	if remark, rest = match[1], match[2]; !verb.MatchString(rest) {
+		return wrong("a verb such as \"is\" or \"selects\" must follow the name and the remark in parentheses")
 	}
-	return remark, capitalize(doc)
+	match = predicate.FindStringSubmatch(rest)
+	text = match[2]
+	if first, _ := splitSentence(text); strings.HasPrefix(match[1], "means") && secondClause.MatchString(first) {
+		return wrong("\"means that\" must have one clause: begin another sentence, or omit the second \"that\"")
+	}
+	if at := identifier.FindStringIndex(text); at != nil && at[0] == 0 && text != capitalize(text) {
+		return wrong("the text must not begin with an identifier, which would be capitalized")
+	}
+	return remark, capitalize(text), nil
 }
 
 var sentenceEnd = regexp.MustCompile(`\.(\s|$)`)

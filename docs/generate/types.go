@@ -108,7 +108,11 @@ func (s *source) describeFields(m *markdown, typeName string, described map[stri
 		switch {
 		case f.refers == "":
 		case s.isEnum(f.refers):
-			text += "\n\n" + s.enumText(f.refers)
+			values, err := s.enumText(f.refers)
+			if err != nil {
+				return err
+			}
+			text += "\n\n" + values
 		default:
 			qualifiers = strings.Replace(qualifiers, f.refers, fmt.Sprintf("[%s](#%s)", f.refers, strings.ToLower(f.refers)), 1)
 			if !described[f.refers] && !slices.Contains(structures, f.refers) {
@@ -132,13 +136,16 @@ func (s *source) describeFields(m *markdown, typeName string, described map[stri
 }
 
 // enumText lists the values of a string type.
-func (s *source) enumText(typeName string) string {
+func (s *source) enumText(typeName string) (string, error) {
 	var texts []string
 	for _, c := range s.enums[typeName] {
-		_, text := splitComment(c.doc, c.name)
+		_, text, err := splitComment(c.doc, c.name)
+		if err != nil {
+			return "", fmt.Errorf("%s: %w", s.path, err)
+		}
 		texts = append(texts, code(c.value)+": "+s.userText(text))
 	}
-	return strings.Join(texts, "\n\n")
+	return strings.Join(texts, "\n\n"), nil
 }
 
 var goIdentifier = regexp.MustCompile(`\b[A-Z][a-z]+[A-Z]\w*\b`)
@@ -174,7 +181,10 @@ func constantsPage(root, path, file string) (string, error) {
 			if c.doc == "" || c.name == "Group" {
 				continue
 			}
-			remark, text := splitComment(c.doc, c.name)
+			remark, text, err := splitComment(c.doc, c.name)
+			if err != nil {
+				return "", fmt.Errorf("%s/%s: %w", path, file, err)
+			}
 			term := code(c.value)
 			if remark != "" {
 				term += " (" + remark + ")"

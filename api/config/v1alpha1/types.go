@@ -233,8 +233,8 @@ const (
 	TaintNone TaintEffect = "None"
 	// TaintNoSchedule prevents the scheduler from allocating the device.
 	TaintNoSchedule TaintEffect = "NoSchedule"
-	// TaintNoExecute also evicts the pods that use the device and do not tolerate
-	// the taint.
+	// TaintNoExecute has the effect of TaintNoSchedule, and evicts the pods that use the
+	// device and do not tolerate the taint.
 	TaintNoExecute TaintEffect = "NoExecute"
 )
 

@@ -3,7 +3,7 @@
 
 package v1alpha1
 
-// Types of conditions. They stand in status.conditions of an AddressPool.
+// Types of conditions. They appear in status.conditions of an AddressPool.
 const (
 	// ConditionReady reports whether nodes can take addresses from the pool.
 	ConditionReady = "Ready"

@@ -3,7 +3,7 @@
 
 package v1beta1
 
-// Types of conditions. They stand in status.conditions of a PodGroup.
+// Types of conditions. They appear in status.conditions of a PodGroup.
 const (
 	// ConditionClaimsReady reports whether every claim of the PodGroup exists.
 	ConditionClaimsReady = "ClaimsReady"
@@ -16,14 +16,14 @@ const (
 const (
 	// ReasonGenerated (True) means that every claim of the PodGroup exists.
 	ReasonGenerated = "Generated"
-	// ReasonClaimShared (True) means that every claim exists and that another
-	// PodGroup holds one of them too.
+	// ReasonClaimShared (True) means that every claim exists. Another PodGroup
+	// holds one of them, too.
 	ReasonClaimShared = "ClaimShared"
 	// ReasonClaimMissing (False) means that a claim, or the template to generate
 	// it from, does not exist.
 	ReasonClaimMissing = "ClaimMissing"
-	// ReasonTerminating (False) means that the PodGroup is being deleted and that
-	// some of its pods are not terminal yet.
+	// ReasonTerminating (False) means that the PodGroup is being deleted, and some
+	// of its pods are not terminal yet.
 	ReasonTerminating = "Terminating"
 )
 
@@ -35,8 +35,8 @@ const (
 	// ReasonNotAllocated (False) means that a claim is allocated when the first
 	// pod of the group is scheduled.
 	ReasonNotAllocated = "NotAllocated"
-	// ReasonNoRoom (False) means that status.reservedFor of a claim is full, so
-	// that the PodGroup cannot be added.
+	// ReasonNoRoom (False) means that the list status.reservedFor of a claim is
+	// full, so that the PodGroup cannot be added.
 	ReasonNoRoom = "NoRoom"
 )
 

@@ -14,8 +14,8 @@ const (
 	// a YAML list of JobClaims. The templates may be in a CronJob, or in a replicated job of a JobSet, each of whose Jobs
 	// has claims of its own (KEP-762). The chart value controller.jobClaims enables it.
 	JobClaimsAnnotation = GroupName + "/job-claims"
-	// GroupUIDLabel (label of pods) is the UID of its PodGroup, or of its Job if the Job has the annotation job-claims.
-	// Admission sets it; users cannot.
+	// GroupUIDLabel (label of pods) is the UID of the pod's PodGroup, or of its Job if the Job has the annotation
+	// job-claims. Admission sets it; users cannot.
 	GroupUIDLabel = GroupName + "/pod-group-uid"
 	// ReservedForAnnotation (annotation of ResourceClaims) names the object, in the same
 	// namespace, that keeps the claim allocated as long as it exists:
@@ -25,8 +25,9 @@ const (
 	// ReservedGate (scheduling gate of pods) keeps a pod pending. The controller removes it when
 	// the pod's entry is in status.reservedFor of its claim.
 	ReservedGate = GroupName + "/reserved"
-	// GatesAnnotation (annotation of PodGroups), set to GatesDisabled, makes admission add no ReservedGate to
-	// pods of the PodGroup. Gang schedulers need this: they wait until all pods can be scheduled.
+	// GatesAnnotation (annotation of PodGroups) controls scheduling gates. With the value GatesDisabled, admission
+	// adds no ReservedGate to the PodGroup's pods. Gang schedulers need this: they wait until all pods can be
+	// scheduled.
 	GatesAnnotation = GroupName + "/gates"
 	// GatesDisabled is the only value of GatesAnnotation that has an effect.
 	GatesDisabled = "Disabled"
