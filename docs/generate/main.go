@@ -35,7 +35,7 @@ func pages() []page {
 		{"driverconfig.md", "DriverConfig",
 			"the configuration of the driver, which the chart takes from its value `config`", configPage},
 		{"podgroup.md", "PodGroup",
-			"a group of pods that share claims, with its conditions", podGroupPage},
+			"a group of pods that share claims, with its conditions, and the claims of Jobs", podGroupPage},
 		{"addresspool.md", "AddressPool",
 			"the addresses that the links of pods can have, and the blocks that nodes take from them", addressPoolPage},
 		{"status.md", "Status of claims",

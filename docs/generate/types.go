@@ -32,7 +32,11 @@ func podGroupPage(root string) (string, error) {
 		return "", err
 	}
 	conditions, err := constantsPage(root, schedulingPath, "conditions.go")
-	return body + conditions, err
+	if err != nil {
+		return "", err
+	}
+	jobs, err := typesPage(root, schedulingPath, "", "JobClaim")
+	return body + conditions + jobs, err
 }
 
 func addressPoolPage(root string) (string, error) {
@@ -71,7 +75,7 @@ func namesPage(root string) (string, error) {
 	return names + scheduling + membership, err
 }
 
-// typesPage describes kinds and the types that they refer to.
+// typesPage describes kinds, or other types if apiVersion is empty, and the types that they refer to.
 func typesPage(root, path, apiVersion string, kinds ...string) (string, error) {
 	s, err := readSource(root, path)
 	if err != nil {
@@ -82,8 +86,10 @@ func typesPage(root, path, apiVersion string, kinds ...string) (string, error) {
 	for _, kind := range kinds {
 		m.heading(2, kind)
 		m.paragraph(s.userText(s.docs[kind]))
-		m.item("`apiVersion` (string, required)", code(apiVersion)+".")
-		m.item("`kind` (string, required)", code(kind)+".")
+		if apiVersion != "" {
+			m.item("`apiVersion` (string, required)", code(apiVersion)+".")
+			m.item("`kind` (string, required)", code(kind)+".")
+		}
 		if err := s.describeFields(&m, kind, described); err != nil {
 			return "", err
 		}

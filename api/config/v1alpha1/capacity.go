@@ -133,7 +133,7 @@ func validateIdentifier(name string, at *field.Path) (errs field.ErrorList) {
 func (p CapacityPolicy) validate(capacity resource.Quantity, at *field.Path) (errs field.ErrorList) {
 	if p.Default == nil {
 		return field.ErrorList{field.Required(at.Child("default"),
-			"what does a claim get that does not request it? Zero is valid")}
+			"must be set: the amount for claims that do not request the capacity; 0 is valid")}
 	}
 	if errs := p.validateAmounts(capacity, at); len(errs) > 0 {
 		return errs
@@ -151,7 +151,7 @@ func (p CapacityPolicy) validate(capacity resource.Quantity, at *field.Path) (er
 	}
 }
 
-// validateAmounts checks each amount of a policy for itself.
+// validateAmounts checks each amount of a policy on its own.
 func (p CapacityPolicy) validateAmounts(capacity resource.Quantity, at *field.Path) (errs field.ErrorList) {
 	amounts := map[string]*resource.Quantity{"default": p.Default, "min": p.Min, "max": p.Max, "step": p.Step}
 	for i := range p.Values {

@@ -95,9 +95,9 @@ type AddressPoolSpec struct {
 	// +kubebuilder:validation:items:MaxLength=96
 	Exclude []string `json:"exclude,omitempty"`
 
-	// reserved lists addresses of the pool that only claims get which name them in addresses,
-	// in the format of ranges, at most 64. Links that have such an address keep it when the
-	// list changes.
+	// reserved lists addresses that the pool assigns only to claims that name them in
+	// addresses, in the format of ranges, at most 64. Links that have such an address
+	// keep it when the list changes.
 	// +optional
 	// +listType=set
 	// +kubebuilder:validation:MaxItems=64
@@ -148,8 +148,8 @@ type AddressPoolSpec struct {
 	NodeSelector map[string]string `json:"nodeSelector,omitempty"`
 
 	// blockSize is the number of addresses that a node takes from the pool at a time, a
-	// power of two. The default is the largest power of two of which the pool has 256,
-	// at most 64. Nodes take less when the pool runs short.
+	// power of two. The default is the largest power of two, at most 64, at which the
+	// pool has at least 256 blocks. Nodes take less when the pool runs short.
 	// +optional
 	// +kubebuilder:validation:Enum=1;2;4;8;16;32;64;128;256;512;1024
 	BlockSize *int32 `json:"blockSize,omitempty"`

@@ -23,7 +23,7 @@ import (
 // MaxJobClaims is the largest number of entries of JobClaimsAnnotation.
 const MaxJobClaims = 16
 
-// JobClaimDeletionPolicy says when the claims of a Job are deleted.
+// JobClaimDeletionPolicy selects when the claims of a Job are deleted.
 type JobClaimDeletionPolicy string
 
 const (
@@ -35,7 +35,8 @@ const (
 
 // JobClaim is an entry of JobClaimsAnnotation. The controller generates one claim per entry and Job.
 type JobClaim struct {
-	// name is the name of the entry in spec.resourceClaims of the pods, a DNS label.
+	// name is the name of the entry in spec.resourceClaims of the pods, a DNS label. The claim is called
+	// `<job>-<name>-<hash>`.
 	Name string `json:"name"`
 
 	// resourceClaimTemplateName is the name of a ResourceClaimTemplate in the namespace of the Job. Exactly one of
@@ -43,18 +44,18 @@ type JobClaim struct {
 	// +optional
 	ResourceClaimTemplateName *string `json:"resourceClaimTemplateName,omitempty"`
 
-	// spec is the spec of the claim. Who creates the Job must have the right to create ResourceClaims. adminAccess is
-	// refused.
+	// spec is the spec of the claim, as in a ResourceClaim. The user who creates the Job must be permitted to create
+	// ResourceClaims. adminAccess is refused.
 	// +optional
 	Spec *resourceapi.ResourceClaimSpec `json:"spec,omitempty"`
 
-	// containers lists the containers, including init containers, that get a reference to the claim. If it is empty,
-	// the driver's annotation claim-references decides, as for other claims.
+	// containers lists the containers, including init containers, that get a reference to the claim; others get
+	// none. If it is empty, the pod's annotation claim-references decides for devices of the driver, as for other claims,
+	// and no container gets a reference to a claim for devices of other drivers.
 	// +optional
 	Containers []string `json:"containers,omitempty"`
 
-	// deletionPolicy says when the claim is deleted: OnCompletion (the default), when the Job is complete or has failed,
-	// or OnDeletion, when the Job is deleted.
+	// deletionPolicy selects when the claim is deleted. The default is OnCompletion.
 	// +optional
 	DeletionPolicy JobClaimDeletionPolicy `json:"deletionPolicy,omitempty"`
 }
