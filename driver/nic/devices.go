@@ -22,9 +22,9 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/shape"
 )
 
-// linkStableTime is the time for which a link must have been up without
-// interruption until the NIC counts as up again: a flapping link stays tainted.
-const linkStableTime = 5 * time.Second
+// carrierStableTime is the time for which a NIC must have had its carrier without
+// interruption until the NIC counts as up again: a NIC whose carrier flaps stays tainted.
+const carrierStableTime = 5 * time.Second
 
 // device is a NIC of a network, as it is shared.
 type device struct {
@@ -51,14 +51,15 @@ type device struct {
 	// unusable is the reason why a NIC that is present and configured counts as
 	// absent: it cannot be shared. nil if it is missing.
 	unusable error
-	// down reports that the NIC has no link, or that its link is not stable yet.
+	// down reports that the NIC has no carrier, or has had it for less than
+	// carrierStableTime.
 	down bool
-	// upSince is the time at which the link came back, while it is not stable.
+	// upSince is the time at which the NIC regained its carrier, while down is set.
 	upSince time.Time
 	// missed describes the frames that do not reach the classifier; "" if all do.
 	missed string
 	// granted is the sum of all grants, in bits per second. It exceeds
-	// bandwidth if the link has become slower.
+	// bandwidth if the NIC has become slower.
 	granted uint64
 }
 
@@ -66,7 +67,7 @@ type device struct {
 func (d *device) bandwidth() uint64 { return d.line - d.reserve - d.forwarded }
 
 // guaranteed returns the rate that is guaranteed to a share with a grant, in
-// bits per second. It is less than the grant if the link has become slower than
+// bits per second. It is less than the grant if the NIC has become slower than
 // the sum of all grants.
 func (d *device) guaranteed(grant uint64) uint64 {
 	if d.granted <= d.bandwidth() {
@@ -81,17 +82,17 @@ func (d *device) guaranteesDiffer(old *device) bool {
 	return d.guaranteed(grant) != old.guaranteed(grant)
 }
 
-// debounceLink sets down by the state of the link and by the state at the last
+// debounceCarrier sets down by the carrier of the NIC and by the state at the last
 // Refresh. It returns the time after which to check again; 0 means never.
-func (d *device) debounceLink(old *device, now time.Time) (requeueAfter time.Duration) {
+func (d *device) debounceCarrier(old *device, now time.Time) (requeueAfter time.Duration) {
 	switch {
 	case !d.nic.Up || !d.nic.Carrier:
 		d.down = true
 	case old == nil || !old.down:
 	case old.upSince.IsZero():
-		d.down, d.upSince, requeueAfter = true, now, linkStableTime
-	case now.Sub(old.upSince) < linkStableTime:
-		d.down, d.upSince, requeueAfter = true, old.upSince, linkStableTime-now.Sub(old.upSince)
+		d.down, d.upSince, requeueAfter = true, now, carrierStableTime
+	case now.Sub(old.upSince) < carrierStableTime:
+		d.down, d.upSince, requeueAfter = true, old.upSince, carrierStableTime-now.Sub(old.upSince)
 	}
 	return requeueAfter
 }
@@ -107,15 +108,15 @@ func (d *device) unhealthyReason() (reason, message string) {
 			"the existing limits of its shares stay in force", d.name)
 	case d.down && d.upSince.IsZero():
 		return params.ReasonLinkDown, fmt.Sprintf(
-			"NIC %s has no link: is the cable plugged in, and is the interface %s up?",
+			"NIC %s has no carrier: is the cable plugged in, and is the interface %s up?",
 			d.name,
 			d.nic.Name,
 		)
 	case d.down:
 		return params.ReasonLinkDown, fmt.Sprintf(
-			"the link of NIC %s is back, but has not been up for %s yet",
+			"NIC %s regained its carrier less than %s ago",
 			d.name,
-			linkStableTime,
+			carrierStableTime,
 		)
 	default:
 		return "", ""
@@ -192,7 +193,7 @@ func newDevice(n netdev.NIC, s stack, network *config.Network) (*device, error) 
 	}
 	d := &device{name: deviceName(n), nic: n, base: s.base(n), network: network, line: s.line(n, network)}
 	if d.line == 0 && !n.Carrier {
-		return nil, fmt.Errorf("%w: connect the NIC, or set bandwidth for network %q", errNoLink, network.Name)
+		return nil, fmt.Errorf("%w: connect the NIC, or set bandwidth for network %q", errNoCarrier, network.Name)
 	}
 	if d.line == 0 {
 		return nil, fmt.Errorf("the link reports no speed: set bandwidth for network %q", network.Name)

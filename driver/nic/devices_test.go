@@ -152,7 +152,8 @@ func TestPlan_reportsNICsThatCannotBeShared(t *testing.T) {
 		failure        bool
 	}{
 		{up, `[{name: a, interfaces: [nic0]}]`, `the link reports no speed: set bandwidth for network "a"`, true},
-		{virtual("nic0"), `[{name: a, interfaces: [nic0]}]`, `the link is down and reports no speed: connect the NIC`, false},
+		{virtual("nic0"), `[{name: a, interfaces: [nic0]}]`,
+			`the NIC has no carrier and reports no speed: connect the NIC`, false},
 		{enslaved, `[{name: a, interfaces: [nic1], bandwidth: 1G}]`, `the NIC belongs to bond0`, true},
 		{offloaded, `[{name: a, interfaces: [nic2], bandwidth: 1G}]`, `with "ethtool -K nic2 l2-fwd-offload off"`, true},
 	} {
@@ -244,7 +245,7 @@ func TestAdmit(t *testing.T) {
 	}
 }
 
-func TestDebounceLink(t *testing.T) {
+func TestDevice_debounceCarrier(t *testing.T) {
 	start := time.Now()
 	up, down := netdev.NIC{Up: true, Carrier: true}, netdev.NIC{Up: true}
 	var old *device
@@ -256,15 +257,15 @@ func TestDebounceLink(t *testing.T) {
 	}{
 		{0, up, false, 0},
 		{1 * time.Second, down, true, 0},
-		{2 * time.Second, up, true, linkStableTime},
+		{2 * time.Second, up, true, carrierStableTime},
 		{4 * time.Second, up, true, 3 * time.Second}, // an event in between
 		{5 * time.Second, down, true, 0},             // it flaps
-		{6 * time.Second, up, true, linkStableTime},
+		{6 * time.Second, up, true, carrierStableTime},
 		{11 * time.Second, up, false, 0},
 		{12 * time.Second, netdev.NIC{Carrier: true}, true, 0}, // set down by an administrator
 	} {
 		d := &device{nic: step.nic}
-		if again := d.debounceLink(old, start.Add(step.at)); d.down != step.down || again != step.again {
+		if again := d.debounceCarrier(old, start.Add(step.at)); d.down != step.down || again != step.again {
 			t.Errorf("step %d: down %t, again in %s; want %t, %s", i, d.down, again, step.down, step.again)
 		}
 		old = d

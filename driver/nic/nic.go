@@ -130,7 +130,7 @@ func (k *Kind) Refresh(ctx context.Context, shares []record.Share) (refreshed dr
 		d.granted, d.pci = grants[d.name], pciAttributes(d.base, func(busID string) attribute.Map {
 			return attribute.PCI(k.inventory.Sysfs(), busID)
 		})
-		refreshed.RequeueAfter = soonest(refreshed.RequeueAfter, d.debounceLink(old, time.Now()))
+		refreshed.RequeueAfter = soonest(refreshed.RequeueAfter, d.debounceCarrier(old, time.Now()))
 		repaired, err := k.node.Manage(d.nicConfig())
 		if err != nil {
 			problems = append(problems, problem{d.nic.Name, d.name, withRemedy(err)})

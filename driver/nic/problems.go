@@ -25,13 +25,13 @@ type problem struct {
 	err    error
 }
 
-// errNoLink is wrapped by the problem of a NIC that can be shared when its link
-// comes up. It does not affect readiness: another plugin could not share it either.
-var errNoLink = errors.New("the link is down and reports no speed")
+// errNoCarrier is wrapped by the problem of a NIC that can be shared when it gets
+// a carrier. It does not affect readiness: another plugin could not share it either.
+var errNoCarrier = errors.New("the NIC has no carrier and reports no speed")
 
 // isFailure reports whether the NIC is configured and cannot be shared for a reason
 // that lasts.
-func (p problem) isFailure() bool { return p.device != "" && !errors.Is(p.err, errNoLink) }
+func (p problem) isFailure() bool { return p.device != "" && !errors.Is(p.err, errNoCarrier) }
 
 // withRemedy adds to an error of package netdev, which knows only the kernel, what
 // an operator of the chart can do about it.
@@ -175,7 +175,7 @@ func (k *Kind) servingError(s survey, published resourceapi.Device) error {
 }
 
 // isUnserved reports whether the taints of a published device say that it is not
-// shared. A NIC without link is.
+// shared. A NIC without a carrier is shared.
 func isUnserved(d resourceapi.Device) bool {
 	return slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool {
 		return t.Key == params.TaintAbsent || t.Key == params.TaintUnusable

@@ -128,7 +128,7 @@ func TestPlan_stackedNICs(t *testing.T) {
 			want:     []string{"bond0-100=5G", "bond0-200=5G"},
 		},
 		{
-			name:     "two VLANs of a NIC whose link is down and has no speed",
+			name:     "two VLANs of a NIC without a carrier and without a speed",
 			networks: `[{name: a, interfaces: ["eno1.*"], bandwidth: 5G}]`,
 			nics:     []netdev.NIC{disconnected, vlan100, vlan200}, want: []string{"eno1-100=5G", "eno1-200=5G"},
 		},
