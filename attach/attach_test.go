@@ -437,7 +437,7 @@ func TestServer_answersWithEachError(t *testing.T) {
 }
 
 // The hook asks again if the plugin is about to repair the cause of its error.
-func TestHook_ask_again(t *testing.T) {
+func TestHook_ask_retriesTemporaryError(t *testing.T) {
 	namespace, err := os.Open("/proc/self/ns/net")
 	if err != nil {
 		t.Fatal(err)

@@ -104,7 +104,7 @@ func newPlugin(t *testing.T) *plugin {
 	}
 	p.client.PrependReactor("patch", "resourceclaims", func(clienttesting.Action) (bool, runtime.Object, error) {
 		if p.refuse.Add(-1) >= 0 {
-			return true, nil, errors.New("the API server is away")
+			return true, nil, errors.New("the API server is unavailable")
 		}
 		return false, nil, nil
 	})
@@ -548,7 +548,7 @@ func TestHook_withoutAPlugin(t *testing.T) {
 	p.awaitAttached(2)
 }
 
-func TestStart_detachesPodsThatEndedMeanwhile(t *testing.T) {
+func TestDriver_Start_detachesEndedPods(t *testing.T) {
 	p := newPlugin(t)
 	c := p.claim("c", "100M", "")
 	share := p.mustPrepare(c)[0]
@@ -643,7 +643,7 @@ func TestAttach_staticAddressServesOnePod(t *testing.T) {
 		t.Errorf("the second pod: %v", err)
 	}
 	p.awaitReason(c, params.ReasonAttachFailed)
-	// The second pod goes without ever having been attached.
+	// The second pod ends before it was attached.
 	p.reserve(c, func(pods []resourceapi.ResourceClaimConsumerReference) []resourceapi.ResourceClaimConsumerReference {
 		return slices.DeleteFunc(pods, second.is)
 	})
@@ -961,7 +961,7 @@ func TestReport_readsUnattachedClaimsInEveryRound(t *testing.T) {
 	expect("after an attempt failed", 10)
 }
 
-func TestReport_looksBeforeItWritesTheSameStatusAgain(t *testing.T) {
+func TestReporter_readsClaimBeforeRewritingStatus(t *testing.T) {
 	p := newPlugin(t)
 	c := p.claim("c", "100M", "")
 	if err := p.sandbox("p").hook(c, p.mustPrepare(c)[0]); err != nil {

@@ -46,7 +46,7 @@ func stateOf(attachments ...PodState) shareState {
 	return shareState{share: s, attachments: attachments}
 }
 
-func TestStatusRow_oneAttachment(t *testing.T) {
+func TestDeviceStatus_oneAttachment(t *testing.T) {
 	row, err := deviceStatus("dra-shared.dev", stateOf(attachedTo("p")))
 	if err != nil {
 		t.Fatal(err)
@@ -82,7 +82,7 @@ shareID: 11111111-2222-3333-4444-555555555555
 	}
 }
 
-func TestStatusRow_severalAttachmentsHaveNoNetworkData(t *testing.T) {
+func TestDeviceStatus_severalAttachmentsHaveNoNetworkData(t *testing.T) {
 	row, err := deviceStatus("dra-shared.dev", stateOf(attachedTo("p"), attachedTo("q")))
 	if err != nil || row.NetworkData != nil {
 		t.Errorf("network data of one pod in the status of several: %+v, %v", row.NetworkData, err)
@@ -132,7 +132,7 @@ func TestWorstConditions_onePodWithoutEnforcement(t *testing.T) {
 	}
 }
 
-func TestStatusRow_truncatesMessages(t *testing.T) {
+func TestDeviceStatus_truncatesMessages(t *testing.T) {
 	s := stateOf(attachedTo("p"))
 	s.failed = []string{strings.Repeat("ü", 4000)}
 	row, err := deviceStatus("d", s)

@@ -86,7 +86,7 @@ func invalidCases(t *testing.T, kind string) (cases []invalidCase) {
 
 // Check does not depend on a device: it must refuse exactly the parameters that the node
 // refuses for every device.
-func TestCheck_refusesWhatDependsOnNoDevice(t *testing.T) {
+func TestCheck_isIndependentOfDevice(t *testing.T) {
 	for _, tc := range append(invalidCases(t, "NetworkAttachment"), invalidCases(t, "AcceleratorShare")...) {
 		if err := Check([]byte(tc.Parameters)); (err == nil) != tc.OnDevice {
 			t.Errorf("%s: got error %v, want an error: %t", tc.Name, err, !tc.OnDevice)

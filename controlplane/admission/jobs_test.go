@@ -291,7 +291,7 @@ func hasGate(pod *corev1.Pod) bool {
 }
 
 // A scheduler that waits for all pods of a group would wait for ever.
-func TestPods_ofJobsGetNoGateForOtherSchedulers(t *testing.T) {
+func TestPods_ofJobs_getNoGateForOtherSchedulers(t *testing.T) {
 	for _, pod := range []string{
 		podOfJob(t, "", ", schedulerName: volcano"),
 		podOfJob(t, "", ", schedulingGroup: {podGroupName: of-kubernetes}"),

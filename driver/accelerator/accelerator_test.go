@@ -147,8 +147,8 @@ func TestDiscover(t *testing.T) {
 	if diff := cmp.Diff(want, names(k)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	// A device whose nodes go is published no more; if a share is held of it,
-	// it stays, tainted and unhealthy.
+	// A device whose nodes disappear is no longer published; if a claim has a share of it,
+	// it stays published, tainted and unhealthy.
 	delete(files, "dev/npu0")
 	delete(files, "dev/npu1")
 	refresh(t, k, record.Share{Kind: Name, Device: "dev-npu1"})
@@ -310,9 +310,9 @@ func TestAdmit(t *testing.T) {
 		{"a capacity that is no longer configured", ``, map[string]string{"memory": "1Gi"},
 			[]map[string]string{{"memory": "400Gi"}}, ""},
 		{"a whole device that is free", `exclusive: true, capacity: {memory: 8Gi}`, nil, nil, ""},
-		{"shared became dedicated: the shares that there are stay, and nothing joins them", `exclusive: true`, nil,
+		{"shared became exclusive: existing shares stay; new ones are refused", `exclusive: true`, nil,
 			[]map[string]string{{}}, "claim requests the whole device dev-npu0, but 1 shares of it are in use"},
-		{"dedicated became shared before it was prepared", `capacity: {memory: 8Gi}`, nil, nil, ""},
+		{"exclusive became shared before it was prepared", `capacity: {memory: 8Gi}`, nil, nil, ""},
 		{"and others came first", `capacity: {memory: 8Gi}`, nil, []map[string]string{{"memory": "1Gi"}}, "the whole device"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -86,7 +86,7 @@ func TestConfigure(t *testing.T) {
 func TestDevices(t *testing.T) {
 	k := kind(t)
 	if !k.HasPool("fabric/rack1") || k.HasPool("rack1") || k.HasPool("n7") {
-		t.Error("pools of fabrics are not told from nodes'")
+		t.Error("a fabric's pool was not found, or another pool was taken for it")
 	}
 	devices := k.Devices()
 	if len(devices) != 2 || devices[0].AllowMultipleAllocations == nil || devices[1].AllowMultipleAllocations != nil ||

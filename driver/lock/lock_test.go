@@ -53,7 +53,7 @@ func TestTryNamed_doesNotWait(t *testing.T) {
 	}
 	release()
 	if _, ok, err := d.TryNamed("background"); !ok || err != nil {
-		t.Errorf("after it was let go: %v, %v", ok, err)
+		t.Errorf("after it was released: %v, %v", ok, err)
 	}
 }
 

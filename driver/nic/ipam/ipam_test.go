@@ -58,7 +58,7 @@ func (n *testNode) plugin(ctx context.Context, instance string, wait time.Durati
 	}
 	a := ipam.New(ipam.Options{
 		Node: n.name, Instance: instance, API: n.api, Locks: locks,
-		LastPluginFile: filepath.Join(n.dir, "holder"), Wait: wait, OnLost: n.onLost,
+		LastPluginFile: filepath.Join(n.dir, "last-plugin"), Wait: wait, OnLost: n.onLost,
 		NodeLabels: func(context.Context) (map[string]string, error) { return map[string]string{"zone": n.zone}, nil },
 	})
 	var stopped sync.WaitGroup
@@ -359,7 +359,7 @@ func TestCheckStatic(t *testing.T) {
 	}
 }
 
-func TestAssign_namesTheLargestHoldersOfAnExhaustedPool(t *testing.T) {
+func TestAssign_namesTheNodeWithMostAddressesOfAnExhaustedPool(t *testing.T) {
 	api := newFakeAPI(addressPool("office", func(s *network.AddressPoolSpec) { s.Ranges = []string{"10.20.1.0/31"} }))
 	node, other := newNode(t, api, "n1"), newNode(t, api, "n2")
 	a := node.plugin(t.Context(), "p1", time.Second)
@@ -583,16 +583,16 @@ func TestAssign_underFaultsNeverGivesAnAddressTwice(t *testing.T) {
 // checkUnique fails the test if two attachments have the same address.
 func checkUnique(t *testing.T, nodes ...*testNode) {
 	t.Helper()
-	holders := map[netip.Addr]string{}
+	attachments := map[netip.Addr]string{}
 	for _, n := range nodes {
 		n.mu.Lock()
 		for owner, assignment := range n.records {
 			for _, p := range assignment.Addresses {
-				holder := n.name + "/" + owner.Claim
-				if other, taken := holders[p.Addr()]; taken {
-					t.Errorf("address %s: assigned to %s and to %s", p.Addr(), other, holder)
+				attachment := n.name + "/" + owner.Claim
+				if other, taken := attachments[p.Addr()]; taken {
+					t.Errorf("address %s: assigned to %s and to %s", p.Addr(), other, attachment)
 				}
-				holders[p.Addr()] = holder
+				attachments[p.Addr()] = attachment
 			}
 		}
 		n.mu.Unlock()
@@ -613,7 +613,7 @@ func TestCleanup_leavesNoFile(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if _, err := os.Stat(filepath.Join(n.dir, "holder")); !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Stat(filepath.Join(n.dir, "last-plugin")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the file of the last plugin after Cleanup: got error %v, want %v", err, os.ErrNotExist)
 	}
 }

@@ -74,7 +74,7 @@ func TestStrongest(t *testing.T) {
 
 // The address alone works on every kernel, so its trial must pass on every node
 // on which programs can be loaded, however the network is configured.
-func TestRun_passesWhateverTheConfiguration(t *testing.T) {
+func TestRun_withAnyConfiguration(t *testing.T) {
 	for name, sysctls := range map[string]map[string]string{
 		"default":             nil,
 		"IPv6 disabled":       {"net/ipv6/conf/all/disable_ipv6": "1", "net/ipv6/conf/default/disable_ipv6": "1"},
