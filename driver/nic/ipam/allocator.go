@@ -55,15 +55,15 @@ type Allocator struct {
 	// maintain asks Start to take or return blocks.
 	maintain chan struct{}
 
-	// turns serializes turns within this process; see turn.
+	// turns is locked during a turn, and protects the next five fields; see turn.
 	turns sync.Mutex
-	// blocks are those of this node. This field and the next three require a turn.
+	// blocks are those of this node.
 	blocks []*block
 	// used holds the attachment that uses an address. If it is nil, the next turn reads
 	// blocks and records again.
 	used Used
-	// stale makes the next turn read the records again.
-	stale bool
+	// rereadRecords makes the next turn read the records again.
+	rereadRecords bool
 	// lost are the used addresses that no block of this node has; see findLost.
 	lost Lost
 	// released holds the time at which an address was last released, so that those
@@ -75,10 +75,10 @@ type Allocator struct {
 	ended []ended
 	// deleted are the UIDs of blocks of this node that were deleted since the last turn.
 	deleted map[types.UID]bool
-	// outdated makes the next turn read the blocks again.
-	outdated bool
-	// wanted counts the requests for a reserved address that are in progress.
-	wanted map[Address]int
+	// rereadBlocks makes the next turn read the blocks and the records again.
+	rereadBlocks bool
+	// requested counts the requests for a reserved address that are in progress.
+	requested map[Address]int
 	// avoided holds until when an address is not assigned; see Avoid.
 	avoided map[Address]time.Time
 }
@@ -131,7 +131,7 @@ func New(o Options) *Allocator {
 	return &Allocator{
 		options: o, pools: newPools(o.API, o.Node, o.NodeLabels), maintain: make(chan struct{}, 1),
 		released: map[Address]time.Time{}, avoided: map[Address]time.Time{}, deleted: map[types.UID]bool{},
-		wanted: map[Address]int{},
+		requested: map[Address]int{},
 	}
 }
 
@@ -155,7 +155,7 @@ func (a *Allocator) turn(ctx context.Context, used func() (Used, error)) (end fu
 
 // update makes the Allocator know the node's blocks and which addresses are in use.
 func (a *Allocator) update(ctx context.Context, used func() (Used, error)) error {
-	a.dropOutdated()
+	a.forgetDeleted()
 	last, err := os.ReadFile(a.options.LastPluginFile)
 	if err != nil || string(last) != a.options.Instance || a.used == nil {
 		a.used = nil
@@ -169,12 +169,12 @@ func (a *Allocator) update(ctx context.Context, used func() (Used, error)) error
 			return fmt.Errorf("write the name of the plugin that assigns addresses: %w", err)
 		}
 	}
-	if a.stale {
+	if a.rereadRecords {
 		recorded, err := used()
 		if err != nil {
 			return fmt.Errorf("read which addresses are in use: %w", err)
 		}
-		a.used, a.stale = recorded, false
+		a.used, a.rereadRecords = recorded, false
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -323,7 +323,7 @@ func (a *Allocator) Assign(
 	if err != nil || len(items) == 0 {
 		return err
 	}
-	defer a.want(items)()
+	defer a.keepReserved(items)()
 	for {
 		err := a.assign(ctx, items, r.Owner, used, record)
 		var empty errEmpty
@@ -336,23 +336,24 @@ func (a *Allocator) Assign(
 	}
 }
 
-// want keeps maintenance from returning reserved addresses until the caller calls end.
-func (a *Allocator) want(items []item) (end func()) {
+// keepReserved keeps maintenance from returning reserved addresses until the caller calls end.
+func (a *Allocator) keepReserved(items []item) (end func()) {
 	add := func(n int) {
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		for _, i := range items {
 			if i.reserved.IsValid() {
-				a.wanted[Address{i.pool.Network, i.reserved}] += n
+				a.requested[Address{i.pool.Network, i.reserved}] += n
 			}
 		}
-		maps.DeleteFunc(a.wanted, func(_ Address, n int) bool { return n == 0 })
+		maps.DeleteFunc(a.requested, func(_ Address, n int) bool { return n == 0 })
 	}
 	add(1)
 	return func() { add(-1) }
 }
 
-// assign does what Assign does with the node's present blocks.
+// assign assigns addresses of the blocks that the node has, and calls record; see Assign. If they
+// have no free address for an item, it returns errEmpty.
 func (a *Allocator) assign(
 	ctx context.Context, items []item, owner Owner, used func() (Used, error), record func(Assignment) error,
 ) error {

@@ -301,14 +301,14 @@ func (a *Allocator) Cleanup() error {
 func (a *Allocator) forgetUsed() {
 	a.turns.Lock()
 	defer a.turns.Unlock()
-	a.stale = len(a.blocks) > 0 // without blocks, no address is in use that is not lost
+	a.rereadRecords = len(a.blocks) > 0 // without blocks, no address is in use that is not lost
 	if len(a.lost) > 0 {
 		a.used = nil
 	}
 }
 
-// maintainBlocks returns what the node does not need, and takes a block of each pool of
-// which the node uses all addresses that it has.
+// maintainBlocks returns unused blocks, and takes one more from each pool whose addresses
+// the node has all assigned.
 func (a *Allocator) maintainBlocks(ctx context.Context, used func() (Used, error)) (failed error) {
 	if a.pools.watched.Load() == nil {
 		return nil // the pools are not known yet; the watch asks again
@@ -435,7 +435,7 @@ func (a *Allocator) needed(b *block) *netipx.IPSet {
 	defer a.mu.Unlock()
 	var set netipx.IPSetBuilder
 	b.each(func(address Address) {
-		if _, inUse := a.used[address]; inUse || a.wanted[address] > 0 {
+		if _, inUse := a.used[address]; inUse || a.requested[address] > 0 {
 			set.Add(address.IP)
 		}
 	})

@@ -83,7 +83,7 @@ func (a *Allocator) watchBlocks(ctx context.Context) {
 func (a *Allocator) readAgain() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.outdated = true
+	a.rereadBlocks = true
 	a.askMaintenance()
 }
 
@@ -101,21 +101,21 @@ func (a *Allocator) blockDeleted(object any) {
 	}
 }
 
-// dropOutdated makes this turn read the blocks again if another program may have deleted
+// forgetDeleted makes this turn read the blocks again if another program may have deleted
 // one of them.
-func (a *Allocator) dropOutdated() {
+func (a *Allocator) forgetDeleted() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	isDeleted := func(b *block) bool { return a.deleted[b.object.UID] }
-	if a.outdated || slices.ContainsFunc(a.blocks, isDeleted) {
+	if a.rereadBlocks || slices.ContainsFunc(a.blocks, isDeleted) {
 		a.used = nil
 	}
-	a.outdated = false
+	a.rereadBlocks = false
 	clear(a.deleted)
 }
 
-// findLost finds out which used addresses no block of the node has, and takes those back
-// that no other node has. It needs a turn.
+// findLost determines which used addresses are in no block of the node, and takes those
+// that are in no other node's block. The caller must have the turn.
 func (a *Allocator) findLost(ctx context.Context) {
 	lost := Lost{}
 	for address := range a.used {
@@ -135,7 +135,8 @@ func (a *Allocator) findLost(ctx context.Context) {
 	a.setLost(lost)
 }
 
-// setLost sets which addresses are lost, and reports it if it is new. It needs a turn.
+// setLost sets which addresses are lost, and reports it if it is new. The caller
+// must have the turn.
 func (a *Allocator) setLost(lost Lost) {
 	if a.lost != nil && maps.Equal(a.lost, lost) {
 		return
@@ -172,7 +173,8 @@ func (a *Allocator) takeBack(ctx context.Context, lost Lost) (failed error) {
 	return failed
 }
 
-// takeBackFrom does what takeBack does for the addresses of a pool.
+// takeBackFrom creates a block of the lost addresses of a pool that no node has, and removes
+// these addresses from lost. For the others of the network, it sets the node.
 func (a *Allocator) takeBackFrom(ctx context.Context, pool *addresspool.Pool, lost Lost) error {
 	var inPool netipx.IPSetBuilder
 	for address := range lost {
