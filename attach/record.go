@@ -66,10 +66,10 @@ type Link struct {
 	Sources []string `json:"sources,omitempty"`
 	// Bridge means that the link may exchange frames with other such links of the NIC.
 	Bridge bool `json:"bridge,omitempty"`
-	// VEPA means that the link sends frames for other links out of the NIC. A Bridge link of
-	// a release before it has the mode bridge in the kernel.
+	// VEPA means that the macvlan is in mode vepa; without it, a Bridge link was attached by
+	// an earlier release in mode bridge.
 	VEPA bool `json:"vepa,omitempty"`
-	// Identity means that a release attached the link that drops frames without its
+	// Identity means that the release that attached the link drops frames without its
 	// addresses.
 	Identity bool `json:"identity,omitempty"`
 }

@@ -66,8 +66,8 @@ func (d *Driver) hasSpec(claim *record.Claim) bool {
 	return err == nil && d.specs.Holds(string(claim.UID), want) && d.hasHook(claim.UID)
 }
 
-// hasHook reports whether the hook that a claim's spec names exists. The hook of this plugin
-// is installed again if it does not; that of an earlier release is not.
+// hasHook reports whether the hook that a claim's spec names exists. A missing hook of this
+// release counts as present, because the plugin installs it again.
 func (d *Driver) hasHook(uid types.UID) bool {
 	if d.options.Installation == nil {
 		return true

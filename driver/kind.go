@@ -38,8 +38,8 @@ type Kind interface {
 	// records the result and does not compute it again: it stays in force until
 	// the share is released, even if the configuration changes.
 	Configure(ctx context.Context, share record.Share, parameters [][]byte) (json.RawMessage, error)
-	// Admit refuses a share for which the device has no room besides others, which it must
-	// not modify.
+	// Admit refuses a share that does not fit on the device next to others. It must not
+	// modify others.
 	Admit(share record.Share, others []*record.Share) error
 	// Edits returns the CDI edits of containers with the share.
 	Edits(share record.Share) (cdi.Edits, error)
@@ -214,7 +214,7 @@ type Attacher interface {
 	// ValidateConsumers refuses another pod for a share that cannot serve
 	// several. others are the pods that use the share, as namespace/name.
 	ValidateConsumers(share record.Share, others []string) error
-	// Attach makes a share real in a sandbox. After an error nothing remains. The hook
+	// Attach sets up a share in a sandbox. After an error nothing remains. The hook
 	// tries again for a while after an error that wraps ErrRetryAttach.
 	Attach(ctx context.Context, share record.Share, request attach.Request, sandbox Sandbox) (Attached, error)
 	// Restore puts back what Attach set up on the node, where it differs. It
@@ -314,7 +314,7 @@ type State struct {
 	Attributes attribute.Map
 	// Conditions are reported in addition to Ready.
 	Conditions []metav1.Condition
-	// Data is the kind's own, for StatusData.
+	// Data is opaque to the driver; the kind reads it in StatusData.
 	Data any
 }
 

@@ -46,8 +46,9 @@ const (
 	writeInterval = time.Second
 	// statusRounds is the number of resyncs in which the status of each claim is read once.
 	statusRounds = 10
-	// checkInterval is the age of a status at which the plugin looks whether another client has
-	// changed it: about the time between two readings of it.
+	// checkInterval is the age at which a written status no longer counts: the plugin then
+	// reads the claim, because another client may have changed it. It is about the time
+	// between two such readings.
 	checkInterval = statusRounds*resyncInterval - resyncInterval/2
 )
 

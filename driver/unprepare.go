@@ -83,7 +83,9 @@ func (d *Driver) unprepare(ctx context.Context, claim *record.Claim) error {
 	if err := d.claims.Delete(claim.UID); err != nil {
 		return err
 	}
-	d.requestRefresh() // the capacity of the claim is free, and a device that was kept for it may go
+	// The capacity of the claim is free, and the device that was kept for it may be removed
+	// from the node's devices.
+	d.requestRefresh()
 	d.status.written.Forget(claim.UID)
 	d.failures.forget(shares)
 	d.detached.Delete(claim.UID)

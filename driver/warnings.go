@@ -17,8 +17,8 @@ import (
 
 // warnings are the events about this node as a whole. They regard the Node and not
 // the plugin's pod: the problems belong to the node, outlast the pod, and are found
-// by `kubectl describe node`, where one looks for a device that is missing. The
-// kubelet adds the text of a failed readiness probe to the events of the pod.
+// by `kubectl describe node`, where an administrator looks for a missing device.
+// The kubelet adds the text of a failed readiness probe to the events of the pod.
 type warnings struct {
 	recorder events.EventRecorder
 	node     *corev1.ObjectReference

@@ -84,7 +84,8 @@ const (
 	// BlockIfChanged blocks the link while its pod has changed it so that it could receive
 	// the frames of others.
 	BlockIfChanged Blocking = iota
-	// BlockAsBefore does what BlockIfChanged does, and keeps a blocked link blocked.
+	// BlockAsBefore blocks the link while its pod has changed it so that it could receive
+	// the frames of others, and keeps a blocked link blocked.
 	BlockAsBefore
 	// BlockAlways blocks the link.
 	BlockAlways

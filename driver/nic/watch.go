@@ -104,7 +104,7 @@ func (p *pendingChange) add(c netdev.Change) {
 	}
 }
 
-// union appends to a what it does not contain.
+// union appends the elements of b that a lacks.
 func union(a, b []int) []int {
 	for _, i := range b {
 		if !slices.Contains(a, i) {
