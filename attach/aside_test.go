@@ -30,7 +30,7 @@ func TestRecords_SetCorruptAside_keepsNewerRecords(t *testing.T) {
 		t.Errorf("the newer record is gone: %v", err)
 	}
 	if _, err := os.Stat(torn); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the torn record is still there: %v", err)
+		t.Errorf("the torn record still exists: %v", err)
 	}
 	if _, err := records.List(); !errors.Is(err, ErrNewerRecord) {
 		t.Errorf("List returned the error %v, want one that says that a record is newer", err)

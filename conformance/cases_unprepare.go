@@ -159,7 +159,7 @@ func caseUnprepareNever(ctx context.Context, s *suite) {
 		return nil
 	})
 	if err != nil {
-		s.fatal("%v after a restart, the CDI device of a claim that was deleted is still there: %v", s.config.Quiet, err)
+		s.fatal("%v after a restart, the CDI device of a claim that was deleted still exists: %v", s.config.Quiet, err)
 	}
 }
 

@@ -565,7 +565,7 @@ func TestDriver_Start_detachesEndedPods(t *testing.T) {
 	eventually.Eventually(t, timeout, "the namespace of the ended pod has ended", func() error {
 		live, err := nstest.NamespaceExists(id)
 		if err == nil && live {
-			err = fmt.Errorf("namespace %d is still there", id)
+			err = fmt.Errorf("namespace %d still exists", id)
 		}
 		return err
 	})
@@ -817,7 +817,7 @@ func TestPrepare_afterReallocationDetachesTheOldShare(t *testing.T) {
 	c.Status.Allocation.Devices.Results[0].ShareID = ptr.To(uuid.NewUUID())
 	share := p.mustPrepare(c)[0]
 	if got := s.links(); slices.Contains(got, "net1") {
-		t.Errorf("the old share's link is still there: %v", got)
+		t.Errorf("the old share's link still exists: %v", got)
 	}
 	if err := p.sandbox("q").hook(c, share); err != nil {
 		t.Error(err)

@@ -161,7 +161,7 @@ func (d *Driver) writeMetadata(r *record, p prepared) (*specs.Mount, error) {
 	return mount, writeReadable(file, raw)
 }
 
-// writeReadable replaces a file at once, which everybody can read.
+// writeReadable replaces a file at once, with one that all users can read.
 func writeReadable(path string, raw []byte) error {
 	if err := write(path+".new", raw); err != nil {
 		return err

@@ -48,7 +48,7 @@ var featureGates = map[string]map[string]bool{
 	"default": {},
 	// Without consumable capacity the API server drops fields of published devices.
 	"no-capacity": {"DRAConsumableCapacity": false},
-	// As before Kubernetes 1.36: everyone who may patch a claim's status may patch all of it.
+	// As before Kubernetes 1.36: a user who may patch a claim's status may patch all of it.
 	"no-granular-status": {"DRAResourceClaimGranularStatusAuthorization": false},
 	// Before Kubernetes 1.36 consumable capacity is off by default.
 	"capacity": {"DRAConsumableCapacity": true},

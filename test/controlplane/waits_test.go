@@ -65,9 +65,9 @@ func TestController_waitsForAPIServer(t *testing.T) {
 	e.stopAPIServer(t)
 	attempts := c.attempts()
 	c.awaitAttempts(t, attempts+1)
-	c.checkServed(t, "while the API server is away")
+	c.checkServed(t, "while the API server is unavailable")
 	// A replica that loses the lease must end, because another one may lead.
-	c.checkExits(t, 1, "when the API server was away for longer than the lease")
+	c.checkExits(t, 1, "when the API server was unavailable for longer than the lease")
 	e.startAPIServer(t)
 	c.awaitReady(t)
 	e.awaitGeneratedClaim(t, ns, "after-an-outage")

@@ -31,6 +31,8 @@ func TestCheckWords(t *testing.T) {
 		{"existence", "a.md", "There is no error. It is no longer there.\n", nil},
 		{"relation", "a.md", "The setting is of the cluster.\n", []int{1}},
 		{"form", "a.md", "The name is of the form a/b.\n", nil},
+		{"existence of a thing", "a.md", "It is\nstill there.\n", []int{2}},
+		{"unnamed actor", "a.md", "Someone removes it.\n", []int{1}},
 		{"besides", "a.md", "Besides, it is next to the NIC.\n", nil},
 		{"beside", "a.md", "The file beside it.\n", []int{1}},
 		{"path with beside", "a.md", "Apply demo/nic-beside-accelerator/pods.yaml.\n", nil},
