@@ -117,7 +117,7 @@ test-classify: prerequisites ## measure the traffic of shares with the BPF progr
 	@$(GO_TEST) -timeout 10m -- ./netdev/classify
 
 # The slowest test takes longer than all others. Its batches run in two processes next to the others, each process
-# in a network namespace of its own.
+# in a separate network namespace.
 REPEATED := ^TestPlugin_killedRepeatedlyWithManyClaims$$
 BATCHES  := '$(REPEATED)/^batch=[0-2]$$' '$(REPEATED)/^batch=[^0-2]'
 

@@ -92,7 +92,7 @@ chrt --idle 0 true 2>/dev/null && idle=(chrt --idle 0)
 touch "$results/times" "$results/output"
 echo "test: build"
 suite build logged "$MAKE" --no-print-directory test-build || finish 1
-set -m # gives run_checks a process group of its own, which stop_background can signal
+set -m # gives run_checks a separate process group, which stop_background can signal
 run_checks </dev/null &
 background=$!
 set +m

@@ -16,7 +16,7 @@
 // without descriptors, so that the plugin can report it: not every OCI runtime
 // reports what a hook prints.
 //
-// Each plugin instance listens on a socket of its own in SocketDir, because two
+// Each plugin instance listens on a separate socket in SocketDir, because two
 // plugins run during a rolling update; the hook tries the newest first. It waits
 // for a plugin that is restarting, because the kubelet does not retry a pod whose
 // restart policy is Never.

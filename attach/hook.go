@@ -207,7 +207,7 @@ type inspection struct {
 	socket   *os.File // NETLINK_ROUTE
 }
 
-// enter inspects the namespace on a thread of its own, which ends afterwards: no
+// enter inspects the namespace on a separate thread, which ends afterwards: no
 // other code of this process runs in the namespace.
 func enter(namespace *os.File, h Hook) (inspection, error) {
 	type result struct {

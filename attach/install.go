@@ -110,7 +110,7 @@ const tryTimeout = 10 * time.Second
 
 // Try runs the installed hook, which does nothing with these arguments. It fails if
 // the kernel or a security module refuses to execute files of the directory, as far as
-// that also applies to this process: the runtime has a context of its own.
+// that also applies to this process: the runtime has another context.
 func (i *Installation) Try(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, tryTimeout)
 	defer cancel()

@@ -18,8 +18,8 @@ import (
 )
 
 // Config describes the driver under test. Exactly one of Command, Serve, and Kubelet is
-// set. With Command or Serve, the suite starts the driver with an API server of its own,
-// in directories of its own. With Kubelet, it tests a driver that runs on this node, with
+// set. With Command or Serve, the suite starts the driver with a separate API server,
+// in separate directories. With Kubelet, it tests a driver that runs on this node, with
 // the API server of Kubeconfig.
 type Config struct {
 	// Driver is the name of the driver. Required.
@@ -32,8 +32,8 @@ type Config struct {
 	// CDI_DIR and STATE_DIR.
 	Command []string `json:"command,omitempty"`
 	// Mounts maps fixed directories that the driver uses to directories of the suite, as
-	// in {"/var/lib/kubelet": "$KUBELET_DIR"}. The command then runs in a mount namespace
-	// of its own, which needs root and the program unshare.
+	// in {"/var/lib/kubelet": "$KUBELET_DIR"}. The command then runs in a separate mount
+	// namespace, which needs root and the program unshare.
 	Mounts map[string]string `json:"mounts,omitempty"`
 	// Serve runs the driver in this process until the context ends. Cases that kill the
 	// driver are skipped.

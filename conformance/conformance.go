@@ -7,7 +7,7 @@
 // It starts no pods.
 //
 // Test runs the suite in a test of the driver. Without a cluster, the suite starts the
-// driver with a fake API server and directories of its own:
+// driver with a fake API server in separate directories:
 //
 //	conformance.Test(t, conformance.Config{
 //		Driver:  "gpu.example.com",

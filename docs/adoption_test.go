@@ -84,7 +84,7 @@ func newAuthor(t *testing.T) *author {
 	dir, proxy := t.TempDir(), t.TempDir()
 	writeModule(t, proxy)
 	// Most modules that the suite needs are in the cache of this test's own build, which has
-	// the layout of a proxy. A module cache of its own keeps the version of the test out of
+	// the layout of a proxy. A separate module cache keeps the version of the test out of
 	// the cache of the build.
 	a := &author{t: t, dir: dir, env: append(os.Environ(),
 		"GOPROXY=file://"+proxy+",file://"+filepath.Join(goEnv("GOMODCACHE"), "cache/download")+","+goEnv("GOPROXY"),

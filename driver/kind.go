@@ -146,7 +146,7 @@ type CombinationValidator interface {
 	ValidateCombination(shares []record.Share) error
 }
 
-// MultiNode is a Kind whose devices span nodes. They are in pools of their own,
+// MultiNode is a Kind whose devices span nodes. They are in separate pools,
 // which the controller publishes; the driver uses Devices only to describe
 // shares to containers.
 type MultiNode interface {

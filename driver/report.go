@@ -23,7 +23,7 @@ import (
 )
 
 // reporter writes the state of shares to the status of their claims. It has a
-// queue of its own, so that a slow API server delays no pod. It retries a claim
+// separate queue, so that a slow API server delays no pod. It retries a claim
 // until the status is written or the claim is gone.
 type reporter struct {
 	driver *Driver

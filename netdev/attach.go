@@ -277,7 +277,7 @@ func createdLink(conn *rtnl.Conn, name string) (*netlink.LinkAttrs, error) {
 }
 
 // enforce creates the share's class and classifies the link's frames. It does
-// nothing if the NIC is managed without enforcement. Without a class of its own, a
+// nothing if the NIC is managed without enforcement. Without a class for it, a
 // link uses the class for unidentified frames.
 func (n *Node) enforce(nic managedNIC, a Attachment, r shape.Rates) error {
 	if !nic.Enforce {

@@ -10,7 +10,7 @@ import (
 
 // Check returns the error that Manage would return for a NIC, as far as it can be
 // known without changing the NIC: another process may be managing it. With Enforce,
-// it tries the classifier on links of its own.
+// it tries the classifier on links that it creates.
 func (n *Node) Check(c NICConfig) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()

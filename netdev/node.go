@@ -73,7 +73,7 @@ type NICConfig struct {
 	// sender. Manage adds to Policy.NodeAddresses, and sets Policy.Guarded.
 	Policy classify.Policy
 	// Forwarded is the rate that is guaranteed to frames that the node forwards,
-	// in bits per second; 0 if they have no class of their own. They can use the
+	// in bits per second; 0 if they have no separate class. They can use the
 	// whole line if the kernel lets the classifier recognize them by their route,
 	// and without TrustMAC. Otherwise their source address identifies them, which
 	// a share can forge, and they get no more than Forwarded.

@@ -5,7 +5,7 @@
 // container. It succeeds if a check of the plugin does; otherwise the reason is on
 // standard error, and in the events of the plugin's pod.
 //
-// It is a program of its own because the plugin's is large, and the kubelet starts it
+// It is a separate program because the plugin's is large, and the kubelet starts it
 // every few seconds.
 package main
 

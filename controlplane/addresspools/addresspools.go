@@ -275,7 +275,7 @@ func (r *Reconciler) annotate(ctx context.Context, b *network.AddressBlock, valu
 	return r.Client.Patch(ctx, updated, client.MergeFrom(b))
 }
 
-// claimPollInterval is how often the reconciler looks whether claims still name a lost
+// claimPollInterval is how often the reconciler checks whether claims still name a lost
 // node.
 const claimPollInterval = time.Minute
 

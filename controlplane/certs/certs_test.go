@@ -439,7 +439,7 @@ func TestRotator_replicasThatRaceAgreeOnTheAuthority(t *testing.T) {
 		t.Run(tc.verb, func(t *testing.T) {
 			e := newTestEnv(t, tc.objects...)
 			fast := e.replica()
-			// The slow replica has a client of its own, because a fake client is locked while
+			// The slow replica has a separate client, because a fake client is locked while
 			// it reacts.
 			client := &fake.Clientset{}
 			client.AddReactor("*", "*", clienttesting.ObjectReaction(e.client.Tracker()))

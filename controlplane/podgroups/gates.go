@@ -37,7 +37,7 @@ import (
 
 const (
 	// maxConcurrentUngates limits concurrent writes that remove gates. Every pod needs
-	// a write of its own.
+	// a separate write.
 	maxConcurrentUngates = 16
 	// maxCacheDelay is the time after which the cache is expected to have a write.
 	maxCacheDelay = 10 * time.Second

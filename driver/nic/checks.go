@@ -84,7 +84,7 @@ func missingCookie(results []trial.Result) string {
 		}
 	}
 	if last.Err != nil {
-		// Joined errors are on lines of their own.
+		// Joined errors are on separate lines.
 		cause := strings.ReplaceAll(last.Err.Error(), "\n", "; ")
 		message += fmt.Sprintf("; identifying them by %s failed: %s", last.Key, cause)
 	}

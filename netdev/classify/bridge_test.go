@@ -282,7 +282,7 @@ func TestBridgeMode_hairpinIsRepairedAndRemoved(t *testing.T) {
 	}
 }
 
-// Links without a grant, which have no class of their own, reach each other, too.
+// Links without a grant, which have no separate class, reach each other, too.
 func TestBridgeMode_connectsLinksWithoutGrant(t *testing.T) {
 	e := newTestEnv(t, enforced())
 	var pods []*pod

@@ -18,7 +18,7 @@
 // Key. Frames without a socket, such as frames that a
 // pod forwards or bridges and frames of virtual machines, go to the class for
 // unidentified frames, unless the administrator trusts MAC addresses. Frames that
-// the node itself forwards can have a class of their own; see Forwarded. The
+// the node itself forwards can have a separate class; see Forwarded. The
 // programs identify a receiver by its MAC address.
 package classify
 
@@ -160,7 +160,7 @@ type Forwarded uint8
 
 // Values of Forwarded, the numbers of classify.c.
 const (
-	// ForwardedUnidentified means that forwarded frames have no class of their own.
+	// ForwardedUnidentified means that forwarded frames have no separate class.
 	ForwardedUnidentified Forwarded = iota
 	// ForwardedByRoute recognizes them by the route that the node has chosen for
 	// them. The frames of a share do not have it.

@@ -55,7 +55,7 @@ type testEnv struct {
 	ports int // last TCP port in use
 }
 
-// newTestEnv returns a testEnv with a BPF file system of its own. It completes
+// newTestEnv returns a testEnv with a separate BPF file system. It completes
 // config, and restores the NIC at the end of the test.
 func newTestEnv(t *testing.T, config netdev.NICConfig, keys ...classify.Key) *testEnv {
 	t.Helper()

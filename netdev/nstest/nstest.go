@@ -159,7 +159,7 @@ func runOnThread(f func() error) error {
 	return <-done
 }
 
-// runIn runs f in a namespace, on a thread of its own.
+// runIn runs f in a namespace, on a separate thread.
 func runIn(namespace *os.File, f func() error) error {
 	return runOnThread(func() error {
 		if err := unix.Setns(int(namespace.Fd()), unix.CLONE_NEWNET); err != nil {

@@ -4,5 +4,5 @@
 // Package bench compares links and limits of the driver with what clusters use without it:
 // the CNI plugins macvlan and bandwidth, a token bucket in the pod, and the kernel's part
 // alone. `make bench` runs it, and writes the results into docs/dev/performance.md. It is a
-// module of its own because only it needs CNI.
+// separate module because only it needs CNI.
 package bench

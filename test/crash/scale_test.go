@@ -33,7 +33,7 @@ const (
 )
 
 // TestScale_resourcesOfPlugin measures a plugin with as many shares as the environment
-// variable SCALE_SHARES lists, such as "10 1000", each of a pod of its own. It appends
+// variable SCALE_SHARES lists, such as "10 1000", each of a separate pod. It appends
 // a row of a table for each number to the file SCALE_REPORT.
 func TestScale_resourcesOfPlugin(t *testing.T) {
 	if os.Getenv("SCALE_SHARES") == "" {
@@ -100,7 +100,7 @@ func (s *scale) run(shares int) {
 
 func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
-// fill prepares claims and attaches each to a pod of its own.
+// fill prepares claims and attaches each to a separate pod.
 func (s *scale) fill(shares int) (claims []*resourceapi.ResourceClaim) {
 	s.t.Helper()
 	claims = make([]*resourceapi.ResourceClaim, shares)

@@ -414,7 +414,7 @@ func (e *testEnv) logTail() string {
 }
 
 // dra calls the plugin as the kubelet does. A plugin may have been killed since the last
-// call, so that each call has a connection of its own, unless connect was called.
+// call, so that each call has a separate connection, unless connect was called.
 func (e *testEnv) dra(call func(drapb.DRAPluginClient) error) error {
 	if e.kubelet != nil {
 		return call(drapb.NewDRAPluginClient(e.kubelet))

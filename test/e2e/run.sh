@@ -28,7 +28,7 @@ logs=$(mktemp -d)
 start=$SECONDS
 failed=0
 lanes=3
-set -m # gives background jobs process groups of their own, which can be signaled
+set -m # gives background jobs separate process groups, which can be signaled
 trap 'rm -rf "$logs"' EXIT
 trap 'for job in $(jobs -p); do kill -INT -- "-$job"; done; wait; exit 130' INT TERM
 for suite in $suites; do

@@ -40,7 +40,7 @@ if [ "${1-}" = runtimes ]; then
 fi
 add_docker() {
   missing="$missing docker.io"
-  # Newer releases of Debian have the command in a package of its own.
+  # Newer releases of Debian have the command in a separate package.
   ! apt-cache show docker-cli >/dev/null 2>&1 || missing="$missing docker-cli"
 }
 case "${1-}" in

@@ -179,7 +179,7 @@ func testTwoNodes(ctx context.Context, t *testing.T, c *Cluster) {
 		}
 	}
 	holdsGrant(ctx, t, c, "share-0", "share-1")
-	// Each node has a BPF file system of its own with the pins of its own NIC.
+	// Each node has a separate BPF file system with the pins of its own NIC.
 	pins := make([]string, len(nodes))
 	for i, node := range nodes {
 		if pins[i], err = c.Node(ctx, node, "sh", "-euc",

@@ -82,7 +82,7 @@ func writeHeader(name string, content []byte) error {
 // withHeader returns content with the header below the "#!" line, if there is
 // one, and otherwise at the top. A blank line follows, so that the header
 // becomes part neither of a package's documentation nor of a build constraint.
-// If the file has an SPDX line of its own, only the copyright is inserted.
+// If the file has a separate SPDX line, only the copyright is inserted.
 func withHeader(name string, content []byte) []byte {
 	mark := commentMark(name, content)
 	header := strings.ReplaceAll(headerText, "// ", mark+" ")

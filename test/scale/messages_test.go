@@ -106,7 +106,7 @@ func TestNode_Snapshot_takesOneDumpPerDevice(t *testing.T) {
 		}
 		// The IDs of the namespaces, the classes of the NIC, and those of its IFB device.
 		// Besides the classes of shares, a device has a few of the node, and the answer to
-		// a dump ends with a message of its own.
+		// a dump ends with a separate message.
 		const classesOfNode = 8
 		most := rtnl.Counts{Sent: 3, Received: uint64(2*(shares+classesOfNode+1) + ids + 1)}
 		if got.Sent > most.Sent || got.Received > most.Received {

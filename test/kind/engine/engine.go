@@ -8,7 +8,7 @@
 // machine, which tries what the node's kubelet and the plugin do. Where that fails, or
 // where there is no daemon, Find starts a private one:
 //
-//	dockerd in network, mount, and PID namespaces of its own, with the runtime of
+//	dockerd in separate network, mount, and PID namespaces, with the runtime of
 //	runtime.go, which adapts containers to this machine and runs the project's runc.
 //
 // The program that uses this package calls Main first: it is also the container that
