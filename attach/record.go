@@ -66,8 +66,8 @@ type Link struct {
 	Sources []string `json:"sources,omitempty"`
 	// Bridge means that the link may exchange frames with other such links of the NIC.
 	Bridge bool `json:"bridge,omitempty"`
-	// VEPA means that the macvlan is in mode vepa; without it, a Bridge link was attached by
-	// an earlier release in mode bridge.
+	// VEPA means that the macvlan is in mode vepa. A Bridge link without it is in mode bridge:
+	// an earlier release attached it, or its NIC was without enforcement.
 	VEPA bool `json:"vepa,omitempty"`
 	// Identity means that the release that attached the link drops frames without its
 	// addresses.
