@@ -135,6 +135,24 @@ func TestAttack_rawFrames(t *testing.T) {
 			to(own, 0x86dd, classify.IPv6("fe80::ff:fe00:1", 58, classify.ND(134, ""))), false,
 		},
 		{"a DHCP offer", to(own, 0x0800, classify.IPv4("10.20.0.1", 17, 0, classify.UDP(67, 68))), false},
+		{
+			"a fragment with the pod's own address",
+			to(own, 0x86dd, classify.IPv6("fd00:20::1", 44, classify.Extension(17, 8), ports)), true,
+		},
+		{
+			"a fragment with a sibling's address",
+			to(own, 0x86dd, classify.IPv6("fd00:20::2", 44, classify.Extension(17, 8), ports)), false,
+		},
+		{"an IPv4 fragment with a sibling's address", to(own, 0x0800, classify.IPv4("10.20.0.2", 17, 0x2001, ports)), false},
+		{
+			"a router advertisement behind options",
+			to(own, 0x86dd, classify.IPv6("fe80::ff:fe00:1", 60, classify.Extension(58, 0), classify.ND(134, ""))), false,
+		},
+		{
+			"a DHCPv6 server's message in a fragment",
+			to(own, 0x86dd, classify.IPv6("fd00:20::1", 44, classify.Extension(17, 1), classify.UDP(547, 546))), false,
+		},
+		{"a DHCPv6 server's message", to(own, 0x86dd, classify.IPv6("fd00:20::1", 17, classify.UDP(547, 546))), false},
 		{"a VLAN tag", to(own, 0x8100, []byte{0, 100, 8, 0}, classify.IPv4("10.20.0.1", 17, 0, ports)), false},
 		{
 			"a bridge's message",

@@ -12,4 +12,6 @@ var (
 	UDP     = udp
 	IPv6    = ipv6
 	ND      = nd
+
+	Extension = extension
 )
