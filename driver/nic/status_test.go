@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"sigs.k8s.io/yaml"
 
+	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
 	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/driver"
@@ -200,5 +201,65 @@ func TestKind_Edits_announceIPv6(t *testing.T) {
 		if got := strings.Join(edits.Hook, " "); got != want || err != nil {
 			t.Errorf("hook of a share with parameters %s: got arguments %q and error %v, want %q", parameters, got, err, want)
 		}
+	}
+}
+
+func TestKind_enforced(t *testing.T) {
+	changed := func(change func(*device)) *device {
+		devices, problems := plan([]netdev.NIC{virtual("nic0")}, load(t, `[{name: a, interfaces: [nic0], bandwidth: 1G}]`))
+		if len(problems) > 0 {
+			t.Fatal(problems)
+		}
+		change(devices[0])
+		return devices[0]
+	}
+	const grant = 100 * 1000 * 1000
+	granted := record.Share{ShareID: "id", Capacity: map[string]resource.Quantity{
+		params.CapacityBandwidth: *resource.NewQuantity(grant, resource.DecimalSI),
+	}}
+	rates := func(floor uint64) *shape.Rates { return &shape.Rates{Floor: floor, Ceil: floor} }
+	link := func(send, receive *shape.Rates) netdev.LinkState {
+		return netdev.LinkState{Exists: true, Up: true, Name: "net1", Send: send, Receive: receive}
+	}
+	hardCap := params.NetworkAttachment{}
+	for name, tc := range map[string]struct {
+		change func(*device)
+		share  record.Share
+		link   netdev.LinkState
+		reason string
+		text   string // part of the message
+	}{
+		"a program in front takes frames": {
+			func(d *device) { d.missed = "program 7 runs before" }, granted, link(rates(grant), rates(grant)),
+			params.ReasonFramesMissed, "NIC nic0: program 7 runs before",
+		},
+		"the kernel has no cookie": {
+			func(*device) {}, granted, link(rates(grant), rates(grant)), params.ReasonMAC, "",
+		},
+		"other rates in one direction": {
+			func(*device) {}, granted, link(rates(grant), rates(grant/2)), params.ReasonRateDiffers, "granted 100M",
+		},
+		"no class": {func(*device) {}, granted, link(nil, nil), params.ReasonNotClassified, "net1"},
+		"admin access": {
+			func(*device) {}, record.Share{AdminAccess: true}, link(nil, nil), params.ReasonAdminAccess, "granted nothing",
+		},
+		"without enforcement": {
+			func(d *device) { d.network.Enforcement = config.EnforcementNone }, granted, link(nil, nil),
+			params.ReasonEnforcementNone, `network "a"`,
+		},
+		"the NIC is missing": {
+			func(d *device) { d.absent = true }, granted, link(nil, nil), params.ReasonDeviceGone, "nic0",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := New(&netdev.Node{}, nil, nil)
+			c := k.enforced(changed(tc.change), tc.share, hardCap, tc.link)
+			if c.Type != params.ConditionBandwidthEnforced || c.Reason != tc.reason || !strings.Contains(c.Message, tc.text) {
+				t.Errorf("condition %+v, want the reason %s and a message with %q", c, tc.reason, tc.text)
+			}
+			if want := tc.reason == params.ReasonAdminAccess; (c.Status == "True") != want {
+				t.Errorf("status %s for the reason %s", c.Status, c.Reason)
+			}
+		})
 	}
 }
