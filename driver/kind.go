@@ -10,6 +10,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -161,49 +162,14 @@ type ConditionReporter interface {
 	Conditions(share record.Share) []metav1.Condition
 }
 
-// Checker is a Kind that checks what the node's kernel can do.
-type Checker interface {
-	Checks() []Check
-}
-
-// Check is the result of a test of the node's kernel.
-type Check struct {
-	Name   string
-	Passed bool
-}
-
-// StatsProvider is a Kind whose devices count the traffic of all shares.
-type StatsProvider interface {
-	Stats() []DeviceStats
-}
-
-// DeviceStats are the counters of a device, in bytes.
-type DeviceStats struct {
-	Device                   string
-	SentBytes, ReceivedBytes uint64
-	// MulticastBytes is the part of ReceivedBytes that several shares receive.
-	MulticastBytes uint64
-	// Shares are the counters of shares, by their class (record.Share).
-	Shares map[uint16]ShareStats
-}
-
-// ShareStats are the counters of a share, in bytes.
-type ShareStats struct{ SentBytes, ReceivedBytes uint64 }
-
-// RefusalReporter is a Kind that counts what the pods of a share did against its rules, such
-// as frames with a forged source address.
-type RefusalReporter interface {
-	// Refusals returns these counts since the share was attached, by reason. class is the
-	// number of the share (record.Share), or 0 if the share is not known.
-	Refusals(device string, class uint16) []Refusal
-}
-
-// Refusal counts the violations of one rule.
-type Refusal struct {
-	Reason string
-	// Dropped ones had no effect. Passed ones were only counted, because the configuration
-	// audits the rule.
-	Dropped, Passed uint64
+// MetricsCollector is a Kind with metrics of its own, besides those that the driver has for every
+// kind.
+type MetricsCollector interface {
+	// DescribeMetrics sends the descriptors of the metrics, before the first Refresh.
+	DescribeMetrics(descriptions chan<- *prometheus.Desc)
+	// CollectMetrics sends the present values. claims are the records of all claims of the node,
+	// which hold the shares of this and other kinds; it does not change them.
+	CollectMetrics(claims []*record.Claim, out chan<- prometheus.Metric)
 }
 
 // Attacher is a Kind whose shares become part of a pod when it starts.

@@ -128,50 +128,19 @@ var (
 		nil,
 		nil,
 	)
-	descBytes = prometheus.NewDesc(
-		"dra_shared_device_bytes_total",
-		"Bytes that passed through the queues of a device, by direction (send, receive), as the kernel counts them.",
-		[]string{"device", "direction"},
-		nil,
-	)
-	descMulticast = prometheus.NewDesc(
-		"dra_shared_device_multicast_bytes_total",
-		"Bytes of multicast and broadcast frames that arrived for shares of a device, except ARP and neighbor discovery. "+
-			"The field multicast of the network limits their rate.",
-		[]string{"device"},
-		nil,
-	)
-	descShareBytes = prometheus.NewDesc(
-		"dra_shared_share_bytes_total",
-		"Bytes that passed through the queues of a claim's shares of a device, by direction (send, receive), as the kernel "+
-			"counts them. What a share sends to other shares of the device counts as well.",
-		[]string{"device", "namespace", "claim", "direction"},
-		nil,
-	)
-	descRefused = prometheus.NewDesc(
-		"dra_shared_refused_frames_total",
-		"Frames to or from a pod that violate the rules of its share, by reason and by action: dropped, or passed because "+
-			"the network only audits them. namespace and claim are empty if the share of a frame is not known.",
-		[]string{"device", "namespace", "claim", "reason", "action"},
-		nil,
-	)
-	descCheck = prometheus.NewDesc(
-		"dra_shared_kernel_check",
-		"1 if the node's kernel passed a check, 0 if not: NetnsCookie, NetnsCookieOfSocket, and MAC are ways to identify "+
-			"the sender of a frame, of which the plugin uses the first that passed; ForwardedByRoute recognizes frames that "+
-			"the node forwards; TCX runs the classifier before the programs of other owners.",
-		[]string{"check"},
-		nil,
-	)
 )
 
 // Describe implements prometheus.Collector.
 func (c *deviceCollector) Describe(descriptions chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		descShares, descGranted, descCapacity, descHealthy, descUnusable, descHook, descBytes, descMulticast,
-		descShareBytes, descRefused, descCheck,
+		descShares, descGranted, descCapacity, descHealthy, descUnusable, descHook,
 	} {
 		descriptions <- d
+	}
+	for _, k := range c.driver.options.Kinds {
+		if collector, ok := k.(MetricsCollector); ok {
+			collector.DescribeMetrics(descriptions)
+		}
 	}
 }
 
@@ -198,14 +167,8 @@ func (c *deviceCollector) Collect(out chan<- prometheus.Metric) {
 				gauge(out, descUnusable, 1, p.Device)
 			}
 		}
-		if provider, ok := k.(StatsProvider); ok {
-			collectStats(out, provider.Stats(), k.Name(), claims)
-		}
-		if reporter, ok := k.(RefusalReporter); ok {
-			collectRefusals(out, reporter, k, claims)
-		}
-		if checker, ok := k.(Checker); ok {
-			collectChecks(out, checker.Checks())
+		if collector, ok := k.(MetricsCollector); ok {
+			collector.CollectMetrics(claims, out)
 		}
 	}
 }
@@ -239,74 +202,5 @@ func collectHealth(out chan<- prometheus.Metric, kind string, health []Health) {
 			value = 1
 		}
 		gauge(out, descHealthy, value, kind, h.Device)
-	}
-}
-
-// refusedFrames are the labels of dra_shared_refused_frames_total. Several shares may have the
-// same: those of one claim on one device, and those of claims that had the same name.
-type refusedFrames struct{ device, namespace, claim, reason, action string }
-
-func collectRefusals(out chan<- prometheus.Metric, reporter RefusalReporter, k Kind, claims []*record.Claim) {
-	sums := map[refusedFrames]uint64{}
-	add := func(device string, class uint16, namespace, claim string) {
-		for _, r := range reporter.Refusals(device, class) {
-			sums[refusedFrames{device, namespace, claim, r.Reason, "dropped"}] += r.Dropped
-			sums[refusedFrames{device, namespace, claim, r.Reason, "passed"}] += r.Passed
-		}
-	}
-	for _, device := range k.Devices() {
-		add(device.Name, 0, "", "")
-	}
-	for _, c := range claims {
-		for _, s := range sharesOf([]*record.Claim{c}, k.Name()) {
-			if s.Class != 0 {
-				add(s.Device, s.Class, c.Namespace, c.Name)
-			}
-		}
-	}
-	for labels, frames := range sums {
-		if frames > 0 {
-			out <- prometheus.MustNewConstMetric(descRefused, prometheus.CounterValue, float64(frames),
-				labels.device, labels.namespace, labels.claim, labels.reason, labels.action)
-		}
-	}
-}
-
-func collectChecks(out chan<- prometheus.Metric, checks []Check) {
-	for _, c := range checks {
-		value := 0.0
-		if c.Passed {
-			value = 1
-		}
-		gauge(out, descCheck, value, c.Name)
-	}
-}
-
-// shareBytes are the labels of dra_shared_share_bytes_total. Several shares may have the same;
-// see refusedFrames.
-type shareBytes struct{ device, namespace, claim, direction string }
-
-func collectStats(out chan<- prometheus.Metric, stats []DeviceStats, kind string, claims []*record.Claim) {
-	counter := func(d *prometheus.Desc, bytes uint64, labels ...string) {
-		out <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(bytes), labels...)
-	}
-	shares := map[string]map[uint16]ShareStats{}
-	for _, s := range stats {
-		counter(descBytes, s.SentBytes, s.Device, "send")
-		counter(descBytes, s.ReceivedBytes, s.Device, "receive")
-		counter(descMulticast, s.MulticastBytes, s.Device)
-		shares[s.Device] = s.Shares
-	}
-	sums := map[shareBytes]uint64{}
-	for _, c := range claims {
-		for _, s := range sharesOf([]*record.Claim{c}, kind) {
-			if counted, ok := shares[s.Device][s.Class]; ok {
-				sums[shareBytes{s.Device, c.Namespace, c.Name, "send"}] += counted.SentBytes
-				sums[shareBytes{s.Device, c.Namespace, c.Name, "receive"}] += counted.ReceivedBytes
-			}
-		}
-	}
-	for labels, bytes := range sums {
-		counter(descShareBytes, bytes, labels.device, labels.namespace, labels.claim, labels.direction)
 	}
 }

@@ -71,11 +71,7 @@ func (d *Driver) kindOf(pool, device string) (Kind, error) {
 // sharesOf returns the recorded shares of one kind.
 func sharesOf(claims []*record.Claim, kind string) (shares []record.Share) {
 	for _, c := range claims {
-		for _, s := range c.Shares {
-			if s.Kind == kind {
-				shares = append(shares, s)
-			}
-		}
+		shares = append(shares, c.SharesOf(kind)...)
 	}
 	return shares
 }

@@ -14,9 +14,14 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	controllermetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 
+	"github.com/dra-shared/dra-driver-shared/accel"
 	"github.com/dra-shared/dra-driver-shared/api"
+	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
 	_ "github.com/dra-shared/dra-driver-shared/controlplane" // registers the metrics of the controller
 	"github.com/dra-shared/dra-driver-shared/driver"
+	"github.com/dra-shared/dra-driver-shared/driver/accelerator"
+	"github.com/dra-shared/dra-driver-shared/driver/fabric"
+	"github.com/dra-shared/dra-driver-shared/driver/nic"
 )
 
 func metricsPage(string) (string, error) {
@@ -61,6 +66,9 @@ func pluginMetrics() ([]metric, error) {
 	if _, err := driver.New(driver.Options{
 		DriverName: api.DriverName, Metrics: registry, PluginDir: filepath.Join(dir, "plugin"),
 		CDIDir: filepath.Join(dir, "cdi"), RunDir: filepath.Join(dir, "run"),
+		Kinds: []driver.Kind{
+			nic.New(nil, nil, nil), accelerator.New(accel.Host{}, nil, ""), fabric.New(&config.DriverConfig{}, ""),
+		},
 	}); err != nil {
 		return nil, err
 	}

@@ -10,7 +10,6 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/dra-shared/dra-driver-shared/driver"
 	"github.com/dra-shared/dra-driver-shared/netdev/classify"
 	"github.com/dra-shared/dra-driver-shared/netdev/classify/trial"
 )
@@ -23,21 +22,22 @@ const checkRoutes = "ForwardedByRoute"
 // other owners have attached to the NIC.
 const checkTCX = "TCX"
 
-// Checks implements driver.Checker: for each way to identify the sender of a
-// frame, whether it works on this node, and whether the way in use also
-// recognizes forwarded frames and works by TCX.
-func (k *Kind) Checks() []driver.Check { return checks(k.node.Trials(), k.node.ClassifierKey()) }
+// check is the result of a test of the node's kernel.
+type check struct {
+	name   string
+	passed bool
+}
 
-// checks returns the checks for the results of trials, of which key is in use.
-func checks(results []trial.Result, key classify.Key) (checks []driver.Check) {
+// checks returns the checks for the results of trials, of which key is in use: for each way to
+// identify the sender of a frame, whether it works on this node, and whether the way in use
+// also recognizes forwarded frames and works by TCX.
+func checks(results []trial.Result, key classify.Key) (checks []check) {
 	for _, r := range results {
-		checks = append(checks, driver.Check{Name: string(r.Key), Passed: r.Err == nil})
+		checks = append(checks, check{string(r.Key), r.Err == nil})
 	}
 	for _, r := range results {
 		if r.Key == key {
-			checks = append(checks,
-				driver.Check{Name: checkRoutes, Passed: r.Routes == nil},
-				driver.Check{Name: checkTCX, Passed: r.Hook == classify.HookTCX})
+			checks = append(checks, check{checkRoutes, r.Routes == nil}, check{checkTCX, r.Hook == classify.HookTCX})
 		}
 	}
 	return checks

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/dra-shared/dra-driver-shared/driver"
 	"github.com/dra-shared/dra-driver-shared/netdev/classify"
 	"github.com/dra-shared/dra-driver-shared/netdev/classify/trial"
 )
@@ -50,7 +49,7 @@ func TestChecks_includeRoutesAndHookOfKeyInUse(t *testing.T) {
 	}
 	for key, want := range map[classify.Key]bool{classify.KeySocketCookie: true, classify.KeyMAC: false} {
 		got := checks(results, key)
-		wantLast := []driver.Check{{Name: "ForwardedByRoute", Passed: want}, {Name: "TCX", Passed: want}}
+		wantLast := []check{{"ForwardedByRoute", want}, {"TCX", want}}
 		if len(got) != 5 || !slices.Equal(got[3:], wantLast) {
 			t.Errorf("checks with key %s in use: got %+v, want %+v after the keys", key, got, wantLast)
 		}

@@ -15,7 +15,6 @@ import (
 
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
 	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
-	"github.com/dra-shared/dra-driver-shared/driver"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 	"github.com/dra-shared/dra-driver-shared/netdev"
 	"github.com/dra-shared/dra-driver-shared/netdev/classify"
@@ -101,25 +100,6 @@ func (d *device) multicast() uint64 {
 		return 0
 	}
 	return min(uint64(d.network.Multicast.Value()), d.line)
-}
-
-// Refusals implements driver.RefusalReporter.
-func (k *Kind) Refusals(device string, class uint16) (refusals []driver.Refusal) {
-	d, err := k.device(device)
-	if err != nil || d.absent {
-		return nil
-	}
-	refused, err := k.node.Refusals(d.nic.Index, class)
-	if err != nil {
-		return nil // the NIC is gone: the kernel counts nothing
-	}
-	for _, reason := range classify.Reasons() {
-		r := driver.Refusal{Reason: string(reason), Dropped: refused.Dropped[reason], Passed: refused.Passed[reason]}
-		if r.Dropped+r.Passed > 0 {
-			refusals = append(refusals, r)
-		}
-	}
-	return refusals
 }
 
 // identity returns the condition IdentityEnforced.

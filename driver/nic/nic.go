@@ -18,6 +18,7 @@
 //	identity.go   what the kernel checks in the frames of a link
 //	status.go     link in the kernel -> conditions and data of the claim
 //	checks.go     what the node's kernel can do
+//	metrics.go    what the kernel counts, and the checks, as metrics
 //	watch.go      kernel events -> changes for the driver
 //	orphans.go    kernel objects that no share needs
 package nic
@@ -88,9 +89,7 @@ var (
 	_ driver.ReadinessChecker     = (*Kind)(nil)
 	_ driver.Cleaner              = (*Kind)(nil)
 	_ driver.CombinationValidator = (*Kind)(nil)
-	_ driver.StatsProvider        = (*Kind)(nil)
-	_ driver.RefusalReporter      = (*Kind)(nil)
-	_ driver.Checker              = (*Kind)(nil)
+	_ driver.MetricsCollector     = (*Kind)(nil)
 	_ driver.ProblemReporter      = (*Kind)(nil)
 	_ driver.Successor            = (*Kind)(nil)
 )
@@ -382,26 +381,6 @@ func (k *Kind) present() (devices []*device) {
 		}
 	}
 	return devices
-}
-
-// Stats implements driver.StatsProvider.
-func (k *Kind) Stats() (stats []driver.DeviceStats) {
-	for _, d := range k.present() {
-		traffic, err := k.node.Traffic(d.nic.Index)
-		shares, sharesErr := k.node.ShareTraffic(d.nic.Index)
-		if err != nil || sharesErr != nil {
-			continue // the NIC is not enforced, or it is gone: the kernel counts nothing
-		}
-		device := driver.DeviceStats{
-			Device: d.name, SentBytes: traffic.Sent, ReceivedBytes: traffic.Received,
-			MulticastBytes: traffic.Multicast, Shares: map[uint16]driver.ShareStats{},
-		}
-		for class, share := range shares {
-			device.Shares[class] = driver.ShareStats{SentBytes: share.Sent, ReceivedBytes: share.Received}
-		}
-		stats = append(stats, device)
-	}
-	return stats
 }
 
 // Has implements driver.Kind.

@@ -109,6 +109,16 @@ func (c *Claim) Share(name string) (Share, bool) {
 	return Share{}, false
 }
 
+// SharesOf returns the shares of one device kind.
+func (c *Claim) SharesOf(kind string) (shares []Share) {
+	for _, s := range c.Shares {
+		if s.Kind == kind {
+			shares = append(shares, s)
+		}
+	}
+	return shares
+}
+
 // Store is a directory of records.
 type Store struct {
 	dir        string

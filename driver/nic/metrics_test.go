@@ -1,7 +1,7 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package driver
+package nic
 
 import (
 	"strings"
@@ -11,49 +11,32 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/prometheus/common/expfmt"
-	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/dra-shared/dra-driver-shared/driver/record"
+	"github.com/dra-shared/dra-driver-shared/netdev"
+	"github.com/dra-shared/dra-driver-shared/netdev/classify"
 )
 
-// refusingKind refuses frames of each share.
-type refusingKind struct{ Kind }
+// collect is a collector that calls a function.
+type collect func(out chan<- prometheus.Metric)
 
-func (refusingKind) Name() string                  { return "nic" }
-func (refusingKind) Devices() []resourceapi.Device { return []resourceapi.Device{{Name: "nic0"}} }
-func (refusingKind) Refusals(_ string, class uint16) []Refusal {
-	return []Refusal{{Reason: "MAC", Dropped: 10 + uint64(class)}}
+func (collect) Describe(descriptions chan<- *prometheus.Desc) {
+	(*Kind)(nil).DescribeMetrics(descriptions)
 }
+func (c collect) Collect(out chan<- prometheus.Metric) { c(out) }
 
-// refusals collects the refused frames of claims.
-type refusals []*record.Claim
-
-func (refusals) Describe(descriptions chan<- *prometheus.Desc) { descriptions <- descRefused }
-func (r refusals) Collect(out chan<- prometheus.Metric) {
-	collectRefusals(out, refusingKind{}, refusingKind{}, r)
-}
-
-// traffic collects the bytes of claims.
-type traffic []*record.Claim
-
-func (traffic) Describe(descriptions chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descBytes, descMulticast, descShareBytes} {
-		descriptions <- d
-	}
-}
-func (c traffic) Collect(out chan<- prometheus.Metric) {
-	collectStats(out, []DeviceStats{{Device: "nic0", SentBytes: 100, ReceivedBytes: 200, MulticastBytes: 7,
-		Shares: map[uint16]ShareStats{1: {10, 20}, 2: {1, 2}, 3: {3, 4}}}}, "nic", c)
-}
-
-func TestCollectStats(t *testing.T) {
+func TestCollectTraffic(t *testing.T) {
 	share := func(kind string, class uint16) record.Share {
 		return record.Share{Kind: kind, Device: "nic0", Class: class}
 	}
-	claims := traffic{
+	claims := []*record.Claim{
 		{Namespace: "default", Name: "twice", Shares: []record.Share{share("nic", 1), share("nic", 2)}},
 		{Namespace: "default", Name: "other", Shares: []record.Share{share("accelerator", 3), share("nic", 9)}},
 	}
+	devices := []deviceTraffic{{
+		"nic0", netdev.Traffic{Sent: 100, Received: 200, Multicast: 7},
+		map[uint16]netdev.ShareTraffic{1: {Sent: 10, Received: 20}, 2: {Sent: 1, Received: 2}, 3: {Sent: 3, Received: 4}},
+	}}
 	want := `# TYPE dra_shared_device_bytes_total counter
 dra_shared_device_bytes_total{device="nic0",direction="receive"} 200
 dra_shared_device_bytes_total{device="nic0",direction="send"} 100
@@ -64,7 +47,7 @@ dra_shared_share_bytes_total{claim="twice",device="nic0",direction="receive",nam
 dra_shared_share_bytes_total{claim="twice",device="nic0",direction="send",namespace="default"} 11
 `
 	registry := prometheus.NewPedanticRegistry()
-	registry.MustRegister(claims)
+	registry.MustRegister(collect(func(out chan<- prometheus.Metric) { collectTraffic(out, devices, claims) }))
 	got, err := registry.Gather()
 	if err != nil {
 		t.Fatal(err)
@@ -84,7 +67,7 @@ dra_shared_share_bytes_total{claim="twice",device="nic0",direction="send",namesp
 // Shares with the same labels must not appear as two series, which no scrape accepts.
 func TestCollectRefusals(t *testing.T) {
 	share := func(class uint16) record.Share { return record.Share{Kind: "nic", Device: "nic0", Class: class} }
-	claims := refusals{
+	claims := []*record.Claim{
 		{Namespace: "default", Name: "twice", Shares: []record.Share{share(1), share(2)}},
 		{Namespace: "default", Name: "again", Shares: []record.Share{share(3)}},
 		{Namespace: "default", Name: "again", Shares: []record.Share{share(4)}},
@@ -93,11 +76,15 @@ func TestCollectRefusals(t *testing.T) {
 		"reason and by action: dropped, or passed because the network only audits them. namespace and claim are " +
 		"empty if the share of a frame is not known." + `
 # TYPE dra_shared_refused_frames_total counter
-dra_shared_refused_frames_total{action="dropped",claim="",device="nic0",namespace="",reason="MAC"} 10
-dra_shared_refused_frames_total{action="dropped",claim="again",device="nic0",namespace="default",reason="MAC"} 27
-dra_shared_refused_frames_total{action="dropped",claim="twice",device="nic0",namespace="default",reason="MAC"} 23
+dra_shared_refused_frames_total{action="dropped",claim="",device="nic0",namespace="",reason="SourceMAC"} 10
+dra_shared_refused_frames_total{action="dropped",claim="again",device="nic0",namespace="default",reason="SourceMAC"} 27
+dra_shared_refused_frames_total{action="dropped",claim="twice",device="nic0",namespace="default",reason="SourceMAC"} 23
 `
-	if err := testutil.CollectAndCompare(claims, strings.NewReader(want)); err != nil {
+	refused := func(_ string, class uint16) classify.Refusals {
+		return classify.Refusals{Dropped: map[classify.Reason]uint64{"SourceMAC": 10 + uint64(class)}}
+	}
+	collector := collect(func(out chan<- prometheus.Metric) { collectRefusals(out, refused, []string{"nic0"}, claims) })
+	if err := testutil.CollectAndCompare(collector, strings.NewReader(want)); err != nil {
 		t.Error(err)
 	}
 }

@@ -1,0 +1,177 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nic
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/dra-shared/dra-driver-shared/driver/record"
+	"github.com/dra-shared/dra-driver-shared/netdev"
+	"github.com/dra-shared/dra-driver-shared/netdev/classify"
+)
+
+var (
+	descBytes = prometheus.NewDesc(
+		"dra_shared_device_bytes_total",
+		"Bytes that passed through the queues of a device, by direction (send, receive), as the kernel counts them.",
+		[]string{"device", "direction"},
+		nil,
+	)
+	descMulticast = prometheus.NewDesc(
+		"dra_shared_device_multicast_bytes_total",
+		"Bytes of multicast and broadcast frames that arrived for shares of a device, except ARP and neighbor discovery. "+
+			"The field multicast of the network limits their rate.",
+		[]string{"device"},
+		nil,
+	)
+	descShareBytes = prometheus.NewDesc(
+		"dra_shared_share_bytes_total",
+		"Bytes that passed through the queues of a claim's shares of a device, by direction (send, receive), as the kernel "+
+			"counts them. What a share sends to other shares of the device counts as well.",
+		[]string{"device", "namespace", "claim", "direction"},
+		nil,
+	)
+	descRefused = prometheus.NewDesc(
+		"dra_shared_refused_frames_total",
+		"Frames to or from a pod that violate the rules of its share, by reason and by action: dropped, or passed because "+
+			"the network only audits them. namespace and claim are empty if the share of a frame is not known.",
+		[]string{"device", "namespace", "claim", "reason", "action"},
+		nil,
+	)
+	descCheck = prometheus.NewDesc(
+		"dra_shared_kernel_check",
+		"1 if the node's kernel passed a check, 0 if not: NetnsCookie, NetnsCookieOfSocket, and MAC are ways to identify "+
+			"the sender of a frame, of which the plugin uses the first that passed; ForwardedByRoute recognizes frames that "+
+			"the node forwards; TCX runs the classifier before the programs of other owners.",
+		[]string{"check"},
+		nil,
+	)
+)
+
+// DescribeMetrics implements driver.MetricsCollector.
+func (k *Kind) DescribeMetrics(descriptions chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{descBytes, descMulticast, descShareBytes, descRefused, descCheck} {
+		descriptions <- d
+	}
+}
+
+// CollectMetrics implements driver.MetricsCollector.
+func (k *Kind) CollectMetrics(claims []*record.Claim, out chan<- prometheus.Metric) {
+	collectTraffic(out, k.traffic(), claims)
+	var devices []string
+	for _, d := range k.present() {
+		devices = append(devices, d.name)
+	}
+	collectRefusals(out, k.refusals, devices, claims)
+	collectChecks(out, checks(k.node.Trials(), k.node.ClassifierKey()))
+}
+
+func count(out chan<- prometheus.Metric, d *prometheus.Desc, value uint64, labels ...string) {
+	out <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(value), labels...)
+}
+
+// deviceTraffic is the traffic of a device and of its shares, by their class.
+type deviceTraffic struct {
+	device string
+	netdev.Traffic
+	shares map[uint16]netdev.ShareTraffic
+}
+
+// traffic returns the traffic of the devices whose NICs the kernel counts.
+func (k *Kind) traffic() (all []deviceTraffic) {
+	for _, d := range k.present() {
+		traffic, err := k.node.Traffic(d.nic.Index)
+		shares, sharesErr := k.node.ShareTraffic(d.nic.Index)
+		if err != nil || sharesErr != nil {
+			continue // the NIC is not enforced, or it is gone: the kernel counts nothing
+		}
+		all = append(all, deviceTraffic{d.name, traffic, shares})
+	}
+	return all
+}
+
+// shareBytes are the labels of dra_shared_share_bytes_total. Several shares may have the
+// same: those of one claim on one device, and those of claims that had the same name.
+type shareBytes struct{ device, namespace, claim, direction string }
+
+func collectTraffic(out chan<- prometheus.Metric, all []deviceTraffic, claims []*record.Claim) {
+	shares := map[string]map[uint16]netdev.ShareTraffic{}
+	for _, t := range all {
+		count(out, descBytes, t.Sent, t.device, "send")
+		count(out, descBytes, t.Received, t.device, "receive")
+		count(out, descMulticast, t.Multicast, t.device)
+		shares[t.device] = t.shares
+	}
+	sums := map[shareBytes]uint64{}
+	for _, c := range claims {
+		for _, s := range c.SharesOf(Name) {
+			if counted, ok := shares[s.Device][s.Class]; ok {
+				sums[shareBytes{s.Device, c.Namespace, c.Name, "send"}] += counted.Sent
+				sums[shareBytes{s.Device, c.Namespace, c.Name, "receive"}] += counted.Received
+			}
+		}
+	}
+	for labels, bytes := range sums {
+		count(out, descShareBytes, bytes, labels.device, labels.namespace, labels.claim, labels.direction)
+	}
+}
+
+// refusals returns what the kernel has refused of the shares with a class on a device, or, if
+// it is 0, of frames whose share is not known.
+func (k *Kind) refusals(device string, class uint16) classify.Refusals {
+	d, err := k.device(device)
+	if err != nil || d.absent {
+		return classify.Refusals{}
+	}
+	refused, err := k.node.Refusals(d.nic.Index, class)
+	if err != nil {
+		return classify.Refusals{} // the NIC is gone: the kernel counts nothing
+	}
+	return refused
+}
+
+// refusedFrames are the labels of dra_shared_refused_frames_total. Several shares may have the
+// same; see shareBytes.
+type refusedFrames struct{ device, namespace, claim, reason, action string }
+
+func collectRefusals(
+	out chan<- prometheus.Metric,
+	refusals func(device string, class uint16) classify.Refusals,
+	devices []string,
+	claims []*record.Claim,
+) {
+	sums := map[refusedFrames]uint64{}
+	add := func(device string, class uint16, namespace, claim string) {
+		refused := refusals(device, class)
+		for _, reason := range classify.Reasons() {
+			sums[refusedFrames{device, namespace, claim, string(reason), "dropped"}] += refused.Dropped[reason]
+			sums[refusedFrames{device, namespace, claim, string(reason), "passed"}] += refused.Passed[reason]
+		}
+	}
+	for _, device := range devices {
+		add(device, 0, "", "")
+	}
+	for _, c := range claims {
+		for _, s := range c.SharesOf(Name) {
+			if s.Class != 0 {
+				add(s.Device, s.Class, c.Namespace, c.Name)
+			}
+		}
+	}
+	for labels, frames := range sums {
+		if frames > 0 {
+			count(out, descRefused, frames, labels.device, labels.namespace, labels.claim, labels.reason, labels.action)
+		}
+	}
+}
+
+func collectChecks(out chan<- prometheus.Metric, checks []check) {
+	for _, c := range checks {
+		value := 0.0
+		if c.passed {
+			value = 1
+		}
+		out <- prometheus.MustNewConstMetric(descCheck, prometheus.GaugeValue, value, c.name)
+	}
+}
