@@ -237,11 +237,7 @@ func inspect(namespace *os.File, h Hook) (inspection, error) {
 		return inspection{}, fmt.Errorf("open a socket in the pod's network namespace: %w", err)
 	}
 	socket := os.NewFile(uintptr(fd), "rtnetlink")
-	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
-	if err != nil {
-		return inspection{}, errors.Join(err, socket.Close())
-	}
-	id, err := NamespaceOf(namespace, cookie)
+	id, err := IdentifyNamespace(namespace, socket)
 	if err != nil {
 		return inspection{}, errors.Join(err, socket.Close())
 	}

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"syscall"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/dra-shared/dra-driver-shared/internal/failpoint"
 	"github.com/dra-shared/dra-driver-shared/internal/files"
 )
@@ -31,6 +33,15 @@ type Namespace struct {
 	Inode  uint64 `json:"inode"`  // of the namespace in nsfs; the kernel reuses it
 	Cookie uint64 `json:"cookie"` // the kernel never reuses it
 	NSID   int    `json:"nsid"`   // the ID that the node's namespace has for it; the kernel reuses it
+}
+
+// IdentifyNamespace identifies an open namespace by a socket that was opened in it.
+func IdentifyNamespace(namespace, socket *os.File) (Namespace, error) {
+	cookie, err := unix.GetsockoptUint64(int(socket.Fd()), unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+	if err != nil {
+		return Namespace{}, os.NewSyscallError("getsockopt SO_NETNS_COOKIE", err)
+	}
+	return NamespaceOf(namespace, cookie)
 }
 
 // NamespaceOf identifies an open namespace whose cookie is known.

@@ -11,7 +11,6 @@ import (
 	"os"
 	"time"
 
-	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
@@ -219,10 +218,6 @@ func otherPods(attachments []attach.Record, podUID string) (others []string) {
 // inSandbox reports whether an attachment is in the sandbox. A namespace that had the
 // same inode earlier has another cookie.
 func inSandbox(a attach.Record, sandbox Sandbox) (bool, error) {
-	cookie, err := unix.GetsockoptUint64(int(sandbox.Socket.Fd()), unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
-	if err != nil {
-		return false, os.NewSyscallError("getsockopt SO_NETNS_COOKIE", err)
-	}
-	ns, err := attach.NamespaceOf(sandbox.Namespace, cookie)
+	ns, err := attach.IdentifyNamespace(sandbox.Namespace, sandbox.Socket)
 	return ns.Inode == a.Namespace.Inode && ns.Cookie == a.Namespace.Cookie, err
 }
