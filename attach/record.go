@@ -104,8 +104,8 @@ type Record struct {
 	// Payload is what the device kind attached, in the kind's own format. The
 	// JSON name dates from the time when NICs were the only kind to attach.
 	Payload json.RawMessage `json:"link,omitempty"`
-	// Class is the share's number on its device; see record.Share.
-	Class uint16 `json:"class"`
+	// Number is the share's number on its device; see record.Share.
+	Number uint16 `json:"class"`
 	// Grant is the share as the claim record has it, in the format of that record. The
 	// plugin uses it if the claim record is lost. Optional.
 	Grant json.RawMessage `json:"grant,omitempty"`

@@ -96,7 +96,7 @@ func TestSkew_readsThePreviousRecord(t *testing.T) {
 	}
 	link, err := r.Link()
 	want := Link{Parent: 4, Index: 2, Name: "net1", MAC: "02:11:22:33:44:55", MTU: 9000}
-	if diff := cmp.Diff(want, link); diff != "" || err != nil || r.Class != 16 || r.Kind != "nic" ||
+	if diff := cmp.Diff(want, link); diff != "" || err != nil || r.Number != 16 || r.Kind != "nic" ||
 		r.Namespace.NSID != 3 {
 		t.Errorf("record of the previous release: %+v, %v, link (-want +got):\n%s", r, err, diff)
 	}

@@ -117,7 +117,7 @@ func (d *Driver) attach(ctx context.Context, r attach.Request, sandbox Sandbox) 
 func newAttachment(s share, r attach.Request, attached Attached) attach.Record {
 	grant, _ := json.Marshal(s.Share) // cannot fail: its parameters are valid JSON
 	return attach.Record{
-		ClaimUID: r.ClaimUID, Share: s.Name, Kind: s.Kind, Device: s.Device, Class: s.Class, Grant: grant,
+		ClaimUID: r.ClaimUID, Share: s.Name, Kind: s.Kind, Device: s.Device, Number: s.Number, Grant: grant,
 		Pod: r.Pod, SandboxID: r.SandboxID, Namespace: attached.Namespace, Payload: attached.Payload,
 	}
 }

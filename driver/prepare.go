@@ -282,7 +282,7 @@ func (d *Driver) admit(ctx context.Context, recorded *record.Claim, shares []sha
 			if err := admitShare(*s, others[device]); err != nil {
 				return shareError(s.Share, err)
 			}
-			s.Class = d.classOf(recorded.UID, s.Share, others[device])
+			s.Number = d.numberOf(recorded.UID, s.Share, others[device])
 			others[device] = append(others[device], &s.Share)
 		}
 		recorded.Shares = append(recorded.Shares, s.Share)
@@ -353,26 +353,26 @@ func admitShare(s share, neighbors []*record.Share) error {
 	return s.kind.Admit(s.Share, neighbors)
 }
 
-// classOf returns the number of the class that the share's attachments already
-// use, if there are any, because the claim's record may have been lost.
-// Otherwise it returns a free number.
-func (d *Driver) classOf(uid types.UID, s record.Share, neighbors []*record.Share) uint16 {
-	attached, _ := d.attachments.OfClaim(string(uid)) // unreadable records contain no class
+// numberOf returns the number that the share's attachments already have, if there
+// are any, because the claim's record may have been lost. Otherwise it returns a
+// free number.
+func (d *Driver) numberOf(uid types.UID, s record.Share, neighbors []*record.Share) uint16 {
+	attached, _ := d.attachments.OfClaim(string(uid)) // unreadable records contain no number
 	for _, a := range attached {
 		if a.Share == s.Name {
-			return a.Class
+			return a.Number
 		}
 	}
-	return freeClass(neighbors)
+	return freeNumber(neighbors)
 }
 
-// freeClass returns the lowest number that no neighbor has.
-func freeClass(neighbors []*record.Share) uint16 {
+// freeNumber returns the lowest number that no neighbor has.
+func freeNumber(neighbors []*record.Share) uint16 {
 	taken := make([]bool, len(neighbors)+1)
 	for _, o := range neighbors {
-		if i := int(o.Class) - record.FirstClass; i >= 0 && i < len(taken) {
+		if i := int(o.Number) - record.FirstNumber; i >= 0 && i < len(taken) {
 			taken[i] = true
 		}
 	}
-	return uint16(record.FirstClass + slices.Index(taken, false))
+	return uint16(record.FirstNumber + slices.Index(taken, false))
 }

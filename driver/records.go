@@ -90,7 +90,7 @@ func (d *Driver) recordedGrant(r attach.Record) record.Share {
 	var s record.Share
 	if err := json.Unmarshal(r.Grant, &s); err != nil || s.Name != r.Share {
 		s = record.Share{
-			Name: r.Share, Kind: r.Kind, Pool: d.options.NodeName, Device: r.Device, Class: r.Class,
+			Name: r.Share, Kind: r.Kind, Pool: d.options.NodeName, Device: r.Device, Number: r.Number,
 			ShareID: types.UID(r.Share), // not its own, but different from the others'; "" means the whole device
 		}
 	}

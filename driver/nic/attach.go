@@ -169,7 +169,7 @@ func (k *Kind) attachment(r attach.Record) (a netdev.Attachment, err error) {
 	}
 	a = netdev.Attachment{
 		Parent: link.Parent, NSID: r.Namespace.NSID, Cookie: r.Namespace.Cookie,
-		Index: link.Index, Name: link.Name, MAC: mac, MTU: link.MTU, Minor: r.Class, Audited: !link.Identity,
+		Index: link.Index, Name: link.Name, MAC: mac, MTU: link.MTU, Minor: r.Number, Audited: !link.Identity,
 	}
 	for _, text := range link.Sources {
 		if address, err := config.ParseAddressOrNetwork(text); err == nil {
@@ -304,8 +304,8 @@ func (k *Kind) Detach(_ context.Context, r attach.Record) error {
 // share use. The class of a missing NIC no longer exists.
 func (k *Kind) Release(_ context.Context, share record.Share) error {
 	d, err := k.device(share.Device)
-	if err != nil || d.absent || share.Class == 0 {
+	if err != nil || d.absent || share.Number == 0 {
 		return nil //nolint:nilerr // the device is unknown: nothing of it is left to remove
 	}
-	return k.node.RemoveClass(d.nic.Index, share.Class)
+	return k.node.RemoveClass(d.nic.Index, share.Number)
 }

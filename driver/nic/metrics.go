@@ -106,7 +106,7 @@ func collectTraffic(out chan<- prometheus.Metric, all []deviceTraffic, claims []
 	sums := map[shareBytes]uint64{}
 	for _, c := range claims {
 		for _, s := range c.SharesOf(Name) {
-			if counted, ok := shares[s.Device][s.Class]; ok {
+			if counted, ok := shares[s.Device][s.Number]; ok {
 				sums[shareBytes{s.Device, c.Namespace, c.Name, "send"}] += counted.Sent
 				sums[shareBytes{s.Device, c.Namespace, c.Name, "receive"}] += counted.Received
 			}
@@ -154,8 +154,8 @@ func collectRefusals(
 	}
 	for _, c := range claims {
 		for _, s := range c.SharesOf(Name) {
-			if s.Class != 0 {
-				add(s.Device, s.Class, c.Namespace, c.Name)
+			if s.Number != 0 {
+				add(s.Device, s.Number, c.Namespace, c.Name)
 			}
 		}
 	}

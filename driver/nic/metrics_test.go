@@ -27,7 +27,7 @@ func (c collect) Collect(out chan<- prometheus.Metric) { c(out) }
 
 func TestCollectTraffic(t *testing.T) {
 	share := func(kind string, class uint16) record.Share {
-		return record.Share{Kind: kind, Device: "nic0", Class: class}
+		return record.Share{Kind: kind, Device: "nic0", Number: class}
 	}
 	claims := []*record.Claim{
 		{Namespace: "default", Name: "twice", Shares: []record.Share{share("nic", 1), share("nic", 2)}},
@@ -66,7 +66,7 @@ dra_shared_share_bytes_total{claim="twice",device="nic0",direction="send",namesp
 
 // Shares with the same labels must not appear as two series, which no scrape accepts.
 func TestCollectRefusals(t *testing.T) {
-	share := func(class uint16) record.Share { return record.Share{Kind: "nic", Device: "nic0", Class: class} }
+	share := func(class uint16) record.Share { return record.Share{Kind: "nic", Device: "nic0", Number: class} }
 	claims := []*record.Claim{
 		{Namespace: "default", Name: "twice", Shares: []record.Share{share(1), share(2)}},
 		{Namespace: "default", Name: "again", Shares: []record.Share{share(3)}},

@@ -64,7 +64,7 @@ func (k *Kind) orphanedClasses(
 		}
 		for _, s := range shares {
 			if s.Device == d.name {
-				delete(classes, s.Class)
+				delete(classes, s.Number)
 			}
 		}
 		for _, a := range attachments {

@@ -65,7 +65,7 @@ func grantOf(share record.Share) (uint64, error) {
 
 // The number of a share is the minor number of its class, so each must be one that the
 // package shape reserves for shares. Otherwise this does not compile.
-const _ = uint(record.FirstClass - shape.FirstMinor)
+const _ = uint(record.FirstNumber - shape.FirstMinor)
 
 // ratesOf returns the rates that the kernel must enforce for a share. A share
 // with admin access has no class, and so no rates.
@@ -102,7 +102,7 @@ func linkSpec(d *device, share record.Share, mac net.HardwareAddr) (netdev.LinkS
 		Name:   p.InterfaceName,
 		MAC:    mac,
 		Mode:   netdev.Private,
-		Minor:  share.Class,
+		Minor:  share.Number,
 		Rates:  rates,
 	}
 	if p.Mode == params.ModeBridge {

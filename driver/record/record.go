@@ -74,16 +74,17 @@ type Share struct {
 	AdminAccess bool `json:"adminAccess,omitempty"`
 	// Capacity is the grant: the consumedCapacity of the allocation.
 	Capacity map[string]resource.Quantity `json:"capacity,omitempty"`
-	// Class is the share's number, unique among the shares of the device: FirstClass
-	// or higher. 0 means that the share has none.
-	Class uint16 `json:"class,omitempty"`
+	// Number is the share's number on its device, unique among the shares of the device:
+	// FirstNumber or higher. 0 means that the share has none. The NIC kind uses it as the
+	// minor number of a class, from which the JSON name dates.
+	Number uint16 `json:"class,omitempty"`
 	// Parameters is the result of the kind's Configure.
 	Parameters json.RawMessage `json:"parameters,omitempty"`
 }
 
-// FirstClass is the lowest Class of a share. The numbers below it are for what the
+// FirstNumber is the lowest Number of a share. The numbers below it are for what the
 // kinds need in addition to shares.
-const FirstClass = 0x10
+const FirstNumber = 0x10
 
 // Same reports whether two shares are the same allocation.
 func (s Share) Same(other Share) bool {

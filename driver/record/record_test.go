@@ -18,7 +18,7 @@ import (
 
 func claim(uid types.UID) *Claim {
 	return &Claim{Phase: Prepared, Namespace: "n", Name: "c", UID: uid, Shares: []Share{{
-		Name: "x", Kind: "nic", Request: "r", Pool: "n1", Device: "nic0", ShareID: "s", Class: 0x10,
+		Name: "x", Kind: "nic", Request: "r", Pool: "n1", Device: "nic0", ShareID: "s", Number: 0x10,
 		Capacity: map[string]resource.Quantity{
 			"bandwidth": resource.MustParse("100M"),
 		}, Parameters: json.RawMessage(`{"mode":"Private"}`),
@@ -78,7 +78,7 @@ func TestShare_Same(t *testing.T) {
 		}
 	}
 	b := claim("u").Shares[0]
-	b.Class = 0x20
+	b.Number = 0x20
 	b.Capacity = map[string]resource.Quantity{"bandwidth": resource.MustParse("0.1G")}
 	if !a.Same(b) {
 		t.Error("the class is the NIC class, and 0.1G is 100M")
