@@ -97,7 +97,7 @@ func (gc *garbageCollector) removeDue(ctx context.Context, orphans []Orphan, see
 // claimRecords finds the records of claims that are gone, or allocated
 // differently, and that the kubelet never unprepared here. A claim with an
 // attachment is in use even if the API server no longer has it: a pod that was
-// deleted by force continues to run for a while and uses its bandwidth.
+// deleted by force continues to run for a while and uses its grant.
 func (gc *garbageCollector) claimRecords(ctx context.Context) (orphans []Orphan, failed error) {
 	d := gc.driver
 	claims, err := d.claims.List()

@@ -102,8 +102,7 @@ type ProblemReporter interface {
 
 // Problem is a configured device that is not shared.
 type Problem struct {
-	// Device is the name by which the configuration selects the device, such as
-	// that of an interface.
+	// Device is the name by which the configuration selects the device.
 	Device string
 	// Message states the cause and the remedy.
 	Message string

@@ -155,7 +155,7 @@ func describeDisabled(features []string) string {
 			"enable the feature gate DRAConsumableCapacity in kube-apiserver, kube-scheduler, and kubelet (on by default " +
 			"since Kubernetes 1.36)"
 	case slices.Contains(features, "DRADeviceTaints"):
-		return "the scheduler also allocates devices that are missing, cannot be used, or have no carrier; enable the " +
+		return "the scheduler also allocates devices that are missing, cannot be used, or are unhealthy; enable the " +
 			"feature gate DRADeviceTaints in kube-apiserver and kube-scheduler (on by default since Kubernetes 1.36)"
 	default:
 		return "shares work, but without the functions of these features"
