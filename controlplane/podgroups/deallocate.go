@@ -34,12 +34,12 @@ const (
 )
 
 // deletedClaimChange returns the change for shard n, which a user is deleting. Shard 0
-// keeps its entries as long as the entry has further shards: they use its devices and
+// keeps its entries as long as there are further shards: they use its devices and
 // consume none of their capacity.
 func (r *Reconciler) deletedClaimChange(
-	ctx context.Context, g *group, e *entry, n int, claim *resourceapi.ResourceClaim,
+	ctx context.Context, g *group, s *sharedClaim, n int, claim *resourceapi.ResourceClaim,
 ) (claims.Change, error) {
-	if claim.Status.Allocation == nil || n == 0 && len(e.shards) > 1 {
+	if claim.Status.Allocation == nil || n == 0 && len(s.shards) > 1 {
 		return claims.Change{}, nil
 	}
 	native, err := r.nativeEntries(ctx, g, claim)
@@ -48,7 +48,7 @@ func (r *Reconciler) deletedClaimChange(
 	}
 	now := time.Now()
 	changeFor := func(pods []*corev1.Pod) claims.Change {
-		return claims.DeletedClaimChange(claim, g.owner, waitingEntries(claim, e.Name, pods, native, now)...)
+		return claims.DeletedClaimChange(claim, g.owner, waitingEntries(claim, s.Name, pods, native, now)...)
 	}
 	// Most reconciles find nothing to remove, for which the cached pods suffice.
 	if changeFor(g.pods).Empty() {
@@ -66,12 +66,12 @@ func (r *Reconciler) deletedClaimChange(
 // any more. If that applies to all pods that use it, the native entries, which are for
 // all pods of the group, are among them.
 func waitingEntries(
-	claim *resourceapi.ResourceClaim, entry string, pods []*corev1.Pod, native []types.UID, now time.Time,
+	claim *resourceapi.ResourceClaim, name string, pods []*corev1.Pod, native []types.UID, now time.Time,
 ) []types.UID {
 	var waiting []types.UID
 	for _, pod := range pods {
 		switch {
-		case podstatus.IsTerminal(pod) || claimref.Name(pod, entry) != claim.Name:
+		case podstatus.IsTerminal(pod) || claimref.Name(pod, name) != claim.Name:
 		case mayRun(pod, claim.DeletionTimestamp.Time, now):
 			native = nil
 		default:
@@ -127,18 +127,18 @@ func nativeEntriesNamed(claim *resourceapi.ResourceClaim, name string) []types.U
 
 // hasDeletedClaim reports whether one of the group's claims is being deleted.
 func (g *group) hasDeletedClaim() bool {
-	for _, e := range g.entries {
-		if len(e.deletedClaims()) > 0 {
+	for _, s := range g.sharedClaims {
+		if len(s.deletedClaims()) > 0 {
 			return true
 		}
 	}
 	return false
 }
 
-// deletedClaims returns the names of the entry's claims that are being deleted.
-func (e *entry) deletedClaims() []string {
+// deletedClaims returns the names of the shards that are being deleted.
+func (s *sharedClaim) deletedClaims() []string {
 	var names []string
-	for _, claim := range e.shards {
+	for _, claim := range s.shards {
 		if claim.DeletionTimestamp != nil {
 			names = append(names, claim.Name)
 		}

@@ -43,8 +43,8 @@ func (r *Reconciler) finalize(ctx context.Context, g *group) error {
 		}
 		return errors.Join(r.serve(ctx, g), r.setStatus(ctx, g, g.Status.ResourceClaimStatuses, terminating))
 	}
-	for _, e := range g.entries {
-		for _, claim := range e.shards {
+	for _, s := range g.sharedClaims {
+		for _, claim := range s.shards {
 			if err := r.release(ctx, claim, holder{g.Name, g.UID}); err != nil {
 				return err
 			}

@@ -129,12 +129,12 @@ func (c *ungatedCache) has(uid types.UID) bool {
 // maySchedule reports whether each of the group's claims that the pod uses is reserved
 // for the pod, or has the pod as its leader.
 func (g *group) maySchedule(pod *corev1.Pod, leaders map[string]types.UID) bool {
-	for _, e := range g.entries {
-		name := claimref.Name(pod, e.Name)
+	for _, s := range g.sharedClaims {
+		name := claimref.Name(pod, s.Name)
 		if name == "" {
 			continue
 		}
-		claim := e.claimNamed(name)
+		claim := s.claimNamed(name)
 		switch {
 		case claim == nil || claim.DeletionTimestamp != nil:
 			return false
@@ -145,8 +145,8 @@ func (g *group) maySchedule(pod *corev1.Pod, leaders map[string]types.UID) bool 
 	return true
 }
 
-func (e *entry) claimNamed(name string) *resourceapi.ResourceClaim {
-	for _, claim := range e.shards {
+func (s *sharedClaim) claimNamed(name string) *resourceapi.ResourceClaim {
+	for _, claim := range s.shards {
 		if claim.Name == name {
 			return claim
 		}
@@ -159,8 +159,8 @@ func (e *entry) claimNamed(name string) *resourceapi.ResourceClaim {
 func (g *group) leaders() map[string]types.UID {
 	leaders, rejected := map[string]types.UID{}, map[string]int{}
 	for _, pod := range g.leaderCandidates() {
-		for _, e := range g.entries {
-			name := claimref.Name(pod, e.Name)
+		for _, s := range g.sharedClaims {
+			name := claimref.Name(pod, s.Name)
 			_, found := leaders[name]
 			switch {
 			case found || hasForeignGate(pod): // another controller decides when to schedule the pod

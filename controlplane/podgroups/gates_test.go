@@ -46,7 +46,7 @@ func unschedulablePod(name string, age int) *corev1.Pod {
 }
 
 func groupWith(pods ...*corev1.Pod) *group {
-	return &group{pods: pods, entries: []*entry{{
+	return &group{pods: pods, sharedClaims: []*sharedClaim{{
 		PodGroupResourceClaim: scheduling.PodGroupResourceClaim{Name: "net"},
 		shards:                map[int]*resourceapi.ResourceClaim{},
 	}}}
@@ -110,7 +110,7 @@ func TestGroup_maySchedule(t *testing.T) {
 		a, b := gatedPod("a", 2), gatedPod("b", 1)
 		g := groupWith(a, b)
 		if tc.claim != nil {
-			g.entries[0].shards[0] = tc.claim
+			g.sharedClaims[0].shards[0] = tc.claim
 		}
 		if got := g.maySchedule(a, g.leaders()); got != tc.leader {
 			t.Errorf("maySchedule for the leader when the claim %s: got %t, want %t", tc.name, got, tc.leader)

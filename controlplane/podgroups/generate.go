@@ -21,40 +21,40 @@ import (
 // no pod refers to any more, and those of devices that shard 0 has left.
 func (r *Reconciler) generateClaims(ctx context.Context, g *group) error {
 	var errs error
-	for _, e := range g.entries {
-		if e.ResourceClaimName != nil {
+	for _, s := range g.sharedClaims {
+		if s.ResourceClaimName != nil {
 			continue
 		}
-		for _, n := range e.neededShards {
-			if e.shards[n] == nil {
-				errs = errors.Join(errs, r.generateShard(ctx, g, e, n))
+		for _, n := range s.neededShards {
+			if s.shards[n] == nil {
+				errs = errors.Join(errs, r.generateShard(ctx, g, s, n))
 			}
 		}
-		for n, claim := range e.shards {
+		for n, claim := range s.shards {
 			// A shard that is needed again while it is being deleted is generated again
 			// when the deletion has completed.
-			if !slices.Contains(e.neededShards, n) || r.isPinnedElsewhere(g, e, n) {
+			if !slices.Contains(s.neededShards, n) || r.isPinnedElsewhere(g, s, n) {
 				errs = errors.Join(errs, r.writer().Delete(ctx, claim),
-					r.writer().Apply(ctx, claim, claims.ReleaseChange(claim, g.UID, false, g.waitingUsers(e, n)...)))
-				delete(e.shards, n)
+					r.writer().Apply(ctx, claim, claims.ReleaseChange(claim, g.UID, false, g.waitingUsers(s, n)...)))
+				delete(s.shards, n)
 			}
 		}
 	}
 	return errs
 }
 
-// generateShard creates the claim for shard n of the entry. It sets the entry's
-// problem if the user must change something first.
-func (r *Reconciler) generateShard(ctx context.Context, g *group, e *entry, n int) error {
-	if e.template == nil {
-		e.problem = fmt.Errorf("resourceClaims[%q].resourceClaimTemplateName: "+
+// generateShard creates the claim for shard n. It sets the problem of the shared claim if the
+// user must change something first.
+func (r *Reconciler) generateShard(ctx context.Context, g *group, s *sharedClaim, n int) error {
+	if s.template == nil {
+		s.problem = fmt.Errorf("resourceClaims[%q].resourceClaimTemplateName: "+
 			"ResourceClaimTemplate %s does not exist in namespace %s: create it",
-			e.Name, *e.ResourceClaimTemplateName, g.Namespace)
+			s.Name, *s.ResourceClaimTemplateName, g.Namespace)
 		return nil
 	}
-	claim, err := r.claimForShard(g, e, n)
+	claim, err := r.claimForShard(g, s, n)
 	if err != nil {
-		e.problem = fmt.Errorf("resourceClaims[%q] has more pods than one claim can be reserved for: %w", e.Name, err)
+		s.problem = fmt.Errorf("resourceClaims[%q] has more pods than one claim can be reserved for: %w", s.Name, err)
 		return nil
 	}
 	if claim == nil {
@@ -64,10 +64,10 @@ func (r *Reconciler) generateShard(ctx context.Context, g *group, e *entry, n in
 	var nameTaken *claims.NameTakenError
 	switch {
 	case err == nil:
-		e.shards[n] = claim
+		s.shards[n] = claim
 		return nil
 	case errors.As(err, &nameTaken), apierrors.IsInvalid(err), apierrors.IsForbidden(err):
-		e.problem = fmt.Errorf("resourceClaims[%q]: %w", e.Name, err)
+		s.problem = fmt.Errorf("resourceClaims[%q]: %w", s.Name, err)
 		return nil
 	}
 	return err
@@ -76,34 +76,34 @@ func (r *Reconciler) generateShard(ctx context.Context, g *group, e *entry, n in
 // claimForShard returns the claim to create for shard n. It returns nil if the devices
 // of shard 0, which further shards share, are not known or about to be deallocated; an
 // event triggers the next reconcile when that changes.
-func (r *Reconciler) claimForShard(g *group, e *entry, n int) (*resourceapi.ResourceClaim, error) {
+func (r *Reconciler) claimForShard(g *group, s *sharedClaim, n int) (*resourceapi.ResourceClaim, error) {
 	if n == 0 {
-		return claims.Generate(g.owner, e.Name, 0, e.template), nil
+		return claims.Generate(g.owner, s.Name, 0, s.template), nil
 	}
-	first := e.shards[0]
+	first := s.shards[0]
 	if first == nil || first.Status.Allocation == nil || first.DeletionTimestamp != nil {
 		return nil, nil
 	}
-	return claims.GenerateShard(g.owner, e.Name, n, e.template, first, r.Driver)
+	return claims.GenerateShard(g.owner, s.Name, n, s.template, first, r.Driver)
 }
 
 // isPinnedElsewhere reports whether shard n selects other devices than those that are
 // allocated to shard 0, and no pod runs with it. The scheduler has then deallocated
 // shard 0 because its devices could not be used, and chosen others.
-func (r *Reconciler) isPinnedElsewhere(g *group, e *entry, n int) bool {
-	shard := e.shards[n]
-	if n == 0 || e.template == nil || shard.DeletionTimestamp != nil || g.hasBoundUsers(e, n) {
+func (r *Reconciler) isPinnedElsewhere(g *group, s *sharedClaim, n int) bool {
+	shard := s.shards[n]
+	if n == 0 || s.template == nil || shard.DeletionTimestamp != nil || g.hasBoundUsers(s, n) {
 		return false
 	}
-	current, err := r.claimForShard(g, e, n)
+	current, err := r.claimForShard(g, s, n)
 	return err == nil && current != nil && !equality.Semantic.DeepEqual(current.Spec, shard.Spec)
 }
 
 // waitingUsers returns the UIDs of the pods that wait for a node and for which shard n
 // may be reserved.
-func (g *group) waitingUsers(e *entry, n int) []types.UID {
+func (g *group) waitingUsers(s *sharedClaim, n int) []types.UID {
 	var waiting []types.UID
-	for _, p := range g.users(e, n) {
+	for _, p := range g.users(s, n) {
 		if p.Waits() {
 			waiting = append(waiting, p.UID)
 		}

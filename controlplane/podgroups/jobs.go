@@ -60,11 +60,11 @@ func JobClaims(template *corev1.PodTemplateSpec) ([]scheduling.JobClaim, error) 
 	if !ok {
 		return nil, nil
 	}
-	entries, errs := scheduling.ParseJobClaims(value,
+	jobClaims, errs := scheduling.ParseJobClaims(value,
 		field.NewPath("spec", "template", "metadata", "annotations").Key(scheduling.JobClaimsAnnotation))
-	return slices.DeleteFunc(entries, func(e scheduling.JobClaim) bool {
+	return slices.DeleteFunc(jobClaims, func(j scheduling.JobClaim) bool {
 		return slices.ContainsFunc(template.Spec.ResourceClaims, func(c corev1.PodResourceClaim) bool {
-			return c.Name == e.Name
+			return c.Name == j.Name
 		})
 	}), errs.ToAggregate()
 }
@@ -80,25 +80,25 @@ func (r *JobReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.R
 	if err := r.releaseFormerJobs(ctx, req.NamespacedName, job.UID); err != nil || job.UID == "" {
 		return ctrl.Result{}, err
 	}
-	entries, err := JobClaims(&job.Spec.Template)
+	jobClaims, err := JobClaims(&job.Spec.Template)
 	if err != nil {
 		// Admission denies an invalid annotation. This Job is older than the webhook.
 		return ctrl.Result{}, reconcile.TerminalError(err)
 	}
-	if len(entries) == 0 {
+	if len(jobClaims) == 0 {
 		return ctrl.Result{}, nil
 	}
-	g, err := r.readJob(ctx, &job, entries)
+	g, err := r.readJob(ctx, &job, jobClaims)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	err = r.reconcileJob(ctx, &job, g, entries)
+	err = r.reconcileJob(ctx, &job, g, jobClaims)
 	hasProblem := false
-	for _, e := range g.entries {
-		if e.problem != nil {
+	for _, s := range g.sharedClaims {
+		if s.problem != nil {
 			hasProblem = true
 			r.Events.Eventf(&job, nil, corev1.EventTypeWarning, scheduling.ReasonClaimMissing,
-				scheduling.EventActionClaims, "%s", e.problem.Error())
+				scheduling.EventActionClaims, "%s", s.problem.Error())
 		}
 	}
 	switch {
@@ -113,26 +113,26 @@ func (r *JobReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.R
 }
 
 // reconcileJob performs the steps that the Job needs in its present state. It leaves in
-// g the entries that the Job still needs.
+// g the shared claims that the Job still needs.
 func (r *JobReconciler) reconcileJob(
-	ctx context.Context, job *batchv1.Job, g *group, entries []scheduling.JobClaim,
+	ctx context.Context, job *batchv1.Job, g *group, jobClaims []scheduling.JobClaim,
 ) error {
 	switch {
 	case job.DeletionTimestamp != nil:
-		released := g.entries
-		g.entries = nil
-		return r.releaseEntries(ctx, g, released)
+		released := g.sharedClaims
+		g.sharedClaims = nil
+		return r.releaseClaims(ctx, g, released)
 	case hasEnded(job):
-		var released, kept []*entry
-		for i, e := range g.entries {
-			if entries[i].DeletionPolicy == scheduling.DeleteOnDeletion {
-				kept = append(kept, e)
+		var released, kept []*sharedClaim
+		for i, s := range g.sharedClaims {
+			if jobClaims[i].DeletionPolicy == scheduling.DeleteOnDeletion {
+				kept = append(kept, s)
 			} else {
-				released = append(released, e)
+				released = append(released, s)
 			}
 		}
-		g.entries = kept
-		return errors.Join(r.releaseEntries(ctx, g, released), r.reserve(ctx, g))
+		g.sharedClaims = kept
+		return errors.Join(r.releaseClaims(ctx, g, released), r.reserve(ctx, g))
 	case ptr.Deref(job.Spec.Suspend, false):
 		return r.suspend(ctx, g)
 	}
@@ -147,13 +147,13 @@ func hasEnded(job *batchv1.Job) bool {
 	})
 }
 
-// releaseEntries deletes the claims of the entries. Pods that run keep them until they
+// releaseClaims deletes the shards of the released claims. Pods that run keep them until they
 // end, by entries of their own.
-func (r *JobReconciler) releaseEntries(ctx context.Context, g *group, entries []*entry) error {
+func (r *JobReconciler) releaseClaims(ctx context.Context, g *group, released []*sharedClaim) error {
 	var errs error
-	for _, e := range entries {
-		for n, claim := range e.shards {
-			errs = errors.Join(errs, r.releaseJobClaim(ctx, claim, g.UID, g.waitingUsers(e, n)...))
+	for _, s := range released {
+		for n, claim := range s.shards {
+			errs = errors.Join(errs, r.releaseJobClaim(ctx, claim, g.UID, g.waitingUsers(s, n)...))
 		}
 	}
 	return errs
@@ -174,13 +174,13 @@ func (r *JobReconciler) releaseJobClaim(
 // then, they use the devices of shard 0.
 func (r *JobReconciler) suspend(ctx context.Context, g *group) error {
 	var errs error
-	for _, e := range g.entries {
-		for n, claim := range e.shards {
+	for _, s := range g.sharedClaims {
+		for n, claim := range s.shards {
 			switch {
-			case n > 0 && !slices.Contains(e.neededShards, n):
+			case n > 0 && !slices.Contains(s.neededShards, n):
 				errs = errors.Join(errs, r.releaseJobClaim(ctx, claim, g.UID))
-			case n == 0 && len(e.shards) == 1:
-				change := claims.ReleaseChange(claim, g.UID, true, g.waitingUsers(e, n)...)
+			case n == 0 && len(s.shards) == 1:
+				change := claims.ReleaseChange(claim, g.UID, true, g.waitingUsers(s, n)...)
 				errs = errors.Join(errs, r.writer().Apply(ctx, claim, change))
 			}
 		}
@@ -190,7 +190,7 @@ func (r *JobReconciler) suspend(ctx context.Context, g *group) error {
 
 // readJob reads the pods and the claims of the Job from the cache.
 func (r *JobReconciler) readJob(
-	ctx context.Context, job *batchv1.Job, entries []scheduling.JobClaim,
+	ctx context.Context, job *batchv1.Job, jobClaims []scheduling.JobClaim,
 ) (*group, error) {
 	pg := &scheduling.PodGroup{ObjectMeta: metav1.ObjectMeta{Namespace: job.Namespace, Name: job.Name, UID: job.UID}}
 	pods, err := listPods(ctx, r.Client, pg, client.UnsafeDisableDeepCopy)
@@ -198,18 +198,18 @@ func (r *JobReconciler) readJob(
 		return nil, err
 	}
 	g := &group{PodGroup: pg, owner: JobOwner(job.Namespace, job.Name, job.UID), pods: pods}
-	for i := range entries {
+	for i := range jobClaims {
 		c := scheduling.PodGroupResourceClaim{
-			Name: entries[i].Name, ResourceClaimTemplateName: entries[i].ResourceClaimTemplateName,
+			Name: jobClaims[i].Name, ResourceClaimTemplateName: jobClaims[i].ResourceClaimTemplateName,
 		}
-		e, err := r.readGeneratedEntry(ctx, g, c)
+		s, err := r.readGeneratedClaim(ctx, g, c)
 		if err != nil {
 			return nil, err
 		}
-		if template := entries[i].Template(); template != nil {
-			e.template = template
+		if template := jobClaims[i].Template(); template != nil {
+			s.template = template
 		}
-		g.entries = append(g.entries, e)
+		g.sharedClaims = append(g.sharedClaims, s)
 	}
 	return g, nil
 }
@@ -248,7 +248,7 @@ func (r *JobReconciler) releaseFormerJobs(ctx context.Context, name types.Namesp
 // the Job in its owner reference, or, if a user has deleted the Job without its
 // dependents, in its entry. The hash in the claim's name is the proof.
 func jobOwnerOf(claim *resourceapi.ResourceClaim) *claims.Owner {
-	entry, ok := claim.Annotations[scheduling.ClaimAnnotation]
+	name, ok := claim.Annotations[scheduling.ClaimAnnotation]
 	if !ok {
 		return nil
 	}
@@ -263,7 +263,7 @@ func jobOwnerOf(claim *resourceapi.ResourceClaim) *claims.Owner {
 		}
 	}
 	for _, owner := range candidates {
-		if _, ok := claims.ShardNumber(owner, entry, claim.Name); ok {
+		if _, ok := claims.ShardNumber(owner, name, claim.Name); ok {
 			return &owner
 		}
 	}
@@ -311,13 +311,13 @@ func jobIndexes() []index {
 			if !ok {
 				return nil
 			}
-			entries, err := JobClaims(&job.Spec.Template)
+			jobClaims, err := JobClaims(&job.Spec.Template)
 			if err != nil {
 				return nil
 			}
-			for _, e := range entries {
-				if e.ResourceClaimTemplateName != nil {
-					names = append(names, *e.ResourceClaimTemplateName)
+			for _, j := range jobClaims {
+				if j.ResourceClaimTemplateName != nil {
+					names = append(names, *j.ResourceClaimTemplateName)
 				}
 			}
 			return names

@@ -25,7 +25,7 @@ import (
 
 // ensureNativePodGroup creates, in native mode, the PodGroup of scheduling.k8s.io that
 // corresponds to the group: it has the same name and refers to the same claims, all by
-// name. If the name is in use, it sets the problem of all entries.
+// name. If the name is in use, it sets the problem of all shared claims.
 //
 // It waits for the first pod, because the scheduler requires that the pods of a group
 // have the group's priority, which is immutable.
@@ -37,8 +37,8 @@ func (r *Reconciler) ensureNativePodGroup(ctx context.Context, g *group) error {
 	err := r.Client.Get(ctx, client.ObjectKeyFromObject(g.PodGroup), &existing)
 	if err == nil {
 		if problem := nameConflict(g, &existing); problem != nil {
-			for _, e := range g.entries {
-				e.problem = problem
+			for _, s := range g.sharedClaims {
+				s.problem = problem
 			}
 		}
 		return nil
@@ -61,8 +61,8 @@ func (r *Reconciler) ensureNativePodGroup(ctx context.Context, g *group) error {
 	case apierrors.IsAlreadyExists(err):
 		return nil // the cache is stale; an event triggers the next reconcile
 	case apierrors.IsInvalid(err), apierrors.IsForbidden(err):
-		for _, e := range g.entries {
-			e.problem = fmt.Errorf("create the PodGroup of scheduling.k8s.io: %w", err)
+		for _, s := range g.sharedClaims {
+			s.problem = fmt.Errorf("create the PodGroup of scheduling.k8s.io: %w", err)
 		}
 		return nil
 	}
@@ -95,13 +95,13 @@ func nativePodGroup(g *group) *schedulingapi.PodGroup {
 			PriorityClassName: first.Spec.PriorityClassName,
 		},
 	}
-	for _, e := range g.entries {
-		name := e.ResourceClaimName
+	for _, s := range g.sharedClaims {
+		name := s.ResourceClaimName
 		if name == nil {
-			name = ptr.To(claims.Name(g.owner, e.Name, 0))
+			name = ptr.To(claims.Name(g.owner, s.Name, 0))
 		}
 		native.Spec.ResourceClaims = append(native.Spec.ResourceClaims,
-			schedulingapi.PodGroupResourceClaim{Name: e.Name, ResourceClaimName: name})
+			schedulingapi.PodGroupResourceClaim{Name: s.Name, ResourceClaimName: name})
 	}
 	return native
 }

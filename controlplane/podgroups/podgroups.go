@@ -62,12 +62,12 @@ func Owner(g *scheduling.PodGroup) claims.Owner {
 	}
 }
 
-// entry is an entry of a PodGroup's spec.resourceClaims with the objects behind it.
-type entry struct {
+// sharedClaim is an element of a PodGroup's spec.resourceClaims with the objects behind it.
+type sharedClaim struct {
 	scheduling.PodGroupResourceClaim
-	// template is nil if it does not exist, or if the entry refers to a claim by name.
+	// template is nil if it does not exist, or if the element refers to a claim by name.
 	template *resourceapi.ResourceClaimTemplate
-	// shards has the existing claims by their shard number. A claim that the entry
+	// shards has the existing claims by their shard number. A claim that the element
 	// refers to by name is shard 0.
 	shards map[int]*resourceapi.ResourceClaim
 	// neededShards are the sorted numbers of the shards that pods refer to, and 0.
@@ -76,12 +76,12 @@ type entry struct {
 	problem error
 }
 
-// group is a PodGroup, or a Job in the form of one, with its pods and entries.
+// group is a PodGroup, or a Job in the form of one, with its pods and shared claims.
 type group struct {
 	*scheduling.PodGroup
-	owner   claims.Owner
-	pods    []*corev1.Pod
-	entries []*entry
+	owner        claims.Owner
+	pods         []*corev1.Pod
+	sharedClaims []*sharedClaim
 }
 
 // Reconcile reconciles the PodGroup of that name. It also releases claims that are
@@ -111,7 +111,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	switch {
 	case g.hasDeletedClaim():
 		return ctrl.Result{RequeueAfter: minGracePeriod}, nil
-	case slices.ContainsFunc(g.entries, func(e *entry) bool { return e.problem != nil }):
+	case slices.ContainsFunc(g.sharedClaims, func(s *sharedClaim) bool { return s.problem != nil }):
 		return ctrl.Result{RequeueAfter: problemRetryInterval}, nil
 	}
 	return ctrl.Result{}, nil
@@ -140,15 +140,15 @@ func (r *Reconciler) read(ctx context.Context, pg *scheduling.PodGroup) (*group,
 	}
 	g := &group{PodGroup: pg, owner: Owner(pg), pods: pods}
 	for _, c := range pg.Spec.ResourceClaims {
-		readEntry := r.readGeneratedEntry
+		readClaim := r.readGeneratedClaim
 		if c.ResourceClaimName != nil {
-			readEntry = r.readNamedEntry
+			readClaim = r.readNamedClaim
 		}
-		e, err := readEntry(ctx, g, c)
+		s, err := readClaim(ctx, g, c)
 		if err != nil {
 			return nil, err
 		}
-		g.entries = append(g.entries, e)
+		g.sharedClaims = append(g.sharedClaims, s)
 	}
 	return g, nil
 }
@@ -170,32 +170,32 @@ func listPods(
 	return pods, nil
 }
 
-// readNamedEntry reads an entry that refers to a claim by name.
-func (r *Reconciler) readNamedEntry(
+// readNamedClaim reads a shared claim to which the PodGroup refers by name.
+func (r *Reconciler) readNamedClaim(
 	ctx context.Context, g *group, c scheduling.PodGroupResourceClaim,
-) (*entry, error) {
-	e := &entry{
+) (*sharedClaim, error) {
+	s := &sharedClaim{
 		PodGroupResourceClaim: c, shards: map[int]*resourceapi.ResourceClaim{}, neededShards: []int{0},
 	}
 	var claim resourceapi.ResourceClaim
 	err := r.Client.Get(ctx, types.NamespacedName{Namespace: g.Namespace, Name: *c.ResourceClaimName}, &claim)
 	switch {
 	case err == nil:
-		e.shards[0] = &claim
+		s.shards[0] = &claim
 	case apierrors.IsNotFound(err):
-		e.problem = fmt.Errorf("resourceClaims[%q].resourceClaimName: "+
+		s.problem = fmt.Errorf("resourceClaims[%q].resourceClaimName: "+
 			"ResourceClaim %s does not exist in namespace %s: create it", c.Name, *c.ResourceClaimName, g.Namespace)
 	default:
 		return nil, err
 	}
-	return e, nil
+	return s, nil
 }
 
-// readGeneratedEntry reads an entry whose claims are generated from a template.
-func (r *Reconciler) readGeneratedEntry(
+// readGeneratedClaim reads a shared claim whose shards are generated from a template.
+func (r *Reconciler) readGeneratedClaim(
 	ctx context.Context, g *group, c scheduling.PodGroupResourceClaim,
-) (*entry, error) {
-	e := &entry{
+) (*sharedClaim, error) {
+	s := &sharedClaim{
 		PodGroupResourceClaim: c, shards: map[int]*resourceapi.ResourceClaim{}, neededShards: g.neededShards(c.Name),
 	}
 	var owned resourceapi.ResourceClaimList
@@ -205,26 +205,26 @@ func (r *Reconciler) readGeneratedEntry(
 	}
 	for i := range owned.Items {
 		if n, ok := claims.ShardNumber(g.owner, c.Name, owned.Items[i].Name); ok {
-			e.shards[n] = &owned.Items[i]
+			s.shards[n] = &owned.Items[i]
 		}
 	}
 	if c.ResourceClaimTemplateName == nil {
-		return e, nil // the entry of a Job has a spec instead, which the caller adds
+		return s, nil // that of a Job may have a spec instead, which the caller adds
 	}
 	var template resourceapi.ResourceClaimTemplate
 	err := r.Client.Get(ctx, types.NamespacedName{Namespace: g.Namespace, Name: *c.ResourceClaimTemplateName}, &template)
 	if err == nil {
-		e.template = &template
+		s.template = &template
 	}
-	return e, client.IgnoreNotFound(err)
+	return s, client.IgnoreNotFound(err)
 }
 
-// neededShards returns the sorted numbers of the shards of an entry that pods refer
-// to, and 0.
-func (g *group) neededShards(entry string) []int {
+// neededShards returns the sorted numbers of the shards of the shared claim of that name
+// that pods refer to, and 0.
+func (g *group) neededShards(name string) []int {
 	needed := []int{0}
 	for _, pod := range g.pods {
-		n, ok := claims.ShardNumber(g.owner, entry, claimref.Name(pod, entry))
+		n, ok := claims.ShardNumber(g.owner, name, claimref.Name(pod, name))
 		if ok && !slices.Contains(needed, n) && !podstatus.IsTerminal(pod) {
 			needed = append(needed, n)
 		}

@@ -351,7 +351,7 @@ func TestReconciler_generatesClaim(t *testing.T) {
 	}
 	statuses := e.podGroup().Status.ResourceClaimStatuses
 	if len(statuses) != 1 || statuses[0].Name != "net" || *statuses[0].ResourceClaimName != claim.Name {
-		t.Errorf("status.resourceClaimStatuses: got %+v, want claim %s for entry net", statuses, claim.Name)
+		t.Errorf("status.resourceClaimStatuses: got %+v, want claim %s for the shared claim net", statuses, claim.Name)
 	}
 	e.expectCondition(scheduling.ConditionClaimsReady, metav1.ConditionTrue, "Generated", "1 of 1 claims exist")
 	e.expectCondition(scheduling.ConditionReserved, metav1.ConditionFalse, "NotAllocated", "claim "+claim.Name)
@@ -666,7 +666,7 @@ func TestReconciler_createsNativePodGroup(t *testing.T) {
 	}
 	entries := native.Spec.ResourceClaims
 	if len(entries) != 1 || entries[0].Name != "net" || ptr.Deref(entries[0].ResourceClaimName, "") != generatedName() {
-		t.Errorf("claims of the native PodGroup: got %+v, want %s for entry net", entries, generatedName())
+		t.Errorf("claims of the native PodGroup: got %+v, want %s for the shared claim net", entries, generatedName())
 	}
 	e.expectCondition(scheduling.ConditionClaimsReady, metav1.ConditionTrue, "Generated", "1 of 1")
 }

@@ -19,9 +19,9 @@ import (
 // reserve updates status.reservedFor of the group's claims.
 func (r *Reconciler) reserve(ctx context.Context, g *group) error {
 	var errs error
-	for _, e := range g.entries {
-		for n, claim := range e.shards {
-			change, err := r.claimChange(ctx, g, e, n, claim)
+	for _, s := range g.sharedClaims {
+		for n, claim := range s.shards {
+			change, err := r.claimChange(ctx, g, s, n, claim)
 			errs = errors.Join(errs, err, r.writer().Apply(ctx, claim, change))
 		}
 	}
@@ -30,19 +30,19 @@ func (r *Reconciler) reserve(ctx context.Context, g *group) error {
 
 // claimChange returns the next change of the entries of shard n.
 func (r *Reconciler) claimChange(
-	ctx context.Context, g *group, e *entry, n int, claim *resourceapi.ResourceClaim,
+	ctx context.Context, g *group, s *sharedClaim, n int, claim *resourceapi.ResourceClaim,
 ) (claims.Change, error) {
 	if claim.DeletionTimestamp != nil {
-		return r.deletedClaimChange(ctx, g, e, n, claim)
+		return r.deletedClaimChange(ctx, g, s, n, claim)
 	}
-	users := g.users(e, n)
-	change := claims.ReservationChange(claim, g.owner, users, r.Mode == mode.Native, n == 0 && g.hasBoundShards(e))
+	users := g.users(s, n)
+	change := claims.ReservationChange(claim, g.owner, users, r.Mode == mode.Native, n == 0 && g.hasBoundShards(s))
 	full := len(claim.Status.ReservedFor) >= resourceapi.ResourceClaimReservedForMaxSize
 	if !change.Empty() && !full {
 		return change, nil
 	}
 	// The removal of stale entries makes room for others, so that it comes first.
-	stale, err := r.staleEntriesChange(ctx, g, e, claim, users)
+	stale, err := r.staleEntriesChange(ctx, g, s, claim, users)
 	if !stale.Empty() {
 		return stale, err
 	}
@@ -52,7 +52,7 @@ func (r *Reconciler) claimChange(
 // staleEntriesChange returns the change that maintains the claim's stale entries. The
 // users are the group's pods that use the claim.
 func (r *Reconciler) staleEntriesChange(
-	ctx context.Context, g *group, e *entry, claim *resourceapi.ResourceClaim, users []claims.Pod,
+	ctx context.Context, g *group, s *sharedClaim, claim *resourceapi.ResourceClaim, users []claims.Pod,
 ) (claims.Change, error) {
 	lookup := claims.PodLookup{APIReader: r.APIReader, ClusterLeavesStaleEntries: r.ClusterLeavesStaleEntries}
 	// In native mode, the cluster handles terminal pods.
@@ -62,7 +62,7 @@ func (r *Reconciler) staleEntriesChange(
 	}
 	maxTerminal := claims.MaxTerminalPods
 	switch {
-	case e.ResourceClaimName != nil:
+	case s.ResourceClaimName != nil:
 		// Pods outside the group may use the claim too.
 		others, err := lookup.PodsUsing(ctx, claim)
 		if err != nil {
@@ -83,11 +83,11 @@ func (r *Reconciler) staleEntriesChange(
 }
 
 // users returns the group's pods that use shard n.
-func (g *group) users(e *entry, n int) []claims.Pod {
-	name := g.claimName(e, n)
+func (g *group) users(s *sharedClaim, n int) []claims.Pod {
+	name := g.claimName(s, n)
 	var users []claims.Pod
 	for _, pod := range g.pods {
-		if claimref.Name(pod, e.Name) != name {
+		if claimref.Name(pod, s.Name) != name {
 			continue
 		}
 		users = append(users, claims.Pod{
@@ -100,11 +100,11 @@ func (g *group) users(e *entry, n int) []claims.Pod {
 	return users
 }
 
-// hasBoundShards reports whether a pod that is bound uses a further shard of the entry,
+// hasBoundShards reports whether a pod that is bound uses a further shard,
 // and so the devices of shard 0.
-func (g *group) hasBoundShards(e *entry) bool {
-	for n := range e.shards {
-		if n > 0 && g.hasBoundUsers(e, n) {
+func (g *group) hasBoundShards(s *sharedClaim) bool {
+	for n := range s.shards {
+		if n > 0 && g.hasBoundUsers(s, n) {
 			return true
 		}
 	}
@@ -112,13 +112,13 @@ func (g *group) hasBoundShards(e *entry) bool {
 }
 
 // hasBoundUsers reports whether a pod that is bound uses shard n.
-func (g *group) hasBoundUsers(e *entry, n int) bool {
-	return slices.ContainsFunc(g.users(e, n), claims.Pod.IsRunning)
+func (g *group) hasBoundUsers(s *sharedClaim, n int) bool {
+	return slices.ContainsFunc(g.users(s, n), claims.Pod.IsRunning)
 }
 
-func (g *group) claimName(e *entry, shard int) string {
-	if e.ResourceClaimName != nil {
-		return *e.ResourceClaimName
+func (g *group) claimName(s *sharedClaim, shard int) string {
+	if s.ResourceClaimName != nil {
+		return *s.ResourceClaimName
 	}
-	return claims.Name(g.owner, e.Name, shard)
+	return claims.Name(g.owner, s.Name, shard)
 }

@@ -28,35 +28,35 @@ func (r *Reconciler) updateStatus(ctx context.Context, g *group) error {
 // claimStatuses returns the names of the claims that exist.
 func (g *group) claimStatuses() []scheduling.PodGroupResourceClaimStatus {
 	var statuses []scheduling.PodGroupResourceClaimStatus
-	for _, e := range g.entries {
-		if first := e.shards[0]; first != nil {
+	for _, s := range g.sharedClaims {
+		if first := s.shards[0]; first != nil {
 			statuses = append(statuses,
-				scheduling.PodGroupResourceClaimStatus{Name: e.Name, ResourceClaimName: &first.Name})
+				scheduling.PodGroupResourceClaimStatus{Name: s.Name, ResourceClaimName: &first.Name})
 		}
 	}
 	return statuses
 }
 
-// claimsReady returns the condition ClaimsReady. If several entries have a problem, it
+// claimsReady returns the condition ClaimsReady. If several shared claims have a problem, it
 // describes the last one.
 func (g *group) claimsReady() metav1.Condition {
 	ready := metav1.Condition{
 		Type: scheduling.ConditionClaimsReady, Status: metav1.ConditionTrue, Reason: scheduling.ReasonGenerated,
-		Message: fmt.Sprintf("%d of %d claims exist", len(g.entries), len(g.entries)),
+		Message: fmt.Sprintf("%d of %d claims exist", len(g.sharedClaims), len(g.sharedClaims)),
 	}
-	for _, e := range g.entries {
-		others := e.otherHolders(g.owner)
-		deleted := e.shards[0] != nil && len(e.deletedClaims()) > 0
+	for _, s := range g.sharedClaims {
+		others := s.otherHolders(g.owner)
+		deleted := s.shards[0] != nil && len(s.deletedClaims()) > 0
 		switch {
 		case deleted:
-			setFalse(&ready, scheduling.ReasonClaimDeleted, g.deletionMessage(e))
-		case e.problem != nil:
-			setFalse(&ready, scheduling.ReasonClaimMissing, e.problem.Error())
+			setFalse(&ready, scheduling.ReasonClaimDeleted, g.deletionMessage(s))
+		case s.problem != nil:
+			setFalse(&ready, scheduling.ReasonClaimMissing, s.problem.Error())
 		case len(others) > 0 && ready.Status == metav1.ConditionTrue:
 			ready.Reason = scheduling.ReasonClaimShared
 			ready.Message = fmt.Sprintf("ResourceClaim %s is also held by PodGroup %s: the groups share its devices; "+
 				"use a ResourceClaimTemplate to give each group a claim of its own",
-				*e.ResourceClaimName, strings.Join(others, ", "))
+				*s.ResourceClaimName, strings.Join(others, ", "))
 		}
 	}
 	return ready
@@ -69,13 +69,13 @@ func (g *group) reserved() metav1.Condition {
 		Type: scheduling.ConditionReserved, Status: metav1.ConditionTrue, Reason: scheduling.ReasonHeld,
 		Message: "the claims stay allocated as long as the PodGroup exists",
 	}
-	for _, e := range g.entries {
-		first := e.shards[0]
+	for _, s := range g.sharedClaims {
+		first := s.shards[0]
 		switch {
 		case first == nil:
-			setFalse(&reserved, scheduling.ReasonNotAllocated, fmt.Sprintf("claim %s does not exist", e.Name))
-		case len(e.deletedClaims()) > 0:
-			setFalse(&reserved, scheduling.ReasonClaimDeleted, g.deletionMessage(e))
+			setFalse(&reserved, scheduling.ReasonNotAllocated, fmt.Sprintf("claim %s does not exist", s.Name))
+		case len(s.deletedClaims()) > 0:
+			setFalse(&reserved, scheduling.ReasonClaimDeleted, g.deletionMessage(s))
 		case !isHeldFor(first, g.owner):
 			reason, message := notHeld(first)
 			setFalse(&reserved, reason, message)
@@ -88,21 +88,21 @@ func setFalse(c *metav1.Condition, reason, message string) {
 	c.Status, c.Reason, c.Message = metav1.ConditionFalse, reason, message
 }
 
-// deletionMessage says which of the entry's claims are being deleted, what happens
+// deletionMessage says which of the shards are being deleted, what happens
 // next, and which pods the user must delete for it.
-func (g *group) deletionMessage(e *entry) string {
+func (g *group) deletionMessage(s *sharedClaim) string {
 	next := "the controller generates it again then"
-	if e.ResourceClaimName != nil {
+	if s.ResourceClaimName != nil {
 		next = "create it again then"
 	}
 	message := fmt.Sprintf("claim %s was deleted, and new pods wait until the deletion completes; %s",
-		abbreviate(e.deletedClaims()), next)
-	if others := e.otherHolders(g.owner); len(others) > 0 {
+		abbreviate(s.deletedClaims()), next)
+	if others := s.otherHolders(g.owner); len(others) > 0 {
 		message += "; it is also held by PodGroup " + strings.Join(others, ", ")
 	}
 	var pods []string
-	for n := range e.shards {
-		for _, p := range g.users(e, n) {
+	for n := range s.shards {
+		for _, p := range g.users(s, n) {
 			if p.Bound && !p.Terminal {
 				pods = append(pods, p.Name)
 			}
@@ -115,13 +115,13 @@ func (g *group) deletionMessage(e *entry) string {
 }
 
 // otherHolders returns the sorted names of the other PodGroups that hold a claim to
-// which the entry refers by name.
-func (e *entry) otherHolders(owner claims.Owner) []string {
-	if e.ResourceClaimName == nil || e.shards[0] == nil {
+// which the PodGroup refers by name.
+func (s *sharedClaim) otherHolders(owner claims.Owner) []string {
+	if s.ResourceClaimName == nil || s.shards[0] == nil {
 		return nil
 	}
 	var names []string
-	for _, c := range e.shards[0].Status.ReservedFor {
+	for _, c := range s.shards[0].Status.ReservedFor {
 		isPodGroup := isPodGroupEntry(c) || claims.IsNativePodGroup(c)
 		if isPodGroup && c.Name != owner.Name && !slices.Contains(names, c.Name) {
 			names = append(names, c.Name)

@@ -37,7 +37,7 @@ func TestGroup_reserved(t *testing.T) {
 			Status:     resourceapi.ResourceClaimStatus{ReservedFor: tc.entries},
 		}
 		g := groupWith()
-		g.owner, g.entries[0].shards[0] = owner, claim
+		g.owner, g.sharedClaims[0].shards[0] = owner, claim
 		if got := g.reserved(); got.Reason != tc.reason || !strings.HasPrefix(got.Message, tc.message) {
 			t.Errorf("condition Reserved for a claim %s: got %s: %s, want %s: %s...",
 				tc.name, got.Reason, got.Message, tc.reason, tc.message)
