@@ -244,6 +244,7 @@ func (f *flags) newAllocator(config *rest.Config, onLost func(ipam.Lost)) (*ipam
 	}
 	return ipam.New(ipam.Options{
 		Node: f.NodeName, Instance: f.Instance, API: api, Locks: locks, NodeLabels: f.nodeLabels,
+		// A plugin of another release that runs at the same time must use the same file.
 		LastPluginFile: filepath.Join(f.RunDir, "addresses-holder"), Failpoints: f.Failpoints,
 		OnLost: onLost,
 	}), nil

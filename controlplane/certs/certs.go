@@ -19,7 +19,7 @@
 // the next authority becomes the current one. The Rotator removes the previous
 // one from the bundles after the last certificate that it signed has expired. The
 // stage follows from the Secret and the time alone, so replicas need no leader
-// and a restart loses nothing.
+// election and a restart loses nothing.
 package certs
 
 import (

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package fabrics publishes the fabrics of the DriverConfig. Each is a pool with
-// one device, available to the nodes that have the fabric's labels. One replica
-// of the controller, the leader, publishes them for the whole cluster.
+// one device, available to the nodes that have the fabric's labels. The leading
+// replica of the controller publishes them for the whole cluster.
 package fabrics
 
 import (
@@ -44,7 +44,7 @@ type Publisher struct {
 }
 
 // Start publishes the fabrics until ctx ends. The ResourceSlices remain for the
-// next leader. It implements manager.Runnable.
+// replica that leads next. It implements manager.Runnable.
 func (p *Publisher) Start(ctx context.Context) error {
 	owner, err := p.ownerReference(ctx)
 	if err != nil {

@@ -135,7 +135,7 @@ func TestPublisher_ownsItsSlices(t *testing.T) {
 	}
 	left, err := client.ResourceV1().ResourceSlices().List(t.Context(), metav1.ListOptions{})
 	if err != nil || len(left.Items) != 1 {
-		t.Errorf("%d ResourceSlices remain for the next leader, want 1 (error %v)", len(left.Items), err)
+		t.Errorf("%d ResourceSlices remain for the replica that leads next, want 1 (error %v)", len(left.Items), err)
 	}
 }
 

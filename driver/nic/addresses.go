@@ -143,7 +143,7 @@ func (k *Kind) needsReservation(
 // a link, if the network refuses such addresses. Attach examines the static ones.
 func (k *Kind) refusedAddresses(
 	ctx context.Context, d *device, link attach.Link, static []netip.Prefix,
-) (holders, error) {
+) (addressOwners, error) {
 	mac, err := net.ParseMAC(link.MAC)
 	if err != nil {
 		return nil, err

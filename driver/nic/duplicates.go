@@ -37,19 +37,19 @@ const (
 	recheckInterval = 30 * time.Second
 )
 
-// holders are the MAC addresses of other hosts by the address that they have.
-type holders map[netip.Addr]net.HardwareAddr
+// addressOwners are the MAC addresses of other hosts by the address that they have.
+type addressOwners map[netip.Addr]net.HardwareAddr
 
-func (h holders) String() string {
+func (o addressOwners) String() string {
 	var texts []string
-	for _, address := range slices.SortedFunc(maps.Keys(h), netip.Addr.Compare) {
-		texts = append(texts, fmt.Sprintf("%s (MAC address %s)", address, h[address]))
+	for _, address := range slices.SortedFunc(maps.Keys(o), netip.Addr.Compare) {
+		texts = append(texts, fmt.Sprintf("%s (MAC address %s)", address, o[address]))
 	}
 	return strings.Join(texts, ", ")
 }
 
-func (h holders) equal(other holders) bool {
-	return maps.EqualFunc(h, other, func(a, b net.HardwareAddr) bool { return bytes.Equal(a, b) })
+func (o addressOwners) equal(other addressOwners) bool {
+	return maps.EqualFunc(o, other, func(a, b net.HardwareAddr) bool { return bytes.Equal(a, b) })
 }
 
 // linkID identifies a link in an attachment record. No two links of a NIC have the same
@@ -70,7 +70,7 @@ type duplicates struct {
 	mu      sync.Mutex
 	pending map[linkID]pendingLink
 	asking  map[linkID]bool // taken from pending; record has not been called yet
-	found   map[linkID]holders
+	found   map[linkID]addressOwners
 	// altered are the links whose entry in found has changed since takeAltered.
 	altered map[linkID]bool
 }
@@ -87,7 +87,8 @@ type pendingLink struct {
 func newDuplicates() *duplicates {
 	return &duplicates{
 		wake: make(chan struct{}, 1), changed: make(chan struct{}, 1),
-		pending: map[linkID]pendingLink{}, asking: map[linkID]bool{}, found: map[linkID]holders{}, altered: map[linkID]bool{},
+		pending: map[linkID]pendingLink{}, asking: map[linkID]bool{}, found: map[linkID]addressOwners{},
+		altered: map[linkID]bool{},
 	}
 }
 
@@ -112,7 +113,7 @@ func (d *duplicates) forget(parent int, mac string) {
 }
 
 // of returns the hosts that have an address of a link.
-func (d *duplicates) of(parent int, mac string) holders {
+func (d *duplicates) of(parent int, mac string) addressOwners {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.found[linkID{parent, mac}]
@@ -180,12 +181,12 @@ func (d *duplicates) retry(device string, links []attach.Link) {
 
 // record sets the result for links. It returns the addresses that were not known to be
 // duplicates.
-func (d *duplicates) record(device string, links []attach.Link, found holders) (isNew holders) {
+func (d *duplicates) record(device string, links []attach.Link, found addressOwners) (isNew addressOwners) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	isNew = holders{}
+	isNew = addressOwners{}
 	for _, link := range links {
-		id, of := idOf(link), holders{}
+		id, of := idOf(link), addressOwners{}
 		if !d.asking[id] {
 			continue // detached meanwhile
 		}
@@ -295,7 +296,7 @@ func (k *Kind) detectIn(ctx context.Context, name string, links []attach.Link) e
 }
 
 // avoid keeps the allocator from assigning addresses that other hosts have.
-func (k *Kind) avoid(network string, found holders) {
+func (k *Kind) avoid(network string, found addressOwners) {
 	if k.addresses == nil {
 		return
 	}
@@ -308,7 +309,7 @@ func (k *Kind) avoid(network string, found holders) {
 // to get, if the network refuses such addresses.
 func (d *device) refuseDuplicates(
 	ctx context.Context, mac net.HardwareAddr, addresses []netip.Prefix,
-) (holders, error) {
+) (addressOwners, error) {
 	if d.network == nil || d.network.DuplicateAddressDetection != config.DuplicateAddressRefuse {
 		return nil, nil
 	}
@@ -321,7 +322,7 @@ func (d *device) refuseDuplicates(
 
 // duplicateMessage returns the message of the condition Ready with the reason
 // DuplicateAddress.
-func duplicateMessage(network string, found holders) string {
+func duplicateMessage(network string, found addressOwners) string {
 	return fmt.Sprintf("other hosts on network %s have the same addresses: %s: remove the addresses from them, or "+
 		"exclude the addresses from the pool or the claim", network, found)
 }

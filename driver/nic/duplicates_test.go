@@ -53,7 +53,7 @@ func TestDuplicates_asksAgainUntilTheOtherHostIsGone(t *testing.T) {
 	link := testLink(1, 2)
 	address := netip.MustParseAddr("10.0.1.1")
 	d.add("nic0", link)
-	for i, found := range []holders{{address: otherHost}, {address: otherHost}, nil} {
+	for i, found := range []addressOwners{{address: otherHost}, {address: otherHost}, nil} {
 		d.recheck()
 		device, links := d.next()
 		if len(links) != 1 {
@@ -85,7 +85,7 @@ func TestDuplicates_forgetsDetachedLink(t *testing.T) {
 	d.add("nic0", link)
 	device, links := d.next()
 	d.forget(link.Parent, link.MAC) // while the plugin waits for answers
-	d.record(device, links, holders{netip.MustParseAddr("10.0.1.0"): otherHost})
+	d.record(device, links, addressOwners{netip.MustParseAddr("10.0.1.0"): otherHost})
 	d.retry(device, links)
 	if got := d.of(link.Parent, link.MAC); len(got) != 0 {
 		t.Errorf("hosts for a link that is detached: got %v, want none", got)
@@ -112,7 +112,7 @@ func TestDuplicates_recheckCoversAllLinks(t *testing.T) {
 				break
 			}
 			asked += len(batch)
-			found := holders{}
+			found := addressOwners{}
 			for _, l := range batch {
 				found[targets(l)[0].Address] = otherHost
 			}
