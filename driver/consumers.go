@@ -39,7 +39,7 @@ func isPod(c resourceapi.ResourceClaimConsumerReference) bool {
 // observePods asks the API server about the pods of a claim. It forgets the
 // failures of pods that no longer use the claim, because no event announces the
 // end of a pod that was never attached. It notes the pods whose containers do
-// not list the claim.
+// not reference the claim.
 func (d *Driver) observePods(ctx context.Context, recorded *record.Claim, shares []share, states []shareState) error {
 	claim, err := d.currentClaim(ctx, recorded)
 	if claim == nil || err != nil {
@@ -74,7 +74,7 @@ func (d *Driver) reservedPods(ctx context.Context, claim *resourceapi.ResourceCl
 			d.degraded(
 				ctx,
 				params.DegradedPodsNotReadable,
-				"the plugin does not detect pods whose containers do not list their claim: may the plugin get pods?",
+				"the plugin does not detect pods whose containers do not reference their claim: may the plugin get pods?",
 				err,
 			)
 			return nil, nil
@@ -130,35 +130,35 @@ func (d *Driver) getPod(ctx context.Context, ref attach.Pod) (*corev1.Pod, error
 	return pod, err
 }
 
-// unreferencedPods returns the pods of which no container lists the request.
+// unreferencedPods returns the pods of which no container references the request.
 func unreferencedPods(pods []*corev1.Pod, claim, request string) (unreferenced []attach.Pod) {
 	for _, pod := range pods {
-		if !listsRequest(pod, claim, request) {
+		if !referencesRequest(pod, claim, request) {
 			unreferenced = append(unreferenced, attach.Pod{UID: string(pod.UID), Namespace: pod.Namespace, Name: pod.Name})
 		}
 	}
 	return unreferenced
 }
 
-// listsRequest reports whether a container of the pod lists a request of the
+// referencesRequest reports whether a container of the pod references a request of the
 // claim, or the whole claim, in resources.claims. It returns true if the pod
 // itself does not name the claim, as with extended resources and PodGroups:
 // then there is nothing to compare with.
-func listsRequest(pod *corev1.Pod, claim, request string) bool {
-	return len(claimref.Entries(pod, claim)) == 0 || len(containersListing(pod, claim, request)) > 0
+func referencesRequest(pod *corev1.Pod, claim, request string) bool {
+	return len(claimref.Entries(pod, claim)) == 0 || len(containersReferencing(pod, claim, request)) > 0
 }
 
-// containersListing returns the names of the containers that list a request of the
+// containersReferencing returns the names of the containers that reference a request of the
 // claim, or the whole claim.
-func containersListing(pod *corev1.Pod, claim, request string) (names []string) {
+func containersReferencing(pod *corev1.Pod, claim, request string) (names []string) {
 	entries := claimref.Entries(pod, claim)
-	request, _, _ = strings.Cut(request, "/") // containers list a request without its subrequest
+	request, _, _ = strings.Cut(request, "/") // containers reference a request without its subrequest
 	for _, containers := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
 		for _, c := range containers {
-			lists := func(r corev1.ResourceClaim) bool {
+			references := func(r corev1.ResourceClaim) bool {
 				return slices.Contains(entries, r.Name) && (r.Request == "" || r.Request == request)
 			}
-			if slices.ContainsFunc(c.Resources.Claims, lists) {
+			if slices.ContainsFunc(c.Resources.Claims, references) {
 				names = append(names, c.Name)
 			}
 		}
@@ -173,7 +173,7 @@ type podWithoutHook struct {
 	runtimeClass string // "" is the runtime's default
 }
 
-// podsWithoutHook returns the pods of the node in which a container that lists the
+// podsWithoutHook returns the pods of the node in which a container that references the
 // request runs. The caller knows that the share is attached to no pod: with the hook,
 // no such container would have started.
 func podsWithoutHook(pods []*corev1.Pod, claim, request, node string) (without []podWithoutHook) {
@@ -181,10 +181,10 @@ func podsWithoutHook(pods []*corev1.Pod, claim, request, node string) (without [
 		if pod.Spec.NodeName != node || pod.DeletionTimestamp != nil {
 			continue
 		}
-		listing := containersListing(pod, claim, request)
+		referencing := containersReferencing(pod, claim, request)
 		statuses := slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses)
 		running := slices.IndexFunc(statuses, func(s corev1.ContainerStatus) bool {
-			return s.State.Running != nil && slices.Contains(listing, s.Name)
+			return s.State.Running != nil && slices.Contains(referencing, s.Name)
 		})
 		if running >= 0 {
 			p := attach.Pod{UID: string(pod.UID), Namespace: pod.Namespace, Name: pod.Name}

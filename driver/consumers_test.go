@@ -14,7 +14,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/attach"
 )
 
-// A container that lists the claim runs although nothing is attached: the runtime does
+// A container that references the claim runs although nothing is attached: the runtime does
 // not run hooks.
 func TestPodsWithoutHook(t *testing.T) {
 	running := corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}
@@ -39,7 +39,7 @@ func TestPodsWithoutHook(t *testing.T) {
 			[]podWithoutHook{{attach.Pod{UID: "u", Namespace: "ns", Name: "p"}, "work", "gvisor"}},
 		},
 		"waiting":        {func(p *corev1.Pod) { p.Status.ContainerStatuses[1].State = corev1.ContainerState{} }, nil},
-		"not listed":     {func(p *corev1.Pod) { p.Spec.Containers[1].Resources.Claims = nil }, nil},
+		"not referenced": {func(p *corev1.Pod) { p.Spec.Containers[1].Resources.Claims = nil }, nil},
 		"on other node":  {func(p *corev1.Pod) { p.Spec.NodeName = "n2" }, nil},
 		"being deleted":  {func(p *corev1.Pod) { p.DeletionTimestamp = ptr.To(metav1.Now()) }, nil},
 		"other claim":    {func(p *corev1.Pod) { p.Spec.ResourceClaims[0].ResourceClaimName = ptr.To("other") }, nil},

@@ -22,9 +22,9 @@ type shareState struct {
 	// failed are the reasons why attaching the share to pods failed.
 	failed []string
 	// unreferenced are the pods that use the claim although none of their
-	// containers lists it: the plugin never attaches them.
+	// containers references it: the plugin never attaches them.
 	unreferenced []attach.Pod
-	// hookNotRun are the pods of which a container that lists the claim runs
+	// hookNotRun are the pods of which a container that references the claim runs
 	// although the share is not attached: their runtime does not run the hook.
 	hookNotRun []podWithoutHook
 	// conditions are the complete status of a share that is not attached.

@@ -58,14 +58,14 @@ func readyCondition(s shareState) metav1.Condition {
 		pod := s.unreferenced[0]
 		c.Reason = params.ReasonNotReferenced
 		c.Message = fmt.Sprintf(
-			"pod %s/%s uses the claim, but no container lists it in resources.claims, so the plugin does not attach the share: "+
-				"list the claim in a container and recreate the pod",
+			"pod %s/%s uses the claim, but no container references it in resources.claims, so the plugin does not attach the "+
+				"share: reference the claim in a container and recreate the pod",
 			pod.Namespace,
 			pod.Name,
 		)
 	case len(s.attachments) == 0:
 		c.Reason = params.ReasonPrepared
-		c.Message = "no container that lists this claim in resources.claims has started on the node yet"
+		c.Message = "no container that references the claim has started on the node yet"
 	default:
 		c.Status, c.Reason = metav1.ConditionTrue, params.ReasonAttached
 		c.Message = fmt.Sprintf("attached to %d pod(s)", len(s.attachments))

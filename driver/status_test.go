@@ -99,9 +99,9 @@ func TestReadyCondition(t *testing.T) {
 		unreferenced []attach.Pod
 		want         string
 	}{
-		{"no container has started", nil, nil, nil, "False Prepared no container that lists this claim"},
-		{"no container lists the claim", nil, nil, []attach.Pod{{Namespace: "ns", Name: "p"}}, "False NotReferenced pod " +
-			"ns/p uses the claim, but no container lists it"},
+		{"no container has started", nil, nil, nil, "False Prepared no container that references the claim"},
+		{"no container references the claim", nil, nil, []attach.Pod{{Namespace: "ns", Name: "p"}},
+			"False NotReferenced pod ns/p uses the claim, but no container references it"},
 		{"attaching failed", nil, []string{"b", "a"}, nil, "False AttachFailed a; b"},
 		{"attaching failed for one of two pods", []PodState{attachedTo("p")}, []string{"a"}, nil, "False AttachFailed a"},
 		{"one of two links changed", []PodState{attachedTo("p"), down}, nil, nil, "False LinkChanged pod ns/q: the link " +

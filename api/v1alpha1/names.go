@@ -216,6 +216,6 @@ const (
 	// plugin cannot read a record.
 	DegradedNotCollected = "NotCollected"
 	// DegradedPodsNotReadable means that the plugin may not get pods, and does not detect
-	// pods whose containers do not list their claim.
+	// pods whose containers do not reference their claim.
 	DegradedPodsNotReadable = "PodsNotReadable"
 )

@@ -338,7 +338,7 @@ func (k *Kind) Edits(share record.Share) (edits cdi.Edits, err error) {
 // Conditions implements driver.ConditionReporter.
 func (k *Kind) Conditions(share record.Share) []metav1.Condition {
 	ready := metav1.Condition{Type: params.ConditionReady, Status: metav1.ConditionTrue, Reason: params.ReasonPrepared,
-		Message: "containers that list the claim find the device's nodes"}
+		Message: "containers that reference the claim find the device's nodes"}
 	if d, err := k.device(share.Device); err != nil || d.problem() != "" {
 		ready.Status, ready.Reason = metav1.ConditionFalse, params.ReasonDeviceGone
 		ready.Message = "the device is missing from the node or from the driver's configuration"
