@@ -105,13 +105,13 @@ func (d *Driver) isAttached(claim *record.Claim) bool {
 
 // deviceStatuses returns the entries of status.devices for a claim's shares.
 func (d *Driver) deviceStatuses(states []shareState) ([]resourceapi.AllocatedDeviceStatus, error) {
-	rows := make([]resourceapi.AllocatedDeviceStatus, 0, len(states))
+	entries := make([]resourceapi.AllocatedDeviceStatus, 0, len(states))
 	for _, s := range states {
-		row, err := deviceStatus(d.options.DriverName, s)
+		entry, err := deviceStatus(d.options.DriverName, s)
 		if err != nil {
 			return nil, err
 		}
-		rows = append(rows, row)
+		entries = append(entries, entry)
 	}
-	return rows, nil
+	return entries, nil
 }

@@ -30,11 +30,11 @@ const maxNote = 512
 func (d *Driver) recordEvents(
 	claim *resourceapi.ResourceClaim,
 	states []shareState,
-	rows []resourceapi.AllocatedDeviceStatus,
+	entries []resourceapi.AllocatedDeviceStatus,
 ) {
-	for i, row := range rows {
-		before := claimstatus.CurrentConditions(claim, row)
-		for _, c := range row.Conditions {
+	for i, entry := range entries {
+		before := claimstatus.CurrentConditions(claim, entry)
+		for _, c := range entry.Conditions {
 			if e, ok := eventFor(meta.FindStatusCondition(before, c.Type), c); ok {
 				d.recordEvent(claim, states[i], e)
 			}

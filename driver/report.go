@@ -169,11 +169,11 @@ func (r *reporter) report(ctx context.Context, uid types.UID) (outcome string, e
 	if err != nil || len(states) == 0 {
 		return outcomeUnchanged, err
 	}
-	rows, err := r.driver.deviceStatuses(states)
+	entries, err := r.driver.deviceStatuses(states)
 	if err != nil {
 		return "", err
 	}
-	digest, err := claimstatus.DigestOf(rows)
+	digest, err := claimstatus.DigestOf(entries)
 	if err != nil || r.written.Has(uid, digest) {
 		return outcomeUnchanged, err
 	}
@@ -184,17 +184,17 @@ func (r *reporter) report(ctx context.Context, uid types.UID) (outcome string, e
 	if claim == nil {
 		return outcomeGone, nil
 	}
-	if r.written.Wrote(uid, digest) && claimstatus.Matches(claim, rows) {
+	if r.written.Wrote(uid, digest) && claimstatus.Matches(claim, entries) {
 		r.written.Record(uid, digest) // no other client has changed it in the meantime
 		return outcomeUnchanged, nil
 	}
-	if err := claimstatus.Apply(ctx, r.driver.options.Client, claim, params.FieldManagerPlugin, rows); err != nil {
+	if err := claimstatus.Apply(ctx, r.driver.options.Client, claim, params.FieldManagerPlugin, entries); err != nil {
 		r.written.Forget(uid) // the write may have succeeded
 		return "", err
 	}
 	klog.FromContext(ctx).V(4).Info("Wrote status of claim", "claim", klog.KObj(claim), "claimUID", uid,
-		"devices", len(rows))
-	r.driver.recordEvents(claim, states, rows)
+		"devices", len(entries))
+	r.driver.recordEvents(claim, states, entries)
 	r.written.Record(uid, digest)
 	return outcomeWritten, nil
 }

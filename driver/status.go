@@ -21,24 +21,24 @@ import (
 
 // deviceStatus builds the entry of status.devices for one share.
 func deviceStatus(driver string, s shareState) (resourceapi.AllocatedDeviceStatus, error) {
-	row := resourceapi.AllocatedDeviceStatus{Driver: driver, Pool: s.Pool, Device: s.Device}
+	entry := resourceapi.AllocatedDeviceStatus{Driver: driver, Pool: s.Pool, Device: s.Device}
 	if s.ShareID != "" {
-		row.ShareID = ptr.To(string(s.ShareID))
+		entry.ShareID = ptr.To(string(s.ShareID))
 	}
 	if s.conditions != nil {
-		row.Conditions = s.conditions
-		return row, nil
+		entry.Conditions = s.conditions
+		return entry, nil
 	}
-	row.Conditions = append([]metav1.Condition{readyCondition(s)}, worstConditions(s.attachments)...)
+	entry.Conditions = append([]metav1.Condition{readyCondition(s)}, worstConditions(s.attachments)...)
 	if len(s.attachments) == 0 {
-		return row, nil
+		return entry, nil
 	}
 	if len(s.attachments) == 1 {
-		row.NetworkData = s.attachments[0].NetworkData
+		entry.NetworkData = s.attachments[0].NetworkData
 	}
 	raw, err := json.Marshal(s.attacher.StatusData(s.attachments, len(s.failed)))
-	row.Data = &runtime.RawExtension{Raw: raw}
-	return row, err
+	entry.Data = &runtime.RawExtension{Raw: raw}
+	return entry, err
 }
 
 // readyCondition builds the condition Ready. The first problem that a user can

@@ -47,11 +47,11 @@ func stateOf(attachments ...PodState) shareState {
 }
 
 func TestDeviceStatus_oneAttachment(t *testing.T) {
-	row, err := deviceStatus("dra-shared.dev", stateOf(attachedTo("p")))
+	entry, err := deviceStatus("dra-shared.dev", stateOf(attachedTo("p")))
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := yaml.Marshal(row)
+	got, err := yaml.Marshal(entry)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,14 +78,14 @@ pool: n1
 shareID: 11111111-2222-3333-4444-555555555555
 `
 	if diff := cmp.Diff(want, string(got)); diff != "" {
-		t.Errorf("status row (-want +got):\n%s", diff)
+		t.Errorf("status entry (-want +got):\n%s", diff)
 	}
 }
 
 func TestDeviceStatus_severalAttachmentsHaveNoNetworkData(t *testing.T) {
-	row, err := deviceStatus("dra-shared.dev", stateOf(attachedTo("p"), attachedTo("q")))
-	if err != nil || row.NetworkData != nil {
-		t.Errorf("network data of one pod in the status of several: %+v, %v", row.NetworkData, err)
+	entry, err := deviceStatus("dra-shared.dev", stateOf(attachedTo("p"), attachedTo("q")))
+	if err != nil || entry.NetworkData != nil {
+		t.Errorf("network data of one pod in the status of several: %+v, %v", entry.NetworkData, err)
 	}
 }
 
@@ -135,11 +135,11 @@ func TestWorstConditions_onePodWithoutEnforcement(t *testing.T) {
 func TestDeviceStatus_truncatesMessages(t *testing.T) {
 	s := stateOf(attachedTo("p"))
 	s.failed = []string{strings.Repeat("ü", 4000)}
-	row, err := deviceStatus("d", s)
+	entry, err := deviceStatus("d", s)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, c := range row.Conditions {
+	for _, c := range entry.Conditions {
 		if len(c.Message) > claimstatus.MaxMessageLength {
 			t.Errorf(
 				"condition %s has a message of %d bytes, want at most %d",
