@@ -260,7 +260,7 @@ func (d *Driver) Start(ctx context.Context) (wait func() error, err error) {
 		<-ctx.Done()
 		helper.Stop()
 		group.Wait()
-		if err := d.handover.leave(func() { d.cleanup(context.WithoutCancel(ctx)) }); err != nil {
+		if err := d.handover.stop(func() { d.cleanup(context.WithoutCancel(ctx)) }); err != nil {
 			return err
 		}
 		if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {

@@ -33,8 +33,8 @@ type handover struct {
 // pluginLocks is the prefix of the names of the plugins' locks.
 const pluginLocks = "plugin-"
 
-// lifecycleLock is the name of the lock that a plugin holds while it enters or
-// leaves: no plugin enters while the last one removes what the driver set up.
+// lifecycleLock is the name of the lock that a plugin holds while it starts or
+// stops serving: no plugin enters while the last one removes what the driver set up.
 const lifecycleLock = "lifecycle"
 
 func newHandover(locks lock.Dir, instance string) *handover {
@@ -69,9 +69,9 @@ func (h *handover) abandon() {
 	}
 }
 
-// leave calls last if no other plugin runs on the node, and releases the lock. No
+// stop calls last if no other plugin runs on the node, and releases the lock. No
 // other plugin enters before it returns.
-func (h *handover) leave(last func()) error {
+func (h *handover) stop(last func()) error {
 	unlock, err := h.locks.Named(lifecycleLock)
 	if err != nil {
 		return err

@@ -62,8 +62,8 @@ func (d *Driver) deviceHealth() (all []Health) {
 	return all
 }
 
-// reportDevices reports the claims that hold shares of the devices.
-func (d *Driver) reportDevices(claims []*record.Claim, devices []string) {
+// enqueueClaimsOf makes the reporter report the claims that hold shares of the devices.
+func (d *Driver) enqueueClaimsOf(claims []*record.Claim, devices []string) {
 	if len(devices) == 0 {
 		return
 	}

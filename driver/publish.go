@@ -104,7 +104,7 @@ func (d *Driver) refreshKinds(ctx context.Context) error {
 	}
 	d.refreshAfter.Store(int64(after))
 	d.reportProblems()
-	d.reportDevices(claims, append(affected, d.health.announce(d.deviceHealth())...))
+	d.enqueueClaimsOf(claims, append(affected, d.health.announce(d.deviceHealth())...))
 	if changed {
 		d.restore(ctx)
 	}
