@@ -30,7 +30,7 @@
 //	restore.go     attachments and specs that differ from their records
 //	hook.go        a hook that another program removed
 //	gc.go          garbage collection of what crashes and reboots left
-//	succession.go  a plugin that cannot serve what its predecessor serves
+//	takeover.go    a plugin that cannot serve what its predecessor serves
 //	handover.go    two plugins that run during a rolling update
 //	cleanup.go     removal of the driver
 //

@@ -108,15 +108,15 @@ type Problem struct {
 	Message string
 }
 
-// Successor is a Kind that can check, without changing the node, whether it can serve the
+// TakeoverChecker is a Kind that can check, without changing the node, whether it can serve the
 // devices that the running plugin published.
-type Successor interface {
-	// CheckSuccession returns the reason why the kind cannot serve as many of the
+type TakeoverChecker interface {
+	// CheckTakeover returns the reason why the kind cannot serve as many of the
 	// published devices as its configuration names, or nil. It does not change the
 	// node.
-	CheckSuccession(ctx context.Context, published []resourceapi.Device) error
-	// RecheckSuccession does the same with the devices of the last Refresh.
-	RecheckSuccession(published []resourceapi.Device) error
+	CheckTakeover(ctx context.Context, published []resourceapi.Device) error
+	// RecheckTakeover does the same with the devices of the last Refresh.
+	RecheckTakeover(published []resourceapi.Device) error
 }
 
 // HealthReporter is a Kind that knows whether its devices work.

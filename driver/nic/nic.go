@@ -91,7 +91,7 @@ var (
 	_ driver.CombinationValidator = (*Kind)(nil)
 	_ driver.MetricsCollector     = (*Kind)(nil)
 	_ driver.ProblemReporter      = (*Kind)(nil)
-	_ driver.Successor            = (*Kind)(nil)
+	_ driver.TakeoverChecker      = (*Kind)(nil)
 )
 
 // New builds the kind. It accesses nothing before the first Refresh.

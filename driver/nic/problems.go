@@ -102,8 +102,8 @@ func (s survey) ready() (failed error) {
 	return failed
 }
 
-// CheckSuccession implements driver.Successor.
-func (k *Kind) CheckSuccession(_ context.Context, published []resourceapi.Device) error {
+// CheckTakeover implements driver.TakeoverChecker.
+func (k *Kind) CheckTakeover(_ context.Context, published []resourceapi.Device) error {
 	nics, err := k.inventory.List()
 	if err != nil {
 		return err
@@ -118,20 +118,20 @@ func (k *Kind) CheckSuccession(_ context.Context, published []resourceapi.Device
 		}
 		s.usable = append(s.usable, d)
 	}
-	return k.successionError(s, published)
+	return k.takeoverError(s, published)
 }
 
-// RecheckSuccession implements driver.Successor.
-func (k *Kind) RecheckSuccession(published []resourceapi.Device) error {
+// RecheckTakeover implements driver.TakeoverChecker.
+func (k *Kind) RecheckTakeover(published []resourceapi.Device) error {
 	k.mu.RLock()
 	defer k.mu.RUnlock()
-	return k.successionError(survey{k.usable(), k.problems}, published)
+	return k.takeoverError(survey{k.usable(), k.problems}, published)
 }
 
-// successionError returns the reason why the surveyed NICs do not replace the published
+// takeoverError returns the reason why the surveyed NICs do not replace the published
 // ones. A NIC that this plugin's configuration does not name was removed from it on
 // purpose, unless the configuration has the NIC's network and no NIC in it.
-func (k *Kind) successionError(s survey, published []resourceapi.Device) error {
+func (k *Kind) takeoverError(s survey, published []resourceapi.Device) error {
 	if err := s.ready(); err != nil {
 		return err
 	}

@@ -98,7 +98,7 @@ func wantFailure(err error, text string) error {
 
 const network = "{name: storage, bandwidth: 1G, enforcement: None, "
 
-func TestSuccession_successorServesLess(t *testing.T) {
+func TestTakeover_newPluginServesLess(t *testing.T) {
 	for name, c := range map[string]struct{ networks, want string }{
 		"no interface matches": {
 			"[" + network + "interfaces: [nic9]}]",
@@ -137,7 +137,7 @@ func TestSuccession_successorServesLess(t *testing.T) {
 	}
 }
 
-func TestSuccession_successorServesAsMuch(t *testing.T) {
+func TestTakeover_newPluginServesAsMuch(t *testing.T) {
 	for name, networks := range map[string]string{
 		"the same":        "[" + network + "interfaces: [nic0]}]",
 		"another pattern": "[" + network + `interfaces: ["nic*"]}]`,

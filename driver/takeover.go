@@ -17,9 +17,9 @@ import (
 	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 )
 
-// successionInterval is the interval at which a plugin that must not replace its
+// takeoverInterval is the interval at which a plugin that must not replace its
 // predecessor tries again. It also tries when the predecessor stops.
-const successionInterval = 10 * time.Second
+const takeoverInterval = 10 * time.Second
 
 // waitError is the reason why this plugin must not serve yet.
 type waitError struct {
@@ -61,15 +61,15 @@ func (d *Driver) enter(ctx context.Context) error {
 }
 
 // awaitChange waits until the predecessors have stopped, if there are any, but no
-// longer than successionInterval.
+// longer than takeoverInterval.
 func (d *Driver) awaitChange(ctx context.Context) error {
 	if len(d.handover.predecessors()) > 0 {
-		return d.handover.awaitEnd(ctx, successionInterval)
+		return d.handover.awaitEnd(ctx, takeoverInterval)
 	}
 	select {
 	case <-ctx.Done():
 		return context.Cause(ctx)
-	case <-time.After(successionInterval):
+	case <-time.After(takeoverInterval):
 		return nil
 	}
 }
@@ -83,7 +83,7 @@ func (d *Driver) tryToEnter(ctx context.Context) error {
 		if published, err = d.publishedDevices(ctx); err != nil {
 			return refused(fmt.Errorf("list the devices that it serves: %w", err))
 		}
-		err = d.eachSuccessor(func(s Successor) error { return s.CheckSuccession(ctx, published) })
+		err = d.eachTakeoverChecker(func(c TakeoverChecker) error { return c.CheckTakeover(ctx, published) })
 		if err != nil {
 			return refused(err)
 		}
@@ -104,16 +104,16 @@ func (d *Driver) tryToEnter(ctx context.Context) error {
 	if published == nil {
 		return nil
 	}
-	if err := d.eachSuccessor(func(s Successor) error { return s.RecheckSuccession(published) }); err != nil {
+	if err := d.eachTakeoverChecker(func(c TakeoverChecker) error { return c.RecheckTakeover(published) }); err != nil {
 		return refused(err)
 	}
 	return nil
 }
 
-func (d *Driver) eachSuccessor(check func(Successor) error) (failed error) {
+func (d *Driver) eachTakeoverChecker(check func(TakeoverChecker) error) (failed error) {
 	for _, k := range d.options.Kinds {
-		if s, ok := k.(Successor); ok {
-			failed = errors.Join(failed, check(s))
+		if c, ok := k.(TakeoverChecker); ok {
+			failed = errors.Join(failed, check(c))
 		}
 	}
 	return failed
