@@ -9,6 +9,7 @@
 //
 //	publish.go     devices -> ResourceSlices
 //	prepare.go     claim -> shares, claim record, CDI spec
+//	cdispec.go     shares -> CDI devices, response to the kubelet
 //	attach.go      hook -> attachment in the pod, attachment record
 //	watch.go       changes that kinds observe -> refresh, detach, report
 //	detach.go      a sandbox ended while the claim remains in use
@@ -17,6 +18,8 @@
 // A share's state reaches users by:
 //
 //	observe.go     kernel -> state of each share
+//	consumers.go   API server -> the pods of a claim, and which of them never attach
+//	failures.go    why attaching shares to pods failed
 //	status.go      state -> entry of the claim's status.devices
 //	report.go      the queue that writes entries until they are written
 //	podevents.go   changed conditions -> Kubernetes events on pods
@@ -34,8 +37,9 @@
 //	handover.go    two plugins that run during a rolling update
 //	cleanup.go     removal of the driver
 //
-// Claim records are in package record. shares.go connects a recorded share to
-// its kind.
+// Claim records are in package record; records.go reads them and attachment records.
+// kind.go has the interface Kind and the optional ones. shares.go connects a recorded
+// share to its kind.
 package driver
 
 import (
@@ -370,7 +374,7 @@ func (d *Driver) HandleError(ctx context.Context, err error, msg string) {
 	if d.droppedFields(ctx, err) {
 		return
 	}
-	klog.FromContext(ctx).Error(err, msg)
+	klog.FromContext(ctx).Error(err, "Kubelet plugin helper reported an error", "operation", msg)
 	if !errors.Is(err, kubeletplugin.ErrRecoverable) {
 		d.fatal(fmt.Errorf("%s: %w", msg, err))
 	}

@@ -35,7 +35,7 @@ func (k *Kind) inspect(ctx context.Context, devices map[string]*device, now time
 		if d.absent || d.network == nil || d.network.Identity != config.IdentityEnforce {
 			continue
 		}
-		logger := klog.FromContext(ctx).WithValues("nic", d.nic.Name)
+		logger := klog.FromContext(ctx).WithValues("interface", d.nic.Name)
 		addresses, err := k.node.Inspect(d.nic.Index)
 		if err != nil {
 			logger.Error(err, "Failed to look for links that pods hide")

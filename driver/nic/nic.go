@@ -13,6 +13,7 @@
 //	parameters.go a share's grant and parameters -> link and rates
 //	attach.go     share -> link in a pod
 //	addresses.go  addresses of pools, which the attachment's record reserves
+//	hidden.go     links that pods hide in namespaces of their own
 //	lost.go       addresses of pools that another node has by now
 //	duplicates.go addresses that another host on the network has
 //	identity.go   what the kernel checks in the frames of a link
@@ -297,7 +298,7 @@ func (k *Kind) log(ctx context.Context, next map[string]*device, problems []prob
 				d.line,
 				"linkDown",
 				d.down,
-				"key",
+				"senderKey",
 				k.node.ClassifierKey(),
 			)
 		}
