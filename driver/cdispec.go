@@ -14,7 +14,6 @@ import (
 
 	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/cdi"
-	"github.com/dra-shared/dra-driver-shared/driver/record"
 )
 
 // hookTimeout is the runtime's limit for one run of the hook, in seconds. The
@@ -49,21 +48,17 @@ func (d *Driver) cdiDevices(uid types.UID, shares []share) (devices []cdi.Device
 // ensureSpec writes the CDI spec of a prepared claim if it cannot be used: it is missing or
 // unreadable, or the hook that it names is gone. The spec of a claim that another release
 // prepared stays as it is: both plugins of a rolling update run this.
-func (d *Driver) ensureSpec(claim *record.Claim) error {
-	if d.hasSpec(claim) {
-		return nil
-	}
-	want, err := d.cdiDevices(claim.UID, d.resolveAll(claim.Shares))
-	if err != nil {
+func (d *Driver) ensureSpec(uid types.UID, shares []share) error {
+	want, err := d.cdiDevices(uid, shares)
+	if err != nil || d.hasSpec(uid, want) {
 		return err
 	}
-	return d.specs.Write(string(claim.UID), want)
+	return d.specs.Write(string(uid), want)
 }
 
-// hasSpec reports whether the CDI spec of a prepared claim can be used.
-func (d *Driver) hasSpec(claim *record.Claim) bool {
-	want, err := d.cdiDevices(claim.UID, d.resolveAll(claim.Shares))
-	return err == nil && d.specs.Holds(string(claim.UID), want) && d.hasHook(claim.UID)
+// hasSpec reports whether the CDI spec of a prepared claim with the wanted devices can be used.
+func (d *Driver) hasSpec(uid types.UID, want []cdi.Device) bool {
+	return d.specs.Holds(string(uid), want) && d.hasHook(uid)
 }
 
 // hasHook reports whether the hook that a claim's spec names exists. A missing hook of this
@@ -81,11 +76,13 @@ func (d *Driver) hasHook(uid types.UID) bool {
 
 // preparedDevices returns the response to the kubelet: the CDI devices of each
 // request.
-func (d *Driver) preparedDevices(ctx context.Context, claim *record.Claim) (devices []kubeletplugin.Device) {
-	for _, s := range d.resolveAll(claim.Shares) {
+func (d *Driver) preparedDevices(
+	ctx context.Context, uid types.UID, shares []share,
+) (devices []kubeletplugin.Device) {
+	for _, s := range shares {
 		device := kubeletplugin.Device{
 			Requests: []string{s.Request}, PoolName: s.Pool, DeviceName: s.Device,
-			CDIDeviceIDs: []string{d.specs.ID(s.Name)}, Metadata: d.metadataOf(ctx, claim.UID, s),
+			CDIDeviceIDs: []string{d.specs.ID(s.Name)}, Metadata: d.metadataOf(ctx, uid, s),
 		}
 		if s.ShareID != "" {
 			device.ShareID = &s.ShareID

@@ -35,9 +35,9 @@ func (d *Driver) PrepareResourceClaims(
 	for _, claim := range claims {
 		ctx := klog.NewContext(ctx, klog.FromContext(ctx).WithValues("claim", klog.KObj(claim), "claimUID", claim.UID))
 		start := time.Now()
-		var prepared *record.Claim
+		var shares []share
 		err := d.withClaim(ctx, claim.UID, func(ctx context.Context) (err error) {
-			prepared, err = d.prepare(ctx, claim)
+			shares, err = d.prepare(ctx, claim)
 			return err
 		})
 		d.metrics.observe(operationPrepare, start, err)
@@ -47,15 +47,15 @@ func (d *Driver) PrepareResourceClaims(
 			}
 			continue
 		}
-		results[claim.UID] = kubeletplugin.PrepareResult{Devices: d.preparedDevices(ctx, prepared)}
+		results[claim.UID] = kubeletplugin.PrepareResult{Devices: d.preparedDevices(ctx, claim.UID, shares)}
 		d.status.enqueueSoon(claim.UID)
 	}
 	return results, nil
 }
 
-// prepare takes a claim from its allocation to a CDI spec. The caller holds the
-// claim's lock.
-func (d *Driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) (*record.Claim, error) {
+// prepare takes a claim from its allocation to a CDI spec. It returns the shares as recorded.
+// The caller holds the claim's lock.
+func (d *Driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]share, error) {
 	planned, err := d.plan(claim)
 	if err != nil {
 		return nil, err
@@ -65,7 +65,8 @@ func (d *Driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 		return nil, err
 	}
 	if d.isPrepared(old, planned) {
-		return old, d.ensureSpec(old)
+		shares := d.resolveAll(old.Shares)
+		return shares, d.ensureSpec(old.UID, shares)
 	}
 	if _, restoring := d.restoring.Load(claim.UID); restoring && old == nil {
 		return nil, errors.New("the claim was unprepared while its device metadata was being restored: retry")
@@ -95,8 +96,8 @@ func (d *Driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 	if err := d.claims.Put(recorded); err != nil {
 		return nil, err
 	}
-	klog.FromContext(ctx).V(2).Info("Prepared claim", "shares", len(recorded.Shares))
-	return recorded, nil
+	klog.FromContext(ctx).V(2).Info("Prepared claim", "shares", len(shares))
+	return shares, nil
 }
 
 // isPrepared reports whether a claim with the planned allocation is already

@@ -90,15 +90,19 @@ func (d *Driver) restoreAttachment(ctx context.Context, s share, r attach.Record
 // Restarting containers need them. After a reboot the kubelet prepares all claims again.
 func (d *Driver) restoreSpecs(ctx context.Context) {
 	for _, c := range d.readableClaims(ctx) {
-		if c.Phase != record.Prepared || !d.claims.Current(c) || d.hasSpec(c) {
+		if c.Phase != record.Prepared || !d.claims.Current(c) {
 			continue
 		}
-		err := d.withClaim(ctx, c.UID, func(context.Context) error {
+		want, err := d.cdiDevices(c.UID, d.resolveAll(c.Shares))
+		if err == nil && d.hasSpec(c.UID, want) {
+			continue
+		}
+		err = d.withClaim(ctx, c.UID, func(context.Context) error {
 			prepared, err := d.preparedClaim(c.UID)
 			if err != nil || prepared == nil {
 				return err
 			}
-			return d.ensureSpec(prepared)
+			return d.ensureSpec(prepared.UID, d.resolveAll(prepared.Shares))
 		})
 		if err != nil && ctx.Err() == nil {
 			klog.FromContext(ctx).
