@@ -30,7 +30,10 @@ type Kind interface {
 	// again if necessary. shares are all recorded shares of the kind: their
 	// devices remain in Devices even if they are missing from the node.
 	Refresh(ctx context.Context, shares []record.Share) (Refreshed, error)
-	// Devices returns the devices to publish, as of the last Refresh.
+	// Devices returns the devices to publish, as of the last Refresh. A device that has been
+	// missing since before the plugin started, so that its attributes are not known, is not
+	// among them: the scheduler reports an error for a device without the attributes that a
+	// selector reads, and allocates no other device either.
 	Devices() []resourceapi.Device
 	// Has reports whether a device is, or was, of this kind.
 	Has(device string) bool

@@ -15,7 +15,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -30,6 +29,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/cdi"
 	"github.com/dra-shared/dra-driver-shared/device/capacity"
 	"github.com/dra-shared/dra-driver-shared/device/containeredits"
+	"github.com/dra-shared/dra-driver-shared/device/inventory"
 	"github.com/dra-shared/dra-driver-shared/driver"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 )
@@ -43,9 +43,9 @@ type Kind struct {
 	config *config.DriverConfig
 	node   string
 
-	mu sync.RWMutex
-	// devices is nil before the first Refresh. A device in it is not modified.
-	devices map[string]*device
+	devices inventory.Set[device]
+	// mu is held during Refresh.
+	mu sync.Mutex
 	// loggedProblems are the problems that were logged, by device.
 	loggedProblems map[string]string
 }
@@ -84,7 +84,7 @@ func (k *Kind) Refresh(ctx context.Context, shares []record.Share) (refreshed dr
 		d.shared = d.shared || s.ShareID != "" && !s.AdminAccess
 	}
 	k.log(ctx, next, problems)
-	k.devices = next
+	k.devices.Replace(next)
 	return refreshed, nil
 }
 
@@ -108,7 +108,7 @@ func (k *Kind) Watch(ctx context.Context, changed func(driver.Change)) error {
 // copy, because other goroutines may be reading the present one.
 func (k *Kind) absent(name string) *device {
 	d := device{name: name}
-	if last := k.devices[name]; last != nil {
+	if last := k.devices.Get(name); last != nil {
 		d = *last
 	}
 	d.absent = true
@@ -119,7 +119,7 @@ func (k *Kind) absent(name string) *device {
 func (k *Kind) log(ctx context.Context, next map[string]*device, problems map[string]error) {
 	logger := klog.FromContext(ctx)
 	for name, d := range next {
-		old := k.devices[name]
+		old := k.devices.Get(name)
 		switch {
 		case d.absent && (old == nil || !old.absent):
 			logger.Info("Accelerator with shares is missing from the node or the configuration", "device", name)
@@ -137,7 +137,7 @@ func (k *Kind) log(ctx context.Context, next map[string]*device, problems map[st
 			)
 		}
 	}
-	for name := range k.devices {
+	for _, name := range k.devices.Names() {
 		if next[name] == nil {
 			logger.Info("Stopped publishing accelerator", "device", name)
 		}
@@ -154,9 +154,7 @@ func (k *Kind) log(ctx context.Context, next map[string]*device, problems map[st
 
 // Ready implements driver.ReadinessChecker.
 func (k *Kind) Ready() error {
-	k.mu.RLock()
-	defer k.mu.RUnlock()
-	if k.devices == nil {
+	if !k.devices.IsDiscovered() {
 		return errors.New("the plugin has not discovered the accelerators yet")
 	}
 	return nil
@@ -165,13 +163,9 @@ func (k *Kind) Ready() error {
 // Devices implements driver.Kind.
 func (k *Kind) Devices() []resourceapi.Device {
 	var devices []resourceapi.Device
-	for _, d := range k.sorted() {
+	for _, d := range k.devices.Sorted() {
 		if d.group == nil {
-			// The device has been missing since before this plugin started, and
-			// its attributes are not known. The scheduler reports an error for a
-			// device without the attributes that a selector reads, and allocates
-			// no other device either.
-			continue
+			continue // missing since before this plugin started; see driver.Kind
 		}
 		devices = append(devices, d.publish())
 	}
@@ -181,35 +175,22 @@ func (k *Kind) Devices() []resourceapi.Device {
 // Health implements driver.HealthReporter.
 func (k *Kind) Health() []driver.Health {
 	var all []driver.Health
-	for _, d := range k.sorted() {
+	for _, d := range k.devices.Sorted() {
 		message := d.problem()
 		all = append(all, driver.Health{Device: d.name, Healthy: message == "", Message: message})
 	}
 	return all
 }
 
-// sorted returns all devices, by name.
-func (k *Kind) sorted() []*device {
-	k.mu.RLock()
-	defer k.mu.RUnlock()
-	return slices.SortedFunc(maps.Values(k.devices), func(a, b *device) int { return strings.Compare(a.name, b.name) })
-}
-
 // Has implements driver.Kind.
-func (k *Kind) Has(name string) bool {
-	_, err := k.device(name)
-	return err == nil
-}
+func (k *Kind) Has(name string) bool { return k.devices.Get(name) != nil }
 
 // device returns the device of that name.
 func (k *Kind) device(name string) (*device, error) {
-	k.mu.RLock()
-	defer k.mu.RUnlock()
-	d, ok := k.devices[name]
-	if !ok {
-		return nil, fmt.Errorf("this node has no accelerator %s", name)
+	if d := k.devices.Get(name); d != nil {
+		return d, nil
 	}
-	return d, nil
+	return nil, fmt.Errorf("this node has no accelerator %s", name)
 }
 
 // Configure implements driver.Kind. Its result is the CDI edits, so that a

@@ -13,9 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"slices"
-	"sync"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -29,6 +27,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/device/attribute"
 	"github.com/dra-shared/dra-driver-shared/device/capacity"
 	"github.com/dra-shared/dra-driver-shared/device/containeredits"
+	"github.com/dra-shared/dra-driver-shared/device/inventory"
 	"github.com/dra-shared/dra-driver-shared/driver"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 )
@@ -57,9 +56,7 @@ type License struct {
 type Kind struct {
 	node     fs.FS
 	licenses []License
-
-	mu      sync.RWMutex
-	devices map[string]*device // nil before the first Refresh
+	devices  inventory.Set[device]
 }
 
 // device is a license key of the node.
@@ -98,9 +95,7 @@ func (k *Kind) Refresh(_ context.Context, shares []record.Share) (refreshed driv
 			return refreshed, fmt.Errorf("license %s: %w", license.Name, err)
 		}
 	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.devices = next
+	k.devices.Replace(next)
 	return refreshed, nil
 }
 
@@ -110,9 +105,7 @@ func hasShare(shares []record.Share, device string) bool {
 
 // Ready implements driver.ReadinessChecker.
 func (k *Kind) Ready() error {
-	k.mu.RLock()
-	defer k.mu.RUnlock()
-	if k.devices == nil {
+	if !k.devices.IsDiscovered() {
 		return errors.New("the plugin has not read the license keys yet")
 	}
 	return nil
@@ -120,7 +113,7 @@ func (k *Kind) Ready() error {
 
 // Devices implements driver.Kind.
 func (k *Kind) Devices() (devices []resourceapi.Device) {
-	for _, d := range k.sorted() {
+	for _, d := range k.devices.Sorted() {
 		out := resourceapi.Device{
 			Name:                     d.Name,
 			Attributes:               attribute.Map{params.AttributeKind: attribute.Text(Name)},
@@ -135,26 +128,11 @@ func (k *Kind) Devices() (devices []resourceapi.Device) {
 	return devices
 }
 
-// sorted returns all devices, by name.
-func (k *Kind) sorted() (all []*device) {
-	k.mu.RLock()
-	defer k.mu.RUnlock()
-	for _, name := range slices.Sorted(maps.Keys(k.devices)) {
-		all = append(all, k.devices[name])
-	}
-	return all
-}
-
 // Has implements driver.Kind.
-func (k *Kind) Has(name string) bool {
-	_, err := k.device(name)
-	return err == nil
-}
+func (k *Kind) Has(name string) bool { return k.devices.Get(name) != nil }
 
 func (k *Kind) device(name string) (*device, error) {
-	k.mu.RLock()
-	defer k.mu.RUnlock()
-	if d := k.devices[name]; d != nil {
+	if d := k.devices.Get(name); d != nil {
 		return d, nil
 	}
 	return nil, fmt.Errorf("this node has no license %s", name)
@@ -215,7 +193,7 @@ func (d *device) problem() string {
 
 // Health implements driver.HealthReporter.
 func (k *Kind) Health() (all []driver.Health) {
-	for _, d := range k.sorted() {
+	for _, d := range k.devices.Sorted() {
 		message := d.problem()
 		all = append(all, driver.Health{Device: d.Name, Healthy: message == "", Message: message})
 	}

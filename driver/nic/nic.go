@@ -341,11 +341,7 @@ func (k *Kind) Devices() []resourceapi.Device {
 	var devices []resourceapi.Device
 	for _, d := range k.sorted() {
 		if d.network == nil {
-			// The device has been missing since before this plugin started, and
-			// its attributes are not known. The scheduler reports an error for a
-			// device without the attributes that a selector reads, and allocates
-			// no other device either.
-			continue
+			continue // missing since before this plugin started; see driver.Kind
 		}
 		devices = append(devices, d.publish())
 	}
