@@ -13,8 +13,6 @@ import (
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
@@ -131,16 +129,11 @@ func (gc *garbageCollector) claimRecords(ctx context.Context) (orphans []Orphan,
 // isLive reports whether the API server still has the claim with the recorded
 // allocation.
 func (d *Driver) isLive(ctx context.Context, recorded *record.Claim) (bool, error) {
-	claim, err := d.options.Client.ResourceV1().
-		ResourceClaims(recorded.Namespace).
-		Get(ctx, recorded.Name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return false, nil
-	}
+	claim, err := d.currentClaim(ctx, recorded)
 	if err != nil {
 		return false, fmt.Errorf("check whether claim %s/%s exists: %w", recorded.Namespace, recorded.Name, err)
 	}
-	return claim.UID == recorded.UID && d.isAllocated(claim, recorded.Shares), nil
+	return claim != nil && d.isAllocated(claim, recorded.Shares), nil
 }
 
 func (d *Driver) isAllocated(claim *resourceapi.ResourceClaim, shares []record.Share) bool {
