@@ -25,15 +25,11 @@ import (
 // podConsumers returns the pods for which a claim is reserved.
 func podConsumers(claim *resourceapi.ResourceClaim) (pods []attach.Pod) {
 	for _, c := range claim.Status.ReservedFor {
-		if isPod(c) {
+		if claimref.IsPodEntry(c) {
 			pods = append(pods, attach.Pod{UID: string(c.UID), Namespace: claim.Namespace, Name: c.Name})
 		}
 	}
 	return pods
-}
-
-func isPod(c resourceapi.ResourceClaimConsumerReference) bool {
-	return c.APIGroup == "" && c.Resource == "pods"
 }
 
 // observePods asks the API server about the pods of a claim. It forgets the
@@ -100,7 +96,7 @@ func (d *Driver) podsUsing(
 	using := map[string]bool{}
 	represented := false
 	for _, c := range claim.Status.ReservedFor {
-		if isPod(c) {
+		if claimref.IsPodEntry(c) {
 			using[string(c.UID)] = true
 		} else {
 			represented = true

@@ -53,10 +53,6 @@ func IsTerminalPodEntry(entry resourceapi.ResourceClaimConsumerReference) bool {
 	return entry.APIGroup == scheduling.GroupName && entry.Resource == "pods"
 }
 
-func isPodEntry(entry resourceapi.ResourceClaimConsumerReference) bool {
-	return entry.APIGroup == "" && entry.Resource == "pods"
-}
-
 // StaleEntriesChange returns the change that maintains the stale entries of a held
 // claim: terminal pods get an entry of the controller, up to maxTerminal of them, and the
 // entries of deleted pods, given by their UIDs, are removed.
@@ -160,11 +156,11 @@ var terminalPods = fields.AndSelectors(
 // but a pod.
 func (l PodLookup) EntriesToCheck(claim *resourceapi.ResourceClaim) []resourceapi.ResourceClaimConsumerReference {
 	onlyPods := !slices.ContainsFunc(claim.Status.ReservedFor,
-		func(e resourceapi.ResourceClaimConsumerReference) bool { return !isPodEntry(e) })
+		func(e resourceapi.ResourceClaimConsumerReference) bool { return !claimref.IsPodEntry(e) })
 	ignoredByCluster := l.ClusterLeavesStaleEntries && !onlyPods
 	var entries []resourceapi.ResourceClaimConsumerReference
 	for _, e := range claim.Status.ReservedFor {
-		if IsTerminalPodEntry(e) || ignoredByCluster && isPodEntry(e) {
+		if IsTerminalPodEntry(e) || ignoredByCluster && claimref.IsPodEntry(e) {
 			entries = append(entries, e)
 		}
 	}

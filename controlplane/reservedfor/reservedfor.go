@@ -36,6 +36,7 @@ import (
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
+	"github.com/dra-shared/dra-driver-shared/internal/claimref"
 )
 
 const (
@@ -265,6 +266,5 @@ func (r *Reconciler) isInUse(ctx context.Context, claim *resourceapi.ResourceCla
 
 // isLongLived reports whether the entry is for an object other than a pod.
 func isLongLived(entry resourceapi.ResourceClaimConsumerReference) bool {
-	isPod := entry.APIGroup == "" && entry.Resource == "pods"
-	return !isPod && !claims.IsTerminalPodEntry(entry)
+	return !claimref.IsPodEntry(entry) && !claims.IsTerminalPodEntry(entry)
 }

@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package claimref resolves references to ResourceClaims: the ones that pods make
-// in spec.resourceClaims, and the ones that events make in their related objects.
+// in spec.resourceClaims, and the ones that events make in their related objects. It also
+// recognizes the references to pods in status.reservedFor of claims.
 package claimref
 
 import (
@@ -64,4 +65,9 @@ func Entries(pod *corev1.Pod, claim string) []string {
 		add(s.Name, s.ResourceClaimName)
 	}
 	return entries
+}
+
+// IsPodEntry reports whether the entry of a claim's status.reservedFor is for a pod.
+func IsPodEntry(entry resourceapi.ResourceClaimConsumerReference) bool {
+	return entry.APIGroup == "" && entry.Resource == "pods"
 }
