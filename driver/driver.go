@@ -33,6 +33,7 @@
 //	restore.go     attachments and specs that differ from their records
 //	hook.go        a hook that another program removed
 //	gc.go          garbage collection of what crashes and reboots left
+//	graceperiod.go since when something is garbage
 //	takeover.go    a plugin that cannot serve what its predecessor serves
 //	handover.go    two plugins that run during a rolling update
 //	cleanup.go     removal of the driver
@@ -325,7 +326,7 @@ func (d *Driver) startLoops(ctx context.Context, group *sync.WaitGroup, probes *
 	}
 	group.Go(func() { d.publish(ctx) })
 	group.Go(func() { probes.awaitRegistration(ctx) })
-	group.Go(func() { (&garbageCollector{driver: d}).run(ctx) })
+	group.Go(func() { newGarbageCollector(d).run(ctx) })
 	group.Go(func() { d.handover.awaitPredecessors(ctx, d.takeOver) })
 }
 

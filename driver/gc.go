@@ -28,10 +28,11 @@ import (
 // only objects of the driver, and none that a running pod may use.
 type garbageCollector struct {
 	driver *Driver
-	// firstSeen is the time at which an orphan was first found, by description.
-	// Only orphans that persist for the grace period are removed: an object
-	// that is being created has its record by then.
-	firstSeen map[string]time.Time
+	grace  gracePeriod
+}
+
+func newGarbageCollector(d *Driver) *garbageCollector {
+	return &garbageCollector{driver: d, grace: gracePeriod{length: d.options.OrphanGrace}}
 }
 
 // run collects garbage from time to time until ctx ends.
@@ -56,37 +57,29 @@ func (gc *garbageCollector) collect(ctx context.Context) error {
 		return nil
 	}
 	gc.driver.setAsideCorrupt(ctx)
+	defer gc.grace.endRound()
 	var err error
-	seen := map[string]time.Time{}
 	for _, find := range []func(context.Context) ([]Orphan, error){
 		gc.claimRecords, gc.specs, gc.metadata, gc.corruptAttachments, gc.hooks, gc.sockets, gc.temporaryFiles,
 	} {
 		orphans, findErr := find(ctx)
-		err = errors.Join(err, findErr, gc.removeDue(ctx, orphans, seen))
+		err = errors.Join(err, findErr, gc.removeDue(ctx, orphans))
 	}
-	err = errors.Join(err, gc.kernelObjects(ctx, seen))
-	gc.firstSeen = seen
-	return err
+	return errors.Join(err, gc.kernelObjects(ctx))
 }
 
-// removeDue removes the orphans whose grace period is over, and adds the others
-// to seen.
-func (gc *garbageCollector) removeDue(ctx context.Context, orphans []Orphan, seen map[string]time.Time) (failed error) {
+// removeDue removes the orphans whose grace period is over.
+func (gc *garbageCollector) removeDue(ctx context.Context, orphans []Orphan) (failed error) {
 	for _, o := range orphans {
-		first, known := gc.firstSeen[o.Description]
-		if !known {
-			first = time.Now()
-		}
-		if time.Since(first) < gc.driver.options.OrphanGrace {
-			seen[o.Description] = first
+		if !gc.grace.isDue(o.Description) {
 			continue
 		}
 		klog.FromContext(ctx).Info("Removing orphaned resource", "resource", o.Description)
 		if err := o.Remove(ctx); err != nil {
-			seen[o.Description] = first
 			failed = errors.Join(failed, fmt.Errorf("remove %s: %w", o.Description, err))
 			continue
 		}
+		gc.grace.forget(o.Description)
 		gc.driver.metrics.orphans.Inc()
 	}
 	return failed
@@ -308,7 +301,7 @@ func (gc *garbageCollector) file(description, path string) Orphan {
 // kernelObjects collects the orphans of all kinds. It holds the admission lock:
 // a class that is an orphan when the records are read must not be assigned to a
 // new share before it is removed.
-func (gc *garbageCollector) kernelObjects(ctx context.Context, seen map[string]time.Time) error {
+func (gc *garbageCollector) kernelObjects(ctx context.Context) error {
 	d := gc.driver
 	release, err := d.locks.Named(admissionLock)
 	if err != nil {
@@ -336,7 +329,7 @@ func (gc *garbageCollector) kernelObjects(ctx context.Context, seen map[string]t
 			continue
 		}
 		orphans, err := attacher.Orphans(ctx, sharesOf(claims, k.Name()), attached)
-		failed = errors.Join(failed, err, gc.removeDue(ctx, orphans, seen))
+		failed = errors.Join(failed, err, gc.removeDue(ctx, orphans))
 	}
 	return failed
 }
