@@ -32,33 +32,58 @@ func podConsumers(claim *resourceapi.ResourceClaim) (pods []attach.Pod) {
 	return pods
 }
 
-// observePods asks the API server about the pods of a claim. It forgets the
-// failures of pods that no longer use the claim, because no event announces the
-// end of a pod that was never attached. It notes the pods whose containers do
-// not reference the claim.
-func (d *Driver) observePods(ctx context.Context, recorded *record.Claim, shares []share, states []shareState) error {
-	claim, err := d.currentClaim(ctx, recorded)
-	if claim == nil || err != nil {
+// observePods adds to the states of a claim's shares what only the API server knows about the
+// pods, and forgets the failures of pods that no longer use the claim, because no event announces
+// the end of a pod that was never attached.
+func (d *Driver) observePods(ctx context.Context, claim *record.Claim, shares []share, states []shareState) error {
+	pods, err := d.consumersOf(ctx, claim, shares)
+	if pods == nil || err != nil {
 		return err
 	}
-	pods, err := d.reservedPods(ctx, claim)
+	d.failures.keepOnly(shares, pods.using)
+	for i := range states {
+		d.addUnattached(&states[i], claim, pods.reserved)
+	}
+	return nil
+}
+
+// consumers are the pods of a claim, as the API server has them.
+type consumers struct {
+	// reserved are the existing pods for which the claim is reserved.
+	reserved []*corev1.Pod
+	// using are the UIDs of the pods that use the claim; see podsUsing.
+	using map[string]bool
+}
+
+// consumersOf asks the API server for the pods of a claim. It returns nil if the claim is
+// gone or deallocated.
+func (d *Driver) consumersOf(ctx context.Context, recorded *record.Claim, shares []share) (*consumers, error) {
+	claim, err := d.currentClaim(ctx, recorded)
+	if claim == nil || err != nil {
+		return nil, err
+	}
+	reserved, err := d.reservedPods(ctx, claim)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	using, err := d.podsUsing(ctx, claim, shares)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	d.failures.keepOnly(shares, using)
-	for i := range states {
-		if states[i].attacher != nil && len(states[i].attachments) == 0 {
-			states[i].unreferenced = unreferencedPods(pods, claim.Name, states[i].Request)
-			if !d.hasJustDetached(claim.UID) && states[i].attacher.Attaches(states[i].Share) {
-				states[i].hookNotRun = podsWithoutHook(pods, claim.Name, states[i].Request, d.options.NodeName)
-			}
-		}
+	return &consumers{reserved, using}, nil
+}
+
+// addUnattached adds to the state of a share that is attached to no pod which of the pods will
+// never attach: their containers do not reference the claim, or their runtime does not run the
+// hook.
+func (d *Driver) addUnattached(state *shareState, claim *record.Claim, pods []*corev1.Pod) {
+	if state.attacher == nil || len(state.attachments) > 0 {
+		return
 	}
-	return nil
+	state.unreferenced = unreferencedPods(pods, claim.Name, state.Request)
+	if !d.hasJustDetached(claim.UID) && state.attacher.Attaches(state.Share) {
+		state.hookNotRun = podsWithoutHook(pods, claim.Name, state.Request, d.options.NodeName)
+	}
 }
 
 // reservedPods gets the pods for which a claim is reserved and that exist.
