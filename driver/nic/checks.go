@@ -10,17 +10,10 @@ import (
 
 	"k8s.io/klog/v2"
 
+	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/netdev/classify"
 	"github.com/dra-shared/dra-driver-shared/netdev/classify/trial"
 )
-
-// checkRoutes is the name of the check whether the classifier recognizes the frames
-// that the node forwards by their route.
-const checkRoutes = "ForwardedByRoute"
-
-// checkTCX is the name of the check whether the classifier runs before the programs that
-// other owners have attached to the NIC.
-const checkTCX = "TCX"
 
 // check is the result of a test of the node's kernel.
 type check struct {
@@ -37,7 +30,9 @@ func checks(results []trial.Result, key classify.Key) (checks []check) {
 	}
 	for _, r := range results {
 		if r.Key == key {
-			checks = append(checks, check{checkRoutes, r.Routes == nil}, check{checkTCX, r.Hook == classify.HookTCX})
+			checks = append(checks,
+				check{params.KernelCheckForwardedByRoute, r.Routes == nil},
+				check{params.KernelCheckTCX, r.Hook == classify.HookTCX})
 		}
 	}
 	return checks

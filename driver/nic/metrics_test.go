@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/prometheus/common/expfmt"
 
+	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 	"github.com/dra-shared/dra-driver-shared/netdev"
 	"github.com/dra-shared/dra-driver-shared/netdev/classify"
@@ -86,5 +87,24 @@ dra_shared_refused_frames_total{action="dropped",claim="twice",device="nic0",nam
 	collector := collect(func(out chan<- prometheus.Metric) { collectRefusals(out, refused, []string{"nic0"}, claims) })
 	if err := testutil.CollectAndCompare(collector, strings.NewReader(want)); err != nil {
 		t.Error(err)
+	}
+}
+
+// The packages below netdev do not import the API, whose constants are documented.
+func TestMetrics_valuesOfLabelsAreDocumented(t *testing.T) {
+	reasons := []classify.Reason{
+		params.RefusalSourceMAC, params.RefusalSourceAddress, params.RefusalARP, params.RefusalNeighborDiscovery,
+		params.RefusalRouterAdvertisement, params.RefusalDHCPServer, params.RefusalVLAN, params.RefusalForwarded,
+		params.RefusalNeighborRate, params.RefusalBlocked, params.RefusalProtocol, params.RefusalReceiver,
+		params.RefusalIsolation,
+	}
+	if diff := cmp.Diff(reasons, classify.Reasons()); diff != "" {
+		t.Errorf("reasons to refuse a frame (-documented +classify):\n%s", diff)
+	}
+	keys := []classify.Key{
+		params.KernelCheckNetnsCookie, params.KernelCheckNetnsCookieOfSocket, params.KernelCheckMAC,
+	}
+	if diff := cmp.Diff(keys, classify.Keys()); diff != "" {
+		t.Errorf("keys that identify senders (-documented +classify):\n%s", diff)
 	}
 }
