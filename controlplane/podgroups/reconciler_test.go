@@ -80,7 +80,9 @@ func newTestEnv(t *testing.T, objects ...client.Object) *testEnv {
 // keeps.
 func cached(c client.WithWatch) client.Client {
 	return interceptor.NewClient(c, interceptor.Funcs{
-		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
+		Get: func(
+			ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption,
+		) error {
 			err := c.Get(ctx, key, o, opts...)
 			switch o := o.(type) {
 			case *corev1.Pod:

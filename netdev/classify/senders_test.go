@@ -147,7 +147,7 @@ func TestAttack_multicastFlood(t *testing.T) {
 		}
 	}
 	if seen < frames-1 {
-		t.Errorf("of %d frames beside a flood, %d reached the pod; want all", frames, seen)
+		t.Errorf("of %d frames next to a flood, %d reached the pod; want all", frames, seen)
 	}
 }
 

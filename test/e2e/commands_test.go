@@ -402,7 +402,7 @@ spec:$hostUsers
   nodeSelector: {kubernetes.io/hostname: $node}
   resourceClaims: [{name: nic, resourceClaimName: $name}]
   containers:
-  - {name: work, image: "registry.local/nettool:dev", imagePullPolicy: Never, resources: {claims: [{name: nic}]}$security}
+  - {name: work, image: registry.local/nettool:dev, imagePullPolicy: Never, resources: {claims: [{name: nic}]}$security}
 `
 
 // install VALUE...: upgrades the chart with values set, until the story ends. With

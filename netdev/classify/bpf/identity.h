@@ -289,7 +289,7 @@ static __always_inline int is_flood(struct link *link)
 }
 
 // Reports whether ARP or neighbor discovery has the size of such a frame, and whether its source
-// address, which is no link's, sends little of it.
+// address, which no link has, sends little of it.
 static __always_inline int is_moderate(struct __sk_buff *skb, const struct frame *frame)
 {
 	__u64 key[] = {frame->parent | frame->source << 32, frame->source >> 32};
