@@ -2,7 +2,7 @@
 # Copyright The dra-driver-shared Authors.
 # SPDX-License-Identifier: Apache-2.0
 
-# Runs the suites on four clusters at a time, because they mostly wait: whenever a
+# Runs the suites on three clusters at a time, because they mostly wait: whenever a
 # suite ends, the next one starts. At the end it prints the failures and the time
 # of each story and suite. bin/e2e.test must exist. If RERUNS names a directory, up to five
 # stories that fail run once more; see .ci/gotest.sh.
@@ -27,7 +27,7 @@ suites=$(printf '%s\n' $first $all | awk '!seen[$0]++')
 logs=$(mktemp -d)
 start=$SECONDS
 failed=0
-lanes=4
+lanes=3
 set -m # gives background jobs separate process groups, which can be signaled
 trap 'rm -rf "$logs"' EXIT
 trap 'for job in $(jobs -p); do kill -INT -- "-$job"; done; wait; exit 130' INT TERM
