@@ -108,7 +108,7 @@ test-unit: ## run the tests of all packages [8 min]
 	$(MAKE) --no-print-directory test-crash
 
 test-packages: prerequisites ## run the tests of the packages that do not measure: tables, netlink in namespaces, a fake kubelet
-	@$(GO_TEST) -timeout 10m -- $$(go list ./... | grep -vE '$(MEASURED)')
+	@$(GO_TEST) -p 4 -timeout 10m -- $$(go list ./... | grep -vE '$(MEASURED)') # the slowest packages mostly wait
 	(cd test/cluster && $(GO_TEST) -- ./...)
 	(cd conformance && $(GO_TEST) -- ./...)
 	(cd test/bench && $(GO_TEST) -- ./...)
