@@ -207,6 +207,15 @@ func (e *testEnv) expectRate(flow string, got float64, granted uint64) {
 // if the machine that emulates it is busy.
 const emulatedRate = 5 * mega
 
+// attempts returns how often a test measures before it fails: the processor of an emulated machine
+// stands still from time to time, which changes rates.
+func attempts() int {
+	if nstest.Emulated() {
+		return 3
+	}
+	return 1
+}
+
 // atLeast returns what a measured rate must reach on this machine where others reach
 // want. An emulated machine is slow: there, high grants are only limits.
 func atLeast(want float64) float64 {
@@ -281,12 +290,15 @@ func TestTraffic_borrowsIdleBandwidthInProportionToFloors(t *testing.T) {
 		t.Errorf("the small share alone: got %.0f Mbit/s, want at least %.0f Mbit/s", alone/mega, want/mega)
 	}
 	both := e.measure(e.fromPod(small), e.fromPod(large))
-	ratio := both[1] / both[0]
+	isProportional := func() bool { return both[1] > 2.4*both[0] && both[1] < 3.6*both[0] }
+	for tries := 1; !isProportional() && tries < attempts(); tries++ {
+		both = e.measure(e.fromPod(small), e.fromPod(large))
+	}
 	if nstest.Emulated() && both[0]+both[1] < 0.9*float64(speed) {
 		t.Skipf("this machine is too slow to fill the line of %.1f Mbit/s: alone %.1f, both %.1f and %.1f Mbit/s",
 			float64(speed)/mega, alone/mega, both[0]/mega, both[1]/mega)
 	}
-	if ratio < 2.4 || ratio > 3.6 {
+	if !isProportional() {
 		t.Errorf("both shares together: got %.1f and %.1f Mbit/s of %.1f, want the ratio of their floors, 1 to 3",
 			both[0]/mega, both[1]/mega, float64(speed)/mega)
 	}

@@ -22,13 +22,15 @@ import (
 // kernelPackages are the packages whose tests depend on the kernel.
 var kernelPackages = []string{"netdev", "netdev/bpffs", "netdev/classify", "netdev/classify/trial"}
 
-// A quick pass runs the tests and stories whose names match these: the traffic of
+// A quick pass runs the tests and stories whose names match these: the programs, the traffic of
 // shares, attacks, and links on the kernel; and on the node, a story that measures, one of
 // failures, and one in which a container restarts. Others measure for longer, or install
 // the chart again.
 const (
-	quickTests = "^(TestTraffic_(borrows|of(Shares|Pods)|ignores)|TestRawFrames|TestForwardedFrames|" +
-		"TestForwardedByNode_has|TestNode_(Attach|Detach|Read|Watch|Manage_takesOver)|TestRun|TestMount)"
+	quickTests = "^(TestRun|TestMount|TestOpen|TestProgram|TestTraffic_(of(Shares|Pods)|ignores)|TestRawFrames|" +
+		"TestForwarded(Frames|ByNode_isNot)|TestBridgeMode_(delivers|limitsBroadcasts)|TestFairQueue|" +
+		"TestAttack_(rawFrames|gateway|furtherLink|modeBridge|neighborFlood|sourceMode$)|" +
+		"TestNode_(Attach|Detach|Read|Watch_reports|Manage_takesOver))"
 	quickStories = "^(grants|node|attach-failure|multiple-containers)$"
 )
 
