@@ -168,6 +168,8 @@ func runStoriesOn(t *testing.T, directories string, c *clusterclient.Cluster, o 
 				return s.hasUserNamespaces(ctx)
 			case "taints":
 				return s.storesTaints(ctx)
+			case "cookie":
+				return s.readsCookies(ctx)
 			case "user-extra":
 				out, err := s.cluster.Kubectl(ctx, "options")
 				return strings.Contains(out, "--as-user-extra"), err
@@ -178,6 +180,19 @@ func runStoriesOn(t *testing.T, directories string, c *clusterclient.Cluster, o 
 		Setup: func(env *testscript.Env) error { return s.setup(ctx, env) },
 		Cmds:  s.commands(),
 	})
+}
+
+// readsCookies reports whether programs know the cookie of a sender's network namespace on the
+// nodes: a kernel in lockdown=confidentiality refuses to read it, so that it must have the helper.
+// The file is absent on kernels without lockdown.
+func (s *suite) readsCookies(ctx context.Context) (bool, error) {
+	lockdown, err := s.cluster.Node(ctx, "n1", "sh", "-c", "cat /sys/kernel/security/lockdown || true")
+	if err != nil || !strings.Contains(lockdown, "[confidentiality]") {
+		return err == nil, err
+	}
+	keys, err := s.cluster.Kubectl(ctx, "get", "resourceslices", "-o",
+		"jsonpath={.items[*].spec.devices[*].attributes.senderKey.string}")
+	return strings.Contains(keys+" ", "NetnsCookie "), err
 }
 
 // hasUserNamespaces reports whether the container runtime supports pods with their own
