@@ -106,9 +106,9 @@ type Record struct {
 	Payload json.RawMessage `json:"link,omitempty"`
 	// Number is the share's number on its device; see record.Share.
 	Number uint16 `json:"class"`
-	// Grant is the share as the claim record has it, in the format of that record. The
-	// plugin uses it if the claim record is lost. Optional.
-	Grant json.RawMessage `json:"grant,omitempty"`
+	// RecordedShare is the share as the claim record has it, in the format of that record.
+	// The plugin uses it if the claim record is lost. Optional.
+	RecordedShare json.RawMessage `json:"grant,omitempty"`
 }
 
 // Link decodes the payload of an attachment that is a network interface.

@@ -85,7 +85,7 @@ func (d *Driver) attach(ctx context.Context, r attach.Request, sandbox Sandbox) 
 	if err != nil {
 		return err
 	}
-	if isAttached(ctx, s, others, sandbox) {
+	if worksInSandbox(ctx, s, others, sandbox) {
 		return nil
 	}
 	if err := s.attacher.ValidateConsumers(s.Share, otherPods(others, r.Pod.UID)); err != nil {
@@ -115,9 +115,9 @@ func (d *Driver) attach(ctx context.Context, r attach.Request, sandbox Sandbox) 
 
 // newAttachment returns the record of an attachment.
 func newAttachment(s share, r attach.Request, attached Attached) attach.Record {
-	grant, _ := json.Marshal(s.Share) // cannot fail: its parameters are valid JSON
+	recorded, _ := json.Marshal(s.Share) // cannot fail: its parameters are valid JSON
 	return attach.Record{
-		ClaimUID: r.ClaimUID, Share: s.Name, Kind: s.Kind, Device: s.Device, Number: s.Number, Grant: grant,
+		ClaimUID: r.ClaimUID, Share: s.Name, Kind: s.Kind, Device: s.Device, Number: s.Number, RecordedShare: recorded,
 		Pod: r.Pod, SandboxID: r.SandboxID, Namespace: attached.Namespace, Payload: attached.Payload,
 	}
 }
@@ -192,9 +192,9 @@ func hasEnded(ctx context.Context, s share, a attach.Record, sandbox Sandbox) bo
 	return err == nil && !state.Exists
 }
 
-// isAttached reports whether an earlier container of the sandbox has had the
-// share attached.
-func isAttached(ctx context.Context, s share, attachments []attach.Record, sandbox Sandbox) bool {
+// worksInSandbox reports whether an earlier container of the sandbox has had the share attached,
+// and the attachment is ready.
+func worksInSandbox(ctx context.Context, s share, attachments []attach.Record, sandbox Sandbox) bool {
 	for _, a := range attachments {
 		if same, err := inSandbox(a, sandbox); err != nil || !same {
 			continue

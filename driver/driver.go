@@ -27,6 +27,7 @@
 //	metadata.go    the device metadata files of containers (KEP-5304)
 //	health.go      device health; probes.go: health of this plugin
 //	metrics.go     Prometheus metrics
+//	degraded.go    features that do not work on the node or cluster -> log, metric
 //
 // Faults are handled by:
 //
@@ -327,13 +328,13 @@ func (d *Driver) startLoops(ctx context.Context, group *sync.WaitGroup, probes *
 	group.Go(func() { d.publish(ctx) })
 	group.Go(func() { probes.awaitRegistration(ctx) })
 	group.Go(func() { newGarbageCollector(d).run(ctx) })
-	group.Go(func() { d.handover.awaitPredecessors(ctx, d.takeOver) })
+	group.Go(func() { d.handover.awaitPredecessors(ctx, d.resumeAfterOther) })
 }
 
-// takeOver repeats what another plugin may have overwritten in its last moments: its
+// resumeAfterOther repeats what another plugin may have overwritten in its last moments: its
 // configuration may have differed.
-func (d *Driver) takeOver(ctx context.Context) {
-	klog.FromContext(ctx).Info("Another plugin stopped; taking over")
+func (d *Driver) resumeAfterOther(ctx context.Context) {
+	klog.FromContext(ctx).Info("Another plugin stopped; refreshing devices, shares, and status")
 	d.status.written.ForgetAll()
 	d.requestRefresh()
 	d.restore(ctx)
@@ -372,7 +373,7 @@ func (d *Driver) withClaim(ctx context.Context, uid types.UID, f func(context.Co
 // HandleError implements kubeletplugin.DRAPlugin. An error that is not
 // recoverable stops the driver.
 func (d *Driver) HandleError(ctx context.Context, err error, msg string) {
-	if d.droppedFields(ctx, err) {
+	if d.reportDroppedFields(ctx, err) {
 		return
 	}
 	klog.FromContext(ctx).Error(err, "Kubelet plugin helper reported an error", "operation", msg)

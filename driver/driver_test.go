@@ -961,6 +961,17 @@ func TestReport_readsUnattachedClaimsInEveryRound(t *testing.T) {
 	expect("after an attempt failed", 10)
 }
 
+// A share that no pod gets attached is not unattached.
+func TestReport_readsClaimsThatAreNotAttachedInOneRound(t *testing.T) {
+	p := newPlugin(t)
+	c := p.claim("monitor", "100M", "")
+	c.Status.Allocation.Devices.Results[0].AdminAccess = ptr.To(true)
+	p.mustPrepare(c)
+	if due, err := p.RoundsDue(c.UID); due != 1 || err != nil {
+		t.Errorf("the status is read in %d of 10 rounds, error %v, want 1", due, err)
+	}
+}
+
 func TestReporter_readsClaimBeforeRewritingStatus(t *testing.T) {
 	p := newPlugin(t)
 	c := p.claim("c", "100M", "")

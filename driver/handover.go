@@ -127,13 +127,13 @@ func (h *handover) isNewest() bool { return len(h.successors()) == 0 }
 // predecessors have stopped.
 const predecessorInterval = 250 * time.Millisecond
 
-// awaitPredecessors calls takeOver once after the plugins that were running at
+// awaitPredecessors calls resume once after the plugins that were running at
 // the start have stopped.
-func (h *handover) awaitPredecessors(ctx context.Context, takeOver func(context.Context)) {
+func (h *handover) awaitPredecessors(ctx context.Context, resume func(context.Context)) {
 	if len(h.predecessors()) == 0 || h.awaitEnd(ctx, 0) != nil {
 		return
 	}
-	takeOver(ctx)
+	resume(ctx)
 }
 
 // awaitEnd waits until no predecessor runs, or for a timeout if that is not 0. It

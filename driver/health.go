@@ -10,8 +10,6 @@ import (
 	"time"
 
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
-
-	"github.com/dra-shared/dra-driver-shared/driver/record"
 )
 
 // healthInterval is the interval at which the driver repeats the health of its
@@ -60,18 +58,6 @@ func (d *Driver) deviceHealth() (all []Health) {
 		}
 	}
 	return all
-}
-
-// enqueueClaimsOf makes the reporter report the claims that hold shares of the devices.
-func (d *Driver) enqueueClaimsOf(claims []*record.Claim, devices []string) {
-	if len(devices) == 0 {
-		return
-	}
-	for _, c := range claims {
-		if slices.ContainsFunc(c.Shares, func(s record.Share) bool { return slices.Contains(devices, s.Device) }) {
-			d.status.enqueue(c.UID)
-		}
-	}
 }
 
 // WatchHealthStatus implements kubeletplugin.DRAPlugin: it sends the health of

@@ -91,15 +91,16 @@ func (d *Driver) needsPods(shares []share, states []shareState) bool {
 	return false
 }
 
-// isAttached reports whether each share of a claim is attached to a pod, and no attempt to
-// attach one failed.
-func (d *Driver) isAttached(claim *record.Claim) bool {
-	if len(d.failures.pods(d.resolveAll(claim.Shares))) > 0 {
+// isFullyAttached reports whether each share of a claim that a pod gets attached is attached to a
+// pod, and no attempt to attach one failed.
+func (d *Driver) isFullyAttached(claim *record.Claim) bool {
+	shares := d.resolveAll(claim.Shares)
+	if len(d.failures.pods(shares)) > 0 {
 		return false
 	}
 	attached, err := d.attachments.OfClaim(string(claim.UID))
-	return err == nil && !slices.ContainsFunc(claim.Shares, func(s record.Share) bool {
-		return !slices.ContainsFunc(attached, func(r attach.Record) bool { return r.Share == s.Name })
+	return err == nil && !slices.ContainsFunc(shares, func(s share) bool {
+		return s.attacher != nil && !slices.ContainsFunc(attached, func(r attach.Record) bool { return r.Share == s.Name })
 	})
 }
 

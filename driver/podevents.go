@@ -4,7 +4,6 @@
 package driver
 
 import (
-	"context"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -12,7 +11,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/klog/v2"
 
 	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/attach"
@@ -91,21 +89,5 @@ func podReference(pod attach.Pod) *corev1.ObjectReference {
 		Namespace:  pod.Namespace,
 		Name:       pod.Name,
 		UID:        types.UID(pod.UID),
-	}
-}
-
-// degraded reports a feature that does not work on this node or cluster: once in the log,
-// and in a metric until recovered is called.
-func (d *Driver) degraded(ctx context.Context, condition, consequence string, err error) {
-	if _, logged := d.degradedLogged.LoadOrStore(condition, true); !logged {
-		klog.FromContext(ctx).Error(err, "Running degraded", "condition", condition, "consequence", consequence)
-	}
-	d.metrics.degraded.WithLabelValues(condition).Set(1)
-}
-
-// recovered resets the metric of a condition. The next time is logged again.
-func (d *Driver) recovered(condition string) {
-	if _, degraded := d.degradedLogged.LoadAndDelete(condition); degraded {
-		d.metrics.degraded.WithLabelValues(condition).Set(0)
 	}
 }

@@ -328,8 +328,8 @@ func (d *Driver) sharesOfOtherClaims(
 	for _, r := range d.readableAttachments(ctx, func(r *attach.Record) bool { return !counted[types.UID(r.ClaimUID)] }) {
 		if !added[r.Share] {
 			added[r.Share] = true
-			grant := d.recordedGrant(r)
-			add(&grant)
+			s := d.shareInRecord(r)
+			add(&s)
 		}
 	}
 	return others

@@ -130,10 +130,9 @@ func (d *Driver) resources() resourceslice.DriverResources {
 	return resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{d.options.NodeName: pool}}
 }
 
-// droppedFields reports whether err says that the API server dropped fields of
-// the ResourceSlices. It reports the consequence in the log, in a metric, and in an event on
-// the node.
-func (d *Driver) droppedFields(ctx context.Context, err error) bool {
+// reportDroppedFields returns whether err says that the API server dropped fields of the
+// ResourceSlices. It then reports the consequence in the log, in a metric, and in an event on the node.
+func (d *Driver) reportDroppedFields(ctx context.Context, err error) bool {
 	var dropped *resourceslice.DroppedFieldsError
 	if !errors.As(err, &dropped) {
 		return false

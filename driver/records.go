@@ -81,14 +81,14 @@ func (d *Driver) shareOf(claim *record.Claim, r attach.Record) share {
 			return d.resolve(s)
 		}
 	}
-	return d.resolve(d.recordedGrant(r))
+	return d.resolve(d.shareInRecord(r))
 }
 
-// recordedGrant returns the share that an attachment record contains. Without a grant, it
-// lacks the capacity and the parameters.
-func (d *Driver) recordedGrant(r attach.Record) record.Share {
+// shareInRecord returns the share that an attachment record contains. If the record is of a
+// release that did not write the share, it lacks the capacity and the parameters.
+func (d *Driver) shareInRecord(r attach.Record) record.Share {
 	var s record.Share
-	if err := json.Unmarshal(r.Grant, &s); err != nil || s.Name != r.Share {
+	if err := json.Unmarshal(r.RecordedShare, &s); err != nil || s.Name != r.Share {
 		s = record.Share{
 			Name: r.Share, Kind: r.Kind, Pool: d.options.NodeName, Device: r.Device, Number: r.Number,
 			ShareID: types.UID(r.Share), // not its own, but different from the others'; "" means the whole device

@@ -6,6 +6,7 @@ package driver
 import (
 	"context"
 	"hash/fnv"
+	"slices"
 	"sync"
 	"time"
 
@@ -67,6 +68,18 @@ func (r *reporter) enqueue(uid types.UID) { r.queue.Add(uid) }
 // enqueueSoon makes a worker report a claim after reportDelay.
 func (r *reporter) enqueueSoon(uid types.UID) { r.queue.AddAfter(uid, reportDelay) }
 
+// enqueueClaimsOf makes the reporter report the claims that hold shares of the devices.
+func (d *Driver) enqueueClaimsOf(claims []*record.Claim, devices []string) {
+	if len(devices) == 0 {
+		return
+	}
+	for _, c := range claims {
+		if slices.ContainsFunc(c.Shares, func(s record.Share) bool { return slices.Contains(devices, s.Device) }) {
+			d.status.enqueue(c.UID)
+		}
+	}
+}
+
 // run reports the claims in the queue until ctx ends.
 func (r *reporter) run(ctx context.Context) {
 	var workers sync.WaitGroup
@@ -95,7 +108,7 @@ func (r *reporter) enqueueRound(round uint32) {
 // Those with shares that should be attached and are not are reported in every round, because
 // their status can change without an event.
 func (r *reporter) isDue(claim *record.Claim, round uint32) bool {
-	return isInRound(claim.UID, round) || !r.driver.isAttached(claim)
+	return isInRound(claim.UID, round) || !r.driver.isFullyAttached(claim)
 }
 
 // isInRound reports whether the status of a claim is read in a round.

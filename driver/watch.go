@@ -46,7 +46,7 @@ func (d *Driver) resync(ctx context.Context) {
 		case !d.handover.isNewest():
 			d.outdated.Store(true)
 		case d.outdated.CompareAndSwap(true, false): // a newer plugin has come and gone
-			d.takeOver(ctx)
+			d.resumeAfterOther(ctx)
 		default:
 			d.requestRefresh()
 			d.status.enqueueRound(round)

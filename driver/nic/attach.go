@@ -252,7 +252,7 @@ func (k *Kind) isIntact(snapshot *netdev.Snapshot, of driver.Attachment) (bool, 
 // known, and for admin access, which has no class.
 func (k *Kind) wantedRates(share record.Share) (rates shape.Rates, known bool, err error) {
 	d, err := k.device(share.Device)
-	if err != nil || d.absent || d.network == nil || len(share.Parameters) == 0 || share.AdminAccess {
+	if err != nil || !d.isShared() || len(share.Parameters) == 0 || share.AdminAccess {
 		return rates, false, err
 	}
 	p, err := parametersOf(share)

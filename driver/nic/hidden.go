@@ -32,7 +32,7 @@ func (k *Kind) inspect(ctx context.Context, devices map[string]*device, now time
 	k.hidden.inspected = now
 	found := map[string]string{}
 	for _, d := range devices {
-		if d.absent || d.network == nil || d.network.Identity != config.IdentityEnforce {
+		if !d.isShared() || d.network.Identity != config.IdentityEnforce {
 			continue
 		}
 		logger := klog.FromContext(ctx).WithValues("interface", d.nic.Name)

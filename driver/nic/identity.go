@@ -56,7 +56,7 @@ func identityPolicy(n *config.Network) classify.Policy {
 // claims on a NIC, which claimed has by device, and of the pools of its network.
 func (k *Kind) holdGateways(ctx context.Context, devices map[string]*device, claimed map[string][]netip.Addr) {
 	for name, d := range devices {
-		if d.absent || d.network == nil {
+		if !d.isShared() {
 			continue
 		}
 		gateways := claimed[name]
@@ -106,7 +106,7 @@ func (d *device) multicast() uint64 {
 func (d *device) identity(link netdev.LinkState) metav1.Condition {
 	c := metav1.Condition{Type: params.ConditionIdentityEnforced, Status: metav1.ConditionFalse}
 	switch {
-	case d.absent || d.network == nil:
+	case !d.isShared():
 		c.Reason, c.Message = d.unhealthyReason()
 	case d.network.Enforcement == config.EnforcementNone:
 		c.Reason, c.Message = params.ReasonEnforcementNone, fmt.Sprintf(

@@ -102,8 +102,8 @@ func (l *lostAddresses) message(network string, addresses []netip.Addr, identity
 	return fmt.Sprintf("the link has lost its address; %s: delete the pod to get another address", effect)
 }
 
-// changeOfAddresses returns the change of the status of links with these addresses.
-func changeOfAddresses(addresses map[ipam.Address]bool) driver.Change {
+// changeOfLostAddresses returns the change of the status of links with these addresses.
+func changeOfLostAddresses(addresses map[ipam.Address]bool) driver.Change {
 	return driver.Change{Modified: func(r *attach.Record) bool {
 		if r.Kind != Name {
 			return false

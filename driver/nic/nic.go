@@ -202,7 +202,7 @@ func (k *Kind) rememberSpeeds(nics []netdev.NIC) {
 // those that this plugin managed and, at the first Refresh, all others, which an
 // earlier plugin may have managed. NICs that are planned or have grants are not
 // among them: live shares keep their limits, even if the NIC was removed from
-// the configuration or cannot be shared at present.
+// the configuration or cannot be shared currently.
 func (k *Kind) unwanted(nics []netdev.NIC, planned []*device, grants map[string]uint64) map[int]string {
 	unwanted := k.managed()
 	for _, n := range nics {
@@ -222,11 +222,14 @@ func (k *Kind) unwanted(nics []netdev.NIC, planned []*device, grants map[string]
 	return unwanted
 }
 
+// isShared reports whether the device is on the node and in the configuration.
+func (d *device) isShared() bool { return !d.absent && d.network != nil }
+
 // managed returns the names of the NICs that this plugin manages, by index.
 func (k *Kind) managed() map[int]string {
 	managed := map[int]string{}
 	for _, d := range k.devices {
-		if d.network != nil && !d.absent {
+		if d.isShared() {
 			managed[d.nic.Index] = d.nic.Name
 		}
 	}
@@ -373,7 +376,7 @@ func (k *Kind) sorted() []*device {
 // present returns the devices that are on the node and in the configuration.
 func (k *Kind) present() (devices []*device) {
 	for _, d := range k.sorted() {
-		if !d.absent && d.network != nil {
+		if d.isShared() {
 			devices = append(devices, d)
 		}
 	}

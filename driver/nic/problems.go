@@ -76,7 +76,7 @@ func (k *Kind) Ready() error {
 // usable returns the devices that are shared. The caller holds k.mu.
 func (k *Kind) usable() (devices []*device) {
 	for _, d := range k.devices {
-		if !d.absent && d.network != nil {
+		if d.isShared() {
 			devices = append(devices, d)
 		}
 	}

@@ -207,7 +207,7 @@ func (k *Kind) enforced(
 	link netdev.LinkState,
 ) metav1.Condition {
 	switch {
-	case d.absent || d.network == nil:
+	case !d.isShared():
 		reason, message := d.unhealthyReason()
 		return bandwidthCondition(false, reason, message)
 	case d.network.Enforcement == config.EnforcementNone:

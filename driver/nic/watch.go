@@ -34,11 +34,11 @@ func (k *Kind) Watch(ctx context.Context, changed func(driver.Change)) error {
 			case <-ctx.Done():
 				return
 			case <-pending.ready:
-				changed(changeFor(pending.take()))
+				changed(changeOfNetwork(pending.take()))
 			case <-k.duplicates.changed:
-				changed(changeOf(k.duplicates.takeAltered()))
+				changed(changeOfDuplicates(k.duplicates.takeAltered()))
 			case <-k.lost.changed:
-				changed(changeOfAddresses(k.lost.takeAltered()))
+				changed(changeOfLostAddresses(k.lost.takeAltered()))
 			}
 			select {
 			case <-ctx.Done():
@@ -50,8 +50,8 @@ func (k *Kind) Watch(ctx context.Context, changed func(driver.Change)) error {
 	return k.node.Watch(ctx, pending.add)
 }
 
-// changeFor translates a change of the network for the driver.
-func changeFor(c netdev.Change) driver.Change {
+// changeOfNetwork translates a change of the network for the driver.
+func changeOfNetwork(c netdev.Change) driver.Change {
 	change := driver.Change{Resync: c.Resync, Devices: c.LinksChanged || len(c.QdiscsChanged) > 0}
 	if len(c.NamespacesRemoved) > 0 {
 		change.Detached = func(r *attach.Record) bool { return slices.Contains(c.NamespacesRemoved, r.Namespace.NSID) }
@@ -74,8 +74,8 @@ func changeFor(c netdev.Change) driver.Change {
 	return change
 }
 
-// changeOf returns the change of the status of links.
-func changeOf(links map[linkID]bool) driver.Change {
+// changeOfDuplicates returns the change of the status of links.
+func changeOfDuplicates(links map[linkID]bool) driver.Change {
 	return driver.Change{Modified: func(r *attach.Record) bool {
 		link, err := r.Link()
 		return err == nil && r.Kind == Name && links[idOf(link)]
