@@ -608,8 +608,8 @@ func (s *suite) awaitNoLeftovers(ctx context.Context, timeout time.Duration) err
 }
 
 // listLeftovers prints claim records, attachment records, CDI specs, device
-// metadata, the classes of shares, whose minor numbers start at 10, and the links of
-// hairpins and trials. It fails if it cannot look: only what does not exist counts as empty.
+// metadata, the classes of shares, whose minor numbers start at 10, on NICs, IFB devices,
+// and hairpins, and links of trials. It fails if it cannot look: only what does not exist counts as empty.
 const listLeftovers = `
 files() { if [ -e "$1" ]; then find "$1" -type f; fi; }
 plugin=/var/lib/kubelet/plugins/dra-shared.dev
@@ -617,13 +617,13 @@ plugin=/var/lib/kubelet/plugins/dra-shared.dev
 for dir in "$plugin/claims" "$plugin/dra-device-metadata" "$plugin/files" /run/dra-shared/attached /var/run/cdi; do
   files "$dir"
 done
-for nic in nic0 nic1 ifb-nic0 ifb-nic1; do
-  case $nic in ifb-*) [ -e "/sys/class/net/$nic" ] || continue ;; esac
+for nic in nic0 nic1 ifb-nic0 ifb-nic1 hpo-nic0 hpo-nic1; do
+  case $nic in ifb-*|hpo-*) [ -e "/sys/class/net/$nic" ] || continue ;; esac
   classes=$(tc class show dev "$nic")
   printf '%s\n' "$classes" | sed -nE "/htb d5a:[0-9a-f]{2,} /s/^/$nic /p"
 done
 links=$(ip -brief link)
-printf '%s\n' "$links" | sed -nE '/^(hp[io]-|dra-trial)/p'`
+printf '%s\n' "$links" | sed -n '/^dra-trial/p'`
 
 // indent indents the lines of a text for a failure message.
 func indent(text string) string {
