@@ -219,6 +219,7 @@ var foreign = []struct{ reason, names string }{
 	{"fields of Kubernetes", `^(hostUsers|hostPath|matchConditions|allocatedResourcesStatus|nominatedNodeName)$`},
 	{"fields of Kubernetes", `^(ttlSecondsAfterFinished|schedulingGroup|dnsConfig)$`},
 	{"fields of Kubernetes", `^(schedulerName|allowMultipleAllocations)$`},
+	{"events of Kubernetes", `^FailedCreate$`},
 	{"attributes of Kubernetes", `^numaNode$`},
 	{"attributes that the plugin names after capacities", `^granted[A-Z]\w*$`},
 	{"flags of Helm and of all programs", `^--(no-hooks|help|subresource)\b`},

@@ -68,9 +68,8 @@ func newMetrics(d *Driver) *metrics {
 		}, []string{"operation", "outcome"}),
 		reports: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "dra_shared_status_reports_total",
-			Help: "Attempts to report the status of a claim, by outcome: written, unchanged, gone (the claim no longer " +
-				"exists); " +
-				"conflict, forbidden, throttled, refused, and unreachable are retried.",
+			Help: "Attempts to report the status of a claim, by outcome: written, unchanged, gone (the claim was " +
+				"deleted, deallocated, or unprepared); conflict, forbidden, throttled, refused, and unreachable are retried.",
 		}, []string{"outcome"}),
 		orphans: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "dra_shared_orphans_removed_total",

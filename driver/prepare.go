@@ -140,7 +140,7 @@ func (d *Driver) setAside(ctx context.Context, uid types.UID, reason error) erro
 		return errors.Join(reason, err)
 	}
 	klog.FromContext(ctx).
-		Error(reason, "Claim record is unreadable; rebuilding it from attachment records", "keptAs", aside)
+		Error(reason, "Set unreadable claim record aside; continuing with attachment records", "keptAs", aside)
 	return nil
 }
 

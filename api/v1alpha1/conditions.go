@@ -66,8 +66,8 @@ const (
 	ReasonNotRunning = "NotRunning"
 )
 
-// Reasons of the condition BandwidthEnforced. It can also have the reasons DeviceGone
-// and LinkGone of the condition Ready.
+// Reasons of the condition BandwidthEnforced. It can also have the reasons DeviceGone,
+// DeviceUnusable, LinkDown, and LinkGone of the condition Ready.
 const (
 	// ReasonNetnsCookie (True) means that the kernel enforces the grant and
 	// identifies the sender by the network namespace of the sending socket and
@@ -99,7 +99,7 @@ const (
 )
 
 // Reasons of the condition IdentityEnforced. It can also have the reasons DeviceGone,
-// DeviceUnusable, LinkGone, and EnforcementNone.
+// DeviceUnusable, LinkDown, LinkGone, and EnforcementNone.
 const (
 	// ReasonIdentityEnforced (True) means that the kernel drops such frames.
 	ReasonIdentityEnforced = "Enforced"

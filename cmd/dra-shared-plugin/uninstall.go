@@ -28,7 +28,7 @@ func newUninstallCheckCommand() *cobra.Command {
 	var driver, kubeconfig string
 	c := &cobra.Command{
 		Use:   "uninstall-check",
-		Short: "Fail while claims hold shares or PodGroups hold claims",
+		Short: "Fail while claims hold shares or PodGroups exist",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			rest, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
