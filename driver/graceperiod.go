@@ -5,12 +5,12 @@ package driver
 
 import "time"
 
-// gracePeriod knows since when orphans exist. Only orphans that persist for the grace period
+// gracePeriod remembers when orphans were first found. Only orphans that persist for the grace period
 // are removed: an object that is being created has its record by then.
 type gracePeriod struct {
 	length time.Duration
-	// firstSeen is the time at which an orphan was first found, by description: in an earlier
-	// round without interruption, and in the present round.
+	// firstSeen holds when each orphan of the previous round was first found, by description;
+	// present collects those of the current round.
 	firstSeen, present map[string]time.Time
 }
 

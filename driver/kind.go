@@ -38,7 +38,7 @@ type Kind interface {
 	// Has reports whether a device is, or was, of this kind.
 	Has(device string) bool
 	// Configure decodes, merges, defaults, and validates the opaque parameters
-	// of a share; those of the class come before those of the claim. The driver
+	// of a share; those of the DeviceClass come before those of the claim. The driver
 	// records the result and does not compute it again: it stays in force until
 	// the share is released, even if the configuration changes.
 	Configure(ctx context.Context, share record.Share, parameters [][]byte) (json.RawMessage, error)
@@ -92,7 +92,7 @@ type Change struct {
 
 // ReadinessChecker is a Kind that may be unable to prepare or attach shares.
 type ReadinessChecker interface {
-	// Ready returns the reason, or nil if the kind is able to.
+	// Ready returns the reason why the kind cannot prepare or attach shares, or nil.
 	Ready() error
 }
 
@@ -169,7 +169,7 @@ type ConditionReporter interface {
 type MetricsCollector interface {
 	// DescribeMetrics sends the descriptors of the metrics, before the first Refresh.
 	DescribeMetrics(descriptions chan<- *prometheus.Desc)
-	// CollectMetrics sends the present values. claims are the records of all claims of the node,
+	// CollectMetrics sends the current values. claims are the records of all claims of the node,
 	// which hold the shares of this and other kinds; it does not change them.
 	CollectMetrics(claims []*record.Claim, out chan<- prometheus.Metric)
 }

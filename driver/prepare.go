@@ -109,7 +109,7 @@ func (d *Driver) isPrepared(recorded *record.Claim, planned []plannedShare) bool
 }
 
 // undo unprepares a claim that was prepared before, unless a Prepare was
-// interrupted, which the present one completes. The claim may have been
+// interrupted, which the current one completes. The claim may have been
 // deallocated and allocated differently, an Unprepare may have been
 // interrupted, or the node may have rebooted.
 func (d *Driver) undo(ctx context.Context, recorded *record.Claim) error {
@@ -147,7 +147,7 @@ func (d *Driver) setAside(ctx context.Context, uid types.UID, reason error) erro
 // plannedShare is an allocation result of a claim, before its kind is involved.
 type plannedShare struct {
 	record.Share
-	parameters [][]byte // opaque parameters, those of the class first
+	parameters [][]byte // opaque parameters, those of the DeviceClass first
 }
 
 // plan converts the claim's allocation to shares. It ignores the results of
@@ -188,7 +188,7 @@ func shareKey(s record.Share) string {
 }
 
 // parametersFor returns the driver's opaque parameters that apply to a result:
-// those of the class before those of the claim.
+// those of the DeviceClass before those of the claim.
 func (d *Driver) parametersFor(
 	result resourceapi.DeviceRequestAllocationResult,
 	all []resourceapi.DeviceAllocationConfiguration,

@@ -36,7 +36,7 @@ type direction struct {
 // do so when programs are replaced.
 const missedFrames = 32
 
-// update takes the present counters into account.
+// update takes the current counters into account.
 func (a *arrival) update(now frames) {
 	a.sent.update(now.nic.Sent-a.last.nic.Sent, now.seen.Sent-a.last.seen.Sent)
 	a.received.update(now.nic.Received-a.last.nic.Received, now.seen.Received-a.last.seen.Received)

@@ -499,8 +499,8 @@ func describeUpError(err error, s LinkSpec) error {
 func describeRouteError(err error, r Route) error {
 	if errors.Is(err, syscall.EEXIST) {
 		return fmt.Errorf("route to %s: %w: the pod already has this route, from its cluster network: "+
-			"choose narrower destinations", r.Destination, err)
+			"use more specific destinations", r.Destination, err)
 	}
-	return fmt.Errorf("route to %s via %s: %w: is the gateway in the network of one of the addresses?",
+	return fmt.Errorf("route to %s via %s: %w: is the gateway in the subnet of one of the addresses?",
 		r.Destination, r.Gateway, err)
 }

@@ -30,7 +30,7 @@ type NIC struct {
 	MTU          int // bytes
 	// Speed is in bits per second; 0 if the driver reports none. That of a VLAN is
 	// the speed of the NIC below it, that of a bond the sum of its members that can
-	// send at present.
+	// currently send.
 	Speed uint64
 	// Driver is the name of the kernel driver; empty for virtual interfaces.
 	Driver string

@@ -162,8 +162,8 @@ const (
 	// TaintAbsent (NoSchedule) marks a device that is missing from the node while
 	// claims hold shares of it.
 	TaintAbsent = Group + "/absent"
-	// TaintUnusable (NoSchedule) marks a device that the plugin cannot share at
-	// present while claims hold shares of it.
+	// TaintUnusable (NoSchedule) marks a device that the plugin currently cannot
+	// share while claims hold shares of it.
 	TaintUnusable = Group + "/unusable"
 	// TaintLinkDown marks a NIC that has no carrier, or regained it only seconds
 	// ago. The field linkDown of the network sets the effect.

@@ -73,7 +73,7 @@ type Route struct {
 	Destination string `json:"destination"`
 
 	// Gateway is the address of the next hop: a link-local address, or an address
-	// in the network of one of the addresses of the link. Without a gateway, the
+	// in the subnet of one of the addresses of the link. Without a gateway, the
 	// destination is directly on the link.
 	Gateway string `json:"gateway,omitempty"`
 }

@@ -35,7 +35,7 @@ type configurationClient[T metav1.Object] interface {
 		subresources ...string) (T, error)
 }
 
-// inject writes the CA bundle to one webhook configuration. bundlesOf returns the present
+// inject writes the CA bundle to one webhook configuration. bundlesOf returns the current
 // bundles of its webhooks, in order.
 func inject[T metav1.Object](
 	ctx context.Context, api configurationClient[T], name string, bundlesOf func(T) [][]byte, bundle []byte,

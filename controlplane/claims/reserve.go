@@ -203,7 +203,7 @@ func (r reservation) isClusterEntry(entry resourceapi.ResourceClaimConsumerRefer
 	return IsNativePodGroup(entry) && entry.Name == r.owner.Name
 }
 
-// desiredOwnerEntries returns the present entries with the owner's entry added or
+// desiredOwnerEntries returns the current entries with the owner's entry added or
 // removed according to the goal.
 func (r reservation) desiredOwnerEntries() []resourceapi.ResourceClaimConsumerReference {
 	desired := slices.Clone(r.claim.Status.ReservedFor)
@@ -254,15 +254,15 @@ func (r reservation) missingPodEntries(pods []Pod, room int) []resourceapi.Resou
 	return missing
 }
 
-// diff returns the change from the present to the desired entries.
-func diff(present, desired []resourceapi.ResourceClaimConsumerReference) Change {
+// diff returns the change from the current to the desired entries.
+func diff(current, desired []resourceapi.ResourceClaimConsumerReference) Change {
 	var change Change
 	for _, e := range desired {
-		if !containsUID(present, e.UID) {
+		if !containsUID(current, e.UID) {
 			change.Add = append(change.Add, e)
 		}
 	}
-	for _, e := range present {
+	for _, e := range current {
 		if !containsUID(desired, e.UID) {
 			change.Remove = append(change.Remove, e.UID)
 		}

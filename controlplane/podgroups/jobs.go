@@ -112,7 +112,7 @@ func (r *JobReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.R
 	return ctrl.Result{}, nil
 }
 
-// reconcileJob performs the steps that the Job needs in its present state. It leaves in
+// reconcileJob performs the steps that the Job needs in its current state. It leaves in
 // g the shared claims that the Job still needs.
 func (r *JobReconciler) reconcileJob(
 	ctx context.Context, job *batchv1.Job, g *group, jobClaims []scheduling.JobClaim,

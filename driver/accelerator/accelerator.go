@@ -94,8 +94,8 @@ func (k *Kind) Watch(ctx context.Context, changed func(driver.Change)) error {
 		return nil
 	}
 	matches := make([]accel.Match, len(k.config.Accelerators))
-	for i, group := range k.config.Accelerators {
-		matches[i] = match(group)
+	for i, accelerator := range k.config.Accelerators {
+		matches[i] = match(accelerator)
 	}
 	err := k.host.Watch(ctx, matches, func() { changed(driver.Change{Devices: true}) })
 	if err == nil || ctx.Err() != nil {
@@ -105,7 +105,7 @@ func (k *Kind) Watch(ctx context.Context, changed func(driver.Change)) error {
 }
 
 // absent returns a device that has shares and is missing from the node. It is a
-// copy, because other goroutines may be reading the present one.
+// copy, because other goroutines may be reading the current one.
 func (k *Kind) absent(name string) *device {
 	d := device{name: name}
 	if last := k.devices.Get(name); last != nil {
@@ -129,11 +129,11 @@ func (k *Kind) log(ctx context.Context, next map[string]*device, problems map[st
 				"device",
 				name,
 				"accelerator",
-				d.group.Name,
+				d.config.Name,
 				"deviceNodes",
 				d.Nodes,
 				"exclusive",
-				d.group.Exclusive,
+				d.config.Exclusive,
 			)
 		}
 	}
@@ -164,7 +164,7 @@ func (k *Kind) Ready() error {
 func (k *Kind) Devices() []resourceapi.Device {
 	var devices []resourceapi.Device
 	for _, d := range k.devices.Sorted() {
-		if d.group == nil {
+		if d.config == nil {
 			continue // missing since before this plugin started; see driver.Kind
 		}
 		devices = append(devices, d.publish())
@@ -203,14 +203,14 @@ func (k *Kind) Configure(_ context.Context, share record.Share, parameters [][]b
 	if d.absent && !share.AdminAccess {
 		return nil, errors.New(d.problem())
 	}
-	if d.group == nil { // admin access to a missing device: the container sees that it is missing
+	if d.config == nil { // admin access to a missing device: the container sees that it is missing
 		return json.Marshal(containeredits.AdminAccess(share.Request))
 	}
 	merged, err := mergeParameters(parameters)
 	if err != nil {
 		return nil, err
 	}
-	if errs := merged.ValidateFor(d.group.Allowed()); len(errs) > 0 {
+	if errs := merged.ValidateFor(d.config.Allowed()); len(errs) > 0 {
 		return nil, fmt.Errorf("%s: %w", params.AcceleratorShareKind, errs.ToAggregate())
 	}
 	edits, err := k.edits(d, share, merged)
@@ -231,8 +231,8 @@ func (k *Kind) Configure(_ context.Context, share record.Share, parameters [][]b
 	return json.Marshal(edits)
 }
 
-// mergeParameters decodes opaque parameters and merges them. Those of the class
-// come before those of the claim.
+// mergeParameters decodes opaque parameters and merges them. Those of the
+// DeviceClass come before those of the claim.
 func mergeParameters(parameters [][]byte) (*params.AcceleratorShare, error) {
 	var merged *params.AcceleratorShare
 	for _, raw := range parameters {
@@ -247,7 +247,7 @@ func mergeParameters(parameters [][]byte) (*params.AcceleratorShare, error) {
 
 // edits returns the CDI edits of containers with the share.
 func (k *Kind) edits(d *device, share record.Share, p *params.AcceleratorShare) (cdi.Edits, error) {
-	variables := containeredits.TemplateVariables(d.group.Capacities, granted(d, share))
+	variables := containeredits.TemplateVariables(d.config.Capacities, granted(d, share))
 	maps.Copy(variables, map[string]string{
 		config.VariableShare: share.Name, config.VariableRequest: share.Request,
 		config.VariableDevice: share.Device, config.VariableNode: k.node,
@@ -255,13 +255,13 @@ func (k *Kind) edits(d *device, share record.Share, p *params.AcceleratorShare) 
 	if d.PCIBusID != "" {
 		variables[config.VariablePCIBusID] = d.PCIBusID
 	}
-	texts := d.group.Edits
+	texts := d.config.Edits
 	if share.AdminAccess { // keep only edits that do not depend on a grant
 		texts = texts.Only(variables)
 	}
 	expanded, err := texts.Expand(variables)
 	if err != nil {
-		return cdi.Edits{}, fmt.Errorf("edits of accelerator %q: %w", d.group.Name, err)
+		return cdi.Edits{}, fmt.Errorf("edits of accelerator %q: %w", d.config.Name, err)
 	}
 	edits := containeredits.Merge(expanded, p.Environment, containeredits.GrantVariables(share.Request, granted(d, share)))
 	if share.AdminAccess {
@@ -286,7 +286,7 @@ func granted(d *device, share record.Share) map[string]resource.Quantity {
 	case share.AdminAccess:
 		return nil
 	case share.ShareID == "":
-		return d.group.Capacity
+		return d.config.Capacity
 	default:
 		return share.Capacity
 	}
@@ -304,8 +304,8 @@ func (k *Kind) Admit(share record.Share, others []*record.Share) error {
 	}
 	// A share without an ID is the whole device: it was allocated before the
 	// device became shared, or by a scheduler without consumable capacity.
-	whole := d.group.Exclusive || share.ShareID == ""
-	return capacity.Admit(d.name, d.group.Capacities, whole, share.Capacity, taken)
+	whole := d.config.Exclusive || share.ShareID == ""
+	return capacity.Admit(d.name, d.config.Capacities, whole, share.Capacity, taken)
 }
 
 // Edits implements driver.Kind.

@@ -22,11 +22,11 @@ import (
 	"github.com/dra-shared/dra-driver-shared/device/capacity"
 )
 
-// device is an accelerator of a configured group.
+// device is an accelerator that an entry of the configuration matches.
 type device struct {
 	accel.Device
-	name  string
-	group *config.Accelerator // nil if the device has been missing since before this plugin started
+	name   string
+	config *config.Accelerator // nil if the device has been missing since before this plugin started
 	// pci are the standard attributes of a device on PCI.
 	pci attribute.Map
 	// region is the region of the device's memory that the kernel can limit, or "".
@@ -37,23 +37,23 @@ type device struct {
 	shared bool
 }
 
-// discover returns the devices of all groups, and the reasons why devices cannot
-// be published, both by device name. A device that matches several groups
-// belongs to the first.
-func discover(host accel.Host, groups []config.Accelerator) (map[string]*device, map[string]error, error) {
+// discover returns the accelerators that the configuration matches, and the reasons
+// why devices cannot be published, both by device name. To a device that several
+// accelerators of the configuration match, the first applies.
+func discover(host accel.Host, accelerators []config.Accelerator) (map[string]*device, map[string]error, error) {
 	devices, problems := map[string]*device{}, map[string]error{}
 	taken := map[string]bool{} // by PCI address and device node
-	for i := range groups {
-		group := &groups[i]
-		found, err := host.Find(match(*group))
+	for i := range accelerators {
+		accelerator := &accelerators[i]
+		found, err := host.Find(match(*accelerator))
 		if err != nil {
-			return nil, nil, fmt.Errorf("accelerator %q: %w", group.Name, err)
+			return nil, nil, fmt.Errorf("accelerator %q: %w", accelerator.Name, err)
 		}
 		for _, f := range found {
 			d := &device{
 				Device: f,
 				name:   deviceName(f),
-				group:  group,
+				config: accelerator,
 				pci:    attribute.PCI(host.Sys, f.PCIBusID),
 				region: dmem.RegionOf(host.Cgroups, f.PCIBusID),
 			}
@@ -73,9 +73,9 @@ func discover(host accel.Host, groups []config.Accelerator) (map[string]*device,
 	return devices, problems, nil
 }
 
-// match returns the condition by which a group selects devices.
-func match(group config.Accelerator) accel.Match {
-	m := group.Match
+// match returns the condition by which an accelerator of the configuration selects devices.
+func match(accelerator config.Accelerator) accel.Match {
+	m := accelerator.Match
 	return accel.Match{Class: m.PCIClass, Vendor: m.Vendor, ID: m.Device, Paths: m.DevicePaths}
 }
 
@@ -112,15 +112,15 @@ func (d *device) publish() resourceapi.Device {
 	switch {
 	case d.absent:
 		out.Taints = []resourceapi.DeviceTaint{{Key: params.TaintAbsent, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
-	case d.group.Exclusive && d.shared:
+	case d.config.Exclusive && d.shared:
 		out.Taints = []resourceapi.DeviceTaint{{Key: params.TaintSharesHeld, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
 	}
-	if !d.group.Exclusive {
+	if !d.config.Exclusive {
 		out.AllowMultipleAllocations = ptr.To(true)
 	}
-	out.Capacity = capacity.Publish(d.group.Capacities, d.group.Exclusive)
+	out.Capacity = capacity.Publish(d.config.Capacities, d.config.Exclusive)
 	for name, value := range map[resourceapi.QualifiedName]string{
-		params.AttributeAccelerator: d.group.Name, params.AttributeVendor: d.Vendor, params.AttributeDevice: d.ID,
+		params.AttributeAccelerator: d.config.Name, params.AttributeVendor: d.Vendor, params.AttributeDevice: d.ID,
 		params.AttributeModel: d.Model, params.AttributeDriver: d.Driver,
 	} {
 		if value != "" {

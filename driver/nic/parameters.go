@@ -20,7 +20,7 @@ import (
 )
 
 // mergeParameters decodes opaque parameters, and merges and defaults them. Those
-// of the class come before those of the claim.
+// of the DeviceClass come before those of the claim.
 func mergeParameters(parameters [][]byte) (*params.NetworkAttachment, error) {
 	var merged *params.NetworkAttachment
 	for _, raw := range parameters {

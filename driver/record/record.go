@@ -6,7 +6,7 @@
 // pods, and the process that prepared it are gone.
 //
 // The plugin writes a record before the first side effect of a change and after
-// the last. A record states the intention; the kernel has the present state.
+// the last. A record states the intention; the kernel has the current state.
 //
 // The files are authoritative, because two plugins use the directory during a
 // rolling update. A Store keeps the parsed records in memory and reads a file again

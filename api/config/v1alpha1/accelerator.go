@@ -15,13 +15,13 @@ import (
 	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 )
 
-// Accelerator is a group of accelerators and the rules for sharing them.
+// Accelerator selects accelerators, and sets the rules for sharing them.
 type Accelerator struct {
-	// Name is the name of the group, a DNS label. It is published as the attribute
+	// Name is the name of the entry, a DNS label. It is published as the attribute
 	// accelerator of the devices.
 	Name string `json:"name"`
 
-	// Match selects the devices of the group.
+	// Match selects the devices to which the entry applies.
 	Match Match `json:"match"`
 
 	// Exclusive makes each accelerator a device that only one claim can use at a
@@ -61,7 +61,7 @@ type Match struct {
 // OnPCI reports whether only PCI devices can match.
 func (m Match) OnPCI() bool { return m.PCIClass != "" || m.Vendor != "" || m.Device != "" }
 
-// AcceleratorAllow limits what claims can request of a group of accelerators.
+// AcceleratorAllow limits what claims can request of the accelerators of an entry.
 type AcceleratorAllow struct {
 	// DeviceNodes lists patterns of further device nodes that claims can request,
 	// such as /dev/dri/card*. By default, claims cannot request any.

@@ -21,18 +21,19 @@ import (
 type DriverConfig struct {
 	metav1.TypeMeta `json:",inline"`
 
-	// Networks lists groups of NICs. The first network that matches a NIC applies.
+	// Networks lists the networks whose NICs the driver shares. The first network that
+	// matches a NIC applies.
 	Networks []Network `json:"networks,omitempty"`
 
-	// Accelerators lists groups of accelerators. The first group that matches a
-	// device applies.
+	// Accelerators lists the accelerators that the driver shares. The first entry of
+	// the list that matches a device applies.
 	Accelerators []Accelerator `json:"accelerators,omitempty"`
 
 	// Fabrics lists devices that span several nodes.
 	Fabrics []Fabric `json:"fabrics,omitempty"`
 }
 
-// Network is a group of NICs that are connected to the same network, and the rules
+// Network is a set of NICs that are connected to the same network, and the rules
 // for sharing them.
 type Network struct {
 	// Name is the name of the network, a DNS label. It is published as the attribute
@@ -54,7 +55,7 @@ type Network struct {
 
 	// Bandwidth is the line rate of the NICs in bits per second, a whole number of
 	// at least 8. The default is the speed that the link reports: for a bond, the sum
-	// of the members that can send at present; for a VLAN, the speed of the NIC below
+	// of the members that can currently send; for a VLAN, the speed of the NIC below
 	// it. The field is required for links that report no speed.
 	Bandwidth *resource.Quantity `json:"bandwidth,omitempty"`
 
@@ -130,7 +131,7 @@ type Allow struct {
 	// Modes lists the allowed modes. The default is Private.
 	Modes []params.Mode `json:"modes,omitempty"`
 
-	// Subnets lists the networks from which claims can request addresses, such as
+	// Subnets lists the subnets from which claims can request addresses, such as
 	// 10.20.0.0/16. By default, claims cannot request addresses. A link without
 	// requested addresses may use those of the subnets that no other link has; without
 	// subnets, all addresses that no other link has.

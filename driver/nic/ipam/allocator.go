@@ -506,7 +506,7 @@ func (a *Allocator) Avoid(address Address) {
 	a.avoided[address] = time.Now().Add(avoidTime)
 }
 
-// avoids reports whether an address must not be assigned at present.
+// avoids reports whether an address must currently not be assigned.
 func (a *Allocator) avoids(address Address) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -518,7 +518,7 @@ func (a *Allocator) avoids(address Address) bool {
 	return avoided
 }
 
-// avoidedIn returns the addresses of a pool that must not be assigned at present.
+// avoidedIn returns the addresses of a pool that must currently not be assigned.
 func (a *Allocator) avoidedIn(pool *addresspool.Pool) (avoided []netip.Addr) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
