@@ -12,7 +12,7 @@ NODES ?= 1
 GATES ?= default
 # The directory of the cluster. Clusters in different directories can run at the same time.
 CLUSTER ?= .cluster
-# The directory of the files of a cluster of kind.
+# The directory of the files of a kind cluster.
 KIND ?= .cluster-kind
 VERSION ?= dev
 
@@ -66,13 +66,13 @@ demo-jobset: prerequisites cluster-binaries bin/helm $(IMAGES) ## let the pods o
 demo-addresses: prerequisites cluster-binaries bin/helm $(IMAGES) ## give the pods of a Deployment and of a StatefulSet addresses of a pool, and lose a node
 	@demo/addresses/demo.sh
 
-kind-demo: prerequisites-kind kind-binaries ## the same demo in a cluster of kind; starts a Docker daemon if there is none [NODES=1|2]
+kind-demo: prerequisites-kind kind-binaries ## the same demo in a kind cluster; starts a Docker daemon if there is none [NODES=1|2]
 	@bin/kind-demo demo --dir $(KIND) --nodes $(NODES)
 
-kind-up: prerequisites-kind kind-binaries ## create a cluster of kind with a NIC to share, and install the chart [KIND=directory] [NODES=1|2]
+kind-up: prerequisites-kind kind-binaries ## create a kind cluster with a NIC to share, and install the chart [KIND=directory] [NODES=1|2]
 	@bin/kind-demo up --dir $(KIND) --nodes $(NODES)
 
-kind-down: bin/kind-demo ## remove the cluster of kind and everything that came with it [KIND=directory]
+kind-down: bin/kind-demo ## remove the kind cluster and everything that came with it [KIND=directory]
 	@bin/kind-demo down --dir $(KIND)
 
 cluster-up: prerequisites cluster-binaries bin/helm $(IMAGES) ## start a cluster and install the chart [CLUSTER=directory] [NODES=1|2] [GATES=default|all]
@@ -143,7 +143,7 @@ test-jobset: prerequisites cluster-binaries bin/helm bin/jobset $(IMAGES) bin/dr
 test-matrix: prerequisites bin/cluster bin/helm bin/jobset $(IMAGES) bin/dra-shared-controller ## run test-controlplane on each supported version of Kubernetes, and write docs/dev/matrix.md [VERSIONS="v1.36.3 ..."] [10 min to build each version]
 	@test/controlplane/matrix.sh $(VERSIONS)
 
-test-kind: prerequisites-kind kind-binaries ## run the demo and the tests of two nodes in a cluster of kind; starts a Docker daemon if there is none [2 min]
+test-kind: prerequisites-kind kind-binaries ## run the demo and the tests of two nodes in a kind cluster; starts a Docker daemon if there is none [2 min]
 	@TEST_KIND=1 CGO_ENABLED=0 $(GO_TEST) -count=1 -timeout 15m -- ./test/kind/...
 
 e2e: prerequisites cluster-binaries bin/helm $(IMAGES) bin/images/crash.tar bin/nettool bin/images/dra-conformance.tar bin/dra-conformance bin/e2e.test previous-release ## run the stories of test/e2e on real clusters [RUN=name] [10 min]
@@ -352,9 +352,9 @@ previous-release: bin/cluster ## build the image of the previous release, from w
 cluster-binaries: bin/cluster | prerequisites ## build Kubernetes, containerd, and runc for the test cluster; later runs use a cache
 	@bin/cluster build
 
-kind-binaries: bin/kind bin/kind-demo bin/demo bin/cluster bin/helm $(IMAGES) ## build kind, the demo, and the images for a cluster of kind
+kind-binaries: bin/kind bin/kind-demo bin/demo bin/cluster bin/helm $(IMAGES) ## build kind, the demo, and the images for a kind cluster
 
-prerequisites-kind: ## check for what a cluster of kind needs; install it where apt-get exists
+prerequisites-kind: ## check for what a kind cluster needs; install it where apt-get exists
 	@test/env/prerequisites.sh kind
 
 prerequisites-clang: | prerequisites ## check also for what compiles BPF programs

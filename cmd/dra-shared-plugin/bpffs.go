@@ -12,7 +12,7 @@ import (
 
 // newMountBPFFSCommand returns the command of the chart's init container for nodes
 // without a BPF file system. systemd mounts one on most nodes, but not on nodes that
-// are containers themselves, such as those of kind.
+// are containers themselves, such as kind nodes.
 func newMountBPFFSCommand() *cobra.Command {
 	var dir string
 	c := &cobra.Command{

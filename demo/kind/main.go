@@ -1,7 +1,7 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command kind-demo runs the driver in a cluster of kind: it creates the cluster and a
+// Command kind-demo runs the driver in a kind cluster: it creates the cluster and a
 // Docker network, which is the NIC that pods share, installs the chart, and measures
 // what each pod gets. It prints the commands that it runs.
 package main
