@@ -57,7 +57,7 @@ func NamespaceOf(f *os.File, cookie uint64) (Namespace, error) {
 	return Namespace{Inode: stat.Ino, Cookie: cookie}, nil
 }
 
-// Link is the payload of an attachment that is a network interface. It stands
+// Link is the payload of an attachment that is a network interface. It is
 // in this package because the hook reads it, without a plugin, to find out
 // whether the link of a restarting container still exists.
 type Link struct {
@@ -87,7 +87,7 @@ type Link struct {
 
 // Record describes one attachment: a share in one pod sandbox. It holds
 // everything that the plugin needs to detach the share again. A record is valid
-// until the node reboots, as is the attachment; records lie on a tmpfs.
+// until the node reboots, as is the attachment; records are on a tmpfs.
 //
 // The JSON field names are those of version 1 and must not change: a plugin of
 // the previous release reads these records after a rollback.

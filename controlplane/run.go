@@ -38,7 +38,7 @@ const (
 //
 // Run returns an error if the manager ends on its own: the mode has changed, or the
 // replica has lost the lease of the leading replica, for example because the API
-// server was away for longer than the lease lasts. The process must then end, since
+// server was unavailable for longer than the lease lasts. The process must then end, since
 // reconcilers may still run while another replica leads.
 func Run(ctx context.Context, config *rest.Config, o Options) error {
 	var ready readiness

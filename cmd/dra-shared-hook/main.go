@@ -36,7 +36,7 @@ func main() {
 	flag.DurationVar(&h.Wait, "wait", attach.DefaultWait, "how long to wait for a plugin that is not running")
 	flag.BoolVar(&h.AnnounceIPv6, attach.AnnounceIPv6Flag, true,
 		"whether the links of the pod announce IPv6 addresses when they come up")
-	try := flag.Bool(attach.TryFlag, false, "end at once: the plugin finds out whether the hook can run")
+	try := flag.Bool(attach.TryFlag, false, "exit immediately; the plugin uses it to check that the hook can run")
 	flag.Parse()
 	if *try {
 		return

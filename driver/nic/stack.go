@@ -127,7 +127,7 @@ func (s stack) conflict(d *device, others []*device) error {
 }
 
 // pciAttributes returns the standard attributes of PCI devices that all NICs of
-// a base have in common: those of a bond state where all of its members are.
+// a base have in common, so the attributes of a bond describe all of its members.
 func pciAttributes(base []netdev.NIC, of func(busID string) attribute.Map) attribute.Map {
 	common := of(base[0].PCIBusID)
 	for _, n := range base[1:] {
