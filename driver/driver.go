@@ -34,7 +34,7 @@
 //	restore.go     attachments and specs that differ from their records
 //	hook.go        a hook that another program removed
 //	gc.go          garbage collection of what crashes and reboots left
-//	graceperiod.go since when something is garbage
+//	graceperiod.go when orphans were first found
 //	takeover.go    a plugin that cannot serve what its predecessor serves
 //	handover.go    two plugins that run during a rolling update
 //	cleanup.go     removal of the driver

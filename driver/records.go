@@ -84,8 +84,8 @@ func (d *Driver) shareOf(claim *record.Claim, r attach.Record) share {
 	return d.resolve(d.shareInRecord(r))
 }
 
-// shareInRecord returns the share that an attachment record contains. If the record is of a
-// release that did not write the share, it lacks the capacity and the parameters.
+// shareInRecord returns the share that an attachment record contains. Without the field, which
+// earlier releases did not write, the share lacks its capacity and parameters.
 func (d *Driver) shareInRecord(r attach.Record) record.Share {
 	var s record.Share
 	if err := json.Unmarshal(r.RecordedShare, &s); err != nil || s.Name != r.Share {

@@ -257,7 +257,7 @@ func validateGateway(
 	onLink := func(p netip.Prefix) bool { return p.Contains(gateway) && p.Addr() != gateway }
 	if !gateway.IsLinkLocalUnicast() && !hasPools && !slices.ContainsFunc(addresses, onLink) {
 		return field.ErrorList{field.Invalid(path, text,
-			"must be on the network of one of the addresses, and not one of them")}
+			"must be in the subnet of one of the addresses, and not one of them")}
 	}
 	return nil
 }

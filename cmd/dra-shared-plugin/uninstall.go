@@ -94,7 +94,7 @@ func checkGroups(ctx context.Context, client metadata.Interface) error {
 		names = append(names, g.Namespace+"/"+g.Name)
 	}
 	return fmt.Errorf(
-		"%d PodGroups hold claims: %s: delete them and their pods first (kubectl delete podgroups.%s -n NAMESPACE NAME), "+
+		"%d PodGroups exist: %s: delete them and their pods first (kubectl delete podgroups.%s -n NAMESPACE NAME), "+
 			"or their claims stay reserved until the driver is installed again",
 		len(names),
 		strings.Join(names[:min(len(names), maxListed)], ", "),

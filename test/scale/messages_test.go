@@ -27,8 +27,8 @@ var operations = []struct {
 		_, err := n.Presence(*a)
 		return err
 	}},
-	// Eight of them are for the classes of the senders of multicast.
-	{"manage", rtnl.Counts{Sent: 14 + 8, Received: 28 + 16}, func(n *testNode, _ *nstest.Namespace, _ *netdev.Attachment) error {
+	// Eight requests are for the classes of the senders of multicast.
+	{"manage", rtnl.Counts{Sent: 22, Received: 44}, func(n *testNode, _ *nstest.Namespace, _ *netdev.Attachment) error {
 		_, err := n.Manage(n.config())
 		return err
 	}},
