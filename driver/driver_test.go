@@ -231,10 +231,14 @@ func (p *plugin) published() error {
 	return fmt.Errorf("nic0 is not published: %+v", list.Items)
 }
 
+// wantNothingLeft fails the test if the plugin left files of a claim. Device metadata does not count:
+// a restore writes it through the helper, which these tests bypass when they unprepare a claim, so
+// that the helper does not remove it.
 func (p *plugin) wantNothingLeft() {
 	p.t.Helper()
 	for _, pattern := range []string{"plugin/claims/*", "cdi/*", "run/attached/*"} {
 		left, err := filepath.Glob(filepath.Join(p.dir, pattern))
+		left = slices.DeleteFunc(left, func(path string) bool { return strings.Contains(path, "_metadata_") })
 		if err != nil || len(left) > 0 {
 			p.t.Errorf("left behind: %v %v", left, err)
 		}

@@ -157,16 +157,21 @@ func (d *Driver) prepareAgain(ctx context.Context, c *record.Claim) error {
 		return nil
 	}
 	defer d.restoring.Delete(c.UID)
-	response, err := drapb.NewDRAPluginClient(conn).NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{
-		Claims: []*drapb.Claim{{Namespace: c.Namespace, Name: c.Name, Uid: string(c.UID)}},
-	})
+	plugin := drapb.NewDRAPluginClient(conn)
+	claims := []*drapb.Claim{{Namespace: c.Namespace, Name: c.Name, Uid: string(c.UID)}}
+	response, err := plugin.NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{Claims: claims})
 	if err != nil {
 		return err
 	}
 	if message := response.GetClaims()[string(c.UID)].GetError(); message != "" {
 		return errors.New(message)
 	}
-	return nil
+	if recorded, err := d.claims.Get(c.UID); recorded != nil || err != nil {
+		return err
+	}
+	// The claim was unprepared before the helper wrote the files.
+	_, err = plugin.NodeUnprepareResources(ctx, &drapb.NodeUnprepareResourcesRequest{Claims: claims})
+	return err
 }
 
 // kubeletSocket returns the path of the socket that the helper serves.
