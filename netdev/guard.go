@@ -120,7 +120,8 @@ func (n *Node) isHeld(nic managedNIC, mac net.HardwareAddr) (bool, error) {
 }
 
 // visibleAddresses returns the addresses of the links on a NIC that are up, in the node's
-// namespace and in all that have an ID there.
+// namespace and in all that have an ID there. It leaves out links in mode source, which a pod can
+// have in a namespace that has an ID and is not that of an attachment.
 func (n *Node) visibleAddresses(index int) (map[LinkKey]bool, error) {
 	visible := map[LinkKey]bool{}
 	own, err := listLinks()
@@ -142,7 +143,7 @@ func (n *Node) visibleAddresses(index int) (map[LinkKey]bool, error) {
 			return nil, err
 		}
 		for _, m := range macvlans {
-			if m.parent == index && m.up {
+			if m.parent == index && m.up && m.mode != modeSource {
 				visible[NewLinkKey(index, m.mac)] = true
 			}
 		}

@@ -62,6 +62,11 @@ func marker(number int) []byte { return fmt.Appendf(nil, "attack %08d", number) 
 
 // saw reports whether a frame with a marker arrives within a time.
 func (l listener) saw(mark []byte, patience time.Duration) bool {
+	return l.receive(mark, patience) != nil
+}
+
+// receive returns a frame with a marker that arrives within a time, or nil.
+func (l listener) receive(mark []byte, patience time.Duration) []byte {
 	l.t.Helper()
 	deadline, buffer := time.Now().Add(patience), make([]byte, 2048)
 	for time.Now().Before(deadline) {
@@ -77,10 +82,10 @@ func (l listener) saw(mark []byte, patience time.Duration) bool {
 			continue
 		}
 		if bytes.Contains(buffer[:n], mark) {
-			return true
+			return buffer[:n]
 		}
 	}
-	return false
+	return nil
 }
 
 // sendRaw sends a frame through a link, as a pod with CAP_NET_RAW can.
@@ -591,6 +596,52 @@ func (p *pod) hide(t *testing.T, mac, sender net.HardwareAddr) *nstest.Namespace
 	return nested
 }
 
+// A pod cannot send with the address of the NIC from a namespace of its own, nor through a bridge.
+func TestAttack_addressOfNIC(t *testing.T) {
+	for name, tc := range map[string]struct {
+		from func(*testEnv, *pod) (*nstest.Namespace, string)
+	}{
+		"a further link in a nested namespace": {func(e *testEnv, p *pod) (*nstest.Namespace, string) {
+			nested := p.nest(e.t, func(nested netlink.NsFd, net1 netlink.Link) error {
+				attrs := netlink.NewLinkAttrs()
+				attrs.Name, attrs.ParentIndex, attrs.Namespace = "more", net1.Attrs().Index, nested
+				return netlink.LinkAdd(&netlink.Macvlan{LinkAttrs: attrs, Mode: netlink.MACVLAN_MODE_PRIVATE})
+			})
+			nested.Do(func() error { return nstest.ConfigureLink("more") })
+			return nested, "more"
+		}},
+		"a namespace behind a bridge": {func(e *testEnv, p *pod) (*nstest.Namespace, string) {
+			return e.bridgedBehind(p), "eth0"
+		}},
+	} {
+		for identity, arrives := range map[classify.Identity]bool{
+			classify.IdentityEnforce: false, classify.IdentityAudit: true,
+		} {
+			t.Run(fmt.Sprintf("%s, identity %d", name, identity), func(t *testing.T) {
+				needRoutes(t)
+				config := enforced()
+				config.Policy.Identity = identity
+				e := newTestEnv(t, config)
+				ns, link := tc.from(e, e.pod(0, 1, hardCap(100*mega), netdev.Private))
+				wire, mark := listen(t, e.wire, "wire"), marker(1)
+				frame := append(classify.EtherTo(e.wireMAC(), e.nic.MAC, 0x88b5), mark...)
+				got := false
+				for tries := 0; tries < 5 && !got; tries++ { // the bridge forwards nothing before its ports are up
+					sendRaw(ns, link, frame)
+					got = wire.saw(mark, 300*time.Millisecond)
+				}
+				if got != arrives {
+					t.Errorf("a frame with the address of the NIC arrived: %t, want %t", got, arrives)
+				}
+				refused, err := e.node.Refusals(e.nic.Index, 0)
+				if err != nil || refused.Dropped["SourceMAC"]+refused.Passed["SourceMAC"] == 0 {
+					t.Errorf("Refusals returned %+v and error %v, want SourceMAC", refused, err)
+				}
+			})
+		}
+	}
+}
+
 // A pod can hide a link that takes the frames of others in a namespace of its own, which
 // the node cannot look into.
 func TestAttack_sourceModeInNestedNamespace(t *testing.T) {
@@ -606,6 +657,16 @@ func TestAttack_sourceModeInNestedNamespace(t *testing.T) {
 		},
 		"a further link": func(t *testing.T, p *pod, sender net.HardwareAddr) (*nstest.Namespace, string) {
 			return p.hide(t, nil, sender), "more"
+		},
+		"a further link in a namespace that the node sees": func(
+			t *testing.T, p *pod, sender net.HardwareAddr,
+		) (*nstest.Namespace, string) {
+			nested := p.hide(t, nil, sender)
+			// The kernel gives the namespace an ID when the node lists a veth link between it and the pod.
+			if _, err := nstest.Current(t).Socket.NamespaceID(nested.File); err != nil {
+				t.Fatal(err)
+			}
+			return nested, "more"
 		},
 		"a further link with the address of the link": func(
 			t *testing.T, p *pod, sender net.HardwareAddr,
@@ -642,6 +703,11 @@ func TestAttack_sourceModeInNestedNamespace(t *testing.T) {
 					t.Errorf("a frame to %s: the attacker received it: %t, the sibling: %t", to, taken, received)
 				}
 			}
+			// The sources that a pod sees are of no use to it.
+			nested.Do(func() error { return changeMacvlan(link, netlink.MACVLAN_MODE_SOURCE, e.lastSource(victim)) })
+			if taken, _ := read(victim.attachment.MAC); taken {
+				t.Error("the attacker received a frame after it had listed a source address that pods see")
+			}
 			nested.Do(func() error {
 				l, err := netlink.LinkByName(link)
 				if err != nil {
@@ -661,6 +727,19 @@ func TestAttack_sourceModeInNestedNamespace(t *testing.T) {
 			}
 		})
 	}
+}
+
+// lastSource returns the source address of a frame that a pod receives from the wire.
+func (e *testEnv) lastSource(p *pod) net.HardwareAddr {
+	e.t.Helper()
+	mark := []byte("last source")
+	l := listen(e.t, p.Namespace, "net1")
+	sendRaw(e.wire, "wire", append(classify.EtherTo(p.attachment.MAC, e.wireMAC(), 0x88b5), mark...))
+	frame := l.receive(mark, time.Second)
+	if frame == nil {
+		e.t.Fatal("the pod did not receive a frame from the wire")
+	}
+	return net.HardwareAddr(frame[6:12])
 }
 
 // inspect checks whether the node finds a link that a pod hides.

@@ -80,7 +80,7 @@ type bpfPolicy struct {
 	Autoconf   uint8
 	Subnets    uint8
 	Guarded    uint8
-	Hidden     [6]uint8
+	Unused     [6]uint8
 	Pad        [5]uint8
 }
 

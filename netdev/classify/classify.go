@@ -23,7 +23,6 @@
 package classify
 
 import (
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"net"
@@ -129,9 +128,6 @@ type Classifier struct {
 	readsRoutes bool
 	checks      bool // whether the programs check frames
 	failpoints  failpoint.Injector
-	// hidden is the source address of received frames on NICs with Policy.Guarded. It is
-	// random, so that a pod cannot list it.
-	hidden [6]uint8
 }
 
 // NIC describes a NIC to the programs.
@@ -269,10 +265,6 @@ func (c *Classifier) load(pins string, pair programPair) error {
 	if err := loaded.Assign(&c.maps); err != nil {
 		return err
 	}
-	if _, err := rand.Read(c.hidden[:]); err != nil {
-		return err
-	}
-	c.hidden[0] = c.hidden[0]&^1 | 2 // unicast, locally administered
 	c.egress, c.ingress = loaded.DetachProgram(pair.egress), loaded.DetachProgram(ingress)
 	c.hairpin = loaded.DetachProgram(hairpinProgram)
 	return nil

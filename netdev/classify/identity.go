@@ -64,7 +64,7 @@ type Policy struct {
 	NodeAddresses []netip.Addr
 	// Guarded hides the senders of received frames from links in mode source, which
 	// receive the frames of senders that their pods list. While it is set, all pods
-	// see the same random source MAC address.
+	// see a random source MAC address in each frame.
 	Guarded bool
 }
 
@@ -119,7 +119,7 @@ func (c *Classifier) putPolicy(nic NIC) error {
 	}
 	value := bpfPolicy{
 		Identity: uint8(nic.Policy.Identity), Forwarding: flag(nic.Policy.Forwarding), Autoconf: flag(nic.Policy.Autoconf),
-		Subnets: flag(len(nic.Policy.Subnets) > 0), Guarded: flag(nic.Policy.Guarded), Hidden: c.hidden,
+		Subnets: flag(len(nic.Policy.Subnets) > 0), Guarded: flag(nic.Policy.Guarded),
 	}
 	return errors.Join(
 		c.startRefusals(nic.Index, unidentified(nic.Major)),

@@ -347,7 +347,17 @@ func TestProgram_dropsSpoofedFrames(t *testing.T) {
 		"a bridge's message": {
 			etherTo(net.HardwareAddr{1, 0x80, 0xc2, 0, 0, 0}, linkMAC, 38, []byte{0x42, 0x42, 3}), "Protocol",
 		},
-		"another protocol": {ether(linkMAC, 0x88b5, []byte("text")), allowed},
+		"a message of multiple VLAN registration": {
+			etherTo(net.HardwareAddr{1, 0x80, 0xc2, 0, 0, 0x21}, linkMAC, 0x88f5, []byte{0}), "Protocol",
+		},
+		"a message of per-VLAN spanning tree": {
+			etherTo(net.HardwareAddr{1, 0, 0x0c, 0xcc, 0xcc, 0xcd}, linkMAC, 50, []byte{0xaa, 0xaa, 3}), "Protocol",
+		},
+		"a pause frame":            {ether(linkMAC, 0x8808, []byte{0, 1, 0xff, 0xff}), "Protocol"},
+		"link aggregation control": {ether(linkMAC, 0x8809, []byte{1}), "Protocol"},
+		"link layer discovery":     {ether(linkMAC, 0x88cc, []byte{2, 7}), "Protocol"},
+		"an old service tag":       {ether(linkMAC, 0x9100, []byte{0, 100, 8, 0}), "VLAN"},
+		"another protocol":         {ether(linkMAC, 0x88b5, []byte("text")), allowed},
 	} {
 		for identity, e := range envs {
 			e.t = t
@@ -416,8 +426,10 @@ func TestProgram_admitsWhatTheNetworkAllows(t *testing.T) {
 		},
 		"the node": {policy, func(n *NIC, m *Member) { n.HostCookie, m.Cookie = m.Cookie, 5 },
 			ether(nicMAC, protoIPv4, ipv4(foreignIP, 6, 0, udp(1, 2))), ""},
-		"a pod in the cluster network": {policy, func(_ *NIC, m *Member) { m.Cookie = 5 },
-			ether(nicMAC, protoIPv4, ipv4(foreignIP, 6, 0, udp(1, 2))), ""},
+		"a pod in the cluster network, on a NIC that forwards": {
+			policy, func(n *NIC, m *Member) { n.Forwarded, m.Cookie = ForwardedByRoute, 5 },
+			ether(nicMAC, protoIPv4, ipv4(foreignIP, 6, 0, udp(1, 2))), "",
+		},
 		"a share, whose cluster network is forwarded here": {
 			policy, func(n *NIC, _ *Member) { n.Forwarded = ForwardedByRoute },
 			ether(nicMAC, protoIPv4, ipv4(foreignIP, 6, 0, udp(1, 2))), "",

@@ -309,6 +309,10 @@ static __always_inline int classify_sent(struct __sk_buff *skb, int has_cookie, 
 	if (frame.policy && frame.policy->identity) {
 		frame.has_socket = has_socket;
 		frame.has_cookie = has_cookie;
+		if (frame.own && !nic->forwarded) {
+			frame.is_foreign = (has_socket && has_cookie) || skb->ingress_ifindex;
+			frame.routed = !reads_routes || routed_out_of_nic(skb);
+		}
 		frame.class = class;
 		frame.nic = nic;
 		__u32 reason = check_sent(skb, &frame);
@@ -417,7 +421,7 @@ static __always_inline int classify_received(struct __sk_buff *skb, struct nic *
 	if (frame.policy && !frame.policy->identity)
 		frame.policy = 0;
 	if (frame.policy && frame.policy->guarded)
-		hide_source(skb, frame.policy);
+		hide_source(skb);
 	if (frame.destination == number_of(nic->mac))
 		return 0;
 	if (frame.destination & 1) {

@@ -33,7 +33,7 @@ struct policy {
 	__u8 autoconf;   // whether links receive router advertisements
 	__u8 subnets;    // whether a link without addresses may use those of dra_shared_subnets only
 	__u8 guarded;    // whether received frames get the source address hidden
-	__u8 hidden[ETH_ALEN];
+	__u8 unused[ETH_ALEN]; // the map of an earlier plugin has the same values
 	__u8 pad[5];
 };
 
@@ -202,6 +202,8 @@ struct frame {
 	int has_socket; // of a pod, or of the node
 	int has_cookie;
 	int returned;   // whether the frame arrived from the hairpin of the NIC
+	int is_foreign; // whether it has a socket of another namespace than the node's, or arrived at a link
+	int routed;     // whether the node has routed it out of the NIC, or that is not known
 };
 
 // A key is an array of whole words; see class_of_sender.
@@ -308,11 +310,13 @@ static __always_inline int is_moderate(struct __sk_buff *skb, const struct frame
 	return m->frames <= NEIGHBORS_PER_SECOND;
 }
 
-// Replaces the source address of a received frame, so that no link in mode source
-// recognizes the sender.
-static __always_inline void hide_source(struct __sk_buff *skb, struct policy *policy)
+// Replaces the source address of a received frame by a random one, so that no link in mode source
+// recognizes the sender. A pod could list an address that is the same for all frames.
+static __always_inline void hide_source(struct __sk_buff *skb)
 {
-	bpf_skb_store_bytes(skb, ETH_ALEN, policy->hidden, ETH_ALEN, 0);
+	__u64 source = 0x02 | (__u64)bpf_get_prandom_u32() << 8; // unicast, locally administered
+
+	bpf_skb_store_bytes(skb, ETH_ALEN, &source, ETH_ALEN, 0);
 }
 
 // Reports whether an address is in fe80::/10. high is the first half of the address as in a frame.
@@ -601,12 +605,21 @@ static __always_inline __u32 check_content(struct __sk_buff *skb, const struct f
 {
 	__u16 vlan;
 
-	// The addresses 01:80:c2:00:00:00 to 0f belong to protocols between switches.
-	if ((frame->destination & 0xf0ffffffffffULL) == 0x0000c28001ULL)
+	// The addresses 01:80:c2:00:00:00 to 0f and 20 to 2f belong to protocols between switches, and
+	// 01:00:0c:cc:cc:cc and cd to those of Cisco.
+	if ((frame->destination & 0xd0ffffffffffULL) == 0x0000c28001ULL ||
+	    (frame->destination & 0xfeffffffffffULL) == 0xcccccc0c0001ULL)
 		return REASON_PROTOCOL;
 	if (skb->vlan_present)
 		return is_allowed_vlan(frame->parent, skb->vlan_tci & 0xfff) ? 0 : REASON_VLAN;
 	switch (frame->protocol) {
+	case bpf_htons(ETH_P_PAUSE):
+	case bpf_htons(ETH_P_SLOW):
+	case bpf_htons(ETH_P_LLDP):
+		return REASON_PROTOCOL;
+	case bpf_htons(ETH_P_QINQ1):
+	case bpf_htons(ETH_P_QINQ2):
+	case bpf_htons(ETH_P_QINQ3):
 	case bpf_htons(ETH_P_8021Q):
 	case bpf_htons(ETH_P_8021AD):
 		if (bpf_skb_load_bytes(skb, ETH_HLEN, &vlan, sizeof(vlan)))
@@ -641,7 +654,12 @@ static __always_inline __u32 check_other(struct __sk_buff *skb, struct frame *fr
 		// The node sends it, or forwards it. On a NIC that forwards for the
 		// cluster network, this can be a frame of a pod that the node
 		// forwards with its socket.
-		if (!tenant || frame->nic->forwarded)
+		if (frame->nic->forwarded)
+			return 0;
+		// Without that, a frame of another namespace, which has a socket or arrived
+		// there, must have a route out of the NIC. Such a namespace can be one
+		// that a pod has made, and need not have a link of a share.
+		if (!tenant && (!frame->is_foreign || frame->routed))
 			return 0;
 		frame->class = tenant;
 		return REASON_MAC;
