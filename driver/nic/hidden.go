@@ -46,7 +46,8 @@ func (k *Kind) inspect(ctx context.Context, devices map[string]*device, now time
 		}
 		found[d.nic.Name] = fmt.Sprint(addresses)
 		if found[d.nic.Name] != k.hidden.logged[d.nic.Name] {
-			logger.Info("Pods hide links on a NIC, so source MAC addresses are hidden from all pods", "addresses", found[d.nic.Name])
+			logger.Info("Pods hide links on a NIC, so source MAC addresses are hidden from all pods",
+				"addresses", found[d.nic.Name])
 		}
 	}
 	k.hidden.logged = found
