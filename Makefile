@@ -108,25 +108,30 @@ test-unit: ## run the tests of all packages [8 min]
 	$(MAKE) --no-print-directory test-crash
 
 test-packages: prerequisites ## run the tests of the packages that do not measure: tables, netlink in namespaces, a fake kubelet
-	@$(GO_TEST) -p 4 -timeout 10m -- $$(go list ./... | grep -vE '$(MEASURED)') # the slowest packages mostly wait
-	(cd test/cluster && $(GO_TEST) -- ./...)
-	(cd conformance && $(GO_TEST) -- ./...)
-	(cd test/bench && $(GO_TEST) -- ./...)
+	@(cd conformance && $(GO_TEST) -- ./...) & conformance=$$! # mostly waits, as the slowest packages do
+	result=0
+	$(GO_TEST) -p 4 -timeout 10m -- $$(go list ./... | grep -vE '$(MEASURED)') || result=$$?
+	(cd test/cluster && $(GO_TEST) -- ./...) || result=$$?
+	(cd test/bench && $(GO_TEST) -- ./...) || result=$$?
+	wait $$conformance || result=$$?
+	exit $$result
 
 test-classify: prerequisites ## measure the traffic of shares with the BPF programs attached
 	@$(GO_TEST) -timeout 10m -- ./netdev/classify
 
-# The slowest test takes longer than all others. Its batches run in two processes next to the others, each process
-# in a separate network namespace.
+# Tests of test/crash that mostly wait for the kernel run in several processes next to the others, each process in a
+# separate network namespace.
+EACH     := ^TestPlugin_killedAtEachFailpoint$$
 REPEATED := ^TestPlugin_killedRepeatedlyWithManyClaims$$
-BATCHES  := '$(REPEATED)/^batch=[0-2]$$' '$(REPEATED)/^batch=[^0-2]'
+PARTS    := '$(EACH)/^part=0$$' '$(EACH)/^part=[^0]' \
+  '$(REPEATED)/^batch=[01]$$' '$(REPEATED)/^batch=[23]$$' '$(REPEATED)/^batch=[^0-3]'
 
 test-crash: prerequisites ## end the plugin at each failpoint, and run it under load
-	@repeated=
-	for batches in $(BATCHES); do $(GO_TEST) -timeout 25m -run "$$batches" -- ./test/crash & repeated="$$repeated $$!"; done
+	@processes=
+	for part in $(PARTS); do $(GO_TEST) -timeout 25m -run "$$part" -- ./test/crash & processes="$$processes $$!"; done
 	result=0
-	$(GO_TEST) -timeout 25m -skip '$(REPEATED)' -- ./test/crash || result=$$?
-	for process in $$repeated; do wait $$process || result=$$?; done
+	$(GO_TEST) -timeout 25m -skip '$(EACH)|$(REPEATED)' -- ./test/crash || result=$$?
+	for process in $$processes; do wait $$process || result=$$?; done
 	exit $$result
 
 test-fuzz: ## run each fuzz target for 30,000 inputs [1 min]

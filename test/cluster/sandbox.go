@@ -69,6 +69,16 @@ leaderElection: {leaderElect: false}
 clientConnection: {kubeconfig: %s, qps: 1000, burst: 2000}
 `
 
+// auditPolicy makes the API server log the requests of service accounts, without their
+// contents, to audit.log. The requests of Kubernetes' own components are not in it.
+const auditPolicy = `apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules:
+- {level: Metadata, userGroups: ["system:serviceaccounts"]}
+- {level: None}
+`
+
 // gateFlags returns the --feature-gates flag according to the current options.
 func (c *cluster) gateFlags() ([]string, error) {
 	o, err := c.options()
@@ -292,6 +302,10 @@ func (c *cluster) startControlPlane(ctx context.Context, o options, ca *authorit
 		"--listen-client-urls=http://127.0.0.1:2379", "--advertise-client-urls=http://127.0.0.1:2379",
 		"--listen-peer-urls=http://127.0.0.1:2380", "--initial-advertise-peer-urls=http://127.0.0.1:2380",
 		"--initial-cluster=test=http://127.0.0.1:2380")
+	audit := c.path("pki", "audit.yaml")
+	if err := os.WriteFile(audit, []byte(auditPolicy), 0o644); err != nil {
+		return err
+	}
 	apiserver := component("kube-apiserver", "--etcd-servers=http://127.0.0.1:2379",
 		"--secure-port=443", "--bind-address=0.0.0.0", "--advertise-address="+gatewayIP, "--endpoint-reconciler-type=none",
 		"--tls-cert-file="+pki("apiserver.crt"), "--tls-private-key-file="+pki("apiserver.key"),
@@ -302,6 +316,7 @@ func (c *cluster) startControlPlane(ctx context.Context, o options, ca *authorit
 		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file="+pki("service-account.pub"),
 		"--service-account-signing-key-file="+pki("service-account.key"), "--service-cluster-ip-range="+serviceCIDR,
 		"--allow-privileged=true", "--profiling=false",
+		"--audit-policy-file="+audit, "--audit-log-path="+c.path("logs", "audit.log"),
 		"--enable-aggregator-routing=true") // calls webhooks at their pods' addresses: kube-proxy does not run
 	etcd.extraArgs, apiserver.extraArgs = nil, c.apiFlags
 	controllers := component("kube-controller-manager", "--kubeconfig="+c.path("kubeconfig"), "--leader-elect=false",

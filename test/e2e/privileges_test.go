@@ -8,19 +8,26 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+	rbacv1 "k8s.io/api/rbac/v1"
 
 	"github.com/dra-shared/dra-driver-shared/test/eventually"
 )
 
-// privileges removes each capability, mount, and permission of the plugin, one at a
-// time, and checks that something fails that works with it.
+// privileges checks that the plugin uses each permission of its ClusterRole. Then it removes each
+// capability and mount of the plugin, one at a time, and checks that something fails that works
+// with it.
 func (f *faults) privileges(ctx context.Context, t *testing.T) {
 	// With Refuse, links get addresses only if the plugin can look for duplicates.
 	if err := f.cluster.Install(ctx, "config.networks[1].duplicateAddressDetection=Refuse"); err != nil {
@@ -34,24 +41,22 @@ func (f *faults) privileges(ctx context.Context, t *testing.T) {
 	if err := f.checkAddresses(ctx); err != nil {
 		t.Fatalf("addresses of pools with all privileges: %v", err)
 	}
-	untested, spare, limit := maps.Clone(unobservable), f.spare(ctx, t), f.rollout
+	f.checkPermissions(ctx, t)
+	spare, limit := f.spare(ctx, t), f.rollout
 	for _, p := range f.listPrivileges(ctx, t) {
-		delete(untested, p.name)
 		f.kubectl(ctx, t, append([]string{"-n", system, "patch", "--type=json"}, p.patch...)...)
 		if p.restart {
 			f.kubectl(ctx, t, "-n", system, "rollout", "restart", "daemonset/dra-shared-plugin")
 		}
 		check := f.checkFunctions
-		if strings.Contains(p.name, "address") || p.name == "capability NET_RAW" {
+		if p.name == "capability NET_RAW" {
 			check = f.checkAddresses
 		}
 		if f.rollout = limit; spare[p.name] != "" {
 			f.rollout = waitTimeout // a slow machine must not look like a missing privilege
 		}
 		err := check(ctx)
-		if reason, known := unobservable[p.name]; known {
-			t.Logf("plugin without %s: %v; %s", p.name, err, reason)
-		} else if reason := spare[p.name]; reason != "" {
+		if reason := spare[p.name]; reason != "" {
 			if err != nil {
 				t.Errorf("plugin without %s: %v, want everything to work: %s", p.name, err, reason)
 			}
@@ -62,22 +67,84 @@ func (f *faults) privileges(ctx context.Context, t *testing.T) {
 		}
 		f.restore(ctx, t, p)
 	}
-	for name := range untested {
-		t.Errorf("unobservable lists %s, which the plugin does not have: remove the entry", name)
-	}
 	if err := f.checkFunctions(ctx); err != nil {
 		t.Errorf("plugin with all privileges restored: %v", err)
 	}
 }
 
-// unobservable maps privileges whose need this cluster cannot show to the reason.
-var unobservable = map[string]string{
-	"permission to list resourceslices": watchList,
-	"permission to list addresspools":   watchList,
+// checkPermissions compares the plugin's ClusterRole with the API server's audit log: the
+// plugin has made a request for each verb and resource of the role, and the API server has
+// refused none. Permissions that the audit log cannot show are in unobservable.
+func (f *faults) checkPermissions(ctx context.Context, t *testing.T) {
+	t.Helper()
+	used, unknown := f.usedPermissions(t, "system:serviceaccount:"+system+":dra-shared-plugin"), maps.Clone(unobservable)
+	for _, rule := range f.role(ctx, t).Rules {
+		for _, verb := range rule.Verbs {
+			permission := verb + " " + strings.Join(rule.Resources, ",") + " " + strings.Join(rule.APIGroups, ",")
+			reason, isUnobservable := unknown[permission]
+			delete(unknown, permission)
+			switch {
+			case used[permission] && isUnobservable:
+				t.Errorf("the plugin uses the permission %q: remove it from unobservable (%s)", permission, reason)
+			case !used[permission] && !isUnobservable:
+				t.Errorf("the plugin has not used the permission %q: remove it from the chart", permission)
+			}
+		}
+	}
+	for permission := range unknown {
+		t.Errorf("unobservable lists the permission %q, which the plugin does not have: remove the entry", permission)
+	}
+	t.Logf("the plugin used the permissions %s", strings.Join(slices.Sorted(maps.Keys(used)), "; "))
 }
 
-const watchList = "clients send list requests only to API servers that do not stream lists " +
-	"(WatchList, on by default since Kubernetes 1.34)"
+// usedPermissions returns the permissions that a user has used since the cluster was started,
+// each as VERB RESOURCE GROUP. It fails the test if the API server refused one.
+func (f *faults) usedPermissions(t *testing.T, user string) map[string]bool {
+	t.Helper()
+	log, err := os.Open(filepath.Join(f.cluster.Dir, "logs/audit.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	used := map[string]bool{}
+	for events := json.NewDecoder(log); ; {
+		var event struct {
+			Verb        string
+			User        struct{ Username string }
+			ObjectRef   struct{ Resource, Subresource, APIGroup string }
+			Annotations map[string]string
+		}
+		switch err := events.Decode(&event); {
+		// The API server may be writing the last event.
+		case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+			return used
+		case err != nil:
+			t.Fatalf("audit log: %v", err)
+		}
+		object := event.ObjectRef
+		if event.User.Username != user || object.Resource == "" {
+			continue
+		}
+		permission := event.Verb + " " + path.Join(object.Resource, object.Subresource) + " " + object.APIGroup
+		used[permission] = true
+		if decision := event.Annotations["authorization.k8s.io/decision"]; decision != "allow" {
+			t.Errorf("the API server's decision about %q of %s: got %s, want allow", permission, user, decision)
+		}
+	}
+}
+
+// unobservable maps permissions that do not appear in the audit log to the reason.
+var unobservable = map[string]string{
+	"list addresspools network.dra-shared.dev": watchList,
+	driverVerb + " " + driverResource + " resource.k8s.io": "the API server checks it while it serves a patch of " +
+		"resourceclaims/status",
+}
+
+const (
+	watchList = "clients send list requests only to API servers that do not stream lists " +
+		"(WatchList, on by default since Kubernetes 1.34)"
+	driverVerb, driverResource = "associated-node:patch", "resourceclaims/driver"
+)
 
 // spare maps privileges without which the plugin works on the node's kernel to the
 // reason. The plugin drops them.
@@ -150,7 +217,7 @@ func (f *faults) restore(ctx context.Context, t *testing.T, p privilege) {
 }
 
 // listPrivileges returns the privileges that the chart gave to the plugin, as the
-// cluster has them.
+// cluster has them, except the permissions that checkPermissions checks.
 func (f *faults) listPrivileges(ctx context.Context, t *testing.T) (all []privilege) {
 	t.Helper()
 	var set struct {
@@ -168,52 +235,50 @@ func (f *faults) listPrivileges(ctx context.Context, t *testing.T) (all []privil
 	if err := f.cluster.Get(ctx, &set, "-n", system, "daemonset", "dra-shared-plugin"); err != nil {
 		t.Fatal(err)
 	}
-	remove := func(kind, path string, value any, restart bool, name string) {
-		raw, err := json.Marshal(value)
-		if err != nil {
-			t.Fatal(err)
-		}
-		all = append(all, privilege{name: name, restart: restart,
-			patch:   append(strings.Fields(kind), "-p", fmt.Sprintf(`[{"op": "remove", "path": %q}]`, path)),
-			restore: append(strings.Fields(kind), "-p", fmt.Sprintf(`[{"op": "add", "path": %q, "value": %s}]`, path, raw))})
-	}
-	const daemonSet, container0 = "daemonset dra-shared-plugin", "/spec/template/spec/containers/0/"
+	const daemonSet, container0 = "daemonset/dra-shared-plugin", "/spec/template/spec/containers/0/"
 	container := set.Spec.Template.Spec.Containers[0]
 	for i, c := range container.SecurityContext.Capabilities.Add {
 		path := fmt.Sprintf(container0+"securityContext/capabilities/add/%d", i)
-		remove(daemonSet, path, c, false, "capability "+c)
+		all = append(all, newPrivilege(t, "capability "+c, daemonSet, path, c))
 	}
 	for i, m := range container.VolumeMounts {
 		value := map[string]string{"name": m.Name, "mountPath": m.MountPath}
-		remove(daemonSet, fmt.Sprintf(container0+"volumeMounts/%d", i), value, false, "mount "+m.MountPath)
+		path := fmt.Sprintf(container0+"volumeMounts/%d", i)
+		all = append(all, newPrivilege(t, "mount "+m.MountPath, daemonSet, path, value))
 	}
-	var role struct {
-		Rules []struct{ Resources, Verbs []string }
-	}
-	if err := f.cluster.Get(ctx, &role, "clusterrole", "dra-shared-plugin"); err != nil {
-		t.Fatal(err)
-	}
-	for i, rule := range role.Rules {
-		for j, verb := range rule.Verbs {
-			path, value := fmt.Sprintf("/rules/%d/verbs/%d", i, j), any(verb)
-			if len(rule.Verbs) == 1 { // the API server rejects a rule without verbs
-				path, value = fmt.Sprintf("/rules/%d", i), f.rule(ctx, t, i)
-			}
-			name := fmt.Sprintf("permission to %s %s", verb, strings.Join(rule.Resources, ","))
-			remove("clusterrole dra-shared-plugin", path, value, true, name)
+	for i, rule := range f.role(ctx, t).Rules {
+		if slices.Equal(rule.Resources, []string{driverResource}) {
+			p := newPrivilege(t, "permission to "+driverVerb+" "+driverResource, pluginRole, fmt.Sprintf("/rules/%d", i), rule)
+			p.restart = true
+			all = append(all, p)
 		}
 	}
 	return all
 }
 
-// rule returns the rule with index i of the plugin's ClusterRole.
-func (f *faults) rule(ctx context.Context, t *testing.T, i int) (rule any) {
+// newPrivilege returns the privilege that an object has by the value at path.
+func newPrivilege(t *testing.T, name, object, path string, value any) privilege {
 	t.Helper()
-	raw := f.kubectl(ctx, t, "get", "clusterrole", "dra-shared-plugin", "-o", fmt.Sprintf("jsonpath={.rules[%d]}", i))
-	if err := json.Unmarshal([]byte(raw), &rule); err != nil {
+	raw, err := json.Marshal(value)
+	if err != nil {
 		t.Fatal(err)
 	}
-	return rule
+	return privilege{
+		name:    name,
+		patch:   []string{object, "-p", fmt.Sprintf(`[{"op": "remove", "path": %q}]`, path)},
+		restore: []string{object, "-p", fmt.Sprintf(`[{"op": "add", "path": %q, "value": %s}]`, path, raw)},
+	}
+}
+
+const pluginRole = "clusterrole/dra-shared-plugin"
+
+// role returns the plugin's ClusterRole.
+func (f *faults) role(ctx context.Context, t *testing.T) (role rbacv1.ClusterRole) {
+	t.Helper()
+	if err := f.cluster.Get(ctx, &role, pluginRole); err != nil {
+		t.Fatal(err)
+	}
+	return role
 }
 
 // awaitPlugin waits until the DaemonSet is rolled out and the plugin is ready.

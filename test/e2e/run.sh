@@ -20,7 +20,7 @@ fi
 
 # The longest suites come first, so that all lanes end at about the same time. A
 # suite that is not listed here runs last.
-first="TestPrivileges TestOneNode TestPodGroups_nativeMode TestPodGroups_bridgeMode TestFaults TestAddresses TestTimeouts
+first="TestOneNode TestPodGroups_nativeMode TestPrivileges TestFaults TestPodGroups_bridgeMode TestAddresses TestTimeouts
 TestAccelerators TestIsolation TestUpgrade TestModeChange"
 all=$(run_tests -test.list . | grep '^Test') || { echo "bin/e2e.test lists no tests" >&2; exit 1; }
 suites=$(printf '%s\n' $first $all | awk '!seen[$0]++')
