@@ -17,14 +17,22 @@ import (
 )
 
 // Interval is the longest time between the end of a failed check and the start
-// of the next one. The time is shorter at first, an eighth of the time that has
-// passed, so that short waits take hardly longer than their condition.
+// of the next one, except after slow checks. The time is shorter at first, an eighth of the
+// time that has passed, so that short waits take hardly longer than their condition.
 const Interval = 50 * time.Millisecond
 
-const shortestInterval = 2 * time.Millisecond
+const (
+	shortestInterval = 2 * time.Millisecond
+	// slowInterval is the longest time between two slow checks.
+	slowInterval = 300 * time.Millisecond
+)
 
-func nextInterval(passed time.Duration) time.Duration {
-	return min(max(passed/8, shortestInterval), Interval)
+// nextInterval returns the time until the next check. A check that starts a process, such as
+// kubectl, would otherwise use processor time that what it waits for needs: it takes at most
+// about a third of the time of a long wait.
+func nextInterval(passed, check time.Duration) time.Duration {
+	longest := max(Interval, min(2*check, slowInterval))
+	return min(max(passed/8, shortestInterval), longest)
 }
 
 // Eventually fails the test if check does not return nil within timeout. The
@@ -51,11 +59,12 @@ func Poll(ctx context.Context, timeout time.Duration, check func() error) error 
 	timer := time.NewTimer(shortestInterval)
 	defer timer.Stop()
 	for {
+		began := time.Now()
 		err := check()
 		if err == nil {
 			return nil
 		}
-		timer.Reset(nextInterval(time.Since(start)))
+		timer.Reset(nextInterval(time.Since(start), time.Since(began)))
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("after %s: %w", time.Since(start).Round(time.Millisecond), err)
