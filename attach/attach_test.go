@@ -252,7 +252,7 @@ func TestInstall_keepsThePreviousHook(t *testing.T) {
 		if err := os.WriteFile(source, []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		installation, err := NewInstallation(source, dir, nil)
+		installation, err := NewInstallation(source, dir, "", nil)
 		if err == nil {
 			_, err = installation.Install()
 		}
@@ -286,7 +286,7 @@ func TestInstallation_Check(t *testing.T) {
 			if err := os.WriteFile(source, []byte("#!/bin/sh\n"), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			installation, err := NewInstallation(source, filepath.Join(t.TempDir(), "hooks"), nil)
+			installation, err := NewInstallation(source, filepath.Join(t.TempDir(), "hooks"), "", nil)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -25,6 +25,7 @@ import (
 type Installation struct {
 	path       string
 	content    []byte
+	nodeMounts string // see checkMount
 	failpoints failpoint.Injector
 }
 
@@ -32,14 +33,18 @@ const hookPrefix = "dra-shared-hook-"
 
 // NewInstallation reads the hook and determines its path in dir. The file name
 // contains a hash of the content, so that no version replaces another, which may be
-// running, or named by the CDI spec of a container.
-func NewInstallation(source, dir string, failpoints failpoint.Injector) (*Installation, error) {
+// running, or named by the CDI spec of a container. nodeMounts is the path of a file with the
+// mounts of the node, such as its /proc/1/mountinfo; if it is empty, this process has the same
+// mounts as the node.
+func NewInstallation(source, dir, nodeMounts string, failpoints failpoint.Injector) (*Installation, error) {
 	content, err := os.ReadFile(source)
 	if err != nil {
 		return nil, fmt.Errorf("read the hook: %w", err)
 	}
 	name := fmt.Sprintf("%s%x", hookPrefix, sha256.Sum256(content))[:len(hookPrefix)+16]
-	return &Installation{path: filepath.Join(dir, name), content: content, failpoints: failpoints}, nil
+	return &Installation{
+		path: filepath.Join(dir, name), content: content, nodeMounts: nodeMounts, failpoints: failpoints,
+	}, nil
 }
 
 // Path returns the path of the installed hook.
@@ -52,7 +57,7 @@ func (i *Installation) Install() (installed bool, err error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return false, fmt.Errorf("%w%s", err, remedyOf(err))
 	}
-	if err := checkMount(dir); err != nil {
+	if err := checkMount(dir, i.nodeMounts); err != nil {
 		return false, err
 	}
 	present, err := os.ReadFile(i.path)
@@ -89,20 +94,7 @@ func (i *Installation) Check() error {
 		return fmt.Errorf("another program changed the hook %s: mode %s, %d bytes, want %d", i.path, info.Mode(),
 			info.Size(), len(i.content))
 	}
-	return checkMount(filepath.Dir(i.path))
-}
-
-// checkMount returns an error if files in dir cannot be executed.
-func checkMount(dir string) error {
-	var stat unix.Statfs_t
-	if err := unix.Statfs(dir, &stat); err != nil {
-		return fmt.Errorf("check the mount options of %s: %w", dir, err)
-	}
-	if stat.Flags&unix.ST_NOEXEC != 0 {
-		return fmt.Errorf("%s is mounted noexec, so that the runtime cannot run the hook: "+
-			"choose another directory (--hook-dir, plugin.hookDir in the chart's values)", dir)
-	}
-	return nil
+	return checkMount(filepath.Dir(i.path), i.nodeMounts)
 }
 
 // tryTimeout limits one run of the hook.

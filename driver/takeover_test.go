@@ -217,7 +217,7 @@ func (p *plugin) installation() *attach.Installation {
 	if err := os.WriteFile(source, []byte("#!/bin/sh\n"), 0o600); err != nil {
 		p.t.Fatal(err)
 	}
-	installation, err := attach.NewInstallation(source, filepath.Join(p.dir, "hook"), nil)
+	installation, err := attach.NewInstallation(source, filepath.Join(p.dir, "hook"), "", nil)
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -341,7 +341,7 @@ func TestInstallation_mountOptions(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
-			installation, err := attach.NewInstallation(source, dir, nil)
+			installation, err := attach.NewInstallation(source, dir, "", nil)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -46,11 +46,11 @@ import (
 
 type flags struct {
 	driver.Options
-	configFile, kubeconfig, kubeletDir, hookSource, hookDir, bpffs string
-	sysfs, procfs, devfs, cgroupfs                                 string
-	metricsAddress                                                 string
-	pprof                                                          bool
-	logging                                                        *logsapi.LoggingConfiguration
+	configFile, kubeconfig, kubeletDir, hookSource, hookDir, nodeMounts, bpffs string
+	sysfs, procfs, devfs, cgroupfs                                             string
+	metricsAddress                                                             string
+	pprof                                                                      bool
+	logging                                                                    *logsapi.LoggingConfiguration
 }
 
 func main() {
@@ -107,6 +107,9 @@ func (f *flags) addNodePaths(p *pflag.FlagSet) {
 	p.StringVar(&f.hookDir, "hook-dir", "",
 		"directory on the node for the hook, the same inside and outside of the container; default: below the plugin's "+
 			"directory")
+	p.StringVar(&f.nodeMounts, "node-mounts", "",
+		"file with the mounts of the node, its /proc/1/mountinfo; default: the plugin does not notice if the node mounts "+
+			"the directory of the hook noexec")
 	p.StringVar(&f.sysfs, "sysfs", "/sys", "mount point of the node's sysfs")
 	p.StringVar(&f.procfs, "procfs", "/proc", "mount point of the node's procfs")
 	p.StringVar(&f.devfs, "devfs", "/dev", "mount point of the node's /dev")
@@ -203,7 +206,7 @@ func (f *flags) completeOptions(ctx context.Context, c *rest.Config) (stop func(
 	if f.hookDir == "" {
 		f.hookDir = filepath.Join(f.PluginDir, "hook")
 	}
-	if f.Installation, err = attach.NewInstallation(f.hookSource, f.hookDir, f.Failpoints); err != nil {
+	if f.Installation, err = attach.NewInstallation(f.hookSource, f.hookDir, f.nodeMounts, f.Failpoints); err != nil {
 		return nil, err
 	}
 	if f.Client, err = kubernetes.NewForConfig(c); err != nil {

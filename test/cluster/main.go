@@ -39,7 +39,7 @@ import (
 
 var errUsage = errors.New(`usage:
   cluster up     --dir DIR [--nodes 0|1|2] [--gates GATES] [--kubernetes VERSION] [--kubelet VERSION]
-                 [--runtime containerd|containerd-1.7|cri-o] [--oci-runtime runc|crun]
+                 [--runtime containerd|containerd-1.7|cri-o|cri-o-1.34] [--oci-runtime runc|crun]
                  [--image TAR]...          start a cluster and wait until its nodes are Ready
   cluster gates  --dir DIR GATES           restart the components with other feature gates
   cluster stop   --dir DIR COMPONENT       kill a component of the control plane, such as kube-apiserver
@@ -89,7 +89,8 @@ func parse(verb string, args []string) (*arguments, error) {
 	a.StringVar(&a.options.Gates, "gates", "default", gatesUsage)
 	a.StringVar(&versions.Kubernetes, "kubernetes", build.KubernetesVersion, "version of Kubernetes")
 	a.StringVar(&versions.Kubelet, "kubelet", "", "version of the nodes' kubelets; the default is that of --kubernetes")
-	a.StringVar(&versions.Runtime, "runtime", build.Containerd, "container runtime: containerd, containerd-1.7, or cri-o")
+	a.StringVar(&versions.Runtime, "runtime", build.Containerd,
+		"container runtime: containerd, containerd-1.7, cri-o, or cri-o-1.34")
 	a.StringVar(&a.options.OCIRuntime, "oci-runtime", "runc", "OCI runtime: runc or crun")
 	a.StringVar(&a.source, "source", "test/cluster", "directory of this module, whose go.mod files pin the binaries")
 	a.StringVar(&a.name, "name", "", "node name: n1, n2, ..., or n9")

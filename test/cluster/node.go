@@ -135,6 +135,10 @@ func nodeMounts(data, runtimeState string) error {
 			return err
 		}
 	}
+	// Process 1 of a node has the node's mounts. Here it is that of the whole cluster.
+	if err := mount("/proc/self/mountinfo", "/proc/1/mountinfo", "", unix.MS_BIND, ""); err != nil {
+		return err
+	}
 	// The kernel lets a pod with its own user namespace mount procfs only if the
 	// mount namespace has a fully visible one; here sysctl files hide parts of /proc.
 	if err := mount("proc", "/run/proc", "proc", 0, ""); err != nil {

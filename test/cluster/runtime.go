@@ -50,10 +50,13 @@ const pauseImage = "registry.local/pause:1"
 var criRuntimes = map[string]criRuntime{
 	build.Containerd:    containerdRuntime(containerdConfig, "--local"),
 	build.Containerd1_7: containerdRuntime(containerd1_7Config),
-	build.CRIO: {
-		name: "crio", socket: "/run/crio/crio.sock", state: "/var/lib/containers",
-		configure: configureCRIO, importer: importWithSkopeo,
-	},
+	build.CRIO:          crio,
+	build.CRIO1_34:      crio,
+}
+
+var crio = criRuntime{
+	name: "crio", socket: "/run/crio/crio.sock", state: "/var/lib/containers",
+	configure: configureCRIO, importer: importWithSkopeo,
 }
 
 // ociRuntimes are the values of --oci-runtime.
@@ -188,7 +191,7 @@ func program(name string) (string, error) {
 // configuration what this machine or the runtime denies (see adaptBundle).
 func ociRuntime(o options, dir string) (string, error) {
 	runc := o.Bin.Node + "/runc"
-	if o.OCIRuntime == "runc" && o.Runtime != build.CRIO {
+	if o.OCIRuntime == "runc" && criRuntimes[o.Runtime].name != crio.name {
 		return runc, nil
 	}
 	oci := runc

@@ -172,7 +172,7 @@ fabrics:
 	if err := os.WriteFile(source, []byte("#!/bin/sh\n"), 0o600); err != nil {
 		return nil, err
 	}
-	installation, err := attach.NewInstallation(source, hook, failpoints)
+	installation, err := attach.NewInstallation(source, hook, "", failpoints)
 	if err != nil {
 		return nil, err
 	}

@@ -12,7 +12,7 @@ cd "$(dirname "$0")/../.."
 out=docs/dev/matrix.md
 stories=${1:?usage: runtimes.sh STORIES [RUNTIME/OCI-RUNTIME...]}
 shift
-all="containerd/runc containerd/crun containerd-1.7/runc cri-o/crun cri-o/runc"
+all="containerd/runc containerd/crun containerd-1.7/runc cri-o/crun cri-o-1.34/crun cri-o/runc"
 selected=" ${*:-$all} "
 failed=0
 rows=$(mktemp)
@@ -32,7 +32,7 @@ run() {
 	result=$(E2E_RUNTIME=$cri E2E_OCI_RUNTIME=$oci test/e2e/stories.sh "$stories") || failed=1
 	dirs=$(bin/cluster binaries --runtime "$cri" 2>/dev/null)
 	runtime() { sed -n "s/.*\"$1\":\"\([^\"]*\)\".*/\1/p" <<<"$dirs"; }
-	case $cri in cri-o) cri="$cri $(version "$(runtime Runtime)/crio")" ;; *) cri="$cri $(version "$(runtime Runtime)/containerd")" ;; esac
+	case $cri in cri-o*) cri="$cri $(version "$(runtime Runtime)/crio")" ;; *) cri="$cri $(version "$(runtime Runtime)/containerd")" ;; esac
 	case $oci in crun) oci="$oci $(version crun)" ;; *) oci="$oci $(version "$(runtime Node)/runc")" ;; esac
 	echo "| $cri | $oci | $(date -u +%F) | $result |" >>"$rows"
 }

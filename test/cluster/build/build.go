@@ -39,6 +39,7 @@ const (
 	Containerd    = "containerd"
 	Containerd1_7 = "containerd-1.7"
 	CRIO          = "cri-o"
+	CRIO1_34      = "cri-o-1.34" // the oldest release whose module can be built
 )
 
 // KubernetesVersion is the default version of Kubernetes.
@@ -59,7 +60,8 @@ const (
 	cniPlugins = "github.com/containernetworking/plugins/plugins/%s@v1.9.1"
 
 	containerd1_7Version = "v1.7.35"
-	crioVersion          = "v1.34.0"
+	crioVersion          = "v1.36.3"
+	crio1_34Version      = "v1.34.0"
 )
 
 // step is one run of the go command.
@@ -90,7 +92,10 @@ func Binaries(ctx context.Context, source string, v Versions, progress io.Writer
 		return dirs, err
 	}
 	version := cmp.Or(v.Kubernetes, KubernetesVersion)
-	runtimes := map[string]component{Containerd: node(), Containerd1_7: containerd1_7(), CRIO: crio()}
+	runtimes := map[string]component{
+		Containerd: node(), Containerd1_7: containerd1_7(),
+		CRIO: crio(CRIO, crioVersion), CRIO1_34: crio(CRIO1_34, crio1_34Version),
+	}
 	for _, c := range []struct {
 		component
 		dir *string
@@ -185,12 +190,12 @@ func containerd1_7() component {
 	}
 }
 
-func crio() component {
+func crio(name, version string) component {
 	return component{
-		name:   CRIO,
-		before: copyModule("github.com/cri-o/cri-o@" + crioVersion),
+		name:   name,
+		before: copyModule("github.com/cri-o/cri-o@" + version),
 		steps: func(out string) []step {
-			return []step{{name: "CRI-O " + crioVersion, dir: out + "/src", env: []string{"CGO_ENABLED=1", "GOBIN=" + out},
+			return []step{{name: "CRI-O " + version, dir: out + "/src", env: []string{"CGO_ENABLED=1", "GOBIN=" + out},
 				args: []string{"install", "-mod=mod", "-v", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w",
 					"-tags", "containers_image_openpgp containers_image_ostree_stub exclude_graphdriver_btrfs"},
 				pkgs: []string{"./cmd/crio"}}}
