@@ -51,7 +51,7 @@ var criRuntimes = map[string]criRuntime{
 	build.Containerd:    containerdRuntime(containerdConfig, "--local"),
 	build.Containerd1_7: containerdRuntime(containerd1_7Config),
 	build.CRIO:          crio,
-	build.CRIO1_34:      crio,
+	build.CRIOv1_34:     crio,
 }
 
 var crio = criRuntime{

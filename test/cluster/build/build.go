@@ -39,7 +39,7 @@ const (
 	Containerd    = "containerd"
 	Containerd1_7 = "containerd-1.7"
 	CRIO          = "cri-o"
-	CRIO1_34      = "cri-o-1.34" // the oldest release whose module can be built
+	CRIOv1_34     = "cri-o-1.34" // the oldest release whose module can be built
 )
 
 // KubernetesVersion is the default version of Kubernetes.
@@ -94,7 +94,7 @@ func Binaries(ctx context.Context, source string, v Versions, progress io.Writer
 	version := cmp.Or(v.Kubernetes, KubernetesVersion)
 	runtimes := map[string]component{
 		Containerd: node(), Containerd1_7: containerd1_7(),
-		CRIO: crio(CRIO, crioVersion), CRIO1_34: crio(CRIO1_34, crio1_34Version),
+		CRIO: crio(CRIO, crioVersion), CRIOv1_34: crio(CRIOv1_34, crio1_34Version),
 	}
 	for _, c := range []struct {
 		component
