@@ -6,9 +6,9 @@
 # suite that fails ends the run; the table at the end shows it, followed by the
 # failures of that suite.
 #
-# The suites that measure rates and latencies run alone. The checks in `checks` only
-# need processor time: they run at idle priority next to the suites that mostly wait,
-# and end before the first suite that measures starts.
+# The suites that measure rates and latencies run alone. Those that mostly wait run at the same
+# time, and so do the checks, which only need processor time, at idle priority. All of these end
+# before the first suite that measures starts.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 MAKE=${MAKE:-make}
@@ -19,10 +19,11 @@ measuring=(test-classify test-crash e2e demo test-kind test-lab)
 results=$(mktemp -d)
 export RERUNS=$results/reruns # names of flaky tests; see gotest.sh
 mkdir "$RERUNS"
-background= # the process group of run_checks while it runs
+declare -A background # the process groups of suites that run in the background, by name
 stop_background() {
-	[ -z "$background" ] || kill -TERM -- "-$background" 2>/dev/null
-	background=
+	local name
+	for name in "${!background[@]}"; do kill -TERM -- "-${background[$name]}" 2>/dev/null; done
+	background=()
 }
 trap 'stop_background; rm -rf "$results"' EXIT
 trap 'exit 130' INT TERM
@@ -58,8 +59,7 @@ failures() {
 	printf '%s\n' "${reasons:-$(cat "$results/output")}" | cut -c 1-240 | tail -n 12
 }
 
-# run_checks: runs the checks one after the other. The output of a check goes to
-# a file, and is printed if the check fails.
+# run_checks: runs the checks one after the other. Only the output of a check that fails remains.
 run_checks() {
 	local name
 	for name in "${checks[@]}"; do
@@ -68,6 +68,27 @@ run_checks() {
 			return 1
 		}
 	done
+}
+
+# start NAME COMMAND...: runs a command in the background, in a separate process group, which
+# stop_background can signal.
+start() {
+	local name=$1
+	shift
+	set -m
+	"$@" </dev/null >"$results/output-$name" 2>&1 &
+	background[$name]=$!
+	set +m
+}
+
+# await NAME: waits for a command in the background, and prints its output.
+await() {
+	wait "${background[$1]}"
+	local status=$?
+	unset "background[$1]"
+	cat "$results/output-$1"
+	[ $status -eq 0 ] || mv "$results/output-$1" "$results/output"
+	return $status
 }
 
 # finish STATUS: prints the table and exits.
@@ -92,15 +113,14 @@ chrt --idle 0 true 2>/dev/null && idle=(chrt --idle 0)
 touch "$results/times" "$results/output"
 echo "test: build"
 suite build logged "$MAKE" --no-print-directory test-build || finish 1
-set -m # gives run_checks a separate process group, which stop_background can signal
-run_checks </dev/null &
-background=$!
-set +m
+start checks run_checks
 for name in "${waiting[@]}"; do
-	target "$name" || finish 1
+	echo "test: $name"
+	start "$name" suite "$name" "$MAKE" --no-print-directory "$name"
 done
-wait $background || { mv "$results/check" "$results/output"; finish 1; }
-background=
+for name in "${waiting[@]}" checks; do
+	await "$name" || finish 1
+done
 for name in "${measuring[@]}"; do
 	target "$name" || again "$name" || finish 1
 done
