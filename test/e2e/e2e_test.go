@@ -164,6 +164,8 @@ func runStoriesOn(t *testing.T, directories string, c *clusterclient.Cluster, o 
 			switch name {
 			case "native":
 				return o.Gates == "all", nil
+			case "containerd-1.7":
+				return os.Getenv("E2E_RUNTIME") == name, nil
 			case "user-namespaces":
 				return s.hasUserNamespaces(ctx)
 			case "taints":
