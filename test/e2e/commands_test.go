@@ -337,8 +337,8 @@ func (s *suite) daemon(ts *testscript.TestScript, neg bool, args []string) {
 // share NAME KEY=VALUE...: creates the claim NAME for a share of a NIC and the pod
 // NAME, which uses it. Keys, with defaults: network (backup), bandwidth (100M),
 // address (none), node (n1), pod (NAME; none creates only the claim), parameters (the
-// fields of a NetworkAttachment in JSON), and rights (none; NET_ADMIN in a user namespace
-// of the pod).
+// fields of a NetworkAttachment in JSON), and rights (none; NET_RAW, which CRI-O does not
+// give to pods by default; NET_ADMIN in a user namespace of the pod).
 func (s *suite) share(ts *testscript.TestScript, neg bool, args []string) {
 	if len(args) < 1 || neg {
 		ts.Fatalf("usage: share NAME KEY=VALUE...")
@@ -356,11 +356,13 @@ func (s *suite) share(ts *testscript.TestScript, neg bool, args []string) {
 	}
 	switch values["rights"] {
 	case "":
+	case "NET_RAW":
+		values["security"] = ", securityContext: {capabilities: {add: [NET_RAW]}}"
 	case "NET_ADMIN":
 		values["hostUsers"] = "\n  hostUsers: false"
 		values["security"] = ", securityContext: {capabilities: {add: [NET_ADMIN]}}"
 	default:
-		ts.Fatalf("share: rights=%s, want NET_ADMIN", values["rights"])
+		ts.Fatalf("share: rights=%s, want NET_RAW or NET_ADMIN", values["rights"])
 	}
 	if p := values["parameters"]; p != "" {
 		values["config"] = fmt.Sprintf(shareConfig, p)
