@@ -241,18 +241,21 @@ const (
 	RefusalVLAN = "VLAN"
 	// RefusalForwarded means that a pod forwards or bridges the frame, which has no socket.
 	RefusalForwarded = "Forwarded"
-	// RefusalNeighborRate means that a link sends more ARP or neighbor discovery than it may.
+	// RefusalNeighborRate means that a link broadcasts more ARP or neighbor discovery than it may.
 	RefusalNeighborRate = "NeighborRate"
 	// RefusalBlocked means that a frame is for, or from, a link that is blocked.
 	RefusalBlocked = "Blocked"
-	// RefusalProtocol means that a frame is a message between switches, such as that of a spanning
-	// tree, or has unreadable headers.
+	// RefusalProtocol means that a frame is a message between switches or routers, such as that of
+	// a spanning tree or of VRRP, or has unreadable headers.
 	RefusalProtocol = "Protocol"
 	// RefusalReceiver means that a frame is for an address that neither the NIC nor a link has.
 	RefusalReceiver = "Receiver"
 	// RefusalIsolation means that a frame comes from another link of the NIC, and not both links
 	// have the mode Bridge.
 	RefusalIsolation = "Isolation"
+	// RefusalMulticastRouter means that a frame has a message that only a multicast router sends,
+	// such as a query of IGMP or MLD.
+	RefusalMulticastRouter = "MulticastRouter"
 )
 
 // Actions on refused frames. They are the values of the label action of the metric

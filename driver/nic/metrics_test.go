@@ -96,7 +96,7 @@ func TestMetrics_valuesOfLabelsAreDocumented(t *testing.T) {
 		params.RefusalSourceMAC, params.RefusalSourceAddress, params.RefusalARP, params.RefusalNeighborDiscovery,
 		params.RefusalRouterAdvertisement, params.RefusalDHCPServer, params.RefusalVLAN, params.RefusalForwarded,
 		params.RefusalNeighborRate, params.RefusalBlocked, params.RefusalProtocol, params.RefusalReceiver,
-		params.RefusalIsolation,
+		params.RefusalIsolation, params.RefusalMulticastRouter,
 	}
 	if diff := cmp.Diff(reasons, classify.Reasons()); diff != "" {
 		t.Errorf("reasons to refuse a frame (-documented +classify):\n%s", diff)

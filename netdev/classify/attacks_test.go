@@ -159,6 +159,13 @@ func TestAttack_rawFrames(t *testing.T) {
 		},
 		{"a DHCPv6 server's message", to(own, 0x86dd, classify.IPv6("fd00:20::1", 17, classify.UDP(547, 546))), false},
 		{"a VLAN tag", to(own, 0x8100, []byte{0, 100, 8, 0}, classify.IPv4("10.20.0.1", 17, 0, ports)), false},
+		{"a query of IGMP", to(own, 0x0800, classify.IPv4("10.20.0.1", 2, 0, []byte{0x11, 0, 0, 0, 0, 0, 0, 0})), false},
+		{
+			"a query of MLD",
+			to(own, 0x86dd, classify.IPv6("fe80::ff:fe00:1", 0, classify.Extension(58, 0), classify.ND(130, ""))), false,
+		},
+		{"VRRP", to(own, 0x0800, classify.IPv4("10.20.0.1", 112, 0, ports)), false},
+		{"PPPoE", to(own, 0x8863, []byte{0x11, 7, 0, 0, 0, 4, 1, 1}), false},
 		{
 			"a bridge's message",
 			classify.EtherTo(net.HardwareAddr{1, 0x80, 0xc2, 0, 0, 0}, own, 38, []byte{0x42, 0x42, 3}), false,

@@ -81,7 +81,8 @@ type bpfPolicy struct {
 	Subnets    uint8
 	Guarded    uint8
 	Unused     [6]uint8
-	Pad        [5]uint8
+	Vrrp       uint8
+	Pad        [4]uint8
 }
 
 type bpfReceiver struct {

@@ -10,6 +10,7 @@ var (
 	ARP     = arp
 	IPv4    = ipv4
 	UDP     = udp
+	TCP     = tcp
 	IPv6    = ipv6
 	ND      = nd
 

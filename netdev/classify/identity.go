@@ -37,6 +37,7 @@ type Reason string
 var reasons = [...]Reason{
 	1: "SourceMAC", 2: "SourceAddress", 3: "ARP", 4: "NeighborDiscovery", 5: "RouterAdvertisement", 6: "DHCPServer",
 	7: "VLAN", 8: "Forwarded", 9: "NeighborRate", 10: "Blocked", 11: "Protocol", 12: "Receiver", 13: "Isolation",
+	14: "MulticastRouter",
 }
 
 // Reasons returns all reasons.
@@ -52,7 +53,8 @@ type Policy struct {
 	Autoconf bool
 	// VLANs are the IDs of the VLANs whose tag frames may have.
 	VLANs []uint16
-	// MACs are further addresses that every link may use.
+	// MACs are further addresses that every link may use. With MACs or Addresses, links may
+	// send VRRP.
 	MACs []net.HardwareAddr
 	// Addresses are further networks whose addresses every link may use.
 	Addresses []netip.Prefix
@@ -120,6 +122,7 @@ func (c *Classifier) putPolicy(nic NIC) error {
 	value := bpfPolicy{
 		Identity: uint8(nic.Policy.Identity), Forwarding: flag(nic.Policy.Forwarding), Autoconf: flag(nic.Policy.Autoconf),
 		Subnets: flag(len(nic.Policy.Subnets) > 0), Guarded: flag(nic.Policy.Guarded),
+		Vrrp: flag(len(nic.Policy.MACs)+len(nic.Policy.Addresses) > 0),
 	}
 	return errors.Join(
 		c.startRefusals(nic.Index, unidentified(nic.Major)),

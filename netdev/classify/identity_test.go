@@ -173,6 +173,30 @@ func udp(source, destination uint16) []byte {
 	return append(b, 0, 12, 0, 0, 1, 2, 3, 4)
 }
 
+// tcp builds an IPv4 packet with a SYN and valid checksums.
+func tcp(source, destination string, from, to uint16) []byte {
+	sum := func(b []byte) (n uint32) {
+		for i := 0; i < len(b); i += 2 {
+			n += uint32(binary.BigEndian.Uint16(b[i:]))
+		}
+		return n
+	}
+	fold := func(n uint32) uint16 {
+		for n>>16 != 0 {
+			n = n>>16 + n&0xffff
+		}
+		return ^uint16(n)
+	}
+	addresses := append(netip.MustParseAddr(source).AsSlice(), netip.MustParseAddr(destination).AsSlice()...)
+	header := append([]byte{0x45, 0, 0, 40, 0, 0, 0, 0, 64, 6, 0, 0}, addresses...)
+	binary.BigEndian.PutUint16(header[10:], fold(sum(header)))
+	segment := binary.BigEndian.AppendUint16(nil, from)
+	segment = binary.BigEndian.AppendUint16(segment, to)
+	segment = append(segment, 0, 0, 0, 1, 0, 0, 0, 0, 0x50, 2, 0xff, 0xff, 0, 0, 0, 0)
+	binary.BigEndian.PutUint16(segment[16:], fold(sum(segment)+sum(addresses)+6+uint32(len(segment))))
+	return append(header, segment...)
+}
+
 func ipv6(source string, next byte, payload ...[]byte) []byte {
 	all := bytes.Join(payload, nil)
 	b := []byte{0x60, 0, 0, 0, 0, byte(len(all)), next, 255}
@@ -358,6 +382,44 @@ func TestProgram_dropsSpoofedFrames(t *testing.T) {
 		"link layer discovery":     {ether(linkMAC, 0x88cc, []byte{2, 7}), "Protocol"},
 		"an old service tag":       {ether(linkMAC, 0x9100, []byte{0, 100, 8, 0}), "VLAN"},
 		"another protocol":         {ether(linkMAC, 0x88b5, []byte("text")), allowed},
+		"MPLS":                     {ether(linkMAC, 0x8847, []byte{0, 1, 1, 64}), "Protocol"},
+		"MPLS, multicast":          {ether(linkMAC, 0x8848, []byte{0, 1, 1, 64}), "Protocol"},
+		"PPPoE discovery":          {ether(linkMAC, 0x8863, []byte{0x11, 7}), "Protocol"},
+		"PPPoE session":            {ether(linkMAC, 0x8864, []byte{0x11, 0}), "Protocol"},
+		"VRRP":                     {ether(linkMAC, protoIPv4, ipv4(linkIP, 112, 0, udp(1, 2))), "Protocol"},
+		"VRRP, IPv6":               {ether(linkMAC, protoIPv6, ipv6(linkLocal, 112, udp(1, 2))), "Protocol"},
+		"a fragment of VRRP":       {ether(linkMAC, protoIPv4, ipv4(linkIP, 112, 0x2001, udp(1, 2))), "Protocol"},
+		"a later fragment of VRRP, IPv6": {
+			ether(linkMAC, protoIPv6, ipv6(linkIP6, 44, extension(112, 8), udp(1, 2))), "Protocol",
+		},
+		"IGMP report":             {ether(linkMAC, protoIPv4, ipv4(linkIP, 2, 0, []byte{0x22, 0, 0, 0, 0, 0, 0, 0})), allowed},
+		"IGMP query":              {ether(linkMAC, protoIPv4, ipv4(linkIP, 2, 0, []byte{0x11, 0, 0, 0, 0, 0, 0, 0})), "MulticastRouter"},
+		"IGMP query, no source":   {ether(linkMAC, protoIPv4, ipv4("0.0.0.0", 2, 0, []byte{0x11, 0, 0, 0})), "MulticastRouter"},
+		"DVMRP":                   {ether(linkMAC, protoIPv4, ipv4(linkIP, 2, 0, []byte{0x13, 1, 0, 0})), "MulticastRouter"},
+		"PIM version 1":           {ether(linkMAC, protoIPv4, ipv4(linkIP, 2, 0, []byte{0x14, 0, 0, 0})), "MulticastRouter"},
+		"multicast router advert": {ether(linkMAC, protoIPv4, ipv4(linkIP, 2, 0, []byte{0x30, 20, 0, 0})), "MulticastRouter"},
+		"PIM":                     {ether(linkMAC, protoIPv4, ipv4(linkIP, 103, 0, []byte{0x20, 0, 0, 0})), "MulticastRouter"},
+		"PIM, IPv6":               {ether(linkMAC, protoIPv6, ipv6(linkLocal, 103, []byte{0x20, 0, 0, 0})), "MulticastRouter"},
+		"IGMP without its type":   {etherTo(wireMAC, linkMAC, protoIPv4, ipv4(linkIP, 2, 0, nil))[:34], "Protocol"},
+		"MLD query": {
+			ether(linkMAC, protoIPv6, ipv6(linkLocal, 0, extension(58, 0), nd(130, ""))), "MulticastRouter",
+		},
+		"MLD query, no options": {ether(linkMAC, protoIPv6, ipv6(linkLocal, 58, nd(130, ""))), "MulticastRouter"},
+		"MLD query in a fragment": {
+			ether(linkMAC, protoIPv6, ipv6(linkLocal, 44, extension(58, 1), nd(130, ""))), "MulticastRouter",
+		},
+		"MLD report, version 1": {ether(linkMAC, protoIPv6, ipv6(linkLocal, 0, extension(58, 0), nd(131, ""))), allowed},
+		"IPv6 multicast router advert": {
+			ether(linkMAC, protoIPv6, ipv6(linkLocal, 58, nd(151, ""))), "MulticastRouter",
+		},
+		"solicitation behind options": {
+			ether(linkMAC, protoIPv6,
+				ipv6(linkIP6, 0, extension(58, 0), nd(135, otherIP6, option(1, linkMAC)))), "NeighborDiscovery",
+		},
+		"advertisement of others in a fragment": {
+			ether(linkMAC, protoIPv6,
+				ipv6(linkIP6, 44, extension(58, 1), nd(136, otherIP6, option(2, linkMAC)))), "NeighborDiscovery",
+		},
 	} {
 		for identity, e := range envs {
 			e.t = t
@@ -394,6 +456,11 @@ func TestProgram_admitsWhatTheNetworkAllows(t *testing.T) {
 		"ARP with a MAC":     {policy, nil, ether(vrrpMAC, protoARP, arp(1, vrrpMAC, vip, vip)), ""},
 		"a MAC, another's IP": {
 			policy, nil, ether(vrrpMAC, protoIPv4, ipv4(otherIP, 6, 0, udp(1, 2))), "SourceAddress",
+		},
+		"VRRP": {policy, nil, ether(vrrpMAC, protoIPv4, ipv4(vip, 112, 0, udp(1, 2))), ""},
+		"VRRP, with allowed addresses only": {
+			Policy{Identity: IdentityEnforce, Addresses: policy.Addresses}, nil,
+			ether(linkMAC, protoIPv4, ipv4(linkIP, 112, 0, udp(1, 2))), "",
 		},
 		"no recorded address": {
 			policy, withoutAddresses, ether(linkMAC, protoIPv4, ipv4(freeIP, 6, 0, udp(1, 2))), "",
@@ -467,18 +534,54 @@ func TestProgram_onlyCountsFramesOfEarlierAttachments(t *testing.T) {
 	}
 }
 
+// The network decides how many requests a link has to answer, so its answers are charged to its
+// share and not dropped. What it broadcasts reaches all hosts of the network.
 func TestProgram_limitsARPOfSender(t *testing.T) {
-	e := newIdentityEnv(t, Policy{Identity: IdentityEnforce})
-	frame := ether(linkMAC, protoARP, arp(1, linkMAC, linkIP, otherIP))
-	passed := 0
-	for range 1000 {
-		if _, dropped := e.send(frame); !dropped {
-			passed++
-		}
+	const frames = 3000
+	broadcast := net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
+	requestOf := func(mac net.HardwareAddr, ip string) []byte {
+		return etherTo(broadcast, mac, protoARP, arp(1, mac, ip, otherIP))
 	}
-	// The loop may take longer than the second for which the limit is.
-	if passed < 100 || passed > 900 {
-		t.Errorf("%d of 1000 frames passed, want 100 in each second", passed)
+	for name, tc := range map[string]struct {
+		frame   []byte
+		limited bool
+	}{
+		"requests": {frame: requestOf(linkMAC, linkIP), limited: true},
+		"answers":  {frame: ether(linkMAC, protoARP, arp(2, linkMAC, linkIP, otherIP))},
+		"solicitations": {
+			frame: etherTo(net.HardwareAddr{0x33, 0x33, 0xff, 0, 0, 2}, linkMAC, protoIPv6,
+				ipv6(linkIP6, 58, nd(135, otherIP6, option(1, linkMAC)))),
+			limited: true,
+		},
+		"advertisements": {
+			frame: ether(linkMAC, protoIPv6, ipv6(linkIP6, 58, nd(136, linkIP6, option(2, linkMAC)))),
+		},
+		"requests with an allowed address": {frame: requestOf(vrrpMAC, vip), limited: true},
+		"answers with an allowed address":  {frame: ether(vrrpMAC, protoARP, arp(2, vrrpMAC, vip, otherIP))},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := newIdentityEnv(t, Policy{
+				Identity: IdentityEnforce, MACs: []net.HardwareAddr{vrrpMAC},
+				Addresses: []netip.Prefix{netip.MustParsePrefix(vip + "/32")},
+			})
+			passed := 0
+			for range frames {
+				if _, dropped := e.send(tc.frame); !dropped {
+					passed++
+				}
+			}
+			// The loop may take longer than the second for which the limit is.
+			switch {
+			case tc.limited && (passed < 1000 || passed > frames*9/10):
+				t.Errorf("%d of %d frames passed, want 1000 in each second", passed, frames)
+			case !tc.limited && passed < frames:
+				t.Errorf("%d of %d frames passed, want all", passed, frames)
+			}
+			// What a link has to answer does not keep it from asking.
+			if _, dropped := e.send(requestOf(linkMAC, linkIP)); dropped && !tc.limited {
+				t.Error("a request after many answers was dropped")
+			}
+		})
 	}
 }
 

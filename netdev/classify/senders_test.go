@@ -6,6 +6,7 @@ package classify_test
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"sync"
@@ -210,6 +211,58 @@ func TestAttack_neighborFlood(t *testing.T) {
 			}
 			close(stop)
 			floods.Wait()
+		})
+	}
+}
+
+// The network can make a share send any amount of ARP. That does not keep the share, or others, from
+// resolving addresses.
+func TestAttack_forcedARP(t *testing.T) {
+	for name, frame := range map[string]func(e *testEnv, victim *pod, number int) []byte{
+		"requests with forged senders": func(e *testEnv, victim *pod, number int) []byte {
+			mac, ip := net.HardwareAddr{2, 4, 4, 4, 4, byte(number)}, fmt.Sprintf("10.20.7.%d", number%200)
+			return classify.EtherTo(victim.attachment.MAC, mac, 0x0806, classify.ARP(1, mac, ip, victim.ip))
+		},
+		"TCP segments with forged senders": func(e *testEnv, victim *pod, number int) []byte {
+			packet := classify.TCP(fmt.Sprintf("10.20.7.%d", number%200), victim.ip, 5000, 1)
+			return classify.EtherTo(victim.attachment.MAC, e.wireMAC(), 0x0800, packet)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := newTestEnv(t, enforced())
+			e.config.Rates.Reserve = 10 * mega
+			e.manage()
+			victim, other := e.pod(0, 1, hardCap(100*mega), netdev.Private), e.pod(1, 2, hardCap(100*mega), netdev.Private)
+			sender, err := nstest.NewMarkSender(e.wire, "wire", 0, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer sender.Close()
+			stop := make(chan struct{})
+			var flood sync.WaitGroup
+			flood.Go(func() {
+				for number := 0; ; number++ {
+					select {
+					case <-stop:
+						return
+					default:
+					}
+					if err := sender.Send(frame(e, victim, number)); err != nil {
+						t.Error(err)
+						return
+					}
+				}
+			})
+			defer flood.Wait()
+			defer close(stop)
+			for range 3 {
+				e.expectFastResolution(victim)
+				e.expectFastResolution(other)
+			}
+			refused, err := e.node.Refusals(victim.attachment.Parent, victim.attachment.Minor)
+			if err != nil || len(refused.Dropped) > 0 {
+				t.Errorf("Refusals returned %+v and error %v, want none: the victim has done nothing", refused, err)
+			}
 		})
 	}
 }

@@ -139,7 +139,7 @@ type Allow struct {
 
 	// Addresses lists further addresses and networks, such as 10.20.0.9, from which
 	// every link may send, for example virtual addresses that pods take over from each
-	// other.
+	// other. With addresses or macs, links may also send VRRP.
 	Addresses []string `json:"addresses,omitempty"`
 
 	// MACs lists further MAC addresses with which every link may send and receive,

@@ -278,8 +278,9 @@ static __always_inline int classify_sent(struct __sk_buff *skb, int has_cookie, 
 		// socket with which the kernel replies may have gone to another namespace.
 		if (link && is_switched && has_passed_hairpin(skb)) {
 			skb->mark = 0;
-			skb->priority = !has_socket && is_neighbor_discovery(skb, &eth) ? nic->major | CLASS_CONTROL
-											: link->class;
+			skb->priority = !has_socket && is_neighbor_discovery(skb, &eth) && !has_high_rate(link)
+						? nic->major | CLASS_CONTROL
+						: link->class;
 			return TC_ACT_UNSPEC;
 		}
 		frame.link = link;
@@ -435,8 +436,9 @@ static __always_inline int classify_received(struct __sk_buff *skb, struct nic *
 			return 0;
 		}
 		skb->priority = nic->major |
-				(is_neighbor_discovery(skb, &eth) && is_moderate(skb, &frame) ? CLASS_CONTROL
-											: multicast_class(frame.source));
+				(is_neighbor_discovery(skb, &eth) && count_other(skb, &frame) == RATE_LOW
+					 ? CLASS_CONTROL
+					 : multicast_class(frame.source));
 		return 1;
 	}
 	frame.link = find_link(parent, frame.destination);

@@ -16,9 +16,10 @@
 #define REASON_FORWARDED 8  // a frame that the pod forwards
 #define REASON_RATE 9       // more ARP or neighbor discovery than a link may send
 #define REASON_BLOCKED 10   // the link is blocked
-#define REASON_PROTOCOL 11  // a protocol between switches, or IP headers that hide the protocol
+#define REASON_PROTOCOL 11  // a protocol between switches or routers, or IP headers that hide the protocol
 #define REASON_RECEIVER 12  // a unicast frame for an address that no link has
 #define REASON_ISOLATION 13 // a frame between links that must not reach each other
+#define REASON_MULTICAST 14 // a message that only a multicast router sends
 #define REASONS 16          // a power of 2
 
 // Values of policy.identity.
@@ -34,7 +35,8 @@ struct policy {
 	__u8 subnets;    // whether a link without addresses may use those of dra_shared_subnets only
 	__u8 guarded;    // whether received frames get the source address hidden
 	__u8 unused[ETH_ALEN]; // the map of an earlier plugin has the same values
-	__u8 pad[5];
+	__u8 vrrp;       // whether links may send VRRP
+	__u8 pad[4];
 };
 
 // Flags of a link.
@@ -50,7 +52,7 @@ struct link {
 	__u32 class;  // major and minor number
 	__u32 flags;
 	__u32 address;       // an IPv4 address of the link as in a frame; 0 if it has none
-	__u32 neighbors;     // how much ARP and neighbor discovery it sent since window
+	__u32 neighbors;     // how much ARP and neighbor discovery it sent since window; see add_neighbor
 	__u64 window;        // time in ns
 	__u64 address6[2];   // an IPv6 address of the link as in a frame; 0 if it has none
 };
@@ -98,10 +100,10 @@ struct charged {
 	__u32 class; // major and minor number
 };
 
-// What limits ARP and neighbor discovery from the wire, by source address.
+// What limits ARP and neighbor discovery of senders that are no link, by source address.
 struct moderation {
 	__u64 window; // time in ns
-	__u64 frames;
+	__u64 frames; // since window; see add_neighbor
 };
 
 struct {
@@ -274,40 +276,74 @@ static __always_inline int is_reply(struct __sk_buff *skb)
 	return sk->protocol == 1 || sk->protocol == 6 || sk->protocol == 58;
 }
 
-#define NEIGHBORS_PER_SECOND 100 // ARP and neighbor discovery of one sender
+// How much ARP and neighbor discovery a sender may send in a second.
+#define NEIGHBORS_PER_SECOND 100   // in CLASS_CONTROL
+#define BROADCASTS_PER_SECOND 1000 // multicast and broadcast, in any class
 #define SECOND 1000000000ULL
 
-// Counts ARP or neighbor discovery of a link, and reports whether it is too much.
-static __always_inline int is_flood(struct link *link)
+// What the rate of a sender means for a frame of ARP or neighbor discovery.
+#define RATE_LOW 0       // the frame may use CLASS_CONTROL
+#define RATE_HIGH 1      // the frame uses the class of its sender
+#define RATE_EXCESSIVE 2 // the frame is multicast or broadcast, and refused
+
+// Adds a frame to the counts of a second: of all frames in the lower 16 bits, and of multicast
+// and broadcast in the upper. A sender cannot choose how often it has to answer, so answers do not
+// count as broadcast.
+static __always_inline __u32 add_neighbor(__u32 counts, __u64 destination)
+{
+	if ((counts & 0xffff) <= NEIGHBORS_PER_SECOND)
+		counts++;
+	if (destination & 1 && counts >> 16 <= BROADCASTS_PER_SECOND)
+		counts += 1 << 16;
+	return counts;
+}
+
+static __always_inline int rate_of(__u32 counts, __u64 destination)
+{
+	if (destination & 1 && counts >> 16 > BROADCASTS_PER_SECOND)
+		return RATE_EXCESSIVE;
+	return (counts & 0xffff) > NEIGHBORS_PER_SECOND ? RATE_HIGH : RATE_LOW;
+}
+
+// Counts ARP or neighbor discovery of a link, and returns its rate.
+static __always_inline int count_neighbor(struct link *link, __u64 destination)
 {
 	__u64 now = bpf_ktime_get_ns();
+	__u32 counts = link->neighbors;
 
 	if (now - link->window > SECOND) {
 		link->window = now;
-		link->neighbors = 0;
+		counts = 0;
 	}
-	link->neighbors++;
-	return link->neighbors > NEIGHBORS_PER_SECOND;
+	counts = add_neighbor(counts, destination);
+	link->neighbors = counts;
+	return rate_of(counts, destination);
 }
 
-// Reports whether ARP or neighbor discovery has the size of such a frame, and whether its source
-// address, which no link has, sends little of it.
-static __always_inline int is_moderate(struct __sk_buff *skb, const struct frame *frame)
+// Reports whether the rate of ARP and neighbor discovery of a link was high at its last frame.
+static __always_inline int has_high_rate(const struct link *link)
+{
+	return rate_of(link->neighbors, 0) != RATE_LOW;
+}
+
+// Counts ARP or neighbor discovery of a source address that no link has, and returns its rate. A
+// frame that is larger than necessary may not use CLASS_CONTROL.
+static __always_inline int count_other(struct __sk_buff *skb, const struct frame *frame)
 {
 	__u64 key[] = {frame->parent | frame->source << 32, frame->source >> 32};
 	struct moderation *m = bpf_map_lookup_elem(&dra_shared_moderation, key), first = {};
 	__u64 now = bpf_ktime_get_ns();
+	int rate = RATE_LOW;
 
-	if (skb->len > 128)
-		return 0;
 	if (!m || now - m->window > SECOND) {
 		first.window = now;
-		first.frames = 1;
+		first.frames = add_neighbor(0, frame->destination);
 		bpf_map_update_elem(&dra_shared_moderation, key, &first, BPF_ANY);
-		return 1;
+	} else {
+		m->frames = add_neighbor(m->frames, frame->destination);
+		rate = rate_of(m->frames, frame->destination);
 	}
-	m->frames++;
-	return m->frames <= NEIGHBORS_PER_SECOND;
+	return skb->len > 128 && rate == RATE_LOW ? RATE_HIGH : rate;
 }
 
 // Replaces the source address of a received frame by a random one, so that no link in mode source
@@ -410,10 +446,33 @@ static __always_inline int is_from_dhcp_server(struct __sk_buff *skb, int offset
 	return (ports & 0xffff) == bpf_htons(server) || ports >> 16 == bpf_htons(client);
 }
 
+// Reports whether a message of IGMP is one of a router: a query (0x11), DVMRP (0x13), PIM version 1
+// (0x14), or an advertisement of a multicast router (0x30, RFC 4286).
+static __always_inline int is_igmp_of_router(__u32 type)
+{
+	return type == 0x11 || type == 0x13 || type == 0x14 || type == 0x30;
+}
+
+// Reports whether a message of ICMPv6 is one of a multicast router: a query of MLD (130), or an
+// advertisement of a multicast router (151, RFC 4286).
+static __always_inline int is_mld_of_router(__u32 type)
+{
+	return type == 130 || type == 151;
+}
+
+// Checks whether a link may send a protocol of routers: VRRP (112), PIM (103).
+static __always_inline __u32 check_protocol(const struct frame *frame, __u32 protocol)
+{
+	if (protocol == 112 && !frame->policy->vrrp)
+		return REASON_PROTOCOL;
+	return protocol == 103 ? REASON_MULTICAST : 0;
+}
+
 static __always_inline __u32 check_ipv4(struct __sk_buff *skb, const struct frame *frame)
 {
 	__u64 words[2];
-	__u32 source, header, protocol, fragment;
+	__u32 source, header, protocol, fragment, reason;
+	__u8 type;
 
 	// The first 16 bytes of the header: the source is at 12.
 	if (bpf_skb_load_bytes(skb, ETH_HLEN, words, sizeof(words)))
@@ -424,8 +483,19 @@ static __always_inline __u32 check_ipv4(struct __sk_buff *skb, const struct fram
 	protocol = words[1] >> 8 & 0xff;
 	if (header < 20)
 		return REASON_PROTOCOL;
-	if (protocol == 17 && !fragment && is_from_dhcp_server(skb, ETH_HLEN + header, 67, 68))
-		return REASON_DHCP;
+	if (protocol == 17) {
+		if (!fragment && is_from_dhcp_server(skb, ETH_HLEN + header, 67, 68))
+			return REASON_DHCP;
+	} else if (protocol == 2 && !fragment) {
+		if (bpf_skb_load_bytes(skb, ETH_HLEN + header, &type, 1))
+			return REASON_PROTOCOL;
+		if (is_igmp_of_router(type))
+			return REASON_MULTICAST;
+	} else if (protocol != 6) {
+		reason = check_protocol(frame, protocol);
+		if (reason)
+			return reason;
+	}
 	return !source || may_use4(frame, source) ? 0 : REASON_ADDRESS;
 }
 
@@ -563,6 +633,7 @@ static __always_inline __u32 check_ipv6(struct __sk_buff *skb, const struct fram
 	__u64 source[2];
 	struct upper upper;
 	__u8 next, type;
+	__u32 reason;
 
 	if (bpf_skb_load_bytes(skb, ETH_HLEN + 6, &next, 1) ||
 	    bpf_skb_load_bytes(skb, ETH_HLEN + 8, source, sizeof(source)))
@@ -572,6 +643,9 @@ static __always_inline __u32 check_ipv6(struct __sk_buff *skb, const struct fram
 	upper = find_upper(skb, next);
 	if (upper.flags & UPPER_HIDDEN)
 		return REASON_PROTOCOL;
+	reason = check_protocol(frame, upper.protocol);
+	if (reason)
+		return reason;
 	if (upper.flags & UPPER_REST)
 		return 0;
 	if (upper.protocol == 17 && is_from_dhcp_server(skb, upper.offset, 547, 546))
@@ -580,6 +654,8 @@ static __always_inline __u32 check_ipv6(struct __sk_buff *skb, const struct fram
 		return 0;
 	if (bpf_skb_load_bytes(skb, upper.offset, &type, 1))
 		return REASON_PROTOCOL;
+	if (is_mld_of_router(type))
+		return REASON_MULTICAST;
 	if (type < ND_ROUTER_SOLICITATION || type > ND_REDIRECT)
 		return 0;
 	if (upper.flags & UPPER_EXTENDED)
@@ -616,6 +692,10 @@ static __always_inline __u32 check_content(struct __sk_buff *skb, const struct f
 	case bpf_htons(ETH_P_PAUSE):
 	case bpf_htons(ETH_P_SLOW):
 	case bpf_htons(ETH_P_LLDP):
+	case bpf_htons(ETH_P_MPLS_UC):
+	case bpf_htons(ETH_P_MPLS_MC):
+	case bpf_htons(ETH_P_PPP_DISC):
+	case bpf_htons(ETH_P_PPP_SES):
 		return REASON_PROTOCOL;
 	case bpf_htons(ETH_P_QINQ1):
 	case bpf_htons(ETH_P_QINQ2):
@@ -649,6 +729,7 @@ static __always_inline __u32 check_other(struct __sk_buff *skb, struct frame *fr
 	__u32 tenant = class_of_tenant(frame->parent, frame->cookie);
 	__u64 key[] = {frame->parent | frame->source << 32, frame->source >> 32};
 	__u32 *learned, reason;
+	int rate;
 
 	if (frame->own) {
 		// The node sends it, or forwards it. On a NIC that forwards for the
@@ -679,7 +760,14 @@ static __always_inline __u32 check_other(struct __sk_buff *skb, struct frame *fr
 			bpf_map_update_elem(&dra_shared_learned, key, &tenant, BPF_ANY);
 	}
 	reason = check_content(skb, frame);
-	return !reason && is_neighbors(skb, frame) && !is_moderate(skb, frame) ? REASON_RATE : reason;
+	if (reason || !is_neighbors(skb, frame))
+		return reason;
+	rate = count_other(skb, frame);
+	if (rate == RATE_EXCESSIVE)
+		return REASON_RATE;
+	if (rate == RATE_HIGH && !tenant)
+		frame->class = 0;
+	return 0;
 }
 
 // Returns the reason to refuse a frame that leaves through a NIC; 0 if there is none.
@@ -687,6 +775,7 @@ static __always_inline __u32 check_sent(struct __sk_buff *skb, struct frame *fra
 {
 	struct link *link = frame->link;
 	__u32 class = frame->class, reason;
+	int rate = RATE_LOW;
 
 	if (!link)
 		return check_other(skb, frame);
@@ -701,15 +790,19 @@ static __always_inline __u32 check_sent(struct __sk_buff *skb, struct frame *fra
 	if (!frame->has_socket && skb->ingress_ifindex) {
 		if (!frame->policy->forwarding && !frame->nic->trust_mac)
 			return REASON_FORWARDED;
-		if (is_neighbors(skb, frame) && is_flood(link))
+		if (is_neighbors(skb, frame))
+			rate = count_neighbor(link, frame->destination);
+		if (rate == RATE_EXCESSIVE)
 			return REASON_RATE;
-		frame->class = class;
+		frame->class = rate == RATE_LOW ? class : 0;
 		return 0;
 	}
 	reason = check_content(skb, frame);
-	if (!reason && is_neighbors(skb, frame) && is_flood(link))
+	if (!reason && is_neighbors(skb, frame))
+		rate = count_neighbor(link, frame->destination);
+	if (rate == RATE_EXCESSIVE)
 		reason = REASON_RATE;
-	if (!reason)
+	if (!reason && rate == RATE_LOW)
 		frame->class = class;
 	return reason;
 }
