@@ -154,6 +154,87 @@ func TestForwardedByNode_isNotImitatedByShare(t *testing.T) {
 	}
 }
 
+// A share cannot send frames with the address of the NIC from a socket, also on a NIC that forwards
+// for the cluster network: the node has received what it forwards, and has a route for what it sends.
+// Frames that a share bridges look like those that a program of the cluster network redirects.
+func TestForwardedByNode_refusesAddressOfNICFromShare(t *testing.T) {
+	needRoutes(t)
+	config := enforced()
+	config.Forwarded = forwarded
+	e, _ := newUplinkEnv(t, config)
+	attacker := e.pod(0, 1, hardCap(10*mega), netdev.Private)
+	nested := attacker.nest(t, func(nested netlink.NsFd, net1 netlink.Link) error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name, attrs.ParentIndex, attrs.Namespace = "more", net1.Attrs().Index, nested
+		return netlink.LinkAdd(&netlink.Macvlan{LinkAttrs: attrs, Mode: netlink.MACVLAN_MODE_PRIVATE})
+	})
+	nested.Do(func() error { return nstest.ConfigureLink("more") })
+	wire := listen(t, e.wire, "wire")
+	for i, tc := range []struct {
+		name string
+		from *nstest.Namespace
+		link string
+	}{{"the pod", attacker.Namespace, "net1"}, {"a namespace of the pod's own", nested, "more"}} {
+		sendRaw(tc.from, tc.link, append(classify.EtherTo(e.wireMAC(), e.nic.MAC, 0x88b5), marker(i)...))
+		if wire.saw(marker(i), 300*time.Millisecond) {
+			t.Errorf("a frame of %s with the address of the NIC arrived", tc.name)
+		}
+	}
+	refused, err := e.node.Refusals(attacker.attachment.Parent, attacker.attachment.Minor)
+	if err != nil || refused.Dropped["SourceMAC"] != 1 {
+		t.Errorf("Refusals of the share returned %+v and error %v, want SourceMAC once", refused, err)
+	}
+	// Those of the other link for neighbor discovery are among them.
+	if refused, err = e.node.Refusals(e.nic.Index, 0); err != nil || refused.Dropped["SourceMAC"] == 0 {
+		t.Errorf("Refusals of no share returned %+v and error %v, want SourceMAC", refused, err)
+	}
+}
+
+// A program of the cluster network that redirects the frames of pods to the NIC, as Cilium does, is
+// not refused: such frames keep their socket, and have no route.
+func TestForwardedByNode_permitsRedirectedFrames(t *testing.T) {
+	needRoutes(t)
+	config := enforced()
+	config.Forwarded = forwarded
+	e, _ := newUplinkEnv(t, config)
+	share := e.pod(0, 1, hardCap(10*mega), netdev.Private) // has eth0 of the cluster network, too
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = "lxc0"
+	veth := &netlink.Veth{LinkAttrs: attrs, PeerName: "eth0", PeerNamespace: netlink.NsFd(share.File.Fd())}
+	if err := errors.Join(netlink.LinkAdd(veth), nstest.ConfigureLink("lxc0")); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = netlink.LinkDel(veth) })
+	share.Do(func() error { return nstest.ConfigureLink("eth0") })
+	redirect, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Type: ebpf.SchedCLS, License: "MIT",
+		Instructions: asm.Instructions{
+			asm.Mov.Imm(asm.R1, int32(e.nic.Index)), asm.Mov.Imm(asm.R2, 0), asm.FnRedirect.Call(), asm.Return(),
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer redirect.Close()
+	if err := nstest.AddClsact(veth.Index); err != nil {
+		t.Fatal(err)
+	}
+	err = netlink.FilterAdd(&netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{
+			LinkIndex: veth.Index, Parent: netlink.HANDLE_MIN_INGRESS, Handle: 1, Priority: 1, Protocol: unix.ETH_P_ALL,
+		},
+		Fd: redirect.FD(), Name: "redirect", DirectAction: true,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	wire := listen(t, e.wire, "wire")
+	sendRaw(share.Namespace, "eth0", append(classify.EtherTo(e.wireMAC(), e.nic.MAC, 0x88b5), marker(1)...))
+	if !wire.saw(marker(1), time.Second) {
+		t.Error("a frame that a program of the node redirected to the NIC did not arrive")
+	}
+}
+
 // frameOfNIC returns a frame to the wire with the address of the NIC. Its type is one
 // for experiments, because a bridge may check frames of IP.
 func (e *testEnv) frameOfNIC() []byte {

@@ -493,13 +493,16 @@ func TestProgram_admitsWhatTheNetworkAllows(t *testing.T) {
 		},
 		"the node": {policy, func(n *NIC, m *Member) { n.HostCookie, m.Cookie = m.Cookie, 5 },
 			ether(nicMAC, protoIPv4, ipv4(foreignIP, 6, 0, udp(1, 2))), ""},
-		"a pod in the cluster network, on a NIC that forwards": {
+		// The kernel makes the frames of a test run as if they were sent through a link of the NIC. Those of
+		// the cluster network, which the node forwards, are in TestForwardedByNode_hasGuaranteeAndBorrows and
+		// TestForwardedByNode_permitsRedirectedFrames.
+		"the address of the NIC from another namespace, on a NIC that forwards": {
 			policy, func(n *NIC, m *Member) { n.Forwarded, m.Cookie = ForwardedByRoute, 5 },
-			ether(nicMAC, protoIPv4, ipv4(foreignIP, 6, 0, udp(1, 2))), "",
+			ether(nicMAC, protoIPv4, ipv4(foreignIP, 6, 0, udp(1, 2))), "SourceMAC",
 		},
-		"a share, whose cluster network is forwarded here": {
+		"the address of the NIC from a share, on a NIC that forwards": {
 			policy, func(n *NIC, _ *Member) { n.Forwarded = ForwardedByRoute },
-			ether(nicMAC, protoIPv4, ipv4(foreignIP, 6, 0, udp(1, 2))), "",
+			ether(nicMAC, protoIPv4, ipv4(foreignIP, 6, 0, udp(1, 2))), "SourceMAC",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -136,7 +136,9 @@ static __always_inline __u64 number_of(const __u8 *mac)
 
 // The fields of the kernel's types that lead from a frame to the link that its
 // route names.
-struct net_device;
+struct net_device {
+	possible_net_t nd_net;
+} __attribute__((preserve_access_index));
 
 struct dst_entry {
 	struct net_device *dev;
@@ -149,21 +151,41 @@ struct sk_buff {
 
 #define SKB_DST_NOREF 1UL // a flag in _skb_refdst, which otherwise is a pointer
 
+// Returns the kernel's structure of a frame. The verifier permits no access to it. Reading
+// the variable that has the pointer yields a number.
+static __always_inline struct sk_buff *kernel_frame(struct __sk_buff *context)
+{
+	struct sk_buff *skb = 0;
+
+	bpf_probe_read_kernel(&skb, sizeof(skb), &context);
+	return skb;
+}
+
+static __always_inline struct dst_entry *route_of(struct sk_buff *skb)
+{
+	return (struct dst_entry *)(BPF_CORE_READ(skb, _skb_refdst) & ~SKB_DST_NOREF);
+}
+
 // Reports whether the network stack of the node has routed a frame out of the NIC
 // that it is leaving through. A pod cannot cause this for the frames that it sends
 // through its link: their route, if any, names a link of the pod, and a frame
 // loses its route when it moves between namespaces or is bridged.
 static __always_inline int routed_out_of_nic(struct __sk_buff *context)
 {
-	struct dst_entry *route;
-	struct sk_buff *skb;
+	struct sk_buff *skb = kernel_frame(context);
+	struct dst_entry *route = route_of(skb);
 
-	// The verifier permits no access to the kernel's fields of the frame. Reading
-	// the variable that has the pointer yields a number.
-	if (bpf_probe_read_kernel(&skb, sizeof(skb), &context))
-		return 0;
-	route = (struct dst_entry *)(BPF_CORE_READ(skb, _skb_refdst) & ~SKB_DST_NOREF);
 	return route && BPF_CORE_READ(route, dev) == BPF_CORE_READ(skb, dev);
+}
+
+// Reports whether the network stack of the node has routed a frame: out of the NIC, or of a link on
+// the NIC, such as a VLAN. See routed_out_of_nic.
+static __always_inline int routed_by_node(struct __sk_buff *context)
+{
+	struct sk_buff *skb = kernel_frame(context);
+	struct dst_entry *route = route_of(skb);
+
+	return route && BPF_CORE_READ(route, dev, nd_net.net) == BPF_CORE_READ(skb, dev, nd_net.net);
 }
 
 // Reports whether the node forwards a frame that no share sent, such as one of a
@@ -310,9 +332,12 @@ static __always_inline int classify_sent(struct __sk_buff *skb, int has_cookie, 
 	if (frame.policy && frame.policy->identity) {
 		frame.has_socket = has_socket;
 		frame.has_cookie = has_cookie;
-		if (frame.own && !nic->forwarded) {
-			frame.is_foreign = (has_socket && has_cookie) || skb->ingress_ifindex;
-			frame.routed = !reads_routes || routed_out_of_nic(skb);
+		if (frame.own) {
+			// A NIC that forwards for the cluster network may get frames by a redirect,
+			// without a route. They have arrived at a link of the node before.
+			frame.is_foreign = nic->forwarded ? has_socket && has_cookie && !skb->ingress_ifindex
+							  : (has_socket && has_cookie) || skb->ingress_ifindex;
+			frame.routed = !reads_routes || routed_by_node(skb);
 		}
 		frame.class = class;
 		frame.nic = nic;

@@ -204,8 +204,8 @@ struct frame {
 	int has_socket; // of a pod, or of the node
 	int has_cookie;
 	int returned;   // whether the frame arrived from the hairpin of the NIC
-	int is_foreign; // whether it has a socket of another namespace than the node's, or arrived at a link
-	int routed;     // whether the node has routed it out of the NIC, or that is not known
+	int is_foreign; // whether another namespace than the node's may have sent it
+	int routed;     // whether the node has routed it, or that is not known
 };
 
 // A key is an array of whole words; see class_of_sender.
@@ -732,15 +732,12 @@ static __always_inline __u32 check_other(struct __sk_buff *skb, struct frame *fr
 	int rate;
 
 	if (frame->own) {
-		// The node sends it, or forwards it. On a NIC that forwards for the
-		// cluster network, this can be a frame of a pod that the node
-		// forwards with its socket.
-		if (frame->nic->forwarded)
-			return 0;
-		// Without that, a frame of another namespace, which has a socket or arrived
-		// there, must have a route out of the NIC. Such a namespace can be one
-		// that a pod has made, and need not have a link of a share.
-		if (!tenant && (!frame->is_foreign || frame->routed))
+		// The node sends it, or forwards it. Without a route of the node, a frame of
+		// another namespace is one that a pod sends through its link. Such a namespace
+		// can be one that a pod has made, and need not have a link of a share. On a NIC
+		// that forwards for the cluster network, it can also be a frame of the pod of a
+		// share that the node forwards with its socket.
+		if ((!tenant || frame->nic->forwarded) && (!frame->is_foreign || frame->routed))
 			return 0;
 		frame->class = tenant;
 		return REASON_MAC;
