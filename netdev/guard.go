@@ -385,6 +385,16 @@ func (n *Node) Refusals(parent int, minor uint16) (classify.Refusals, error) {
 	return n.classifier.Refusals(nic.Index, netlink.MakeHandle(shape.Major, cmp.Or(minor, shape.UnidentifiedMinor)))
 }
 
+// Conflicts returns the addresses of links that hosts on the network have used since the last call. See
+// classify.Conflict.
+func (n *Node) Conflicts() ([]classify.Conflict, error) {
+	c := n.openedClassifier()
+	if c == nil {
+		return nil, nil
+	}
+	return c.Conflicts()
+}
+
 // SetGateways keeps the links of a NIC from using the addresses of gateways, which replace those
 // of the previous call. A link for which such an address is recorded may use it. Attach adds the
 // gateways of the link's routes.

@@ -20,6 +20,7 @@ import (
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/driver/nic/ipam"
+	"github.com/dra-shared/dra-driver-shared/netdev/classify"
 	"github.com/dra-shared/dra-driver-shared/netdev/dad"
 )
 
@@ -35,6 +36,9 @@ const (
 	// recheckInterval is the interval at which the plugin asks again for addresses that
 	// another host has.
 	recheckInterval = 30 * time.Second
+	// conflictInterval is the interval at which the plugin looks for hosts that have used an
+	// address of a link since. Without any, that takes one system call.
+	conflictInterval = 5 * time.Second
 )
 
 // addressOwners are the MAC addresses of other hosts by the address that they have.
@@ -101,6 +105,27 @@ func (d *duplicates) add(device string, link attach.Link) {
 	defer d.mu.Unlock()
 	d.pending[idOf(link)] = pendingLink{device: device, link: link}
 	signal(d.wake)
+}
+
+// addConflicting makes detectDuplicates ask for the addresses of links that another host on the
+// network has used. The host may have forged them, so the answers count.
+func (d *duplicates) addConflicting(records []attach.Record, conflicts []classify.Conflict) {
+	used := map[linkID][]classify.Conflict{}
+	for _, c := range conflicts {
+		id := linkID{c.Parent, c.Link.String()}
+		used[id] = append(used[id], c)
+	}
+	for _, r := range records {
+		link, err := r.Link()
+		if err != nil || r.Kind != Name {
+			continue
+		}
+		known := d.of(link.Parent, link.MAC)
+		isNew := func(c classify.Conflict) bool { return known[c.Address] == nil }
+		if slices.ContainsFunc(used[idOf(link)], isNew) {
+			d.add(r.Device, link)
+		}
+	}
 }
 
 // forget removes a link, which no longer exists.
@@ -238,8 +263,9 @@ func (k *Kind) detectDuplicates(ctx context.Context, records func() ([]attach.Re
 			k.duplicates.add(r.Device, link)
 		}
 	}
-	tick := time.NewTicker(recheckInterval)
+	tick, conflicts := time.NewTicker(recheckInterval), time.NewTicker(conflictInterval)
 	defer tick.Stop()
+	defer conflicts.Stop()
 	logged := map[string]string{} // the error that was logged last, by device
 	for {
 		select {
@@ -248,6 +274,8 @@ func (k *Kind) detectDuplicates(ctx context.Context, records func() ([]attach.Re
 		case <-k.duplicates.wake:
 		case <-tick.C:
 			k.duplicates.recheck()
+		case <-conflicts.C:
+			k.addConflicting(ctx, records)
 		}
 		for ctx.Err() == nil {
 			device, links := k.duplicates.next()
@@ -264,6 +292,23 @@ func (k *Kind) detectDuplicates(ctx context.Context, records func() ([]attach.Re
 			}
 		}
 	}
+}
+
+// addConflicting makes the plugin ask for addresses that a host has used since the last call.
+func (k *Kind) addConflicting(ctx context.Context, records func() ([]attach.Record, error)) {
+	conflicts, err := k.node.Conflicts()
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Failed to look for hosts that use addresses of shares")
+	}
+	if len(conflicts) == 0 {
+		return
+	}
+	all, err := records()
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Failed to read attachment records; not looking for duplicates of addresses in use")
+		return
+	}
+	k.duplicates.addConflicting(all, conflicts)
 }
 
 // detectIn asks for the addresses of links of one NIC.

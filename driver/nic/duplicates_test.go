@@ -4,12 +4,16 @@
 package nic
 
 import (
+	"encoding/json"
 	"fmt"
 	"net"
 	"net/netip"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/dra-shared/dra-driver-shared/attach"
+	"github.com/dra-shared/dra-driver-shared/netdev/classify"
 )
 
 // testLink returns a link with n addresses.
@@ -93,6 +97,39 @@ func TestDuplicates_forgetsDetachedLink(t *testing.T) {
 	d.recheck()
 	if _, links := d.next(); len(links) != 0 {
 		t.Error("asks for the addresses of a link that is detached")
+	}
+}
+
+// A host that uses the address of a link makes the plugin ask for the addresses of that link.
+func TestConflictingLinks(t *testing.T) {
+	record := func(device string, link attach.Link) attach.Record {
+		payload, err := json.Marshal(link)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return attach.Record{Kind: Name, Device: device, Payload: payload}
+	}
+	conflict := func(parent int, link attach.Link, address string) classify.Conflict {
+		mac, err := net.ParseMAC(link.MAC)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return classify.Conflict{Parent: parent, Address: netip.MustParseAddr(address), Link: mac, Host: otherHost}
+	}
+	asked, other, known := testLink(1, 2), testLink(2, 1), testLink(3, 1)
+	d := newDuplicates()
+	d.add("nic0", known)
+	device, links := d.next()
+	d.record(device, links, addressOwners{netip.MustParseAddr("10.0.3.0"): otherHost})
+	records := []attach.Record{record("nic0", asked), record("nic0", other), record("nic0", known), {Kind: "Fabric"}}
+	d.addConflicting(records, []classify.Conflict{
+		conflict(1, asked, "10.0.1.1"),
+		conflict(2, other, "10.0.2.0"), // the NIC is another one
+		conflict(1, known, "10.0.3.0"), // the plugin asks again after recheckInterval anyway
+	})
+	device, links = d.next()
+	if diff := cmp.Diff([]attach.Link{asked}, links); device != "nic0" || diff != "" {
+		t.Errorf("asks for addresses of links of %q (-want +got):\n%s", device, diff)
 	}
 }
 

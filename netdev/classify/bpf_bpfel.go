@@ -125,6 +125,7 @@ type bpfTenant struct {
 const (
 	bpfMapDraSharedAddresses                    = "dra_shared_addresses"
 	bpfMapDraSharedAllowed                      = "dra_shared_allowed"
+	bpfMapDraSharedConflicts                    = "dra_shared_conflicts"
 	bpfMapDraSharedCounts                       = "dra_shared_counts"
 	bpfMapDraSharedHairpins                     = "dra_shared_hairpins"
 	bpfMapDraSharedLearned                      = "dra_shared_learned"
@@ -223,6 +224,7 @@ type bpfProgramSpecs struct {
 type bpfMapSpecs struct {
 	DraSharedAddresses  *ebpf.MapSpec `ebpf:"dra_shared_addresses"`
 	DraSharedAllowed    *ebpf.MapSpec `ebpf:"dra_shared_allowed"`
+	DraSharedConflicts  *ebpf.MapSpec `ebpf:"dra_shared_conflicts"`
 	DraSharedCounts     *ebpf.MapSpec `ebpf:"dra_shared_counts"`
 	DraSharedHairpins   *ebpf.MapSpec `ebpf:"dra_shared_hairpins"`
 	DraSharedLearned    *ebpf.MapSpec `ebpf:"dra_shared_learned"`
@@ -265,6 +267,7 @@ func (o *bpfObjects) Close() error {
 type bpfMaps struct {
 	DraSharedAddresses  *ebpf.Map `ebpf:"dra_shared_addresses"`
 	DraSharedAllowed    *ebpf.Map `ebpf:"dra_shared_allowed"`
+	DraSharedConflicts  *ebpf.Map `ebpf:"dra_shared_conflicts"`
 	DraSharedCounts     *ebpf.Map `ebpf:"dra_shared_counts"`
 	DraSharedHairpins   *ebpf.Map `ebpf:"dra_shared_hairpins"`
 	DraSharedLearned    *ebpf.Map `ebpf:"dra_shared_learned"`
@@ -283,6 +286,7 @@ func (m *bpfMaps) Close() error {
 	return _BpfClose(
 		m.DraSharedAddresses,
 		m.DraSharedAllowed,
+		m.DraSharedConflicts,
 		m.DraSharedCounts,
 		m.DraSharedHairpins,
 		m.DraSharedLearned,

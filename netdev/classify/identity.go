@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math"
 	"net"
 	"net/netip"
 	"slices"
@@ -487,8 +486,15 @@ func (c *Classifier) OwnerOf(parent int, a netip.Addr) (net.HardwareAddr, error)
 	if errors.Is(err, ebpf.ErrKeyNotExist) || err == nil && number == gatewayHolder {
 		return nil, nil
 	}
-	raw := binary.LittleEndian.AppendUint64(nil, number&(math.MaxUint64>>16))
-	return slices.Clone(raw[:6]), err
+	if err != nil {
+		return nil, err
+	}
+	return addressOf(number), nil
+}
+
+// addressOf returns the address that numberOf returned a number for.
+func addressOf(number uint64) net.HardwareAddr {
+	return slices.Clone(binary.LittleEndian.AppendUint64(nil, number)[:6])
 }
 
 // removePolicy removes the rules of a NIC.

@@ -460,10 +460,13 @@ static __always_inline int classify_received(struct __sk_buff *skb, struct nic *
 			bpf_skb_store_bytes(skb, 0, nic->mac, ETH_ALEN, 0);
 			return 0;
 		}
-		skb->priority = nic->major |
-				(is_neighbor_discovery(skb, &eth) && count_other(skb, &frame) == RATE_LOW
-					 ? CLASS_CONTROL
-					 : multicast_class(frame.source));
+		skb->priority = nic->major | multicast_class(frame.source);
+		if (is_neighbor_discovery(skb, &eth)) {
+			if (checks && !frame.returned)
+				note_conflict(skb, &frame);
+			if (count_other(skb, &frame) == RATE_LOW)
+				skb->priority = nic->major | CLASS_CONTROL;
+		}
 		return 1;
 	}
 	frame.link = find_link(parent, frame.destination);

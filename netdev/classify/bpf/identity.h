@@ -179,6 +179,15 @@ struct {
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } dra_shared_moderation SEC(".maps");
 
+// The MAC address, as a number, of the last host on the network that has used an address of a link.
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1024);
+	__type(key, struct address);
+	__type(value, __u64);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} dra_shared_conflicts SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
 	__uint(max_entries, 65536);
@@ -674,6 +683,37 @@ static __always_inline int is_advertisement(struct __sk_buff *skb, const struct 
 	upper = find_upper(skb, next);
 	return upper.protocol == 58 && !(upper.flags & (UPPER_REST | UPPER_HIDDEN)) &&
 	       !bpf_skb_load_bytes(skb, upper.offset, &type, 1) && type == ND_ROUTER_ADVERTISEMENT;
+}
+
+// Remembers if the sender of ARP or neighbor discovery that arrived uses the address of a link. Hosts
+// that ask whether an address is in use have no address yet.
+static __always_inline void note_conflict(struct __sk_buff *skb, const struct frame *frame)
+{
+	__u64 address[] = {frame->parent, 0, 0}, words[2];
+	__u64 *holder, *noted, source = frame->source;
+	__u32 offset = ETH_HLEN + 8; // of the source address in IPv6
+	__u8 type;
+
+	if (frame->protocol == bpf_htons(ETH_P_ARP)) {
+		if (bpf_skb_load_bytes(skb, ETH_HLEN + 8, words, sizeof(words)))
+			return;
+		source = words[0] & 0xffffffffffffULL;
+		address[2] = 0xffff0000ULL | (words[0] >> 48 | (words[1] & 0xffff) << 16) << 32;
+	} else {
+		if (bpf_skb_load_bytes(skb, ETH_HLEN + 40, &type, 1))
+			return;
+		if (type == ND_NEIGHBOR_ADVERTISEMENT)
+			offset = ETH_HLEN + 40 + 8; // of the target
+		if (bpf_skb_load_bytes(skb, offset, &address[1], 16))
+			return;
+	}
+	holder = bpf_map_lookup_elem(&dra_shared_addresses, address);
+	// 0 holds the addresses of gateways.
+	if (!holder || !*holder || *holder == source || *holder == number_of(frame->nic->mac))
+		return;
+	noted = bpf_map_lookup_elem(&dra_shared_conflicts, address);
+	if (!noted || *noted != source)
+		bpf_map_update_elem(&dra_shared_conflicts, address, &source, BPF_ANY);
 }
 
 // Checks what a frame of a link contains.
