@@ -27,44 +27,35 @@ import (
 // frames for other links. The classifier blocks the addresses of such a link and guards its
 // NIC: it replaces the source address of received frames by a random one, which no pod can
 // list.
-//
-// The pod can also move the link to a namespace of its own, or create another there, which the
-// node cannot look into. The NIC then accepts the address of a link that the node does not see.
+// See hidden.go for links that the node does not see.
 
 // guards has, by the interface index of the NIC, the links that make it necessary to guard
 // the NIC. Node.mu protects it.
 type guards map[int]map[LinkKey]bool
 
-// isGuarded reports whether a NIC must be guarded. The caller holds n.mu.
-func (n *Node) isGuarded(index int) bool {
-	return len(n.guards[index]) > 0 || len(n.unknown[index]) > 0
+// mustGuard reports whether a NIC must be guarded: while there is a link that makes it necessary,
+// and for some time afterwards. The caller holds n.mu.
+func (n *Node) mustGuard(index int) bool {
+	hold := n.holds[index]
+	if len(n.guards[index]) > 0 || len(n.inspections[index].unknown) > 0 {
+		hold.renew(n.now())
+		n.holds[index] = hold
+	}
+	return n.now().Before(hold.until)
 }
 
-// Inspect looks for links on a NIC that pods have created in namespaces of their own, and
-// guards the NIC while there are any. It returns their addresses. It takes one dump with an
-// entry for each link of the NIC, and more if an address is not that of an attachment.
-func (n *Node) Inspect(index int) (unknown []net.HardwareAddr, err error) {
-	nic, enforced := n.enforcedNIC(index)
-	if !enforced {
-		return nil, nil
-	}
-	if unknown, err = n.unknownAddresses(nic); err != nil {
-		return nil, err
-	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.unknown[index] = unknown
-	return unknown, n.applyGuard(index)
-}
-
-// applyGuard guards a NIC, or ends that, as isGuarded says. If it fails, the next call tries
+// applyGuard guards a NIC, or ends that, as mustGuard says. If it fails, the next call tries
 // again. The caller holds n.mu.
 func (n *Node) applyGuard(index int) error {
 	nic, managed := n.managed[index]
-	if !managed || !nic.Enforce || nic.Policy.Guarded == n.isGuarded(index) {
+	if !managed || !nic.Enforce {
 		return nil
 	}
-	nic.Policy.Guarded = n.isGuarded(index)
+	guarded := n.mustGuard(index)
+	if nic.Policy.Guarded == guarded {
+		return nil
+	}
+	nic.Policy.Guarded = guarded
 	if err := n.classifier.SetPolicy(n.classified(nic)); err != nil {
 		return err
 	}
@@ -72,104 +63,8 @@ func (n *Node) applyGuard(index int) error {
 	return nil
 }
 
-// unknownAddresses returns the unicast addresses that a NIC accepts and that are neither
-// allowed for all links nor those of links that the node sees.
-func (n *Node) unknownAddresses(nic managedNIC) (unknown []net.HardwareAddr, err error) {
-	accepted, err := n.acceptedAddresses(nic.Index)
-	if err != nil {
-		return nil, err
-	}
-	for _, mac := range accepted {
-		held, err := n.isHeld(nic, mac)
-		if err != nil {
-			return nil, err
-		}
-		if !held {
-			unknown = append(unknown, mac)
-		}
-	}
-	if len(unknown) == 0 {
-		return nil, nil
-	}
-	visible, err := n.visibleAddresses(nic.Index)
-	if err != nil {
-		return nil, err
-	}
-	if accepted, err = n.acceptedAddresses(nic.Index); err != nil { // links may have been detached meanwhile
-		return nil, err
-	}
-	return slices.DeleteFunc(unknown, func(mac net.HardwareAddr) bool {
-		return visible[NewLinkKey(nic.Index, mac)] || !containsAddress(accepted, mac)
-	}), nil
-}
-
 func containsAddress(addresses []net.HardwareAddr, mac net.HardwareAddr) bool {
 	return slices.ContainsFunc(addresses, func(a net.HardwareAddr) bool { return bytes.Equal(a, mac) })
-}
-
-// isHeld reports whether an address is allowed for all links of a NIC, or is that of an
-// attachment whose link has it.
-func (n *Node) isHeld(nic managedNIC, mac net.HardwareAddr) (bool, error) {
-	if containsAddress(nic.Policy.MACs, mac) {
-		return true, nil
-	}
-	known, err := n.classifier.Knows(nic.Index, mac)
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return known && !n.strayed[NewLinkKey(nic.Index, mac)], err
-}
-
-// visibleAddresses returns the addresses of the links on a NIC that are up, in the node's
-// namespace and in all that have an ID there. It leaves out links in mode source, which a pod can
-// have in a namespace that has an ID and is not that of an attachment.
-func (n *Node) visibleAddresses(index int) (map[LinkKey]bool, error) {
-	visible := map[LinkKey]bool{}
-	own, err := listLinks()
-	if err != nil {
-		return nil, err
-	}
-	for _, l := range own {
-		if a := l.Attrs(); a.ParentIndex == index && a.Flags&net.FlagUp != 0 {
-			visible[NewLinkKey(index, a.HardwareAddr)] = true
-		}
-	}
-	ids, err := n.conn.NamespaceIDs()
-	if err != nil {
-		return nil, err
-	}
-	for _, id := range ids {
-		macvlans, err := n.macvlans(id)
-		if err != nil {
-			return nil, err
-		}
-		for _, m := range macvlans {
-			if m.parent == index && m.up && m.mode != modeSource {
-				visible[NewLinkKey(index, m.mac)] = true
-			}
-		}
-	}
-	return visible, nil
-}
-
-// acceptedAddresses returns the unicast addresses that a NIC accepts besides its own: each
-// macvlan that is up adds its address.
-func (n *Node) acceptedAddresses(index int) (found []net.HardwareAddr, err error) {
-	dump := nl.NewNetlinkRequest(unix.RTM_GETNEIGH, unix.NLM_F_DUMP)
-	dump.AddData(&netlink.Ndmsg{Family: unix.AF_BRIDGE, Index: uint32(index)})
-	messages, err := n.conn.Dump(dump)
-	if err != nil {
-		return nil, fmt.Errorf("list the addresses that link %d accepts: %w", index, err)
-	}
-	for _, m := range messages {
-		entry, err := netlink.NeighDeserialize(m.Data)
-		if err != nil {
-			return nil, err
-		}
-		if entry.LinkIndex == index && len(entry.HardwareAddr) == 6 && entry.HardwareAddr[0]&1 == 0 {
-			found = append(found, entry.HardwareAddr)
-		}
-	}
-	return found, nil
 }
 
 // macvlanState is the state of a macvlan that its pod can change.

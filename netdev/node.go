@@ -6,11 +6,11 @@ package netdev
 import (
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"reflect"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/vishvananda/netlink"
 
@@ -33,6 +33,7 @@ type Node struct {
 	keys       []classify.Key
 	failpoints failpoint.Injector
 	loaded     func()
+	now        func() time.Time
 
 	mu         sync.Mutex
 	classifier *classify.Classifier // nil until Manage gets the first NIC to enforce
@@ -41,9 +42,12 @@ type Node struct {
 	managed    map[int]managedNIC   // by interface index
 	arrivals   map[int]*arrival     // of NICs with enforcement, by interface index
 	guards     guards
-	unknown    map[int][]net.HardwareAddr // the result of Inspect, by interface index
-	gateways   map[int][]netip.Addr       // those of SetGateways, by interface index
-	strayed    map[LinkKey]bool           // attachments whose links do not have their address; see setGuarded
+	// inspections are the results of Inspect, by interface index.
+	inspections map[int]inspection
+	holds       map[int]guardHold     // by interface index
+	gateways    map[int][]netip.Addr  // those of SetGateways, by interface index
+	strayed     map[LinkKey]bool      // attachments whose links do not have their address; see setGuarded
+	leaving     map[LinkKey]time.Time // when links were detached; see leavingFor
 }
 
 // managedNIC is a NIC for which Manage was called.
@@ -133,6 +137,8 @@ type Options struct {
 	// Loaded is called after the classifier's programs have been loaded, if it is
 	// not nil. The Node does not need CAP_PERFMON any more.
 	Loaded func()
+	// Now returns the time; default time.Now.
+	Now func() time.Time
 }
 
 // parallelDeletions is how many links the kernel deletes at a time. Each deletion takes it
@@ -160,6 +166,9 @@ func NewNode(o Options) (*Node, error) {
 	if len(o.Keys) == 0 {
 		o.Keys = classify.Keys()
 	}
+	if o.Now == nil {
+		o.Now = time.Now
+	}
 	if o.BPFFS == "" {
 		o.BPFFS = "/sys/fs/bpf"
 	}
@@ -176,10 +185,14 @@ func NewNode(o Options) (*Node, error) {
 		loaded:     o.Loaded,
 		managed:    map[int]managedNIC{},
 		arrivals:   map[int]*arrival{},
+		now:        o.Now,
 		guards:     guards{},
-		unknown:    map[int][]net.HardwareAddr{},
-		gateways:   map[int][]netip.Addr{},
-		strayed:    map[LinkKey]bool{},
+
+		inspections: map[int]inspection{},
+		holds:       map[int]guardHold{},
+		gateways:    map[int][]netip.Addr{},
+		strayed:     map[LinkKey]bool{},
+		leaving:     map[LinkKey]time.Time{},
 	}, nil
 }
 
@@ -249,7 +262,7 @@ func (n *Node) Manage(c NICConfig) (changed bool, err error) {
 	if c.Policy.NodeAddresses, err = nodeAddresses(c.Index); err != nil {
 		return false, err
 	}
-	c.Policy.Guarded = n.isGuarded(c.Index)
+	c.Policy.Guarded = n.mustGuard(c.Index)
 	if old, known := n.managed[c.Index]; known {
 		if reflect.DeepEqual(old.NICConfig, c) {
 			intact, err := n.isIntact(old)
@@ -326,7 +339,8 @@ func (n *Node) Unmanage(name string, index int) (found bool, err error) {
 	defer n.mu.Unlock()
 	delete(n.managed, index)
 	delete(n.arrivals, index)
-	delete(n.unknown, index)
+	delete(n.inspections, index)
+	delete(n.holds, index)
 	delete(n.guards, index)
 	delete(n.gateways, index)
 	return n.removeEnforcement(name, index)

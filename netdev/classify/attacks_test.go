@@ -715,16 +715,12 @@ func TestAttack_sourceModeInNestedNamespace(t *testing.T) {
 			if taken, _ := read(victim.attachment.MAC); taken {
 				t.Error("the attacker received a frame after it had listed a source address that pods see")
 			}
-			nested.Do(func() error {
-				l, err := netlink.LinkByName(link)
-				if err != nil {
-					return err
-				}
-				return netlink.LinkDel(l)
-			})
+			nested.Do(func() error { return deleteLink(link) })
 			if _, err := e.node.Read(attacker.attachment); err != nil {
 				t.Fatal(err)
 			}
+			e.inspect(false)
+			e.skip(10 * time.Second) // the shortest time for which the NIC stays guarded
 			e.inspect(false)
 			frame := classify.EtherTo(victim.attachment.MAC, e.wireMAC(), 0x0800,
 				classify.IPv4(wireIP, 17, 0, classify.UDP(1, 2)))
@@ -749,12 +745,109 @@ func (e *testEnv) lastSource(p *pod) net.HardwareAddr {
 	return net.HardwareAddr(frame[6:12])
 }
 
-// inspect checks whether the node finds a link that a pod hides.
-func (e *testEnv) inspect(want bool) {
+// inspect checks whether the node finds a link that a pod hides, and returns whether the NIC is guarded.
+func (e *testEnv) inspect(want bool) (guarded bool) {
 	e.t.Helper()
-	if unknown, err := e.node.Inspect(e.nic.Index); err != nil || len(unknown) > 0 != want {
+	unknown, guarded, err := e.node.Inspect(e.nic.Index)
+	if err != nil || len(unknown) > 0 != want {
 		e.t.Fatalf("Inspect returned %v and error %v, want an address: %t", unknown, err, want)
 	}
+	return guarded
+}
+
+// A pod that hides a link again and again receives the frames of others until the link is detected, and
+// nothing for a time that doubles.
+func TestAttack_hiddenLinkAgainAndAgain(t *testing.T) {
+	e := newTestEnv(t, enforced())
+	attacker, victim := e.pod(0, 1, hardCap(100*mega), netdev.Private), e.pod(1, 2, hardCap(100*mega), netdev.Private)
+	number := 0
+	takes := func(link listener) bool {
+		number++
+		frame := classify.EtherTo(victim.attachment.MAC, e.wireMAC(), 0x0800,
+			classify.IPv4(wireIP, 17, 0, classify.UDP(1, 2)))
+		sendRaw(e.wire, "wire", append(frame, marker(number)...))
+		return link.saw(marker(number), 100*time.Millisecond)
+	}
+	for round, hold := range []time.Duration{10 * time.Second, 20 * time.Second, 40 * time.Second} {
+		nested := attacker.hide(t, nil, e.wireMAC())
+		link := listen(t, nested, "more")
+		if !takes(link) {
+			t.Fatalf("round %d: the attack has no effect before it is detected: does the test attack?", round)
+		}
+		if !e.inspect(true) || takes(link) {
+			t.Errorf("round %d: the NIC is not guarded after the link was detected", round)
+		}
+		remove := func() { nested.Do(func() error { return deleteLink("more") }) }
+		remove()
+		if !e.inspect(false) {
+			t.Errorf("round %d: the NIC is not guarded any more when the link is gone", round)
+		}
+		e.skip(hold - 2*time.Second)
+		e.inspect(false)
+		nested = attacker.hide(t, nil, e.wireMAC())
+		if link = listen(t, nested, "more"); takes(link) {
+			t.Errorf("round %d: the attacker received a frame %s after its link was detected", round, hold-2*time.Second)
+		}
+		remove()
+		e.skip(2 * time.Second)
+		if e.inspect(false) {
+			t.Errorf("round %d: the NIC is still guarded after %s", round, hold)
+		}
+	}
+}
+
+// The link of an address that all pods may use can be hidden as well. One that the node sees is not.
+func TestAttack_hiddenLinkWithAllowedAddress(t *testing.T) {
+	config, mac := enforced(), net.HardwareAddr{0, 0, 0x5e, 0, 1, 7}
+	config.Policy.MACs = []net.HardwareAddr{mac}
+	e := newTestEnv(t, config)
+	p := e.pod(0, 1, hardCap(100*mega), netdev.Private)
+	p.Do(func() error {
+		net1, err := netlink.LinkByName("net1")
+		if err != nil {
+			return err
+		}
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name, attrs.ParentIndex, attrs.HardwareAddr = "vrrp", net1.Attrs().Index, mac
+		vrrp := &netlink.Macvlan{LinkAttrs: attrs, Mode: netlink.MACVLAN_MODE_PRIVATE}
+		return errors.Join(netlink.LinkAdd(vrrp), netlink.LinkSetUp(vrrp))
+	})
+	if e.inspect(false) {
+		t.Error("the NIC is guarded because of a link of the pod that the node sees")
+	}
+	p.Do(func() error { return deleteLink("vrrp") })
+	e.inspect(false)
+	p.hide(t, mac, e.wireMAC())
+	if !e.inspect(true) {
+		t.Error("the NIC is not guarded although a link is hidden")
+	}
+}
+
+// While the kernel removes the links of a pod that has ended, the NIC accepts their addresses.
+func TestNode_Inspect_permitsLinksOfEndedPods(t *testing.T) {
+	e := newTestEnv(t, enforced())
+	p := e.pod(0, 1, hardCap(100*mega), netdev.Private)
+	p.nest(t, func(nested netlink.NsFd, net1 netlink.Link) error { return netlink.LinkSetNsFd(net1, int(nested)) }).
+		Do(func() error { return nstest.ConfigureLink("net1") })
+	if err := e.node.Detach(p.attachment); err != nil {
+		t.Fatal(err)
+	}
+	if e.inspect(false) {
+		t.Error("the NIC is guarded because of a link that was just detached")
+	}
+	e.skip(5 * time.Second)
+	if !e.inspect(true) {
+		t.Error("the NIC is not guarded although a link that was detached still exists")
+	}
+}
+
+// deleteLink deletes a link of the current namespace.
+func deleteLink(name string) error {
+	link, err := netlink.LinkByName(name)
+	if err != nil {
+		return err
+	}
+	return netlink.LinkDel(link)
 }
 
 // A pod cannot reach shares that are isolated from it by changing the mode of its link, or

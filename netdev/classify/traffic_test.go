@@ -51,8 +51,9 @@ type testEnv struct {
 	// config is the configuration under which node manages the NIC.
 	config netdev.NICConfig
 
-	mu    *sync.Mutex
-	ports int // last TCP port in use
+	mu      *sync.Mutex
+	ports   int           // last TCP port in use
+	skipped time.Duration // how far the clock of node is ahead
 }
 
 // newTestEnv returns a testEnv with a separate BPF file system. It completes
@@ -87,6 +88,7 @@ func newTestEnvWith(
 ) *testEnv {
 	t.Helper()
 	e := &testEnv{t: t, bpffs: o.BPFFS, nic: nic, wire: wire, ports: 5000, mu: &sync.Mutex{}}
+	o.Now = e.now
 	e.node = newNode(t, o)
 	config.Name, config.Index, config.MAC, config.Enforce = e.nic.Name, e.nic.Index, e.nic.MAC, true
 	overhead := config.Rates.Overhead
@@ -101,6 +103,20 @@ func newTestEnvWith(
 		}
 	})
 	return e
+}
+
+// now is the clock of the node.
+func (e *testEnv) now() time.Time {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return time.Now().Add(e.skipped)
+}
+
+// skip puts the clock of the node forward.
+func (e *testEnv) skip(d time.Duration) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.skipped += d
 }
 
 // newNode returns a Node, as a plugin process has one, and closes it at the end

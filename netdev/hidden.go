@@ -1,0 +1,224 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package netdev
+
+import (
+	"fmt"
+	"net"
+	"slices"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// A pod with CAP_NET_ADMIN in its own user namespace can move its link to a network namespace of
+// its own, or create another link there, which the node cannot look into. The kernel sends no event
+// when such a link comes up. But the NIC then accepts the address of a link that the node does not
+// see.
+
+const (
+	// leavingFor is how long the NIC may accept the address of a link after it was detached: when a
+	// namespace has ended, the kernel removes its links a while later.
+	leavingFor = 5 * time.Second
+	// verifyInterval and verifyGuardedInterval are the shortest time after which Inspect looks again
+	// for the link of an address that it has seen before. It then lists the links of all namespaces,
+	// which takes about 50 µs for each. A NIC that is guarded already can wait.
+	verifyInterval        = 2 * time.Second
+	verifyGuardedInterval = 10 * time.Second
+)
+
+// inspection is what Inspect has found on a NIC.
+type inspection struct {
+	suspects []net.HardwareAddr // addresses that no attachment has
+	unknown  []net.HardwareAddr // those of them whose link the node does not see
+	verified time.Time          // when unknown was determined
+}
+
+// Inspect looks for links on a NIC that pods have created in namespaces of their own, and guards
+// the NIC while there are any, and for some time afterwards; see guardHold. It returns the
+// addresses of the links, and whether the NIC is guarded for them or for any other link. It takes
+// one dump with an entry for each link of the NIC, and more if an address is not that of an
+// attachment.
+func (n *Node) Inspect(index int) (unknown []net.HardwareAddr, guarded bool, err error) {
+	nic, enforced := n.enforcedNIC(index)
+	if !enforced {
+		return nil, false, nil
+	}
+	found, err := n.inspect(nic)
+	if err != nil {
+		return nil, false, err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.inspections[index] = found
+	err = n.applyGuard(index)
+	return found.unknown, n.managed[index].Policy.Guarded, err
+}
+
+func (n *Node) inspect(nic managedNIC) (now inspection, err error) {
+	if now.suspects, err = n.suspects(nic); err != nil || len(now.suspects) == 0 {
+		return now, err
+	}
+	n.mu.Lock()
+	last := n.inspections[nic.Index]
+	n.mu.Unlock()
+	interval := verifyInterval
+	if nic.Policy.Guarded {
+		interval = verifyGuardedInterval
+	}
+	isNew := func(mac net.HardwareAddr) bool { return !containsAddress(last.suspects, mac) }
+	if n.now().Sub(last.verified) < interval && (nic.Policy.Guarded || !slices.ContainsFunc(now.suspects, isNew)) {
+		now.verified = last.verified
+		now.unknown = slices.DeleteFunc(slices.Clone(last.unknown), func(mac net.HardwareAddr) bool {
+			return !containsAddress(now.suspects, mac)
+		})
+		return now, nil
+	}
+	now.verified = n.now()
+	now.unknown, err = n.withoutLink(nic, now.suspects)
+	return now, err
+}
+
+// suspects returns the unicast addresses that a NIC accepts and that no attachment has.
+func (n *Node) suspects(nic managedNIC) (suspects []net.HardwareAddr, err error) {
+	accepted, err := n.acceptedAddresses(nic.Index)
+	if err != nil {
+		return nil, err
+	}
+	for _, mac := range accepted {
+		held, err := n.isHeld(nic, mac)
+		if err != nil {
+			return nil, err
+		}
+		if !held {
+			suspects = append(suspects, mac)
+		}
+	}
+	return suspects, nil
+}
+
+// withoutLink returns those of the addresses whose link the node does not see, and that the NIC
+// still accepts: links may have been removed meanwhile.
+func (n *Node) withoutLink(nic managedNIC, addresses []net.HardwareAddr) ([]net.HardwareAddr, error) {
+	visible, err := n.visibleAddresses(nic.Index)
+	if err != nil {
+		return nil, err
+	}
+	accepted, err := n.acceptedAddresses(nic.Index)
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(slices.Clone(addresses), func(mac net.HardwareAddr) bool {
+		return visible[NewLinkKey(nic.Index, mac)] || !containsAddress(accepted, mac)
+	}), nil
+}
+
+// isHeld reports whether an address is that of an attachment whose link has it, or of a link that
+// was detached a short time ago.
+func (n *Node) isHeld(nic managedNIC, mac net.HardwareAddr) (bool, error) {
+	key := NewLinkKey(nic.Index, mac)
+	known, err := n.classifier.Knows(nic.Index, mac)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if since, leaving := n.leaving[key]; leaving {
+		if n.now().Sub(since) < leavingFor {
+			return true, err
+		}
+		delete(n.leaving, key)
+	}
+	return known && !n.strayed[key], err
+}
+
+// markLeaving remembers that a link is being detached.
+func (n *Node) markLeaving(key LinkKey) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for k, since := range n.leaving {
+		if n.now().Sub(since) >= leavingFor {
+			delete(n.leaving, k)
+		}
+	}
+	n.leaving[key] = n.now()
+}
+
+// visibleAddresses returns the addresses of the links on a NIC that are up, in the node's
+// namespace and in all that have an ID there. It leaves out links in mode source, which a pod can
+// have in a namespace that has an ID and is not that of an attachment.
+func (n *Node) visibleAddresses(index int) (map[LinkKey]bool, error) {
+	visible := map[LinkKey]bool{}
+	own, err := listLinks()
+	if err != nil {
+		return nil, err
+	}
+	for _, l := range own {
+		if a := l.Attrs(); a.ParentIndex == index && a.Flags&net.FlagUp != 0 {
+			visible[NewLinkKey(index, a.HardwareAddr)] = true
+		}
+	}
+	ids, err := n.conn.NamespaceIDs()
+	if err != nil {
+		return nil, err
+	}
+	for _, id := range ids {
+		macvlans, err := n.macvlans(id)
+		if err != nil {
+			return nil, err
+		}
+		for _, m := range macvlans {
+			if m.parent == index && m.up && m.mode != modeSource {
+				visible[NewLinkKey(index, m.mac)] = true
+			}
+		}
+	}
+	return visible, nil
+}
+
+// acceptedAddresses returns the unicast addresses that a NIC accepts besides its own: each
+// macvlan that is up adds its address.
+func (n *Node) acceptedAddresses(index int) (found []net.HardwareAddr, err error) {
+	dump := nl.NewNetlinkRequest(unix.RTM_GETNEIGH, unix.NLM_F_DUMP)
+	dump.AddData(&netlink.Ndmsg{Family: unix.AF_BRIDGE, Index: uint32(index)})
+	messages, err := n.conn.Dump(dump)
+	if err != nil {
+		return nil, fmt.Errorf("list the addresses that link %d accepts: %w", index, err)
+	}
+	for _, m := range messages {
+		entry, err := netlink.NeighDeserialize(m.Data)
+		if err != nil {
+			return nil, err
+		}
+		if entry.LinkIndex == index && len(entry.HardwareAddr) == 6 && entry.HardwareAddr[0]&1 == 0 {
+			found = append(found, entry.HardwareAddr)
+		}
+	}
+	return found, nil
+}
+
+// A pod could alternate between a link that takes the frames of others and harmless ones, so that
+// it receives them until it is detected each time. So a NIC stays guarded for a while after the
+// last such link, which doubles with each repetition.
+const (
+	shortestHold = 10 * time.Second
+	longestHold  = time.Hour
+)
+
+// guardHold is how long a NIC stays guarded after the last link that made it necessary.
+type guardHold struct {
+	length time.Duration
+	until  time.Time
+}
+
+// renew starts the time again while there is such a link. The time doubles if it had ended, unless
+// that was longer than longestHold ago.
+func (h *guardHold) renew(now time.Time) {
+	switch {
+	case h.length == 0 || now.Sub(h.until) > longestHold:
+		h.length = shortestHold
+	case now.After(h.until):
+		h.length = min(2*h.length, longestHold)
+	}
+	h.until = now.Add(h.length)
+}
