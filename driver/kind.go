@@ -111,6 +111,23 @@ type Problem struct {
 	Message string
 }
 
+// WarningReporter is a Kind that warns of what happens on devices that are shared.
+type WarningReporter interface {
+	// Warnings returns the current warnings. The driver asks for them after each Refresh.
+	Warnings() []Warning
+}
+
+// Warning is a problem that the driver reports by an event on the node, and by another one when it
+// is over.
+type Warning struct {
+	// Device is the name by which the configuration selects the device.
+	Device string
+	// Reason and Message are those of the event. Reason and Device identify the problem.
+	Reason, Message string
+	// EndReason and EndMessage are those of the event when the problem is over.
+	EndReason, EndMessage string
+}
+
 // TakeoverChecker is a Kind that can check, without changing the node, whether it can serve the
 // devices that the running plugin published.
 type TakeoverChecker interface {

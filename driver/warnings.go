@@ -23,8 +23,9 @@ type warnings struct {
 	recorder events.EventRecorder
 	node     *corev1.ObjectReference
 
-	mu     sync.Mutex
-	active map[warning]sent
+	mu      sync.Mutex
+	active  map[warning]sent
+	current map[warning]Warning // those of the last update
 }
 
 // warning identifies a problem: the reason of its event, and the device, if any.
@@ -72,39 +73,45 @@ func (w *warnings) end(reason, subject, recovered, message string) {
 	w.send(corev1.EventTypeNormal, recovered, message)
 }
 
-// subjects returns what warnings with a reason are about.
-func (w *warnings) subjects(reason string) (subjects []string) {
+// update sends the events of problems that have begun or ended since the last call. current are
+// those that exist.
+func (w *warnings) update(current []Warning) {
+	next := map[warning]Warning{}
+	for _, c := range current {
+		next[warning{c.Reason, c.Device}] = c
+		w.warn(c.Reason, c.Device, c.Message)
+	}
 	w.mu.Lock()
-	defer w.mu.Unlock()
-	for key := range w.active {
-		if key.reason == reason {
-			subjects = append(subjects, key.subject)
+	last := w.current
+	w.current = next
+	w.mu.Unlock()
+	for key, l := range last {
+		if _, lasts := next[key]; !lasts {
+			w.end(key.reason, key.subject, l.EndReason, l.EndMessage)
 		}
 	}
-	return subjects
 }
 
 func (w *warnings) send(kind, reason, message string) {
 	w.recorder.Eventf(w.node, nil, kind, reason, params.EventActionServe, "%s", claimstatus.Truncate(message, maxNote))
 }
 
-// reportProblems sends events about the configured devices that are not shared.
+// reportProblems sends events about the configured devices that are not shared, and about what
+// happens on those that are.
 func (d *Driver) reportProblems() {
-	current := map[string]bool{}
+	var current []Warning
 	for _, k := range d.options.Kinds {
-		reporter, ok := k.(ProblemReporter)
-		if !ok {
-			continue
+		if reporter, ok := k.(ProblemReporter); ok {
+			for _, p := range reporter.Problems() {
+				current = append(current, Warning{
+					Device: p.Device, Reason: params.EventReasonDeviceUnusable, Message: "cannot share " + p.Device + ": " + p.Message,
+					EndReason: params.EventReasonDeviceUsable, EndMessage: p.Device + " can be shared again",
+				})
+			}
 		}
-		for _, p := range reporter.Problems() {
-			current[p.Device] = true
-			d.warnings.warn(params.EventReasonDeviceUnusable, p.Device, "cannot share "+p.Device+": "+p.Message)
-		}
-	}
-	for _, device := range d.warnings.subjects(params.EventReasonDeviceUnusable) {
-		if !current[device] {
-			d.warnings.end(params.EventReasonDeviceUnusable, device, params.EventReasonDeviceUsable,
-				device+" can be shared again")
+		if reporter, ok := k.(WarningReporter); ok {
+			current = append(current, reporter.Warnings()...)
 		}
 	}
+	d.warnings.update(current)
 }

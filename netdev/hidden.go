@@ -24,8 +24,8 @@ const (
 	// namespace has ended, the kernel removes its links a while later.
 	leavingFor = 5 * time.Second
 	// verifyInterval and verifyGuardedInterval are the shortest time after which Inspect looks again
-	// for the link of an address that it has seen before. It then lists the links of all namespaces,
-	// which takes about 50 µs for each. A NIC that is guarded already can wait.
+	// for the link of an address that it has seen before. It then lists the links of all namespaces.
+	// A NIC that is guarded already can wait.
 	verifyInterval        = 2 * time.Second
 	verifyGuardedInterval = 10 * time.Second
 )

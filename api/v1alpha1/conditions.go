@@ -164,6 +164,13 @@ const (
 	// EventReasonDeviceUsable (Normal, on the node) means that the plugin can share the device
 	// again.
 	EventReasonDeviceUsable = "DeviceUsable"
+	// EventReasonLinksHidden (Warning, on the node) means that pods have hidden links on a NIC from
+	// the node, so that they could receive the frames of others. All pods of the NIC see random
+	// source MAC addresses until EventReasonLinksVisible.
+	EventReasonLinksHidden = "LinksHidden"
+	// EventReasonLinksVisible (Normal, on the node) means that the pods of a NIC see source MAC
+	// addresses again.
+	EventReasonLinksVisible = "LinksVisible"
 	// EventReasonFeaturesDisabled (Warning, on the node) means that the API server dropped
 	// fields of the ResourceSlices, because feature gates of the cluster are off.
 	EventReasonFeaturesDisabled = DegradedFeaturesDisabled

@@ -33,6 +33,13 @@ var (
 		[]string{"device", "namespace", "claim", "direction"},
 		nil,
 	)
+	descGuarded = prometheus.NewDesc(
+		"dra_shared_device_guarded",
+		"1 while the senders of frames are hidden from the pods of a device, because a pod has, or had a while ago, "+
+			"a link that receives the frames of others, 0 otherwise.",
+		[]string{"device"},
+		nil,
+	)
 	descRefused = prometheus.NewDesc(
 		"dra_shared_refused_frames_total",
 		"Frames to or from a pod that violate the rules of its share, by reason and by action: dropped, or passed because "+
@@ -52,7 +59,7 @@ var (
 
 // DescribeMetrics implements driver.MetricsCollector.
 func (k *Kind) DescribeMetrics(descriptions chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descBytes, descMulticast, descShareBytes, descRefused, descCheck} {
+	for _, d := range []*prometheus.Desc{descBytes, descMulticast, descShareBytes, descGuarded, descRefused, descCheck} {
 		descriptions <- d
 	}
 }
@@ -63,6 +70,8 @@ func (k *Kind) CollectMetrics(claims []*record.Claim, out chan<- prometheus.Metr
 	var devices []string
 	for _, d := range k.present() {
 		devices = append(devices, d.name)
+		guarded := asNumber(k.hidden.isGuarded(d.nic.Name))
+		out <- prometheus.MustNewConstMetric(descGuarded, prometheus.GaugeValue, guarded, d.name)
 	}
 	collectRefusals(out, k.refusals, devices, claims)
 	collectChecks(out, checks(k.node.Trials(), k.node.ClassifierKey()))
@@ -169,10 +178,13 @@ func collectRefusals(
 
 func collectChecks(out chan<- prometheus.Metric, checks []check) {
 	for _, c := range checks {
-		value := 0.0
-		if c.passed {
-			value = 1
-		}
-		out <- prometheus.MustNewConstMetric(descCheck, prometheus.GaugeValue, value, c.name)
+		out <- prometheus.MustNewConstMetric(descCheck, prometheus.GaugeValue, asNumber(c.passed), c.name)
 	}
+}
+
+func asNumber(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
 }

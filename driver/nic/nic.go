@@ -65,6 +65,8 @@ type Kind struct {
 	duplicates *duplicates
 	// lost are the addresses of links that belong to another node by now.
 	lost *lostAddresses
+	// hidden are the links that pods hide.
+	hidden *hiddenLinks
 
 	mu sync.RWMutex
 	// devices is nil before the first Refresh. A device in it is not modified.
@@ -75,8 +77,6 @@ type Kind struct {
 	problems []problem
 	// loggedUplinks are the names of the uplinks that were logged.
 	loggedUplinks map[string]bool
-	// hidden are the links that pods hide, as of the last inspection.
-	hidden hiddenLinks
 }
 
 var (
@@ -92,6 +92,7 @@ var (
 	_ driver.CombinationValidator = (*Kind)(nil)
 	_ driver.MetricsCollector     = (*Kind)(nil)
 	_ driver.ProblemReporter      = (*Kind)(nil)
+	_ driver.WarningReporter      = (*Kind)(nil)
 	_ driver.TakeoverChecker      = (*Kind)(nil)
 )
 
@@ -99,7 +100,7 @@ var (
 func New(node *netdev.Node, inventory *netdev.Inventory, c *config.DriverConfig) *Kind {
 	return &Kind{
 		node: node, inventory: inventory, config: c, loggedUplinks: map[string]bool{}, duplicates: newDuplicates(),
-		lost: newLostAddresses(),
+		lost: newLostAddresses(), hidden: newHiddenLinks(),
 	}
 }
 
@@ -153,7 +154,6 @@ func (k *Kind) Refresh(ctx context.Context, shares []record.Share) (refreshed dr
 		}
 	}
 	k.holdGateways(ctx, next, gatewaysOf(shares))
-	k.inspect(ctx, next, time.Now())
 	k.logTrials(ctx)
 	k.log(ctx, next, problems)
 	k.logUplinks(ctx, nics)

@@ -37,6 +37,8 @@ func (k *Kind) Watch(ctx context.Context, changed func(driver.Change)) error {
 				changed(changeOfNetwork(pending.take()))
 			case <-k.duplicates.changed:
 				changed(changeOfDuplicates(k.duplicates.takeAltered()))
+			case <-k.hidden.changed:
+				changed(driver.Change{Devices: true})
 			case <-k.lost.changed:
 				changed(changeOfLostAddresses(k.lost.takeAltered()))
 			}
@@ -47,6 +49,7 @@ func (k *Kind) Watch(ctx context.Context, changed func(driver.Change)) error {
 			}
 		}
 	})
+	consumer.Go(func() { k.inspectRegularly(ctx) })
 	return k.node.Watch(ctx, pending.add)
 }
 

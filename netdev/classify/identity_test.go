@@ -392,15 +392,33 @@ func TestProgram_dropsSpoofedFrames(t *testing.T) {
 		"a later fragment of VRRP, IPv6": {
 			ether(linkMAC, protoIPv6, ipv6(linkIP6, 44, extension(112, 8), udp(1, 2))), "Protocol",
 		},
-		"IGMP report":             {ether(linkMAC, protoIPv4, ipv4(linkIP, 2, 0, []byte{0x22, 0, 0, 0, 0, 0, 0, 0})), allowed},
-		"IGMP query":              {ether(linkMAC, protoIPv4, ipv4(linkIP, 2, 0, []byte{0x11, 0, 0, 0, 0, 0, 0, 0})), "MulticastRouter"},
-		"IGMP query, no source":   {ether(linkMAC, protoIPv4, ipv4("0.0.0.0", 2, 0, []byte{0x11, 0, 0, 0})), "MulticastRouter"},
-		"DVMRP":                   {ether(linkMAC, protoIPv4, ipv4(linkIP, 2, 0, []byte{0x13, 1, 0, 0})), "MulticastRouter"},
-		"PIM version 1":           {ether(linkMAC, protoIPv4, ipv4(linkIP, 2, 0, []byte{0x14, 0, 0, 0})), "MulticastRouter"},
-		"multicast router advert": {ether(linkMAC, protoIPv4, ipv4(linkIP, 2, 0, []byte{0x30, 20, 0, 0})), "MulticastRouter"},
-		"PIM":                     {ether(linkMAC, protoIPv4, ipv4(linkIP, 103, 0, []byte{0x20, 0, 0, 0})), "MulticastRouter"},
-		"PIM, IPv6":               {ether(linkMAC, protoIPv6, ipv6(linkLocal, 103, []byte{0x20, 0, 0, 0})), "MulticastRouter"},
-		"IGMP without its type":   {etherTo(wireMAC, linkMAC, protoIPv4, ipv4(linkIP, 2, 0, nil))[:34], "Protocol"},
+		"IGMP report": {
+			ether(linkMAC, protoIPv4, ipv4(linkIP, 2, 0, []byte{0x22, 0, 0, 0, 0, 0, 0, 0})), allowed,
+		},
+		"IGMP query": {
+			ether(linkMAC, protoIPv4, ipv4(linkIP, 2, 0, []byte{0x11, 0, 0, 0, 0, 0, 0, 0})), "MulticastRouter",
+		},
+		"IGMP query, no source": {
+			ether(linkMAC, protoIPv4, ipv4("0.0.0.0", 2, 0, []byte{0x11, 0, 0, 0})), "MulticastRouter",
+		},
+		"DVMRP": {
+			ether(linkMAC, protoIPv4, ipv4(linkIP, 2, 0, []byte{0x13, 1, 0, 0})), "MulticastRouter",
+		},
+		"PIM version 1": {
+			ether(linkMAC, protoIPv4, ipv4(linkIP, 2, 0, []byte{0x14, 0, 0, 0})), "MulticastRouter",
+		},
+		"multicast router advert": {
+			ether(linkMAC, protoIPv4, ipv4(linkIP, 2, 0, []byte{0x30, 20, 0, 0})), "MulticastRouter",
+		},
+		"PIM": {
+			ether(linkMAC, protoIPv4, ipv4(linkIP, 103, 0, []byte{0x20, 0, 0, 0})), "MulticastRouter",
+		},
+		"PIM, IPv6": {
+			ether(linkMAC, protoIPv6, ipv6(linkLocal, 103, []byte{0x20, 0, 0, 0})), "MulticastRouter",
+		},
+		"IGMP without its type": {
+			etherTo(wireMAC, linkMAC, protoIPv4, ipv4(linkIP, 2, 0, nil))[:34], "Protocol",
+		},
 		"MLD query": {
 			ether(linkMAC, protoIPv6, ipv6(linkLocal, 0, extension(58, 0), nd(130, ""))), "MulticastRouter",
 		},

@@ -100,7 +100,7 @@ struct charged {
 	__u32 class; // major and minor number
 };
 
-// What limits ARP and neighbor discovery of senders that are no link, by source address.
+// What limits ARP and neighbor discovery of senders other than links, by source address.
 struct moderation {
 	__u64 window; // time in ns
 	__u64 frames; // since window; see add_neighbor
