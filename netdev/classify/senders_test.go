@@ -5,6 +5,7 @@ package classify_test
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -72,6 +73,56 @@ func TestAttack_otherWaysToSend(t *testing.T) {
 				t.Errorf("flood: the victim's class sent %d bytes, want at most 10000", sent)
 			}
 		})
+	}
+}
+
+// A pod can pass packets to the kernel that the kernel or the NIC divides into segments. When the kernel
+// does that before they reach the NIC, only the last segment keeps the socket.
+func TestAttack_segments(t *testing.T) {
+	const grant, payload = 20 * mega, 6000
+	for name, kind := range map[string]byte{"TCP": nstest.SegmentTCP, "UDP": nstest.SegmentUDP} {
+		for place, most := range map[string]int{"by the NIC": 1 << 16, "before the NIC": 4000} {
+			t.Run(name+" "+place, func(t *testing.T) {
+				needRoutes(t)
+				e := newTestEnv(t, enforced())
+				attacker, victim := e.pod(0, 1, hardCap(grant), netdev.Private), e.pod(1, 2, hardCap(grant), netdev.Private)
+				if err := nstest.SetSegmentation("nic0", false); err != nil { // so that the wire counts segments
+					t.Fatal(err)
+				}
+				attacker.Do(func() error {
+					link, err := netlink.LinkByName("net1")
+					return errors.Join(err, netlink.LinkSetGSOMaxSize(link, most))
+				})
+				sender, err := nstest.NewSegmentSender(attacker.Namespace, "net1", kind, 100)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer sender.Close()
+				packet := func(source *pod, mark []byte) []byte {
+					p := classify.TCP(source.ip, "10.20.9.9", 5000, 5001)
+					if kind == nstest.SegmentUDP {
+						p = classify.IPv4(source.ip, 17, 0, classify.UDP(5000, 5001)[:8])
+						binary.BigEndian.PutUint16(p[24:], 8+payload)
+					}
+					binary.BigEndian.PutUint16(p[2:], uint16(len(p)+payload))
+					content := bytes.Repeat(append(mark, make([]byte, 50-len(mark))...), payload/50)
+					return classify.EtherTo(net.HardwareAddr{2, 9, 9, 9, 9, 9}, source.attachment.MAC, 0x0800, p, content)
+				}
+				wire := listen(t, e.wire, "wire")
+				if err := sender.Send(packet(victim, marker(1))); err != nil {
+					t.Fatal(err)
+				}
+				if wire.saw(marker(1), 300*time.Millisecond) {
+					t.Error("segments with the addresses of another share arrived")
+				}
+				before := e.sentBytes(0)
+				rate := e.arrivalRate(func() error { return sendFor(sender, packet(attacker, marker(2)), duration) })
+				e.expectAtMost("flood of segments", rate, grant*106/100)
+				if sent := e.sentBytes(0) - before; place == "by the NIC" && sent < 100_000 {
+					t.Errorf("the class of the share sent %d bytes: does the test send segments?", sent)
+				}
+			})
+		}
 	}
 }
 

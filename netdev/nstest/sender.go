@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"sync/atomic"
 	"unsafe"
 
@@ -59,8 +60,35 @@ func NewTimeSender(ns *Namespace, link string) (Sender, error) {
 	return s, s.closeOnError(err)
 }
 
+// Values of the field gso_type of struct virtio_net_hdr (linux/virtio_net.h).
+const (
+	SegmentTCP = 1 // TCP over IPv4
+	SegmentUDP = 5 // UDP
+)
+
+// NewSegmentSender returns a Sender of frames with one packet of IPv4, without options, which the
+// kernel or the NIC divides into segments with size bytes of payload (PACKET_VNET_HDR). kind is
+// SegmentTCP or SegmentUDP.
+func NewSegmentSender(ns *Namespace, link string, kind byte, size uint16) (Sender, error) {
+	s, err := newPacketSender(ns, link)
+	if err != nil {
+		return nil, err
+	}
+	const needsChecksum, transport = 1, 34
+	header, checksum := uint16(transport+20), uint16(16)
+	if kind == SegmentUDP {
+		header, checksum = transport+8, 6
+	}
+	s.header = []byte{needsChecksum, kind}
+	for _, field := range []uint16{header, size, transport, checksum} {
+		s.header = binary.NativeEndian.AppendUint16(s.header, field)
+	}
+	return s, s.closeOnError(unix.SetsockoptInt(s.fd, unix.SOL_PACKET, unix.PACKET_VNET_HDR, 1))
+}
+
 // packetSender sends through a packet socket.
 type packetSender struct {
+	header  []byte // precedes each frame
 	fd      int
 	to      *unix.SockaddrLinklayer
 	control []byte
@@ -88,6 +116,9 @@ func (s *packetSender) closeOnError(err error) error {
 
 // Send implements Sender.
 func (s *packetSender) Send(frame []byte) error {
+	if len(s.header) > 0 {
+		frame = append(slices.Clone(s.header), frame...)
+	}
 	return ignoreDrop(unix.Sendmsg(s.fd, frame, s.control, s.to, unix.MSG_DONTWAIT))
 }
 
@@ -313,4 +344,32 @@ func (s *xdpSender) Close() (err error) {
 		err = errors.Join(err, unix.Munmap(s.frames))
 	}
 	return err
+}
+
+// SetSegmentation permits or forbids that the kernel passes packets to a link of this namespace that
+// the link divides into segments.
+func SetSegmentation(link string, allowed bool) error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	const setTSO, setGSO = 0x1f, 0x24 // ETHTOOL_STSO and ETHTOOL_SGSO of linux/ethtool.h
+	for _, command := range []uint32{setTSO, setGSO} {
+		value := struct{ command, data uint32 }{command: command}
+		if allowed {
+			value.data = 1
+		}
+		request := struct { // struct ifreq
+			name [unix.IFNAMSIZ]byte
+			data unsafe.Pointer
+			_    [16]byte
+		}{data: unsafe.Pointer(&value)}
+		copy(request.name[:], link)
+		_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&request)))
+		if errno != 0 {
+			return os.NewSyscallError("ioctl", errno)
+		}
+	}
+	return nil
 }

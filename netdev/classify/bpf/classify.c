@@ -188,6 +188,16 @@ static __always_inline int routed_by_node(struct __sk_buff *context)
 	return route && BPF_CORE_READ(route, dev, nd_net.net) == BPF_CORE_READ(skb, dev, nd_net.net);
 }
 
+// Returns the cookie of the network namespace whose network stack has routed a frame: that of the pod
+// that sends it. Returns 0 without a route, which only frames have that a pod bridges or sends through
+// a packet socket, and ARP.
+static __always_inline __u64 cookie_of_route(struct __sk_buff *context)
+{
+	struct dst_entry *route = route_of(kernel_frame(context));
+
+	return route ? BPF_CORE_READ(route, dev, nd_net.net, net_cookie) : 0;
+}
+
 // Reports whether the node forwards a frame that no share sent, such as one of a
 // pod in the cluster network. Such a frame has the source MAC of the NIC.
 static __always_inline int is_forwarded(struct __sk_buff *skb, int reads_routes, const struct nic *nic, __u64 source)
@@ -324,6 +334,13 @@ static __always_inline int classify_sent(struct __sk_buff *skb, int has_cookie, 
 		class = nic->major | CLASS_CONTROL;
 	} else if (nic->trust_mac) {
 		class = class_of_sender(parent, 0, frame.source);
+	}
+	// The kernel divides a packet that is too large for a link before the packet reaches the NIC, and
+	// only the last segment keeps the socket. So without a socket, the route shows the sender.
+	if (reads_routes && frame.link && !has_socket && frame.protocol != bpf_htons(ETH_P_ARP)) {
+		frame.is_unproven = cookie_of_route(skb) != frame.link->cookie;
+		if (!class && !frame.is_unproven && !skb->ingress_ifindex)
+			class = frame.link->class;
 	}
 	if (!class && is_forwarded(skb, reads_routes, nic, frame.source))
 		class = nic->major | CLASS_FORWARDED;

@@ -206,12 +206,13 @@ struct frame {
 	__u64 source;
 	__u64 destination;
 	__u32 parent;
-	__u32 class;   // 0 if the frame has none
-	__u32 charged; // the class that refusals are counted for
+	__u32 class;    // 0 if the frame has none
+	__u32 charged;  // the class that refusals are counted for
 	__u32 protocol; // as in the frame
 	int own;        // whether the source is the NIC's
 	int has_socket; // of a pod, or of the node
 	int has_cookie;
+	int is_unproven;// whether a frame without a socket may come from another namespace than the link's
 	int returned;   // whether the frame arrived from the hairpin of the NIC
 	int is_foreign; // whether another namespace than the node's may have sent it
 	int routed;     // whether the node has routed it, or that is not known
@@ -825,14 +826,21 @@ static __always_inline __u32 check_sent(struct __sk_buff *skb, struct frame *fra
 		return REASON_MAC;
 	}
 	if (!frame->has_socket && skb->ingress_ifindex) {
-		if (!frame->policy->forwarding && !frame->nic->trust_mac)
+		if (!frame->policy->forwarding && !frame->nic->trust_mac) {
+			if (frame->is_unproven)
+				frame->class = 0; // another pod may have sent it with the address of the link
 			return REASON_FORWARDED;
+		}
 		if (is_neighbors(skb, frame))
 			rate = count_neighbor(link, frame->destination);
 		if (rate == RATE_EXCESSIVE)
 			return REASON_RATE;
 		frame->class = rate == RATE_LOW ? class : 0;
 		return 0;
+	}
+	if (frame->is_unproven && !frame->nic->trust_mac) {
+		frame->class = 0;
+		return REASON_MAC;
 	}
 	reason = check_content(skb, frame);
 	if (!reason && is_neighbors(skb, frame))
