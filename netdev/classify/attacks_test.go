@@ -841,6 +841,72 @@ func TestNode_Inspect_permitsLinksOfEndedPods(t *testing.T) {
 	}
 }
 
+// A pod that brings its link up before the node has recorded it, or that keeps its link when the claim is
+// unprepared, neither sends nor receives.
+func TestAttack_withoutRecord(t *testing.T) {
+	bpffs := nstest.MountBPFFS(t)
+	nic, wire := nstest.NIC(t, "nic0", 1500, wireIP+"/16", "fd00:20::fe/64")
+	pod, early := nstest.New(t), 0
+	var e *testEnv
+	number := 0
+	// passes reports whether a frame from a link of a pod, and one to it, arrives.
+	passes := func(ns *nstest.Namespace, link string, mac net.HardwareAddr) (sent, received bool) {
+		number += 2
+		atWire, atLink := listen(t, e.wire, "wire"), listen(t, ns, link)
+		payload := classify.IPv4("10.20.0.1", 17, 0, classify.UDP(1, 2))
+		sendRaw(ns, link, append(classify.EtherTo(e.wireMAC(), mac, 0x0800, payload), marker(number)...))
+		payload = classify.IPv4(wireIP, 17, 0, classify.UDP(1, 2))
+		sendRaw(e.wire, "wire", append(classify.EtherTo(mac, e.wireMAC(), 0x0800, payload), marker(number+1)...))
+		return atWire.saw(marker(number), 200*time.Millisecond), atLink.saw(marker(number+1), 200*time.Millisecond)
+	}
+	mac := func(n byte) net.HardwareAddr { return net.HardwareAddr{2, 0, 0, 0, 0, n} }
+	e = newTestEnvWith(t, netdev.Options{BPFFS: bpffs, Failpoints: func(name string, operation func() error) error {
+		if name == "put identity in maps" {
+			early++
+			pod.Do(func() error {
+				link, err := netlink.LinkByName("net1")
+				return errors.Join(err, netlink.LinkSetUp(link))
+			})
+			if sent, received := passes(pod, "net1", mac(1)); sent || received {
+				t.Errorf("a link without record sent: %t, received: %t", sent, received)
+			}
+		}
+		return operation()
+	}}, nic, wire, enforced())
+	attach := func(ns *nstest.Namespace, mac net.HardwareAddr) netdev.Attachment {
+		a, err := e.node.Attach(ns.Pod(), netdev.LinkSpec{
+			Parent: e.nic.Index, Name: "net1", MAC: mac, Mode: netdev.Private, Minor: shape.FirstMinor,
+			Addresses: []netip.Prefix{netip.MustParsePrefix("10.20.0.1/16")}, Rates: hardCap(100 * mega),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return a
+	}
+	attached := attach(pod, mac(1))
+	if sent, received := passes(pod, "net1", mac(1)); !sent || !received || early == 0 {
+		t.Fatalf("an attached link sent: %t, received: %t; %d early attempts", sent, received, early)
+	}
+
+	nested := nstest.New(t)
+	pod.Do(func() error {
+		link, err := netlink.LinkByName("net1")
+		return errors.Join(err, netlink.LinkSetNsFd(link, int(nested.File.Fd())))
+	})
+	nested.Do(func() error { return nstest.ConfigureLink("net1", "10.20.0.1/16") })
+	if err := e.node.Detach(attached); err != nil {
+		t.Fatal(err)
+	}
+	pod = nstest.New(t) // gets the address
+	attach(pod, mac(2))
+	if sent, received := passes(nested, "net1", mac(1)); sent || received {
+		t.Errorf("a link of a claim that was unprepared sent: %t, received: %t", sent, received)
+	}
+	if sent, received := passes(pod, "net1", mac(2)); !sent || !received {
+		t.Errorf("the next link with the address sent: %t, received: %t", sent, received)
+	}
+}
+
 // deleteLink deletes a link of the current namespace.
 func deleteLink(name string) error {
 	link, err := netlink.LinkByName(name)

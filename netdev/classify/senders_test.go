@@ -318,6 +318,50 @@ func TestAttack_forcedARP(t *testing.T) {
 	}
 }
 
+// A host on the network that uses another MAC address in each frame does not keep a host that the NIC
+// knows from finding a share.
+func TestAttack_neighborFloodOfManySenders(t *testing.T) {
+	broadcast := net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
+	e := newTestEnv(t, enforced())
+	e.config.Rates.Reserve = 10 * mega
+	e.manage()
+	p := e.pod(0, 1, hardCap(100*mega), netdev.Private)
+	e.measure(nstest.Flow{From: e.wire, To: p.Namespace, Address: e.address(p.ip), Duration: 50 * time.Millisecond})
+	var senders []nstest.Sender
+	for range 24 { // the buffer of one socket is smaller than the queue
+		sender, err := nstest.NewMarkSender(e.wire, "wire", 0, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer sender.Close()
+		senders = append(senders, sender)
+	}
+	stop := make(chan struct{})
+	var floods sync.WaitGroup
+	for thread := range 2 {
+		floods.Go(func() {
+			for number := 0; ; number++ {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				mac := net.HardwareAddr{2, byte(thread), 5, byte(number >> 16), byte(number >> 8), byte(number)}
+				request := classify.EtherTo(broadcast, mac, 0x0806, classify.ARP(1, mac, "10.20.9.8", "10.20.9.9"))
+				if err := senders[number%len(senders)].Send(request); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	defer floods.Wait()
+	defer close(stop)
+	for range 5 {
+		e.expectResolution(e.wire, "wire", p.Namespace, p.ip)
+	}
+}
+
 // awaitFirst sends a frame until one arrives at the wire, as a bridge forwards nothing before its
 // ports are up.
 func (e *testEnv) awaitFirst(from *nstest.Namespace, link string, frame []byte) {
@@ -336,21 +380,27 @@ func (e *testEnv) awaitFirst(from *nstest.Namespace, link string, frame []byte) 
 // takes long: the kernel repeats a request after one second.
 func (e *testEnv) expectFastResolution(p *pod) {
 	e.t.Helper()
-	p.Do(func() error {
-		link, err := netlink.LinkByName("net1")
+	e.expectResolution(p.Namespace, "net1", e.wire, wireIP)
+}
+
+// expectResolution is expectFastResolution for an address of another namespace.
+func (e *testEnv) expectResolution(from *nstest.Namespace, link string, to *nstest.Namespace, ip string) {
+	e.t.Helper()
+	from.Do(func() error {
+		link, err := netlink.LinkByName(link)
 		if err != nil {
 			return err
 		}
-		err = netlink.NeighDel(&netlink.Neigh{LinkIndex: link.Attrs().Index, IP: net.ParseIP(wireIP)})
+		err = netlink.NeighDel(&netlink.Neigh{LinkIndex: link.Attrs().Index, IP: net.ParseIP(ip)})
 		if errors.Is(err, unix.ENOENT) {
 			return nil
 		}
 		return err
 	})
 	start := time.Now()
-	e.measure(nstest.Flow{From: p.Namespace, To: e.wire, Address: e.address(wireIP), Duration: 50 * time.Millisecond})
+	e.measure(nstest.Flow{From: from, To: to, Address: e.address(ip), Duration: 50 * time.Millisecond})
 	if took := time.Since(start); took > 600*time.Millisecond {
-		e.t.Errorf("the first flow to %s took %s, want at most 600 ms", wireIP, took)
+		e.t.Errorf("the first flow to %s took %s, want at most 600 ms", ip, took)
 	}
 }
 

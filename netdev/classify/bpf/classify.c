@@ -481,7 +481,7 @@ static __always_inline int classify_received(struct __sk_buff *skb, struct nic *
 		if (is_neighbor_discovery(skb, &eth)) {
 			if (checks && !frame.returned)
 				note_conflict(skb, &frame);
-			if (count_other(skb, &frame) == RATE_LOW)
+			if (count_other(skb, &frame, 0) == RATE_LOW)
 				skb->priority = nic->major | CLASS_CONTROL;
 		}
 		return 1;

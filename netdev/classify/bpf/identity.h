@@ -289,6 +289,7 @@ static __always_inline int is_reply(struct __sk_buff *skb)
 // How much ARP and neighbor discovery a sender may send in a second.
 #define NEIGHBORS_PER_SECOND 100   // in CLASS_CONTROL
 #define BROADCASTS_PER_SECOND 1000 // multicast and broadcast, in any class
+#define NEWCOMERS_PER_SECOND 20    // senders that a NIC gets to know
 #define SECOND 1000000000ULL
 
 // What the rate of a sender means for a frame of ARP or neighbor discovery.
@@ -336,15 +337,37 @@ static __always_inline int has_high_rate(const struct link *link)
 	return rate_of(link->neighbors, 0) != RATE_LOW;
 }
 
+// Reports whether a NIC may get to know a sender of ARP and neighbor discovery. A host can use another
+// address in each frame. Its frames must not fill CLASS_CONTROL, nor the map of the senders that are
+// known. Their number is counted as that of the frames of the address 0.
+static __always_inline int may_be_known(__u32 parent)
+{
+	__u64 key[] = {parent, 0};
+	struct moderation *m = bpf_map_lookup_elem(&dra_shared_moderation, key), first = {};
+	__u64 now = bpf_ktime_get_ns();
+
+	if (!m || now - m->window > SECOND) {
+		first.window = now;
+		first.frames = 1;
+		bpf_map_update_elem(&dra_shared_moderation, key, &first, BPF_ANY);
+		return 1;
+	}
+	m->frames++;
+	return m->frames <= NEWCOMERS_PER_SECOND;
+}
+
 // Counts ARP or neighbor discovery of a source address that no link has, and returns its rate. A
-// frame that is larger than necessary may not use CLASS_CONTROL.
-static __always_inline int count_other(struct __sk_buff *skb, const struct frame *frame)
+// frame that is larger than necessary may not use CLASS_CONTROL. is_allowed is set if the network
+// allows the address for all links.
+static __always_inline int count_other(struct __sk_buff *skb, const struct frame *frame, int is_allowed)
 {
 	__u64 key[] = {frame->parent | frame->source << 32, frame->source >> 32};
 	struct moderation *m = bpf_map_lookup_elem(&dra_shared_moderation, key), first = {};
 	__u64 now = bpf_ktime_get_ns();
 	int rate = RATE_LOW;
 
+	if (!m && !is_allowed && !may_be_known(frame->parent))
+		return RATE_HIGH;
 	if (!m || now - m->window > SECOND) {
 		first.window = now;
 		first.frames = add_neighbor(0, frame->destination);
@@ -800,7 +823,7 @@ static __always_inline __u32 check_other(struct __sk_buff *skb, struct frame *fr
 	reason = check_content(skb, frame);
 	if (reason || !is_neighbors(skb, frame))
 		return reason;
-	rate = count_other(skb, frame);
+	rate = count_other(skb, frame, 1);
 	if (rate == RATE_EXCESSIVE)
 		return REASON_RATE;
 	if (rate == RATE_HIGH && !tenant)
