@@ -116,9 +116,10 @@ func TestAttack_segments(t *testing.T) {
 					t.Error("segments with the addresses of another share arrived")
 				}
 				before := e.sentBytes(0)
-				rate := e.arrivalRate(func() error { return sendFor(sender, packet(attacker, marker(2)), duration) })
-				e.expectAtMost("flood of segments", rate, grant*106/100)
-				if sent := e.sentBytes(0) - before; place == "by the NIC" && sent < 100_000 {
+				const flood = 500 * time.Millisecond
+				rate := e.arrivalRate(func() error { return sendFor(sender, packet(attacker, marker(2)), flood) })
+				e.expectAtMost("flood of segments", rate, grant*11/10) // the first burst counts more in a short time
+				if sent := e.sentBytes(0) - before; place == "by the NIC" && sent < 50_000 {
 					t.Errorf("the class of the share sent %d bytes: does the test send segments?", sent)
 				}
 			})
