@@ -109,7 +109,11 @@ func TestAttack_segments(t *testing.T) {
 					return classify.EtherTo(net.HardwareAddr{2, 9, 9, 9, 9, 9}, source.attachment.MAC, 0x0800, p, content)
 				}
 				wire := listen(t, e.wire, "wire")
-				if err := sender.Send(packet(victim, marker(1))); err != nil {
+				err = sender.Send(packet(victim, marker(1)))
+				if errors.Is(err, unix.EINVAL) && kind == nstest.SegmentUDP {
+					t.Skip("this kernel does not accept packets of UDP to divide (Linux 6.2)")
+				}
+				if err != nil {
 					t.Fatal(err)
 				}
 				if wire.saw(marker(1), 300*time.Millisecond) {
