@@ -284,6 +284,35 @@ func TestAttack_forwardedFrames(t *testing.T) {
 	}
 }
 
+// What a pod bridges with the address of another link is not counted for the share of that link.
+func TestAttack_bridgedFramesWithAddressOfSibling(t *testing.T) {
+	needRoutes(t)
+	e := newTestEnv(t, enforced())
+	attacker, victim := e.pod(0, 1, hardCap(100*mega), netdev.Private), e.pod(1, 2, hardCap(100*mega), netdev.Private)
+	router, inner := e.bridgedNamespaces(attacker) // the frames lose their socket in the router
+	router.Do(func() error {
+		out, err := netlink.LinkByName("out")
+		return errors.Join(err, netlink.LinkSetHardwareAddr(out, victim.attachment.MAC))
+	})
+	wire, counted := listen(t, e.wire, "wire"), uint64(0)
+	for tries := 0; tries < 50 && counted == 0; tries++ { // the bridge forwards nothing before its ports are up
+		inner.Do(func() error { return sendUDP(wireIP+":9", marker(tries)) })
+		if wire.saw(marker(tries), 50*time.Millisecond) {
+			t.Fatal("a bridged frame with the address of another share arrived")
+		}
+		refused, err := e.node.Refusals(e.nic.Index, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		counted = refused.Dropped["Forwarded"]
+	}
+	refused, err := e.node.Refusals(victim.attachment.Parent, victim.attachment.Minor)
+	if err != nil || len(refused.Dropped) > 0 || counted == 0 {
+		t.Errorf("Refusals of the victim returned %+v and error %v, want none; of no share %d, want some",
+			refused, err, counted)
+	}
+}
+
 func sendUDP(to string, payload []byte) error {
 	conn, err := net.Dial("udp", to)
 	if err != nil {

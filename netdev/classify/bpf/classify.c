@@ -189,8 +189,8 @@ static __always_inline int routed_by_node(struct __sk_buff *context)
 }
 
 // Returns the cookie of the network namespace whose network stack has routed a frame: that of the pod
-// that sends it. Returns 0 without a route, which only frames have that a pod bridges or sends through
-// a packet socket, and ARP.
+// that sends it. Returns 0 without a route: for frames that a pod bridges or sends through a packet
+// socket, and for ARP.
 static __always_inline __u64 cookie_of_route(struct __sk_buff *context)
 {
 	struct dst_entry *route = route_of(kernel_frame(context));
@@ -336,8 +336,10 @@ static __always_inline int classify_sent(struct __sk_buff *skb, int has_cookie, 
 		class = class_of_sender(parent, 0, frame.source);
 	}
 	// The kernel divides a packet that is too large for a link before the packet reaches the NIC, and
-	// only the last segment keeps the socket. So without a socket, the route shows the sender.
-	if (reads_routes && frame.link && !has_socket && frame.protocol != bpf_htons(ETH_P_ARP)) {
+	// only the last segment keeps the socket. So without a socket, the route shows the sender. What
+	// the kernel itself sends has one, except ARP.
+	if (reads_routes && frame.link && !has_socket &&
+	    (frame.protocol != bpf_htons(ETH_P_ARP) || skb->ingress_ifindex)) {
 		frame.is_unproven = cookie_of_route(skb) != frame.link->cookie;
 		if (!class && !frame.is_unproven && !skb->ingress_ifindex)
 			class = frame.link->class;
