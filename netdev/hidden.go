@@ -145,16 +145,19 @@ func (n *Node) markLeaving(key LinkKey) {
 }
 
 // visibleAddresses returns the addresses of the links on a NIC that are up, in the node's
-// namespace and in all that have an ID there. It leaves out links in mode source, which a pod can
-// have in a namespace that has an ID and is not that of an attachment.
+// namespace and in all that have an ID there, also of those on other links of the node on the NIC,
+// such as a VLAN. It leaves out links in mode source, which a pod can have in a namespace that has
+// an ID and is not that of an attachment.
 func (n *Node) visibleAddresses(index int) (map[LinkKey]bool, error) {
 	visible := map[LinkKey]bool{}
 	own, err := listLinks()
 	if err != nil {
 		return nil, err
 	}
+	parents := newTopology(own).allAbove(index)
+	parents[index] = true
 	for _, l := range own {
-		if a := l.Attrs(); a.ParentIndex == index && a.Flags&net.FlagUp != 0 {
+		if a := l.Attrs(); parents[a.ParentIndex] && a.NetNsID == -1 && a.Flags&net.FlagUp != 0 {
 			visible[NewLinkKey(index, a.HardwareAddr)] = true
 		}
 	}
@@ -168,7 +171,7 @@ func (n *Node) visibleAddresses(index int) (map[LinkKey]bool, error) {
 			return nil, err
 		}
 		for _, m := range macvlans {
-			if m.parent == index && m.up && m.mode != modeSource {
+			if parents[m.parent] && m.up && m.mode != modeSource {
 				visible[NewLinkKey(index, m.mac)] = true
 			}
 		}

@@ -77,6 +77,17 @@ func (t topology) allBelow(index int) []int {
 	return slices.Sorted(maps.Keys(all))
 }
 
+// allAbove returns the indexes of all links that are stacked on a link.
+func (t topology) allAbove(index int) map[int]bool {
+	above := map[int]bool{}
+	for i := range t {
+		if i != index && t.closure(i)[index] {
+			above[i] = true
+		}
+	}
+	return above
+}
+
 // uplinkMemory contains the names of links that a default route depends on or
 // once depended on, with the last time at which the link existed. A route is
 // absent for a while when a DHCP lease is renewed, and a link when its driver is

@@ -77,6 +77,19 @@ func TestUplinkMemory_update(t *testing.T) {
 	}
 }
 
+func TestTopology_allAbove(t *testing.T) {
+	// A bond of 2 and 3, two VLANs on it, of which one is on the other, and a NIC without any.
+	stack := topology{
+		2: {name: "eno1", master: 10}, 3: {name: "eno2", master: 10}, 4: {name: "eno3"}, 10: {name: "bond0"},
+		11: {name: "bond0.5", lower: 10}, 12: {name: "bond0.5.6", lower: 11},
+	}
+	for index, want := range map[int][]int{2: {10, 11, 12}, 10: {11, 12}, 11: {12}, 12: nil, 4: nil, 99: nil} {
+		if got := slices.Sorted(maps.Keys(stack.allAbove(index))); !slices.Equal(got, want) {
+			t.Errorf("links above link %d: got %v, want %v", index, got, want)
+		}
+	}
+}
+
 func TestNewTopology(t *testing.T) {
 	attrs := func(index, parent, nsid int) netlink.LinkAttrs {
 		return netlink.LinkAttrs{Index: index, ParentIndex: parent, NetNsID: nsid}

@@ -870,6 +870,29 @@ func TestNode_Inspect_permitsLinksOfEndedPods(t *testing.T) {
 	}
 }
 
+// The NIC accepts the addresses of links on its VLANs, too. The node sees them.
+func TestNode_Inspect_permitsLinksOnVLAN(t *testing.T) {
+	e := newTestEnv(t, enforced())
+	nstest.VLAN(t, "nic0", "nic0.5", 5)
+	vlan := nstest.FindNIC(t, "nic0.5")
+	other := nstest.New(t)
+	cluster := netlink.NewLinkAttrs() // as the link of the cluster network, it gives the namespace an ID
+	cluster.Name = "cluster"
+	peer := netlink.NsFd(int(other.File.Fd()))
+	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: cluster, PeerName: "eth0", PeerNamespace: peer}); err != nil {
+		t.Fatal(err)
+	}
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.ParentIndex, attrs.Namespace = "other", vlan.Index, peer
+	if err := netlink.LinkAdd(&netlink.Macvlan{LinkAttrs: attrs, Mode: netlink.MACVLAN_MODE_BRIDGE}); err != nil {
+		t.Fatal(err)
+	}
+	other.Do(func() error { return nstest.ConfigureLink("other") })
+	if e.inspect(false) {
+		t.Error("the NIC is guarded because of a link on its VLAN that the node sees")
+	}
+}
+
 // A pod that brings its link up before the node has recorded it, or that keeps its link when the claim is
 // unprepared, neither sends nor receives.
 func TestAttack_withoutRecord(t *testing.T) {
