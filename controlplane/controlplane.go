@@ -40,6 +40,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/controlplane/podgroups"
 	"github.com/dra-shared/dra-driver-shared/controlplane/report"
 	"github.com/dra-shared/dra-driver-shared/controlplane/reservedfor"
+	"github.com/dra-shared/dra-driver-shared/controlplane/workload"
 )
 
 // Options configure the controller.
@@ -202,6 +203,7 @@ func addWebhooks(ctx context.Context, m manager.Manager, o Options) error {
 		},
 		"/templates":  &admission.Templates{APIReader: m.GetAPIReader()},
 		"/parameters": &admission.Parameters{Driver: o.DriverName},
+		"/podgroups":  &admission.PodGroups{Mode: o.Mode},
 	}
 	if o.JobClaims {
 		handlers["/jobs"] = &admission.Jobs{Client: m.GetClient(), APIReader: m.GetAPIReader(), Driver: o.DriverName}
@@ -223,6 +225,9 @@ func addControllers(ctx context.Context, m manager.Manager, cluster kubernetes.I
 		return err
 	}
 	events := m.GetEventRecorder(o.DriverName)
+	newFinder := func() *workload.Finder {
+		return &workload.Finder{APIReader: m.GetAPIReader(), Mapper: m.GetRESTMapper()}
+	}
 	type reconciler interface {
 		SetupWithManager(context.Context, ctrl.Manager) error
 	}
@@ -230,6 +235,7 @@ func addControllers(ctx context.Context, m manager.Manager, cluster kubernetes.I
 		&podgroups.Reconciler{
 			Client: m.GetClient(), APIReader: m.GetAPIReader(), Mode: o.Mode, Driver: o.DriverName, Events: events,
 			ClusterLeavesStaleEntries: leavesStaleEntries,
+			Finder:                    newFinder(), Unused: workload.NewTimer(clock.RealClock{}),
 		},
 		&addresspools.Reconciler{
 			Client: m.GetClient(), Driver: o.DriverName, Clock: clock.RealClock{}, Quarantine: o.AddressQuarantine,
@@ -238,8 +244,9 @@ func addControllers(ctx context.Context, m manager.Manager, cluster kubernetes.I
 			Client: m.GetClient(), APIReader: m.GetAPIReader(), Cluster: cluster, Driver: o.DriverName, Clock: clock.RealClock{},
 		},
 		&reservedfor.Reconciler{
-			Client: m.GetClient(), APIReader: m.GetAPIReader(), Cluster: cluster, Mapper: m.GetRESTMapper(),
-			Driver: o.DriverName, Events: events, ClusterLeavesStaleEntries: leavesStaleEntries,
+			Client: m.GetClient(), APIReader: m.GetAPIReader(), Cluster: cluster, Driver: o.DriverName, Events: events,
+			Finder: newFinder(), Unused: workload.NewTimer(clock.RealClock{}),
+			ClusterLeavesStaleEntries: leavesStaleEntries,
 		},
 	}
 	if o.JobClaims {

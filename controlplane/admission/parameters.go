@@ -18,13 +18,14 @@ import (
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/controlplane/reservedfor"
+	"github.com/dra-shared/dra-driver-shared/controlplane/workload"
 )
 
 // Parameters is the webhook for ResourceClaims, ResourceClaimTemplates, and
 // DeviceClasses. It denies parameters of the driver that the plugin would reject
 // for every device, by the plugin's own validation. What depends on the allocated
-// device is validated on the node only. The webhook also validates the annotation
-// reserved-for.
+// device is validated on the node only. The webhook also validates the annotations
+// reserved-for and release.
 type Parameters struct {
 	Driver string
 }
@@ -65,13 +66,18 @@ func (p *Parameters) Handle(_ context.Context, req admission.Request) admission.
 	return admission.Allowed("")
 }
 
-var holderPath = field.NewPath("metadata", "annotations").Key(scheduling.ReservedForAnnotation)
+func annotation(name string) *field.Path { return field.NewPath("metadata", "annotations").Key(name) }
+
+var holderPath = annotation(scheduling.ReservedForAnnotation)
 
 func (p *Parameters) validate(o *configured) (errs field.ErrorList) {
 	if value, ok := o.Metadata.Annotations[scheduling.ReservedForAnnotation]; ok {
-		if _, err := reservedfor.Parse(value); err != nil {
+		if _, err := workload.Parse(value); err != nil {
 			errs = append(errs, field.Invalid(holderPath, value, err.Error()))
 		}
+	}
+	if value, ok := o.Metadata.Annotations[scheduling.ReleaseAnnotation]; ok {
+		errs = append(errs, validateClaimRelease(o, value)...)
 	}
 	spec := field.NewPath("spec")
 	errs = append(errs, p.validateClaim(o.Spec.Devices.Config, spec.Child("devices", "config"))...)
@@ -80,6 +86,19 @@ func (p *Parameters) validate(o *configured) (errs field.ErrorList) {
 		errs = append(errs, p.validateOpaque(c.Opaque, spec.Child("config").Index(i))...)
 	}
 	return errs
+}
+
+// validateClaimRelease returns the errors of a claim with that value of the annotation release.
+func validateClaimRelease(o *configured, value string) field.ErrorList {
+	path := annotation(scheduling.ReleaseAnnotation)
+	if _, ok := o.Metadata.Annotations[scheduling.ReservedForAnnotation]; !ok {
+		return field.ErrorList{field.Forbidden(path, fmt.Sprintf("has an effect only on a claim that an object holds: "+
+			"name the object in the annotation %s, or remove this one", scheduling.ReservedForAnnotation))}
+	}
+	if _, err := scheduling.ParseRelease(value); err != nil {
+		return field.ErrorList{field.Invalid(path, value, err.Error())}
+	}
+	return nil
 }
 
 // validateHolderUpdate returns an error if the annotation changes while the claim

@@ -93,23 +93,13 @@ func (r *JobReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.R
 		return ctrl.Result{}, err
 	}
 	err = r.reconcileJob(ctx, &job, g, jobClaims)
-	hasProblem := false
 	for _, s := range g.sharedClaims {
 		if s.problem != nil {
-			hasProblem = true
 			r.Events.Eventf(&job, nil, corev1.EventTypeWarning, scheduling.ReasonClaimMissing,
 				scheduling.EventActionClaims, "%s", s.problem.Error())
 		}
 	}
-	switch {
-	case err != nil:
-		return ctrl.Result{}, err
-	case g.hasDeletedClaim():
-		return ctrl.Result{RequeueAfter: minGracePeriod}, nil
-	case hasProblem:
-		return ctrl.Result{RequeueAfter: problemRetryInterval}, nil
-	}
-	return ctrl.Result{}, nil
+	return ctrl.Result{RequeueAfter: g.retryInterval()}, err
 }
 
 // reconcileJob performs the steps that the Job needs in its current state. It leaves in

@@ -30,6 +30,7 @@ import (
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
 	"github.com/dra-shared/dra-driver-shared/controlplane/mode"
+	"github.com/dra-shared/dra-driver-shared/controlplane/workload"
 	"github.com/dra-shared/dra-driver-shared/internal/claimref"
 	"github.com/dra-shared/dra-driver-shared/internal/podstatus"
 )
@@ -50,6 +51,10 @@ type Reconciler struct {
 	Events events.EventRecorder
 	// ClusterLeavesStaleEntries is the result of claims.ClusterLeavesStaleEntries.
 	ClusterLeavesStaleEntries bool
+	// Finder finds the workloads of PodGroups. SetupWithManager sets its StartWatch.
+	Finder *workload.Finder
+	// Unused measures for how long a PodGroup has had no pods.
+	Unused *workload.Timer
 
 	ungated ungatedCache
 }
@@ -82,6 +87,10 @@ type group struct {
 	owner        claims.Owner
 	pods         []*corev1.Pod
 	sharedClaims []*sharedClaim
+	// released says why the claims have been released; it is empty if they have not.
+	released string
+	// releaseProblem says why the annotation release has no effect.
+	releaseProblem error
 }
 
 // Reconcile reconciles the PodGroup of that name. It also releases claims that are
@@ -100,21 +109,40 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, err
 	}
 	if pg.DeletionTimestamp != nil {
+		r.Unused.Reset(pg.UID)
 		return ctrl.Result{}, r.finalize(ctx, g)
 	}
 	if err := r.addFinalizer(ctx, &pg); err != nil {
 		return ctrl.Result{}, ignoreStaleCache(err)
 	}
-	if err := errors.Join(r.serve(ctx, g), r.updateStatus(ctx, g)); err != nil {
+	wait, err := r.applyRelease(ctx, g)
+	if err == nil && g.released == "" {
+		err = r.serve(ctx, g)
+	}
+	if err := errors.Join(err, r.updateStatus(ctx, g)); err != nil {
 		return ctrl.Result{}, err
 	}
+	return ctrl.Result{RequeueAfter: soonest(wait, g.retryInterval())}, nil
+}
+
+// retryInterval returns the time after which the group must be reconciled again because
+// no event announces what it waits for; 0 if events suffice.
+func (g *group) retryInterval() time.Duration {
 	switch {
 	case g.hasDeletedClaim():
-		return ctrl.Result{RequeueAfter: minGracePeriod}, nil
+		return minGracePeriod
 	case slices.ContainsFunc(g.sharedClaims, func(s *sharedClaim) bool { return s.problem != nil }):
-		return ctrl.Result{RequeueAfter: problemRetryInterval}, nil
+		return problemRetryInterval
 	}
-	return ctrl.Result{}, nil
+	return 0
+}
+
+// soonest returns the shorter of two times, of which 0 means never.
+func soonest(a, b time.Duration) time.Duration {
+	if a == 0 || b == 0 {
+		return max(a, b)
+	}
+	return min(a, b)
 }
 
 // addFinalizer adds the controller's finalizer to a PodGroup with claims, unless it has it. This

@@ -20,9 +20,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/events"
+	clocktesting "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -33,6 +35,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
 	"github.com/dra-shared/dra-driver-shared/controlplane/mode"
 	"github.com/dra-shared/dra-driver-shared/controlplane/trim"
+	"github.com/dra-shared/dra-driver-shared/controlplane/workload"
 )
 
 // These tests run the Reconciler against controller-runtime's fake client. They call
@@ -53,6 +56,7 @@ type testEnv struct {
 	client     client.Client
 	reconciler *Reconciler
 	recorder   *events.FakeRecorder
+	clock      *clocktesting.FakePassiveClock
 }
 
 func newTestEnv(t *testing.T, objects ...client.Object) *testEnv {
@@ -71,8 +75,16 @@ func newTestEnv(t *testing.T, objects ...client.Object) *testEnv {
 	}
 	c := builder.Build()
 	recorder := events.NewFakeRecorder(100)
-	return &testEnv{T: t, client: c, recorder: recorder, reconciler: &Reconciler{
+	mapper := meta.NewDefaultRESTMapper([]schema.GroupVersion{batchv1.SchemeGroupVersion})
+	mapper.Add(batchv1.SchemeGroupVersion.WithKind("Job"), meta.RESTScopeNamespace)
+	testClock := clocktesting.NewFakePassiveClock(time.Now())
+	return &testEnv{T: t, client: c, recorder: recorder, clock: testClock, reconciler: &Reconciler{
 		Client: cached(c), APIReader: c, Mode: mode.Bridge, Driver: testDriver, Events: recorder,
+		Finder: &workload.Finder{
+			APIReader: c, Mapper: mapper,
+			StartWatch: func(schema.GroupVersionKind, schema.GroupResource) error { return nil },
+		},
+		Unused: workload.NewTimer(testClock),
 	}}
 }
 

@@ -24,6 +24,7 @@ import (
 
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 	"github.com/dra-shared/dra-driver-shared/controlplane/mode"
+	"github.com/dra-shared/dra-driver-shared/controlplane/workload"
 	"github.com/dra-shared/dra-driver-shared/internal/podstatus"
 )
 
@@ -36,6 +37,8 @@ const (
 	indexTemplate = "dra-shared.template"
 	// indexClaim indexes PodGroups by the names of the claims that they refer to.
 	indexClaim = "dra-shared.claim"
+	// indexWorkload indexes PodGroups by the value of their annotation workload.
+	indexWorkload = "dra-shared.workload"
 )
 
 // maxConcurrentReconciles is the number of PodGroups that are reconciled at a time.
@@ -61,7 +64,9 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, m ctrl.Manager) error
 	if r.Mode == mode.Native {
 		b = b.Owns(&schedulingapi.PodGroup{})
 	}
-	return b.Complete(r)
+	c, err := b.Build(r)
+	r.Finder.StartWatch = workload.Watch(c, m.GetCache(), r.groupsOfWorkload)
+	return err
 }
 
 func controllerOptions() controller.Options {
@@ -90,6 +95,12 @@ func indexes() []index {
 		{&scheduling.PodGroup{}, indexClaim, entryKeys(func(c scheduling.PodGroupResourceClaim) *string {
 			return c.ResourceClaimName
 		})},
+		{&scheduling.PodGroup{}, indexWorkload, func(o client.Object) []string {
+			if name, ok := o.GetAnnotations()[scheduling.WorkloadAnnotation]; ok {
+				return []string{name}
+			}
+			return nil
+		}},
 	}
 }
 
@@ -146,11 +157,23 @@ func (r *Reconciler) groupsOfTemplate(ctx context.Context, o client.Object) []re
 	return requests(o.GetNamespace(), r.groupsReferringTo(ctx, indexTemplate, o))
 }
 
+// groupsOfWorkload returns requests for the PodGroups whose annotation names the object.
+func (r *Reconciler) groupsOfWorkload(
+	ctx context.Context, namespace string, object workload.Reference,
+) []reconcile.Request {
+	return requests(namespace, r.groupsWith(ctx, namespace, indexWorkload, object.String()))
+}
+
 // groupsReferringTo returns the names of the PodGroups that the index finds for the
 // name of the object.
 func (r *Reconciler) groupsReferringTo(ctx context.Context, field string, o client.Object) []string {
+	return r.groupsWith(ctx, o.GetNamespace(), field, o.GetName())
+}
+
+// groupsWith returns the names of the PodGroups that the index finds for a value.
+func (r *Reconciler) groupsWith(ctx context.Context, namespace, field, value string) []string {
 	var list scheduling.PodGroupList
-	err := r.Client.List(ctx, &list, client.InNamespace(o.GetNamespace()), client.MatchingFields{field: o.GetName()})
+	err := r.Client.List(ctx, &list, client.InNamespace(namespace), client.MatchingFields{field: value})
 	if err != nil {
 		return nil // the cache is shutting down
 	}

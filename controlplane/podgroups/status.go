@@ -69,9 +69,16 @@ func (g *group) reserved() metav1.Condition {
 		Type: scheduling.ConditionReserved, Status: metav1.ConditionTrue, Reason: scheduling.ReasonHeld,
 		Message: "the claims stay allocated as long as the PodGroup exists",
 	}
+	if g.releaseProblem != nil {
+		reserved.Message += fmt.Sprintf("; the annotation %s has no effect: %v",
+			scheduling.ReleaseAnnotation, g.releaseProblem)
+	}
 	for _, s := range g.sharedClaims {
 		first := s.shards[0]
 		switch {
+		case g.released != "":
+			setFalse(&reserved, scheduling.ReasonReleased,
+				"the claims are allocated again for the next pod of the group: "+g.released)
 		case first == nil:
 			setFalse(&reserved, scheduling.ReasonNotAllocated, fmt.Sprintf("claim %s does not exist", s.Name))
 		case len(s.deletedClaims()) > 0:
@@ -179,11 +186,11 @@ func isSameClaim(a, b scheduling.PodGroupResourceClaimStatus) bool {
 	return a.Name == b.Name && ptr.Equal(a.ResourceClaimName, b.ResourceClaimName)
 }
 
-// needsEvent reports whether the user should look at the condition. NotAllocated is
-// the usual state of a group without running pods.
+// needsEvent reports whether the user should look at the condition. NotAllocated and
+// Released are the usual states of a group without running pods.
 func needsEvent(c metav1.Condition) bool {
 	if c.Status == metav1.ConditionFalse {
-		return c.Reason != scheduling.ReasonNotAllocated
+		return c.Reason != scheduling.ReasonNotAllocated && c.Reason != scheduling.ReasonReleased
 	}
 	return c.Reason == scheduling.ReasonClaimShared
 }

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -16,12 +17,15 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	clusterfake "k8s.io/client-go/kubernetes/fake"
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/events"
+	clocktesting "k8s.io/utils/clock/testing"
+	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
@@ -30,6 +34,7 @@ import (
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
+	"github.com/dra-shared/dra-driver-shared/controlplane/workload"
 )
 
 // These tests run the Reconciler against controller-runtime's fake client, and apply
@@ -53,11 +58,15 @@ type testEnv struct {
 	holderError error
 	// watches has the resources that the Reconciler watches.
 	watches []string
+	clock   *clocktesting.FakePassiveClock
 }
 
 func newTestEnv(t *testing.T, claim *resourceapi.ResourceClaim, objects ...client.Object) *testEnv {
 	t.Helper()
-	e := &testEnv{T: t, recorder: events.NewFakeRecorder(100), cluster: clusterfake.NewClientset(claim.DeepCopy())}
+	e := &testEnv{
+		T: t, recorder: events.NewFakeRecorder(100), cluster: clusterfake.NewClientset(claim.DeepCopy()),
+		clock: clocktesting.NewFakePassiveClock(time.Now()),
+	}
 	e.client = fake.NewClientBuilder().WithScheme(clientscheme.Scheme).WithObjects(append(objects, claim)...).
 		WithStatusSubresource(&resourceapi.ResourceClaim{}, &corev1.Pod{}).
 		WithIndex(&resourceapi.ResourceClaim{}, indexHolder, holderIndex).
@@ -66,12 +75,15 @@ func newTestEnv(t *testing.T, claim *resourceapi.ResourceClaim, objects ...clien
 	mapper.Add(corev1.SchemeGroupVersion.WithKind("Node"), meta.RESTScopeRoot)
 	mapper.Add(batchv1.SchemeGroupVersion.WithKind("Job"), meta.RESTScopeNamespace)
 	e.reconciler = &Reconciler{
-		Client: e.client, APIReader: e.client, Cluster: e.cluster, Mapper: mapper, Driver: testDriver,
-		Events: e.recorder, watched: map[schema.GroupVersionKind]bool{},
-		startWatch: func(_ schema.GroupVersionKind, resource schema.GroupResource) error {
-			e.watches = append(e.watches, resource.String())
-			return nil
+		Client: e.client, APIReader: e.client, Cluster: e.cluster, Driver: testDriver, Events: e.recorder,
+		Finder: &workload.Finder{
+			APIReader: e.client, Mapper: mapper,
+			StartWatch: func(_ schema.GroupVersionKind, resource schema.GroupResource) error {
+				e.watches = append(e.watches, resource.String())
+				return nil
+			},
 		},
+		Unused: workload.NewTimer(e.clock),
 	}
 	return e
 }
@@ -79,7 +91,7 @@ func newTestEnv(t *testing.T, claim *resourceapi.ResourceClaim, objects ...clien
 func (e *testEnv) get(
 	ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object, options ...client.GetOption,
 ) error {
-	if _, ok := o.(*metav1.PartialObjectMetadata); ok && e.holderError != nil {
+	if _, ok := o.(*unstructured.Unstructured); ok && e.holderError != nil {
 		return e.holderError
 	}
 	return c.Get(ctx, key, o, options...)
@@ -370,6 +382,79 @@ func TestReconciler_releasesClaimOfIdleJob(t *testing.T) {
 	}
 }
 
+// The annotation release chooses which states of the holder release the claim.
+func TestReconciler_annotationRelease(t *testing.T) {
+	complete, suspended := testJob("1"), testJob("1")
+	complete.Status.Conditions = []batchv1.JobCondition{{Type: batchv1.JobComplete, Status: corev1.ConditionTrue}}
+	suspended.Spec.Suspend = ptr.To(true)
+	const released = "allocated as long as batch/jobs/train exists; released earlier if no pod uses the claim and "
+	for _, tc := range []struct {
+		release                      string
+		running, complete, suspended bool // whether the claim stays allocated
+		afterTenMinutes              bool
+		wantRequeue                  time.Duration
+		heldMessage                  string
+	}{
+		{"OnDeletion", true, true, true, true, 0, "allocated as long as batch/jobs/train exists"},
+		{"OnCompletion", true, false, true, true, 0,
+			released + "batch/jobs/train is complete"},
+		{"OnSuspension", true, true, false, true, 0,
+			released + "batch/jobs/train is suspended"},
+		{"Unused=10m", true, true, true, false, 10 * time.Minute,
+			released + "10m0s have passed"},
+		{"never", true, true, true, true, 0,
+			"allocated as long as batch/jobs/train exists; " +
+				`the annotation scheduling.dra-shared.dev/release is ignored: it "never" is unknown`},
+	} {
+		t.Run(tc.release, func(t *testing.T) {
+			newEnv := func(job *batchv1.Job) *testEnv {
+				claim := testClaim(train.String(), trainWith("1").Reference())
+				claim.Annotations[scheduling.ReleaseAnnotation] = tc.release
+				return newTestEnv(t, claim, job)
+			}
+			for job, want := range map[*batchv1.Job]bool{complete: tc.complete, suspended: tc.suspended} {
+				e := newEnv(job.DeepCopy())
+				e.reconcile()
+				e.expectAllocated("the Job is complete or suspended", want)
+			}
+			e := newEnv(testJob("1"))
+			if result := e.reconcile(); result.RequeueAfter != tc.wantRequeue {
+				t.Errorf("requeue: got %v, want %v", result.RequeueAfter, tc.wantRequeue)
+			}
+			e.expectHeld(metav1.ConditionTrue, "HolderFound", tc.heldMessage)
+			e.clock.SetTime(e.clock.Now().Add(10*time.Minute - time.Second))
+			e.reconcile()
+			e.expectAllocated("the Job runs without pods", tc.running)
+			e.clock.SetTime(e.clock.Now().Add(time.Second))
+			e.reconcile()
+			e.expectAllocated("the Job has run ten minutes without pods", tc.afterTenMinutes)
+		})
+	}
+}
+
+func TestReconciler_podRestartsTheTimeWithoutPods(t *testing.T) {
+	claim := testClaim(train.String(), trainWith("1").Reference())
+	claim.Annotations[scheduling.ReleaseAnnotation] = "Unused=10m"
+	e := newTestEnv(t, claim, testJob("1"), testPod("node"))
+	setEntries := func(entries ...resourceapi.ResourceClaimConsumerReference) {
+		claim := e.claim()
+		claim.Status.ReservedFor = entries
+		if err := e.client.Status().Update(t.Context(), claim); err != nil {
+			t.Fatal(err)
+		}
+	}
+	e.reconcile()
+	e.clock.SetTime(e.clock.Now().Add(9 * time.Minute))
+	setEntries(trainWith("1").Reference(), podEntry)
+	e.reconcile()
+	setEntries(trainWith("1").Reference())
+	e.clock.SetTime(e.clock.Now().Add(9 * time.Minute))
+	if result := e.reconcile(); result.RequeueAfter != 10*time.Minute {
+		t.Errorf("requeue after the pod has ended: got %v, want 10m", result.RequeueAfter)
+	}
+	e.expectAllocated("a pod used the claim a moment ago", true)
+}
+
 func TestReconciler_maintainsEntriesOfTerminalPods(t *testing.T) {
 	pod := testPod("node")
 	pod.Status.Phase = corev1.PodSucceeded
@@ -398,11 +483,11 @@ func TestReconciler_ignoresClaimsWithoutAnnotation(t *testing.T) {
 
 func TestReconciler_claimsHeldBy(t *testing.T) {
 	e := newTestEnv(t, testClaim(train.String()))
-	requests := e.reconciler.claimsHeldBy(t.Context(), testNamespace, train)
+	requests := e.reconciler.claimsHeldBy(t.Context(), testNamespace, train.Reference)
 	if len(requests) != 1 || requests[0].Name != "team" {
 		t.Errorf("claims whose annotation names %s: got %v, want team", train, requests)
 	}
-	other := Holder{GroupResource: train.GroupResource, Name: "other"}
+	other := workload.Reference{GroupResource: train.GroupResource, Name: "other"}
 	if requests := e.reconciler.claimsHeldBy(t.Context(), testNamespace, other); len(requests) > 0 {
 		t.Errorf("claims whose annotation names %s: got %v, want none", other, requests)
 	}

@@ -16,26 +16,23 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
+	"github.com/dra-shared/dra-driver-shared/controlplane/workload"
 	"github.com/dra-shared/dra-driver-shared/internal/claimref"
 )
 
@@ -60,21 +57,15 @@ type Reconciler struct {
 	APIReader client.Reader
 	// Cluster applies the status of claims.
 	Cluster kubernetes.Interface
-	// Mapper resolves the resources that annotations name.
-	Mapper meta.RESTMapper
+	// Finder finds the holders. SetupWithManager sets its StartWatch.
+	Finder *workload.Finder
+	// Unused measures for how long no pod has used a claim.
+	Unused *workload.Timer
 	// Driver is the name of the driver whose devices get the condition Held.
 	Driver string
 	Events events.EventRecorder
 	// ClusterLeavesStaleEntries is the result of claims.ClusterLeavesStaleEntries.
 	ClusterLeavesStaleEntries bool
-
-	cache      cache.Cache
-	controller controller.Controller
-	// startWatch starts a watch for objects of a kind. Tests replace it.
-	startWatch func(schema.GroupVersionKind, schema.GroupResource) error
-
-	mu      sync.Mutex
-	watched map[schema.GroupVersionKind]bool
 }
 
 // indexHolder indexes claims by the value of their annotation.
@@ -90,8 +81,6 @@ func holderIndex(o client.Object) []string {
 
 // SetupWithManager registers the controller with the manager, which starts it.
 func (r *Reconciler) SetupWithManager(ctx context.Context, m ctrl.Manager) error {
-	r.cache, r.watched = m.GetCache(), map[schema.GroupVersionKind]bool{}
-	r.startWatch = r.watchHolders
 	if err := m.GetFieldIndexer().IndexField(ctx, &resourceapi.ResourceClaim{}, indexHolder, holderIndex); err != nil {
 		return err
 	}
@@ -101,11 +90,27 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, m ctrl.Manager) error
 		}
 		return []reconcile.Request{{NamespacedName: client.ObjectKeyFromObject(o)}}
 	}
-	var err error
-	r.controller, err = ctrl.NewControllerManagedBy(m).Named("reservedfor").
+	c, err := ctrl.NewControllerManagedBy(m).Named("reservedfor").
 		Watches(&resourceapi.ResourceClaim{}, handler.EnqueueRequestsFromMapFunc(enqueueAnnotated)).
 		Build(r)
+	r.Finder.StartWatch = workload.Watch(c, m.GetCache(), r.claimsHeldBy)
 	return err
+}
+
+// claimsHeldBy returns requests for the claims whose annotation names the object.
+func (r *Reconciler) claimsHeldBy(
+	ctx context.Context, namespace string, object workload.Reference,
+) []reconcile.Request {
+	var held resourceapi.ResourceClaimList
+	err := r.Client.List(ctx, &held, client.InNamespace(namespace), client.MatchingFields{indexHolder: object.String()})
+	if err != nil {
+		return nil // the cache is shutting down
+	}
+	var requests []reconcile.Request
+	for i := range held.Items {
+		requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&held.Items[i])})
+	}
+	return requests
 }
 
 // Reconcile makes the holder that the claim's annotation names hold the claim, or
@@ -115,11 +120,15 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if err := r.Client.Get(ctx, req.NamespacedName, &claim); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
+	if claim.Status.Allocation == nil || claim.DeletionTimestamp != nil {
+		r.Unused.Reset(claim.UID)
+	}
 	text, ok := claim.Annotations[scheduling.ReservedForAnnotation]
 	if !ok {
 		return ctrl.Result{}, nil
 	}
-	holder, err := Parse(text)
+	ref, err := workload.Parse(text)
+	holder := Holder{ref}
 	if err != nil {
 		return ctrl.Result{}, r.refuse(ctx, &claim, holder, err)
 	}
@@ -128,21 +137,21 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		// namespace's deletion would keep the namespace too.
 		return ctrl.Result{}, r.writer().Apply(ctx, &claim, releaseChange(&claim, holder))
 	}
-	uid, err := r.findHolder(ctx, &claim, holder)
-	var unverifiable *unverifiableError
+	state, err := r.Finder.Find(ctx, claim.Namespace, ref)
+	var unverifiable *workload.UnverifiableError
 	switch {
-	case errors.Is(err, errRefused):
+	case errors.Is(err, workload.ErrRefused):
 		return ctrl.Result{}, r.refuse(ctx, &claim, holder, err)
 	case errors.As(err, &unverifiable):
 		return r.reconcileUnverifiable(ctx, &claim, holder, unverifiable)
-	case errors.Is(err, errNoHolder):
+	case errors.Is(err, workload.ErrMissing):
 		return r.reconcileMissing(ctx, &claim, holder)
 	case err != nil:
 		return ctrl.Result{}, err
-	case claims.IsReservedFor(&claim, uid):
-		return r.reconcileHeld(ctx, &claim, holder)
+	case claims.IsReservedFor(&claim, state.UID):
+		return r.reconcileHeld(ctx, &claim, holder, state)
 	}
-	return r.reconcileNotHeld(ctx, &claim, holder, uid)
+	return r.reconcileNotHeld(ctx, &claim, holder, state.UID)
 }
 
 // refuse reports that the annotation is invalid, and releases a claim that is held for
@@ -161,14 +170,14 @@ func (r *Reconciler) refuse(ctx context.Context, claim *resourceapi.ResourceClai
 // reconcileUnverifiable handles a claim for which the controller cannot determine
 // whether the holder exists. An entry of the holder stays.
 func (r *Reconciler) reconcileUnverifiable(
-	ctx context.Context, claim *resourceapi.ResourceClaim, holder Holder, cause *unverifiableError,
+	ctx context.Context, claim *resourceapi.ResourceClaim, holder Holder, cause *workload.UnverifiableError,
 ) (ctrl.Result, error) {
 	message := fmt.Sprintf("not held by %s: %v", holder, cause)
 	if holder.hasEntry(claim.Status.ReservedFor) {
 		message = fmt.Sprintf("still reserved for %s, but its existence cannot be verified: %v; "+
 			"or delete the claim", holder, cause)
 	}
-	return ctrl.Result{RequeueAfter: holderRetryInterval}, r.report(ctx, claim, cause.reason, message)
+	return ctrl.Result{RequeueAfter: holderRetryInterval}, r.report(ctx, claim, cause.Reason, message)
 }
 
 // reconcileMissing releases a claim whose holder does not exist.
@@ -204,21 +213,19 @@ func (r *Reconciler) reconcileNotHeld(
 }
 
 // reconcileHeld reports that the claim is held, and maintains its stale entries. It
-// releases the claim if no pod uses it and the holder needs none (KEP-5194). The next pod
-// of the holder makes the scheduler allocate the claim again.
+// releases the claim if no pod uses it and the annotation release, or by default the state
+// of the holder, says so (KEP-5194). The next pod makes the scheduler allocate the claim
+// again.
 func (r *Reconciler) reconcileHeld(
-	ctx context.Context, claim *resourceapi.ResourceClaim, holder Holder,
+	ctx context.Context, claim *resourceapi.ResourceClaim, holder Holder, state workload.State,
 ) (ctrl.Result, error) {
-	if !slices.ContainsFunc(claim.Status.ReservedFor, holder.isOther) {
-		idle, err := r.isIdle(ctx, claim.Namespace, holder)
-		switch {
-		case err != nil:
-			return ctrl.Result{}, err
-		case idle:
-			return ctrl.Result{}, r.writer().Apply(ctx, claim, releaseChange(claim, holder))
-		}
+	policy, err := releasePolicy(claim)
+	message := heldMessage(holder, policy, err)
+	isUsed := slices.ContainsFunc(claim.Status.ReservedFor, holder.isOther)
+	due, wait := workload.ReleaseDue(policy, state, claim.UID, isUsed, r.Unused)
+	if due {
+		return ctrl.Result{}, r.writer().Apply(ctx, claim, releaseChange(claim, holder))
 	}
-	message := fmt.Sprintf("allocated as long as %s exists", holder)
 	if err := r.report(ctx, claim, v1alpha1.ReasonHolderFound, message); err != nil {
 		return ctrl.Result{}, err
 	}
@@ -232,11 +239,34 @@ func (r *Reconciler) reconcileHeld(
 		return ctrl.Result{}, err
 	}
 	change := claims.StaleEntriesChange(claim, users, deleted, claims.MaxTerminalPods)
-	var result ctrl.Result
+	result := ctrl.Result{RequeueAfter: wait}
 	if len(change.Add) > 0 || len(lookup.EntriesToCheck(claim)) > 0 {
 		result.RequeueAfter = podCheckInterval
 	}
 	return result, r.writer().Apply(ctx, claim, change)
+}
+
+// releasePolicy returns when the claim is released before its holder is deleted. An
+// invalid annotation, which admission denies, releases nothing.
+func releasePolicy(claim *resourceapi.ResourceClaim) (scheduling.Release, error) {
+	value, ok := claim.Annotations[scheduling.ReleaseAnnotation]
+	if !ok {
+		return scheduling.Release{OnCompletion: true, OnSuspension: true}, nil
+	}
+	return scheduling.ParseRelease(value)
+}
+
+// heldMessage describes how long the claim stays allocated. err is the error of its
+// annotation release.
+func heldMessage(holder Holder, policy scheduling.Release, err error) string {
+	message := fmt.Sprintf("allocated as long as %s exists", holder)
+	if err != nil {
+		return fmt.Sprintf("%s; the annotation %s is ignored: it %v", message, scheduling.ReleaseAnnotation, err)
+	}
+	if conditions := policy.Describe(holder.String()); conditions != "" {
+		message += "; released earlier if no pod uses the claim and " + conditions
+	}
+	return message
 }
 
 func (r *Reconciler) writer() claims.ClaimWriter { return claims.ClaimWriter{Client: r.Client} }

@@ -68,6 +68,9 @@ func TestRBAC_controllerUsesEveryRight(t *testing.T) {
 		t.Run("claims of Jobs", TestJobClaims_deniedAtCreation)
 		t.Run("pods of no Job", TestJobClaims_podsOfNoJobAreRefused)
 	}
+	if !e.used.has("get statefulsets.apps") {
+		t.Run("claim that a StatefulSet holds", TestRelease_heldByStatefulSet)
+	}
 	t.Run("references to missing objects, and repeated events", func(t *testing.T) {
 		e.startController(t, nil)
 		e.useInvalidReferences(t)

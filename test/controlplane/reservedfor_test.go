@@ -81,7 +81,8 @@ func (e *testEnv) awaitHeldState(t *testing.T, claim *resourceapi.ResourceClaim,
 }
 
 const (
-	holderFound   = "True HolderFound: allocated as long as batch/jobs/train exists"
+	holderFound = "True HolderFound: allocated as long as batch/jobs/train exists; " +
+		"released earlier if no pod uses the claim and batch/jobs/train is complete or suspended"
 	holderUnknown = "False HolderUnknown: not held by batch/job/train: " +
 		"the name of the resource is jobs: use batch/jobs/train"
 	// holderMissing is followed by the namespace.

@@ -106,6 +106,7 @@ func newTestEnv() (*testEnv, error) {
 		return nil, err
 	}
 	return e, c.Install(ctx, "controller.reservedFor[0].apiGroup=batch", "controller.reservedFor[0].resource=jobs",
+		"controller.reservedFor[1].apiGroup=apps", "controller.reservedFor[1].resource=statefulsets",
 		"controller.jobClaims=true")
 }
 

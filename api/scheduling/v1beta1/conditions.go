@@ -35,6 +35,10 @@ const (
 	// ReasonNotAllocated (False) means that a claim is allocated when the first
 	// pod of the group is scheduled.
 	ReasonNotAllocated = "NotAllocated"
+	// ReasonReleased (False) means that the claims have been released, as the
+	// annotation release of the PodGroup requires. They are allocated again for
+	// the next pod of the group.
+	ReasonReleased = "Released"
 	// ReasonNoRoom (False) means that the list status.reservedFor of a claim is
 	// full, so that the PodGroup cannot be added.
 	ReasonNoRoom = "NoRoom"
@@ -48,7 +52,7 @@ const (
 )
 
 // Actions of events. The controller emits a Warning event on a PodGroup when a condition
-// becomes False, except for the reason NotAllocated, and when the reason of a condition
+// becomes False, except for the reasons NotAllocated and Released, and when the reason of a condition
 // becomes ClaimShared. The event has the reason of the condition.
 const (
 	// EventActionClaims is the action of events about the claims of a PodGroup.

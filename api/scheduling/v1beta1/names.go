@@ -22,6 +22,14 @@ const (
 	// <API group>/<resource>/<name>, with nothing before the first slash for the core
 	// group (KEP-5194).
 	ReservedForAnnotation = GroupName + "/reserved-for"
+	// ReleaseAnnotation (annotation of PodGroups, and of ResourceClaims with the annotation reserved-for) says when the
+	// claims are released before the PodGroup, or the object that holds the claim, is deleted: OnDeletion, or a list of
+	// OnCompletion, OnSuspension, and Unused=<duration>, separated by commas. The default is OnDeletion for PodGroups
+	// (KEP-5729), and OnCompletion,OnSuspension for claims (KEP-5194).
+	ReleaseAnnotation = GroupName + "/release"
+	// WorkloadAnnotation (annotation of PodGroups) names the object, in the same namespace, that creates the pods of the
+	// PodGroup, in the format of ReservedForAnnotation. OnCompletion and OnSuspension require it.
+	WorkloadAnnotation = GroupName + "/workload"
 	// ReservedGate (scheduling gate of pods) keeps a pod pending. The controller removes it when
 	// the pod's entry is in status.reservedFor of its claim.
 	ReservedGate = GroupName + "/reserved"

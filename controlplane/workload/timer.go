@@ -1,0 +1,68 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package workload
+
+import (
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+
+	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
+)
+
+// Timer measures for how long the claims of each owner have been unused. It starts when
+// the controller notices that, and again when the controller restarts: the claims are then
+// released later.
+type Timer struct {
+	clock clock.PassiveClock
+
+	mu    sync.Mutex
+	since map[types.UID]time.Time
+}
+
+// NewTimer returns a Timer without owners.
+func NewTimer(c clock.PassiveClock) *Timer {
+	return &Timer{clock: c, since: map[types.UID]time.Time{}}
+}
+
+// Remaining returns how long the claims of the owner must still be unused until they have
+// been unused for the given time. It is 0 or negative if they have been.
+func (t *Timer) Remaining(owner types.UID, unused time.Duration) time.Duration {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	since, ok := t.since[owner]
+	if !ok {
+		since = t.clock.Now()
+		t.since[owner] = since
+	}
+	return unused - t.clock.Since(since)
+}
+
+// Reset forgets the owner: its claims are in use, or it does not exist any more.
+func (t *Timer) Reset(owner types.UID) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.since, owner)
+}
+
+// ReleaseDue reports whether the claims of an owner are to be released, and otherwise
+// after which time to ask again; 0 if only an event can change the answer. state is that
+// of the owner's workload. isUsed reports whether a pod uses the claims.
+func ReleaseDue(
+	policy scheduling.Release, state State, owner types.UID, isUsed bool, unused *Timer,
+) (due bool, wait time.Duration) {
+	switch {
+	case isUsed:
+		unused.Reset(owner)
+		return false, 0
+	case policy.OnCompletion && state.Complete, policy.OnSuspension && state.Suspended:
+		return true, 0
+	case policy.Unused == 0:
+		return false, 0
+	}
+	wait = unused.Remaining(owner, policy.Unused)
+	return wait <= 0, max(wait, 0)
+}

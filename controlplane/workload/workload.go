@@ -1,0 +1,201 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package workload finds the objects that annotations name: those that hold claims, and
+// those that create the pods of PodGroups. Users choose their kinds, so that the Finder
+// reads the few fields in which kinds agree, and starts a watch for each kind that an
+// annotation names.
+package workload
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+)
+
+// Finder finds objects, and watches their kinds.
+type Finder struct {
+	// APIReader reads from the API server.
+	APIReader client.Reader
+	// Mapper resolves the resources that annotations name.
+	Mapper meta.RESTMapper
+	// StartWatch starts a watch for objects of a kind; see Watch.
+	StartWatch func(schema.GroupVersionKind, schema.GroupResource) error
+
+	mu      sync.Mutex
+	watched map[schema.GroupVersionKind]bool
+}
+
+// Watch returns a function for Finder.StartWatch that makes a controller reconcile
+// the requests which enqueue returns for an object.
+func Watch(
+	c controller.Controller, from cache.Cache,
+	enqueue func(ctx context.Context, namespace string, object Reference) []reconcile.Request,
+) func(schema.GroupVersionKind, schema.GroupResource) error {
+	return func(kind schema.GroupVersionKind, resource schema.GroupResource) error {
+		object := &metav1.PartialObjectMetadata{}
+		object.SetGroupVersionKind(kind)
+		requests := func(ctx context.Context, o *metav1.PartialObjectMetadata) []reconcile.Request {
+			return enqueue(ctx, o.Namespace, Reference{GroupResource: resource, Name: o.Name})
+		}
+		return c.Watch(source.Kind(from, object, handler.TypedEnqueueRequestsFromMapFunc(requests)))
+	}
+}
+
+// State is the state of an object that determines whether it needs devices.
+type State struct {
+	UID types.UID
+	// Complete objects have ended, with success or not.
+	Complete bool
+	// Suspended objects want no pods for now: they are suspended, or have no replicas.
+	Suspended bool
+}
+
+// UnverifiableError reports that the Finder cannot determine whether an object
+// exists until the author of the annotation or the administrator changes something.
+type UnverifiableError struct {
+	// Reason is a reason of the condition Held.
+	Reason  string
+	Message string
+}
+
+func (e *UnverifiableError) Error() string { return e.Message }
+
+var (
+	// ErrMissing reports that the API serves the object's resource and that the object
+	// does not exist.
+	ErrMissing = errors.New("the object does not exist")
+	// ErrRefused reports that objects of the resource cannot hold claims.
+	ErrRefused = errors.New("the object cannot hold a claim")
+)
+
+// Find returns the state of an object, and starts a watch for objects of its resource.
+// It returns ErrMissing if the object does not exist, an UnverifiableError if it cannot
+// determine that, and an error that wraps ErrRefused for objects without a namespace.
+func (f *Finder) Find(ctx context.Context, namespace string, ref Reference) (State, error) {
+	mapping, err := f.mappingFor(ref)
+	if err != nil {
+		return State{}, err
+	}
+	kind := mapping.GroupVersionKind
+	object := &unstructured.Unstructured{}
+	object.SetGroupVersionKind(kind)
+	err = f.APIReader.Get(ctx, types.NamespacedName{Namespace: namespace, Name: ref.Name}, object)
+	if apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse) {
+		// The API server answers so if it does not serve the resource at all any more.
+		// The object may still exist.
+		return State{}, &UnverifiableError{v1alpha1.ReasonHolderUnknown,
+			fmt.Sprintf("the API server no longer serves %s: is its API still installed?", kind)}
+	}
+	missing := apierrors.IsNotFound(err)
+	if err == nil || missing {
+		err = f.watch(ctx, mapping)
+	}
+	switch {
+	case apierrors.IsForbidden(err):
+		return State{}, &UnverifiableError{v1alpha1.ReasonHolderForbidden,
+			fmt.Sprintf("the controller is not permitted to get, list, and watch %s: "+
+				"ask the administrator to add it to the chart's controller.reservedFor", ref.GroupResource)}
+	case err != nil:
+		return State{}, err
+	case missing:
+		return State{}, ErrMissing
+	}
+	return stateOf(object), nil
+}
+
+// stateOf reads the fields in which the APIs of workloads agree. Where spec.suspend
+// exists, it is newer than the condition Suspended.
+func stateOf(object *unstructured.Unstructured) State {
+	state := State{UID: object.GetUID()}
+	conditions, _, _ := unstructured.NestedSlice(object.Object, "status", "conditions")
+	for _, c := range conditions {
+		condition, ok := c.(map[string]any)
+		if !ok || condition["status"] != string(metav1.ConditionTrue) {
+			continue
+		}
+		switch condition["type"] {
+		case "Complete", "Completed", "Succeeded", "Finished", "Failed":
+			state.Complete = true
+		case "Suspended":
+			state.Suspended = true
+		}
+	}
+	if suspend, ok, err := unstructured.NestedBool(object.Object, "spec", "suspend"); ok && err == nil {
+		state.Suspended = suspend
+	}
+	replicas, ok, err := unstructured.NestedInt64(object.Object, "spec", "replicas")
+	state.Suspended = state.Suspended || ok && err == nil && replicas == 0
+	return state
+}
+
+// mappingFor returns the REST mapping of the object's resource. It accepts only the
+// plural, because entries of status.reservedFor with other names are not recognized
+// as the holder's.
+func (f *Finder) mappingFor(ref Reference) (*meta.RESTMapping, error) {
+	kind, err := f.Mapper.KindFor(ref.WithVersion(""))
+	if meta.IsNoMatchError(err) {
+		return nil, &UnverifiableError{v1alpha1.ReasonHolderUnknown,
+			fmt.Sprintf("the cluster does not serve resource %s: "+
+				"is the group or the plural misspelled, or its API not installed?", ref.GroupResource)}
+	}
+	if err != nil {
+		return nil, err
+	}
+	mapping, err := f.Mapper.RESTMapping(kind.GroupKind(), kind.Version)
+	if err != nil {
+		return nil, err
+	}
+	if plural := mapping.Resource.Resource; plural != ref.Resource {
+		correct := Reference{schema.GroupResource{Group: ref.Group, Resource: plural}, ref.Name}
+		return nil, &UnverifiableError{v1alpha1.ReasonHolderUnknown,
+			fmt.Sprintf("the name of the resource is %s: use %s", plural, correct)}
+	}
+	if mapping.Scope.Name() != meta.RESTScopeNameNamespace {
+		return nil, fmt.Errorf("%w: %s is not in a namespace, and would keep the claim and its namespace from "+
+			"being deleted: name an object in the namespace of the claim", ErrRefused, ref)
+	}
+	return mapping, nil
+}
+
+// watch starts a watch for the resource, unless there is one. Events about an object
+// trigger reconciles of what names it.
+func (f *Finder) watch(ctx context.Context, mapping *meta.RESTMapping) error {
+	kind := mapping.GroupVersionKind
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.watched[kind] {
+		return nil
+	}
+	// Without permission, an informer retries forever and returns no error. List once
+	// to find out.
+	list := &metav1.PartialObjectMetadataList{}
+	list.SetGroupVersionKind(kind)
+	if err := f.APIReader.List(ctx, list, client.Limit(1)); err != nil {
+		return err
+	}
+	if err := f.StartWatch(kind, mapping.Resource.GroupResource()); err != nil {
+		return fmt.Errorf("watch %s: %w", mapping.Resource.GroupResource(), err)
+	}
+	if f.watched == nil {
+		f.watched = map[schema.GroupVersionKind]bool{}
+	}
+	f.watched[kind] = true
+	return nil
+}
