@@ -142,7 +142,12 @@ test-controlplane: prerequisites cluster-binaries bin/helm bin/jobset $(IMAGES) 
 
 test-jobset: prerequisites cluster-binaries bin/helm bin/jobset $(IMAGES) bin/dra-shared-controller ## test claims of Jobs with the real JobSet controller, in both modes [RUN=regexp] [10 min]
 	@for gates in default all; do
-	  CONTROLPLANE=1 CONTROLPLANE_JOBSET=1 CONTROLPLANE_GATES=$$gates $(GO_TEST) -count=1 -timeout 30m -v -run '$(or $(RUN),TestJobSet|TestJobClaims)' -- ./test/controlplane
+	  CONTROLPLANE=1 CONTROLPLANE_OTHER=jobset CONTROLPLANE_GATES=$$gates $(GO_TEST) -count=1 -timeout 30m -v -run '$(or $(RUN),TestJobSet|TestJobClaims)' -- ./test/controlplane
+	done
+
+test-lws: prerequisites cluster-binaries bin/helm bin/lws $(IMAGES) bin/dra-shared-controller ## test claims of replicas with the real controller of LeaderWorkerSets, in both modes [RUN=regexp] [3 min]
+	@for gates in default all; do
+	  CONTROLPLANE=1 CONTROLPLANE_OTHER=lws CONTROLPLANE_GATES=$$gates $(GO_TEST) -count=1 -timeout 20m -v -run '$(or $(RUN),TestLWS|TestReplicas)' -- ./test/controlplane
 	done
 
 test-matrix: prerequisites bin/cluster bin/helm bin/jobset $(IMAGES) bin/dra-shared-controller ## run test-controlplane on each supported version of Kubernetes, and write docs/dev/matrix.md [VERSIONS="v1.36.3 ..."] [10 min to build each version]
@@ -314,6 +319,15 @@ bin/jobset: test/jobset/go.mod
 	cp -r "$$(cd test/jobset && go list -m -f '{{.Dir}}' sigs.k8s.io/jobset)/config" bin/jobset-config
 	chmod -R u+w bin/jobset-config
 
+# The controller of LeaderWorkerSets, with the manifests of its module in bin/lws-config.
+bin/lws: test/lws/go.mod
+	@mkdir -p bin
+	echo "build: LeaderWorkerSet"
+	rm -rf bin/lws-config
+	(cd test/lws && $(STATIC) -o ../../$@ sigs.k8s.io/lws/cmd)
+	cp -r "$$(cd test/lws && go list -m -f '{{.Dir}}' sigs.k8s.io/lws)/config" bin/lws-config
+	chmod -R u+w bin/lws-config
+
 bin/helm: test/helm/main.go test/helm/go.mod
 	@mkdir -p bin
 	echo "build: Helm"
@@ -412,6 +426,6 @@ help: ## print this list
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-zA-Z0-9_-]+:.*## / {printf "  %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: kind-demo kind-up kind-down kind-binaries prerequisites-kind test-kind demo demo-groups demo-jobset demo-addresses cluster-up cluster-down install reload test test-build test-unit test-packages test-classify test-crash \
-  test-fuzz test-controlplane test-jobset test-matrix lab lab-test lab-up lab-stories test-lab lab-build e2e test-runtimes test-kubelets bench bench-node profiles bench-controlplane lint lint-words lint-lines lint-headers fix-headers \
+  test-fuzz test-controlplane test-jobset test-lws test-matrix lab lab-test lab-up lab-stories test-lab lab-build e2e test-runtimes test-kubelets bench bench-node profiles bench-controlplane lint lint-words lint-lines lint-headers fix-headers \
   generate generate-check chart-check build image image-archives image-docker dockerfile-check previous-release cluster-binaries \
   prerequisites prerequisites-clang prerequisites-lab help

@@ -4,6 +4,7 @@
 package controlplane
 
 import (
+	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -15,8 +16,8 @@ import (
 	"github.com/dra-shared/dra-driver-shared/controlplane/trim"
 )
 
-// cacheOptions limits the cache to pods of PodGroups, and to the fields of pods, Jobs, and
-// nodes that the controller reads: a PodGroup may have thousands of pods.
+// cacheOptions limits the cache to pods of PodGroups, and to the fields of pods, Jobs,
+// StatefulSets, and nodes that the controller reads: a PodGroup may have thousands of pods.
 func cacheOptions() (cache.Options, error) {
 	inPodGroup, err := labels.NewRequirement(scheduling.GroupUIDLabel, selection.Exists, nil)
 	if err != nil {
@@ -28,6 +29,8 @@ func cacheOptions() (cache.Options, error) {
 			&corev1.Pod{}:  {Label: labels.NewSelector().Add(*inPodGroup), Transform: trim.Pod},
 			&batchv1.Job{}: {Transform: trim.Job},
 			&corev1.Node{}: {Transform: trim.Node},
+
+			&appsv1.StatefulSet{}: {Transform: trim.StatefulSet},
 		},
 	}, nil
 }

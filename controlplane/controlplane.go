@@ -66,6 +66,9 @@ type Options struct {
 	AddressQuarantine time.Duration
 	// JobClaims enables claims for Jobs, by the annotation scheduling.dra-shared.dev/job-claims.
 	JobClaims bool
+	// ReplicaClaims enables claims for the replicas of StatefulSets and LeaderWorkerSets, by the annotation
+	// scheduling.dra-shared.dev/replica-claims.
+	ReplicaClaims bool
 
 	// Client replaces the constructor of the client that reconcilers write with.
 	// Tests use it.
@@ -199,13 +202,13 @@ func addWebhooks(ctx context.Context, m manager.Manager, o Options) error {
 	handlers := map[string]webhookadmission.Handler{
 		"/pods": &admission.Pods{
 			Client: m.GetClient(), APIReader: m.GetAPIReader(), Mode: o.Mode, Driver: o.DriverName, Shards: shards,
-			JobClaims: o.JobClaims,
+			JobClaims: o.JobClaims, ReplicaClaims: o.ReplicaClaims,
 		},
 		"/templates":  &admission.Templates{APIReader: m.GetAPIReader()},
 		"/parameters": &admission.Parameters{Driver: o.DriverName},
 		"/podgroups":  &admission.PodGroups{Mode: o.Mode},
 	}
-	if o.JobClaims {
+	if o.JobClaims || o.ReplicaClaims {
 		handlers["/jobs"] = &admission.Jobs{Client: m.GetClient(), APIReader: m.GetAPIReader(), Driver: o.DriverName}
 	}
 	for path, handler := range handlers {
@@ -249,11 +252,17 @@ func addControllers(ctx context.Context, m manager.Manager, cluster kubernetes.I
 			ClusterLeavesStaleEntries: leavesStaleEntries,
 		},
 	}
-	if o.JobClaims {
-		reconcilers = append(reconcilers, &podgroups.JobReconciler{Reconciler: podgroups.Reconciler{
+	newReconciler := func() podgroups.Reconciler {
+		return podgroups.Reconciler{
 			Client: m.GetClient(), APIReader: m.GetAPIReader(), Mode: mode.Bridge, Driver: o.DriverName, Events: events,
 			ClusterLeavesStaleEntries: leavesStaleEntries,
-		}})
+		}
+	}
+	if o.JobClaims {
+		reconcilers = append(reconcilers, &podgroups.JobReconciler{Reconciler: newReconciler()})
+	}
+	if o.ReplicaClaims {
+		reconcilers = append(reconcilers, &podgroups.ReplicaReconciler{Reconciler: newReconciler()})
 	}
 	for _, r := range reconcilers {
 		if err := r.SetupWithManager(ctx, m); err != nil {

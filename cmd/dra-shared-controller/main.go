@@ -70,6 +70,9 @@ func newCommand() *cobra.Command {
 		"time from the loss of a node to the return of its addresses to their AddressPools")
 	p.BoolVar(&f.JobClaims, "job-claims", false,
 		"generate claims for Jobs whose pod templates have the annotation scheduling.dra-shared.dev/job-claims")
+	p.BoolVar(&f.ReplicaClaims, "replica-claims", false,
+		"generate claims for the replicas of StatefulSets and LeaderWorkerSets whose pod templates have the annotation "+
+			"scheduling.dra-shared.dev/replica-claims")
 	p.StringVar(&f.HealthAddress, "health-address", ":8081", "host:port to serve /healthz and /readyz on")
 	p.StringVar(&f.MetricsAddress, "metrics-address", "0",
 		"host:port to serve Prometheus metrics on, at /metrics; 0 disables the server")

@@ -6,8 +6,9 @@
 //
 //   - join.go: a pod of a PodGroup gets the PodGroup's claims, because a pod's
 //     reference to a claim template cannot change after the pod is created.
-//   - jobs.go, joinjob.go: the same for the claims of a Job, which are validated when
-//     the Job, CronJob, or JobSet is created.
+//   - jobs.go, joinsharer.go, joinreplica.go: the same for the claims of a Job or a replica,
+//     which are validated when the Job, CronJob, JobSet, StatefulSet, or LeaderWorkerSet is
+//     created.
 //   - references.go: the containers of a pod get references to its claims of the
 //     driver, because a container without a reference gets no device.
 //   - update.go: an update of a pod keeps what admission changed at creation.
@@ -57,8 +58,8 @@ type Pods struct {
 	Mode      mode.Mode
 	Driver    string
 	Shards    *Shards
-	// JobClaims makes pods share the claims of their Jobs.
-	JobClaims bool
+	// JobClaims makes pods share the claims of their Jobs, and ReplicaClaims those of their replicas.
+	JobClaims, ReplicaClaims bool
 }
 
 // Handle implements admission.Handler.
@@ -92,7 +93,7 @@ func (p *Pods) complete(ctx context.Context, pod *corev1.Pod, request string) ([
 	if err != nil {
 		return warnings, err
 	}
-	shared, jobWarnings, err := p.joinJob(ctx, pod, request)
+	shared, jobWarnings, err := p.joinSharer(ctx, pod, request)
 	warnings = append(warnings, jobWarnings...)
 	if err != nil {
 		return warnings, err
@@ -107,6 +108,9 @@ func (p *Pods) unknownAnnotations(pod *corev1.Pod) (warnings []string) {
 	known := []string{scheduling.GroupAnnotation, scheduling.AdmittedAnnotation, v1alpha1.ClaimReferencesAnnotation}
 	if p.JobClaims {
 		known = append(known, scheduling.JobClaimsAnnotation, scheduling.GatesAnnotation)
+	}
+	if p.ReplicaClaims {
+		known = append(known, scheduling.ReplicaClaimsAnnotation, scheduling.GatesAnnotation)
 	}
 	for _, key := range slices.Sorted(maps.Keys(pod.Annotations)) {
 		domain, _, _ := strings.Cut(key, "/")

@@ -7,8 +7,10 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
+	"strings"
 
 	admissionv1 "k8s.io/api/admission/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -31,30 +33,61 @@ import (
 )
 
 // Jobs is the webhook for Jobs, CronJobs, and JobSets whose templates of pods have the
-// annotation job-claims. It denies what the controller could not, or must not, generate:
+// annotation job-claims, and for StatefulSets and LeaderWorkerSets with the annotation
+// replica-claims. It denies what the controller could not, or must not, generate:
 // the author sees the error, and the controller acts with rights of its own.
 type Jobs struct {
 	// Client creates SubjectAccessReviews, and claims in dry runs.
 	Client client.Client
-	// APIReader reads the owners of Jobs from the API server.
+	// APIReader reads the owners of Jobs and StatefulSets from the API server.
 	APIReader client.Reader
 	Driver    string
 }
 
-// jobOwners are the kinds with templates of Jobs that the webhook also checks, by API group.
-var jobOwners = map[string]string{batchv1.GroupName: "CronJob", "jobset.x-k8s.io": "JobSet"}
+// jobOwners are the kinds with templates of Jobs or StatefulSets that the webhook also checks, by
+// API group.
+var jobOwners = map[string]string{
+	batchv1.GroupName: "CronJob", "jobset.x-k8s.io": "JobSet", "leaderworkerset.x-k8s.io": "LeaderWorkerSet",
+}
 
-// jobs is a Job, a CronJob, or a JobSet.
+// jobs is a Job, a CronJob, a JobSet, a StatefulSet, or a LeaderWorkerSet.
 type jobs struct {
+	// annotation lists the claims of the kind.
+	annotation string
+	jobsObject
+}
+
+// jobsObject has the fields of these kinds that the webhook reads.
+type jobsObject struct {
 	Metadata metav1.ObjectMeta `json:"metadata"`
 	Spec     struct {
-		Template       *corev1.PodTemplateSpec  `json:"template"`    // of a Job
+		Template       *corev1.PodTemplateSpec  `json:"template"`    // of a Job or a StatefulSet
 		JobTemplate    *batchv1.JobTemplateSpec `json:"jobTemplate"` // of a CronJob
 		ReplicatedJobs []struct {
 			Name     string                  `json:"name"`
 			Template batchv1.JobTemplateSpec `json:"template"`
 		} `json:"replicatedJobs"` // of a JobSet
+		LeaderWorkerTemplate *struct {
+			LeaderTemplate *corev1.PodTemplateSpec `json:"leaderTemplate"` // nil: as the workers
+			WorkerTemplate corev1.PodTemplateSpec  `json:"workerTemplate"`
+		} `json:"leaderWorkerTemplate"` // of a LeaderWorkerSet
 	} `json:"spec"`
+}
+
+// annotationOf returns the annotation that lists the claims of objects of a kind.
+func annotationOf(kind string) string {
+	if kind == "StatefulSet" || kind == jobOwners["leaderworkerset.x-k8s.io"] {
+		return scheduling.ReplicaClaimsAnnotation
+	}
+	return scheduling.JobClaimsAnnotation
+}
+
+// parse parses the value of the annotation.
+func (j *jobs) parse(value string, path *field.Path) ([]scheduling.JobClaim, field.ErrorList) {
+	if j.annotation == scheduling.ReplicaClaimsAnnotation {
+		return scheduling.ParseReplicaClaims(value, path)
+	}
+	return scheduling.ParseJobClaims(value, path)
 }
 
 // jobTemplate is a template of a Job's pods with its path.
@@ -66,7 +99,7 @@ type jobTemplate struct {
 // templates returns the templates of pods that have the annotation.
 func (j *jobs) templates() (templates []jobTemplate) {
 	add := func(template *corev1.PodTemplateSpec, path *field.Path) {
-		if _, ok := template.Annotations[scheduling.JobClaimsAnnotation]; ok {
+		if _, ok := template.Annotations[j.annotation]; ok {
 			templates = append(templates, jobTemplate{template, path})
 		}
 	}
@@ -81,7 +114,39 @@ func (j *jobs) templates() (templates []jobTemplate) {
 		add(&j.Spec.ReplicatedJobs[i].Template.Spec.Template,
 			spec.Child("replicatedJobs").Index(i).Child("template", "spec", "template"))
 	}
+	if t := j.Spec.LeaderWorkerTemplate; t != nil {
+		add(&t.WorkerTemplate, spec.Child("leaderWorkerTemplate", "workerTemplate"))
+		if t.LeaderTemplate != nil {
+			add(t.LeaderTemplate, spec.Child("leaderWorkerTemplate", "leaderTemplate"))
+		}
+	}
 	return templates
+}
+
+// checkLeader denies a LeaderWorkerSet whose leader and workers have different annotations: the
+// claims are those of the StatefulSet of leaders.
+func (j *jobs) checkLeader() error {
+	t := j.Spec.LeaderWorkerTemplate
+	if t == nil || t.LeaderTemplate == nil ||
+		t.LeaderTemplate.Annotations[j.annotation] == t.WorkerTemplate.Annotations[j.annotation] {
+		return nil
+	}
+	return denied("%s: differs from that of leaderTemplate: the leader and the workers of a replica share its claims; "+
+		"use the same annotation in both templates, and list the containers that get a reference in containers",
+		j.annotationPath(field.NewPath("spec", "leaderWorkerTemplate", "workerTemplate")))
+}
+
+// containers returns the containers of the pods that share the claims which the template
+// lists: in a LeaderWorkerSet, those of the leader and of the workers.
+func (j *jobs) containers(template *corev1.PodSpec) map[string]*corev1.Container {
+	known := containersByName(template)
+	if t := j.Spec.LeaderWorkerTemplate; t != nil {
+		maps.Copy(known, containersByName(&t.WorkerTemplate.Spec))
+		if t.LeaderTemplate != nil {
+			maps.Copy(known, containersByName(&t.LeaderTemplate.Spec))
+		}
+	}
+	return known
 }
 
 // values returns the annotations by the paths of their templates. It contains no templates
@@ -89,7 +154,7 @@ func (j *jobs) templates() (templates []jobTemplate) {
 func (j *jobs) values() map[string]string {
 	values := map[string]string{}
 	for _, t := range j.templates() {
-		if value, ok := t.Annotations[scheduling.JobClaimsAnnotation]; ok {
+		if value, ok := t.Annotations[j.annotation]; ok {
 			values[t.path.String()] = value
 		}
 	}
@@ -98,17 +163,20 @@ func (j *jobs) values() map[string]string {
 
 // Handle implements admission.Handler.
 func (j *Jobs) Handle(ctx context.Context, req admission.Request) admission.Response {
-	var object, old jobs
-	if err := json.Unmarshal(req.Object.Raw, &object); err != nil {
+	object, old := jobs{annotation: annotationOf(req.Kind.Kind)}, jobs{annotation: annotationOf(req.Kind.Kind)}
+	if err := json.Unmarshal(req.Object.Raw, &object.jobsObject); err != nil {
 		return admission.Errored(http.StatusBadRequest, err)
 	}
 	if len(req.OldObject.Raw) > 0 {
-		if err := json.Unmarshal(req.OldObject.Raw, &old); err != nil {
+		if err := json.Unmarshal(req.OldObject.Raw, &old.jobsObject); err != nil {
 			return admission.Errored(http.StatusBadRequest, err)
 		}
 	}
 	var warnings []string
 	err := j.checkUpdate(req, &old, &object)
+	if err == nil {
+		err = object.checkLeader()
+	}
 	before, after := old.values(), object.values()
 	for _, t := range object.templates() {
 		if err != nil {
@@ -128,8 +196,8 @@ func (j *Jobs) Handle(ctx context.Context, req admission.Request) admission.Resp
 	return admission.Allowed("").WithWarnings(warnings...)
 }
 
-// checkUpdate denies to change the annotation of a Job or a JobSet: its claims may exist,
-// and its pods may use them. The Jobs that a CronJob creates from now on have the new one.
+// checkUpdate denies to change the annotation, except of a CronJob: the claims may exist, and
+// pods may use them. The Jobs that a CronJob creates from now on have the new one.
 func (j *Jobs) checkUpdate(req admission.Request, old, updated *jobs) error {
 	if req.Operation != admissionv1.Update || req.Kind.Kind == jobOwners[batchv1.GroupName] {
 		return nil
@@ -139,26 +207,30 @@ func (j *Jobs) checkUpdate(req admission.Request, old, updated *jobs) error {
 		for path := range values {
 			if before[path] != after[path] {
 				return denied("%s: cannot be changed, because pods may use the claims: delete the %s, and create another",
-					annotationPath(field.NewPath(path)), req.Kind.Kind)
+					updated.annotationPath(field.NewPath(path)), req.Kind.Kind)
 			}
 		}
 	}
 	return nil
 }
 
-func annotationPath(template *field.Path) *field.Path {
-	return template.Child("metadata", "annotations").Key(scheduling.JobClaimsAnnotation)
+func (j *jobs) annotationPath(template *field.Path) *field.Path {
+	return template.Child("metadata", "annotations").Key(j.annotation)
 }
 
 // check denies a template of pods whose claims cannot be generated, and returns warnings.
 func (j *Jobs) check(ctx context.Context, req admission.Request, object *jobs, t jobTemplate) ([]string, error) {
-	path := annotationPath(t.path)
-	claims, errs := scheduling.ParseJobClaims(t.Annotations[scheduling.JobClaimsAnnotation], path)
+	path := object.annotationPath(t.path)
+	inherited, err := j.isInherited(ctx, req.Namespace, object, t.Annotations[object.annotation])
+	if err != nil || inherited && req.Kind.Kind == "StatefulSet" {
+		return nil, err // the LeaderWorkerSet was checked, with the containers of all of its templates
+	}
+	claims, errs := object.parse(t.Annotations[object.annotation], path)
 	if _, ok := t.Annotations[scheduling.GroupAnnotation]; ok {
 		errs = append(errs, field.Forbidden(path, "the pods are in a PodGroup, by the annotation "+
 			scheduling.GroupAnnotation+": remove one of the annotations"))
 	}
-	errs = append(errs, unknownContainers(claims, &t.Spec, path)...)
+	errs = append(errs, unknownContainers(claims, object.containers(&t.Spec), path)...)
 	inline := false
 	for i := range claims {
 		if claims[i].Spec == nil {
@@ -179,17 +251,18 @@ func (j *Jobs) check(ctx context.Context, req admission.Request, object *jobs, t
 	if err := errs.ToAggregate(); err != nil {
 		return nil, denied("%w", err)
 	}
-	if inline {
+	if inline && !inherited {
 		if err := j.authorize(ctx, req, object, t); err != nil {
 			return nil, err
 		}
 	}
-	return overridden(claims, &t.Spec, t.path), nil
+	return object.overridden(claims, t), nil
 }
 
 // unknownContainers returns an error for each container of the entries that the template lacks.
-func unknownContainers(claims []scheduling.JobClaim, spec *corev1.PodSpec, path *field.Path) (errs field.ErrorList) {
-	known := containersByName(spec)
+func unknownContainers(
+	claims []scheduling.JobClaim, known map[string]*corev1.Container, path *field.Path,
+) (errs field.ErrorList) {
 	for i, c := range claims {
 		for k, name := range c.Containers {
 			if known[name] == nil {
@@ -201,12 +274,12 @@ func unknownContainers(claims []scheduling.JobClaim, spec *corev1.PodSpec, path 
 }
 
 // overridden returns a warning for each entry that a claim of the pods overrides.
-func overridden(claims []scheduling.JobClaim, spec *corev1.PodSpec, path *field.Path) (warnings []string) {
-	for i, c := range spec.ResourceClaims {
-		if slices.ContainsFunc(claims, func(j scheduling.JobClaim) bool { return j.Name == c.Name }) {
+func (j *jobs) overridden(claims []scheduling.JobClaim, t jobTemplate) (warnings []string) {
+	for i, c := range t.Spec.ResourceClaims {
+		if slices.ContainsFunc(claims, func(entry scheduling.JobClaim) bool { return entry.Name == c.Name }) {
 			warnings = append(warnings, fmt.Sprintf("%s %q overrides the claim of that name in the annotation %s: "+
-				"the pods use %s; rename one of them to use both", path.Child("spec", "resourceClaims").Index(i), c.Name,
-				scheduling.JobClaimsAnnotation, describeSource(c.ResourceClaimName, c.ResourceClaimTemplateName)))
+				"the pods use %s; rename one of them to use both", t.path.Child("spec", "resourceClaims").Index(i), c.Name,
+				j.annotation, describeSource(c.ResourceClaimName, c.ResourceClaimTemplateName)))
 		}
 	}
 	return warnings
@@ -231,13 +304,8 @@ func (j *Jobs) dryRun(
 	return nil, nil
 }
 
-// authorize denies the request unless its user may create ResourceClaims. A Job of a CronJob or JobSet is created by a
-// controller, which has the annotation from its owner: the owner's author had the right.
+// authorize denies the request unless its user may create ResourceClaims.
 func (j *Jobs) authorize(ctx context.Context, req admission.Request, object *jobs, t jobTemplate) error {
-	inherited, err := j.isInherited(ctx, req.Namespace, object, t.Annotations[scheduling.JobClaimsAnnotation])
-	if err != nil || inherited {
-		return err
-	}
 	review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
 		User: req.UserInfo.Username, Groups: req.UserInfo.Groups, UID: req.UserInfo.UID, Extra: extra(req.UserInfo),
 		ResourceAttributes: &authorizationv1.ResourceAttributes{
@@ -252,7 +320,7 @@ func (j *Jobs) authorize(ctx context.Context, req admission.Request, object *job
 	}
 	return denied("%s: user %q may not create ResourceClaims in namespace %q, which an entry with spec requires: "+
 		"ask for the right to create resourceclaims.%s, or use resourceClaimTemplateName instead of spec",
-		annotationPath(t.path), req.UserInfo.Username, req.Namespace, resourceapi.GroupName)
+		object.annotationPath(t.path), req.UserInfo.Username, req.Namespace, resourceapi.GroupName)
 }
 
 func extra(user authenticationv1.UserInfo) map[string]authorizationv1.ExtraValue {
@@ -264,38 +332,49 @@ func extra(user authenticationv1.UserInfo) map[string]authorizationv1.ExtraValue
 }
 
 // isInherited reports whether the controller of the object exists, and has the same annotation.
+// A controller has created the object then, such as a Job of a JobSet, and the owner's author
+// had the right to create claims. The StatefulSet of a LeaderWorkerSet's workers has that of
+// their leader as its owner.
 func (j *Jobs) isInherited(ctx context.Context, namespace string, object *jobs, value string) (bool, error) {
 	controller := metav1.GetControllerOfNoCopy(&object.Metadata)
-	if controller == nil {
+	ofLeader := controller != nil && controller.Kind == "Pod" && controller.APIVersion == "v1"
+	if ofLeader {
+		leader, err := j.owner(ctx, namespace, controller, object.annotation)
+		if err != nil || leader == nil {
+			return false, err
+		}
+		controller = metav1.GetControllerOf(leader)
+	}
+	isOwner := controller != nil && slices.ContainsFunc(slices.Collect(maps.Keys(jobOwners)), func(group string) bool {
+		return jobOwners[group] == controller.Kind && strings.HasPrefix(controller.APIVersion, group+"/")
+	})
+	if !isOwner && (!ofLeader || !isStatefulSet(controller)) {
 		return false, nil
 	}
-	version, err := schema.ParseGroupVersion(controller.APIVersion)
-	if err != nil {
-		return false, denied("metadata.ownerReferences: %w", err)
+	owner, err := j.owner(ctx, namespace, controller, object.annotation)
+	if err != nil || owner == nil {
+		return false, err
 	}
-	if jobOwners[version.Group] != controller.Kind {
-		return false, nil
-	}
-	owner := &unstructured.Unstructured{}
-	owner.SetGroupVersionKind(version.WithKind(controller.Kind))
-	err = j.APIReader.Get(ctx, types.NamespacedName{Namespace: namespace, Name: controller.Name}, owner)
-	switch {
-	case apierrors.IsNotFound(err), meta.IsNoMatchError(err):
-		return false, nil
-	case err != nil:
-		return false, fmt.Errorf("look up %s %q, whose Job has the annotation %s: %w",
-			controller.Kind, controller.Name, scheduling.JobClaimsAnnotation, err)
-	case owner.GetUID() != controller.UID:
-		return false, nil
-	}
-	var typed jobs
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(owner.Object, &typed); err != nil {
+	typed := jobs{annotation: object.annotation}
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(owner.Object, &typed.jobsObject); err != nil {
 		return false, fmt.Errorf("read %s %q: %w", controller.Kind, controller.Name, err)
 	}
-	for _, inherited := range typed.values() {
-		if inherited == value {
-			return true, nil
-		}
+	return slices.Contains(slices.Collect(maps.Values(typed.values())), value), nil
+}
+
+// owner returns the object that a reference to a controller names, or nil if it does not exist.
+func (j *Jobs) owner(
+	ctx context.Context, namespace string, controller *metav1.OwnerReference, annotation string,
+) (*unstructured.Unstructured, error) {
+	owner := &unstructured.Unstructured{}
+	owner.SetGroupVersionKind(schema.FromAPIVersionAndKind(controller.APIVersion, controller.Kind))
+	err := j.APIReader.Get(ctx, types.NamespacedName{Namespace: namespace, Name: controller.Name}, owner)
+	switch {
+	case apierrors.IsNotFound(err), meta.IsNoMatchError(err), err == nil && owner.GetUID() != controller.UID:
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("look up %s %q, which created an object with the annotation %s: %w",
+			controller.Kind, controller.Name, annotation, err)
 	}
-	return false, nil
+	return owner, nil
 }

@@ -43,6 +43,9 @@ type Owner struct {
 	Namespace string
 	Name      string
 	UID       types.UID
+	// Replica is the ordinal of the replica of the owner that has claims of its own; "" if the
+	// claims are those of the owner as a whole.
+	Replica string
 }
 
 // Reference returns the owner's entry in a claim's status.reservedFor. All versions
@@ -56,13 +59,16 @@ func (o Owner) Reference() resourceapi.ResourceClaimConsumerReference {
 // Name returns the name of the claim that is generated for a shard of an owner's
 // spec.resourceClaims entry. The name depends only on the arguments, so that
 // concurrent or repeated reconciles never create two claims for one shard. It
-// includes a hash of the owner's UID, so that an owner which was deleted and created
+// includes a hash of the owner's UID (and the replica), so that an owner which was deleted and created
 // again under the same name does not take over the claims of its predecessor.
 // Most entries have only shard 0.
 func Name(owner Owner, entry string, shard int) string {
-	sum := sha256.Sum256([]byte(string(owner.UID) + "/" + entry))
+	key, name := string(owner.UID)+"/"+entry, owner.Name+"-"+entry
+	if owner.Replica != "" {
+		key, name = string(owner.UID)+"/"+owner.Replica+"/"+entry, owner.Name+"-"+owner.Replica+"-"+entry
+	}
+	sum := sha256.Sum256([]byte(key))
 	suffix := "-" + strings.ToLower(base32.HexEncoding.EncodeToString(sum[:5]))
-	name := owner.Name + "-" + entry
 	maxLength := validation.DNS1123SubdomainMaxLength - len(suffix) - maxShardSuffix
 	name = strings.TrimRight(name[:min(len(name), maxLength)], "-.") + suffix
 	if shard > 0 {
@@ -83,6 +89,9 @@ func Generate(
 	annotations := map[string]string{}
 	maps.Copy(annotations, meta.Annotations)
 	annotations[scheduling.ClaimAnnotation] = entry
+	if owner.Replica != "" {
+		annotations[scheduling.ReplicaAnnotation] = owner.Replica
+	}
 	if shard > 0 {
 		annotations[scheduling.ShardAnnotation] = strconv.Itoa(shard)
 	}

@@ -56,12 +56,20 @@ func JobOwner(namespace, name string, uid types.UID) claims.Owner {
 // JobClaims returns the claims that a Job with this template of pods shares among its
 // pods, without those that a claim of the pods overrides.
 func JobClaims(template *corev1.PodTemplateSpec) ([]scheduling.JobClaim, error) {
-	value, ok := template.Annotations[scheduling.JobClaimsAnnotation]
+	return listedClaims(template, scheduling.JobClaimsAnnotation, scheduling.ParseJobClaims)
+}
+
+// listedClaims returns the claims that an annotation of a template of pods lists, without
+// those that a claim of the pods overrides.
+func listedClaims(
+	template *corev1.PodTemplateSpec, annotation string,
+	parse func(string, *field.Path) ([]scheduling.JobClaim, field.ErrorList),
+) ([]scheduling.JobClaim, error) {
+	value, ok := template.Annotations[annotation]
 	if !ok {
 		return nil, nil
 	}
-	jobClaims, errs := scheduling.ParseJobClaims(value,
-		field.NewPath("spec", "template", "metadata", "annotations").Key(scheduling.JobClaimsAnnotation))
+	jobClaims, errs := parse(value, field.NewPath("spec", "template", "metadata", "annotations").Key(annotation))
 	return slices.DeleteFunc(jobClaims, func(j scheduling.JobClaim) bool {
 		return slices.ContainsFunc(template.Spec.ResourceClaims, func(c corev1.PodResourceClaim) bool {
 			return c.Name == j.Name
@@ -93,13 +101,18 @@ func (r *JobReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.R
 		return ctrl.Result{}, err
 	}
 	err = r.reconcileJob(ctx, &job, g, jobClaims)
+	r.reportProblems(&job, g)
+	return ctrl.Result{RequeueAfter: g.retryInterval()}, err
+}
+
+// reportProblems emits an event on the owner of the group's claims for each problem.
+func (r *Reconciler) reportProblems(owner client.Object, g *group) {
 	for _, s := range g.sharedClaims {
 		if s.problem != nil {
-			r.Events.Eventf(&job, nil, corev1.EventTypeWarning, scheduling.ReasonClaimMissing,
+			r.Events.Eventf(owner, nil, corev1.EventTypeWarning, scheduling.ReasonClaimMissing,
 				scheduling.EventActionClaims, "%s", s.problem.Error())
 		}
 	}
-	return ctrl.Result{RequeueAfter: g.retryInterval()}, err
 }
 
 // reconcileJob performs the steps that the Job needs in its current state. It leaves in
@@ -139,19 +152,19 @@ func hasEnded(job *batchv1.Job) bool {
 
 // releaseClaims deletes the shards of the released claims. Pods that run keep them until they
 // end, by entries of their own.
-func (r *JobReconciler) releaseClaims(ctx context.Context, g *group, released []*sharedClaim) error {
+func (r *Reconciler) releaseClaims(ctx context.Context, g *group, released []*sharedClaim) error {
 	var errs error
 	for _, s := range released {
 		for n, claim := range s.shards {
-			errs = errors.Join(errs, r.releaseJobClaim(ctx, claim, g.UID, g.waitingUsers(s, n)...))
+			errs = errors.Join(errs, r.releaseOwnedClaim(ctx, claim, g.UID, g.waitingUsers(s, n)...))
 		}
 	}
 	return errs
 }
 
-// releaseJobClaim deletes a claim that was generated for the Job with that UID. waiting
+// releaseOwnedClaim deletes a claim that was generated for the owner with that UID. waiting
 // are pods without a node that have entries.
-func (r *JobReconciler) releaseJobClaim(
+func (r *Reconciler) releaseOwnedClaim(
 	ctx context.Context, claim *resourceapi.ResourceClaim, uid types.UID, waiting ...types.UID,
 ) error {
 	return errors.Join(r.writer().Delete(ctx, claim),
@@ -168,7 +181,7 @@ func (r *JobReconciler) suspend(ctx context.Context, g *group) error {
 		for n, claim := range s.shards {
 			switch {
 			case n > 0 && !slices.Contains(s.neededShards, n):
-				errs = errors.Join(errs, r.releaseJobClaim(ctx, claim, g.UID))
+				errs = errors.Join(errs, r.releaseOwnedClaim(ctx, claim, g.UID))
 			case n == 0 && len(s.shards) == 1:
 				change := claims.ReleaseChange(claim, g.UID, true, g.waitingUsers(s, n)...)
 				errs = errors.Join(errs, r.writer().Apply(ctx, claim, change))
@@ -187,69 +200,100 @@ func (r *JobReconciler) readJob(
 	if err != nil {
 		return nil, err
 	}
+	owned, err := r.ownedClaims(ctx, job.Namespace, job.UID)
+	if err != nil {
+		return nil, err
+	}
 	g := &group{PodGroup: pg, owner: JobOwner(job.Namespace, job.Name, job.UID), pods: pods}
-	for i := range jobClaims {
+	return g, r.readListedClaims(ctx, g, jobClaims, owned)
+}
+
+// readListedClaims reads the claims that an annotation lists. Their shards are among the
+// owned claims.
+func (r *Reconciler) readListedClaims(
+	ctx context.Context, g *group, listed []scheduling.JobClaim, owned []*resourceapi.ResourceClaim,
+) error {
+	for i := range listed {
 		c := scheduling.PodGroupResourceClaim{
-			Name: jobClaims[i].Name, ResourceClaimTemplateName: jobClaims[i].ResourceClaimTemplateName,
+			Name: listed[i].Name, ResourceClaimTemplateName: listed[i].ResourceClaimTemplateName,
 		}
-		s, err := r.readGeneratedClaim(ctx, g, c)
+		s, err := r.readGeneratedClaim(ctx, g, c, owned)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		if template := jobClaims[i].Template(); template != nil {
+		if template := listed[i].Template(); template != nil {
 			s.template = template
 		}
 		g.sharedClaims = append(g.sharedClaims, s)
 	}
-	return g, nil
+	return nil
 }
 
-// releaseFormerJobs deletes the claims of Jobs that had this name and no longer exist.
-// Their deletion does not wait for the controller: the controller adds no finalizer to Jobs. uid is
-// the UID of the Job that has the name in the cache, if there is one.
-func (r *JobReconciler) releaseFormerJobs(ctx context.Context, name types.NamespacedName, uid types.UID) error {
+// releaseFormerOwners deletes the claims of owners of one kind that had this name and no longer
+// exist. Their deletion does not wait for the controller, which adds no finalizer to them. uid
+// is the UID of the object that has the name in the cache, if there is one. index finds the
+// claims by the names of their owners, ownerOf returns the owner, and current is an empty object
+// of the kind.
+func (r *Reconciler) releaseFormerOwners(
+	ctx context.Context, name types.NamespacedName, uid types.UID, index string,
+	ownerOf func(*resourceapi.ResourceClaim) *claims.Owner, current client.Object,
+) error {
 	var generated resourceapi.ResourceClaimList
 	if err := r.Client.List(ctx, &generated, client.InNamespace(name.Namespace),
-		client.MatchingFields{indexJob: name.Name}); err != nil {
+		client.MatchingFields{index: name.Name}); err != nil {
 		return err
 	}
 	for i := range generated.Items {
 		claim := &generated.Items[i]
-		owner := jobOwnerOf(claim)
+		owner := ownerOf(claim)
 		if owner == nil || owner.UID == uid {
 			continue
 		}
-		// The cache of Jobs may be older than that of claims.
-		var current batchv1.Job
-		if err := r.APIReader.Get(ctx, name, &current); client.IgnoreNotFound(err) != nil {
+		// The cache of owners may be older than that of claims.
+		if err := r.APIReader.Get(ctx, name, current); client.IgnoreNotFound(err) != nil {
 			return err
 		}
-		if current.UID == owner.UID {
+		if current.GetUID() == owner.UID {
 			continue
 		}
-		if err := r.releaseJobClaim(ctx, claim, owner.UID); err != nil {
+		if err := r.releaseOwnedClaim(ctx, claim, owner.UID); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// jobOwnerOf returns the Job for which the claim was generated, or nil. The claim names
-// the Job in its owner reference, or, if a user has deleted the Job without its
-// dependents, in its entry. The hash in the claim's name is the proof.
+// releaseFormerJobs deletes the claims of Jobs that had this name; see releaseFormerOwners.
+func (r *JobReconciler) releaseFormerJobs(ctx context.Context, name types.NamespacedName, uid types.UID) error {
+	return r.releaseFormerOwners(ctx, name, uid, indexJob, jobOwnerOf, &batchv1.Job{})
+}
+
+// jobOwnerOf returns the Job for which the claim was generated, or nil.
 func jobOwnerOf(claim *resourceapi.ResourceClaim) *claims.Owner {
+	return ownerOfKind(claim, JobOwner(claim.Namespace, "", ""))
+}
+
+// ownerOfKind returns the object for which the claim was generated if it is of the kind of an
+// owner without name and UID, or nil. The claim names the object in its owner reference, or,
+// if a user has deleted the object without its dependents, in its entry. The hash in the
+// claim's name is the proof.
+func ownerOfKind(claim *resourceapi.ResourceClaim, kind claims.Owner) *claims.Owner {
 	name, ok := claim.Annotations[scheduling.ClaimAnnotation]
 	if !ok {
 		return nil
 	}
+	named := func(name string, uid types.UID) claims.Owner {
+		kind.Name, kind.UID, kind.Replica = name, uid, claim.Annotations[scheduling.ReplicaAnnotation]
+		return kind
+	}
 	var candidates []claims.Owner
-	if c := metav1.GetControllerOf(claim); c != nil && c.APIVersion == batchv1.SchemeGroupVersion.String() &&
-		c.Kind == "Job" {
-		candidates = append(candidates, JobOwner(claim.Namespace, c.Name, c.UID))
+	if c := metav1.GetControllerOf(claim); c != nil && c.APIVersion == kind.GroupVersion().String() &&
+		c.Kind == kind.Kind {
+		candidates = append(candidates, named(c.Name, c.UID))
 	}
 	for _, e := range claim.Status.ReservedFor {
-		if e.APIGroup == batchv1.GroupName && e.Resource == "jobs" {
-			candidates = append(candidates, JobOwner(claim.Namespace, e.Name, e.UID))
+		if e.APIGroup == kind.Group && e.Resource == kind.Resource {
+			candidates = append(candidates, named(e.Name, e.UID))
 		}
 	}
 	for _, owner := range candidates {
@@ -285,47 +329,49 @@ func (r *JobReconciler) SetupWithManager(ctx context.Context, m ctrl.Manager) er
 // the Reconciler.
 func jobIndexes() []index {
 	return []index{
-		{&resourceapi.ResourceClaim{}, indexJob, func(o client.Object) []string {
-			claim, ok := o.(*resourceapi.ResourceClaim)
-			if !ok {
-				return nil
-			}
-			owner := jobOwnerOf(claim)
-			if owner == nil {
-				return nil
-			}
-			return []string{owner.Name}
-		}},
-		{&batchv1.Job{}, indexJobTemplate, func(o client.Object) (names []string) {
+		{&resourceapi.ResourceClaim{}, indexJob, ownerNames(jobOwnerOf)},
+		{&batchv1.Job{}, indexJobTemplate, func(o client.Object) []string {
 			job, ok := o.(*batchv1.Job)
 			if !ok {
 				return nil
 			}
-			jobClaims, err := JobClaims(&job.Spec.Template)
-			if err != nil {
-				return nil
-			}
-			for _, j := range jobClaims {
-				if j.ResourceClaimTemplateName != nil {
-					names = append(names, *j.ResourceClaimTemplateName)
-				}
-			}
-			return names
+			return templateNames(JobClaims(&job.Spec.Template))
 		}},
+	}
+}
+
+// templateNames returns the names of the templates that listed claims refer to.
+func templateNames(listed []scheduling.JobClaim, err error) (names []string) {
+	if err != nil {
+		return nil
+	}
+	for _, c := range listed {
+		if c.ResourceClaimTemplateName != nil {
+			names = append(names, *c.ResourceClaimTemplateName)
+		}
+	}
+	return names
+}
+
+// ownerNames returns a function that returns the name of the object for which a claim was
+// generated.
+func ownerNames(ownerOf func(*resourceapi.ResourceClaim) *claims.Owner) client.IndexerFunc {
+	return func(o client.Object) []string {
+		claim, ok := o.(*resourceapi.ResourceClaim)
+		if !ok {
+			return nil
+		}
+		owner := ownerOf(claim)
+		if owner == nil {
+			return nil
+		}
+		return []string{owner.Name}
 	}
 }
 
 // jobOfClaim returns a request for the Job for which the claim was generated.
 func jobOfClaim(_ context.Context, o client.Object) []reconcile.Request {
-	claim, ok := o.(*resourceapi.ResourceClaim)
-	if !ok {
-		return nil
-	}
-	owner := jobOwnerOf(claim)
-	if owner == nil {
-		return nil
-	}
-	return requests(claim.Namespace, []string{owner.Name})
+	return requests(o.GetNamespace(), ownerNames(jobOwnerOf)(o))
 }
 
 // jobOfPod returns a request for the Job of a pod whose claims the Job shares.

@@ -4,7 +4,7 @@
 // Package podgroups reconciles PodGroups: it generates their claims, reserves the
 // claims for the group and its pods, releases them when the group is deleted, and
 // reports the result in the conditions of the PodGroup. It does the same for Jobs whose
-// pods share claims (jobs.go).
+// pods share claims (jobs.go), and for replicas (replicas.go).
 //
 // The controller keeps no state of its own. Each step is one write that follows from
 // the objects which the controller has read, so that after a crash between any two
@@ -81,7 +81,7 @@ type sharedClaim struct {
 	problem error
 }
 
-// group is a PodGroup, or a Job in the form of one, with its pods and shared claims.
+// group is a PodGroup, or a Job or a replica in the form of one, with its pods and shared claims.
 type group struct {
 	*scheduling.PodGroup
 	owner        claims.Owner
@@ -166,13 +166,18 @@ func (r *Reconciler) read(ctx context.Context, pg *scheduling.PodGroup) (*group,
 	if err != nil {
 		return nil, err
 	}
+	owned, err := r.ownedClaims(ctx, pg.Namespace, pg.UID)
+	if err != nil {
+		return nil, err
+	}
 	g := &group{PodGroup: pg, owner: Owner(pg), pods: pods}
 	for _, c := range pg.Spec.ResourceClaims {
-		readClaim := r.readGeneratedClaim
+		var s *sharedClaim
 		if c.ResourceClaimName != nil {
-			readClaim = r.readNamedClaim
+			s, err = r.readNamedClaim(ctx, g, c)
+		} else {
+			s, err = r.readGeneratedClaim(ctx, g, c, owned)
 		}
-		s, err := readClaim(ctx, g, c)
 		if err != nil {
 			return nil, err
 		}
@@ -219,21 +224,33 @@ func (r *Reconciler) readNamedClaim(
 	return s, nil
 }
 
-// readGeneratedClaim reads a shared claim whose shards are generated from a template.
+// ownedClaims returns the claims that were generated for the object with that UID.
+func (r *Reconciler) ownedClaims(
+	ctx context.Context, namespace string, uid types.UID,
+) ([]*resourceapi.ResourceClaim, error) {
+	var list resourceapi.ResourceClaimList
+	if err := r.Client.List(ctx, &list, client.InNamespace(namespace),
+		client.MatchingFields{indexOwner: string(uid)}); err != nil {
+		return nil, err
+	}
+	var owned []*resourceapi.ResourceClaim
+	for i := range list.Items {
+		owned = append(owned, &list.Items[i])
+	}
+	return owned, nil
+}
+
+// readGeneratedClaim reads a shared claim whose shards are generated from a template. They
+// are among the owned claims.
 func (r *Reconciler) readGeneratedClaim(
-	ctx context.Context, g *group, c scheduling.PodGroupResourceClaim,
+	ctx context.Context, g *group, c scheduling.PodGroupResourceClaim, owned []*resourceapi.ResourceClaim,
 ) (*sharedClaim, error) {
 	s := &sharedClaim{
 		PodGroupResourceClaim: c, shards: map[int]*resourceapi.ResourceClaim{}, neededShards: g.neededShards(c.Name),
 	}
-	var owned resourceapi.ResourceClaimList
-	if err := r.Client.List(ctx, &owned, client.InNamespace(g.Namespace),
-		client.MatchingFields{indexOwner: string(g.UID)}); err != nil {
-		return nil, err
-	}
-	for i := range owned.Items {
-		if n, ok := claims.ShardNumber(g.owner, c.Name, owned.Items[i].Name); ok {
-			s.shards[n] = &owned.Items[i]
+	for _, claim := range owned {
+		if n, ok := claims.ShardNumber(g.owner, c.Name, claim.Name); ok {
+			s.shards[n] = claim
 		}
 	}
 	if c.ResourceClaimTemplateName == nil {

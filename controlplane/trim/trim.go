@@ -7,6 +7,7 @@
 package trim
 
 import (
+	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -86,5 +87,28 @@ func Job(object any) (any, error) {
 	trimmed.Spec.Template.Annotations = map[string]string{scheduling.JobClaimsAnnotation: value}
 	trimmed.Spec.Template.Spec.ResourceClaims = job.Spec.Template.Spec.ResourceClaims
 	trimmed.Status.Conditions = job.Status.Conditions
+	return trimmed, nil
+}
+
+// StatefulSet returns a StatefulSet without the fields that no part of the controller reads.
+func StatefulSet(object any) (any, error) {
+	set, ok := object.(*appsv1.StatefulSet)
+	if !ok {
+		return object, nil
+	}
+	trimmed := &appsv1.StatefulSet{
+		TypeMeta: set.TypeMeta,
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: set.Namespace, Name: set.Name, UID: set.UID, ResourceVersion: set.ResourceVersion,
+			DeletionTimestamp: set.DeletionTimestamp, OwnerReferences: set.OwnerReferences,
+		},
+	}
+	value, ok := set.Spec.Template.Annotations[scheduling.ReplicaClaimsAnnotation]
+	if !ok {
+		return trimmed, nil
+	}
+	trimmed.Spec.Replicas, trimmed.Spec.Ordinals = set.Spec.Replicas, set.Spec.Ordinals
+	trimmed.Spec.Template.Annotations = map[string]string{scheduling.ReplicaClaimsAnnotation: value}
+	trimmed.Spec.Template.Spec.ResourceClaims = set.Spec.Template.Spec.ResourceClaims
 	return trimmed, nil
 }

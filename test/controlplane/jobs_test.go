@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -248,10 +247,7 @@ func TestJobClaims_deletion(t *testing.T) {
 
 // A Job of 300 pods needs more than one claim, because a claim can be reserved for 256 consumers.
 func TestJobClaims_moreThan256Pods(t *testing.T) {
-	e := requireTestEnv(t)
-	if os.Getenv(envJobSet) == "" {
-		t.Skip("takes 40 s: run `make test-jobset`")
-	}
+	e := requireOther(t, jobSetController.name)
 	e.startController(t, nil)
 	ns := e.createNamespace(t, "large")
 	job := sharingJob(ns, "train", "["+inlineFabric+"]", 300)

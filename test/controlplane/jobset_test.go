@@ -5,13 +5,8 @@ package controlplane
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -21,7 +16,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
@@ -29,108 +23,19 @@ import (
 	"github.com/dra-shared/dra-driver-shared/test/eventually"
 )
 
-// These tests run the real JobSet controller with its webhooks and its own rights. Its manifests are those of its
-// module; its Deployment's pod is simulated, and the process answers at the address of that pod.
-
-const (
-	jobSetSystem = "jobset-system"
-	// jobSetCertificates is where the kubelet would mount the Secret with the certificate of its webhooks.
-	jobSetCertificates = "/tmp/k8s-webhook-server/serving-certs"
-)
+// jobSetController is the real JobSet controller with its webhooks and its own rights.
+var jobSetController = otherController{
+	name: "jobset", account: "jobset-controller-manager",
+	service: "jobset-webhook-service", port: 9444, secret: "jobset-webhook-server-cert",
+	certificates: "/tmp/k8s-webhook-server/serving-certs",
+}
 
 // startJobSet installs JobSet, and runs its controller until the test ends.
 func (e *testEnv) startJobSet(t *testing.T) {
 	t.Helper()
-	ctx := t.Context()
-	if out, err := e.installJobSet(ctx); err != nil {
-		t.Fatalf("install JobSet: %v\n%s", err, out)
-	}
-	if err := os.RemoveAll(jobSetCertificates); err != nil { // those of another cluster
-		t.Fatal(err)
-	}
-	process := exec.Command(filepath.Join(e.cluster.Root, "bin/jobset"),
-		"--config", filepath.Join(e.cluster.Root, "test/jobset/config.yaml"))
-	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
-	if err := e.impersonate(kubeconfig, "system:serviceaccount:"+jobSetSystem+":jobset-controller-manager"); err != nil {
-		t.Fatal(err)
-	}
-	log, err := os.Create(filepath.Join(e.cluster.Dir, "logs/jobset.log"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	process.Env, process.Stdout, process.Stderr = append(os.Environ(), "KUBECONFIG="+kubeconfig), log, log
-	process.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := process.Start(); err != nil {
-		t.Fatalf("start the JobSet controller: %v", err)
-	}
-	t.Cleanup(func() {
-		_ = process.Process.Kill()
-		_ = process.Wait()
-		if t.Failed() {
-			raw, _ := os.ReadFile(log.Name())
-			t.Logf("log of JobSet:\n%s", raw[max(0, len(raw)-4000):])
-		}
+	e.startOther(t, jobSetController, func(ctx context.Context) error {
+		return e.client.Create(ctx, jobSet(t, "default", "probe", 1, "", ""), client.DryRunAll)
 	})
-	eventually.Eventually(t, timeout, "JobSet has the certificate of its webhooks", func() error {
-		return e.mountJobSetCertificates(ctx)
-	})
-	eventually.Eventually(t, timeout, "JobSet's webhooks answer", func() error {
-		probe := jobSet(t, "default", "probe", 1, "", "")
-		return e.client.Create(ctx, probe, client.DryRunAll)
-	})
-}
-
-// installJobSet applies the manifests of JobSet's module, unless an earlier test has.
-func (e *testEnv) installJobSet(ctx context.Context) (string, error) {
-	service := types.NamespacedName{Namespace: jobSetSystem, Name: "jobset-webhook-service"}
-	if err := e.client.Get(ctx, service, &corev1.Service{}); err == nil {
-		return "", nil
-	}
-	out, err := e.cluster.Kubectl(ctx, "apply", "--server-side", "-k",
-		filepath.Join(e.cluster.Root, "bin/jobset-config/default"))
-	if err != nil {
-		return out, err
-	}
-	// See test/jobset/config.yaml.
-	return e.cluster.Kubectl(ctx, "--namespace", jobSetSystem, "patch", "service", service.Name, "--type=merge",
-		"-p", `{"spec":{"ports":[{"port":443,"targetPort":9444}]}}`)
-}
-
-// impersonate writes a kubeconfig file for a service account.
-func (e *testEnv) impersonate(file, account string) error {
-	c, err := clientcmd.LoadFromFile(filepath.Join(e.cluster.Dir, "kubeconfig"))
-	if err != nil {
-		return err
-	}
-	if err := clientcmd.ResolveLocalPaths(c); err != nil {
-		return err
-	}
-	for _, info := range c.AuthInfos {
-		info.Impersonate = account
-		info.ImpersonateGroups = []string{"system:serviceaccounts", "system:authenticated"}
-	}
-	return clientcmd.WriteToFile(*c, file)
-}
-
-// mountJobSetCertificates writes the Secret of JobSet's webhooks to files, as the kubelet does.
-func (e *testEnv) mountJobSetCertificates(ctx context.Context) error {
-	var secret corev1.Secret
-	name := types.NamespacedName{Namespace: jobSetSystem, Name: "jobset-webhook-server-cert"}
-	if err := e.client.Get(ctx, name, &secret); err != nil {
-		return err
-	}
-	if len(secret.Data["tls.crt"]) == 0 {
-		return errors.New("the Secret is empty")
-	}
-	if err := os.MkdirAll(jobSetCertificates, 0o700); err != nil {
-		return err
-	}
-	for file, content := range secret.Data {
-		if err := os.WriteFile(filepath.Join(jobSetCertificates, file), content, 0o600); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // jobSet returns a JobSet whose replicated job "workers" has Jobs of 2 pods, each Job with a claim to the fabric. spec
@@ -255,11 +160,7 @@ func TestJobSet_claimsOfEachJob(t *testing.T) {
 // requireJobSetTests skips a test that is too long for every run.
 func requireJobSetTests(t *testing.T) *testEnv {
 	t.Helper()
-	e := requireTestEnv(t)
-	if os.Getenv(envJobSet) == "" {
-		t.Skip("takes long: run `make test-jobset`")
-	}
-	return e
+	return requireOther(t, jobSetController.name)
 }
 
 func TestJobSet_suspendAndResume(t *testing.T) {
@@ -408,20 +309,9 @@ func TestJobSet_authorNeedsTheRightToCreateClaims(t *testing.T) {
 	e := requireTestEnv(t)
 	e.startController(t, nil)
 	e.startJobSet(t)
-	account := "system:serviceaccount:" + jobSetSystem + ":jobset-controller-manager"
-	file := filepath.Join(t.TempDir(), "kubeconfig")
-	if err := e.impersonate(file, account); err != nil {
-		t.Fatal(err)
-	}
-	config, err := clientcmd.BuildConfigFromFlags("", file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	author, err := client.New(config, client.Options{Scheme: e.client.Scheme()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	err = author.Create(t.Context(), jobSet(t, "default", "refused", 1, "", ""), client.DryRunAll)
+	account := jobSetController.user()
+	author := e.clientOf(t, account)
+	err := author.Create(t.Context(), jobSet(t, "default", "refused", 1, "", ""), client.DryRunAll)
 	if want := `user "` + account + `" may not create ResourceClaims`; err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("got error %v, want %q", err, want)
 	}

@@ -33,7 +33,7 @@ const (
 	envVersion = "CONTROLPLANE_VERSION" // version of Kubernetes
 	envGates   = "CONTROLPLANE_GATES"   // feature gates, as for the command cluster
 	envBench   = "CONTROLPLANE_BENCH"   // not empty: run TestController_measuresManyPods
-	envJobSet  = "CONTROLPLANE_JOBSET"  // not empty: run the tests of `make test-jobset`
+	envOther   = "CONTROLPLANE_OTHER"   // name of another controller: run also its long tests, as `make test-<name>`
 )
 
 func TestMain(m *testing.M) {

@@ -37,10 +37,15 @@ var checkedByAPIServer = []string{
 	"arbitrary-node:patch resourceclaims/driver.resource.k8s.io",
 	"update podgroups/finalizers.scheduling.dra-shared.dev",
 	"update jobs/finalizers.batch",
+	"update statefulsets/finalizers.apps",
 }
 
-// The controller uses this right if the cluster has JobSets; see TestJobSet_claimsOfEachJob.
-const ofJobSets = "get jobsets.jobset.x-k8s.io"
+// The controller uses these rights if the cluster has such objects; see
+// TestJobSet_claimsOfEachJob and TestLWS_claimsOfEachReplica.
+const (
+	ofJobSets          = "get jobsets.jobset.x-k8s.io"
+	ofLeaderWorkerSets = "get leaderworkersets.leaderworkerset.x-k8s.io"
+)
 
 // Rights that the controller uses in one mode only. It creates a PodGroup of
 // Kubernetes in a dry run to detect the mode, and it patches pods to remove
@@ -105,7 +110,10 @@ func TestRBAC_controllerUsesEveryRight(t *testing.T) {
 // isUsed reports whether the controller has used the right, or needs it in
 // another situation than that of the test.
 func (e *testEnv) isUsed(right string) bool {
-	if right == ofJobSets || e.native && right == bridgeOnly || !e.native && strings.HasSuffix(right, nativeOnly) {
+	if right == ofJobSets || right == ofLeaderWorkerSets {
+		return true
+	}
+	if e.native && right == bridgeOnly || !e.native && strings.HasSuffix(right, nativeOnly) {
 		return true
 	}
 	// The controller lists only if the API server cannot stream the initial state of a watch.

@@ -107,7 +107,7 @@ func newTestEnv() (*testEnv, error) {
 	}
 	return e, c.Install(ctx, "controller.reservedFor[0].apiGroup=batch", "controller.reservedFor[0].resource=jobs",
 		"controller.reservedFor[1].apiGroup=apps", "controller.reservedFor[1].resource=statefulsets",
-		"controller.jobClaims=true")
+		"controller.jobClaims=true", "controller.replicaClaims=true")
 }
 
 func (e *testEnv) recordStart(p *corev1.Pod) {
@@ -164,8 +164,8 @@ func (e *testEnv) runController(
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), klog.Background()))
 	manager, err := controlplane.New(ctx, e.controllerConfig(), controlplane.Options{
 		DriverName: driverName, Config: c, Namespace: system, Mode: mode.Auto, SlicesOwner: "dra-shared-controller",
-		JobClaims: true,
-		Client:    newClient,
+		JobClaims: true, ReplicaClaims: true,
+		Client: newClient,
 		Webhook: controlplane.Webhook{
 			Port: 9443, Service: "dra-shared-controller", Secret: "dra-shared-controller-ca",
 			Configuration: "dra-shared-controller",
@@ -303,6 +303,10 @@ func (e *testEnv) mustCreateGroup(
 		t.Fatalf("create PodGroup %s/%s: %v", namespace, name, err)
 	}
 	return pg
+}
+
+func objectMeta(namespace, name string) metav1.ObjectMeta {
+	return metav1.ObjectMeta{Namespace: namespace, Name: name}
 }
 
 // newPod returns pod i of a PodGroup, with the group's claim to a fabric.

@@ -20,7 +20,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/api/internal/strict"
 )
 
-// MaxJobClaims is the largest number of entries of JobClaimsAnnotation.
+// MaxJobClaims is the largest number of entries of JobClaimsAnnotation and ReplicaClaimsAnnotation.
 const MaxJobClaims = 16
 
 // JobClaimDeletionPolicy selects when the claims of a Job are deleted.
@@ -33,18 +33,19 @@ const (
 	DeleteOnDeletion JobClaimDeletionPolicy = "OnDeletion"
 )
 
-// JobClaim is an entry of JobClaimsAnnotation. The controller generates one claim per entry and Job.
+// JobClaim is an entry of JobClaimsAnnotation or ReplicaClaimsAnnotation. The controller generates one claim per entry
+// and Job or replica.
 type JobClaim struct {
 	// name is the name of the entry in spec.resourceClaims of the pods, a DNS label. The claim is called
-	// `<job>-<name>-<hash>`.
+	// `<job>-<name>-<hash>` or `<set>-<ordinal>-<name>-<hash>`.
 	Name string `json:"name"`
 
-	// resourceClaimTemplateName is the name of a ResourceClaimTemplate in the namespace of the Job. Exactly one of
+	// resourceClaimTemplateName is the name of a ResourceClaimTemplate in the namespace of the workload. Exactly one of
 	// resourceClaimTemplateName and spec must be set.
 	// +optional
 	ResourceClaimTemplateName *string `json:"resourceClaimTemplateName,omitempty"`
 
-	// spec is the spec of the claim, as in a ResourceClaim. The user who creates the Job must be permitted to create
+	// spec is the spec of the claim, as in a ResourceClaim. The user who creates the workload must be permitted to create
 	// ResourceClaims. adminAccess is refused.
 	// +optional
 	Spec *resourceapi.ResourceClaimSpec `json:"spec,omitempty"`
@@ -55,7 +56,8 @@ type JobClaim struct {
 	// +optional
 	Containers []string `json:"containers,omitempty"`
 
-	// deletionPolicy selects when the claim is deleted. The default is OnCompletion.
+	// deletionPolicy selects when the claim of a Job is deleted. The default is OnCompletion. It must not be set in
+	// ReplicaClaimsAnnotation.
 	// +optional
 	DeletionPolicy JobClaimDeletionPolicy `json:"deletionPolicy,omitempty"`
 }
@@ -71,9 +73,32 @@ func (c *JobClaim) Template() *resourceapi.ResourceClaimTemplate {
 // jobClaimFields are the fields of a JobClaim.
 var jobClaimFields = []string{"name", "resourceClaimTemplateName", "spec", "containers", "deletionPolicy"}
 
+// ParseReplicaClaims decodes and validates the value of ReplicaClaimsAnnotation, as ParseJobClaims does.
+func ParseReplicaClaims(value string, path *field.Path) ([]JobClaim, field.ErrorList) {
+	claims, errs := parseClaims(value, path)
+	for i := range claims {
+		if claims[i].DeletionPolicy != "" {
+			errs = append(errs, field.Forbidden(path.Index(i).Child("deletionPolicy"),
+				"the claims of a replica are deleted when it is scaled away or its owner is deleted: remove the field"))
+		}
+	}
+	return claims, errs
+}
+
 // ParseJobClaims decodes and validates the value of JobClaimsAnnotation, and sets default deletion policies. Errors
 // name the entry, its field, the value, and what would be right; path is the path of the annotation.
 func ParseJobClaims(value string, path *field.Path) ([]JobClaim, field.ErrorList) {
+	claims, errs := parseClaims(value, path)
+	for i := range claims {
+		if claims[i].DeletionPolicy == "" {
+			claims[i].DeletionPolicy = DeleteOnCompletion
+		}
+	}
+	return claims, errs
+}
+
+// parseClaims decodes and validates a list of claims.
+func parseClaims(value string, path *field.Path) ([]JobClaim, field.ErrorList) {
 	raw, err := yaml.YAMLToJSONStrict([]byte(value))
 	if err != nil {
 		return nil, field.ErrorList{field.Invalid(path, value, "must be a YAML list: "+err.Error())}
@@ -103,9 +128,6 @@ func ParseJobClaims(value string, path *field.Path) ([]JobClaim, field.ErrorList
 		errs = append(errs, claims[i].validate(path.Index(i))...)
 		if j := slices.IndexFunc(claims[:i], func(c JobClaim) bool { return c.Name == claims[i].Name }); j >= 0 {
 			errs = append(errs, field.Duplicate(path.Index(i).Child("name"), claims[i].Name))
-		}
-		if claims[i].DeletionPolicy == "" {
-			claims[i].DeletionPolicy = DeleteOnCompletion
 		}
 	}
 	if len(errs) > 0 {

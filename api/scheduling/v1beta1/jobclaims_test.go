@@ -114,3 +114,17 @@ func FuzzParseJobClaims(f *testing.F) {
 		}
 	})
 }
+
+func TestParseReplicaClaims(t *testing.T) {
+	path := field.NewPath("metadata", "annotations").Key(scheduling.ReplicaClaimsAnnotation)
+	claims, errs := scheduling.ParseReplicaClaims("[{name: net, resourceClaimTemplateName: share}]", path)
+	if len(errs) > 0 || len(claims) != 1 || claims[0].Name != "net" || claims[0].DeletionPolicy != "" {
+		t.Errorf("got %+v, %v, want the entry net without a policy", claims, errs)
+	}
+	_, errs = scheduling.ParseReplicaClaims(
+		"[{name: net, resourceClaimTemplateName: share, deletionPolicy: OnCompletion}]", path)
+	const want = "[0].deletionPolicy: Forbidden: the claims of a replica are deleted"
+	if len(errs) != 1 || !strings.Contains(errs.ToAggregate().Error(), want) {
+		t.Errorf("deletionPolicy: got %v, want %q", errs, want)
+	}
+}

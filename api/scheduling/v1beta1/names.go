@@ -14,8 +14,13 @@ const (
 	// a YAML list of JobClaims. The templates may be in a CronJob, or in a replicated job of a JobSet, each of whose Jobs
 	// has claims of its own (KEP-762). The chart value controller.jobClaims enables it.
 	JobClaimsAnnotation = GroupName + "/job-claims"
-	// GroupUIDLabel (label of pods) is the UID of the pod's PodGroup, or of its Job if the Job has the annotation
-	// job-claims. Admission sets it; users cannot.
+	// ReplicaClaimsAnnotation (annotation of the pod templates of StatefulSets and LeaderWorkerSets) lists the claims
+	// that each replica has: each ordinal of a StatefulSet, and the leader and the workers of each replica of a
+	// LeaderWorkerSet together. It is a list as in JobClaimsAnnotation, without deletionPolicy. The chart value
+	// controller.replicaClaims enables it.
+	ReplicaClaimsAnnotation = GroupName + "/replica-claims"
+	// GroupUIDLabel (label of pods) is the UID of the pod's PodGroup, or of its Job or StatefulSet if that has the
+	// annotation job-claims or replica-claims. Admission sets it; users cannot.
 	GroupUIDLabel = GroupName + "/pod-group-uid"
 	// ReservedForAnnotation (annotation of ResourceClaims) names the object, in the same
 	// namespace, that keeps the claim allocated as long as it exists:
@@ -44,8 +49,11 @@ const (
 	// its cache.
 	AdmittedAnnotation = GroupName + "/admitted"
 	// ClaimAnnotation (annotation of generated ResourceClaims) is the name of the entry in
-	// spec.resourceClaims of its PodGroup, or in the annotation job-claims of its Job.
+	// spec.resourceClaims of its PodGroup, or in the annotation job-claims or replica-claims.
 	ClaimAnnotation = GroupName + "/claim"
+	// ReplicaAnnotation (annotation of generated ResourceClaims) is the ordinal of the replica for which the claim was
+	// generated.
+	ReplicaAnnotation = GroupName + "/replica"
 	// ShardAnnotation (annotation of generated ResourceClaims) is the number of the claim among the shards of
 	// one entry. An entry has several shards if more pods use it than
 	// status.reservedFor of one claim has room for.

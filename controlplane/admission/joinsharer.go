@@ -1,0 +1,204 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package admission
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
+	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
+	"github.com/dra-shared/dra-driver-shared/controlplane/podgroups"
+)
+
+// sharer is a Job, or a replica of a StatefulSet, whose claims a pod shares because its
+// annotation lists them.
+type sharer struct {
+	// annotation is the name of the annotation.
+	annotation string
+	// kind and name are those of the Job or StatefulSet.
+	kind, name string
+	owner      claims.Owner
+	entries    []scheduling.JobClaim
+}
+
+// jobClaim is a claim of a sharer that a pod shares.
+type jobClaim struct {
+	scheduling.JobClaim
+	spec *resourceapi.ResourceClaimSpec
+}
+
+// joinSharer adds the claims of its Job or replica to a pod that inherited the annotation
+// job-claims or replica-claims, and returns those that the pod shares, by their names.
+func (p *Pods) joinSharer(ctx context.Context, pod *corev1.Pod, request string) (map[string]jobClaim, []string, error) {
+	s, err := p.sharerOf(ctx, pod)
+	if err != nil || s == nil {
+		return nil, nil, err
+	}
+	if uid := pod.Labels[scheduling.GroupUIDLabel]; uid != "" && uid != string(s.owner.UID) {
+		return nil, nil, denied("metadata.annotations[%q]: the pod is in a PodGroup as well, by the annotation %s or by "+
+			"spec.schedulingGroup: remove one of them from the template of %s %q",
+			s.annotation, scheduling.GroupAnnotation, s.kind, s.name)
+	}
+	shared, sharded := map[string]jobClaim{}, false
+	var warnings []string
+	for _, entry := range s.entries {
+		claim, err := p.jobClaim(ctx, pod.Namespace, s.annotation, entry)
+		if err != nil {
+			return nil, warnings, err
+		}
+		shard := 0
+		name, exists := podClaimName(pod, entry.Name)
+		_, joined := claims.ShardNumber(s.owner, entry.Name, name)
+		switch {
+		case joined: // by an earlier call, or in the pod that this one copies
+		case exists:
+			warnings = append(warnings, fmt.Sprintf("spec.resourceClaims %q overrides the claim of that name of %s %q",
+				entry.Name, s.kind, s.name))
+			continue
+		default:
+			if claims.RequestsFabric(claim.spec, p.Driver) {
+				sharded = true
+				shard, err = p.Shards.assign(pod.Namespace, request, func(shard int) string {
+					return claims.Name(s.owner, entry.Name, shard)
+				})
+				if err != nil {
+					return nil, warnings, err
+				}
+			}
+			pod.Spec.ResourceClaims = append(pod.Spec.ResourceClaims, corev1.PodResourceClaim{
+				Name: entry.Name, ResourceClaimName: ptr.To(claims.Name(s.owner, entry.Name, shard)),
+			})
+		}
+		addToContainers(&pod.Spec, entry)
+		shared[entry.Name] = claim
+	}
+	markSharing(pod, s.owner.UID, request, sharded)
+	return shared, warnings, nil
+}
+
+// sharerOf returns the Job or replica whose claims the pod shares, or nil.
+func (p *Pods) sharerOf(ctx context.Context, pod *corev1.Pod) (*sharer, error) {
+	ofJob, hasJobClaims := pod.Annotations[scheduling.JobClaimsAnnotation]
+	ofReplica, hasReplicaClaims := pod.Annotations[scheduling.ReplicaClaimsAnnotation]
+	hasJobClaims, hasReplicaClaims = hasJobClaims && p.JobClaims, hasReplicaClaims && p.ReplicaClaims
+	switch {
+	case hasJobClaims && hasReplicaClaims:
+		return nil, denied("metadata.annotations[%q]: must not be set together with %s: remove one of them from the template",
+			scheduling.ReplicaClaimsAnnotation, scheduling.JobClaimsAnnotation)
+	case hasJobClaims:
+		return p.jobOf(ctx, pod, ofJob)
+	case hasReplicaClaims:
+		return p.replicaOf(ctx, pod, ofReplica)
+	}
+	return nil, nil
+}
+
+// jobOf returns the Job that created the pod, whose template has the same annotation.
+func (p *Pods) jobOf(ctx context.Context, pod *corev1.Pod, value string) (*sharer, error) {
+	controller := metav1.GetControllerOfNoCopy(pod)
+	if controller == nil || controller.Kind != "Job" || controller.APIVersion != batchv1.SchemeGroupVersion.String() {
+		return nil, denied("metadata.annotations[%q]: only pods of Jobs share claims of a Job: remove the annotation; "+
+			"other pods share claims in a PodGroup", scheduling.JobClaimsAnnotation)
+	}
+	var job batchv1.Job
+	if err := p.getController(ctx, pod.Namespace, controller, &job, scheduling.JobClaimsAnnotation); err != nil {
+		return nil, err
+	}
+	if job.Spec.Template.Annotations[scheduling.JobClaimsAnnotation] != value {
+		return nil, denied("metadata.annotations[%q]: differs from that of Job %q, which owns the pod: "+
+			"only the Job controller creates pods of a Job", scheduling.JobClaimsAnnotation, controller.Name)
+	}
+	entries, err := podgroups.JobClaims(&job.Spec.Template)
+	if err != nil {
+		return nil, denied("Job %q: %w", job.Name, err)
+	}
+	return &sharer{
+		annotation: scheduling.JobClaimsAnnotation, kind: "Job", name: job.Name,
+		owner: podgroups.JobOwner(pod.Namespace, job.Name, job.UID), entries: entries,
+	}, nil
+}
+
+// getController reads the object that a reference to a controller names. It denies the
+// pod if the object no longer exists.
+func (p *Pods) getController(
+	ctx context.Context, namespace string, controller *metav1.OwnerReference, into client.Object, annotation string,
+) error {
+	name := types.NamespacedName{Namespace: namespace, Name: controller.Name}
+	err := p.Client.Get(ctx, name, into)
+	if apierrors.IsNotFound(err) || err == nil && into.GetUID() != controller.UID {
+		err = p.APIReader.Get(ctx, name, into) // the cache may not have the object yet
+	}
+	switch {
+	case apierrors.IsNotFound(err), err == nil && into.GetUID() != controller.UID:
+		return denied("metadata.annotations[%q]: %s %q, which owns the pod, no longer exists",
+			annotation, controller.Kind, controller.Name)
+	case err != nil:
+		return fmt.Errorf("look up %s %q: %w", controller.Kind, controller.Name, err)
+	}
+	return nil
+}
+
+// jobClaim returns the entry with the spec of its claims.
+func (p *Pods) jobClaim(
+	ctx context.Context, namespace, annotation string, entry scheduling.JobClaim,
+) (jobClaim, error) {
+	if entry.Spec != nil {
+		return jobClaim{entry, entry.Spec}, nil
+	}
+	spec, err := p.templateSpec(ctx, namespace, *entry.ResourceClaimTemplateName)
+	if err == nil && spec == nil {
+		err = denied("metadata.annotations[%q]: entry %q: ResourceClaimTemplate %q does not exist in namespace %q: "+
+			"create it; the workload retries its pods", annotation, entry.Name, *entry.ResourceClaimTemplateName, namespace)
+	}
+	return jobClaim{entry, spec}, err
+}
+
+// podClaimName returns the name of the ResourceClaim of the pod's entry, and whether the
+// entry exists.
+func podClaimName(pod *corev1.Pod, entry string) (name string, exists bool) {
+	i := slices.IndexFunc(pod.Spec.ResourceClaims, func(c corev1.PodResourceClaim) bool { return c.Name == entry })
+	if i < 0 {
+		return "", false
+	}
+	return ptr.Deref(pod.Spec.ResourceClaims[i].ResourceClaimName, ""), true
+}
+
+// addToContainers adds references to the claim to the containers that the entry lists.
+func addToContainers(spec *corev1.PodSpec, entry scheduling.JobClaim) {
+	containers := containersByName(spec)
+	for _, name := range entry.Containers {
+		if c := containers[name]; c != nil && !references(c, entry.Name, "") {
+			c.Resources.Claims = append(c.Resources.Claims, corev1.ResourceClaim{Name: entry.Name})
+		}
+	}
+}
+
+// markSharing records the owner of its claims in the pod, and adds the gate if the pod has a claim that
+// is one of several shards; see joiner.markMember. Pods in a PodGroup of Kubernetes, which
+// it may have created for the workload, are scheduled together, and get no gate.
+func markSharing(pod *corev1.Pod, owner types.UID, request string, sharded bool) {
+	pod.Labels, pod.Annotations = notNil(pod.Labels), notNil(pod.Annotations)
+	pod.Labels[scheduling.GroupUIDLabel] = string(owner)
+	if !sharded {
+		return
+	}
+	pod.Annotations[scheduling.AdmittedAnnotation] = request
+	isDefault := pod.Spec.SchedulerName == "" || pod.Spec.SchedulerName == corev1.DefaultSchedulerName
+	disabled := pod.Annotations[scheduling.GatesAnnotation] == scheduling.GatesDisabled
+	gate := corev1.PodSchedulingGate{Name: scheduling.ReservedGate}
+	if isDefault && !disabled && pod.Spec.SchedulingGroup == nil && !slices.Contains(pod.Spec.SchedulingGates, gate) {
+		pod.Spec.SchedulingGates = append(pod.Spec.SchedulingGates, gate)
+	}
+}
