@@ -69,6 +69,10 @@ type Options struct {
 	// ReplicaClaims enables claims for the replicas of StatefulSets and LeaderWorkerSets, by the annotation
 	// scheduling.dra-shared.dev/replica-claims.
 	ReplicaClaims bool
+	// Kueue denies workloads of Kueue whose pods share claims that it would charge wrongly or never admit.
+	Kueue bool
+	// KueueDeviceClasses are the DeviceClasses that Kueue charges; see admission.Queues.
+	KueueDeviceClasses []string
 
 	// Client replaces the constructor of the client that reconcilers write with.
 	// Tests use it.
@@ -202,7 +206,7 @@ func addWebhooks(ctx context.Context, m manager.Manager, o Options) error {
 	handlers := map[string]webhookadmission.Handler{
 		"/pods": &admission.Pods{
 			Client: m.GetClient(), APIReader: m.GetAPIReader(), Mode: o.Mode, Driver: o.DriverName, Shards: shards,
-			JobClaims: o.JobClaims, ReplicaClaims: o.ReplicaClaims,
+			JobClaims: o.JobClaims, ReplicaClaims: o.ReplicaClaims, Kueue: o.Kueue,
 		},
 		"/templates":  &admission.Templates{APIReader: m.GetAPIReader()},
 		"/parameters": &admission.Parameters{Driver: o.DriverName},
@@ -210,6 +214,9 @@ func addWebhooks(ctx context.Context, m manager.Manager, o Options) error {
 	}
 	if o.JobClaims || o.ReplicaClaims {
 		handlers["/jobs"] = &admission.Jobs{Client: m.GetClient(), APIReader: m.GetAPIReader(), Driver: o.DriverName}
+	}
+	if o.Kueue {
+		handlers["/queues"] = &admission.Queues{APIReader: m.GetAPIReader(), DeviceClasses: o.KueueDeviceClasses}
 	}
 	for path, handler := range handlers {
 		m.GetWebhookServer().Register(path, &webhook.Admission{Handler: handler})

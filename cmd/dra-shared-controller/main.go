@@ -73,6 +73,10 @@ func newCommand() *cobra.Command {
 	p.BoolVar(&f.ReplicaClaims, "replica-claims", false,
 		"generate claims for the replicas of StatefulSets and LeaderWorkerSets whose pod templates have the annotation "+
 			"scheduling.dra-shared.dev/replica-claims")
+	p.BoolVar(&f.Kueue, "kueue", false,
+		"refuse workloads of Kueue whose pods share claims that it would charge wrongly or never admit")
+	p.StringSliceVar(&f.KueueDeviceClasses, "kueue-device-classes", nil,
+		"DeviceClasses that Kueue charges by its deviceClassMappings, separated by commas")
 	p.StringVar(&f.HealthAddress, "health-address", ":8081", "host:port to serve /healthz and /readyz on")
 	p.StringVar(&f.MetricsAddress, "metrics-address", "0",
 		"host:port to serve Prometheus metrics on, at /metrics; 0 disables the server")

@@ -9,6 +9,7 @@
 //   - jobs.go, joinsharer.go, joinreplica.go: the same for the claims of a Job or a replica,
 //     which are validated when the Job, CronJob, JobSet, StatefulSet, or LeaderWorkerSet is
 //     created.
+//   - queues.go: workloads of Kueue whose pods share claims.
 //   - references.go: the containers of a pod get references to its claims of the
 //     driver, because a container without a reference gets no device.
 //   - update.go: an update of a pod keeps what admission changed at creation.
@@ -60,6 +61,8 @@ type Pods struct {
 	Shards    *Shards
 	// JobClaims makes pods share the claims of their Jobs, and ReplicaClaims those of their replicas.
 	JobClaims, ReplicaClaims bool
+	// Kueue denies pods that share claims and that Kueue would never admit.
+	Kueue bool
 }
 
 // Handle implements admission.Handler.
@@ -97,6 +100,11 @@ func (p *Pods) complete(ctx context.Context, pod *corev1.Pod, request string) ([
 	warnings = append(warnings, jobWarnings...)
 	if err != nil {
 		return warnings, err
+	}
+	if p.Kueue {
+		if err := checkQueuedPod(pod); err != nil {
+			return warnings, err
+		}
 	}
 	referenceWarnings, err := p.addClaimReferences(ctx, pod, group, shared)
 	return append(warnings, referenceWarnings...), err

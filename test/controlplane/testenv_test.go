@@ -107,7 +107,8 @@ func newTestEnv() (*testEnv, error) {
 	}
 	return e, c.Install(ctx, "controller.reservedFor[0].apiGroup=batch", "controller.reservedFor[0].resource=jobs",
 		"controller.reservedFor[1].apiGroup=apps", "controller.reservedFor[1].resource=statefulsets",
-		"controller.jobClaims=true", "controller.replicaClaims=true")
+		"controller.jobClaims=true", "controller.replicaClaims=true",
+		"controller.kueue.enabled=true", "controller.kueue.deviceClasses[0]=nic."+driverName)
 }
 
 func (e *testEnv) recordStart(p *corev1.Pod) {
@@ -164,7 +165,7 @@ func (e *testEnv) runController(
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), klog.Background()))
 	manager, err := controlplane.New(ctx, e.controllerConfig(), controlplane.Options{
 		DriverName: driverName, Config: c, Namespace: system, Mode: mode.Auto, SlicesOwner: "dra-shared-controller",
-		JobClaims: true, ReplicaClaims: true,
+		JobClaims: true, ReplicaClaims: true, Kueue: true, KueueDeviceClasses: []string{"nic." + driverName},
 		Client: newClient,
 		Webhook: controlplane.Webhook{
 			Port: 9443, Service: "dra-shared-controller", Secret: "dra-shared-controller-ca",

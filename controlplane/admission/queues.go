@@ -1,0 +1,228 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package admission
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
+
+	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
+)
+
+// Queues is the webhook for workloads that Kueue admits (label kueue.x-k8s.io/queue-name)
+// and whose pods share claims. It denies those that Kueue would charge wrongly: Kueue
+// charges each reference to a ResourceClaimTemplate once for each pod, and the claims that
+// annotations list not at all. It also denies those whose pods Kueue would never admit: it
+// admits the pods of Deployments, StatefulSets, and LeaderWorkerSets themselves, and refuses
+// references to claims by name, which shared claims are in pods.
+type Queues struct {
+	// APIReader reads PodGroups and templates from the API server.
+	APIReader client.Reader
+	// DeviceClasses are those that Kueue charges, by its deviceClassMappings.
+	DeviceClasses []string
+}
+
+// queued has the fields of a workload that the webhook reads.
+type queued struct {
+	object  jobsObject
+	numbers counted
+}
+
+// counted has the numbers of pods of workloads.
+type counted struct {
+	Spec struct {
+		Replicas       *int64 `json:"replicas"`    // of a Deployment, a StatefulSet, or a LeaderWorkerSet
+		Parallelism    *int64 `json:"parallelism"` // of a Job
+		ReplicatedJobs []struct {
+			Replicas *int64 `json:"replicas"`
+		} `json:"replicatedJobs"` // of a JobSet
+		LeaderWorkerTemplate struct {
+			Size *int64 `json:"size"`
+		} `json:"leaderWorkerTemplate"` // of a LeaderWorkerSet
+	} `json:"spec"`
+}
+
+// podSet is a template of pods with the number of pods for which Kueue charges it.
+type podSet struct {
+	jobTemplate
+	pods int64
+}
+
+// Handle implements admission.Handler.
+func (q *Queues) Handle(ctx context.Context, req admission.Request) admission.Response {
+	var object queued
+	if err := json.Unmarshal(req.Object.Raw, &object.object); err != nil {
+		return admission.Errored(http.StatusBadRequest, err)
+	}
+	if err := json.Unmarshal(req.Object.Raw, &object.numbers); err != nil {
+		return admission.Errored(http.StatusBadRequest, err)
+	}
+	for _, set := range object.podSets() {
+		err := checkPods(req.Kind.Kind, set)
+		if err == nil {
+			err = q.check(ctx, req.Namespace, set)
+		}
+		if err != nil {
+			return errorResponse(err, nil)
+		}
+	}
+	return admission.Allowed("")
+}
+
+// checkPods denies a template of pods that Kueue admits themselves.
+func checkPods(kind string, set podSet) error {
+	if kind != "Deployment" && kind != "StatefulSet" && kind != jobOwners["leaderworkerset.x-k8s.io"] {
+		return nil
+	}
+	for _, key := range sharingAnnotations {
+		if _, ok := set.Annotations[key]; ok {
+			return denied("%s: Kueue admits the pods of a %s themselves, and never those that reference a claim by name, as "+
+				"pods that share claims do: remove the annotation so that each pod has claims of its own, use a Job, or "+
+				"remove the label %s", set.path.Child("metadata", "annotations").Key(key), kind, queueLabel)
+		}
+	}
+	return nil
+}
+
+// queueLabel is the label of workloads and pods that Kueue admits.
+const queueLabel = "kueue.x-k8s.io/queue-name"
+
+// sharingAnnotations are the annotations of pods that share claims.
+var sharingAnnotations = []string{
+	scheduling.GroupAnnotation, scheduling.JobClaimsAnnotation, scheduling.ReplicaClaimsAnnotation,
+}
+
+// checkQueuedPod denies a pod that shares claims and that Kueue would never admit.
+func checkQueuedPod(pod *corev1.Pod) error {
+	queue, queued := pod.Labels[queueLabel]
+	if _, shares := pod.Labels[scheduling.GroupUIDLabel]; !queued || !shares {
+		return nil
+	}
+	return denied("metadata.labels[%q]: %q: Kueue never admits a pod that references a claim by name, as pods that share "+
+		"claims do: let it admit a Job, whose pods do not have the label, or give each pod claims of its own",
+		queueLabel, queue)
+}
+
+// podSets returns the templates with their numbers of pods.
+func (o *queued) podSets() (sets []podSet) {
+	spec, numbers := field.NewPath("spec"), &o.numbers.Spec
+	add := func(template *corev1.PodTemplateSpec, path *field.Path, pods int64) {
+		sets = append(sets, podSet{jobTemplate{template, path}, pods})
+	}
+	replicas := ptr.Deref(numbers.Replicas, 1)
+	if t := o.object.Spec.Template; t != nil {
+		add(t, spec.Child("template"), max(replicas, ptr.Deref(numbers.Parallelism, 1)))
+	}
+	for i, job := range o.object.Spec.ReplicatedJobs {
+		pods := ptr.Deref(numbers.ReplicatedJobs[i].Replicas, 1) * int64(ptr.Deref(job.Template.Spec.Parallelism, 1))
+		add(&o.object.Spec.ReplicatedJobs[i].Template.Spec.Template,
+			spec.Child("replicatedJobs").Index(i).Child("template", "spec", "template"), pods)
+	}
+	if t := o.object.Spec.LeaderWorkerTemplate; t != nil {
+		size := ptr.Deref(numbers.LeaderWorkerTemplate.Size, 1)
+		workers := replicas * size
+		if t.LeaderTemplate != nil {
+			add(t.LeaderTemplate, spec.Child("leaderWorkerTemplate", "leaderTemplate"), replicas)
+			workers -= replicas
+		}
+		add(&t.WorkerTemplate, spec.Child("leaderWorkerTemplate", "workerTemplate"), workers)
+	}
+	return sets
+}
+
+// check denies a template whose shared claims Kueue would charge wrongly.
+func (q *Queues) check(ctx context.Context, namespace string, set podSet) error {
+	if name, ok := set.Annotations[scheduling.GroupAnnotation]; ok && set.pods > 1 {
+		if err := q.checkPodGroup(ctx, namespace, name, set); err != nil {
+			return err
+		}
+	}
+	for _, key := range []string{scheduling.JobClaimsAnnotation, scheduling.ReplicaClaimsAnnotation} {
+		value, ok := set.Annotations[key]
+		if !ok {
+			continue
+		}
+		path := set.path.Child("metadata", "annotations").Key(key)
+		entries, _ := scheduling.ParseJobClaims(value, path) // the webhook for Jobs reports errors
+		for _, entry := range entries {
+			class, err := q.chargedClass(ctx, namespace, entry)
+			if err != nil {
+				return err
+			}
+			if class != "" {
+				return denied("%s: entry %q requests DeviceClass %q, which Kueue charges by its deviceClassMappings, but Kueue "+
+					"does not charge claims in this annotation: reference a ResourceClaimTemplate in spec.resourceClaims, "+
+					"so that each pod has a claim and Kueue charges all of them, or remove the label kueue.x-k8s.io/queue-name",
+					path, entry.Name, class)
+			}
+		}
+	}
+	return nil
+}
+
+// checkPodGroup denies a template of several pods that reference a template which the
+// PodGroup shares. If the PodGroup does not exist yet, it may share each of them.
+func (q *Queues) checkPodGroup(ctx context.Context, namespace, name string, set podSet) error {
+	var group scheduling.PodGroup
+	err := q.APIReader.Get(ctx, types.NamespacedName{Namespace: namespace, Name: name}, &group)
+	missing := apierrors.IsNotFound(err)
+	if client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("look up PodGroup %q: %w", name, err)
+	}
+	j := joiner{group: &group}
+	for i := range set.Spec.ResourceClaims {
+		c := &set.Spec.ResourceClaims[i]
+		if c.ResourceClaimTemplateName == nil {
+			continue // Kueue refuses references by name itself
+		}
+		if entry, _ := j.matchEntry(c); entry == nil && !missing {
+			continue
+		}
+		return denied("%s: Kueue would charge ResourceClaimTemplate %q %d times, once for each pod, but the pods share one "+
+			"claim of PodGroup %q: run one pod, remove the annotation %s so that each pod has a claim of its own, or remove "+
+			"the label kueue.x-k8s.io/queue-name", set.path.Child("spec", "resourceClaims").Index(i),
+			*c.ResourceClaimTemplateName, set.pods, name, scheduling.GroupAnnotation)
+	}
+	return nil
+}
+
+// chargedClass returns a DeviceClass that the claim requests and Kueue charges, or "".
+func (q *Queues) chargedClass(ctx context.Context, namespace string, entry scheduling.JobClaim) (string, error) {
+	spec := entry.Spec
+	if spec == nil {
+		var template resourceapi.ResourceClaimTemplate
+		name := types.NamespacedName{Namespace: namespace, Name: *entry.ResourceClaimTemplateName}
+		if err := q.APIReader.Get(ctx, name, &template); err != nil {
+			if apierrors.IsNotFound(err) {
+				return "", denied("ResourceClaimTemplate %q, to which entry %q refers, does not exist in namespace %q: create it "+
+					"first, because admission must know whether Kueue charges its DeviceClass", name.Name, entry.Name, namespace)
+			}
+			return "", fmt.Errorf("look up ResourceClaimTemplate %q: %w", name.Name, err)
+		}
+		spec = &template.Spec.Spec
+	}
+	for _, r := range spec.Devices.Requests {
+		if r.Exactly != nil && slices.Contains(q.DeviceClasses, r.Exactly.DeviceClassName) {
+			return r.Exactly.DeviceClassName, nil
+		}
+		for _, s := range r.FirstAvailable {
+			if slices.Contains(q.DeviceClasses, s.DeviceClassName) {
+				return s.DeviceClassName, nil
+			}
+		}
+	}
+	return "", nil
+}

@@ -1,0 +1,105 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package admission
+
+import (
+	"strings"
+	"testing"
+
+	admissionv1 "k8s.io/api/admission/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
+	"sigs.k8s.io/yaml"
+
+	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
+)
+
+func TestQueues_Handle(t *testing.T) {
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{scheduling.AddToScheme, resourceapi.AddToScheme} {
+		if err := add(scheme); err != nil {
+			t.Fatal(err)
+		}
+	}
+	group := &scheduling.PodGroup{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "team"},
+		Spec: scheduling.PodGroupSpec{ResourceClaims: []scheduling.PodGroupResourceClaim{
+			{Name: "net", ResourceClaimTemplateName: ptr.To("share")}, {Name: "named", ResourceClaimName: ptr.To("team")},
+		}},
+	}
+	template := &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "share"}}
+	template.Spec.Spec.Devices.Requests = []resourceapi.DeviceRequest{{
+		Name: "nic", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "nic.dra-shared.dev"},
+	}}
+	q := &Queues{
+		APIReader:     fake.NewClientBuilder().WithScheme(scheme).WithObjects(group, template).Build(),
+		DeviceClasses: []string{"nic.dra-shared.dev"},
+	}
+	const (
+		shared = "{name: net, resourceClaimTemplateName: share}"
+		own    = "{name: data, resourceClaimTemplateName: share}"
+		inTeam = "metadata: {annotations: {scheduling.dra-shared.dev/pod-group: team}}"
+		twice  = `Kueue would charge ResourceClaimTemplate "share" 2 times, once for each pod, but the pods share one claim`
+		six    = `Kueue would charge ResourceClaimTemplate "share" 6 times`
+		fabric = `[{name: rack, spec: {devices: {requests: [
+			{name: rack, exactly: {deviceClassName: fabric.dra-shared.dev}}]}}}]`
+	)
+	annotated := func(key, value string) string {
+		return `metadata: {annotations: {scheduling.dra-shared.dev/` + key + `: "` + value + `"}}`
+	}
+	for _, kind := range []string{"Deployment", "StatefulSet", "LeaderWorkerSet"} {
+		raw := []byte(`{"spec":{"template":{"metadata":{"annotations":{"scheduling.dra-shared.dev/pod-group":"team"}}}}}`)
+		got := q.Handle(t.Context(), admission.Request{AdmissionRequest: admissionv1.AdmissionRequest{
+			Namespace: "ns", Kind: metav1.GroupVersionKind{Kind: kind}, Object: runtime.RawExtension{Raw: raw},
+		}})
+		if want := "Kueue admits the pods of a " + kind; got.Allowed || !strings.Contains(got.Result.Message, want) {
+			t.Errorf("%s: got allowed %t, %v, want %q", kind, got.Allowed, got.Result, want)
+		}
+	}
+	for _, tc := range []struct{ name, spec, want string }{
+		{"one pod", "parallelism: 1, template: {" + inTeam + ", spec: {resourceClaims: [" + shared + "]}}", ""},
+		{"no number", "template: {" + inTeam + ", spec: {resourceClaims: [" + shared + "]}}", ""},
+		{"two pods", "parallelism: 2, template: {" + inTeam + ", spec: {resourceClaims: [" + shared + "]}}", twice},
+		{"two replicas", "replicas: 2, template: {" + inTeam + ", spec: {resourceClaims: [" + shared + "]}}", twice},
+		{"claims of pods", "parallelism: 2, template: {" + inTeam + ", spec: {resourceClaims: [" + own + "]}}", ""},
+		{"no group", "parallelism: 2, template: {spec: {resourceClaims: [" + shared + "]}}", ""},
+		{"by name", "parallelism: 2, template: {" + inTeam +
+			", spec: {resourceClaims: [{name: named, resourceClaimName: team}]}}", ""},
+		{"group does not exist", "parallelism: 2, template: {" + strings.Replace(inTeam, "team", "other", 1) +
+			", spec: {resourceClaims: [" + own + "]}}", twice},
+		{"JobSet", "replicatedJobs: [{replicas: 3, template: {spec: {parallelism: 2, template: {" + inTeam +
+			", spec: {resourceClaims: [" + shared + "]}}}}}]", six},
+		{"leaders", "replicas: 2, leaderWorkerTemplate: {size: 3, leaderTemplate: {" + inTeam +
+			", spec: {resourceClaims: [" + shared + "]}}, workerTemplate: {}}", twice},
+		{"leaders and workers", "replicas: 2, leaderWorkerTemplate: {size: 3, workerTemplate: {" + inTeam +
+			", spec: {resourceClaims: [" + shared + "]}}}", six},
+		{"charged class in job-claims", "template: {" +
+			annotated("job-claims", "[{name: net, resourceClaimTemplateName: share}]") + "}",
+			`entry "net" requests DeviceClass "nic.dra-shared.dev", which Kueue charges by its deviceClassMappings`},
+		{"missing template in job-claims", "template: {" +
+			annotated("job-claims", "[{name: net, resourceClaimTemplateName: none}]") + "}",
+			`ResourceClaimTemplate "none", to which entry "net" refers, does not exist`},
+		{"other class in job-claims", "parallelism: 2, template: {" + annotated("job-claims", fabric) + "}", ""},
+		{"charged class in replica-claims", "replicas: 2, template: {" +
+			annotated("replica-claims", "[{name: net, resourceClaimTemplateName: share}]") + "}", "which Kueue charges"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			raw, err := yaml.YAMLToJSON([]byte("spec: {" + tc.spec + "}"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := q.Handle(t.Context(), admission.Request{AdmissionRequest: admissionv1.AdmissionRequest{
+				Namespace: "ns", Object: runtime.RawExtension{Raw: raw},
+			}})
+			refused := !got.Allowed && strings.Contains(got.Result.Message, tc.want)
+			if tc.want == "" && !got.Allowed || tc.want != "" && !refused {
+				t.Errorf("got allowed %t, %v, want %q", got.Allowed, got.Result, tc.want)
+			}
+		})
+	}
+}
