@@ -7,6 +7,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -16,9 +17,9 @@ import (
 	"github.com/dra-shared/dra-driver-shared/controlplane/trim"
 )
 
-// cacheOptions limits the cache to pods of PodGroups, and to the fields of pods, Jobs,
+// cacheOptions limits the cache to pods of PodGroups, and to the fields of pods, claims, Jobs,
 // StatefulSets, and nodes that the controller reads: a PodGroup may have thousands of pods.
-func cacheOptions() (cache.Options, error) {
+func cacheOptions(driver string) (cache.Options, error) {
 	inPodGroup, err := labels.NewRequirement(scheduling.GroupUIDLabel, selection.Exists, nil)
 	if err != nil {
 		return cache.Options{}, err
@@ -30,7 +31,8 @@ func cacheOptions() (cache.Options, error) {
 			&batchv1.Job{}: {Transform: trim.Job},
 			&corev1.Node{}: {Transform: trim.Node},
 
-			&appsv1.StatefulSet{}: {Transform: trim.StatefulSet},
+			&appsv1.StatefulSet{}:        {Transform: trim.StatefulSet},
+			&resourceapi.ResourceClaim{}: {Transform: trim.Claim(driver)},
 		},
 	}, nil
 }

@@ -172,7 +172,7 @@ func newManager(config *rest.Config, o Options, rotator *certs.Rotator) (manager
 	if err != nil {
 		return nil, err
 	}
-	caches, err := cacheOptions()
+	caches, err := cacheOptions(o.DriverName)
 	if err != nil {
 		return nil, err
 	}

@@ -88,8 +88,8 @@ func newTestEnv(t *testing.T, objects ...client.Object) *testEnv {
 	}}
 }
 
-// cached returns a client that reads the fields of pods and Jobs that the controller's cache
-// keeps.
+// cached returns a client that reads the fields of pods, Jobs, and claims that the controller's
+// cache keeps.
 func cached(c client.WithWatch) client.Client {
 	return interceptor.NewClient(c, interceptor.Funcs{
 		Get: func(
@@ -101,6 +101,8 @@ func cached(c client.WithWatch) client.Client {
 				err = errors.Join(err, trimmed(o, trim.Pod))
 			case *batchv1.Job:
 				err = errors.Join(err, trimmed(o, trim.Job))
+			case *resourceapi.ResourceClaim:
+				err = errors.Join(err, trimmed(o, trim.Claim(testDriver)))
 			}
 			return err
 		},
@@ -110,6 +112,10 @@ func cached(c client.WithWatch) client.Client {
 			case *corev1.PodList:
 				for i := range list.Items {
 					err = errors.Join(err, trimmed(&list.Items[i], trim.Pod))
+				}
+			case *resourceapi.ResourceClaimList:
+				for i := range list.Items {
+					err = errors.Join(err, trimmed(&list.Items[i], trim.Claim(testDriver)))
 				}
 			case *batchv1.JobList:
 				for i := range list.Items {
