@@ -23,6 +23,7 @@ import (
 func (r *Reconciler) applyRelease(ctx context.Context, g *group) (wait time.Duration, err error) {
 	policy := r.releasePolicy(g)
 	if policy.IsOnDeletion() {
+		r.Unused.Reset(g.UID) // the annotation may change
 		return 0, nil
 	}
 	state, name, wait, err := r.workloadOf(ctx, g, policy)

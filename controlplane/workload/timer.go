@@ -58,10 +58,11 @@ func ReleaseDue(
 	case isUsed:
 		unused.Reset(owner)
 		return false, 0
+	case policy.Unused == 0:
+		unused.Reset(owner) // the policy may change
+		return policy.OnCompletion && state.Complete || policy.OnSuspension && state.Suspended, 0
 	case policy.OnCompletion && state.Complete, policy.OnSuspension && state.Suspended:
 		return true, 0
-	case policy.Unused == 0:
-		return false, 0
 	}
 	wait = unused.Remaining(owner, policy.Unused)
 	return wait <= 0, max(wait, 0)
