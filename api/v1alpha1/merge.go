@@ -36,6 +36,9 @@ func MergeNetworkAttachments(base, over *NetworkAttachment) *NetworkAttachment {
 		if a.Bandwidth != nil && a.Bandwidth.Burst != "" {
 			merged.Bandwidth = a.Bandwidth
 		}
+		if a.KeepAddresses != nil {
+			merged.KeepAddresses = a.KeepAddresses
+		}
 		merged.AdminLink = merged.AdminLink || a.AdminLink
 	}
 	return merged

@@ -40,6 +40,9 @@ func TestNetworkAttachment_valid(t *testing.T) {
 	for _, fields := range []string{
 		``,
 		`, "interfaceName": "data-0.x_Y"`,
+		`, "addressPools": ["office"], "keepAddresses": true`,
+		`, "keepAddresses": true`,
+		`, "addresses": ["10.20.0.5/24"], "keepAddresses": false`,
 		`, "mode": "Bridge", "mtu": 9000, "bandwidth": {"burst": "Line"}`,
 		`, "addresses": ["10.20.0.5/24", "fd00::5/64"], "routes": [` +
 			`{"destination": "10.30.0.0/16", "gateway": "10.20.0.1"}, {"destination": "fd01::/64", "gateway": "fe80::1"}]`,

@@ -41,6 +41,12 @@ type NetworkAttachment struct {
 	// value of the DeviceClass for the other does not apply.
 	AddressPools []string `json:"addressPools,omitempty"`
 
+	// KeepAddresses makes each pod of a StatefulSet keep the addresses that it has from
+	// AddressPools, also when it is created again or moves to another node, until the
+	// StatefulSet is deleted. Other pods are refused. A pod with several such links on one
+	// network needs an interfaceName for each. The default is false.
+	KeepAddresses *bool `json:"keepAddresses,omitempty"`
+
 	// Routes lists the routes through the link, at most 32.
 	Routes []Route `json:"routes,omitempty"`
 

@@ -11,6 +11,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
 )
 
 // Limits of a NetworkAttachment.
@@ -169,6 +170,10 @@ func validatePools(a *NetworkAttachment, path *field.Path) (errs field.ErrorList
 	}
 	if len(a.AddressPools) > 0 && len(a.Addresses) > 0 {
 		errs = append(errs, field.Forbidden(path, "addresses is set, too: set one of them"))
+	}
+	if ptr.Deref(a.KeepAddresses, false) && (len(a.Addresses) > 0 || a.AddressPools != nil && len(a.AddressPools) == 0) {
+		errs = append(errs, field.Forbidden(field.NewPath("keepAddresses"),
+			"the pod gets no address of an AddressPool: remove keepAddresses, or name the AddressPools"))
 	}
 	for i, name := range a.AddressPools {
 		for _, problem := range validation.NameIsDNSSubdomain(name, false) {

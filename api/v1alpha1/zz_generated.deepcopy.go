@@ -225,6 +225,11 @@ func (in *NetworkAttachment) DeepCopyInto(out *NetworkAttachment) {
 		*out = make([]string, len(*in))
 		copy(*out, *in)
 	}
+	if in.KeepAddresses != nil {
+		in, out := &in.KeepAddresses, &out.KeepAddresses
+		*out = new(bool)
+		**out = **in
+	}
 	if in.Routes != nil {
 		in, out := &in.Routes, &out.Routes
 		*out = make([]Route, len(*in))

@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package addresspools validates AddressPools, reports their use, and returns the blocks
-// of lost nodes. Nodes take addresses from the pools without it.
+// of lost nodes and the addresses that deleted StatefulSets kept. Nodes take addresses from
+// the pools without it.
 package addresspools
 
 import (
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"go4.org/netipx"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -55,6 +57,11 @@ func (r *Reconciler) SetupWithManager(_ context.Context, m ctrl.Manager) error {
 			builder.WithPredicates(predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 				return isOutOfService(e.ObjectOld) != isOutOfService(e.ObjectNew)
 			}})).
+		WatchesMetadata(&appsv1.StatefulSet{}, handler.EnqueueRequestsFromMapFunc(r.poolsOfStatefulSet),
+			builder.WithPredicates(predicate.Funcs{
+				CreateFunc: func(event.CreateEvent) bool { return false },
+				UpdateFunc: func(event.UpdateEvent) bool { return false },
+			})).
 		Complete(r)
 }
 
@@ -114,6 +121,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (result ct
 	if result.RequeueAfter, err = r.returnLost(ctx, own); err != nil {
 		return result, err
 	}
+	if err := r.returnKept(ctx, own); err != nil {
+		return result, err
+	}
 	var pool network.AddressPool
 	if err := r.Client.Get(ctx, req.NamespacedName, &pool); err != nil {
 		return result, client.IgnoreNotFound(err)
@@ -138,13 +148,18 @@ func Status(
 	object *network.AddressPool, others []network.AddressPool, blocks []network.AddressBlock, now time.Time,
 ) network.AddressPoolStatus {
 	status := *object.Status.DeepCopy()
-	assigned := new(big.Int)
+	assigned, kept := new(big.Int), new(big.Int)
 	for i := range blocks {
-		if set, err := addresspool.ParseRanges(blocks[i].Spec.Ranges); err == nil {
-			assigned.Add(assigned, addresspool.Count(set))
+		set, err := addresspool.ParseRanges(blocks[i].Spec.Ranges)
+		if err != nil {
+			continue
+		}
+		assigned.Add(assigned, addresspool.Count(set))
+		if blocks[i].Spec.Pod != "" {
+			kept.Add(kept, addresspool.Count(set))
 		}
 	}
-	status.Assigned, status.Blocks = assigned.Int64(), int64(len(blocks))
+	status.Assigned, status.Kept, status.Blocks = assigned.Int64(), kept.Int64(), int64(len(blocks))
 	pool, err := addresspool.Parse(object)
 	if err != nil {
 		setCondition(&status, network.ConditionReady, false, network.ReasonInvalid, err.Error(), now)
@@ -220,6 +235,9 @@ func isOlder(a, b *network.AddressPool) bool {
 func (r *Reconciler) returnLost(ctx context.Context, blocks []network.AddressBlock) (again time.Duration, err error) {
 	for i := range blocks {
 		b := &blocks[i]
+		if b.Spec.Node == "" {
+			continue // a pod that is on no node keeps the address
+		}
 		lost, err := r.isLost(ctx, b.Spec.Node)
 		if err != nil {
 			return 0, err
@@ -291,6 +309,9 @@ func (r *Reconciler) returnBlock(ctx context.Context, b *network.AddressBlock, s
 	}
 	if inUse, err := r.isNamed(ctx, b.Spec.Node); err != nil || inUse {
 		return claimPollInterval, err
+	}
+	if b.Spec.Pod != "" {
+		return 0, r.takeFromNode(ctx, b)
 	}
 	if err := r.Client.Delete(ctx, b, client.Preconditions{UID: &b.UID}); err != nil {
 		return 0, err

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -207,5 +208,54 @@ func TestReconcile_returnsTheBlocksOfANodeOutOfService(t *testing.T) {
 	e.reconcile("office")
 	if s := e.status("office"); s.Blocks != 0 {
 		t.Errorf("after the quarantine: got %d blocks, want none", s.Blocks)
+	}
+}
+
+func statefulSet(name string) *appsv1.StatefulSet {
+	return &appsv1.StatefulSet{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}
+}
+
+func keptBlock(name, node, pod string) *network.AddressBlock {
+	b := block(name, node, "10.20.1.0-10.20.1.0")
+	b.Spec.Namespace, b.Spec.Pod = "default", pod
+	return b
+}
+
+func TestReconcile_deletesKeptAddressesOfDeletedStatefulSets(t *testing.T) {
+	for name, tc := range map[string]struct {
+		block *network.AddressBlock
+		want  bool
+	}{
+		"StatefulSet exists":            {keptBlock("a", "", "web-0"), true},
+		"StatefulSet is gone":           {keptBlock("a", "", "db-0"), false},
+		"a node has it":                 {keptBlock("a", "n1", "db-0"), true},
+		"not a pod of a StatefulSet":    {keptBlock("a", "", "web"), false},
+		"StatefulSet with another name": {keptBlock("a", "", "web-0-0"), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := newEnv(t, pool("office", "10.20.1.0/28", time.Hour), node("n1"), statefulSet("web"), tc.block)
+			e.reconcile("office")
+			err := e.Client.Get(t.Context(), client.ObjectKeyFromObject(tc.block), &network.AddressBlock{})
+			if exists := err == nil; exists != tc.want {
+				t.Errorf("the block exists: got %v, want %v: %v", exists, tc.want, err)
+			}
+			if s := e.status("office"); tc.want && (s.Kept != 1 || s.Assigned != 1) {
+				t.Errorf("got %d of %d assigned addresses kept, want 1 of 1", s.Kept, s.Assigned)
+			}
+		})
+	}
+}
+
+func TestReconcile_takesKeptAddressesFromLostNodes(t *testing.T) {
+	kept := keptBlock("a", "lost", "web-0")
+	e := newEnv(t, pool("office", "10.20.1.0/28", time.Hour), statefulSet("web"), kept)
+	e.reconcile("office") // marks the block
+	e.clock.Step(quarantine)
+	e.reconcile("office")
+	if err := e.Client.Get(t.Context(), client.ObjectKeyFromObject(kept), kept); err != nil {
+		t.Fatal(err)
+	}
+	if kept.Spec.Node != "" || len(kept.Annotations) > 0 {
+		t.Errorf("got node %q, annotations %v, want none", kept.Spec.Node, kept.Annotations)
 	}
 }

@@ -8,6 +8,8 @@ import (
 	"math/big"
 	"math/bits"
 	"net/netip"
+	"strconv"
+	"strings"
 
 	"go4.org/netipx"
 )
@@ -145,4 +147,15 @@ func pointIn(r netipx.IPRange, start uint32) netip.Addr {
 	raw := make([]byte, r.From().BitLen()/8)
 	address, _ := netip.AddrFromSlice(first.Add(first, offset).FillBytes(raw))
 	return address
+}
+
+// StatefulSetOf returns the name of the StatefulSet to which a pod belongs if a StatefulSet has
+// created it: such pods are named <StatefulSet>-<ordinal>. isPod is false for other names.
+func StatefulSetOf(pod string) (name string, isPod bool) {
+	i := strings.LastIndexByte(pod, '-')
+	if i <= 0 {
+		return "", false
+	}
+	ordinal, err := strconv.ParseUint(pod[i+1:], 10, 31)
+	return pod[:i], err == nil && strconv.FormatUint(ordinal, 10) == pod[i+1:]
 }

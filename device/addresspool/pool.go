@@ -15,6 +15,7 @@ import (
 	"go4.org/netipx"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
 
 	network "github.com/dra-shared/dra-driver-shared/api/network/v1alpha1"
 )
@@ -37,6 +38,9 @@ type Pool struct {
 	Nameservers []netip.Addr
 	// Namespaces can use the pool; all can if it is empty.
 	Namespaces map[string]bool
+	// NamespaceLimit is the number of addresses that the pods of one namespace can have; 0
+	// means no limit.
+	NamespaceLimit int
 	// NodeSelector selects the nodes that can use the pool; all can if it is empty.
 	NodeSelector labels.Set
 	// BlockSize is the number of addresses that a node takes at a time, a power of two.
@@ -85,6 +89,7 @@ func Parse(object *network.AddressPool) (*Pool, error) {
 	if spec.BlockSize != nil {
 		p.BlockSize = int(*spec.BlockSize)
 	}
+	p.NamespaceLimit = int(ptr.Deref(spec.NamespaceLimit, 0))
 	return p, nil
 }
 

@@ -14,6 +14,7 @@ import (
 	"sync"
 
 	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
 
 	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/attach"
@@ -86,13 +87,14 @@ func (k *Kind) Reserve(
 	if err != nil {
 		return err
 	}
-	owner := ownerOf(r.ClaimUID, share.Name, reserved.Namespace.Cookie)
+	owner := ownerOf(r.ClaimUID, share.Name, reserved.Namespace.Cookie, r.Pod)
 	link := attach.Link{
 		Parent: d.nic.Index, MAC: macOf(share, r, reserved.Namespace.Cookie).String(), Network: d.network.Name,
 	}
 	request := ipam.Request{
 		Pools: p.AddressPools, Network: d.network.Name, Reserved: addrsOf(static),
 		PodNamespace: r.Pod.Namespace, Owner: owner,
+		Keep: ptr.Deref(p.KeepAddresses, false), Pod: r.Pod.Name, Interface: p.InterfaceName,
 	}
 	assign := func(assigned ipam.Assignment) (err error) {
 		link.Addresses, link.Nameservers = nil, nil
@@ -114,6 +116,10 @@ func (k *Kind) Reserve(
 		found, err := k.refusedAddresses(ctx, d, link, static)
 		if err != nil || len(found) == 0 {
 			return err
+		}
+		if request.Keep {
+			return fmt.Errorf("keepAddresses: another host on the network has an address that pod %s/%s keeps: %s on "+
+				"network %s: change that host", r.Pod.Namespace, r.Pod.Name, found, link.Network)
 		}
 		klog.FromContext(ctx).Info("Other hosts on the network have addresses of the pool; assigning others",
 			"network", link.Network, "hosts", found.String())
@@ -189,7 +195,7 @@ func (k *Kind) Unreserve(r attach.Record) {
 	if err != nil || k.addresses == nil {
 		return
 	}
-	k.addresses.Release(ownerOf(r.ClaimUID, r.Share, r.Namespace.Cookie), addressesOf(link)...)
+	k.addresses.Release(ownerOf(r.ClaimUID, r.Share, r.Namespace.Cookie, r.Pod), addressesOf(link)...)
 }
 
 // MaintainReservations implements driver.Reserver.
@@ -202,8 +208,8 @@ func (k *Kind) MaintainReservations(ctx context.Context, records func() ([]attac
 	}
 }
 
-func ownerOf(claimUID, share string, cookie uint64) ipam.Owner {
-	return ipam.Owner{Claim: claimUID, Share: share, Namespace: cookie}
+func ownerOf(claimUID, share string, cookie uint64, pod attach.Pod) ipam.Owner {
+	return ipam.Owner{Claim: claimUID, Share: share, Namespace: cookie, Pod: pod.Namespace + "/" + pod.Name}
 }
 
 // usedIn returns the addresses of pools that the records contain.
@@ -223,7 +229,7 @@ func usedIn(records func() ([]attach.Record, error)) func() (ipam.Used, error) {
 				return nil, err
 			}
 			for _, address := range addressesOf(link) {
-				used[address] = ownerOf(r.ClaimUID, r.Share, r.Namespace.Cookie)
+				used[address] = ownerOf(r.ClaimUID, r.Share, r.Namespace.Cookie, r.Pod)
 			}
 		}
 		return used, nil

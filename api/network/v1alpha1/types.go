@@ -140,6 +140,14 @@ type AddressPoolSpec struct {
 	// +kubebuilder:validation:items:MaxLength=63
 	Namespaces []string `json:"namespaces,omitempty"`
 
+	// namespaceLimit is the number of addresses that the pods of one namespace can have, at
+	// least 1. Nodes then take single addresses from the pool, which costs two writes for
+	// each pod. The limit does not count addresses that were assigned before it was set. By default,
+	// there is no limit.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	NamespaceLimit *int32 `json:"namespaceLimit,omitempty"`
+
 	// nodeSelector lists labels that a node must have so that its pods can get addresses
 	// from the pool, such as the zone of a subnet, at most 8. The default is all nodes.
 	// Links keep their addresses when the labels of a node change.
@@ -161,10 +169,13 @@ type AddressPoolStatus struct {
 	// +optional
 	Addresses string `json:"addresses,omitempty"`
 
-	// assigned is the number of addresses in the blocks of nodes. A node has some more
-	// than its pods use.
+	// assigned is the number of addresses in blocks. A node has some more than its pods use.
 	// +optional
 	Assigned int64 `json:"assigned"`
+
+	// kept is the number of assigned addresses that are kept for pods of StatefulSets.
+	// +optional
+	Kept int64 `json:"kept"`
 
 	// blocks is the number of AddressBlocks of the pool.
 	// +optional
@@ -191,6 +202,9 @@ type AddressPoolList struct {
 // <network>-<4 or 6>-<first address in hexadecimal>. Only the plugin of the node writes
 // its spec; the controller deletes it when the node is lost.
 //
+// A block with a pod is the address that this pod of a StatefulSet keeps. A node has it only
+// as long as the pod runs there; the controller deletes it when the StatefulSet is gone.
+//
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:scope=Cluster,shortName=drablock
 // +kubebuilder:metadata:annotations="helm.sh/resource-policy=keep"
@@ -199,6 +213,8 @@ type AddressPoolList struct {
 // +kubebuilder:printcolumn:name="Pool",type=string,JSONPath=`.spec.pool`
 // +kubebuilder:printcolumn:name="Node",type=string,JSONPath=`.spec.node`
 // +kubebuilder:printcolumn:name="Ranges",type=string,JSONPath=`.spec.ranges`
+// +kubebuilder:printcolumn:name="Namespace",type=string,JSONPath=`.spec.namespace`
+// +kubebuilder:printcolumn:name="Pod",type=string,JSONPath=`.spec.pod`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type AddressBlock struct {
 	metav1.TypeMeta   `json:",inline"`
@@ -211,7 +227,11 @@ type AddressBlock struct {
 
 // AddressBlockSpec describes the addresses of a block and the node that assigns them.
 //
-// +kubebuilder:validation:XValidation:rule="self.network == oldSelf.network && self.pool == oldSelf.pool && self.node == oldSelf.node",message="network, pool, and node are immutable"
+// +kubebuilder:validation:XValidation:rule="self.network == oldSelf.network && self.pool == oldSelf.pool",message="network and pool are immutable"
+// +kubebuilder:validation:XValidation:rule="has(self.__namespace__) == has(oldSelf.__namespace__) && has(self.pod) == has(oldSelf.pod) && has(self.interface) == has(oldSelf.interface)",message="namespace, pod, and interface are immutable"
+// +kubebuilder:validation:XValidation:rule="self.node == oldSelf.node || size(self.node) == 0 || size(oldSelf.node) == 0",message="a node must return the block before another one takes it"
+// +kubebuilder:validation:XValidation:rule="size(self.node) > 0 || has(self.pod)",message="must name the node, or a pod that keeps the address"
+// +kubebuilder:validation:XValidation:rule="has(self.__namespace__) || !has(self.pod) && !has(self.interface)",message="must name the namespace of the pod"
 type AddressBlockSpec struct {
 	// network is the network of the pool. The field is immutable.
 	// +required
@@ -223,10 +243,34 @@ type AddressBlockSpec struct {
 	// +kubebuilder:validation:MaxLength=253
 	Pool string `json:"pool"`
 
-	// node is the name of the node. The field is immutable.
+	// node is the name of the node that assigns the addresses. It is empty if the block has a
+	// pod that is on no node.
 	// +required
 	// +kubebuilder:validation:MaxLength=253
 	Node string `json:"node"`
+
+	// namespace is the namespace whose pods get the addresses, in blocks with a pod and in
+	// those of a pool with a namespaceLimit. The field is immutable.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="is immutable"
+	Namespace string `json:"namespace,omitempty"`
+
+	// pod is the name of the pod of a StatefulSet that keeps the address. The field is
+	// immutable.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="is immutable"
+	Pod string `json:"pod,omitempty"`
+
+	// interface is the interfaceName of the claim for which the pod keeps the address, if
+	// the claim sets one. The field is immutable.
+	// +optional
+	// +kubebuilder:validation:MaxLength=15
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="is immutable"
+	Interface string `json:"interface,omitempty"`
 
 	// ranges lists the addresses, each entry as FIRST-LAST, in ascending order. The node
 	// returns addresses to the pool by removing them.

@@ -182,6 +182,11 @@ func (in *AddressPoolSpec) DeepCopyInto(out *AddressPoolSpec) {
 		*out = make([]string, len(*in))
 		copy(*out, *in)
 	}
+	if in.NamespaceLimit != nil {
+		in, out := &in.NamespaceLimit, &out.NamespaceLimit
+		*out = new(int32)
+		**out = **in
+	}
 	if in.NodeSelector != nil {
 		in, out := &in.NodeSelector, &out.NodeSelector
 		*out = make(map[string]string, len(*in))

@@ -77,8 +77,8 @@ type Allocator struct {
 	deleted map[types.UID]bool
 	// rereadBlocks makes the next turn read the blocks and the records again.
 	rereadBlocks bool
-	// requested counts the requests for a reserved address that are in progress.
-	requested map[Address]int
+	// requested counts the requests in progress for a reserved address or for a consumer.
+	requested map[any]int
 	// avoided holds until when an address is not assigned; see Avoid.
 	avoided map[Address]time.Time
 }
@@ -95,6 +95,8 @@ type Owner struct {
 	Claim, Share string
 	// Namespace is the cookie of the pod's network namespace.
 	Namespace uint64
+	// Pod names the pod in messages, as namespace/name.
+	Pod string
 }
 
 // Address is an address on a network. Networks may have the same addresses.
@@ -131,7 +133,7 @@ func New(o Options) *Allocator {
 	return &Allocator{
 		options: o, pools: newPools(o.API, o.Node, o.NodeLabels), maintain: make(chan struct{}, 1),
 		released: map[Address]time.Time{}, avoided: map[Address]time.Time{}, deleted: map[types.UID]bool{},
-		requested: map[Address]int{},
+		requested: map[any]int{},
 	}
 }
 
@@ -278,7 +280,11 @@ type Request struct {
 	Reserved []netip.Addr
 	// PodNamespace is the namespace of the pod.
 	PodNamespace string
-	Owner        Owner
+	// Keep asks for the addresses of Pools that this pod of a StatefulSet keeps for a link.
+	// Interface tells several such links apart.
+	Keep           bool
+	Pod, Interface string
+	Owner          Owner
 }
 
 // Assignment is what a link gets.
@@ -296,9 +302,11 @@ type Route struct {
 	Gateway     netip.Addr // invalid if the destination is on the link
 }
 
-// item is one address that a request asks for: any of the pool, or a reserved one.
+// item is one address that a request asks for: any that the pool has for the consumer, or a
+// reserved one.
 type item struct {
-	pool *addresspool.Pool
+	pool     *addresspool.Pool
+	consumer consumer
 	// reserved is invalid if the item asks for any address.
 	reserved netip.Addr
 }
@@ -323,7 +331,7 @@ func (a *Allocator) Assign(
 	if err != nil || len(items) == 0 {
 		return err
 	}
-	defer a.keepReserved(items)()
+	defer a.keepRequested(items)()
 	for {
 		err := a.assign(ctx, items, r.Owner, used, record)
 		var empty errEmpty
@@ -336,17 +344,20 @@ func (a *Allocator) Assign(
 	}
 }
 
-// keepReserved keeps maintenance from returning reserved addresses until the caller calls end.
-func (a *Allocator) keepReserved(items []item) (end func()) {
+// keepRequested keeps maintenance from returning what requests in progress are about to get,
+// until the caller calls end. The blocks for any pod need no such care: nodes keep a spare one.
+func (a *Allocator) keepRequested(items []item) (end func()) {
 	add := func(n int) {
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		for _, i := range items {
 			if i.reserved.IsValid() {
 				a.requested[Address{i.pool.Network, i.reserved}] += n
+			} else if i.consumer != (consumer{}) {
+				a.requested[poolConsumer{i.pool.Name, i.consumer}] += n
 			}
 		}
-		maps.DeleteFunc(a.requested, func(_ Address, n int) bool { return n == 0 })
+		maps.DeleteFunc(a.requested, func(_ any, n int) bool { return n == 0 })
 	}
 	add(1)
 	return func() { add(-1) }
@@ -384,7 +395,7 @@ func (a *Allocator) assign(
 		return err
 	}
 	for _, item := range items {
-		if !item.reserved.IsValid() && a.free(item.pool) == 0 {
+		if !item.reserved.IsValid() && item.consumer == (consumer{}) && a.free(item) == 0 {
 			a.askMaintenance() // take the next block before a pod waits for it
 		}
 	}
@@ -403,11 +414,11 @@ func (r *Assignment) add(pool *addresspool.Pool, address netip.Addr) {
 	}
 }
 
-// choose returns the address that the owner has already, or a free one of the node's blocks:
-// the reserved one, or the one that was released first.
+// choose returns the address that the owner has already, or a free one of the node's blocks for
+// the consumer: the reserved one, or the one that was released first.
 func (a *Allocator) choose(i item, owner Owner) (chosen netip.Addr, isNew bool, err error) {
 	for address, o := range a.used {
-		if o != owner || !i.accepts(address) || !i.reserved.IsValid() && a.avoids(address) {
+		if o != owner || !i.accepts(address) || i.mayAvoid() && a.avoids(address) {
 			continue
 		}
 		if node, lost := a.lost[address]; lost {
@@ -420,7 +431,7 @@ func (a *Allocator) choose(i item, owner Owner) (chosen netip.Addr, isNew bool, 
 		return a.chooseReserved(i)
 	}
 	var since time.Time
-	a.eachFree(i.pool, func(address Address) {
+	a.eachFree(i, func(address Address) {
 		if at := a.released[address]; !chosen.IsValid() || at.Before(since) {
 			chosen, since = address.IP, at
 		}
@@ -439,12 +450,15 @@ func (i item) accepts(address Address) bool {
 	return !i.reserved.IsValid() || address.IP == i.reserved
 }
 
+// mayAvoid reports whether another address than one that is avoided serves as well.
+func (i item) mayAvoid() bool { return !i.reserved.IsValid() && i.consumer.pod == "" }
+
 // chooseReserved returns the reserved address if it is free and a block of the node has it.
 func (a *Allocator) chooseReserved(i item) (chosen netip.Addr, isNew bool, err error) {
 	address := Address{i.pool.Network, i.reserved}
 	if other, inUse := a.used[address]; inUse {
-		return chosen, false, fmt.Errorf("AddressPool %s: another pod on this node has address %s, by the claim "+
-			"with UID %s: delete that pod or change the claim", i.pool.Name, i.reserved, other.Claim)
+		return chosen, false, fmt.Errorf("AddressPool %s: pod %s on this node has address %s: delete that pod or "+
+			"change the claim", i.pool.Name, other.Pod, i.reserved)
 	}
 	if !a.has(address) {
 		return chosen, false, errEmpty{i}
@@ -452,14 +466,17 @@ func (a *Allocator) chooseReserved(i item) (chosen netip.Addr, isNew bool, err e
 	return i.reserved, true, nil
 }
 
-// eachFree calls f for each free address of a pool in the node's blocks that is not reserved.
-func (a *Allocator) eachFree(pool *addresspool.Pool, f func(Address)) {
+// eachFree calls f for each free address that is not reserved in the node's blocks for the
+// consumer of an item.
+func (a *Allocator) eachFree(i item, f func(Address)) {
 	for _, b := range a.blocks {
-		if b.object.Spec.Pool != pool.Name {
+		if b.object.Spec.Pool != i.pool.Name || consumerOf(b.object) != i.consumer {
 			continue
 		}
 		b.each(func(address Address) {
-			if _, inUse := a.used[address]; !inUse && !a.avoids(address) && !pool.Reserved.Contains(address.IP) {
+			_, inUse := a.used[address]
+			avoided := i.mayAvoid() && a.avoids(address)
+			if !inUse && !avoided && !i.pool.Reserved.Contains(address.IP) {
 				f(address)
 			}
 		})
@@ -475,10 +492,10 @@ func (b *block) each(f func(Address)) {
 	}
 }
 
-// free returns the number of free addresses of a pool in the node's blocks that are not
-// reserved.
-func (a *Allocator) free(pool *addresspool.Pool) (n int) {
-	a.eachFree(pool, func(Address) { n++ })
+// free returns the number of free addresses that are not reserved in the node's blocks for the
+// consumer of an item.
+func (a *Allocator) free(i item) (n int) {
+	a.eachFree(i, func(Address) { n++ })
 	return n
 }
 

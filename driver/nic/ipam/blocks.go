@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -47,6 +48,10 @@ var (
 	errExhausted = errors.New("all addresses are assigned")
 	// errElsewhere means that a block of another node has a reserved address.
 	errElsewhere = errors.New("another node has the reserved address")
+	// errKeptInUse means that another link uses the address that a pod keeps.
+	errKeptInUse = errors.New("the address that the pod keeps is in use")
+	// errLimit means that the namespace of the pod has as many addresses as the pool permits.
+	errLimit = errors.New("the namespace has all addresses that it can have")
 	// errConflict means that another node took overlapping addresses at the same time.
 	errConflict = errors.New("other nodes took the addresses at the same time")
 )
@@ -62,7 +67,8 @@ func (a *Allocator) takeOrWait(ctx context.Context, i item, used func() (Used, e
 	for {
 		err := a.take(ctx, i, used)
 		switch {
-		case errors.Is(err, errExhausted), errors.Is(err, errConflict), errors.Is(err, errElsewhere):
+		case errors.Is(err, errExhausted), errors.Is(err, errConflict), errors.Is(err, errElsewhere),
+			errors.Is(err, errKeptInUse), errors.Is(err, errLimit):
 			last = err
 		case err != nil && last != nil: // most likely the time is over
 			return last
@@ -78,11 +84,10 @@ func (a *Allocator) takeOrWait(ctx context.Context, i item, used func() (Used, e
 }
 
 // take takes a block for an item unless the node has a free address for it: the reserved
-// address, or as many addresses as the pool's block size, or fewer if that many are not free.
-// It takes a turn, so that no plugin of the node sees the block before it is known to overlap
-// no other.
+// address, the one that the pod keeps, or as many addresses as blockSize, or fewer if that many
+// are not free. It takes a turn, so that no plugin of the node sees the block before it is known
+// to overlap no other.
 func (a *Allocator) take(ctx context.Context, i item, used func() (Used, error)) error {
-	pool := i.pool
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
 	end, err := a.turn(ctx, used)
@@ -91,47 +96,73 @@ func (a *Allocator) take(ctx context.Context, i item, used func() (Used, error))
 	}
 	defer end()
 	for range maxConflicts {
-		if i.reserved.IsValid() && a.has(Address{pool.Network, i.reserved}) || !i.reserved.IsValid() && a.free(pool) > 0 {
+		if a.hasFree(i) {
 			return nil
 		}
-		assigned, blocks, err := a.assigned(ctx, pool)
+		assigned, blocks, err := a.assigned(ctx, i.pool)
 		if err != nil {
 			return err
 		}
-		addresses, err := a.chooseBlock(i, assigned, blocks)
-		if err != nil {
+		if kept := keptBlock(i, a.options.Node, blocks); kept != nil {
+			err = a.takeKept(ctx, i, kept)
+		} else {
+			err = a.takeNew(ctx, i, assigned, blocks)
+		}
+		if err != nil && !errors.Is(err, errConflict) {
 			return err
 		}
-		taken, err := a.create(ctx, pool, addresses, blocks)
-		if errors.Is(err, errConflict) {
-			continue
-		}
-		if err != nil {
-			a.used = nil // it is not known whether the block exists
-			return err
-		}
-		klog.FromContext(ctx).Info("Took address block", "addressPool", pool.Name, "block", taken.object.Name,
-			"ranges", taken.object.Spec.Ranges)
-		a.blocks = append(a.blocks, taken)
 	}
-	return fmt.Errorf("take a block from AddressPool %s: %w", pool.Name, errConflict)
+	return fmt.Errorf("take a block from AddressPool %s: %w", i.pool.Name, errConflict)
+}
+
+// hasFree reports whether the node has a free address for an item.
+func (a *Allocator) hasFree(i item) bool {
+	if i.reserved.IsValid() {
+		return a.has(Address{i.pool.Network, i.reserved})
+	}
+	return a.free(i) > 0
+}
+
+// takeNew creates a block for an item. assigned are the addresses in the blocks of the network.
+func (a *Allocator) takeNew(
+	ctx context.Context, i item, assigned *netipx.IPSet, blocks []network.AddressBlock,
+) error {
+	addresses, err := a.chooseBlock(i, assigned, blocks)
+	if err != nil {
+		return err
+	}
+	taken, err := a.create(ctx, i, addresses, blocks)
+	if errors.Is(err, errConflict) {
+		return err
+	}
+	if err != nil {
+		a.used = nil // it is not known whether the block exists
+		return err
+	}
+	klog.FromContext(ctx).Info("Took address block", "addressPool", i.pool.Name, "block", taken.object.Name,
+		"ranges", taken.object.Spec.Ranges)
+	a.blocks = append(a.blocks, taken)
+	return nil
 }
 
 // chooseBlock returns the addresses of the next block for an item.
 func (a *Allocator) chooseBlock(
 	i item, assigned *netipx.IPSet, blocks []network.AddressBlock,
 ) (*netipx.IPSet, error) {
+	if i.reserved.IsValid() && assigned.Contains(i.reserved) {
+		return nil, fmt.Errorf("AddressPool %s: %w: %s has %s: does a pod on that node use it?",
+			i.pool.Name, errElsewhere, nodeOf(i.reserved, blocks), i.reserved)
+	}
+	if err := i.checkLimit(blocks); err != nil {
+		return nil, err
+	}
 	if i.reserved.IsValid() {
-		if assigned.Contains(i.reserved) {
-			return nil, fmt.Errorf("AddressPool %s: %w: %s has %s: does a pod on that node use it?",
-				i.pool.Name, errElsewhere, nodeOf(i.reserved, blocks), i.reserved)
-		}
 		return addresspool.SetOf(i.reserved), nil
 	}
 	avoided := a.avoidedIn(i.pool)
 	unusable := addresspool.Union(assigned, addresspool.SetOf(avoided...))
 	start := rand.Uint32() //nolint:gosec // nodes only have to choose different blocks most of the time
-	if chosen := addresspool.ChooseBlock(i.pool, unusable, i.pool.BlockSize, start); chosen != nil {
+	if chosen := addresspool.ChooseBlock(i.pool, unusable, i.blockSize(), start); chosen != nil {
 		return chosen, nil
 	}
 	return nil, exhausted(i.pool, blocks, avoided)
@@ -167,15 +198,18 @@ func (a *Allocator) assigned(
 	return set, blocks, nil
 }
 
-// create creates a block, and deletes it again if another block overlaps it.
+// create creates a block for an item, and deletes it again if another block overlaps it, or if
+// the item's namespace has too many addresses then.
 func (a *Allocator) create(
-	ctx context.Context, pool *addresspool.Pool, addresses *netipx.IPSet, others []network.AddressBlock,
+	ctx context.Context, i item, addresses *netipx.IPSet, others []network.AddressBlock,
 ) (*block, error) {
+	pool := i.pool
 	object := &network.AddressBlock{
 		TypeMeta:   metav1.TypeMeta{APIVersion: network.GroupVersion.String(), Kind: "AddressBlock"},
 		ObjectMeta: metav1.ObjectMeta{Name: blockName(pool, addresses, others)},
 		Spec: network.AddressBlockSpec{
 			Network: pool.Network, Pool: pool.Name, Node: a.options.Node, Ranges: addresspool.FormatRanges(addresses),
+			Namespace: i.consumer.namespace, Pod: i.consumer.pod, Interface: i.consumer.link,
 		},
 	}
 	created, err := a.options.API.CreateBlock(ctx, object)
@@ -188,6 +222,9 @@ func (a *Allocator) create(
 	_, blocks, err := a.assigned(ctx, pool)
 	if err == nil {
 		err = overlap(created, addresses, blocks)
+	}
+	if err == nil && i.exceedsLimit(blocks) {
+		err = errConflict // two nodes may have created one at the same time; take looks again
 	}
 	if err == nil {
 		return &block{created, addresses}, nil
@@ -236,33 +273,42 @@ func overlap(created *network.AddressBlock, addresses *netipx.IPSet, blocks []ne
 // exhausted returns an error that names the nodes with most addresses, and the addresses
 // that are avoided.
 func exhausted(pool *addresspool.Pool, blocks []network.AddressBlock, avoided []netip.Addr) error {
-	count := map[string]int64{}
-	for i := range blocks {
-		if set, err := addresspool.ParseRanges(blocks[i].Spec.Ranges); err == nil && blocks[i].Spec.Pool == pool.Name {
-			count[blocks[i].Spec.Node] += addresspool.Count(set).Int64()
-		}
-	}
-	nodes := make([]string, 0, len(count))
-	for node := range count {
-		nodes = append(nodes, node)
-	}
-	slices.SortFunc(nodes, func(x, y string) int { return cmp.Or(-cmp.Compare(count[x], count[y]), cmp.Compare(x, y)) })
-	var named []string
-	for _, node := range nodes[:min(len(nodes), namedNodes)] {
-		named = append(named, fmt.Sprintf("%s with %d", node, count[node]))
-	}
-	var others string
+	others := holders(blocks, func(b *network.AddressBlock) bool { return b.Spec.Pool == pool.Name })
 	if len(avoided) > 0 {
-		others = fmt.Sprintf(", and other hosts on the network have %s", avoided)
-	}
-	if len(named) > 0 {
-		others = ", most of them on " + strings.Join(named, ", ") + others
+		others += fmt.Sprintf(", and other hosts on the network have %s", avoided)
 	}
 	if reserved := addresspool.Count(pool.Reserved); reserved.Sign() > 0 {
 		others += fmt.Sprintf(", and %s are reserved", reserved)
 	}
 	return fmt.Errorf("AddressPool %s: %w: it has %s%s: add ranges to the pool, or delete pods",
 		pool.Name, errExhausted, addresspool.Count(pool.Addresses), others)
+}
+
+// holders names the nodes that have most addresses of the selected blocks, for an error, and the
+// number of those that pods keep which are on no node.
+func holders(blocks []network.AddressBlock, selects func(*network.AddressBlock) bool) (text string) {
+	counts := map[string]int{}
+	for i := range blocks {
+		if selects(&blocks[i]) {
+			counts[blocks[i].Spec.Node] += count(&blocks[i])
+		}
+	}
+	kept := counts[""]
+	delete(counts, "")
+	nodes := slices.SortedFunc(maps.Keys(counts), func(x, y string) int {
+		return cmp.Or(-cmp.Compare(counts[x], counts[y]), cmp.Compare(x, y))
+	})
+	var named []string
+	for _, node := range nodes[:min(len(nodes), namedNodes)] {
+		named = append(named, fmt.Sprintf("%s with %d", node, counts[node]))
+	}
+	if len(named) > 0 {
+		text = ", most of them on " + strings.Join(named, ", ")
+	}
+	if kept > 0 {
+		text += fmt.Sprintf(", and StatefulSets keep %d for pods that do not run", kept)
+	}
+	return text
 }
 
 // Start watches the pools, and takes and returns blocks, until ctx ends. used returns
@@ -331,7 +377,7 @@ func (a *Allocator) maintainBlocks(ctx context.Context, used func() (Used, error
 		if err != nil || !needsBlock || isShort(object) || wasShort(object, time.Now()) {
 			continue // the condition of an unready pool says why it is not ready
 		}
-		err = a.take(ctx, item{pool: pool}, used)
+		err = a.take(ctx, item{pool: pool}, used) // for any pod
 		if err != nil && !errors.Is(err, errExhausted) && !errors.Is(err, errConflict) {
 			failed = errors.Join(failed, err)
 		}
@@ -390,11 +436,12 @@ func (a *Allocator) giveBack(
 		keep := b.addresses
 		if b.object.Spec.Pool == object.Name {
 			needed := a.needed(b)
+			isSingle := pool.NamespaceLimit > 0 || consumerOf(b.object) != (consumer{})
 			keep, spares = toKeep(addresspool.Difference(b.addresses, pool.Reserved),
-				addresspool.Difference(needed, pool.Reserved), isShort(object), spares)
+				addresspool.Difference(needed, pool.Reserved), isSingle || isShort(object), spares)
 			keep = addresspool.Union(keep, needed)
 		}
-		if err := a.shrink(ctx, b, keep); err != nil {
+		if err := a.giveUp(ctx, b, keep); err != nil {
 			a.blocks = append(kept, a.blocks[i:]...)
 			a.used = nil // read the blocks again: another node may have the addresses now
 			return false, err
@@ -404,13 +451,14 @@ func (a *Allocator) giveBack(
 		}
 	}
 	a.blocks = kept
-	return a.usesPool(pool) && a.free(pool) == 0, nil
+	return pool.NamespaceLimit == 0 && a.usesPool(pool) && a.free(item{pool: pool}) == 0, nil
 }
 
-// usesPool reports whether attachments use addresses of a pool that are not reserved.
+// usesPool reports whether attachments use addresses of a pool that are for any pod.
 func (a *Allocator) usesPool(pool *addresspool.Pool) bool {
 	return slices.ContainsFunc(a.blocks, func(b *block) bool {
-		return b.object.Spec.Pool == pool.Name && len(addresspool.Difference(a.needed(b), pool.Reserved).Ranges()) > 0
+		return b.object.Spec.Pool == pool.Name && consumerOf(b.object) == (consumer{}) &&
+			len(addresspool.Difference(a.needed(b), pool.Reserved).Ranges()) > 0
 	})
 }
 
@@ -433,6 +481,9 @@ func toKeep(addresses, used *netipx.IPSet, short bool, spares int) (*netipx.IPSe
 func (a *Allocator) needed(b *block) *netipx.IPSet {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if a.requested[poolConsumer{b.object.Spec.Pool, consumerOf(b.object)}] > 0 {
+		return b.addresses
+	}
 	var set netipx.IPSetBuilder
 	b.each(func(address Address) {
 		if _, inUse := a.used[address]; inUse || a.requested[address] > 0 {
@@ -450,6 +501,15 @@ func (a *Allocator) forgetReleased(b *block, kept *netipx.IPSet) {
 			delete(a.released, address)
 		}
 	})
+}
+
+// giveUp returns all addresses of a block but those to keep. What a pod keeps stays assigned to
+// the pod.
+func (a *Allocator) giveUp(ctx context.Context, b *block, keep *netipx.IPSet) error {
+	if len(keep.Ranges()) == 0 && b.object.Spec.Pod != "" {
+		return a.returnKept(ctx, b)
+	}
+	return a.shrink(ctx, b, keep)
 }
 
 // shrink returns all addresses of a block but those to keep.

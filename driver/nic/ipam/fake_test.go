@@ -107,6 +107,20 @@ func (f *fakeAPI) updateShort() {
 	}
 }
 
+// changePool does what an administrator does.
+func (f *fakeAPI) changePool(name string, change func(*network.AddressPoolSpec)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.version++
+	updated := f.pools[name].DeepCopy()
+	change(&updated.Spec)
+	updated.ResourceVersion = fmt.Sprint(f.version)
+	f.pools[name] = updated
+	for _, w := range f.watchers {
+		w.Modify(updated)
+	}
+}
+
 func (f *fakeAPI) ListPools(context.Context, metav1.ListOptions) (*network.AddressPoolList, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -215,8 +229,28 @@ func (f *fakeAPI) UpdateBlock(_ context.Context, b *network.AddressBlock) (*netw
 		}
 		updated.ResourceVersion = fmt.Sprint(f.version)
 		f.blocks[b.Name] = updated.DeepCopy()
+		if updated.Spec.Node != current.Spec.Node { // it leaves and enters the watches of a node
+			f.notify(current, (*watch.RaceFreeFakeWatcher).Delete)
+			f.notify(updated, (*watch.RaceFreeFakeWatcher).Add)
+		}
 		return nil
 	})
+}
+
+// returnKept does what the controller does with the addresses that pods on a lost node keep.
+func (f *fakeAPI) returnKept(node string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for name, b := range maps.Clone(f.blocks) {
+		if b.Spec.Node != node || b.Spec.Pod == "" {
+			continue
+		}
+		f.version++
+		returned := b.DeepCopy()
+		returned.Spec.Node, returned.ResourceVersion = "", fmt.Sprint(f.version)
+		f.blocks[name] = returned
+		f.notify(b, (*watch.RaceFreeFakeWatcher).Delete)
+	}
 }
 
 func (f *fakeAPI) DeleteBlock(_ context.Context, b *network.AddressBlock) error {

@@ -100,7 +100,9 @@ func (n *testNode) awaitLost(want ipam.Lost) {
 }
 
 func owner(i int) ipam.Owner {
-	return ipam.Owner{Claim: fmt.Sprint("claim", i), Share: "nic", Namespace: uint64(i)}
+	return ipam.Owner{
+		Claim: fmt.Sprint("claim", i), Share: "nic", Namespace: uint64(i), Pod: fmt.Sprint("default/p", i),
+	}
 }
 
 // assign assigns an address of each pool to an attachment and records it.
@@ -321,7 +323,7 @@ func TestAssign_reserved(t *testing.T) {
 			t.Fatalf("got %v and error %v, want the reserved address", got.Addresses, err)
 		}
 	}
-	want := "another pod on this node has address 10.20.1.1, by the claim with UID claim5"
+	want := "pod default/p5 on this node has address 10.20.1.1"
 	if _, err := n1.assignReserved(t.Context(), a1, 6, reserved); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("another claim: got error %v, want %q", err, want)
 	}

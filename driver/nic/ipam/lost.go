@@ -189,6 +189,9 @@ func (a *Allocator) takeBackFrom(ctx context.Context, pool *addresspool.Pool, lo
 	if err != nil {
 		return err
 	}
+	if err := a.takeBackKept(ctx, pool, blocks, lost); err != nil {
+		return err
+	}
 	for address := range lost {
 		if address.Network == pool.Network {
 			lost[address] = nodeOf(address.IP, blocks)
@@ -199,7 +202,8 @@ func (a *Allocator) takeBackFrom(ctx context.Context, pool *addresspool.Pool, lo
 	if err != nil || len(free.Ranges()) == 0 {
 		return err
 	}
-	taken, err := a.create(ctx, pool, free, blocks)
+	// Which namespace they count for is not known here.
+	taken, err := a.create(ctx, item{pool: pool}, free, blocks)
 	if errors.Is(err, errConflict) {
 		return nil // the next maintenance finds out which node has the addresses
 	}
@@ -209,6 +213,26 @@ func (a *Allocator) takeBackFrom(ctx context.Context, pool *addresspool.Pool, lo
 	klog.FromContext(ctx).Info("Took lost addresses again", "addressPool", pool.Name, "block", taken.object.Name,
 		"ranges", taken.object.Spec.Ranges)
 	a.blocks = append(a.blocks, taken)
+	maps.DeleteFunc(lost, func(address Address, _ string) bool { return a.has(address) })
+	return nil
+}
+
+// takeBackKept takes the blocks of lost addresses that pods keep and no node has, and removes
+// these addresses from lost.
+func (a *Allocator) takeBackKept(
+	ctx context.Context, pool *addresspool.Pool, blocks []network.AddressBlock, lost Lost,
+) error {
+	for i := range blocks {
+		b := &blocks[i]
+		set, err := addresspool.ParseRanges(b.Spec.Ranges)
+		isLost := func(address Address) bool { return address.Network == pool.Network && set.Contains(address.IP) }
+		if err != nil || b.Spec.Node != "" || !slices.ContainsFunc(slices.Collect(maps.Keys(lost)), isLost) {
+			continue
+		}
+		if err := a.adopt(ctx, b); err != nil {
+			return err
+		}
+	}
 	maps.DeleteFunc(lost, func(address Address, _ string) bool { return a.has(address) })
 	return nil
 }

@@ -180,7 +180,11 @@ func (p *pools) items(ctx context.Context, r Request) (items []item, err error) 
 		return nil, err
 	}
 	for _, pool := range named {
-		items = append(items, item{pool: pool})
+		c, err := r.consumerIn(pool)
+		if err != nil {
+			return nil, err
+		}
+		items = append(items, item{pool: pool, consumer: c})
 	}
 	for _, address := range r.Reserved {
 		pool, err := p.containing(ctx, r.Network, address)
@@ -196,7 +200,7 @@ func (p *pools) items(ctx context.Context, r Request) (items []item, err error) 
 		if _, err := p.named(ctx, []string{pool.Name}, r.PodNamespace); err != nil {
 			return nil, err
 		}
-		items = append(items, item{pool, address})
+		items = append(items, item{pool: pool, consumer: r.namespaceIn(pool), reserved: address})
 	}
 	return items, nil
 }

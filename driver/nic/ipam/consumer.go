@@ -1,0 +1,186 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ipam
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/klog/v2"
+
+	network "github.com/dra-shared/dra-driver-shared/api/network/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/device/addresspool"
+)
+
+// Most blocks serve any pod. A block of one address may serve one consumer only:
+//
+//   - A pod of a StatefulSet that keeps its address. The node returns the block when the pod is
+//     gone: it removes its name. Only then can another node take the block, by writing its own
+//     name. So no two nodes have it, and no other pod gets the address.
+//   - The pods of a namespace, if the pool has a limit for each namespace. The blocks are the
+//     count: a node that creates one over the limit deletes it again before it uses it.
+
+// consumer is what a block serves; the zero value is any pod.
+type consumer struct {
+	namespace string
+	// pod is the pod of a StatefulSet that keeps the address, and link its link. They are
+	// empty if any pod of the namespace may use the block.
+	pod, link string
+}
+
+// poolConsumer is a consumer of one pool.
+type poolConsumer struct {
+	pool string
+	consumer
+}
+
+func consumerOf(b *network.AddressBlock) consumer {
+	return consumer{namespace: b.Spec.Namespace, pod: b.Spec.Pod, link: b.Spec.Interface}
+}
+
+// namespaceIn returns the consumer of a request that keeps no address.
+func (r Request) namespaceIn(pool *addresspool.Pool) consumer {
+	if pool.NamespaceLimit == 0 {
+		return consumer{}
+	}
+	return consumer{namespace: r.PodNamespace}
+}
+
+// consumerIn returns the consumer of a request in one of its Pools.
+func (r Request) consumerIn(pool *addresspool.Pool) (consumer, error) {
+	if !r.Keep {
+		return r.namespaceIn(pool), nil
+	}
+	if _, isPod := addresspool.StatefulSetOf(r.Pod); !isPod {
+		return consumer{}, fmt.Errorf("keepAddresses: Forbidden: pod %s does not have the name of a pod of a "+
+			"StatefulSet, such as web-0: use a StatefulSet, or remove keepAddresses", r.Pod)
+	}
+	return consumer{r.PodNamespace, r.Pod, r.Interface}, nil
+}
+
+// blockSize returns how many addresses a node takes for an item at a time.
+func (i item) blockSize() int {
+	if i.consumer != (consumer{}) {
+		return 1
+	}
+	return i.pool.BlockSize
+}
+
+// keptBlock returns the block that a pod keeps, or nil. It prefers one that this node has or
+// can take.
+func keptBlock(i item, node string, blocks []network.AddressBlock) (kept *network.AddressBlock) {
+	if i.consumer.pod == "" {
+		return nil
+	}
+	for n := range blocks {
+		b := &blocks[n]
+		if b.Spec.Pool != i.pool.Name || consumerOf(b) != i.consumer {
+			continue
+		}
+		if kept == nil || b.Spec.Node == node || b.Spec.Node == "" && kept.Spec.Node != node {
+			kept = b
+		}
+	}
+	return kept
+}
+
+// takeKept takes the block that a pod keeps, unless this or another node has it.
+func (a *Allocator) takeKept(ctx context.Context, i item, kept *network.AddressBlock) error {
+	switch kept.Spec.Node {
+	case "":
+		err := a.adopt(ctx, kept)
+		if err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
+			return err
+		}
+		return nil // the caller looks again
+	case a.options.Node:
+		return fmt.Errorf("AddressPool %s: %w: another link of pod %s/%s on this node has %s: is the previous pod "+
+			"still terminating? a pod with several links needs an interfaceName for each", i.pool.Name, errKeptInUse,
+			kept.Spec.Namespace, kept.Spec.Pod, addressOf(kept))
+	}
+	return fmt.Errorf("AddressPool %s: %w: node %s has %s for pod %s/%s: does the previous pod still run there? "+
+		"if the machine is gone, delete its Node", i.pool.Name, errKeptInUse, kept.Spec.Node, addressOf(kept),
+		kept.Spec.Namespace, kept.Spec.Pod)
+}
+
+// addressOf returns the address of a kept block for a message.
+func addressOf(kept *network.AddressBlock) string {
+	first, _, _ := strings.Cut(kept.Spec.Ranges[0], "-")
+	return first
+}
+
+// adopt takes a kept block that no node has. The caller must have the turn.
+func (a *Allocator) adopt(ctx context.Context, kept *network.AddressBlock) error {
+	addresses, err := addresspool.ParseRanges(kept.Spec.Ranges)
+	if err != nil {
+		return fmt.Errorf("AddressBlock %s: spec.ranges: %w", kept.Name, err)
+	}
+	object := kept.DeepCopy()
+	object.Spec.Node = a.options.Node
+	delete(object.Annotations, network.NodeLostAnnotation)
+	taken, err := a.options.API.UpdateBlock(ctx, object)
+	if err != nil {
+		a.used = nil // it is not known whether the node has the block
+		return fmt.Errorf("take AddressBlock %s: %w", object.Name, err)
+	}
+	klog.FromContext(ctx).Info("Took the address that a pod keeps", "addressPool", kept.Spec.Pool, "block", kept.Name,
+		"pod", klog.KRef(kept.Spec.Namespace, kept.Spec.Pod), "ranges", kept.Spec.Ranges)
+	a.blocks = append(a.blocks, &block{taken, addresses})
+	return nil
+}
+
+// returnKept returns a block whose pod is gone. The caller must have the turn.
+func (a *Allocator) returnKept(ctx context.Context, b *block) error {
+	object := b.object.DeepCopy()
+	object.Spec.Node = ""
+	if _, err := a.options.API.UpdateBlock(ctx, object); err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("return AddressBlock %s: %w", object.Name, err)
+	}
+	klog.FromContext(ctx).Info("Returned the address that a pod keeps", "addressPool", object.Spec.Pool,
+		"block", object.Name, "pod", klog.KRef(object.Spec.Namespace, object.Spec.Pod))
+	return nil
+}
+
+// checkLimit returns an error if the namespace of an item has as many addresses as the pool
+// permits.
+func (i item) checkLimit(blocks []network.AddressBlock) error {
+	limit := i.pool.NamespaceLimit
+	if limit == 0 || countIn(i, blocks) < limit {
+		return nil
+	}
+	return fmt.Errorf("AddressPool %s: %w: spec.namespaceLimit is %d, and namespace %s has %d%s: delete pods, or "+
+		"raise the limit", i.pool.Name, errLimit, limit, i.consumer.namespace, countIn(i, blocks),
+		holders(blocks, func(b *network.AddressBlock) bool { return i.counts(b) }))
+}
+
+// exceedsLimit reports whether a block of an item exceeds the limit of its namespace.
+func (i item) exceedsLimit(blocks []network.AddressBlock) bool {
+	return i.pool.NamespaceLimit > 0 && countIn(i, blocks) > i.pool.NamespaceLimit
+}
+
+// counts reports whether a block counts for the limit of an item's namespace.
+func (i item) counts(b *network.AddressBlock) bool {
+	return b.Spec.Pool == i.pool.Name && i.consumer.namespace != "" && b.Spec.Namespace == i.consumer.namespace
+}
+
+// countIn returns the number of addresses that count for the limit of an item's namespace.
+func countIn(i item, blocks []network.AddressBlock) (n int) {
+	for b := range blocks {
+		if i.counts(&blocks[b]) {
+			n += count(&blocks[b])
+		}
+	}
+	return n
+}
+
+// count returns the number of addresses of a block.
+func count(b *network.AddressBlock) int {
+	set, err := addresspool.ParseRanges(b.Spec.Ranges)
+	if err != nil {
+		return 0 // the caller has parsed them
+	}
+	return int(addresspool.Count(set).Int64())
+}
