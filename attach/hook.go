@@ -74,7 +74,30 @@ func (h Hook) Run(ctx context.Context, stdin io.Reader) error {
 		return nil
 	}
 	defer pod.socket.Close()
-	return h.ask(ctx, request, namespace, pod.socket)
+	if err := h.ask(ctx, request, namespace, pod.socket); err != nil {
+		return err
+	}
+	if err := h.setSysctls(namespace, pod.id); err != nil {
+		return h.refuse(ctx, request, err)
+	}
+	return nil
+}
+
+// setSysctls sets the kernel parameters of the link that the plugin has attached. If it fails, the
+// next container of the pod tries again.
+func (h Hook) setSysctls(namespace *os.File, id Namespace) error {
+	record, err := OpenRecords(h.RunDir, AnyBoot, nil).Read(h.ClaimUID, h.Share, id)
+	if err != nil {
+		return nil //nolint:nilerr // the share is not a link, or its pod is ending
+	}
+	if link, err := record.Link(); err != nil || len(link.Sysctls) == 0 {
+		return nil //nolint:nilerr // as above
+	}
+	pod, err := enter(namespace, h)
+	if err == nil && pod.socket != nil {
+		return pod.socket.Close() // the link is gone again
+	}
+	return err
 }
 
 // runtimeAnnotations are the keys of the annotations in which a container runtime
@@ -204,6 +227,7 @@ func namespaceInBundle(bundle string) (string, error) {
 // inspection is the result of inspecting a pod's namespace.
 type inspection struct {
 	attached bool
+	id       Namespace
 	socket   *os.File // NETLINK_ROUTE
 }
 
@@ -230,7 +254,7 @@ func enter(namespace *os.File, h Hook) (inspection, error) {
 }
 
 // inspect opens a netlink socket in this thread's namespace, unless the share is
-// attached to it already.
+// attached to it already. Then it sets the link's kernel parameters.
 func inspect(namespace *os.File, h Hook) (inspection, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
 	if err != nil {
@@ -241,13 +265,13 @@ func inspect(namespace *os.File, h Hook) (inspection, error) {
 	if err != nil {
 		return inspection{}, errors.Join(err, socket.Close())
 	}
-	if h.attached(id) {
-		return inspection{attached: true}, socket.Close()
+	if link, attached := h.attached(id); attached {
+		return inspection{attached: true, id: id}, errors.Join(link.setSysctls(), socket.Close())
 	}
 	if h.AnnounceIPv6 {
 		announceIPv6()
 	}
-	return inspection{socket: socket}, nil
+	return inspection{socket: socket, id: id}, nil
 }
 
 // announceIPv6 sets ndisc_notify for the links that the plugin will create in this
@@ -264,16 +288,16 @@ func announceIPv6() {
 	_ = os.WriteFile("/proc/sys/net/ipv6/conf/default/ndisc_notify", []byte("1"), 0)
 }
 
-// attached reports whether the share's link already exists in this thread's
-// namespace, as it does for all but the first container of a pod. A record that
-// the hook cannot read counts as not attached: the plugin decides then.
-func (h Hook) attached(id Namespace) bool {
+// attached returns the share's link if it already exists in this thread's namespace, as it does
+// for all but the first container of a pod. A record that the hook cannot read counts as not
+// attached: the plugin decides then.
+func (h Hook) attached(id Namespace) (link Link, attached bool) {
 	record, err := OpenRecords(h.RunDir, AnyBoot, nil).Read(h.ClaimUID, h.Share, id)
 	if err != nil {
-		return false
+		return link, false
 	}
-	link, err := record.Link()
-	return err == nil && link.exists()
+	link, err = record.Link()
+	return link, err == nil && link.exists()
 }
 
 // exists reports whether the link exists in this thread's namespace and is up.

@@ -75,6 +75,9 @@ type Link struct {
 	Nameservers []string `json:"nameservers,omitempty"`
 	// Sources are all addresses that the link had at its creation, without prefix length.
 	Sources []string `json:"sources,omitempty"`
+	// Sysctls are kernel parameters of the link that the hook sets. IFNAME in their names
+	// stands for the name of the link.
+	Sysctls map[string]string `json:"sysctls,omitempty"`
 	// Bridge means that the link may exchange frames with other such links of the NIC.
 	Bridge bool `json:"bridge,omitempty"`
 	// VEPA means that the macvlan is in mode vepa. A Bridge link without it is in mode bridge:

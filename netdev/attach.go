@@ -37,6 +37,8 @@ type LinkSpec struct {
 	Mode      Mode
 	Addresses []netip.Prefix
 	Routes    []Route
+	Rules     []Rule
+	Neighbors []Neighbor
 	// Alias is a description for people, at most 255 bytes; "ip link" shows it.
 	Alias string
 	// Minor is the minor number of the share's class. If it is 0, the share
@@ -199,6 +201,25 @@ func (n *Node) setUpLink(pod PodNamespace, nic managedNIC, created string, a *At
 	if err := n.bringUp(pod, *a, s); err != nil {
 		return fmt.Errorf("bring up %s: %w", a.Name, describeUpError(err, s))
 	}
+	return n.addRules(pod, rulesFor(s))
+}
+
+// addRules adds rules to the pod's routing policy, or none. Unlike routes, they do not end with
+// the link, and may be left over from an interrupted attempt.
+func (n *Node) addRules(pod PodNamespace, rules []Rule) error {
+	for i, rule := range rules {
+		add := func() error { return pod.Socket.Do(ruleRequest(unix.RTM_NEWRULE, rule)) }
+		err := n.failpoints.Do("add rule", add)
+		if err == nil || errors.Is(err, syscall.EEXIST) {
+			continue
+		}
+		err = fmt.Errorf("add policy rule %s: %w: does the kernel have CONFIG_IP_MULTIPLE_TABLES?", rule, err)
+		for _, added := range rules[:i] {
+			remove := func() error { return pod.Socket.Do(ruleRequest(unix.RTM_DELRULE, added)) }
+			err = errors.Join(err, n.failpoints.Do("remove rule", remove))
+		}
+		return err
+	}
 	return nil
 }
 
@@ -226,7 +247,7 @@ func (n *Node) nameLink(pod PodNamespace, index int, s LinkSpec) (string, error)
 	return name, nil
 }
 
-// bringUp brings a link up and adds its routes.
+// bringUp brings a link up and adds its routes and neighbors.
 func (n *Node) bringUp(pod PodNamespace, a Attachment, s LinkSpec) error {
 	up := func() error { return pod.Socket.Do(upRequests(a.Index, s)...) }
 	err := n.failpoints.Do("bring up link", up)
@@ -490,6 +511,9 @@ func describeUpError(err error, s LinkSpec) error {
 	}
 	if refused.Index >= 1 && refused.Index <= len(s.Routes) {
 		return describeRouteError(err, s.Routes[refused.Index-1])
+	}
+	if i := refused.Index - 1 - len(s.Routes); i >= 0 && i < len(s.Neighbors) {
+		return fmt.Errorf("neighbor %s: %w", s.Neighbors[i].Address, err)
 	}
 	if errors.Is(err, syscall.EADDRINUSE) {
 		return fmt.Errorf("%w: another link of the NIC has the address %s", err, s.MAC)

@@ -4,6 +4,8 @@
 package netdev
 
 import (
+	"fmt"
+	"net"
 	"net/netip"
 
 	"github.com/vishvananda/netlink"
@@ -30,6 +32,36 @@ const (
 type Route struct {
 	Destination netip.Prefix
 	Gateway     netip.Addr // the zero value means that the destination is on the link
+	// Table is the number of the routing table; 0 means the main table.
+	Table uint32
+}
+
+// Rule is a rule of the pod's routing policy: packets that it matches are routed by a table.
+type Rule struct {
+	// Source and Destination are the networks that it matches; if one is invalid, it matches
+	// any. If both are, the rule matches packets from each address of the link.
+	Source, Destination netip.Prefix
+	Table               uint32
+	// Priority orders the rules, the lowest first. It is at least 1: with 0, the kernel would
+	// choose another one for each attempt, and add the rule again.
+	Priority uint32
+}
+
+func (r Rule) String() string {
+	text := fmt.Sprintf("to table %d", r.Table)
+	if r.Destination.IsValid() {
+		text = fmt.Sprintf("to %s ", r.Destination) + text
+	}
+	if r.Source.IsValid() {
+		text = fmt.Sprintf("from %s ", r.Source) + text
+	}
+	return text
+}
+
+// Neighbor is a permanent entry of the link's neighbor table.
+type Neighbor struct {
+	Address netip.Addr
+	MAC     net.HardwareAddr
 }
 
 // The functions below build netlink requests. The caller chooses the socket to
@@ -82,9 +114,9 @@ func addressRequests(index int, s LinkSpec) (requests []*nl.NetlinkRequest) {
 	return requests
 }
 
-// upRequests bring a link up and then add its routes, because the kernel
-// accepts routes only for links that are up. Request i, from 1, adds route i-1;
-// describeUpError depends on this.
+// upRequests bring a link up and then add its routes and neighbors, because the kernel
+// accepts them only for links that are up. Request i, from 1, adds route i-1, and the
+// neighbors follow; describeUpError depends on this.
 func upRequests(index int, s LinkSpec) []*nl.NetlinkRequest {
 	up := nl.NewNetlinkRequest(unix.RTM_NEWLINK, 0)
 	msg := nl.NewIfInfomsg(unix.AF_UNSPEC)
@@ -94,7 +126,62 @@ func upRequests(index int, s LinkSpec) []*nl.NetlinkRequest {
 	for _, route := range s.Routes {
 		requests = append(requests, routeRequest(index, route))
 	}
+	for _, neighbor := range s.Neighbors {
+		requests = append(requests, neighborRequest(index, neighbor))
+	}
 	return requests
+}
+
+func neighborRequest(index int, neighbor Neighbor) *nl.NetlinkRequest {
+	r := nl.NewNetlinkRequest(unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_REPLACE)
+	r.AddData(&netlink.Ndmsg{Family: family(neighbor.Address), Index: uint32(index), State: netlink.NUD_PERMANENT})
+	r.AddData(nl.NewRtAttr(unix.NDA_DST, neighbor.Address.AsSlice()))
+	r.AddData(nl.NewRtAttr(unix.NDA_LLADDR, neighbor.MAC))
+	return r
+}
+
+// rulesFor returns the rules of a link, in which Source or Destination is valid.
+func rulesFor(s LinkSpec) (rules []Rule) {
+	for _, rule := range s.Rules {
+		if rule.Source.IsValid() || rule.Destination.IsValid() {
+			rules = append(rules, rule)
+			continue
+		}
+		for _, address := range s.Addresses {
+			rule.Source = netip.PrefixFrom(address.Addr(), address.Addr().BitLen())
+			rules = append(rules, rule)
+		}
+	}
+	return rules
+}
+
+// ruleRequest adds a rule with RTM_NEWRULE, or removes it with RTM_DELRULE.
+func ruleRequest(kind int, rule Rule) *nl.NetlinkRequest {
+	r := nl.NewNetlinkRequest(kind, 0)
+	if kind == unix.RTM_NEWRULE {
+		r.Flags |= unix.NLM_F_CREATE | unix.NLM_F_EXCL
+	}
+	// struct fib_rule_hdr has the layout of struct rtmsg, with the action as Type.
+	msg := &nl.RtMsg{RtMsg: unix.RtMsg{Type: unix.FR_ACT_TO_TBL}}
+	r.AddData(msg)
+	for attribute, network := range map[int]netip.Prefix{unix.FRA_SRC: rule.Source, unix.FRA_DST: rule.Destination} {
+		if !network.IsValid() {
+			continue
+		}
+		msg.Family = family(network.Addr())
+		if attribute == unix.FRA_SRC {
+			msg.Src_len = uint8(network.Bits())
+		} else {
+			msg.Dst_len = uint8(network.Bits())
+		}
+		if network.Bits() > 0 {
+			r.AddData(nl.NewRtAttr(attribute, network.Addr().AsSlice()))
+		}
+	}
+	r.AddData(nl.NewRtAttr(unix.FRA_TABLE, nl.Uint32Attr(rule.Table)))
+	r.AddData(nl.NewRtAttr(unix.FRA_PROTOCOL, []byte{unix.RTPROT_STATIC}))
+	r.AddData(nl.NewRtAttr(unix.FRA_PRIORITY, nl.Uint32Attr(rule.Priority)))
+	return r
 }
 
 func setLinkRequest(index int) *nl.NetlinkRequest {
@@ -149,6 +236,10 @@ func routeRequest(index int, route Route) *nl.NetlinkRequest {
 		msg.Scope = unix.RT_SCOPE_LINK
 	}
 	r.AddData(msg)
+	if route.Table > 0 {
+		msg.Table = unix.RT_TABLE_UNSPEC
+		r.AddData(nl.NewRtAttr(unix.RTA_TABLE, nl.Uint32Attr(route.Table)))
+	}
 	if route.Destination.Bits() > 0 {
 		r.AddData(nl.NewRtAttr(unix.RTA_DST, route.Destination.Addr().AsSlice()))
 	}

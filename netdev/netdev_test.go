@@ -112,6 +112,99 @@ func TestNode_Attach_createsLinkFromSpec(t *testing.T) {
 	})
 }
 
+func TestNode_Attach_addsTablesRulesAndNeighbors(t *testing.T) {
+	nic, _ := nstest.NIC(t, "nic0", 1500)
+	node, pod := newNode(t, nic), nstest.New(t)
+	spec := netdev.LinkSpec{
+		Parent: nic.Index, Name: "data0", MAC: mac(1), Mode: netdev.Private,
+		Addresses: prefixes("10.20.0.5/24", "fd00::5/64"),
+		Routes: []netdev.Route{
+			{Destination: netip.MustParsePrefix("0.0.0.0/0"), Gateway: netip.MustParseAddr("10.20.0.1"), Table: 100},
+			{Destination: netip.MustParsePrefix("::/0"), Gateway: netip.MustParseAddr("fd00::1"), Table: 1000},
+		},
+		Rules: []netdev.Rule{
+			{Table: 100, Priority: 90},
+			{Source: netip.MustParsePrefix("10.20.0.0/16"), Destination: netip.MustParsePrefix("10.50.0.0/16"), Table: 1000,
+				Priority: 80},
+		},
+		Neighbors: []netdev.Neighbor{
+			{Address: netip.MustParseAddr("10.20.0.1"), MAC: mac(9)}, {Address: netip.MustParseAddr("fd00::1"), MAC: mac(9)},
+		},
+	}
+	// The rules of an interrupted attempt are left over.
+	for range 2 {
+		attach(t, node, pod, spec)
+	}
+	pod.Do(func() error {
+		var got []string
+		rules, err := netlink.RuleList(netlink.FAMILY_ALL)
+		for _, r := range rules {
+			if r.Table == 100 || r.Table == 1000 {
+				got = append(got, fmt.Sprintf("from %v to %v table %d", r.Src, r.Dst, r.Table))
+			}
+		}
+		slices.Sort(got)
+		want := []string{
+			"from 10.20.0.0/16 to 10.50.0.0/16 table 1000", "from 10.20.0.5/32 to <nil> table 100",
+			"from fd00::5/128 to <nil> table 100",
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("rules (-want +got):\n%s", diff)
+		}
+		return err
+	})
+	pod.Do(func() error {
+		link, err := netlink.LinkByName("data0")
+		if err != nil {
+			return err
+		}
+		for table, family := range map[int]int{100: netlink.FAMILY_V4, 1000: netlink.FAMILY_V6} {
+			filter := &netlink.Route{Table: table}
+			routes, err := netlink.RouteListFiltered(family, filter, netlink.RT_FILTER_TABLE)
+			if err != nil || len(routes) != 1 || routes[0].LinkIndex != link.Attrs().Index {
+				t.Errorf("table %d has the routes %v, %v, want one through data0", table, routes, err)
+			}
+		}
+		neighbors, err := netlink.NeighList(link.Attrs().Index, netlink.FAMILY_ALL)
+		permanent := 0
+		for _, n := range neighbors {
+			if n.State == netlink.NUD_PERMANENT && n.HardwareAddr.String() == mac(9).String() {
+				permanent++
+			}
+		}
+		if permanent != 2 {
+			t.Errorf("got neighbors %v, want two permanent ones", neighbors)
+		}
+		return err
+	})
+}
+
+func TestNode_Attach_removesRulesIfOneIsRefused(t *testing.T) {
+	nic, _ := nstest.NIC(t, "nic0", 1500)
+	node, pod := newNode(t, nic), nstest.New(t)
+	_, err := node.Attach(pod.Pod(), netdev.LinkSpec{
+		Parent: nic.Index, Name: "data0", MAC: mac(1), Mode: netdev.Private,
+		Rules: []netdev.Rule{
+			{Source: netip.MustParsePrefix("10.20.0.0/16"), Table: 100, Priority: 90},
+			// The kernel refuses a destination of another family.
+			{Source: netip.MustParsePrefix("10.21.0.0/16"), Destination: netip.MustParsePrefix("fd00::/64"), Table: 100,
+				Priority: 90},
+		},
+	})
+	if err == nil || !strings.Contains(err.Error(), "policy rule from 10.21.0.0/16 to fd00::/64 to table 100") {
+		t.Errorf("got error %v, want one that names the rule", err)
+	}
+	pod.Do(func() error {
+		rules, err := netlink.RuleList(netlink.FAMILY_V4)
+		for _, r := range rules {
+			if r.Table == 100 {
+				t.Errorf("rule %v is left over", r)
+			}
+		}
+		return err
+	})
+}
+
 // hasRoute reports whether the current namespace has a route to dst through link.
 func hasRoute(t *testing.T, link netlink.Link, dst string) bool {
 	t.Helper()

@@ -3,6 +3,11 @@
 
 package v1alpha1
 
+import "k8s.io/utils/ptr"
+
+// defaultPriority is that of policy rules: before the kernel's rule for the main table, 32766.
+const defaultPriority int32 = 32000
+
 // SetDefaultsNetworkAttachment fills in the fields that neither the claim nor the
 // DeviceClass sets. Empty lists become absent: after merging, they have no meaning.
 func SetDefaultsNetworkAttachment(a *NetworkAttachment) {
@@ -20,5 +25,19 @@ func SetDefaultsNetworkAttachment(a *NetworkAttachment) {
 	}
 	if len(a.Routes) == 0 {
 		a.Routes = nil
+	}
+	if len(a.PolicyRules) == 0 {
+		a.PolicyRules = nil
+	}
+	for i := range a.PolicyRules {
+		if a.PolicyRules[i].Priority == nil {
+			a.PolicyRules[i].Priority = ptr.To(defaultPriority)
+		}
+	}
+	if len(a.Neighbors) == 0 {
+		a.Neighbors = nil
+	}
+	if len(a.Sysctls) == 0 {
+		a.Sysctls = nil
 	}
 }

@@ -33,6 +33,15 @@ func MergeNetworkAttachments(base, over *NetworkAttachment) *NetworkAttachment {
 		if a.Routes != nil {
 			merged.Routes = a.Routes
 		}
+		if a.PolicyRules != nil {
+			merged.PolicyRules = a.PolicyRules
+		}
+		if a.Neighbors != nil {
+			merged.Neighbors = a.Neighbors
+		}
+		if a.Sysctls != nil {
+			merged.Sysctls = a.Sysctls
+		}
 		if a.Bandwidth != nil && a.Bandwidth.Burst != "" {
 			merged.Bandwidth = a.Bandwidth
 		}

@@ -42,6 +42,11 @@ func TestNetworkAttachment_valid(t *testing.T) {
 		`, "interfaceName": "data-0.x_Y"`,
 		`, "addressPools": ["office"], "keepAddresses": true`,
 		`, "keepAddresses": true`,
+		`, "routes": [{"destination": "0.0.0.0/0", "table": 100}, {"destination": "0.0.0.0/0"}], ` +
+			`"policyRules": [{"table": 100}, ` +
+			`{"source": "10.20.0.0/16", "destination": "10.30.0.0/16", "table": 256, "priority": 100}]`,
+		`, "neighbors": [{"address": "10.20.0.7", "mac": "02:00:00:00:00:07"}, ` +
+			`{"address": "fd00::7", "mac": "02:00:00:00:00:07"}]`,
 		`, "addresses": ["10.20.0.5/24"], "keepAddresses": false`,
 		`, "mode": "Bridge", "mtu": 9000, "bandwidth": {"burst": "Line"}`,
 		`, "addresses": ["10.20.0.5/24", "fd00::5/64"], "routes": [` +

@@ -71,6 +71,8 @@ type CNIRoute struct {
 	// Gateway is the address of the next hop. The field is absent if the
 	// destination is directly on the link.
 	Gateway string `json:"gw,omitempty"`
+	// Table is the number of the routing table. The field is absent for the main table.
+	Table *int32 `json:"table,omitempty"`
 }
 
 // CNIDNS is the DNS configuration of a link.

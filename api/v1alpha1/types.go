@@ -50,6 +50,18 @@ type NetworkAttachment struct {
 	// Routes lists the routes through the link, at most 32.
 	Routes []Route `json:"routes,omitempty"`
 
+	// PolicyRules lists rules of the pod's routing policy, at most 16, such as one that
+	// routes what the pod sends from the addresses of the link by a table of its own.
+	PolicyRules []PolicyRule `json:"policyRules,omitempty"`
+
+	// Neighbors lists permanent entries of the link's neighbor table, at most 64.
+	Neighbors []Neighbor `json:"neighbors,omitempty"`
+
+	// Sysctls sets kernel parameters of the link, at most 16, such as
+	// net.ipv4.conf.IFNAME.arp_ignore. IFNAME stands for the name of the link. The network
+	// must allow them.
+	Sysctls map[string]string `json:"sysctls,omitempty"`
+
 	// Bandwidth selects how the kernel enforces the granted bandwidth.
 	Bandwidth *Bandwidth `json:"bandwidth,omitempty"`
 
@@ -82,6 +94,36 @@ type Route struct {
 	// in the subnet of one of the addresses of the link. Without a gateway, the
 	// destination is directly on the link.
 	Gateway string `json:"gateway,omitempty"`
+
+	// Table is the number of the routing table, from 1 to 2147483647 except 253 to 255. The
+	// default is the main table.
+	Table *int32 `json:"table,omitempty"`
+}
+
+// PolicyRule routes the packets that it matches by a routing table. Without source and
+// destination, it matches packets from each address of the link.
+type PolicyRule struct {
+	// Source is the network of the source addresses, such as 10.20.0.0/16.
+	Source string `json:"source,omitempty"`
+
+	// Destination is the network of the destination addresses.
+	Destination string `json:"destination,omitempty"`
+
+	// Table is the number of the routing table, from 1 to 2147483647 except 253 to 255.
+	Table int32 `json:"table"`
+
+	// Priority orders the rules of the pod, from 1 to 32765, the lowest first. The default is
+	// 32000.
+	Priority *int32 `json:"priority,omitempty"`
+}
+
+// Neighbor is the MAC address of another host on the network.
+type Neighbor struct {
+	// Address is the IP address of the host.
+	Address string `json:"address"`
+
+	// MAC is its MAC address, such as 02:00:00:00:00:07.
+	MAC string `json:"mac"`
 }
 
 // Bandwidth selects how the kernel enforces the granted bandwidth.

@@ -5,7 +5,10 @@ package v1alpha1
 
 import (
 	"fmt"
+	"maps"
+	"net"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -19,6 +22,13 @@ const (
 	maxAddresses           = 16
 	maxAddressPools        = 2 // IPv4 and IPv6
 	maxRoutes              = 32
+	maxPolicyRules         = 16
+	maxNeighbors           = 64
+	maxSysctls             = 16
+	maxSysctlValue         = 64
+	maxPriority            = 32765 // the kernel's rule for the main table has 32766
+	firstKernelTable       = 253   // RT_TABLE_DEFAULT
+	lastKernelTable        = 255   // RT_TABLE_LOCAL
 	maxInterfaceNameLength = 15    // IFNAMSIZ - 1
 	minMTU                 = 68    // RFC 791
 	minMTUIPv6             = 1280  // RFC 8200
@@ -35,6 +45,8 @@ type AllowedNetwork struct {
 	Modes   []Mode
 	Subnets []netip.Prefix
 	Bursts  []Burst
+	// Sysctls lists the allowed kernel parameters of links.
+	Sysctls []string
 	// MTU is the MTU of the NIC in bytes, or 0 if it is not known yet.
 	MTU int32
 }
@@ -51,6 +63,9 @@ func (a *NetworkAttachment) Validate() (errs field.ErrorList) {
 	errs = append(errs, addressErrs...)
 	errs = append(errs, validatePools(a, field.NewPath("addressPools"))...)
 	errs = append(errs, validateMTU(a.MTU, addresses, field.NewPath("mtu"))...)
+	errs = append(errs, validateRules(a.PolicyRules, field.NewPath("policyRules"))...)
+	errs = append(errs, validateNeighbors(a.Neighbors, field.NewPath("neighbors"))...)
+	errs = append(errs, validateSysctls(a.Sysctls, field.NewPath("sysctls"))...)
 	hasPools := len(a.AddressPools) > 0
 	return append(errs, validateRoutes(a.Routes, addresses, hasPools, field.NewPath("routes"))...)
 }
@@ -78,6 +93,11 @@ func (a *NetworkAttachment) ValidateFor(allowed AllowedNetwork) field.ErrorList 
 	for i, text := range a.Addresses {
 		if !allowed.contains(netip.MustParsePrefix(text)) {
 			forbidden(field.NewPath("addresses").Index(i), text, "addresses in "+list(allowed.Subnets))
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(a.Sysctls)) {
+		if !slices.Contains(allowed.Sysctls, name) {
+			forbidden(field.NewPath("sysctls").Key(name), a.Sysctls[name], "only the sysctls "+list(allowed.Sysctls))
 		}
 	}
 	return errs
@@ -222,25 +242,127 @@ func validateRoutes(
 	if len(routes) > maxRoutes {
 		return field.ErrorList{field.TooMany(path, len(routes), maxRoutes)}
 	}
-	seen := map[netip.Prefix]bool{}
+	type inTable struct {
+		destination netip.Prefix
+		table       int32
+	}
+	seen := map[inTable]bool{}
 	for i, r := range routes {
 		path := path.Index(i)
-		destination, err := netip.ParsePrefix(r.Destination)
-		if err != nil {
-			errs = append(errs, field.Invalid(path.Child("destination"), r.Destination,
-				"must be a network, such as 10.30.0.0/16"))
+		destination, destinationErrs := validateNetwork(r.Destination, path.Child("destination"))
+		if len(destinationErrs) > 0 {
+			errs = append(errs, destinationErrs...)
 			continue
 		}
-		if destination != destination.Masked() || destination.Addr().Is4In6() {
-			errs = append(errs, field.Invalid(path.Child("destination"), r.Destination,
-				fmt.Sprintf("has bits beyond its prefix length: want %s", destination.Masked())))
-			continue
+		if r.Table != nil {
+			errs = append(errs, validateTable(*r.Table, path.Child("table"))...)
 		}
-		if seen[destination] {
+		key := inTable{destination, ptr.Deref(r.Table, 0)}
+		if seen[key] {
 			errs = append(errs, field.Duplicate(path.Child("destination"), r.Destination))
 		}
-		seen[destination] = true
+		seen[key] = true
 		errs = append(errs, validateGateway(r.Gateway, destination, addresses, hasPools, path.Child("gateway"))...)
+	}
+	return errs
+}
+
+// validateNetwork parses a network.
+func validateNetwork(text string, path *field.Path) (netip.Prefix, field.ErrorList) {
+	network, err := netip.ParsePrefix(text)
+	if err != nil {
+		return network, field.ErrorList{field.Invalid(path, text, "must be a network, such as 10.30.0.0/16")}
+	}
+	if network != network.Masked() || network.Addr().Is4In6() {
+		return network, field.ErrorList{field.Invalid(path, text,
+			fmt.Sprintf("has bits beyond its prefix length: want %s", network.Masked()))}
+	}
+	return network, nil
+}
+
+// validateTable refuses the tables of the kernel: default, main, and local.
+func validateTable(table int32, path *field.Path) field.ErrorList {
+	if table < 1 || table >= firstKernelTable && table <= lastKernelTable {
+		return field.ErrorList{field.Invalid(path, table,
+			fmt.Sprintf("must be from 1 to 2147483647 except %d to %d, such as 100", firstKernelTable, lastKernelTable))}
+	}
+	return nil
+}
+
+func validateRules(rules []PolicyRule, path *field.Path) (errs field.ErrorList) {
+	if len(rules) > maxPolicyRules {
+		return field.ErrorList{field.TooMany(path, len(rules), maxPolicyRules)}
+	}
+	for i, r := range rules {
+		path := path.Index(i)
+		var networks []netip.Prefix
+		for _, side := range []struct{ name, text string }{{"source", r.Source}, {"destination", r.Destination}} {
+			if side.text == "" {
+				continue
+			}
+			network, networkErrs := validateNetwork(side.text, path.Child(side.name))
+			errs = append(errs, networkErrs...)
+			networks = append(networks, network)
+		}
+		if len(networks) == 2 && networks[0].Addr().Is4() != networks[1].Addr().Is4() {
+			errs = append(errs, field.Invalid(path.Child("destination"), r.Destination,
+				"is not of the same IP family as the source "+r.Source))
+		}
+		errs = append(errs, validateTable(r.Table, path.Child("table"))...)
+		if p := r.Priority; p != nil && (*p < 1 || *p > maxPriority) {
+			errs = append(errs, field.Invalid(path.Child("priority"), *p, fmt.Sprintf("must be between 1 and %d", maxPriority)))
+		}
+	}
+	return errs
+}
+
+func validateNeighbors(neighbors []Neighbor, path *field.Path) (errs field.ErrorList) {
+	if len(neighbors) > maxNeighbors {
+		return field.ErrorList{field.TooMany(path, len(neighbors), maxNeighbors)}
+	}
+	seen := map[netip.Addr]bool{}
+	for i, n := range neighbors {
+		address, err := netip.ParseAddr(n.Address)
+		switch {
+		case err != nil || address.Zone() != "" || address.Is4In6() || address.IsMulticast() || address.IsUnspecified():
+			errs = append(errs, field.Invalid(path.Index(i).Child("address"), n.Address,
+				"must be the address of a host, such as 10.20.0.7"))
+		case seen[address]:
+			errs = append(errs, field.Duplicate(path.Index(i).Child("address"), n.Address))
+		}
+		seen[address] = true
+		if mac, err := net.ParseMAC(n.MAC); err != nil || len(mac) != 6 || mac[0]&1 != 0 {
+			errs = append(errs, field.Invalid(path.Index(i).Child("mac"), n.MAC,
+				"must be the MAC address of one host, such as 02:00:00:00:00:07"))
+		}
+	}
+	return errs
+}
+
+// sysctlName matches the names of kernel parameters of one link.
+var sysctlName = regexp.MustCompile(`^net\.ipv[46]\.(conf|neigh)\.IFNAME\.[a-z0-9_]+$`)
+
+// ValidateSysctlName returns an error unless the kernel parameter is one of a link.
+func ValidateSysctlName(name string, path *field.Path) field.ErrorList {
+	if !sysctlName.MatchString(name) {
+		return field.ErrorList{field.Invalid(path, name,
+			"must be a kernel parameter of a link, such as net.ipv4.conf.IFNAME.arp_ignore")}
+	}
+	return nil
+}
+
+func validateSysctls(sysctls map[string]string, path *field.Path) (errs field.ErrorList) {
+	if len(sysctls) > maxSysctls {
+		return field.ErrorList{field.TooMany(path, len(sysctls), maxSysctls)}
+	}
+	for _, name := range slices.Sorted(maps.Keys(sysctls)) {
+		errs = append(errs, ValidateSysctlName(name, path.Key(name))...)
+		value := sysctls[name]
+		isPrintable := !strings.ContainsFunc(value, func(r rune) bool { return r < ' ' || r > '~' })
+		if value == "" || len(value) > maxSysctlValue || !isPrintable {
+			errs = append(errs, field.Invalid(path.Key(name), value,
+				fmt.Sprintf("must have 1 to %d printable ASCII characters", maxSysctlValue)))
+		}
 	}
 	return errs
 }

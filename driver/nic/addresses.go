@@ -275,7 +275,7 @@ func addReserved(spec *netdev.LinkSpec, raw json.RawMessage) (link attach.Link, 
 		}
 	}
 	for _, r := range routes {
-		isSet := func(other netdev.Route) bool { return other.Destination == r.Destination }
+		isSet := func(other netdev.Route) bool { return other.Destination == r.Destination && other.Table == r.Table }
 		if !slices.ContainsFunc(spec.Routes, isSet) {
 			spec.Routes = append(spec.Routes, r)
 		}

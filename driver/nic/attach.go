@@ -100,6 +100,9 @@ func (k *Kind) Attach(
 		return attached, fmt.Errorf("on %s: %w", d.nic.Name, err)
 	}
 	link := linkOf(a, reserved)
+	if link.Sysctls, err = sysctlsOf(share); err != nil {
+		return attached, errors.Join(err, k.node.Detach(a))
+	}
 	if attached, err = describe(a, sandbox, link); err != nil {
 		return attached, errors.Join(err, k.node.Detach(a))
 	}
@@ -107,6 +110,13 @@ func (k *Kind) Attach(
 	klog.FromContext(ctx).V(4).Info("Created link", "device", share.Device, "link", link.Name, "mac", link.MAC,
 		"addresses", link.Sources, "class", spec.Minor)
 	return attached, nil
+}
+
+// sysctlsOf returns the kernel parameters that the hook sets for the link of a share: netlink
+// cannot set most of them, and the plugin does not enter namespaces.
+func sysctlsOf(share record.Share) (map[string]string, error) {
+	p, err := parametersOf(share)
+	return p.Sysctls, err
 }
 
 // macOf returns the MAC address of the link for a share in a pod.

@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strings"
 
+	"k8s.io/utils/ptr"
+
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
 	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
@@ -119,7 +121,13 @@ func linkSpec(d *device, share record.Share, mac net.HardwareAddr) (netdev.LinkS
 	if s.Addresses, err = parseAddresses(p.Addresses); err != nil {
 		return s, err
 	}
-	s.Routes, err = parseRoutes(p.Routes)
+	if s.Routes, err = parseRoutes(p.Routes); err != nil {
+		return s, err
+	}
+	if s.Rules, err = parseRules(p.PolicyRules); err != nil {
+		return s, err
+	}
+	s.Neighbors, err = parseNeighbors(p.Neighbors)
 	return s, err
 }
 
@@ -145,7 +153,40 @@ func parseRoutes(all []params.Route) (routes []netdev.Route, err error) {
 				return nil, err
 			}
 		}
+		r.Table = uint32(ptr.Deref(route.Table, 0))
 		routes = append(routes, r)
 	}
 	return routes, nil
+}
+
+func parseRules(all []params.PolicyRule) (rules []netdev.Rule, err error) {
+	for _, rule := range all {
+		r := netdev.Rule{Table: uint32(rule.Table), Priority: uint32(ptr.Deref(rule.Priority, 0))}
+		if rule.Source != "" {
+			if r.Source, err = netip.ParsePrefix(rule.Source); err != nil {
+				return nil, err
+			}
+		}
+		if rule.Destination != "" {
+			if r.Destination, err = netip.ParsePrefix(rule.Destination); err != nil {
+				return nil, err
+			}
+		}
+		rules = append(rules, r)
+	}
+	return rules, nil
+}
+
+func parseNeighbors(all []params.Neighbor) (neighbors []netdev.Neighbor, err error) {
+	for _, neighbor := range all {
+		var n netdev.Neighbor
+		if n.Address, err = netip.ParseAddr(neighbor.Address); err != nil {
+			return nil, err
+		}
+		if n.MAC, err = net.ParseMAC(neighbor.MAC); err != nil {
+			return nil, err
+		}
+		neighbors = append(neighbors, n)
+	}
+	return neighbors, nil
 }

@@ -163,6 +163,11 @@ type Allow struct {
 
 	// Burst lists the allowed values of bandwidth.burst. The default is Guaranteed.
 	Burst []params.Burst `json:"burst,omitempty"`
+
+	// Sysctls lists the kernel parameters of links that claims can set, such as
+	// net.ipv4.conf.IFNAME.arp_ignore, in which IFNAME stands for the name of the link. By
+	// default, claims cannot set any.
+	Sysctls []string `json:"sysctls,omitempty"`
 }
 
 // Policy sets the amounts of bandwidth that claims can request, in bits per second
@@ -264,7 +269,10 @@ func (n *Network) matches(nic string, uplink bool) bool {
 // Allowed returns what claims can request on a NIC of the network. mtu is the MTU of
 // the NIC in bytes.
 func (n *Network) Allowed(mtu int32) params.AllowedNetwork {
-	allowed := params.AllowedNetwork{Network: n.Name, Modes: n.Allow.Modes, Bursts: n.Allow.Burst, MTU: mtu}
+	allowed := params.AllowedNetwork{
+		Network: n.Name, Modes: n.Allow.Modes, Bursts: n.Allow.Burst, MTU: mtu,
+		Sysctls: n.Allow.Sysctls,
+	}
 	for _, text := range n.Allow.Subnets {
 		if subnet, err := netip.ParsePrefix(text); err == nil { // Validate refuses other texts
 			allowed.Subnets = append(allowed.Subnets, subnet.Masked())

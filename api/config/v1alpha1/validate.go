@@ -163,6 +163,9 @@ func (a Allow) validate(at *field.Path) (errs field.ErrorList) {
 				fmt.Sprintf("must be between 1 and %d", maxVLAN)))
 		}
 	}
+	for i, name := range a.Sysctls {
+		errs = append(errs, params.ValidateSysctlName(name, at.Child("sysctls").Index(i))...)
+	}
 	return errs
 }
 

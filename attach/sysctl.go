@@ -1,0 +1,53 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package attach
+
+import (
+	"fmt"
+	"maps"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// sysctlDir is where the kernel has the parameters of the network namespace of the thread that
+// opens them.
+const sysctlDir = "/proc/sys"
+
+// setSysctls sets the kernel parameters of a link in this thread's namespace. The pod may have
+// renamed the link.
+func (l Link) setSysctls() error {
+	if len(l.Sysctls) == 0 {
+		return nil
+	}
+	link, err := net.InterfaceByIndex(l.Index)
+	if err != nil {
+		return fmt.Errorf("sysctls of %s: %w", l.Name, err)
+	}
+	for _, name := range slices.Sorted(maps.Keys(l.Sysctls)) {
+		path, err := sysctlPath(name, link.Name)
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(path, []byte(l.Sysctls[name]), 0); err != nil {
+			return fmt.Errorf("sysctls[%s]: %q: %w: does the kernel have the parameter, and is the value valid?",
+				name, l.Sysctls[name], err)
+		}
+	}
+	return nil
+}
+
+// sysctlPath returns the file of a kernel parameter such as net.ipv4.conf.IFNAME.arp_ignore. The
+// name of a link may have dots, so it replaces IFNAME last.
+func sysctlPath(name, link string) (string, error) {
+	parts := strings.Split(name, ".")
+	i := slices.Index(parts, "IFNAME")
+	if i < 0 || parts[0] != "net" || strings.Contains(name, "/") || slices.Contains(parts, "") {
+		return "", fmt.Errorf("sysctls[%s]: is not a parameter of a link", name)
+	}
+	parts[i] = link
+	return filepath.Join(append([]string{sysctlDir}, parts...)...), nil
+}
