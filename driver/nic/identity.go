@@ -30,6 +30,7 @@ var identities = map[config.Identity]classify.Identity{
 func identityPolicy(n *config.Network) classify.Policy {
 	policy := classify.Policy{
 		Identity: identities[n.Identity], Forwarding: n.Allow.Forwarding, Autoconf: n.Allow.RouterAdvertisements,
+		ReachesNode: n.Allow.Node,
 	}
 	for _, vlan := range n.Allow.VLANs {
 		policy.VLANs = append(policy.VLANs, uint16(vlan))

@@ -74,15 +74,16 @@ type bpfNic struct {
 }
 
 type bpfPolicy struct {
-	_          structs.HostLayout
-	Identity   uint8
-	Forwarding uint8
-	Autoconf   uint8
-	Subnets    uint8
-	Guarded    uint8
-	Unused     [6]uint8
-	Vrrp       uint8
-	Pad        [4]uint8
+	_           structs.HostLayout
+	Identity    uint8
+	Forwarding  uint8
+	Autoconf    uint8
+	Subnets     uint8
+	Guarded     uint8
+	Unused      [6]uint8
+	Vrrp        uint8
+	ReachesNode uint8
+	Pad         [3]uint8
 }
 
 type bpfReceiver struct {

@@ -111,6 +111,34 @@ func TestBridgeMode_nodeIgnoresShares(t *testing.T) {
 	}
 }
 
+// With the policy, the node and shares in mode Bridge reach each other, and shares in mode Private
+// and the node do not.
+func TestBridgeMode_reachesNode(t *testing.T) {
+	config := enforced()
+	config.Policy.ReachesNode = true
+	e := newTestEnv(t, config)
+	if err := nstest.ConfigureLink("nic0", nodeIP+"/16", "fd00:20::ff/64"); err != nil {
+		t.Fatal(err)
+	}
+	node := nstest.Current(t)
+	bridge := e.pod(0, 1, hardCap(100*mega), netdev.Bridge)
+	private := e.pod(1, 2, hardCap(100*mega), netdev.Private)
+
+	toNode := nstest.Flow{From: bridge.Namespace, To: node, Address: e.address(nodeIP)}
+	e.expectRate("a share sends to the node", e.measure(toNode)[0], 100*mega)
+	fromNode := nstest.Flow{From: node, To: bridge.Namespace, Address: e.address(bridge.ip)}
+	e.expectRate("the node sends to a share", e.measure(fromNode)[0], 100*mega)
+	e.measure(nstest.Flow{From: bridge.Namespace, To: node, Address: e.address("fd00:20::ff"), Duration: duration / 3})
+
+	received := listen(t, private.Namespace, "net1")
+	if err := ignoreUnreachable(sendUDP(net.JoinHostPort(private.ip, "9"), marker(7))); err != nil {
+		t.Fatal(err)
+	}
+	if received.saw(marker(7), 300*time.Millisecond) {
+		t.Error("a private share received a datagram of the node")
+	}
+}
+
 func ignoreUnreachable(err error) error {
 	var network *net.OpError
 	if errors.As(err, &network) {

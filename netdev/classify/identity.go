@@ -63,6 +63,10 @@ type Policy struct {
 	Subnets []netip.Prefix
 	// NodeAddresses are addresses of the node, which no link may use.
 	NodeAddresses []netip.Addr
+	// ReachesNode lets the node and links that may reach each other also reach one another.
+	// Such a link and the node exchange frames as two links do. All links of the NIC receive
+	// what the node sends to all hosts.
+	ReachesNode bool
 	// Guarded hides the senders of received frames from links in mode source, which
 	// receive the frames of senders that their pods list. While it is set, all pods
 	// see a random source MAC address in each frame.
@@ -121,7 +125,8 @@ func (c *Classifier) putPolicy(nic NIC) error {
 	value := bpfPolicy{
 		Identity: uint8(nic.Policy.Identity), Forwarding: flag(nic.Policy.Forwarding), Autoconf: flag(nic.Policy.Autoconf),
 		Subnets: flag(len(nic.Policy.Subnets) > 0), Guarded: flag(nic.Policy.Guarded),
-		Vrrp: flag(len(nic.Policy.MACs)+len(nic.Policy.Addresses) > 0),
+		Vrrp:        flag(len(nic.Policy.MACs)+len(nic.Policy.Addresses) > 0),
+		ReachesNode: flag(nic.Policy.ReachesNode),
 	}
 	return errors.Join(
 		c.startRefusals(nic.Index, unidentified(nic.Major)),

@@ -161,6 +161,11 @@ type Allow struct {
 	// them.
 	RouterAdvertisements bool `json:"routerAdvertisements,omitempty"`
 
+	// Node lets the node and the links with the mode Bridge reach each other through the
+	// NIC. Modes must contain Bridge, and the network needs enforcement. All links receive
+	// the broadcasts of the node. The default is false.
+	Node bool `json:"node,omitempty"`
+
 	// Burst lists the allowed values of bandwidth.burst. The default is Guaranteed.
 	Burst []params.Burst `json:"burst,omitempty"`
 

@@ -94,6 +94,14 @@ func (n *Network) validate(at *field.Path) (errs field.ErrorList) {
 		DuplicateAddressReport, DuplicateAddressRefuse, DuplicateAddressOff)...)
 	errs = append(errs, validateEnum(n.LinkDown, at.Child("linkDown"), TaintNone, TaintNoSchedule, TaintNoExecute)...)
 	errs = append(errs, n.Allow.validate(at.Child("allow"))...)
+	switch node := at.Child("allow", "node"); {
+	case !n.Allow.Node:
+	case !slices.Contains(n.Allow.Modes, params.ModeBridge):
+		errs = append(errs, field.Forbidden(node,
+			"only links with the mode Bridge reach the node, and allow.modes does not have it: add Bridge to allow.modes"))
+	case n.Enforcement == EnforcementNone:
+		errs = append(errs, field.Forbidden(node, "needs enforcement Shape: without it, the kernel switches the frames"))
+	}
 	errs = append(errs, validateRate(n.Bandwidth, at.Child("bandwidth"))...)
 	errs = append(errs, validateRate(n.Reserve, at.Child("reserve"))...)
 	errs = append(errs, validateRate(n.Multicast, at.Child("multicast"))...)

@@ -292,7 +292,7 @@ static __always_inline int classify_sent(struct __sk_buff *skb, int has_cookie, 
 	if (has_socket && has_cookie && cookie == nic->host_cookie) {
 		if (frame.own || !is_reply(skb)) {
 			skb->priority = nic->major | CLASS_HOST;
-			return TC_ACT_UNSPEC;
+			return frame.own ? reach_links(skb, parent, frame.destination) : TC_ACT_UNSPEC;
 		}
 	}
 	// The kernel has sockets with which it replies for all namespaces. Where the node
@@ -367,7 +367,9 @@ static __always_inline int classify_sent(struct __sk_buff *skb, int has_cookie, 
 			return TC_ACT_SHOT;
 	}
 	skb->priority = class ? class : nic->major | CLASS_UNIDENTIFIED;
-	return is_switched ? enter_hairpin(skb) : TC_ACT_UNSPEC;
+	if (is_switched)
+		return enter_hairpin(skb);
+	return frame.own ? reach_links(skb, parent, frame.destination) : TC_ACT_UNSPEC;
 }
 
 // Returns the cookie of the network namespace of a frame's socket, which it reads
@@ -472,8 +474,9 @@ static __always_inline int classify_received(struct __sk_buff *skb, struct nic *
 	if (frame.destination & 1) {
 		if (frame.returned) {
 			// The links receive copies. The node, which would receive the frame
-			// itself, ignores it.
-			bpf_skb_change_type(skb, PACKET_OTHERHOST);
+			// itself, ignores it, unless it is from a link that reaches the node.
+			if (frame.source == number_of(nic->mac) || !reaches_node(parent))
+				bpf_skb_change_type(skb, PACKET_OTHERHOST);
 		} else if (frame.policy && !frame.policy->autoconf && is_advertisement(skb, &frame)) {
 			// Only the node receives frames with the NIC's address.
 			bpf_skb_store_bytes(skb, 0, nic->mac, ETH_ALEN, 0);

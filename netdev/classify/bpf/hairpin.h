@@ -7,6 +7,9 @@
 // its grant limits the sum. The program at the inner link then returns the frame to the
 // NIC: as one that arrived, if it is for another link, or as one that leaves.
 //
+// If the policy of the NIC lets links and the node reach each other, frames for the node return
+// as ones that arrived, too, and the frames of the node for such links arrive with the mark.
+//
 // The links of these shares are macvlans in mode VEPA, with which the kernel switches no
 // frames itself, so that the NIC checks the identity of all of them.
 
@@ -75,6 +78,41 @@ static __always_inline int leave_hairpin(struct __sk_buff *skb)
 	return 1;
 }
 
+// Lets the links of a NIC receive a frame of the node that leaves through it, and returns the
+// verdict on it.
+static __always_inline int reach_links(struct __sk_buff *skb, __u32 parent, __u64 destination)
+{
+	struct hairpin *hairpin;
+	struct link *link;
+	__u32 mark;
+
+	if (!reaches_node(parent))
+		return TC_ACT_UNSPEC;
+	hairpin = find_hairpin(parent);
+	if (!hairpin)
+		return TC_ACT_UNSPEC; // no link may exchange frames
+	if (destination & 1) {
+		mark = skb->mark;
+		skb->mark = hairpin->mark;
+		bpf_clone_redirect(skb, parent, BPF_F_INGRESS);
+		skb->mark = mark;
+		return TC_ACT_UNSPEC;
+	}
+	link = find_link(parent, destination);
+	if (!link || !(link->flags & LINK_BRIDGE))
+		return TC_ACT_UNSPEC;
+	skb->mark = hairpin->mark;
+	return bpf_redirect(parent, BPF_F_INGRESS);
+}
+
+// Reports whether a frame in the hairpin of a NIC is for the node, and may reach it.
+static __always_inline int is_for_node(__u32 parent, __u64 destination)
+{
+	struct nic *nic = bpf_map_lookup_elem(&dra_shared_nics, &parent);
+
+	return nic && destination == number_of(nic->mac) && reaches_node(parent);
+}
+
 // Returns frames to the NIC; it is attached to the inner link.
 SEC("tc")
 int dra_shared_hairpin(struct __sk_buff *skb)
@@ -92,5 +130,7 @@ int dra_shared_hairpin(struct __sk_buff *skb)
 		return bpf_redirect(hairpin->peer, 0);
 	}
 	link = find_link(hairpin->peer, destination);
-	return bpf_redirect(hairpin->peer, link && link->flags & LINK_BRIDGE ? BPF_F_INGRESS : 0);
+	if ((link && link->flags & LINK_BRIDGE) || is_for_node(hairpin->peer, destination))
+		return bpf_redirect(hairpin->peer, BPF_F_INGRESS);
+	return bpf_redirect(hairpin->peer, 0);
 }

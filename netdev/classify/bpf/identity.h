@@ -36,7 +36,8 @@ struct policy {
 	__u8 guarded;    // whether received frames get the source address hidden
 	__u8 unused[ETH_ALEN]; // the map of an earlier plugin has the same values
 	__u8 vrrp;       // whether links may send VRRP
-	__u8 pad[4];
+	__u8 reaches_node; // whether links with LINK_BRIDGE and the node reach each other
+	__u8 pad[3];
 };
 
 // Flags of a link.
@@ -196,6 +197,14 @@ struct {
 	__type(value, struct refusals);
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } dra_shared_refusals SEC(".maps");
+
+// Reports whether links with LINK_BRIDGE and the node reach each other through a NIC.
+static __always_inline int reaches_node(__u32 parent)
+{
+	struct policy *policy = bpf_map_lookup_elem(&dra_shared_policies, &parent);
+
+	return policy && policy->reaches_node;
+}
 
 // What the programs know of a frame.
 struct frame {
