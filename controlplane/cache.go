@@ -7,6 +7,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
@@ -14,11 +15,13 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
+	"github.com/dra-shared/dra-driver-shared/controlplane/endpoints"
 	"github.com/dra-shared/dra-driver-shared/controlplane/trim"
 )
 
-// cacheOptions limits the cache to pods of PodGroups, and to the fields of pods, claims, Jobs,
-// StatefulSets, and nodes that the controller reads: a PodGroup may have thousands of pods.
+// cacheOptions limits the cache to pods of PodGroups, to the controller's own EndpointSlices, and
+// to the fields of pods, claims, Jobs, StatefulSets, and nodes that the controller reads: a PodGroup
+// may have thousands of pods.
 func cacheOptions(driver string) (cache.Options, error) {
 	inPodGroup, err := labels.NewRequirement(scheduling.GroupUIDLabel, selection.Exists, nil)
 	if err != nil {
@@ -33,6 +36,9 @@ func cacheOptions(driver string) (cache.Options, error) {
 
 			&appsv1.StatefulSet{}:        {Transform: trim.StatefulSet},
 			&resourceapi.ResourceClaim{}: {Transform: trim.Claim(driver)},
+			&discoveryv1.EndpointSlice{}: {
+				Label: labels.SelectorFromSet(labels.Set{discoveryv1.LabelManagedBy: endpoints.ManagedBy}),
+			},
 		},
 	}, nil
 }

@@ -24,6 +24,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	ctrlconfig "sigs.k8s.io/controller-runtime/pkg/config"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
+	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 	"sigs.k8s.io/controller-runtime/pkg/webhook"
 	webhookadmission "sigs.k8s.io/controller-runtime/pkg/webhook/admission"
@@ -35,6 +36,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/controlplane/admission"
 	"github.com/dra-shared/dra-driver-shared/controlplane/certs"
 	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
+	"github.com/dra-shared/dra-driver-shared/controlplane/endpoints"
 	"github.com/dra-shared/dra-driver-shared/controlplane/fabrics"
 	"github.com/dra-shared/dra-driver-shared/controlplane/mode"
 	"github.com/dra-shared/dra-driver-shared/controlplane/podgroups"
@@ -73,6 +75,10 @@ type Options struct {
 	Kueue bool
 	// KueueDeviceClasses are the DeviceClasses that Kueue charges; see admission.Queues.
 	KueueDeviceClasses []string
+	// EndpointSlices enables the EndpointSlices of Services that name a network.
+	EndpointSlices bool
+	// NetworkStatus enables the annotation of pods in which Multus lists networks.
+	NetworkStatus bool
 
 	// Client replaces the constructor of the client that reconcilers write with.
 	// Tests use it.
@@ -271,10 +277,43 @@ func addControllers(ctx context.Context, m manager.Manager, cluster kubernetes.I
 	if o.ReplicaClaims {
 		reconcilers = append(reconcilers, &podgroups.ReplicaReconciler{Reconciler: newReconciler()})
 	}
+	if o.EndpointSlices || o.NetworkStatus {
+		pods, err := podCache(m)
+		if err != nil {
+			return err
+		}
+		writes, err := endpoints.NewWrites(ctrlmetrics.Registry)
+		if err != nil {
+			return err
+		}
+		if o.EndpointSlices {
+			reconcilers = append(reconcilers, &endpoints.Reconciler{
+				Client: m.GetClient(), Pods: pods, PodCache: pods, Driver: o.DriverName, Events: events, Clock: clock.RealClock{},
+				Writes: writes,
+			})
+		}
+		if o.NetworkStatus {
+			reconcilers = append(reconcilers, &endpoints.StatusReconciler{
+				Client: m.GetClient(), Pods: pods, PodCache: pods, Driver: o.DriverName, Writes: writes,
+			})
+		}
+	}
 	for _, r := range reconcilers {
 		if err := r.SetupWithManager(ctx, m); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// podCache adds a cache of all pods to the manager, whose own cache has only those of PodGroups.
+func podCache(m manager.Manager) (cache.Cache, error) {
+	pods, err := cache.New(m.GetConfig(), cache.Options{
+		HTTPClient: m.GetHTTPClient(), Scheme: m.GetScheme(), Mapper: m.GetRESTMapper(),
+		ByObject: map[client.Object]cache.ByObject{&corev1.Pod{}: {Transform: endpoints.TrimPod}},
+	})
+	if err != nil {
+		return nil, err
+	}
+	return pods, m.Add(pods)
 }

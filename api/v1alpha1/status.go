@@ -28,6 +28,12 @@ type NetworkStatus struct {
 	// interfaces, ips, routes, and dns follow.
 	CNIVersion string `json:"cniVersion"`
 
+	// Network is the name of the network in the DriverConfig.
+	Network string `json:"network,omitempty"`
+
+	// Pod is the namespace and the name of the pod, as namespace/name.
+	Pod string `json:"pod,omitempty"`
+
 	// Interfaces lists the link in the pod. It has one element.
 	Interfaces []CNIInterface `json:"interfaces"`
 
@@ -105,6 +111,9 @@ type RateStatus struct {
 // +kubebuilder:object:root=true
 type NetworkStatusSummary struct {
 	metav1.TypeMeta `json:",inline"`
+
+	// Network is the name of the network in the DriverConfig.
+	Network string `json:"network,omitempty"`
 
 	// Pods is the number of pods on the node that have a link or whose link
 	// could not be attached.

@@ -77,6 +77,10 @@ func newCommand() *cobra.Command {
 		"refuse workloads of Kueue whose pods share claims that it would charge wrongly or never admit")
 	p.StringSliceVar(&f.KueueDeviceClasses, "kueue-device-classes", nil,
 		"DeviceClasses that Kueue charges by its deviceClassMappings, separated by commas")
+	p.BoolVar(&f.EndpointSlices, "endpoint-slices", false,
+		"write the EndpointSlices of Services with the annotation network.dra-shared.dev/network")
+	p.BoolVar(&f.NetworkStatus, "network-status", false,
+		"write the annotation k8s.v1.cni.cncf.io/network-status of pods with shares of NICs")
 	p.StringVar(&f.HealthAddress, "health-address", ":8081", "host:port to serve /healthz and /readyz on")
 	p.StringVar(&f.MetricsAddress, "metrics-address", "0",
 		"host:port to serve Prometheus metrics on, at /metrics; 0 disables the server")

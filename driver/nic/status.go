@@ -110,15 +110,18 @@ func (k *Kind) state(
 			IPs:             addresses,
 		},
 		Conditions: []metav1.Condition{k.enforced(d, share, p, link), identity},
-		Data:       networkStatus(link, addresses, p.Routes),
+		Data:       networkStatus(d.network.Name, link, addresses, p.Routes),
 	}
 }
 
 // networkStatus returns the data of a share with one link.
-func networkStatus(link netdev.LinkState, addresses []string, routes []params.Route) *params.NetworkStatus {
+func networkStatus(
+	network string, link netdev.LinkState, addresses []string, routes []params.Route,
+) *params.NetworkStatus {
 	status := &params.NetworkStatus{
 		TypeMeta:   params.TypeMeta(params.NetworkStatusKind),
 		CNIVersion: params.CNIVersion,
+		Network:    network,
 		Interfaces: []params.CNIInterface{{Name: link.Name, MAC: link.MAC.String(), MTU: int32(link.MTU)}},
 	}
 	for _, a := range addresses {
@@ -140,13 +143,16 @@ func networkStatus(link netdev.LinkState, addresses []string, routes []params.Ro
 // NetworkStatusSummary for several.
 func (k *Kind) StatusData(attachments []driver.PodState, failed int) any {
 	if len(attachments) == 1 {
-		return networkStatusOf(attachments[0])
+		status := *networkStatusOf(attachments[0])
+		status.Pod = attachments[0].Pod.Namespace + "/" + attachments[0].Pod.Name
+		return &status
 	}
 	attachments = slices.SortedFunc(slices.Values(attachments), func(a, b driver.PodState) int {
 		return cmp.Or(cmp.Compare(a.Pod.Name, b.Pod.Name), cmp.Compare(a.Pod.UID, b.Pod.UID))
 	})
 	summary := params.NetworkStatusSummary{
 		TypeMeta:  params.TypeMeta(params.NetworkStatusSummaryKind),
+		Network:   networkStatusOf(attachments[0]).Network,
 		Pods:      int32(len(attachments) + failed),
 		Failed:    int32(failed),
 		Truncated: len(attachments) > maxSummaryPods,

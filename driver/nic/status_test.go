@@ -84,6 +84,8 @@ ips:
 - address: 10.20.0.5/16
   interface: 0
 kind: NetworkStatus
+network: a
+pod: ns/p
 routes:
 - dst: 10.30.0.0/16
   gw: 10.20.0.1

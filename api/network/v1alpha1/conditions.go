@@ -30,3 +30,12 @@ const (
 // NodeLostAnnotation (annotation of AddressBlocks) is the time, in RFC 3339, at which the
 // controller saw that the node of the block does not exist.
 const NodeLostAnnotation = GroupName + "/node-lost"
+
+// Annotations of Services without a selector whose endpoints are the addresses of pods on a
+// network. The controller writes the EndpointSlices (controller.endpointSlices of the chart).
+const (
+	// ServiceNetworkAnnotation is the name of the network in the DriverConfig.
+	ServiceNetworkAnnotation = GroupName + "/network"
+	// ServiceSelectorAnnotation is a label selector for the pods, such as app=web.
+	ServiceSelectorAnnotation = GroupName + "/selector"
+)

@@ -1,0 +1,278 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package endpoints publishes the addresses that pods have on networks: as EndpointSlices of
+// annotated Services, and as the annotation of pods in which Multus lists networks. The source is
+// the status of the claims in the namespace of the Service or the pod, which only the plugins
+// write. It never contains the addresses of other namespaces.
+package endpoints
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	network "github.com/dra-shared/dra-driver-shared/api/network/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/internal/podstatus"
+)
+
+// minWriteInterval is the minimum time between two updates of a Service's EndpointSlices, so that
+// the start of hundreds of pods causes few writes.
+const minWriteInterval = time.Second
+
+// reasonInvalid and reasonIncomplete are reasons of events of Services.
+const (
+	reasonInvalid    = "InvalidNetworkService"
+	reasonIncomplete = "IncompleteEndpoints"
+)
+
+// Reconciler writes the EndpointSlices of Services with network.ServiceNetworkAnnotation.
+type Reconciler struct {
+	Client client.Client
+	// Pods has all pods, reduced by TrimPod. PodCache is the same with its events.
+	Pods     client.Reader
+	PodCache cache.Cache
+	Driver   string
+	Events   events.EventRecorder
+	Clock    clock.PassiveClock
+	Writes   *prometheus.CounterVec
+
+	// written holds when the slices of a Service were last written. It may be lost.
+	written map[types.NamespacedName]time.Time
+}
+
+// SetupWithManager registers the reconciler, which has one worker.
+func (r *Reconciler) SetupWithManager(_ context.Context, m ctrl.Manager) error {
+	r.written = map[types.NamespacedName]time.Time{}
+	return ctrl.NewControllerManagedBy(m).Named("endpoints").
+		For(&corev1.Service{}).
+		Owns(&discoveryv1.EndpointSlice{}).
+		Watches(&resourceapi.ResourceClaim{}, handler.EnqueueRequestsFromMapFunc(r.servicesOf)).
+		WatchesRawSource(source.Kind(r.PodCache, &corev1.Pod{}, handler.TypedEnqueueRequestsFromMapFunc(
+			func(ctx context.Context, pod *corev1.Pod) []reconcile.Request { return r.servicesOf(ctx, pod) }))).
+		Complete(r)
+}
+
+// servicesOf returns requests for the annotated Services of an object's namespace. Of pods, only
+// those with claims matter.
+func (r *Reconciler) servicesOf(ctx context.Context, o client.Object) (requests []reconcile.Request) {
+	if pod, ok := o.(*corev1.Pod); ok && len(pod.Spec.ResourceClaims) == 0 {
+		return nil
+	}
+	var all corev1.ServiceList
+	if err := r.Client.List(ctx, &all, client.InNamespace(o.GetNamespace())); err != nil {
+		return nil // the cache has not started; it calls again
+	}
+	for i := range all.Items {
+		if _, ok := all.Items[i].Annotations[network.ServiceNetworkAnnotation]; ok {
+			requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&all.Items[i])})
+		}
+	}
+	return requests
+}
+
+// Reconcile implements reconcile.Reconciler.
+func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (result ctrl.Result, err error) {
+	var service corev1.Service
+	if err := r.Client.Get(ctx, req.NamespacedName, &service); err != nil {
+		delete(r.written, req.NamespacedName)
+		return result, client.IgnoreNotFound(err) // Kubernetes deletes the slices with their owner
+	}
+	if since := r.Clock.Since(r.written[req.NamespacedName]); since < minWriteInterval {
+		return ctrl.Result{RequeueAfter: minWriteInterval - since}, nil
+	}
+	wanted, err := r.wanted(ctx, &service)
+	if err != nil {
+		r.warn(&service, reasonInvalid, err.Error())
+		wanted = nil
+	}
+	written, err := r.apply(ctx, &service, wanted)
+	if written {
+		r.written[req.NamespacedName] = r.Clock.Now()
+	}
+	return result, err
+}
+
+func (r *Reconciler) warn(service *corev1.Service, reason, message string) {
+	r.Events.Eventf(service, nil, corev1.EventTypeWarning, reason, "PublishEndpoints", "%s", message)
+}
+
+// wanted returns the slices that a Service must have: none without the annotation. An error is one
+// of the Service.
+func (r *Reconciler) wanted(ctx context.Context, service *corev1.Service) ([]*discoveryv1.EndpointSlice, error) {
+	name, annotated := service.Annotations[network.ServiceNetworkAnnotation]
+	if !annotated || service.DeletionTimestamp != nil {
+		return nil, nil
+	}
+	if len(service.Spec.Selector) > 0 {
+		return nil, fmt.Errorf("spec.selector: Forbidden: with it, Kubernetes adds the addresses of the pods in the cluster "+
+			"network: move it to the annotation %s", network.ServiceSelectorAnnotation)
+	}
+	text := service.Annotations[network.ServiceSelectorAnnotation]
+	selector, err := labels.Parse(text)
+	if err != nil || selector.Empty() {
+		return nil, fmt.Errorf("annotation %s: %q: must be a label selector, such as app=web",
+			network.ServiceSelectorAnnotation, text)
+	}
+	links, missing, err := r.linksOn(ctx, name, service.Namespace, selector)
+	if err != nil {
+		return nil, err
+	}
+	if len(missing) > 0 {
+		r.warn(service, reasonIncomplete, fmt.Sprintf("the status of the claims of pods %s lists only some of the pods that "+
+			"use them: give each pod a claim of its own (resourceClaimTemplateName)",
+			strings.Join(missing[:min(len(missing), 3)], ", ")))
+	}
+	return slicesOf(service, links)
+}
+
+// linksOn returns the links that pods have on a network. missing are the names of pods whose
+// claims do not list their links.
+func (r *Reconciler) linksOn(
+	ctx context.Context, name, namespace string, selector labels.Selector,
+) (links []podLink, missing []string, err error) {
+	var pods corev1.PodList
+	if err := r.Pods.List(ctx, &pods, client.InNamespace(namespace),
+		client.MatchingLabelsSelector{Selector: selector}); err != nil {
+		return nil, nil, err
+	}
+	for i := range pods.Items {
+		pod := &pods.Items[i]
+		if podstatus.IsTerminal(pod) {
+			continue
+		}
+		all, complete, err := podLinks(ctx, r.Client, pod, r.Driver)
+		if err != nil {
+			return nil, nil, err
+		}
+		if !complete {
+			missing = append(missing, pod.Name)
+		}
+		for _, l := range all {
+			if l.network == name {
+				links = append(links, podLink{pod, l})
+			}
+		}
+	}
+	return links, missing, nil
+}
+
+// podLinks returns the links of a pod; see linksOf.
+func podLinks(
+	ctx context.Context, claims client.Reader, pod *corev1.Pod, driver string,
+) (links []link, complete bool, err error) {
+	complete = true
+	for _, name := range claimsOf(pod) {
+		var claim resourceapi.ResourceClaim
+		err := claims.Get(ctx, types.NamespacedName{Namespace: pod.Namespace, Name: name}, &claim)
+		if apierrors.IsNotFound(err) {
+			continue
+		}
+		if err != nil {
+			return nil, false, err
+		}
+		if !isReservedFor(&claim, pod.UID) {
+			continue // it is the claim of a pod that had the same name
+		}
+		found, all := linksOf(&claim, pod, driver)
+		links, complete = append(links, found...), complete && all
+	}
+	return links, complete, nil
+}
+
+// apply makes the Service have the wanted slices, and reports whether it wrote any.
+func (r *Reconciler) apply(
+	ctx context.Context, service *corev1.Service, wanted []*discoveryv1.EndpointSlice,
+) (written bool, err error) {
+	var list discoveryv1.EndpointSliceList
+	err = r.Client.List(ctx, &list, client.InNamespace(service.Namespace), client.MatchingLabels{
+		discoveryv1.LabelServiceName: service.Name, discoveryv1.LabelManagedBy: ManagedBy,
+	})
+	if err != nil {
+		return false, err
+	}
+	present := map[string]*discoveryv1.EndpointSlice{}
+	for i := range list.Items {
+		if metav1.IsControlledBy(&list.Items[i], service) {
+			present[list.Items[i].Name] = &list.Items[i]
+		}
+	}
+	for _, w := range wanted {
+		current := present[w.Name]
+		delete(present, w.Name)
+		switch {
+		case current == nil:
+			err = r.Client.Create(ctx, w)
+		case equality.Semantic.DeepEqual(current.Endpoints, w.Endpoints) &&
+			equality.Semantic.DeepEqual(current.Ports, w.Ports) && equality.Semantic.DeepEqual(current.Labels, w.Labels):
+			continue
+		default:
+			updated := current.DeepCopy()
+			updated.Endpoints, updated.Ports, updated.Labels = w.Endpoints, w.Ports, w.Labels
+			err = r.Client.Update(ctx, updated)
+		}
+		if err != nil {
+			return written, err
+		}
+		written = true
+		r.Writes.WithLabelValues(objectSlice).Inc()
+		klog.FromContext(ctx).V(2).Info("Wrote EndpointSlice", "slice", klog.KObj(w), "endpoints", len(w.Endpoints))
+	}
+	for _, unwanted := range present {
+		if err := r.Client.Delete(ctx, unwanted); client.IgnoreNotFound(err) != nil {
+			return written, err
+		}
+		written = true
+		r.Writes.WithLabelValues(objectSlice).Inc()
+	}
+	return written, nil
+}
+
+// TrimPod returns a pod without the fields that this package does not read.
+func TrimPod(object any) (any, error) {
+	pod, ok := object.(*corev1.Pod)
+	if !ok {
+		return object, nil
+	}
+	trimmed := &corev1.Pod{
+		TypeMeta: pod.TypeMeta,
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, ResourceVersion: pod.ResourceVersion,
+			DeletionTimestamp: pod.DeletionTimestamp, Labels: pod.Labels,
+		},
+		Spec: corev1.PodSpec{
+			NodeName: pod.Spec.NodeName, ResourceClaims: pod.Spec.ResourceClaims, Hostname: pod.Spec.Hostname,
+			Subdomain: pod.Spec.Subdomain,
+		},
+		Status: corev1.PodStatus{Phase: pod.Status.Phase, ResourceClaimStatuses: pod.Status.ResourceClaimStatuses},
+	}
+	if value, ok := pod.Annotations[NetworkStatusAnnotation]; ok {
+		trimmed.Annotations = map[string]string{NetworkStatusAnnotation: value}
+	}
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodReady {
+			trimmed.Status.Conditions = append(trimmed.Status.Conditions, corev1.PodCondition{Type: c.Type, Status: c.Status})
+		}
+	}
+	return trimmed, nil
+}
