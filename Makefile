@@ -253,6 +253,8 @@ chart-check: bin/helm ## lint the chart, and check that its schema rejects wrong
 	bin/helm template x $(CHART) --set plugin.appArmorProfile.type=Unconfined --set plugin.seLinuxOptions.type=spc_t \
 	  | tr -d '\n' | grep 'appArmorProfile:  *type: Unconfined  *seLinuxOptions:  *type: spc_t' >/dev/null \
 	  || { echo "chart: plugin.appArmorProfile or plugin.seLinuxOptions does not reach the plugin's container"; exit 1; }
+	bin/helm template x $(CHART) --set plugin.seLinuxOptions.type=spc_t | grep 'path: /proc/1' >/dev/null \
+	  && { echo "chart: SELinux lets no runtime mount a file with the type of process 1"; exit 1; }
 	bin/helm template x $(CHART) --set image.pullSecrets={a} --set plugin.priorityClassName=p --set controller.priorityClassName=p \
 	  | grep -c 'priorityClassName: p$$\|- name: a$$' | grep 5 >/dev/null \
 	  || { echo "chart: image.pullSecrets or priorityClassName does not reach all pods"; exit 1; }
