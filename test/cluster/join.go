@@ -20,6 +20,10 @@ const (
 	joinedBinaries = "/opt/node"
 )
 
+// joinedLines are lines of containerdConfig for a machine that joins. containerd ignores the value if the
+// kernel does not run SELinux.
+const joinedLines = "  enable_selinux = true\n"
+
 // join writes to out the files of a node that runs on another machine, with its
 // own kernel, systemd, and cgroup v2: its certificate, the configurations of
 // containerd and the kubelet, and its name and address. The machine keeps them in
@@ -50,7 +54,7 @@ func (c *cluster) join(name, out string) error {
 	kubelet := kubeletConfig(joinedConfig, name, criRuntimes[build.Containerd].socket, index)
 	kubelet["cgroupDriver"] = "systemd"
 	containerd := fmt.Sprintf(containerdConfig,
-		joinedBinaries, joinedConfig+"/cni-conf", joinedBinaries+"/runc", "", true)
+		joinedBinaries, joinedConfig+"/cni-conf", joinedBinaries+"/runc", joinedLines, true)
 	files := map[string]string{
 		"ca.crt":                    string(authorities),
 		"name":                      name,

@@ -97,9 +97,14 @@ func TestGuestNode(t *testing.T) {
 	if os.Getenv("E2E_GUEST") == "" || os.Getenv("E2E_CLUSTER") == "" {
 		t.Skip("needs a cluster whose node is a guest: run `make lab-stories`")
 	}
-	runStories(t, "testdata/guest-node testdata/addresses/addresses testdata/one-node/attach-failure "+
+	c, err := clusterclient.New(".cluster-lab")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Values = strings.Fields(os.Getenv("E2E_HELM"))
+	runStoriesOn(t, "testdata/guest-node testdata/addresses/addresses testdata/one-node/attach-failure "+
 		"testdata/one-node/component-failures testdata/isolation/enforcement-repair testdata/one-node/multiple-containers "+
-		"testdata/one-node/nic-changes", ".cluster-lab", clusterclient.Options{Nodes: 1})
+		"testdata/one-node/nic-changes", c, clusterclient.Options{Nodes: 1})
 }
 
 func TestModeChange(t *testing.T) {
@@ -172,6 +177,9 @@ func runStoriesOn(t *testing.T, directories string, c *clusterclient.Cluster, o 
 				return s.storesTaints(ctx)
 			case "cookie":
 				return s.readsCookies(ctx)
+			case "selinux":
+				_, err := s.cluster.Node(ctx, "n1", "test", "-e", "/sys/fs/selinux/enforce")
+				return err == nil, nil
 			case "user-extra":
 				out, err := s.cluster.Kubectl(ctx, "options")
 				return strings.Contains(out, "--as-user-extra"), err

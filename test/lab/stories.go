@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strings"
 	"time"
 
 	"github.com/dra-shared/dra-driver-shared/test/clusterclient"
@@ -104,7 +105,8 @@ func (b *bed) runTests(ctx context.Context, pattern string, output io.Writer) (i
 	tests := exec.CommandContext(ctx, filepath.Join(b.cluster.Root, "bin/e2e.test"),
 		"-test.v", "-test.parallel=1", "-test.timeout=20m", "-test.run="+pattern)
 	tests.Dir = filepath.Join(b.cluster.Root, "test/e2e")
-	tests.Env = append(os.Environ(), "E2E_CLUSTER="+b.cluster.Dir, "E2E_GUEST=1", "E2E_CARRIES="+carries)
+	tests.Env = append(os.Environ(), "E2E_CLUSTER="+b.cluster.Dir, "E2E_GUEST=1", "E2E_CARRIES="+carries,
+		"E2E_HELM="+strings.Join(b.cluster.Values, " "))
 	tests.Stdout, tests.Stderr = output, output
 	tests.Cancel = func() error { return tests.Process.Signal(os.Interrupt) }
 	tests.WaitDelay = 10 * time.Second
@@ -123,6 +125,16 @@ func (b *bed) runTests(ctx context.Context, pattern string, output io.Writer) (i
 // Stories expect more of a share with a larger grant only as a limit.
 const carries = "15"
 
+// helm returns arguments of Helm for each installation of the chart.
+func (b *bed) helm() []string {
+	// An emulated processor needs longer than the clusters of other tests.
+	args := []string{"--timeout", "300s"}
+	if node.SELinux(b.append) {
+		args = append(args, "--set", "plugin.seLinuxOptions.type=spc_t")
+	}
+	return args
+}
+
 // up starts the cluster and its node, and installs the chart. It fails if a cluster
 // already runs in the directory.
 func (b *bed) up(ctx context.Context, cache string) error {
@@ -130,8 +142,7 @@ func (b *bed) up(ctx context.Context, cache string) error {
 	if err != nil {
 		return err
 	}
-	// An emulated processor needs longer than the clusters of other tests.
-	cluster.Values = []string{"--timeout", "300s"}
+	cluster.Values = b.helm()
 	k, err := kernel.Fetch(ctx, b.selector, filepath.Join(cache, "kernels"))
 	if err != nil {
 		return err

@@ -6,7 +6,8 @@
 //
 // A node has two disks. The root disk is Debian with systemd and AppArmor, and
 // the binaries of Kubernetes, containerd, and runc; it is the same for all kernels
-// and clusters and is cached. The store disk is containerd's directory with the
+// and clusters and is cached. Nodes that run SELinux have another one, with a policy and
+// labels. The store disk is containerd's directory with the
 // images unpacked: importing them in an emulated guest would take 20 s. The rest
 // comes with the initramfs: the kernel's modules, the programs of the tests, and
 // the files with which the node joins its cluster. Guests write to temporary
@@ -24,6 +25,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -35,11 +37,23 @@ import (
 //go:embed all:files
 var files embed.FS
 
+// selinuxFiles are the files of a node that runs SELinux: policy/ makes its policy, and
+// root/ is added to its root disk.
+//
+//go:embed all:selinux
+var selinuxFiles embed.FS
+
 // packages are the Debian packages of a node. systemd manages the cgroups of pods,
 // and the kubelet and runc talk to it through dbus.
 var packages = []string{
 	"apparmor", "ca-certificates", "dbus", "ethtool", "iproute2", "iptables", "kmod", "mount", "nftables", "procps",
 	"systemd", "systemd-sysv", "udev", "util-linux",
+}
+
+// selinuxPackages are further packages of a node that runs SELinux: Debian's policy, its
+// source, which has modules that Debian does not build, and what builds them.
+var selinuxPackages = []string{
+	"selinux-policy-default", "selinux-policy-dev", "selinux-policy-src", "semodule-utils", "zstd",
 }
 
 // masked are the units that a node of a test does not need.
@@ -55,26 +69,25 @@ var enabled = []string{"containerd.service", "kubelet.service", "lab-agent.servi
 type Binaries struct{ Kube, Node, Pause string }
 
 // RootDisk returns the root disk from the cache, or makes it. That takes a minute
-// if the cache has no Debian, and some seconds if it has.
-func RootDisk(ctx context.Context, b Binaries, cache string, progress io.Writer) (string, error) {
+// if the cache has no Debian, and some seconds if it has. With selinux, the disk is that of a
+// node that runs SELinux, which takes two minutes more.
+func RootDisk(ctx context.Context, b Binaries, cache string, selinux bool, progress io.Writer) (string, error) {
+	include, embedded := packages, []embed.FS{files}
+	if selinux {
+		include, embedded = slices.Concat(packages, selinuxPackages), append(embedded, selinuxFiles)
+	}
 	key := sha256.New()
-	fmt.Fprintln(key, filepath.Base(b.Kube), filepath.Base(b.Node), packages, masked, enabled)
-	err := fs.WalkDir(files, ".", func(name string, entry fs.DirEntry, err error) error {
-		if err != nil || entry.IsDir() {
-			return err
+	fmt.Fprintln(key, filepath.Base(b.Kube), filepath.Base(b.Node), include, masked, enabled)
+	for _, e := range embedded {
+		if err := hashFiles(key, e); err != nil {
+			return "", err
 		}
-		raw, err := files.ReadFile(name)
-		fmt.Fprintf(key, "%s %x\n", name, raw)
-		return err
-	})
-	if err != nil {
-		return "", err
 	}
 	disk := filepath.Join(cache, fmt.Sprintf("root-%.12x.img", key.Sum(nil)))
 	if _, err := os.Stat(disk); err == nil {
 		return disk, nil
 	}
-	debian, err := debianArchive(ctx, cache, progress)
+	debian, err := debianArchive(ctx, cache, include, progress)
 	if err != nil {
 		return "", err
 	}
@@ -87,16 +100,50 @@ func RootDisk(ctx context.Context, b Binaries, cache string, progress io.Writer)
 	if err := writeRoot(ctx, root, debian, b); err != nil {
 		return "", err
 	}
+	if selinux {
+		if err := installPolicy(ctx, root); err != nil {
+			return "", err
+		}
+	}
 	return disk, makeDisk(ctx, disk, root, "root", "4G")
 }
 
-// debianArchive returns a tar archive of Debian with the packages of a node.
-func debianArchive(ctx context.Context, cache string, progress io.Writer) (string, error) {
+// hashFiles writes the names and contents of embedded files to a hash.
+func hashFiles(key io.Writer, embedded embed.FS) error {
+	return fs.WalkDir(embedded, ".", func(name string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		raw, err := embedded.ReadFile(name)
+		fmt.Fprintf(key, "%s %x\n", name, raw)
+		return err
+	})
+}
+
+// installPolicy installs the SELinux policy in root and labels the files. The file system of root
+// must store extended attributes.
+func installPolicy(ctx context.Context, root string) error {
+	if err := copyFiles(root, selinuxFiles, "selinux/root"); err != nil {
+		return err
+	}
+	const policy = "/opt/lab/policy"
+	if err := copyFiles(root+policy, selinuxFiles, "selinux/policy"); err != nil {
+		return err
+	}
+	// The script mounts /proc, in a namespace with which the mount ends.
+	if err := run(ctx, "unshare", "--mount", "chroot", root, "sh", policy+"/install"); err != nil {
+		return fmt.Errorf("install the SELinux policy: %w", err)
+	}
+	return nil
+}
+
+// debianArchive returns a tar archive of Debian with packages.
+func debianArchive(ctx context.Context, cache string, include []string, progress io.Writer) (string, error) {
 	suite, sources, err := debianSources(ctx)
 	if err != nil {
 		return "", err
 	}
-	key := sha256.Sum256([]byte(suite + strings.Join(packages, " ")))
+	key := sha256.Sum256([]byte(suite + strings.Join(include, " ")))
 	archive := filepath.Join(cache, fmt.Sprintf("debian-%x.tar", key[:6]))
 	if _, err := os.Stat(archive); err == nil {
 		return archive, nil
@@ -108,7 +155,7 @@ func debianArchive(ctx context.Context, cache string, progress io.Writer) (strin
 	tmp := archive + ".new.tar" // mmdebstrap chooses the format by the name
 	defer os.Remove(tmp)
 	args := []string{
-		"--quiet", "--variant=minbase", "--mode=root", "--include=" + strings.Join(packages, ","),
+		"--quiet", "--variant=minbase", "--mode=root", "--include=" + strings.Join(include, ","),
 		"--aptopt=Acquire::Retries 3",
 		"--dpkgopt=path-exclude=/usr/share/doc/*", "--dpkgopt=path-exclude=/usr/share/man/*",
 		"--dpkgopt=path-exclude=/usr/share/locale/*",
@@ -155,7 +202,7 @@ func writeRoot(ctx context.Context, root, debian string, b Binaries) error {
 	if err := run(ctx, "tar", "-C", root, "-xpf", debian); err != nil {
 		return err
 	}
-	if err := copyFiles(root); err != nil {
+	if err := copyFiles(root, files, "files"); err != nil {
 		return err
 	}
 	binaries := filepath.Join(root, "opt/node")
@@ -180,22 +227,22 @@ func writeRoot(ctx context.Context, root, debian string, b Binaries) error {
 	return os.WriteFile(filepath.Join(root, "etc/machine-id"), nil, 0o644)
 }
 
-// copyFiles writes the embedded files below root. Those in opt/lab are programs.
-func copyFiles(root string) error {
-	return fs.WalkDir(files, "files", func(name string, entry fs.DirEntry, err error) error {
+// copyFiles writes the embedded files in dir below root. Those in opt/lab are programs.
+func copyFiles(root string, embedded embed.FS, dir string) error {
+	return fs.WalkDir(embedded, dir, func(name string, entry fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
-		target := filepath.Join(root, strings.TrimPrefix(name, "files"))
+		target := filepath.Join(root, strings.TrimPrefix(name, dir))
 		if entry.IsDir() {
 			return os.MkdirAll(target, 0o755)
 		}
-		raw, err := files.ReadFile(name)
+		raw, err := embedded.ReadFile(name)
 		if err != nil {
 			return err
 		}
 		mode := fs.FileMode(0o644)
-		if strings.HasPrefix(name, "files/opt/lab/") {
+		if strings.HasPrefix(name, dir+"/opt/lab/") {
 			mode = 0o755
 		}
 		return os.WriteFile(target, raw, mode)

@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -31,7 +32,8 @@ type Config struct {
 	// Kernel is the kernel, and Modules the directory lib/modules for the guest.
 	Kernel  kernel.Kernel
 	Modules string
-	// Append are further arguments for the kernel.
+	// Append are further arguments for the kernel. With security=selinux, the node has an SELinux
+	// policy, which enforcing=1 enforces.
 	Append []string
 	// Cache is the directory of the root disks.
 	Cache string
@@ -58,7 +60,7 @@ func Start(ctx context.Context, c Config, progress io.Writer) (*guest.Guest, err
 	if err != nil {
 		return nil, err
 	}
-	root, err := RootDisk(ctx, binaries, c.Cache, progress)
+	root, err := RootDisk(ctx, binaries, c.Cache, SELinux(c.Append), progress)
 	if err != nil {
 		return nil, fmt.Errorf("make the root disk: %w", err)
 	}
@@ -113,6 +115,11 @@ func Start(ctx context.Context, c Config, progress io.Writer) (*guest.Guest, err
 	return g, nil
 }
 
+// SELinux reports whether arguments make the kernel run SELinux.
+func SELinux(arguments []string) bool {
+	return slices.Contains(strings.Fields(strings.Join(arguments, " ")), "security=selinux")
+}
+
 // clusterBinaries returns the directories of the binaries of a running cluster.
 func clusterBinaries(c *clusterclient.Cluster) (Binaries, error) {
 	var options struct{ Bin Binaries }
@@ -124,7 +131,8 @@ func clusterBinaries(c *clusterclient.Cluster) (Binaries, error) {
 }
 
 func (c Config) writeInitrd(file, joined string) error {
-	archive, err := vminit.NewArchive(file, vminit.Job{RootDisk: "/dev/vda", Modules: rootModules}, c.Modules)
+	job := vminit.Job{RootDisk: "/dev/vda", Modules: rootModules, Labels: SELinux(c.Append)}
+	archive, err := vminit.NewArchive(file, job, c.Modules)
 	if err != nil {
 		return err
 	}

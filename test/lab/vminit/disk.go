@@ -7,7 +7,10 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -49,8 +52,34 @@ func bootDisk(job Job) error {
 			return fmt.Errorf("move %s: %w", dir, err)
 		}
 	}
+	if job.Labels {
+		if err := labelAdded(root); err != nil {
+			return err
+		}
+	}
 	argv := []string{"/bin/busybox", "switch_root", root, "/sbin/init"}
 	return fmt.Errorf("run %v: %w", argv, unix.Exec(argv[0], argv, os.Environ()))
+}
+
+// labelAdded gives the files that were added to the root disk their SELinux labels. The kernel has
+// no policy yet, so that it allows that. The root disk has /proc, which setfiles needs.
+func labelAdded(root string) error {
+	entries, err := os.ReadDir(OverlayDir)
+	if err != nil {
+		return err
+	}
+	argv := []string{"/sbin/setfiles", "-F", "/etc/selinux/default/contexts/files/file_contexts", "/usr/lib/modules"}
+	for _, entry := range entries {
+		argv = append(argv, "/"+entry.Name())
+	}
+	setfiles := exec.Command(argv[0], argv[1:]...)
+	setfiles.SysProcAttr = &syscall.SysProcAttr{Chroot: root}
+	setfiles.Dir = "/"
+	setfiles.Stdin = strings.NewReader("") // /dev/null is in the new root only
+	if out, err := setfiles.CombinedOutput(); err != nil {
+		return fmt.Errorf("label the files: %s: %w: %s", strings.Join(argv, " "), err, strings.TrimSpace(string(out)))
+	}
+	return nil
 }
 
 // copyTree copies the files of a tree into another one, in which files may exist.

@@ -40,6 +40,9 @@ type Job struct {
 	// RootDisk is the device of the root disk of a guest that has one, such as
 	// /dev/vda. Such a guest ignores Programs, Args, Env, and Dir.
 	RootDisk string
+	// Labels makes vminit give the files that it adds to the root disk their SELinux labels. The
+	// root disk has the program and the policy for that.
+	Labels bool
 }
 
 // OverlayDir is the directory of the initramfs whose files vminit adds to the
