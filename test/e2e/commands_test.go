@@ -47,6 +47,7 @@ func (s *suite) commands() map[string]func(*testscript.TestScript, bool, []strin
 		"measure":    s.measure,
 		"together":   s.together,
 		"install":    s.install,
+		"finally":    s.finally,
 		"release":    s.release,
 		"plugin":     s.plugin,
 		"controller": s.controller,
@@ -435,6 +436,21 @@ func (s *suite) atEnd(ts *testscript.TestScript, restore func() error) {
 			r := ts.Value(reporterKey{}).(story) //nolint:forcetypeassert // set in setup
 			r.Errorf("restore the cluster after the story: %v", err)
 		}
+	})
+}
+
+// finally SCRIPT ARGS...: runs the script when the story ends, even if it fails, and before the
+// cluster is restored from what earlier commands did to it.
+func (s *suite) finally(ts *testscript.TestScript, neg bool, args []string) {
+	if len(args) < 2 || neg {
+		ts.Fatalf("usage: finally kubectl|node|pod|network ARGS...")
+	}
+	command := s.cluster.Command(context.Background(), args[0], namespaced(ts, args[0], args[1:])...)
+	s.atEnd(ts, func() error {
+		if out, err := command.CombinedOutput(); err != nil {
+			return fmt.Errorf("%s: %w: %s", strings.Join(args, " "), err, out)
+		}
+		return nil
 	})
 }
 
