@@ -102,6 +102,10 @@ func (k *Kind) state(
 		addresses = append(addresses, address.String())
 	}
 	addresses = addresses[:min(len(addresses), maxAddresses)]
+	network := "" // of a NIC that is not configured any more
+	if d.network != nil {
+		network = d.network.Name
+	}
 	return driver.State{
 		Exists: true, Ready: message == "", Reason: reason, Message: message,
 		NetworkData: &resourceapi.NetworkDeviceData{
@@ -110,7 +114,7 @@ func (k *Kind) state(
 			IPs:             addresses,
 		},
 		Conditions: []metav1.Condition{k.enforced(d, share, p, link), identity},
-		Data:       networkStatus(d.network.Name, link, addresses, p.Routes),
+		Data:       networkStatus(network, link, addresses, p.Routes),
 	}
 }
 
