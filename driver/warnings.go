@@ -58,7 +58,7 @@ func (w *warnings) warn(reason, subject, message string) {
 		return
 	}
 	w.active[key] = sent{message, time.Now()}
-	w.send(corev1.EventTypeWarning, reason, message)
+	w.send(corev1.EventTypeWarning, reason, subject, message)
 }
 
 // end sends a Normal event if warn reported the problem.
@@ -70,7 +70,7 @@ func (w *warnings) end(reason, subject, recovered, message string) {
 		return
 	}
 	delete(w.active, key)
-	w.send(corev1.EventTypeNormal, recovered, message)
+	w.send(corev1.EventTypeNormal, recovered, subject, message)
 }
 
 // update sends the events of problems that have begun or ended since the last call. current are
@@ -92,8 +92,14 @@ func (w *warnings) update(current []Warning) {
 	}
 }
 
-func (w *warnings) send(kind, reason, message string) {
-	w.recorder.Eventf(w.node, nil, kind, reason, params.EventActionServe, "%s", claimstatus.Truncate(message, maxNote))
+// send sends an event. The recorder counts events that differ only in their note as one, so that
+// the field path names the device, as that of an event on a pod names the container.
+func (w *warnings) send(kind, reason, subject, message string) {
+	node := *w.node
+	if subject != "" {
+		node.FieldPath = "devices{" + subject + "}"
+	}
+	w.recorder.Eventf(&node, nil, kind, reason, params.EventActionServe, "%s", claimstatus.Truncate(message, maxNote))
 }
 
 // reportProblems sends events about the configured devices that are not shared, and about what

@@ -4,11 +4,48 @@
 package driver
 
 import (
+	"fmt"
+	"slices"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/events"
+
+	"github.com/dra-shared/dra-driver-shared/test/eventually"
 )
+
+// The recorder of client-go counts equal events as one, and does not compare their notes.
+func TestWarnings_eventForEachDevice(t *testing.T) {
+	api := fake.NewClientset().EventsV1()
+	broadcaster := events.NewBroadcaster(&events.EventSinkImpl{Interface: api})
+	if err := broadcaster.StartRecordingToSinkWithContext(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(broadcaster.Shutdown)
+	w := newWarnings(broadcaster.NewRecorder(scheme.Scheme, "test"), "n1")
+	for _, device := range []string{"nic0", "nic1"} {
+		w.warn("DeviceUnusable", device, "cannot share "+device)
+	}
+	want := []string{"devices{nic0}: cannot share nic0", "devices{nic1}: cannot share nic1"}
+	eventually.Eventually(t, 10*time.Second, "each device has an event", func() error {
+		list, err := api.Events(metav1.NamespaceAll).List(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		var got []string
+		for _, e := range list.Items {
+			got = append(got, e.Regarding.FieldPath+": "+e.Note)
+		}
+		if slices.Sort(got); !slices.Equal(got, want) {
+			return fmt.Errorf("got the events %q, want %q", got, want)
+		}
+		return nil
+	})
+}
 
 func TestWarnings_update(t *testing.T) {
 	recorder := events.NewFakeRecorder(10)
