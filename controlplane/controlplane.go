@@ -42,6 +42,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/controlplane/podgroups"
 	"github.com/dra-shared/dra-driver-shared/controlplane/report"
 	"github.com/dra-shared/dra-driver-shared/controlplane/reservedfor"
+	"github.com/dra-shared/dra-driver-shared/controlplane/trim"
 	"github.com/dra-shared/dra-driver-shared/controlplane/workload"
 )
 
@@ -310,7 +311,7 @@ func addControllers(ctx context.Context, m manager.Manager, cluster kubernetes.I
 func podCache(m manager.Manager) (cache.Cache, error) {
 	pods, err := cache.New(m.GetConfig(), cache.Options{
 		HTTPClient: m.GetHTTPClient(), Scheme: m.GetScheme(), Mapper: m.GetRESTMapper(),
-		ByObject: map[client.Object]cache.ByObject{&corev1.Pod{}: {Transform: endpoints.TrimPod}},
+		ByObject: map[client.Object]cache.ByObject{&corev1.Pod{}: {Transform: trim.PodWithLinks}},
 	})
 	if err != nil {
 		return nil, err

@@ -40,16 +40,10 @@ import (
 // the start of hundreds of pods causes few writes.
 const minWriteInterval = time.Second
 
-// reasonInvalid and reasonIncomplete are reasons of events of Services.
-const (
-	reasonInvalid    = "InvalidNetworkService"
-	reasonIncomplete = "IncompleteEndpoints"
-)
-
 // Reconciler writes the EndpointSlices of Services with network.ServiceNetworkAnnotation.
 type Reconciler struct {
 	Client client.Client
-	// Pods has all pods, reduced by TrimPod. PodCache is the same with its events.
+	// Pods has all pods, reduced by trim.PodWithLinks. PodCache is the same with its events.
 	Pods     client.Reader
 	PodCache cache.Cache
 	Driver   string
@@ -101,10 +95,12 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (result ct
 	if since := r.Clock.Since(r.written[req.NamespacedName]); since < minWriteInterval {
 		return ctrl.Result{RequeueAfter: minWriteInterval - since}, nil
 	}
-	wanted, err := r.wanted(ctx, &service)
+	wanted, invalid, err := r.wanted(ctx, &service)
 	if err != nil {
-		r.warn(&service, reasonInvalid, err.Error())
-		wanted = nil
+		return result, err
+	}
+	if invalid != nil {
+		r.warn(&service, network.EventReasonInvalidService, invalid.Error())
 	}
 	written, err := r.apply(ctx, &service, wanted)
 	if written {
@@ -117,13 +113,35 @@ func (r *Reconciler) warn(service *corev1.Service, reason, message string) {
 	r.Events.Eventf(service, nil, corev1.EventTypeWarning, reason, "PublishEndpoints", "%s", message)
 }
 
-// wanted returns the slices that a Service must have: none without the annotation. An error is one
-// of the Service.
-func (r *Reconciler) wanted(ctx context.Context, service *corev1.Service) ([]*discoveryv1.EndpointSlice, error) {
+// wanted returns the slices that a Service must have: none without the annotation, and none if the
+// Service is invalid, for the reason that invalid gives.
+func (r *Reconciler) wanted(
+	ctx context.Context, service *corev1.Service,
+) (wanted []*discoveryv1.EndpointSlice, invalid, err error) {
 	name, annotated := service.Annotations[network.ServiceNetworkAnnotation]
 	if !annotated || service.DeletionTimestamp != nil {
-		return nil, nil
+		return nil, nil, nil
 	}
+	selector, invalid := selectorOf(service)
+	if invalid != nil {
+		return nil, invalid, nil
+	}
+	links, missing, err := r.linksOn(ctx, name, service.Namespace, selector)
+	if err != nil {
+		return nil, nil, err
+	}
+	if len(missing) > 0 {
+		r.warn(service, network.EventReasonIncompleteEndpoints, fmt.Sprintf("the status of the claims of pods %s lists only "+
+			"some of the pods that use them: give each pod a claim of its own (resourceClaimTemplateName)",
+			strings.Join(missing[:min(len(missing), 3)], ", ")))
+	}
+	wanted, invalid = slicesOf(service, links)
+	return wanted, invalid, nil
+}
+
+// selectorOf returns the selector for the pods of an annotated Service, or an error if the Service
+// is invalid.
+func selectorOf(service *corev1.Service) (labels.Selector, error) {
 	if len(service.Spec.Selector) > 0 {
 		return nil, fmt.Errorf("spec.selector: Forbidden: with it, Kubernetes adds the addresses of the pods in the cluster "+
 			"network: move it to the annotation %s", network.ServiceSelectorAnnotation)
@@ -134,16 +152,7 @@ func (r *Reconciler) wanted(ctx context.Context, service *corev1.Service) ([]*di
 		return nil, fmt.Errorf("annotation %s: %q: must be a label selector, such as app=web",
 			network.ServiceSelectorAnnotation, text)
 	}
-	links, missing, err := r.linksOn(ctx, name, service.Namespace, selector)
-	if err != nil {
-		return nil, err
-	}
-	if len(missing) > 0 {
-		r.warn(service, reasonIncomplete, fmt.Sprintf("the status of the claims of pods %s lists only some of the pods that "+
-			"use them: give each pod a claim of its own (resourceClaimTemplateName)",
-			strings.Join(missing[:min(len(missing), 3)], ", ")))
-	}
-	return slicesOf(service, links)
+	return selector, nil
 }
 
 // linksOn returns the links that pods have on a network. missing are the names of pods whose
@@ -246,33 +255,4 @@ func (r *Reconciler) apply(
 		r.Writes.WithLabelValues(objectSlice).Inc()
 	}
 	return written, nil
-}
-
-// TrimPod returns a pod without the fields that this package does not read.
-func TrimPod(object any) (any, error) {
-	pod, ok := object.(*corev1.Pod)
-	if !ok {
-		return object, nil
-	}
-	trimmed := &corev1.Pod{
-		TypeMeta: pod.TypeMeta,
-		ObjectMeta: metav1.ObjectMeta{
-			Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, ResourceVersion: pod.ResourceVersion,
-			DeletionTimestamp: pod.DeletionTimestamp, Labels: pod.Labels,
-		},
-		Spec: corev1.PodSpec{
-			NodeName: pod.Spec.NodeName, ResourceClaims: pod.Spec.ResourceClaims, Hostname: pod.Spec.Hostname,
-			Subdomain: pod.Spec.Subdomain,
-		},
-		Status: corev1.PodStatus{Phase: pod.Status.Phase, ResourceClaimStatuses: pod.Status.ResourceClaimStatuses},
-	}
-	if value, ok := pod.Annotations[NetworkStatusAnnotation]; ok {
-		trimmed.Annotations = map[string]string{NetworkStatusAnnotation: value}
-	}
-	for _, c := range pod.Status.Conditions {
-		if c.Type == corev1.PodReady {
-			trimmed.Status.Conditions = append(trimmed.Status.Conditions, corev1.PodCondition{Type: c.Type, Status: c.Status})
-		}
-	}
-	return trimmed, nil
 }

@@ -4,7 +4,9 @@
 package endpoints
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -26,9 +28,11 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	network "github.com/dra-shared/dra-driver-shared/api/network/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/controlplane/trim"
 )
 
 const driverName = "dra-shared.dev"
@@ -129,6 +133,13 @@ type testEnv struct {
 
 func newEnv(t *testing.T, objects ...client.Object) *testEnv {
 	t.Helper()
+	for i := range objects {
+		trimmed, err := trim.PodWithLinks(objects[i])
+		if err != nil {
+			t.Fatal(err)
+		}
+		objects[i] = trimmed.(client.Object) //nolint:forcetypeassert // of the type of the argument
+	}
 	c := fake.NewClientBuilder().WithObjects(objects...).Build()
 	e := &testEnv{t: t, clock: testingclock.NewFakeClock(time.Now()), recorder: events.NewFakeRecorder(10)}
 	writes, err := NewWrites(prometheus.NewRegistry())
@@ -227,7 +238,8 @@ func TestReconcile_publishesLinksOfSharedClaims(t *testing.T) {
 	e.expect("web-shared-4-0: a 10.20.0.1 ready")
 	select {
 	case event := <-e.recorder.Events:
-		if !strings.Contains(event, reasonIncomplete) || !strings.Contains(event, "pods b lists only some") {
+		if !strings.Contains(event, network.EventReasonIncompleteEndpoints) ||
+			!strings.Contains(event, "pods b lists only some") {
 			t.Errorf("got event %s, want one that names pod b", event)
 		}
 	default:
@@ -265,6 +277,26 @@ func TestReconcile_refusesInvalidServices(t *testing.T) {
 				t.Error("got no event")
 			}
 		})
+	}
+}
+
+// A failed read says nothing about the Service, whose endpoints stay.
+func TestReconcile_keepsEndpointsIfItCannotRead(t *testing.T) {
+	e := newEnv(t, service(nil), pod("team", "a", true, "a"),
+		claim("team", "a", status("storage", "team/a", "10.20.0.1/16"), "a"))
+	e.reconcile()
+	e.clock.Step(minWriteInterval)
+	failed := errors.New("the connection is lost")
+	e.Pods = interceptor.NewClient(fake.NewClientBuilder().Build(), interceptor.Funcs{
+		List: func(context.Context, client.WithWatch, client.ObjectList, ...client.ListOption) error { return failed },
+	})
+	key := types.NamespacedName{Namespace: "team", Name: "web"}
+	if _, err := e.Reconcile(t.Context(), ctrl.Request{NamespacedName: key}); !errors.Is(err, failed) {
+		t.Errorf("Reconcile without pods: got error %v, want %v", err, failed)
+	}
+	e.expect("web-shared-4-0: a 10.20.0.1 ready")
+	if len(e.recorder.Events) > 0 {
+		t.Errorf("got event %s, want none about the Service", <-e.recorder.Events)
 	}
 }
 
@@ -326,7 +358,7 @@ func TestStatusReconciler_writesAnnotationOnce(t *testing.T) {
 	}
 	const want = `[{"name":"dra-shared.dev/storage","interface":"net1","ips":["10.20.0.1"],"mac":"02:00:00:00:00:01",` +
 		`"mtu":9000,"dns":{"nameservers":["10.20.0.2"]}}]`
-	if diff := cmp.Diff(want, got.Annotations[NetworkStatusAnnotation]); diff != "" {
+	if diff := cmp.Diff(want, got.Annotations[network.NetworkStatusAnnotation]); diff != "" {
 		t.Errorf("annotation (-want +got):\n%s", diff)
 	}
 	if got := testutil.ToFloat64(e.Writes.WithLabelValues(objectPod)); got != 1 {

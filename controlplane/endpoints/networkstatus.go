@@ -20,17 +20,14 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
+	network "github.com/dra-shared/dra-driver-shared/api/network/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/internal/podstatus"
 )
 
-// NetworkStatusAnnotation is the annotation of pods in which Multus lists the networks of a pod
-// (Kubernetes Network Custom Resource Definition De-facto Standard, version 1.3, section 5).
-const NetworkStatusAnnotation = "k8s.v1.cni.cncf.io/network-status"
-
-// StatusReconciler writes NetworkStatusAnnotation. It keeps the entries of other networks.
+// StatusReconciler writes network.NetworkStatusAnnotation. It keeps the entries of other networks.
 type StatusReconciler struct {
 	Client client.Client
-	// Pods has all pods, reduced by TrimPod. PodCache is the same with its events.
+	// Pods has all pods, reduced by trim.PodWithLinks. PodCache is the same with its events.
 	Pods     client.Reader
 	PodCache cache.Cache
 	Driver   string
@@ -103,13 +100,13 @@ func (r *StatusReconciler) Reconcile(ctx context.Context, req ctrl.Request) (res
 	if err != nil {
 		return result, err
 	}
-	value, err := annotationOf(pod.Annotations[NetworkStatusAnnotation], links, r.Driver)
-	if err != nil || value == pod.Annotations[NetworkStatusAnnotation] {
+	value, err := annotationOf(pod.Annotations[network.NetworkStatusAnnotation], links, r.Driver)
+	if err != nil || value == pod.Annotations[network.NetworkStatusAnnotation] {
 		return result, err
 	}
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
 		"uid": pod.UID, "resourceVersion": pod.ResourceVersion,
-		"annotations": map[string]string{NetworkStatusAnnotation: value},
+		"annotations": map[string]string{network.NetworkStatusAnnotation: value},
 	}})
 	if err != nil {
 		return result, err
@@ -127,7 +124,7 @@ func annotationOf(present string, links []link, driver string) (string, error) {
 	var others, own []json.RawMessage
 	if present != "" {
 		if err := json.Unmarshal([]byte(present), &others); err != nil {
-			return "", fmt.Errorf("annotation %s is not a list: %w", NetworkStatusAnnotation, err)
+			return "", fmt.Errorf("annotation %s is not a list: %w", network.NetworkStatusAnnotation, err)
 		}
 	}
 	var kept []json.RawMessage

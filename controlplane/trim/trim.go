@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	network "github.com/dra-shared/dra-driver-shared/api/network/v1alpha1"
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 )
 
@@ -46,6 +47,36 @@ func Pod(object any) (any, error) {
 	for _, c := range pod.Status.Conditions {
 		if c.Type == corev1.PodScheduled {
 			trimmed.Status.Conditions = append(trimmed.Status.Conditions, c)
+		}
+	}
+	return trimmed, nil
+}
+
+// PodWithLinks returns a pod without the fields that the publishers of links (package endpoints) do
+// not read. They read all pods, and Pod serves those of PodGroups.
+func PodWithLinks(object any) (any, error) {
+	pod, ok := object.(*corev1.Pod)
+	if !ok {
+		return object, nil
+	}
+	trimmed := &corev1.Pod{
+		TypeMeta: pod.TypeMeta,
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, ResourceVersion: pod.ResourceVersion,
+			DeletionTimestamp: pod.DeletionTimestamp, Labels: pod.Labels,
+		},
+		Spec: corev1.PodSpec{
+			NodeName: pod.Spec.NodeName, ResourceClaims: pod.Spec.ResourceClaims, Hostname: pod.Spec.Hostname,
+			Subdomain: pod.Spec.Subdomain,
+		},
+		Status: corev1.PodStatus{Phase: pod.Status.Phase, ResourceClaimStatuses: pod.Status.ResourceClaimStatuses},
+	}
+	if value, ok := pod.Annotations[network.NetworkStatusAnnotation]; ok {
+		trimmed.Annotations = map[string]string{network.NetworkStatusAnnotation: value}
+	}
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodReady {
+			trimmed.Status.Conditions = append(trimmed.Status.Conditions, corev1.PodCondition{Type: c.Type, Status: c.Status})
 		}
 	}
 	return trimmed, nil

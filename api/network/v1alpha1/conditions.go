@@ -39,3 +39,18 @@ const (
 	// ServiceSelectorAnnotation is a label selector for the pods, such as app=web.
 	ServiceSelectorAnnotation = GroupName + "/selector"
 )
+
+// NetworkStatusAnnotation is the annotation of pods in which Multus lists the networks of a pod, and
+// the controller the links (controller.networkStatus of the chart). See the Kubernetes Network
+// Custom Resource Definition De-facto Standard, version 1.3, section 5.
+const NetworkStatusAnnotation = "k8s.v1.cni.cncf.io/network-status"
+
+// Reasons of the events of Services with the annotations above.
+const (
+	// EventReasonInvalidService (Warning) means that the Service has no EndpointSlices, because a
+	// field or an annotation of it is invalid.
+	EventReasonInvalidService = "InvalidNetworkService"
+	// EventReasonIncompleteEndpoints (Warning) means that the EndpointSlices omit pods, because the
+	// status of a claim lists only some of the pods that use it.
+	EventReasonIncompleteEndpoints = "IncompleteEndpoints"
+)
