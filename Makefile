@@ -189,6 +189,12 @@ test-kubelets: prerequisites cluster-binaries bin/helm $(IMAGES) bin/nettool bin
 bench: prerequisites bin/cni ## compare pods' starts, ends, and limits with CNI plugins and with the kernel alone, and write docs/dev/performance.md [PODS=200] [RUNS=3] [15 min]
 	@test/bench/bench.sh $(or $(PODS),200) $(or $(RUNS),3)
 
+bench-check: prerequisites ## compare the time of an attach with the committed results of make bench, within a wide bound [20 s]
+	@results=$$(go test -run '^$$' -bench 'BenchmarkPlugin/shares=10$$/parallel=1$$' -benchtime 50x -count 3 ./test/crash &&
+	  cd test/bench && go test -run '^$$' -bench 'BenchmarkKernel/shares=10$$/parallel=1$$' -benchtime 50x -count 3 .) \
+	  || { echo "$$results"; exit 1; }
+	cd test/bench && go run ./report check ../../docs/dev/performance/bench.txt <<<"$$results"
+
 # CNI plugins for make bench.
 bin/cni: test/bench/go.mod
 	@mkdir -p $@
@@ -443,6 +449,6 @@ help: ## print this list
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-zA-Z0-9_-]+:.*## / {printf "  %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: kind-demo kind-up kind-down kind-binaries prerequisites-kind test-kind demo demo-groups demo-jobset demo-addresses cluster-up cluster-down install reload test test-build test-unit test-packages test-classify test-crash \
-  test-fuzz test-controlplane test-jobset test-lws test-kueue test-matrix lab lab-test lab-up lab-stories test-lab lab-build e2e test-runtimes test-kubelets bench bench-node profiles bench-controlplane lint lint-words lint-lines lint-headers fix-headers \
+  test-fuzz test-controlplane test-jobset test-lws test-kueue test-matrix lab lab-test lab-up lab-stories test-lab lab-build e2e test-runtimes test-kubelets bench bench-check bench-node profiles bench-controlplane lint lint-words lint-lines lint-headers fix-headers \
   generate generate-check chart-check build image image-archives image-docker dockerfile-check previous-release cluster-binaries \
   prerequisites prerequisites-clang prerequisites-lab help

@@ -14,7 +14,7 @@ cd "$(dirname "$0")/.." || exit
 MAKE=${MAKE:-make}
 checks=(generate-check chart-check lint test-fuzz)
 waiting=(test-controlplane test-packages)
-measuring=(test-classify test-crash e2e demo test-kind test-lab)
+measuring=(test-classify test-crash bench-check e2e demo test-kind test-lab)
 
 results=$(mktemp -d)
 export RERUNS=$results/reruns # names of flaky tests; see gotest.sh
@@ -43,9 +43,9 @@ target() {
 	suite "$1" logged "$MAKE" --no-print-directory "$1"
 }
 
-# again NAME: runs the demo or the lab once more. gotest.sh does so for Go tests.
+# again NAME: runs the demo, the lab, or a benchmark once more. gotest.sh does so for Go tests.
 again() {
-	case $1 in demo | test-lab) target "$1" && echo "$1: 2 runs, 1 failures" >"$RERUNS/$1" ;; *) false ;; esac
+	case $1 in demo | test-lab | bench-check) target "$1" && echo "$1: 2 runs, 1 failures" >"$RERUNS/$1" ;; *) false ;; esac
 }
 
 # logged COMMAND...: runs a command and also writes its output to a file, for failures.

@@ -20,7 +20,7 @@ mkdir -p $out
 	go test -run '^$' -bench BenchmarkTraffic -benchtime 1x -count "$runs" -timeout 60m .
 } | tee >(cat >&2) >$out/bench.txt.new
 mv $out/bench.txt.new $out/bench.txt
-report=$(cd test/bench && go run ./report ../../$out <../../$out/bench.txt)
+report=$(cd test/bench && go run ./report write ../../$out <../../$out/bench.txt)
 cat >docs/dev/performance.md <<EOF
 # Performance
 

@@ -97,10 +97,12 @@ func BenchmarkCNI(b *testing.B) {
 // of pods that start and end together.
 func (n *node) benchmark(run func(b *testing.B, parallel int)) {
 	for _, shares := range []int{10, 100, 1000, 2900} {
-		n.fill(shares)
-		for _, parallel := range []int{1, 8, 32} {
-			n.b.Run(fmt.Sprintf("shares=%d/parallel=%d", shares, parallel), func(b *testing.B) { run(b, parallel) })
-		}
+		n.b.Run(fmt.Sprintf("shares=%d", shares), func(b *testing.B) {
+			n.fill(shares)
+			for _, parallel := range []int{1, 8, 32} {
+				b.Run(fmt.Sprintf("parallel=%d", parallel), func(b *testing.B) { run(b, parallel) })
+			}
+		})
 	}
 }
 

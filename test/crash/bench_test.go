@@ -30,13 +30,13 @@ func BenchmarkPlugin(b *testing.B) {
 	hook := buildHook(b)
 	filled := 0
 	for _, shares := range []int{10, 100, 1000, 2900} {
-		s.fill(shares - filled)
-		filled = shares
-		for _, parallel := range []int{1, 8, 32} {
-			b.Run(fmt.Sprintf("shares=%d/parallel=%d", shares, parallel), func(b *testing.B) {
-				s.benchmark(b, hook, parallel)
-			})
-		}
+		b.Run(fmt.Sprintf("shares=%d", shares), func(b *testing.B) {
+			s.fill(shares - filled)
+			filled = shares
+			for _, parallel := range []int{1, 8, 32} {
+				b.Run(fmt.Sprintf("parallel=%d", parallel), func(b *testing.B) { s.benchmark(b, hook, parallel) })
+			}
+		})
 	}
 }
 

@@ -2,12 +2,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command report turns the results of the benchmarks of `make bench` into the tables and plots
-// of docs/dev/performance.md.
+// of docs/dev/performance.md, and compares later results with them.
 //
-// usage: report DIRECTORY <RESULTS: prints the tables, and writes the plots into DIRECTORY
+// usage:
+//
+//	report write DIRECTORY <RESULTS  prints the tables, and writes the plots into DIRECTORY
+//	report check BASELINE <RESULTS   fails if the results are much worse than those in BASELINE
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -18,21 +22,28 @@ import (
 )
 
 func main() {
-	if len(os.Args) != 2 {
-		fmt.Fprintln(os.Stderr, "usage: report DIRECTORY <RESULTS")
-		os.Exit(2)
-	}
-	if err := run(os.Stdin, os.Stdout, os.Args[1]); err != nil {
+	if err := run(os.Stdin, os.Stdout, os.Args[1:]); err != nil {
 		fmt.Fprintln(os.Stderr, "report:", err)
 		os.Exit(1)
 	}
 }
 
-func run(in io.Reader, out io.Writer, directory string) error {
+func run(in io.Reader, out io.Writer, args []string) error {
+	if len(args) != 2 || args[0] != "write" && args[0] != "check" {
+		return errors.New("usage: report write DIRECTORY <RESULTS, or report check BASELINE <RESULTS")
+	}
 	r, err := read(in)
 	if err != nil {
-		return err
+		return fmt.Errorf("standard input: %w", err)
 	}
+	if args[0] == "check" {
+		return check(r, out, args[1])
+	}
+	return write(r, out, args[1])
+}
+
+// write prints the tables, and writes the plots into a directory.
+func write(r results, out io.Writer, directory string) error {
 	for _, section := range []string{starts(r), ends(r), traffic(r)} {
 		if _, err := fmt.Fprint(out, section); err != nil {
 			return err

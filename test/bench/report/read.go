@@ -4,7 +4,7 @@
 package main
 
 import (
-	"fmt"
+	"errors"
 	"io"
 
 	"golang.org/x/perf/benchfmt"
@@ -13,7 +13,7 @@ import (
 // read reads the output of go test -bench.
 func read(in io.Reader) (results, error) {
 	r := results{values: map[string]map[string][]float64{}}
-	reader := benchfmt.NewReader(in, "standard input")
+	reader := benchfmt.NewReader(in, "results")
 	for reader.Scan() {
 		switch record := reader.Result().(type) {
 		case *benchfmt.SyntaxError:
@@ -26,7 +26,7 @@ func read(in io.Reader) (results, error) {
 		return r, err
 	}
 	if len(r.names) == 0 {
-		return r, fmt.Errorf("standard input has no results of benchmarks")
+		return r, errors.New("no results of benchmarks")
 	}
 	return r, nil
 }

@@ -27,7 +27,7 @@ BenchmarkTraffic/limiter=driver/limit=100M-2 1 1 ns/op 0.5 send-error-% 850 neig
 func TestRun(t *testing.T) {
 	directory := t.TempDir()
 	var out strings.Builder
-	if err := run(strings.NewReader(input), &out, directory); err != nil {
+	if err := run(strings.NewReader(input), &out, []string{"write", directory}); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
@@ -46,7 +46,33 @@ func TestRun(t *testing.T) {
 }
 
 func TestRun_withoutResults(t *testing.T) {
-	if err := run(strings.NewReader("FAIL\n"), &strings.Builder{}, t.TempDir()); err == nil {
+	if err := run(strings.NewReader("FAIL\n"), &strings.Builder{}, []string{"write", t.TempDir()}); err == nil {
 		t.Error("report without results: got no error")
+	}
+}
+
+func TestRun_check(t *testing.T) {
+	const kernel = "BenchmarkKernel/shares=10/parallel=1-2 3 1 ns/op 200 start-p50-µs\n"
+	for _, tc := range []struct{ name, results, wantErr string }{
+		{"as the baseline", input, ""},
+		{"a slower machine", "BenchmarkKernel/shares=10/parallel=1-2 3 1 ns/op 2000 start-p50-µs\n" +
+			"BenchmarkPlugin/shares=10/parallel=1-2 3 1 ns/op 7400 attach-p50-µs\n", ""},
+		{"within the bound", kernel + "BenchmarkPlugin/shares=10/parallel=1-2 3 1 ns/op 740 attach-p50-µs\n", ""},
+		{"outside the bound", kernel + "BenchmarkPlugin/shares=10/parallel=1-2 3 1 ns/op 760 attach-p50-µs\n",
+			"takes 3.80 times the kernel's part, more than 3 times the 1.25"},
+		{"another situation", strings.ReplaceAll(input, "parallel=1-2", "parallel=8-2"), "no results of both"},
+		{"no results of the kernel", "BenchmarkPlugin/shares=10/parallel=1-2 3 1 ns/op 740 attach-p50-µs\n",
+			"no results of both"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			baseline := filepath.Join(t.TempDir(), "bench.txt")
+			if err := os.WriteFile(baseline, []byte(input), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			err := run(strings.NewReader(tc.results), &strings.Builder{}, []string{"check", baseline})
+			if tc.wantErr == "" && err != nil || tc.wantErr != "" && (err == nil || !strings.Contains(err.Error(), tc.wantErr)) {
+				t.Errorf("check returned %v, want an error with %q", err, tc.wantErr)
+			}
+		})
 	}
 }
