@@ -173,7 +173,9 @@ func TestAttack_bridgedFramesToSibling(t *testing.T) {
 		t.Run(fmt.Sprint(identity), func(t *testing.T) {
 			config := enforced()
 			config.Policy.Identity = identity
-			sendBridgedFrames(t, newTestEnv(t, config), receives)
+			e := newTestEnv(t, config)
+			e.needCookie()
+			sendBridgedFrames(t, e, receives)
 		})
 	}
 }

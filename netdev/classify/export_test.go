@@ -3,6 +3,11 @@
 
 package classify
 
+import (
+	"os"
+	"strings"
+)
+
 // Builders of frames, for the tests with traffic.
 var (
 	Ether   = ether
@@ -16,3 +21,9 @@ var (
 
 	Extension = extension
 )
+
+// InLockdown reports whether the kernel refuses programs that read its memory.
+func InLockdown() bool {
+	mode, _ := os.ReadFile("/sys/kernel/security/lockdown") // absent on kernels without lockdown
+	return strings.Contains(string(mode), "[confidentiality]")
+}

@@ -129,6 +129,7 @@ func TestForwardedByNode_isNotImitatedByShare(t *testing.T) {
 				needRoutes(t)
 			}
 			e, ordinary := newUplinkEnv(t, netdev.NICConfig{Forwarded: forwarded, TrustMAC: tc.trustMAC})
+			e.needCookie()
 			attacker := e.pod(0, 1, hardCap(10*mega), netdev.Private)
 			router, inner := e.bridgedNamespaces(attacker)
 			for flow, send := range map[string]func() error{

@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -431,13 +430,22 @@ func needKey(t *testing.T, key classify.Key) {
 			t.Skipf("the kernel has no helper for the cookie: %v", err)
 		}
 	case classify.KeySocketCookie:
-		lockdown, _ := os.ReadFile("/sys/kernel/security/lockdown") // absent on kernels without it
-		if strings.Contains(string(lockdown), "[confidentiality]") {
+		if classify.InLockdown() {
 			t.Skip("the kernel is in lockdown and refuses to read its memory")
 		}
 		if _, err := os.Stat("/sys/kernel/btf/vmlinux"); err != nil {
 			t.Skipf("the kernel has no BTF: %v", err)
 		}
+	}
+}
+
+// needCookie skips a test on kernels whose only key is the address: it does not tell the frames of
+// a share from those that carry the address of another. See
+// TestRawFrames_useClassOfForgedAddressOnlyWithoutCookie.
+func (e *testEnv) needCookie() {
+	e.t.Helper()
+	if key := e.node.ClassifierKey(); !key.HasCookie() {
+		e.t.Skipf("the only key of this kernel is %s", key)
 	}
 }
 
