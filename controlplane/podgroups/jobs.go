@@ -16,10 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/handler"
-	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
@@ -307,22 +304,10 @@ func ownerOfKind(claim *resourceapi.ResourceClaim, kind claims.Owner) *claims.Ow
 // SetupWithManager registers the controller with the manager, which starts it. It needs
 // the indexes of the Reconciler of PodGroups.
 func (r *JobReconciler) SetupWithManager(ctx context.Context, m ctrl.Manager) error {
-	for _, i := range jobIndexes() {
-		if err := m.GetFieldIndexer().IndexField(ctx, i.object, i.field, i.keys); err != nil {
-			return err
-		}
-	}
-	hasClaims := predicate.NewPredicateFuncs(func(o client.Object) bool {
-		job, ok := o.(*batchv1.Job)
-		return ok && job.Spec.Template.Annotations[scheduling.JobClaimsAnnotation] != ""
-	})
-	return ctrl.NewControllerManagedBy(m).Named("jobclaims").
-		For(&batchv1.Job{}, builder.WithPredicates(hasClaims)).
-		Watches(&resourceapi.ResourceClaim{}, handler.EnqueueRequestsFromMapFunc(jobOfClaim)).
-		Watches(&resourceapi.ResourceClaimTemplate{}, handler.EnqueueRequestsFromMapFunc(r.jobsOfTemplate)).
-		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(jobOfPod), builder.WithPredicates(relevantPodChange())).
-		WithOptions(controllerOptions()).
-		Complete(r)
+	return listedClaimsController{
+		name: "jobclaims", owner: &batchv1.Job{}, annotation: scheduling.JobClaimsAnnotation, indexes: jobIndexes(),
+		ownersOfClaim: jobOfClaim, ownersOfTemplate: r.jobsOfTemplate, ownersOfPod: jobOfPod,
+	}.setUp(ctx, m, r)
 }
 
 // jobIndexes returns the field indexes that the JobReconciler needs in addition to those of
@@ -330,27 +315,30 @@ func (r *JobReconciler) SetupWithManager(ctx context.Context, m ctrl.Manager) er
 func jobIndexes() []index {
 	return []index{
 		{&resourceapi.ResourceClaim{}, indexJob, ownerNames(jobOwnerOf)},
-		{&batchv1.Job{}, indexJobTemplate, func(o client.Object) []string {
-			job, ok := o.(*batchv1.Job)
-			if !ok {
-				return nil
-			}
-			return templateNames(JobClaims(&job.Spec.Template))
-		}},
+		{&batchv1.Job{}, indexJobTemplate, templateNames(JobClaims)},
 	}
 }
 
-// templateNames returns the names of the templates that listed claims refer to.
-func templateNames(listed []scheduling.JobClaim, err error) (names []string) {
-	if err != nil {
-		return nil
-	}
-	for _, c := range listed {
-		if c.ResourceClaimTemplateName != nil {
-			names = append(names, *c.ResourceClaimTemplateName)
+// templateNames returns a function that returns the names of the ResourceClaimTemplates to
+// which the claims refer that the pod template of an object lists. It returns none if the
+// list is invalid.
+func templateNames(claimsOf func(*corev1.PodTemplateSpec) ([]scheduling.JobClaim, error)) client.IndexerFunc {
+	return func(o client.Object) (names []string) {
+		template := podTemplate(o)
+		if template == nil {
+			return nil
 		}
+		listed, err := claimsOf(template)
+		if err != nil {
+			return nil
+		}
+		for _, c := range listed {
+			if c.ResourceClaimTemplateName != nil {
+				names = append(names, *c.ResourceClaimTemplateName)
+			}
+		}
+		return names
 	}
-	return names
 }
 
 // ownerNames returns a function that returns the name of the object for which a claim was
@@ -385,15 +373,6 @@ func jobOfPod(_ context.Context, o client.Object) []reconcile.Request {
 
 // jobsOfTemplate returns requests for the Jobs whose claims refer to the template.
 func (r *JobReconciler) jobsOfTemplate(ctx context.Context, o client.Object) []reconcile.Request {
-	var list batchv1.JobList
-	err := r.Client.List(ctx, &list, client.InNamespace(o.GetNamespace()),
-		client.MatchingFields{indexJobTemplate: o.GetName()})
-	if err != nil {
-		return nil // the cache is shutting down
-	}
-	var names []string
-	for i := range list.Items {
-		names = append(names, list.Items[i].Name)
-	}
-	return requests(o.GetNamespace(), names)
+	return requests(o.GetNamespace(),
+		r.namesWith(ctx, &batchv1.JobList{}, o.GetNamespace(), indexJobTemplate, o.GetName()))
 }

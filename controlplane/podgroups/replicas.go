@@ -17,10 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/handler"
-	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
@@ -201,23 +198,11 @@ func replicaOwnerOf(claim *resourceapi.ResourceClaim) *claims.Owner {
 // SetupWithManager registers the controller with the manager, which starts it. It needs
 // the indexes of the Reconciler of PodGroups.
 func (r *ReplicaReconciler) SetupWithManager(ctx context.Context, m ctrl.Manager) error {
-	for _, i := range replicaIndexes() {
-		if err := m.GetFieldIndexer().IndexField(ctx, i.object, i.field, i.keys); err != nil {
-			return err
-		}
-	}
-	hasClaims := predicate.NewPredicateFuncs(func(o client.Object) bool {
-		set, ok := o.(*appsv1.StatefulSet)
-		return ok && set.Spec.Template.Annotations[scheduling.ReplicaClaimsAnnotation] != ""
-	})
-	return ctrl.NewControllerManagedBy(m).Named("replicaclaims").
-		For(&appsv1.StatefulSet{}, builder.WithPredicates(hasClaims)).
-		Watches(&resourceapi.ResourceClaim{}, handler.EnqueueRequestsFromMapFunc(statefulSetOfClaim)).
-		Watches(&resourceapi.ResourceClaimTemplate{}, handler.EnqueueRequestsFromMapFunc(r.statefulSetsOfTemplate)).
-		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(r.statefulSetOfPod),
-			builder.WithPredicates(relevantPodChange())).
-		WithOptions(controllerOptions()).
-		Complete(r)
+	return listedClaimsController{
+		name: "replicaclaims", owner: &appsv1.StatefulSet{}, annotation: scheduling.ReplicaClaimsAnnotation,
+		indexes:       replicaIndexes(),
+		ownersOfClaim: statefulSetOfClaim, ownersOfTemplate: r.statefulSetsOfTemplate, ownersOfPod: r.statefulSetOfPod,
+	}.setUp(ctx, m, r)
 }
 
 // replicaIndexes returns the field indexes that the ReplicaReconciler needs in addition to
@@ -225,13 +210,7 @@ func (r *ReplicaReconciler) SetupWithManager(ctx context.Context, m ctrl.Manager
 func replicaIndexes() []index {
 	return []index{
 		{&resourceapi.ResourceClaim{}, indexStatefulSet, ownerNames(replicaOwnerOf)},
-		{&appsv1.StatefulSet{}, indexReplicaTemplate, func(o client.Object) []string {
-			set, ok := o.(*appsv1.StatefulSet)
-			if !ok {
-				return nil
-			}
-			return templateNames(ReplicaClaims(&set.Spec.Template))
-		}},
+		{&appsv1.StatefulSet{}, indexReplicaTemplate, templateNames(ReplicaClaims)},
 		{&appsv1.StatefulSet{}, indexUID, func(o client.Object) []string { return []string{string(o.GetUID())} }},
 	}
 }
@@ -252,15 +231,7 @@ func (r *ReplicaReconciler) statefulSetsOfTemplate(ctx context.Context, o client
 	return r.statefulSetsWith(ctx, o.GetNamespace(), indexReplicaTemplate, o.GetName())
 }
 
+// statefulSetsWith returns requests for the StatefulSets that the index finds for a value.
 func (r *ReplicaReconciler) statefulSetsWith(ctx context.Context, namespace, field, value string) []reconcile.Request {
-	var list appsv1.StatefulSetList
-	err := r.Client.List(ctx, &list, client.InNamespace(namespace), client.MatchingFields{field: value})
-	if err != nil {
-		return nil // the cache is shutting down
-	}
-	var names []string
-	for i := range list.Items {
-		names = append(names, list.Items[i].Name)
-	}
-	return requests(namespace, names)
+	return requests(namespace, r.namesWith(ctx, &appsv1.StatefulSetList{}, namespace, field, value))
 }

@@ -7,10 +7,14 @@ import (
 	"context"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	schedulingapi "k8s.io/api/scheduling/v1beta1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -50,10 +54,8 @@ const minRetryInterval = 5 * time.Millisecond
 
 // SetupWithManager registers the controller with the manager, which starts it.
 func (r *Reconciler) SetupWithManager(ctx context.Context, m ctrl.Manager) error {
-	for _, i := range indexes() {
-		if err := m.GetFieldIndexer().IndexField(ctx, i.object, i.field, i.keys); err != nil {
-			return err
-		}
+	if err := addIndexes(ctx, m, indexes()); err != nil {
+		return err
 	}
 	b := ctrl.NewControllerManagedBy(m).
 		For(&scheduling.PodGroup{}).
@@ -69,6 +71,50 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, m ctrl.Manager) error
 	return err
 }
 
+// listedClaimsController is the controller of the claims that an annotation of pod templates
+// lists.
+type listedClaimsController struct {
+	name string
+	// owner is an empty object of the kind whose pod templates list claims.
+	owner client.Object
+	// annotation lists the claims; objects without it need no reconcile.
+	annotation string
+	indexes    []index
+	// ownersOfClaim, ownersOfTemplate, and ownersOfPod return requests for the owners that a
+	// change of another object affects.
+	ownersOfClaim, ownersOfTemplate, ownersOfPod handler.MapFunc
+}
+
+// setUp registers the controller with the manager, which starts it.
+func (c listedClaimsController) setUp(ctx context.Context, m ctrl.Manager, r reconcile.Reconciler) error {
+	if err := addIndexes(ctx, m, c.indexes); err != nil {
+		return err
+	}
+	hasClaims := predicate.NewPredicateFuncs(func(o client.Object) bool {
+		template := podTemplate(o)
+		return template != nil && template.Annotations[c.annotation] != ""
+	})
+	return ctrl.NewControllerManagedBy(m).Named(c.name).
+		For(c.owner, builder.WithPredicates(hasClaims)).
+		Watches(&resourceapi.ResourceClaim{}, handler.EnqueueRequestsFromMapFunc(c.ownersOfClaim)).
+		Watches(&resourceapi.ResourceClaimTemplate{}, handler.EnqueueRequestsFromMapFunc(c.ownersOfTemplate)).
+		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(c.ownersOfPod),
+			builder.WithPredicates(relevantPodChange())).
+		WithOptions(controllerOptions()).
+		Complete(r)
+}
+
+// podTemplate returns the pod template of a Job or a StatefulSet, or nil for other objects.
+func podTemplate(o client.Object) *corev1.PodTemplateSpec {
+	switch o := o.(type) {
+	case *batchv1.Job:
+		return &o.Spec.Template
+	case *appsv1.StatefulSet:
+		return &o.Spec.Template
+	}
+	return nil
+}
+
 func controllerOptions() controller.Options {
 	return controller.Options{
 		MaxConcurrentReconciles: maxConcurrentReconciles,
@@ -82,6 +128,15 @@ type index struct {
 	object client.Object
 	field  string
 	keys   client.IndexerFunc
+}
+
+func addIndexes(ctx context.Context, m ctrl.Manager, indexes []index) error {
+	for _, i := range indexes {
+		if err := m.GetFieldIndexer().IndexField(ctx, i.object, i.field, i.keys); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // indexes returns the field indexes that the Reconciler needs in its Client.
@@ -161,26 +216,30 @@ func (r *Reconciler) groupsOfTemplate(ctx context.Context, o client.Object) []re
 func (r *Reconciler) groupsOfWorkload(
 	ctx context.Context, namespace string, object workload.Reference,
 ) []reconcile.Request {
-	return requests(namespace, r.groupsWith(ctx, namespace, indexWorkload, object.String()))
+	return requests(namespace, r.namesWith(ctx, &scheduling.PodGroupList{}, namespace, indexWorkload, object.String()))
 }
 
 // groupsReferringTo returns the names of the PodGroups that the index finds for the
 // name of the object.
 func (r *Reconciler) groupsReferringTo(ctx context.Context, field string, o client.Object) []string {
-	return r.groupsWith(ctx, o.GetNamespace(), field, o.GetName())
+	return r.namesWith(ctx, &scheduling.PodGroupList{}, o.GetNamespace(), field, o.GetName())
 }
 
-// groupsWith returns the names of the PodGroups that the index finds for a value.
-func (r *Reconciler) groupsWith(ctx context.Context, namespace, field, value string) []string {
-	var list scheduling.PodGroupList
-	err := r.Client.List(ctx, &list, client.InNamespace(namespace), client.MatchingFields{field: value})
+// namesWith returns the names of the objects that an index finds for a value. list is an
+// empty list of their kind.
+func (r *Reconciler) namesWith(
+	ctx context.Context, list client.ObjectList, namespace, field, value string,
+) (names []string) {
+	err := r.Client.List(ctx, list, client.InNamespace(namespace), client.MatchingFields{field: value})
 	if err != nil {
 		return nil // the cache is shutting down
 	}
-	var names []string
-	for i := range list.Items {
-		names = append(names, list.Items[i].Name)
-	}
+	_ = meta.EachListItem(list, func(item runtime.Object) error { // the function returns no error
+		if o, ok := item.(client.Object); ok {
+			names = append(names, o.GetName())
+		}
+		return nil
+	})
 	return names
 }
 
