@@ -10,6 +10,7 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -17,6 +18,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -231,6 +233,11 @@ func addWebhooks(ctx context.Context, m manager.Manager, o Options) error {
 	return nil
 }
 
+// reconciler is a reconciler that registers itself with a manager.
+type reconciler interface {
+	SetupWithManager(context.Context, ctrl.Manager) error
+}
+
 // addControllers registers the publisher of fabrics and the reconcilers.
 func addControllers(ctx context.Context, m manager.Manager, cluster kubernetes.Interface, o Options) error {
 	publisher := &fabrics.Publisher{Client: cluster, DriverName: o.DriverName, Config: o.Config, Owner: o.SlicesOwner}
@@ -241,70 +248,87 @@ func addControllers(ctx context.Context, m manager.Manager, cluster kubernetes.I
 	if err != nil {
 		return err
 	}
-	events := m.GetEventRecorder(o.DriverName)
-	newFinder := func() *workload.Finder {
-		return &workload.Finder{APIReader: m.GetAPIReader(), Mapper: m.GetRESTMapper()}
+	recorder := m.GetEventRecorder(o.DriverName)
+	ofEndpoints, err := endpointReconcilers(m, recorder, o)
+	if err != nil {
+		return err
 	}
-	type reconciler interface {
-		SetupWithManager(context.Context, ctrl.Manager) error
-	}
-	reconcilers := []reconciler{
-		&podgroups.Reconciler{
-			Client: m.GetClient(), APIReader: m.GetAPIReader(), Mode: o.Mode, Driver: o.DriverName, Events: events,
-			ClusterLeavesStaleEntries: leavesStaleEntries,
-			Finder:                    newFinder(), Unused: workload.NewTimer(clock.RealClock{}),
-		},
+	reconcilers := slices.Concat(claimReconcilers(m, cluster, recorder, leavesStaleEntries, o), ofEndpoints, []reconciler{
 		&addresspools.Reconciler{
 			Client: m.GetClient(), Driver: o.DriverName, Clock: clock.RealClock{}, Quarantine: o.AddressQuarantine,
 		},
 		&report.Reconciler{
 			Client: m.GetClient(), APIReader: m.GetAPIReader(), Cluster: cluster, Driver: o.DriverName, Clock: clock.RealClock{},
 		},
-		&reservedfor.Reconciler{
-			Client: m.GetClient(), APIReader: m.GetAPIReader(), Cluster: cluster, Driver: o.DriverName, Events: events,
-			Finder: newFinder(), Unused: workload.NewTimer(clock.RealClock{}),
-			ClusterLeavesStaleEntries: leavesStaleEntries,
-		},
-	}
-	newReconciler := func() podgroups.Reconciler {
-		return podgroups.Reconciler{
-			Client: m.GetClient(), APIReader: m.GetAPIReader(), Mode: mode.Bridge, Driver: o.DriverName, Events: events,
-			ClusterLeavesStaleEntries: leavesStaleEntries,
-		}
-	}
-	if o.JobClaims {
-		reconcilers = append(reconcilers, &podgroups.JobReconciler{Reconciler: newReconciler()})
-	}
-	if o.ReplicaClaims {
-		reconcilers = append(reconcilers, &podgroups.ReplicaReconciler{Reconciler: newReconciler()})
-	}
-	if o.EndpointSlices || o.NetworkStatus {
-		pods, err := podCache(m)
-		if err != nil {
-			return err
-		}
-		writes, err := endpoints.NewWrites(ctrlmetrics.Registry)
-		if err != nil {
-			return err
-		}
-		if o.EndpointSlices {
-			reconcilers = append(reconcilers, &endpoints.Reconciler{
-				Client: m.GetClient(), Pods: pods, PodCache: pods, Driver: o.DriverName, Events: events, Clock: clock.RealClock{},
-				Writes: writes,
-			})
-		}
-		if o.NetworkStatus {
-			reconcilers = append(reconcilers, &endpoints.StatusReconciler{
-				Client: m.GetClient(), Pods: pods, PodCache: pods, Driver: o.DriverName, Writes: writes,
-			})
-		}
-	}
+	})
 	for _, r := range reconcilers {
 		if err := r.SetupWithManager(ctx, m); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// claimReconcilers returns the reconcilers of claims that PodGroups, Jobs, and replicas own, and
+// of claims that other objects hold.
+func claimReconcilers(
+	m manager.Manager, cluster kubernetes.Interface, recorder events.EventRecorder, leavesStaleEntries bool, o Options,
+) []reconciler {
+	ofOwners := func(in mode.Mode) podgroups.Reconciler {
+		return podgroups.Reconciler{
+			Client: m.GetClient(), APIReader: m.GetAPIReader(), Mode: in, Driver: o.DriverName, Events: recorder,
+			ClusterLeavesStaleEntries: leavesStaleEntries,
+		}
+	}
+	newFinder := func() *workload.Finder {
+		return &workload.Finder{APIReader: m.GetAPIReader(), Mapper: m.GetRESTMapper()}
+	}
+	ofPodGroups := ofOwners(o.Mode)
+	ofPodGroups.Finder, ofPodGroups.Unused = newFinder(), workload.NewTimer(clock.RealClock{})
+	reconcilers := []reconciler{
+		&ofPodGroups,
+		&reservedfor.Reconciler{
+			Client: m.GetClient(), APIReader: m.GetAPIReader(), Cluster: cluster, Driver: o.DriverName, Events: recorder,
+			Finder: newFinder(), Unused: workload.NewTimer(clock.RealClock{}),
+			ClusterLeavesStaleEntries: leavesStaleEntries,
+		},
+	}
+	if o.JobClaims {
+		reconcilers = append(reconcilers, &podgroups.JobReconciler{Reconciler: ofOwners(mode.Bridge)})
+	}
+	if o.ReplicaClaims {
+		reconcilers = append(reconcilers, &podgroups.ReplicaReconciler{Reconciler: ofOwners(mode.Bridge)})
+	}
+	return reconcilers
+}
+
+// endpointReconcilers returns the reconcilers that publish the addresses of pods on networks, if
+// they are enabled.
+func endpointReconcilers(m manager.Manager, recorder events.EventRecorder, o Options) ([]reconciler, error) {
+	if !o.EndpointSlices && !o.NetworkStatus {
+		return nil, nil
+	}
+	pods, err := podCache(m)
+	if err != nil {
+		return nil, err
+	}
+	writes, err := endpoints.NewWrites(ctrlmetrics.Registry)
+	if err != nil {
+		return nil, err
+	}
+	var reconcilers []reconciler
+	if o.EndpointSlices {
+		reconcilers = append(reconcilers, &endpoints.Reconciler{
+			Client: m.GetClient(), Pods: pods, PodCache: pods, Driver: o.DriverName, Events: recorder, Clock: clock.RealClock{},
+			Writes: writes,
+		})
+	}
+	if o.NetworkStatus {
+		reconcilers = append(reconcilers, &endpoints.StatusReconciler{
+			Client: m.GetClient(), Pods: pods, PodCache: pods, Driver: o.DriverName, Writes: writes,
+		})
+	}
+	return reconcilers, nil
 }
 
 // podCache adds a cache of all pods to the manager, whose own cache has only those of PodGroups.
