@@ -87,7 +87,7 @@ func (r *Reconciler) poolsOfNetwork(ctx context.Context, o client.Object) (reque
 	}
 	var all network.AddressPoolList
 	if err := r.Client.List(ctx, &all); err != nil {
-		return nil // the cache has not started; it calls again
+		return nil // the cache is shutting down
 	}
 	for i := range all.Items {
 		if all.Items[i].Spec.Network == pool.Spec.Network {
@@ -101,7 +101,7 @@ func (r *Reconciler) poolsOfNetwork(ctx context.Context, o client.Object) (reque
 func (r *Reconciler) poolsOfNode(ctx context.Context, o client.Object) (requests []reconcile.Request) {
 	var blocks network.AddressBlockList
 	if err := r.Client.List(ctx, &blocks); err != nil {
-		return nil // the cache has not started; it calls again
+		return nil // the cache is shutting down
 	}
 	for i := range blocks.Items {
 		if blocks.Items[i].Spec.Node == o.GetName() {

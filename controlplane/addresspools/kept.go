@@ -22,7 +22,7 @@ import (
 func (r *Reconciler) poolsOfStatefulSet(ctx context.Context, o client.Object) (requests []reconcile.Request) {
 	var blocks network.AddressBlockList
 	if err := r.Client.List(ctx, &blocks); err != nil {
-		return nil // the cache has not started; it calls again
+		return nil // the cache is shutting down
 	}
 	for i := range blocks.Items {
 		spec := &blocks.Items[i].Spec

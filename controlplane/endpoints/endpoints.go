@@ -51,7 +51,8 @@ type Reconciler struct {
 	Clock    clock.PassiveClock
 	Writes   *prometheus.CounterVec
 
-	// written holds when the slices of a Service were last written. It may be lost.
+	// written holds when the slices of a Service were last written. It is lost when the controller
+	// restarts, which then may write them again at once.
 	written map[types.NamespacedName]time.Time
 }
 
@@ -75,7 +76,7 @@ func (r *Reconciler) servicesOf(ctx context.Context, o client.Object) (requests 
 	}
 	var all corev1.ServiceList
 	if err := r.Client.List(ctx, &all, client.InNamespace(o.GetNamespace())); err != nil {
-		return nil // the cache has not started; it calls again
+		return nil // the cache is shutting down
 	}
 	for i := range all.Items {
 		if _, ok := all.Items[i].Annotations[network.ServiceNetworkAnnotation]; ok {
@@ -110,7 +111,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (result ct
 }
 
 func (r *Reconciler) warn(service *corev1.Service, reason, message string) {
-	r.Events.Eventf(service, nil, corev1.EventTypeWarning, reason, "PublishEndpoints", "%s", message)
+	r.Events.Eventf(service, nil, corev1.EventTypeWarning, reason, network.EventActionPublish, "%s", message)
 }
 
 // wanted returns the slices that a Service must have: none without the annotation, and none if the

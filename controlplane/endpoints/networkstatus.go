@@ -79,7 +79,7 @@ func (r *StatusReconciler) podsOf(ctx context.Context, claim client.Object) (req
 	var pods corev1.PodList
 	if err := r.Pods.List(ctx, &pods, client.InNamespace(claim.GetNamespace()),
 		client.MatchingFields{indexClaim: claim.GetName()}); err != nil {
-		return nil // the cache has not started; it calls again
+		return nil // the cache is shutting down
 	}
 	for i := range pods.Items {
 		requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&pods.Items[i])})

@@ -53,4 +53,6 @@ const (
 	// EventReasonIncompleteEndpoints (Warning) means that the EndpointSlices omit pods, because the
 	// status of a claim lists only some of the pods that use it.
 	EventReasonIncompleteEndpoints = "IncompleteEndpoints"
+	// EventActionPublish is the action of events about the EndpointSlices of a Service.
+	EventActionPublish = "PublishEndpoints"
 )
