@@ -44,21 +44,26 @@ type Jobs struct {
 	Driver    string
 }
 
-// jobOwners are the kinds with templates of Jobs or StatefulSets that the webhook also checks, by
-// API group.
-var jobOwners = map[string]string{
-	batchv1.GroupName: "CronJob", "jobset.x-k8s.io": "JobSet", "leaderworkerset.x-k8s.io": "LeaderWorkerSet",
+const (
+	kindCronJob         = "CronJob"
+	kindLeaderWorkerSet = "LeaderWorkerSet"
+)
+
+// ownerKinds are the kinds of the objects that create Jobs or StatefulSets, and whose templates
+// the webhook also checks, by API group.
+var ownerKinds = map[string]string{
+	batchv1.GroupName: kindCronJob, "jobset.x-k8s.io": "JobSet", "leaderworkerset.x-k8s.io": kindLeaderWorkerSet,
 }
 
-// jobs is a Job, a CronJob, a JobSet, a StatefulSet, or a LeaderWorkerSet.
-type jobs struct {
+// workloadObject is a Job, a CronJob, a JobSet, a StatefulSet, or a LeaderWorkerSet.
+type workloadObject struct {
 	// annotation lists the claims of the kind.
 	annotation string
-	jobsObject
+	workloadFields
 }
 
-// jobsObject has the fields of these kinds that the webhook reads.
-type jobsObject struct {
+// workloadFields has the fields of these kinds that the webhook reads.
+type workloadFields struct {
 	Metadata metav1.ObjectMeta `json:"metadata"`
 	Spec     struct {
 		Template       *corev1.PodTemplateSpec  `json:"template"`    // of a Job or a StatefulSet
@@ -76,31 +81,31 @@ type jobsObject struct {
 
 // annotationOf returns the annotation that lists the claims of objects of a kind.
 func annotationOf(kind string) string {
-	if kind == "StatefulSet" || kind == jobOwners["leaderworkerset.x-k8s.io"] {
+	if kind == "StatefulSet" || kind == kindLeaderWorkerSet {
 		return scheduling.ReplicaClaimsAnnotation
 	}
 	return scheduling.JobClaimsAnnotation
 }
 
 // parse parses the value of the annotation.
-func (j *jobs) parse(value string, path *field.Path) ([]scheduling.JobClaim, field.ErrorList) {
+func (j *workloadObject) parse(value string, path *field.Path) ([]scheduling.JobClaim, field.ErrorList) {
 	if j.annotation == scheduling.ReplicaClaimsAnnotation {
 		return scheduling.ParseReplicaClaims(value, path)
 	}
 	return scheduling.ParseJobClaims(value, path)
 }
 
-// jobTemplate is a template of a Job's pods with its path.
-type jobTemplate struct {
+// templateAt is a template of pods with its path.
+type templateAt struct {
 	*corev1.PodTemplateSpec
 	path *field.Path
 }
 
 // templates returns the templates of pods that have the annotation.
-func (j *jobs) templates() (templates []jobTemplate) {
+func (j *workloadObject) templates() (templates []templateAt) {
 	add := func(template *corev1.PodTemplateSpec, path *field.Path) {
 		if _, ok := template.Annotations[j.annotation]; ok {
-			templates = append(templates, jobTemplate{template, path})
+			templates = append(templates, templateAt{template, path})
 		}
 	}
 	spec := field.NewPath("spec")
@@ -125,7 +130,7 @@ func (j *jobs) templates() (templates []jobTemplate) {
 
 // checkLeader denies a LeaderWorkerSet whose leader and workers have different annotations: the
 // claims are those of the StatefulSet of leaders.
-func (j *jobs) checkLeader() error {
+func (j *workloadObject) checkLeader() error {
 	t := j.Spec.LeaderWorkerTemplate
 	if t == nil || t.LeaderTemplate == nil ||
 		t.LeaderTemplate.Annotations[j.annotation] == t.WorkerTemplate.Annotations[j.annotation] {
@@ -138,7 +143,7 @@ func (j *jobs) checkLeader() error {
 
 // containers returns the containers of the pods that share the claims which the template
 // lists: in a LeaderWorkerSet, those of the leader and of the workers.
-func (j *jobs) containers(template *corev1.PodSpec) map[string]*corev1.Container {
+func (j *workloadObject) containers(template *corev1.PodSpec) map[string]*corev1.Container {
 	known := containersByName(template)
 	if t := j.Spec.LeaderWorkerTemplate; t != nil {
 		maps.Copy(known, containersByName(&t.WorkerTemplate.Spec))
@@ -149,57 +154,69 @@ func (j *jobs) containers(template *corev1.PodSpec) map[string]*corev1.Container
 	return known
 }
 
-// values returns the annotations by the paths of their templates. It contains no templates
-// without the annotation.
-func (j *jobs) values() map[string]string {
+// values returns the annotations of the templates that have one, by their paths.
+func (j *workloadObject) values() map[string]string {
 	values := map[string]string{}
 	for _, t := range j.templates() {
-		if value, ok := t.Annotations[j.annotation]; ok {
-			values[t.path.String()] = value
-		}
+		values[t.path.String()] = t.Annotations[j.annotation]
 	}
 	return values
 }
 
+// decodeWorkload decodes an object of a kind. It returns an empty object if raw is empty.
+func decodeWorkload(kind string, raw []byte) (*workloadObject, error) {
+	object := &workloadObject{annotation: annotationOf(kind)}
+	if len(raw) == 0 {
+		return object, nil
+	}
+	return object, json.Unmarshal(raw, &object.workloadFields)
+}
+
 // Handle implements admission.Handler.
 func (j *Jobs) Handle(ctx context.Context, req admission.Request) admission.Response {
-	object, old := jobs{annotation: annotationOf(req.Kind.Kind)}, jobs{annotation: annotationOf(req.Kind.Kind)}
-	if err := json.Unmarshal(req.Object.Raw, &object.jobsObject); err != nil {
+	object, err := decodeWorkload(req.Kind.Kind, req.Object.Raw)
+	if err != nil {
 		return admission.Errored(http.StatusBadRequest, err)
 	}
-	if len(req.OldObject.Raw) > 0 {
-		if err := json.Unmarshal(req.OldObject.Raw, &old.jobsObject); err != nil {
-			return admission.Errored(http.StatusBadRequest, err)
-		}
+	old, err := decodeWorkload(req.Kind.Kind, req.OldObject.Raw)
+	if err != nil {
+		return admission.Errored(http.StatusBadRequest, err)
 	}
-	var warnings []string
-	err := j.checkUpdate(req, &old, &object)
-	if err == nil {
-		err = object.checkLeader()
-	}
-	before, after := old.values(), object.values()
-	for _, t := range object.templates() {
-		if err != nil {
-			break
-		}
-		value, ok := after[t.path.String()]
-		if previous, existed := before[t.path.String()]; !ok || existed && previous == value {
-			continue
-		}
-		var more []string
-		more, err = j.check(ctx, req, &object, t)
-		warnings = append(warnings, more...)
-	}
+	warnings, err := j.checkObject(ctx, req, old, object)
 	if err != nil {
 		return errorResponse(err, warnings)
 	}
 	return admission.Allowed("").WithWarnings(warnings...)
 }
 
-// checkUpdate denies to change the annotation, except of a CronJob: the claims may exist, and
+// checkObject denies an object with a changed annotation that is invalid, and returns warnings.
+func (j *Jobs) checkObject(
+	ctx context.Context, req admission.Request, old, object *workloadObject,
+) (warnings []string, err error) {
+	if err := j.checkUpdate(req, old, object); err != nil {
+		return nil, err
+	}
+	if err := object.checkLeader(); err != nil {
+		return nil, err
+	}
+	before := old.values()
+	for _, t := range object.templates() {
+		if previous, existed := before[t.path.String()]; existed && previous == t.Annotations[object.annotation] {
+			continue
+		}
+		more, err := j.check(ctx, req, object, t)
+		warnings = append(warnings, more...)
+		if err != nil {
+			return warnings, err
+		}
+	}
+	return warnings, nil
+}
+
+// checkUpdate denies changes of the annotation, except on a CronJob: the claims may exist, and
 // pods may use them. The Jobs that a CronJob creates from now on have the new one.
-func (j *Jobs) checkUpdate(req admission.Request, old, updated *jobs) error {
-	if req.Operation != admissionv1.Update || req.Kind.Kind == jobOwners[batchv1.GroupName] {
+func (j *Jobs) checkUpdate(req admission.Request, old, updated *workloadObject) error {
+	if req.Operation != admissionv1.Update || req.Kind.Kind == kindCronJob {
 		return nil
 	}
 	before, after := old.values(), updated.values()
@@ -214,12 +231,12 @@ func (j *Jobs) checkUpdate(req admission.Request, old, updated *jobs) error {
 	return nil
 }
 
-func (j *jobs) annotationPath(template *field.Path) *field.Path {
+func (j *workloadObject) annotationPath(template *field.Path) *field.Path {
 	return template.Child("metadata", "annotations").Key(j.annotation)
 }
 
 // check denies a template of pods whose claims cannot be generated, and returns warnings.
-func (j *Jobs) check(ctx context.Context, req admission.Request, object *jobs, t jobTemplate) ([]string, error) {
+func (j *Jobs) check(ctx context.Context, req admission.Request, object *workloadObject, t templateAt) ([]string, error) {
 	path := object.annotationPath(t.path)
 	inherited, err := j.isInherited(ctx, req.Namespace, object, t.Annotations[object.annotation])
 	if err != nil || inherited && req.Kind.Kind == "StatefulSet" {
@@ -274,7 +291,7 @@ func unknownContainers(
 }
 
 // overridden returns a warning for each entry that a claim of the pods overrides.
-func (j *jobs) overridden(claims []scheduling.JobClaim, t jobTemplate) (warnings []string) {
+func (j *workloadObject) overridden(claims []scheduling.JobClaim, t templateAt) (warnings []string) {
 	for i, c := range t.Spec.ResourceClaims {
 		if slices.ContainsFunc(claims, func(entry scheduling.JobClaim) bool { return entry.Name == c.Name }) {
 			warnings = append(warnings, fmt.Sprintf("%s %q overrides the claim of that name in the annotation %s: "+
@@ -305,7 +322,7 @@ func (j *Jobs) dryRun(
 }
 
 // authorize denies the request unless its user may create ResourceClaims.
-func (j *Jobs) authorize(ctx context.Context, req admission.Request, object *jobs, t jobTemplate) error {
+func (j *Jobs) authorize(ctx context.Context, req admission.Request, object *workloadObject, t templateAt) error {
 	review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
 		User: req.UserInfo.Username, Groups: req.UserInfo.Groups, UID: req.UserInfo.UID, Extra: extra(req.UserInfo),
 		ResourceAttributes: &authorizationv1.ResourceAttributes{
@@ -335,7 +352,7 @@ func extra(user authenticationv1.UserInfo) map[string]authorizationv1.ExtraValue
 // A controller has created the object then, such as a Job of a JobSet, and the owner's author
 // had the right to create claims. The StatefulSet of a LeaderWorkerSet's workers has that of
 // their leader as its owner.
-func (j *Jobs) isInherited(ctx context.Context, namespace string, object *jobs, value string) (bool, error) {
+func (j *Jobs) isInherited(ctx context.Context, namespace string, object *workloadObject, value string) (bool, error) {
 	controller := metav1.GetControllerOfNoCopy(&object.Metadata)
 	ofLeader := controller != nil && controller.Kind == "Pod" && controller.APIVersion == "v1"
 	if ofLeader {
@@ -345,21 +362,30 @@ func (j *Jobs) isInherited(ctx context.Context, namespace string, object *jobs, 
 		}
 		controller = metav1.GetControllerOf(leader)
 	}
-	isOwner := controller != nil && slices.ContainsFunc(slices.Collect(maps.Keys(jobOwners)), func(group string) bool {
-		return jobOwners[group] == controller.Kind && strings.HasPrefix(controller.APIVersion, group+"/")
-	})
-	if !isOwner && (!ofLeader || !isStatefulSet(controller)) {
+	if !createsWorkloads(controller) && (!ofLeader || !isStatefulSet(controller)) {
 		return false, nil
 	}
 	owner, err := j.owner(ctx, namespace, controller, object.annotation)
 	if err != nil || owner == nil {
 		return false, err
 	}
-	typed := jobs{annotation: object.annotation}
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(owner.Object, &typed.jobsObject); err != nil {
+	typed := workloadObject{annotation: object.annotation}
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(owner.Object, &typed.workloadFields); err != nil {
 		return false, fmt.Errorf("read %s %q: %w", controller.Kind, controller.Name, err)
 	}
-	return slices.Contains(slices.Collect(maps.Values(typed.values())), value), nil
+	return slices.ContainsFunc(typed.templates(), func(t templateAt) bool {
+		return t.Annotations[typed.annotation] == value
+	}), nil
+}
+
+// createsWorkloads reports whether a controller is of one of the ownerKinds.
+func createsWorkloads(controller *metav1.OwnerReference) bool {
+	if controller == nil {
+		return false
+	}
+	group, _, _ := strings.Cut(controller.APIVersion, "/")
+	kind, known := ownerKinds[group]
+	return known && kind == controller.Kind
 }
 
 // owner returns the object that a reference to a controller names, or nil if it does not exist.

@@ -37,7 +37,7 @@ type Queues struct {
 
 // queued has the fields of a workload that the webhook reads.
 type queued struct {
-	object  jobsObject
+	object  workloadFields
 	numbers counted
 }
 
@@ -57,7 +57,7 @@ type counted struct {
 
 // podSet is a template of pods with the number of pods for which Kueue charges it.
 type podSet struct {
-	jobTemplate
+	templateAt
 	pods int64
 }
 
@@ -84,7 +84,7 @@ func (q *Queues) Handle(ctx context.Context, req admission.Request) admission.Re
 
 // checkPods denies a template of pods that Kueue admits themselves.
 func checkPods(kind string, set podSet) error {
-	if kind != "Deployment" && kind != "StatefulSet" && kind != jobOwners["leaderworkerset.x-k8s.io"] {
+	if kind != "Deployment" && kind != "StatefulSet" && kind != kindLeaderWorkerSet {
 		return nil
 	}
 	for _, key := range sharingAnnotations {
@@ -120,7 +120,7 @@ func checkQueuedPod(pod *corev1.Pod) error {
 func (o *queued) podSets() (sets []podSet) {
 	spec, numbers := field.NewPath("spec"), &o.numbers.Spec
 	add := func(template *corev1.PodTemplateSpec, path *field.Path, pods int64) {
-		sets = append(sets, podSet{jobTemplate{template, path}, pods})
+		sets = append(sets, podSet{templateAt{template, path}, pods})
 	}
 	replicas := ptr.Deref(numbers.Replicas, 1)
 	if t := o.object.Spec.Template; t != nil {
