@@ -392,7 +392,7 @@ func (m managedNIC) member(a Attachment) classify.Member {
 func (n *Node) Detach(a Attachment) error {
 	err := n.deleteLink(a)
 	if nic, enforced := n.enforcedNIC(a.Parent); enforced {
-		n.markLeaving(NewLinkKey(a.Parent, a.MAC))
+		n.recordDetached(NewLinkKey(a.Parent, a.MAC))
 		err = errors.Join(err, n.classifier.RemoveMember(nic.member(a)))
 	}
 	return errors.Join(err, n.setGuarded(a, false, false))

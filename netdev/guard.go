@@ -36,12 +36,12 @@ type guards map[int]map[LinkKey]bool
 // mustGuard reports whether a NIC must be guarded: while there is a link that makes it necessary,
 // and for some time afterwards. The caller holds n.mu.
 func (n *Node) mustGuard(index int) bool {
-	hold := n.holds[index]
+	timer := n.guardTimers[index]
 	if len(n.guards[index]) > 0 || len(n.inspections[index].unknown) > 0 {
-		hold.renew(n.now())
-		n.holds[index] = hold
+		timer.renew(n.now())
+		n.guardTimers[index] = timer
 	}
-	return n.now().Before(hold.until)
+	return n.now().Before(timer.until)
 }
 
 // applyGuard guards a NIC, or ends that, as mustGuard says. If it fails, the next call tries

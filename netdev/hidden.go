@@ -20,9 +20,9 @@ import (
 // see.
 
 const (
-	// leavingFor is how long the NIC may accept the address of a link after it was detached: when a
-	// namespace has ended, the kernel removes its links a while later.
-	leavingFor = 5 * time.Second
+	// detachGracePeriod is how long the NIC may accept the address of a link after it was detached:
+	// the kernel removes the links of a namespace some time after the namespace has ended.
+	detachGracePeriod = 5 * time.Second
 	// verifyInterval and verifyGuardedInterval are the shortest time after which Inspect looks again
 	// for the link of an address that it has seen before. It then lists the links of all namespaces.
 	// A NIC that is guarded already can wait.
@@ -38,7 +38,7 @@ type inspection struct {
 }
 
 // Inspect looks for links on a NIC that pods have created in namespaces of their own, and guards
-// the NIC while there are any, and for some time afterwards; see guardHold. It returns the
+// the NIC while there are any, and for some time afterwards; see guardTimer. It returns the
 // addresses of the links, and whether the NIC is guarded for them or for any other link. It takes
 // one dump with an entry for each link of the NIC, and more if an address is not that of an
 // attachment.
@@ -78,7 +78,7 @@ func (n *Node) inspect(nic managedNIC) (now inspection, err error) {
 		return now, nil
 	}
 	now.verified = n.now()
-	now.unknown, err = n.withoutLink(nic, now.suspects)
+	now.unknown, err = n.withoutVisibleLink(nic, now.suspects)
 	return now, err
 }
 
@@ -89,20 +89,20 @@ func (n *Node) suspects(nic managedNIC) (suspects []net.HardwareAddr, err error)
 		return nil, err
 	}
 	for _, mac := range accepted {
-		held, err := n.isHeld(nic, mac)
+		expected, err := n.isExpected(nic, mac)
 		if err != nil {
 			return nil, err
 		}
-		if !held {
+		if !expected {
 			suspects = append(suspects, mac)
 		}
 	}
 	return suspects, nil
 }
 
-// withoutLink returns those of the addresses whose link the node does not see, and that the NIC
+// withoutVisibleLink returns those of the addresses whose link the node does not see, and that the NIC
 // still accepts: links may have been removed meanwhile.
-func (n *Node) withoutLink(nic managedNIC, addresses []net.HardwareAddr) ([]net.HardwareAddr, error) {
+func (n *Node) withoutVisibleLink(nic managedNIC, addresses []net.HardwareAddr) ([]net.HardwareAddr, error) {
 	visible, err := n.visibleAddresses(nic.Index)
 	if err != nil {
 		return nil, err
@@ -116,38 +116,38 @@ func (n *Node) withoutLink(nic managedNIC, addresses []net.HardwareAddr) ([]net.
 	}), nil
 }
 
-// isHeld reports whether an address is that of an attachment whose link has it, or of a link that
+// isExpected reports whether an address is that of an attachment whose link has it, or of a link that
 // was detached a short time ago.
-func (n *Node) isHeld(nic managedNIC, mac net.HardwareAddr) (bool, error) {
+func (n *Node) isExpected(nic managedNIC, mac net.HardwareAddr) (bool, error) {
 	key := NewLinkKey(nic.Index, mac)
 	known, err := n.classifier.Knows(nic.Index, mac)
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if since, leaving := n.leaving[key]; leaving {
-		if n.now().Sub(since) < leavingFor {
+	if at, detached := n.detachedAt[key]; detached {
+		if n.now().Sub(at) < detachGracePeriod {
 			return true, err
 		}
-		delete(n.leaving, key)
+		delete(n.detachedAt, key)
 	}
 	return known && !n.strayed[key], err
 }
 
-// markLeaving remembers that a link is being detached.
-func (n *Node) markLeaving(key LinkKey) {
+// recordDetached records that a link is being detached.
+func (n *Node) recordDetached(key LinkKey) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	for k, since := range n.leaving {
-		if n.now().Sub(since) >= leavingFor {
-			delete(n.leaving, k)
+	for k, at := range n.detachedAt {
+		if n.now().Sub(at) >= detachGracePeriod {
+			delete(n.detachedAt, k)
 		}
 	}
-	n.leaving[key] = n.now()
+	n.detachedAt[key] = n.now()
 }
 
 // visibleAddresses returns the addresses of the links on a NIC that are up, in the node's
-// namespace and in all that have an ID there, also of those on other links of the node on the NIC,
-// such as a VLAN. It leaves out links in mode source, which a pod can have in a namespace that has
-// an ID and is not that of an attachment.
+// namespace and in all namespaces that have an ID there. Links on a link of the node on the NIC,
+// such as a VLAN, count as well. Links in mode source do not: a pod can create them in a namespace
+// that has an ID and is not that of an attachment.
 func (n *Node) visibleAddresses(index int) (map[LinkKey]bool, error) {
 	visible := map[LinkKey]bool{}
 	own, err := listLinks()
@@ -200,28 +200,28 @@ func (n *Node) acceptedAddresses(index int) (found []net.HardwareAddr, err error
 	return found, nil
 }
 
-// A pod could alternate between a link that takes the frames of others and harmless ones, so that
-// it receives them until it is detected each time. So a NIC stays guarded for a while after the
-// last such link, which doubles with each repetition.
+// A pod could alternate between a link that takes the frames of others and harmless ones, and
+// receive them each time until it is detected. So a NIC stays guarded for some time after the
+// last such link. The time doubles with each repetition.
 const (
-	shortestHold = 10 * time.Second
-	longestHold  = time.Hour
+	minGuardTime = 10 * time.Second
+	maxGuardTime = time.Hour
 )
 
-// guardHold is how long a NIC stays guarded after the last link that made it necessary.
-type guardHold struct {
+// guardTimer measures how long a NIC stays guarded after the last link that made it necessary.
+type guardTimer struct {
 	length time.Duration
 	until  time.Time
 }
 
-// renew starts the time again while there is such a link. The time doubles if it had ended, unless
-// that was longer than longestHold ago.
-func (h *guardHold) renew(now time.Time) {
+// renew starts the timer again while there is such a link. The time doubles if the timer had
+// expired, unless that was longer than maxGuardTime ago.
+func (g *guardTimer) renew(now time.Time) {
 	switch {
-	case h.length == 0 || now.Sub(h.until) > longestHold:
-		h.length = shortestHold
-	case now.After(h.until):
-		h.length = min(2*h.length, longestHold)
+	case g.length == 0 || now.Sub(g.until) > maxGuardTime:
+		g.length = minGuardTime
+	case now.After(g.until):
+		g.length = min(2*g.length, maxGuardTime)
 	}
-	h.until = now.Add(h.length)
+	g.until = now.Add(g.length)
 }

@@ -44,10 +44,10 @@ type Node struct {
 	guards     guards
 	// inspections are the results of Inspect, by interface index.
 	inspections map[int]inspection
-	holds       map[int]guardHold     // by interface index
+	guardTimers map[int]guardTimer    // by interface index
 	gateways    map[int][]netip.Addr  // those of SetGateways, by interface index
 	strayed     map[LinkKey]bool      // attachments whose links do not have their address; see setGuarded
-	leaving     map[LinkKey]time.Time // when links were detached; see leavingFor
+	detachedAt  map[LinkKey]time.Time // when links were detached; see detachGracePeriod
 }
 
 // managedNIC is a NIC for which Manage was called.
@@ -189,10 +189,10 @@ func NewNode(o Options) (*Node, error) {
 		guards:     guards{},
 
 		inspections: map[int]inspection{},
-		holds:       map[int]guardHold{},
+		guardTimers: map[int]guardTimer{},
 		gateways:    map[int][]netip.Addr{},
 		strayed:     map[LinkKey]bool{},
-		leaving:     map[LinkKey]time.Time{},
+		detachedAt:  map[LinkKey]time.Time{},
 	}, nil
 }
 
@@ -340,7 +340,7 @@ func (n *Node) Unmanage(name string, index int) (found bool, err error) {
 	delete(n.managed, index)
 	delete(n.arrivals, index)
 	delete(n.inspections, index)
-	delete(n.holds, index)
+	delete(n.guardTimers, index)
 	delete(n.guards, index)
 	delete(n.gateways, index)
 	return n.removeEnforcement(name, index)
