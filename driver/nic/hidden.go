@@ -27,19 +27,21 @@ const inspectInterval = 500 * time.Millisecond
 type hiddenLinks struct {
 	changed chan struct{} // has an element if warnings have begun or ended
 
-	mu sync.Mutex
-	// addresses are those of hidden links, by the name of the NIC, from when they were found until
-	// the NIC is not guarded any more.
-	addresses map[string]string
-	guarded   map[string]bool   // the names of the guarded NICs
-	failed    map[string]string // the error that was logged last, by the name of the NIC
+	mu   sync.Mutex
+	nics map[string]nicInspection // by the name of the NIC
+}
+
+// nicInspection is what the inspections of a NIC have found.
+type nicInspection struct {
+	// addresses are those of hidden links, from when they were found until the NIC is no longer
+	// guarded; "" if there were none.
+	addresses string
+	guarded   bool
+	failure   string // the error of the last inspection; "" if it succeeded
 }
 
 func newHiddenLinks() *hiddenLinks {
-	return &hiddenLinks{
-		changed: make(chan struct{}, 1), addresses: map[string]string{}, guarded: map[string]bool{},
-		failed: map[string]string{},
-	}
+	return &hiddenLinks{changed: make(chan struct{}, 1), nics: map[string]nicInspection{}}
 }
 
 // inspectRegularly looks for hidden links until ctx ends.
@@ -83,17 +85,19 @@ func (k *Kind) inspect(ctx context.Context) {
 	h.keep(present)
 }
 
-// fails records the result of an inspection, and reports whether it is an error that was not logged.
-func (h *hiddenLinks) fails(nic string, err error) bool {
+// fails records the error of an inspection, and reports whether it differs from that of the last
+// one, so that an error is logged once.
+func (h *hiddenLinks) fails(nic string, err error) (isNew bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if err == nil {
-		delete(h.failed, nic)
-		return false
+	n := h.nics[nic]
+	last := n.failure
+	n.failure = ""
+	if err != nil {
+		n.failure = err.Error()
 	}
-	logged := h.failed[nic] == err.Error()
-	h.failed[nic] = err.Error()
-	return !logged
+	h.nics[nic] = n
+	return err != nil && n.failure != last
 }
 
 // update sets the result for a NIC, and reports whether hidden links were found that were not known.
@@ -101,51 +105,53 @@ func (h *hiddenLinks) fails(nic string, err error) bool {
 func (h *hiddenLinks) update(nic, addresses string, guarded bool) (isNew bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if guarded {
-		h.guarded[nic] = true
-	} else {
-		delete(h.guarded, nic)
-	}
-	_, known := h.addresses[nic]
+	n := h.nics[nic]
+	warned := n.addresses != ""
+	n.guarded = guarded
 	switch {
-	case addresses != "" && !known:
-		h.addresses[nic] = addresses
-	case known && !guarded:
-		delete(h.addresses, nic)
-	default:
+	case !warned:
+		n.addresses = addresses
+	case !guarded:
+		n.addresses = ""
+	}
+	h.nics[nic] = n
+	if warned == (n.addresses != "") {
 		return false
 	}
 	signal(h.changed)
 	return addresses != ""
 }
 
-// keep forgets NICs that are not present any more, or whose frames are not checked any more.
+// keep removes the results of NICs that are no longer present, or whose frames are no longer
+// checked.
 func (h *hiddenLinks) keep(present map[string]bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	maps.DeleteFunc(h.addresses, func(nic, _ string) bool { return !present[nic] })
-	maps.DeleteFunc(h.guarded, func(nic string, _ bool) bool { return !present[nic] })
-	maps.DeleteFunc(h.failed, func(nic, _ string) bool { return !present[nic] })
+	maps.DeleteFunc(h.nics, func(nic string, _ nicInspection) bool { return !present[nic] })
 }
 
 // isGuarded reports whether the senders of frames are hidden from the pods of a NIC.
 func (h *hiddenLinks) isGuarded(nic string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.guarded[nic]
+	return h.nics[nic].guarded
 }
 
 // Warnings implements driver.WarningReporter.
 func (k *Kind) Warnings() (warnings []driver.Warning) {
 	k.hidden.mu.Lock()
 	defer k.hidden.mu.Unlock()
-	for _, nic := range slices.Sorted(maps.Keys(k.hidden.addresses)) {
+	for _, nic := range slices.Sorted(maps.Keys(k.hidden.nics)) {
+		addresses := k.hidden.nics[nic].addresses
+		if addresses == "" {
+			continue
+		}
 		warnings = append(warnings, driver.Warning{
 			Device: nic, Reason: params.EventReasonLinksHidden,
 			Message: fmt.Sprintf("pods hide links with the MAC addresses %s on %s in network namespaces of their own, "+
 				"with which they could receive the frames of others: all pods of %s see random source MAC addresses until "+
 				"the links are gone: which pods of the NIC have CAP_NET_ADMIN in a user namespace?",
-				k.hidden.addresses[nic], nic, nic),
+				addresses, nic, nic),
 			EndReason: params.EventReasonLinksVisible, EndMessage: "pods hide no links on " + nic + " any more",
 		})
 	}
