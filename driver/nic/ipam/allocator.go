@@ -78,9 +78,15 @@ type Allocator struct {
 	// rereadBlocks makes the next turn read the blocks and the records again.
 	rereadBlocks bool
 	// requested counts the requests in progress for a reserved address or for a consumer.
-	requested map[any]int
+	requested map[requestKey]int
 	// avoided holds until when an address is not assigned; see Avoid.
 	avoided map[Address]time.Time
+}
+
+// requestKey is what a request in progress asks for: a reserved address, or an address for a consumer.
+type requestKey struct {
+	address  Address
+	consumer poolConsumer
 }
 
 // ended is an address whose attachment has ended.
@@ -133,7 +139,7 @@ func New(o Options) *Allocator {
 	return &Allocator{
 		options: o, pools: newPools(o.API, o.Node, o.NodeLabels), maintain: make(chan struct{}, 1),
 		released: map[Address]time.Time{}, avoided: map[Address]time.Time{}, deleted: map[types.UID]bool{},
-		requested: map[any]int{},
+		requested: map[requestKey]int{},
 	}
 }
 
@@ -352,12 +358,12 @@ func (a *Allocator) keepRequested(items []item) (end func()) {
 		defer a.mu.Unlock()
 		for _, i := range items {
 			if i.reserved.IsValid() {
-				a.requested[Address{i.pool.Network, i.reserved}] += n
+				a.requested[requestKey{address: Address{i.pool.Network, i.reserved}}] += n
 			} else if i.consumer != (consumer{}) {
-				a.requested[poolConsumer{i.pool.Name, i.consumer}] += n
+				a.requested[requestKey{consumer: poolConsumer{i.pool.Name, i.consumer}}] += n
 			}
 		}
-		maps.DeleteFunc(a.requested, func(_ any, n int) bool { return n == 0 })
+		maps.DeleteFunc(a.requested, func(_ requestKey, n int) bool { return n == 0 })
 	}
 	add(1)
 	return func() { add(-1) }

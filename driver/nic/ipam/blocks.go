@@ -273,7 +273,7 @@ func overlap(created *network.AddressBlock, addresses *netipx.IPSet, blocks []ne
 // exhausted returns an error that names the nodes with most addresses, and the addresses
 // that are avoided.
 func exhausted(pool *addresspool.Pool, blocks []network.AddressBlock, avoided []netip.Addr) error {
-	others := holders(blocks, func(b *network.AddressBlock) bool { return b.Spec.Pool == pool.Name })
+	others := describeNodes(blocks, func(b *network.AddressBlock) bool { return b.Spec.Pool == pool.Name })
 	if len(avoided) > 0 {
 		others += fmt.Sprintf(", and other hosts on the network have %s", avoided)
 	}
@@ -284,9 +284,9 @@ func exhausted(pool *addresspool.Pool, blocks []network.AddressBlock, avoided []
 		pool.Name, errExhausted, addresspool.Count(pool.Addresses), others)
 }
 
-// holders names the nodes that have most addresses of the selected blocks, for an error, and the
-// number of those that pods keep which are on no node.
-func holders(blocks []network.AddressBlock, selects func(*network.AddressBlock) bool) (text string) {
+// describeNodes names the nodes with most addresses of the selected blocks for an error, and says how
+// many of the addresses StatefulSets keep for pods that do not run.
+func describeNodes(blocks []network.AddressBlock, selects func(*network.AddressBlock) bool) (text string) {
 	counts := map[string]int{}
 	for i := range blocks {
 		if selects(&blocks[i]) {
@@ -368,7 +368,7 @@ func (a *Allocator) maintainBlocks(ctx context.Context, used func() (Used, error
 		return err
 	}
 	for _, object := range append(objects, deleted...) {
-		needsBlock, err := a.giveBack(ctx, object, used)
+		needsBlock, err := a.returnUnused(ctx, object, used)
 		if err != nil {
 			failed = errors.Join(failed, err)
 			continue
@@ -410,10 +410,10 @@ func (a *Allocator) deletedPools(
 	return deleted, nil
 }
 
-// giveBack returns unused addresses of a pool. If the pool is short, it returns all of
+// returnUnused returns unused addresses of a pool. If the pool is short, it returns all of
 // them; otherwise it returns unused blocks, and keeps one if the node uses another. It
 // reports whether the node uses all addresses of the pool that it has.
-func (a *Allocator) giveBack(
+func (a *Allocator) returnUnused(
 	ctx context.Context, object *network.AddressPool, used func() (Used, error),
 ) (needsBlock bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
@@ -441,7 +441,7 @@ func (a *Allocator) giveBack(
 				addresspool.Difference(needed, pool.Reserved), isSingle || isShort(object), spares)
 			keep = addresspool.Union(keep, needed)
 		}
-		if err := a.giveUp(ctx, b, keep); err != nil {
+		if err := a.returnExcept(ctx, b, keep); err != nil {
 			a.blocks = append(kept, a.blocks[i:]...)
 			a.used = nil // read the blocks again: another node may have the addresses now
 			return false, err
@@ -481,12 +481,12 @@ func toKeep(addresses, used *netipx.IPSet, short bool, spares int) (*netipx.IPSe
 func (a *Allocator) needed(b *block) *netipx.IPSet {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.requested[poolConsumer{b.object.Spec.Pool, consumerOf(b.object)}] > 0 {
+	if a.requested[requestKey{consumer: poolConsumer{b.object.Spec.Pool, consumerOf(b.object)}}] > 0 {
 		return b.addresses
 	}
 	var set netipx.IPSetBuilder
 	b.each(func(address Address) {
-		if _, inUse := a.used[address]; inUse || a.requested[address] > 0 {
+		if _, inUse := a.used[address]; inUse || a.requested[requestKey{address: address}] > 0 {
 			set.Add(address.IP)
 		}
 	})
@@ -503,9 +503,9 @@ func (a *Allocator) forgetReleased(b *block, kept *netipx.IPSet) {
 	})
 }
 
-// giveUp returns all addresses of a block but those to keep. What a pod keeps stays assigned to
+// returnExcept returns all addresses of a block but those to keep. What a pod keeps stays assigned to
 // the pod.
-func (a *Allocator) giveUp(ctx context.Context, b *block, keep *netipx.IPSet) error {
+func (a *Allocator) returnExcept(ctx context.Context, b *block, keep *netipx.IPSet) error {
 	if len(keep.Ranges()) == 0 && b.object.Spec.Pod != "" {
 		return a.returnKept(ctx, b)
 	}

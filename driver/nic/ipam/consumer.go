@@ -153,7 +153,7 @@ func (i item) checkLimit(blocks []network.AddressBlock) error {
 	}
 	return fmt.Errorf("AddressPool %s: %w: spec.namespaceLimit is %d, and namespace %s has %d%s: delete pods, or "+
 		"raise the limit", i.pool.Name, errLimit, limit, i.consumer.namespace, countIn(i, blocks),
-		holders(blocks, func(b *network.AddressBlock) bool { return i.counts(b) }))
+		describeNodes(blocks, func(b *network.AddressBlock) bool { return i.counts(b) }))
 }
 
 // exceedsLimit reports whether a block of an item exceeds the limit of its namespace.
