@@ -15,8 +15,8 @@ import (
 
 // checkMount returns an error if the kernel refuses to execute files in dir, here or, if
 // nodeMounts is not empty, on the node. nodeMounts is a file in the format of
-// /proc/PID/mountinfo. It is necessary because container runtimes mount a directory of the
-// node without the option noexec of the node's mount.
+// /proc/PID/mountinfo. The node's own mount counts because container runtimes mount a
+// directory of the node without its option noexec.
 func checkMount(dir, nodeMounts string) error {
 	var stat unix.Statfs_t
 	if err := unix.Statfs(dir, &stat); err != nil {

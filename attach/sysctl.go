@@ -25,7 +25,8 @@ func (l Link) setSysctls() error {
 	}
 	link, err := net.InterfaceByIndex(l.Index)
 	if err != nil {
-		return fmt.Errorf("sysctls of %s: %w", l.Name, err)
+		return fmt.Errorf("find link %s (index %d) to set its sysctls: %w: has a program in the pod deleted it?",
+			l.Name, l.Index, err)
 	}
 	for _, name := range slices.Sorted(maps.Keys(l.Sysctls)) {
 		path, err := sysctlPath(name, link.Name)
@@ -46,7 +47,8 @@ func sysctlPath(name, link string) (string, error) {
 	parts := strings.Split(name, ".")
 	i := slices.Index(parts, "IFNAME")
 	if i < 0 || parts[0] != "net" || strings.Contains(name, "/") || slices.Contains(parts, "") {
-		return "", fmt.Errorf("sysctls[%s]: is not a parameter of a link", name)
+		return "", fmt.Errorf("sysctls[%s]: is not a parameter of a link: use a name such as "+
+			"net.ipv4.conf.IFNAME.arp_ignore", name)
 	}
 	parts[i] = link
 	return filepath.Join(append([]string{sysctlDir}, parts...)...), nil
