@@ -2,8 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package controlplane assembles the controller: it publishes fabrics, writes the
-// status of their shares, generates and reserves the claims of PodGroups and Jobs, reserves
-// claims for other objects, maintains AddressPools, and serves the admission webhooks.
+// status of their shares, generates and reserves the claims of PodGroups, Jobs, and replicas,
+// reserves claims for other objects, maintains AddressPools, publishes the addresses of pods as
+// endpoints, and serves the admission webhooks.
 package controlplane
 
 import (

@@ -41,7 +41,7 @@ func (r *Reconciler) claimChange(
 	if !change.Empty() && !full {
 		return change, nil
 	}
-	// The removal of stale entries makes room for others, so that it comes first.
+	// The removal of stale entries makes room for others, so it comes first.
 	stale, err := r.staleEntriesChange(ctx, g, s, claim, users)
 	if !stale.Empty() {
 		return stale, err

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package workload finds the objects that annotations name: those that hold claims, and
-// those that create the pods of PodGroups. Users choose their kinds, so that the Finder
+// those that create the pods of PodGroups. Users choose their kinds, so the Finder
 // reads the few fields in which kinds agree, and starts a watch for each kind that an
 // annotation names.
 package workload
