@@ -236,7 +236,9 @@ func (j *workloadObject) annotationPath(template *field.Path) *field.Path {
 }
 
 // check denies a template of pods whose claims cannot be generated, and returns warnings.
-func (j *Jobs) check(ctx context.Context, req admission.Request, object *workloadObject, t templateAt) ([]string, error) {
+func (j *Jobs) check(
+	ctx context.Context, req admission.Request, object *workloadObject, t templateAt,
+) ([]string, error) {
 	path := object.annotationPath(t.path)
 	inherited, err := j.isInherited(ctx, req.Namespace, object, t.Annotations[object.annotation])
 	if err != nil || inherited && req.Kind.Kind == "StatefulSet" {
@@ -378,7 +380,7 @@ func (j *Jobs) isInherited(ctx context.Context, namespace string, object *worklo
 	}), nil
 }
 
-// createsWorkloads reports whether a controller is of one of the ownerKinds.
+// createsWorkloads reports whether a controller has one of the ownerKinds.
 func createsWorkloads(controller *metav1.OwnerReference) bool {
 	if controller == nil {
 		return false

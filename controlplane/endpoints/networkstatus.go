@@ -124,7 +124,8 @@ func annotationOf(present string, links []link, driver string) (string, error) {
 	var others, own []json.RawMessage
 	if present != "" {
 		if err := json.Unmarshal([]byte(present), &others); err != nil {
-			return "", fmt.Errorf("annotation %s is not a list: %w", network.NetworkStatusAnnotation, err)
+			return "", fmt.Errorf("annotation %s is not a JSON list: %w: which program wrote it?",
+				network.NetworkStatusAnnotation, err)
 		}
 	}
 	var kept []json.RawMessage
