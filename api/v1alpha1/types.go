@@ -42,7 +42,7 @@ type NetworkAttachment struct {
 	AddressPools []string `json:"addressPools,omitempty"`
 
 	// KeepAddresses makes each pod of a StatefulSet keep the addresses that it has from
-	// AddressPools, also when it is created again or moves to another node, until the
+	// AddressPools, even when it is created again or moves to another node, until the
 	// StatefulSet is deleted. Other pods are refused. A pod with several such links on one
 	// network needs an interfaceName for each. The default is false.
 	KeepAddresses *bool `json:"keepAddresses,omitempty"`
