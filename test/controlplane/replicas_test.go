@@ -75,9 +75,10 @@ func TestReplicas_claimOfEachOrdinal(t *testing.T) {
 	e.create(t, set)
 	e.awaitRunning(t, ns, 3)
 	before := e.awaitClaimsOfReplicas(t, ns, "0", "1", "2")
-	for replica, pods := range e.podsOfClaims(t, ns) {
-		if len(pods) != 1 || before[strings.TrimPrefix(pods[0], "web-")] != replica {
-			t.Errorf("claim %s: used by the pods %v; the claims are %v", replica, pods, before)
+	users := e.podsOfClaims(t, ns)
+	for replica, claim := range before {
+		if want := []string{"web-" + replica}; !slices.Equal(users[claim], want) {
+			t.Errorf("pods that use claim %s: got %v, want %v", claim, users[claim], want)
 		}
 	}
 	e.delete(t, &corev1.Pod{ObjectMeta: objectMeta(ns, "web-1")})
