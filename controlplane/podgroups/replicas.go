@@ -97,7 +97,7 @@ func (r *ReplicaReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ct
 		// Admission denies an invalid annotation. This StatefulSet is older than the webhook.
 		return ctrl.Result{}, reconcile.TerminalError(err)
 	}
-	if len(listed) == 0 || IsOfWorkers(&set) {
+	if len(listed) == 0 || isOfWorkers(&set) {
 		return ctrl.Result{}, nil
 	}
 	groups, err := r.readReplicas(ctx, &set, listed)
@@ -117,9 +117,9 @@ func (r *ReplicaReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ct
 	return result, nil
 }
 
-// IsOfWorkers reports whether the StatefulSet is for the workers of one replica of a
+// isOfWorkers reports whether the StatefulSet is for the workers of one replica of a
 // LeaderWorkerSet, which use the claims of their leader.
-func IsOfWorkers(set *appsv1.StatefulSet) bool {
+func isOfWorkers(set *appsv1.StatefulSet) bool {
 	controller := metav1.GetControllerOfNoCopy(set)
 	return controller != nil && controller.Kind == "Pod"
 }

@@ -28,9 +28,9 @@ func NewTimer(c clock.PassiveClock) *Timer {
 	return &Timer{clock: c, since: map[types.UID]time.Time{}}
 }
 
-// Remaining returns how long the claims of the owner must still be unused until they have
+// remaining returns how long the claims of the owner must still be unused until they have
 // been unused for the given time. It is 0 or negative if they have been.
-func (t *Timer) Remaining(owner types.UID, unused time.Duration) time.Duration {
+func (t *Timer) remaining(owner types.UID, unused time.Duration) time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	since, ok := t.since[owner]
@@ -64,6 +64,6 @@ func ReleaseDue(
 	case policy.OnCompletion && state.Complete, policy.OnSuspension && state.Suspended:
 		return true, 0
 	}
-	wait = unused.Remaining(owner, policy.Unused)
+	wait = unused.remaining(owner, policy.Unused)
 	return wait <= 0, max(wait, 0)
 }
