@@ -70,7 +70,11 @@ func (n *Node) inspect(nic managedNIC) (now inspection, err error) {
 		interval = verifyGuardedInterval
 	}
 	isNew := func(mac net.HardwareAddr) bool { return !containsAddress(last.suspects, mac) }
-	if n.now().Sub(last.verified) < interval && (nic.Policy.Guarded || !slices.ContainsFunc(now.suspects, isNew)) {
+	added := slices.DeleteFunc(slices.Clone(now.suspects), func(mac net.HardwareAddr) bool { return !isNew(mac) })
+	if err := n.classifier.NoteImitated(nic.Index, added); err != nil {
+		return now, err
+	}
+	if n.now().Sub(last.verified) < interval && (nic.Policy.Guarded || len(added) == 0) {
 		now.verified = last.verified
 		now.unknown = slices.DeleteFunc(slices.Clone(last.unknown), func(mac net.HardwareAddr) bool {
 			return !containsAddress(now.suspects, mac)

@@ -129,6 +129,7 @@ const (
 	bpfMapDraSharedConflicts                    = "dra_shared_conflicts"
 	bpfMapDraSharedCounts                       = "dra_shared_counts"
 	bpfMapDraSharedHairpins                     = "dra_shared_hairpins"
+	bpfMapDraSharedImitated                     = "dra_shared_imitated"
 	bpfMapDraSharedLearned                      = "dra_shared_learned"
 	bpfMapDraSharedLinks                        = "dra_shared_links"
 	bpfMapDraSharedModeration                   = "dra_shared_moderation"
@@ -228,6 +229,7 @@ type bpfMapSpecs struct {
 	DraSharedConflicts  *ebpf.MapSpec `ebpf:"dra_shared_conflicts"`
 	DraSharedCounts     *ebpf.MapSpec `ebpf:"dra_shared_counts"`
 	DraSharedHairpins   *ebpf.MapSpec `ebpf:"dra_shared_hairpins"`
+	DraSharedImitated   *ebpf.MapSpec `ebpf:"dra_shared_imitated"`
 	DraSharedLearned    *ebpf.MapSpec `ebpf:"dra_shared_learned"`
 	DraSharedLinks      *ebpf.MapSpec `ebpf:"dra_shared_links"`
 	DraSharedModeration *ebpf.MapSpec `ebpf:"dra_shared_moderation"`
@@ -271,6 +273,7 @@ type bpfMaps struct {
 	DraSharedConflicts  *ebpf.Map `ebpf:"dra_shared_conflicts"`
 	DraSharedCounts     *ebpf.Map `ebpf:"dra_shared_counts"`
 	DraSharedHairpins   *ebpf.Map `ebpf:"dra_shared_hairpins"`
+	DraSharedImitated   *ebpf.Map `ebpf:"dra_shared_imitated"`
 	DraSharedLearned    *ebpf.Map `ebpf:"dra_shared_learned"`
 	DraSharedLinks      *ebpf.Map `ebpf:"dra_shared_links"`
 	DraSharedModeration *ebpf.Map `ebpf:"dra_shared_moderation"`
@@ -290,6 +293,7 @@ func (m *bpfMaps) Close() error {
 		m.DraSharedConflicts,
 		m.DraSharedCounts,
 		m.DraSharedHairpins,
+		m.DraSharedImitated,
 		m.DraSharedLearned,
 		m.DraSharedLinks,
 		m.DraSharedModeration,

@@ -15,6 +15,7 @@ var (
 	ARP     = arp
 	IPv4    = ipv4
 	UDP     = udp
+	DHCP    = dhcp
 	TCP     = tcp
 	IPv6    = ipv6
 	ND      = nd

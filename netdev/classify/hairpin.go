@@ -33,14 +33,18 @@ func (c *Classifier) AttachHairpin(nic int, h Hairpin) error {
 	if err := c.attachHairpinProgram(h.Inner); err != nil {
 		return fmt.Errorf("attach classifier to the hairpin of link %d: %w", nic, err)
 	}
-	mark, err := c.hairpinMark(nic)
+	inner := uint32(h.Inner)
+	mark, err := c.hairpinMark(uint32(nic), 0)
 	if err != nil {
 		return fmt.Errorf("look up the hairpin of link %d: %w", nic, err)
 	}
-	inner := uint32(h.Inner)
+	priority, err := c.hairpinMark(inner, mark) // an earlier release has the same number in both entries
+	if err != nil {
+		return fmt.Errorf("look up the hairpin of link %d: %w", nic, err)
+	}
 	err = c.failpoints.Do("put hairpin in map", func() error {
 		return errors.Join( // the inner link first, because the second entry puts the hairpin in use
-			put(c.maps.DraSharedHairpins, inner, bpfHairpin{Peer: uint32(nic), Inner: inner, Mark: mark}),
+			put(c.maps.DraSharedHairpins, inner, bpfHairpin{Peer: uint32(nic), Inner: inner, Mark: priority}),
 			put(c.maps.DraSharedHairpins, uint32(nic), bpfHairpin{Peer: uint32(h.Outer), Inner: inner, Mark: mark}),
 		)
 	})
@@ -60,12 +64,12 @@ func (c *Classifier) attachHairpinProgram(inner int) error {
 	return c.failpoints.Do("attach program", filter{link: inner, hook: ingress().parent, program: c.hairpin}.replace)
 }
 
-// hairpinMark returns the mark of the frames of a NIC's hairpin: that of an earlier process,
-// whose frames may be in it, or a random one, so that a pod cannot set it.
-func (c *Classifier) hairpinMark(nic int) (uint32, error) {
+// hairpinMark returns the mark in an entry of a hairpin: that of an earlier process, whose frames
+// may be in it, unless it is other, or a random one, so that a pod cannot set it.
+func (c *Classifier) hairpinMark(key, other uint32) (uint32, error) {
 	var present bpfHairpin
-	err := c.maps.DraSharedHairpins.Lookup(uint32(nic), &present)
-	if !errors.Is(err, ebpf.ErrKeyNotExist) {
+	err := c.maps.DraSharedHairpins.Lookup(key, &present)
+	if err == nil && present.Mark != other || err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return present.Mark, err
 	}
 	var random [4]byte

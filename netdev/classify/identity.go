@@ -444,6 +444,16 @@ func (c *Classifier) Audited(m Member) (bool, error) {
 	return value.Flags&linkAudit != 0, err
 }
 
+// NoteImitated makes the programs hide the source address of the multicast and broadcast that hosts with
+// the addresses send to a NIC: pods have links with these addresses, which would take it from others. The
+// programs forget addresses when there are thousands.
+func (c *Classifier) NoteImitated(parent int, addresses []net.HardwareAddr) (failed error) {
+	for _, mac := range addresses {
+		failed = errors.Join(failed, put(c.maps.DraSharedImitated, receiver(Member{Parent: parent, MAC: mac}), uint32(1)))
+	}
+	return failed
+}
+
 // startRefusals adds a class to the map of refusals, unless it is there.
 func (c *Classifier) startRefusals(parent int, class uint32) error {
 	cpus, err := ebpf.PossibleCPU()

@@ -177,6 +177,15 @@ func udp(source, destination uint16) []byte {
 	return append(b, 0, 12, 0, 0, 1, 2, 3, 4)
 }
 
+// dhcp returns the UDP packet with which a DHCP client releases an address.
+func dhcp(mac net.HardwareAddr, address string) []byte {
+	message := make([]byte, 240)
+	message[0], message[1], message[2] = 1, 1, 6
+	copy(message[12:], netip.MustParseAddr(address).AsSlice())
+	copy(message[28:], mac)
+	return append(append(udp(68, 67)[:8], message...), 53, 1, 7, 255)
+}
+
 // tcp builds an IPv4 packet with a SYN and valid checksums.
 func tcp(source, destination string, from, to uint16) []byte {
 	sum := func(b []byte) (n uint32) {
@@ -264,7 +273,7 @@ func TestProgram_dropsSpoofedFrames(t *testing.T) {
 			ether(linkMAC, protoIPv4, ipv4("224.0.0.1", 6, 0, udp(1, 2))), "SourceAddress",
 		},
 		"IPv4 without source (DHCP)": {
-			ether(linkMAC, protoIPv4, ipv4("0.0.0.0", 17, 0, udp(68, 67))), allowed,
+			ether(linkMAC, protoIPv4, ipv4("0.0.0.0", 17, 0, dhcp(linkMAC, "0.0.0.0"))), allowed,
 		},
 		"IGMP without source": {ether(linkMAC, protoIPv4, ipv4("0.0.0.0", 2, 0, udp(0, 0))), allowed},
 		"a later fragment": {

@@ -356,6 +356,10 @@ static __always_inline int classify_sent(struct __sk_buff *skb, int has_cookie, 
 			// without a route. They have arrived at a link of the node before.
 			frame.is_foreign = nic->forwarded ? has_socket && has_cookie && !skb->ingress_ifindex
 							  : (has_socket && has_cookie) || skb->ingress_ifindex;
+			// Without a socket, the kernel of the node sends only ARP without a route. What the
+			// kernel of a pod sends through a bridge has no ingress interface either.
+			if (!has_socket && !skb->ingress_ifindex && frame.protocol != bpf_htons(ETH_P_ARP))
+				frame.is_foreign = 1;
 			frame.routed = !reads_routes || routed_by_node(skb);
 		}
 		frame.class = class;
@@ -467,7 +471,7 @@ static __always_inline int classify_received(struct __sk_buff *skb, struct nic *
 		frame.policy = bpf_map_lookup_elem(&dra_shared_policies, &parent);
 	if (frame.policy && !frame.policy->identity)
 		frame.policy = 0;
-	if (frame.policy && frame.policy->guarded)
+	if (frame.policy && (frame.policy->guarded || is_imitated(&frame)))
 		hide_source(skb);
 	if (frame.destination == number_of(nic->mac))
 		return 0;

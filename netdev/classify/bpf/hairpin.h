@@ -17,7 +17,9 @@
 struct hairpin {
 	__u32 peer;  // interface index of the outer link, or of the NIC
 	__u32 inner; // interface index of the inner link
-	__u32 mark;  // of frames that are in the hairpin or have passed it; random and not 0
+	// Random and not 0. In the entry of the NIC: the mark of frames that are in the hairpin or have
+	// passed it. In that of the inner link: the priority of frames that have passed it and leave.
+	__u32 mark;
 };
 
 struct {
@@ -39,7 +41,8 @@ static __always_inline struct hairpin *find_hairpin(__u32 index)
 }
 
 // Reports whether a frame that leaves through a NIC has passed its hairpin. To forge this, a pod
-// would have to guess the mark, and to forward frames from a link with the same interface index.
+// would have to guess both the mark and the priority, and to forward frames from a link with the same
+// interface index. It can try millions of values per second, so one word is not enough.
 static __always_inline int has_passed_hairpin(struct __sk_buff *skb)
 {
 	struct hairpin *hairpin;
@@ -47,7 +50,10 @@ static __always_inline int has_passed_hairpin(struct __sk_buff *skb)
 	if (!skb->mark)
 		return 0;
 	hairpin = find_hairpin(skb->ifindex);
-	return hairpin && skb->mark == hairpin->mark && skb->ingress_ifindex == hairpin->inner;
+	if (!hairpin || skb->mark != hairpin->mark || skb->ingress_ifindex != hairpin->inner)
+		return 0;
+	hairpin = find_hairpin(hairpin->inner);
+	return hairpin && skb->priority == hairpin->mark;
 }
 
 // Sends a frame of a link that leaves through a NIC to the hairpin, and returns the verdict on
@@ -117,13 +123,17 @@ static __always_inline int is_for_node(__u32 parent, __u64 destination)
 SEC("tc")
 int dra_shared_hairpin(struct __sk_buff *skb)
 {
-	struct hairpin *hairpin = find_hairpin(skb->ifindex);
+	struct hairpin *hairpin = find_hairpin(skb->ifindex), *nic;
 	__u64 destination;
 	struct ethhdr eth;
 	struct link *link;
 
-	if (!hairpin || skb->mark != hairpin->mark || bpf_skb_load_bytes(skb, 0, &eth, sizeof(eth)))
+	if (!hairpin || bpf_skb_load_bytes(skb, 0, &eth, sizeof(eth)))
 		return TC_ACT_SHOT;
+	nic = find_hairpin(hairpin->peer);
+	if (!nic || skb->mark != nic->mark)
+		return TC_ACT_SHOT;
+	skb->priority = hairpin->mark;
 	destination = number_of(eth.h_dest);
 	if (destination & 1) {
 		bpf_clone_redirect(skb, hairpin->peer, BPF_F_INGRESS);

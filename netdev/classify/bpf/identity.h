@@ -172,6 +172,15 @@ struct {
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } dra_shared_learned SEC(".maps");
 
+// The addresses of links that no share has; see is_imitated. The value is not used.
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 4096);
+	__type(key, struct receiver);
+	__type(value, __u32);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} dra_shared_imitated SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 4096);
@@ -397,6 +406,16 @@ static __always_inline void hide_source(struct __sk_buff *skb)
 	bpf_skb_store_bytes(skb, ETH_ALEN, &source, ETH_ALEN, 0);
 }
 
+// Reports whether a pod has, or had, a link with the address of the host that sent a frame. The kernel
+// takes the host's multicast and broadcast for that of the link, and delivers it to no other link, nor
+// to the node.
+static __always_inline int is_imitated(const struct frame *frame)
+{
+	__u64 key[] = {frame->parent | frame->source << 32, frame->source >> 32};
+
+	return frame->destination & 1 && !frame->returned && bpf_map_lookup_elem(&dra_shared_imitated, key);
+}
+
 // Reports whether an address is in fe80::/10. high is the first half of the address as in a frame.
 static __always_inline int is_in_link_local_network(__u64 high)
 {
@@ -488,6 +507,28 @@ static __always_inline int is_from_dhcp_server(struct __sk_buff *skb, int offset
 	return (ports & 0xffff) == bpf_htons(server) || ports >> 16 == bpf_htons(client);
 }
 
+// Checks the ports of a UDP packet for IPv4, and in a message of a DHCP client (RFC 2131) its MAC address
+// (chaddr), and the address that it has, such as one that it releases (ciaddr). offset is that of the UDP
+// header. A fragment can show other addresses than the message has.
+static __always_inline __u32 check_dhcp(struct __sk_buff *skb, const struct frame *frame, int offset, int is_fragment)
+{
+	__u64 mac = 0;
+	__u32 ports, address;
+
+	if (bpf_skb_load_bytes(skb, offset, &ports, sizeof(ports)))
+		return REASON_DHCP; // a header that does not fit hides the ports
+	if ((ports & 0xffff) == bpf_htons(67) || ports >> 16 == bpf_htons(68))
+		return REASON_DHCP;
+	if (ports >> 16 != bpf_htons(67))
+		return 0;
+	if (is_fragment || bpf_skb_load_bytes(skb, offset + 8 + 12, &address, sizeof(address)) ||
+	    bpf_skb_load_bytes(skb, offset + 8 + 28, &mac, ETH_ALEN))
+		return REASON_DHCP;
+	if (mac != frame->source)
+		return REASON_MAC;
+	return !address || may_use4(frame, address) ? 0 : REASON_ADDRESS;
+}
+
 // Reports whether a message of IGMP is one of a router: a query (0x11), DVMRP (0x13), PIM version 1
 // (0x14), or an advertisement of a multicast router (0x30, RFC 4286).
 static __always_inline int is_igmp_of_router(__u32 type)
@@ -526,8 +567,9 @@ static __always_inline __u32 check_ipv4(struct __sk_buff *skb, const struct fram
 	if (header < 20)
 		return REASON_PROTOCOL;
 	if (protocol == 17) {
-		if (!fragment && is_from_dhcp_server(skb, ETH_HLEN + header, 67, 68))
-			return REASON_DHCP;
+		reason = fragment ? 0 : check_dhcp(skb, frame, ETH_HLEN + header, words[0] >> 48 & 0x20);
+		if (reason)
+			return reason;
 	} else if (protocol == 2 && !fragment) {
 		if (bpf_skb_load_bytes(skb, ETH_HLEN + header, &type, 1))
 			return REASON_PROTOCOL;
@@ -796,6 +838,22 @@ static __always_inline int is_neighbors(struct __sk_buff *skb, const struct fram
 	return is_neighbor_discovery(skb, &eth);
 }
 
+// Checks ARP with the address of the NIC that has no socket. The kernel of a pod can send it, too, through
+// a bridge that has this address, so it must not assign the address of a link or of a gateway to the NIC.
+static __always_inline __u32 check_arp_of_node(struct __sk_buff *skb, const struct frame *frame)
+{
+	__u64 address[] = {frame->parent, 0, 0}, *holder;
+	__u32 sender;
+
+	if (frame->protocol != bpf_htons(ETH_P_ARP))
+		return 0;
+	if (bpf_skb_load_bytes(skb, ETH_HLEN + 14, &sender, sizeof(sender)))
+		return REASON_ARP;
+	address[2] = 0xffff0000ULL | (__u64)sender << 32;
+	holder = bpf_map_lookup_elem(&dra_shared_addresses, address);
+	return holder && *holder != frame->source ? REASON_ARP : 0;
+}
+
 // Checks a frame with a MAC address that no link has, and may set frame->class.
 static __always_inline __u32 check_other(struct __sk_buff *skb, struct frame *frame)
 {
@@ -811,7 +869,7 @@ static __always_inline __u32 check_other(struct __sk_buff *skb, struct frame *fr
 		// that forwards for the cluster network, it can also be a frame of the pod of a
 		// share that the node forwards with its socket.
 		if ((!tenant || frame->nic->forwarded) && (!frame->is_foreign || frame->routed))
-			return 0;
+			return frame->has_socket ? 0 : check_arp_of_node(skb, frame);
 		frame->class = tenant;
 		return REASON_MAC;
 	}

@@ -1,0 +1,259 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package classify_test
+
+import (
+	"encoding/binary"
+	"errors"
+	"net"
+	"path/filepath"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/dra-shared/dra-driver-shared/netdev"
+	"github.com/dra-shared/dra-driver-shared/netdev/classify"
+	"github.com/dra-shared/dra-driver-shared/netdev/nstest"
+)
+
+var broadcast = net.HardwareAddr{255, 255, 255, 255, 255, 255}
+
+// A macvlan that has the address of a host takes the broadcasts of the host from the node and from other shares: the
+// kernel takes them for frames of that macvlan.
+func TestAttack_broadcastsOfHost(t *testing.T) {
+	for name, attack := range map[string]func(*testEnv) error{
+		"a further link": func(e *testEnv) error {
+			net1, err := netlink.LinkByName("net1")
+			if err != nil {
+				return err
+			}
+			attrs := netlink.NewLinkAttrs()
+			attrs.Name, attrs.ParentIndex, attrs.HardwareAddr = "more", net1.Attrs().Index, e.wireMAC()
+			more := &netlink.Macvlan{LinkAttrs: attrs, Mode: netlink.MACVLAN_MODE_PRIVATE}
+			return errors.Join(netlink.LinkAdd(more), netlink.LinkSetUp(more))
+		},
+		"the link itself": func(e *testEnv) error {
+			net1, err := netlink.LinkByName("net1")
+			return errors.Join(err, netlink.LinkSetHardwareAddr(net1, e.wireMAC()))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := newTestEnv(t, enforced())
+			attacker, victim := e.pod(0, 1, hardCap(100*mega), netdev.Private), e.pod(1, 2, hardCap(100*mega), netdev.Private)
+			if err := nstest.ConfigureLink("nic0", nodeIP+"/16"); err != nil {
+				t.Fatal(err)
+			}
+			share, number := listen(t, victim.Namespace, "net1"), 0
+			arrives := func() bool {
+				number++
+				request := classify.ARP(1, e.wireMAC(), wireIP, victim.ip)
+				sendRaw(e.wire, "wire", append(classify.EtherTo(broadcast, e.wireMAC(), 0x0806, request), marker(number)...))
+				return share.saw(marker(number), 500*time.Millisecond)
+			}
+			if !arrives() {
+				t.Fatal("a request of the host does not reach the share before the attack")
+			}
+			e.expectResolution(e.wire, "wire", nstest.Current(t), nodeIP)
+			attacker.Do(func() error { return attack(e) })
+			if arrives() {
+				t.Fatal("the attack has no effect before it is detected: does the test attack?")
+			}
+			e.inspect(false)
+			if !arrives() {
+				t.Error("a request of the host for another share does not reach that share")
+			}
+			e.expectResolution(e.wire, "wire", nstest.Current(t), nodeIP)
+		})
+	}
+}
+
+// bridgeWith makes the link net1 a port of a bridge of the namespace that has an address, as a pod with CAP_NET_ADMIN
+// can. What the bridge's own network stack sends has no ingress interface.
+func bridgeWith(mac net.HardwareAddr, port string, addresses ...string) error {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.HardwareAddr = "br0", mac
+	bridge := &netlink.Bridge{LinkAttrs: attrs}
+	if err := netlink.LinkAdd(bridge); err != nil {
+		return err
+	}
+	net1, err := netlink.LinkByName(port)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(netlink.LinkSetMaster(net1, bridge), netlink.LinkSetHardwareAddr(bridge, mac)); err != nil {
+		return err
+	}
+	return nstest.ConfigureLink("br0", addresses...)
+}
+
+// A pod cannot send with the NIC's address through a socket of a type that the kernel replies with.
+func TestAttack_rawIPSocketWithAddressOfNIC(t *testing.T) {
+	needRoutes(t)
+	e := newTestEnv(t, enforced())
+	attacker := e.pod(0, 1, hardCap(100*mega), netdev.Private)
+	nested := attacker.nest(t, func(nested netlink.NsFd, net1 netlink.Link) error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name, attrs.ParentIndex, attrs.Namespace = "more", net1.Attrs().Index, nested
+		return netlink.LinkAdd(&netlink.Macvlan{LinkAttrs: attrs, Mode: netlink.MACVLAN_MODE_PRIVATE})
+	})
+	nested.Do(func() error {
+		if err := errors.Join(nstest.ConfigureLink("more"), bridgeWith(e.nic.MAC, "more", nodeIP+"/16")); err != nil {
+			return err
+		}
+		br, err := netlink.LinkByName("br0")
+		if err != nil {
+			return err
+		}
+		return netlink.NeighAdd(&netlink.Neigh{
+			LinkIndex: br.Attrs().Index, IP: net.ParseIP(wireIP), HardwareAddr: e.wireMAC(), State: netlink.NUD_PERMANENT,
+		})
+	})
+	wire := listen(t, e.wire, "wire")
+	for try := range 10 {
+		nested.Do(func() error {
+			fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMP)
+			if err != nil {
+				return err
+			}
+			defer unix.Close(fd)
+			if err := unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_HDRINCL, 1); err != nil {
+				return err
+			}
+			packet := append(classify.IPv4(nodeIP, 17, 0, classify.UDP(67, 68)), marker(try)...)
+			packet[0], packet[16], packet[17], packet[18], packet[19] = 0x45, 10, 20, 0, 254
+			err = unix.Sendto(fd, packet, 0, &unix.SockaddrInet4{Addr: [4]byte{10, 20, 0, 254}})
+			if errors.Is(err, unix.ENOBUFS) {
+				return nil
+			}
+			return err
+		})
+		if wire.saw(marker(try), 200*time.Millisecond) {
+			t.Fatal("a datagram with the addresses of the node arrived at the wire")
+		}
+	}
+}
+
+// A pod that guesses the mark of the hairpin must not get past the identity checks.
+func TestAttack_markOfHairpin(t *testing.T) {
+	e := newTestEnv(t, enforced())
+	attacker := e.pod(0, 1, hardCap(100*mega), netdev.Bridge)
+	victim := e.pod(1, 2, hardCap(100*mega), netdev.Bridge)
+	hairpins, err := ebpf.LoadPinnedMap(filepath.Join(e.bpffs, "dra-shared", "v1", "dra_shared_hairpins"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer hairpins.Close()
+	var value struct{ Peer, Inner, Mark uint32 }
+	if err := hairpins.Lookup(uint32(e.nic.Index), &value); err != nil {
+		t.Fatal(err)
+	}
+	inner := int(value.Inner)
+	attacker.Do(func() error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = "br0"
+		bridge := &netlink.Bridge{LinkAttrs: attrs}
+		if err := netlink.LinkAdd(bridge); err != nil {
+			return err
+		}
+		net1, err := netlink.LinkByName("net1")
+		if err != nil {
+			return err
+		}
+		attrs.Name, attrs.Index, attrs.MasterIndex = "port", inner, bridge.Index
+		veth := &netlink.Veth{LinkAttrs: attrs, PeerName: "gen"}
+		return errors.Join(netlink.LinkAdd(veth), netlink.LinkSetMaster(net1, bridge), nstest.ConfigureLink("br0"),
+			nstest.ConfigureLink("port"), nstest.ConfigureLink("gen"))
+	})
+	wire := listen(t, e.wire, "wire")
+	frame := classify.EtherTo(e.wireMAC(), victim.attachment.MAC, 0x88b5) // of IP, br_netfilter drops what is not valid
+	send := func(fd int, index int, mark uint32, frame []byte) error {
+		oob := make([]byte, unix.CmsgSpace(4))
+		h := (*unix.Cmsghdr)(unsafe.Pointer(&oob[0]))
+		h.Level, h.Type = unix.SOL_SOCKET, unix.SO_MARK
+		h.SetLen(unix.CmsgLen(4))
+		binary.NativeEndian.PutUint32(oob[unix.CmsgSpace(0):], mark)
+		return unix.Sendmsg(fd, frame, oob, &unix.SockaddrLinklayer{Ifindex: index}, 0)
+	}
+	attacker.Do(func() error {
+		gen, err := netlink.LinkByName("gen")
+		if err != nil {
+			return err
+		}
+		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		for number := range 20 { // the bridge forwards nothing before its ports are up
+			if err := send(fd, gen.Attrs().Index, value.Mark, append(frame, marker(number)...)); err != nil {
+				return err
+			}
+			if wire.saw(marker(number), 200*time.Millisecond) {
+				t.Error("a frame with the MAC address of a sibling arrived at the wire")
+				break
+			}
+		}
+		return nil
+	})
+}
+
+// A pod cannot release the lease of another host of a DHCP server, nor request addresses for others.
+func TestAttack_messagesOfDHCPClient(t *testing.T) {
+	e := newTestEnv(t, enforced())
+	attacker, victim := e.pod(0, 1, hardCap(100*mega), netdev.Private), e.pod(1, 2, hardCap(100*mega), netdev.Private)
+	wire := listen(t, e.wire, "wire")
+	own, other := attacker.attachment.MAC, victim.attachment.MAC
+	for i, tc := range []struct {
+		name, source, ciaddr string
+		chaddr               net.HardwareAddr
+		arrives              bool
+	}{
+		{"its own lease", "10.20.0.1", "10.20.0.1", own, true},
+		{"a request without address", "0.0.0.0", "0.0.0.0", own, true},
+		{"the lease of a sibling", "10.20.0.1", "10.20.0.2", other, false},
+		{"a request for another MAC address", "0.0.0.0", "0.0.0.0", net.HardwareAddr{2, 9, 9, 9, 9, 9}, false},
+		{"the address of a sibling", "10.20.0.1", "10.20.0.2", own, false},
+	} {
+		frame := classify.EtherTo(e.wireMAC(), own, 0x0800,
+			classify.IPv4(tc.source, 17, 0, classify.DHCP(tc.chaddr, tc.ciaddr)))
+		sendRaw(attacker.Namespace, "net1", append(frame, marker(i)...))
+		if got := wire.saw(marker(i), 300*time.Millisecond); got != tc.arrives {
+			t.Errorf("%s: arrived: %t, want %t", tc.name, got, tc.arrives)
+		}
+	}
+}
+
+// The kernel of a pod cannot assign the address of another share to the node.
+func TestAttack_addressOfSiblingWithAddressOfNIC(t *testing.T) {
+	e := newTestEnv(t, enforced())
+	attacker, victim := e.pod(0, 1, hardCap(100*mega), netdev.Private), e.pod(1, 2, hardCap(100*mega), netdev.Private)
+	if e.sendsKernelARP(attacker, e.nic.MAC, victim.ip) {
+		t.Error("an ARP request with the address of the NIC and of another share arrived at the wire")
+	}
+}
+
+// sendsKernelARP reports whether ARP of a bridge in a pod with a MAC address and an IP address arrives at the wire.
+func (e *testEnv) sendsKernelARP(p *pod, mac net.HardwareAddr, ip string) bool {
+	e.t.Helper()
+	wire := listen(e.t, e.wire, "wire")
+	p.Do(func() error {
+		net1, err := netlink.LinkByName("net1")
+		if err != nil {
+			return err
+		}
+		own, err := netlink.ParseAddr(p.ip + "/16")
+		return errors.Join(err, netlink.AddrDel(net1, own), bridgeWith(mac, "net1", ip+"/16"))
+	})
+	for range 20 { // the bridge forwards nothing before its ports are up
+		p.Do(func() error { return ignoreUnreachable(sendUDP("10.20.9.9:9", []byte("x"))) })
+		if wire.saw(classify.ARP(1, mac, ip, "10.20.9.9")[:18], 200*time.Millisecond) {
+			return true
+		}
+	}
+	return false
+}
