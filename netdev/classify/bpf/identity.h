@@ -592,7 +592,7 @@ struct upper {
 
 #define UPPER_EXTENDED 1 // extension headers precede it
 #define UPPER_REST 2     // it is in an earlier fragment
-#define UPPER_HIDDEN 4   // there are too many headers
+#define UPPER_HIDDEN 4   // there are too many headers, or the protocol is that of a header behind the packet
 
 #define EXTENSIONS 6 // headers before the upper layer
 
@@ -607,7 +607,8 @@ static __always_inline int is_extension(__u32 next)
 // global function by itself, and not again for each way to its call.
 __noinline __u64 dra_shared_find_upper(struct __sk_buff *skb, __u32 next)
 {
-	__u32 offset = ETH_HLEN + 40, flags = 0;
+	__u32 offset = ETH_HLEN + 40, flags = 0, end;
+	__u16 length = 0;
 	__u64 head;
 
 	for (int i = 0; i < EXTENSIONS && is_extension(next); i++) {
@@ -630,6 +631,12 @@ __noinline __u64 dra_shared_find_upper(struct __sk_buff *skb, __u32 next)
 		next = head & 0xff;
 	}
 	if (!(flags & UPPER_REST) && is_extension(next))
+		flags |= UPPER_HIDDEN;
+	// In a first fragment, the header can start in the next one, and what follows in this frame is not part
+	// of the packet (RFC 7112). A packet that the kernel has not divided yet can have the length 0.
+	bpf_skb_load_bytes(skb, ETH_HLEN + 4, &length, sizeof(length));
+	end = ETH_HLEN + 40 + bpf_ntohs(length);
+	if (length && (offset > end || ((next == 17 || next == 58) && !(flags & UPPER_REST) && offset + 4 > end)))
 		flags |= UPPER_HIDDEN;
 	return (next & 0xff) | flags << 8 | (__u64)offset << 32;
 }

@@ -257,3 +257,19 @@ func (e *testEnv) sendsKernelARP(p *pod, mac net.HardwareAddr, ip string) bool {
 	}
 	return false
 }
+
+// A first fragment whose headers go on in the next one has no ports, although bytes follow in the frame.
+func TestAttack_headersBehindPacket(t *testing.T) {
+	e := newTestEnv(t, enforced())
+	attacker := e.pod(0, 1, hardCap(100*mega), netdev.Private)
+	wire := listen(t, e.wire, "wire")
+	options := []byte{17, 1, 1, 4, 0, 0, 0, 0} // the first half of destination options, then UDP
+	packet := classify.IPv6("fd00:20::1", 44, classify.Extension(60, 1), options)
+	packet[4], packet[5] = 0, 16                                               // the payload ends here
+	packet = append(packet, append(make([]byte, 8), classify.UDP(5, 6)...)...) // behind the packet
+	frame := classify.EtherTo(e.wireMAC(), attacker.attachment.MAC, 0x86dd, packet)
+	sendRaw(attacker.Namespace, "net1", append(frame, marker(1)...))
+	if wire.saw(marker(1), 500*time.Millisecond) {
+		t.Error("a fragment that hides its ports arrived")
+	}
+}
