@@ -115,7 +115,7 @@ func (n *Node) Attach(pod PodNamespace, s LinkSpec) (Attachment, error) {
 	if a.NSID, err = n.conn.NamespaceID(pod.File); err != nil {
 		return a, err
 	}
-	if err := errors.Join(n.checkAddresses(nic, s), n.holdGateways(nic, s)); err != nil {
+	if err := errors.Join(n.checkAddresses(nic, s), n.addGateways(nic, s)); err != nil {
 		return a, err
 	}
 	created, err := n.createLink(pod, s, a.Mode)

@@ -188,8 +188,8 @@ func (n *Node) guard(a Attachment) (text string, err error) {
 	if a.Blocking != BlockAsBefore || blocked {
 		_, err = n.classifier.SetBlocked(nic.member(a), blocked)
 	}
-	strayed := link == nil || !link.up || !bytes.Equal(link.mac, a.MAC)
-	return text, errors.Join(err, n.setGuarded(a, text != "", strayed))
+	displaced := link == nil || !link.up || !bytes.Equal(link.mac, a.MAC)
+	return text, errors.Join(err, n.setGuarded(a, text != "", displaced))
 }
 
 // describeMissing describes what the pod did with a link that is missing from its namespace:
@@ -208,21 +208,21 @@ func (n *Node) describeMissing(a Attachment) (string, error) {
 }
 
 // setGuarded guards the NIC of an attachment while any of its links needs that, and remembers
-// whether the attachment's link has strayed: whether it is not up with its address, so that
+// whether the attachment's link is displaced: not up with its address, so that
 // another link can have the address. Detach may run at the same time, and removes the entries
 // of the classifier first.
-func (n *Node) setGuarded(a Attachment, needed, strayed bool) error {
+func (n *Node) setGuarded(a Attachment, needed, displaced bool) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if needed || strayed {
+	if needed || displaced {
 		known, err := n.classifier.Knows(a.Parent, a.MAC)
 		if err != nil {
 			return err
 		}
-		needed, strayed = needed && known, strayed && known
+		needed, displaced = needed && known, displaced && known
 	}
 	key := NewLinkKey(a.Parent, a.MAC)
-	setOrDelete(n.strayed, key, strayed)
+	setOrDelete(n.displaced, key, displaced)
 	if n.guards[a.Parent] == nil {
 		n.guards[a.Parent] = map[LinkKey]bool{}
 	}
@@ -302,21 +302,21 @@ func (n *Node) SetGateways(index int, gateways []netip.Addr) error {
 	gateways = slices.Clone(gateways)
 	slices.SortFunc(gateways, netip.Addr.Compare)
 	gateways = slices.Compact(gateways)
-	if err := n.classifier.HoldGateways(index, gateways); err != nil {
+	if err := n.classifier.AddGateways(index, gateways); err != nil {
 		return err
 	}
 	if previous, known := n.gateways[index]; known && slices.Equal(previous, gateways) {
 		return nil
 	}
-	if err := n.classifier.ReleaseGateways(index, gateways); err != nil {
+	if err := n.classifier.RemoveGatewaysExcept(index, gateways); err != nil {
 		return err
 	}
 	n.gateways[index] = gateways
 	return nil
 }
 
-// holdGateways keeps the other links of a NIC from using the addresses of a link's gateways.
-func (n *Node) holdGateways(nic managedNIC, s LinkSpec) error {
+// addGateways keeps the other links of a NIC from using the addresses of a link's gateways.
+func (n *Node) addGateways(nic managedNIC, s LinkSpec) error {
 	if !nic.Enforce {
 		return nil
 	}
@@ -326,7 +326,7 @@ func (n *Node) holdGateways(nic managedNIC, s LinkSpec) error {
 			gateways = append(gateways, r.Gateway)
 		}
 	}
-	return n.classifier.HoldGateways(nic.Index, gateways)
+	return n.classifier.AddGateways(nic.Index, gateways)
 }
 
 // nodeAddresses returns the addresses of a NIC and the gateways of its routes. No link may use

@@ -133,7 +133,7 @@ func (n *Node) isExpected(nic managedNIC, mac net.HardwareAddr) (bool, error) {
 		}
 		delete(n.detachedAt, key)
 	}
-	return known && !n.strayed[key], err
+	return known && !n.displaced[key], err
 }
 
 // recordDetached records that a link is being detached.

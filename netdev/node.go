@@ -46,7 +46,7 @@ type Node struct {
 	inspections map[int]inspection
 	guardTimers map[int]guardTimer    // by interface index
 	gateways    map[int][]netip.Addr  // those of SetGateways, by interface index
-	strayed     map[LinkKey]bool      // attachments whose links do not have their address; see setGuarded
+	displaced   map[LinkKey]bool      // attachments whose links do not have their address; see setGuarded
 	detachedAt  map[LinkKey]time.Time // when links were detached; see detachGracePeriod
 }
 
@@ -191,7 +191,7 @@ func NewNode(o Options) (*Node, error) {
 		inspections: map[int]inspection{},
 		guardTimers: map[int]guardTimer{},
 		gateways:    map[int][]netip.Addr{},
-		strayed:     map[LinkKey]bool{},
+		displaced:   map[LinkKey]bool{},
 		detachedAt:  map[LinkKey]time.Time{},
 	}, nil
 }

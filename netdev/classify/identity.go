@@ -179,20 +179,20 @@ func (c *Classifier) putHeld(nic NIC) error {
 	for _, a := range nic.Policy.NodeAddresses {
 		wanted[addressKey(nic.Index, a)] = own
 	}
-	return replace(c.maps.DraSharedAddresses, wanted, func(k bpfAddress, holder uint64) bool {
-		return k.Parent == uint64(nic.Index) && holder == own
+	return replace(c.maps.DraSharedAddresses, wanted, func(k bpfAddress, owner uint64) bool {
+		return k.Parent == uint64(nic.Index) && owner == own
 	})
 }
 
-// gatewayHolder holds the addresses of gateways in the map of addresses. It is the MAC
+// ownerOfGateways is the owner of the gateways' addresses in the map of addresses. It is the MAC
 // address of no link.
-const gatewayHolder uint64 = 0
+const ownerOfGateways uint64 = 0
 
-// HoldGateways keeps links from using the addresses of gateways, except a link for which
+// AddGateways keeps links from using the addresses of gateways, except a link for which
 // such an address is recorded.
-func (c *Classifier) HoldGateways(parent int, gateways []netip.Addr) (failed error) {
+func (c *Classifier) AddGateways(parent int, gateways []netip.Addr) (failed error) {
 	for _, g := range gateways {
-		err := update(c.maps.DraSharedAddresses, addressKey(parent, g), gatewayHolder, ebpf.UpdateNoExist)
+		err := update(c.maps.DraSharedAddresses, addressKey(parent, g), ownerOfGateways, ebpf.UpdateNoExist)
 		if !errors.Is(err, ebpf.ErrKeyExist) {
 			failed = errors.Join(failed, err)
 		}
@@ -200,15 +200,15 @@ func (c *Classifier) HoldGateways(parent int, gateways []netip.Addr) (failed err
 	return failed
 }
 
-// ReleaseGateways lets links use addresses that HoldGateways holds, except those of gateways.
-func (c *Classifier) ReleaseGateways(parent int, gateways []netip.Addr) error {
+// RemoveGatewaysExcept lets links use the addresses of AddGateways again, except those of gateways.
+func (c *Classifier) RemoveGatewaysExcept(parent int, gateways []netip.Addr) error {
 	kept := map[bpfAddress]uint64{}
 	for _, g := range gateways {
-		kept[addressKey(parent, g)] = gatewayHolder
+		kept[addressKey(parent, g)] = ownerOfGateways
 	}
 	present, err := entries[bpfAddress, uint64](c.maps.DraSharedAddresses)
-	for key, holder := range present {
-		if _, keep := kept[key]; !keep && holder == gatewayHolder && key.Parent == uint64(parent) {
+	for key, owner := range present {
+		if _, keep := kept[key]; !keep && owner == ownerOfGateways && key.Parent == uint64(parent) {
 			err = errors.Join(err, ignoreMissing(c.maps.DraSharedAddresses.Delete(key)))
 		}
 	}
@@ -321,7 +321,7 @@ func (c *Classifier) takeAddress(m Member, a netip.Addr) error {
 	switch owner {
 	case own:
 		return nil
-	case gatewayHolder: // the link is the gateway of others
+	case ownerOfGateways: // the link is the gateway of others
 		return put(c.maps.DraSharedAddresses, key, own)
 	default:
 		return fmt.Errorf("address %s: %w", a, ErrAddressTaken)
@@ -383,9 +383,9 @@ func (c *Classifier) addressesOf(m Member, value bpfLink) (keys []bpfAddress, er
 	own := numberOf(m.MAC)
 	if len(m.Addresses) > 0 {
 		for _, a := range m.Addresses {
-			var holder uint64
+			var owner uint64
 			key := addressKey(m.Parent, a)
-			if c.maps.DraSharedAddresses.Lookup(key, &holder) == nil && holder == own {
+			if c.maps.DraSharedAddresses.Lookup(key, &owner) == nil && owner == own {
 				keys = append(keys, key)
 			}
 		}
@@ -395,8 +395,8 @@ func (c *Classifier) addressesOf(m Member, value bpfLink) (keys []bpfAddress, er
 		return nil, nil
 	}
 	all, err := entries[bpfAddress, uint64](c.maps.DraSharedAddresses)
-	for key, holder := range all {
-		if key.Parent == uint64(m.Parent) && holder == own {
+	for key, owner := range all {
+		if key.Parent == uint64(m.Parent) && owner == own {
 			keys = append(keys, key)
 		}
 	}
@@ -498,7 +498,7 @@ func (c *Classifier) RemoveRefusals(parent int, class uint32) error {
 func (c *Classifier) OwnerOf(parent int, a netip.Addr) (net.HardwareAddr, error) {
 	var number uint64
 	err := c.maps.DraSharedAddresses.Lookup(addressKey(parent, a), &number)
-	if errors.Is(err, ebpf.ErrKeyNotExist) || err == nil && number == gatewayHolder {
+	if errors.Is(err, ebpf.ErrKeyNotExist) || err == nil && number == ownerOfGateways {
 		return nil, nil
 	}
 	if err != nil {

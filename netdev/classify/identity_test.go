@@ -749,18 +749,18 @@ func TestProgram_gatewayAddresses(t *testing.T) {
 		}
 	}
 	expect("which no claim has as gateway", "")
-	check(e.c.HoldGateways(testNIC, addresses))
+	check(e.c.AddGateways(testNIC, addresses))
 	expect("which is a gateway", "ARP")
-	check(e.c.ReleaseGateways(testNIC, addresses))
+	check(e.c.RemoveGatewaysExcept(testNIC, addresses))
 	expect("which still is a gateway", "ARP")
-	check(e.c.ReleaseGateways(testNIC, nil))
+	check(e.c.RemoveGatewaysExcept(testNIC, nil))
 	expect("which is not a gateway any more", "")
 
-	check(e.c.HoldGateways(testNIC, addresses))
+	check(e.c.AddGateways(testNIC, addresses))
 	link.Addresses = addresses
 	check(e.c.AddMember(link, testClass))
 	expect("of the link that is the gateway", "")
-	check(e.c.HoldGateways(testNIC, addresses))
+	check(e.c.AddGateways(testNIC, addresses))
 	expect("of the link that is the gateway, held again", "")
 	if owner, err := e.c.OwnerOf(testNIC, addresses[0]); err != nil || owner.String() != linkMAC.String() {
 		t.Errorf("owner of the address: %s, %v; want %s", owner, err, linkMAC)
