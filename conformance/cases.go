@@ -80,6 +80,13 @@ func cases() map[string]func(context.Context, *suite) {
 		"ADMIN-01": caseAdminAccess, "LIST-01": caseSubrequest, "TOL-01": caseTolerations,
 		"WORK-01": caseTwoPods, "WORK-02": casePodGroup, "WORK-03": caseTwoNodes,
 
+		"NET-01": caseInterfacePresent, "NET-03": caseInterfaceReturned, "NET-06": caseTwoInterfaces,
+		"NET-08": caseInterfaceStatus, "NET-13": published(checkCharacteristics), "NET-14": caseScheduled,
+		"NET-15": caseInterfacesConnected,
+
+		"ACCEL-01": published(checkCharacteristics), "ACCEL-02": caseAccelerator, "ACCEL-03": caseAcceleratorOthers,
+		"ACCEL-04": caseAcceleratorSamePod, "ACCEL-05": caseAcceleratorApart,
+
 		"SEC-01": caseRBAC, "SEC-03": caseFileModes, "SEC-04": caseFinalizers,
 	}
 }

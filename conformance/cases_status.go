@@ -20,6 +20,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/ptr"
+
+	"github.com/dra-shared/dra-driver-shared/conformance/internal/probe"
 )
 
 // read returns a claim as it is now, also when the time of the context is over: the caller
@@ -155,17 +157,6 @@ func (s *suite) networkData(ctx context.Context, c *claim) (entries []resourceap
 	return entries
 }
 
-// podInterface is an entry of the output of ip -json address.
-type podInterface struct {
-	Name      string `json:"ifname"`
-	Address   string `json:"address"`
-	Addresses []struct {
-		Local  string `json:"local"`
-		Length int    `json:"prefixlen"`
-		Scope  string `json:"scope"`
-	} `json:"addr_info"`
-}
-
 func caseStatusNetwork(ctx context.Context, s *suite) {
 	hook := s.config.Hooks.Interfaces
 	if len(hook) == 0 {
@@ -176,7 +167,7 @@ func caseStatusNetwork(ctx context.Context, s *suite) {
 	variables := []string{"env", "CLAIM_UID=" + string(c.UID), "CLAIM=" + c.Name, "NAMESPACE=" + c.Namespace}
 	out, err := s.hook(ctx, append(variables, hook...), c.results()[0].Device)
 	s.ok(err, "list the interfaces of the pod")
-	var interfaces []podInterface
+	var interfaces []probe.Interface
 	s.ok(json.Unmarshal([]byte(out), &interfaces), "hook interfaces must print what ip -json address prints")
 	for _, d := range entries {
 		s.ok(sameNetwork(*d.NetworkData, interfaces), "the status of device %s", d.Device)
@@ -185,8 +176,8 @@ func caseStatusNetwork(ctx context.Context, s *suite) {
 
 // sameNetwork returns how network data differ from the interfaces of the pod. The kernel
 // adds link-local addresses, which the data may lack.
-func sameNetwork(n resourceapi.NetworkDeviceData, interfaces []podInterface) error {
-	i := slices.IndexFunc(interfaces, func(p podInterface) bool { return p.Name == n.InterfaceName })
+func sameNetwork(n resourceapi.NetworkDeviceData, interfaces []probe.Interface) error {
+	i := slices.IndexFunc(interfaces, func(p probe.Interface) bool { return p.Name == n.InterfaceName })
 	if i < 0 {
 		return fmt.Errorf("the pod has no interface %q", n.InterfaceName)
 	}

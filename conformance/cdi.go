@@ -204,10 +204,10 @@ func caseCDIWhole(ctx context.Context, s *suite) {
 	result := make(chan error, 1)
 	go func() { result <- readSpecs(reading, s.env.CDIDir) }()
 	defer stop()
-	for range s.config.Cycles {
+	s.cycles(func() {
 		s.withIDs(s.prepare(ctx, c))
 		s.unprepare(ctx, c)
-	}
+	})
 	stop()
 	s.ok(<-result, "read the CDI specs while they change")
 }

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
 )
@@ -26,6 +27,12 @@ type Config struct {
 	Driver string `json:"driver"`
 	// Features are the features that the driver declares. Cases of others are skipped.
 	Features []string `json:"features,omitempty"`
+	// Profiles are the profiles by kind of device that the driver declares: DRA-NET for
+	// network interfaces, DRA-ACCEL for accelerators. Every driver is tested for the others.
+	Profiles []string `json:"profiles,omitempty"`
+	// Pods describes pods for the cases of DRA-NET and DRA-ACCEL that need some. The suite
+	// starts no pods without it. It needs Kubelet.
+	Pods Pods `json:"pods,omitempty"`
 	// Command starts the driver. $KUBECONFIG, $NODE_NAME, $POD_UID, $DRIVER_NAME,
 	// $KUBELET_DIR, $PLUGIN_DIR, $REGISTRY_DIR, $CDI_DIR, and $STATE_DIR are replaced in
 	// its arguments, and are set in its environment. $KUBELET_DIR contains the others but
@@ -66,13 +73,18 @@ type Config struct {
 	RBAC []string `json:"rbac,omitempty"`
 	// Hooks change the node.
 	Hooks Hooks `json:"hooks,omitempty"`
+	// TwoNodes permits or forbids to run the driver on two nodes at the same time, which
+	// saves a minute. If it is nil, the suite does so unless Hooks.Setup changes this machine, or Serve
+	// runs a driver that does not declare RollingUpdate.
+	TwoNodes *bool `json:"twoNodes,omitempty"`
 	// Skip maps requirements that do not apply to the reason, which is reported.
 	Skip map[string]string `json:"skip,omitempty"`
 	// Only limits the run to these requirements, or groups such as PREP.
 	Only []string `json:"only,omitempty"`
 	// Quiet is the time for which a driver must not write: 5s if zero.
 	Quiet Duration `json:"quiet,omitempty"`
-	// Cycles is the number of prepare and unprepare calls in tests of leaks: 50 if zero.
+	// Cycles is the number of prepare and unprepare calls in tests of leaks, or fewer if the
+	// driver is slow: 50 if zero.
 	Cycles int `json:"cycles,omitempty"`
 	// StartTimeout is the time in which the driver must register and publish: 30s if zero.
 	StartTimeout Duration `json:"startTimeout,omitempty"`
@@ -83,6 +95,38 @@ type Config struct {
 
 	// Limits of a call, as in the kubelet, and of a case; shorter in the suite's own tests.
 	callTimeout, caseTimeout time.Duration
+}
+
+// runsOnTwoNodes reports whether the driver can run on two nodes of the suite.
+func (c Config) runsOnTwoNodes() bool {
+	switch {
+	case c.Kubelet != "":
+		return false
+	case c.TwoNodes != nil:
+		return *c.TwoNodes
+	}
+	return len(c.Hooks.Setup) == 0 && (c.Serve == nil || slices.Contains(c.Features, "RollingUpdate"))
+}
+
+// declares reports whether the driver is tested for a requirement.
+func (c Config) declares(q Requirement) bool {
+	if q.Feature != "" {
+		return slices.Contains(c.Features, q.Feature)
+	}
+	return !slices.Contains(kinds(), q.Profile) || slices.Contains(c.Profiles, q.Profile)
+}
+
+// Pods describes the pods that the suite starts on the node, through the scheduler.
+type Pods struct {
+	// Image is an image with the program /bin/dra-conformance, such as that of the suite.
+	// The node must be able to pull it, or have it.
+	Image string `json:"image,omitempty"`
+	// Claims are the specs of the claims of the pods: each pod of a case gets a claim with the
+	// next one, and after the last with the first again. One spec is enough if two claims
+	// with it can be allocated at the same time.
+	Claims []resourceapi.ResourceClaimSpec `json:"claims,omitempty"`
+	// Timeout is the time in which a pod must run or end: 60s if zero.
+	Timeout Duration `json:"timeout,omitempty"`
 }
 
 // Hooks are commands that run with the environment of Config.Command. A nil hook does
@@ -195,6 +239,15 @@ func (c Config) complete() (Config, error) {
 			problem("features: %q does not exist: use %s", f, strings.Join(known, ", "))
 		}
 	}
+	for _, p := range c.Profiles {
+		if !slices.Contains(kinds(), p) {
+			problem("profiles: %q is not the profile of a kind of device: use %s", p, strings.Join(kinds(), ", "))
+		}
+	}
+	if c.Pods.Image != "" && (c.Kubelet == "" || len(c.Pods.Claims) == 0) {
+		problem("pods: image %q is set: kubelet %q and the %d pods.claims must be set too", c.Pods.Image, c.Kubelet,
+			len(c.Pods.Claims))
+	}
 	for id, reason := range c.Skip {
 		if !slices.ContainsFunc(all, func(r Requirement) bool { return r.ID == id }) || reason == "" {
 			problem("skip: %q: %q: it must be the ID of a requirement and a reason", id, reason)
@@ -213,6 +266,7 @@ func (c Config) complete() (Config, error) {
 	c.Quiet.Duration = orDefault(c.Quiet.Duration, 5*time.Second)
 	c.StartTimeout.Duration = orDefault(c.StartTimeout.Duration, 30*time.Second)
 	c.Cycles = orDefault(c.Cycles, 50)
+	c.Pods.Timeout.Duration = orDefault(c.Pods.Timeout.Duration, time.Minute)
 	c.callTimeout = orDefault(c.callTimeout, kubeletTimeout)
 	c.caseTimeout = orDefault(c.caseTimeout, defaultCaseTimeout)
 	return c, errors.Join(problems...)
@@ -235,6 +289,9 @@ func features(all []Requirement) (names []string) {
 	}
 	return names
 }
+
+// kinds returns the profiles of kinds of devices, which a driver declares.
+func kinds() []string { return []string{"DRA-NET", "DRA-ACCEL"} }
 
 // selected reports whether a requirement is one of those that Config.Only selects.
 func (r Requirement) selected(only []string) bool {

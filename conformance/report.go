@@ -44,7 +44,8 @@ type Report struct {
 	Suite          SuiteVersion   `json:"suite"`
 	// KubernetesVersion is the version whose requirements were tested.
 	KubernetesVersion string `json:"kubernetesVersion"`
-	// Kubelet says what called the driver: the suite, which is "simulated".
+	// Kubelet says what called the driver: simulated for the suite only, real if pods of a
+	// cluster were started too.
 	Kubelet string `json:"kubelet"`
 	// APIServer is fake or real.
 	APIServer string `json:"apiServer"`
@@ -107,6 +108,9 @@ func newReport(c Config, results []Result, start time.Time) Report {
 	if c.Kubelet != "" {
 		r.APIServer = "real"
 	}
+	if c.Pods.Image != "" {
+		r.Kubelet = "real"
+	}
 	names := map[string]bool{}
 	for _, x := range results {
 		q := x.Requirement
@@ -116,7 +120,8 @@ func newReport(c Config, results []Result, start time.Time) Report {
 		names[q.Group()] = true
 		switch {
 		case q.Profile != "":
-			if g := newGroup(q.Group(), results); g.Statistics.Passed+g.Statistics.Failed > 0 {
+			g := newGroup(q.Group(), results)
+			if g.Statistics.Passed+g.Statistics.Failed > 0 || slices.Contains(c.Profiles, q.Profile) {
 				r.Profiles = append(r.Profiles, g)
 			}
 		case slices.Contains(c.Features, q.Feature):
@@ -125,7 +130,7 @@ func newReport(c Config, results []Result, start time.Time) Report {
 			r.Features.Unsupported = append(r.Features.Unsupported, q.Feature)
 		}
 	}
-	r.Measurements = measurements(results)
+	r.Measurements = measurements(results, time.Since(start))
 	return r
 }
 
@@ -180,12 +185,10 @@ func firstLine(s string) string {
 	return line
 }
 
-// measurements returns the durations of cases that measure.
-func measurements(results []Result) map[string]float64 {
+// measurements returns what the cases measured, and the time that all of them took.
+func measurements(results []Result, total time.Duration) map[string]float64 {
 	m := map[string]float64{}
-	total := time.Duration(0)
 	for _, r := range results {
-		total += r.Duration
 		maps.Copy(m, r.Measurements)
 	}
 	m["suiteSeconds"] = math.Round(total.Seconds()*10) / 10

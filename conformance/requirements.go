@@ -98,6 +98,14 @@ func (r Requirement) Group() string {
 	return r.Feature
 }
 
+// group returns the profile or the feature as words.
+func (r Requirement) group() string {
+	if r.Profile != "" {
+		return "the profile " + r.Profile
+	}
+	return "the feature " + r.Feature
+}
+
 // Implemented reports whether the suite has a case for the requirement.
 func (r Requirement) Implemented() bool { return cases()[r.ID] != nil }
 

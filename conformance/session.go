@@ -280,8 +280,11 @@ func (s *session) hook(ctx context.Context, command []string, device string) (st
 type permanent struct{ error }
 
 // poll calls f until it succeeds or the context ends.
-func poll(ctx context.Context, f func() error) error {
-	ticker := time.NewTicker(10 * time.Millisecond)
+func poll(ctx context.Context, f func() error) error { return pollEvery(ctx, 10*time.Millisecond, f) }
+
+// pollEvery is poll with a time between calls.
+func pollEvery(ctx context.Context, interval time.Duration, f func() error) error {
+	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
 	for {
 		err := f()

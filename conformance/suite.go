@@ -32,6 +32,9 @@ type suite struct {
 	all     []device        // devices that the driver publishes, after the first use
 	restart bool            // the next case needs a new session
 	numbers map[string]float64
+
+	pods      []*corev1.Pod                // that the case started
+	podClaims []*resourceapi.ResourceClaim // of these pods
 }
 
 // outcome is the panic with which a case ends early.
@@ -506,6 +509,9 @@ func (s *suite) delete(ctx context.Context, c *claim) error {
 
 // cleanUp unprepares and deletes the claims of a case.
 func (s *suite) cleanUp(ctx context.Context) (err error) {
+	if err := s.deletePods(ctx); err != nil {
+		return err
+	}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	if s.server != nil {

@@ -187,9 +187,8 @@ func TestConformance(t *testing.T) {
 			Organization: "dra-shared", Project: "dra-driver-shared", Version: os.Getenv("CONFORMANCE_VERSION"),
 			URL: "https://github.com/dra-shared/dra-driver-shared",
 		},
-		Driver: driverName, Features: []string{"ConsumableCapacity", "RollingUpdate", "Status", "Health", "Metadata",
-			"AdminAccess",
-			"PrioritizedList", "WorkloadClaims", "DeviceTaints"},
+		Driver: driverName, Features: []string{"ConsumableCapacity", "SharedDevices", "RollingUpdate", "Status",
+			"Health", "Metadata", "AdminAccess", "PrioritizedList", "WorkloadClaims", "DeviceTaints"},
 		Parameters: []string{
 			`{"apiVersion":"dra-shared.dev/v1alpha1","kind":"NetworkAttachment","interfaceName":"one"}`,
 			`{"apiVersion":"dra-shared.dev/v1alpha1","kind":"NetworkAttachment","interfaceName":"two"}`,

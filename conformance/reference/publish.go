@@ -97,6 +97,8 @@ func (d *Driver) spoilDevices(all []resourceapi.Device) []resourceapi.Device {
 		last.Attributes[resourceapi.QualifiedName(d.Name+"/extra")] = resourceapi.DeviceAttribute{BoolValue: ptr.To(true)}
 	case "ATTR-03":
 		last.Attributes["model"] = resourceapi.DeviceAttribute{StringValue: ptr.To(strings.Repeat("x", 70))}
+	case "NET-13", "ACCEL-01":
+		last.Attributes, last.Capacity = nil, nil
 	case "ATTR-07":
 		last.BindingConditions = []string{"a", "b", "c", "d", "e"}
 	case "TAINT-01":
@@ -267,7 +269,9 @@ func (p *publisher) sameAs(desired []resourceapi.ResourceSlice, current map[stri
 func (p *publisher) shareNet(ctx context.Context) error {
 	slice := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: netPool + "-" + p.Name}}
 	slice.Spec = resourceapi.ResourceSliceSpec{
-		Driver: p.Name, AllNodes: ptr.To(true), Devices: []resourceapi.Device{{Name: netDevice}},
+		Driver: p.Name, AllNodes: ptr.To(true), Devices: []resourceapi.Device{{Name: netDevice,
+			Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"model": {StringValue: ptr.To("reference")}},
+		}},
 		Pool: resourceapi.ResourcePool{Name: netPool, Generation: 1, ResourceSliceCount: 1},
 	}
 	api := p.Client.ResourceV1().ResourceSlices()

@@ -269,9 +269,8 @@ func TestKind_isPublishedForItsDeviceClass(t *testing.T) {
 
 func TestKind_conformance(t *testing.T) {
 	conformance.Test(t, conformance.Config{
-		Driver: driverName, Features: []string{"ConsumableCapacity", "RollingUpdate", "Status", "Health", "Metadata",
-			"AdminAccess",
-			"PrioritizedList", "WorkloadClaims", "DeviceTaints"},
+		Driver: driverName, Features: []string{"ConsumableCapacity", "SharedDevices", "RollingUpdate", "Status",
+			"Health", "Metadata", "AdminAccess", "PrioritizedList", "WorkloadClaims", "DeviceTaints"},
 		Serve: func(ctx context.Context, env conformance.Env) error {
 			client, err := kubernetes.NewForConfig(env.REST)
 			if err != nil {

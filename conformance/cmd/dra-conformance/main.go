@@ -18,6 +18,7 @@ import (
 	"syscall"
 
 	"github.com/dra-shared/dra-driver-shared/conformance"
+	"github.com/dra-shared/dra-driver-shared/conformance/internal/probe"
 )
 
 const usage = `Usage:
@@ -25,6 +26,7 @@ const usage = `Usage:
   dra-conformance explain ID           print a requirement, its source, and usual causes of failures
   dra-conformance docs                 print the page of all requirements, as Markdown
   dra-conformance schema               print the JSON schema of reports
+  dra-conformance container COMMAND    what the containers of the suite's pods run
   dra-conformance [run] [flags] [-- command of the driver]
                                        test a driver; the exit status is 1 if a must fails
 
@@ -78,6 +80,8 @@ func dispatch(ctx context.Context, args []string, out io.Writer) error {
 	case "schema":
 		_, err := io.WriteString(out, conformance.Schema())
 		return err
+	case "container":
+		return probe.Main(ctx, args[1:])
 	case "run":
 		args = args[1:]
 	}
@@ -108,7 +112,7 @@ type outputs struct{ report, junit, evidence, url string }
 func run(ctx context.Context, args []string, out io.Writer) error {
 	var f conformance.Config
 	var o outputs
-	var file, features, only string
+	var file, features, profiles, only string
 	flags := flag.NewFlagSet("dra-conformance", flag.ContinueOnError)
 	flags.SetOutput(out)
 	flags.Usage = func() {
@@ -118,6 +122,10 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	flags.StringVar(&file, "config", "", "path of a file with the configuration, as YAML; flags win over it")
 	flags.StringVar(&f.Driver, "driver", "", "name of the driver")
 	flags.StringVar(&features, "features", "", "features that the driver declares, separated by commas")
+	flags.StringVar(&profiles, "profiles", "", "profiles by kind of device that the driver declares, separated by "+
+		"commas: DRA-NET, DRA-ACCEL")
+	flags.StringVar(&f.Pods.Image, "pod-image", "", "image with this program for the pods of DRA-NET and DRA-ACCEL; "+
+		"needs pods.claims of the configuration")
 	flags.StringVar(&only, "only", "", "IDs or prefixes of the requirements to test, separated by commas; default: all")
 	flags.StringVar(&f.Kubelet, "kubelet", "", "data directory of this node's kubelet, such as /var/lib/kubelet: tests "+
 		"the driver that runs on this node")
@@ -146,7 +154,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	}{
 		{&c.Driver, f.Driver}, {&c.Kubelet, f.Kubelet}, {&c.Kubeconfig, f.Kubeconfig}, {&c.Node, f.Node},
 		{&c.Namespace, f.Namespace}, {&c.CDIDir, f.CDIDir}, {&c.Device, f.Device},
-		{&c.Implementation.Version, f.Implementation.Version},
+		{&c.Pods.Image, f.Pods.Image}, {&c.Implementation.Version, f.Implementation.Version},
 	} {
 		if field.from != "" {
 			*field.to = field.from
@@ -154,6 +162,9 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	}
 	if features != "" {
 		c.Features = strings.Split(features, ",")
+	}
+	if profiles != "" {
+		c.Profiles = strings.Split(profiles, ",")
 	}
 	if only != "" {
 		c.Only = strings.Split(only, ",")

@@ -1,0 +1,227 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/utils/ptr"
+
+	"github.com/dra-shared/dra-driver-shared/conformance/internal/probe"
+)
+
+// probePort is the port of the suite's pods.
+const probePort = "47110"
+
+// checkCharacteristics returns an error if users cannot tell a device from others.
+func checkCharacteristics(_ string, all []resourceapi.ResourceSlice) error {
+	return eachDevice(all, func(d resourceapi.Device) error {
+		if len(d.Attributes)+len(d.Capacity) == 0 {
+			return errors.New("it has no attribute and no capacity that a request could select it by")
+		}
+		return nil
+	})
+}
+
+// ordinary returns what a container of a pod without claims has.
+func (s *suite) ordinary(ctx context.Context) probe.View {
+	return s.view(ctx, s.startPod(ctx, podOptions{}), firstContainer)
+}
+
+// interfaceNames returns the names of interfaces.
+func interfaceNames(interfaces []probe.Interface) (all []string) {
+	for _, i := range interfaces {
+		all = append(all, i.Name)
+	}
+	return all
+}
+
+// added returns the interfaces of a view that are not in another.
+func added(v, ordinary probe.View) (extra []probe.Interface) {
+	known := interfaceNames(ordinary.Interfaces)
+	return slices.DeleteFunc(slices.Clone(v.Interfaces),
+		func(i probe.Interface) bool { return slices.Contains(known, i.Name) })
+}
+
+func caseInterfacePresent(ctx context.Context, s *suite) {
+	s.canRunPods()
+	ordinary := s.ordinary(ctx)
+	v := s.view(ctx, s.startPod(ctx, podOptions{claims: []int{0}}), firstContainer)
+	if len(added(v, ordinary)) == 0 {
+		s.fatal("the first container of a pod with a claim has the interfaces %v, as that of a pod without claims",
+			interfaceNames(v.Interfaces))
+	}
+}
+
+func caseTwoInterfaces(ctx context.Context, s *suite) {
+	s.canRunPods()
+	ordinary := s.ordinary(ctx)
+	v := s.view(ctx, s.startPod(ctx, podOptions{claims: []int{0, 1}}), firstContainer)
+	if extra := added(v, ordinary); len(extra) < 2 {
+		s.fatal("a pod with two claims has %d more interfaces than one without: %v", len(extra), interfaceNames(extra))
+	}
+}
+
+func caseInterfaceReturned(ctx context.Context, s *suite) {
+	s.canRunPods()
+	before := s.nodeView(ctx)
+	first := s.usedAndReturned(ctx, before)
+	// What the driver needs on the node for its first pod may remain; what each pod leaves
+	// behind may not.
+	second := s.usedAndReturned(ctx, before)
+	if extra := added(second, first); len(extra) > 0 {
+		s.fatal("a second pod left interfaces on the node: %v", interfaceNames(extra))
+	}
+}
+
+// nodeView returns what the network namespace of the node has.
+func (s *suite) nodeView(ctx context.Context) probe.View {
+	v := s.view(ctx, s.startPod(ctx, podOptions{hostNetwork: true}), firstContainer)
+	s.endPods(ctx)
+	return v
+}
+
+// usedAndReturned runs a pod with a claim, and returns what the node has when all of its
+// former interfaces are as before.
+func (s *suite) usedAndReturned(ctx context.Context, before probe.View) (after probe.View) {
+	s.view(ctx, s.startPod(ctx, podOptions{claims: []int{0}}), firstContainer)
+	s.endPods(ctx)
+	var err error
+	for range 2 { // the interface may return shortly after the pod has ended
+		after = s.nodeView(ctx)
+		if err = returned(before, after); err == nil {
+			return after
+		}
+	}
+	s.ok(err, "after the end of a pod")
+	return after
+}
+
+// returned returns how interfaces of the node differ from what they were before.
+func returned(before, after probe.View) error {
+	for _, b := range before.Interfaces {
+		i := slices.IndexFunc(after.Interfaces, func(a probe.Interface) bool { return a.Name == b.Name })
+		if i < 0 {
+			return fmt.Errorf("the node has no interface %s any more", b.Name)
+		}
+		if was, is := state(b), state(after.Interfaces[i]); was != is {
+			return fmt.Errorf("interface %s of the node was %s, and is %s", b.Name, was, is)
+		}
+	}
+	return nil
+}
+
+// state returns what must be as before: the kernel can choose other link-local addresses.
+func state(i probe.Interface) string {
+	var addresses []string
+	for _, a := range i.Addresses {
+		if a.Scope != "link" {
+			addresses = append(addresses, fmt.Sprint(a.Local, "/", a.Length))
+		}
+	}
+	return fmt.Sprintf("up=%t mtu=%d address=%s addresses=%v", i.Up, i.MTU, i.Address, addresses)
+}
+
+func caseInterfaceStatus(ctx context.Context, s *suite) {
+	s.canRunPods()
+	if !slices.Contains(s.config.Features, "Status") {
+		s.skip("the driver does not declare the feature Status")
+	}
+	p := s.startPod(ctx, podOptions{claims: []int{0}, command: serveOn("lo")})
+	v := s.view(ctx, p, firstContainer)
+	s.running(ctx, p)
+	ctx, cancel := context.WithTimeout(ctx, s.config.StartTimeout.Duration)
+	defer cancel()
+	s.ok(poll(ctx, func() error {
+		reported := false
+		for _, d := range s.own(s.claimsOf(context.WithoutCancel(ctx), p)[0]) {
+			if d.NetworkData == nil {
+				continue
+			}
+			reported = true
+			if err := sameNetwork(*d.NetworkData, v.Interfaces); err != nil {
+				return fmt.Errorf("device %s: %w", d.Device, err)
+			}
+		}
+		if !reported {
+			return errors.New("no entry of the driver has network data")
+		}
+		return nil
+	}), "the status of the claim of a pod that runs")
+}
+
+func caseScheduled(ctx context.Context, s *suite) {
+	s.canRunPods()
+	p := s.startPod(ctx, podOptions{claims: []int{0}, anyNode: true})
+	s.view(ctx, p, firstContainer)
+	now := s.waitForPod(ctx, p, "the pod has no node", func(now *corev1.Pod) bool { return now.Spec.NodeName != "" })
+	claim := s.claimsOf(ctx, p)[0]
+	if claim.Status.Allocation == nil {
+		s.fatal("the pod runs on node %s, and its claim is not allocated", now.Spec.NodeName)
+	}
+	for _, r := range claim.Status.Allocation.Devices.Results {
+		if r.Driver != s.config.Driver {
+			continue
+		}
+		if err := offered(s.slices(ctx), r, now.Spec.NodeName); err != nil {
+			s.fatal("the pod runs on node %s: %v", now.Spec.NodeName, err)
+		}
+	}
+}
+
+// offered returns an error unless a device of an allocation is published for a node. Slices
+// with a selector of nodes are the scheduler's to evaluate.
+func offered(all []resourceapi.ResourceSlice, r resourceapi.DeviceRequestAllocationResult, node string) error {
+	for _, slice := range all {
+		for _, d := range slice.Spec.Devices {
+			if slice.Spec.Pool.Name != r.Pool || d.Name != r.Device {
+				continue
+			}
+			if own := ptr.Deref(slice.Spec.NodeName, node); own != node {
+				return fmt.Errorf("device %s of pool %s is published for node %s", r.Device, r.Pool, own)
+			}
+			return nil
+		}
+	}
+	return fmt.Errorf("device %s of pool %s is not published", r.Device, r.Pool)
+}
+
+// serveOn returns the command of a container that answers on all interfaces but these.
+func serveOn(except ...string) []string { return append([]string{"serve", probePort}, except...) }
+
+func caseInterfacesConnected(ctx context.Context, s *suite) {
+	s.canRunPods()
+	ordinary := s.ordinary(ctx)
+	except := interfaceNames(ordinary.Interfaces)
+	server := s.startPod(ctx, podOptions{claims: []int{0}, command: serveOn(except...)})
+	v := s.view(ctx, server, firstContainer)
+	addresses := addressesOf(added(v, ordinary))
+	if len(addresses) == 0 {
+		s.fatal("the interfaces of a pod with a claim have no address: %v", interfaceNames(added(v, ordinary)))
+	}
+	s.running(ctx, server)
+	client := s.startPod(ctx, podOptions{claims: []int{1},
+		command: append([]string{"dial", probePort, strings.Join(addresses, ",")}, except...)})
+	s.containerEnds(ctx, client, mainContainer)
+}
+
+// addressesOf returns the addresses of interfaces, the global ones first.
+func addressesOf(interfaces []probe.Interface) (addresses []string) {
+	for _, scope := range []string{"global", "link"} {
+		for _, i := range interfaces {
+			for _, a := range i.Addresses {
+				if a.Scope == scope {
+					addresses = append(addresses, a.Local)
+				}
+			}
+		}
+	}
+	return addresses
+}
