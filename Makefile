@@ -410,7 +410,7 @@ prerequisites: ## check for the programs that the tests need; install them where
 
 ##@ Conformance
 
-.PHONY: conformance-peers conformance-report conformance-image conformance-mutants
+.PHONY: conformance-peers conformance-peers-cluster conformance-report conformance-image conformance-mutants
 
 conformance-mutants: ## run all cases against the reference driver with each fault, and write conformance/mutants.md [25 min]
 	@cd conformance && go test -run TestMutants -full -update -timeout 80m -parallel 5 .
@@ -430,6 +430,15 @@ conformance-peers: bin/dra-conformance bin/peers/nri-runtime $(PEERS:%=bin/peers
 	  v=$$(sed -n 's/^  version: //p' reports/drivers/$$d/conformance.yaml)
 	  mkdir -p reports/1.37/$$d
 	  sh reports/drivers/run.sh $$d --report reports/1.37/$$d/$$v.yaml | grep -E '^(FAIL|warn|[0-9]+ passed)' || :
+	done
+	(cd conformance && go test -run TestCompare . -update)
+
+conformance-peers-cluster: bin/helm cluster-binaries bin/dra-conformance bin/images/dra-conformance.tar $(PEERS:%=bin/peers/%) ## test the same releases on a cluster, and write their reports [CLUSTER=directory] [5 min each]
+	@bin/cluster up --dir $(CLUSTER) --nodes 1 --gates default
+	trap 'bin/cluster down --dir $(CLUSTER)' EXIT
+	for d in $(PEERS); do
+	  v=$$(sed -n 's/^  version: //p' reports/drivers/$$d/cluster.yaml)
+	  sh reports/drivers/cluster.sh $$d $(CLUSTER) --report reports/1.37/$$d/$$v-cluster.yaml | grep -E '^(FAIL|warn|[0-9]+ passed)' || :
 	done
 	(cd conformance && go test -run TestCompare . -update)
 

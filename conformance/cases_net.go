@@ -159,6 +159,7 @@ func caseInterfaceStatus(ctx context.Context, s *suite) {
 
 func caseScheduled(ctx context.Context, s *suite) {
 	s.canRunPods()
+	before := s.slices(ctx) // an interface that is in a pod may be published no more
 	p := s.startPod(ctx, podOptions{claims: []int{0}, anyNode: true})
 	s.view(ctx, p, firstContainer)
 	now := s.waitForPod(ctx, p, "the pod has no node", func(now *corev1.Pod) bool { return now.Spec.NodeName != "" })
@@ -170,7 +171,7 @@ func caseScheduled(ctx context.Context, s *suite) {
 		if r.Driver != s.config.Driver {
 			continue
 		}
-		if err := offered(s.slices(ctx), r, now.Spec.NodeName); err != nil {
+		if err := offered(before, r, now.Spec.NodeName); err != nil {
 			s.fatal("the pod runs on node %s: %v", now.Spec.NodeName, err)
 		}
 	}

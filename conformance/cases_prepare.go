@@ -520,6 +520,7 @@ func caseAdminAccess(ctx context.Context, s *suite) {
 	admin := r
 	yes := true
 	admin.AdminAccess, admin.ShareID, admin.ConsumedCapacity = &yes, nil, nil
+	s.admin = true // a real API server compares the allocation with the request
 	second, _ := s.prepared(ctx, admin)
 	s.unprepare(ctx, second)
 	s.same(devices, s.prepare(ctx, first), "after a claim with admin access ended")

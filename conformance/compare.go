@@ -21,7 +21,7 @@ func LoadReport(raw []byte) (r Report, err error) {
 // each profile and feature, and the requirements that are not met.
 func Compare(reports []Report) string {
 	var b strings.Builder
-	b.WriteString("| Driver | Version | Date |")
+	b.WriteString("| Driver | Version | On | Date |")
 	var names []string
 	for _, r := range reports {
 		for _, g := range slices.Concat(r.Profiles, r.Features.Supported) {
@@ -33,27 +33,35 @@ func Compare(reports []Report) string {
 	for _, name := range names {
 		fmt.Fprintf(&b, " %s |", name)
 	}
-	b.WriteString("\n|---|---|---|" + strings.Repeat("---|", len(names)) + "\n")
+	b.WriteString("\n|---|---|---|---|" + strings.Repeat("---|", len(names)) + "\n")
 	for _, r := range reports {
-		fmt.Fprintf(&b, "| [%s](%s) | %s | %s |", r.Implementation.Project, r.Implementation.URL, r.Implementation.Version,
-			r.Date)
+		fmt.Fprintf(&b, "| [%s](%s) | %s | %s | %s |", r.Implementation.Project, r.Implementation.URL,
+			r.Implementation.Version, r.on(), r.Date)
 		for _, name := range names {
 			fmt.Fprintf(&b, " %s |", r.cell(name))
 		}
 		b.WriteString("\n")
 	}
-	b.WriteString("\n| Driver | Level | Requirement | What happened |\n|---|---|---|---|\n")
+	b.WriteString("\n| Driver | On | Level | Requirement | What happened |\n|---|---|---|---|---|\n")
 	for _, r := range reports {
 		for _, g := range slices.Concat(r.Profiles, r.Features.Supported) {
 			for _, e := range g.Failed {
-				fmt.Fprintf(&b, "| %s | must | %s | %s |\n", r.Implementation.Project, e.ID, escape(e.Message))
+				fmt.Fprintf(&b, "| %s | %s | must | %s | %s |\n", r.Implementation.Project, r.on(), e.ID, escape(e.Message))
 			}
 			for _, e := range g.Recommendations {
-				fmt.Fprintf(&b, "| %s | should | %s | %s |\n", r.Implementation.Project, e.ID, escape(e.Message))
+				fmt.Fprintf(&b, "| %s | %s | should | %s | %s |\n", r.Implementation.Project, r.on(), e.ID, escape(e.Message))
 			}
 		}
 	}
 	return b.String()
+}
+
+// on returns where the driver ran: with a fake API server, or on the node of a cluster.
+func (r Report) on() string {
+	if r.APIServer == "real" {
+		return "cluster"
+	}
+	return "socket"
 }
 
 // cell returns the result of a profile or a feature.

@@ -225,6 +225,7 @@ func (r *runner) startSlow(ctx context.Context, all []Requirement) <-chan Result
 // ready starts the driver on a new node unless the last case left one.
 func (r *runner) ready(ctx context.Context) (err error) {
 	if r.session != nil {
+		r.session.waitForRestart(ctx)
 		return nil
 	}
 	if r.unstarted >= maxUnstarted {

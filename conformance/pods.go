@@ -34,6 +34,9 @@ const (
 // podsPerCase is the number of pods for which a case has time.
 const podsPerCase = 8
 
+// restartLimit is the time in which the kubelet starts a driver again that was killed.
+const restartLimit = 2 * time.Minute
+
 // limit returns the time that a case may take.
 func (c Config) limit(q Requirement) time.Duration {
 	if q.ID == slowCase && c.caseTimeout == defaultCaseTimeout {
@@ -41,6 +44,9 @@ func (c Config) limit(q Requirement) time.Duration {
 	}
 	if c.Pods.Image != "" && q.Way == Kubelet {
 		return podsPerCase * c.Pods.Timeout.Duration
+	}
+	if c.Kubelet != "" {
+		return c.caseTimeout + restartLimit
 	}
 	return c.caseTimeout
 }

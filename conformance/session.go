@@ -142,7 +142,9 @@ func (s *session) close() error {
 func (s *session) start(ctx context.Context, env Env) (*instance, error) {
 	if s.config.Kubelet != "" {
 		i := &instance{env: env, kubelet: kubelet{driver: s.config.Driver, timeout: s.config.callTimeout}}
-		if err := i.find(ctx, env.RegistryDir); err != nil {
+		ctx, cancel := context.WithTimeout(ctx, s.config.StartTimeout.Duration)
+		defer cancel()
+		if err := pollEvery(ctx, podInterval, func() error { return i.find(ctx, env.RegistryDir) }); err != nil {
 			return i, err
 		}
 		s.env.PluginDir = filepath.Dir(i.endpoint)
@@ -169,6 +171,19 @@ func (s *session) start(ctx context.Context, env Env) (*instance, error) {
 		return i, fmt.Errorf("start the driver: %w; the end of its log:\n%s", err, tail(s.log.String(), 20))
 	}
 	return i, nil
+}
+
+// waitForRestart waits until the driver of a live node can be called: the kubelet takes a while to
+// start it again after a case has killed it. The next case reports a driver that cannot.
+func (s *session) waitForRestart(ctx context.Context) {
+	if s.server != nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, restartLimit)
+	defer cancel()
+	for _, i := range s.instances {
+		_ = pollEvery(ctx, podInterval, func() error { return i.call(ctx) })
+	}
 }
 
 // launch starts an instance of the driver without waiting.

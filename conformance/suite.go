@@ -30,11 +30,13 @@ type suite struct {
 	claims  []*claim
 	used    map[string]bool // devices that claims of the case have as a whole
 	all     []device        // devices that the driver publishes, after the first use
+	admin   bool            // new claims request admin access
 	restart bool            // the next case needs a new session
 	numbers map[string]float64
 
 	pods      []*corev1.Pod                // that the case started
 	podClaims []*resourceapi.ResourceClaim // of these pods
+	consumers []*corev1.Pod                // for which claims are reserved; they never run
 }
 
 // outcome is the panic with which a case ends early.
@@ -339,17 +341,30 @@ func (s *suite) createAs(ctx context.Context, meta metav1.ObjectMeta, requests .
 		desired.Finalizers = nil // the controller that removes it does not see the suite's consumers
 	}
 	for _, r := range requests {
-		desired.Spec.Devices.Requests = append(desired.Spec.Devices.Requests, resourceapi.DeviceRequest{
-			Name: r, Exactly: &resourceapi.ExactDeviceRequest{
-				DeviceClassName: "conformance", AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 1,
-			},
-		})
+		desired.Spec.Devices.Requests = append(desired.Spec.Devices.Requests, s.request(r))
 	}
 	created, err := s.client.ResourceV1().ResourceClaims(s.config.Namespace).Create(ctx, desired, metav1.CreateOptions{})
 	s.ok(err, "create a claim")
 	c := &claim{ResourceClaim: created}
 	s.claims = append(s.claims, c)
 	return c
+}
+
+// request returns a request for one device, or the request of a subrequest REQUEST/SUBREQUEST.
+func (s *suite) request(name string) resourceapi.DeviceRequest {
+	const class = "conformance"
+	if name, sub, ok := strings.Cut(name, "/"); ok {
+		return resourceapi.DeviceRequest{Name: name, FirstAvailable: []resourceapi.DeviceSubRequest{{
+			Name: sub, DeviceClassName: class, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 1,
+		}}}
+	}
+	r := &resourceapi.ExactDeviceRequest{
+		DeviceClassName: class, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 1,
+	}
+	if s.admin {
+		r.AdminAccess = ptr.To(true)
+	}
+	return resourceapi.DeviceRequest{Name: name, Exactly: r}
 }
 
 // allocate writes an allocation to a claim, as the scheduler does.
@@ -360,20 +375,23 @@ func (s *suite) allocate(ctx context.Context, c *claim, allocation resourceapi.D
 			{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{s.config.Node}},
 		}}},
 	}}
-	// The kube-controller-manager would deallocate a claim that is reserved only for a
-	// pod that does not exist. It keeps consumers of other kinds.
-	consumer := resourceapi.ResourceClaimConsumerReference{
-		APIGroup: "conformance.example", Resource: "cases", Name: c.Name, UID: uuid.NewUUID(),
-	}
-	if s.server != nil {
-		consumer = s.pod(ctx, c, []corev1.ResourceClaim{{Name: podClaim}})
-	}
-	c.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{consumer}
+	c.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{s.consumer(ctx, c)}
 	updated, err := s.client.ResourceV1().ResourceClaims(c.Namespace).UpdateStatus(ctx, c.ResourceClaim,
 		metav1.UpdateOptions{})
 	s.ok(err, "allocate claim %s", c.Name)
 	c.ResourceClaim = updated
 	return c
+}
+
+// consumer returns what an allocated claim is reserved for. The kube-controller-manager
+// deallocates a claim that is reserved only for a pod that does not exist.
+func (s *suite) consumer(ctx context.Context, c *claim) resourceapi.ResourceClaimConsumerReference {
+	if s.server == nil && slices.Contains(s.config.Features, "WorkloadClaims") {
+		return resourceapi.ResourceClaimConsumerReference{
+			APIGroup: "conformance.example", Resource: "cases", Name: c.Name, UID: uuid.NewUUID(),
+		}
+	}
+	return s.pod(ctx, c, []corev1.ResourceClaim{{Name: podClaim}})
 }
 
 // podClaim is what the pods of the suite call their claim.
@@ -393,8 +411,15 @@ func (s *suite) pod(
 			}},
 		},
 	}
+	if s.server == nil { // a real kubelet must not start it
+		desired.Spec.NodeName = ""
+		desired.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "conformance.example/never"}}
+	}
 	created, err := s.client.CoreV1().Pods(c.Namespace).Create(ctx, desired, metav1.CreateOptions{})
 	s.ok(err, "create a pod")
+	if s.server == nil { // the fake one ends with the cases
+		s.consumers = append(s.consumers, created)
+	}
 	return resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: created.Name, UID: created.UID}
 }
 
@@ -414,9 +439,8 @@ func (s *suite) configured(
 	}
 	var requests []string
 	for _, r := range results {
-		name, _, _ := strings.Cut(r.Request, "/")
-		if !slices.Contains(requests, name) {
-			requests = append(requests, name)
+		if !slices.Contains(requests, r.Request) {
+			requests = append(requests, r.Request)
 		}
 	}
 	c := s.create(ctx, requests...)
@@ -521,6 +545,12 @@ func (s *suite) cleanUp(ctx context.Context) (err error) {
 		for _, c := range s.claims {
 			s.unprepare(ctx, c)
 			s.ok(s.delete(ctx, c), "clean up")
+		}
+		for _, p := range s.consumers {
+			err := s.client.CoreV1().Pods(p.Namespace).Delete(ctx, p.Name, metav1.DeleteOptions{})
+			if !apierrors.IsNotFound(err) {
+				s.ok(err, "delete pod %s", p.Name)
+			}
 		}
 	})
 	if status != Passed {
