@@ -410,7 +410,7 @@ prerequisites: ## check for the programs that the tests need; install them where
 
 ##@ Conformance
 
-.PHONY: conformance-peers conformance-peers-cluster conformance-report conformance-image conformance-mutants
+.PHONY: conformance-peers conformance-peers-cluster conformance-report-cluster conformance-report conformance-image conformance-mutants
 
 conformance-mutants: ## run all cases against the reference driver with each fault, and write conformance/mutants.md [25 min]
 	@cd conformance && go test -run TestMutants -full -update -timeout 80m -parallel 5 .
@@ -445,6 +445,14 @@ conformance-peers-cluster: bin/helm cluster-binaries bin/dra-conformance bin/ima
 conformance-report: ## test the plugin, and write its report [2 min]
 	@mkdir -p reports/1.37/dra-driver-shared
 	CONFORMANCE_REPORT=$(CURDIR)/reports/1.37/dra-driver-shared/v0.0.0.yaml CONFORMANCE_VERSION=v0.0.0 go test -count 1 ./driver -run TestConformance
+	(cd conformance && go test -run TestCompare . -update)
+
+conformance-report-cluster: bin/dra-conformance bin/images/dra-conformance.tar ## test the plugin on the cluster of make cluster-up, and write its report [CLUSTER=directory] [4 min]
+	@bin/cluster load --dir $(CLUSTER) bin/images/dra-conformance.tar
+	$(CLUSTER)/kubectl label namespace default --overwrite resource.kubernetes.io/admin-access=true
+	$(CLUSTER)/node n1 $(CURDIR)/bin/dra-conformance run --config $(CURDIR)/reports/drivers/dra-driver-shared/cluster.yaml \
+	  --kubeconfig $(abspath $(CLUSTER))/kubeconfig --report $(CURDIR)/reports/1.37/dra-driver-shared/v0.0.0-cluster.yaml \
+	  | grep -E '^(FAIL|warn|[0-9]+ passed)'
 	(cd conformance && go test -run TestCompare . -update)
 
 conformance-image: bin/images/dra-conformance.tar ## build the image of the conformance suite as a docker archive, without a container engine

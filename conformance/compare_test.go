@@ -47,8 +47,8 @@ func TestCompare(t *testing.T) {
 # DRA drivers and the requirements of Kubernetes 1.37
 
 Numbers count musts. A dash means that the driver does not declare the feature, or that no case of it ran. A driver
-was tested by its socket with a fake API server, or on the node of a cluster, where cases that need a fake API server are
-skipped. [README.md](../README.md)
+was tested by its socket with a fake API server, or on the node of a cluster, where cases that need a fake API server
+are skipped. [README.md](../README.md)
 tells how to reproduce a report, and how to add one; [findings](../../docs/dev/findings/README.md) has what
 was verified by hand.
 

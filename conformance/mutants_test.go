@@ -65,7 +65,7 @@ func referenceConfig(t *testing.T, fault string) Config {
 			Interfaces:    []string{"sh", "-c", `cat "$STATE_DIR/pod-$CLAIM_UID"`},
 		},
 		Quiet: Duration{time.Second}, Cycles: 20, StartTimeout: Duration{5 * time.Second},
-		callTimeout: 3 * time.Second, caseTimeout: 15 * time.Second,
+		callTimeout: 3 * time.Second, caseTimeout: 20 * time.Second,
 	}
 	switch fault {
 	case "REG-11":
