@@ -48,7 +48,8 @@ type Policy struct {
 	// Forwarding permits pods to forward frames, which have no socket. A frame must
 	// still have the MAC address of a link.
 	Forwarding bool
-	// Autoconf lets links receive router advertisements.
+	// Autoconf lets links receive router advertisements, and send from addresses whose second half
+	// results from their MAC address (EUI-64).
 	Autoconf bool
 	// VLANs are the IDs of the VLANs whose tag frames may have.
 	VLANs []uint16

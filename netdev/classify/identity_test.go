@@ -38,7 +38,8 @@ var (
 const (
 	linkIP    = "10.20.0.1"
 	linkIP6   = "fd00:20::1"
-	linkLocal = "fe80::ff:fe00:1" // EUI-64 of linkMAC
+	linkLocal = "fe80::ff:fe00:1"    // EUI-64 of linkMAC
+	autoconf  = "fd00:99::ff:fe00:1" // the same in the network of a router
 	otherIP   = "10.20.0.2"
 	otherIP6  = "fd00:20::2"
 	freeIP    = "10.20.0.77"
@@ -510,6 +511,20 @@ func TestProgram_admitsWhatTheNetworkAllows(t *testing.T) {
 			ether(linkMAC, protoIPv4, ipv4(foreignIP, 6, 0, udp(1, 2))), ""},
 		"no subnets, another's": {Policy{Identity: IdentityEnforce}, withoutAddresses,
 			ether(linkMAC, protoIPv4, ipv4(otherIP, 6, 0, udp(1, 2))), "SourceAddress"},
+		"an address in the network of a router": {Policy{Identity: IdentityEnforce, Autoconf: true}, nil,
+			ether(linkMAC, protoIPv6, ipv6(autoconf, 6, udp(1, 2))), ""},
+		"an address in the network of a router, outside the subnets": {
+			Policy{Identity: IdentityEnforce, Autoconf: true, Subnets: policy.Subnets}, nil,
+			ether(linkMAC, protoIPv6, ipv6(autoconf, 6, udp(1, 2))), "",
+		},
+		"advertisement of an address in the network of a router": {
+			Policy{Identity: IdentityEnforce, Autoconf: true}, nil,
+			ether(linkMAC, protoIPv6, ipv6(linkLocal, 58, nd(136, autoconf))), "",
+		},
+		"the same without router advertisements": {Policy{Identity: IdentityEnforce}, nil,
+			ether(linkMAC, protoIPv6, ipv6(autoconf, 6, udp(1, 2))), "SourceAddress"},
+		"an address of another host in the network of a router": {Policy{Identity: IdentityEnforce, Autoconf: true}, nil,
+			ether(linkMAC, protoIPv6, ipv6("fd00:99::ff:fe00:77", 6, udp(1, 2))), "SourceAddress"},
 		"no subnets, its link-local address": {Policy{Identity: IdentityEnforce}, withoutAddresses,
 			ether(linkMAC, protoIPv6, ipv6(linkLocal, 6, udp(1, 2))), ""},
 		"no subnets, the link-local address of a router": {Policy{Identity: IdentityEnforce}, withoutAddresses,

@@ -157,8 +157,8 @@ type Allow struct {
 	Forwarding bool `json:"forwarding,omitempty"`
 
 	// RouterAdvertisements lets links configure addresses and routes from the router
-	// advertisements of the network. The default is false: only the node receives
-	// them.
+	// advertisements of the network, and send from the addresses that result from their MAC
+	// address (EUI-64). The default is false: only the node receives them.
 	RouterAdvertisements bool `json:"routerAdvertisements,omitempty"`
 
 	// Node lets the node and the links with the mode Bridge reach each other through the

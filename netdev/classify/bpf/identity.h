@@ -449,14 +449,31 @@ static __always_inline int may_use4(const struct frame *frame, __u32 address)
 	return may_use(frame, 0, 0xffff0000ULL | (__u64)address << 32);
 }
 
-// Reports whether an address is the link-local one that results from the source MAC
-// address (EUI-64).
-static __always_inline int is_link_local(const struct frame *frame, __u64 high, __u64 low)
+// Reports whether the second half of an address results from the source MAC address (EUI-64).
+static __always_inline int is_of_mac(const struct frame *frame, __u64 low)
 {
 	__u64 mac = frame->source;
 
-	return high == 0x80fe &&
-	       low == ((mac & 0xffffff) ^ 0x02) + (0xfeffULL << 24) + ((mac & 0xffffff000000ULL) << 16);
+	return low == ((mac & 0xffffff) ^ 0x02) + (0xfeffULL << 24) + ((mac & 0xffffff000000ULL) << 16);
+}
+
+// Reports whether a link may have made an address from its MAC address: the link-local one, and,
+// where links receive router advertisements, those in the networks of routers (RFC 4862), unless
+// another link has the address. Which networks these are does not matter: no other host has the
+// second half.
+static __always_inline int is_made_of_mac(const struct frame *frame, __u64 high, __u64 low)
+{
+	__u64 address[] = {frame->parent, high, low};
+	__u64 *holder;
+
+	if (!is_of_mac(frame, low))
+		return 0;
+	if (high == 0x80fe)
+		return 1;
+	if (!frame->policy->autoconf || !frame->link || (high & 0xff) == 0xff) // multicast
+		return 0;
+	holder = bpf_map_lookup_elem(&dra_shared_addresses, address);
+	return !holder || *holder == frame->source;
 }
 
 static __always_inline int may_use6(const struct frame *frame, const __u64 *address)
@@ -465,7 +482,7 @@ static __always_inline int may_use6(const struct frame *frame, const __u64 *addr
 
 	if (frame->link && (high | low) && frame->link->address6[0] == high && frame->link->address6[1] == low)
 		return 1;
-	return is_link_local(frame, high, low) || may_use(frame, high, low);
+	return is_made_of_mac(frame, high, low) || may_use(frame, high, low);
 }
 
 // An ARP frame for IPv4 on Ethernet (RFC 826).
