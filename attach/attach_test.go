@@ -120,11 +120,16 @@ func TestReceive_refusesLongMessages(t *testing.T) {
 
 type handler func(Request) (Response, error)
 
-func (h handler) Attach(_ context.Context, r Request, _, _ *os.File) (Response, error) { return h(r) }
+func (h handler) Attach(_ context.Context, r Request, _ Sockets) (Response, error) { return h(r) }
 
 func (h handler) Refused(_ context.Context, r Request) { _, _ = h(r) }
 
 func serve(t *testing.T, h handler) (dir string) {
+	t.Helper()
+	return listen(t, h)
+}
+
+func listen(t *testing.T, h Handler) (dir string) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "att")
 	if err != nil {
@@ -526,7 +531,7 @@ func FuzzRequest(f *testing.F) {
 
 type answering struct{}
 
-func (answering) Attach(context.Context, Request, *os.File, *os.File) (Response, error) {
+func (answering) Attach(context.Context, Request, Sockets) (Response, error) {
 	return Response{}, nil
 }
 

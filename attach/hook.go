@@ -231,36 +231,64 @@ type inspection struct {
 	socket   *os.File // NETLINK_ROUTE
 }
 
-// enter inspects the namespace on a separate thread, which ends afterwards: no
-// other code of this process runs in the namespace.
-func enter(namespace *os.File, h Hook) (inspection, error) {
-	type result struct {
-		inspection
-		err error
-	}
-	done := make(chan result)
+// enter inspects the namespace.
+func enter(namespace *os.File, h Hook) (result inspection, err error) {
+	err = runIn(namespace, func() (err error) {
+		result, err = inspect(namespace, h)
+		return err
+	})
+	return result, err
+}
+
+// runIn calls f in a network namespace, on a separate thread, which ends afterwards: no other code
+// of this process runs in the namespace.
+func runIn(namespace *os.File, f func() error) error {
+	done := make(chan error)
 	go func() {
 		runtime.LockOSThread() // without UnlockOSThread, the thread ends with the goroutine
-		var r result
 		if err := unix.Setns(int(namespace.Fd()), unix.CLONE_NEWNET); err != nil {
-			r.err = fmt.Errorf("enter the pod's network namespace: %w", err)
-		} else {
-			r.inspection, r.err = inspect(namespace, h)
+			done <- fmt.Errorf("enter the pod's network namespace: %w", err)
+			return
 		}
-		done <- r
+		done <- f()
 	}()
-	r := <-done
-	return r.inspection, r.err
+	return <-done
+}
+
+// openNetlink opens a NETLINK_ROUTE socket in this thread's namespace.
+func openNetlink() (*os.File, error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("open a socket in the pod's network namespace: %w", err)
+	}
+	return os.NewFile(uintptr(fd), "rtnetlink"), nil
+}
+
+// openPacket opens a packet socket in this thread's namespace. It receives nothing before the
+// plugin binds it to a link.
+func openPacket() (*os.File, error) {
+	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open a packet socket in the pod's network namespace: %w", err)
+	}
+	return os.NewFile(uintptr(fd), "packet"), nil
+}
+
+func openPacketIn(namespace *os.File) (packet *os.File, err error) {
+	err = runIn(namespace, func() (err error) {
+		packet, err = openPacket()
+		return err
+	})
+	return packet, err
 }
 
 // inspect opens a netlink socket in this thread's namespace, unless the share is
 // attached to it already. Then it sets the link's kernel parameters.
 func inspect(namespace *os.File, h Hook) (inspection, error) {
-	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
+	socket, err := openNetlink()
 	if err != nil {
-		return inspection{}, fmt.Errorf("open a socket in the pod's network namespace: %w", err)
+		return inspection{}, err
 	}
-	socket := os.NewFile(uintptr(fd), "rtnetlink")
 	id, err := IdentifyNamespace(namespace, socket)
 	if err != nil {
 		return inspection{}, errors.Join(err, socket.Close())
@@ -319,6 +347,8 @@ func (h Hook) ask(ctx context.Context, r Request, namespace, socket *os.File) er
 	defer cancel()
 	again := time.NewTicker(retryInterval)
 	defer again.Stop()
+	question := question{Request: r, namespace: namespace, socket: socket}
+	defer question.close()
 	var last, refused error
 	for {
 		sockets, err := h.sockets()
@@ -326,7 +356,7 @@ func (h Hook) ask(ctx context.Context, r Request, namespace, socket *os.File) er
 			last = err
 		}
 		for _, path := range sockets {
-			response, err := askOne(ctx, path, r, namespace, socket)
+			response, err := question.ask(ctx, path)
 			if err != nil {
 				last = err
 				continue
@@ -351,6 +381,36 @@ func (h Hook) ask(ctx context.Context, r Request, namespace, socket *os.File) er
 			)
 		case <-again.C:
 		}
+	}
+}
+
+// question is a request with its descriptors.
+type question struct {
+	Request
+	namespace, socket *os.File
+	packet            *os.File // if a plugin has asked for it: to close one takes the kernel milliseconds
+}
+
+// ask sends the request to one plugin. If the plugin needs a packet socket, ask opens it and asks
+// again.
+func (q *question) ask(ctx context.Context, path string) (Response, error) {
+	if q.packet != nil {
+		return askOne(ctx, path, q.Request, q.namespace, q.socket, q.packet)
+	}
+	response, err := askOne(ctx, path, q.Request, q.namespace, q.socket)
+	if err != nil || !response.Packet {
+		return response, err
+	}
+	if q.packet, err = openPacketIn(q.namespace); err != nil {
+		return response, err
+	}
+	q.Packet = true
+	return askOne(ctx, path, q.Request, q.namespace, q.socket, q.packet)
+}
+
+func (q *question) close() {
+	if q.packet != nil {
+		_ = q.packet.Close()
 	}
 }
 

@@ -35,14 +35,21 @@ type Request struct {
 	// a reason has no descriptors, and the plugin attaches nothing: a plugin of an
 	// earlier release, which does not know this field, rejects the request.
 	Refusal string `json:"refusal,omitempty"`
+	// Packet means that the request has a third descriptor, of a packet socket. The hook sends it
+	// when the plugin has asked for it; see Response.Packet.
+	Packet bool `json:"packet,omitempty"`
 }
 
 // descriptors returns the number of descriptors of the request.
 func (r Request) descriptors() int {
-	if r.Refusal != "" {
+	switch {
+	case r.Refusal != "":
 		return 0
+	case r.Packet:
+		return maxDescriptors
+	default:
+		return descriptorsIn
 	}
-	return descriptorsIn
 }
 
 // Pod identifies a pod.
@@ -61,11 +68,15 @@ type Response struct {
 	// Retry means that the plugin is about to repair what Error describes: the hook
 	// asks again while it has time.
 	Retry bool `json:"retry,omitempty"`
+	// Packet means that the plugin needs a packet socket that was opened in the pod, to lease an
+	// address: the hook opens one and asks again. A hook of an earlier release reports Error.
+	Packet bool `json:"packet,omitempty"`
 }
 
 const (
 	maxMessage     = 8 << 10 // bytes, either direction
 	descriptorsIn  = 2       // descriptors of a request: the namespace and the socket
+	maxDescriptors = 3       // the same with a packet socket
 	network        = "unixpacket"
 	maxRequestName = 253     // the longest name in Kubernetes
 	maxRefusal     = 1 << 10 // bytes; JSON needs up to six for one
@@ -132,7 +143,7 @@ func receive(conn *net.UnixConn, message any, descriptors int) ([]*os.File, erro
 // descriptors that it must have.
 func receiveMessage(conn *net.UnixConn, message any, descriptors func() int) ([]*os.File, error) {
 	payload := make([]byte, maxMessage)
-	rights := make([]byte, unix.CmsgSpace(4*descriptorsIn))
+	rights := make([]byte, unix.CmsgSpace(4*maxDescriptors))
 	n, rn, flags, _, err := conn.ReadMsgUnix(payload, rights)
 	if err != nil {
 		return nil, err

@@ -86,6 +86,36 @@ type Link struct {
 	// Identity means that the release that attached the link drops frames without its
 	// addresses.
 	Identity bool `json:"identity,omitempty"`
+	// DHCP is the lease of a link that gets its IPv4 address from a DHCP server. Sources has
+	// the address too.
+	DHCP *Lease `json:"dhcp,omitempty"`
+}
+
+// Lease is what a DHCP server has leased to a link. Times are in milliseconds since the node booted.
+type Lease struct {
+	// ClientID and Hostname identify the client to servers.
+	ClientID []byte `json:"clientID"`
+	Hostname string `json:"hostname,omitempty"`
+	// Address has a prefix length. It is "" if the lease has expired; the fields below are then
+	// empty.
+	Address string `json:"address,omitempty"`
+	// Last is the address that the link had before its lease ended.
+	Last string `json:"last,omitempty"`
+	// Server is the identifier of the server, and ServerMAC where its answers came from.
+	Server    string       `json:"server,omitempty"`
+	ServerMAC string       `json:"serverMAC,omitempty"`
+	Routes    []LeaseRoute `json:"routes,omitempty"`
+	// Renew, Rebind, and Expires are the times T1, T2, and the end of the lease (RFC 2131); 0 in a
+	// lease without end.
+	Renew   int64 `json:"renew,omitempty"`
+	Rebind  int64 `json:"rebind,omitempty"`
+	Expires int64 `json:"expires,omitempty"`
+}
+
+// LeaseRoute is a route that a DHCP server names.
+type LeaseRoute struct {
+	Destination string `json:"destination"`
+	Gateway     string `json:"gateway,omitempty"`
 }
 
 // Record describes one attachment: a share in one pod sandbox. It holds

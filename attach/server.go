@@ -21,10 +21,20 @@ import (
 // Handler attaches shares. It must not keep the files, which the server closes.
 // The text of an error appears in the pod's events.
 type Handler interface {
-	Attach(ctx context.Context, r Request, namespace, socket *os.File) (Response, error)
+	Attach(ctx context.Context, r Request, sockets Sockets) (Response, error)
 	// Refused is called when the hook itself refuses a container, with the reason in
 	// r.Refusal.
 	Refused(ctx context.Context, r Request)
+}
+
+// Sockets are the descriptors of a request.
+type Sockets struct {
+	// Namespace is the network namespace of the pod.
+	Namespace *os.File
+	// Netlink is a NETLINK_ROUTE socket that was opened in it.
+	Netlink *os.File
+	// Packet is a packet socket (SOCK_DGRAM, without a protocol) that was opened in it, or nil.
+	Packet *os.File
 }
 
 // Server is the plugin's end of the protocol.
@@ -154,7 +164,11 @@ func (s *Server) answer(ctx context.Context, conn *net.UnixConn) (Response, erro
 	// attachment is worse than a delay.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), attachTimeout)
 	defer cancel()
-	response, err := s.handler.Attach(ctx, request, files[0], files[1])
+	sockets := Sockets{Namespace: files[0], Netlink: files[1]}
+	if request.Packet {
+		sockets.Packet = files[2]
+	}
+	response, err := s.handler.Attach(ctx, request, sockets)
 	if err != nil {
 		err = &handlerError{err}
 	}

@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -22,12 +21,15 @@ import (
 
 // Attach implements attach.Handler: it sets up one share in one pod. The
 // hook calls it once per container start; it is idempotent per sandbox.
-func (d *Driver) Attach(ctx context.Context, r attach.Request, namespace, socket *os.File) (attach.Response, error) {
+func (d *Driver) Attach(ctx context.Context, r attach.Request, sockets attach.Sockets) (attach.Response, error) {
 	uid, start := types.UID(r.ClaimUID), time.Now()
 	ctx = withRequest(ctx, r)
 	err := d.withClaim(ctx, uid, func(ctx context.Context) error {
-		return d.attach(ctx, r, Sandbox{Namespace: namespace, Socket: socket})
+		return d.attach(ctx, r, Sandbox{Namespace: sockets.Namespace, Socket: sockets.Netlink, Packet: sockets.Packet})
 	})
+	if errors.Is(err, ErrPacketNeeded) && sockets.Packet == nil {
+		return attach.Response{Packet: true}, err // the hook asks again
+	}
 	d.metrics.observe(operationAttach, start, err)
 	retry := errors.Is(err, ErrRetryAttach)
 	if retry {

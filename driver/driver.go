@@ -324,6 +324,9 @@ func (d *Driver) startLoops(ctx context.Context, group *sync.WaitGroup, probes *
 		if reserver, ok := k.(Reserver); ok {
 			group.Go(func() { reserver.MaintainReservations(ctx, d.attachments.List) })
 		}
+		if renewer, ok := k.(Renewer); ok {
+			group.Go(func() { renewer.Renew(ctx, attachmentsOfKind{driver: d, kind: k.Name()}) })
+		}
 	}
 	group.Go(func() { d.publish(ctx) })
 	group.Go(func() { probes.awaitRegistration(ctx) })

@@ -520,7 +520,7 @@ func TestPlugin_forgetsFailureOfUnpreparedClaim(t *testing.T) {
 	p := newPlugin(t)
 	pod := attach.Pod{UID: "u", Namespace: "default", Name: "p"}
 	request := attach.Request{ClaimUID: "none", Share: "none-nic", Pod: pod}
-	if _, err := p.Attach(t.Context(), request, nil, nil); err == nil {
+	if _, err := p.Attach(t.Context(), request, attach.Sockets{}); err == nil {
 		t.Fatal("Attach of a claim that is not prepared succeeded")
 	}
 	if n := p.Failures("none-nic"); n > 0 {

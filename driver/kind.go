@@ -234,6 +234,34 @@ type Protector interface {
 // whose restart policy is Never would otherwise fail.
 var ErrRetryAttach = errors.New("trying again")
 
+// ErrPacketNeeded is wrapped by an error of Attach that needs Sandbox.Packet. The hook then opens the
+// socket, and Attach is called again.
+var ErrPacketNeeded = errors.New(
+	"the hook must open a packet socket in the pod, which one of an earlier release cannot")
+
+// Renewer is an Attacher whose attachments change while their pods run, such as an address that was
+// leased for a time.
+type Renewer interface {
+	// Renew keeps the attachments of the kind up to date until ctx ends.
+	Renew(ctx context.Context, attachments Attachments)
+}
+
+// Attachments are the attachments that a Renewer keeps up to date.
+type Attachments interface {
+	// List returns the attachments of the kind. While a newer plugin runs, which keeps them up to
+	// date, it returns none.
+	List(ctx context.Context) ([]Attachment, error)
+	// Update calls change with an attachment as it is recorded now, while no other request of its
+	// claim is served. change calls write to record another payload. After change, the status of the
+	// claim is reported. If the attachment is not recorded any more, or a newer plugin runs, Update
+	// returns ErrOutdated.
+	Update(ctx context.Context, r attach.Record,
+		change func(a Attachment, write func(payload json.RawMessage) error) error) error
+}
+
+// ErrOutdated means that an attachment must not be changed.
+var ErrOutdated = errors.New("the attachment has ended, or a newer plugin runs")
+
 // Comparer is an Attacher that compares all its attachments with the kernel at once.
 // After a restart, and when events were lost, the driver then restores only those that
 // differ.
@@ -272,6 +300,8 @@ type Reserver interface {
 // a NETLINK_ROUTE socket that was opened in it. The Attacher must not keep them.
 type Sandbox struct {
 	Namespace, Socket *os.File
+	// Packet is a packet socket that was opened in it, or nil; see ErrPacketNeeded.
+	Packet *os.File
 	// Reserved is the payload of a Reserver, or nil.
 	Reserved json.RawMessage
 }

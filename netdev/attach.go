@@ -36,6 +36,9 @@ type LinkSpec struct {
 	// Mode is Private or Bridge.
 	Mode      Mode
 	Addresses []netip.Prefix
+	// Leases means that the link gets further addresses with SetLease. Until then, it may use only
+	// Addresses.
+	Leases    bool
 	Routes    []Route
 	Rules     []Rule
 	Neighbors []Neighbor
@@ -67,8 +70,10 @@ type Attachment struct {
 	MAC    net.HardwareAddr // address of the link at its creation
 	MTU    int              // bytes
 	Minor  uint16           // minor number of the share's class
-	// Addresses are the addresses that the link got at its creation.
+	// Addresses are the addresses that the link got at its creation, and the leased one.
 	Addresses []netip.Addr
+	// Leases has the meaning of LinkSpec.Leases.
+	Leases bool
 	// Mode is the mode of the link in the kernel; 0 if it is not known.
 	Mode Mode
 	// Audited means that frames without the identity of the link are not dropped,
@@ -105,7 +110,7 @@ func (n *Node) Attach(pod PodNamespace, s LinkSpec) (Attachment, error) {
 	if err != nil {
 		return Attachment{}, err
 	}
-	a := Attachment{Parent: s.Parent, MAC: s.MAC, Minor: s.Minor, Mode: nic.kernelMode(s.Mode)}
+	a := Attachment{Parent: s.Parent, MAC: s.MAC, Minor: s.Minor, Mode: nic.kernelMode(s.Mode), Leases: s.Leases}
 	for _, p := range s.Addresses {
 		a.Addresses = append(a.Addresses, p.Addr())
 	}
@@ -378,7 +383,7 @@ func findLink(conn *rtnl.Conn, match func(*netlink.LinkAttrs) bool) (found *netl
 func (m managedNIC) member(a Attachment) classify.Member {
 	return classify.Member{
 		Parent: a.Parent, Cookie: a.Cookie, MAC: a.MAC, TrustMAC: m.TrustMAC,
-		Addresses: a.Addresses, Bridge: a.switches(), VEPA: a.Mode == VEPA, Audit: a.Audited,
+		Addresses: a.Addresses, Assigned: a.Leases, Bridge: a.switches(), VEPA: a.Mode == VEPA, Audit: a.Audited,
 	}
 }
 

@@ -27,8 +27,8 @@ func MergeNetworkAttachments(base, over *NetworkAttachment) *NetworkAttachment {
 		if a.MTU != nil {
 			merged.MTU = a.MTU
 		}
-		if a.Addresses != nil || a.AddressPools != nil { // one of them replaces both
-			merged.Addresses, merged.AddressPools = a.Addresses, a.AddressPools
+		if a.Addresses != nil || a.AddressPools != nil || a.DHCP != nil { // one of them replaces all
+			merged.Addresses, merged.AddressPools, merged.DHCP = a.Addresses, a.AddressPools, a.DHCP
 		}
 		if a.Routes != nil {
 			merged.Routes = a.Routes

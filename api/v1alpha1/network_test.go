@@ -22,6 +22,7 @@ func permissiveNetwork() AllowedNetwork {
 	return AllowedNetwork{
 		Network: "storage", Modes: []Mode{ModePrivate, ModeBridge}, Bursts: []Burst{BurstGuaranteed, BurstLine}, MTU: 9000,
 		Subnets: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")},
+		DHCP:    []IPFamily{IPv4},
 	}
 }
 
@@ -42,6 +43,9 @@ func TestNetworkAttachment_valid(t *testing.T) {
 		`, "interfaceName": "data-0.x_Y"`,
 		`, "addressPools": ["office"], "keepAddresses": true`,
 		`, "keepAddresses": true`,
+		`, "dhcp": ["IPv4"], "addresses": ["fd00::5/64"], "policyRules": [{"table": 100, "source": "10.20.0.0/16"}], ` +
+			`"routes": [{"destination": "10.30.0.0/16", "gateway": "10.20.0.1"}]`,
+		`, "dhcp": []`,
 		`, "routes": [{"destination": "0.0.0.0/0", "table": 100}, {"destination": "0.0.0.0/0"}], ` +
 			`"policyRules": [{"table": 100}, ` +
 			`{"source": "10.20.0.0/16", "destination": "10.30.0.0/16", "table": 256, "priority": 100}]`,
@@ -111,6 +115,7 @@ func TestNetworkAttachment_ValidateFor(t *testing.T) {
 		{"mode", `, "mode": "Bridge"`, `mode: Forbidden: Bridge: network "storage" allows Private`},
 		{"burst", `, "bandwidth": {"burst": "Line"}`,
 			`bandwidth.burst: Forbidden: Line: network "storage" allows Guaranteed`},
+		{"DHCP", `, "dhcp": ["IPv4"]`, `dhcp[0]: Forbidden: IPv4: network "storage" allows DHCP for none`},
 		{"address outside the subnets", `, "addresses": ["10.20.0.5/24", "10.21.0.5/24"]`,
 			`addresses[1]: Forbidden: 10.21.0.5/24: network "storage" allows addresses in 10.20.0.0/16`},
 		{"network wider than the subnet", `, "addresses": ["10.20.0.5/8"]`, `addresses[0]: Forbidden`},
@@ -140,6 +145,8 @@ func TestMergeNetworkAttachments(t *testing.T) {
 		{"fields of the claim win", `, "interfaceName": "fromclaim", "addresses": ["10.20.0.6/24"]`,
 			`, "mode": "Bridge", "mtu": 4000, "interfaceName": "fromclaim", ` +
 				`"addresses": ["10.20.0.6/24"], "bandwidth": {"burst": "Line"}`},
+		{"DHCP replaces the addresses of the class", `, "dhcp": ["IPv4"]`,
+			`, "mode": "Bridge", "mtu": 4000, "interfaceName": "fromclass", "dhcp": ["IPv4"], "bandwidth": {"burst": "Line"}`},
 		{"an empty list replaces that of the class", `, "addresses": []`,
 			`, "mode": "Bridge", "mtu": 4000, "interfaceName": "fromclass", "addresses": [], "bandwidth": {"burst": "Line"}`},
 	} {

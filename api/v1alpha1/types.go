@@ -37,9 +37,17 @@ type NetworkAttachment struct {
 	// AddressPools lists the names of the AddressPools from which each pod gets an
 	// address of its own, at most one for each IP family. If neither this field nor
 	// addresses is set, the default pools of the network apply, if it has any; an empty
-	// list means no address. If the claim sets one of addresses and addressPools, the
-	// value of the DeviceClass for the other does not apply.
+	// list means no address of a pool. If the claim sets addresses, addressPools, or dhcp, the
+	// values of the DeviceClass for the others do not apply.
 	AddressPools []string `json:"addressPools,omitempty"`
+
+	// DHCP lists the IP families in which each pod leases an address from a DHCP server of
+	// the network: IPv4. The network must allow it. If neither this field, addresses, nor
+	// addressPools is set, the field dhcp of the network applies; an empty list means no leased
+	// address. It cannot be combined with addressPools, nor with addresses of the same family. If
+	// the claim sets one of the three fields, the values of the DeviceClass for the others do not
+	// apply.
+	DHCP []IPFamily `json:"dhcp,omitempty"`
 
 	// KeepAddresses makes each pod of a StatefulSet keep the addresses that it has from
 	// AddressPools, even when it is created again or moves to another node, until the
@@ -72,6 +80,15 @@ type NetworkAttachment struct {
 	// for requests without adminAccess.
 	AdminLink bool `json:"adminLink,omitempty"`
 }
+
+// IPFamily is an IP family.
+type IPFamily string
+
+// IP families.
+const (
+	// IPv4 is the family of IPv4 addresses.
+	IPv4 IPFamily = "IPv4"
+)
 
 // Mode selects whether the shares of one NIC can reach each other.
 type Mode string

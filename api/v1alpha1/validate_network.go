@@ -47,6 +47,8 @@ type AllowedNetwork struct {
 	Bursts  []Burst
 	// Sysctls lists the allowed kernel parameters of links.
 	Sysctls []string
+	// DHCP lists the IP families in which claims can lease addresses.
+	DHCP []IPFamily
 	// MTU is the MTU of the NIC in bytes, or 0 if it is not known yet.
 	MTU int32
 }
@@ -63,11 +65,12 @@ func (a *NetworkAttachment) Validate() (errs field.ErrorList) {
 	errs = append(errs, addressErrs...)
 	errs = append(errs, validatePools(a, field.NewPath("addressPools"))...)
 	errs = append(errs, validateMTU(a.MTU, addresses, field.NewPath("mtu"))...)
+	errs = append(errs, validateDHCP(a, addresses, field.NewPath("dhcp"))...)
 	errs = append(errs, validateRules(a.PolicyRules, field.NewPath("policyRules"))...)
 	errs = append(errs, validateNeighbors(a.Neighbors, field.NewPath("neighbors"))...)
 	errs = append(errs, validateSysctls(a.Sysctls, field.NewPath("sysctls"))...)
-	hasPools := len(a.AddressPools) > 0
-	return append(errs, validateRoutes(a.Routes, addresses, hasPools, field.NewPath("routes"))...)
+	assigned := len(a.AddressPools) > 0 || len(a.DHCP) > 0
+	return append(errs, validateRoutes(a.Routes, addresses, assigned, field.NewPath("routes"))...)
 }
 
 // ValidateFor checks parameters with defaults against what the network of the
@@ -91,8 +94,13 @@ func (a *NetworkAttachment) ValidateFor(allowed AllowedNetwork) field.ErrorList 
 			fmt.Sprintf("must not be larger than the NIC's, %d", allowed.MTU)))
 	}
 	for i, text := range a.Addresses {
-		if !allowed.contains(netip.MustParsePrefix(text)) {
+		if !allowed.Contains(netip.MustParsePrefix(text)) {
 			forbidden(field.NewPath("addresses").Index(i), text, "addresses in "+list(allowed.Subnets))
+		}
+	}
+	for i, family := range a.DHCP {
+		if !slices.Contains(allowed.DHCP, family) {
+			forbidden(field.NewPath("dhcp").Index(i), family, "DHCP for "+list(allowed.DHCP))
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(a.Sysctls)) {
@@ -103,10 +111,10 @@ func (a *NetworkAttachment) ValidateFor(allowed AllowedNetwork) field.ErrorList 
 	return errs
 }
 
-// contains reports whether one of the allowed subnets contains the address and is
+// Contains reports whether one of the allowed subnets contains the address and is
 // at least as large as its network: with a wider network, the link would have a
 // route to addresses outside the subnet.
-func (n AllowedNetwork) contains(address netip.Prefix) bool {
+func (n AllowedNetwork) Contains(address netip.Prefix) bool {
 	return slices.ContainsFunc(n.Subnets, func(subnet netip.Prefix) bool {
 		return subnet.Contains(address.Addr()) && subnet.Bits() <= address.Bits()
 	})
@@ -206,6 +214,42 @@ func validatePools(a *NetworkAttachment, path *field.Path) (errs field.ErrorList
 	return errs
 }
 
+// validateDHCP validates the families in which a link with the addresses leases one.
+func validateDHCP(a *NetworkAttachment, addresses []netip.Prefix, path *field.Path) (errs field.ErrorList) {
+	for i, family := range a.DHCP {
+		if family == "" || len(validateEnum(family, path.Index(i), IPv4)) > 0 {
+			errs = append(errs, field.NotSupported(path.Index(i), family, []IPFamily{IPv4}))
+		}
+		if slices.Contains(a.DHCP[:i], family) {
+			errs = append(errs, field.Duplicate(path.Index(i), family))
+		}
+		for _, address := range addresses {
+			if address.Addr().Is4() == (family == IPv4) {
+				errs = append(errs, field.Forbidden(path.Index(i), fmt.Sprintf(
+					"%s: addresses has %s, of the same IP family: remove one of them", family, address)))
+			}
+		}
+	}
+	if len(a.DHCP) == 0 {
+		return errs
+	}
+	if ptr.Deref(a.KeepAddresses, false) {
+		errs = append(errs, field.Forbidden(field.NewPath("keepAddresses"),
+			"true: the pod leases its address from a DHCP server: remove keepAddresses, or dhcp"))
+	}
+	if len(a.AddressPools) > 0 {
+		errs = append(errs, field.Forbidden(path, fmt.Sprintf(
+			"%s: the link gets its addresses from addressPools %s: remove one of them", list(a.DHCP), list(a.AddressPools))))
+	}
+	for i, r := range a.PolicyRules {
+		if r.Source == "" && r.Destination == "" {
+			errs = append(errs, field.Required(field.NewPath("policyRules").Index(i).Child("source"),
+				"with dhcp, the address of the link may change: name the network of the source addresses, or a destination"))
+		}
+	}
+	return errs
+}
+
 // isHostAddress reports whether a host can have the address.
 func isHostAddress(p netip.Prefix) bool {
 	a := p.Addr()
@@ -234,10 +278,10 @@ func validateMTU(mtu *int32, addresses []netip.Prefix, path *field.Path) field.E
 	return nil
 }
 
-// validateRoutes validates routes through a link with the addresses. hasPools reports
-// whether it also gets addresses of pools, which are not known here.
+// validateRoutes validates routes through a link with the addresses. assigned reports
+// whether it also gets addresses of pools or of DHCP servers, which are not known here.
 func validateRoutes(
-	routes []Route, addresses []netip.Prefix, hasPools bool, path *field.Path,
+	routes []Route, addresses []netip.Prefix, assigned bool, path *field.Path,
 ) (errs field.ErrorList) {
 	if len(routes) > maxRoutes {
 		return field.ErrorList{field.TooMany(path, len(routes), maxRoutes)}
@@ -262,7 +306,7 @@ func validateRoutes(
 			errs = append(errs, field.Duplicate(path.Child("destination"), r.Destination))
 		}
 		seen[key] = true
-		errs = append(errs, validateGateway(r.Gateway, destination, addresses, hasPools, path.Child("gateway"))...)
+		errs = append(errs, validateGateway(r.Gateway, destination, addresses, assigned, path.Child("gateway"))...)
 	}
 	return errs
 }
@@ -368,7 +412,7 @@ func validateSysctls(sysctls map[string]string, path *field.Path) (errs field.Er
 }
 
 func validateGateway(
-	text string, destination netip.Prefix, addresses []netip.Prefix, hasPools bool, path *field.Path,
+	text string, destination netip.Prefix, addresses []netip.Prefix, assigned bool, path *field.Path,
 ) field.ErrorList {
 	if text == "" {
 		return nil
@@ -382,7 +426,7 @@ func validateGateway(
 			fmt.Sprintf("is not of the same IP family as the destination %s", destination))}
 	}
 	onLink := func(p netip.Prefix) bool { return p.Contains(gateway) && p.Addr() != gateway }
-	if !gateway.IsLinkLocalUnicast() && !hasPools && !slices.ContainsFunc(addresses, onLink) {
+	if !gateway.IsLinkLocalUnicast() && !assigned && !slices.ContainsFunc(addresses, onLink) {
 		return field.ErrorList{field.Invalid(path, text,
 			"must be in the subnet of one of the addresses, and not one of them")}
 	}

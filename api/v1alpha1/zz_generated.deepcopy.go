@@ -245,6 +245,11 @@ func (in *NetworkAttachment) DeepCopyInto(out *NetworkAttachment) {
 		*out = make([]string, len(*in))
 		copy(*out, *in)
 	}
+	if in.DHCP != nil {
+		in, out := &in.DHCP, &out.DHCP
+		*out = make([]IPFamily, len(*in))
+		copy(*out, *in)
+	}
 	if in.KeepAddresses != nil {
 		in, out := &in.KeepAddresses, &out.KeepAddresses
 		*out = new(bool)

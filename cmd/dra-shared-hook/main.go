@@ -10,6 +10,9 @@
 // With the command limit-memory it limits the container's cgroup instead: see
 // package dmem.
 //
+// With the command open-namespaces it runs in a container of the plugin's pod, and opens
+// sockets in the network namespaces of pods for the plugin: see attach.Opener.
+//
 // It runs on the node, not in a container, and for every such container: it is
 // static and links nothing that it does not need.
 package main
@@ -19,6 +22,8 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"os/signal"
+	"syscall"
 
 	"github.com/dra-shared/dra-driver-shared/accel/dmem"
 	"github.com/dra-shared/dra-driver-shared/attach"
@@ -27,6 +32,10 @@ import (
 func main() {
 	if len(os.Args) > 1 && os.Args[1] == dmem.Command {
 		limitMemory(os.Args[2:])
+		return
+	}
+	if len(os.Args) > 1 && os.Args[1] == attach.OpenerCommand {
+		openNamespaces(os.Args[2:])
 		return
 	}
 	var h attach.Hook
@@ -44,6 +53,21 @@ func main() {
 	if err := h.Run(context.Background(), os.Stdin); err != nil {
 		fmt.Fprintf(os.Stderr, "dra-shared: attach %s: %v\n", h.Share, err)
 		os.Exit(1)
+	}
+}
+
+func openNamespaces(args []string) {
+	var o attach.Opener
+	flags := flag.NewFlagSet(attach.OpenerCommand, flag.ExitOnError)
+	flags.StringVar(&o.Socket, "socket", "", "path of the unix socket for the plugin")
+	flags.StringVar(&o.Namespaces, "namespaces", "/var/run/netns", "directory of the network namespaces of pods")
+	flags.StringVar(&o.RunDir, "run-dir", "/run/dra-shared", "directory of the plugin's attachment records")
+	_ = flags.Parse(args) // it exits
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := o.Serve(ctx); err != nil {
+		fmt.Fprintf(os.Stderr, "dra-shared: open namespaces: %v\n", err)
+		os.Exit(1) //nolint:gocritic // the context ends with the process
 	}
 }
 

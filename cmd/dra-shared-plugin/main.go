@@ -48,7 +48,7 @@ type flags struct {
 	driver.Options
 	configFile, kubeconfig, kubeletDir, hookSource, hookDir, nodeMounts, bpffs string
 	sysfs, procfs, devfs, cgroupfs                                             string
-	metricsAddress                                                             string
+	metricsAddress, opener                                                     string
 	pprof                                                                      bool
 	logging                                                                    *logsapi.LoggingConfiguration
 }
@@ -92,6 +92,9 @@ func (f *flags) add(p *pflag.FlagSet) {
 	p.StringVar(&f.hookSource, "hook", "/bin/dra-shared-hook", "path of the hook to install")
 	p.StringVar(&f.metricsAddress, "metrics-address", "",
 		"host:port on which to serve Prometheus metrics at /metrics; default: none")
+	p.StringVar(&f.opener, "namespace-opener", "",
+		"path of the unix socket of a process that opens sockets in the network namespaces of pods, to renew leases of "+
+			"DHCP servers (dra-shared-hook open-namespaces); default: claims cannot lease addresses")
 	p.BoolVar(&f.pprof, "pprof", false, "also serve Go's profiles at /debug/pprof, to every client that reaches the port")
 	p.DurationVar(&f.OrphanGrace, "orphan-grace", time.Minute,
 		"time for which an object must have been an orphan before the plugin removes it")
@@ -228,11 +231,23 @@ func (f *flags) newKinds(node *netdev.Node, c *rest.Config, config *config.Drive
 		return nil, err
 	}
 	nics.UseAddressPools(addresses)
+	nics.UseDHCP(f.dhcpOptions())
 	return []driver.Kind{
 		nics,
 		accelerator.New(accel.HostAt(f.sysfs, f.procfs, f.devfs, f.cgroupfs), config, f.NodeName),
 		fabric.New(config, f.NodeName),
 	}, nil
+}
+
+// dhcpOptions returns how links lease addresses.
+func (f *flags) dhcpOptions() nic.DHCPOptions {
+	o := nic.DHCPOptions{Failpoints: f.Failpoints}
+	if f.opener != "" {
+		o.Open = func(ctx context.Context, r attach.Record) (attach.Sockets, error) {
+			return attach.OpenIn(ctx, f.opener, r)
+		}
+	}
+	return o
 }
 
 // newAllocator builds the allocator of addresses of pools.

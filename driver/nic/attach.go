@@ -91,6 +91,13 @@ func (k *Kind) Attach(
 	if err != nil {
 		return attached, err
 	}
+	if spec.Leases && sandbox.Packet == nil {
+		return attached, driver.ErrPacketNeeded
+	}
+	leasedRoutes := []netdev.Route(nil)
+	if spec.Leases {
+		leasedRoutes, spec.Routes = splitRoutes(spec.Routes)
+	}
 	spec.Alias = alias(r.Pod, share)
 	a, err := k.node.Attach(netdev.PodNamespace{File: sandbox.Namespace, Socket: conn}, spec)
 	if errors.Is(err, shape.ErrQueuesMissing) {
@@ -102,6 +109,12 @@ func (k *Kind) Attach(
 	link := linkOf(a, reserved)
 	if link.Sysctls, err = sysctlsOf(share); err != nil {
 		return attached, errors.Join(err, k.node.Detach(a))
+	}
+	if spec.Leases {
+		link.DHCP = newLease(share, r)
+		if err := k.firstLease(ctx, d, a, sandbox, conn, leasedRoutes, &link); err != nil {
+			return attached, errors.Join(err, k.node.Detach(a))
+		}
 	}
 	if attached, err = describe(a, sandbox, link); err != nil {
 		return attached, errors.Join(err, k.node.Detach(a))
@@ -186,7 +199,7 @@ func (k *Kind) attachment(r attach.Record) (a netdev.Attachment, err error) {
 			a.Addresses = append(a.Addresses, address.Addr())
 		}
 	}
-	a.Mode = modeOf(link)
+	a.Mode, a.Leases = modeOf(link), link.DHCP != nil
 	if k.addresses != nil {
 		a.Blocking = k.lost.blocking(link)
 	}
@@ -301,13 +314,19 @@ func (k *Kind) Protect(r attach.Record) error {
 }
 
 // Detach implements driver.Attacher.
-func (k *Kind) Detach(_ context.Context, r attach.Record) error {
+func (k *Kind) Detach(ctx context.Context, r attach.Record) error {
 	a, err := k.attachment(r)
 	if err != nil {
 		return err
 	}
 	k.duplicates.forget(a.Parent, a.MAC.String())
-	return k.node.Detach(a)
+	if err := k.node.Detach(a); err != nil {
+		return err
+	}
+	if link, err := r.Link(); err == nil {
+		k.release(ctx, link)
+	}
+	return nil
 }
 
 // Release implements driver.Attacher: it removes the class that all links of the

@@ -61,6 +61,8 @@ type Kind struct {
 	config    *config.DriverConfig
 	// addresses is nil if the kind assigns no addresses of AddressPools.
 	addresses *ipam.Allocator
+	// dhcp leases addresses.
+	dhcp DHCPOptions
 	// duplicates are the hosts that have addresses of links.
 	duplicates *duplicates
 	// lost are the addresses of links that belong to another node by now.
@@ -85,6 +87,7 @@ var (
 	_ driver.Comparer             = (*Kind)(nil)
 	_ driver.Protector            = (*Kind)(nil)
 	_ driver.Reserver             = (*Kind)(nil)
+	_ driver.Renewer              = (*Kind)(nil)
 	_ driver.Watcher              = (*Kind)(nil)
 	_ driver.HealthReporter       = (*Kind)(nil)
 	_ driver.ReadinessChecker     = (*Kind)(nil)
@@ -422,6 +425,9 @@ func (k *Kind) Configure(ctx context.Context, share record.Share, parameters [][
 	}
 	if errs := merged.ValidateFor(d.network.Allowed(int32(d.nic.MTU))); len(errs) > 0 {
 		return nil, fmt.Errorf("%s: %w", params.NetworkAttachmentKind, errs.ToAggregate())
+	}
+	if err := k.configureDHCP(ctx, d.network, merged); err != nil {
+		return nil, fmt.Errorf("%s: %w", params.NetworkAttachmentKind, err)
 	}
 	if err := k.configurePools(ctx, d.network.Name, merged); err != nil {
 		return nil, fmt.Errorf("%s: %w", params.NetworkAttachmentKind, err)

@@ -107,6 +107,7 @@ func linkSpec(d *device, share record.Share, mac net.HardwareAddr) (netdev.LinkS
 		Minor:  share.Number,
 		Rates:  rates,
 	}
+	s.Leases = slices.Contains(p.DHCP, params.IPv4)
 	if p.Mode == params.ModeBridge {
 		s.Mode = netdev.Bridge
 	}

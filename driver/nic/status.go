@@ -51,7 +51,8 @@ func (k *Kind) Read(_ context.Context, share record.Share, r attach.Record) (dri
 	if err != nil {
 		return driver.State{Exists: link.Exists}, err
 	}
-	return withNameservers(k.state(d, share, p, a, link), recorded.Nameservers), nil
+	state := withNameservers(k.state(d, share, p, a, link), recorded.Nameservers)
+	return withLease(state, recorded, d), nil
 }
 
 // withNameservers adds the DNS servers of the link's pools to the state of a link that

@@ -400,6 +400,8 @@ type Member struct {
 	TrustMAC bool
 	// Addresses are the recorded addresses of the link.
 	Addresses []netip.Addr
+	// Assigned means that the link may use no other addresses, even if it has none currently.
+	Assigned bool
 	// Bridge permits frames between the link and other such links of the NIC.
 	Bridge bool
 	// VEPA means that the link sends frames for other links out of the NIC, too; see Hairpin.

@@ -308,6 +308,27 @@ func (c *Classifier) AddIdentity(m Member, class uint32) error {
 	})
 }
 
+// SetAddresses makes Addresses those of a link that has an identity, and releases its others. For
+// ErrAddressTaken, see AddIdentity.
+func (c *Classifier) SetAddresses(m Member) error {
+	var value bpfLink
+	if err := c.maps.DraSharedLinks.Lookup(receiver(m), &value); err != nil {
+		return ignoreMissing(err) // AddMember will put the addresses into the maps
+	}
+	if err := c.AddIdentity(m, value.Class); err != nil {
+		return err
+	}
+	return c.failpoints.Do("remove addresses from map", func() error {
+		own, kept := numberOf(m.MAC), map[bpfAddress]uint64{}
+		for _, a := range m.Addresses {
+			kept[addressKey(m.Parent, a)] = own
+		}
+		return replace(c.maps.DraSharedAddresses, kept, func(k bpfAddress, holder uint64) bool {
+			return k.Parent == uint64(m.Parent) && holder == own
+		})
+	})
+}
+
 // takeAddress assigns an address of a NIC to a link, unless another link or the NIC has it.
 func (c *Classifier) takeAddress(m Member, a netip.Addr) error {
 	key, own := addressKey(m.Parent, a), numberOf(m.MAC)
@@ -331,7 +352,7 @@ func (c *Classifier) takeAddress(m Member, a netip.Addr) error {
 
 func (m Member) flags() (flags uint32) {
 	for flag, set := range map[uint32]bool{
-		linkAudit: m.Audit, linkAnyAddress: len(m.Addresses) == 0, linkBridge: m.Bridge,
+		linkAudit: m.Audit, linkAnyAddress: len(m.Addresses) == 0 && !m.Assigned, linkBridge: m.Bridge,
 		linkVEPA: m.VEPA,
 	} {
 		if set {

@@ -111,6 +111,8 @@ type pluginConfig struct {
 	Record string
 	// Profiles are the profiles that the plugin writes.
 	Profiles profiles
+	// Opener, if not empty, is the socket of an opener: all links lease addresses.
+	Opener string
 }
 
 func runPlugin(raw string) error {
@@ -161,7 +163,7 @@ networks:
   interfaces: [` + cmp.Or(c.Interfaces, "nic0") + `]
   bandwidth: ` + cmp.Or(c.Bandwidth, "10G") + `
   shares: 3000
-  allow: {modes: [Private, Bridge], subnets: [10.0.0.0/8]}
+  allow: {modes: [Private, Bridge], subnets: [10.0.0.0/8], dhcp: [IPv4]}` + dhcpDefault(c) + `
 fabrics:
 - {name: rack1, nodeSelector: {rack: "1"}}`))
 	if err != nil {
@@ -180,17 +182,30 @@ fabrics:
 	if c.Production {
 		orphanGrace = 0 // the default
 	}
+	nics := nic.New(node, netdev.NewInventory("/sys"), driverConfig)
+	if c.Opener != "" {
+		nics.UseDHCP(nic.DHCPOptions{Failpoints: failpoints,
+			Open: func(ctx context.Context, r attach.Record) (attach.Sockets, error) {
+				return attach.OpenIn(ctx, c.Opener, r)
+			}})
+	}
 	d, err := driver.New(driver.Options{
 		DriverName: driverName, NodeName: nodeName, Client: client, Instance: c.Instance, RollingUpdate: true,
-		Kinds: []driver.Kind{
-			nic.New(node, netdev.NewInventory("/sys"), driverConfig), fabric.New(driverConfig, nodeName),
-		},
+		Kinds:     []driver.Kind{nics, fabric.New(driverConfig, nodeName)},
 		PluginDir: filepath.Join(c.Dir, "plugin"), RegistryDir: filepath.Join(c.Dir, "registry"),
 		CDIDir: filepath.Join(c.Dir, "cdi"), RunDir: filepath.Join(c.Dir, "run"),
 		Installation: installation, BootIDFile: c.BootIDFile, Failpoints: failpoints,
 		OrphanGrace: orphanGrace,
 	})
 	return &plugin{Driver: d, node: node}, err
+}
+
+// dhcpDefault makes all links of the network lease addresses, if c says so.
+func dhcpDefault(c pluginConfig) string {
+	if c.Opener == "" {
+		return ""
+	}
+	return "\n  dhcp: [IPv4]"
 }
 
 // injector records failpoints and kills the process as c says.
@@ -237,6 +252,7 @@ type testEnv struct {
 	api   *fakeapi.Server
 	dir   string
 	bpffs string
+	wire  *nstest.Namespace // the network of the NIC
 
 	instance int // number of plugins started
 	config   pluginConfig
@@ -254,7 +270,7 @@ type process struct {
 
 func newTestEnv(t testing.TB) *testEnv {
 	t.Helper()
-	nstest.NIC(t, "nic0", 9000)
+	_, wire := nstest.NIC(t, "nic0", 9000)
 	if err := nstest.ConfigureLink("lo"); err != nil { // carries the requests to the API server
 		t.Fatal(err)
 	}
@@ -272,7 +288,7 @@ func newTestEnv(t testing.TB) *testEnv {
 		}
 	}
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "node"}}
-	e := &testEnv{t: t, dir: dir, bpffs: nstest.MountBPFFS(t), api: fakeapi.New(node)}
+	e := &testEnv{t: t, dir: dir, wire: wire, bpffs: nstest.MountBPFFS(t), api: fakeapi.New(node)}
 	t.Cleanup(e.api.Close)
 	t.Cleanup(e.kill)
 	return e

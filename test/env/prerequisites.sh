@@ -19,6 +19,7 @@ if [ "${1-}" != kind ]; then
   pkg-config --static --exists libseccomp 2>/dev/null || missing="$missing libseccomp-dev"
   command -v ip >/dev/null || missing="$missing iproute2"
   command -v nsenter >/dev/null || missing="$missing util-linux"
+  command -v dhcpd >/dev/null || [ -x /usr/sbin/dhcpd ] || missing="$missing isc-dhcp-server"
 fi
 if [ "${1-}" = clang ]; then
   command -v clang >/dev/null || missing="$missing clang"

@@ -45,7 +45,9 @@ func TestLoad_refusesWhatNoFrameCanHave(t *testing.T) {
 		"allow.addresses[0]": "allow: {addresses: [10.20.0]}",
 		"allow.macs[0]":      "allow: {macs: [\"01:00:5e:00:00:01\"]}",
 		"allow.vlans[1]":     "allow: {vlans: [1, 4095]}",
-		"allow.sysctls[0]":   "allow: {sysctls: [net.ipv4.ip_forward]}",
+		"allow.dhcp[0]":      "allow: {dhcp: [IPv6]}",
+		"dhcp[0]: Forbidden: IPv4: allow.dhcp does not have it": "dhcp: [IPv4]",
+		"allow.sysctls[0]": "allow: {sysctls: [net.ipv4.ip_forward]}",
 		"allow.node: Forbidden: only links with the mode Bridge": "allow: {node: true}",
 		"allow.node: Forbidden: needs enforcement Shape":         "allow: {node: true, modes: [Bridge]}, enforcement: None",
 	} {

@@ -95,6 +95,11 @@ type Network struct {
 	// an address of a link (see docs/user/addresses.md). The default is Report.
 	DuplicateAddressDetection DuplicateAddressDetection `json:"duplicateAddressDetection,omitempty"`
 
+	// DHCP lists the IP families in which a claim leases an address if it sets neither
+	// addresses, addressPools, nor dhcp: IPv4. allow.dhcp must have them. By default, such a
+	// claim gets addresses of the network's default AddressPools, or none.
+	DHCP []params.IPFamily `json:"dhcp,omitempty"`
+
 	// Allow limits what claims can request in a NetworkAttachment, and what pods can
 	// send.
 	Allow Allow `json:"allow,omitempty"`
@@ -168,6 +173,12 @@ type Allow struct {
 
 	// Burst lists the allowed values of bandwidth.burst. The default is Guaranteed.
 	Burst []params.Burst `json:"burst,omitempty"`
+
+	// DHCP lists the IP families in which claims can lease addresses from the DHCP servers of
+	// the network: IPv4. With subnets, only addresses in them are accepted. It needs
+	// plugin.dhcp in the chart (see docs/user/addresses.md). By default, claims cannot lease
+	// addresses.
+	DHCP []params.IPFamily `json:"dhcp,omitempty"`
 
 	// Sysctls lists the kernel parameters of links that claims can set, such as
 	// net.ipv4.conf.IFNAME.arp_ignore, in which IFNAME stands for the name of the link. By
@@ -276,7 +287,7 @@ func (n *Network) matches(nic string, uplink bool) bool {
 func (n *Network) Allowed(mtu int32) params.AllowedNetwork {
 	allowed := params.AllowedNetwork{
 		Network: n.Name, Modes: n.Allow.Modes, Bursts: n.Allow.Burst, MTU: mtu,
-		Sysctls: n.Allow.Sysctls,
+		Sysctls: n.Allow.Sysctls, DHCP: n.Allow.DHCP,
 	}
 	for _, text := range n.Allow.Subnets {
 		if subnet, err := netip.ParsePrefix(text); err == nil { // Validate refuses other texts

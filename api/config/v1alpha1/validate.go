@@ -94,6 +94,12 @@ func (n *Network) validate(at *field.Path) (errs field.ErrorList) {
 		DuplicateAddressReport, DuplicateAddressRefuse, DuplicateAddressOff)...)
 	errs = append(errs, validateEnum(n.LinkDown, at.Child("linkDown"), TaintNone, TaintNoSchedule, TaintNoExecute)...)
 	errs = append(errs, n.Allow.validate(at.Child("allow"))...)
+	for i, family := range n.DHCP {
+		if !slices.Contains(n.Allow.DHCP, family) {
+			errs = append(errs, field.Forbidden(at.Child("dhcp").Index(i), fmt.Sprintf(
+				"%s: allow.dhcp does not have it: add it to allow.dhcp", family)))
+		}
+	}
 	switch node := at.Child("allow", "node"); {
 	case !n.Allow.Node:
 	case !slices.Contains(n.Allow.Modes, params.ModeBridge):
@@ -170,6 +176,9 @@ func (a Allow) validate(at *field.Path) (errs field.ErrorList) {
 			errs = append(errs, field.Invalid(at.Child("vlans").Index(i), vlan,
 				fmt.Sprintf("must be between 1 and %d", maxVLAN)))
 		}
+	}
+	for i, family := range a.DHCP {
+		errs = append(errs, validateEnum(family, at.Child("dhcp").Index(i), params.IPv4)...)
 	}
 	for i, name := range a.Sysctls {
 		errs = append(errs, params.ValidateSysctlName(name, at.Child("sysctls").Index(i))...)

@@ -85,6 +85,11 @@ func (in *Allow) DeepCopyInto(out *Allow) {
 		*out = make([]apiv1alpha1.Burst, len(*in))
 		copy(*out, *in)
 	}
+	if in.DHCP != nil {
+		in, out := &in.DHCP, &out.DHCP
+		*out = make([]apiv1alpha1.IPFamily, len(*in))
+		copy(*out, *in)
+	}
 	if in.Sysctls != nil {
 		in, out := &in.Sysctls, &out.Sysctls
 		*out = make([]string, len(*in))
@@ -343,6 +348,11 @@ func (in *Network) DeepCopyInto(out *Network) {
 		in, out := &in.Multicast, &out.Multicast
 		x := (*in).DeepCopy()
 		*out = &x
+	}
+	if in.DHCP != nil {
+		in, out := &in.DHCP, &out.DHCP
+		*out = make([]apiv1alpha1.IPFamily, len(*in))
+		copy(*out, *in)
 	}
 	in.Allow.DeepCopyInto(&out.Allow)
 	in.Policy.DeepCopyInto(&out.Policy)

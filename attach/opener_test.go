@@ -1,0 +1,180 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package attach
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/dra-shared/dra-driver-shared/test/eventually"
+)
+
+// handlerOfSockets is a Handler that examines the descriptors.
+type handlerOfSockets func(Request, Sockets) (Response, error)
+
+func (h handlerOfSockets) Attach(_ context.Context, r Request, s Sockets) (Response, error) {
+	return h(r, s)
+}
+
+func (handlerOfSockets) Refused(context.Context, Request) {}
+
+// The hook opens a packet socket only for a plugin that asks for it.
+func TestHook_opensPacketSocketOnRequest(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("the hook enters namespaces: run as root")
+	}
+	for _, needed := range []bool{false, true} {
+		calls := 0
+		dir := listen(t, handlerOfSockets(func(r Request, s Sockets) (Response, error) {
+			calls++
+			switch {
+			case needed && s.Packet == nil:
+				return Response{Packet: true}, errors.New("a packet socket is needed")
+			case r.Packet != needed:
+				return Response{}, errors.New("the request has a packet socket")
+			case needed:
+				domain, err := unix.GetsockoptInt(int(s.Packet.Fd()), unix.SOL_SOCKET, unix.SO_DOMAIN)
+				if err != nil || domain != unix.AF_PACKET {
+					return Response{}, errors.New("the third descriptor is not a packet socket")
+				}
+			}
+			return Response{}, nil
+		}))
+		namespace, err := os.Open("/proc/self/ns/net")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer namespace.Close()
+		if err := (Hook{RunDir: dir, Wait: 5 * time.Second}).ask(t.Context(), request(), namespace, namespace); err != nil {
+			t.Errorf("needed %t: %v", needed, err)
+		}
+		if want := map[bool]int{false: 1, true: 2}[needed]; calls != want {
+			t.Errorf("needed %t: the hook asked %d times, want %d", needed, calls, want)
+		}
+	}
+}
+
+// A hook of an earlier release does not know Response.Packet: it reports the error.
+func TestHook_ofEarlierReleaseReportsThatPacketSocketIsMissing(t *testing.T) {
+	raw, err := json.Marshal(Response{Version: ProtocolVersion, Error: "reason", Packet: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var earlier struct {
+		Error string `json:"error"`
+		Retry bool   `json:"retry"`
+	}
+	if err := json.Unmarshal(raw, &earlier); err != nil || earlier.Error != "reason" || earlier.Retry {
+		t.Errorf("got %+v and error %v, want the reason as final", earlier, err)
+	}
+}
+
+// opener runs an Opener that finds this process's namespace, and returns the record of an attachment
+// in it.
+func opener(t *testing.T) (o Opener, record Record) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "opn")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	o = Opener{Socket: filepath.Join(dir, "o.sock"), Namespaces: filepath.Join(dir, "netns"), RunDir: dir}
+	if err := os.Mkdir(o.Namespaces, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("/proc/self/ns/net", filepath.Join(o.Namespaces, "pod")); err != nil {
+		t.Fatal(err)
+	}
+	namespace, err := os.Open("/proc/self/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer namespace.Close()
+	socket, err := openNetlink()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer socket.Close()
+	record = Record{ClaimUID: "c", Share: "s", Payload: []byte(`{"dhcp": {}}`)}
+	if record.Namespace, err = IdentifyNamespace(namespace, socket); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- o.Serve(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	eventually.Eventually(t, 10*time.Second, "the opener listens", func() error {
+		_, err := os.Stat(o.Socket)
+		return err
+	})
+	return o, record
+}
+
+func TestOpener(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("the opener enters namespaces: run as root")
+	}
+	for name, tc := range map[string]struct {
+		change func(*Record)
+		want   string // of the error, or ""
+	}{
+		"link with a lease":    {change: func(*Record) {}},
+		"link without a lease": {func(r *Record) { r.Payload = []byte(`{}`) }, "has no lease"},
+		"another namespace":    {func(r *Record) { r.Namespace.Cookie++ }, "is that of another pod"},
+		"ended namespace":      {func(r *Record) { r.Namespace.Inode = 1 }, "has no namespace 1: has the pod ended"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o, record := opener(t)
+			tc.change(&record)
+			if err := OpenRecords(o.RunDir, "boot", nil).Write(record); err != nil {
+				t.Fatal(err)
+			}
+			sockets, err := OpenIn(t.Context(), o.Socket, record)
+			if err == nil {
+				defer sockets.Close()
+			}
+			if tc.want != "" {
+				if err == nil || !strings.Contains(err.Error(), tc.want) {
+					t.Errorf("got error %v, want %q", err, tc.want)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			for file, want := range map[*os.File]int{sockets.Netlink: unix.AF_NETLINK, sockets.Packet: unix.AF_PACKET} {
+				domain, err := unix.GetsockoptInt(int(file.Fd()), unix.SOL_SOCKET, unix.SO_DOMAIN)
+				if err != nil || domain != want {
+					t.Errorf("got a socket of domain %d and error %v, want %d", domain, err, want)
+				}
+			}
+		})
+	}
+}
+
+// Without a record of the attachment, the opener opens nothing: a record exists only while the plugin
+// serves the pod.
+func TestOpener_refusesUnknownAttachment(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("the opener enters namespaces: run as root")
+	}
+	o, record := opener(t)
+	if sockets, err := OpenIn(t.Context(), o.Socket, record); err == nil {
+		sockets.Close()
+		t.Error("it has opened sockets in a namespace without an attachment record")
+	}
+}

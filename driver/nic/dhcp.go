@@ -1,0 +1,336 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nic
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"time"
+
+	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
+
+	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
+	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/attach"
+	"github.com/dra-shared/dra-driver-shared/driver"
+	"github.com/dra-shared/dra-driver-shared/driver/record"
+	"github.com/dra-shared/dra-driver-shared/internal/failpoint"
+	"github.com/dra-shared/dra-driver-shared/netdev"
+	"github.com/dra-shared/dra-driver-shared/netdev/dhcp"
+	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
+)
+
+// DHCPOptions configure how the kind leases addresses.
+type DHCPOptions struct {
+	// Open opens sockets in the network namespace of an attachment; see attach.Opener. If it is
+	// nil, the kind refuses claims that lease addresses: it could not renew them.
+	Open func(ctx context.Context, r attach.Record) (attach.Sockets, error)
+	// Failpoints intercepts what changes the state of DHCP servers; default none.
+	Failpoints failpoint.Injector
+}
+
+// UseDHCP makes the kind lease addresses. Without this call, it refuses claims that do.
+func (k *Kind) UseDHCP(o DHCPOptions) { k.dhcp = o }
+
+const (
+	// acquireTimeout limits how long a pod waits for its first lease.
+	acquireTimeout = 10 * time.Second
+	// exchangeTimeout limits later exchanges. While one runs, its socket keeps the namespace of the
+	// pod alive.
+	exchangeTimeout = 3 * time.Second
+	// maxDeclined is how many addresses a link declines, because another host has them, before the
+	// attempt fails.
+	maxDeclined = 3
+)
+
+// configureDHCP replaces unset DHCP by the families of the network, and refuses it if the kind
+// cannot renew leases.
+func (k *Kind) configureDHCP(ctx context.Context, network *config.Network, p *params.NetworkAttachment) error {
+	if p.DHCP == nil && p.AddressPools == nil && len(p.Addresses) == 0 && len(network.DHCP) > 0 {
+		p.DHCP = network.DHCP
+		if k.addresses != nil {
+			if pools, err := k.addresses.Defaults(ctx, network.Name); err != nil || len(pools) > 0 {
+				return errors.Join(err, fmt.Errorf("dhcp: Forbidden: %v: network %q has the default AddressPools %v, too: set "+
+					"dhcp or addressPools in the claim, or remove one of them from the network", p.DHCP, network.Name, pools))
+			}
+		}
+	}
+	if len(p.DHCP) == 0 {
+		return nil
+	}
+	if k.dhcp.Open == nil {
+		return fmt.Errorf("dhcp: Forbidden: %v: the plugin cannot renew leases: set plugin.dhcp in the chart", p.DHCP)
+	}
+	if ptr.Deref(p.KeepAddresses, false) {
+		return errors.New("keepAddresses: Forbidden: true: the pod leases its address: remove keepAddresses")
+	}
+	p.AddressPools = []string{} // not those of the network
+	return nil
+}
+
+// splitRoutes returns the routes that need the leased address, and the others.
+func splitRoutes(routes []netdev.Route) (leased, others []netdev.Route) {
+	for _, r := range routes {
+		if r.Destination.Addr().Is4() {
+			leased = append(leased, r)
+		} else {
+			others = append(others, r)
+		}
+	}
+	return leased, others
+}
+
+// clientOf returns the client of a link that is recorded.
+func clientOf(link attach.Link) (c dhcp.Client, err error) {
+	c = dhcp.Client{ID: link.DHCP.ClientID, Hostname: link.DHCP.Hostname}
+	c.MAC, err = net.ParseMAC(link.MAC)
+	return c, err
+}
+
+// firstLease leases an address for a new link, and gives it to the link. It completes link. routes
+// are the IPv4 routes of the claim.
+func (k *Kind) firstLease(
+	ctx context.Context, d *device, a netdev.Attachment, sandbox driver.Sandbox, conn *rtnl.Conn,
+	routes []netdev.Route, link *attach.Link,
+) error {
+	ctx, cancel := context.WithTimeout(ctx, acquireTimeout)
+	defer cancel()
+	lease, err := k.acquire(ctx, d, a, *link, sandbox.Packet)
+	if err != nil {
+		return err
+	}
+	setLease(link, lease)
+	a.Addresses = append(a.Addresses, lease.Address.Addr())
+	if err := k.apply(a, lease, routes, conn, sandbox.Packet); err != nil {
+		k.release(ctx, *link)
+		return fmt.Errorf("address %s of DHCP server %s: %w", lease.Address, lease.Server, err)
+	}
+	return nil
+}
+
+// acquire leases an address for a link. It declines addresses that another link or host has.
+func (k *Kind) acquire(
+	ctx context.Context, d *device, a netdev.Attachment, link attach.Link, packet *os.File,
+) (lease dhcp.Lease, err error) {
+	client, err := clientOf(link)
+	if err != nil {
+		return lease, err
+	}
+	for range maxDeclined {
+		conn, err := dhcp.NewConn(packet, link.Index)
+		if err != nil {
+			return lease, err
+		}
+		err = k.dhcp.Failpoints.Do("lease address", func() (err error) {
+			lease, err = client.Acquire(ctx, conn)
+			return err
+		})
+		if err != nil {
+			return lease, fmt.Errorf("lease an address for %s on network %q: %w: does a DHCP server on the network of NIC %s "+
+				"have free addresses?", link.Name, d.network.Name, err, d.nic.Name)
+		}
+		if err := refuseLease(d.network, lease); err != nil {
+			return lease, err
+		}
+		taken := k.node.CheckAddress(a, lease.Address)
+		if taken == nil {
+			found, err := d.refuseDuplicates(ctx, client.MAC, []netip.Prefix{lease.Address})
+			if err != nil || len(found) == 0 {
+				return lease, err
+			}
+			taken = fmt.Errorf("another host has it: %s", found)
+		}
+		klog.FromContext(ctx).Info("Declining a leased address that is in use", "address", lease.Address,
+			"server", lease.Server, "reason", taken.Error())
+		if err := k.decline(client, link, packet, lease); err != nil {
+			return lease, err
+		}
+	}
+	return lease, fmt.Errorf("DHCP server %s leases addresses that are in use, %s as the last one: "+
+		"exclude them on the server", lease.Server, lease.Address)
+}
+
+func (k *Kind) decline(client dhcp.Client, link attach.Link, packet *os.File, lease dhcp.Lease) error {
+	conn, err := dhcp.NewConn(packet, link.Index)
+	if err != nil {
+		return err
+	}
+	return k.dhcp.Failpoints.Do("decline address", func() error { return client.Decline(conn, lease) })
+}
+
+// refuseLease refuses an address outside the subnets that the network allows: a server that does
+// not belong to the network may have leased it.
+func refuseLease(network *config.Network, lease dhcp.Lease) error {
+	allowed := network.Allowed(0)
+	if len(allowed.Subnets) == 0 || allowed.Contains(lease.Address) {
+		return nil
+	}
+	return fmt.Errorf("DHCP server %s (MAC address %s) leases %s: network %q allows addresses in %v: "+
+		"is it a server of the network?",
+		lease.Server, lease.ServerMAC, lease.Address, network.Name, allowed.Subnets)
+}
+
+// apply gives a leased address to a link, and announces it. The address is invalid if the lease has
+// ended. a has the addresses of the link.
+func (k *Kind) apply(
+	a netdev.Attachment, lease dhcp.Lease, routes []netdev.Route, conn *rtnl.Conn, packet *os.File,
+) error {
+	if err := k.node.SetAddresses(a); err != nil {
+		return err
+	}
+	wanted := netdev.Lease{Address: lease.Address, Valid: netdev.Forever}
+	if remaining := lease.Remaining(dhcp.SinceBoot()); remaining != dhcp.Never {
+		wanted.Valid = remaining
+	}
+	if lease.Address.IsValid() {
+		wanted.Routes = slices.Clone(routes)
+		for _, r := range lease.Routes {
+			wanted.Routes = append(wanted.Routes, netdev.Route{Destination: r.Destination, Gateway: r.Gateway})
+		}
+	}
+	if err := k.node.SetLease(conn, a, wanted); err != nil || !lease.Address.IsValid() {
+		return err
+	}
+	announcer, err := dhcp.NewConn(packet, a.Index)
+	if err != nil {
+		return err
+	}
+	return errors.Join(announcer.Announce(a.MAC, lease.Address.Addr()), announcer.Close())
+}
+
+// release gives the lease of a link that does not exist any more back to the server. If that fails,
+// the lease ends by itself.
+func (k *Kind) release(ctx context.Context, link attach.Link) {
+	if link.DHCP == nil || link.DHCP.Address == "" {
+		return
+	}
+	client, err := clientOf(link)
+	lease := leaseOf(link)
+	if err == nil && lease.State(dhcp.SinceBoot()) != dhcp.Expired {
+		err = k.dhcp.Failpoints.Do("release lease", func() error { return client.Release(link.Parent, lease) })
+	}
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Failed to release a leased address; it is free when the lease ends",
+			"address", link.DHCP.Address, "server", link.DHCP.Server)
+		return
+	}
+	klog.FromContext(ctx).V(2).Info("Released leased address", "address", link.DHCP.Address, "server", link.DHCP.Server)
+}
+
+// newLease returns the record of a link that has no address yet.
+func newLease(share record.Share, r attach.Request) *attach.Lease {
+	return &attach.Lease{
+		ClientID: dhcp.ID(r.Pod.UID, r.ClaimUID, share.Name), Hostname: hostname(r.Pod.Name),
+	}
+}
+
+// maxHostname is the longest label in DNS.
+const maxHostname = 63
+
+// hostname returns the host name of a pod: its name as far as it is one DNS label, as in the pod.
+func hostname(pod string) string {
+	if len(pod) <= maxHostname {
+		return pod
+	}
+	end := maxHostname
+	for end > 0 && (pod[end-1] == '-' || pod[end-1] == '.') {
+		end--
+	}
+	return pod[:end]
+}
+
+// setLease records a lease, or that there is none if its address is invalid.
+func setLease(link *attach.Link, lease dhcp.Lease) {
+	old := *link.DHCP
+	isLeased := func(text string) bool { return text == addrOf(old.Address) }
+	link.Sources = slices.DeleteFunc(slices.Clone(link.Sources), isLeased)
+	link.Nameservers = nil
+	next := &attach.Lease{ClientID: old.ClientID, Hostname: old.Hostname, Last: old.Address}
+	if old.Address == "" {
+		next.Last = old.Last
+	}
+	link.DHCP = next
+	if !lease.Address.IsValid() {
+		return
+	}
+	link.Sources = append(link.Sources, lease.Address.Addr().String())
+	for _, server := range lease.Nameservers {
+		link.Nameservers = append(link.Nameservers, server.String())
+	}
+	next.Address, next.Server, next.Last = lease.Address.String(), lease.Server.String(), ""
+	next.ServerMAC = lease.ServerMAC.String()
+	next.Renew, next.Rebind, next.Expires = millis(lease.Renew), millis(lease.Rebind), millis(lease.Expires)
+	for _, r := range lease.Routes {
+		route := attach.LeaseRoute{Destination: r.Destination.String()}
+		if r.Gateway.IsValid() {
+			route.Gateway = r.Gateway.String()
+		}
+		next.Routes = append(next.Routes, route)
+	}
+}
+
+// addrOf returns an address without its prefix length, or "".
+func addrOf(text string) string {
+	p, err := netip.ParsePrefix(text)
+	if err != nil {
+		return ""
+	}
+	return p.Addr().String()
+}
+
+// millis returns a time as it is recorded.
+func millis(d time.Duration) int64 {
+	if d == dhcp.Never {
+		return 0
+	}
+	return d.Milliseconds()
+}
+
+// leaseOf returns the recorded lease of a link; its address is invalid if there is none.
+func leaseOf(link attach.Link) (lease dhcp.Lease) {
+	recorded := link.DHCP
+	lease.Address, _ = netip.ParsePrefix(recorded.Address)
+	lease.Server, _ = netip.ParseAddr(recorded.Server)
+	lease.ServerMAC, _ = net.ParseMAC(recorded.ServerMAC)
+	at := func(millis int64) time.Duration {
+		if millis == 0 {
+			return dhcp.Never
+		}
+		return time.Duration(millis) * time.Millisecond
+	}
+	lease.Times = dhcp.Times{Renew: at(recorded.Renew), Rebind: at(recorded.Rebind), Expires: at(recorded.Expires)}
+	for _, r := range recorded.Routes {
+		route := dhcp.Route{}
+		var err error
+		if route.Destination, err = netip.ParsePrefix(r.Destination); err != nil {
+			continue
+		}
+		route.Gateway, _ = netip.ParseAddr(r.Gateway)
+		lease.Routes = append(lease.Routes, route)
+	}
+	for _, text := range link.Nameservers {
+		if server, err := netip.ParseAddr(text); err == nil {
+			lease.Nameservers = append(lease.Nameservers, server)
+		}
+	}
+	return lease
+}
+
+// withLease adds to the state of a link that works that it has no address.
+func withLease(state driver.State, link attach.Link, d *device) driver.State {
+	if !state.Ready || link.DHCP == nil || link.DHCP.Address != "" || d.network == nil {
+		return state
+	}
+	state.Ready, state.Reason = false, params.ReasonLeaseExpired
+	state.Message = fmt.Sprintf("the link %s has no address: the lease of %s has ended, and no DHCP server on network %q "+
+		"gives it another address: is a server reachable, and does it have free addresses? The plugin asks again",
+		link.Name, link.DHCP.Last, d.network.Name)
+	return state
+}

@@ -1,0 +1,379 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nic
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/dra-shared/dra-driver-shared/attach"
+	"github.com/dra-shared/dra-driver-shared/driver"
+	"github.com/dra-shared/dra-driver-shared/netdev"
+	"github.com/dra-shared/dra-driver-shared/netdev/dhcp"
+)
+
+const (
+	// parallelExchanges is how many leases are renewed at a time.
+	parallelExchanges = 16
+	// leasesInterval is how often the plugin looks for new links with leases.
+	leasesInterval = 5 * time.Second
+	// applyInterval is how long it waits after it could not change the address of a link.
+	applyInterval = 5 * time.Second
+	// missingInterval is how long it waits if the link is not in its pod.
+	missingInterval = 30 * time.Second
+)
+
+// renewer renews the leases of all links. Its only state that is not recorded is when to do what.
+type renewer struct {
+	kind        *Kind
+	attachments driver.Attachments
+	tasks       map[leaseID]*leaseTask
+	done        chan finishedTask
+	running     int
+}
+
+// leaseID identifies a link with a lease.
+type leaseID struct {
+	claim, share string
+	cookie       uint64
+}
+
+// leaseTask is what to do for one link.
+type leaseTask struct {
+	next    time.Duration // since boot
+	running bool
+	// applied reports that the link has had the recorded address since this plugin started.
+	applied bool
+	// attempts is how many attempts to get a lease have failed since there was none.
+	attempts int
+}
+
+// finishedTask is the result of an attempt.
+type finishedTask struct {
+	id leaseID
+	leaseTask
+}
+
+// Renew implements driver.Renewer.
+func (k *Kind) Renew(ctx context.Context, attachments driver.Attachments) {
+	r := renewer{
+		kind: k, attachments: attachments, tasks: map[leaseID]*leaseTask{},
+		done: make(chan finishedTask, parallelExchanges),
+	}
+	var workers sync.WaitGroup
+	defer workers.Wait()
+	for {
+		wait := r.start(ctx, &workers)
+		timer := time.NewTimer(wait)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		case f := <-r.done:
+			r.finish(f)
+		case <-timer.C:
+		}
+		timer.Stop()
+	}
+}
+
+func (r *renewer) finish(f finishedTask) {
+	r.running--
+	if task, ok := r.tasks[f.id]; ok {
+		*task = f.leaseTask
+	}
+}
+
+// start starts what is due, and returns when it must be called again.
+func (r *renewer) start(ctx context.Context, workers *sync.WaitGroup) time.Duration {
+	all, err := r.attachments.List(ctx)
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Failed to read attachment records; not renewing the leases of some links")
+	}
+	now, seen, wait := dhcp.SinceBoot(), map[leaseID]bool{}, leasesInterval
+	for _, a := range all {
+		link, err := a.Record.Link()
+		if err != nil || link.DHCP == nil || link.Index == 0 {
+			continue
+		}
+		id := leaseID{a.Record.ClaimUID, a.Record.Share, a.Record.Namespace.Cookie}
+		seen[id] = true
+		task := r.tasks[id]
+		if task == nil {
+			task = &leaseTask{next: now}
+			r.tasks[id] = task
+		}
+		switch {
+		case task.running:
+		case task.next > now:
+			wait = min(wait, task.next-now)
+		case r.running < parallelExchanges:
+			task.running = true
+			r.running++
+			attempt := *task
+			workers.Go(func() {
+				attempt.run(ctx, r.kind, r.attachments, a, link)
+				r.done <- finishedTask{id, attempt}
+			})
+		}
+	}
+	for id, task := range r.tasks {
+		if !seen[id] && !task.running {
+			delete(r.tasks, id)
+		}
+	}
+	return wait
+}
+
+// run does what is due for a link, and sets when to do more.
+func (t *leaseTask) run(
+	ctx context.Context, k *Kind, attachments driver.Attachments, a driver.Attachment, link attach.Link,
+) {
+	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithValues("claimUID", a.Record.ClaimUID, "share", a.Record.Share,
+		"pod", klog.KRef(a.Record.Pod.Namespace, a.Record.Pod.Name)))
+	l := leasedLink{kind: k, attachments: attachments, Attachment: a, link: link}
+	wait, err := t.act(ctx, l)
+	if err != nil && !errors.Is(err, driver.ErrOutdated) && ctx.Err() == nil {
+		klog.FromContext(ctx).Error(err, "Failed to keep the leased address of a link; trying again",
+			"address", link.DHCP.Address, "server", link.DHCP.Server, "wait", wait)
+	}
+	t.running = false
+	if err != nil {
+		wait = max(wait, time.Second)
+	}
+	t.next = dhcp.Never
+	if now := dhcp.SinceBoot(); wait < dhcp.Never-now {
+		t.next = now + wait
+	}
+}
+
+// act returns after which time to call it again.
+func (t *leaseTask) act(ctx context.Context, l leasedLink) (time.Duration, error) {
+	present, err := l.isPresent()
+	if err != nil || !present {
+		return missingInterval, err
+	}
+	fuzz, lease := rand.Float64(), leaseOf(l.link) //nolint:gosec // it only spreads requests
+	if !lease.Address.IsValid() {
+		return t.acquire(ctx, l, fuzz)
+	}
+	state := lease.State(dhcp.SinceBoot())
+	switch {
+	case state == dhcp.Expired:
+		klog.FromContext(ctx).Info("Lease has expired", "address", lease.Address, "server", lease.Server)
+		t.applied = false
+		return 0, l.set(ctx, dhcp.Lease{})
+	case state == dhcp.Bound && !t.applied:
+		if err := l.reconcile(ctx, lease); err != nil {
+			return applyInterval, err
+		}
+		t.applied = true
+	case state != dhcp.Bound:
+		renewed, err := l.renew(ctx, lease, state)
+		if errors.Is(err, dhcp.ErrRefused) {
+			klog.FromContext(ctx).Info("DHCP server refused to renew the lease", "address", lease.Address, "reason", err.Error())
+			t.applied = false
+			return 0, l.set(ctx, dhcp.Lease{})
+		}
+		if err != nil {
+			return lease.Wait(dhcp.SinceBoot(), true, fuzz), err
+		}
+		t.applied = false
+		if err := l.set(ctx, renewed); err != nil {
+			return applyInterval, err
+		}
+		t.applied, lease = true, renewed
+		klog.FromContext(ctx).V(4).Info("Renewed lease", "address", lease.Address, "server", lease.Server)
+	}
+	return lease.Wait(dhcp.SinceBoot(), false, fuzz), nil
+}
+
+// acquire leases an address for a link that has none.
+func (t *leaseTask) acquire(ctx context.Context, l leasedLink, fuzz float64) (time.Duration, error) {
+	lease, err := l.acquire(ctx)
+	if err != nil {
+		t.attempts++
+		return dhcp.Backoff(t.attempts, fuzz), err
+	}
+	t.attempts, t.applied = 0, false
+	if err := l.set(ctx, lease); err != nil {
+		return applyInterval, err
+	}
+	t.applied = true
+	klog.FromContext(ctx).Info("Leased another address", "address", lease.Address, "server", lease.Server)
+	return lease.Wait(dhcp.SinceBoot(), false, fuzz), nil
+}
+
+// leasedLink is a link with the record that it had when an attempt began.
+type leasedLink struct {
+	kind        *Kind
+	attachments driver.Attachments
+	driver.Attachment
+	link attach.Link
+}
+
+// isPresent reports whether the link is in its pod, and its NIC is shared.
+func (l leasedLink) isPresent() (bool, error) {
+	d, err := l.kind.device(l.Share.Device)
+	if err != nil || !d.isShared() {
+		return false, nil //nolint:nilerr // the status of the share says it
+	}
+	a, err := l.kind.attachment(l.Record)
+	if err != nil {
+		return false, err
+	}
+	presence, err := l.kind.node.Presence(a)
+	return presence == netdev.LinkPresent, err
+}
+
+// exchange calls f with sockets that were opened in the pod, which it closes afterwards: they keep
+// the namespace of the pod alive.
+func (l leasedLink) exchange(ctx context.Context, f func(context.Context, attach.Sockets) error) error {
+	ctx, cancel := context.WithTimeout(ctx, exchangeTimeout)
+	defer cancel()
+	sockets, err := l.kind.dhcp.open(ctx, l.Record)
+	if err != nil {
+		return err
+	}
+	defer sockets.Close()
+	return f(ctx, sockets)
+}
+
+func (o DHCPOptions) open(ctx context.Context, r attach.Record) (attach.Sockets, error) {
+	if o.Open == nil {
+		return attach.Sockets{}, errors.New("the plugin cannot open sockets in pods: set plugin.dhcp to true in the chart")
+	}
+	return o.Open(ctx, r)
+}
+
+func (l leasedLink) acquire(ctx context.Context) (lease dhcp.Lease, err error) {
+	d, err := l.kind.device(l.Share.Device)
+	if err != nil {
+		return lease, err
+	}
+	a, err := l.kind.attachment(l.Record)
+	if err != nil {
+		return lease, err
+	}
+	err = l.exchange(ctx, func(ctx context.Context, sockets attach.Sockets) (err error) {
+		lease, err = l.kind.acquire(ctx, d, a, l.link, sockets.Packet)
+		return err
+	})
+	return lease, err
+}
+
+func (l leasedLink) renew(ctx context.Context, lease dhcp.Lease, state dhcp.State) (renewed dhcp.Lease, err error) {
+	client, err := clientOf(l.link)
+	if err != nil {
+		return lease, err
+	}
+	d, err := l.kind.device(l.Share.Device)
+	if err != nil {
+		return lease, err
+	}
+	err = l.exchange(ctx, func(ctx context.Context, sockets attach.Sockets) error {
+		conn, err := dhcp.NewConn(sockets.Packet, l.link.Index)
+		if err != nil {
+			return err
+		}
+		return l.kind.dhcp.Failpoints.Do("renew lease", func() (err error) {
+			renewed, err = client.Renew(ctx, conn, lease, state)
+			return err
+		})
+	})
+	if err == nil && renewed.Address.Addr() != lease.Address.Addr() {
+		// A client that extends a lease does not get another address (RFC 2131, section 4.4.5).
+		return lease, errors.Join(dhcp.ErrRefused, errors.New("it confirmed another address, "+renewed.Address.String()))
+	}
+	if err == nil {
+		err = refuseLease(d.network, renewed)
+	}
+	return renewed, err
+}
+
+// reconcile gives the link the address that is recorded, unless it has it for the time of the lease:
+// an earlier plugin may have stopped between writing the record and changing the link.
+func (l leasedLink) reconcile(ctx context.Context, lease dhcp.Lease) error {
+	a, err := l.kind.attachment(l.Record)
+	if err != nil {
+		return err
+	}
+	present, err := l.kind.node.Leased(a)
+	if err != nil {
+		return err
+	}
+	const tolerance = 2 * time.Second // the kernel counts in seconds
+	remaining := lease.Remaining(dhcp.SinceBoot())
+	if len(present) == 1 && present[0].Address == lease.Address &&
+		(remaining == dhcp.Never || (present[0].Valid-remaining).Abs() <= tolerance) {
+		return l.kind.node.SetAddresses(a)
+	}
+	return l.set(ctx, lease)
+}
+
+// set records a lease, and gives its address to the link; without a valid address it takes the
+// address from the link. The record is first: then the next plugin finds the rest to do.
+func (l leasedLink) set(ctx context.Context, lease dhcp.Lease) error {
+	k := l.kind
+	return l.attachments.Update(ctx, l.Record, func(current driver.Attachment, write func(json.RawMessage) error) error {
+		link, err := current.Record.Link()
+		if err != nil {
+			return err
+		}
+		if link.DHCP == nil || link.DHCP.Address != l.link.DHCP.Address || link.DHCP.Expires != l.link.DHCP.Expires {
+			return driver.ErrOutdated
+		}
+		changed := lease.Address.String() != link.DHCP.Address
+		setLease(&link, lease)
+		if current.Record.Payload, err = json.Marshal(link); err != nil {
+			return err
+		}
+		if err := write(current.Record.Payload); err != nil {
+			return err
+		}
+		if changed {
+			k.duplicates.forget(link.Parent, link.MAC)
+			k.duplicates.add(current.Share.Device, link)
+		}
+		return l.apply(ctx, current, lease)
+	})
+}
+
+// apply makes the link have the address of a lease that is recorded.
+func (l leasedLink) apply(ctx context.Context, recorded driver.Attachment, lease dhcp.Lease) error {
+	k := l.kind
+	a, err := k.attachment(recorded.Record)
+	if err != nil {
+		return err
+	}
+	if err := k.node.SetAddresses(a); err != nil { // even if the opener does not run
+		return err
+	}
+	if present, err := k.node.Leased(a); err == nil && len(present) == 0 && !lease.Address.IsValid() {
+		return nil // the kernel has removed the address
+	}
+	p, err := parametersOf(recorded.Share)
+	if err != nil {
+		return err
+	}
+	routes, err := parseRoutes(p.Routes)
+	if err != nil {
+		return err
+	}
+	routes, _ = splitRoutes(routes)
+	return l.exchange(ctx, func(_ context.Context, sockets attach.Sockets) error {
+		conn, err := connect(sockets.Netlink)
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		return k.apply(a, lease, routes, conn, sockets.Packet)
+	})
+}

@@ -1,0 +1,65 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package driver
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/dra-shared/dra-driver-shared/attach"
+)
+
+// attachmentsOfKind implements Attachments.
+type attachmentsOfKind struct {
+	driver *Driver
+	kind   string
+}
+
+// List implements Attachments.
+func (l attachmentsOfKind) List(context.Context) (attachments []Attachment, err error) {
+	if !l.driver.handover.isNewest() {
+		return nil, nil
+	}
+	records, err := l.driver.attachments.Select(func(r *attach.Record) bool { return r.Kind == l.kind })
+	for _, r := range records {
+		attachments = append(attachments, Attachment{Share: l.driver.shareOfAttachment(r).Share, Record: r})
+	}
+	return attachments, err
+}
+
+// Update implements Attachments.
+func (l attachmentsOfKind) Update(
+	ctx context.Context, r attach.Record, change func(Attachment, func(json.RawMessage) error) error,
+) error {
+	d, uid := l.driver, types.UID(r.ClaimUID)
+	logger := klog.FromContext(ctx).
+		WithValues("claimUID", uid, "share", r.Share, "pod", klog.KRef(r.Pod.Namespace, r.Pod.Name))
+	return d.withClaim(klog.NewContext(ctx, logger), uid, func(ctx context.Context) error {
+		current, err := d.attachments.Read(r.ClaimUID, r.Share, r.Namespace)
+		if errors.Is(err, os.ErrNotExist) || !d.handover.isNewest() {
+			return ErrOutdated
+		}
+		if err != nil {
+			return err
+		}
+		s := d.shareOfAttachment(current)
+		write := func(payload json.RawMessage) error {
+			current.Payload = payload
+			if err := d.attachments.Write(current); err != nil {
+				return fmt.Errorf("write attachment record: %w", err)
+			}
+			return nil
+		}
+		err = change(Attachment{Share: s.Share, Record: current}, write)
+		d.updateMetadata(ctx, uid, s)
+		d.status.enqueue(uid)
+		return err
+	})
+}

@@ -1,0 +1,158 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package netdev
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"syscall"
+	"time"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
+)
+
+// Lease is an IPv4 address that a link may have for a time.
+type Lease struct {
+	// Address is invalid if the link may have none.
+	Address netip.Prefix
+	// Valid is how long; the kernel then removes the address by itself, and the routes of the link
+	// with its last address. Forever means no end.
+	Valid time.Duration
+	// Routes are added with the address. Those to which the pod has a route already are left out.
+	Routes []Route
+}
+
+// Forever is the lifetime of an address without end.
+const Forever time.Duration = 1<<63 - 1
+
+// CheckAddress refuses an address that another link of the NIC of a, or the node, has.
+func (n *Node) CheckAddress(a Attachment, address netip.Prefix) error {
+	nic, err := n.managedNIC(a.Parent)
+	if err != nil {
+		return err
+	}
+	return n.checkAddresses(nic, LinkSpec{MAC: a.MAC, Addresses: []netip.Prefix{address}})
+}
+
+// SetAddresses makes a.Addresses those that the link may use; see classify.Policy.
+func (n *Node) SetAddresses(a Attachment) error {
+	nic, enforced := n.enforcedNIC(a.Parent)
+	if !enforced {
+		return nil
+	}
+	return n.classifier.SetAddresses(nic.member(a))
+}
+
+// SetLease makes the IPv4 address of a link that has one for a time that of the lease, through a
+// socket that was opened in the pod. It is idempotent, and extends the time of an address.
+func (n *Node) SetLease(socket *rtnl.Conn, a Attachment, l Lease) error {
+	present, err := leased(func(r *nl.NetlinkRequest) ([]syscall.NetlinkMessage, error) { return socket.Dump(r) }, a.Index)
+	if err != nil {
+		return fmt.Errorf("list the addresses of %s: %w", a.Name, err)
+	}
+	for _, old := range present {
+		if old.Address == l.Address {
+			continue
+		}
+		remove := func() error { return socket.Do(removeAddressRequest(a.Index, old.Address)) }
+		err := n.failpoints.Do("remove leased address", remove)
+		if err != nil && !errors.Is(err, syscall.EADDRNOTAVAIL) { // the kernel has removed it
+			return fmt.Errorf("remove address %s from %s: %w", old.Address, a.Name, err)
+		}
+	}
+	if !l.Address.IsValid() {
+		return nil
+	}
+	add := func() error { return socket.Do(leaseRequest(a.Index, l)) }
+	if err := n.failpoints.Do("set leased address", add); err != nil {
+		return fmt.Errorf("set address %s of %s: %w", l.Address, a.Name, err)
+	}
+	for _, route := range l.Routes {
+		add := func() error { return socket.Do(routeRequest(a.Index, route)) }
+		if err := n.failpoints.Do("add leased route", add); err != nil && !errors.Is(err, syscall.EEXIST) {
+			return describeRouteError(err, route)
+		}
+	}
+	return nil
+}
+
+// Leased returns the IPv4 addresses that the link has for a time.
+func (n *Node) Leased(a Attachment) ([]Lease, error) {
+	return leased(func(r *nl.NetlinkRequest) ([]syscall.NetlinkMessage, error) {
+		r.AddData(nl.NewRtAttr(unix.IFA_TARGET_NETNSID, nl.Uint32Attr(uint32(a.NSID))))
+		return n.conn.Dump(r)
+	}, a.Index)
+}
+
+// leased dumps the IPv4 addresses of a link, and returns those with a limited lifetime.
+func leased(dump func(*nl.NetlinkRequest) ([]syscall.NetlinkMessage, error), index int) (found []Lease, err error) {
+	r := nl.NewNetlinkRequest(unix.RTM_GETADDR, unix.NLM_F_DUMP)
+	msg := nl.NewIfAddrmsg(unix.AF_INET)
+	msg.Index = uint32(index)
+	r.AddData(msg)
+	messages, err := dump(r)
+	if rtnl.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range messages {
+		address, ok := parseAddress(m.Data, index)
+		if !ok {
+			continue
+		}
+		if valid := lifetimeOf(m.Data); valid != infiniteLifetime {
+			found = append(found, Lease{Address: address, Valid: time.Duration(valid) * time.Second})
+		}
+	}
+	return found, nil
+}
+
+// infiniteLifetime is INFINITY_LIFE_TIME of linux/rtnetlink.h, in seconds.
+const infiniteLifetime uint32 = 1<<32 - 1
+
+// lifetimeOf returns the lifetime of an address in an RTM_NEWADDR message, in seconds.
+func lifetimeOf(payload []byte) uint32 {
+	attrs, err := nl.ParseRouteAttr(payload[unix.SizeofIfAddrmsg:])
+	if err != nil {
+		return infiniteLifetime
+	}
+	for _, a := range attrs {
+		if a.Attr.Type == unix.IFA_CACHEINFO && len(a.Value) >= 8 { // struct ifa_cacheinfo
+			return nl.NativeEndian().Uint32(a.Value[4:])
+		}
+	}
+	return infiniteLifetime
+}
+
+// leaseRequest adds an address with a lifetime, or sets the lifetime of one that the link has.
+func leaseRequest(index int, l Lease) *nl.NetlinkRequest {
+	r := addressRequest(index, l.Address)
+	r.Flags = r.Flags&^unix.NLM_F_EXCL | unix.NLM_F_REPLACE
+	// A lease without end needs an end here, too: it marks the address as leased. The kernel
+	// accepts up to 2^32-2 seconds.
+	seconds := infiniteLifetime - 1
+	if l.Valid != Forever {
+		seconds = min(uint32(max(l.Valid/time.Second, 1)), seconds)
+	}
+	info := make([]byte, 16) // struct ifa_cacheinfo: preferred and valid lifetime, and two times that are not set
+	nl.NativeEndian().PutUint32(info, seconds)
+	nl.NativeEndian().PutUint32(info[4:], seconds)
+	r.AddData(nl.NewRtAttr(unix.IFA_CACHEINFO, info))
+	return r
+}
+
+func removeAddressRequest(index int, p netip.Prefix) *nl.NetlinkRequest {
+	r := nl.NewNetlinkRequest(unix.RTM_DELADDR, 0)
+	msg := nl.NewIfAddrmsg(int(family(p.Addr())))
+	msg.Index, msg.Prefixlen = uint32(index), uint8(p.Bits())
+	r.AddData(msg)
+	r.AddData(nl.NewRtAttr(unix.IFA_LOCAL, p.Addr().AsSlice()))
+	return r
+}
