@@ -100,14 +100,14 @@ reload: bin/cluster $(IMAGES) ## load rebuilt images into the cluster, and resta
 test: ## run all checks and test suites, as CI does, and print the time of each
 	+@MAKE='$(MAKE)' .ci/suites.sh
 
-test-build: prerequisites cluster-binaries bin/helm bin/gotestsum bin/golangci-lint bin/controller-gen $(IMAGES) bin/images/crash.tar bin/nettool bin/images/dra-conformance.tar bin/dra-conformance bin/demo bin/e2e.test bin/kind bin/kind-demo previous-release ## build what the test suites need
+test-build: prerequisites-dhcp cluster-binaries bin/helm bin/gotestsum bin/golangci-lint bin/controller-gen $(IMAGES) bin/images/crash.tar bin/nettool bin/images/dra-conformance.tar bin/dra-conformance bin/demo bin/e2e.test bin/kind bin/kind-demo previous-release ## build what the test suites need
 
 test-unit: ## run the tests of all packages [8 min]
 	+@$(MAKE) --no-print-directory test-packages
 	$(MAKE) --no-print-directory test-classify
 	$(MAKE) --no-print-directory test-crash
 
-test-packages: prerequisites ## run the tests of the packages that do not measure: tables, netlink in namespaces, a fake kubelet
+test-packages: prerequisites-dhcp ## run the tests of the packages that do not measure: tables, netlink in namespaces, a fake kubelet
 	@(cd conformance && $(GO_TEST) -- ./...) & conformance=$$! # mostly waits, as the slowest packages do
 	result=0
 	$(GO_TEST) -p 4 -timeout 10m -- $$(go list ./... | grep -vE '$(MEASURED)') || result=$$?
@@ -123,14 +123,15 @@ test-classify: prerequisites ## measure the traffic of shares with the BPF progr
 # separate network namespace.
 EACH     := ^TestPlugin_killedAtEachFailpoint$$
 REPEATED := ^TestPlugin_killedRepeatedlyWithManyClaims$$
-PARTS    := '$(EACH)/^part=0$$' '$(EACH)/^part=[^0]' \
+LEASING  := ^TestPlugin_killedWhileLeasing$$
+PARTS    := '$(LEASING)' '$(EACH)/^part=0$$' '$(EACH)/^part=[^0]' \
   '$(REPEATED)/^batch=[01]$$' '$(REPEATED)/^batch=[23]$$' '$(REPEATED)/^batch=[^0-3]'
 
-test-crash: prerequisites ## end the plugin at each failpoint, and run it under load
+test-crash: prerequisites-dhcp ## end the plugin at each failpoint, and run it under load
 	@processes=
 	for part in $(PARTS); do $(GO_TEST) -timeout 25m -run "$$part" -- ./test/crash & processes="$$processes $$!"; done
 	result=0
-	$(GO_TEST) -timeout 25m -skip '$(EACH)|$(REPEATED)' -- ./test/crash || result=$$?
+	$(GO_TEST) -timeout 25m -skip '$(EACH)|$(REPEATED)|$(LEASING)' -- ./test/crash || result=$$?
 	for process in $$processes; do wait $$process || result=$$?; done
 	exit $$result
 
@@ -159,7 +160,7 @@ test-matrix: prerequisites bin/cluster bin/helm bin/jobset $(IMAGES) bin/dra-sha
 test-kind: prerequisites-kind kind-binaries ## run the demo and the tests of two nodes in a kind cluster; starts a Docker daemon if there is none [2 min]
 	@TEST_KIND=1 CGO_ENABLED=0 $(GO_TEST) -count=1 -timeout 15m -- ./test/kind/...
 
-e2e: prerequisites cluster-binaries bin/helm $(IMAGES) bin/images/crash.tar bin/nettool bin/images/dra-conformance.tar bin/dra-conformance bin/e2e.test previous-release ## run the stories of test/e2e on real clusters [RUN=name] [10 min]
+e2e: prerequisites-dhcp cluster-binaries bin/helm $(IMAGES) bin/images/crash.tar bin/nettool bin/images/dra-conformance.tar bin/dra-conformance bin/e2e.test previous-release ## run the stories of test/e2e on real clusters [RUN=name] [10 min]
 	@test/e2e/run.sh $(if $(RUN),'$(RUN)',)
 
 lab: lab-build ## run the tests of netdev and stories on each kernel in virtual machines, and write docs/dev/matrix.md [KERNELS="6.1 6.12 ..."] [APPEND=argument of the kernels] [ONLY=kernel|node] [10 min each]
@@ -179,11 +180,11 @@ test-lab: lab-build ## run a quick pass of the lab on one kernel [LAB_KERNEL=6.1
 
 lab-build: prerequisites-lab cluster-binaries bin/helm bin/lab bin/e2e.test bin/nettool $(IMAGES) ## build what the lab needs
 
-test-runtimes: prerequisites cluster-binaries bin/helm $(IMAGES) bin/nettool bin/images/dra-conformance.tar bin/dra-conformance bin/e2e.test ## run the stories of a node with each container runtime, and write docs/dev/matrix.md [RUN=regexp] [RUNTIMES="cri-o/crun ..."] [7 min each]
+test-runtimes: prerequisites-dhcp cluster-binaries bin/helm $(IMAGES) bin/nettool bin/images/dra-conformance.tar bin/dra-conformance bin/e2e.test ## run the stories of a node with each container runtime, and write docs/dev/matrix.md [RUN=regexp] [RUNTIMES="cri-o/crun ..."] [7 min each]
 	@test/env/prerequisites.sh runtimes
 	test/e2e/runtimes.sh '$(or $(RUN),.*)' $(RUNTIMES)
 
-test-kubelets: prerequisites cluster-binaries bin/helm $(IMAGES) bin/nettool bin/images/dra-conformance.tar bin/dra-conformance bin/e2e.test ## run the stories of a node with the kubelets of each supported version, and write docs/dev/matrix.md [RUN=regexp] [KUBELETS="v1.36.3/v1.37.1 ..."] [7 min each, 10 min to build each version]
+test-kubelets: prerequisites-dhcp cluster-binaries bin/helm $(IMAGES) bin/nettool bin/images/dra-conformance.tar bin/dra-conformance bin/e2e.test ## run the stories of a node with the kubelets of each supported version, and write docs/dev/matrix.md [RUN=regexp] [KUBELETS="v1.36.3/v1.37.1 ..."] [7 min each, 10 min to build each version]
 	@test/e2e/kubelets.sh '$(or $(RUN),.*)' $(KUBELETS)
 
 bench: prerequisites bin/cni ## compare pods' starts, ends, and limits with CNI plugins and with the kernel alone, and write docs/dev/performance.md [PODS=200] [RUNS=3] [15 min]
@@ -402,6 +403,9 @@ prerequisites-kind: ## check for what a kind cluster needs; install it where apt
 prerequisites-clang: | prerequisites ## check also for what compiles BPF programs
 	@test/env/prerequisites.sh clang
 
+prerequisites-dhcp: | prerequisites ## check also for the DHCP server that tests run
+	@test/env/prerequisites.sh dhcp
+
 prerequisites-lab: | prerequisites ## check also for what boots kernels in virtual machines
 	@test/env/prerequisites.sh lab
 
@@ -468,4 +472,4 @@ help: ## print this list
 .PHONY: kind-demo kind-up kind-down kind-binaries prerequisites-kind test-kind demo demo-groups demo-jobset demo-addresses cluster-up cluster-down install reload test test-build test-unit test-packages test-classify test-crash \
   test-fuzz test-controlplane test-jobset test-lws test-kueue test-matrix lab lab-test lab-up lab-stories test-lab lab-build e2e test-runtimes test-kubelets bench bench-check bench-node profiles bench-controlplane lint lint-words lint-lines lint-headers fix-headers \
   generate generate-check chart-check build image image-archives image-docker dockerfile-check previous-release cluster-binaries \
-  prerequisites prerequisites-clang prerequisites-lab help
+  prerequisites prerequisites-clang prerequisites-dhcp prerequisites-lab help

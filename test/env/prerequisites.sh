@@ -5,8 +5,8 @@
 # Checks for Go and for the programs and libraries that building and running the
 # test cluster needs. Where apt-get exists, it installs those that are missing.
 #
-# usage: prerequisites.sh [clang|lab|runtimes|kind-docker|kind-node|kind]: with clang,
-# also what compiles BPF programs; with lab, also what boots kernels and makes the images
+# usage: prerequisites.sh [clang|dhcp|lab|runtimes|kind-docker|kind-node|kind]: with clang,
+# also what compiles BPF programs; with dhcp, also the DHCP server that tests run; with lab, also what boots kernels and makes the images
 # of virtual machines; with runtimes, also what CRI-O and crun need; with kind-docker,
 # also a Docker daemon; with kind-node, also what makes a node image of kind; with kind,
 # only what a cluster of kind needs.
@@ -19,7 +19,9 @@ if [ "${1-}" != kind ]; then
   pkg-config --static --exists libseccomp 2>/dev/null || missing="$missing libseccomp-dev"
   command -v ip >/dev/null || missing="$missing iproute2"
   command -v nsenter >/dev/null || missing="$missing util-linux"
-  command -v dhcpd >/dev/null || [ -x /usr/sbin/dhcpd ] || missing="$missing isc-dhcp-server"
+fi
+if [ "${1-}" = dhcp ]; then
+  [ -x /usr/sbin/dhcpd ] || missing="$missing isc-dhcp-server"
 fi
 if [ "${1-}" = clang ]; then
   command -v clang >/dev/null || missing="$missing clang"
