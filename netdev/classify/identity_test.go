@@ -6,6 +6,7 @@ package classify
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"net"
 	"net/netip"
 	"testing"
@@ -511,6 +512,14 @@ func TestProgram_admitsWhatTheNetworkAllows(t *testing.T) {
 			ether(linkMAC, protoIPv4, ipv4(foreignIP, 6, 0, udp(1, 2))), ""},
 		"no subnets, another's": {Policy{Identity: IdentityEnforce}, withoutAddresses,
 			ether(linkMAC, protoIPv4, ipv4(otherIP, 6, 0, udp(1, 2))), "SourceAddress"},
+		"an address of the subnets before the link has leased one": {
+			policy, func(_ *NIC, m *Member) { m.Addresses, m.Assigned = nil, true },
+			ether(linkMAC, protoIPv4, ipv4(freeIP, 6, 0, udp(1, 2))), "SourceAddress",
+		},
+		"no address before the link has leased one": {
+			policy, func(_ *NIC, m *Member) { m.Addresses, m.Assigned = nil, true },
+			ether(linkMAC, protoIPv4, ipv4("0.0.0.0", 17, 0, udp(1, 2))), "",
+		},
 		"an address in the network of a router": {Policy{Identity: IdentityEnforce, Autoconf: true}, nil,
 			ether(linkMAC, protoIPv6, ipv6(autoconf, 6, udp(1, 2))), ""},
 		"an address in the network of a router, outside the subnets": {
@@ -697,6 +706,45 @@ func TestClassifier_Lookup_comparesAllEntries(t *testing.T) {
 }
 
 // What a link had is free for the next one.
+// A link that gets another address may not use the former one, which another link can get.
+func TestClassifier_SetAddresses_releasesOthers(t *testing.T) {
+	e := newIdentityEnv(t, Policy{Identity: IdentityEnforce})
+	m := Member{Parent: testNIC, Cookie: 1, MAC: linkMAC, Assigned: true}
+	before, after := netip.MustParseAddr(linkIP), netip.MustParseAddr(freeIP)
+	for _, tc := range []struct {
+		addresses []netip.Addr
+		owned     netip.Addr
+		free      []netip.Addr
+	}{
+		{[]netip.Addr{after}, after, []netip.Addr{before, netip.MustParseAddr(linkIP6)}},
+		{nil, netip.Addr{}, []netip.Addr{before, after}},
+		{[]netip.Addr{before}, before, []netip.Addr{after}},
+	} {
+		m.Addresses = tc.addresses
+		if err := e.c.SetAddresses(m); err != nil {
+			t.Fatal(err)
+		}
+		if tc.owned.IsValid() {
+			if owner, err := e.c.OwnerOf(testNIC, tc.owned); err != nil || !bytes.Equal(owner, linkMAC) {
+				t.Errorf("%v: the owner of %s is %s (error %v), want %s", tc.addresses, tc.owned, owner, err, linkMAC)
+			}
+		}
+		for _, address := range tc.free {
+			if owner, err := e.c.OwnerOf(testNIC, address); err != nil || owner != nil {
+				t.Errorf("%v: the owner of %s is %s (error %v), want none", tc.addresses, address, owner, err)
+			}
+		}
+	}
+	m.Addresses = []netip.Addr{netip.MustParseAddr(otherIP)}
+	if err := e.c.SetAddresses(m); !errors.Is(err, ErrAddressTaken) {
+		t.Errorf("SetAddresses with the address of another link returned %v, want %v", err, ErrAddressTaken)
+	}
+	m.MAC, m.Addresses = net.HardwareAddr{2, 9, 9, 9, 9, 9}, nil // not attached
+	if err := e.c.SetAddresses(m); err != nil {
+		t.Errorf("SetAddresses of a link without an identity returned %v", err)
+	}
+}
+
 func TestClassifier_RemoveMember_removesIdentity(t *testing.T) {
 	for name, known := range map[string][]netip.Addr{
 		"addresses known":   {netip.MustParseAddr(linkIP), netip.MustParseAddr(linkIP6)},
