@@ -141,6 +141,7 @@ func TestAttack_rawIPSocketWithAddressOfNIC(t *testing.T) {
 // A pod that guesses the mark of the hairpin must not get past the identity checks.
 func TestAttack_markOfHairpin(t *testing.T) {
 	e := newTestEnv(t, enforced())
+	e.needCookie()
 	attacker := e.pod(0, 1, hardCap(100*mega), netdev.Bridge)
 	victim := e.pod(1, 2, hardCap(100*mega), netdev.Bridge)
 	hairpins, err := ebpf.LoadPinnedMap(filepath.Join(e.bpffs, "dra-shared", "v1", "dra_shared_hairpins"), nil)
