@@ -20,6 +20,7 @@ import (
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -106,6 +107,9 @@ type Webhook struct {
 	// Configuration is the name of both the mutating and the validating webhook
 	// configuration.
 	Configuration string
+	// PodIP is the IP address at which other replicas reach the server. If it is empty,
+	// they do not ask this replica; see admission.Leader.
+	PodIP string
 }
 
 // Scheme returns a scheme with all types that the controller reads and writes.
@@ -137,7 +141,11 @@ func New(ctx context.Context, config *rest.Config, o Options) (manager.Manager, 
 		}
 	}
 	rotator := newRotator(cluster, o)
-	m, err := newManager(config, o, rotator)
+	leader, err := newLeader(config, o, rotator)
+	if err != nil {
+		return nil, err
+	}
+	m, err := newManager(config, o, rotator, leader)
 	if err != nil {
 		return nil, err
 	}
@@ -152,7 +160,7 @@ func New(ctx context.Context, config *rest.Config, o Options) (manager.Manager, 
 		}
 	}
 	if o.Webhook.Port != 0 {
-		if err := addWebhooks(ctx, m, o); err != nil {
+		if err := addWebhooks(ctx, m, o, leader); err != nil {
 			return nil, err
 		}
 	}
@@ -172,12 +180,19 @@ func newRotator(cluster kubernetes.Interface, o Options) *certs.Rotator {
 	return certs.NewRotator(cluster, certs.Options{
 		Namespace:      o.Namespace,
 		Secret:         o.Webhook.Secret,
-		DNSNames:       []string{fmt.Sprintf("%s.%s.svc", o.Webhook.Service, o.Namespace)},
+		DNSNames:       []string{o.webhookName()},
 		Configurations: []string{o.Webhook.Configuration},
 	}, clock.RealClock{})
 }
 
-func newManager(config *rest.Config, o Options, rotator *certs.Rotator) (manager.Manager, error) {
+// webhookName is the DNS name by which the API server calls the webhooks.
+func (o Options) webhookName() string {
+	return fmt.Sprintf("%s.%s.svc", o.Webhook.Service, o.Namespace)
+}
+
+func newManager(
+	config *rest.Config, o Options, rotator *certs.Rotator, lock resourcelock.Interface,
+) (manager.Manager, error) {
 	scheme, err := Scheme()
 	if err != nil {
 		return nil, err
@@ -195,7 +210,7 @@ func newManager(config *rest.Config, o Options, rotator *certs.Rotator) (manager
 		// Controller names are metric labels. Tests run two managers with the same names
 		// in one process.
 		Controller:     ctrlconfig.Controller{SkipNameValidation: ptr.To(true)},
-		LeaderElection: true, LeaderElectionID: o.DriverName, LeaderElectionNamespace: o.Namespace,
+		LeaderElection: true, LeaderElectionResourceLockInterface: lock,
 		LeaderElectionReleaseOnCancel: true, // the process ends when the manager does
 		HealthProbeBindAddress:        "0",  // Run serves health and metrics
 		Metrics:                       metricsserver.Options{BindAddress: "0"},
@@ -204,8 +219,9 @@ func newManager(config *rest.Config, o Options, rotator *certs.Rotator) (manager
 }
 
 // addWebhooks registers the admission handlers.
-func addWebhooks(ctx context.Context, m manager.Manager, o Options) error {
+func addWebhooks(ctx context.Context, m manager.Manager, o Options, leader *admission.Leader) error {
 	shards := admission.NewShards(clock.RealClock{})
+	shards.Leader = leader
 	informer, err := m.GetCache().GetInformer(ctx, &corev1.Pod{}, cache.BlockUntilSynced(false))
 	if err != nil {
 		return err
@@ -228,6 +244,7 @@ func addWebhooks(ctx context.Context, m manager.Manager, o Options) error {
 	if o.Kueue {
 		handlers["/queues"] = &admission.Queues{APIReader: m.GetAPIReader(), DeviceClasses: o.KueueDeviceClasses}
 	}
+	m.GetWebhookServer().Register(admission.ShardsPath, shards)
 	for path, handler := range handlers {
 		m.GetWebhookServer().Register(path, &webhook.Admission{Handler: handler})
 	}

@@ -95,6 +95,9 @@ func newCommand() *cobra.Command {
 	p.StringVar(&f.Webhook.Directory, "webhook-certificates", "",
 		"directory with tls.crt and tls.key if another component, such as cert-manager, issues them; "+
 			"if empty, the controller issues its own")
+	p.StringVar(&f.Webhook.PodIP, "pod-ip", os.Getenv("POD_IP"),
+		"IP address at which other replicas reach the webhooks, to ask the leading replica which claim has room for a pod; "+
+			"if empty, each replica decides for itself")
 	logsapi.AddFlags(f.logging, p)
 	logs.InitLogs()
 	return c

@@ -17,6 +17,7 @@
 //     annotation, for clusters that drop the field.
 //   - parameters.go: parameters pass the same validation as on the node.
 //   - shards.go: counts pods per claim, to choose the claim of the next pod.
+//   - leader.go: lets the leading replica choose it.
 //
 // A handler reads objects, decides by functions without I/O, and answers with a
 // patch, a denial, or warnings.
@@ -279,9 +280,8 @@ func (p *Pods) assignShard(ctx context.Context, group *scheduling.PodGroup, entr
 	if err != nil || spec == nil || !claims.RequestsFabric(spec, p.Driver) {
 		return notSharded, err
 	}
-	return p.Shards.assign(group.Namespace, request, func(shard int) string {
-		return claims.Name(podgroups.Owner(group), entry, shard)
-	})
+	first := claims.Name(podgroups.Owner(group), entry, 0)
+	return p.Shards.assign(ctx, shardQuestion{Namespace: group.Namespace, Claim: first, Request: request})
 }
 
 // entrySpec returns the spec of the claim that is generated for a PodGroup's

@@ -29,6 +29,7 @@ import (
 	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
+	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
 	"github.com/dra-shared/dra-driver-shared/controlplane/mode"
 )
 
@@ -676,16 +677,16 @@ func TestParameters_deniesAnInvalidHolder(t *testing.T) {
 func TestShards_fillsOneClaimAfterTheOther(t *testing.T) {
 	clock := testclock.NewFakePassiveClock(time.Now())
 	s := NewShards(clock)
-	if _, err := s.assign("ns", "r", func(int) string { return "" }); err == nil {
+	if _, err := s.assign(t.Context(), shardQuestion{Namespace: "ns", Claim: "claim", Request: "r"}); err == nil {
 		t.Error("assign succeeded before the existing pods were counted")
 	}
 	s.synced = func() bool { return true }
 	requests := 0
-	name := func(n int) string { return fmt.Sprintf("claim-%d", n) }
+	name := func(n int) string { return claims.NameOfShard("claim", n) }
 	next := func() int {
 		t.Helper()
 		requests++
-		n, err := s.assign("ns", fmt.Sprint(requests), name)
+		n, err := s.assign(t.Context(), shardQuestion{Namespace: "ns", Claim: "claim", Request: fmt.Sprint(requests)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -729,7 +730,8 @@ func TestShards_fillsOneClaimAfterTheOther(t *testing.T) {
 	}
 	// Assigned pods that are never observed stop counting, also those of other claims.
 	clock.SetTime(clock.Now().Add(time.Minute))
-	if _, err := s.assign("ns", "other", func(int) string { return "other" }); err != nil || len(s.pending) != 1 {
+	other := shardQuestion{Namespace: "ns", Claim: "other", Request: "other"}
+	if _, err := s.assign(t.Context(), other); err != nil || len(s.pending) != 1 {
 		t.Errorf("assign for another claim: %v; pending pods of %d claims, want 1", err, len(s.pending))
 	}
 	if n := next(); n != 0 {

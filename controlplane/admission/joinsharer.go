@@ -70,9 +70,8 @@ func (p *Pods) joinSharer(ctx context.Context, pod *corev1.Pod, request string) 
 		default:
 			if claims.RequestsFabric(claim.spec, p.Driver) {
 				sharded = true
-				shard, err = p.Shards.assign(pod.Namespace, request, func(shard int) string {
-					return claims.Name(s.owner, entry.Name, shard)
-				})
+				first := claims.Name(s.owner, entry.Name, 0)
+				shard, err = p.Shards.assign(ctx, shardQuestion{Namespace: pod.Namespace, Claim: first, Request: request})
 				if err != nil {
 					return nil, warnings, err
 				}

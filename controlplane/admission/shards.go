@@ -21,9 +21,9 @@ import (
 )
 
 const (
-	// shardPods is the number of pods that one replica assigns to a claim. It is
-	// less than the claim has room for, because another replica may assign pods that
-	// this one has not observed yet.
+	// shardPods is the number of pods that a replica assigns to a claim. It is
+	// less than the claim has room for: when another replica becomes the leading one, it
+	// may not have observed yet which pods its predecessor assigned.
 	shardPods = claims.MaxPods - 15
 	// pendingTimeout is how long an assigned pod counts before it is observed: the
 	// API server may reject it after this webhook has admitted it.
@@ -38,6 +38,9 @@ const (
 // that this replica has assigned but not observed yet count too, because a Job
 // may create hundreds of pods per second.
 type Shards struct {
+	// Leader, if not nil, asks the leading replica instead.
+	Leader *Leader
+
 	clock clock.PassiveClock
 
 	mu      sync.Mutex
@@ -58,10 +61,9 @@ func NewShards(c clock.PassiveClock) *Shards {
 	}
 }
 
-// assign returns the number of the first claim that has room for the pod that is
-// being created by the admission request, and counts the pod. claimName returns
-// the name of the claim with a number.
-func (s *Shards) assign(namespace, request string, claimName func(shard int) string) (int, error) {
+// assignLocally returns the number of the first claim that has room for the pod that is
+// being created by the admission request, and counts the pod.
+func (s *Shards) assignLocally(q shardQuestion) (int, error) {
 	if !s.synced() {
 		return 0, errors.New("the existing pods have not been counted yet; try again")
 	}
@@ -71,14 +73,14 @@ func (s *Shards) assign(namespace, request string, claimName func(shard int) str
 		s.expirePending()
 	}
 	for shard := range claims.MaxShards {
-		claim := types.NamespacedName{Namespace: namespace, Name: claimName(shard)}
+		claim := types.NamespacedName{Namespace: q.Namespace, Name: claims.NameOfShard(q.Claim, shard)}
 		if len(s.pods[claim])+len(s.pending[claim]) >= shardPods {
 			continue
 		}
 		if s.pending[claim] == nil {
 			s.pending[claim] = map[string]time.Time{}
 		}
-		s.pending[claim][request] = s.clock.Now()
+		s.pending[claim][q.Request] = s.clock.Now()
 		return shard, nil
 	}
 	return 0, denied("the PodGroup has %d pods on one device, and its claims cannot be reserved for more",

@@ -75,6 +75,7 @@ type Rotator struct {
 
 	mu      sync.Mutex
 	serving *servingCertificate // nil until the first sync
+	trusted *x509.CertPool      // nil until the first sync
 }
 
 // NewRotator returns a Rotator; Start runs it.
@@ -154,6 +155,16 @@ func (r *Rotator) GetCertificate(*tls.ClientHelloInfo) (*tls.Certificate, error)
 	return r.serving.pair, nil
 }
 
+// Trusted returns the certificate authorities that sign the certificates of all replicas.
+func (r *Rotator) Trusted() (*x509.CertPool, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.trusted == nil {
+		return nil, errors.New("the webhook's certificate authority has not been read yet")
+	}
+	return r.trusted, nil
+}
+
 // sync brings the Secret, the serving certificate, and the webhook configurations
 // up to date.
 func (r *Rotator) sync(ctx context.Context) error {
@@ -161,10 +172,21 @@ func (r *Rotator) sync(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	r.setTrusted(set)
 	return errors.Join(
 		r.ensureServingCertificate(ctx, set.current),
 		r.injectBundle(ctx, set.bundle()),
 	)
+}
+
+func (r *Rotator) setTrusted(set authoritySet) {
+	pool := x509.NewCertPool()
+	for _, certificate := range set.trusted {
+		pool.AddCert(certificate)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.trusted = pool
 }
 
 // ensureAuthorities advances the authorities in the Secret if they are due, and

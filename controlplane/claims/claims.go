@@ -70,11 +70,15 @@ func Name(owner Owner, entry string, shard int) string {
 	sum := sha256.Sum256([]byte(key))
 	suffix := "-" + strings.ToLower(base32.HexEncoding.EncodeToString(sum[:5]))
 	maxLength := validation.DNS1123SubdomainMaxLength - len(suffix) - maxShardSuffix
-	name = strings.TrimRight(name[:min(len(name), maxLength)], "-.") + suffix
-	if shard > 0 {
-		name += "-" + strconv.Itoa(shard)
+	return NameOfShard(strings.TrimRight(name[:min(len(name), maxLength)], "-.")+suffix, shard)
+}
+
+// NameOfShard returns the name of a shard from that of shard 0.
+func NameOfShard(first string, shard int) string {
+	if shard == 0 {
+		return first
 	}
-	return name
+	return first + "-" + strconv.Itoa(shard)
 }
 
 // maxShardSuffix is the length of the longest suffix that Name appends for a shard.

@@ -37,6 +37,8 @@ import (
 const (
 	driverName = "dra-shared.dev"
 	system     = "dra-shared-system" // namespace of the chart
+	// webhookService is the Service of the webhooks.
+	webhookService = "dra-shared-controller"
 	// controlPlaneAddress is the address at which the API server calls the webhook.
 	controlPlaneAddress = "192.168.77.254"
 	// timeout is for conditions that the control plane meets in seconds.
@@ -158,20 +160,26 @@ func (e *testEnv) startControllerWith(
 	return stop
 }
 
+// controllerOptions returns the options of the controller, as the chart sets them.
+func controllerOptions(c *config.DriverConfig) controlplane.Options {
+	return controlplane.Options{
+		DriverName: driverName, Config: c, Namespace: system, Mode: mode.Auto, SlicesOwner: "dra-shared-controller",
+		JobClaims: true, ReplicaClaims: true, Kueue: true, KueueDeviceClasses: []string{"nic." + driverName},
+		Webhook: controlplane.Webhook{
+			Port: 9443, Service: webhookService, Secret: "dra-shared-controller-ca",
+			Configuration: "dra-shared-controller",
+		},
+	}
+}
+
 // runController is startControllerWith for goroutines other than the test's.
 func (e *testEnv) runController(
 	t *testing.T, c *config.DriverConfig, newClient client.NewClientFunc,
 ) (stop func(), err error) {
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), klog.Background()))
-	manager, err := controlplane.New(ctx, e.controllerConfig(), controlplane.Options{
-		DriverName: driverName, Config: c, Namespace: system, Mode: mode.Auto, SlicesOwner: "dra-shared-controller",
-		JobClaims: true, ReplicaClaims: true, Kueue: true, KueueDeviceClasses: []string{"nic." + driverName},
-		Client: newClient,
-		Webhook: controlplane.Webhook{
-			Port: 9443, Service: "dra-shared-controller", Secret: "dra-shared-controller-ca",
-			Configuration: "dra-shared-controller",
-		},
-	})
+	options := controllerOptions(c)
+	options.Client = newClient
+	manager, err := controlplane.New(ctx, e.controllerConfig(), options)
 	if err != nil {
 		cancel()
 		return nil, err

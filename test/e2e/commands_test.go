@@ -577,7 +577,7 @@ func (s *suite) controller(ts *testscript.TestScript, neg bool, args []string) {
 		return err
 	}
 	start := func() error {
-		if err := scale("1"); err != nil {
+		if err := scale("2"); err != nil {
 			return err
 		}
 		_, err := s.cluster.Kubectl(ctx, "-n", system, "rollout", "status", "deployment", deployment, "--timeout=60s")
