@@ -146,9 +146,9 @@ test-jobset: prerequisites cluster-binaries bin/helm bin/jobset $(IMAGES) bin/dr
 	  CONTROLPLANE=1 CONTROLPLANE_OTHER=jobset CONTROLPLANE_GATES=$$gates $(GO_TEST) -count=1 -timeout 30m -v -run '$(or $(RUN),TestJobSet|TestJobClaims)' -- ./test/controlplane
 	done
 
-test-lws: prerequisites cluster-binaries bin/helm bin/lws $(IMAGES) bin/dra-shared-controller ## test claims of replicas with the real controller of LeaderWorkerSets, in both modes [RUN=regexp] [3 min]
+test-lws: prerequisites cluster-binaries bin/helm bin/lws $(IMAGES) bin/dra-shared-controller ## test claims of replicas with the real controller of LeaderWorkerSets, and crashes during releases, in both modes [RUN=regexp] [8 min]
 	@for gates in default all; do
-	  CONTROLPLANE=1 CONTROLPLANE_OTHER=lws CONTROLPLANE_GATES=$$gates $(GO_TEST) -count=1 -timeout 20m -v -run '$(or $(RUN),TestLWS|TestReplicas)' -- ./test/controlplane
+	  CONTROLPLANE=1 CONTROLPLANE_OTHER=lws CONTROLPLANE_GATES=$$gates $(GO_TEST) -count=1 -timeout 20m -v -run '$(or $(RUN),TestLWS|TestReplicas|TestRelease_controllerKilled)' -- ./test/controlplane
 	done
 
 test-kueue: prerequisites cluster-binaries bin/helm bin/kueue $(IMAGES) bin/dra-shared-controller ## test claims and gates with the real Kueue [RUN=regexp] [2 min]

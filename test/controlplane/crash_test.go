@@ -196,6 +196,129 @@ func (e *testEnv) runLifecycle(t *testing.T, f *failingClient) {
 	finish()
 }
 
+// killAtEachWrite takes run through its life without a failure, and then kills the controller
+// before and after the first writes of each kind. It fails if the controller makes no write of a
+// kind in required.
+func (e *testEnv) killAtEachWrite(t *testing.T, run func(*testing.T, *failingClient), required ...string) {
+	t.Helper()
+	const first = 3 // further writes of a kind differ only in their object
+	recorded := newFailingClient(failpointtest.Point{})
+	run(t, recorded)
+	t.Logf("the controller makes %d writes: %v", recorded.killer.Total(), recorded.operations)
+	for _, operation := range required {
+		if recorded.operations[operation] == 0 {
+			t.Errorf("the controller makes no write %q: does the client wrap every write?", operation)
+		}
+	}
+	for operation, count := range recorded.operations {
+		for n := 1; n <= min(count, first); n++ {
+			for _, after := range []bool{false, true} {
+				c := newFailingClient(failpointtest.Point{Name: operation, N: n, After: after})
+				run(t, c)
+				t.Logf("killed the controller at write %d, %s, after it: %t: %t", n, operation, after, c.killedAt != "")
+			}
+		}
+	}
+}
+
+// The controller is killed before and after each kind of write in the life of a StatefulSet whose
+// ordinals have claims. Its successor finishes it.
+func TestReplicas_controllerKilledBetweenAnyTwoWrites(t *testing.T) {
+	e := requireLWSTests(t)
+	run := func(t *testing.T, f *failingClient) {
+		ns := e.createNamespace(t, "replicas-crash")
+		finish := e.startSucceededController(t, f)
+		set := annotatedSet(ns, 2)
+		eventually.Eventually(t, timeout, "the StatefulSet is created", func() error {
+			return client.IgnoreAlreadyExists(e.client.Create(t.Context(), set))
+		})
+		e.awaitRunning(t, ns, 2)
+		before := e.awaitClaimsOfReplicas(t, ns, "0", "1")
+		e.scale(t, set, 1)
+		if after := e.awaitClaimsOfReplicas(t, ns, "0"); after["0"] != before["0"] {
+			t.Errorf("the claim of ordinal 0 is %s, want %s", after["0"], before["0"])
+		}
+		e.delete(t, set)
+		e.awaitEmpty(t, ns)
+		finish()
+	}
+	e.killAtEachWrite(t, run, "create *v1.ResourceClaim", "delete *v1.ResourceClaim", "patch *v1.ResourceClaim/status")
+}
+
+// The controller is killed before and after each kind of write while the claims of a PodGroup and of
+// a holder are released and allocated again. Its successor releases them.
+func TestRelease_controllerKilledBetweenAnyTwoWrites(t *testing.T) {
+	e := requireLWSTests(t)
+	if e.native {
+		t.Skip("admission refuses releases of PodGroups, and Kubernetes creates a PodGroup of its own for the Job")
+	}
+	run := func(t *testing.T, f *failingClient) {
+		ns := e.createNamespace(t, "release-crash")
+		finish := e.startSucceededController(t, f)
+		var pg *scheduling.PodGroup
+		eventually.Eventually(t, timeout, "the PodGroup is created", func() (err error) {
+			pg, err = e.createGroup(t.Context(), ns, "train")
+			return err
+		})
+		claim := fabricClaim(ns, "team")
+		claim.Annotations = map[string]string{scheduling.ReservedForAnnotation: "batch/jobs/train"}
+		e.createRetrying(t, claim)
+		release := map[string]string{
+			scheduling.ReleaseAnnotation: "OnCompletion,OnSuspension", scheduling.WorkloadAnnotation: "batch/jobs/train",
+		}
+		eventually.Eventually(t, timeout, "the PodGroup is annotated", func() error {
+			if err := e.client.Get(t.Context(), client.ObjectKeyFromObject(pg), pg); err != nil {
+				return err
+			}
+			return e.tryAnnotate(t, pg, release)
+		})
+		job := groupJob(ns)
+		team := corev1.PodResourceClaim{Name: "team", ResourceClaimName: &claim.Name}
+		job.Spec.Template.Spec.ResourceClaims = append(job.Spec.Template.Spec.ResourceClaims, team)
+		e.createRetrying(t, job)
+		for _, suspended := range []bool{true, false, true} {
+			if suspended {
+				e.awaitRunning(t, ns, 2)
+				e.awaitAllocated(t, ns, 2)
+			}
+			e.setSuspended(t, job, suspended)
+			if suspended {
+				e.awaitNoPods(t, ns)
+				e.awaitAllocated(t, ns, 0)
+			}
+		}
+		e.delete(t, job, pg, claim)
+		e.awaitEmpty(t, ns)
+		finish()
+	}
+	e.killAtEachWrite(t, run, "patch *v1.ResourceClaim/status")
+}
+
+// createRetrying creates an object although no controller may answer the webhooks.
+func (e *testEnv) createRetrying(t *testing.T, o client.Object) {
+	t.Helper()
+	eventually.Eventually(t, timeout, fmt.Sprintf("%T %s is created", o, o.GetName()), func() error {
+		return client.IgnoreAlreadyExists(e.client.Create(t.Context(), o))
+	})
+}
+
+// awaitAllocated waits until want claims of a namespace are allocated.
+func (e *testEnv) awaitAllocated(t *testing.T, ns string, want int) {
+	t.Helper()
+	e.awaitClaims(t, ns, fmt.Sprintf("%d claims are allocated", want), func(all []resourceapi.ResourceClaim) error {
+		allocated := 0
+		for i := range all {
+			if all[i].Status.Allocation != nil {
+				allocated++
+			}
+		}
+		if allocated != want {
+			return fmt.Errorf("%d of %d claims are", allocated, len(all))
+		}
+		return nil
+	})
+}
+
 // startSucceededController starts a controller that writes with f, and its successor when
 // it is killed. finish ends the one that runs.
 func (e *testEnv) startSucceededController(t *testing.T, f *failingClient) (finish func()) {

@@ -19,7 +19,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
-	"github.com/dra-shared/dra-driver-shared/internal/failpoint/failpointtest"
 	"github.com/dra-shared/dra-driver-shared/test/eventually"
 )
 
@@ -250,23 +249,7 @@ func TestJobSet_controllerKilledBetweenAnyTwoWrites(t *testing.T) {
 	stop := e.startController(t, nil) // it answers the webhook for JobSets
 	e.startJobSet(t)
 	stop()
-	recorded := newFailingClient(failpointtest.Point{})
-	e.runJobSet(t, recorded)
-	t.Logf("the controller makes %d writes: %v", recorded.killer.Total(), recorded.operations)
-	for _, operation := range []string{"create *v1.ResourceClaim", "delete *v1.ResourceClaim", "patch *v1.Pod"} {
-		if recorded.operations[operation] == 0 {
-			t.Errorf("the controller makes no write %q: does the client wrap every write?", operation)
-		}
-	}
-	for operation, count := range recorded.operations {
-		for n := 1; n <= min(count, 3); n++ {
-			for _, after := range []bool{false, true} {
-				c := newFailingClient(failpointtest.Point{Name: operation, N: n, After: after})
-				e.runJobSet(t, c)
-				t.Logf("killed the controller at write %d, %s, after it: %t: %t", n, operation, after, c.killedAt != "")
-			}
-		}
-	}
+	e.killAtEachWrite(t, e.runJobSet, "create *v1.ResourceClaim", "delete *v1.ResourceClaim", "patch *v1.Pod")
 }
 
 // runJobSet takes a JobSet from its creation, over a restart, to its deletion. When the controller is killed, another

@@ -31,7 +31,7 @@ import (
 
 // Two replicas of the controller admit the pods of a group in turn. No claim may get more
 // pods than it can be reserved for.
-func TestReplicas_admitThousandPods(t *testing.T) {
+func TestController_twoReplicasAdmitThousandPods(t *testing.T) {
 	e := requireTestEnv(t)
 	if e.native {
 		t.Skip("native mode has no shards")
