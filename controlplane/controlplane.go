@@ -42,6 +42,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
 	"github.com/dra-shared/dra-driver-shared/controlplane/endpoints"
 	"github.com/dra-shared/dra-driver-shared/controlplane/fabrics"
+	"github.com/dra-shared/dra-driver-shared/controlplane/metrics"
 	"github.com/dra-shared/dra-driver-shared/controlplane/mode"
 	"github.com/dra-shared/dra-driver-shared/controlplane/podgroups"
 	"github.com/dra-shared/dra-driver-shared/controlplane/report"
@@ -147,6 +148,12 @@ func New(ctx context.Context, config *rest.Config, o Options) (manager.Manager, 
 	}
 	m, err := newManager(config, o, rotator, leader)
 	if err != nil {
+		return nil, err
+	}
+	collector := &metrics.Collector{
+		Client: m.GetClient(), Mode: o.Mode, Clock: clock.RealClock{}, Registry: ctrlmetrics.Registry,
+	}
+	if err := m.Add(collector); err != nil {
 		return nil, err
 	}
 	if detected {

@@ -18,6 +18,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/api"
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
 	_ "github.com/dra-shared/dra-driver-shared/controlplane" // registers the metrics of the controller
+	"github.com/dra-shared/dra-driver-shared/controlplane/metrics"
 	"github.com/dra-shared/dra-driver-shared/driver"
 	"github.com/dra-shared/dra-driver-shared/driver/accelerator"
 	"github.com/dra-shared/dra-driver-shared/driver/fabric"
@@ -37,6 +38,11 @@ func metricsPage(string) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	states, err := describe(&metrics.Collector{}) // registered while a replica leads
+	if err != nil {
+		return "", err
+	}
+	controller = append(states, controller...)
 	isStandard := func(d metric) bool {
 		return strings.HasPrefix(d.name, "go_") || strings.HasPrefix(d.name, "process_")
 	}
@@ -49,7 +55,8 @@ func metricsPage(string) (string, error) {
 	m.metrics(slices.DeleteFunc(plugin, isStandard))
 	m.heading(2, "Controller")
 	m.paragraph("The controller serves its metrics at the chart's `controller.metricsAddress`, path `/metrics`. " +
-		"They are the metrics of controller-runtime and client-go.")
+		"Those with the prefix `dra_shared_` are those of the leading replica; " +
+		"the others are the metrics of controller-runtime and client-go.")
 	m.metrics(slices.DeleteFunc(controller, isStandard))
 	return m.String(), nil
 }
