@@ -210,6 +210,9 @@ profiles: prerequisites ## profile a plugin with 3,000 shares, and write docs/de
 bench-controlplane: prerequisites cluster-binaries bin/helm $(IMAGES) bin/dra-shared-controller ## measure writes per pod, time to reservation, and memory for 10,000 pods in both modes, and write docs/dev/scale.md [15 min]
 	@test/controlplane/bench.sh
 
+bench-memory: prerequisites cluster-binaries bin/helm $(IMAGES) bin/dra-shared-controller ## measure the controller's memory with 150,000 claims of other drivers, and write that section of docs/dev/scale.md [CLAIMS=150000] [5 min]
+	@CONTROLPLANE_CLAIMS=$(CLAIMS) test/controlplane/memory.sh
+
 ##@ Checks
 
 lint: bin/golangci-lint $(LINT_CHECKS) ## check style, and which package imports which [1 min]
@@ -470,6 +473,6 @@ help: ## print this list
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-zA-Z0-9_-]+:.*## / {printf "  %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: kind-demo kind-up kind-down kind-binaries prerequisites-kind test-kind demo demo-groups demo-jobset demo-addresses cluster-up cluster-down install reload test test-build test-unit test-packages test-classify test-crash \
-  test-fuzz test-controlplane test-jobset test-lws test-kueue test-matrix lab lab-test lab-up lab-stories test-lab lab-build e2e test-runtimes test-kubelets bench bench-check bench-node profiles bench-controlplane lint lint-words lint-lines lint-headers fix-headers \
+  test-fuzz test-controlplane test-jobset test-lws test-kueue test-matrix lab lab-test lab-up lab-stories test-lab lab-build e2e test-runtimes test-kubelets bench bench-check bench-node profiles bench-controlplane bench-memory lint lint-words lint-lines lint-headers fix-headers \
   generate generate-check chart-check build image image-archives image-docker dockerfile-check previous-release cluster-binaries \
   prerequisites prerequisites-clang prerequisites-dhcp prerequisites-lab help

@@ -80,9 +80,9 @@ func foreignClaim(i int) *resourceapi.ResourceClaim {
 	return claim
 }
 
-// maxForeignClaim is the memory that the cache may need for a claim of another driver, in bytes: 150,000 claims need at
-// most 180 MB then.
-const maxForeignClaim = 1200
+// maxForeignClaim is the memory that the cache may need for a claim of another driver, in bytes, without
+// indexes: 150,000 claims need at most 105 MB then.
+const maxForeignClaim = 700
 
 func TestClaim_memoryOfForeignClaims(t *testing.T) {
 	const n = 2000
@@ -137,7 +137,7 @@ func TestClaim_keepsWhatTheControllerReads(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := claim.DeepCopy()
-	want.GenerateName, want.Labels, want.Finalizers, want.ManagedFields = "", nil, nil, nil
+	want.GenerateName, want.Labels, want.Finalizers, want.ManagedFields, want.OwnerReferences = "", nil, nil, nil, nil
 	delete(want.Annotations, "resource.kubernetes.io/pod-claim-name")
 	want.Spec.Devices.Config = []resourceapi.DeviceClaimConfiguration{parameters}
 	want.Spec.Devices.Requests[0].Exactly.Selectors, want.Spec.Devices.Requests[0].Exactly.Count = nil, 0
@@ -146,6 +146,14 @@ func TestClaim_keepsWhatTheControllerReads(t *testing.T) {
 	want.Status.Devices = want.Status.Devices[1:]
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("trimmed claim (-want +got):\n%s", diff)
+	}
+
+	ofJob := foreignClaim(1)
+	ofJob.OwnerReferences[0].APIVersion, ofJob.OwnerReferences[0].Kind = "batch/v1", "Job"
+	got, err = Claim(driver)(ofJob.DeepCopy())
+	if trimmed, ok := got.(*resourceapi.ResourceClaim); err != nil || !ok ||
+		!cmp.Equal(trimmed.OwnerReferences, ofJob.OwnerReferences) {
+		t.Errorf("claim of a Job: error %v, trimmed %+v", err, got)
 	}
 
 	generated := foreignClaim(1)

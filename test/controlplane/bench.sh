@@ -6,6 +6,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 results=$(mktemp)
+# make bench-memory writes this section, the last one.
+memory=$(sed -n '/^## Memory with claims of other drivers/,$p' docs/dev/scale.md)
 for gates in default all; do
   CONTROLPLANE=1 CONTROLPLANE_BENCH=1 CONTROLPLANE_GATES=$gates go test -v -count=1 -timeout 60m ./test/controlplane -run TestController_measuresManyPods | tee >(cat >&2) |
     sed -n '/^## /,/^--- /p' | grep -vE '^(---|[IEW][0-9]{4} )' >>"$results"
@@ -22,5 +24,6 @@ tables explains the writes.
 
 EOF
   cat "$results" test/controlplane/scale-notes.md
+  [ -z "$memory" ] || printf '\n%s\n' "$memory"
 } >docs/dev/scale.md
 rm -f "$results"

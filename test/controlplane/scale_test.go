@@ -82,7 +82,8 @@ func (e *testEnv) startControllerProcess(t *testing.T) *os.Process {
 		_ = c.Wait() // it was killed
 	})
 	ns := e.createNamespace(t, "ready")
-	eventually.Eventually(t, timeout, "admission works", func() error {
+	// In a cluster with many claims, the caches are filled only after a while.
+	eventually.Eventually(t, 5*time.Minute, "admission works", func() error {
 		if _, err := e.createGroup(t.Context(), ns, "ready"); err != nil {
 			return err
 		}
