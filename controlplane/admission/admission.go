@@ -6,7 +6,7 @@
 //
 //   - join.go: a pod of a PodGroup gets the PodGroup's claims, because a pod's
 //     reference to a claim template cannot change after the pod is created.
-//   - jobs.go, joinsharer.go, joinreplica.go: the same for the claims of a Job or a replica,
+//   - jobs.go, joinlisted.go, joinreplica.go: the same for the claims of a Job or a replica,
 //     which are validated when the Job, CronJob, JobSet, StatefulSet, or LeaderWorkerSet is
 //     created.
 //   - queues.go: workloads of Kueue whose pods share claims.
@@ -97,7 +97,7 @@ func (p *Pods) complete(ctx context.Context, pod *corev1.Pod, request string) ([
 	if err != nil {
 		return warnings, err
 	}
-	shared, jobWarnings, err := p.joinSharer(ctx, pod, request)
+	shared, jobWarnings, err := p.joinListed(ctx, pod, request)
 	warnings = append(warnings, jobWarnings...)
 	if err != nil {
 		return warnings, err

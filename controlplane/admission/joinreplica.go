@@ -20,7 +20,7 @@ import (
 
 // replicaOf returns the replica of the pod: that of its StatefulSet, or, for a worker of a
 // LeaderWorkerSet, that of its leader. The template of that StatefulSet has the same annotation.
-func (p *Pods) replicaOf(ctx context.Context, pod *corev1.Pod, value string) (*sharer, error) {
+func (p *Pods) replicaOf(ctx context.Context, pod *corev1.Pod, value string) (*claimList, error) {
 	controller := metav1.GetControllerOfNoCopy(pod)
 	if !isStatefulSet(controller) {
 		return nil, deniedReplica("only pods of StatefulSets and LeaderWorkerSets share claims of a replica: " +
@@ -54,7 +54,7 @@ func (p *Pods) replicaOf(ctx context.Context, pod *corev1.Pod, value string) (*s
 	if err != nil {
 		return nil, denied("StatefulSet %q: %w", set.Name, err)
 	}
-	return &sharer{
+	return &claimList{
 		annotation: scheduling.ReplicaClaimsAnnotation, kind: "StatefulSet", name: set.Name,
 		owner: podgroups.ReplicaOwner(pod.Namespace, set.Name, set.UID, replica), entries: entries,
 	}, nil

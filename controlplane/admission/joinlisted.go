@@ -22,9 +22,9 @@ import (
 	"github.com/dra-shared/dra-driver-shared/controlplane/podgroups"
 )
 
-// sharer is a Job, or a replica of a StatefulSet, whose claims a pod shares because its
-// annotation lists them.
-type sharer struct {
+// claimList has the claims that the annotation of a pod lists, and their owner: a Job, or a
+// replica of a StatefulSet. The pod shares the claims with the other pods of the owner.
+type claimList struct {
 	// annotation is the name of the annotation.
 	annotation string
 	// kind and name are those of the Job or StatefulSet.
@@ -33,62 +33,62 @@ type sharer struct {
 	entries    []scheduling.JobClaim
 }
 
-// jobClaim is a claim of a sharer that a pod shares.
+// jobClaim is a claim of a claimList.
 type jobClaim struct {
 	scheduling.JobClaim
 	spec *resourceapi.ResourceClaimSpec
 }
 
-// joinSharer adds the claims of its Job or replica to a pod that inherited the annotation
+// joinListed adds the listed claims of its Job or replica to a pod that inherited the annotation
 // job-claims or replica-claims, and returns those that the pod shares, by their names.
-func (p *Pods) joinSharer(ctx context.Context, pod *corev1.Pod, request string) (map[string]jobClaim, []string, error) {
-	s, err := p.sharerOf(ctx, pod)
-	if err != nil || s == nil {
+func (p *Pods) joinListed(ctx context.Context, pod *corev1.Pod, request string) (map[string]jobClaim, []string, error) {
+	list, err := p.claimListOf(ctx, pod)
+	if err != nil || list == nil {
 		return nil, nil, err
 	}
-	if uid := pod.Labels[scheduling.GroupUIDLabel]; uid != "" && uid != string(s.owner.UID) {
+	if uid := pod.Labels[scheduling.GroupUIDLabel]; uid != "" && uid != string(list.owner.UID) {
 		return nil, nil, denied("metadata.annotations[%q]: the pod is in a PodGroup as well, by the annotation %s or by "+
 			"spec.schedulingGroup: remove one of them from the template of %s %q",
-			s.annotation, scheduling.GroupAnnotation, s.kind, s.name)
+			list.annotation, scheduling.GroupAnnotation, list.kind, list.name)
 	}
 	shared, sharded := map[string]jobClaim{}, false
 	var warnings []string
-	for _, entry := range s.entries {
-		claim, err := p.jobClaim(ctx, pod.Namespace, s.annotation, entry)
+	for _, entry := range list.entries {
+		claim, err := p.jobClaim(ctx, pod.Namespace, list.annotation, entry)
 		if err != nil {
 			return nil, warnings, err
 		}
 		shard := 0
 		name, exists := podClaimName(pod, entry.Name)
-		_, joined := claims.ShardNumber(s.owner, entry.Name, name)
+		_, joined := claims.ShardNumber(list.owner, entry.Name, name)
 		switch {
 		case joined: // by an earlier call, or in the pod that this one copies
 		case exists:
 			warnings = append(warnings, fmt.Sprintf("spec.resourceClaims %q overrides the claim of that name of %s %q",
-				entry.Name, s.kind, s.name))
+				entry.Name, list.kind, list.name))
 			continue
 		default:
 			if claims.RequestsFabric(claim.spec, p.Driver) {
 				sharded = true
-				first := claims.Name(s.owner, entry.Name, 0)
+				first := claims.Name(list.owner, entry.Name, 0)
 				shard, err = p.Shards.assign(ctx, shardQuestion{Namespace: pod.Namespace, Claim: first, Request: request})
 				if err != nil {
 					return nil, warnings, err
 				}
 			}
 			pod.Spec.ResourceClaims = append(pod.Spec.ResourceClaims, corev1.PodResourceClaim{
-				Name: entry.Name, ResourceClaimName: ptr.To(claims.Name(s.owner, entry.Name, shard)),
+				Name: entry.Name, ResourceClaimName: ptr.To(claims.Name(list.owner, entry.Name, shard)),
 			})
 		}
 		addToContainers(&pod.Spec, entry)
 		shared[entry.Name] = claim
 	}
-	markSharing(pod, s.owner.UID, request, sharded)
+	markSharing(pod, list.owner.UID, request, sharded)
 	return shared, warnings, nil
 }
 
-// sharerOf returns the Job or replica whose claims the pod shares, or nil.
-func (p *Pods) sharerOf(ctx context.Context, pod *corev1.Pod) (*sharer, error) {
+// claimListOf returns the claims that the annotation of a pod lists, or nil.
+func (p *Pods) claimListOf(ctx context.Context, pod *corev1.Pod) (*claimList, error) {
 	ofJob, hasJobClaims := pod.Annotations[scheduling.JobClaimsAnnotation]
 	ofReplica, hasReplicaClaims := pod.Annotations[scheduling.ReplicaClaimsAnnotation]
 	hasJobClaims, hasReplicaClaims = hasJobClaims && p.JobClaims, hasReplicaClaims && p.ReplicaClaims
@@ -105,7 +105,7 @@ func (p *Pods) sharerOf(ctx context.Context, pod *corev1.Pod) (*sharer, error) {
 }
 
 // jobOf returns the Job that created the pod, whose template has the same annotation.
-func (p *Pods) jobOf(ctx context.Context, pod *corev1.Pod, value string) (*sharer, error) {
+func (p *Pods) jobOf(ctx context.Context, pod *corev1.Pod, value string) (*claimList, error) {
 	controller := metav1.GetControllerOfNoCopy(pod)
 	if controller == nil || controller.Kind != "Job" || controller.APIVersion != batchv1.SchemeGroupVersion.String() {
 		return nil, denied("metadata.annotations[%q]: only pods of Jobs share claims of a Job: remove the annotation; "+
@@ -123,7 +123,7 @@ func (p *Pods) jobOf(ctx context.Context, pod *corev1.Pod, value string) (*share
 	if err != nil {
 		return nil, denied("Job %q: %w", job.Name, err)
 	}
-	return &sharer{
+	return &claimList{
 		annotation: scheduling.JobClaimsAnnotation, kind: "Job", name: job.Name,
 		owner: podgroups.JobOwner(pod.Namespace, job.Name, job.UID), entries: entries,
 	}, nil
