@@ -13,7 +13,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -56,24 +55,6 @@ func JobClaims(template *corev1.PodTemplateSpec) ([]scheduling.JobClaim, error) 
 	return listedClaims(template, scheduling.JobClaimsAnnotation, scheduling.ParseJobClaims)
 }
 
-// listedClaims returns the claims that an annotation of a template of pods lists, without
-// those that a claim of the pods overrides.
-func listedClaims(
-	template *corev1.PodTemplateSpec, annotation string,
-	parse func(string, *field.Path) ([]scheduling.JobClaim, field.ErrorList),
-) ([]scheduling.JobClaim, error) {
-	value, ok := template.Annotations[annotation]
-	if !ok {
-		return nil, nil
-	}
-	jobClaims, errs := parse(value, field.NewPath("spec", "template", "metadata", "annotations").Key(annotation))
-	return slices.DeleteFunc(jobClaims, func(j scheduling.JobClaim) bool {
-		return slices.ContainsFunc(template.Spec.ResourceClaims, func(c corev1.PodResourceClaim) bool {
-			return c.Name == j.Name
-		})
-	}), errs.ToAggregate()
-}
-
 // Reconcile reconciles the claims of the Job of that name. It also releases the claims of
 // earlier Jobs of the same name.
 func (r *JobReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
@@ -100,16 +81,6 @@ func (r *JobReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.R
 	err = r.reconcileJob(ctx, &job, g, jobClaims)
 	r.reportProblems(&job, g)
 	return ctrl.Result{RequeueAfter: g.retryInterval()}, err
-}
-
-// reportProblems emits an event on the owner of the group's claims for each problem.
-func (r *Reconciler) reportProblems(owner client.Object, g *group) {
-	for _, s := range g.sharedClaims {
-		if s.problem != nil {
-			r.Events.Eventf(owner, nil, corev1.EventTypeWarning, scheduling.ReasonClaimMissing,
-				scheduling.EventActionClaims, "%s", s.problem.Error())
-		}
-	}
 }
 
 // reconcileJob performs the steps that the Job needs in its current state. It leaves in
@@ -145,27 +116,6 @@ func hasEnded(job *batchv1.Job) bool {
 	return slices.ContainsFunc(job.Status.Conditions, func(c batchv1.JobCondition) bool {
 		return (c.Type == batchv1.JobComplete || c.Type == batchv1.JobFailed) && c.Status == corev1.ConditionTrue
 	})
-}
-
-// releaseClaims deletes the shards of the released claims. Pods that run keep them until they
-// end, by entries of their own.
-func (r *Reconciler) releaseClaims(ctx context.Context, g *group, released []*sharedClaim) error {
-	var errs error
-	for _, s := range released {
-		for n, claim := range s.shards {
-			errs = errors.Join(errs, r.releaseOwnedClaim(ctx, claim, g.UID, g.waitingUsers(s, n)...))
-		}
-	}
-	return errs
-}
-
-// releaseOwnedClaim deletes a claim that was generated for the owner with that UID. waiting
-// are pods without a node that have entries.
-func (r *Reconciler) releaseOwnedClaim(
-	ctx context.Context, claim *resourceapi.ResourceClaim, uid types.UID, waiting ...types.UID,
-) error {
-	return errors.Join(r.writer().Delete(ctx, claim),
-		r.writer().Apply(ctx, claim, claims.ReleaseChange(claim, uid, false, waiting...)))
 }
 
 // suspend releases the devices of a suspended Job, whose pods Kubernetes deletes. The
@@ -205,61 +155,6 @@ func (r *JobReconciler) readJob(
 	return g, r.readListedClaims(ctx, g, jobClaims, owned)
 }
 
-// readListedClaims reads the claims that an annotation lists. Their shards are among the
-// owned claims.
-func (r *Reconciler) readListedClaims(
-	ctx context.Context, g *group, listed []scheduling.JobClaim, owned []*resourceapi.ResourceClaim,
-) error {
-	for i := range listed {
-		c := scheduling.PodGroupResourceClaim{
-			Name: listed[i].Name, ResourceClaimTemplateName: listed[i].ResourceClaimTemplateName,
-		}
-		s, err := r.readGeneratedClaim(ctx, g, c, owned)
-		if err != nil {
-			return err
-		}
-		if template := listed[i].Template(); template != nil {
-			s.template = template
-		}
-		g.sharedClaims = append(g.sharedClaims, s)
-	}
-	return nil
-}
-
-// releaseFormerOwners deletes the claims of owners of one kind that had this name and no longer
-// exist. Their deletion does not wait for the controller, which adds no finalizer to them. uid
-// is the UID of the object that has the name in the cache, if there is one. index finds the
-// claims by the names of their owners, ownerOf returns the owner, and current is an empty object
-// of the kind.
-func (r *Reconciler) releaseFormerOwners(
-	ctx context.Context, name types.NamespacedName, uid types.UID, index string,
-	ownerOf func(*resourceapi.ResourceClaim) *claims.Owner, current client.Object,
-) error {
-	var generated resourceapi.ResourceClaimList
-	if err := r.Client.List(ctx, &generated, client.InNamespace(name.Namespace),
-		client.MatchingFields{index: name.Name}); err != nil {
-		return err
-	}
-	for i := range generated.Items {
-		claim := &generated.Items[i]
-		owner := ownerOf(claim)
-		if owner == nil || owner.UID == uid {
-			continue
-		}
-		// The cache of owners may be older than that of claims.
-		if err := r.APIReader.Get(ctx, name, current); client.IgnoreNotFound(err) != nil {
-			return err
-		}
-		if current.GetUID() == owner.UID {
-			continue
-		}
-		if err := r.releaseOwnedClaim(ctx, claim, owner.UID); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // releaseFormerJobs deletes the claims of Jobs that had this name; see releaseFormerOwners.
 func (r *JobReconciler) releaseFormerJobs(ctx context.Context, name types.NamespacedName, uid types.UID) error {
 	return r.releaseFormerOwners(ctx, name, uid, indexJob, jobOwnerOf, &batchv1.Job{})
@@ -268,37 +163,6 @@ func (r *JobReconciler) releaseFormerJobs(ctx context.Context, name types.Namesp
 // jobOwnerOf returns the Job for which the claim was generated, or nil.
 func jobOwnerOf(claim *resourceapi.ResourceClaim) *claims.Owner {
 	return ownerOfKind(claim, JobOwner(claim.Namespace, "", ""))
-}
-
-// ownerOfKind returns the object for which the claim was generated if it is of the kind of an
-// owner without name and UID, or nil. The claim names the object in its owner reference, or,
-// if a user has deleted the object without its dependents, in its entry. The hash in the
-// claim's name is the proof.
-func ownerOfKind(claim *resourceapi.ResourceClaim, kind claims.Owner) *claims.Owner {
-	name, ok := claim.Annotations[scheduling.ClaimAnnotation]
-	if !ok {
-		return nil
-	}
-	named := func(name string, uid types.UID) claims.Owner {
-		kind.Name, kind.UID, kind.Replica = name, uid, claim.Annotations[scheduling.ReplicaAnnotation]
-		return kind
-	}
-	var candidates []claims.Owner
-	if c := metav1.GetControllerOf(claim); c != nil && c.APIVersion == kind.GroupVersion().String() &&
-		c.Kind == kind.Kind {
-		candidates = append(candidates, named(c.Name, c.UID))
-	}
-	for _, e := range claim.Status.ReservedFor {
-		if e.APIGroup == kind.Group && e.Resource == kind.Resource {
-			candidates = append(candidates, named(e.Name, e.UID))
-		}
-	}
-	for _, owner := range candidates {
-		if _, ok := claims.ShardNumber(owner, name, claim.Name); ok {
-			return &owner
-		}
-	}
-	return nil
 }
 
 // SetupWithManager registers the controller with the manager, which starts it. It needs
@@ -316,44 +180,6 @@ func jobIndexes() []index {
 	return []index{
 		{&resourceapi.ResourceClaim{}, indexJob, ownerNames(jobOwnerOf)},
 		{&batchv1.Job{}, indexJobTemplate, templateNames(JobClaims)},
-	}
-}
-
-// templateNames returns a function that returns the names of the ResourceClaimTemplates to
-// which the claims refer that the pod template of an object lists. It returns none if the
-// list is invalid.
-func templateNames(claimsOf func(*corev1.PodTemplateSpec) ([]scheduling.JobClaim, error)) client.IndexerFunc {
-	return func(o client.Object) (names []string) {
-		template := podTemplate(o)
-		if template == nil {
-			return nil
-		}
-		listed, err := claimsOf(template)
-		if err != nil {
-			return nil
-		}
-		for _, c := range listed {
-			if c.ResourceClaimTemplateName != nil {
-				names = append(names, *c.ResourceClaimTemplateName)
-			}
-		}
-		return names
-	}
-}
-
-// ownerNames returns a function that returns the name of the object for which a claim was
-// generated.
-func ownerNames(ownerOf func(*resourceapi.ResourceClaim) *claims.Owner) client.IndexerFunc {
-	return func(o client.Object) []string {
-		claim, ok := o.(*resourceapi.ResourceClaim)
-		if !ok {
-			return nil
-		}
-		owner := ownerOf(claim)
-		if owner == nil {
-			return nil
-		}
-		return []string{owner.Name}
 	}
 }
 

@@ -4,7 +4,8 @@
 // Package podgroups reconciles PodGroups: it generates their claims, reserves the
 // claims for the group and its pods, releases them when the group is deleted, and
 // reports the result in the conditions of the PodGroup. It does the same for Jobs whose
-// pods share claims (jobs.go), and for replicas (replicas.go).
+// pods share claims (jobs.go), and for replicas (replicas.go); listedclaims.go has what
+// both need.
 //
 // The controller keeps no state of its own. Each step is one write that follows from
 // the objects which the controller has read, so that after a crash between any two

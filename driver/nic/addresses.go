@@ -87,14 +87,14 @@ func (k *Kind) Reserve(
 	if err != nil {
 		return err
 	}
-	owner := ownerOf(r.ClaimUID, share.Name, reserved.Namespace.Cookie, r.Pod)
 	link := attach.Link{
 		Parent: d.nic.Index, MAC: macOf(share, r, reserved.Namespace.Cookie).String(), Network: d.network.Name,
 	}
 	request := ipam.Request{
 		Pools: p.AddressPools, Network: d.network.Name, Reserved: addrsOf(static),
-		PodNamespace: r.Pod.Namespace, Owner: owner,
-		Keep: ptr.Deref(p.KeepAddresses, false), Pod: r.Pod.Name, Interface: p.InterfaceName,
+		PodNamespace: r.Pod.Namespace,
+		Owner:        ownerOf(r.ClaimUID, share.Name, reserved.Namespace.Cookie, r.Pod),
+		Keep:         ptr.Deref(p.KeepAddresses, false), Pod: r.Pod.Name, Interface: p.InterfaceName,
 	}
 	assign := func(assigned ipam.Assignment) (err error) {
 		link.Addresses, link.Nameservers = nil, nil
@@ -109,23 +109,35 @@ func (k *Kind) Reserve(
 		}
 		return write(reserved)
 	}
+	return k.assignUnused(ctx, d, request, usedIn(records), assign, func() (addressOwners, error) {
+		return k.refusedAddresses(ctx, d, link, static)
+	})
+}
+
+// assignUnused assigns the addresses of a request, and others as long as hosts on the network have
+// them. refused returns those of the assigned addresses that hosts have.
+func (k *Kind) assignUnused(
+	ctx context.Context, d *device, request ipam.Request, used func() (ipam.Used, error),
+	assign func(ipam.Assignment) error, refused func() (addressOwners, error),
+) error {
+	network := d.network.Name
 	for {
-		if err := k.addresses.Assign(ctx, request, usedIn(records), assign); err != nil {
+		if err := k.addresses.Assign(ctx, request, used, assign); err != nil {
 			return err
 		}
-		found, err := k.refusedAddresses(ctx, d, link, static)
+		found, err := refused()
 		if err != nil || len(found) == 0 {
 			return err
 		}
 		if request.Keep {
 			return fmt.Errorf("keepAddresses: another host on the network has an address that pod %s/%s keeps: %s on "+
-				"network %s: change that host", r.Pod.Namespace, r.Pod.Name, found, link.Network)
+				"network %s: change that host", request.PodNamespace, request.Pod, found, network)
 		}
 		klog.FromContext(ctx).Info("Other hosts on the network have addresses of the pool; assigning others",
-			"network", link.Network, "hosts", found.String())
-		k.avoid(link.Network, found)
+			"network", network, "hosts", found.String())
+		k.avoid(network, found)
 		for address := range found {
-			k.addresses.Release(owner, ipam.Address{Network: link.Network, IP: address})
+			k.addresses.Release(request.Owner, ipam.Address{Network: network, IP: address})
 		}
 	}
 }

@@ -66,39 +66,14 @@ func (k *Kind) Attach(
 		return attached, err
 	}
 	defer conn.Close()
-	cookie, err := conn.Cookie()
+	spec, reserved, err := k.planLink(ctx, d, share, r, sandbox, conn)
 	if err != nil {
 		return attached, err
 	}
-	if cookie == k.node.Cookie() {
-		return attached, errors.New(
-			"the pod uses the node's network (hostNetwork): a share of a NIC cannot be attached to it",
-		)
-	}
-	spec, err := linkSpec(d, share, macOf(share, r, cookie))
-	if err != nil {
-		return attached, err
-	}
-	found, err := d.refuseDuplicates(ctx, spec.MAC, spec.Addresses)
-	if err != nil {
-		return attached, err
-	}
-	if len(found) > 0 {
-		return attached, fmt.Errorf("addresses: another host on the network has the address: %s on network %s: "+
-			"change that host or the claim", found, d.network.Name)
-	}
-	reserved, err := addReserved(&spec, sandbox.Reserved) // Reserve has asked for these addresses
-	if err != nil {
-		return attached, err
-	}
-	if spec.Leases && sandbox.Packet == nil {
-		return attached, driver.ErrPacketNeeded
-	}
-	leasedRoutes := []netdev.Route(nil)
+	var leasedRoutes []netdev.Route
 	if spec.Leases {
 		leasedRoutes, spec.Routes = splitRoutes(spec.Routes)
 	}
-	spec.Alias = alias(r.Pod, share)
 	a, err := k.node.Attach(netdev.PodNamespace{File: sandbox.Namespace, Socket: conn}, spec)
 	if errors.Is(err, shape.ErrQueuesMissing) {
 		return attached, fmt.Errorf("on %s: %w; %w", d.nic.Name, err, driver.ErrRetryAttach)
@@ -123,6 +98,41 @@ func (k *Kind) Attach(
 	klog.FromContext(ctx).V(4).Info("Created link", "device", share.Device, "link", link.Name, "mac", link.MAC,
 		"addresses", link.Sources, "class", spec.Minor)
 	return attached, nil
+}
+
+// planLink returns what the link of a share gets, and what Reserve has recorded for it. It refuses
+// addresses that another host on the network has.
+func (k *Kind) planLink(
+	ctx context.Context, d *device, share record.Share, r attach.Request, sandbox driver.Sandbox, conn *rtnl.Conn,
+) (spec netdev.LinkSpec, reserved attach.Link, err error) {
+	cookie, err := conn.Cookie()
+	if err != nil {
+		return spec, reserved, err
+	}
+	if cookie == k.node.Cookie() {
+		return spec, reserved, errors.New(
+			"the pod uses the node's network (hostNetwork): a share of a NIC cannot be attached to it",
+		)
+	}
+	if spec, err = linkSpec(d, share, macOf(share, r, cookie)); err != nil {
+		return spec, reserved, err
+	}
+	found, err := d.refuseDuplicates(ctx, spec.MAC, spec.Addresses)
+	if err != nil {
+		return spec, reserved, err
+	}
+	if len(found) > 0 {
+		return spec, reserved, fmt.Errorf("addresses: another host on the network has the address: %s on network %s: "+
+			"change that host or the claim", found, d.network.Name)
+	}
+	spec.Alias = alias(r.Pod, share)
+	if reserved, err = addReserved(&spec, sandbox.Reserved); err != nil { // Reserve has asked for these addresses
+		return spec, reserved, err
+	}
+	if spec.Leases && sandbox.Packet == nil {
+		err = driver.ErrPacketNeeded
+	}
+	return spec, reserved, err
 }
 
 // sysctlsOf returns the kernel parameters that the hook sets for the link of a share: netlink
