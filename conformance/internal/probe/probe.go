@@ -1,7 +1,7 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package probe is the program that the containers of the suite's pods run. It tells what
+// Package probe is the program that the containers of the suite's pods run. It reports what
 // a container has, serves and opens connections, and opens device nodes. Results are
 // written to the termination message, so that the suite needs no access to the kubelet.
 package probe
