@@ -10,6 +10,8 @@ import (
 
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
+
+	"github.com/dra-shared/dra-driver-shared/netdev/packetsocket"
 )
 
 // open returns a packet socket for the frames of the family on a NIC.
@@ -30,8 +32,8 @@ func (f family) open(nic NIC) (*os.File, error) {
 
 func (f family) configure(fd int, nic NIC) error {
 	if !f.is4 {
-		if err := setFilter(fd, neighborDiscovery); err != nil {
-			return os.NewSyscallError("set filter", err)
+		if err := packetsocket.SetFilter(fd, neighborDiscovery); err != nil {
+			return err
 		}
 	}
 	if f.group != nil {
@@ -41,8 +43,7 @@ func (f family) configure(fd int, nic NIC) error {
 			return os.NewSyscallError("join group", err)
 		}
 	}
-	protocol := f.etherType<<8 | f.etherType>>8 // in network byte order
-	return os.NewSyscallError("bind", unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: protocol, Ifindex: nic.Index}))
+	return packetsocket.Bind(fd, f.etherType, nic.Index)
 }
 
 // neighborDiscovery is a filter that accepts what parseNeighborDiscovery parses, so that
@@ -55,17 +56,4 @@ var neighborDiscovery = []bpf.Instruction{
 	bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: icmpv6Advertisement, SkipTrue: 1},
 	bpf.RetConstant{Val: maxFrame},
 	bpf.RetConstant{Val: 0},
-}
-
-func setFilter(fd int, program []bpf.Instruction) error {
-	raw, err := bpf.Assemble(program)
-	if err != nil {
-		return err
-	}
-	filter := make([]unix.SockFilter, len(raw))
-	for i, r := range raw {
-		filter[i] = unix.SockFilter{Code: r.Op, Jt: r.Jt, Jf: r.Jf, K: r.K}
-	}
-	return unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER,
-		&unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]})
 }

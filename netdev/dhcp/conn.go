@@ -15,6 +15,8 @@ import (
 	"github.com/insomniacslk/dhcp/dhcpv4"
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
+
+	"github.com/dra-shared/dra-driver-shared/netdev/packetsocket"
 )
 
 var broadcast = net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
@@ -54,12 +56,11 @@ func newConn(fd, index int) (*Conn, error) {
 	if err := unix.SetNonblock(fd, true); err != nil { // before os.NewFile, which then supports deadlines
 		return nil, os.NewSyscallError("set nonblocking", err)
 	}
-	if err := setFilter(fd, answers); err != nil {
-		return nil, os.NewSyscallError("set filter", err)
+	if err := packetsocket.SetFilter(fd, answers); err != nil {
+		return nil, err
 	}
-	address := &unix.SockaddrLinklayer{Protocol: networkOrder(unix.ETH_P_IP), Ifindex: index}
-	if err := unix.Bind(fd, address); err != nil {
-		return nil, os.NewSyscallError("bind to the link", err)
+	if err := packetsocket.Bind(fd, unix.ETH_P_IP, index); err != nil {
+		return nil, err
 	}
 	file := os.NewFile(uintptr(fd), "dhcp")
 	raw, err := file.SyscallConn()
@@ -68,8 +69,6 @@ func newConn(fd, index int) (*Conn, error) {
 	}
 	return &Conn{file: file, raw: raw, index: index, to: broadcast, macs: map[netip.Addr]net.HardwareAddr{}}, nil
 }
-
-func networkOrder(protocol uint16) uint16 { return protocol<<8 | protocol>>8 }
 
 // answers is a filter that accepts UDP datagrams to the port of DHCP clients.
 var answers = []bpf.Instruction{
@@ -82,19 +81,6 @@ var answers = []bpf.Instruction{
 	bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: dhcpv4.ClientPort, SkipTrue: 1},
 	bpf.RetConstant{Val: 1 << 16},
 	bpf.RetConstant{Val: 0},
-}
-
-func setFilter(fd int, program []bpf.Instruction) error {
-	raw, err := bpf.Assemble(program)
-	if err != nil {
-		return err
-	}
-	filter := make([]unix.SockFilter, len(raw))
-	for i, r := range raw {
-		filter[i] = unix.SockFilter{Code: r.Op, Jt: r.Jt, Jf: r.Jf, K: r.K}
-	}
-	return unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER,
-		&unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]})
 }
 
 // sendTo makes the connection send packets to a MAC address, until the next call.
@@ -159,8 +145,7 @@ func (c *Conn) WriteTo(packet []byte, _ net.Addr) (int, error) {
 }
 
 func (c *Conn) send(packet []byte, protocol uint16, to net.HardwareAddr) (err error) {
-	address := &unix.SockaddrLinklayer{Protocol: networkOrder(protocol), Ifindex: c.index, Halen: uint8(len(to))}
-	copy(address.Addr[:], to)
+	address := packetsocket.Address(protocol, c.index, to)
 	rawErr := c.raw.Write(func(fd uintptr) bool {
 		err = unix.Sendto(int(fd), packet, 0, address)
 		return !errors.Is(err, unix.EAGAIN)
