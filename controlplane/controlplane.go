@@ -251,9 +251,13 @@ func addWebhooks(ctx context.Context, m manager.Manager, o Options, leader *admi
 	if o.Kueue {
 		handlers["/queues"] = &admission.Queues{APIReader: m.GetAPIReader(), DeviceClasses: o.KueueDeviceClasses}
 	}
+	denials, err := admission.NewDenials(ctrlmetrics.Registry)
+	if err != nil {
+		return err
+	}
 	m.GetWebhookServer().Register(admission.ShardsPath, shards)
 	for path, handler := range handlers {
-		m.GetWebhookServer().Register(path, &webhook.Admission{Handler: handler})
+		m.GetWebhookServer().Register(path, &webhook.Admission{Handler: denials.Count(handler)})
 	}
 	return nil
 }

@@ -16,6 +16,7 @@
 //   - templates.go: a template of pods keeps the name of its PodGroup in an
 //     annotation, for clusters that drop the field.
 //   - parameters.go: parameters pass the same validation as on the node.
+//   - denial.go: the reasons for denials, which a metric counts.
 //   - shards.go: counts pods per claim, to choose the claim of the next pod.
 //   - leader.go: lets the leading replica choose it.
 //
@@ -26,7 +27,6 @@ package admission
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"net/http"
@@ -133,21 +133,6 @@ func (p *Pods) unknownAnnotations(pod *corev1.Pod) (warnings []string) {
 	return warnings
 }
 
-// deniedError is an error that the user can correct, or that goes away without action by
-// the controller.
-type deniedError struct{ error }
-
-func denied(format string, args ...any) error { return deniedError{fmt.Errorf(format, args...)} }
-
-// errorResponse denies the request if err is a deniedError. Otherwise it reports
-// an internal error, after which the API server lets the client retry.
-func errorResponse(err error, warnings []string) admission.Response {
-	if errors.As(err, new(deniedError)) {
-		return admission.Denied(err.Error()).WithWarnings(warnings...)
-	}
-	return admission.Errored(http.StatusInternalServerError, err)
-}
-
 // patchResponse allows the request with the difference between two states of an
 // object as the patch. Fields that the API types of this release lack are in
 // neither state, and stay as they are.
@@ -180,12 +165,13 @@ func (p *Pods) joinPodGroup(
 	case apierrors.IsNotFound(err) && !annotated:
 		return nil, p.warnUnlessNativePodGroup(ctx, pod, name), nil
 	case apierrors.IsNotFound(err):
-		return nil, nil, denied("PodGroup %q does not exist in namespace %q: create it first (kind PodGroup of %s); "+
-			"a Deployment or Job retries its pods", name, pod.Namespace, scheduling.GroupVersion)
+		return nil, nil, denied(reasonPodGroupMissing,
+			"PodGroup %q does not exist in namespace %q: create it first (kind PodGroup of %s); "+
+				"a Deployment or Job retries its pods", name, pod.Namespace, scheduling.GroupVersion)
 	case err != nil:
 		return nil, nil, fmt.Errorf("look up PodGroup %q: %w", name, err)
 	case group.DeletionTimestamp != nil:
-		return nil, nil, denied("PodGroup %q is being deleted and accepts no more pods: "+
+		return nil, nil, denied(reasonPodGroupTerminating, "PodGroup %q is being deleted and accepts no more pods: "+
 			"wait until it is gone, then create it again", name)
 	}
 	j := joiner{
@@ -215,8 +201,9 @@ func (p *Pods) checkPriority(ctx context.Context, pod *corev1.Pod, group string)
 	if got == want {
 		return nil
 	}
-	return denied("spec.priorityClassName: %q has priority %d, but the pods of PodGroup %q have priority %d, "+
-		"from the class %q of its first pod: use this class, or another PodGroup",
+	return denied(reasonPriorityDiffers,
+		"spec.priorityClassName: %q has priority %d, but the pods of PodGroup %q have priority %d, "+
+			"from the class %q of its first pod: use this class, or another PodGroup",
 		pod.Spec.PriorityClassName, got, group, want, native.Spec.PriorityClassName)
 }
 
@@ -244,7 +231,8 @@ func (p *Pods) warnUnlessNativePodGroup(ctx context.Context, pod *corev1.Pod, na
 func podGroupName(pod *corev1.Pod) (name string, annotated bool, err error) {
 	name, annotated = pod.Annotations[scheduling.GroupAnnotation]
 	if annotated && name == "" {
-		return "", true, denied("metadata.annotations[%q]: must not be empty: name a PodGroup, or omit the annotation",
+		return "", true, denied(reasonInvalid,
+			"metadata.annotations[%q]: must not be empty: name a PodGroup, or omit the annotation",
 			scheduling.GroupAnnotation)
 	}
 	field := ""
@@ -263,8 +251,9 @@ func podGroupName(pod *corev1.Pod) (name string, annotated bool, err error) {
 // twoPodGroups denies a pod, or a template of pods at path, whose annotation and
 // field name different PodGroups.
 func twoPodGroups(path, annotation, field string) error {
-	return denied("%smetadata.annotations[%q] names PodGroup %q, but spec.schedulingGroup.podGroupName names %q: "+
-		"a pod can be in only one PodGroup", path, scheduling.GroupAnnotation, annotation, field)
+	return denied(reasonConflict,
+		"%smetadata.annotations[%q] names PodGroup %q, but spec.schedulingGroup.podGroupName names %q: "+
+			"a pod can be in only one PodGroup", path, scheduling.GroupAnnotation, annotation, field)
 }
 
 // notSharded stands for the number of a shard where one claim serves all pods.

@@ -136,8 +136,9 @@ func (j *workloadObject) checkLeader() error {
 		t.LeaderTemplate.Annotations[j.annotation] == t.WorkerTemplate.Annotations[j.annotation] {
 		return nil
 	}
-	return denied("%s: differs from that of leaderTemplate: the leader and the workers of a replica share its claims; "+
-		"use the same annotation in both templates, and list the containers that get a reference in containers",
+	return denied(reasonAnnotationDiffers,
+		"%s: differs from that of leaderTemplate: the leader and the workers of a replica share its claims; "+
+			"use the same annotation in both templates, and list the containers that get a reference in containers",
 		j.annotationPath(field.NewPath("spec", "leaderWorkerTemplate", "workerTemplate")))
 }
 
@@ -223,7 +224,8 @@ func (j *Jobs) checkUpdate(req admission.Request, old, updated *workloadObject) 
 	for _, values := range []map[string]string{before, after} {
 		for path := range values {
 			if before[path] != after[path] {
-				return denied("%s: cannot be changed, because pods may use the claims: delete the %s, and create another",
+				return denied(reasonInUse,
+					"%s: cannot be changed, because pods may use the claims: delete the %s, and create another",
 					updated.annotationPath(field.NewPath(path)), req.Kind.Kind)
 			}
 		}
@@ -268,7 +270,7 @@ func (j *Jobs) check(
 		}
 	}
 	if err := errs.ToAggregate(); err != nil {
-		return nil, denied("%w", err)
+		return nil, denied(reasonInvalid, "%w", err)
 	}
 	if inline && !inherited {
 		if err := j.authorize(ctx, req, object, t); err != nil {
@@ -337,8 +339,9 @@ func (j *Jobs) authorize(ctx context.Context, req admission.Request, object *wor
 	if review.Status.Allowed {
 		return nil
 	}
-	return denied("%s: user %q may not create ResourceClaims in namespace %q, which an entry with spec requires: "+
-		"ask for the right to create resourceclaims.%s, or use resourceClaimTemplateName instead of spec",
+	return denied(reasonNotPermitted,
+		"%s: user %q may not create ResourceClaims in namespace %q, which an entry with spec requires: "+
+			"ask for the right to create resourceclaims.%s, or use resourceClaimTemplateName instead of spec",
 		object.annotationPath(t.path), req.UserInfo.Username, req.Namespace, resourceapi.GroupName)
 }
 

@@ -47,8 +47,9 @@ func (p *Pods) joinListed(ctx context.Context, pod *corev1.Pod, request string) 
 		return nil, nil, err
 	}
 	if uid := pod.Labels[scheduling.GroupUIDLabel]; uid != "" && uid != string(list.owner.UID) {
-		return nil, nil, denied("metadata.annotations[%q]: the pod is in a PodGroup as well, by the annotation %s or by "+
-			"spec.schedulingGroup: remove one of them from the template of %s %q",
+		return nil, nil, denied(reasonConflict,
+			"metadata.annotations[%q]: the pod is in a PodGroup as well, by the annotation %s or by "+
+				"spec.schedulingGroup: remove one of them from the template of %s %q",
 			list.annotation, scheduling.GroupAnnotation, list.kind, list.name)
 	}
 	shared, sharded := map[string]jobClaim{}, false
@@ -94,7 +95,8 @@ func (p *Pods) claimListOf(ctx context.Context, pod *corev1.Pod) (*claimList, er
 	hasJobClaims, hasReplicaClaims = hasJobClaims && p.JobClaims, hasReplicaClaims && p.ReplicaClaims
 	switch {
 	case hasJobClaims && hasReplicaClaims:
-		return nil, denied("metadata.annotations[%q]: must not be set together with %s: remove one of them from the template",
+		return nil, denied(reasonConflict,
+			"metadata.annotations[%q]: must not be set together with %s: remove one of them from the template",
 			scheduling.ReplicaClaimsAnnotation, scheduling.JobClaimsAnnotation)
 	case hasJobClaims:
 		return p.jobOf(ctx, pod, ofJob)
@@ -108,20 +110,22 @@ func (p *Pods) claimListOf(ctx context.Context, pod *corev1.Pod) (*claimList, er
 func (p *Pods) jobOf(ctx context.Context, pod *corev1.Pod, value string) (*claimList, error) {
 	controller := metav1.GetControllerOfNoCopy(pod)
 	if controller == nil || controller.Kind != "Job" || controller.APIVersion != batchv1.SchemeGroupVersion.String() {
-		return nil, denied("metadata.annotations[%q]: only pods of Jobs share claims of a Job: remove the annotation; "+
-			"other pods share claims in a PodGroup", scheduling.JobClaimsAnnotation)
+		return nil, denied(reasonOwner,
+			"metadata.annotations[%q]: only pods of Jobs share claims of a Job: remove the annotation; "+
+				"other pods share claims in a PodGroup", scheduling.JobClaimsAnnotation)
 	}
 	var job batchv1.Job
 	if err := p.getController(ctx, pod.Namespace, controller, &job, scheduling.JobClaimsAnnotation); err != nil {
 		return nil, err
 	}
 	if job.Spec.Template.Annotations[scheduling.JobClaimsAnnotation] != value {
-		return nil, denied("metadata.annotations[%q]: differs from that of Job %q, which owns the pod: "+
-			"only the Job controller creates pods of a Job", scheduling.JobClaimsAnnotation, controller.Name)
+		return nil, denied(reasonAnnotationDiffers,
+			"metadata.annotations[%q]: differs from that of Job %q, which owns the pod: "+
+				"only the Job controller creates pods of a Job", scheduling.JobClaimsAnnotation, controller.Name)
 	}
 	entries, err := podgroups.JobClaims(&job.Spec.Template)
 	if err != nil {
-		return nil, denied("Job %q: %w", job.Name, err)
+		return nil, denied(reasonInvalid, "Job %q: %w", job.Name, err)
 	}
 	return &claimList{
 		annotation: scheduling.JobClaimsAnnotation, kind: "Job", name: job.Name,
@@ -141,7 +145,7 @@ func (p *Pods) getController(
 	}
 	switch {
 	case apierrors.IsNotFound(err), err == nil && into.GetUID() != controller.UID:
-		return denied("metadata.annotations[%q]: %s %q, which owns the pod, no longer exists",
+		return denied(reasonOwner, "metadata.annotations[%q]: %s %q, which owns the pod, no longer exists",
 			annotation, controller.Kind, controller.Name)
 	case err != nil:
 		return fmt.Errorf("look up %s %q: %w", controller.Kind, controller.Name, err)
@@ -158,8 +162,9 @@ func (p *Pods) jobClaim(
 	}
 	spec, err := p.templateSpec(ctx, namespace, *entry.ResourceClaimTemplateName)
 	if err == nil && spec == nil {
-		err = denied("metadata.annotations[%q]: entry %q: ResourceClaimTemplate %q does not exist in namespace %q: "+
-			"create it; the workload retries its pods", annotation, entry.Name, *entry.ResourceClaimTemplateName, namespace)
+		err = denied(reasonClaimMissing,
+			"metadata.annotations[%q]: entry %q: ResourceClaimTemplate %q does not exist in namespace %q: "+
+				"create it; the workload retries its pods", annotation, entry.Name, *entry.ResourceClaimTemplateName, namespace)
 	}
 	return jobClaim{entry, spec}, err
 }

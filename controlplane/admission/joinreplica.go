@@ -23,7 +23,7 @@ import (
 func (p *Pods) replicaOf(ctx context.Context, pod *corev1.Pod, value string) (*claimList, error) {
 	controller := metav1.GetControllerOfNoCopy(pod)
 	if !isStatefulSet(controller) {
-		return nil, deniedReplica("only pods of StatefulSets and LeaderWorkerSets share claims of a replica: " +
+		return nil, deniedReplica(reasonOwner, "only pods of StatefulSets and LeaderWorkerSets share claims of a replica: "+
 			"remove the annotation; other pods share claims in a PodGroup")
 	}
 	var set appsv1.StatefulSet
@@ -33,7 +33,8 @@ func (p *Pods) replicaOf(ctx context.Context, pod *corev1.Pod, value string) (*c
 	member := pod.Name
 	if leader := metav1.GetControllerOfNoCopy(&set); leader != nil && leader.Kind == "Pod" {
 		if !strings.HasPrefix(pod.Name, leader.Name+"-") {
-			return nil, deniedReplica("the name of the pod must begin with that of its leader, Pod %q", leader.Name)
+			return nil, deniedReplica(reasonOwner,
+				"the name of the pod must begin with that of its leader, Pod %q", leader.Name)
 		}
 		leaders, err := p.leadersOf(ctx, pod.Namespace, leader)
 		if err != nil {
@@ -43,16 +44,18 @@ func (p *Pods) replicaOf(ctx context.Context, pod *corev1.Pod, value string) (*c
 	}
 	replica, ok := podgroups.ReplicaOfPod(set.Name, member)
 	if !ok {
-		return nil, deniedReplica("the name of Pod %q does not consist of that of StatefulSet %q and an ordinal",
+		return nil, deniedReplica(reasonOwner,
+			"the name of Pod %q does not consist of that of StatefulSet %q and an ordinal",
 			member, set.Name)
 	}
 	if set.Spec.Template.Annotations[scheduling.ReplicaClaimsAnnotation] != value {
-		return nil, deniedReplica("differs from that of StatefulSet %q: the templates of the leader and of the workers of a "+
-			"LeaderWorkerSet must have the same annotation", set.Name)
+		return nil, deniedReplica(reasonAnnotationDiffers,
+			"differs from that of StatefulSet %q: the templates of the leader and of the workers of a "+
+				"LeaderWorkerSet must have the same annotation", set.Name)
 	}
 	entries, err := podgroups.ReplicaClaims(&set.Spec.Template)
 	if err != nil {
-		return nil, denied("StatefulSet %q: %w", set.Name, err)
+		return nil, denied(reasonInvalid, "StatefulSet %q: %w", set.Name, err)
 	}
 	return &claimList{
 		annotation: scheduling.ReplicaClaimsAnnotation, kind: "StatefulSet", name: set.Name,
@@ -68,14 +71,14 @@ func (p *Pods) leadersOf(
 	var leader corev1.Pod
 	err := p.APIReader.Get(ctx, types.NamespacedName{Namespace: namespace, Name: controller.Name}, &leader)
 	if apierrors.IsNotFound(err) || err == nil && leader.UID != controller.UID {
-		return nil, deniedReplica("the leader, Pod %q, no longer exists", controller.Name)
+		return nil, deniedReplica(reasonOwner, "the leader, Pod %q, no longer exists", controller.Name)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("look up the leader, Pod %q: %w", controller.Name, err)
 	}
 	owner := metav1.GetControllerOfNoCopy(&leader)
 	if !isStatefulSet(owner) {
-		return nil, deniedReplica("the leader, Pod %q, is not a pod of a StatefulSet", controller.Name)
+		return nil, deniedReplica(reasonOwner, "the leader, Pod %q, is not a pod of a StatefulSet", controller.Name)
 	}
 	var set appsv1.StatefulSet
 	err = p.getController(ctx, namespace, owner, &set, scheduling.ReplicaClaimsAnnotation)
@@ -87,6 +90,6 @@ func isStatefulSet(controller *metav1.OwnerReference) bool {
 		controller.APIVersion == appsv1.SchemeGroupVersion.String()
 }
 
-func deniedReplica(format string, args ...any) error {
-	return denied("metadata.annotations[%q]: %w", scheduling.ReplicaClaimsAnnotation, fmt.Errorf(format, args...))
+func deniedReplica(reason denialReason, format string, args ...any) error {
+	return denied(reason, "metadata.annotations[%q]: %w", scheduling.ReplicaClaimsAnnotation, fmt.Errorf(format, args...))
 }

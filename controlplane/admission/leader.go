@@ -126,7 +126,7 @@ func (l *Leader) ask(ctx context.Context, q shardQuestion) (int, error) {
 	}
 	shard, err := l.askAt(ctx, address, q)
 	gone := errors.Is(err, syscall.ECONNREFUSED) || l.Clock.Since(renewed) > leaderLost
-	if err != nil && !errors.As(err, new(deniedError)) && gone {
+	if err != nil && !errors.As(err, new(*deniedError)) && gone {
 		klog.FromContext(ctx).Info("The leading replica does not answer; this replica assigns a pod to a claim",
 			"namespace", q.Namespace, "claim", q.Claim, "address", address, "err", err)
 		return 0, errSelf
@@ -162,7 +162,7 @@ func (l *Leader) askAt(ctx context.Context, address string, q shardQuestion) (in
 		var answer shardAnswer
 		return answer.Shard, json.Unmarshal(raw, &answer)
 	case http.StatusForbidden:
-		return 0, denied("%s", strings.TrimSpace(string(raw)))
+		return 0, denied(reasonNoRoom, "%s", strings.TrimSpace(string(raw)))
 	}
 	return 0, fmt.Errorf("the leading replica at %s answers %s: %s",
 		address, response.Status, strings.TrimSpace(string(raw)))
@@ -190,7 +190,7 @@ func (s *Shards) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	shard, err := s.assignLocally(q)
 	switch {
-	case errors.As(err, new(deniedError)):
+	case errors.As(err, new(*deniedError)):
 		http.Error(w, err.Error(), http.StatusForbidden)
 	case err != nil:
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)

@@ -61,7 +61,7 @@ func (p *Parameters) Handle(_ context.Context, req admission.Request) admission.
 		errs = append(errs, validateHolderUpdate(&old, &object)...)
 	}
 	if err := errs.ToAggregate(); err != nil {
-		return admission.Denied(err.Error())
+		return errorResponse(denied(reasonInvalid, "%w", err), nil)
 	}
 	return admission.Allowed("")
 }

@@ -33,7 +33,7 @@ func (p *PodGroups) Handle(_ context.Context, req admission.Request) admission.R
 		return admission.Errored(http.StatusBadRequest, err)
 	}
 	if err := p.validate(object.Metadata.Annotations).ToAggregate(); err != nil {
-		return admission.Denied(err.Error())
+		return errorResponse(denied(reasonInvalid, "%w", err), nil)
 	}
 	return admission.Allowed("")
 }

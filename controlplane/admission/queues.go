@@ -89,9 +89,10 @@ func checkPods(kind string, set podSet) error {
 	}
 	for _, key := range sharingAnnotations {
 		if _, ok := set.Annotations[key]; ok {
-			return denied("%s: Kueue admits the pods of a %s themselves, and never those that reference a claim by name, as "+
-				"pods that share claims do: remove the annotation so that each pod has claims of its own, use a Job, or "+
-				"remove the label %s", set.path.Child("metadata", "annotations").Key(key), kind, queueLabel)
+			return denied(reasonQueue,
+				"%s: Kueue admits the pods of a %s themselves, and never those that reference a claim by name, as "+
+					"pods that share claims do: remove the annotation so that each pod has claims of its own, use a Job, or "+
+					"remove the label %s", set.path.Child("metadata", "annotations").Key(key), kind, queueLabel)
 		}
 	}
 	return nil
@@ -111,8 +112,9 @@ func checkQueuedPod(pod *corev1.Pod) error {
 	if _, shares := pod.Labels[scheduling.GroupUIDLabel]; !queued || !shares {
 		return nil
 	}
-	return denied("metadata.labels[%q]: %q: Kueue never admits a pod that references a claim by name, as pods that share "+
-		"claims do: let it admit a Job, whose pods do not have the label, or give each pod claims of its own",
+	return denied(reasonQueue,
+		"metadata.labels[%q]: %q: Kueue never admits a pod that references a claim by name, as pods that share "+
+			"claims do: let it admit a Job, whose pods do not have the label, or give each pod claims of its own",
 		queueLabel, queue)
 }
 
@@ -163,9 +165,10 @@ func (q *Queues) check(ctx context.Context, namespace string, set podSet) error 
 				return err
 			}
 			if class != "" {
-				return denied("%s: entry %q requests DeviceClass %q, which Kueue charges by its deviceClassMappings, but Kueue "+
-					"does not charge claims in this annotation: reference a ResourceClaimTemplate in spec.resourceClaims, "+
-					"so that each pod has a claim and Kueue charges all of them, or remove the label kueue.x-k8s.io/queue-name",
+				return denied(reasonQueue,
+					"%s: entry %q requests DeviceClass %q, which Kueue charges by its deviceClassMappings, but Kueue "+
+						"does not charge claims in this annotation: reference a ResourceClaimTemplate in spec.resourceClaims, "+
+						"so that each pod has a claim and Kueue charges all of them, or remove the label kueue.x-k8s.io/queue-name",
 					path, entry.Name, class)
 			}
 		}
@@ -191,9 +194,10 @@ func (q *Queues) checkPodGroup(ctx context.Context, namespace, name string, set 
 		if entry, _ := j.matchEntry(c); entry == nil && !missing {
 			continue
 		}
-		return denied("%s: Kueue would charge ResourceClaimTemplate %q %d times, once for each pod, but the pods share one "+
-			"claim of PodGroup %q: run one pod, remove the annotation %s so that each pod has a claim of its own, or remove "+
-			"the label kueue.x-k8s.io/queue-name", set.path.Child("spec", "resourceClaims").Index(i),
+		return denied(reasonQueue,
+			"%s: Kueue would charge ResourceClaimTemplate %q %d times, once for each pod, but the pods share one "+
+				"claim of PodGroup %q: run one pod, remove the annotation %s so that each pod has a claim of its own, or remove "+
+				"the label kueue.x-k8s.io/queue-name", set.path.Child("spec", "resourceClaims").Index(i),
 			*c.ResourceClaimTemplateName, set.pods, name, scheduling.GroupAnnotation)
 	}
 	return nil
@@ -207,8 +211,9 @@ func (q *Queues) chargedClass(ctx context.Context, namespace string, entry sched
 		name := types.NamespacedName{Namespace: namespace, Name: *entry.ResourceClaimTemplateName}
 		if err := q.APIReader.Get(ctx, name, &template); err != nil {
 			if apierrors.IsNotFound(err) {
-				return "", denied("ResourceClaimTemplate %q, to which entry %q refers, does not exist in namespace %q: create it "+
-					"first, because admission must know whether Kueue charges its DeviceClass", name.Name, entry.Name, namespace)
+				return "", denied(reasonClaimMissing,
+					"ResourceClaimTemplate %q, to which entry %q refers, does not exist in namespace %q: create it "+
+						"first, because admission must know whether Kueue charges its DeviceClass", name.Name, entry.Name, namespace)
 			}
 			return "", fmt.Errorf("look up ResourceClaimTemplate %q: %w", name.Name, err)
 		}

@@ -42,7 +42,7 @@ func (p *Pods) addClaimReferences(
 		return nil, nil
 	case "", v1alpha1.ClaimReferencesAll:
 	default:
-		return nil, denied("metadata.annotations[%q]: Unsupported value: %q: must be %s or %s",
+		return nil, denied(reasonInvalid, "metadata.annotations[%q]: Unsupported value: %q: must be %s or %s",
 			v1alpha1.ClaimReferencesAnnotation, value, v1alpha1.ClaimReferencesAll, v1alpha1.ClaimReferencesExplicit)
 	}
 	for i, c := range pod.Spec.ResourceClaims {
@@ -85,8 +85,9 @@ func (p *Pods) checkUnknownClaim(
 		return "", nil
 	}
 	if entry != nil {
-		return "", denied("spec.resourceClaims[%d] %q: %s does not exist in namespace %q: create it first "+
-			"(a Deployment or Job retries its pods), or reference the claim in resources.claims of the containers that need it",
+		return "", denied(reasonClaimMissing, "spec.resourceClaims[%d] %q: %s does not exist in namespace %q: create it "+
+			"first (a Deployment or Job retries its pods), or reference the claim in resources.claims of the "+
+			"containers that need it",
 			index, c.Name, describeSource(entry.ResourceClaimName, entry.ResourceClaimTemplateName), pod.Namespace)
 	}
 	return fmt.Sprintf("spec.resourceClaims[%d] %q: %s does not exist yet, and no container references the claim: "+

@@ -83,7 +83,7 @@ func (s *Shards) assignLocally(q shardQuestion) (int, error) {
 		s.pending[claim][q.Request] = s.clock.Now()
 		return shard, nil
 	}
-	return 0, denied("the PodGroup has %d pods on one device, and its claims cannot be reserved for more",
+	return 0, denied(reasonNoRoom, "the PodGroup has %d pods on one device, and its claims cannot be reserved for more",
 		claims.MaxShards*shardPods)
 }
 

@@ -4,9 +4,9 @@
 package endpoints
 
 import (
-	"errors"
-
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/dra-shared/dra-driver-shared/controlplane/metrics"
 )
 
 // Values of the label object of the metric of writes.
@@ -16,18 +16,10 @@ const (
 )
 
 // NewWrites returns the metric dra_shared_endpoint_writes_total, which counts the writes of both
-// reconcilers. Several controllers of one process, as in tests, share it.
+// reconcilers.
 func NewWrites(registry prometheus.Registerer) (*prometheus.CounterVec, error) {
-	writes := prometheus.NewCounterVec(prometheus.CounterOpts{
+	return metrics.RegisterCounter(registry, prometheus.CounterOpts{
 		Name: "dra_shared_endpoint_writes_total",
 		Help: "Writes of EndpointSlices, and of the annotation network-status of pods, by object.",
-	}, []string{"object"})
-	err := registry.Register(writes)
-	var registered prometheus.AlreadyRegisteredError
-	if errors.As(err, &registered) {
-		if existing, ok := registered.ExistingCollector.(*prometheus.CounterVec); ok {
-			return existing, nil
-		}
-	}
-	return writes, err
+	}, "object")
 }

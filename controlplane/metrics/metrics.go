@@ -7,6 +7,7 @@ package metrics
 
 import (
 	"context"
+	"strings"
 	"sync"
 	"time"
 
@@ -21,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
 	"github.com/dra-shared/dra-driver-shared/controlplane/mode"
 	"github.com/dra-shared/dra-driver-shared/internal/claimref"
@@ -43,11 +45,16 @@ var (
 		"Allocated claims that a PodGroup, a Job, a replica, or another object holds and no pod uses.", nil, nil)
 	unusedAgeDesc = prometheus.NewDesc("dra_shared_unused_held_claims_age_seconds",
 		"Time for which the oldest of these claims has been unused, since this replica leads.", nil, nil)
+	reservedForDesc = prometheus.NewDesc("dra_shared_reserved_for_claims",
+		"Claims with the annotation reserved-for, by the reason of their condition or annotation Held, or Pending.",
+		[]string{"reason"}, nil)
 	gatedDesc = prometheus.NewDesc("dra_shared_gated_pods",
 		"Pods behind the driver's scheduling gate.", nil, nil)
 	gatedAgeDesc = prometheus.NewDesc("dra_shared_gated_pods_age_seconds",
 		"Age of the oldest pod behind the driver's scheduling gate.", nil, nil)
-	descs = []*prometheus.Desc{modeDesc, groupsDesc, shardsDesc, unusedDesc, unusedAgeDesc, gatedDesc, gatedAgeDesc}
+	descs = []*prometheus.Desc{
+		modeDesc, groupsDesc, shardsDesc, unusedDesc, unusedAgeDesc, reservedForDesc, gatedDesc, gatedAgeDesc,
+	}
 )
 
 // Collector is a prometheus.Collector. As a manager.Runnable, it is registered while the replica
@@ -107,6 +114,9 @@ func (c *Collector) Collect(out chan<- prometheus.Metric) {
 		gauge(groupsDesc, float64(n), state)
 	}
 	gauge(shardsDesc, float64(countShards(all.Items)))
+	for reason, n := range reservedForReasons(all.Items) {
+		gauge(reservedForDesc, float64(n), reason)
+	}
 	gated, oldest := gatedPods(pods.Items, now)
 	gauge(gatedDesc, float64(gated))
 	gauge(gatedAgeDesc, oldest.Seconds())
@@ -115,7 +125,8 @@ func (c *Collector) Collect(out chan<- prometheus.Metric) {
 	gauge(unusedAgeDesc, oldest.Seconds())
 }
 
-// statePending is the state of a PodGroup that has no conditions yet.
+// statePending is the state of a PodGroup that has no conditions yet, and the reason of a claim
+// that has no condition Held yet.
 const statePending = "Pending"
 
 // groupStates counts PodGroups by their states. The states that need an administrator are
@@ -166,6 +177,35 @@ func countShards(all []resourceapi.ResourceClaim) (n int) {
 		seen[k] = true
 	}
 	return n
+}
+
+// reservedForReasons counts the claims with the annotation reserved-for by the reason why they are
+// held or not. The reasons are always present, so that an alert can compare them.
+func reservedForReasons(all []resourceapi.ResourceClaim) map[string]int {
+	reasons := map[string]int{
+		statePending: 0, v1alpha1.ReasonHolderFound: 0, v1alpha1.ReasonHolderMissing: 0,
+		v1alpha1.ReasonHolderUnknown: 0, v1alpha1.ReasonHolderForbidden: 0, v1alpha1.ReasonHolderInvalid: 0,
+	}
+	for i := range all {
+		if _, ok := all[i].Annotations[scheduling.ReservedForAnnotation]; ok {
+			reasons[heldReason(&all[i])]++
+		}
+	}
+	return reasons
+}
+
+// heldReason returns the reason of the condition Held of the driver's devices, or that of the
+// annotation of claims on devices of other drivers.
+func heldReason(claim *resourceapi.ResourceClaim) string {
+	for _, device := range claim.Status.Devices {
+		if c := meta.FindStatusCondition(device.Conditions, v1alpha1.ConditionHeld); c != nil {
+			return c.Reason
+		}
+	}
+	if reason, _, ok := strings.Cut(claim.Annotations[scheduling.HeldAnnotation], ":"); ok {
+		return reason
+	}
+	return statePending
 }
 
 func gatedPods(pods []corev1.Pod, now time.Time) (n int, oldest time.Duration) {

@@ -23,6 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/controlplane/mode"
 )
 
@@ -60,6 +61,25 @@ func claim(name, owner string, resources ...string) *resourceapi.ResourceClaim {
 	return c
 }
 
+// reservedFor returns a claim with the annotation reserved-for, and an annotation or a condition
+// that reports whether it is held.
+func reservedFor(name, annotation, reason string) *resourceapi.ResourceClaim {
+	c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{
+		Namespace: "ns", Name: name, UID: types.UID(name),
+		Annotations: map[string]string{scheduling.ReservedForAnnotation: "batch/jobs/train"},
+	}}
+	if annotation != "" {
+		c.Annotations[scheduling.HeldAnnotation] = annotation
+	}
+	if reason != "" {
+		c.Status.Devices = []resourceapi.AllocatedDeviceStatus{{
+			Driver: "dra-shared.dev", Pool: "pool", Device: "nic0",
+			Conditions: []metav1.Condition{condition(v1alpha1.ConditionHeld, metav1.ConditionTrue, reason)},
+		}}
+	}
+	return c
+}
+
 func pod(name, claim string, phase corev1.PodPhase, gated bool) *corev1.Pod {
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, CreationTimestamp: metav1.NewTime(start)},
@@ -86,6 +106,9 @@ func TestCollector_Collect(t *testing.T) {
 		claim("c", "c", "podgroups"),         // its pod is terminal
 		claim("d", "d", "pods"),              // not held
 		claim("e", "e"),                      // not reserved
+		reservedFor("f", "", "HolderFound"),
+		reservedFor("g", "HolderForbidden: not held", ""),
+		reservedFor("h", "", ""),
 		pod("runs", "b", corev1.PodRunning, false),
 		pod("ended", "c", corev1.PodSucceeded, false),
 		pod("waits", "a", corev1.PodPending, true),
@@ -113,6 +136,12 @@ dra_shared_podgroups{state="NotAllocated"} 1
 dra_shared_podgroups{state="Pending"} 1
 dra_shared_podgroups{state="Released"} 0
 dra_shared_podgroups{state="Terminating"} 0
+dra_shared_reserved_for_claims{reason="HolderForbidden"} 1
+dra_shared_reserved_for_claims{reason="HolderFound"} 1
+dra_shared_reserved_for_claims{reason="HolderInvalid"} 0
+dra_shared_reserved_for_claims{reason="HolderMissing"} 0
+dra_shared_reserved_for_claims{reason="HolderUnknown"} 0
+dra_shared_reserved_for_claims{reason="Pending"} 1
 dra_shared_shards 1
 dra_shared_unused_held_claims 2
 dra_shared_unused_held_claims_age_seconds %UNUSED
@@ -133,7 +162,8 @@ dra_shared_unused_held_claims_age_seconds %UNUSED
 func samples(t *testing.T, c prometheus.Collector) string {
 	t.Helper()
 	text, err := testutil.CollectAndFormat(c, expfmt.TypeTextPlain, "dra_shared_gated_pods",
-		"dra_shared_gated_pods_age_seconds", "dra_shared_mode", "dra_shared_podgroups", "dra_shared_shards",
+		"dra_shared_gated_pods_age_seconds", "dra_shared_mode", "dra_shared_podgroups",
+		"dra_shared_reserved_for_claims", "dra_shared_shards",
 		"dra_shared_unused_held_claims", "dra_shared_unused_held_claims_age_seconds")
 	if err != nil {
 		t.Fatal(err)

@@ -5,20 +5,24 @@ package reservedfor
 
 import (
 	"context"
+	"encoding/json"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/internal/claimref"
 	"github.com/dra-shared/dra-driver-shared/internal/claimstatus"
 )
 
 // report writes the condition Held to the status of each device of the driver that is
-// allocated to the claim. If that changes the condition to False, or its message, and if no
-// device is allocated, it also emits an event on the claim. The condition is True if the
-// reason is HolderFound, otherwise False.
+// allocated to the claim. To a claim without such devices, it writes HeldAnnotation. If that
+// changes the condition to False, or its message, it also emits an event on the claim. The
+// condition is True if the reason is HolderFound, otherwise False.
 func (r *Reconciler) report(ctx context.Context, claim *resourceapi.ResourceClaim, reason, message string) error {
 	condition := metav1.Condition{
 		Type: v1alpha1.ConditionHeld, Status: metav1.ConditionTrue, Reason: reason, Message: message,
@@ -26,16 +30,39 @@ func (r *Reconciler) report(ctx context.Context, claim *resourceapi.ResourceClai
 	if reason != v1alpha1.ReasonHolderFound {
 		condition.Status = metav1.ConditionFalse
 	}
-	entries := entriesFor(claim, r.Driver, condition)
-	known := claimstatus.Contains(claim, entries)
-	if condition.Status == metav1.ConditionFalse && (!known || len(entries) == 0) {
+	entries, annotation := entriesFor(claim, r.Driver, condition), ""
+	if len(entries) == 0 {
+		annotation = reason + ": " + message
+	}
+	changed := !claimstatus.Contains(claim, entries)
+	isNew := changed || annotation != claim.Annotations[scheduling.HeldAnnotation]
+	if condition.Status == metav1.ConditionFalse && isNew {
 		r.Events.Eventf(claimref.ForEvent(claim), nil, corev1.EventTypeWarning, reason,
 			v1alpha1.EventActionHold, "%s", message)
 	}
-	if known {
+	if changed {
+		if err := claimstatus.Apply(ctx, r.Cluster, claim, v1alpha1.FieldManagerHolders, entries); err != nil {
+			return err
+		}
+	}
+	return r.annotate(ctx, claim, annotation)
+}
+
+// annotate sets the claim's HeldAnnotation, or removes it if the value is empty.
+func (r *Reconciler) annotate(ctx context.Context, claim *resourceapi.ResourceClaim, value string) error {
+	if claim.Annotations[scheduling.HeldAnnotation] == value {
 		return nil
 	}
-	return claimstatus.Apply(ctx, r.Cluster, claim, v1alpha1.FieldManagerHolders, entries)
+	annotation := map[string]any{scheduling.HeldAnnotation: value}
+	if value == "" {
+		annotation[scheduling.HeldAnnotation] = nil // a merge patch removes the key
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": claim.UID, "annotations": annotation}})
+	if err != nil {
+		return err
+	}
+	object := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: claim.Namespace, Name: claim.Name}}
+	return client.IgnoreNotFound(r.Client.Patch(ctx, object, client.RawPatch(types.MergePatchType, patch)))
 }
 
 // entriesFor returns a status entry with the condition for each device of the

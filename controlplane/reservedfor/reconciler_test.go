@@ -492,3 +492,42 @@ func TestReconciler_claimsHeldBy(t *testing.T) {
 		t.Errorf("claims whose annotation names %s: got %v, want none", other, requests)
 	}
 }
+
+// The status of another driver's devices is not the controller's to write.
+func TestReconciler_reportsOnClaimsOfOtherDrivers(t *testing.T) {
+	claim := testClaim(train.String(), podEntry)
+	claim.Status.Allocation.Devices.Results[0].Driver = "gpu.example.com"
+	e := newTestEnv(t, claim, testPod("node"))
+	expect := func(condition, want string) {
+		t.Helper()
+		if got := e.claim().Annotations[scheduling.HeldAnnotation]; got != want {
+			t.Errorf("annotation %s when %s: got %q, want %q", scheduling.HeldAnnotation, condition, got, want)
+		}
+	}
+	for range 2 { // the second call changes nothing
+		e.reconcile()
+		expect("the holder does not exist",
+			"HolderMissing: not held by batch/jobs/train: it does not exist in namespace ns")
+	}
+	e.expectEvents("HolderMissing")
+
+	if err := e.client.Create(t.Context(), testJob("1")); err != nil {
+		t.Fatalf("create the holder: %v", err)
+	}
+	e.reconcile() // adds the entry
+	e.reconcile()
+	expect("the holder exists", "HolderFound: allocated as long as batch/jobs/train exists; released earlier if no "+
+		"pod uses the claim and batch/jobs/train is complete or suspended")
+	e.expectEvents()
+	if len(e.claim().Status.Devices) != 0 {
+		t.Errorf("status of devices: got %+v, want none", e.claim().Status.Devices)
+	}
+
+	named := e.claim()
+	delete(named.Annotations, scheduling.ReservedForAnnotation)
+	if err := e.client.Update(t.Context(), named); err != nil {
+		t.Fatalf("remove the annotation reserved-for: %v", err)
+	}
+	e.reconcile()
+	expect("no holder is named", "")
+}

@@ -8,7 +8,8 @@
 //
 // The Reconciler adds an entry for the holder to the claim's status.reservedFor when
 // the claim is in use on a node, and removes it when the holder is deleted. The
-// condition Held of the claim's devices reports whether the holder holds the claim.
+// condition Held of the claim's devices reports whether the holder holds the claim, and so
+// does an annotation of claims on devices of other drivers.
 package reservedfor
 
 import (
@@ -85,7 +86,8 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, m ctrl.Manager) error
 		return err
 	}
 	enqueueAnnotated := func(_ context.Context, o client.Object) []reconcile.Request {
-		if _, ok := o.GetAnnotations()[scheduling.ReservedForAnnotation]; !ok {
+		_, named := o.GetAnnotations()[scheduling.ReservedForAnnotation]
+		if _, reported := o.GetAnnotations()[scheduling.HeldAnnotation]; !named && !reported {
 			return nil
 		}
 		return []reconcile.Request{{NamespacedName: client.ObjectKeyFromObject(o)}}
@@ -125,7 +127,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	}
 	text, ok := claim.Annotations[scheduling.ReservedForAnnotation]
 	if !ok {
-		return ctrl.Result{}, nil
+		return ctrl.Result{}, r.annotate(ctx, &claim, "")
 	}
 	ref, err := workload.Parse(text)
 	holder := Holder{ref}
@@ -204,6 +206,10 @@ func (r *Reconciler) reconcileNotHeld(
 	var result ctrl.Result
 	if !inUse && len(claim.Status.ReservedFor) > 0 {
 		result.RequeueAfter = bindCheckInterval
+	}
+	if _, reported := claim.Annotations[scheduling.HeldAnnotation]; reported && claim.Status.Allocation == nil {
+		// It was true before the holder appeared or the claim was released. The change causes the next call.
+		return ctrl.Result{}, r.annotate(ctx, claim, "")
 	}
 	owner := claims.Owner{
 		GroupVersionKind: schema.GroupVersionKind{Group: holder.Group}, Resource: holder.Resource,

@@ -18,6 +18,8 @@ import (
 	"github.com/dra-shared/dra-driver-shared/api"
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
 	_ "github.com/dra-shared/dra-driver-shared/controlplane" // registers the metrics of the controller
+	"github.com/dra-shared/dra-driver-shared/controlplane/admission"
+	"github.com/dra-shared/dra-driver-shared/controlplane/endpoints"
 	"github.com/dra-shared/dra-driver-shared/controlplane/metrics"
 	"github.com/dra-shared/dra-driver-shared/driver"
 	"github.com/dra-shared/dra-driver-shared/driver/accelerator"
@@ -42,7 +44,18 @@ func metricsPage(string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	controller = append(states, controller...)
+	counters := prometheus.NewRegistry() // which the controller registers when it starts
+	if _, err := admission.NewDenials(counters); err != nil {
+		return "", err
+	}
+	if _, err := endpoints.NewWrites(counters); err != nil {
+		return "", err
+	}
+	counted, err := describe(counters)
+	if err != nil {
+		return "", err
+	}
+	controller = slices.Concat(states, counted, controller)
 	isStandard := func(d metric) bool {
 		return strings.HasPrefix(d.name, "go_") || strings.HasPrefix(d.name, "process_")
 	}
@@ -55,8 +68,8 @@ func metricsPage(string) (string, error) {
 	m.metrics(slices.DeleteFunc(plugin, isStandard))
 	m.heading(2, "Controller")
 	m.paragraph("The controller serves its metrics at the chart's `controller.metricsAddress`, path `/metrics`. " +
-		"Those with the prefix `dra_shared_` are those of the leading replica; " +
-		"the others are the metrics of controller-runtime and client-go.")
+		"The gauges with the prefix `dra_shared_` are those of the leading replica, and each replica counts what it " +
+		"denies. The metrics without the prefix are those of controller-runtime and client-go.")
 	m.metrics(slices.DeleteFunc(controller, isStandard))
 	return m.String(), nil
 }

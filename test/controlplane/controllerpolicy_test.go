@@ -88,6 +88,14 @@ func TestPolicy_controller(t *testing.T) {
 		{"forge the status of another driver's device", func(ctx context.Context) error {
 			return patchStatus(ctx, thief, own, `{"status":{"devices":[]}}`)
 		}, ""}, // Kubernetes 1.36 refuses it before the policy does
+		{"take a claim of another driver away from its holder", func(ctx context.Context) error {
+			return patch(ctx, thief, unallocated.DeepCopy(), `[{"op":"remove",
+				"path":"/metadata/annotations/scheduling.dra-shared.dev~1reserved-for"}]`)
+		}, "the controller may change only the status and the annotation scheduling.dra-shared.dev/held of claims"},
+		{"give a claim another owner", func(ctx context.Context) error {
+			return patch(ctx, thief, claim.DeepCopy(), `[{"op":"add","path":"/metadata/ownerReferences","value":[
+				{"apiVersion":"v1","kind":"ConfigMap","name":"none","uid":"1"}]}]`)
+		}, "the controller may change only the status and the annotation scheduling.dra-shared.dev/held of claims"},
 		{"change the claims of a PodGroup", func(ctx context.Context) error {
 			return patch(ctx, thief, pg.DeepCopy(), `[{"op":"add","path":"/metadata/annotations","value":{"a":"b"}}]`)
 		}, "the controller may change only the finalizers and the status of PodGroups"},

@@ -157,7 +157,7 @@ func (e *testEnv) loseNodeWithAddresses(t *testing.T) {
 
 // useInvalidReferences creates pods that refer to a template, a class, and a
 // claim that do not exist, and a claim whose holder the controller may not read.
-// It changes the claim until the controller has repeated its event.
+// It changes the holder until the controller has repeated its event.
 func (e *testEnv) useInvalidReferences(t *testing.T) {
 	t.Helper()
 	ctx := t.Context()
@@ -186,8 +186,9 @@ func (e *testEnv) useInvalidReferences(t *testing.T) {
 	changes := 0
 	eventually.Eventually(t, timeout, "the event HolderForbidden of claim team is a series", func() error {
 		changes++
-		label := client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"labels":{"change":"%d"}}}`, changes))
-		if err := e.client.Patch(ctx, claim.DeepCopy(), label); err != nil {
+		holder := client.RawPatch(types.MergePatchType, fmt.Appendf(nil,
+			`{"metadata":{"annotations":{%q:"apps/deployments/web-%d"}}}`, scheduling.ReservedForAnnotation, changes))
+		if err := e.client.Patch(ctx, claim.DeepCopy(), holder); err != nil {
 			return err
 		}
 		events, err := e.kube.EventsV1().Events(ns).List(ctx, metav1.ListOptions{})

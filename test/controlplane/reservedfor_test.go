@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	batchv1 "k8s.io/api/batch/v1"
@@ -15,6 +16,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -105,6 +107,32 @@ func TestReservedFor_condition(t *testing.T) {
 	e.awaitHeldState(t, claim, holderFound, true)
 	e.delete(t, job)
 	e.awaitHeldState(t, claim, holderMissing+ns, false)
+}
+
+// The status of another driver's devices is not the controller's to write, so it writes an annotation.
+func TestReservedFor_claimOfAnotherDriver(t *testing.T) {
+	e := requireTestEnv(t)
+	e.startController(t, nil)
+	ns := e.createNamespace(t, "other-driver")
+	claim := e.allocatedClaim(t, ns, ownNode, nil, result("gpu", otherDriver, "pool"))
+	name := client.RawPatch(types.MergePatchType,
+		fmt.Appendf(nil, `{"metadata":{"annotations":{%q:"batch/jobs/train"}}}`, scheduling.ReservedForAnnotation))
+	if err := e.client.Patch(t.Context(), claim, name); err != nil {
+		t.Fatalf("name the holder: %v", err)
+	}
+	await := func(want string) {
+		t.Helper()
+		eventually.Eventually(t, timeout, fmt.Sprintf("claim %s has annotation held %q", claim.Name, want), func() error {
+			err := e.client.Get(t.Context(), client.ObjectKeyFromObject(claim), claim)
+			if got := claim.Annotations[scheduling.HeldAnnotation]; err == nil && got != want {
+				err = fmt.Errorf("got %q", got)
+			}
+			return err
+		})
+	}
+	await(strings.TrimPrefix(holderMissing, "False ") + ns)
+	e.createJob(t, ns)
+	await(strings.TrimPrefix(holderFound, "True "))
 }
 
 // The controller loses the right to read a holder, and then the claim and its

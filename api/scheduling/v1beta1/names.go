@@ -27,6 +27,10 @@ const (
 	// <API group>/<resource>/<name>, with nothing before the first slash for the core
 	// group (KEP-5194).
 	ReservedForAnnotation = GroupName + "/reserved-for"
+	// HeldAnnotation (annotation of ResourceClaims with ReservedForAnnotation) reports whether the object holds the
+	// claim, as <reason>: <message>, with the reasons of the condition Held. The controller writes it to claims without
+	// devices of this driver: the status of other drivers' devices is theirs to write.
+	HeldAnnotation = GroupName + "/held"
 	// ReleaseAnnotation (annotation of PodGroups, and of ResourceClaims with the annotation reserved-for) says when the
 	// claims are released before the PodGroup, or the object that holds the claim, is deleted: OnDeletion, or a list of
 	// OnCompletion, OnSuspension, and Unused=<duration>, separated by commas. The default is OnDeletion for PodGroups
