@@ -39,13 +39,11 @@ func TestDenials_Count(t *testing.T) {
 			t.Errorf("%s: allowed: got %t, want %t", object, response.Allowed, allowed)
 		}
 	}
-	const want = `
-# HELP dra_shared_admission_denials_total Requests that this replica denied at admission, by the kind of the object and the reason.
-# TYPE dra_shared_admission_denials_total counter
-dra_shared_admission_denials_total{kind="PodGroup",reason="Invalid"} 1
-`
-	if err := testutil.GatherAndCompare(registry, strings.NewReader(want)); err != nil {
-		t.Error(err)
+	if n := testutil.ToFloat64(denials.total.WithLabelValues("PodGroup", "Invalid")); n != 1 {
+		t.Errorf("invalid PodGroups: got %v, want 1", n)
+	}
+	if n, err := testutil.GatherAndCount(registry); err != nil || n != 1 {
+		t.Errorf("metrics: got %d, error %v, want 1: errors are not denials", n, err)
 	}
 }
 
