@@ -6,9 +6,14 @@ package controlplane
 import (
 	"errors"
 	"fmt"
+	"net"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -61,5 +66,90 @@ func TestAdmission_rejectsZeroGroups(t *testing.T) {
 				return nil
 			})
 		}
+	}
+}
+
+// hangingWebhook accepts connections at the port of the webhooks, and answers none. It returns the
+// number of connections so far.
+func hangingWebhook(t *testing.T) (connections func() int64) {
+	t.Helper()
+	listener, err := net.Listen("tcp", net.JoinHostPort(controlPlaneAddress, "9443"))
+	if err != nil {
+		t.Fatalf("listen in place of the controller: %v", err)
+	}
+	var accepted atomic.Int64
+	var open sync.WaitGroup
+	done := make(chan struct{})
+	open.Go(func() {
+		for {
+			connection, err := listener.Accept()
+			if err != nil {
+				return // the test has ended
+			}
+			accepted.Add(1)
+			open.Go(func() {
+				<-done
+				_ = connection.Close()
+			})
+		}
+	})
+	t.Cleanup(func() {
+		close(done)
+		_ = listener.Close()
+		open.Wait()
+	})
+	return accepted.Load
+}
+
+// A controller that hangs delays only what its webhooks must see, and by no more than their timeout.
+func TestAdmission_hangingController(t *testing.T) {
+	e := requireTestEnv(t)
+	e.startController(t, nil)() // it leaves the certificates of the webhooks
+	ns := e.createNamespace(t, "hanging")
+	connections := hangingWebhook(t)
+	const (
+		webhookTimeout = 2 * time.Second // of the chart
+		margin         = 2 * time.Second // for the rest of a request, on a slow machine
+	)
+	ordinary := newPod(ns, "ordinary", 0)
+	ordinary.Annotations, ordinary.Spec.ResourceClaims = nil, nil
+	referenced := newPodWithClaim(ns, "referenced", 0, "gpu")
+	for i := range referenced.Spec.Containers {
+		referenced.Spec.Containers[i].Resources.Claims = []corev1.ResourceClaim{{Name: referenced.Spec.ResourceClaims[0].Name}}
+	}
+	unreferenced := newPodWithClaim(ns, "unreferenced", 0, "gpu")
+	for _, tc := range []struct {
+		name    string
+		object  client.Object
+		called  bool
+		refused bool
+	}{
+		{"pod without claims", ordinary, false, false},
+		{"claim of another driver", &resourceapi.ResourceClaim{
+			ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "gpu"}, Spec: resourceapi.ResourceClaimSpec{},
+		}, false, false},
+		{"pod whose containers reference its claims", referenced, false, false},
+		{"pod with a claim that no container references", unreferenced, true, false},
+		{"pod of a PodGroup", newPod(ns, "group", 0), true, true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			before, start := connections(), time.Now()
+			err := e.client.Create(t.Context(), tc.object)
+			took := time.Since(start)
+			if refused := err != nil; refused != tc.refused {
+				t.Errorf("refused: got %t (%v), want %t", refused, err, tc.refused)
+			}
+			if called := connections() > before; called != tc.called {
+				t.Errorf("the API server called a webhook: got %t, want %t", called, tc.called)
+			}
+			limit := margin
+			if tc.called {
+				limit += webhookTimeout
+			}
+			if took > limit {
+				t.Errorf("the request took %v, want at most %v", took, limit)
+			}
+			t.Logf("took %v", took.Round(time.Millisecond))
+		})
 	}
 }
