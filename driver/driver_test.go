@@ -998,10 +998,17 @@ func TestReporter_readsClaimBeforeRewritingStatus(t *testing.T) {
 	written := report() // the plugin now remembers what it wrote
 	p.client.ClearActions()
 	report()
+	cached := 0
 	for _, a := range p.client.Actions() {
 		if a.GetVerb() != "get" {
 			t.Errorf("for a status that is the same the plugin sent %s %s", a.GetVerb(), a.GetResource().Resource)
 		}
+		if get, ok := a.(clienttesting.GetActionImpl); ok && get.GetOptions.ResourceVersion == "0" {
+			cached++
+		}
+	}
+	if cached != 1 {
+		t.Errorf("reads from the API server's cache: got %d of %v, want 1", cached, p.client.Actions())
 	}
 	changed := written.DeepCopy()
 	changed.Status.Devices[0].NetworkData.HardwareAddress = "02:00:00:00:00:01"

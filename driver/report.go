@@ -190,14 +190,18 @@ func (r *reporter) report(ctx context.Context, uid types.UID) (outcome string, e
 	if err != nil || r.written.Has(uid, digest) {
 		return outcomeUnchanged, err
 	}
-	claim, err := r.driver.currentClaim(ctx, prepared)
+	read, repeated := r.driver.currentClaim, r.written.Wrote(uid, digest)
+	if repeated {
+		read = r.driver.cachedClaim // an older state causes at most a write that changes nothing
+	}
+	claim, err := read(ctx, prepared)
 	if err != nil {
 		return "", err
 	}
 	if claim == nil {
 		return outcomeGone, nil
 	}
-	if r.written.Wrote(uid, digest) && claimstatus.Matches(claim, entries) {
+	if repeated && claimstatus.Matches(claim, entries) {
 		r.written.Record(uid, digest) // no other client has changed it in the meantime
 		return outcomeUnchanged, nil
 	}
@@ -215,9 +219,19 @@ func (r *reporter) report(ctx context.Context, uid types.UID) (outcome string, e
 // currentClaim gets the claim of a record from the API server. It returns nil
 // if the claim is gone, deallocated, or replaced by another of its name.
 func (d *Driver) currentClaim(ctx context.Context, recorded *record.Claim) (*resourceapi.ResourceClaim, error) {
-	claim, err := d.options.Client.ResourceV1().
-		ResourceClaims(recorded.Namespace).
-		Get(ctx, recorded.Name, metav1.GetOptions{})
+	return d.getClaim(ctx, recorded, metav1.GetOptions{})
+}
+
+// cachedClaim is currentClaim from the API server's cache instead of etcd: the plugins of all nodes
+// compare the status of their claims again and again.
+func (d *Driver) cachedClaim(ctx context.Context, recorded *record.Claim) (*resourceapi.ResourceClaim, error) {
+	return d.getClaim(ctx, recorded, metav1.GetOptions{ResourceVersion: "0"})
+}
+
+func (d *Driver) getClaim(
+	ctx context.Context, recorded *record.Claim, source metav1.GetOptions,
+) (*resourceapi.ResourceClaim, error) {
+	claim, err := d.options.Client.ResourceV1().ResourceClaims(recorded.Namespace).Get(ctx, recorded.Name, source)
 	if apierrors.IsNotFound(err) || err == nil && (claim.UID != recorded.UID || claim.Status.Allocation == nil) {
 		return nil, nil
 	}
