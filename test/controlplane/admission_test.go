@@ -114,9 +114,8 @@ func TestAdmission_hangingController(t *testing.T) {
 	ordinary := newPod(ns, "ordinary", 0)
 	ordinary.Annotations, ordinary.Spec.ResourceClaims = nil, nil
 	referenced := newPodWithClaim(ns, "referenced", 0, "gpu")
-	for i := range referenced.Spec.Containers {
-		referenced.Spec.Containers[i].Resources.Claims = []corev1.ResourceClaim{{Name: referenced.Spec.ResourceClaims[0].Name}}
-	}
+	reference := corev1.ResourceClaim{Name: referenced.Spec.ResourceClaims[0].Name}
+	referenced.Spec.Containers[0].Resources.Claims = []corev1.ResourceClaim{reference}
 	unreferenced := newPodWithClaim(ns, "unreferenced", 0, "gpu")
 	for _, tc := range []struct {
 		name    string
