@@ -247,6 +247,9 @@ func (s *source) describe(e ast.Expr) (kind, refers string) {
 		kind, refers := s.describe(e.Value)
 		return "map of string to " + kind, refers
 	case *ast.SelectorExpr:
+		if pkg, ok := e.X.(*ast.Ident); ok && pkg.Name == "params" {
+			return "string", "" // an enumeration of the parameters of claims
+		}
 		return strings.ToLower(e.Sel.Name[:1]) + e.Sel.Name[1:], ""
 	case *ast.Ident:
 		switch e.Name {
