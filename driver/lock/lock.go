@@ -20,7 +20,8 @@ import (
 // are empty.
 type Dir string
 
-// buckets limits the number of lock files: two keys may share one.
+// buckets is how many files plugins of earlier releases have for all keys. They lock that of a
+// key exclusively; this release locks it shared, so that only those wait for it.
 const buckets = 64
 
 // Open opens the directory, and creates it if it does not exist.
@@ -32,11 +33,37 @@ func Open(path string) (Dir, error) {
 }
 
 // Key waits for the lock of a key and returns the function that releases it. A
-// caller must not hold two keys.
+// caller must not hold two keys. The file of the key exists only while the lock is held.
 func (d Dir) Key(key string) (release func(), err error) {
+	releaseBucket, err := d.acquire(bucket(key), unix.LOCK_SH)
+	if err != nil {
+		return nil, err
+	}
+	name := keyFile(key)
+	releaseKey, err := d.acquire(name, unix.LOCK_EX)
+	if err != nil {
+		releaseBucket()
+		return nil, err
+	}
+	return func() {
+		d.Remove(name)
+		releaseKey()
+		releaseBucket()
+	}, nil
+}
+
+// keyFile returns the name of the lock file of a key. Keys may contain what names of files may not.
+func keyFile(key string) string {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(key)) // never fails
+	return fmt.Sprintf("key-%016x", h.Sum64())
+}
+
+// bucket returns the name of the lock file of a key in earlier releases.
+func bucket(key string) string {
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(key)) // never fails
-	return d.acquire(fmt.Sprintf("%02x", h.Sum32()%buckets), unix.LOCK_EX)
+	return fmt.Sprintf("%02x", h.Sum32()%buckets)
 }
 
 // Named waits for the lock of a name and returns the function that releases it.
@@ -51,8 +78,8 @@ func (d Dir) TryNamed(name string) (release func(), ok bool, err error) {
 	return release, err == nil, err
 }
 
-// Remove removes the file of a lock. The caller must hold the lock, and no other
-// caller may need it afterwards.
+// Remove removes the file of a lock. The caller must hold the lock, and needs it no longer: those
+// that wait for it create another file.
 func (d Dir) Remove(name string) { _ = os.Remove(filepath.Join(string(d), name)) }
 
 // acquire opens and locks the file of a lock.

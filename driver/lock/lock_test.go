@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"sync"
 	"testing"
+	"time"
 )
 
 func open(t *testing.T) Dir {
@@ -42,6 +43,54 @@ func TestKey_excludesOtherHolders(t *testing.T) {
 	}
 }
 
+// The keys of two claims, one of which waits for a DHCP server.
+func TestKey_doesNotWaitForOtherKeys(t *testing.T) {
+	d := open(t)
+	first, other := "claim-0", ""
+	for i := 1; other == ""; i++ {
+		if key := "claim-" + strconv.Itoa(i); bucket(key) == bucket(first) {
+			other = key
+		}
+	}
+	release, err := d.Key(first)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	locked := make(chan error, 1)
+	go func() {
+		release, err := d.Key(other)
+		if err == nil {
+			release()
+		}
+		locked <- err
+	}()
+	select {
+	case err := <-locked:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(5 * time.Second):
+		t.Errorf("the lock of %s waits for that of %s", other, first)
+	}
+}
+
+// A plugin of an earlier release, which runs at the same time during an update, locks only the bucket of a key.
+func TestKey_excludesEarlierRelease(t *testing.T) {
+	d := open(t)
+	release, err := d.Key("claim")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, ok, err := d.TryNamed(bucket("claim")); ok || err != nil {
+		t.Errorf("while the key is locked, an earlier release locks its bucket: %t, %v", ok, err)
+	}
+	release()
+	if _, ok, err := d.TryNamed(bucket("claim")); !ok || err != nil {
+		t.Errorf("after the key was released: %t, %v", ok, err)
+	}
+}
+
 func TestTryNamed_doesNotWait(t *testing.T) {
 	d := open(t)
 	release, ok, err := d.TryNamed("background")
@@ -67,7 +116,7 @@ func TestKey_limitsTheNumberOfFiles(t *testing.T) {
 		release()
 	}
 	files, err := filepath.Glob(filepath.Join(string(d), "*"))
-	if err != nil || len(files) > buckets {
+	if err != nil || len(files) > buckets { // the files of keys are removed
 		t.Errorf("%d files, %v", len(files), err)
 	}
 }
