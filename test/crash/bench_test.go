@@ -41,7 +41,7 @@ func BenchmarkPlugin(b *testing.B) {
 }
 
 // buildHook returns the path of the hook, built as for the image.
-func buildHook(b *testing.B) string {
+func buildHook(b testing.TB) string {
 	b.Helper()
 	path := filepath.Join(b.TempDir(), "dra-shared-hook")
 	build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", path, "../../cmd/dra-shared-hook")
