@@ -323,6 +323,15 @@ func leaseOf(link attach.Link) (lease dhcp.Lease) {
 	return lease
 }
 
+// stateOf returns the state of the recorded lease of a link.
+func stateOf(link attach.Link, now time.Duration) dhcp.State {
+	lease := leaseOf(link)
+	if !lease.Address.IsValid() {
+		return dhcp.Expired
+	}
+	return lease.State(now)
+}
+
 // withLease adds to the state of a link that works that it has no address.
 func withLease(state driver.State, link attach.Link, d *device) driver.State {
 	if !state.Ready || link.DHCP == nil || link.DHCP.Address != "" || d.network == nil {

@@ -10,6 +10,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 	"github.com/dra-shared/dra-driver-shared/netdev"
 	"github.com/dra-shared/dra-driver-shared/netdev/classify"
+	"github.com/dra-shared/dra-driver-shared/netdev/dhcp"
 )
 
 var (
@@ -47,6 +48,13 @@ var (
 		[]string{"device", "namespace", "claim", "reason", "action"},
 		nil,
 	)
+	descLeases = prometheus.NewDesc(
+		"dra_shared_leases",
+		"Links of pods that lease their address from a DHCP server, by the state of the lease: Bound; Renewing and "+
+			"Rebinding, while no server has answered since it should have been renewed; Expired, without an address.",
+		[]string{"state"},
+		nil,
+	)
 	descCheck = prometheus.NewDesc(
 		"dra_shared_kernel_check",
 		"1 if the node's kernel passed a check, 0 if not: NetnsCookie, NetnsCookieOfSocket, and MAC are ways to identify "+
@@ -59,7 +67,9 @@ var (
 
 // DescribeMetrics implements driver.MetricsCollector.
 func (k *Kind) DescribeMetrics(descriptions chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descBytes, descMulticast, descShareBytes, descGuarded, descRefused, descCheck} {
+	for _, d := range []*prometheus.Desc{
+		descBytes, descMulticast, descShareBytes, descGuarded, descRefused, descLeases, descCheck,
+	} {
 		descriptions <- d
 	}
 }
@@ -74,7 +84,22 @@ func (k *Kind) CollectMetrics(claims []*record.Claim, out chan<- prometheus.Metr
 		out <- prometheus.MustNewConstMetric(descGuarded, prometheus.GaugeValue, guarded, d.name)
 	}
 	collectRefusals(out, k.refusals, devices, claims)
+	collectLeases(out, k.leases.Load())
 	collectChecks(out, checks(k.node.Trials(), k.node.ClassifierKey()))
+}
+
+// leaseStates counts leases by their state.
+type leaseStates map[dhcp.State]int
+
+func collectLeases(out chan<- prometheus.Metric, leases *leaseStates) {
+	if leases == nil {
+		return
+	}
+	for state, name := range map[dhcp.State]string{
+		dhcp.Bound: "Bound", dhcp.Renewing: "Renewing", dhcp.Rebinding: "Rebinding", dhcp.Expired: "Expired",
+	} {
+		out <- prometheus.MustNewConstMetric(descLeases, prometheus.GaugeValue, float64((*leases)[state]), name)
+	}
 }
 
 func count(out chan<- prometheus.Metric, d *prometheus.Desc, value uint64, labels ...string) {

@@ -6,6 +6,7 @@ package nic
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
@@ -13,6 +14,7 @@ import (
 	"github.com/prometheus/common/expfmt"
 
 	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 	"github.com/dra-shared/dra-driver-shared/netdev"
 	"github.com/dra-shared/dra-driver-shared/netdev/classify"
@@ -49,6 +51,14 @@ dra_shared_share_bytes_total{claim="twice",device="nic0",direction="send",namesp
 `
 	registry := prometheus.NewPedanticRegistry()
 	registry.MustRegister(collect(func(out chan<- prometheus.Metric) { collectTraffic(out, devices, claims) }))
+	if diff := cmp.Diff(want, gather(t, registry)); diff != "" {
+		t.Errorf("metrics (-want +got):\n%s", diff)
+	}
+}
+
+// gather returns the metrics of a registry as text, without their help.
+func gather(t *testing.T, registry *prometheus.Registry) string {
+	t.Helper()
 	got, err := registry.Gather()
 	if err != nil {
 		t.Fatal(err)
@@ -60,9 +70,7 @@ dra_shared_share_bytes_total{claim="twice",device="nic0",direction="send",namesp
 			t.Fatal(err)
 		}
 	}
-	if diff := cmp.Diff(want, text.String()); diff != "" {
-		t.Errorf("metrics (-want +got):\n%s", diff)
-	}
+	return text.String()
 }
 
 // Shares with the same labels must not appear as two series, which no scrape accepts.
@@ -87,6 +95,30 @@ dra_shared_refused_frames_total{action="dropped",claim="twice",device="nic0",nam
 	collector := collect(func(out chan<- prometheus.Metric) { collectRefusals(out, refused, []string{"nic0"}, claims) })
 	if err := testutil.CollectAndCompare(collector, strings.NewReader(want)); err != nil {
 		t.Error(err)
+	}
+}
+
+func TestCollectLeases(t *testing.T) {
+	states := leaseStates{}
+	for _, lease := range []attach.Lease{
+		{Address: "10.20.0.5/16", Renew: 2000, Rebind: 3000, Expires: 4000},
+		{Address: "10.20.0.6/16", Renew: 500, Rebind: 3000, Expires: 4000},
+		{Address: "10.20.0.7/16", Renew: 500, Rebind: 600, Expires: 4000},
+		{Address: "10.20.0.8/16"}, // without end
+		{Last: "10.20.0.9/16"},
+	} {
+		states[stateOf(attach.Link{DHCP: &lease}, time.Second)]++
+	}
+	want := `# TYPE dra_shared_leases gauge
+dra_shared_leases{state="Bound"} 2
+dra_shared_leases{state="Expired"} 1
+dra_shared_leases{state="Rebinding"} 1
+dra_shared_leases{state="Renewing"} 1
+`
+	registry := prometheus.NewPedanticRegistry()
+	registry.MustRegister(collect(func(out chan<- prometheus.Metric) { collectLeases(out, &states) }))
+	if diff := cmp.Diff(want, gather(t, registry)); diff != "" {
+		t.Errorf("metrics (-want +got):\n%s", diff)
 	}
 }
 

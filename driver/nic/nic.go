@@ -32,6 +32,7 @@ import (
 	"slices"
 	"sort"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -63,6 +64,8 @@ type Kind struct {
 	addresses *ipam.Allocator
 	// dhcp leases addresses.
 	dhcp DHCPOptions
+	// leases are the states of the leases of links, or nil before the first time that they are known.
+	leases atomic.Pointer[leaseStates]
 	// duplicates are the hosts that have addresses of links.
 	duplicates *duplicates
 	// lost are the addresses of links that belong to another node by now.

@@ -98,6 +98,7 @@ func (r *renewer) start(ctx context.Context, workers *sync.WaitGroup) time.Durat
 		klog.FromContext(ctx).Error(err, "Failed to read attachment records; not renewing the leases of some links")
 	}
 	now, seen, wait := dhcp.SinceBoot(), map[leaseID]bool{}, leasesInterval
+	states := leaseStates{}
 	for _, a := range all {
 		link, err := a.Record.Link()
 		if err != nil || link.DHCP == nil || link.Index == 0 {
@@ -105,6 +106,7 @@ func (r *renewer) start(ctx context.Context, workers *sync.WaitGroup) time.Durat
 		}
 		id := leaseID{a.Record.ClaimUID, a.Record.Share, a.Record.Namespace.Cookie}
 		seen[id] = true
+		states[stateOf(link, now)]++
 		task := r.tasks[id]
 		if task == nil {
 			task = &leaseTask{next: now}
@@ -124,6 +126,7 @@ func (r *renewer) start(ctx context.Context, workers *sync.WaitGroup) time.Durat
 			})
 		}
 	}
+	r.kind.leases.Store(&states)
 	for id, task := range r.tasks {
 		if !seen[id] && !task.running {
 			delete(r.tasks, id)
