@@ -124,14 +124,15 @@ test-classify: prerequisites ## measure the traffic of shares with the BPF progr
 EACH     := ^TestPlugin_killedAtEachFailpoint$$
 REPEATED := ^TestPlugin_killedRepeatedlyWithManyClaims$$
 LEASING  := ^TestPlugin_killedWhileLeasing$$
-PARTS    := '$(LEASING)' '$(EACH)/^part=0$$' '$(EACH)/^part=[^0]' \
+POOLS    := ^TestPlugin_killedWhileAssigningAddresses$$
+PARTS    := '$(LEASING)' '$(POOLS)' '$(EACH)/^part=0$$' '$(EACH)/^part=[^0]' \
   '$(REPEATED)/^batch=[01]$$' '$(REPEATED)/^batch=[23]$$' '$(REPEATED)/^batch=[^0-3]'
 
 test-crash: prerequisites-dhcp ## end the plugin at each failpoint, and run it under load
 	@processes=
 	for part in $(PARTS); do $(GO_TEST) -timeout 25m -run "$$part" -- ./test/crash & processes="$$processes $$!"; done
 	result=0
-	$(GO_TEST) -timeout 25m -skip '$(EACH)|$(REPEATED)|$(LEASING)' -- ./test/crash || result=$$?
+	$(GO_TEST) -timeout 25m -skip '$(EACH)|$(REPEATED)|$(LEASING)|$(POOLS)' -- ./test/crash || result=$$?
 	for process in $$processes; do wait $$process || result=$$?; done
 	exit $$result
 

@@ -13,9 +13,11 @@ import (
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	apiruntime "k8s.io/apimachinery/pkg/runtime"
 	cdiapi "tags.cncf.io/container-device-interface/pkg/cdi"
 
+	network "github.com/dra-shared/dra-driver-shared/api/network/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/test/measure"
 )
 
@@ -38,6 +40,54 @@ func BenchmarkPlugin(b *testing.B) {
 			}
 		})
 	}
+}
+
+// BenchmarkAddresses compares attaching with an address of a pool and with a static one, by turns,
+// next to 50 pods with addresses of the pool. It reports the writes of AddressBlocks for each of those.
+func BenchmarkAddresses(b *testing.B) {
+	for _, ranges := range []string{"10.20.0.0/16", "10.20.0.0/22"} {
+		b.Run("ranges="+strings.ReplaceAll(ranges, "/", "_"), func(b *testing.B) { benchmarkAddresses(b, ranges) })
+	}
+}
+
+func benchmarkAddresses(b *testing.B, ranges string) {
+	const others = 50
+	s := newScale(b)
+	s.must("create the pool", s.api.AddPool(&network.AddressPool{
+		ObjectMeta: metav1.ObjectMeta{Name: "pool", UID: "pool"},
+		Spec: network.AddressPoolSpec{
+			Network: "storage", Default: true, Subnet: "10.20.0.0/16", Ranges: []string{ranges},
+		},
+	}))
+	s.start(func(c *pluginConfig) {
+		tuned(c)
+		c.Pools = true
+	})
+	s.connect()
+	s.fill(others)
+	writes := s.blockWrites.Load()
+	var static, pool measure.Latencies
+	b.ResetTimer()
+	for i := range b.N {
+		s.timeAttach(b, &pool, newClaim(fmt.Sprintf("pool-%d", s.created.Add(1))))
+		s.timeAttach(b, &static, withAddress(newClaim(fmt.Sprintf("static-%d", s.created.Add(1))), i))
+	}
+	b.StopTimer()
+	pool.Report(b, "pool")
+	static.Report(b, "static")
+	b.ReportMetric(float64(writes)/others, "writes/pod")
+}
+
+// timeAttach measures the part of the plugin in the start of a pod, and ends the pod.
+func (s *scale) timeAttach(b *testing.B, latencies *measure.Latencies, claim *resourceapi.ResourceClaim) {
+	b.Helper()
+	s.addClaim(claim)
+	pod := s.sandbox(claim.Name)
+	s.must("prepare the claim", s.prepare(b.Context(), claim))
+	s.must("attach the claim", latencies.Time(func() error { return pod.hook(b.Context(), s.dir, claim, timeout) }))
+	s.must("unprepare the claim", s.unprepare(b.Context(), claim))
+	pod.end()
+	s.deleteClaim(claim.Name)
 }
 
 // buildHook returns the path of the hook, built as for the image.
@@ -91,8 +141,13 @@ func (s *scale) benchmark(b *testing.B, hook string, parallel int) {
 
 // withAddress adds a static address to a claim, one of 65,000.
 func withAddress(c *resourceapi.ResourceClaim, n int) *resourceapi.ResourceClaim {
-	parameters := fmt.Sprintf(`{"apiVersion": "dra-shared.dev/v1alpha1", "kind": "NetworkAttachment",
-		"addresses": ["10.40.%d.%d/16"]}`, n/250%250, 1+n%250)
+	return withStaticAddress(c, fmt.Sprintf("10.40.%d.%d/16", n/250%250, 1+n%250))
+}
+
+// withStaticAddress adds a static address to a claim.
+func withStaticAddress(c *resourceapi.ResourceClaim, address string) *resourceapi.ResourceClaim {
+	parameters := fmt.Sprintf(`{"apiVersion": "dra-shared.dev/v1alpha1", "kind": "NetworkAttachment", "addresses": [%q]}`,
+		address)
 	c.Status.Allocation.Devices.Config = []resourceapi.DeviceAllocationConfiguration{{
 		Source: resourceapi.AllocationConfigSourceClaim,
 		DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{

@@ -53,6 +53,7 @@ func TestScale_resourcesOfPlugin(t *testing.T) {
 type scale struct {
 	*testEnv
 	requests, writes atomic.Int64 // to the API server
+	blockWrites      atomic.Int64 // of AddressBlocks
 	created          atomic.Int64 // pods
 }
 
@@ -67,6 +68,9 @@ func newScale(t testing.TB) *scale {
 		s.requests.Add(1)
 		if r.Method != http.MethodGet {
 			s.writes.Add(1)
+			if strings.Contains(r.URL.Path, "/addressblocks") {
+				s.blockWrites.Add(1)
+			}
 		}
 		return nil
 	})

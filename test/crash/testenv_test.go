@@ -48,7 +48,9 @@ import (
 	"github.com/dra-shared/dra-driver-shared/device/fabricpool"
 	"github.com/dra-shared/dra-driver-shared/driver"
 	"github.com/dra-shared/dra-driver-shared/driver/fabric"
+	"github.com/dra-shared/dra-driver-shared/driver/lock"
 	"github.com/dra-shared/dra-driver-shared/driver/nic"
+	"github.com/dra-shared/dra-driver-shared/driver/nic/ipam"
 	"github.com/dra-shared/dra-driver-shared/internal/failpoint"
 	"github.com/dra-shared/dra-driver-shared/internal/failpoint/failpointtest"
 	"github.com/dra-shared/dra-driver-shared/internal/failpoint/httpfailpoint"
@@ -113,6 +115,8 @@ type pluginConfig struct {
 	Profiles profiles
 	// Opener, if not empty, is the socket of an opener: all links lease addresses.
 	Opener string
+	// Pools makes the plugin assign addresses of AddressPools.
+	Pools bool
 }
 
 func runPlugin(raw string) error {
@@ -189,6 +193,13 @@ fabrics:
 				return attach.OpenIn(ctx, c.Opener, r)
 			}})
 	}
+	if c.Pools {
+		allocator, err := newAllocator(c, restConfig, nics, failpoints)
+		if err != nil {
+			return nil, err
+		}
+		nics.UseAddressPools(allocator)
+	}
 	d, err := driver.New(driver.Options{
 		DriverName: driverName, NodeName: nodeName, Client: client, Instance: c.Instance, RollingUpdate: true,
 		Kinds:     []driver.Kind{nics, fabric.New(driverConfig, nodeName)},
@@ -198,6 +209,25 @@ fabrics:
 		OrphanGrace: orphanGrace,
 	})
 	return &plugin{Driver: d, node: node}, err
+}
+
+// newAllocator builds what assigns addresses of pools, as the program of the plugin does.
+func newAllocator(
+	c pluginConfig, restConfig *rest.Config, nics *nic.Kind, failpoints failpoint.Injector,
+) (*ipam.Allocator, error) {
+	api, err := ipam.NewAPI(restConfig)
+	if err != nil {
+		return nil, err
+	}
+	locks, err := lock.Open(filepath.Join(c.Dir, "run/locks"))
+	if err != nil {
+		return nil, err
+	}
+	return ipam.New(ipam.Options{
+		Node: nodeName, Instance: c.Instance, API: api, Locks: locks, OnLost: nics.SetLost, Failpoints: failpoints,
+		NodeLabels:     func(context.Context) (map[string]string, error) { return nil, nil },
+		LastPluginFile: filepath.Join(c.Dir, "run/addresses-holder"),
+	}), nil
 }
 
 // dhcpDefault makes all links of the network lease addresses, if c says so.

@@ -9,6 +9,7 @@ package fakeapi
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -23,11 +24,16 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/types"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/kubernetes/scheme"
 	clienttesting "k8s.io/client-go/testing"
+
+	network "github.com/dra-shared/dra-driver-shared/api/network/v1alpha1"
 )
 
 // Server is a fake API server.
@@ -37,16 +43,55 @@ type Server struct {
 	// URL is the server's base URL.
 	URL string
 
+	// network has the AddressPools and AddressBlocks. Requests for them get all, whatever they
+	// select.
+	network clienttesting.Fake
+	scheme  *runtime.Scheme
+	codecs  serializer.CodecFactory
+
 	http   *httptest.Server
 	refuse atomic.Pointer[func(*http.Request) error]
 }
 
 // New starts a server that contains objects. The caller must call Close.
 func New(objects ...runtime.Object) *Server {
-	s := &Server{Client: fake.NewClientset(objects...)}
+	s := &Server{Client: fake.NewClientset(objects...), scheme: runtime.NewScheme()}
+	utilruntime.Must(errors.Join(scheme.AddToScheme(s.scheme), network.AddToScheme(s.scheme)))
+	s.codecs = serializer.NewCodecFactory(s.scheme)
+	tracker := clienttesting.NewObjectTracker(s.scheme, s.codecs.UniversalDecoder())
+	s.network.AddReactor("*", "*", clienttesting.ObjectReaction(tracker))
+	s.network.AddWatchReactor("*", func(action clienttesting.Action) (bool, watch.Interface, error) {
+		w, err := tracker.Watch(action.GetResource(), action.GetNamespace())
+		return true, w, err
+	})
 	s.http = httptest.NewServer(s)
 	s.URL = s.http.URL
 	return s
+}
+
+// AddPool creates an AddressPool.
+func (s *Server) AddPool(p *network.AddressPool) error {
+	gvr := network.GroupVersion.WithResource(network.PoolResource)
+	_, err := s.network.Invokes(clienttesting.NewRootCreateAction(gvr, p), nil)
+	return err
+}
+
+// DeleteBlocks deletes all AddressBlocks.
+func (s *Server) DeleteBlocks() error {
+	gvr, gvk := network.GroupVersion.WithResource(network.BlockResource), kinds[network.BlockResource]
+	list, err := s.network.Invokes(clienttesting.NewRootListAction(gvr, gvk, metav1.ListOptions{}),
+		&network.AddressBlockList{})
+	if err != nil {
+		return err
+	}
+	return meta.EachListItem(list, func(object runtime.Object) error {
+		block, err := meta.Accessor(object)
+		if err != nil {
+			return err
+		}
+		_, err = s.network.Invokes(clienttesting.NewRootDeleteAction(gvr, block.GetName()), nil)
+		return err
+	})
 }
 
 // Close closes all connections and stops the server.
@@ -67,6 +112,8 @@ var kinds = map[string]schema.GroupVersionKind{
 	"nodes":          corev1.SchemeGroupVersion.WithKind("Node"),
 	"pods":           corev1.SchemeGroupVersion.WithKind("Pod"),
 	"events":         {Group: "events.k8s.io", Version: "v1", Kind: "Event"},
+	"addresspools":   network.GroupVersion.WithKind("AddressPool"),
+	"addressblocks":  network.GroupVersion.WithKind("AddressBlock"),
 }
 
 // target is the object or collection that a request's path names.
@@ -119,7 +166,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		writeError(w, err)
 		return
 	}
-	raw, err := encode(object, t.gvk.GroupVersion())
+	raw, err := s.encode(object, t.gvk.GroupVersion())
 	if err != nil {
 		writeError(w, err)
 		return
@@ -128,30 +175,39 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(raw)
 }
 
+// invoker returns what has the objects of a resource.
+func (s *Server) invoker(t target) *clienttesting.Fake {
+	if t.gvr.Group == network.GroupName {
+		return &s.network
+	}
+	return &s.Client.Fake
+}
+
 // do performs a request other than a watch and returns the object to send.
 func (s *Server) do(r *http.Request, t target) (runtime.Object, error) {
-	defer s.Client.ClearActions() // the clientset records every request otherwise
+	invoker := s.invoker(t)
+	defer invoker.ClearActions() // it records every request otherwise
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
 		return nil, err
 	}
-	empty, err := scheme.Scheme.New(t.gvk)
+	empty, err := s.scheme.New(t.gvk)
 	if err != nil {
 		return nil, err
 	}
 	switch r.Method {
 	case http.MethodGet:
 		if t.name != "" {
-			return s.Client.Invokes(clienttesting.NewGetAction(t.gvr, t.namespace, t.name), empty)
+			return invoker.Invokes(clienttesting.NewGetAction(t.gvr, t.namespace, t.name), empty)
 		}
-		list, err := scheme.Scheme.New(t.gvk.GroupVersion().WithKind(t.gvk.Kind + "List"))
+		list, err := s.scheme.New(t.gvk.GroupVersion().WithKind(t.gvk.Kind + "List"))
 		if err != nil {
 			return nil, err
 		}
 		action := clienttesting.NewListAction(t.gvr, t.gvk, t.namespace, metav1.ListOptions{})
-		return s.Client.Invokes(action, list)
+		return invoker.Invokes(action, list)
 	case http.MethodDelete:
-		_, err := s.Client.Invokes(clienttesting.NewDeleteAction(t.gvr, t.namespace, t.name), empty)
+		_, err := invoker.Invokes(clienttesting.NewDeleteAction(t.gvr, t.namespace, t.name), empty)
 		return &metav1.Status{Status: metav1.StatusSuccess}, err
 	case http.MethodPatch:
 		kind := types.PatchType(strings.Split(r.Header.Get("Content-Type"), ";")[0])
@@ -161,20 +217,23 @@ func (s *Server) do(r *http.Request, t target) (runtime.Object, error) {
 		force := r.URL.Query().Get("force") == "true"
 		action := clienttesting.NewPatchSubresourceActionWithOptions(t.gvr, t.namespace, t.name, kind, body,
 			metav1.PatchOptions{FieldManager: r.URL.Query().Get("fieldManager"), Force: &force}, t.subresource)
-		return s.Client.Invokes(action, empty)
+		return invoker.Invokes(action, empty)
 	}
-	object, _, err := scheme.Codecs.UniversalDeserializer().Decode(body, &t.gvk, nil)
+	object, _, err := s.codecs.UniversalDeserializer().Decode(body, &t.gvk, nil)
 	if err != nil {
 		return nil, apierrors.NewBadRequest(err.Error())
 	}
 	if r.Method == http.MethodPost {
-		if named, err := meta.Accessor(object); err == nil && named.GetName() == "" {
-			named.SetName(named.GetGenerateName() + string(uuid.NewUUID()))
+		if named, err := meta.Accessor(object); err == nil {
+			if named.GetName() == "" {
+				named.SetName(named.GetGenerateName() + string(uuid.NewUUID()))
+			}
+			named.SetUID(uuid.NewUUID())
 		}
-		return s.Client.Invokes(clienttesting.NewCreateAction(t.gvr, t.namespace, object), empty)
+		return invoker.Invokes(clienttesting.NewCreateAction(t.gvr, t.namespace, object), empty)
 	}
 	action := clienttesting.NewUpdateSubresourceAction(t.gvr, t.subresource, t.namespace, object)
-	return s.Client.Invokes(action, empty)
+	return invoker.Invokes(action, empty)
 }
 
 // watch streams events until the client disconnects.
@@ -184,7 +243,7 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, t target) {
 		writeError(w, apierrors.NewInvalid(schema.GroupKind{Kind: "ListOptions"}, "", nil))
 		return
 	}
-	watcher, err := s.Client.InvokesWatch(clienttesting.NewWatchAction(t.gvr, t.namespace, metav1.ListOptions{}))
+	watcher, err := s.invoker(t).InvokesWatch(clienttesting.NewWatchAction(t.gvr, t.namespace, metav1.ListOptions{}))
 	if err != nil {
 		writeError(w, err)
 		return
@@ -201,7 +260,7 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, t target) {
 			if !ok {
 				return
 			}
-			raw, err := encode(event.Object, t.gvk.GroupVersion())
+			raw, err := s.encode(event.Object, t.gvk.GroupVersion())
 			if err != nil {
 				return
 			}
@@ -214,11 +273,11 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, t target) {
 	}
 }
 
-func encode(object runtime.Object, gv schema.GroupVersion) ([]byte, error) {
+func (s *Server) encode(object runtime.Object, gv schema.GroupVersion) ([]byte, error) {
 	if status, ok := object.(*metav1.Status); ok {
 		return json.Marshal(status)
 	}
-	return runtime.Encode(scheme.Codecs.LegacyCodec(gv), object)
+	return runtime.Encode(s.codecs.LegacyCodec(gv), object)
 }
 
 func writeError(w http.ResponseWriter, err error) {

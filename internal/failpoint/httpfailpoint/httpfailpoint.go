@@ -43,7 +43,7 @@ func (t transport) RoundTrip(r *http.Request) (response *http.Response, err erro
 // resource returns the resource in an API path. Object names differ between
 // runs and must not be part of a failpoint's name.
 func resource(path string) string {
-	for _, known := range []string{"resourceclaims", "resourceslices", "events"} {
+	for _, known := range []string{"resourceclaims", "resourceslices", "addressblocks", "events"} {
 		if strings.Contains(path, "/"+known) {
 			return known
 		}
