@@ -5,8 +5,6 @@ package driver
 
 import (
 	"context"
-	"errors"
-	"os"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -15,13 +13,9 @@ import (
 	"github.com/dra-shared/dra-driver-shared/attach"
 )
 
-// detachEnded detaches a share from a sandbox that has reportedly ended. The
-// report may be out of date: the kernel reuses the IDs of namespaces, and the
-// record may have been replaced. An attachment that still exists is kept.
+// detachEnded detaches a share from a sandbox that has reportedly ended. The report may be out of
+// date, because the kernel reuses the IDs of namespaces: an attachment that still exists is kept.
 func (d *Driver) detachEnded(ctx context.Context, s share, r attach.Record) error {
-	if _, err := d.attachments.Read(r.ClaimUID, r.Share, r.Namespace); errors.Is(err, os.ErrNotExist) {
-		return nil // Unprepare has detached it
-	}
 	if s.attacher != nil {
 		if state, err := s.attacher.Read(ctx, s.Share, r); err != nil || state.Exists {
 			return err

@@ -499,6 +499,30 @@ func TestDetach_oneOfTwoPods(t *testing.T) {
 	p.wantNothingLeft()
 }
 
+// The kernel reports the end of an earlier namespace with the same ID while a pod is attached. The record that
+// the driver has read before it gets the claim's lock has addresses, but no link yet.
+func TestDetach_recordOfUnfinishedAttach(t *testing.T) {
+	p := newPlugin(t)
+	c := p.claim("c", "100M", "")
+	pod := p.sandbox("pod")
+	if err := pod.hook(c, p.mustPrepare(c)[0]); err != nil {
+		t.Fatal(err)
+	}
+	records, err := attach.OpenRecords(p.options.RunDir, attach.AnyBoot, nil).List()
+	if err != nil || len(records) != 1 {
+		t.Fatalf("got %d attachment records and error %v, want one", len(records), err)
+	}
+	reserved := records[0]
+	reserved.Payload = []byte(`{"parent": 1, "mac": "02:00:00:00:00:01", "addresses": ["10.20.0.5/16"]}`)
+	p.DetachEnded(t.Context(), reserved)
+	if err := p.attached(1); err != nil {
+		t.Errorf("the attachment of a running pod: %v", err)
+	}
+	if got := pod.links(); !slices.Contains(got, "net1") {
+		t.Errorf("the pod has the links %v", got)
+	}
+}
+
 // awaitAttached waits until the plugin has recorded want attachments.
 func (p *plugin) awaitAttached(want int) {
 	p.t.Helper()

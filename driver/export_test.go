@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 
+	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/internal/claimstatus"
 )
 
@@ -35,6 +36,11 @@ func (d *Driver) RoundsDue(uid types.UID) (due int, err error) {
 
 // Failures returns how many failed attempts to attach a share the driver remembers.
 func (d *Driver) Failures(share string) int { return len(d.failures.messages(share)) }
+
+// DetachEnded does what the driver does when the sandbox of an attachment has reportedly ended.
+func (d *Driver) DetachEnded(ctx context.Context, r attach.Record) {
+	d.forEach(ctx, []attach.Record{r}, d.detachEnded)
+}
 
 // ReportStatus reports the status of a claim.
 func (d *Driver) ReportStatus(ctx context.Context, uid types.UID) error {

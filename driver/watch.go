@@ -6,6 +6,7 @@ package driver
 import (
 	"context"
 	"errors"
+	"os"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -108,8 +109,8 @@ func (d *Driver) eachAttachment(
 	d.forEach(ctx, d.readableAttachments(ctx, selected), do)
 }
 
-// forEach calls do for every attachment, with the claim's lock held. It logs the
-// errors.
+// forEach calls do for every attachment that is still recorded, as it is recorded then, with the
+// claim's lock held: the record of one that was being attached has changed meanwhile. It logs the errors.
 func (d *Driver) forEach(
 	ctx context.Context,
 	attached []attach.Record,
@@ -119,7 +120,14 @@ func (d *Driver) forEach(
 		logger := klog.FromContext(ctx).
 			WithValues("claimUID", r.ClaimUID, "share", r.Share, "pod", klog.KRef(r.Pod.Namespace, r.Pod.Name))
 		err := d.withClaim(klog.NewContext(ctx, logger), types.UID(r.ClaimUID), func(ctx context.Context) error {
-			return do(ctx, d.shareOfAttachment(r), r)
+			current, err := d.attachments.Read(r.ClaimUID, r.Share, r.Namespace)
+			if errors.Is(err, os.ErrNotExist) {
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			return do(ctx, d.shareOfAttachment(current), current)
 		})
 		if err != nil && ctx.Err() == nil {
 			logger.Error(err, "Failed to process attachment")

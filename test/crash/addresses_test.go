@@ -120,7 +120,7 @@ func (e *testEnv) runAddresses(change func(*pluginConfig)) (killed bool) {
 	})
 	var addresses []string
 	for _, pod := range pods {
-		address, err := pod.leased()
+		address, err := pod.address()
 		e.must("address of the link", err)
 		addresses = append(addresses, address)
 	}

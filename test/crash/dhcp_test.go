@@ -96,8 +96,8 @@ func (e *dhcpEnv) pod(name string) *sandbox {
 	return s
 }
 
-// leased returns the IPv4 address of the link, or "" without one.
-func (s *sandbox) leased() (address string, err error) {
+// address returns the IPv4 address of the link, or "" without one.
+func (s *sandbox) address() (address string, err error) {
 	err = s.do(func() error {
 		link, err := net.InterfaceByName("net1")
 		if err != nil {
@@ -131,7 +131,7 @@ func (e *dhcpEnv) awaitRenewals(n int) {
 
 // hasAddress returns an error unless the link has an address of the server.
 func (s *sandbox) hasAddress() error {
-	got, err := s.leased()
+	got, err := s.address()
 	if err == nil && !strings.HasPrefix(got, "10.20.8.") {
 		err = fmt.Errorf("the link has the address %q, want one of 10.20.8.0/24", got)
 	}
@@ -140,7 +140,7 @@ func (s *sandbox) hasAddress() error {
 
 // hasNoAddress returns an error unless the link exists and has no IPv4 address.
 func (s *sandbox) hasNoAddress() error {
-	got, err := s.leased()
+	got, err := s.address()
 	if err == nil && got != "" {
 		err = fmt.Errorf("the link has the address %q, want none", got)
 	}
@@ -157,14 +157,14 @@ func TestPlugin_renewsLeases(t *testing.T) {
 	e.must("prepare the claim", e.prepare(t.Context(), claim))
 	e.must("attach the claim", pod.hook(t.Context(), e.dir, claim, timeout))
 	e.must("address of the link", pod.hasAddress())
-	first, _ := pod.leased()
+	first, _ := pod.address()
 	e.awaitReason(claim, params.ReasonAttached)
 	e.awaitAddress(claim, first)
 
 	e.kill()
 	e.serve(nil)
 	e.awaitRenewals(4) // more than a lease is long
-	if now, err := pod.leased(); err != nil || now != first {
+	if now, err := pod.address(); err != nil || now != first {
 		t.Errorf("after renewals the link has the address %q (error %v), want %s", now, err, first)
 	}
 
@@ -184,7 +184,7 @@ func TestPlugin_renewsLeases(t *testing.T) {
 	e.serve(nil)
 	e.eventually("another plugin leases an address", pod.hasAddress)
 
-	last, _ := pod.leased()
+	last, _ := pod.address()
 	id := e.recordedNamespace()
 	pod.end()
 	e.server.AwaitLog("DHCPRELEASE of " + strings.TrimSuffix(last, "/16"))
@@ -229,19 +229,19 @@ func TestPlugin_changesRefusedAddress(t *testing.T) {
 	claim, pod := e.claim("changed"), e.pod("changing")
 	e.must("prepare the claim", e.prepare(t.Context(), claim))
 	e.must("attach the claim", pod.hook(t.Context(), e.dir, claim, timeout))
-	first, err := pod.leased()
+	first, err := pod.address()
 	e.must("address of the link", err)
 	e.server.Stop()
 	e.server.Configure(strings.ReplaceAll(leases, "10.20.8.1 10.20.8.100", "10.20.9.1 10.20.9.100"))
 	e.server.Start()
 	e.eventually("the link has an address of the new range", func() error {
-		now, err := pod.leased()
+		now, err := pod.address()
 		if err == nil && !strings.HasPrefix(now, "10.20.9.") {
 			err = fmt.Errorf("it has %q, and had %q before", now, first)
 		}
 		return err
 	})
-	now, _ := pod.leased()
+	now, _ := pod.address()
 	e.awaitAddress(claim, now)
 	e.must("unprepare the claim", e.unprepare(t.Context(), claim))
 	e.server.AwaitLog("DHCPRELEASE of " + strings.TrimSuffix(now, "/16"))
@@ -299,10 +299,10 @@ func (e *dhcpEnv) runLease(change func(*pluginConfig)) (killed bool) {
 		return pod.hook(ctx, e.dir, claim, 200*time.Millisecond)
 	})
 	e.must("address of the link", pod.hasAddress())
-	before, _ := pod.leased()
+	before, _ := pod.address()
 	e.awaitRenewals(1)
 	e.retry("the link has the renewed address", func(context.Context) error {
-		if now, err := pod.leased(); err != nil || now != before {
+		if now, err := pod.address(); err != nil || now != before {
 			return errors.Join(err, fmt.Errorf("it has %q, want %q", now, before))
 		}
 		return nil

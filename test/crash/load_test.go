@@ -22,9 +22,11 @@ import (
 	"github.com/go-logr/logr"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/klog/v2"
 
+	network "github.com/dra-shared/dra-driver-shared/api/network/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/internal/failpoint"
 )
 
@@ -38,9 +40,9 @@ const (
 	requestFaults   = 30
 )
 
-// Pods come and go while 500 of them run, each with a share, and 32 calls run at
-// a time. One operation in 200 fails, and the API server refuses one request in
-// 30. No pod may lose its link, and the plugin's resources must not grow.
+// Pods come and go while 500 of them run, each with a share and an address of a pool of 600, and 32
+// calls run at a time. One operation in 200 fails, and the API server refuses one request in 30. No pod
+// may lose its link, no two may have the same address, and the plugin's resources must not grow.
 //
 // LOAD_FOR=10m sets another duration. LOAD_REPORT=FILE writes the measurements
 // to a file.
@@ -53,7 +55,15 @@ func TestLoad_manyPodsWithFaults(t *testing.T) {
 		}
 	}
 	e := newTestEnv(t)
-	l := &load{testEnv: e, stop: make(chan struct{}), durations: map[string][]time.Duration{}}
+	e.must("create the pool", e.api.AddPool(&network.AddressPool{
+		ObjectMeta: metav1.ObjectMeta{Name: "load", UID: "load"},
+		Spec: network.AddressPoolSpec{
+			Network: "storage", Default: true, Subnet: "10.20.0.0/16", Ranges: []string{"10.20.0.1-10.20.2.88"},
+		},
+	}))
+	l := &load{
+		testEnv: e, stop: make(chan struct{}), durations: map[string][]time.Duration{}, addresses: map[string]string{},
+	}
 	l.startInProcess()
 	var workers sync.WaitGroup
 	for range loadWorkers {
@@ -93,11 +103,13 @@ type load struct {
 	mu        sync.Mutex
 	running   []*loadPod // oldest first
 	lost      []string
+	addresses map[string]string          // the pods that have them
 	durations map[string][]time.Duration // of successful calls
 }
 
 type loadPod struct {
 	claim   *resourceapi.ResourceClaim
+	address string
 	sandbox *sandbox
 	link    int
 }
@@ -106,7 +118,7 @@ type loadPod struct {
 // measure its goroutines, memory, and files.
 func (l *load) startInProcess() {
 	l.t.Helper()
-	l.config = pluginConfig{Dir: l.dir, BPFFS: l.bpffs, URL: l.api.URL, Instance: "load"}
+	l.config = pluginConfig{Dir: l.dir, BPFFS: l.bpffs, URL: l.api.URL, Instance: "load", Pools: true}
 	p, err := newPlugin(l.config, l.operationFault)
 	if err != nil {
 		l.t.Fatal(err)
@@ -218,7 +230,24 @@ func (l *load) createPod() (*loadPod, error) {
 	if p.link == 0 && err == nil {
 		err = fmt.Errorf("pod %s started without its link", name)
 	}
-	return p, err
+	if err != nil {
+		return nil, err
+	}
+	return p, l.noteAddress(p)
+}
+
+// noteAddress fails if the link of a pod has no address, or that of another pod.
+func (l *load) noteAddress(p *loadPod) (err error) {
+	if p.address, err = p.sandbox.address(); err != nil {
+		return err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if other, taken := l.addresses[p.address]; taken || p.address == "" {
+		return fmt.Errorf("pod %s has the address %q; pod %q had it before", p.sandbox.name, p.address, other)
+	}
+	l.addresses[p.address] = p.sandbox.name
+	return nil
 }
 
 // removePod checks the pod's link and removes the pod and its claim.
@@ -229,6 +258,9 @@ func (l *load) removePod(p *loadPod) error {
 		l.lost = append(l.lost, lost)
 		l.mu.Unlock()
 	}
+	l.mu.Lock()
+	delete(l.addresses, p.address)
+	l.mu.Unlock()
 	if rand.N(2) == 0 { // a sandbox may end before or after its claim is unprepared
 		p.sandbox.end()
 	}
