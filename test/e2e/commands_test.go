@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -43,6 +44,7 @@ func (s *suite) commands() map[string]func(*testscript.TestScript, bool, []strin
 		"share":      s.share,
 		"until":      s.until,
 		"within":     s.within,
+		"addresses":  s.addresses,
 		"daemon":     s.daemon,
 		"measure":    s.measure,
 		"together":   s.together,
@@ -134,6 +136,37 @@ func (s *suite) repeat(ts *testscript.TestScript, neg bool, limit time.Duration,
 	}
 	_, err = io.WriteString(ts.Stdout(), out) // for the command stdout
 	ts.Check(err)
+}
+
+// addresses N: waits until N claims of the story have an address. It fails as soon as two claims have
+// the same.
+func (s *suite) addresses(ts *testscript.TestScript, neg bool, args []string) {
+	if len(args) != 1 || neg {
+		ts.Fatalf("usage: addresses N")
+	}
+	want, err := strconv.Atoi(args[0])
+	ts.Check(err)
+	twice := ""
+	ts.Check(eventually.Poll(context.Background(), waitTimeout, func() error {
+		out, err := s.cluster.Kubectl(context.Background(), "-n", ts.Getenv("NS"), "get", "resourceclaims",
+			"-o", "jsonpath={.items[*].status.devices[*].networkData.ips[*]}")
+		if err != nil {
+			return err
+		}
+		found := strings.Fields(out)
+		slices.Sort(found)
+		if distinct := slices.Compact(slices.Clone(found)); len(distinct) < len(found) {
+			twice = fmt.Sprintf("two claims have the same address: %v", found)
+			return nil
+		}
+		if len(found) != want {
+			return fmt.Errorf("addresses of claims: got %v, want %d", found, want)
+		}
+		return nil
+	}))
+	if twice != "" {
+		ts.Fatalf("%s", twice)
+	}
 }
 
 // measure POD[,POD...] send|receive|both MBIT[,MBIT...] [ADDRESS]: measures the

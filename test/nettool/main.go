@@ -32,6 +32,9 @@ var errUsage = errors.New(`usage:
                                  measure the rates to and from a server
   nettool spoof INTERFACE SOURCE DESTINATION
                                  send 10 UDP datagrams with a source address of the caller's choice
+  nettool record INTERFACE SUBNET
+                                 print which MAC addresses use the addresses of a subnet, until a signal arrives;
+                                 fail if two use one at the same time
   nettool show [--wait]          print links, addresses, and the variables of DRA drivers
   nettool get URL                print the response of an HTTP server
   nettool open PATH...           open device nodes and print those that can be opened
@@ -61,6 +64,8 @@ func run(args []string) error {
 		return measureCommand(args)
 	case "spoof":
 		return spoof(args)
+	case "record":
+		return record(args)
 	case "show":
 		return thenWait(args, show)
 	case "get":
