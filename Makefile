@@ -116,7 +116,7 @@ test-packages: prerequisites-dhcp ## run the tests of the packages that do not m
 	wait $$conformance || result=$$?
 	exit $$result
 
-test-classify: prerequisites ## measure the traffic of shares with the BPF programs attached
+test-classify: prerequisites-dhcp ## measure the traffic of shares with the BPF programs attached
 	@$(GO_TEST) -timeout 10m -- ./netdev/classify
 
 # Tests of test/crash that mostly wait for the kernel run in several processes next to the others, each process in a

@@ -6,7 +6,7 @@
 # test cluster needs. Where apt-get exists, it installs those that are missing.
 #
 # usage: prerequisites.sh [clang|dhcp|lab|runtimes|kind-docker|kind-node|kind]: with clang,
-# also what compiles BPF programs; with dhcp, also the DHCP server that tests run; with lab, also what boots kernels and makes the images
+# also what compiles BPF programs; with dhcp, also the DHCP servers and clients that tests run; with lab, also what boots kernels and makes the images
 # of virtual machines; with runtimes, also what CRI-O and crun need; with kind-docker,
 # also a Docker daemon; with kind-node, also what makes a node image of kind; with kind,
 # only what a cluster of kind needs.
@@ -22,6 +22,8 @@ if [ "${1-}" != kind ]; then
 fi
 if [ "${1-}" = dhcp ]; then
   [ -x /usr/sbin/dhcpd ] || missing="$missing isc-dhcp-server"
+  [ -x /usr/sbin/dhclient ] || missing="$missing isc-dhcp-client"
+  [ -x /usr/sbin/dnsmasq ] || missing="$missing dnsmasq-base"
 fi
 if [ "${1-}" = clang ]; then
   command -v clang >/dev/null || missing="$missing clang"
