@@ -197,6 +197,9 @@ bench-check: prerequisites ## compare the time of an attach with the committed r
 	  || { echo "$$results"; exit 1; }
 	cd test/bench && go run ./report check ../../docs/dev/performance/bench.txt <<<"$$results"
 
+bench-addresses: prerequisites bin/cni ## compare attaching with an address of a pool, with a static one, and with CNI plugins, and write docs/dev/scale-addresses.md [3 min]
+	@test/bench/addresses.sh
+
 # CNI plugins for make bench.
 bin/cni: test/bench/go.mod
 	@mkdir -p $@
@@ -474,6 +477,6 @@ help: ## print this list
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-zA-Z0-9_-]+:.*## / {printf "  %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: kind-demo kind-up kind-down kind-binaries prerequisites-kind test-kind demo demo-groups demo-jobset demo-addresses cluster-up cluster-down install reload test test-build test-unit test-packages test-classify test-crash \
-  test-fuzz test-controlplane test-jobset test-lws test-kueue test-matrix lab lab-test lab-up lab-stories test-lab lab-build e2e test-runtimes test-kubelets bench bench-check bench-node profiles bench-controlplane bench-memory lint lint-words lint-lines lint-headers fix-headers \
+  test-fuzz test-controlplane test-jobset test-lws test-kueue test-matrix lab lab-test lab-up lab-stories test-lab lab-build e2e test-runtimes test-kubelets bench bench-check bench-node profiles bench-controlplane bench-memory bench-addresses lint lint-words lint-lines lint-headers fix-headers \
   generate generate-check chart-check build image image-archives image-docker dockerfile-check previous-release cluster-binaries \
   prerequisites prerequisites-clang prerequisites-dhcp prerequisites-lab help
