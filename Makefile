@@ -295,6 +295,8 @@ dockerfile-check: image-docker bin/cluster bin/images/dra-driver-shared-$(ARCH).
 	@bin/cluster compare bin/images/dra-driver-shared-$(ARCH).tar bin/images/docker-$(ARCH).tar
 	echo "dockerfile-check: the images for $(ARCH) are the same"
 
+bin/dra-conformance: conformance/requirements.yaml conformance/report.schema.json
+
 bin/%: $(GO_FILES)
 	@mkdir -p bin
 	case $* in
@@ -423,8 +425,8 @@ prerequisites: ## check for the programs that the tests need; install them where
 
 .PHONY: conformance-peers conformance-peers-cluster conformance-report-cluster conformance-report conformance-image conformance-mutants
 
-conformance-mutants: ## run all cases against the reference driver with each fault, and write conformance/mutants.md [25 min]
-	@cd conformance && go test -run TestMutants -full -update -timeout 80m -parallel 5 .
+conformance-mutants: ## run all cases against the reference driver with each fault, and write conformance/mutants.md [15 min]
+	@cd conformance && go test -run TestMutants -full -update -timeout 40m -parallel 6 .
 
 PEERS := dra-example-driver dranet dra-driver-cpu
 
@@ -463,8 +465,9 @@ conformance-report-cluster: bin/dra-conformance bin/images/dra-conformance.tar #
 	$(CLUSTER)/kubectl label namespace default --overwrite resource.kubernetes.io/admin-access=true
 	$(CLUSTER)/node n1 $(CURDIR)/bin/dra-conformance run --config $(CURDIR)/reports/drivers/dra-driver-shared/cluster.yaml \
 	  --kubeconfig $(abspath $(CLUSTER))/kubeconfig --report $(CURDIR)/reports/1.37/dra-driver-shared/v0.0.0-cluster.yaml \
-	  | grep -E '^(FAIL|warn|[0-9]+ passed)'
+	  | grep -E '^(FAIL|warn|[0-9]+ passed)' || result=$$?
 	(cd conformance && go test -run TestCompare . -update)
+	exit $${result:-0}
 
 conformance-image: bin/images/dra-conformance.tar ## build the image of the conformance suite as a docker archive, without a container engine
 

@@ -80,9 +80,10 @@ func cases() map[string]func(context.Context, *suite) {
 		"ADMIN-01": caseAdminAccess, "LIST-01": caseSubrequest, "TOL-01": caseTolerations,
 		"WORK-01": caseTwoPods, "WORK-02": casePodGroup, "WORK-03": caseTwoNodes,
 
-		"NET-01": caseInterfacePresent, "NET-03": caseInterfaceReturned, "NET-06": caseTwoInterfaces,
-		"NET-08": caseInterfaceStatus, "NET-13": published(checkCharacteristics), "NET-14": caseScheduled,
-		"NET-15": caseInterfacesConnected,
+		"NET-01": caseInterfacePresent, "NET-02": caseNotAttached, "NET-03": caseInterfaceReturned,
+		"NET-04": caseInterfaceRecovered, "NET-05": caseNewSandbox, "NET-06": caseTwoInterfaces,
+		"NET-07": caseInterfaceConfigured, "NET-08": caseInterfaceStatus, "NET-13": published(checkCharacteristics),
+		"NET-14": caseScheduled, "NET-15": caseInterfacesConnected,
 
 		"ACCEL-01": published(checkCharacteristics), "ACCEL-02": caseAccelerator, "ACCEL-03": caseAcceleratorOthers,
 		"ACCEL-04": caseAcceleratorSamePod, "ACCEL-05": caseAcceleratorApart,

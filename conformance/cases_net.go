@@ -9,9 +9,11 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"syscall"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
 	"github.com/dra-shared/dra-driver-shared/conformance/internal/probe"
@@ -81,6 +83,109 @@ func caseInterfaceReturned(ctx context.Context, s *suite) {
 	}
 }
 
+// caseInterfaceRecovered deletes a pod by force while the driver does not run.
+func caseInterfaceRecovered(ctx context.Context, s *suite) {
+	s.canRunPods()
+	if len(s.config.Hooks.PID) == 0 {
+		s.skip("the suite cannot kill the driver: set hooks.pid")
+	}
+	before := s.nodeView(ctx)
+	first := s.usedAndReturned(ctx, before)
+	p := s.startPod(ctx, podOptions{claims: []int{0}, command: serveOn()})
+	s.view(ctx, p, firstContainer)
+	s.running(ctx, p)
+	pid, err := s.livePID(ctx)
+	s.ok(err, "find the driver")
+	s.ok(syscall.Kill(pid, syscall.SIGKILL), "kill process %d", pid)
+	s.ok(s.deletePods(ctx, *metav1.NewDeleteOptions(0)), "delete the pod by force")
+	s.waitForRestart(ctx)
+	limit, cancel := context.WithTimeout(ctx, s.config.Pods.Timeout.Duration)
+	defer cancel()
+	s.ok(poll(limit, func() error {
+		after := s.nodeView(ctx)
+		if extra := added(after, first); len(extra) > 0 {
+			return fmt.Errorf("the node still has the interfaces %v", interfaceNames(extra))
+		}
+		return returned(before, after)
+	}), "%v after a pod was deleted by force and the driver was killed", s.config.Pods.Timeout)
+}
+
+func caseNotAttached(ctx context.Context, s *suite) {
+	s.canRunPods()
+	if s.config.Pods.Impossible == nil {
+		s.skip("needs a claim that the driver cannot attach: set pods.impossible")
+	}
+	p := s.startPod(ctx, podOptions{specs: []resourceapi.ResourceClaimSpec{*s.config.Pods.Impossible}})
+	s.waitForPod(ctx, p, "the scheduler found no node", func(now *corev1.Pod) bool { return now.Spec.NodeName != "" })
+	ctx, cancel := context.WithTimeout(ctx, s.config.Pods.Timeout.Duration/2)
+	defer cancel()
+	_ = pollEvery(ctx, podInterval, func() error {
+		now, err := s.client.CoreV1().Pods(p.Namespace).Get(context.WithoutCancel(ctx), p.Name, metav1.GetOptions{})
+		s.ok(err, "get pod %s", p.Name)
+		if first := containerStatus(now, firstContainer).State; first.Running != nil || first.Terminated != nil {
+			s.fatal("the first container of a pod with the claim of pods.impossible has started")
+		}
+		return errors.New("it has not started yet")
+	})
+}
+
+func caseNewSandbox(ctx context.Context, s *suite) {
+	s.canRunPods()
+	ordinary := s.ordinary(ctx)
+	p := s.startPod(ctx, podOptions{claims: []int{0}, command: serveOn(), restart: true})
+	before := s.running(ctx, p)
+	pid, err := probe.SandboxProcess("/proc", string(p.UID))
+	if err != nil {
+		s.skip("needs the pause process of the pod: run the command on the node, with a container runtime that starts "+
+			"one: %v", err)
+	}
+	s.ok(syscall.Kill(pid, syscall.SIGKILL), "kill the pause process %d", pid)
+	s.waitForPod(ctx, p, "no new sandbox has its containers", func(now *corev1.Pod) bool {
+		another := func(name string) bool {
+			return containerStatus(now, name).ContainerID != containerStatus(before, name).ContainerID
+		}
+		return another(firstContainer) && another(mainContainer) && containerStatus(now, mainContainer).State.Running != nil
+	})
+	if v := s.view(ctx, p, firstContainer); len(added(v, ordinary)) == 0 {
+		s.fatal("in a new sandbox, the pod has the interfaces %v, as one without claims", interfaceNames(v.Interfaces))
+	}
+}
+
+func caseInterfaceConfigured(ctx context.Context, s *suite) {
+	s.canRunPods()
+	want := s.config.Pods.Configured
+	if want == nil {
+		s.skip("needs a claim with a configuration, and what a pod gets of it: set pods.configured")
+	}
+	p := s.startPod(ctx, podOptions{specs: []resourceapi.ResourceClaimSpec{want.Claim},
+		command: []string{"routes", want.Interface}})
+	v := s.view(ctx, p, firstContainer)
+	routes := strings.Split(s.containerEnds(ctx, p, mainContainer), "\n")
+	s.ok(want.applied(v.Interfaces, routes), "a pod with the claim of pods.configured")
+}
+
+// applied returns how the interfaces and the routes of a pod differ from what is configured.
+func (c *Configured) applied(interfaces []probe.Interface, routes []string) error {
+	i := slices.IndexFunc(interfaces, func(p probe.Interface) bool { return p.Name == c.Interface })
+	if i < 0 {
+		return fmt.Errorf("it has the interfaces %v, and not %s", interfaceNames(interfaces), c.Interface)
+	}
+	in := interfaces[i]
+	if c.MTU != 0 && in.MTU != c.MTU {
+		return fmt.Errorf("interface %s has the MTU %d, want %d", in.Name, in.MTU, c.MTU)
+	}
+	got, want := in.Global(), slices.Sorted(slices.Values(c.Addresses))
+	if c.Addresses != nil && !slices.Equal(got, want) {
+		return fmt.Errorf("interface %s has the addresses %v, want %v", in.Name, got, want)
+	}
+	for _, r := range c.Routes {
+		if !slices.Contains(routes, r) {
+			return fmt.Errorf("interface %s has the routes %q, without %q", in.Name, routes, r)
+		}
+	}
+	return nil
+}
+
 // nodeView returns what the network namespace of the node has.
 func (s *suite) nodeView(ctx context.Context) probe.View {
 	v := s.view(ctx, s.startPod(ctx, podOptions{hostNetwork: true}), firstContainer)
@@ -120,13 +225,7 @@ func returned(before, after probe.View) error {
 
 // state returns what must be as before: the kernel can choose other link-local addresses.
 func state(i probe.Interface) string {
-	var addresses []string
-	for _, a := range i.Addresses {
-		if a.Scope != "link" {
-			addresses = append(addresses, fmt.Sprint(a.Local, "/", a.Length))
-		}
-	}
-	return fmt.Sprintf("up=%t mtu=%d address=%s addresses=%v", i.Up, i.MTU, i.Address, addresses)
+	return fmt.Sprintf("up=%t mtu=%d address=%s addresses=%v", i.Up, i.MTU, i.Address, i.Global())
 }
 
 func caseInterfaceStatus(ctx context.Context, s *suite) {

@@ -103,8 +103,12 @@ func caseStatusReady(ctx context.Context, s *suite) {
 	defer cancel()
 	err := poll(ctx, func() error {
 		for _, d := range s.own(s.read(ctx, c)) {
-			if !meta.IsStatusConditionTrue(d.Conditions, "Ready") {
-				return fmt.Errorf("the condition Ready of device %s is not True: %v", d.Device, d.Conditions)
+			switch ready := meta.FindStatusCondition(d.Conditions, "Ready"); {
+			case ready == nil:
+				return fmt.Errorf("device %s has no condition Ready", d.Device)
+			case ready.Status != metav1.ConditionTrue:
+				return fmt.Errorf("the condition Ready of device %s is %s: %s: %s", d.Device, ready.Status, ready.Reason,
+					ready.Message)
 			}
 		}
 		return nil

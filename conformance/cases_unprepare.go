@@ -226,15 +226,18 @@ func caseUnprepareLeaks(ctx context.Context, s *suite) {
 }
 
 func caseUnprepareRace(ctx context.Context, s *suite) {
+	const parts = 10
 	c := s.allocated(ctx)
 	k := s.main()
+	start := time.Now()
 	ids := cdiIDs(s.prepare(ctx, c))
+	took := time.Since(start)
 	s.unprepare(ctx, c)
-	for delay := range 10 * time.Millisecond / time.Millisecond {
+	for part := range parts {
 		var wait sync.WaitGroup
 		wait.Go(func() { _, _ = k.tryPrepare(ctx, c.proto()) })
 		wait.Go(func() {
-			<-time.After(delay * time.Millisecond) // hits another part of prepare each time
+			<-time.After(time.Duration(part) * took / parts) // hits another part of prepare each time
 			_ = k.tryUnprepare(ctx, c.proto())
 		})
 		wait.Wait()

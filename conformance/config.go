@@ -73,9 +73,9 @@ type Config struct {
 	RBAC []string `json:"rbac,omitempty"`
 	// Hooks change the node.
 	Hooks Hooks `json:"hooks,omitempty"`
-	// TwoNodes permits or forbids to run the driver on two nodes at the same time, which
-	// saves a minute. If it is nil, the suite does so unless Hooks.Setup changes this machine, or Serve
-	// runs a driver that does not declare RollingUpdate.
+	// TwoNodes permits or forbids to run the driver on two or three nodes at the same time,
+	// which saves up to two minutes. If it is nil, the suite does so unless Hooks.Setup changes this
+	// machine, or Serve runs a driver that does not declare RollingUpdate.
 	TwoNodes *bool `json:"twoNodes,omitempty"`
 	// Skip maps requirements that do not apply to the reason, which is reported.
 	Skip map[string]string `json:"skip,omitempty"`
@@ -125,8 +125,28 @@ type Pods struct {
 	// next one, and after the last with the first again. One spec is enough if two claims
 	// with it can be allocated at the same time.
 	Claims []resourceapi.ResourceClaimSpec `json:"claims,omitempty"`
+	// Configured is a claim with what it configures, for NET-07.
+	Configured *Configured `json:"configured,omitempty"`
+	// Impossible is the spec of a claim that can be allocated, and of which the driver cannot
+	// attach the interface, such as with a route through a gateway that the interface does not
+	// reach. NET-02 is skipped without it.
+	Impossible *resourceapi.ResourceClaimSpec `json:"impossible,omitempty"`
 	// Timeout is the time in which a pod must run or end: 60s if zero.
 	Timeout Duration `json:"timeout,omitempty"`
+}
+
+// Configured is the spec of a claim and what a pod with this claim must have. Fields that are
+// empty are not compared.
+type Configured struct {
+	Claim resourceapi.ResourceClaimSpec `json:"claim"`
+	// Interface is the name of the interface in the pod.
+	Interface string `json:"interface"`
+	MTU       int    `json:"mtu,omitempty"`
+	// Addresses are all addresses of the interface but link-local ones, in CIDR form.
+	Addresses []string `json:"addresses,omitempty"`
+	// Routes are routes through the interface, as 10.1.0.0/16 or as 10.1.0.0/16 via 10.0.0.1.
+	// It may have more.
+	Routes []string `json:"routes,omitempty"`
 }
 
 // Hooks are commands that run with the environment of Config.Command. A nil hook does
@@ -243,6 +263,9 @@ func (c Config) complete() (Config, error) {
 		if !slices.Contains(kinds(), p) {
 			problem("profiles: %q is not the profile of a kind of device: use %s", p, strings.Join(kinds(), ", "))
 		}
+	}
+	if configured := c.Pods.Configured; configured != nil && configured.Interface == "" {
+		problem("pods.configured: interface is empty: it must be the name that the configuration gives to the interface")
 	}
 	if c.Pods.Image != "" && (c.Kubelet == "" || len(c.Pods.Claims) == 0) {
 		problem("pods: image %q is set: kubelet %q and the %d pods.claims must be set too", c.Pods.Image, c.Kubelet,

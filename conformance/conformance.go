@@ -74,6 +74,9 @@ func (r Result) Explain() string {
 	if r.Requirement.Cause != "" {
 		fmt.Fprintf(&b, "Usual cause: %s\n", r.Requirement.Cause)
 	}
+	if r.Requirement.Note != "" {
+		fmt.Fprintf(&b, "Decision of the suite: %s\n", r.Requirement.Note)
+	}
 	for _, call := range r.Calls {
 		fmt.Fprintln(&b, call)
 	}
@@ -149,13 +152,18 @@ func run(ctx context.Context, c Config, do func(string, func() Result) Result) (
 		return nil, err
 	}
 	r := &runner{config: c}
+	if c.Kubelet != "" { // no case can pass if the suite looks for the driver in the wrong place
+		if err := r.ready(ctx); err != nil {
+			return nil, err
+		}
+	}
 	ctx, cancel := context.WithCancel(ctx)
+	apart := r.startWaiting(ctx, all)
 	defer func() {
-		cancel() // the slow case, if its result is not waited for
-		r.slow.Wait()
+		cancel() // the cases whose results are not waited for
+		apart.wait.Wait()
 		err = errors.Join(err, r.renew())
 	}()
-	separate := r.startSlow(ctx, all)
 	for _, requirement := range all {
 		if ctx.Err() != nil {
 			return results, ctx.Err()
@@ -164,8 +172,8 @@ func run(ctx context.Context, c Config, do func(string, func() Result) Result) (
 			continue
 		}
 		results = append(results, do(requirement.ID, func() Result {
-			if requirement.ID == slowCase && separate != nil {
-				return <-separate
+			if result, ok := apart.results[requirement.ID]; ok {
+				return <-result
 			}
 			return r.one(ctx, requirement)
 		}))
@@ -179,13 +187,17 @@ type runner struct {
 	session *session // nil if the next case needs a new one
 	// unstarted counts the cases in a row in which the driver did not start.
 	unstarted int
-	// slow waits for the case that runs next to the others.
-	slow sync.WaitGroup
+	// silent reports that the driver published no device in the time that it has.
+	silent bool
 }
 
 // maxUnstarted is the number of cases after which the suite does not start a driver again
 // that does not start.
 const maxUnstarted = 3
+
+// silentLimit is the time in which a driver must publish devices that did not publish any
+// before: a minute for each case would be long.
+const silentLimit = time.Second
 
 // renew ends the session, so that the next case gets a node without traces of the last.
 func (r *runner) renew() error {
@@ -201,25 +213,52 @@ func (r *runner) renew() error {
 // does not see for so long that another client deleted what it has just written.
 const slowCase = "PUB-10"
 
-// startSlow starts the slow case on a separate node, next to the other cases, and returns
-// where its result will be; nil if it has to run as the others do.
-func (r *runner) startSlow(ctx context.Context, all []Requirement) <-chan Result {
-	i := slices.IndexFunc(all, func(q Requirement) bool { return q.ID == slowCase })
-	if len(r.config.Only) > 0 || !r.config.runsOnTwoNodes() || r.inapplicable(all[i]) != "" {
-		return nil
+// waitingCases are cases that wait for the driver while nothing happens. Each list runs on a
+// separate node, next to the other cases.
+var waitingCases = [][]string{ //nolint:gochecknoglobals // constant
+	{slowCase}, {"UNPR-12", "PUB-12", "PUB-15", "STAT-03", "STAT-06", "STAT-07"},
+}
+
+// separate is the cases that run on separate nodes.
+type separate struct {
+	results map[string]chan Result // by the ID of the requirement
+	wait    sync.WaitGroup
+}
+
+// startWaiting starts the cases that wait on separate nodes, next to the other cases. There is
+// none if the driver cannot run on several nodes of the suite: all cases then run in their order.
+func (r *runner) startWaiting(ctx context.Context, all []Requirement) *separate {
+	s := &separate{results: map[string]chan Result{}}
+	if len(r.config.Only) > 0 || !r.config.runsOnTwoNodes() || r.ready(ctx) != nil {
+		return s
 	}
-	other := &runner{config: r.config}
-	// While the second instance starts, the first neither starts nor ends: what cannot be
-	// used twice, such as a port, makes the second fail.
-	if r.ready(ctx) != nil || other.ready(ctx) != nil {
-		return nil
+	lists := map[*runner][]Requirement{}
+	for _, ids := range waitingCases {
+		list := slices.DeleteFunc(slices.Clone(all),
+			func(q Requirement) bool { return !slices.Contains(ids, q.ID) || r.inapplicable(q) != "" })
+		other := &runner{config: r.config}
+		// While the driver starts on a node, it neither starts nor ends on the others: what cannot
+		// be used twice, such as a port, makes the start fail.
+		if len(list) == 0 || other.ready(ctx) != nil {
+			continue
+		}
+		lists[other] = list
+		for _, q := range list {
+			s.results[q.ID] = make(chan Result, 1)
+		}
 	}
-	result := make(chan Result, 1)
-	r.slow.Go(func() {
-		result <- other.one(ctx, all[i])
-		_ = other.renew() // other cases report what the driver does wrong at its end
-	})
-	return result
+	for other, list := range lists {
+		s.wait.Go(func() { s.run(ctx, other, list) })
+	}
+	return s
+}
+
+// run runs cases on a node.
+func (s *separate) run(ctx context.Context, r *runner, list []Requirement) {
+	for _, q := range list {
+		s.results[q.ID] <- r.one(ctx, q)
+	}
+	_ = r.renew() // other cases report what the driver does wrong at its end
 }
 
 // ready starts the driver on a new node unless the last case left one.
@@ -236,6 +275,9 @@ func (r *runner) ready(ctx context.Context) (err error) {
 	}
 	if err == nil {
 		err = r.session.rememberStatic()
+	}
+	if err == nil && r.silent {
+		r.session.publishLimit = min(r.session.publishLimit, silentLimit)
 	}
 	if err != nil {
 		_ = r.renew() // it never worked
@@ -261,6 +303,7 @@ func (r *runner) one(ctx context.Context, requirement Requirement) (result Resul
 		return result
 	}
 	s := &suite{session: r.session}
+	defer func() { r.silent = r.silent || s.silent }()
 	result.Status, result.Message = s.do(ctx, cases()[requirement.ID])
 	result.Measurements = s.numbers
 	result.Calls, result.Log = lastCalls(s.takeCalls()), tail(s.log.String(), 5)

@@ -53,8 +53,9 @@ func (c Config) limit(q Requirement) time.Duration {
 
 // podOptions describe a pod of a case.
 type podOptions struct {
-	// claims are indexes of Config.Pods.Claims, modulo their number.
+	// claims are indexes of Config.Pods.Claims, modulo their number; specs are specs of more.
 	claims []int
+	specs  []resourceapi.ResourceClaimSpec
 	// command is what the main container runs, as arguments of dra-conformance container;
 	// inspect if it is empty.
 	command []string
@@ -62,6 +63,8 @@ type podOptions struct {
 	hostNetwork bool
 	// anyNode lets the scheduler choose the node.
 	anyNode bool
+	// restart lets the kubelet start the pod again; it has no second container.
+	restart bool
 }
 
 // canRunPods skips the case unless the suite may start pods.
@@ -75,12 +78,15 @@ func (s *suite) canRunPods() {
 func (s *suite) startPod(ctx context.Context, o podOptions) *corev1.Pod {
 	s.canRunPods()
 	p := s.newPod(o)
-	for i, index := range o.claims {
-		specs := s.config.Pods.Claims
+	var specs []resourceapi.ResourceClaimSpec
+	for _, index := range o.claims {
+		specs = append(specs, s.config.Pods.Claims[index%len(s.config.Pods.Claims)])
+	}
+	for i, spec := range append(specs, o.specs...) {
 		created, err := s.client.ResourceV1().ResourceClaims(p.Namespace).Create(ctx, &resourceapi.ResourceClaim{
-			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint(p.Name, "-", i)}, Spec: specs[index%len(specs)],
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint(p.Name, "-", i)}, Spec: spec,
 		}, metav1.CreateOptions{})
-		s.ok(err, "create a claim of pods.claims")
+		s.ok(err, "create a claim of pods")
 		s.podClaims = append(s.podClaims, created)
 		name := fmt.Sprint("claim-", i)
 		p.Spec.ResourceClaims = append(p.Spec.ResourceClaims,
@@ -117,6 +123,9 @@ func (s *suite) newPod(o podOptions) *corev1.Pod {
 			EnableServiceLinks:            ptr.To(false),
 			TerminationGracePeriodSeconds: ptr.To(int64(5)),
 		},
+	}
+	if o.restart {
+		p.Spec.RestartPolicy, p.Spec.Containers = corev1.RestartPolicyAlways, p.Spec.Containers[:1]
 	}
 	if !o.anyNode {
 		p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
@@ -228,17 +237,19 @@ func (s *suite) claimsOf(ctx context.Context, p *corev1.Pod) (all []*resourceapi
 }
 
 // endPods deletes the pods and the claims of the case, and ends the case on an error.
-func (s *suite) endPods(ctx context.Context) { s.ok(s.deletePods(ctx), "delete the pods of the case") }
+func (s *suite) endPods(ctx context.Context) {
+	s.ok(s.deletePods(ctx, metav1.DeleteOptions{}), "delete the pods of the case")
+}
 
 // deletePods deletes the pods of a case and then their claims, and waits until they are gone.
-func (s *suite) deletePods(ctx context.Context) error {
+func (s *suite) deletePods(ctx context.Context, options metav1.DeleteOptions) error {
 	ctx, cancel := context.WithTimeout(ctx, s.config.Pods.Timeout.Duration)
 	defer cancel()
 	pods, claims := s.client.CoreV1().Pods(s.config.Namespace), s.client.ResourceV1().ResourceClaims(s.config.Namespace)
 	var errs []error
 	for _, p := range s.pods {
 		errs = append(errs, deleted(ctx, "pod "+p.Name, func() error {
-			return pods.Delete(ctx, p.Name, metav1.DeleteOptions{})
+			return pods.Delete(ctx, p.Name, options)
 		}, func() error {
 			_, err := pods.Get(ctx, p.Name, metav1.GetOptions{})
 			return err

@@ -19,7 +19,7 @@ func TestRequirements_musts(t *testing.T) {
 	complete := []string{
 		"DRA-NODE", "DRA-REGISTRATION", "DRA-PUBLISH", "DRA-SECURE",
 		"ConsumableCapacity", "SharedDevices", "Status", "Health", "Metadata", "RollingUpdate", "AdminAccess",
-		"WorkloadClaims",
+		"WorkloadClaims", "DRA-NET", "DRA-ACCEL",
 	}
 	all, err := Requirements()
 	if err != nil {
@@ -68,6 +68,39 @@ func TestReturned(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			err := returned(probe.View{Interfaces: []probe.Interface{nic}}, probe.View{Interfaces: test.after})
+			if test.want == "" && err != nil || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
+				t.Errorf("got error %v, want %q", err, test.want)
+			}
+		})
+	}
+}
+
+func TestConfigured_applied(t *testing.T) {
+	nic := probe.Interface{Name: "net1", MTU: 1400, Addresses: []probe.Address{
+		{Local: "192.0.2.1", Length: 24, Scope: "global"}, {Local: "fe80::1", Length: 64, Scope: "link"}}}
+	full := Configured{Interface: "net1", MTU: 1400, Addresses: []string{"192.0.2.1/24"},
+		Routes: []string{"10.1.0.0/16 via 192.0.2.254"}}
+	with := func(change func(*Configured)) Configured {
+		c := full
+		change(&c)
+		return c
+	}
+	for _, test := range []struct {
+		name string
+		c    Configured
+		want string // of the error; empty for none
+	}{
+		{"all as configured", full, ""},
+		{"only the name is configured", Configured{Interface: "net1"}, ""},
+		{"another name", with(func(c *Configured) { c.Interface = "net2" }), "not net2"},
+		{"another MTU", with(func(c *Configured) { c.MTU = 9000 }), "want 9000"},
+		{"an address is missing", with(func(c *Configured) { c.Addresses = []string{"192.0.2.1/24", "fd00::1/64"} }),
+			"want [192.0.2.1/24 fd00::1/64]"},
+		{"an address more", with(func(c *Configured) { c.Addresses = []string{} }), "want []"},
+		{"a route is missing", with(func(c *Configured) { c.Routes = []string{"10.2.0.0/16"} }), `without "10.2.0.0/16"`},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			err := test.c.applied([]probe.Interface{{Name: "eth0"}, nic}, []string{"10.0.0.0/8", full.Routes[0]})
 			if test.want == "" && err != nil || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
 				t.Errorf("got error %v, want %q", err, test.want)
 			}

@@ -41,6 +41,10 @@ type session struct {
 	static []string // CDI devices that no claim owns
 
 	settled bool // a case has waited until the driver published
+	// publishLimit is the time in which the driver must publish devices. silent says that it
+	// did not.
+	publishLimit time.Duration
+	silent       bool
 
 	instances []*instance
 }
@@ -56,7 +60,7 @@ type instance struct {
 
 // newSession creates a node without starting the driver.
 func newSession(c Config) (*session, error) {
-	s := &session{config: c}
+	s := &session{config: c, publishLimit: c.StartTimeout.Duration}
 	s.env = Env{Driver: c.Driver, Node: c.Node, CDIDir: c.CDIDir, Kubeconfig: c.Kubeconfig}
 	if c.Kubelet != "" {
 		rest, err := clientcmd.BuildConfigFromFlags("", c.Kubeconfig)

@@ -22,7 +22,7 @@ func eachDevice(all []resourceapi.ResourceSlice, f func(resourceapi.Device) erro
 	for _, s := range all {
 		for _, d := range s.Spec.Devices {
 			if err := f(d); err != nil {
-				return fmt.Errorf("device %s of ResourceSlice %s: %w", d.Name, s.Name, err)
+				return fmt.Errorf("device %s of pool %s: %w", d.Name, s.Spec.Pool.Name, err)
 			}
 		}
 	}

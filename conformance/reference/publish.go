@@ -319,6 +319,9 @@ func (d *Driver) report(r *record) {
 	go func() {
 		for {
 			err := d.writeStatus(r, d.status(r))
+			if err == nil && d.fault("META-06") {
+				<-time.After(interval) // so that readers have seen the metadata
+			}
 			if err == nil {
 				err = d.updateMetadata(r)
 			}

@@ -207,7 +207,13 @@ func (d *Driver) records() (all []*record) {
 
 // slow is how long an operation takes in a driver with a fault that shows only while the
 // operation is in progress: longer than the suite waits for it.
-const slow = 600 * time.Millisecond
+const slow = 400 * time.Millisecond
+
+// canceledSoon reports whether the client will cancel the call before a slow operation ends.
+func canceledSoon(ctx context.Context) bool {
+	deadline, ok := ctx.Deadline()
+	return ok && time.Until(deadline) < slow
+}
 
 func (d *Driver) save(r *record) error {
 	raw, err := json.Marshal(r)
@@ -355,23 +361,17 @@ func (d *Driver) prepare(ctx context.Context, c *dra.Claim) (*record, error) {
 	d.mu.Lock()
 	d.attempts[c.Uid]++
 	busy, finished := d.busy[c.Uid], d.finished[c.Uid]
-	d.busy[c.Uid] = d.fault("PREP-24")
+	d.busy[c.Uid] = busy || d.fault("PREP-24") && canceledSoon(ctx)
+	canceled := d.busy[c.Uid] && !busy
 	d.mu.Unlock()
 	switch {
-	case d.fault("PREP-24") && busy:
+	case busy:
 		return nil, errors.New("another call is under way")
+	case canceled:
+		<-ctx.Done() // the claim stays busy
+		return nil, ctx.Err()
 	case d.fault("UNPR-13") && finished:
 		return nil, errors.New("the claim has been unprepared")
-	}
-	if d.fault("PREP-24") {
-		select {
-		case <-ctx.Done(): // the claim stays busy
-			return nil, ctx.Err()
-		case <-time.After(slow):
-			d.mu.Lock()
-			d.busy[c.Uid] = false
-			d.mu.Unlock()
-		}
 	}
 	failed := filepath.Join(d.claimsDir(), c.Uid+".failed")
 	if _, err := os.Stat(failed); err == nil && d.fault("PREP-08") {
@@ -450,7 +450,7 @@ func (d *Driver) build(ctx context.Context, c *dra.Claim) (*record, error) {
 		r.Devices = append(r.Devices, p)
 	}
 	if d.fault("PREP-17") && len(r.Devices) >= 10 {
-		<-time.After(6 * time.Second)
+		<-time.After(8 * time.Second)
 	}
 	return r, nil
 }

@@ -78,7 +78,7 @@ func (d *Driver) serve() (stop func(), err error) {
 		return nil
 	}
 	if d.fault("REG-05") {
-		time.AfterFunc(4*slow, func() { _ = open(plugin, d.endpoint()) })
+		time.AfterFunc(slow, func() { _ = open(plugin, d.endpoint()) })
 	} else if err := open(plugin, d.endpoint()); err != nil {
 		return nil, err
 	}
@@ -165,7 +165,6 @@ func (h healthServer) NodeWatchResources(
 	ctx := stream.Context()
 	h.mu.Lock()
 	h.streams++
-	streams := h.streams
 	h.mu.Unlock()
 	defer func() {
 		h.mu.Lock()
@@ -176,7 +175,7 @@ func (h healthServer) NodeWatchResources(
 	case h.fault("HEALTH-07"):
 		<-ctx.Done()
 		return nil
-	case h.fault("HEALTH-04") && streams > 1:
+	case h.fault("HEALTH-04") && !h.alone(ctx):
 		return status.Error(codes.ResourceExhausted, "another stream is open")
 	}
 	ticker := time.NewTicker(200 * time.Millisecond)
@@ -191,6 +190,26 @@ func (h healthServer) NodeWatchResources(
 		case <-ctx.Done():
 			return nil
 		case <-ticker.C:
+		}
+	}
+}
+
+// alone waits until no other stream is open, and reports whether it is so after a while: the
+// server learns of the end of a stream later than its client.
+func (h healthServer) alone(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, slow)
+	defer cancel()
+	for {
+		h.mu.Lock()
+		streams := h.streams
+		h.mu.Unlock()
+		if streams == 1 {
+			return true
+		}
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(time.Millisecond):
 		}
 	}
 }

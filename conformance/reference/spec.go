@@ -78,12 +78,25 @@ func (d *Driver) writeSpec(r *record) error {
 	name := d.specPath(r.UID)
 	switch {
 	case d.fault("CDI-02"):
-		time.AfterFunc(300*time.Millisecond, func() { _ = write(name, raw) })
+		d.writeLater(r, name, raw)
 		return nil
 	case d.fault("CDI-05"):
 		return writeSlowly(name, raw, time.Millisecond)
 	}
 	return write(name, raw)
+}
+
+// writeLater writes the CDI spec of a claim that is still prepared then.
+func (d *Driver) writeLater(r *record, name string, raw []byte) {
+	time.AfterFunc(slow, func() {
+		_ = d.locked(func() error {
+			now, err := d.load(r.UID)
+			if err != nil || now == nil {
+				return err
+			}
+			return write(name, raw)
+		})
+	})
 }
 
 // metadataPath returns where the metadata of a request is mounted.
@@ -120,6 +133,9 @@ func (d *Driver) metadata(r *record, p prepared, generation int) ([]byte, error)
 			network.HardwareAddress = "02:00:00:00:00:ff"
 		}
 		device["networkData"] = network
+	}
+	if d.fault("META-06") {
+		generation = 1
 	}
 	return json.Marshal(map[string]any{
 		"apiVersion": version, "kind": "DeviceMetadata",
@@ -189,12 +205,7 @@ func (d *Driver) updateMetadata(r *record) error {
 			if old, err := os.ReadFile(file); err != nil || bytes.Equal(old, raw) {
 				continue // it has no metadata, or the same
 			}
-			if d.fault("META-06") {
-				err = writeSlowly(file, raw, time.Millisecond)
-			} else {
-				err = writeReadable(file, raw)
-			}
-			if err != nil {
+			if err := writeReadable(file, raw); err != nil {
 				return err
 			}
 		}

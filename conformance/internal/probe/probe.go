@@ -41,6 +41,17 @@ type Interface struct {
 	Addresses []Address `json:"addr_info,omitempty"`
 }
 
+// Global returns the addresses that are not link-local, in CIDR form, sorted.
+func (i Interface) Global() (all []string) {
+	for _, a := range i.Addresses {
+		if a.Scope != "link" {
+			all = append(all, fmt.Sprint(a.Local, "/", a.Length))
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
 // Address is an IP address of an interface.
 type Address struct {
 	Local  string `json:"local"`
@@ -146,6 +157,7 @@ func mounts(file string) (points []string, err error) {
 
 const usage = `container needs one of these commands:
   inspect               print what the container has
+  routes NAME           print the routes through an interface, one a line
   serve PORT NAME...    answer connections on all interfaces but these, until a signal
   dial PORT LIST NAME...
                         exchange data with one of the addresses in LIST, separated by commas, through an
@@ -176,6 +188,9 @@ func command(ctx context.Context, args []string) (string, error) {
 		}
 		raw, err := json.Marshal(v)
 		return string(raw), err
+	case len(args) == 2 && args[0] == "routes":
+		all, err := routes("/proc/net", args[1])
+		return strings.Join(all, "\n"), err
 	case len(args) >= 2 && args[0] == "serve":
 		return "", serve(ctx, args[1], args[2:])
 	case len(args) >= 3 && args[0] == "dial":
