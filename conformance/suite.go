@@ -60,13 +60,22 @@ func (s *suite) do(ctx context.Context, f func(context.Context, *suite)) (status
 	return Passed, ""
 }
 
-// portable replaces what is random in a message, the names and the UIDs of the case's claims
-// and the directory of the suite: reports of the same driver do not differ.
+// portable replaces what is random in a message, the names and the UIDs of the case's claims,
+// the IDs of their shares, and the directory of the suite: reports of the same driver do not
+// differ.
 func (s *suite) portable(message string) string {
 	for i, c := range s.claims {
 		number := strconv.Itoa(i + 1)
 		message = strings.ReplaceAll(message, string(c.UID), "$CLAIM_UID_"+number)
 		message = strings.ReplaceAll(message, c.Name, "$CLAIM_"+number)
+		if c.Status.Allocation == nil {
+			continue
+		}
+		for _, r := range c.results() {
+			if r.ShareID != nil {
+				message = strings.ReplaceAll(message, string(*r.ShareID), "$SHARE_ID")
+			}
+		}
 	}
 	if s.dir == "" {
 		return message

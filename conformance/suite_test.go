@@ -4,20 +4,91 @@
 package conformance
 
 import (
+	"context"
+	"errors"
 	"testing"
+	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/utils/ptr"
+
+	"github.com/dra-shared/dra-driver-shared/conformance/fakeapi"
 )
 
 func TestSuite_portable(t *testing.T) {
-	s := &suite{session: &session{dir: "/tmp/dr1234", env: Env{KubeletDir: "/tmp/dr1234/k"}}, claims: []*claim{
-		{ResourceClaim: &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: "conformance-a", UID: "1-2"}}},
-		{ResourceClaim: &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: "conformance-b", UID: "3-4"}}},
-	}}
-	got := s.portable("claims conformance-a and conformance-b: x.example.com/x=3-4-nic0 in /tmp/dr1234/k/cdi/1-2.json")
-	const want = "claims $CLAIM_1 and $CLAIM_2: x.example.com/x=$CLAIM_UID_2-nic0 in $KUBELET_DIR/cdi/$CLAIM_UID_1.json"
+	claimOf := func(name string, uid types.UID) *claim {
+		return &claim{ResourceClaim: &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: name, UID: uid}}}
+	}
+	shared := claimOf("conformance-b", "3-4")
+	shared.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
+		Results: []resourceapi.DeviceRequestAllocationResult{{ShareID: ptr.To(types.UID("5-6"))}}}}
+	s := &suite{session: &session{dir: "/tmp/dr1234", env: Env{KubeletDir: "/tmp/dr1234/k"}},
+		claims: []*claim{claimOf("conformance-a", "1-2"), shared}}
+	got := s.portable("claims conformance-a and conformance-b: x.example.com/x=3-4-5-6 in /tmp/dr1234/k/cdi/1-2.json")
+	const want = "claims $CLAIM_1 and $CLAIM_2: x.example.com/x=$CLAIM_UID_2-$SHARE_ID in " +
+		"$KUBELET_DIR/cdi/$CLAIM_UID_1.json"
 	if got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
+}
+
+// TestNotAttached runs the case of NET-02 with a node that starts the pod, and with one that
+// does not.
+func TestNotAttached(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		starts bool
+		want   Status
+	}{{"the pod does not start", false, Passed}, {"the pod starts without its interface", true, Failed}} {
+		t.Run(test.name, func(t *testing.T) {
+			server, err := fakeapi.New()
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(server.Close)
+			client, err := kubernetes.NewForConfig(server.Config())
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			ended := make(chan error, 1)
+			go func() { ended <- runPod(ctx, client, test.starts) }()
+			s := &suite{session: &session{client: client, config: Config{Namespace: "default", Node: "n1", Pods: Pods{
+				Image: "x", Impossible: &resourceapi.ResourceClaimSpec{}, Timeout: Duration{2 * time.Second}}}}}
+			if got, message := s.do(ctx, caseNotAttached); got != test.want {
+				t.Errorf("got %s: %s, want %s", got, message, test.want)
+			}
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// runPod binds the first pod to a node, and starts its first container if wanted.
+func runPod(ctx context.Context, client kubernetes.Interface, start bool) error {
+	pods := client.CoreV1().Pods("default")
+	return poll(ctx, func() error {
+		list, err := pods.List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		if len(list.Items) == 0 {
+			return errors.New("there is no pod")
+		}
+		p := &list.Items[0]
+		p.Spec.NodeName = "n1"
+		if p, err = pods.Update(ctx, p, metav1.UpdateOptions{}); err != nil || !start {
+			return err
+		}
+		p.Status.InitContainerStatuses = []corev1.ContainerStatus{{Name: firstContainer,
+			State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
+		_, err = pods.UpdateStatus(ctx, p, metav1.UpdateOptions{})
+		return err
+	})
 }
