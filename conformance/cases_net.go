@@ -122,7 +122,9 @@ func caseNotAttached(ctx context.Context, s *suite) {
 	_ = pollEvery(ctx, podInterval, func() error {
 		now, err := s.client.CoreV1().Pods(p.Namespace).Get(context.WithoutCancel(ctx), p.Name, metav1.GetOptions{})
 		s.ok(err, "get pod %s", p.Name)
-		if first := containerStatus(now, firstContainer).State; first.Running != nil || first.Terminated != nil {
+		// A container that the runtime could not start ends too, with an exit code other than 0.
+		first := containerStatus(now, firstContainer).State
+		if first.Running != nil || first.Terminated != nil && first.Terminated.ExitCode == 0 {
 			s.fatal("the first container of a pod with the claim of pods.impossible has started")
 		}
 		return errors.New("it has not started yet")

@@ -40,10 +40,16 @@ func TestSuite_portable(t *testing.T) {
 // does not.
 func TestNotAttached(t *testing.T) {
 	for _, test := range []struct {
-		name   string
-		starts bool
-		want   Status
-	}{{"the pod does not start", false, Passed}, {"the pod starts without its interface", true, Failed}} {
+		name  string
+		first *corev1.ContainerState // of the first container; nil if it does not become known
+		want  Status
+	}{
+		{"the pod does not start", nil, Passed},
+		{"a hook of the runtime fails", &corev1.ContainerState{
+			Terminated: &corev1.ContainerStateTerminated{ExitCode: 128, Reason: "StartError"}}, Passed},
+		{"the pod starts", &corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}, Failed},
+		{"the container has ended", &corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{}}, Failed},
+	} {
 		t.Run(test.name, func(t *testing.T) {
 			server, err := fakeapi.New()
 			if err != nil {
@@ -57,7 +63,7 @@ func TestNotAttached(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			ended := make(chan error, 1)
-			go func() { ended <- runPod(ctx, client, test.starts) }()
+			go func() { ended <- runPod(ctx, client, test.first) }()
 			s := &suite{session: &session{client: client, config: Config{Namespace: "default", Node: "n1", Pods: Pods{
 				Image: "x", Impossible: &resourceapi.ResourceClaimSpec{}, Timeout: Duration{2 * time.Second}}}}}
 			if got, message := s.do(ctx, caseNotAttached); got != test.want {
@@ -70,8 +76,8 @@ func TestNotAttached(t *testing.T) {
 	}
 }
 
-// runPod binds the first pod to a node, and starts its first container if wanted.
-func runPod(ctx context.Context, client kubernetes.Interface, start bool) error {
+// runPod binds the first pod to a node, and reports the state of its first container.
+func runPod(ctx context.Context, client kubernetes.Interface, first *corev1.ContainerState) error {
 	pods := client.CoreV1().Pods("default")
 	return poll(ctx, func() error {
 		list, err := pods.List(ctx, metav1.ListOptions{})
@@ -83,11 +89,10 @@ func runPod(ctx context.Context, client kubernetes.Interface, start bool) error 
 		}
 		p := &list.Items[0]
 		p.Spec.NodeName = "n1"
-		if p, err = pods.Update(ctx, p, metav1.UpdateOptions{}); err != nil || !start {
+		if p, err = pods.Update(ctx, p, metav1.UpdateOptions{}); err != nil || first == nil {
 			return err
 		}
-		p.Status.InitContainerStatuses = []corev1.ContainerStatus{{Name: firstContainer,
-			State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
+		p.Status.InitContainerStatuses = []corev1.ContainerStatus{{Name: firstContainer, State: *first}}
 		_, err = pods.UpdateStatus(ctx, p, metav1.UpdateOptions{})
 		return err
 	})
