@@ -315,9 +315,9 @@ func (n *Node) enforce(nic managedNIC, a Attachment, r shape.Rates) error {
 				return err
 			}
 		}
-		return n.classifier.AddIdentity(nic.member(a), netlink.MakeHandle(shape.Major, shape.UnidentifiedMinor))
+		return n.classifier.AddIdentity(nic.member(a), nic.trees.Class(shape.UnidentifiedMinor))
 	}
-	if err := n.shaper.SetClass(nic.Index, nic.ifb, nic.Rates, a.Minor, r); err != nil {
+	if err := n.shaper.SetClass(nic.Index, nic.ifb, nic.trees, nic.Rates, a.Minor, r); err != nil {
 		return err
 	}
 	if a.switches() {
@@ -325,7 +325,7 @@ func (n *Node) enforce(nic managedNIC, a Attachment, r shape.Rates) error {
 			return err
 		}
 	}
-	return n.classifier.AddMember(nic.member(a), netlink.MakeHandle(shape.Major, a.Minor))
+	return n.classifier.AddMember(nic.member(a), nic.trees.Class(a.Minor))
 }
 
 // segmentBytes returns the largest segment, in bytes, that the network stack may

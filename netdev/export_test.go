@@ -27,6 +27,7 @@ var (
 	CreateRequest    = createRequest
 	ConfigureRequest = configureRequest
 	ProvisionalName  = provisionalName
+	TransmitQueues   = transmitQueues
 )
 
 // Hardware returns what sysfs has about a NIC.

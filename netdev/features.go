@@ -20,25 +20,13 @@ const macvlanOffload = "l2-fwd-offload"
 // link, as "ethtool -k" shows them. The kernel answers through the family ethtool
 // of generic netlink (Documentation/networking/ethtool-netlink.rst).
 func activeFeatures(index int) (map[string]bool, error) {
-	family, err := netlink.GenlFamilyGet(unix.ETHTOOL_GENL_NAME)
-	if err != nil {
-		return nil, fmt.Errorf("look up the netlink family %s: %w", unix.ETHTOOL_GENL_NAME, err)
-	}
-	request := nl.NewNetlinkRequest(int(family.ID), 0)
-	request.AddData(&nl.Genlmsg{Command: unix.ETHTOOL_MSG_FEATURES_GET, Version: unix.ETHTOOL_GENL_VERSION})
-	header := nl.NewRtAttr(unix.ETHTOOL_A_FEATURES_HEADER|unix.NLA_F_NESTED, nil)
-	header.AddRtAttr(unix.ETHTOOL_A_HEADER_DEV_INDEX, nl.Uint32Attr(uint32(index)))
-	request.AddData(header)
-	messages, err := request.Execute(unix.NETLINK_GENERIC, 0)
+	messages, err := ethtool(index, unix.ETHTOOL_MSG_FEATURES_GET, unix.ETHTOOL_A_FEATURES_HEADER)
 	if err != nil {
 		return nil, fmt.Errorf("read the features of link %d: %w", index, err)
 	}
 	active := map[string]bool{}
 	for _, m := range messages {
-		if len(m) < nl.SizeofGenlmsg {
-			continue
-		}
-		names, err := nested(m[nl.SizeofGenlmsg:], unix.ETHTOOL_A_FEATURES_ACTIVE, unix.ETHTOOL_A_BITSET_BITS,
+		names, err := nested(m, unix.ETHTOOL_A_FEATURES_ACTIVE, unix.ETHTOOL_A_BITSET_BITS,
 			unix.ETHTOOL_A_BITSET_BITS_BIT, unix.ETHTOOL_A_BITSET_BIT_NAME)
 		if err != nil {
 			return nil, fmt.Errorf("parse the features of link %d: %w", index, err)
@@ -48,6 +36,27 @@ func activeFeatures(index int) (map[string]bool, error) {
 		}
 	}
 	return active, nil
+}
+
+// ethtool sends a request about a link to the family ethtool, and returns the attributes of the
+// answers. header is the type of the attribute that names the link.
+func ethtool(index int, command uint8, header int) (answers [][]byte, err error) {
+	family, err := netlink.GenlFamilyGet(unix.ETHTOOL_GENL_NAME)
+	if err != nil {
+		return nil, fmt.Errorf("look up the netlink family %s: %w", unix.ETHTOOL_GENL_NAME, err)
+	}
+	request := nl.NewNetlinkRequest(int(family.ID), 0)
+	request.AddData(&nl.Genlmsg{Command: command, Version: unix.ETHTOOL_GENL_VERSION})
+	device := nl.NewRtAttr(header|unix.NLA_F_NESTED, nil)
+	device.AddRtAttr(unix.ETHTOOL_A_HEADER_DEV_INDEX, nl.Uint32Attr(uint32(index)))
+	request.AddData(device)
+	messages, err := request.Execute(unix.NETLINK_GENERIC, 0)
+	for _, m := range messages {
+		if len(m) >= nl.SizeofGenlmsg {
+			answers = append(answers, m[nl.SizeofGenlmsg:])
+		}
+	}
+	return answers, err
 }
 
 // nested returns the values of the attributes that are nested in attributes of the

@@ -241,7 +241,8 @@ func setOrDelete(keys map[LinkKey]bool, key LinkKey, set bool) {
 // classified returns a NIC as the classifier needs it. The caller holds n.mu.
 func (n *Node) classified(m managedNIC) classify.NIC {
 	return classify.NIC{
-		Index: m.Index, IFBIndex: m.ifb, MAC: m.MAC, HostCookie: n.cookie, Major: shape.Major,
+		Index: m.Index, IFBIndex: m.ifb, MAC: m.MAC, HostCookie: n.cookie,
+		Major: m.trees.Major(), Steer: m.trees != shape.OneTree,
 		TrustMAC: m.TrustMAC, Forwarded: n.recognizes(m.NICConfig), Policy: m.Policy,
 	}
 }
@@ -277,7 +278,7 @@ func (n *Node) Refusals(parent int, minor uint16) (classify.Refusals, error) {
 	if !enforced {
 		return classify.Refusals{}, nil
 	}
-	return n.classifier.Refusals(nic.Index, netlink.MakeHandle(shape.Major, cmp.Or(minor, shape.UnidentifiedMinor)))
+	return n.classifier.Refusals(nic.Index, nic.trees.Class(cmp.Or(minor, shape.UnidentifiedMinor)))
 }
 
 // Conflicts returns the addresses of links that hosts on the network have used since the last call. See

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/dra-shared/dra-driver-shared/netdev/classify"
 	"github.com/dra-shared/dra-driver-shared/netdev/shape"
 )
@@ -22,6 +24,15 @@ func (m managedNIC) kernelMode(wanted Mode) Mode {
 
 // switches reports whether the link may exchange frames with other links of its NIC.
 func (a Attachment) switches() bool { return a.Mode == Bridge || a.Mode == VEPA }
+
+// onHairpin returns the class of a share on a hairpin, by its class on the NIC. It returns 0 for none.
+func onHairpin(class uint32) uint32 {
+	if class == 0 {
+		return 0
+	}
+	_, minor := netlink.MajorMinor(class)
+	return shape.OneTree.Class(minor)
+}
 
 // setHairpinClass gives a share a class on the hairpin of its NIC, which it sets up for the
 // first such share.

@@ -38,6 +38,7 @@ type Node struct {
 	mu         sync.Mutex
 	classifier *classify.Classifier // nil until Manage gets the first NIC to enforce
 	trials     []trial.Result       // of the keys that the Node may use
+	steering   *steering            // nil before the first NIC with QueuePerShare
 	seesRoutes bool                 // whether the classifier recognizes frames by their route
 	managed    map[int]managedNIC   // by interface index
 	arrivals   map[int]*arrival     // of NICs with enforcement, by interface index
@@ -54,6 +55,8 @@ type Node struct {
 type managedNIC struct {
 	NICConfig
 	ifb     int           // index of the IFB device; 0 without Enforce
+	trees   shape.Trees   // of the NIC and the IFB device
+	oneTree error         // why QueuePerShare is not in force; nil if it is, or is not wanted
 	hairpin shape.Hairpin // zero before the first link that needs it
 }
 
@@ -73,6 +76,10 @@ type NICConfig struct {
 	// TrustMAC assigns a frame that has no socket to the share whose link has
 	// the frame's source address.
 	TrustMAC bool
+	// QueuePerShare gives each transmit queue an HTB qdisc of its own, and each share a home
+	// queue, if the NIC has several queues and the kernel steers frames to them. Shares then do
+	// not borrow. A NIC with shares gets or loses this when it has none any more.
+	QueuePerShare bool
 	// Policy is what the NIC does with frames that do not carry the identity of their
 	// sender. Manage adds to Policy.NodeAddresses, and sets Policy.Guarded.
 	Policy classify.Policy
@@ -263,13 +270,20 @@ func (n *Node) Manage(c NICConfig) (changed bool, err error) {
 		return false, err
 	}
 	c.Policy.Guarded = n.mustGuard(c.Index)
-	if old, known := n.managed[c.Index]; known {
-		if reflect.DeepEqual(old.NICConfig, c) {
+	old, known := n.managed[c.Index]
+	trees, oneTree, err := n.trees(c, old.trees, known)
+	if err != nil {
+		return false, err
+	}
+	if known {
+		if reflect.DeepEqual(old.NICConfig, c) && trees == old.trees {
 			intact, err := n.isIntact(old)
 			if err != nil {
 				return false, err
 			}
 			if intact {
+				old.oneTree = oneTree
+				n.managed[c.Index] = old
 				return false, n.watchArrival(c.Index)
 			}
 		}
@@ -279,7 +293,7 @@ func (n *Node) Manage(c NICConfig) (changed bool, err error) {
 			}
 		}
 	}
-	return n.setUpEnforcement(c)
+	return n.setUpEnforcement(managedNIC{NICConfig: c, trees: trees, oneTree: oneTree})
 }
 
 // openClassifier finds out by which keys the classifier works on this node, and
@@ -305,7 +319,7 @@ func (n *Node) openClassifier() error {
 // isIntact reports whether the NIC's queues and classifier programs are in the
 // state in which setUpEnforcement left them. The caller holds n.mu.
 func (n *Node) isIntact(m managedNIC) (bool, error) {
-	intact, err := n.shaper.Intact(m.Name, m.Index, m.ifb, m.Rates)
+	intact, err := n.shaper.Intact(m.Name, m.Index, m.ifb, m.trees, m.Rates)
 	if err != nil || !intact {
 		return false, err
 	}
@@ -313,21 +327,24 @@ func (n *Node) isIntact(m managedNIC) (bool, error) {
 	if err != nil || !attached {
 		return false, err
 	}
+	if steered, err := isSteered(m); err != nil || !steered {
+		return false, err
+	}
 	return n.isHairpinIntact(m)
 }
 
 // setUpEnforcement sets up the NIC's queues and attaches the classifier. It
 // reports whether it may have changed the NIC. The caller holds n.mu.
-func (n *Node) setUpEnforcement(c NICConfig) (changed bool, err error) {
-	ifb, err := n.shaper.Setup(c.Name, c.Index, c.Rates, c.TakeOver)
+func (n *Node) setUpEnforcement(m managedNIC) (changed bool, err error) {
+	m.ifb, err = n.shaper.Setup(m.Name, m.Index, m.trees, m.Rates, m.TakeOver)
 	if err != nil {
 		return false, err
 	}
-	n.managed[c.Index] = managedNIC{NICConfig: c, ifb: ifb}
-	if err := n.classifier.Attach(n.classified(n.managed[c.Index])); err != nil {
+	n.managed[m.Index] = m
+	if err := n.classifier.Attach(n.classified(m)); err != nil {
 		return true, err
 	}
-	return true, n.keepHairpin(c.Index)
+	return true, n.keepHairpin(m.Index)
 }
 
 // Unmanage removes the queues and the classifier from a NIC, even if an earlier
@@ -437,10 +454,15 @@ func (n *Node) RemoveClass(parent int, minor uint16) error {
 	if !enforced {
 		return nil
 	}
-	return errors.Join(
-		n.shaper.RemoveClass(minor, nic.devices()...),
-		n.classifier.RemoveRefusals(parent, netlink.MakeHandle(shape.Major, minor)),
+	class := nic.trees.Class(minor)
+	err := errors.Join(
+		n.shaper.RemoveClass(class, nic.Index, nic.ifb),
+		n.classifier.RemoveRefusals(parent, class),
 	)
+	if nic.hairpin.Outer != 0 {
+		err = errors.Join(err, n.shaper.RemoveClass(onHairpin(class), nic.hairpin.Outer))
+	}
+	return err
 }
 
 // Traffic is how many bytes have passed the queues of a NIC, including Ethernet headers.
@@ -464,16 +486,13 @@ func (n *Node) Traffic(parent int) (t Traffic, err error) {
 	if !enforced {
 		return t, fmt.Errorf("%w: link %d", ErrNotManaged, parent)
 	}
-	out, err := n.shaper.RootClass(nic.Index)
-	if err != nil {
+	if t.Sent, err = n.shaper.SentBytes(nic.Index, nic.trees); err != nil {
 		return t, err
 	}
-	in, err := n.shaper.RootClass(nic.ifb)
-	if err != nil {
+	if t.Received, err = n.shaper.SentBytes(nic.ifb, nic.trees); err != nil {
 		return t, err
 	}
-	t = Traffic{Sent: out.SentBytes, Received: in.SentBytes}
-	multicast, err := n.shaper.ReadClass(nic.ifb, shape.MulticastMinor)
+	multicast, err := n.shaper.ReadClass(nic.ifb, nic.trees.Class(shape.MulticastMinor))
 	if multicast != nil {
 		t.Multicast = multicast.SentBytes
 	}
@@ -494,12 +513,13 @@ func (n *Node) ShareTraffic(parent int) (map[uint16]ShareTraffic, error) {
 		if err != nil {
 			return nil, err
 		}
-		for minor, class := range classes {
+		for class, state := range classes {
+			_, minor := netlink.MajorMinor(class)
 			share := shares[minor]
 			if dev == nic.ifb {
-				share.Received = class.SentBytes
+				share.Received = state.SentBytes
 			} else { // what leaves the hairpin may pass the NIC, too
-				share.Sent = max(share.Sent, class.SentBytes)
+				share.Sent = max(share.Sent, state.SentBytes)
 			}
 			shares[minor] = share
 		}

@@ -44,7 +44,8 @@ func (n *Node) Classes(parent int) (map[uint16]bool, error) {
 		if err != nil {
 			return nil, err
 		}
-		for minor := range states {
+		for class := range states {
+			_, minor := netlink.MajorMinor(class)
 			minors[minor] = true
 		}
 	}

@@ -99,11 +99,11 @@ func (n *Node) readClasses(a Attachment, s *LinkState) error {
 		return err
 	}
 	if a.switches() {
-		onHairpin, err := n.classRates(nic.hairpin.Outer, send)
+		switched, err := n.classRates(nic.hairpin.Outer, onHairpin(send))
 		if err != nil {
 			return err
 		}
-		s.Send = combine(s.Send, onHairpin)
+		s.Send = combine(s.Send, switched)
 	}
 	s.Receive, err = n.classRates(nic.ifb, receive)
 	return err
@@ -115,8 +115,7 @@ func (n *Node) classRates(dev int, class uint32) (*shape.Rates, error) {
 	if class == 0 || dev == 0 {
 		return nil, nil
 	}
-	_, minor := netlink.MajorMinor(class)
-	state, err := n.shaper.ReadClass(dev, minor)
+	state, err := n.shaper.ReadClass(dev, class)
 	if state == nil {
 		return nil, err
 	}

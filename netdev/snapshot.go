@@ -6,8 +6,6 @@ package netdev
 import (
 	"slices"
 
-	"github.com/vishvananda/netlink"
-
 	"github.com/dra-shared/dra-driver-shared/netdev/classify"
 	"github.com/dra-shared/dra-driver-shared/netdev/shape"
 )
@@ -28,8 +26,8 @@ type nicSnapshot struct {
 	// classified reports whether the classifier's programs are attached.
 	classified bool
 	// send, receive, and switched are the classes of shares on the NIC, the IFB device, and
-	// the hairpin, by minor number.
-	send, receive, switched map[uint16]shape.ClassState
+	// the hairpin, by major<<16 | minor.
+	send, receive, switched map[uint32]shape.ClassState
 }
 
 // Snapshot reads the state of all managed NICs.
@@ -104,7 +102,7 @@ func (s *Snapshot) Rates(a Attachment) (send, receive *shape.Rates, err error) {
 	sendClass, receiveClass, err := s.node.classifier.Lookup(nic.member(a))
 	send, receive = ratesIn(nic.send, sendClass), ratesIn(nic.receive, receiveClass)
 	if a.switches() {
-		send = combine(send, ratesIn(nic.switched, sendClass))
+		send = combine(send, ratesIn(nic.switched, onHairpin(sendClass)))
 	}
 	return send, receive, err
 }
@@ -120,9 +118,8 @@ func (s *Snapshot) Blocked(a Attachment) (bool, error) {
 }
 
 // ratesIn returns the rates of a class; nil if it does not exist.
-func ratesIn(classes map[uint16]shape.ClassState, class uint32) *shape.Rates {
-	_, minor := netlink.MajorMinor(class)
-	state, ok := classes[minor]
+func ratesIn(classes map[uint32]shape.ClassState, class uint32) *shape.Rates {
+	state, ok := classes[class]
 	if !ok {
 		return nil
 	}

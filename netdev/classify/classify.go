@@ -147,6 +147,9 @@ type NIC struct {
 	// Policy is what the programs do with frames that do not carry the identity of
 	// their sender.
 	Policy Policy
+	// Steer sends the frames of the NIC and of the IFB device through the transmit queue
+	// whose HTB qdisc has their class; see shape.Trees.
+	Steer bool
 }
 
 // Forwarded is how the programs recognize frames that the node forwards, such as
@@ -340,6 +343,9 @@ func (c *Classifier) Attach(nic NIC) error {
 	if err != nil {
 		return fmt.Errorf("add link %d to the classifier's map of NICs: %w", nic.Index, err)
 	}
+	if err := setSteered(nic.Steer, c.failpoints, nic.Index, nic.IFBIndex); err != nil {
+		return err
+	}
 	if err := c.attach(nic.Index, nic.IFBIndex); err != nil || !c.isPinned() {
 		return err
 	}
@@ -371,7 +377,7 @@ func Detach(bpffs string, index int, failpoints failpoint.Injector) (found bool,
 		detached, detachErr := detachFrom(hook, bpffs, index, failpoints)
 		found, err = found || detached, errors.Join(err, detachErr)
 	}
-	return found, err
+	return found, errors.Join(err, setSteered(false, failpoints, index))
 }
 
 // RemoveNIC removes a NIC from the classifier's map. Attached programs then

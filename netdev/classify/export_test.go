@@ -28,3 +28,6 @@ func InLockdown() bool {
 	mode, _ := os.ReadFile("/sys/kernel/security/lockdown") // absent on kernels without lockdown
 	return strings.Contains(string(mode), "[confidentiality]")
 }
+
+// SteerPriority is the priority of the filter that steers frames to queues.
+const SteerPriority = steerPriority

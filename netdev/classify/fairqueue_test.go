@@ -107,7 +107,8 @@ func TestFairQueue_isSetUpRepeatedly(t *testing.T) {
 	}
 	previous := shape.New(nstest.Current(t).Socket, nil) // sets up FIFOs, because it has tried nothing
 	setFIFO := func() {
-		err := previous.SetClass(e.nic.Index, ifb.Attrs().Index, e.config.Rates, shape.FirstMinor+1, hardCap(fairShare))
+		err := previous.SetClass(e.nic.Index, ifb.Attrs().Index, shape.OneTree, e.config.Rates,
+			shape.FirstMinor+1, hardCap(fairShare))
 		if err != nil {
 			t.Fatalf("set up the FIFO of a previous release: %v", err)
 		}

@@ -64,7 +64,11 @@ func newTestEnv(t *testing.T, config netdev.NICConfig, keys ...classify.Key) *te
 
 func newTestEnvAt(t *testing.T, bpffs string, config netdev.NICConfig, keys ...classify.Key) *testEnv {
 	t.Helper()
-	nic, wire := nstest.NIC(t, "nic0", 1500, wireIP+"/16", "fd00:20::fe/64")
+	queues := 1
+	if config.QueuePerShare || *queuePerShare {
+		queues = nicQueues
+	}
+	nic, wire := nstest.NICWithQueues(t, "nic0", 1500, queues, wireIP+"/16", "fd00:20::fe/64")
 	return newTestEnvOn(t, bpffs, nic, wire, config, keys...)
 }
 
@@ -91,6 +95,7 @@ func newTestEnvWith(
 	e.node = newNode(t, o)
 	config.Name, config.Index, config.MAC, config.Enforce = e.nic.Name, e.nic.Index, e.nic.MAC, true
 	overhead := config.Rates.Overhead
+	config.QueuePerShare = config.QueuePerShare || *queuePerShare
 	config.Rates = shape.NICRates{Line: line, Reserve: reserve, MinShare: 10 * mega, Overhead: overhead}
 	e.config = config
 	if _, err := e.node.Manage(config); err != nil {
@@ -393,7 +398,7 @@ func (e *testEnv) sentBytes(share int) uint64 {
 		e.t.Fatal(err)
 	}
 	defer conn.Close()
-	state, err := shape.New(conn, nil).ReadClass(e.nic.Index, uint16(shape.FirstMinor+share))
+	state, err := shape.New(conn, nil).ReadClass(e.nic.Index, e.trees().Class(uint16(shape.FirstMinor+share)))
 	if err != nil || state == nil {
 		e.t.Fatalf("read class of share %d: %v, %v", share, state, err)
 	}

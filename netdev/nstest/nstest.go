@@ -183,9 +183,18 @@ func setUp(name string) error {
 // namespace. The MTU is in bytes.
 func NIC(t testing.TB, name string, mtu int, wireAddresses ...string) (nic netdev.NIC, wire *Namespace) {
 	t.Helper()
+	return NICWithQueues(t, name, mtu, 1, wireAddresses...)
+}
+
+// NICWithQueues is NIC, with transmit queues and as many receive queues at both ends.
+func NICWithQueues(
+	t testing.TB, name string, mtu, queues int, wireAddresses ...string,
+) (nic netdev.NIC, wire *Namespace) {
+	t.Helper()
 	wire = New(t)
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU, attrs.Index = name, mtu, unusedIndex(t)
+	attrs.NumTxQueues, attrs.NumRxQueues = queues, queues
 	veth := &netlink.Veth{
 		LinkAttrs:     attrs,
 		PeerName:      "wire",

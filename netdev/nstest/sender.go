@@ -349,27 +349,47 @@ func (s *xdpSender) Close() (err error) {
 // SetSegmentation permits or forbids that the kernel passes packets to a link of this namespace that
 // the link divides into segments.
 func SetSegmentation(link string, allowed bool) error {
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(fd)
 	const setTSO, setGSO = 0x1f, 0x24 // ETHTOOL_STSO and ETHTOOL_SGSO of linux/ethtool.h
 	for _, command := range []uint32{setTSO, setGSO} {
 		value := struct{ command, data uint32 }{command: command}
 		if allowed {
 			value.data = 1
 		}
-		request := struct { // struct ifreq
-			name [unix.IFNAMSIZ]byte
-			data unsafe.Pointer
-			_    [16]byte
-		}{data: unsafe.Pointer(&value)}
-		copy(request.name[:], link)
-		_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&request)))
-		if errno != 0 {
-			return os.NewSyscallError("ioctl", errno)
+		if err := ethtool(link, unsafe.Pointer(&value)); err != nil {
+			return err
 		}
+	}
+	return nil
+}
+
+// SetTransmitQueues sets how many transmit queues a link of the current namespace uses, as "ethtool -L" does.
+func SetTransmitQueues(link string, queues uint32) error {
+	value := struct { // struct ethtool_channels
+		command, maxRX, maxTX, maxOther, maxCombined, rx, tx, other, combined uint32
+	}{command: unix.ETHTOOL_GCHANNELS}
+	if err := ethtool(link, unsafe.Pointer(&value)); err != nil {
+		return err
+	}
+	value.command, value.tx = unix.ETHTOOL_SCHANNELS, queues
+	return ethtool(link, unsafe.Pointer(&value))
+}
+
+// ethtool passes a command of linux/ethtool.h to the driver of a link of the current namespace.
+func ethtool(link string, command unsafe.Pointer) error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	request := struct { // struct ifreq
+		name [unix.IFNAMSIZ]byte
+		data unsafe.Pointer
+		_    [16]byte
+	}{data: command}
+	copy(request.name[:], link)
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&request)))
+	if errno != 0 {
+		return os.NewSyscallError("ioctl", errno)
 	}
 	return nil
 }

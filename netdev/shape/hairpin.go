@@ -52,7 +52,7 @@ func (h *HTB) SetUpHairpin(nic string, l NICRates) (Hairpin, error) {
 	if found.Inner, err = h.bringUpHairpin(inner); err != nil {
 		return found, err
 	}
-	if err := h.setupDevice(found.Outer, l.base()); err != nil {
+	if err := h.setupDevice(found.Outer, OneTree, l.base(OneTree)); err != nil {
 		return found, fmt.Errorf("set up queues on %s: %w", outer, err)
 	}
 	return found, nil
@@ -94,7 +94,7 @@ func (h *HTB) HairpinIntact(nic string, p Hairpin, l NICRates) (bool, error) {
 			return false, nil
 		}
 	}
-	return h.deviceIntact(p.Outer, l.base())
+	return h.deviceIntact(p.Outer, OneTree, l.base(OneTree))
 }
 
 // FindHairpin returns the hairpin of a NIC, even if an earlier process created it.

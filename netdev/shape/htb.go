@@ -29,8 +29,15 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
 )
 
-// Major is the major number of this driver's root qdiscs, and identifies them.
+// Major is the major number of this driver's HTB qdiscs at the root of a device, and identifies
+// them; see Trees for the others.
 const Major = 0x0d5a
+
+// Kinds of qdiscs.
+const (
+	kindHTB = "htb"
+	kindMQ  = "mq"
+)
 
 // ErrQueuesMissing means that the queues of a NIC do not exist, because another program removed
 // them or the NIC.
@@ -54,22 +61,22 @@ func New(conn *rtnl.Conn, failpoints failpoint.Injector) *HTB {
 
 // Setup creates the queues of a NIC, or corrects their rates if they exist, and
 // returns the interface index of the NIC's IFB device. It keeps the classes of
-// shares and the frames in their queues.
+// shares and the frames in their queues, unless it replaces the trees of the NIC.
 //
 // Setup replaces a root qdisc that the kernel chose. With takeOver, it also
 // replaces one that another program or an administrator configured; without, it
 // returns ErrForeignQdisc.
-func (h *HTB) Setup(name string, index int, l NICRates, takeOver bool) (ifb int, err error) {
+func (h *HTB) Setup(name string, index int, t Trees, l NICRates, takeOver bool) (ifb int, err error) {
 	if err := h.Check(name, index, takeOver); err != nil {
 		return 0, err
 	}
-	if ifb, err = h.setUpIFB(name); err != nil {
+	if ifb, err = h.setUpIFB(name, t); err != nil {
 		return 0, err
 	}
-	if err := errors.Join(h.setupDevice(index, l.base()), h.setupDevice(ifb, l.received())); err != nil {
+	if err := errors.Join(h.setupDevice(index, t, l.base(t)), h.setupDevice(ifb, t, l.received(t))); err != nil {
 		return 0, fmt.Errorf("set up queues on %s: %w: does the kernel have sch_htb?", name, err)
 	}
-	return ifb, h.tryQueue(ifb)
+	return ifb, h.tryQueue(ifb, t)
 }
 
 // Check returns an error if Setup would refuse to replace the NIC's root qdisc.
@@ -85,26 +92,24 @@ func (h *HTB) Check(name string, index int, takeOver bool) error {
 	return nil
 }
 
-// setupDevice creates the root qdisc and the base classes of a NIC or an IFB device.
-func (h *HTB) setupDevice(dev int, base []class) error {
-	root, err := h.root(dev)
-	if err != nil {
-		return err
-	}
+// setupDevice creates the qdiscs and the base classes of a NIC or an IFB device.
+func (h *HTB) setupDevice(dev int, t Trees, base []class) error {
 	var requests []*nl.NetlinkRequest
-	if root == nil || !root.isOwn() {
-		requests = append(requests, rootRequest(dev)) // the kernel cannot change an existing HTB qdisc
-	}
 	for _, c := range base {
 		requests = append(requests, classRequests(dev, c, h.Queue())...)
 	}
-	return h.failpoints.Do("set up queues", func() error { return h.conn.Do(requests...) })
+	return h.failpoints.Do("set up queues", func() error {
+		if err := h.setupTrees(dev, t); err != nil {
+			return err
+		}
+		return h.conn.Do(requests...)
+	})
 }
 
 // Intact reports whether a NIC's queues are in the state in which Setup left
-// them. It checks the IFB device, both root qdiscs, and the base classes, but
+// them. It checks the IFB device, the qdiscs of both devices, and the base classes, but
 // not the classes of shares.
-func (h *HTB) Intact(name string, index, ifb int, l NICRates) (bool, error) {
+func (h *HTB) Intact(name string, index, ifb int, t Trees, l NICRates) (bool, error) {
 	link, err := netlink.LinkByIndex(ifb)
 	if errors.As(err, &netlink.LinkNotFoundError{}) {
 		return false, nil
@@ -115,22 +120,22 @@ func (h *HTB) Intact(name string, index, ifb int, l NICRates) (bool, error) {
 	if link.Attrs().Name != IFBName(name) || link.Attrs().Flags&net.FlagUp == 0 {
 		return false, nil
 	}
-	intact, err := h.deviceIntact(index, l.base())
+	intact, err := h.deviceIntact(index, t, l.base(t))
 	if err != nil || !intact {
 		return false, err
 	}
-	return h.deviceIntact(ifb, l.received())
+	return h.deviceIntact(ifb, t, l.received(t))
 }
 
-// deviceIntact reports whether a device has the root qdisc and the base classes
-// that setupDevice creates.
-func (h *HTB) deviceIntact(dev int, base []class) (bool, error) {
-	owned, err := h.Owned(dev)
-	if err != nil || !owned {
+// deviceIntact reports whether a device has the qdiscs and the base classes that
+// setupDevice creates.
+func (h *HTB) deviceIntact(dev int, t Trees, base []class) (bool, error) {
+	present, err := h.hasTrees(dev, t)
+	if err != nil || !present {
 		return false, err
 	}
 	for _, c := range base {
-		s, err := h.ReadClass(dev, c.minor)
+		s, err := h.ReadClass(dev, c.handle())
 		if err != nil || s == nil {
 			return false, err
 		}
@@ -157,7 +162,10 @@ type qdisc struct {
 }
 
 // isOwn reports whether a root qdisc is this driver's.
-func (q *qdisc) isOwn() bool { return q.kind == "htb" && q.handle == netlink.MakeHandle(Major, 0) }
+func (q *qdisc) isOwn() bool {
+	return q.kind == kindHTB && q.handle == netlink.MakeHandle(Major, 0) ||
+		q.kind == kindMQ && q.handle == netlink.MakeHandle(mqMajor, 0)
+}
 
 // root returns the configured root qdisc of a device. It returns nil if the
 // device does not exist, or has the kernel's default qdisc, which has no handle.
@@ -228,13 +236,22 @@ func suffix(nic string) string {
 	return fmt.Sprintf("%08x", h.Sum32())
 }
 
-// setUpIFB creates the IFB device of a NIC if it does not exist, brings it up,
-// and returns its interface index.
-func (h *HTB) setUpIFB(nic string) (int, error) {
+// setUpIFB creates the IFB device of a NIC if it does not exist or has too few queues, brings
+// it up, and returns its interface index.
+func (h *HTB) setUpIFB(nic string, t Trees) (int, error) {
 	name := IFBName(nic)
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = name
-	err := h.failpoints.Do("add IFB", func() error { return netlink.LinkAdd(&netlink.Ifb{LinkAttrs: attrs}) })
+	if t != OneTree {
+		attrs.NumTxQueues = int(MaxTrees)
+	}
+	present, err := netlink.LinkByName(name)
+	if err == nil && present.Type() == "ifb" && present.Attrs().NumTxQueues < int(t) {
+		if err := h.RemoveIFB(nic); err != nil {
+			return 0, err
+		}
+	}
+	err = h.failpoints.Do("add IFB", func() error { return netlink.LinkAdd(&netlink.Ifb{LinkAttrs: attrs}) })
 	if err != nil && !errors.Is(err, unix.EEXIST) {
 		return 0, fmt.Errorf("create %s: %w: does the kernel have ifb?", name, err)
 	}
@@ -253,11 +270,7 @@ func (h *HTB) setUpIFB(nic string) (int, error) {
 func (h *HTB) Teardown(name string, index int) error {
 	root, err := h.root(index)
 	if root != nil && root.isOwn() {
-		del := nl.NewNetlinkRequest(unix.RTM_DELQDISC, 0)
-		del.AddData(&nl.TcMsg{
-			Family: nl.FAMILY_ALL, Ifindex: int32(index), Handle: root.handle, Parent: netlink.HANDLE_ROOT,
-		})
-		err = h.failpoints.Do("remove queues", func() error { return h.conn.Do(del) })
+		err = h.do("remove queues", []*nl.NetlinkRequest{deleteRequest(index, netlink.HANDLE_ROOT, root.handle)})
 	}
 	if err = errors.Join(err, h.RemoveIFB(name)); err != nil {
 		return fmt.Errorf("remove queues of %s: %w", name, err)
@@ -282,9 +295,9 @@ func (h *HTB) RemoveIFB(nic string) error {
 
 // SetClass creates the class of a share on the NIC and its IFB device, or
 // changes the rates of the existing class. It keeps the frames in the queues.
-func (h *HTB) SetClass(index, ifb int, l NICRates, minor uint16, r Rates) error {
-	c := l.share(minor, r)
-	return h.setClass(minor, func() []*nl.NetlinkRequest {
+func (h *HTB) SetClass(index, ifb int, t Trees, l NICRates, minor uint16, r Rates) error {
+	c := l.share(t, minor, r)
+	return h.setClass(func() []*nl.NetlinkRequest {
 		return append(h.sendRequests(index, c), classRequests(ifb, c, h.Queue())...)
 	}, &c)
 }
@@ -292,12 +305,12 @@ func (h *HTB) SetClass(index, ifb int, l NICRates, minor uint16, r Rates) error 
 // SetHairpinClass creates the class of a share on the outer link of a hairpin, or changes
 // the rates of the existing class.
 func (h *HTB) SetHairpinClass(p Hairpin, l NICRates, minor uint16, r Rates) error {
-	c := l.share(minor, r)
-	return h.setClass(minor, func() []*nl.NetlinkRequest { return h.sendRequests(p.Outer, c) }, &c)
+	c := l.share(OneTree, minor, r)
+	return h.setClass(func() []*nl.NetlinkRequest { return h.sendRequests(p.Outer, c) }, &c)
 }
 
 // setClass sends the requests for c.
-func (h *HTB) setClass(minor uint16, requests func() []*nl.NetlinkRequest, c *class) error {
+func (h *HTB) setClass(requests func() []*nl.NetlinkRequest, c *class) error {
 	err := h.do("set class", requests())
 	if errors.Is(err, unix.EEXIST) {
 		c.exists = true // at least one of the queues did; the kernel has created the other
@@ -308,9 +321,9 @@ func (h *HTB) setClass(minor uint16, requests func() []*nl.NetlinkRequest, c *cl
 		return nil
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENODEV):
 		return fmt.Errorf("set class %x:%x: %w: %w, and the plugin is about to restore them: did another program remove "+
-			"them?", Major, minor, err, ErrQueuesMissing)
+			"them?", c.major, c.minor, err, ErrQueuesMissing)
 	default:
-		return fmt.Errorf("set class %x:%x: %w", Major, minor, err)
+		return fmt.Errorf("set class %x:%x: %w", c.major, c.minor, err)
 	}
 }
 
@@ -328,21 +341,22 @@ func (h *HTB) do(operation string, requests []*nl.NetlinkRequest) error {
 	return h.failpoints.Do(operation, func() error { return h.conn.Do(requests...) })
 }
 
-// RemoveClass removes the class of a share from devices. It returns nil if a class does not
-// exist.
-func (h *HTB) RemoveClass(minor uint16, devices ...int) error {
+// RemoveClass removes the class of a share, as Trees.Class returns it, from devices. It returns
+// nil if a class does not exist.
+func (h *HTB) RemoveClass(class uint32, devices ...int) error {
 	var errs error
+	major, minor := netlink.MajorMinor(class)
 	for _, dev := range devices {
 		del := nl.NewNetlinkRequest(unix.RTM_DELTCLASS, 0)
 		del.AddData(&nl.TcMsg{
 			Family:  nl.FAMILY_ALL,
 			Ifindex: int32(dev),
-			Handle:  netlink.MakeHandle(Major, minor),
-			Parent:  netlink.MakeHandle(Major, classRoot),
+			Handle:  class,
+			Parent:  netlink.MakeHandle(major, classRoot),
 		})
 		err := h.failpoints.Do("remove class", func() error { return h.conn.Do(del) })
 		if err != nil && !rtnl.IsNotFound(err) {
-			errs = errors.Join(errs, fmt.Errorf("remove class %x:%x: %w", Major, minor, err))
+			errs = errors.Join(errs, fmt.Errorf("remove class %x:%x: %w", major, minor, err))
 		}
 	}
 	return errs
@@ -354,38 +368,62 @@ type ClassState struct {
 	// SentBytes counts the bytes that the class has sent, including Ethernet
 	// headers.
 	SentBytes uint64
+	// Dropped counts the packets for which the queue of the class had no space.
+	Dropped uint32
 }
 
-// ReadClass returns a class of the device with that interface index, or nil if
-// the class does not exist.
-func (h *HTB) ReadClass(index int, minor uint16) (*ClassState, error) {
-	message, err := h.get(unix.RTM_GETTCLASS, nl.TcMsg{Ifindex: int32(index), Handle: netlink.MakeHandle(Major, minor)})
+// ReadClass returns a class, major<<16 | minor, of the device with that interface index, or nil
+// if the class does not exist.
+func (h *HTB) ReadClass(index int, class uint32) (*ClassState, error) {
+	major, minor := netlink.MajorMinor(class)
+	message, err := h.get(unix.RTM_GETTCLASS, nl.TcMsg{Ifindex: int32(index), Handle: class})
 	if err != nil {
-		return nil, fmt.Errorf("read class %x:%x of link %d: %w", Major, minor, index, err)
+		return nil, fmt.Errorf("read class %x:%x of link %d: %w", major, minor, index, err)
 	}
 	if message == nil {
 		return nil, nil
 	}
 	s, err := parseClass(message[nl.SizeofTcMsg:])
 	if err != nil {
-		return nil, fmt.Errorf("parse class %x:%x of link %d: %w", Major, minor, index, err)
+		return nil, fmt.Errorf("parse class %x:%x of link %d: %w", major, minor, index, err)
 	}
 	return &s, nil
 }
 
-// RootClass returns the class through which all frames of a device pass. It
-// returns the zero ClassState if the device does not have this driver's queues.
-func (h *HTB) RootClass(index int) (ClassState, error) {
-	s, err := h.ReadClass(index, classRoot)
-	if s == nil {
-		return ClassState{}, err
+// SentBytes returns how many bytes have passed the queues of a device, including Ethernet headers.
+// It returns 0 if the device does not have this driver's queues.
+func (h *HTB) SentBytes(index int, t Trees) (sum uint64, err error) {
+	for queue := range t.queues() {
+		s, err := h.ReadClass(index, netlink.MakeHandle(t.major(queue), classRoot))
+		if err != nil {
+			return 0, err
+		}
+		if s != nil {
+			sum += s.SentBytes
+		}
 	}
-	return *s, err
+	return sum, nil
 }
 
-// ShareClasses returns the classes of shares on the device with that interface
-// index, by minor number, from one dump.
-func (h *HTB) ShareClasses(index int) (map[uint16]ClassState, error) {
+// Strays returns how many frames were dropped because they came to a queue of a device that does not
+// have their class; 0 with OneTree. A frame of a share in the first queue is not among them: it goes to the
+// class for unidentified frames.
+func (h *HTB) Strays(index int, t Trees) (frames uint64, err error) {
+	for queue := 1; queue < int(t); queue++ {
+		s, err := h.ReadClass(index, netlink.MakeHandle(t.major(queue), defaultMinor(queue)))
+		if err != nil {
+			return 0, err
+		}
+		if s != nil {
+			frames += uint64(s.Dropped)
+		}
+	}
+	return frames, nil
+}
+
+// ShareClasses returns the classes of shares on the device with that interface index, by
+// major<<16 | minor, from one dump.
+func (h *HTB) ShareClasses(index int) (map[uint32]ClassState, error) {
 	dump := nl.NewNetlinkRequest(unix.RTM_GETTCLASS, unix.NLM_F_DUMP)
 	dump.AddData(&nl.TcMsg{Family: nl.FAMILY_ALL, Ifindex: int32(index)})
 	messages, err := h.conn.Dump(dump)
@@ -395,17 +433,17 @@ func (h *HTB) ShareClasses(index int) (map[uint16]ClassState, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list classes of link %d: %w", index, err)
 	}
-	states := map[uint16]ClassState{}
+	states := map[uint32]ClassState{}
 	for _, m := range messages {
 		if len(m.Data) < nl.SizeofTcMsg {
 			continue
 		}
-		major, minor := netlink.MajorMinor(nl.DeserializeTcMsg(m.Data).Handle)
-		if major != Major || minor < FirstMinor {
+		class := nl.DeserializeTcMsg(m.Data).Handle
+		if !isShare(class) {
 			continue
 		}
-		if states[minor], err = parseClass(m.Data[nl.SizeofTcMsg:]); err != nil {
-			return nil, fmt.Errorf("parse class %x:%x of link %d: %w", Major, minor, index, err)
+		if states[class], err = parseClass(m.Data[nl.SizeofTcMsg:]); err != nil {
+			return nil, fmt.Errorf("parse class %s of link %d: %w", netlink.HandleStr(class), index, err)
 		}
 	}
 	return states, nil
@@ -451,7 +489,7 @@ func (s *ClassState) parseOptions(payload []byte) error {
 	return nil
 }
 
-// parseStatistics parses struct gnet_stats_basic (linux/gen_stats.h).
+// parseStatistics parses struct gnet_stats_basic and struct gnet_stats_queue (linux/gen_stats.h).
 func (s *ClassState) parseStatistics(payload []byte) error {
 	attrs, err := nl.ParseRouteAttr(payload)
 	if err != nil {
@@ -461,34 +499,18 @@ func (s *ClassState) parseStatistics(payload []byte) error {
 		if a.Attr.Type == nl.TCA_STATS_BASIC && len(a.Value) >= 8 {
 			s.SentBytes = nl.NativeEndian().Uint64(a.Value)
 		}
+		if a.Attr.Type == nl.TCA_STATS_QUEUE && len(a.Value) >= 12 {
+			s.Dropped = nl.NativeEndian().Uint32(a.Value[8:])
+		}
 	}
 	return nil
 }
 
-// rootRequest creates the root qdisc of a device. Frames that select no class
-// queue in the class for unidentified frames.
-func rootRequest(dev int) *nl.NetlinkRequest {
-	r := nl.NewNetlinkRequest(unix.RTM_NEWQDISC, unix.NLM_F_CREATE|unix.NLM_F_REPLACE)
-	r.AddData(&nl.TcMsg{
-		Family:  nl.FAMILY_ALL,
-		Ifindex: int32(dev),
-		Handle:  netlink.MakeHandle(Major, 0),
-		Parent:  netlink.HANDLE_ROOT,
-	})
-	r.AddData(nl.NewRtAttr(nl.TCA_KIND, nl.ZeroTerminated("htb")))
-	options := nl.NewRtAttr(nl.TCA_OPTIONS, nil)
-	glob := nl.TcHtbGlob{Version: 3, Rate2Quantum: 10, Defcls: classUnidentified}
-	options.AddRtAttr(nl.TCA_HTB_INIT, glob.Serialize())
-	r.AddData(options)
-	return r
-}
-
 // classRequests create or change a class of a device, and its queue if it has one.
 func classRequests(dev int, c class, q Queue) []*nl.NetlinkRequest {
-	parent := netlink.MakeHandle(Major, c.parent)
-	handle := netlink.MakeHandle(Major, c.minor)
+	parent := netlink.MakeHandle(c.major, c.parent)
 	r := nl.NewNetlinkRequest(unix.RTM_NEWTCLASS, unix.NLM_F_CREATE)
-	r.AddData(&nl.TcMsg{Family: nl.FAMILY_ALL, Ifindex: int32(dev), Handle: handle, Parent: parent})
+	r.AddData(&nl.TcMsg{Family: nl.FAMILY_ALL, Ifindex: int32(dev), Handle: c.handle(), Parent: parent})
 	r.AddData(nl.NewRtAttr(nl.TCA_KIND, nl.ZeroTerminated("htb")))
 	r.AddData(c.options())
 	if c.queue == 0 {

@@ -47,11 +47,11 @@ func (h *HTB) Queue() Queue {
 
 // tryQueue finds out whether the kernel has FairQueue, unless it did before. It tries the
 // queue of frames to drop, and puts its FIFO back.
-func (h *HTB) tryQueue(ifb int) error {
+func (h *HTB) tryQueue(ifb int, t Trees) error {
 	if h.queue.Load() != nil {
 		return nil
 	}
-	c := class{minor: classDrop, queue: 1, fair: true}
+	c := class{major: t.Major(), minor: classDrop, queue: 1, fair: true}
 	result := FairQueue
 	err := h.failpoints.Do("try fair queue", func() error { return h.conn.Do(c.queueRequest(ifb, FairQueue)) })
 	switch {
@@ -86,7 +86,7 @@ func (c class) queueRequest(dev int, q Queue) *nl.NetlinkRequest {
 	r := nl.NewNetlinkRequest(unix.RTM_NEWQDISC, flags)
 	r.AddData(&nl.TcMsg{
 		Family: nl.FAMILY_ALL, Ifindex: int32(dev),
-		Handle: netlink.MakeHandle(major, 0), Parent: netlink.MakeHandle(Major, c.minor),
+		Handle: netlink.MakeHandle(major, 0), Parent: c.handle(),
 	})
 	r.AddData(nl.NewRtAttr(nl.TCA_KIND, nl.ZeroTerminated(string(q))))
 	r.AddData(options)

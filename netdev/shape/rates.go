@@ -3,6 +3,12 @@
 
 package shape
 
+import (
+	"slices"
+
+	"github.com/vishvananda/netlink"
+)
+
 // Minor numbers of the base classes. classify.c uses the
 // same numbers.
 const (
@@ -85,6 +91,7 @@ const (
 
 // class is one HTB class with its leaf queue.
 type class struct {
+	major         uint16
 	minor, parent uint16
 	floor, ceil   uint64 // bits per second
 	prio          uint32
@@ -96,12 +103,22 @@ type class struct {
 	overhead      uint16 // bytes; see NICRates.Overhead
 }
 
+// handle returns the number by which the kernel identifies the class.
+func (c class) handle() uint32 { return netlink.MakeHandle(c.major, c.minor) }
+
 // base returns the classes that a NIC has without shares. The host may use the whole line.
 // The classes for control frames and for unidentified frames are small, because
 // any pod can fill them. Forwarded frames share idle bandwidth with the shares as
 // another share does. The queue of the class for frames to drop is smaller than
 // every frame.
-func (l NICRates) base() []class {
+//
+// With a tree per queue, these classes are in that of the first queue, and cannot use more than
+// the part of the line that shares do not get. The other trees have a class that drops frames.
+func (l NICRates) base(t Trees) []class {
+	parent := uint16(classRoot)
+	if t != OneTree {
+		parent = classNode
+	}
 	part := max(l.Reserve/4, bitsPerByte)
 	multicast := l.Multicast
 	if multicast == 0 {
@@ -110,42 +127,55 @@ func (l NICRates) base() []class {
 	classes := []class{
 		{minor: classRoot, floor: l.Line, ceil: l.Line},
 		{
-			minor: classHost, parent: classRoot,
+			minor: classHost, parent: parent,
 			floor: 2*part - bitsPerByte, ceil: l.Line,
 			quantum: maxGSO, queue: queueBytes(l.Line),
 		},
 		{
-			minor: classControl, parent: classRoot,
+			minor: classControl, parent: parent,
 			floor: max(part/2, bitsPerByte), ceil: part,
 			quantum: maxGSO, queue: queueBytes(part),
 		},
 		{
-			minor: classMulticast, parent: classRoot,
+			minor: classMulticast, parent: parent,
 			floor: min(max(part/2, bitsPerByte), multicast), ceil: multicast, prio: 1,
 			quantum: maxGSO, queue: queueBytes(multicast),
 		},
-		{minor: classDrop, parent: classRoot, floor: bitsPerByte, ceil: bitsPerByte, prio: 7, quantum: maxGSO, queue: 1},
+		{minor: classDrop, parent: parent, floor: bitsPerByte, ceil: bitsPerByte, prio: 7, quantum: maxGSO, queue: 1},
 		{
-			minor: classUnidentified, parent: classRoot,
+			minor: classUnidentified, parent: parent,
 			floor: part, ceil: part, prio: 1,
 			quantum: maxGSO, queue: queueBytes(part),
 		},
 	}
-	for i := range classes {
-		classes[i].overhead = l.Overhead
+	if t != OneTree {
+		node := l.Reserve + l.Forwarded.Floor
+		classes = slices.Insert(classes, 1, class{minor: classNode, parent: classRoot, floor: node, ceil: node})
 	}
 	if l.Forwarded.Ceil > 0 {
-		forwarded := l.share(ForwardedMinor, l.Forwarded)
+		forwarded := l.share(OneTree, ForwardedMinor, l.Forwarded)
+		forwarded.parent = parent
 		forwarded.fair = false // the queue of a base class keeps its kind
 		classes = append(classes, forwarded)
+	}
+	for i := range classes {
+		classes[i].major, classes[i].overhead = t.Major(), l.Overhead
+	}
+	for queue := 1; queue < int(t); queue++ {
+		classes = append(classes,
+			class{major: t.major(queue), minor: classRoot, floor: l.Line, ceil: l.Line, overhead: l.Overhead},
+			class{
+				major: t.major(queue), minor: defaultMinor(queue), parent: classRoot,
+				floor: bitsPerByte, ceil: bitsPerByte, prio: 7, quantum: maxGSO, queue: 1, overhead: l.Overhead,
+			})
 	}
 	return classes
 }
 
 // received returns the classes that the IFB device of a NIC has without shares: those of the
 // NIC, and classes that divide the rate for multicast between senders.
-func (l NICRates) received() (classes []class) {
-	for _, c := range l.base() {
+func (l NICRates) received(t Trees) (classes []class) {
+	for _, c := range l.base(t) {
 		if c.minor != classMulticast {
 			classes = append(classes, c)
 			continue
@@ -162,11 +192,14 @@ func (l NICRates) received() (classes []class) {
 	return classes
 }
 
-// share returns the class of a share.
-func (l NICRates) share(minor uint16, r Rates) class {
+// share returns the class of a share. With a tree per queue, it does not borrow; see Trees.
+func (l NICRates) share(t Trees, minor uint16, r Rates) class {
 	ceil := min(max(r.Ceil, r.Floor), max(l.Line, r.Floor))
+	if t != OneTree {
+		ceil = r.Floor
+	}
 	return class{
-		minor: minor, parent: classRoot,
+		major: t.major(t.home(minor)), minor: minor, parent: classRoot,
 		floor: r.Floor, ceil: ceil,
 		quantum: l.quantum(r.Floor), queue: queueBytes(ceil), sendQueue: sendQueueBytes(ceil), fair: true,
 		overhead: l.Overhead,

@@ -43,7 +43,7 @@ func TestNICRates_share(t *testing.T) {
 		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			c := link.share(FirstMinor, tc.rates)
+			c := link.share(OneTree, FirstMinor, tc.rates)
 			if c.floor != tc.rates.Floor || c.ceil != tc.ceil || c.quantum != tc.quantum || c.queue != tc.queue {
 				t.Errorf("share returned %+v, want floor %d, ceil %d, quantum %d, queue %d",
 					c, tc.rates.Floor, tc.ceil, tc.quantum, tc.queue)
@@ -95,7 +95,7 @@ func TestNICRates_base_fitsReserve(t *testing.T) {
 		{Line: 10_000 * mega, Reserve: 100 * mega, Forwarded: Rates{Floor: 1000 * mega, Ceil: 10_000 * mega}},
 	} {
 		var floors uint64
-		for _, c := range link.base() {
+		for _, c := range link.base(OneTree) {
 			if c.minor != classRoot {
 				floors += c.floor
 			}

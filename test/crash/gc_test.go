@@ -150,7 +150,7 @@ func (e *testEnv) createKernelOrphans() {
 	defer conn.Close()
 	shaper := shape.New(conn, nil)
 	rates := shape.Rates{Floor: 1e6, Ceil: 1e6}
-	if err := shaper.SetClass(nic, ifb.Index, shape.NICRates{Line: 10e9}, 0xcf0, rates); err != nil {
+	if err := shaper.SetClass(nic, ifb.Index, shape.OneTree, shape.NICRates{Line: 10e9}, 0xcf0, rates); err != nil {
 		e.t.Fatal(err)
 	}
 	classifier, err := classify.Open(e.bpffs, nil, classify.HookClsact)
@@ -172,7 +172,7 @@ func (e *testEnv) createKernelOrphans() {
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	if _, err := shaper.Setup("removed0", link.Attrs().Index, shape.NICRates{Line: 1e9}, true); err != nil {
+	if _, err := shaper.Setup("removed0", link.Attrs().Index, shape.OneTree, shape.NICRates{Line: 1e9}, true); err != nil {
 		e.t.Fatal(err)
 	}
 	if exists, err := linkExists("ifb-removed0"); err != nil || !exists {

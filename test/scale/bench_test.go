@@ -139,7 +139,8 @@ func (n *testNode) attachMinimal(pod *nstest.Namespace, spec netdev.LinkSpec) er
 		return err
 	}
 	index := nl.DeserializeIfInfomsg(answer[0].Data).Index
-	if err := shape.New(host, nil).SetClass(n.nic.Index, n.ifb(), n.config().Rates, spec.Minor, spec.Rates); err != nil {
+	err = shape.New(host, nil).SetClass(n.nic.Index, n.ifb(), shape.OneTree, n.config().Rates, spec.Minor, spec.Rates)
+	if err != nil {
 		return err
 	}
 	address := nl.NewNetlinkRequest(unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_EXCL)

@@ -34,6 +34,10 @@
 #define MULTICAST_CLASSES 8  // a power of 2
 #define CLASS_SHARE 16       // the first of a share
 
+// Major numbers of the classes. Package shape uses the same numbers.
+#define MAJOR 0xd5a       // of devices with one HTB qdisc: each hairpin, and NICs that do not have one per queue
+#define QUEUE_MAJORS 0x5d5 // the upper 12 bits of the others; the lower 4 are the number of the transmit queue
+
 // Values of nic.forwarded.
 #define FORWARDED_BY_ROUTE 1   // the node has routed the frame out of the NIC
 #define FORWARDED_BY_ADDRESS 2 // the frame has the NIC's source MAC; a share can bridge such a frame
@@ -232,6 +236,21 @@ static __always_inline __u32 multicast_class(__u64 source)
 	return CLASS_MULTICAST + ((source * 0x9e3779b97f4a7c15ULL) >> 32) % MULTICAST_CLASSES;
 }
 
+// Makes the filter behind the program send a frame through the transmit queue whose HTB qdisc has the class
+// of the frame: its action takes the queue from the lower 4 bits of the hash (see steer.go). The other bits
+// divide the flows of a share in its fq_codel queue.
+static __always_inline void choose_queue(struct __sk_buff *skb)
+{
+	__u32 class = skb->priority, hash;
+
+	if (class >> 20 != QUEUE_MAJORS)
+		return;
+	hash = skb->hash;
+	if (!hash)
+		hash = bpf_get_hash_recalc(skb);
+	bpf_set_hash(skb, (hash & ~0xfU) | (class >> 16 & 0xf));
+}
+
 // The functions below write the keys in whole words. The verifier of Linux 6.1
 // refuses to write a part of a word on the stack of which another part was
 // written, unless the process that loads the program has CAP_PERFMON.
@@ -262,7 +281,7 @@ static __always_inline __u32 class_of_receiver(__u32 parent, __u64 mac)
 #include "hairpin.h"
 
 // Writes the class to a frame that leaves through a NIC, and returns the verdict on
-// it. has_cookie is 0 if the cookie of the frame's socket is not known. No namespace
+// it; see send. has_cookie is 0 if the cookie of the frame's socket is not known. No namespace
 // has the cookie 0. reads_routes is 0 if the kernel does not let the program read
 // routes, and checks is 0 if the program does not check the identity of frames.
 static __always_inline int classify_sent(struct __sk_buff *skb, int has_cookie, __u64 cookie, int reads_routes,
@@ -376,6 +395,16 @@ static __always_inline int classify_sent(struct __sk_buff *skb, int has_cookie, 
 	return frame.own ? reach_links(skb, parent, frame.destination) : TC_ACT_UNSPEC;
 }
 
+// Classifies a frame that leaves through a NIC, and chooses its transmit queue.
+static __always_inline int send(struct __sk_buff *skb, int has_cookie, __u64 cookie, int reads_routes, int checks)
+{
+	int verdict = classify_sent(skb, has_cookie, cookie, reads_routes, checks);
+
+	if (verdict == TC_ACT_UNSPEC)
+		choose_queue(skb);
+	return verdict;
+}
+
 // Returns the cookie of the network namespace of a frame's socket, which it reads
 // from the kernel's memory; 0 without a socket.
 static __always_inline __u64 cookie_of_socket(struct __sk_buff *skb)
@@ -398,26 +427,26 @@ static __always_inline __u64 cookie_of_socket(struct __sk_buff *skb)
 SEC("tc")
 int dra_shared_egress_helper(struct __sk_buff *skb)
 {
-	return classify_sent(skb, 1, skb->sk ? bpf_get_netns_cookie(skb) : 0, 0, 1);
+	return send(skb, 1, skb->sk ? bpf_get_netns_cookie(skb) : 0, 0, 1);
 }
 
 SEC("tc")
 int dra_shared_egress_helper_unchecked(struct __sk_buff *skb)
 {
-	return classify_sent(skb, 1, skb->sk ? bpf_get_netns_cookie(skb) : 0, 0, 0);
+	return send(skb, 1, skb->sk ? bpf_get_netns_cookie(skb) : 0, 0, 0);
 }
 
 // Identifies the sender as dra_shared_egress_helper does, and reads routes.
 SEC("tc")
 int dra_shared_egress_helper_routes(struct __sk_buff *skb)
 {
-	return classify_sent(skb, 1, skb->sk ? bpf_get_netns_cookie(skb) : 0, 1, 1);
+	return send(skb, 1, skb->sk ? bpf_get_netns_cookie(skb) : 0, 1, 1);
 }
 
 SEC("tc")
 int dra_shared_egress_helper_routes_unchecked(struct __sk_buff *skb)
 {
-	return classify_sent(skb, 1, skb->sk ? bpf_get_netns_cookie(skb) : 0, 1, 0);
+	return send(skb, 1, skb->sk ? bpf_get_netns_cookie(skb) : 0, 1, 0);
 }
 
 // Identifies the sender by the cookie, which it reads from the kernel's memory, as
@@ -425,26 +454,26 @@ int dra_shared_egress_helper_routes_unchecked(struct __sk_buff *skb)
 SEC("tc")
 int dra_shared_egress_socket(struct __sk_buff *skb)
 {
-	return classify_sent(skb, 1, cookie_of_socket(skb), 1, 1);
+	return send(skb, 1, cookie_of_socket(skb), 1, 1);
 }
 
 SEC("tc")
 int dra_shared_egress_socket_unchecked(struct __sk_buff *skb)
 {
-	return classify_sent(skb, 1, cookie_of_socket(skb), 1, 0);
+	return send(skb, 1, cookie_of_socket(skb), 1, 0);
 }
 
 // Identifies the sender by its address alone.
 SEC("tc")
 int dra_shared_egress_mac(struct __sk_buff *skb)
 {
-	return classify_sent(skb, 0, 0, 0, 1);
+	return send(skb, 0, 0, 0, 1);
 }
 
 SEC("tc")
 int dra_shared_egress_mac_unchecked(struct __sk_buff *skb)
 {
-	return classify_sent(skb, 0, 0, 0, 0);
+	return send(skb, 0, 0, 0, 0);
 }
 
 // Writes the class to a frame that arrived at a NIC, and returns whether the
@@ -541,7 +570,10 @@ static __always_inline int filter_received(struct __sk_buff *skb, __u64 cookie, 
 {
 	struct nic *nic = arrive(skb);
 
-	return nic && classify_received(skb, nic, cookie, checks) ? FILTER_ACT : FILTER_NEXT;
+	if (!nic || !classify_received(skb, nic, cookie, checks))
+		return FILTER_NEXT;
+	choose_queue(skb);
+	return FILTER_ACT;
 }
 
 // Returns the value of a program that is attached by TCX (Linux 6.6), which redirects
@@ -550,7 +582,10 @@ static __always_inline int redirect_received(struct __sk_buff *skb, __u64 cookie
 {
 	struct nic *nic = arrive(skb);
 
-	return nic && classify_received(skb, nic, cookie, checks) ? bpf_redirect(nic->ifb, 0) : TC_ACT_UNSPEC;
+	if (!nic || !classify_received(skb, nic, cookie, checks))
+		return TC_ACT_UNSPEC;
+	choose_queue(skb);
+	return bpf_redirect(nic->ifb, 0);
 }
 
 // Does not know the cookie of a frame's sender.

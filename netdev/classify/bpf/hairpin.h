@@ -65,6 +65,8 @@ static __always_inline int enter_hairpin(struct __sk_buff *skb)
 	if (!hairpin)
 		return TC_ACT_UNSPEC;
 	skb->mark = hairpin->mark;
+	// Volatile, because the verifier refuses to write a part of the priority.
+	*(volatile __u32 *)&skb->priority = MAJOR << 16 | (skb->priority & 0xffff);
 	return bpf_redirect(hairpin->peer, 0);
 }
 

@@ -81,28 +81,35 @@ func Strongest(results []Result) (Result, error) {
 //
 // The error is about the trial itself, such as a kernel without veth.
 func Run(lock string, failpoints failpoint.Injector, keys ...classify.Key) (results []Result, err error) {
+	return results, onLinks(lock, failpoints, shape.OneTree, func(t *trial) error {
+		for _, key := range keys {
+			results = append(results, t.tryHooks(key))
+		}
+		return nil
+	})
+}
+
+// onLinks calls f with a trial, whose links exist during the call.
+func onLinks(lock string, failpoints failpoint.Injector, trees shape.Trees, f func(*trial) error) (err error) {
 	unlock, err := acquire(lock)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer unlock()
 	conn, err := rtnl.Open()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer conn.Close()
-	t := &trial{shaper: shape.New(conn, nil)}
+	t := &trial{shaper: shape.New(conn, nil), trees: trees}
 	if t.cookie, err = conn.Cookie(); err != nil {
-		return nil, err
+		return err
 	}
 	defer func() { err = errors.Join(err, failpoints.Do("remove trial links", removeLinks)) }()
 	if err := failpoints.Do("add trial links", t.addLinks); err != nil {
-		return nil, err
+		return err
 	}
-	for _, key := range keys {
-		results = append(results, t.tryHooks(key))
-	}
-	return results, nil
+	return f(t)
 }
 
 // tryHooks tries a key at each hook until it passes.
@@ -144,6 +151,7 @@ type trial struct {
 	nic    int    // interface indexes
 	peer   int
 	ifb    int
+	trees  shape.Trees // of the first link and the IFB device
 }
 
 // rates are more than the frames of a trial need.
@@ -158,6 +166,7 @@ func (t *trial) addLinks() error {
 	}
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.HardwareAddr = nicName, nicMAC
+	attrs.NumTxQueues = max(int(t.trees), 1)
 	pair := &netlink.Veth{LinkAttrs: attrs, PeerName: peerName, PeerHardwareAddr: peerMAC}
 	if err := netlink.LinkAdd(pair); err != nil {
 		return fmt.Errorf("create trial links %s and %s: %w: does the kernel have veth?", nicName, peerName, err)
@@ -173,10 +182,10 @@ func (t *trial) addLinks() error {
 		*index = link.Attrs().Index
 	}
 	var err error
-	if t.ifb, err = t.shaper.Setup(nicName, t.nic, rates, false); err != nil {
+	if t.ifb, err = t.shaper.Setup(nicName, t.nic, t.trees, rates, false); err != nil {
 		return err
 	}
-	return t.shaper.SetClass(t.nic, t.ifb, rates, class, shape.Rates{Floor: rates.MinShare, Ceil: rates.Line})
+	return t.shaper.SetClass(t.nic, t.ifb, t.trees, rates, class, shape.Rates{Floor: rates.MinShare, Ceil: rates.Line})
 }
 
 // removeLinks removes the links of a trial, if they exist. The queues and
@@ -249,9 +258,10 @@ func (t *trial) tryRoutes(hook classify.Hook, key classify.Key) (err error) {
 // sentBy returns a function that returns how many bytes a class has sent.
 func (t *trial) sentBy(minor uint16) func() (uint64, error) {
 	return func() (uint64, error) {
-		state, err := t.shaper.ReadClass(t.nic, minor)
+		class := t.trees.Class(minor)
+		state, err := t.shaper.ReadClass(t.nic, class)
 		if err != nil || state == nil {
-			return 0, errors.Join(err, fmt.Errorf("class %x:%x is missing", shape.Major, minor))
+			return 0, errors.Join(err, fmt.Errorf("class %s is missing", netlink.HandleStr(class)))
 		}
 		return state.SentBytes, nil
 	}

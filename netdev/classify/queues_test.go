@@ -1,0 +1,460 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package classify_test
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/dra-shared/dra-driver-shared/netdev"
+	"github.com/dra-shared/dra-driver-shared/netdev/classify"
+	"github.com/dra-shared/dra-driver-shared/netdev/nstest"
+	"github.com/dra-shared/dra-driver-shared/netdev/shape"
+)
+
+// queuePerShare runs all tests of the package on NICs with an HTB qdisc per transmit queue. Those that
+// borrow bandwidth, and those of the node's own traffic, expect one for the whole NIC.
+var queuePerShare = flag.Bool("queue-per-share", false, "give NICs four transmit queues, and shares a home queue")
+
+// nicQueues is how many transmit queues a NIC with home queues has.
+const nicQueues = 4
+
+// trees returns the trees of the NIC.
+func (e *testEnv) trees() shape.Trees {
+	trees, _ := e.node.Trees(e.nic.Index)
+	return trees
+}
+
+// newQueuesEnv returns a testEnv whose NIC has home queues. It skips the test if the kernel does not steer
+// frames to them.
+func newQueuesEnv(t *testing.T) *testEnv {
+	t.Helper()
+	e := newTestEnv(t, netdev.NICConfig{QueuePerShare: true, Policy: enforced().Policy})
+	if trees, reason := e.node.Trees(e.nic.Index); reason != nil {
+		if !errors.Is(reason, unix.ENOENT) && !errors.Is(reason, unix.EOPNOTSUPP) {
+			t.Fatalf("the NIC has no queue per share, although the kernel has act_skbedit: %v", reason)
+		}
+		t.Skipf("the kernel does not steer frames to queues: %v", reason)
+	} else if trees != nicQueues {
+		t.Fatalf("the NIC has %d trees, want %d", trees, nicQueues)
+	}
+	return e
+}
+
+// strays returns how many frames came to another queue than that of their class, on the NIC and its IFB
+// device: those that such a queue dropped, and the bytes of unidentified frames.
+func (e *testEnv) strays() (frames, unidentifiedBytes uint64) {
+	e.t.Helper()
+	ifb, err := netlink.LinkByName(shape.IFBName(e.nic.Name))
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	shaper := shape.New(nstest.Current(e.t).Socket, nil)
+	for _, dev := range []int{e.nic.Index, ifb.Attrs().Index} {
+		dropped, err := shaper.Strays(dev, e.trees())
+		if err != nil {
+			e.t.Fatal(err)
+		}
+		frames += dropped
+		unidentified, err := shaper.ReadClass(dev, e.trees().Class(shape.UnidentifiedMinor))
+		if err != nil || unidentified == nil {
+			e.t.Fatalf("read the class of unidentified frames: %v, %v", unidentified, err)
+		}
+		unidentifiedBytes += unidentified.SentBytes
+	}
+	return frames, unidentifiedBytes
+}
+
+// expectNoStrays fails the test if frames came to other queues than those of their classes during f.
+func (e *testEnv) expectNoStrays(f func()) {
+	e.t.Helper()
+	framesBefore, bytesBefore := e.strays()
+	f()
+	if frames, bytes := e.strays(); frames != framesBefore || bytes != bytesBefore {
+		e.t.Errorf("%d frames and %d bytes came to another queue than that of their class, want none",
+			frames-framesBefore, bytes-bytesBefore)
+	}
+}
+
+// setXPS makes the kernel send the frames of every CPU through one queue of the NIC.
+func (e *testEnv) setXPS(queue int) {
+	e.t.Helper()
+	sysfs := e.t.TempDir()
+	if err := unix.Mount("sysfs", sysfs, "sysfs", 0, ""); err != nil {
+		e.t.Fatal(err)
+	}
+	defer func() { _ = unix.Unmount(sysfs, unix.MNT_DETACH) }()
+	file := filepath.Join(sysfs, "class/net", e.nic.Name, fmt.Sprintf("queues/tx-%d/xps_cpus", queue))
+	if err := os.WriteFile(file, []byte("3"), 0o644); err != nil { // the first two CPUs
+		e.t.Fatal(err)
+	}
+}
+
+func TestQueues_framesStayOnTheirQueue(t *testing.T) {
+	for _, xps := range []bool{false, true} {
+		t.Run(fmt.Sprintf("XPS %t", xps), func(t *testing.T) {
+			e := newQueuesEnv(t)
+			if xps {
+				e.setXPS(2)
+			}
+			var pods []*pod
+			for i := range 6 { // two of them share a queue with another
+				pods = append(pods, e.pod(i, i+1, hardCap(20*mega), netdev.Private))
+			}
+			e.expectNoStrays(func() {
+				for i, p := range pods {
+					before := e.sentBytes(i)
+					e.sendInManyWays(p)
+					if e.sentBytes(i) == before {
+						t.Errorf("the class of share %d has sent nothing", i)
+					}
+				}
+			})
+		})
+	}
+}
+
+// sendInManyWays sends frames of a pod, which has its own addresses, with several kinds of sockets, and
+// receives some.
+func (e *testEnv) sendInManyWays(p *pod) {
+	e.t.Helper()
+	flow, back := e.fromPod(p), e.toPod(p)
+	other := e.trees().Class(shape.FirstMinor + 1)
+	flow.Priority, flow.Duration, back.Duration = int(int32(other)), 300*time.Millisecond, 300*time.Millisecond
+	e.measure(flow, back)
+	flood := frame(p.attachment.MAC, e.wireMAC())
+	copy(flood[14:], classify.IPv4(p.ip, 17, 0, append(classify.UDP(5000, 5001), make([]byte, 1400)...)))
+	for _, bypass := range []bool{false, true} {
+		if _, err := p.Flood("net1", flood, bypass, 100*time.Millisecond); err != nil {
+			e.t.Fatal(err)
+		}
+	}
+	for name, open := range map[string]func() (nstest.Sender, error){
+		"SO_MARK and SO_PRIORITY": func() (nstest.Sender, error) {
+			return nstest.NewMarkSender(p.Namespace, "net1", 1, int(int32(other)))
+		},
+		"SO_TXTIME": func() (nstest.Sender, error) { return nstest.NewTimeSender(p.Namespace, "net1") },
+		"io_uring":  func() (nstest.Sender, error) { return nstest.NewRingSender(p.Namespace, "net1") },
+		"AF_XDP":    func() (nstest.Sender, error) { return nstest.NewXDPSender(p.Namespace, "net1") },
+	} {
+		sender, err := open()
+		if isUnsupported(err) {
+			e.t.Logf("this kernel does not let a pod send by %s: %v", name, err)
+			continue
+		}
+		if err == nil {
+			err = errors.Join(sendFor(sender, flood, 100*time.Millisecond), sender.Close())
+		}
+		if err != nil {
+			e.t.Fatalf("send by %s: %v", name, err)
+		}
+	}
+}
+
+// Without the filter, the frames of a flow leave through a queue that the kernel chooses: the tests above
+// would see that.
+func TestQueues_framesStrayWithoutFilter(t *testing.T) {
+	e := newQueuesEnv(t)
+	e.setXPS(2)
+	p := e.pod(0, 1, hardCap(20*mega), netdev.Private) // at home in queue 0
+	removeSteering(t, e.nic.Index)
+	before, _ := e.strays()
+	flood := frame(p.attachment.MAC, e.wireMAC())
+	copy(flood[14:], classify.IPv4(p.ip, 17, 0, append(classify.UDP(5000, 5001), make([]byte, 1400)...)))
+	rate := e.arrivalRate(func() error {
+		_, err := p.Flood("net1", flood, false, 300*time.Millisecond)
+		return err
+	})
+	if after, _ := e.strays(); after == before {
+		t.Error("no frame came to another queue")
+	}
+	e.expectAtMost("a flood through another queue", rate, mega)
+	if changed, err := e.node.Manage(e.config); err != nil || !changed {
+		t.Errorf("Manage returned %t and error %v, want it to repair the filter", changed, err)
+	}
+	e.expectNoStrays(func() { e.sendInManyWays(p) })
+}
+
+// removeSteering removes the filter that takes the queue of a frame from its class.
+func removeSteering(t *testing.T, index int) {
+	t.Helper()
+	link := &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: index}}
+	filters, err := netlink.FilterList(link, netlink.HANDLE_MIN_EGRESS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	removed := false
+	for _, f := range filters {
+		if f.Attrs().Priority == classify.SteerPriority {
+			removed = true
+			if err := netlink.FilterDel(f); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if !removed {
+		t.Fatal("the NIC has no filter that steers frames")
+	}
+}
+
+// measureSent returns how many bits per second the classes of the shares 0 to shares-1 and the whole NIC
+// send while f runs.
+func (e *testEnv) measureSent(shares int, f func()) (rates []float64, sum float64) {
+	e.t.Helper()
+	traffic := func() uint64 {
+		t, err := e.node.Traffic(e.nic.Index)
+		if err != nil {
+			e.t.Fatal(err)
+		}
+		return t.Sent
+	}
+	before := make([]uint64, shares)
+	for i := range before {
+		before[i] = e.sentBytes(i)
+	}
+	all, start := traffic(), time.Now()
+	f()
+	elapsed := time.Since(start).Seconds()
+	for i := range before {
+		rates = append(rates, float64(e.sentBytes(i)-before[i])*8/elapsed)
+	}
+	return rates, float64(traffic()-all) * 8 / elapsed
+}
+
+// floodAll sends as much as each pod can, and the node through the NIC.
+func (e *testEnv) floodAll(pods []*pod, duration time.Duration) {
+	e.t.Helper()
+	var floods sync.WaitGroup
+	for _, p := range pods {
+		flood := frame(p.attachment.MAC, e.wireMAC())
+		copy(flood[14:], classify.IPv4(p.ip, 17, 0, append(classify.UDP(5000, 5001), make([]byte, 1400)...)))
+		floods.Go(func() {
+			if _, err := p.Flood("net1", flood, false, duration); err != nil {
+				e.t.Error(err)
+			}
+		})
+	}
+	own := frame(e.nic.MAC, e.wireMAC())
+	floods.Go(func() {
+		if _, err := nstest.Current(e.t).Flood(e.nic.Name, own, false, duration); err != nil {
+			e.t.Error(err)
+		}
+	})
+	floods.Wait()
+}
+
+// The rate of each share is exact, and the sum over all queues, with the traffic of the node, is at most
+// the line.
+func TestQueues_limitSharesAndLine(t *testing.T) {
+	const slowLine, tolerance = 50 * mega, 1.02
+	e := newQueuesEnv(t)
+	e.config.Rates.Line, e.config.Rates.Reserve, e.config.Rates.MinShare = slowLine, 10*mega, mega
+	if _, err := e.node.Manage(e.config); err != nil {
+		t.Fatal(err)
+	}
+	grants := []uint64{20 * mega, 10 * mega, 5 * mega, 3 * mega, 2 * mega}
+	var pods []*pod
+	for i, grant := range grants {
+		borrows := shape.Rates{Floor: grant, Ceil: slowLine} // what it must not
+		pods = append(pods, e.pod(i, i+1, borrows, netdev.Private))
+	}
+	const warmUp, measured = 500 * time.Millisecond, 4 * time.Second
+	e.floodAll(pods, warmUp) // which fills the queues: the bursts at the start of a flood do not count
+	rates, sum := e.measureSent(len(pods), func() { e.floodAll(pods, measured) })
+	t.Logf("shares: %.2f Mbit/s each, all: %.2f of %d Mbit/s", inMega(rates), sum/mega, slowLine/mega)
+	for i, rate := range rates {
+		if grant := float64(grants[i]); rate > grant*tolerance || rate < atLeast(grant/tolerance) {
+			t.Errorf("share %d sends %.2f Mbit/s, want %.2f", i, rate/mega, grant/mega)
+		}
+	}
+	if sum > slowLine*tolerance {
+		t.Errorf("all queues send %.2f Mbit/s, want at most the line of %d Mbit/s", sum/mega, slowLine/mega)
+	}
+	if sum < atLeast(slowLine*0.9) {
+		t.Errorf("all queues send %.2f Mbit/s: the test does not fill the line of %d Mbit/s", sum/mega, slowLine/mega)
+	}
+}
+
+func inMega(rates []float64) (scaled []float64) {
+	for _, r := range rates {
+		scaled = append(scaled, r/mega)
+	}
+	return scaled
+}
+
+// restored restores the attachments of pods, whose shares are numbered from 0, if the NIC has changed.
+func (e *testEnv) restored(node *netdev.Node, pods []*pod, rates shape.Rates) (changed bool) {
+	e.t.Helper()
+	changed, err := node.Manage(e.config)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	if !changed {
+		return false
+	}
+	for i, p := range pods {
+		if err := node.Restore(p.attachment, rates); err != nil {
+			e.t.Fatalf("restore share %d: %v", i, err)
+		}
+	}
+	return true
+}
+
+// expectEnforced fails the test unless a snapshot has the rates of all pods.
+func (e *testEnv) expectEnforced(node *netdev.Node, pods []*pod, rates shape.Rates) {
+	e.t.Helper()
+	snapshot, err := node.Snapshot()
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	for i, p := range pods {
+		send, receive, err := snapshot.Rates(p.attachment)
+		if err != nil || send == nil || receive == nil || *send != rates || *receive != rates {
+			e.t.Errorf("share %d: the kernel enforces %v and %v (error %v), want %v", i, send, receive, err, rates)
+		}
+	}
+}
+
+func (e *testEnv) somePods(number int, rates shape.Rates) (pods []*pod) {
+	e.t.Helper()
+	for i := range number {
+		pods = append(pods, e.pod(i, i+1, rates, netdev.Private))
+	}
+	return pods
+}
+
+// A later process finds the homes of shares without a record.
+func TestQueues_surviveRestart(t *testing.T) {
+	rates := hardCap(20 * mega)
+	e := newQueuesEnv(t)
+	pods := e.somePods(6, rates)
+	later := newNode(t, netdev.Options{BPFFS: e.bpffs})
+	e.restored(later, pods, rates)
+	if trees, reason := later.Trees(e.nic.Index); trees != nicQueues || reason != nil {
+		t.Errorf("after the restart, the NIC has %d trees because of %v, want %d", trees, reason, nicQueues)
+	}
+	e.expectEnforced(later, pods, rates)
+	e.expectNoStrays(func() { e.sendInManyWays(pods[5]) })
+	earlier := e.node
+	e.node = later
+	defer func() { e.node = earlier }() // which the end of the test uses
+	pods = append(pods, e.pod(6, 7, rates, netdev.Private))
+	e.expectEnforced(later, pods, rates)
+}
+
+// After "ethtool -L", the shares of the queues that are gone move to others.
+func TestQueues_followEthtool(t *testing.T) {
+	rates := hardCap(20 * mega)
+	e := newQueuesEnv(t)
+	pods := e.somePods(6, rates)
+	for _, tc := range []struct{ queues, trees int }{{2, 2}, {4, 2}, {1, 1}} { // more queues wait for the last share
+		if err := nstest.SetTransmitQueues(e.nic.Name, uint32(tc.queues)); err != nil {
+			t.Fatal(err)
+		}
+		e.restored(e.node, pods, rates)
+		if got := e.trees(); got != shape.Trees(tc.trees) {
+			t.Fatalf("the NIC with %d queues has %d trees, want %d", tc.queues, got, tc.trees)
+		}
+		e.expectEnforced(e.node, pods, rates)
+		e.expectNoStrays(func() {
+			e.sendInManyWays(pods[2])
+			e.sendInManyWays(pods[3])
+		})
+		e.expectRate("a share that has moved", e.measure(e.fromPod(pods[3]))[0], 20*mega)
+	}
+}
+
+// A NIC with shares keeps its trees.
+func TestQueues_changeWithoutShares(t *testing.T) {
+	rates := hardCap(20 * mega)
+	e := newQueuesEnv(t)
+	pods := e.somePods(2, rates)
+	change := func(perShare bool, want shape.Trees) {
+		t.Helper()
+		e.config.QueuePerShare = perShare
+		for _, node := range []*netdev.Node{e.node, newNode(t, netdev.Options{BPFFS: e.bpffs})} {
+			e.restored(node, pods, rates)
+			if got, reason := node.Trees(e.nic.Index); got != want {
+				t.Fatalf("with QueuePerShare %t and %d shares: %d trees because of %v, want %d",
+					perShare, len(pods), got, reason, want)
+			}
+			e.expectEnforced(node, pods, rates)
+		}
+	}
+	release := func() {
+		t.Helper()
+		for _, p := range pods {
+			if err := errors.Join(e.node.Detach(p.attachment), e.node.RemoveClass(e.nic.Index, p.attachment.Minor)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		pods = nil
+	}
+	change(false, nicQueues)
+	release()
+	change(false, shape.OneTree)
+	pods = e.somePods(2, rates)
+	change(true, shape.OneTree)
+	e.expectRate("a share of one tree", e.measure(e.fromPod(pods[1]))[0], 20*mega)
+	release()
+	change(true, nicQueues)
+	pods = e.somePods(2, rates)
+	e.expectEnforced(e.node, pods, rates)
+	e.expectRate("a share that sends", e.measure(e.fromPod(pods[1]))[0], 20*mega)
+	e.expectRate("a share that receives", e.measure(e.toPod(pods[1]))[0], 20*mega)
+	e.expectNoStrays(func() { e.sendInManyWays(pods[1]) })
+}
+
+// Links that exchange frames use the hairpin, which has one tree, and the queues of the NIC.
+func TestQueues_ofBridgedShares(t *testing.T) {
+	e := newQueuesEnv(t)
+	a, b := e.pod(0, 1, hardCap(20*mega), netdev.Bridge), e.pod(1, 2, hardCap(20*mega), netdev.Bridge)
+	e.expectNoStrays(func() {
+		e.expectRate("between shares", e.measure(nstest.Flow{
+			From: a.Namespace, To: b.Namespace, Address: e.address(b.ip),
+		})[0], 20*mega)
+		e.expectRate("to the network", e.measure(e.fromPod(b))[0], 20*mega)
+		e.expectRate("from the network", e.measure(e.toPod(b))[0], 20*mega)
+	})
+}
+
+func TestQueues_needSeveral(t *testing.T) {
+	nic, wire := nstest.NIC(t, "nic0", 1500, wireIP+"/16")
+	e := newTestEnvOn(t, nstest.MountBPFFS(t), nic, wire, netdev.NICConfig{QueuePerShare: true})
+	if trees, reason := e.node.Trees(nic.Index); trees != shape.OneTree || reason == nil {
+		t.Errorf("a NIC with one queue has %d trees because of %v, want one tree and a reason", trees, reason)
+	}
+	p := e.pod(0, 1, hardCap(20*mega), netdev.Private)
+	e.expectRate("pod sends", e.measure(e.fromPod(p))[0], 20*mega)
+}
+
+// The neighbor of a flooded queue has its rate.
+func TestQueues_floodTakesNothingFromNeighbor(t *testing.T) {
+	e := newQueuesEnv(t)
+	noisy, quiet := e.pod(0, 1, hardCap(20*mega), netdev.Private), e.pod(1, 2, hardCap(20*mega), netdev.Private)
+	flood := frame(noisy.attachment.MAC, e.wireMAC())
+	copy(flood[14:], classify.IPv4(noisy.ip, 17, 0, append(classify.UDP(5000, 5001), make([]byte, 1400)...)))
+	before := e.sentBytes(1)
+	errs := make(chan error, 1)
+	go func() {
+		_, err := noisy.Flood("net1", flood, false, 2*duration)
+		errs <- err
+	}()
+	e.expectRate("the neighbor of a flood", e.measure(e.fromPod(quiet))[0], 20*mega)
+	if err := <-errs; err != nil {
+		t.Fatal(err)
+	}
+	if e.sentBytes(1) == before {
+		t.Error("the class of the neighbor has sent nothing")
+	}
+}

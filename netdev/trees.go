@@ -1,0 +1,114 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package netdev
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/dra-shared/dra-driver-shared/netdev/classify"
+	"github.com/dra-shared/dra-driver-shared/netdev/classify/trial"
+	"github.com/dra-shared/dra-driver-shared/netdev/shape"
+)
+
+// steering is the result of trying whether the kernel steers frames to the queue of their class.
+type steering struct{ err error }
+
+// Trees returns the Trees of a NIC. oneTree is why NICConfig.QueuePerShare is not in force; nil if it
+// is, or is not wanted.
+func (n *Node) Trees(index int) (t shape.Trees, oneTree error) {
+	m, enforced := n.enforcedNIC(index)
+	if !enforced {
+		return shape.OneTree, nil
+	}
+	return m.trees, m.oneTree
+}
+
+// trees returns the Trees that a NIC gets: those that it has while shares use them, as far as the NIC
+// still has the queues, otherwise those that the configuration and the node permit. old are those
+// that it had at the last call of Manage, if the NIC is known. The caller holds n.mu.
+func (n *Node) trees(c NICConfig, old shape.Trees, known bool) (t shape.Trees, oneTree, err error) {
+	wanted := shape.OneTree
+	if c.QueuePerShare {
+		wanted, oneTree = n.possibleTrees(c)
+	}
+	if known && wanted == old {
+		return wanted, oneTree, nil
+	}
+	inUse, hasShares, err := n.shaper.TreesInUse(c.Name, c.Index)
+	switch {
+	case err != nil || !hasShares:
+		return wanted, oneTree, err
+	case inUse == shape.OneTree && wanted != shape.OneTree:
+		return inUse, fmt.Errorf("%s has shares from before: it gets a queue per share when it has none", c.Name), nil
+	case inUse == shape.OneTree:
+		return inUse, oneTree, nil
+	}
+	if queues, err := transmitQueues(c.Index); err == nil {
+		inUse = min(inUse, shape.Trees(max(queues, 1)))
+	}
+	return inUse, nil, nil
+}
+
+// possibleTrees returns the Trees that the node and a NIC without shares permit, and why that is
+// OneTree. The caller holds n.mu and has opened the classifier.
+func (n *Node) possibleTrees(c NICConfig) (shape.Trees, error) {
+	queues, err := transmitQueues(c.Index)
+	switch {
+	case err != nil:
+		return shape.OneTree, err
+	case queues < 2:
+		return shape.OneTree, fmt.Errorf("%s uses one transmit queue", c.Name)
+	}
+	if n.steering == nil {
+		n.steering = &steering{trial.Steer(n.bpffs, n.failpoints, n.classifier.Hook())}
+	}
+	if n.steering.err != nil {
+		return shape.OneTree, n.steering.err
+	}
+	return min(shape.Trees(queues), shape.MaxTrees), nil
+}
+
+// isSteered reports whether the kernel takes the queues of a NIC's frames from their class, if the NIC
+// has several.
+func isSteered(m managedNIC) (steered bool, err error) {
+	if m.trees == shape.OneTree {
+		return true, nil
+	}
+	for _, dev := range []int{m.Index, m.ifb} {
+		if steered, err = classify.Steered(dev); err != nil || !steered {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+// transmitQueues returns how many transmit queues a NIC uses, as "ethtool -l" shows them. A NIC whose
+// driver does not say it has one.
+func transmitQueues(index int) (int, error) {
+	payload, err := ethtool(index, unix.ETHTOOL_MSG_CHANNELS_GET, unix.ETHTOOL_A_CHANNELS_HEADER)
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return 1, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("read the number of queues of link %d: %w", index, err)
+	}
+	queues := 0
+	for _, message := range payload {
+		attrs, err := nl.ParseRouteAttr(message)
+		if err != nil {
+			return 0, fmt.Errorf("parse the number of queues of link %d: %w", index, err)
+		}
+		for _, a := range attrs {
+			switch a.Attr.Type & nl.NLA_TYPE_MASK {
+			case unix.ETHTOOL_A_CHANNELS_TX_COUNT, unix.ETHTOOL_A_CHANNELS_COMBINED_COUNT:
+				queues += int(nl.NativeEndian().Uint32(a.Value))
+			}
+		}
+	}
+	return queues, nil
+}
