@@ -90,6 +90,9 @@ const (
 	// fq_codel, which divides the bandwidth of a share fairly between its flows, or bfifo, on
 	// kernels without it. A NIC without enforcement does not have it.
 	AttributeQueue = "queue"
+	// AttributeShaping (string) is the way in which the kernel limits shares: htb, one HTB qdisc, or
+	// htb-mq, one for each transmit queue of the NIC. A NIC without enforcement does not have it.
+	AttributeShaping = "shaping"
 )
 
 // Attributes of accelerators.

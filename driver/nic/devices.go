@@ -46,6 +46,10 @@ type device struct {
 	senderKey classify.Key
 	// queue is the kind of queues of shares; "" without enforcement.
 	queue shape.Queue
+	// shaping is the way in which shares are limited; "" without enforcement.
+	shaping string
+	// singleQueue is why a NIC of a network with shaping MultiQueue has one queue; "" if it has several.
+	singleQueue string
 	// absent reports that the NIC is missing while claims hold shares of it.
 	absent bool
 	// unusable is the reason why a NIC that is present and configured counts as
@@ -175,6 +179,23 @@ const (
 	forwardedPercent = 10 // for an uplink
 )
 
+// Values of params.AttributeShaping.
+const (
+	shapingHTB   = "htb"
+	shapingHTBMQ = "htb-mq"
+)
+
+// setShaping sets shaping and singleQueue by what the NIC has.
+func (d *device) setShaping(trees shape.Trees, oneTree error) {
+	d.shaping, d.singleQueue = shapingHTBMQ, ""
+	if trees == shape.OneTree {
+		d.shaping = shapingHTB
+	}
+	if oneTree != nil {
+		d.singleQueue = oneTree.Error()
+	}
+}
+
 // newDevice returns the device of a NIC of a stack.
 func newDevice(n netdev.NIC, s stack, network *config.Network) (*device, error) {
 	if n.Master != "" {
@@ -288,6 +309,7 @@ func (d *device) addAttributes(attributes attribute.Map) {
 		params.AttributeMAC: d.nic.MAC.String(), params.AttributeDriver: d.nic.Driver,
 		params.AttributeResourceName: d.network.ResourceName,
 		params.AttributeSenderKey:    string(d.senderKey), params.AttributeQueue: string(d.queue),
+		params.AttributeShaping: d.shaping,
 	} {
 		if value != "" {
 			attributes[name] = attribute.Text(value)

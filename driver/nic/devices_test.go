@@ -4,6 +4,7 @@
 package nic
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -21,6 +22,7 @@ import (
 	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 	"github.com/dra-shared/dra-driver-shared/netdev"
+	"github.com/dra-shared/dra-driver-shared/netdev/shape"
 )
 
 func load(t *testing.T, networks string) *config.DriverConfig {
@@ -334,6 +336,46 @@ func TestNewDevice_partForForwardedFrames(t *testing.T) {
 			}
 		case err != nil || d.forwarded != tc.forwarded || d.bandwidth() != tc.bandwidth:
 			t.Errorf("%s: %+v, %v; want %d forwarded, %d to grant", tc.name, d, err, tc.forwarded, tc.bandwidth)
+		}
+	}
+}
+
+func TestDevice_setShaping(t *testing.T) {
+	for _, tc := range []struct {
+		name                 string
+		trees                shape.Trees
+		reason               error
+		shaping, singleQueue string
+		ceil                 uint64 // of a share that may borrow
+	}{
+		{"one queue", shape.OneTree, nil, "htb", "", 990e6},
+		{"one queue, and several are wanted", shape.OneTree, errors.New("no act_skbedit"), "htb", "no act_skbedit", 990e6},
+		{"several queues", 4, nil, "htb-mq", "", 100e6},
+	} {
+		devices, problems := plan([]netdev.NIC{virtual("nic0")}, load(t,
+			`[{name: storage, interfaces: ["nic*"], bandwidth: 990M, shaping: MultiQueue}]`))
+		if len(problems) > 0 {
+			t.Fatal(problems)
+		}
+		d := devices[0]
+		if !d.nicConfig().QueuePerShare {
+			t.Error("the configuration of the NIC does not ask for a queue per share")
+		}
+		d.setShaping(tc.trees, tc.reason)
+		if d.shaping != tc.shaping || d.singleQueue != tc.singleQueue {
+			t.Errorf("%s: shaping %q because of %q, want %q and %q",
+				tc.name, d.shaping, d.singleQueue, tc.shaping, tc.singleQueue)
+		}
+		if got := d.publish().Attributes[params.AttributeShaping].StringValue; got == nil || *got != tc.shaping {
+			t.Errorf("%s: the attribute shaping is %v, want %q", tc.name, got, tc.shaping)
+		}
+		share := record.Share{ShareID: "1", Capacity: map[string]resource.Quantity{
+			params.CapacityBandwidth: resource.MustParse("100M"),
+		}}
+		borrows := params.NetworkAttachment{Bandwidth: &params.Bandwidth{Burst: params.BurstLine}}
+		rates, err := ratesOf(d, share, borrows)
+		if want := (shape.Rates{Floor: 100e6, Ceil: tc.ceil}); err != nil || rates != want {
+			t.Errorf("%s: the rates are %v and error %v, want %v", tc.name, rates, err, want)
 		}
 	}
 }

@@ -145,6 +145,7 @@ func (k *Kind) Refresh(ctx context.Context, shares []record.Share) (refreshed dr
 		}
 		if d.nicConfig().Enforce {
 			d.senderKey, d.queue = k.node.ClassifierKey(), k.node.Queue()
+			d.setShaping(k.node.Trees(d.nic.Index))
 		}
 		d.missed = k.node.Missed(d.nic.Index)
 		if repaired || old == nil || old.absent || d.guaranteesDiffer(old) {
@@ -310,6 +311,12 @@ func (k *Kind) log(ctx context.Context, next map[string]*device, problems []prob
 				"senderKey",
 				k.node.ClassifierKey(),
 			)
+		}
+	}
+	for name, d := range next {
+		if old := k.devices[name]; d.singleQueue != "" && (old == nil || old.singleQueue != d.singleQueue) {
+			logger.Info("NIC keeps one queue, although its network has shaping MultiQueue",
+				"device", name, "interface", d.nic.Name, "reason", d.singleQueue)
 		}
 	}
 	for name, d := range k.devices {
@@ -530,7 +537,8 @@ func (d *device) nicConfig() netdev.NICConfig {
 		Enforce: d.network.Enforcement == config.EnforcementShape,
 		Rates: shape.NICRates{Line: d.line, Reserve: d.reserve, MinShare: uint64(d.network.Policy.Min.Value()),
 			Multicast: d.multicast(), Overhead: uint16(d.network.Overhead)},
-		TakeOver: d.network.TakeOver, TrustMAC: d.network.TrustMAC, Forwarded: d.forwarded,
+		QueuePerShare: d.network.Shaping == config.ShapingMultiQueue,
+		TakeOver:      d.network.TakeOver, TrustMAC: d.network.TrustMAC, Forwarded: d.forwarded,
 		Policy: identityPolicy(d.network),
 	}
 }

@@ -81,6 +81,9 @@ func ratesOf(d *device, share record.Share, p params.NetworkAttachment) (shape.R
 		rates.Ceil = d.line
 	}
 	rates.Ceil = max(min(rates.Ceil, d.line), rates.Floor)
+	if d.shaping == shapingHTBMQ {
+		rates.Ceil = rates.Floor // see shape.Trees
+	}
 	return rates, err
 }
 

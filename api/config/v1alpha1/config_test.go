@@ -24,7 +24,7 @@ func TestLoad_defaults(t *testing.T) {
 	}
 	want := Network{
 		Name: "storage", Interfaces: []string{"nic*"}, Shares: ptr.To[int32](128),
-		Enforcement: EnforcementShape, LinkDown: TaintNoSchedule, Identity: IdentityEnforce,
+		Enforcement: EnforcementShape, Shaping: ShapingSingleQueue, LinkDown: TaintNoSchedule, Identity: IdentityEnforce,
 		DuplicateAddressDetection: DuplicateAddressReport,
 		Allow: Allow{
 			Modes: []params.Mode{params.ModePrivate}, Burst: []params.Burst{params.BurstGuaranteed},
@@ -49,6 +49,8 @@ func TestLoad_refusesWhatNoFrameCanHave(t *testing.T) {
 		"dhcp[0]: Forbidden: IPv4: allow.dhcp does not have it": "dhcp: [IPv4]",
 		"allow.sysctls[0]": "allow: {sysctls: [net.ipv4.ip_forward]}",
 		"allow.node: Forbidden: only links with the mode Bridge": "allow: {node: true}",
+		"shaping: Forbidden: MultiQueue: shares do not borrow":   "allow: {burst: [Guaranteed, Line]}, shaping: MultiQueue",
+		"shaping: Unsupported value: \"PerQueue\"":               "shaping: PerQueue",
 		"allow.node: Forbidden: needs enforcement Shape":         "allow: {node: true, modes: [Bridge]}, enforcement: None",
 	} {
 		_, err := Load([]byte(header + "networks: [{name: a, interfaces: [x], bandwidth: 1G, " + value + "}]"))

@@ -35,6 +35,9 @@ func setDefaultsNetwork(n *Network) {
 	if n.DuplicateAddressDetection == "" {
 		n.DuplicateAddressDetection = DuplicateAddressReport
 	}
+	if n.Shaping == "" {
+		n.Shaping = ShapingSingleQueue
+	}
 	if n.LinkDown == "" {
 		n.LinkDown = TaintNoSchedule
 	}

@@ -115,6 +115,10 @@ type Network struct {
 	// Shape.
 	Enforcement Enforcement `json:"enforcement,omitempty"`
 
+	// Shaping selects the queues that limit shares. The default is SingleQueue. It has no effect with
+	// enforcement None.
+	Shaping Shaping `json:"shaping,omitempty"`
+
 	// LinkDown is the effect of the taint dra-shared.dev/link-down on a NIC without
 	// a carrier. The default is NoSchedule.
 	LinkDown TaintEffect `json:"linkDown,omitempty"`
@@ -212,6 +216,21 @@ const (
 	// EnforcementNone leaves the queues of the NIC unchanged. Grants limit only what
 	// the scheduler allocates.
 	EnforcementNone Enforcement = "None"
+)
+
+// Shaping selects the queues that limit shares.
+type Shaping string
+
+// Values of Shaping.
+const (
+	// ShapingSingleQueue sends all frames of a NIC through one queue, in which shares can borrow idle
+	// bandwidth.
+	ShapingSingleQueue Shaping = "SingleQueue"
+	// ShapingMultiQueue sends the frames of each share through one of the NIC's transmit queues, so that
+	// shares of different queues do not wait for one lock, if the NIC has several and the kernel can (see
+	// docs/user/enforcement.md). Shares cannot borrow, and the node's own and forwarded frames together
+	// get no more than reserve and forwarded. A NIC with shares changes when it has none any more.
+	ShapingMultiQueue Shaping = "MultiQueue"
 )
 
 // Identity selects what happens to frames that do not carry the identity of their

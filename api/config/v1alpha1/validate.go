@@ -92,6 +92,11 @@ func (n *Network) validate(at *field.Path) (errs field.ErrorList) {
 	errs = append(errs, validateEnum(n.Identity, at.Child("identity"), IdentityEnforce, IdentityAudit, IdentityOff)...)
 	errs = append(errs, validateEnum(n.DuplicateAddressDetection, at.Child("duplicateAddressDetection"),
 		DuplicateAddressReport, DuplicateAddressRefuse, DuplicateAddressOff)...)
+	errs = append(errs, validateEnum(n.Shaping, at.Child("shaping"), ShapingSingleQueue, ShapingMultiQueue)...)
+	if n.Shaping == ShapingMultiQueue && slices.Contains(n.Allow.Burst, params.BurstLine) {
+		errs = append(errs, field.Forbidden(at.Child("shaping"), "MultiQueue: shares do not borrow from other queues, "+
+			"and allow.burst has Line: remove it from allow.burst"))
+	}
 	errs = append(errs, validateEnum(n.LinkDown, at.Child("linkDown"), TaintNone, TaintNoSchedule, TaintNoExecute)...)
 	errs = append(errs, n.Allow.validate(at.Child("allow"))...)
 	for i, family := range n.DHCP {
