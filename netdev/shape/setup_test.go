@@ -8,6 +8,7 @@ import (
 
 	"github.com/dra-shared/dra-driver-shared/netdev"
 	"github.com/dra-shared/dra-driver-shared/netdev/nstest"
+	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
 	"github.com/dra-shared/dra-driver-shared/netdev/shape"
 )
 
@@ -116,5 +117,28 @@ func TestHTB_Setup_keepsOtherTrees(t *testing.T) {
 	classes, err := e.htb.ShareClasses(e.nic.Index)
 	if err != nil || len(classes) != 2 {
 		t.Errorf("ShareClasses returned %v and error %v, want those of the first two queues", classes, err)
+	}
+}
+
+// A share costs as many messages with a tree per queue as with one, and with many other shares as alone.
+func TestHTB_SetClass_costsTheSame(t *testing.T) {
+	e := newEnv(t)
+	conn := nstest.Current(t).Socket
+	e.htb = shape.New(conn, nil)
+	costs := map[rtnl.Counts]bool{}
+	for _, trees := range []shape.Trees{shape.OneTree, 4} {
+		e.setup(trees)
+		for minor := uint16(shape.FirstMinor); minor < shape.FirstMinor+100; minor++ {
+			before := conn.Counts()
+			rates := shape.Rates{Floor: mega, Ceil: mega}
+			if err := e.htb.SetClass(e.nic.Index, e.ifb, trees, nicRates(), minor, rates); err != nil {
+				t.Fatal(err)
+			}
+			after := conn.Counts()
+			costs[rtnl.Counts{Sent: after.Sent - before.Sent, Received: after.Received - before.Received}] = true
+		}
+	}
+	if len(costs) != 1 {
+		t.Errorf("the numbers of messages for a share are %v, want the same for all", costs)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -171,6 +172,30 @@ func expectPassed(t *testing.T, key classify.Key) {
 	for _, l := range links {
 		if l.Name != "lo" {
 			t.Errorf("link %s is left over from the trial", l.Name)
+		}
+	}
+}
+
+// A kernel without act_skbedit must say so, and no kernel may leave links.
+func TestSteer(t *testing.T) {
+	for _, hook := range classify.Hooks() {
+		err := trial.Steer(t.TempDir(), nil, hook)
+		switch {
+		case errors.Is(err, unix.ENOENT):
+			t.Logf("%s: the kernel does not steer frames: %v", hook, err)
+		case errors.Is(err, ebpf.ErrNotSupported):
+			t.Logf("%s: the kernel does not have the hook: %v", hook, err)
+		case err != nil:
+			t.Errorf("%s: %v", hook, err)
+		}
+		links, err := netlink.LinkList()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, l := range links {
+			if trial.IsLink(l.Attrs().Name) {
+				t.Errorf("%s: the trial left the link %s", hook, l.Attrs().Name)
+			}
 		}
 	}
 }
