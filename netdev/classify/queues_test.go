@@ -272,16 +272,21 @@ func TestQueues_limitSharesAndLine(t *testing.T) {
 	e.floodAll(pods, warmUp) // which fills the queues: the bursts at the start of a flood do not count
 	rates, sum := e.measureSent(len(pods), func() { e.floodAll(pods, measured) })
 	t.Logf("shares: %.2f Mbit/s each, all: %.2f of %d Mbit/s", inMega(rates), sum/mega, slowLine/mega)
-	for i, rate := range rates {
-		if grant := float64(grants[i]); rate > grant*tolerance || rate < atLeast(grant/tolerance) {
-			t.Errorf("share %d sends %.2f Mbit/s, want %.2f", i, rate/mega, grant/mega)
-		}
-	}
 	if sum > slowLine*tolerance {
 		t.Errorf("all queues send %.2f Mbit/s, want at most the line of %d Mbit/s", sum/mega, slowLine/mega)
 	}
-	if sum < atLeast(slowLine*0.9) {
-		t.Errorf("all queues send %.2f Mbit/s: the test does not fill the line of %d Mbit/s", sum/mega, slowLine/mega)
+	isFull := sum >= slowLine/tolerance
+	for i, rate := range rates {
+		grant := float64(grants[i])
+		if rate > grant*tolerance || rate < grant/tolerance && (isFull || !nstest.Emulated()) {
+			t.Errorf("share %d sends %.2f Mbit/s, want %.2f", i, rate/mega, grant/mega)
+		}
+	}
+	switch {
+	case !isFull && nstest.Emulated():
+		t.Skip("this machine is too slow to fill the line: the test has checked the limits only")
+	case !isFull:
+		t.Error("the test does not fill the line")
 	}
 }
 

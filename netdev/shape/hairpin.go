@@ -68,13 +68,8 @@ func (h *HTB) bringUpHairpin(name string) (int, error) {
 	if link.Type() != "veth" {
 		return 0, fmt.Errorf("link %s is a %s, want a veth: does another program use the name?", name, link.Type())
 	}
-	const addrGenModeNone = 1 // IN6_ADDR_GEN_MODE_NONE of linux/if_link.h
 	return link.Attrs().Index, h.failpoints.Do("bring up hairpin", func() error {
-		// Without IPv6, the kernel has no mode to change.
-		if err := netlink.LinkSetIP6AddrGenMode(link, addrGenModeNone); err != nil && !errors.Is(err, unix.EAFNOSUPPORT) {
-			return err
-		}
-		return errors.Join(netlink.LinkSetARPOff(link), netlink.LinkSetUp(link))
+		return errors.Join(netlink.LinkSetARPOff(link), setUpWithoutIPv6(link))
 	})
 }
 

@@ -262,7 +262,18 @@ func (h *HTB) setUpIFB(nic string, t Trees) (int, error) {
 	if link.Type() != "ifb" {
 		return 0, fmt.Errorf("link %s is a %s, want an ifb: does another program use the name?", name, link.Type())
 	}
-	return link.Attrs().Index, h.failpoints.Do("bring up IFB", func() error { return netlink.LinkSetUp(link) })
+	return link.Attrs().Index, h.failpoints.Do("bring up IFB", func() error { return setUpWithoutIPv6(link) })
+}
+
+// setUpWithoutIPv6 brings up a device to which only the classifier sends frames. The kernel gives it no
+// address, with which it would send router solicitations that no program classifies.
+func setUpWithoutIPv6(link netlink.Link) error {
+	const addrGenModeNone = 1 // IN6_ADDR_GEN_MODE_NONE of linux/if_link.h
+	// Without IPv6, the kernel has no mode to change.
+	if err := netlink.LinkSetIP6AddrGenMode(link, addrGenModeNone); err != nil && !errors.Is(err, unix.EAFNOSUPPORT) {
+		return err
+	}
+	return netlink.LinkSetUp(link)
 }
 
 // Teardown removes the queues and the IFB device of a NIC. The kernel then uses

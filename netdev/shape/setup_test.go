@@ -4,6 +4,7 @@
 package shape_test
 
 import (
+	"net"
 	"testing"
 
 	"github.com/dra-shared/dra-driver-shared/netdev"
@@ -57,6 +58,19 @@ func (e *env) expectTreesInUse(want shape.Trees, inUse bool) {
 	trees, used, err := e.htb.TreesInUse(e.nic.Name, e.nic.Index)
 	if err != nil || trees != want || used != inUse {
 		e.Errorf("TreesInUse returned %d, %t, and error %v, want %d and %t", trees, used, err, want, inUse)
+	}
+}
+
+// Frames of the kernel itself, which no program classifies, would come to the queues of the IFB device.
+func TestHTB_Setup_givesIFBNoAddress(t *testing.T) {
+	e := newEnv(t)
+	e.setup(4)
+	ifb, err := net.InterfaceByIndex(e.ifb)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if addresses, err := ifb.Addrs(); err != nil || len(addresses) > 0 {
+		t.Errorf("the addresses of %s are %v (error %v), want none", ifb.Name, addresses, err)
 	}
 }
 
