@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/component-base/cli"
 	"k8s.io/component-base/logs"
 	logsapi "k8s.io/component-base/logs/api/v1"
@@ -27,6 +26,7 @@ import (
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/controlplane"
 	"github.com/dra-shared/dra-driver-shared/controlplane/mode"
+	"github.com/dra-shared/dra-driver-shared/internal/restconfig"
 )
 
 type flags struct {
@@ -126,7 +126,7 @@ func (f flags) run(ctx context.Context) error {
 	if f.Config, err = config.Load(raw); err != nil {
 		return fmt.Errorf("%s: %w", f.configFile, err)
 	}
-	rest, err := clientcmd.BuildConfigFromFlags("", f.kubeconfig)
+	rest, err := restconfig.Load(f.kubeconfig)
 	if err != nil {
 		return err
 	}

@@ -22,7 +22,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/component-base/cli"
 	"k8s.io/component-base/logs"
@@ -41,6 +40,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/driver/nic"
 	"github.com/dra-shared/dra-driver-shared/driver/nic/ipam"
 	"github.com/dra-shared/dra-driver-shared/internal/failpoint/httpfailpoint"
+	"github.com/dra-shared/dra-driver-shared/internal/restconfig"
 	"github.com/dra-shared/dra-driver-shared/netdev"
 )
 
@@ -189,7 +189,7 @@ func (f *flags) loadConfig() (*config.DriverConfig, error) {
 
 // restConfig returns the configuration of clients of the API server.
 func (f *flags) restConfig() (*rest.Config, error) {
-	c, err := clientcmd.BuildConfigFromFlags("", f.kubeconfig)
+	c, err := restconfig.Load(f.kubeconfig)
 	if err != nil {
 		return nil, err
 	}

@@ -15,10 +15,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
-	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/dra-shared/dra-driver-shared/api"
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
+	"github.com/dra-shared/dra-driver-shared/internal/restconfig"
 )
 
 // newUninstallCheckCommand returns the command that Helm runs before it removes the
@@ -31,7 +31,7 @@ func newUninstallCheckCommand() *cobra.Command {
 		Short: "Fail while claims hold shares or PodGroups exist",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			rest, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+			rest, err := restconfig.Load(kubeconfig)
 			if err != nil {
 				return err
 			}
