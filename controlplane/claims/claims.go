@@ -120,8 +120,11 @@ func IsGeneratedFor(claim *resourceapi.ResourceClaim, owner types.UID) bool {
 
 // ClaimWriter creates, deletes, and reserves claims.
 type ClaimWriter struct {
-	// Client reads from a cache and writes to the API server.
+	// Client writes to the API server.
 	Client client.Client
+	// APIReader reads from the API server: the cache of Client may not have the claim, see
+	// trim.IsForeign.
+	APIReader client.Reader
 }
 
 // NameTakenError reports that the name of a generated claim is in use by a claim
@@ -143,8 +146,7 @@ func (w ClaimWriter) Create(ctx context.Context, claim *resourceapi.ResourceClai
 		return err
 	}
 	var existing resourceapi.ResourceClaim
-	if err := w.Client.Get(ctx, client.ObjectKeyFromObject(claim), &existing); err != nil {
-		// The cache may not have the claim yet. The caller retries.
+	if err := w.APIReader.Get(ctx, client.ObjectKeyFromObject(claim), &existing); err != nil {
 		return fmt.Errorf("get existing claim %s: %w", claim.Name, err)
 	}
 	if !IsGeneratedFor(&existing, metav1.GetControllerOf(claim).UID) {

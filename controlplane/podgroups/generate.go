@@ -111,4 +111,6 @@ func (g *group) waitingUsers(s *sharedClaim, n int) []types.UID {
 	return waiting
 }
 
-func (r *Reconciler) writer() claims.ClaimWriter { return claims.ClaimWriter{Client: r.Client} }
+func (r *Reconciler) writer() claims.ClaimWriter {
+	return claims.ClaimWriter{Client: r.Client, APIReader: r.APIReader}
+}

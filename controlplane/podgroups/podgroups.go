@@ -212,7 +212,11 @@ func (r *Reconciler) readNamedClaim(
 		PodGroupResourceClaim: c, shards: map[int]*resourceapi.ResourceClaim{}, neededShards: []int{0},
 	}
 	var claim resourceapi.ResourceClaim
-	err := r.Client.Get(ctx, types.NamespacedName{Namespace: g.Namespace, Name: *c.ResourceClaimName}, &claim)
+	name := types.NamespacedName{Namespace: g.Namespace, Name: *c.ResourceClaimName}
+	err := r.Client.Get(ctx, name, &claim)
+	if apierrors.IsNotFound(err) { // the cache does not have claims of other drivers: see trim.IsForeign
+		err = r.APIReader.Get(ctx, name, &claim)
+	}
 	switch {
 	case err == nil:
 		s.shards[0] = &claim

@@ -88,8 +88,8 @@ func newTestEnv(t *testing.T, objects ...client.Object) *testEnv {
 	}}
 }
 
-// cached returns a client that reads the fields of pods, Jobs, and claims that the controller's
-// cache keeps.
+// cached returns a client that reads what the controller's cache has: some fields of pods, Jobs, and
+// claims, and no claims of other drivers.
 func cached(c client.WithWatch) client.Client {
 	return interceptor.NewClient(c, interceptor.Funcs{
 		Get: func(
@@ -102,6 +102,9 @@ func cached(c client.WithWatch) client.Client {
 			case *batchv1.Job:
 				err = errors.Join(err, trimmed(o, trim.Job))
 			case *resourceapi.ResourceClaim:
+				if err == nil && trim.IsForeign(o, testDriver) {
+					return apierrors.NewNotFound(resourceapi.Resource("resourceclaims"), key.Name)
+				}
 				err = errors.Join(err, trimmed(o, trim.Claim(testDriver)))
 			}
 			return err
@@ -114,6 +117,9 @@ func cached(c client.WithWatch) client.Client {
 					err = errors.Join(err, trimmed(&list.Items[i], trim.Pod))
 				}
 			case *resourceapi.ResourceClaimList:
+				list.Items = slices.DeleteFunc(list.Items, func(claim resourceapi.ResourceClaim) bool {
+					return trim.IsForeign(&claim, testDriver)
+				})
 				for i := range list.Items {
 					err = errors.Join(err, trimmed(&list.Items[i], trim.Claim(testDriver)))
 				}

@@ -275,7 +275,9 @@ func heldMessage(holder Holder, policy scheduling.Release, err error) string {
 	return message
 }
 
-func (r *Reconciler) writer() claims.ClaimWriter { return claims.ClaimWriter{Client: r.Client} }
+func (r *Reconciler) writer() claims.ClaimWriter {
+	return claims.ClaimWriter{Client: r.Client, APIReader: r.APIReader}
+}
 
 // isInUse reports whether the claim is allocated and one of its users is bound to a
 // node. Until then the scheduler must be able to deallocate the claim. A user other

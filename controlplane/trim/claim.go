@@ -4,10 +4,7 @@
 package trim
 
 import (
-	"slices"
 	"strings"
-	"sync"
-	"unique"
 
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
@@ -20,10 +17,8 @@ import (
 )
 
 // Claim returns a function that returns a claim without the fields that no part of the
-// controller reads. A cluster may have many times more claims of other drivers than of this
-// one. Generated claims stay whole: further shards are generated from them.
+// controller reads. Generated claims stay whole: further shards are generated from them.
 func Claim(driver string) func(object any) (any, error) {
-	shared := newSharedValues()
 	return func(object any) (any, error) {
 		claim, ok := object.(*resourceapi.ResourceClaim)
 		if !ok {
@@ -37,75 +32,31 @@ func Claim(driver string) func(object any) (any, error) {
 			TypeMeta:   claim.TypeMeta,
 			ObjectMeta: claimMeta(claim),
 			Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{
-				Requests: shared.requests(claim.Spec.Devices.Requests), Config: config(claim.Spec.Devices.Config, driver),
+				Requests: requests(claim.Spec.Devices.Requests), Config: config(claim.Spec.Devices.Config, driver),
 			}},
 			Status: resourceapi.ResourceClaimStatus{
-				Allocation: shared.allocation(claim.Status.Allocation, driver), ReservedFor: claim.Status.ReservedFor,
+				Allocation: allocation(claim.Status.Allocation, driver), ReservedFor: claim.Status.ReservedFor,
 				Devices: devices(claim.Status.Devices, driver),
 			},
 		}, nil
 	}
 }
 
-// sharedValues has values that many claims have in common, so that the cache contains each once.
-// Readers of the cache do not change what they read.
-type sharedValues struct {
-	empty *resourceapi.AllocationResult
-
-	mu   sync.Mutex
-	sets map[string][]resourceapi.DeviceRequest // by names and classes
-}
-
-// maxSets limits the number of remembered sets of requests.
-const maxSets = 1000
-
-func newSharedValues() *sharedValues {
-	return &sharedValues{
-		empty: &resourceapi.AllocationResult{}, sets: map[string][]resourceapi.DeviceRequest{},
-	}
-}
-
-// requests returns the requests with their names and DeviceClasses.
-func (s *sharedValues) requests(all []resourceapi.DeviceRequest) []resourceapi.DeviceRequest {
-	var key strings.Builder
-	for _, r := range all {
-		key.WriteString(r.Name)
-		if r.Exactly != nil {
-			key.WriteString("=" + r.Exactly.DeviceClassName)
-		}
-		for _, f := range r.FirstAvailable {
-			key.WriteString("," + f.Name + "=" + f.DeviceClassName)
-		}
-		key.WriteString("\n")
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if kept, ok := s.sets[key.String()]; ok {
-		return kept
-	}
-	if len(s.sets) == maxSets {
-		clear(s.sets)
-	}
-	kept := requests(all)
-	s.sets[key.String()] = kept
-	return kept
-}
-
 // allocation returns the results of the driver.
-func (s *sharedValues) allocation(
-	whole *resourceapi.AllocationResult, driver string,
-) *resourceapi.AllocationResult {
+func allocation(whole *resourceapi.AllocationResult, driver string) *resourceapi.AllocationResult {
 	if whole == nil {
 		return nil
 	}
-	isOurs := func(d resourceapi.DeviceRequestAllocationResult) bool { return d.Driver == driver }
-	if !slices.ContainsFunc(whole.Devices.Results, isOurs) {
-		return s.empty
-	}
-	kept := &resourceapi.AllocationResult{}
+	return &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: results(whole, driver)}}
+}
+
+// results returns the allocated devices of the driver.
+func results(
+	whole *resourceapi.AllocationResult, driver string,
+) (kept []resourceapi.DeviceRequestAllocationResult) {
 	for _, d := range whole.Devices.Results {
-		if isOurs(d) {
-			kept.Devices.Results = append(kept.Devices.Results, d)
+		if d.Driver == driver {
+			kept = append(kept, d)
 		}
 	}
 	return kept
@@ -115,7 +66,7 @@ func (s *sharedValues) allocation(
 // for which the controller generates claims. The owner of most claims is a pod.
 func claimMeta(claim *resourceapi.ResourceClaim) metav1.ObjectMeta {
 	kept := metav1.ObjectMeta{
-		Namespace: unique.Make(claim.Namespace).Value(), Name: claim.Name, UID: claim.UID,
+		Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID,
 		ResourceVersion:   claim.ResourceVersion,
 		CreationTimestamp: claim.CreationTimestamp, DeletionTimestamp: claim.DeletionTimestamp,
 	}

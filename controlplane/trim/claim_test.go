@@ -4,9 +4,7 @@
 package trim
 
 import (
-	"encoding/json"
 	"fmt"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -78,45 +76,6 @@ func foreignClaim(i int) *resourceapi.ResourceClaim {
 		{Resource: "pods", Name: fmt.Sprintf("train-%d", i), UID: types.UID(fmt.Sprintf("pod-%d", i))},
 	}
 	return claim
-}
-
-// maxForeignClaim is the memory that the cache may need for a claim of another driver, in bytes, without
-// indexes: 150,000 claims need at most 105 MB then.
-const maxForeignClaim = 700
-
-func TestClaim_memoryOfForeignClaims(t *testing.T) {
-	const n = 2000
-	measure := func(transform func(any) (any, error)) uint64 {
-		cached := make([]any, 0, n)
-		var before, after runtime.MemStats
-		runtime.GC()
-		runtime.ReadMemStats(&before)
-		for i := range n {
-			raw, err := json.Marshal(foreignClaim(i))
-			if err != nil {
-				t.Fatal(err)
-			}
-			claim := &resourceapi.ResourceClaim{}
-			if err := json.Unmarshal(raw, claim); err != nil { // separate strings, as from the API server
-				t.Fatal(err)
-			}
-			kept, err := transform(claim)
-			if err != nil {
-				t.Fatal(err)
-			}
-			cached = append(cached, kept)
-		}
-		runtime.GC()
-		runtime.ReadMemStats(&after)
-		runtime.KeepAlive(cached)
-		return (after.HeapAlloc - before.HeapAlloc) / n
-	}
-	whole := measure(func(o any) (any, error) { return o, nil })
-	trimmed := measure(Claim(driver))
-	t.Logf("bytes per claim: %d, of %d", trimmed, whole)
-	if trimmed > maxForeignClaim {
-		t.Errorf("bytes per claim: got %d, of %d, want at most %d", trimmed, whole, maxForeignClaim)
-	}
 }
 
 func TestClaim_keepsWhatTheControllerReads(t *testing.T) {

@@ -1,9 +1,9 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package trim removes from cached objects the fields that no part of the controller reads: a
-// PodGroup may have thousands of pods. The tests of the reconcilers read objects that it
-// trimmed.
+// Package trim keeps out of the cache what no part of the controller reads: fields of objects,
+// because a PodGroup may have thousands of pods, and claims of other drivers. The tests of the
+// reconcilers read objects that it trimmed.
 package trim
 
 import (

@@ -1,0 +1,74 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package trim
+
+import (
+	"context"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+)
+
+// WithoutForeignClaims returns a ListerWatcher of ResourceClaims for an informer whose cache does
+// not contain those that IsForeign reports: a cluster may have many times more of them than others,
+// and the API server has no selector that excludes them.
+func WithoutForeignClaims(all cache.ListerWatcher, driver string) cache.ListerWatcher {
+	source := cache.ToListerWatcherWithContext(all)
+	return cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			list, err := source.ListWithContext(ctx, options)
+			if claims, ok := list.(*resourceapi.ResourceClaimList); ok {
+				claims.Items = slices.DeleteFunc(claims.Items, func(c resourceapi.ResourceClaim) bool {
+					return IsForeign(&c, driver)
+				})
+			}
+			return list, err
+		},
+		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			events, err := source.WatchWithContext(ctx, options)
+			if err != nil {
+				return nil, err
+			}
+			return watch.Filter(events, func(e watch.Event) (watch.Event, bool) { return forCache(e, driver), true }), nil
+		},
+	}, all)
+}
+
+// forCache returns an event as the informer needs it. A foreign claim is deleted for it, even if the
+// cache has never had the claim: the informer then reports the event to its handlers and stores
+// nothing, so a PodGroup that refers to the claim by name is reconciled.
+func forCache(e watch.Event, driver string) watch.Event {
+	claim, ok := e.Object.(*resourceapi.ResourceClaim)
+	if ok && (e.Type == watch.Added || e.Type == watch.Modified) && IsForeign(claim, driver) {
+		e.Type = watch.Deleted
+	}
+	return e
+}
+
+// IsForeign reports whether no part of the controller reads a claim from the cache, because none of
+// these concerns this driver: its annotations, its owner, its parameters, its allocated devices,
+// their status, and its reservations, except those of pods. A claim for one of this driver's
+// DeviceClasses can be foreign until the scheduler allocates it.
+func IsForeign(claim *resourceapi.ResourceClaim, driver string) bool {
+	return len(config(claim.Spec.Devices.Config, driver)) == 0 && len(devices(claim.Status.Devices, driver)) == 0 &&
+		(claim.Status.Allocation == nil || len(results(claim.Status.Allocation, driver)) == 0) &&
+		!slices.ContainsFunc(claim.Status.ReservedFor, isForObject) && !hasOwnMeta(claim)
+}
+
+// isForObject reports whether a reservation is for another object than a pod, such as a PodGroup.
+func isForObject(r resourceapi.ResourceClaimConsumerReference) bool {
+	return r.APIGroup != corev1.GroupName || r.Resource != string(corev1.ResourcePods)
+}
+
+// hasOwnMeta reports whether the metadata has an annotation of this driver, or an owner for which
+// the controller generates claims.
+func hasOwnMeta(claim *resourceapi.ResourceClaim) bool {
+	kept := claimMeta(claim)
+	return len(kept.Annotations) > 0 || len(kept.OwnerReferences) > 0
+}
