@@ -107,12 +107,13 @@ test-unit: ## run the tests of all packages [8 min]
 	$(MAKE) --no-print-directory test-classify
 	$(MAKE) --no-print-directory test-crash
 
-test-packages: prerequisites-dhcp ## run the tests of the packages that do not measure: tables, netlink in namespaces, a fake kubelet
+test-packages: prerequisites-dhcp bin/helm ## run the tests of the packages that do not measure: tables, netlink in namespaces, a fake kubelet
 	@(cd conformance && $(GO_TEST) -- ./...) & conformance=$$! # mostly waits, as the slowest packages do
 	result=0
 	$(GO_TEST) -p 4 -timeout 10m -- $$(go list ./... | grep -vE '$(MEASURED)') || result=$$?
 	(cd test/cluster && $(GO_TEST) -- ./...) || result=$$?
 	(cd test/bench && $(GO_TEST) -- ./...) || result=$$?
+	(cd test/monitoring && $(GO_TEST) -- ./...) || result=$$?
 	wait $$conformance || result=$$?
 	exit $$result
 
@@ -224,6 +225,7 @@ lint: bin/golangci-lint $(LINT_CHECKS) ## check style, and which package imports
 	(cd test/cluster && ../../bin/golangci-lint run --config ../../.golangci.yml ./...)
 	(cd conformance && ../bin/golangci-lint run --config ../.golangci.yml ./...)
 	(cd test/bench && ../../bin/golangci-lint run --config ../../.golangci.yml ./...)
+	(cd test/monitoring && ../../bin/golangci-lint run --config ../../.golangci.yml ./...)
 
 lint-words: ## reject wordings that read like a translation [ARGS=--count]
 	@$(LINT) words $(ARGS)

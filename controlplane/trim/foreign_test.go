@@ -39,7 +39,9 @@ func TestIsForeign(t *testing.T) {
 		"one device of this driver": {func(c *resourceapi.ResourceClaim) {
 			c.Status.Allocation.Devices.Results[7].Driver = driver
 		}, false},
-		"status of a device of this driver": {func(c *resourceapi.ResourceClaim) { c.Status.Devices[0].Driver = driver }, false},
+		"status of a device of this driver": {func(c *resourceapi.ResourceClaim) {
+			c.Status.Devices[0].Driver = driver
+		}, false},
 		"parameters for this driver": {func(c *resourceapi.ResourceClaim) {
 			c.Spec.Devices.Config[0].Opaque.Driver = driver
 		}, false},

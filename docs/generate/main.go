@@ -44,6 +44,8 @@ func pages() []page {
 			"environment variables, attributes, capacities, taints, annotations, and labels", namesPage},
 		{"metrics.md", "Metrics",
 			"what the plugin and the controller export to Prometheus", metricsPage},
+		{"alerts.md", "Alerts",
+			"rules for Prometheus, with what to do", alertsPage},
 		{"flags.md", "Commands and flags",
 			"the flags of each command", flagsPage},
 		{"values.md", "Chart values",

@@ -6,6 +6,8 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"regexp"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -115,6 +117,30 @@ func TestCodify(t *testing.T) {
 	} {
 		if got := codify(text); got != want {
 			t.Errorf("%q: got %q, want %q", text, got, want)
+		}
+	}
+}
+
+// test/monitoring evaluates the alerts.
+func TestReadAlerts_namesExistingMetrics(t *testing.T) {
+	alerts, err := readAlerts(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	page, err := metricsPage(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(alerts) == 0 {
+		t.Error("there are no alerts")
+	}
+	ours := regexp.MustCompile(`dra_shared_\w+`)
+	for _, a := range alerts {
+		for _, name := range ours.FindAllString(a.Expr, -1) {
+			name = strings.TrimSuffix(strings.TrimSuffix(name, "_bucket"), "_count")
+			if !strings.Contains(page, "- `"+name+"`") {
+				t.Errorf("alert %s: no component exports the metric %s", a.Alert, name)
+			}
 		}
 	}
 }

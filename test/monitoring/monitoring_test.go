@@ -1,0 +1,187 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package monitoring tests what the chart gives to Prometheus and to its operator. It is a module of
+// its own because of their dependencies.
+package monitoring
+
+import (
+	"bytes"
+	"log/slog"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
+	"github.com/prometheus/common/model"
+	"github.com/prometheus/prometheus/model/rulefmt"
+	"github.com/prometheus/prometheus/promql"
+	"github.com/prometheus/prometheus/promql/parser"
+	"github.com/prometheus/prometheus/promql/promqltest"
+	"sigs.k8s.io/yaml"
+)
+
+const chart = "../../deployments/helm/dra-driver-shared"
+
+// The operator's API server would refuse unknown fields.
+func TestChart_objectsOfOperator(t *testing.T) {
+	out, err := exec.Command("../../bin/helm", "template", "x", chart, "--show-only", "templates/monitoring.yaml",
+		"--set", "monitoring.podMonitor=true,monitoring.prometheusRule=true,monitoring.labels.release=y").Output()
+	if err != nil {
+		t.Fatalf("render the chart: %v: does bin/helm exist (make bin/helm)?", err)
+	}
+	documents := strings.Split(string(out), "\n---\n")
+	slices.Sort(documents)
+	var monitor monitoringv1.PodMonitor
+	var rule monitoringv1.PrometheusRule
+	decoded := 0
+	for _, document := range documents {
+		var err error
+		switch {
+		case strings.Contains(document, "kind: PodMonitor"):
+			decoded, err = decoded+1, yaml.UnmarshalStrict([]byte(document), &monitor)
+		case strings.Contains(document, "kind: PrometheusRule"):
+			decoded, err = decoded+1, yaml.UnmarshalStrict([]byte(document), &rule)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	if decoded != 2 || monitor.Labels["release"] != "y" || rule.Labels["release"] != "y" {
+		t.Errorf("got %d objects with the labels %v and %v, want 2 with release=y", decoded, monitor.Labels, rule.Labels)
+	}
+	if n := len(rule.Spec.Groups); n != 1 || len(rule.Spec.Groups[0].Rules) != len(alerts(t)) {
+		t.Errorf("PrometheusRule: got %d groups, want one with all alerts", n)
+	}
+}
+
+// alerts returns the rules of the chart, by name.
+func alerts(t *testing.T) map[string]rulefmt.Rule {
+	t.Helper()
+	raw, err := os.ReadFile(chart + "/alerts.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	syntax := parser.NewParser(parser.Options{})
+	groups, errs := rulefmt.Parse(raw, false, model.UTF8Validation, syntax, slog.New(slog.DiscardHandler))
+	for _, err := range errs {
+		t.Error(err)
+	}
+	rules := map[string]rulefmt.Rule{}
+	for _, group := range groups.Groups {
+		for _, rule := range group.Rules {
+			rules[rule.Alert] = rule
+		}
+	}
+	return rules
+}
+
+// Each alert fires with the first series, and not with the second. The series have a value per minute
+// for an hour.
+func TestAlerts(t *testing.T) {
+	rules := alerts(t)
+	tests := map[string][2]string{
+		"DRASharedPluginDown": {`up{job="dra-shared"} 0x60`, `up{job="dra-shared"} 1x60`},
+		"DRASharedPodsRefused": {
+			`dra_shared_operation_duration_seconds_count{operation="attach",outcome="error"} 0+1x60`,
+			`dra_shared_operation_duration_seconds_count{operation="attach",outcome="ok"} 0+1x60`,
+		},
+		"DRASharedAttachSlow": {
+			`dra_shared_operation_duration_seconds_bucket{operation="attach",le="0.1"} 0+1x60
+			dra_shared_operation_duration_seconds_bucket{operation="attach",le="1"} 0+10x60
+			dra_shared_operation_duration_seconds_bucket{operation="attach",le="+Inf"} 0+10x60`,
+			`dra_shared_operation_duration_seconds_bucket{operation="attach",le="0.1"} 0+10x60
+			dra_shared_operation_duration_seconds_bucket{operation="attach",le="1"} 0+10x60
+			dra_shared_operation_duration_seconds_bucket{operation="attach",le="+Inf"} 0+10x60`,
+		},
+		"DRASharedStatusNotWritten": {
+			`dra_shared_status_reports_total{instance="n1",outcome="forbidden"} 0+1x60
+			dra_shared_status_reports_total{instance="n1",outcome="written"} 5x60
+			dra_shared_status_reports_total{instance="n2",outcome="written"} 0+1x60`,
+			`dra_shared_status_reports_total{instance="n1",outcome="forbidden"} 0+1x60
+			dra_shared_status_reports_total{instance="n1",outcome="written"} 0+1x60`,
+		},
+		"DRASharedDeviceDown":     {`dra_shared_device_healthy 0x60`, `dra_shared_device_healthy 1x60`},
+		"DRASharedDeviceUnusable": {`dra_shared_device_unusable 1x60`, `dra_shared_device_unusable 0x60`},
+		"DRASharedDeviceGuarded":  {`dra_shared_device_guarded 1x60`, `dra_shared_device_guarded 0x60`},
+		"DRASharedLeasesNotRenewed": {
+			`dra_shared_leases{state="Rebinding"} 1x60`,
+			`dra_shared_leases{state="Bound"} 1x60
+			dra_shared_leases{state="Expired"} 0x60`,
+		},
+		"DRASharedHookMissing": {`dra_shared_hook_installed 0x60`, `dra_shared_hook_installed 1x60`},
+		"DRASharedDeviceTooSlow": {
+			`dra_shared_device_granted{device="a",capacity="bandwidth"} 2x60
+			dra_shared_device_capacity{device="a",capacity="bandwidth"} 1x60`,
+			`dra_shared_device_granted{device="a",capacity="bandwidth"} 1x60
+			dra_shared_device_capacity{device="a",capacity="bandwidth"} 1x60`,
+		},
+		"DRASharedNodeLosesState": {`dra_shared_orphans_removed_total 0+1x60`, `dra_shared_orphans_removed_total 2x60`},
+		"DRASharedNoControllerLeads": {
+			`leader_election_master_status{name="dra-shared.dev"} 0x60`,
+			`leader_election_master_status{name="dra-shared.dev",pod="a"} 0x60
+			leader_election_master_status{name="dra-shared.dev",pod="b"} 1x60`,
+		},
+		"DRASharedGroupsWithoutClaims": {
+			`dra_shared_podgroups{state="NoRoom"} 1x60`,
+			`dra_shared_podgroups{state="NoRoom"} 0x60
+			dra_shared_podgroups{state="Held"} 1x60`,
+		},
+		"DRASharedPodsGated": {`dra_shared_gated_pods_age_seconds 601x60`, `dra_shared_gated_pods_age_seconds 1x60`},
+		"DRASharedClaimsHeldWithoutPods": {
+			`dra_shared_unused_held_claims_age_seconds 90000x60`, `dra_shared_unused_held_claims_age_seconds 1x60`,
+		},
+		"DRASharedClaimsNotHeld": {
+			`dra_shared_reserved_for_claims{reason="HolderMissing"} 1x60`,
+			`dra_shared_reserved_for_claims{reason="Held"} 1x60`,
+		},
+		"DRASharedAdmissionDenials": {
+			`dra_shared_admission_denials_total{kind="Pod",reason="Owner"} 0+1x60`,
+			`dra_shared_admission_denials_total{kind="Pod",reason="Owner"} 5x60`,
+		},
+	}
+	for name := range rules {
+		if _, ok := tests[name]; !ok {
+			t.Errorf("alert %s has no test", name)
+		}
+	}
+	for name, series := range tests {
+		t.Run(name, func(t *testing.T) {
+			rule, ok := rules[name]
+			if !ok {
+				t.Fatal("the chart has no such alert")
+			}
+			for i, fires := range []bool{true, false} {
+				if got := result(t, rule.Expr, series[i]); (len(got) > 0) != fires {
+					t.Errorf("%s\nwith %s\ngot %v, want fires=%t", rule.Expr, series[i], got, fires)
+				}
+			}
+		})
+	}
+}
+
+// result returns the value of an expression after an hour.
+func result(t *testing.T, expression, series string) promql.Vector {
+	t.Helper()
+	var load bytes.Buffer
+	load.WriteString("load 1m\n")
+	for line := range strings.Lines(series) {
+		load.WriteString("  " + strings.TrimSpace(line) + "\n")
+	}
+	storage := promqltest.LoadedStorage(t, load.String())
+	defer storage.Close()
+	engine := promqltest.NewTestEngine(t, false, 0, promqltest.DefaultMaxSamplesPerQuery)
+	query, err := engine.NewInstantQuery(t.Context(), storage, nil, expression, time.Unix(3600, 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer query.Close()
+	vector, err := query.Exec(t.Context()).Vector()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return vector
+}
