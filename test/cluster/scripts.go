@@ -13,10 +13,11 @@ import (
 // pass on standard input and the caller's files, and work from any directory.
 const (
 	// kubectl enters only the network namespace, so that `-f FILE` reads the
-	// caller's files.
+	// caller's files. kubectl ends before a collection of its garbage is worth the time.
 	kubectlScript = `#!/bin/sh
 # kubectl ARGS...: runs kubectl against this cluster.
-exec nsenter --target "$(cat %[1]s/init.pid)" --net -- %[2]s/kube kubectl --kubeconfig %[1]s/kubeconfig "$@"
+GOGC=off GOMEMLIMIT=256MiB exec nsenter --target "$(cat %[1]s/init.pid)" --net -- \
+  %[2]s/kubectl --kubeconfig %[1]s/kubeconfig "$@"
 `
 	// n1.pid holds a process ID of the cluster's PID namespace, so the script
 	// enters that namespace before the node's. A node that runs on another machine
@@ -60,7 +61,7 @@ func (c *cluster) writeScripts(o options) error {
 	for name, text := range map[string]string{
 		"kubectl": kubectlScript, "node": nodeScript, "pod": podScript, "network": networkScript,
 	} {
-		script := fmt.Sprintf(text+"%.0[1]s%.0[2]s%.0[3]s%.0[4]s", c.dir, o.Bin.Kube, o.Bin.Node, o.Bin.Runtime)
+		script := fmt.Sprintf(text+"%.0[1]s%.0[2]s%.0[3]s%.0[4]s", c.dir, o.Bin.Kubectl, o.Bin.Node, o.Bin.Runtime)
 		err = errors.Join(err, os.WriteFile(c.path(name), []byte(script), 0o755))
 	}
 	return err

@@ -27,7 +27,8 @@ import (
 
 // Dirs are the directories that hold the binaries.
 type Dirs struct {
-	Kube    string // kube, the multi-call binary, for the control plane and for commands
+	Kube    string // kube, the multi-call binary, for the control plane
+	Kubectl string // kubectl of KubernetesVersion
 	Kubelet string // kube of the version that nodes run
 	Node    string // containerd, its shim, ctr, runc; CNI plugins in cni/
 	Runtime string // the container runtime; the same directory as Node for Containerd
@@ -100,7 +101,8 @@ func Binaries(ctx context.Context, source string, v Versions, progress io.Writer
 		component
 		dir *string
 	}{
-		{kube(source, version), &dirs.Kube}, {kube(source, cmp.Or(v.Kubelet, version)), &dirs.Kubelet},
+		{kube(source, version), &dirs.Kube}, {kubectl(source), &dirs.Kubectl},
+		{kube(source, cmp.Or(v.Kubelet, version)), &dirs.Kubelet},
 		{node(), &dirs.Node}, {runtimes[cmp.Or(v.Runtime, Containerd)], &dirs.Runtime}, {pause(source), &dirs.Pause},
 	} {
 		if *c.dir, err = c.build(ctx, cache, progress); err != nil {
@@ -110,13 +112,32 @@ func Binaries(ctx context.Context, source string, v Versions, progress io.Writer
 	return dirs, nil
 }
 
-func kube(source, version string) component {
-	dir := filepath.Join(source, "kube")
+// linkerFlags returns the flags of the linker that set a version of Kubernetes.
+func linkerFlags(version string) string {
 	minor := strings.Split(version, ".")[1]
 	const base = "k8s.io/component-base/version."
-	stamp := "-s -w -X " + base + "gitVersion=" + version +
+	return "-s -w -X " + base + "gitVersion=" + version +
 		" -X " + base + "gitMajor=1 -X " + base + "gitMinor=" + minor +
 		" -X " + base + "gitTreeState=clean -X k8s.io/client-go/pkg/version.gitVersion=" + version
+}
+
+func kubectl(source string) component {
+	dir := filepath.Join(source, "kube")
+	main := filepath.Join(dir, "kubectl", "main.go")
+	return component{
+		name:   "kubectl",
+		inputs: []string{filepath.Join(dir, "go.mod"), filepath.Join(dir, "go.sum"), main},
+		steps: func(out string) []step {
+			return []step{{name: "kubectl " + KubernetesVersion, dir: dir, env: []string{"CGO_ENABLED=0"},
+				args: []string{"build", "-v", "-buildvcs=false", "-trimpath", "-ldflags", linkerFlags(KubernetesVersion),
+					"-o", out + "/kubectl"},
+				pkgs: []string{"./kubectl"}}}
+		},
+	}
+}
+
+func kube(source, version string) component {
+	dir, stamp := filepath.Join(source, "kube"), linkerFlags(version)
 	c := component{
 		name:   "kube",
 		inputs: []string{filepath.Join(dir, "go.mod"), filepath.Join(dir, "go.sum"), filepath.Join(dir, "main.go")},
