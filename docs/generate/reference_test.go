@@ -134,9 +134,9 @@ func TestReadAlerts_namesExistingMetrics(t *testing.T) {
 	if len(alerts) == 0 {
 		t.Error("there are no alerts")
 	}
-	ours := regexp.MustCompile(`dra_shared_\w+`)
+	metricName := regexp.MustCompile(`dra_shared_\w+`)
 	for _, a := range alerts {
-		for _, name := range ours.FindAllString(a.Expr, -1) {
+		for _, name := range metricName.FindAllString(a.Expr, -1) {
 			name = strings.TrimSuffix(strings.TrimSuffix(name, "_bucket"), "_count")
 			if !strings.Contains(page, "- `"+name+"`") {
 				t.Errorf("alert %s: no component exports the metric %s", a.Alert, name)
