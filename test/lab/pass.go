@@ -116,9 +116,9 @@ func (p pass) kernel(ctx context.Context, cache string, row *matrix.Row) error {
 	}
 	defer os.RemoveAll(dir)
 	test := kernelTest{
-		selector: p.selector, append: p.append, timeout: 10 * time.Minute, cpus: 2, memoryMiB: 1536, dir: dir,
+		selector: p.selector, append: p.append, timeout: 17 * time.Minute, cpus: 2, memoryMiB: 1536, dir: dir,
 	}
-	test.job.Dir, test.job.Args = "/tmp", []string{"-test.v", "-test.timeout=8m"}
+	test.job.Dir, test.job.Args = "/tmp", []string{"-test.v", "-test.timeout=15m"}
 	if p.quick {
 		test.job.Args = append(test.job.Args, "-test.run="+quickTests)
 	}
