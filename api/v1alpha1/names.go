@@ -286,6 +286,8 @@ const (
 	// KernelCheckForwardedByRoute means that the classifier recognizes the frames that the node
 	// forwards by their route.
 	KernelCheckForwardedByRoute = "ForwardedByRoute"
+	// KernelCheckARPSender means that the classifier knows which network namespace ARP comes from.
+	KernelCheckARPSender = "ARPSender"
 	// KernelCheckTCX means that the classifier runs before the programs that other owners have
 	// attached to the NIC.
 	KernelCheckTCX = "TCX"

@@ -32,6 +32,7 @@ func checks(results []trial.Result, key classify.Key) (checks []check) {
 		if r.Key == key {
 			checks = append(checks,
 				check{params.KernelCheckForwardedByRoute, r.Routes == nil},
+				check{params.KernelCheckARPSender, r.ARP == nil},
 				check{params.KernelCheckTCX, r.Hook == classify.HookTCX})
 		}
 	}
@@ -58,6 +59,10 @@ func (k *Kind) logTrials(ctx context.Context) {
 		}
 		if r.Routes != nil {
 			logger.Info("Recognizing the frames that the node forwards by their address only", "err", r.Routes)
+		}
+		if r.ARP != nil {
+			logger.Info("The sender of ARP is unknown: a pod with CAP_NET_ADMIN can send ARP with the addresses of others",
+				"err", r.ARP)
 		}
 		if r.TCX != nil {
 			logger.Info("Running after the TCX programs of other owners: classifying frames by TCX does not work on this node",

@@ -83,7 +83,8 @@ type bpfPolicy struct {
 	Unused      [6]uint8
 	Vrrp        uint8
 	ReachesNode uint8
-	Pad         [3]uint8
+	TracesArp   uint8
+	Pad         [2]uint8
 }
 
 type bpfReceiver struct {
@@ -126,6 +127,7 @@ type bpfTenant struct {
 const (
 	bpfMapDraSharedAddresses                    = "dra_shared_addresses"
 	bpfMapDraSharedAllowed                      = "dra_shared_allowed"
+	bpfMapDraSharedArp                          = "dra_shared_arp"
 	bpfMapDraSharedConflicts                    = "dra_shared_conflicts"
 	bpfMapDraSharedCounts                       = "dra_shared_counts"
 	bpfMapDraSharedHairpins                     = "dra_shared_hairpins"
@@ -140,6 +142,7 @@ const (
 	bpfMapDraSharedSubnets                      = "dra_shared_subnets"
 	bpfMapDraSharedTenants                      = "dra_shared_tenants"
 	bpfMapDraSharedTx                           = "dra_shared_tx"
+	bpfProgDraSharedArpXmit                     = "dra_shared_arp_xmit"
 	bpfProgDraSharedEgressHelper                = "dra_shared_egress_helper"
 	bpfProgDraSharedEgressHelperRoutes          = "dra_shared_egress_helper_routes"
 	bpfProgDraSharedEgressHelperRoutesUnchecked = "dra_shared_egress_helper_routes_unchecked"
@@ -201,6 +204,7 @@ type bpfSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type bpfProgramSpecs struct {
+	DraSharedArpXmit                     *ebpf.ProgramSpec `ebpf:"dra_shared_arp_xmit"`
 	DraSharedEgressHelper                *ebpf.ProgramSpec `ebpf:"dra_shared_egress_helper"`
 	DraSharedEgressHelperRoutes          *ebpf.ProgramSpec `ebpf:"dra_shared_egress_helper_routes"`
 	DraSharedEgressHelperRoutesUnchecked *ebpf.ProgramSpec `ebpf:"dra_shared_egress_helper_routes_unchecked"`
@@ -226,6 +230,7 @@ type bpfProgramSpecs struct {
 type bpfMapSpecs struct {
 	DraSharedAddresses  *ebpf.MapSpec `ebpf:"dra_shared_addresses"`
 	DraSharedAllowed    *ebpf.MapSpec `ebpf:"dra_shared_allowed"`
+	DraSharedArp        *ebpf.MapSpec `ebpf:"dra_shared_arp"`
 	DraSharedConflicts  *ebpf.MapSpec `ebpf:"dra_shared_conflicts"`
 	DraSharedCounts     *ebpf.MapSpec `ebpf:"dra_shared_counts"`
 	DraSharedHairpins   *ebpf.MapSpec `ebpf:"dra_shared_hairpins"`
@@ -270,6 +275,7 @@ func (o *bpfObjects) Close() error {
 type bpfMaps struct {
 	DraSharedAddresses  *ebpf.Map `ebpf:"dra_shared_addresses"`
 	DraSharedAllowed    *ebpf.Map `ebpf:"dra_shared_allowed"`
+	DraSharedArp        *ebpf.Map `ebpf:"dra_shared_arp"`
 	DraSharedConflicts  *ebpf.Map `ebpf:"dra_shared_conflicts"`
 	DraSharedCounts     *ebpf.Map `ebpf:"dra_shared_counts"`
 	DraSharedHairpins   *ebpf.Map `ebpf:"dra_shared_hairpins"`
@@ -290,6 +296,7 @@ func (m *bpfMaps) Close() error {
 	return _BpfClose(
 		m.DraSharedAddresses,
 		m.DraSharedAllowed,
+		m.DraSharedArp,
 		m.DraSharedConflicts,
 		m.DraSharedCounts,
 		m.DraSharedHairpins,
@@ -317,6 +324,7 @@ type bpfVariables struct {
 //
 // It can be passed to loadBpfObjects or ebpf.CollectionSpec.LoadAndAssign.
 type bpfPrograms struct {
+	DraSharedArpXmit                     *ebpf.Program `ebpf:"dra_shared_arp_xmit"`
 	DraSharedEgressHelper                *ebpf.Program `ebpf:"dra_shared_egress_helper"`
 	DraSharedEgressHelperRoutes          *ebpf.Program `ebpf:"dra_shared_egress_helper_routes"`
 	DraSharedEgressHelperRoutesUnchecked *ebpf.Program `ebpf:"dra_shared_egress_helper_routes_unchecked"`
@@ -338,6 +346,7 @@ type bpfPrograms struct {
 
 func (p *bpfPrograms) Close() error {
 	return _BpfClose(
+		p.DraSharedArpXmit,
 		p.DraSharedEgressHelper,
 		p.DraSharedEgressHelperRoutes,
 		p.DraSharedEgressHelperRoutesUnchecked,

@@ -127,6 +127,7 @@ type Classifier struct {
 	links       []link.Link // that are not pinned
 	readsRoutes bool
 	checks      bool // whether the programs check frames
+	tracesARP   bool
 	failpoints  failpoint.Injector
 }
 

@@ -127,7 +127,7 @@ func (c *Classifier) putPolicy(nic NIC) error {
 		Identity: uint8(nic.Policy.Identity), Forwarding: flag(nic.Policy.Forwarding), Autoconf: flag(nic.Policy.Autoconf),
 		Subnets: flag(len(nic.Policy.Subnets) > 0), Guarded: flag(nic.Policy.Guarded),
 		Vrrp:        flag(len(nic.Policy.MACs)+len(nic.Policy.Addresses) > 0),
-		ReachesNode: flag(nic.Policy.ReachesNode),
+		ReachesNode: flag(nic.Policy.ReachesNode), TracesArp: flag(c.tracesARP),
 	}
 	return errors.Join(
 		c.startRefusals(nic.Index, unidentified(nic.Major)),

@@ -238,6 +238,63 @@ func TestAttack_addressOfSiblingWithAddressOfNIC(t *testing.T) {
 	}
 }
 
+// The kernel of a pod sends ARP that has neither a socket nor a route.
+func TestAttack_kernelARPWithForeignAddress(t *testing.T) {
+	for name, identity := range map[string]func(e *testEnv, victim *pod) (net.HardwareAddr, string){
+		"of a host, with the NIC's MAC address": func(e *testEnv, _ *pod) (net.HardwareAddr, string) {
+			return e.nic.MAC, wireIP
+		},
+		"of a sibling, with its MAC address": func(_ *testEnv, victim *pod) (net.HardwareAddr, string) {
+			return victim.attachment.MAC, victim.ip
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := newTestEnv(t, enforced())
+			e.requireARPSender()
+			attacker, victim := e.pod(0, 1, hardCap(100*mega), netdev.Private), e.pod(1, 2, hardCap(100*mega), netdev.Private)
+			mac, ip := identity(e, victim)
+			if e.sendsKernelARP(attacker, mac, ip) {
+				t.Errorf("an ARP request from %s with the address %s arrived at the wire", mac, ip)
+			}
+			if dropped := e.refusals(attacker).Dropped["SourceMAC"]; dropped == 0 {
+				t.Error("no frame was counted as dropped for the share that sent it")
+			}
+			if dropped := e.refusals(victim).Dropped["SourceMAC"]; dropped != 0 {
+				t.Errorf("frames counted as dropped for the other share: got %d, want 0", dropped)
+			}
+		})
+	}
+}
+
+// A pod may have its addresses on a bridge.
+func TestIdentity_kernelARPOfBridge(t *testing.T) {
+	e := newTestEnv(t, enforced())
+	p := e.pod(0, 1, hardCap(100*mega), netdev.Private)
+	if !e.sendsKernelARP(p, p.attachment.MAC, p.ip) {
+		t.Error("no ARP request of a bridge with the addresses of the link arrived at the wire")
+	}
+}
+
+// refusals returns the numbers of refused frames of a pod's share.
+func (e *testEnv) refusals(p *pod) classify.Refusals {
+	e.t.Helper()
+	refusals, err := e.node.Refusals(p.attachment.Parent, p.attachment.Minor)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	return refusals
+}
+
+// requireARPSender skips the test if the classifier does not know the sender of ARP on this kernel.
+func (e *testEnv) requireARPSender() {
+	e.t.Helper()
+	for _, r := range e.node.Trials() {
+		if r.Key == e.node.ClassifierKey() && r.ARP != nil {
+			e.t.Skipf("the kernel does not let the driver trace ARP: %v", r.ARP)
+		}
+	}
+}
+
 // sendsKernelARP reports whether ARP of a bridge in a pod with a MAC address and an IP address arrives at the wire.
 func (e *testEnv) sendsKernelARP(p *pod, mac net.HardwareAddr, ip string) bool {
 	e.t.Helper()

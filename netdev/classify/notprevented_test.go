@@ -20,28 +20,6 @@ import (
 // These attacks work, as docs/user/security.md says. A change that prevents one of them fails its
 // test: move the test to those of the attacks that are prevented, and correct the page.
 
-// The kernel of a pod sends ARP that has neither a socket nor a route, so nothing in the frame shows
-// which link it left through.
-func TestNotPrevented_kernelARPWithForeignAddress(t *testing.T) {
-	for name, identity := range map[string]func(e *testEnv, victim *pod) (net.HardwareAddr, string){
-		"of a host, with the NIC's MAC address": func(e *testEnv, _ *pod) (net.HardwareAddr, string) {
-			return e.nic.MAC, wireIP
-		},
-		"of a sibling, with its MAC address": func(_ *testEnv, victim *pod) (net.HardwareAddr, string) {
-			return victim.attachment.MAC, victim.ip
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			e := newTestEnv(t, enforced())
-			attacker, victim := e.pod(0, 1, hardCap(100*mega), netdev.Private), e.pod(1, 2, hardCap(100*mega), netdev.Private)
-			mac, ip := identity(e, victim)
-			if !e.sendsKernelARP(attacker, mac, ip) {
-				t.Errorf("no ARP request from %s with the address %s arrived at the wire", mac, ip)
-			}
-		})
-	}
-}
-
 // The kernel switches broadcasts between macvlans in mode bridge before they reach the NIC.
 func TestNotPrevented_broadcastsBetweenFurtherLinksInModeBridge(t *testing.T) {
 	e := newTestEnv(t, enforced())

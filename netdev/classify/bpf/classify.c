@@ -21,6 +21,7 @@
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
 
 // Minor numbers of the base classes, which every NIC has. Package shape uses
 // the same numbers.
@@ -278,6 +279,7 @@ static __always_inline __u32 class_of_receiver(__u32 parent, __u64 mac)
 }
 
 #include "identity.h"
+#include "arp.h"
 #include "hairpin.h"
 
 // Writes the class to a frame that leaves through a NIC, and returns the verdict on
@@ -380,6 +382,15 @@ static __always_inline int classify_sent(struct __sk_buff *skb, int has_cookie, 
 			if (!has_socket && !skb->ingress_ifindex && frame.protocol != bpf_htons(ETH_P_ARP))
 				frame.is_foreign = 1;
 			frame.routed = !reads_routes || routed_by_node(skb);
+		}
+		if (reads_routes && frame.policy->traces_arp && !has_socket && !skb->ingress_ifindex &&
+		    frame.protocol == bpf_htons(ETH_P_ARP)) {
+			frame.cookie = cookie_of_arp(skb, frame.own);
+			if (frame.own)
+				frame.is_foreign = frame.cookie != nic->host_cookie;
+			// A bridge may have copied what the pod sends.
+			else if (frame.link && (frame.cookie || !frame.policy->forwarding))
+				frame.is_unproven = frame.cookie != frame.link->cookie;
 		}
 		frame.class = class;
 		frame.nic = nic;

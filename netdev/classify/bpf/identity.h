@@ -37,7 +37,8 @@ struct policy {
 	__u8 unused[ETH_ALEN]; // the map of an earlier plugin has the same values
 	__u8 vrrp;       // whether links may send VRRP
 	__u8 reaches_node; // whether links with LINK_BRIDGE and the node reach each other
-	__u8 pad[3];
+	__u8 traces_arp; // whether dra_shared_arp has the senders of ARP
+	__u8 pad[2];
 };
 
 // Flags of a link.
@@ -953,7 +954,7 @@ static __always_inline __u32 check_sent(struct __sk_buff *skb, struct frame *fra
 		return 0;
 	}
 	if (frame->is_unproven && !frame->nic->trust_mac) {
-		frame->class = 0;
+		frame->class = class_of_tenant(frame->parent, frame->cookie);
 		return REASON_MAC;
 	}
 	reason = check_content(skb, frame);

@@ -60,6 +60,8 @@ type Result struct {
 	// Routes is nil if the programs for the key also recognized a frame by its
 	// route (classify.ForwardedByRoute).
 	Routes error
+	// ARP is nil if the programs for the key also know the sender of ARP.
+	ARP error
 }
 
 // Strongest returns the result for the strongest key that passed. results are in the
@@ -123,7 +125,7 @@ func (t *trial) tryHooks(key classify.Key) Result {
 			r.TCX = r.Err
 		}
 	}
-	r.Routes = t.tryRoutes(r.Hook, key)
+	r.Routes, r.ARP = t.tryMemory(r.Hook, key)
 	return r
 }
 
@@ -231,19 +233,25 @@ func (t *trial) try(hook classify.Hook, key classify.Key) (err error) {
 	return nil
 }
 
-// tryRoutes returns nil if the programs for a key assign a frame to the class of
-// forwarded frames because it has a route out of the NIC. The frame is one that no
-// share sent and that has the address of the NIC.
-func (t *trial) tryRoutes(hook classify.Hook, key classify.Key) (err error) {
+// tryMemory tries what the programs for a key read from the kernel's memory: the routes of
+// frames, and the senders of ARP.
+func (t *trial) tryMemory(hook classify.Hook, key classify.Key) (routes, arp error) {
 	if !key.HasCookie() {
-		return errors.New("without the cookie, a frame with the address of the NIC counts as the node's")
+		err := errors.New("without the cookie, a frame with the address of the NIC counts as the node's")
+		return err, err
 	}
 	c, err := classify.OpenUnpinned(hook, key, true)
 	if err != nil {
-		return err
+		return err, err
 	}
-	defer func() { err = errors.Join(err, c.Close()) }()
-	err = c.Attach(classify.NIC{
+	routes, arp = t.tryRoutes(c), t.tryARP(c)
+	return errors.Join(routes, c.Close()), arp
+}
+
+// tryRoutes returns nil if the programs assign a frame to the class of forwarded frames because it
+// has a route out of the NIC. The frame is one that no share sent and that has the address of the NIC.
+func (t *trial) tryRoutes(c *classify.Classifier) error {
+	err := c.Attach(classify.NIC{
 		Index: t.nic, IFBIndex: t.ifb, MAC: nicMAC, Major: shape.Major, Forwarded: classify.ForwardedByRoute,
 	})
 	if err != nil {
@@ -251,6 +259,32 @@ func (t *trial) tryRoutes(hook classify.Hook, key classify.Key) (err error) {
 	}
 	if err := t.arrives(t.nic, t.sentBy(shape.ForwardedMinor)); err != nil {
 		return fmt.Errorf("a frame with a route did not select the class of forwarded frames: %w", err)
+	}
+	return nil
+}
+
+// tryARP returns nil if the program that traces ARP records this namespace when the kernel sends ARP.
+func (t *trial) tryARP(c *classify.Classifier) error {
+	if err := c.TraceARP(); err != nil {
+		return err
+	}
+	// The kernel asks a neighbor in this state whether it still has the address. Neither needs to exist.
+	ask := func() error {
+		return netlink.NeighSet(&netlink.Neigh{
+			LinkIndex: t.nic, State: netlink.NUD_PROBE, IP: net.IPv4(192, 0, 2, 1), HardwareAddr: peerMAC,
+		})
+	}
+	recorded := func() (own uint64, err error) {
+		cookies, err := c.SendersOfARP()
+		for _, cookie := range cookies {
+			if cookie == t.cookie {
+				own++
+			}
+		}
+		return own, err
+	}
+	if err := increases(ask, recorded); err != nil {
+		return fmt.Errorf("the sender of ARP was not recorded: %w", err)
 	}
 	return nil
 }
@@ -286,6 +320,11 @@ const (
 
 // arrives sends frames through a link until count increases.
 func (t *trial) arrives(link int, count func() (uint64, error)) error {
+	return increases(func() error { return send(link) }, count)
+}
+
+// increases repeats an action until count increases.
+func increases(action func() error, count func() (uint64, error)) error {
 	before, err := count()
 	if err != nil {
 		return err
@@ -293,7 +332,7 @@ func (t *trial) arrives(link int, count func() (uint64, error)) error {
 	expired, again := time.After(patience), time.NewTicker(interval)
 	defer again.Stop()
 	for {
-		sendErr := send(link)
+		actionErr := action()
 		after, err := count()
 		switch {
 		case err != nil:
@@ -303,7 +342,7 @@ func (t *trial) arrives(link int, count func() (uint64, error)) error {
 		}
 		select {
 		case <-expired:
-			return errors.Join(fmt.Errorf("no frame in %s", patience), sendErr)
+			return errors.Join(fmt.Errorf("no frame in %s", patience), actionErr)
 		case <-again.C:
 		}
 	}

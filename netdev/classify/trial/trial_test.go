@@ -98,6 +98,27 @@ func TestRun_withAnyConfiguration(t *testing.T) {
 	}
 }
 
+// The plugin has no CAP_SYS_ADMIN.
+func TestRun_tracesARPWithoutAdmin(t *testing.T) {
+	try := func() error {
+		results, err := trial.Run(t.TempDir(), nil, classify.Keys()...)
+		if err != nil {
+			return err
+		}
+		best, err := trial.Strongest(results)
+		return errors.Join(err, best.ARP)
+	}
+	var asRoot error
+	nstest.New(t).Do(func() error {
+		asRoot = try()
+		return nil
+	})
+	if asRoot != nil {
+		t.Skipf("the kernel does not let the driver trace ARP: %v", asRoot)
+	}
+	nstest.WithoutCapabilities(t, try, unix.CAP_SYS_ADMIN)
+}
+
 // Without CAP_PERFMON, the kernel does not let a program read its memory.
 func TestRun_reportsWayThatNodeForbids(t *testing.T) {
 	nstest.New(t).Do(func() error {

@@ -1,0 +1,86 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package classify
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+)
+
+// arpProgram is the name of the program in arp.h that records the senders of ARP.
+const arpProgram = "dra_shared_arp_xmit"
+
+// arpPin returns the path of the pin that keeps the program attached.
+func arpPin(bpffs string) string { return filepath.Join(pinsDir(bpffs), linksDir, "arp") }
+
+// TraceARP makes the programs know the sender of ARP, also those that a later process attaches. It
+// replaces the program of an earlier process, without an interval in which none is attached. It
+// needs what ReadsRoutes needs, and a kernel with function tracing. Call it before Attach.
+func (c *Classifier) TraceARP() error {
+	if !c.readsRoutes {
+		return fmt.Errorf("the programs for key %s do not read the kernel's memory", c.key)
+	}
+	parsed, err := parseObject()
+	if err != nil {
+		return err
+	}
+	senders := parsed.Maps[arpMap].Copy()
+	senders.MaxEntries = c.maps.DraSharedArp.MaxEntries()
+	spec := &ebpf.CollectionSpec{
+		Maps:     map[string]*ebpf.MapSpec{arpMap: senders},
+		Programs: map[string]*ebpf.ProgramSpec{arpProgram: parsed.Programs[arpProgram].Copy()},
+		Types:    parsed.Types, ByteOrder: parsed.ByteOrder,
+	}
+	loaded, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{
+		MapReplacements: map[string]*ebpf.Map{arpMap: c.maps.DraSharedArp},
+	})
+	if err != nil {
+		return fmt.Errorf("load the program that traces ARP: %w", err)
+	}
+	defer loaded.Close()
+	traced, err := link.AttachTracing(link.TracingOptions{Program: loaded.Programs[arpProgram]})
+	if err != nil {
+		return fmt.Errorf("attach the program that traces ARP: %w: does the kernel have function tracing?", err)
+	}
+	if !c.isPinned() {
+		c.links, c.tracesARP = append(c.links, traced), true
+		return nil
+	}
+	err = c.failpoints.Do("trace ARP", func() error { return replacePin(traced, arpPin(c.bpffs)) })
+	c.tracesARP = err == nil
+	return errors.Join(err, traced.Close())
+}
+
+// replacePin pins a link in the place of another, which ends.
+func replacePin(l link.Link, path string) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return err
+	}
+	next := path + "-next"                                                     // the file system permits no dots
+	if err := os.Remove(next); err != nil && !errors.Is(err, os.ErrNotExist) { // of a process that was killed
+		return err
+	}
+	if err := l.Pin(next); err != nil {
+		return err
+	}
+	return os.Rename(next, path)
+}
+
+// arpMap is the name of the map in arp.h.
+const arpMap = "dra_shared_arp"
+
+// SendersOfARP returns the cookies of the namespaces whose ARP the program at a NIC has not seen yet.
+func (c *Classifier) SendersOfARP() (cookies []uint64, err error) {
+	var frame, cookie uint64
+	entries := c.maps.DraSharedArp.Iterate()
+	for entries.Next(&frame, &cookie) {
+		cookies = append(cookies, cookie)
+	}
+	return cookies, entries.Err()
+}
