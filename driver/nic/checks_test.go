@@ -45,12 +45,12 @@ func TestChecks_includeRoutesAndHookOfKeyInUse(t *testing.T) {
 	results := []trial.Result{
 		{Key: classify.KeyCookie, Err: refused, Routes: refused},
 		{Key: classify.KeySocketCookie, Hook: classify.HookTCX},
-		{Key: classify.KeyMAC, Hook: classify.HookClsact, Routes: refused},
+		{Key: classify.KeyMAC, Hook: classify.HookClsact, Routes: refused, ARP: refused},
 	}
 	for key, want := range map[classify.Key]bool{classify.KeySocketCookie: true, classify.KeyMAC: false} {
 		got := checks(results, key)
-		wantLast := []check{{"ForwardedByRoute", want}, {"TCX", want}}
-		if len(got) != 5 || !slices.Equal(got[3:], wantLast) {
+		wantLast := []check{{"ForwardedByRoute", want}, {"ARPSender", want}, {"TCX", want}}
+		if len(got) != 6 || !slices.Equal(got[3:], wantLast) {
 			t.Errorf("checks with key %s in use: got %+v, want %+v after the keys", key, got, wantLast)
 		}
 	}
