@@ -4,6 +4,8 @@
 package netdev
 
 import (
+	"slices"
+
 	"github.com/dra-shared/dra-driver-shared/netdev/bpffs"
 	"github.com/dra-shared/dra-driver-shared/netdev/classify/trial"
 )
@@ -41,4 +43,19 @@ func (n *Node) strongest() (r trial.Result, err error) {
 	}
 	n.trials = results
 	return trial.Strongest(results)
+}
+
+// traceARP makes the classifier know the sender of ARP if that has passed its trial. Shares work without
+// it, so a failure becomes the result of the trial. The caller holds n.mu.
+func (n *Node) traceARP(way trial.Result) {
+	if way.ARP != nil || !n.classifier.ReadsRoutes() {
+		return
+	}
+	err := n.classifier.TraceARP()
+	n.trials = slices.Clone(n.trials) // the caller of NewNode may still use them
+	for i := range n.trials {
+		if n.trials[i].Key == way.Key {
+			n.trials[i].ARP = err
+		}
+	}
 }

@@ -310,13 +310,7 @@ func (n *Node) openClassifier() error {
 		return err
 	}
 	n.seesRoutes = n.classifier.ReadsRoutes() && way.Routes == nil
-	if n.classifier.ReadsRoutes() && way.ARP == nil {
-		if err := n.classifier.TraceARP(); err != nil {
-			err = errors.Join(err, n.classifier.Close())
-			n.classifier = nil
-			return err
-		}
-	}
+	n.traceARP(way)
 	if n.loaded != nil {
 		n.loaded()
 	}
