@@ -13,8 +13,11 @@ import (
 	"github.com/cilium/ebpf/link"
 )
 
-// arpProgram is the name of the program in arp.h that records the senders of ARP.
-const arpProgram = "dra_shared_arp_xmit"
+// Names in arp.h: of the program that records the senders of ARP, and of its map.
+const (
+	arpProgram = "dra_shared_arp_xmit"
+	arpMap     = "dra_shared_arp"
+)
 
 // arpPin returns the path of the pin that keeps the program attached.
 func arpPin(bpffs string) string { return filepath.Join(pinsDir(bpffs), linksDir, "arp") }
@@ -62,8 +65,10 @@ func replacePin(l link.Link, path string) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
 	}
-	next := path + "-next"                                                     // the file system permits no dots
-	if err := os.Remove(next); err != nil && !errors.Is(err, os.ErrNotExist) { // of a process that was killed
+	next := path + "-next" // the file system permits no dots
+
+	// A process that was killed may have left it.
+	if err := os.Remove(next); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
 	if err := l.Pin(next); err != nil {
@@ -71,9 +76,6 @@ func replacePin(l link.Link, path string) error {
 	}
 	return os.Rename(next, path)
 }
-
-// arpMap is the name of the map in arp.h.
-const arpMap = "dra_shared_arp"
 
 // SendersOfARP returns the cookies of the namespaces whose ARP the program at a NIC has not seen yet.
 func (c *Classifier) SendersOfARP() (cookies []uint64, err error) {

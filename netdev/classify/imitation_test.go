@@ -251,6 +251,10 @@ func TestAttack_kernelARPWithForeignAddress(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			e := newTestEnv(t, enforced())
 			e.requireARPSender()
+			restarted := *e
+			restarted.node = newNode(t, netdev.Options{BPFFS: e.bpffs}) // as when the plugin starts again
+			restarted.manage()
+			e = &restarted
 			attacker, victim := e.pod(0, 1, hardCap(100*mega), netdev.Private), e.pod(1, 2, hardCap(100*mega), netdev.Private)
 			mac, ip := identity(e, victim)
 			if e.sendsKernelARP(attacker, mac, ip) {

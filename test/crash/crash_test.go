@@ -22,7 +22,6 @@ import (
 	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/internal/failpoint/failpointtest"
 	"github.com/dra-shared/dra-driver-shared/netdev"
-	"github.com/dra-shared/dra-driver-shared/netdev/classify/trial"
 	"github.com/dra-shared/dra-driver-shared/netdev/nstest"
 )
 
@@ -45,7 +44,6 @@ func (e *testEnv) killAtEachFailpoint(part, parts int) {
 	e.runLifecycle(nil)
 	points := e.recordLifecycle()
 	e.t.Logf("%d failpoints: %s", len(points), names(points))
-	way := e.strongest()
 	killed, reachedKinds := 0, map[failpointtest.Point]bool{}
 	for _, point := range points {
 		for _, after := range []bool{false, true} {
@@ -53,10 +51,6 @@ func (e *testEnv) killAtEachFailpoint(part, parts int) {
 			kind := kindOf(point)
 			if kindPart(kind, parts) != part {
 				continue
-			}
-			e.way = trial.Result{}
-			if !isOfTrial(point) { // the trials take most of a start
-				e.way = way
 			}
 			reached := e.killDuringLifecycle(point)
 			reachedKinds[kind] = reachedKinds[kind] || reached
@@ -125,9 +119,6 @@ func kindPart(kind failpointtest.Point, parts int) int {
 func isTimeDependent(p failpointtest.Point) bool {
 	return strings.Contains(p.Name, "PATCH") || strings.Contains(p.Name, "orphan")
 }
-
-// isOfTrial reports whether a failpoint is one of the trials at the start of a plugin.
-func isOfTrial(p failpointtest.Point) bool { return strings.Contains(p.Name, "trial") }
 
 // killDuringLifecycle runs a lifecycle during which the plugin is killed at
 // point, and reports whether the plugin reached the point. A time-dependent

@@ -10,7 +10,6 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -34,7 +33,6 @@ func TestChart_objectsOfOperator(t *testing.T) {
 		t.Fatalf("render the chart: %v: does bin/helm exist (make bin/helm)?", err)
 	}
 	documents := strings.Split(string(out), "\n---\n")
-	slices.Sort(documents)
 	var monitor monitoringv1.PodMonitor
 	var rule monitoringv1.PrometheusRule
 	decoded := 0
@@ -55,6 +53,14 @@ func TestChart_objectsOfOperator(t *testing.T) {
 	}
 	if n := len(rule.Spec.Groups); n != 1 || len(rule.Spec.Groups[0].Rules) != len(alerts(t)) {
 		t.Errorf("PrometheusRule: got %d groups, want one with all alerts", n)
+	}
+}
+
+// With --reuse-values, an upgrade from a release before these values does not have them.
+func TestChart_withoutValues(t *testing.T) {
+	out, err := exec.Command("../../bin/helm", "template", "x", chart, "--set", "monitoring=null").CombinedOutput()
+	if err != nil || bytes.Contains(out, []byte("monitoring.coreos.com")) {
+		t.Errorf("render the chart without the value monitoring: %v, want no objects of the operator:\n%s", err, out)
 	}
 }
 

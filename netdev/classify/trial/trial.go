@@ -237,8 +237,8 @@ func (t *trial) try(hook classify.Hook, key classify.Key) (err error) {
 // frames, and the senders of ARP.
 func (t *trial) tryMemory(hook classify.Hook, key classify.Key) (routes, arp error) {
 	if !key.HasCookie() {
-		err := errors.New("without the cookie, a frame with the address of the NIC counts as the node's")
-		return err, err
+		return errors.New("without the cookie, a frame with the address of the NIC counts as the node's"),
+			errors.New("without the cookie, the sender of ARP cannot be compared with that of a link")
 	}
 	c, err := classify.OpenUnpinned(hook, key, true)
 	if err != nil {
