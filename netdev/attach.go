@@ -331,7 +331,7 @@ func (n *Node) enforce(nic managedNIC, a Attachment, r shape.Rates) error {
 // segmentBytes returns the largest segment, in bytes, that the network stack may
 // pass to a link: wanted, but not more than the NIC accepts (tso_max_size, which a
 // macvlan inherits) and not more than the link has. The kernel refuses more than the
-// NIC accepts. If wanted is 0, the link keeps what it has.
+// NIC accepts. If wanted is 0, the link keeps its current one.
 func segmentBytes(wanted int, link *netlink.LinkAttrs) int {
 	for _, limit := range []uint32{link.TSOMaxSize, link.GSOMaxSize} {
 		if limit != 0 { // older kernels do not report both
@@ -475,9 +475,10 @@ func (n *Node) linkOf(a Attachment) (*netlink.LinkAttrs, error) {
 		if err != nil {
 			return nil, err
 		}
-		// A pod can change the name and the address, but not the type and the parent.
-		if link.Type() == "macvlan" && link.Attrs().ParentIndex == a.Parent {
-			return link.Attrs(), nil
+		// A pod can change the name and the address. It can also replace the link by one with the
+		// same index on a link of its own, which has the index of the NIC.
+		if l := link.Attrs(); link.Type() == "macvlan" && l.ParentIndex == a.Parent && l.NetNsID == n.nsid {
+			return l, nil
 		}
 	}
 	return nil, nil

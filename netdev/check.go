@@ -22,8 +22,7 @@ func (n *Node) Check(c NICConfig) error {
 	if err := n.shaper.Check(c.Name, c.Index, c.TakeOver); err != nil {
 		return err
 	}
-	_, err := n.strongest()
-	return err
+	return n.openClassifier()
 }
 
 // strongest returns the result for the strongest of the classifier's keys that passes its
@@ -47,15 +46,11 @@ func (n *Node) strongest() (r trial.Result, err error) {
 
 // traceARP makes the classifier know the sender of ARP if that has passed its trial. Shares work without
 // it, so a failure becomes the result of the trial. The caller holds n.mu.
-func (n *Node) traceARP(way trial.Result) {
-	if way.ARP != nil || !n.classifier.ReadsRoutes() {
-		return
-	}
-	err := n.classifier.TraceARP()
+func (n *Node) traceARP() {
 	n.trials = slices.Clone(n.trials) // the caller of NewNode may still use them
-	for i := range n.trials {
-		if n.trials[i].Key == way.Key {
-			n.trials[i].ARP = err
+	for i, r := range n.trials {
+		if r.Key == n.classifier.Key() && r.ARP == nil && n.classifier.ReadsRoutes() {
+			n.trials[i].ARP = n.classifier.TraceARP()
 		}
 	}
 }

@@ -71,7 +71,7 @@ func containsAddress(addresses []net.HardwareAddr, mac net.HardwareAddr) bool {
 type macvlanState struct {
 	index  int // interface index
 	name   string
-	parent int
+	parent int // interface index in the node's namespace
 	mac    net.HardwareAddr
 	up     bool
 	mode   Mode
@@ -97,11 +97,12 @@ func (m Mode) String() string {
 	return fmt.Sprintf("mode %d", uint32(m))
 }
 
-// parseMacvlan parses the payload of an RTM_NEWLINK message. ok is false if the link is
-// not a macvlan.
-func parseMacvlan(payload []byte) (s macvlanState, ok bool) {
+// parseMacvlan parses the payload of an RTM_NEWLINK message. ok is false if the link is not a
+// macvlan on a link of the namespace with the ID parents. A pod can give a link of its own the
+// interface index of the NIC, and create macvlans on that.
+func parseMacvlan(payload []byte, parents int) (s macvlanState, ok bool) {
 	link, err := parseLink(payload)
-	if err != nil || link.Type() != "macvlan" && link.Type() != "macvtap" {
+	if err != nil || link.Type() != "macvlan" && link.Type() != "macvtap" || link.Attrs().NetNsID != parents {
 		return s, false
 	}
 	a := link.Attrs()
@@ -168,7 +169,7 @@ func (n *Node) Guard(a Attachment) error {
 
 // guard blocks the link of an attachment if its pod changed it in a way that lets it
 // receive the frames of others, or if Attachment.Blocking asks for it, and unblocks it
-// otherwise. It returns what the pod did, or "". It does nothing without enforcement.
+// otherwise. It returns a description of the pod's change, or "". It does nothing without enforcement.
 func (n *Node) guard(a Attachment) (text string, err error) {
 	nic, enforced := n.enforcedNIC(a.Parent)
 	if !enforced || a.Mode == 0 {
@@ -192,9 +193,9 @@ func (n *Node) guard(a Attachment) (text string, err error) {
 	return text, errors.Join(err, n.setGuarded(a, text != "", displaced))
 }
 
-// describeMissing describes what the pod did with a link that is missing from its namespace:
+// describeMissing describes the pod's change to a link that is missing from its namespace:
 // it has moved the link if the NIC still accepts the address. It returns "" if the link or the
-// namespace does not exist any more.
+// namespace no longer exists.
 func (n *Node) describeMissing(a Attachment) (string, error) {
 	exists, err := n.conn.NamespaceExists(a.NSID)
 	if err != nil || !exists {
@@ -247,7 +248,7 @@ func (n *Node) classified(m managedNIC) classify.NIC {
 	}
 }
 
-// macvlans returns the macvlans in a namespace; none if it has ended.
+// macvlans returns the macvlans of a namespace on links of the node; none if it has ended.
 func (n *Node) macvlans(nsid int) (found []macvlanState, err error) {
 	dump := nl.NewNetlinkRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP)
 	dump.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
@@ -256,7 +257,7 @@ func (n *Node) macvlans(nsid int) (found []macvlanState, err error) {
 		return nil, fmt.Errorf("list the links of namespace %d: %w", nsid, err)
 	}
 	for _, m := range messages {
-		if s, ok := parseMacvlan(m.Data); ok {
+		if s, ok := parseMacvlan(m.Data, n.nsid); ok {
 			found = append(found, s)
 		}
 	}

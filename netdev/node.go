@@ -28,6 +28,7 @@ type Node struct {
 	deletions  *rtnl.Pool // for the deletion of links, after which the kernel waits for its readers
 	shaper     *shape.HTB
 	cookie     uint64 // of the node's network namespace
+	nsid       int    // of the node's network namespace, in itself
 	portID     uint32 // of conn; the kernel's events for requests of this Node have it
 	bpffs      string
 	keys       []classify.Key
@@ -36,7 +37,8 @@ type Node struct {
 	now        func() time.Time
 
 	mu         sync.Mutex
-	classifier *classify.Classifier // nil until Manage gets the first NIC to enforce
+	classifier *classify.Classifier // nil until Manage or Check gets the first NIC to enforce
+	started    bool                 // whether startClassifier has succeeded
 	trials     []trial.Result       // of the keys that the Node may use
 	steering   *steering            // nil before the first NIC with QueuePerShare
 	seesRoutes bool                 // whether the classifier recognizes frames by their route
@@ -78,9 +80,9 @@ type NICConfig struct {
 	TrustMAC bool
 	// QueuePerShare gives each transmit queue an HTB qdisc of its own, and each share a home
 	// queue, if the NIC has several queues and the kernel steers frames to them. Shares then do
-	// not borrow. A NIC with shares gets or loses this when it has none any more.
+	// not borrow. A NIC with shares gets or loses this only after its last share is gone.
 	QueuePerShare bool
-	// Policy is what the NIC does with frames that do not carry the identity of their
+	// Policy is the NIC's treatment of frames that do not carry the identity of their
 	// sender. Manage adds to Policy.NodeAddresses, and sets Policy.Guarded.
 	Policy classify.Policy
 	// Forwarded is the rate that is guaranteed to frames that the node forwards,
@@ -142,7 +144,7 @@ type Options struct {
 	// Failpoints intercepts operations that change the kernel's state; default none.
 	Failpoints failpoint.Injector
 	// Loaded is called after the classifier's programs have been loaded, if it is
-	// not nil. The Node does not need CAP_PERFMON any more.
+	// not nil. The Node no longer needs CAP_PERFMON.
 	Loaded func()
 	// Now returns the time; default time.Now.
 	Now func() time.Time
@@ -159,6 +161,10 @@ func NewNode(o Options) (*Node, error) {
 		return nil, err
 	}
 	cookie, err := conn.Cookie()
+	if err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	nsid, err := conn.OwnNamespaceID()
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
@@ -184,6 +190,7 @@ func NewNode(o Options) (*Node, error) {
 		deletions:  deletions,
 		shaper:     shape.New(conn, o.Failpoints),
 		cookie:     cookie,
+		nsid:       nsid,
 		portID:     portID,
 		bpffs:      o.BPFFS,
 		keys:       o.Keys,
@@ -262,7 +269,7 @@ func (n *Node) Manage(c NICConfig) (changed bool, err error) {
 		n.managed[c.Index] = managedNIC{NICConfig: c}
 		return changed, err
 	}
-	if err := n.openClassifier(); err != nil {
+	if err := n.startClassifier(); err != nil {
 		return false, err
 	}
 	c.Rates = n.rates(c)
@@ -297,7 +304,7 @@ func (n *Node) Manage(c NICConfig) (changed bool, err error) {
 }
 
 // openClassifier finds out by which keys the classifier works on this node, and
-// loads it with the strongest, unless it is loaded. The caller holds n.mu.
+// loads it with the strongest, unless it is loaded. It changes no NIC. The caller holds n.mu.
 func (n *Node) openClassifier() error {
 	if n.classifier != nil {
 		return nil
@@ -310,7 +317,20 @@ func (n *Node) openClassifier() error {
 		return err
 	}
 	n.seesRoutes = n.classifier.ReadsRoutes() && way.Routes == nil
-	n.traceARP(way)
+	return nil
+}
+
+// startClassifier opens the classifier and makes it trace ARP. If it has done that before, it repairs
+// the trace. The caller holds n.mu.
+func (n *Node) startClassifier() error {
+	if err := n.openClassifier(); err != nil {
+		return err
+	}
+	if n.started {
+		return n.classifier.KeepARPTraced()
+	}
+	n.traceARP()
+	n.started = true
 	if n.loaded != nil {
 		n.loaded()
 	}
@@ -476,7 +496,7 @@ type Traffic struct {
 	Multicast uint64
 }
 
-// ShareTraffic is how many bytes have passed the classes of a share. Sent includes what it sent
+// ShareTraffic counts the bytes that have passed the classes of a share. Sent includes what it sent
 // to other links of the NIC.
 type ShareTraffic struct{ Sent, Received uint64 }
 

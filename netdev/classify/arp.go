@@ -51,13 +51,34 @@ func (c *Classifier) TraceARP() error {
 	if err != nil {
 		return fmt.Errorf("attach the program that traces ARP: %w: does the kernel have function tracing?", err)
 	}
-	if !c.isPinned() {
-		c.links, c.tracesARP = append(c.links, traced), true
+	if c.isPinned() {
+		if err := c.pinARPTrace(traced); err != nil {
+			return errors.Join(err, traced.Close())
+		}
+	}
+	c.links, c.arpTrace = append(c.links, traced), traced
+	return nil
+}
+
+func (c *Classifier) pinARPTrace(l link.Link) error {
+	return c.failpoints.Do("trace ARP", func() error { return replacePin(l, arpPin(c.bpffs)) })
+}
+
+// KeepARPTraced pins the program that traces ARP again if another program has removed its pin.
+// Otherwise the program would end with this process, and the programs at the NICs would refuse the
+// ARP of the node, because they would not know its sender. It does nothing without TraceARP.
+func (c *Classifier) KeepARPTraced() error {
+	if c.arpTrace == nil || !c.isPinned() {
 		return nil
 	}
-	err = c.failpoints.Do("trace ARP", func() error { return replacePin(traced, arpPin(c.bpffs)) })
-	c.tracesARP = err == nil
-	return errors.Join(err, traced.Close())
+	_, err := os.Stat(arpPin(c.bpffs))
+	if !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	if err := c.pinARPTrace(c.arpTrace); err != nil {
+		return fmt.Errorf("pin the program that traces ARP again: %w", err)
+	}
+	return nil
 }
 
 // replacePin pins a link in the place of another, which ends.

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -288,6 +289,66 @@ func TestAttack_forwardedFrames(t *testing.T) {
 	}
 }
 
+// Where the network permits forwarding, the addresses of packets are not those of the link, but a pod still
+// speaks neither for routers and DHCP servers nor for other shares.
+func TestAttack_contentOfForwardedFrames(t *testing.T) {
+	needRoutes(t)
+	config := enforced()
+	config.Policy.Forwarding = true
+	e := newTestEnv(t, config)
+	p, sibling := e.pod(0, 1, hardCap(100*mega), netdev.Private), e.pod(1, 2, hardCap(100*mega), netdev.Private)
+	behind, wire, mac := e.bridgedBehind(p), listen(t, e.wire, "wire"), p.attachment.MAC
+	p.Do(func() (err error) { // br_netfilter drops packets without checksum
+		for _, table := range []string{"iptables", "ip6tables", "arptables"} {
+			setErr := nstest.SetSysctl("net/bridge/bridge-nf-call-"+table, "0")
+			if !errors.Is(setErr, os.ErrNotExist) { // without br_netfilter
+				err = errors.Join(err, setErr)
+			}
+		}
+		return err
+	})
+	group := net.HardwareAddr{0x33, 0x33, 0, 0, 0, 1} // a bridge copies multicast, and copies have no socket
+	datagram := func(port uint16) []byte {
+		return classify.EtherTo(broadcast, mac, 0x0800, classify.IPv4("10.70.0.2", 17, 0, classify.UDP(port, 2)))
+	}
+	number := 0
+	arrives := func(frame []byte, patience time.Duration) bool {
+		number++
+		sendRaw(behind, "eth0", append(frame, marker(number)...))
+		return wire.saw(marker(number), patience)
+	}
+	ready := false
+	for tries := 0; tries < 50 && !ready; tries++ { // the bridge forwards nothing before its ports are up
+		ready = arrives(datagram(1), 100*time.Millisecond)
+	}
+	if !ready {
+		t.Fatal("a forwarded datagram with a foreign address did not arrive")
+	}
+	arp := func(ip string) []byte {
+		return classify.EtherTo(broadcast, mac, 0x0806, classify.ARP(1, mac, ip, wireIP))
+	}
+	for _, tc := range []struct {
+		name   string
+		reason classify.Reason
+		frame  []byte
+	}{
+		{"ARP with the address of a host behind the pod", "", arp("10.70.0.2")},
+		{"ARP with the address of a sibling", "ARP", arp(sibling.ip)},
+		{"a router advertisement", "RouterAdvertisement", classify.EtherTo(group, mac, 0x86dd,
+			classify.IPv6("fe80::1", 58, classify.ND(134, "")))},
+		{"a DHCP offer", "DHCPServer", datagram(67)},
+		{"a VLAN tag", "VLAN", classify.EtherTo(broadcast, mac, 0x8100, []byte{0, 5, 8, 0}, make([]byte, 40))},
+	} {
+		if got := arrives(tc.frame, 300*time.Millisecond); got != (tc.reason == "") {
+			t.Errorf("%s: arrived: %t, want %t", tc.name, got, tc.reason == "")
+		}
+		refused, err := e.node.Refusals(e.nic.Index, 0) // copies have no route, which would show the share
+		if tc.reason != "" && (err != nil || refused.Dropped[tc.reason] == 0) {
+			t.Errorf("%s: Refusals returned %+v and error %v, want %s", tc.name, refused, err, tc.reason)
+		}
+	}
+}
+
 // What a pod bridges with the address of another link is not counted for the share of that link.
 func TestAttack_bridgedFramesWithAddressOfSibling(t *testing.T) {
 	needRoutes(t)
@@ -514,14 +575,21 @@ func TestAttack_routerAdvertisementFromWire(t *testing.T) {
 			e := newTestEnv(t, config)
 			p := e.pod(0, 1, hardCap(100*mega), netdev.Private)
 			share, node := listen(t, p.Namespace, "net1"), listen(t, nstest.Current(t), e.nic.Name)
-			frame := classify.EtherTo(net.HardwareAddr{0x33, 0x33, 0, 0, 0, 1}, e.wire.Interface("wire").HardwareAddr, 0x86dd,
-				classify.IPv6("fe80::1", 58, classify.ND(134, "")))
-			sendRaw(e.wire, "wire", append(frame, marker(1)...))
-			if got := share.saw(marker(1), time.Second); got != allowed {
-				t.Errorf("the share received the advertisement: %t, want %t", got, allowed)
+			advertisement := classify.IPv6("fe80::1", 58, classify.ND(134, ""))
+			hidden := [][]byte{} // Linux accepts seven headers of the smallest size
+			for range 6 {
+				hidden = append(hidden, classify.Extension(60, 0))
 			}
-			if !node.saw(marker(1), time.Second) {
-				t.Error("the node did not receive the advertisement")
+			hidden = append(hidden, classify.Extension(58, 0), classify.ND(134, ""))
+			for i, packet := range [][]byte{advertisement, classify.IPv6("fe80::1", 60, hidden...)} {
+				frame := classify.EtherTo(net.HardwareAddr{0x33, 0x33, 0, 0, 0, 1}, e.wireMAC(), 0x86dd, packet)
+				sendRaw(e.wire, "wire", append(frame, marker(i)...))
+				if got := share.saw(marker(i), time.Second); got != allowed {
+					t.Errorf("packet %d: the share received the advertisement: %t, want %t", i, got, allowed)
+				}
+				if !node.saw(marker(i), time.Second) {
+					t.Errorf("packet %d: the node did not receive the advertisement", i)
+				}
 			}
 		})
 	}
@@ -813,7 +881,7 @@ func TestAttack_hiddenLinkAgainAndAgain(t *testing.T) {
 		remove := func() { nested.Do(func() error { return deleteLink("more") }) }
 		remove()
 		if !e.inspect(false) {
-			t.Errorf("round %d: the NIC is not guarded any more when the link is gone", round)
+			t.Errorf("round %d: the NIC is no longer guarded when the link is gone", round)
 		}
 		e.skip(hold - 2*time.Second)
 		e.inspect(false)
@@ -854,6 +922,76 @@ func TestAttack_hiddenLinkWithAllowedAddress(t *testing.T) {
 	if !e.inspect(true) {
 		t.Error("the NIC is not guarded although a link is hidden")
 	}
+}
+
+// addDecoy creates a bridge in the pod with the interface index of the NIC.
+func (p *pod) addDecoy(t *testing.T, index int) {
+	t.Helper()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.Index = "decoy", index
+	p.Do(func() error {
+		decoy := &netlink.Bridge{LinkAttrs: attrs}
+		return errors.Join(netlink.LinkAdd(decoy), netlink.LinkSetUp(decoy))
+	})
+}
+
+// addToDecoy creates a macvlan on the link decoy in the pod. index 0 lets the kernel choose one.
+func (p *pod) addToDecoy(t *testing.T, name string, index int, mac net.HardwareAddr, mode netlink.MacvlanMode) {
+	t.Helper()
+	p.Do(func() error {
+		decoy, err := netlink.LinkByName("decoy")
+		if err != nil {
+			return err
+		}
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name, attrs.Index, attrs.ParentIndex, attrs.HardwareAddr = name, index, decoy.Attrs().Index, mac
+		link := &netlink.Macvlan{LinkAttrs: attrs, Mode: mode}
+		return errors.Join(netlink.LinkAdd(link), netlink.LinkSetUp(link))
+	})
+}
+
+// A pod cannot explain the address of a hidden link by a link on another one that has the index of the NIC.
+func TestAttack_decoyWithIndexOfNIC(t *testing.T) {
+	t.Run("for a further link", func(t *testing.T) {
+		e := newTestEnv(t, enforced())
+		p, mac := e.pod(0, 1, hardCap(100*mega), netdev.Private), net.HardwareAddr{2, 0, 0, 0, 6, 1}
+		p.hide(t, mac, e.wireMAC())
+		p.addDecoy(t, e.nic.Index)
+		p.addToDecoy(t, "shown", 0, mac, netlink.MACVLAN_MODE_BRIDGE)
+		if !e.inspect(true) {
+			t.Error("the NIC is not guarded although a link is hidden")
+		}
+	})
+	t.Run("for the link", func(t *testing.T) {
+		e := newTestEnv(t, enforced())
+		p := e.pod(0, 1, hardCap(100*mega), netdev.Private)
+		p.Do(func() error {
+			net1, err := netlink.LinkByName("net1")
+			return errors.Join(err, netlink.LinkSetDown(net1))
+		})
+		p.hide(t, p.attachment.MAC, e.wireMAC())
+		p.Do(func() error { return deleteLink("net1") })
+		p.addDecoy(t, e.nic.Index)
+		p.addToDecoy(t, "net1", p.attachment.Index, p.attachment.MAC, netlink.MACVLAN_MODE_PRIVATE)
+		if state, err := e.node.Read(p.attachment); err != nil || state.Exists {
+			t.Errorf("Read returned %+v and error %v, want no link", state, err)
+		}
+		if presence, err := e.node.Presence(p.attachment); err != nil || presence != netdev.LinkMissing {
+			t.Errorf("Presence returned %v and error %v, want LinkMissing", presence, err)
+		}
+		if !e.inspect(true) {
+			t.Error("the NIC is not guarded although a link is hidden")
+		}
+	})
+	t.Run("a harmless link", func(t *testing.T) {
+		e := newTestEnv(t, enforced())
+		p := e.pod(0, 1, hardCap(100*mega), netdev.Private)
+		p.addDecoy(t, e.nic.Index)
+		p.addToDecoy(t, "other", 0, nil, netlink.MACVLAN_MODE_SOURCE)
+		if state, err := e.node.Read(p.attachment); err != nil || state.Blocked != "" {
+			t.Errorf("Read returned %+v and error %v, want a link that is not blocked", state, err)
+		}
+	})
 }
 
 // While the kernel removes the links of a pod that has ended, the NIC accepts their addresses.

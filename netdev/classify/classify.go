@@ -124,10 +124,10 @@ type Classifier struct {
 	hook        Hook
 	key         Key
 	bpffs       string      // where maps and links are pinned; "" if they are not
-	links       []link.Link // that are not pinned
+	links       []link.Link // attached programs that end with this process, unless they are pinned
+	arpTrace    link.Link   // one of links; nil if the sender of ARP is not known
 	readsRoutes bool
 	checks      bool // whether the programs check frames
-	tracesARP   bool
 	failpoints  failpoint.Injector
 }
 
@@ -145,7 +145,7 @@ type NIC struct {
 	TrustMAC bool
 	// Forwarded is how the programs recognize frames that the node forwards.
 	Forwarded Forwarded
-	// Policy is what the programs do with frames that do not carry the identity of
+	// Policy is the treatment of frames that do not carry the identity of
 	// their sender.
 	Policy Policy
 	// Steer sends the frames of the NIC and of the IFB device through the transmit queue
@@ -265,7 +265,7 @@ func (c *Classifier) load(pins string, pair programPair) error {
 	if err != nil {
 		return describeLoadError(err, c.key)
 	}
-	defer loaded.Close() // closes what is not detached
+	defer loaded.Close() // closes the programs that are not detached
 	if err := loaded.Assign(&c.maps); err != nil {
 		return err
 	}
@@ -274,7 +274,7 @@ func (c *Classifier) load(pins string, pair programPair) error {
 	return nil
 }
 
-// describeLoadError adds to an error of KeySocketCookie what the key needs.
+// describeLoadError adds the requirements of KeySocketCookie to its error.
 func describeLoadError(err error, key Key) error {
 	if key != KeySocketCookie {
 		return err

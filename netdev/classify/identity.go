@@ -15,7 +15,7 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// Identity is what the programs do with frames that do not carry the identity of
+// Identity is the action of the programs on frames that do not carry the identity of
 // their sender: the MAC address of its link, and the addresses that the link has.
 type Identity uint8
 
@@ -42,7 +42,7 @@ var reasons = [...]Reason{
 // Reasons returns all reasons.
 func Reasons() []Reason { return slices.Clone(reasons[1:]) }
 
-// Policy is what a NIC does with frames that do not carry the identity of their sender.
+// Policy is the treatment of frames on a NIC that do not carry the identity of their sender.
 type Policy struct {
 	Identity Identity
 	// Forwarding permits pods to forward frames, which have no socket. A frame must
@@ -127,7 +127,7 @@ func (c *Classifier) putPolicy(nic NIC) error {
 		Identity: uint8(nic.Policy.Identity), Forwarding: flag(nic.Policy.Forwarding), Autoconf: flag(nic.Policy.Autoconf),
 		Subnets: flag(len(nic.Policy.Subnets) > 0), Guarded: flag(nic.Policy.Guarded),
 		Vrrp:        flag(len(nic.Policy.MACs)+len(nic.Policy.Addresses) > 0),
-		ReachesNode: flag(nic.Policy.ReachesNode), TracesArp: flag(c.tracesARP),
+		ReachesNode: flag(nic.Policy.ReachesNode), TracesArp: flag(c.arpTrace != nil),
 	}
 	return errors.Join(
 		c.startRefusals(nic.Index, unidentified(nic.Major)),

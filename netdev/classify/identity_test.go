@@ -817,7 +817,7 @@ func TestProgram_gatewayAddresses(t *testing.T) {
 	check(e.c.RemoveGatewaysExcept(testNIC, addresses))
 	expect("which still is a gateway", "ARP")
 	check(e.c.RemoveGatewaysExcept(testNIC, nil))
-	expect("which is not a gateway any more", "")
+	expect("which is no longer a gateway", "")
 
 	check(e.c.AddGateways(testNIC, addresses))
 	link.Addresses = addresses

@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"net"
+	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -276,6 +277,25 @@ func TestIdentity_kernelARPOfBridge(t *testing.T) {
 	p := e.pod(0, 1, hardCap(100*mega), netdev.Private)
 	if !e.sendsKernelARP(p, p.attachment.MAC, p.ip) {
 		t.Error("no ARP request of a bridge with the addresses of the link arrived at the wire")
+	}
+}
+
+// The node can send ARP even after another program has removed the pin of the program that traces it.
+func TestIdentity_nodeARPWithoutPin(t *testing.T) {
+	e := newTestEnv(t, enforced())
+	e.requireARPSender()
+	if err := nstest.ConfigureLink("nic0", nodeIP+"/16"); err != nil {
+		t.Fatal(err)
+	}
+	e.manage()
+	pin := filepath.Join(e.bpffs, "dra-shared", "links", "arp")
+	if err := os.Remove(pin); err != nil {
+		t.Fatal(err)
+	}
+	e.expectResolution(nstest.Current(t), "nic0", e.wire, wireIP)
+	e.manage()
+	if _, err := os.Stat(pin); err != nil {
+		t.Errorf("the pin after Manage: %v", err)
 	}
 }
 

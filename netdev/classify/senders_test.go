@@ -5,6 +5,7 @@ package classify_test
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -21,6 +22,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/classify"
 	"github.com/dra-shared/dra-driver-shared/netdev/nstest"
 	"github.com/dra-shared/dra-driver-shared/netdev/shape"
+	"github.com/dra-shared/dra-driver-shared/test/eventually"
 )
 
 // The grant and the identity hold in whatever way a pod passes frames to the kernel.
@@ -321,6 +323,75 @@ func TestAttack_forcedARP(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Datagrams that fill the queue of a share do not keep the share from resolving addresses: the answers have another
+// class.
+func TestAttack_floodOfShareDropsNoAnswers(t *testing.T) {
+	e := newTestEnv(t, enforced())
+	victim := e.pod(0, 1, hardCap(mega), netdev.Private)
+	flood := classify.EtherTo(victim.attachment.MAC, e.wireMAC(), 0x0800, // as small as ARP
+		classify.IPv4("10.20.9.1", 17, 0, classify.UDP(1, 2)))
+	stop := make(chan struct{})
+	var floods sync.WaitGroup
+	for range 2 {
+		floods.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				if _, err := e.wire.Flood("wire", flood, false, 50*time.Millisecond); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	defer floods.Wait()
+	defer close(stop)
+	eventually.Eventually(t, 10*time.Second, "the queue of the share is full", func() error {
+		if received := victim.receivedBytes(); received < 100_000 {
+			return fmt.Errorf("the share has received %d bytes", received)
+		}
+		return nil
+	})
+	for range 5 {
+		start := time.Now()
+		victim.Do(func() error { return resolve("net1", wireIP) })
+		if took := time.Since(start); took > 600*time.Millisecond { // the kernel repeats its request after a second
+			t.Errorf("resolving an address took %s, want at most 600 ms", took)
+		}
+	}
+}
+
+// resolve lets the kernel of the current namespace resolve an IPv4 address that it may have resolved before.
+func resolve(name, ip string) error {
+	link, err := netlink.LinkByName(name)
+	if err != nil {
+		return err
+	}
+	index := link.Attrs().Index
+	err = netlink.NeighDel(&netlink.Neigh{LinkIndex: index, IP: net.ParseIP(ip)})
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		return err
+	}
+	if err := sendUDP(ip+":9", []byte("x")); err != nil {
+		return err
+	}
+	return eventually.Poll(context.Background(), 5*time.Second, func() error {
+		neighbors, err := netlink.NeighList(index, unix.AF_INET)
+		if err != nil {
+			return err
+		}
+		for _, n := range neighbors {
+			if n.IP.String() == ip && n.State&(netlink.NUD_REACHABLE|netlink.NUD_STALE|netlink.NUD_DELAY) != 0 {
+				return nil
+			}
+		}
+		return fmt.Errorf("%s is not resolved: %v", ip, neighbors)
+	})
 }
 
 // A host on the network that uses another MAC address in each frame does not keep a host that the NIC

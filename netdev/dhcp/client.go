@@ -34,7 +34,7 @@ type Route struct {
 	Gateway     netip.Addr
 }
 
-// Lease is what a server has leased.
+// Lease is an address that a server has leased, with its options.
 type Lease struct {
 	Times
 	Address netip.Prefix
@@ -47,8 +47,8 @@ type Lease struct {
 	Nameservers []netip.Addr
 }
 
-// ErrRefused means that the server refused a request (DHCPNAK): the client may not use its address
-// any more.
+// ErrRefused means that the server refused a request (DHCPNAK): the client may no longer use its
+// address.
 var ErrRefused = errors.New("the DHCP server refused the address")
 
 // ErrNoAnswer means that no server answered.
@@ -177,7 +177,7 @@ func newLease(at time.Duration, ack *dhcpv4.DHCPv4, conn *Conn) (l Lease, err er
 	}
 	l.Address = netip.PrefixFrom(address, bits)
 	if l.Server, ok = netip.AddrFromSlice(ack.ServerIdentifier().To4()); !ok {
-		return l, fmt.Errorf("the DHCP server that leases %s does not name itself", address)
+		return l, fmt.Errorf("the DHCP server that leases %s sent no server identifier (option 54)", address)
 	}
 	l.ServerMAC = conn.macOf(l.Server)
 	if l.Times, err = newTimes(at, ack.IPAddressLeaseTime(0), ack.IPAddressRenewalTime(0),

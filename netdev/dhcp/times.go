@@ -14,7 +14,7 @@ import (
 // of day, that time neither jumps nor stops while the node is suspended.
 type Times struct {
 	// Renew (T1) is when the client asks the server that leased the address, Rebind (T2) when it
-	// asks all servers, and Expires when it may not use the address any more. They are Never for
+	// asks all servers, and Expires when it may no longer use the address. They are Never for
 	// a lease without end.
 	Renew, Rebind, Expires time.Duration
 }
@@ -42,7 +42,7 @@ const (
 	Renewing
 	// Rebinding means that the client asks all servers.
 	Rebinding
-	// Expired means that the client may not use the address any more.
+	// Expired means that the client may no longer use the address.
 	Expired
 )
 

@@ -27,7 +27,7 @@ type DHCPServer struct {
 	log     *dhcpLog
 }
 
-// dhcpLog is what the server printed.
+// dhcpLog is the output of the server.
 type dhcpLog struct {
 	mu   sync.Mutex
 	text strings.Builder
@@ -104,7 +104,7 @@ func (s *DHCPServer) Stop() {
 	s.command = nil
 }
 
-// Log returns what the server printed.
+// Log returns the output of the server.
 func (s *DHCPServer) Log() string {
 	s.log.mu.Lock()
 	defer s.log.mu.Unlock()

@@ -64,6 +64,19 @@ func (c *Conn) namespaceID(ns *os.File) (int, error) {
 	return -1, nil
 }
 
+// OwnNamespaceID returns the ID of the socket's namespace in itself, and assigns one if it has
+// none. By this ID, the kernel says that the parent of a link in another namespace belongs to the
+// socket's namespace. It is valid until the namespace ends.
+func (c *Conn) OwnNamespaceID() (int, error) {
+	fd, err := unix.IoctlRetInt(c.fd, unix.SIOCGSKNS)
+	if err != nil {
+		return 0, fmt.Errorf("open the network namespace of the socket: %w: is CAP_NET_ADMIN missing?", err)
+	}
+	ns := os.NewFile(uintptr(fd), "netns")
+	id, err := c.NamespaceID(ns)
+	return id, errors.Join(err, ns.Close())
+}
+
 // NamespaceExists reports whether an ID in the socket's namespace identifies a network
 // namespace. It needs Linux 5.0.
 func (c *Conn) NamespaceExists(id int) (bool, error) {
@@ -110,7 +123,7 @@ func (c *Conn) NamespaceIDs() ([]int, error) {
 	return ids, nil
 }
 
-// ListNamespaceIDs returns what one dump lists: IDs of network namespaces in the socket's
+// ListNamespaceIDs returns the result of one dump: IDs of network namespaces in the socket's
 // namespace. A missing ID can be in use all the same, because Linux 6.18 ends the dump after
 // the first message (docs/dev/limits.md). Ask NamespaceExists about it.
 func (c *Conn) ListNamespaceIDs() ([]int, error) {

@@ -26,7 +26,7 @@
 // Minor numbers of the base classes, which every NIC has. Package shape uses
 // the same numbers.
 #define CLASS_HOST 2         // frames of sockets in the node's network namespace
-#define CLASS_CONTROL 3      // ARP and neighbor discovery: without a socket, or multicast from the wire
+#define CLASS_CONTROL 3      // ARP and neighbor discovery: without a socket, or from the wire
 #define CLASS_UNIDENTIFIED 4 // frames that cannot be assigned to a share
 #define CLASS_FORWARDED 5    // frames that the node forwards
 #define CLASS_DROP 7         // of the IFB device: its queue accepts no frame
@@ -552,6 +552,10 @@ static __always_inline int classify_received(struct __sk_buff *skb, struct nic *
 		frame.link = receiver;
 	}
 	skb->priority = frame.class ? frame.class : nic->major | CLASS_UNIDENTIFIED;
+	// The answer that a share waits for must not wait behind a flood in the queue of the share.
+	if (frame.class && !frame.returned && is_neighbor_discovery(skb, &eth) &&
+	    count_other(skb, &frame, 0) == RATE_LOW)
+		skb->priority = nic->major | CLASS_CONTROL;
 	return 1;
 }
 

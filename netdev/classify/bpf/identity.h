@@ -233,6 +233,7 @@ struct frame {
 	int has_cookie;
 	int is_unproven;// whether a frame without a socket may come from another namespace than the link's
 	int returned;   // whether the frame arrived from the hairpin of the NIC
+	int forwards;   // whether the pod forwards or bridges it, so that its IP addresses are not the link's
 	int is_foreign; // whether another namespace than the node's may have sent it
 	int routed;     // whether the node has routed it, or that is not known
 };
@@ -435,6 +436,8 @@ static __always_inline int may_use(const struct frame *frame, __u64 high, __u64 
 
 	if (holder)
 		return *holder == frame->source;
+	if (frame->forwards)
+		return 1;
 	if (any && !frame->policy->subnets && frame->link && !is_in_link_local_network(high))
 		return 1;
 	address[0] = (32 + 128) | (__u64)frame->parent << 32;
@@ -598,7 +601,7 @@ static __always_inline __u32 check_ipv4(struct __sk_buff *skb, const struct fram
 		if (reason)
 			return reason;
 	}
-	return !source || may_use4(frame, source) ? 0 : REASON_ADDRESS;
+	return !source || frame->forwards || may_use4(frame, source) ? 0 : REASON_ADDRESS;
 }
 
 // Where an IPv6 packet has its upper layer.
@@ -747,7 +750,7 @@ static __always_inline __u32 check_ipv6(struct __sk_buff *skb, const struct fram
 	if (bpf_skb_load_bytes(skb, ETH_HLEN + 6, &next, 1) ||
 	    bpf_skb_load_bytes(skb, ETH_HLEN + 8, source, sizeof(source)))
 		return REASON_PROTOCOL;
-	if ((source[0] | source[1]) && !may_use6(frame, source))
+	if ((source[0] | source[1]) && !frame->forwards && !may_use6(frame, source))
 		return REASON_ADDRESS;
 	upper = find_upper(skb, next);
 	if (upper.flags & UPPER_HIDDEN)
@@ -772,7 +775,7 @@ static __always_inline __u32 check_ipv6(struct __sk_buff *skb, const struct fram
 	return check_nd(skb, frame, type);
 }
 
-// Reports whether a frame is a router advertisement.
+// Reports whether a frame is a router advertisement, or hides behind its headers whether it is one.
 static __always_inline int is_advertisement(struct __sk_buff *skb, const struct frame *frame)
 {
 	struct upper upper;
@@ -781,7 +784,9 @@ static __always_inline int is_advertisement(struct __sk_buff *skb, const struct 
 	if (frame->protocol != bpf_htons(ETH_P_IPV6) || bpf_skb_load_bytes(skb, ETH_HLEN + 6, &next, 1))
 		return 0;
 	upper = find_upper(skb, next);
-	return upper.protocol == 58 && !(upper.flags & (UPPER_REST | UPPER_HIDDEN)) &&
+	if (upper.flags & UPPER_HIDDEN)
+		return 1;
+	return upper.protocol == 58 && !(upper.flags & UPPER_REST) &&
 	       !bpf_skb_load_bytes(skb, upper.offset, &type, 1) && type == ND_ROUTER_ADVERTISEMENT;
 }
 
@@ -941,19 +946,12 @@ static __always_inline __u32 check_sent(struct __sk_buff *skb, struct frame *fra
 		return REASON_MAC;
 	}
 	if (!frame->has_socket && skb->ingress_ifindex) {
-		if (!frame->policy->forwarding && !frame->nic->trust_mac) {
-			if (frame->is_unproven)
-				frame->class = 0; // another pod may have sent it with the address of the link
+		frame->forwards = 1;
+		if (frame->is_unproven)
+			frame->class = 0; // another pod may have sent it with the address of the link
+		if (!frame->policy->forwarding && !frame->nic->trust_mac)
 			return REASON_FORWARDED;
-		}
-		if (is_neighbors(skb, frame))
-			rate = count_neighbor(link, frame->destination);
-		if (rate == RATE_EXCESSIVE)
-			return REASON_RATE;
-		frame->class = rate == RATE_LOW ? class : 0;
-		return 0;
-	}
-	if (frame->is_unproven && !frame->nic->trust_mac) {
+	} else if (frame->is_unproven && !frame->nic->trust_mac) {
 		frame->class = class_of_tenant(frame->parent, frame->cookie);
 		return REASON_MAC;
 	}
@@ -962,9 +960,13 @@ static __always_inline __u32 check_sent(struct __sk_buff *skb, struct frame *fra
 		rate = count_neighbor(link, frame->destination);
 	if (rate == RATE_EXCESSIVE)
 		reason = REASON_RATE;
-	if (!reason && rate == RATE_LOW)
+	if (reason)
+		return reason;
+	if (rate == RATE_LOW)
 		frame->class = class;
-	return reason;
+	else if (frame->forwards)
+		frame->class = 0;
+	return 0;
 }
 
 // Returns the reason to refuse a unicast frame that arrived for a link; 0 if there is

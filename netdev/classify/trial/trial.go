@@ -3,7 +3,7 @@
 
 // Package trial finds out which of the classifier's ways work on this node. It
 // does not ask for the version of the kernel: distributions change kernels, and
-// capabilities, lockdown, and security modules forbid what a kernel could do.
+// capabilities, lockdown, and security modules forbid features that the kernel has.
 //
 // Run creates a pair of links with the queues of a NIC, sends frames through it
 // with each way, and checks in which class they arrive. Strongest chooses from
@@ -233,7 +233,7 @@ func (t *trial) try(hook classify.Hook, key classify.Key) (err error) {
 	return nil
 }
 
-// tryMemory tries what the programs for a key read from the kernel's memory: the routes of
+// tryMemory tries each kind of kernel memory that the programs for a key read: the routes of
 // frames, and the senders of ARP.
 func (t *trial) tryMemory(hook classify.Hook, key classify.Key) (routes, arp error) {
 	if !key.HasCookie() {
