@@ -134,6 +134,7 @@ type Driver struct {
 	refreshAfter atomic.Int64
 	// outdated reports that this plugin has ignored changes, because a newer one ran.
 	outdated atomic.Bool
+	ended    *endedSandboxes
 
 	handover *handover
 	// waiting is the reason why this plugin does not take over from its predecessor;
@@ -209,6 +210,7 @@ func New(o Options) (*Driver, error) {
 		specs:       specs,
 		locks:       locks,
 		refresh:     make(chan struct{}, 1),
+		ended:       newEndedSandboxes(),
 		helperReady: make(chan struct{}),
 		health:      newHealthBoard(),
 		handover:    newHandover(locks, o.Instance),
@@ -319,6 +321,7 @@ func (d *Driver) serve(ctx context.Context, group *sync.WaitGroup, name string, 
 func (d *Driver) startLoops(ctx context.Context, group *sync.WaitGroup, probes *probes) {
 	group.Go(func() { d.status.run(ctx) })
 	group.Go(func() { d.resync(ctx) })
+	group.Go(func() { d.detachEndedSandboxes(ctx) })
 	group.Go(func() { d.restoreMetadata(ctx) })
 	for _, k := range d.options.Kinds {
 		if reserver, ok := k.(Reserver); ok {

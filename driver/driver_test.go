@@ -80,6 +80,7 @@ type plugin struct {
 	refuse  atomic.Int32 // writes of status that are yet to fail
 	*driver.Driver
 	stop func()
+	wrap func(driver.Kind) driver.Kind // of the NIC kind; nil leaves it unchanged
 }
 
 func newPlugin(t *testing.T) *plugin {
@@ -146,6 +147,9 @@ func (p *plugin) build(networks string) *netdev.Node {
 		p.t.Fatal(err)
 	}
 	p.options.Kinds = []driver.Kind{nic.New(node, netdev.NewInventory("/sys"), c)}
+	if p.wrap != nil {
+		p.options.Kinds[0] = p.wrap(p.options.Kinds[0])
+	}
 	if p.Driver, err = driver.New(p.options); err != nil {
 		p.t.Fatal(err)
 	}

@@ -18,22 +18,28 @@ import (
 )
 
 // takeoverInterval is the interval at which a plugin that must not replace its
-// predecessor tries again. It also tries when the predecessor stops.
-const takeoverInterval = 10 * time.Second
+// predecessor tries again. It also tries when the predecessor stops. An attempt that fails
+// after this plugin has changed the node disturbs the predecessor, so the interval doubles
+// after each, up to maxTakeoverInterval.
+const (
+	takeoverInterval    = 10 * time.Second
+	maxTakeoverInterval = 10 * time.Minute
+)
 
 // waitError is the reason why this plugin must not serve yet.
 type waitError struct {
-	event string // reason of the event
-	err   error
+	event   string // reason of the event
+	err     error
+	changed bool // whether this plugin has changed the node
 }
 
 func (e *waitError) Error() string { return e.err.Error() }
 func (e *waitError) Unwrap() error { return e.err }
 
 // refused returns the reason why this plugin must not replace its predecessor.
-func refused(err error) error {
-	return &waitError{params.EventReasonHandoverRefused,
-		fmt.Errorf("this plugin does not take over from the one that is running: %w", err)}
+func refused(err error) *waitError {
+	return &waitError{event: params.EventReasonHandoverRefused,
+		err: fmt.Errorf("this plugin does not take over from the one that is running: %w", err)}
 }
 
 // enter makes this plugin the one that acts on the node. It waits while another
@@ -42,7 +48,7 @@ func refused(err error) error {
 // stops there. An attempt that fails after the check of the devices may have changed the
 // node; the predecessor repairs that.
 func (d *Driver) enter(ctx context.Context) error {
-	for {
+	for interval := takeoverInterval; ; {
 		err := d.tryToEnter(ctx)
 		if err == nil {
 			d.waiting.Store(nil)
@@ -54,22 +60,25 @@ func (d *Driver) enter(ctx context.Context) error {
 			return errors.Join(context.Cause(ctx), err)
 		}
 		d.reportWaiting(ctx, wait)
-		if err := d.awaitChange(ctx); err != nil {
+		if err := d.awaitChange(ctx, interval); err != nil {
 			return err
+		}
+		if wait.changed {
+			interval = min(2*interval, maxTakeoverInterval)
 		}
 	}
 }
 
 // awaitChange waits until the predecessors have stopped, if there are any, but no
-// longer than takeoverInterval.
-func (d *Driver) awaitChange(ctx context.Context) error {
+// longer than interval.
+func (d *Driver) awaitChange(ctx context.Context, interval time.Duration) error {
 	if len(d.handover.predecessors()) > 0 {
-		return d.handover.awaitEnd(ctx, takeoverInterval)
+		return d.handover.awaitEnd(ctx, interval)
 	}
 	select {
 	case <-ctx.Done():
 		return context.Cause(ctx)
-	case <-time.After(takeoverInterval):
+	case <-time.After(interval):
 		return nil
 	}
 }
@@ -96,7 +105,8 @@ func (d *Driver) tryToEnter(ctx context.Context) error {
 		return err
 	}
 	if err := d.installHook(ctx); err != nil {
-		return &waitError{params.EventReasonHookMissing, fmt.Errorf("containers with shares cannot start: %w", err)}
+		return &waitError{event: params.EventReasonHookMissing,
+			err: fmt.Errorf("containers with shares cannot start: %w", err)}
 	}
 	if err := d.recover(ctx); err != nil {
 		return err
@@ -105,7 +115,9 @@ func (d *Driver) tryToEnter(ctx context.Context) error {
 		return nil
 	}
 	if err := d.eachTakeoverChecker(func(c TakeoverChecker) error { return c.RecheckTakeover(published) }); err != nil {
-		return refused(err)
+		wait := refused(err)
+		wait.changed = true
+		return wait
 	}
 	return nil
 }

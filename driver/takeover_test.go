@@ -10,12 +10,14 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2/ktesting"
@@ -23,6 +25,7 @@ import (
 
 	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/attach"
+	"github.com/dra-shared/dra-driver-shared/driver"
 	"github.com/dra-shared/dra-driver-shared/internal/probe"
 	"github.com/dra-shared/dra-driver-shared/netdev/nstest"
 	"github.com/dra-shared/dra-driver-shared/test/eventually"
@@ -36,10 +39,10 @@ type successor struct {
 }
 
 // succeed starts a plugin with another configuration on the node of p.
-func (p *plugin) succeed(networks string) *successor {
+func (p *plugin) succeed(networks string, wrap func(driver.Kind) driver.Kind) *successor {
 	p.t.Helper()
 	s := &successor{
-		plugin:  &plugin{t: p.t, dir: p.dir, client: p.client, options: p.options},
+		plugin:  &plugin{t: p.t, dir: p.dir, client: p.client, options: p.options, wrap: wrap},
 		started: make(chan error, 1),
 		events:  events.NewFakeRecorder(100),
 	}
@@ -112,7 +115,7 @@ func TestTakeover_newPluginServesLess(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p := newPlugin(t)
 			eventually.Eventually(t, timeout, "nic0 is published", p.published)
-			s := p.succeed(c.networks)
+			s := p.succeed(c.networks, nil)
 			eventually.Eventually(t, timeout, "the plugin waits", func() error {
 				return wantFailure(s.healthy(probe.Ready), c.want)
 			})
@@ -137,6 +140,41 @@ func TestTakeover_newPluginServesLess(t *testing.T) {
 	}
 }
 
+// uselessKind passes the check before it changes the node, and not the one afterwards.
+type uselessKind struct {
+	driver.Kind
+	rechecks atomic.Int32
+}
+
+func (*uselessKind) CheckTakeover(context.Context, []resourceapi.Device) error { return nil }
+
+func (k *uselessKind) RecheckTakeover([]resourceapi.Device) error {
+	k.rechecks.Add(1)
+	return errors.New("nic0 cannot be set up")
+}
+
+func TestTakeover_newPluginFailsToSetUpNIC(t *testing.T) {
+	p := newPlugin(t)
+	eventually.Eventually(t, timeout, "nic0 is published", p.published)
+	useless := &uselessKind{}
+	s := p.succeed("["+network+"interfaces: [nic0]}]", func(k driver.Kind) driver.Kind {
+		useless.Kind = k
+		return useless
+	})
+	eventually.Eventually(t, timeout, "the plugin waits", func() error {
+		return wantFailure(s.healthy(probe.Ready), "nic0 cannot be set up")
+	})
+	s.wantEvent("Warning HandoverRefused")
+	p.mustPrepare(p.claim("c", "10M", ""))
+	p.stop() // the new plugin tries again, and has no predecessor
+	if err := <-s.started; err != nil {
+		t.Fatal(err)
+	}
+	if n := useless.rechecks.Load(); n != 1 {
+		t.Errorf("the plugin changed the node and was refused %d times, want once", n)
+	}
+}
+
 func TestTakeover_newPluginServesAsMuch(t *testing.T) {
 	for name, networks := range map[string]string{
 		"the same":        "[" + network + "interfaces: [nic0]}]",
@@ -148,7 +186,7 @@ func TestTakeover_newPluginServesAsMuch(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p := newPlugin(t)
 			eventually.Eventually(t, timeout, "nic0 is published", p.published)
-			s := p.succeed(networks)
+			s := p.succeed(networks, nil)
 			if err := <-s.started; err != nil {
 				t.Fatal(err)
 			}
@@ -312,7 +350,7 @@ func TestHook_predecessorStops(t *testing.T) {
 	p.stop()
 	p.options.Installation = p.installation()
 	p.start()
-	s := p.succeed("[" + network + "interfaces: [nic0]}]")
+	s := p.succeed("["+network+"interfaces: [nic0]}]", nil)
 	p.stop()
 	if err := <-s.started; err != nil {
 		t.Fatal(err)

@@ -73,7 +73,7 @@ func (d *Driver) handle(ctx context.Context, c Change) {
 		return
 	}
 	if c.Detached != nil {
-		d.eachAttachment(ctx, c.Detached, d.detachEnded)
+		d.ended.add(c.Detached)
 	}
 	if c.Modified != nil {
 		for _, r := range d.readableAttachments(ctx, c.Modified) {

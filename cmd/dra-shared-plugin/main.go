@@ -152,6 +152,9 @@ func (f *flags) run(ctx context.Context) error {
 		return err
 	}
 	defer node.Close()
+	if !c.ShapesNetworks() {
+		dropPerfmon(ctx)
+	}
 	if f.Kinds, err = f.newKinds(node, restConfig, c); err != nil {
 		return err
 	}

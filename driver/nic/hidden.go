@@ -31,7 +31,7 @@ type hiddenLinks struct {
 	nics map[string]nicInspection // by the name of the NIC
 }
 
-// nicInspection is what the inspections of a NIC have found.
+// nicInspection holds the findings of the inspections of a NIC.
 type nicInspection struct {
 	// addresses are those of hidden links, from when they were found until the NIC is no longer
 	// guarded; "" if there were none.
@@ -58,17 +58,17 @@ func (k *Kind) inspectRegularly(ctx context.Context) {
 	}
 }
 
-// inspect looks for links that pods hide on NICs with identity Enforce.
+// inspect looks for links that pods hide on NICs whose frames are checked.
 func (k *Kind) inspect(ctx context.Context) {
 	h, present := k.hidden, map[string]bool{}
 	for _, d := range k.present() {
-		if d.network.Identity != config.IdentityEnforce {
+		if d.network.Identity == config.IdentityOff {
 			continue
 		}
 		present[d.nic.Name] = true
 		unknown, guarded, err := k.node.Inspect(d.nic.Index)
 		if h.fails(d.nic.Name, err) {
-			klog.FromContext(ctx).Error(err, "Failed to look for links that pods hide", "interface", d.nic.Name)
+			klog.FromContext(ctx).Error(err, "Failed to scan for hidden links", "interface", d.nic.Name)
 		}
 		if err != nil {
 			continue
@@ -152,7 +152,7 @@ func (k *Kind) Warnings() (warnings []driver.Warning) {
 				"with which they could receive the frames of others: all pods of %s see random source MAC addresses until "+
 				"the links are gone: which pods of the NIC have CAP_NET_ADMIN in a user namespace?",
 				addresses, nic, nic),
-			EndReason: params.EventReasonLinksVisible, EndMessage: "pods hide no links on " + nic + " any more",
+			EndReason: params.EventReasonLinksVisible, EndMessage: "no hidden links remain on " + nic,
 		})
 	}
 	return warnings

@@ -80,7 +80,7 @@ type Network struct {
 
 	// Overhead is how many bytes the network carries with each frame in addition to its
 	// Ethernet header and payload, at most 256: 24 on Ethernet (preamble, checksum, gap).
-	// With it, bandwidth is what the wire carries, so that a flood of small frames cannot
+	// With it, bandwidth is the rate on the wire, so that a flood of small frames cannot
 	// use more of the wire than was granted. The default is 0: the header and the payload
 	// count.
 	Overhead int32 `json:"overhead,omitempty"`
@@ -229,7 +229,7 @@ const (
 	// ShapingMultiQueue sends the frames of each share through one of the NIC's transmit queues, so that
 	// shares of different queues do not wait for one lock, if the NIC has several and the kernel can (see
 	// docs/user/enforcement.md). Shares cannot borrow, and the node's own and forwarded frames together
-	// get no more than reserve and forwarded. A NIC with shares changes when it has none any more.
+	// get no more than reserve and forwarded. A NIC with shares changes only after its last share is gone.
 	ShapingMultiQueue Shaping = "MultiQueue"
 )
 
@@ -278,6 +278,11 @@ const (
 	// device and do not tolerate the taint.
 	TaintNoExecute TaintEffect = "NoExecute"
 )
+
+// ShapesNetworks reports whether the driver enforces the grants of any network.
+func (c *DriverConfig) ShapesNetworks() bool {
+	return slices.ContainsFunc(c.Networks, func(n Network) bool { return n.Enforcement != EnforcementNone })
+}
 
 // NetworkOf returns the network of a NIC, or nil if none matches it. Patterns do not
 // match an uplink.

@@ -1,0 +1,59 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package driver
+
+import (
+	"context"
+	"slices"
+	"sync"
+
+	"github.com/dra-shared/dra-driver-shared/attach"
+)
+
+// endedSandboxes collects the selections of attachments whose sandboxes may have ended. Detaching waits for
+// the locks of claims, which can take seconds; meanwhile, handle protects other pods.
+type endedSandboxes struct {
+	added chan struct{} // has an element after add
+
+	mu       sync.Mutex
+	selected []func(*attach.Record) bool
+}
+
+func newEndedSandboxes() *endedSandboxes {
+	return &endedSandboxes{added: make(chan struct{}, 1)}
+}
+
+func (e *endedSandboxes) add(selected func(*attach.Record) bool) {
+	e.mu.Lock()
+	e.selected = append(e.selected, selected)
+	e.mu.Unlock()
+	select {
+	case e.added <- struct{}{}:
+	default: // the loop has not taken the last one yet
+	}
+}
+
+// take returns the union of the selections since the last call.
+func (e *endedSandboxes) take() (selected func(*attach.Record) bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	all := e.selected
+	e.selected = nil
+	return func(r *attach.Record) bool {
+		return slices.ContainsFunc(all, func(selected func(*attach.Record) bool) bool { return selected(r) })
+	}
+}
+
+// detachEndedSandboxes detaches what the sandboxes had that handle has added, until ctx ends. The garbage
+// collector of the next plugin detaches the rest.
+func (d *Driver) detachEndedSandboxes(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-d.ended.added:
+		}
+		d.eachAttachment(ctx, d.ended.take(), d.detachEnded)
+	}
+}
