@@ -10,7 +10,7 @@
 //   - scheduling/v1beta1: groups of pods that share claims.
 //
 // The packages of parameters and configuration also decode, default, and validate
-// their types, so that all programs agree on what is valid: the node plugin refuses
+// their types, so that all programs agree on the valid values: the node plugin refuses
 // exactly what admission refuses.
 package api
 

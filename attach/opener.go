@@ -22,7 +22,7 @@ const OpenerCommand = "open-namespaces"
 // Opener opens sockets in the network namespaces of running pods for the plugin, which has no
 // privilege to enter them: to renew leases of addresses. It is the only part of the driver that
 // enters namespaces after pods have started. It changes nothing itself, keeps no state, and closes
-// what it has opened as soon as it has sent it.
+// each socket as soon as it has sent it.
 //
 // It opens only the namespaces of attachments that have a lease (Link.DHCP).
 type Opener struct {
@@ -166,7 +166,7 @@ func OpenIn(ctx context.Context, path string, r Record) (opened Sockets, err err
 	dialer := net.Dialer{Timeout: dialTimeout}
 	c, err := dialer.DialContext(ctx, network, path)
 	if err != nil {
-		return opened, fmt.Errorf("ask for sockets in the pod: %w: does the container that opens namespaces run?", err)
+		return opened, fmt.Errorf("request sockets in the pod: %w: does the container that opens namespaces run?", err)
 	}
 	conn, ok := c.(*net.UnixConn)
 	if !ok {
@@ -186,9 +186,9 @@ func OpenIn(ctx context.Context, path string, r Record) (opened Sockets, err err
 	})
 	switch {
 	case errors.Is(err, io.EOF):
-		return opened, errors.New("ask for sockets in the pod: the opener closed the connection")
+		return opened, errors.New("request sockets in the pod: the opener closed the connection")
 	case err != nil:
-		return opened, fmt.Errorf("ask for sockets in the pod: %w", err)
+		return opened, fmt.Errorf("request sockets in the pod: %w", err)
 	case response.Error != "":
 		return opened, errors.New("open sockets in the pod: " + response.Error)
 	}

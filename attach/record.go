@@ -91,7 +91,8 @@ type Link struct {
 	DHCP *Lease `json:"dhcp,omitempty"`
 }
 
-// Lease is what a DHCP server has leased to a link. Times are in milliseconds since the node booted.
+// Lease is an address that a DHCP server has leased to a link, with its options. Times are in
+// milliseconds since the node booted.
 type Lease struct {
 	// ClientID and Hostname identify the client to servers.
 	ClientID []byte `json:"clientID"`
@@ -134,7 +135,7 @@ type Record struct {
 	Pod       Pod       `json:"pod"`
 	SandboxID string    `json:"sandboxID"`
 	Namespace Namespace `json:"namespace"`
-	// Payload is what the device kind attached, in the kind's own format. The
+	// Payload describes the attachment in the device kind's own format. The
 	// JSON name dates from the time when NICs were the only kind to attach.
 	Payload json.RawMessage `json:"link,omitempty"`
 	// Number is the share's number on its device; see record.Share.

@@ -36,7 +36,7 @@ type Device struct {
 	Hook *Hook // nil if the device needs no hook
 }
 
-// Edits describes what a device adds to a container.
+// Edits describes the additions of a device to a container.
 type Edits struct {
 	Env         []string `json:"env,omitempty"`         // NAME=value
 	DeviceNodes []string `json:"deviceNodes,omitempty"` // paths, the same on the node and in the container

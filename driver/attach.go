@@ -124,7 +124,7 @@ func newAttachment(s share, r attach.Request, attached Attached) attach.Record {
 	}
 }
 
-// reserve reserves and records what the attachment needs, and adds it to the sandbox. It
+// reserve reserves and records the resources of the attachment, and adds them to the sandbox. It
 // returns the record, or nil if the attachment needs nothing.
 func (d *Driver) reserve(
 	ctx context.Context, s share, r attach.Request, sandbox *Sandbox,

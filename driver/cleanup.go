@@ -18,7 +18,7 @@ import (
 
 // cleanup restores the node to the state before the driver was installed, if no
 // claim holds a share: this was its last plugin, and the driver may be about to be
-// removed. If it is not, the next plugin sets up what it needs within
+// removed. If it is not, the next plugin sets up its state within
 // milliseconds. While claims hold shares everything stays: their pods continue
 // to run with their limits.
 func (d *Driver) cleanup(ctx context.Context) {

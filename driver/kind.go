@@ -73,7 +73,7 @@ type Watcher interface {
 // available on this node, and without which the kind works.
 var ErrWatchUnavailable = errors.New("events of devices are not available")
 
-// Change is what a Watcher observed since its last call.
+// Change holds the observations of a Watcher since its last call.
 type Change struct {
 	// Resync reports that events may have been lost: anything may have changed.
 	Resync bool
@@ -111,7 +111,7 @@ type Problem struct {
 	Message string
 }
 
-// WarningReporter is a Kind that warns of what happens on devices that are shared.
+// WarningReporter is a Kind that warns of events on shared devices.
 type WarningReporter interface {
 	// Warnings returns the current warnings. The driver asks for them after each Refresh.
 	Warnings() []Warning
@@ -253,7 +253,7 @@ type Attachments interface {
 	List(ctx context.Context) ([]Attachment, error)
 	// Update calls change with an attachment as it is recorded now, while no other request of its
 	// claim is served. change calls write to record another payload. After change, the status of the
-	// claim is reported. If the attachment is not recorded any more, or a newer plugin runs, Update
+	// claim is reported. If the attachment is no longer recorded, or a newer plugin runs, Update
 	// returns ErrOutdated.
 	Update(ctx context.Context, r attach.Record,
 		change func(a Attachment, write func(payload json.RawMessage) error) error) error

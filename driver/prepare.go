@@ -123,7 +123,7 @@ func (d *Driver) undo(ctx context.Context, recorded *record.Claim) error {
 }
 
 // claimRecord returns a claim's record, or nil if there is none. It sets a
-// corrupt record aside, because the attachment records contain what is needed
+// corrupt record aside, because the attachment records contain the data
 // to continue without it.
 func (d *Driver) claimRecord(ctx context.Context, uid types.UID) (*record.Claim, error) {
 	recorded, err := d.claims.Get(uid)

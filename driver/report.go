@@ -30,7 +30,7 @@ type reporter struct {
 	driver *Driver
 	queue  workqueue.TypedRateLimitingInterface[types.UID]
 
-	// written has what the reporter wrote last to each claim.
+	// written has the status that the reporter wrote last to each claim.
 	written *claimstatus.Log
 }
 

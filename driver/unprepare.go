@@ -55,7 +55,7 @@ func (d *Driver) unprepareClaim(ctx context.Context, claim kubeletplugin.Namespa
 	return d.unprepare(ctx, recorded)
 }
 
-// unprepare removes attachments, what they have in common, the CDI spec, and
+// unprepare removes attachments, their common state, the CDI spec, and
 // the record, in this order. The record remains until everything else is
 // removed, and no container can start once the spec is removed.
 func (d *Driver) unprepare(ctx context.Context, claim *record.Claim) error {

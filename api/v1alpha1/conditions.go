@@ -49,7 +49,7 @@ const (
 	// owns, because its AddressBlock was deleted. The link is blocked. Another node may
 	// use the address.
 	ReasonAddressLost = "AddressLost"
-	// ReasonLeaseExpired (False) means that a link has no address any more, because its lease
+	// ReasonLeaseExpired (False) means that a link has lost its address, because its lease
 	// has ended and no DHCP server leases another one. The link stays in the pod.
 	ReasonLeaseExpired = "LeaseExpired"
 	// ReasonLinkDown (False) means that the NIC has no carrier, or regained it

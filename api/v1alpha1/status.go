@@ -47,7 +47,7 @@ type NetworkStatus struct {
 	// field is absent if they have none.
 	DNS *CNIDNS `json:"dns,omitempty"`
 
-	// Bandwidth is what the kernel enforces for the share. The field is absent
+	// Bandwidth holds the rates that the kernel enforces for the share. The field is absent
 	// if the kernel enforces nothing.
 	Bandwidth *BandwidthStatus `json:"bandwidth,omitempty"`
 }
@@ -87,16 +87,16 @@ type CNIDNS struct {
 	Nameservers []string `json:"nameservers,omitempty"`
 }
 
-// BandwidthStatus is what the kernel enforces for a share in each direction, as
+// BandwidthStatus holds the rates that the kernel enforces for a share in each direction, as
 // the plugin reads it back from the classes of the share.
 type BandwidthStatus struct {
-	// Send limits what the pods of the share send.
+	// Send limits the traffic that the pods of the share send.
 	Send RateStatus `json:"send"`
-	// Receive limits what the pods of the share receive.
+	// Receive limits the traffic that the pods of the share receive.
 	Receive RateStatus `json:"receive"`
 }
 
-// RateStatus is what the kernel enforces in one direction, in bits per second.
+// RateStatus holds the rates that the kernel enforces in one direction, in bits per second.
 type RateStatus struct {
 	// Guaranteed is the rate that the share can always reach, in bits per second.
 	Guaranteed uint64 `json:"guaranteed"`
@@ -132,7 +132,7 @@ type NetworkStatusSummary struct {
 	// Truncated reports whether first omits links.
 	Truncated bool `json:"truncated"`
 
-	// Bandwidth is what the kernel enforces for all links of the share together.
+	// Bandwidth holds the rates that the kernel enforces for all links of the share together.
 	// The field is absent if the kernel enforces nothing.
 	Bandwidth *BandwidthStatus `json:"bandwidth,omitempty"`
 }

@@ -21,7 +21,7 @@ const (
 	maxDeviceNodes = 16
 )
 
-// AllowedAccelerator is what the DriverConfig allows claims to request of a group
+// AllowedAccelerator holds the DriverConfig's bounds for claims on a group
 // of accelerators.
 //
 // +kubebuilder:object:generate=false
@@ -57,7 +57,7 @@ func (a *AcceleratorShare) Validate() (errs field.ErrorList) {
 	return errs
 }
 
-// ValidateFor checks parameters against what the accelerator allows, in addition to
+// ValidateFor checks parameters against the bounds of the accelerator, in addition to
 // Validate.
 func (a *AcceleratorShare) ValidateFor(allowed AllowedAccelerator) field.ErrorList {
 	errs := a.Validate()

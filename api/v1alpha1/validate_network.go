@@ -35,7 +35,7 @@ const (
 	maxMTU                 = 65535 // the largest IP packet
 )
 
-// AllowedNetwork is what the DriverConfig allows claims to request on a network.
+// AllowedNetwork holds the DriverConfig's bounds for claims on a network.
 //
 // +kubebuilder:object:generate=false
 type AllowedNetwork struct {
@@ -73,7 +73,7 @@ func (a *NetworkAttachment) Validate() (errs field.ErrorList) {
 	return append(errs, validateRoutes(a.Routes, addresses, assigned, field.NewPath("routes"))...)
 }
 
-// ValidateFor checks parameters with defaults against what the network of the
+// ValidateFor checks parameters with defaults against the bounds of the network of the
 // device allows, in addition to Validate.
 func (a *NetworkAttachment) ValidateFor(allowed AllowedNetwork) field.ErrorList {
 	errs := a.Validate()

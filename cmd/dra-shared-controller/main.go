@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"k8s.io/component-base/cli"
 	"k8s.io/component-base/logs"
 	logsapi "k8s.io/component-base/logs/api/v1"
@@ -61,7 +62,16 @@ func newCommand() *cobra.Command {
 			return f.run(c.Context())
 		},
 	}
-	p := c.Flags()
+	f.addGeneral(c.Flags())
+	f.addFeatures(c.Flags())
+	f.addWebhook(c.Flags())
+	logsapi.AddFlags(f.logging, c.Flags())
+	logs.InitLogs()
+	return c
+}
+
+// addGeneral adds the flags of the whole controller.
+func (f *flags) addGeneral(p *pflag.FlagSet) {
 	p.StringVar(&f.DriverName, "driver-name", api.DriverName, "name of the driver")
 	p.StringVar(&f.configFile, "config", "/etc/dra-shared/config.yaml", "path of the DriverConfig file")
 	p.StringVar(&f.kubeconfig, "kubeconfig", "",
@@ -74,6 +84,13 @@ func newCommand() *cobra.Command {
 	p.StringVar(&f.SlicesOwner, "slices-owner", "",
 		"name of the ClusterRole that owns the ResourceSlices of fabrics, so that they are deleted with it; "+
 			"if empty, they remain after the controller is removed")
+	p.StringVar(&f.HealthAddress, "health-address", ":8081", "host:port to serve /healthz and /readyz on")
+	p.StringVar(&f.MetricsAddress, "metrics-address", "0",
+		"host:port to serve Prometheus metrics on, at /metrics; 0 disables the server")
+}
+
+// addFeatures adds the flags of optional features.
+func (f *flags) addFeatures(p *pflag.FlagSet) {
 	p.DurationVar(&f.AddressQuarantine, "address-quarantine", 5*time.Minute,
 		"time from the loss of a node to the return of its addresses to their AddressPools")
 	p.BoolVar(&f.JobClaims, "job-claims", false,
@@ -89,9 +106,10 @@ func newCommand() *cobra.Command {
 		"write the EndpointSlices of Services with the annotation network.dra-shared.dev/network")
 	p.BoolVar(&f.NetworkStatus, "network-status", false,
 		"write the annotation k8s.v1.cni.cncf.io/network-status of pods with shares of NICs")
-	p.StringVar(&f.HealthAddress, "health-address", ":8081", "host:port to serve /healthz and /readyz on")
-	p.StringVar(&f.MetricsAddress, "metrics-address", "0",
-		"host:port to serve Prometheus metrics on, at /metrics; 0 disables the server")
+}
+
+// addWebhook adds the flags of the admission webhooks.
+func (f *flags) addWebhook(p *pflag.FlagSet) {
 	p.IntVar(&f.Webhook.Port, "webhook-port", 9443, "port to serve admission webhooks on; 0 disables the server")
 	p.StringVar(&f.Webhook.Service, "webhook-service", "dra-shared-controller",
 		"name of the Service through which the API server calls the webhooks")
@@ -106,9 +124,6 @@ func newCommand() *cobra.Command {
 	p.StringVar(&f.Webhook.PodIP, "pod-ip", os.Getenv("POD_IP"),
 		"IP address at which other replicas reach the webhooks, to ask the leading replica which claim has room for a pod; "+
 			"if empty, each replica decides for itself")
-	logsapi.AddFlags(f.logging, p)
-	logs.InitLogs()
-	return c
 }
 
 func (f flags) run(ctx context.Context) error {

@@ -75,7 +75,7 @@ func limitMemory(args []string) {
 	l := dmem.Limiter{Proc: "/proc", Cgroups: "/sys/fs/cgroup"}
 	flags := flag.NewFlagSet(dmem.Command, flag.ExitOnError)
 	flags.StringVar(&l.Region, "region", "", "the device's memory, as the kernel names it")
-	flags.Uint64Var(&l.Bytes, "bytes", 0, "how much of it the container may have, in addition to what it has already")
+	flags.Uint64Var(&l.Bytes, "bytes", 0, "the additional bytes of memory that the container may use")
 	_ = flags.Parse(args) // it exits
 	if err := l.Run(os.Stdin); err != nil {
 		fmt.Fprintf(os.Stderr, "dra-shared: %v\n", err)

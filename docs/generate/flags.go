@@ -80,7 +80,7 @@ func flagsPage(root string) (string, error) {
 	return m.String(), nil
 }
 
-// helpOf returns what a command prints for --help, without the environment that gives
+// helpOf returns the output of a command for --help, without the environment that gives
 // some flags their defaults.
 func helpOf(bin string, c command) (string, error) {
 	run := exec.CommandContext(context.Background(), filepath.Join(bin, c.path), append(c.args, "--help")...)

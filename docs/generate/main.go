@@ -43,7 +43,7 @@ func pages() []page {
 		{"names.md", "Names",
 			"environment variables, attributes, capacities, taints, annotations, and labels", namesPage},
 		{"metrics.md", "Metrics",
-			"what the plugin and the controller export to Prometheus", metricsPage},
+			"the metrics that the plugin and the controller export to Prometheus", metricsPage},
 		{"alerts.md", "Alerts",
 			"rules for Prometheus, with what to do", alertsPage},
 		{"flags.md", "Commands and flags",
@@ -51,7 +51,7 @@ func pages() []page {
 		{"values.md", "Chart values",
 			"the values of the Helm chart", valuesPage},
 		{"requirements.md", "Requirements on DRA drivers",
-			"what the conformance suite tests, with the sentence that each requirement rests on",
+			"the requirements of the conformance suite, each with the sentence that it rests on",
 			func(string) (string, error) { return conformance.Page() }},
 	}
 }

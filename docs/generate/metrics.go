@@ -74,7 +74,7 @@ func metricsPage(string) (string, error) {
 	return m.String(), nil
 }
 
-// pluginMetrics returns what the plugin registers. Creating a driver without starting
+// pluginMetrics returns the metrics that the plugin registers. Creating a driver without starting
 // it only creates directories.
 func pluginMetrics() ([]metric, error) {
 	dir, err := os.MkdirTemp("", "reference")

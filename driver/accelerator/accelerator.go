@@ -115,7 +115,7 @@ func (k *Kind) absent(name string) *device {
 	return &d
 }
 
-// log logs what changed since the last Refresh. It requires k.mu.
+// log logs the changes since the last Refresh. It requires k.mu.
 func (k *Kind) log(ctx context.Context, next map[string]*device, problems map[string]error) {
 	logger := klog.FromContext(ctx)
 	for name, d := range next {

@@ -100,7 +100,7 @@ func (k *Kind) Attach(
 	return attached, nil
 }
 
-// planLink returns what the link of a share gets, and what Reserve has recorded for it. It refuses
+// planLink returns the configuration of a share's link, and the record that Reserve has made for it. It refuses
 // addresses that another host on the network has.
 func (k *Kind) planLink(
 	ctx context.Context, d *device, share record.Share, r attach.Request, sandbox driver.Sandbox, conn *rtnl.Conn,
@@ -150,7 +150,7 @@ func macOf(share record.Share, r attach.Request, cookie uint64) net.HardwareAddr
 // maxAlias is the kernel's limit for aliases of links (IFALIASZ), in bytes.
 const maxAlias = 255
 
-// alias tells an administrator which pod and share a link belongs to.
+// alias returns the alias of a link, which names its pod and share for administrators.
 func alias(pod attach.Pod, share record.Share) string {
 	text := fmt.Sprintf("dra-shared %s/%s %s", pod.Namespace, pod.Name, share.Name)
 	return text[:min(len(text), maxAlias)]
@@ -166,7 +166,7 @@ func connect(socket *os.File) (*rtnl.Conn, error) {
 	return rtnl.New(os.NewFile(uintptr(fd), "pod-rtnetlink"))
 }
 
-// linkOf converts an attachment of package netdev to what is recorded, with the
+// linkOf converts an attachment of package netdev to its recorded form, with the
 // addresses and DNS servers of its pools.
 func linkOf(a netdev.Attachment, reserved attach.Link) attach.Link {
 	link := attach.Link{
@@ -180,7 +180,7 @@ func linkOf(a netdev.Attachment, reserved attach.Link) attach.Link {
 	return link
 }
 
-// describe returns what is recorded of an attachment.
+// describe returns the recorded form of an attachment.
 func describe(a netdev.Attachment, sandbox driver.Sandbox, link attach.Link) (attached driver.Attached, err error) {
 	if attached.Namespace, err = attach.NamespaceOf(sandbox.Namespace, a.Cookie); err != nil {
 		return attached, err

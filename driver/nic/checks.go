@@ -58,14 +58,15 @@ func (k *Kind) logTrials(ctx context.Context) {
 			continue
 		}
 		if r.Routes != nil {
-			logger.Info("Recognizing the frames that the node forwards by their address only", "err", r.Routes)
+			logger.Info("Cannot read routes: identifying the frames that the node forwards by their address only",
+				"err", r.Routes)
 		}
 		if r.ARP != nil {
 			logger.Info("The sender of ARP is unknown: a pod with CAP_NET_ADMIN can send ARP with the addresses of others",
 				"err", r.ARP)
 		}
 		if r.TCX != nil {
-			logger.Info("Running after the TCX programs of other owners: classifying frames by TCX does not work on this node",
+			logger.Info("TCX does not work on this node: the programs run after the TCX programs of other owners",
 				"err", r.TCX)
 		}
 		logger.Info("Identifying senders", "senderKey", key, "hook", r.Hook)

@@ -185,7 +185,7 @@ const (
 	shapingHTBMQ = "htb-mq"
 )
 
-// setShaping sets shaping and singleQueue by what the NIC has.
+// setShaping sets shaping and singleQueue according to the queues of the NIC.
 func (d *device) setShaping(trees shape.Trees, oneTree error) {
 	d.shaping, d.singleQueue = shapingHTBMQ, ""
 	if trees == shape.OneTree {

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// There is one warning from when links are found until the NIC is not guarded any more.
+// There is one warning for the time from the first hidden link until the NIC is no longer guarded.
 func TestHiddenLinks_warnsWhileNICIsGuarded(t *testing.T) {
 	k := &Kind{hidden: newHiddenLinks()}
 	for i, step := range []struct {

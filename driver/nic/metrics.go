@@ -152,7 +152,7 @@ func collectTraffic(out chan<- prometheus.Metric, all []deviceTraffic, claims []
 	}
 }
 
-// refusals returns what the kernel has refused of the shares with a class on a device, or, if
+// refusals returns the frames that the kernel has refused of the shares with a class on a device, or, if
 // it is 0, of frames whose share is not known.
 func (k *Kind) refusals(device string, class uint16) classify.Refusals {
 	d, err := k.device(device)

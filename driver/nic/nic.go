@@ -6,7 +6,7 @@
 // a macvlan link in each pod of the claim; all links of a share draw on one
 // class on the node. The files are:
 //
-//	nic.go        the devices of the node, and what the driver asks about them
+//	nic.go        the devices of the node, and the methods of driver.Kind
 //	problems.go   NICs that cannot be shared, and what follows for readiness
 //	devices.go    NICs of the node -> devices to publish
 //	stack.go      VLANs and bonds: the NICs below them
@@ -16,10 +16,10 @@
 //	hidden.go     links that pods hide in namespaces of their own
 //	lost.go       addresses of pools that another node has by now
 //	duplicates.go addresses that another host on the network has
-//	identity.go   what the kernel checks in the frames of a link
+//	identity.go   the identity that the kernel checks in the frames of a link
 //	status.go     link in the kernel -> conditions and data of the claim
-//	checks.go     what the node's kernel can do
-//	metrics.go    what the kernel counts, and the checks, as metrics
+//	checks.go     the features of the node's kernel
+//	metrics.go    the kernel's counters, and the checks, as metrics
 //	watch.go      kernel events -> changes for the driver
 //	orphans.go    kernel objects that no share needs
 package nic
@@ -182,7 +182,7 @@ func sumGrants(shares []record.Share) map[string]uint64 {
 	return sum
 }
 
-// soonest returns the shorter of two durations, of which 0 means never.
+// soonest returns the shorter of two durations, where 0 means never.
 func soonest(a, b time.Duration) time.Duration {
 	if a == 0 || b > 0 && b < a {
 		return b

@@ -91,7 +91,7 @@ func (r *renewer) finish(f finishedTask) {
 	}
 }
 
-// start starts what is due, and returns when it must be called again.
+// start starts the tasks that are due, and returns the time of the next call.
 func (r *renewer) start(ctx context.Context, workers *sync.WaitGroup) time.Duration {
 	all, err := r.attachments.List(ctx)
 	if err != nil {
@@ -135,7 +135,7 @@ func (r *renewer) start(ctx context.Context, workers *sync.WaitGroup) time.Durat
 	return wait
 }
 
-// run does what is due for a link, and sets when to do more.
+// run performs the due task of a link, and sets the time of the next one.
 func (t *leaseTask) run(
 	ctx context.Context, k *Kind, attachments driver.Attachments, a driver.Attachment, link attach.Link,
 ) {

@@ -22,7 +22,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/classify"
 )
 
-// Limits of what a status contains. The API allows 10 KiB of data.
+// Limits of the contents of a status. The API allows 10 KiB of data.
 const (
 	maxAddresses       = resourceapi.NetworkDeviceDataMaxIPs
 	maxSummaryPods     = 8
@@ -81,7 +81,7 @@ func (k *Kind) state(
 	case !link.Exists:
 		if message == "" {
 			reason = params.ReasonLinkGone
-			message = fmt.Sprintf("the link %s is gone from the pod: restart its containers to have it created again", a.Name)
+			message = fmt.Sprintf("the link %s no longer exists in the pod: restart its containers to recreate it", a.Name)
 		}
 		enforced := bandwidthCondition(false, reason, message)
 		identity = enforced
@@ -103,7 +103,7 @@ func (k *Kind) state(
 		addresses = append(addresses, address.String())
 	}
 	addresses = addresses[:min(len(addresses), maxAddresses)]
-	network := "" // of a NIC that is not configured any more
+	network := "" // of a NIC that is no longer configured
 	if d.network != nil {
 		network = d.network.Name
 	}
@@ -210,7 +210,7 @@ func bandwidthCondition(holds bool, reason, message string) metav1.Condition {
 	return c
 }
 
-// enforced compares what the kernel enforces with what was granted.
+// enforced compares the rates that the kernel enforces with the grant.
 func (k *Kind) enforced(
 	d *device,
 	share record.Share,
@@ -265,7 +265,7 @@ func rateProblem(
 	return "", ""
 }
 
-// limits states what the enforcement in force covers and what it does not.
+// limits describes the scope of the current enforcement, and its gaps.
 func limits(d *device, link netdev.LinkState, forwarded classify.Forwarded) string {
 	message := "the kernel limits each direction to the grant"
 	if d.network.TrustMAC {

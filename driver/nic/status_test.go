@@ -144,7 +144,7 @@ func TestStatusData_manyPodsIsBounded(t *testing.T) {
 func TestState_linkIsGone(t *testing.T) {
 	state := podState(t, "p", netdev.LinkState{}).State
 	if state.Exists || state.Ready || state.Reason != params.ReasonLinkGone || state.NetworkData != nil ||
-		!strings.Contains(state.Message, "the link net1 is gone from the pod") {
+		!strings.Contains(state.Message, "the link net1 no longer exists in the pod") {
 		t.Errorf("state of a link that is gone: %+v", state)
 	}
 	if len(state.Conditions) != 2 {

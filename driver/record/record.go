@@ -269,8 +269,8 @@ func (s *Store) setAside(path string) error {
 	return s.failpoints.Do("set claim record aside", func() error { return os.Rename(path, path+asideSuffix) })
 }
 
-// SetCorruptAside sets all corrupt records aside and returns what is wrong with
-// them.
+// SetCorruptAside sets all corrupt records aside and returns their errors
+// as found.
 func (s *Store) SetCorruptAside() (found error, err error) {
 	var failed error
 	err = s.records.Each("", func(name string, _ *Claim, readErr error) {

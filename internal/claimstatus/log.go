@@ -28,7 +28,7 @@ func DigestOf(entries []resourceapi.AllocatedDeviceStatus) (Digest, error) {
 	return sha256.Sum256(raw), nil
 }
 
-// Log remembers what a component wrote last to each claim, so that it can skip
+// Log remembers the last write of a component to each claim, so that it can skip
 // writes that would change nothing. It is safe for concurrent use.
 type Log struct {
 	clock  clock.PassiveClock

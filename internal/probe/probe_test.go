@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/dra-shared/dra-driver-shared/internal/probe"
+	"github.com/dra-shared/dra-driver-shared/test/eventually"
 )
 
 // serve serves checks until the test ends. Only the check "ready" succeeds.
@@ -41,16 +42,15 @@ func serve(t *testing.T) (runDir string) {
 			t.Error(err)
 		}
 	})
-	for deadline := time.Now().Add(10 * time.Second); ; {
-		// The file exists shortly before the socket accepts connections.
-		if conn, err := net.Dial("unix", probe.Socket(runDir, "uid")); err == nil {
-			conn.Close()
-			return runDir
+	// The file exists shortly before the socket accepts connections.
+	eventually.Eventually(t, 10*time.Second, "the socket accepts connections", func() error {
+		conn, err := net.Dial("unix", probe.Socket(runDir, "uid"))
+		if err != nil {
+			return err
 		}
-		if time.Now().After(deadline) {
-			t.Fatal("the socket accepts no connection")
-		}
-	}
+		return conn.Close()
+	})
+	return runDir
 }
 
 func TestAsk(t *testing.T) {

@@ -18,9 +18,9 @@ cat >docs/dev/scale-addresses.md <<EOF
 
 Written by \`make bench-addresses\` on $(date -u +%F), on a machine with $(nproc) cores and Linux $(uname -r).
 
-*pool* and *static* are the times of the plugin's part of the hook, with an address of a pool and with one that the claim
-names, by turns, next to 50 pods with addresses of the pool. *start* of CNI is ADD of the plugins macvlan and
-host-local through libcni. \`writes/pod\` counts the writes of AddressBlocks while those 50 pods start: a node takes 64
+*pool* and *static* are the times of the plugin's part of the hook, measured alternately with an address of a pool and
+with one that the claim names, next to 50 pods with addresses of the pool. *start* of CNI is ADD of the plugins macvlan
+and host-local through libcni. \`writes/pod\` counts the writes of AddressBlocks while those 50 pods start: a node takes 64
 addresses at a time from 10.20.0.0/16, and 2 from 10.20.0.0/22 (\`blockSize\` of the [pool](../user/reference/addresspool.md)).
 
 \`\`\`text

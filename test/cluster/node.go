@@ -22,7 +22,7 @@ func nodeName(index int) string { return fmt.Sprintf("n%d", index+1) }
 func nodeIP(index int) string   { return fmt.Sprintf("192.168.77.%d", index+1) }
 func podCIDR(index int) string  { return fmt.Sprintf("10.77.%d.0/24", index+1) }
 
-// nodeStarted is what a node writes to its pipe when its daemons run. Any other
+// nodeStarted is the message that a node writes to its pipe when its daemons run. Any other
 // text is an error message.
 const nodeStarted = "started"
 

@@ -37,7 +37,7 @@ type criRuntime struct {
 	importer func(ctx context.Context, bin build.Dirs, archive string) (*exec.Cmd, error)
 }
 
-// runtimeNode is what a runtime's configuration depends on.
+// runtimeNode holds the parameters of a runtime's configuration.
 type runtimeNode struct {
 	bin  build.Dirs
 	data string // directory of the node's files

@@ -42,7 +42,7 @@ func BenchmarkPlugin(b *testing.B) {
 	}
 }
 
-// BenchmarkAddresses compares attaching with an address of a pool and with a static one, by turns,
+// BenchmarkAddresses compares attaching with an address of a pool and with a static one, alternately,
 // next to 50 pods with addresses of the pool. It reports the writes of AddressBlocks for each of those.
 func BenchmarkAddresses(b *testing.B) {
 	for _, ranges := range []string{"10.20.0.0/16", "10.20.0.0/22"} {

@@ -28,6 +28,7 @@ import (
 
 	network "github.com/dra-shared/dra-driver-shared/api/network/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/internal/failpoint"
+	"github.com/dra-shared/dra-driver-shared/test/eventually"
 )
 
 const (
@@ -288,20 +289,20 @@ func (l *load) removePod(p *loadPod) error {
 // retryTimed repeats a call until it succeeds, as the kubelet does, and records
 // the duration of the successful attempt.
 func (l *load) retryTimed(call string, f func(context.Context) error) error {
-	deadline := time.Now().Add(timeout)
-	for {
+	err := eventually.Poll(l.t.Context(), timeout, func() error {
 		start := time.Now()
-		err := f(l.t.Context())
-		if err == nil {
-			l.mu.Lock()
-			l.durations[call] = append(l.durations[call], time.Since(start))
-			l.mu.Unlock()
-			return nil
+		if err := f(l.t.Context()); err != nil {
+			return err
 		}
-		if time.Now().After(deadline) {
-			return fmt.Errorf("%s failed for %s: %w", call, timeout, err)
-		}
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.durations[call] = append(l.durations[call], time.Since(start))
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("%s: %w", call, err)
 	}
+	return nil
 }
 
 // sample has the measurements that must not grow.

@@ -55,7 +55,7 @@ type adaptation struct {
 	networking map[string]any
 }
 
-// adapt adds to a configuration of kind what the facts and the node image require, and
+// adapt adds the requirements of the facts and the node image to a configuration of kind, and
 // returns a line about each addition.
 func adapt(config []byte, facts engine.Facts, standIn bool, dropIn string) ([]byte, []string, error) {
 	var cluster map[string]any

@@ -119,7 +119,7 @@ func (c *Cluster) findEngine(ctx context.Context) error {
 	return errors.Join(c.save(), c.writeScript(ctx))
 }
 
-// buildRunc installs and builds what a private daemon needs, and returns the path of
+// buildRunc installs and builds the dependencies of a private daemon, and returns the path of
 // runc.
 func (c *Cluster) buildRunc(ctx context.Context) (string, error) {
 	if err := c.prerequisites(ctx, "kind-docker"); err != nil {

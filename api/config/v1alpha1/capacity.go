@@ -26,7 +26,7 @@ func GrantVariable(capacity string) string {
 	return strings.ToUpper(capacity)
 }
 
-// Capacities describes what the shares of a device consume. A device without
+// Capacities describes the consumption of a device's capacities by its shares. A device without
 // capacities can have any number of shares.
 type Capacities struct {
 	// Capacity holds the total amount of each capacity of one device, by name, at
@@ -127,7 +127,7 @@ func validateIdentifier(name string, at *field.Path) (errs field.ErrorList) {
 	return errs
 }
 
-// validate refuses what the API server refuses (resource.k8s.io/v1,
+// validate refuses values that the API server refuses (resource.k8s.io/v1,
 // validateRequestPolicy): one invalid policy would make it refuse all devices of the
 // ResourceSlice.
 func (p CapacityPolicy) validate(capacity resource.Quantity, at *field.Path) (errs field.ErrorList) {

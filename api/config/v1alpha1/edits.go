@@ -16,7 +16,7 @@ import (
 	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 )
 
-// Edits describes what the container runtime adds to containers with a share. All
+// Edits describes the container runtime's additions to containers with a share. All
 // values and paths can contain variables, written as ${name}; $$ stands for a dollar
 // sign. Each share has the variables share, request, device, and node; a share of a
 // PCI device also has pciBusID. For each capacity there are variables with the

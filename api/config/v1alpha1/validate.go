@@ -88,6 +88,13 @@ func (n *Network) validate(at *field.Path) (errs field.ErrorList) {
 		errs = append(errs, field.Invalid(at.Child("overhead"), n.Overhead,
 			fmt.Sprintf("must be between 0 and %d bytes", maxOverhead)))
 	}
+	errs = append(errs, n.validateEnums(at)...)
+	errs = append(errs, n.validateAllow(at)...)
+	errs = append(errs, n.validateRates(at)...)
+	return append(errs, n.Policy.validate(at.Child("policy"))...)
+}
+
+func (n *Network) validateEnums(at *field.Path) (errs field.ErrorList) {
 	errs = append(errs, validateEnum(n.Enforcement, at.Child("enforcement"), EnforcementShape, EnforcementNone)...)
 	errs = append(errs, validateEnum(n.Identity, at.Child("identity"), IdentityEnforce, IdentityAudit, IdentityOff)...)
 	errs = append(errs, validateEnum(n.DuplicateAddressDetection, at.Child("duplicateAddressDetection"),
@@ -98,6 +105,11 @@ func (n *Network) validate(at *field.Path) (errs field.ErrorList) {
 			"and allow.burst has Line: remove it from allow.burst"))
 	}
 	errs = append(errs, validateEnum(n.LinkDown, at.Child("linkDown"), TaintNone, TaintNoSchedule, TaintNoExecute)...)
+	return errs
+}
+
+// validateAllow validates allow, and the fields that depend on it.
+func (n *Network) validateAllow(at *field.Path) (errs field.ErrorList) {
 	errs = append(errs, n.Allow.validate(at.Child("allow"))...)
 	for i, family := range n.DHCP {
 		if !slices.Contains(n.Allow.DHCP, family) {
@@ -113,6 +125,11 @@ func (n *Network) validate(at *field.Path) (errs field.ErrorList) {
 	case n.Enforcement == EnforcementNone:
 		errs = append(errs, field.Forbidden(node, "needs enforcement Shape: without it, the kernel switches the frames"))
 	}
+	return errs
+}
+
+// validateRates validates the rates, and that reserve and forwarded leave some of bandwidth for shares.
+func (n *Network) validateRates(at *field.Path) (errs field.ErrorList) {
 	errs = append(errs, validateRate(n.Bandwidth, at.Child("bandwidth"))...)
 	errs = append(errs, validateRate(n.Reserve, at.Child("reserve"))...)
 	errs = append(errs, validateRate(n.Multicast, at.Child("multicast"))...)
@@ -128,7 +145,7 @@ func (n *Network) validate(at *field.Path) (errs field.ErrorList) {
 		errs = append(errs, field.Invalid(at.Child("forwarded"), n.Forwarded.String(),
 			fmt.Sprintf("must, together with reserve, be less than bandwidth, %s", n.Bandwidth)))
 	}
-	return append(errs, n.Policy.validate(at.Child("policy"))...)
+	return errs
 }
 
 func validateResourceName(name string, at *field.Path) (errs field.ErrorList) {

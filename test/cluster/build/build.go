@@ -46,7 +46,7 @@ const (
 // KubernetesVersion is the default version of Kubernetes.
 const KubernetesVersion = "v1.37.1"
 
-// Versions says what a cluster runs.
+// Versions holds the versions of a cluster's components.
 type Versions struct {
 	Kubernetes string // the control plane; empty means KubernetesVersion
 	Kubelet    string // empty means the version of the control plane
@@ -67,7 +67,7 @@ const (
 
 // step is one run of the go command.
 type step struct {
-	name string   // what the step builds, for messages
+	name string   // the result of the step, for messages
 	args []string // arguments of go, without the packages
 	pkgs []string // packages, which are the last arguments
 	env  []string
@@ -84,7 +84,7 @@ type component struct {
 }
 
 // Binaries builds the binaries that the cache lacks and returns where they are. It
-// writes to progress what it builds, how much is done, and the elapsed time.
+// writes the current step, the number of finished steps, and the elapsed time to progress.
 // source is the directory of the module test/cluster.
 func Binaries(ctx context.Context, source string, v Versions, progress io.Writer) (Dirs, error) {
 	var dirs Dirs

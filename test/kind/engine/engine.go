@@ -5,7 +5,7 @@
 // driver, or starts one.
 //
 // No version number decides: Find runs a privileged container on the daemon of this
-// machine, which tries what the node's kubelet and the plugin do. Where that fails, or
+// machine, which tries the operations of the node's kubelet and the plugin. Where that fails, or
 // where there is no daemon, Find starts a private one:
 //
 //	dockerd in separate network, mount, and PID namespaces, with the runtime of
@@ -40,7 +40,7 @@ type Engine struct {
 	Started uint64
 	// CgroupParent is the parent of the cgroups of a private daemon's containers.
 	CgroupParent string
-	// Facts are what a container of the daemon can do.
+	// Facts are the abilities of a container of the daemon.
 	Facts Facts
 }
 
@@ -66,7 +66,7 @@ func Main() {
 
 // Find returns a daemon that can run nodes. If the daemon of this machine is unfit or
 // absent, Find starts a private one, whose files are in dir, and reports the reason.
-// prepare installs what a private daemon needs, and returns the path of runc.
+// prepare installs the dependencies of a private daemon, and returns the path of runc.
 func Find(
 	ctx context.Context, dir string, prepare func(context.Context) (runc string, err error), report func(message string),
 ) (*Engine, error) {

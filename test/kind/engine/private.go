@@ -32,7 +32,7 @@ const initCommand = "docker-init"
 const maxSocketPath = 108
 
 // start starts a private daemon. All its files are in dir, except for those in its own
-// /run; Stop removes what is not in dir.
+// /run; Stop removes everything outside dir.
 func start(ctx context.Context, dir, runc string) (*Engine, error) {
 	socket := filepath.Join(dir, "docker.sock")
 	if len(socket) >= maxSocketPath {

@@ -19,7 +19,7 @@ import (
 
 const probeCommand = "probe-container"
 
-// Facts are what a privileged container of a daemon can do.
+// Facts are the abilities of a privileged container of a daemon.
 type Facts struct {
 	// BPF is empty if a process with only the plugin's capabilities can create a BPF
 	// map. Otherwise it says what failed.
@@ -72,7 +72,7 @@ func programArchive() ([]byte, error) {
 	return archive.Bytes(), w.Close()
 }
 
-// printFacts is what the container runs.
+// printFacts is the script that the container runs.
 func printFacts() error {
 	var facts Facts
 	var stat unix.Statfs_t

@@ -32,9 +32,9 @@ type Config struct {
 	Append []string
 	// CPUs is the number of virtual processors, MemoryMiB the size of the memory.
 	CPUs, MemoryMiB int
-	// Console receives what the kernel prints (ttyS0).
+	// Console receives the kernel's messages (ttyS0).
 	Console io.Writer
-	// Ports receive what the guest writes to ttyS1, ttyS2, and ttyS3.
+	// Ports receive the guest's output on ttyS1, ttyS2, and ttyS3.
 	Ports []io.Writer
 	// Args are further arguments for QEMU.
 	Args []string

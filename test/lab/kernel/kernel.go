@@ -155,7 +155,7 @@ func newest(selector string, names []string) string {
 	return slices.MaxFunc(matching, compareVersions)
 }
 
-// numbers matches the parts of a version: numbers and what is between them.
+// numbers matches the parts of a version: numbers and the separators between them.
 var numbers = regexp.MustCompile(`[0-9]+|[^0-9]+`)
 
 // compareVersions compares two names in which numbers count by value.

@@ -45,7 +45,7 @@ type Config struct {
 	CPUs, MemoryMiB int
 }
 
-// rootModules are what the kernel needs to mount the root disk.
+// rootModules are the modules that the kernel needs to mount the root disk.
 var rootModules = []string{"virtio_pci", "virtio_blk", "ext4"}
 
 // readyTimeout limits the time from the start of a guest until its node is Ready,

@@ -25,7 +25,7 @@ import (
 // JobFile is the path of the job in the guest.
 const JobFile = "/lab/job.json"
 
-// Job is what the guest runs.
+// Job is the command of a guest, with its files and environment.
 type Job struct {
 	// Programs run one after the other, with the same arguments.
 	Programs []string
@@ -224,7 +224,7 @@ func ReadReport(r io.Reader) (Report, error) {
 	return report, err
 }
 
-// openPort opens a serial port and turns off what a terminal does to its data.
+// openPort opens a serial port and turns off the processing of a terminal.
 func openPort(name string) (*os.File, error) {
 	fd, err := unix.Open(name, unix.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {
