@@ -92,7 +92,8 @@ func replacePin(l link.Link, path string) error {
 	if err := os.Remove(next); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	if err := l.Pin(next); err != nil {
+	// The library pins a link only if it does not know a pin of it, and does not know of the renaming.
+	if err := errors.Join(l.Unpin(), l.Pin(next)); err != nil {
 		return err
 	}
 	return os.Rename(next, path)
