@@ -29,7 +29,8 @@ var kernelPackages = []string{"netdev", "netdev/bpffs", "netdev/classify", "netd
 const (
 	quickTests = "^(TestRun|TestMount|TestOpen|TestProgram|TestTraffic_(of(Shares|Pods)|ignores)|TestRawFrames|" +
 		"TestForwarded(Frames|ByNode_isNot)|TestBridgeMode_(delivers|limitsBroadcasts)|TestFairQueue|" +
-		"TestAttack_(rawFrames|gateway|furtherLink|modeBridge|neighborFlood|sourceMode$|kernelARP)|" +
+		"TestAttack_(rawFrames|gateway|furtherLink|modeBridge|neighborFlood|sourceMode$|kernelARP|decoy|content)|" +
+		"TestIdentity_nodeARP|" +
 		"TestNode_(Attach|Detach|Read|Watch_reports|Manage_takesOver))"
 	quickStories = "^(grants|node|attach-failure|multiple-containers)$"
 )
