@@ -244,6 +244,7 @@ func addWebhooks(ctx context.Context, m manager.Manager, o Options, leader *admi
 		"/templates":  &admission.Templates{APIReader: m.GetAPIReader()},
 		"/parameters": &admission.Parameters{Driver: o.DriverName},
 		"/podgroups":  &admission.PodGroups{Mode: o.Mode},
+		"/holds":      &admission.Holds{APIReader: m.GetAPIReader()},
 	}
 	if o.JobClaims || o.ReplicaClaims {
 		handlers["/jobs"] = &admission.Jobs{Client: m.GetClient(), APIReader: m.GetAPIReader(), Driver: o.DriverName}

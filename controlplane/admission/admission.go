@@ -16,6 +16,7 @@
 //   - templates.go: a template of pods keeps the name of its PodGroup in an
 //     annotation, for clusters that drop the field.
 //   - parameters.go: parameters pass the same validation as on the node.
+//   - holds.go: the controller holds a claim of others only for a PodGroup that names it.
 //   - denial.go: the reasons for denials, which a metric counts.
 //   - shards.go: counts pods per claim, to choose the claim of the next pod.
 //   - leader.go: lets the leading replica choose it.

@@ -5,20 +5,26 @@ package controlplane
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"testing"
 
 	admissionregistration "k8s.io/api/admissionregistration/v1"
 	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	schedulingapi "k8s.io/api/scheduling/v1beta1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	network "github.com/dra-shared/dra-driver-shared/api/network/v1alpha1"
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
+	"github.com/dra-shared/dra-driver-shared/test/eventually"
 )
 
 // A thief of the controller's token tries what RBAC permits and the controller never
@@ -46,7 +52,19 @@ func TestPolicy_controller(t *testing.T) {
 	ofJob.OwnerReferences = []metav1.OwnerReference{
 		*metav1.NewControllerRef(e.createJob(t, ns), batchv1.SchemeGroupVersion.WithKind("Job")),
 	}
-	e.create(t, unallocated, ofJob)
+	// A user makes a PodGroup the owner of a claim, so that both are deleted together.
+	ofGroup := fabricClaim(ns, "of-group")
+	ofGroup.OwnerReferences = []metav1.OwnerReference{
+		*metav1.NewControllerRef(pg, scheduling.GroupVersion.WithKind(scheduling.Kind)),
+	}
+	pod := newPod(ns, "victim", 0)
+	pod.Annotations, pod.Spec.ResourceClaims = nil, nil
+	pod.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "example.com/queue"}}
+	inService := addressBlock("storage-4-0a150001", ownNode, "10.21.0.1-10.21.0.1")
+	e.create(t, unallocated, ofJob, ofGroup, pod, inService)
+	t.Cleanup(func() { _ = e.client.Delete(context.Background(), inService) }) // the cluster is removed anyway
+	named := e.mustCreateGroup(t, ns, "named",
+		scheduling.PodGroupResourceClaim{Name: "gpu", ResourceClaimName: &claim.Name})
 
 	for _, tc := range []struct {
 		name string
@@ -81,6 +99,41 @@ func TestPolicy_controller(t *testing.T) {
 			return patchStatus(ctx, thief, claim,
 				`{"status":{"reservedFor":[{"resource":"pods","name":"thief","uid":"1"}]}}`)
 		}, "the controller may change only claims of PodGroups of the driver"},
+		{"reserve a claim of another driver for a PodGroup that does not name it", func(ctx context.Context) error {
+			return patchStatus(ctx, thief, claim, reservation(scheduling.GroupName, pg.Name, pg.UID))
+		}, "only for a PodGroup that names it in spec.resourceClaims"},
+		{"reserve a claim of another driver for a PodGroup with another UID", func(ctx context.Context) error {
+			return patchStatus(ctx, thief, claim, reservation(scheduling.GroupName, named.Name, pg.UID))
+		}, "only for a PodGroup that names it in spec.resourceClaims"},
+		{"reserve a claim of another driver for a PodGroup of Kubernetes", func(ctx context.Context) error {
+			return patchStatus(ctx, thief, claim, reservation("scheduling.k8s.io", "theirs", "1"))
+		}, "only for a PodGroup that names it in spec.resourceClaims"},
+		{"reserve a claim of another driver for a Job", func(ctx context.Context) error {
+			return patchStatus(ctx, thief, claim, `{"metadata":{"annotations":{"scheduling.dra-shared.dev/claim":"gpu"}},
+				"status":{"reservedFor":[{"apiGroup":"batch","resource":"jobs","name":"thief","uid":"1"}]}}`)
+		}, "the controller may change only claims of PodGroups of the driver"},
+		{"delete a claim of a PodGroup that was not generated for it", func(ctx context.Context) error {
+			return thief.Delete(ctx, ofGroup.DeepCopy())
+		}, "the controller may create and delete only claims, and PodGroups of Kubernetes, that belong to a PodGroup"},
+		{"change the image of a pod", func(ctx context.Context) error {
+			return patch(ctx, thief, pod.DeepCopy(), `[{"op":"replace","path":"/spec/containers/0/image","value":"evil"}]`)
+		}, "the controller may remove the scheduling gate scheduling.dra-shared.dev/reserved from pods and change nothing"},
+		{"move a pod to another group", func(ctx context.Context) error {
+			return patch(ctx, thief, pod.DeepCopy(), `[{"op":"add","path":"/metadata/labels","value":{"app":"web"}}]`)
+		}, "the controller may remove the scheduling gate scheduling.dra-shared.dev/reserved from pods and change nothing"},
+		{"remove the gate of another controller", func(ctx context.Context) error {
+			return patch(ctx, thief, pod.DeepCopy(), `[{"op":"remove","path":"/spec/schedulingGates"}]`)
+		}, "the controller may remove the scheduling gate scheduling.dra-shared.dev/reserved from pods and change nothing"},
+		{"delete the addresses of a node in service", func(ctx context.Context) error {
+			return thief.Delete(ctx, inService.DeepCopy(), client.DryRunAll)
+		}, "the controller may delete only AddressBlocks of lost nodes: node " + ownNode + " exists"},
+		{"give the addresses of a node to another", func(ctx context.Context) error {
+			return patch(ctx, thief, inService.DeepCopy(),
+				`[{"op":"replace","path":"/spec/ranges","value":["10.21.0.9-10.21.0.9"]}]`)
+		}, "the controller may change AddressBlocks only to take the address that a pod keeps from a lost node"},
+		{"change the labels of a block", func(ctx context.Context) error {
+			return patch(ctx, thief, inService.DeepCopy(), `[{"op":"add","path":"/metadata/labels","value":{"a":"b"}}]`)
+		}, "the controller may change only the annotation network.dra-shared.dev/node-lost of AddressBlocks"},
 		{"allocate a device to a claim", func(ctx context.Context) error {
 			return patchStatus(ctx, thief, unallocated, `{"status":{"allocation":{"devices":{"results":[
 				{"request":"fabric","driver":"`+driverName+`","pool":"p","device":"d"}]}}}}`)
@@ -121,6 +174,18 @@ func TestPolicy_controller(t *testing.T) {
 			}
 		})
 	}
+	t.Run("hold a claim of another driver for the PodGroup that names it", func(t *testing.T) {
+		hold := reservation(scheduling.GroupName, named.Name, named.UID)
+		if err := patchStatus(t.Context(), thief, claim, hold); err != nil {
+			t.Errorf("it is denied: %v", err)
+		}
+	})
+	t.Run("return the address that a pod of a lost node kept", func(t *testing.T) {
+		kept := addressBlock("storage-4-0a150002", "lost", "10.21.0.2-10.21.0.2")
+		kept.Spec.Namespace, kept.Spec.Pod = ns, "web-0"
+		e.create(t, kept)
+		e.awaitDeleted(t, kept) // the controller takes the address from the node, and then deletes the block
+	})
 	t.Run("change the caBundle", func(t *testing.T) {
 		webhook := mutating()
 		if err := e.client.Get(t.Context(), client.ObjectKeyFromObject(webhook), webhook); err != nil {
@@ -134,6 +199,88 @@ func TestPolicy_controller(t *testing.T) {
 			t.Errorf("the policy denies it: %v", err)
 		}
 	})
+}
+
+// With controller.endpointSlices, the controller's token can write EndpointSlices only of Services
+// that ask for it.
+func TestPolicy_controllerEndpointSlices(t *testing.T) {
+	e := requireTestEnv(t)
+	if err := e.install(t.Context(), "controller.endpointSlices=true"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := e.install(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	ns := e.createNamespace(t, "slices")
+	identity := rest.CopyConfig(e.config)
+	identity.Impersonate = e.controllerConfig().Impersonate
+	thief, err := client.New(identity, client.Options{Scheme: e.client.Scheme()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	service := func(name string, annotations map[string]string) *corev1.Service {
+		s := &corev1.Service{ObjectMeta: objectMeta(ns, name)}
+		s.Annotations, s.Spec.ClusterIP = annotations, corev1.ClusterIPNone
+		e.create(t, s)
+		return s
+	}
+	ordinary := service("ordinary", nil)
+	onNetwork := service("on-network", map[string]string{network.ServiceNetworkAnnotation: "storage"})
+	slice := func(of *corev1.Service, owner types.UID) *discoveryv1.EndpointSlice {
+		s := &discoveryv1.EndpointSlice{ObjectMeta: objectMeta(ns, of.Name+"-shared-4-0")}
+		s.Labels = map[string]string{
+			discoveryv1.LabelServiceName: of.Name, discoveryv1.LabelManagedBy: "controller.dra-shared.dev",
+		}
+		s.OwnerReferences = []metav1.OwnerReference{
+			{APIVersion: "v1", Kind: "Service", Name: of.Name, UID: owner, Controller: ptr.To(true)},
+		}
+		s.AddressType, s.Endpoints = discoveryv1.AddressTypeIPv4, []discoveryv1.Endpoint{{Addresses: []string{"10.20.0.1"}}}
+		return s
+	}
+	create := func(ctx context.Context, s *discoveryv1.EndpointSlice) error {
+		return thief.Create(ctx, s, client.DryRunAll)
+	}
+	denied := func(s *discoveryv1.EndpointSlice, want string) {
+		t.Helper()
+		err := create(t.Context(), s)
+		if !apierrors.IsForbidden(err) && !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), want) {
+			t.Errorf("got error %v, want %q", err, want)
+		}
+	}
+	const otherOwner = "must be the Service in the label kubernetes.io/service-name"
+	// API servers learn of the policy and of the Services with a delay.
+	eventually.Eventually(t, timeout, "the policy applies", func() error {
+		err := create(t.Context(), slice(ordinary, ordinary.UID))
+		if err == nil || !strings.Contains(err.Error(), "Service ordinary does not have it") {
+			return fmt.Errorf("got error %w, want that the Service does not ask for it", err)
+		}
+		return create(t.Context(), slice(onNetwork, onNetwork.UID))
+	})
+	denied(slice(onNetwork, "1"), otherOwner)
+	ofOther := slice(onNetwork, onNetwork.UID)
+	ofOther.Labels[discoveryv1.LabelServiceName] = ordinary.Name
+	denied(ofOther, otherOwner)
+	withoutOwner := slice(onNetwork, onNetwork.UID)
+	withoutOwner.OwnerReferences = nil
+	denied(withoutOwner, otherOwner)
+	ofKubernetes := slice(onNetwork, onNetwork.UID)
+	ofKubernetes.Labels[discoveryv1.LabelManagedBy] = "endpointslice-controller.k8s.io"
+	denied(ofKubernetes, "the controller may write only EndpointSlices with the label")
+}
+
+// reservation returns a merge patch that reserves a claim for a PodGroup.
+func reservation(apiGroup, name string, uid types.UID) string {
+	return fmt.Sprintf(`{"status":{"reservedFor":[{"apiGroup":%q,"resource":"podgroups","name":%q,"uid":%q}]}}`,
+		apiGroup, name, uid)
+}
+
+func addressBlock(name, node, ranges string) *network.AddressBlock {
+	return &network.AddressBlock{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec:       network.AddressBlockSpec{Network: "storage", Pool: "policy", Node: node, Ranges: []string{ranges}},
+	}
 }
 
 // controllerName is the name of the controller's webhook configurations.

@@ -107,10 +107,17 @@ func newTestEnv() (*testEnv, error) {
 	if err := nodes.Start(ctx, 24); err != nil {
 		return nil, err
 	}
-	return e, c.Install(ctx, "controller.reservedFor[0].apiGroup=batch", "controller.reservedFor[0].resource=jobs",
+	return e, e.install(ctx)
+}
+
+// install installs or upgrades the chart with the values that all tests share, and others.
+func (e *testEnv) install(ctx context.Context, values ...string) error {
+	return e.cluster.Install(ctx, append([]string{
+		"controller.reservedFor[0].apiGroup=batch", "controller.reservedFor[0].resource=jobs",
 		"controller.reservedFor[1].apiGroup=apps", "controller.reservedFor[1].resource=statefulsets",
 		"controller.jobClaims=true", "controller.replicaClaims=true",
-		"controller.kueue.enabled=true", "controller.kueue.deviceClasses[0]=nic."+driverName)
+		"controller.kueue.enabled=true", "controller.kueue.deviceClasses[0]=nic." + driverName,
+	}, values...)...)
 }
 
 func (e *testEnv) recordStart(p *corev1.Pod) {
