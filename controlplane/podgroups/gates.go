@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -42,9 +43,13 @@ const (
 	// maxCacheDelay is the time after which the cache is expected to have a write.
 	maxCacheDelay = 10 * time.Second
 	// maxRejectedLeaders is the number of leaders of a claim that the scheduler may
-	// reject before no further pod becomes leader. If the device itself is not
-	// available, the scheduler would reject all pods, one after the other.
+	// reject before the next one waits. If the device itself is not available, the
+	// scheduler would reject all pods, one after the other, and pods without the gate
+	// write the claim one by one when the device is available again.
 	maxRejectedLeaders = 3
+	// leaderInterval is the time after which one more pod becomes leader then. Only some of the
+	// pods may be impossible to schedule, for example because of what else they request.
+	leaderInterval = time.Minute
 )
 
 // isGated reports whether the pod has the driver's scheduling gate.
@@ -65,10 +70,10 @@ func hasForeignGate(pod *corev1.Pod) bool {
 func (r *Reconciler) ungatePods(ctx context.Context, g *group) error {
 	var writes errgroup.Group
 	writes.SetLimit(maxConcurrentUngates)
-	leaders := g.leaders()
+	g.leadership = g.leaders(time.Now())
 	for _, pod := range g.pods {
 		gated := isGated(pod) && !r.ungated.has(pod.UID)
-		if !gated || pod.DeletionTimestamp != nil || !g.maySchedule(pod, leaders) {
+		if !gated || pod.DeletionTimestamp != nil || !g.maySchedule(pod, g.leadership) {
 			continue
 		}
 		writes.Go(func() error {
@@ -128,7 +133,7 @@ func (c *ungatedCache) has(uid types.UID) bool {
 
 // maySchedule reports whether each of the group's claims that the pod uses is reserved
 // for the pod, or has the pod as its leader.
-func (g *group) maySchedule(pod *corev1.Pod, leaders map[string]types.UID) bool {
+func (g *group) maySchedule(pod *corev1.Pod, leaders map[string]*leadership) bool {
 	for _, s := range g.sharedClaims {
 		name := claimref.Name(pod, s.Name)
 		if name == "" {
@@ -138,7 +143,7 @@ func (g *group) maySchedule(pod *corev1.Pod, leaders map[string]types.UID) bool 
 		switch {
 		case claim == nil || claim.DeletionTimestamp != nil:
 			return false
-		case leaders[name] != pod.UID && !claims.IsReservedFor(claim, pod.UID):
+		case !leaders[name].isHeldBy(pod) && !claims.IsReservedFor(claim, pod.UID):
 			return false
 		}
 	}
@@ -154,24 +159,78 @@ func (s *sharedClaim) claimNamed(name string) *resourceapi.ResourceClaim {
 	return nil
 }
 
-// leaders returns the UIDs of the leaders by the names of their claims. The leader of
-// a claim is the first candidate that the scheduler has not rejected.
-func (g *group) leaders() map[string]types.UID {
-	leaders, rejected := map[string]types.UID{}, map[string]int{}
+// leadership says which pod is the leader of a claim.
+type leadership struct {
+	// leader is the UID of the leader; "" if there is none.
+	leader types.UID
+	// rejected are the pods for which the scheduler finds no node.
+	rejected []*corev1.Pod
+	// waiting reports whether other pods wait behind the gate.
+	waiting bool
+}
+
+func (l *leadership) isHeldBy(pod *corev1.Pod) bool { return l != nil && l.leader == pod.UID }
+
+// mayTryNext reports whether one more pod may become the leader, by the age of the pods that were rejected.
+func (l *leadership) mayTryNext(now time.Time) bool {
+	beyond := len(l.rejected) - maxRejectedLeaders
+	if beyond < 0 {
+		return true
+	}
+	oldest := slices.MinFunc(l.rejected, func(a, b *corev1.Pod) int {
+		return a.CreationTimestamp.Compare(b.CreationTimestamp.Time)
+	})
+	return now.Sub(oldest.CreationTimestamp.Time) >= time.Duration(beyond+1)*leaderInterval
+}
+
+// leaders returns the leaders by the names of their claims. The leader of a claim is the first
+// candidate that the scheduler has not rejected.
+func (g *group) leaders(now time.Time) map[string]*leadership {
+	leaders := map[string]*leadership{}
 	for _, pod := range g.leaderCandidates() {
+		if hasForeignGate(pod) {
+			continue // another controller decides when to schedule the pod
+		}
 		for _, s := range g.sharedClaims {
 			name := claimref.Name(pod, s.Name)
-			_, found := leaders[name]
+			l := leaders[name]
+			if l == nil {
+				l = &leadership{}
+				leaders[name] = l
+			}
 			switch {
-			case found || hasForeignGate(pod): // another controller decides when to schedule the pod
-			case podstatus.IsUnschedulable(pod):
-				rejected[name]++
-			case rejected[name] < maxRejectedLeaders:
-				leaders[name] = pod.UID
+			case l.leader == "" && podstatus.IsUnschedulable(pod):
+				l.rejected = append(l.rejected, pod)
+			case l.leader == "" && (!isGated(pod) || l.mayTryNext(now)):
+				l.leader = pod.UID
+			case isGated(pod):
+				l.waiting = true
 			}
 		}
 	}
 	return leaders
+}
+
+// stalled returns the leadership of a shard of the shared claim whose pods wait because the scheduler
+// has rejected several leaders, or nil.
+func (g *group) stalled(s *sharedClaim) *leadership {
+	for _, n := range s.neededShards {
+		if l := g.leadership[g.claimName(s, n)]; l != nil && l.waiting && len(l.rejected) >= maxRejectedLeaders {
+			return l
+		}
+	}
+	return nil
+}
+
+// stalledMessage says which pods the scheduler has rejected, and what happens next.
+func stalledMessage(s *sharedClaim, l *leadership) string {
+	var names []string
+	for _, pod := range l.rejected {
+		names = append(names, pod.Name)
+	}
+	return fmt.Sprintf("the scheduler finds no node for %d pods that use claim %s, %s: see their events; the others wait "+
+		"behind the gate %s, and one more of them tries each minute", len(names), s.Name, abbreviate(names),
+		scheduling.ReservedGate)
 }
 
 // leaderCandidates returns the group's pods that the scheduler may bind: pods without

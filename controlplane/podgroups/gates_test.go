@@ -53,6 +53,7 @@ func groupWith(pods ...*corev1.Pod) *group {
 }
 
 func TestGroup_leaders(t *testing.T) {
+	now := time.Unix(1000, 0)
 	foreignGate := gatedPod("foreign", 9)
 	foreignGate.Spec.SchedulingGates = append(foreignGate.Spec.SchedulingGates, corev1.PodSchedulingGate{Name: "queue"})
 	terminating := gatedPod("terminating", 9)
@@ -72,15 +73,28 @@ func TestGroup_leaders(t *testing.T) {
 		{"one of which is unschedulable", []*corev1.Pod{unschedulablePod("a", 3), gatedPod("b", 2)}, "b"},
 		{"three of which are unschedulable", []*corev1.Pod{unschedulablePod("a", 4), unschedulablePod("b", 4),
 			unschedulablePod("c", 4), gatedPod("d", 2)}, ""},
+		{"three of which are unschedulable for a minute", []*corev1.Pod{unschedulablePod("a", 60), unschedulablePod("b", 60),
+			unschedulablePod("c", 60), gatedPod("d", 2)}, "d"},
+		{"four of which are unschedulable for a minute", []*corev1.Pod{unschedulablePod("a", 60), unschedulablePod("b", 60),
+			unschedulablePod("c", 60), unschedulablePod("d", 60), gatedPod("e", 60)}, ""},
+		{"four of which are unschedulable, the oldest for two minutes", []*corev1.Pod{unschedulablePod("a", 4),
+			unschedulablePod("b", 4), unschedulablePod("c", 120), unschedulablePod("d", 60), gatedPod("e", 2)}, "e"},
+		{"one of which has another node to try", []*corev1.Pod{unschedulablePod("a", 4), unschedulablePod("b", 4),
+			unschedulablePod("c", 4), ungatedPod("d", 2), gatedPod("e", 2)}, "d"},
 		{"that do not exist", nil, ""},
 	} {
-		if got := groupWith(tc.pods...).leaders()["claim"]; got != tc.want {
+		var got types.UID
+		if l := groupWith(tc.pods...).leaders(now)["claim"]; l != nil {
+			got = l.leader
+		}
+		if got != tc.want {
 			t.Errorf("leader of pods %s: got %q, want %q", tc.name, got, tc.want)
 		}
 	}
 }
 
 func TestGroup_maySchedule(t *testing.T) {
+	now := time.Unix(1000, 0)
 	claim := func(allocated bool, reserved ...types.UID) *resourceapi.ResourceClaim {
 		c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: "claim"}}
 		if allocated {
@@ -112,10 +126,10 @@ func TestGroup_maySchedule(t *testing.T) {
 		if tc.claim != nil {
 			g.sharedClaims[0].shards[0] = tc.claim
 		}
-		if got := g.maySchedule(a, g.leaders()); got != tc.leader {
+		if got := g.maySchedule(a, g.leaders(now)); got != tc.leader {
 			t.Errorf("maySchedule for the leader when the claim %s: got %t, want %t", tc.name, got, tc.leader)
 		}
-		if got := g.maySchedule(b, g.leaders()); got != tc.other {
+		if got := g.maySchedule(b, g.leaders(now)); got != tc.other {
 			t.Errorf("maySchedule for the other pod when the claim %s: got %t, want %t", tc.name, got, tc.other)
 		}
 	}

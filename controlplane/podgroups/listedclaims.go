@@ -37,12 +37,17 @@ func listedClaims(
 	}), errs.ToAggregate()
 }
 
-// reportProblems emits an event on the owner of the group's claims for each problem.
+// reportProblems emits an event on the owner of the group's claims for each problem, and for each claim
+// without a leader that the scheduler accepts.
 func (r *Reconciler) reportProblems(owner client.Object, g *group) {
 	for _, s := range g.sharedClaims {
 		if s.problem != nil {
 			r.Events.Eventf(owner, nil, corev1.EventTypeWarning, scheduling.ReasonClaimMissing,
 				scheduling.EventActionClaims, "%s", s.problem.Error())
+		}
+		if l := g.stalled(s); l != nil {
+			r.Events.Eventf(owner, nil, corev1.EventTypeWarning, scheduling.ReasonUnschedulable,
+				scheduling.EventActionClaims, "%s", stalledMessage(s, l))
 		}
 	}
 }

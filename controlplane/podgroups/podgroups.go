@@ -88,6 +88,8 @@ type group struct {
 	owner        claims.Owner
 	pods         []*corev1.Pod
 	sharedClaims []*sharedClaim
+	// leadership has the leaders by the names of their claims. ungatePods sets it.
+	leadership map[string]*leadership
 	// released says why the claims have been released; it is empty if they have not.
 	released string
 	// releaseProblem says why the annotation release has no effect.
@@ -134,6 +136,8 @@ func (g *group) retryInterval() time.Duration {
 		return minGracePeriod
 	case slices.ContainsFunc(g.sharedClaims, func(s *sharedClaim) bool { return s.problem != nil }):
 		return problemRetryInterval
+	case slices.ContainsFunc(g.sharedClaims, func(s *sharedClaim) bool { return g.stalled(s) != nil }):
+		return leaderInterval
 	}
 	return 0
 }

@@ -615,6 +615,48 @@ func TestReconciler_gatesPodsOfFabric(t *testing.T) {
 	e.expectGated("the claim is reserved for all pods")
 }
 
+// The scheduler rejects the leaders of a claim: the PodGroup says so, and later another pod becomes the
+// leader.
+func TestReconciler_rejectedLeaders(t *testing.T) {
+	name := generatedName()
+	objects := []client.Object{testPodGroup("template", ""), testTemplate("fabric." + testDriver)}
+	for _, pod := range []string{"a", "b", "c", "d", "e"} {
+		p := testPod(pod, name)
+		p.CreationTimestamp = metav1.Now()
+		gate(p)
+		objects = append(objects, p)
+	}
+	e := newTestEnv(t, objects...)
+	for _, leader := range []string{"a", "b", "c"} {
+		e.reconcile()
+		e.updatePod(leader, reject)
+	}
+	result := e.reconcile()
+	e.expectGated("three pods were rejected", "d", "e")
+	condition := meta.FindStatusCondition(e.podGroup().Status.Conditions, scheduling.ConditionReserved)
+	want := "the scheduler finds no node for 3 pods that use claim net, a, b, c: see their events"
+	if condition == nil || condition.Reason != scheduling.ReasonUnschedulable ||
+		!strings.Contains(condition.Message, want) {
+		t.Errorf("got condition %+v, want %s: %s", condition, scheduling.ReasonUnschedulable, want)
+	}
+	if result.RequeueAfter != leaderInterval {
+		t.Errorf("reconcile again after %s, want %s", result.RequeueAfter, leaderInterval)
+	}
+	e.updatePod("a", func(pod *corev1.Pod) {
+		pod.CreationTimestamp = metav1.NewTime(time.Now().Add(-leaderInterval))
+	})
+	e.reconcile()
+	e.expectGated("the first pod is a minute old", "e")
+	e.allocate(name, "d")
+	e.updatePod("d", bind)
+	e.reconcile()
+	e.reconcile()
+	e.expectGated("the fourth pod is bound")
+	if pg := e.podGroup(); !meta.IsStatusConditionTrue(pg.Status.Conditions, scheduling.ConditionReserved) {
+		t.Errorf("got conditions %+v, want that %s is true", pg.Status.Conditions, scheduling.ConditionReserved)
+	}
+}
+
 // expectGated checks which pods have the driver's gate.
 func (e *testEnv) expectGated(condition string, want ...string) {
 	e.Helper()

@@ -85,6 +85,9 @@ func (g *group) reserved() metav1.Condition {
 			setFalse(&reserved, scheduling.ReasonClaimDeleted, g.deletionMessage(s))
 		case !isHeldFor(first, g.owner):
 			reason, message := notHeld(first)
+			if l := g.stalled(s); l != nil {
+				reason, message = scheduling.ReasonUnschedulable, stalledMessage(s, l)
+			}
 			setFalse(&reserved, reason, message)
 		}
 	}

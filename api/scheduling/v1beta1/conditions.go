@@ -42,6 +42,10 @@ const (
 	// ReasonNoRoom (False) means that the list status.reservedFor of a claim is
 	// full, so that the PodGroup cannot be added.
 	ReasonNoRoom = "NoRoom"
+	// ReasonUnschedulable (False) means that the scheduler finds no node for the pods
+	// that it may schedule. The other pods of the group wait behind the scheduling
+	// gate; one more of them tries each minute.
+	ReasonUnschedulable = "Unschedulable"
 )
 
 // Reasons of both conditions.
