@@ -142,7 +142,8 @@ func New(ctx context.Context, config *rest.Config, o Options) (manager.Manager, 
 		}
 	}
 	rotator := newRotator(cluster, o)
-	leader, err := newLeader(config, o, rotator)
+	peers := newReplicas(o, rotator)
+	leader, err := newLeader(config, o, peers)
 	if err != nil {
 		return nil, err
 	}
@@ -167,7 +168,7 @@ func New(ctx context.Context, config *rest.Config, o Options) (manager.Manager, 
 		}
 	}
 	if o.Webhook.Port != 0 {
-		if err := addWebhooks(ctx, m, o, leader); err != nil {
+		if err := addWebhooks(ctx, m, o, leader, peers); err != nil {
 			return nil, err
 		}
 	}
@@ -208,9 +209,11 @@ func newManager(
 	if err != nil {
 		return nil, err
 	}
-	server := webhook.Options{Port: o.Webhook.Port, CertDir: o.Webhook.Directory}
+	server := webhook.Options{
+		Port: o.Webhook.Port, CertDir: o.Webhook.Directory, TLSOpts: []func(*tls.Config){requestCertificates},
+	}
 	if rotator != nil {
-		server.TLSOpts = []func(*tls.Config){func(t *tls.Config) { t.GetCertificate = rotator.GetCertificate }}
+		server.TLSOpts = append(server.TLSOpts, func(t *tls.Config) { t.GetCertificate = rotator.GetCertificate })
 	}
 	return ctrl.NewManager(config, ctrl.Options{
 		Scheme: scheme, Cache: caches, NewClient: o.Client,
@@ -226,7 +229,7 @@ func newManager(
 }
 
 // addWebhooks registers the admission handlers.
-func addWebhooks(ctx context.Context, m manager.Manager, o Options, leader *admission.Leader) error {
+func addWebhooks(ctx context.Context, m manager.Manager, o Options, leader *admission.Leader, peers replicas) error {
 	shards := admission.NewShards(clock.RealClock{})
 	shards.Leader = leader
 	informer, err := m.GetCache().GetInformer(ctx, &corev1.Pod{}, cache.BlockUntilSynced(false))
@@ -256,7 +259,7 @@ func addWebhooks(ctx context.Context, m manager.Manager, o Options, leader *admi
 	if err != nil {
 		return err
 	}
-	m.GetWebhookServer().Register(admission.ShardsPath, shards)
+	m.GetWebhookServer().Register(admission.ShardsPath, peers.only(shards))
 	for path, handler := range handlers {
 		m.GetWebhookServer().Register(path, &webhook.Admission{Handler: denials.Count(handler)})
 	}

@@ -674,6 +674,40 @@ func TestParameters_deniesAnInvalidHolder(t *testing.T) {
 	}
 }
 
+// Pods that are assigned and never created do not take memory without bound.
+func TestShards_limitsPendingPods(t *testing.T) {
+	clock := testclock.NewFakePassiveClock(time.Now())
+	s := NewShards(clock)
+	s.synced = func() bool { return true }
+	assign := func(i int) error {
+		q := shardQuestion{Namespace: "ns", Claim: fmt.Sprint(i / 100), Request: fmt.Sprint(i)}
+		_, err := s.assign(t.Context(), q)
+		return err
+	}
+	for i := range maxPending {
+		if err := assign(i); err != nil {
+			t.Fatalf("pod %d: %v", i, err)
+		}
+	}
+	if err := assign(maxPending); err == nil || !strings.Contains(err.Error(), "65536 pods were admitted") {
+		t.Errorf("got error %v, want that too many pods were not created", err)
+	}
+	s.observe(&corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "ns", UID: "1", Labels: map[string]string{scheduling.GroupUIDLabel: "1"},
+			Annotations: map[string]string{scheduling.AdmittedAnnotation: "0"},
+		},
+		Spec: corev1.PodSpec{ResourceClaims: []corev1.PodResourceClaim{{Name: "net", ResourceClaimName: ptr.To("0")}}},
+	})
+	if err := assign(maxPending); err != nil {
+		t.Errorf("after one of the pods was created: %v", err)
+	}
+	clock.SetTime(clock.Now().Add(pendingTimeout + time.Second))
+	if err := assign(maxPending + 1); err != nil || s.waiting != 1 {
+		t.Errorf("after the others expired: %v, and %d pods wait, want 1", err, s.waiting)
+	}
+}
+
 func TestShards_fillsOneClaimAfterTheOther(t *testing.T) {
 	clock := testclock.NewFakePassiveClock(time.Now())
 	s := NewShards(clock)

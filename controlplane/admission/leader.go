@@ -163,6 +163,8 @@ func (l *Leader) askAt(ctx context.Context, address string, q shardQuestion) (in
 		return answer.Shard, json.Unmarshal(raw, &answer)
 	case http.StatusForbidden:
 		return 0, denied(reasonNoRoom, "%s", strings.TrimSpace(string(raw)))
+	case http.StatusUnauthorized:
+		l.HTTP.CloseIdleConnections() // the certificate may have expired since the connection began
 	}
 	return 0, fmt.Errorf("the leading replica at %s answers %s: %s",
 		address, response.Status, strings.TrimSpace(string(raw)))
@@ -181,7 +183,7 @@ func (s *Shards) assign(ctx context.Context, q shardQuestion) (int, error) {
 	return shard, err
 }
 
-// ServeHTTP answers the questions of other replicas.
+// ServeHTTP answers the questions of other replicas. The caller authenticates them.
 func (s *Shards) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	var q shardQuestion
 	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody)).Decode(&q); err != nil {

@@ -28,6 +28,9 @@ const (
 	// pendingTimeout is how long an assigned pod counts before it is observed: the
 	// API server may reject it after this webhook has admitted it.
 	pendingTimeout = 15 * time.Second
+	// maxPending limits the number of assigned pods that were not observed yet. An API server cannot create
+	// so many pods within pendingTimeout.
+	maxPending = 1 << 16
 	// pendingSteps is how often per pendingTimeout expired pods are removed.
 	pendingSteps = 5
 )
@@ -46,6 +49,7 @@ type Shards struct {
 	mu      sync.Mutex
 	pods    map[types.NamespacedName]map[types.UID]bool   // observed pods, by claim
 	pending map[types.NamespacedName]map[string]time.Time // assignment times of other pods, by claim and request
+	waiting int                                           // number of elements of pending
 	expired time.Time                                     // time of the last expirePending
 	synced  func() bool
 }
@@ -72,6 +76,9 @@ func (s *Shards) assignLocally(q shardQuestion) (int, error) {
 	if s.clock.Since(s.expired) > pendingTimeout/pendingSteps {
 		s.expirePending()
 	}
+	if s.waiting >= maxPending {
+		return 0, fmt.Errorf("%d pods were admitted and not created within %s; try again", s.waiting, pendingTimeout)
+	}
 	for shard := range claims.MaxShards {
 		claim := types.NamespacedName{Namespace: q.Namespace, Name: claims.NameOfShard(q.Claim, shard)}
 		if len(s.pods[claim])+len(s.pending[claim]) >= shardPods {
@@ -79,6 +86,9 @@ func (s *Shards) assignLocally(q shardQuestion) (int, error) {
 		}
 		if s.pending[claim] == nil {
 			s.pending[claim] = map[string]time.Time{}
+		}
+		if _, ok := s.pending[claim][q.Request]; !ok {
+			s.waiting++
 		}
 		s.pending[claim][q.Request] = s.clock.Now()
 		return shard, nil
@@ -92,7 +102,9 @@ func (s *Shards) expirePending() {
 	s.expired = s.clock.Now()
 	expired := func(_ string, assigned time.Time) bool { return s.clock.Since(assigned) > pendingTimeout }
 	for claim, pending := range s.pending {
+		before := len(pending)
 		maps.DeleteFunc(pending, expired)
+		s.waiting -= before - len(pending)
 		if len(pending) == 0 {
 			delete(s.pending, claim)
 		}
@@ -132,7 +144,11 @@ func (s *Shards) observe(object any) {
 			s.pods[claim] = map[types.UID]bool{}
 		}
 		s.pods[claim][pod.UID] = true
-		delete(s.pending[claim], pod.Annotations[scheduling.AdmittedAnnotation])
+		request := pod.Annotations[scheduling.AdmittedAnnotation]
+		if _, ok := s.pending[claim][request]; ok {
+			delete(s.pending[claim], request)
+			s.waiting--
+		}
 	}
 }
 
