@@ -70,16 +70,19 @@ func (q *Queues) Handle(ctx context.Context, req admission.Request) admission.Re
 	if err := json.Unmarshal(req.Object.Raw, &object.numbers); err != nil {
 		return admission.Errored(http.StatusBadRequest, err)
 	}
+	var warnings []string
 	for _, set := range object.podSets() {
 		err := checkPods(req.Kind.Kind, set)
 		if err == nil {
-			err = q.check(ctx, req.Namespace, set)
+			var more []string
+			more, err = q.check(ctx, req.Namespace, set)
+			warnings = append(warnings, more...)
 		}
 		if err != nil {
-			return errorResponse(err, nil)
+			return errorResponse(err, warnings)
 		}
 	}
-	return admission.Allowed("")
+	return admission.Allowed("").WithWarnings(warnings...)
 }
 
 // checkPods denies a template of pods that Kueue admits themselves.
@@ -145,11 +148,11 @@ func (o *queued) podSets() (sets []podSet) {
 	return sets
 }
 
-// check denies a template whose shared claims Kueue would charge wrongly.
-func (q *Queues) check(ctx context.Context, namespace string, set podSet) error {
-	if name, ok := set.Annotations[scheduling.GroupAnnotation]; ok && set.pods > 1 {
-		if err := q.checkPodGroup(ctx, namespace, name, set); err != nil {
-			return err
+// check denies a template whose shared claims Kueue would charge wrongly, and returns warnings.
+func (q *Queues) check(ctx context.Context, namespace string, set podSet) (warnings []string, err error) {
+	if name, ok := set.Annotations[scheduling.GroupAnnotation]; ok {
+		if warnings, err = q.checkPodGroup(ctx, namespace, name, set); err != nil {
+			return warnings, err
 		}
 	}
 	for _, key := range []string{scheduling.JobClaimsAnnotation, scheduling.ReplicaClaimsAnnotation} {
@@ -162,10 +165,10 @@ func (q *Queues) check(ctx context.Context, namespace string, set podSet) error 
 		for _, entry := range entries {
 			class, err := q.chargedClass(ctx, namespace, entry)
 			if err != nil {
-				return err
+				return warnings, err
 			}
 			if class != "" {
-				return denied(reasonQueue,
+				return warnings, denied(reasonQueue,
 					"%s: entry %q requests DeviceClass %q, which Kueue charges by its deviceClassMappings, but Kueue "+
 						"does not charge claims in this annotation: reference a ResourceClaimTemplate in spec.resourceClaims, "+
 						"so that each pod has a claim and Kueue charges all of them, or remove the label kueue.x-k8s.io/queue-name",
@@ -173,17 +176,21 @@ func (q *Queues) check(ctx context.Context, namespace string, set podSet) error 
 			}
 		}
 	}
-	return nil
+	return warnings, nil
 }
 
 // checkPodGroup denies a template of several pods that reference a template which the
-// PodGroup shares. If the PodGroup does not exist yet, it may share each of them.
-func (q *Queues) checkPodGroup(ctx context.Context, namespace, name string, set podSet) error {
+// PodGroup shares, and any whose DeviceClass Kueue does not know. If the PodGroup does not exist yet, it
+// may share each of them. The charge of one pod is right only for the first such workload of the
+// PodGroup, which the webhook cannot know; it warns.
+func (q *Queues) checkPodGroup(
+	ctx context.Context, namespace, name string, set podSet,
+) (warnings []string, err error) {
 	var group scheduling.PodGroup
-	err := q.APIReader.Get(ctx, types.NamespacedName{Namespace: namespace, Name: name}, &group)
+	err = q.APIReader.Get(ctx, types.NamespacedName{Namespace: namespace, Name: name}, &group)
 	missing := apierrors.IsNotFound(err)
 	if client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("look up PodGroup %q: %w", name, err)
+		return nil, fmt.Errorf("look up PodGroup %q: %w", name, err)
 	}
 	j := joiner{group: &group}
 	for i := range set.Spec.ResourceClaims {
@@ -194,13 +201,28 @@ func (q *Queues) checkPodGroup(ctx context.Context, namespace, name string, set 
 		if entry, _ := j.matchEntry(c); entry == nil && !missing {
 			continue
 		}
-		return denied(reasonQueue,
-			"%s: Kueue would charge ResourceClaimTemplate %q %d times, once for each pod, but the pods share one "+
-				"claim of PodGroup %q: run one pod, remove the annotation %s so that each pod has a claim of its own, or remove "+
-				"the label kueue.x-k8s.io/queue-name", set.path.Child("spec", "resourceClaims").Index(i),
-			*c.ResourceClaimTemplateName, set.pods, name, scheduling.GroupAnnotation)
+		template, path := *c.ResourceClaimTemplateName, set.path.Child("spec", "resourceClaims").Index(i)
+		entry := scheduling.JobClaim{Name: c.Name, ResourceClaimTemplateName: &template}
+		class, err := q.chargedClass(ctx, namespace, entry)
+		switch {
+		case err != nil:
+			return nil, err
+		case class == "":
+			return nil, denied(reasonQueue,
+				"%s: no DeviceClass of ResourceClaimTemplate %q is in controller.kueue.deviceClasses, and Kueue never "+
+					"admits a workload that references a template with a class of none of its deviceClassMappings: "+
+					"list the claim in the annotation %s instead, or remove the label %s",
+				path, template, scheduling.JobClaimsAnnotation, queueLabel)
+		case set.pods > 1:
+			return nil, denied(reasonQueue,
+				"%s: Kueue would charge ResourceClaimTemplate %q %d times, once for each pod, but the pods share one "+
+					"claim of PodGroup %q: run one pod, remove the annotation %s so that each pod has a claim of its own, or remove "+
+					"the label %s", path, template, set.pods, name, scheduling.GroupAnnotation, queueLabel)
+		}
+		warnings = append(warnings, fmt.Sprintf("%s: Kueue charges the claim of PodGroup %q for this workload, and again "+
+			"for each other workload of the PodGroup in a queue", path, name))
 	}
-	return nil
+	return warnings, nil
 }
 
 // chargedClass returns a DeviceClass that the claim requests and Kueue charges, or "".

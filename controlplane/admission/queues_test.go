@@ -30,23 +30,29 @@ func TestQueues_Handle(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "team"},
 		Spec: scheduling.PodGroupSpec{ResourceClaims: []scheduling.PodGroupResourceClaim{
 			{Name: "net", ResourceClaimTemplateName: ptr.To("share")}, {Name: "named", ResourceClaimName: ptr.To("team")},
+			{Name: "rack", ResourceClaimTemplateName: ptr.To("rack")},
 		}},
 	}
 	template := &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "share"}}
 	template.Spec.Spec.Devices.Requests = []resourceapi.DeviceRequest{{
 		Name: "nic", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "nic.dra-shared.dev"},
 	}}
+	rackTemplate := template.DeepCopy()
+	rackTemplate.Name = "rack"
+	rackTemplate.Spec.Spec.Devices.Requests[0].Exactly.DeviceClassName = "fabric.dra-shared.dev"
 	q := &Queues{
-		APIReader:     fake.NewClientBuilder().WithScheme(scheme).WithObjects(group, template).Build(),
+		APIReader:     fake.NewClientBuilder().WithScheme(scheme).WithObjects(group, template, rackTemplate).Build(),
 		DeviceClasses: []string{"nic.dra-shared.dev"},
 	}
 	const (
-		shared = "{name: net, resourceClaimTemplateName: share}"
-		own    = "{name: data, resourceClaimTemplateName: share}"
-		inTeam = "metadata: {annotations: {scheduling.dra-shared.dev/pod-group: team}}"
-		twice  = `Kueue would charge ResourceClaimTemplate "share" 2 times, once for each pod, but the pods share one claim`
-		six    = `Kueue would charge ResourceClaimTemplate "share" 6 times`
-		fabric = `[{name: rack, spec: {devices: {requests: [
+		shared   = "{name: net, resourceClaimTemplateName: share}"
+		rack     = "{name: rack, resourceClaimTemplateName: rack}"
+		unmapped = `no DeviceClass of ResourceClaimTemplate "rack" is in controller.kueue.deviceClasses`
+		own      = "{name: data, resourceClaimTemplateName: share}"
+		inTeam   = "metadata: {annotations: {scheduling.dra-shared.dev/pod-group: team}}"
+		twice    = `Kueue would charge ResourceClaimTemplate "share" 2 times, once for each pod, but the pods share one claim`
+		six      = `Kueue would charge ResourceClaimTemplate "share" 6 times`
+		fabric   = `[{name: rack, spec: {devices: {requests: [
 			{name: rack, exactly: {deviceClassName: fabric.dra-shared.dev}}]}}}]`
 	)
 	annotated := func(key, value string) string {
@@ -62,9 +68,17 @@ func TestQueues_Handle(t *testing.T) {
 		}
 	}
 	for _, tc := range []struct{ name, spec, want string }{
-		{"one pod", "parallelism: 1, template: {" + inTeam + ", spec: {resourceClaims: [" + shared + "]}}", ""},
-		{"no number", "template: {" + inTeam + ", spec: {resourceClaims: [" + shared + "]}}", ""},
+		{"one charge for one pod", "parallelism: 1, template: {" + inTeam +
+			", spec: {resourceClaims: [" + shared + "]}}", ""},
+		{"one charge for no number of pods", "template: {" + inTeam + ", spec: {resourceClaims: [" + shared + "]}}", ""},
 		{"two pods", "parallelism: 2, template: {" + inTeam + ", spec: {resourceClaims: [" + shared + "]}}", twice},
+		{"a class that Kueue does not charge, two pods", "parallelism: 2, template: {" + inTeam +
+			", spec: {resourceClaims: [" + rack + "]}}", unmapped},
+		{"a class that Kueue does not charge, one pod", "parallelism: 1, template: {" + inTeam +
+			", spec: {resourceClaims: [" + rack + "]}}", unmapped},
+		{"a missing template", "parallelism: 2, template: {" + strings.Replace(inTeam, "team", "other", 1) +
+			", spec: {resourceClaims: [{name: net, resourceClaimTemplateName: none}]}}",
+			`ResourceClaimTemplate "none", to which entry "net" refers, does not exist`},
 		{"two replicas", "replicas: 2, template: {" + inTeam + ", spec: {resourceClaims: [" + shared + "]}}", twice},
 		{"claims of pods", "parallelism: 2, template: {" + inTeam + ", spec: {resourceClaims: [" + own + "]}}", ""},
 		{"no group", "parallelism: 2, template: {spec: {resourceClaims: [" + shared + "]}}", ""},
@@ -99,6 +113,9 @@ func TestQueues_Handle(t *testing.T) {
 			refused := !got.Allowed && strings.Contains(got.Result.Message, tc.want)
 			if tc.want == "" && !got.Allowed || tc.want != "" && !refused {
 				t.Errorf("got allowed %t, %v, want %q", got.Allowed, got.Result, tc.want)
+			}
+			if warned := len(got.Warnings) > 0; warned != strings.HasPrefix(tc.name, "one charge") {
+				t.Errorf("got warnings %q", got.Warnings)
 			}
 		})
 	}
