@@ -241,10 +241,10 @@ func addWebhooks(ctx context.Context, m manager.Manager, o Options, leader *admi
 	}
 	handlers := map[string]webhookadmission.Handler{
 		"/pods": &admission.Pods{
-			Client: m.GetClient(), APIReader: m.GetAPIReader(), Mode: o.Mode, Driver: o.DriverName, Shards: shards,
-			JobClaims: o.JobClaims, ReplicaClaims: o.ReplicaClaims, Kueue: o.Kueue,
+			Client: m.GetClient(), APIReader: m.GetAPIReader(), Mapper: m.GetRESTMapper(), Mode: o.Mode,
+			Driver: o.DriverName, Shards: shards, JobClaims: o.JobClaims, ReplicaClaims: o.ReplicaClaims, Kueue: o.Kueue,
 		},
-		"/templates":  &admission.Templates{APIReader: m.GetAPIReader()},
+		"/templates":  &admission.Templates{APIReader: m.GetAPIReader(), Mapper: m.GetRESTMapper()},
 		"/parameters": &admission.Parameters{Driver: o.DriverName},
 		"/podgroups":  &admission.PodGroups{Mode: o.Mode},
 		"/holds":      &admission.Holds{APIReader: m.GetAPIReader()},

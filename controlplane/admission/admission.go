@@ -12,6 +12,7 @@
 //   - queues.go: workloads of Kueue whose pods share claims.
 //   - references.go: the containers of a pod get references to its claims of the
 //     driver, because a container without a reference gets no device.
+//   - samename.go: PodGroups of Kubernetes with the name of one of the driver's.
 //   - update.go: an update of a pod keeps what admission changed at creation.
 //   - templates.go: a template of pods keeps the name of its PodGroup in an
 //     annotation, for clusters that drop the field.
@@ -38,6 +39,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	schedulingapi "k8s.io/api/scheduling/v1beta1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -58,9 +60,11 @@ type Pods struct {
 	// APIReader reads from the API server, because the cache may lack a PodGroup that
 	// was created a moment ago, and may still have one that was deleted.
 	APIReader client.Reader
-	Mode      mode.Mode
-	Driver    string
-	Shards    *Shards
+	// Mapper knows which types the API server serves.
+	Mapper meta.RESTMapper
+	Mode   mode.Mode
+	Driver string
+	Shards *Shards
 	// JobClaims makes pods share the claims of their Jobs, and ReplicaClaims those of their replicas.
 	JobClaims, ReplicaClaims bool
 	// Kueue denies pods that share claims and that Kueue would never admit.
@@ -150,9 +154,9 @@ func patchResponse(before, after any, warnings []string) admission.Response {
 }
 
 // joinPodGroup adds the pod to the PodGroup that it names, and returns the
-// PodGroup; nil if the pod names none. It also returns nil if spec.schedulingGroup names a
-// PodGroup that this driver does not have: it may be one of Kubernetes' own, whether or
-// not the cluster supports their claims.
+// PodGroup; nil if the pod names none. It also returns nil for a pod without the annotation if
+// spec.schedulingGroup names a PodGroup that this driver does not have, or that Kubernetes has, too: it is
+// one of Kubernetes' own, whether or not the cluster supports their claims. Such pods are never denied.
 func (p *Pods) joinPodGroup(
 	ctx context.Context, pod *corev1.Pod, request string,
 ) (*scheduling.PodGroup, []string, error) {
@@ -171,12 +175,25 @@ func (p *Pods) joinPodGroup(
 				"a Deployment or Job retries its pods", name, pod.Namespace, scheduling.GroupVersion)
 	case err != nil:
 		return nil, nil, fmt.Errorf("look up PodGroup %q: %w", name, err)
+	}
+	sameName := false
+	if pod.Spec.SchedulingGroup != nil {
+		if sameName, err = hasSameName(ctx, p.APIReader, p.Mapper, &group); err != nil {
+			return nil, nil, err
+		}
+	}
+	switch {
+	case sameName && !annotated:
+		return nil, []string{sameNameWarning(fieldOfPodGroup, name)}, nil
+	case group.DeletionTimestamp != nil && !annotated:
+		return nil, []string{fmt.Sprintf("%s: PodGroup %q of %s is being deleted, and the pod does not share its claims",
+			fieldOfPodGroup, name, scheduling.GroupVersion)}, nil
 	case group.DeletionTimestamp != nil:
 		return nil, nil, denied(reasonPodGroupTerminating, "PodGroup %q is being deleted and accepts no more pods: "+
 			"wait until it is gone, then create it again", name)
 	}
 	j := joiner{
-		group: &group, request: request, native: p.Mode == mode.Native,
+		group: &group, request: request, native: p.Mode == mode.Native, keepField: sameName,
 		assignShard: func(entry string) (int, error) { return p.assignShard(ctx, &group, entry, request) },
 	}
 	if err := p.checkPriority(ctx, pod, name); err != nil {
@@ -185,6 +202,9 @@ func (p *Pods) joinPodGroup(
 	warnings, err := j.join(pod)
 	return &group, warnings, err
 }
+
+// fieldOfPodGroup is the path of the field by which a pod names a PodGroup of Kubernetes.
+const fieldOfPodGroup = "spec.schedulingGroup.podGroupName"
 
 // checkPriority denies a pod whose priority differs from that of the native PodGroup:
 // the scheduler would never schedule it. The API server has resolved the priority class

@@ -15,8 +15,11 @@ import (
 	admissionv1 "k8s.io/api/admission/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	schedulingapi "k8s.io/api/scheduling/v1beta1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
 	testclock "k8s.io/utils/clock/testing"
@@ -66,6 +69,27 @@ apiVersion: scheduling.k8s.io/v1beta1
 kind: PodGroup
 metadata: {namespace: ns, name: native}
 spec: {schedulingPolicy: {basic: {}}}
+---
+apiVersion: scheduling.k8s.io/v1beta1
+kind: PodGroup
+metadata:
+  namespace: ns
+  name: group
+  ownerReferences:
+  - {apiVersion: scheduling.dra-shared.dev/v1beta1, kind: PodGroup, name: group, uid: earlier, controller: true}
+spec: {schedulingPolicy: {basic: {}}}
+---
+apiVersion: scheduling.k8s.io/v1beta1
+kind: PodGroup
+metadata: {namespace: ns, name: both}
+spec: {schedulingPolicy: {basic: {}}}
+---
+apiVersion: scheduling.dra-shared.dev/v1beta1
+kind: PodGroup
+metadata: {namespace: ns, name: both, uid: "6"}
+spec:
+  schedulingPolicy: {basic: {}}
+  resourceClaims: [{name: gpu, resourceClaimTemplateName: theirs}, {name: rack, resourceClaimTemplateName: fabric}]
 ---
 apiVersion: scheduling.dra-shared.dev/v1beta1
 kind: PodGroup
@@ -146,13 +170,16 @@ func newPods(t *testing.T, m mode.Mode) *Pods {
 			t.Fatal(err)
 		}
 	}
-	b := fake.NewClientBuilder().WithScheme(scheme)
+	b := fake.NewClientBuilder().WithScheme(scheme).WithIndex(&schedulingapi.PodGroup{}, metav1.ObjectNameField,
+		func(o client.Object) []string { return []string{o.GetName()} })
+	mapper := meta.NewDefaultRESTMapper([]schema.GroupVersion{schedulingapi.SchemeGroupVersion})
+	mapper.Add(schedulingapi.SchemeGroupVersion.WithKind("PodGroup"), meta.RESTScopeNamespace)
 	for _, doc := range strings.Split(objects, "---\n") {
-		var meta metav1.TypeMeta
-		if err := yaml.Unmarshal([]byte(doc), &meta); err != nil {
+		var kind metav1.TypeMeta
+		if err := yaml.Unmarshal([]byte(doc), &kind); err != nil {
 			t.Fatal(err)
 		}
-		o, err := scheme.New(meta.GroupVersionKind())
+		o, err := scheme.New(kind.GroupVersionKind())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -168,7 +195,7 @@ func newPods(t *testing.T, m mode.Mode) *Pods {
 	c := b.Build()
 	shards := NewShards(testclock.NewFakePassiveClock(time.Now()))
 	shards.synced = func() bool { return true }
-	return &Pods{Client: c, APIReader: c, Mode: m, Driver: driver, Shards: shards}
+	return &Pods{Client: c, APIReader: c, Mapper: mapper, Mode: m, Driver: driver, Shards: shards}
 }
 
 func review(t *testing.T, old, now string) admission.Request {
@@ -349,6 +376,10 @@ func TestPods_leavesPodsOfOtherPodGroupsAlone(t *testing.T) {
 		{"one of Kubernetes' own", "native", mode.Native, 0},
 		{"one that does not exist yet", "missing", mode.Native, 1},
 		{"one that does not exist yet", "missing", mode.Bridge, 1},
+		{"one with the name of one of the driver's", "both", mode.Bridge, 1},
+		{"one with the name of one of the driver's", "both", mode.Native, 1},
+		{"one of the driver's that is being deleted", "terminating", mode.Bridge, 1},
+		{"one of the driver's that is being deleted", "terminating", mode.Native, 1},
 	} {
 		r := create(t, tc.mode, `{spec: {schedulingGroup: {podGroupName: `+tc.group+`},
 			resourceClaims: [{name: gpu, resourceClaimTemplateName: theirs}], containers: [{name: c}]}}`)
@@ -377,6 +408,19 @@ func TestPods_bridgeModeRemovesTheField(t *testing.T) {
 	r := admit(t, pods, review(t, string(old), text), &updated)
 	if diff := cmp.Diff(created.Spec, updated.Spec); diff != "" || len(r.Warnings) > 0 {
 		t.Errorf("updated pod (-created +updated):\n%s\nwarnings %v", diff, r.Warnings)
+	}
+}
+
+// A user who names the driver's PodGroup in the annotation and Kubernetes' of the same name in the field
+// wants both: the pod stays in its gang, and waits behind no gate.
+func TestPods_inTwoPodGroupsOfOneName(t *testing.T) {
+	var pod corev1.Pod
+	admit(t, newPods(t, mode.Bridge), review(t, "", `{metadata: {annotations: {scheduling.dra-shared.dev/pod-group: both}},
+		spec: {schedulingGroup: {podGroupName: both}, containers: [{name: c, resources: {}}],
+		resourceClaims: [{name: rack, resourceClaimTemplateName: fabric}]}}`), &pod)
+	if pod.Spec.SchedulingGroup == nil || pod.Labels[scheduling.GroupUIDLabel] != "6" ||
+		pod.Spec.ResourceClaims[0].ResourceClaimName == nil || len(pod.Spec.SchedulingGates) > 0 {
+		t.Errorf("got labels %v and spec %+v, want the field, the driver's claim, and no gate", pod.Labels, pod.Spec)
 	}
 }
 
@@ -568,7 +612,7 @@ func TestTemplates_keepThePodGroupInTheAnnotation(t *testing.T) {
 		{`{spec: {template: {spec: {}}}}`, ""},
 	} {
 		var into map[string]any
-		r := admit(t, &Templates{APIReader: pods.APIReader}, review(t, "", tc.object), &into)
+		r := admit(t, &Templates{APIReader: pods.APIReader, Mapper: pods.Mapper}, review(t, "", tc.object), &into)
 		patched := ""
 		if len(r.Patches) > 0 {
 			patched = r.Patches[len(r.Patches)-1].Path
@@ -579,12 +623,14 @@ func TestTemplates_keepThePodGroupInTheAnnotation(t *testing.T) {
 	}
 }
 
-func TestTemplates_ofAPodGroupThatDoesNotExist(t *testing.T) {
-	reader := newPods(t, mode.Bridge).APIReader
-	request := review(t, "", `{spec: {template: {spec: {schedulingGroup: {podGroupName: later}}}}}`)
-	r := (&Templates{APIReader: reader}).Handle(t.Context(), request)
-	if !r.Allowed || len(r.Patches) > 0 || len(r.Warnings) != 1 {
-		t.Errorf("response %+v, want a warning and no patch: it may be one of Kubernetes' own", r)
+func TestTemplates_ofOtherPodGroups(t *testing.T) {
+	pods := newPods(t, mode.Bridge)
+	for _, name := range []string{"later", "both"} {
+		request := review(t, "", `{spec: {template: {spec: {schedulingGroup: {podGroupName: `+name+`}}}}}`)
+		r := (&Templates{APIReader: pods.APIReader, Mapper: pods.Mapper}).Handle(t.Context(), request)
+		if !r.Allowed || len(r.Patches) > 0 || len(r.Warnings) != 1 {
+			t.Errorf("PodGroup %s: response %+v, want a warning and no patch: it may be one of Kubernetes' own", name, r)
+		}
 	}
 }
 

@@ -22,6 +22,8 @@ type joiner struct {
 	// request is the UID of the admission request that creates the pod.
 	request string
 	native  bool
+	// keepField keeps the pod in the PodGroup of Kubernetes that it names by the field.
+	keepField bool
 	// assignShard chooses one of the claims of an entry, or returns notSharded.
 	assignShard func(entry string) (int, error)
 }
@@ -80,9 +82,11 @@ func (j *joiner) markMember(pod *corev1.Pod, sharded bool) {
 	pod.Labels, pod.Annotations = notNil(pod.Labels), notNil(pod.Annotations)
 	pod.Labels[scheduling.GroupUIDLabel] = string(j.group.UID)
 	pod.Annotations[scheduling.GroupAnnotation] = j.group.Name
-	// In bridge mode, Kubernetes has no PodGroup of that name. A cluster that stores the
+	// In bridge mode, Kubernetes usually has no PodGroup of that name. A cluster that stores the
 	// field without supporting claims would not schedule the pod.
-	pod.Spec.SchedulingGroup = nil
+	if !j.keepField {
+		pod.Spec.SchedulingGroup = nil
+	}
 	if j.native {
 		pod.Spec.SchedulingGroup = &corev1.PodSchedulingGroup{PodGroupName: ptr.To(j.group.Name)}
 	}
@@ -96,10 +100,11 @@ func (j *joiner) markMember(pod *corev1.Pod, sharded bool) {
 	}
 }
 
-// usesGates reports whether pods such as this one wait behind the gate.
+// usesGates reports whether pods such as this one wait behind the gate. Pods in a PodGroup of
+// Kubernetes do not: they are scheduled together.
 func (j *joiner) usesGates(pod *corev1.Pod) bool {
 	isDefault := pod.Spec.SchedulerName == "" || pod.Spec.SchedulerName == corev1.DefaultSchedulerName
-	return isDefault && j.group.Annotations[scheduling.GatesAnnotation] != scheduling.GatesDisabled
+	return isDefault && !j.keepField && j.group.Annotations[scheduling.GatesAnnotation] != scheduling.GatesDisabled
 }
 
 // notNil returns m, or an empty map if m is nil.

@@ -12,6 +12,7 @@ import (
 
 	"gomodules.xyz/jsonpatch/v2"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
@@ -22,10 +23,12 @@ import (
 // Templates is the webhook for objects with a template of pods. A cluster with the
 // feature gates off drops spec.schedulingGroup from a template when it stores the
 // object. The webhook copies the name of the PodGroup to the annotation, which
-// the pods inherit. It does so only if the PodGroup exists: otherwise the field may
-// name one of Kubernetes' own PodGroups.
+// the pods inherit. It does so only if the PodGroup exists, and Kubernetes has none of
+// that name: otherwise the field names one of Kubernetes' own PodGroups.
 type Templates struct {
 	APIReader client.Reader
+	// Mapper knows which types the API server serves.
+	Mapper meta.RESTMapper
 }
 
 // podTemplate has the fields of a template of pods that the webhook reads.
@@ -90,6 +93,13 @@ func (t *Templates) Handle(ctx context.Context, req admission.Request) admission
 			path, name, scheduling.GroupVersion, scheduling.GroupAnnotation))
 	case err != nil:
 		return admission.Errored(http.StatusInternalServerError, err)
+	}
+	sameName, err := hasSameName(ctx, t.APIReader, t.Mapper, &group)
+	switch {
+	case err != nil:
+		return admission.Errored(http.StatusInternalServerError, err)
+	case sameName:
+		return admission.Allowed("").WithWarnings(sameNameWarning(path+"/spec/schedulingGroup/podGroupName", name))
 	}
 	return admission.Patched("", annotationPatch(template, path, name)...)
 }

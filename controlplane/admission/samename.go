@@ -1,0 +1,53 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package admission
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	schedulingapi "k8s.io/api/scheduling/v1beta1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
+)
+
+// hasSameName reports whether Kubernetes has a PodGroup with the name of the driver's that was not created
+// for it, or for an earlier one of that name. A pod that names a PodGroup by the field is then one of
+// Kubernetes'. The answer does not depend on the version of scheduling.k8s.io that the cluster serves.
+func hasSameName(
+	ctx context.Context, reader client.Reader, mapper meta.RESTMapper, group *scheduling.PodGroup,
+) (bool, error) {
+	mapping, err := mapper.RESTMapping(schema.GroupKind{Group: schedulingapi.GroupName, Kind: scheduling.Kind})
+	if meta.IsNoMatchError(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("find out whether the cluster has PodGroups of %s: %w", schedulingapi.GroupName, err)
+	}
+	var list metav1.PartialObjectMetadataList
+	list.SetGroupVersionKind(mapping.GroupVersionKind.GroupVersion().WithKind(scheduling.Kind + "List"))
+	// The controller may list PodGroups, and not get one.
+	err = reader.List(ctx, &list, client.InNamespace(group.Namespace),
+		client.MatchingFields{metav1.ObjectNameField: group.Name})
+	if err != nil {
+		return false, fmt.Errorf("look up PodGroup %q of %s: %w", group.Name, schedulingapi.GroupName, err)
+	}
+	return slices.ContainsFunc(list.Items, func(o metav1.PartialObjectMetadata) bool {
+		owner := metav1.GetControllerOf(&o)
+		return owner == nil || owner.Kind != scheduling.Kind || !strings.HasPrefix(owner.APIVersion, scheduling.GroupName+"/")
+	}), nil
+}
+
+// sameNameWarning says that what names the PodGroup by the field at path does not get the driver's.
+func sameNameWarning(path, group string) string {
+	return fmt.Sprintf("%s: names PodGroup %q of %s, not that of %s with the same name: to share the claims of the "+
+		"latter, name it in the annotation %s",
+		path, group, schedulingapi.GroupName, scheduling.GroupName, scheduling.GroupAnnotation)
+}
