@@ -270,6 +270,45 @@ func TestPolicy_controllerEndpointSlices(t *testing.T) {
 	denied(ofKubernetes, "the controller may write only EndpointSlices with the label")
 }
 
+// While the claims of Jobs and replicas are off, no webhook checks whether an author may create claims. Users cannot
+// list claims then, which the controller would generate later.
+func TestPolicy_listedClaimsWhileOff(t *testing.T) {
+	e := requireTestEnv(t)
+	if err := e.install(t.Context(), "controller.jobClaims=false", "controller.replicaClaims=false"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := e.install(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	ns := e.createNamespace(t, "off")
+	plain := e.createJob(t, ns)
+	job := &batchv1.Job{ObjectMeta: objectMeta(ns, "listed"), Spec: *plain.Spec.DeepCopy()}
+	job.Spec.Selector, job.Spec.Template.Labels = nil, nil
+	job.Spec.Template.Annotations = map[string]string{scheduling.JobClaimsAnnotation: "[" + inlineFabric + "]"}
+	cron := &batchv1.CronJob{ObjectMeta: objectMeta(ns, "listed"), Spec: batchv1.CronJobSpec{
+		Schedule: "0 0 1 1 *", JobTemplate: batchv1.JobTemplateSpec{Spec: job.Spec},
+	}}
+	set := statefulSet(ns, 0)
+	set.Spec.Template.Annotations = map[string]string{scheduling.ReplicaClaimsAnnotation: "[" + inlineFabric + "]"}
+	for value, o := range map[string]client.Object{
+		"controller.jobClaims of the chart": job, "set controller.jobClaims": cron, "controller.replicaClaims": set,
+	} {
+		eventually.Eventually(t, timeout, fmt.Sprintf("%T is refused", o), func() error {
+			err := e.client.Create(t.Context(), o, client.DryRunAll)
+			if err == nil || !strings.Contains(err.Error(), value) {
+				return fmt.Errorf("got error %w, want one that names %s", err, value)
+			}
+			return nil
+		})
+	}
+	suspend := client.RawPatch(types.MergePatchType, []byte(`{"spec":{"suspend":true}}`))
+	if err := e.client.Patch(t.Context(), plain, suspend); err != nil {
+		t.Errorf("a Job without the annotation cannot be changed: %v", err)
+	}
+}
+
 // reservation returns a merge patch that reserves a claim for a PodGroup.
 func reservation(apiGroup, name string, uid types.UID) string {
 	return fmt.Sprintf(`{"status":{"reservedFor":[{"apiGroup":%q,"resource":"podgroups","name":%q,"uid":%q}]}}`,
