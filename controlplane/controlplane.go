@@ -136,10 +136,18 @@ func New(ctx context.Context, config *rest.Config, o Options) (manager.Manager, 
 		return nil, err
 	}
 	detected := o.Mode == mode.Auto
+	detector, err := mode.NewClient(config)
+	if err != nil {
+		return nil, err
+	}
 	if detected {
-		if o.Mode, err = mode.Detect(ctx, cluster, o.Namespace); err != nil {
+		if o.Mode, err = mode.Detect(ctx, detector, o.Namespace); err != nil {
 			return nil, err
 		}
+	}
+	versions, err := mode.Versions(detector.Discovery())
+	if err != nil {
+		return nil, err
 	}
 	rotator := newRotator(cluster, o)
 	peers := newReplicas(o, rotator)
@@ -152,13 +160,14 @@ func New(ctx context.Context, config *rest.Config, o Options) (manager.Manager, 
 		return nil, err
 	}
 	collector := &metrics.Collector{
-		Client: m.GetClient(), Mode: o.Mode, Clock: clock.RealClock{}, Registry: ctrlmetrics.Registry,
+		Client: m.GetClient(), Mode: o.Mode, PodGroupVersions: versions, Clock: clock.RealClock{},
+		Registry: ctrlmetrics.Registry,
 	}
 	if err := m.Add(collector); err != nil {
 		return nil, err
 	}
 	if detected {
-		if err := m.Add(&mode.Watcher{Cluster: cluster, Namespace: o.Namespace, Mode: o.Mode}); err != nil {
+		if err := m.Add(&mode.Watcher{Cluster: detector, Namespace: o.Namespace, Mode: o.Mode}); err != nil {
 			return nil, err
 		}
 	}
@@ -175,7 +184,11 @@ func New(ctx context.Context, config *rest.Config, o Options) (manager.Manager, 
 	if err := addControllers(ctx, m, cluster, o); err != nil {
 		return nil, err
 	}
-	m.GetLogger().Info("Selected mode", "mode", o.Mode, "detected", detected)
+	m.GetLogger().Info("Selected mode", "mode", o.Mode, "detected", detected, "podGroupVersions", versions)
+	if detected && o.Mode == mode.Bridge && len(versions) > 0 {
+		m.GetLogger().Info("Kubernetes has PodGroups of its own, but not in a version and with the feature gates by "+
+			"which it reserves their claims for this controller", "podGroupVersions", versions)
+	}
 	return m, nil
 }
 

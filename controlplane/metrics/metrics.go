@@ -36,6 +36,9 @@ const collectTimeout = 5 * time.Second
 var (
 	modeDesc = prometheus.NewDesc("dra_shared_mode",
 		"1 for the mode in which the controller runs.", []string{"mode"}, nil)
+	versionsDesc = prometheus.NewDesc("dra_shared_kubernetes_podgroups",
+		"1 for each version in which the API server had PodGroups of Kubernetes when the controller started.",
+		[]string{"version"}, nil)
 	groupsDesc = prometheus.NewDesc("dra_shared_podgroups",
 		"PodGroups, by the reason of their first condition that is not True, or Held; Pending before they have conditions.",
 		[]string{"state"}, nil)
@@ -53,7 +56,7 @@ var (
 	gatedAgeDesc = prometheus.NewDesc("dra_shared_gated_pods_age_seconds",
 		"Age of the oldest pod behind the driver's scheduling gate.", nil, nil)
 	descs = []*prometheus.Desc{
-		modeDesc, groupsDesc, shardsDesc, unusedDesc, unusedAgeDesc, reservedForDesc, gatedDesc, gatedAgeDesc,
+		modeDesc, versionsDesc, groupsDesc, shardsDesc, unusedDesc, unusedAgeDesc, reservedForDesc, gatedDesc, gatedAgeDesc,
 	}
 )
 
@@ -61,10 +64,12 @@ var (
 // leads: the metrics of several replicas would add up.
 type Collector struct {
 	// Client reads from a cache.
-	Client   client.Reader
-	Mode     mode.Mode
-	Clock    clock.PassiveClock
-	Registry prometheus.Registerer
+	Client client.Reader
+	Mode   mode.Mode
+	// PodGroupVersions is the result of mode.Versions.
+	PodGroupVersions []string
+	Clock            clock.PassiveClock
+	Registry         prometheus.Registerer
 
 	mu     sync.Mutex
 	unused map[types.UID]time.Time // since when claims have been unused
@@ -110,6 +115,9 @@ func (c *Collector) Collect(out chan<- prometheus.Metric) {
 	}
 	now := c.Clock.Now()
 	gauge(modeDesc, 1, string(c.Mode))
+	for _, version := range c.PodGroupVersions {
+		gauge(versionsDesc, 1, version)
+	}
 	for state, n := range groupStates(groups.Items) {
 		gauge(groupsDesc, float64(n), state)
 	}

@@ -122,11 +122,12 @@ func TestCollector_Collect(t *testing.T) {
 	clock := testclock.NewFakePassiveClock(start.Add(time.Minute))
 	c := &Collector{
 		Client: fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).Build(),
-		Mode:   mode.Bridge, Clock: clock,
+		Mode:   mode.Bridge, PodGroupVersions: []string{"v1alpha2"}, Clock: clock,
 	}
 	const head = `
 dra_shared_gated_pods 1
 dra_shared_gated_pods_age_seconds %GATED
+dra_shared_kubernetes_podgroups{version="v1alpha2"} 1
 dra_shared_mode{mode="bridge"} 1
 dra_shared_podgroups{state="ClaimDeleted"} 0
 dra_shared_podgroups{state="ClaimMissing"} 1
@@ -163,7 +164,7 @@ dra_shared_unused_held_claims_age_seconds %UNUSED
 func samples(t *testing.T, c prometheus.Collector) string {
 	t.Helper()
 	text, err := testutil.CollectAndFormat(c, expfmt.TypeTextPlain, "dra_shared_gated_pods",
-		"dra_shared_gated_pods_age_seconds", "dra_shared_mode", "dra_shared_podgroups",
+		"dra_shared_gated_pods_age_seconds", "dra_shared_kubernetes_podgroups", "dra_shared_mode", "dra_shared_podgroups",
 		"dra_shared_reserved_for_claims", "dra_shared_shards",
 		"dra_shared_unused_held_claims", "dra_shared_unused_held_claims_age_seconds")
 	if err != nil {

@@ -10,12 +10,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
+	"slices"
 	"time"
 
 	schedulingapi "k8s.io/api/scheduling/v1beta1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 )
@@ -44,6 +48,29 @@ func Parse(name string) (Mode, error) {
 		return m, nil
 	}
 	return "", fmt.Errorf("mode %q: must be auto, bridge, or native", name)
+}
+
+// NewClient returns a client for Detect and a Watcher, which opens a connection for each request. A client
+// that keeps its connection asks one API server of several as long as that one runs.
+func NewClient(config *rest.Config) (kubernetes.Interface, error) {
+	tls, err := rest.TLSConfigFor(config)
+	if err != nil {
+		return nil, err
+	}
+	transport := &http.Transport{
+		Proxy: http.ProxyFromEnvironment, TLSClientConfig: tls, TLSHandshakeTimeout: detectTimeout, DisableKeepAlives: true,
+	}
+	if config.Proxy != nil {
+		transport.Proxy = config.Proxy
+	}
+	if config.Dial != nil {
+		transport.DialContext = config.Dial
+	}
+	wrapped, err := rest.HTTPWrappersForConfig(config, transport)
+	if err != nil {
+		return nil, err
+	}
+	return kubernetes.NewForConfigAndClient(config, &http.Client{Transport: wrapped})
 }
 
 // Detect returns Native if the API server keeps the claims of one of Kubernetes'
@@ -78,13 +105,37 @@ func Detect(ctx context.Context, cluster kubernetes.Interface, namespace string)
 	return Native, nil
 }
 
+// Versions returns the versions in which the API server has PodGroups of Kubernetes, in the order in which it
+// prefers them. Detect knows only one of them.
+func Versions(server discovery.DiscoveryInterface) (versions []string, err error) {
+	groups, err := server.ServerGroups()
+	if err != nil {
+		return nil, fmt.Errorf("find the versions of %s: %w", schedulingapi.GroupName, err)
+	}
+	for _, group := range groups.Groups {
+		if group.Name != schedulingapi.GroupName {
+			continue
+		}
+		for _, version := range group.Versions {
+			resources, err := server.ServerResourcesForGroupVersion(version.GroupVersion)
+			if err != nil {
+				return nil, fmt.Errorf("find the resources of %s: %w", version.GroupVersion, err)
+			}
+			if slices.ContainsFunc(resources.APIResources, func(r metav1.APIResource) bool { return r.Name == "podgroups" }) {
+				versions = append(versions, version.Version)
+			}
+		}
+	}
+	return versions, nil
+}
+
 // detectPeriod is the period of a Watcher. No event reports a change of feature
 // gates; they change when an API server restarts.
 const detectPeriod = 5 * time.Second
 
 // contraryAnswers is the number of answers in a row after which a Watcher believes that
 // the mode has changed. While API servers are upgraded one after the other, the answers
-// of old and new ones alternate.
+// of old and new ones alternate, because each answer comes over a new connection (see NewClient).
 const contraryAnswers = 3
 
 // detectTimeout limits the time that Detect waits for an API server that accepts

@@ -5,15 +5,23 @@ package mode
 
 import (
 	"context"
+	"encoding/pem"
 	"errors"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	schedulingapi "k8s.io/api/scheduling/v1beta1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/rest"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/klog/v2/ktesting"
 )
@@ -140,5 +148,51 @@ func TestParse(t *testing.T) {
 	_, err := Parse("Native")
 	if err == nil || err.Error() != `mode "Native": must be auto, bridge, or native` {
 		t.Errorf(`Parse("Native") returned the error %v`, err)
+	}
+}
+
+func TestVersions(t *testing.T) {
+	cluster := fake.NewClientset()
+	list := func(version string, resources ...string) *metav1.APIResourceList {
+		l := &metav1.APIResourceList{GroupVersion: version}
+		for _, name := range resources {
+			l.APIResources = append(l.APIResources, metav1.APIResource{Name: name})
+		}
+		return l
+	}
+	cluster.Resources = []*metav1.APIResourceList{
+		list("apps/v1", "podgroups"), list("scheduling.k8s.io/v1", "priorityclasses"),
+		list("scheduling.k8s.io/v1alpha2", "podgroups", "podgroups/status", "workloads"),
+	}
+	got, err := Versions(cluster.Discovery())
+	if want := []string{"v1alpha2"}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("got %v, %v, want %v", got, err, want)
+	}
+}
+
+// While the API servers of a cluster are upgraded, the answers of one of them say nothing about the others.
+func TestNewClient_opensAConnectionForEachRequest(t *testing.T) {
+	var connections atomic.Int64
+	server := httptest.NewUnstartedServer(http.NotFoundHandler())
+	server.EnableHTTP2 = true
+	server.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+		if state == http.StateNew {
+			connections.Add(1)
+		}
+	}
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
+	cluster, err := NewClient(&rest.Config{Host: server.URL, TLSClientConfig: rest.TLSClientConfig{CAData: ca}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range contraryAnswers {
+		if got, err := Detect(t.Context(), cluster, "ns"); err != nil || got != Bridge {
+			t.Fatalf("got %q, %v, want %q", got, err, Bridge)
+		}
+	}
+	if got := connections.Load(); got != contraryAnswers {
+		t.Errorf("%d requests over %d connections", contraryAnswers, got)
 	}
 }
