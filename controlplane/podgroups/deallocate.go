@@ -5,6 +5,8 @@ package podgroups
 
 import (
 	"context"
+	"maps"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -22,8 +24,9 @@ import (
 
 // A user may delete a claim while its PodGroup exists. The scheduler does not bind
 // pods with a claim that is being deleted once it has seen the deletion. A pod that it
-// had scheduled earlier may be bound afterwards. The grace periods, measured from the
-// deletion, say how long its entry must stay.
+// had scheduled earlier may be bound afterwards. The grace periods say how long its entry must
+// stay. They are measured from when the controller first sees the deletion: its clock may differ from
+// that of the API server, which writes deletionTimestamp.
 const (
 	// minGracePeriod is for pods that the scheduler rejected: the rejection may
 	// precede an attempt that is still in progress.
@@ -46,9 +49,9 @@ func (r *Reconciler) deletedClaimChange(
 	if err != nil {
 		return claims.Change{}, err
 	}
-	now := time.Now()
+	age := r.deletions.age(claim.UID, time.Now())
 	changeFor := func(pods []*corev1.Pod) claims.Change {
-		return claims.DeletedClaimChange(claim, g.owner, waitingEntries(claim, s.Name, pods, native, now)...)
+		return claims.DeletedClaimChange(claim, g.owner, waitingEntries(claim, s.Name, pods, native, age)...)
 	}
 	// Most reconciles find nothing to remove, for which the cached pods suffice.
 	if changeFor(g.pods).Empty() {
@@ -66,13 +69,13 @@ func (r *Reconciler) deletedClaimChange(
 // any more. If that applies to all pods that use it, the native entries, which are for
 // all pods of the group, are among them.
 func waitingEntries(
-	claim *resourceapi.ResourceClaim, name string, pods []*corev1.Pod, native []types.UID, now time.Time,
+	claim *resourceapi.ResourceClaim, name string, pods []*corev1.Pod, native []types.UID, age time.Duration,
 ) []types.UID {
 	var waiting []types.UID
 	for _, pod := range pods {
 		switch {
 		case podstatus.IsTerminal(pod) || claimref.Name(pod, name) != claim.Name:
-		case mayRun(pod, claim.DeletionTimestamp.Time, now):
+		case mayRun(pod, claim.DeletionTimestamp.Time, age):
 			native = nil
 		default:
 			waiting = append(waiting, pod.UID)
@@ -82,17 +85,47 @@ func waitingEntries(
 }
 
 // mayRun reports whether the pod runs on a node, or may be bound to one, with a claim
-// that was deleted at the given time.
-func mayRun(pod *corev1.Pod, deleted, now time.Time) bool {
+// that was deleted at the given time of the API server. The controller has seen the deletion for age.
+func mayRun(pod *corev1.Pod, deleted time.Time, age time.Duration) bool {
 	switch {
 	case pod.Spec.NodeName != "":
 		return true
 	case isGated(pod), pod.CreationTimestamp.After(deleted):
 		return false
 	case podstatus.IsUnschedulable(pod):
-		return now.Sub(deleted) < minGracePeriod
+		return age < minGracePeriod
 	}
-	return now.Sub(deleted) < maxGracePeriod
+	return age < maxGracePeriod
+}
+
+// deletions has when the controller first saw that objects are being deleted. After a restart, it sees all
+// of them for the first time. The zero value is ready for use.
+type deletions struct {
+	mu   sync.Mutex
+	seen map[types.UID]deletion
+}
+
+type deletion struct{ first, last time.Time }
+
+// forgottenAfter is how long after the last call for an object age forgets it. While the object exists, the
+// controller calls again every minGracePeriod.
+const forgottenAfter = 10 * time.Minute
+
+// age returns for how long the controller has seen the deletion.
+func (d *deletions) age(uid types.UID, now time.Time) time.Duration {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	maps.DeleteFunc(d.seen, func(_ types.UID, s deletion) bool { return now.Sub(s.last) > forgottenAfter })
+	if d.seen == nil {
+		d.seen = map[types.UID]deletion{}
+	}
+	s, ok := d.seen[uid]
+	if !ok {
+		s.first = now
+	}
+	s.last = now
+	d.seen[uid] = s
+	return now.Sub(s.first)
 }
 
 // nativeEntries returns the UIDs of the claim's entries for the native PodGroup that

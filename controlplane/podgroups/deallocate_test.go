@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 )
@@ -36,7 +37,7 @@ func TestMayRun(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
 		pod   *corev1.Pod
-		after time.Duration // since the deletion of the claim
+		after time.Duration // since the controller saw the deletion of the claim
 		want  bool
 	}{
 		{"bound", bound, time.Hour, true},
@@ -48,8 +49,25 @@ func TestMayRun(t *testing.T) {
 		{"not scheduled, after the minimum grace period", pending, minGracePeriod, true},
 		{"not scheduled, after the maximum grace period", pending, maxGracePeriod, false},
 	} {
-		if got := mayRun(tc.pod, deleted, deleted.Add(tc.after)); got != tc.want {
+		if got := mayRun(tc.pod, deleted, tc.after); got != tc.want {
 			t.Errorf("mayRun for a pod that is %s: got %t, want %t", tc.name, got, tc.want)
+		}
+	}
+}
+
+func TestDeletions_age(t *testing.T) {
+	var d deletions
+	start := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
+	for _, step := range []struct {
+		uid  types.UID
+		at   time.Duration
+		want time.Duration
+	}{
+		{"a", 0, 0}, {"a", time.Minute, time.Minute}, {"b", time.Minute, 0},
+		{"b", forgottenAfter + time.Minute, forgottenAfter}, {"a", forgottenAfter + 2*time.Minute, 0},
+	} {
+		if got := d.age(step.uid, start.Add(step.at)); got != step.want {
+			t.Errorf("age of the deletion of %s after %s: got %s, want %s", step.uid, step.at, got, step.want)
 		}
 	}
 }

@@ -57,7 +57,8 @@ type Reconciler struct {
 	// Unused measures for how long a PodGroup has had no pods.
 	Unused *workload.Timer
 
-	ungated ungatedCache
+	ungated   ungatedCache
+	deletions deletions
 }
 
 // Owner returns the PodGroup as the owner of its claims.

@@ -592,6 +592,22 @@ func TestReconciler_deletedClaimStaysReservedForPodBoundInAPIServer(t *testing.T
 	e.expectReservedFor("the claim is being deleted and only the API server shows that a is bound", name, "a")
 }
 
+// The clock of the controller is five minutes ahead of the API server's: the scheduler may still bind a pod
+// with a claim that has just been deleted.
+func TestReconciler_deletedClaimStaysReservedWhenClocksDiffer(t *testing.T) {
+	name := generatedName()
+	pending := testPod("a", name)
+	pending.CreationTimestamp = metav1.NewTime(time.Now().Add(-time.Hour))
+	deleted := claims.Generate(Owner(testPodGroup("template", "")), "net", 0, testTemplate("nic"))
+	deleted.UID, deleted.Finalizers = "claim-uid", []string{deleteProtection}
+	deleted.DeletionTimestamp = ptr.To(metav1.NewTime(time.Now().Add(-5 * time.Minute)))
+	deleted.Status.Allocation = &resourceapi.AllocationResult{}
+	deleted.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "a", UID: "a"}}
+	e := newTestEnv(t, testPodGroup("template", ""), testTemplate("nic"), pending, deleted)
+	e.reconcile()
+	e.expectReservedFor("the controller sees the deletion for the first time", name, "a")
+}
+
 func TestReconciler_gatesPodsOfFabric(t *testing.T) {
 	name := generatedName()
 	pods := []client.Object{testPod("a", name), testPod("b", name), testPod("c", name)}
