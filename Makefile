@@ -75,7 +75,7 @@ kind-up: prerequisites-kind kind-binaries ## create a kind cluster with a NIC to
 kind-down: bin/kind-demo ## remove the kind cluster and everything that came with it [KIND=directory]
 	@bin/kind-demo down --dir $(KIND)
 
-cluster-up: prerequisites cluster-binaries bin/helm $(IMAGES) ## start a cluster and install the chart [CLUSTER=directory] [NODES=1|2] [GATES=default|all]
+cluster-up: prerequisites cluster-binaries bin/helm $(IMAGES) ## start a cluster and install the chart [CLUSTER=directory] [NODES=1|2] [GATES=default|all|workload]
 	@bin/cluster up --dir $(CLUSTER) --nodes $(NODES) --gates $(GATES) $(addprefix --image ,$(IMAGES))
 	@$(MAKE) --no-print-directory install
 
@@ -141,8 +141,8 @@ test-crash: prerequisites-dhcp ## end the plugin at each failpoint, and run it u
 test-fuzz: ## run each fuzz target for 30,000 inputs [1 min]
 	@.ci/fuzz.sh 30000
 
-test-controlplane: prerequisites cluster-binaries bin/helm bin/jobset $(IMAGES) bin/dra-shared-controller ## test the controller on a real control plane with simulated nodes [RUN=regexp] [3 min]
-	@CONTROLPLANE=1 $(GO_TEST) -count=1 -timeout 20m $(if $(RUN),-v -run '$(RUN)',) -- ./test/controlplane
+test-controlplane: prerequisites cluster-binaries bin/helm bin/jobset $(IMAGES) bin/dra-shared-controller ## test the controller on a real control plane with simulated nodes [RUN=regexp] [GATES=default|all|workload] [3 min]
+	@CONTROLPLANE=1 $(if $(filter-out default,$(GATES)),CONTROLPLANE_GATES=$(GATES) )$(GO_TEST) -count=1 -timeout 20m $(if $(RUN),-v -run '$(RUN)',) -- ./test/controlplane
 
 test-jobset: prerequisites cluster-binaries bin/helm bin/jobset $(IMAGES) bin/dra-shared-controller ## test claims of Jobs with the real JobSet controller, in both modes [RUN=regexp] [10 min]
 	@for gates in default all; do

@@ -47,7 +47,8 @@ func TestCluster_up_invalidOptions(t *testing.T) {
 		want string
 	}{
 		{options{Nodes: 3, Gates: "default"}, "--nodes 3: must be 0, 1, or 2"},
-		{options{Nodes: 1, Gates: "some"}, `--gates "some": must be all, capacity, default, no-capacity, no-granular-status`},
+		{options{Nodes: 1, Gates: "some"},
+			`--gates "some": must be all, capacity, default, no-capacity, no-granular-status, workload`},
 		{
 			options{Nodes: 1, Gates: "default", Versions: build.Versions{Kubernetes: "1.36"}},
 			`--kubernetes: version "1.36": must have the form v1.37.1`,

@@ -60,8 +60,8 @@ var errUsage = errors.New(`usage:
 
 const gatesUsage = "feature gates: default, all (every DRA and workload gate), " +
 	"capacity (turns consumable capacity on where it is off by default), " +
-	"no-capacity (turns consumable capacity off), or no-granular-status (turns the granular authorization " +
-	"of claims' status off)"
+	"no-capacity (turns consumable capacity off), no-granular-status (turns the granular authorization " +
+	"of claims' status off), or workload (PodGroups of Kubernetes, without their claims)"
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)

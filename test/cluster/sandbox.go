@@ -52,6 +52,8 @@ var featureGates = map[string]map[string]bool{
 	"no-granular-status": {"DRAResourceClaimGranularStatusAuthorization": false},
 	// Before Kubernetes 1.36 consumable capacity is off by default.
 	"capacity": {"DRAConsumableCapacity": true},
+	// PodGroups of Kubernetes without their claims.
+	"workload": {"GenericWorkload": true, "DRAWorkloadResourceClaims": false},
 	"all": {
 		"CompositePodGroup": true, "GenericWorkload": true, "DRAWorkloadResourceClaims": true, "WorkloadWithJob": true,
 		"PodGroupPreemptionPolicy": true, "TopologyAwareWorkloadScheduling": true,
@@ -121,14 +123,14 @@ func gateFlag(gates map[string]bool) []string {
 	return []string{"--feature-gates=" + strings.Join(list, ",")}
 }
 
-// apiFlags returns the feature gates for the API server and, with all gates, the
+// apiFlags returns the feature gates for the API server and, with the gates of workloads, the
 // flag that turns on the alpha and beta APIs.
 func (c *cluster) apiFlags() ([]string, error) {
 	flags, err := c.gateFlags()
 	if err != nil {
 		return nil, err
 	}
-	if o, err := c.options(); err != nil || o.Gates != "all" {
+	if o, err := c.options(); err != nil || o.Gates != "all" && o.Gates != "workload" {
 		return flags, err
 	}
 	return append(flags, "--runtime-config="+

@@ -68,8 +68,8 @@ const NoNodes = -1
 type Options struct {
 	// Nodes is the number of nodes: 1 or 2, or NoNodes. 0 means 1.
 	Nodes int
-	// Gates selects the feature gates: default, all, capacity, no-capacity, or
-	// no-granular-status. Empty means default.
+	// Gates selects the feature gates: default, all, capacity, no-capacity,
+	// no-granular-status, or workload. Empty means default.
 	Gates string
 	// Kubernetes is the version to run. Empty means the default version.
 	Kubernetes string

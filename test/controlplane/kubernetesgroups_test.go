@@ -1,0 +1,130 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package controlplane
+
+import (
+	"cmp"
+	"context"
+	"os"
+	"slices"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	schedulingapi "k8s.io/api/scheduling/v1beta1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
+	"github.com/dra-shared/dra-driver-shared/controlplane/mode"
+	"github.com/dra-shared/dra-driver-shared/test/eventually"
+)
+
+// Where Kubernetes has PodGroups and not their claims (GenericWorkload without DRAWorkloadResourceClaims), the
+// controller is in bridge mode, and does not touch the pods of others, whatever their claims are.
+func TestAdmission_podsOfKubernetesGroups(t *testing.T) {
+	e := requireTestEnv(t)
+	e.requireWorkloadGates(t)
+	e.startController(t, nil)
+	if versions, err := mode.Versions(e.kube.Discovery()); err != nil || !slices.Contains(versions, "v1beta1") {
+		t.Fatalf("versions of PodGroups of Kubernetes: got %v, %v, want v1beta1", versions, err)
+	}
+	if detected, err := mode.Detect(t.Context(), e.kube, "default"); err != nil || detected != mode.Bridge {
+		t.Fatalf("detected mode: got %q, %v, want %q", detected, err, mode.Bridge)
+	}
+	ns := e.createNamespace(t, "gang")
+	gang := func(name string) *schedulingapi.PodGroup {
+		basic := schedulingapi.PodGroupSchedulingPolicy{Basic: &schedulingapi.BasicSchedulingPolicy{}}
+		return &schedulingapi.PodGroup{
+			ObjectMeta: objectMeta(ns, name), Spec: schedulingapi.PodGroupSpec{SchedulingPolicy: basic},
+		}
+	}
+	gpu := &resourceapi.ResourceClaimTemplate{ObjectMeta: objectMeta(ns, "gpu")}
+	gpu.Spec.Spec.Devices.Requests = []resourceapi.DeviceRequest{{
+		Name: "gpu", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "gpu.example.com"},
+	}}
+	e.create(t, gpu, gang("theirs"), gang("both"))
+	e.mustCreateGroup(t, ns, "both")
+	e.mustCreateGroup(t, ns, "drivers")
+	ending := e.mustCreateGroup(t, ns, "ending")
+	keep := client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"finalizers":["example.com/keep"]}}`))
+	if err := e.client.Patch(t.Context(), ending, keep); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { // the namespace is deleted afterwards
+		release := client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"finalizers":null}}`))
+		_ = e.client.Patch(context.Background(), ending, release)
+	})
+	e.delete(t, ending)
+
+	pod := func(group, template string) *corev1.Pod {
+		p := newPod(ns, "of-"+group+"-"+template, 0)
+		p.Annotations = nil
+		p.Spec.SchedulingGroup = &corev1.PodSchedulingGroup{PodGroupName: ptr.To(group)}
+		p.Spec.ResourceClaims[0].ResourceClaimTemplateName = ptr.To(template)
+		reference := corev1.ResourceClaim{Name: p.Spec.ResourceClaims[0].Name}
+		p.Spec.Containers[0].Resources.Claims = []corev1.ResourceClaim{reference}
+		return p
+	}
+	for _, theirs := range []*corev1.Pod{
+		pod("theirs", "gpu"), pod("theirs", "fabric"), pod("both", "gpu"), pod("both", "fabric"), pod("ending", "fabric"),
+		pod("missing", "gpu"),
+	} {
+		created := theirs.DeepCopy()
+		if err := e.client.Create(t.Context(), created); err != nil {
+			t.Errorf("pod %s is refused: %v", theirs.Name, err)
+			continue
+		}
+		if !equality.Semantic.DeepEqual(created.Spec.SchedulingGroup, theirs.Spec.SchedulingGroup) ||
+			!equality.Semantic.DeepEqual(created.Spec.ResourceClaims, theirs.Spec.ResourceClaims) ||
+			created.Annotations[scheduling.GroupAnnotation] != "" || created.Labels[scheduling.GroupUIDLabel] != "" ||
+			len(created.Spec.SchedulingGates) > 0 {
+			t.Errorf("pod %s is changed: labels %v, annotations %v, spec %+v",
+				theirs.Name, created.Labels, created.Annotations, created.Spec)
+		}
+	}
+	joins := pod("drivers", "fabric")
+	e.create(t, joins)
+	if joins.Spec.SchedulingGroup != nil || joins.Labels[scheduling.GroupUIDLabel] == "" {
+		t.Errorf("a pod of the driver's PodGroup: got labels %v, field %v, want that it joins it",
+			joins.Labels, joins.Spec.SchedulingGroup)
+	}
+	for group, want := range map[string]string{"theirs": "", "both": "", "drivers": "drivers"} {
+		template := pod(group, "fabric")
+		deployment := &appsv1.Deployment{ObjectMeta: objectMeta(ns, group), Spec: appsv1.DeploymentSpec{
+			Replicas: ptr.To[int32](0), Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": group}},
+			Template: corev1.PodTemplateSpec{Spec: template.Spec},
+		}}
+		deployment.Spec.Template.Labels = map[string]string{"app": group}
+		e.create(t, deployment)
+		if got := deployment.Spec.Template.Annotations[scheduling.GroupAnnotation]; got != want {
+			t.Errorf("annotation of a template that names PodGroup %s by the field: got %q, want %q", group, got, want)
+		}
+	}
+}
+
+// requireWorkloadGates runs the API server with the feature gates "workload" until the test ends, and skips the
+// test where it has no such gates.
+func (e *testEnv) requireWorkloadGates(t *testing.T) {
+	t.Helper()
+	const gates = "workload"
+	if os.Getenv(envGates) == gates {
+		return
+	}
+	if version := os.Getenv(envVersion); version != "" && version < "v1.37" {
+		t.Skip("the API server of " + version + " has no PodGroups of scheduling.k8s.io/v1beta1")
+	}
+	if e.native {
+		t.Skip("native mode has the claims of PodGroups")
+	}
+	t.Cleanup(func() { e.setGates(t, cmp.Or(os.Getenv(envGates), "default")) })
+	e.setGates(t, gates)
+	eventually.Eventually(t, timeout, "the API server has PodGroups of Kubernetes", func() error {
+		_, err := e.kube.SchedulingV1beta1().PodGroups("default").List(t.Context(), metav1.ListOptions{})
+		return err
+	})
+}
