@@ -287,7 +287,11 @@ func (p *Pods) assignShard(ctx context.Context, group *scheduling.PodGroup, entr
 		return notSharded, nil
 	}
 	spec, err := p.entrySpec(ctx, group, entry)
-	if err != nil || spec == nil || !claims.RequestsFabric(spec, p.Driver) {
+	if err != nil || spec == nil {
+		return notSharded, err
+	}
+	isFabric, err := claims.RequestsFabric(spec, p.Driver, p.deviceClass(ctx))
+	if err != nil || !isFabric {
 		return notSharded, err
 	}
 	first := claims.Name(podgroups.Owner(group), entry, 0)
@@ -331,6 +335,18 @@ func (p *Pods) claimSpec(ctx context.Context, namespace, name string) (*resource
 		return nil, client.IgnoreNotFound(err)
 	}
 	return &c.Spec, nil
+}
+
+// deviceClass returns a function that returns a DeviceClass, or nil if it does not exist.
+func (p *Pods) deviceClass(ctx context.Context) func(string) (*resourceapi.DeviceClass, error) {
+	return func(name string) (*resourceapi.DeviceClass, error) {
+		var class resourceapi.DeviceClass
+		err := p.get(ctx, types.NamespacedName{Name: name}, &class)
+		if apierrors.IsNotFound(err) {
+			return nil, nil
+		}
+		return &class, err
+	}
 }
 
 // get reads an object from the cache, or from the API server if the cache does not

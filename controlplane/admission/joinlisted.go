@@ -69,7 +69,11 @@ func (p *Pods) joinListed(ctx context.Context, pod *corev1.Pod, request string) 
 				entry.Name, list.kind, list.name))
 			continue
 		default:
-			if claims.RequestsFabric(claim.spec, p.Driver) {
+			isFabric, err := claims.RequestsFabric(claim.spec, p.Driver, p.deviceClass(ctx))
+			if err != nil {
+				return nil, warnings, err
+			}
+			if isFabric {
 				sharded = true
 				first := claims.Name(list.owner, entry.Name, 0)
 				shard, err = p.Shards.assign(ctx, shardQuestion{Namespace: pod.Namespace, Claim: first, Request: request})

@@ -12,11 +12,10 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/types"
 
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
 )
 
 // addClaimReferences adds references to the pod's claims of the driver to the
@@ -147,30 +146,21 @@ func (p *Pods) driverRequests(
 ) (requests []driverRequest, err error) {
 	for _, r := range spec.Devices.Requests {
 		t := targetOfConfig(spec.Devices.Config, r.Name, p.Driver)
-		for _, name := range classNames(r) {
-			var class resourceapi.DeviceClass
-			err := p.get(ctx, types.NamespacedName{Name: name}, &class)
-			if err != nil && !apierrors.IsNotFound(err) {
+		for _, name := range claims.ClassNames(r) {
+			class, err := p.deviceClass(ctx)(name)
+			if err != nil {
 				return nil, err
 			}
-			t = t.or(targetOfClass(name, &class, p.Driver))
+			if class == nil {
+				class = &resourceapi.DeviceClass{}
+			}
+			t = t.or(targetOfClass(name, class, p.Driver))
 		}
 		if t.ownDriver {
 			requests = append(requests, driverRequest{name: r.Name, isNIC: t.isNIC})
 		}
 	}
 	return requests, nil
-}
-
-// classNames returns the DeviceClasses of a request and its alternatives.
-func classNames(r resourceapi.DeviceRequest) (names []string) {
-	if r.Exactly != nil {
-		names = append(names, r.Exactly.DeviceClassName)
-	}
-	for _, alternative := range r.FirstAvailable {
-		names = append(names, alternative.DeviceClassName)
-	}
-	return names
 }
 
 // targetOfClass returns what a request of a DeviceClass is for. The class may be

@@ -4,6 +4,7 @@
 package claims
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -149,8 +150,9 @@ func TestGenerateShard_keepsOnlyTheAllocatedAlternative(t *testing.T) {
 	if r := claim.Spec.Devices.Requests[0]; r.FirstAvailable != nil || r.Exactly.DeviceClassName != "fabric."+driver {
 		t.Errorf("request of the shard: got %+v, want only the allocated alternative b", r)
 	}
-	if !RequestsFabric(&first.Spec, driver) {
-		t.Error("RequestsFabric is false for a request with a fabric as an alternative")
+	none := func(string) (*resourceapi.DeviceClass, error) { return nil, nil }
+	if isFabric, err := RequestsFabric(&first.Spec, driver, none); err != nil || !isFabric {
+		t.Errorf("RequestsFabric for a request with a fabric as an alternative: got %t, %v", isFabric, err)
 	}
 }
 
@@ -370,6 +372,39 @@ func TestDeletedClaimChange(t *testing.T) {
 		if got := describe(DeletedClaimChange(tc.claim, job("group", "group"), tc.waiting...)); got != tc.want {
 			t.Errorf("change of a deleted claim with entries %v and waiting pods %v: got %q, want %q",
 				tc.claim.Status.ReservedFor, tc.waiting, got, tc.want)
+		}
+	}
+}
+
+// Administrators may create classes for fabrics of their own.
+func TestRequestsFabric_ofOtherClasses(t *testing.T) {
+	spec := &resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{
+		{Name: "r", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "racks"}},
+	}}}
+	unavailable := errors.New("unavailable")
+	for _, tc := range []struct {
+		name, expression string
+		err              error
+		want             bool
+	}{
+		{"kind fabric", `device.driver == "dra-shared.dev" && device.attributes["dra-shared.dev"].kind == "fabric"`,
+			nil, true},
+		{"one fabric", `device.attributes["dra-shared.dev"].fabric == "rack1"`, nil, true},
+		{"kind nic", `device.driver == "dra-shared.dev" && device.attributes["dra-shared.dev"].kind == "nic"`, nil, false},
+		{"another driver", `device.attributes["other.example.com"].kind == "fabric"`, nil, false},
+		{"no class", "", nil, false},
+		{"no answer", "", unavailable, false},
+	} {
+		class := func(string) (*resourceapi.DeviceClass, error) {
+			if tc.expression == "" {
+				return nil, tc.err
+			}
+			return &resourceapi.DeviceClass{Spec: resourceapi.DeviceClassSpec{Selectors: []resourceapi.DeviceSelector{
+				{CEL: &resourceapi.CELDeviceSelector{Expression: tc.expression}},
+			}}}, nil
+		}
+		if got, err := RequestsFabric(spec, "dra-shared.dev", class); got != tc.want || !errors.Is(err, tc.err) {
+			t.Errorf("%s: got %t, %v, want %t, %v", tc.name, got, err, tc.want, tc.err)
 		}
 	}
 }

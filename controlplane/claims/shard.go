@@ -41,12 +41,49 @@ func ShardNumber(owner Owner, entry, name string) (int, bool) {
 // RequestsFabric reports whether a request of the spec is for a fabric of the driver,
 // or may be by one of its alternatives. Pods on several nodes can use a fabric, so
 // that there may be more of them than a claim can be reserved for.
-func RequestsFabric(spec *resourceapi.ResourceClaimSpec, driver string) bool {
-	class := params.DeviceKindFabric + "." + driver
-	isFabric := func(s resourceapi.DeviceSubRequest) bool { return s.DeviceClassName == class }
-	return slices.ContainsFunc(spec.Devices.Requests, func(r resourceapi.DeviceRequest) bool {
-		return r.Exactly != nil && r.Exactly.DeviceClassName == class || slices.ContainsFunc(r.FirstAvailable, isFabric)
-	})
+//
+// A DeviceClass is for fabrics by the name of the chart's, or if a selector names the driver and its
+// attribute kind or fabric. class returns a DeviceClass, or nil if it does not exist.
+func RequestsFabric(
+	spec *resourceapi.ResourceClaimSpec, driver string, class func(name string) (*resourceapi.DeviceClass, error),
+) (bool, error) {
+	var names []string
+	for _, r := range spec.Devices.Requests {
+		names = append(names, ClassNames(r)...)
+	}
+	if slices.Contains(names, params.DeviceClassName(params.DeviceKindFabric, driver)) {
+		return true, nil
+	}
+	for _, name := range names {
+		found, err := class(name)
+		if err != nil {
+			return false, fmt.Errorf("look up DeviceClass %q: %w", name, err)
+		}
+		if found != nil && slices.ContainsFunc(found.Spec.Selectors, func(s resourceapi.DeviceSelector) bool {
+			return s.CEL != nil && selectsFabric(s.CEL.Expression, driver)
+		}) {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// selectsFabric reports whether a CEL expression for devices selects fabrics of the driver, by its text.
+func selectsFabric(expression, driver string) bool {
+	attributes := fmt.Sprintf("device.attributes[%q].", driver)
+	return strings.Contains(expression, attributes+"fabric ") ||
+		strings.Contains(expression, fmt.Sprintf("%skind == %q", attributes, params.DeviceKindFabric))
+}
+
+// ClassNames returns the names of the DeviceClasses of a request and its alternatives.
+func ClassNames(r resourceapi.DeviceRequest) (names []string) {
+	if r.Exactly != nil {
+		names = append(names, r.Exactly.DeviceClassName)
+	}
+	for _, alternative := range r.FirstAvailable {
+		names = append(names, alternative.DeviceClassName)
+	}
+	return names
 }
 
 // GenerateShard returns the claim for a further shard of an owner's entry. The claim

@@ -9,6 +9,8 @@ import (
 	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
 	"github.com/dra-shared/dra-driver-shared/controlplane/mode"
@@ -69,8 +71,14 @@ func (r *Reconciler) staleEntriesChange(
 			return claims.Change{}, err
 		}
 		users = append(users, others...)
-	case claims.RequestsFabric(&claim.Spec, r.Driver):
-		maxTerminal = claims.MaxPods // new pods get further shards
+	default:
+		isFabric, err := claims.RequestsFabric(&claim.Spec, r.Driver, r.deviceClass(ctx))
+		if err != nil {
+			return claims.Change{}, err
+		}
+		if isFabric {
+			maxTerminal = claims.MaxPods // new pods get further shards
+		}
 	}
 	deleted, err := lookup.DeletedPods(ctx, claim, users)
 	if err != nil {
@@ -80,6 +88,18 @@ func (r *Reconciler) staleEntriesChange(
 		users = nil // no entries are added
 	}
 	return claims.StaleEntriesChange(claim, users, deleted, maxTerminal), nil
+}
+
+// deviceClass returns a function that returns a DeviceClass, or nil if it does not exist.
+func (r *Reconciler) deviceClass(ctx context.Context) func(string) (*resourceapi.DeviceClass, error) {
+	return func(name string) (*resourceapi.DeviceClass, error) {
+		var class resourceapi.DeviceClass
+		err := r.Client.Get(ctx, types.NamespacedName{Name: name}, &class)
+		if apierrors.IsNotFound(err) {
+			return nil, nil
+		}
+		return &class, err
+	}
 }
 
 // users returns the group's pods that use shard n.
