@@ -59,6 +59,8 @@ type Reconciler struct {
 	Clock     clock.PassiveClock
 
 	written *claimstatus.Log
+	// uids has the UIDs of the claims in written, which outlive their claims only here.
+	uids map[types.NamespacedName]types.UID
 }
 
 // indexClaim is the index of pods by the names of their claims.
@@ -66,7 +68,7 @@ const indexClaim = "dra-shared.claims"
 
 // SetupWithManager registers the reconciler. It must be called before Reconcile.
 func (r *Reconciler) SetupWithManager(ctx context.Context, m ctrl.Manager) error {
-	r.written = claimstatus.NewLog(r.Clock, 0)
+	r.written, r.uids = claimstatus.NewLog(r.Clock, 0), map[types.NamespacedName]types.UID{}
 	if err := m.GetFieldIndexer().IndexField(ctx, &corev1.Pod{}, indexClaim, claimNames); err != nil {
 		return err
 	}
@@ -98,13 +100,18 @@ func requestsForPod(_ context.Context, o client.Object) (requests []reconcile.Re
 // the number of its pods, of running pods, or of nodes has changed.
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	var claim resourceapi.ResourceClaim
-	if err := r.Client.Get(ctx, req.NamespacedName, &claim); err != nil {
+	err := r.Client.Get(ctx, req.NamespacedName, &claim)
+	if client.IgnoreNotFound(err) != nil {
+		return ctrl.Result{}, err
+	}
+	if err != nil || !r.hasFabric(&claim) || r.uids[req.NamespacedName] != claim.UID {
+		r.written.Forget(r.uids[req.NamespacedName])
+		delete(r.uids, req.NamespacedName)
+	}
+	if err != nil || !r.hasFabric(&claim) {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	if !r.hasFabric(&claim) {
-		r.written.Forget(claim.UID)
-		return ctrl.Result{}, nil
-	}
+	r.uids[req.NamespacedName] = claim.UID // one worker
 	if age, ok := r.written.Age(claim.UID); ok && age < minWriteInterval {
 		return ctrl.Result{RequeueAfter: minWriteInterval - age}, nil
 	}

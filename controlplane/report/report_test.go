@@ -53,7 +53,7 @@ func newTestEnv(t *testing.T, claim *resourceapi.ResourceClaim) *testEnv {
 	}
 	e.reconciler = &Reconciler{
 		Client: e.cache, APIReader: e.api, Cluster: e.cluster, Driver: driver, Clock: e.clock,
-		written: claimstatus.NewLog(e.clock, 0),
+		written: claimstatus.NewLog(e.clock, 0), uids: map[types.NamespacedName]types.UID{},
 	}
 	return e
 }
@@ -310,5 +310,23 @@ func TestRequestsForPod(t *testing.T) {
 	}
 	if got := fmt.Sprint(requestsForPod(t.Context(), pod)); got != "[ns/a ns/b]" {
 		t.Errorf("requests %s, want one per claim with a name", got)
+	}
+}
+
+// The log of writes has no entry for a claim that is gone.
+func TestReconciler_forgetsDeletedClaims(t *testing.T) {
+	claim := claimWith(fabric, "a")
+	e := newTestEnv(t, claim)
+	e.setPod("a", "n1", corev1.PodRunning, true)
+	e.mustReconcile(0)
+	if _, ok := e.reconciler.written.Age(claim.UID); !ok {
+		t.Fatal("the log has no write to the claim")
+	}
+	if err := e.cache.Delete(t.Context(), claim.DeepCopy()); err != nil {
+		t.Fatal(err)
+	}
+	e.mustReconcile(0)
+	if _, ok := e.reconciler.written.Age(claim.UID); ok || len(e.reconciler.uids) > 0 {
+		t.Errorf("the log has a write to the deleted claim: %t; known UIDs: %v", ok, e.reconciler.uids)
 	}
 }

@@ -38,7 +38,9 @@ type Finder struct {
 	// StartWatch starts a watch for objects of a kind; see Watch.
 	StartWatch func(schema.GroupVersionKind, schema.GroupResource) error
 
-	mu      sync.Mutex
+	mu sync.Mutex
+	// watched has the kinds with a watch. A watch does not end while the controller runs: their number is
+	// limited by controller.reservedFor of the chart, which permits the controller to watch a kind.
 	watched map[schema.GroupVersionKind]bool
 }
 
