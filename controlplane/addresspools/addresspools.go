@@ -13,7 +13,6 @@ import (
 	"slices"
 	"time"
 
-	"go4.org/netipx"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -150,10 +149,7 @@ func Status(
 	status := *object.Status.DeepCopy()
 	assigned, kept := new(big.Int), new(big.Int)
 	for i := range blocks {
-		set, err := addresspool.ParseRanges(blocks[i].Spec.Ranges)
-		if err != nil {
-			continue
-		}
+		set, _ := addresspool.ParseRanges(blocks[i].Spec.Ranges)
 		assigned.Add(assigned, addresspool.Count(set))
 		if blocks[i].Spec.Pod != "" {
 			kept.Add(kept, addresspool.Count(set))
@@ -190,10 +186,7 @@ func unassigned(pool *addresspool.Pool, blocks []network.AddressBlock) *big.Int 
 	for i := range blocks {
 		ranges = append(ranges, blocks[i].Spec.Ranges...)
 	}
-	assigned, err := addresspool.ParseRanges(ranges)
-	if err != nil {
-		assigned = &netipx.IPSet{} // a person wrote a block: nodes do not take from the pool then
-	}
+	assigned, _ := addresspool.ParseRanges(ranges)
 	return addresspool.Count(addresspool.Difference(addresspool.Difference(pool.Addresses, pool.Reserved), assigned))
 }
 

@@ -152,18 +152,40 @@ func TestChooseBlock_usesEachAddressOnce(t *testing.T) {
 	}
 }
 
+func TestParseRanges_invalid(t *testing.T) {
+	for text, want := range map[string]string{
+		"10.20.0.9-10.20.0.5":   "10.20.0.5-10.20.0.9",
+		"10.20.0.9-fd00::1":     "10.20.0.9-10.20.0.9 fd00::1-fd00::1",
+		"10.20.0.9-10.20.0.256": "10.20.0.9-10.20.0.9",
+		"-10.20.0.9":            "10.20.0.9-10.20.0.9",
+		"all":                   "",
+		"":                      "",
+	} {
+		set, invalid := addresspool.ParseRanges([]string{"10.20.1.0-10.20.1.3", text})
+		got := strings.Join(addresspool.FormatRanges(addresspool.Difference(set, rangeOf("10.20.1.0/30"))), " ")
+		if got != want || len(invalid) != 1 || invalid[0] != text {
+			t.Errorf("%q: got %q, invalid %q, want %q, and the entry as invalid", text, got, invalid, want)
+		}
+		if !set.Contains(netip.MustParseAddr("10.20.1.2")) {
+			t.Errorf("%q: the set lacks the addresses of the other entry", text)
+		}
+	}
+}
+
+func rangeOf(text string) *netipx.IPSet {
+	set, _ := addresspool.ParseRanges([]string{text})
+	return set
+}
+
 func FuzzParseRanges(f *testing.F) {
 	f.Add("10.20.0.0/24")
 	f.Add("10.20.0.5-10.20.0.9")
 	f.Add("fd00::1")
 	f.Fuzz(func(t *testing.T, text string) {
-		set, err := addresspool.ParseRanges([]string{text})
-		if err != nil {
-			return
-		}
-		again, err := addresspool.ParseRanges(addresspool.FormatRanges(set))
-		if err != nil || !again.Equal(set) {
-			t.Errorf("%q: got %v after formatting, want %v: %v", text, again, set.Ranges(), err)
+		set, _ := addresspool.ParseRanges([]string{text})
+		again, invalid := addresspool.ParseRanges(addresspool.FormatRanges(set))
+		if len(invalid) > 0 || !again.Equal(set) {
+			t.Errorf("%q: got %v after formatting, want %v; invalid: %q", text, again.Ranges(), set.Ranges(), invalid)
 		}
 	})
 }

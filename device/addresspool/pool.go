@@ -204,17 +204,36 @@ func parseRange(text string) (netipx.IPRange, error) {
 	return netipx.IPRangeFrom(address, address), err
 }
 
-// ParseRanges returns the set of the addresses of a block.
-func ParseRanges(texts []string) (*netipx.IPSet, error) {
+// ParseRanges returns the addresses of a block, and those entries that are invalid, which a person has
+// written. So that no other block gets an address that they may mean, the addresses contain the valid
+// ends of such an entry and, if both are valid, what is between them.
+func ParseRanges(texts []string) (addresses *netipx.IPSet, invalid []string) {
 	var set netipx.IPSetBuilder
 	for _, text := range texts {
 		r, err := parseRange(text)
-		if err != nil {
-			return nil, err
+		if err == nil && r.IsValid() {
+			set.AddRange(r)
+			continue
 		}
-		set.AddRange(r)
+		invalid = append(invalid, text)
+		addPossible(&set, text)
 	}
-	return set.IPSet()
+	addresses, _ = set.IPSet() // fails only if an invalid range was added
+	return addresses, invalid
+}
+
+// addPossible adds the addresses that an invalid range may mean.
+func addPossible(set *netipx.IPSetBuilder, text string) {
+	first, last, _ := strings.Cut(text, "-")
+	if r, err := netipx.ParseIPRange(last + "-" + first); err == nil {
+		set.AddRange(r)
+		return
+	}
+	for _, end := range []string{first, last} {
+		if a, err := netip.ParseAddr(end); err == nil {
+			set.Add(a.WithZone(""))
+		}
+	}
 }
 
 // FormatRanges is the inverse of ParseRanges.

@@ -31,6 +31,11 @@ const (
 // controller saw that the node of the block does not exist.
 const NodeLostAnnotation = GroupName + "/node-lost"
 
+// UncheckedAnnotation (annotation of AddressBlocks) means that the plugin does not know yet whether another
+// block has the addresses. It sets the annotation if pods of the node used them before it created the
+// block, and removes it.
+const UncheckedAnnotation = GroupName + "/unchecked"
+
 // Annotations of Services without a selector whose endpoints are the addresses of pods on a
 // network. The controller writes the EndpointSlices (controller.endpointSlices of the chart).
 const (

@@ -214,11 +214,7 @@ func (a *Allocator) load(ctx context.Context, used func() (Used, error)) error {
 	others := map[string][]network.AddressBlock{}
 	var blocks []*block
 	for i := range objects {
-		addresses, err := addresspool.ParseRanges(objects[i].Spec.Ranges)
-		if err != nil {
-			return fmt.Errorf("AddressBlock %s: spec.ranges: %w", objects[i].Name, err)
-		}
-		b := &block{&objects[i], addresses}
+		b := &block{&objects[i], addressesOf(&objects[i])}
 		inNetwork, known := others[b.object.Spec.Network]
 		if !known {
 			inNetwork, err = a.listBlocks(ctx, fieldNetwork, b.object.Spec.Network)
@@ -227,7 +223,7 @@ func (a *Allocator) load(ctx context.Context, used func() (Used, error)) error {
 			}
 			others[b.object.Spec.Network] = inNetwork
 		}
-		if keep, err := a.validate(ctx, b, inNetwork); err != nil {
+		if keep, err := a.validate(ctx, b, inNetwork, recorded); err != nil {
 			return err
 		} else if keep {
 			blocks = append(blocks, b)
@@ -235,44 +231,50 @@ func (a *Allocator) load(ctx context.Context, used func() (Used, error)) error {
 	}
 	a.blocks, a.used = blocks, recorded
 	a.findLost(ctx)
+	a.used = recorded // even if a request failed to which a lost address belongs: the next maintenance reads again
 	klog.FromContext(ctx).V(2).Info("Read address blocks", "blocks", len(blocks), "used", len(recorded))
 	return nil
 }
 
-// validate removes from a block what an earlier block has: a plugin was killed, or lost its
-// connection, before it could delete the later one. It reports whether the block remains. The
-// addresses of attachments that it removes are lost.
-func (a *Allocator) validate(ctx context.Context, b *block, others []network.AddressBlock) (keep bool, err error) {
-	var own netipx.IPSetBuilder
-	own.AddSet(b.addresses)
+// validate removes from a block the addresses that other blocks have: a plugin was killed, or did
+// not get a response, before it could compare the new block with the others (see create). It
+// reports whether the block remains.
+//
+// Of two such blocks, at most one was compared when the other did not exist, and only its node uses
+// the addresses. So a node keeps those that its attachments use, and returns the others: the times of
+// creation do not tell which block was compared, because the API server rounds them to seconds. In an
+// unchecked block, attachments use the addresses although the block was not compared.
+func (a *Allocator) validate(
+	ctx context.Context, b *block, others []network.AddressBlock, used Used,
+) (keep bool, err error) {
+	var left netipx.IPSetBuilder
+	left.AddSet(b.addresses)
 	for i := range others {
-		if others[i].UID == b.object.UID || !isEarlier(&others[i], b.object) {
+		if others[i].UID == b.object.UID {
 			continue
 		}
-		set, err := addresspool.ParseRanges(others[i].Spec.Ranges)
-		if err != nil {
-			return false, fmt.Errorf("AddressBlock %s: spec.ranges: %w", others[i].Name, err)
-		}
-		own.RemoveSet(set)
+		left.RemoveSet(addressesOf(&others[i]))
 	}
-	left, err := own.IPSet()
+	if !isUnchecked(b.object) {
+		b.each(func(address Address) {
+			if _, inUse := used[address]; inUse {
+				left.Add(address.IP)
+			}
+		})
+	}
+	kept, err := left.IPSet()
 	if err != nil {
 		return false, err
 	}
-	if !left.Equal(b.addresses) {
-		klog.FromContext(ctx).Info("Address block overlaps an earlier one; returning the addresses",
-			"block", b.object.Name)
+	if !kept.Equal(b.addresses) {
+		klog.FromContext(ctx).Info("Address block overlaps another one; returning the addresses", "block", b.object.Name)
 	}
-	return len(left.Ranges()) > 0, a.shrink(ctx, b, left)
+	return len(kept.Ranges()) > 0, a.shrink(ctx, b, kept)
 }
 
-// isEarlier orders blocks by the time of their creation. The order of those that were created
-// in the same second does not matter, but all nodes must agree on it.
-func isEarlier(a, b *network.AddressBlock) bool {
-	if a.CreationTimestamp.Equal(&b.CreationTimestamp) {
-		return a.Name < b.Name
-	}
-	return a.CreationTimestamp.Before(&b.CreationTimestamp)
+func isUnchecked(b *network.AddressBlock) bool {
+	_, unchecked := b.Annotations[network.UncheckedAnnotation]
+	return unchecked
 }
 
 // Request asks for addresses for one link.

@@ -104,7 +104,7 @@ func (a *Allocator) take(ctx context.Context, i item, used func() (Used, error))
 			return err
 		}
 		if kept := keptBlock(i, a.options.Node, blocks); kept != nil {
-			err = a.takeKept(ctx, i, kept)
+			err = a.takeKept(ctx, i, kept, blocks)
 		} else {
 			err = a.takeNew(ctx, i, assigned, blocks)
 		}
@@ -131,7 +131,7 @@ func (a *Allocator) takeNew(
 	if err != nil {
 		return err
 	}
-	taken, err := a.create(ctx, i, addresses, blocks)
+	taken, err := a.create(ctx, i, addresses, blocks, false)
 	if errors.Is(err, errConflict) {
 		return err
 	}
@@ -160,12 +160,23 @@ func (a *Allocator) chooseBlock(
 		return addresspool.SetOf(i.reserved), nil
 	}
 	avoided := a.avoidedIn(i.pool)
-	unusable := addresspool.Union(assigned, addresspool.SetOf(avoided...))
+	unusable := addresspool.Union(assigned, addresspool.SetOf(append(a.usedIn(i.pool.Network), avoided...)...))
 	start := rand.Uint32() //nolint:gosec // nodes only have to choose different blocks most of the time
 	if chosen := addresspool.ChooseBlock(i.pool, unusable, i.blockSize(), start); chosen != nil {
 		return chosen, nil
 	}
 	return nil, exhausted(i.pool, blocks, avoided)
+}
+
+// usedIn returns the addresses of a network that attachments use. A new block must not contain one that
+// the node has lost; see validate.
+func (a *Allocator) usedIn(networkName string) (used []netip.Addr) {
+	for address := range a.used {
+		if address.Network == networkName {
+			used = append(used, address.IP)
+		}
+	}
+	return used
 }
 
 // listBlocks returns the blocks that have a value in a field, as of now.
@@ -176,7 +187,19 @@ func (a *Allocator) listBlocks(ctx context.Context, field, value string) ([]netw
 	if err != nil {
 		return nil, err
 	}
+	for i := range list.Items {
+		if _, invalid := addresspool.ParseRanges(list.Items[i].Spec.Ranges); len(invalid) > 0 {
+			klog.FromContext(ctx).Error(nil, "AddressBlock has invalid ranges, which a person has written; taking no address "+
+				"that they may mean", "block", list.Items[i].Name, "ranges", invalid)
+		}
+	}
 	return list.Items, nil
+}
+
+// addressesOf returns the addresses of a block, and those that invalid ranges may mean.
+func addressesOf(b *network.AddressBlock) *netipx.IPSet {
+	addresses, _ := addresspool.ParseRanges(b.Spec.Ranges) // listBlocks logs the others
+	return addresses
 }
 
 // assigned returns the addresses in all blocks of the pool's network, and the blocks.
@@ -191,17 +214,15 @@ func (a *Allocator) assigned(
 	for i := range blocks {
 		ranges = append(ranges, blocks[i].Spec.Ranges...)
 	}
-	set, err := addresspool.ParseRanges(ranges)
-	if err != nil {
-		return nil, nil, fmt.Errorf("AddressBlocks of network %s: spec.ranges: %w", pool.Network, err)
-	}
+	set, _ := addresspool.ParseRanges(ranges)
 	return set, blocks, nil
 }
 
 // create creates a block for an item, and deletes it again if another block overlaps it, or if
-// the item's namespace has too many addresses then.
+// the item's namespace has too many addresses then. others are the blocks of the network. If
+// attachments use the addresses already, the block is marked as unchecked until then.
 func (a *Allocator) create(
-	ctx context.Context, i item, addresses *netipx.IPSet, others []network.AddressBlock,
+	ctx context.Context, i item, addresses *netipx.IPSet, others []network.AddressBlock, inUse bool,
 ) (*block, error) {
 	pool := i.pool
 	object := &network.AddressBlock{
@@ -212,6 +233,9 @@ func (a *Allocator) create(
 			Namespace: i.consumer.namespace, Pod: i.consumer.pod, Interface: i.consumer.link,
 		},
 	}
+	if inUse {
+		object.Annotations = map[string]string{network.UncheckedAnnotation: "true"}
+	}
 	created, err := a.options.API.CreateBlock(ctx, object)
 	if apierrors.IsAlreadyExists(err) {
 		return nil, errConflict
@@ -220,14 +244,12 @@ func (a *Allocator) create(
 		return nil, fmt.Errorf("create AddressBlock %s: %w", object.Name, err)
 	}
 	_, blocks, err := a.assigned(ctx, pool)
-	if err == nil {
-		err = overlap(created, addresses, blocks)
-	}
-	if err == nil && i.exceedsLimit(blocks) {
-		err = errConflict // two nodes may have created one at the same time; take looks again
+	if err == nil && (overlaps(created, blocks) || i.exceedsLimit(blocks)) {
+		err = errConflict // other nodes may have created blocks at the same time; take looks again
 	}
 	if err == nil {
-		return &block{created, addresses}, nil
+		taken := &block{created, addresses}
+		return taken, a.shrink(ctx, taken, addresses) // writes only if the block is marked
 	}
 	if deleteErr := a.options.API.DeleteBlock(context.WithoutCancel(ctx), created); deleteErr != nil {
 		// The next load deletes the block, or uses it if it no longer overlaps another.
@@ -253,21 +275,12 @@ func blockName(pool *addresspool.Pool, addresses *netipx.IPSet, others []network
 	}
 }
 
-// overlap returns errConflict if one of the blocks has an address of the created one.
-func overlap(created *network.AddressBlock, addresses *netipx.IPSet, blocks []network.AddressBlock) error {
-	for i := range blocks {
-		if blocks[i].UID == created.UID {
-			continue
-		}
-		other, err := addresspool.ParseRanges(blocks[i].Spec.Ranges)
-		if err != nil {
-			return fmt.Errorf("AddressBlock %s: spec.ranges: %w", blocks[i].Name, err)
-		}
-		if other.Overlaps(addresses) {
-			return errConflict
-		}
-	}
-	return nil
+// overlaps reports whether one of the blocks has an address of another block.
+func overlaps(of *network.AddressBlock, blocks []network.AddressBlock) bool {
+	addresses := addressesOf(of)
+	return slices.ContainsFunc(blocks, func(b network.AddressBlock) bool {
+		return b.UID != of.UID && addressesOf(&b).Overlaps(addresses)
+	})
 }
 
 // exhausted returns an error that names the nodes with most addresses, and the addresses
@@ -512,14 +525,15 @@ func (a *Allocator) returnExcept(ctx context.Context, b *block, keep *netipx.IPS
 	return a.shrink(ctx, b, keep)
 }
 
-// shrink returns all addresses of a block but those to keep.
-func (a *Allocator) shrink(ctx context.Context, b *block, keep *netipx.IPSet) (err error) {
-	if keep.Equal(b.addresses) {
+// shrink returns all addresses of a block but those to keep, which are known to be in no other block.
+func (a *Allocator) shrink(ctx context.Context, b *block, keep *netipx.IPSet) error {
+	if keep.Equal(b.addresses) && !isUnchecked(b.object) {
 		return nil
 	}
 	logger := klog.FromContext(ctx)
 	object := b.object.DeepCopy()
 	object.Spec.Ranges = addresspool.FormatRanges(keep)
+	delete(object.Annotations, network.UncheckedAnnotation)
 	if len(object.Spec.Ranges) == 0 {
 		if err := a.options.API.DeleteBlock(ctx, object); err != nil {
 			return fmt.Errorf("delete AddressBlock %s: %w", object.Name, err)
@@ -528,12 +542,13 @@ func (a *Allocator) shrink(ctx context.Context, b *block, keep *netipx.IPSet) (e
 		logger.Info("Returned address block", "addressPool", object.Spec.Pool, "block", object.Name)
 		return nil
 	}
-	if b.object, err = a.options.API.UpdateBlock(ctx, object); err != nil {
-		b.object = object
-		return fmt.Errorf("return addresses of AddressBlock %s: %w", object.Name, err)
+	updated, err := a.options.API.UpdateBlock(ctx, object)
+	if err != nil {
+		return fmt.Errorf("write the addresses of AddressBlock %s: %w", object.Name, err)
 	}
 	a.forgetReleased(b, keep)
-	b.addresses = keep
-	logger.Info("Returned addresses", "addressPool", object.Spec.Pool, "block", object.Name, "ranges", object.Spec.Ranges)
+	b.object, b.addresses = updated, keep
+	logger.Info("Wrote the addresses of a block", "addressPool", object.Spec.Pool, "block", object.Name,
+		"ranges", object.Spec.Ranges)
 	return nil
 }

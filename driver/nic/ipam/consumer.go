@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"strings"
 
+	"go4.org/netipx"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/klog/v2"
 
@@ -87,12 +88,14 @@ func keptBlock(i item, node string, blocks []network.AddressBlock) (kept *networ
 	return kept
 }
 
-// takeKept takes the block that a pod keeps, unless this or another node has it.
-func (a *Allocator) takeKept(ctx context.Context, i item, kept *network.AddressBlock) error {
+// takeKept takes the block that a pod keeps, unless this or another node has it. blocks are those of
+// the network.
+func (a *Allocator) takeKept(
+	ctx context.Context, i item, kept *network.AddressBlock, blocks []network.AddressBlock,
+) error {
 	switch kept.Spec.Node {
 	case "":
-		err := a.adopt(ctx, kept)
-		if err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
+		if err := a.takeReturned(ctx, kept, blocks); !isOutdated(err) {
 			return err
 		}
 		return nil // the caller looks again
@@ -112,25 +115,45 @@ func addressOf(kept *network.AddressBlock) string {
 	return first
 }
 
-// adopt takes a kept block that no node has. The caller must have the turn.
-func (a *Allocator) adopt(ctx context.Context, kept *network.AddressBlock) error {
-	addresses, err := addresspool.ParseRanges(kept.Spec.Ranges)
+// takeReturned takes a kept block that no node has. If another block has the address, it deletes the
+// kept one: its node may have been lost before it could compare the blocks (see create).
+func (a *Allocator) takeReturned(
+	ctx context.Context, kept *network.AddressBlock, blocks []network.AddressBlock,
+) error {
+	taken, err := a.adopt(ctx, kept)
 	if err != nil {
-		return fmt.Errorf("AddressBlock %s: spec.ranges: %w", kept.Name, err)
+		return err
 	}
+	if !overlaps(kept, blocks) {
+		a.blocks = append(a.blocks, taken)
+		return nil
+	}
+	if err := a.shrink(ctx, taken, &netipx.IPSet{}); err != nil {
+		a.used = nil // it is not known whether the node has the block
+		return err
+	}
+	return nil
+}
+
+// adopt takes a kept block that no node has. The caller must have the turn.
+func (a *Allocator) adopt(ctx context.Context, kept *network.AddressBlock) (*block, error) {
 	object := kept.DeepCopy()
 	object.Spec.Node = a.options.Node
 	delete(object.Annotations, network.NodeLostAnnotation)
 	taken, err := a.options.API.UpdateBlock(ctx, object)
 	if err != nil {
-		a.used = nil // it is not known whether the node has the block
-		return fmt.Errorf("take AddressBlock %s: %w", object.Name, err)
+		if !isOutdated(err) {
+			a.used = nil // it is not known whether the node has the block
+		}
+		return nil, fmt.Errorf("take AddressBlock %s: %w", object.Name, err)
 	}
 	klog.FromContext(ctx).Info("Took the address that a pod keeps", "addressPool", kept.Spec.Pool, "block", kept.Name,
 		"pod", klog.KRef(kept.Spec.Namespace, kept.Spec.Pod), "ranges", kept.Spec.Ranges)
-	a.blocks = append(a.blocks, &block{taken, addresses})
-	return nil
+	return &block{taken, addressesOf(taken)}, nil
 }
+
+// isOutdated reports whether the API server refused to change a block because it has changed since.
+func isOutdated(err error) bool { return apierrors.IsConflict(err) || apierrors.IsNotFound(err) }
 
 // returnKept returns a block whose pod is gone. The caller must have the turn.
 func (a *Allocator) returnKept(ctx context.Context, b *block) error {
@@ -178,9 +201,5 @@ func countIn(i item, blocks []network.AddressBlock) (n int) {
 
 // count returns the number of addresses of a block.
 func count(b *network.AddressBlock) int {
-	set, err := addresspool.ParseRanges(b.Spec.Ranges)
-	if err != nil {
-		return 0 // the caller has parsed them
-	}
-	return int(addresspool.Count(set).Int64())
+	return int(addresspool.Count(addressesOf(b)).Int64())
 }

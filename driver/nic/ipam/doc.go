@@ -12,6 +12,12 @@
 // API server orders the creations, and its lists are consistent: of two blocks that
 // overlap, the node of the later one sees the earlier one. Blocks never gain addresses.
 //
+// A plugin may be killed, or not get a response, between the creation and the list. When the
+// Allocator reads the node's blocks again, it returns the addresses that another block has as well,
+// except those that its attachments use: they were assigned after the list. Blocks of addresses
+// that attachments have used since before the creation are marked as unchecked until after the list
+// (see validate and takeBack).
+//
 // An assigned address is part of the attachment's record, which the driver writes
 // before the link exists and removes after the link is gone. The records are the only
 // store: an address is in use if and only if a record contains it. Two plugins of one node,

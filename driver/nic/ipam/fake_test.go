@@ -11,6 +11,8 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
+	"testing"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -38,6 +40,8 @@ type fakeAPI struct {
 	reportShort bool
 	// faults lets requests fail before or after they are carried out.
 	faults *rand.Rand
+	// requests counts the requests of plugins that may be killed.
+	requests atomic.Int64
 }
 
 func newFakeAPI(pools ...network.AddressPool) *fakeAPI {
@@ -211,6 +215,7 @@ func (f *fakeAPI) CreateBlock(_ context.Context, b *network.AddressBlock) (*netw
 			return apierrors.NewAlreadyExists(blocks, b.Name)
 		}
 		created.UID, created.ResourceVersion = types.UID(fmt.Sprint("uid-", f.version)), fmt.Sprint(f.version)
+		created.CreationTimestamp = metav1.Now().Rfc3339Copy() // whole seconds
 		f.blocks[b.Name] = created.DeepCopy()
 		f.notify(created, (*watch.RaceFreeFakeWatcher).Add)
 		return nil
@@ -237,6 +242,26 @@ func (f *fakeAPI) UpdateBlock(_ context.Context, b *network.AddressBlock) (*netw
 	})
 }
 
+// mustCreate creates a block.
+func (f *fakeAPI) mustCreate(t *testing.T, name string, spec network.AddressBlockSpec) {
+	t.Helper()
+	object := &network.AddressBlock{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}
+	if _, err := f.CreateBlock(t.Context(), object); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// change changes a block.
+func (f *fakeAPI) change(name string, change func(*network.AddressBlock)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.version++
+	changed := f.blocks[name].DeepCopy()
+	change(changed)
+	changed.ResourceVersion = fmt.Sprint(f.version)
+	f.blocks[name] = changed
+}
+
 // returnKept does what the controller does with the addresses that pods on a lost node keep.
 func (f *fakeAPI) returnKept(node string) {
 	f.mu.Lock()
@@ -251,6 +276,15 @@ func (f *fakeAPI) returnKept(node string) {
 		f.blocks[name] = returned
 		f.notify(b, (*watch.RaceFreeFakeWatcher).Delete)
 	}
+}
+
+// deleteReturned does what the controller does when a StatefulSet is deleted.
+func (f *fakeAPI) deleteReturned() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	maps.DeleteFunc(f.blocks, func(_ string, b *network.AddressBlock) bool { return b.Spec.Node == "" })
+	f.version++
+	f.updateShort()
 }
 
 func (f *fakeAPI) DeleteBlock(_ context.Context, b *network.AddressBlock) error {

@@ -52,19 +52,36 @@ func newNode(t *testing.T, api *fakeAPI, name string) *testNode {
 // plugin starts a plugin of the node. It stops with ctx.
 func (n *testNode) plugin(ctx context.Context, instance string, wait time.Duration) *ipam.Allocator {
 	n.t.Helper()
+	return n.pluginWith(ctx, instance, wait, n.api)
+}
+
+// pluginWith starts a plugin of the node with an API server. It stops with ctx.
+func (n *testNode) pluginWith(
+	ctx context.Context, instance string, wait time.Duration, api ipam.API,
+) *ipam.Allocator {
+	n.t.Helper()
+	a, stopped := n.start(ctx, instance, wait, api)
+	n.t.Cleanup(stopped)
+	return a
+}
+
+// start starts a plugin of the node with an API server. It stops with ctx; stopped waits for that.
+func (n *testNode) start(
+	ctx context.Context, instance string, wait time.Duration, api ipam.API,
+) (a *ipam.Allocator, stopped func()) {
+	n.t.Helper()
 	locks, err := lock.Open(filepath.Join(n.dir, "locks"))
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	a := ipam.New(ipam.Options{
-		Node: n.name, Instance: instance, API: n.api, Locks: locks,
+	a = ipam.New(ipam.Options{
+		Node: n.name, Instance: instance, API: api, Locks: locks,
 		LastPluginFile: filepath.Join(n.dir, "last-plugin"), Wait: wait, OnLost: n.onLost,
 		NodeLabels: func(context.Context) (map[string]string, error) { return map[string]string{"zone": n.zone}, nil },
 	})
-	var stopped sync.WaitGroup
-	stopped.Go(func() { a.Start(ctx, n.used) })
-	n.t.Cleanup(stopped.Wait)
-	return a
+	var group sync.WaitGroup
+	group.Go(func() { a.Start(ctx, n.used) })
+	return a, group.Wait
 }
 
 func (n *testNode) used() (ipam.Used, error) {
@@ -83,6 +100,26 @@ func (n *testNode) onLost(lost ipam.Lost) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.lost = lost
+}
+
+// knowsLost reports whether the node knows which addresses it has lost.
+func (n *testNode) knowsLost() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.lost != nil
+}
+
+// forgetLost removes the addresses that the node has lost from its records.
+func (n *testNode) forgetLost() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for owner, assignment := range n.records {
+		assignment.Addresses = slices.DeleteFunc(slices.Clone(assignment.Addresses), func(p netip.Prefix) bool {
+			_, lost := n.lost[ipam.Address{Network: "storage", IP: p.Addr()}]
+			return lost
+		})
+		n.records[owner] = assignment
+	}
 }
 
 // awaitLost waits until the node knows that it has lost these addresses, and no other.
@@ -450,33 +487,152 @@ func TestLoad_deletesAnUnusedBlockThatOverlapsAnother(t *testing.T) {
 	}
 }
 
-// A plugin was killed before it could delete its block, which it created to take lost
-// addresses again. Both blocks have an address that a link uses: the earlier one counts.
-func TestLoad_losesAddressesThatAnEarlierBlockHas(t *testing.T) {
+// Two nodes chose overlapping blocks at the same time. The plugin of n1 was killed before it could
+// compare its block with the others, and n2 uses the address: the times of creation do not tell
+// which node was first.
+func TestLoad_returnsUnusedAddressesThatAnotherBlockHas(t *testing.T) {
+	for _, name := range []string{"storage-4-0a140108", "storage-4-0a140110"} {
+		t.Run(name, func(t *testing.T) {
+			api := newFakeAPI(addressPool("office", func(s *network.AddressPoolSpec) {
+				s.Ranges, s.BlockSize = []string{"10.20.1.8/30"}, ptr.To(int32(4))
+			}))
+			n1, n2 := newNode(t, api, "n1"), newNode(t, api, "n2")
+			api.mustCreate(t, "storage-4-0a140109", network.AddressBlockSpec{
+				Network: "storage", Pool: "office", Node: "n2", Namespace: "default", Pod: "web-0",
+				Ranges: []string{"10.20.1.9-10.20.1.9"},
+			})
+			plugin := n2.plugin(t.Context(), "p2", time.Second)
+			if _, err := n2.assignKept(t.Context(), plugin, 1, "web-0", ""); err != nil {
+				t.Fatal(err)
+			}
+			api.mustCreate(t, name, network.AddressBlockSpec{
+				Network: "storage", Pool: "office", Node: "n1", Ranges: []string{"10.20.1.8-10.20.1.11"},
+			})
+			plugin = n1.plugin(t.Context(), "p1", 50*time.Millisecond)
+			for i := range 4 {
+				if _, err := n1.assign(t.Context(), plugin, 10+i, "office"); (err == nil) != (i < 3) {
+					t.Errorf("address %d of the 3 that n2 does not have: got error %v", i+1, err)
+				}
+			}
+			checkUnique(t, n1, n2)
+			n2.plugin(t.Context(), "p3", time.Second)
+			n2.awaitLost(ipam.Lost{})
+		})
+	}
+}
+
+// n1 uses an address of its block. The plugin of n2 was killed before it could compare its block,
+// which overlaps that of n1. Node n1 keeps the address that it uses, even if it reads its blocks first.
+func TestLoad_keepsUsedAddressesThatAnotherBlockHas(t *testing.T) {
+	api := newFakeAPI(addressPool("office", nil))
+	n1, n2 := newNode(t, api, "n1"), newNode(t, api, "n2")
+	got, err := n1.assign(t.Context(), n1.plugin(t.Context(), "p1", time.Second), 1, "office")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ranges := api.allBlocks()[0].Spec.Ranges
+	api.mustCreate(t, "other", network.AddressBlockSpec{Network: "storage", Pool: "office", Node: "n2", Ranges: ranges})
+	n1.onLost(nil)
+	n1.plugin(t.Context(), "p2", time.Second)
+	n1.awaitLost(ipam.Lost{})
+	if _, err := n2.assign(t.Context(), n2.plugin(t.Context(), "p3", time.Second), 2, "office"); err != nil {
+		t.Fatal(err)
+	}
+	used := got.Addresses[0].Addr()
+	var holders []string
+	for _, b := range api.allBlocks() {
+		if set, err := addresspool.ParseRanges(b.Spec.Ranges); err != nil || set.Contains(used) {
+			holders = append(holders, b.Spec.Node)
+		}
+	}
+	if !slices.Equal(holders, []string{"n1"}) {
+		t.Errorf("blocks with %s: got those of %v, want one of n1", used, holders)
+	}
+}
+
+// A plugin was killed before it could compare its block, which it created to take lost addresses
+// again, with that of n2. Both blocks have an address that a link of n1 uses, and perhaps one of n2.
+func TestLoad_losesAddressesOfAnUncheckedBlockThatAnotherBlockHas(t *testing.T) {
 	api := newFakeAPI(addressPool("office", nil))
 	node := newNode(t, api, "n1")
-	plugin := node.plugin(t.Context(), "p1", time.Second)
+	ctx, stop := context.WithCancel(t.Context())
+	plugin, stopped := node.start(ctx, "p1", time.Second, api)
 	got, err := node.assign(t.Context(), plugin, 1, "office")
 	if err != nil {
 		t.Fatal(err)
 	}
 	first := got.Addresses[0].Addr()
 	node.awaitLost(ipam.Lost{})
-	if _, err := api.CreateBlock(t.Context(), &network.AddressBlock{
-		ObjectMeta: metav1.ObjectMeta{Name: "earlier"}, // in the order of names
-		Spec: network.AddressBlockSpec{
-			Network: "storage", Pool: "office", Node: "n2", Ranges: []string{fmt.Sprintf("%s-%s", first, first)},
-		},
-	}); err != nil {
-		t.Fatal(err)
+	stop()
+	stopped()
+	api.deleteBlocksOf("n1")
+	ranges := []string{fmt.Sprintf("%s-%s", first, first)}
+	for name, node := range map[string]string{"block-1": "n2", "block-2": "n1"} {
+		api.mustCreate(t, name, network.AddressBlockSpec{Network: "storage", Pool: "office", Node: node, Ranges: ranges})
 	}
+	api.change("block-2", func(b *network.AddressBlock) {
+		b.Annotations = map[string]string{network.UncheckedAnnotation: "true"}
+	})
 	node.plugin(t.Context(), "p2", time.Second)
 	node.awaitLost(ipam.Lost{ipam.Address{Network: "storage", IP: first}: "n2"})
+	if blocks := api.nodeBlocks("n1"); len(blocks) > 0 {
+		t.Errorf("node n1 still has %v", blocks)
+	}
+}
+
+// The plugin did not get the response to the request that ends the check of the block.
+func TestLoad_checksAnUncheckedBlock(t *testing.T) {
+	api := newFakeAPI(addressPool("office", nil))
+	node := newNode(t, api, "n1")
+	ctx, stop := context.WithCancel(t.Context())
+	plugin, stopped := node.start(ctx, "p1", time.Second, api)
+	if _, err := node.assign(t.Context(), plugin, 1, "office"); err != nil {
+		t.Fatal(err)
+	}
+	node.awaitLost(ipam.Lost{})
+	stop()
+	stopped()
+	api.change(api.nodeBlocks("n1")[0], func(b *network.AddressBlock) {
+		b.Annotations = map[string]string{network.UncheckedAnnotation: "true"}
+	})
+	node.onLost(nil)
+	node.plugin(t.Context(), "p2", time.Second)
+	node.awaitLost(ipam.Lost{})
 	for _, b := range api.allBlocks() {
-		if set, err := addresspool.ParseRanges(b.Spec.Ranges); err != nil || b.Spec.Node == "n1" && set.Contains(first) {
-			t.Errorf("block %s of node n1 still has %s (%v)", b.Name, first, err)
+		if len(b.Annotations) > 0 {
+			t.Errorf("block %s: got annotations %v, want none", b.Name, b.Annotations)
 		}
 	}
+}
+
+// A person has written a block with invalid ranges. Nodes take no address that it may mean, and the others
+// of the network, even the node of that block.
+func TestAssign_besideABlockWithInvalidRanges(t *testing.T) {
+	api := newFakeAPI(addressPool("office", func(s *network.AddressPoolSpec) {
+		s.Ranges, s.BlockSize = []string{"10.20.1.0/29"}, ptr.To(int32(4))
+	}))
+	api.mustCreate(t, "invalid", network.AddressBlockSpec{
+		Network: "storage", Pool: "office", Node: "n1", Ranges: []string{"10.20.1.6-10.20.1.2", "all"},
+	})
+	n2 := newNode(t, api, "n2")
+	a2 := n2.plugin(t.Context(), "p2", 50*time.Millisecond)
+	var got []string
+	for i := range 4 {
+		assigned, err := n2.assign(t.Context(), a2, i, "office")
+		if err == nil {
+			got = append(got, assigned.Addresses[0].Addr().String())
+		}
+	}
+	slices.Sort(got)
+	if want := []string{"10.20.1.0", "10.20.1.1", "10.20.1.7"}; !slices.Equal(got, want) {
+		t.Errorf("node n2: got %v, want %v", got, want)
+	}
+	n1 := newNode(t, api, "n1")
+	assigned, err := n1.assign(t.Context(), n1.plugin(t.Context(), "p1", time.Second), 9, "office")
+	if err != nil || !netip.MustParsePrefix("10.20.1.0/29").Contains(assigned.Addresses[0].Addr()) {
+		t.Errorf("node n1: got %v and error %v, want an address of its block", assigned.Addresses, err)
+	}
+	checkUnique(t, n1, n2)
 }
 
 // A node that needs only a reserved address takes no other addresses.

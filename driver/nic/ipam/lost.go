@@ -203,7 +203,7 @@ func (a *Allocator) takeBackFrom(ctx context.Context, pool *addresspool.Pool, lo
 		return err
 	}
 	// Which namespace they count for is not known here.
-	taken, err := a.create(ctx, item{pool: pool}, free, blocks)
+	taken, err := a.create(ctx, item{pool: pool}, free, blocks, true)
 	if errors.Is(err, errConflict) {
 		return nil // the next maintenance finds out which node has the addresses
 	}
@@ -224,14 +224,20 @@ func (a *Allocator) takeBackKept(
 ) error {
 	for i := range blocks {
 		b := &blocks[i]
-		set, err := addresspool.ParseRanges(b.Spec.Ranges)
-		isLost := func(address Address) bool { return address.Network == pool.Network && set.Contains(address.IP) }
-		if err != nil || b.Spec.Node != "" || !slices.ContainsFunc(slices.Collect(maps.Keys(lost)), isLost) {
+		isLost := func(address Address) bool {
+			return address.Network == pool.Network && addressesOf(b).Contains(address.IP)
+		}
+		if b.Spec.Node != "" || !slices.ContainsFunc(slices.Collect(maps.Keys(lost)), isLost) {
 			continue
 		}
-		if err := a.adopt(ctx, b); err != nil {
+		if overlaps(b, blocks) {
+			continue // the node of the other block may use the address
+		}
+		taken, err := a.adopt(ctx, b)
+		if err != nil {
 			return err
 		}
+		a.blocks = append(a.blocks, taken)
 	}
 	maps.DeleteFunc(lost, func(address Address, _ string) bool { return a.has(address) })
 	return nil
@@ -240,7 +246,7 @@ func (a *Allocator) takeBackKept(
 // nodeOf returns the node whose block has an address, or "".
 func nodeOf(address netip.Addr, blocks []network.AddressBlock) string {
 	for i := range blocks {
-		if set, err := addresspool.ParseRanges(blocks[i].Spec.Ranges); err == nil && set.Contains(address) {
+		if addressesOf(&blocks[i]).Contains(address) {
 			return blocks[i].Spec.Node
 		}
 	}
