@@ -247,7 +247,7 @@ func (r *Reconciler) returnLost(ctx context.Context, blocks []network.AddressBlo
 				again = wait
 			}
 		}
-		if client.IgnoreNotFound(err) != nil {
+		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) { // an event of the block follows
 			return 0, err
 		}
 	}
@@ -306,7 +306,9 @@ func (r *Reconciler) returnBlock(ctx context.Context, b *network.AddressBlock, s
 	if b.Spec.Pod != "" {
 		return 0, r.takeFromNode(ctx, b)
 	}
-	if err := r.Client.Delete(ctx, b, client.Preconditions{UID: &b.UID}); err != nil {
+	// The node may have returned since, which another controller has seen: it has removed the annotation.
+	unchanged := client.Preconditions{UID: &b.UID, ResourceVersion: &b.ResourceVersion}
+	if err := r.Client.Delete(ctx, b, unchanged); err != nil {
 		return 0, err
 	}
 	klog.FromContext(ctx).Info("Deleted the address block of a lost node", "block", b.Name, "node", b.Spec.Node,

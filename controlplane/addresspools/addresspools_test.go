@@ -4,6 +4,7 @@
 package addresspools_test
 
 import (
+	"context"
 	"strings"
 	"testing"
 	"time"
@@ -19,6 +20,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	network "github.com/dra-shared/dra-driver-shared/api/network/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/controlplane"
@@ -185,6 +187,49 @@ func TestReconcile_keepsTheBlocksOfANodeThatReturns(t *testing.T) {
 	e.clock.Step(quarantine - time.Second)
 	if s := e.status("office"); s.Blocks != 1 {
 		t.Errorf("got %d blocks, want 1: the quarantine started again", s.Blocks)
+	}
+}
+
+// Two controllers run, as when a new leading replica takes over. The node returns after one of them has read
+// that it is lost, and the other one has seen it.
+func TestReconcile_anotherControllerSawTheNodeReturn(t *testing.T) {
+	for name, b := range map[string]*network.AddressBlock{
+		"for any pod": block("b", "n2", "10.20.1.4-10.20.1.7"), "kept": keptBlock("b", "n2", "web-0"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := newEnv(t, pool("office", "10.20.1.0/28", time.Hour), statefulSet("web"), b)
+			e.reconcile("office") // marks the block
+			e.clock.Step(quarantine + time.Second)
+			other := *e.Reconciler
+			returned := false
+			c, ok := e.Client.(client.WithWatch)
+			if !ok {
+				t.Fatalf("the client is a %T, want one with watches", e.Client)
+			}
+			e.Client = interceptor.NewClient(c, interceptor.Funcs{
+				List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, o ...client.ListOption) error {
+					err := c.List(ctx, list, o...)
+					if _, last := list.(*resourceapi.ResourceClaimList); last && !returned { // before it writes
+						returned = true
+						if err := c.Create(ctx, node("n2")); err != nil {
+							t.Error(err)
+						}
+						request := ctrl.Request{NamespacedName: types.NamespacedName{Name: "office"}}
+						if _, err := other.Reconcile(ctx, request); err != nil {
+							t.Error(err)
+						}
+					}
+					return err
+				},
+			})
+			e.reconcile("office")
+			if !returned {
+				t.Fatal("the reconciler did not look for claims of the node")
+			}
+			if err := e.Client.Get(t.Context(), client.ObjectKeyFromObject(b), b); err != nil || b.Spec.Node != "n2" {
+				t.Errorf("got the block of node %q and error %v, want that of n2", b.Spec.Node, err)
+			}
+		})
 	}
 }
 
