@@ -5,8 +5,10 @@ package lock
 
 import (
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -22,10 +24,8 @@ func open(t *testing.T) Dir {
 
 func TestKey_excludesOtherHolders(t *testing.T) {
 	d := open(t)
-	var (
-		all   sync.WaitGroup
-		count int // guarded by the lock alone
-	)
+	var all sync.WaitGroup
+	var holders, most atomic.Int32
 	for range 50 {
 		all.Go(func() {
 			release, err := d.Key("claim")
@@ -34,12 +34,17 @@ func TestKey_excludesOtherHolders(t *testing.T) {
 				return
 			}
 			defer release()
-			count++
+			n := holders.Add(1)
+			for range 100 {
+				runtime.Gosched() // lets another goroutine take the lock, if it can
+			}
+			most.Store(max(n, most.Load(), holders.Load()))
+			holders.Add(-1)
 		})
 	}
 	all.Wait()
-	if count != 50 {
-		t.Errorf("counted %d of 50", count)
+	if got := most.Load(); got != 1 {
+		t.Errorf("got %d holders at a time, want 1", got)
 	}
 }
 
