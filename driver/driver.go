@@ -286,8 +286,33 @@ func (d *Driver) recover(ctx context.Context) error {
 	if err := d.refreshKinds(ctx); err != nil {
 		return err
 	}
+	d.recoverReservations(ctx)
 	d.restore(ctx)
 	return nil
+}
+
+// recoverTimeout limits how long the driver waits for what it can find out later.
+const recoverTimeout = 10 * time.Second
+
+// recoverReservations lets the kinds take measures for attachments that have lost what was reserved
+// for them, such as an address that another node has assigned. If that cannot be found out, because
+// the API server is unavailable, the attachments stay unchanged.
+func (d *Driver) recoverReservations(ctx context.Context) {
+	for _, k := range d.options.Kinds {
+		reserver, ok := k.(Reserver)
+		if !ok {
+			continue
+		}
+		limited, cancel := context.WithTimeout(ctx, recoverTimeout)
+		change, err := reserver.RecoverReservations(limited, d.attachments.List)
+		cancel()
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "Failed to find out what attachments have lost; leaving them unchanged until later",
+				"kind", k.Name())
+			continue
+		}
+		d.handle(ctx, change)
+	}
 }
 
 // startServices starts what must run before the kubelet learns of the plugin.

@@ -292,6 +292,10 @@ type Reserver interface {
 		records func() ([]attach.Record, error), record func(Attached) error) error
 	// Unreserve releases what an attachment reserved. Its record no longer exists.
 	Unreserve(r attach.Record)
+	// RecoverReservations finds out, before the driver serves, which attachments have lost what was
+	// reserved for them while no plugin ran, and returns the change. After an error, or if it takes
+	// long, the driver serves without it, and MaintainReservations finds it out later.
+	RecoverReservations(ctx context.Context, records func() ([]attach.Record, error)) (Change, error)
 	// MaintainReservations keeps reservations available until ctx ends.
 	MaintainReservations(ctx context.Context, records func() ([]attach.Record, error))
 }

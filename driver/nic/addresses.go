@@ -210,6 +210,19 @@ func (k *Kind) Unreserve(r attach.Record) {
 	k.addresses.Release(ownerOf(r.ClaimUID, r.Share, r.Namespace.Cookie, r.Pod), addressesOf(link)...)
 }
 
+// RecoverReservations implements driver.Reserver.
+func (k *Kind) RecoverReservations(
+	ctx context.Context, records func() ([]attach.Record, error),
+) (change driver.Change, err error) {
+	if k.addresses == nil {
+		return change, nil
+	}
+	if err := k.addresses.Recover(ctx, usedIn(records)); err != nil {
+		return change, err
+	}
+	return changeOfLostAddresses(k.lost.takeAltered()), nil
+}
+
 // MaintainReservations implements driver.Reserver.
 func (k *Kind) MaintainReservations(ctx context.Context, records func() ([]attach.Record, error)) {
 	var duplicates sync.WaitGroup

@@ -52,6 +52,21 @@ func LostReason(node string) string {
 	return fmt.Sprintf("%s, and node %s has the address now", returned, node)
 }
 
+// Recover finds out which used addresses the node has lost while no plugin ran, and calls
+// Options.OnLost. It makes no request to the API server if no address is in use. used returns the
+// addresses in the records of the node.
+func (a *Allocator) Recover(ctx context.Context, used func() (Used, error)) error {
+	recorded, err := used()
+	if err != nil || len(recorded) == 0 {
+		return err
+	}
+	end, err := a.turn(ctx, used)
+	if err == nil {
+		end()
+	}
+	return err
+}
+
 // watchBlocks notices when blocks of this node are deleted, until ctx ends.
 func (a *Allocator) watchBlocks(ctx context.Context) {
 	ofNode := fields.OneTermEqualSelector(fieldNode, a.options.Node).String()
