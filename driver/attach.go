@@ -99,7 +99,7 @@ func (d *Driver) attach(ctx context.Context, r attach.Request, sandbox Sandbox) 
 	}
 	attached, err := s.attacher.Attach(ctx, s.Share, r, sandbox)
 	if err != nil {
-		if reserved != nil {
+		if reserved != nil && !errors.Is(err, ErrRemains) {
 			err = errors.Join(err, d.removeAttachment(s, *reserved))
 		}
 		return err

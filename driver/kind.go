@@ -199,8 +199,8 @@ type Attacher interface {
 	// ValidateConsumers refuses another pod for a share that cannot serve
 	// several. others are the pods that use the share, as namespace/name.
 	ValidateConsumers(share record.Share, others []string) error
-	// Attach sets up a share in a sandbox. After an error nothing remains. The hook
-	// tries again for a while after an error that wraps ErrRetryAttach.
+	// Attach sets up a share in a sandbox. After an error that does not wrap ErrRemains nothing
+	// remains. The hook tries again for a while after an error that wraps ErrRetryAttach.
 	Attach(ctx context.Context, share record.Share, request attach.Request, sandbox Sandbox) (Attached, error)
 	// Restore puts back what Attach set up on the node, where it differs. It
 	// reports whether the attachment's sandbox exists; if it does, the driver
@@ -233,6 +233,10 @@ type Protector interface {
 // ErrRetryAttach is wrapped by an error of Attach whose cause the driver is about to repair. A pod
 // whose restart policy is Never would otherwise fail.
 var ErrRetryAttach = errors.New("trying again")
+
+// ErrRemains is wrapped by an error of Attach after which a part of the attachment may remain, which uses
+// what was reserved. The next attempt, or the end of the pod, removes it.
+var ErrRemains = errors.New("its reservation stays until the pod ends or is attached")
 
 // ErrPacketNeeded is wrapped by an error of Attach that needs Sandbox.Packet. The hook then opens the
 // socket, and Attach is called again.

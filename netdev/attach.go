@@ -101,7 +101,8 @@ const (
 // Attach creates a link in a pod. When it returns, the link is up, and the
 // kernel limits what the pod sends and receives through it to the share's
 // rates. The limits are in place before the link is up, so no frame passes
-// without them. If Attach fails, it removes what it created.
+// without them. If Attach fails, it removes what it created; if that fails, too, the error wraps
+// ErrLinkRemains.
 //
 // If a link with the same MAC address is in the way, it is left over from an
 // interrupted attempt, and Attach replaces it.
@@ -128,9 +129,21 @@ func (n *Node) Attach(pod PodNamespace, s LinkSpec) (Attachment, error) {
 		return a, err
 	}
 	if err := n.setUpLink(pod, nic, created, &a, s); err != nil {
-		return a, errors.Join(err, n.Detach(a))
+		return a, n.Undo(err, a)
 	}
 	return a, nil
+}
+
+// ErrLinkRemains means that Attach or Undo could not remove a link.
+var ErrLinkRemains = errors.New("the link may remain in the pod")
+
+// Undo removes a link because of an error, which it returns. If that fails, the error wraps
+// ErrLinkRemains.
+func (n *Node) Undo(reason error, a Attachment) error {
+	if err := n.Detach(a); err != nil {
+		return fmt.Errorf("%w; %w: %w", reason, ErrLinkRemains, err)
+	}
+	return reason
 }
 
 // checkAddresses refuses addresses that another link of the NIC, or the node, has. The

@@ -54,6 +54,11 @@ func (k *Kind) Attach(
 	r attach.Request,
 	sandbox driver.Sandbox,
 ) (attached driver.Attached, err error) {
+	defer func() {
+		if errors.Is(err, netdev.ErrLinkRemains) {
+			err = fmt.Errorf("%w: %w", err, driver.ErrRemains)
+		}
+	}()
 	d, err := k.device(share.Device)
 	if err != nil {
 		return attached, err
@@ -83,16 +88,16 @@ func (k *Kind) Attach(
 	}
 	link := linkOf(a, reserved)
 	if link.Sysctls, err = sysctlsOf(share); err != nil {
-		return attached, errors.Join(err, k.node.Detach(a))
+		return attached, k.node.Undo(err, a)
 	}
 	if spec.Leases {
 		link.DHCP = newLease(share, r)
 		if err := k.firstLease(ctx, d, a, sandbox, conn, leasedRoutes, &link); err != nil {
-			return attached, errors.Join(err, k.node.Detach(a))
+			return attached, k.node.Undo(err, a)
 		}
 	}
 	if attached, err = describe(a, sandbox, link); err != nil {
-		return attached, errors.Join(err, k.node.Detach(a))
+		return attached, k.node.Undo(err, a)
 	}
 	k.duplicates.add(share.Device, link)
 	klog.FromContext(ctx).V(4).Info("Created link", "device", share.Device, "link", link.Name, "mac", link.MAC,

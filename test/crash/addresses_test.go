@@ -6,15 +6,20 @@ package crash
 import (
 	"context"
 	"fmt"
+	"net"
+	"net/http"
+	"os"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	network "github.com/dra-shared/dra-driver-shared/api/network/v1alpha1"
+	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/internal/failpoint/failpointtest"
 )
 
@@ -26,14 +31,7 @@ var pooledAddresses = []string{"10.20.9.1/16", "10.20.9.2/16", "10.20.9.3/16"}
 // nor loses it.
 func TestPlugin_killedWhileAssigningAddresses(t *testing.T) {
 	e := newTestEnv(t)
-	e.must("create the pool", e.api.AddPool(&network.AddressPool{
-		ObjectMeta: metav1.ObjectMeta{Name: "three", UID: "three"},
-		Spec: network.AddressPoolSpec{
-			Network: "storage", Default: true, Subnet: "10.20.0.0/16", Ranges: []string{"10.20.9.1-10.20.9.3"},
-			Reserved: []string{"10.20.9.3"},
-		},
-	}))
-	e.way = e.strongest()
+	e.addPool()
 	e.runAddresses(nil)
 	file := e.path("failpoints")
 	e.runAddresses(func(c *pluginConfig) { c.Record = file })
@@ -58,6 +56,104 @@ func TestPlugin_killedWhileAssigningAddresses(t *testing.T) {
 			t.Errorf("no plugin was killed at %q", name)
 		}
 	}
+}
+
+// addPool creates the pool with pooledAddresses.
+func (e *testEnv) addPool() {
+	e.t.Helper()
+	e.must("create the pool", e.api.AddPool(&network.AddressPool{
+		ObjectMeta: metav1.ObjectMeta{Name: "three", UID: "three"},
+		Spec: network.AddressPoolSpec{
+			Network: "storage", Default: true, Subnet: "10.20.0.0/16", Ranges: []string{"10.20.9.1-10.20.9.3"},
+			Reserved: []string{"10.20.9.3"},
+		},
+	}))
+	e.way = e.strongest()
+}
+
+// A plugin that finds out, when it starts, that the node has lost an address blocks the link with it
+// before it serves. If the API server is unavailable, the link stays unchanged.
+func TestPlugin_blocksLinksWithLostAddressesBeforeItServes(t *testing.T) {
+	e := newTestEnv(t)
+	e.addPool()
+	// restart starts a plugin while requests for the resources fail, and reports whether it has blocked or
+	// unblocked a link before it served.
+	restart := func(unavailable ...string) bool {
+		t.Helper()
+		e.kill()
+		e.api.Refuse(func(r *http.Request) error {
+			if slices.ContainsFunc(unavailable, func(s string) bool { return strings.Contains(r.URL.Path, s) }) {
+				return apierrors.NewServiceUnavailable("unavailable")
+			}
+			return nil
+		})
+		file := e.path(fmt.Sprintf("failpoints-%d", e.instance))
+		e.start(func(c *pluginConfig) { c.Pools, c.Record = true, file })
+		raw, err := os.ReadFile(file)
+		e.must("read the operations of the plugin", err)
+		return strings.Contains(string(raw), "block link in map")
+	}
+	restart()
+	claim, pod := e.claim("lost"), e.sandbox("lost")
+	e.must("prepare the claim", e.prepare(t.Context(), claim))
+	e.must("attach the claim", pod.hook(t.Context(), e.dir, claim, 10*time.Second))
+	e.kill()
+	e.must("delete the blocks", e.api.DeleteBlocks())
+
+	if restart("addressblocks", "addresspools") {
+		t.Error("the API server is unavailable: the plugin has changed whether the link is blocked")
+	}
+	if !restart("addresspools") { // so that the node cannot take the address again
+		t.Error("the node has lost the address: the plugin served before it blocked the link")
+	}
+	e.awaitReason(claim, params.ReasonAddressLost)
+	e.api.Refuse(nil)
+	e.awaitReason(claim, params.ReasonAttached)
+}
+
+// Attaching a pod fails after its link has got the address, and the link cannot be removed. No other
+// pod gets the address, even from the next plugin.
+func TestPlugin_keepsTheAddressOfALinkThatRemains(t *testing.T) {
+	e := newTestEnv(t)
+	e.addPool()
+	e.start(func(c *pluginConfig) { c.Pools, c.Fail = true, []string{"put sender in map", "delete link"} })
+	first, second := e.claim("first"), e.claim("second")
+	e.must("prepare the claims", e.prepare(t.Context(), first, second))
+	one, other := e.sandbox("one"), e.sandbox("other")
+	e.mustFail("attach the first claim", "the link may remain in the pod",
+		one.hook(t.Context(), e.dir, first, 200*time.Millisecond))
+	e.must("the record remains", e.attachedPods(1))
+	e.kill()
+	e.start(func(c *pluginConfig) { c.Pools = true })
+	e.must("attach the second claim", other.hook(t.Context(), e.dir, second, 10*time.Second))
+	e.must("compare the addresses", differ([]*sandbox{one, other}))
+	e.must("attach the first claim again", one.hook(t.Context(), e.dir, first, 10*time.Second))
+	e.must("compare the addresses again", differ([]*sandbox{one, other}))
+}
+
+// differ returns an error if links of the pods have the same address. Not all pods need a link.
+func differ(pods []*sandbox) error {
+	holders := map[string]string{}
+	for _, pod := range pods {
+		err := pod.do(func() error {
+			addresses, err := net.InterfaceAddrs()
+			for _, a := range addresses {
+				p, ok := a.(*net.IPNet)
+				if !ok || p.IP.To4() == nil {
+					continue
+				}
+				if other, taken := holders[p.IP.String()]; taken && other != pod.name {
+					return fmt.Errorf("pods %s and %s have the address %s", other, pod.name, p.IP)
+				}
+				holders[p.IP.String()] = pod.name
+			}
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func concernsAddress(p failpointtest.Point) bool {
@@ -115,6 +211,7 @@ func (e *testEnv) runAddresses(change func(*pluginConfig)) (killed bool) {
 			if err := pods[n].hook(ctx, e.dir, claims[n], 200*time.Millisecond); err != nil {
 				return err
 			}
+			e.must("compare the addresses", differ(pods)) // a killed plugin may have left a link
 		}
 		return nil
 	})

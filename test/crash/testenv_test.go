@@ -104,6 +104,8 @@ type pluginConfig struct {
 	Bandwidth string
 	// Kill is the point at which the plugin kills itself.
 	Kill failpointtest.Point
+	// Fail are operations that fail.
+	Fail []string
 	// KillLog, if not empty, is a file to which the plugin appends the point
 	// just before it kills itself.
 	KillLog string
@@ -238,7 +240,7 @@ func dhcpDefault(c pluginConfig) string {
 	return "\n  dhcp: [IPv4]"
 }
 
-// injector records failpoints and kills the process as c says.
+// injector records failpoints, lets them fail, and kills the process as c says.
 func (c pluginConfig) injector() failpoint.Injector {
 	k := &failpointtest.Killer{Point: c.Kill, Kill: func(operation string) error {
 		appendLine(c.KillLog, killLogLine(c.Kill, operation))
@@ -248,7 +250,12 @@ func (c pluginConfig) injector() failpoint.Injector {
 	if c.Record != "" {
 		k.Record = func(operation string, n int) { appendLine(c.Record, fmt.Sprintf("%s#%d", operation, n)) }
 	}
-	return k.Inject
+	return func(name string, operation func() error) error {
+		if slices.Contains(c.Fail, name) {
+			operation = func() error { return errors.New("the test lets it fail") }
+		}
+		return k.Inject(name, operation)
+	}
 }
 
 // killLogLine is the line that a plugin writes before it kills itself.
