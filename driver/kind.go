@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"time"
 
@@ -257,14 +258,17 @@ type Attachments interface {
 	List(ctx context.Context) ([]Attachment, error)
 	// Update calls change with an attachment as it is recorded now, while no other request of its
 	// claim is served. change calls write to record another payload. After change, the status of the
-	// claim is reported. If the attachment is no longer recorded, or a newer plugin runs, Update
-	// returns ErrOutdated.
+	// claim is reported. If the attachment is no longer recorded, Update returns ErrEnded; if a newer
+	// plugin runs, ErrOutdated.
 	Update(ctx context.Context, r attach.Record,
 		change func(a Attachment, write func(payload json.RawMessage) error) error) error
 }
 
 // ErrOutdated means that an attachment must not be changed.
 var ErrOutdated = errors.New("the attachment has ended, or a newer plugin runs")
+
+// ErrEnded wraps ErrOutdated and means that the attachment has ended.
+var ErrEnded = fmt.Errorf("it is no longer recorded: %w", ErrOutdated)
 
 // Comparer is an Attacher that compares all its attachments with the kernel at once.
 // After a restart, and when events were lost, the driver then restores only those that

@@ -43,8 +43,11 @@ func (l attachmentsOfKind) Update(
 		WithValues("claimUID", uid, "share", r.Share, "pod", klog.KRef(r.Pod.Namespace, r.Pod.Name))
 	return d.withClaim(klog.NewContext(ctx, logger), uid, func(ctx context.Context) error {
 		current, err := d.attachments.Read(r.ClaimUID, r.Share, r.Namespace)
-		if errors.Is(err, os.ErrNotExist) || !d.handover.isNewest() {
+		if !d.handover.isNewest() {
 			return ErrOutdated
+		}
+		if errors.Is(err, os.ErrNotExist) {
+			return ErrEnded
 		}
 		if err != nil {
 			return err

@@ -136,25 +136,40 @@ func (k *Kind) acquire(
 			return lease, fmt.Errorf("lease an address for %s on network %q: %w: does a DHCP server on the network of NIC %s "+
 				"have free addresses?", link.Name, d.network.Name, err, d.nic.Name)
 		}
-		if err := refuseLease(d.network, lease); err != nil {
+		inUse, err := k.checkLease(ctx, d, a, client.MAC, lease)
+		if err != nil {
+			k.giveBack(ctx, link, lease)
 			return lease, err
 		}
-		taken := k.node.CheckAddress(a, lease.Address)
-		if taken == nil {
-			found, err := d.refuseDuplicates(ctx, client.MAC, []netip.Prefix{lease.Address})
-			if err != nil || len(found) == 0 {
-				return lease, err
-			}
-			taken = fmt.Errorf("another host has it: %s", found)
+		if inUse == nil {
+			return lease, nil
 		}
 		klog.FromContext(ctx).Info("Declining a leased address that is in use", "address", lease.Address,
-			"server", lease.Server, "reason", taken.Error())
+			"server", lease.Server, "reason", inUse.Error())
 		if err := k.decline(client, link, packet, lease); err != nil {
 			return lease, err
 		}
 	}
 	return lease, fmt.Errorf("DHCP server %s leases addresses that are in use, %s as the last one: "+
 		"exclude them on the server", lease.Server, lease.Address)
+}
+
+// checkLease returns why a leased address must be declined, or nil, and an error if the link must not have the
+// address for another reason, or if that is not known.
+func (k *Kind) checkLease(
+	ctx context.Context, d *device, a netdev.Attachment, mac net.HardwareAddr, lease dhcp.Lease,
+) (inUse, err error) {
+	if err := refuseLease(d.network, lease); err != nil {
+		return nil, err
+	}
+	if err := k.node.CheckAddress(a, lease.Address); err != nil {
+		return err, nil
+	}
+	found, err := d.refuseDuplicates(ctx, mac, []netip.Prefix{lease.Address})
+	if err != nil || len(found) == 0 {
+		return nil, err
+	}
+	return fmt.Errorf("another host has it: %s", found), nil
 }
 
 func (k *Kind) decline(client dhcp.Client, link attach.Link, packet *os.File, lease dhcp.Lease) error {
@@ -203,6 +218,12 @@ func (k *Kind) apply(
 		return err
 	}
 	return errors.Join(announcer.Announce(a.MAC, lease.Address.Addr()), announcer.Close())
+}
+
+// giveBack releases an address that was leased for a link and that the link does not get.
+func (k *Kind) giveBack(ctx context.Context, link attach.Link, lease dhcp.Lease) {
+	setLease(&link, lease)
+	k.release(ctx, link)
 }
 
 // release gives the lease of a link that does not exist any more back to the server. If that fails,

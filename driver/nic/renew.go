@@ -4,10 +4,12 @@
 package nic
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -128,7 +130,7 @@ func (r *renewer) start(ctx context.Context, workers *sync.WaitGroup) time.Durat
 	}
 	r.kind.leases.Store(&states)
 	for id, task := range r.tasks {
-		if !seen[id] && !task.running {
+		if err == nil && !seen[id] && !task.running {
 			delete(r.tasks, id)
 		}
 	}
@@ -206,7 +208,7 @@ func (t *leaseTask) acquire(ctx context.Context, l leasedLink, fuzz float64) (ti
 		return dhcp.Backoff(t.attempts, fuzz), err
 	}
 	t.attempts, t.applied = 0, false
-	if err := l.set(ctx, lease); err != nil {
+	if err := l.setNew(ctx, lease); err != nil {
 		return applyInterval, err
 	}
 	t.applied = true
@@ -347,6 +349,24 @@ func (l leasedLink) set(ctx context.Context, lease dhcp.Lease) error {
 		}
 		return l.apply(ctx, current, lease)
 	})
+}
+
+// setNew sets a lease of an address that the link did not have. If the pod has ended meanwhile, no record
+// has the address, so that it must be released here, unless another sandbox of the pod leases it.
+func (l leasedLink) setNew(ctx context.Context, lease dhcp.Lease) error {
+	err := l.set(ctx, lease)
+	if !errors.Is(err, driver.ErrEnded) {
+		return err
+	}
+	all, listErr := l.attachments.List(ctx)
+	isSameClient := func(a driver.Attachment) bool {
+		link, err := a.Record.Link()
+		return err != nil || link.DHCP != nil && bytes.Equal(link.DHCP.ClientID, l.link.DHCP.ClientID)
+	}
+	if listErr == nil && !slices.ContainsFunc(all, isSameClient) {
+		l.kind.giveBack(ctx, l.link, lease)
+	}
+	return err
 }
 
 // apply makes the link have the address of a lease that is recorded.

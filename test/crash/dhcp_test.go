@@ -248,6 +248,21 @@ func TestPlugin_changesRefusedAddress(t *testing.T) {
 	e.retry("the node has no state of claims", func(context.Context) error { return e.nothingLeft() })
 }
 
+// A server of another network leases an address that the network does not allow.
+func TestPlugin_releasesRefusedAddress(t *testing.T) {
+	e := newDHCPEnv(t)
+	e.server.Stop()
+	e.wire.Do(func() error { return nstest.ConfigureLink("wire", "192.168.5.1/24") })
+	e.server.Configure(strings.NewReplacer("10.20.0.0", "192.168.5.0", "255.255.0.0", "255.255.255.0",
+		"10.20.8.1 10.20.8.100", "192.168.5.10 192.168.5.19").Replace(leases))
+	e.server.Start()
+	e.serve(nil)
+	claim, pod := e.claim("refused"), e.pod("refused")
+	e.must("prepare the claim", e.prepare(t.Context(), claim))
+	e.mustFail("attach the claim", "allows addresses in", pod.hook(t.Context(), e.dir, claim, timeout))
+	e.server.AwaitLog("DHCPRELEASE of 192.168.5.")
+}
+
 // A plugin that is killed at any operation that concerns a lease loses neither the lease nor the
 // address of the link, and leaves nothing behind.
 func TestPlugin_killedWhileLeasing(t *testing.T) {

@@ -1,0 +1,97 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nic
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/dra-shared/dra-driver-shared/attach"
+	"github.com/dra-shared/dra-driver-shared/driver"
+	"github.com/dra-shared/dra-driver-shared/netdev/dhcp"
+)
+
+// fakeAttachments are attachments that have ended.
+type fakeAttachments struct {
+	list      []driver.Attachment
+	listErr   error
+	updateErr error
+}
+
+func (f fakeAttachments) List(context.Context) ([]driver.Attachment, error) { return f.list, f.listErr }
+
+func (f fakeAttachments) Update(
+	context.Context, attach.Record, func(driver.Attachment, func(json.RawMessage) error) error,
+) error {
+	return f.updateErr
+}
+
+func attachmentOf(t *testing.T, link attach.Link) driver.Attachment {
+	t.Helper()
+	payload, err := json.Marshal(link)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return driver.Attachment{Record: attach.Record{Payload: payload}}
+}
+
+// A pod ends while the plugin leases an address for it. No record has the lease.
+func TestLeasedLink_setNew_releasesAddressOfEndedPod(t *testing.T) {
+	link := func(id byte) attach.Link {
+		return attach.Link{MAC: "02:00:00:00:00:01", DHCP: &attach.Lease{ClientID: []byte{id}}}
+	}
+	for _, tc := range []struct {
+		name        string
+		attachments fakeAttachments
+		want        bool
+	}{
+		{"the pod has ended", fakeAttachments{updateErr: driver.ErrEnded}, true},
+		{"another pod leases an address",
+			fakeAttachments{updateErr: driver.ErrEnded, list: []driver.Attachment{attachmentOf(t, link(2))}}, true},
+		{"another sandbox of the pod leases an address",
+			fakeAttachments{updateErr: driver.ErrEnded, list: []driver.Attachment{attachmentOf(t, link(1))}}, false},
+		{"the records are unreadable", fakeAttachments{updateErr: driver.ErrEnded, listErr: errors.New("unreadable")}, false},
+		{"a newer plugin runs", fakeAttachments{updateErr: driver.ErrOutdated}, false},
+		{"the record has the address", fakeAttachments{}, false},
+	} {
+		var operations []string
+		k := New(nil, nil, nil)
+		k.UseDHCP(DHCPOptions{Failpoints: func(name string, _ func() error) error {
+			operations = append(operations, name)
+			return nil
+		}})
+		lease := testLease()
+		lease.Expires = dhcp.Never
+		l := leasedLink{kind: k, attachments: tc.attachments, link: link(1)}
+		if err := l.setNew(t.Context(), lease); !errors.Is(err, tc.attachments.updateErr) {
+			t.Errorf("%s: got error %v, want %v", tc.name, err, tc.attachments.updateErr)
+		}
+		if got := slices.Equal(operations, []string{"release lease"}); got != tc.want {
+			t.Errorf("%s: got the operations %v; released: want %t", tc.name, operations, tc.want)
+		}
+	}
+}
+
+// What is due for a lease must not be forgotten, so that the plugin does not renew it too early.
+func TestRenewer_start_keepsTasksIfRecordsAreUnreadable(t *testing.T) {
+	for _, tc := range []struct {
+		err  error
+		want int
+	}{{nil, 0}, {errors.New("unreadable"), 1}} {
+		r := renewer{
+			kind: New(nil, nil, nil), attachments: fakeAttachments{listErr: tc.err},
+			tasks: map[leaseID]*leaseTask{{claim: "c"}: {next: dhcp.SinceBoot() + time.Hour}},
+		}
+		var workers sync.WaitGroup
+		r.start(t.Context(), &workers)
+		if len(r.tasks) != tc.want {
+			t.Errorf("error %v: got %d tasks, want %d", tc.err, len(r.tasks), tc.want)
+		}
+	}
+}
