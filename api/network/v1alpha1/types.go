@@ -55,6 +55,7 @@ type AddressPool struct {
 // remove addresses, create another pool, and delete this one when it is unused.
 //
 // +kubebuilder:validation:XValidation:rule="self.network == oldSelf.network && self.subnet == oldSelf.subnet",message="network and subnet are immutable because links keep their addresses: create another AddressPool"
+// +kubebuilder:validation:XValidation:rule="has(self.gateway) == has(oldSelf.gateway) && (!has(self.gateway) || self.gateway == oldSelf.gateway)",message="gateway is immutable because links keep their routes through it, and because the pool excludes it: create another AddressPool"
 // +kubebuilder:validation:XValidation:rule="!has(self.ranges) || has(oldSelf.ranges) && oldSelf.ranges.all(r, r in self.ranges)",message="ranges can only be added because links keep their addresses: create another AddressPool, and delete this one when it is unused"
 // +kubebuilder:validation:XValidation:rule="!has(self.exclude) || has(oldSelf.exclude) && self.exclude.all(r, r in oldSelf.exclude)",message="exclude can only lose entries because links keep their addresses: create another AddressPool, and delete this one when it is unused"
 type AddressPoolSpec struct {
@@ -105,7 +106,7 @@ type AddressPoolSpec struct {
 	Reserved []string `json:"reserved,omitempty"`
 
 	// gateway is an address in subnet that is never assigned, and the next hop of the
-	// routes that name none.
+	// routes that name none. The field is immutable.
 	// +optional
 	// +kubebuilder:validation:MaxLength=64
 	// +kubebuilder:validation:XValidation:rule="isIP(self)",message="must be an IP address, such as 10.20.0.1"
@@ -279,6 +280,7 @@ type AddressBlockSpec struct {
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=1024
 	// +kubebuilder:validation:items:MaxLength=96
+	// +kubebuilder:validation:items:XValidation:rule="self.matches('^[^-]+-[^-]+$') && isIP(self.split('-')[0]) && isIP(self.split('-')[1])",message="must be FIRST-LAST, such as 10.20.1.0-10.20.1.15"
 	Ranges []string `json:"ranges"`
 }
 
