@@ -125,7 +125,7 @@ type Driver struct {
 
 	// locks serializes the steps of one claim, across both plugins of a rolling
 	// update. Lock order: a claim's lock before admissionLock, metadataDir, and the
-	// lock of addresses in driver/nic/ipam.
+	// locks of addresses in driver/nic/ipam.
 	locks lock.Dir
 	// refresh asks the publisher to refresh the devices.
 	refresh chan struct{}

@@ -7,6 +7,7 @@
 package lock
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"hash/fnv"
@@ -68,6 +69,33 @@ func bucket(key string) string {
 
 // Named waits for the lock of a name and returns the function that releases it.
 func (d Dir) Named(name string) (release func(), err error) { return d.acquire(name, unix.LOCK_EX) }
+
+// NamedContext is Named until ctx ends.
+func (d Dir) NamedContext(ctx context.Context, name string) (release func(), err error) {
+	if release, ok, err := d.TryNamed(name); ok || err != nil {
+		return release, err
+	}
+	type result struct {
+		release func()
+		err     error
+	}
+	acquired := make(chan result, 1)
+	go func() { // flock waits without regard to ctx
+		release, err := d.Named(name)
+		acquired <- result{release, err}
+	}()
+	select {
+	case r := <-acquired:
+		return r.release, r.err
+	case <-ctx.Done():
+		go func() {
+			if r := <-acquired; r.err == nil {
+				r.release()
+			}
+		}()
+		return nil, fmt.Errorf("wait for the lock %s: %w", name, context.Cause(ctx))
+	}
+}
 
 // TryNamed acquires the lock of a name if it is free, and reports whether it was.
 func (d Dir) TryNamed(name string) (release func(), ok bool, err error) {

@@ -4,6 +4,8 @@
 package lock
 
 import (
+	"context"
+	"errors"
 	"path/filepath"
 	"runtime"
 	"strconv"
@@ -109,6 +111,28 @@ func TestTryNamed_doesNotWait(t *testing.T) {
 	if _, ok, err := d.TryNamed("background"); !ok || err != nil {
 		t.Errorf("after it was released: %v, %v", ok, err)
 	}
+}
+
+func TestNamedContext_waitsUntilContextEnds(t *testing.T) {
+	d := open(t)
+	release, err := d.NamedContext(t.Context(), "addresses")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if _, err := d.NamedContext(ctx, "addresses"); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("another caller has the lock: got error %v, want %v", err, context.DeadlineExceeded)
+	}
+	release()
+	// The attempt whose context ended does not keep the lock.
+	ctx, cancel = context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	release, err = d.NamedContext(ctx, "addresses")
+	if err != nil {
+		t.Fatalf("after it was released: %v", err)
+	}
+	release()
 }
 
 func TestKey_limitsTheNumberOfFiles(t *testing.T) {

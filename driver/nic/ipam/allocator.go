@@ -9,9 +9,9 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
-	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go4.org/netipx"
@@ -22,7 +22,6 @@ import (
 	"github.com/dra-shared/dra-driver-shared/device/addresspool"
 	"github.com/dra-shared/dra-driver-shared/driver/lock"
 	"github.com/dra-shared/dra-driver-shared/internal/failpoint"
-	"github.com/dra-shared/dra-driver-shared/internal/files"
 )
 
 // Options configures an Allocator.
@@ -37,7 +36,7 @@ type Options struct {
 	// Locks is the directory of the locks that the plugins of the node share.
 	Locks lock.Dir
 	// LastPluginFile names the plugin that last assigned addresses. It is on a file system
-	// that a reboot clears; see turn.
+	// that a reboot clears; see lockAllocation.
 	LastPluginFile string
 	// Failpoints wraps operations that change state outside the process. Default: none.
 	Failpoints failpoint.Injector
@@ -55,14 +54,15 @@ type Allocator struct {
 	// maintain asks Start to take or return blocks.
 	maintain chan struct{}
 
-	// turns is locked during a turn, and protects the next five fields; see turn.
-	turns sync.Mutex
+	blockLock nodeLock
+	// allocation protects the next five fields.
+	allocation nodeLock
 	// blocks are those of this node.
 	blocks []*block
-	// used holds the attachment that uses an address. If it is nil, the next turn reads
-	// blocks and records again.
+	// used holds the attachment that uses an address. If it is nil, blocks and records must be
+	// read again before an address is assigned.
 	used Used
-	// rereadRecords makes the next turn read the records again.
+	// rereadRecords means that the records must be read again before an address is assigned.
 	rereadRecords bool
 	// lost are the used addresses that no block of this node has; see findLost.
 	lost Lost
@@ -70,13 +70,16 @@ type Allocator struct {
 	// which were released first are used first. It does not survive a restart.
 	released map[Address]time.Time
 
-	// mu protects the fields below, so that Release and Avoid do not wait for a turn.
+	// uncertain means that the blocks of the node may differ from those that the Allocator knows, such as
+	// after a request to change one has failed. It does not assign what that request may have returned,
+	// and reads the blocks before it takes or returns others.
+	uncertain atomic.Bool
+
+	// mu protects the fields below, so that Release and Avoid do not wait for a lock of the node.
 	mu    sync.Mutex
 	ended []ended
-	// deleted are the UIDs of blocks of this node that were deleted since the last turn.
+	// deleted are the UIDs of blocks of this node that were deleted since knowsBlocks was called.
 	deleted map[types.UID]bool
-	// rereadBlocks makes the next turn read the blocks and the records again.
-	rereadBlocks bool
 	// requested counts the requests in progress for a reserved address or for a consumer.
 	requested map[requestKey]int
 	// avoided holds until when an address is not assigned; see Avoid.
@@ -120,16 +123,14 @@ type Lost map[Address]string
 
 // block is a block of this node.
 type block struct {
+	// object has the pool and the consumer of the block. Its ranges may be out of date.
 	object    *network.AddressBlock
 	addresses *netipx.IPSet
+	// version is the resource version of the object. The block lock protects it.
+	version string
 }
 
-const (
-	// turnLock is the name of the lock that a plugin holds while it assigns an
-	// address.
-	turnLock    = "addresses"
-	defaultWait = 10 * time.Second
-)
+const defaultWait = 10 * time.Second
 
 // New builds an Allocator. Start must run for it to learn of pools.
 func New(o Options) *Allocator {
@@ -139,101 +140,9 @@ func New(o Options) *Allocator {
 	return &Allocator{
 		options: o, pools: newPools(o.API, o.Node, o.NodeLabels), maintain: make(chan struct{}, 1),
 		released: map[Address]time.Time{}, avoided: map[Address]time.Time{}, deleted: map[types.UID]bool{},
-		requested: map[requestKey]int{},
+		requested: map[requestKey]int{}, blockLock: newNodeLock(o.Locks, blockLock),
+		allocation: newNodeLock(o.Locks, allocationLock),
 	}
-}
-
-// turn waits until no other plugin of the node assigns addresses. If another plugin
-// has assigned addresses since this one did, or this is the first turn, it reads the
-// records and the node's blocks again. The turn lasts until the caller calls end.
-func (a *Allocator) turn(ctx context.Context, used func() (Used, error)) (end func(), err error) {
-	a.turns.Lock()
-	unlock, err := a.options.Locks.Named(turnLock)
-	if err != nil {
-		a.turns.Unlock()
-		return nil, err
-	}
-	end = func() { unlock(); a.turns.Unlock() }
-	if err := a.update(ctx, used); err != nil {
-		end()
-		return nil, err
-	}
-	return end, nil
-}
-
-// update makes the Allocator know the node's blocks and which addresses are in use.
-func (a *Allocator) update(ctx context.Context, used func() (Used, error)) error {
-	a.forgetDeleted()
-	last, err := os.ReadFile(a.options.LastPluginFile)
-	if err != nil || string(last) != a.options.Instance || a.used == nil {
-		a.used = nil
-		if err := a.load(ctx, used); err != nil {
-			return err
-		}
-		err := files.Replace(a.options.Failpoints, "last address plugin", a.options.LastPluginFile,
-			[]byte(a.options.Instance), files.Options{Mode: 0o600})
-		if err != nil {
-			a.used = nil
-			return fmt.Errorf("write the name of the plugin that assigns addresses: %w", err)
-		}
-	}
-	if a.rereadRecords {
-		recorded, err := used()
-		if err != nil {
-			return fmt.Errorf("read which addresses are in use: %w", err)
-		}
-		a.used, a.rereadRecords = recorded, false
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	lost := maps.Clone(a.lost)
-	for _, e := range a.ended {
-		if a.used[e.address] == e.owner {
-			delete(a.used, e.address)
-			delete(lost, e.address)
-			a.released[e.address] = e.at
-		}
-	}
-	a.ended = nil
-	if lost != nil {
-		a.setLost(lost)
-	}
-	return nil
-}
-
-// load reads the records and the node's blocks; see validate and findLost.
-func (a *Allocator) load(ctx context.Context, used func() (Used, error)) error {
-	objects, err := a.listBlocks(ctx, fieldNode, a.options.Node)
-	if err != nil {
-		return fmt.Errorf("list the AddressBlocks of node %s: %w", a.options.Node, err)
-	}
-	recorded, err := used()
-	if err != nil {
-		return fmt.Errorf("read which addresses are in use: %w", err)
-	}
-	others := map[string][]network.AddressBlock{}
-	var blocks []*block
-	for i := range objects {
-		b := &block{&objects[i], addressesOf(&objects[i])}
-		inNetwork, known := others[b.object.Spec.Network]
-		if !known {
-			inNetwork, err = a.listBlocks(ctx, fieldNetwork, b.object.Spec.Network)
-			if err != nil {
-				return fmt.Errorf("list the AddressBlocks of network %s: %w", b.object.Spec.Network, err)
-			}
-			others[b.object.Spec.Network] = inNetwork
-		}
-		if keep, err := a.validate(ctx, b, inNetwork, recorded); err != nil {
-			return err
-		} else if keep {
-			blocks = append(blocks, b)
-		}
-	}
-	a.blocks, a.used = blocks, recorded
-	a.findLost(ctx)
-	a.used = recorded // even if a request failed to which a lost address belongs: the next maintenance reads again
-	klog.FromContext(ctx).V(2).Info("Read address blocks", "blocks", len(blocks), "used", len(recorded))
-	return nil
 }
 
 // validate removes from a block the addresses that other blocks have: a plugin was killed, or did
@@ -269,7 +178,18 @@ func (a *Allocator) validate(
 	if !kept.Equal(b.addresses) {
 		klog.FromContext(ctx).Info("Address block overlaps another one; returning the addresses", "block", b.object.Name)
 	}
-	return len(kept.Ranges()) > 0, a.shrink(ctx, b, kept)
+	if kept.Equal(b.addresses) && !isUnchecked(b.object) {
+		return len(kept.Ranges()) > 0, nil
+	}
+	updated, err := a.write(ctx, b, kept)
+	if err == nil && updated != nil {
+		*b = *newBlock(updated)
+	}
+	return updated != nil, err
+}
+
+func newBlock(object *network.AddressBlock) *block {
+	return &block{object, addressesOf(object), object.ResourceVersion}
 }
 
 func isUnchecked(b *network.AddressBlock) bool {
@@ -376,11 +296,11 @@ func (a *Allocator) keepRequested(items []item) (end func()) {
 func (a *Allocator) assign(
 	ctx context.Context, items []item, owner Owner, used func() (Used, error), record func(Assignment) error,
 ) error {
-	end, err := a.turn(ctx, used)
+	unlock, err := a.lockAllocation(ctx, used)
 	if err != nil {
 		return err
 	}
-	defer end()
+	defer unlock()
 	var assignment Assignment
 	var added []Address
 	for _, item := range items {

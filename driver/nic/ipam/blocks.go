@@ -85,19 +85,19 @@ func (a *Allocator) takeOrWait(ctx context.Context, i item, used func() (Used, e
 
 // take takes a block for an item unless the node has a free address for it: the reserved
 // address, the one that the pod keeps, or as many addresses as blockSize, or fewer if that many
-// are not free. It takes a turn, so that no plugin of the node sees the block before it is known
-// to overlap no other.
+// are not free.
 func (a *Allocator) take(ctx context.Context, i item, used func() (Used, error)) error {
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
-	end, err := a.turn(ctx, used)
+	unlockBlocks, err := a.blockLock.lock(ctx)
 	if err != nil {
 		return err
 	}
-	defer end()
+	defer unlockBlocks()
 	for range maxConflicts {
-		if a.hasFree(i) {
-			return nil
+		has, inUse, err := a.hasFree(ctx, i, used)
+		if err != nil || has {
+			return err
 		}
 		assigned, blocks, err := a.assigned(ctx, i.pool)
 		if err != nil {
@@ -106,7 +106,7 @@ func (a *Allocator) take(ctx context.Context, i item, used func() (Used, error))
 		if kept := keptBlock(i, a.options.Node, blocks); kept != nil {
 			err = a.takeKept(ctx, i, kept, blocks)
 		} else {
-			err = a.takeNew(ctx, i, assigned, blocks)
+			err = a.takeNew(ctx, i, assigned, inUse, blocks)
 		}
 		if err != nil && !errors.Is(err, errConflict) {
 			return err
@@ -115,39 +115,63 @@ func (a *Allocator) take(ctx context.Context, i item, used func() (Used, error))
 	return fmt.Errorf("take a block from AddressPool %s: %w", i.pool.Name, errConflict)
 }
 
-// hasFree reports whether the node has a free address for an item.
-func (a *Allocator) hasFree(i item) bool {
-	if i.reserved.IsValid() {
-		return a.has(Address{i.pool.Network, i.reserved})
+// hasFree reports whether the node has a free address for an item, and which addresses of the network
+// are in use. The caller must have the block lock.
+func (a *Allocator) hasFree(
+	ctx context.Context, i item, used func() (Used, error),
+) (has bool, inUse *netipx.IPSet, err error) {
+	unlock, err := a.lockAllocationToo(ctx, used)
+	if err != nil {
+		return false, nil, err
 	}
-	return a.free(i) > 0
+	defer unlock()
+	var set netipx.IPSetBuilder
+	for address := range a.used {
+		if address.Network == i.pool.Network {
+			set.Add(address.IP)
+		}
+	}
+	inUse, _ = set.IPSet() // fails only if an invalid address was added
+	if i.reserved.IsValid() {
+		return a.has(Address{i.pool.Network, i.reserved}), inUse, nil
+	}
+	return a.free(i) > 0, inUse, nil
 }
 
-// takeNew creates a block for an item. assigned are the addresses in the blocks of the network.
+// takeNew creates a block for an item. assigned are the addresses in the blocks of the network, and inUse
+// those that attachments on this node use.
 func (a *Allocator) takeNew(
-	ctx context.Context, i item, assigned *netipx.IPSet, blocks []network.AddressBlock,
+	ctx context.Context, i item, assigned, inUse *netipx.IPSet, blocks []network.AddressBlock,
 ) error {
-	addresses, err := a.chooseBlock(i, assigned, blocks)
+	addresses, err := a.chooseBlock(i, assigned, inUse, blocks)
 	if err != nil {
 		return err
 	}
 	taken, err := a.create(ctx, i, addresses, blocks, false)
-	if errors.Is(err, errConflict) {
-		return err
-	}
 	if err != nil {
-		a.used = nil // it is not known whether the block exists
 		return err
 	}
 	klog.FromContext(ctx).Info("Took address block", "addressPool", i.pool.Name, "block", taken.object.Name,
 		"ranges", taken.object.Spec.Ranges)
+	return a.add(ctx, taken)
+}
+
+// add makes the addresses of a block that was taken available. The caller must have the block lock.
+func (a *Allocator) add(ctx context.Context, taken *block) error {
+	unlock, err := a.allocation.lock(ctx)
+	if err != nil {
+		a.uncertain.Store(true) // the next one that reads the blocks finds it
+		return err
+	}
+	defer unlock()
 	a.blocks = append(a.blocks, taken)
 	return nil
 }
 
-// chooseBlock returns the addresses of the next block for an item.
+// chooseBlock returns the addresses of the next block for an item. It must not contain an address that
+// the node uses and has lost; see validate.
 func (a *Allocator) chooseBlock(
-	i item, assigned *netipx.IPSet, blocks []network.AddressBlock,
+	i item, assigned, inUse *netipx.IPSet, blocks []network.AddressBlock,
 ) (*netipx.IPSet, error) {
 	if i.reserved.IsValid() && assigned.Contains(i.reserved) {
 		return nil, fmt.Errorf("AddressPool %s: %w: %s has %s: does a pod on that node use it?",
@@ -160,23 +184,12 @@ func (a *Allocator) chooseBlock(
 		return addresspool.SetOf(i.reserved), nil
 	}
 	avoided := a.avoidedIn(i.pool)
-	unusable := addresspool.Union(assigned, addresspool.SetOf(append(a.usedIn(i.pool.Network), avoided...)...))
+	unusable := addresspool.Union(addresspool.Union(assigned, inUse), addresspool.SetOf(avoided...))
 	start := rand.Uint32() //nolint:gosec // nodes only have to choose different blocks most of the time
 	if chosen := addresspool.ChooseBlock(i.pool, unusable, i.blockSize(), start); chosen != nil {
 		return chosen, nil
 	}
 	return nil, exhausted(i.pool, blocks, avoided)
-}
-
-// usedIn returns the addresses of a network that attachments use. A new block must not contain one that
-// the node has lost; see validate.
-func (a *Allocator) usedIn(networkName string) (used []netip.Addr) {
-	for address := range a.used {
-		if address.Network == networkName {
-			used = append(used, address.IP)
-		}
-	}
-	return used
 }
 
 // listBlocks returns the blocks that have a value in a field, as of now.
@@ -241,21 +254,28 @@ func (a *Allocator) create(
 		return nil, errConflict
 	}
 	if err != nil {
+		a.uncertain.Store(true)
 		return nil, fmt.Errorf("create AddressBlock %s: %w", object.Name, err)
 	}
 	_, blocks, err := a.assigned(ctx, pool)
 	if err == nil && (overlaps(created, blocks) || i.exceedsLimit(blocks)) {
 		err = errConflict // other nodes may have created blocks at the same time; take looks again
 	}
-	if err == nil {
-		taken := &block{created, addresses}
-		return taken, a.shrink(ctx, taken, addresses) // writes only if the block is marked
+	taken := newBlock(created)
+	if err != nil {
+		if _, deleteErr := a.write(context.WithoutCancel(ctx), taken, &netipx.IPSet{}); deleteErr != nil {
+			// The next load deletes the block, or uses it if it no longer overlaps another.
+			return nil, fmt.Errorf("%s; %w", err.Error(), deleteErr)
+		}
+		return nil, err
 	}
-	if deleteErr := a.options.API.DeleteBlock(context.WithoutCancel(ctx), created); deleteErr != nil {
-		// The next load deletes the block, or uses it if it no longer overlaps another.
-		return nil, fmt.Errorf("%s; delete AddressBlock %s: %w", err.Error(), created.Name, deleteErr)
+	if !inUse {
+		return taken, nil
 	}
-	return nil, err
+	if created, err = a.write(ctx, taken, addresses); err != nil {
+		return nil, err
+	}
+	return newBlock(created), nil
 }
 
 // blockName returns the name for a block. A block that has returned its first address
@@ -338,7 +358,7 @@ func (a *Allocator) Start(ctx context.Context, used func() (Used, error)) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			a.forgetUsed()
+			a.forgetUsed(ctx)
 		case <-a.maintain:
 		}
 		if err := a.maintainBlocks(ctx, used); err != nil && ctx.Err() == nil {
@@ -354,15 +374,18 @@ func (a *Allocator) Cleanup() error {
 	return files.Remove(a.options.Failpoints, "last address plugin", a.options.LastPluginFile, false)
 }
 
-// forgetUsed makes the next turn read again which addresses are in use: another plugin
-// of this node may have detached pods. If the node has lost addresses, the turn also reads
-// the blocks again: another node may have returned the addresses.
-func (a *Allocator) forgetUsed() {
-	a.turns.Lock()
-	defer a.turns.Unlock()
+// forgetUsed makes the plugin read the records before it assigns an address again: another plugin
+// of this node may have detached pods. If the node has lost addresses, it also reads the blocks
+// before it maintains them: another node may have returned the addresses.
+func (a *Allocator) forgetUsed(ctx context.Context) {
+	unlock, err := a.allocation.lock(ctx)
+	if err != nil {
+		return // another plugin has the lock, or ctx has ended: the next tick does it
+	}
+	defer unlock()
 	a.rereadRecords = len(a.blocks) > 0 // without blocks, no address is in use that is not lost
 	if len(a.lost) > 0 {
-		a.used = nil
+		a.uncertain.Store(true)
 	}
 }
 
@@ -405,11 +428,16 @@ func (a *Allocator) deletedPools(
 ) (deleted []*network.AddressPool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
-	end, err := a.turn(ctx, used)
+	unlockBlocks, err := a.blockLock.lock(ctx)
 	if err != nil {
 		return nil, err
 	}
-	defer end()
+	defer unlockBlocks()
+	unlock, err := a.lockAllocationToo(ctx, used)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
 	for _, b := range a.blocks {
 		named := func(o *network.AddressPool) bool { return o.Name == b.object.Spec.Pool }
 		if slices.ContainsFunc(existing, named) || slices.ContainsFunc(deleted, named) {
@@ -428,15 +456,34 @@ func (a *Allocator) deletedPools(
 // reports whether the node uses all addresses of the pool that it has.
 func (a *Allocator) returnUnused(
 	ctx context.Context, object *network.AddressPool, used func() (Used, error),
-) (needsBlock bool, err error) {
+) (needsBlock bool, failed error) {
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
-	end, err := a.turn(ctx, used)
+	unlockBlocks, err := a.blockLock.lock(ctx)
 	if err != nil {
 		return false, err
 	}
-	defer end()
-	var kept []*block
+	defer unlockBlocks()
+	shrunk, needsBlock, err := a.giveUpUnused(ctx, object, used)
+	if err != nil {
+		return false, err
+	}
+	for _, b := range shrunk {
+		failed = errors.Join(failed, a.returnExcept(ctx, b))
+	}
+	return needsBlock && failed == nil, failed
+}
+
+// giveUpUnused makes unused addresses of a pool unavailable, and returns the blocks that the caller must
+// write; see returnUnused.
+func (a *Allocator) giveUpUnused(
+	ctx context.Context, object *network.AddressPool, used func() (Used, error),
+) (shrunk []*block, needsBlock bool, err error) {
+	unlock, err := a.lockAllocationToo(ctx, used)
+	if err != nil {
+		return nil, false, err
+	}
+	defer unlock()
 	pool, err := addresspool.Parse(object)
 	if err != nil {
 		pool = &addresspool.Pool{Name: object.Name, Reserved: &netipx.IPSet{}} // it was valid when the node took the blocks
@@ -445,7 +492,8 @@ func (a *Allocator) returnUnused(
 	if a.usesPool(pool) && !isShort(object) {
 		spares = 1
 	}
-	for i, b := range a.blocks {
+	var kept []*block
+	for _, b := range a.blocks {
 		keep := b.addresses
 		if b.object.Spec.Pool == object.Name {
 			needed := a.needed(b)
@@ -454,17 +502,17 @@ func (a *Allocator) returnUnused(
 				addresspool.Difference(needed, pool.Reserved), isSingle || isShort(object), spares)
 			keep = addresspool.Union(keep, needed)
 		}
-		if err := a.returnExcept(ctx, b, keep); err != nil {
-			a.blocks = append(kept, a.blocks[i:]...)
-			a.used = nil // read the blocks again: another node may have the addresses now
-			return false, err
+		if !keep.Equal(b.addresses) {
+			a.forgetReleased(b, keep)
+			b.addresses = keep
+			shrunk = append(shrunk, b)
 		}
 		if len(keep.Ranges()) > 0 {
 			kept = append(kept, b)
 		}
 	}
 	a.blocks = kept
-	return pool.NamespaceLimit == 0 && a.usesPool(pool) && a.free(item{pool: pool}) == 0, nil
+	return shrunk, pool.NamespaceLimit == 0 && a.usesPool(pool) && a.free(item{pool: pool}) == 0, nil
 }
 
 // usesPool reports whether attachments use addresses of a pool that are for any pod.
@@ -516,39 +564,42 @@ func (a *Allocator) forgetReleased(b *block, kept *netipx.IPSet) {
 	})
 }
 
-// returnExcept returns all addresses of a block but those to keep. What a pod keeps stays assigned to
-// the pod.
-func (a *Allocator) returnExcept(ctx context.Context, b *block, keep *netipx.IPSet) error {
-	if len(keep.Ranges()) == 0 && b.object.Spec.Pod != "" {
+// returnExcept returns all addresses of a block but those that it has here. What a pod keeps stays assigned
+// to the pod.
+func (a *Allocator) returnExcept(ctx context.Context, b *block) error {
+	if len(b.addresses.Ranges()) == 0 && b.object.Spec.Pod != "" {
 		return a.returnKept(ctx, b)
 	}
-	return a.shrink(ctx, b, keep)
+	updated, err := a.write(ctx, b, b.addresses)
+	if err == nil && updated != nil {
+		b.version = updated.ResourceVersion
+	}
+	return err
 }
 
-// shrink returns all addresses of a block but those to keep, which are known to be in no other block.
-func (a *Allocator) shrink(ctx context.Context, b *block, keep *netipx.IPSet) error {
-	if keep.Equal(b.addresses) && !isUnchecked(b.object) {
-		return nil
-	}
-	logger := klog.FromContext(ctx)
+// write writes the addresses of a block, which are known to be in no other block, or deletes the
+// block if there are none. It returns the block, or nil if it was deleted. The caller must have the
+// block lock.
+func (a *Allocator) write(
+	ctx context.Context, b *block, addresses *netipx.IPSet,
+) (updated *network.AddressBlock, err error) {
 	object := b.object.DeepCopy()
-	object.Spec.Ranges = addresspool.FormatRanges(keep)
+	object.ResourceVersion = b.version
+	object.Spec.Ranges = addresspool.FormatRanges(addresses)
 	delete(object.Annotations, network.UncheckedAnnotation)
+	logger := klog.FromContext(ctx).WithValues("addressPool", object.Spec.Pool, "block", object.Name)
 	if len(object.Spec.Ranges) == 0 {
 		if err := a.options.API.DeleteBlock(ctx, object); err != nil {
-			return fmt.Errorf("delete AddressBlock %s: %w", object.Name, err)
+			a.uncertain.Store(true)
+			return nil, fmt.Errorf("delete AddressBlock %s: %w", object.Name, err)
 		}
-		a.forgetReleased(b, keep)
-		logger.Info("Returned address block", "addressPool", object.Spec.Pool, "block", object.Name)
-		return nil
+		logger.Info("Returned address block")
+		return nil, nil
 	}
-	updated, err := a.options.API.UpdateBlock(ctx, object)
-	if err != nil {
-		return fmt.Errorf("write the addresses of AddressBlock %s: %w", object.Name, err)
+	if updated, err = a.options.API.UpdateBlock(ctx, object); err != nil {
+		a.uncertain.Store(true)
+		return nil, fmt.Errorf("write the addresses of AddressBlock %s: %w", object.Name, err)
 	}
-	a.forgetReleased(b, keep)
-	b.object, b.addresses = updated, keep
-	logger.Info("Wrote the addresses of a block", "addressPool", object.Spec.Pool, "block", object.Name,
-		"ranges", object.Spec.Ranges)
-	return nil
+	logger.Info("Wrote the addresses of a block", "ranges", object.Spec.Ranges)
+	return updated, nil
 }

@@ -125,17 +125,13 @@ func (a *Allocator) takeReturned(
 		return err
 	}
 	if !overlaps(kept, blocks) {
-		a.blocks = append(a.blocks, taken)
-		return nil
+		return a.add(ctx, taken)
 	}
-	if err := a.shrink(ctx, taken, &netipx.IPSet{}); err != nil {
-		a.used = nil // it is not known whether the node has the block
-		return err
-	}
-	return nil
+	_, err = a.write(ctx, taken, &netipx.IPSet{})
+	return err
 }
 
-// adopt takes a kept block that no node has. The caller must have the turn.
+// adopt takes a kept block that no node has. The caller must have the block lock.
 func (a *Allocator) adopt(ctx context.Context, kept *network.AddressBlock) (*block, error) {
 	object := kept.DeepCopy()
 	object.Spec.Node = a.options.Node
@@ -143,23 +139,24 @@ func (a *Allocator) adopt(ctx context.Context, kept *network.AddressBlock) (*blo
 	taken, err := a.options.API.UpdateBlock(ctx, object)
 	if err != nil {
 		if !isOutdated(err) {
-			a.used = nil // it is not known whether the node has the block
+			a.uncertain.Store(true)
 		}
 		return nil, fmt.Errorf("take AddressBlock %s: %w", object.Name, err)
 	}
 	klog.FromContext(ctx).Info("Took the address that a pod keeps", "addressPool", kept.Spec.Pool, "block", kept.Name,
 		"pod", klog.KRef(kept.Spec.Namespace, kept.Spec.Pod), "ranges", kept.Spec.Ranges)
-	return &block{taken, addressesOf(taken)}, nil
+	return newBlock(taken), nil
 }
 
 // isOutdated reports whether the API server refused to change a block because it has changed since.
 func isOutdated(err error) bool { return apierrors.IsConflict(err) || apierrors.IsNotFound(err) }
 
-// returnKept returns a block whose pod is gone. The caller must have the turn.
+// returnKept returns a block whose pod is gone. The caller must have the block lock.
 func (a *Allocator) returnKept(ctx context.Context, b *block) error {
 	object := b.object.DeepCopy()
-	object.Spec.Node = ""
+	object.Spec.Node, object.ResourceVersion = "", b.version
 	if _, err := a.options.API.UpdateBlock(ctx, object); err != nil && !apierrors.IsNotFound(err) {
+		a.uncertain.Store(true)
 		return fmt.Errorf("return AddressBlock %s: %w", object.Name, err)
 	}
 	klog.FromContext(ctx).Info("Returned the address that a pod keeps", "addressPool", object.Spec.Pool,

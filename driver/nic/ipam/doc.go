@@ -21,5 +21,5 @@
 // An assigned address is part of the attachment's record, which the driver writes
 // before the link exists and removes after the link is gone. The records are the only
 // store: an address is in use if and only if a record contains it. Two plugins of one node,
-// as in a rolling update, take turns (see turn).
+// as in a rolling update, use locks (see nodeLock).
 package ipam

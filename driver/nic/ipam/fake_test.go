@@ -40,6 +40,9 @@ type fakeAPI struct {
 	reportShort bool
 	// faults lets requests fail before or after they are carried out.
 	faults *rand.Rand
+	// gate is called with "list", "create", "update", or "delete" before each request for blocks, which
+	// fails with its error.
+	gate func(operation string) error
 	// requests counts the requests of plugins that may be killed.
 	requests atomic.Int64
 }
@@ -73,6 +76,23 @@ func (f *fakeAPI) request(do func() error) error {
 }
 
 func (f *fakeAPI) fault() bool { return f.faults != nil && f.faults.IntN(20) == 0 }
+
+// setGate sets what is called before each request for blocks.
+func (f *fakeAPI) setGate(gate func(operation string) error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.gate = gate
+}
+
+func (f *fakeAPI) pass(operation string) error {
+	f.mu.Lock()
+	gate := f.gate
+	f.mu.Unlock()
+	if gate == nil {
+		return nil
+	}
+	return gate(operation)
+}
 
 // setFaults sets when requests fail.
 func (f *fakeAPI) setFaults(faults *rand.Rand) {
@@ -153,6 +173,9 @@ func (f *fakeAPI) WatchPools(_ context.Context, o metav1.ListOptions) (watch.Int
 }
 
 func (f *fakeAPI) ListBlocks(_ context.Context, o metav1.ListOptions) (*network.AddressBlockList, error) {
+	if err := f.pass("list"); err != nil {
+		return nil, err
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.fault() {
@@ -209,6 +232,9 @@ func (f *fakeAPI) notify(b *network.AddressBlock, send func(*watch.RaceFreeFakeW
 var blocks = schema.GroupResource{Group: network.GroupName, Resource: network.BlockResource}
 
 func (f *fakeAPI) CreateBlock(_ context.Context, b *network.AddressBlock) (*network.AddressBlock, error) {
+	if err := f.pass("create"); err != nil {
+		return nil, err
+	}
 	created := b.DeepCopy()
 	return created, f.request(func() error {
 		if f.blocks[b.Name] != nil {
@@ -223,6 +249,9 @@ func (f *fakeAPI) CreateBlock(_ context.Context, b *network.AddressBlock) (*netw
 }
 
 func (f *fakeAPI) UpdateBlock(_ context.Context, b *network.AddressBlock) (*network.AddressBlock, error) {
+	if err := f.pass("update"); err != nil {
+		return nil, err
+	}
 	updated := b.DeepCopy()
 	return updated, f.request(func() error {
 		current := f.blocks[b.Name]
@@ -288,6 +317,9 @@ func (f *fakeAPI) deleteReturned() {
 }
 
 func (f *fakeAPI) DeleteBlock(_ context.Context, b *network.AddressBlock) error {
+	if err := f.pass("delete"); err != nil {
+		return err
+	}
 	return f.request(func() error {
 		if current := f.blocks[b.Name]; current != nil && current.UID == b.UID {
 			delete(f.blocks, b.Name)

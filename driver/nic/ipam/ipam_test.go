@@ -109,17 +109,18 @@ func (n *testNode) knowsLost() bool {
 	return n.lost != nil
 }
 
-// forgetLost removes the addresses that the node has lost from its records.
-func (n *testNode) forgetLost() {
+// notLost returns the addresses in the records of the node that it has not lost.
+func (n *testNode) notLost() (addresses []netip.Addr) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	for owner, assignment := range n.records {
-		assignment.Addresses = slices.DeleteFunc(slices.Clone(assignment.Addresses), func(p netip.Prefix) bool {
-			_, lost := n.lost[ipam.Address{Network: "storage", IP: p.Addr()}]
-			return lost
-		})
-		n.records[owner] = assignment
+	for _, assignment := range n.records {
+		for _, p := range assignment.Addresses {
+			if _, lost := n.lost[ipam.Address{Network: "storage", IP: p.Addr()}]; !lost {
+				addresses = append(addresses, p.Addr())
+			}
+		}
 	}
+	return addresses
 }
 
 // awaitLost waits until the node knows that it has lost these addresses, and no other.

@@ -60,9 +60,9 @@ func (a *Allocator) Recover(ctx context.Context, used func() (Used, error)) erro
 	if err != nil || len(recorded) == 0 {
 		return err
 	}
-	end, err := a.turn(ctx, used)
+	unlock, err := a.lockAllocation(ctx, used)
 	if err == nil {
-		end()
+		unlock()
 	}
 	return err
 }
@@ -94,16 +94,14 @@ func (a *Allocator) watchBlocks(ctx context.Context) {
 	controller.RunWithContext(ctx)
 }
 
-// readAgain makes the next turn read the blocks again.
+// readAgain makes maintenance read the blocks again.
 func (a *Allocator) readAgain() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.rereadBlocks = true
+	a.uncertain.Store(true)
 	a.askMaintenance()
 }
 
-// blockDeleted makes the next turn read the blocks again if the node still uses the deleted
-// one.
+// blockDeleted makes the plugin read the blocks before it assigns an address again, if the node still
+// uses the deleted one.
 func (a *Allocator) blockDeleted(object any) {
 	if unknown, ok := object.(cache.DeletedFinalStateUnknown); ok {
 		object = unknown.Obj
@@ -116,21 +114,20 @@ func (a *Allocator) blockDeleted(object any) {
 	}
 }
 
-// forgetDeleted makes this turn read the blocks again if another program may have deleted
-// one of them.
+// forgetDeleted makes the caller, which must have the allocation lock, read the blocks again if another
+// program may have deleted one of them.
 func (a *Allocator) forgetDeleted() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	isDeleted := func(b *block) bool { return a.deleted[b.object.UID] }
-	if a.rereadBlocks || slices.ContainsFunc(a.blocks, isDeleted) {
+	if slices.ContainsFunc(a.blocks, isDeleted) {
 		a.used = nil
 	}
-	a.rereadBlocks = false
 	clear(a.deleted)
 }
 
 // findLost determines which used addresses are in no block of the node, and takes those
-// that are in no other node's block. The caller must have the turn.
+// that are in no other node's block. The caller must have both locks.
 func (a *Allocator) findLost(ctx context.Context) {
 	lost := Lost{}
 	for address := range a.used {
@@ -151,7 +148,7 @@ func (a *Allocator) findLost(ctx context.Context) {
 }
 
 // setLost sets which addresses are lost, and reports it if it is new. The caller
-// must have the turn.
+// must have the allocation lock.
 func (a *Allocator) setLost(lost Lost) {
 	if a.lost != nil && maps.Equal(a.lost, lost) {
 		return
