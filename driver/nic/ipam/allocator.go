@@ -14,11 +14,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"go4.org/netipx"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/klog/v2"
 
-	network "github.com/dra-shared/dra-driver-shared/api/network/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/device/addresspool"
 	"github.com/dra-shared/dra-driver-shared/driver/lock"
 	"github.com/dra-shared/dra-driver-shared/internal/failpoint"
@@ -121,15 +118,6 @@ type Used map[Address]Owner
 // them now; "" if none has.
 type Lost map[Address]string
 
-// block is a block of this node.
-type block struct {
-	// object has the pool and the consumer of the block. Its ranges may be out of date.
-	object    *network.AddressBlock
-	addresses *netipx.IPSet
-	// version is the resource version of the object. The block lock protects it.
-	version string
-}
-
 const defaultWait = 10 * time.Second
 
 // New builds an Allocator. Start must run for it to learn of pools.
@@ -143,58 +131,6 @@ func New(o Options) *Allocator {
 		requested: map[requestKey]int{}, blockLock: newNodeLock(o.Locks, blockLock),
 		allocation: newNodeLock(o.Locks, allocationLock),
 	}
-}
-
-// validate removes from a block the addresses that other blocks have: a plugin was killed, or did
-// not get a response, before it could compare the new block with the others (see create). It
-// reports whether the block remains.
-//
-// Of two such blocks, at most one was compared when the other did not exist, and only its node uses
-// the addresses. So a node keeps those that its attachments use, and returns the others: the times of
-// creation do not tell which block was compared, because the API server rounds them to seconds. In an
-// unchecked block, attachments use the addresses although the block was not compared.
-func (a *Allocator) validate(
-	ctx context.Context, b *block, others []network.AddressBlock, used Used,
-) (keep bool, err error) {
-	var left netipx.IPSetBuilder
-	left.AddSet(b.addresses)
-	for i := range others {
-		if others[i].UID == b.object.UID {
-			continue
-		}
-		left.RemoveSet(addressesOf(&others[i]))
-	}
-	if !isUnchecked(b.object) {
-		b.each(func(address Address) {
-			if _, inUse := used[address]; inUse {
-				left.Add(address.IP)
-			}
-		})
-	}
-	kept, err := left.IPSet()
-	if err != nil {
-		return false, err
-	}
-	if !kept.Equal(b.addresses) {
-		klog.FromContext(ctx).Info("Address block overlaps another one; returning the addresses", "block", b.object.Name)
-	}
-	if kept.Equal(b.addresses) && !isUnchecked(b.object) {
-		return len(kept.Ranges()) > 0, nil
-	}
-	updated, err := a.write(ctx, b, kept)
-	if err == nil && updated != nil {
-		*b = *newBlock(updated)
-	}
-	return updated != nil, err
-}
-
-func newBlock(object *network.AddressBlock) *block {
-	return &block{object, addressesOf(object), object.ResourceVersion}
-}
-
-func isUnchecked(b *network.AddressBlock) bool {
-	_, unchecked := b.Annotations[network.UncheckedAnnotation]
-	return unchecked
 }
 
 // Request asks for addresses for one link.
@@ -273,7 +209,7 @@ func (a *Allocator) Assign(
 }
 
 // keepRequested keeps maintenance from returning what requests in progress are about to get,
-// until the caller calls end. The blocks for any pod need no such care: nodes keep a spare one.
+// until the caller calls end. The blocks for any pod need no such care: nodes keep a standby one.
 func (a *Allocator) keepRequested(items []item) (end func()) {
 	add := func(n int) {
 		a.mu.Lock()
@@ -281,7 +217,7 @@ func (a *Allocator) keepRequested(items []item) (end func()) {
 		for _, i := range items {
 			if i.reserved.IsValid() {
 				a.requested[requestKey{address: Address{i.pool.Network, i.reserved}}] += n
-			} else if i.consumer != (consumer{}) {
+			} else if i.consumer.kind != anyPod {
 				a.requested[requestKey{consumer: poolConsumer{i.pool.Name, i.consumer}}] += n
 			}
 		}
@@ -323,7 +259,7 @@ func (a *Allocator) assign(
 		return err
 	}
 	for _, item := range items {
-		if !item.reserved.IsValid() && item.consumer == (consumer{}) && a.free(item) == 0 {
+		if !item.reserved.IsValid() && item.consumer.kind == anyPod && a.free(item) == 0 {
 			a.askMaintenance() // take the next block before a pod waits for it
 		}
 	}
@@ -379,7 +315,7 @@ func (i item) accepts(address Address) bool {
 }
 
 // mayAvoid reports whether another address than one that is avoided serves as well.
-func (i item) mayAvoid() bool { return !i.reserved.IsValid() && i.consumer.pod == "" }
+func (i item) mayAvoid() bool { return !i.reserved.IsValid() && i.consumer.kind != keepingPod }
 
 // chooseReserved returns the reserved address if it is free and a block of the node has it.
 func (a *Allocator) chooseReserved(i item) (chosen netip.Addr, isNew bool, err error) {
@@ -408,15 +344,6 @@ func (a *Allocator) eachFree(i item, f func(Address)) {
 				f(address)
 			}
 		})
-	}
-}
-
-// each calls f for each address of a block.
-func (b *block) each(f func(Address)) {
-	for _, r := range b.addresses.Ranges() {
-		for ip := r.From(); r.Contains(ip); ip = ip.Next() {
-			f(Address{b.object.Spec.Network, ip})
-		}
 	}
 }
 

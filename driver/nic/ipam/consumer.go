@@ -24,11 +24,23 @@ import (
 //   - The pods of a namespace, if the pool has a limit for each namespace. The blocks are the
 //     count: a node that creates one over the limit deletes it again before it uses it.
 
-// consumer is what a block serves; the zero value is any pod.
+// consumerKind says whom a block serves.
+type consumerKind int
+
+// Values of consumerKind.
+const (
+	anyPod consumerKind = iota
+	// podsOfNamespace are those of one namespace, in a pool with a limit for each.
+	podsOfNamespace
+	// keepingPod is the pod of a StatefulSet that keeps the address for one of its links.
+	keepingPod
+)
+
+// consumer is whom a block serves.
 type consumer struct {
-	namespace string
-	// pod is the pod of a StatefulSet that keeps the address, and link its link. They are
-	// empty if any pod of the namespace may use the block.
+	kind      consumerKind
+	namespace string // empty for any pod
+	// pod and link are empty unless a pod keeps the address.
 	pod, link string
 }
 
@@ -39,15 +51,22 @@ type poolConsumer struct {
 }
 
 func consumerOf(b *network.AddressBlock) consumer {
-	return consumer{namespace: b.Spec.Namespace, pod: b.Spec.Pod, link: b.Spec.Interface}
+	switch {
+	case b.Spec.Pod != "":
+		return consumer{keepingPod, b.Spec.Namespace, b.Spec.Pod, b.Spec.Interface}
+	case b.Spec.Namespace != "":
+		return consumer{kind: podsOfNamespace, namespace: b.Spec.Namespace}
+	default:
+		return consumer{kind: anyPod}
+	}
 }
 
 // namespaceIn returns the consumer of a request that keeps no address.
 func (r Request) namespaceIn(pool *addresspool.Pool) consumer {
 	if pool.NamespaceLimit == 0 {
-		return consumer{}
+		return consumer{kind: anyPod}
 	}
-	return consumer{namespace: r.PodNamespace}
+	return consumer{kind: podsOfNamespace, namespace: r.PodNamespace}
 }
 
 // consumerIn returns the consumer of a request in one of its Pools.
@@ -59,21 +78,21 @@ func (r Request) consumerIn(pool *addresspool.Pool) (consumer, error) {
 		return consumer{}, fmt.Errorf("keepAddresses: Forbidden: pod %s does not have the name of a pod of a "+
 			"StatefulSet, such as web-0: use a StatefulSet, or remove keepAddresses", r.Pod)
 	}
-	return consumer{r.PodNamespace, r.Pod, r.Interface}, nil
+	return consumer{keepingPod, r.PodNamespace, r.Pod, r.Interface}, nil
 }
 
 // blockSize returns how many addresses a node takes for an item at a time.
 func (i item) blockSize() int {
-	if i.consumer != (consumer{}) {
-		return 1
+	if i.consumer.kind == anyPod {
+		return i.pool.BlockSize
 	}
-	return i.pool.BlockSize
+	return 1
 }
 
 // keptBlock returns the block that a pod keeps, or nil. It prefers one that this node has or
 // can take.
 func keptBlock(i item, node string, blocks []network.AddressBlock) (kept *network.AddressBlock) {
-	if i.consumer.pod == "" {
+	if i.consumer.kind != keepingPod {
 		return nil
 	}
 	for n := range blocks {
@@ -183,7 +202,7 @@ func (i item) exceedsLimit(blocks []network.AddressBlock) bool {
 
 // counts reports whether a block counts for the limit of an item's namespace.
 func (i item) counts(b *network.AddressBlock) bool {
-	return b.Spec.Pool == i.pool.Name && i.consumer.namespace != "" && b.Spec.Namespace == i.consumer.namespace
+	return b.Spec.Pool == i.pool.Name && i.consumer.kind != anyPod && b.Spec.Namespace == i.consumer.namespace
 }
 
 // countIn returns the number of addresses that count for the limit of an item's namespace.

@@ -21,5 +21,16 @@
 // An assigned address is part of the attachment's record, which the driver writes
 // before the link exists and removes after the link is gone. The records are the only
 // store: an address is in use if and only if a record contains it. Two plugins of one node,
-// as in a rolling update, use locks (see nodeLock).
+// as in a rolling update, use locks (see nodeLock). The files are:
+//
+//	allocator.go  request -> address of the node's blocks
+//	take.go       free addresses of a pool -> another block of the node
+//	maintain.go   unused addresses -> back to the pool
+//	load.go       blocks and records -> what the Allocator knows
+//	lost.go       addresses that the node uses and no longer has
+//	consumer.go   blocks for one pod or namespace
+//	blocks.go     AddressBlocks: their addresses, and requests for them
+//	pools.go      AddressPools
+//	locks.go      the locks that the plugins of the node share
+//	api.go        the API server
 package ipam

@@ -6,14 +6,9 @@ package ipam
 import (
 	"context"
 	"fmt"
-	"maps"
 	"os"
 
-	"k8s.io/klog/v2"
-
-	network "github.com/dra-shared/dra-driver-shared/api/network/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/driver/lock"
-	"github.com/dra-shared/dra-driver-shared/internal/files"
 )
 
 // The plugins of a node have two locks:
@@ -116,83 +111,4 @@ func (a *Allocator) knowsBlocks() bool {
 	a.forgetDeleted()
 	last, err := os.ReadFile(a.options.LastPluginFile)
 	return err == nil && string(last) == a.options.Instance && a.used != nil
-}
-
-// nodeBlocks are the blocks of the node, and those of each network of which the node has blocks.
-type nodeBlocks struct {
-	own       []network.AddressBlock
-	ofNetwork map[string][]network.AddressBlock
-}
-
-// readBlocks reads the node's blocks. The caller must have the block lock.
-func (a *Allocator) readBlocks(ctx context.Context) (read nodeBlocks, err error) {
-	read.ofNetwork = map[string][]network.AddressBlock{}
-	if read.own, err = a.listBlocks(ctx, fieldNode, a.options.Node); err != nil {
-		return read, fmt.Errorf("list the AddressBlocks of node %s: %w", a.options.Node, err)
-	}
-	for i := range read.own {
-		name := read.own[i].Spec.Network
-		if _, known := read.ofNetwork[name]; known {
-			continue
-		}
-		if read.ofNetwork[name], err = a.listBlocks(ctx, fieldNetwork, name); err != nil {
-			return read, fmt.Errorf("list the AddressBlocks of network %s: %w", name, err)
-		}
-	}
-	return read, nil
-}
-
-// load makes the Allocator know blocks that were read, and the records; see validate and findLost. The
-// caller must have both locks: which blocks are changed depends on what is in use.
-func (a *Allocator) load(ctx context.Context, read nodeBlocks, used func() (Used, error)) error {
-	recorded, err := used()
-	if err != nil {
-		return fmt.Errorf("read which addresses are in use: %w", err)
-	}
-	a.used = nil
-	a.uncertain.Store(false)
-	var blocks []*block
-	for i := range read.own {
-		b := newBlock(&read.own[i])
-		if keep, err := a.validate(ctx, b, read.ofNetwork[b.object.Spec.Network], recorded); err != nil {
-			return err
-		} else if keep {
-			blocks = append(blocks, b)
-		}
-	}
-	err = files.Replace(a.options.Failpoints, "last address plugin", a.options.LastPluginFile,
-		[]byte(a.options.Instance), files.Options{Mode: 0o600})
-	if err != nil {
-		return fmt.Errorf("write the name of the plugin that assigns addresses: %w", err)
-	}
-	a.blocks, a.used, a.rereadRecords = blocks, recorded, false
-	a.findLost(ctx)
-	klog.FromContext(ctx).V(2).Info("Read address blocks", "blocks", len(blocks), "used", len(recorded))
-	return nil
-}
-
-// update makes the Allocator know which addresses are in use. The caller must have the allocation lock.
-func (a *Allocator) update(used func() (Used, error)) error {
-	if a.rereadRecords {
-		recorded, err := used()
-		if err != nil {
-			return fmt.Errorf("read which addresses are in use: %w", err)
-		}
-		a.used, a.rereadRecords = recorded, false
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	lost := maps.Clone(a.lost)
-	for _, e := range a.ended {
-		if a.used[e.address] == e.owner {
-			delete(a.used, e.address)
-			delete(lost, e.address)
-			a.released[e.address] = e.at
-		}
-	}
-	a.ended = nil
-	if lost != nil {
-		a.setLost(lost)
-	}
-	return nil
 }

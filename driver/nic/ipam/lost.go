@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -253,14 +252,4 @@ func (a *Allocator) takeBackKept(
 	}
 	maps.DeleteFunc(lost, func(address Address, _ string) bool { return a.has(address) })
 	return nil
-}
-
-// nodeOf returns the node whose block has an address, or "".
-func nodeOf(address netip.Addr, blocks []network.AddressBlock) string {
-	for i := range blocks {
-		if addressesOf(&blocks[i]).Contains(address) {
-			return blocks[i].Spec.Node
-		}
-	}
-	return ""
 }

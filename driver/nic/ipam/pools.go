@@ -313,7 +313,7 @@ func (p *pools) check(ctx context.Context, networkName string, names []string) e
 // wasShort reports whether a pool was short shortly before now.
 func wasShort(o *network.AddressPool, now time.Time) bool {
 	c := meta.FindStatusCondition(o.Status.Conditions, network.ConditionShort)
-	return c != nil && now.Sub(c.LastTransitionTime.Time) < spareDelay && c.LastTransitionTime.After(
+	return c != nil && now.Sub(c.LastTransitionTime.Time) < standbyDelay && c.LastTransitionTime.After(
 		o.CreationTimestamp.Add(time.Second))
 }
 

@@ -1,0 +1,138 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package ipam
+
+import (
+	"context"
+	"fmt"
+	"maps"
+
+	"go4.org/netipx"
+	"k8s.io/klog/v2"
+
+	network "github.com/dra-shared/dra-driver-shared/api/network/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/internal/files"
+)
+
+// nodeBlocks are the blocks of the node, and those of each network of which the node has blocks.
+type nodeBlocks struct {
+	own       []network.AddressBlock
+	ofNetwork map[string][]network.AddressBlock
+}
+
+// readBlocks reads the node's blocks. The caller must have the block lock.
+func (a *Allocator) readBlocks(ctx context.Context) (read nodeBlocks, err error) {
+	read.ofNetwork = map[string][]network.AddressBlock{}
+	if read.own, err = a.listBlocks(ctx, fieldNode, a.options.Node); err != nil {
+		return read, fmt.Errorf("list the AddressBlocks of node %s: %w", a.options.Node, err)
+	}
+	for i := range read.own {
+		name := read.own[i].Spec.Network
+		if _, known := read.ofNetwork[name]; known {
+			continue
+		}
+		if read.ofNetwork[name], err = a.listBlocks(ctx, fieldNetwork, name); err != nil {
+			return read, fmt.Errorf("list the AddressBlocks of network %s: %w", name, err)
+		}
+	}
+	return read, nil
+}
+
+// load makes the Allocator know blocks that were read, and the records; see validate and findLost. The
+// caller must have both locks: which blocks are changed depends on what is in use.
+func (a *Allocator) load(ctx context.Context, read nodeBlocks, used func() (Used, error)) error {
+	recorded, err := used()
+	if err != nil {
+		return fmt.Errorf("read which addresses are in use: %w", err)
+	}
+	a.used = nil
+	a.uncertain.Store(false)
+	var blocks []*block
+	for i := range read.own {
+		b := newBlock(&read.own[i])
+		if keep, err := a.validate(ctx, b, read.ofNetwork[b.object.Spec.Network], recorded); err != nil {
+			return err
+		} else if keep {
+			blocks = append(blocks, b)
+		}
+	}
+	err = files.Replace(a.options.Failpoints, "last address plugin", a.options.LastPluginFile,
+		[]byte(a.options.Instance), files.Options{Mode: 0o600})
+	if err != nil {
+		return fmt.Errorf("write the name of the plugin that assigns addresses: %w", err)
+	}
+	a.blocks, a.used, a.rereadRecords = blocks, recorded, false
+	a.findLost(ctx)
+	klog.FromContext(ctx).V(2).Info("Read address blocks", "blocks", len(blocks), "used", len(recorded))
+	return nil
+}
+
+// update makes the Allocator know which addresses are in use. The caller must have the allocation lock.
+func (a *Allocator) update(used func() (Used, error)) error {
+	if a.rereadRecords {
+		recorded, err := used()
+		if err != nil {
+			return fmt.Errorf("read which addresses are in use: %w", err)
+		}
+		a.used, a.rereadRecords = recorded, false
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	lost := maps.Clone(a.lost)
+	for _, e := range a.ended {
+		if a.used[e.address] == e.owner {
+			delete(a.used, e.address)
+			delete(lost, e.address)
+			a.released[e.address] = e.at
+		}
+	}
+	a.ended = nil
+	if lost != nil {
+		a.setLost(lost)
+	}
+	return nil
+}
+
+// validate removes from a block the addresses that other blocks have: a plugin was killed, or did
+// not get a response, before it could compare the new block with the others (see create). It
+// reports whether the block remains.
+//
+// Of two such blocks, at most one was compared when the other did not exist, and only its node uses
+// the addresses. So a node keeps those that its attachments use, and returns the others: the times of
+// creation do not tell which block was compared, because the API server rounds them to seconds. In an
+// unchecked block, attachments use the addresses although the block was not compared.
+func (a *Allocator) validate(
+	ctx context.Context, b *block, others []network.AddressBlock, used Used,
+) (keep bool, err error) {
+	var left netipx.IPSetBuilder
+	left.AddSet(b.addresses)
+	for i := range others {
+		if others[i].UID == b.object.UID {
+			continue
+		}
+		left.RemoveSet(addressesOf(&others[i]))
+	}
+	if !isUnchecked(b.object) {
+		b.each(func(address Address) {
+			if _, inUse := used[address]; inUse {
+				left.Add(address.IP)
+			}
+		})
+	}
+	kept, err := left.IPSet()
+	if err != nil {
+		return false, err
+	}
+	if !kept.Equal(b.addresses) {
+		klog.FromContext(ctx).Info("Address block overlaps another one; returning the addresses", "block", b.object.Name)
+	}
+	if kept.Equal(b.addresses) && !isUnchecked(b.object) {
+		return len(kept.Ranges()) > 0, nil
+	}
+	updated, err := a.write(ctx, b, kept)
+	if err == nil && updated != nil {
+		*b = *newBlock(updated)
+	}
+	return updated != nil, err
+}
