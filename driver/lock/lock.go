@@ -25,10 +25,20 @@ type Dir string
 // key exclusively; this release locks it shared, so that only those wait for it.
 const buckets = 64
 
-// Open opens the directory, and creates it if it does not exist.
+// Open opens the directory, and creates it if it does not exist. It creates the files of all
+// buckets, so that the directory does not grow with the keys.
 func Open(path string) (Dir, error) {
 	if err := os.MkdirAll(path, 0o700); err != nil {
 		return "", fmt.Errorf("open the lock directory: %w", err)
+	}
+	for i := range uint32(buckets) {
+		f, err := os.OpenFile(filepath.Join(path, bucketFile(i)), os.O_RDONLY|os.O_CREATE, 0o600)
+		if err == nil {
+			err = f.Close()
+		}
+		if err != nil {
+			return "", fmt.Errorf("open the lock directory: %w", err)
+		}
 	}
 	return Dir(path), nil
 }
@@ -64,8 +74,10 @@ func keyFile(key string) string {
 func bucket(key string) string {
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(key)) // never fails
-	return fmt.Sprintf("%02x", h.Sum32()%buckets)
+	return bucketFile(h.Sum32() % buckets)
 }
+
+func bucketFile(number uint32) string { return fmt.Sprintf("%02x", number) }
 
 // Named waits for the lock of a name and returns the function that releases it.
 func (d Dir) Named(name string) (release func(), err error) { return d.acquire(name, unix.LOCK_EX) }
