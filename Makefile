@@ -279,6 +279,8 @@ chart-check: bin/helm ## lint the chart, and check that its schema rejects wrong
 	  || { echo "chart: plugin.hookDir is not mounted at the same path on the node and in the container"; exit 1; }
 	bin/helm template x $(CHART) --set plugin.mountBPFFS=true | grep 'mountPropagation: Bidirectional' >/dev/null \
 	  || { echo "chart: plugin.mountBPFFS mounts no BPF file system"; exit 1; }
+	sh reports/drivers/dra-driver-shared/rbac.sh | diff reports/drivers/dra-driver-shared/rbac.yaml - \
+	  || { echo "chart: the plugin's role differs from the one that the conformance suite tests: write rbac.yaml with rbac.sh"; exit 1; }
 
 ##@ Build
 
@@ -428,8 +430,8 @@ prerequisites: ## check for the programs that the tests need; install them where
 
 .PHONY: conformance-peers conformance-peers-cluster conformance-report-cluster conformance-report conformance-image conformance-mutants
 
-conformance-mutants: ## run all cases against the reference driver with each fault, and write conformance/mutants.md [15 min]
-	@cd conformance && go test -run TestMutants -full -update -timeout 40m -parallel 6 .
+conformance-mutants: ## run all cases against the reference driver with each fault, and write conformance/mutants.md [FAULTS=PREP-01,PREP-03/spec] [15 min]
+	@cd conformance && go test -run TestMutants -full -update $(if $(FAULTS),-faults '$(FAULTS)') -timeout 40m -parallel 6 .
 
 PEERS := dra-example-driver dranet dra-driver-cpu
 
@@ -466,7 +468,8 @@ conformance-report: ## test the plugin, and write its report [2 min]
 conformance-report-cluster: bin/dra-conformance bin/images/dra-conformance.tar ## test the plugin on the cluster of make cluster-up, and write its report [CLUSTER=directory] [4 min]
 	@bin/cluster load --dir $(CLUSTER) bin/images/dra-conformance.tar
 	$(CLUSTER)/kubectl label namespace default --overwrite resource.kubernetes.io/admin-access=true
-	$(CLUSTER)/node n1 $(CURDIR)/bin/dra-conformance run --config $(CURDIR)/reports/drivers/dra-driver-shared/cluster.yaml \
+	$(CLUSTER)/node n1 sh -c 'cd "$$1" && shift && exec bin/dra-conformance run "$$@"' sh $(CURDIR) \
+	  --config reports/drivers/dra-driver-shared/cluster.yaml \
 	  --kubeconfig $(abspath $(CLUSTER))/kubeconfig --report $(CURDIR)/reports/1.37/dra-driver-shared/v0.0.0-cluster.yaml \
 	  | grep -E '^(FAIL|warn|[0-9]+ passed)' || result=$$?
 	(cd conformance && go test -run TestCompare . -update)

@@ -62,7 +62,8 @@ func cases() map[string]func(context.Context, *suite) {
 		"ATTR-01": published(checkAttributeNames), "ATTR-02": published(checkAttributeDomains),
 		"ATTR-03": published(checkAttributeValues), "ATTR-05": published(checkAttributeTypes),
 		"ATTR-06": caseStableNames, "ATTR-07": published(checkBindingConditions),
-		"TAINT-01": published(checkTaints), "TAINT-02": published(checkTaintDomains), "PART-01": published(checkCounters),
+		"TAINT-01": published(checkTaints), "TAINT-02": published(checkTaintDomains), "TAINT-05": caseTaintUnprepare,
+		"PART-01": published(checkCounters),
 
 		"STAT-01": caseStatusKeys, "STAT-02": caseStatusOthers, "STAT-03": caseStatusReady, "STAT-04": caseStatusLimits,
 		"STAT-05": caseStatusNetwork,

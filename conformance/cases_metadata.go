@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path"
 	"slices"
@@ -236,33 +237,75 @@ func caseMetadataOthers(ctx context.Context, s *suite) {
 	}
 }
 
+// preparedMetadata returns the metadata files of a claim that the kubelet prepared, by the CDI specs
+// of the node.
+func (s *suite) preparedMetadata(claim string) (files []string) {
+	cache := s.cdiCache()
+	for _, id := range cache.ListDevices() {
+		for _, e := range s.edits([]string{id}) {
+			for _, m := range e.Mounts {
+				if strings.HasPrefix(m.ContainerPath, path.Join(metadataDir, "resourceclaims", claim)+"/") &&
+					strings.HasSuffix(m.ContainerPath, "/"+s.config.Driver+"-metadata.json") {
+					files = append(files, m.HostPath)
+				}
+			}
+		}
+	}
+	return files
+}
+
+// sameMetadata returns how the network data of metadata files differ from those of the status.
+func (s *suite) sameMetadata(files []string, status []resourceapi.AllocatedDeviceStatus) error {
+	found := map[string]*resourceapi.NetworkDeviceData{}
+	for _, name := range files {
+		for _, q := range s.readMetadata(name)[0].Requests {
+			for _, d := range q.Devices {
+				found[deviceKey(d.Pool, d.Name, "")] = d.NetworkData
+			}
+		}
+	}
+	for _, d := range status {
+		key := deviceKey(d.Pool, d.Device, "")
+		if !equality.Semantic.DeepEqual(found[key], d.NetworkData) {
+			return fmt.Errorf("device %s: the metadata has the network data %v, and the status has %v", key, found[key],
+				d.NetworkData)
+		}
+	}
+	return nil
+}
+
+// caseMetadataNetwork compares the metadata with the status: of a pod that runs, if the suite may
+// start pods, because a driver may know the network of a pod only then.
 func caseMetadataNetwork(ctx context.Context, s *suite) {
 	if !slices.Contains(s.config.Features, "Status") {
 		s.skip("compares with the status: needs the feature Status")
 	}
-	c, devices := s.prepared(ctx)
-	status := s.networkData(ctx, c)
+	var files []string
+	var status func() []resourceapi.AllocatedDeviceStatus
+	if s.config.Pods.Image != "" {
+		p := s.startPod(ctx, podOptions{claims: []int{0}, command: serveOn("lo")})
+		s.view(ctx, p, firstContainer)
+		s.running(ctx, p)
+		c := s.claimsOf(ctx, p)[0]
+		files = s.preparedMetadata(c.Name)
+		status = func() []resourceapi.AllocatedDeviceStatus {
+			return s.withNetworkData(s.claimsOf(context.WithoutCancel(ctx), p)[0])
+		}
+	} else {
+		c, devices := s.prepared(ctx)
+		entries := s.networkData(ctx, c)
+		files = slices.Collect(maps.Values(s.metadataFiles(devices)))
+		status = func() []resourceapi.AllocatedDeviceStatus { return entries }
+	}
 	ctx, cancel := context.WithTimeout(ctx, s.config.Quiet.Duration)
 	defer cancel()
-	err := poll(ctx, func() error {
-		found := map[string]*resourceapi.NetworkDeviceData{}
-		for _, name := range s.metadataFiles(devices) {
-			for _, q := range s.readMetadata(name)[0].Requests {
-				for _, d := range q.Devices {
-					found[deviceKey(d.Pool, d.Name, "")] = d.NetworkData
-				}
-			}
+	s.ok(poll(ctx, func() error {
+		entries := status()
+		if len(entries) == 0 {
+			return errors.New("no entry of the driver has network data")
 		}
-		for _, d := range status {
-			key := deviceKey(d.Pool, d.Device, "")
-			if !equality.Semantic.DeepEqual(found[key], d.NetworkData) {
-				return fmt.Errorf("device %s: the metadata has the network data %v, and the status has %v", key, found[key],
-					d.NetworkData)
-			}
-		}
-		return nil
-	})
-	s.ok(err, "after prepare")
+		return s.sameMetadata(files, entries)
+	}), "after prepare")
 }
 
 func caseMetadataSubrequest(ctx context.Context, s *suite) {

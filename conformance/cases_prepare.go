@@ -6,6 +6,7 @@ package conformance
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -37,6 +38,11 @@ func (s *suite) complete(devices []*dra.Device) {
 func casePrepareDevices(ctx context.Context, s *suite) {
 	c, devices := s.prepared(ctx)
 	s.complete(devices)
+	s.answers(c, devices)
+}
+
+// answers ends the case unless a response has the devices of the claim.
+func (s *suite) answers(c *claim, devices []*dra.Device) {
 	allocated := map[string]bool{}
 	for _, r := range c.results() {
 		allocated[deviceKey(r.Pool, r.Device, "")] = true
@@ -74,14 +80,18 @@ func casePrepareEntries(ctx context.Context, s *suite) {
 
 func casePrepareTwice(ctx context.Context, s *suite) {
 	c, devices := s.prepared(ctx)
+	before := s.contents(devices)
 	s.same(devices, s.prepare(ctx, c), "in a second call")
+	s.unchanged(before, devices, "after a second call")
 }
 
 func casePrepareRestart(ctx context.Context, s *suite) {
 	s.canRestart()
 	c, devices := s.prepared(ctx)
+	before := s.contents(devices)
 	s.startAgain(ctx, stopSignal)
 	s.same(devices, s.prepare(ctx, c), "after a restart of the driver")
+	s.unchanged(before, devices, "after a restart of the driver and another call")
 }
 
 func casePrepareConcurrently(ctx context.Context, s *suite) {
@@ -199,9 +209,12 @@ func casePrepareGone(ctx context.Context, s *suite) {
 		_, _ = s.hook(context.WithoutCancel(ctx), hooks.RestoreDevice, name)
 	}()
 	err = poll(ctx, func() error {
-		if _, refused := s.main().tryPrepare(ctx, c.proto()); refused == nil {
-			return fmt.Errorf("prepare still succeeds")
+		_, refused := s.main().tryPrepare(ctx, c.proto())
+		if refused == nil { // another call must answer the same
+			s.unprepare(ctx, c)
+			return errors.New("prepare still succeeds")
 		}
+		s.answered(refused, "prepare of device %s, which was removed from the node", name)
 		return nil
 	})
 	s.ok(err, "prepare of device %s, which was removed from the node", name)
@@ -211,6 +224,7 @@ func casePrepareNoDevices(ctx context.Context, s *suite) {
 	c := s.allocated(ctx, ofOther())
 	devices, err := s.main().tryPrepare(ctx, c.proto())
 	if err != nil {
+		s.answered(err, "prepare of a claim of which the driver has no device")
 		s.skip("the driver refuses a claim of which it has no device, which the kubelet does not ask for: %v", err)
 	}
 	if len(devices) > 0 {
@@ -243,7 +257,7 @@ func (s *suite) some(ctx context.Context, n int) (results []resourceapi.DeviceRe
 			for range room(d) {
 				add(d)
 			}
-		case !s.used[d.Name]:
+		case !s.taken(d):
 			add(d)
 		}
 	}
@@ -265,9 +279,8 @@ func casePrepareMany(ctx context.Context, s *suite) {
 	for _, n := range []int{1, 10, 32} {
 		s.used = nil
 		results := s.some(ctx, n)
-		if len(results) < n && n > 1 {
-			return // the driver has no more devices
-		}
+		all := len(results) < n // the driver has no more devices
+		n = len(results)
 		start := time.Now()
 		c, devices := s.prepared(ctx, results...)
 		if took := time.Since(start); took > s.config.callTimeout {
@@ -277,6 +290,10 @@ func casePrepareMany(ctx context.Context, s *suite) {
 			s.fatal("the claim has %d devices, but the response has %d", n, len(devices))
 		}
 		s.end(ctx, c)
+		s.numbers = map[string]float64{"prepareMostDevices": float64(n)}
+		if all {
+			return
+		}
 	}
 }
 
@@ -353,32 +370,48 @@ func (s *suite) parameters(n int) []string {
 	return s.config.Parameters
 }
 
-func caseParametersMerged(ctx context.Context, s *suite) {
+// effect returns what containers get of a device that is allocated for a request with configuration.
+func (s *suite) effect(
+	ctx context.Context, request string, config ...resourceapi.DeviceAllocationConfiguration,
+) string {
+	s.used = nil
+	c := s.configured(ctx, config, result2(s.pick(ctx), request))
+	devices := s.prepare(ctx, c)
+	text := s.fingerprint(ctx, c, devices)
+	s.end(ctx, c)
+	return text
+}
+
+// effects returns what the first two of the driver's parameters do for a request. It skips the
+// case if the suite sees no difference.
+func (s *suite) effects(ctx context.Context, request string) (first, second string) {
 	p := s.parameters(2)
-	fromClass, fromClaim := resourceapi.AllocationConfigSourceClass, resourceapi.AllocationConfigSourceClaim
-	effect := func(config ...resourceapi.DeviceAllocationConfiguration) string {
-		s.used = nil
-		c := s.configured(ctx, config, s.pick(ctx))
-		devices := s.prepare(ctx, c)
-		s.withIDs(devices)
-		text := s.fingerprint(c, devices)
-		s.end(ctx, c)
-		return text
-	}
-	name := s.config.Driver
-	first, second := effect(opaque(name, p[0], fromClaim)), effect(opaque(name, p[1], fromClaim))
+	name, source := s.config.Driver, resourceapi.AllocationConfigSourceClaim
+	first, second = s.effect(ctx, request, opaque(name, p[0], source)), s.effect(ctx, request, opaque(name, p[1], source))
 	if first == second {
-		s.skip("the CDI edits show no difference between the two examples of parameters")
+		s.skip("the CDI edits show no difference between the two examples of parameters: set hooks.effect")
 	}
-	if got := effect(opaque(name, p[1], fromClass), opaque(name, p[0], fromClaim)); got != first {
-		s.fatal("the claim's parameters must win over those of the class:\n got %s\nwant %s", got, first)
+	return first, second
+}
+
+func caseParametersMerged(ctx context.Context, s *suite) {
+	first, second := s.effects(ctx, request)
+	p, name := s.parameters(2), s.config.Driver
+	fromClass, fromClaim := resourceapi.AllocationConfigSourceClass, resourceapi.AllocationConfigSourceClaim
+	check := func(want, what string, config ...resourceapi.DeviceAllocationConfiguration) {
+		if got := s.effect(ctx, request, config...); got != want {
+			s.fatal("%s: got %s, want %s", what, got, want)
+		}
 	}
-	if got := effect(opaque(name, p[0], fromClaim), opaque(otherDriver, `{"x":1}`, fromClaim)); got != first {
-		s.fatal("the parameters of another driver have an effect:\n got %s\nwant %s", got, first)
-	}
-	if got := effect(opaque(name, p[0], fromClaim, request), opaque(name, p[1], fromClaim, "other")); got != first {
-		s.fatal("the parameters of another request have an effect:\n got %s\nwant %s", got, first)
-	}
+	check(first, "the parameters of the class have no effect", opaque(name, p[0], fromClass))
+	check(second, "the parameters of the class have no effect", opaque(name, p[1], fromClass))
+	const wins = "the claim's parameters must win over those of the class"
+	check(first, wins, opaque(name, p[1], fromClass), opaque(name, p[0], fromClaim))
+	check(second, wins, opaque(name, p[0], fromClass), opaque(name, p[1], fromClaim))
+	check(first, "the parameters of another driver have an effect",
+		opaque(name, p[0], fromClaim), opaque(otherDriver, `{"x":1}`, fromClaim))
+	check(first, "the parameters of another request have an effect",
+		opaque(name, p[0], fromClaim, request), opaque(name, p[1], fromClaim, "other"))
 }
 
 func caseParametersInvalid(ctx context.Context, s *suite) {
@@ -530,14 +563,33 @@ func caseAdminAccess(ctx context.Context, s *suite) {
 }
 
 func caseSubrequest(ctx context.Context, s *suite) {
-	r := result2(s.pick(ctx), request+"/small")
-	_, devices := s.prepared(ctx, r)
+	const small = request + "/small"
+	r := result2(s.pick(ctx), small)
+	c, devices := s.prepared(ctx, r)
 	for _, d := range devices {
 		for _, name := range d.RequestNames {
 			if name != request && name != r.Request {
 				s.fatal("device %s is answered for request %q, want %q or %q", d.DeviceName, name, request, r.Request)
 			}
 		}
+	}
+	s.end(ctx, c)
+	if len(s.config.Parameters) < 2 {
+		s.skip("the claim is prepared; needs 2 examples of the driver's opaque parameters for the rest: set parameters")
+	}
+	first, second := s.effects(ctx, small)
+	p, name, source := s.parameters(2), s.config.Driver, resourceapi.AllocationConfigSourceClaim
+	for _, q := range []string{request, small} {
+		for i, want := range []string{first, second} { // one of them may be the default
+			if got := s.effect(ctx, small, opaque(name, p[i], source, q)); got != want {
+				s.fatal("the parameters of request %s have no effect on subrequest %s: got %s, want %s", q, small, got, want)
+			}
+		}
+	}
+	want := first
+	got := s.effect(ctx, small, opaque(name, p[0], source), opaque(name, p[1], source, request+"/"+otherSubrequest))
+	if got != want {
+		s.fatal("the parameters of another subrequest have an effect on subrequest %s: got %s, want %s", small, got, want)
 	}
 }
 

@@ -158,26 +158,59 @@ func casePoolChange(ctx context.Context, s *suite) {
 	}
 }
 
+// editedAttribute is what PUB-10 adds to a device.
+const editedAttribute = "conformanceEdited"
+
+// edit changes a device in its slice, as another client may.
+func (s *suite) edit(ctx context.Context, d device) {
+	yes := true
+	err := poll(ctx, func() error {
+		for _, slice := range s.slices(ctx) {
+			i := slices.IndexFunc(slice.Spec.Devices, func(x resourceapi.Device) bool { return x.Name == d.Name })
+			if i < 0 || slice.Spec.Pool.Name != d.pool {
+				continue
+			}
+			x := &slice.Spec.Devices[i]
+			if x.Attributes == nil {
+				x.Attributes = map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{}
+			}
+			x.Attributes[editedAttribute] = resourceapi.DeviceAttribute{BoolValue: &yes}
+			_, err := s.client.ResourceV1().ResourceSlices().Update(ctx, &slice, metav1.UpdateOptions{})
+			if err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) { // the driver writes it too
+				err = permanent{err}
+			}
+			return err
+		}
+		return fmt.Errorf("device %s is not published", d.Name)
+	})
+	s.ok(err, "change a ResourceSlice")
+}
+
 func casePublishRestores(ctx context.Context, s *suite) {
 	d := s.devices(ctx)[0]
 	s.restart = true
-	for _, slice := range s.slices(ctx) {
-		if slice.Spec.Pool.Name == d.pool {
-			s.ok(s.client.ResourceV1().ResourceSlices().Delete(ctx, slice.Name, metav1.DeleteOptions{}),
-				"delete a ResourceSlice")
-		}
-	}
-	err := poll(ctx, func() error {
+	restored := func() error {
 		for _, slice := range s.slices(ctx) {
 			for _, x := range slice.Spec.Devices {
+				if _, edited := x.Attributes[editedAttribute]; edited {
+					return fmt.Errorf("device %s still has the attribute that another client added", x.Name)
+				}
 				if x.Name == d.Name {
 					return nil
 				}
 			}
 		}
 		return fmt.Errorf("device %s is not published", d.Name)
-	})
-	s.ok(err, "after the ResourceSlices were deleted")
+	}
+	for _, slice := range s.slices(ctx) {
+		if slice.Spec.Pool.Name == d.pool {
+			s.ok(s.client.ResourceV1().ResourceSlices().Delete(ctx, slice.Name, metav1.DeleteOptions{}),
+				"delete a ResourceSlice")
+		}
+	}
+	s.ok(poll(ctx, restored), "after the ResourceSlices were deleted")
+	s.edit(ctx, d)
+	s.ok(poll(ctx, restored), "after a ResourceSlice was changed")
 }
 
 func casePublishQuiet(ctx context.Context, s *suite) {
@@ -226,33 +259,59 @@ func casePublishAgain(ctx context.Context, s *suite) {
 	}
 }
 
-// casePublishGone measures the time until a device that is gone is not offered.
-func casePublishGone(ctx context.Context, s *suite) {
-	hooks := s.config.Hooks
-	if len(hooks.RemoveDevice) == 0 {
-		s.skip("needs a change of the node: set hooks.removeDevice")
-	}
-	s.restart = true
-	d := s.devices(ctx)[0]
-	offered := func(_ string, all []resourceapi.ResourceSlice) error {
+// notOffered returns a check that a device is gone, or has a taint that keeps new pods away.
+func notOffered(name string) func(string, []resourceapi.ResourceSlice) error {
+	return func(_ string, all []resourceapi.ResourceSlice) error {
 		return eachDevice(all, func(x resourceapi.Device) error {
 			hinders := func(t resourceapi.DeviceTaint) bool { return t.Effect != resourceapi.DeviceTaintEffectNone }
-			if x.Name == d.Name && !slices.ContainsFunc(x.Taints, hinders) {
+			if x.Name == name && !slices.ContainsFunc(x.Taints, hinders) {
 				return errors.New("it is offered without a taint")
 			}
 			return nil
 		})
 	}
-	start := time.Now()
-	_, err := s.hook(ctx, hooks.RemoveDevice, d.Name)
-	s.ok(err, "remove device %s", d.Name)
-	err = s.eventually(ctx, s.config.StartTimeout.Duration, offered)
-	if len(hooks.RestoreDevice) > 0 {
-		_, restored := s.hook(context.WithoutCancel(ctx), hooks.RestoreDevice, d.Name)
-		s.ok(restored, "restore device %s", d.Name)
+}
+
+// removeDevice takes a device away from the node. The caller calls restore.
+func (s *suite) removeDevice(ctx context.Context, name string) (restore func()) {
+	hooks := s.config.Hooks
+	if len(hooks.RemoveDevice) == 0 {
+		s.skip("needs a change of the node: set hooks.removeDevice")
 	}
+	s.restart = true
+	_, err := s.hook(ctx, hooks.RemoveDevice, name)
+	s.ok(err, "remove device %s", name)
+	return func() {
+		if len(hooks.RestoreDevice) > 0 {
+			_, err := s.hook(context.WithoutCancel(ctx), hooks.RestoreDevice, name)
+			s.ok(err, "restore device %s", name)
+		}
+	}
+}
+
+// casePublishGone measures the time until a device that is gone is not offered.
+func casePublishGone(ctx context.Context, s *suite) {
+	d := s.devices(ctx)[0]
+	start := time.Now()
+	restore := s.removeDevice(ctx, d.Name)
+	err := s.eventually(ctx, s.config.StartTimeout.Duration, notOffered(d.Name))
+	restore()
 	s.ok(err, "%v after the device was removed from the node", s.config.StartTimeout)
 	s.numbers = map[string]float64{"deviceGoneMs": float64(time.Since(start).Milliseconds())}
+}
+
+// caseTaintUnprepare unprepares a claim of a device that is gone, as of one that has failed.
+func caseTaintUnprepare(ctx context.Context, s *suite) {
+	r := s.pick(ctx)
+	c, devices := s.prepared(ctx, r)
+	restore := s.removeDevice(ctx, r.Device)
+	defer restore()
+	err := s.eventually(ctx, s.config.StartTimeout.Duration, notOffered(r.Device))
+	s.ok(err, "%v after the device was removed from the node", s.config.StartTimeout)
+	s.unprepare(ctx, c)
+	if s.env.CDIDir != "" {
+		s.resolves(cdiIDs(devices), false)
+	}
 }
 
 // isSlice reports whether a request writes a ResourceSlice.
@@ -276,6 +335,7 @@ func casePublishErrors(ctx context.Context, s *suite) {
 	})
 	s.republish(ctx, stopSignal)
 	i := s.main()
+	i.asked = true // the driver may end
 	err := poll(ctx, func() error {
 		if strings.Contains(s.log.String(), reason) || i.ended() {
 			return nil
@@ -362,7 +422,8 @@ func caseFinalizers(ctx context.Context, s *suite) {
 	for _, slice := range s.slices(ctx) {
 		for _, f := range slice.Finalizers {
 			if strings.HasPrefix(f, "resource.kubernetes.io/") {
-				s.fatal("ResourceSlice %s has the finalizer %s, which is reserved for Kubernetes", slice.Name, f)
+				s.fatal("a ResourceSlice of pool %s has the finalizer %s, which is reserved for Kubernetes",
+					slice.Spec.Pool.Name, f)
 			}
 		}
 	}

@@ -7,13 +7,16 @@ import (
 	"context"
 	"errors"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation"
 	dra "k8s.io/kubelet/pkg/apis/dra/v1"
 	beta "k8s.io/kubelet/pkg/apis/dra/v1beta1"
@@ -83,7 +86,7 @@ func caseRegistrationReady(ctx context.Context, s *suite) {
 		if len(paths) == 0 {
 			return errors.Join(err, errors.New("there is no registration socket"))
 		}
-		info, err = getInfo(ctx, paths[0])
+		info, err = i.getInfo(ctx, paths[0])
 		return err
 	})
 	s.ok(err, "GetInfo after a start")
@@ -111,12 +114,12 @@ func caseRegistrationStale(ctx context.Context, s *suite) {
 func caseRegistrationAgain(ctx context.Context, s *suite) {
 	i := s.main()
 	for range 2 {
-		info, err := getInfo(ctx, i.registration)
+		info, err := i.getInfo(ctx, i.registration)
 		s.ok(err, "GetInfo again, as after a restart of the kubelet")
 		if info.Endpoint != i.info.Endpoint {
 			s.fatal("GetInfo answers the endpoint %s, and before %s", info.Endpoint, i.info.Endpoint)
 		}
-		s.ok(notify(ctx, i.registration, &registration.RegistrationStatus{PluginRegistered: true}), "notify again")
+		s.ok(i.notify(ctx, i.registration, &registration.RegistrationStatus{PluginRegistered: true}), "notify again")
 	}
 	s.ok(i.disconnect(), "disconnect")
 	s.ok(i.connect(ctx, i.endpoint), "connect")
@@ -140,7 +143,8 @@ func caseRegistrationRefused(ctx context.Context, s *suite) {
 	i := s.main()
 	s.restart = true
 	const reason = "conformance-refuses-this-registration"
-	_ = notify(ctx, i.registration, &registration.RegistrationStatus{Error: reason}) // the driver may end
+	i.asked = true // the driver may end
+	_ = i.notify(ctx, i.registration, &registration.RegistrationStatus{Error: reason})
 	ctx, cancel := context.WithTimeout(ctx, s.config.Quiet.Duration)
 	defer cancel()
 	err := poll(ctx, func() error {
@@ -175,18 +179,69 @@ func caseDriverName(_ context.Context, s *suite) {
 	}
 }
 
+// whilePreparing calls f while an instance prepares a claim: the API server answers the driver's
+// request for the claim when f has returned. A driver that makes no such request may have prepared
+// the claim before. It returns the result of prepare.
+func (s *suite) whilePreparing(ctx context.Context, i *instance, c *claim, f func()) ([]*dra.Device, error) {
+	const asks = time.Second // in which a driver asks for the claim
+	reached, release := make(chan struct{}), make(chan struct{})
+	reach, free := sync.OnceFunc(func() { close(reached) }), sync.OnceFunc(func() { close(release) })
+	defer free()
+	defer s.server.Intercept(nil)
+	s.server.Intercept(func(r *http.Request, _ runtime.Object) error {
+		if r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/resourceclaims/"+c.Name) {
+			reach()
+			select {
+			case <-release:
+			case <-r.Context().Done():
+			}
+		}
+		return nil
+	})
+	type result struct {
+		devices []*dra.Device
+		err     error
+	}
+	done := make(chan result, 1)
+	go func() {
+		devices, err := i.tryPrepare(ctx, c.proto())
+		done <- result{devices, err}
+	}()
+	var r result
+	select {
+	case <-reached:
+		f()
+		free()
+		r = <-done
+	case r = <-done:
+		f()
+	case <-time.After(asks): // it waits for something else
+		f()
+		free()
+		r = <-done
+	}
+	return r.devices, r.err
+}
+
 func caseStop(ctx context.Context, s *suite) {
 	s.fake()
 	i := s.main()
 	s.restart = true
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second) // the grace period of pods
-	defer cancel()
 	c := s.allocated(ctx)
-	_, _ = i.tryPrepare(ctx, c.proto()) // this case does not depend on the result
-	s.ok(i.kill(syscall.SIGTERM), "stop the driver")
+	stopping, cancel := context.WithTimeout(ctx, 30*time.Second) // the grace period of pods
+	defer cancel()
+	// The call ends with an answer, or with an error of the connection: the kubelet calls again.
+	_, _ = s.whilePreparing(stopping, i, c, func() {
+		i.asked = true
+		s.ok(i.kill(syscall.SIGTERM), "stop the driver")
+		select {
+		case <-i.done:
+		case <-time.After(interrupted): // the driver may wait for the call
+		}
+	})
 	select {
 	case <-i.done:
-	case <-ctx.Done():
+	case <-stopping.Done():
 		s.fatal("the driver has not ended 30s after SIGTERM")
 	}
 	for _, path := range []string{i.registration, i.endpoint} {
@@ -194,7 +249,22 @@ func caseStop(ctx context.Context, s *suite) {
 			s.fatal("socket %s still exists after the driver ended", path)
 		}
 	}
+	_, err := s.start(ctx, i.env)
+	s.ok(err, "start the driver after SIGTERM during prepare")
+	devices, err := s.main().tryPrepare(ctx, c.proto())
+	s.ok(err, "prepare after SIGTERM during prepare")
+	ids := cdiIDs(devices)
+	if s.env.CDIDir != "" {
+		s.resolves(ids, true)
+	}
+	s.unprepare(ctx, c)
+	if s.env.CDIDir != "" {
+		s.resolves(ids, false)
+	}
 }
+
+// interrupted is the time for which a call stays under way after something that may end it.
+const interrupted = 300 * time.Millisecond
 
 func caseUpdateBoth(ctx context.Context, s *suite) {
 	s.fake()
@@ -203,11 +273,34 @@ func caseUpdateBoth(ctx context.Context, s *suite) {
 	s.ok(err, "start a second instance")
 	for _, i := range []*instance{old, second, old} {
 		s.ok(i.call(ctx), "call an instance")
-		s.prepareOn(ctx, i, s.allocated(ctx))
+		c := s.allocated(ctx)
+		s.prepareOn(ctx, i, c)
+		s.endOn(ctx, i, c)
 	}
 	if old.endpoint == second.endpoint || old.registration == second.registration {
 		s.fatal("both instances have the socket %s", old.endpoint)
 	}
+	one, other := s.allocated(ctx), s.allocated(ctx)
+	result := make(chan error, 1)
+	_, err = s.whilePreparing(ctx, old, one, func() {
+		go func() {
+			_, err := second.tryPrepare(ctx, other.proto())
+			result <- err
+		}()
+		<-time.After(interrupted) // the second instance may wait for the first one
+	})
+	s.ok(err, "prepare of a claim on one instance, and of another claim on the other at the same time")
+	s.ok(<-result, "prepare of a claim, while the other instance prepares another one")
+	c := s.allocated(ctx)
+	var devices [2][]*dra.Device
+	var errs [2]error
+	var wait sync.WaitGroup
+	for n, i := range []*instance{old, second} {
+		wait.Go(func() { devices[n], errs[n] = i.tryPrepare(ctx, c.proto()) })
+	}
+	wait.Wait()
+	s.ok(errors.Join(errs[:]...), "prepare of one claim on both instances at the same time")
+	s.same(devices[0], devices[1], "of the other instance")
 }
 
 func caseUpdateState(ctx context.Context, s *suite) {
@@ -265,6 +358,7 @@ func caseUpdateFails(ctx context.Context, s *suite) {
 func caseUpdateSequential(ctx context.Context, s *suite) {
 	s.fake()
 	c, devices := s.prepared(ctx)
+	before := s.contents(devices)
 	s.ok(s.main().stop(ctx, stopSignal), "stop the old instance")
 	if s.env.CDIDir != "" {
 		s.resolves(cdiIDs(devices), true)
@@ -272,5 +366,6 @@ func caseUpdateSequential(ctx context.Context, s *suite) {
 	second, err := s.start(ctx, s.others())
 	s.ok(err, "start the new instance")
 	s.same(devices, s.prepareOn(ctx, second, c), "of the next instance")
+	s.unchanged(before, devices, "after a call to the next instance")
 	s.unprepareOn(ctx, second, c.proto())
 }

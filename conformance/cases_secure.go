@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -16,6 +17,7 @@ import (
 
 	rbac "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/util/yaml"
+	dra "k8s.io/kubelet/pkg/apis/dra/v1"
 )
 
 // rules returns the rules of the driver's roles.
@@ -45,26 +47,56 @@ func (s *suite) rules() (rules []rbac.PolicyRule) {
 	return rules
 }
 
-// writable are the resources that a driver may write.
+// writable are the resources that a driver may write, with their API groups.
 func writable() []string {
-	return []string{"resourceslices", "resourceclaims/status", "resourceclaims/driver", "events"}
+	return []string{
+		"resource.k8s.io/resourceslices", "resource.k8s.io/resourceclaims/status", "resource.k8s.io/resourceclaims/driver",
+		"/events", "events.k8s.io/events",
+	}
+}
+
+// ownGroup reports whether an API group is in the domain of a driver: that of its name, or the rest
+// of its name without the first part, if that is not a top-level domain.
+func ownGroup(driver, group string) bool {
+	for _, domain := range []string{driver, afterDot(driver)} {
+		if strings.Contains(domain, ".") && (group == domain || strings.HasSuffix(group, "."+domain)) {
+			return !strings.HasSuffix(group, ".k8s.io") && !strings.HasSuffix(group, ".kubernetes.io")
+		}
+	}
+	return false
+}
+
+func afterDot(name string) string {
+	_, rest, _ := strings.Cut(name, ".")
+	return rest
+}
+
+// checkRule returns what a rule permits that a driver must not have.
+func checkRule(driver string, rule rbac.PolicyRule) error {
+	writes := slices.ContainsFunc(rule.Verbs, func(v string) bool {
+		return !slices.Contains([]string{"get", "list", "watch"}, v)
+	})
+	if slices.Contains(slices.Concat(rule.APIGroups, rule.Resources, rule.Verbs), "*") {
+		return fmt.Errorf("a rule has a wildcard: %v %v %v", rule.APIGroups, rule.Resources, rule.Verbs)
+	}
+	for _, group := range rule.APIGroups {
+		for _, r := range rule.Resources {
+			switch {
+			case group == "" && (r == "secrets" || strings.HasPrefix(r, "pods/")):
+				return fmt.Errorf("a rule permits %v of %s", rule.Verbs, r)
+			case writes && !slices.Contains(writable(), group+"/"+r) && !ownGroup(driver, group):
+				return fmt.Errorf("a rule permits %v of %s in the API group %q; a driver writes %v only, and resources of API "+
+					"groups in its domain", rule.Verbs, r, group, writable())
+			}
+		}
+	}
+	return nil
 }
 
 func caseRBAC(_ context.Context, s *suite) {
 	for _, rule := range s.rules() {
-		for _, r := range rule.Resources {
-			writes := slices.ContainsFunc(rule.Verbs, func(v string) bool {
-				return !slices.Contains([]string{"get", "list", "watch"}, v)
-			})
-			all := slices.Concat(rule.APIGroups, rule.Resources, rule.Verbs)
-			switch {
-			case slices.Contains(all, "*"):
-				s.fatal("a rule has a wildcard: %v %v %v", rule.APIGroups, rule.Resources, rule.Verbs)
-			case r == "secrets" || strings.HasPrefix(r, "pods/"):
-				s.fatal("a rule permits %v of %s", rule.Verbs, r)
-			case writes && !slices.Contains(writable(), r):
-				s.fatal("a rule permits %v of %s; a driver writes %v only", rule.Verbs, r, writable())
-			}
+		if err := checkRule(s.config.Driver, rule); err != nil {
+			s.fatal("%v", err)
 		}
 	}
 }
@@ -88,8 +120,8 @@ func caseStatusRBAC(_ context.Context, s *suite) {
 }
 
 func caseFileModes(ctx context.Context, s *suite) {
-	s.prepared(ctx)
-	const othersWrite = 0o002
+	_, devices := s.prepared(ctx)
+	const othersRead, othersWrite = 0o004, 0o002
 	i := s.main()
 	for _, name := range []string{i.registration, i.endpoint} {
 		if name == "" {
@@ -106,19 +138,47 @@ func caseFileModes(ctx context.Context, s *suite) {
 			s.fatal("socket %s has the mode %v: every user can connect", name, info.Mode())
 		}
 	}
+	mounted := s.mounted(devices)
+	for _, path := range mounted {
+		for _, socket := range []string{i.registration, i.endpoint} {
+			if socket == path || strings.HasPrefix(socket, strings.TrimSuffix(path, "/")+"/") {
+				s.fatal("containers of the claim get %s, with socket %s", path, socket)
+			}
+		}
+	}
 	for _, dir := range []string{s.env.PluginDir, s.env.StateDir} {
 		if dir == "" {
 			continue
 		}
 		err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
-			if err != nil || d.Type()&fs.ModeSymlink != 0 {
+			if err != nil || d.Type()&fs.ModeSymlink != 0 || slices.Contains(s.setUp, path) {
 				return nil //nolint:nilerr // it was removed meanwhile
 			}
-			if info, err := d.Info(); err == nil && info.Mode().Perm()&othersWrite != 0 {
-				return errors.New(path + " has the mode " + info.Mode().String() + ": every user can write it")
+			info, err := d.Info()
+			if err != nil {
+				return nil //nolint:nilerr // it was removed meanwhile
+			}
+			// Containers of all users read what is mounted into them. Directories, sockets, and lock
+			// files have no contents.
+			private := d.Type().IsRegular() && info.Size() > 0 && !slices.Contains(mounted, path)
+			switch mode := info.Mode().Perm(); {
+			case mode&othersWrite != 0:
+				return fmt.Errorf("%s has the mode %v: every user can write it", path, info.Mode())
+			case mode&othersRead != 0 && private:
+				return fmt.Errorf("%s has the mode %v: every user can read it", path, info.Mode())
 			}
 			return nil
 		})
 		s.ok(err, "look at the driver's files")
 	}
+}
+
+// mounted returns the files that the CDI edits of devices mount.
+func (s *suite) mounted(devices []*dra.Device) (paths []string) {
+	for _, e := range s.edits(cdiIDs(devices)) {
+		for _, m := range e.Mounts {
+			paths = append(paths, s.main().path(m.HostPath))
+		}
+	}
+	return paths
 }

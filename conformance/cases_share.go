@@ -127,8 +127,7 @@ func caseShareConsumed(ctx context.Context, s *suite) {
 		c = s.replaceSpec(ctx, c)
 		c = s.allocate(ctx, c, allocationOf(r))
 		devices := s.prepare(ctx, c)
-		s.withIDs(devices)
-		text := s.fingerprint(c, devices)
+		text := s.fingerprint(ctx, c, devices)
 		s.unprepare(ctx, c)
 		return text
 	}
@@ -157,8 +156,48 @@ func caseShareRoom(ctx context.Context, s *suite) {
 	for name, c := range d.Capacity {
 		whole.ConsumedCapacity[name] = c.Value
 	}
-	if _, err := s.main().tryPrepare(ctx, s.allocated(ctx, whole).proto()); err == nil {
-		s.fatal("the driver prepared a share of the whole capacity of device %s besides another share", d.Name)
+	s.refused(ctx, s.allocated(ctx, whole).proto(), "a share of the whole capacity of a device besides another share")
+}
+
+// largest returns the largest amount that the policy of a capacity lets a share have.
+func largest(c resourceapi.DeviceCapacity) resource.Quantity {
+	switch p := c.RequestPolicy; {
+	case p != nil && len(p.ValidValues) > 0:
+		return p.ValidValues[len(p.ValidValues)-1]
+	case p != nil && p.ValidRange != nil && p.ValidRange.Max != nil:
+		return *p.ValidRange.Max
+	}
+	return c.Value
+}
+
+// returned ends the case unless a device has room for as many shares as before after they ended.
+func (s *suite) returned(ctx context.Context, d device) {
+	// fill prepares shares until the driver refuses one, ends them, and returns their number.
+	fill := func(most int, amount func(resourceapi.DeviceCapacity) resource.Quantity) int {
+		var claims []*claim
+		for len(claims) < most {
+			r := s.result(d)
+			for name, c := range d.Capacity {
+				r.ConsumedCapacity[name] = amount(c)
+			}
+			c := s.allocated(ctx, r)
+			if _, err := s.main().tryPrepare(ctx, c.proto()); err != nil {
+				s.answered(err, "prepare of a share")
+				break
+			}
+			claims = append(claims, c)
+		}
+		for _, c := range claims {
+			s.end(ctx, c)
+		}
+		return len(claims)
+	}
+	const most = 8 // for a driver that relies on the scheduler
+	for _, amount := range []func(resourceapi.DeviceCapacity) resource.Quantity{largest, smallest} {
+		before := fill(most, amount)
+		if after := fill(before, amount); after < before {
+			s.fatal("device %s has room for %d shares after %d equal ones were unprepared", d.Name, after, before)
+		}
 	}
 }
 

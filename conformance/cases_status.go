@@ -149,27 +149,36 @@ func (s *suite) checkNetworkData(d resourceapi.AllocatedDeviceStatus) {
 
 // networkData returns the entries of the driver that have network data. It skips the case
 // if none has.
-func (s *suite) networkData(ctx context.Context, c *claim) (entries []resourceapi.AllocatedDeviceStatus) {
-	for _, d := range s.own(s.reported(ctx, c)) {
-		if d.NetworkData != nil {
-			entries = append(entries, d)
-		}
-	}
+func (s *suite) networkData(ctx context.Context, c *claim) []resourceapi.AllocatedDeviceStatus {
+	entries := s.withNetworkData(s.reported(ctx, c))
 	if len(entries) == 0 {
 		s.skip("the driver reports no network data after prepare")
 	}
 	return entries
 }
 
+// claimVariables returns the command that sets the variables of hooks for claims.
+func (s *suite) claimVariables(c *claim) []string {
+	return []string{"env", "CLAIM_UID=" + string(c.UID), "CLAIM=" + c.Name, "NAMESPACE=" + c.Namespace}
+}
+
+// withNetworkData returns the entries of the driver that have network data.
+func (s *suite) withNetworkData(c *resourceapi.ResourceClaim) []resourceapi.AllocatedDeviceStatus {
+	return slices.DeleteFunc(s.own(c), func(d resourceapi.AllocatedDeviceStatus) bool { return d.NetworkData == nil })
+}
+
 func caseStatusNetwork(ctx context.Context, s *suite) {
 	hook := s.config.Hooks.Interfaces
+	if len(hook) == 0 && s.config.Pods.Image != "" {
+		caseInterfaceStatus(ctx, s)
+		return
+	}
 	if len(hook) == 0 {
-		s.skip("needs the network of a pod: set hooks.interfaces")
+		s.skip("needs the network of a pod: set hooks.interfaces, or pods on a cluster")
 	}
 	c, _ := s.prepared(ctx)
 	entries := s.networkData(ctx, c)
-	variables := []string{"env", "CLAIM_UID=" + string(c.UID), "CLAIM=" + c.Name, "NAMESPACE=" + c.Namespace}
-	out, err := s.hook(ctx, append(variables, hook...), c.results()[0].Device)
+	out, err := s.hook(ctx, slices.Concat(s.claimVariables(c), hook), c.results()[0].Device)
 	s.ok(err, "list the interfaces of the pod")
 	var interfaces []probe.Interface
 	s.ok(json.Unmarshal([]byte(out), &interfaces), "hook interfaces must print what ip -json address prints")

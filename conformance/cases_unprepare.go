@@ -6,18 +6,23 @@ package conformance
 import (
 	"context"
 	"errors"
-	"io/fs"
+	"fmt"
 	"net/http"
+	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"time"
 
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	dra "k8s.io/kubelet/pkg/apis/dra/v1"
+	"k8s.io/utils/ptr"
+	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/dra-shared/dra-driver-shared/conformance/fakeapi"
 )
@@ -44,6 +49,12 @@ func caseUnprepareUndoes(ctx context.Context, s *suite) {
 	c, devices := s.prepared(ctx)
 	s.unprepare(ctx, c)
 	s.released(ctx, c, cdiIDs(devices))
+	for _, d := range s.devices(ctx) {
+		if d.shared() {
+			s.returned(ctx, d)
+			return
+		}
+	}
 }
 
 func caseUnprepareEntries(ctx context.Context, s *suite) {
@@ -115,20 +126,62 @@ func caseUnprepareUnreachable(ctx context.Context, s *suite) {
 	}
 }
 
+// obstruct lets the driver fail to remove the CDI specs that only have devices of one claim: a
+// directory that is not empty takes the place of the file. restore removes the directories, and
+// not the claim's devices again.
+func (s *suite) obstruct(devices []*dra.Device) (restore func()) {
+	if s.server == nil {
+		return func() {} // the runtime of the node reads the specs
+	}
+	ids, cache := s.ofClaim(cdiIDs(devices)), s.cdiCache()
+	var paths []string
+	for _, id := range ids {
+		d := cache.GetDevice(id)
+		if d == nil || slices.Contains(paths, d.GetSpec().GetPath()) {
+			continue // CDI-02
+		}
+		others := slices.ContainsFunc(d.GetSpec().Devices, func(x specs.Device) bool {
+			return !slices.Contains(ids, d.GetSpec().Kind+"="+x.Name)
+		})
+		if !others {
+			paths = append(paths, d.GetSpec().GetPath())
+		}
+	}
+	for _, path := range paths {
+		err := errors.Join(os.Remove(path), os.MkdirAll(filepath.Join(path, "not-empty"), 0o700))
+		s.ok(err, "replace CDI spec %s by a directory", path)
+	}
+	return func() {
+		for _, path := range paths {
+			s.ok(os.RemoveAll(path), "remove directory %s", path)
+		}
+	}
+}
+
 func caseUnprepareOneFails(ctx context.Context, s *suite) {
+	bad, devices := s.prepared(ctx)
 	first, a := s.prepared(ctx)
 	second, b := s.prepared(ctx)
 	invalid := &dra.Claim{Namespace: s.config.Namespace, Name: missingClaim, Uid: "conformance-not-a-uid"}
-	responses, err := s.main().unprepare(ctx, invalid, first.proto(), second.proto())
-	s.ok(err, "unprepare of two claims and one with the UID %q", invalid.Uid)
+	restore := s.obstruct(devices)
+	defer restore()
+	responses, err := s.main().unprepare(ctx, bad.proto(), invalid, first.proto(), second.proto())
+	restore()
+	s.ok(err, "unprepare of two claims, of one whose CDI spec cannot be removed, and of one with the UID %q",
+		invalid.Uid)
 	for _, c := range []*claim{first, second} {
-		if message := responses[string(c.UID)].GetError(); message != "" {
-			s.fatal("unprepare of claim %s failed because of another one: %s", c.Name, message)
+		if r := responses[string(c.UID)]; r == nil || r.GetError() != "" {
+			s.fatal("unprepare of claim %s failed because of another one: %q", c.Name, r.GetError())
 		}
 	}
 	if s.env.CDIDir != "" {
 		s.resolves(slices.Concat(cdiIDs(a), cdiIDs(b)), false)
 	}
+	if responses[string(bad.UID)].GetError() == "" && responses[invalid.Uid].GetError() == "" {
+		s.skip("the driver did not fail to unprepare any claim: neither one whose CDI spec is a directory, nor one with " +
+			"the UID of no claim")
+	}
+	s.unprepare(ctx, bad) // the cause is gone
 }
 
 func caseUnprepareFailed(ctx context.Context, s *suite) {
@@ -165,33 +218,29 @@ func caseUnprepareNever(ctx context.Context, s *suite) {
 
 func caseUnpreparePrepare(ctx context.Context, s *suite) {
 	c, _ := s.prepared(ctx)
-	for range 2 {
-		s.unprepare(ctx, c)
+	check := func() {
 		devices := s.prepare(ctx, c)
+		for _, d := range devices {
+			allocated := slices.ContainsFunc(c.results(), func(r resourceapi.DeviceRequestAllocationResult) bool {
+				return r.Device == d.DeviceName && (d.GetShareId() == "" || d.GetShareId() == string(ptr.Deref(r.ShareID, "")))
+			})
+			if !allocated { // PREP-01 compares the pool too
+				s.fatal("the response has device %s, share %q, which is not allocated to the claim now", d.DeviceName,
+					d.GetShareId())
+			}
+		}
 		if s.env.CDIDir != "" {
 			s.resolves(cdiIDs(devices), true)
 		}
 	}
-}
-
-// files returns the files in the directories that the driver writes to.
-func (s *suite) files() (paths []string) {
-	for _, dir := range []string{s.env.PluginDir, s.env.CDIDir, s.env.StateDir} {
-		if dir == "" {
-			continue
-		}
-		err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
-			if err != nil {
-				return nil //nolint:nilerr // it was removed meanwhile
-			}
-			if !d.IsDir() {
-				paths = append(paths, path)
-			}
-			return nil
-		})
-		s.ok(err, "list the driver's files")
+	s.unprepare(ctx, c)
+	check()
+	s.unprepare(ctx, c)
+	if !slices.ContainsFunc(s.devices(ctx), func(d device) bool { return !s.taken(d) }) {
+		s.used = nil // the same device again
 	}
-	return paths
+	c = s.reallocate(ctx, c, s.pick(ctx))
+	check()
 }
 
 // Limits of Config.Cycles for a driver that is slow, such as by the limit of requests that
@@ -211,18 +260,71 @@ func (s *suite) cycles(f func()) (n int) {
 }
 
 func caseUnprepareLeaks(ctx context.Context, s *suite) {
-	c, _ := s.prepared(ctx)
-	s.unprepare(ctx, c)
-	before := s.files()
-	cycles := s.cycles(func() {
-		s.prepare(ctx, c)
-		s.unprepare(ctx, c)
-	})
-	// A driver that writes files of its own time has a few more, but not one per cycle.
-	after := s.files()
-	if more := len(after) - len(before); more >= cycles/2 {
-		s.fatal("%d cycles of prepare and unprepare left %d more files, such as %s", cycles, more, after[len(after)-1])
+	const memoryPerCycle = 1 << 20 // the heap of a program varies too
+	cycle := func() {
+		s.used = nil
+		c, _ := s.prepared(ctx)
+		s.end(ctx, c)
 	}
+	before := s.files()
+	cycle()
+	process := s.usage(ctx)
+	cycles := s.cycles(cycle)
+	limited, cancel := context.WithTimeout(ctx, s.config.Quiet.Duration) // a driver may clean up in the background
+	defer cancel()
+	err := poll(limited, func() error {
+		after := s.files()
+		for _, path := range after {
+			for _, c := range s.claims {
+				if strings.Contains(path, string(c.UID)) {
+					return fmt.Errorf("the driver left %s behind", path)
+				}
+			}
+		}
+		// A driver that writes files of its own time has a few more, but not one per cycle.
+		isOld := func(path string) bool { return slices.Contains(before, path) }
+		if left := slices.DeleteFunc(after, isOld); len(left) >= cycles/2 {
+			return fmt.Errorf("each cycle leaves files, such as %s", left[0])
+		}
+		now := s.usage(ctx)
+		if more := now.files - process.files; more >= cycles/2 {
+			return errors.New("each cycle leaves open files in the process")
+		}
+		if more := now.memory - process.memory; more >= cycles*memoryPerCycle {
+			return errors.New("the memory of the process grows by 1 MiB or more with each cycle")
+		}
+		return nil
+	})
+	s.ok(err, "after cycles of prepare and unprepare, each with a new claim")
+}
+
+// usage is what a process has: open files, and memory in bytes.
+type usage struct{ files, memory int }
+
+// usage returns what the driver's process has, or nothing if the process is not known.
+func (s *suite) usage(ctx context.Context) (u usage) {
+	pid := 0
+	switch {
+	case s.server != nil:
+		pid = s.main().pid
+	case len(s.config.Hooks.PID) > 0:
+		pid, _ = s.livePID(ctx)
+	}
+	if pid == 0 {
+		return u
+	}
+	directory := filepath.Join("/proc", strconv.Itoa(pid))
+	files, err := os.ReadDir(filepath.Join(directory, "fd"))
+	if err != nil {
+		return u // not Linux, or another user's
+	}
+	raw, err := os.ReadFile(filepath.Join(directory, "statm"))
+	if fields := strings.Fields(string(raw)); err == nil && len(fields) > 1 {
+		pages, _ := strconv.Atoi(fields[1])
+		u.memory = pages * os.Getpagesize()
+	}
+	u.files = len(files)
+	return u
 }
 
 func caseUnprepareRace(ctx context.Context, s *suite) {

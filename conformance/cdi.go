@@ -92,11 +92,18 @@ func (s *suite) edits(ids []string) (all []specs.ContainerEdits) {
 }
 
 // fingerprint returns what the containers of a claim get, without the names that differ
-// between claims.
-func (s *suite) fingerprint(c *claim, devices []*dra.Device) string {
-	raw, err := json.Marshal(s.edits(cdiIDs(devices)))
-	s.ok(err, "encode CDI edits")
-	text := string(raw)
+// between claims. It skips the case if the suite cannot see it.
+func (s *suite) fingerprint(ctx context.Context, c *claim, devices []*dra.Device) string {
+	var text string
+	if hook := s.config.Hooks.Effect; len(hook) > 0 {
+		var err error
+		text, err = s.hook(ctx, slices.Concat(s.claimVariables(c), hook), c.results()[0].Device)
+		s.ok(err, "ask for the effect of the configuration")
+	} else {
+		raw, err := json.Marshal(s.edits(s.withIDs(devices)))
+		s.ok(err, "encode CDI edits")
+		text = string(raw)
+	}
 	names := []string{string(c.UID), c.Name}
 	for _, r := range c.results() {
 		if r.ShareID != nil {
@@ -109,6 +116,24 @@ func (s *suite) fingerprint(c *claim, devices []*dra.Device) string {
 		text = strings.ReplaceAll(text, strings.ToUpper(strings.ReplaceAll(name, "-", "_")), "NAME")
 	}
 	return text
+}
+
+// contents returns what containers get of devices, by the IDs of their CDI devices.
+func (s *suite) contents(devices []*dra.Device) string {
+	var all []string
+	for _, id := range slices.Sorted(slices.Values(cdiIDs(devices))) {
+		raw, err := json.Marshal(s.edits([]string{id}))
+		s.ok(err, "encode CDI edits")
+		all = append(all, id+": "+string(raw))
+	}
+	return strings.Join(all, ", ")
+}
+
+// unchanged ends the case unless the CDI devices of a response have the contents that they had.
+func (s *suite) unchanged(before string, devices []*dra.Device, when string) {
+	if now := s.contents(devices); now != before {
+		s.fatal("%s, the CDI devices have other contents: they were %s, and are %s", when, before, now)
+	}
 }
 
 // conflict returns how two edits of one container contradict each other, or "".
@@ -245,9 +270,10 @@ func caseCDIConflict(ctx context.Context, s *suite) {
 func caseCDIRestart(ctx context.Context, s *suite) {
 	s.canRestart()
 	_, devices := s.prepared(ctx)
-	ids := s.withIDs(devices)
+	ids, before := s.withIDs(devices), s.contents(devices)
 	s.startAgain(ctx, stopSignal)
 	s.resolves(ids, true)
+	s.unchanged(before, devices, "after a restart of the driver")
 }
 
 func result2(r resourceapi.DeviceRequestAllocationResult, request string) resourceapi.DeviceRequestAllocationResult {

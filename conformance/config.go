@@ -14,6 +14,7 @@ import (
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
 )
@@ -66,6 +67,9 @@ type Config struct {
 	// from the first in effect, and one of the others has more than 9 KiB. Cases of opaque
 	// parameters are skipped without them.
 	Parameters []string `json:"parameters,omitempty"`
+	// Shares are the amounts of the smallest shares of capacities that have no request policy, by
+	// the name of the capacity. Without it, a share of such a capacity gets all of it.
+	Shares map[string]resource.Quantity `json:"shares,omitempty"`
 	// AnswersNoDevices declares that the response to prepare lists no devices, because the
 	// driver gives them to containers in another way than CDI.
 	AnswersNoDevices bool `json:"answersNoDevices,omitempty"`
@@ -163,6 +167,10 @@ type Hooks struct {
 	// Interfaces prints the interfaces that the pod of the claim $CLAIM_UID ($CLAIM in
 	// $NAMESPACE) has, as ip -json address does. The claim is prepared.
 	Interfaces []string `json:"interfaces,omitempty"`
+	// Effect prints what the driver configures for the claim $CLAIM_UID ($CLAIM in $NAMESPACE),
+	// which is prepared: for a driver of which the CDI edits do not show the parameters and the
+	// capacity, but a file of its state does.
+	Effect []string `json:"effect,omitempty"`
 	// PID prints the process ID of the driver of Config.Kubelet. The suite kills it, and
 	// expects that something starts the driver again.
 	PID []string `json:"pid,omitempty"`

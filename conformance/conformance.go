@@ -51,7 +51,8 @@ type Result struct {
 	Status      Status
 	// Message is the reason of a case that failed or was skipped.
 	Message string
-	// Calls are the last requests to the driver and its responses.
+	// Calls are the last requests to the driver and its responses, and the last ones to the API
+	// server.
 	Calls    []string
 	Duration time.Duration
 	// Log is the end of the driver's log, if the suite started the driver.
@@ -91,7 +92,7 @@ func (r Result) Explain() string {
 func Test(t *testing.T, c Config) {
 	t.Helper()
 	start := time.Now()
-	results, err := run(t.Context(), c, func(id string, f func() Result) Result {
+	results, kubernetes, err := run(t.Context(), c, func(id string, f func() Result) Result {
 		var r Result
 		t.Run(id, func(t *testing.T) {
 			r = f()
@@ -115,7 +116,7 @@ func Test(t *testing.T, c Config) {
 	if c.Report == "" {
 		return
 	}
-	raw, err := newReport(c, results, start).YAML()
+	raw, err := newReport(c, results, kubernetes, start).YAML()
 	if err == nil {
 		err = os.WriteFile(c.Report, raw, 0o644)
 	}
@@ -129,7 +130,7 @@ func Test(t *testing.T, c Config) {
 // report.
 func Run(ctx context.Context, c Config, progress func(Result)) (Report, error) {
 	start := time.Now()
-	results, err := run(ctx, c, func(_ string, f func() Result) Result {
+	results, kubernetes, err := run(ctx, c, func(_ string, f func() Result) Result {
 		r := f()
 		if progress != nil {
 			progress(r)
@@ -139,23 +140,30 @@ func Run(ctx context.Context, c Config, progress func(Result)) (Report, error) {
 	if err != nil {
 		return Report{}, err
 	}
-	return newReport(c, results, start), nil
+	return newReport(c, results, kubernetes, start), nil
 }
 
-// run runs all cases through do.
-func run(ctx context.Context, c Config, do func(string, func() Result) Result) (results []Result, err error) {
+// run runs all cases through do. kubernetes is the version of the API server.
+func run(ctx context.Context, c Config, do func(string, func() Result) Result) (
+	results []Result, kubernetes string, err error,
+) {
 	if c, err = c.complete(); err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	all, err := Requirements()
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
-	r := &runner{config: c}
+	r, kubernetes := &runner{config: c}, KubernetesVersion
 	if c.Kubelet != "" { // no case can pass if the suite looks for the driver in the wrong place
 		if err := r.ready(ctx); err != nil {
-			return nil, err
+			return nil, "", err
 		}
+		version, err := r.session.client.Discovery().ServerVersion()
+		if err != nil {
+			return nil, "", fmt.Errorf("get the version of the API server: %w", err)
+		}
+		kubernetes = version.GitVersion
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	apart := r.startWaiting(ctx, all)
@@ -166,7 +174,7 @@ func run(ctx context.Context, c Config, do func(string, func() Result) Result) (
 	}()
 	for _, requirement := range all {
 		if ctx.Err() != nil {
-			return results, ctx.Err()
+			return results, kubernetes, ctx.Err()
 		}
 		if !requirement.selected(c.Only) {
 			continue
@@ -178,7 +186,7 @@ func run(ctx context.Context, c Config, do func(string, func() Result) Result) (
 			return r.one(ctx, requirement)
 		}))
 	}
-	return results, nil
+	return results, kubernetes, nil
 }
 
 // runner runs cases one after the other.
@@ -209,14 +217,15 @@ func (r *runner) renew() error {
 	return s.close()
 }
 
-// slowCase waits for the driver for a minute: the resource slice controller of Kubernetes
-// does not see for so long that another client deleted what it has just written.
+// slowCase waits for the driver for a minute and a half: the resource slice controller of
+// Kubernetes does not see for a minute that another client deleted what it has just created, and
+// waits for half a minute after other changes.
 const slowCase = "PUB-10"
 
 // waitingCases are cases that wait for the driver while nothing happens. Each list runs on a
 // separate node, next to the other cases.
 var waitingCases = [][]string{ //nolint:gochecknoglobals // constant
-	{slowCase}, {"UNPR-12", "PUB-12", "PUB-15", "STAT-03", "STAT-06", "STAT-07"},
+	{slowCase}, {"UNPR-12", "PUB-12", "PUB-15", "STAT-03", "STAT-06", "STAT-07", "HEALTH-05"},
 }
 
 // separate is the cases that run on separate nodes.
@@ -304,10 +313,28 @@ func (r *runner) one(ctx context.Context, requirement Requirement) (result Resul
 	}
 	s := &suite{session: r.session}
 	defer func() { r.silent = r.silent || s.silent }()
+	process := 0 // of a driver that something else starts again
+	if s.server == nil && len(s.config.Hooks.PID) > 0 {
+		process, _ = s.livePID(ctx) // the cases that need it report an error
+	}
 	result.Status, result.Message = s.do(ctx, cases()[requirement.ID])
 	result.Measurements = s.numbers
-	result.Calls, result.Log = lastCalls(s.takeCalls()), tail(s.log.String(), 5)
-	if err := s.cleanUp(context.WithoutCancel(ctx)); err != nil || s.restart || result.Status == Failed {
+	result.Calls = slices.Concat(lastCalls(s.takeCalls()), lastCalls(s.api.take()))
+	if len(result.Calls) == 0 && len(s.instances) > 0 {
+		result.Calls = lastCalls(s.instances[0].registered)
+	}
+	err := s.cleanUp(context.WithoutCancel(ctx))
+	if err != nil {
+		for _, i := range s.instances {
+			i.awaitEnd(context.WithoutCancel(ctx))
+		}
+	}
+	// No case is met by a driver that crashes, such as one of an error that must be answered.
+	if crash := s.crash(context.WithoutCancel(ctx), process); crash != nil && result.Status != Failed {
+		result.Status, result.Message = Failed, crash.Error()
+	}
+	result.Log = tail(s.log.String(), 5)
+	if err != nil || s.restart || result.Status == Failed {
 		if s.server != nil {
 			_ = r.renew() // other cases report what the driver does wrong at its end
 		}

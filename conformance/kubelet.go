@@ -61,9 +61,14 @@ func dial(path string, options ...grpc.DialOption) (*grpc.ClientConn, error) {
 	return grpc.NewClient("unix:"+path, append(options, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
 }
 
+// dial connects to a socket of the driver, and records the calls.
+func (k *kubelet) dial(path string) (*grpc.ClientConn, error) {
+	return dial(path, grpc.WithUnaryInterceptor(k.record), grpc.WithStreamInterceptor(k.recordStream))
+}
+
 // getInfo calls GetInfo of a registration socket.
-func getInfo(ctx context.Context, path string) (*registration.PluginInfo, error) {
-	conn, err := dial(path)
+func (k *kubelet) getInfo(ctx context.Context, path string) (*registration.PluginInfo, error) {
+	conn, err := k.dial(path)
 	if err != nil {
 		return nil, err
 	}
@@ -74,8 +79,8 @@ func getInfo(ctx context.Context, path string) (*registration.PluginInfo, error)
 }
 
 // notify calls NotifyRegistrationStatus of a registration socket.
-func notify(ctx context.Context, path string, s *registration.RegistrationStatus) error {
-	conn, err := dial(path)
+func (k *kubelet) notify(ctx context.Context, path string, s *registration.RegistrationStatus) error {
+	conn, err := k.dial(path)
 	if err != nil {
 		return err
 	}
@@ -98,13 +103,13 @@ func (k *kubelet) register(ctx context.Context, dir string, others []string) err
 		if slices.Contains(others, path) {
 			continue
 		}
-		info, err := getInfo(ctx, path)
+		info, err := k.getInfo(ctx, path)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("GetInfo of %s: %w", filepath.Base(path), err))
 			continue
 		}
 		k.registration, k.info = path, info
-		err = notify(ctx, path, &registration.RegistrationStatus{PluginRegistered: true})
+		err = k.notify(ctx, path, &registration.RegistrationStatus{PluginRegistered: true})
 		if err != nil {
 			return fmt.Errorf("NotifyRegistrationStatus: %w", err)
 		}
@@ -122,7 +127,8 @@ func (k *kubelet) find(ctx context.Context, dir string) error {
 	}
 	for _, path := range paths {
 		// Sockets of processes that have ended, and of other plugins, remain.
-		if info, err := getInfo(ctx, path); err == nil && info.Name == k.driver && info.Type == registration.DRAPlugin {
+		info, err := k.getInfo(ctx, path)
+		if err == nil && info.Name == k.driver && info.Type == registration.DRAPlugin {
 			k.registration, k.info = path, info
 			return k.connect(ctx, k.path(info.Endpoint))
 		}
@@ -141,7 +147,7 @@ func (k *kubelet) path(name string) string {
 // connect connects to the DRA socket.
 func (k *kubelet) connect(_ context.Context, endpoint string) (err error) {
 	k.endpoint = endpoint
-	k.conn, err = dial(endpoint, grpc.WithUnaryInterceptor(k.record))
+	k.conn, err = k.dial(endpoint)
 	if err != nil {
 		return err
 	}
@@ -161,11 +167,20 @@ func (k *kubelet) disconnect() error {
 // call returns an error unless the driver answers calls.
 func (k *kubelet) call(ctx context.Context) error {
 	_, err := k.plugin.NodePrepareResources(ctx, &dra.NodePrepareResourcesRequest{}, grpc.WaitForReady(true))
-	switch status.Code(err) {
-	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled:
+	if unanswered(err) {
 		return err
 	}
 	return nil // the driver answered, correctly or not
+}
+
+// unanswered reports whether a call ended without an answer of the driver: it has ended, or does
+// not answer in time.
+func unanswered(err error) bool {
+	switch status.Code(err) {
+	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled:
+		return true
+	}
+	return false
 }
 
 // serves returns an error unless the driver has the service that is called.
@@ -185,16 +200,56 @@ func (k *kubelet) record(
 	ctx, cancel := context.WithTimeout(ctx, k.timeout)
 	defer cancel()
 	err := invoke(ctx, method, request, response, conn, options...)
+	k.note(method, text(request), response, err)
+	return err
+}
+
+// note keeps a call, unless it repeats the last one.
+func (k *kubelet) note(method, request string, response any, err error) {
 	var result string
 	if err != nil {
 		result = err.Error()
 	} else {
 		result = text(response)
 	}
+	call := fmt.Sprintf("%s\n  request:  %s\n  response: %s", filepath.Base(method), request, result)
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.calls = append(k.calls, fmt.Sprintf("%s\n  request:  %s\n  response: %s", filepath.Base(method), text(request),
-		result))
+	if len(k.calls) == 0 || k.calls[len(k.calls)-1] != call {
+		k.calls = append(k.calls, call)
+	}
+}
+
+// recordStream is record for streams: each message of the driver is a response.
+func (k *kubelet) recordStream(
+	ctx context.Context, description *grpc.StreamDesc, conn *grpc.ClientConn, method string, streamer grpc.Streamer,
+	options ...grpc.CallOption,
+) (grpc.ClientStream, error) {
+	stream, err := streamer(ctx, description, conn, method, options...)
+	if err != nil {
+		k.note(method, "", nil, err)
+		return nil, err
+	}
+	return &recordedStream{ClientStream: stream, kubelet: k, method: method}, nil
+}
+
+// recordedStream keeps the messages of a stream.
+type recordedStream struct {
+	grpc.ClientStream
+	kubelet         *kubelet
+	method, request string
+}
+
+// SendMsg implements grpc.ClientStream.
+func (s *recordedStream) SendMsg(message any) error {
+	s.request = text(message)
+	return s.ClientStream.SendMsg(message)
+}
+
+// RecvMsg implements grpc.ClientStream.
+func (s *recordedStream) RecvMsg(message any) error {
+	err := s.ClientStream.RecvMsg(message)
+	s.kubelet.note(s.method, s.request, message, err)
 	return err
 }
 

@@ -81,20 +81,73 @@ func TestReference_meetsAllRequirements(t *testing.T) {
 	Test(t, referenceConfig(t, ""))
 }
 
-// faults returns the musts that are tested by socket, API, or process.
-func faults(t *testing.T) (ids []string) {
+// fault is a fault of the reference driver: it does not meet a requirement.
+type fault struct {
+	name    string // the ID of the requirement, or ID/NAME
+	id      string
+	text    string   // what the driver does not do, or does
+	implies []string // other cases that fail too
+}
+
+// variants returns faults of requirements with more than one sentence, or more than one way not to
+// meet it.
+func variants() []fault {
+	return []fault{
+		{name: "PREP-03/spec", text: "A second call writes other CDI edits, with the same IDs"},
+		{name: "PREP-04/spec", text: "A restart writes other CDI edits, with the same IDs",
+			implies: []string{"CDI-08", "UPG-05"}},
+		{name: "PREP-10/crash", text: "The process ends when the UID differs"},
+		{name: "PREP-11/crash", text: "The process ends when the claim has no allocation"},
+		{name: "PREP-11/hang", text: "The call never ends when the claim has no allocation"},
+		{name: "PREP-13/crash", text: "The process ends when another claim has the device"},
+		{name: "PREP-17/few", text: "A driver with few devices takes too long for all of them"},
+		{name: "PREP-21/class", text: "The parameters of the class are ignored"},
+		{name: "PREP-22/crash", text: "The process ends when parameters cannot be decoded"},
+		{name: "UNPR-01/share", text: "The capacity of a share is not returned"},
+		{name: "UNPR-10/call", text: "The call fails when one claim cannot be unprepared"},
+		{name: "UNPR-13/stale", text: "The second prepare takes the allocation of the first"},
+		{name: "UNPR-14/uid", text: "A file named after the UID of each claim is left"},
+		{name: "UNPR-14/descriptors", text: "Each cycle leaves an open file"},
+		{name: "UNPR-14/memory", text: "Each cycle keeps 4 MiB of memory"},
+		{name: "REG-12/call", text: "SIGTERM during prepare leaves a record that cannot be read"},
+		{name: "UPG-01/busy", text: "Prepare fails while the other instance prepares", implies: []string{"PREP-05"}},
+		{name: "PUB-10/edit", text: "A slice that was changed is not restored"},
+		{name: "HEALTH-05/time", text: "The times go back from message to message"},
+		{name: "LIST-01/subrequest", text: "The parameters of the subrequest are ignored"},
+		{name: "LIST-01/request", text: "The parameters of the request are ignored"},
+		{name: "LIST-01/other", text: "The parameters of another subrequest apply"},
+		{name: "SEC-01/group", text: "The role permits to write resources of a foreign API group"},
+		{name: "SEC-03/mount", text: "Containers get the directory of registration sockets"},
+		{name: "SEC-03/read", text: "Every user can read the state"},
+	}
+}
+
+// faults returns the faults that -faults selects: all, or those that it names.
+func faults(t *testing.T) []fault {
+	t.Helper()
+	names := strings.Split(*only, ",")
+	return slices.DeleteFunc(allFaults(t), func(f fault) bool { return *only != "" && !slices.Contains(names, f.name) })
+}
+
+// allFaults returns the musts that are tested by socket, API, or process, and their variants.
+func allFaults(t *testing.T) (faults []fault) {
 	t.Helper()
 	all, err := Requirements()
 	if err != nil {
 		t.Fatal(err)
 	}
+	known := variants()
 	for _, r := range all {
-		chosen := *only == "" || slices.Contains(strings.Split(*only, ","), r.ID)
-		if r.Level == Must && r.Implemented() && !needsPods(r) && chosen {
-			ids = append(ids, r.ID)
+		if r.Level == Must && r.Implemented() && !needsPods(r) {
+			faults = append(faults, fault{r.ID, r.ID, r.Text, r.Implies})
+		}
+		for _, v := range known {
+			if v.id, _, _ = strings.Cut(v.name, "/"); v.id == r.ID {
+				faults = append(faults, v)
+			}
 		}
 	}
-	return ids
+	return faults
 }
 
 // needsPods reports whether the case of a requirement starts pods, which the reference driver
@@ -106,65 +159,71 @@ const mutantsFile = "mutants.md"
 
 // TestMutants runs the suite against the reference driver with each fault. The case of
 // the fault must fail. With -full, all other cases run too: those fail, and no others, that the
-// requirement lists under implies. -update writes the table of what failed.
+// requirement or the variant lists under implies. -update writes the table of what failed.
 func TestMutants(t *testing.T) {
-	all, err := Requirements()
-	if err != nil {
-		t.Fatal(err)
-	}
-	implied := map[string][]string{}
-	for _, r := range all {
-		implied[r.ID] = r.Implies
-	}
 	var mu sync.Mutex
 	rows := map[string]string{}
 	t.Run("faults", func(t *testing.T) {
-		for _, fault := range faults(t) {
-			t.Run(fault, func(t *testing.T) {
+		for _, f := range faults(t) {
+			t.Run(f.name, func(t *testing.T) {
 				t.Parallel()
-				c := referenceConfig(t, fault)
+				c := referenceConfig(t, f.name)
 				if !*full {
-					c.Only = []string{fault}
+					c.Only = []string{f.id}
 				}
 				report, err := Run(t.Context(), c, nil)
 				if err != nil {
 					t.Fatal(err)
 				}
 				failed := map[string]Result{}
-				for _, r := range report.Results() {
-					if r.Status == Failed {
-						failed[r.Requirement.ID] = r
-					}
-				}
-				own, caught := failed[fault]
-				if !caught {
-					t.Errorf("the case passes for a driver with this fault")
-				}
 				var others []string
 				for _, r := range report.Results() {
-					if id := r.Requirement.ID; r.Status == Failed && id != fault {
-						others = append(others, id)
+					if r.Status != Failed {
+						continue
+					}
+					failed[r.Requirement.ID] = r
+					if r.Requirement.ID != f.id {
+						others = append(others, r.Requirement.ID)
 					}
 				}
 				if *full {
-					checkImplied(t, implied[fault], failed, others)
+					checkImplied(t, f.implies, failed, others)
 				}
+				own, caught := failed[f.id]
+				if !caught {
+					t.Fatal("the case passes for a driver with this fault")
+				}
+				if len(own.Calls) == 0 && own.Requirement.ID != "SEC-01" && own.Requirement.ID != "STAT-08" { // these read a file
+					t.Errorf("the report has no request and no response: %s", own.Explain())
+				}
+				t.Log(own.Explain())
 				mu.Lock()
 				defer mu.Unlock()
-				if caught {
-					rows[fault] = mutantsRow(own.Requirement, others)
-				}
+				rows[f.name] = mutantsRow(f, others)
 			})
 		}
 	})
-	if !*full || *only != "" {
+	if !*full || !*update || len(rows) != len(faults(t)) {
 		return
 	}
-	if got := mutantsTable(faults(t), rows); *update && len(rows) == len(faults(t)) {
-		if err := os.WriteFile(mutantsFile, got, 0o600); err != nil {
-			t.Fatal(err)
+	if err := os.WriteFile(mutantsFile, mutantsTable(allFaults(t), withKnown(t, rows)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// withKnown adds the rows of the table for faults that did not run.
+func withKnown(t *testing.T, rows map[string]string) map[string]string {
+	t.Helper()
+	raw, err := os.ReadFile(mutantsFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(raw)) {
+		if name, _, ok := strings.Cut(strings.TrimPrefix(line, "| "), " |"); ok && rows[name] == "" {
+			rows[name] = line
 		}
 	}
+	return rows
 }
 
 // checkImplied compares the other cases that failed with what a requirement implies.
@@ -182,49 +241,46 @@ func checkImplied(t *testing.T, implied []string, failed map[string]Result, othe
 	}
 }
 
-// TestMutants_table fails if the committed table differs from the requirements: each fault has
-// a row, with what the requirement implies.
+// TestMutants_table fails if the committed table differs from the faults: each has a row, with
+// what it implies.
 func TestMutants_table(t *testing.T) {
-	all, err := Requirements()
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := allFaults(t)
 	rows := map[string]string{}
-	for _, r := range all {
-		rows[r.ID] = mutantsRow(r, r.Implies)
+	for _, f := range all {
+		rows[f.name] = mutantsRow(f, f.implies)
 	}
 	raw, err := os.ReadFile(mutantsFile)
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, want := strings.Split(string(raw), "\n"), strings.Split(string(mutantsTable(faults(t), rows)), "\n")
+	got, want := strings.Split(string(raw), "\n"), strings.Split(string(mutantsTable(all, rows)), "\n")
 	for i := range max(len(got), len(want)) {
 		if i >= min(len(got), len(want)) || got[i] != want[i] {
-			t.Fatalf("%s differs from requirements.yaml in line %d: run make conformance-mutants", mutantsFile, i+1)
+			t.Fatalf("%s differs from the faults in line %d: run make conformance-mutants", mutantsFile, i+1)
 		}
 	}
 }
 
 // mutantsRow returns the row of a fault, with the other cases that failed.
-func mutantsRow(r Requirement, others []string) string {
-	text := strings.ReplaceAll(r.Text, "`", "") // of Kubernetes, not of this project
-	return fmt.Sprintf("| %s | %s | %s |\n", r.ID, text, strings.Join(others, ", "))
+func mutantsRow(f fault, others []string) string {
+	text := strings.ReplaceAll(f.text, "`", "") // of Kubernetes, not of this project
+	return fmt.Sprintf("| %s | %s | %s |\n", f.name, text, strings.Join(others, ", "))
 }
 
-func mutantsTable(ids []string, rows map[string]string) []byte {
+func mutantsTable(faults []fault, rows map[string]string) []byte {
 	var b bytes.Buffer
 	b.WriteString(`<!-- Generated by go test -run TestMutants -full -update. -->
 
 # Faults and the cases that find them
 
-The reference driver ran with one fault for each requirement. The case of the requirement failed
-each time; the last column lists other cases that failed.
+The reference driver ran with each fault: one for each requirement, and more, named ID/NAME, for other ways
+not to meet it. The case of the requirement failed each time; the last column lists other cases that failed.
 
-| Fault | Requirement that is not met | Other cases that failed |
+| Fault | Requirement that is not met, or what the driver does | Other cases that failed |
 |---|---|---|
 `)
-	for _, id := range ids {
-		b.WriteString(rows[id])
+	for _, f := range faults {
+		b.WriteString(rows[f.name])
 	}
 	return b.Bytes()
 }

@@ -40,7 +40,7 @@ const restartLimit = 2 * time.Minute
 // limit returns the time that a case may take.
 func (c Config) limit(q Requirement) time.Duration {
 	if q.ID == slowCase && c.caseTimeout == defaultCaseTimeout {
-		return 90 * time.Second
+		return 115 * time.Second
 	}
 	if c.Pods.Image != "" && q.Way == Kubelet {
 		return podsPerCase * c.Pods.Timeout.Duration

@@ -21,7 +21,7 @@ import (
 const (
 	ReportAPIVersion = "conformance.dra-shared.dev/v1alpha1"
 	ReportKind       = "ConformanceReport"
-	// KubernetesVersion is the version of Kubernetes that the suite follows.
+	// KubernetesVersion is the version of Kubernetes whose requirements the suite tests.
 	KubernetesVersion = "v1.37"
 )
 
@@ -42,7 +42,8 @@ type Report struct {
 	Implementation Implementation `json:"implementation"`
 	Driver         string         `json:"driver"`
 	Suite          SuiteVersion   `json:"suite"`
-	// KubernetesVersion is the version whose requirements were tested.
+	// KubernetesVersion is that of the API server, which is the version that the suite tests if
+	// the API server is that of the suite.
 	KubernetesVersion string `json:"kubernetesVersion"`
 	// Kubelet says what called the driver: simulated for the suite only, real if pods of a
 	// cluster were started too.
@@ -98,10 +99,10 @@ type Entry struct {
 	Message string `json:"message"`
 }
 
-func newReport(c Config, results []Result, start time.Time) Report {
+func newReport(c Config, results []Result, kubernetes string, start time.Time) Report {
 	r := Report{
 		APIVersion: ReportAPIVersion, Kind: ReportKind, Implementation: c.Implementation, Driver: c.Driver,
-		Suite: SuiteVersion{suiteVersion(), requirementsSum()}, KubernetesVersion: KubernetesVersion,
+		Suite: SuiteVersion{suiteVersion(), requirementsSum()}, KubernetesVersion: kubernetes,
 		Kubelet: "simulated", APIServer: "fake", Date: start.UTC().Format(time.DateOnly), results: results,
 		Features: FeatureSet{Supported: []Group{}, Unsupported: []string{}},
 	}
@@ -257,7 +258,10 @@ func (r Report) JUnit() ([]byte, error) {
 func (r Report) Evidence(url string) string {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "%s %s was tested with dra-conformance %s against the requirements of Kubernetes %s on %s.\n",
-		r.Implementation.Project, r.Implementation.Version, r.Suite.Version, r.KubernetesVersion, r.Date)
+		r.Implementation.Project, r.Implementation.Version, r.Suite.Version, KubernetesVersion, r.Date)
+	if r.APIServer == "real" {
+		fmt.Fprintf(&b, "It ran on Kubernetes %s.\n", r.KubernetesVersion)
+	}
 	for _, g := range slices.Concat(r.Profiles, r.Features.Supported) {
 		fmt.Fprintf(&b, "%s: %s (%d passed, %d failed, %d skipped).\n",
 			g.Name, g.Result, g.Statistics.Passed, g.Statistics.Failed, g.Statistics.Skipped)

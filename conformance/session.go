@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"maps"
 	"os"
 	"os/exec"
@@ -37,7 +38,9 @@ type session struct {
 	server *fakeapi.Server // nil with Config.Kubelet
 	dir    string
 	log    lockedBuffer
+	api    apiLog
 
+	setUp  []string // files of the setup hook
 	static []string // CDI devices that no claim owns
 
 	settled bool // a case has waited until the driver published
@@ -56,6 +59,11 @@ type instance struct {
 	kill func(syscall.Signal) error
 	done chan struct{} // closed when the driver has ended
 	err  error         // of the driver; valid when done is closed
+	// asked reports that the suite asked the driver to end, or did what it may end for.
+	asked bool
+	pid   int // of the process; 0 if it is unknown
+	// registered are the calls of the registration, which are those of cases without calls.
+	registered []string
 }
 
 // newSession creates a node without starting the driver.
@@ -68,6 +76,8 @@ func newSession(c Config) (*session, error) {
 			return nil, err
 		}
 		rest.QPS, rest.Burst = 50, 100
+		rest.UserAgent = userAgent
+		rest.Wrap(s.api.wrap)
 		s.env.KubeletDir, s.env.RegistryDir = c.Kubelet, filepath.Join(c.Kubelet, "plugins_registry")
 		s.client, err = kubernetes.NewForConfig(rest)
 		return s, err
@@ -88,12 +98,17 @@ func newSession(c Config) (*session, error) {
 	if err != nil {
 		return nil, errors.Join(err, os.RemoveAll(s.dir))
 	}
+	s.server.Observe(s.api.served)
 	s.env.REST = s.server.Config()
-	if s.client, err = kubernetes.NewForConfig(s.env.REST); err == nil {
+	own := s.server.Config()
+	own.UserAgent = userAgent
+	own.Wrap(s.api.wrap)
+	if s.client, err = kubernetes.NewForConfig(own); err == nil {
 		s.env, err = s.directories(s.env, "k")
 	}
 	if err == nil && len(c.Hooks.Setup) > 0 {
 		_, err = s.hook(context.Background(), c.Hooks.Setup, "")
+		s.setUp = s.files()
 	}
 	if err != nil {
 		return nil, errors.Join(err, s.close())
@@ -103,6 +118,22 @@ func newSession(c Config) (*session, error) {
 
 func node(name string) *corev1.Node {
 	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelHostname: name}}}
+}
+
+// files returns the files in the directories that the driver writes to.
+func (s *session) files() (paths []string) {
+	for _, dir := range []string{s.env.PluginDir, s.env.CDIDir, s.env.StateDir} {
+		if dir == "" {
+			continue
+		}
+		_ = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+			if err == nil && !d.IsDir() { // it may have been removed meanwhile
+				paths = append(paths, path)
+			}
+			return nil
+		})
+	}
+	return paths
 }
 
 // directories creates the directories of a node.
@@ -153,6 +184,7 @@ func (s *session) start(ctx context.Context, env Env) (*instance, error) {
 		}
 		s.env.PluginDir = filepath.Dir(i.endpoint)
 		i.env.PluginDir = s.env.PluginDir
+		i.registered = i.takeCalls()
 		s.instances = append(s.instances, i)
 		return i, nil
 	}
@@ -174,6 +206,9 @@ func (s *session) start(ctx context.Context, env Env) (*instance, error) {
 	if err != nil {
 		return i, fmt.Errorf("start the driver: %w; the end of its log:\n%s", err, tail(s.log.String(), 20))
 	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.registered = slices.Clone(i.calls)
 	return i, nil
 }
 
@@ -249,7 +284,8 @@ func (i *instance) exec(c Config, log io.Writer) error {
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("start the driver: %w", err)
 	}
-	i.kill = func(signal syscall.Signal) error { return syscall.Kill(-cmd.Process.Pid, signal) }
+	i.pid = cmd.Process.Pid
+	i.kill = func(signal syscall.Signal) error { return syscall.Kill(-i.pid, signal) }
 	go func() {
 		defer close(i.done)
 		i.err = cmd.Wait()
@@ -267,8 +303,31 @@ func (i *instance) ended() bool {
 	}
 }
 
+// crashed returns an error if the driver has ended, and no case asked it to.
+func (i *instance) crashed() error {
+	if i.asked || !i.ended() {
+		return nil
+	}
+	if i.err == nil {
+		return errCrashed
+	}
+	return fmt.Errorf("%w: %w", errCrashed, i.err)
+}
+
+// awaitEnd waits until a process that does not answer has ended, if it does so soon: the client
+// learns of the end of a connection before the parent learns of the end of the process.
+func (i *instance) awaitEnd(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	select {
+	case <-i.done:
+	case <-ctx.Done():
+	}
+}
+
 // stop ends an instance with a signal and waits until it has ended.
 func (i *instance) stop(ctx context.Context, signal syscall.Signal) error {
+	i.asked = true
 	err := errors.Join(i.disconnect(), i.kill(signal))
 	if err != nil && !errors.Is(err, syscall.ESRCH) {
 		return err

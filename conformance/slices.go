@@ -57,8 +57,8 @@ func checkCounts(_ string, all []resourceapi.ResourceSlice) error {
 		for generation, slices := range generations {
 			for _, s := range slices {
 				if n := s.Spec.Pool.ResourceSliceCount; n != int64(len(slices)) || n < 1 {
-					return fmt.Errorf("pool %s has %d slices of generation %d, but ResourceSlice %s says %d",
-						pool, len(slices), generation, s.Name, n)
+					return fmt.Errorf("pool %s has %d slices of generation %d, but one of them says %d",
+						pool, len(slices), generation, n)
 				}
 			}
 		}
@@ -82,7 +82,7 @@ func checkNodeSelection(_ string, all []resourceapi.ResourceSlice) error {
 			set = append(set, "perDeviceNodeSelection")
 		}
 		if len(set) != 1 {
-			return fmt.Errorf("ResourceSlice %s sets %v: exactly one must be set", s.Name, set)
+			return fmt.Errorf("a ResourceSlice of pool %s sets %v: exactly one must be set", s.Spec.Pool.Name, set)
 		}
 	}
 	return nil
@@ -97,7 +97,7 @@ func checkSizes(_ string, all []resourceapi.ResourceSlice) error {
 			}
 		}
 		if n := len(s.Spec.Devices); n > limit {
-			return fmt.Errorf("ResourceSlice %s has %d devices; the limit is %d", s.Name, n, limit)
+			return fmt.Errorf("a ResourceSlice of pool %s has %d devices; the limit is %d", s.Spec.Pool.Name, n, limit)
 		}
 	}
 	return nil
@@ -134,7 +134,8 @@ func checkOwners(_ string, all []resourceapi.ResourceSlice) error {
 			continue
 		}
 		if len(s.OwnerReferences) != 1 || s.OwnerReferences[0].Kind != "Node" {
-			return fmt.Errorf("ResourceSlice %s of a node is not owned by the Node: %v", s.Name, s.OwnerReferences)
+			return fmt.Errorf("a ResourceSlice of pool %s belongs to a node, and is not owned by the Node: %v", s.Spec.Pool.Name,
+				s.OwnerReferences)
 		}
 	}
 	return nil

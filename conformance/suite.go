@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -28,10 +29,10 @@ import (
 type suite struct {
 	*session
 	claims  []*claim
-	used    map[string]bool // devices that claims of the case have as a whole
-	all     []device        // devices that the driver publishes, after the first use
-	admin   bool            // new claims request admin access
-	restart bool            // the next case needs a new session
+	used    map[string]int // number of times that claims of the case have a device, by its name
+	all     []device       // devices that the driver publishes, after the first use
+	admin   bool           // new claims request admin access
+	restart bool           // the next case needs a new session
 	numbers map[string]float64
 
 	pods      []*corev1.Pod                // that the case started
@@ -61,8 +62,8 @@ func (s *suite) do(ctx context.Context, f func(context.Context, *suite)) (status
 }
 
 // portable replaces what is random in a message, the names and the UIDs of the case's claims,
-// the IDs of their shares, and the directory of the suite: reports of the same driver do not
-// differ.
+// the IDs of their shares, other names and UIDs, and the directory of the suite: reports of the
+// same driver do not differ.
 func (s *suite) portable(message string) string {
 	for i, c := range s.claims {
 		number := strconv.Itoa(i + 1)
@@ -77,10 +78,17 @@ func (s *suite) portable(message string) string {
 			}
 		}
 	}
-	if s.dir == "" {
-		return message
+	if s.dir != "" {
+		message = strings.ReplaceAll(message, s.env.KubeletDir, "$KUBELET_DIR")
 	}
-	return strings.ReplaceAll(message, s.env.KubeletDir, "$KUBELET_DIR")
+	message = regexp.MustCompile(`(?i)[0-9a-f]{8}([-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}`).ReplaceAllString(message, "$$UID")
+	for _, i := range s.instances {
+		if prefix, _, ok := strings.Cut(i.env.PodUID, "-"); ok {
+			message = strings.ReplaceAll(message, prefix, "$POD")
+		}
+	}
+	// Names end as those of k8s.io/apimachinery/pkg/util/rand.
+	return regexp.MustCompile(`\bconformance-[bcdfghjklmnpqrstvwxz2456789]{8}\b`).ReplaceAllString(message, "$$NAME")
 }
 
 // fatal ends the case: the driver does not meet the requirement.
@@ -223,6 +231,7 @@ func (s *suite) devices(ctx context.Context) []device {
 			}
 			for _, d := range slice.Spec.Devices {
 				if len(d.Taints) == 0 {
+					s.divide(d)
 					s.all = append(s.all, device{d, slice.Spec.Pool.Name, node == ""})
 				}
 			}
@@ -244,6 +253,20 @@ func (s *suite) devices(ctx context.Context) []device {
 	return s.all
 }
 
+// divide gives capacities without a request policy the policy that the configuration describes:
+// Kubernetes then permits all amounts, and the driver may not.
+func (s *suite) divide(d resourceapi.Device) {
+	for name, amount := range s.config.Shares {
+		c, ok := d.Capacity[resourceapi.QualifiedName(name)]
+		if ok && c.RequestPolicy == nil && ptr.Deref(d.AllowMultipleAllocations, false) {
+			c.RequestPolicy = &resourceapi.CapacityRequestPolicy{
+				Default: &amount, ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: &amount, Step: &amount},
+			}
+			d.Capacity[resourceapi.QualifiedName(name)] = c
+		}
+	}
+}
+
 func compareBool(a, b bool) int {
 	switch {
 	case a == b:
@@ -258,7 +281,7 @@ func compareBool(a, b bool) int {
 // share of one.
 func (s *suite) pick(ctx context.Context) resourceapi.DeviceRequestAllocationResult {
 	for _, d := range s.devices(ctx) {
-		if !s.used[d.Name] {
+		if !s.taken(d) {
 			return s.result(d)
 		}
 	}
@@ -273,7 +296,15 @@ func (s *suite) pickShared(ctx context.Context) resourceapi.DeviceRequestAllocat
 
 // pickExclusive returns the result of allocating a device that cannot be shared.
 func (s *suite) pickExclusive(ctx context.Context) resourceapi.DeviceRequestAllocationResult {
-	return s.result(s.find(ctx, "is allocated as a whole", func(d device) bool { return !d.shared() && !s.used[d.Name] }))
+	return s.result(s.find(ctx, "is allocated as a whole", func(d device) bool { return !d.shared() && !s.taken(d) }))
+}
+
+// taken reports whether claims of the case have a device, or all that it has room for.
+func (s *suite) taken(d device) bool {
+	if d.shared() {
+		return s.used[d.Name] >= max(1, room(d))
+	}
+	return s.used[d.Name] > 0
 }
 
 func (s *suite) find(ctx context.Context, what string, f func(device) bool) device {
@@ -291,11 +322,11 @@ const request = "device"
 // result returns the result of allocating a device, or the smallest share of it.
 func (s *suite) result(d device) resourceapi.DeviceRequestAllocationResult {
 	r := resourceapi.DeviceRequestAllocationResult{Request: request, Driver: s.config.Driver, Pool: d.pool, Device: d.Name}
+	if s.used == nil {
+		s.used = map[string]int{}
+	}
+	s.used[d.Name]++
 	if !d.shared() {
-		if s.used == nil {
-			s.used = map[string]bool{}
-		}
-		s.used[d.Name] = true
 		return r
 	}
 	r.ShareID = ptr.To(uuid.NewUUID())
@@ -325,7 +356,7 @@ func smallest(c resourceapi.DeviceCapacity) resource.Quantity {
 // claim is a ResourceClaim that a case created.
 type claim struct {
 	*resourceapi.ResourceClaim
-	deleted bool
+	deleted, ended bool
 }
 
 func (c *claim) proto() *dra.Claim {
@@ -366,13 +397,20 @@ func (s *suite) createAs(ctx context.Context, meta metav1.ObjectMeta, requests .
 	return c
 }
 
+// otherSubrequest is the name of a subrequest for which nothing is allocated.
+const otherSubrequest = "other"
+
 // request returns a request for one device, or the request of a subrequest REQUEST/SUBREQUEST.
 func (s *suite) request(name string) resourceapi.DeviceRequest {
 	const class = "conformance"
 	if name, sub, ok := strings.Cut(name, "/"); ok {
-		return resourceapi.DeviceRequest{Name: name, FirstAvailable: []resourceapi.DeviceSubRequest{{
-			Name: sub, DeviceClassName: class, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 1,
-		}}}
+		q := resourceapi.DeviceRequest{Name: name}
+		for _, sub := range []string{sub, otherSubrequest} {
+			q.FirstAvailable = append(q.FirstAvailable, resourceapi.DeviceSubRequest{
+				Name: sub, DeviceClassName: class, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 1,
+			})
+		}
+		return q
 	}
 	r := &resourceapi.ExactDeviceRequest{
 		DeviceClassName: class, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 1,
@@ -381,6 +419,32 @@ func (s *suite) request(name string) resourceapi.DeviceRequest {
 		r.AdminAccess = ptr.To(true)
 	}
 	return resourceapi.DeviceRequest{Name: name, Exactly: r}
+}
+
+// mainRequest returns the name of a request without that of a subrequest.
+func mainRequest(name string) string {
+	name, _, _ = strings.Cut(name, "/")
+	return name
+}
+
+// reallocate deallocates a claim, as the scheduler and the controller of claims do when no pod uses
+// it any more, and allocates something else.
+func (s *suite) reallocate(
+	ctx context.Context, c *claim, results ...resourceapi.DeviceRequestAllocationResult,
+) *claim {
+	err := poll(ctx, func() error {
+		now := s.read(ctx, c)
+		now.Status.Allocation, now.Status.ReservedFor = nil, nil
+		updated, err := s.client.ResourceV1().ResourceClaims(c.Namespace).UpdateStatus(ctx, now, metav1.UpdateOptions{})
+		if err == nil {
+			c.ResourceClaim = updated
+		} else if !apierrors.IsConflict(err) { // the driver writes the status too
+			err = permanent{err}
+		}
+		return err
+	})
+	s.ok(err, "deallocate claim %s", c.Name)
+	return s.allocate(ctx, c, resourceapi.DeviceAllocationResult{Results: results})
 }
 
 // allocate writes an allocation to a claim, as the scheduler does.
@@ -459,6 +523,14 @@ func (s *suite) configured(
 			requests = append(requests, r.Request)
 		}
 	}
+	for _, x := range config { // an API server refuses configuration for requests that do not exist
+		for _, q := range x.Requests {
+			known := slices.ContainsFunc(requests, func(r string) bool { return mainRequest(r) == mainRequest(q) })
+			if !known {
+				requests = append(requests, q)
+			}
+		}
+	}
 	c := s.create(ctx, requests...)
 	return s.allocate(ctx, c, resourceapi.DeviceAllocationResult{Results: results, Config: config})
 }
@@ -498,23 +570,52 @@ func (s *suite) prepared(
 	return c, s.prepare(ctx, c)
 }
 
-// refused ends the case unless prepare fails for the claim.
+// refused ends the case unless the driver answers prepare of the claim with an error.
 func (s *suite) refused(ctx context.Context, c *dra.Claim, why string) {
 	devices, err := s.main().tryPrepare(ctx, c)
 	if err == nil {
 		s.fatal("prepare of %s succeeded with %d devices, but must fail", why, len(devices))
 	}
-	s.ok(ctx.Err(), "prepare of %s", why)
+	s.answered(err, "prepare of %s", why)
+}
+
+// answered ends the case if a call failed because the driver did not answer.
+func (s *suite) answered(err error, what string, args ...any) {
+	if unanswered(err) {
+		s.fatal("%s: the driver must answer with an error, and did not answer: %v", fmt.Sprintf(what, args...), err)
+	}
+}
+
+// errCrashed is the error of a driver that has ended although no case asked it to.
+var errCrashed = errors.New("the driver's process ended, and was not asked to")
+
+// crash returns an error if the driver has crashed since the case began with a process. before is
+// 0 if something else started the driver, and the process is not known.
+func (s *suite) crash(ctx context.Context, before int) error {
+	for _, i := range s.instances {
+		if err := i.crashed(); err != nil {
+			return err
+		}
+	}
+	if before == 0 || s.restart {
+		return nil
+	}
+	if now, err := s.livePID(ctx); err != nil || now != before {
+		return errCrashed
+	}
+	return nil
 }
 
 // unprepare unprepares a claim.
 func (s *suite) unprepare(ctx context.Context, c *claim) { s.unprepareOn(ctx, s.main(), c.proto()) }
 
 // end unprepares and deletes a claim, so that its device is free for another.
-func (s *suite) end(ctx context.Context, c *claim) {
-	s.unprepare(ctx, c)
+func (s *suite) end(ctx context.Context, c *claim) { s.endOn(ctx, s.main(), c) }
+
+func (s *suite) endOn(ctx context.Context, i *instance, c *claim) {
+	s.unprepareOn(ctx, i, c.proto())
 	s.ok(s.delete(ctx, c), "end")
-	s.used = nil
+	c.ended, s.used = true, nil
 }
 
 func (s *suite) unprepareOn(ctx context.Context, i *instance, c *dra.Claim) {
@@ -559,6 +660,9 @@ func (s *suite) cleanUp(ctx context.Context) (err error) {
 	}
 	status, message := s.do(ctx, func(ctx context.Context, s *suite) {
 		for _, c := range s.claims {
+			if c.ended {
+				continue
+			}
 			s.unprepare(ctx, c)
 			s.ok(s.delete(ctx, c), "clean up")
 		}

@@ -44,6 +44,7 @@ type Server struct {
 
 	http      *httptest.Server
 	intercept atomic.Pointer[Interceptor]
+	observer  atomic.Pointer[Observer]
 
 	mu       sync.Mutex
 	tracker  clienttesting.ObjectTracker
@@ -57,6 +58,10 @@ type Server struct {
 // the object that is written, which is nil for other requests. The client gets the
 // error, an apierrors.APIStatus, as the response; ErrUnreachable breaks the connection.
 type Interceptor func(r *http.Request, object runtime.Object) error
+
+// Observer sees every request except watches after it was processed, with its body and the error
+// of the response.
+type Observer func(r *http.Request, body []byte, err error)
 
 // ErrUnreachable is the error of an Interceptor that breaks the connection.
 var ErrUnreachable = errors.New("the API server is not reachable")
@@ -120,6 +125,9 @@ current-context: fake
 
 // Intercept lets f see all later requests. A nil f sees none.
 func (s *Server) Intercept(f Interceptor) { s.intercept.Store(&f) }
+
+// Observe lets f see all later requests.
+func (s *Server) Observe(f Observer) { s.observer.Store(&f) }
 
 // Revision returns the revision of the newest change.
 func (s *Server) Revision() int64 {
@@ -238,6 +246,14 @@ func (s *Server) do(r *http.Request, t target) (runtime.Object, error) {
 	if err != nil {
 		return nil, err
 	}
+	result, err := s.process(r, t, body)
+	if f := s.observer.Load(); f != nil {
+		(*f)(r, body, err)
+	}
+	return result, err
+}
+
+func (s *Server) process(r *http.Request, t target, body []byte) (_ runtime.Object, err error) {
 	var object runtime.Object
 	if r.Method == http.MethodPost || r.Method == http.MethodPut {
 		if object, _, err = scheme.Codecs.UniversalDeserializer().Decode(body, &t.kind, nil); err != nil {

@@ -27,6 +27,7 @@ import (
 
 const (
 	wholeDevices = 12  // devices that cannot be shared
+	fewDevices   = 4   // all devices of the node, for a fault
 	slotsTotal   = 100 // slots of the device that can
 	perSlice     = 8
 	netDevice    = "net-0" // the device of all nodes
@@ -77,7 +78,11 @@ func (d *Driver) all() (all []resourceapi.Device) {
 		Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"model": {StringValue: ptr.To("reference")}},
 		Capacity:   map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{"slots": slots},
 	}
-	return d.spoilDevices(append(all, share))
+	all = d.spoilDevices(append(all, share))
+	if d.fault("PREP-17/few") {
+		return all[:fewDevices]
+	}
+	return all
 }
 
 // spoilDevices applies faults of devices to the last one that cannot be shared.
@@ -209,7 +214,7 @@ func (p *publisher) sync(ctx context.Context) error {
 	for i, s := range list.Items {
 		current[s.Name] = &list.Items[i]
 		generation = max(generation, s.Spec.Pool.Generation)
-		changed = changed || p.written[s.Name] != s.ResourceVersion
+		changed = changed || p.written[s.Name] != s.ResourceVersion && !p.fault("PUB-10/edit")
 	}
 	if p.last == nil {
 		changed = !p.sameAs(desired, current)
@@ -401,6 +406,10 @@ rules:
 		role += `- {apiGroups: [resource.k8s.io], resources: [resourceclaims/driver], verbs: ["associated-node:patch"]}
 `
 	}
+	if fault == "SEC-01/group" {
+		role += "- {apiGroups: [vendor.conformance.test], resources: [resourceslices], verbs: [get, update]}\n"
+	}
+	role += "- {apiGroups: [network.reference.conformance.example], resources: [blocks], verbs: [get, update]}\n"
 	if fault == "SEC-01" {
 		role += "- {apiGroups: [''], resources: [nodes], verbs: [get, update]}\n"
 	}

@@ -3,11 +3,13 @@
 
 // Package reference is a small DRA driver for devices that exist in its memory only. It
 // meets every requirement that the suite tests, unless it is given a fault: the ID of one
-// requirement that it then does not meet. The suite's own tests run it with each fault.
+// requirement that it then does not meet, or ID/NAME for another way not to meet it. The
+// suite's own tests run it with each fault.
 // All state is in files, so that two instances can run side by side.
 package reference
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -40,7 +42,7 @@ type Options struct {
 	Client             kubernetes.Interface
 	// Directories. A file removed-DEVICE in StateDir takes a device away.
 	PluginDir, RegistryDir, CDIDir, StateDir string
-	// Fault is the ID of a requirement that the driver does not meet; empty for none.
+	// Fault is the ID of a requirement that the driver does not meet, or ID/NAME; empty for none.
 	Fault string
 	// NoHealth turns the reporting of health off.
 	NoHealth bool
@@ -60,6 +62,13 @@ type Driver struct {
 	own      map[string]bool // claims that this process prepared
 	infos    int             // GetInfo calls
 	streams  int             // open streams of health
+	sent     int             // messages of health
+
+	made      map[string]bool    // claims of which this process made the record
+	preparing map[string]bool    // claims of which prepare is under way
+	ended     map[string]*record // claims that were unprepared, for a fault
+	kept      [][]byte           // memory that a fault does not free
+	files     []*os.File         // files that a fault does not close
 }
 
 // New builds an instance.
@@ -67,11 +76,19 @@ func New(o Options) *Driver {
 	return &Driver{
 		Options: o, nonce: fmt.Sprint(os.Getpid(), "-", time.Now().UnixNano()),
 		attempts: map[string]int{}, finished: map[string]bool{}, busy: map[string]bool{}, own: map[string]bool{},
+		made: map[string]bool{}, preparing: map[string]bool{}, ended: map[string]*record{},
 	}
 }
 
 // fault reports whether the driver has the fault.
 func (d *Driver) fault(id string) bool { return d.Fault == id }
+
+// crash ends the process if the driver has the fault ID/crash.
+func (d *Driver) crash(id string) {
+	if d.fault(id + "/crash") {
+		panic("the driver has the fault " + d.Fault)
+	}
+}
 
 // Run runs the instance until the context ends.
 func (d *Driver) Run(ctx context.Context) error {
@@ -114,6 +131,13 @@ func (d *Driver) recover() error {
 			d.own[r.UID] = true
 		}
 	}
+	if d.fault("PREP-04/spec") {
+		for _, r := range d.records() {
+			if err := d.writeSpec(r); err != nil {
+				return err
+			}
+		}
+	}
 	return os.WriteFile(marker, nil, 0o600)
 }
 
@@ -126,6 +150,13 @@ func (d *Driver) end() error {
 		for _, r := range d.records() {
 			_ = os.Remove(d.specPath(r.UID))
 		}
+	}
+	if d.fault("REG-12/call") {
+		d.mu.Lock()
+		for uid := range d.preparing {
+			_ = os.WriteFile(d.recordPath(uid), nil, 0o600)
+		}
+		d.mu.Unlock()
 	}
 	err := os.Remove(filepath.Join(d.PluginDir, "running"))
 	if errors.Is(err, os.ErrNotExist) {
@@ -146,7 +177,7 @@ func (d *Driver) collect(ctx context.Context) {
 	for _, r := range d.records() {
 		_, err := d.Client.ResourceV1().ResourceClaims(r.Namespace).Get(ctx, r.Name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
-			d.remove(r)
+			_ = d.remove(r) // the next start tries again
 		}
 	}
 }
@@ -292,6 +323,15 @@ func (d *Driver) NodePrepareResources(
 	if len(request.Claims) == 0 && d.fault("PREP-06") {
 		return nil, errors.New("the request has no claims")
 	}
+	if d.fault("UPG-01/busy") && len(request.Claims) > 0 {
+		short, cancel := context.WithTimeout(ctx, time.Millisecond)
+		defer cancel()
+		unlock, err := d.lock(short, "prepare.lock")
+		if err != nil {
+			return nil, errors.New("the other instance is busy")
+		}
+		defer unlock()
+	}
 	for _, c := range request.Claims {
 		var r *record
 		err := d.locked(func() (err error) {
@@ -351,6 +391,13 @@ func (d *Driver) again(uid string) bool {
 	return d.attempts[uid] > 1
 }
 
+// isNew reports whether this process made the record of a claim.
+func (d *Driver) isNew(uid string) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.made[uid]
+}
+
 func base(request string) string {
 	name, _, _ := strings.Cut(request, "/")
 	return name
@@ -363,7 +410,13 @@ func (d *Driver) prepare(ctx context.Context, c *dra.Claim) (*record, error) {
 	busy, finished := d.busy[c.Uid], d.finished[c.Uid]
 	d.busy[c.Uid] = busy || d.fault("PREP-24") && canceledSoon(ctx)
 	canceled := d.busy[c.Uid] && !busy
+	d.preparing[c.Uid] = true
 	d.mu.Unlock()
+	defer func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		delete(d.preparing, c.Uid)
+	}()
 	switch {
 	case busy:
 		return nil, errors.New("another call is under way")
@@ -413,10 +466,15 @@ func (d *Driver) build(ctx context.Context, c *dra.Claim) (*record, error) {
 	case err != nil:
 		return nil, err
 	case string(claim.UID) != c.Uid && !d.fault("PREP-10"):
+		d.crash("PREP-10")
 		return nil, fmt.Errorf("claim %s has the UID %s, not %s", c.Name, claim.UID, c.Uid)
 	case claim.Status.Allocation == nil && d.fault("PREP-11"):
 		return r, nil
 	case claim.Status.Allocation == nil:
+		d.crash("PREP-11")
+		if d.fault("PREP-11/hang") {
+			select {} // no deadline ends it
+		}
 		return nil, fmt.Errorf("claim %s is not allocated", c.Name)
 	}
 	if err := d.spoil(ctx, claim); err != nil {
@@ -425,6 +483,13 @@ func (d *Driver) build(ctx context.Context, c *dra.Claim) (*record, error) {
 	old, err := d.load(c.Uid)
 	if err != nil || old != nil && !d.fault("PREP-04") {
 		return old, err
+	}
+	d.mu.Lock()
+	stale := d.ended[c.Uid]
+	d.made[c.Uid] = true
+	d.mu.Unlock()
+	if stale != nil {
+		return stale, nil
 	}
 	for _, a := range claim.Status.ReservedFor {
 		if a.Resource == "pods" {
@@ -449,7 +514,7 @@ func (d *Driver) build(ctx context.Context, c *dra.Claim) (*record, error) {
 		}
 		r.Devices = append(r.Devices, p)
 	}
-	if d.fault("PREP-17") && len(r.Devices) >= 10 {
+	if d.fault("PREP-17") && len(r.Devices) >= 10 || d.fault("PREP-17/few") && len(r.Devices) >= fewDevices {
 		<-time.After(8 * time.Second)
 	}
 	return r, nil
@@ -555,17 +620,23 @@ func (d *Driver) room(uid string, p prepared, result resourceapi.DeviceRequestAl
 				continue
 			}
 			if p.Share == "" {
+				d.crash("PREP-13")
 				return fmt.Errorf("claim %s/%s has device %s", r.Namespace, r.Name, p.Device)
 			}
 			used++
 		}
 	}
+	ghosts, _ := filepath.Glob(d.ghost("*")) // the pattern is valid
+	used += len(ghosts)
 	slots := result.ConsumedCapacity["slots"]
 	if p.Share != "" && used+int(slots.Value()) > slotsTotal {
 		return fmt.Errorf("device %s has no room for %s slots", p.Device, slots.String())
 	}
 	return nil
 }
+
+// ghost returns the file of a claim of which the capacity was not returned.
+func (d *Driver) ghost(uid string) string { return filepath.Join(d.StateDir, "used-"+uid) }
 
 func (d *Driver) exists(r *record) bool {
 	_, err := d.Client.ResourceV1().ResourceClaims(r.Namespace).Get(context.Background(), r.Name, metav1.GetOptions{})
@@ -579,7 +650,11 @@ func (d *Driver) parameters(claim *resourceapi.ResourceClaim, request string) (v
 		resourceapi.AllocationConfigSourceClass, resourceapi.AllocationConfigSourceClaim,
 	} {
 		for _, c := range claim.Status.Allocation.Devices.Config {
-			applies := len(c.Requests) == 0 || slices.Contains(c.Requests, request) || slices.Contains(c.Requests, base(request))
+			named := func(q string) bool { return d.names(q, request) }
+			applies := len(c.Requests) == 0 || slices.ContainsFunc(c.Requests, named)
+			if d.fault("PREP-21/class") && source == resourceapi.AllocationConfigSourceClass {
+				continue
+			}
 			if c.Source != source || c.Opaque == nil || c.Opaque.Driver != d.Name || !applies {
 				continue
 			}
@@ -598,6 +673,9 @@ func (d *Driver) parameters(claim *resourceapi.ResourceClaim, request string) (v
 			if err == nil && p.Kind != "Parameters" {
 				err = fmt.Errorf("parameters of kind %q: it must be Parameters", p.Kind)
 			}
+			if err != nil {
+				d.crash("PREP-22")
+			}
 			if err != nil && !d.fault("PREP-22") {
 				return "", err
 			}
@@ -607,6 +685,19 @@ func (d *Driver) parameters(claim *resourceapi.ResourceClaim, request string) (v
 		}
 	}
 	return value, nil
+}
+
+// names reports whether a name in a configuration means the request of a result.
+func (d *Driver) names(name, request string) bool {
+	switch subrequest := strings.Contains(request, "/"); {
+	case d.fault("LIST-01/subrequest") && subrequest:
+		return name == base(request)
+	case d.fault("LIST-01/request") && subrequest:
+		return name == request
+	case d.fault("LIST-01/other") && subrequest:
+		return base(name) == base(request)
+	}
+	return name == request || name == base(request)
 }
 
 // NodeUnprepareResources implements dra.DRAPluginServer.
@@ -623,6 +714,9 @@ func (d *Driver) NodeUnprepareResources(
 			known, err = d.unprepare(ctx, c)
 			return err
 		})
+		if err != nil && d.fault("UNPR-10/call") {
+			return nil, err
+		}
 		entry := &dra.NodeUnprepareResourceResponse{}
 		if err != nil {
 			entry.Error = err.Error()
@@ -667,7 +761,7 @@ func (d *Driver) unprepare(ctx context.Context, c *dra.Claim) (known bool, err e
 			return false, errors.New("the claim was unprepared before")
 		}
 		if r != nil && !d.exists(r) {
-			d.remove(r)
+			return false, d.remove(r)
 		}
 		return false, nil
 	}
@@ -680,6 +774,9 @@ func (d *Driver) unprepare(ctx context.Context, c *dra.Claim) (known bool, err e
 
 // release undoes what prepare did.
 func (d *Driver) release(ctx context.Context, r *record) error {
+	if d.fault("TAINT-05") && len(r.Devices) > 0 && d.removed(r.Devices[0].Device) {
+		return fmt.Errorf("device %s has failed", r.Devices[0].Device)
+	}
 	if d.fault("UNPR-05") || d.fault("UNPR-09") {
 		_, err := d.Client.ResourceV1().ResourceClaims(r.Namespace).Get(ctx, r.Name, metav1.GetOptions{})
 		if missing := apierrors.IsNotFound(err); err != nil && missing == d.fault("UNPR-05") {
@@ -699,10 +796,13 @@ func (d *Driver) release(ctx context.Context, r *record) error {
 	if d.fault("UNPR-14") {
 		_ = os.WriteFile(filepath.Join(d.StateDir, fmt.Sprint("leak-", time.Now().UnixNano())), nil, 0o600)
 	}
-	d.remove(r)
+	if err := d.remove(r); err != nil {
+		return err
+	}
 	d.mu.Lock()
 	d.finished[r.UID] = true
 	delete(d.attempts, r.UID)
+	d.leak(r)
 	d.mu.Unlock()
 	if d.fault("UNPR-01") {
 		r.Zombie = true
@@ -711,10 +811,33 @@ func (d *Driver) release(ctx context.Context, r *record) error {
 	return nil
 }
 
-// remove removes everything that the driver has of a claim.
-func (d *Driver) remove(r *record) {
+// leak applies faults that keep something of a claim that was unprepared. The caller holds the lock.
+func (d *Driver) leak(r *record) {
+	switch d.Fault {
+	case "UNPR-13/stale":
+		d.ended[r.UID] = r
+	case "UNPR-14/uid":
+		_ = os.WriteFile(filepath.Join(d.StateDir, r.UID+".json"), nil, 0o600)
+	case "UNPR-14/descriptors":
+		if f, err := os.Open(os.DevNull); err == nil {
+			d.files = append(d.files, f)
+		}
+	case "UNPR-14/memory":
+		d.kept = append(d.kept, bytes.Repeat([]byte("x"), 4<<20))
+	case "UNPR-01/share":
+		if len(r.Devices) > 0 && r.Devices[0].Share != "" {
+			_ = os.WriteFile(d.ghost(r.UID), nil, 0o600)
+		}
+	}
+}
+
+// remove removes everything that the driver has of a claim. The record is the last, so that a
+// call that failed can be repeated.
+func (d *Driver) remove(r *record) error {
 	if !d.fault("CDI-03") {
-		_ = os.Remove(d.specPath(r.UID))
+		if err := os.Remove(d.specPath(r.UID)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
 	}
 	if !d.fault("META-07") {
 		_ = os.RemoveAll(d.metadataDir(r.UID))
@@ -724,4 +847,5 @@ func (d *Driver) remove(r *record) {
 	if err := os.Remove(d.recordPath(r.UID)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		log.Printf("Failed to remove a record: %v", err)
 	}
+	return nil
 }

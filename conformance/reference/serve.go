@@ -215,6 +215,10 @@ func (h healthServer) alone(ctx context.Context) bool {
 }
 
 func (h healthServer) health(first bool) (all []*health.DeviceHealth) {
+	h.mu.Lock()
+	h.sent++
+	sent := h.sent
+	h.mu.Unlock()
 	for _, x := range h.all() {
 		d := &health.DeviceHealth{
 			Device: &health.DeviceIdentifier{PoolName: h.pool(), DeviceName: x.Name}, Health: health.HealthStatus_HEALTHY,
@@ -224,6 +228,8 @@ func (h healthServer) health(first bool) (all []*health.DeviceHealth) {
 			d.Health, d.Message = health.HealthStatus_UNHEALTHY, "the device was removed"
 		}
 		switch {
+		case h.fault("HEALTH-05/time"):
+			d.LastUpdatedTime -= int64(10 * sent)
 		case h.fault("HEALTH-05"):
 			d.Message = strings.Repeat("x", 2000)
 		case h.fault("HEALTH-06"):

@@ -54,11 +54,18 @@ func (d *Driver) writeSpec(r *record) error {
 			return err
 		}
 		mounts := []*specs.Mount{mount}
+		value := p.Device + p.Value
+		if d.fault("PREP-03/spec") && d.again(r.UID) || d.fault("PREP-04/spec") && !d.isNew(r.UID) {
+			value = ""
+		}
 		if d.fault("META-05") && i > 0 {
 			mounts = nil
 		}
+		if d.fault("SEC-03/mount") {
+			mounts = append(mounts, &specs.Mount{HostPath: d.RegistryDir, ContainerPath: d.RegistryDir})
+		}
 		spec.Devices = append(spec.Devices, specs.Device{Name: name, ContainerEdits: specs.ContainerEdits{
-			Env: []string{variable + "=" + p.Device + p.Value}, Mounts: mounts,
+			Env: []string{variable + "=" + value}, Mounts: mounts,
 		}})
 	}
 	if len(spec.Devices) == 0 {
@@ -241,5 +248,8 @@ func (d *Driver) writePod(r *record) error {
 	if err != nil {
 		return err
 	}
-	return write(d.podFile(r.UID), raw)
+	if err := write(d.podFile(r.UID), raw); err != nil || !d.fault("SEC-03/read") {
+		return err
+	}
+	return os.Chmod(d.podFile(r.UID), 0o644)
 }
