@@ -31,7 +31,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
@@ -41,7 +40,6 @@ import (
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
 	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/attach"
-	"github.com/dra-shared/dra-driver-shared/conformance"
 	"github.com/dra-shared/dra-driver-shared/driver"
 	"github.com/dra-shared/dra-driver-shared/driver/nic"
 	"github.com/dra-shared/dra-driver-shared/netdev"
@@ -56,6 +54,13 @@ func TestMain(m *testing.M) {
 	if os.Getenv(pauseVariable) != "" {
 		fmt.Println("ready")
 		_, _ = os.Stdin.Read(make([]byte, 1)) // until the test closes it
+		return
+	}
+	if os.Getenv(servedVariable) != "" {
+		if err := servePlugin(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
 		return
 	}
 	nstest.Main(m, nstest.User)
@@ -172,52 +177,6 @@ func (p *plugin) startWith(networks string) {
 		if err := errors.Join(wait(), node.Close()); err != nil {
 			p.t.Error(err)
 		}
-	})
-}
-
-func TestConformance(t *testing.T) {
-	nstest.NIC(t, "nic0", 9000)
-	loopback, err := netlink.LinkByName("lo") // to reach the suite's API server
-	if err == nil {
-		err = netlink.LinkSetUp(loopback)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	conformance.Test(t, conformance.Config{
-		// `make conformance-report` sets these.
-		Report: os.Getenv("CONFORMANCE_REPORT"),
-		Implementation: conformance.Implementation{
-			Organization: "dra-shared", Project: "dra-driver-shared", Version: os.Getenv("CONFORMANCE_VERSION"),
-			URL: "https://github.com/dra-shared/dra-driver-shared",
-		},
-		Driver: driverName, Features: []string{"ConsumableCapacity", "SharedDevices", "RollingUpdate", "Status",
-			"Health", "Metadata", "AdminAccess", "PrioritizedList", "WorkloadClaims", "DeviceTaints"},
-		Parameters: []string{
-			`{"apiVersion":"dra-shared.dev/v1alpha1","kind":"NetworkAttachment","interfaceName":"one"}`,
-			`{"apiVersion":"dra-shared.dev/v1alpha1","kind":"NetworkAttachment","interfaceName":"two"}`,
-		},
-		Serve: func(ctx context.Context, env conformance.Env) error {
-			client, err := kubernetes.NewForConfig(env.REST)
-			if err != nil {
-				return err
-			}
-			p := &plugin{t: t, dir: env.StateDir, options: driver.Options{
-				DriverName: driverName, NodeName: env.Node, Client: client, Instance: env.PodUID, RollingUpdate: true,
-				Hook:      "/hook",
-				PluginDir: env.PluginDir, RegistryDir: env.RegistryDir, CDIDir: env.CDIDir, RunDir: env.StateDir,
-			}}
-			node := p.build(oneNetwork)
-			wait, err := p.Start(ctx)
-			if err != nil {
-				return errors.Join(err, node.Close())
-			}
-			return errors.Join(wait(), node.Close())
-		},
-		Skip: map[string]string{
-			"REG-09": "the log of a driver in the test's process is not known",
-			"PUB-13": "the log of a driver in the test's process is not known",
-		},
 	})
 }
 
