@@ -331,10 +331,14 @@ func caseUnprepareRace(ctx context.Context, s *suite) {
 	const parts = 10
 	c := s.allocated(ctx)
 	k := s.main()
-	start := time.Now()
-	ids := cdiIDs(s.prepare(ctx, c))
-	took := time.Since(start)
-	s.unprepare(ctx, c)
+	var ids []string
+	took := s.config.callTimeout
+	for range 3 { // the first call may be slower than those that follow
+		start := time.Now()
+		ids = cdiIDs(s.prepare(ctx, c))
+		took = min(took, time.Since(start))
+		s.unprepare(ctx, c)
+	}
 	for part := range parts {
 		var wait sync.WaitGroup
 		wait.Go(func() { _, _ = k.tryPrepare(ctx, c.proto()) })
