@@ -382,6 +382,9 @@ var (
 // isProgram reports whether the Makefile builds a program into a path below bin.
 func (s *source) isProgram(file string) bool {
 	program, ok := strings.CutPrefix(file, "bin/")
+	if peer, isPeer := strings.CutPrefix(program, "peers/"); isPeer {
+		return ok && s.files["reports/drivers/"+peer]
+	}
 	return ok && slices.ContainsFunc([]string{"cmd/", "test/", "conformance/cmd/"}, func(directory string) bool {
 		return s.files[directory+program]
 	})
