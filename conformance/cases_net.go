@@ -96,6 +96,7 @@ func caseInterfaceRecovered(ctx context.Context, s *suite) {
 	s.running(ctx, p)
 	pid, err := s.livePID(ctx)
 	s.ok(err, "find the driver")
+	s.restart = true
 	s.ok(syscall.Kill(pid, syscall.SIGKILL), "kill process %d", pid)
 	s.ok(s.deletePods(ctx, *metav1.NewDeleteOptions(0)), "delete the pod by force")
 	s.waitForRestart(ctx)

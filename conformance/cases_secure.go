@@ -159,8 +159,9 @@ func caseFileModes(ctx context.Context, s *suite) {
 				return nil //nolint:nilerr // it was removed meanwhile
 			}
 			// Containers of all users read what is mounted into them. Directories, sockets, and lock
-			// files have no contents.
-			private := d.Type().IsRegular() && info.Size() > 0 && !slices.Contains(mounted, path)
+			// files have no contents. Programs, such as a hook that the runtime runs, are not state.
+			isProgram := info.Mode().Perm()&0o111 != 0
+			private := d.Type().IsRegular() && info.Size() > 0 && !isProgram && !slices.Contains(mounted, path)
 			switch mode := info.Mode().Perm(); {
 			case mode&othersWrite != 0:
 				return fmt.Errorf("%s has the mode %v: every user can write it", path, info.Mode())

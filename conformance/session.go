@@ -22,6 +22,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/rand"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/client-go/kubernetes"
@@ -77,6 +78,7 @@ func newSession(c Config) (*session, error) {
 		}
 		rest.QPS, rest.Burst = 50, 100
 		rest.UserAgent = userAgent
+		rest.ContentType, rest.AcceptContentTypes = runtime.ContentTypeJSON, runtime.ContentTypeJSON // readable in reports
 		rest.Wrap(s.api.wrap)
 		s.env.KubeletDir, s.env.RegistryDir = c.Kubelet, filepath.Join(c.Kubelet, "plugins_registry")
 		s.client, err = kubernetes.NewForConfig(rest)
