@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/dra-shared/dra-driver-shared/netdev/bpffs"
+	"github.com/dra-shared/dra-driver-shared/netdev/classify"
 	"github.com/dra-shared/dra-driver-shared/netdev/classify/trial"
 )
 
@@ -22,7 +23,17 @@ func (n *Node) Check(c NICConfig) error {
 	if err := n.shaper.Check(c.Name, c.Index, c.TakeOver); err != nil {
 		return err
 	}
-	return n.openClassifier()
+	way, err := n.strongest()
+	if err != nil {
+		return err
+	}
+	// The maps of the other process must fit. They must not stay open: that process may remove their pins
+	// when it stops, and this one must then create others.
+	classifier, err := classify.Open(n.bpffs, n.failpoints, way.Hook, way.Key)
+	if err != nil {
+		return err
+	}
+	return classifier.Close()
 }
 
 // strongest returns the result for the strongest of the classifier's keys that passes its

@@ -37,8 +37,7 @@ type Node struct {
 	now        func() time.Time
 
 	mu         sync.Mutex
-	classifier *classify.Classifier // nil until Manage or Check gets the first NIC to enforce
-	started    bool                 // whether startClassifier has succeeded
+	classifier *classify.Classifier // nil until Manage gets the first NIC to enforce
 	trials     []trial.Result       // of the keys that the Node may use
 	steering   *steering            // nil before the first NIC with QueuePerShare
 	seesRoutes bool                 // whether the classifier recognizes frames by their route
@@ -269,7 +268,7 @@ func (n *Node) Manage(c NICConfig) (changed bool, err error) {
 		n.managed[c.Index] = managedNIC{NICConfig: c}
 		return changed, err
 	}
-	if err := n.startClassifier(); err != nil {
+	if err := n.openClassifier(); err != nil {
 		return false, err
 	}
 	c.Rates = n.rates(c)
@@ -303,11 +302,11 @@ func (n *Node) Manage(c NICConfig) (changed bool, err error) {
 	return n.setUpEnforcement(managedNIC{NICConfig: c, trees: trees, oneTree: oneTree})
 }
 
-// openClassifier finds out by which keys the classifier works on this node, and
-// loads it with the strongest, unless it is loaded. It changes no NIC. The caller holds n.mu.
+// openClassifier finds out by which keys the classifier works on this node, loads it with the
+// strongest, and makes it trace ARP, unless it is loaded. Then it repairs the trace. The caller holds n.mu.
 func (n *Node) openClassifier() error {
 	if n.classifier != nil {
-		return nil
+		return n.classifier.KeepARPTraced()
 	}
 	way, err := n.strongest()
 	if err != nil {
@@ -317,20 +316,7 @@ func (n *Node) openClassifier() error {
 		return err
 	}
 	n.seesRoutes = n.classifier.ReadsRoutes() && way.Routes == nil
-	return nil
-}
-
-// startClassifier opens the classifier and makes it trace ARP. If it has done that before, it repairs
-// the trace. The caller holds n.mu.
-func (n *Node) startClassifier() error {
-	if err := n.openClassifier(); err != nil {
-		return err
-	}
-	if n.started {
-		return n.classifier.KeepARPTraced()
-	}
 	n.traceARP()
-	n.started = true
 	if n.loaded != nil {
 		n.loaded()
 	}

@@ -301,6 +301,26 @@ func TestIdentity_nodeARPWithoutPin(t *testing.T) {
 	}
 }
 
+// A process that checks whether it could take over uses the maps that exist when it does, not those that the other
+// process has removed since.
+func TestNode_Check_keepsNoMaps(t *testing.T) {
+	e := newTestEnv(t, enforced())
+	next := newNode(t, netdev.Options{BPFFS: e.bpffs})
+	if err := next.Check(e.config); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(filepath.Join(e.bpffs, "dra-shared")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := next.Manage(e.config); err != nil {
+		t.Fatal(err)
+	}
+	pins, err := filepath.Glob(filepath.Join(e.bpffs, "dra-shared", "*", "dra_shared_links"))
+	if err != nil || len(pins) == 0 {
+		t.Errorf("the map of links is not pinned after Manage (error %v)", err)
+	}
+}
+
 // refusals returns the numbers of refused frames of a pod's share.
 func (e *testEnv) refusals(p *pod) classify.Refusals {
 	e.t.Helper()
