@@ -247,28 +247,11 @@ func TestAttack_neighborFlood(t *testing.T) {
 			if from != e.wire {
 				e.awaitFirst(from, link, frame)
 			}
-			stop := make(chan struct{})
-			var floods sync.WaitGroup
-			for range 2 {
-				floods.Go(func() {
-					for {
-						select {
-						case <-stop:
-							return
-						default:
-						}
-						if _, err := from.Flood(link, frame, false, 50*time.Millisecond); err != nil {
-							t.Error(err)
-							return
-						}
-					}
-				})
-			}
+			stop := startFloods(t, from, link, frame)
 			for range 5 {
 				e.expectFastResolution(other)
 			}
-			close(stop)
-			floods.Wait()
+			stop()
 		})
 	}
 }
@@ -332,25 +315,7 @@ func TestAttack_floodOfShareDropsNoAnswers(t *testing.T) {
 	victim := e.pod(0, 1, hardCap(mega), netdev.Private)
 	flood := classify.EtherTo(victim.attachment.MAC, e.wireMAC(), 0x0800, // as small as ARP
 		classify.IPv4("10.20.9.1", 17, 0, classify.UDP(1, 2)))
-	stop := make(chan struct{})
-	var floods sync.WaitGroup
-	for range 2 {
-		floods.Go(func() {
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-				}
-				if _, err := e.wire.Flood("wire", flood, false, 50*time.Millisecond); err != nil {
-					t.Error(err)
-					return
-				}
-			}
-		})
-	}
-	defer floods.Wait()
-	defer close(stop)
+	defer startFloods(t, e.wire, "wire", flood)()
 	eventually.Eventually(t, 10*time.Second, "the queue of the share is full", func() error {
 		if received := victim.receivedBytes(); received < 100_000 {
 			return fmt.Errorf("the share has received %d bytes", received)
@@ -363,6 +328,32 @@ func TestAttack_floodOfShareDropsNoAnswers(t *testing.T) {
 		if took := time.Since(start); took > 600*time.Millisecond { // the kernel repeats its request after a second
 			t.Errorf("resolving an address took %s, want at most 600 ms", took)
 		}
+	}
+}
+
+// startFloods sends a frame from two goroutines without a pause, until the caller calls stop.
+func startFloods(t *testing.T, from *nstest.Namespace, link string, frame []byte) (stop func()) {
+	t.Helper()
+	stopped := make(chan struct{})
+	var floods sync.WaitGroup
+	for range 2 {
+		floods.Go(func() {
+			for {
+				select {
+				case <-stopped:
+					return
+				default:
+				}
+				if _, err := from.Flood(link, frame, false, 50*time.Millisecond); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	return func() {
+		close(stopped)
+		floods.Wait()
 	}
 }
 
