@@ -1,0 +1,186 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package crash
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	resourceapi "k8s.io/api/resource/v1"
+	apiruntime "k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/dra-shared/dra-driver-shared/netdev/nstest"
+	"github.com/dra-shared/dra-driver-shared/test/eventually"
+)
+
+// A pod changes the mode of its link, so that it could receive the frames of others. What it sends
+// stops within a second, and continues within a second after the pod reverts the change. Another
+// pod, which changes its link as fast as it can, does not delay that.
+func TestPlugin_blocksChangedLinkWithinASecond(t *testing.T) {
+	e := newTestEnv(t)
+	e.start(nil)
+	pod := e.podWithAddress("changing", "10.20.0.5/16")
+	busy := e.podWithAddress("busy", "10.20.0.6/16")
+	arrivals := e.observe(pod, "10.20.0.1")
+	for _, neighbor := range []string{"calm", "busy"} {
+		if neighbor == "busy" {
+			busy.flapLink(t)
+		}
+		for _, mode := range []netlink.MacvlanMode{
+			netlink.MACVLAN_MODE_VEPA, netlink.MACVLAN_MODE_BRIDGE, netlink.MACVLAN_MODE_SOURCE,
+		} {
+			t.Run(fmt.Sprintf("%s neighbor, mode %d", neighbor, mode), func(t *testing.T) {
+				changed := time.Now()
+				e.must("change the mode", pod.setMode(mode))
+				last := arrivals.awaitEnd(t)
+				if took := last.Sub(changed); took > time.Second {
+					t.Errorf("frames arrived for %s after the change, want at most 1s", took)
+				}
+				reverted := time.Now()
+				e.must("revert the mode", pod.setMode(netlink.MACVLAN_MODE_PRIVATE))
+				first := arrivals.awaitNext(t, reverted)
+				if took := first.Sub(reverted); took > time.Second {
+					t.Errorf("frames arrived %s after the change was reverted, want at most 1s", took)
+				}
+				t.Logf("blocked after %s, unblocked after %s", last.Sub(changed), first.Sub(reverted))
+			})
+		}
+	}
+}
+
+// podWithAddress returns a pod with a link that has an address.
+func (e *testEnv) podWithAddress(name, address string) *sandbox {
+	e.t.Helper()
+	c := newClaim(name)
+	c.Status.Allocation.Devices.Config = []resourceapi.DeviceAllocationConfiguration{{
+		Source: resourceapi.AllocationConfigSourceClaim, Requests: []string{"nic"},
+		DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
+			Driver: driverName, Parameters: apiruntime.RawExtension{Raw: fmt.Appendf(nil,
+				`{"apiVersion": "dra-shared.dev/v1alpha1", "kind": "NetworkAttachment", "addresses": [%q]}`, address)},
+		}},
+	}}
+	e.addClaim(c)
+	e.must("prepare the claim", e.prepare(e.t.Context(), c))
+	pod := e.sandbox(name)
+	e.must("attach the claim", pod.hook(e.t.Context(), e.dir, c, 10*time.Second))
+	return pod
+}
+
+// setMode changes the mode of the pod's link.
+func (s *sandbox) setMode(mode netlink.MacvlanMode) error {
+	return s.do(func() error {
+		link, err := netlink.LinkByName("net1")
+		if err != nil {
+			return err
+		}
+		return netlink.LinkSetMacvlanMode(link, mode)
+	})
+}
+
+// flapLink sets the pod's link down and up, again and again, until the test ends.
+func (s *sandbox) flapLink(t *testing.T) {
+	end, ended := make(chan struct{}), make(chan error)
+	go func() {
+		ended <- s.do(func() error {
+			link, err := netlink.LinkByName("net1")
+			for err == nil {
+				select {
+				case <-end:
+					return nil
+				default:
+				}
+				if err = netlink.LinkSetDown(link); err == nil {
+					err = netlink.LinkSetUp(link)
+				}
+			}
+			return err
+		})
+	}()
+	t.Cleanup(func() {
+		close(end)
+		if err := <-ended; err != nil {
+			t.Errorf("set the link of pod %s down and up: %v", s.name, err)
+		}
+	})
+}
+
+// arrivals is the time at which the last frame of a pod arrived on the wire.
+type arrivals struct{ last atomic.Pointer[time.Time] }
+
+// observe gives the wire an address, to which the pod sends a datagram each millisecond, and
+// returns their arrivals.
+func (e *testEnv) observe(pod *sandbox, address string) *arrivals {
+	e.t.Helper()
+	var wire net.PacketConn
+	e.wire.Do(func() (err error) {
+		if err := nstest.ConfigureLink("wire", address+"/16"); err != nil {
+			return err
+		}
+		wire, err = net.ListenPacket("udp4", address+":4789")
+		return err
+	})
+	var sender net.Conn
+	e.must("open a socket in the pod", pod.do(func() (err error) {
+		sender, err = net.Dial("udp4", address+":4789")
+		return err
+	}))
+	e.t.Cleanup(func() { _, _ = wire.Close(), sender.Close() })
+	a := &arrivals{}
+	go func() {
+		for buffer := make([]byte, 16); ; {
+			if _, _, err := wire.ReadFrom(buffer); err != nil {
+				return // the test has closed the socket
+			}
+			now := time.Now()
+			a.last.Store(&now)
+		}
+	}()
+	go func() {
+		tick := time.NewTicker(time.Millisecond)
+		defer tick.Stop()
+		for range tick.C {
+			// The kernel refuses to send while the network is unreachable.
+			if _, err := sender.Write([]byte("frame")); errors.Is(err, net.ErrClosed) {
+				return
+			}
+		}
+	}()
+	a.awaitNext(e.t, time.Time{})
+	return a
+}
+
+// silence is the time without frames after which a link counts as blocked.
+const silence = time.Second
+
+// awaitEnd waits until no frame has arrived for a while, and returns the arrival of the last one.
+func (a *arrivals) awaitEnd(t testing.TB) (last time.Time) {
+	t.Helper()
+	eventually.Eventually(t, timeout, "no frame of the pod arrives", func() error {
+		last = *a.last.Load()
+		if pause := time.Since(last); pause < silence {
+			return fmt.Errorf("the last frame arrived %s ago", pause)
+		}
+		return nil
+	})
+	return last
+}
+
+// awaitNext waits until a frame has arrived after a time, and returns its arrival.
+func (a *arrivals) awaitNext(t testing.TB, after time.Time) (next time.Time) {
+	t.Helper()
+	eventually.Eventually(t, timeout, "a frame of the pod arrives", func() error {
+		last := a.last.Load()
+		if last == nil || !last.After(after) {
+			return errors.New("no frame has arrived")
+		}
+		next = *last
+		return nil
+	})
+	return next
+}
