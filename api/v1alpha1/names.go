@@ -93,6 +93,15 @@ const (
 	// AttributeShaping (string) is the way in which the kernel limits shares: htb, one HTB qdisc, or
 	// htb-mq, one for each transmit queue of the NIC. A NIC without enforcement does not have it.
 	AttributeShaping = "shaping"
+	// AttributeTCX (bool) reports whether the check TCX of the node's kernel passed. A NIC without
+	// enforcement does not have it.
+	AttributeTCX = "tcx"
+	// AttributeForwardedByRoute (bool) reports whether the check ForwardedByRoute of the node's
+	// kernel passed. A NIC without enforcement does not have it.
+	AttributeForwardedByRoute = "forwardedByRoute"
+	// AttributeARPSender (bool) reports whether the check ARPSender of the node's kernel passed. A
+	// NIC without enforcement does not have it.
+	AttributeARPSender = "arpSender"
 )
 
 // Attributes of accelerators.

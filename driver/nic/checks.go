@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"strings"
 
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/klog/v2"
 
 	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
@@ -19,6 +20,14 @@ import (
 type check struct {
 	name   string
 	passed bool
+}
+
+// attributesOfChecks are the attributes of NICs that have the results of checks, by the name of the
+// check. AttributeSenderKey has those of the keys.
+var attributesOfChecks = map[string]resourceapi.QualifiedName{
+	params.KernelCheckForwardedByRoute: params.AttributeForwardedByRoute,
+	params.KernelCheckARPSender:        params.AttributeARPSender,
+	params.KernelCheckTCX:              params.AttributeTCX,
 }
 
 // checks returns the checks for the results of trials, of which key is in use: for each way to
@@ -37,6 +46,17 @@ func checks(results []trial.Result, key classify.Key) (checks []check) {
 		}
 	}
 	return checks
+}
+
+// passedChecks lists the names of the checks that passed.
+func passedChecks(checks []check) string {
+	var names []string
+	for _, c := range checks {
+		if c.passed {
+			names = append(names, c.name)
+		}
+	}
+	return strings.Join(names, ", ")
 }
 
 // logTrials logs the results of the trials once. It requires k.mu.

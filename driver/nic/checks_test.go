@@ -8,8 +8,10 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/dra-shared/dra-driver-shared/netdev"
 	"github.com/dra-shared/dra-driver-shared/netdev/classify"
 	"github.com/dra-shared/dra-driver-shared/netdev/classify/trial"
+	resourceapi "k8s.io/api/resource/v1"
 )
 
 func TestMissingCookie_namesTheWayToRepair(t *testing.T) {
@@ -53,5 +55,27 @@ func TestChecks_includeRoutesAndHookOfKeyInUse(t *testing.T) {
 		if len(got) != 6 || !slices.Equal(got[3:], wantLast) {
 			t.Errorf("checks with key %s in use: got %+v, want %+v after the keys", key, got, wantLast)
 		}
+	}
+}
+
+func TestPublish_includesChecksOfKernel(t *testing.T) {
+	devices, problems := plan([]netdev.NIC{virtual("nic0")}, load(t, `[{name: storage, interfaces: ["nic*"], bandwidth: 1G}]`))
+	if len(problems) > 0 {
+		t.Fatal(problems)
+	}
+	d := devices[0]
+	d.checks = []check{{"NetnsCookie", true}, {"ForwardedByRoute", false}, {"ARPSender", false}, {"TCX", true}}
+	attributes := d.publish().Attributes
+	for name, want := range map[resourceapi.QualifiedName]bool{"tcx": true, "forwardedByRoute": false, "arpSender": false} {
+		if got := attributes[name].BoolValue; got == nil || *got != want {
+			t.Errorf("attribute %s: got %v, want %v", name, attributes[name], want)
+		}
+	}
+	if got, want := passedChecks(d.checks), "NetnsCookie, TCX"; got != want {
+		t.Errorf("passedChecks: got %q, want %q", got, want)
+	}
+	d.checks = nil
+	if value, published := d.publish().Attributes["tcx"]; published {
+		t.Errorf("attribute tcx without enforcement: got %v, want none", value)
 	}
 }

@@ -44,6 +44,8 @@ type device struct {
 	// senderKey is the key by which the kernel identifies senders; "" without
 	// enforcement.
 	senderKey classify.Key
+	// checks are the results of the tests of the node's kernel; nil without enforcement.
+	checks []check
 	// queue is the kind of queues of shares; "" without enforcement.
 	queue shape.Queue
 	// shaping is the way in which shares are limited; "" without enforcement.
@@ -313,6 +315,11 @@ func (d *device) addAttributes(attributes attribute.Map) {
 	} {
 		if value != "" {
 			attributes[name] = attribute.Text(value)
+		}
+	}
+	for _, c := range d.checks {
+		if name, published := attributesOfChecks[c.name]; published {
+			attributes[name] = resourceapi.DeviceAttribute{BoolValue: ptr.To(c.passed)}
 		}
 	}
 	attributes[params.AttributeMTU] = resourceapi.DeviceAttribute{IntValue: ptr.To(int64(d.nic.MTU))}

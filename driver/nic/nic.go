@@ -145,6 +145,7 @@ func (k *Kind) Refresh(ctx context.Context, shares []record.Share) (refreshed dr
 		}
 		if d.nicConfig().Enforce {
 			d.senderKey, d.queue = k.node.ClassifierKey(), k.node.Queue()
+			d.checks = checks(k.node.Trials(), d.senderKey)
 			d.setShaping(k.node.Trees(d.nic.Index))
 		}
 		d.missed = k.node.Missed(d.nic.Index)

@@ -279,5 +279,5 @@ func limits(d *device, link netdev.LinkState, forwarded classify.Forwarded) stri
 		message += "; the link was attached by an earlier release, or without enforcement: what it sends to other shares " +
 			"of the NIC is limited to their grants only, until the pod is recreated"
 	}
-	return message
+	return message + "; passed checks of the node's kernel: " + passedChecks(d.checks)
 }
