@@ -153,26 +153,16 @@ func (t kernelTest) run(ctx context.Context, cache string, output io.Writer) (in
 		}
 	}
 	if waitErr != nil {
-		return 1, fmt.Errorf("%w%s", waitErr, tail(console.Bytes()))
+		return 1, fmt.Errorf("%w%s", waitErr, guest.Tail(console.Bytes()))
 	}
 	report, err := vminit.ReadReport(&status)
 	if err != nil {
-		return 1, fmt.Errorf("guest with Linux %s: %w%s", k.Release, err, tail(console.Bytes()))
+		return 1, fmt.Errorf("guest with Linux %s: %w%s", k.Release, err, guest.Tail(console.Bytes()))
 	}
 	if report.Error != "" {
-		return report.Exit, fmt.Errorf("guest with Linux %s: %s%s", k.Release, report.Error, tail(console.Bytes()))
+		return report.Exit, fmt.Errorf("guest with Linux %s: %s%s", k.Release, report.Error, guest.Tail(console.Bytes()))
 	}
 	return report.Exit, nil
-}
-
-// tail returns the last lines of the kernel's messages, for an error.
-func tail(console []byte) string {
-	const lines = 40
-	all := bytes.Split(bytes.TrimSpace(console), []byte("\n"))
-	if len(all) == 1 && len(all[0]) == 0 {
-		return ""
-	}
-	return "\nlast messages of the kernel:\n" + string(bytes.Join(all[max(0, len(all)-lines):], []byte("\n")))
 }
 
 // writeInitrd writes the first file system of the guest, with the test binaries.

@@ -116,6 +116,9 @@ func Start(ctx context.Context, c Config) (*Guest, error) {
 	return g, nil
 }
 
+// ErrShutDown means that QEMU ended without an error although nothing ended the guest.
+var ErrShutDown = errors.New("the guest shut down, or its kernel panicked")
+
 // Wait waits until the guest has ended. It returns the cause if the context ended
 // it, and QEMU's message if QEMU failed.
 func (g *Guest) Wait() error {
@@ -151,4 +154,14 @@ func (c Config) qemu() []string {
 		argv = append(argv, "-serial", fmt.Sprintf("file:/proc/self/fd/%d", i+3))
 	}
 	return append(argv, c.Args...)
+}
+
+// Tail returns the last lines of the kernel's messages, for an error.
+func Tail(console []byte) string {
+	const lines = 40
+	all := bytes.Split(bytes.TrimSpace(console), []byte("\n"))
+	if len(all) == 1 && len(all[0]) == 0 {
+		return ""
+	}
+	return "\nlast messages of the kernel:\n" + string(bytes.Join(all[max(0, len(all)-lines):], []byte("\n")))
 }

@@ -4,8 +4,10 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -108,7 +110,8 @@ func Start(ctx context.Context, c Config, progress io.Writer) (*guest.Guest, err
 	}
 	if err := c.awaitReady(ctx, g); err != nil {
 		g.Stop()
-		return nil, fmt.Errorf("%w: %s has the messages of the kernel", err, console.Name())
+		messages, readErr := os.ReadFile(console.Name())
+		return nil, fmt.Errorf("%w%s", errors.Join(err, readErr), guest.Tail(messages))
 	}
 	fmt.Fprintf(progress, "lab: node %s with Linux %s is Ready in %.0f s\n",
 		c.Name, c.Kernel.Release, time.Since(start).Seconds())
@@ -240,7 +243,7 @@ func (c Config) awaitReady(ctx context.Context, g *guest.Guest) error {
 	})
 	select {
 	case <-g.Done():
-		return fmt.Errorf("the guest of node %s ended: %w", c.Name, g.Wait())
+		return fmt.Errorf("the guest of node %s ended: %w", c.Name, cmp.Or(g.Wait(), guest.ErrShutDown))
 	default:
 		return err
 	}
