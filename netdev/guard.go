@@ -223,7 +223,10 @@ func (n *Node) setGuarded(a Attachment, needed, displaced bool) error {
 		needed, displaced = needed && known, displaced && known
 	}
 	key := NewLinkKey(a.Parent, a.MAC)
-	setOrDelete(n.displaced, key, displaced)
+	if n.displaced[key] != displaced {
+		setOrDelete(n.displaced, key, displaced)
+		n.changes++
+	}
 	if n.guards[a.Parent] == nil {
 		n.guards[a.Parent] = map[LinkKey]bool{}
 	}

@@ -5,8 +5,11 @@ package netdev
 
 import (
 	"fmt"
+	"hash/maphash"
+	"maps"
 	"net"
 	"slices"
+	"syscall"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -28,10 +31,17 @@ const (
 	// A NIC that is guarded already can wait.
 	verifyInterval        = 2 * time.Second
 	verifyGuardedInterval = 10 * time.Second
+	// compareInterval is the time after which Inspect compares the same addresses with the
+	// attachments again. The Node knows its own changes; another plugin may have removed an attachment.
+	compareInterval = 5 * time.Second
 )
 
 // inspection is what Inspect has found on a NIC.
 type inspection struct {
+	accepted uint64             // hash of the addresses that the NIC accepts
+	changes  uint64             // Node.changes before they were listed
+	compared time.Time          // when they were compared with the attachments
+	excused  bool               // whether one is that of a link that was detached a short time ago
 	suspects []net.HardwareAddr // addresses that no attachment has
 	unknown  []net.HardwareAddr // those of them whose link the node does not see
 	verified time.Time          // when unknown was determined
@@ -41,7 +51,7 @@ type inspection struct {
 // the NIC while there are any, and for some time afterwards; see guardTimer. It returns the
 // addresses of the links, and whether the NIC is guarded for them or for any other link. It takes
 // one dump with an entry for each link of the NIC, and more if an address is not that of an
-// attachment.
+// attachment. While nothing changes, it only compares the dump with the last one.
 func (n *Node) Inspect(index int) (unknown []net.HardwareAddr, guarded bool, err error) {
 	nic, enforced := n.enforcedNIC(index)
 	if !enforced {
@@ -59,12 +69,21 @@ func (n *Node) Inspect(index int) (unknown []net.HardwareAddr, guarded bool, err
 }
 
 func (n *Node) inspect(nic managedNIC) (now inspection, err error) {
-	if now.suspects, err = n.suspects(nic); err != nil || len(now.suspects) == 0 {
-		return now, err
-	}
 	n.mu.Lock()
 	last := n.inspections[nic.Index]
+	now.changes = n.changes
 	n.mu.Unlock()
+	entries, err := n.acceptedEntries(nic.Index)
+	if err != nil {
+		return now, err
+	}
+	now.accepted, now.compared = n.hashOf(entries), n.now()
+	if now.confirms(last) {
+		return last, nil
+	}
+	if now.suspects, now.excused, err = n.suspects(nic, entries); err != nil || len(now.suspects) == 0 {
+		return now, err
+	}
 	interval := verifyInterval
 	if nic.Policy.Guarded {
 		interval = verifyGuardedInterval
@@ -86,22 +105,46 @@ func (n *Node) inspect(nic managedNIC) (now inspection, err error) {
 	return now, err
 }
 
-// suspects returns the unicast addresses that a NIC accepts and that no attachment has.
-func (n *Node) suspects(nic managedNIC) (suspects []net.HardwareAddr, err error) {
-	accepted, err := n.acceptedAddresses(nic.Index)
+// confirms reports whether the last inspection found no suspects, and would find none now.
+func (i inspection) confirms(last inspection) bool {
+	return len(last.suspects) == 0 && !last.excused && i.accepted == last.accepted && i.changes == last.changes &&
+		i.compared.Sub(last.compared) < compareInterval
+}
+
+// hashOf returns a hash of the entries of a dump.
+func (n *Node) hashOf(entries []syscall.NetlinkMessage) uint64 {
+	var h maphash.Hash
+	h.SetSeed(n.seed)
+	for _, e := range entries {
+		_, _ = h.Write(e.Data) // it never fails
+	}
+	return h.Sum64()
+}
+
+// suspects returns the unicast addresses among the entries of acceptedEntries that no attachment has. excused
+// reports whether links that were detached a short time ago still have some.
+func (n *Node) suspects(
+	nic managedNIC, entries []syscall.NetlinkMessage,
+) (suspects []net.HardwareAddr, excused bool, err error) {
+	accepted, err := addressesIn(entries, nic.Index)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	for _, mac := range accepted {
+		recent := n.wasDetachedRecently(NewLinkKey(nic.Index, mac))
+		excused = excused || recent
+		if recent {
+			continue
+		}
 		expected, err := n.isExpected(nic, mac)
 		if err != nil {
-			return nil, err
+			return nil, false, err
 		}
 		if !expected {
 			suspects = append(suspects, mac)
 		}
 	}
-	return suspects, nil
+	return suspects, excused, nil
 }
 
 // withoutVisibleLink returns those of the addresses whose link the node does not see, and that the NIC
@@ -120,32 +163,29 @@ func (n *Node) withoutVisibleLink(nic managedNIC, addresses []net.HardwareAddr) 
 	}), nil
 }
 
-// isExpected reports whether an address is that of an attachment whose link has it, or of a link that
-// was detached a short time ago.
+// isExpected reports whether an address is that of an attachment whose link has it.
 func (n *Node) isExpected(nic managedNIC, mac net.HardwareAddr) (bool, error) {
-	key := NewLinkKey(nic.Index, mac)
 	known, err := n.classifier.Knows(nic.Index, mac)
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if at, detached := n.detachedAt[key]; detached {
-		if n.now().Sub(at) < detachGracePeriod {
-			return true, err
-		}
-		delete(n.detachedAt, key)
-	}
-	return known && !n.displaced[key], err
+	return known && !n.displaced[NewLinkKey(nic.Index, mac)], err
+}
+
+// wasDetachedRecently reports whether a link was detached less than detachGracePeriod ago.
+func (n *Node) wasDetachedRecently(key LinkKey) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	at, detached := n.detachedAt[key]
+	return detached && n.now().Sub(at) < detachGracePeriod
 }
 
 // recordDetached records that a link is being detached.
 func (n *Node) recordDetached(key LinkKey) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	for k, at := range n.detachedAt {
-		if n.now().Sub(at) >= detachGracePeriod {
-			delete(n.detachedAt, k)
-		}
-	}
+	maps.DeleteFunc(n.detachedAt, func(_ LinkKey, at time.Time) bool { return n.now().Sub(at) >= detachGracePeriod })
 	n.detachedAt[key] = n.now()
+	n.changes++
 }
 
 // visibleAddresses returns the addresses of the links on a NIC that are up, in the node's
@@ -185,15 +225,29 @@ func (n *Node) visibleAddresses(index int) (map[LinkKey]bool, error) {
 
 // acceptedAddresses returns the unicast addresses that a NIC accepts besides its own: each
 // macvlan that is up adds its address.
-func (n *Node) acceptedAddresses(index int) (found []net.HardwareAddr, err error) {
+func (n *Node) acceptedAddresses(index int) ([]net.HardwareAddr, error) {
+	entries, err := n.acceptedEntries(index)
+	if err != nil {
+		return nil, err
+	}
+	return addressesIn(entries, index)
+}
+
+// acceptedEntries returns the kernel's entries for the addresses that a NIC accepts.
+func (n *Node) acceptedEntries(index int) ([]syscall.NetlinkMessage, error) {
 	dump := nl.NewNetlinkRequest(unix.RTM_GETNEIGH, unix.NLM_F_DUMP)
 	dump.AddData(&netlink.Ndmsg{Family: unix.AF_BRIDGE, Index: uint32(index)})
-	messages, err := n.conn.Dump(dump)
+	entries, err := n.conn.Dump(dump)
 	if err != nil {
 		return nil, fmt.Errorf("list the addresses that link %d accepts: %w", index, err)
 	}
-	for _, m := range messages {
-		entry, err := netlink.NeighDeserialize(m.Data)
+	return entries, nil
+}
+
+// addressesIn returns the unicast addresses of a NIC in its entries.
+func addressesIn(entries []syscall.NetlinkMessage, index int) (found []net.HardwareAddr, err error) {
+	for _, e := range entries {
+		entry, err := netlink.NeighDeserialize(e.Data)
 		if err != nil {
 			return nil, err
 		}

@@ -6,6 +6,7 @@ package netdev
 import (
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -35,6 +36,7 @@ type Node struct {
 	failpoints failpoint.Injector
 	loaded     func()
 	now        func() time.Time
+	seed       maphash.Seed // of hashes in inspections
 
 	mu         sync.Mutex
 	classifier *classify.Classifier // nil until Manage gets the first NIC to enforce
@@ -50,6 +52,7 @@ type Node struct {
 	gateways    map[int][]netip.Addr  // those of SetGateways, by interface index
 	displaced   map[LinkKey]bool      // attachments whose links do not have their address; see setGuarded
 	detachedAt  map[LinkKey]time.Time // when links were detached; see detachGracePeriod
+	changes     uint64                // number of changes of displaced and detachedAt
 }
 
 // managedNIC is a NIC for which Manage was called.
@@ -199,6 +202,7 @@ func NewNode(o Options) (*Node, error) {
 		managed:    map[int]managedNIC{},
 		arrivals:   map[int]*arrival{},
 		now:        o.Now,
+		seed:       maphash.MakeSeed(),
 		guards:     guards{},
 
 		inspections: map[int]inspection{},
