@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -63,6 +64,9 @@ type Config struct {
 	CDIDir string `json:"cdiDir,omitempty"`
 	// Device is the device that claims get first. Others follow if a case needs them.
 	Device string `json:"device,omitempty"`
+	// Devices are the names of the devices that claims may get, as patterns of path.Match; all
+	// if empty. For nodes on which others use some of the devices.
+	Devices []string `json:"devices,omitempty"`
 	// Parameters are valid opaque parameters of the driver, as JSON. The second differs
 	// from the first in effect, and one of the others has more than 9 KiB. Cases of opaque
 	// parameters are skipped without them.
@@ -99,6 +103,14 @@ type Config struct {
 
 	// Limits of a call, as in the kubelet, and of a case; shorter in the suite's own tests.
 	callTimeout, caseTimeout time.Duration
+}
+
+// mayUse reports whether claims may get a device.
+func (c Config) mayUse(device string) bool {
+	return len(c.Devices) == 0 || slices.ContainsFunc(c.Devices, func(pattern string) bool {
+		matches, err := path.Match(pattern, device)
+		return err == nil && matches // complete has checked the patterns
+	})
 }
 
 // runsOnTwoNodes reports whether the driver can run on two nodes of the suite.
@@ -258,6 +270,11 @@ func (c Config) complete() (Config, error) {
 	}
 	if ways != 1 {
 		problem("%d of command, Serve, and kubelet are set: exactly one must be", ways)
+	}
+	for i, pattern := range c.Devices {
+		if _, err := path.Match(pattern, ""); err != nil {
+			problem("devices[%d] is %q: it must be a pattern such as gpu-*", i, pattern)
+		}
 	}
 	if c.Kubelet != "" && c.Node == "" {
 		problem("node is empty: with kubelet, it must be the name of this node")

@@ -362,19 +362,23 @@ type permanent struct{ error }
 // poll calls f until it succeeds or the context ends.
 func poll(ctx context.Context, f func() error) error { return pollEvery(ctx, 10*time.Millisecond, f) }
 
-// pollEvery is poll with a time between calls.
-func pollEvery(ctx context.Context, interval time.Duration, f func() error) error {
+// pollEvery is poll with a time between calls. It returns the last error that says more than that
+// the context has ended.
+func pollEvery(ctx context.Context, interval time.Duration, f func() error) (last error) {
 	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
 	for {
 		err := f()
+		if last == nil || ctx.Err() == nil {
+			last = err
+		}
 		var p permanent
 		if err == nil || errors.As(err, &p) {
 			return err
 		}
 		select {
 		case <-ctx.Done():
-			return err
+			return last
 		case <-ticker.C:
 		}
 	}

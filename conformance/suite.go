@@ -230,7 +230,7 @@ func (s *suite) devices(ctx context.Context) []device {
 				continue
 			}
 			for _, d := range slice.Spec.Devices {
-				if len(d.Taints) == 0 {
+				if len(d.Taints) == 0 && s.config.mayUse(d.Name) {
 					s.divide(d)
 					s.all = append(s.all, device{d, slice.Spec.Pool.Name, node == ""})
 				}
