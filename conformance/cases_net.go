@@ -261,10 +261,15 @@ func caseInterfaceStatus(ctx context.Context, s *suite) {
 
 func caseScheduled(ctx context.Context, s *suite) {
 	s.canRunPods()
-	before := s.slices(ctx) // an interface that is in a pod may be published no more
 	p := s.startPod(ctx, podOptions{claims: []int{0}, anyNode: true})
+	// An interface may be published again only after the pod was created, because another pod had it,
+	// and no more when it is in the pod.
+	var published []resourceapi.ResourceSlice
+	now := s.waitForPod(ctx, p, "the pod has no node", func(now *corev1.Pod) bool {
+		published = append(published, s.slices(ctx)...)
+		return now.Spec.NodeName != ""
+	})
 	s.view(ctx, p, firstContainer)
-	now := s.waitForPod(ctx, p, "the pod has no node", func(now *corev1.Pod) bool { return now.Spec.NodeName != "" })
 	claim := s.claimsOf(ctx, p)[0]
 	if claim.Status.Allocation == nil {
 		s.fatal("the pod runs on node %s, and its claim is not allocated", now.Spec.NodeName)
@@ -273,7 +278,7 @@ func caseScheduled(ctx context.Context, s *suite) {
 		if r.Driver != s.config.Driver {
 			continue
 		}
-		if err := offered(before, r, now.Spec.NodeName); err != nil {
+		if err := offered(published, r, now.Spec.NodeName); err != nil {
 			s.fatal("the pod runs on node %s: %v", now.Spec.NodeName, err)
 		}
 	}
