@@ -21,8 +21,8 @@ import (
 )
 
 // Config describes the driver under test. Exactly one of Command, Serve, and Kubelet is
-// set. With Command or Serve, the suite starts the driver with a separate API server,
-// in separate directories. With Kubelet, it tests a driver that runs on this node, with
+// set, or none with Kubeconfig. With Command or Serve, the suite starts the driver with a separate API
+// server, in separate directories. With Kubelet, it tests a driver that runs on this node, with
 // the API server of Kubeconfig.
 type Config struct {
 	// Driver is the name of the driver. Required.
@@ -53,7 +53,8 @@ type Config struct {
 	Kubelet string `json:"kubelet,omitempty"`
 	// Kubeconfig is the path of a kubeconfig file for Kubelet; empty for the service account
 	// of the pod. It must permit to list ResourceSlices, and to write ResourceClaims, their
-	// status, and the allocations in it (see job.yaml).
+	// status, and the allocations in it (see job.yaml). With neither Kubelet, Command, nor Serve, the
+	// suite tests what the driver publishes in this cluster, from any machine.
 	Kubeconfig string `json:"kubeconfig,omitempty"`
 	// Node is the name of the node. Required with Kubelet.
 	Node string `json:"node,omitempty"`
@@ -113,10 +114,18 @@ func (c Config) mayUse(device string) bool {
 	})
 }
 
+// needsOnlyAPI reports whether the suite has nothing of the driver but what it publishes in a cluster.
+func (c Config) needsOnlyAPI() bool {
+	return c.Kubeconfig != "" && c.Kubelet == "" && len(c.Command) == 0 && c.Serve == nil
+}
+
+// isLive reports whether the driver runs in a cluster.
+func (c Config) isLive() bool { return c.Kubelet != "" || c.needsOnlyAPI() }
+
 // runsOnTwoNodes reports whether the driver can run on two nodes of the suite.
 func (c Config) runsOnTwoNodes() bool {
 	switch {
-	case c.Kubelet != "":
+	case c.isLive():
 		return false
 	case c.TwoNodes != nil:
 		return *c.TwoNodes
@@ -268,8 +277,8 @@ func (c Config) complete() (Config, error) {
 	if c.Driver == "" {
 		problem("driver is empty: it must be the name of the driver, such as gpu.example.com")
 	}
-	if ways != 1 {
-		problem("%d of command, Serve, and kubelet are set: exactly one must be", ways)
+	if ways != 1 && !c.needsOnlyAPI() {
+		problem("%d of command, Serve, and kubelet are set: exactly one must be, or none with kubeconfig", ways)
 	}
 	for i, pattern := range c.Devices {
 		if _, err := path.Match(pattern, ""); err != nil {
@@ -309,7 +318,9 @@ func (c Config) complete() (Config, error) {
 	if c.Namespace == "" {
 		c.Namespace = "default"
 	}
-	c.Node = orDefault(c.Node, "conformance-node")
+	if !c.needsOnlyAPI() { // which tests the devices of all nodes unless it names one
+		c.Node = orDefault(c.Node, "conformance-node")
+	}
 	c.CDIDir = orDefault(c.CDIDir, "/var/run/cdi")
 	c.Quiet.Duration = orDefault(c.Quiet.Duration, 5*time.Second)
 	c.StartTimeout.Duration = orDefault(c.StartTimeout.Duration, 30*time.Second)

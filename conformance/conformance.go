@@ -155,7 +155,7 @@ func run(ctx context.Context, c Config, do func(string, func() Result) Result) (
 		return nil, "", err
 	}
 	r, kubernetes := &runner{config: c}, KubernetesVersion
-	if c.Kubelet != "" { // no case can pass if the suite looks for the driver in the wrong place
+	if c.isLive() { // no case can pass if the suite looks for the driver in the wrong place
 		if err := r.ready(ctx); err != nil {
 			return nil, "", err
 		}
@@ -279,7 +279,7 @@ func (r *runner) ready(ctx context.Context) (err error) {
 	if r.unstarted >= maxUnstarted {
 		return fmt.Errorf("the driver did not start in %d cases before this one", r.unstarted)
 	}
-	if r.session, err = newSession(r.config); err == nil {
+	if r.session, err = newSession(r.config); err == nil && !r.config.needsOnlyAPI() {
 		_, err = r.session.start(ctx, r.session.env)
 	}
 	if err == nil {
@@ -352,6 +352,8 @@ func (r *runner) inapplicable(q Requirement) string {
 		return "the driver declares the feature Health"
 	case q.ID != "HEALTH-07" && !declared:
 		return "the driver does not declare " + q.group()
+	case r.config.needsOnlyAPI() && !q.needsOnlyAPI():
+		return "needs the driver's sockets: set command, or kubelet on a node of the cluster"
 	case !q.Implemented():
 		return fmt.Sprintf("the suite has no case yet (way: %s)", q.Way)
 	}

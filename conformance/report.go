@@ -106,8 +106,11 @@ func newReport(c Config, results []Result, kubernetes string, start time.Time) R
 		Kubelet: "simulated", APIServer: "fake", Date: start.UTC().Format(time.DateOnly), results: results,
 		Features: FeatureSet{Supported: []Group{}, Unsupported: []string{}},
 	}
-	if c.Kubelet != "" {
+	if c.isLive() {
 		r.APIServer = "real"
+	}
+	if c.needsOnlyAPI() {
+		r.Kubelet = "none"
 	}
 	if c.Pods.Image != "" {
 		r.Kubelet = "real"

@@ -109,6 +109,11 @@ func (r Requirement) group() string {
 // Implemented reports whether the suite has a case for the requirement.
 func (r Requirement) Implemented() bool { return cases()[r.ID] != nil }
 
+// needsOnlyAPI reports whether the case of the requirement calls neither the driver nor the kubelet.
+func (r Requirement) needsOnlyAPI() bool {
+	return r.Way == API && !slices.Contains([]string{"SHARE-09", "SEC-04"}, r.ID) // which prepare claims
+}
+
 // Requirements returns all requirements, in the order of the documentation.
 func Requirements() ([]Requirement, error) {
 	var all []Requirement

@@ -71,7 +71,7 @@ type instance struct {
 func newSession(c Config) (*session, error) {
 	s := &session{config: c, publishLimit: c.StartTimeout.Duration}
 	s.env = Env{Driver: c.Driver, Node: c.Node, CDIDir: c.CDIDir, Kubeconfig: c.Kubeconfig}
-	if c.Kubelet != "" {
+	if c.isLive() {
 		rest, err := clientcmd.BuildConfigFromFlags("", c.Kubeconfig)
 		if err != nil {
 			return nil, err
@@ -80,7 +80,9 @@ func newSession(c Config) (*session, error) {
 		rest.UserAgent = userAgent
 		rest.ContentType, rest.AcceptContentTypes = runtime.ContentTypeJSON, runtime.ContentTypeJSON // readable in reports
 		rest.Wrap(s.api.wrap)
-		s.env.KubeletDir, s.env.RegistryDir = c.Kubelet, filepath.Join(c.Kubelet, "plugins_registry")
+		if c.Kubelet != "" {
+			s.env.KubeletDir, s.env.RegistryDir = c.Kubelet, filepath.Join(c.Kubelet, "plugins_registry")
+		}
 		s.client, err = kubernetes.NewForConfig(rest)
 		return s, err
 	}

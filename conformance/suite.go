@@ -226,7 +226,7 @@ func (s *suite) devices(ctx context.Context) []device {
 	_ = poll(ctx, func() error { // once at least: the time may be over for pools that stay incomplete
 		for _, slice := range s.slices(context.WithoutCancel(ctx)) {
 			node := ptr.Deref(slice.Spec.NodeName, "")
-			if node != "" && node != s.config.Node {
+			if node != "" && s.config.Node != "" && node != s.config.Node {
 				continue
 			}
 			for _, d := range slice.Spec.Devices {

@@ -129,8 +129,8 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	flags.StringVar(&only, "only", "", "IDs or prefixes of the requirements to test, separated by commas; default: all")
 	flags.StringVar(&f.Kubelet, "kubelet", "", "data directory of this node's kubelet, such as /var/lib/kubelet: tests "+
 		"the driver that runs on this node")
-	flags.StringVar(&f.Kubeconfig, "kubeconfig", "", "path of an administrator's kubeconfig file, with --kubelet; "+
-		"default: the pod's service account")
+	flags.StringVar(&f.Kubeconfig, "kubeconfig", "", "path of an administrator's kubeconfig file; default with "+
+		"--kubelet: the pod's service account; without --kubelet, tests what the driver publishes in the cluster")
 	flags.StringVar(&f.Node, "node", "", "name of this node, with --kubelet")
 	flags.StringVar(&f.Namespace, "namespace", "", "namespace in which to create claims; default: default")
 	flags.StringVar(&f.CDIDir, "cdi-dir", "", "directory to which the driver writes CDI specs, with --kubelet; default: "+
