@@ -47,9 +47,14 @@ func main() {
 	a.run("go", "build", "-o", "bin/driver", ".")
 
 	t.Run("test", func(t *testing.T) {
-		a.write("test/conformance_test.go", "package test\n\nimport (\n\t\"testing\"\n\n\t\""+suiteModule+"\"\n)\n\n"+
-			strings.Replace(documentedTest(t), "Command:", "Only: []string{\"REG\"},\n\t\tCommand:", 1))
-		if out := a.run("go", "test", "-v", "./test"); !strings.Contains(out, "--- PASS: TestConformance/REG-01") {
+		const header = "package conformance_test\n\n" +
+			"import (\n\t\"testing\"\n\n\t\"" + suiteModule + "\"\n)\n\n"
+		test := strings.Replace(documentedTest(t), "Command:", "Only: []string{\"REG\"},\n\t\tCommand:", 1)
+		a.write("conformance/conformance_test.go", header+test)
+		a.run("go", "-C", "conformance", "mod", "init", "gpu.example.com/conformance")
+		a.run("go", "-C", "conformance", "get", suiteModule+"@"+suiteVersion)
+		out := a.run("go", "-C", "conformance", "test", "-v", "./...")
+		if !strings.Contains(out, "--- PASS: TestConformance/REG-01") {
 			t.Errorf("output of go test does not contain the result of REG-01:\n%s", out)
 		}
 	})
