@@ -54,7 +54,7 @@ func cases() map[string]func(context.Context, *suite) {
 		"UPG-01": caseUpdateBoth, "UPG-02": caseUpdateState, "UPG-03": caseUpdateOldEnds, "UPG-04": caseUpdateFails,
 		"UPG-05": caseUpdateSequential,
 
-		"PUB-01": published(checkNames), "PUB-02": published(checkCounts), "PUB-03": casePoolChange,
+		"PUB-01": published(checkNames), "PUB-02": casePoolCounts, "PUB-03": casePoolChange,
 		"PUB-04": published(checkNodeSelection), "PUB-05": published(checkSizes), "PUB-06": published(checkPoolNames),
 		"PUB-07": published(checkNodePools), "PUB-09": published(checkOwners), "PUB-10": casePublishRestores,
 		"PUB-11": casePublishAgain, "PUB-14": casePublishGone,
@@ -63,7 +63,7 @@ func cases() map[string]func(context.Context, *suite) {
 		"ATTR-03": published(checkAttributeValues), "ATTR-05": published(checkAttributeTypes),
 		"ATTR-06": caseStableNames, "ATTR-07": published(checkBindingConditions),
 		"TAINT-01": published(checkTaints), "TAINT-02": published(checkTaintDomains), "TAINT-05": caseTaintUnprepare,
-		"PART-01": published(checkCounters),
+		"PART-01": published(checkCounters), "SKIP-01": published(checkSkipped), "BIND-02": caseBindingRBAC,
 
 		"STAT-01": caseStatusKeys, "STAT-02": caseStatusOthers, "STAT-03": caseStatusReady, "STAT-04": caseStatusLimits,
 		"STAT-05": caseStatusNetwork,

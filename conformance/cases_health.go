@@ -44,6 +44,7 @@ func healthKey(d *health.DeviceHealth) string {
 
 func caseHealthFirst(ctx context.Context, s *suite) {
 	devices := s.devices(ctx)
+	s.prepared(ctx) // a device that is in use counts too
 	reported := map[string]bool{}
 	for _, d := range s.firstHealth(ctx) {
 		reported[healthKey(d)] = true
@@ -100,8 +101,19 @@ func caseHealthChange(ctx context.Context, s *suite) {
 	s.next(stream)
 	_, err := s.hook(ctx, hooks.RemoveDevice, name)
 	s.ok(err, "remove device %s", name)
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
+	s.awaitHealth(stream, name, false, "removed")
+	if len(hooks.RestoreDevice) > 0 {
+		_, err := s.hook(context.WithoutCancel(ctx), hooks.RestoreDevice, name)
+		s.ok(err, "restore device %s", name)
+		s.awaitHealth(stream, name, true, "restored")
+	}
+}
+
+// awaitHealth ends the case unless the driver soon reports a device as healthy, or no longer so.
+func (s *suite) awaitHealth(
+	stream health.DRAResourceHealth_NodeWatchResourcesClient, name string, want bool, what string,
+) {
+	const limit = 10 * time.Second
 	changed := make(chan error, 1)
 	go func() {
 		for {
@@ -114,7 +126,7 @@ func caseHealthChange(ctx context.Context, s *suite) {
 			for _, d := range message.GetDevices() {
 				healthy = healthy || d.GetDevice().GetDeviceName() == name && d.Health == health.HealthStatus_HEALTHY
 			}
-			if !healthy {
+			if healthy == want {
 				changed <- nil
 				return
 			}
@@ -123,12 +135,8 @@ func caseHealthChange(ctx context.Context, s *suite) {
 	select {
 	case err := <-changed:
 		s.ok(err, "NodeWatchResources")
-	case <-ctx.Done():
-		s.fatal("10s after device %s was removed, the driver still reports it as healthy", name)
-	}
-	if len(hooks.RestoreDevice) > 0 {
-		_, err := s.hook(context.WithoutCancel(ctx), hooks.RestoreDevice, name)
-		s.ok(err, "restore device %s", name)
+	case <-time.After(limit):
+		s.fatal("%v after device %s was %s, the driver still reports its former health", limit, name, what)
 	}
 }
 
@@ -147,9 +155,26 @@ func caseHealthCancel(ctx context.Context, s *suite) {
 				s.fatal("a canceled stream ends with %v", err)
 			}
 		}
+		s.remainsOpen(b)
 		cancelSecond()
 	}
 	s.firstHealth(ctx)
+}
+
+// remainsOpen ends the case if the driver ends a stream within a short time.
+func (s *suite) remainsOpen(stream health.DRAResourceHealth_NodeWatchResourcesClient) {
+	ended := make(chan error, 1)
+	go func() {
+		_, err := stream.Recv()
+		ended <- err
+	}()
+	select {
+	case err := <-ended:
+		if err != nil {
+			s.fatal("the end of one stream ended another one: %v", err)
+		}
+	case <-time.After(interrupted):
+	}
 }
 
 // caseHealthValues looks at the first messages of a stream, and at the first one of another.

@@ -43,6 +43,16 @@ type metadata struct {
 	} `json:"requests"`
 }
 
+// devices returns the keys of the devices of all requests.
+func (m metadata) devices() (keys []string) {
+	for _, q := range m.Requests {
+		for _, d := range q.Devices {
+			keys = append(keys, deviceKey(d.Pool, d.Name, ""))
+		}
+	}
+	return keys
+}
+
 // metadataDevice is a device of the metadata.
 type metadataDevice struct {
 	Driver      string                         `json:"driver"`
@@ -327,11 +337,16 @@ func caseMetadataSubrequest(ctx context.Context, s *suite) {
 }
 
 func caseMetadataStream(ctx context.Context, s *suite) {
-	_, devices := s.prepared(ctx)
+	c, devices := s.prepared(ctx)
+	r := c.results()[0]
+	want := deviceKey(r.Pool, r.Device, "")
 	for _, name := range s.metadataFiles(devices) {
 		var versions []string
 		for _, m := range s.readMetadata(name) {
 			versions = append(versions, m.APIVersion)
+			if got := m.devices(); !slices.Equal(got, []string{want}) {
+				s.fatal("the metadata in version %s has the devices %v, and the claim has %s", m.APIVersion, got, want)
+			}
 		}
 		newestFirst := slices.IsSortedFunc(versions, func(a, b string) int {
 			return slices.Index(metadataVersions(), a) - slices.Index(metadataVersions(), b)

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -18,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	dra "k8s.io/kubelet/pkg/apis/dra/v1"
+	"k8s.io/utils/ptr"
 )
 
 // Names of what does not exist.
@@ -35,10 +37,26 @@ func (s *suite) complete(devices []*dra.Device) {
 	}
 }
 
+// longestName is the longest name that a claim can have.
+func longestName() string {
+	const label, limit = "conformance-claim-with-a-long-name.", 253
+	return strings.TrimSuffix(strings.Repeat(label, limit/len(label)+1)[:limit-1], ".") + "x"
+}
+
 func casePrepareDevices(ctx context.Context, s *suite) {
 	c, devices := s.prepared(ctx)
 	s.complete(devices)
 	s.answers(c, devices)
+	s.end(ctx, c)
+	results := s.some(ctx, 2)
+	for i := range results {
+		results[i].Request = request // which has the count 2
+	}
+	c, devices = s.prepared(ctx, results...)
+	s.answers(c, devices)
+	s.end(ctx, c)
+	c = s.allocate(ctx, s.createNamed(ctx, longestName(), request), allocationOf(s.pick(ctx)))
+	s.answers(c, s.prepare(ctx, c))
 }
 
 // answers ends the case unless a response has the devices of the claim.
@@ -76,6 +94,24 @@ func casePrepareEntries(ctx context.Context, s *suite) {
 	if len(responses) != 2 {
 		s.fatal("the request has 2 claims, but the response has %d entries", len(responses))
 	}
+	s.apart(first, second, responses[string(first.UID)].GetDevices())
+	s.apart(second, first, responses[string(second.UID)].GetDevices())
+}
+
+// apart ends the case if the entry of a claim has a device, or a share, of the other claim of the call.
+func (s *suite) apart(c, other *claim, devices []*dra.Device) {
+	has := func(c *claim, d *dra.Device) bool {
+		return slices.ContainsFunc(c.results(), func(r resourceapi.DeviceRequestAllocationResult) bool {
+			sameShare := d.GetShareId() == "" || d.GetShareId() == string(ptr.Deref(r.ShareID, ""))
+			return r.Device == d.DeviceName && sameShare
+		})
+	}
+	for _, d := range devices {
+		if has(other, d) && !has(c, d) {
+			s.fatal("the entry of claim %s has device %s, which is allocated to claim %s of the same call", c.Name,
+				deviceKey(d.PoolName, d.DeviceName, d.GetShareId()), other.Name)
+		}
+	}
 }
 
 func casePrepareTwice(ctx context.Context, s *suite) {
@@ -83,6 +119,13 @@ func casePrepareTwice(ctx context.Context, s *suite) {
 	before := s.contents(devices)
 	s.same(devices, s.prepare(ctx, c), "in a second call")
 	s.unchanged(before, devices, "after a second call")
+	i := slices.IndexFunc(s.devices(ctx), device.shared)
+	if i < 0 || s.server == nil { // claims of others may have shares on a live node
+		return
+	}
+	s.end(ctx, c)
+	c, devices = s.prepared(ctx, s.share(s.devices(ctx)[i], largest)) // which leaves no room for another one
+	s.same(devices, s.prepare(ctx, c), "in a second call for the largest share of a device")
 }
 
 func casePrepareRestart(ctx context.Context, s *suite) {
@@ -108,6 +151,40 @@ func casePrepareConcurrently(ctx context.Context, s *suite) {
 		s.ok(errs[i], "one of %d calls", callers)
 		s.same(devices[0], devices[i], "in a concurrent call")
 	}
+	s.end(ctx, c)
+	s.prepareEach(ctx, s.several(ctx, callers))
+}
+
+// several creates up to n claims, each with a device or a share.
+func (s *suite) several(ctx context.Context, n int) (claims []*claim) {
+	for _, r := range s.some(ctx, n) {
+		claims = append(claims, s.allocated(ctx, result2(r, request)))
+	}
+	return claims
+}
+
+// prepareEach prepares claims and then unprepares them, each in a call of its own, all at the same time.
+func (s *suite) prepareEach(ctx context.Context, claims []*claim) {
+	k := s.main()
+	each := func(f func(i int) error) error {
+		errs := make([]error, len(claims))
+		var wait sync.WaitGroup
+		for i := range claims {
+			wait.Go(func() { errs[i] = f(i) })
+		}
+		wait.Wait()
+		return errors.Join(errs...)
+	}
+	devices := make([][]*dra.Device, len(claims))
+	s.ok(each(func(i int) (err error) {
+		devices[i], err = k.tryPrepare(ctx, claims[i].proto())
+		return err
+	}), "prepare %d claims at the same time", len(claims))
+	s.ok(each(func(i int) error { return k.tryUnprepare(ctx, claims[i].proto()) }),
+		"unprepare %d claims at the same time", len(claims))
+	if s.env.CDIDir != "" {
+		s.resolves(cdiIDs(slices.Concat(devices...)), false)
+	}
 }
 
 func casePrepareNothing(ctx context.Context, s *suite) {
@@ -121,28 +198,40 @@ func casePrepareNothing(ctx context.Context, s *suite) {
 // gone returns a claim whose device the driver does not have.
 func (s *suite) gone(ctx context.Context) *claim {
 	r := s.pick(ctx)
+	s.used[r.Device]-- // no claim of the case has it
 	r.Device = missingDevice
 	return s.allocated(ctx, r)
 }
 
 func casePrepareOneFails(ctx context.Context, s *suite) {
-	bad, good := s.gone(ctx), s.allocated(ctx)
-	responses, err := s.main().prepare(ctx, bad.proto(), good.proto())
-	s.ok(err, "prepare two claims, of which one has no device")
+	bad := s.gone(ctx)
+	good := s.several(ctx, 2)
+	all := []*dra.Claim{good[0].proto(), bad.proto()}
+	for _, c := range good[1:] {
+		all = append(all, c.proto())
+	}
+	responses, err := s.main().prepare(ctx, all...)
+	s.ok(err, "prepare %d claims, of which one has no device", len(all))
 	if r := responses[string(bad.UID)]; r.GetError() == "" && len(r.GetDevices()) > 0 {
 		s.skip("the driver prepares a device that it does not have; see PREP-14")
 	}
-	if message := responses[string(good.UID)].GetError(); message != "" || responses[string(good.UID)] == nil {
-		s.fatal("the claim with a device failed because of the other one: %q", message)
+	for _, c := range good {
+		r := responses[string(c.UID)]
+		if r == nil || r.GetError() != "" {
+			s.fatal("a claim with a device failed because of the other one: %q", r.GetError())
+		}
+		if s.env.CDIDir != "" {
+			s.resolves(cdiIDs(r.GetDevices()), true)
+		}
 	}
 }
 
 func casePrepareLater(ctx context.Context, s *suite) {
 	s.fake()
 	r := s.pick(ctx)
-	missing := r
+	missing := result2(r, "missing")
 	missing.Device = missingDevice
-	c := s.allocated(ctx, missing)
+	c := s.allocated(ctx, r, missing)
 	_, _ = s.main().tryPrepare(ctx, c.proto()) // PREP-14 reports success
 	c = s.allocate(ctx, c, resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{r}})
 	devices, err := s.main().tryPrepare(ctx, c.proto())
@@ -178,9 +267,11 @@ func ofOther() resourceapi.DeviceRequestAllocationResult {
 
 func casePrepareOtherDriver(ctx context.Context, s *suite) {
 	r := s.pick(ctx)
-	_, devices := s.prepared(ctx, r, ofOther())
+	namesake := ofOther() // with the names of a device of the driver
+	namesake.Pool, namesake.Device = r.Pool, r.Device
+	_, devices := s.prepared(ctx, r, ofOther(), namesake)
 	for _, d := range devices {
-		if d.DeviceName == "other-device" || slices.Contains(d.RequestNames, "other") {
+		if d.DeviceName == "other-device" || slices.Contains(d.RequestNames, namesake.Request) {
 			s.fatal("the response has device %s for %v, which belongs to another driver", d.DeviceName, d.RequestNames)
 		}
 	}
@@ -192,6 +283,24 @@ func casePrepareInUse(ctx context.Context, s *suite) {
 	second := s.allocated(ctx, r)
 	s.refused(ctx, second.proto(), "a device that another claim has")
 	s.same(devices, s.prepare(ctx, first), "after another claim was refused")
+	if s.server != nil && s.config.Serve == nil {
+		s.startAgain(ctx, stopSignal)
+		s.refused(ctx, second.proto(), "a device that another claim has, after a restart of the driver")
+	}
+	s.end(ctx, first)
+	third, k := s.allocated(ctx, r), s.main()
+	var errs [2]error
+	var wait sync.WaitGroup
+	for i, c := range []*claim{second, third} {
+		wait.Go(func() { _, errs[i] = k.tryPrepare(ctx, c.proto()) })
+	}
+	wait.Wait()
+	if errs[0] == nil && errs[1] == nil {
+		s.fatal("prepare of two claims with the same device at the same time succeeded for both")
+	}
+	for _, err := range errs {
+		s.answered(err, "prepare of a device that another call may have prepared")
+	}
 }
 
 func casePrepareGone(ctx context.Context, s *suite) {
@@ -276,10 +385,14 @@ func room(d device) int {
 }
 
 func casePrepareMany(ctx context.Context, s *suite) {
+	all := false // the driver has no more devices
 	for _, n := range []int{1, 10, 32} {
+		if all {
+			break
+		}
 		s.used = nil
 		results := s.some(ctx, n)
-		all := len(results) < n // the driver has no more devices
+		all = len(results) < n
 		n = len(results)
 		start := time.Now()
 		c, devices := s.prepared(ctx, results...)
@@ -291,8 +404,18 @@ func casePrepareMany(ctx context.Context, s *suite) {
 		}
 		s.end(ctx, c)
 		s.numbers = map[string]float64{"prepareMostDevices": float64(n)}
-		if all {
-			return
+	}
+	s.used = nil
+	claims := s.several(ctx, 10)
+	var protos []*dra.Claim
+	for _, c := range claims {
+		protos = append(protos, c.proto())
+	}
+	responses, err := s.main().prepare(ctx, protos...) // within the limit of one call
+	s.ok(err, "prepare %d claims in one call", len(claims))
+	for _, c := range claims {
+		if r := responses[string(c.UID)]; r == nil || r.GetError() != "" {
+			s.fatal("a claim of a call with %d claims failed: %q", len(claims), r.GetError())
 		}
 	}
 }
@@ -327,7 +450,7 @@ func casePrepareRequestNames(ctx context.Context, s *suite) {
 
 func casePrepareRequests(ctx context.Context, s *suite) {
 	first, second := result2(s.pick(ctx), "first"), result2(s.pick(ctx), "second")
-	_, devices := s.prepared(ctx, first, second)
+	c, devices := s.prepared(ctx, first, second)
 	for _, r := range []resourceapi.DeviceRequestAllocationResult{first, second} {
 		found := false
 		for _, d := range devices {
@@ -347,6 +470,37 @@ func casePrepareRequests(ctx context.Context, s *suite) {
 		if !found {
 			s.complete(devices)
 			s.fatal("no device is answered for request %s", r.Request)
+		}
+	}
+	if first.Device != second.Device {
+		s.givesOwn(ctx, c, devices, [2]resourceapi.DeviceRequestAllocationResult{first, second})
+	}
+}
+
+// givesOwn ends the case if containers of one request get what a claim to the device of the other
+// request alone gives, and a claim to their own device does not.
+func (s *suite) givesOwn(
+	ctx context.Context, c *claim, devices []*dra.Device, results [2]resourceapi.DeviceRequestAllocationResult,
+) {
+	var both, alone [2][]string
+	for i, r := range results {
+		own := slices.DeleteFunc(slices.Clone(devices), func(d *dra.Device) bool {
+			return !slices.Contains(d.RequestNames, r.Request)
+		})
+		both[i] = s.values(own)
+	}
+	s.end(ctx, c)
+	for i, r := range results {
+		c, devices := s.prepared(ctx, r)
+		alone[i] = s.values(devices)
+		s.end(ctx, c)
+	}
+	for i := range results {
+		for _, v := range both[i] {
+			if slices.Contains(alone[1-i], v) && !slices.Contains(alone[i], v) {
+				s.fatal("a container that references request %s only gets %s, which is of device %s of request %s",
+					results[i].Request, v, results[1-i].Device, results[1-i].Request)
+			}
 		}
 	}
 }
@@ -405,6 +559,12 @@ func caseParametersMerged(ctx context.Context, s *suite) {
 	}
 	check(first, "the parameters of the class have no effect", opaque(name, p[0], fromClass))
 	check(second, "the parameters of the class have no effect", opaque(name, p[1], fromClass))
+	for i, want := range []string{first, second} { // one of them may be the default
+		for _, source := range []resourceapi.AllocationConfigSource{fromClass, fromClaim} {
+			check(want, fmt.Sprintf("parameters from %s that name the request have no effect", source),
+				opaque(name, p[i], source, request))
+		}
+	}
 	const wins = "the claim's parameters must win over those of the class"
 	check(first, wins, opaque(name, p[1], fromClass), opaque(name, p[0], fromClaim))
 	check(second, wins, opaque(name, p[0], fromClass), opaque(name, p[1], fromClaim))
@@ -419,6 +579,11 @@ func caseParametersInvalid(ctx context.Context, s *suite) {
 	const unknown = `{"apiVersion":"no-such-version.conformance.example/v1","kind":"NoSuchKind","conformanceUnknown":1}`
 	c := s.configured(ctx, []resourceapi.DeviceAllocationConfiguration{opaque(s.config.Driver, unknown, source)})
 	s.refused(ctx, c.proto(), "a claim with parameters of an unknown kind")
+	s.used = nil
+	c = s.configured(ctx, []resourceapi.DeviceAllocationConfiguration{
+		opaque(s.config.Driver, unknown, resourceapi.AllocationConfigSourceClass),
+	})
+	s.refused(ctx, c.proto(), "a claim of a class with parameters of an unknown kind")
 	if len(s.config.Parameters) == 0 {
 		return
 	}
@@ -460,18 +625,32 @@ var (
 )
 
 func casePrepareCanceled(ctx context.Context, s *suite) {
-	for _, limit := range canceledAfter {
-		s.used = nil
-		c := s.allocated(ctx)
-		short, cancel := context.WithTimeout(ctx, limit)
-		_, _ = s.main().tryPrepare(short, c.proto()) // it may succeed in time
-		cancel()
+	check := func(c *claim) {
 		devices := s.prepare(ctx, c)
 		if ids := cdiIDs(devices); s.env.CDIDir != "" {
 			s.resolves(ids, true)
 			s.end(ctx, c)
 			s.resolves(ids, false)
 		}
+	}
+	for _, limit := range canceledAfter {
+		s.used = nil
+		c := s.allocated(ctx)
+		short, cancel := context.WithTimeout(ctx, limit)
+		_, _ = s.main().tryPrepare(short, c.proto()) // it may succeed in time
+		cancel()
+		check(c)
+	}
+	if s.server != nil { // while the driver asks for the claim
+		s.used = nil
+		c := s.allocated(ctx)
+		short, cancel := context.WithCancel(ctx)
+		defer cancel()
+		_, _ = s.whilePreparing(short, s.main(), c, func() {
+			cancel()
+			<-time.After(interrupted) // until the driver knows
+		})
+		check(c)
 	}
 }
 
@@ -560,6 +739,11 @@ func caseAdminAccess(ctx context.Context, s *suite) {
 	if s.env.CDIDir != "" {
 		s.resolves(cdiIDs(devices), true)
 	}
+	s.end(ctx, first)
+	s.prepared(ctx, admin)
+	s.admin = false
+	_, err := s.main().tryPrepare(ctx, s.allocated(ctx, r).proto())
+	s.ok(err, "prepare of a device that only a claim with admin access has")
 }
 
 func caseSubrequest(ctx context.Context, s *suite) {

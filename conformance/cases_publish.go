@@ -7,17 +7,22 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
+	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/utils/ptr"
 )
 
 // published returns a case that checks the slices that the driver publishes.
@@ -69,6 +74,34 @@ func (s *suite) settle(ctx context.Context) {
 		}
 		return checkCounts(s.config.Driver, all)
 	})
+}
+
+// casePoolCounts checks the pools, and those of a driver that starts next to a slice that an
+// earlier release of it left.
+func casePoolCounts(ctx context.Context, s *suite) {
+	published(checkCounts)(ctx, s)
+	if s.server == nil {
+		return
+	}
+	i := slices.IndexFunc(s.slices(ctx), func(x resourceapi.ResourceSlice) bool {
+		return ptr.Deref(x.Spec.NodeName, "") == s.config.Node
+	})
+	if i < 0 {
+		return
+	}
+	old, left := s.main(), s.slices(ctx)[i]
+	s.restart = true
+	s.ok(old.stop(ctx, stopSignal), "stop the driver")
+	left.ObjectMeta = metav1.ObjectMeta{Name: "conformance-left"}
+	left.Spec.Devices = []resourceapi.Device{{Name: missingDevice}}
+	_, err := s.client.ResourceV1().ResourceSlices().Create(ctx, &left, metav1.CreateOptions{})
+	s.ok(err, "create a ResourceSlice, as one that an earlier release left")
+	_, err = s.start(ctx, old.env)
+	s.ok(err, "start the driver again")
+	err = s.eventually(ctx, s.config.StartTimeout.Duration, func(driver string, all []resourceapi.ResourceSlice) error {
+		return errors.Join(checkCounts(driver, all), notOffered(missingDevice)(driver, all))
+	})
+	s.ok(err, "the driver started next to a ResourceSlice of its pool with a device that the node does not have")
 }
 
 // pools returns the slices of each pool by generation.
@@ -203,12 +236,15 @@ func casePublishRestores(ctx context.Context, s *suite) {
 		return fmt.Errorf("device %s is not published", d.Name)
 	}
 	for _, slice := range s.slices(ctx) {
-		if slice.Spec.Pool.Name == d.pool {
+		has := func(x resourceapi.Device) bool { return x.Name == d.Name }
+		if slice.Spec.Pool.Name == d.pool && slices.ContainsFunc(slice.Spec.Devices, has) {
 			s.ok(s.client.ResourceV1().ResourceSlices().Delete(ctx, slice.Name, metav1.DeleteOptions{}),
 				"delete a ResourceSlice")
 		}
 	}
-	s.ok(poll(ctx, restored), "after the ResourceSlices were deleted")
+	s.ok(poll(ctx, func() error {
+		return errors.Join(restored(), checkCounts(s.config.Driver, s.slices(ctx)))
+	}), "after a ResourceSlice was deleted")
 	s.edit(ctx, d)
 	s.ok(poll(ctx, restored), "after a ResourceSlice was changed")
 }
@@ -231,6 +267,9 @@ func (s *suite) republish(ctx context.Context, signal syscall.Signal) {
 	old := s.main()
 	s.ok(old.stop(ctx, signal), "stop the driver")
 	for _, slice := range s.slices(ctx) {
+		if strings.HasPrefix(slice.Name, foreignPrefix) {
+			continue
+		}
 		s.ok(s.client.ResourceV1().ResourceSlices().Delete(ctx, slice.Name, metav1.DeleteOptions{}), "delete a ResourceSlice")
 	}
 	_, err := s.start(ctx, old.env)
@@ -243,6 +282,7 @@ func casePublishAgain(ctx context.Context, s *suite) {
 	s.fake()
 	s.canKill()
 	want := len(s.devices(ctx))
+	foreign := s.foreignSlices(ctx)
 	for _, signal := range []syscall.Signal{stopSignal, syscall.SIGKILL} {
 		s.republish(ctx, signal)
 		err := poll(ctx, func() error {
@@ -256,8 +296,34 @@ func casePublishAgain(ctx context.Context, s *suite) {
 			return nil
 		})
 		s.ok(err, "the driver ended by %v, the kubelet removed its slices, and the driver came back", signal)
+		for _, before := range foreign {
+			now, err := s.client.ResourceV1().ResourceSlices().Get(ctx, before.Name, metav1.GetOptions{})
+			s.ok(err, "get the ResourceSlice of driver %s on node %s", before.Spec.Driver, *before.Spec.NodeName)
+			if !equality.Semantic.DeepEqual(before.Spec, now.Spec) {
+				s.fatal("the driver changed the ResourceSlice of driver %s on node %s", before.Spec.Driver, *before.Spec.NodeName)
+			}
+		}
 	}
 }
+
+// foreignSlices creates a slice of the driver on another node, and one of another driver on this
+// node.
+func (s *suite) foreignSlices(ctx context.Context) (all []*resourceapi.ResourceSlice) {
+	for i, owner := range [][2]string{{s.config.Driver, otherNode}, {otherDriver, s.config.Node}} {
+		slice := &resourceapi.ResourceSlice{
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s%d", foreignPrefix, i)},
+			Spec: resourceapi.ResourceSliceSpec{Driver: owner[0], NodeName: &owner[1], Pool: resourceapi.ResourcePool{
+				Name: owner[1], Generation: 1, ResourceSliceCount: 1}},
+		}
+		created, err := s.client.ResourceV1().ResourceSlices().Create(ctx, slice, metav1.CreateOptions{})
+		s.ok(err, "create a ResourceSlice of driver %s on node %s", owner[0], owner[1])
+		all = append(all, created)
+	}
+	return all
+}
+
+// foreignPrefix begins the names of slices that neither this driver nor this node owns.
+const foreignPrefix = "conformance-foreign-"
 
 // notOffered returns a check that a device is gone, or has a taint that keeps new pods away.
 func notOffered(name string) func(string, []resourceapi.ResourceSlice) error {
@@ -295,9 +361,25 @@ func casePublishGone(ctx context.Context, s *suite) {
 	start := time.Now()
 	restore := s.removeDevice(ctx, d.Name)
 	err := s.eventually(ctx, s.config.StartTimeout.Duration, notOffered(d.Name))
+	took := time.Since(start)
 	restore()
 	s.ok(err, "%v after the device was removed from the node", s.config.StartTimeout)
-	s.numbers = map[string]float64{"deviceGoneMs": float64(time.Since(start).Milliseconds())}
+	s.numbers = map[string]float64{"deviceGoneMs": float64(took.Milliseconds())}
+	if len(s.config.Hooks.RestoreDevice) == 0 {
+		return
+	}
+	err = s.eventually(ctx, s.config.StartTimeout.Duration, isOffered(d.Name))
+	s.ok(err, "%v after device %s was restored", s.config.StartTimeout, d.Name)
+}
+
+// isOffered returns a check that a device is published without a taint that keeps new pods away.
+func isOffered(name string) func(string, []resourceapi.ResourceSlice) error {
+	return func(driver string, all []resourceapi.ResourceSlice) error {
+		if notOffered(name)(driver, all) == nil {
+			return errors.New("it is not offered")
+		}
+		return nil
+	}
 }
 
 // caseTaintUnprepare unprepares a claim of a device that is gone, as of one that has failed.
@@ -346,28 +428,74 @@ func casePublishErrors(ctx context.Context, s *suite) {
 		s.skip("the log of a driver in the process of the suite is not known: set Command")
 	}
 	s.ok(err, "after the API server refused ResourceSlices as invalid")
+	if !i.ended() {
+		s.noticesDropped(ctx)
+	}
 }
 
-func casePublishDropped(ctx context.Context, s *suite) {
-	s.fake()
-	s.restart = true
-	gated := false
+// noticesDropped ends the case if the driver neither logs that the API server drops fields of disabled
+// features, nor ends, nor publishes without them.
+func (s *suite) noticesDropped(ctx context.Context) {
+	gated := s.dropGated()
+	before := len(s.log.String())
+	s.republish(ctx, stopSignal)
+	i := s.main()
+	i.asked = true // the driver may end
+	noticed := regexp.MustCompile(`(?i)drop|feature|gate`)
+	limited, cancel := context.WithTimeout(ctx, s.config.Quiet.Duration)
+	defer cancel()
+	s.settle(limited)
+	if ever, _ := gated(); !ever {
+		return
+	}
+	limited, cancel = context.WithTimeout(ctx, s.config.Quiet.Duration)
+	defer cancel()
+	s.ok(poll(limited, func() error {
+		if _, still := gated(); still && !i.ended() && !noticed.MatchString(s.log.String()[before:]) {
+			return errors.New("neither does the log mention fields that were dropped or features that are disabled, nor " +
+				"has the driver ended, nor does it publish without these fields")
+		}
+		return nil
+	}), "after the API server dropped fields of disabled features from ResourceSlices")
+}
+
+// dropGated lets the API server drop fields of feature gates from slices. gated reports whether any
+// slice that was written had some, and whether one had that was not written again without them.
+func (s *suite) dropGated() (gated func() (ever, still bool)) {
+	var mu sync.Mutex
+	ever, now := false, map[string]bool{} // by the pool and the first device of a slice
 	s.server.Intercept(func(_ *http.Request, o runtime.Object) error {
 		slice, ok := o.(*resourceapi.ResourceSlice)
 		if !ok {
 			return nil
 		}
+		mu.Lock()
+		defer mu.Unlock()
+		has, key := false, ""
 		for i := range slice.Spec.Devices {
 			d := &slice.Spec.Devices[i]
-			gated = gated || d.AllowMultipleAllocations != nil || len(d.Taints) > 0 || len(d.ConsumesCounters) > 0
+			key = slice.Spec.Pool.Name + "/" + slice.Spec.Devices[0].Name
+			has = has || d.AllowMultipleAllocations != nil || len(d.Taints) > 0 || len(d.ConsumesCounters) > 0
 			d.AllowMultipleAllocations, d.Taints, d.ConsumesCounters, d.BindingConditions = nil, nil, nil, nil
 			for name, c := range d.Capacity {
 				c.RequestPolicy = nil
 				d.Capacity[name] = c
 			}
 		}
+		ever, now[key] = ever || has, has
 		return nil
 	})
+	return func() (bool, bool) {
+		mu.Lock()
+		defer mu.Unlock()
+		return ever, slices.Contains(slices.Collect(maps.Values(now)), true)
+	}
+}
+
+func casePublishDropped(ctx context.Context, s *suite) {
+	s.fake()
+	s.restart = true
+	gated := s.dropGated()
 	s.republish(ctx, stopSignal)
 	s.all = nil
 	i := s.main()
@@ -376,7 +504,7 @@ func casePublishDropped(ctx context.Context, s *suite) {
 	quiet, cancel := context.WithTimeout(ctx, s.config.Quiet.Duration)
 	defer cancel()
 	<-quiet.Done()
-	if !gated {
+	if ever, _ := gated(); !ever {
 		s.skip("the driver publishes no field of a feature gate")
 	}
 	limit := 10 * int(1+s.config.Quiet.Seconds())

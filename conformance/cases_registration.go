@@ -16,6 +16,9 @@ import (
 	"syscall"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation"
 	dra "k8s.io/kubelet/pkg/apis/dra/v1"
@@ -45,6 +48,12 @@ func caseRegistrationVersions(ctx context.Context, s *suite) {
 		s.fatal("GetInfo answers the supported versions %v: %s is missing", versions, dra.DRAPluginService)
 	}
 	s.ok(i.serves(ctx), "call %s, which GetInfo names", dra.DRAPluginService)
+	if slices.Contains(versions, beta.DRAPluginService) {
+		_, err := beta.NewDRAPluginClient(i.conn).NodePrepareResources(ctx, &beta.NodePrepareResourcesRequest{})
+		if status.Code(err) == codes.Unimplemented {
+			s.fatal("GetInfo names %s, which the endpoint does not serve: %v", beta.DRAPluginService, err)
+		}
+	}
 }
 
 func caseRegistrationBeta(ctx context.Context, s *suite) {
@@ -102,13 +111,18 @@ func caseRegistrationStale(ctx context.Context, s *suite) {
 	s.ok(old.stop(ctx, stopSignal), "stop the driver")
 	for _, path := range []string{old.registration, old.endpoint} {
 		_ = os.Remove(path) // the driver may have done so
-		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
-		s.ok(err, "create a stale socket")
-		l.SetUnlinkOnClose(false)
-		_ = l.Close()
+		s.staleSocket(path)
 	}
 	_, err := s.start(ctx, old.env)
 	s.ok(err, "start next to stale sockets of the same names")
+}
+
+// staleSocket creates the socket of a process that has ended.
+func (s *suite) staleSocket(path string) {
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
+	s.ok(err, "create a stale socket")
+	l.SetUnlinkOnClose(false)
+	_ = l.Close()
 }
 
 func caseRegistrationAgain(ctx context.Context, s *suite) {
@@ -228,6 +242,8 @@ func caseStop(ctx context.Context, s *suite) {
 	i := s.main()
 	s.restart = true
 	c := s.allocated(ctx)
+	foreign := filepath.Join(s.env.RegistryDir, otherDriver+"-reg.sock")
+	s.staleSocket(foreign)
 	stopping, cancel := context.WithTimeout(ctx, 30*time.Second) // the grace period of pods
 	defer cancel()
 	// The call ends with an answer, or with an error of the connection: the kubelet calls again.
@@ -251,6 +267,9 @@ func caseStop(ctx context.Context, s *suite) {
 	}
 	_, err := s.start(ctx, i.env)
 	s.ok(err, "start the driver after SIGTERM during prepare")
+	if _, err := os.Stat(foreign); err != nil {
+		s.fatal("the driver removed the registration socket of another one: %v", err)
+	}
 	devices, err := s.main().tryPrepare(ctx, c.proto())
 	s.ok(err, "prepare after SIGTERM during prepare")
 	ids := cdiIDs(devices)
@@ -269,8 +288,12 @@ const interrupted = 300 * time.Millisecond
 func caseUpdateBoth(ctx context.Context, s *suite) {
 	s.fake()
 	old := s.main()
+	c, devices := s.prepared(ctx)
+	ids := s.present(cdiIDs(devices))
 	second, err := s.start(ctx, s.others())
 	s.ok(err, "start a second instance")
+	s.resolves(ids, true)
+	s.endOn(ctx, old, c)
 	for _, i := range []*instance{old, second, old} {
 		s.ok(i.call(ctx), "call an instance")
 		c := s.allocated(ctx)
@@ -291,11 +314,16 @@ func caseUpdateBoth(ctx context.Context, s *suite) {
 	})
 	s.ok(err, "prepare of a claim on one instance, and of another claim on the other at the same time")
 	s.ok(<-result, "prepare of a claim, while the other instance prepares another one")
+	s.prepareOnBoth(ctx, old, second)
+}
+
+// prepareOnBoth prepares a claim on two instances at the same time.
+func (s *suite) prepareOnBoth(ctx context.Context, instances ...*instance) {
 	c := s.allocated(ctx)
 	var devices [2][]*dra.Device
 	var errs [2]error
 	var wait sync.WaitGroup
-	for n, i := range []*instance{old, second} {
+	for n, i := range instances {
 		wait.Go(func() { devices[n], errs[n] = i.tryPrepare(ctx, c.proto()) })
 	}
 	wait.Wait()
@@ -324,7 +352,13 @@ func caseUpdateOldEnds(ctx context.Context, s *suite) {
 	old := s.main()
 	second, err := s.start(ctx, s.others())
 	s.ok(err, "start a second instance")
+	before := s.server.Revision()
 	s.ok(old.stop(ctx, stopSignal), "stop the old instance")
+	for _, change := range s.server.Changes("resourceslices", before) {
+		if slice, ok := change.Object.(*resourceapi.ResourceSlice); ok && change.Type == "DELETED" {
+			s.fatal("the old instance deleted a ResourceSlice of pool %s when it ended", slice.Spec.Pool.Name)
+		}
+	}
 	for _, path := range []string{second.registration, second.endpoint} {
 		if _, err := os.Stat(path); err != nil {
 			s.fatal("the end of the old instance removed a socket of the new one: %v", err)
@@ -340,6 +374,8 @@ func caseUpdateFails(ctx context.Context, s *suite) {
 	s.fake()
 	s.canKill()
 	old := s.main()
+	c, devices := s.prepared(ctx)
+	ids := s.present(cdiIDs(devices))
 	second, err := s.launch(s.others())
 	s.ok(err, "start a second instance")
 	// It is killed when it has opened a socket, which is later than most failures.
@@ -352,6 +388,9 @@ func caseUpdateFails(ctx context.Context, s *suite) {
 			s.fatal("the new instance removed a socket of the old one: %v", err)
 		}
 	}
+	s.resolves(ids, true)
+	s.endOn(ctx, old, c)
+	s.resolves(ids, false)
 	s.prepareOn(ctx, old, s.allocated(ctx))
 }
 

@@ -76,13 +76,14 @@ func checkRule(driver string, rule rbac.PolicyRule) error {
 	writes := slices.ContainsFunc(rule.Verbs, func(v string) bool {
 		return !slices.Contains([]string{"get", "list", "watch"}, v)
 	})
-	if slices.Contains(slices.Concat(rule.APIGroups, rule.Resources, rule.Verbs), "*") {
-		return fmt.Errorf("a rule has a wildcard: %v %v %v", rule.APIGroups, rule.Resources, rule.Verbs)
+	if slices.Contains(slices.Concat(rule.APIGroups, rule.Resources, rule.Verbs, rule.NonResourceURLs), "*") {
+		return fmt.Errorf("a rule has a wildcard: %v %v %v %v", rule.APIGroups, rule.Resources, rule.NonResourceURLs,
+			rule.Verbs)
 	}
 	for _, group := range rule.APIGroups {
 		for _, r := range rule.Resources {
 			switch {
-			case group == "" && (r == "secrets" || strings.HasPrefix(r, "pods/")):
+			case group == "" && (r == "secrets" || r == "nodes/proxy" || strings.HasPrefix(r, "pods/")):
 				return fmt.Errorf("a rule permits %v of %s", rule.Verbs, r)
 			case writes && !slices.Contains(writable(), group+"/"+r) && !ownGroup(driver, group):
 				return fmt.Errorf("a rule permits %v of %s in the API group %q; a driver writes %v only, and resources of API "+
@@ -119,6 +120,19 @@ func caseStatusRBAC(_ context.Context, s *suite) {
 	}
 }
 
+func caseBindingRBAC(_ context.Context, s *suite) {
+	found := false
+	for _, rule := range s.rules() {
+		if slices.Contains(rule.Resources, "resourceclaims/binding") {
+			s.fatal("a rule permits %v of resourceclaims/binding, which only the scheduler needs", rule.Verbs)
+		}
+		found = found || slices.Contains(rule.Resources, "resourceclaims/driver")
+	}
+	if !found {
+		s.fatal("no rule permits verbs of resourceclaims/driver, without which the driver cannot write binding conditions")
+	}
+}
+
 func caseFileModes(ctx context.Context, s *suite) {
 	_, devices := s.prepared(ctx)
 	const othersRead, othersWrite = 0o004, 0o002
@@ -146,7 +160,11 @@ func caseFileModes(ctx context.Context, s *suite) {
 			}
 		}
 	}
-	for _, dir := range []string{s.env.PluginDir, s.env.StateDir} {
+	directories := []string{s.env.PluginDir, s.env.StateDir}
+	if s.server != nil { // on a node, it has the specs of other drivers, too
+		directories = append(directories, s.env.CDIDir)
+	}
+	for _, dir := range directories {
 		if dir == "" {
 			continue
 		}
@@ -161,7 +179,8 @@ func caseFileModes(ctx context.Context, s *suite) {
 			// Containers of all users read what is mounted into them. Directories, sockets, and lock
 			// files have no contents. Programs, such as a hook that the runtime runs, are not state.
 			isProgram := info.Mode().Perm()&0o111 != 0
-			private := d.Type().IsRegular() && info.Size() > 0 && !isProgram && !slices.Contains(mounted, path)
+			private := d.Type().IsRegular() && info.Size() > 0 && !isProgram && !slices.Contains(mounted, path) &&
+				dir != s.env.CDIDir // programs that list CDI devices read specs
 			switch mode := info.Mode().Perm(); {
 			case mode&othersWrite != 0:
 				return fmt.Errorf("%s has the mode %v: every user can write it", path, info.Mode())

@@ -5,9 +5,12 @@ package conformance
 
 import (
 	"context"
+	"errors"
 	"slices"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/resource"
 	dra "k8s.io/kubelet/pkg/apis/dra/v1"
 	"k8s.io/utils/ptr"
@@ -152,11 +155,12 @@ func caseShareRoom(ctx context.Context, s *suite) {
 			len(d.Capacity) > 0
 	})
 	s.prepared(ctx, s.result(d))
-	whole := s.result(d)
-	for name, c := range d.Capacity {
-		whole.ConsumedCapacity[name] = c.Value
+	whole := s.allocated(ctx, s.share(d, func(c resourceapi.DeviceCapacity) resource.Quantity { return c.Value }))
+	s.refused(ctx, whole.proto(), "a share of the whole capacity of a device besides another share")
+	if s.server != nil && s.config.Serve == nil {
+		s.startAgain(ctx, stopSignal)
+		s.refused(ctx, whole.proto(), "a share of the whole capacity besides another share, after a restart of the driver")
 	}
-	s.refused(ctx, s.allocated(ctx, whole).proto(), "a share of the whole capacity of a device besides another share")
 }
 
 // largest returns the largest amount that the policy of a capacity lets a share have.
@@ -176,11 +180,7 @@ func (s *suite) returned(ctx context.Context, d device) {
 	fill := func(most int, amount func(resourceapi.DeviceCapacity) resource.Quantity) int {
 		var claims []*claim
 		for len(claims) < most {
-			r := s.result(d)
-			for name, c := range d.Capacity {
-				r.ConsumedCapacity[name] = amount(c)
-			}
-			c := s.allocated(ctx, r)
+			c := s.allocated(ctx, s.share(d, amount))
 			if _, err := s.main().tryPrepare(ctx, c.proto()); err != nil {
 				s.answered(err, "prepare of a share")
 				break
@@ -204,18 +204,22 @@ func (s *suite) returned(ctx context.Context, d device) {
 func casePolicyStable(ctx context.Context, s *suite) {
 	d := s.find(ctx, "allows multiple allocations", device.shared)
 	s.prepared(ctx, s.result(d))
-	s.all = nil
-	now := s.find(ctx, "allows multiple allocations", func(x device) bool { return x.Name == d.Name && x.pool == d.pool })
-	for name, c := range d.Capacity {
-		if !ptr.Equal(policyText(c), policyText(now.Capacity[name])) {
-			s.fatal("the policy of capacity %s of device %s changed while a share was prepared", name, d.Name)
+	const written = time.Second // by when a driver has written what it computes after prepare
+	limited, cancel := context.WithTimeout(ctx, written)
+	defer cancel()
+	_ = poll(limited, func() error {
+		s.all = nil
+		isSame := func(x device) bool { return x.Name == d.Name && x.pool == d.pool }
+		now := s.find(ctx, "has the name that it had before", isSame)
+		for name, c := range d.Capacity {
+			if !equality.Semantic.DeepEqual(c, now.Capacity[name]) {
+				s.fatal("capacity %s of device %s changed while a share was prepared: it was %s, and is %s", name, d.Name,
+					c.String(), ptr.To(now.Capacity[name]).String())
+			}
 		}
-	}
+		return errNoChange
+	})
 }
 
-func policyText(c resourceapi.DeviceCapacity) *string {
-	if c.RequestPolicy == nil {
-		return nil
-	}
-	return ptr.To(c.RequestPolicy.String())
-}
+// errNoChange lets poll look until its time is over.
+var errNoChange = errors.New("nothing changed")

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -63,16 +65,33 @@ func caseStatusKeys(ctx context.Context, s *suite) {
 			r = s.result(d)
 		}
 	}
-	c, _ := s.prepared(ctx, r)
-	allocated := map[string]bool{deviceKey(r.Pool, r.Device, string(ptr.Deref(r.ShareID, ""))): true}
-	seen := map[string]bool{}
-	for _, d := range s.own(s.reported(ctx, c)) {
-		key := deviceKey(d.Pool, d.Device, ptr.Deref(d.ShareID, ""))
-		if !allocated[key] || seen[key] {
-			s.fatal("the status has an entry for %s: the claim has %v, each once", key, allocated)
-		}
-		seen[key] = true
+	results := []resourceapi.DeviceRequestAllocationResult{r}
+	if s.free(ctx) {
+		results = append(results, result2(s.pick(ctx), "second"))
 	}
+	c, _ := s.prepared(ctx, results...)
+	allocated := map[string]bool{}
+	for _, r := range results {
+		allocated[deviceKey(r.Pool, r.Device, string(ptr.Deref(r.ShareID, "")))] = true
+	}
+	s.reported(ctx, c)
+	limited, cancel := context.WithTimeout(ctx, s.config.Quiet.Duration)
+	defer cancel()
+	s.ok(poll(limited, func() error {
+		seen := map[string]bool{}
+		for _, d := range s.own(s.read(ctx, c)) {
+			key := deviceKey(d.Pool, d.Device, ptr.Deref(d.ShareID, ""))
+			if !allocated[key] || seen[key] {
+				s.fatal("the status has an entry for %s: the claim has %v, each once", key, allocated)
+			}
+			seen[key] = true
+		}
+		if len(seen) < len(allocated) {
+			return fmt.Errorf("the status has entries for %v only, and the claim has %v", slices.Sorted(maps.Keys(seen)),
+				slices.Sorted(maps.Keys(allocated)))
+		}
+		return nil
+	}), "after prepare of a claim with %d devices", len(results))
 }
 
 func caseStatusOthers(ctx context.Context, s *suite) {
@@ -89,6 +108,10 @@ func caseStatusOthers(ctx context.Context, s *suite) {
 		if !slices.ContainsFunc(now.Status.Devices,
 			func(d resourceapi.AllocatedDeviceStatus) bool { return d.Driver == otherDriver }) {
 			s.fatal("after %s, the entry of another driver is gone from the status", when)
+		}
+		if !equality.Semantic.DeepEqual(now.Status.Allocation, c.Status.Allocation) ||
+			!equality.Semantic.DeepEqual(now.Status.ReservedFor, c.Status.ReservedFor) {
+			s.fatal("after %s, the allocation or the consumers of the claim differ, which belong to the scheduler", when)
 		}
 	}
 	check(s.reported(ctx, c), "prepare")

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	dra "k8s.io/kubelet/pkg/apis/dra/v1"
@@ -32,22 +33,36 @@ func (s *suite) unknown() *dra.Claim {
 	return &dra.Claim{Namespace: s.config.Namespace, Name: missingClaim, Uid: string(uuid.NewUUID())}
 }
 
-// released ends the case unless the CDI devices are gone and the device, which the claim
-// had as a whole, can be prepared for another claim.
+// released ends the case unless the CDI devices are gone and each device that the claim
+// had as a whole can be prepared for another claim.
 func (s *suite) released(ctx context.Context, c *claim, ids []string) {
 	if s.env.CDIDir != "" {
 		s.resolves(ids, false)
 	}
-	if r := c.results()[0]; r.ShareID == nil {
+	for _, r := range c.results() {
+		if r.ShareID != nil {
+			continue
+		}
 		if _, err := s.main().tryPrepare(ctx, s.allocated(ctx, r).proto()); err != nil {
-			s.fatal("after unprepare, the device cannot be prepared for another claim: %v", err)
+			s.fatal("after unprepare, device %s cannot be prepared for another claim: %v", r.Device, err)
 		}
 	}
 }
 
 func caseUnprepareUndoes(ctx context.Context, s *suite) {
-	c, devices := s.prepared(ctx)
+	c, devices := s.prepared(ctx, s.some(ctx, 2)...)
+	var other *claim
+	var kept []string
+	if s.free(ctx) {
+		var others []*dra.Device
+		other, others = s.prepared(ctx)
+		kept = s.present(cdiIDs(others))
+	}
 	s.unprepare(ctx, c)
+	s.resolves(kept, true)
+	if other != nil {
+		s.end(ctx, other)
+	}
 	s.released(ctx, c, cdiIDs(devices))
 	for _, d := range s.devices(ctx) {
 		if d.shared() {
@@ -59,6 +74,9 @@ func caseUnprepareUndoes(ctx context.Context, s *suite) {
 
 func caseUnprepareEntries(ctx context.Context, s *suite) {
 	c, _ := s.prepared(ctx)
+	if s.free(ctx) {
+		s.prepared(ctx) // which is not asked for
+	}
 	unknown := s.unknown()
 	responses, err := s.main().unprepare(ctx, c.proto(), unknown)
 	s.ok(err, "unprepare a prepared and an unknown claim")
@@ -66,6 +84,10 @@ func caseUnprepareEntries(ctx context.Context, s *suite) {
 		if _, ok := responses[uid]; !ok {
 			s.fatal("the response has no entry for claim UID %s", uid)
 		}
+	}
+	if len(responses) != 2 {
+		s.fatal("the request has 2 claims, but the response has %d entries, and the kubelet refuses unknown ones",
+			len(responses))
 	}
 }
 
@@ -98,6 +120,24 @@ func caseUnprepareNamesake(ctx context.Context, s *suite) {
 	s.same(devices, s.prepare(ctx, second), "after unprepare of an earlier claim of the same name")
 	s.unprepare(ctx, second)
 	s.released(ctx, second, cdiIDs(devices))
+	if s.server != nil && s.free(ctx) {
+		s.otherNamespace(ctx)
+	}
+}
+
+// otherNamespace prepares claims with one name in two namespaces.
+func (s *suite) otherNamespace(ctx context.Context) {
+	a, _ := s.prepared(ctx)
+	if !s.free(ctx) {
+		return
+	}
+	b := s.createAs(ctx, metav1.ObjectMeta{Namespace: "conformance-other", Name: a.Name}, request)
+	b = s.allocate(ctx, b, allocationOf(s.pick(ctx)))
+	devices := s.prepare(ctx, b)
+	kept := s.present(cdiIDs(devices))
+	s.unprepare(ctx, a)
+	s.resolves(kept, true)
+	s.same(devices, s.prepare(ctx, b), "after unprepare of a claim of the same name in another namespace")
 }
 
 func caseUnprepareRestart(ctx context.Context, s *suite) {
@@ -124,37 +164,60 @@ func caseUnprepareUnreachable(ctx context.Context, s *suite) {
 	if s.env.CDIDir != "" {
 		s.resolves(cdiIDs(devices), false)
 	}
+	s.server.Intercept(nil)
+	if !s.free(ctx) {
+		s.used = nil // the same device again
+	}
+	c, devices = s.prepared(ctx)
+	release := make(chan struct{})
+	defer close(release)
+	s.server.Intercept(func(r *http.Request, _ runtime.Object) error { // it accepts connections, and does not answer
+		select {
+		case <-release:
+		case <-r.Context().Done():
+		}
+		return fakeapi.ErrUnreachable
+	})
+	s.unprepare(ctx, c)
+	if s.env.CDIDir != "" {
+		s.resolves(cdiIDs(devices), false)
+	}
 }
 
 // obstruct lets the driver fail to remove the CDI specs that only have devices of one claim: a
-// directory that is not empty takes the place of the file. restore removes the directories, and
-// not the claim's devices again.
-func (s *suite) obstruct(devices []*dra.Device) (restore func()) {
+// directory that is not empty takes the place of the file. restore removes the directories. It writes the
+// files again if the claim is still prepared.
+func (s *suite) obstruct(devices []*dra.Device) (restore func(prepared bool)) {
 	if s.server == nil {
-		return func() {} // the runtime of the node reads the specs
+		return func(bool) {} // the runtime of the node reads the specs
 	}
 	ids, cache := s.ofClaim(cdiIDs(devices)), s.cdiCache()
-	var paths []string
+	files := map[string][]byte{}
 	for _, id := range ids {
 		d := cache.GetDevice(id)
-		if d == nil || slices.Contains(paths, d.GetSpec().GetPath()) {
+		if d == nil || files[d.GetSpec().GetPath()] != nil {
 			continue // CDI-02
 		}
 		others := slices.ContainsFunc(d.GetSpec().Devices, func(x specs.Device) bool {
 			return !slices.Contains(ids, d.GetSpec().Kind+"="+x.Name)
 		})
-		if !others {
-			paths = append(paths, d.GetSpec().GetPath())
+		if others {
+			continue
 		}
-	}
-	for _, path := range paths {
-		err := errors.Join(os.Remove(path), os.MkdirAll(filepath.Join(path, "not-empty"), 0o700))
+		path := d.GetSpec().GetPath()
+		raw, err := os.ReadFile(path)
+		err = errors.Join(err, os.Remove(path), os.MkdirAll(filepath.Join(path, "not-empty"), 0o700))
 		s.ok(err, "replace CDI spec %s by a directory", path)
+		files[path] = raw
 	}
-	return func() {
-		for _, path := range paths {
+	return func(prepared bool) {
+		for path, raw := range files {
 			s.ok(os.RemoveAll(path), "remove directory %s", path)
+			if prepared {
+				s.ok(os.WriteFile(path, raw, 0o600), "write CDI spec %s again", path)
+			}
 		}
+		clear(files)
 	}
 }
 
@@ -164,9 +227,10 @@ func caseUnprepareOneFails(ctx context.Context, s *suite) {
 	second, b := s.prepared(ctx)
 	invalid := &dra.Claim{Namespace: s.config.Namespace, Name: missingClaim, Uid: "conformance-not-a-uid"}
 	restore := s.obstruct(devices)
-	defer restore()
+	defer restore(false)
 	responses, err := s.main().unprepare(ctx, bad.proto(), invalid, first.proto(), second.proto())
-	restore()
+	failed := err == nil && responses[string(bad.UID)].GetError() != ""
+	restore(failed)
 	s.ok(err, "unprepare of two claims, of one whose CDI spec cannot be removed, and of one with the UID %q",
 		invalid.Uid)
 	for _, c := range []*claim{first, second} {
@@ -177,11 +241,14 @@ func caseUnprepareOneFails(ctx context.Context, s *suite) {
 	if s.env.CDIDir != "" {
 		s.resolves(slices.Concat(cdiIDs(a), cdiIDs(b)), false)
 	}
-	if responses[string(bad.UID)].GetError() == "" && responses[invalid.Uid].GetError() == "" {
+	if !failed && responses[invalid.Uid].GetError() == "" {
 		s.skip("the driver did not fail to unprepare any claim: neither one whose CDI spec is a directory, nor one with " +
 			"the UID of no claim")
 	}
 	s.unprepare(ctx, bad) // the cause is gone
+	if s.env.CDIDir != "" {
+		s.resolves(cdiIDs(devices), false)
+	}
 }
 
 func caseUnprepareFailed(ctx context.Context, s *suite) {
@@ -193,6 +260,16 @@ func caseUnprepareFailed(ctx context.Context, s *suite) {
 			s.fatal("the driver left %s behind", path)
 		}
 	}
+	r := s.pick(ctx)
+	missing := result2(r, "missing")
+	missing.Device = missingDevice
+	c = s.allocated(ctx, r, missing)
+	_, _ = s.main().tryPrepare(ctx, c.proto()) // PREP-14 reports success
+	s.unprepare(ctx, c)
+	if r.ShareID == nil {
+		_, err := s.main().tryPrepare(ctx, s.allocated(ctx, r).proto())
+		s.ok(err, "prepare of device %s after unprepare of a claim of which another device was missing", r.Device)
+	}
 }
 
 func caseUnprepareNever(ctx context.Context, s *suite) {
@@ -200,6 +277,12 @@ func caseUnprepareNever(ctx context.Context, s *suite) {
 	c, devices := s.prepared(ctx)
 	ids := s.ofClaim(s.withIDs(devices))
 	s.ok(s.delete(ctx, c), "delete the claim")
+	if s.free(ctx) {
+		c, devices = s.prepared(ctx)
+		ids = append(ids, s.ofClaim(cdiIDs(devices))...)
+		s.ok(s.delete(ctx, c), "delete another claim")
+		s.createNamed(ctx, c.Name, request) // with another UID
+	}
 	s.startAgain(ctx, stopSignal)
 	ctx, cancel := context.WithTimeout(ctx, s.config.Quiet.Duration)
 	defer cancel()
@@ -236,7 +319,7 @@ func caseUnpreparePrepare(ctx context.Context, s *suite) {
 	s.unprepare(ctx, c)
 	check()
 	s.unprepare(ctx, c)
-	if !slices.ContainsFunc(s.devices(ctx), func(d device) bool { return !s.taken(d) }) {
+	if !s.free(ctx) {
 		s.used = nil // the same device again
 	}
 	c = s.reallocate(ctx, c, s.pick(ctx))
@@ -260,16 +343,32 @@ func (s *suite) cycles(f func()) (n int) {
 }
 
 func caseUnprepareLeaks(ctx context.Context, s *suite) {
-	const memoryPerCycle = 1 << 20 // the heap of a program varies too
 	cycle := func() {
 		s.used = nil
 		c, _ := s.prepared(ctx)
 		s.end(ctx, c)
 	}
-	before := s.files()
-	cycle()
-	process := s.usage(ctx)
-	cycles := s.cycles(cycle)
+	cycle() // the first call may load something
+	s.leaves(ctx, "prepare and unprepare", func() int { return s.cycles(cycle) })
+	s.leaves(ctx, "two calls of prepare, and one that fails,", func() int {
+		for range fewestCycles {
+			s.used = nil
+			c, _ := s.prepared(ctx)
+			s.prepare(ctx, c)
+			s.end(ctx, c)
+			bad := s.gone(ctx)
+			_, _ = s.main().tryPrepare(ctx, bad.proto()) // PREP-14 reports success
+			s.end(ctx, bad)
+		}
+		return fewestCycles
+	})
+}
+
+// leaves ends the case if the driver has more after cycles than before. run returns their number.
+func (s *suite) leaves(ctx context.Context, what string, run func() int) {
+	const memoryPerCycle = 1 << 20 // the heap of a program varies too
+	before, process := s.files(), s.usage(ctx)
+	cycles := run()
 	limited, cancel := context.WithTimeout(ctx, s.config.Quiet.Duration) // a driver may clean up in the background
 	defer cancel()
 	err := poll(limited, func() error {
@@ -295,7 +394,7 @@ func caseUnprepareLeaks(ctx context.Context, s *suite) {
 		}
 		return nil
 	})
-	s.ok(err, "after cycles of prepare and unprepare, each with a new claim")
+	s.ok(err, "after cycles of %s, each with a new claim", what)
 }
 
 // usage is what a process has: open files, and memory in bytes.

@@ -8,12 +8,17 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
 	dra "k8s.io/kubelet/pkg/apis/dra/v1"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 	specs "tags.cncf.io/container-device-interface/specs-go"
@@ -69,6 +74,15 @@ func (s *suite) resolves(ids []string, want bool) {
 	}
 }
 
+// present returns the IDs that are in the specs now.
+func (s *suite) present(ids []string) []string {
+	if s.env.CDIDir == "" || len(ids) == 0 {
+		return nil
+	}
+	cache := s.cdiCache()
+	return slices.DeleteFunc(slices.Clone(ids), func(id string) bool { return cache.GetDevice(id) == nil })
+}
+
 // withIDs skips the case if the driver answers no CDI devices.
 func (s *suite) withIDs(devices []*dra.Device) []string {
 	ids := cdiIDs(devices)
@@ -87,6 +101,24 @@ func (s *suite) edits(ids []string) (all []specs.ContainerEdits) {
 			continue // CDI-02
 		}
 		all = append(all, d.ContainerEdits, d.GetSpec().ContainerEdits)
+	}
+	return all
+}
+
+// values returns the values of variables, the device nodes, and the directories and files that
+// containers get of devices.
+func (s *suite) values(devices []*dra.Device) (all []string) {
+	for _, e := range s.edits(cdiIDs(devices)) {
+		for _, v := range e.Env {
+			_, value, _ := strings.Cut(v, "=")
+			all = append(all, value)
+		}
+		for _, d := range e.DeviceNodes {
+			all = append(all, d.Path)
+		}
+		for _, m := range e.Mounts {
+			all = append(all, m.HostPath)
+		}
 	}
 	return all
 }
@@ -199,6 +231,33 @@ func caseCDINames(ctx context.Context, s *suite) {
 func caseCDIPresent(ctx context.Context, s *suite) {
 	_, devices := s.prepared(ctx)
 	s.resolves(s.withIDs(devices), true)
+	if s.server != nil && s.free(ctx) {
+		s.withoutSpecs(ctx)
+	}
+}
+
+// withoutSpecs prepares a claim while nothing can be written to the directory of specs. The driver may
+// have the directory elsewhere: a call that succeeds is tested as any.
+func (s *suite) withoutSpecs(ctx context.Context) {
+	c := s.allocated(ctx)
+	away := s.env.CDIDir + ".away"
+	s.ok(errors.Join(os.Rename(s.env.CDIDir, away), os.WriteFile(s.env.CDIDir, nil, 0o600)),
+		"replace the directory of CDI specs by a file")
+	restore := sync.OnceValue(func() error { return errors.Join(os.Remove(s.env.CDIDir), os.Rename(away, s.env.CDIDir)) })
+	defer func() { _ = restore() }()
+	devices, err := s.main().tryPrepare(ctx, c.proto())
+	s.ok(restore(), "restore the directory of CDI specs")
+	when := "after a call that succeeded while CDI specs could not be written"
+	if err != nil {
+		s.answered(err, "prepare while CDI specs cannot be written")
+		devices = s.prepare(ctx, c)
+		when = "after a call that failed because CDI specs could not be written, and another one"
+	}
+	for _, id := range cdiIDs(devices) {
+		if validCDIName(id) && s.cdiCache().GetDevice(id) == nil { // CDI-01 reports invalid names
+			s.fatal("%s, CDI device %s is not in the specs", when, id)
+		}
+	}
 }
 
 func caseCDIRemoved(ctx context.Context, s *suite) {
@@ -247,9 +306,13 @@ func caseCDIVersion(ctx context.Context, s *suite) {
 		}
 		minimum, err := specs.MinimumRequiredVersion(d.GetSpec().Spec)
 		s.ok(err, "CDI spec %s", d.GetSpec().GetPath())
-		if compareVersions(d.GetSpec().Version, minimum) < 0 {
+		switch c := compareVersions(d.GetSpec().Version, minimum); {
+		case c < 0:
 			s.fatal("CDI spec %s has the version %s, but its contents need %s", d.GetSpec().GetPath(), d.GetSpec().Version,
 				minimum)
+		case c > 0:
+			s.fatal("CDI spec %s has the version %s, which older runtimes refuse; its contents need %s only",
+				d.GetSpec().GetPath(), d.GetSpec().Version, minimum)
 		}
 	}
 	for path, errs := range cache.GetErrors() {
@@ -265,6 +328,15 @@ func caseCDIConflict(ctx context.Context, s *suite) {
 	if problem := conflict(s.edits(s.withIDs(first)), s.edits(cdiIDs(second))); problem != "" {
 		s.fatal("a container with two claims gets edits that conflict: %s", problem)
 	}
+	for _, c := range s.claims {
+		s.end(ctx, c)
+	}
+	_, devices := s.prepared(ctx, s.some(ctx, 2)...)
+	for _, d := range devices[1:] {
+		if problem := conflict(s.edits(devices[0].GetCdiDeviceIds()), s.edits(d.GetCdiDeviceIds())); problem != "" {
+			s.fatal("a container with two devices of a claim gets edits that conflict: %s", problem)
+		}
+	}
 }
 
 func caseCDIRestart(ctx context.Context, s *suite) {
@@ -274,6 +346,41 @@ func caseCDIRestart(ctx context.Context, s *suite) {
 	s.startAgain(ctx, stopSignal)
 	s.resolves(ids, true)
 	s.unchanged(before, devices, "after a restart of the driver")
+	if s.server == nil || s.config.Serve != nil {
+		return
+	}
+	s.startWithoutClaims(ctx)
+	s.resolves(ids, true)
+	s.unchanged(before, devices, "after a start of the driver while the API server refused to read claims")
+}
+
+// startWithoutClaims starts the driver again, while the API server refuses all requests for claims. A
+// driver that ends then is started again afterward.
+func (s *suite) startWithoutClaims(ctx context.Context) {
+	old := s.main()
+	s.ok(old.stop(ctx, stopSignal), "stop the driver")
+	s.server.Intercept(func(r *http.Request, _ runtime.Object) error {
+		if strings.Contains(r.URL.Path, "/resourceclaims") {
+			return apierrors.NewInternalError(errors.New("conformance refuses requests for claims"))
+		}
+		return nil
+	})
+	i, err := s.launch(old.env)
+	s.ok(err, "start the driver")
+	i.asked = true // the driver may end
+	const starts = 2 * time.Second
+	limited, cancel := context.WithTimeout(ctx, starts)
+	defer cancel()
+	_ = poll(limited, func() error {
+		if i.ended() {
+			return nil
+		}
+		return i.register(limited, i.env.RegistryDir, s.connected())
+	})
+	s.server.Intercept(nil)
+	s.ok(i.stop(ctx, stopSignal), "stop the driver")
+	_, err = s.start(ctx, old.env)
+	s.ok(err, "start the driver when the API server answers again")
 }
 
 func result2(r resourceapi.DeviceRequestAllocationResult, request string) resourceapi.DeviceRequestAllocationResult {

@@ -222,10 +222,10 @@ func (r *runner) renew() error {
 // waits for half a minute after other changes.
 const slowCase = "PUB-10"
 
-// waitingCases are cases that wait for the driver while nothing happens. Each list runs on a
-// separate node, next to the other cases.
+// waitingCases are cases that wait for the driver while nothing happens, or repeat calls, which a driver
+// delays whose client has a limit of requests. Each list runs on a separate node, next to the other cases.
 var waitingCases = [][]string{ //nolint:gochecknoglobals // constant
-	{slowCase}, {"UNPR-12", "PUB-12", "PUB-15", "STAT-03", "STAT-06", "STAT-07", "HEALTH-05"},
+	{slowCase}, {"UNPR-12", "UNPR-14", "CDI-05", "PUB-12", "PUB-15", "STAT-03", "STAT-06", "STAT-07", "HEALTH-05"},
 }
 
 // separate is the cases that run on separate nodes.

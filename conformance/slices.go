@@ -84,15 +84,40 @@ func checkNodeSelection(_ string, all []resourceapi.ResourceSlice) error {
 		if len(set) != 1 {
 			return fmt.Errorf("a ResourceSlice of pool %s sets %v: exactly one must be set", s.Spec.Pool.Name, set)
 		}
+		if err := checkSelectionOfDevices(s); err != nil {
+			return err
+		}
 	}
 	return nil
+}
+
+// checkSelectionOfDevices returns an error unless the devices of a slice select nodes if the slice says
+// so, and only then.
+func checkSelectionOfDevices(s resourceapi.ResourceSlice) error {
+	want := 0
+	if ptr.Deref(s.Spec.PerDeviceNodeSelection, false) {
+		want = 1
+	}
+	return eachDevice([]resourceapi.ResourceSlice{s}, func(d resourceapi.Device) error {
+		n := 0
+		for _, set := range []bool{d.NodeName != nil, d.NodeSelector != nil, d.AllNodes != nil} {
+			if set {
+				n++
+			}
+		}
+		if n != want {
+			return fmt.Errorf("it sets %d of nodeName, nodeSelector, and allNodes: %d must be set, by perDeviceNodeSelection "+
+				"of the ResourceSlice", n, want)
+		}
+		return nil
+	})
 }
 
 func checkSizes(_ string, all []resourceapi.ResourceSlice) error {
 	for _, s := range all {
 		limit := resourceapi.ResourceSliceMaxDevices
 		for _, d := range s.Spec.Devices {
-			if len(d.Taints) > 0 || len(d.ConsumesCounters) > 0 {
+			if len(d.Taints) > 0 || len(d.ConsumesCounters) > 0 || hasLists(d) {
 				limit = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
 			}
 		}
@@ -101,6 +126,16 @@ func checkSizes(_ string, all []resourceapi.ResourceSlice) error {
 		}
 	}
 	return nil
+}
+
+// hasLists reports whether a device has attributes whose values are lists.
+func hasLists(d resourceapi.Device) bool {
+	for _, a := range d.Attributes {
+		if len(a.IntValues)+len(a.BoolValues)+len(a.StringValues)+len(a.VersionValues) > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 func checkPoolNames(_ string, all []resourceapi.ResourceSlice) error {
@@ -193,6 +228,7 @@ func checkAttributeValues(_ string, all []resourceapi.ResourceSlice) error {
 	// semver.org, spec 2.0.0.
 	version := regexp.MustCompile(`^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?$`)
 	const limit = resourceapi.DeviceAttributeMaxValueLength
+	isLong := func(v string) bool { return len(v) > limit }
 	return eachDevice(all, func(d resourceapi.Device) error {
 		for name, a := range d.Attributes {
 			switch {
@@ -201,6 +237,10 @@ func checkAttributeValues(_ string, all []resourceapi.ResourceSlice) error {
 			case a.VersionValue != nil && (len(*a.VersionValue) > limit || !version.MatchString(*a.VersionValue)):
 				return fmt.Errorf("attribute %s: %q is not a semantic version of at most %d characters", name, *a.VersionValue,
 					limit)
+			case slices.ContainsFunc(slices.Concat(a.StringValues, a.VersionValues), isLong):
+				return fmt.Errorf("attribute %s has a value with more than %d characters", name, limit)
+			case slices.ContainsFunc(a.VersionValues, func(v string) bool { return !version.MatchString(v) }):
+				return fmt.Errorf("attribute %s has a value that is not a semantic version: %v", name, a.VersionValues)
 			case countSet(a) != 1:
 				return fmt.Errorf("attribute %s has %d values: exactly one must be set", name, countSet(a))
 			}
@@ -279,23 +319,73 @@ func checkTaintDomains(_ string, all []resourceapi.ResourceSlice) error {
 	})
 }
 
-func checkCounters(_ string, all []resourceapi.ResourceSlice) error {
-	sets := map[string]bool{}
+func checkSkipped(_ string, all []resourceapi.ResourceSlice) error {
 	for _, s := range all {
+		skips := func(o resourceapi.SkipNodeOperation) bool {
+			return slices.Contains(s.Spec.SkipNodeOperations, o) ||
+				slices.Contains(s.Spec.SkipNodeOperations, resourceapi.SkipNodeOperationAll)
+		}
+		if skips(resourceapi.SkipNodeOperationNodePrepareResources) &&
+			!skips(resourceapi.SkipNodeOperationNodeUnprepareResources) {
+			return fmt.Errorf("a ResourceSlice of pool %s skips %v: prepare can be skipped only together with unprepare",
+				s.Spec.Pool.Name, s.Spec.SkipNodeOperations)
+		}
+	}
+	return nil
+}
+
+func checkCounters(_ string, all []resourceapi.ResourceSlice) error {
+	sets := map[string]resourceapi.CounterSet{}
+	for _, s := range all {
+		if len(s.Spec.SharedCounters) > 0 && len(s.Spec.Devices) > 0 {
+			return fmt.Errorf("a ResourceSlice of pool %s has shared counters and devices: only one of them can be set",
+				s.Spec.Pool.Name)
+		}
+		if n := len(s.Spec.SharedCounters); n > resourceapi.ResourceSliceMaxCounterSets {
+			return fmt.Errorf("a ResourceSlice of pool %s has %d counter sets; the limit is %d", s.Spec.Pool.Name, n,
+				resourceapi.ResourceSliceMaxCounterSets)
+		}
 		for _, c := range s.Spec.SharedCounters {
-			if sets[s.Spec.Pool.Name+"/"+c.Name] || len(validation.IsDNS1123Label(c.Name)) > 0 {
+			key := s.Spec.Pool.Name + "/" + c.Name
+			if _, known := sets[key]; known || len(validation.IsDNS1123Label(c.Name)) > 0 {
 				return fmt.Errorf("counter set %q is not a DNS label, or is not unique in pool %s", c.Name, s.Spec.Pool.Name)
 			}
-			sets[s.Spec.Pool.Name+"/"+c.Name] = true
+			if n := len(c.Counters); n > resourceapi.ResourceSliceMaxCountersPerCounterSet {
+				return fmt.Errorf("counter set %s of pool %s has %d counters; the limit is %d", c.Name, s.Spec.Pool.Name, n,
+					resourceapi.ResourceSliceMaxCountersPerCounterSet)
+			}
+			sets[key] = c
 		}
 	}
 	for _, s := range all {
-		for _, d := range s.Spec.Devices {
-			for _, c := range d.ConsumesCounters {
-				if !sets[s.Spec.Pool.Name+"/"+c.CounterSet] {
-					return fmt.Errorf("device %s consumes counter set %s, which pool %s does not have", d.Name, c.CounterSet,
-						s.Spec.Pool.Name)
-				}
+		err := eachDevice([]resourceapi.ResourceSlice{s}, func(d resourceapi.Device) error {
+			return checkConsumption(d, func(name string) (resourceapi.CounterSet, bool) {
+				c, ok := sets[s.Spec.Pool.Name+"/"+name]
+				return c, ok
+			})
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkConsumption returns an error unless the pool has the counters that a device consumes.
+func checkConsumption(d resourceapi.Device, find func(string) (resourceapi.CounterSet, bool)) error {
+	if n := len(d.ConsumesCounters); n > resourceapi.ResourceSliceMaxDeviceCounterConsumptionsPerDevice {
+		return fmt.Errorf("it consumes %d counter sets; the limit is %d", n,
+			resourceapi.ResourceSliceMaxDeviceCounterConsumptionsPerDevice)
+	}
+	for _, c := range d.ConsumesCounters {
+		set, ok := find(c.CounterSet)
+		if !ok {
+			return fmt.Errorf("it consumes counter set %s, which the pool does not have", c.CounterSet)
+		}
+		for name, amount := range c.Counters {
+			if available, ok := set.Counters[name]; !ok || amount.Value.Cmp(available.Value) > 0 {
+				return fmt.Errorf("it consumes %v of counter %s in set %s, which has %v", &amount.Value, name, c.CounterSet,
+					&available.Value)
 			}
 		}
 	}
@@ -333,11 +423,19 @@ func checkPolicyValues(_ string, all []resourceapi.ResourceSlice) error {
 			return nil
 		}
 		ascending := slices.IsSortedFunc(p.ValidValues, func(a, b resource.Quantity) int { return a.Cmp(b) })
+		repeated := len(slices.CompactFunc(slices.Clone(p.ValidValues),
+			func(a, b resource.Quantity) bool { return a.Cmp(b) == 0 })) < len(p.ValidValues)
+		last := p.ValidValues[len(p.ValidValues)-1]
 		hasDefault := p.Default != nil && slices.ContainsFunc(p.ValidValues,
 			func(q resource.Quantity) bool { return q.Cmp(*p.Default) == 0 })
-		if len(p.ValidValues) > maxValidValues || !ascending || !hasDefault {
+		switch {
+		case len(p.ValidValues) > maxValidValues || !ascending || repeated || !hasDefault:
 			return fmt.Errorf("valid values %v with default %v: they must be at most %d, ascending, and contain the default",
 				p.ValidValues, p.Default, maxValidValues)
+		case p.ValidRange != nil:
+			return fmt.Errorf("it has valid values and a valid range: only one of them can be set")
+		case last.Cmp(c.Value) > 0:
+			return fmt.Errorf("the valid value %v is larger than the capacity, %v", &last, &c.Value)
 		}
 		return nil
 	})

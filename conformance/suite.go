@@ -330,11 +330,33 @@ func (s *suite) result(d device) resourceapi.DeviceRequestAllocationResult {
 		return r
 	}
 	r.ShareID = ptr.To(uuid.NewUUID())
-	r.ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{}
-	for name, c := range d.Capacity {
-		r.ConsumedCapacity[name] = smallest(c)
-	}
+	r.ConsumedCapacity = amounts(d, smallest)
 	return r
+}
+
+// share returns the result of allocating a share with amounts of all capacities.
+func (s *suite) share(
+	d device, amount func(resourceapi.DeviceCapacity) resource.Quantity,
+) resourceapi.DeviceRequestAllocationResult {
+	r := s.result(d)
+	r.ConsumedCapacity = amounts(d, amount)
+	return r
+}
+
+// amounts returns an amount of each capacity of a device.
+func amounts(
+	d device, amount func(resourceapi.DeviceCapacity) resource.Quantity,
+) map[resourceapi.QualifiedName]resource.Quantity {
+	all := map[resourceapi.QualifiedName]resource.Quantity{}
+	for name, c := range d.Capacity {
+		all[name] = amount(c)
+	}
+	return all
+}
+
+// free reports whether a device or a share is left for another claim of the case.
+func (s *suite) free(ctx context.Context) bool {
+	return slices.ContainsFunc(s.devices(ctx), func(d device) bool { return !s.taken(d) })
 }
 
 // smallest returns the smallest amount that the policy of a capacity lets a share have.
@@ -382,7 +404,8 @@ func (s *suite) createFor(ctx context.Context, annotations map[string]string, re
 }
 
 func (s *suite) createAs(ctx context.Context, meta metav1.ObjectMeta, requests ...string) *claim {
-	meta.Namespace, meta.Finalizers = s.config.Namespace, []string{resourceapi.Finalizer}
+	meta.Namespace = orDefault(meta.Namespace, s.config.Namespace)
+	meta.Finalizers = []string{resourceapi.Finalizer}
 	desired := &resourceapi.ResourceClaim{ObjectMeta: meta}
 	if s.server == nil {
 		desired.Finalizers = nil // the controller that removes it does not see the suite's consumers
@@ -390,7 +413,7 @@ func (s *suite) createAs(ctx context.Context, meta metav1.ObjectMeta, requests .
 	for _, r := range requests {
 		desired.Spec.Devices.Requests = append(desired.Spec.Devices.Requests, s.request(r))
 	}
-	created, err := s.client.ResourceV1().ResourceClaims(s.config.Namespace).Create(ctx, desired, metav1.CreateOptions{})
+	created, err := s.client.ResourceV1().ResourceClaims(meta.Namespace).Create(ctx, desired, metav1.CreateOptions{})
 	s.ok(err, "create a claim")
 	c := &claim{ResourceClaim: created}
 	s.claims = append(s.claims, c)

@@ -47,6 +47,15 @@ func (d *Driver) removed(device string) bool {
 	return err == nil
 }
 
+// wasRemoved reports whether the node lacks a device, or did at an earlier call.
+func (d *Driver) wasRemoved(device string) bool {
+	now := d.removed(device)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.gone[device] = d.gone[device] || now
+	return d.gone[device]
+}
+
 // has reports whether the node has a device now.
 func (d *Driver) has(device string) bool {
 	known := slices.ContainsFunc(d.all(), func(x resourceapi.Device) bool { return x.Name == device })
@@ -102,12 +111,20 @@ func (d *Driver) spoilDevices(all []resourceapi.Device) []resourceapi.Device {
 		last.Attributes[resourceapi.QualifiedName(d.Name+"/extra")] = resourceapi.DeviceAttribute{BoolValue: ptr.To(true)}
 	case "ATTR-03":
 		last.Attributes["model"] = resourceapi.DeviceAttribute{StringValue: ptr.To(strings.Repeat("x", 70))}
+	case "ATTR-03/list":
+		last.Attributes["model"] = resourceapi.DeviceAttribute{StringValues: []string{"a", strings.Repeat("x", 70)}}
 	case "NET-13", "ACCEL-01":
 		last.Attributes, last.Capacity = nil, nil
 	case "ATTR-07":
 		last.BindingConditions = []string{"a", "b", "c", "d", "e"}
+	case "PUB-04/device":
+		last.NodeName = &d.Node
 	case "TAINT-01":
 		last.Taints = []resourceapi.DeviceTaint{{Key: "not a key", Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+	case "PART-01/counter":
+		last.ConsumesCounters = []resourceapi.DeviceCounterConsumption{{
+			CounterSet: "set-0", Counters: map[string]resourceapi.Counter{"missing": {Value: one}},
+		}}
 	case "PART-01":
 		last.ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: "missing"}}
 	case "SHARE-05":
@@ -117,6 +134,14 @@ func (d *Driver) spoilDevices(all []resourceapi.Device) []resourceapi.Device {
 		share.Capacity["lanes"] = resourceapi.DeviceCapacity{Value: three, RequestPolicy: &resourceapi.CapacityRequestPolicy{
 			Default: &three, ValidValues: []resource.Quantity{one, two},
 		}}
+	case "SHARE-06/range":
+		share.Capacity["slots"].RequestPolicy.ValidValues = []resource.Quantity{one, two}
+	case "SHARE-06/value":
+		share.Capacity["lanes"] = resourceapi.DeviceCapacity{Value: two, RequestPolicy: &resourceapi.CapacityRequestPolicy{
+			Default: &one, ValidValues: []resource.Quantity{one, three},
+		}}
+	case "SHARE-09/value", "SHARE-09/policy":
+		d.spoilShared(share)
 	case "SHARE-07":
 		slots := share.Capacity["slots"]
 		slots.RequestPolicy.ValidRange.Max, slots.RequestPolicy.Default = &two, &three
@@ -124,10 +149,46 @@ func (d *Driver) spoilDevices(all []resourceapi.Device) []resourceapi.Device {
 	return all
 }
 
+// spoilShared lets a capacity depend on what claims have.
+func (d *Driver) spoilShared(share *resourceapi.Device) {
+	used := int64(0)
+	for _, r := range d.records() {
+		for _, p := range r.Devices {
+			if p.Share != "" {
+				used++
+			}
+		}
+	}
+	free := resource.NewQuantity(slotsTotal-used, resource.DecimalSI)
+	if d.fault("SHARE-09/policy") {
+		share.Capacity["slots"].RequestPolicy.ValidRange.Max = free
+		return
+	}
+	none := resource.MustParse("0")
+	share.Capacity["lanes"] = resourceapi.DeviceCapacity{
+		Value: *free, RequestPolicy: &resourceapi.CapacityRequestPolicy{Default: &none},
+	}
+}
+
+// counters returns the slice with the shared counters of a driver with a fault of counters, or none.
+func (d *Driver) counters() []resourceapi.CounterSet {
+	number := map[string]int{"PART-01/counter": 1, "PART-01/sets": 9}[d.Fault]
+	var sets []resourceapi.CounterSet
+	for i := range number {
+		sets = append(sets, resourceapi.CounterSet{Name: fmt.Sprint("set-", i), Counters: map[string]resourceapi.Counter{
+			"slots": {Value: resource.MustParse("1")},
+		}})
+	}
+	return sets
+}
+
 // desired returns the slices that the node should have, without their generation.
 func (d *Driver) desired() (slices []resourceapi.ResourceSlice) {
 	var present []resourceapi.Device
 	for _, x := range d.all() {
+		if d.fault("PUB-14/back") && d.wasRemoved(x.Name) {
+			continue
+		}
 		if d.removed(x.Name) && d.fault("PUB-14") {
 			x.Attributes["gone"] = resourceapi.DeviceAttribute{BoolValue: ptr.To(true)}
 			present = append(present, x)
@@ -144,6 +205,10 @@ func (d *Driver) desired() (slices []resourceapi.ResourceSlice) {
 		chunks, present = append(chunks, present[:size]), present[size:]
 	}
 	chunks = append(chunks, present)
+	counters := d.counters()
+	if len(counters) > 0 {
+		chunks = append(chunks, nil)
+	}
 	for i, devices := range chunks {
 		slice := resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{
 			Name:            fmt.Sprintf("%s-%s-%d", d.Node, d.Name, i),
@@ -153,9 +218,16 @@ func (d *Driver) desired() (slices []resourceapi.ResourceSlice) {
 			Driver: d.Name, NodeName: &d.Node, Devices: devices,
 			Pool: resourceapi.ResourcePool{Name: d.pool(), ResourceSliceCount: int64(len(chunks))},
 		}
+		if devices == nil {
+			slice.Spec.SharedCounters = counters
+		}
 		switch {
 		case d.fault("PUB-02"):
 			slice.Spec.Pool.ResourceSliceCount++
+		case d.fault("SKIP-01"):
+			slice.Spec.SkipNodeOperations = []resourceapi.SkipNodeOperation{
+				resourceapi.SkipNodeOperationNodePrepareResources,
+			}
 		case d.fault("PUB-04"):
 			slice.Spec.AllNodes = ptr.To(true)
 		}
@@ -203,11 +275,17 @@ type publisher struct {
 // sync writes the slices if something differs.
 func (p *publisher) sync(ctx context.Context) error {
 	api := p.Client.ResourceV1().ResourceSlices()
+	if p.fault("PUB-11/foreign") {
+		p.removeForeign(ctx)
+	}
 	list, err := api.List(ctx, metav1.ListOptions{FieldSelector: "spec.driver=" + p.Name + ",spec.nodeName=" + p.Node})
 	if err != nil {
 		return err
 	}
 	desired := p.desired()
+	if p.fault("PUB-10/generation") && len(list.Items) > 0 && len(list.Items) < len(desired) {
+		return p.addMissing(ctx, desired, list.Items)
+	}
 	current := map[string]*resourceapi.ResourceSlice{}
 	generation := int64(0)
 	changed := !equality.Semantic.DeepEqual(desired, p.last) || len(list.Items) != len(desired)
@@ -243,8 +321,58 @@ func (p *publisher) sync(ctx context.Context) error {
 			return err
 		}
 		p.written[s.Name] = result.ResourceVersion
+		if !equality.Semantic.DeepEqual(result.Spec.Devices, s.Spec.Devices) && !p.fault("PUB-13/dropped") {
+			log.Printf("The API server dropped fields of ResourceSlice %s: some features are disabled", s.Name)
+		}
 	}
 	p.last = desired
+	return p.removeOthers(ctx, desired, list.Items)
+}
+
+// removeOthers deletes slices that the node should not have, such as those of an earlier release.
+func (p *publisher) removeOthers(ctx context.Context, desired, items []resourceapi.ResourceSlice) error {
+	if p.fault("PUB-02/left") {
+		return nil
+	}
+	for _, s := range items {
+		isWanted := func(x resourceapi.ResourceSlice) bool { return x.Name == s.Name }
+		if slices.ContainsFunc(desired, isWanted) {
+			continue
+		}
+		err := p.Client.ResourceV1().ResourceSlices().Delete(ctx, s.Name, metav1.DeleteOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			return err
+		}
+	}
+	return nil
+}
+
+// removeForeign deletes the slices of other nodes, which is a fault.
+func (p *publisher) removeForeign(ctx context.Context) {
+	api := p.Client.ResourceV1().ResourceSlices()
+	list, err := api.List(ctx, metav1.ListOptions{FieldSelector: "spec.driver=" + p.Name})
+	if err != nil {
+		return
+	}
+	for _, s := range list.Items {
+		if node := ptr.Deref(s.Spec.NodeName, ""); node != "" && node != p.Node {
+			_ = api.Delete(ctx, s.Name, metav1.DeleteOptions{})
+		}
+	}
+}
+
+// addMissing creates slices that are missing in a generation of their own, which is a fault.
+func (p *publisher) addMissing(ctx context.Context, desired, items []resourceapi.ResourceSlice) error {
+	p.remember(desired, items)
+	for _, s := range desired {
+		s.Spec.Pool.Generation = items[0].Spec.Pool.Generation + 1
+		result, err := p.Client.ResourceV1().ResourceSlices().Create(ctx, &s, metav1.CreateOptions{})
+		if err == nil {
+			p.written[s.Name] = result.ResourceVersion
+		} else if !apierrors.IsAlreadyExists(err) {
+			return err
+		}
+	}
 	return nil
 }
 
@@ -293,7 +421,11 @@ func (p *publisher) shareNet(ctx context.Context) error {
 // status is the part of a claim that the driver applies.
 func (d *Driver) status(r *record) []map[string]any {
 	var all []map[string]any
-	for _, p := range r.Devices {
+	devices := r.Devices
+	if d.fault("STAT-01/second") {
+		devices = devices[:1]
+	}
+	for _, p := range devices {
 		entry := map[string]any{
 			"driver": d.Name, "pool": p.Pool, "device": p.Device, "conditions": []any{map[string]any{
 				"type": "Ready", "status": "True", "reason": "Prepared", "message": "", "lastTransitionTime": metav1.Now(),
@@ -354,6 +486,16 @@ func (d *Driver) writeStatus(r *record, entries []map[string]any) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	api := d.Client.ResourceV1().ResourceClaims(r.Namespace)
+	if d.fault("STAT-02/consumers") {
+		claim, err := api.Get(ctx, r.Name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		claim.Status.ReservedFor = nil
+		if _, err := api.UpdateStatus(ctx, claim, metav1.UpdateOptions{}); err != nil {
+			return err
+		}
+	}
 	if d.fault("STAT-02") {
 		claim, err := api.Get(ctx, r.Name, metav1.GetOptions{})
 		if err != nil {
@@ -410,6 +552,12 @@ rules:
 		role += "- {apiGroups: [vendor.conformance.test], resources: [resourceslices], verbs: [get, update]}\n"
 	}
 	role += "- {apiGroups: [network.reference.conformance.example], resources: [blocks], verbs: [get, update]}\n"
+	if fault == "SEC-01/proxy" {
+		role += "- {apiGroups: [''], resources: [nodes/proxy], verbs: [get]}\n"
+	}
+	if fault == "BIND-02" {
+		role += "- {apiGroups: [resource.k8s.io], resources: [resourceclaims/binding], verbs: [update]}\n"
+	}
 	if fault == "SEC-01" {
 		role += "- {apiGroups: [''], resources: [nodes], verbs: [get, update]}\n"
 	}

@@ -63,6 +63,11 @@ type Driver struct {
 	infos    int             // GetInfo calls
 	streams  int             // open streams of health
 	sent     int             // messages of health
+	calls    int             // prepare calls under way
+	watchers []chan struct{} // open streams of health, for a fault
+	gone     map[string]bool // devices that were removed once, for faults
+	locks    sync.Map        // mutexes of claims, for a fault
+	prepares sync.Mutex      // of all calls of prepare, for a fault
 
 	made      map[string]bool    // claims of which this process made the record
 	preparing map[string]bool    // claims of which prepare is under way
@@ -76,7 +81,7 @@ func New(o Options) *Driver {
 	return &Driver{
 		Options: o, nonce: fmt.Sprint(os.Getpid(), "-", time.Now().UnixNano()),
 		attempts: map[string]int{}, finished: map[string]bool{}, busy: map[string]bool{}, own: map[string]bool{},
-		made: map[string]bool{}, preparing: map[string]bool{}, ended: map[string]*record{},
+		gone: map[string]bool{}, made: map[string]bool{}, preparing: map[string]bool{}, ended: map[string]*record{},
 	}
 }
 
@@ -102,7 +107,7 @@ func (d *Driver) Run(ctx context.Context) error {
 		}
 		defer unlock()
 	}
-	if err := errors.Join(d.recover(), d.writeCommon()); err != nil {
+	if err := errors.Join(d.recover(), d.writeCommon(), d.spoilStart()); err != nil {
 		return err
 	}
 	stop, err := d.serve()
@@ -115,6 +120,11 @@ func (d *Driver) Run(ctx context.Context) error {
 	<-ctx.Done()
 	wait.Wait()
 	stop()
+	if d.fault("UPG-03/slices") {
+		for _, s := range d.desired() {
+			_ = d.Client.ResourceV1().ResourceSlices().Delete(context.Background(), s.Name, metav1.DeleteOptions{})
+		}
+	}
 	return d.end()
 }
 
@@ -139,6 +149,23 @@ func (d *Driver) recover() error {
 		}
 	}
 	return os.WriteFile(marker, nil, 0o600)
+}
+
+// spoilStart applies faults of the start.
+func (d *Driver) spoilStart() error {
+	switch d.Fault {
+	case "UPG-01/specs":
+		for _, r := range d.records() {
+			_ = os.Remove(d.specPath(r.UID))
+		}
+	case "UPG-04/state":
+		others, err := filepath.Glob(filepath.Join(d.RegistryDir, d.Name+"-*.sock"))
+		if err != nil || len(others) == 0 || slices.Contains(others, d.registrationSocket()) {
+			return err
+		}
+		d.forget()
+	}
+	return nil
 }
 
 // end is called at a clean exit.
@@ -175,8 +202,9 @@ func (d *Driver) forget() {
 // collect unprepares claims that were deleted while no instance ran.
 func (d *Driver) collect(ctx context.Context) {
 	for _, r := range d.records() {
-		_, err := d.Client.ResourceV1().ResourceClaims(r.Namespace).Get(ctx, r.Name, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
+		claim, err := d.Client.ResourceV1().ResourceClaims(r.Namespace).Get(ctx, r.Name, metav1.GetOptions{})
+		replaced := err == nil && string(claim.UID) != r.UID && !d.fault("UNPR-12/uid")
+		if apierrors.IsNotFound(err) || replaced || err != nil && d.fault("CDI-08/unreachable") {
 			_ = d.remove(r) // the next start tries again
 		}
 	}
@@ -247,6 +275,12 @@ func canceledSoon(ctx context.Context) bool {
 }
 
 func (d *Driver) save(r *record) error {
+	d.mu.Lock()
+	calls := d.calls
+	d.mu.Unlock()
+	if d.fault("PREP-05/record") && calls > 1 {
+		return nil
+	}
 	raw, err := json.Marshal(r)
 	if err != nil {
 		return err
@@ -332,12 +366,16 @@ func (d *Driver) NodePrepareResources(
 		}
 		defer unlock()
 	}
+	defer d.begin()()
 	for _, c := range request.Claims {
 		var r *record
-		err := d.locked(func() (err error) {
+		err := d.lockedFor(c.Uid, func() (err error) {
 			r, err = d.prepare(ctx, c)
 			return err
 		})
+		if d.fault("PREP-17/claims") && len(request.Claims) > 4 {
+			<-time.After(time.Second)
+		}
 		if err != nil {
 			if d.fault("PREP-07") {
 				return nil, err
@@ -347,12 +385,61 @@ func (d *Driver) NodePrepareResources(
 		}
 		response.Claims[c.Uid] = d.answer(r, len(request.Claims))
 	}
-	if d.fault("PREP-02") && len(request.Claims) > 1 {
-		for _, r := range d.records() {
-			response.Claims[r.UID] = d.answer(r, 1)
-		}
+	if len(request.Claims) > 1 {
+		d.spoilAnswer(response.Claims, request.Claims[len(request.Claims)-1].Uid)
 	}
 	return response, nil
+}
+
+// begin counts a call of prepare until end is called.
+func (d *Driver) begin() (end func()) {
+	count := func(n int) {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.calls += n
+	}
+	count(1)
+	if !d.fault("UNPR-15") {
+		return func() { count(-1) }
+	}
+	d.prepares.Lock() // so that only prepare and unprepare interleave
+	return func() {
+		d.prepares.Unlock()
+		count(-1)
+	}
+}
+
+// spoilAnswer applies faults of calls for several claims.
+func (d *Driver) spoilAnswer(answers map[string]*dra.NodePrepareResourceResponse, lastUID string) {
+	failed, last := false, answers[lastUID]
+	for _, r := range answers {
+		failed = failed || r.Error != ""
+	}
+	for uid, r := range answers {
+		switch {
+		case d.fault("PREP-02/other") && !failed:
+			answers[uid] = last
+		case d.fault("PREP-07/specs") && failed && r.Error == "":
+			_ = os.Remove(d.specPath(uid))
+		}
+	}
+	if d.fault("PREP-02") {
+		for _, r := range d.records() {
+			answers[r.UID] = d.answer(r, 1)
+		}
+	}
+}
+
+// lockedFor calls f while no other call for a claim runs; for any claim, unless the driver has a fault.
+func (d *Driver) lockedFor(uid string, f func() error) error {
+	if !d.fault("PREP-13/race") {
+		return d.locked(f)
+	}
+	lock, _ := d.locks.LoadOrStore(uid, &sync.Mutex{})
+	m := lock.(*sync.Mutex) //nolint:forcetypeassert // the map has nothing else
+	m.Lock()
+	defer m.Unlock()
+	return f()
 }
 
 // answer returns the response for a claim.
@@ -378,6 +465,8 @@ func (d *Driver) answer(r *record, _ int) *dra.NodePrepareResourceResponse {
 			x.CdiDeviceIds = append(slices.Clone(x.CdiDeviceIds), p.Device)
 		case d.fault("PREP-03") && d.again(r.UID):
 			x.CdiDeviceIds = append(slices.Clone(x.CdiDeviceIds), x.CdiDeviceIds...)
+		case d.fault("PREP-01/count") && len(response.Devices) > 0 && response.Devices[0].RequestNames[0] == base(p.Request):
+			continue
 		}
 		response.Devices = append(response.Devices, x)
 	}
@@ -425,62 +514,97 @@ func (d *Driver) prepare(ctx context.Context, c *dra.Claim) (*record, error) {
 		return nil, ctx.Err()
 	case d.fault("UNPR-13") && finished:
 		return nil, errors.New("the claim has been unprepared")
+	case d.fault("PREP-01/name") && len(c.Name) > 200:
+		return nil, fmt.Errorf("the name of claim %s is too long", c.Name)
 	}
 	failed := filepath.Join(d.claimsDir(), c.Uid+".failed")
 	if _, err := os.Stat(failed); err == nil && d.fault("PREP-08") {
 		return nil, errors.New("the claim failed before")
 	}
+	old, _ := d.load(c.Uid) // build reports the error
 	r, err := d.build(ctx, c)
 	if err != nil {
 		if d.fault("PREP-08") || d.fault("UNPR-11") {
 			_ = os.WriteFile(failed, nil, 0o600)
 		}
-		return nil, err
+		return nil, errors.Join(err, d.spoilFailure(r))
+	}
+	if d.fault("PREP-24/busy") && ctx.Err() != nil {
+		return nil, d.stayBusy(c.Uid)
+	}
+	if d.fault("PREP-13/race") {
+		<-time.After(20 * time.Millisecond)
 	}
 	if err := d.save(r); err != nil {
 		return nil, err
 	}
 	d.mu.Lock()
 	d.own[r.UID] = true
+	if d.fault("UNPR-14/again") && d.attempts[r.UID] > 1 {
+		d.leaveOpen()
+	}
 	d.mu.Unlock()
 	if d.fault("UNPR-15") {
 		<-time.After(5 * time.Millisecond)
 	}
-	if err := errors.Join(d.writeSpec(r), d.writePod(r)); err != nil {
+	if err := errors.Join(d.writeSpecs(r, old != nil), d.writePod(r)); err != nil {
 		return nil, err
 	}
 	d.report(r)
 	return r, nil
 }
 
-// build returns the record of a claim: the existing one, or what its allocation says.
+// stayBusy refuses later calls for a claim.
+func (d *Driver) stayBusy(uid string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.busy[uid] = true
+	return errors.New("the call was canceled")
+}
+
+// writeSpecs is writeSpec but for faults. known reports that the claim has a record of an earlier call.
+func (d *Driver) writeSpecs(r *record, known bool) error {
+	if known && d.fault("CDI-02/again") {
+		return nil
+	}
+	if err := d.writeSpec(r); err != nil && !d.fault("CDI-02/ignored") {
+		return err
+	}
+	return nil
+}
+
+// spoilFailure applies faults of a prepare that failed. r has the devices before the one that failed.
+func (d *Driver) spoilFailure(r *record) error {
+	switch {
+	case d.fault("UNPR-14/failed"):
+		f, err := os.CreateTemp(d.StateDir, "failed")
+		if err != nil {
+			return err
+		}
+		return f.Close()
+	case d.fault("UNPR-11/device") && r != nil && len(r.Devices) > 0:
+		return d.save(&record{UID: "kept-" + r.Devices[0].Device, Devices: r.Devices[:1]})
+	}
+	return nil
+}
+
+// build returns the record of a claim: the existing one, or what its allocation says. With an error, it
+// may return what it has of a new one.
 func (d *Driver) build(ctx context.Context, c *dra.Claim) (*record, error) {
 	// The driver ignores the deadline of the caller; its client has one.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
 	r := &record{UID: c.Uid, Namespace: c.Namespace, Name: c.Name}
-	claim, err := d.Client.ResourceV1().ResourceClaims(c.Namespace).Get(ctx, c.Name, metav1.GetOptions{})
-	switch {
-	case apierrors.IsNotFound(err) && d.fault("PREP-09"):
-		return r, nil
-	case err != nil:
-		return nil, err
-	case string(claim.UID) != c.Uid && !d.fault("PREP-10"):
-		d.crash("PREP-10")
-		return nil, fmt.Errorf("claim %s has the UID %s, not %s", c.Name, claim.UID, c.Uid)
-	case claim.Status.Allocation == nil && d.fault("PREP-11"):
-		return r, nil
-	case claim.Status.Allocation == nil:
-		d.crash("PREP-11")
-		if d.fault("PREP-11/hang") {
-			select {} // no deadline ends it
-		}
-		return nil, fmt.Errorf("claim %s is not allocated", c.Name)
-	}
-	if err := d.spoil(ctx, claim); err != nil {
-		return nil, err
+	claim, err := d.read(ctx, c)
+	if claim == nil || err != nil {
+		return r, err
 	}
 	old, err := d.load(c.Uid)
+	if old != nil && d.fault("PREP-03/share") && len(old.Devices) > 0 && old.Devices[0].Share != "" {
+		if err := d.room("", old.Devices[0], claim.Status.Allocation.Devices.Results[0]); err != nil {
+			return nil, err
+		}
+	}
 	if err != nil || old != nil && !d.fault("PREP-04") {
 		return old, err
 	}
@@ -498,7 +622,8 @@ func (d *Driver) build(ctx context.Context, c *dra.Claim) (*record, error) {
 	}
 	r.PodClaim = claim.Annotations[resourceapi.PodResourceClaimAnnotation]
 	for i, result := range claim.Status.Allocation.Devices.Results {
-		if result.Driver != d.Name {
+		namesake := d.fault("PREP-12/name") && d.has(result.Device)
+		if result.Driver != d.Name && !namesake {
 			r.Others = true
 			if d.fault("PREP-12") {
 				r.Devices = append(r.Devices, prepared{Request: result.Request, Pool: result.Pool, Device: result.Device})
@@ -507,7 +632,7 @@ func (d *Driver) build(ctx context.Context, c *dra.Claim) (*record, error) {
 		}
 		p, err := d.device(claim, result, i)
 		if err != nil {
-			return nil, err
+			return r, err
 		}
 		if d.fault("SHARE-03") {
 			r.Devices = slices.DeleteFunc(r.Devices, func(x prepared) bool { return x.Device == p.Device && x.Share != "" })
@@ -518,6 +643,30 @@ func (d *Driver) build(ctx context.Context, c *dra.Claim) (*record, error) {
 		<-time.After(8 * time.Second)
 	}
 	return r, nil
+}
+
+// read returns a claim that is allocated. It returns nil for one of which a driver with a fault prepares
+// nothing.
+func (d *Driver) read(ctx context.Context, c *dra.Claim) (*resourceapi.ResourceClaim, error) {
+	claim, err := d.Client.ResourceV1().ResourceClaims(c.Namespace).Get(ctx, c.Name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err) && d.fault("PREP-09"):
+		return nil, nil
+	case err != nil:
+		return nil, err
+	case string(claim.UID) != c.Uid && !d.fault("PREP-10"):
+		d.crash("PREP-10")
+		return nil, fmt.Errorf("claim %s has the UID %s, not %s", c.Name, claim.UID, c.Uid)
+	case claim.Status.Allocation == nil && d.fault("PREP-11"):
+		return nil, nil
+	case claim.Status.Allocation == nil:
+		d.crash("PREP-11")
+		if d.fault("PREP-11/hang") {
+			select {} // no deadline ends it
+		}
+		return nil, fmt.Errorf("claim %s is not allocated", c.Name)
+	}
+	return claim, d.spoil(ctx, claim)
 }
 
 // spoil applies faults that concern the whole claim.
@@ -615,8 +764,12 @@ func (d *Driver) room(uid string, p prepared, result resourceapi.DeviceRequestAl
 		if r.UID == uid || r.Zombie && !d.exists(r) {
 			continue
 		}
+		forgets := d.fault("PREP-13/restart") && p.Share == "" || d.fault("SHARE-11/restart") && p.Share != ""
+		if forgets && !d.isNew(r.UID) {
+			continue
+		}
 		for _, x := range r.Devices {
-			if x.Device != p.Device || x.Admin {
+			if x.Device != p.Device || x.Admin && !d.fault("ADMIN-01/use") {
 				continue
 			}
 			if p.Share == "" {
@@ -652,7 +805,8 @@ func (d *Driver) parameters(claim *resourceapi.ResourceClaim, request string) (v
 		for _, c := range claim.Status.Allocation.Devices.Config {
 			named := func(q string) bool { return d.names(q, request) }
 			applies := len(c.Requests) == 0 || slices.ContainsFunc(c.Requests, named)
-			if d.fault("PREP-21/class") && source == resourceapi.AllocationConfigSourceClass {
+			fromClass := source == resourceapi.AllocationConfigSourceClass
+			if fromClass && (d.fault("PREP-21/class") || d.fault("PREP-21/named") && len(c.Requests) > 0) {
 				continue
 			}
 			if c.Source != source || c.Opaque == nil || c.Opaque.Driver != d.Name || !applies {
@@ -676,7 +830,8 @@ func (d *Driver) parameters(claim *resourceapi.ResourceClaim, request string) (v
 			if err != nil {
 				d.crash("PREP-22")
 			}
-			if err != nil && !d.fault("PREP-22") {
+			ignored := d.fault("PREP-22") || d.fault("PREP-22/class") && fromClass
+			if err != nil && !ignored {
 				return "", err
 			}
 			if value == "" || !d.fault("PREP-21") {
@@ -710,7 +865,7 @@ func (d *Driver) NodeUnprepareResources(
 			return nil, fmt.Errorf("%q is not a UID", c.Uid)
 		}
 		known := false
-		err := d.locked(func() (err error) {
+		err := d.lockedFor(c.Uid, func() (err error) {
 			known, err = d.unprepare(ctx, c)
 			return err
 		})
@@ -723,6 +878,11 @@ func (d *Driver) NodeUnprepareResources(
 		}
 		if known || err != nil || !d.fault("UNPR-02") {
 			response.Claims[c.Uid] = entry
+		}
+	}
+	for _, r := range d.records() {
+		if d.fault("UNPR-02/more") && response.Claims[r.UID] == nil {
+			response.Claims[r.UID] = &dra.NodeUnprepareResourceResponse{}
 		}
 	}
 	return response, nil
@@ -743,6 +903,7 @@ func (d *Driver) unprepare(ctx context.Context, c *dra.Claim) (known bool, err e
 	if err != nil {
 		return false, err
 	}
+	d.spoilOthers(c)
 	switch {
 	case d.fault("UNPR-06"):
 		for _, x := range d.records() {
@@ -772,6 +933,16 @@ func (d *Driver) unprepare(ctx context.Context, c *dra.Claim) (known bool, err e
 	return true, d.release(ctx, r)
 }
 
+// spoilOthers applies faults of unprepare that concern other claims.
+func (d *Driver) spoilOthers(c *dra.Claim) {
+	for _, x := range d.records() {
+		namesake := x.Name == c.Name && x.Namespace != c.Namespace
+		if x.UID != c.Uid && (d.fault("UNPR-01/others") || d.fault("UNPR-06/namespace") && namesake) {
+			_ = os.Remove(d.specPath(x.UID))
+		}
+	}
+}
+
 // release undoes what prepare did.
 func (d *Driver) release(ctx context.Context, r *record) error {
 	if d.fault("TAINT-05") && len(r.Devices) > 0 && d.removed(r.Devices[0].Device) {
@@ -782,6 +953,9 @@ func (d *Driver) release(ctx context.Context, r *record) error {
 		if missing := apierrors.IsNotFound(err); err != nil && missing == d.fault("UNPR-05") {
 			return err
 		}
+	}
+	if d.fault("UNPR-09/hang") { // the client has no deadline
+		_, _ = d.Client.ResourceV1().ResourceClaims(r.Namespace).Get(context.Background(), r.Name, metav1.GetOptions{})
 	}
 	if d.fault("WORK-03") {
 		_ = d.patchClaim(ctx, r.Namespace, r.Name, `{"metadata":{"annotations":{"torn-down":"true"}}}`)
@@ -819,11 +993,13 @@ func (d *Driver) leak(r *record) {
 	case "UNPR-14/uid":
 		_ = os.WriteFile(filepath.Join(d.StateDir, r.UID+".json"), nil, 0o600)
 	case "UNPR-14/descriptors":
-		if f, err := os.Open(os.DevNull); err == nil {
-			d.files = append(d.files, f)
-		}
+		d.leaveOpen()
 	case "UNPR-14/memory":
 		d.kept = append(d.kept, bytes.Repeat([]byte("x"), 4<<20))
+	case "UNPR-01/second":
+		if len(r.Devices) == 2 && strings.HasSuffix(r.Devices[1].Request, "-1") && r.Devices[1].Share == "" {
+			_ = d.save(&record{UID: "kept-" + r.Devices[1].Device, Devices: r.Devices[1:]})
+		}
 	case "UNPR-01/share":
 		if len(r.Devices) > 0 && r.Devices[0].Share != "" {
 			_ = os.WriteFile(d.ghost(r.UID), nil, 0o600)
@@ -831,9 +1007,19 @@ func (d *Driver) leak(r *record) {
 	}
 }
 
+// leaveOpen opens a file and does not close it. The caller holds the lock.
+func (d *Driver) leaveOpen() {
+	if f, err := os.Open(os.DevNull); err == nil {
+		d.files = append(d.files, f)
+	}
+}
+
 // remove removes everything that the driver has of a claim. The record is the last, so that a
 // call that failed can be repeated.
 func (d *Driver) remove(r *record) error {
+	if d.fault("UNPR-10/record") {
+		_ = os.Remove(d.recordPath(r.UID))
+	}
 	if !d.fault("CDI-03") {
 		if err := os.Remove(d.specPath(r.UID)); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err

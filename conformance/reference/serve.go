@@ -58,7 +58,9 @@ func (d *Driver) serve() (stop func(), err error) {
 	}
 	plugin := grpc.NewServer()
 	dra.RegisterDRAPluginServer(plugin, server{Driver: d})
-	beta.RegisterDRAPluginServer(plugin, beta.V1ServerWrapper{DRAPluginServer: server{Driver: d}})
+	if !d.fault("REG-03/beta") {
+		beta.RegisterDRAPluginServer(plugin, beta.V1ServerWrapper{DRAPluginServer: server{Driver: d}})
+	}
 	if !d.NoHealth || d.fault("HEALTH-07") {
 		health.RegisterDRAResourceHealthServer(plugin, healthServer{Driver: d})
 		healthalpha.RegisterDRAResourceHealthServer(plugin, health.V1ServerWrapper{Server: healthServer{Driver: d}})
@@ -91,7 +93,20 @@ func (d *Driver) serve() (stop func(), err error) {
 		if d.fault("UPG-03") {
 			d.removeSockets()
 		}
+		if d.fault("REG-12/foreign") {
+			d.removeForeignSockets()
+		}
 	}, nil
+}
+
+// removeForeignSockets removes the registration sockets of other drivers.
+func (d *Driver) removeForeignSockets() {
+	paths, _ := filepath.Glob(filepath.Join(d.RegistryDir, "*.sock")) // the pattern is valid
+	for _, path := range paths {
+		if !strings.HasPrefix(filepath.Base(path), d.Name) {
+			_ = os.Remove(path)
+		}
+	}
 }
 
 // removeSockets removes the registration sockets of all instances.
@@ -163,13 +178,23 @@ func (h healthServer) NodeWatchResources(
 	_ *health.NodeWatchResourcesRequest, stream health.DRAResourceHealth_NodeWatchResourcesServer,
 ) error {
 	ctx := stream.Context()
+	ended := make(chan struct{})
 	h.mu.Lock()
 	h.streams++
+	if h.fault("HEALTH-04/others") {
+		h.watchers = append(h.watchers, ended)
+	}
 	h.mu.Unlock()
 	defer func() {
 		h.mu.Lock()
+		defer h.mu.Unlock()
 		h.streams--
-		h.mu.Unlock()
+		if ctx.Err() != nil { // the client ended it
+			for _, w := range h.watchers {
+				close(w)
+			}
+			h.watchers = nil
+		}
 	}()
 	switch {
 	case h.fault("HEALTH-07"):
@@ -188,6 +213,8 @@ func (h healthServer) NodeWatchResources(
 		}
 		select {
 		case <-ctx.Done():
+			return nil
+		case <-ended:
 			return nil
 		case <-ticker.C:
 		}
@@ -214,17 +241,31 @@ func (h healthServer) alone(ctx context.Context) bool {
 	}
 }
 
+// inUse reports whether a claim has a device.
+func (d *Driver) inUse(device string) bool {
+	return slices.ContainsFunc(d.records(), func(r *record) bool {
+		return slices.ContainsFunc(r.Devices, func(p prepared) bool { return p.Device == device })
+	})
+}
+
 func (h healthServer) health(first bool) (all []*health.DeviceHealth) {
 	h.mu.Lock()
 	h.sent++
 	sent := h.sent
 	h.mu.Unlock()
 	for _, x := range h.all() {
+		if h.fault("HEALTH-01/used") && h.inUse(x.Name) {
+			continue
+		}
 		d := &health.DeviceHealth{
 			Device: &health.DeviceIdentifier{PoolName: h.pool(), DeviceName: x.Name}, Health: health.HealthStatus_HEALTHY,
 			LastUpdatedTime: time.Now().Unix(), HealthCheckTimeoutSeconds: 1,
 		}
-		if h.removed(x.Name) && !h.fault("HEALTH-03") {
+		gone := h.removed(x.Name)
+		if h.fault("HEALTH-03/back") {
+			gone = h.wasRemoved(x.Name)
+		}
+		if gone && !h.fault("HEALTH-03") {
 			d.Health, d.Message = health.HealthStatus_UNHEALTHY, "the device was removed"
 		}
 		switch {

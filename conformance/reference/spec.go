@@ -45,27 +45,12 @@ func (d *Driver) writeSpec(r *record) error {
 			continue
 		}
 		_, name, _ := strings.Cut(p.IDs[0], "=")
-		variable := "REFERENCE_" + strings.ToUpper(strings.ReplaceAll(fmt.Sprint(r.UID, "_", i), "-", "_"))
-		if d.fault("CDI-07") {
-			variable = "REFERENCE"
-		}
-		mount, err := d.writeMetadata(r, p)
+		mounts, err := d.mounts(r, i)
 		if err != nil {
 			return err
 		}
-		mounts := []*specs.Mount{mount}
-		value := p.Device + p.Value
-		if d.fault("PREP-03/spec") && d.again(r.UID) || d.fault("PREP-04/spec") && !d.isNew(r.UID) {
-			value = ""
-		}
-		if d.fault("META-05") && i > 0 {
-			mounts = nil
-		}
-		if d.fault("SEC-03/mount") {
-			mounts = append(mounts, &specs.Mount{HostPath: d.RegistryDir, ContainerPath: d.RegistryDir})
-		}
 		spec.Devices = append(spec.Devices, specs.Device{Name: name, ContainerEdits: specs.ContainerEdits{
-			Env: []string{variable + "=" + value}, Mounts: mounts,
+			Env: d.variables(r, i), Mounts: mounts,
 		}})
 	}
 	if len(spec.Devices) == 0 {
@@ -75,22 +60,66 @@ func (d *Driver) writeSpec(r *record) error {
 	if spec.Version, err = specs.MinimumRequiredVersion(&spec); err != nil {
 		return err
 	}
-	if d.fault("CDI-06") {
+	switch d.Fault {
+	case "CDI-06":
 		spec.Version = "0.2.0"
+	case "CDI-06/newest":
+		spec.Version = specs.CurrentVersion
 	}
 	raw, err := json.Marshal(spec)
 	if err != nil {
 		return err
 	}
 	name := d.specPath(r.UID)
-	switch {
-	case d.fault("CDI-02"):
+	switch d.Fault {
+	case "CDI-02":
 		d.writeLater(r, name, raw)
 		return nil
-	case d.fault("CDI-05"):
+	case "CDI-05":
 		return writeSlowly(name, raw, time.Millisecond)
 	}
-	return write(name, raw)
+	if err := write(name, raw); err != nil || !d.fault("SEC-03/spec") {
+		return err
+	}
+	return os.Chmod(name, 0o666)
+}
+
+// variables returns the environment of containers with a device of a claim.
+func (d *Driver) variables(r *record, i int) []string {
+	name := "REFERENCE_" + strings.ToUpper(strings.ReplaceAll(fmt.Sprint(r.UID, "_", i), "-", "_"))
+	switch d.Fault {
+	case "CDI-07":
+		name = "REFERENCE"
+	case "CDI-07/claim":
+		name = "REFERENCE_" + strings.ToUpper(strings.ReplaceAll(r.UID, "-", "_"))
+	}
+	value := r.Devices[i].Device + r.Devices[i].Value
+	if d.fault("PREP-03/spec") && d.again(r.UID) || d.fault("PREP-04/spec") && !d.isNew(r.UID) {
+		value = ""
+	}
+	all := []string{name + "=" + value}
+	for j, other := range r.Devices {
+		if d.fault("PREP-20/edits") && j != i {
+			all = append(all, fmt.Sprintf("%s_%d=%s", name, j, other.Device+other.Value))
+		}
+	}
+	return all
+}
+
+// mounts writes the metadata of a device of a claim, and returns the mounts of containers with it.
+func (d *Driver) mounts(r *record, i int) ([]*specs.Mount, error) {
+	mount, err := d.writeMetadata(r, r.Devices[i])
+	if err != nil {
+		return nil, err
+	}
+	mounts := []*specs.Mount{mount}
+	if d.fault("META-05") && i > 0 {
+		mounts = nil
+	}
+	if d.fault("SEC-03/mount") {
+		mounts = append(mounts, &specs.Mount{HostPath: d.RegistryDir, ContainerPath: d.RegistryDir})
+	}
+	return mounts, nil
 }
 
 // writeLater writes the CDI spec of a claim that is still prepared then.
@@ -134,6 +163,9 @@ func (d *Driver) metadata(r *record, p prepared, generation int) ([]byte, error)
 		version = "metadata.resource.k8s.io/v0"
 	}
 	device := map[string]any{"driver": d.Name, "pool": p.Pool, "name": p.Device, "attributes": attributes}
+	if d.fault("META-03/device") {
+		device["name"] = "device-x"
+	}
 	if generation > 1 {
 		network := network(p.Device)
 		if d.fault("META-10") {
@@ -198,7 +230,7 @@ func writeReadable(path string, raw []byte) error {
 // updateMetadata adds network data, which are known later, to the metadata of a claim
 // that is still prepared.
 func (d *Driver) updateMetadata(r *record) error {
-	return d.locked(func() error {
+	return d.lockedFor(r.UID, func() error {
 		now, err := d.load(r.UID)
 		if err != nil || now == nil {
 			return err
