@@ -324,6 +324,7 @@ func (r *runner) one(ctx context.Context, requirement Requirement) (result Resul
 		result.Calls = lastCalls(s.instances[0].registered)
 	}
 	err := s.cleanUp(context.WithoutCancel(ctx))
+	_, _ = s.takeCalls(), s.api.take() // which are not calls of the next case
 	if err != nil {
 		for _, i := range s.instances {
 			i.awaitEnd(context.WithoutCancel(ctx))

@@ -348,3 +348,19 @@ not to meet it. The case of the requirement failed each time; the last column li
 	}
 	return b.Bytes()
 }
+
+// TestRun_callsOfTheCase fails if the report of a case has calls of the case before it.
+func TestRun_callsOfTheCase(t *testing.T) {
+	c := referenceConfig(t, "CDI-02")
+	c.Only = []string{"PREP-01", "CDI-02"}
+	report, err := Run(t.Context(), c, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range report.Results() {
+		calls := strings.Join(r.Calls, "\n")
+		if r.Requirement.ID == "CDI-02" && (calls == "" || strings.Contains(calls, "Unprepare")) {
+			t.Errorf("the case calls prepare only, and the report has the calls\n%s", calls)
+		}
+	}
+}
