@@ -139,7 +139,6 @@ func variants() []fault {
 		{name: "UNPR-14/memory", text: "Each cycle keeps 4 MiB of memory"},
 		{name: "CDI-02/again", text: "After an error, the next call answers IDs whose spec it does not write"},
 		{name: "CDI-02/ignored", text: "An error of writing a spec is ignored"},
-		{name: "CDI-06/newest", text: "Spec files have the newest version, which their contents do not need"},
 		{name: "CDI-07/claim", text: "Two devices of one claim have one environment variable with other values"},
 		{name: "CDI-08/unreachable", text: "A start removes the specs of all claims that cannot be read then"},
 		{name: "SHARE-06/range", text: "A policy has valid values and a valid range"},

@@ -60,11 +60,8 @@ func (d *Driver) writeSpec(r *record) error {
 	if spec.Version, err = specs.MinimumRequiredVersion(&spec); err != nil {
 		return err
 	}
-	switch d.Fault {
-	case "CDI-06":
+	if d.Fault == "CDI-06" {
 		spec.Version = "0.2.0"
-	case "CDI-06/newest":
-		spec.Version = specs.CurrentVersion
 	}
 	raw, err := json.Marshal(spec)
 	if err != nil {
