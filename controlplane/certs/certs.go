@@ -58,12 +58,13 @@ type Options struct {
 }
 
 const (
-	// syncPeriod bounds how long a webhook configuration that another client has
-	// replaced lacks the CA bundle, and how late a certificate is renewed.
-	syncPeriod = 10 * time.Second
+	// renewalPeriod bounds how late a certificate is renewed, which no event announces. It
+	// is short in comparison with trustOverlap.
+	renewalPeriod = 10 * time.Minute
 	// retryPeriod is the delay after the first of several failures; it doubles up to
-	// syncPeriod.
-	retryPeriod = time.Second
+	// maxRetryPeriod.
+	retryPeriod    = time.Second
+	maxRetryPeriod = 10 * time.Second
 )
 
 // Rotator is a manager.Runnable that generates, rotates, and distributes the
@@ -91,20 +92,20 @@ func (*Rotator) NeedLeaderElection() bool { return false }
 // manager.Runnable.
 func (r *Rotator) Start(ctx context.Context) error {
 	changed := make(chan struct{}, 1)
-	stop, err := r.watchSecret(ctx, changed)
+	stop, err := r.watchObjects(ctx, changed)
 	if err != nil {
 		return err
 	}
 	defer stop()
 	retryDelay := retryPeriod
 	for {
-		delay := syncPeriod
+		delay := renewalPeriod
 		switch err := r.sync(ctx); {
 		case ctx.Err() != nil:
 			return nil
 		case err != nil:
 			klog.FromContext(ctx).Error(err, "Failed to update webhook certificates; retrying", "delay", retryDelay)
-			delay, retryDelay = retryDelay, min(2*retryDelay, syncPeriod)
+			delay, retryDelay = retryDelay, min(2*retryDelay, maxRetryPeriod)
 		default:
 			retryDelay = retryPeriod
 		}
@@ -117,31 +118,53 @@ func (r *Rotator) Start(ctx context.Context) error {
 	}
 }
 
-// watchSecret sends to changed when the Secret changes. The returned function
-// waits until the watch, which ctx ends, has stopped.
-func (r *Rotator) watchSecret(ctx context.Context, changed chan<- struct{}) (stop func(), err error) {
-	factory := informers.NewSharedInformerFactoryWithOptions(r.client, 0,
-		informers.WithNamespace(r.options.Namespace),
-		informers.WithTweakListOptions(func(o *metav1.ListOptions) {
-			// The controller's role grants access to this Secret only.
-			o.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, r.options.Secret).String()
-		}))
+// watchObjects sends to changed when the Secret or a webhook configuration changes. The
+// returned function waits until the watches, which ctx ends, have stopped.
+func (r *Rotator) watchObjects(ctx context.Context, changed chan<- struct{}) (stop func(), err error) {
+	secret := r.informersOf(r.options.Secret, informers.WithNamespace(r.options.Namespace))
+	factories := []informers.SharedInformerFactory{secret}
+	watched := []cache.SharedIndexInformer{secret.Core().V1().Secrets().Informer()}
+	for _, name := range r.options.Configurations {
+		configurations := r.informersOf(name)
+		api := configurations.Admissionregistration().V1()
+		factories = append(factories, configurations)
+		watched = append(watched,
+			api.MutatingWebhookConfigurations().Informer(), api.ValidatingWebhookConfigurations().Informer())
+	}
 	notify := func() {
 		select {
 		case changed <- struct{}{}:
 		default: // a notification is pending already
 		}
 	}
-	_, err = factory.Core().V1().Secrets().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(any) { notify() },
-		UpdateFunc: func(any, any) { notify() },
-		DeleteFunc: func(any) { notify() },
-	})
-	if err != nil {
-		return nil, fmt.Errorf("watch Secret %s/%s: %w", r.options.Namespace, r.options.Secret, err)
+	for _, informer := range watched {
+		_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+			AddFunc:    func(any) { notify() },
+			UpdateFunc: func(any, any) { notify() },
+			DeleteFunc: func(any) { notify() },
+		})
+		if err != nil {
+			return nil, fmt.Errorf("watch Secret %s/%s and the webhook configurations %q: %w",
+				r.options.Namespace, r.options.Secret, r.options.Configurations, err)
+		}
 	}
-	factory.Start(ctx.Done())
-	return factory.Shutdown, nil
+	for _, factory := range factories {
+		factory.Start(ctx.Done())
+	}
+	return func() {
+		for _, factory := range factories {
+			factory.Shutdown()
+		}
+	}, nil
+}
+
+// informersOf returns a factory of informers that watch one object of their types: the
+// controller's role grants access to objects with these names only.
+func (r *Rotator) informersOf(name string, options ...informers.SharedInformerOption) informers.SharedInformerFactory {
+	one := informers.WithTweakListOptions(func(o *metav1.ListOptions) {
+		o.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
+	})
+	return informers.NewSharedInformerFactoryWithOptions(r.client, 0, append(options, one)...)
 }
 
 // GetCertificate returns the current serving certificate; it is meant for

@@ -474,7 +474,8 @@ func TestRotator_Start(t *testing.T) {
 	// configurations trust, and returns who signed it.
 	untilServed := func(condition string, previous *x509.Certificate) (issuer *x509.Certificate) {
 		t.Helper()
-		err := wait.PollUntilContextTimeout(ctx, 5*time.Millisecond, syncPeriod/2, true, func(context.Context) (bool, error) {
+		const interval, timeout = 5 * time.Millisecond, 5 * time.Second
+		err := wait.PollUntilContextTimeout(ctx, interval, timeout, true, func(context.Context) (bool, error) {
 			r.mu.Lock()
 			serving := r.serving
 			r.mu.Unlock()
@@ -497,7 +498,18 @@ func TestRotator_Start(t *testing.T) {
 	if err := e.client.CoreV1().Secrets(namespace).Delete(ctx, secretName, metav1.DeleteOptions{}); err != nil {
 		t.Error(err)
 	}
-	untilServed("after the Secret was deleted", first)
+	second := untilServed("after the Secret was deleted", first)
+	if second == nil {
+		t.FailNow()
+	}
+	// Helm replaces the webhooks, and their bundles with them.
+	api := e.client.AdmissionregistrationV1().ValidatingWebhookConfigurations()
+	replaced := &admissionregistration.ValidatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: webhooks},
+		Webhooks: []admissionregistration.ValidatingWebhook{{Name: "c"}}}
+	if _, err := api.Update(ctx, replaced, metav1.UpdateOptions{}); err != nil {
+		t.Error(err)
+	}
+	untilServed("after the validating configuration was replaced", first)
 	cancel()
 	if err := <-stopped; err != nil {
 		t.Errorf("Start returned %v after its context ended", err)
