@@ -46,8 +46,22 @@ type Reconciler struct {
 	Quarantine time.Duration
 }
 
+// indexLost indexes AddressBlocks by lostKeys.
+const indexLost = "dra-shared.lost"
+
+// lostKeys returns one key for a block of a lost node, and none for others.
+func lostKeys(o client.Object) []string {
+	if _, lost := o.GetAnnotations()[network.NodeLostAnnotation]; lost {
+		return []string{"true"}
+	}
+	return nil
+}
+
 // SetupWithManager registers the reconciler.
-func (r *Reconciler) SetupWithManager(_ context.Context, m ctrl.Manager) error {
+func (r *Reconciler) SetupWithManager(ctx context.Context, m ctrl.Manager) error {
+	if err := m.GetFieldIndexer().IndexField(ctx, &network.AddressBlock{}, indexLost, lostKeys); err != nil {
+		return err
+	}
 	return ctrl.NewControllerManagedBy(m).Named("addresspools").
 		For(&network.AddressPool{}).
 		Watches(&network.AddressPool{}, handler.EnqueueRequestsFromMapFunc(r.poolsOfNetwork)).
@@ -56,6 +70,11 @@ func (r *Reconciler) SetupWithManager(_ context.Context, m ctrl.Manager) error {
 			builder.WithPredicates(predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 				return isOutOfService(e.ObjectOld) != isOutOfService(e.ObjectNew)
 			}})).
+		Watches(&resourceapi.ResourceClaim{}, handler.EnqueueRequestsFromMapFunc(r.poolsOfLostNodes),
+			builder.WithPredicates(predicate.Funcs{
+				CreateFunc: func(event.CreateEvent) bool { return false },
+				UpdateFunc: func(e event.UpdateEvent) bool { return isAllocated(e.ObjectOld) && !isAllocated(e.ObjectNew) },
+			})).
 		WatchesMetadata(&appsv1.StatefulSet{}, handler.EnqueueRequestsFromMapFunc(r.poolsOfStatefulSet),
 			builder.WithPredicates(predicate.Funcs{
 				CreateFunc: func(event.CreateEvent) bool { return false },
@@ -108,6 +127,24 @@ func (r *Reconciler) poolsOfNode(ctx context.Context, o client.Object) (requests
 		}
 	}
 	return requests
+}
+
+// poolsOfLostNodes returns requests for the pools of which lost nodes have blocks: a claim, which may have named
+// such a node, has lost its devices.
+func (r *Reconciler) poolsOfLostNodes(ctx context.Context, _ client.Object) (requests []reconcile.Request) {
+	var blocks network.AddressBlockList
+	if err := r.Client.List(ctx, &blocks, client.MatchingFields{indexLost: "true"}); err != nil {
+		return nil // the cache is shutting down
+	}
+	for i := range blocks.Items {
+		requests = append(requests, request(blocks.Items[i].Spec.Pool))
+	}
+	return requests
+}
+
+func isAllocated(o client.Object) bool {
+	claim, ok := o.(*resourceapi.ResourceClaim)
+	return ok && claim.Status.Allocation != nil
 }
 
 // Reconcile implements reconcile.Reconciler.
@@ -286,12 +323,8 @@ func (r *Reconciler) annotate(ctx context.Context, b *network.AddressBlock, valu
 	return r.Client.Patch(ctx, updated, client.MergeFrom(b))
 }
 
-// claimPollInterval is how often the reconciler checks whether claims still name a lost
-// node.
-const claimPollInterval = time.Minute
-
 // returnBlock deletes the block of a node that was lost at a time, if it may. It returns
-// the time until it must look again.
+// the time until it must look again; 0 means that events suffice.
 func (r *Reconciler) returnBlock(ctx context.Context, b *network.AddressBlock, since string) (time.Duration, error) {
 	lost, err := time.Parse(time.RFC3339, since)
 	if err != nil {
@@ -301,7 +334,7 @@ func (r *Reconciler) returnBlock(ctx context.Context, b *network.AddressBlock, s
 		return r.Quarantine - passed, nil
 	}
 	if inUse, err := r.isNamed(ctx, b.Spec.Node); err != nil || inUse {
-		return claimPollInterval, err
+		return 0, err
 	}
 	if b.Spec.Pod != "" {
 		return 0, r.takeFromNode(ctx, b)

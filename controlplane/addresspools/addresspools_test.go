@@ -159,6 +159,9 @@ func TestReconcile_returnsTheBlocksOfALostNode(t *testing.T) {
 		t.Errorf("before the end of the quarantine: got %d blocks, want 2", s.Blocks)
 	}
 	e.clock.Step(4 * time.Second)
+	if result := e.reconcile("office"); result.RequeueAfter != 0 {
+		t.Errorf("while a claim names the node: got requeue after %s, want that events suffice", result.RequeueAfter)
+	}
 	if s := e.status("office"); s.Blocks != 2 {
 		t.Errorf("while a claim names the node: got %d blocks, want 2", s.Blocks)
 	}
