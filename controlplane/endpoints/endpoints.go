@@ -33,6 +33,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	network "github.com/dra-shared/dra-driver-shared/api/network/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/internal/claimref"
 	"github.com/dra-shared/dra-driver-shared/internal/podstatus"
 )
 
@@ -192,7 +193,7 @@ func podLinks(
 	ctx context.Context, claims client.Reader, pod *corev1.Pod, driver string,
 ) (links []link, complete bool, err error) {
 	complete = true
-	for _, name := range claimsOf(pod) {
+	for _, name := range claimref.AllNames(pod) {
 		var claim resourceapi.ResourceClaim
 		err := claims.Get(ctx, types.NamespacedName{Namespace: pod.Namespace, Name: name}, &claim)
 		if apierrors.IsNotFound(err) {

@@ -14,7 +14,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
-	"github.com/dra-shared/dra-driver-shared/internal/claimref"
 )
 
 // link is the link of a pod as the plugin reports it in the status of a claim.
@@ -54,16 +53,6 @@ func linksOf(claim *resourceapi.ResourceClaim, pod *corev1.Pod, driver string) (
 		}
 	}
 	return links, complete
-}
-
-// claimsOf returns the names of a pod's claims, including those that Kubernetes has created for it.
-func claimsOf(pod *corev1.Pod) (names []string) {
-	for _, s := range pod.Status.ResourceClaimStatuses {
-		if s.ResourceClaimName != nil {
-			names = append(names, *s.ResourceClaimName)
-		}
-	}
-	return append(names, claimref.Names(pod)...)
 }
 
 func nameOf(pod *corev1.Pod) string { return pod.Namespace + "/" + pod.Name }

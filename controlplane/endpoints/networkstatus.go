@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	network "github.com/dra-shared/dra-driver-shared/api/network/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/internal/claimref"
 	"github.com/dra-shared/dra-driver-shared/internal/podstatus"
 )
 
@@ -55,7 +56,7 @@ const indexClaim = "dra-shared.claims"
 func (r *StatusReconciler) SetupWithManager(ctx context.Context, m ctrl.Manager) error {
 	byClaim := func(o client.Object) []string {
 		if pod, ok := o.(*corev1.Pod); ok {
-			return claimsOf(pod)
+			return claimref.AllNames(pod)
 		}
 		return nil
 	}

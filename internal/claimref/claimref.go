@@ -48,6 +48,19 @@ func Names(pod *corev1.Pod) []string {
 	return names
 }
 
+// AllNames returns the names of all claims of the pod, each once: those that its spec gives, and those that
+// Kubernetes generated from templates.
+func AllNames(pod *corev1.Pod) []string {
+	names := Names(pod)
+	for _, s := range pod.Status.ResourceClaimStatuses {
+		if s.ResourceClaimName != nil {
+			names = append(names, *s.ResourceClaimName)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
 // Entries returns the names of the pod's entries of spec.resourceClaims that stand
 // for the claim: the spec names it, or Kubernetes generated it from the template of
 // the entry.

@@ -44,6 +44,9 @@ func TestPodReferences(t *testing.T) {
 	if got, want := Names(pod), []string{"shared", "shared"}; !slices.Equal(got, want) {
 		t.Errorf("claim names in the pod's spec: got %q, want %q", got, want)
 	}
+	if got, want := AllNames(pod), []string{"generated", "shared"}; !slices.Equal(got, want) {
+		t.Errorf("names of all claims of the pod: got %q, want %q", got, want)
+	}
 	for claim, want := range map[string][]string{"shared": {"net", "again"}, "generated": {"gpu"}, "other": nil} {
 		if got := Entries(pod, claim); !slices.Equal(got, want) {
 			t.Errorf("entries of the pod for claim %q: got %q, want %q", claim, got, want)
