@@ -304,7 +304,7 @@ func addControllers(ctx context.Context, m manager.Manager, cluster kubernetes.I
 			Client: m.GetClient(), Driver: o.DriverName, Clock: clock.RealClock{}, Quarantine: o.AddressQuarantine,
 		},
 		&report.Reconciler{
-			Client: m.GetClient(), APIReader: m.GetAPIReader(), Cluster: cluster, Driver: o.DriverName, Clock: clock.RealClock{},
+			Client: m.GetClient(), Cluster: cluster, Driver: o.DriverName, Clock: clock.RealClock{},
 		},
 	})
 	for _, r := range reconcilers {

@@ -135,12 +135,17 @@ func (l PodLookup) PodsUsing(ctx context.Context, claim *resourceapi.ResourceCla
 		if len(claimref.Entries(pod, claim.Name)) == 0 {
 			continue
 		}
-		users = append(users, Pod{
-			Name: pod.Name, UID: pod.UID, Bound: pod.Spec.NodeName != "",
-			Terminal: podstatus.IsTerminal(pod), Terminating: pod.DeletionTimestamp != nil,
-		})
+		users = append(users, UserOf(pod))
 	}
 	return users, nil
+}
+
+// UserOf returns what StaleEntriesChange needs of a pod.
+func UserOf(pod *corev1.Pod) Pod {
+	return Pod{
+		Name: pod.Name, UID: pod.UID, Bound: pod.Spec.NodeName != "",
+		Terminal: podstatus.IsTerminal(pod), Terminating: pod.DeletionTimestamp != nil,
+	}
 }
 
 // terminalPods selects terminal pods. Field selectors have no "or", so that it

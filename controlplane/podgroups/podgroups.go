@@ -37,7 +37,8 @@ import (
 )
 
 // problemRetryInterval is the time between two attempts to solve a problem whose end
-// no event announces, such as an exceeded quota.
+// no event announces, such as an exceeded quota, or a claim of another owner that has
+// the name of the group's.
 const problemRetryInterval = 30 * time.Second
 
 // Reconciler reconciles PodGroups.

@@ -14,7 +14,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -33,34 +32,40 @@ import (
 
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/controlplane/claimpods"
 	"github.com/dra-shared/dra-driver-shared/device/fabricpool"
 	"github.com/dra-shared/dra-driver-shared/internal/claimref"
 	"github.com/dra-shared/dra-driver-shared/internal/claimstatus"
 	"github.com/dra-shared/dra-driver-shared/internal/podstatus"
 )
 
-const (
-	// minWriteInterval is the minimum time between two writes to a claim, so that the
-	// start of hundreds of pods causes few writes.
-	minWriteInterval = 2 * time.Second
-	// podPollInterval is how often the reconciler reads pods that are not in the
-	// cache, and for which it therefore gets no events, until all of them run.
-	podPollInterval = 5 * time.Second
-)
+// minWriteInterval is the minimum time between two writes to a claim, so that the
+// start of hundreds of pods causes few writes.
+const minWriteInterval = 2 * time.Second
+
+// withoutPodGroup is the label selector of pods that are in no PodGroup.
+const withoutPodGroup = "!" + scheduling.GroupUIDLabel
 
 // Reconciler writes the status of claims that have a share of a fabric.
 type Reconciler struct {
 	// Client reads from a cache that has the pods of PodGroups.
-	Client client.Reader
-	// APIReader reads other pods from the API server.
-	APIReader client.Reader
-	Cluster   kubernetes.Interface
-	Driver    string
-	Clock     clock.PassiveClock
+	Client  client.Reader
+	Cluster kubernetes.Interface
+	Driver  string
+	Clock   clock.PassiveClock
+
+	// others has the pods that are in no PodGroup.
+	others podWatcher
 
 	written *claimstatus.Log
 	// uids has the UIDs of the claims in written, which outlive their claims only here.
 	uids map[types.NamespacedName]types.UID
+}
+
+// podWatcher is a claimpods.Watcher.
+type podWatcher interface {
+	Pods(ctx context.Context, claim types.NamespacedName) ([]*corev1.Pod, error)
+	Forget(claim types.NamespacedName)
 }
 
 // indexClaim is the index of pods by the names of their claims.
@@ -72,9 +77,12 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, m ctrl.Manager) error
 	if err := m.GetFieldIndexer().IndexField(ctx, &corev1.Pod{}, indexClaim, claimNames); err != nil {
 		return err
 	}
+	others := &claimpods.Watcher{Cluster: r.Cluster, Labels: withoutPodGroup}
+	r.others = others
 	return ctrl.NewControllerManagedBy(m).Named("report").
 		For(&resourceapi.ResourceClaim{}).
 		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(requestsForPod)).
+		WatchesRawSource(others.Source()).
 		Complete(r)
 }
 
@@ -109,22 +117,18 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		delete(r.uids, req.NamespacedName)
 	}
 	if err != nil || !r.hasFabric(&claim) {
+		r.others.Forget(req.NamespacedName)
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	r.uids[req.NamespacedName] = claim.UID // one worker
 	if age, ok := r.written.Age(claim.UID); ok && age < minWriteInterval {
 		return ctrl.Result{RequeueAfter: minWriteInterval - age}, nil
 	}
-	pods, polled, err := r.podsOf(ctx, &claim)
+	pods, err := r.podsOf(ctx, &claim)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	summary := summarize(pods)
-	var result ctrl.Result
-	if polled && summary.Running < summary.Pods {
-		result.RequeueAfter = podPollInterval
-	}
-	return result, r.write(ctx, &claim, summary)
+	return ctrl.Result{}, r.write(ctx, &claim, summarize(pods))
 }
 
 // write applies the status of the claim's fabrics if it differs from the last
@@ -164,52 +168,43 @@ func (r *Reconciler) hasFabric(claim *resourceapi.ResourceClaim) bool {
 	return false
 }
 
-// podsOf returns the pods that use the claim. polled reports whether some of them
-// are not in the cache.
-func (r *Reconciler) podsOf(
-	ctx context.Context, claim *resourceapi.ResourceClaim,
-) (pods []corev1.Pod, polled bool, err error) {
+// podsOf returns the pods that use the claim: those of PodGroups, and the others that it is reserved for.
+func (r *Reconciler) podsOf(ctx context.Context, claim *resourceapi.ResourceClaim) (pods []*corev1.Pod, err error) {
 	var cached corev1.PodList
 	err = r.Client.List(ctx, &cached, client.InNamespace(claim.Namespace),
 		client.MatchingFields{indexClaim: claim.Name}, client.UnsafeDisableDeepCopy)
 	if err != nil {
-		return nil, false, err
+		return nil, err
 	}
-	others, err := r.podsWithoutPodGroup(ctx, claim, cached.Items)
-	if err != nil {
-		return nil, false, err
-	}
-	return append(slices.Clone(cached.Items), others...), len(others) > 0, nil
-}
-
-// podsWithoutPodGroup returns the pods that the claim is reserved for and that are
-// in no PodGroup, which the cache does not have.
-func (r *Reconciler) podsWithoutPodGroup(
-	ctx context.Context, claim *resourceapi.ResourceClaim, cached []corev1.Pod,
-) (pods []corev1.Pod, err error) {
+	others := map[types.UID]bool{}
 	for _, entry := range claim.Status.ReservedFor {
-		isCached := slices.ContainsFunc(cached, func(p corev1.Pod) bool { return p.UID == entry.UID })
-		if entry.APIGroup != "" || entry.Resource != "pods" || isCached {
-			continue
+		if claimref.IsPodEntry(entry) {
+			others[entry.UID] = true
 		}
-		var pod corev1.Pod
-		err := r.APIReader.Get(ctx, types.NamespacedName{Namespace: claim.Namespace, Name: entry.Name}, &pod)
-		if client.IgnoreNotFound(err) != nil {
-			return nil, err
-		}
-		if err == nil && pod.UID == entry.UID && pod.Labels[scheduling.GroupUIDLabel] == "" {
+	}
+	for i := range cached.Items {
+		pods = append(pods, &cached.Items[i])
+		delete(others, cached.Items[i].UID)
+	}
+	if len(others) == 0 {
+		// A watch that was started stays until the claim has no fabric: a new pod of a PodGroup may be one of the others
+		// for a moment, until the cache has it.
+		return pods, nil
+	}
+	all, err := r.others.Pods(ctx, client.ObjectKeyFromObject(claim))
+	for _, pod := range all {
+		if others[pod.UID] {
 			pods = append(pods, pod)
 		}
 	}
-	return pods, nil
+	return pods, err
 }
 
 // summarize counts the pods of a claim that are bound to a node and not terminal.
-func summarize(pods []corev1.Pod) v1alpha1.FabricStatusSummary {
+func summarize(pods []*corev1.Pod) v1alpha1.FabricStatusSummary {
 	s := v1alpha1.FabricStatusSummary{TypeMeta: v1alpha1.TypeMeta(v1alpha1.FabricStatusSummaryKind)}
 	nodes := map[string]bool{}
-	for i := range pods {
-		p := &pods[i]
+	for _, p := range pods {
 		if p.Spec.NodeName == "" || podstatus.IsTerminal(p) {
 			continue
 		}

@@ -4,6 +4,7 @@
 package report
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -26,33 +27,49 @@ import (
 
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/controlplane/trim"
 	"github.com/dra-shared/dra-driver-shared/internal/claimstatus"
 )
 
 const driver = "dra-shared.dev"
 
-// testEnv is a Reconciler with an API server and a cache. The cache has the pods
-// of PodGroups, the API server all pods.
+// testEnv is a Reconciler with an API server and a cache, which has the pods of PodGroups.
 type testEnv struct {
 	*testing.T
 	reconciler *Reconciler
-	cache, api client.Client
+	cache      client.Client
+	others     *fakeWatcher
 	cluster    *fake.Clientset
 	clock      *testclock.FakePassiveClock
 }
 
+// fakeWatcher is a podWatcher with pods by their names.
+type fakeWatcher struct {
+	pods map[string]*corev1.Pod
+	// watched are the claims that were not forgotten.
+	watched map[types.NamespacedName]bool
+}
+
+func (w *fakeWatcher) Pods(_ context.Context, claim types.NamespacedName) (pods []*corev1.Pod, err error) {
+	w.watched[claim] = true
+	for _, pod := range w.pods {
+		pods = append(pods, pod)
+	}
+	return pods, nil
+}
+
+func (w *fakeWatcher) Forget(claim types.NamespacedName) { delete(w.watched, claim) }
+
 func newTestEnv(t *testing.T, claim *resourceapi.ResourceClaim) *testEnv {
 	t.Helper()
-	build := func() client.Client {
-		return ctrlfake.NewClientBuilder().WithScheme(clientscheme.Scheme).
-			WithIndex(&corev1.Pod{}, indexClaim, claimNames).WithObjects(claim.DeepCopy()).Build()
-	}
 	e := &testEnv{
-		T: t, cache: build(), api: build(), cluster: fake.NewClientset(claim),
-		clock: testclock.NewFakePassiveClock(time.Unix(0, 0)),
+		T: t, cluster: fake.NewClientset(claim), clock: testclock.NewFakePassiveClock(time.Unix(0, 0)),
+		cache: ctrlfake.NewClientBuilder().WithScheme(clientscheme.Scheme).
+			WithIndex(&corev1.Pod{}, indexClaim, claimNames).WithObjects(claim.DeepCopy()).Build(),
+		others: &fakeWatcher{pods: map[string]*corev1.Pod{}, watched: map[types.NamespacedName]bool{}},
 	}
 	e.reconciler = &Reconciler{
-		Client: e.cache, APIReader: e.api, Cluster: e.cluster, Driver: driver, Clock: e.clock,
+		Client: e.cache, Cluster: e.cluster, Driver: driver, Clock: e.clock, others: e.others,
 		written: claimstatus.NewLog(e.clock, 0), uids: map[types.NamespacedName]types.UID{},
 	}
 	return e
@@ -68,18 +85,34 @@ func (e *testEnv) setPod(name, node string, phase corev1.PodPhase, inPodGroup bo
 		}},
 		Status: corev1.PodStatus{Phase: phase},
 	}
-	clients := []client.Client{e.api}
-	if inPodGroup {
-		pod.Labels = map[string]string{scheduling.GroupUIDLabel: "1"}
-		clients = append(clients, e.cache)
+	if !inPodGroup {
+		trimmed, err := trim.PodWithClaims(pod)
+		other, ok := trimmed.(*corev1.Pod)
+		if err != nil || !ok {
+			e.Fatalf("trim pod %s: %v", name, err)
+		}
+		e.others.pods[name] = other
+		return
 	}
-	for _, c := range clients {
-		if err := client.IgnoreNotFound(c.Delete(e.Context(), pod.DeepCopy())); err != nil {
-			e.Fatal(err)
-		}
-		if err := c.Create(e.Context(), pod.DeepCopy()); err != nil {
-			e.Fatal(err)
-		}
+	pod.Labels = map[string]string{scheduling.GroupUIDLabel: "1"}
+	if err := client.IgnoreNotFound(e.cache.Delete(e.Context(), pod.DeepCopy())); err != nil {
+		e.Fatal(err)
+	}
+	if err := e.cache.Create(e.Context(), pod.DeepCopy()); err != nil {
+		e.Fatal(err)
+	}
+}
+
+// setReservedFor reserves the claim for the pods in the cache.
+func (e *testEnv) setReservedFor(pods ...string) {
+	e.Helper()
+	var claim resourceapi.ResourceClaim
+	if err := e.cache.Get(e.Context(), types.NamespacedName{Namespace: "ns", Name: "claim"}, &claim); err != nil {
+		e.Fatal(err)
+	}
+	claim.Status.ReservedFor = claimWith(nil, pods...).Status.ReservedFor
+	if err := e.cache.Update(e.Context(), &claim); err != nil {
+		e.Fatal(err)
 	}
 }
 
@@ -194,24 +227,30 @@ func TestReconcile_limitsWrites(t *testing.T) {
 	}
 }
 
-func TestReconcile_pollsPodsWithoutAPodGroup(t *testing.T) {
-	e := newTestEnv(t, claimWith(fabric, "a", "deleted", "replaced"))
-	e.setPod("a", "n1", corev1.PodPending, false)
-	e.setPod("replaced", "n2", corev1.PodRunning, false)
-	var replaced corev1.Pod
-	if err := e.api.Get(t.Context(), types.NamespacedName{Namespace: "ns", Name: "replaced"}, &replaced); err != nil {
-		t.Fatal(err)
-	}
-	replaced.UID = "another"
-	if err := e.api.Update(t.Context(), &replaced); err != nil {
-		t.Fatal(err)
-	}
-	e.mustReconcile(podPollInterval)
-	e.expectStatus(1, 0, 0)
-	e.clock.SetTime(e.clock.Now().Add(podPollInterval))
-	e.setPod("a", "n1", corev1.PodRunning, false)
+// The pods of other users are watched only where a claim has one of them.
+func TestReconcile_watchesPodsWithoutAPodGroup(t *testing.T) {
+	e := newTestEnv(t, claimWith(fabric))
+	e.setPod("in-group", "n1", corev1.PodRunning, true)
+	e.setReservedFor("in-group")
 	e.mustReconcile(0)
 	e.expectStatus(1, 1, 1)
+	if len(e.others.watched) > 0 {
+		t.Errorf("while only pods of PodGroups have the claim: got %v watched, want no claim", e.others.watched)
+	}
+	e.clock.SetTime(e.clock.Now().Add(minWriteInterval))
+	e.setReservedFor("a", "deleted", "replaced", "in-group")
+	e.setPod("a", "n1", corev1.PodPending, false)
+	e.setPod("replaced", "n2", corev1.PodRunning, false)
+	e.others.pods["replaced"].UID = "another"
+	e.mustReconcile(0)
+	e.expectStatus(2, 1, 1)
+	e.clock.SetTime(e.clock.Now().Add(minWriteInterval))
+	e.setPod("a", "n3", corev1.PodRunning, false)
+	e.mustReconcile(0)
+	e.expectStatus(2, 2, 2)
+	if want := (types.NamespacedName{Namespace: "ns", Name: "claim"}); !e.others.watched[want] {
+		t.Errorf("while a pod without a PodGroup has the claim: got %v watched, want the claim", e.others.watched)
+	}
 }
 
 // After a failed write the status in the API server is unknown, so even the status
@@ -317,16 +356,17 @@ func TestRequestsForPod(t *testing.T) {
 func TestReconciler_forgetsDeletedClaims(t *testing.T) {
 	claim := claimWith(fabric, "a")
 	e := newTestEnv(t, claim)
-	e.setPod("a", "n1", corev1.PodRunning, true)
+	e.setPod("a", "n1", corev1.PodRunning, false)
 	e.mustReconcile(0)
-	if _, ok := e.reconciler.written.Age(claim.UID); !ok {
-		t.Fatal("the log has no write to the claim")
+	if _, ok := e.reconciler.written.Age(claim.UID); !ok || len(e.others.watched) == 0 {
+		t.Fatalf("the log has a write to the claim: %t; watched claims: %v", ok, e.others.watched)
 	}
 	if err := e.cache.Delete(t.Context(), claim.DeepCopy()); err != nil {
 		t.Fatal(err)
 	}
 	e.mustReconcile(0)
-	if _, ok := e.reconciler.written.Age(claim.UID); ok || len(e.reconciler.uids) > 0 {
-		t.Errorf("the log has a write to the deleted claim: %t; known UIDs: %v", ok, e.reconciler.uids)
+	if _, ok := e.reconciler.written.Age(claim.UID); ok || len(e.reconciler.uids)+len(e.others.watched) > 0 {
+		t.Errorf("the log has a write to the deleted claim: %t; known UIDs: %v; watched claims: %v",
+			ok, e.reconciler.uids, e.others.watched)
 	}
 }

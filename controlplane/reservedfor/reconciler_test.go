@@ -18,7 +18,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	clusterfake "k8s.io/client-go/kubernetes/fake"
@@ -34,7 +33,9 @@ import (
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
+	"github.com/dra-shared/dra-driver-shared/controlplane/trim"
 	"github.com/dra-shared/dra-driver-shared/controlplane/workload"
+	"github.com/dra-shared/dra-driver-shared/internal/claimref"
 )
 
 // These tests run the Reconciler against controller-runtime's fake client, and apply
@@ -58,8 +59,32 @@ type testEnv struct {
 	holderError error
 	// watches has the resources that the Reconciler watches.
 	watches []string
+	pods    *fakeWatcher
 	clock   *clocktesting.FakePassiveClock
 }
+
+// fakeWatcher is a podWatcher that reads the pods from the API server.
+type fakeWatcher struct {
+	client client.Reader
+	// watched are the claims that were not forgotten.
+	watched map[types.NamespacedName]bool
+}
+
+func (w *fakeWatcher) Pods(ctx context.Context, claim types.NamespacedName) (pods []*corev1.Pod, err error) {
+	w.watched[claim] = true
+	var list corev1.PodList
+	err = w.client.List(ctx, &list, client.InNamespace(claim.Namespace))
+	for i := range list.Items {
+		trimmed, trimErr := trim.PodWithClaims(&list.Items[i])
+		pod, ok := trimmed.(*corev1.Pod)
+		if trimErr == nil && ok && slices.Contains(claimref.AllNames(pod), claim.Name) {
+			pods = append(pods, pod)
+		}
+	}
+	return pods, err
+}
+
+func (w *fakeWatcher) Forget(claim types.NamespacedName) { delete(w.watched, claim) }
 
 func newTestEnv(t *testing.T, claim *resourceapi.ResourceClaim, objects ...client.Object) *testEnv {
 	t.Helper()
@@ -71,11 +96,12 @@ func newTestEnv(t *testing.T, claim *resourceapi.ResourceClaim, objects ...clien
 		WithStatusSubresource(&resourceapi.ResourceClaim{}, &corev1.Pod{}).
 		WithIndex(&resourceapi.ResourceClaim{}, indexHolder, holderIndex).
 		WithInterceptorFuncs(interceptor.Funcs{Get: e.get, List: e.list}).Build()
+	e.pods = &fakeWatcher{client: e.client, watched: map[types.NamespacedName]bool{}}
 	mapper := meta.NewDefaultRESTMapper([]schema.GroupVersion{batchv1.SchemeGroupVersion})
 	mapper.Add(corev1.SchemeGroupVersion.WithKind("Node"), meta.RESTScopeRoot)
 	mapper.Add(batchv1.SchemeGroupVersion.WithKind("Job"), meta.RESTScopeNamespace)
 	e.reconciler = &Reconciler{
-		Client: e.client, APIReader: e.client, Cluster: e.cluster, Driver: testDriver, Events: e.recorder,
+		Client: e.client, APIReader: e.client, Cluster: e.cluster, Driver: testDriver, Events: e.recorder, pods: e.pods,
 		Finder: &workload.Finder{
 			APIReader: e.client, Mapper: mapper,
 			StartWatch: func(_ schema.GroupVersionKind, resource schema.GroupResource) error {
@@ -97,28 +123,14 @@ func (e *testEnv) get(
 	return c.Get(ctx, key, o, options...)
 }
 
-// list evaluates the field selector status.phase for pods. The fake client rejects
-// selectors with "!=".
+// list fails for holders with holderError.
 func (e *testEnv) list(
 	ctx context.Context, c client.WithWatch, list client.ObjectList, options ...client.ListOption,
 ) error {
 	if _, ok := list.(*metav1.PartialObjectMetadataList); ok && e.holderError != nil {
 		return e.holderError
 	}
-	o := (&client.ListOptions{}).ApplyOptions(options)
-	pods, ok := list.(*corev1.PodList)
-	if !ok || o.FieldSelector == nil {
-		return c.List(ctx, list, options...)
-	}
-	selector := o.FieldSelector
-	o.FieldSelector = nil
-	if err := c.List(ctx, list, o); err != nil {
-		return err
-	}
-	pods.Items = slices.DeleteFunc(pods.Items, func(pod corev1.Pod) bool {
-		return !selector.Matches(fields.Set{"status.phase": string(pod.Status.Phase)})
-	})
-	return nil
+	return c.List(ctx, list, options...)
 }
 
 // testClaim returns the allocated claim "team" with that annotation and those entries.
@@ -162,6 +174,22 @@ func (e *testEnv) reconcile() ctrl.Result {
 		e.Fatalf("reconcile claim team: %v", err)
 	}
 	return result
+}
+
+// reconcileOnce reconciles the claim, and expects that an event announces what happens next.
+func (e *testEnv) reconcileOnce(condition string) {
+	e.Helper()
+	if result := e.reconcile(); result != (ctrl.Result{}) {
+		e.Errorf("result when %s: got %+v, want none", condition, result)
+	}
+}
+
+// expectWatched checks whether events of the claim's pods cause reconciles.
+func (e *testEnv) expectWatched(condition string, want bool) {
+	e.Helper()
+	if got := len(e.pods.watched) > 0; got != want {
+		e.Errorf("the pods of the claim are watched when %s: got %t, want %t", condition, got, want)
+	}
 }
 
 func (e *testEnv) claim() *resourceapi.ResourceClaim {
@@ -234,9 +262,8 @@ func (e *testEnv) expectEvents(want ...string) {
 
 func TestReconciler_holdsClaimWhenPodIsBound(t *testing.T) {
 	e := newTestEnv(t, testClaim(train.String(), podEntry), testJob("1"), testPod(""))
-	if result := e.reconcile(); result.RequeueAfter != bindCheckInterval {
-		t.Errorf("requeue when the pod is not bound: got %v, want %v", result.RequeueAfter, bindCheckInterval)
-	}
+	e.reconcileOnce("the pod is not bound")
+	e.expectWatched("the pod is not bound", true)
 	e.expectReservedFor("the pod is not bound", "p")
 	if want := []string{"jobs.batch"}; !slices.Equal(e.watches, want) {
 		t.Errorf("watched resources: got %q, want %q", e.watches, want)
@@ -264,10 +291,12 @@ func TestReconciler_deallocatesWhenHolderIsDeleted(t *testing.T) {
 	e := newTestEnv(t, testClaim(train.String(), trainWith("1").Reference()), testJob("1"))
 	e.reconcile()
 	e.expectAllocated("the holder exists", true)
+	e.expectWatched("the holder exists", true)
 	e.delete(testJob("1"))
-	e.reconcile()
+	e.reconcileOnce("the holder is deleted")
 	e.expectReservedFor("the holder is deleted")
 	e.expectAllocated("the holder is deleted", false)
+	e.expectWatched("the holder is deleted", false)
 }
 
 func TestReconciler_keepsAllocationForPodsWhenHolderIsDeleted(t *testing.T) {
@@ -302,7 +331,7 @@ func TestReconciler_reportsWhyClaimIsNotHeld(t *testing.T) {
 		{"the holder is a claim", "resource.k8s.io/resourceclaims/team", nil, false, "HolderInvalid",
 			`annotation scheduling.dra-shared.dev/reserved-for: "resource.k8s.io/resourceclaims/team" ` +
 				"resourceclaims.resource.k8s.io cannot hold claims"},
-		{"the holder does not exist", "batch/jobs/train", nil, true, "HolderMissing",
+		{"the holder does not exist", "batch/jobs/train", nil, false, "HolderMissing",
 			"not held by batch/jobs/train: it does not exist in namespace ns"},
 		{"the resource does not exist", "batch/trains/train", nil, true, "HolderUnknown",
 			"not held by batch/trains/train: the cluster does not serve resource trains.batch"},
@@ -459,9 +488,8 @@ func TestReconciler_maintainsEntriesOfTerminalPods(t *testing.T) {
 	pod := testPod("node")
 	pod.Status.Phase = corev1.PodSucceeded
 	e := newTestEnv(t, testClaim(train.String(), podEntry, trainWith("1").Reference()), testJob("1"), pod)
-	if result := e.reconcile(); result.RequeueAfter != podCheckInterval {
-		t.Errorf("requeue when the pod is terminal: got %v, want %v", result.RequeueAfter, podCheckInterval)
-	}
+	e.reconcileOnce("the pod is terminal")
+	e.expectWatched("the pod is terminal", true)
 	if entries := e.claim().Status.ReservedFor; !slices.ContainsFunc(entries, claims.IsTerminalPodEntry) {
 		t.Errorf("entries of the claim when the pod is terminal: got %v, want the controller's entry", entries)
 	}
@@ -474,9 +502,8 @@ func TestReconciler_ignoresClaimsWithoutAnnotation(t *testing.T) {
 	claim := testClaim("", podEntry)
 	claim.Annotations = nil
 	e := newTestEnv(t, claim, testPod("node"))
-	if result := e.reconcile(); result != (ctrl.Result{}) {
-		t.Errorf("result for a claim without annotation: got %+v, want none", result)
-	}
+	e.reconcileOnce("it has no annotation")
+	e.expectWatched("it has no annotation", false)
 	e.expectEvents()
 	e.expectReservedFor("it has no annotation", "p")
 }

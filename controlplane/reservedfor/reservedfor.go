@@ -32,23 +32,16 @@ import (
 
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/controlplane/claimpods"
 	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
 	"github.com/dra-shared/dra-driver-shared/controlplane/workload"
 	"github.com/dra-shared/dra-driver-shared/internal/claimref"
 )
 
-const (
-	// holderRetryInterval is the time between two attempts to find a holder. No event
-	// announces that an administrator grants a permission or installs an API.
-	holderRetryInterval = time.Minute
-	// podCheckInterval is the time between two checks whether pods with stale entries
-	// still exist. The controller does not watch all pods of the cluster.
-	podCheckInterval = 15 * time.Second
-	// bindCheckInterval is the time between two checks whether a pod with an entry is
-	// bound, which the scheduler does right after it has added the entry. No event
-	// announces it, for the same reason.
-	bindCheckInterval = time.Second
-)
+// holderRetryInterval is the time between two attempts to find a holder whose existence
+// cannot be verified. No event announces that an administrator grants a permission or
+// installs an API.
+const holderRetryInterval = time.Minute
 
 // Reconciler reconciles claims that have the annotation.
 type Reconciler struct {
@@ -58,6 +51,8 @@ type Reconciler struct {
 	APIReader client.Reader
 	// Cluster applies the status of claims.
 	Cluster kubernetes.Interface
+	// pods has the pods of claims whose holders exist.
+	pods podWatcher
 	// Finder finds the holders. SetupWithManager sets its StartWatch.
 	Finder *workload.Finder
 	// Unused measures for how long no pod has used a claim.
@@ -67,6 +62,12 @@ type Reconciler struct {
 	Events events.EventRecorder
 	// ClusterLeavesStaleEntries is the result of claims.ClusterLeavesStaleEntries.
 	ClusterLeavesStaleEntries bool
+}
+
+// podWatcher is a claimpods.Watcher.
+type podWatcher interface {
+	Pods(ctx context.Context, claim types.NamespacedName) ([]*corev1.Pod, error)
+	Forget(claim types.NamespacedName)
 }
 
 // indexHolder indexes claims by the value of their annotation.
@@ -85,15 +86,20 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, m ctrl.Manager) error
 	if err := m.GetFieldIndexer().IndexField(ctx, &resourceapi.ResourceClaim{}, indexHolder, holderIndex); err != nil {
 		return err
 	}
+	pods := &claimpods.Watcher{Cluster: r.Cluster}
+	r.pods = pods
 	enqueueAnnotated := func(_ context.Context, o client.Object) []reconcile.Request {
+		claim := client.ObjectKeyFromObject(o)
 		_, named := o.GetAnnotations()[scheduling.ReservedForAnnotation]
-		if _, reported := o.GetAnnotations()[scheduling.HeldAnnotation]; !named && !reported {
+		_, reported := o.GetAnnotations()[scheduling.HeldAnnotation]
+		if !named && !reported && !pods.Watches(claim) {
 			return nil
 		}
-		return []reconcile.Request{{NamespacedName: client.ObjectKeyFromObject(o)}}
+		return []reconcile.Request{{NamespacedName: claim}}
 	}
 	c, err := ctrl.NewControllerManagedBy(m).Named("reservedfor").
 		Watches(&resourceapi.ResourceClaim{}, handler.EnqueueRequestsFromMapFunc(enqueueAnnotated)).
+		WatchesRawSource(pods.Source()).
 		Build(r)
 	r.Finder.StartWatch = workload.Watch(c, m.GetCache(), r.claimsHeldBy)
 	return err
@@ -120,12 +126,14 @@ func (r *Reconciler) claimsHeldBy(
 func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	var claim resourceapi.ResourceClaim
 	if err := r.Client.Get(ctx, req.NamespacedName, &claim); err != nil {
+		r.pods.Forget(req.NamespacedName)
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	if claim.Status.Allocation == nil || claim.DeletionTimestamp != nil {
-		r.Unused.Reset(claim.UID)
-	}
 	text, ok := claim.Annotations[scheduling.ReservedForAnnotation]
+	if !ok || claim.Status.Allocation == nil || claim.DeletionTimestamp != nil {
+		r.Unused.Reset(claim.UID)
+		r.pods.Forget(req.NamespacedName)
+	}
 	if !ok {
 		return ctrl.Result{}, r.annotate(ctx, &claim, "")
 	}
@@ -147,18 +155,19 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	case errors.As(err, &unverifiable):
 		return r.reconcileUnverifiable(ctx, &claim, holder, unverifiable)
 	case errors.Is(err, workload.ErrMissing):
-		return r.reconcileMissing(ctx, &claim, holder)
+		return ctrl.Result{}, r.reconcileMissing(ctx, &claim, holder)
 	case err != nil:
 		return ctrl.Result{}, err
 	case claims.IsReservedFor(&claim, state.UID):
 		return r.reconcileHeld(ctx, &claim, holder, state)
 	}
-	return r.reconcileNotHeld(ctx, &claim, holder, state.UID)
+	return ctrl.Result{}, r.reconcileNotHeld(ctx, &claim, holder, state.UID)
 }
 
 // refuse reports that the annotation is invalid, and releases a claim that is held for
 // an object that cannot hold claims, which earlier releases accepted.
 func (r *Reconciler) refuse(ctx context.Context, claim *resourceapi.ResourceClaim, holder Holder, cause error) error {
+	r.pods.Forget(client.ObjectKeyFromObject(claim))
 	if holder.Name != "" {
 		if change := releaseChange(claim, holder); !change.Empty() {
 			return r.writer().Apply(ctx, claim, change)
@@ -174,6 +183,7 @@ func (r *Reconciler) refuse(ctx context.Context, claim *resourceapi.ResourceClai
 func (r *Reconciler) reconcileUnverifiable(
 	ctx context.Context, claim *resourceapi.ResourceClaim, holder Holder, cause *workload.UnverifiableError,
 ) (ctrl.Result, error) {
+	r.pods.Forget(client.ObjectKeyFromObject(claim))
 	message := fmt.Sprintf("not held by %s: %v", holder, cause)
 	if holder.hasEntry(claim.Status.ReservedFor) {
 		message = fmt.Sprintf("still reserved for %s, but its existence cannot be verified: %v; "+
@@ -182,40 +192,37 @@ func (r *Reconciler) reconcileUnverifiable(
 	return ctrl.Result{RequeueAfter: holderRetryInterval}, r.report(ctx, claim, cause.Reason, message)
 }
 
-// reconcileMissing releases a claim whose holder does not exist.
+// reconcileMissing releases a claim whose holder does not exist. The Finder watches the
+// holder's kind, so an event announces when it does.
 func (r *Reconciler) reconcileMissing(
 	ctx context.Context, claim *resourceapi.ResourceClaim, holder Holder,
-) (ctrl.Result, error) {
+) error {
+	r.pods.Forget(client.ObjectKeyFromObject(claim))
 	change := releaseChange(claim, holder)
 	if !change.Empty() {
-		return ctrl.Result{}, r.writer().Apply(ctx, claim, change)
+		return r.writer().Apply(ctx, claim, change)
 	}
 	message := fmt.Sprintf("not held by %s: it does not exist in namespace %s", holder, claim.Namespace)
-	return ctrl.Result{RequeueAfter: holderRetryInterval},
-		r.report(ctx, claim, v1alpha1.ReasonHolderMissing, message)
+	return r.report(ctx, claim, v1alpha1.ReasonHolderMissing, message)
 }
 
 // reconcileNotHeld adds the entry of an existing holder when the claim is in use.
 func (r *Reconciler) reconcileNotHeld(
 	ctx context.Context, claim *resourceapi.ResourceClaim, holder Holder, uid types.UID,
-) (ctrl.Result, error) {
+) error {
 	inUse, err := r.isInUse(ctx, claim)
 	if err != nil {
-		return ctrl.Result{}, err
-	}
-	var result ctrl.Result
-	if !inUse && len(claim.Status.ReservedFor) > 0 {
-		result.RequeueAfter = bindCheckInterval
+		return err
 	}
 	if _, reported := claim.Annotations[scheduling.HeldAnnotation]; reported && claim.Status.Allocation == nil {
 		// It was true before the holder appeared or the claim was released. The change causes the next call.
-		return ctrl.Result{}, r.annotate(ctx, claim, "")
+		return r.annotate(ctx, claim, "")
 	}
 	owner := claims.Owner{
 		GroupVersionKind: schema.GroupVersionKind{Group: holder.Group}, Resource: holder.Resource,
 		Namespace: claim.Namespace, Name: holder.Name, UID: uid,
 	}
-	return result, r.writer().Apply(ctx, claim, holdChange(claim, holder, owner, inUse))
+	return r.writer().Apply(ctx, claim, holdChange(claim, holder, owner, inUse))
 }
 
 // reconcileHeld reports that the claim is held, and maintains its stale entries. It
@@ -235,21 +242,29 @@ func (r *Reconciler) reconcileHeld(
 	if err := r.report(ctx, claim, v1alpha1.ReasonHolderFound, message); err != nil {
 		return ctrl.Result{}, err
 	}
+	change, err := r.staleEntriesChange(ctx, claim)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	return ctrl.Result{RequeueAfter: wait}, r.writer().Apply(ctx, claim, change)
+}
+
+// staleEntriesChange returns the change that maintains the stale entries of a held claim.
+func (r *Reconciler) staleEntriesChange(
+	ctx context.Context, claim *resourceapi.ResourceClaim,
+) (claims.Change, error) {
+	pods, err := r.pods.Pods(ctx, client.ObjectKeyFromObject(claim))
+	if err != nil {
+		return claims.Change{}, err
+	}
+	var users []claims.Pod
+	for _, pod := range pods {
+		users = append(users, claims.UserOf(pod))
+	}
+	// A pod that the watch has not seen yet would seem to be deleted, so the API server is asked about it.
 	lookup := claims.PodLookup{APIReader: r.APIReader, ClusterLeavesStaleEntries: r.ClusterLeavesStaleEntries}
-	users, err := lookup.PodsUsing(ctx, claim)
-	if err != nil {
-		return ctrl.Result{}, err
-	}
 	deleted, err := lookup.DeletedPods(ctx, claim, users)
-	if err != nil {
-		return ctrl.Result{}, err
-	}
-	change := claims.StaleEntriesChange(claim, users, deleted, claims.MaxTerminalPods)
-	result := ctrl.Result{RequeueAfter: wait}
-	if len(change.Add) > 0 || len(lookup.EntriesToCheck(claim)) > 0 {
-		result.RequeueAfter = podCheckInterval
-	}
-	return result, r.writer().Apply(ctx, claim, change)
+	return claims.StaleEntriesChange(claim, users, deleted, claims.MaxTerminalPods), err
 }
 
 // releasePolicy returns when the claim is released before its holder is deleted. An
@@ -283,23 +298,16 @@ func (r *Reconciler) writer() claims.ClaimWriter {
 // node. Until then the scheduler must be able to deallocate the claim. A user other
 // than a pod, such as a PodGroup, counts as bound: it prevents the deallocation anyway.
 func (r *Reconciler) isInUse(ctx context.Context, claim *resourceapi.ResourceClaim) (bool, error) {
-	if claim.Status.Allocation == nil {
+	switch {
+	case claim.Status.Allocation == nil || len(claim.Status.ReservedFor) == 0:
 		return false, nil
-	}
-	if slices.ContainsFunc(claim.Status.ReservedFor, isLongLived) {
+	case slices.ContainsFunc(claim.Status.ReservedFor, isLongLived):
 		return true, nil
 	}
-	for _, entry := range claim.Status.ReservedFor {
-		var pod corev1.Pod
-		err := r.APIReader.Get(ctx, types.NamespacedName{Namespace: claim.Namespace, Name: entry.Name}, &pod)
-		if client.IgnoreNotFound(err) != nil {
-			return false, err
-		}
-		if err == nil && pod.UID == entry.UID && pod.Spec.NodeName != "" {
-			return true, nil
-		}
-	}
-	return false, nil
+	pods, err := r.pods.Pods(ctx, client.ObjectKeyFromObject(claim))
+	return slices.ContainsFunc(pods, func(p *corev1.Pod) bool {
+		return p.Spec.NodeName != "" && claims.IsReservedFor(claim, p.UID)
+	}), err
 }
 
 // isLongLived reports whether the entry is for an object other than a pod.

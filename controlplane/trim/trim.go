@@ -82,6 +82,24 @@ func PodWithLinks(object any) (any, error) {
 	return trimmed, nil
 }
 
+// PodWithClaims returns a pod without the fields that those do not read who watch the pods of single claims
+// (package claimpods).
+func PodWithClaims(object any) (any, error) {
+	pod, ok := object.(*corev1.Pod)
+	if !ok {
+		return object, nil
+	}
+	return &corev1.Pod{
+		TypeMeta: pod.TypeMeta,
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, ResourceVersion: pod.ResourceVersion,
+			DeletionTimestamp: pod.DeletionTimestamp,
+		},
+		Spec:   corev1.PodSpec{NodeName: pod.Spec.NodeName, ResourceClaims: pod.Spec.ResourceClaims},
+		Status: corev1.PodStatus{Phase: pod.Status.Phase, ResourceClaimStatuses: pod.Status.ResourceClaimStatuses},
+	}, nil
+}
+
 // Node returns a Node without the fields that no part of the controller reads.
 func Node(object any) (any, error) {
 	node, ok := object.(*corev1.Node)

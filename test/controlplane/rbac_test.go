@@ -259,16 +259,23 @@ func right(verb, resource, group string) string {
 	return strings.TrimRight(verb+" "+resource+"."+group, ".")
 }
 
-// usedRights records the rights that requests have used.
+// usedRights records the rights that requests have used, and how often.
 type usedRights struct {
 	mu     sync.Mutex
-	rights map[string]bool
+	rights map[string]int
 }
 
 func (u *usedRights) has(right string) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	return u.rights[right]
+	return u.rights[right] > 0
+}
+
+// counts returns the number of requests by their rights.
+func (u *usedRights) counts() map[string]int {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return maps.Clone(u.rights)
 }
 
 // wrap returns a transport that records the rights of all requests that were not
@@ -280,9 +287,9 @@ func (u *usedRights) wrap(next http.RoundTripper) http.RoundTripper {
 			u.mu.Lock()
 			defer u.mu.Unlock()
 			if u.rights == nil {
-				u.rights = map[string]bool{}
+				u.rights = map[string]int{}
 			}
-			u.rights[rightOf(r)] = true
+			u.rights[rightOf(r)]++
 		}
 		return response, err
 	})
