@@ -66,14 +66,16 @@ func hasForeignGate(pod *corev1.Pod) bool {
 	})
 }
 
-// ungatePods removes the driver's gate from the pods that the scheduler may schedule now.
+// ungatePods removes the driver's gate from the pods that the scheduler may schedule now, and from all pods if the
+// annotation gates disables it: admission added the gate before that.
 func (r *Reconciler) ungatePods(ctx context.Context, g *group) error {
 	var writes errgroup.Group
 	writes.SetLimit(maxConcurrentUngates)
 	g.leadership = g.leaders(time.Now())
+	disabled := g.Annotations[scheduling.GatesAnnotation] == scheduling.GatesDisabled
 	for _, pod := range g.pods {
 		gated := isGated(pod) && !r.ungated.has(pod.UID)
-		if !gated || pod.DeletionTimestamp != nil || !g.maySchedule(pod, g.leadership) {
+		if !gated || pod.DeletionTimestamp != nil || !disabled && !g.maySchedule(pod, g.leadership) {
 			continue
 		}
 		writes.Go(func() error {

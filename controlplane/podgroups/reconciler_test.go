@@ -631,6 +631,24 @@ func TestReconciler_gatesPodsOfFabric(t *testing.T) {
 	e.expectGated("the claim is reserved for all pods")
 }
 
+// Pods that were admitted before the annotation disabled gates do not wait for it.
+func TestReconciler_gatesDisabledWhilePodsWait(t *testing.T) {
+	name := generatedName()
+	a, b, pg := testPod("a", name), testPod("b", name), testPodGroup("template", "")
+	gate(a)
+	gate(b)
+	e := newTestEnv(t, a, b, pg, testTemplate("fabric."+testDriver))
+	e.reconcile()
+	e.expectGated("the claim is not allocated", "b")
+	pg = e.podGroup()
+	pg.Annotations = map[string]string{scheduling.GatesAnnotation: scheduling.GatesDisabled}
+	if err := e.client.Update(t.Context(), pg); err != nil {
+		t.Fatalf("disable gates: %v", err)
+	}
+	e.reconcile()
+	e.expectGated("gates are disabled")
+}
+
 // The scheduler rejects the leaders of a claim: the PodGroup says so, and later another pod becomes the
 // leader.
 func TestReconciler_rejectedLeaders(t *testing.T) {

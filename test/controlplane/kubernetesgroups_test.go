@@ -6,9 +6,11 @@ package controlplane
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"os"
 	"slices"
 	"testing"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -104,6 +106,93 @@ func TestAdmission_podsOfKubernetesGroups(t *testing.T) {
 		if got := deployment.Spec.Template.Annotations[scheduling.GroupAnnotation]; got != want {
 			t.Errorf("annotation of a template that names PodGroup %s by the field: got %q, want %q", group, got, want)
 		}
+	}
+}
+
+// Kubernetes' scheduler schedules the pods of a gang together, and the driver's gate lets one of them go first: with
+// the gate, the gang would wait for ever. Pods of a gang get no gate, and the annotation gates removes it from pods
+// that have one, such as those that an earlier release admitted.
+func TestGates_gangOfKubernetes(t *testing.T) {
+	e := requireTestEnv(t)
+	e.requireWorkloadGates(t)
+	e.startController(t, nil)
+	const size, name = 5, "gang"
+	createGang := func(prefix string) (*scheduling.PodGroup, func(i int) *corev1.Pod) {
+		ns := e.createNamespace(t, prefix)
+		e.create(t, &schedulingapi.PodGroup{ObjectMeta: objectMeta(ns, name), Spec: schedulingapi.PodGroupSpec{
+			SchedulingPolicy: schedulingapi.PodGroupSchedulingPolicy{Gang: &schedulingapi.GangSchedulingPolicy{MinCount: size}},
+		}})
+		return e.mustCreateGroup(t, ns, name), func(i int) *corev1.Pod {
+			pod := newPod(ns, name, i)
+			pod.Spec.SchedulingGroup = &corev1.PodSchedulingGroup{PodGroupName: ptr.To(name)}
+			return pod
+		}
+	}
+
+	group, newGangPod := createGang("free")
+	for i := range size {
+		pod := newGangPod(i)
+		e.create(t, pod)
+		if pod.Spec.SchedulingGroup == nil || len(pod.Spec.SchedulingGates) > 0 {
+			t.Errorf("pod %s of a gang: got field %v and gates %v, want the field and no gate",
+				pod.Name, pod.Spec.SchedulingGroup, pod.Spec.SchedulingGates)
+		}
+	}
+	e.awaitRunning(t, group.Namespace, size)
+	e.expectOneClaim(t, group)
+
+	group, newGangPod = createGang("gated")
+	for i := range size {
+		pod := newGangPod(i)
+		pod.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: scheduling.ReservedGate}}
+		e.create(t, pod)
+	}
+	e.awaitStuckGang(t, group.Namespace, size)
+	disable := client.RawPatch("application/merge-patch+json",
+		fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, scheduling.GatesAnnotation, scheduling.GatesDisabled))
+	if err := e.client.Patch(t.Context(), group, disable); err != nil {
+		t.Fatalf("disable gates: %v", err)
+	}
+	e.awaitRunning(t, group.Namespace, size)
+	e.expectOneClaim(t, group)
+}
+
+// awaitStuckGang waits until one of the pods has passed the driver's gate, and none is bound for a while.
+func (e *testEnv) awaitStuckGang(t *testing.T, ns string, size int) {
+	t.Helper()
+	var since time.Time
+	condition := fmt.Sprintf("one of %d pods has passed the gate, and none is bound for %s", size, quietPeriod)
+	eventually.Eventually(t, timeout, condition, func() error {
+		var pods corev1.PodList
+		if err := e.client.List(t.Context(), &pods, client.InNamespace(ns)); err != nil {
+			return err
+		}
+		gated := 0
+		for i := range pods.Items {
+			gated += len(pods.Items[i].Spec.SchedulingGates)
+			if pods.Items[i].Spec.NodeName != "" {
+				t.Fatalf("pod %s is bound while other pods of its gang are behind the gate", pods.Items[i].Name)
+			}
+		}
+		if gated != size-1 {
+			return fmt.Errorf("%d of %d pods are behind the gate", gated, len(pods.Items))
+		}
+		if since.IsZero() {
+			since = time.Now()
+		}
+		if left := quietPeriod - time.Since(since); left > 0 {
+			return fmt.Errorf("%s are left", left)
+		}
+		return nil
+	})
+}
+
+// expectOneClaim checks that the pods of a group share one claim.
+func (e *testEnv) expectOneClaim(t *testing.T, group *scheduling.PodGroup) {
+	t.Helper()
+	pods, used, err := e.claimsInUse(t.Context(), group.Namespace)
+	if err != nil || len(used) != 1 {
+		t.Errorf("the %d pods of PodGroup %s use the claims %v (error %v), want one", pods, group.Name, used, err)
 	}
 }
 

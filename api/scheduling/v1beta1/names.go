@@ -43,8 +43,8 @@ const (
 	// the pod's entry is in status.reservedFor of its claim.
 	ReservedGate = GroupName + "/reserved"
 	// GatesAnnotation (annotation of PodGroups) controls scheduling gates. With the value GatesDisabled, admission
-	// adds no ReservedGate to the PodGroup's pods. Gang schedulers need this: they wait until all pods can be
-	// scheduled.
+	// adds no ReservedGate to the PodGroup's pods, and the controller removes it from those that have it. Gang
+	// schedulers need this: they wait until all pods can be scheduled.
 	GatesAnnotation = GroupName + "/gates"
 	// GatesDisabled is the only value of GatesAnnotation that has an effect.
 	GatesDisabled = "Disabled"
