@@ -31,6 +31,7 @@ run() { # VERSION GATES NOTE
 only="$*"
 run v1.37.1 default ""
 run v1.37.1 all "Kubernetes' own PodGroups"
+run v1.37.1 workload "Kubernetes' own PodGroups, without their claims"
 run v1.36.3 default ""
 run v1.35.4 capacity "consumable capacity is off by default"
 run v1.34.4 capacity "consumable capacity is off by default"
