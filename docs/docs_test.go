@@ -216,6 +216,7 @@ func anchors(text string) (all []string) {
 var foreign = []struct{ reason, names string }{
 	{"feature gates of Kubernetes", `^(DRA|Workload|Generic)[A-Z]\w*$`},
 	{"identifiers of the scheduler and of KEPs", `^(GatherAllocatedState|runPreEnqueuePlugins|podGroupResourceClaim)$`},
+	{"identifiers of the scheduler in reports", `^(AllocationTimestamp|bindClaim)$`},
 	{"fields of Kubernetes", `^(hostUsers|hostPath|matchConditions|allocatedResourcesStatus|nominatedNodeName)$`},
 	{"fields of Kubernetes", `^(ttlSecondsAfterFinished|schedulingGroup|dnsConfig)$`},
 	{"fields of Kubernetes", `^(schedulerName|allowMultipleAllocations)$`},
