@@ -157,7 +157,7 @@ test-lws: prerequisites cluster-binaries bin/helm bin/lws $(IMAGES) bin/dra-shar
 test-kueue: prerequisites cluster-binaries bin/helm bin/kueue $(IMAGES) bin/dra-shared-controller ## test claims and gates with the real Kueue [RUN=regexp] [2 min]
 	@CONTROLPLANE=1 CONTROLPLANE_OTHER=kueue $(GO_TEST) -count=1 -timeout 20m -v -run '$(or $(RUN),TestKueue)' -- ./test/controlplane
 
-test-matrix: prerequisites bin/cluster bin/helm bin/jobset $(IMAGES) bin/dra-shared-controller ## run test-controlplane on each supported version of Kubernetes, and write docs/dev/matrix.md [VERSIONS="v1.36.3 ..."] [10 min to build each version]
+test-matrix: prerequisites bin/cluster bin/helm bin/jobset $(IMAGES) bin/dra-shared-controller ## run test-controlplane on each supported version of Kubernetes, and write docs/dev/matrix.md [VERSIONS="v1.36.3 v1.37.1/workload ..."] [10 min to build each version]
 	@test/controlplane/matrix.sh $(VERSIONS)
 
 test-kind: prerequisites-kind kind-binaries ## run the demo and the tests of two nodes in a kind cluster; starts a Docker daemon if there is none [2 min]
