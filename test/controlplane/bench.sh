@@ -19,7 +19,7 @@ done
 Written by \`make bench-controlplane\` on $(date -u +%F). One machine with $(nproc) cores ran
 everything: etcd, the API server, the scheduler, the controller manager, the controller,
 24 simulated nodes with their kubelets, and the client that creates the pods. Times
-depend on that machine; numbers of writes do not. The section "Write by write" below the
+depend on that machine; numbers of requests do not. The section "Write by write" below the
 tables explains the writes.
 
 EOF

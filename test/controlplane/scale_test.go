@@ -6,10 +6,14 @@ package controlplane
 import (
 	"bufio"
 	"cmp"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -20,9 +24,12 @@ import (
 
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
+	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
@@ -32,8 +39,8 @@ import (
 	"github.com/dra-shared/dra-driver-shared/test/simnode"
 )
 
-// TestController_measuresManyPods measures the writes for each pod, the time until a pod runs, and the
-// controller's memory. It fails only if the pods do not run. Its output becomes
+// TestController_measuresManyPods measures the writes and the controller's requests for each pod, the time
+// until a pod runs, and the controller's memory. It fails only if the pods do not run. Its output becomes
 // docs/dev/scale.md (make bench-controlplane).
 func TestController_measuresManyPods(t *testing.T) {
 	if os.Getenv(envBench) == "" {
@@ -52,9 +59,11 @@ func TestController_measuresManyPods(t *testing.T) {
 	fmt.Printf("\n## %s mode\n\n", strings.ToUpper(name[:1])+name[1:])
 	oneGroup := workload{title: fmt.Sprintf("one group of %d pods", pods), groups: 1, podsEach: pods, plot: true}
 	e.measure(t, controller, oneGroup)
-	e.measure(t, controller, workload{title: "100 groups of 100 pods", groups: 100, podsEach: 100})
+	const podsEach = 100
+	title := fmt.Sprintf("%d groups of %d pods", pods/podsEach, podsEach)
+	e.measure(t, controller, workload{title: title, groups: pods / podsEach, podsEach: podsEach})
 	if e.native {
-		title := fmt.Sprintf("the same %d pods, a claim for each, by Kubernetes alone", pods)
+		title = fmt.Sprintf("the same %d pods, a claim for each, by Kubernetes alone", pods)
 		e.measure(t, controller, workload{title: title, groups: 1, podsEach: pods, withoutGroup: true})
 	}
 	e.measureChurn(t, controller, 1000)
@@ -99,9 +108,17 @@ func (e *testEnv) writeControllerFiles(t *testing.T, dir string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	as := e.controllerConfig().Impersonate
-	for _, user := range kubeconfig.AuthInfos {
-		user.Impersonate, user.ImpersonateGroups = as.UserName, as.Groups
+	// The audit log has the requests of service accounts, and not those of users that impersonate them.
+	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
+		ExpirationSeconds: ptr.To(int64((10 * time.Hour).Seconds())),
+	}}
+	request, err = e.kube.CoreV1().ServiceAccounts(system).CreateToken(
+		t.Context(), controllerAccount, request, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatalf("create a token of the controller: %v", err)
+	}
+	for name := range kubeconfig.AuthInfos {
+		kubeconfig.AuthInfos[name] = &clientcmdapi.AuthInfo{Token: request.Status.Token}
 	}
 	if err := clientcmd.WriteToFile(clientcmdapi.Config(*kubeconfig), filepath.Join(dir, "kubeconfig")); err != nil {
 		t.Fatal(err)
@@ -142,7 +159,7 @@ func (e *testEnv) measure(t *testing.T, controller *os.Process, w workload) {
 	t.Helper()
 	ctx := t.Context()
 	ns := e.createNamespace(t, "scale")
-	before := e.writes(t)
+	before, requestsBefore := e.writes(t), e.controllerRequests(t)
 	pods := e.newPods(t, ns, w)
 	start := time.Now()
 	created := e.createPods(t, pods)
@@ -164,7 +181,8 @@ func (e *testEnv) measure(t *testing.T, controller *os.Process, w workload) {
 		"%d claims, at most %d entries in reservedFor. Controller: %s.\n\n",
 		round(all), round(creation), round(latencies[len(latencies)/2]), round(latencies[len(latencies)*99/100]),
 		len(claims), largest, memory(t, controller))
-	table(withoutKubelets(writes, len(pods)), len(pods))
+	table("writes", withoutKubelets(writes, len(pods)), len(pods))
+	table("requests of the controller", difference(requestsBefore, e.controllerRequests(t)), len(pods))
 	if w.plot {
 		chart(starts, len(pods))
 	}
@@ -240,11 +258,11 @@ func (e *testEnv) startTimes(created map[string]time.Time, begin time.Time) (lat
 }
 
 // measureDeletion deletes the pods and PodGroups of a namespace and prints the
-// writes for each pod.
+// writes for each pod, and the requests of the controller.
 func (e *testEnv) measureDeletion(t *testing.T, ns string, pods []*corev1.Pod) {
 	t.Helper()
 	ctx := t.Context()
-	before := e.writes(t)
+	before, requestsBefore := e.writes(t), e.controllerRequests(t)
 	start := time.Now()
 	err := simnode.Parallel(len(pods), func(i int) error { return client.IgnoreNotFound(e.client.Delete(ctx, pods[i])) })
 	if err != nil {
@@ -260,12 +278,18 @@ func (e *testEnv) measureDeletion(t *testing.T, ns string, pods []*corev1.Pod) {
 		}
 		return err
 	})
-	sum := 0.0
-	for _, n := range withoutKubelets(difference(before, e.writes(t)), len(pods)) {
-		sum += n // includes two deletions of each pod: by the test and by the simulated kubelet
+	// There are two deletions of each pod: by the test and by the simulated kubelet.
+	writes := withoutKubelets(difference(before, e.writes(t)), len(pods))
+	requests := difference(requestsBefore, e.controllerRequests(t))
+	fmt.Printf("The deletion of all objects took %s, with %.2f writes and %.2f requests of the controller per pod.\n\n",
+		round(time.Since(start)), sum(writes)/float64(len(pods)), sum(requests)/float64(len(pods)))
+}
+
+func sum(counts map[string]float64) (all float64) {
+	for _, n := range counts {
+		all += n
 	}
-	perPod := sum / float64(len(pods))
-	fmt.Printf("The deletion of all objects took %s, with %.2f writes per pod.\n\n", round(time.Since(start)), perPod)
+	return all
 }
 
 // measureChurn creates n PodGroups, deletes each at once, and prints the writes.
@@ -273,7 +297,7 @@ func (e *testEnv) measureChurn(t *testing.T, controller *os.Process, n int) {
 	t.Helper()
 	ctx := t.Context()
 	ns := e.createNamespace(t, "churn")
-	before := e.writes(t)
+	before, requestsBefore := e.writes(t), e.controllerRequests(t)
 	start := time.Now()
 	err := simnode.Parallel(n, func(i int) error {
 		pg, err := e.createGroup(ctx, ns, fmt.Sprintf("g%04d", i))
@@ -299,7 +323,68 @@ func (e *testEnv) measureChurn(t *testing.T, controller *os.Process, n int) {
 	fmt.Printf("### %d groups created and deleted\n\n", n)
 	fmt.Printf("The creation and deletion of all objects took %s. Controller: %s. Per group:\n\n",
 		round(time.Since(start)), memory(t, controller))
-	table(difference(before, e.writes(t)), n)
+	table("writes", difference(before, e.writes(t)), n)
+	table("requests of the controller", difference(requestsBefore, e.controllerRequests(t)), n)
+}
+
+// controllerAccount is the name of the controller's service account.
+const controllerAccount = "dra-shared-controller"
+
+// controllerRequests returns the number of requests that the process of startControllerProcess has sent, by verb,
+// resource, and status code if the API server refused them. They are in the API server's audit log.
+func (e *testEnv) controllerRequests(t *testing.T) map[string]float64 {
+	t.Helper()
+	log, err := os.Open(filepath.Join(e.cluster.Dir, "logs", "audit.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	counts := map[string]float64{}
+	for events := json.NewDecoder(bufio.NewReader(log)); ; {
+		var event auditEvent
+		switch err := events.Decode(&event); {
+		// The API server may be writing the last event.
+		case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+			if len(counts) == 0 {
+				t.Fatal("the audit log has no request of the controller: has the audit policy changed?")
+			}
+			return counts
+		case err != nil:
+			t.Fatalf("audit log: %v", err)
+		case event.counts():
+			counts[event.name()]++
+		}
+	}
+}
+
+// auditEvent is an event of the API server's audit log.
+type auditEvent struct {
+	Stage, Verb, RequestURI string
+	User                    struct{ Username string }
+	ObjectRef               struct{ Resource, Subresource string }
+	ResponseStatus          struct{ Code int }
+}
+
+// counts reports whether the event is the one that stands for a request of the controller. A watch has two.
+func (a auditEvent) counts() bool {
+	stage := "ResponseComplete"
+	if a.Verb == "watch" {
+		stage = "ResponseStarted"
+	}
+	return a.Stage == stage && a.User.Username == "system:serviceaccount:"+system+":"+controllerAccount
+}
+
+// name returns, for example, "patch resourceclaims/status, refused (409)".
+func (a auditEvent) name() string {
+	name := a.Verb + " " + path.Join(a.ObjectRef.Resource, a.ObjectRef.Subresource)
+	if a.ObjectRef.Resource == "" {
+		uri, _, _ := strings.Cut(a.RequestURI, "?")
+		name = a.Verb + " " + uri
+	}
+	if a.ResponseStatus.Code >= 300 {
+		name += fmt.Sprintf(", refused (%d)", a.ResponseStatus.Code)
+	}
+	return name
 }
 
 // Verbs that count as writes, and resources whose writes do not count: they occur
@@ -362,20 +447,17 @@ func difference(before, after map[string]float64) map[string]float64 {
 	return d
 }
 
-// table prints the writes, the most frequent first, as a Markdown table. It omits
-// those that round to 0.00 for each of the objects.
-func table(writes map[string]float64, objects int) {
-	fmt.Println("| writes | number | each |\n| --- | --- | --- |")
-	sum := 0.0
-	byNumber := func(a, b string) int { return cmp.Compare(writes[b], writes[a]) }
-	for _, key := range slices.SortedFunc(maps.Keys(writes), byNumber) {
-		each := writes[key] / float64(objects)
-		sum += each
-		if each >= 0.005 {
-			fmt.Printf("| %s | %.0f | %.2f |\n", key, writes[key], each)
+// table prints counts, the largest first, as a Markdown table. It omits those that round to
+// 0.00 for each of the objects.
+func table(title string, counts map[string]float64, objects int) {
+	fmt.Printf("| %s | number | each |\n| --- | --- | --- |\n", title)
+	byNumber := func(a, b string) int { return cmp.Or(cmp.Compare(counts[b], counts[a]), cmp.Compare(a, b)) }
+	for _, key := range slices.SortedFunc(maps.Keys(counts), byNumber) {
+		if each := counts[key] / float64(objects); each >= 0.005 {
+			fmt.Printf("| %s | %.0f | %.2f |\n", key, counts[key], each)
 		}
 	}
-	fmt.Printf("| **all** | | **%.2f** |\n\n", sum)
+	fmt.Printf("| **all** | | **%.2f** |\n\n", sum(counts)/float64(objects))
 }
 
 // withoutKubelets subtracts the status of each pod that the simulated kubelets
