@@ -60,7 +60,7 @@ demo: prerequisites cluster-binaries bin/helm $(IMAGES) bin/demo ## let pods sha
 demo-groups: prerequisites cluster-binaries bin/helm $(IMAGES) ## let a group of pods share one claim, on clusters with and without PodGroups of Kubernetes
 	@demo/claim-per-group/demo.sh
 
-demo-jobset: prerequisites cluster-binaries bin/helm $(IMAGES) ## let the pods of a Job share two claims
+demo-jobset: prerequisites cluster-binaries bin/helm $(IMAGES) bin/images/jobset.tar ## let the pods of a Job share two claims, and give each Job of a JobSet its own
 	@demo/jobset/demo.sh
 
 demo-addresses: prerequisites cluster-binaries bin/helm $(IMAGES) ## give the pods of a Deployment and of a StatefulSet addresses of a pool, and lose a node
@@ -401,6 +401,9 @@ bin/images/crash.tar: bin/cluster bin/crash/dra-shared-plugin bin/dra-shared-hoo
 
 bin/images/nettool.tar: bin/cluster bin/nettool test/nettool/image.txt
 	@bin/cluster image --contents test/nettool/image.txt --tag registry.local/nettool:dev --out $@
+
+bin/images/jobset.tar: bin/cluster bin/jobset test/jobset/image.txt
+	@bin/cluster image --contents test/jobset/image.txt --tag registry.local/jobset:dev --out $@
 
 # A shallow clone lacks the commit; the test says so when it skips itself.
 previous-release: bin/cluster ## build the image of the previous release, from which test/e2e upgrades; later runs use a cache
