@@ -100,6 +100,11 @@ func (gc *garbageCollector) claimRecords(ctx context.Context) (orphans []Orphan,
 	for _, a := range attached {
 		inUse[types.UID(a.ClaimUID)] = true
 	}
+	aside, asideErr := d.attachments.Aside()
+	failed = errors.Join(failed, asideErr)
+	for _, uid := range aside {
+		inUse[types.UID(uid)] = true
+	}
 	for _, recorded := range claims {
 		if inUse[recorded.UID] {
 			continue
@@ -213,12 +218,13 @@ func (gc *garbageCollector) metadata(context.Context) (orphans []Orphan, failed 
 	return orphans, errors.Join(failed, err)
 }
 
-// corruptAttachments finds attachment records that were set aside, of claims
-// that are gone.
+// corruptAttachments finds attachment records that were set aside, of claims that are gone. The claims of
+// records that were set aside, too, may have pods until the kubelet unprepares them.
 func (gc *garbageCollector) corruptAttachments(context.Context) (orphans []Orphan, err error) {
 	aside, err := gc.driver.attachments.Aside()
 	for path, uid := range aside {
-		if recorded, err := gc.driver.claims.Get(types.UID(uid)); recorded == nil && err == nil {
+		recorded, err := gc.driver.claims.Get(types.UID(uid))
+		if recorded == nil && err == nil && !gc.driver.claims.IsAside(types.UID(uid)) {
 			orphans = append(orphans, gc.file("attachment record", path))
 		}
 	}

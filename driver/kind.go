@@ -294,18 +294,27 @@ type Reserver interface {
 	// after it has released what it reserved. After another error, what was recorded
 	// stays reserved until the next attempt or the end of the pod: an interrupted attempt
 	// may have left something that uses it. It does not call record if the share needs
-	// nothing. records returns the attachments of the node; it fails if some are
-	// unreadable.
+	// nothing.
 	Reserve(ctx context.Context, share record.Share, r attach.Request, sandbox Sandbox,
-		records func() ([]attach.Record, error), record func(Attached) error) error
+		records AttachmentRecords, record func(Attached) error) error
 	// Unreserve releases what an attachment reserved. Its record no longer exists.
 	Unreserve(r attach.Record)
 	// RecoverReservations finds out, before the driver serves, which attachments have lost what was
 	// reserved for them while no plugin ran, and returns the change. After an error, or if it takes
 	// long, the driver serves without it, and MaintainReservations finds it out later.
-	RecoverReservations(ctx context.Context, records func() ([]attach.Record, error)) (Change, error)
+	RecoverReservations(ctx context.Context, records AttachmentRecords) (Change, error)
 	// MaintainReservations keeps reservations available until ctx ends.
-	MaintainReservations(ctx context.Context, records func() ([]attach.Record, error))
+	MaintainReservations(ctx context.Context, records AttachmentRecords)
+}
+
+// AttachmentRecords are the attachment records of the node.
+type AttachmentRecords interface {
+	// List returns the records. It fails if some of them cannot be read.
+	List() ([]attach.Record, error)
+	// Aside returns the UIDs of the claims of records that were set aside, by the path of the record. What
+	// such a record says about its attachment, which may exist, is not known. Call it after List: a record may
+	// be set aside at any time.
+	Aside() (claimUIDs map[string]string, err error)
 }
 
 // Sandbox is a pod's network namespace as the hook passed it: the namespace and

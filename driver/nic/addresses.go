@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -63,7 +64,7 @@ func (k *Kind) configurePools(ctx context.Context, network string, p *params.Net
 // static addresses that are reserved in a pool.
 func (k *Kind) Reserve(
 	ctx context.Context, share record.Share, r attach.Request, sandbox driver.Sandbox,
-	records func() ([]attach.Record, error), write func(driver.Attached) error,
+	records driver.AttachmentRecords, write func(driver.Attached) error,
 ) error {
 	p, err := parametersOf(share)
 	if err != nil || len(p.AddressPools)+len(p.Addresses) == 0 {
@@ -212,7 +213,7 @@ func (k *Kind) Unreserve(r attach.Record) {
 
 // RecoverReservations implements driver.Reserver.
 func (k *Kind) RecoverReservations(
-	ctx context.Context, records func() ([]attach.Record, error),
+	ctx context.Context, records driver.AttachmentRecords,
 ) (change driver.Change, err error) {
 	if k.addresses == nil {
 		return change, nil
@@ -224,9 +225,9 @@ func (k *Kind) RecoverReservations(
 }
 
 // MaintainReservations implements driver.Reserver.
-func (k *Kind) MaintainReservations(ctx context.Context, records func() ([]attach.Record, error)) {
+func (k *Kind) MaintainReservations(ctx context.Context, records driver.AttachmentRecords) {
 	var duplicates sync.WaitGroup
-	duplicates.Go(func() { k.detectDuplicates(ctx, records) })
+	duplicates.Go(func() { k.detectDuplicates(ctx, records.List) })
 	defer duplicates.Wait()
 	if k.addresses != nil {
 		k.addresses.Start(ctx, usedIn(records))
@@ -237,24 +238,29 @@ func ownerOf(claimUID, share string, cookie uint64, pod attach.Pod) ipam.Owner {
 	return ipam.Owner{Claim: claimUID, Share: share, Namespace: cookie, Pod: pod.Namespace + "/" + pod.Name}
 }
 
-// usedIn returns the addresses of pools that the records contain.
-func usedIn(records func() ([]attach.Record, error)) func() (ipam.Used, error) {
-	return func() (ipam.Used, error) {
-		all, err := records()
+// usedIn returns the addresses of pools that the records contain, and the records that cannot be read.
+func usedIn(records driver.AttachmentRecords) func() (ipam.Used, error) {
+	return func() (used ipam.Used, err error) {
+		all, err := records.List()
 		if err != nil {
-			return nil, err
+			return used, err
 		}
-		used := ipam.Used{}
+		aside, err := records.Aside()
+		if err != nil {
+			return used, err
+		}
+		used.Unreadable = slices.Sorted(maps.Keys(aside))
+		used.Owners = map[ipam.Address]ipam.Owner{}
 		for _, r := range all {
 			if r.Kind != Name {
 				continue
 			}
 			link, err := r.Link()
 			if err != nil {
-				return nil, err
+				return used, err
 			}
 			for _, address := range addressesOf(link) {
-				used[address] = ownerOf(r.ClaimUID, r.Share, r.Namespace.Cookie, r.Pod)
+				used.Owners[address] = ownerOf(r.ClaimUID, r.Share, r.Namespace.Cookie, r.Pod)
 			}
 		}
 		return used, nil

@@ -265,6 +265,16 @@ func (s *Store) SetAside(uid types.UID) (string, error) {
 	return path + asideSuffix, s.setAside(path)
 }
 
+// IsAside reports whether a record of a claim was set aside and still exists.
+func (s *Store) IsAside(uid types.UID) bool {
+	path, err := s.path(uid)
+	if err != nil {
+		return false
+	}
+	_, err = os.Stat(path + asideSuffix)
+	return !errors.Is(err, os.ErrNotExist)
+}
+
 func (s *Store) setAside(path string) error {
 	return s.failpoints.Do("set claim record aside", func() error { return os.Rename(path, path+asideSuffix) })
 }

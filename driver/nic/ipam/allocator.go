@@ -52,13 +52,17 @@ type Allocator struct {
 	maintain chan struct{}
 
 	blockLock nodeLock
-	// allocation protects the next five fields.
+	// allocation protects the fields up to released.
 	allocation nodeLock
 	// blocks are those of this node.
 	blocks []*block
 	// used holds the attachment that uses an address. If it is nil, blocks and records must be
 	// read again before an address is assigned.
-	used Used
+	used map[Address]Owner
+	// unreadable are the records that could not be read, and withheld the addresses that they may
+	// contain; see withhold.
+	unreadable map[string]bool
+	withheld   map[Address]bool
 	// rereadRecords means that the records must be read again before an address is assigned.
 	rereadRecords bool
 	// lost are the used addresses that no block of this node has; see findLost.
@@ -111,8 +115,13 @@ type Address struct {
 	IP      netip.Addr
 }
 
-// Used are the addresses in the records of the node.
-type Used map[Address]Owner
+// Used is what the records of the node say about addresses.
+type Used struct {
+	// Owners holds the attachment whose record contains an address.
+	Owners map[Address]Owner
+	// Unreadable names the records of links that may exist, and whose addresses are not known.
+	Unreadable []string
+}
 
 // Lost are addresses of attachments that no block of the node has, with the node that has
 // them now; "" if none has.
@@ -324,6 +333,10 @@ func (a *Allocator) chooseReserved(i item) (chosen netip.Addr, isNew bool, err e
 		return chosen, false, fmt.Errorf("AddressPool %s: pod %s on this node has address %s: delete that pod or "+
 			"change the claim", i.pool.Name, other.Pod, i.reserved)
 	}
+	if a.withheld[address] {
+		return chosen, false, fmt.Errorf("AddressPool %s: a link on this node may have address %s: its record cannot be "+
+			"read: delete the pods of the claim that %s names", i.pool.Name, i.reserved, a.unreadableText())
+	}
 	if !a.has(address) {
 		return chosen, false, errEmpty{i}
 	}
@@ -338,9 +351,8 @@ func (a *Allocator) eachFree(i item, f func(Address)) {
 			continue
 		}
 		b.each(func(address Address) {
-			_, inUse := a.used[address]
 			avoided := i.mayAvoid() && a.avoids(address)
-			if !inUse && !avoided && !i.pool.Reserved.Contains(address.IP) {
+			if !a.isInUse(address) && !avoided && !i.pool.Reserved.Contains(address.IP) {
 				f(address)
 			}
 		})

@@ -20,7 +20,8 @@
 //
 // An assigned address is part of the attachment's record, which the driver writes
 // before the link exists and removes after the link is gone. The records are the only
-// store: an address is in use if and only if a record contains it. Two plugins of one node,
+// store: an address is in use if and only if a record contains it. While a record cannot be
+// read, the Allocator withholds all addresses that it may contain (see withhold). Two plugins of one node,
 // as in a rolling update, use locks (see nodeLock). The files are:
 //
 //	allocator.go  request -> address of the node's blocks

@@ -41,7 +41,9 @@ type testNode struct {
 
 	mu      sync.Mutex
 	records map[ipam.Owner]ipam.Assignment
-	lost    ipam.Lost // nil until OnLost was called
+	// unreadable are the names of records that cannot be read.
+	unreadable []string
+	lost       ipam.Lost // nil until OnLost was called
 }
 
 func newNode(t *testing.T, api *fakeAPI, name string) *testNode {
@@ -87,10 +89,10 @@ func (n *testNode) start(
 func (n *testNode) used() (ipam.Used, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	used := ipam.Used{}
+	used := ipam.Used{Owners: map[ipam.Address]ipam.Owner{}, Unreadable: n.unreadable}
 	for owner, assignment := range n.records {
 		for _, p := range assignment.Addresses {
-			used[ipam.Address{Network: "storage", IP: p.Addr()}] = owner
+			used.Owners[ipam.Address{Network: "storage", IP: p.Addr()}] = owner
 		}
 	}
 	return used, nil
@@ -165,6 +167,23 @@ func (n *testNode) request(ctx context.Context, a *ipam.Allocator, i int, r ipam
 			return nil
 		})
 	return assigned, err
+}
+
+// damage makes the record of an attachment unreadable, and returns its address.
+func (n *testNode) damage(i int) netip.Addr {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	address := n.records[owner(i)].Addresses[0].Addr()
+	delete(n.records, owner(i))
+	n.unreadable = append(n.unreadable, fmt.Sprint("record-", i))
+	return address
+}
+
+// removeDamaged removes all records that cannot be read.
+func (n *testNode) removeDamaged() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.unreadable = nil
 }
 
 // release removes the record of an attachment, and its addresses.
@@ -885,4 +904,54 @@ func TestMaintenance_takesBackOrReportsLostAddresses(t *testing.T) {
 			t.Errorf("got %v, %v, want the address of the attachment", got, err)
 		}
 	})
+}
+
+// The address in a record that cannot be read may be that of a link. No other attachment gets it, on any node, until
+// the record is gone. Addresses of later blocks are not affected.
+func TestAssign_withholdsAddressesOfUnreadableRecords(t *testing.T) {
+	api := newFakeAPI(addressPool("office", func(s *network.AddressPoolSpec) {
+		s.Ranges, s.BlockSize = []string{"10.20.1.0/29"}, ptr.To(int32(4))
+	}))
+	api.reportShort = true
+	node, other := newNode(t, api, "n1"), newNode(t, api, "n2")
+	first := node.plugin(t.Context(), "p1", time.Second)
+	for i := range 2 {
+		if _, err := node.assign(t.Context(), first, i, "office"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	damaged := node.damage(0)
+	a := node.plugin(t.Context(), "p2", time.Second)
+	elsewhere := other.plugin(t.Context(), "p3", time.Second)
+	assigned := map[netip.Addr]bool{}
+	assignAll := func() {
+		t.Helper()
+		for i := range 8 {
+			on, plugin := node, a
+			if i%2 > 0 {
+				on, plugin = other, elsewhere
+			}
+			got, err := on.assign(t.Context(), plugin, 10+i, "office")
+			if err != nil {
+				continue
+			}
+			assigned[got.Addresses[0].Addr()] = true
+		}
+	}
+	assignAll()
+	if len(assigned) != 4 { // the node withholds three of its first four addresses, and uses the fourth
+		t.Errorf("got the addresses %v, want the four of the second block", slices.Collect(maps.Keys(assigned)))
+	}
+	if assigned[damaged] {
+		t.Errorf("address %s is in a record that cannot be read, and was assigned to another attachment", damaged)
+	}
+	checkUnique(t, node)
+
+	node.removeDamaged()
+	a = node.plugin(t.Context(), "p4", time.Second)
+	assignAll()
+	if len(assigned) != 7 || !assigned[damaged] {
+		t.Errorf("after the record is gone: got the addresses %v, want all but that of the second attachment",
+			slices.Collect(maps.Keys(assigned)))
+	}
 }

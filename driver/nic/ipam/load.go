@@ -7,6 +7,8 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"slices"
+	"strings"
 
 	"go4.org/netipx"
 	"k8s.io/klog/v2"
@@ -62,20 +64,25 @@ func (a *Allocator) load(ctx context.Context, read nodeBlocks, used func() (Used
 	if err != nil {
 		return fmt.Errorf("write the name of the plugin that assigns addresses: %w", err)
 	}
-	a.blocks, a.used, a.rereadRecords = blocks, recorded, false
+	a.blocks, a.used, a.rereadRecords = blocks, recorded.Owners, false
+	if len(recorded.Unreadable) == 0 {
+		a.unreadable, a.withheld = nil, nil // the blocks were validated without them
+	}
+	a.withhold(ctx, recorded.Unreadable)
 	a.findLost(ctx)
-	klog.FromContext(ctx).V(2).Info("Read address blocks", "blocks", len(blocks), "used", len(recorded))
+	klog.FromContext(ctx).V(2).Info("Read address blocks", "blocks", len(blocks), "used", len(a.used))
 	return nil
 }
 
 // update makes the Allocator know which addresses are in use. The caller must have the allocation lock.
-func (a *Allocator) update(used func() (Used, error)) error {
+func (a *Allocator) update(ctx context.Context, used func() (Used, error)) error {
 	if a.rereadRecords {
 		recorded, err := used()
 		if err != nil {
 			return fmt.Errorf("read which addresses are in use: %w", err)
 		}
-		a.used, a.rereadRecords = recorded, false
+		a.used, a.rereadRecords = recorded.Owners, false
+		a.withhold(ctx, recorded.Unreadable)
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -94,6 +101,45 @@ func (a *Allocator) update(used func() (Used, error)) error {
 	return nil
 }
 
+// withhold keeps the addresses of the node that a record which cannot be read may contain from being
+// assigned and returned: all that no other record contains. It does so once for each record, so that
+// addresses of later blocks, and those that are released later, stay available. load makes them
+// available when all records can be read again, or are gone with their claims. The caller must have the
+// allocation lock.
+func (a *Allocator) withhold(ctx context.Context, unreadable []string) {
+	isKnown := func(name string) bool { return a.unreadable[name] }
+	if len(slices.DeleteFunc(slices.Clone(unreadable), isKnown)) == 0 {
+		return
+	}
+	if a.unreadable == nil {
+		a.unreadable, a.withheld = map[string]bool{}, map[Address]bool{}
+	}
+	for _, name := range unreadable {
+		a.unreadable[name] = true
+	}
+	for _, b := range a.blocks {
+		b.each(func(address Address) {
+			if _, inUse := a.used[address]; !inUse {
+				a.withheld[address] = true
+			}
+		})
+	}
+	klog.FromContext(ctx).Info("Attachment records cannot be read; not assigning the addresses that they may contain",
+		"records", a.unreadableText(), "addresses", len(a.withheld))
+}
+
+// unreadableText lists the records that cannot be read.
+func (a *Allocator) unreadableText() string {
+	return strings.Join(slices.Sorted(maps.Keys(a.unreadable)), ", ")
+}
+
+// isInUse reports whether an attachment has, or may have, an address. The caller must have the
+// allocation lock.
+func (a *Allocator) isInUse(address Address) bool {
+	_, inUse := a.used[address]
+	return inUse || a.withheld[address]
+}
+
 // validate removes from a block the addresses that other blocks have: a plugin was killed, or did
 // not get a response, before it could compare the new block with the others (see create). It
 // reports whether the block remains.
@@ -101,7 +147,8 @@ func (a *Allocator) update(used func() (Used, error)) error {
 // Of two such blocks, at most one was compared when the other did not exist, and only its node uses
 // the addresses. So a node keeps those that its attachments use, and returns the others: the times of
 // creation do not tell which block was compared, because the API server rounds them to seconds. In an
-// unchecked block, attachments use the addresses although the block was not compared.
+// unchecked block, attachments use the addresses although the block was not compared. While a record
+// cannot be read, any address may be in use.
 func (a *Allocator) validate(
 	ctx context.Context, b *block, others []network.AddressBlock, used Used,
 ) (keep bool, err error) {
@@ -115,7 +162,7 @@ func (a *Allocator) validate(
 	}
 	if !isUnchecked(b.object) {
 		b.each(func(address Address) {
-			if _, inUse := used[address]; inUse {
+			if _, inUse := used.Owners[address]; inUse || len(used.Unreadable) > 0 {
 				left.Add(address.IP)
 			}
 		})

@@ -59,7 +59,7 @@ func (a *Allocator) lockAllocation(ctx context.Context, used func() (Used, error
 		return nil, err
 	}
 	if a.knowsBlocks() {
-		if err := a.update(used); err != nil {
+		if err := a.update(ctx, used); err != nil {
 			unlock()
 			return nil, err
 		}
@@ -81,7 +81,7 @@ func (a *Allocator) lockAllocationToo(ctx context.Context, used func() (Used, er
 		return nil, err
 	}
 	if a.knowsBlocks() && !a.uncertain.Load() {
-		if err := a.update(used); err != nil {
+		if err := a.update(ctx, used); err != nil {
 			unlock()
 			return nil, err
 		}
@@ -96,7 +96,7 @@ func (a *Allocator) lockAllocationToo(ctx context.Context, used func() (Used, er
 		return nil, err
 	}
 	if err = a.load(ctx, read, used); err == nil {
-		err = a.update(used)
+		err = a.update(ctx, used)
 	}
 	if err != nil {
 		unlock()

@@ -56,7 +56,7 @@ func LostReason(node string) string {
 // addresses in the records of the node.
 func (a *Allocator) Recover(ctx context.Context, used func() (Used, error)) error {
 	recorded, err := used()
-	if err != nil || len(recorded) == 0 {
+	if err != nil || len(recorded.Owners) == 0 {
 		return err
 	}
 	unlock, err := a.lockAllocation(ctx, used)

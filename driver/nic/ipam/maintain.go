@@ -60,7 +60,8 @@ func (a *Allocator) Cleanup() error {
 
 // forgetUsed makes the plugin read the records before it assigns an address again: another plugin
 // of this node may have detached pods. If the node has lost addresses, it also reads the blocks
-// before it maintains them: another node may have returned the addresses.
+// before it maintains them: another node may have returned the addresses. So it does if it withholds
+// addresses: the records that it cannot read may be gone.
 func (a *Allocator) forgetUsed(ctx context.Context) {
 	unlock, err := a.allocation.lock(ctx)
 	if err != nil {
@@ -68,7 +69,7 @@ func (a *Allocator) forgetUsed(ctx context.Context) {
 	}
 	defer unlock()
 	a.rereadRecords = len(a.blocks) > 0 // without blocks, no address is in use that is not lost
-	if len(a.lost) > 0 {
+	if len(a.lost)+len(a.unreadable) > 0 {
 		a.uncertain.Store(true)
 	}
 }
@@ -222,7 +223,7 @@ func toKeep(addresses, used *netipx.IPSet, short bool, standby int) (*netipx.IPS
 	}
 }
 
-// needed returns the addresses of a block that attachments use or are about to use.
+// needed returns the addresses of a block that attachments use, may use, or are about to use.
 func (a *Allocator) needed(b *block) *netipx.IPSet {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -231,7 +232,7 @@ func (a *Allocator) needed(b *block) *netipx.IPSet {
 	}
 	var set netipx.IPSetBuilder
 	b.each(func(address Address) {
-		if _, inUse := a.used[address]; inUse || a.requested[requestKey{address: address}] > 0 {
+		if a.isInUse(address) || a.requested[requestKey{address: address}] > 0 {
 			set.Add(address.IP)
 		}
 	})
