@@ -17,6 +17,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	network "github.com/dra-shared/dra-driver-shared/api/network/v1alpha1"
 	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
@@ -98,7 +99,7 @@ func TestPlugin_blocksLinksWithLostAddressesBeforeItServes(t *testing.T) {
 	e.must("prepare the claim", e.prepare(t.Context(), claim))
 	e.must("attach the claim", pod.hook(t.Context(), e.dir, claim, 10*time.Second))
 	e.kill()
-	e.must("delete the blocks", e.api.DeleteBlocks())
+	e.api.DeleteBlocks()
 
 	if restart("addressblocks", "addresspools") {
 		t.Error("the API server is unavailable: the plugin has changed whether the link is blocked")
@@ -129,6 +130,62 @@ func TestPlugin_keepsTheAddressOfALinkThatRemains(t *testing.T) {
 	e.must("compare the addresses", differ([]*sandbox{one, other}))
 	e.must("attach the first claim again", one.hook(t.Context(), e.dir, first, 10*time.Second))
 	e.must("compare the addresses again", differ([]*sandbox{one, other}))
+}
+
+// The attachment record of a running pod is corrupt. The node neither assigns the address of its link to another pod
+// nor returns it to the pool, and garbage collection keeps the record although the claim was deleted: the pod may run
+// until the kubelet has stopped it. Afterward, the address is free.
+func TestPlugin_keepsTheAddressOfACorruptRecord(t *testing.T) {
+	e := newTestEnv(t)
+	e.must("create the pool", e.api.AddPool(&network.AddressPool{
+		ObjectMeta: metav1.ObjectMeta{Name: "single", UID: "single"},
+		Spec: network.AddressPoolSpec{Network: "storage", Default: true, Subnet: "10.20.0.0/16",
+			Ranges: []string{"10.20.9.1-10.20.9.3"}, BlockSize: ptr.To(int32(1))},
+	}))
+	e.way = e.strongest()
+	restart := func() {
+		e.kill()
+		e.start(func(c *pluginConfig) { c.Pools, c.AddressWait = true, time.Second })
+	}
+	restart()
+	first, second := e.claim("first"), e.claim("second")
+	e.must("prepare the claims", e.prepare(t.Context(), first, second))
+	one, two := e.sandbox("one"), e.sandbox("two")
+	e.must("attach the first claim", one.hook(t.Context(), e.dir, first, 10*time.Second))
+	address, err := one.address()
+	e.must("address of the link", err)
+	e.corrupt("run/attached", string(first.UID)+"_*")
+	e.deleteClaim("first")
+	restart()
+	e.awaitCollection()
+	e.must("attach the second claim", two.hook(t.Context(), e.dir, second, 10*time.Second))
+	e.must("compare the addresses", differ([]*sandbox{one, two}))
+	two.end()
+	e.must("unprepare the second claim", e.unprepare(t.Context(), second))
+	e.eventually("the node keeps the address, and one for the next pod", func() error { return e.hasBlocks(2, address) })
+
+	one.end()
+	e.must("unprepare the first claim", e.unprepare(t.Context(), first))
+	restart()
+	e.eventually("the node returns the address of the pod that is gone", func() error { return e.hasBlocks(0) })
+}
+
+// hasBlocks returns an error unless there are so many AddressBlocks, which have all of the addresses.
+func (e *testEnv) hasBlocks(n int, addresses ...string) error {
+	var ranges []string
+	for _, b := range e.api.Blocks() {
+		ranges = append(ranges, b.Spec.Ranges...)
+	}
+	for _, address := range addresses {
+		ip, _, _ := strings.Cut(address, "/")
+		if !slices.Contains(ranges, ip+"-"+ip) {
+			return fmt.Errorf("nodes have the addresses %v, want one of them to be %s", ranges, ip)
+		}
+	}
+	if len(ranges) != n {
+		return fmt.Errorf("nodes have the addresses %v, want %d", ranges, n)
+	}
+	return nil
 }
 
 // differ returns an error if links of the pods have the same address. Not all pods need a link.
@@ -178,7 +235,7 @@ func (e *testEnv) runAddresses(change func(*pluginConfig)) (killed bool) {
 		})
 	}
 	e.kill()
-	e.must("delete the blocks, which the node takes again", e.api.DeleteBlocks())
+	e.api.DeleteBlocks() // the node takes them again
 	serve(change)
 	first := e.plugin
 	retry := func(condition string, f func(context.Context) error) {

@@ -122,7 +122,7 @@ type loadPod struct {
 // measure its goroutines, memory, and files.
 func (l *load) startInProcess() {
 	l.t.Helper()
-	l.config = pluginConfig{Dir: l.dir, BPFFS: l.bpffs, URL: l.api.URL, Instance: "load", Pools: true}
+	l.config = pluginConfig{Node: l.node, Dir: l.dir, BPFFS: l.bpffs, URL: l.api.URL, Instance: "load", Pools: true}
 	p, err := newPlugin(l.config, l.operationFault)
 	if err != nil {
 		l.t.Fatal(err)
@@ -153,10 +153,7 @@ func (l *load) operationFault(_ string, operation func() error) error {
 		return operation()
 	}
 	l.operationFaults.Add(1)
-	if rand.N(2) == 0 {
-		return errInjected
-	}
-	return errors.Join(operation(), errInjected)
+	return failing(operation)()
 }
 
 // requestFault returns the error with which the API server answers a request.

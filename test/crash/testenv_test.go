@@ -14,6 +14,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -22,6 +23,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -92,7 +94,7 @@ func TestMain(m *testing.M) {
 const pluginVariable = "CRASH_TEST_PLUGIN"
 
 type pluginConfig struct {
-	Dir, BPFFS, URL, Instance string
+	Node, Dir, BPFFS, URL, Instance string
 	// Key and Hook, if not empty, are the way to classify frames that passed trials on
 	// this node before. Otherwise the plugin runs them.
 	Key        classify.Key
@@ -119,6 +121,14 @@ type pluginConfig struct {
 	Opener string
 	// Pools makes the plugin assign addresses of AddressPools.
 	Pools bool
+	// AddressWait is how long an attach waits for other nodes to return addresses; the default is
+	// that of ipam.
+	AddressWait time.Duration
+	// OrphanGrace is the time after which orphans are removed; the default is 100 ms.
+	OrphanGrace time.Duration
+	// Faults, if not 0, makes one in so many operations fail once the plugin has started, half of them after
+	// their effect.
+	Faults int
 }
 
 func runPlugin(raw string) error {
@@ -127,7 +137,8 @@ func runPlugin(raw string) error {
 		return err
 	}
 	c.Profiles.run()
-	p, err := newPlugin(c, c.injector())
+	var started atomic.Bool
+	p, err := newPlugin(c, c.injector(&started))
 	if err != nil {
 		return err
 	}
@@ -136,6 +147,7 @@ func runPlugin(raw string) error {
 	if err != nil {
 		return err
 	}
+	started.Store(true)
 	return wait()
 }
 
@@ -147,7 +159,7 @@ type plugin struct {
 
 func newPlugin(c pluginConfig, failpoints failpoint.Injector) (*plugin, error) {
 	restConfig := &rest.Config{
-		Host: c.URL, QPS: 1000, Burst: 1000, UserAgent: "plugin", WrapTransport: httpfailpoint.Transport(failpoints),
+		Host: c.URL, QPS: 1000, Burst: 1000, UserAgent: userAgent(c.Node), WrapTransport: httpfailpoint.Transport(failpoints),
 	}
 	client, err := kubernetes.NewForConfig(restConfig)
 	if err != nil {
@@ -184,7 +196,7 @@ fabrics:
 	if err != nil {
 		return nil, err
 	}
-	orphanGrace := 100 * time.Millisecond
+	orphanGrace := cmp.Or(c.OrphanGrace, 100*time.Millisecond)
 	if c.Production {
 		orphanGrace = 0 // the default
 	}
@@ -203,8 +215,8 @@ fabrics:
 		nics.UseAddressPools(allocator)
 	}
 	d, err := driver.New(driver.Options{
-		DriverName: driverName, NodeName: nodeName, Client: client, Instance: c.Instance, RollingUpdate: true,
-		Kinds:     []driver.Kind{nics, fabric.New(driverConfig, nodeName)},
+		DriverName: driverName, NodeName: c.Node, Client: client, Instance: c.Instance, RollingUpdate: true,
+		Kinds:     []driver.Kind{nics, fabric.New(driverConfig, c.Node)},
 		PluginDir: filepath.Join(c.Dir, "plugin"), RegistryDir: filepath.Join(c.Dir, "registry"),
 		CDIDir: filepath.Join(c.Dir, "cdi"), RunDir: filepath.Join(c.Dir, "run"),
 		Installation: installation, BootIDFile: c.BootIDFile, Failpoints: failpoints,
@@ -226,7 +238,8 @@ func newAllocator(
 		return nil, err
 	}
 	return ipam.New(ipam.Options{
-		Node: nodeName, Instance: c.Instance, API: api, Locks: locks, OnLost: nics.SetLost, Failpoints: failpoints,
+		Node: c.Node, Instance: c.Instance, API: api, Locks: locks, OnLost: nics.SetLost, Failpoints: failpoints,
+		Wait:           c.AddressWait,
 		NodeLabels:     func(context.Context) (map[string]string, error) { return nil, nil },
 		LastPluginFile: filepath.Join(c.Dir, "run/addresses-holder"),
 	}), nil
@@ -240,8 +253,11 @@ func dhcpDefault(c pluginConfig) string {
 	return "\n  dhcp: [IPv4]"
 }
 
+// userAgent identifies the plugin of a node in requests to the API server.
+func userAgent(node string) string { return "plugin-on-" + node }
+
 // injector records failpoints, lets them fail, and kills the process as c says.
-func (c pluginConfig) injector() failpoint.Injector {
+func (c pluginConfig) injector(started *atomic.Bool) failpoint.Injector {
 	k := &failpointtest.Killer{Point: c.Kill, Kill: func(operation string) error {
 		appendLine(c.KillLog, killLogLine(c.Kill, operation))
 		_ = unix.Kill(os.Getpid(), unix.SIGKILL)
@@ -252,10 +268,20 @@ func (c pluginConfig) injector() failpoint.Injector {
 	}
 	return func(name string, operation func() error) error {
 		if slices.Contains(c.Fail, name) {
-			operation = func() error { return errors.New("the test lets it fail") }
+			operation = func() error { return errInjected }
+		} else if c.Faults > 0 && started.Load() && rand.N(c.Faults) == 0 {
+			operation = failing(operation)
 		}
 		return k.Inject(name, operation)
 	}
+}
+
+// failing returns an operation that fails, with or without the effect of another.
+func failing(operation func() error) func() error {
+	if rand.N(2) == 0 {
+		return func() error { return errInjected }
+	}
+	return func() error { return errors.Join(operation(), errInjected) }
 }
 
 // killLogLine is the line that a plugin writes before it kills itself.
@@ -287,6 +313,8 @@ func appendLine(file, line string) {
 type testEnv struct {
 	t     testing.TB
 	api   *fakeapi.Server
+	node  string // its name
+	nic   string // the name of its NIC, and of the device
 	dir   string
 	bpffs string
 	wire  *nstest.Namespace // the network of the NIC
@@ -307,10 +335,28 @@ type process struct {
 
 func newTestEnv(t testing.TB) *testEnv {
 	t.Helper()
-	_, wire := nstest.NIC(t, "nic0", 9000)
+	return newNode(t, newAPI(t, nodeName), nodeName, deviceName)
+}
+
+// newAPI starts an API server with nodes.
+func newAPI(t testing.TB, names ...string) *fakeapi.Server {
+	t.Helper()
 	if err := nstest.ConfigureLink("lo"); err != nil { // carries the requests to the API server
 		t.Fatal(err)
 	}
+	var nodes []apiruntime.Object
+	for _, name := range names {
+		nodes = append(nodes, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("node-" + name)}})
+	}
+	api := fakeapi.New(nodes...)
+	t.Cleanup(api.Close)
+	return api
+}
+
+// newNode creates a node with a NIC. All nodes of a test are in one network namespace.
+func newNode(t testing.TB, api *fakeapi.Server, name, nic string) *testEnv {
+	t.Helper()
+	_, wire := nstest.NIC(t, nic, 9000)
 	// The path of a socket has at most 107 characters, so t.TempDir() is too long.
 	dir, err := os.MkdirTemp("", "dra")
 	if err != nil {
@@ -324,9 +370,7 @@ func newTestEnv(t testing.TB) *testEnv {
 			t.Fatal(err)
 		}
 	}
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "node"}}
-	e := &testEnv{t: t, dir: dir, wire: wire, bpffs: nstest.MountBPFFS(t), api: fakeapi.New(node)}
-	t.Cleanup(e.api.Close)
+	e := &testEnv{t: t, node: name, nic: nic, dir: dir, wire: wire, bpffs: nstest.MountBPFFS(t), api: api}
 	t.Cleanup(e.kill)
 	return e
 }
@@ -365,8 +409,8 @@ func (e *testEnv) start(change func(*pluginConfig)) {
 	e.t.Helper()
 	e.instance++
 	c := pluginConfig{
-		Dir: e.dir, BPFFS: e.bpffs, URL: e.api.URL, Instance: fmt.Sprintf("plugin-%d", e.instance),
-		Key: e.way.Key, Hook: e.way.Hook,
+		Node: e.node, Dir: e.dir, BPFFS: e.bpffs, URL: e.api.URL, Instance: fmt.Sprintf("plugin-%d", e.instance),
+		Interfaces: e.nic, Key: e.way.Key, Hook: e.way.Hook,
 	}
 	if change != nil {
 		change(&c)
@@ -554,9 +598,11 @@ func (e *testEnv) deleteClaim(name string) {
 	}
 }
 
-func newClaim(name string) *resourceapi.ResourceClaim {
+func newClaim(name string) *resourceapi.ResourceClaim { return newClaimOn(nodeName, deviceName, name) }
+
+func newClaimOn(node, device, name string) *resourceapi.ResourceClaim {
 	result := resourceapi.DeviceRequestAllocationResult{
-		Request: "nic", Driver: driverName, Pool: nodeName, Device: deviceName, ShareID: ptr.To(uuid.NewUUID()),
+		Request: "nic", Driver: driverName, Pool: node, Device: device, ShareID: ptr.To(uuid.NewUUID()),
 		ConsumedCapacity: map[resourceapi.QualifiedName]resource.Quantity{
 			"bandwidth": resource.MustParse("10M"), "shares": resource.MustParse("1"),
 		},
@@ -786,8 +832,8 @@ func (e *testEnv) kernelState() (found []string, err error) {
 	}
 	defer conn.Close()
 	shaper := shape.New(conn, nil)
-	outer, _ := shape.HairpinNames("nic0")
-	for _, name := range []string{"nic0", shape.IFBName("nic0"), outer} {
+	outer, _ := shape.HairpinNames(e.nic)
+	for _, name := range []string{e.nic, shape.IFBName(e.nic), outer} {
 		link, err := net.InterfaceByName(name)
 		if err != nil && name == outer {
 			continue // no share has needed it

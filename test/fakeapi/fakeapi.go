@@ -14,6 +14,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"sync/atomic"
 
@@ -22,6 +23,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
@@ -43,9 +45,9 @@ type Server struct {
 	// URL is the server's base URL.
 	URL string
 
-	// network has the AddressPools and AddressBlocks. Requests for them get all, whatever they
-	// select.
+	// network has the AddressPools, and blocks the AddressBlocks.
 	network clienttesting.Fake
+	blocks  *blocks
 	scheme  *runtime.Scheme
 	codecs  serializer.CodecFactory
 
@@ -55,7 +57,7 @@ type Server struct {
 
 // New starts a server that contains objects. The caller must call Close.
 func New(objects ...runtime.Object) *Server {
-	s := &Server{Client: fake.NewClientset(objects...), scheme: runtime.NewScheme()}
+	s := &Server{Client: fake.NewClientset(objects...), scheme: runtime.NewScheme(), blocks: newBlocks()}
 	utilruntime.Must(errors.Join(scheme.AddToScheme(s.scheme), network.AddToScheme(s.scheme)))
 	s.codecs = serializer.NewCodecFactory(s.scheme)
 	tracker := clienttesting.NewObjectTracker(s.scheme, s.codecs.UniversalDecoder())
@@ -76,23 +78,29 @@ func (s *Server) AddPool(p *network.AddressPool) error {
 	return err
 }
 
-// DeleteBlocks deletes all AddressBlocks.
-func (s *Server) DeleteBlocks() error {
-	gvr, gvk := network.GroupVersion.WithResource(network.BlockResource), kinds[network.BlockResource]
-	list, err := s.network.Invokes(clienttesting.NewRootListAction(gvr, gvk, metav1.ListOptions{}),
-		&network.AddressBlockList{})
-	if err != nil {
-		return err
-	}
-	return meta.EachListItem(list, func(object runtime.Object) error {
-		block, err := meta.Accessor(object)
-		if err != nil {
-			return err
-		}
-		_, err = s.network.Invokes(clienttesting.NewRootDeleteAction(gvr, block.GetName()), nil)
-		return err
-	})
+// UpdatePool replaces an AddressPool.
+func (s *Server) UpdatePool(p *network.AddressPool) error {
+	gvr := network.GroupVersion.WithResource(network.PoolResource)
+	_, err := s.network.Invokes(clienttesting.NewRootUpdateAction(gvr, p), nil)
+	return err
 }
+
+// Blocks returns all AddressBlocks.
+func (s *Server) Blocks() []network.AddressBlock { return s.blocks.list(fields.Everything()).Items }
+
+// DeleteBlocks deletes all AddressBlocks.
+func (s *Server) DeleteBlocks() {
+	s.blocks.deleteWhere(func(*network.AddressBlock) bool { return true })
+}
+
+// DeleteBlocksOf deletes the AddressBlocks of a node, as the controller does when the node is lost.
+func (s *Server) DeleteBlocksOf(node string) {
+	s.blocks.deleteWhere(func(b *network.AddressBlock) bool { return b.Spec.Node == node })
+}
+
+// MoveBlocks deletes the AddressBlocks of a node and creates blocks of another node with their addresses, as the
+// controller and that node do when the first node is lost.
+func (s *Server) MoveBlocks(from, to string) { s.blocks.move(from, to) }
 
 // Close closes all connections and stops the server.
 func (s *Server) Close() {
@@ -191,6 +199,12 @@ func (s *Server) do(r *http.Request, t target) (runtime.Object, error) {
 	if err != nil {
 		return nil, err
 	}
+	if t.gvr.Resource == network.BlockResource {
+		return s.blocks.do(r, t.name, body, func(raw []byte) (runtime.Object, error) {
+			object, _, err := s.codecs.UniversalDeserializer().Decode(raw, &t.gvk, nil)
+			return object, err
+		})
+	}
 	empty, err := s.scheme.New(t.gvk)
 	if err != nil {
 		return nil, err
@@ -243,33 +257,63 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, t target) {
 		writeError(w, apierrors.NewInvalid(schema.GroupKind{Kind: "ListOptions"}, "", nil))
 		return
 	}
+	if t.gvr.Resource == network.BlockResource {
+		s.watchBlocks(w, r, t)
+		return
+	}
 	watcher, err := s.invoker(t).InvokesWatch(clienttesting.NewWatchAction(t.gvr, t.namespace, metav1.ListOptions{}))
 	if err != nil {
 		writeError(w, err)
 		return
 	}
 	defer watcher.Stop()
-	w.Header().Set("Content-Type", runtime.ContentTypeJSON)
-	flusher, _ := w.(http.Flusher)
-	flusher.Flush()
+	send := s.stream(w, t)
 	for {
 		select {
 		case <-r.Context().Done():
 			return
 		case event, ok := <-watcher.ResultChan():
-			if !ok {
+			if !ok || send(event.Type, event.Object) != nil {
 				return
 			}
-			raw, err := s.encode(event.Object, t.gvk.GroupVersion())
-			if err != nil {
-				return
-			}
-			watchEvent := metav1.WatchEvent{Type: string(event.Type), Object: runtime.RawExtension{Raw: raw}}
-			if err := json.NewEncoder(w).Encode(watchEvent); err != nil {
-				return
-			}
-			flusher.Flush()
 		}
+	}
+}
+
+// watchBlocks streams events of AddressBlocks until the client disconnects.
+func (s *Server) watchBlocks(w http.ResponseWriter, r *http.Request, t target) {
+	selector, err := selectorOf(r)
+	if err != nil {
+		writeError(w, err)
+		return
+	}
+	version, err := strconv.Atoi(r.URL.Query().Get("resourceVersion"))
+	if err != nil {
+		writeError(w, apierrors.NewBadRequest("watches must start at a resource version"))
+		return
+	}
+	send := s.stream(w, t)
+	s.blocks.events(r.Context(), version, selector, func(kind watch.EventType, b *network.AddressBlock) error {
+		return send(kind, b)
+	})
+}
+
+// stream begins the response of a watch, and returns what sends an event.
+func (s *Server) stream(w http.ResponseWriter, t target) (send func(watch.EventType, runtime.Object) error) {
+	w.Header().Set("Content-Type", runtime.ContentTypeJSON)
+	flusher, _ := w.(http.Flusher)
+	flusher.Flush()
+	return func(kind watch.EventType, object runtime.Object) error {
+		raw, err := s.encode(object, t.gvk.GroupVersion())
+		if err != nil {
+			return err
+		}
+		event := metav1.WatchEvent{Type: string(kind), Object: runtime.RawExtension{Raw: raw}}
+		if err := json.NewEncoder(w).Encode(event); err != nil {
+			return err
+		}
+		flusher.Flush()
+		return nil
 	}
 }
 
