@@ -34,6 +34,10 @@ type NetworkStatus struct {
 	// Pod is the namespace and the name of the pod, as namespace/name.
 	Pod string `json:"pod,omitempty"`
 
+	// NotReady reports whether the link is down, blocked, or in another way unusable. The condition
+	// Ready of the claim concerns all pods, and says why.
+	NotReady bool `json:"notReady,omitempty"`
+
 	// Interfaces lists the link in the pod. It has one element.
 	Interfaces []CNIInterface `json:"interfaces"`
 
@@ -125,8 +129,10 @@ type NetworkStatusSummary struct {
 	// Failed is the number of pods whose link could not be attached.
 	Failed int32 `json:"failed"`
 
-	// First lists the links of the first pods, ordered by the name of the pod,
-	// at most 8.
+	// First lists the links of the first pods, ordered by the name of the pod:
+	// as many as fit into the 10 KiB that a status can have. This is enough for 110
+	// pods, the default limit of a node, with an IPv4 address each, unless
+	// namespace and name have more than 50 characters.
 	First []PodNetworkStatus `json:"first"`
 
 	// Truncated reports whether first omits links.
@@ -141,11 +147,16 @@ type NetworkStatusSummary struct {
 type PodNetworkStatus struct {
 	// Pod is the namespace and the name of the pod, as namespace/name.
 	Pod string `json:"pod"`
-	// Interface is the name of the link in the pod.
-	Interface string `json:"interface"`
-	// MAC is the hardware address of the link.
-	MAC string `json:"mac"`
-	// IPs lists the addresses of the link with their prefix lengths, at most 4.
+	// Interface is the name of the link in the pod. It is absent if the
+	// summary would otherwise omit links.
+	Interface string `json:"interface,omitempty"`
+	// MAC is the hardware address of the link. It is absent if the summary
+	// would otherwise omit links.
+	MAC string `json:"mac,omitempty"`
+	// NotReady reports whether the link is down, blocked, or in another way unusable. The condition
+	// Ready of the claim concerns all pods, and says why.
+	NotReady bool `json:"notReady,omitempty"`
+	// IPs lists the addresses of the link with their prefix lengths, at most 16.
 	IPs []string `json:"ips,omitempty"`
 }
 

@@ -247,6 +247,30 @@ func TestReconcile_publishesLinksOfSharedClaims(t *testing.T) {
 	}
 }
 
+// One pod of a claim whose link is blocked, or another one that could not be attached, makes the condition Ready
+// of the claim False. The links of the others work.
+func TestReconcile_sharedClaimWithAPodThatIsNotReady(t *testing.T) {
+	var pods []string
+	var links []v1alpha1.PodNetworkStatus
+	objects := []client.Object{service(nil)}
+	want := ""
+	for i := range 20 {
+		name, ip, ready := fmt.Sprintf("p%02d", i), fmt.Sprintf("10.20.0.%d", i+1), " ready"
+		link := v1alpha1.PodNetworkStatus{Pod: "team/" + name, Interface: "net1", IPs: []string{ip + "/16"}}
+		if i == 3 {
+			link.NotReady, ready = true, ""
+		}
+		pods, links = append(pods, name), append(links, link)
+		objects = append(objects, sharing(pod("team", name, true), "all"))
+		want += fmt.Sprintf("web-shared-4-0: %s %s%s\n", name, ip, ready)
+	}
+	c := claim("team", "all", summary(false, links...), pods...)
+	c.Status.Devices[0].Conditions[0].Status = metav1.ConditionFalse
+	e := newEnv(t, append(objects, c)...)
+	e.reconcile()
+	e.expect(strings.Split(strings.TrimSpace(want), "\n")...)
+}
+
 func TestReconcile_refusesInvalidServices(t *testing.T) {
 	for name, tc := range map[string]struct {
 		change func(*corev1.Service)

@@ -9,7 +9,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -38,14 +37,13 @@ func linksOf(claim *resourceapi.ResourceClaim, pod *corev1.Pod, driver string) (
 		if json.Unmarshal(d.Data.Raw, &kind) != nil || kind.APIVersion != v1alpha1.TypeMeta("").APIVersion {
 			continue
 		}
-		ready := meta.IsStatusConditionTrue(d.Conditions, v1alpha1.ConditionReady)
 		switch kind.Kind {
 		case v1alpha1.NetworkStatusKind:
-			if l := linkOf(d.Data.Raw, pod, ready); l != nil {
+			if l := linkOf(d.Data.Raw, pod); l != nil {
 				links = append(links, *l)
 			}
 		case v1alpha1.NetworkStatusSummaryKind:
-			l, listed := linkInSummary(d.Data.Raw, pod, ready)
+			l, listed := linkInSummary(d.Data.Raw, pod)
 			if l != nil {
 				links = append(links, *l)
 			}
@@ -58,13 +56,13 @@ func linksOf(claim *resourceapi.ResourceClaim, pod *corev1.Pod, driver string) (
 func nameOf(pod *corev1.Pod) string { return pod.Namespace + "/" + pod.Name }
 
 // linkOf returns the link of a NetworkStatus if it is the pod's, or nil.
-func linkOf(raw []byte, pod *corev1.Pod, ready bool) *link {
+func linkOf(raw []byte, pod *corev1.Pod) *link {
 	var status v1alpha1.NetworkStatus
 	if json.Unmarshal(raw, &status) != nil || status.Pod != nameOf(pod) || len(status.Interfaces) == 0 {
 		return nil
 	}
 	l := &link{network: status.Network, name: status.Interfaces[0].Name, mac: status.Interfaces[0].MAC,
-		mtu: status.Interfaces[0].MTU, ready: ready}
+		mtu: status.Interfaces[0].MTU, ready: !status.NotReady}
 	if status.DNS != nil {
 		l.nameservers = status.DNS.Nameservers
 	}
@@ -76,7 +74,7 @@ func linkOf(raw []byte, pod *corev1.Pod, ready bool) *link {
 
 // linkInSummary returns the link of a pod in a NetworkStatusSummary, or nil. listed is false if
 // the summary omits links, and that of the pod may be one of them.
-func linkInSummary(raw []byte, pod *corev1.Pod, ready bool) (l *link, listed bool) {
+func linkInSummary(raw []byte, pod *corev1.Pod) (l *link, listed bool) {
 	var summary v1alpha1.NetworkStatusSummary
 	if json.Unmarshal(raw, &summary) != nil {
 		return nil, false
@@ -85,7 +83,7 @@ func linkInSummary(raw []byte, pod *corev1.Pod, ready bool) (l *link, listed boo
 		if p.Pod != nameOf(pod) {
 			continue
 		}
-		l = &link{network: summary.Network, name: p.Interface, mac: p.MAC, ready: ready}
+		l = &link{network: summary.Network, name: p.Interface, mac: p.MAC, ready: !p.NotReady}
 		for _, ip := range p.IPs {
 			l.add(ip)
 		}

@@ -6,6 +6,7 @@ package nic
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"slices"
 
@@ -22,11 +23,11 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/classify"
 )
 
-// Limits of the contents of a status. The API allows 10 KiB of data.
+// Limits of the contents of a status.
 const (
-	maxAddresses       = resourceapi.NetworkDeviceDataMaxIPs
-	maxSummaryPods     = 8
-	maxSummaryPodAddrs = 4
+	maxAddresses = resourceapi.NetworkDeviceDataMaxIPs
+	// maxSummary is the size of a summary in bytes. The API server accepts 10 KiB of data.
+	maxSummary = 10_000
 )
 
 // Read implements driver.Attacher.
@@ -150,6 +151,7 @@ func (k *Kind) StatusData(attachments []driver.PodState, failed int) any {
 	if len(attachments) == 1 {
 		status := *networkStatusOf(attachments[0])
 		status.Pod = attachments[0].Pod.Namespace + "/" + attachments[0].Pod.Name
+		status.NotReady = !attachments[0].Ready
 		return &status
 	}
 	attachments = slices.SortedFunc(slices.Values(attachments), func(a, b driver.PodState) int {
@@ -160,18 +162,46 @@ func (k *Kind) StatusData(attachments []driver.PodState, failed int) any {
 		Network:   networkStatusOf(attachments[0]).Network,
 		Pods:      int32(len(attachments) + failed),
 		Failed:    int32(failed),
-		Truncated: len(attachments) > maxSummaryPods,
 		Bandwidth: networkStatusOf(attachments[0]).Bandwidth,
 	}
-	for i, a := range attachments {
+	var links []params.PodNetworkStatus
+	for _, a := range attachments {
 		if a.Ready {
 			summary.Attached++
 		}
-		if i < maxSummaryPods {
-			summary.First = append(summary.First, podNetworkStatus(a))
+		links = append(links, podNetworkStatus(a))
+	}
+	summary.First, summary.Truncated = fitting(links, maxSummary-sizeOf(summary))
+	return summary
+}
+
+// fitting returns the first links whose JSON has at most so many bytes, and whether it omits others. It
+// prefers the addresses of all links to the names and MAC addresses of some.
+func fitting(links []params.PodNetworkStatus, bytes int) (first []params.PodNetworkStatus, truncated bool) {
+	if n := countFitting(links, bytes); n == len(links) {
+		return links, false
+	}
+	for i := range links {
+		links[i].Interface, links[i].MAC = "", ""
+	}
+	n := countFitting(links, bytes)
+	return links[:n], n < len(links)
+}
+
+// countFitting returns how many links fit into a list whose JSON has at most so many bytes.
+func countFitting(links []params.PodNetworkStatus, bytes int) int {
+	for i := range links {
+		if bytes -= sizeOf(links[i]) + len(","); bytes < 0 {
+			return i
 		}
 	}
-	return summary
+	return len(links)
+}
+
+// sizeOf returns the number of bytes of a value as JSON.
+func sizeOf(value any) int {
+	raw, _ := json.Marshal(value) // cannot fail: the status has only strings, numbers, and booleans
+	return len(raw)
 }
 
 // networkStatusOf returns the data of one attachment. A link that no longer
@@ -188,10 +218,9 @@ func networkStatusOf(a driver.PodState) *params.NetworkStatus {
 }
 
 func podNetworkStatus(a driver.PodState) params.PodNetworkStatus {
-	status := params.PodNetworkStatus{Pod: a.Pod.Namespace + "/" + a.Pod.Name}
+	status := params.PodNetworkStatus{Pod: a.Pod.Namespace + "/" + a.Pod.Name, NotReady: !a.Ready}
 	if n := a.NetworkData; n != nil {
-		status.Interface, status.MAC, status.IPs = n.InterfaceName, n.HardwareAddress, n.IPs[:min(len(n.IPs),
-			maxSummaryPodAddrs)]
+		status.Interface, status.MAC, status.IPs = n.InterfaceName, n.HardwareAddress, n.IPs
 	}
 	return status
 }

@@ -141,6 +141,36 @@ func TestStatusData_manyPodsIsBounded(t *testing.T) {
 	}
 }
 
+// The EndpointSlices of a Service need the addresses of all pods that share a claim.
+func TestStatusData_listsAllPodsOfANode(t *testing.T) {
+	for pods, describesLinks := range map[int]bool{20: true, 110: false} {
+		var attachments []driver.PodState
+		for i := range pods {
+			name := fmt.Sprintf("web-frontend-production-5d4b8c7f9d-x%03d", i)
+			attachments = append(attachments, podState(t, name, linkState(fmt.Sprintf("10.200.100.%d/16", 100+i))))
+		}
+		attachments[7].Ready = false
+		got, ok := New(nil, nil, nil).StatusData(attachments, 0).(params.NetworkStatusSummary)
+		if !ok || got.Truncated || len(got.First) != pods {
+			t.Fatalf("status of %d pods: got %d links, truncated %t, want all", pods, len(got.First), got.Truncated)
+		}
+		for i, link := range got.First {
+			want := params.PodNetworkStatus{
+				Pod: "ns/" + attachments[i].Pod.Name, IPs: attachments[i].NetworkData.IPs, NotReady: i == 7,
+			}
+			if describesLinks {
+				want.Interface, want.MAC = "net1", "02:00:00:00:00:01"
+			}
+			if diff := cmp.Diff(want, link); diff != "" {
+				t.Errorf("status of %d pods: link %d (-want +got):\n%s", pods, i, diff)
+			}
+		}
+		if raw, err := json.Marshal(got); err != nil || len(raw) > maxSummary {
+			t.Errorf("status of %d pods: got %d bytes and error %v, want at most %d", pods, len(raw), err, maxSummary)
+		}
+	}
+}
+
 func TestState_linkIsGone(t *testing.T) {
 	state := podState(t, "p", netdev.LinkState{}).State
 	if state.Exists || state.Ready || state.Reason != params.ReasonLinkGone || state.NetworkData != nil ||
