@@ -127,16 +127,20 @@ EACH     := ^TestPlugin_killedAtEachFailpoint$$
 REPEATED := ^TestPlugin_killedRepeatedlyWithManyClaims$$
 LEASING  := ^TestPlugin_killedWhileLeasing$$
 POOLS    := ^TestPlugin_killedWhileAssigningAddresses$$
-PARTS    := '$(LEASING)' '$(POOLS)' '$(EACH)/^part=0$$' '$(EACH)/^part=[^0]' \
+FAULTS   := ^TestAddresses_randomFaults$$
+PARTS    := '$(LEASING)' '$(POOLS)' '$(FAULTS)' '$(EACH)/^part=0$$' '$(EACH)/^part=[^0]' \
   '$(REPEATED)/^batch=[01]$$' '$(REPEATED)/^batch=[23]$$' '$(REPEATED)/^batch=[^0-3]'
 
 test-crash: prerequisites-dhcp ## end the plugin at each failpoint, and run it under load
 	@processes=
 	for part in $(PARTS); do $(GO_TEST) -timeout 25m -run "$$part" -- ./test/crash & processes="$$processes $$!"; done
 	result=0
-	$(GO_TEST) -timeout 25m -skip '$(EACH)|$(REPEATED)|$(LEASING)|$(POOLS)' -- ./test/crash || result=$$?
+	$(GO_TEST) -timeout 25m -skip '$(EACH)|$(REPEATED)|$(LEASING)|$(POOLS)|$(FAULTS)' -- ./test/crash || result=$$?
 	for process in $$processes; do wait $$process || result=$$?; done
 	exit $$result
+
+test-addresses: prerequisites-dhcp ## attach pods with addresses of a pool under random faults on three nodes, and write docs/dev/scale-addresses.md [ATTACHES=10000] [SEED=n] [10 min]
+	@test/crash/addresses.sh $(or $(ATTACHES),10000) $(SEED)
 
 test-fuzz: ## run each fuzz target for 30,000 inputs [1 min]
 	@.ci/fuzz.sh 30000
@@ -199,7 +203,7 @@ bench-check: prerequisites ## compare the time of an attach with the committed r
 	  || { echo "$$results"; exit 1; }
 	cd test/bench && go run ./report check ../../docs/dev/performance/bench.txt <<<"$$results"
 
-bench-addresses: prerequisites bin/cni ## compare attaching with an address of a pool, with a static one, and with CNI plugins, and write docs/dev/scale-addresses.md [3 min]
+bench-addresses: prerequisites bin/cni ## compare attaching with an address of a pool, with a static one, and with CNI plugins, and write its section of docs/dev/scale-addresses.md [3 min]
 	@test/bench/addresses.sh
 
 # CNI plugins for make bench.
@@ -489,6 +493,6 @@ help: ## print this list
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-zA-Z0-9_-]+:.*## / {printf "  %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: kind-demo kind-up kind-down kind-binaries prerequisites-kind test-kind demo demo-groups demo-jobset demo-addresses cluster-up cluster-down install reload test test-build test-unit test-packages test-classify test-crash \
-  test-fuzz test-controlplane test-jobset test-lws test-kueue test-matrix lab lab-test lab-up lab-stories test-lab lab-build e2e test-runtimes test-kubelets bench bench-check bench-node profiles bench-controlplane bench-memory bench-addresses lint lint-words lint-lines lint-headers fix-headers \
+  test-addresses test-fuzz test-controlplane test-jobset test-lws test-kueue test-matrix lab lab-test lab-up lab-stories test-lab lab-build e2e test-runtimes test-kubelets bench bench-check bench-node profiles bench-controlplane bench-memory bench-addresses lint lint-words lint-lines lint-headers fix-headers \
   generate generate-check chart-check build image image-archives image-docker dockerfile-check previous-release cluster-binaries \
   prerequisites prerequisites-clang prerequisites-dhcp prerequisites-lab help

@@ -2,8 +2,8 @@
 # Copyright The dra-driver-shared Authors.
 # SPDX-License-Identifier: Apache-2.0
 
-# Compares attaching with an address of a pool, with a static address, and with CNI plugins, and writes
-# docs/dev/scale-addresses.md. bin/cni must exist. The machine should have nothing else to do.
+# Compares attaching with an address of a pool, with a static address, and with CNI plugins, and writes the section about
+# it in docs/dev/scale-addresses.md. bin/cni must exist. The machine should have nothing else to do.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 results=$(mktemp)
@@ -13,8 +13,8 @@ trap 'rm -f "$results"' EXIT
 	cd test/bench
 	go test -run '^$' -bench 'BenchmarkCNI$/shares=10$/parallel=1$' -benchtime 100x -count 3 .
 } | tee /dev/stderr | grep '^Benchmark' >"$results"
-cat >docs/dev/scale-addresses.md <<EOF
-# Cost of addresses of pools
+test/env/section.sh docs/dev/scale-addresses.md <<EOF
+## Attaching
 
 Written by \`make bench-addresses\` on $(date -u +%F), on a machine with $(nproc) cores and Linux $(uname -r).
 
