@@ -59,14 +59,17 @@ func TestChecks_includeRoutesAndHookOfKeyInUse(t *testing.T) {
 }
 
 func TestPublish_includesChecksOfKernel(t *testing.T) {
-	devices, problems := plan([]netdev.NIC{virtual("nic0")}, load(t, `[{name: storage, interfaces: ["nic*"], bandwidth: 1G}]`))
+	devices, problems := plan([]netdev.NIC{virtual("nic0")},
+		load(t, `[{name: storage, interfaces: ["nic*"], bandwidth: 1G}]`))
 	if len(problems) > 0 {
 		t.Fatal(problems)
 	}
 	d := devices[0]
 	d.checks = []check{{"NetnsCookie", true}, {"ForwardedByRoute", false}, {"ARPSender", false}, {"TCX", true}}
 	attributes := d.publish().Attributes
-	for name, want := range map[resourceapi.QualifiedName]bool{"tcx": true, "forwardedByRoute": false, "arpSender": false} {
+	for name, want := range map[resourceapi.QualifiedName]bool{
+		"tcx": true, "forwardedByRoute": false, "arpSender": false,
+	} {
 		if got := attributes[name].BoolValue; got == nil || *got != want {
 			t.Errorf("attribute %s: got %v, want %v", name, attributes[name], want)
 		}
