@@ -454,7 +454,7 @@ conformance-peers: bin/dra-conformance bin/peers/nri-runtime $(PEERS:%=bin/peers
 	@for d in $(PEERS); do
 	  v=$$(sed -n 's/^  version: //p' reports/drivers/$$d/conformance.yaml)
 	  mkdir -p reports/1.37/$$d
-	  sh reports/drivers/run.sh $$d --report reports/1.37/$$d/$$v.yaml | grep -E '^(FAIL|warn|[0-9]+ passed)' || :
+	  sh reports/drivers/run.sh $$d --report reports/1.37/$$d/$$v.yaml | grep -aE '^(FAIL|warn|[0-9]+ passed)' || :
 	done
 	(cd conformance && go test -run TestCompare . -update)
 
@@ -463,7 +463,7 @@ conformance-peers-cluster: bin/helm cluster-binaries bin/dra-conformance bin/ima
 	trap 'bin/cluster down --dir $(CLUSTER)' EXIT
 	for d in $(PEERS); do
 	  v=$$(sed -n 's/^  version: //p' reports/drivers/$$d/cluster.yaml)
-	  sh reports/drivers/cluster.sh $$d $(CLUSTER) --report reports/1.37/$$d/$$v-cluster.yaml | grep -E '^(FAIL|warn|[0-9]+ passed)' || :
+	  sh reports/drivers/cluster.sh $$d $(CLUSTER) --report reports/1.37/$$d/$$v-cluster.yaml | grep -aE '^(FAIL|warn|[0-9]+ passed)' || :
 	done
 	(cd conformance && go test -run TestCompare . -update)
 
@@ -478,7 +478,7 @@ conformance-report-cluster: bin/dra-conformance bin/images/dra-conformance.tar #
 	$(CLUSTER)/node n1 sh -c 'cd "$$1" && shift && exec bin/dra-conformance run "$$@"' sh $(CURDIR) \
 	  --config reports/drivers/dra-driver-shared/cluster.yaml \
 	  --kubeconfig $(abspath $(CLUSTER))/kubeconfig --report $(CURDIR)/reports/1.37/dra-driver-shared/v0.0.0-cluster.yaml \
-	  | grep -E '^(FAIL|warn|[0-9]+ passed)' || result=$$?
+	  | grep -aE '^(FAIL|warn|[0-9]+ passed)' || result=$$?
 	(cd conformance && go test -run TestCompare . -update)
 	exit $${result:-0}
 

@@ -192,12 +192,15 @@ func (s *suite) withNetworkData(c *resourceapi.ResourceClaim) []resourceapi.Allo
 
 func caseStatusNetwork(ctx context.Context, s *suite) {
 	hook := s.config.Hooks.Interfaces
-	if len(hook) == 0 && s.config.Pods.Image != "" {
+	switch {
+	case len(hook) > 0:
+	case !slices.Contains(s.config.Profiles, "DRA-NET"):
+		s.skip("the driver declares no network interfaces (profile DRA-NET), and hooks.interfaces is not set")
+	case s.config.Pods.Image == "":
+		s.skip("needs the network of a pod: set hooks.interfaces, or pods on a cluster")
+	default:
 		caseInterfaceStatus(ctx, s)
 		return
-	}
-	if len(hook) == 0 {
-		s.skip("needs the network of a pod: set hooks.interfaces, or pods on a cluster")
 	}
 	c, _ := s.prepared(ctx)
 	entries := s.networkData(ctx, c)
