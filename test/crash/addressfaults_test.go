@@ -416,8 +416,10 @@ func (n *faultyNode) lose() {
 	other := "next to " + n.node
 	n.api.MoveBlocks(n.node, other)
 	for _, p := range n.pods {
-		if !p.attached || p.damaged {
-			continue // no container has started, or the plugin does not know the address
+		if !p.attached || p.damaged || !n.w.isIn(p.address, other) {
+			// No container has started, the plugin does not know the address, or no node had the address, because
+			// this one was lost before: then it takes the address again.
+			continue
 		}
 		n.eventually("the link of pod "+p.claim.Name+" is blocked", func() error {
 			n.ensurePlugin()
@@ -426,6 +428,18 @@ func (n *faultyNode) lose() {
 		n.w.count("links of lost nodes that were blocked")
 	}
 	n.api.DeleteBlocksOf(other)
+}
+
+// isIn reports whether a block of the node contains the address of a link.
+func (w *addressWorld) isIn(address, node string) bool {
+	prefix, err := netip.ParsePrefix(address)
+	if err != nil {
+		w.Errorf("address of a link: %v", err)
+	}
+	return slices.ContainsFunc(w.nodes[0].api.Blocks(), func(b network.AddressBlock) bool {
+		set, _ := addresspool.ParseRanges(b.Spec.Ranges) // the plugins write valid ones
+		return b.Spec.Node == node && set.Contains(prefix.Addr())
+	})
 }
 
 // awaitOthers waits until other nodes have attached some pods, or none of them does.
