@@ -187,8 +187,17 @@ func variants() []fault {
 // faults returns the faults that -faults selects: all, or those that it names.
 func faults(t *testing.T) []fault {
 	t.Helper()
+	all := allFaults(t)
+	if *only == "" {
+		return all
+	}
 	names := strings.Split(*only, ",")
-	return slices.DeleteFunc(allFaults(t), func(f fault) bool { return *only != "" && !slices.Contains(names, f.name) })
+	for _, name := range names {
+		if !slices.ContainsFunc(all, func(f fault) bool { return f.name == name }) {
+			t.Fatalf("-faults: there is no fault %q; conformance/%s lists all", name, mutantsFile)
+		}
+	}
+	return slices.DeleteFunc(all, func(f fault) bool { return !slices.Contains(names, f.name) })
 }
 
 // allFaults returns the musts that are tested by socket, API, or process, and their variants.
