@@ -438,7 +438,7 @@ prerequisites: ## check for the programs that the tests need; install them where
 .PHONY: conformance-peers conformance-peers-cluster conformance-report-cluster conformance-report conformance-image conformance-mutants
 
 conformance-mutants: ## run all cases against the reference driver with each fault, and write conformance/mutants.md [FAULTS=PREP-01,PREP-03/spec] [15 min]
-	@cd conformance && go test -run TestMutants -full -update $(if $(FAULTS),-faults '$(FAULTS)') -timeout 40m -parallel 6 .
+	@cd conformance && go test -run TestMutants -full -update $(if $(FAULTS),-faults '$(FAULTS)') -timeout 80m -parallel 6 .
 
 PEERS := dra-example-driver dranet dra-driver-cpu
 

@@ -14,6 +14,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -47,7 +48,7 @@ type Server struct {
 	observer  atomic.Pointer[Observer]
 
 	mu       sync.Mutex
-	tracker  clienttesting.ObjectTracker
+	trackers map[string]clienttesting.ObjectTracker // by API group
 	revision int64
 	versions map[key]int64 // resource versions of the objects
 	events   []event       // all changes since the start
@@ -80,10 +81,7 @@ type event struct {
 
 // New starts a server with objects. The caller must call Close.
 func New(objects ...runtime.Object) (*Server, error) {
-	s := &Server{versions: map[key]int64{}, changed: make(chan struct{})}
-	codecs := serializer.NewCodecFactory(scheme.Scheme)
-	s.tracker = clienttesting.NewFieldManagedObjectTracker(
-		scheme.Scheme, codecs.UniversalDecoder(), applyconfigurations.NewTypeConverter(scheme.Scheme))
+	s := &Server{trackers: newTrackers(), versions: map[key]int64{}, changed: make(chan struct{})}
 	for _, o := range objects {
 		kinds, _, err := scheme.Scheme.ObjectKinds(o)
 		if err != nil {
@@ -101,6 +99,26 @@ func New(objects ...runtime.Object) (*Server, error) {
 	s.http = httptest.NewServer(s)
 	s.URL = s.http.URL
 	return s, nil
+}
+
+// newTrackers returns a tracker for each API group. For each write, a tracker makes a REST mapper of
+// all kinds of its scheme, which takes milliseconds with the kinds of all groups.
+func newTrackers() map[string]clienttesting.ObjectTracker {
+	schemes := map[string]*runtime.Scheme{}
+	for kind, objectType := range scheme.Scheme.AllKnownTypes() {
+		if schemes[kind.Group] == nil {
+			schemes[kind.Group] = runtime.NewScheme()
+		}
+		object := reflect.New(objectType).Interface().(runtime.Object)
+		schemes[kind.Group].AddKnownTypeWithName(kind, object)
+	}
+	decoder := serializer.NewCodecFactory(scheme.Scheme).UniversalDecoder()
+	converter := applyconfigurations.NewTypeConverter(scheme.Scheme)
+	trackers := map[string]clienttesting.ObjectTracker{}
+	for group, kinds := range schemes {
+		trackers[group] = clienttesting.NewFieldManagedObjectTracker(kinds, decoder, converter)
+	}
+	return trackers
 }
 
 // Close closes all connections and stops the server.
@@ -284,7 +302,7 @@ func (s *Server) process(r *http.Request, t target, body []byte) (_ runtime.Obje
 }
 
 func (s *Server) get(k key) (runtime.Object, error) {
-	o, err := s.tracker.Get(k.resource, k.namespace, k.name)
+	o, err := s.trackers[k.resource.Group].Get(k.resource, k.namespace, k.name)
 	if err != nil {
 		return nil, err
 	}
@@ -335,7 +353,7 @@ func (s *Server) create(k key, o runtime.Object) (runtime.Object, error) {
 	named.SetUID(uuid.NewUUID())
 	named.SetCreationTimestamp(metav1.Time{Time: time.Now().Truncate(time.Second)})
 	k.namespace, k.name = named.GetNamespace(), named.GetName()
-	if err := s.tracker.Create(k.resource, o, k.namespace); err != nil {
+	if err := s.trackers[k.resource.Group].Create(k.resource, o, k.namespace); err != nil {
 		return nil, err
 	}
 	return s.record("ADDED", k)
@@ -359,7 +377,7 @@ func (s *Server) update(t target, o runtime.Object) (runtime.Object, error) {
 	}
 	named.SetUID(before.GetUID())
 	named.SetNamespace(t.namespace)
-	if err := s.tracker.Update(t.resource, o, t.namespace); err != nil {
+	if err := s.trackers[t.resource.Group].Update(t.resource, o, t.namespace); err != nil {
 		return nil, err
 	}
 	return s.record("MODIFIED", t.key)
@@ -381,7 +399,7 @@ func (s *Server) patch(r *http.Request, t target, body []byte) (runtime.Object, 
 	}
 	action := clienttesting.NewPatchSubresourceActionWithOptions(t.resource, t.namespace, t.name, kind, body,
 		metav1.PatchOptions{FieldManager: r.URL.Query().Get("fieldManager"), Force: &force}, t.subresource)
-	if _, _, err := clienttesting.ObjectReaction(s.tracker)(action); err != nil {
+	if _, _, err := clienttesting.ObjectReaction(s.trackers[t.resource.Group])(action); err != nil {
 		return nil, err
 	}
 	if !existed {
@@ -404,7 +422,7 @@ func (s *Server) delete(t target, body []byte) (runtime.Object, error) {
 	if p := options.Preconditions; p != nil && p.UID != nil && *p.UID != named.GetUID() {
 		return nil, apierrors.NewConflict(t.resource.GroupResource(), t.name, fmt.Errorf("the UID differs"))
 	}
-	if err := s.tracker.Delete(t.resource, t.namespace, t.name); err != nil {
+	if err := s.trackers[t.resource.Group].Delete(t.resource, t.namespace, t.name); err != nil {
 		return nil, err
 	}
 	s.revision++
@@ -416,7 +434,7 @@ func (s *Server) delete(t target, body []byte) (runtime.Object, error) {
 
 // all returns the objects of a collection that match a field selector.
 func (s *Server) all(r *http.Request, t target) (objects []runtime.Object, list runtime.Object, err error) {
-	list, err = s.tracker.List(t.resource, t.kind, t.namespace)
+	list, err = s.trackers[t.resource.Group].List(t.resource, t.kind, t.namespace)
 	if err != nil {
 		return nil, nil, err
 	}
