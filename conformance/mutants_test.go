@@ -114,7 +114,7 @@ func variants() []fault {
 		{name: "PREP-17/claims", text: "A call for many claims takes too long"},
 		{name: "PREP-17/few", text: "A driver with few devices takes too long for all of them"},
 		{name: "PREP-20/edits", text: "The CDI device of one request has the edits of the other request's device, too"},
-		{name: "PREP-21/class", text: "The parameters of the class are ignored"},
+		{name: "PREP-21/class", text: "The parameters of the class are ignored", implies: []string{"PREP-22"}},
 		{name: "PREP-21/named", text: "The parameters of the class are ignored if they name the request"},
 		{name: "PREP-22/class", text: "Parameters of the class that cannot be decoded are ignored"},
 		{name: "PREP-22/crash", text: "The process ends when parameters cannot be decoded"},

@@ -244,8 +244,10 @@ func (d *Driver) publish(ctx context.Context) {
 	if d.fault("PUB-11") && d.crashed {
 		return // the slices of the last instance exist
 	}
+	removed := 0
 	for done := false; ; {
-		if !done || !d.fault("PUB-10") || len(d.removals()) > 0 {
+		if removals := len(d.removals()); !done || !d.fault("PUB-10") || removals != removed {
+			removed = removals
 			err := errors.Join(p.shareNet(ctx), p.sync(ctx))
 			done = err == nil
 			if err != nil && ctx.Err() == nil && !d.fault("PUB-13") {

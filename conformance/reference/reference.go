@@ -958,6 +958,8 @@ func (d *Driver) release(ctx context.Context, r *record) error {
 		_, _ = d.Client.ResourceV1().ResourceClaims(r.Namespace).Get(context.Background(), r.Name, metav1.GetOptions{})
 	}
 	if d.fault("WORK-03") {
+		ctx, cancel := context.WithTimeout(ctx, time.Second) // UNPR-09: the API server may not answer
+		defer cancel()
 		_ = d.patchClaim(ctx, r.Namespace, r.Name, `{"metadata":{"annotations":{"torn-down":"true"}}}`)
 	}
 	if d.fault("SHARE-02") {

@@ -274,7 +274,10 @@ func (h healthServer) health(first bool) (all []*health.DeviceHealth) {
 		case h.fault("HEALTH-05"):
 			d.Message = strings.Repeat("x", 2000)
 		case h.fault("HEALTH-06"):
-			d.Device.DeviceName = "x-" + x.Name
+			all = append(all, &health.DeviceHealth{
+				Device: &health.DeviceIdentifier{PoolName: h.pool(), DeviceName: "x-" + x.Name}, Health: d.Health,
+				LastUpdatedTime: d.LastUpdatedTime, HealthCheckTimeoutSeconds: 1,
+			})
 		}
 		all = append(all, d)
 	}
