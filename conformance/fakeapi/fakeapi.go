@@ -14,7 +14,6 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -81,7 +80,11 @@ type event struct {
 
 // New starts a server with objects. The caller must call Close.
 func New(objects ...runtime.Object) (*Server, error) {
-	s := &Server{trackers: newTrackers(), versions: map[key]int64{}, changed: make(chan struct{})}
+	trackers, err := newTrackers()
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{trackers: trackers, versions: map[key]int64{}, changed: make(chan struct{})}
 	for _, o := range objects {
 		kinds, _, err := scheme.Scheme.ObjectKinds(o)
 		if err != nil {
@@ -103,13 +106,16 @@ func New(objects ...runtime.Object) (*Server, error) {
 
 // newTrackers returns a tracker for each API group. For each write, a tracker makes a REST mapper of
 // all kinds of its scheme, which takes milliseconds with the kinds of all groups.
-func newTrackers() map[string]clienttesting.ObjectTracker {
+func newTrackers() (map[string]clienttesting.ObjectTracker, error) {
 	schemes := map[string]*runtime.Scheme{}
-	for kind, objectType := range scheme.Scheme.AllKnownTypes() {
+	for kind := range scheme.Scheme.AllKnownTypes() {
+		object, err := scheme.Scheme.New(kind)
+		if err != nil {
+			return nil, err
+		}
 		if schemes[kind.Group] == nil {
 			schemes[kind.Group] = runtime.NewScheme()
 		}
-		object := reflect.New(objectType).Interface().(runtime.Object)
 		schemes[kind.Group].AddKnownTypeWithName(kind, object)
 	}
 	decoder := serializer.NewCodecFactory(scheme.Scheme).UniversalDecoder()
@@ -118,7 +124,7 @@ func newTrackers() map[string]clienttesting.ObjectTracker {
 	for group, kinds := range schemes {
 		trackers[group] = clienttesting.NewFieldManagedObjectTracker(kinds, decoder, converter)
 	}
-	return trackers
+	return trackers, nil
 }
 
 // Close closes all connections and stops the server.
