@@ -46,12 +46,12 @@ func Open(path string) (Dir, error) {
 // Key waits for the lock of a key and returns the function that releases it. A
 // caller must not hold two keys. The file of the key exists only while the lock is held.
 func (d Dir) Key(key string) (release func(), err error) {
-	releaseBucket, err := d.acquire(bucket(key), unix.LOCK_SH)
+	releaseBucket, err := d.acquire(context.Background(), bucket(key), unix.LOCK_SH)
 	if err != nil {
 		return nil, err
 	}
 	name := keyFile(key)
-	releaseKey, err := d.acquire(name, unix.LOCK_EX)
+	releaseKey, err := d.acquire(context.Background(), name, unix.LOCK_EX)
 	if err != nil {
 		releaseBucket()
 		return nil, err
@@ -80,7 +80,9 @@ func bucket(key string) string {
 func bucketFile(number uint32) string { return fmt.Sprintf("%02x", number) }
 
 // Named waits for the lock of a name and returns the function that releases it.
-func (d Dir) Named(name string) (release func(), err error) { return d.acquire(name, unix.LOCK_EX) }
+func (d Dir) Named(name string) (release func(), err error) {
+	return d.acquire(context.Background(), name, unix.LOCK_EX)
+}
 
 // NamedContext is Named until ctx ends.
 func (d Dir) NamedContext(ctx context.Context, name string) (release func(), err error) {
@@ -93,7 +95,7 @@ func (d Dir) NamedContext(ctx context.Context, name string) (release func(), err
 	}
 	acquired := make(chan result, 1)
 	go func() { // flock waits without regard to ctx
-		release, err := d.Named(name)
+		release, err := d.acquire(ctx, name, unix.LOCK_EX)
 		acquired <- result{release, err}
 	}()
 	select {
@@ -111,7 +113,7 @@ func (d Dir) NamedContext(ctx context.Context, name string) (release func(), err
 
 // TryNamed acquires the lock of a name if it is free, and reports whether it was.
 func (d Dir) TryNamed(name string) (release func(), ok bool, err error) {
-	release, err = d.acquire(name, unix.LOCK_EX|unix.LOCK_NB)
+	release, err = d.acquire(context.Background(), name, unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
 		return nil, false, nil
 	}
@@ -122,9 +124,12 @@ func (d Dir) TryNamed(name string) (release func(), ok bool, err error) {
 // that wait for it create another file.
 func (d Dir) Remove(name string) { _ = os.Remove(filepath.Join(string(d), name)) }
 
-// acquire opens and locks the file of a lock.
-func (d Dir) acquire(name string, how int) (release func(), err error) {
+// acquire opens and locks the file of a lock. After ctx has ended it creates no file.
+func (d Dir) acquire(ctx context.Context, name string, how int) (release func(), err error) {
 	for {
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
 		f, err := d.lockFile(name, how)
 		if err != nil {
 			return nil, err

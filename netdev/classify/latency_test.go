@@ -15,7 +15,8 @@ import (
 )
 
 // A share that floods itself delays its other packets by at most 10 ms, or four frames at its rate
-// if that is longer, and those of another share by less than 1 ms.
+// if that is longer, and those of another share by less than 1 ms, or no more than the same flood on the
+// loopback link does, which only uses processor time.
 func TestLatency_ofFloodedShare(t *testing.T) {
 	for name, rate := range map[string]uint64{"8M": fairShare, "100M": 100 * mega} {
 		t.Run(name, func(t *testing.T) {
@@ -29,25 +30,31 @@ func TestLatency_ofFloodedShare(t *testing.T) {
 					"see docs/dev/limits.md", q, name)
 			}
 			flooded, other := e.pod(0, 1, hardCap(rate), netdev.Private), e.pod(1, 2, hardCap(rate), netdev.Private)
-			stop := flood(t, flooded.Namespace, wireIP, int(2*rate))
-			defer stop()
 			server := e.echo()
-			bound := max(10*time.Millisecond, time.Duration(4*1514*8*float64(time.Second)/float64(rate)))
+			ownBound := max(10*time.Millisecond, time.Duration(4*1514*8*float64(time.Second)/float64(rate)))
 			if nstest.Emulated() {
-				bound *= 3 // without a fair queue, packets of such a share wait 80 ms
+				ownBound *= 3 // without a fair queue, packets of such a share wait 80 ms
 			}
-			own, others := time.Hour, time.Hour
-			for range 3 { // another process on the machine can only make the times longer
+			own, others, otherBound := time.Hour, time.Hour, time.Millisecond
+			// Another process on the machine can only make the times longer.
+			for round := 0; round < 5 && (own > ownBound || others > otherBound && !nstest.Emulated()); round++ {
+				stop := flood(t, flooded.Namespace, "127.0.0.1", int(2*rate))
+				baseline := e.roundTrips(other, server)
+				stop()
+				stop = flood(t, flooded.Namespace, wireIP, int(2*rate))
 				ofFlooded, ofOther := e.roundTrips(flooded, server), e.roundTrips(other, server)
-				t.Logf("round trips of the flooded share: %v (median), %v (p99); of another: %v, %v",
-					median(ofFlooded), p99(ofFlooded), median(ofOther), p99(ofOther))
+				stop()
+				t.Logf("round trips of the flooded share: %v (median), %v (p99); of another: %v, %v; "+
+					"of another beside a flood on the loopback link: %v, %v", median(ofFlooded), p99(ofFlooded),
+					median(ofOther), p99(ofOther), median(baseline), p99(baseline))
 				own, others = min(own, p99(ofFlooded)), min(others, p99(ofOther))
+				otherBound = max(otherBound, p99(baseline))
 			}
-			if own > bound {
-				t.Errorf("p99 of the round trips of a share that floods itself: got %v, want at most %v", own, bound)
+			if own > ownBound {
+				t.Errorf("p99 of the round trips of a share that floods itself: got %v, want at most %v", own, ownBound)
 			}
-			if others > time.Millisecond && !nstest.Emulated() {
-				t.Errorf("p99 of the round trips of another share: got %v, want at most 1 ms", others)
+			if others > otherBound && !nstest.Emulated() {
+				t.Errorf("p99 of the round trips of another share: got %v, want at most %v", others, otherBound)
 			}
 		})
 	}
