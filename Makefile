@@ -63,6 +63,9 @@ demo-groups: prerequisites cluster-binaries bin/helm $(IMAGES) ## let a group of
 demo-jobset: prerequisites cluster-binaries bin/helm $(IMAGES) bin/images/jobset.tar ## let the pods of a Job share two claims, and give each Job of a JobSet its own
 	@demo/jobset/demo.sh
 
+demo-kueue: prerequisites cluster-binaries bin/helm $(IMAGES) bin/images/kueue.tar ## give a team a quota of bandwidth with Kueue: a Job waits, another is suspended and resumed, and a third is refused
+	@demo/kueue/demo.sh
+
 demo-addresses: prerequisites cluster-binaries bin/helm $(IMAGES) ## give the pods of a Deployment and of a StatefulSet addresses of a pool, and lose a node
 	@demo/addresses/demo.sh
 
@@ -409,6 +412,9 @@ bin/images/nettool.tar: bin/cluster bin/nettool test/nettool/image.txt
 bin/images/jobset.tar: bin/cluster bin/jobset test/jobset/image.txt
 	@bin/cluster image --contents test/jobset/image.txt --tag registry.local/jobset:dev --out $@
 
+bin/images/kueue.tar: bin/cluster bin/kueue test/kueue/image.txt
+	@bin/cluster image --contents test/kueue/image.txt --tag registry.local/kueue:dev --out $@
+
 # A shallow clone lacks the commit; the test says so when it skips itself.
 previous-release: bin/cluster ## build the image of the previous release, from which test/e2e upgrades; later runs use a cache
 	@test/e2e/previous.sh >/dev/null || [ $$? -eq 3 ]
@@ -492,7 +498,7 @@ bin/images/dra-conformance.tar: bin/cluster bin/dra-conformance conformance/imag
 help: ## print this list
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-zA-Z0-9_-]+:.*## / {printf "  %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-.PHONY: kind-demo kind-up kind-down kind-binaries prerequisites-kind test-kind demo demo-groups demo-jobset demo-addresses cluster-up cluster-down install reload test test-build test-unit test-packages test-classify test-crash \
+.PHONY: kind-demo kind-up kind-down kind-binaries prerequisites-kind test-kind demo demo-groups demo-jobset demo-kueue demo-addresses cluster-up cluster-down install reload test test-build test-unit test-packages test-classify test-crash \
   test-addresses test-fuzz test-controlplane test-jobset test-lws test-kueue test-matrix lab lab-test lab-up lab-stories test-lab lab-build e2e test-runtimes test-kubelets bench bench-check bench-node profiles bench-controlplane bench-memory bench-addresses lint lint-words lint-lines lint-headers fix-headers \
   generate generate-check chart-check build image image-archives image-docker dockerfile-check previous-release cluster-binaries \
   prerequisites prerequisites-clang prerequisites-dhcp prerequisites-lab help
