@@ -19,6 +19,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -26,6 +27,7 @@ import (
 	"github.com/prometheus/common/model"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
@@ -162,7 +164,7 @@ func (e *testEnv) measure(t *testing.T, controller *os.Process, w workload) {
 	before, requestsBefore := e.writes(t), e.controllerRequests(t)
 	pods := e.newPods(t, ns, w)
 	start := time.Now()
-	created := e.createPods(t, pods)
+	created, repeated := e.createPods(t, pods)
 	creation := time.Since(start)
 	eventually.Eventually(t, 15*time.Minute, "all pods run: "+w.title, func() error { return e.checkStarted(created) })
 	all := time.Since(start)
@@ -181,6 +183,9 @@ func (e *testEnv) measure(t *testing.T, controller *os.Process, w workload) {
 		"%d claims, at most %d entries in reservedFor. Controller: %s.\n\n",
 		round(all), round(creation), round(latencies[len(latencies)/2]), round(latencies[len(latencies)*99/100]),
 		len(claims), largest, memory(t, controller))
+	if repeated > 0 {
+		fmt.Printf("%d creations were repeated, because the webhook had not answered within its timeout.\n\n", repeated)
+	}
 	table("writes", withoutKubelets(writes, len(pods)), len(pods))
 	table("requests of the controller", difference(requestsBefore, e.controllerRequests(t)), len(pods))
 	if w.plot {
@@ -207,15 +212,21 @@ func (e *testEnv) newPods(t *testing.T, ns string, w workload) (pods []*corev1.P
 	return pods
 }
 
-// createPods creates pods and returns the time at which each was created, by
-// namespace/name.
-func (e *testEnv) createPods(t *testing.T, pods []*corev1.Pod) map[string]time.Time {
+// createPods creates pods and returns the time of the first attempt to create each, by
+// namespace/name. It repeats creations whose webhook did not answer in time, as Kubernetes'
+// controllers do, and returns their number.
+func (e *testEnv) createPods(t *testing.T, pods []*corev1.Pod) (created map[string]time.Time, repeated int) {
 	t.Helper()
 	var mu sync.Mutex
-	created := map[string]time.Time{}
+	var repetitions atomic.Int32
+	created = map[string]time.Time{}
 	err := simnode.Parallel(len(pods), func(i int) error {
 		at := time.Now()
 		err := e.client.Create(t.Context(), pods[i])
+		for apierrors.IsInternalError(err) && time.Since(at) < time.Minute {
+			repetitions.Add(1)
+			err = e.client.Create(t.Context(), pods[i])
+		}
 		mu.Lock()
 		defer mu.Unlock()
 		created[pods[i].Namespace+"/"+pods[i].Name] = at
@@ -224,7 +235,7 @@ func (e *testEnv) createPods(t *testing.T, pods []*corev1.Pod) map[string]time.T
 	if err != nil {
 		t.Fatalf("create %d pods: %v", len(pods), err)
 	}
-	return created
+	return created, int(repetitions.Load())
 }
 
 // checkStarted returns an error unless all pods have started.
