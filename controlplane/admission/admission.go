@@ -86,15 +86,19 @@ func (p *Pods) Handle(ctx context.Context, req admission.Request) admission.Resp
 		}
 		return patchResponse(before, &pod, keepAdmitted(&old, &pod))
 	}
-	warnings, err := p.complete(ctx, &pod, string(req.UID))
+	request := string(req.UID)
+	if ptr.Deref(req.DryRun, false) {
+		request = "" // the pod needs no room in a claim
+	}
+	warnings, err := p.complete(ctx, &pod, request)
 	if err != nil {
 		return errorResponse(err, warnings)
 	}
 	return patchResponse(before, &pod, warnings)
 }
 
-// complete changes a pod that is being created by the given request, and returns
-// warnings for the user.
+// complete changes a pod that is being created by the given request, which is "" in a dry run,
+// and returns warnings for the user.
 func (p *Pods) complete(ctx context.Context, pod *corev1.Pod, request string) ([]string, error) {
 	warnings := p.unknownAnnotations(pod)
 	group, joinWarnings, err := p.joinPodGroup(ctx, pod, request)

@@ -754,6 +754,17 @@ func TestShards_limitsPendingPods(t *testing.T) {
 	}
 }
 
+// A dry run creates no pod, so it takes no room in a claim.
+func TestShards_dryRun(t *testing.T) {
+	s := syncedShards(testclock.NewFakePassiveClock(time.Now()))
+	for range shardPods + 1 {
+		n, err := s.assign(t.Context(), shardQuestion{Namespace: "ns", Claim: "claim"})
+		if err != nil || n != 0 || s.waiting != 0 {
+			t.Fatalf("got shard %d, error %v, and %d pods that wait, want shard 0 and none", n, err, s.waiting)
+		}
+	}
+}
+
 func TestShards_fillsOneClaimAfterTheOther(t *testing.T) {
 	clock := testclock.NewFakePassiveClock(time.Now())
 	s := NewShards(clock)

@@ -50,9 +50,10 @@ const (
 )
 
 // ownerKinds are the kinds of the objects that create Jobs or StatefulSets, and whose templates
-// the webhook also checks, by API group.
-var ownerKinds = map[string]string{
-	batchv1.GroupName: kindCronJob, "jobset.x-k8s.io": "JobSet", "leaderworkerset.x-k8s.io": kindLeaderWorkerSet,
+// the webhook also checks, by API group. The resource is the lower-case plural of the kind.
+var ownerKinds = map[string]struct{ kind, resource string }{
+	batchv1.GroupName: {kindCronJob, "cronjobs"}, "jobset.x-k8s.io": {"JobSet", "jobsets"},
+	"leaderworkerset.x-k8s.io": {kindLeaderWorkerSet, "leaderworkersets"},
 }
 
 // workloadObject is a Job, a CronJob, a JobSet, a StatefulSet, or a LeaderWorkerSet.
@@ -242,7 +243,7 @@ func (j *Jobs) check(
 	ctx context.Context, req admission.Request, object *workloadObject, t templateAt,
 ) ([]string, error) {
 	path := object.annotationPath(t.path)
-	inherited, err := j.isInherited(ctx, req.Namespace, object, t.Annotations[object.annotation])
+	inherited, err := j.isInherited(ctx, req, object, t.Annotations[object.annotation])
 	if err != nil || inherited && req.Kind.Kind == "StatefulSet" {
 		return nil, err // the LeaderWorkerSet was checked, with the containers of all of its templates
 	}
@@ -325,19 +326,28 @@ func (j *Jobs) dryRun(
 	return nil, nil
 }
 
-// authorize denies the request unless its user may create ResourceClaims.
-func (j *Jobs) authorize(ctx context.Context, req admission.Request, object *workloadObject, t templateAt) error {
+// mayDo reports whether the user of the request has a right.
+func (j *Jobs) mayDo(
+	ctx context.Context, req admission.Request, right authorizationv1.ResourceAttributes,
+) (bool, error) {
+	right.Namespace = req.Namespace
 	review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
 		User: req.UserInfo.Username, Groups: req.UserInfo.Groups, UID: req.UserInfo.UID, Extra: extra(req.UserInfo),
-		ResourceAttributes: &authorizationv1.ResourceAttributes{
-			Namespace: req.Namespace, Verb: "create", Group: resourceapi.GroupName, Version: "v1", Resource: "resourceclaims",
-		},
+		ResourceAttributes: &right,
 	}}
 	if err := j.Client.Create(ctx, review); err != nil {
-		return fmt.Errorf("check the right of user %q to create ResourceClaims: %w", req.UserInfo.Username, err)
+		return false, fmt.Errorf("check the right of user %q to %s %s: %w", req.UserInfo.Username, right.Verb, right.Resource, err)
 	}
-	if review.Status.Allowed {
-		return nil
+	return review.Status.Allowed, nil
+}
+
+// authorize denies the request unless its user may create ResourceClaims.
+func (j *Jobs) authorize(ctx context.Context, req admission.Request, object *workloadObject, t templateAt) error {
+	allowed, err := j.mayDo(ctx, req, authorizationv1.ResourceAttributes{
+		Verb: "create", Group: resourceapi.GroupName, Version: "v1", Resource: "resourceclaims",
+	})
+	if err != nil || allowed {
+		return err
 	}
 	return denied(reasonNotPermitted,
 		"%s: user %q may not create ResourceClaims in namespace %q, which an entry with spec requires: "+
@@ -353,12 +363,15 @@ func extra(user authenticationv1.UserInfo) map[string]authorizationv1.ExtraValue
 	return values
 }
 
-// isInherited reports whether the controller of the object exists, and has the same annotation.
+// isInherited reports whether the controller of the object exists, and has the same annotation, and
+// the user may create objects that it controls.
 // A controller has created the object then, such as a Job of a JobSet, and the owner's author
 // had the right to create claims. The StatefulSet of a LeaderWorkerSet's workers has that of
 // their leader as its owner.
-func (j *Jobs) isInherited(ctx context.Context, namespace string, object *workloadObject, value string) (bool, error) {
-	controller := metav1.GetControllerOfNoCopy(&object.Metadata)
+func (j *Jobs) isInherited(
+	ctx context.Context, req admission.Request, object *workloadObject, value string,
+) (bool, error) {
+	namespace, controller := req.Namespace, metav1.GetControllerOfNoCopy(&object.Metadata)
 	ofLeader := controller != nil && controller.Kind == "Pod" && controller.APIVersion == "v1"
 	if ofLeader {
 		leader, err := j.owner(ctx, namespace, controller, object.annotation)
@@ -378,9 +391,24 @@ func (j *Jobs) isInherited(ctx context.Context, namespace string, object *worklo
 	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(owner.Object, &typed.workloadFields); err != nil {
 		return false, fmt.Errorf("read %s %q: %w", controller.Kind, controller.Name, err)
 	}
-	return slices.ContainsFunc(typed.templates(), func(t templateAt) bool {
-		return t.Annotations[typed.annotation] == value
-	}), nil
+	same := func(t templateAt) bool { return t.Annotations[typed.annotation] == value }
+	if !slices.ContainsFunc(typed.templates(), same) {
+		return false, nil
+	}
+	return j.controls(ctx, req, controller)
+}
+
+// controls reports whether the user may create objects that the owner controls: any user can name an owner.
+// The right is that of Kubernetes' admission plugin OwnerReferencesPermissionEnforcement.
+func (j *Jobs) controls(ctx context.Context, req admission.Request, owner *metav1.OwnerReference) (bool, error) {
+	group, _, _ := strings.Cut(owner.APIVersion, "/")
+	resource := ownerKinds[group].resource
+	if isStatefulSet(owner) {
+		resource = "statefulsets"
+	}
+	return j.mayDo(ctx, req, authorizationv1.ResourceAttributes{
+		Verb: "update", Group: group, Resource: resource, Subresource: "finalizers", Name: owner.Name,
+	})
 }
 
 // createsWorkloads reports whether a controller has one of the ownerKinds.
@@ -389,8 +417,8 @@ func createsWorkloads(controller *metav1.OwnerReference) bool {
 		return false
 	}
 	group, _, _ := strings.Cut(controller.APIVersion, "/")
-	kind, known := ownerKinds[group]
-	return known && kind == controller.Kind
+	owner, known := ownerKinds[group]
+	return known && owner.kind == controller.Kind
 }
 
 // owner returns the object that a reference to a controller names, or nil if it does not exist.

@@ -63,8 +63,8 @@ func ownedBy(job, apiVersion, kind, uid string) string {
 		apiVersion, kind, uid), 1)
 }
 
-// newJobs returns a webhook for an API server that has a JobSet with the inline annotation, and in which user admin may
-// create ResourceClaims.
+// newJobs returns a webhook for an API server that has a JobSet with the inline annotation. User admin may create
+// ResourceClaims there, and user jobset-controller objects of the JobSet.
 func newJobs(t *testing.T) *Jobs {
 	t.Helper()
 	scheme := runtime.NewScheme()
@@ -80,7 +80,8 @@ func newJobs(t *testing.T) *Jobs {
 			}
 			a := review.Spec.ResourceAttributes
 			right := strings.Join([]string{a.Verb, a.Resource, a.Group, a.Namespace}, " ")
-			review.Status.Allowed = review.Spec.User == "admin" && right == "create resourceclaims resource.k8s.io ns"
+			review.Status.Allowed = review.Spec.User == "admin" && right == "create resourceclaims resource.k8s.io ns" ||
+				review.Spec.User == "jobset-controller" && right+a.Subresource+a.Name == "update jobsets jobset.x-k8s.io nsfinalizersset"
 			return nil
 		},
 	}).Build()
@@ -139,14 +140,17 @@ func TestJobs_denies(t *testing.T) {
 			path + "[0].spec.devices.config[0].opaque.parameters"},
 		{"a spec of a user without the right", "guest", "", job("[" + inline + "]"),
 			`user "guest" may not create ResourceClaims in namespace "ns"`},
-		{"a Job of a JobSet that has another annotation", "guest", "",
+		{"a Job of a JobSet by another user than its controller", "guest", "",
+			ownedBy(job("["+inline+"]"), "jobset.x-k8s.io/v1alpha2", "JobSet", "7"), `user "guest" may not create ResourceClaims`},
+		{"a Job of a JobSet that has another annotation", "jobset-controller", "",
 			ownedBy(job("["+strings.Replace(inline, "net", "other", 1)+"]"), "jobset.x-k8s.io/v1alpha2", "JobSet", "7"),
-			`user "guest" may not create ResourceClaims`},
-		{"a Job of a former JobSet", "guest", "",
+			`user "jobset-controller" may not create ResourceClaims`},
+		{"a Job of a former JobSet", "jobset-controller", "",
 			ownedBy(job("["+inline+"]"), "jobset.x-k8s.io/v1alpha2", "JobSet", "6"),
-			`user "guest" may not create ResourceClaims`},
-		{"a Job of a JobSet in another API", "guest", "", ownedBy(job("["+inline+"]"), "example.com/v1", "JobSet", "7"),
-			`user "guest" may not create ResourceClaims`},
+			`user "jobset-controller" may not create ResourceClaims`},
+		{"a Job of a JobSet in another API", "jobset-controller", "",
+			ownedBy(job("["+inline+"]"), "example.com/v1", "JobSet", "7"),
+			`user "jobset-controller" may not create ResourceClaims`},
 		{"a change", "admin", job("[" + inline + "]"), job("[" + byTemplate + "]"),
 			path + ": cannot be changed, because pods may use the claims: delete the Job, and create another"},
 		{"a removal", "admin", jobSetYAML("[" + inline + "]"),

@@ -55,7 +55,7 @@ func (p *Pods) joinListed(ctx context.Context, pod *corev1.Pod, request string) 
 	shared, sharded := map[string]jobClaim{}, false
 	var warnings []string
 	for _, entry := range list.entries {
-		claim, err := p.jobClaim(ctx, pod.Namespace, list.annotation, entry)
+		claim, err := p.jobClaim(ctx, list, entry)
 		if err != nil {
 			return nil, warnings, err
 		}
@@ -157,12 +157,17 @@ func (p *Pods) getController(
 	return nil
 }
 
-// jobClaim returns the entry with the spec of its claims.
-func (p *Pods) jobClaim(
-	ctx context.Context, namespace, annotation string, entry scheduling.JobClaim,
-) (jobClaim, error) {
+// jobClaim returns the entry with the spec of its claims: that of the claim, or of the template before
+// the claim exists. The template may have been deleted since.
+func (p *Pods) jobClaim(ctx context.Context, list *claimList, entry scheduling.JobClaim) (jobClaim, error) {
 	if entry.Spec != nil {
 		return jobClaim{entry, entry.Spec}, nil
+	}
+	namespace, annotation := list.owner.Namespace, list.annotation
+	var claim resourceapi.ResourceClaim
+	name := types.NamespacedName{Namespace: namespace, Name: claims.Name(list.owner, entry.Name, 0)}
+	if err := p.Client.Get(ctx, name, &claim); err == nil || !apierrors.IsNotFound(err) {
+		return jobClaim{entry, &claim.Spec}, err
 	}
 	spec, err := p.templateSpec(ctx, namespace, *entry.ResourceClaimTemplateName)
 	if err == nil && spec == nil {

@@ -39,7 +39,7 @@ type shardQuestion struct {
 	Namespace string `json:"namespace"`
 	// Claim is the name of the first claim.
 	Claim string `json:"claim"`
-	// Request is the UID of the admission request that creates the pod.
+	// Request is the UID of the admission request that creates the pod; "" in a dry run.
 	Request string `json:"request"`
 }
 

@@ -66,7 +66,7 @@ func NewShards(c clock.PassiveClock) *Shards {
 }
 
 // assignLocally returns the number of the first claim that has room for the pod that is
-// being created by the admission request, and counts the pod.
+// being created by the admission request, and counts the pod except in a dry run.
 func (s *Shards) assignLocally(q shardQuestion) (int, error) {
 	if !s.synced() {
 		return 0, errors.New("the existing pods have not been counted yet; try again")
@@ -84,17 +84,24 @@ func (s *Shards) assignLocally(q shardQuestion) (int, error) {
 		if len(s.pods[claim])+len(s.pending[claim]) >= shardPods {
 			continue
 		}
-		if s.pending[claim] == nil {
-			s.pending[claim] = map[string]time.Time{}
+		if q.Request != "" {
+			s.count(claim, q.Request)
 		}
-		if _, ok := s.pending[claim][q.Request]; !ok {
-			s.waiting++
-		}
-		s.pending[claim][q.Request] = s.clock.Now()
 		return shard, nil
 	}
 	return 0, denied(reasonNoRoom, "the PodGroup has %d pods on one device, and its claims cannot be reserved for more",
 		claims.MaxShards*shardPods)
+}
+
+// count counts a pod that a request creates.
+func (s *Shards) count(claim types.NamespacedName, request string) {
+	if s.pending[claim] == nil {
+		s.pending[claim] = map[string]time.Time{}
+	}
+	if _, ok := s.pending[claim][request]; !ok {
+		s.waiting++
+	}
+	s.pending[claim][request] = s.clock.Now()
 }
 
 // expirePending removes assigned pods of all claims that were not observed in time.

@@ -84,14 +84,41 @@ func NameOfShard(first string, shard int) string {
 // maxShardSuffix is the length of the longest suffix that Name appends for a shard.
 const maxShardSuffix = len("-255")
 
-// Generate returns the claim for a shard of an owner's entry, with the spec, labels,
+// GeneratedAnnotations returns the annotations that identify a generated claim. Only the
+// controller sets them.
+func GeneratedAnnotations() []string {
+	return []string{
+		scheduling.ClaimAnnotation, scheduling.ReplicaAnnotation, scheduling.ShardAnnotation, scheduling.PrimaryAnnotation,
+	}
+}
+
+// Generate returns the claim for the primary shard of an owner's entry, with the spec, labels,
 // and annotations of the template. The owner is the claim's controller.
 func Generate(
+	owner Owner, entry string, shard int, template *resourceapi.ResourceClaimTemplate,
+) *resourceapi.ResourceClaim {
+	claim := generate(owner, entry, shard, template)
+	if shard > 0 {
+		claim.Annotations[scheduling.PrimaryAnnotation] = "true"
+	}
+	return claim
+}
+
+// IsPrimary reports whether Generate returned the claim for another shard than shard 0.
+func IsPrimary(claim *resourceapi.ResourceClaim) bool {
+	return claim.Annotations[scheduling.PrimaryAnnotation] == "true"
+}
+
+// generate returns the claim for a shard of an owner's entry.
+func generate(
 	owner Owner, entry string, shard int, template *resourceapi.ResourceClaimTemplate,
 ) *resourceapi.ResourceClaim {
 	meta := *template.Spec.ObjectMeta.DeepCopy()
 	annotations := map[string]string{}
 	maps.Copy(annotations, meta.Annotations)
+	for _, name := range GeneratedAnnotations() {
+		delete(annotations, name) // the claim would not be recognized as the owner's
+	}
 	annotations[scheduling.ClaimAnnotation] = entry
 	if owner.Replica != "" {
 		annotations[scheduling.ReplicaAnnotation] = owner.Replica
@@ -158,10 +185,25 @@ func (w ClaimWriter) Create(ctx context.Context, claim *resourceapi.ResourceClai
 // Delete starts the deletion of a generated claim. The API server keeps the claim
 // until its status.reservedFor is empty.
 func (w ClaimWriter) Delete(ctx context.Context, claim *resourceapi.ResourceClaim) error {
+	return w.delete(ctx, claim, client.Preconditions{UID: &claim.UID})
+}
+
+// DeleteUnchanged is Delete, and ignores a claim that has changed since it was read.
+func (w ClaimWriter) DeleteUnchanged(ctx context.Context, claim *resourceapi.ResourceClaim) error {
+	err := w.delete(ctx, claim, client.Preconditions{UID: &claim.UID, ResourceVersion: &claim.ResourceVersion})
+	if apierrors.IsConflict(err) {
+		return nil // the change triggers the next reconcile
+	}
+	return err
+}
+
+func (w ClaimWriter) delete(
+	ctx context.Context, claim *resourceapi.ResourceClaim, preconditions client.Preconditions,
+) error {
 	if claim.DeletionTimestamp != nil {
 		return nil
 	}
-	err := w.Client.Delete(ctx, claim, client.Preconditions{UID: &claim.UID})
+	err := w.Client.Delete(ctx, claim, preconditions)
 	if err == nil {
 		klog.FromContext(ctx).V(2).Info("Deleted claim", "claim", klog.KObj(claim), "claimUID", claim.UID)
 	}

@@ -163,7 +163,7 @@ func (r reservation) chooseGoal(pods []Pod, native, pinned bool) goal {
 		return takeOverFromCluster
 	case r.bound:
 		return holdClaim
-	case !pinned && r.isStuck(pods):
+	case !pinned && IsStuck(pods):
 		return letReallocate
 	}
 	return keepOwnerEntry
@@ -173,10 +173,10 @@ func (r reservation) isHeldByCluster() bool {
 	return slices.ContainsFunc(r.claim.Status.ReservedFor, r.isClusterEntry)
 }
 
-// isStuck reports whether the scheduler finds no node for any pod that it may
+// IsStuck reports whether the scheduler finds no node for any pod that it may
 // schedule, and there is such a pod. A pod that it has not tried, and one for which it
 // is about to find a node, look the same: the claim must stay as it is for both.
-func (r reservation) isStuck(pods []Pod) bool {
+func IsStuck(pods []Pod) bool {
 	rejected := false
 	for _, p := range pods {
 		switch {

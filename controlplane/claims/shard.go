@@ -86,20 +86,20 @@ func ClassNames(r resourceapi.DeviceRequest) (names []string) {
 	return names
 }
 
-// GenerateShard returns the claim for a further shard of an owner's entry. The claim
-// selects the devices that are allocated to the first shard and consumes none of
-// their capacity: the first shard already accounts for the whole group. An error says
+// GenerateShard returns the claim for another shard of an owner's entry than the primary one. The claim
+// selects the devices that are allocated to the primary shard and consumes none of
+// their capacity: the primary shard already accounts for the whole group. An error says
 // why the devices cannot be shared that way.
 func GenerateShard(
 	owner Owner, entry string, shard int, template *resourceapi.ResourceClaimTemplate,
-	first *resourceapi.ResourceClaim, driver string,
+	primary *resourceapi.ResourceClaim, driver string,
 ) (*resourceapi.ResourceClaim, error) {
-	claim := Generate(owner, entry, shard, template)
-	claim.Spec = *first.Spec.DeepCopy()
-	if first.Status.Allocation == nil {
-		return nil, fmt.Errorf("claim %s is not allocated yet", first.Name)
+	claim := generate(owner, entry, shard, template)
+	claim.Spec = *primary.Spec.DeepCopy()
+	if primary.Status.Allocation == nil {
+		return nil, fmt.Errorf("claim %s is not allocated yet", primary.Name)
 	}
-	for _, result := range first.Status.Allocation.Devices.Results {
+	for _, result := range primary.Status.Allocation.Devices.Results {
 		if result.Driver != driver || !fabricpool.Is(result.Pool) {
 			return nil, fmt.Errorf("device %s of pool %s, driver %s, is not a fabric: at most %d pods can share it",
 				result.Device, result.Pool, result.Driver, MaxPods)

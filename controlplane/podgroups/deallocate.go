@@ -36,13 +36,13 @@ const (
 	maxGracePeriod = time.Minute
 )
 
-// deletedClaimChange returns the change for shard n, which a user is deleting. Shard 0
-// keeps its entries as long as there are further shards: they use its devices and
+// deletedClaimChange returns the change for shard n, which a user is deleting. The primary shard
+// keeps its entries as long as there are others: they use its devices and
 // consume none of their capacity.
 func (r *Reconciler) deletedClaimChange(
 	ctx context.Context, g *group, s *sharedClaim, n int, claim *resourceapi.ResourceClaim,
 ) (claims.Change, error) {
-	if claim.Status.Allocation == nil || n == 0 && len(s.shards) > 1 {
+	if claim.Status.Allocation == nil || n == s.primary && len(s.shards) > 1 {
 		return claims.Change{}, nil
 	}
 	native, err := r.nativeEntries(ctx, g, claim)

@@ -18,7 +18,7 @@ import (
 )
 
 // generateClaims creates the needed shards that do not exist, and deletes those that
-// no pod refers to any more, and those of devices that shard 0 has left.
+// no pod refers to any more, and those of devices that the primary shard has left.
 func (r *Reconciler) generateClaims(ctx context.Context, g *group) error {
 	var errs error
 	for _, s := range g.sharedClaims {
@@ -33,7 +33,11 @@ func (r *Reconciler) generateClaims(ctx context.Context, g *group) error {
 		for n, claim := range s.shards {
 			// A shard that is needed again while it is being deleted is generated again
 			// when the deletion has completed.
-			if !slices.Contains(s.neededShards, n) || r.isPinnedElsewhere(g, s, n) {
+			needed := slices.Contains(s.neededShards, n)
+			switch {
+			case n == 0 && !needed && claim.Status.Allocation == nil:
+				errs = errors.Join(errs, r.writer().DeleteUnchanged(ctx, claim)) // it must not be allocated meanwhile
+			case !needed || r.isPinnedElsewhere(g, s, n):
 				errs = errors.Join(errs, r.writer().Delete(ctx, claim),
 					r.writer().Apply(ctx, claim, claims.ReleaseChange(claim, g.UID, false, g.waitingUsers(s, n)...)))
 				delete(s.shards, n)
@@ -74,26 +78,31 @@ func (r *Reconciler) generateShard(ctx context.Context, g *group, s *sharedClaim
 }
 
 // claimForShard returns the claim to create for shard n. It returns nil if the devices
-// of shard 0, which further shards share, are not known or about to be deallocated; an
-// event triggers the next reconcile when that changes.
+// of the primary shard, which the others share, are not known or about to be deallocated, and if
+// an earlier primary shard exists; an event triggers the next reconcile when that changes.
 func (r *Reconciler) claimForShard(g *group, s *sharedClaim, n int) (*resourceapi.ResourceClaim, error) {
-	if n == 0 {
-		return claims.Generate(g.owner, s.Name, 0, s.template), nil
-	}
-	first := s.shards[0]
-	if first == nil || first.Status.Allocation == nil || first.DeletionTimestamp != nil {
+	primary := s.shards[s.primary]
+	switch {
+	case n == s.primary && n > 0 && s.shards[0] != nil:
+		return nil, nil
+	case n == s.primary:
+		return claims.Generate(g.owner, s.Name, n, s.template), nil
+	case primary == nil || primary.Status.Allocation == nil || primary.DeletionTimestamp != nil:
 		return nil, nil
 	}
-	return claims.GenerateShard(g.owner, s.Name, n, s.template, first, r.Driver)
+	return claims.GenerateShard(g.owner, s.Name, n, s.template, primary, r.Driver)
 }
 
 // isPinnedElsewhere reports whether shard n selects other devices than those that are
-// allocated to shard 0, and no pod runs with it. The scheduler has then deallocated
-// shard 0 because its devices could not be used, and chosen others.
+// allocated to the primary shard, and no pod runs with it. The scheduler has then deallocated
+// the primary shard because its devices could not be used, and chosen others; or shard n is the primary one now.
 func (r *Reconciler) isPinnedElsewhere(g *group, s *sharedClaim, n int) bool {
 	shard := s.shards[n]
-	if n == 0 || s.template == nil || shard.DeletionTimestamp != nil || g.hasBoundUsers(s, n) {
+	if s.template == nil || shard.DeletionTimestamp != nil || g.hasBoundUsers(s, n) {
 		return false
+	}
+	if n == s.primary {
+		return n > 0 && !claims.IsPrimary(shard)
 	}
 	current, err := r.claimForShard(g, s, n)
 	return err == nil && current != nil && !equality.Semantic.DeepEqual(current.Spec, shard.Spec)

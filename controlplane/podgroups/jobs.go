@@ -120,16 +120,16 @@ func hasEnded(job *batchv1.Job) bool {
 
 // suspend releases the devices of a suspended Job, whose pods Kubernetes deletes. The
 // claims stay, so that pods of the resumed Job can use them at once: while the last pods
-// end, they are still allocated. Further shards are deleted with their last pods; until
-// then, they use the devices of shard 0.
+// end, they are still allocated. Other shards than the primary one are deleted with their last pods; until
+// then, they use its devices.
 func (r *JobReconciler) suspend(ctx context.Context, g *group) error {
 	var errs error
 	for _, s := range g.sharedClaims {
 		for n, claim := range s.shards {
 			switch {
-			case n > 0 && !slices.Contains(s.neededShards, n):
+			case n != s.primary && !slices.Contains(s.neededShards, n):
 				errs = errors.Join(errs, r.releaseOwnedClaim(ctx, claim, g.UID))
-			case n == 0 && len(s.shards) == 1:
+			case n == s.primary && len(s.shards) == 1:
 				change := claims.ReleaseChange(claim, g.UID, true, g.waitingUsers(s, n)...)
 				errs = errors.Join(errs, r.writer().Apply(ctx, claim, change))
 			}

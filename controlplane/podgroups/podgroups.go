@@ -78,7 +78,10 @@ type sharedClaim struct {
 	// shards has the existing claims by their shard number. A claim that the element
 	// refers to by name is shard 0.
 	shards map[int]*resourceapi.ResourceClaim
-	// neededShards are the sorted numbers of the shards that pods refer to, and 0.
+	// primary is the number of the shard that accounts for the devices of all shards. The others select
+	// these devices.
+	primary int
+	// neededShards are the sorted numbers of the primary shard and of those that pods refer to.
 	neededShards []int
 	// problem says why a claim cannot be generated or found, and what to do.
 	problem error
@@ -257,13 +260,14 @@ func (r *Reconciler) readGeneratedClaim(
 	ctx context.Context, g *group, c scheduling.PodGroupResourceClaim, owned []*resourceapi.ResourceClaim,
 ) (*sharedClaim, error) {
 	s := &sharedClaim{
-		PodGroupResourceClaim: c, shards: map[int]*resourceapi.ResourceClaim{}, neededShards: g.neededShards(c.Name),
+		PodGroupResourceClaim: c, shards: map[int]*resourceapi.ResourceClaim{},
 	}
 	for _, claim := range owned {
 		if n, ok := claims.ShardNumber(g.owner, c.Name, claim.Name); ok {
 			s.shards[n] = claim
 		}
 	}
+	s.chooseShards(g.usedShards(c.Name))
 	if c.ResourceClaimTemplateName == nil {
 		return s, nil // that of a Job may have a spec instead, which the caller adds
 	}
@@ -275,18 +279,40 @@ func (r *Reconciler) readGeneratedClaim(
 	return s, client.IgnoreNotFound(err)
 }
 
-// neededShards returns the sorted numbers of the shards of the shared claim of that name
-// that pods refer to, and 0.
-func (g *group) neededShards(name string) []int {
-	needed := []int{0}
+// usedShards returns the sorted numbers of the shards of the shared claim of that name
+// that pods refer to which are not terminal.
+func (g *group) usedShards(name string) []int {
+	var used []int
 	for _, pod := range g.pods {
 		n, ok := claims.ShardNumber(g.owner, name, claimref.Name(pod, name))
-		if ok && !slices.Contains(needed, n) && !podstatus.IsTerminal(pod) {
-			needed = append(needed, n)
+		if ok && !slices.Contains(used, n) && !podstatus.IsTerminal(pod) {
+			used = append(used, n)
 		}
 	}
-	slices.Sort(needed)
-	return needed
+	slices.Sort(used)
+	return used
+}
+
+// chooseShards chooses the primary shard and the needed ones, by the sorted numbers of the shards that pods use.
+//
+// The primary shard is allocated for one of its pods. If shard 0 has none and is not allocated, because its pods
+// have ended or were deleted, another shard is primary until it is released.
+func (s *sharedClaim) chooseShards(used []int) {
+	isUsed := func(n int) bool { return slices.Contains(used, n) }
+	s.primary = 0
+	if first := s.shards[0]; len(used) > 0 && !isUsed(0) && (first == nil || first.Status.Allocation == nil) {
+		s.primary = used[0]
+	}
+	for n, claim := range s.shards {
+		if claims.IsPrimary(claim) && (claim.Status.Allocation != nil || isUsed(n)) {
+			s.primary = n
+		}
+	}
+	s.neededShards = used
+	if !isUsed(s.primary) {
+		s.neededShards = append(s.neededShards, s.primary)
+		slices.Sort(s.neededShards)
+	}
 }
 
 // ignoreStaleCache returns nil for errors of writes to objects that have changed or no

@@ -88,16 +88,16 @@ func (r *Reconciler) workloadOf(
 // announces that an administrator grants a permission or installs an API.
 const workloadRetryInterval = time.Minute
 
-// releaseAll releases the first shards of all claims, and deletes the further ones, which
+// releaseAll releases the primary shards of all claims, and deletes the others, which
 // no pod needs.
 func (r *Reconciler) releaseAll(ctx context.Context, g *group) error {
 	errs := r.generateClaims(ctx, g)
 	for _, s := range g.sharedClaims {
-		first := s.shards[0]
-		if first == nil {
+		primary := s.shards[s.primary]
+		if primary == nil {
 			continue
 		}
-		errs = errors.Join(errs, r.writer().Apply(ctx, first, claims.ReleaseChange(first, g.UID, true)))
+		errs = errors.Join(errs, r.writer().Apply(ctx, primary, claims.ReleaseChange(primary, g.UID, true)))
 	}
 	return errs
 }

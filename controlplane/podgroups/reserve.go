@@ -38,7 +38,11 @@ func (r *Reconciler) claimChange(
 		return r.deletedClaimChange(ctx, g, s, n, claim)
 	}
 	users := g.users(s, n)
-	change := claims.ReservationChange(claim, g.owner, users, r.Mode == mode.Native, n == 0 && g.hasBoundShards(s))
+	isPrimary := n == s.primary
+	if isPrimary && g.leavesDevices(s) {
+		return claims.ReleaseChange(claim, g.UID, true), nil
+	}
+	change := claims.ReservationChange(claim, g.owner, users, r.Mode == mode.Native, isPrimary && g.hasBoundShards(s))
 	full := len(claim.Status.ReservedFor) >= resourceapi.ResourceClaimReservedForMaxSize
 	if !change.Empty() && !full {
 		return change, nil
@@ -120,11 +124,28 @@ func (g *group) users(s *sharedClaim, n int) []claims.Pod {
 	return users
 }
 
-// hasBoundShards reports whether a pod that is bound uses a further shard,
-// and so the devices of shard 0.
+// leavesDevices reports whether the scheduler finds no node for the pods of the shards, and the primary shard has none:
+// the scheduler deallocates only claims of pods that it schedules.
+func (g *group) leavesDevices(s *sharedClaim) bool {
+	var waiting []claims.Pod
+	for n := range s.shards {
+		switch {
+		case g.hasBoundUsers(s, n):
+			return false
+		case n != s.primary:
+			waiting = append(waiting, g.users(s, n)...)
+		case slices.ContainsFunc(g.users(s, n), func(p claims.Pod) bool { return !p.Terminal }):
+			return false
+		}
+	}
+	return claims.IsStuck(waiting)
+}
+
+// hasBoundShards reports whether a pod that is bound uses another shard than the primary one,
+// and so the devices of that.
 func (g *group) hasBoundShards(s *sharedClaim) bool {
 	for n := range s.shards {
-		if n > 0 && g.hasBoundUsers(s, n) {
+		if n != s.primary && g.hasBoundUsers(s, n) {
 			return true
 		}
 	}

@@ -29,9 +29,9 @@ func (r *Reconciler) updateStatus(ctx context.Context, g *group) error {
 func (g *group) claimStatuses() []scheduling.PodGroupResourceClaimStatus {
 	var statuses []scheduling.PodGroupResourceClaimStatus
 	for _, s := range g.sharedClaims {
-		if first := s.shards[0]; first != nil {
+		if primary := s.shards[s.primary]; primary != nil {
 			statuses = append(statuses,
-				scheduling.PodGroupResourceClaimStatus{Name: s.Name, ResourceClaimName: &first.Name})
+				scheduling.PodGroupResourceClaimStatus{Name: s.Name, ResourceClaimName: &primary.Name})
 		}
 	}
 	return statuses
@@ -46,7 +46,7 @@ func (g *group) claimsReady() metav1.Condition {
 	}
 	for _, s := range g.sharedClaims {
 		others := s.otherHolders(g.owner)
-		deleted := s.shards[0] != nil && len(s.deletedClaims()) > 0
+		deleted := s.shards[s.primary] != nil && len(s.deletedClaims()) > 0
 		switch {
 		case deleted:
 			setFalse(&ready, scheduling.ReasonClaimDeleted, g.deletionMessage(s))
@@ -74,17 +74,17 @@ func (g *group) reserved() metav1.Condition {
 			scheduling.ReleaseAnnotation, g.releaseProblem)
 	}
 	for _, s := range g.sharedClaims {
-		first := s.shards[0]
+		primary := s.shards[s.primary]
 		switch {
 		case g.released != "":
 			setFalse(&reserved, scheduling.ReasonReleased,
 				"the claims are allocated again for the next pod of the group: "+g.released)
-		case first == nil:
+		case primary == nil:
 			setFalse(&reserved, scheduling.ReasonNotAllocated, fmt.Sprintf("claim %s does not exist", s.Name))
 		case len(s.deletedClaims()) > 0:
 			setFalse(&reserved, scheduling.ReasonClaimDeleted, g.deletionMessage(s))
-		case !isHeldFor(first, g.owner):
-			reason, message := notHeld(first)
+		case !isHeldFor(primary, g.owner):
+			reason, message := notHeld(primary)
 			if l := g.stalled(s); l != nil {
 				reason, message = scheduling.ReasonUnschedulable, stalledMessage(s, l)
 			}

@@ -245,6 +245,50 @@ func TestJobClaims_deletion(t *testing.T) {
 	}
 }
 
+// A template whose metadata has the annotations of generated claims does not make the claim of a Job one that the
+// controller does not recognize, and users cannot change what identifies the claim. Otherwise the claim would keep its
+// entry of the Job, and so its device and its namespace, for good.
+func TestJobClaims_identityOfClaim(t *testing.T) {
+	e := requireTestEnv(t)
+	e.startController(t, nil)
+	ns := e.createNamespace(t, "identity")
+	template := &resourceapi.ResourceClaimTemplate{
+		ObjectMeta: objectMeta(ns, "confusing"), Spec: resourceapi.ResourceClaimTemplateSpec{Spec: fabricSpec()},
+	}
+	template.Spec.Annotations = map[string]string{
+		scheduling.ReplicaAnnotation: "3", scheduling.ShardAnnotation: "1", scheduling.PrimaryAnnotation: "true",
+		"example.com/kept": "yes",
+	}
+	job := sharingJob(ns, "train", `[{name: fabric, resourceClaimTemplateName: confusing}]`, 2)
+	e.create(t, template, job)
+	e.awaitRunning(t, ns, 2)
+	claim := &e.awaitClaims(t, ns, "the Job holds its claim", held(1))[0]
+	if claim.Annotations["example.com/kept"] != "yes" {
+		t.Errorf("the claim has the annotations %v, want those of the template among them", claim.Annotations)
+	}
+	for change, want := range map[string]string{
+		`{"metadata":{"annotations":{"` + scheduling.ClaimAnnotation + `":null}}}`:    "identify a generated claim",
+		`{"metadata":{"annotations":{"` + scheduling.ClaimAnnotation + `":"other"}}}`: "identify a generated claim",
+		`{"metadata":{"annotations":{"` + scheduling.ReplicaAnnotation + `":"3"}}}`:   "identify a generated claim",
+		`{"metadata":{"ownerReferences":null}}`:                                       "is the owner of a generated claim",
+		`{"metadata":{"annotations":{"example.com/kept":"no"},"labels":{"a":"b"}}}`:   "",
+	} {
+		err := e.client.Patch(t.Context(), claim.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(change)))
+		switch {
+		case want == "" && err != nil:
+			t.Errorf("change %s of the claim: %v", change, err)
+		case want != "" && (err == nil || !strings.Contains(err.Error(), want)):
+			t.Errorf("change %s of the claim: got error %v, want %q", change, err, want)
+		}
+	}
+	background := client.PropagationPolicy(metav1.DeletePropagationBackground)
+	if err := e.client.Delete(t.Context(), job, background); err != nil {
+		t.Fatal(err)
+	}
+	e.awaitClaims(t, ns, "no claim is left", noClaims)
+	e.awaitEmpty(t, ns)
+}
+
 // A Job of 300 pods needs more than one claim, because a claim can be reserved for 256 consumers.
 func TestJobClaims_moreThan256Pods(t *testing.T) {
 	e := requireOther(t, jobSetController.name)
@@ -294,8 +338,16 @@ func TestJobClaims_deniedAtCreation(t *testing.T) {
 	ofCronJob.OwnerReferences = []metav1.OwnerReference{
 		*metav1.NewControllerRef(cronJob, batchv1.SchemeGroupVersion.WithKind("CronJob")),
 	}
-	if err := author.Create(t.Context(), ofCronJob, client.DryRunAll); err != nil {
-		t.Errorf("a Job with the spec of its CronJob: %v", err)
+	if err := author.Create(t.Context(), ofCronJob, client.DryRunAll); !apierrors.IsForbidden(err) {
+		t.Errorf("a Job that names a CronJob with the same spec as its owner: got error %v, want that it is forbidden", err)
+	}
+	identity.Impersonate = rest.ImpersonationConfig{UserName: "system:serviceaccount:kube-system:cronjob-controller"}
+	cronJobController, err := client.New(identity, client.Options{Scheme: e.client.Scheme()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cronJobController.Create(t.Context(), ofCronJob, client.DryRunAll); err != nil {
+		t.Errorf("a Job of a CronJob by its controller: %v", err)
 	}
 	for annotation, want := range map[string]string{
 		"[" + inlineFabric + "]": `user "author" may not create ResourceClaims in namespace`,

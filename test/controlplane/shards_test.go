@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -20,6 +21,7 @@ import (
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
+	"github.com/dra-shared/dra-driver-shared/controlplane/podgroups"
 	"github.com/dra-shared/dra-driver-shared/test/eventually"
 	"github.com/dra-shared/dra-driver-shared/test/simnode"
 )
@@ -234,23 +236,14 @@ func TestShards_groupLeavesFailedRack(t *testing.T) {
 		t.Skip("Kubernetes reserves the claims of a group in native mode")
 	}
 	const size = 250 // two claims
-	racks := &config.DriverConfig{}
-	for _, rack := range []string{"a", "b"} {
-		racks.Fabrics = append(racks.Fabrics, config.Fabric{
-			Name: rack, NodeSelector: map[string]string{"rack": rack}, Groups: groupsOnFabric,
-		})
-	}
-	e.setRack(t, "a", 0, 12)
-	e.setRack(t, "b", 12, 24)
-	e.startControllerWith(t, racks, nil)
+	e.startControllerWith(t, e.twoRacks(t), nil)
 	ns := e.createNamespace(t, "racks")
 	pg := e.mustCreateGroup(t, ns, "big")
 	e.growGroup(t, ns, 0, size)
 	e.checkOneDevice(t, ns)
 	failed := e.rackOf(t, ns)
 
-	first := map[string]int{"a": 0, "b": 12}[failed]
-	e.cordon(t, first, first+12)
+	e.cordonRack(t, failed)
 	e.deletePods(t, ns)
 	start := time.Now()
 	e.createRunningPods(t, ns, "big", size, 2*size)
@@ -264,6 +257,117 @@ func TestShards_groupLeavesFailedRack(t *testing.T) {
 	e.awaitEmpty(t, ns)
 }
 
+// All pods of the first claim end, so that new pods use a further one, and then the rack of the group fails. The new
+// pods must run in the other rack.
+func TestShards_groupWithTerminalPodsLeavesFailedRack(t *testing.T) {
+	e := requireTestEnv(t)
+	if e.native {
+		t.Skip("Kubernetes reserves the claims of a group in native mode")
+	}
+	const size = 250 // two claims
+	e.startControllerWith(t, e.twoRacks(t), nil)
+	ns := e.createNamespace(t, "ended")
+	pg := e.mustCreateGroup(t, ns, "big")
+	e.growGroup(t, ns, 0, size)
+	failed, first := e.rackOf(t, ns), e.countingClaim(t, ns)
+	var pods corev1.PodList
+	if err := e.client.List(t.Context(), &pods, client.InNamespace(ns)); err != nil {
+		t.Fatal(err)
+	}
+	var active []client.Object
+	for i := range pods.Items {
+		if claimName(&pods.Items[i]) == first.Name {
+			e.setSucceeded(t, &pods.Items[i])
+		} else {
+			active = append(active, &pods.Items[i])
+		}
+	}
+	e.cordonRack(t, failed)
+	e.delete(t, active...)
+	const replaced = 10
+	e.createRunningPods(t, ns, "big", size, size+replaced)
+	e.checkOneDevice(t, ns)
+	if rack := e.rackOf(t, ns); rack == failed {
+		t.Errorf("the pods run in rack %s, whose nodes are cordoned", rack)
+	}
+	e.deletePods(t, ns)
+	e.delete(t, pg)
+	e.awaitEmpty(t, ns)
+}
+
+// No node has room for a group. The pods of its first claim are deleted, so that only those of the second one wait,
+// which must run when there is room. Later pods use the first claim again, and the same device.
+func TestShards_podsOfSecondClaimOnly(t *testing.T) {
+	e := requireTestEnv(t)
+	if e.native {
+		t.Skip("native mode has no shards")
+	}
+	ctx := t.Context()
+	e.startControllerWith(t, e.twoRacks(t), nil)
+	ns := e.createNamespace(t, "second")
+	pg := e.mustCreateGroup(t, ns, "big")
+	undoA, undoB := e.cordonRack(t, "a"), e.cordonRack(t, "b")
+	const size = 250 // two claims
+	err := simnode.Parallel(size, func(i int) error { return e.createPod(ctx, newPod(ns, "big", i)) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	var pods corev1.PodList
+	if err := e.client.List(ctx, &pods, client.InNamespace(ns)); err != nil {
+		t.Fatal(err)
+	}
+	first, ofSecond := claims.Name(podgroups.Owner(pg), "fabric", 0), 0
+	for i := range pods.Items {
+		if claimName(&pods.Items[i]) == first {
+			e.delete(t, &pods.Items[i])
+		} else {
+			ofSecond++
+		}
+	}
+	if ofSecond == 0 {
+		t.Fatal("all pods use the first claim, want a second one")
+	}
+	undoA()
+	undoB()
+	e.awaitRunning(t, ns, ofSecond)
+	e.checkOneDevice(t, ns)
+	e.createRunningPods(t, ns, "big", size, size+ofSecond)
+	if _, used, err := e.claimsInUse(ctx, ns); err != nil || used[first] == 0 {
+		t.Errorf("later pods use the claims %v and error %v, want the claim %s", used, err, first)
+	}
+	e.checkOneDevice(t, ns)
+	e.deletePods(t, ns)
+	e.delete(t, pg)
+	e.awaitEmpty(t, ns)
+}
+
+// twoRacks divides the simulated nodes into the racks a and b until the test ends, and returns a configuration with a
+// fabric for each.
+func (e *testEnv) twoRacks(t *testing.T) *config.DriverConfig {
+	t.Helper()
+	racks := &config.DriverConfig{}
+	for _, rack := range []string{"a", "b"} {
+		racks.Fabrics = append(racks.Fabrics, config.Fabric{
+			Name: rack, NodeSelector: map[string]string{"rack": rack}, Groups: groupsOnFabric,
+		})
+		first := firstOfRack(rack)
+		e.setRack(t, rack, first, first+nodesOfRack)
+	}
+	return racks
+}
+
+// cordonRack makes the nodes of a rack unschedulable until the test ends or the caller ends it.
+func (e *testEnv) cordonRack(t *testing.T, rack string) (undo func()) {
+	t.Helper()
+	first := firstOfRack(rack)
+	return e.cordon(t, first, first+nodesOfRack)
+}
+
+const nodesOfRack = 12
+
+// firstOfRack returns the number of the first simulated node of a rack.
+func firstOfRack(rack string) int { return int(rack[0]-'a') * nodesOfRack }
+
 // setRack gives the simulated nodes from to to-1 the label of a rack until the test
 // ends.
 func (e *testEnv) setRack(t *testing.T, rack string, from, to int) {
@@ -272,15 +376,15 @@ func (e *testEnv) setRack(t *testing.T, rack string, from, to int) {
 	e.patchNodes(t, from, to, label, `{"metadata":{"labels":{"rack":null}}}`)
 }
 
-// cordon makes the simulated nodes from to to-1 unschedulable until the test ends.
-func (e *testEnv) cordon(t *testing.T, from, to int) {
+// cordon makes the simulated nodes from to to-1 unschedulable until the test ends or the caller ends it.
+func (e *testEnv) cordon(t *testing.T, from, to int) (undo func()) {
 	t.Helper()
-	e.patchNodes(t, from, to, `{"spec":{"unschedulable":true}}`, `{"spec":{"unschedulable":null}}`)
+	return e.patchNodes(t, from, to, `{"spec":{"unschedulable":true}}`, `{"spec":{"unschedulable":null}}`)
 }
 
 // patchNodes patches the simulated nodes from to to-1, and patches them again when the
-// test ends.
-func (e *testEnv) patchNodes(t *testing.T, from, to int, patch, undo string) {
+// test ends or the caller ends it.
+func (e *testEnv) patchNodes(t *testing.T, from, to int, patch, undo string) (restore func()) {
 	t.Helper()
 	apply := func(patch string) {
 		t.Helper()
@@ -293,7 +397,9 @@ func (e *testEnv) patchNodes(t *testing.T, from, to int, patch, undo string) {
 		}
 	}
 	apply(patch)
-	t.Cleanup(func() { apply(undo) })
+	restore = sync.OnceFunc(func() { apply(undo) })
+	t.Cleanup(restore)
+	return restore
 }
 
 // rackOf returns the rack in which the pods of a namespace run.
@@ -305,8 +411,9 @@ func (e *testEnv) rackOf(t *testing.T, ns string) string {
 	}
 	node := &corev1.Node{}
 	for i := range pods.Items {
-		if name := pods.Items[i].Spec.NodeName; name != "" && pods.Items[i].DeletionTimestamp == nil {
-			if err := e.client.Get(t.Context(), client.ObjectKey{Name: name}, node); err != nil {
+		pod := &pods.Items[i]
+		if pod.Status.Phase == corev1.PodRunning && pod.DeletionTimestamp == nil {
+			if err := e.client.Get(t.Context(), client.ObjectKey{Name: pod.Spec.NodeName}, node); err != nil {
 				t.Fatal(err)
 			}
 		}

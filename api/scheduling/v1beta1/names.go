@@ -62,6 +62,9 @@ const (
 	// one entry. An entry has several shards if more pods use it than
 	// status.reservedFor of one claim has room for.
 	ShardAnnotation = GroupName + "/shard"
+	// PrimaryAnnotation (annotation of generated ResourceClaims) marks the shard whose devices the other shards use, if
+	// that is not shard 0.
+	PrimaryAnnotation = GroupName + "/primary"
 	// Finalizer (finalizer of PodGroups) keeps a PodGroup until all of its pods are terminal and its claims
 	// are released.
 	Finalizer = GroupName + "/claims"
