@@ -12,11 +12,11 @@ import (
 	"sync"
 )
 
-// userAgent is that of the suite's requests to the API server.
+// userAgent is the user agent of the suite's requests to the API server.
 const userAgent = "dra-conformance"
 
-// apiLog keeps the last requests to the API server for reports: those of the suite, and, if the
-// API server is that of the suite, what the driver writes.
+// apiLog keeps the last requests to the API server for reports: the requests of the suite and,
+// if the suite serves the API, the writes of the driver.
 type apiLog struct {
 	mu    sync.Mutex
 	calls []string
@@ -57,7 +57,7 @@ func short(text string) string {
 	return text
 }
 
-// served notes what the driver writes to the API server of the suite.
+// served notes a write of the driver to the API server of the suite.
 func (l *apiLog) served(r *http.Request, body []byte, err error) {
 	if r.Method == http.MethodGet || strings.HasPrefix(r.UserAgent(), userAgent) {
 		return

@@ -19,7 +19,7 @@ var defaultDevices = []string{ //nolint:gochecknoglobals // constant
 	"/dev/console", "/dev/full", "/dev/null", "/dev/ptmx", "/dev/random", "/dev/tty", "/dev/urandom", "/dev/zero",
 }
 
-// gain is what a container has that one of a pod without claims has not.
+// gain is what a container has in addition to a container of a pod without claims.
 type gain struct {
 	devices     []probe.Node
 	mounts, env []string
@@ -27,7 +27,7 @@ type gain struct {
 
 func (g gain) empty() bool { return len(g.devices)+len(g.mounts)+len(g.env) == 0 }
 
-// gained returns what a view has more than an ordinary one.
+// gained returns what a view has in addition to an ordinary one.
 func gained(v, ordinary probe.View) (g gain) {
 	for _, d := range v.Devices {
 		if !slices.Contains(ordinary.Devices, d) {
@@ -53,8 +53,8 @@ func (g gain) and(other gain) gain {
 	}
 }
 
-// withClaim starts a pod with a claim, and returns it with what its first container has
-// more than one of a pod without claims. It ends the case if that is nothing.
+// withClaim starts a pod with a claim, and returns it with the gain of its first container.
+// It ends the case if there is none.
 func (s *suite) withClaim(ctx context.Context, ordinary probe.View, claim int) (*corev1.Pod, gain) {
 	p := s.startPod(ctx, podOptions{claims: []int{claim}, command: serveOn()})
 	g := gained(s.view(ctx, p, firstContainer), ordinary)

@@ -14,7 +14,7 @@ import (
 	healthalpha "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
 )
 
-// defaultHealthTimeout is the kubelet's for a device that states none.
+// defaultHealthTimeout is the kubelet's timeout for a device that states none.
 const defaultHealthTimeout = 30 * time.Second
 
 // watchHealth opens a stream of the driver's health.
@@ -109,7 +109,7 @@ func caseHealthChange(ctx context.Context, s *suite) {
 	}
 }
 
-// awaitHealth ends the case unless the driver soon reports a device as healthy, or no longer so.
+// awaitHealth ends the case unless the driver soon reports a device as healthy, or as no longer healthy.
 func (s *suite) awaitHealth(
 	stream health.DRAResourceHealth_NodeWatchResourcesClient, name string, want bool, what string,
 ) {

@@ -31,7 +31,7 @@ func metadataVersions() []string {
 	return []string{"metadata.resource.k8s.io/v1beta1", "metadata.resource.k8s.io/v1alpha1"}
 }
 
-// metadata is what the versions of the metadata API have in common.
+// metadata has the fields that the versions of the metadata API have in common.
 type metadata struct {
 	APIVersion string `json:"apiVersion"`
 	Metadata   struct {
@@ -151,8 +151,8 @@ func caseMetadataReadOnly(ctx context.Context, s *suite) {
 	}
 }
 
-// caseMetadataContainers checks what containers get that reference single requests of a
-// claim: the kubelet passes them the CDI devices of these requests only.
+// caseMetadataContainers checks the metadata of containers that reference single requests
+// of a claim: the kubelet passes them the CDI devices of these requests only.
 func caseMetadataContainers(ctx context.Context, s *suite) {
 	requests := []string{"first", "second"}
 	results := []resourceapi.DeviceRequestAllocationResult{
@@ -284,8 +284,8 @@ func (s *suite) sameMetadata(files []string, status []resourceapi.AllocatedDevic
 	return nil
 }
 
-// caseMetadataNetwork compares the metadata with the status: of a pod that runs, if the suite may
-// start pods, because a driver may know the network of a pod only then.
+// caseMetadataNetwork compares the metadata with the status. If the suite may start pods, it compares
+// those of a running pod, because a driver may learn the network of a pod only then.
 func caseMetadataNetwork(ctx context.Context, s *suite) {
 	if !slices.Contains(s.config.Features, "Status") {
 		s.skip("compares with the status: needs the feature Status")

@@ -22,7 +22,7 @@ import (
 // probePort is the port of the suite's pods.
 const probePort = "47110"
 
-// checkCharacteristics returns an error if users cannot tell a device from others.
+// checkCharacteristics returns an error if users cannot distinguish a device from others.
 func checkCharacteristics(_ string, all []resourceapi.ResourceSlice) error {
 	return eachDevice(all, func(d resourceapi.Device) error {
 		if len(d.Attributes)+len(d.Capacity) == 0 {
@@ -75,8 +75,8 @@ func caseInterfaceReturned(ctx context.Context, s *suite) {
 	s.canRunPods()
 	before := s.nodeView(ctx)
 	first := s.usedAndReturned(ctx, before)
-	// What the driver needs on the node for its first pod may remain; what each pod leaves
-	// behind may not.
+	// State that the driver needs on the node for its first pod may remain; state that each
+	// pod leaves behind may not.
 	second := s.usedAndReturned(ctx, before)
 	if extra := added(second, first); len(extra) > 0 {
 		s.fatal("a second pod left interfaces on the node: %v", interfaceNames(extra))
@@ -226,7 +226,7 @@ func returned(before, after probe.View) error {
 	return nil
 }
 
-// state returns what must be as before: the kernel can choose other link-local addresses.
+// state returns the properties that must not change; the kernel can choose other link-local addresses.
 func state(i probe.Interface) string {
 	return fmt.Sprintf("up=%t mtu=%d address=%s addresses=%v", i.Up, i.MTU, i.Address, i.Global())
 }
@@ -284,8 +284,8 @@ func caseScheduled(ctx context.Context, s *suite) {
 	}
 }
 
-// offered returns an error unless a device of an allocation is published for a node. Slices
-// with a selector of nodes are the scheduler's to evaluate.
+// offered returns an error unless a device of an allocation is published for a node. It leaves
+// the node selectors of slices to the scheduler.
 func offered(all []resourceapi.ResourceSlice, r resourceapi.DeviceRequestAllocationResult, node string) error {
 	for _, slice := range all {
 		for _, d := range slice.Spec.Devices {

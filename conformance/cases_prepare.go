@@ -22,7 +22,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// Names of what does not exist.
+// Names of objects that do not exist.
 const (
 	missingClaim  = "conformance-no-such-claim"
 	missingDevice = "conformance-no-such-device"
@@ -477,8 +477,8 @@ func casePrepareRequests(ctx context.Context, s *suite) {
 	}
 }
 
-// givesOwn ends the case if containers of one request get what a claim to the device of the other
-// request alone gives, and a claim to their own device does not.
+// givesOwn ends the case if containers of one request get something of the other request's device:
+// a claim to that device alone gives it, and a claim to their own device does not.
 func (s *suite) givesOwn(
 	ctx context.Context, c *claim, devices []*dra.Device, results [2]resourceapi.DeviceRequestAllocationResult,
 ) {

@@ -191,7 +191,7 @@ func casePoolChange(ctx context.Context, s *suite) {
 	}
 }
 
-// editedAttribute is what PUB-10 adds to a device.
+// editedAttribute is the attribute that PUB-10 adds to a device.
 const editedAttribute = "conformanceEdited"
 
 // edit changes a device in its slice, as another client may.
@@ -277,7 +277,7 @@ func (s *suite) republish(ctx context.Context, signal syscall.Signal) {
 }
 
 // casePublishAgain removes the slices while the driver does not run, as the kubelet does,
-// and starts the driver again: after it ended as it should, and after it was killed.
+// and starts the driver again: after a clean exit, and after it was killed.
 func casePublishAgain(ctx context.Context, s *suite) {
 	s.fake()
 	s.canKill()
@@ -382,7 +382,7 @@ func isOffered(name string) func(string, []resourceapi.ResourceSlice) error {
 	}
 }
 
-// caseTaintUnprepare unprepares a claim of a device that is gone, as of one that has failed.
+// caseTaintUnprepare unprepares a claim of a device that is gone, which stands for a failed one.
 func caseTaintUnprepare(ctx context.Context, s *suite) {
 	r := s.pick(ctx)
 	c, devices := s.prepared(ctx, r)
@@ -459,8 +459,8 @@ func (s *suite) noticesDropped(ctx context.Context) {
 	}), "after the API server dropped fields of disabled features from ResourceSlices")
 }
 
-// dropGated lets the API server drop fields of feature gates from slices. gated reports whether any
-// slice that was written had some, and whether one had that was not written again without them.
+// dropGated lets the API server drop fields of feature gates from slices. gated reports whether a
+// written slice ever had such fields, and whether the last write of a slice still had some.
 func (s *suite) dropGated() (gated func() (ever, still bool)) {
 	var mu sync.Mutex
 	ever, now := false, map[string]bool{} // by the pool and the first device of a slice

@@ -110,7 +110,7 @@ func caseRegistrationStale(ctx context.Context, s *suite) {
 	s.restart = true
 	s.ok(old.stop(ctx, stopSignal), "stop the driver")
 	for _, path := range []string{old.registration, old.endpoint} {
-		_ = os.Remove(path) // the driver may have done so
+		_ = os.Remove(path) // the driver may have removed it
 		s.staleSocket(path)
 	}
 	_, err := s.start(ctx, old.env)

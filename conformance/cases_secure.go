@@ -71,7 +71,7 @@ func afterDot(name string) string {
 	return rest
 }
 
-// checkRule returns what a rule permits that a driver must not have.
+// checkRule returns an error if a rule grants a permission that a driver must not have.
 func checkRule(driver string, rule rbac.PolicyRule) error {
 	writes := slices.ContainsFunc(rule.Verbs, func(v string) bool {
 		return !slices.Contains([]string{"get", "list", "watch"}, v)

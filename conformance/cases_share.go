@@ -59,7 +59,7 @@ func caseShareOneClaim(ctx context.Context, s *suite) {
 	first, second := result2(s.result(d), "first"), result2(s.result(d), "second")
 	_, devices := s.prepared(ctx, first, second)
 	for _, r := range []resourceapi.DeviceRequestAllocationResult{first, second} {
-		// A device without a share ID is SHARE-01's.
+		// SHARE-01 reports a device without a share ID.
 		if !slices.ContainsFunc(devices, func(d *dra.Device) bool {
 			return slices.Contains(d.RequestNames, r.Request) && (d.GetShareId() == string(*r.ShareID) || d.GetShareId() == "")
 		}) {
@@ -111,8 +111,8 @@ func caseShareConsumed(ctx context.Context, s *suite) {
 		}
 		return false
 	})
-	// effect returns what a container gets for an amount that is requested, and one that
-	// is consumed after rounding.
+	// effect returns what a container gets for a requested amount and the amount that is
+	// consumed after rounding.
 	effect := func(requested, consumed func(resourceapi.DeviceCapacity) resource.Quantity) string {
 		r := s.result(d)
 		amounts := map[resourceapi.QualifiedName]resource.Quantity{}
@@ -174,7 +174,7 @@ func largest(c resourceapi.DeviceCapacity) resource.Quantity {
 	return c.Value
 }
 
-// returned ends the case unless a device has room for as many shares as before after they ended.
+// returned ends the case unless a device has room for as many shares again after the first ones ended.
 func (s *suite) returned(ctx context.Context, d device) {
 	// fill prepares shares until the driver refuses one, ends them, and returns their number.
 	fill := func(most int, amount func(resourceapi.DeviceCapacity) resource.Quantity) int {

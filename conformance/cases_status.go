@@ -26,8 +26,8 @@ import (
 	"github.com/dra-shared/dra-driver-shared/conformance/internal/probe"
 )
 
-// read returns a claim as it is now, also when the time of the context is over: the caller
-// reports what it waited for.
+// read returns the current claim, even if the context has ended: the caller reports what it
+// waited for.
 func (s *suite) read(ctx context.Context, c *claim) *resourceapi.ResourceClaim {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.config.callTimeout)
 	defer cancel()

@@ -326,15 +326,15 @@ func caseUnpreparePrepare(ctx context.Context, s *suite) {
 	check()
 }
 
-// Limits of Config.Cycles for a driver that is slow, such as by the limit of requests that
-// its client has by default.
+// Limits of Config.Cycles for a slow driver, such as one whose client has the default limit
+// of requests.
 const (
 	fewestCycles = 10
 	cyclesTime   = 8 * time.Second
 )
 
-// cycles calls f as often as the configuration says, and less often if that takes too long.
-// It returns how often.
+// cycles calls f as often as the configuration states, or less often if that takes too long.
+// It returns the number of calls.
 func (s *suite) cycles(f func()) (n int) {
 	for start := time.Now(); n < s.config.Cycles && (n < fewestCycles || time.Since(start) < cyclesTime); n++ {
 		f()
@@ -364,7 +364,7 @@ func caseUnprepareLeaks(ctx context.Context, s *suite) {
 	})
 }
 
-// leaves ends the case if the driver has more after cycles than before. run returns their number.
+// leaves ends the case if cycles leave files or memory behind. run returns the number of cycles.
 func (s *suite) leaves(ctx context.Context, what string, run func() int) {
 	const memoryPerCycle = 1 << 20 // the heap of a program varies too
 	before, process := s.files(), s.usage(ctx)
@@ -380,7 +380,7 @@ func (s *suite) leaves(ctx context.Context, what string, run func() int) {
 				}
 			}
 		}
-		// A driver that writes files of its own time has a few more, but not one per cycle.
+		// A driver may write a few files at times of its own, but not one per cycle.
 		isOld := func(path string) bool { return slices.Contains(before, path) }
 		if left := slices.DeleteFunc(after, isOld); len(left) >= cycles/2 {
 			return fmt.Errorf("each cycle leaves files, such as %s", left[0])
@@ -432,7 +432,7 @@ func caseUnprepareRace(ctx context.Context, s *suite) {
 	k := s.main()
 	var ids []string
 	took := s.config.callTimeout
-	for range 3 { // the first call may be slower than those that follow
+	for range 3 { // the first call may be slower than the others
 		start := time.Now()
 		ids = cdiIDs(s.prepare(ctx, c))
 		took = min(took, time.Since(start))

@@ -50,13 +50,13 @@ func (s *session) rememberStatic() error {
 	return nil
 }
 
-// ofClaim returns the IDs without those that no claim owns.
+// ofClaim returns the IDs that a claim owns.
 func (s *suite) ofClaim(ids []string) []string {
 	return slices.DeleteFunc(slices.Clone(ids), func(id string) bool { return slices.Contains(s.static, id) })
 }
 
-// resolves ends the case unless all IDs are, or none of them is, in the specs. Those that no
-// claim owns may always be.
+// resolves ends the case unless the specs have all of the IDs or, if want is false, none of
+// them. IDs that no claim owns may always be there.
 func (s *suite) resolves(ids []string, want bool) {
 	cache := s.cdiCache()
 	if !want {
@@ -237,7 +237,7 @@ func caseCDIPresent(ctx context.Context, s *suite) {
 }
 
 // withoutSpecs prepares a claim while nothing can be written to the directory of specs. The driver may
-// have the directory elsewhere: a call that succeeds is tested as any.
+// have the directory elsewhere: a call that succeeds is tested like any other.
 func (s *suite) withoutSpecs(ctx context.Context) {
 	c := s.allocated(ctx)
 	away := s.env.CDIDir + ".away"

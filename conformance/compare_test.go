@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// TestCompare compares the page of the published reports with what the reports say.
+// TestCompare compares the page of the published reports with the reports.
 // -update writes it.
 func TestCompare(t *testing.T) {
 	const directory = "../reports/1.37"

@@ -27,18 +27,18 @@ import (
 type Config struct {
 	// Driver is the name of the driver. Required.
 	Driver string `json:"driver"`
-	// Features are the features that the driver declares. Cases of others are skipped.
+	// Features are the features that the driver declares. Cases of other features are skipped.
 	Features []string `json:"features,omitempty"`
 	// Profiles are the profiles by kind of device that the driver declares: DRA-NET for
-	// network interfaces, DRA-ACCEL for accelerators. Every driver is tested for the others.
+	// network interfaces, DRA-ACCEL for accelerators. Every driver is tested for the other profiles.
 	Profiles []string `json:"profiles,omitempty"`
 	// Pods describes pods for the cases of DRA-NET and DRA-ACCEL that need some. The suite
 	// starts no pods without it. It needs Kubelet.
 	Pods Pods `json:"pods,omitempty"`
 	// Command starts the driver. $KUBECONFIG, $NODE_NAME, $POD_UID, $DRIVER_NAME,
 	// $KUBELET_DIR, $PLUGIN_DIR, $REGISTRY_DIR, $CDI_DIR, and $STATE_DIR are replaced in
-	// its arguments, and are set in its environment. $KUBELET_DIR contains the others but
-	// CDI_DIR and STATE_DIR.
+	// its arguments, and are set in its environment. $KUBELET_DIR contains the other
+	// directories except CDI_DIR and STATE_DIR.
 	Command []string `json:"command,omitempty"`
 	// Mounts maps fixed directories that the driver uses to directories of the suite, as
 	// in {"/var/lib/kubelet": "$KUBELET_DIR"}. The command then runs in a separate mount
@@ -66,7 +66,7 @@ type Config struct {
 	// Device is the device that claims get first. Others follow if a case needs them.
 	Device string `json:"device,omitempty"`
 	// Devices are the names of the devices that claims may get, as patterns of path.Match; all
-	// if empty. For nodes on which others use some of the devices.
+	// if empty. It is for nodes on which other workloads use some of the devices.
 	Devices []string `json:"devices,omitempty"`
 	// Parameters are valid opaque parameters of the driver, as JSON. The second differs
 	// from the first in effect, and one of the others has more than 9 KiB. Cases of opaque
@@ -82,9 +82,9 @@ type Config struct {
 	RBAC []string `json:"rbac,omitempty"`
 	// Hooks change the node.
 	Hooks Hooks `json:"hooks,omitempty"`
-	// TwoNodes permits or forbids to run the driver on two or three nodes at the same time,
-	// which saves up to two minutes. If it is nil, the suite does so unless Hooks.Setup changes this
-	// machine, or Serve runs a driver that does not declare RollingUpdate.
+	// TwoNodes permits or forbids running the driver on two or three nodes at the same time,
+	// which saves up to two minutes. If it is nil, the suite uses several nodes unless Hooks.Setup
+	// changes this machine, or Serve runs a driver that does not declare RollingUpdate.
 	TwoNodes *bool `json:"twoNodes,omitempty"`
 	// Skip maps requirements that do not apply to the reason, which is reported.
 	Skip map[string]string `json:"skip,omitempty"`
@@ -114,7 +114,7 @@ func (c Config) mayUse(device string) bool {
 	})
 }
 
-// needsOnlyAPI reports whether the suite has nothing of the driver but what it publishes in a cluster.
+// needsOnlyAPI reports whether the suite can access only the objects that the driver publishes in a cluster.
 func (c Config) needsOnlyAPI() bool {
 	return c.Kubeconfig != "" && c.Kubelet == "" && len(c.Command) == 0 && c.Serve == nil
 }
@@ -152,8 +152,8 @@ type Pods struct {
 	Claims []resourceapi.ResourceClaimSpec `json:"claims,omitempty"`
 	// Configured is a claim with what it configures, for NET-07.
 	Configured *Configured `json:"configured,omitempty"`
-	// Impossible is the spec of a claim that can be allocated, and of which the driver cannot
-	// attach the interface, such as with a route through a gateway that the interface does not
+	// Impossible is the spec of a claim that can be allocated but whose interface the driver
+	// cannot attach, such as one with a route through a gateway that the interface does not
 	// reach. NET-02 is skipped without it.
 	Impossible *resourceapi.ResourceClaimSpec `json:"impossible,omitempty"`
 	// Timeout is the time in which a pod must run or end: 60s if zero.
@@ -167,10 +167,10 @@ type Configured struct {
 	// Interface is the name of the interface in the pod.
 	Interface string `json:"interface"`
 	MTU       int    `json:"mtu,omitempty"`
-	// Addresses are all addresses of the interface but link-local ones, in CIDR form.
+	// Addresses are all addresses of the interface except link-local ones, in CIDR form.
 	Addresses []string `json:"addresses,omitempty"`
 	// Routes are routes through the interface, as 10.1.0.0/16 or as 10.1.0.0/16 via 10.0.0.1.
-	// It may have more.
+	// The interface may have more.
 	Routes []string `json:"routes,omitempty"`
 }
 
@@ -188,16 +188,16 @@ type Hooks struct {
 	// Interfaces prints the interfaces that the pod of the claim $CLAIM_UID ($CLAIM in
 	// $NAMESPACE) has, as ip -json address does. The claim is prepared.
 	Interfaces []string `json:"interfaces,omitempty"`
-	// Effect prints what the driver configures for the claim $CLAIM_UID ($CLAIM in $NAMESPACE),
-	// which is prepared: for a driver of which the CDI edits do not show the parameters and the
-	// capacity, but a file of its state does.
+	// Effect prints the driver's configuration for the prepared claim $CLAIM_UID ($CLAIM in
+	// $NAMESPACE). It is for drivers whose state files, and not their CDI edits, show the
+	// parameters and the capacity.
 	Effect []string `json:"effect,omitempty"`
 	// PID prints the process ID of the driver of Config.Kubelet. The suite kills it, and
 	// expects that something starts the driver again.
 	PID []string `json:"pid,omitempty"`
 }
 
-// Env is what an instance of the driver gets.
+// Env is the environment of an instance of the driver.
 type Env struct {
 	// Driver and Node are names. PodUID differs between instances.
 	Driver, Node, PodUID string
@@ -352,7 +352,7 @@ func features(all []Requirement) (names []string) {
 // kinds returns the profiles of kinds of devices, which a driver declares.
 func kinds() []string { return []string{"DRA-NET", "DRA-ACCEL"} }
 
-// selected reports whether a requirement is one of those that Config.Only selects.
+// selected reports whether only, which is Config.Only, selects the requirement.
 func (r Requirement) selected(only []string) bool {
 	prefix, _, _ := strings.Cut(r.ID, "-")
 	return len(only) == 0 || slices.Contains(only, r.ID) || slices.Contains(only, prefix)

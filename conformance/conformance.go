@@ -14,10 +14,10 @@
 //		Command: []string{"bin/driver", "--kubeconfig=$KUBECONFIG", "--kubelet-dir=$KUBELET_DIR"},
 //	})
 //
-// Requirements returns what is tested: each requirement has a stable ID, a level, and
-// the sentence that it rests on. Run returns the results as a Report, which has the
-// forms of a ConformanceReport in YAML, JUnit, and text. The command dra-conformance
-// does the same for drivers in other languages and for drivers on a node.
+// Requirements returns the tested requirements: each has a stable ID, a level, and the
+// sentence that it rests on. Run returns the results as a Report, which can be written
+// as a ConformanceReport in YAML, as JUnit, and as text. The command dra-conformance
+// runs the suite for drivers in other languages and for drivers on a node.
 package conformance
 
 import (
@@ -199,12 +199,12 @@ type runner struct {
 	silent bool
 }
 
-// maxUnstarted is the number of cases after which the suite does not start a driver again
-// that does not start.
+// maxUnstarted is the number of cases in a row without a successful start after which the
+// suite no longer tries to start the driver.
 const maxUnstarted = 3
 
-// silentLimit is the time in which a driver must publish devices that did not publish any
-// before: a minute for each case would be long.
+// silentLimit is the time to publish devices for a driver that published none in an earlier
+// case: a minute for each case would be long.
 const silentLimit = time.Second
 
 // renew ends the session, so that the next case gets a node without traces of the last.
@@ -222,20 +222,20 @@ func (r *runner) renew() error {
 // waits for half a minute after other changes.
 const slowCase = "PUB-10"
 
-// waitingCases are cases that wait for the driver while nothing happens, or repeat calls, which a driver
-// delays whose client has a limit of requests. Each list runs on a separate node, next to the other cases.
+// waitingCases are cases that wait for the driver while nothing happens, or that repeat calls, which are
+// slow if the driver's client limits its requests. Each list runs on a separate node, next to the other cases.
 var waitingCases = [][]string{ //nolint:gochecknoglobals // constant
 	{slowCase}, {"UNPR-12", "UNPR-14", "CDI-05", "PUB-12", "PUB-15", "STAT-03", "STAT-06", "STAT-07", "HEALTH-05"},
 }
 
-// separate is the cases that run on separate nodes.
+// separate holds the cases that run on separate nodes.
 type separate struct {
 	results map[string]chan Result // by the ID of the requirement
 	wait    sync.WaitGroup
 }
 
-// startWaiting starts the cases that wait on separate nodes, next to the other cases. There is
-// none if the driver cannot run on several nodes of the suite: all cases then run in their order.
+// startWaiting starts the waiting cases on separate nodes, next to the other cases. If the driver
+// cannot run on several nodes of the suite, it starts none, and all cases run in order.
 func (r *runner) startWaiting(ctx context.Context, all []Requirement) *separate {
 	s := &separate{results: map[string]chan Result{}}
 	if len(r.config.Only) > 0 || !r.config.runsOnTwoNodes() || r.ready(ctx) != nil {
@@ -246,8 +246,8 @@ func (r *runner) startWaiting(ctx context.Context, all []Requirement) *separate 
 		list := slices.DeleteFunc(slices.Clone(all),
 			func(q Requirement) bool { return !slices.Contains(ids, q.ID) || r.inapplicable(q) != "" })
 		other := &runner{config: r.config}
-		// While the driver starts on a node, it neither starts nor ends on the others: what cannot
-		// be used twice, such as a port, makes the start fail.
+		// While the driver starts on a node, it neither starts nor ends on the others: a resource
+		// that cannot be used twice, such as a port, makes the start fail.
 		if len(list) == 0 || other.ready(ctx) != nil {
 			continue
 		}
@@ -330,7 +330,7 @@ func (r *runner) one(ctx context.Context, requirement Requirement) (result Resul
 			i.awaitEnd(context.WithoutCancel(ctx))
 		}
 	}
-	// No case is met by a driver that crashes, such as one of an error that must be answered.
+	// A driver that crashes passes no case, not even one that expects an error as the answer.
 	if crash := s.crash(context.WithoutCancel(ctx), process); crash != nil && result.Status != Failed {
 		result.Status, result.Message = Failed, crash.Error()
 	}

@@ -45,7 +45,7 @@ type kubelet struct {
 	calls []string // requests and responses of the case
 }
 
-// registrationSockets returns all sockets in the registry, also those that the kubelet
+// registrationSockets returns all sockets in the registry, including those the kubelet
 // ignores: REG-01 reports them, and the other cases do not depend on it.
 func registrationSockets(dir string) (paths []string, err error) {
 	entries, err := os.ReadDir(dir)
@@ -119,7 +119,7 @@ func (k *kubelet) register(ctx context.Context, dir string, others []string) err
 }
 
 // find finds the registration socket of a driver that runs on this node, and connects to
-// the driver. It does not register the driver: the kubelet has done so.
+// the driver. It does not register the driver, because the kubelet has registered it.
 func (k *kubelet) find(ctx context.Context, dir string) error {
 	paths, err := registrationSockets(dir)
 	if err != nil {

@@ -184,7 +184,7 @@ func variants() []fault {
 	}
 }
 
-// faults returns the faults that -faults selects: all, or those that it names.
+// faults returns the faults that -faults selects: all, or the named ones.
 func faults(t *testing.T) []fault {
 	t.Helper()
 	all := allFaults(t)

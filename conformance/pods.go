@@ -22,11 +22,11 @@ import (
 	"github.com/dra-shared/dra-driver-shared/conformance/internal/probe"
 )
 
-// Names of the containers of a pod. They run one after the other, but second and main.
+// Names of the containers of a pod. They run one after the other, except second and main.
 const (
-	// firstContainer tells what a container has that references all claims of the pod.
+	// firstContainer references all claims of the pod and reports what it has.
 	firstContainer = "first"
-	// secondContainer tells what a container has that references no claim.
+	// secondContainer references no claim and reports what it has.
 	secondContainer = "second"
 	mainContainer   = "main"
 )
@@ -34,7 +34,7 @@ const (
 // podsPerCase is the number of pods for which a case has time.
 const podsPerCase = 8
 
-// restartLimit is the time in which the kubelet starts a driver again that was killed.
+// restartLimit is the time in which the kubelet restarts a driver that was killed.
 const restartLimit = 2 * time.Minute
 
 // limit returns the time that a case may take.
@@ -204,7 +204,7 @@ func containerStatus(p *corev1.Pod, container string) corev1.ContainerStatus {
 	return corev1.ContainerStatus{}
 }
 
-// why tells why a pod does not run: conditions, waiting containers, and the last event.
+// why describes why a pod does not run: conditions, waiting containers, and the last event.
 func (s *suite) why(ctx context.Context, p *corev1.Pod) string {
 	parts := []string{"phase " + string(p.Status.Phase)}
 	for _, c := range p.Status.Conditions {
@@ -226,7 +226,7 @@ func (s *suite) why(ctx context.Context, p *corev1.Pod) string {
 	return strings.Join(parts, "; ")
 }
 
-// claimsOf returns the claims of a pod as they are now.
+// claimsOf returns the current claims of a pod.
 func (s *suite) claimsOf(ctx context.Context, p *corev1.Pod) (all []*resourceapi.ResourceClaim) {
 	for _, c := range p.Spec.ResourceClaims {
 		now, err := s.client.ResourceV1().ResourceClaims(p.Namespace).Get(ctx, *c.ResourceClaimName, metav1.GetOptions{})

@@ -42,11 +42,11 @@ type Report struct {
 	Implementation Implementation `json:"implementation"`
 	Driver         string         `json:"driver"`
 	Suite          SuiteVersion   `json:"suite"`
-	// KubernetesVersion is that of the API server, which is the version that the suite tests if
-	// the API server is that of the suite.
+	// KubernetesVersion is the version of the API server. If the suite serves the API, it is the
+	// version whose requirements the suite tests.
 	KubernetesVersion string `json:"kubernetesVersion"`
-	// Kubelet says what called the driver: simulated for the suite only, real if pods of a
-	// cluster were started too.
+	// Kubelet is simulated if only the suite called the driver, and real if pods of a cluster
+	// were started too.
 	Kubelet string `json:"kubelet"`
 	// APIServer is fake or real.
 	APIServer string `json:"apiServer"`

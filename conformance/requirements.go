@@ -16,20 +16,20 @@ import (
 //go:embed requirements.yaml
 var requirementsYAML []byte
 
-// Level says how binding a requirement is.
+// Level is how binding a requirement is.
 type Level string
 
 // Levels of requirements.
 const (
-	// Must is the level of what the sources call must, required, or shall, and of that
-	// without which the kubelet or the API server fails.
+	// Must marks requirements that the sources state with must, required, or shall, and
+	// requirements without which the kubelet or the API server fails.
 	Must Level = "must"
-	// Should is the level of what the sources recommend. A driver that does not meet it
+	// Should marks recommendations of the sources. A driver that does not meet one still
 	// conforms; the report lists it.
 	Should Level = "should"
 )
 
-// Way says what a test of a requirement needs.
+// Way is what the test of a requirement needs.
 type Way string
 
 // Ways to test requirements.
@@ -59,7 +59,7 @@ type Requirement struct {
 	Source *Source `json:"source,omitempty"`
 	// Cause is the usual cause of a failure.
 	Cause string `json:"cause,omitempty"`
-	// Note says what the suite decides where sources contradict each other.
+	// Note is the decision of the suite where sources contradict each other.
 	Note string `json:"note,omitempty"`
 	// Implies lists requirements that a driver cannot meet if it does not meet this one.
 	Implies []string `json:"implies,omitempty"`

@@ -64,7 +64,7 @@ func TestSchema_reports(t *testing.T) {
 	}
 }
 
-// TestSchema validates a report with each field, and one that differs from the schema.
+// TestSchema validates a report with every field, and a report that differs from the schema.
 func TestSchema(t *testing.T) {
 	schema := compiledSchema(t)
 	all, err := Requirements()

@@ -45,25 +45,25 @@ type session struct {
 	static []string // CDI devices that no claim owns
 
 	settled bool // a case has waited until the driver published
-	// publishLimit is the time in which the driver must publish devices. silent says that it
-	// did not.
+	// publishLimit is the time in which the driver must publish devices. silent reports that
+	// it did not.
 	publishLimit time.Duration
 	silent       bool
 
 	instances []*instance
 }
 
-// instance is a process of the driver, or what acts as one.
+// instance is a process of the driver, or stands in for one.
 type instance struct {
 	kubelet
 	env  Env
 	kill func(syscall.Signal) error
 	done chan struct{} // closed when the driver has ended
 	err  error         // of the driver; valid when done is closed
-	// asked reports that the suite asked the driver to end, or did what it may end for.
+	// asked reports that the suite asked the driver to end, or gave it a reason to end.
 	asked bool
 	pid   int // of the process; 0 if it is unknown
-	// registered are the calls of the registration, which are those of cases without calls.
+	// registered are the calls of the registration. Reports list them for cases without calls.
 	registered []string
 }
 
@@ -318,7 +318,7 @@ func (i *instance) crashed() error {
 	return fmt.Errorf("%w: %w", errCrashed, i.err)
 }
 
-// awaitEnd waits until a process that does not answer has ended, if it does so soon: the client
+// awaitEnd waits a short time for the end of a process that does not answer: the client
 // learns of the end of a connection before the parent learns of the end of the process.
 func (i *instance) awaitEnd(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
@@ -364,8 +364,8 @@ type permanent struct{ error }
 // poll calls f until it succeeds or the context ends.
 func poll(ctx context.Context, f func() error) error { return pollEvery(ctx, 10*time.Millisecond, f) }
 
-// pollEvery is poll with a time between calls. It returns the last error that says more than that
-// the context has ended.
+// pollEvery is poll with a time between calls. It returns the last error from before the context
+// ended, if there is one: a later error states only that the context has ended.
 func pollEvery(ctx context.Context, interval time.Duration, f func() error) (last error) {
 	ticker := time.NewTicker(interval)
 	defer ticker.Stop()

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// The call during which the time ends fails because of that, and says nothing about the pod.
+// If the time ends during a call, the error of the call does not describe the pod.
 func TestPollEvery_returnsTheCauseAndNotTheEndOfTheTime(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()

@@ -91,8 +91,8 @@ func checkNodeSelection(_ string, all []resourceapi.ResourceSlice) error {
 	return nil
 }
 
-// checkSelectionOfDevices returns an error unless the devices of a slice select nodes if the slice says
-// so, and only then.
+// checkSelectionOfDevices returns an error unless the devices of a slice select nodes if and only if
+// the slice has perDeviceNodeSelection.
 func checkSelectionOfDevices(s resourceapi.ResourceSlice) error {
 	want := 0
 	if ptr.Deref(s.Spec.PerDeviceNodeSelection, false) {

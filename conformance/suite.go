@@ -61,9 +61,9 @@ func (s *suite) do(ctx context.Context, f func(context.Context, *suite)) (status
 	return Passed, ""
 }
 
-// portable replaces what is random in a message, the names and the UIDs of the case's claims,
-// the IDs of their shares, other names and UIDs, and the directory of the suite: reports of the
-// same driver do not differ.
+// portable replaces the random parts of a message, so that reports of the same driver do not
+// differ: the names and UIDs of the case's claims, the IDs of their shares, other names and
+// UIDs, and the directory of the suite.
 func (s *suite) portable(message string) string {
 	for i, c := range s.claims {
 		number := strconv.Itoa(i + 1)
@@ -108,7 +108,7 @@ func (s *suite) ok(err error, what string, args ...any) {
 	}
 }
 
-// main returns the instance that the cases use: the last one that runs.
+// main returns the instance that the cases use: the last running one.
 func (s *suite) main() *instance {
 	for _, i := range slices.Backward(s.instances) {
 		if !i.ended() && i.conn != nil {
@@ -486,7 +486,7 @@ func (s *suite) allocate(ctx context.Context, c *claim, allocation resourceapi.D
 	return c
 }
 
-// consumer returns what an allocated claim is reserved for. The kube-controller-manager
+// consumer returns the consumer for which an allocated claim is reserved. The kube-controller-manager
 // deallocates a claim that is reserved only for a pod that does not exist.
 func (s *suite) consumer(ctx context.Context, c *claim) resourceapi.ResourceClaimConsumerReference {
 	if s.server == nil && slices.Contains(s.config.Features, "WorkloadClaims") {
@@ -497,7 +497,7 @@ func (s *suite) consumer(ctx context.Context, c *claim) resourceapi.ResourceClai
 	return s.pod(ctx, c, []corev1.ResourceClaim{{Name: podClaim}})
 }
 
-// podClaim is what the pods of the suite call their claim.
+// podClaim is the name of the claim in the pods of the suite.
 const podClaim = "nic"
 
 // pod creates a pod with a claim, which its container names as given.

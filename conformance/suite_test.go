@@ -36,8 +36,8 @@ func TestSuite_portable(t *testing.T) {
 	}
 }
 
-// TestNotAttached runs the case of NET-02 with a node that starts the pod, and with one that
-// does not.
+// TestNotAttached runs the case of NET-02 with a node that starts the pod, and with a node
+// that does not start it.
 func TestNotAttached(t *testing.T) {
 	for _, test := range []struct {
 		name  string

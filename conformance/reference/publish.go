@@ -62,7 +62,7 @@ func (d *Driver) has(device string) bool {
 	return (known || device == netDevice) && !d.removed(device)
 }
 
-// all returns the devices of the node, also those that were removed.
+// all returns the devices of the node, including removed ones.
 func (d *Driver) all() (all []resourceapi.Device) {
 	number := wholeDevices
 	if d.fault("PUB-05") {
@@ -94,7 +94,7 @@ func (d *Driver) all() (all []resourceapi.Device) {
 	return all
 }
 
-// spoilDevices applies faults of devices to the last one that cannot be shared.
+// spoilDevices applies faults of devices to the last device that cannot be shared.
 func (d *Driver) spoilDevices(all []resourceapi.Device) []resourceapi.Device {
 	last, share := &all[wholeDevices-1], &all[len(all)-1]
 	memory := last.Capacity["memory"]
@@ -363,7 +363,7 @@ func (p *publisher) removeForeign(ctx context.Context) {
 	}
 }
 
-// addMissing creates slices that are missing in a generation of their own, which is a fault.
+// addMissing creates the missing slices in a separate generation, which is a fault.
 func (p *publisher) addMissing(ctx context.Context, desired, items []resourceapi.ResourceSlice) error {
 	p.remember(desired, items)
 	for _, s := range desired {
@@ -400,7 +400,7 @@ func (p *publisher) sameAs(desired []resourceapi.ResourceSlice, current map[stri
 	return len(desired) == len(current)
 }
 
-// shareNet publishes the device of all nodes, unless another node has.
+// shareNet publishes the device of all nodes, unless another node has published it.
 func (p *publisher) shareNet(ctx context.Context) error {
 	slice := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: netPool + "-" + p.Name}}
 	slice.Spec = resourceapi.ResourceSliceSpec{

@@ -294,7 +294,7 @@ func (d *Driver) save(r *record) error {
 	return os.Chmod(d.recordPath(r.UID), 0o666)
 }
 
-// write replaces a file at once.
+// write replaces a file atomically.
 func write(path string, raw []byte) error {
 	f, err := os.CreateTemp(filepath.Dir(path), ".tmp")
 	if err != nil {
@@ -430,7 +430,7 @@ func (d *Driver) spoilAnswer(answers map[string]*dra.NodePrepareResourceResponse
 	}
 }
 
-// lockedFor calls f while no other call for a claim runs; for any claim, unless the driver has a fault.
+// lockedFor calls f while no other call for any claim runs or, with a fault, no other call for this claim.
 func (d *Driver) lockedFor(uid string, f func() error) error {
 	if !d.fault("PREP-13/race") {
 		return d.locked(f)
@@ -562,7 +562,7 @@ func (d *Driver) stayBusy(uid string) error {
 	return errors.New("the call was canceled")
 }
 
-// writeSpecs is writeSpec but for faults. known reports that the claim has a record of an earlier call.
+// writeSpecs is writeSpec with faults. known reports that the claim has a record of an earlier call.
 func (d *Driver) writeSpecs(r *record, known bool) error {
 	if known && d.fault("CDI-02/again") {
 		return nil
@@ -588,8 +588,8 @@ func (d *Driver) spoilFailure(r *record) error {
 	return nil
 }
 
-// build returns the record of a claim: the existing one, or what its allocation says. With an error, it
-// may return what it has of a new one.
+// build returns the record of a claim: the existing one, or a new one from its allocation. With an error,
+// it may return an incomplete new record.
 func (d *Driver) build(ctx context.Context, c *dra.Claim) (*record, error) {
 	// The driver ignores the deadline of the caller; its client has one.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
@@ -645,8 +645,8 @@ func (d *Driver) build(ctx context.Context, c *dra.Claim) (*record, error) {
 	return r, nil
 }
 
-// read returns a claim that is allocated. It returns nil for one of which a driver with a fault prepares
-// nothing.
+// read returns a claim that is allocated. It returns nil for a claim of which a driver with a fault
+// prepares nothing.
 func (d *Driver) read(ctx context.Context, c *dra.Claim) (*resourceapi.ResourceClaim, error) {
 	claim, err := d.Client.ResourceV1().ResourceClaims(c.Namespace).Get(ctx, c.Name, metav1.GetOptions{})
 	switch {

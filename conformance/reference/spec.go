@@ -213,7 +213,7 @@ func (d *Driver) writeMetadata(r *record, p prepared) (*specs.Mount, error) {
 	return mount, writeReadable(file, raw)
 }
 
-// writeReadable replaces a file at once, with one that all users can read.
+// writeReadable replaces a file atomically with a file that all users can read.
 func writeReadable(path string, raw []byte) error {
 	if err := write(path+".new", raw); err != nil {
 		return err

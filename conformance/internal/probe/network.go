@@ -23,7 +23,7 @@ const (
 	dataLength   = 1 << 20 // bytes that dial sends and reads again
 )
 
-// serve returns what it reads on all interfaces but these, until the context ends. Its
+// serve echoes what it reads on all interfaces except these, until the context ends. Its
 // sockets are bound to the interfaces, so that no response takes another one.
 func serve(ctx context.Context, port string, except []string) error {
 	names, err := others(except)
@@ -64,7 +64,7 @@ func echo(listener net.Listener) error {
 }
 
 // dial exchanges data with one of the addresses through one of the interfaces that are not
-// excepted, and returns which.
+// excepted, and returns which ones it used.
 func dial(ctx context.Context, port string, addresses, except []string) (string, error) {
 	names, err := others(except)
 	if err != nil {
