@@ -22,8 +22,8 @@ import (
 // controller-runtime.
 const renewDeadline = 10 * time.Second
 
-// newLeader returns the lock of leader election. Its identity tells other replicas where
-// the leading one serves webhooks.
+// newLeader returns the lock of leader election. Its identity contains the address at which
+// the leading replica serves webhooks.
 func newLeader(config *rest.Config, o Options, r replicas) (*admission.Leader, error) {
 	host, err := os.Hostname()
 	if err != nil {

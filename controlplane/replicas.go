@@ -29,8 +29,8 @@ type replicas struct {
 	trusted func() (*x509.CertPool, error)
 }
 
-// newReplicas returns the replicas with certificates of the rotator or, if it is nil, with those that
-// another component, such as cert-manager, issues for all of them.
+// newReplicas returns the replicas with certificates of the rotator or, if it is nil, with certificates
+// that another component, such as cert-manager, issues for all of them.
 func newReplicas(o Options, rotator *certs.Rotator) replicas {
 	if rotator != nil {
 		certificate := func() (*tls.Certificate, error) { return rotator.GetCertificate(nil) }
@@ -60,8 +60,8 @@ func (r replicas) client() *http.Client {
 	}}
 }
 
-// requestCertificates makes a server request certificates of clients, and accept others without one:
-// the API server, which calls the webhooks, has none.
+// requestCertificates makes a server request client certificates, and accept clients without one: the
+// API server, which calls the webhooks, has none.
 func requestCertificates(c *tls.Config) { c.ClientAuth = tls.RequestClientCert }
 
 // only returns a handler that answers other replicas, and refuses clients without their certificate.

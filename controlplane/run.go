@@ -33,8 +33,8 @@ const (
 
 // Run runs the controller until ctx ends. It serves health and metrics at once, so
 // that a controller that starts before the API server, or before the objects of the
-// chart, is alive and not ready. It waits until New succeeds, logs after each
-// attempt what is missing, and then starts the manager.
+// chart, is alive and not ready. It repeats New until it succeeds, logs the reason for
+// each failure, and then starts the manager.
 //
 // Run returns an error if the manager ends on its own: the mode has changed, or the
 // replica has lost the lease of the leading replica, for example because the API

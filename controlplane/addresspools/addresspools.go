@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package addresspools validates AddressPools, reports their use, and returns the blocks
-// of lost nodes and the addresses that deleted StatefulSets kept. Nodes take addresses from
-// the pools without it.
+// of lost nodes and the addresses that deleted StatefulSets kept. Nodes do not need it to
+// take addresses from the pools.
 package addresspools
 
 import (
@@ -35,8 +35,8 @@ import (
 	"github.com/dra-shared/dra-driver-shared/device/addresspool"
 )
 
-// Reconciler writes the status of AddressPools, and deletes AddressBlocks of lost nodes: those
-// that no longer exist, and those that an administrator has declared to be out of service.
+// Reconciler writes the status of AddressPools, and deletes AddressBlocks of lost nodes. A node
+// is lost if it no longer exists, or if an administrator has declared it out of service.
 type Reconciler struct {
 	Client client.Client
 	Driver string
@@ -129,8 +129,8 @@ func (r *Reconciler) poolsOfNode(ctx context.Context, o client.Object) (requests
 	return requests
 }
 
-// poolsOfLostNodes returns requests for the pools of which lost nodes have blocks: a claim, which may have named
-// such a node, has lost its devices.
+// poolsOfLostNodes returns requests for the pools of which lost nodes have blocks. A claim has lost its devices,
+// which may have been on such a node.
 func (r *Reconciler) poolsOfLostNodes(ctx context.Context, _ client.Object) (requests []reconcile.Request) {
 	var blocks network.AddressBlockList
 	if err := r.Client.List(ctx, &blocks, client.MatchingFields{indexLost: "true"}); err != nil {

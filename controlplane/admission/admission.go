@@ -1,8 +1,8 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package admission validates and completes what users write, in webhooks for
-// pods, templates of pods, and the driver's parameters.
+// Package admission has the webhooks that validate and complete pods, templates of
+// pods, and the driver's parameters.
 //
 //   - join.go: a pod of a PodGroup gets the PodGroup's claims, because a pod's
 //     reference to a claim template cannot change after the pod is created.
@@ -58,7 +58,7 @@ type Pods struct {
 	// Client reads from a cache.
 	Client client.Reader
 	// APIReader reads from the API server, because the cache may lack a PodGroup that
-	// was created a moment ago, and may still have one that was deleted.
+	// was just created, and may still have a deleted one.
 	APIReader client.Reader
 	// Mapper knows which types the API server serves.
 	Mapper meta.RESTMapper
@@ -159,8 +159,8 @@ func patchResponse(before, after any, warnings []string) admission.Response {
 
 // joinPodGroup adds the pod to the PodGroup that it names, and returns the
 // PodGroup; nil if the pod names none. It also returns nil for a pod without the annotation if
-// spec.schedulingGroup names a PodGroup that this driver does not have, or that Kubernetes has, too: it is
-// one of Kubernetes' own, whether or not the cluster supports their claims. Such pods are never denied.
+// spec.schedulingGroup names a PodGroup that this driver does not have, or that Kubernetes also has: the pod
+// then names Kubernetes' PodGroup, even if the cluster does not support its claims. Such pods are never denied.
 func (p *Pods) joinPodGroup(
 	ctx context.Context, pod *corev1.Pod, request string,
 ) (*scheduling.PodGroup, []string, error) {

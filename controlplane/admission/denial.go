@@ -15,8 +15,8 @@ import (
 	"github.com/dra-shared/dra-driver-shared/controlplane/metrics"
 )
 
-// denialReason says why a request is denied. It is a label of the metric of denials and an
-// annotation of the API server's audit log. Users see the message.
+// denialReason is the reason why a request is denied. It is a label of the metric of denials and
+// an annotation of the API server's audit log. Users see the message.
 type denialReason string
 
 const (

@@ -22,9 +22,9 @@ import (
 )
 
 // Holds is the webhook for the first entry of a PodGroup in a claim that a user created and that
-// has no device of the driver. It denies the entry unless the PodGroup names the claim. The
-// policies of the chart bound what the controller's token can do with other claims, and with
-// those that have an entry; they cannot read PodGroups.
+// has no device of the driver. It denies the entry unless the PodGroup names the claim. For other
+// claims, and for claims with an entry, the policies of the chart limit what the controller's
+// token can do; policies cannot read PodGroups.
 type Holds struct {
 	// APIReader reads PodGroups from the API server.
 	APIReader client.Reader

@@ -34,8 +34,8 @@ import (
 
 // Jobs is the webhook for Jobs, CronJobs, and JobSets whose templates of pods have the
 // annotation job-claims, and for StatefulSets and LeaderWorkerSets with the annotation
-// replica-claims. It denies what the controller could not, or must not, generate:
-// the author sees the error, and the controller acts with rights of its own.
+// replica-claims. It denies claims that the controller could not, or must not, generate:
+// the author sees the error here, and the controller does not act with the author's rights.
 type Jobs struct {
 	// Client creates SubjectAccessReviews, and claims in dry runs.
 	Client client.Client

@@ -56,7 +56,7 @@ func jobSetYAML(annotation string) string {
 		annotation)
 }
 
-// ownedBy makes a Job one that a controller with that UID created.
+// ownedBy makes a controller with that UID the owner of a Job.
 func ownedBy(job, apiVersion, kind, uid string) string {
 	return strings.Replace(job, "metadata: {name: train", fmt.Sprintf(
 		"metadata: {ownerReferences: [{apiVersion: %s, kind: %s, name: set, uid: %q, controller: true}], name: train",

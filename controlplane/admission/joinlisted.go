@@ -40,7 +40,7 @@ type jobClaim struct {
 }
 
 // joinListed adds the listed claims of its Job or replica to a pod that inherited the annotation
-// job-claims or replica-claims, and returns those that the pod shares, by their names.
+// job-claims or replica-claims, and returns the claims that the pod shares, by their names.
 func (p *Pods) joinListed(ctx context.Context, pod *corev1.Pod, request string) (map[string]jobClaim, []string, error) {
 	list, err := p.claimListOf(ctx, pod)
 	if err != nil || list == nil {

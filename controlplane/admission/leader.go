@@ -102,8 +102,8 @@ func (l *Leader) observe(record resourcelock.LeaderElectionRecord) {
 	}
 }
 
-// address returns the host:port of the leading replica, or "" if this replica leads, or none
-// that can be asked. It also returns when that replica was last known to lead.
+// address returns the host:port of the leading replica, or "" if this replica leads or the leading
+// one cannot be asked. It also returns when that replica was last known to lead.
 func (l *Leader) address() (address string, renewed time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -115,7 +115,7 @@ func (l *Leader) address() (address string, renewed time.Time) {
 	return address, l.renewed
 }
 
-// errSelf says that this replica decides, because it leads or the leading one is gone.
+// errSelf means that this replica decides, because it leads or the leading one is gone.
 var errSelf = errors.New("this replica decides")
 
 // ask returns the leading replica's answer, or errSelf.

@@ -40,7 +40,7 @@ func syncedShards(clock *testclock.FakePassiveClock) *Shards {
 	return s
 }
 
-// A replica that does not lead asks the one that does, and decides itself only if that
+// A replica that does not lead asks the leading one, and decides itself only if that
 // replica is gone.
 func TestShards_asksTheLeadingReplica(t *testing.T) {
 	clock := testclock.NewFakePassiveClock(time.Now())

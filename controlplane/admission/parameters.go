@@ -23,8 +23,8 @@ import (
 
 // Parameters is the webhook for ResourceClaims, ResourceClaimTemplates, and
 // DeviceClasses. It denies parameters of the driver that the plugin would reject
-// for every device, by the plugin's own validation. What depends on the allocated
-// device is validated on the node only. The webhook also validates the annotations
+// for every device, by the plugin's own validation. Only the node validates parameters
+// that depend on the allocated device. The webhook also validates the annotations
 // reserved-for and release.
 type Parameters struct {
 	Driver string

@@ -23,15 +23,15 @@ import (
 )
 
 // Queues is the webhook for workloads that Kueue admits (label kueue.x-k8s.io/queue-name)
-// and whose pods share claims. It denies those that Kueue would charge wrongly: Kueue
-// charges each reference to a ResourceClaimTemplate once for each pod, and the claims that
-// annotations list not at all. It also denies those whose pods Kueue would never admit: it
-// admits the pods of Deployments, StatefulSets, and LeaderWorkerSets themselves, and refuses
-// references to claims by name, which shared claims are in pods.
+// and whose pods share claims. It denies workloads that Kueue would charge wrongly: Kueue
+// charges each reference to a ResourceClaimTemplate once for each pod, and does not charge
+// claims that annotations list. It also denies workloads whose pods Kueue would never admit:
+// for Deployments, StatefulSets, and LeaderWorkerSets, Kueue admits each pod, and refuses pods
+// that reference claims by name, as pods with shared claims do.
 type Queues struct {
 	// APIReader reads PodGroups and templates from the API server.
 	APIReader client.Reader
-	// DeviceClasses are those that Kueue charges, by its deviceClassMappings.
+	// DeviceClasses are the classes that Kueue charges, by its deviceClassMappings.
 	DeviceClasses []string
 }
 
@@ -85,7 +85,7 @@ func (q *Queues) Handle(ctx context.Context, req admission.Request) admission.Re
 	return admission.Allowed("").WithWarnings(warnings...)
 }
 
-// checkPods denies a template of pods that Kueue admits themselves.
+// checkPods denies a template of pods that Kueue admits one by one.
 func checkPods(kind string, set podSet) error {
 	if kind != "Deployment" && kind != "StatefulSet" && kind != kindLeaderWorkerSet {
 		return nil
@@ -179,10 +179,10 @@ func (q *Queues) check(ctx context.Context, namespace string, set podSet) (warni
 	return warnings, nil
 }
 
-// checkPodGroup denies a template of several pods that reference a template which the
-// PodGroup shares, and any whose DeviceClass Kueue does not know. If the PodGroup does not exist yet, it
-// may share each of them. The charge of one pod is right only for the first such workload of the
-// PodGroup, which the webhook cannot know; it warns.
+// checkPodGroup denies a template of several pods that reference a claim template which the
+// PodGroup shares, and any template whose DeviceClass Kueue does not know. If the PodGroup does not
+// exist yet, it may share every claim template. The charge of a single pod is right only for the first
+// such workload of the PodGroup. The webhook cannot know which is the first, so it warns.
 func (q *Queues) checkPodGroup(
 	ctx context.Context, namespace, name string, set podSet,
 ) (warnings []string, err error) {

@@ -257,8 +257,8 @@ func references(c *corev1.Container, claim, request string) bool {
 	})
 }
 
-// containersByName returns the containers and init containers of a pod, which are
-// those that can reference claims.
+// containersByName returns the containers that can reference claims: the containers and
+// init containers of a pod.
 func containersByName(spec *corev1.PodSpec) map[string]*corev1.Container {
 	all := map[string]*corev1.Container{}
 	for i := range spec.InitContainers {

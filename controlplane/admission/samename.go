@@ -19,8 +19,8 @@ import (
 )
 
 // hasSameName reports whether Kubernetes has a PodGroup with the name of the driver's that was not created
-// for it, or for an earlier one of that name. A pod that names a PodGroup by the field is then one of
-// Kubernetes'. The answer does not depend on the version of scheduling.k8s.io that the cluster serves.
+// for it, or for an earlier one of that name. A pod that names a PodGroup by the field then belongs to
+// Kubernetes' PodGroup. The answer does not depend on the version of scheduling.k8s.io that the cluster serves.
 func hasSameName(
 	ctx context.Context, reader client.Reader, mapper meta.RESTMapper, group *scheduling.PodGroup,
 ) (bool, error) {
@@ -45,7 +45,7 @@ func hasSameName(
 	}), nil
 }
 
-// sameNameWarning says that what names the PodGroup by the field at path does not get the driver's.
+// sameNameWarning warns that the field at path names Kubernetes' PodGroup, and not the driver's.
 func sameNameWarning(path, group string) string {
 	return fmt.Sprintf("%s: names PodGroup %q of %s, not that of %s with the same name: to share the claims of the "+
 		"latter, name it in the annotation %s",

@@ -23,8 +23,8 @@ import (
 // Templates is the webhook for objects with a template of pods. A cluster with the
 // feature gates off drops spec.schedulingGroup from a template when it stores the
 // object. The webhook copies the name of the PodGroup to the annotation, which
-// the pods inherit. It does so only if the PodGroup exists, and Kubernetes has none of
-// that name: otherwise the field names one of Kubernetes' own PodGroups.
+// the pods inherit. It copies the name only if the PodGroup exists, and Kubernetes has
+// none of that name: otherwise the field names one of Kubernetes' own PodGroups.
 type Templates struct {
 	APIReader client.Reader
 	// Mapper knows which types the API server serves.

@@ -12,8 +12,8 @@ import (
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 )
 
-// keepAdmitted restores in an update of a pod what admission changed when the pod
-// was created, and returns warnings for the user. A user who applies the pod's
+// keepAdmitted restores in an update of a pod the changes that admission made when the
+// pod was created, and returns warnings for the user. A user who applies the pod's
 // manifest again sends the original references to templates, and the API server
 // would reject the change of the pod's claims.
 func keepAdmitted(old, pod *corev1.Pod) (warnings []string) {

@@ -56,7 +56,7 @@ type authoritySet struct {
 	trusted []*x509.Certificate
 }
 
-// decodeAuthorities reads the data of a Secret and omits what it cannot use.
+// decodeAuthorities reads the data of a Secret and omits authorities that it cannot use.
 func decodeAuthorities(data map[string][]byte) authoritySet {
 	a := authoritySet{trusted: decodeCertificates(data[trustedKey])}
 	a.current = decodeAuthority(data[corev1.TLSCertKey], data[corev1.TLSPrivateKeyKey])

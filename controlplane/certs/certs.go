@@ -213,8 +213,8 @@ func (r *Rotator) setTrusted(set authoritySet) {
 }
 
 // ensureAuthorities advances the authorities in the Secret if they are due, and
-// returns those that the Secret has afterwards. If another replica writes the
-// Secret at the same time, ensureAuthorities uses what that replica wrote.
+// returns the resulting authorities. If another replica writes the Secret at the
+// same time, ensureAuthorities uses what that replica wrote.
 func (r *Rotator) ensureAuthorities(ctx context.Context) (set authoritySet, err error) {
 	raced := func(err error) bool { return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) }
 	err = retry.OnError(retry.DefaultRetry, raced, func() error {

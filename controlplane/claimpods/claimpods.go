@@ -3,10 +3,9 @@
 
 // Package claimpods watches the pods of single claims, whether they are in a PodGroup or not.
 //
-// The controller's cache has only the pods of PodGroups: with all pods, it would grow with the workloads of others. A
-// Watcher caches the pods of a namespace as long as its user needs those of a claim in it, and of these pods only the
-// ones that use claims. Changes of the pods cause requests for the claim, so that no one has to ask for them again and
-// again.
+// The controller's cache has only the pods of PodGroups: with all pods, it would grow with unrelated workloads. A
+// Watcher caches the pods of a namespace as long as its user needs the pods of a claim in it, and only pods that use
+// claims. Changes of the pods cause requests for the claim, so that reconcilers need not poll.
 package claimpods
 
 import (
@@ -53,7 +52,7 @@ type Watcher struct {
 	start func(cache.SharedIndexInformer) (stop context.CancelFunc)
 }
 
-// namespace is one that has a claim of which Pods was called.
+// namespace is a namespace with a claim for which Pods was called.
 type namespace struct {
 	informer cache.SharedIndexInformer
 	stop     context.CancelFunc
@@ -189,7 +188,7 @@ func isRelevant(before, after any) bool {
 	return !ok || !ok2 || a.Spec.NodeName != b.Spec.NodeName || a.Status.Phase != b.Status.Phase
 }
 
-// request sends requests for the claims of a pod of which Pods was called.
+// request sends requests for those claims of a pod for which Pods was called.
 func (w *Watcher) request(object any) {
 	if last, ok := object.(cache.DeletedFinalStateUnknown); ok {
 		object = last.Obj

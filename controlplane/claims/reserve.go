@@ -284,8 +284,8 @@ func DeletedClaimChange(claim *resourceapi.ResourceClaim, owner Owner, waiting .
 }
 
 // EntriesToRemove returns the UIDs of the entries to remove when a holder releases
-// the claim: those that isHolder selects, and the controller's entries for terminal pods. The
-// latter stay if another PodGroup, or the object that the annotation reserved-for
+// the claim: the entries that isHolder selects, and the controller's entries for terminal pods.
+// The latter stay if another PodGroup, or the object that the annotation reserved-for
 // names, holds the claim: the controller of that holder maintains them.
 func EntriesToRemove(
 	claim *resourceapi.ResourceClaim, isHolder func(resourceapi.ResourceClaimConsumerReference) bool,

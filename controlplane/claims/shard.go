@@ -38,12 +38,12 @@ func ShardNumber(owner Owner, entry, name string) (int, bool) {
 	return n, Name(owner, entry, n) == name
 }
 
-// RequestsFabric reports whether a request of the spec is for a fabric of the driver,
-// or may be by one of its alternatives. Pods on several nodes can use a fabric, so
-// that there may be more of them than a claim can be reserved for.
+// RequestsFabric reports whether a request of the spec, or one of its alternatives, is for
+// a fabric of the driver. Pods on several nodes can use a fabric, so that there may be
+// more pods than a claim can be reserved for.
 //
-// A DeviceClass is for fabrics by the name of the chart's, or if a selector names the driver and its
-// attribute kind or fabric. class returns a DeviceClass, or nil if it does not exist.
+// A DeviceClass is for fabrics if it is the chart's class of that name, or if a selector names the driver
+// and its attribute kind or fabric. class returns a DeviceClass, or nil if it does not exist.
 func RequestsFabric(
 	spec *resourceapi.ResourceClaimSpec, driver string, class func(name string) (*resourceapi.DeviceClass, error),
 ) (bool, error) {
@@ -86,9 +86,9 @@ func ClassNames(r resourceapi.DeviceRequest) (names []string) {
 	return names
 }
 
-// GenerateShard returns the claim for another shard of an owner's entry than the primary one. The claim
+// GenerateShard returns the claim for a shard of an owner's entry that is not the primary one. The claim
 // selects the devices that are allocated to the primary shard and consumes none of
-// their capacity: the primary shard already accounts for the whole group. An error says
+// their capacity: the primary shard already accounts for the whole group. An error states
 // why the devices cannot be shared that way.
 func GenerateShard(
 	owner Owner, entry string, shard int, template *resourceapi.ResourceClaimTemplate,

@@ -140,7 +140,7 @@ func (l PodLookup) PodsUsing(ctx context.Context, claim *resourceapi.ResourceCla
 	return users, nil
 }
 
-// UserOf returns what StaleEntriesChange needs of a pod.
+// UserOf returns the state of a pod that StaleEntriesChange needs.
 func UserOf(pod *corev1.Pod) Pod {
 	return Pod{
 		Name: pod.Name, UID: pod.UID, Bound: pod.Spec.NodeName != "",

@@ -194,7 +194,7 @@ func TestReconcile_publishesLinksOfClaims(t *testing.T) {
 	e := newEnv(t, service(nil),
 		pod("team", "a", true, "a"), claim("team", "a", status("storage", "team/a", "10.20.0.1/16", "fd00:20::1/64"), "a"),
 		pod("team", "b", false, "b"), claim("team", "b", status("storage", "team/b", "10.20.0.2/16"), "b"),
-		// What must not be published: another network, another namespace, a claim of another pod, and a
+		// These must not be published: another network, another namespace, a claim of another pod, and a
 		// pod that the selector does not select.
 		pod("team", "c", true, "c"), claim("team", "c", status("backup", "team/c", "10.20.0.3/16"), "c"),
 		pod("other", "d", true, "d"), claim("other", "d", status("storage", "other/d", "10.20.0.4/16"), "d"),
@@ -304,7 +304,7 @@ func TestReconcile_refusesInvalidServices(t *testing.T) {
 	}
 }
 
-// A failed read says nothing about the Service, whose endpoints stay.
+// A failed read does not change the endpoints of the Service.
 func TestReconcile_keepsEndpointsIfItCannotRead(t *testing.T) {
 	e := newEnv(t, service(nil), pod("team", "a", true, "a"),
 		claim("team", "a", status("storage", "team/a", "10.20.0.1/16"), "a"))

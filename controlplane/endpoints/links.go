@@ -25,7 +25,7 @@ type link struct {
 }
 
 // linksOf returns the links that a pod has by a claim. complete is false if the status lists only
-// some of the pods that use the claim, and not this one.
+// some of the pods that use the claim, and this pod is not among them.
 func linksOf(claim *resourceapi.ResourceClaim, pod *corev1.Pod, driver string) (links []link, complete bool) {
 	complete = true
 	for i := range claim.Status.Devices {

@@ -50,8 +50,8 @@ func Parse(name string) (Mode, error) {
 	return "", fmt.Errorf("mode %q: must be auto, bridge, or native", name)
 }
 
-// NewClient returns a client for Detect and a Watcher, which opens a connection for each request. A client
-// that keeps its connection asks one API server of several as long as that one runs.
+// NewClient returns a client for Detect and a Watcher that opens a connection for each request. A client that
+// keeps its connection asks the same API server, of several, as long as that server runs.
 func NewClient(config *rest.Config) (kubernetes.Interface, error) {
 	tls, err := rest.TLSConfigFor(config)
 	if err != nil {

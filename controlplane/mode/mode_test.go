@@ -170,7 +170,7 @@ func TestVersions(t *testing.T) {
 	}
 }
 
-// While the API servers of a cluster are upgraded, the answers of one of them say nothing about the others.
+// While the API servers of a cluster are upgraded, the answers of one do not describe the others.
 func TestNewClient_opensAConnectionForEachRequest(t *testing.T) {
 	var connections atomic.Int64
 	server := httptest.NewUnstartedServer(http.NotFoundHandler())

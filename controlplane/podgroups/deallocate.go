@@ -24,9 +24,9 @@ import (
 
 // A user may delete a claim while its PodGroup exists. The scheduler does not bind
 // pods with a claim that is being deleted once it has seen the deletion. A pod that it
-// had scheduled earlier may be bound afterwards. The grace periods say how long its entry must
-// stay. They are measured from when the controller first sees the deletion: its clock may differ from
-// that of the API server, which writes deletionTimestamp.
+// had scheduled earlier may be bound afterwards. The grace periods are how long its entry must
+// stay. They begin when the controller first sees the deletion: its clock may differ from that
+// of the API server, which writes deletionTimestamp.
 const (
 	// minGracePeriod is for pods that the scheduler rejected: the rejection may
 	// precede an attempt that is still in progress.
@@ -98,8 +98,8 @@ func mayRun(pod *corev1.Pod, deleted time.Time, age time.Duration) bool {
 	return age < maxGracePeriod
 }
 
-// deletions has when the controller first saw that objects are being deleted. After a restart, it sees all
-// of them for the first time. The zero value is ready for use.
+// deletions has the times at which the controller first saw that objects are being deleted. After a restart, it
+// sees all of them for the first time. The zero value is ready for use.
 type deletions struct {
 	mu   sync.Mutex
 	seen map[types.UID]deletion
@@ -111,7 +111,7 @@ type deletion struct{ first, last time.Time }
 // controller calls again every minGracePeriod.
 const forgottenAfter = 10 * time.Minute
 
-// age returns for how long the controller has seen the deletion.
+// age returns the time since the controller first saw the deletion.
 func (d *deletions) age(uid types.UID, now time.Time) time.Duration {
 	d.mu.Lock()
 	defer d.mu.Unlock()

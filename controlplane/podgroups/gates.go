@@ -161,7 +161,7 @@ func (s *sharedClaim) claimNamed(name string) *resourceapi.ResourceClaim {
 	return nil
 }
 
-// leadership says which pod is the leader of a claim.
+// leadership is the state of a claim's leader.
 type leadership struct {
 	// leader is the UID of the leader; "" if there is none.
 	leader types.UID
@@ -224,7 +224,7 @@ func (g *group) stalled(s *sharedClaim) *leadership {
 	return nil
 }
 
-// stalledMessage says which pods the scheduler has rejected, and what happens next.
+// stalledMessage names the pods that the scheduler has rejected, and describes what happens next.
 func stalledMessage(s *sharedClaim, l *leadership) string {
 	var names []string
 	for _, pod := range l.rejected {

@@ -17,8 +17,8 @@ import (
 	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
 )
 
-// generateClaims creates the needed shards that do not exist, and deletes those that
-// no pod refers to any more, and those of devices that the primary shard has left.
+// generateClaims creates the needed shards that do not exist, and deletes shards to which
+// no pod refers any more, and shards of devices that the primary shard no longer has.
 func (r *Reconciler) generateClaims(ctx context.Context, g *group) error {
 	var errs error
 	for _, s := range g.sharedClaims {
@@ -93,9 +93,9 @@ func (r *Reconciler) claimForShard(g *group, s *sharedClaim, n int) (*resourceap
 	return claims.GenerateShard(g.owner, s.Name, n, s.template, primary, r.Driver)
 }
 
-// isPinnedElsewhere reports whether shard n selects other devices than those that are
-// allocated to the primary shard, and no pod runs with it. The scheduler has then deallocated
-// the primary shard because its devices could not be used, and chosen others; or shard n is the primary one now.
+// isPinnedElsewhere reports whether shard n selects devices that are not allocated to the
+// primary shard, and no pod runs with it. Either the scheduler has deallocated the primary
+// shard, because its devices could not be used, and chosen others; or shard n is the primary one now.
 func (r *Reconciler) isPinnedElsewhere(g *group, s *sharedClaim, n int) bool {
 	shard := s.shards[n]
 	if s.template == nil || shard.DeletionTimestamp != nil || g.hasBoundUsers(s, n) {

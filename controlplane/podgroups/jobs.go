@@ -33,9 +33,9 @@ const (
 // job-claims (KEP-762).
 //
 // To the rest of the package, such a Job is a PodGroup whose claims the Job owns. It
-// needs no finalizer: the Job's entry in a claim names the Job, so that the claim of a
-// Job that no longer exists is found. In native mode too, the controller reserves the
-// claims for each pod: Kubernetes may have created a PodGroup of its own for the Job.
+// needs no finalizer: the Job's entry in a claim names the Job, so the controller finds
+// the claims of a Job that no longer exists. Even in native mode, the controller reserves
+// the claims for each pod: Kubernetes may have created a PodGroup of its own for the Job.
 type JobReconciler struct {
 	// Reconciler has the mode Bridge.
 	Reconciler
@@ -50,7 +50,7 @@ func JobOwner(namespace, name string, uid types.UID) claims.Owner {
 }
 
 // JobClaims returns the claims that a Job with this template of pods shares among its
-// pods, without those that a claim of the pods overrides.
+// pods, except claims that a claim of the pods overrides.
 func JobClaims(template *corev1.PodTemplateSpec) ([]scheduling.JobClaim, error) {
 	return listedClaims(template, scheduling.JobClaimsAnnotation, scheduling.ParseJobClaims)
 }

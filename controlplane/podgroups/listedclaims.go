@@ -19,8 +19,8 @@ import (
 	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
 )
 
-// listedClaims returns the claims that an annotation of a template of pods lists, without
-// those that a claim of the pods overrides.
+// listedClaims returns the claims that an annotation of a template of pods lists, except
+// claims that a claim of the pods overrides.
 func listedClaims(
 	template *corev1.PodTemplateSpec, annotation string,
 	parse func(string, *field.Path) ([]scheduling.JobClaim, field.ErrorList),

@@ -4,8 +4,8 @@
 // Package podgroups reconciles PodGroups: it generates their claims, reserves the
 // claims for the group and its pods, releases them when the group is deleted, and
 // reports the result in the conditions of the PodGroup. It does the same for Jobs whose
-// pods share claims (jobs.go), and for replicas (replicas.go); listedclaims.go has what
-// both need.
+// pods share claims (jobs.go), and for replicas (replicas.go); listedclaims.go has the
+// code that both need.
 //
 // The controller keeps no state of its own. Each step is one write that follows from
 // the objects which the controller has read, so that after a crash between any two
@@ -83,7 +83,7 @@ type sharedClaim struct {
 	primary int
 	// neededShards are the sorted numbers of the primary shard and of those that pods refer to.
 	neededShards []int
-	// problem says why a claim cannot be generated or found, and what to do.
+	// problem is why a claim cannot be generated or found, and what to do.
 	problem error
 }
 
@@ -95,9 +95,9 @@ type group struct {
 	sharedClaims []*sharedClaim
 	// leadership has the leaders by the names of their claims. ungatePods sets it.
 	leadership map[string]*leadership
-	// released says why the claims have been released; it is empty if they have not.
+	// released is why the claims have been released; it is empty if they have not.
 	released string
-	// releaseProblem says why the annotation release has no effect.
+	// releaseProblem is why the annotation release has no effect.
 	releaseProblem error
 }
 
@@ -134,7 +134,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 }
 
 // retryInterval returns the time after which the group must be reconciled again because
-// no event announces what it waits for; 0 if events suffice.
+// no event announces the change that it awaits; 0 if events suffice.
 func (g *group) retryInterval() time.Duration {
 	switch {
 	case g.hasDeletedClaim():

@@ -649,7 +649,7 @@ func TestReconciler_gatesDisabledWhilePodsWait(t *testing.T) {
 	e.expectGated("gates are disabled")
 }
 
-// The scheduler rejects the leaders of a claim: the PodGroup says so, and later another pod becomes the
+// The scheduler rejects the leaders of a claim: the PodGroup reports it, and later another pod becomes the
 // leader.
 func TestReconciler_rejectedLeaders(t *testing.T) {
 	name := generatedName()

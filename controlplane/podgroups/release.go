@@ -16,7 +16,7 @@ import (
 )
 
 // applyRelease releases the claims of a PodGroup without pods if its annotation release
-// says so. The claims stay, and the scheduler allocates them for the next pod. It sets
+// asks for it. The claims stay, and the scheduler allocates them for the next pod. It sets
 // g.released if the claims are released, and g.releaseProblem if it cannot determine
 // that. It returns the time after which it must be called again; 0 if an event triggers
 // the next reconcile.

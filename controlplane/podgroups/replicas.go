@@ -39,8 +39,8 @@ const (
 //
 // A LeaderWorkerSet creates one StatefulSet for the leaders, whose ordinals are the
 // replicas, and for each replica one for the workers, whose controller is the leader. The
-// claims of a replica are those of the ordinal of the StatefulSet of leaders, so that no
-// part of the controller depends on the API of LeaderWorkerSets but their validation.
+// claims of a replica are those of the ordinal of the StatefulSet of leaders, so that only
+// the validation of LeaderWorkerSets depends on their API.
 //
 // To the rest of the package, a replica is a PodGroup whose claims the StatefulSet owns; see
 // JobReconciler.
@@ -62,8 +62,8 @@ func statefulSetKind(namespace string) claims.Owner {
 	}
 }
 
-// ReplicaClaims returns the claims of each replica with this template of pods, without
-// those that a claim of the pods overrides.
+// ReplicaClaims returns the claims of each replica with this template of pods, except
+// claims that a claim of the pods overrides.
 func ReplicaClaims(template *corev1.PodTemplateSpec) ([]scheduling.JobClaim, error) {
 	return listedClaims(template, scheduling.ReplicaClaimsAnnotation, scheduling.ParseReplicaClaims)
 }

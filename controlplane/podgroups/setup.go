@@ -49,7 +49,7 @@ const (
 const maxConcurrentReconciles = 8
 
 // minRetryInterval is the time after the first failure of a reconcile. It doubles with each
-// further one up to problemRetryInterval: the pods of a group wait.
+// further failure up to problemRetryInterval. It is short because the pods of a group wait.
 const minRetryInterval = 5 * time.Millisecond
 
 // SetupWithManager registers the controller with the manager, which starts it.

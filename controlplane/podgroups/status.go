@@ -98,7 +98,7 @@ func setFalse(c *metav1.Condition, reason, message string) {
 	c.Status, c.Reason, c.Message = metav1.ConditionFalse, reason, message
 }
 
-// deletionMessage says which of the shards are being deleted, what happens
+// deletionMessage describes which of the shards are being deleted, what happens
 // next, and which pods the user must delete for it.
 func (g *group) deletionMessage(s *sharedClaim) string {
 	next := "the controller generates it again then"

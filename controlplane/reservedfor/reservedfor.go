@@ -227,7 +227,7 @@ func (r *Reconciler) reconcileNotHeld(
 
 // reconcileHeld reports that the claim is held, and maintains its stale entries. It
 // releases the claim if no pod uses it and the annotation release, or by default the state
-// of the holder, says so (KEP-5194). The next pod makes the scheduler allocate the claim
+// of the holder, permits it (KEP-5194). The next pod makes the scheduler allocate the claim
 // again.
 func (r *Reconciler) reconcileHeld(
 	ctx context.Context, claim *resourceapi.ResourceClaim, holder Holder, state workload.State,

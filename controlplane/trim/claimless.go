@@ -14,8 +14,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// WithoutClaimlessPods returns a ListerWatcher of pods for an informer whose cache does not contain those that use
-// no claim. Which entries for claims a pod has is immutable.
+// WithoutClaimlessPods returns a ListerWatcher of pods for an informer whose cache contains only pods that use
+// claims. A pod's entries for claims are immutable.
 func WithoutClaimlessPods(all cache.ListerWatcher) cache.ListerWatcher {
 	source := cache.ToListerWatcherWithContext(all)
 	return cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{

@@ -16,8 +16,8 @@ import (
 )
 
 // WithoutForeignClaims returns a ListerWatcher of ResourceClaims for an informer whose cache does
-// not contain those that IsForeign reports: a cluster may have many times more of them than others,
-// and the API server has no selector that excludes them.
+// not contain foreign claims (see IsForeign): a cluster may have many times more of them than
+// others, and the API server has no selector that excludes them.
 func WithoutForeignClaims(all cache.ListerWatcher, driver string) cache.ListerWatcher {
 	source := cache.ToListerWatcherWithContext(all)
 	return cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
@@ -40,9 +40,9 @@ func WithoutForeignClaims(all cache.ListerWatcher, driver string) cache.ListerWa
 	}, all)
 }
 
-// forCache returns an event as the informer needs it. A foreign claim is deleted for it, even if the
-// cache has never had the claim: the informer then reports the event to its handlers and stores
-// nothing, so a PodGroup that refers to the claim by name is reconciled.
+// forCache returns an event as the informer needs it. An event of a foreign claim becomes a deletion,
+// even if the cache has never had the claim: the informer then reports the event to its handlers and
+// stores nothing, so a PodGroup that refers to the claim by name is reconciled.
 func forCache(e watch.Event, driver string) watch.Event {
 	claim, ok := e.Object.(*resourceapi.ResourceClaim)
 	if ok && (e.Type == watch.Added || e.Type == watch.Modified) && IsForeign(claim, driver) {

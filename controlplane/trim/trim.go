@@ -1,7 +1,7 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package trim keeps out of the cache what no part of the controller reads: fields of objects,
+// Package trim keeps data that no part of the controller reads out of the cache: fields of objects,
 // because a PodGroup may have thousands of pods, and claims of other drivers. The tests of the
 // reconcilers read objects that it trimmed.
 package trim
@@ -82,8 +82,8 @@ func PodWithLinks(object any) (any, error) {
 	return trimmed, nil
 }
 
-// PodWithClaims returns a pod without the fields that those do not read who watch the pods of single claims
-// (package claimpods).
+// PodWithClaims returns a pod without the fields that watchers of the pods of single claims (package
+// claimpods) do not read.
 func PodWithClaims(object any) (any, error) {
 	pod, ok := object.(*corev1.Pod)
 	if !ok {

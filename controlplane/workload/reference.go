@@ -20,7 +20,7 @@ type Reference struct {
 }
 
 // Parse parses the value of an annotation, <API group>/<resource>/<name>. The API
-// group of core resources is empty. Errors say what the value should be. If the value
+// group of core resources is empty. Errors state what the value should be. If the value
 // has the right format, but objects of that resource cannot hold claims, Parse returns
 // the reference and an error.
 func Parse(text string) (Reference, error) {

@@ -14,8 +14,8 @@ import (
 )
 
 // Timer measures for how long the claims of each owner have been unused. It starts when
-// the controller notices that, and again when the controller restarts: the claims are then
-// released later.
+// the controller notices that they are unused, and again when the controller restarts: the
+// claims are then released later.
 type Timer struct {
 	clock clock.PassiveClock
 
@@ -48,8 +48,8 @@ func (t *Timer) Reset(owner types.UID) {
 	delete(t.since, owner)
 }
 
-// ReleaseDue reports whether the claims of an owner are to be released, and otherwise
-// after which time to ask again; 0 if only an event can change the answer. state is that
+// ReleaseDue reports whether the claims of an owner must be released now. If not, wait is
+// the time after which to ask again; 0 if only an event can change the answer. state is that
 // of the owner's workload. isUsed reports whether a pod uses the claims.
 func ReleaseDue(
 	policy scheduling.Release, state State, owner types.UID, isUsed bool, unused *Timer,

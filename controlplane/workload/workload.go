@@ -1,8 +1,8 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package workload finds the objects that annotations name: those that hold claims, and
-// those that create the pods of PodGroups. Users choose their kinds, so the Finder
+// Package workload finds the objects that annotations name: holders of claims, and
+// creators of the pods of PodGroups. Users choose their kinds, so the Finder
 // reads the few fields in which kinds agree, and starts a watch for each kind that an
 // annotation names.
 package workload
@@ -63,7 +63,7 @@ func Watch(
 // State is the state of an object that determines whether it needs devices.
 type State struct {
 	UID types.UID
-	// Complete objects have ended, with success or not.
+	// Complete objects have ended, successfully or not.
 	Complete bool
 	// Suspended objects want no pods for now: they are suspended, or have no replicas.
 	Suspended bool
@@ -177,7 +177,7 @@ func (f *Finder) mappingFor(ref Reference) (*meta.RESTMapping, error) {
 }
 
 // watch starts a watch for the resource, unless there is one. Events about an object
-// trigger reconciles of what names it.
+// trigger reconciles of the objects that name it.
 func (f *Finder) watch(ctx context.Context, mapping *meta.RESTMapping) error {
 	kind := mapping.GroupVersionKind
 	f.mu.Lock()
