@@ -144,7 +144,7 @@ func (d *Driver) reserve(
 	return recorded, err // after the call, which sets recorded
 }
 
-// errNotPrepared means that a claim has no record, or one that does not permit to attach it.
+// errNotPrepared means that a claim has no record, or that its record does not permit attaching it.
 var errNotPrepared = errors.New("is not prepared on this node")
 
 // preparedShare returns the share that the hook names. Only prepared shares can

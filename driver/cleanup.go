@@ -17,10 +17,10 @@ import (
 )
 
 // cleanup restores the node to the state before the driver was installed, if no
-// claim holds a share: this was its last plugin, and the driver may be about to be
-// removed. If it is not, the next plugin sets up its state within
-// milliseconds. While claims hold shares everything stays: their pods continue
-// to run with their limits.
+// claim holds a share: this was the node's last plugin, and the driver may be about
+// to be removed. If it is not removed, the next plugin sets up its state within
+// milliseconds. While claims hold shares, all state stays: their pods continue to
+// run with their limits.
 func (d *Driver) cleanup(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	claims, err := filepath.Glob(filepath.Join(d.options.PluginDir, "claims", "*.json"))
@@ -66,7 +66,7 @@ func (d *Driver) removeHooks() error {
 }
 
 // removeEmptyDirs removes the driver's directories. A directory that contains
-// files of others, or is a mount point, stays.
+// other files, or is a mount point, stays.
 func (d *Driver) removeEmptyDirs() {
 	o := d.options
 	for _, dir := range []string{

@@ -32,8 +32,8 @@ func podConsumers(claim *resourceapi.ResourceClaim) (pods []attach.Pod) {
 	return pods
 }
 
-// observePods adds to the states of a claim's shares what only the API server knows about the
-// pods, and forgets the failures of pods that no longer use the claim, because no event announces
+// observePods adds to the states of a claim's shares the state of the pods that only the API server
+// has, and forgets the failures of pods that no longer use the claim, because no event announces
 // the end of a pod that was never attached.
 func (d *Driver) observePods(ctx context.Context, claim *record.Claim, shares []share, states []shareState) error {
 	pods, err := d.consumersOf(ctx, claim, shares)
@@ -73,9 +73,8 @@ func (d *Driver) consumersOf(ctx context.Context, recorded *record.Claim, shares
 	return &consumers{reserved, using}, nil
 }
 
-// addUnattached adds to the state of a share that is attached to no pod which of the pods will
-// never attach: their containers do not reference the claim, or their runtime does not run the
-// hook.
+// addUnattached adds, to the state of a share that is attached to no pod, the pods that will never
+// attach it: their containers do not reference the claim, or their runtime does not run the hook.
 func (d *Driver) addUnattached(state *shareState, claim *record.Claim, pods []*corev1.Pod) {
 	if state.attacher == nil || len(state.attachments) > 0 {
 		return
@@ -91,7 +90,7 @@ func (d *Driver) reservedPods(ctx context.Context, claim *resourceapi.ResourceCl
 	for _, consumer := range podConsumers(claim) {
 		pod, err := d.getPod(ctx, consumer)
 		if apierrors.IsForbidden(err) {
-			// The rest of the status does not depend on this.
+			// The rest of the status does not depend on the pods.
 			d.degraded(
 				ctx,
 				params.DegradedPodsNotReadable,

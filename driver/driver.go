@@ -148,8 +148,8 @@ type Driver struct {
 	// metadataSpecs are the names of the CDI specs of the helper.
 	metadataSpecs *files.Directory[struct{}]
 	// restoring holds the UIDs of claims that the driver prepares again to
-	// restore missing files: one that was unprepared in the meantime must not
-	// be prepared.
+	// restore missing files: a claim that was unprepared in the meantime must
+	// not be prepared.
 	restoring sync.Map
 	// detached holds the time at which a share of a claim was last detached, by the
 	// claim's UID, until detachLag has passed or the claim is unprepared.
@@ -164,8 +164,8 @@ type Driver struct {
 	degradedLogged sync.Map // names of degraded conditions that were logged
 }
 
-// admissionLock is the name of the lock that is held from reading the shares of
-// a device until the record is written that adds a share to them.
+// admissionLock is the name of the lock that a plugin holds from reading the shares
+// of a device until it has written the record that adds a share.
 const admissionLock = "admission"
 
 // resyncInterval is the interval at which the driver repeats everything that
@@ -291,12 +291,12 @@ func (d *Driver) recover(ctx context.Context) error {
 	return nil
 }
 
-// recoverTimeout limits how long the driver waits for what it can find out later.
+// recoverTimeout limits how long the driver waits for information that it can get later.
 const recoverTimeout = 10 * time.Second
 
-// recoverReservations lets the kinds take measures for attachments that have lost what was reserved
-// for them, such as an address that another node has assigned. If that cannot be found out, because
-// the API server is unavailable, the attachments stay unchanged.
+// recoverReservations lets the kinds act on attachments that have lost a reservation, such as an address
+// that another node has assigned. If the kinds cannot find the losses, because the API server is
+// unavailable, the attachments stay unchanged.
 func (d *Driver) recoverReservations(ctx context.Context) {
 	for _, k := range d.options.Kinds {
 		reserver, ok := k.(Reserver)
@@ -315,8 +315,8 @@ func (d *Driver) recoverReservations(ctx context.Context) {
 	}
 }
 
-// startServices starts what must run before the kubelet learns of the plugin.
-// The driver cannot continue without any of these.
+// startServices starts the services that must run before the plugin registers with
+// the kubelet. The driver cannot continue without any of them.
 func (d *Driver) startServices(ctx context.Context, group *sync.WaitGroup) error {
 	hooks, err := attach.Listen(d.options.RunDir, d.options.Instance, d)
 	if err != nil {
@@ -362,8 +362,8 @@ func (d *Driver) startLoops(ctx context.Context, group *sync.WaitGroup, probes *
 	group.Go(func() { d.handover.awaitPredecessors(ctx, d.resumeAfterOther) })
 }
 
-// resumeAfterOther repeats what another plugin may have overwritten in its last moments: its
-// configuration may have differed.
+// resumeAfterOther repeats changes that another plugin may have overwritten in its last moments:
+// its configuration may have differed.
 func (d *Driver) resumeAfterOther(ctx context.Context) {
 	klog.FromContext(ctx).Info("Another plugin stopped; refreshing devices, shares, and status")
 	d.status.written.ForgetAll()

@@ -45,8 +45,8 @@ func (e *endedSandboxes) take() (selected func(*attach.Record) bool) {
 	}
 }
 
-// detachEndedSandboxes detaches what the sandboxes had that handle has added, until ctx ends. The garbage
-// collector of the next plugin detaches the rest.
+// detachEndedSandboxes detaches the attachments of the sandboxes that handle has added, until ctx ends. The
+// garbage collector of the next plugin detaches the rest.
 func (d *Driver) detachEndedSandboxes(ctx context.Context) {
 	for {
 		select {

@@ -23,9 +23,9 @@ import (
 	"github.com/dra-shared/dra-driver-shared/internal/probe"
 )
 
-// garbageCollector removes what a crash, a reboot, or a kubelet that lost its
-// state has left: objects of the driver that no live claim needs. It considers
-// only objects of the driver, and none that a running pod may use.
+// garbageCollector removes objects of the driver that no live claim needs, and that
+// a crash, a reboot, or a kubelet that lost its state has left. It removes nothing
+// that a running pod may use.
 type garbageCollector struct {
 	driver *Driver
 	grace  gracePeriod
@@ -51,7 +51,7 @@ func (gc *garbageCollector) run(ctx context.Context) {
 	}
 }
 
-// collect finds all orphans and removes those that are due.
+// collect finds all orphans and removes the due ones.
 func (gc *garbageCollector) collect(ctx context.Context) error {
 	if !gc.driver.handover.isNewest() {
 		return nil

@@ -100,7 +100,7 @@ func (h *handover) predecessors() []string {
 }
 
 // running returns the selected plugins that hold their lock, and removes the
-// lock files of those that do not.
+// lock files of the others.
 func (h *handover) running(selected func(name string) bool) (names []string) {
 	paths, _ := filepath.Glob(filepath.Join(string(h.locks), pluginLocks+"*")) // the pattern is well-formed
 	for _, path := range paths {

@@ -14,8 +14,8 @@ import (
 	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 )
 
-// installHook installs the hook and checks that it can run. The plugin must have
-// entered: otherwise one that stops could remove the hook again.
+// installHook installs the hook and checks that it can run. This plugin must have
+// entered (see handover): otherwise a stopping plugin could remove the hook again.
 func (d *Driver) installHook(ctx context.Context) error {
 	if d.options.Installation == nil {
 		return nil

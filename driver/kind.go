@@ -182,8 +182,7 @@ type ConditionReporter interface {
 	Conditions(share record.Share) []metav1.Condition
 }
 
-// MetricsCollector is a Kind with metrics of its own, besides those that the driver has for every
-// kind.
+// MetricsCollector is a Kind with metrics in addition to the driver's metrics for all kinds.
 type MetricsCollector interface {
 	// DescribeMetrics sends the descriptors of the metrics, before the first Refresh.
 	DescribeMetrics(descriptions chan<- *prometheus.Desc)
@@ -222,8 +221,8 @@ type Attacher interface {
 	Orphans(ctx context.Context, shares []record.Share, attachments []attach.Record) ([]Orphan, error)
 }
 
-// Protector is an Attacher that protects the node and other pods from what the pod of an
-// attachment has done to it.
+// Protector is an Attacher that protects the node and other pods from a pod that has changed
+// its attachment.
 type Protector interface {
 	// Protect takes or ends measures against the pod of an attachment. The driver calls it
 	// before it reads the state of an attachment that may have changed, without the claim's
@@ -235,8 +234,8 @@ type Protector interface {
 // whose restart policy is Never would otherwise fail.
 var ErrRetryAttach = errors.New("trying again")
 
-// ErrRemains is wrapped by an error of Attach after which a part of the attachment may remain, which uses
-// what was reserved. The next attempt, or the end of the pod, removes it.
+// ErrRemains is wrapped by an error of Attach after which a part of the attachment may remain and use the
+// reservation. The next attempt, or the end of the pod, removes it.
 var ErrRemains = errors.New("its reservation stays until the pod ends or is attached")
 
 // ErrPacketNeeded is wrapped by an error of Attach that needs Sandbox.Packet. The hook then opens the
@@ -271,8 +270,8 @@ var ErrOutdated = errors.New("the attachment has ended, or a newer plugin runs")
 var ErrEnded = fmt.Errorf("it is no longer recorded: %w", ErrOutdated)
 
 // Comparer is an Attacher that compares all its attachments with the kernel at once.
-// After a restart, and when events were lost, the driver then restores only those that
-// differ.
+// After a restart, and when events were lost, the driver then restores only the altered
+// ones.
 type Comparer interface {
 	// Altered returns the attachments that Restore may have to change, or whose sandbox
 	// has ended.
@@ -289,19 +288,18 @@ type Attachment struct {
 // other attachment may get as long as this one exists. The driver records it before it
 // calls Attach and removes the record after Detach, so that a crash loses nothing.
 type Reserver interface {
-	// Reserve calls record with what it reserves for an attachment: the namespace, and
-	// a payload that Attach gets in Sandbox.Reserved. It returns the error of record
-	// after it has released what it reserved. After another error, what was recorded
-	// stays reserved until the next attempt or the end of the pod: an interrupted attempt
-	// may have left something that uses it. It does not call record if the share needs
-	// nothing.
+	// Reserve calls record with the reservation for an attachment: the namespace, and a
+	// payload that Attach gets in Sandbox.Reserved. If record fails, Reserve releases the
+	// reservation and returns the error. After another error, a recorded reservation lasts
+	// until the next attempt or the end of the pod: an interrupted attempt may have left
+	// something that uses it. Reserve does not call record if the share needs nothing.
 	Reserve(ctx context.Context, share record.Share, r attach.Request, sandbox Sandbox,
 		records AttachmentRecords, record func(Attached) error) error
 	// Unreserve releases what an attachment reserved. Its record no longer exists.
 	Unreserve(r attach.Record)
-	// RecoverReservations finds out, before the driver serves, which attachments have lost what was
-	// reserved for them while no plugin ran, and returns the change. After an error, or if it takes
-	// long, the driver serves without it, and MaintainReservations finds it out later.
+	// RecoverReservations finds, before the driver serves, the attachments that have lost their
+	// reservations while no plugin ran, and returns the change. After an error, or if it takes
+	// long, the driver serves without the change, and MaintainReservations finds it later.
 	RecoverReservations(ctx context.Context, records AttachmentRecords) (Change, error)
 	// MaintainReservations keeps reservations available until ctx ends.
 	MaintainReservations(ctx context.Context, records AttachmentRecords)
@@ -311,9 +309,9 @@ type Reserver interface {
 type AttachmentRecords interface {
 	// List returns the records. It fails if some of them cannot be read.
 	List() ([]attach.Record, error)
-	// Aside returns the UIDs of the claims of records that were set aside, by the path of the record. What
-	// such a record says about its attachment, which may exist, is not known. Call it after List: a record may
-	// be set aside at any time.
+	// Aside returns the UIDs of the claims of records that were set aside, by the path of the record. Such a
+	// record cannot be read, and its attachment may exist. Call Aside after List: a record may be set aside at
+	// any time.
 	Aside() (claimUIDs map[string]string, err error)
 }
 

@@ -23,7 +23,7 @@ import (
 const maxNote = 512
 
 // recordEvents records an event on the pods of a share whenever a condition of
-// the share differs from the one that the API server had: the pod's owner may
+// the share differs from the condition in the API server: the pod's owner may
 // be able to act. The kubelet reports why a container did not start.
 func (d *Driver) recordEvents(
 	claim *resourceapi.ResourceClaim,

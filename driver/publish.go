@@ -130,8 +130,8 @@ func (d *Driver) resources() resourceslice.DriverResources {
 	return resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{d.options.NodeName: pool}}
 }
 
-// reportDroppedFields returns whether err says that the API server dropped fields of the
-// ResourceSlices. It then reports the consequence in the log, in a metric, and in an event on the node.
+// reportDroppedFields reports whether err means that the API server dropped fields of the
+// ResourceSlices. If so, it reports the consequence in the log, in a metric, and in an event on the node.
 func (d *Driver) reportDroppedFields(ctx context.Context, err error) bool {
 	var dropped *resourceslice.DroppedFieldsError
 	if !errors.As(err, &dropped) {
@@ -146,7 +146,7 @@ func (d *Driver) reportDroppedFields(ctx context.Context, err error) bool {
 	return true
 }
 
-// describeDisabled returns what does not work while feature gates are off, and the remedy.
+// describeDisabled describes the features that do not work while feature gates are off, and the remedy.
 func describeDisabled(features []string) string {
 	switch {
 	case slices.Contains(features, "DRAConsumableCapacity"):

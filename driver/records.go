@@ -27,7 +27,7 @@ func (d *Driver) readableClaims(ctx context.Context) []*record.Claim {
 }
 
 // readableAttachments returns the attachment records that can be read and that are
-// selected. It logs those that cannot be read.
+// selected. It logs the unreadable ones.
 func (d *Driver) readableAttachments(ctx context.Context, selected func(*attach.Record) bool) []attach.Record {
 	attached, err := d.attachments.Select(selected)
 	if err != nil {

@@ -42,11 +42,11 @@ func refused(err error) *waitError {
 		err: fmt.Errorf("this plugin does not take over from the one that is running: %w", err)}
 }
 
-// enter makes this plugin the one that acts on the node. It waits while another
-// plugin runs and serves devices that this one cannot serve, and while the hook cannot
-// be installed. Meanwhile this plugin does not serve, and is not ready: a rollout
-// stops there. An attempt that fails after the check of the devices may have changed the
-// node; the predecessor repairs that.
+// enter makes this plugin the newest, which acts on the node without requests. It waits
+// while another plugin runs and serves devices that this one cannot serve, and while the
+// hook cannot be installed. Meanwhile this plugin does not serve, and is not ready, which
+// stops a rollout. An attempt that fails after the check of the devices may have changed
+// the node; the predecessor repairs that.
 func (d *Driver) enter(ctx context.Context) error {
 	for interval := takeoverInterval; ; {
 		err := d.tryToEnter(ctx)

@@ -74,7 +74,7 @@ func (w *warnings) end(reason, subject, recovered, message string) {
 }
 
 // update sends the events of problems that have begun or ended since the last call. current are
-// those that exist.
+// the present problems.
 func (w *warnings) update(current []Warning) {
 	next := map[warning]Warning{}
 	for _, c := range current {
@@ -102,8 +102,8 @@ func (w *warnings) send(kind, reason, subject, message string) {
 	w.recorder.Eventf(&node, nil, kind, reason, params.EventActionServe, "%s", claimstatus.Truncate(message, maxNote))
 }
 
-// reportProblems sends events about the configured devices that are not shared, and about what
-// happens on those that are.
+// reportProblems sends events about the configured devices that are not shared, and about the
+// warnings of the kinds about shared devices.
 func (d *Driver) reportProblems() {
 	var current []Warning
 	for _, k := range d.options.Kinds {

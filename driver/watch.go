@@ -88,7 +88,7 @@ func (d *Driver) handle(ctx context.Context, c Change) {
 	}
 }
 
-// protect lets the kind of an attachment react to what its pod has done to it.
+// protect lets the kind of an attachment react to changes that the pod has made to it.
 func (d *Driver) protect(ctx context.Context, r attach.Record) {
 	p, ok := d.shareOfAttachment(r).attacher.(Protector)
 	if !ok {
@@ -109,8 +109,8 @@ func (d *Driver) eachAttachment(
 	d.forEach(ctx, d.readableAttachments(ctx, selected), do)
 }
 
-// forEach calls do for every attachment that is still recorded, as it is recorded then, with the
-// claim's lock held: the record of one that was being attached has changed meanwhile. It logs the errors.
+// forEach calls do for every attachment that is still recorded. It reads the record again with the claim's
+// lock held, because a concurrent attempt to attach may have changed it. It logs the errors.
 func (d *Driver) forEach(
 	ctx context.Context,
 	attached []attach.Record,

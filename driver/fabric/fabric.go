@@ -4,8 +4,8 @@
 // Package fabric implements the device kind fabric: a device that spans nodes,
 // such as the accelerator interconnect of a rack or a slice of a torus. The
 // controller publishes a fabric once, for all of its nodes. On each node the
-// plugin prepares environment variables and a file that tell a container which
-// fabric it is on, and by which share.
+// plugin prepares environment variables and a file that name the fabric and the
+// share of a container.
 package fabric
 
 import (

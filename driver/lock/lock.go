@@ -21,8 +21,8 @@ import (
 // are empty.
 type Dir string
 
-// buckets is how many files plugins of earlier releases have for all keys. They lock that of a
-// key exclusively; this release locks it shared, so that only those wait for it.
+// buckets is how many files plugins of earlier releases have for all keys. They lock the file of a
+// key exclusively; this release locks it shared, so that only plugins of earlier releases wait for it.
 const buckets = 64
 
 // Open opens the directory, and creates it if it does not exist. It creates the files of all
@@ -120,8 +120,8 @@ func (d Dir) TryNamed(name string) (release func(), ok bool, err error) {
 	return release, err == nil, err
 }
 
-// Remove removes the file of a lock. The caller must hold the lock, and needs it no longer: those
-// that wait for it create another file.
+// Remove removes the file of a lock. The caller must hold the lock and no longer need it: waiting
+// callers create another file.
 func (d Dir) Remove(name string) { _ = os.Remove(filepath.Join(string(d), name)) }
 
 // acquire opens and locks the file of a lock. After ctx has ended it creates no file.

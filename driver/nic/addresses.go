@@ -115,8 +115,8 @@ func (k *Kind) Reserve(
 	})
 }
 
-// assignUnused assigns the addresses of a request, and others as long as hosts on the network have
-// them. refused returns those of the assigned addresses that hosts have.
+// assignUnused assigns the addresses of a request, and replaces them as long as hosts on the network
+// have them. refused returns the assigned addresses that hosts have.
 func (k *Kind) assignUnused(
 	ctx context.Context, d *device, request ipam.Request, used func() (ipam.Used, error),
 	assign func(ipam.Assignment) error, refused func() (addressOwners, error),

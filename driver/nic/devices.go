@@ -137,7 +137,7 @@ func (d *device) gone() error {
 	return fmt.Errorf("NIC %s is missing from the node or from the driver's configuration", d.name)
 }
 
-// plan returns the NICs to share, and those that cannot be shared.
+// plan returns the NICs to share, and the NICs that cannot be shared.
 func plan(nics []netdev.NIC, c *config.DriverConfig) (devices []*device, problems []problem) {
 	stack := newStack(nics, c)
 	for _, n := range stack.lowestFirst() {
@@ -159,9 +159,9 @@ func plan(nics []netdev.NIC, c *config.DriverConfig) (devices []*device, problem
 }
 
 // nameUniquely adds a hash of the interface name to the names of devices that others have.
-// A device keeps its name when another comes or goes, because claims refer to it: the one
-// with the lowest interface index, which is the oldest, keeps the name without a hash, and
-// those that are known by a name with a hash keep that.
+// A device keeps its name when another one appears or disappears, because claims refer to
+// it: the device with the lowest interface index, which is the oldest, keeps the name without
+// a hash, and devices that are known by a name with a hash keep that name.
 func nameUniquely(devices []*device, isKnown func(name string) bool) {
 	taken := map[string]bool{}
 	byAge := slices.SortedFunc(slices.Values(devices), func(a, b *device) int { return a.nic.Index - b.nic.Index })

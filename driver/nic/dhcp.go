@@ -154,8 +154,8 @@ func (k *Kind) acquire(
 		"exclude them on the server", lease.Server, lease.Address)
 }
 
-// checkLease returns why a leased address must be declined, or nil, and an error if the link must not have the
-// address for another reason, or if that is not known.
+// checkLease returns why a leased address must be declined, or nil. It returns an error if the link must not
+// have the address for another reason, or if the check failed.
 func (k *Kind) checkLease(
 	ctx context.Context, d *device, a netdev.Attachment, mac net.HardwareAddr, lease dhcp.Lease,
 ) (inUse, err error) {
@@ -267,7 +267,7 @@ func hostname(pod string) string {
 	return pod[:end]
 }
 
-// setLease records a lease, or that there is none if its address is invalid.
+// setLease records a lease, or no lease if its address is invalid.
 func setLease(link *attach.Link, lease dhcp.Lease) {
 	old := *link.DHCP
 	isLeased := func(text string) bool { return text == addrOf(old.Address) }
@@ -353,7 +353,7 @@ func stateOf(link attach.Link, now time.Duration) dhcp.State {
 	return lease.State(now)
 }
 
-// withLease adds to the state of a link that works that it has no address.
+// withLease adds to the state of a working link that the link has no leased address.
 func withLease(state driver.State, link attach.Link, d *device) driver.State {
 	if !state.Ready || link.DHCP == nil || link.DHCP.Address != "" || d.network == nil {
 		return state

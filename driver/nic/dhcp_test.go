@@ -41,7 +41,7 @@ var comparable = []cmp.Option{
 	cmpopts.EquateEmpty(),
 }
 
-// What is recorded of a lease is all that the next plugin needs.
+// The record of a lease contains everything that the next plugin needs.
 func TestSetLease_recordsLease(t *testing.T) {
 	for name, lease := range map[string]dhcp.Lease{
 		"with an end": testLease(),

@@ -316,7 +316,7 @@ func (k *Kind) detectIn(ctx context.Context, name string, links []attach.Link) e
 	d, err := k.device(name)
 	if err != nil || d.absent {
 		k.duplicates.retry(name, links)
-		return nil //nolint:nilerr // the status of the shares says that the device is absent
+		return nil //nolint:nilerr // the status of the shares reports that the device is absent
 	}
 	if !d.detectsDuplicates() {
 		k.duplicates.record(name, links, nil)

@@ -37,7 +37,7 @@ func newLostAddresses() *lostAddresses {
 	}
 }
 
-// SetLost tells the kind which addresses the node has lost; see ipam.Options.
+// SetLost sets the addresses that the node has lost; see ipam.Options.
 func (k *Kind) SetLost(lost ipam.Lost) {
 	l := k.lost
 	l.mu.Lock()

@@ -207,7 +207,7 @@ func (k *Kind) rememberSpeeds(nics []netdev.NIC) {
 }
 
 // unwanted returns the NICs, by index, from which enforcement must be removed:
-// those that this plugin managed and, at the first Refresh, all others, which an
+// the NICs that this plugin managed and, at the first Refresh, all others, which an
 // earlier plugin may have managed. NICs that are planned or have grants are not
 // among them: live shares keep their limits, even if the NIC was removed from
 // the configuration or cannot be shared currently.

@@ -65,7 +65,7 @@ func grantOf(share record.Share) (uint64, error) {
 	return uint64(value), nil
 }
 
-// The number of a share is the minor number of its class, so each must be one that the
+// The number of a share is the minor number of its class, so each must be in the range that
 // package shape reserves for shares. Otherwise this does not compile.
 const _ = uint(record.FirstNumber - shape.FirstMinor)
 

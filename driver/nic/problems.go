@@ -174,7 +174,7 @@ func (k *Kind) servingError(s survey, published resourceapi.Device) error {
 		name, textOf(published, params.AttributeInterfaceName))
 }
 
-// isUnserved reports whether the taints of a published device say that it is not
+// isUnserved reports whether the taints of a published device mark it as not
 // shared. A NIC without a carrier is shared.
 func isUnserved(d resourceapi.Device) bool {
 	return slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool {

@@ -228,7 +228,7 @@ type leasedLink struct {
 func (l leasedLink) isPresent() (bool, error) {
 	d, err := l.kind.device(l.Share.Device)
 	if err != nil || !d.isShared() {
-		return false, nil //nolint:nilerr // the status of the share says it
+		return false, nil //nolint:nilerr // the status of the share reports it
 	}
 	a, err := l.kind.attachment(l.Record)
 	if err != nil {

@@ -71,9 +71,9 @@ type Allocator struct {
 	// which were released first are used first. It does not survive a restart.
 	released map[Address]time.Time
 
-	// uncertain means that the blocks of the node may differ from those that the Allocator knows, such as
-	// after a request to change one has failed. It does not assign what that request may have returned,
-	// and reads the blocks before it takes or returns others.
+	// uncertain means that the blocks of the node may differ from what the Allocator knows, such as after a
+	// failed request to change a block. The Allocator does not assign addresses that the request may have
+	// returned, and reads the blocks before it takes or returns others.
 	uncertain atomic.Bool
 
 	// mu protects the fields below, so that Release and Avoid do not wait for a lock of the node.
@@ -115,7 +115,7 @@ type Address struct {
 	IP      netip.Addr
 }
 
-// Used is what the records of the node say about addresses.
+// Used is the use of addresses according to the records of the node.
 type Used struct {
 	// Owners holds the attachment whose record contains an address.
 	Owners map[Address]Owner
@@ -154,7 +154,7 @@ type Request struct {
 	// PodNamespace is the namespace of the pod.
 	PodNamespace string
 	// Keep asks for the addresses of Pools that this pod of a StatefulSet keeps for a link.
-	// Interface tells several such links apart.
+	// Interface distinguishes several such links.
 	Keep           bool
 	Pod, Interface string
 	Owner          Owner
@@ -288,7 +288,7 @@ func (r *Assignment) add(pool *addresspool.Pool, address netip.Addr) {
 }
 
 // choose returns the address that the owner has already, or a free one of the node's blocks for
-// the consumer: the reserved one, or the one that was released first.
+// the consumer: the reserved one, or the earliest released one.
 func (a *Allocator) choose(i item, owner Owner) (chosen netip.Addr, isNew bool, err error) {
 	for address, o := range a.used {
 		if o != owner || !i.accepts(address) || i.mayAvoid() && a.avoids(address) {
@@ -315,7 +315,7 @@ func (a *Allocator) choose(i item, owner Owner) (chosen netip.Addr, isNew bool, 
 	return chosen, true, nil
 }
 
-// accepts reports whether an address is one that the item asks for.
+// accepts reports whether an address satisfies the item.
 func (i item) accepts(address Address) bool {
 	if address.Network != i.pool.Network || !i.pool.Addresses.Contains(address.IP) {
 		return false
@@ -323,7 +323,7 @@ func (i item) accepts(address Address) bool {
 	return !i.reserved.IsValid() || address.IP == i.reserved
 }
 
-// mayAvoid reports whether another address than one that is avoided serves as well.
+// mayAvoid reports whether the item can get another address instead of an avoided one.
 func (i item) mayAvoid() bool { return !i.reserved.IsValid() && i.consumer.kind != keepingPod }
 
 // chooseReserved returns the reserved address if it is free and a block of the node has it.

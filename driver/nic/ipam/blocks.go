@@ -31,7 +31,7 @@ func newBlock(object *network.AddressBlock) *block {
 	return &block{object, addressesOf(object), object.ResourceVersion}
 }
 
-// addressesOf returns the addresses of a block, and those that invalid ranges may mean.
+// addressesOf returns the addresses of a block, including addresses that invalid ranges may mean.
 func addressesOf(b *network.AddressBlock) *netipx.IPSet {
 	addresses, _ := addresspool.ParseRanges(b.Spec.Ranges) // listBlocks logs the others
 	return addresses

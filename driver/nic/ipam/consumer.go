@@ -24,7 +24,7 @@ import (
 //   - The pods of a namespace, if the pool has a limit for each namespace. The blocks are the
 //     count: a node that creates one over the limit deletes it again before it uses it.
 
-// consumerKind says whom a block serves.
+// consumerKind is the kind of consumer that a block serves.
 type consumerKind int
 
 // Values of consumerKind.
@@ -36,7 +36,7 @@ const (
 	keepingPod
 )
 
-// consumer is whom a block serves.
+// consumer is the pod, or the set of pods, that a block serves.
 type consumer struct {
 	kind      consumerKind
 	namespace string // empty for any pod
@@ -89,8 +89,8 @@ func (i item) blockSize() int {
 	return 1
 }
 
-// keptBlock returns the block that a pod keeps, or nil. It prefers one that this node has or
-// can take.
+// keptBlock returns the block that a pod keeps, or nil. It prefers a block that this node has
+// or can take.
 func keptBlock(i item, node string, blocks []network.AddressBlock) (kept *network.AddressBlock) {
 	if i.consumer.kind != keepingPod {
 		return nil

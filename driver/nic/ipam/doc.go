@@ -14,9 +14,9 @@
 //
 // A plugin may be killed, or not get a response, between the creation and the list. When the
 // Allocator reads the node's blocks again, it returns the addresses that another block has as well,
-// except those that its attachments use: they were assigned after the list. Blocks of addresses
-// that attachments have used since before the creation are marked as unchecked until after the list
-// (see validate and takeBack).
+// except addresses that its attachments use: these were assigned after the list. Blocks of addresses
+// that attachments used before the creation are marked as unchecked until after the list (see
+// validate and takeBack).
 //
 // An assigned address is part of the attachment's record, which the driver writes
 // before the link exists and removes after the link is gone. The records are the only

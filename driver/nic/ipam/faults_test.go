@@ -128,7 +128,7 @@ type faultyNode struct {
 	plugin *ipam.Allocator
 	stop   func() // waits until the plugin has stopped
 	pods   int
-	// kept are the pods of a StatefulSet; the node locks those that run on it.
+	// kept are the pods of a StatefulSet; the node locks the pods that run on it.
 	kept    []sync.Mutex
 	running map[ipam.Owner]int // the owner's index in kept
 }

@@ -101,11 +101,11 @@ func (a *Allocator) update(ctx context.Context, used func() (Used, error)) error
 	return nil
 }
 
-// withhold keeps the addresses of the node that a record which cannot be read may contain from being
-// assigned and returned: all that no other record contains. It does so once for each record, so that
-// addresses of later blocks, and those that are released later, stay available. load makes them
-// available when all records can be read again, or are gone with their claims. The caller must have the
-// allocation lock.
+// withhold keeps addresses that an unreadable record may contain from being assigned and returned: all
+// addresses of the node that no other record contains. It withholds addresses once for each record, so that
+// addresses of later blocks, and addresses that are released later, stay available. load makes the
+// addresses available when all records can be read again, or are gone with their claims. The caller must
+// have the allocation lock.
 func (a *Allocator) withhold(ctx context.Context, unreadable []string) {
 	isKnown := func(name string) bool { return a.unreadable[name] }
 	if len(slices.DeleteFunc(slices.Clone(unreadable), isKnown)) == 0 {
@@ -145,10 +145,10 @@ func (a *Allocator) isInUse(address Address) bool {
 // reports whether the block remains.
 //
 // Of two such blocks, at most one was compared when the other did not exist, and only its node uses
-// the addresses. So a node keeps those that its attachments use, and returns the others: the times of
-// creation do not tell which block was compared, because the API server rounds them to seconds. In an
-// unchecked block, attachments use the addresses although the block was not compared. While a record
-// cannot be read, any address may be in use.
+// the addresses. So a node keeps the addresses that its attachments use, and returns the others: the
+// creation times do not show which block was compared, because the API server rounds them to seconds.
+// In an unchecked block, attachments use the addresses although the block was not compared. While a
+// record cannot be read, any address may be in use.
 func (a *Allocator) validate(
 	ctx context.Context, b *block, others []network.AddressBlock, used Used,
 ) (keep bool, err error) {

@@ -51,7 +51,7 @@ func LostReason(node string) string {
 	return fmt.Sprintf("%s, and node %s has the address now", returned, node)
 }
 
-// Recover finds out which used addresses the node has lost while no plugin ran, and calls
+// Recover finds the used addresses that the node has lost while no plugin ran, and calls
 // Options.OnLost. It makes no request to the API server if no address is in use. used returns the
 // addresses in the records of the node.
 func (a *Allocator) Recover(ctx context.Context, used func() (Used, error)) error {

@@ -59,9 +59,9 @@ func (a *Allocator) Cleanup() error {
 }
 
 // forgetUsed makes the plugin read the records before it assigns an address again: another plugin
-// of this node may have detached pods. If the node has lost addresses, it also reads the blocks
-// before it maintains them: another node may have returned the addresses. So it does if it withholds
-// addresses: the records that it cannot read may be gone.
+// of this node may have detached pods. The plugin also reads the blocks before it maintains them if
+// the node has lost addresses, because another node may have returned them, or if the plugin
+// withholds addresses, because the unreadable records may be gone.
 func (a *Allocator) forgetUsed(ctx context.Context) {
 	unlock, err := a.allocation.lock(ctx)
 	if err != nil {
@@ -96,7 +96,7 @@ func (a *Allocator) maintainBlocks(ctx context.Context, used func() (Used, error
 		}
 		pool, err := find(objects, object.Name)
 		if err != nil || !needsBlock || isShort(object) || wasShort(object, time.Now()) {
-			continue // the condition of an unready pool says why it is not ready
+			continue // the condition of an unready pool states the reason
 		}
 		err = a.take(ctx, item{pool: pool}, used) // for any pod
 		if err != nil && !errors.Is(err, errExhausted) && !errors.Is(err, errConflict) {
@@ -249,8 +249,8 @@ func (a *Allocator) forgetReleased(b *block, kept *netipx.IPSet) {
 	})
 }
 
-// returnExcept returns all addresses of a block but those that it has here. What a pod keeps stays assigned
-// to the pod.
+// returnExcept returns the addresses of a block's object that b no longer has. An address that a pod keeps
+// stays assigned to the pod.
 func (a *Allocator) returnExcept(ctx context.Context, b *block) error {
 	if len(b.addresses.Ranges()) == 0 && b.object.Spec.Pod != "" {
 		return a.returnKept(ctx, b)

@@ -74,9 +74,9 @@ func (a *Allocator) takeOrWait(ctx context.Context, i item, used func() (Used, e
 	}
 }
 
-// take takes a block for an item unless the node has a free address for it: the reserved
-// address, the one that the pod keeps, or as many addresses as blockSize, or fewer if that many
-// are not free.
+// take takes a block for an item unless the node has a free address for it. The block has the
+// reserved address, the address that the pod keeps, or as many addresses as blockSize, or fewer if
+// that many are not free.
 func (a *Allocator) take(ctx context.Context, i item, used func() (Used, error)) error {
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
@@ -130,7 +130,7 @@ func (a *Allocator) hasFree(
 }
 
 // takeNew creates a block for an item. assigned are the addresses in the blocks of the network, and inUse
-// those that attachments on this node use.
+// the addresses that attachments on this node use.
 func (a *Allocator) takeNew(
 	ctx context.Context, i item, assigned, inUse *netipx.IPSet, blocks []network.AddressBlock,
 ) error {
@@ -151,7 +151,7 @@ func (a *Allocator) takeNew(
 func (a *Allocator) add(ctx context.Context, taken *block) error {
 	unlock, err := a.allocation.lock(ctx)
 	if err != nil {
-		a.uncertain.Store(true) // the next one that reads the blocks finds it
+		a.uncertain.Store(true) // the next reading of the blocks finds the block
 		return err
 	}
 	defer unlock()
@@ -244,8 +244,8 @@ func exhausted(pool *addresspool.Pool, blocks []network.AddressBlock, avoided []
 		pool.Name, errExhausted, addresspool.Count(pool.Addresses), others)
 }
 
-// describeNodes names the nodes with most addresses of the selected blocks for an error, and says how
-// many of the addresses StatefulSets keep for pods that do not run.
+// describeNodes names the nodes with most addresses of the selected blocks for an error, and states
+// how many of the addresses StatefulSets keep for pods that do not run.
 func describeNodes(blocks []network.AddressBlock, selects func(*network.AddressBlock) bool) (text string) {
 	counts := map[string]int{}
 	for i := range blocks {
