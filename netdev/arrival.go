@@ -33,7 +33,7 @@ type direction struct {
 }
 
 // missedFrames is how many frames in a row must have missed the program. A few may
-// do so when programs are replaced.
+// miss it when programs are replaced.
 const missedFrames = 32
 
 // update takes the current counters into account.

@@ -79,11 +79,11 @@ type Attachment struct {
 	// Audited means that frames without the identity of the link are not dropped,
 	// because an earlier release attached it.
 	Audited bool
-	// Blocking says when Read blocks the link.
+	// Blocking selects when Read blocks the link.
 	Blocking Blocking
 }
 
-// Blocking says when a link is blocked.
+// Blocking selects when a link is blocked.
 type Blocking int
 
 // Values of Blocking.

@@ -20,6 +20,6 @@
 //
 // An open socket or descriptor keeps its namespace alive, an ID does not.
 //
-// Unless a name or comment says otherwise, rates are in bits per second, and
+// Unless a name or comment states otherwise, rates are in bits per second, and
 // sizes and MTUs are in bytes.
 package netdev

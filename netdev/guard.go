@@ -44,7 +44,7 @@ func (n *Node) mustGuard(index int) bool {
 	return n.now().Before(timer.until)
 }
 
-// applyGuard guards a NIC, or ends that, as mustGuard says. If it fails, the next call tries
+// applyGuard starts or stops guarding a NIC, by mustGuard. If it fails, the next call tries
 // again. The caller holds n.mu.
 func (n *Node) applyGuard(index int) error {
 	nic, managed := n.managed[index]
@@ -161,7 +161,7 @@ func violation(a Attachment, macvlans []macvlanState) (text string, link *macvla
 	return text, link
 }
 
-// Guard blocks the link of an attachment, or ends that, as Read does.
+// Guard blocks or unblocks the link of an attachment, as Read does.
 func (n *Node) Guard(a Attachment) error {
 	_, err := n.guard(a)
 	return err

@@ -74,7 +74,7 @@ func (n *Node) createHairpin(m managedNIC) (shape.Hairpin, error) {
 }
 
 // keepHairpin corrects the hairpin of a NIC if the NIC has one. Otherwise it makes sure that
-// frames do not go to one that was removed. The caller holds n.mu.
+// frames do not go to a removed hairpin. The caller holds n.mu.
 func (n *Node) keepHairpin(index int) error {
 	m := n.managed[index]
 	found, err := shape.FindHairpin(m.Name)

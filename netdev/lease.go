@@ -20,10 +20,10 @@ import (
 type Lease struct {
 	// Address is invalid if the link may have none.
 	Address netip.Prefix
-	// Valid is how long; the kernel then removes the address by itself, and the routes of the link
-	// with its last address. Forever means no end.
+	// Valid is the lifetime of the address. The kernel then removes the address and, with the last
+	// address of the link, its routes. Forever means no end.
 	Valid time.Duration
-	// Routes are added with the address. Those to which the pod has a route already are left out.
+	// Routes are added with the address, except routes to networks to which the pod has one.
 	Routes []Route
 }
 
@@ -39,7 +39,7 @@ func (n *Node) CheckAddress(a Attachment, address netip.Prefix) error {
 	return n.checkAddresses(nic, LinkSpec{MAC: a.MAC, Addresses: []netip.Prefix{address}})
 }
 
-// SetAddresses makes a.Addresses those that the link may use; see classify.Policy.
+// SetAddresses lets the link use a.Addresses and no others; see classify.Policy.
 func (n *Node) SetAddresses(a Attachment) error {
 	nic, enforced := n.enforcedNIC(a.Parent)
 	if !enforced {
@@ -48,8 +48,8 @@ func (n *Node) SetAddresses(a Attachment) error {
 	return n.classifier.SetAddresses(nic.member(a))
 }
 
-// SetLease makes the IPv4 address of a link that has one for a time that of the lease, through a
-// socket that was opened in the pod. It is idempotent, and extends the time of an address.
+// SetLease gives a link the address of a lease, in place of another leased IPv4 address, through a
+// socket that was opened in the pod. It is idempotent, and extends the lifetime of an address.
 func (n *Node) SetLease(socket *rtnl.Conn, a Attachment, l Lease) error {
 	present, err := leased(func(r *nl.NetlinkRequest) ([]syscall.NetlinkMessage, error) { return socket.Dump(r) }, a.Index)
 	if err != nil {
@@ -131,7 +131,7 @@ func lifetimeOf(payload []byte) uint32 {
 	return infiniteLifetime
 }
 
-// leaseRequest adds an address with a lifetime, or sets the lifetime of one that the link has.
+// leaseRequest adds an address with a lifetime, or sets the lifetime of an address that the link has.
 func leaseRequest(index int, l Lease) *nl.NetlinkRequest {
 	r := addressRequest(index, l.Address)
 	r.Flags = r.Flags&^unix.NLM_F_EXCL | unix.NLM_F_REPLACE

@@ -20,7 +20,7 @@ type Mode uint32
 const (
 	// Private isolates the links of a NIC from each other.
 	Private Mode = 1
-	// VEPA sends all frames out of the NIC, also those for other links of the NIC. With
+	// VEPA sends all frames out of the NIC, including those for other links of the NIC. With
 	// enforcement, links that are attached in mode Bridge have it, and the hairpin of the
 	// NIC switches their frames: see classify.Hairpin.
 	VEPA Mode = 2

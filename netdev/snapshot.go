@@ -76,7 +76,7 @@ func (n *Node) enforcedNICs() (nics []managedNIC) {
 
 // NamespaceExists reports whether a namespace has the ID of the attachment's
 // namespace. The kernel reuses the IDs of namespaces that have ended. A dump may not list
-// all namespaces, so the kernel is asked for one that is missing there.
+// all namespaces, so NamespaceExists asks the kernel about a missing one.
 func (s *Snapshot) NamespaceExists(a Attachment) (bool, error) {
 	if s.namespaces[a.NSID] {
 		return true, nil

@@ -28,9 +28,9 @@ func (n *Node) Trees(index int) (t shape.Trees, oneTree error) {
 	return m.trees, m.oneTree
 }
 
-// trees returns the Trees that a NIC gets: those that it has while shares use them, as far as the NIC
-// still has the queues, otherwise those that the configuration and the node permit. old are those
-// that it had at the last call of Manage, if the NIC is known. The caller holds n.mu.
+// trees returns the Trees that a NIC gets. While shares use its Trees, the NIC keeps them as far as it
+// still has the queues; otherwise it gets the Trees that the configuration and the node permit. old are
+// the Trees of the last call of Manage, if the NIC is known. The caller holds n.mu.
 func (n *Node) trees(c NICConfig, old shape.Trees, known bool) (t shape.Trees, oneTree, err error) {
 	wanted := shape.OneTree
 	if c.QueuePerShare {
@@ -87,8 +87,8 @@ func isSteered(m managedNIC) (steered bool, err error) {
 	return true, nil
 }
 
-// transmitQueues returns how many transmit queues a NIC uses, as "ethtool -l" shows them. A NIC whose
-// driver does not say it has one.
+// transmitQueues returns how many transmit queues a NIC uses, as "ethtool -l" shows them; 1 if the driver
+// of the NIC does not report it.
 func transmitQueues(index int) (int, error) {
 	payload, err := ethtool(index, unix.ETHTOOL_MSG_CHANNELS_GET, unix.ETHTOOL_A_CHANNELS_HEADER)
 	if errors.Is(err, unix.EOPNOTSUPP) {

@@ -22,7 +22,7 @@ const (
 // arpPin returns the path of the pin that keeps the program attached.
 func arpPin(bpffs string) string { return filepath.Join(pinsDir(bpffs), linksDir, "arp") }
 
-// TraceARP makes the programs know the sender of ARP, also those that a later process attaches. It
+// TraceARP makes the programs, including those of a later process, know the sender of ARP. It
 // replaces the program of an earlier process, without an interval in which none is attached. It
 // needs what ReadsRoutes needs, and a kernel with function tracing. Call it before Attach.
 func (c *Classifier) TraceARP() error {

@@ -193,7 +193,7 @@ func TestAttack_rawFrames(t *testing.T) {
 }
 
 // The macvlans of other programs, such as Multus, work next to shares only while frames are
-// audited; docs/user/migration.md says so.
+// audited, as docs/user/migration.md states.
 func TestIdentity_macvlanOfAnotherProgram(t *testing.T) {
 	for name, tc := range map[string]struct {
 		identity classify.Identity
@@ -247,7 +247,7 @@ func addMacvlan(t *testing.T, pod *nstest.Namespace, nic int, mac net.HardwareAd
 	})
 }
 
-// What the kernel of a pod sends on its own passes: TCP, neighbor discovery, replies.
+// Frames that the kernel of a pod sends on its own pass: TCP, neighbor discovery, replies.
 func TestIdentity_ordinaryTrafficPasses(t *testing.T) {
 	e := newTestEnv(t, enforced())
 	p := e.pod(0, 1, hardCap(100*mega), netdev.Private)
@@ -349,7 +349,7 @@ func TestAttack_contentOfForwardedFrames(t *testing.T) {
 	}
 }
 
-// What a pod bridges with the address of another link is not counted for the share of that link.
+// Frames that a pod bridges with the address of another link do not count for the share of that link.
 func TestAttack_bridgedFramesWithAddressOfSibling(t *testing.T) {
 	needRoutes(t)
 	e := newTestEnv(t, enforced())
@@ -497,7 +497,7 @@ func TestBlocking(t *testing.T) {
 	}
 }
 
-// What a pod may do with its link does not block it.
+// Changes that a pod may make to its link do not block the link.
 func TestGuard_permitsHarmlessChanges(t *testing.T) {
 	e := newTestEnv(t, enforced())
 	p := e.pod(0, 1, hardCap(100*mega), netdev.Private)
@@ -950,7 +950,7 @@ func (p *pod) addToDecoy(t *testing.T, name string, index int, mac net.HardwareA
 	})
 }
 
-// A pod cannot explain the address of a hidden link by a link on another one that has the index of the NIC.
+// A pod cannot cover the address of a hidden link by a link on a decoy that has the index of the NIC.
 func TestAttack_decoyWithIndexOfNIC(t *testing.T) {
 	t.Run("for a further link", func(t *testing.T) {
 		e := newTestEnv(t, enforced())

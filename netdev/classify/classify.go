@@ -8,7 +8,7 @@
 // shape read it. They also drop, or count, frames that do not carry the identity of their
 // sender; see Policy. Incoming frames are also redirected to the IFB device of the NIC, by
 // the program or by its filter. All NICs and shares use the same two programs. To add a
-// share, Classifier.AddMember only updates maps, which takes microseconds; callers do so
+// share, Classifier.AddMember only updates maps, which takes microseconds; callers call it
 // before they bring up the share's link, so that no frame passes without a class.
 //
 // The programs identify a sender by two values: the cookie of the network

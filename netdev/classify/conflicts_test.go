@@ -13,7 +13,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/classify"
 )
 
-// A host that uses the address of a link tells that to the network when it asks for another address.
+// A host that uses the address of a link reveals it to the network when it asks for another address.
 func TestConflicts(t *testing.T) {
 	e := newTestEnv(t, enforced())
 	p := e.pod(0, 1, hardCap(100*mega), netdev.Private)

@@ -155,9 +155,9 @@ func TestForwardedByNode_isNotImitatedByShare(t *testing.T) {
 	}
 }
 
-// A share cannot send frames with the address of the NIC from a socket, also on a NIC that forwards
-// for the cluster network: the node has received what it forwards, and has a route for what it sends.
-// Frames that a share bridges look like those that a program of the cluster network redirects.
+// A share cannot send frames with the address of the NIC from a socket, even on a NIC that forwards for
+// the cluster network: the node has received the frames that it forwards, and has a route for its own.
+// Frames that a share bridges look like frames that a program of the cluster network redirects.
 func TestForwardedByNode_refusesAddressOfNICFromShare(t *testing.T) {
 	needRoutes(t)
 	config := enforced()
@@ -248,8 +248,8 @@ func (e *testEnv) frameOfNIC() []byte {
 // chosenIndex is the interface index that a pod chooses for a link of its own.
 const chosenIndex = 7777
 
-// This is why ingress_ifindex does not tell the frames of the node from those
-// of a share: the index is that of a link in the pod, and the pod chooses it.
+// This is why ingress_ifindex does not distinguish the frames of the node from
+// those of a share: the index is that of a link in the pod, and the pod chooses it.
 func TestKernel_showsIngressIndexOfPod(t *testing.T) {
 	e := newTestEnv(t, netdev.NICConfig{})
 	router, _ := e.bridgedNamespaces(e.pod(0, 1, hardCap(10*mega), netdev.Private))

@@ -20,9 +20,9 @@ import (
 const hairpinProgram = "dra_shared_hairpin"
 
 // Hairpin is a pair of links on the node that switches frames between the links of shares
-// that may reach each other. What such a share sends first passes the queues of the outer
-// link. The program at the inner link returns it to the NIC: as a frame that arrived, if it
-// is for another link, or as one that leaves.
+// that may reach each other. Frames of such a share first pass the queues of the outer link.
+// The program at the inner link returns each to the NIC: as an arriving frame if it is for
+// another link, otherwise as a leaving frame.
 type Hairpin struct {
 	Outer, Inner int // interface indexes
 }

@@ -55,7 +55,7 @@ func (c *Classifier) program(d direction) *ebpf.Program {
 }
 
 // attach attaches the programs to a link, at the hook of the Classifier. It replaces
-// those that an earlier process attached there.
+// the programs that an earlier process attached there.
 func (c *Classifier) attach(index, ifb int) error {
 	if c.hook == HookTCX {
 		for _, d := range directions() {

@@ -66,7 +66,7 @@ type Policy struct {
 	NodeAddresses []netip.Addr
 	// ReachesNode lets the node and links that may reach each other also reach one another.
 	// Such a link and the node exchange frames as two links do. All links of the NIC receive
-	// what the node sends to all hosts.
+	// the broadcasts of the node.
 	ReachesNode bool
 	// Guarded hides the senders of received frames from links in mode source, which
 	// receive the frames of senders that their pods list. While it is set, all pods
@@ -108,7 +108,7 @@ func subnetKey(parent int, p netip.Prefix) bpfSubnet {
 	return bpfSubnet{Prefixlen: uint32(32 + bits), Parent: uint32(parent), Bytes: p.Masked().Addr().As16()}
 }
 
-// SetPolicy puts the rules of a NIC into the maps, and removes those that it had.
+// SetPolicy puts the rules of a NIC into the maps, and removes its previous rules.
 // Attach includes SetPolicy.
 func (c *Classifier) SetPolicy(nic NIC) error {
 	return c.failpoints.Do("put policy in maps", func() error {
@@ -201,7 +201,7 @@ func (c *Classifier) AddGateways(parent int, gateways []netip.Addr) (failed erro
 	return failed
 }
 
-// RemoveGatewaysExcept lets links use the addresses of AddGateways again, except those of gateways.
+// RemoveGatewaysExcept lets links use the addresses of AddGateways again, except gateways.
 func (c *Classifier) RemoveGatewaysExcept(parent int, gateways []netip.Addr) error {
 	kept := map[bpfAddress]uint64{}
 	for _, g := range gateways {
@@ -308,7 +308,7 @@ func (c *Classifier) AddIdentity(m Member, class uint32) error {
 	})
 }
 
-// SetAddresses makes Addresses those of a link that has an identity, and releases its others. For
+// SetAddresses gives Addresses to a link that has an identity, and releases its others. For
 // ErrAddressTaken, see AddIdentity.
 func (c *Classifier) SetAddresses(m Member) error {
 	var value bpfLink
@@ -466,9 +466,9 @@ func (c *Classifier) Audited(m Member) (bool, error) {
 	return value.Flags&linkAudit != 0, err
 }
 
-// NoteImitated makes the programs hide the source address of the multicast and broadcast that hosts with
-// the addresses send to a NIC: pods have links with these addresses, which would take it from others. The
-// programs forget addresses when there are thousands.
+// NoteImitated makes the programs hide the source address of multicast and broadcast frames that hosts
+// with the addresses send to a NIC: pods have links with these addresses, which would take the frames
+// from other links. The programs forget addresses when there are thousands.
 func (c *Classifier) NoteImitated(parent int, addresses []net.HardwareAddr) (failed error) {
 	for _, mac := range addresses {
 		failed = errors.Join(failed, put(c.maps.DraSharedImitated, receiver(Member{Parent: parent, MAC: mac}), uint32(1)))
@@ -529,7 +529,7 @@ func (c *Classifier) OwnerOf(parent int, a netip.Addr) (net.HardwareAddr, error)
 	return addressOf(number), nil
 }
 
-// addressOf returns the address that numberOf returned a number for.
+// addressOf is the inverse of numberOf.
 func addressOf(number uint64) net.HardwareAddr {
 	return slices.Clone(binary.LittleEndian.AppendUint64(nil, number)[:6])
 }

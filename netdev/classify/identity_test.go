@@ -593,7 +593,7 @@ func TestProgram_onlyCountsFramesOfEarlierAttachments(t *testing.T) {
 }
 
 // The network decides how many requests a link has to answer, so its answers are charged to its
-// share and not dropped. What it broadcasts reaches all hosts of the network.
+// share and not dropped. Its broadcasts reach all hosts of the network.
 func TestProgram_limitsARPOfSender(t *testing.T) {
 	const frames = 3000
 	broadcast := net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
@@ -635,7 +635,7 @@ func TestProgram_limitsARPOfSender(t *testing.T) {
 			case !tc.limited && passed < frames:
 				t.Errorf("%d of %d frames passed, want all", passed, frames)
 			}
-			// What a link has to answer does not keep it from asking.
+			// Requests that a link has to answer do not keep it from asking.
 			if _, dropped := e.send(requestOf(linkMAC, linkIP)); dropped && !tc.limited {
 				t.Error("a request after many answers was dropped")
 			}
@@ -705,7 +705,6 @@ func TestClassifier_Lookup_comparesAllEntries(t *testing.T) {
 	}
 }
 
-// What a link had is free for the next one.
 // A link that gets another address may not use the former one, which another link can get.
 func TestClassifier_SetAddresses_releasesOthers(t *testing.T) {
 	e := newIdentityEnv(t, Policy{Identity: IdentityEnforce})

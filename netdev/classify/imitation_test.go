@@ -25,7 +25,7 @@ import (
 var broadcast = net.HardwareAddr{255, 255, 255, 255, 255, 255}
 
 // A macvlan that has the address of a host takes the broadcasts of the host from the node and from other shares: the
-// kernel takes them for frames of that macvlan.
+// kernel mistakes them for frames of that macvlan.
 func TestAttack_broadcastsOfHost(t *testing.T) {
 	for name, attack := range map[string]func(*testEnv) error{
 		"a further link": func(e *testEnv) error {
@@ -74,7 +74,7 @@ func TestAttack_broadcastsOfHost(t *testing.T) {
 }
 
 // bridgeWith makes the link net1 a port of a bridge of the namespace that has an address, as a pod with CAP_NET_ADMIN
-// can. What the bridge's own network stack sends has no ingress interface.
+// can. Frames of the bridge's own network stack have no ingress interface.
 func bridgeWith(mac net.HardwareAddr, port string, addresses ...string) error {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.HardwareAddr = "br0", mac
@@ -301,8 +301,8 @@ func TestIdentity_nodeARPWithoutPin(t *testing.T) {
 	}
 }
 
-// A process that checks whether it could take over uses the maps that exist when it does, not those that the other
-// process has removed since.
+// Check keeps no maps open: Manage uses the maps that are pinned when it is called, and not maps whose pins the other
+// process has removed since Check.
 func TestNode_Check_keepsNoMaps(t *testing.T) {
 	e := newTestEnv(t, enforced())
 	next := newNode(t, netdev.Options{BPFFS: e.bpffs})

@@ -165,7 +165,7 @@ func TestTCX_limitsSharesOfNICWithOtherPrograms(t *testing.T) {
 	e.expectRate("pod receives next to a program that drops", e.measure(e.toPod(p))[0], 100*mega)
 }
 
-// A plugin replaces the programs of one that used another hook, before or after it.
+// A plugin replaces the programs of a plugin that used another hook, before or after its own.
 func TestNode_Manage_takesOverFromAnotherHook(t *testing.T) {
 	needTCX(t)
 	for _, hook := range classify.Hooks() {

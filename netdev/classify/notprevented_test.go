@@ -17,8 +17,8 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/nstest"
 )
 
-// These attacks work, as docs/user/security.md says. A change that prevents one of them fails its
-// test: move the test to those of the attacks that are prevented, and correct the page.
+// These attacks work, as docs/user/security.md states. A change that prevents one of them fails its
+// test: move the test to the tests of prevented attacks, and correct the page.
 
 // The kernel switches broadcasts between macvlans in mode bridge before they reach the NIC.
 func TestNotPrevented_broadcastsBetweenFurtherLinksInModeBridge(t *testing.T) {

@@ -52,7 +52,7 @@ func newQueuesEnv(t *testing.T) *testEnv {
 }
 
 // strays returns how many frames came to another queue than that of their class, on the NIC and its IFB
-// device: those that such a queue dropped, and the bytes of unidentified frames.
+// device: the frames that such a queue dropped, and the bytes of unidentified frames.
 func (e *testEnv) strays() (frames, unidentifiedBytes uint64) {
 	e.t.Helper()
 	ifb, err := netlink.LinkByName(shape.IFBName(e.nic.Name))

@@ -17,9 +17,9 @@ import (
 
 // A device with an HTB qdisc per transmit queue has a filter at the clsact hook for frames that
 // leave, behind the program that writes their class. The action of the filter takes the transmit
-// queue of a frame from its hash, in which the program has written the queue of the class. The kernel
-// does not choose the queue again, so that neither XPS, nor the driver of the NIC, nor the socket of
-// the sender does (Linux 5.19, tried by package trial).
+// queue of a frame from its hash, in which the program has written the queue of the class. Then
+// neither XPS, nor the driver of the NIC, nor the socket of the sender chooses another queue (Linux
+// 5.19, tried by package trial).
 
 // steerPriority is the priority of the filter, the next after that of the classifier.
 const steerPriority = filterPriority + 1

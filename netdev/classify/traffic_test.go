@@ -444,8 +444,8 @@ func needKey(t *testing.T, key classify.Key) {
 	}
 }
 
-// needCookie skips a test on kernels whose only key is the address: it does not tell the frames of
-// a share from those that carry the address of another. See
+// needCookie skips a test on kernels whose only key is the address, which does not distinguish the
+// frames of a share from frames that carry the address of another. See
 // TestRawFrames_useClassOfForgedAddressOnlyWithoutCookie.
 func (e *testEnv) needCookie() {
 	e.t.Helper()
@@ -480,7 +480,7 @@ func (e *testEnv) wireBytes() (n uint64) {
 }
 
 // With a key that has the cookie, a pod cannot send in the class of another share.
-// With the address alone it can; the condition of a share says so.
+// With the address alone it can; the condition of a share reports it.
 func TestRawFrames_useClassOfForgedAddressOnlyWithoutCookie(t *testing.T) {
 	for _, key := range classify.Keys() {
 		t.Run("key "+string(key), func(t *testing.T) {

@@ -31,7 +31,7 @@ type NIC struct {
 	MAC   net.HardwareAddr
 }
 
-// Target is an address of a link, or one that the link is about to get.
+// Target is an address that a link has or is about to get.
 type Target struct {
 	Address netip.Addr
 	// MAC is the MAC address of the link, whose own answers do not count.
@@ -93,7 +93,7 @@ func newQuery(f family, nic NIC, targets []Target) *query {
 	return q
 }
 
-// run asks for the addresses, as often as probes says, and collects the answers.
+// run asks for the addresses, each probes times, and collects the answers.
 func (q *query) run(ctx context.Context, wait time.Duration) error {
 	start := time.Now()
 	for i := range probes {

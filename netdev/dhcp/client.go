@@ -215,7 +215,7 @@ func newRoute(r *dhcpv4.Route) (route Route, ok bool) {
 	return Route{Destination: netip.PrefixFrom(destination, bits).Masked(), Gateway: gateway}, true
 }
 
-// Decline tells the server that another host has the address (DHCPDECLINE), so that it leases
+// Decline reports to the server that another host has the address (DHCPDECLINE), so that it leases
 // another one. It closes conn.
 func (c Client) Decline(conn *Conn, lease Lease) error {
 	defer conn.Close()

@@ -19,7 +19,7 @@ type Times struct {
 	Renew, Rebind, Expires time.Duration
 }
 
-// Never is the time of what does not happen.
+// Never is the time of an event that does not happen.
 const Never time.Duration = 1<<63 - 1
 
 // SinceBoot returns the time since the node booted.
@@ -93,7 +93,7 @@ func (t Times) Wait(now time.Duration, attempted bool, fuzz float64) time.Durati
 	if !attempted {
 		return 0
 	}
-	lease := 2 * (t.Expires - t.Renew) // T1 is half of the lease, unless the server says otherwise
+	lease := 2 * (t.Expires - t.Renew) // T1 is half of the lease, unless the server sets another T1
 	least := min(max(lease/32, minRetry), maxRetry)
 	wait := max((next-now)/2, least)
 	wait += spread(wait/8, fuzz)

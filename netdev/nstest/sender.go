@@ -38,7 +38,7 @@ func NewMarkSender(ns *Namespace, link string, mark, priority int) (Sender, erro
 	return s, s.closeOnError(err)
 }
 
-// NewTimeSender returns a Sender whose frames say when to send them (SO_TXTIME): at once.
+// NewTimeSender returns a Sender whose frames have a time to send them (SO_TXTIME): at once.
 func NewTimeSender(ns *Namespace, link string) (Sender, error) {
 	s, err := newPacketSender(ns, link)
 	if err != nil {
@@ -346,8 +346,8 @@ func (s *xdpSender) Close() (err error) {
 	return err
 }
 
-// SetSegmentation permits or forbids that the kernel passes packets to a link of this namespace that
-// the link divides into segments.
+// SetSegmentation permits or forbids the kernel to pass packets to a link of this namespace that the
+// link divides into segments.
 func SetSegmentation(link string, allowed bool) error {
 	const setTSO, setGSO = 0x1f, 0x24 // ETHTOOL_STSO and ETHTOOL_SGSO of linux/ethtool.h
 	for _, command := range []uint32{setTSO, setGSO} {

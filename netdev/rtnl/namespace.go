@@ -65,8 +65,8 @@ func (c *Conn) namespaceID(ns *os.File) (int, error) {
 }
 
 // OwnNamespaceID returns the ID of the socket's namespace in itself, and assigns one if it has
-// none. By this ID, the kernel says that the parent of a link in another namespace belongs to the
-// socket's namespace. It is valid until the namespace ends.
+// none. By this ID, the kernel reports that the parent of a link in another namespace belongs to
+// the socket's namespace. It is valid until the namespace ends.
 func (c *Conn) OwnNamespaceID() (int, error) {
 	fd, err := unix.IoctlRetInt(c.fd, unix.SIOCGSKNS)
 	if err != nil {

@@ -99,8 +99,8 @@ func describeReceive(err error) error {
 	return os.NewSyscallError("receive netlink event", err)
 }
 
-// NamespaceWatcher reports in which other network namespaces links or addresses change:
-// among those that have an ID in its own namespace.
+// NamespaceWatcher reports in which other network namespaces links or addresses change. These
+// must have an ID in its own namespace.
 //
 // It is separate from Watcher, so that it neither receives the routes that the kernel
 // adds and removes with each address of a pod, nor copies events: a pod can cause more

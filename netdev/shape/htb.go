@@ -64,8 +64,8 @@ func New(conn *rtnl.Conn, failpoints failpoint.Injector) *HTB {
 // shares and the frames in their queues, unless it replaces the trees of the NIC.
 //
 // Setup replaces a root qdisc that the kernel chose. With takeOver, it also
-// replaces one that another program or an administrator configured; without, it
-// returns ErrForeignQdisc.
+// replaces a qdisc that another program or an administrator configured; without
+// takeOver, it returns ErrForeignQdisc for such a qdisc.
 func (h *HTB) Setup(name string, index int, t Trees, l NICRates, takeOver bool) (ifb int, err error) {
 	if err := h.Check(name, index, takeOver); err != nil {
 		return 0, err

@@ -17,7 +17,7 @@ type Queue string
 
 const (
 	// FairQueue divides the rate of a share fairly between its flows: a flow that sends
-	// little does not wait behind one that sends as fast as it can.
+	// little does not wait behind a flow that sends as fast as it can.
 	FairQueue Queue = "fq_codel"
 	// FIFO is the queue of kernels without FairQueue: all flows wait behind each other.
 	FIFO Queue = "bfifo"
@@ -70,7 +70,7 @@ func (h *HTB) tryQueue(ifb int, t Trees) error {
 }
 
 // queueRequest creates the queue of a class, or changes its parameters. It fails with EEXIST if a
-// fair queue exists although c says that it does not.
+// fair queue exists although c.exists is false.
 func (c class) queueRequest(dev int, q Queue) *nl.NetlinkRequest {
 	if !c.fair {
 		q = FIFO

@@ -17,7 +17,7 @@ import (
 // wait for one lock.
 //
 // Below mq, each share has its class in the HTB of one queue, its home. No class borrows from
-// another queue: the rate of a share is also its limit, and what does not belong to shares has the
+// another queue: the rate of a share is also its limit, and traffic that belongs to no share has the
 // rest of the line, in the first queue. So the sum over all queues is at most the line.
 type Trees int
 
@@ -45,7 +45,7 @@ const (
 )
 
 // home returns the queue of a share. It follows from the number of the share, so that it needs no
-// record. If the device loses queues, only the shares of those get another.
+// record. If the device loses queues, only the shares of these queues get another home.
 func (t Trees) home(minor uint16) int {
 	if t == OneTree || minor < FirstMinor {
 		return 0
@@ -162,8 +162,8 @@ func (h *HTB) setupTrees(dev int, t Trees) error {
 	return h.conn.Do(requests...)
 }
 
-// treesRequests returns the requests that give a device the qdiscs of t. queues are those that have an
-// HTB qdisc, as bits.
+// treesRequests returns the requests that give a device the qdiscs of t. queues are the queues that have
+// an HTB qdisc, as bits.
 func treesRequests(dev int, t Trees, queues uint) []*nl.NetlinkRequest {
 	if t == OneTree {
 		return []*nl.NetlinkRequest{t.htbRequest(dev, 0)}

@@ -120,7 +120,7 @@ func TestNICRates_base_perQueue(t *testing.T) {
 	}
 }
 
-// What shares can be granted, and what the other classes can use, add up to the line.
+// The rates that shares can be granted, and the rates of the other classes, add up to the line.
 func TestNICRates_sumOfQueuesIsAtMostLine(t *testing.T) {
 	l := NICRates{Line: 1000 * mega, Reserve: 100 * mega, Forwarded: Rates{Floor: 50 * mega, Ceil: 1000 * mega}}
 	const trees Trees = 4

@@ -17,7 +17,7 @@ const steeredTrees = 4
 
 // Steer returns nil if frames leave through the transmit queue whose HTB qdisc has their class, with the
 // program at a hook; see shape.Trees. It sends frames of one flow through each queue: a kernel that ignores
-// a part of what it is asked for sends all of them through one queue, or through any.
+// a part of the request sends all of them through one queue, or through any.
 func Steer(lock string, failpoints failpoint.Injector, hook classify.Hook) error {
 	return onLinks(lock, failpoints, steeredTrees, func(t *trial) error { return t.steer(hook) })
 }

@@ -78,7 +78,7 @@ func Strongest(results []Result) (Result, error) {
 }
 
 // Run tries keys in the caller's network namespace, and returns their results in
-// the same order. It creates and removes links, and first removes those that an
+// the same order. It creates and removes links, and first removes links that an
 // interrupted trial left. The directory lock serializes trials of the node.
 //
 // The error is about the trial itself, such as a kernel without veth.
@@ -249,7 +249,7 @@ func (t *trial) tryMemory(hook classify.Hook, key classify.Key) (routes, arp err
 }
 
 // tryRoutes returns nil if the programs assign a frame to the class of forwarded frames because it
-// has a route out of the NIC. The frame is one that no share sent and that has the address of the NIC.
+// has a route out of the NIC. No share sent the frame, and it has the address of the NIC.
 func (t *trial) tryRoutes(c *classify.Classifier) error {
 	err := c.Attach(classify.NIC{
 		Index: t.nic, IFBIndex: t.ifb, MAC: nicMAC, Major: shape.Major, Forwarded: classify.ForwardedByRoute,

@@ -144,7 +144,7 @@ func TestRun_reportsWayThatNodeForbids(t *testing.T) {
 	}, unix.CAP_PERFMON, unix.CAP_SYS_ADMIN)
 }
 
-// What lets the program read the cookie from a socket lets it read the route.
+// A kernel that lets the program read the cookie from a socket lets it read the route.
 func TestRun_recognizesRouteWhereItReadsSockets(t *testing.T) {
 	nstest.New(t).Do(func() error {
 		results, err := trial.Run(t.TempDir(), nil, classify.KeySocketCookie)
@@ -197,7 +197,7 @@ func expectPassed(t *testing.T, key classify.Key) {
 	}
 }
 
-// A kernel without act_skbedit must say so, and no kernel may leave links.
+// Steer must return an error on a kernel without act_skbedit, and must leave no links on any kernel.
 func TestSteer(t *testing.T) {
 	for _, hook := range classify.Hooks() {
 		err := trial.Steer(t.TempDir(), nil, hook)
