@@ -361,7 +361,7 @@ func (s *sandbox) is(consumer resourceapi.ResourceClaimConsumerReference) bool {
 	return consumer.UID == s.uid
 }
 
-// reserve changes for whom a claim is reserved, as scheduler and controller do.
+// reserve changes the consumers of a claim, as the scheduler and the controller do.
 func (p *plugin) reserve(
 	c *resourceapi.ResourceClaim,
 	change func([]resourceapi.ResourceClaimConsumerReference) []resourceapi.ResourceClaimConsumerReference,

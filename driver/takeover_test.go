@@ -132,7 +132,7 @@ func TestTakeover_newPluginServesLess(t *testing.T) {
 			if err := p.published(); err != nil {
 				t.Error(err)
 			}
-			p.stop() // nothing remains that this one could serve worse
+			p.stop() // no predecessor remains that serves more
 			if err := <-s.started; err != nil {
 				t.Fatal(err)
 			}

@@ -365,7 +365,7 @@ func TestPods_denies(t *testing.T) {
 }
 
 // A pod that names a PodGroup by the field may be a pod of one of Kubernetes' own
-// PodGroups, also where the controller is in bridge mode: the cluster may support
+// PodGroups, even if the controller is in bridge mode: the cluster may support
 // PodGroups without claims.
 func TestPods_leavesPodsOfOtherPodGroupsAlone(t *testing.T) {
 	for _, tc := range []struct {
@@ -808,7 +808,7 @@ func TestShards_fillsOneClaimAfterTheOther(t *testing.T) {
 	if n := next(); n != 1 {
 		t.Errorf("with shard 0 full, the next pod is assigned to shard %d, want 1", n)
 	}
-	// A pod that another replica assigned is none of the pending ones here.
+	// A pod that another replica assigned is not pending here.
 	s.observe(pod(10000, 1))
 	s.observeDeleted(pod(10000, 1))
 	if pending := s.pending[types.NamespacedName{Namespace: "ns", Name: name(1)}]; len(pending) != 1 {
@@ -819,7 +819,7 @@ func TestShards_fillsOneClaimAfterTheOther(t *testing.T) {
 	if a, b := next(), next(); a != 0 || b != 1 {
 		t.Errorf("after one pod of shard 0 was deleted, the next pods are assigned to shards %d and %d, want 0 and 1", a, b)
 	}
-	// Assigned pods that are never observed stop counting, also those of other claims.
+	// Assigned pods that are never observed stop counting, including pods of other claims.
 	clock.SetTime(clock.Now().Add(time.Minute))
 	other := shardQuestion{Namespace: "ns", Claim: "other", Request: "other"}
 	if _, err := s.assign(t.Context(), other); err != nil || len(s.pending) != 1 {

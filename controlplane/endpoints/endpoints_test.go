@@ -247,8 +247,8 @@ func TestReconcile_publishesLinksOfSharedClaims(t *testing.T) {
 	}
 }
 
-// One pod of a claim whose link is blocked, or another one that could not be attached, makes the condition Ready
-// of the claim False. The links of the others work.
+// One pod of a claim whose link is blocked, or a pod that could not be attached, makes the condition Ready of the
+// claim False. The links of the others work.
 func TestReconcile_sharedClaimWithAPodThatIsNotReady(t *testing.T) {
 	var pods []string
 	var links []v1alpha1.PodNetworkStatus

@@ -77,8 +77,8 @@ type withoutWatchList struct{ *cache.ListWatch }
 
 func (withoutWatchList) IsWatchListSemanticsUnSupported() bool { return true }
 
-// The informer stores the claims that concern the driver at the moment, and reports each change of the others
-// to its handlers, who may know the claim by name.
+// The informer stores the claims that concern the driver at the moment, and reports each change of other claims
+// to its handlers, which may know the claim by name.
 func TestWithoutForeignClaims(t *testing.T) {
 	allocated := func(c *resourceapi.ResourceClaim) { c.Status.Allocation.Devices.Results[0].Driver = driver }
 	events := watch.NewFake()

@@ -282,7 +282,7 @@ func TestConfigure_edits(t *testing.T) {
 	}
 }
 
-// The corners of KEP-5075 that a driver meets.
+// The corner cases of KEP-5075 that a driver meets.
 func TestAdmit(t *testing.T) {
 	const device = "dev-npu0"
 	for _, tc := range []struct {

@@ -78,7 +78,7 @@ func TestLeasedLink_setNew_releasesAddressOfEndedPod(t *testing.T) {
 	}
 }
 
-// What is due for a lease must not be forgotten, so that the plugin does not renew it too early.
+// The plugin must not forget the due time of a lease, so that it does not renew the lease too early.
 func TestRenewer_start_keepsTasksIfRecordsAreUnreadable(t *testing.T) {
 	for _, tc := range []struct {
 		err  error

@@ -15,8 +15,8 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev"
 )
 
-// A node with two hardware NICs and links on them. The tests leave out those
-// that they do not need.
+// A node with two hardware NICs and links on them. The tests leave out the
+// links that they do not need.
 var (
 	eno1      = netdev.NIC{Name: "eno1", Index: 2, Bus: "pci", PCIBusID: "0000:3b:00.0", Speed: 10e9}
 	eno2      = netdev.NIC{Name: "eno2", Index: 3, Bus: "pci", PCIBusID: "0000:3b:00.1", Speed: 10e9}

@@ -464,7 +464,7 @@ func TestAssign_refuses(t *testing.T) {
 }
 
 // Nodes share a pool of which one node has all addresses: once the controller reports
-// that the pool is short, that node returns what it does not use.
+// that the pool is short, that node returns its unused addresses.
 func TestShortPool_nodesReturnUnusedAddresses(t *testing.T) {
 	api := newFakeAPI(addressPool("office", func(s *network.AddressPoolSpec) { s.Ranges = []string{"10.20.1.0/28"} }))
 	api.reportShort = true
@@ -508,8 +508,8 @@ func TestLoad_deletesAnUnusedBlockThatOverlapsAnother(t *testing.T) {
 }
 
 // Two nodes chose overlapping blocks at the same time. The plugin of n1 was killed before it could
-// compare its block with the others, and n2 uses the address: the times of creation do not tell
-// which node was first.
+// compare its block with the others, and n2 uses the address: the creation times do not show which
+// node was first.
 func TestLoad_returnsUnusedAddressesThatAnotherBlockHas(t *testing.T) {
 	for _, name := range []string{"storage-4-0a140108", "storage-4-0a140110"} {
 		t.Run(name, func(t *testing.T) {
@@ -625,8 +625,8 @@ func TestLoad_checksAnUncheckedBlock(t *testing.T) {
 	}
 }
 
-// A person has written a block with invalid ranges. Nodes take no address that it may mean, and the others
-// of the network, even the node of that block.
+// A user has written a block with invalid ranges. Nodes, including the node of that block, take no address
+// that it may mean, but take other addresses of the network.
 func TestAssign_besideABlockWithInvalidRanges(t *testing.T) {
 	api := newFakeAPI(addressPool("office", func(s *network.AddressPoolSpec) {
 		s.Ranges, s.BlockSize = []string{"10.20.1.0/29"}, ptr.To(int32(4))
@@ -738,7 +738,7 @@ func TestAssign_underFaultsNeverGivesAnAddressTwice(t *testing.T) {
 		t.Errorf("%d of %d attachments got an address, want at least a quarter", got, nodes*attachments)
 	}
 
-	// All pods end. The nodes return what they do not use, so one node can use all addresses.
+	// All pods end. The nodes return their unused addresses, so one node can use all addresses.
 	api.setFaults(nil)
 	last := all[0].plugin(t.Context(), "last", waitTimeout)
 	for i, node := range all {

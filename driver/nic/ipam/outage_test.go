@@ -19,7 +19,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/test/eventually"
 )
 
-// An attachment gets an address of the node's blocks although the API server does not answer, also while
+// An attachment gets an address of the node's blocks although the API server does not answer, even while
 // the plugin waits for an answer, and after requests to return blocks have failed.
 func TestAssign_doesNotNeedTheAPIServer(t *testing.T) {
 	for name, hang := range map[string]bool{"requests fail": false, "requests hang": true} {
