@@ -21,12 +21,11 @@ func Has(capability int) (bool, error) {
 	return err == nil && sets[capability/32].Effective&mask(capability) != 0, err
 }
 
-// Drop removes a capability from the permitted, effective, and inheritable sets of
-// all threads, and from the ambient and bounding sets of all threads as far as the
-// process has CAP_SETPCAP, which the latter takes. Without the capability in the
-// permitted set, the process cannot get it back. A program that it executes can
-// only if the process may gain privileges (no_new_privs is not set) and the
-// capability is in the bounding set.
+// Drop removes a capability from the permitted, effective, inheritable, and ambient
+// sets of all threads. If the process has CAP_SETPCAP, Drop also removes it from the
+// bounding sets. Without the capability in the permitted set, the process cannot get
+// it back. A program that it executes can get it back only if the process may gain
+// privileges (no_new_privs is not set) and the capability is in the bounding set.
 //
 // Drop needs a program that is built without cgo.
 func Drop(capability int) error {

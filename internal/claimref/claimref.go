@@ -1,9 +1,9 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package claimref resolves references to ResourceClaims: the ones that pods make
-// in spec.resourceClaims, and the ones that events make in their related objects. It also
-// recognizes the references to pods in status.reservedFor of claims.
+// Package claimref resolves references to ResourceClaims in spec.resourceClaims of pods,
+// and builds references to them for the related objects of events. It also recognizes the
+// references to pods in status.reservedFor of claims.
 package claimref
 
 import (
@@ -48,8 +48,8 @@ func Names(pod *corev1.Pod) []string {
 	return names
 }
 
-// AllNames returns the names of all claims of the pod, each once: those that its spec gives, and those that
-// Kubernetes generated from templates.
+// AllNames returns the names of all claims of the pod, each once: the claims that its spec names, and the
+// claims that Kubernetes generated from templates.
 func AllNames(pod *corev1.Pod) []string {
 	names := Names(pod)
 	for _, s := range pod.Status.ResourceClaimStatuses {

@@ -85,9 +85,9 @@ func (l *Log) Age(claim types.UID) (age time.Duration, ok bool) {
 	return l.clock.Since(last.at), true
 }
 
-// Forget removes the claim, so that its next entries are written whatever they
-// are. Callers use it for claims that are gone and after a failed write, whose
-// result they do not know.
+// Forget removes the claim, so that its next entries are written in any case.
+// Callers use it for claims that are gone and after a failed write, whose result
+// they do not know.
 func (l *Log) Forget(claim types.UID) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

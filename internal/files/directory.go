@@ -164,7 +164,7 @@ func (d *Directory[T]) readAll() error {
 	return nil
 }
 
-// read reads a file unless it is the one that was read last, and forgets it if it does
+// read reads a file unless it is unchanged since the last read, and forgets it if it does
 // not exist.
 func (d *Directory[T]) read(name string) {
 	i, known := d.find(name)
@@ -192,7 +192,7 @@ func (d *Directory[T]) read(name string) {
 	}
 }
 
-// changes tells which files of a directory have changed.
+// changes finds the files of a directory that have changed.
 type changes struct {
 	fd   int // of inotify; -1 if there is none
 	stop runtime.Cleanup
