@@ -1,8 +1,8 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package api contains what users and administrators write and read, with one package
-// per API group and version:
+// Package api contains the API types of users and administrators, with one package per
+// API group and version:
 //
 //   - v1alpha1: the opaque parameters of claims, and the status of their devices,
 //   - config/v1alpha1: the configuration of the driver,

@@ -73,8 +73,8 @@ func (a *NetworkAttachment) Validate() (errs field.ErrorList) {
 	return append(errs, validateRoutes(a.Routes, addresses, assigned, field.NewPath("routes"))...)
 }
 
-// ValidateFor checks parameters with defaults against the bounds of the network of the
-// device allows, in addition to Validate.
+// ValidateFor checks parameters with defaults against the bounds of the device's network,
+// in addition to Validate.
 func (a *NetworkAttachment) ValidateFor(allowed AllowedNetwork) field.ErrorList {
 	errs := a.Validate()
 	if len(errs) > 0 {
@@ -167,7 +167,7 @@ func isNameRune(r rune) bool {
 	}
 }
 
-// validateAddresses returns the valid ones of the addresses.
+// validateAddresses returns the valid addresses.
 func validateAddresses(texts []string, path *field.Path) (addresses []netip.Prefix, errs field.ErrorList) {
 	if len(texts) > maxAddresses {
 		return nil, field.ErrorList{field.TooMany(path, len(texts), maxAddresses)}

@@ -13,8 +13,8 @@
 // With the command open-namespaces it runs in a container of the plugin's pod, and opens
 // sockets in the network namespaces of pods for the plugin: see attach.Opener.
 //
-// It runs on the node, not in a container, and for every such container: it is
-// static and links nothing that it does not need.
+// It runs on the node, not in a container, and at each start of such a container:
+// it is static and links nothing that it does not need.
 package main
 
 import (

@@ -80,7 +80,7 @@ func newCommand() *cobra.Command {
 	return c
 }
 
-// add defines the flags but those of addNodePaths.
+// add defines all flags except those of addNodePaths.
 func (f *flags) add(p *pflag.FlagSet) {
 	p.StringVar(&f.DriverName, "driver-name", api.DriverName, "name of the driver")
 	p.StringVar(&f.NodeName, "node-name", os.Getenv("NODE_NAME"), "name of this node")

@@ -86,7 +86,7 @@ func ParseReplicaClaims(value string, path *field.Path) ([]JobClaim, field.Error
 }
 
 // ParseJobClaims decodes and validates the value of JobClaimsAnnotation, and sets default deletion policies. Errors
-// name the entry, its field, the value, and what would be right; path is the path of the annotation.
+// name the entry, its field, the value, and what is expected; path is the path of the annotation.
 func ParseJobClaims(value string, path *field.Path) ([]JobClaim, field.ErrorList) {
 	claims, errs := parseClaims(value, path)
 	for i := range claims {

@@ -28,7 +28,7 @@ const (
 // seconds.
 const minReleaseUnused = time.Second
 
-// Release says when claims are released before their holder is deleted. The zero value is ReleaseOnDeletion.
+// Release is when claims are released before their holder is deleted. The zero value is ReleaseOnDeletion.
 type Release struct {
 	OnCompletion bool
 	OnSuspension bool
@@ -61,8 +61,8 @@ func (r Release) Describe(workload string) string {
 	return strings.Join(conditions, ", or ")
 }
 
-// ParseRelease parses the value of ReleaseAnnotation: elements that are separated by commas. Errors say what the value
-// should be.
+// ParseRelease parses the value of ReleaseAnnotation: elements that are separated by commas. Errors state what the
+// value should be.
 func ParseRelease(value string) (Release, error) {
 	var release Release
 	seen := map[string]bool{}
