@@ -167,7 +167,7 @@ func caseInterfaceConfigured(ctx context.Context, s *suite) {
 	s.ok(want.applied(v.Interfaces, routes), "a pod with the claim of pods.configured")
 }
 
-// applied returns how the interfaces and the routes of a pod differ from what is configured.
+// applied returns how the interfaces and the routes of a pod differ from the configured ones.
 func (c *Configured) applied(interfaces []probe.Interface, routes []string) error {
 	i := slices.IndexFunc(interfaces, func(p probe.Interface) bool { return p.Name == c.Interface })
 	if i < 0 {

@@ -150,7 +150,7 @@ type Pods struct {
 	// next one, and after the last with the first again. One spec is enough if two claims
 	// with it can be allocated at the same time.
 	Claims []resourceapi.ResourceClaimSpec `json:"claims,omitempty"`
-	// Configured is a claim with what it configures, for NET-07.
+	// Configured is a claim with its effect in the pod, for NET-07.
 	Configured *Configured `json:"configured,omitempty"`
 	// Impossible is the spec of a claim that can be allocated but whose interface the driver
 	// cannot attach, such as one with a route through a gateway that the interface does not

@@ -218,8 +218,8 @@ func (r *runner) renew() error {
 }
 
 // slowCase waits for the driver for a minute and a half: the resource slice controller of
-// Kubernetes does not see for a minute that another client deleted what it has just created, and
-// waits for half a minute after other changes.
+// Kubernetes notices only after a minute that another client deleted a slice which it has just
+// created, and waits for half a minute after other changes.
 const slowCase = "PUB-10"
 
 // waitingCases are cases that wait for the driver while nothing happens, or that repeat calls, which are

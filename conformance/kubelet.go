@@ -91,7 +91,7 @@ func (k *kubelet) notify(ctx context.Context, path string, s *registration.Regis
 	return err
 }
 
-// register finds the driver's registration socket that is not one of others, and
+// register finds the driver's registration socket that is not among others, and
 // registers the driver as the kubelet does.
 func (k *kubelet) register(ctx context.Context, dir string, others []string) error {
 	paths, err := registrationSockets(dir)

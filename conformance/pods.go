@@ -56,7 +56,7 @@ type podOptions struct {
 	// claims are indexes of Config.Pods.Claims, modulo their number; specs are specs of more.
 	claims []int
 	specs  []resourceapi.ResourceClaimSpec
-	// command is what the main container runs, as arguments of dra-conformance container;
+	// command is the command of the main container, as arguments of dra-conformance container;
 	// inspect if it is empty.
 	command []string
 	// hostNetwork puts the pod into the network namespace of the node.

@@ -189,7 +189,7 @@ func firstLine(s string) string {
 	return line
 }
 
-// measurements returns what the cases measured, and the time that all of them took.
+// measurements returns the measurements of the cases, and the time that all of them took.
 func measurements(results []Result, total time.Duration) map[string]float64 {
 	m := map[string]float64{}
 	for _, r := range results {

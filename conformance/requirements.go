@@ -134,7 +134,7 @@ func requirementsSum() string {
 	return fmt.Sprintf("sha256:%x", sha256.Sum256(raw))
 }
 
-// Explain returns what the suite knows about a requirement, as text for a terminal.
+// Explain describes a requirement, as text for a terminal.
 func Explain(id string) (string, error) {
 	all, err := Requirements()
 	if err != nil {
