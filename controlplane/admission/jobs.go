@@ -307,7 +307,7 @@ func (j *workloadObject) overridden(claims []scheduling.JobClaim, t templateAt) 
 	return warnings
 }
 
-// dryRun returns what the API server finds invalid in the spec of a claim.
+// dryRun returns the errors that the API server reports for the spec of a claim.
 func (j *Jobs) dryRun(
 	ctx context.Context, namespace string, spec *resourceapi.ResourceClaimSpec, path *field.Path,
 ) (field.ErrorList, error) {
@@ -365,9 +365,9 @@ func extra(user authenticationv1.UserInfo) map[string]authorizationv1.ExtraValue
 
 // isInherited reports whether the controller of the object exists, and has the same annotation, and
 // the user may create objects that it controls.
-// A controller has created the object then, such as a Job of a JobSet, and the owner's author
-// had the right to create claims. The StatefulSet of a LeaderWorkerSet's workers has that of
-// their leader as its owner.
+// Then a controller has created the object, such as a Job of a JobSet, and the owner's author
+// had the right to create claims. For the StatefulSet of a LeaderWorkerSet's workers, whose
+// controller is the leader's pod, it checks the controller of that pod.
 func (j *Jobs) isInherited(
 	ctx context.Context, req admission.Request, object *workloadObject, value string,
 ) (bool, error) {

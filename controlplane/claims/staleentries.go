@@ -173,7 +173,7 @@ func (l PodLookup) EntriesToCheck(claim *resourceapi.ResourceClaim) []resourceap
 }
 
 // DeletedPods returns the UIDs of those EntriesToCheck whose pods no longer exist. It
-// asks the API server about all pods but the known ones, which the caller has just
+// asks the API server about all pods except known ones, which the caller has just
 // read.
 func (l PodLookup) DeletedPods(
 	ctx context.Context, claim *resourceapi.ResourceClaim, known []Pod,

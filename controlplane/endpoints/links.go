@@ -98,7 +98,7 @@ func (l *link) add(text string) {
 	}
 }
 
-// isReservedFor reports whether a claim is reserved for a pod, or for an object that is not one.
+// isReservedFor reports whether a claim is reserved for a pod, or for an object other than a pod.
 func isReservedFor(claim *resourceapi.ResourceClaim, uid types.UID) bool {
 	for _, r := range claim.Status.ReservedFor {
 		if r.UID == uid || r.APIGroup != "" {

@@ -119,8 +119,8 @@ func (r *StatusReconciler) Reconcile(ctx context.Context, req ctrl.Request) (res
 	return result, nil
 }
 
-// annotationOf returns the annotation with the links and the entries that the present one has of
-// other networks. It returns the present one if there is nothing to change.
+// annotationOf returns the annotation with the links, and with the entries of other networks in the
+// present annotation. It returns the present annotation if there is nothing to change.
 func annotationOf(present string, links []link, driver string) (string, error) {
 	var others, own []json.RawMessage
 	if present != "" {

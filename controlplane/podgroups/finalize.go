@@ -146,10 +146,10 @@ type holder struct {
 	uid  types.UID
 }
 
-// holders returns the PodGroups that hold the claim: those in status.reservedFor, and
-// the PodGroup for which the claim was generated if status.reservedFor has an entry
-// that does not name it but is removed with it: Kubernetes' own for a PodGroup, or the driver's
-// for a terminal pod.
+// holders returns the PodGroups that hold the claim: the PodGroups in status.reservedFor,
+// and the PodGroup for which the claim was generated if status.reservedFor has an entry that
+// does not name this PodGroup but is removed with it: Kubernetes' entry for a PodGroup, or
+// the driver's for a terminal pod.
 func holders(claim *resourceapi.ResourceClaim) []holder {
 	var all []holder
 	hasIndirectEntry := false

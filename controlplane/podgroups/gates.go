@@ -48,7 +48,7 @@ const (
 	// write the claim one by one when the device is available again.
 	maxRejectedLeaders = 3
 	// leaderInterval is the time after which one more pod becomes leader then. Only some of the
-	// pods may be impossible to schedule, for example because of what else they request.
+	// pods may be impossible to schedule, for example because of their other requests.
 	leaderInterval = time.Minute
 )
 

@@ -187,8 +187,8 @@ func (r *Reconciler) podsOf(ctx context.Context, claim *resourceapi.ResourceClai
 		delete(others, cached.Items[i].UID)
 	}
 	if len(others) == 0 {
-		// A watch that was started stays until the claim has no fabric: a new pod of a PodGroup may be one of the others
-		// for a moment, until the cache has it.
+		// A watch that was started stays until the claim has no fabric: a new pod of a PodGroup may count as one of the
+		// others for a moment, until the cache has it.
 		return pods, nil
 	}
 	all, err := r.others.Pods(ctx, client.ObjectKeyFromObject(claim))

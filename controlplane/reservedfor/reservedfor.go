@@ -215,7 +215,8 @@ func (r *Reconciler) reconcileNotHeld(
 		return err
 	}
 	if _, reported := claim.Annotations[scheduling.HeldAnnotation]; reported && claim.Status.Allocation == nil {
-		// It was true before the holder appeared or the claim was released. The change causes the next call.
+		// The annotation is out of date: the holder has appeared, or the claim was released. Its removal triggers
+		// the next reconcile.
 		return r.annotate(ctx, claim, "")
 	}
 	owner := claims.Owner{
