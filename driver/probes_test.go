@@ -50,7 +50,7 @@ func (p *plugin) healthy(check string) error {
 	return probe.Ask(p.options.RunDir, p.options.Instance, check)
 }
 
-// register is what the kubelet does when it has found the plugin's socket.
+// register does what the kubelet does when it has found the plugin's socket.
 func (p *plugin) register() {
 	p.t.Helper()
 	sockets, err := filepath.Glob(filepath.Join(p.options.RegistryDir, "*.sock"))

@@ -43,7 +43,7 @@ const (
 	// container starts about 0.2 s after Prepare, and one write replaces two.
 	reportDelay = 500 * time.Millisecond
 	// writeInterval is the shortest time between two writes to one claim. A pod that
-	// changes its attachment again and again causes no more writes than this permits.
+	// changes its attachment repeatedly causes no more writes than this permits.
 	writeInterval = time.Second
 	// statusRounds is the number of resyncs in which the status of each claim is read once.
 	statusRounds = 10
@@ -171,7 +171,7 @@ func failureOutcome(err error) string {
 	}
 }
 
-// report writes the status of a claim if it differs from what was written.
+// report writes the status of a claim if it differs from the written one.
 func (r *reporter) report(ctx context.Context, uid types.UID) (outcome string, err error) {
 	prepared, err := r.driver.preparedClaim(uid)
 	if err != nil || prepared == nil {
@@ -223,7 +223,7 @@ func (d *Driver) currentClaim(ctx context.Context, recorded *record.Claim) (*res
 }
 
 // cachedClaim is currentClaim from the API server's cache instead of etcd: the plugins of all nodes
-// compare the status of their claims again and again.
+// compare the status of their claims repeatedly.
 func (d *Driver) cachedClaim(ctx context.Context, recorded *record.Claim) (*resourceapi.ResourceClaim, error) {
 	return d.getClaim(ctx, recorded, metav1.GetOptions{ResourceVersion: "0"})
 }

@@ -79,7 +79,7 @@ func match(accelerator config.Accelerator) accel.Match {
 	return accel.Match{Class: m.PCIClass, Vendor: m.Vendor, ID: m.Device, Paths: m.DevicePaths}
 }
 
-// identities returns what distinguishes a device from all others on the node.
+// identities returns the identifiers that distinguish a device from all others on the node.
 func identities(f accel.Device) []string {
 	if f.PCIBusID != "" {
 		return append(slices.Clone(f.Nodes), f.PCIBusID)

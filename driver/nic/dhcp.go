@@ -226,8 +226,8 @@ func (k *Kind) giveBack(ctx context.Context, link attach.Link, lease dhcp.Lease)
 	k.release(ctx, link)
 }
 
-// release gives the lease of a link that does not exist any more back to the server. If that fails,
-// the lease ends by itself.
+// release returns the lease of a link that no longer exists to the server. If that fails, the lease
+// expires at its end.
 func (k *Kind) release(ctx context.Context, link attach.Link) {
 	if link.DHCP == nil || link.DHCP.Address == "" {
 		return

@@ -33,8 +33,8 @@ type hiddenLinks struct {
 
 // nicInspection holds the findings of the inspections of a NIC.
 type nicInspection struct {
-	// addresses are those of hidden links, from when they were found until the NIC is no longer
-	// guarded; "" if there were none.
+	// addresses are the addresses of hidden links, kept until the NIC is no longer guarded; "" if
+	// there were none.
 	addresses string
 	guarded   bool
 	failure   string // the error of the last inspection; "" if it succeeded

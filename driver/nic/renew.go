@@ -47,7 +47,7 @@ type leaseID struct {
 	cookie       uint64
 }
 
-// leaseTask is what to do for one link.
+// leaseTask is the next task for one link.
 type leaseTask struct {
 	next    time.Duration // since boot
 	running bool

@@ -79,8 +79,8 @@ func (s stack) carriers(n netdev.NIC) []netdev.NIC {
 }
 
 // line returns the line rate of a NIC of a network, in bits per second: the
-// configured one, or less if the hardware is slower than the sum of what is
-// configured for it; otherwise the speed.
+// configured rate, or less if the hardware is slower than the sum of its
+// configured rates; without a configured rate, the speed.
 func (s stack) line(n netdev.NIC, network *config.Network) uint64 {
 	if network.Bandwidth == nil {
 		return n.Speed
@@ -96,7 +96,7 @@ func (s stack) line(n netdev.NIC, network *config.Network) uint64 {
 	return line
 }
 
-// isHardware reports whether the speed of a NIC is what hardware negotiated.
+// isHardware reports whether hardware negotiated the speed of a NIC.
 // Virtual links report an arbitrary speed.
 func (s stack) isHardware(n netdev.NIC) bool {
 	return !slices.ContainsFunc(s.base(n), func(n netdev.NIC) bool { return n.Bus != "pci" })

@@ -87,7 +87,7 @@ type Allocator struct {
 	avoided map[Address]time.Time
 }
 
-// requestKey is what a request in progress asks for: a reserved address, or an address for a consumer.
+// requestKey is the goal of a request in progress: a reserved address, or an address for a consumer.
 type requestKey struct {
 	address  Address
 	consumer poolConsumer
@@ -160,7 +160,7 @@ type Request struct {
 	Owner          Owner
 }
 
-// Assignment is what a link gets.
+// Assignment is the result of a request for a link.
 type Assignment struct {
 	// Addresses have the prefix length of their pool's subnet.
 	Addresses []netip.Prefix

@@ -18,11 +18,11 @@ import (
 
 // Most blocks serve any pod. A block of one address may serve one consumer only:
 //
-//   - A pod of a StatefulSet that keeps its address. The node returns the block when the pod is
-//     gone: it removes its name. Only then can another node take the block, by writing its own
-//     name. So no two nodes have it, and no other pod gets the address.
+//   - A pod of a StatefulSet that keeps its address. When the pod is gone, the node returns the
+//     block by removing the node's name from it. Only then can another node take the block, by
+//     writing its own name. So no two nodes have the block, and no other pod gets the address.
 //   - The pods of a namespace, if the pool has a limit for each namespace. The blocks are the
-//     count: a node that creates one over the limit deletes it again before it uses it.
+//     count: a node that creates a block over the limit deletes it before using it.
 
 // consumerKind is the kind of consumer that a block serves.
 type consumerKind int

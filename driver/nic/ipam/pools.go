@@ -173,7 +173,7 @@ func (p *pools) named(ctx context.Context, names []string, namespace string) (fo
 	return found, nil
 }
 
-// items returns what a request asks for.
+// items returns the items of a request.
 func (p *pools) items(ctx context.Context, r Request) (items []item, err error) {
 	named, err := p.named(ctx, r.Pools, r.PodNamespace)
 	if err != nil {
