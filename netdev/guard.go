@@ -194,8 +194,8 @@ func (n *Node) guard(a Attachment) (text string, err error) {
 }
 
 // describeMissing describes the pod's change to a link that is missing from its namespace:
-// it has moved the link if the NIC still accepts the address. It returns "" if the link or the
-// namespace no longer exists.
+// the pod has moved the link if the NIC still accepts the address. It returns "" if the link
+// or the namespace no longer exists.
 func (n *Node) describeMissing(a Attachment) (string, error) {
 	exists, err := n.conn.NamespaceExists(a.NSID)
 	if err != nil || !exists {

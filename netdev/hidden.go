@@ -36,14 +36,14 @@ const (
 	compareInterval = 5 * time.Second
 )
 
-// inspection is what Inspect has found on a NIC.
+// inspection is the result of Inspect for a NIC.
 type inspection struct {
 	accepted uint64             // hash of the addresses that the NIC accepts
 	changes  uint64             // Node.changes before they were listed
 	compared time.Time          // when they were compared with the attachments
-	excused  bool               // whether one is that of a link that was detached a short time ago
+	excused  bool               // whether a recently detached link has one of them
 	suspects []net.HardwareAddr // addresses that no attachment has
-	unknown  []net.HardwareAddr // those of them whose link the node does not see
+	unknown  []net.HardwareAddr // suspects whose link the node does not see
 	verified time.Time          // when unknown was determined
 }
 
@@ -147,8 +147,8 @@ func (n *Node) suspects(
 	return suspects, excused, nil
 }
 
-// withoutVisibleLink returns those of the addresses whose link the node does not see, and that the NIC
-// still accepts: links may have been removed meanwhile.
+// withoutVisibleLink returns the addresses that the NIC still accepts and whose link the node does not
+// see: links may have been removed in the meantime.
 func (n *Node) withoutVisibleLink(nic managedNIC, addresses []net.HardwareAddr) ([]net.HardwareAddr, error) {
 	visible, err := n.visibleAddresses(nic.Index)
 	if err != nil {

@@ -23,7 +23,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/shape"
 )
 
-// verdict is what a program returns for every frame.
+// verdict is the result of a program for every frame.
 type verdict int32
 
 const (

@@ -88,7 +88,7 @@ var requested = []dhcpv4.OptionCode{
 	dhcpv4.OptionIPAddressLeaseTime, dhcpv4.OptionRenewTimeValue, dhcpv4.OptionRebindingTimeValue,
 }
 
-// options returns what all messages of the client contain.
+// options returns the options that all messages of the client contain.
 func (c Client) options() []dhcpv4.Modifier {
 	options := []dhcpv4.Modifier{dhcpv4.WithOption(dhcpv4.OptClientIdentifier(c.ID))}
 	if c.Hostname != "" {

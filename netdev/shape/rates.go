@@ -223,10 +223,10 @@ func queueBytes(rate uint64) uint32 {
 	return uint32(min(max(rate/bitsPerByte/50, 3*maxGSO), 1<<31))
 }
 
-// sendQueueBytes returns the length of the FIFO of what a share sends: 8 ms at the rate, so
-// that a pod which sends as fast as it can waits less than 10 ms for an answer, but at least
-// the fragments of the largest datagram and one segment more. It can be shorter than the queue
-// of what a share receives because the pod's link limits the size of segments: see SegmentBytes.
+// sendQueueBytes returns the length of the FIFO for frames that a share sends: 8 ms at the rate,
+// so that a pod which sends as fast as it can waits less than 10 ms for an answer, but at least
+// the fragments of the largest datagram and one segment more. It can be shorter than the queue for
+// received frames because the pod's link limits the size of segments: see SegmentBytes.
 func sendQueueBytes(rate uint64) uint32 {
 	const eightMillisecondsPerSecond = 125
 	return uint32(min(max(rate/bitsPerByte/eightMillisecondsPerSecond, maxGSO+maxGSO/4), 1<<31))

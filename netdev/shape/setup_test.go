@@ -74,7 +74,7 @@ func TestHTB_Setup_givesIFBNoAddress(t *testing.T) {
 	}
 }
 
-// The steps are in one test, because each begins with what the last has left.
+// The steps are in one test, because each begins with the state that the last one left.
 func TestHTB_Setup_changesTrees(t *testing.T) {
 	e := newEnv(t)
 	e.expectTreesInUse(shape.OneTree, false)
