@@ -17,7 +17,7 @@ import (
 // wait for one lock.
 //
 // Below mq, each share has its class in the HTB of one queue, its home. No class borrows from
-// another queue: the rate of a share is also its limit, and traffic that belongs to no share has the
+// another queue: the rate of a share is also its limit, and traffic without a share has the
 // rest of the line, in the first queue. So the sum over all queues is at most the line.
 type Trees int
 
