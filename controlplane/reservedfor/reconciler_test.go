@@ -326,7 +326,7 @@ func TestReconciler_reportsWhyClaimIsNotHeld(t *testing.T) {
 		{"the annotation is invalid", "jobs/train", nil, false, "HolderInvalid",
 			`annotation scheduling.dra-shared.dev/reserved-for: "jobs/train" must be <API group>/<resource>/<name>`},
 		{"the holder is in no namespace", "/nodes/n1", nil, false, "HolderInvalid",
-			`annotation scheduling.dra-shared.dev/reserved-for: "/nodes/n1" the object cannot hold a claim: ` +
+			`annotation scheduling.dra-shared.dev/reserved-for: "/nodes/n1" names an object that cannot hold a claim: ` +
 				"/nodes/n1 is not in a namespace"},
 		{"the holder is a claim", "resource.k8s.io/resourceclaims/team", nil, false, "HolderInvalid",
 			`annotation scheduling.dra-shared.dev/reserved-for: "resource.k8s.io/resourceclaims/team" ` +

@@ -84,7 +84,7 @@ var (
 	// does not exist.
 	ErrMissing = errors.New("the object does not exist")
 	// ErrRefused reports that objects of the resource cannot hold claims.
-	ErrRefused = errors.New("the object cannot hold a claim")
+	ErrRefused = errors.New("names an object that cannot hold a claim")
 )
 
 // Find returns the state of an object, and starts a watch for objects of its resource.

@@ -135,6 +135,21 @@ func TestReservedFor_claimOfAnotherDriver(t *testing.T) {
 	await(strings.TrimPrefix(holderFound, "True "))
 }
 
+// An object without a namespace cannot hold a claim: the claim would keep its namespace from being deleted.
+func TestReservedFor_holderWithoutNamespace(t *testing.T) {
+	e := requireTestEnv(t)
+	e.startController(t, nil)
+	ns := e.createNamespace(t, "cluster-scoped")
+	const holder = "resource.k8s.io/deviceclasses/fabric.dra-shared.dev"
+	claim, pod := e.createHeldClaim(t, ns, holder)
+	e.awaitHeldState(t, claim, fmt.Sprintf("False HolderInvalid: annotation %s: %q names an object that cannot hold a claim: "+
+		"%s is not in a namespace, and would keep the claim and its namespace from being deleted: name an object in the "+
+		"namespace of the claim", scheduling.ReservedForAnnotation, holder, holder), false)
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}}
+	e.delete(t, namespace, pod)
+	e.awaitDeleted(t, claim)
+}
+
 // The controller loses the right to read a holder, and then the claim and its
 // pod are deleted. The claim must not keep its finalizer: no other component
 // would remove the holder's entry.
