@@ -10,11 +10,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -117,18 +119,15 @@ func (e *testEnv) impersonate(file, account string) error {
 	return clientcmd.WriteToFile(*c, file)
 }
 
-// clientOf returns a client of a service account.
-func (e *testEnv) clientOf(t *testing.T, account string) client.Client {
+// clientOf returns a client of a user or a service account.
+func (e *testEnv) clientOf(t *testing.T, user string) client.Client {
 	t.Helper()
-	file := filepath.Join(t.TempDir(), "kubeconfig")
-	if err := e.impersonate(file, account); err != nil {
-		t.Fatal(err)
+	identity := rest.CopyConfig(e.config)
+	identity.Impersonate = rest.ImpersonationConfig{UserName: user, Groups: []string{"system:authenticated"}}
+	if strings.HasPrefix(user, "system:serviceaccount:") {
+		identity.Impersonate.Groups = append(identity.Impersonate.Groups, "system:serviceaccounts")
 	}
-	config, err := clientcmd.BuildConfigFromFlags("", file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c, err := client.New(config, client.Options{Scheme: e.client.Scheme()})
+	c, err := client.New(identity, client.Options{Scheme: e.client.Scheme()})
 	if err != nil {
 		t.Fatal(err)
 	}
