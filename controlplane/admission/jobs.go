@@ -336,7 +336,8 @@ func (j *Jobs) mayDo(
 		ResourceAttributes: &right,
 	}}
 	if err := j.Client.Create(ctx, review); err != nil {
-		return false, fmt.Errorf("check the right of user %q to %s %s: %w", req.UserInfo.Username, right.Verb, right.Resource, err)
+		return false, fmt.Errorf("check the right of user %q to %s %s: %w",
+			req.UserInfo.Username, right.Verb, right.Resource, err)
 	}
 	return review.Status.Allowed, nil
 }

@@ -80,8 +80,9 @@ func newJobs(t *testing.T) *Jobs {
 			}
 			a := review.Spec.ResourceAttributes
 			right := strings.Join([]string{a.Verb, a.Resource, a.Group, a.Namespace}, " ")
+			const ofController = "update jobsets jobset.x-k8s.io ns"
 			review.Status.Allowed = review.Spec.User == "admin" && right == "create resourceclaims resource.k8s.io ns" ||
-				review.Spec.User == "jobset-controller" && right+a.Subresource+a.Name == "update jobsets jobset.x-k8s.io nsfinalizersset"
+				review.Spec.User == "jobset-controller" && right == ofController && a.Subresource == "finalizers" && a.Name == "set"
 			return nil
 		},
 	}).Build()
@@ -141,7 +142,8 @@ func TestJobs_denies(t *testing.T) {
 		{"a spec of a user without the right", "guest", "", job("[" + inline + "]"),
 			`user "guest" may not create ResourceClaims in namespace "ns"`},
 		{"a Job of a JobSet by another user than its controller", "guest", "",
-			ownedBy(job("["+inline+"]"), "jobset.x-k8s.io/v1alpha2", "JobSet", "7"), `user "guest" may not create ResourceClaims`},
+			ownedBy(job("["+inline+"]"), "jobset.x-k8s.io/v1alpha2", "JobSet", "7"),
+			`user "guest" may not create ResourceClaims`},
 		{"a Job of a JobSet that has another annotation", "jobset-controller", "",
 			ownedBy(job("["+strings.Replace(inline, "net", "other", 1)+"]"), "jobset.x-k8s.io/v1alpha2", "JobSet", "7"),
 			`user "jobset-controller" may not create ResourceClaims`},

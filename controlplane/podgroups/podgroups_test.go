@@ -39,7 +39,9 @@ func TestSharedClaim_chooseShards(t *testing.T) {
 		"pods of shard 0 came later":         {shards{1: claim("true", allocated)}, []int{0, 1}, 1, []int{0, 1}},
 		"pods of the primary shard ended":    {shards{1: claim("true", allocated)}, []int{0}, 1, []int{0, 1}},
 		"the primary shard waits for a node": {shards{1: claim("true", pending)}, []int{0, 1}, 1, []int{0, 1}},
-		"the primary shard was deallocated":  {shards{0: claim("", pending), 1: claim("true", pending)}, []int{0}, 0, []int{0}},
+		"the primary shard was deallocated": {
+			shards{0: claim("", pending), 1: claim("true", pending)}, []int{0}, 0, []int{0},
+		},
 		"another value of the annotation":    {shards{1: claim("false", allocated)}, []int{0, 1}, 0, []int{0, 1}},
 	} {
 		t.Run(name, func(t *testing.T) {

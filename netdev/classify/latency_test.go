@@ -45,7 +45,7 @@ func TestLatency_ofFloodedShare(t *testing.T) {
 				ofFlooded, ofOther := e.roundTrips(flooded, server), e.roundTrips(other, server)
 				stop()
 				t.Logf("round trips of the flooded share: %v (median), %v (p99); of another: %v, %v; "+
-					"of another beside a flood on the loopback link: %v, %v", median(ofFlooded), p99(ofFlooded),
+					"of another during a flood on the loopback link: %v, %v", median(ofFlooded), p99(ofFlooded),
 					median(ofOther), p99(ofOther), median(baseline), p99(baseline))
 				own, others = min(own, p99(ofFlooded)), min(others, p99(ofOther))
 				otherBound = max(otherBound, p99(baseline))
