@@ -42,7 +42,7 @@ func TestSharedClaim_chooseShards(t *testing.T) {
 		"the primary shard was deallocated": {
 			shards{0: claim("", pending), 1: claim("true", pending)}, []int{0}, 0, []int{0},
 		},
-		"another value of the annotation":    {shards{1: claim("false", allocated)}, []int{0, 1}, 0, []int{0, 1}},
+		"another value of the annotation": {shards{1: claim("false", allocated)}, []int{0, 1}, 0, []int{0, 1}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := &sharedClaim{shards: tc.shards}

@@ -143,8 +143,8 @@ func TestReservedFor_holderWithoutNamespace(t *testing.T) {
 	const holder = "resource.k8s.io/deviceclasses/fabric.dra-shared.dev"
 	claim, pod := e.createHeldClaim(t, ns, holder)
 	e.awaitHeldState(t, claim, fmt.Sprintf("False HolderInvalid: annotation %s: %q names an object that cannot hold a "+
-		"claim: %s is not in a namespace, and would keep the claim and its namespace from being deleted: name an object in the "+
-		"namespace of the claim", scheduling.ReservedForAnnotation, holder, holder), false)
+		"claim: %s is not in a namespace, and would keep the claim and its namespace from being deleted: name an object "+
+		"in the namespace of the claim", scheduling.ReservedForAnnotation, holder, holder), false)
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}}
 	e.delete(t, namespace, pod)
 	e.awaitDeleted(t, claim)
