@@ -86,7 +86,7 @@ func (d Dir) Named(name string) (release func(), err error) {
 
 // NamedContext is Named until ctx ends.
 func (d Dir) NamedContext(ctx context.Context, name string) (release func(), err error) {
-	if release, ok, err := d.TryNamed(name); ok || err != nil {
+	if release, ok, err := d.try(ctx, name); ok || err != nil {
 		return release, err
 	}
 	type result struct {
@@ -112,8 +112,10 @@ func (d Dir) NamedContext(ctx context.Context, name string) (release func(), err
 }
 
 // TryNamed acquires the lock of a name if it is free, and reports whether it was.
-func (d Dir) TryNamed(name string) (release func(), ok bool, err error) {
-	release, err = d.acquire(context.Background(), name, unix.LOCK_EX|unix.LOCK_NB)
+func (d Dir) TryNamed(name string) (release func(), ok bool, err error) { return d.try(context.Background(), name) }
+
+func (d Dir) try(ctx context.Context, name string) (release func(), ok bool, err error) {
+	release, err = d.acquire(ctx, name, unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
 		return nil, false, nil
 	}
