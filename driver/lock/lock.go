@@ -112,7 +112,9 @@ func (d Dir) NamedContext(ctx context.Context, name string) (release func(), err
 }
 
 // TryNamed acquires the lock of a name if it is free, and reports whether it was.
-func (d Dir) TryNamed(name string) (release func(), ok bool, err error) { return d.try(context.Background(), name) }
+func (d Dir) TryNamed(name string) (release func(), ok bool, err error) {
+	return d.try(context.Background(), name)
+}
 
 func (d Dir) try(ctx context.Context, name string) (release func(), ok bool, err error) {
 	release, err = d.acquire(ctx, name, unix.LOCK_EX|unix.LOCK_NB)
