@@ -168,11 +168,22 @@ func (p *Pods) joinPodGroup(
 	if err != nil || name == "" {
 		return nil, nil, err
 	}
+	key := types.NamespacedName{Namespace: pod.Namespace, Name: name}
+	var unknown error // why it is not known whether Kubernetes has the PodGroup
+	if !annotated {
+		var others bool
+		if others, unknown = p.isOfOthers(ctx, key); others {
+			return nil, nil, nil
+		}
+	}
 	var group scheduling.PodGroup
-	err = p.APIReader.Get(ctx, types.NamespacedName{Namespace: pod.Namespace, Name: name}, &group)
+	err = p.APIReader.Get(ctx, key, &group)
 	switch {
 	case apierrors.IsNotFound(err) && !annotated:
-		return nil, p.warnUnlessNativePodGroup(ctx, pod, name), nil
+		if unknown != nil || len(pod.Spec.ResourceClaims) == 0 {
+			return nil, nil, nil
+		}
+		return nil, []string{missingPodGroupWarning(pod.Namespace, name)}, nil
 	case apierrors.IsNotFound(err):
 		return nil, nil, denied(reasonPodGroupMissing,
 			"PodGroup %q does not exist in namespace %q: create it first (kind PodGroup of %s); "+
@@ -182,7 +193,7 @@ func (p *Pods) joinPodGroup(
 	}
 	sameName := false
 	if pod.Spec.SchedulingGroup != nil {
-		if sameName, err = hasSameName(ctx, p.APIReader, p.Mapper, &group); err != nil {
+		if sameName, err = hasSameName(ctx, p.APIReader, p.Mapper, key); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -232,23 +243,21 @@ func (p *Pods) checkPriority(ctx context.Context, pod *corev1.Pod, group string)
 		pod.Spec.PriorityClassName, got, group, want, native.Spec.PriorityClassName)
 }
 
-// warnUnlessNativePodGroup returns a warning for a pod with claims that names a
-// PodGroup by the field, unless Kubernetes has a PodGroup of that name.
-func (p *Pods) warnUnlessNativePodGroup(ctx context.Context, pod *corev1.Pod, name string) []string {
-	if len(pod.Spec.ResourceClaims) == 0 {
-		return nil
+// isOfOthers reports whether Kubernetes has the PodGroup, and the driver has none of that name in the cache. It spares
+// the pods of other projects a second request to the API server. An error says that Kubernetes' API cannot be read.
+func (p *Pods) isOfOthers(ctx context.Context, group types.NamespacedName) (bool, error) {
+	if err := p.Client.Get(ctx, group, &scheduling.PodGroup{}); !apierrors.IsNotFound(err) {
+		return false, nil // the caller reads the driver's PodGroup and compares
 	}
-	if p.Mode == mode.Native {
-		var native schedulingapi.PodGroup
-		err := p.Client.Get(ctx, types.NamespacedName{Namespace: pod.Namespace, Name: name}, &native)
-		if !apierrors.IsNotFound(err) {
-			return nil
-		}
-	}
-	return []string{fmt.Sprintf("spec.schedulingGroup.podGroupName: no PodGroup %q of %s exists in namespace %q: "+
+	return hasSameName(ctx, p.APIReader, p.Mapper, group)
+}
+
+// missingPodGroupWarning is for a pod with claims that names by the field a PodGroup that does not exist.
+func missingPodGroupWarning(namespace, name string) string {
+	return fmt.Sprintf("%s: no PodGroup %q of %s exists in namespace %q: "+
 		"if the pod is to share its claims, delete it, create the PodGroup, and create the pod again; "+
 		"with the annotation %s instead of the field, admission refuses pods before their PodGroup exists",
-		name, scheduling.GroupVersion, pod.Namespace, scheduling.GroupAnnotation)}
+		fieldOfPodGroup, name, scheduling.GroupVersion, namespace, scheduling.GroupAnnotation)
 }
 
 // podGroupName returns the name of the PodGroup that a pod names, and whether it

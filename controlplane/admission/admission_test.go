@@ -4,7 +4,9 @@
 package admission
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -26,6 +28,7 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 	"sigs.k8s.io/yaml"
 
@@ -374,6 +377,7 @@ func TestPods_leavesPodsOfOtherPodGroupsAlone(t *testing.T) {
 		warnings    int
 	}{
 		{"one of Kubernetes' own", "native", mode.Native, 0},
+		{"one of Kubernetes' own", "native", mode.Bridge, 0},
 		{"one that does not exist yet", "missing", mode.Native, 1},
 		{"one that does not exist yet", "missing", mode.Bridge, 1},
 		{"one with the name of one of the driver's", "both", mode.Bridge, 1},
@@ -386,6 +390,49 @@ func TestPods_leavesPodsOfOtherPodGroupsAlone(t *testing.T) {
 		if !r.Allowed || len(r.Patches) > 0 || len(r.Warnings) != tc.warnings {
 			t.Errorf("%s mode, PodGroup %s, %s: response %+v, want %d warnings and no patch",
 				tc.mode, tc.group, tc.name, r, tc.warnings)
+		}
+	}
+}
+
+// A pod of another project costs at most one request to the API server, and gets no warning if the answer is an error.
+func TestPods_requestsForPodsOfOtherPodGroups(t *testing.T) {
+	for _, tc := range []struct {
+		name, group string
+		unreadable  bool
+		requests    int
+		warnings    int
+	}{
+		{"one of Kubernetes' own", "native", false, 1, 0},
+		{"none", "missing", false, 2, 1},
+		{"none, and Kubernetes' cannot be read", "missing", true, 2, 0},
+	} {
+		pods, requests := newPods(t, mode.Bridge), 0
+		cached, ok := pods.APIReader.(client.WithWatch)
+		if !ok {
+			t.Fatalf("%T cannot be intercepted", pods.APIReader)
+		}
+		pods.APIReader = interceptor.NewClient(cached, interceptor.Funcs{
+			Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object,
+				opts ...client.GetOption,
+			) error {
+				if _, ok := o.(*scheduling.PodGroup); ok {
+					requests++
+				}
+				return c.Get(ctx, key, o, opts...)
+			},
+			List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
+				requests++
+				if tc.unreadable {
+					return errors.New("forbidden")
+				}
+				return c.List(ctx, list, opts...)
+			},
+		})
+		r := pods.Handle(t.Context(), review(t, "", `{spec: {schedulingGroup: {podGroupName: `+tc.group+`},
+			resourceClaims: [{name: gpu, resourceClaimTemplateName: theirs}], containers: [{name: c}]}}`))
+		if !r.Allowed || len(r.Warnings) != tc.warnings || requests != tc.requests {
+			t.Errorf("%s: response %+v after %d requests, want %d warnings after %d",
+				tc.name, r, requests, tc.warnings, tc.requests)
 		}
 	}
 }
@@ -631,6 +678,11 @@ func TestTemplates_ofOtherPodGroups(t *testing.T) {
 		if !r.Allowed || len(r.Patches) > 0 || len(r.Warnings) != 1 {
 			t.Errorf("PodGroup %s: response %+v, want a warning and no patch: it may be one of Kubernetes' own", name, r)
 		}
+	}
+	request := review(t, "", `{spec: {template: {spec: {schedulingGroup: {podGroupName: native}}}}}`)
+	r := (&Templates{APIReader: pods.APIReader, Mapper: pods.Mapper}).Handle(t.Context(), request)
+	if !r.Allowed || len(r.Patches)+len(r.Warnings) > 0 {
+		t.Errorf("one of Kubernetes' own: response %+v, want no warning and no patch", r)
 	}
 }
 

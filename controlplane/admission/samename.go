@@ -13,16 +13,17 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 )
 
-// hasSameName reports whether Kubernetes has a PodGroup with the name of the driver's that was not created
-// for it, or for an earlier one of that name. A pod that names a PodGroup by the field then belongs to
-// Kubernetes' PodGroup. The answer does not depend on the version of scheduling.k8s.io that the cluster serves.
+// hasSameName reports whether Kubernetes has a PodGroup of that name that was not created for one of the driver's.
+// A pod that names it by the field then belongs to Kubernetes' PodGroup. The answer does not depend on the version of
+// scheduling.k8s.io that the cluster serves.
 func hasSameName(
-	ctx context.Context, reader client.Reader, mapper meta.RESTMapper, group *scheduling.PodGroup,
+	ctx context.Context, reader client.Reader, mapper meta.RESTMapper, group types.NamespacedName,
 ) (bool, error) {
 	mapping, err := mapper.RESTMapping(schema.GroupKind{Group: schedulingapi.GroupName, Kind: scheduling.Kind})
 	if meta.IsNoMatchError(err) {

@@ -85,16 +85,20 @@ func (t *Templates) Handle(ctx context.Context, req admission.Request) admission
 		return admission.Allowed("")
 	}
 	var group scheduling.PodGroup
-	err := t.APIReader.Get(ctx, types.NamespacedName{Namespace: req.Namespace, Name: name}, &group)
+	key := types.NamespacedName{Namespace: req.Namespace, Name: name}
+	err := t.APIReader.Get(ctx, key, &group)
 	switch {
 	case apierrors.IsNotFound(err):
+		if others, err := hasSameName(ctx, t.APIReader, t.Mapper, key); others || err != nil {
+			return admission.Allowed("") // do not warn the users of Kubernetes' own PodGroups
+		}
 		return admission.Allowed("").WithWarnings(fmt.Sprintf("%s/spec/schedulingGroup/podGroupName: no PodGroup %q of %s "+
 			"exists yet; if pods are to share its claims, name it in the annotation %s of the template instead",
 			path, name, scheduling.GroupVersion, scheduling.GroupAnnotation))
 	case err != nil:
 		return admission.Errored(http.StatusInternalServerError, err)
 	}
-	sameName, err := hasSameName(ctx, t.APIReader, t.Mapper, &group)
+	sameName, err := hasSameName(ctx, t.APIReader, t.Mapper, key)
 	switch {
 	case err != nil:
 		return admission.Errored(http.StatusInternalServerError, err)

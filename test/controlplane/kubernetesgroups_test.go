@@ -18,6 +18,7 @@ import (
 	schedulingapi "k8s.io/api/scheduling/v1beta1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -72,14 +73,23 @@ func TestAdmission_podsOfKubernetesGroups(t *testing.T) {
 		p.Spec.Containers[0].Resources.Claims = []corev1.ResourceClaim{reference}
 		return p
 	}
+	var warnings []string
+	warned, err := e.clientWithWarnings(func(text string) { warnings = append(warnings, text) })
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, theirs := range []*corev1.Pod{
 		pod("theirs", "gpu"), pod("theirs", "fabric"), pod("both", "gpu"), pod("both", "fabric"), pod("ending", "fabric"),
 		pod("missing", "gpu"),
 	} {
 		created := theirs.DeepCopy()
-		if err := e.client.Create(t.Context(), created); err != nil {
+		warnings = nil
+		if err := warned.Create(t.Context(), created); err != nil {
 			t.Errorf("pod %s is refused: %v", theirs.Name, err)
 			continue
+		}
+		if got, want := len(warnings) > 0, *theirs.Spec.SchedulingGroup.PodGroupName != "theirs"; got != want {
+			t.Errorf("pod %s: got warnings %q, want some: %t", theirs.Name, warnings, want)
 		}
 		if !equality.Semantic.DeepEqual(created.Spec.SchedulingGroup, theirs.Spec.SchedulingGroup) ||
 			!equality.Semantic.DeepEqual(created.Spec.ResourceClaims, theirs.Spec.ResourceClaims) ||
@@ -108,6 +118,18 @@ func TestAdmission_podsOfKubernetesGroups(t *testing.T) {
 		}
 	}
 }
+
+// clientWithWarnings returns a client that calls warn with the warnings of the API server.
+func (e *testEnv) clientWithWarnings(warn func(text string)) (client.Client, error) {
+	c := rest.CopyConfig(e.config)
+	c.WarningHandler = warningFunc(warn)
+	return client.New(c, client.Options{Scheme: e.client.Scheme(), Mapper: e.client.RESTMapper()})
+}
+
+// warningFunc implements rest.WarningHandler.
+type warningFunc func(text string)
+
+func (f warningFunc) HandleWarningHeader(_ int, _, text string) { f(text) }
 
 // Kubernetes' scheduler schedules the pods of a gang together, and the driver's gate lets one of them go first: with
 // the gate, the gang would wait for ever. Pods of a gang get no gate, and the annotation gates removes it from pods
