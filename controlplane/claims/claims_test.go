@@ -376,35 +376,75 @@ func TestDeletedClaimChange(t *testing.T) {
 	}
 }
 
-// Administrators may create classes for fabrics of their own.
-func TestRequestsFabric_ofOtherClasses(t *testing.T) {
+// Administrators may create classes for fabrics of their own, and users select fabrics in requests.
+func TestRequestsFabric_selectors(t *testing.T) {
+	const attributes = `device.attributes["dra-shared.dev"]`
+	for _, tc := range []struct {
+		expression string
+		want       bool
+	}{
+		{`device.driver == "dra-shared.dev" && ` + attributes + `.kind == "fabric"`, true},
+		{attributes + `.fabric == "rack1"`, true},
+		{attributes + `.fabric=="rack1"`, true},
+		{attributes + `.fabric in ["rack1", "rack2"]`, true},
+		{attributes + `.fabric.startsWith("rack")`, true},
+		{attributes + `["fabric"] == "rack1"`, true},
+		{`has(` + attributes + `.fabric)`, true},
+		{attributes + `.?fabric.orValue("") == "rack1"`, true},
+		{`"fabric" in ` + attributes, true},
+		{`device.attributes['dra-shared.dev'].kind=='fabric'`, true},
+		{attributes + `["kind"] == "fabric"`, true},
+		{attributes + `.kind in ["nic", "fabric"]`, true},
+		{attributes + `.?kind.orValue("") == "fabric"`, true},
+		{attributes + `[?"kind"].orValue("") == "fabric"`, true},
+		{`"fabric" == ` + attributes + `.kind`, true},
+		{"device .attributes[ \"dra-shared.dev\" ]\n  . kind\t== \"fabric\" // a comment", true},
+		{attributes + `.kind == "nic" || ` + attributes + `.kind == "fabric"`, true},
+
+		{attributes + `.kind == "nic"`, false},
+		{attributes + `.kind != "fabric"`, false},
+		{attributes + `.kind in ["nic", "accelerator"] && "fabric" in ["fabric"]`, false},
+		{attributes + `.fabrics == "rack1"`, false},
+		{attributes + `.name == "fabric"`, false},
+		{`!has(` + attributes + `.fabric)`, false},
+		{`!("fabric" in ` + attributes + `)`, false},
+		{`"fabric" in ` + attributes + `.topology`, false},
+		{`device.attributes["other.example.com"].kind == "fabric"`, false},
+		{`device.attributes["other.example.com"].note == 'device.attributes["dra-shared.dev"].fabric'`, false},
+		{`"an unterminated string`, false},
+	} {
+		selectors := []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: tc.expression}}}
+		for place, request := range map[string]resourceapi.DeviceRequest{
+			"DeviceClass": {Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "racks"}},
+			"request":     {Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "driver", Selectors: selectors}},
+			"alternative": {FirstAvailable: []resourceapi.DeviceSubRequest{
+				{DeviceClassName: "driver"}, {DeviceClassName: "driver", Selectors: selectors},
+			}},
+		} {
+			spec := &resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{
+				Requests: []resourceapi.DeviceRequest{request},
+			}}
+			class := func(name string) (*resourceapi.DeviceClass, error) {
+				if name != "racks" {
+					return &resourceapi.DeviceClass{}, nil
+				}
+				return &resourceapi.DeviceClass{Spec: resourceapi.DeviceClassSpec{Selectors: selectors}}, nil
+			}
+			if got, err := RequestsFabric(spec, "dra-shared.dev", class); got != tc.want || err != nil {
+				t.Errorf("%s in a %s: got %t, %v, want %t", tc.expression, place, got, err, tc.want)
+			}
+		}
+	}
+}
+
+func TestRequestsFabric_withoutDeviceClass(t *testing.T) {
 	spec := &resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{
 		{Name: "r", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "racks"}},
 	}}}
-	unavailable := errors.New("unavailable")
-	for _, tc := range []struct {
-		name, expression string
-		err              error
-		want             bool
-	}{
-		{"kind fabric", `device.driver == "dra-shared.dev" && device.attributes["dra-shared.dev"].kind == "fabric"`,
-			nil, true},
-		{"one fabric", `device.attributes["dra-shared.dev"].fabric == "rack1"`, nil, true},
-		{"kind nic", `device.driver == "dra-shared.dev" && device.attributes["dra-shared.dev"].kind == "nic"`, nil, false},
-		{"another driver", `device.attributes["other.example.com"].kind == "fabric"`, nil, false},
-		{"no class", "", nil, false},
-		{"no answer", "", unavailable, false},
-	} {
-		class := func(string) (*resourceapi.DeviceClass, error) {
-			if tc.expression == "" {
-				return nil, tc.err
-			}
-			return &resourceapi.DeviceClass{Spec: resourceapi.DeviceClassSpec{Selectors: []resourceapi.DeviceSelector{
-				{CEL: &resourceapi.CELDeviceSelector{Expression: tc.expression}},
-			}}}, nil
-		}
-		if got, err := RequestsFabric(spec, "dra-shared.dev", class); got != tc.want || !errors.Is(err, tc.err) {
-			t.Errorf("%s: got %t, %v, want %t, %v", tc.name, got, err, tc.want, tc.err)
+	for _, want := range []error{nil, errors.New("unavailable")} {
+		class := func(string) (*resourceapi.DeviceClass, error) { return nil, want }
+		if got, err := RequestsFabric(spec, "dra-shared.dev", class); got || !errors.Is(err, want) {
+			t.Errorf("got %t, %v, want false, %v", got, err, want)
 		}
 	}
 }

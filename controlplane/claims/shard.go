@@ -42,14 +42,17 @@ func ShardNumber(owner Owner, entry, name string) (int, bool) {
 // a fabric of the driver. Pods on several nodes can use a fabric, so that there may be
 // more pods than a claim can be reserved for.
 //
-// A DeviceClass is for fabrics if it is the chart's class of that name, or if a selector names the driver
-// and its attribute kind or fabric. class returns a DeviceClass, or nil if it does not exist.
+// A request is for fabrics if it has the chart's DeviceClass, or if a selector of the request or its DeviceClass
+// selects fabrics. class returns a DeviceClass, or nil if it does not exist.
 func RequestsFabric(
 	spec *resourceapi.ResourceClaimSpec, driver string, class func(name string) (*resourceapi.DeviceClass, error),
 ) (bool, error) {
 	var names []string
 	for _, r := range spec.Devices.Requests {
 		names = append(names, ClassNames(r)...)
+		if anySelectsFabric(selectorsOf(r), driver) {
+			return true, nil
+		}
 	}
 	if slices.Contains(names, params.DeviceClassName(params.DeviceKindFabric, driver)) {
 		return true, nil
@@ -59,20 +62,22 @@ func RequestsFabric(
 		if err != nil {
 			return false, fmt.Errorf("look up DeviceClass %q: %w", name, err)
 		}
-		if found != nil && slices.ContainsFunc(found.Spec.Selectors, func(s resourceapi.DeviceSelector) bool {
-			return s.CEL != nil && selectsFabric(s.CEL.Expression, driver)
-		}) {
+		if found != nil && anySelectsFabric(found.Spec.Selectors, driver) {
 			return true, nil
 		}
 	}
 	return false, nil
 }
 
-// selectsFabric reports whether a CEL expression for devices selects fabrics of the driver, by its text.
-func selectsFabric(expression, driver string) bool {
-	attributes := fmt.Sprintf("device.attributes[%q].", driver)
-	return strings.Contains(expression, attributes+"fabric ") ||
-		strings.Contains(expression, fmt.Sprintf("%skind == %q", attributes, params.DeviceKindFabric))
+// selectorsOf returns the selectors of a request and its alternatives.
+func selectorsOf(r resourceapi.DeviceRequest) (selectors []resourceapi.DeviceSelector) {
+	if r.Exactly != nil {
+		selectors = append(selectors, r.Exactly.Selectors...)
+	}
+	for _, alternative := range r.FirstAvailable {
+		selectors = append(selectors, alternative.Selectors...)
+	}
+	return selectors
 }
 
 // ClassNames returns the names of the DeviceClasses of a request and its alternatives.
