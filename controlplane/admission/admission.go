@@ -13,6 +13,7 @@
 //   - references.go: the containers of a pod get references to its claims of the
 //     driver, because a container without a reference gets no device.
 //   - samename.go: PodGroups of Kubernetes with the name of one of the driver's.
+//   - native.go: in native mode, Kubernetes schedules the pods of a PodGroup together.
 //   - update.go: an update of a pod keeps what admission changed at creation.
 //   - templates.go: a template of pods keeps the name of its PodGroup in an
 //     annotation, for clusters that drop the field.
@@ -37,11 +38,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	schedulingapi "k8s.io/api/scheduling/v1beta1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
@@ -169,21 +168,19 @@ func (p *Pods) joinPodGroup(
 		return nil, nil, err
 	}
 	key := types.NamespacedName{Namespace: pod.Namespace, Name: name}
-	var unknown error // why it is not known whether Kubernetes has the PodGroup
+	known := true // whether Kubernetes has the PodGroup
 	if !annotated {
-		var others bool
-		if others, unknown = p.isOfOthers(ctx, key); others {
+		others, err := p.isOfOthers(ctx, key)
+		if others {
 			return nil, nil, nil
 		}
+		known = err == nil
 	}
 	var group scheduling.PodGroup
 	err = p.APIReader.Get(ctx, key, &group)
 	switch {
 	case apierrors.IsNotFound(err) && !annotated:
-		if unknown != nil || len(pod.Spec.ResourceClaims) == 0 {
-			return nil, nil, nil
-		}
-		return nil, []string{missingPodGroupWarning(pod.Namespace, name)}, nil
+		return nil, warnWithoutPodGroup(pod, name, known), nil
 	case apierrors.IsNotFound(err):
 		return nil, nil, denied(reasonPodGroupMissing,
 			"PodGroup %q does not exist in namespace %q: create it first (kind PodGroup of %s); "+
@@ -211,7 +208,7 @@ func (p *Pods) joinPodGroup(
 		group: &group, request: request, native: p.Mode == mode.Native, keepField: sameName,
 		assignShard: func(entry string) (int, error) { return p.assignShard(ctx, &group, entry, request) },
 	}
-	if err := p.checkPriority(ctx, pod, name); err != nil {
+	if err := p.checkScheduling(ctx, pod, &group); err != nil {
 		return nil, nil, err
 	}
 	warnings, err := j.join(pod)
@@ -220,28 +217,6 @@ func (p *Pods) joinPodGroup(
 
 // fieldOfPodGroup is the path of the field by which a pod names a PodGroup of Kubernetes.
 const fieldOfPodGroup = "spec.schedulingGroup.podGroupName"
-
-// checkPriority denies a pod whose priority differs from that of the native PodGroup:
-// the scheduler would never schedule it. The API server has resolved the priority class
-// of the pod before it calls webhooks. Before its first pod, a PodGroup has no native one.
-func (p *Pods) checkPriority(ctx context.Context, pod *corev1.Pod, group string) error {
-	if p.Mode != mode.Native {
-		return nil
-	}
-	var native schedulingapi.PodGroup
-	err := p.Client.Get(ctx, types.NamespacedName{Namespace: pod.Namespace, Name: group}, &native)
-	if err != nil {
-		return client.IgnoreNotFound(err)
-	}
-	got, want := ptr.Deref(pod.Spec.Priority, 0), ptr.Deref(native.Spec.Priority, 0)
-	if got == want {
-		return nil
-	}
-	return denied(reasonPriorityDiffers,
-		"spec.priorityClassName: %q has priority %d, but the pods of PodGroup %q have priority %d, "+
-			"from the class %q of its first pod: use this class, or another PodGroup",
-		pod.Spec.PriorityClassName, got, group, want, native.Spec.PriorityClassName)
-}
 
 // isOfOthers reports whether Kubernetes has the PodGroup, and the driver has none of that name in the cache. It spares
 // the pods of other projects a second request to the API server. An error says that Kubernetes' API cannot be read.
@@ -252,12 +227,16 @@ func (p *Pods) isOfOthers(ctx context.Context, group types.NamespacedName) (bool
 	return hasSameName(ctx, p.APIReader, p.Mapper, group)
 }
 
-// missingPodGroupWarning is for a pod with claims that names by the field a PodGroup that does not exist.
-func missingPodGroupWarning(namespace, name string) string {
-	return fmt.Sprintf("%s: no PodGroup %q of %s exists in namespace %q: "+
+// warnWithoutPodGroup returns a warning for a pod with claims that names by the field a PodGroup that the driver does
+// not have; none if it is not known that Kubernetes does not have it either.
+func warnWithoutPodGroup(pod *corev1.Pod, name string, known bool) []string {
+	if !known || len(pod.Spec.ResourceClaims) == 0 {
+		return nil
+	}
+	return []string{fmt.Sprintf("%s: no PodGroup %q of %s exists in namespace %q: "+
 		"if the pod is to share its claims, delete it, create the PodGroup, and create the pod again; "+
 		"with the annotation %s instead of the field, admission refuses pods before their PodGroup exists",
-		fieldOfPodGroup, name, scheduling.GroupVersion, namespace, scheduling.GroupAnnotation)
+		fieldOfPodGroup, name, scheduling.GroupVersion, pod.Namespace, scheduling.GroupAnnotation)}
 }
 
 // podGroupName returns the name of the PodGroup that a pod names, and whether it

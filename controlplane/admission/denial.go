@@ -26,8 +26,10 @@ const (
 	reasonPodGroupMissing denialReason = "PodGroupMissing"
 	// reasonPodGroupTerminating: the PodGroup of the pod is being deleted.
 	reasonPodGroupTerminating denialReason = "PodGroupTerminating"
-	// reasonPriorityDiffers: the pods of one PodGroup of Kubernetes must have one priority.
+	// reasonPriorityDiffers: the pods of one PodGroup of Kubernetes must have one priority and one preemption policy.
 	reasonPriorityDiffers denialReason = "PriorityDiffers"
+	// reasonSchedulerDiffers: one scheduler must schedule the pods of one PodGroup of Kubernetes.
+	reasonSchedulerDiffers denialReason = "SchedulerDiffers"
 	// reasonConflict: the pod is to share the claims of two owners.
 	reasonConflict denialReason = "Conflict"
 	// reasonAnnotationDiffers: the annotation of a pod or a template differs from that of its owner.

@@ -7,10 +7,13 @@
 package trim
 
 import (
+	"unique"
+
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	network "github.com/dra-shared/dra-driver-shared/api/network/v1alpha1"
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
@@ -32,9 +35,16 @@ func Pod(object any) (any, error) {
 		},
 		Spec: corev1.PodSpec{
 			NodeName: pod.Spec.NodeName, ResourceClaims: pod.Spec.ResourceClaims, SchedulingGates: pod.Spec.SchedulingGates,
-			PriorityClassName: pod.Spec.PriorityClassName,
+			PriorityClassName: pod.Spec.PriorityClassName, SchedulerName: unique.Make(pod.Spec.SchedulerName).Value(),
 		},
 		Status: corev1.PodStatus{Phase: pod.Status.Phase},
+	}
+	// Readers treat nil as the usual value, which takes no memory in thousands of pods.
+	if ptr.Deref(pod.Spec.Priority, 0) != 0 {
+		trimmed.Spec.Priority = pod.Spec.Priority
+	}
+	if ptr.Deref(pod.Spec.PreemptionPolicy, corev1.PreemptLowerPriority) != corev1.PreemptLowerPriority {
+		trimmed.Spec.PreemptionPolicy = pod.Spec.PreemptionPolicy
 	}
 	if controller := metav1.GetControllerOf(pod); controller != nil && controller.Kind == "Job" {
 		trimmed.OwnerReferences = []metav1.OwnerReference{*controller}

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -238,4 +239,29 @@ func (e *testEnv) requireWorkloadGates(t *testing.T) {
 		_, err := e.kube.SchedulingV1beta1().PodGroups("default").List(t.Context(), metav1.ListOptions{})
 		return err
 	})
+}
+
+// In native mode, one pod with another scheduler would keep Kubernetes' scheduler from scheduling its whole PodGroup.
+func TestAdmission_otherSchedulerInNativeMode(t *testing.T) {
+	e := requireTestEnv(t)
+	if !e.native {
+		t.Skip("in bridge mode, Kubernetes schedules the pods one by one")
+	}
+	e.startController(t, nil)
+	ns := e.createNamespace(t, "schedulers")
+	group := e.mustCreateGroup(t, ns, "group")
+	e.create(t, newPod(ns, group.Name, 0))
+	other := newPod(ns, group.Name, 1)
+	other.Spec.SchedulerName = "gang"
+	// The controller learns about the first pod from its watch.
+	eventually.Eventually(t, timeout, "admission refuses a pod with another scheduler", func() error {
+		err := e.client.Create(t.Context(), other.DeepCopy(), client.DryRunAll)
+		if want := `spec.schedulerName: "gang" differs from "default-scheduler"`; err == nil ||
+			!strings.Contains(err.Error(), want) {
+			return fmt.Errorf("got error %v, want %q", err, want) //nolint:errorlint // err may be nil
+		}
+		return nil
+	})
+	e.create(t, newPod(ns, group.Name, 2))
+	e.awaitRunning(t, ns, 2)
 }
