@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/utils/ptr"
@@ -59,6 +60,8 @@ type counted struct {
 type podSet struct {
 	templateAt
 	pods int64
+	// ofQueuedJob: the template is that of a replicated Job with the label.
+	ofQueuedJob bool
 }
 
 // Handle implements admission.Handler.
@@ -71,7 +74,14 @@ func (q *Queues) Handle(ctx context.Context, req admission.Request) admission.Re
 		return admission.Errored(http.StatusBadRequest, err)
 	}
 	var warnings []string
+	_, queued := object.object.Metadata.Labels[queueLabel]
 	for _, set := range object.podSets() {
+		if !queued {
+			if err := checkQueuedTemplate(req.Kind.Kind, &object.object.Metadata, set); err != nil {
+				return errorResponse(err, warnings)
+			}
+			continue
+		}
 		err := checkPods(req.Kind.Kind, set)
 		if err == nil {
 			var more []string
@@ -109,23 +119,55 @@ var sharingAnnotations = []string{
 	scheduling.GroupAnnotation, scheduling.JobClaimsAnnotation, scheduling.ReplicaClaimsAnnotation,
 }
 
-// checkQueuedPod denies a pod that shares claims and that Kueue would never admit.
+// checkQueuedTemplate denies a template of pods that share claims if the pods have the label, and the workload, with
+// the metadata, does not: Kueue admits such pods themselves.
+func checkQueuedTemplate(kind string, workload *metav1.ObjectMeta, set podSet) error {
+	if _, queued := set.Labels[queueLabel]; !queued || set.ofQueuedJob {
+		return nil
+	}
+	// Kueue ignores the label of pods if it manages any of their owners, such as the JobSet of a Job. It does not
+	// know CronJobs. For others, checkQueuedPod decides.
+	if owner := metav1.GetControllerOf(workload); owner != nil && owner.Kind != "CronJob" {
+		return nil
+	}
+	shares := func(key string) bool { return metav1.HasAnnotation(set.ObjectMeta, key) }
+	if !slices.ContainsFunc(sharingAnnotations, shares) {
+		return nil
+	}
+	advice := "move the label to the metadata of the " + kind
+	if kind != "Job" && kind != "JobSet" {
+		advice = "give each pod claims of its own, use a Job with the label, or remove the label"
+	}
+	return denied(reasonQueue,
+		"%s: without the label on the %s, Kueue admits its pods themselves, and never those that reference a claim by "+
+			"name, as pods that share claims do: %s", set.path.Child("metadata", "labels").Key(queueLabel), kind, advice)
+}
+
+// kueueGate is the scheduling gate of the pods that Kueue admits themselves.
+const kueueGate = "kueue.x-k8s.io/admission"
+
+// checkQueuedPod denies a pod that shares claims and that Kueue would never admit. Only the gate tells which pods
+// Kueue admits themselves: it ignores the label of pods if it manages any of their owners, and it may admit
+// pods without the label. If Kueue's webhook adds the gate after this one has seen the pod, the API server calls
+// this one again.
 func checkQueuedPod(pod *corev1.Pod) error {
-	queue, queued := pod.Labels[queueLabel]
-	if _, shares := pod.Labels[scheduling.GroupUIDLabel]; !queued || !shares {
+	gated := slices.ContainsFunc(pod.Spec.SchedulingGates, func(g corev1.PodSchedulingGate) bool {
+		return g.Name == kueueGate
+	})
+	if _, shares := pod.Labels[scheduling.GroupUIDLabel]; !gated || !shares {
 		return nil
 	}
 	return denied(reasonQueue,
-		"metadata.labels[%q]: %q: Kueue never admits a pod that references a claim by name, as pods that share "+
-			"claims do: let it admit a Job, whose pods do not have the label, or give each pod claims of its own",
-		queueLabel, queue)
+		"spec.schedulingGates: the pod waits until Kueue admits it, by the gate %s, but Kueue never admits a pod that "+
+			"references a claim by name, as pods that share claims do: let Kueue admit a Job, by the label %s of the Job and "+
+			"not of its pods, or give each pod claims of its own", kueueGate, queueLabel)
 }
 
 // podSets returns the templates with their numbers of pods.
 func (o *queued) podSets() (sets []podSet) {
 	spec, numbers := field.NewPath("spec"), &o.numbers.Spec
 	add := func(template *corev1.PodTemplateSpec, path *field.Path, pods int64) {
-		sets = append(sets, podSet{templateAt{template, path}, pods})
+		sets = append(sets, podSet{templateAt: templateAt{template, path}, pods: pods})
 	}
 	replicas := ptr.Deref(numbers.Replicas, 1)
 	if t := o.object.Spec.Template; t != nil {
@@ -135,6 +177,7 @@ func (o *queued) podSets() (sets []podSet) {
 		pods := ptr.Deref(numbers.ReplicatedJobs[i].Replicas, 1) * int64(ptr.Deref(job.Template.Spec.Parallelism, 1))
 		add(&o.object.Spec.ReplicatedJobs[i].Template.Spec.Template,
 			spec.Child("replicatedJobs").Index(i).Child("template", "spec", "template"), pods)
+		_, sets[len(sets)-1].ofQueuedJob = job.Template.Labels[queueLabel]
 	}
 	if t := o.object.Spec.LeaderWorkerTemplate; t != nil {
 		size := ptr.Deref(numbers.LeaderWorkerTemplate.Size, 1)

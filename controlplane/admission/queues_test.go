@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
+	"github.com/dra-shared/dra-driver-shared/controlplane/mode"
 )
 
 func TestQueues_Handle(t *testing.T) {
@@ -59,7 +60,8 @@ func TestQueues_Handle(t *testing.T) {
 		return `metadata: {annotations: {scheduling.dra-shared.dev/` + key + `: "` + value + `"}}`
 	}
 	for _, kind := range []string{"Deployment", "StatefulSet", "LeaderWorkerSet"} {
-		raw := []byte(`{"spec":{"template":{"metadata":{"annotations":{"scheduling.dra-shared.dev/pod-group":"team"}}}}}`)
+		raw := []byte(`{"metadata":{"labels":{"kueue.x-k8s.io/queue-name":"queue"}},
+			"spec":{"template":{"metadata":{"annotations":{"scheduling.dra-shared.dev/pod-group":"team"}}}}}`)
 		got := q.Handle(t.Context(), admission.Request{AdmissionRequest: admissionv1.AdmissionRequest{
 			Namespace: "ns", Kind: metav1.GroupVersionKind{Kind: kind}, Object: runtime.RawExtension{Raw: raw},
 		}})
@@ -103,7 +105,8 @@ func TestQueues_Handle(t *testing.T) {
 			annotated("replica-claims", "[{name: net, resourceClaimTemplateName: share}]") + "}", "which Kueue charges"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			raw, err := yaml.YAMLToJSON([]byte("spec: {" + tc.spec + "}"))
+			const metadata = "metadata: {labels: {kueue.x-k8s.io/queue-name: queue}}"
+			raw, err := yaml.YAMLToJSON([]byte("{" + metadata + ", spec: {" + tc.spec + "}}"))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -118,5 +121,68 @@ func TestQueues_Handle(t *testing.T) {
 				t.Errorf("got warnings %q", got.Warnings)
 			}
 		})
+	}
+}
+
+// Kueue ignores the label of a pod if it manages an object that owns it. It adds its gate to the pods that it admits
+// themselves, also to those in a queue by default.
+func TestPods_inQueues(t *testing.T) {
+	pods := newPods(t, mode.Bridge)
+	pods.Kueue = true
+	const (
+		label = "labels: {kueue.x-k8s.io/queue-name: queue}, "
+		gate  = "schedulingGates: [{name: kueue.x-k8s.io/admission}], "
+		share = "annotations: {scheduling.dra-shared.dev/pod-group: group}"
+	)
+	for _, tc := range []struct {
+		name, metadata, spec string
+		allowed              bool
+	}{
+		{"the label, and an owner that Kueue manages", label + share, "", true},
+		{"the label and the gate", label + share, gate, false},
+		{"the gate", share, gate, false},
+		{"the gate of another project", share, "schedulingGates: [{name: example.com/admission}], ", true},
+		{"the gate, and no shared claim", "", gate, true},
+	} {
+		r := pods.Handle(t.Context(), review(t, "", "{metadata: {"+tc.metadata+"}, spec: {"+tc.spec+
+			"resourceClaims: [{name: net, resourceClaimTemplateName: share}], containers: [{name: c}]}}"))
+		const want = "Kueue never admits a pod that references a claim by name"
+		refused := !r.Allowed && strings.Contains(r.Result.Message, want)
+		if r.Allowed != tc.allowed || refused == tc.allowed {
+			t.Errorf("%s: got allowed %t, %v, want %t", tc.name, r.Allowed, r.Result, tc.allowed)
+		}
+	}
+}
+
+// With the label only in the template of its pods, Kueue admits the pods of a workload themselves.
+func TestQueues_labelOfTemplates(t *testing.T) {
+	const (
+		label = "labels: {kueue.x-k8s.io/queue-name: queue}"
+		share = "annotations: {scheduling.dra-shared.dev/job-claims: \"[{name: rack, spec: {}}]\"}"
+		both  = "template: {metadata: {" + label + ", " + share + "}}"
+	)
+	owner := func(kind string) string {
+		return "ownerReferences: [{apiVersion: v1, kind: " + kind + ", name: o, uid: o, controller: true}]"
+	}
+	for _, tc := range []struct{ name, kind, metadata, spec, want string }{
+		{"Job", "Job", "", both, "spec.template.metadata.labels[kueue.x-k8s.io/queue-name]: without the label on the Job"},
+		{"Job with the label", "Job", label, both, ""},
+		{"Job of a CronJob", "Job", owner("CronJob"), both, "without the label on the Job"},
+		{"Job of a JobSet, which Kueue may manage", "Job", owner("JobSet"), both, ""},
+		{"Job that shares no claims", "Job", "", "template: {metadata: {" + label + "}}", ""},
+		{"Deployment", "Deployment", "", both, "without the label on the Deployment"},
+		{"JobSet", "JobSet", "", "replicatedJobs: [{template: {spec: {" + both + "}}}]",
+			"spec.replicatedJobs[0].template.spec.template.metadata.labels[kueue.x-k8s.io/queue-name]: without the label"},
+		{"JobSet with the label", "JobSet", label, "replicatedJobs: [{template: {spec: {" + both + "}}}]", ""},
+		{"JobSet with the label on its Jobs", "JobSet", "",
+			"replicatedJobs: [{template: {metadata: {" + label + "}, spec: {" + both + "}}}]", ""},
+	} {
+		request := review(t, "", "{metadata: {"+tc.metadata+"}, spec: {"+tc.spec+"}}")
+		request.Kind.Kind = tc.kind
+		got := (&Queues{APIReader: fake.NewClientBuilder().Build()}).Handle(t.Context(), request)
+		refused := !got.Allowed && strings.Contains(got.Result.Message, tc.want)
+		if tc.want == "" && !got.Allowed || tc.want != "" && !refused {
+			t.Errorf("%s: got allowed %t, %v, want %q", tc.name, got.Allowed, got.Result, tc.want)
+		}
 	}
 }

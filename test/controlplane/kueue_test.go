@@ -283,6 +283,20 @@ func TestKueue_wrongChargesAreRefused(t *testing.T) {
 		!strings.Contains(err.Error(), "Kueue never admits a pod that references a claim by name") {
 		t.Errorf("pod in a queue: got error %v", err)
 	}
+	// Kueue ignores the label of the pods of a Job in a queue. Without the label on the Job, it admits its pods.
+	both := queuedJob(ns, "both", 2, corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{
+		Labels:      map[string]string{queueLabel: "queue"},
+		Annotations: map[string]string{scheduling.JobClaimsAnnotation: "[" + inlineFabric + "]"},
+	}})
+	onlyPods := both.DeepCopy()
+	// Without any labels, the Job would get those of its template from the API server.
+	onlyPods.Name, onlyPods.Labels = "only-pods", map[string]string{"app": "train"}
+	e.create(t, both)
+	e.awaitJobPods(t, both, 2)
+	if err := e.client.Create(t.Context(), onlyPods); err == nil ||
+		!strings.Contains(err.Error(), "without the label on the Job, Kueue admits its pods themselves") {
+		t.Errorf("Job with the label in the template only: got error %v", err)
+	}
 	// Without Kueue, these are possible.
 	job := queuedJob(ns, "without-queue", 2, sharePods(map[string]string{scheduling.GroupAnnotation: group.Name}))
 	job.Labels = nil
