@@ -7,7 +7,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	schedulingapi "k8s.io/api/scheduling/v1beta1"
@@ -63,17 +62,17 @@ func (p *Pods) checkScheduling(ctx context.Context, pod *corev1.Pod, group *sche
 // yet. The latter has the priority of the group. It has a preemption policy only in clusters with the feature gate
 // PodGroupPreemptionPolicy.
 func (p *Pods) scheduledAs(ctx context.Context, group *scheduling.PodGroup) (*scheduledAs, error) {
-	first, err := p.firstPod(ctx, group)
+	other, err := p.activePod(ctx, group)
 	if err != nil {
 		return nil, err
 	}
 	want := &scheduledAs{}
-	if first != nil {
-		want = schedulingOf(first)
+	if other != nil {
+		want = schedulingOf(other)
 	}
 	var native schedulingapi.PodGroup
 	if err := p.Client.Get(ctx, client.ObjectKeyFromObject(group), &native); err != nil {
-		if first == nil {
+		if other == nil {
 			want = nil
 		}
 		return want, client.IgnoreNotFound(err)
@@ -85,26 +84,24 @@ func (p *Pods) scheduledAs(ctx context.Context, group *scheduling.PodGroup) (*sc
 	return want, nil
 }
 
-// firstPod returns the oldest pod of the PodGroup that has not ended and is not being deleted, or nil.
-func (p *Pods) firstPod(ctx context.Context, group *scheduling.PodGroup) (*corev1.Pod, error) {
+// maxExamined limits the pods among which activePod searches: a group may have 10,000 pods, each of which admission
+// compares with another.
+const maxExamined = 64
+
+// activePod returns one of the first pods of the PodGroup that has not ended and is not being deleted, or nil.
+func (p *Pods) activePod(ctx context.Context, group *scheduling.PodGroup) (*corev1.Pod, error) {
 	var pods corev1.PodList
-	err := p.Client.List(ctx, &pods, client.InNamespace(group.Namespace),
+	err := p.Client.List(ctx, &pods, client.InNamespace(group.Namespace), client.Limit(maxExamined),
 		client.MatchingLabels{scheduling.GroupUIDLabel: string(group.UID)}, client.UnsafeDisableDeepCopy)
 	if err != nil {
 		return nil, fmt.Errorf("list the pods of PodGroup %q: %w", group.Name, err)
 	}
-	var first *corev1.Pod
 	for i := range pods.Items {
-		pod := &pods.Items[i]
-		if pod.DeletionTimestamp == nil && !podstatus.IsTerminal(pod) && (first == nil || isOlder(pod, first)) {
-			first = pod
+		if pod := &pods.Items[i]; pod.DeletionTimestamp == nil && !podstatus.IsTerminal(pod) {
+			return pod, nil
 		}
 	}
-	return first, nil
-}
-
-func isOlder(a, b *corev1.Pod) bool {
-	return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), strings.Compare(a.Name, b.Name)) < 0
+	return nil, nil
 }
 
 // schedulingOf returns what the other pods of the pod's PodGroup must have.

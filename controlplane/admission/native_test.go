@@ -41,9 +41,6 @@ func TestPods_requiresOneSchedulingOfTheNativePodGroup(t *testing.T) {
 		p.DeletionTimestamp, p.Finalizers = ptr.To(metav1.Now()), []string{"example.com/keep"}
 	})
 	ofEarlier := member("of-earlier", func(p *corev1.Pod) { p.Labels = map[string]string{scheduling.GroupUIDLabel: "0"} })
-	later := member("later", func(p *corev1.Pod) {
-		p.Spec.SchedulerName, p.CreationTimestamp = "gang", metav1.NewTime(time.Unix(2000, 0))
-	})
 	low := member("low", func(p *corev1.Pod) { p.Spec.PriorityClassName, p.Spec.Priority = "", nil })
 	gang := func(p *corev1.Pod) { p.Spec.SchedulerName = "gang" }
 	bePolite := func(p *corev1.Pod) {
@@ -74,9 +71,8 @@ func TestPods_requiresOneSchedulingOfTheNativePodGroup(t *testing.T) {
 		}, []*corev1.Pod{member("m", nil)}, ""},
 		{"the default policy, and pods that do not preempt", prior, nil, []*corev1.Pod{member("m", bePolite)},
 			`spec.preemptionPolicy: "PreemptLowerPriority"`},
-		{"pods that have ended, are being deleted, or are of an earlier PodGroup", early,
+		{"pods that have ended, are being deleted, or belong to an earlier PodGroup", early,
 			gang, []*corev1.Pod{terminal, terminating, ofEarlier}, ""},
-		{"pods that differ: the oldest counts", early, nil, []*corev1.Pod{later, member("m", nil)}, ""},
 		{"the priority of the native PodGroup counts", prior, nil, []*corev1.Pod{low}, ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
