@@ -107,7 +107,7 @@ const (
 	// ReasonIdentityEnforced (True) means that the kernel drops such frames.
 	ReasonIdentityEnforced = "Enforced"
 	// ReasonIdentityAudited (False) means that the kernel only counts such frames,
-	// because the configuration of the network says so.
+	// because the network has identity Audit.
 	ReasonIdentityAudited = "Audited"
 	// ReasonIdentityOff (False) means that the configuration of the network turns the
 	// check off.
@@ -178,7 +178,7 @@ const (
 	// fields of the ResourceSlices, because feature gates of the cluster are off.
 	EventReasonFeaturesDisabled = DegradedFeaturesDisabled
 	// EventReasonHandoverRefused (Warning, on the node) means that a new plugin does
-	// not take over from the one that is running, because it could serve less.
+	// not take over from the running one, because it could serve less.
 	EventReasonHandoverRefused = "HandoverRefused"
 	// EventReasonHookMissing (Warning, on the node) means that the hook is missing
 	// or cannot run, so that containers with shares do not start.

@@ -34,8 +34,8 @@ type NetworkStatus struct {
 	// Pod is the namespace and the name of the pod, as namespace/name.
 	Pod string `json:"pod,omitempty"`
 
-	// NotReady reports whether the link is down, blocked, or in another way unusable. The condition
-	// Ready of the claim concerns all pods, and says why.
+	// NotReady reports whether the link cannot be used, for example because it is down or blocked. The
+	// condition Ready of the claim applies to all pods, and gives the reason.
 	NotReady bool `json:"notReady,omitempty"`
 
 	// Interfaces lists the link in the pod. It has one element.
@@ -153,8 +153,8 @@ type PodNetworkStatus struct {
 	// MAC is the hardware address of the link. It is absent if the summary
 	// would otherwise omit links.
 	MAC string `json:"mac,omitempty"`
-	// NotReady reports whether the link is down, blocked, or in another way unusable. The condition
-	// Ready of the claim concerns all pods, and says why.
+	// NotReady reports whether the link cannot be used, for example because it is down or blocked. The
+	// condition Ready of the claim applies to all pods, and gives the reason.
 	NotReady bool `json:"notReady,omitempty"`
 	// IPs lists the addresses of the link with their prefix lengths, at most 16.
 	IPs []string `json:"ips,omitempty"`

@@ -181,8 +181,8 @@ type AcceleratorShare struct {
 	DeviceNodes []string `json:"deviceNodes,omitempty"`
 }
 
-// FabricMembership tells a container which fabric it can use, and as part of which
-// share. The plugin mounts it, as JSON, at the path in the environment variable
+// FabricMembership names the fabric that a container can use, and the share to which the
+// container belongs. The plugin mounts it, as JSON, at the path in the environment variable
 // DRA_SHARED_<REQUEST>_MEMBERSHIP. All containers of a claim have the same share,
 // on all nodes.
 //

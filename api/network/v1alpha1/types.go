@@ -122,8 +122,8 @@ type AddressPoolSpec struct {
 	// +kubebuilder:validation:items:XValidation:rule="isCIDR(self) && string(cidr(self).masked()) == self",message="must be a network without bits beyond its prefix length, such as 10.30.0.0/16"
 	Routes []string `json:"routes,omitempty"`
 
-	// nameservers lists the DNS servers of the network, at most 3, without those that
-	// the pool may assign to pods. The driver reports them in the claim's status and in the
+	// nameservers lists the DNS servers of the network, at most 3. None may be an address that
+	// the pool may assign to a pod. The driver reports them in the claim's status and in the
 	// device metadata of containers; it does not change the pod's DNS configuration. A change
 	// affects links that are created later.
 	// +optional

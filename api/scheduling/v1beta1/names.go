@@ -29,12 +29,12 @@ const (
 	ReservedForAnnotation = GroupName + "/reserved-for"
 	// HeldAnnotation (annotation of ResourceClaims with ReservedForAnnotation) reports whether the object holds the
 	// claim, as <reason>: <message>, with the reasons of the condition Held. The controller writes it to claims without
-	// devices of this driver: the status of other drivers' devices is theirs to write.
+	// devices of this driver, because only the other drivers may write the status of their devices.
 	HeldAnnotation = GroupName + "/held"
-	// ReleaseAnnotation (annotation of PodGroups, and of ResourceClaims with the annotation reserved-for) says when the
-	// claims are released before the PodGroup, or the object that holds the claim, is deleted: OnDeletion, or a list of
-	// OnCompletion, OnSuspension, and Unused=<duration>, separated by commas. The default is OnDeletion for PodGroups
-	// (KEP-5729), and OnCompletion,OnSuspension for claims (KEP-5194).
+	// ReleaseAnnotation (annotation of PodGroups, and of ResourceClaims with the annotation reserved-for) determines
+	// when the claims are released before the PodGroup, or the object that holds the claim, is deleted: OnDeletion, or a
+	// list of OnCompletion, OnSuspension, and Unused=<duration>, separated by commas. The default is OnDeletion for
+	// PodGroups (KEP-5729), and OnCompletion,OnSuspension for claims (KEP-5194).
 	ReleaseAnnotation = GroupName + "/release"
 	// WorkloadAnnotation (annotation of PodGroups) names the object, in the same namespace, that creates the pods of the
 	// PodGroup, in the format of ReservedForAnnotation. OnCompletion and OnSuspension require it.
@@ -43,7 +43,7 @@ const (
 	// the pod's entry is in status.reservedFor of its claim.
 	ReservedGate = GroupName + "/reserved"
 	// GatesAnnotation (annotation of PodGroups) controls scheduling gates. With the value GatesDisabled, admission
-	// adds no ReservedGate to the PodGroup's pods, and the controller removes it from those that have it. Gang
+	// adds no ReservedGate to the PodGroup's pods, and the controller removes it from pods that have it. Gang
 	// schedulers need this: they wait until all pods can be scheduled.
 	GatesAnnotation = GroupName + "/gates"
 	// GatesDisabled is the only value of GatesAnnotation that has an effect.
