@@ -917,17 +917,27 @@ func TestReport_limitsWritesForAPodThatChangesItsLinkInALoop(t *testing.T) {
 			return netlink.LinkSetUp(link)
 		})
 	}
-	writes := 0
-	for _, a := range p.client.Actions() {
-		if a.GetVerb() == "patch" && a.GetResource().Resource == "resourceclaims" {
-			writes++
+	writes := func() (n int) {
+		for _, a := range p.client.Actions() {
+			if a.GetVerb() == "patch" && a.GetResource().Resource == "resourceclaims" {
+				n++
+			}
 		}
+		return n
 	}
 	// The status may be written when the loop begins, and then once a second.
-	if most := int(duration/time.Second) + 1; writes > most || writes == 0 {
-		t.Errorf("%d changes of the link in %s caused %d writes, want 1 to %d", changes, duration, writes, most)
+	got, most := writes(), int(duration/time.Second)+1
+	if got > most {
+		t.Errorf("%d changes of the link in %s caused %d writes, want at most %d", changes, duration, got, most)
 	}
-	t.Logf("%d changes, %d writes", changes, writes)
+	t.Logf("%d changes, %d writes", changes, got)
+	// On a machine with a high load, the loop leaves no processor time for the first write.
+	eventually.Eventually(t, 10*time.Second, "the status is written", func() error {
+		if writes() == 0 {
+			return errors.New("there is no write")
+		}
+		return nil
+	})
 }
 
 func TestReport_readsUnattachedClaimsInEveryRound(t *testing.T) {
