@@ -46,12 +46,12 @@ func Open(path string) (Dir, error) {
 // Key waits for the lock of a key and returns the function that releases it. A
 // caller must not hold two keys. The file of the key exists only while the lock is held.
 func (d Dir) Key(key string) (release func(), err error) {
-	releaseBucket, err := d.acquire(context.Background(), bucket(key), unix.LOCK_SH)
+	releaseBucket, err := d.acquire(bucket(key), unix.LOCK_SH, nil)
 	if err != nil {
 		return nil, err
 	}
 	name := keyFile(key)
-	releaseKey, err := d.acquire(context.Background(), name, unix.LOCK_EX)
+	releaseKey, err := d.acquire(name, unix.LOCK_EX, nil)
 	if err != nil {
 		releaseBucket()
 		return nil, err
@@ -81,12 +81,12 @@ func bucketFile(number uint32) string { return fmt.Sprintf("%02x", number) }
 
 // Named waits for the lock of a name and returns the function that releases it.
 func (d Dir) Named(name string) (release func(), err error) {
-	return d.acquire(context.Background(), name, unix.LOCK_EX)
+	return d.acquire(name, unix.LOCK_EX, nil)
 }
 
 // NamedContext is Named until ctx ends.
 func (d Dir) NamedContext(ctx context.Context, name string) (release func(), err error) {
-	if release, ok, err := d.try(ctx, name); ok || err != nil {
+	if release, ok, err := d.TryNamed(name); ok || err != nil {
 		return release, err
 	}
 	type result struct {
@@ -95,29 +95,27 @@ func (d Dir) NamedContext(ctx context.Context, name string) (release func(), err
 	}
 	acquired := make(chan result, 1)
 	go func() { // flock waits without regard to ctx
-		release, err := d.acquire(ctx, name, unix.LOCK_EX)
+		release, err := d.acquire(name, unix.LOCK_EX, ctx.Done())
 		acquired <- result{release, err}
 	}()
 	select {
 	case r := <-acquired:
-		return r.release, r.err
+		if !errors.Is(r.err, errAbandoned) {
+			return r.release, r.err
+		}
 	case <-ctx.Done():
 		go func() {
 			if r := <-acquired; r.err == nil {
 				r.release()
 			}
 		}()
-		return nil, fmt.Errorf("wait for the lock %s: %w", name, context.Cause(ctx))
 	}
+	return nil, fmt.Errorf("wait for the lock %s: %w", name, context.Cause(ctx))
 }
 
 // TryNamed acquires the lock of a name if it is free, and reports whether it was.
 func (d Dir) TryNamed(name string) (release func(), ok bool, err error) {
-	return d.try(context.Background(), name)
-}
-
-func (d Dir) try(ctx context.Context, name string) (release func(), ok bool, err error) {
-	release, err = d.acquire(ctx, name, unix.LOCK_EX|unix.LOCK_NB)
+	release, err = d.acquire(name, unix.LOCK_EX|unix.LOCK_NB, nil)
 	if errors.Is(err, unix.EWOULDBLOCK) {
 		return nil, false, nil
 	}
@@ -128,11 +126,16 @@ func (d Dir) try(ctx context.Context, name string) (release func(), ok bool, err
 // callers create another file.
 func (d Dir) Remove(name string) { _ = os.Remove(filepath.Join(string(d), name)) }
 
-// acquire opens and locks the file of a lock. After ctx has ended it creates no file.
-func (d Dir) acquire(ctx context.Context, name string, how int) (release func(), err error) {
+// errAbandoned reports that the caller no longer waits for the lock.
+var errAbandoned = errors.New("the caller no longer waits")
+
+// acquire opens and locks the file of a lock. When abandoned is closed, it creates no file any more.
+func (d Dir) acquire(name string, how int, abandoned <-chan struct{}) (release func(), err error) {
 	for {
-		if ctx.Err() != nil {
-			return nil, context.Cause(ctx)
+		select {
+		case <-abandoned:
+			return nil, errAbandoned
+		default:
 		}
 		f, err := d.lockFile(name, how)
 		if err != nil {

@@ -140,7 +140,7 @@ func TestReservedFor_holderWithoutNamespace(t *testing.T) {
 	e := requireTestEnv(t)
 	e.startController(t, nil)
 	ns := e.createNamespace(t, "cluster-scoped")
-	const holder = "resource.k8s.io/deviceclasses/fabric.dra-shared.dev"
+	const holder = "/nodes/sim-000"
 	claim, pod := e.createHeldClaim(t, ns, holder)
 	e.awaitHeldState(t, claim, fmt.Sprintf("False HolderInvalid: annotation %s: %q names an object that cannot hold a "+
 		"claim: %s is not in a namespace, and would keep the claim and its namespace from being deleted: name an object "+

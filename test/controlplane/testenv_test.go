@@ -227,7 +227,15 @@ func (e *testEnv) createNamespace(t *testing.T, prefix string) string {
 func (e *testEnv) create(t *testing.T, objects ...client.Object) {
 	t.Helper()
 	for _, o := range objects {
-		if err := e.client.Create(context.Background(), o); err != nil {
+		var err error
+		// The API server learns a moment after the start of a controller which certificate its webhooks have.
+		_ = eventually.Poll(context.Background(), timeout, func() error {
+			if err = e.client.Create(context.Background(), o); apierrors.IsInternalError(err) {
+				return err
+			}
+			return nil
+		})
+		if err != nil {
 			t.Fatalf("create %T %s/%s: %v", o, o.GetNamespace(), o.GetName(), err)
 		}
 	}
