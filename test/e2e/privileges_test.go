@@ -67,6 +67,7 @@ func (f *faults) privileges(ctx context.Context, t *testing.T) {
 		}
 		f.restore(ctx, t, p)
 	}
+	f.rollout = waitTimeout
 	if err := f.checkFunctions(ctx); err != nil {
 		t.Errorf("plugin with all privileges restored: %v", err)
 	}
@@ -416,9 +417,10 @@ func (f *faults) checkPublishing(ctx context.Context) error {
 	return f.awaitOutput(ctx, "nic0 nic1", devices)
 }
 
-// awaitOutput waits until kubectl prints exactly want.
+// awaitOutput waits until kubectl prints exactly want. On a slow machine, by the time that the plugin needs to become
+// ready, it waits longer.
 func (f *faults) awaitOutput(ctx context.Context, want, args string) error {
-	return eventually.Poll(ctx, 6*time.Second, func() error {
+	return eventually.Poll(ctx, max(6*time.Second, f.rollout/3), func() error {
 		out, err := f.cluster.Kubectl(ctx, strings.Fields(args)...)
 		if err == nil && out != want {
 			err = fmt.Errorf("output of kubectl %s: got %q, want %q", args, out, want)
