@@ -17,6 +17,7 @@ import (
 	authorizationv1 "k8s.io/api/authorization/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -289,6 +290,35 @@ func TestPods_getTheClaimsOfTheirJob(t *testing.T) {
 	}
 	if response := admit(t, p, review(t, "", string(raw)), again); !response.Allowed || len(response.Patches) > 0 {
 		t.Errorf("the second call changes the pod: %v", response.Patches)
+	}
+}
+
+// A pod that replaces another gets the claims that exist, even if their template was deleted.
+func TestPods_getTheClaimsOfTheirJobWithoutTemplate(t *testing.T) {
+	p := newJobPods(t)
+	c, ok := p.Client.(client.Client)
+	if !ok {
+		t.Fatalf("%T is not a client.Client", p.Client)
+	}
+	template := &resourceapi.ResourceClaimTemplate{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "share"}}
+	if err := c.Get(t.Context(), client.ObjectKeyFromObject(template), template); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Delete(t.Context(), template); err != nil {
+		t.Fatal(err)
+	}
+	pod := review(t, "", podOfJob(t, "", ""))
+	if r := p.Handle(t.Context(), pod); r.Allowed || !strings.Contains(r.Result.Message, "does not exist in namespace") {
+		t.Errorf("without claims: allowed: %t, result %+v, want that the template does not exist", r.Allowed, r.Result)
+	}
+	for _, entry := range []string{"net", "own"} {
+		claim := claims.Generate(podgroups.JobOwner("ns", "train", "9"), entry, 0, template)
+		if err := c.Create(t.Context(), claim); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if r := p.Handle(t.Context(), pod); !r.Allowed {
+		t.Errorf("with claims: result %+v, want the pod allowed", r.Result)
 	}
 }
 
