@@ -248,13 +248,20 @@ func TestShards_groupLeavesFailedRack(t *testing.T) {
 	start := time.Now()
 	e.createRunningPods(t, ns, "big", size, 2*size)
 	t.Logf("%d pods run in the other rack after %s", size, time.Since(start).Round(100*time.Millisecond))
-	e.checkOneDevice(t, ns)
-	if rack := e.rackOf(t, ns); rack == failed {
+	e.checkLeftRack(t, pg, failed)
+}
+
+// checkLeftRack checks that the pods of a group run in another rack than the failed one, on one fabric, and deletes
+// them and the group.
+func (e *testEnv) checkLeftRack(t *testing.T, pg *scheduling.PodGroup, failed string) {
+	t.Helper()
+	e.checkOneDevice(t, pg.Namespace)
+	if rack := e.rackOf(t, pg.Namespace); rack == failed {
 		t.Errorf("the pods run in rack %s, whose nodes are cordoned", rack)
 	}
-	e.deletePods(t, ns)
+	e.deletePods(t, pg.Namespace)
 	e.delete(t, pg)
-	e.awaitEmpty(t, ns)
+	e.awaitEmpty(t, pg.Namespace)
 }
 
 // All pods of the first claim end, so that new pods use a further one, and then the rack of the group fails. The new
@@ -284,15 +291,12 @@ func TestShards_groupWithTerminalPodsLeavesFailedRack(t *testing.T) {
 	}
 	e.cordonRack(t, failed)
 	e.delete(t, active...)
+	for _, pod := range active {
+		e.awaitDeleted(t, pod)
+	}
 	const replaced = 10
 	e.createRunningPods(t, ns, "big", size, size+replaced)
-	e.checkOneDevice(t, ns)
-	if rack := e.rackOf(t, ns); rack == failed {
-		t.Errorf("the pods run in rack %s, whose nodes are cordoned", rack)
-	}
-	e.deletePods(t, ns)
-	e.delete(t, pg)
-	e.awaitEmpty(t, ns)
+	e.checkLeftRack(t, pg, failed)
 }
 
 // No node has room for a group. The pods of its first claim are deleted, so that only those of the second one wait,
