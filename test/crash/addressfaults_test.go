@@ -88,7 +88,7 @@ type addressWorld struct {
 	events   sync.Map // counts (*atomic.Int64) by what happened
 
 	mu      sync.Mutex
-	holders map[string]string // the pod that has each address
+	holders map[string]*addressPod // the last pod whose link was seen with each address
 }
 
 // faultyNode is a node, with what the kubelet knows of its pods.
@@ -117,7 +117,7 @@ type addressPod struct {
 
 func newAddressWorld(t *testing.T) *addressWorld {
 	w := &addressWorld{T: t, want: defaultAttaches, seed: rand.Uint64(), end: make(chan struct{}),
-		holders: map[string]string{}}
+		holders: map[string]*addressPod{}}
 	var err, seedErr error
 	if value := os.Getenv("ADDRESS_ATTACHES"); value != "" {
 		w.want, err = strconv.ParseInt(value, 10, 64)
@@ -213,22 +213,26 @@ func (w *addressWorld) reportShort() {
 	}
 }
 
-// use records that the link of a pod has an address, and fails the test if another link has it.
-func (w *addressWorld) use(address, pod string) {
+// use records that the link of a pod has an address, and fails the test if another link has it. A link that
+// was seen earlier may be gone: the plugin removes it after an attachment that failed.
+func (w *addressWorld) use(address string, pod *addressPod) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if other, taken := w.holders[address]; taken && other != pod {
-		w.Errorf("pod %s has address %s, which pod %s has", pod, address, other)
+	if other := w.holders[address]; other != nil && other != pod {
+		if held, err := other.sandbox.address(); err == nil && held == address {
+			w.Errorf("pod %s has address %s, which pod %s has (its node was lost: %t, attached: %t)", pod.claim.Name,
+				address, other.claim.Name, other.lost, other.attached)
+		}
 	}
 	w.holders[address] = pod
 }
 
 // release records that a link is about to lose its address.
-func (w *addressWorld) release(address, pod string) {
+func (w *addressWorld) release(pod *addressPod) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.holders[address] == pod {
-		delete(w.holders, address)
+	if w.holders[pod.address] == pod {
+		delete(w.holders, pod.address)
 	}
 }
 
@@ -337,7 +341,9 @@ func (n *faultyNode) attach(p *addressPod) {
 	address, addressErr := p.sandbox.address()
 	if addressErr == nil && address != "" { // a plugin that was killed may have left a link
 		p.address = address
-		n.w.use(address, p.claim.Name)
+		if !p.lost || err == nil { // otherwise the link may be older than the loss, and the plugin blocks it
+			n.w.use(address, p)
+		}
 	}
 	switch {
 	case err != nil:
@@ -360,7 +366,7 @@ func (n *faultyNode) remove(index int) {
 
 // stop ends the sandbox of a pod, and with it the link.
 func (n *faultyNode) stop(p *addressPod) {
-	n.w.release(p.address, p.claim.Name)
+	n.w.release(p)
 	p.sandbox.end()
 }
 
@@ -405,7 +411,7 @@ func (n *faultyNode) lose() {
 	n.kill()
 	for _, p := range n.pods {
 		p.lost = true
-		n.w.release(p.address, p.claim.Name) // another node may get it
+		n.w.release(p) // another node may get it
 	}
 	n.cutOff.Store(false)
 	if n.random.IntN(2) == 0 {
