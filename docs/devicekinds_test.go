@@ -31,8 +31,8 @@ func TestDeviceKinds_listsOptionalInterfaces(t *testing.T) {
 		}
 		kinds = append(kinds, source.String())
 	}
-	// Every kind implements Kind; the driver implements Attachments and AttachmentRecords.
-	required := []string{"Kind", "Attachments", "AttachmentRecords"}
+	// Every kind implements Kind; the driver implements Attachments and Records.
+	required := []string{"Kind", "Attachments", "Records"}
 	for _, m := range optionalInterface.FindAllStringSubmatch(readFile(t, "../driver/kind.go"), -1) {
 		name := m[1]
 		if slices.Contains(required, name) {

@@ -133,7 +133,7 @@ func (d *Driver) reserve(
 	if !ok {
 		return nil, nil
 	}
-	err = reserver.Reserve(ctx, s.Share, r, *sandbox, d.attachments, func(reserved Attached) error {
+	err = reserver.Reserve(ctx, s.Share, r, *sandbox, d.records(), func(reserved Attached) error {
 		record := newAttachment(s, r, reserved)
 		if err := d.attachments.Write(record); err != nil {
 			return fmt.Errorf("write attachment record: %w", err)

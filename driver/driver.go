@@ -304,7 +304,7 @@ func (d *Driver) recoverReservations(ctx context.Context) {
 			continue
 		}
 		limited, cancel := context.WithTimeout(ctx, recoverTimeout)
-		change, err := reserver.RecoverReservations(limited, d.attachments)
+		change, err := reserver.RecoverReservations(limited, d.records())
 		cancel()
 		if err != nil {
 			klog.FromContext(ctx).Error(err, "Failed to find out what attachments have lost; leaving them unchanged until later",
@@ -350,7 +350,7 @@ func (d *Driver) startLoops(ctx context.Context, group *sync.WaitGroup, probes *
 	group.Go(func() { d.restoreMetadata(ctx) })
 	for _, k := range d.options.Kinds {
 		if reserver, ok := k.(Reserver); ok {
-			group.Go(func() { reserver.MaintainReservations(ctx, d.attachments) })
+			group.Go(func() { reserver.MaintainReservations(ctx, d.records()) })
 		}
 		if renewer, ok := k.(Renewer); ok {
 			group.Go(func() { renewer.Renew(ctx, attachmentsOfKind{driver: d, kind: k.Name()}) })

@@ -288,28 +288,43 @@ type Attachment struct {
 // other attachment may get as long as this one exists. The driver records it before it
 // calls Attach and removes the record after Detach, so that a crash loses nothing.
 type Reserver interface {
+	// ReserveForClaim makes the node have what only a claim can get and its share names, before the claim is
+	// prepared. The record of the claim exists.
+	ReserveForClaim(ctx context.Context, share record.Share, claim ReservingClaim, records Records) error
+	// UnreserveForClaim ends what ReserveForClaim did for a share. The record of the claim no longer exists.
+	UnreserveForClaim(share record.Share)
 	// Reserve calls record with the reservation for an attachment: the namespace, and a
 	// payload that Attach gets in Sandbox.Reserved. If record fails, Reserve releases the
 	// reservation and returns the error. After another error, a recorded reservation lasts
 	// until the next attempt or the end of the pod: an interrupted attempt may have left
 	// something that uses it. Reserve does not call record if the share needs nothing.
 	Reserve(ctx context.Context, share record.Share, r attach.Request, sandbox Sandbox,
-		records AttachmentRecords, record func(Attached) error) error
+		records Records, record func(Attached) error) error
 	// Unreserve releases what an attachment reserved. Its record no longer exists.
 	Unreserve(r attach.Record)
 	// RecoverReservations finds, before the driver serves, the attachments that have lost their
 	// reservations while no plugin ran, and returns the change. After an error, or if it takes
 	// long, the driver serves without the change, and MaintainReservations finds it later.
-	RecoverReservations(ctx context.Context, records AttachmentRecords) (Change, error)
+	RecoverReservations(ctx context.Context, records Records) (Change, error)
 	// MaintainReservations keeps reservations available until ctx ends.
-	MaintainReservations(ctx context.Context, records AttachmentRecords)
+	MaintainReservations(ctx context.Context, records Records)
 }
 
-// AttachmentRecords are the attachment records of the node.
-type AttachmentRecords interface {
-	// List returns the records. It fails if some of them cannot be read.
+// ReservingClaim is a claim that is being prepared.
+type ReservingClaim struct {
+	UID, Namespace string
+	// Pods are those for which the claim is reserved.
+	Pods []string
+}
+
+// Records are the records of the node.
+type Records interface {
+	// Claims returns the claims that are prepared, or are being prepared, as far as their records can be read.
+	// The caller must not modify them.
+	Claims() []*record.Claim
+	// List returns the attachment records. It fails if some of them cannot be read.
 	List() ([]attach.Record, error)
-	// Aside returns the UIDs of the claims of records that were set aside, by the path of the record. Such a
+	// Aside returns the UIDs of the claims of attachment records that were set aside, by the path of the record. Such a
 	// record cannot be read, and its attachment may exist. Call Aside after List: a record may be set aside at
 	// any time.
 	Aside() (claimUIDs map[string]string, err error)

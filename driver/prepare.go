@@ -85,6 +85,9 @@ func (d *Driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 	if err := d.admit(ctx, recorded, shares); err != nil {
 		return nil, err
 	}
+	if err := d.reserveForClaim(ctx, claim, shares); err != nil {
+		return nil, err
+	}
 	devices, err := d.cdiDevices(claim.UID, shares)
 	if err != nil {
 		return nil, err
@@ -289,6 +292,22 @@ func (d *Driver) admit(ctx context.Context, recorded *record.Claim, shares []sha
 		recorded.Shares = append(recorded.Shares, s.Share)
 	}
 	return d.claims.Put(recorded)
+}
+
+// reserveForClaim lets the kinds reserve what only the claim can get.
+func (d *Driver) reserveForClaim(ctx context.Context, claim *resourceapi.ResourceClaim, shares []share) error {
+	reserving := ReservingClaim{UID: string(claim.UID), Namespace: claim.Namespace}
+	for _, pod := range podConsumers(claim) {
+		reserving.Pods = append(reserving.Pods, pod.Name)
+	}
+	for _, s := range shares {
+		if reserver, ok := s.attacher.(Reserver); ok {
+			if err := reserver.ReserveForClaim(ctx, s.Share, reserving, d.records()); err != nil {
+				return shareError(s.Share, err)
+			}
+		}
+	}
+	return nil
 }
 
 // publishedDevice identifies a device.

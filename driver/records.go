@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"os"
+	"slices"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
@@ -95,6 +96,20 @@ func (d *Driver) shareInRecord(r attach.Record) record.Share {
 		}
 	}
 	return s
+}
+
+// nodeRecords are the records that Reservers read.
+type nodeRecords struct {
+	*attach.Records
+	claims *record.Store
+}
+
+func (d *Driver) records() Records { return nodeRecords{d.attachments, d.claims} }
+
+// Claims implements Records.
+func (r nodeRecords) Claims() []*record.Claim {
+	claims, _ := r.claims.List() // unreadable records are logged by restore
+	return slices.DeleteFunc(claims, func(c *record.Claim) bool { return c.Phase == record.Unpreparing })
 }
 
 // setAsideCorrupt renames records that cannot be read, and logs why.

@@ -83,6 +83,11 @@ func (d *Driver) unprepare(ctx context.Context, claim *record.Claim) error {
 	if err := d.claims.Delete(claim.UID); err != nil {
 		return err
 	}
+	for _, s := range shares {
+		if reserver, ok := s.attacher.(Reserver); ok {
+			reserver.UnreserveForClaim(s.Share)
+		}
+	}
 	// The capacity of the claim is free, and the device that was kept for it may be removed
 	// from the node's devices.
 	d.requestRefresh()

@@ -64,7 +64,7 @@ func (k *Kind) configurePools(ctx context.Context, network string, p *params.Net
 // static addresses that are reserved in a pool.
 func (k *Kind) Reserve(
 	ctx context.Context, share record.Share, r attach.Request, sandbox driver.Sandbox,
-	records driver.AttachmentRecords, write func(driver.Attached) error,
+	records driver.Records, write func(driver.Attached) error,
 ) error {
 	p, err := parametersOf(share)
 	if err != nil || len(p.AddressPools)+len(p.Addresses) == 0 {
@@ -110,7 +110,7 @@ func (k *Kind) Reserve(
 		}
 		return write(reserved)
 	}
-	return k.assignUnused(ctx, d, request, usedIn(records), assign, func() (addressOwners, error) {
+	return k.assignUnused(ctx, d, request, k.usedIn(records), assign, func() (addressOwners, error) {
 		return k.refusedAddresses(ctx, d, link, static)
 	})
 }
@@ -202,6 +202,43 @@ func (k *Kind) describeReservation(sandbox driver.Sandbox) (reserved driver.Atta
 	return reserved, err
 }
 
+// ReserveForClaim implements driver.Reserver: the node takes the addresses that the claim names in a pool, and
+// those that its pod keeps.
+func (k *Kind) ReserveForClaim(
+	ctx context.Context, share record.Share, claim driver.ReservingClaim, records driver.Records,
+) error {
+	if k.addresses == nil || !k.Attaches(share) {
+		return nil
+	}
+	p, err := parametersOf(share)
+	if err != nil || len(p.Addresses) == 0 && !ptr.Deref(p.KeepAddresses, false) {
+		return err
+	}
+	d, err := k.device(share.Device)
+	if err != nil {
+		return err
+	}
+	static, err := parseAddresses(p.Addresses)
+	if err != nil {
+		return err
+	}
+	request := ipam.Request{
+		Network: d.network.Name, Reserved: addrsOf(static), PodNamespace: claim.Namespace, Interface: p.InterfaceName,
+		Owner: ipam.Owner{Claim: claim.UID},
+	}
+	if ptr.Deref(p.KeepAddresses, false) && len(claim.Pods) == 1 { // several pods keep an address each
+		request.Keep, request.Pools, request.Pod = true, p.AddressPools, claim.Pods[0]
+	}
+	return k.addresses.Acquire(ctx, request, k.usedIn(records))
+}
+
+// UnreserveForClaim implements driver.Reserver.
+func (k *Kind) UnreserveForClaim(share record.Share) {
+	if p, err := parametersOf(share); err == nil && len(p.Addresses) > 0 && k.addresses != nil {
+		k.addresses.ClaimsChanged()
+	}
+}
+
 // Unreserve implements driver.Reserver.
 func (k *Kind) Unreserve(r attach.Record) {
 	link, err := r.Link()
@@ -213,24 +250,24 @@ func (k *Kind) Unreserve(r attach.Record) {
 
 // RecoverReservations implements driver.Reserver.
 func (k *Kind) RecoverReservations(
-	ctx context.Context, records driver.AttachmentRecords,
+	ctx context.Context, records driver.Records,
 ) (change driver.Change, err error) {
 	if k.addresses == nil {
 		return change, nil
 	}
-	if err := k.addresses.Recover(ctx, usedIn(records)); err != nil {
+	if err := k.addresses.Recover(ctx, k.usedIn(records)); err != nil {
 		return change, err
 	}
 	return changeOfLostAddresses(k.lost.takeAltered()), nil
 }
 
 // MaintainReservations implements driver.Reserver.
-func (k *Kind) MaintainReservations(ctx context.Context, records driver.AttachmentRecords) {
+func (k *Kind) MaintainReservations(ctx context.Context, records driver.Records) {
 	var duplicates sync.WaitGroup
 	duplicates.Go(func() { k.detectDuplicates(ctx, records.List) })
 	defer duplicates.Wait()
 	if k.addresses != nil {
-		k.addresses.Start(ctx, usedIn(records))
+		k.addresses.Start(ctx, k.usedIn(records))
 	}
 }
 
@@ -239,7 +276,7 @@ func ownerOf(claimUID, share string, cookie uint64, pod attach.Pod) ipam.Owner {
 }
 
 // usedIn returns the addresses of pools that the records contain, and the records that cannot be read.
-func usedIn(records driver.AttachmentRecords) func() (ipam.Used, error) {
+func (k *Kind) usedIn(records driver.Records) func() (ipam.Used, error) {
 	return func() (used ipam.Used, err error) {
 		all, err := records.List()
 		if err != nil {
@@ -250,6 +287,7 @@ func usedIn(records driver.AttachmentRecords) func() (ipam.Used, error) {
 			return used, err
 		}
 		used.Unreadable = slices.Sorted(maps.Keys(aside))
+		used.Claimed = k.claimedIn(records.Claims())
 		used.Owners = map[ipam.Address]ipam.Owner{}
 		for _, r := range all {
 			if r.Kind != Name {
@@ -265,6 +303,28 @@ func usedIn(records driver.AttachmentRecords) func() (ipam.Used, error) {
 		}
 		return used, nil
 	}
+}
+
+// claimedIn returns the addresses that claims name, on the networks of their devices.
+func (k *Kind) claimedIn(claims []*record.Claim) map[ipam.Address]bool {
+	claimed := map[ipam.Address]bool{}
+	for _, c := range claims {
+		for _, s := range c.SharesOf(Name) {
+			p, err := parametersOf(s)
+			if err != nil || len(p.Addresses) == 0 {
+				continue
+			}
+			d, err := k.device(s.Device)
+			if err != nil || d.network == nil {
+				continue // no block of the node is for a network that it does not have
+			}
+			static, _ := parseAddresses(p.Addresses) // Configure has parsed them
+			for _, address := range static {
+				claimed[ipam.Address{Network: d.network.Name, IP: address.Addr()}] = true
+			}
+		}
+	}
+	return claimed
 }
 
 // addressesOf returns the addresses that the link has from pools.

@@ -164,7 +164,7 @@ func TestPlugin_keepsTheAddressOfACorruptRecord(t *testing.T) {
 	two.end()
 	e.must("unprepare the second claim", e.unprepare(t.Context(), second))
 	// Either of the first two may be that of the corrupt record.
-	e.eventually("the node keeps both addresses, and one for the next pod", func() error { return e.hasBlocks(3, address) })
+	e.eventually("the node keeps both addresses and a standby one", func() error { return e.hasBlocks(3, address) })
 
 	one.end()
 	e.must("unprepare the first claim", e.unprepare(t.Context(), first))

@@ -63,8 +63,8 @@ type Allocator struct {
 	// contain; see withhold.
 	unreadable map[string]bool
 	withheld   map[Address]bool
-	// rereadRecords means that the records must be read again before an address is assigned.
-	rereadRecords bool
+	// claimed are the addresses that prepared claims name; see Used.
+	claimed map[Address]bool
 	// lost are the used addresses that no block of this node has; see findLost.
 	lost Lost
 	// released holds the time at which an address was last released, so that those
@@ -75,6 +75,9 @@ type Allocator struct {
 	// failed request to change a block. The Allocator does not assign addresses that the request may have
 	// returned, and reads the blocks before it takes or returns others.
 	uncertain atomic.Bool
+	// rereadRecords means that the records must be read again before an address is assigned or a block is
+	// returned.
+	rereadRecords atomic.Bool
 
 	// mu protects the fields below, so that Release and Avoid do not wait for a lock of the node.
 	mu    sync.Mutex
@@ -121,6 +124,9 @@ type Used struct {
 	Owners map[Address]Owner
 	// Unreadable names the records of links that may exist, and whose addresses are not known.
 	Unreadable []string
+	// Claimed are the addresses that prepared claims name. The node keeps those that it has, even while no
+	// attachment uses them.
+	Claimed map[Address]bool
 }
 
 // Lost are addresses of attachments that no block of the node has, with the node that has

@@ -44,9 +44,9 @@ func (a *Allocator) readBlocks(ctx context.Context) (read nodeBlocks, err error)
 // load makes the Allocator know blocks that were read, and the records; see validate and findLost. The
 // caller must have both locks: which blocks are changed depends on what is in use.
 func (a *Allocator) load(ctx context.Context, read nodeBlocks, used func() (Used, error)) error {
-	recorded, err := used()
+	recorded, err := a.read(used)
 	if err != nil {
-		return fmt.Errorf("read which addresses are in use: %w", err)
+		return err
 	}
 	a.used = nil
 	a.uncertain.Store(false)
@@ -64,7 +64,7 @@ func (a *Allocator) load(ctx context.Context, read nodeBlocks, used func() (Used
 	if err != nil {
 		return fmt.Errorf("write the name of the plugin that assigns addresses: %w", err)
 	}
-	a.blocks, a.used, a.rereadRecords = blocks, recorded.Owners, false
+	a.blocks, a.used, a.claimed = blocks, recorded.Owners, recorded.Claimed
 	if len(recorded.Unreadable) == 0 {
 		a.unreadable, a.withheld = nil, nil // the blocks were validated without them
 	}
@@ -74,14 +74,25 @@ func (a *Allocator) load(ctx context.Context, read nodeBlocks, used func() (Used
 	return nil
 }
 
+// read reads the records. A change of the records while it runs leads to another reading.
+func (a *Allocator) read(used func() (Used, error)) (Used, error) {
+	a.rereadRecords.Store(false)
+	recorded, err := used()
+	if err != nil {
+		a.rereadRecords.Store(true)
+		return recorded, fmt.Errorf("read which addresses are in use: %w", err)
+	}
+	return recorded, nil
+}
+
 // update makes the Allocator know which addresses are in use. The caller must have the allocation lock.
 func (a *Allocator) update(ctx context.Context, used func() (Used, error)) error {
-	if a.rereadRecords {
-		recorded, err := used()
+	if a.rereadRecords.Load() {
+		recorded, err := a.read(used)
 		if err != nil {
-			return fmt.Errorf("read which addresses are in use: %w", err)
+			return err
 		}
-		a.used, a.rereadRecords = recorded.Owners, false
+		a.used, a.claimed = recorded.Owners, recorded.Claimed
 		a.withhold(ctx, recorded.Unreadable)
 	}
 	a.mu.Lock()

@@ -68,7 +68,9 @@ func (a *Allocator) forgetUsed(ctx context.Context) {
 		return // another plugin has the lock, or ctx has ended: the next tick does it
 	}
 	defer unlock()
-	a.rereadRecords = len(a.blocks) > 0 // without blocks, no address is in use that is not lost
+	if len(a.blocks) > 0 { // without blocks, no address is in use that is not lost
+		a.rereadRecords.Store(true)
+	}
 	if len(a.lost)+len(a.unreadable) > 0 {
 		a.uncertain.Store(true)
 	}
@@ -223,7 +225,8 @@ func toKeep(addresses, used *netipx.IPSet, short bool, standby int) (*netipx.IPS
 	}
 }
 
-// needed returns the addresses of a block that attachments use, may use, or are about to use.
+// needed returns the addresses of a block that attachments use, may use, or are about to use, and those that
+// prepared claims name.
 func (a *Allocator) needed(b *block) *netipx.IPSet {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -232,7 +235,7 @@ func (a *Allocator) needed(b *block) *netipx.IPSet {
 	}
 	var set netipx.IPSetBuilder
 	b.each(func(address Address) {
-		if a.isInUse(address) || a.requested[requestKey{address: address}] > 0 {
+		if a.isInUse(address) || a.claimed[address] || a.requested[requestKey{address: address}] > 0 {
 			set.Add(address.IP)
 		}
 	})
