@@ -4,6 +4,7 @@
 package crash
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -282,10 +283,14 @@ func (e *testEnv) enforcedOn(devices int, pods ...*sandbox) error {
 // of some plugin.
 //
 // The claims come in batches because each plugin restores all claims when it
-// starts, so that the duration grows with the square of their number. `make
-// test-crash` runs batches in several processes at a time.
+// starts, so that the duration grows with the square of their number: a batch needs about
+// 650 plugins. CRASH_BATCHES sets the number of batches. `make test-crash` runs them in two
+// processes at a time.
 func TestPlugin_killedRepeatedlyWithManyClaims(t *testing.T) {
-	const batches = 5
+	batches, err := strconv.Atoi(cmp.Or(os.Getenv("CRASH_BATCHES"), "2"))
+	if err != nil {
+		t.Fatalf("environment variable CRASH_BATCHES: %v", err)
+	}
 	for batch := range batches {
 		t.Run(fmt.Sprintf("batch=%d", batch), func(t *testing.T) { newTestEnv(t).killRepeatedly(10) })
 	}
