@@ -2,12 +2,12 @@
 # Copyright The dra-driver-shared Authors.
 # SPDX-License-Identifier: Apache-2.0
 
-# Compares the driver with the kernel's part alone, with CNI plugins, and with a token
-# bucket in the pod, and writes docs/dev/performance.md and the files next to it. bin/cni must
-# exist. The machine should have nothing else to do.
+# Compares the driver with the kernel's part alone, with CNI plugins, and with a token bucket
+# in the pod, and writes docs/dev/performance.md and the files next to it. bin/cni must exist.
+# The machine should be otherwise idle.
 #
-# usage: bench.sh [PODS [RUNS]]: PODS are the pods of each run, and RUNS the runs of which the
-# report has the median.
+# usage: bench.sh [PODS [RUNS]]: PODS is the number of pods of each run. The report has the
+# medians of RUNS runs.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 pods=${1:-200} runs=${2:-3}

@@ -54,14 +54,14 @@ func (n *node) fill(count int) {
 	}
 }
 
-// mac returns an address that no link has.
+// mac returns an unused address.
 func (n *node) mac() net.HardwareAddr {
 	n.next++
 	return binary.BigEndian.AppendUint32([]byte{2, 7}, uint32(n.next))
 }
 
-// BenchmarkKernel measures what the kernel needs to create and delete the link of a pod, next
-// to the links of other pods: the floor of all ways to attach one.
+// BenchmarkKernel measures how long the kernel takes to create and delete the link of a pod
+// next to the links of other pods. No way to attach a link can be faster.
 func BenchmarkKernel(b *testing.B) {
 	n := newNode(b)
 	n.benchmark(func(b *testing.B, parallel int) {
@@ -106,7 +106,8 @@ func (n *node) benchmark(run func(b *testing.B, parallel int)) {
 	}
 }
 
-// lifecycle is how a pod gets its link and loses it. Pods are numbered from 0.
+// lifecycle has the functions that attach the link of pod i and detach it. Pods are
+// numbered from 0.
 type lifecycle struct {
 	start, end func(ctx context.Context, i int, pod *nstest.Namespace) error
 }

@@ -65,8 +65,8 @@ func runtimeConf(id string, pod *nstest.Namespace) *libcni.RuntimeConf {
 // linkName is the name of the links in pods.
 const linkName = "net1"
 
-// addMacvlan creates a link with the least requests: without a name that is free, a limit,
-// or a check.
+// addMacvlan creates a link with as few requests as possible: it does not look for a free
+// name, sets no limit, and checks nothing.
 func addMacvlan(nic netdev.NIC, pod *nstest.Namespace, mac net.HardwareAddr, address netip.Prefix) error {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.ParentIndex, attrs.HardwareAddr = linkName, nic.Index, mac

@@ -50,7 +50,7 @@ type limiter struct {
 	name string
 	// setUp returns pods with a limit in bits per second.
 	setUp func(b *testing.B, limit uint64) pair
-	// receives is whether it limits what pods receive.
+	// receives reports whether it also limits the frames that pods receive.
 	receives bool
 }
 
@@ -63,10 +63,10 @@ var limiters = []limiter{
 
 // BenchmarkTraffic measures what pods send and receive within a limit. Its metrics:
 //
-//   - send-error-%, receive-error-%: by how much the rate of 4 s differs from the limit
-//   - send-first-second-%: the rate of the first second, of the limit
+//   - send-error-%, receive-error-%: the difference between the rate over 4 s and the limit
+//   - send-first-second-%: the rate of the first second, in percent of the limit
 //   - own-p99-µs: the round trip of a datagram of the pod that sends as fast as it can
-//   - neighbor-p99-µs: that of another pod meanwhile
+//   - neighbor-p99-µs: the round trip of a datagram of another pod at the same time
 //   - cpu-ms/Gbit: processor time of the machine for each Gbit that arrives, including that of
 //     sender and receiver
 //   - kpps: small datagrams that a pod sends without reaching its limit, in thousands per second

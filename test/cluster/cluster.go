@@ -228,8 +228,8 @@ const (
 	statusFailed = "failed: "
 )
 
-// guard runs the cluster until it receives SIGTERM or the cluster ends on its
-// own, and removes what the kernel leaves.
+// guard runs the cluster until it receives SIGTERM or the cluster ends on its own. Then
+// it removes the resources that the kernel does not remove.
 func (c *cluster) guard() error {
 	// The kernel sends Pdeathsig when the thread that forked ends, not the process.
 	lockThread()
@@ -348,9 +348,9 @@ func (c *cluster) stopGuard() error {
 	return unix.Flock(int(f.Fd()), unix.LOCK_EX)
 }
 
-// removeRemains removes what outlives the cluster's processes: its cgroups and
-// the nodes' data. The kernel removes namespaces and mounts with the processes.
-// The logs stay until `down`, so that a failed start can be diagnosed.
+// removeRemains removes the resources that outlive the cluster's processes: its cgroups
+// and the nodes' data. The kernel removes namespaces and mounts with the processes. The
+// logs stay until `down`, so that a failed start can be diagnosed.
 func (c *cluster) removeRemains() error {
 	err := c.removeCgroups()
 	entries, _ := os.ReadDir(c.dir)

@@ -135,7 +135,7 @@ func nodeMounts(data, runtimeState string) error {
 			return err
 		}
 	}
-	// Process 1 of a node has the node's mounts. Here it is that of the whole cluster.
+	// On a real node, process 1 has the node's mounts. Here, process 1 belongs to the whole cluster.
 	if err := mount("/proc/self/mountinfo", "/proc/1/mountinfo", "", unix.MS_BIND, ""); err != nil {
 		return err
 	}

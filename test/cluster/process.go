@@ -108,8 +108,9 @@ func (d daemon) start(ctx context.Context) error {
 	return nil
 }
 
-// garbageCollection lets the heaps of the components, which are small, grow to four times of what is
-// in use. Several clusters on two processors otherwise use much of their time to collect garbage.
+// garbageCollection lets the heaps of the components grow to four times the memory in use. The heaps
+// are small, and several clusters on two processors would otherwise use much of their time to
+// collect garbage.
 const garbageCollection = "GOGC=300"
 
 func (d daemon) spawn() (*exec.Cmd, error) {

@@ -81,9 +81,9 @@ func containerdRuntime(config string, importFlags ...string) criRuntime {
 // CAP_SYS_RESOURCE nor AppArmor.
 const withoutPrivileges = "  restrict_oom_score_adj = true\n  disable_apparmor = true\n"
 
-// containerdConfig has the directory of the binaries, that of the CNI configuration,
-// the path of the OCI runtime, further lines of the runtime's section, and whether
-// systemd manages the cgroups.
+// containerdConfig is a format string. Its arguments are the directory of the binaries,
+// that of the CNI configuration, the path of the OCI runtime, further lines of the
+// runtime's section, and whether systemd manages the cgroups.
 const containerdConfig = `version = 4
 disabled_plugins = ["io.containerd.snapshotter.v1.blockfile", "io.containerd.snapshotter.v1.erofs"]
 [plugins.'io.containerd.cri.v1.images']
@@ -186,9 +186,10 @@ func program(name string) (string, error) {
 	return path, nil
 }
 
-// ociRuntime returns the path of an OCI runtime. For CRI-O and for crun it is that of a
-// script in dir, which runs the OCI runtime after it has removed from a container's
-// configuration what this machine or the runtime denies (see adaptBundle).
+// ociRuntime returns the path of an OCI runtime. For CRI-O and for crun, it is the path
+// of a script in dir. The script removes settings that this machine or the runtime
+// denies from a container's configuration (see adaptBundle), and then runs the OCI
+// runtime.
 func ociRuntime(o options, dir string) (string, error) {
 	runc := o.Bin.Node + "/runc"
 	if o.OCIRuntime == "runc" && criRuntimes[o.Runtime].name != crio.name {
@@ -219,9 +220,9 @@ func execOCIRuntime(argv []string) error {
 
 // adaptBundle changes the config.json of a container. Where this machine denies them, it
 // removes a negative OOM score, which needs CAP_SYS_RESOURCE, and limits of huge pages:
-// CRI-O requests both for each container and has no option against it. It lowers the
-// version of the OCI specification and removes an unlimited number of processes, because
-// Debian 12's crun refuses later versions and negative limits.
+// CRI-O requests both for each container and has no option to turn them off. It lowers
+// the version of the OCI specification and removes an unlimited number of processes,
+// because Debian 12's crun refuses later versions and negative limits.
 func adaptBundle(file string) error {
 	raw, err := os.ReadFile(file)
 	if err != nil {
@@ -258,8 +259,8 @@ func canLowerOOMScore() bool {
 	return exec.Command("sh", "-c", "echo -998 >/proc/self/oom_score_adj").Run() == nil
 }
 
-// hasHugetlb reports whether the controller hugetlb is mounted. On a machine where the
-// kernel has it and no hierarchy does, CRI-O assumes that it can set limits.
+// hasHugetlb reports whether the controller hugetlb is mounted. If the kernel supports
+// the controller but no hierarchy has it, CRI-O assumes that it can set limits.
 func hasHugetlb() bool {
 	const root = "/sys/fs/cgroup"
 	if _, err := os.Stat(filepath.Join(root, "hugetlb")); err == nil {

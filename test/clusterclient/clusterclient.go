@@ -175,8 +175,8 @@ func (c *Cluster) Load(ctx context.Context, archives ...string) error {
 	return c.control(ctx, "load", archives...)
 }
 
-// Stop kills a component of the control plane, such as kube-apiserver, which stays
-// away until Start is called.
+// Stop kills a component of the control plane, such as kube-apiserver. The component
+// does not run until Start is called.
 func (c *Cluster) Stop(ctx context.Context, component string) error {
 	return c.control(ctx, "stop", component)
 }

@@ -16,8 +16,9 @@ import (
 	"github.com/dra-shared/dra-driver-shared/test/eventually"
 )
 
-// The API server refuses changes of pools that would change the addresses and routes of links, blocks without
-// valid ranges, and the deletion of a pool while it is not known whether nodes have addresses of it.
+// The API server refuses changes of pools that would change the addresses and routes of links, and blocks
+// without valid ranges. It also refuses the deletion of a pool whose status does not yet show whether nodes
+// have its addresses.
 func TestAddressPools_refusedWrites(t *testing.T) {
 	e := requireTestEnv(t)
 	newPool := func(name, gateway string) *network.AddressPool {

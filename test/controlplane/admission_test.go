@@ -102,7 +102,8 @@ func hangingWebhook(t *testing.T) (connections func() int64) {
 	return accepted.Load
 }
 
-// A controller that hangs delays only what its webhooks must see, and by no more than their timeout.
+// A controller that hangs delays only requests that its webhooks must check, by at most their
+// timeout.
 func TestAdmission_hangingController(t *testing.T) {
 	e := requireTestEnv(t)
 	e.startController(t, nil)() // it leaves the certificates of the webhooks
@@ -125,7 +126,8 @@ func TestAdmission_absentController(t *testing.T) {
 	e.requestsWithoutController(t, "absent", 0, func(bool) func(*testing.T) { return func(*testing.T) {} })
 }
 
-// webhookOverhead is for what the API server does in a webhook's call besides waiting, on a slow machine.
+// webhookOverhead is the time that the API server may use for a webhook's call in addition to waiting, on
+// a slow machine.
 const webhookOverhead = 250 * time.Millisecond
 
 // requestsWithoutController creates objects while the controller does not answer, and checks that the API
@@ -177,8 +179,8 @@ func (e *testEnv) requestsWithoutController(
 	}
 }
 
-// webhookTime returns the time that the API server has spent in calls of the driver's webhooks so far, by its
-// metrics. A request as a whole also takes what a busy machine needs for it.
+// webhookTime returns the time that the API server has spent in calls of the driver's webhooks so far, from
+// its metrics. The time of a whole request would depend on the load of the machine.
 func (e *testEnv) webhookTime(t *testing.T) (sum time.Duration) {
 	t.Helper()
 	raw, err := e.kube.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(t.Context())

@@ -27,14 +27,15 @@ import (
 	"github.com/dra-shared/dra-driver-shared/test/eventually"
 )
 
-// A thief of the controller's token tries what RBAC permits and the controller never
-// does. The other tests show that the policies permit what it does.
+// A thief of the controller's token makes requests that RBAC permits and that the
+// controller never makes. The policies deny them. The other tests show that the
+// policies permit the requests of the controller.
 func TestPolicy_controller(t *testing.T) {
 	e := requireTestEnv(t)
 	e.startController(t, nil) // it answers the webhook for claims
 	ns := e.createNamespace(t, "policy")
 	scheme := e.client.Scheme()
-	identity := rest.CopyConfig(e.config) // controllerConfig would count what the thief uses
+	identity := rest.CopyConfig(e.config) // controllerConfig would record the rights that the thief uses
 	identity.Impersonate = e.controllerConfig().Impersonate
 	thief, err := client.New(identity, client.Options{Scheme: scheme})
 	if err != nil {
@@ -71,7 +72,7 @@ func TestPolicy_controller(t *testing.T) {
 		try  func(ctx context.Context) error
 		want string
 	}{
-		{"send pods to a webhook of one's own", func(ctx context.Context) error {
+		{"send pods to another webhook server", func(ctx context.Context) error {
 			return patch(ctx, thief, mutating(),
 				`[{"op":"replace","path":"/webhooks/0/clientConfig","value":{"url":"https://203.0.113.1/"}}]`)
 		}, "the controller may change only the caBundle of webhooks"},
@@ -83,10 +84,10 @@ func TestPolicy_controller(t *testing.T) {
 			return patch(ctx, thief, validating(),
 				`[{"op":"remove","path":"/webhooks/0"}]`)
 		}, "the controller may change only the caBundle of webhooks"},
-		{"create a claim for no PodGroup", func(ctx context.Context) error {
+		{"create a claim without a PodGroup", func(ctx context.Context) error {
 			return thief.Create(ctx, fabricClaim(ns, "stolen"))
 		}, "the controller may create and delete only claims, and PodGroups of Kubernetes, that belong to a PodGroup"},
-		{"delete a claim of a Job that was not generated for it", func(ctx context.Context) error {
+		{"delete a claim that another controller generated for a Job", func(ctx context.Context) error {
 			return thief.Delete(ctx, ofJob.DeepCopy())
 		}, "the controller may create and delete only claims, and PodGroups of Kubernetes, that belong to a PodGroup"},
 		{"delete a claim of another driver", func(ctx context.Context) error {
@@ -112,7 +113,7 @@ func TestPolicy_controller(t *testing.T) {
 			return patchStatus(ctx, thief, claim, `{"metadata":{"annotations":{"scheduling.dra-shared.dev/claim":"gpu"}},
 				"status":{"reservedFor":[{"apiGroup":"batch","resource":"jobs","name":"thief","uid":"1"}]}}`)
 		}, "the controller may change only claims of PodGroups of the driver"},
-		{"delete a claim of a PodGroup that was not generated for it", func(ctx context.Context) error {
+		{"delete a user's claim whose owner is a PodGroup", func(ctx context.Context) error {
 			return thief.Delete(ctx, ofGroup.DeepCopy())
 		}, "the controller may create and delete only claims, and PodGroups of Kubernetes, that belong to a PodGroup"},
 		{"change the image of a pod", func(ctx context.Context) error {
@@ -202,7 +203,7 @@ func TestPolicy_controller(t *testing.T) {
 }
 
 // With controller.endpointSlices, the controller's token can write EndpointSlices only of Services
-// that ask for it.
+// that request it.
 func TestPolicy_controllerEndpointSlices(t *testing.T) {
 	e := requireTestEnv(t)
 	if err := e.install(t.Context(), "controller.endpointSlices=true"); err != nil {
@@ -270,8 +271,8 @@ func TestPolicy_controllerEndpointSlices(t *testing.T) {
 	denied(ofKubernetes, "the controller may write only EndpointSlices with the label")
 }
 
-// While the claims of Jobs and replicas are off, no webhook checks whether an author may create claims. Users cannot
-// list claims then, which the controller would generate later.
+// While the claims of Jobs and replicas are off, no webhook checks whether an author may create claims. Users then
+// cannot list claims, because the controller would generate them later.
 func TestPolicy_listedClaimsWhileOff(t *testing.T) {
 	e := requireTestEnv(t)
 	if err := e.install(t.Context(), "controller.jobClaims=false", "controller.replicaClaims=false"); err != nil {

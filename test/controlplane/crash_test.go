@@ -196,9 +196,9 @@ func (e *testEnv) runLifecycle(t *testing.T, f *failingClient) {
 	finish()
 }
 
-// killAtEachWrite takes run through its life without a failure, and then kills the controller
-// before and after the first writes of each kind. It fails if the controller makes no write of a
-// kind in required.
+// killAtEachWrite calls run once without a failure, and then kills the controller before and
+// after the first writes of each kind. It fails if the controller makes no write of a kind in
+// required.
 func (e *testEnv) killAtEachWrite(t *testing.T, run func(*testing.T, *failingClient), required ...string) {
 	t.Helper()
 	const first = 3 // further writes of a kind differ only in their object
@@ -221,8 +221,8 @@ func (e *testEnv) killAtEachWrite(t *testing.T, run func(*testing.T, *failingCli
 	}
 }
 
-// The controller is killed before and after each kind of write in the life of a StatefulSet whose
-// ordinals have claims. Its successor finishes it.
+// The controller is killed before and after each kind of write in the lifecycle of a StatefulSet
+// whose ordinals have claims. Its successor finishes the lifecycle.
 func TestReplicas_controllerKilledBetweenAnyTwoWrites(t *testing.T) {
 	e := requireLWSTests(t)
 	run := func(t *testing.T, f *failingClient) {
@@ -320,7 +320,7 @@ func (e *testEnv) awaitAllocated(t *testing.T, ns string, want int) {
 }
 
 // startSucceededController starts a controller that writes with f, and its successor when
-// it is killed. finish ends the one that runs.
+// it is killed. finish stops the controller that runs.
 func (e *testEnv) startSucceededController(t *testing.T, f *failingClient) (finish func()) {
 	t.Helper()
 	stop := e.startController(t, f.new)

@@ -29,13 +29,13 @@ func TestKnownBugsOfKubernetes(t *testing.T) {
 	e := requireTestEnv(t)
 	e.startController(t, nil)
 	for name, scenario := range map[string]func(*testing.T){
-		"deleted pods leave room in a claim":                      e.deletedPodsLeaveRoom,
-		"terminal pods of a group cause no writes":                e.terminalPodsOfGroup,
-		"terminal pods of several groups cause no writes":         e.terminalPodsOfSeveralGroups,
-		"terminal pods of a held claim cause no writes":           e.terminalPodsOfHeldClaim,
-		"pods that end while their group is deleted keep nothing": e.podsEndWithTheirGroup,
-		"each group of a burst has one claim":                     e.burstOfGroups,
-		"the names of several claims stay in the status":          e.severalClaimsInStatus,
+		"deleted pods leave room in a claim":                          e.deletedPodsLeaveRoom,
+		"terminal pods of a group cause no writes":                    e.terminalPodsOfGroup,
+		"terminal pods of several groups cause no writes":             e.terminalPodsOfSeveralGroups,
+		"terminal pods of a held claim cause no writes":               e.terminalPodsOfHeldClaim,
+		"pods that end while their group is deleted leave no entries": e.podsEndWithTheirGroup,
+		"each group of a burst has one claim":                         e.burstOfGroups,
+		"the names of several claims stay in the status":              e.severalClaimsInStatus,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel() // the scenarios mostly wait
@@ -89,8 +89,8 @@ func describe(claims []resourceapi.ResourceClaim) string {
 	return b.String()
 }
 
-// Pods come and go as long as their group exists. Entries of deleted pods must
-// not take the room of new pods (kubernetes/kubernetes#136406).
+// Pods of a group are deleted and created while the group exists. Entries of deleted
+// pods must not take the place of entries of new pods (kubernetes/kubernetes#136406).
 func (e *testEnv) deletedPodsLeaveRoom(t *testing.T) {
 	t.Helper()
 	ctx := t.Context()
@@ -113,8 +113,8 @@ func (e *testEnv) deletedPodsLeaveRoom(t *testing.T) {
 	e.createRunningPods(t, ns, "group", 200, 400)
 }
 
-// A terminal pod makes the resource claim controller reserve its claim and undo
-// that, without end (kubernetes/kubernetes#141274).
+// For a terminal pod, the resource claim controller repeatedly reserves the claim and
+// removes the reservation (kubernetes/kubernetes#141274).
 func (e *testEnv) terminalPodsOfGroup(t *testing.T) {
 	t.Helper()
 	ns := e.createNamespace(t, "terminal")

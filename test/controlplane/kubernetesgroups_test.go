@@ -28,8 +28,8 @@ import (
 	"github.com/dra-shared/dra-driver-shared/test/eventually"
 )
 
-// Where Kubernetes has PodGroups and not their claims (GenericWorkload without DRAWorkloadResourceClaims), the
-// controller is in bridge mode, and does not touch the pods of others, whatever their claims are.
+// If Kubernetes has PodGroups without their claims (GenericWorkload without DRAWorkloadResourceClaims), the
+// controller is in bridge mode. It does not change pods of Kubernetes' PodGroups, regardless of their claims.
 func TestAdmission_podsOfKubernetesGroups(t *testing.T) {
 	e := requireTestEnv(t)
 	e.requireWorkloadGates(t)
@@ -103,7 +103,7 @@ func TestAdmission_podsOfKubernetesGroups(t *testing.T) {
 	joins := pod("drivers", "fabric")
 	e.create(t, joins)
 	if joins.Spec.SchedulingGroup != nil || joins.Labels[scheduling.GroupUIDLabel] == "" {
-		t.Errorf("a pod of the driver's PodGroup: got labels %v, field %v, want that it joins it",
+		t.Errorf("a pod of the driver's PodGroup: got labels %v, field %v, want that the pod joins it",
 			joins.Labels, joins.Spec.SchedulingGroup)
 	}
 	for group, want := range map[string]string{"theirs": "", "both": "", "drivers": "drivers"} {
@@ -133,8 +133,8 @@ type warningFunc func(text string)
 func (f warningFunc) HandleWarningHeader(_ int, _, text string) { f(text) }
 
 // Kubernetes' scheduler schedules the pods of a gang together, and the driver's gate lets one of them go first: with
-// the gate, the gang would wait for ever. Pods of a gang get no gate, and the annotation gates removes it from pods
-// that have one, such as those that an earlier release admitted.
+// the gate, the gang would wait forever. Pods of a gang get no gate. The annotation gates removes the gate from pods
+// that have one, such as pods that an earlier release admitted.
 func TestGates_gangOfKubernetes(t *testing.T) {
 	e := requireTestEnv(t)
 	e.requireWorkloadGates(t)
@@ -220,7 +220,7 @@ func (e *testEnv) expectOneClaim(t *testing.T, group *scheduling.PodGroup) {
 }
 
 // requireWorkloadGates runs the API server with the feature gates "workload" until the test ends, and skips the
-// test where it has no such gates.
+// test if the API server does not have these gates.
 func (e *testEnv) requireWorkloadGates(t *testing.T) {
 	t.Helper()
 	const gates = "workload"
@@ -231,7 +231,7 @@ func (e *testEnv) requireWorkloadGates(t *testing.T) {
 		t.Skip("the API server of " + version + " has no PodGroups of scheduling.k8s.io/v1beta1")
 	}
 	if e.native {
-		t.Skip("native mode has the claims of PodGroups")
+		t.Skip("in native mode, Kubernetes has the claims of PodGroups")
 	}
 	t.Cleanup(func() { e.setGates(t, cmp.Or(os.Getenv(envGates), "default")) })
 	e.setGates(t, gates)

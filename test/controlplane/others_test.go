@@ -24,8 +24,8 @@ import (
 )
 
 // otherController is the program of another project that runs next to the driver's controller,
-// with its webhooks and its own rights. Its manifests are those of its module; the pod of
-// its Deployment is simulated, and the process answers at the address of that pod.
+// with its webhooks and its own rights. Its manifests come from its module. The pod of its
+// Deployment is simulated, and the process answers at the address of that pod.
 type otherController struct {
 	// name is the name of the program in bin, of the directory of its configuration in test,
 	// and the prefix of its namespace, <name>-system.
@@ -34,10 +34,10 @@ type otherController struct {
 	account string
 	// service and secret are the names of the Service and the Secret of its webhooks.
 	service, secret string
-	// port is that of its webhooks. Port 9443 is that of the driver's own webhook server,
-	// which has the same address in the tests.
+	// port is the port of its webhooks. It must not be 9443, the port of the driver's own
+	// webhook server, which has the same address in the tests.
 	port int
-	// certificates is where the kubelet would mount the Secret.
+	// certificates is the directory in which the kubelet would mount the Secret.
 	certificates string
 }
 
@@ -48,8 +48,8 @@ func (o otherController) user() string {
 	return "system:serviceaccount:" + o.namespace() + ":" + o.account
 }
 
-// startOther installs the controller, and runs it until the test ends. It waits until probe
-// succeeds, which its webhooks must answer.
+// startOther installs the controller, and runs it until the test ends. It waits until
+// probe, a request that its webhooks must answer, succeeds.
 func (e *testEnv) startOther(t *testing.T, o otherController, probe func(context.Context) error) {
 	t.Helper()
 	ctx := t.Context()
@@ -88,7 +88,8 @@ func (e *testEnv) startOther(t *testing.T, o otherController, probe func(context
 	eventually.Eventually(t, timeout, "the webhooks of "+o.name+" answer", func() error { return probe(ctx) })
 }
 
-// installOther applies the manifests of the controller's module, unless an earlier test has.
+// installOther applies the manifests of the controller's module, unless an earlier test has
+// applied them.
 func (e *testEnv) installOther(ctx context.Context, o otherController) (string, error) {
 	service := types.NamespacedName{Namespace: o.namespace(), Name: o.service}
 	if err := e.client.Get(ctx, service, &corev1.Service{}); err == nil {

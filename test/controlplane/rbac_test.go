@@ -107,8 +107,8 @@ func TestRBAC_controllerUsesEveryRight(t *testing.T) {
 	}
 }
 
-// isUsed reports whether the controller has used the right, or needs it in
-// another situation than that of the test.
+// isUsed reports whether the controller has used the right, or needs it in a situation
+// that the test does not create.
 func (e *testEnv) isUsed(right string) bool {
 	if right == ofJobSets || right == ofLeaderWorkerSets {
 		return true

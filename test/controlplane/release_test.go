@@ -39,7 +39,8 @@ func groupJob(ns string) *batchv1.Job {
 	}
 }
 
-// createReleasedGroup creates the PodGroup "train" with that annotation release, whose workload is the Job "train".
+// createReleasedGroup creates the PodGroup "train" with a value of the release annotation. Its workload is the Job
+// "train".
 func (e *testEnv) createReleasedGroup(t *testing.T, ns, release string) *scheduling.PodGroup {
 	t.Helper()
 	pg := e.mustCreateGroup(t, ns, "train")
@@ -84,7 +85,8 @@ func (e *testEnv) awaitReserved(t *testing.T, pg *scheduling.PodGroup, reason st
 	})
 }
 
-// allocated returns a check that a namespace has one claim, and whether it is allocated.
+// allocated returns a check that a namespace has one claim, and that the claim is
+// allocated if want is true, and not otherwise.
 func allocated(want bool) func([]resourceapi.ResourceClaim) error {
 	return func(claims []resourceapi.ResourceClaim) error {
 		if len(claims) != 1 {

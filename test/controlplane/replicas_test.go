@@ -65,8 +65,8 @@ func (e *testEnv) podsOfClaims(t *testing.T, ns string) map[string][]string {
 	return users
 }
 
-// Each ordinal of a StatefulSet has a claim of its own, which stays when its pod is replaced, and is deleted when the
-// ordinal is scaled away, or the StatefulSet is deleted.
+// Each ordinal of a StatefulSet has its own claim, which stays when the pod is replaced. It is deleted when the
+// StatefulSet is scaled below the ordinal, or is deleted.
 func TestReplicas_claimOfEachOrdinal(t *testing.T) {
 	e := requireTestEnv(t)
 	e.startController(t, nil)
@@ -143,7 +143,7 @@ func (e *testEnv) startLWS(t *testing.T) {
 }
 
 // leaderWorkerSet returns the LeaderWorkerSet "serve" with groups of one leader and two workers. leader is the
-// annotation of the leaders, that of the workers if it is empty.
+// annotation of the leaders. If it is empty, they have the annotation of the workers.
 func leaderWorkerSet(t *testing.T, ns string, replicas int, leader string) *unstructured.Unstructured {
 	t.Helper()
 	entry := "[" + strings.TrimSuffix(inlineFabric, "}") + ", containers: [lead, work]}]"
@@ -183,8 +183,8 @@ func requireLWSTests(t *testing.T) *testEnv {
 	return requireOther(t, "lws")
 }
 
-// The leader and the workers of each replica of a LeaderWorkerSet share a claim. It stays when the group is recreated,
-// and is deleted when the replica is scaled away, or the LeaderWorkerSet is deleted.
+// The leader and the workers of each replica of a LeaderWorkerSet share a claim. It stays when the group is recreated.
+// It is deleted when the LeaderWorkerSet is scaled below the replica, or is deleted.
 func TestLWS_claimsOfEachReplica(t *testing.T) {
 	e := requireLWSTests(t)
 	e.startController(t, nil)
@@ -236,8 +236,8 @@ func TestLWS_claimsOfEachReplica(t *testing.T) {
 	}
 }
 
-// The leader and the workers must list the same claims, and a user without the right to create claims does not get it
-// from the controller of LeaderWorkerSets.
+// The leader and the workers must list the same claims. A user without the right to create claims cannot use the
+// controller of LeaderWorkerSets to create them.
 func TestLWS_deniedAtAdmission(t *testing.T) {
 	e := requireLWSTests(t)
 	e.startController(t, nil)

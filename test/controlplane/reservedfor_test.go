@@ -109,7 +109,7 @@ func TestReservedFor_condition(t *testing.T) {
 	e.awaitHeldState(t, claim, holderMissing+ns, false)
 }
 
-// The status of another driver's devices is not the controller's to write, so it writes an annotation.
+// The controller may not write the status of another driver's devices, so it writes an annotation.
 func TestReservedFor_claimOfAnotherDriver(t *testing.T) {
 	e := requireTestEnv(t)
 	e.startController(t, nil)

@@ -22,13 +22,14 @@ import (
 	"github.com/dra-shared/dra-driver-shared/test/eventually"
 )
 
-// repeatedRequests are those that the controller repeats while nothing changes: it renews the lease of the leading
-// replica, and asks for the mode, which no event announces.
+// repeatedRequests are the requests that the controller repeats while no object changes. The leading replica
+// renews its lease, and the controller polls for the mode, because no event announces a change of mode.
 var repeatedRequests = []string{
 	"get leases.coordination.k8s.io", "update leases.coordination.k8s.io", "create podgroups.scheduling.k8s.io",
 }
 
-// While nothing changes, the controller asks for nothing, whatever its claims wait for.
+// While no object changes, the controller makes no other requests, even if its claims
+// wait for other components.
 func TestController_makesNoRequestsAtRest(t *testing.T) {
 	e := requireTestEnv(t)
 	e.startController(t, nil)
@@ -115,7 +116,7 @@ func (e *testEnv) awaitReady(t *testing.T, claim *resourceapi.ResourceClaim, wan
 }
 
 // createLostBlock creates an AddressBlock of a node that does not exist, and an allocated claim that names the node. It
-// waits until the controller has noticed.
+// waits until the controller has marked the block as lost.
 func (e *testEnv) createLostBlock(t *testing.T, ns, name string) (*resourceapi.ResourceClaim, *network.AddressBlock) {
 	t.Helper()
 	const node = "lost-with-claim"
@@ -131,11 +132,11 @@ func (e *testEnv) createLostBlock(t *testing.T, ns, name string) (*resourceapi.R
 		},
 	}
 	e.create(t, pool, block)
-	t.Cleanup(func() { // whatever exists of them
+	t.Cleanup(func() { // the test may have deleted some of them
 		_ = e.client.Delete(context.Background(), block)
 		_ = e.client.Delete(context.Background(), pool)
 	})
-	eventually.Eventually(t, timeout, "the controller has noticed that the node is lost", func() error {
+	eventually.Eventually(t, timeout, "the controller has marked the block of the lost node", func() error {
 		err := e.client.Get(t.Context(), client.ObjectKeyFromObject(block), block)
 		if _, marked := block.Annotations[network.NodeLostAnnotation]; err == nil && !marked {
 			err = errors.New("the block is not marked")

@@ -376,7 +376,8 @@ type auditEvent struct {
 	ResponseStatus          struct{ Code int }
 }
 
-// counts reports whether the event is the one that stands for a request of the controller. A watch has two.
+// counts reports whether the event counts as a request of the controller. A watch has two events, of which
+// one counts.
 func (a auditEvent) counts() bool {
 	stage := "ResponseComplete"
 	if a.Verb == "watch" {

@@ -26,8 +26,8 @@ import (
 	"github.com/dra-shared/dra-driver-shared/test/simnode"
 )
 
-// More pods use one device than a claim can be reserved for. The group grows to
-// 1,000 and 1,200 pods, shrinks to 100, and is deleted.
+// A group has more pods than one claim can be reserved for. It grows to 1,000 and 1,200
+// pods, shrinks to 100, and is deleted.
 func TestShards_groupOfThousandPods(t *testing.T) {
 	e := requireTestEnv(t)
 	ctx := t.Context()
@@ -97,8 +97,8 @@ func claimName(pod *corev1.Pod) string {
 	return ptr.Deref(pod.Spec.ResourceClaims[0].ResourceClaimName, "")
 }
 
-// The first claim of a group with shards is deleted. It is the one that counts
-// on the device, so it must stay until the pods of all shards are deleted.
+// The first claim of a group with shards is deleted. It is the primary shard, which
+// accounts for the device, so it must stay until the pods of all shards are deleted.
 func TestShards_firstClaimDeleted(t *testing.T) {
 	e := requireTestEnv(t)
 	if e.native {
@@ -229,7 +229,8 @@ func (e *testEnv) checkOneDevice(t *testing.T, ns string) int {
 }
 
 // The rack of a group fails: its node is cordoned, and the group's pods are deleted.
-// New pods must run in the other rack, on one fabric, also those of further shards.
+// New pods, including those of further shards, must run in the other rack, on one
+// fabric.
 func TestShards_groupLeavesFailedRack(t *testing.T) {
 	e := requireTestEnv(t)
 	if e.native {
@@ -251,7 +252,7 @@ func TestShards_groupLeavesFailedRack(t *testing.T) {
 	e.checkLeftRack(t, pg, failed)
 }
 
-// checkLeftRack checks that the pods of a group run in another rack than the failed one, on one fabric, and deletes
+// checkLeftRack checks that the pods of a group run in a rack other than the failed one, on one fabric. It deletes
 // them and the group.
 func (e *testEnv) checkLeftRack(t *testing.T, pg *scheduling.PodGroup, failed string) {
 	t.Helper()
@@ -264,7 +265,7 @@ func (e *testEnv) checkLeftRack(t *testing.T, pg *scheduling.PodGroup, failed st
 	e.awaitEmpty(t, pg.Namespace)
 }
 
-// All pods of the first claim end, so that new pods use a further one, and then the rack of the group fails. The new
+// All pods of the first claim end, so that new pods use another claim, and then the rack of the group fails. The new
 // pods must run in the other rack.
 func TestShards_groupWithTerminalPodsLeavesFailedRack(t *testing.T) {
 	e := requireTestEnv(t)
@@ -299,8 +300,8 @@ func TestShards_groupWithTerminalPodsLeavesFailedRack(t *testing.T) {
 	e.checkLeftRack(t, pg, failed)
 }
 
-// No node has room for a group. The pods of its first claim are deleted, so that only those of the second one wait,
-// which must run when there is room. Later pods use the first claim again, and the same device.
+// No node has room for a group. The pods of its first claim are deleted, so that only pods of the second claim
+// wait. They must run when a node has room. Later pods use the first claim again, and the same device.
 func TestShards_podsOfSecondClaimOnly(t *testing.T) {
 	e := requireTestEnv(t)
 	if e.native {
@@ -360,7 +361,7 @@ func (e *testEnv) twoRacks(t *testing.T) *config.DriverConfig {
 	return racks
 }
 
-// cordonRack makes the nodes of a rack unschedulable until the test ends or the caller ends it.
+// cordonRack makes the nodes of a rack unschedulable until the test ends or the caller calls undo.
 func (e *testEnv) cordonRack(t *testing.T, rack string) (undo func()) {
 	t.Helper()
 	first := firstOfRack(rack)
@@ -380,14 +381,15 @@ func (e *testEnv) setRack(t *testing.T, rack string, from, to int) {
 	e.patchNodes(t, from, to, label, `{"metadata":{"labels":{"rack":null}}}`)
 }
 
-// cordon makes the simulated nodes from to to-1 unschedulable until the test ends or the caller ends it.
+// cordon makes the simulated nodes from to to-1 unschedulable until the test ends or the caller calls
+// undo.
 func (e *testEnv) cordon(t *testing.T, from, to int) (undo func()) {
 	t.Helper()
 	return e.patchNodes(t, from, to, `{"spec":{"unschedulable":true}}`, `{"spec":{"unschedulable":null}}`)
 }
 
-// patchNodes patches the simulated nodes from to to-1, and patches them again when the
-// test ends or the caller ends it.
+// patchNodes applies patch to the simulated nodes from to to-1, and the patch undo when
+// the test ends or the caller calls restore.
 func (e *testEnv) patchNodes(t *testing.T, from, to int, patch, undo string) (restore func()) {
 	t.Helper()
 	apply := func(patch string) {

@@ -22,9 +22,9 @@ import (
 	"github.com/dra-shared/dra-driver-shared/internal/claimstatus"
 )
 
-// A plugin may write the status of its own devices in claims and nothing else. The
-// policy of the chart must hold this alone where the API server does not authorize
-// the parts of a claim's status separately.
+// A plugin may write the status of its own devices in claims and nothing else. Where
+// the API server does not authorize the parts of a claim's status separately, the
+// policy of the chart alone must enforce this.
 func TestPolicy_claimStatus(t *testing.T) {
 	e := requireTestEnv(t)
 	granular := false
@@ -128,7 +128,7 @@ func (e *testEnv) tryClaimStatus(t *testing.T, policyOnly bool) (granular bool) 
 		{"write the entry of a device of another node", otherNode, plugin, func(s *resourceapi.ResourceClaimStatus) {
 			s.Devices = append(s.Devices, entry(result("own", driverName, otherNode), "forged"))
 		}, mayOnlyWrite},
-		{"write with a token of no node", ownNode, e.pluginClient(t, ""), func(s *resourceapi.ResourceClaimStatus) {
+		{"write with a token that names no node", ownNode, e.pluginClient(t, ""), func(s *resourceapi.ResourceClaimStatus) {
 			s.Devices = append(s.Devices, entry(own, "forged"))
 		}, namesNoNode},
 	} {

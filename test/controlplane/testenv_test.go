@@ -263,10 +263,10 @@ func (e *testEnv) deletePods(t *testing.T, ns string) {
 	}
 }
 
-// untilCompleted sends a request again, up to five times, that the API server could not
-// complete because the machine is busy: its own time ran out, or that of a webhook. The
-// controllers of workloads do the same. A retried request must not fail because the first
-// had an effect.
+// untilCompleted repeats a request, up to five times, that the API server could not
+// complete because the machine is busy: its own timeout expired, or that of a webhook.
+// The controllers of workloads do the same. A retried request must not fail because the
+// first had an effect.
 func untilCompleted(request func() error) (err error) {
 	for range 5 {
 		err = request()

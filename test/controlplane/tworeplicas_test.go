@@ -41,7 +41,7 @@ func TestController_twoReplicasAdmitThousandPods(t *testing.T) {
 	ns := e.createNamespace(t, "two")
 	pg := e.mustCreateGroup(t, ns, "big")
 	err := simnode.Parallel(pods, func(i int) error {
-		// On a busy machine, the webhook's time runs out. Workload controllers try again without end.
+		// On a busy machine, calls of the webhook time out. Workload controllers retry without a limit.
 		return eventually.Poll(t.Context(), timeout, func() error { return e.createPod(t.Context(), newPod(ns, "big", i)) })
 	})
 	if err != nil {
@@ -82,9 +82,9 @@ func TestController_twoReplicasAdmitThousandPods(t *testing.T) {
 	e.awaitEmpty(t, ns)
 }
 
-// startReplicas starts replicas of the controller, of which one leads, and what distributes
-// the requests of the API server among them: to each in turn. It returns what counts the
-// admitted pods of each.
+// startReplicas starts replicas of the controller, one of which leads, and a proxy that
+// sends the requests of the API server to each replica in turn. served returns the numbers
+// of pods that each has admitted.
 func (e *testEnv) startReplicas(t *testing.T, n int) (served func() []int64) {
 	t.Helper()
 	var ports []int

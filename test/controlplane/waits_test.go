@@ -34,9 +34,10 @@ const apiServer = "kube-apiserver"
 // start.
 const waiting = "Waiting for the API server"
 
-// The controller is started before the API server, sees it restart, and loses it
-// for longer than the lease of the leading replica lasts. The controller's program
-// runs, and is restarted when it ends, as the kubelet does.
+// The controller starts before the API server, continues after a restart of the API
+// server, and loses the connection for longer than the lease of the leading replica.
+// The test runs the controller's program and restarts it when it ends, as the kubelet
+// does.
 //
 // The name of this file makes the test one of the last: after an outage, the informers
 // of the scheduler and of the simulated nodes may wait for a minute before they
@@ -219,7 +220,7 @@ func (p *program) exited(err error) {
 	p.exits = append(p.exits, err)
 }
 
-// ends returns how the program has ended so far.
+// ends returns the results of the runs of the program that have ended.
 func (p *program) ends() []error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -19,9 +19,9 @@ import (
 	"github.com/dra-shared/dra-driver-shared/test/eventually"
 )
 
-// A pod changes the mode of its link, so that it could receive the frames of others. What it sends
-// stops within a second, and continues within a second after the pod reverts the change. Another
-// pod, which changes its link as fast as it can, does not delay that.
+// A pod changes the mode of its link, so that it could receive the frames of others. The plugin
+// blocks its frames within a second, and unblocks them within a second after the pod reverts the
+// change. Another pod, which changes its link as fast as it can, does not delay the plugin.
 func TestPlugin_blocksChangedLinkWithinASecond(t *testing.T) {
 	e := newTestEnv(t)
 	e.start(nil)
@@ -113,8 +113,8 @@ func (s *sandbox) flapLink(t *testing.T) {
 // arrivals is the time at which the last frame of a pod arrived on the wire.
 type arrivals struct{ last atomic.Pointer[time.Time] }
 
-// observe gives the wire an address, to which the pod sends a datagram each millisecond, and
-// returns their arrivals.
+// observe gives the wire an address and makes the pod send a datagram to it each
+// millisecond. It returns the arrivals of the datagrams.
 func (e *testEnv) observe(pod *sandbox, address string) *arrivals {
 	e.t.Helper()
 	var wire net.PacketConn

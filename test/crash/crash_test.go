@@ -278,9 +278,8 @@ func (e *testEnv) enforcedOn(devices int, pods ...*sandbox) error {
 	return nil
 }
 
-// Plugins are killed one after the other, each at the next failpoint, while many
-// claims pass through their lifecycle: each failpoint of each claim is the last
-// of some plugin.
+// Plugins are killed one after the other, each at the next failpoint, while many claims
+// pass through their lifecycle. A plugin is killed at each failpoint of each claim.
 //
 // The claims come in batches because each plugin restores all claims when it
 // starts, so that the duration grows with the square of their number: a batch needs about
@@ -298,8 +297,8 @@ func TestPlugin_killedRepeatedlyWithManyClaims(t *testing.T) {
 
 // killRepeatedly passes a batch of claims through their lifecycle.
 func (e *testEnv) killRepeatedly(batchSize int) {
-	// Of the trials, which take most of a start, TestPlugin_killedAtEachFailpoint
-	// covers the failpoints.
+	// Trials take most of the time of a start, and TestPlugin_killedAtEachFailpoint covers
+	// their failpoints.
 	e.way = e.strongest()
 	var points [][]failpointtest.Point
 	for _, stage := range e.stages([]*resourceapi.ResourceClaim{e.claim("recorded")}) {

@@ -147,9 +147,9 @@ func (s *sandbox) hasNoAddress() error {
 	return err
 }
 
-// A lease is renewed by plugins that did not lease the address. When the server is gone, the link
-// loses the address at the end of the lease, with or without a plugin, and gets one when the server
-// is back. The end of the pod releases the address.
+// Plugins renew a lease that another plugin obtained. Without the server, the link loses the
+// address at the end of the lease, with or without a plugin. It gets an address when the server
+// runs again. The end of the pod releases the address.
 func TestPlugin_renewsLeases(t *testing.T) {
 	e := newDHCPEnv(t)
 	e.serve(nil)

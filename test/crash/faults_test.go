@@ -113,8 +113,8 @@ func TestPlugin_forceDeletedPodKeepsItsGrant(t *testing.T) {
 	e.eventually("the node has no state of claims", e.nothingLeft)
 }
 
-// The class of a share whose claim record is lost must not become that of another share:
-// unpreparing either would remove it.
+// Another share must not get the class of a share whose claim record is lost:
+// unpreparing either claim would remove the class.
 func TestPlugin_classOfShareWithoutClaimRecord(t *testing.T) {
 	e := newTestEnv(t)
 	e.start(nil)

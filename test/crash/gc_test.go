@@ -183,7 +183,7 @@ func (e *testEnv) createKernelOrphans() {
 	}
 }
 
-// A kubelet that has lost its state never unprepares the claims of before.
+// A kubelet that has lost its state never unprepares its earlier claims.
 func TestGC_unpreparesDeletedClaimWithoutPods(t *testing.T) {
 	e := newTestEnv(t)
 	e.start(nil)
@@ -280,13 +280,13 @@ func (e *testEnv) checkCDISpecs() {
 // any file of its claim.
 func TestPlugin_restoresFilesOfRunningPod(t *testing.T) {
 	for name, damage := range map[string]func(e *testEnv, uid string){
-		"the claim record is lost":           func(e *testEnv, uid string) { e.remove("plugin/claims", uid+".json") },
-		"the claim record is corrupt":        func(e *testEnv, uid string) { e.corrupt("plugin/claims", uid+".json") },
-		"the attachment record is corrupt":   func(e *testEnv, uid string) { e.corrupt("run/attached", uid+"_*") },
-		"the attachment record is lost":      func(e *testEnv, uid string) { e.remove("run/attached", uid+"_*") },
-		"the metadata is lost":               func(e *testEnv, _ string) { e.remove(metadataDir, "*.json") },
-		"the CDI specs are lost":             func(e *testEnv, uid string) { e.remove("cdi", "*"+uid+"*") },
-		"a foreign file is with the records": func(e *testEnv, _ string) { e.write("x", "run", "attached", "0_1-aa.json") },
+		"the claim record is lost":            func(e *testEnv, uid string) { e.remove("plugin/claims", uid+".json") },
+		"the claim record is corrupt":         func(e *testEnv, uid string) { e.corrupt("plugin/claims", uid+".json") },
+		"the attachment record is corrupt":    func(e *testEnv, uid string) { e.corrupt("run/attached", uid+"_*") },
+		"the attachment record is lost":       func(e *testEnv, uid string) { e.remove("run/attached", uid+"_*") },
+		"the metadata is lost":                func(e *testEnv, _ string) { e.remove(metadataDir, "*.json") },
+		"the CDI specs are lost":              func(e *testEnv, uid string) { e.remove("cdi", "*"+uid+"*") },
+		"a foreign file is among the records": func(e *testEnv, _ string) { e.write("x", "run", "attached", "0_1-aa.json") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := newTestEnv(t)
@@ -358,8 +358,8 @@ func (e *testEnv) corrupt(dir, pattern string) {
 	}
 }
 
-// awaitCollection writes an orphan and waits until the plugin has removed it: the
-// collector has then visited everything twice.
+// awaitCollection writes an orphan and waits until the plugin has removed it. The
+// garbage collector has then run twice.
 func (e *testEnv) awaitCollection() {
 	e.t.Helper()
 	path := e.write("{}", "cdi", "dra-shared.dev-share_orphan.json")

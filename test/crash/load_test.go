@@ -41,9 +41,10 @@ const (
 	requestFaults   = 30
 )
 
-// Pods come and go while 500 of them run, each with a share and an address of a pool of 600, and 32
-// calls run at a time. One operation in 200 fails, and the API server refuses one request in 30. No pod
-// may lose its link, no two may have the same address, and the plugin's resources must not grow.
+// Pods are created and deleted while 500 of them run, each with a share and an address of a pool of
+// 600, and 32 calls run at a time. One operation in 200 fails, and the API server refuses one request
+// in 30. No pod may lose its link, no two may have the same address, and the plugin's resources must
+// not grow.
 //
 // LOAD_FOR=10m sets another duration. LOAD_REPORT=FILE writes the measurements
 // to a file.
@@ -146,8 +147,8 @@ var errInjected = errors.New("injected")
 
 var _ failpoint.Injector = (*load)(nil).operationFault
 
-// operationFault makes operations fail, with or without their effect. It spares
-// those of the plugin's start, which ends without a NIC.
+// operationFault makes operations fail, with or without their effect. It does not
+// affect the plugin's start, because a plugin that finds no NIC exits.
 func (l *load) operationFault(_ string, operation func() error) error {
 	if l.noFaults.Load() || l.created.Load() == 0 || rand.N(operationFaults) > 0 {
 		return operation()
@@ -309,9 +310,9 @@ type sample struct {
 	OpenFiles  int    `json:"openFiles"`
 }
 
-// sample measures once per second while loadShares pods run. It ends after the duration, or, on a machine that
-// needs most of it to create the pods, up to five times as late with minSamples. While it measures, no call is
-// in progress.
+// sample measures once per second while loadShares pods run. It ends after the duration. On a machine that
+// needs most of the duration to create the pods, it ends when it has minSamples, after at most five times the
+// duration. While it measures, no call is in progress.
 func (l *load) sample(duration time.Duration) (samples []sample) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
@@ -345,8 +346,8 @@ func (l *load) measure() sample {
 	return sample{Goroutines: runtime.NumGoroutine() - sandboxes, HeapBytes: m.HeapAlloc, OpenFiles: len(files)}
 }
 
-// checkSamples compares the minima of the first and the last third of the samples. Connections that
-// calls have left idle add to single samples; what is lost adds to all later ones.
+// checkSamples compares the minima of the first and the last third of the samples. Idle connections
+// of earlier calls increase single samples; a leak increases all later samples.
 func (l *load) checkSamples(samples []sample) {
 	l.t.Helper()
 	if len(samples) < minSamples {
@@ -354,7 +355,7 @@ func (l *load) checkSamples(samples []sample) {
 			len(samples), loadShares, minSamples)
 	}
 	early, late := earlyAndLate(samples)
-	// One goroutine or file that is lost for every 50 pods exceeds this.
+	// A leak of one goroutine or file for every 50 pods exceeds this.
 	if late.Goroutines > early.Goroutines+early.Goroutines/4 {
 		l.t.Errorf("the number of goroutines grows: %d early, %d late", early.Goroutines, late.Goroutines)
 	}

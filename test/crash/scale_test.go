@@ -136,8 +136,8 @@ func (s *scale) addPod() (*resourceapi.ResourceClaim, error) {
 	return c, pod.hook(s.t.Context(), s.dir, c, timeout)
 }
 
-// register tells the plugin that the kubelet has registered it, as a kubelet does. Until then
-// the plugin asks for it again and again.
+// register tells the plugin that the kubelet has registered it, as a kubelet does. Until
+// then, the plugin repeats its registration.
 func (s *scale) register() {
 	s.t.Helper()
 	sockets, err := filepath.Glob(s.path("registry", "*"+s.config.Instance+"*.sock"))

@@ -95,8 +95,8 @@ const pluginVariable = "CRASH_TEST_PLUGIN"
 
 type pluginConfig struct {
 	Node, Dir, BPFFS, URL, Instance string
-	// Key and Hook, if not empty, are the way to classify frames that passed trials on
-	// this node before. Otherwise the plugin runs them.
+	// Key and Hook, if not empty, are the way to classify frames that passed earlier
+	// trials on this node. Otherwise the plugin runs the trials.
 	Key        classify.Key
 	Hook       classify.Hook
 	BootIDFile string
@@ -225,7 +225,7 @@ fabrics:
 	return &plugin{Driver: d, node: node}, err
 }
 
-// newAllocator builds what assigns addresses of pools, as the program of the plugin does.
+// newAllocator builds the allocator of the addresses of pools, as the program of the plugin does.
 func newAllocator(
 	c pluginConfig, restConfig *rest.Config, nics *nic.Kind, failpoints failpoint.Injector,
 ) (*ipam.Allocator, error) {
@@ -453,8 +453,8 @@ func (e *testEnv) socket() string {
 	return e.path("plugin", "dra-"+e.config.Instance+".sock")
 }
 
-// running reports whether the plugin runs. It fails the test if the plugin has
-// ended in another way than by a kill.
+// running reports whether the plugin runs. It fails the test if the plugin has ended
+// without being killed.
 func (e *testEnv) running() bool {
 	e.t.Helper()
 	select {
@@ -625,8 +625,8 @@ func withFabric(c *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
 	return c
 }
 
-// withHairpin makes the share of the NIC one that reaches others, whose frames pass the hairpin.
-// It adds failpoints to the claim's lifecycle.
+// withHairpin gives the share of the NIC the link mode Bridge, so that its frames pass the
+// hairpin. The hairpin adds failpoints to the claim's lifecycle.
 func withHairpin(c *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
 	devices := &c.Status.Allocation.Devices
 	devices.Config = append(devices.Config, resourceapi.DeviceAllocationConfiguration{

@@ -473,7 +473,7 @@ func (s *suite) atEnd(ts *testscript.TestScript, restore func() error) {
 }
 
 // finally SCRIPT ARGS...: runs the script when the story ends, even if it fails, and before the
-// cluster is restored from what earlier commands did to it.
+// changes of earlier commands to the cluster are reverted.
 func (s *suite) finally(ts *testscript.TestScript, neg bool, args []string) {
 	if len(args) < 2 || neg {
 		ts.Fatalf("usage: finally kubectl|node|pod|network ARGS...")
@@ -658,9 +658,9 @@ func (s *suite) awaitNoLeftovers(ctx context.Context, timeout time.Duration) err
 	})
 }
 
-// listLeftovers prints claim records, attachment records, CDI specs, device
-// metadata, the classes of shares, whose minor numbers start at 10, on NICs, IFB devices,
-// and hairpins, and links of trials. It fails if it cannot look: only what does not exist counts as empty.
+// listLeftovers prints claim records, attachment records, CDI specs, device metadata, the classes of
+// shares on NICs, IFB devices, and hairpins, and links of trials. The minor numbers of the classes of
+// shares start at 10. It fails if a query fails: only objects that do not exist count as absent.
 const listLeftovers = `
 files() { if [ -e "$1" ]; then find "$1" -type f; fi; }
 plugin=/var/lib/kubelet/plugins/dra-shared.dev

@@ -62,7 +62,7 @@ func TestAddresses(t *testing.T) {
 	runStories(t, "testdata/addresses", ".cluster-e2e-addresses", clusterclient.Options{Nodes: 1})
 }
 
-// TestIsolation runs the stories of what a pod cannot do to others.
+// TestIsolation runs the stories that show that a pod cannot affect other pods.
 func TestIsolation(t *testing.T) {
 	runStories(t, "testdata/isolation", ".cluster-e2e-isolation", clusterclient.Options{Nodes: 1})
 }
@@ -192,9 +192,9 @@ func runStoriesOn(t *testing.T, directories string, c *clusterclient.Cluster, o 
 	})
 }
 
-// readsCookies reports whether programs know the cookie of a sender's network namespace on the
-// nodes: a kernel in lockdown=confidentiality refuses to read it, so that it must have the helper.
-// The file is absent on kernels without lockdown.
+// readsCookies reports whether BPF programs on the nodes can get the cookie of a sender's network
+// namespace. A kernel in lockdown=confidentiality does not let programs read it, so the kernel
+// must have the helper. The file is absent on kernels without lockdown.
 func (s *suite) readsCookies(ctx context.Context) (bool, error) {
 	lockdown, err := s.cluster.Node(ctx, "n1", "sh", "-c", "cat /sys/kernel/security/lockdown || true")
 	if err != nil || !strings.Contains(lockdown, "[confidentiality]") {
@@ -230,7 +230,7 @@ func storyNames(files []string) (names []string) {
 }
 
 // requireSelected skips the suite if the flag -run selects none of its subtests, so
-// that it does not start a cluster for nothing.
+// that it does not start an unused cluster.
 func requireSelected(t *testing.T, names []string) {
 	t.Helper()
 	_, pattern, _ := strings.Cut(flag.Lookup("test.run").Value.String(), "/")

@@ -8,8 +8,8 @@
 # status is 3 if the commit is not in this clone.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-# The release whose hook protocol and records this one must accept, and which must read
-# those of this one after a rollback; see RELEASE.md.
+# This release must accept the hook protocol and the records of that release. After a
+# rollback, that release must read the records of this release; see RELEASE.md.
 last=0a89f34ea3de3b69e01fc5d898f72acfcdc02def
 git() { command git -c safe.directory="$PWD" "$@"; } # CI runs this as root in the clone of a user
 commit=$(git rev-parse --quiet --verify "$last^{commit}") || {

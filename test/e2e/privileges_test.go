@@ -26,8 +26,8 @@ import (
 )
 
 // privileges checks that the plugin uses each permission of its ClusterRole. Then it removes each
-// capability and mount of the plugin, one at a time, and checks that something fails that works
-// with it.
+// capability and mount of the plugin, one at a time, and checks that a function of the plugin
+// fails without it.
 func (f *faults) privileges(ctx context.Context, t *testing.T) {
 	// With Refuse, links get addresses only if the plugin can look for duplicates.
 	if err := f.cluster.Install(ctx, "config.networks[1].duplicateAddressDetection=Refuse"); err != nil {
@@ -147,8 +147,8 @@ const (
 	driverVerb, driverResource = "associated-node:patch", "resourceclaims/driver"
 )
 
-// spare maps privileges without which the plugin works on the node's kernel to the
-// reason. The plugin drops them.
+// spare returns the privileges that the plugin does not need on the node's kernel, with
+// the reason for each. The plugin drops them.
 func (f *faults) spare(ctx context.Context, t *testing.T) map[string]string {
 	t.Helper()
 	key := f.kubectl(ctx, t, "get", "resourceslices", "-o",
@@ -257,7 +257,7 @@ func (f *faults) listPrivileges(ctx context.Context, t *testing.T) (all []privil
 	return all
 }
 
-// newPrivilege returns the privilege that an object has by the value at path.
+// newPrivilege returns the privilege that the value at path gives an object.
 func newPrivilege(t *testing.T, name, object, path string, value any) privilege {
 	t.Helper()
 	raw, err := json.Marshal(value)
@@ -417,8 +417,8 @@ func (f *faults) checkPublishing(ctx context.Context) error {
 	return f.awaitOutput(ctx, "nic0 nic1", devices)
 }
 
-// awaitOutput waits until kubectl prints exactly want. On a slow machine, by the time that the plugin needs to become
-// ready, it waits longer.
+// awaitOutput waits until kubectl prints exactly want. It waits longer on a machine on which a plugin takes longer to
+// become ready.
 func (f *faults) awaitOutput(ctx context.Context, want, args string) error {
 	return eventually.Poll(ctx, max(6*time.Second, f.rollout/3), func() error {
 		out, err := f.cluster.Kubectl(ctx, strings.Fields(args)...)

@@ -6,7 +6,8 @@
 # into docs/dev/matrix.md. bin/e2e.test must exist.
 #
 # usage: runtimes.sh STORIES [RUNTIME/OCI-RUNTIME...]: STORIES is a regular expression.
-# Without combinations, it runs all of them. The rows of the others stay.
+# Without combinations, it runs all of them. The rows of other combinations do not
+# change.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 out=docs/dev/matrix.md

@@ -114,8 +114,8 @@ func (f *faults) findRemains(ctx context.Context) error {
 	return nil
 }
 
-// listRemains prints the driver's files, links, queues, filters, programs, and
-// maps. It fails if it cannot look: only what does not exist counts as removed.
+// listRemains prints the driver's files, links, queues, filters, programs, and maps. It
+// fails if a query fails: only objects that do not exist count as removed.
 const listRemains = `
 find_in() { if [ -e "$1" ]; then find "$@"; fi; }
 for dir in /var/lib/kubelet/plugins/dra-shared.dev /run/dra-shared /var/lib/kubelet/plugins_registry; do

@@ -5,11 +5,10 @@
 # Checks for Go and for the programs and libraries that building and running the
 # test cluster needs. Where apt-get exists, it installs those that are missing.
 #
-# usage: prerequisites.sh [clang|dhcp|lab|runtimes|kind-docker|kind-node|kind]: with clang,
-# also what compiles BPF programs; with dhcp, also the DHCP servers and clients that tests run; with lab, also what boots kernels and makes the images
-# of virtual machines; with runtimes, also what CRI-O and crun need; with kind-docker,
-# also a Docker daemon; with kind-node, also what makes a node image of kind; with kind,
-# only what a cluster of kind needs.
+# usage: prerequisites.sh [clang|dhcp|lab|runtimes|kind-docker|kind-node|kind]. In addition, clang installs the compiler
+# of BPF programs; dhcp, the DHCP servers and clients that tests run; lab, the tools that boot kernels and make images
+# of virtual machines; runtimes, the dependencies of CRI-O and crun; kind-docker, a Docker daemon; kind-node, the tools
+# that make a node image of kind. kind installs only the dependencies of a cluster of kind.
 set -eu
 missing=
 command -v go >/dev/null || { echo "prerequisites: Go is not installed: see https://go.dev/doc/install" >&2; exit 1; }
@@ -56,7 +55,7 @@ esac
 [ -z "$missing" ] && exit 0
 echo "prerequisites: missing:$missing"
 command -v apt-get >/dev/null || {
-  echo "prerequisites: apt-get is not available: install what these Debian packages contain:$missing" >&2
+  echo "prerequisites: apt-get is not available: install the content of these Debian packages:$missing" >&2
   exit 1
 }
 [ "$(id -u)" = 0 ] || {

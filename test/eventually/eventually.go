@@ -3,10 +3,9 @@
 
 // Package eventually repeats a check until it succeeds or a deadline passes.
 //
-// Use it for conditions that another process or goroutine brings about and
-// that the test can only observe by asking, such as the state of an API object
-// or of a link. A test that receives events, over a channel for example,
-// should wait for the event instead.
+// Use it for conditions that another process or goroutine causes and that the test can
+// observe only by polling, such as the state of an API object or of a link. A test that
+// receives events, over a channel for example, should wait for the event instead.
 package eventually
 
 import (
@@ -16,9 +15,9 @@ import (
 	"time"
 )
 
-// Interval is the longest time between the end of a failed check and the start
-// of the next one, except after slow checks. The time is shorter at first, an eighth of the
-// time that has passed, so that short waits take hardly longer than their condition.
+// Interval is the longest time between the end of a failed check and the start of the next
+// one, except after slow checks. At first the time is shorter, an eighth of the time that
+// has passed, so that a short wait ends soon after its condition is met.
 const Interval = 50 * time.Millisecond
 
 const (
@@ -27,9 +26,9 @@ const (
 	slowInterval = 300 * time.Millisecond
 )
 
-// nextInterval returns the time until the next check. A check that starts a process, such as
-// kubectl, would otherwise use processor time that what it waits for needs: it takes at most
-// about a third of the time of a long wait.
+// nextInterval returns the time until the next check. Slow checks, such as those that start
+// kubectl, take at most about a third of the time of a long wait, to leave processor time
+// for the processes that the test waits for.
 func nextInterval(passed, check time.Duration) time.Duration {
 	longest := max(Interval, min(2*check, slowInterval))
 	return min(max(passed/8, shortestInterval), longest)

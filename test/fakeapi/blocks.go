@@ -25,9 +25,9 @@ import (
 	network "github.com/dra-shared/dra-driver-shared/api/network/v1alpha1"
 )
 
-// blocks are the AddressBlocks. Unlike the tracker of the fake clientset, it does what the assignment of addresses
-// depends on: resource versions and UIDs that a request must match, field selectors, times of creation in
-// whole seconds, and watches that start at a resource version.
+// blocks stores the AddressBlocks. Unlike the tracker of the fake clientset, it has the features that the
+// assignment of addresses depends on: preconditions on resource versions and UIDs, field selectors, times of
+// creation in whole seconds, and watches that start at a resource version.
 type blocks struct {
 	mu      sync.Mutex
 	objects map[string]*network.AddressBlock
@@ -172,7 +172,8 @@ func (b *blocks) events(
 	}
 }
 
-// event returns what a watch with a selector sends for a change to a version, or nil.
+// event returns the event that a watch with a selector sends for the change to a
+// version, or a nil block.
 func (c blockChange) event(version int, selector fields.Selector) (watch.EventType, *network.AddressBlock) {
 	before, after := isSelected(c.before, selector), isSelected(c.after, selector)
 	switch {

@@ -183,7 +183,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(raw)
 }
 
-// invoker returns what has the objects of a resource.
+// invoker returns the fake that stores the objects of a resource.
 func (s *Server) invoker(t target) *clienttesting.Fake {
 	if t.gvr.Group == network.GroupName {
 		return &s.network
@@ -298,7 +298,7 @@ func (s *Server) watchBlocks(w http.ResponseWriter, r *http.Request, t target) {
 	})
 }
 
-// stream begins the response of a watch, and returns what sends an event.
+// stream begins the response of a watch, and returns a function that sends an event.
 func (s *Server) stream(w http.ResponseWriter, t target) (send func(watch.EventType, runtime.Object) error) {
 	w.Header().Set("Content-Type", runtime.ContentTypeJSON)
 	flusher, _ := w.(http.Flusher)

@@ -18,7 +18,7 @@ import (
 )
 
 // adaptConfig returns the configuration for kind to use: config, a file that users
-// write, or a copy in Dir with what this machine needs besides.
+// write, or a copy in Dir with the additions that this machine needs.
 func (c *Cluster) adaptConfig(config string, standIn bool) (string, error) {
 	raw, err := os.ReadFile(filepath.Join(c.Root, config))
 	if err != nil {
@@ -139,7 +139,7 @@ func appendList(object map[string]any, field string, elements []string) {
 }
 
 // kubeletSysctls are the sysctls that a kubelet sets. They apply to the whole machine,
-// also in a node of kind.
+// even if the kubelet runs in a node of kind.
 var kubeletSysctls = []string{
 	"vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops",
 	"kernel/keys/root_maxkeys", "kernel/keys/root_maxbytes",

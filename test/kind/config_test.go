@@ -78,7 +78,7 @@ func TestAdapt(t *testing.T) {
 	}
 }
 
-func TestAdapt_keepsWhatUsersWrote(t *testing.T) {
+func TestAdapt_keepsUserConfig(t *testing.T) {
 	const config = "kubeadmConfigPatches: [mine]\n" +
 		"networking: {podSubnet: 10.1.0.0/16}\n" +
 		"nodes: [{extraMounts: [{hostPath: /mine}]}]\n"

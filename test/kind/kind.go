@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package kind creates a cluster of kind with the driver and a NIC to share, with the
-// commands that users run. It adapts what users need not adapt: it finds or starts a
+// commands that users run. It also does what users need not do: it finds or starts a
 // Docker daemon (package engine), builds a node image where none can be pulled
 // (test/cluster/kindnode), and configures the cluster for machines on which a kubelet
 // does not run by default (config.go).
@@ -59,7 +59,7 @@ type Cluster struct {
 	state state
 }
 
-// state is what Down needs to know. Each resource is in it before it is created.
+// state records the resources that Down removes. Each resource is recorded before it is created.
 type state struct {
 	Engine   *engine.Engine
 	Networks []string
@@ -282,8 +282,8 @@ func (c *Cluster) Demo(ctx context.Context) error {
 	return c.run(ctx, "bin/demo", "--kubeconfig", c.relative("kubeconfig"), "--server", ServerAddress)
 }
 
-// Down removes the cluster and everything that came with it, even after Up failed or
-// was killed. It succeeds if there is nothing.
+// Down removes the cluster and all its resources, even after Up failed or was killed.
+// It succeeds if there is no cluster.
 func (c *Cluster) Down(ctx context.Context) error {
 	raw, err := os.ReadFile(c.path("state.json"))
 	if errors.Is(err, os.ErrNotExist) {
@@ -315,7 +315,7 @@ func (c *Cluster) Down(ctx context.Context) error {
 	return os.RemoveAll(c.Dir)
 }
 
-// removeFromDocker removes what Up created in a daemon that others use, too.
+// removeFromDocker removes the resources that Up created in a daemon that other programs also use.
 func (c *Cluster) removeFromDocker(ctx context.Context) error {
 	kind := c.Command(ctx, filepath.Join(c.Root, "bin/kind"), "delete", "cluster", "--name", clusterName,
 		"--kubeconfig", c.path("kubeconfig"))

@@ -160,8 +160,8 @@ spec:
 `
 
 // testTwoNodes checks that the nodes, which share the kernel of this machine, do not
-// share what the driver has there: each share holds its grant, even after the driver
-// has left the other node.
+// share the driver's state there. Each share holds its grant, even after the driver is
+// removed from the other node.
 func testTwoNodes(ctx context.Context, t *testing.T, c *Cluster) {
 	nodes, err := c.Nodes(ctx)
 	if err != nil || len(nodes) != 2 {
@@ -326,8 +326,8 @@ func snapshot(t *testing.T) string {
 	return strings.Join(lines, "\n")
 }
 
-// remains returns a function that lists what Docker has of the cluster. It is empty for
-// a private daemon, which has ended then.
+// remains returns a function that lists the cluster's resources in Docker. The list is
+// empty for a private daemon that has ended.
 func remains(ctx context.Context, e *engine.Engine, networks []string) func() string {
 	if e.Private() {
 		return func() string {

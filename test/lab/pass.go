@@ -22,10 +22,10 @@ import (
 // kernelPackages are the packages whose tests depend on the kernel.
 var kernelPackages = []string{"netdev", "netdev/bpffs", "netdev/classify", "netdev/classify/trial"}
 
-// A quick pass runs the tests and stories whose names match these: the programs, the traffic of
-// shares, attacks, and links on the kernel; and on the node, a story that measures, one of
-// failures, and one in which a container restarts. Others measure for longer, or install
-// the chart again.
+// A quick pass runs the tests and stories whose names match these. On the kernel, it tests the
+// programs, the traffic of shares, attacks, and links. On the node, it runs a story that
+// measures, one about failures, and one in which a container restarts. The others measure for
+// longer, or install the chart again.
 const (
 	quickTests = "^(TestRun|TestMount|TestOpen|TestProgram|TestTraffic_(of(Shares|Pods)|ignores)|TestRawFrames|" +
 		"TestForwarded(Frames|ByNode_isNot)|TestBridgeMode_(delivers|limitsBroadcasts)|TestFairQueue|" +

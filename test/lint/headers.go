@@ -17,7 +17,7 @@ import (
 //go:embed header.go.txt
 var headerText string
 
-// headerLines is how many lines at the top of a file the header may start in.
+// headerLines is the number of lines at the top of a file in which the header may start.
 const headerLines = 10
 
 // checkHeader returns a finding if a source file has no license header.

@@ -9,10 +9,9 @@
 //	go run ./test/lint lines [--count]
 //	go run ./test/lint headers [--count] [--fix]
 //
-// Each finding is printed as FILE:LINE: MESSAGE. With --count, the command
-// prints the number of findings for each directory instead. The exit status is
-// 1 if there are findings. Package documentation of the checks is in words.go,
-// lines.go, and headers.go.
+// Each finding is printed as FILE:LINE: MESSAGE. With --count, the command prints the
+// number of findings for each directory instead. The exit status is 1 if there are
+// findings. The checks are documented in words.go, lines.go, and headers.go.
 package main
 
 import (

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// Latencies are how long repetitions of one operation took. The zero value is ready to use,
-// also from several goroutines.
+// Latencies holds the durations of repetitions of one operation. The zero value is ready to
+// use. Several goroutines can use it.
 type Latencies struct {
 	mu    sync.Mutex
 	times []time.Duration
@@ -73,8 +73,8 @@ func InParallel(workers, count int, do func(i int) error) error {
 	return errors.Join(errs...)
 }
 
-// InRounds calls start, and then end, for each number below count. A round has as many
-// numbers as size says: their starts run in parallel, and then their ends.
+// InRounds calls start, and then end, for each number below count. A round consists of
+// size numbers: their starts run in parallel, and then their ends.
 func InRounds(size, count int, start, end func(i int) error) error {
 	for first := 0; first < count; first += size {
 		n := min(size, count-first)

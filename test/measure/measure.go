@@ -23,8 +23,8 @@ const (
 	stolenTimeout = 3 * time.Minute
 )
 
-// Attempts counts attempts to reach a rate. The zero value is ready to use. It is meant for
-// rates below a grant: one above it is an error at once.
+// Attempts counts attempts to reach a rate. The zero value is ready to use. Use it only for
+// rates below a grant: a rate above the grant is an error at once.
 type Attempts struct {
 	counted int
 	start   time.Time

@@ -1,8 +1,8 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package monitoring tests what the chart gives to Prometheus and to its operator. It is a module of
-// its own because of their dependencies.
+// Package monitoring tests the chart's objects and rules for Prometheus and its operator. It is a
+// separate module because of their dependencies.
 package monitoring
 
 import (
@@ -56,7 +56,7 @@ func TestChart_objectsOfOperator(t *testing.T) {
 	}
 }
 
-// With --reuse-values, an upgrade from a release before these values does not have them.
+// An upgrade with --reuse-values from an earlier release does not set these values.
 func TestChart_withoutValues(t *testing.T) {
 	out, err := exec.Command("../../bin/helm", "template", "x", chart, "--set", "monitoring=null").CombinedOutput()
 	if err != nil || bytes.Contains(out, []byte("monitoring.coreos.com")) {

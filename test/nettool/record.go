@@ -20,8 +20,8 @@ import (
 const askInterval = 500 * time.Millisecond
 
 // record asks the network for each address of a subnet again and again (ARP), and prints each MAC address
-// that uses one. It ends with a signal. It fails if a MAC address uses an address again after another one
-// has used it: every link has a MAC address of its own, so that both used it at the same time.
+// that uses one. It ends at a signal. It fails if a MAC address uses an address again after another one
+// has used it: every link has its own MAC address, so two links used the address at the same time.
 func record(args []string) error {
 	if len(args) != 2 {
 		return errUsage
@@ -82,8 +82,8 @@ func (u addressUsers) add(subnet netip.Prefix, frame []byte) {
 	fmt.Println(address, mac)
 }
 
-// report prints how many links have used addresses, and returns an error that names the addresses that two
-// used at the same time.
+// report prints the number of links that have used addresses. It returns an error that names the addresses
+// that several links used at the same time.
 func (u addressUsers) report() (failed error) {
 	links := 0
 	for address, macs := range u {

@@ -52,9 +52,9 @@ func BenchmarkAttach(b *testing.B) {
 	})
 }
 
-// BenchmarkRead measures the read of one share, as for a claim's status. Its pod has no other. It
-// reports the median as well, because the kernel is busy with new links for a while after others
-// were created, for example to detect duplicate addresses.
+// BenchmarkRead measures the read of one share, as for a claim's status. The pod has no other
+// share. It reports the median as well, because the kernel is busy with new links for a while
+// after others were created, for example to detect duplicate addresses.
 func BenchmarkRead(b *testing.B) {
 	each(b, func(b *testing.B, node *testNode, shares int) {
 		spec := node.spec(shares)
@@ -161,7 +161,7 @@ func (n *testNode) attachMinimal(pod *nstest.Namespace, spec netdev.LinkSpec) er
 	return pod.Socket.Do(address, up)
 }
 
-// floorConn returns a socket of the node that is not that of the Node.
+// floorConn returns a socket of the node other than the socket of the Node.
 func (n *testNode) floorConn() *rtnl.Conn {
 	if n.floor == nil {
 		n.floor = nstest.Current(n.t).Socket

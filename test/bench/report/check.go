@@ -10,8 +10,8 @@ import (
 	"os"
 )
 
-// bound is how much worse than its baseline a ratio may be. It is wide, because times vary with
-// the machine and with what else runs on it, even those that are compared with the kernel's.
+// bound is the factor by which a ratio may exceed its baseline. It is wide because times vary
+// with the machine and its load, even relative to the kernel's.
 const bound = 3
 
 // check prints the time of an attach divided by that of the kernel's part, in each situation of
@@ -38,7 +38,7 @@ func check(r results, out io.Writer, baseline string) error {
 		fmt.Fprintf(out, "attach / kernel, %s other pods, %s at a time: %.2f, baseline %.2f\n", shares, parallel, is, was)
 		if is > bound*was {
 			failed = errors.Join(failed, fmt.Errorf("%s: an attach takes %.2f times the kernel's part, more than %d times "+
-				"the %.2f of %s: is the machine idle? what sends more requests?", plugin, is, bound, was, baseline))
+				"the %.2f of %s: is the machine idle? does an attach send more requests?", plugin, is, bound, was, baseline))
 		}
 	})
 	if compared == 0 {

@@ -81,7 +81,7 @@ func ratio(numerator float64, ok bool, denominator float64, ok2 bool) string {
 	return fmt.Sprintf("%.2f", numerator/denominator)
 }
 
-// situations are the parts of benchmarks' names behind the first slash, such as
+// situations returns the parts of benchmark names after the first slash, such as
 // shares=10/parallel=1.
 func (r results) situations(benchmark string) (list []string) {
 	for _, name := range r.names {

@@ -54,8 +54,8 @@ func (a *assembly) assemble(archive string) error {
 	return a.command("tar", "--numeric-owner", "-C", a.root, "-cf", archive, ".")
 }
 
-// removeUnwantedUnits does what kind's Dockerfile does: systemd of a node starts only
-// what kind enables.
+// removeUnwantedUnits removes systemd units, as kind's Dockerfile does, so that systemd
+// starts only the units that kind enables.
 func (a *assembly) removeUnwantedUnits() error {
 	for _, pattern := range []string{
 		"lib/systemd/system/sysinit.target.wants/systemd-tmpfiles-setup.service",
@@ -275,7 +275,7 @@ func (a *assembly) kubeFiles() ([]image.File, error) {
 func (a *assembly) withContainerd(state string, do func(ctr func(args ...string) error) error) error {
 	socket := state + "/containerd.sock"
 	config := state + "/config.toml"
-	// Without the plugins for pods, containerd needs nothing of the machine.
+	// Without the plugins for pods, containerd does not depend on the machine.
 	err := os.WriteFile(config, []byte("version = 3\ndisabled_plugins = "+
 		`["io.containerd.cri.v1.images", "io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri", `+
 		`"io.containerd.nri.v1.nri"]`+"\n"), 0o644)

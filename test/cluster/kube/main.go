@@ -1,13 +1,13 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command kube is one static multi-call binary with a whole Kubernetes: etcd,
-// kube-apiserver, kube-scheduler, kube-controller-manager, kubelet, kubectl, and
-// what a node image of kind needs besides: kubeadm and kube-proxy.
+// Command kube is one static multi-call binary with all components of Kubernetes: etcd,
+// kube-apiserver, kube-scheduler, kube-controller-manager, kubelet, and kubectl. For
+// the node image of kind, it also contains kubeadm and kube-proxy.
 //
-// One binary instead of eight shares the 90 % of code that they have in common,
-// which is what makes a cold build of the test cluster bearable. The component
-// is the first argument, or the name that the binary is called by.
+// The components have 90 % of their code in common, so building one binary instead of
+// eight keeps a cold build of the test cluster short. The first argument, or the name
+// by which the binary is called, selects the component.
 package main
 
 import (

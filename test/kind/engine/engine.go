@@ -4,7 +4,7 @@
 // Package engine finds a Docker daemon whose containers can be nodes that run the
 // driver, or starts one.
 //
-// No version number decides: Find runs a privileged container on the daemon of this
+// Find does not depend on version numbers. It runs a privileged container on the daemon of this
 // machine, which tries the operations of the node's kubelet and the plugin. Where that fails, or
 // where there is no daemon, Find starts a private one:
 //
@@ -44,7 +44,7 @@ type Engine struct {
 	Facts Facts
 }
 
-// Main runs the part of this package that os.Args selects, and does not return then.
+// Main runs the part of this package that os.Args selects, if any, and then does not return.
 func Main() {
 	var err error
 	switch {

@@ -185,7 +185,7 @@ func runInit(dir string) error {
 		"dockerd", "--data-root", filepath.Join(dir, "root"), "--exec-root", "/run/docker", "--pidfile", "/run/docker.pid",
 		"--host", "unix://" + filepath.Join(dir, "docker.sock"),
 		"--add-runtime", "dra-shared=" + filepath.Join(dir, runtimeName), "--default-runtime", "dra-shared",
-		// systemd of this machine is not reachable, because /run is another one.
+		// systemd of this machine is not reachable, because these namespaces have their own /run.
 		"--exec-opt", "native.cgroupdriver=cgroupfs", "--cgroup-parent", cgroupParent(dir),
 	}
 	child, err := syscall.ForkExec(dockerd, args, &syscall.ProcAttr{Env: os.Environ(), Files: []uintptr{0, 1, 2}})

@@ -65,7 +65,7 @@ func configuration(args []string) (path string, whole bool) {
 }
 
 // adapt changes the capabilities of a container's process in two ways. It removes those
-// that this machine does not grant even to root, with which runc would fail. And it
+// that this machine does not grant even to root, because runc would fail with them. It
 // adds those that an old daemon does not know to the sets of privileged containers.
 func adapt(raw []byte, whole bool, own []string) ([]byte, error) {
 	var config map[string]any

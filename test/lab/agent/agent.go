@@ -1,9 +1,9 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package agent runs commands in a guest for the machine that started it. It
-// takes the place of SSH, whose handshake takes half a second of an emulated
-// processor, and passes arguments as they are.
+// Package agent runs commands in a guest for the machine that started it. It takes the
+// place of SSH, whose handshake takes half a second of an emulated processor, and
+// passes arguments unchanged.
 //
 // A client sends a request as one line of JSON, then the standard input of the
 // command. The server answers with frames: a byte for the kind, four bytes for

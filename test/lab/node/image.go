@@ -4,14 +4,13 @@
 // Package node makes the disks of a guest that is a node of a test cluster, and
 // runs the guest.
 //
-// A node has two disks. The root disk is Debian with systemd and AppArmor, and
-// the binaries of Kubernetes, containerd, and runc; it is the same for all kernels
-// and clusters and is cached. Nodes that run SELinux have another one, with a policy and
-// labels. The store disk is containerd's directory with the
-// images unpacked: importing them in an emulated guest would take 20 s. The rest
-// comes with the initramfs: the kernel's modules, the programs of the tests, and
-// the files with which the node joins its cluster. Guests write to temporary
-// overlays, so that disks stay as they are.
+// A node has two disks. The root disk is Debian with systemd and AppArmor, and the
+// binaries of Kubernetes, containerd, and runc; it is the same for all kernels and
+// clusters and is cached. Nodes that run SELinux have another one, with a policy and
+// labels. The store disk is containerd's directory with the images unpacked: importing
+// them in an emulated guest would take 20 s. The rest comes with the initramfs: the
+// kernel's modules, the programs of the tests, and the files with which the node joins
+// its cluster. Guests write to temporary overlays, so that the disks do not change.
 package node
 
 import (
@@ -50,8 +49,8 @@ var packages = []string{
 	"systemd", "systemd-sysv", "udev", "util-linux",
 }
 
-// selinuxPackages are further packages of a node that runs SELinux: Debian's policy, its
-// source, which has modules that Debian does not build, and what builds them.
+// selinuxPackages are further packages of a node that runs SELinux: Debian's policy, the
+// source of modules that Debian does not build, and the tools to build them.
 var selinuxPackages = []string{
 	"selinux-policy-default", "selinux-policy-dev", "selinux-policy-src", "semodule-utils", "zstd",
 }
@@ -223,7 +222,7 @@ func writeRoot(ctx context.Context, root, debian string, b Binaries) error {
 	if err := run(ctx, "chroot", append([]string{root, "systemctl", "--quiet", "mask"}, masked...)...); err != nil {
 		return err
 	}
-	// systemd makes an identity for a machine whose file is empty.
+	// systemd generates the ID of a machine whose file is empty.
 	return os.WriteFile(filepath.Join(root, "etc/machine-id"), nil, 0o644)
 }
 

@@ -49,8 +49,8 @@ type Job struct {
 // root disk.
 const OverlayDir = "/overlay"
 
-// ProgramLine is the beginning of the line that the output has before that of each
-// program, if there are several.
+// ProgramLine is the beginning of the line that precedes the output of each program, if
+// there are several.
 const ProgramLine = "=== PROGRAM "
 
 // Report is the result of a job.
@@ -127,7 +127,7 @@ func runJob(job Job) (report Report, err error) {
 	return report, nil
 }
 
-// prepare makes the root directory what programs expect.
+// prepare mounts the file systems, installs the commands of busybox, and loads the modules of the job.
 func prepare(job Job) error {
 	err := mountAll([]mount{
 		{"proc", "/proc", "proc", ""},
