@@ -183,8 +183,8 @@ func caseMetadataContainers(ctx context.Context, s *suite) {
 	seen("after a restart of the driver")
 }
 
-// caseMetadataUpdates reads the metadata without pause while the claim is prepared again
-// and the driver may add what it learns later, such as network data.
+// caseMetadataUpdates reads the metadata without pause while the claim is prepared
+// again. The driver may add data that it gets later, such as network data.
 func caseMetadataUpdates(ctx context.Context, s *suite) {
 	for range s.config.Cycles / 5 {
 		c, devices := s.prepared(ctx)

@@ -32,7 +32,7 @@ func checkCharacteristics(_ string, all []resourceapi.ResourceSlice) error {
 	})
 }
 
-// ordinary returns what a container of a pod without claims has.
+// ordinary returns the view of a container of a pod without claims.
 func (s *suite) ordinary(ctx context.Context) probe.View {
 	return s.view(ctx, s.startPod(ctx, podOptions{}), firstContainer)
 }
@@ -189,15 +189,15 @@ func (c *Configured) applied(interfaces []probe.Interface, routes []string) erro
 	return nil
 }
 
-// nodeView returns what the network namespace of the node has.
+// nodeView returns the view of the node's network namespace.
 func (s *suite) nodeView(ctx context.Context) probe.View {
 	v := s.view(ctx, s.startPod(ctx, podOptions{hostNetwork: true}), firstContainer)
 	s.endPods(ctx)
 	return v
 }
 
-// usedAndReturned runs a pod with a claim, and returns what the node has when all of its
-// former interfaces are as before.
+// usedAndReturned runs a pod with a claim, and waits until all former interfaces of the
+// node are as before. It returns the view of the node.
 func (s *suite) usedAndReturned(ctx context.Context, before probe.View) (after probe.View) {
 	s.view(ctx, s.startPod(ctx, podOptions{claims: []int{0}}), firstContainer)
 	s.endPods(ctx)
@@ -262,8 +262,8 @@ func caseInterfaceStatus(ctx context.Context, s *suite) {
 func caseScheduled(ctx context.Context, s *suite) {
 	s.canRunPods()
 	p := s.startPod(ctx, podOptions{claims: []int{0}, anyNode: true})
-	// An interface may be published again only after the pod was created, because another pod had it,
-	// and no more when it is in the pod.
+	// A driver may publish an interface that another pod had only after the pod was created, and may
+	// stop publishing it when it is in the pod.
 	var published []resourceapi.ResourceSlice
 	now := s.waitForPod(ctx, p, "the pod has no node", func(now *corev1.Pod) bool {
 		published = append(published, s.slices(ctx)...)

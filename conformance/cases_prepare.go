@@ -163,7 +163,7 @@ func (s *suite) several(ctx context.Context, n int) (claims []*claim) {
 	return claims
 }
 
-// prepareEach prepares claims and then unprepares them, each in a call of its own, all at the same time.
+// prepareEach prepares claims and then unprepares them, each in a separate call, all at the same time.
 func (s *suite) prepareEach(ctx context.Context, claims []*claim) {
 	k := s.main()
 	each := func(f func(i int) error) error {
@@ -353,7 +353,7 @@ func casePrepareUnnamed(ctx context.Context, s *suite) {
 	}
 }
 
-// some returns results for up to n devices or shares, each of its own request.
+// some returns results for up to n devices or shares, each for a separate request.
 func (s *suite) some(ctx context.Context, n int) (results []resourceapi.DeviceRequestAllocationResult) {
 	add := func(d device) {
 		if len(results) < n {
@@ -373,7 +373,7 @@ func (s *suite) some(ctx context.Context, n int) (results []resourceapi.DeviceRe
 	return results
 }
 
-// room returns how many of the smallest shares a device has.
+// room returns the number of smallest shares for which a device has room.
 func room(d device) int {
 	n := 32
 	for _, c := range d.Capacity {
@@ -524,7 +524,8 @@ func (s *suite) parameters(n int) []string {
 	return s.config.Parameters
 }
 
-// effect returns what containers get of a device that is allocated for a request with configuration.
+// effect describes the effect on containers of a device that is allocated for a request with
+// configuration.
 func (s *suite) effect(
 	ctx context.Context, request string, config ...resourceapi.DeviceAllocationConfiguration,
 ) string {
@@ -616,7 +617,7 @@ func caseParametersLong(ctx context.Context, s *suite) {
 }
 
 // The times after which a call is canceled, or the driver killed. The last one reaches slow
-// drivers, also on a busy machine. Each ends early if the call has returned.
+// drivers, even on a busy machine. Each ends early if the call has returned.
 var (
 	canceledAfter = [...]time.Duration{
 		0, time.Millisecond, 5 * time.Millisecond, 20 * time.Millisecond, 200 * time.Millisecond,

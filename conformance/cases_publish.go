@@ -35,8 +35,8 @@ func published(check func(driver string, all []resourceapi.ResourceSlice) error)
 	}
 }
 
-// eventually checks the slices until they pass, or the time is over in which a driver may
-// be writing them.
+// eventually repeats the check of the slices until it succeeds, or until a driver must
+// have written them.
 func (s *suite) eventually(
 	ctx context.Context, limit time.Duration, check func(string, []resourceapi.ResourceSlice) error,
 ) error {
@@ -52,7 +52,7 @@ func (s *suite) eventually(
 
 // settle waits until the pools are complete and the driver does not write any more. It gives
 // up when pools stay incomplete although the driver writes nothing, and when the context ends:
-// PUB-02 and PUB-12 report drivers that never get there.
+// PUB-02 and PUB-12 report such drivers.
 func (s *suite) settle(ctx context.Context) {
 	const still = 300 * time.Millisecond
 	last, since := int64(-1), time.Now()
@@ -76,8 +76,8 @@ func (s *suite) settle(ctx context.Context) {
 	})
 }
 
-// casePoolCounts checks the pools, and those of a driver that starts next to a slice that an
-// earlier release of it left.
+// casePoolCounts checks the pools. It checks them again after the driver has started next to
+// a slice of an earlier release.
 func casePoolCounts(ctx context.Context, s *suite) {
 	published(checkCounts)(ctx, s)
 	if s.server == nil {
@@ -261,7 +261,7 @@ func casePublishQuiet(ctx context.Context, s *suite) {
 	}
 }
 
-// republish lets the driver start without any slice.
+// republish stops the driver, deletes its slices, and starts it again.
 func (s *suite) republish(ctx context.Context, signal syscall.Signal) {
 	s.restart = true
 	old := s.main()

@@ -195,9 +195,9 @@ func caseDriverName(_ context.Context, s *suite) {
 
 // whilePreparing calls f while an instance prepares a claim: the API server answers the driver's
 // request for the claim when f has returned. A driver that makes no such request may have prepared
-// the claim before. It returns the result of prepare.
+// the claim before. whilePreparing returns the result of prepare.
 func (s *suite) whilePreparing(ctx context.Context, i *instance, c *claim, f func()) ([]*dra.Device, error) {
-	const asks = time.Second // in which a driver asks for the claim
+	const asks = time.Second // the time in which a driver requests the claim
 	reached, release := make(chan struct{}), make(chan struct{})
 	reach, free := sync.OnceFunc(func() { close(reached) }), sync.OnceFunc(func() { close(release) })
 	defer free()
@@ -282,7 +282,7 @@ func caseStop(ctx context.Context, s *suite) {
 	}
 }
 
-// interrupted is the time for which a call stays under way after something that may end it.
+// interrupted is the time for which a call stays in progress after an event that may end it.
 const interrupted = 300 * time.Millisecond
 
 func caseUpdateBoth(ctx context.Context, s *suite) {
@@ -378,7 +378,7 @@ func caseUpdateFails(ctx context.Context, s *suite) {
 	ids := s.present(cdiIDs(devices))
 	second, err := s.launch(s.others())
 	s.ok(err, "start a second instance")
-	// It is killed when it has opened a socket, which is later than most failures.
+	// The suite kills it when it has opened a socket, which is later than most failures.
 	poller, cancel := context.WithTimeout(ctx, s.config.StartTimeout.Duration)
 	defer cancel()
 	_ = poll(poller, func() error { return second.register(poller, s.env.RegistryDir, s.connected()) })

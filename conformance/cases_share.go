@@ -204,7 +204,7 @@ func (s *suite) returned(ctx context.Context, d device) {
 func casePolicyStable(ctx context.Context, s *suite) {
 	d := s.find(ctx, "allows multiple allocations", device.shared)
 	s.prepared(ctx, s.result(d))
-	const written = time.Second // by when a driver has written what it computes after prepare
+	const written = time.Second // the time in which a driver writes values that it computes after prepare
 	limited, cancel := context.WithTimeout(ctx, written)
 	defer cancel()
 	_ = poll(limited, func() error {

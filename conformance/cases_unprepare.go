@@ -75,7 +75,7 @@ func caseUnprepareUndoes(ctx context.Context, s *suite) {
 func caseUnprepareEntries(ctx context.Context, s *suite) {
 	c, _ := s.prepared(ctx)
 	if s.free(ctx) {
-		s.prepared(ctx) // which is not asked for
+		s.prepared(ctx) // a claim that the call does not name
 	}
 	unknown := s.unknown()
 	responses, err := s.main().unprepare(ctx, c.proto(), unknown)
@@ -184,9 +184,9 @@ func caseUnprepareUnreachable(ctx context.Context, s *suite) {
 	}
 }
 
-// obstruct lets the driver fail to remove the CDI specs that only have devices of one claim: a
-// directory that is not empty takes the place of the file. restore removes the directories. It writes the
-// files again if the claim is still prepared.
+// obstruct makes the driver fail to remove the CDI specs with devices of only one claim: it replaces each
+// file by a directory that is not empty. restore removes the directories. It writes the files again if
+// the claim is still prepared.
 func (s *suite) obstruct(devices []*dra.Device) (restore func(prepared bool)) {
 	if s.server == nil {
 		return func(bool) {} // the runtime of the node reads the specs
@@ -380,7 +380,7 @@ func (s *suite) leaves(ctx context.Context, what string, run func() int) {
 				}
 			}
 		}
-		// A driver may write a few files at times of its own, but not one per cycle.
+		// A driver may write a few files at any time, but not one per cycle.
 		isOld := func(path string) bool { return slices.Contains(before, path) }
 		if left := slices.DeleteFunc(after, isOld); len(left) >= cycles/2 {
 			return fmt.Errorf("each cycle leaves files, such as %s", left[0])
@@ -397,10 +397,10 @@ func (s *suite) leaves(ctx context.Context, what string, run func() int) {
 	s.ok(err, "after cycles of %s, each with a new claim", what)
 }
 
-// usage is what a process has: open files, and memory in bytes.
+// usage counts the resources of a process: open files, and memory in bytes.
 type usage struct{ files, memory int }
 
-// usage returns what the driver's process has, or nothing if the process is not known.
+// usage returns the usage of the driver's process, or zeros if the process is not known.
 func (s *suite) usage(ctx context.Context) (u usage) {
 	pid := 0
 	switch {

@@ -56,7 +56,7 @@ func (s *suite) ofClaim(ids []string) []string {
 }
 
 // resolves ends the case unless the specs have all of the IDs or, if want is false, none of
-// them. IDs that no claim owns may always be there.
+// them. IDs that no claim owns may always exist.
 func (s *suite) resolves(ids []string, want bool) {
 	cache := s.cdiCache()
 	if !want {
@@ -106,7 +106,7 @@ func (s *suite) edits(ids []string) (all []specs.ContainerEdits) {
 }
 
 // values returns the values of variables, the device nodes, and the directories and files that
-// containers get of devices.
+// devices give to containers.
 func (s *suite) values(devices []*dra.Device) (all []string) {
 	for _, e := range s.edits(cdiIDs(devices)) {
 		for _, v := range e.Env {
@@ -123,8 +123,8 @@ func (s *suite) values(devices []*dra.Device) (all []string) {
 	return all
 }
 
-// fingerprint returns what the containers of a claim get, without the names that differ
-// between claims. It skips the case if the suite cannot see it.
+// fingerprint describes the effect of a claim on its containers, without the names that
+// differ between claims. It skips the case if the suite cannot see the effect.
 func (s *suite) fingerprint(ctx context.Context, c *claim, devices []*dra.Device) string {
 	var text string
 	if hook := s.config.Hooks.Effect; len(hook) > 0 {
@@ -150,7 +150,7 @@ func (s *suite) fingerprint(ctx context.Context, c *claim, devices []*dra.Device
 	return text
 }
 
-// contents returns what containers get of devices, by the IDs of their CDI devices.
+// contents returns the edits that devices apply to containers, by the IDs of their CDI devices.
 func (s *suite) contents(devices []*dra.Device) string {
 	var all []string
 	for _, id := range slices.Sorted(slices.Values(cdiIDs(devices))) {
@@ -352,8 +352,8 @@ func caseCDIRestart(ctx context.Context, s *suite) {
 	s.unchanged(before, devices, "after a start of the driver while the API server refused to read claims")
 }
 
-// startWithoutClaims starts the driver again, while the API server refuses all requests for claims. A
-// driver that ends then is started again afterward.
+// startWithoutClaims starts the driver again, while the API server refuses all requests for claims.
+// If the driver ends, startWithoutClaims starts it again afterward.
 func (s *suite) startWithoutClaims(ctx context.Context) {
 	old := s.main()
 	s.ok(old.stop(ctx, stopSignal), "stop the driver")

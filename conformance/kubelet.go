@@ -136,7 +136,7 @@ func (k *kubelet) find(ctx context.Context, dir string) error {
 	return fmt.Errorf("%s has no registration socket of the driver %s: does it run on this node?", dir, k.driver)
 }
 
-// path returns a path that the driver named as the suite sees it.
+// path returns the suite's path of a file that the driver named.
 func (k *kubelet) path(name string) string {
 	if k.local == nil {
 		return name

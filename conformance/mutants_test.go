@@ -228,9 +228,10 @@ func needsPods(r Requirement) bool { return slices.Contains(kinds(), r.Profile) 
 // mutantsFile is the table that TestMutants writes.
 const mutantsFile = "mutants.md"
 
-// TestMutants runs the suite against the reference driver with each fault. The case of
-// the fault must fail. With -full, all other cases run too: those fail, and no others, that the
-// requirement or the variant lists under implies. -update writes the table of what failed.
+// TestMutants runs the suite against the reference driver with each fault. The case of the
+// fault must fail. With -full, all other cases run too. Of these, exactly the cases that the
+// requirement or the variant lists under implies must fail. -update writes the table of what
+// failed.
 func TestMutants(t *testing.T) {
 	var mu sync.Mutex
 	rows := map[string]string{}

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// If the time ends during a call, the error of the call does not describe the pod.
-func TestPollEvery_returnsTheCauseAndNotTheEndOfTheTime(t *testing.T) {
+// A call that the timeout interrupts returns an error that does not describe the pod.
+func TestPollEvery_returnsCauseAfterTimeout(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	cause := errors.New("the image cannot be pulled")

@@ -253,8 +253,8 @@ func (s *suite) devices(ctx context.Context) []device {
 	return s.all
 }
 
-// divide gives capacities without a request policy the policy that the configuration describes:
-// Kubernetes then permits all amounts, and the driver may not.
+// divide sets the policy that the configuration describes for capacities without a request
+// policy. Kubernetes permits all amounts of these, but the driver may not.
 func (s *suite) divide(d resourceapi.Device) {
 	for name, amount := range s.config.Shares {
 		c, ok := d.Capacity[resourceapi.QualifiedName(name)]

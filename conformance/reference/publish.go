@@ -149,7 +149,7 @@ func (d *Driver) spoilDevices(all []resourceapi.Device) []resourceapi.Device {
 	return all
 }
 
-// spoilShared lets a capacity depend on what claims have.
+// spoilShared makes a capacity depend on the amounts that claims use.
 func (d *Driver) spoilShared(share *resourceapi.Device) {
 	used := int64(0)
 	for _, r := range d.records() {

@@ -210,7 +210,7 @@ func (d *Driver) collect(ctx context.Context) {
 	}
 }
 
-// record is what the driver knows about a prepared claim.
+// record is the driver's record of a prepared claim.
 type record struct {
 	UID, Namespace, Name string
 	Devices              []prepared
@@ -703,7 +703,7 @@ func (d *Driver) named(ctx context.Context, namespace, pod string) error {
 	return fmt.Errorf("no container of pod %s names the claim", pod)
 }
 
-// device returns what one result of an allocation needs.
+// device returns the prepared device for one result of an allocation.
 func (d *Driver) device(
 	claim *resourceapi.ResourceClaim, result resourceapi.DeviceRequestAllocationResult, i int,
 ) (p prepared, err error) {
@@ -842,7 +842,7 @@ func (d *Driver) parameters(claim *resourceapi.ResourceClaim, request string) (v
 	return value, nil
 }
 
-// names reports whether a name in a configuration means the request of a result.
+// names reports whether a name in a configuration refers to the request of a result.
 func (d *Driver) names(name, request string) bool {
 	switch subrequest := strings.Contains(request, "/"); {
 	case d.fault("LIST-01/subrequest") && subrequest:

@@ -20,7 +20,7 @@ import (
 	"strings"
 )
 
-// View is what a container has.
+// View lists the interfaces, device nodes, mounts, and variables of a container.
 type View struct {
 	Interfaces []Interface `json:"interfaces,omitempty"`
 	// Devices are the device nodes below /dev.
@@ -67,8 +67,8 @@ type Node struct {
 	Number string `json:"number"`
 }
 
-// Inspect returns what this process has. The termination message has room for 4096 bytes,
-// so that mounts of the kernel's own file systems are left out.
+// Inspect returns the view of this process. The termination message has room for 4096
+// bytes, so that mounts of the kernel's own file systems are left out.
 func Inspect() (v View, err error) {
 	if v.Interfaces, err = interfaces(); err != nil {
 		return v, err

@@ -31,7 +31,7 @@ func TestInspect(t *testing.T) {
 	}
 }
 
-func TestMounts_leavesOutThoseOfEveryContainer(t *testing.T) {
+func TestMounts_omitsMountsOfEveryContainer(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "mountinfo")
 	lines := "1 0 0:1 / / rw - overlay overlay rw\n2 1 0:2 / /proc rw - proc proc rw\n" +
 		"3 1 0:3 / /dev/shm rw - tmpfs shm rw\n4 1 0:4 / /opt/vendor ro - ext4 /dev/sda rw\n"
