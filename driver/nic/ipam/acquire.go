@@ -9,8 +9,9 @@ import (
 )
 
 // Acquire makes the node have the addresses that only the claim of a request can get, before the claim is
-// prepared: those that the claim names, and those that its pod keeps. It fails if another node has one, or if a
-// pod of another claim on this node uses one. Assign assigns the addresses later.
+// prepared: those that the claim names, and those that its pod keeps. If another node has one, or a
+// pod of another claim on this node uses one, Acquire waits for it twice as long as Assign, because the kubelet tries
+// to prepare the claim again only after 60 to 90 s (v1.37). Assign assigns the addresses later.
 //
 // The node keeps the addresses that the claim names as long as used returns them as claimed. Of r.Owner,
 // Acquire reads the claim.
@@ -21,22 +22,26 @@ func (a *Allocator) Acquire(ctx context.Context, r Request, used func() (Used, e
 	}
 	a.rereadRecords.Store(true) // the claim is new
 	defer a.keepRequested(items)()
+	ctx, cancel := context.WithTimeout(ctx, 2*a.options.Wait)
+	defer cancel()
 	for _, i := range items {
 		if !i.reserved.IsValid() && i.consumer.kind != keepingPod {
 			continue
 		}
-		attached, err := a.isAttached(ctx, i, r.Owner.Claim, used)
-		if err != nil {
-			return err
-		}
-		if attached {
-			continue
-		}
-		if err := a.takeOrWait(ctx, i, used); err != nil {
+		if err := retry(ctx, func() error { return a.acquire(ctx, i, r.Owner.Claim, used) }); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// acquire makes the node have an address for an item of a claim; see Acquire.
+func (a *Allocator) acquire(ctx context.Context, i item, claim string, used func() (Used, error)) error {
+	attached, err := a.isAttached(ctx, i, claim, used)
+	if err != nil || attached {
+		return err
+	}
+	return a.take(ctx, i, used)
 }
 
 // isAttached reports whether a pod of a claim uses an address for an item: the claim is prepared again. It fails if a

@@ -336,8 +336,8 @@ func (i item) mayAvoid() bool { return !i.reserved.IsValid() && i.consumer.kind 
 func (a *Allocator) chooseReserved(i item) (chosen netip.Addr, isNew bool, err error) {
 	address := Address{i.pool.Network, i.reserved}
 	if other, inUse := a.used[address]; inUse {
-		return chosen, false, fmt.Errorf("AddressPool %s: pod %s on this node has address %s: delete that pod or "+
-			"change the claim", i.pool.Name, other.Pod, i.reserved)
+		return chosen, false, fmt.Errorf("AddressPool %s: %w: pod %s on this node has %s: delete that pod or "+
+			"change the claim", i.pool.Name, errInUse, other.Pod, i.reserved)
 	}
 	if a.withheld[address] {
 		return chosen, false, fmt.Errorf("AddressPool %s: a link on this node may have address %s: its record cannot be "+

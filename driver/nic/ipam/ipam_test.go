@@ -382,7 +382,7 @@ func TestAssign_reserved(t *testing.T) {
 			t.Fatalf("got %v and error %v, want the reserved address", got.Addresses, err)
 		}
 	}
-	want := "pod default/p5 on this node has address 10.20.1.1"
+	want := "pod default/p5 on this node has 10.20.1.1"
 	if _, err := n1.assignReserved(t.Context(), a1, 6, reserved); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("another claim: got error %v, want %q", err, want)
 	}

@@ -39,6 +39,8 @@ var (
 	errExhausted = errors.New("all addresses are assigned")
 	// errElsewhere means that a block of another node has a reserved address.
 	errElsewhere = errors.New("another node has the reserved address")
+	// errInUse means that a pod on this node uses a reserved address.
+	errInUse = errors.New("the reserved address is in use")
 	// errKeptInUse means that another link uses the address that a pod keeps.
 	errKeptInUse = errors.New("the address that the pod keeps is in use")
 	// errLimit means that the namespace of the pod has as many addresses as the pool permits.
@@ -52,14 +54,19 @@ var (
 func (a *Allocator) takeOrWait(ctx context.Context, i item, used func() (Used, error)) error {
 	ctx, cancel := context.WithTimeout(ctx, a.options.Wait)
 	defer cancel()
+	return retry(ctx, func() error { return a.take(ctx, i, used) })
+}
+
+// retry calls try until an address becomes free for which it asks, or until ctx ends.
+func retry(ctx context.Context, try func() error) error {
 	again := time.NewTicker(retryInterval)
 	defer again.Stop()
 	var last error // of a try that reached the API server
 	for {
-		err := a.take(ctx, i, used)
+		err := try()
 		switch {
 		case errors.Is(err, errExhausted), errors.Is(err, errConflict), errors.Is(err, errElsewhere),
-			errors.Is(err, errKeptInUse), errors.Is(err, errLimit):
+			errors.Is(err, errInUse), errors.Is(err, errKeptInUse), errors.Is(err, errLimit):
 			last = err
 		case err != nil && last != nil: // most likely the time is over
 			return last
