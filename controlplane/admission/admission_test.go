@@ -806,6 +806,44 @@ func TestShards_limitsPendingPods(t *testing.T) {
 	}
 }
 
+// A namespace whose pods are admitted and never created, for example because of its quota, does not keep out those of
+// others.
+func TestShards_limitsPendingPodsOfEachNamespace(t *testing.T) {
+	clock := testclock.NewFakePassiveClock(time.Now())
+	s := syncedShards(clock)
+	assigned := 0
+	assign := func(namespace string) error {
+		assigned++
+		q := shardQuestion{Namespace: namespace, Claim: fmt.Sprint(assigned / 100), Request: fmt.Sprint(assigned)}
+		_, err := s.assign(t.Context(), q)
+		return err
+	}
+	for range maxPending {
+		if err := assign("greedy"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 1000 {
+		for _, namespace := range []string{"a", "b"} {
+			if err := assign(namespace); err != nil {
+				t.Fatalf("a pod of another namespace: %v", err)
+			}
+		}
+	}
+	if err := assign("greedy"); err == nil || !strings.Contains(err.Error(), `65536 of them in namespace "greedy"`) {
+		t.Errorf("a further pod of the namespace that has all: got error %v", err)
+	}
+	for assign("a") == nil {
+	}
+	if got, want := s.waits["a"], maxPending/3; got != want {
+		t.Errorf("pods of one of three namespaces while all have too many: got %d, want %d", got, want)
+	}
+	clock.SetTime(clock.Now().Add(pendingTimeout + time.Second))
+	if err := assign("greedy"); err != nil || len(s.waits) != 1 {
+		t.Errorf("after the others expired: %v, and %d namespaces have pods that wait, want 1", err, len(s.waits))
+	}
+}
+
 // A dry run creates no pod, so it takes no room in a claim.
 func TestShards_dryRun(t *testing.T) {
 	s := syncedShards(testclock.NewFakePassiveClock(time.Now()))

@@ -29,7 +29,7 @@ const (
 	// API server may reject it after this webhook has admitted it.
 	pendingTimeout = 15 * time.Second
 	// maxPending limits the number of assigned pods that were not observed yet. An API server cannot create
-	// so many pods within pendingTimeout.
+	// so many pods within pendingTimeout, but it can reject them, for example because of a quota: see isFull.
 	maxPending = 1 << 16
 	// pendingSteps is how often per pendingTimeout expired pods are removed.
 	pendingSteps = 5
@@ -50,6 +50,7 @@ type Shards struct {
 	pods    map[types.NamespacedName]map[types.UID]bool   // observed pods, by claim
 	pending map[types.NamespacedName]map[string]time.Time // assignment times of other pods, by claim and request
 	waiting int                                           // number of elements of pending
+	waits   map[string]int                                // the same by namespace, without zeros
 	expired time.Time                                     // time of the last expirePending
 	synced  func() bool
 }
@@ -61,6 +62,7 @@ func NewShards(c clock.PassiveClock) *Shards {
 		clock:   c,
 		pods:    map[types.NamespacedName]map[types.UID]bool{},
 		pending: map[types.NamespacedName]map[string]time.Time{},
+		waits:   map[string]int{},
 		synced:  func() bool { return false },
 	}
 }
@@ -76,8 +78,9 @@ func (s *Shards) assignLocally(q shardQuestion) (int, error) {
 	if s.clock.Since(s.expired) > pendingTimeout/pendingSteps {
 		s.expirePending()
 	}
-	if s.waiting >= maxPending {
-		return 0, fmt.Errorf("%d pods were admitted and not created within %s; try again", s.waiting, pendingTimeout)
+	if s.isFull(q.Namespace) {
+		return 0, fmt.Errorf("%d pods were admitted and not created within %s, %d of them in namespace %q; try again",
+			s.waiting, pendingTimeout, s.waits[q.Namespace], q.Namespace)
 	}
 	for shard := range claims.MaxShards {
 		claim := types.NamespacedName{Namespace: q.Namespace, Name: claims.NameOfShard(q.Claim, shard)}
@@ -93,13 +96,27 @@ func (s *Shards) assignLocally(q shardQuestion) (int, error) {
 		claims.MaxShards*shardPods)
 }
 
+// isFull reports whether no further pod of the namespace can be assigned. When maxPending pods of all namespaces
+// wait, a namespace with less than an equal part of them can continue, so that none can keep out the pods of others.
+func (s *Shards) isFull(namespace string) bool {
+	return s.waiting >= maxPending && s.waits[namespace] >= maxPending/max(1, len(s.waits))
+}
+
+// addWaiting changes the number of pods of the namespace that wait.
+func (s *Shards) addWaiting(namespace string, n int) {
+	s.waiting += n
+	if s.waits[namespace] += n; s.waits[namespace] == 0 {
+		delete(s.waits, namespace)
+	}
+}
+
 // count counts a pod that a request creates.
 func (s *Shards) count(claim types.NamespacedName, request string) {
 	if s.pending[claim] == nil {
 		s.pending[claim] = map[string]time.Time{}
 	}
 	if _, ok := s.pending[claim][request]; !ok {
-		s.waiting++
+		s.addWaiting(claim.Namespace, 1)
 	}
 	s.pending[claim][request] = s.clock.Now()
 }
@@ -111,7 +128,7 @@ func (s *Shards) expirePending() {
 	for claim, pending := range s.pending {
 		before := len(pending)
 		maps.DeleteFunc(pending, expired)
-		s.waiting -= before - len(pending)
+		s.addWaiting(claim.Namespace, len(pending)-before)
 		if len(pending) == 0 {
 			delete(s.pending, claim)
 		}
@@ -154,7 +171,7 @@ func (s *Shards) observe(object any) {
 		request := pod.Annotations[scheduling.AdmittedAnnotation]
 		if _, ok := s.pending[claim][request]; ok {
 			delete(s.pending[claim], request)
-			s.waiting--
+			s.addWaiting(claim.Namespace, -1)
 		}
 	}
 }
