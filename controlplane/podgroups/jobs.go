@@ -106,8 +106,20 @@ func (r *JobReconciler) reconcileJob(
 		return errors.Join(r.releaseClaims(ctx, g, released), r.reserve(ctx, g))
 	case ptr.Deref(job.Spec.Suspend, false):
 		return r.suspend(ctx, g)
+	case runsElsewhere(job, g):
+		g.sharedClaims = nil
+		return nil
 	}
 	return r.serve(ctx, g)
+}
+
+// runsElsewhere reports whether another controller than Kubernetes' own creates the pods of the
+// Job, and has created none in this cluster, as that of MultiKueue: it lets a copy of the Job run in
+// another cluster, and a claim here would have no user.
+func runsElsewhere(job *batchv1.Job, g *group) bool {
+	hasShards := func(s *sharedClaim) bool { return len(s.shards) > 0 }
+	return ptr.Deref(job.Spec.ManagedBy, batchv1.JobControllerName) != batchv1.JobControllerName &&
+		len(g.pods) == 0 && !slices.ContainsFunc(g.sharedClaims, hasShards)
 }
 
 // hasEnded reports whether the Job is complete or has failed. All of its pods are terminal

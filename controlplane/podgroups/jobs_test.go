@@ -111,6 +111,14 @@ func TestJobReconciler_states(t *testing.T) {
 		{name: "starts", change: func(*batchv1.Job) {}, net: "present", kept: "present"},
 		{name: "is created suspended", change: func(j *batchv1.Job) { j.Spec.Suspend = ptr.To(true) },
 			net: "absent", kept: "absent"},
+		{name: "starts in another cluster", change: func(j *batchv1.Job) { j.Spec.ManagedBy = ptr.To("example.com/remote") },
+			net: "absent", kept: "absent"},
+		{name: "is managed by Kubernetes", change: func(j *batchv1.Job) {
+			j.Spec.ManagedBy = ptr.To(batchv1.JobControllerName)
+		}, net: "present", kept: "present"},
+		{name: "is managed by another controller and had pods here", change: func(j *batchv1.Job) {
+			j.Spec.ManagedBy = ptr.To("example.com/remote")
+		}, exist: true, net: "held", kept: "held"},
 		{name: "runs", change: func(*batchv1.Job) {}, exist: true, net: "held", kept: "held"},
 		{name: "is suspended", change: func(j *batchv1.Job) { j.Spec.Suspend = ptr.To(true) }, exist: true,
 			net: "present", kept: "present"},

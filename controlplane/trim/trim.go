@@ -142,7 +142,7 @@ func Job(object any) (any, error) {
 	if !ok {
 		return trimmed, nil
 	}
-	trimmed.Spec.Suspend = job.Spec.Suspend
+	trimmed.Spec.Suspend, trimmed.Spec.ManagedBy = job.Spec.Suspend, job.Spec.ManagedBy
 	trimmed.Spec.Template.Annotations = map[string]string{scheduling.JobClaimsAnnotation: value}
 	trimmed.Spec.Template.Spec.ResourceClaims = job.Spec.Template.Spec.ResourceClaims
 	trimmed.Status.Conditions = job.Status.Conditions
