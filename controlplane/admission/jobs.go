@@ -6,6 +6,7 @@ package admission
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"net/http"
@@ -18,6 +19,7 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -88,12 +90,22 @@ func annotationOf(kind string) string {
 	return scheduling.JobClaimsAnnotation
 }
 
-// parse parses the value of the annotation.
-func (j *workloadObject) parse(value string, path *field.Path) ([]scheduling.JobClaim, field.ErrorList) {
-	if j.annotation == scheduling.ReplicaClaimsAnnotation {
+// parseClaims parses the value of the annotation.
+func parseClaims(annotation, value string, path *field.Path) ([]scheduling.JobClaim, field.ErrorList) {
+	if annotation == scheduling.ReplicaClaimsAnnotation {
 		return scheduling.ParseReplicaClaims(value, path)
 	}
 	return scheduling.ParseJobClaims(value, path)
+}
+
+// sameClaims reports whether two values of the annotation list the same claims, in whatever format.
+func sameClaims(annotation, a, b string) bool {
+	if a == b {
+		return true
+	}
+	first, errs := parseClaims(annotation, a, nil)
+	second, more := parseClaims(annotation, b, nil)
+	return len(errs) == 0 && len(more) == 0 && equality.Semantic.DeepEqual(first, second)
 }
 
 // templateAt is a template of pods with its path.
@@ -133,14 +145,57 @@ func (j *workloadObject) templates() (templates []templateAt) {
 // claims are those of the StatefulSet of leaders.
 func (j *workloadObject) checkLeader() error {
 	t := j.Spec.LeaderWorkerTemplate
-	if t == nil || t.LeaderTemplate == nil ||
-		t.LeaderTemplate.Annotations[j.annotation] == t.WorkerTemplate.Annotations[j.annotation] {
+	if t == nil || t.LeaderTemplate == nil || sameClaims(j.annotation,
+		t.LeaderTemplate.Annotations[j.annotation], t.WorkerTemplate.Annotations[j.annotation]) {
 		return nil
 	}
 	return denied(reasonAnnotationDiffers,
 		"%s: differs from that of leaderTemplate: the leader and the workers of a replica share its claims; "+
 			"use the same annotation in both templates, and list the containers that get a reference in containers",
 		j.annotationPath(field.NewPath("spec", "leaderWorkerTemplate", "workerTemplate")))
+}
+
+// checkRelease denies an object that lists claims and on which, or on whose templates, the annotation release is new:
+// it has no effect. An object with a controller has the annotations of its owner, which was checked.
+func (j *workloadObject) checkRelease(old *workloadObject) error {
+	if len(j.templates()) == 0 || metav1.GetControllerOfNoCopy(&j.Metadata) != nil {
+		return nil
+	}
+	advice := "those of a Job are released when it is suspended, and deleted when it ends: remove the annotation; " +
+		"deletionPolicy: OnDeletion of an element keeps its claim until the Job is deleted"
+	if j.annotation == scheduling.ReplicaClaimsAnnotation {
+		advice = "those of a replica stay until it is scaled away: remove the annotation"
+	}
+	before, after := old.releases(), j.releases()
+	for _, path := range slices.Sorted(maps.Keys(after)) {
+		if before[path] != after[path] {
+			return denied(reasonInvalid, "%s: Forbidden: %q has no effect on the claims that the annotation %s lists: %s; "+
+				"claims of a PodGroup can be released after a time without pods", path, after[path], j.annotation, advice)
+		}
+	}
+	return nil
+}
+
+// releases returns the annotations release of the object and of its templates, by their paths.
+func (j *workloadObject) releases() map[string]string {
+	values := map[string]string{}
+	add := func(meta *metav1.ObjectMeta, path *field.Path) {
+		if value, ok := meta.Annotations[scheduling.ReleaseAnnotation]; ok {
+			values[path.Child("metadata", "annotations").Key(scheduling.ReleaseAnnotation).String()] = value
+		}
+	}
+	add(&j.Metadata, nil)
+	for _, t := range j.templates() {
+		add(&t.ObjectMeta, t.path)
+	}
+	spec := field.NewPath("spec")
+	if j.Spec.JobTemplate != nil {
+		add(&j.Spec.JobTemplate.ObjectMeta, spec.Child("jobTemplate"))
+	}
+	for i := range j.Spec.ReplicatedJobs {
+		add(&j.Spec.ReplicatedJobs[i].Template.ObjectMeta, spec.Child("replicatedJobs").Index(i).Child("template"))
+	}
+	return values
 }
 
 // containers returns the containers of the pods that share the claims which the template
@@ -198,12 +253,13 @@ func (j *Jobs) checkObject(
 	if err := j.checkUpdate(req, old, object); err != nil {
 		return nil, err
 	}
-	if err := object.checkLeader(); err != nil {
+	if err := errors.Join(object.checkLeader(), object.checkRelease(old)); err != nil {
 		return nil, err
 	}
 	before := old.values()
 	for _, t := range object.templates() {
-		if previous, existed := before[t.path.String()]; existed && previous == t.Annotations[object.annotation] {
+		previous, existed := before[t.path.String()]
+		if existed && sameClaims(object.annotation, previous, t.Annotations[object.annotation]) {
 			continue
 		}
 		more, err := j.check(ctx, req, object, t)
@@ -215,8 +271,8 @@ func (j *Jobs) checkObject(
 	return warnings, nil
 }
 
-// checkUpdate denies changes of the annotation, except on a CronJob: the claims may exist, and
-// pods may use them. The Jobs that a CronJob creates from now on have the new one.
+// checkUpdate denies changes of the listed claims, except on a CronJob: the claims may exist, and
+// pods may use them. The Jobs that a CronJob creates from now on have the new ones.
 func (j *Jobs) checkUpdate(req admission.Request, old, updated *workloadObject) error {
 	if req.Operation != admissionv1.Update || req.Kind.Kind == kindCronJob {
 		return nil
@@ -224,7 +280,7 @@ func (j *Jobs) checkUpdate(req admission.Request, old, updated *workloadObject) 
 	before, after := old.values(), updated.values()
 	for _, values := range []map[string]string{before, after} {
 		for path := range values {
-			if before[path] != after[path] {
+			if !sameClaims(updated.annotation, before[path], after[path]) {
 				return denied(reasonInUse,
 					"%s: cannot be changed, because pods may use the claims: delete the %s, and create another",
 					updated.annotationPath(field.NewPath(path)), req.Kind.Kind)
@@ -247,7 +303,7 @@ func (j *Jobs) check(
 	if err != nil || inherited && req.Kind.Kind == "StatefulSet" {
 		return nil, err // the LeaderWorkerSet was checked, with the containers of all of its templates
 	}
-	claims, errs := object.parse(t.Annotations[object.annotation], path)
+	claims, errs := parseClaims(object.annotation, t.Annotations[object.annotation], path)
 	if _, ok := t.Annotations[scheduling.GroupAnnotation]; ok {
 		errs = append(errs, field.Forbidden(path, "the pods are in a PodGroup, by the annotation "+
 			scheduling.GroupAnnotation+": remove one of the annotations"))
@@ -364,7 +420,7 @@ func extra(user authenticationv1.UserInfo) map[string]authorizationv1.ExtraValue
 	return values
 }
 
-// isInherited reports whether the controller of the object exists, and has the same annotation, and
+// isInherited reports whether the controller of the object exists, and lists the same claims, and
 // the user may create objects that it controls.
 // Then a controller has created the object, such as a Job of a JobSet, and the owner's author
 // had the right to create claims. For the StatefulSet of a LeaderWorkerSet's workers, whose
@@ -392,7 +448,7 @@ func (j *Jobs) isInherited(
 	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(owner.Object, &typed.workloadFields); err != nil {
 		return false, fmt.Errorf("read %s %q: %w", controller.Kind, controller.Name, err)
 	}
-	same := func(t templateAt) bool { return t.Annotations[typed.annotation] == value }
+	same := func(t templateAt) bool { return sameClaims(typed.annotation, t.Annotations[typed.annotation], value) }
 	if !slices.ContainsFunc(typed.templates(), same) {
 		return false, nil
 	}

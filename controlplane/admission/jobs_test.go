@@ -40,6 +40,14 @@ const (
 	inline     = `{name: net, spec: {devices: {requests: [{name: nic, exactly: {deviceClassName: nic.dra-shared.dev}}]}}}`
 )
 
+// inOtherFormat lists the claim inline in another format and order of keys.
+const inOtherFormat = `
+- spec:
+    devices: {requests: [{exactly: {deviceClassName: "nic.dra-shared.dev"}, name: nic}]}
+  deletionPolicy: OnCompletion # the default
+  name: net
+`
+
 // jobYAML returns a Job with the annotation and further fields of its pods' metadata and spec.
 func jobYAML(annotation, podMetadata, podSpec string) string {
 	return fmt.Sprintf(`{kind: Job, metadata: {name: train, namespace: ns}, spec: {template: {
@@ -160,6 +168,17 @@ func TestJobs_denies(t *testing.T) {
 			strings.Replace(jobSetYAML("["+inline+"]"), "job-claims", "x", 1), setPath + ": cannot be changed"},
 		{"a change of a CronJob by a user without the right", "guest", cronJobYAML("[" + byTemplate + "]"),
 			cronJobYAML("[" + inline + "]"), `user "guest" may not create ResourceClaims`},
+		{"the annotation release", "admin", "", annotated(job("["+byTemplate+"]"), "metadata: {name: train"),
+			`metadata.annotations[scheduling.dra-shared.dev/release]: Forbidden: "Unused=10m" has no effect`},
+		{"the annotation release of pods", "admin", "",
+			jobYAML("["+byTemplate+"]", `, scheduling.dra-shared.dev/release: OnCompletion`, ""),
+			`spec.template.metadata.annotations[scheduling.dra-shared.dev/release]: Forbidden: "OnCompletion"`},
+		{"the annotation release of a replicated job", "admin", "",
+			strings.Replace(jobSetYAML("["+byTemplate+"]"), "name: b, template: {", "name: b, template: {"+unused+", ", 1),
+			`spec.replicatedJobs[1].template.metadata.annotations[scheduling.dra-shared.dev/release]: Forbidden`},
+		{"the annotation release of the Jobs of a CronJob", "admin", cronJobYAML("[" + byTemplate + "]"),
+			strings.Replace(cronJobYAML("["+byTemplate+"]"), "jobTemplate: {", "jobTemplate: {"+unused+", ", 1),
+			`spec.jobTemplate.metadata.annotations[scheduling.dra-shared.dev/release]: Forbidden`},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			r := newJobs(t).Handle(t.Context(), jobRequest(t, tc.user, tc.old, tc.now))
@@ -168,6 +187,14 @@ func TestJobs_denies(t *testing.T) {
 			}
 		})
 	}
+}
+
+// unused is metadata with the annotation release.
+const unused = "metadata: {annotations: {scheduling.dra-shared.dev/release: Unused=10m}}"
+
+// annotated adds the annotation release to the metadata that begins with a text.
+func annotated(object, metadata string) string {
+	return strings.Replace(object, metadata, strings.TrimSuffix(unused, "}")+", "+strings.TrimPrefix(metadata, "metadata: {"), 1)
 }
 
 func cronJobYAML(annotation string) string {
@@ -185,6 +212,13 @@ func TestJobs_allows(t *testing.T) {
 		{"a Job of the JobSet with that spec", "jobset-controller", "",
 			ownedBy(job("["+inline+"]"), "jobset.x-k8s.io/v1alpha2", "JobSet", "7"), ""},
 		{"an update that keeps the annotation", "guest", job("[" + inline + "]"), suspend(job("[" + inline + "]")), ""},
+		{"another format of the annotation", "guest", job("[" + inline + "]"), job(inOtherFormat), ""},
+		{"a Job of the JobSet with that spec in another format", "jobset-controller", "",
+			ownedBy(job(inOtherFormat), "jobset.x-k8s.io/v1alpha2", "JobSet", "7"), ""},
+		{"an update that keeps the annotation release", "guest", annotated(job("["+inline+"]"), "metadata: {name: train"),
+			annotated(suspend(job("["+inline+"]")), "metadata: {name: train"), ""},
+		{"the annotation release without claims", "guest", "", annotated(strings.Replace(job(""), "job-claims", "x", 1),
+			"metadata: {name: train"), ""},
 		{"a change of a CronJob", "admin", cronJobYAML("[" + byTemplate + "]"), cronJobYAML("[" + inline + "]"), ""},
 		{"a claim of the pods with the name of an entry", "guest", "",
 			jobYAML("["+byTemplate+"]", "", ", resourceClaims: [{name: net, resourceClaimName: own}]"),

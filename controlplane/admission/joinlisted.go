@@ -110,7 +110,7 @@ func (p *Pods) claimListOf(ctx context.Context, pod *corev1.Pod) (*claimList, er
 	return nil, nil
 }
 
-// jobOf returns the Job that created the pod, whose template has the same annotation.
+// jobOf returns the Job that created the pod, whose template lists the same claims.
 func (p *Pods) jobOf(ctx context.Context, pod *corev1.Pod, value string) (*claimList, error) {
 	controller := metav1.GetControllerOfNoCopy(pod)
 	if controller == nil || controller.Kind != "Job" || controller.APIVersion != batchv1.SchemeGroupVersion.String() {
@@ -122,7 +122,8 @@ func (p *Pods) jobOf(ctx context.Context, pod *corev1.Pod, value string) (*claim
 	if err := p.getController(ctx, pod.Namespace, controller, &job, scheduling.JobClaimsAnnotation); err != nil {
 		return nil, err
 	}
-	if job.Spec.Template.Annotations[scheduling.JobClaimsAnnotation] != value {
+	listed := job.Spec.Template.Annotations[scheduling.JobClaimsAnnotation]
+	if !sameClaims(scheduling.JobClaimsAnnotation, listed, value) {
 		return nil, denied(reasonAnnotationDiffers,
 			"metadata.annotations[%q]: differs from that of Job %q, which owns the pod: "+
 				"only the Job controller creates pods of a Job", scheduling.JobClaimsAnnotation, controller.Name)

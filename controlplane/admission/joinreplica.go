@@ -19,7 +19,7 @@ import (
 )
 
 // replicaOf returns the replica of the pod: that of its StatefulSet, or, for a worker of a
-// LeaderWorkerSet, that of its leader. The template of that StatefulSet has the same annotation.
+// LeaderWorkerSet, that of its leader. The template of that StatefulSet lists the same claims.
 func (p *Pods) replicaOf(ctx context.Context, pod *corev1.Pod, value string) (*claimList, error) {
 	controller := metav1.GetControllerOfNoCopy(pod)
 	if !isStatefulSet(controller) {
@@ -48,7 +48,8 @@ func (p *Pods) replicaOf(ctx context.Context, pod *corev1.Pod, value string) (*c
 			"the name of Pod %q does not consist of that of StatefulSet %q and an ordinal",
 			member, set.Name)
 	}
-	if set.Spec.Template.Annotations[scheduling.ReplicaClaimsAnnotation] != value {
+	listed := set.Spec.Template.Annotations[scheduling.ReplicaClaimsAnnotation]
+	if !sameClaims(scheduling.ReplicaClaimsAnnotation, listed, value) {
 		return nil, deniedReplica(reasonAnnotationDiffers,
 			"differs from that of StatefulSet %q: the templates of the leader and of the workers of a "+
 				"LeaderWorkerSet must have the same annotation", set.Name)

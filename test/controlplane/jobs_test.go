@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -29,6 +30,15 @@ import (
 // inlineFabric is an entry of the annotation job-claims with a claim to the fabric of all simulated nodes.
 const inlineFabric = `{name: fabric, spec: {devices: {requests: [
 	{name: fabric, exactly: {deviceClassName: fabric.dra-shared.dev}}]}}}`
+
+// reformattedFabric is the annotation job-claims with inlineFabric in another format and order of keys.
+const reformattedFabric = `- spec:
+    devices:
+      requests:
+      - exactly: {deviceClassName: "fabric.dra-shared.dev"}
+        name: fabric
+  name: fabric
+`
 
 // sharingJob returns a Job whose pods share the claims that the annotation lists. Its pods have the containers worker
 // and helper.
@@ -63,11 +73,16 @@ func (e *testEnv) jobPods(t *testing.T, job *batchv1.Job) []corev1.Pod {
 // endPods makes the pods of a Job terminal, as kubelets do.
 func (e *testEnv) endPods(t *testing.T, job *batchv1.Job, phase corev1.PodPhase) {
 	t.Helper()
-	patch := client.RawPatch(types.StrategicMergePatchType, fmt.Appendf(nil, `{"status":{"phase":%q}}`, phase))
 	for _, pod := range e.jobPods(t, job) {
-		if err := e.client.Status().Patch(t.Context(), &pod, patch); err != nil {
-			t.Fatal(err)
-		}
+		e.setPhase(t, &pod, phase)
+	}
+}
+
+func (e *testEnv) setPhase(t *testing.T, pod *corev1.Pod, phase corev1.PodPhase) {
+	t.Helper()
+	patch := client.RawPatch(types.StrategicMergePatchType, fmt.Appendf(nil, `{"status":{"phase":%q}}`, phase))
+	if err := e.client.Status().Patch(t.Context(), pod, patch); err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -289,6 +304,114 @@ func TestJobClaims_identityOfClaim(t *testing.T) {
 		t.Fatal(err)
 	}
 	e.awaitClaims(t, ns, "no claim is left", noClaims)
+	e.awaitEmpty(t, ns)
+}
+
+// A Job of which another controller creates the pods, such as MultiKueue in other clusters, has no claim here until one
+// of its pods is here.
+func TestJobClaims_jobManagedByAnotherController(t *testing.T) {
+	e := requireTestEnv(t)
+	e.startController(t, nil)
+	ns := e.createNamespace(t, "managed-by")
+	remote := sharingJob(ns, "remote", "["+inlineFabric+"]", 1)
+	remote.Spec.ManagedBy = ptr.To("kueue.x-k8s.io/multikueue")
+	local := sharingJob(ns, "local", "["+inlineFabric+"]", 1)
+	local.Spec.ManagedBy = ptr.To(batchv1.JobControllerName)
+	e.create(t, remote, local)
+	e.awaitRunning(t, ns, 1)
+	for _, c := range e.awaitClaims(t, ns, "the Job whose pod is here holds its claim", held(1)) {
+		if owner := metav1.GetControllerOf(&c); owner.UID != local.UID {
+			t.Errorf("claim %s is that of Job %s", c.Name, owner.Name)
+		}
+	}
+	pod := &corev1.Pod{ObjectMeta: remote.Spec.Template.ObjectMeta, Spec: remote.Spec.Template.Spec}
+	pod.Namespace, pod.Name = ns, "remote-0"
+	pod.OwnerReferences = []metav1.OwnerReference{
+		*metav1.NewControllerRef(remote, batchv1.SchemeGroupVersion.WithKind("Job")),
+	}
+	e.create(t, pod)
+	e.awaitRunning(t, ns, 2)
+	e.awaitClaims(t, ns, "both Jobs hold their claims", held(2))
+	e.delete(t, remote, local)
+	e.awaitEmpty(t, ns)
+}
+
+// The same claims in another format are not a change: a suspended Job and a StatefulSet can be applied again.
+func TestListedClaims_annotationInAnotherFormat(t *testing.T) {
+	e := requireTestEnv(t)
+	e.startController(t, nil)
+	ns := e.createNamespace(t, "format")
+	job := sharingJob(ns, "train", "["+inlineFabric+"]", 1)
+	job.Spec.Suspend = ptr.To(true)
+	set := annotatedSet(ns, 2)
+	e.create(t, job, set)
+	e.awaitRunning(t, ns, 2)
+	before := e.awaitClaimsOfReplicas(t, ns, "0", "1")
+	for o, annotation := range map[client.Object]string{
+		job: scheduling.JobClaimsAnnotation, set: scheduling.ReplicaClaimsAnnotation,
+	} {
+		patch := func(value string) error {
+			return e.client.Patch(t.Context(), o, client.RawPatch(types.MergePatchType, fmt.Appendf(nil,
+				`{"spec":{"template":{"metadata":{"annotations":{%q:%q}}}}}`, annotation, value)))
+		}
+		other := strings.Replace(reformattedFabric, "name: fabric", "name: other", 1)
+		const want = "cannot be changed, because pods may use the claims"
+		if err := patch(other); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("apply %T with another claim: got error %v, want %q", o, err, want)
+		}
+		if err := patch(reformattedFabric); err != nil {
+			t.Errorf("apply %T with the same claim in another format: %v", o, err)
+		}
+	}
+	// Kubernetes replaces the last pod first. Until it replaces the first one, that has the former format.
+	e.delete(t, &corev1.Pod{ObjectMeta: objectMeta(ns, "web-0")})
+	eventually.Eventually(t, timeout, "the pods have the new format", func() error {
+		var pods corev1.PodList
+		if err := e.client.List(t.Context(), &pods, client.InNamespace(ns)); err != nil {
+			return err
+		}
+		for _, pod := range pods.Items {
+			if pod.Annotations[scheduling.ReplicaClaimsAnnotation] != reformattedFabric {
+				return fmt.Errorf("pod %s does not", pod.Name)
+			}
+		}
+		return nil
+	})
+	e.awaitRunning(t, ns, 2)
+	if after := e.awaitClaimsOfReplicas(t, ns, "0", "1"); !maps.Equal(before, after) {
+		t.Errorf("claims of the replicas: got %v, want %v", after, before)
+	}
+	e.setSuspended(t, job, false)
+	e.awaitRunning(t, ns, 3)
+	e.delete(t, job, set)
+	e.awaitEmpty(t, ns)
+}
+
+// The annotation release has no effect on listed claims. It is refused on each object from which its author may expect
+// one.
+func TestListedClaims_releaseIsRefused(t *testing.T) {
+	e := requireTestEnv(t)
+	e.startController(t, nil)
+	ns := e.createNamespace(t, "release-refused")
+	release := map[string]string{scheduling.ReleaseAnnotation: "Unused=10m"}
+	const want = `annotations[scheduling.dra-shared.dev/release]: Forbidden: "Unused=10m" has no effect on the claims that `
+	refused := func(what string, err error) {
+		t.Helper()
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got error %v, want %q", what, err, want)
+		}
+	}
+	job, set := sharingJob(ns, "train", "["+inlineFabric+"]", 1), annotatedSet(ns, 1)
+	annotatedJob, annotatedPods, annotatedStatefulSet := job.DeepCopy(), set.DeepCopy(), set.DeepCopy()
+	annotatedJob.Annotations, annotatedStatefulSet.Annotations = release, release
+	maps.Copy(annotatedPods.Spec.Template.Annotations, release)
+	for _, o := range []client.Object{annotatedJob, annotatedPods, annotatedStatefulSet} {
+		refused(fmt.Sprintf("create %T", o), e.client.Create(t.Context(), o))
+	}
+	e.create(t, job, set)
+	refused("annotate the Job", e.tryAnnotate(t, job, release))
+	refused("annotate the StatefulSet", e.tryAnnotate(t, set, release))
+	e.delete(t, job, set)
 	e.awaitEmpty(t, ns)
 }
 
