@@ -6,6 +6,8 @@ package controlplane
 import (
 	"context"
 	"fmt"
+	"maps"
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -19,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
+	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 	"github.com/dra-shared/dra-driver-shared/test/eventually"
 )
 
@@ -38,7 +41,7 @@ func (e *testEnv) startJobSet(t *testing.T) {
 }
 
 // jobSet returns a JobSet whose replicated job "workers" has Jobs of 2 pods, each Job with a claim to the fabric. spec
-// has further fields of the JobSet, and jobSpec of its Jobs.
+// has further fields of the JobSet, and jobSpec of its Jobs, by default that a failed pod fails its Job.
 func jobSet(t *testing.T, ns, name string, replicas int, spec, jobSpec string) *unstructured.Unstructured {
 	t.Helper()
 	return jobSetOf(t, ns, name, replicas, 2, spec, jobSpec)
@@ -46,6 +49,9 @@ func jobSet(t *testing.T, ns, name string, replicas int, spec, jobSpec string) *
 
 func jobSetOf(t *testing.T, ns, name string, replicas, pods int, spec, jobSpec string) *unstructured.Unstructured {
 	t.Helper()
+	if jobSpec == "" {
+		jobSpec = "backoffLimit: 0"
+	}
 	text := fmt.Sprintf(`
 apiVersion: jobset.x-k8s.io/v1alpha2
 kind: JobSet
@@ -58,7 +64,6 @@ spec:
       spec:
         parallelism: %d
         completions: %d
-        backoffLimit: 0
         %s
         template:
           metadata:
@@ -66,7 +71,7 @@ spec:
           spec:
             restartPolicy: Never
             terminationGracePeriodSeconds: 1
-            containers: [{name: worker, image: none}]
+            containers: [{name: worker, image: none, resources: {requests: {cpu: 500m}}}]
   %s
 `, ns, name, replicas, pods, pods, jobSpec, "["+inlineFabric+"]", spec)
 	o := &unstructured.Unstructured{}
@@ -191,6 +196,109 @@ func TestJobSet_suspendAndResume(t *testing.T) {
 			}
 			return nil
 		})
+	}
+	e.delete(t, set)
+	e.awaitEmpty(t, ns)
+}
+
+// A suspended JobSet that is applied again with its annotation in another format resumes, and its Jobs have their
+// claims.
+func TestJobSet_annotationInAnotherFormat(t *testing.T) {
+	e := requireJobSetTests(t)
+	e.startController(t, nil)
+	e.startJobSet(t)
+	ns := e.createNamespace(t, "jobset-format")
+	set := jobSet(t, ns, "train", 2, "", "")
+	e.create(t, set)
+	e.awaitRunning(t, ns, 4)
+	before := e.awaitClaimsOfJobs(t, ns, 2)
+	e.patchJobSet(t, set, `{"spec":{"suspend":true}}`)
+	e.awaitNoPods(t, ns)
+	const path = "/spec/replicatedJobs/0/template/spec/template/metadata/annotations"
+	err := e.client.Patch(t.Context(), set, client.RawPatch(types.JSONPatchType, fmt.Appendf(nil,
+		`[{"op":"replace","path":%q,"value":{%q:%q}}]`, path, scheduling.JobClaimsAnnotation, reformattedFabric)))
+	if err != nil {
+		t.Fatalf("apply the same claims in another format: %v", err)
+	}
+	e.patchJobSet(t, set, `{"spec":{"suspend":false}}`)
+	e.awaitRunning(t, ns, 4)
+	if after := e.awaitClaimsOfJobs(t, ns, 2); !maps.Equal(before, after) {
+		t.Errorf("claims of the resumed Jobs: got %v, want %v", after, before)
+	}
+	e.delete(t, set)
+	e.awaitEmpty(t, ns)
+}
+
+// restartPods does what the agents of JobSet do in running pods: it reports that they are in a restart attempt.
+func (e *testEnv) restartPods(t *testing.T, pods []corev1.Pod, attempt int) {
+	t.Helper()
+	patch := client.RawPatch(types.MergePatchType, fmt.Appendf(nil,
+		`{"metadata":{"annotations":{"jobset.sigs.k8s.io/in-place-restart-attempt":"%d"}}}`, attempt))
+	for i := range pods {
+		if err := e.client.Patch(t.Context(), &pods[i], patch); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// awaitAttempt waits until JobSet has reported a restart attempt in a field of its status.
+func (e *testEnv) awaitAttempt(t *testing.T, set *unstructured.Unstructured, field string, want int64) {
+	t.Helper()
+	eventually.Eventually(t, timeout, fmt.Sprintf("%s of the JobSet is %d", field, want), func() error {
+		if err := e.client.Get(t.Context(), client.ObjectKeyFromObject(set), set); err != nil {
+			return err
+		}
+		got, ok, err := unstructured.NestedInt64(set.Object, "status", field)
+		if err == nil && (!ok || got != want) {
+			err = fmt.Errorf("got %d, and that it exists: %t", got, ok)
+		}
+		return err
+	})
+}
+
+// runningPods returns the pods of a namespace that run.
+func (e *testEnv) runningPods(t *testing.T, ns string) (running []corev1.Pod) {
+	t.Helper()
+	var pods corev1.PodList
+	if err := e.client.List(t.Context(), &pods, client.InNamespace(ns)); err != nil {
+		t.Fatal(err)
+	}
+	for _, pod := range pods.Items {
+		if pod.Status.Phase == corev1.PodRunning && pod.DeletionTimestamp == nil {
+			running = append(running, pod)
+		}
+	}
+	return running
+}
+
+// A JobSet that is restarted in place keeps its Jobs, and their claims stay allocated: only the failed pod is replaced,
+// and uses the claim of the others.
+func TestJobSet_inPlaceRestart(t *testing.T) {
+	e := requireJobSetTests(t)
+	e.startController(t, nil)
+	e.startJobSet(t)
+	ns := e.createNamespace(t, "jobset-in-place")
+	set := jobSet(t, ns, "train", 2, "failurePolicy: {maxRestarts: 3, restartStrategy: InPlaceRestart}",
+		fmt.Sprintf("backoffLimit: %d\n        podReplacementPolicy: Failed", math.MaxInt32))
+	e.create(t, set)
+	e.awaitRunning(t, ns, 4)
+	e.restartPods(t, e.runningPods(t, ns), 0)
+	e.awaitAttempt(t, set, "currentInPlaceRestartAttempt", 0)
+	before := e.awaitClaimsOfJobs(t, ns, 2)
+	failed := e.runningPods(t, ns)[0]
+	e.setPhase(t, &failed, corev1.PodFailed)
+	e.awaitRunning(t, ns, 4)
+	for _, pod := range e.runningPods(t, ns) {
+		if _, old := pod.Annotations["jobset.sigs.k8s.io/in-place-restart-attempt"]; !old {
+			e.restartPods(t, []corev1.Pod{pod}, 1)
+		}
+	}
+	e.awaitAttempt(t, set, "previousInPlaceRestartAttempt", 0)
+	e.restartPods(t, e.runningPods(t, ns), 1)
+	e.awaitAttempt(t, set, "currentInPlaceRestartAttempt", 1)
+	e.awaitRunning(t, ns, 4)
+	if after := e.awaitClaimsOfJobs(t, ns, 2); !maps.Equal(before, after) {
+		t.Errorf("claims after the restart: got %v, want %v", after, before)
 	}
 	e.delete(t, set)
 	e.awaitEmpty(t, ns)
