@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 	"testing"
 
@@ -51,14 +52,7 @@ metadata: {name: probe}
 `), client.DryRunAll)
 	})
 	share := &resourceapi.ResourceClaimTemplate{ObjectMeta: objectMeta(ns, "share")}
-	share.Spec.Spec.Devices.Requests = []resourceapi.DeviceRequest{{
-		Name: "nic", Exactly: &resourceapi.ExactDeviceRequest{
-			DeviceClassName: "nic." + driverName,
-			Capacity: &resourceapi.CapacityRequirements{
-				Requests: map[resourceapi.QualifiedName]resource.Quantity{"bandwidth": resource.MustParse("100M")},
-			},
-		},
-	}}
+	share.Spec.Spec = nicSpec()
 	high := &schedulingapi.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: ns + "-high"}, Value: 1000}
 	e.create(t, share, high, object(t, `
 apiVersion: kueue.x-k8s.io/v1beta2
@@ -95,15 +89,42 @@ func object(t *testing.T, text string) *unstructured.Unstructured {
 	return o
 }
 
+// nicSpec returns a claim spec that requests 100 Mbit/s of a NIC.
+func nicSpec() (spec resourceapi.ResourceClaimSpec) {
+	spec.Devices.Requests = []resourceapi.DeviceRequest{{
+		Name: "nic", Exactly: &resourceapi.ExactDeviceRequest{
+			DeviceClassName: "nic." + driverName,
+			Capacity: &resourceapi.CapacityRequirements{
+				Requests: map[resourceapi.QualifiedName]resource.Quantity{"bandwidth": resource.MustParse("100M")},
+			},
+		},
+	}}
+	return spec
+}
+
 // createNIC publishes a NIC that the pods of all nodes can share, until the test ends.
 func (e *testEnv) createNIC(t *testing.T) {
 	t.Helper()
+	slice := nicSlice("kueue-nic")
+	slice.Spec.AllNodes = ptr.To(true)
+	e.createSlice(t, slice)
+}
+
+// createSlice publishes a slice until the test ends.
+func (e *testEnv) createSlice(t *testing.T, slice *resourceapi.ResourceSlice) {
+	t.Helper()
+	e.create(t, slice)
+	t.Cleanup(func() { _ = e.client.Delete(context.Background(), slice) })
+}
+
+// nicSlice returns a slice of that name with a NIC of 1 Gbit/s. The caller chooses its nodes.
+func nicSlice(name string) *resourceapi.ResourceSlice {
 	line := resource.MustParse("1G")
-	slice := &resourceapi.ResourceSlice{
-		ObjectMeta: metav1.ObjectMeta{Name: "kueue-nic"},
+	return &resourceapi.ResourceSlice{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: resourceapi.ResourceSliceSpec{
-			Driver: driverName, AllNodes: ptr.To(true),
-			Pool: resourceapi.ResourcePool{Name: "kueue-nic", ResourceSliceCount: 1},
+			Driver: driverName,
+			Pool:   resourceapi.ResourcePool{Name: name, ResourceSliceCount: 1},
 			Devices: []resourceapi.Device{{
 				Name: "nic", AllowMultipleAllocations: ptr.To(true),
 				Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"kind": {StringValue: ptr.To("nic")}},
@@ -116,8 +137,6 @@ func (e *testEnv) createNIC(t *testing.T) {
 			}},
 		},
 	}
-	e.create(t, slice)
-	t.Cleanup(func() { _ = e.client.Delete(context.Background(), slice) })
 }
 
 // queuedJob returns a Job in the queue whose pods need a tenth of a CPU each.
@@ -352,5 +371,47 @@ func TestKueue_preemptionOfJobBehindGates(t *testing.T) {
 	e.awaitJobPods(t, low, 15)
 	e.awaitClaims(t, ns, "the resumed Job holds its claim", held(1))
 	e.delete(t, low, high)
+	e.awaitEmpty(t, ns)
+}
+
+// The Jobs of a JobSet in a queue release their devices when Kueue suspends the JobSet, and get them again when it
+// resumes the JobSet.
+func TestKueue_preemptionOfJobSet(t *testing.T) {
+	e := requireOther(t, "kueue")
+	e.startController(t, nil)
+	ns := e.createNamespace(t, "kueue-jobset")
+	e.startKueue(t, ns)
+	e.startJobSet(t)
+	set := jobSet(t, ns, "train", 2, "", "")
+	set.SetLabels(map[string]string{queueLabel: "queue"})
+	e.create(t, set)
+	e.awaitRunning(t, ns, 4)
+	before := e.awaitClaimsOfJobs(t, ns, 2)
+
+	high := queuedJob(ns, "high", 15, corev1.PodTemplateSpec{
+		Spec: corev1.PodSpec{PriorityClassName: ns + "-high"},
+	})
+	e.create(t, high)
+	e.awaitJobPods(t, high, 15)
+	e.awaitClaims(t, ns, "the suspended Jobs hold no device", func(claims []resourceapi.ResourceClaim) error {
+		for _, c := range claims {
+			if c.Status.Allocation != nil || len(c.Status.ReservedFor) > 0 {
+				return fmt.Errorf("claim %s is allocated, and reserved for %v", c.Name, c.Status.ReservedFor)
+			}
+		}
+		if len(claims) != 2 {
+			return fmt.Errorf("got %d claims, want those of both Jobs", len(claims))
+		}
+		return nil
+	})
+
+	e.endPods(t, high, corev1.PodSucceeded)
+	e.delete(t, high)
+	e.awaitDeleted(t, high)
+	e.awaitRunning(t, ns, 4)
+	if after := e.awaitClaimsOfJobs(t, ns, 2); !maps.Equal(before, after) {
+		t.Errorf("claims of the resumed Jobs: got %v, want %v", after, before)
+	}
+	e.delete(t, set)
 	e.awaitEmpty(t, ns)
 }

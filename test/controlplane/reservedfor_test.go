@@ -192,3 +192,68 @@ func (e *testEnv) revokeJobs(t *testing.T) {
 	})
 	t.Cleanup(func() { setRules(func([]rbacv1.PolicyRule) []rbacv1.PolicyRule { return all }) })
 }
+
+// The node of a held claim fails while its holder lives. The claim keeps the device until its owner permits the release
+// of unused claims. Then the next pod runs on another node, although the holder never stopped.
+func TestReservedFor_claimLeavesFailedNode(t *testing.T) {
+	e := requireTestEnv(t)
+	e.startController(t, nil)
+	ns := e.createNamespace(t, "failed-node")
+	for i := range 2 {
+		slice := nicSlice(fmt.Sprintf("nic-of-node-%d", i))
+		slice.Spec.NodeName = ptr.To(fmt.Sprintf("sim-%03d", i))
+		e.createSlice(t, slice)
+	}
+	claim := &resourceapi.ResourceClaim{ObjectMeta: objectMeta(ns, "team"), Spec: nicSpec()}
+	claim.Annotations = map[string]string{scheduling.ReservedForAnnotation: "apps/statefulsets/web"}
+	set := statefulSet(ns, 1)
+	set.Spec.Template.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "net", ResourceClaimName: &claim.Name}}
+	e.create(t, claim, set)
+	e.awaitRunning(t, ns, 1)
+	const held = "True HolderFound: allocated as long as apps/statefulsets/web exists; released earlier if no pod uses " +
+		"the claim and "
+	e.awaitHeldState(t, claim, held+"apps/statefulsets/web is complete or suspended", true)
+	pod := &corev1.Pod{ObjectMeta: objectMeta(ns, "web-0")}
+	if err := e.client.Get(t.Context(), client.ObjectKeyFromObject(pod), pod); err != nil {
+		t.Fatal(err)
+	}
+	var failed int
+	if _, err := fmt.Sscanf(pod.Spec.NodeName, "sim-%03d", &failed); err != nil {
+		t.Fatalf("node %q of the pod: %v", pod.Spec.NodeName, err)
+	}
+	e.cordon(t, failed, failed+1)
+	if err := e.client.Delete(t.Context(), pod, client.GracePeriodSeconds(0)); err != nil {
+		t.Fatal(err)
+	}
+	e.awaitUnschedulable(t, pod)
+	e.awaitHeldState(t, claim, held+"apps/statefulsets/web is complete or suspended", true)
+
+	e.annotate(t, claim, map[string]string{
+		scheduling.ReservedForAnnotation: "apps/statefulsets/web", scheduling.ReleaseAnnotation: "Unused=1s",
+	})
+	e.awaitRunning(t, ns, 1)
+	if err := e.client.Get(t.Context(), client.ObjectKeyFromObject(pod), pod); err != nil {
+		t.Fatal(err)
+	}
+	if want := fmt.Sprintf("sim-%03d", 1-failed); pod.Spec.NodeName != want {
+		t.Errorf("the pod runs on node %s, want %s", pod.Spec.NodeName, want)
+	}
+	e.awaitHeldState(t, claim, held+"1s have passed", true)
+}
+
+// awaitUnschedulable waits until the next pod of that name has found no node.
+func (e *testEnv) awaitUnschedulable(t *testing.T, former *corev1.Pod) {
+	t.Helper()
+	eventually.Eventually(t, timeout, "the scheduler finds no node for pod "+former.Name, func() error {
+		var pod corev1.Pod
+		if err := e.client.Get(t.Context(), client.ObjectKeyFromObject(former), &pod); err != nil {
+			return err
+		}
+		for _, c := range pod.Status.Conditions {
+			if c.Type == corev1.PodScheduled && c.Reason == corev1.PodReasonUnschedulable && pod.UID != former.UID {
+				return nil
+			}
+		}
+		return fmt.Errorf("it has the conditions %v", pod.Status.Conditions)
+	})
+}
