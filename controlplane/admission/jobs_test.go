@@ -168,7 +168,7 @@ func TestJobs_denies(t *testing.T) {
 			strings.Replace(jobSetYAML("["+inline+"]"), "job-claims", "x", 1), setPath + ": cannot be changed"},
 		{"a change of a CronJob by a user without the right", "guest", cronJobYAML("[" + byTemplate + "]"),
 			cronJobYAML("[" + inline + "]"), `user "guest" may not create ResourceClaims`},
-		{"the annotation release", "admin", "", annotated(job("["+byTemplate+"]"), "metadata: {name: train"),
+		{"the annotation release", "admin", "", annotated(job("[" + byTemplate + "]")),
 			`metadata.annotations[scheduling.dra-shared.dev/release]: Forbidden: "Unused=10m" has no effect`},
 		{"the annotation release of pods", "admin", "",
 			jobYAML("["+byTemplate+"]", `, scheduling.dra-shared.dev/release: OnCompletion`, ""),
@@ -192,9 +192,9 @@ func TestJobs_denies(t *testing.T) {
 // unused is metadata with the annotation release.
 const unused = "metadata: {annotations: {scheduling.dra-shared.dev/release: Unused=10m}}"
 
-// annotated adds the annotation release to the metadata that begins with a text.
-func annotated(object, metadata string) string {
-	return strings.Replace(object, metadata, strings.TrimSuffix(unused, "}")+", "+strings.TrimPrefix(metadata, "metadata: {"), 1)
+// annotated adds the annotation release to a Job of jobYAML.
+func annotated(job string) string {
+	return strings.Replace(job, "metadata: {name", strings.TrimSuffix(unused, "}")+", name", 1)
 }
 
 func cronJobYAML(annotation string) string {
@@ -215,10 +215,9 @@ func TestJobs_allows(t *testing.T) {
 		{"another format of the annotation", "guest", job("[" + inline + "]"), job(inOtherFormat), ""},
 		{"a Job of the JobSet with that spec in another format", "jobset-controller", "",
 			ownedBy(job(inOtherFormat), "jobset.x-k8s.io/v1alpha2", "JobSet", "7"), ""},
-		{"an update that keeps the annotation release", "guest", annotated(job("["+inline+"]"), "metadata: {name: train"),
-			annotated(suspend(job("["+inline+"]")), "metadata: {name: train"), ""},
-		{"the annotation release without claims", "guest", "", annotated(strings.Replace(job(""), "job-claims", "x", 1),
-			"metadata: {name: train"), ""},
+		{"an update that keeps the annotation release", "guest", annotated(job("[" + inline + "]")),
+			annotated(suspend(job("[" + inline + "]"))), ""},
+		{"the annotation release without claims", "guest", "", annotated(strings.Replace(job(""), "job-claims", "x", 1)), ""},
 		{"a change of a CronJob", "admin", cronJobYAML("[" + byTemplate + "]"), cronJobYAML("[" + inline + "]"), ""},
 		{"a claim of the pods with the name of an entry", "guest", "",
 			jobYAML("["+byTemplate+"]", "", ", resourceClaims: [{name: net, resourceClaimName: own}]"),

@@ -394,7 +394,7 @@ func TestListedClaims_releaseIsRefused(t *testing.T) {
 	e.startController(t, nil)
 	ns := e.createNamespace(t, "release-refused")
 	release := map[string]string{scheduling.ReleaseAnnotation: "Unused=10m"}
-	const want = `annotations[scheduling.dra-shared.dev/release]: Forbidden: "Unused=10m" has no effect on the claims that `
+	const want = `annotations[scheduling.dra-shared.dev/release]: Forbidden: "Unused=10m" has no effect on the claims`
 	refused := func(what string, err error) {
 		t.Helper()
 		if err == nil || !strings.Contains(err.Error(), want) {
