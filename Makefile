@@ -162,8 +162,10 @@ test-lws: prerequisites cluster-binaries bin/helm bin/lws $(IMAGES) bin/dra-shar
 	  CONTROLPLANE=1 CONTROLPLANE_OTHER=lws CONTROLPLANE_GATES=$$gates $(GO_TEST) -count=1 -timeout 20m -v -run '$(or $(RUN),TestLWS|TestReplicas|TestRelease_controllerKilled)' -- ./test/controlplane
 	done
 
-test-kueue: prerequisites cluster-binaries bin/helm bin/kueue bin/jobset $(IMAGES) bin/dra-shared-controller ## test claims and gates with the real Kueue [RUN=regexp] [2 min]
-	@CONTROLPLANE=1 CONTROLPLANE_OTHER=kueue $(GO_TEST) -count=1 -timeout 20m -v -run '$(or $(RUN),TestKueue)' -- ./test/controlplane
+test-kueue: prerequisites cluster-binaries bin/helm bin/kueue bin/jobset $(IMAGES) bin/dra-shared-controller ## test claims and gates with the real Kueue, in both modes [RUN=regexp] [5 min]
+	@for gates in default all; do
+	  CONTROLPLANE=1 CONTROLPLANE_OTHER=kueue CONTROLPLANE_GATES=$$gates $(GO_TEST) -count=1 -timeout 20m -v -run '$(or $(RUN),TestKueue)' -- ./test/controlplane
+	done
 
 test-matrix: prerequisites bin/cluster bin/helm bin/jobset $(IMAGES) bin/dra-shared-controller ## run test-controlplane on each supported version of Kubernetes, and write docs/dev/matrix.md [VERSIONS="v1.36.3 v1.37.1/workload ..."] [10 min to build each version]
 	@test/controlplane/matrix.sh $(VERSIONS)

@@ -39,11 +39,11 @@ const (
 	bandwidthQuota = "200M"
 )
 
-// startKueue runs Kueue, and creates a NIC of 1 Gbit/s for all nodes, a queue with 2 CPUs and 200 Mbit/s in the
+// startKueue runs Kueue, and creates a NIC of 1 Gbit/s of a node, a queue with 2 CPUs and 200 Mbit/s in the
 // namespace, and the template "share" for claims of 100 Mbit/s.
 func (e *testEnv) startKueue(t *testing.T, ns string) {
 	t.Helper()
-	e.createNIC(t)
+	e.createNIC(t, "sim-000")
 	e.startOther(t, kueueController, func(ctx context.Context) error {
 		return e.client.Create(ctx, object(t, `
 apiVersion: kueue.x-k8s.io/v1beta2
@@ -102,29 +102,16 @@ func nicSpec() (spec resourceapi.ResourceClaimSpec) {
 	return spec
 }
 
-// createNIC publishes a NIC that the pods of all nodes can share, until the test ends.
-func (e *testEnv) createNIC(t *testing.T) {
+// createNIC publishes a NIC of 1 Gbit/s of a node until the test ends. The controller deletes slices of the driver that
+// are for no single node, except those of fabrics.
+func (e *testEnv) createNIC(t *testing.T, node string) {
 	t.Helper()
-	slice := nicSlice("kueue-nic")
-	slice.Spec.AllNodes = ptr.To(true)
-	e.createSlice(t, slice)
-}
-
-// createSlice publishes a slice until the test ends.
-func (e *testEnv) createSlice(t *testing.T, slice *resourceapi.ResourceSlice) {
-	t.Helper()
-	e.create(t, slice)
-	t.Cleanup(func() { _ = e.client.Delete(context.Background(), slice) })
-}
-
-// nicSlice returns a slice of that name with a NIC of 1 Gbit/s. The caller chooses its nodes.
-func nicSlice(name string) *resourceapi.ResourceSlice {
 	line := resource.MustParse("1G")
-	return &resourceapi.ResourceSlice{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
+	slice := &resourceapi.ResourceSlice{
+		ObjectMeta: metav1.ObjectMeta{Name: "nic-of-" + node},
 		Spec: resourceapi.ResourceSliceSpec{
-			Driver: driverName,
-			Pool:   resourceapi.ResourcePool{Name: name, ResourceSliceCount: 1},
+			Driver: driverName, NodeName: &node,
+			Pool: resourceapi.ResourcePool{Name: node, ResourceSliceCount: 1},
 			Devices: []resourceapi.Device{{
 				Name: "nic", AllowMultipleAllocations: ptr.To(true),
 				Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"kind": {StringValue: ptr.To("nic")}},
@@ -137,6 +124,8 @@ func nicSlice(name string) *resourceapi.ResourceSlice {
 			}},
 		},
 	}
+	e.create(t, slice)
+	t.Cleanup(func() { _ = e.client.Delete(context.Background(), slice) })
 }
 
 // queuedJob returns a Job in the queue whose pods need a tenth of a CPU each.
@@ -227,8 +216,7 @@ func (e *testEnv) charged(t *testing.T, job *batchv1.Job, name string) string {
 
 const bandwidthResource = "nic.dra-shared.dev/bandwidth"
 
-// Kueue charges each claim of the pods of a Job by its bandwidth. The claim of a PodGroup is charged once if one pod
-// references its template.
+// Kueue charges each claim of the pods of a Job by its bandwidth.
 func TestKueue_quotaOfBandwidth(t *testing.T) {
 	e := requireOther(t, "kueue")
 	e.startController(t, nil)
@@ -241,8 +229,29 @@ func TestKueue_quotaOfBandwidth(t *testing.T) {
 		t.Errorf("charge of a pod with a claim of 100 Mbit/s: got %s", got)
 	}
 	// 200 Mbit/s more than are left wait for the quota.
-	second := queuedJob(ns, "second", 2, sharePods(nil))
-	e.create(t, second)
+	second, third := queuedJob(ns, "second", 2, sharePods(nil)), queuedJob(ns, "third", 1, sharePods(nil))
+	e.create(t, second, third)
+	e.awaitJobPods(t, third, 1)
+	if pods := e.jobPods(t, second); len(pods) > 0 {
+		t.Errorf("the Job that exceeds the quota has %d pods", len(pods))
+	}
+	e.endPods(t, first, corev1.PodSucceeded)
+	e.endPods(t, third, corev1.PodSucceeded)
+	e.awaitJobPods(t, second, 2)
+	if got := e.charged(t, second, bandwidthResource); got != "200M" {
+		t.Errorf("charge of two pods with claims of 100 Mbit/s: got %s", got)
+	}
+}
+
+// Kueue charges the claim of a PodGroup once if one pod references its template.
+func TestKueue_chargeOfPodGroup(t *testing.T) {
+	e := requireOther(t, "kueue")
+	if e.native {
+		t.Skip("Kubernetes creates a PodGroup for the Job (WorkloadWithJob), and refuses pods in two PodGroups")
+	}
+	e.startController(t, nil)
+	ns := e.createNamespace(t, "kueue-group")
+	e.startKueue(t, ns)
 	group := &scheduling.PodGroup{ObjectMeta: objectMeta(ns, "team"), Spec: scheduling.PodGroupSpec{
 		SchedulingPolicy: scheduling.SchedulingPolicy{Basic: &scheduling.BasicSchedulingPolicy{}},
 		ResourceClaims: []scheduling.PodGroupResourceClaim{
@@ -255,15 +264,6 @@ func TestKueue_quotaOfBandwidth(t *testing.T) {
 	e.awaitJobPods(t, inGroup, 1)
 	if got := e.charged(t, inGroup, bandwidthResource); got != "100M" {
 		t.Errorf("charge of the claim of a PodGroup of 100 Mbit/s: got %s", got)
-	}
-	if pods := e.jobPods(t, second); len(pods) > 0 {
-		t.Errorf("the Job that exceeds the quota has %d pods", len(pods))
-	}
-	e.endPods(t, first, corev1.PodSucceeded)
-	e.endPods(t, inGroup, corev1.PodSucceeded)
-	e.awaitJobPods(t, second, 2)
-	if got := e.charged(t, second, bandwidthResource); got != "200M" {
-		t.Errorf("charge of two pods with claims of 100 Mbit/s: got %s", got)
 	}
 }
 

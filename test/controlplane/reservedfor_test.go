@@ -200,9 +200,7 @@ func TestReservedFor_claimLeavesFailedNode(t *testing.T) {
 	e.startController(t, nil)
 	ns := e.createNamespace(t, "failed-node")
 	for i := range 2 {
-		slice := nicSlice(fmt.Sprintf("nic-of-node-%d", i))
-		slice.Spec.NodeName = ptr.To(fmt.Sprintf("sim-%03d", i))
-		e.createSlice(t, slice)
+		e.createNIC(t, fmt.Sprintf("sim-%03d", i))
 	}
 	claim := &resourceapi.ResourceClaim{ObjectMeta: objectMeta(ns, "team"), Spec: nicSpec()}
 	claim.Annotations = map[string]string{scheduling.ReservedForAnnotation: "apps/statefulsets/web"}
