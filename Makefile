@@ -154,7 +154,7 @@ test-controlplane: prerequisites cluster-binaries bin/helm bin/jobset $(IMAGES) 
 
 test-jobset: prerequisites cluster-binaries bin/helm bin/jobset $(IMAGES) bin/dra-shared-controller ## test claims of Jobs with the real JobSet controller, in both modes [RUN=regexp] [10 min]
 	@for gates in default all; do
-	  CONTROLPLANE=1 CONTROLPLANE_OTHER=jobset CONTROLPLANE_GATES=$$gates $(GO_TEST) -count=1 -timeout 30m -v -run '$(or $(RUN),TestJobSet|TestJobClaims)' -- ./test/controlplane
+	  CONTROLPLANE=1 CONTROLPLANE_OTHER=jobset CONTROLPLANE_GATES=$$gates $(GO_TEST) -count=1 -timeout 30m -v -run '$(or $(RUN),TestJobSet|TestJobClaims|TestListedClaims)' -- ./test/controlplane
 	done
 
 test-lws: prerequisites cluster-binaries bin/helm bin/lws $(IMAGES) bin/dra-shared-controller ## test claims of replicas with the real controller of LeaderWorkerSets, and crashes during releases, in both modes [RUN=regexp] [8 min]
