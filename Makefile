@@ -209,13 +209,25 @@ bench-check: prerequisites ## compare the time of an attach with the committed r
 	  || { echo "$$results"; exit 1; }
 	cd test/bench && go run ./report check ../../docs/dev/performance/bench.txt <<<"$$results"
 
-bench-addresses: prerequisites bin/cni ## compare attaching with an address of a pool, with a static one, and with CNI plugins, and write its section of docs/dev/scale-addresses.md [3 min]
+bench-addresses: prerequisites cluster-binaries bin/cni bin/cni/whereabouts ## compare attaching with an address of a pool, with a static one, and with host-local and whereabouts, and write its section of docs/dev/scale-addresses.md [10 min]
 	@test/bench/addresses.sh
 
 # CNI plugins for make bench.
 bin/cni: test/bench/go.mod
 	@mkdir -p $@
 	cd test/bench && CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o ../../$@/ tool && touch ../../$@
+
+# whereabouts, with the manifests of its module in bin/whereabouts-config. It is built in a copy of its module, because
+# its go.mod replaces a dependency, which `go install` refuses.
+bin/cni/whereabouts: test/whereabouts/version | bin/cni
+	@echo "build: whereabouts"
+	rm -rf bin/whereabouts-src bin/whereabouts-config
+	cp -r "$$(go mod download -json github.com/k8snetworkplumbingwg/whereabouts@$$(cat test/whereabouts/version) | sed -n 's/.*"Dir": "\(.*\)",/\1/p')" bin/whereabouts-src
+	chmod -R u+w bin/whereabouts-src
+	(cd bin/whereabouts-src && $(STATIC) -o ../cni/whereabouts ./cmd)
+	mkdir bin/whereabouts-config
+	cp bin/whereabouts-src/doc/crds/{whereabouts.cni.cncf.io_*,daemonset-install}.yaml bin/whereabouts-config
+	rm -rf bin/whereabouts-src
 
 bench-node: prerequisites ## measure attaching, reading, and comparing up to 3,000 shares, and a plugin with them, and write docs/dev/scale-node.md [SHARES="10 1000 3000"] [10 min]
 	@test/scale/bench.sh $(SHARES)
