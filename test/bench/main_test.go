@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/containernetworking/cni/libcni"
+	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/vishvananda/netlink"
 
 	"github.com/dra-shared/dra-driver-shared/netdev"
@@ -45,7 +46,9 @@ func newCNI(b *testing.B, plugins string) *cni {
 	if err != nil {
 		b.Fatal(err)
 	}
-	return &cni{config: libcni.NewCNIConfigWithCacheDir([]string{directory}, b.TempDir(), nil), list: list}
+	// Without a writer for what plugins log, which would be between the results of benchmarks.
+	exec := &invoke.DefaultExec{RawExec: &invoke.RawExec{}}
+	return &cni{config: libcni.NewCNIConfigWithCacheDir([]string{directory}, b.TempDir(), exec), list: list}
 }
 
 func (c *cni) add(ctx context.Context, id string, pod *nstest.Namespace) error {
@@ -59,7 +62,8 @@ func (c *cni) del(ctx context.Context, id string, pod *nstest.Namespace) error {
 
 func runtimeConf(id string, pod *nstest.Namespace) *libcni.RuntimeConf {
 	path := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), pod.File.Fd())
-	return &libcni.RuntimeConf{ContainerID: id, NetNS: path, IfName: linkName}
+	args := [][2]string{{"IgnoreUnknown", "1"}, {"K8S_POD_NAMESPACE", "default"}, {"K8S_POD_NAME", id}}
+	return &libcni.RuntimeConf{ContainerID: id, NetNS: path, IfName: linkName, Args: args}
 }
 
 // linkName is the name of the links in pods.
