@@ -43,7 +43,8 @@ func BenchmarkPlugin(b *testing.B) {
 }
 
 // BenchmarkAddresses compares attaching with an address of a pool and with a static one, alternately,
-// next to 50 pods with addresses of the pool. It reports the writes of AddressBlocks for each of those.
+// next to 50 pods with addresses of the pool. It reports the writes of AddressBlocks for each of those. "together" is
+// attaching 50 more pods with addresses of the pool, which start together.
 func BenchmarkAddresses(b *testing.B) {
 	for _, ranges := range []string{"10.20.0.0/16", "10.20.0.0/22"} {
 		b.Run("ranges="+strings.ReplaceAll(ranges, "/", "_"), func(b *testing.B) { benchmarkAddresses(b, ranges) })
@@ -66,15 +67,17 @@ func benchmarkAddresses(b *testing.B, ranges string) {
 	s.connect()
 	s.fill(others)
 	writes := s.blockWrites.Load()
-	var static, pool measure.Latencies
+	var static, pool, together measure.Latencies
 	b.ResetTimer()
 	for i := range b.N {
 		s.timeAttach(b, &pool, newClaim(fmt.Sprintf("pool-%d", s.created.Add(1))))
 		s.timeAttach(b, &static, withAddress(newClaim(fmt.Sprintf("static-%d", s.created.Add(1))), i))
 	}
+	s.timeTogether(b, &together, others)
 	b.StopTimer()
 	pool.Report(b, "pool")
 	static.Report(b, "static")
+	together.Report(b, "together")
 	b.ReportMetric(float64(writes)/others, "writes/pod")
 }
 
@@ -88,6 +91,25 @@ func (s *scale) timeAttach(b *testing.B, latencies *measure.Latencies, claim *re
 	s.must("unprepare the claim", s.unprepare(b.Context(), claim))
 	pod.end()
 	s.deleteClaim(claim.Name)
+}
+
+// timeTogether measures the part of the plugin in the start of pods that start together, and ends the pods.
+func (s *scale) timeTogether(b *testing.B, latencies *measure.Latencies, count int) {
+	b.Helper()
+	claims, pods := make([]*resourceapi.ResourceClaim, count), make([]*sandbox, count)
+	for i := range count {
+		claims[i] = s.addClaim(newClaim(fmt.Sprintf("together-%d", s.created.Add(1))))
+		pods[i] = s.sandbox(claims[i].Name)
+		s.must("prepare the claim", s.prepare(b.Context(), claims[i]))
+	}
+	s.must("attach the claims", measure.InParallel(count, count, func(i int) error {
+		return latencies.Time(func() error { return pods[i].hook(b.Context(), s.dir, claims[i], timeout) })
+	}))
+	for i := range count {
+		s.must("unprepare the claim", s.unprepare(b.Context(), claims[i]))
+		pods[i].end()
+		s.deleteClaim(claims[i].Name)
+	}
 }
 
 // buildHook returns the path of the hook, built as for the image.
