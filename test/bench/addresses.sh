@@ -2,28 +2,64 @@
 # Copyright The dra-driver-shared Authors.
 # SPDX-License-Identifier: Apache-2.0
 
-# Compares attaching with an address of a pool, with a static address, and with CNI plugins, and writes the section about
-# it in docs/dev/scale-addresses.md. bin/cni must exist. The machine should have nothing else to do.
+# Compares attaching with an address of a pool, with a static address, and with the IPAM plugins host-local and
+# whereabouts, and writes the section about it in docs/dev/scale-addresses.md. bin/cni, bin/whereabouts-config, and
+# bin/cluster must exist. The machine should have nothing else to do.
+#
+# usage: addresses.sh [PODS [RUNS]]: PODS are the pods of each run.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
+pods=${1:-100} runs=${2:-3}
+control_plane=$PWD/.cluster-addresses
 results=$(mktemp)
-trap 'rm -f "$results"' EXIT
-{
-	go test -run '^$' -bench BenchmarkAddresses -benchtime 100x -count 3 ./test/crash
+trap 'rm -f "$results"; bin/cluster down --dir "$control_plane"' EXIT
+
+# Starts an API server with etcd for whereabouts, and writes its configuration and the kubeconfig of its service account,
+# as its DaemonSet does on a node. No other component runs: whereabouts needs none, and they would use processor time.
+start_control_plane() {
+	local kubectl=$control_plane/kubectl kubeconfig=$control_plane/whereabouts.kubeconfig
+	bin/cluster down --dir "$control_plane"
+	bin/cluster up --dir "$control_plane" --nodes 0
+	bin/cluster stop --dir "$control_plane" kube-controller-manager
+	bin/cluster stop --dir "$control_plane" kube-scheduler
+	"$kubectl" apply -f bin/whereabouts-config
+	"$kubectl" wait --for condition=Established --timeout 60s crd --all
+	cp "$control_plane/kubeconfig" "$kubeconfig"
+	"$kubectl" --kubeconfig "$kubeconfig" config set-credentials whereabouts \
+		--token "$("$kubectl" create token --namespace kube-system whereabouts)" >/dev/null
+	"$kubectl" --kubeconfig "$kubeconfig" config set-context --current --user whereabouts
+	echo '{"datastore": "kubernetes", "kubernetes": {"kubeconfig": "'"$kubeconfig"'"}}' >"$control_plane/whereabouts.conf"
+}
+
+run_benchmarks() {
+	go test -run '^$' -bench BenchmarkAddresses -benchtime "${pods}x" -count "$runs" ./test/crash
+	start_control_plane >&2
 	cd test/bench
-	go test -run '^$' -bench 'BenchmarkCNI$/shares=10$/parallel=1$' -benchtime 100x -count 3 .
-} | tee /dev/stderr | grep '^Benchmark' >"$results"
-test/env/section.sh docs/dev/scale-addresses.md <<EOF
+	BENCH_CONTROL_PLANE=$control_plane go test -run '^$' -bench 'BenchmarkIPAM$' -benchtime "${pods}x" \
+		-count "$runs" -timeout 60m .
+}
+
+run_benchmarks | tee /dev/stderr | grep '^Benchmark' >"$results"
+test/env/section.sh docs/dev/scale-addresses.md <<EOT
 ## Attaching
 
 Written by \`make bench-addresses\` on $(date -u +%F), on a machine with $(nproc) cores and Linux $(uname -r).
 
 *pool* and *static* are the times of the plugin's part of the hook, measured alternately with an address of a pool and
-with one that the claim names, next to 50 pods with addresses of the pool. *start* of CNI is ADD of the plugins macvlan
-and host-local through libcni. \`writes/pod\` counts the writes of AddressBlocks while those 50 pods start: a node takes 64
-addresses at a time from 10.20.0.0/16, and 2 from 10.20.0.0/22 (\`blockSize\` of the [pool](../user/reference/addresspool.md)).
+with one that the claim names, next to 50 pods with addresses of the pool. *together* is the same for 50 more pods with
+addresses of the pool that start together. \`writes/pod\` counts the writes of AddressBlocks while the first 50 pods
+start: a node takes 64 addresses at a time from 10.20.0.0/16, and 2 from 10.20.0.0/22 (\`blockSize\` of the
+[pool](../user/reference/addresspool.md)).
+
+*start* and *end* of CNI are ADD and DEL through libcni of the plugin macvlan with host-local or whereabouts
+$(cat test/whereabouts/version), next to 50 pods with addresses of the same plugin. \`parallel\` is the number of pods that start, and
+then end, together. whereabouts uses an API server of Kubernetes and etcd of [test/cluster](../../test/cluster) on the
+same machine, with its default settings. A cluster is slower: this etcd does not wait for its disk, and there is no
+network between them. Numbers for each pod of whereabouts come from the audit log: \`start-writes\` and \`end-writes\`
+create, change, or delete an object (IPPool, OverlappingRangeIPReservation, and the Lease that lets one pod at a time
+proceed), or fail to do so because of a conflict. \`left\` counts addresses that are still allocated after DEL.
 
 \`\`\`text
 $(sed -E 's/[0-9.]+ ns\/op//; s/[ \t]+/ /g' "$results")
 \`\`\`
-EOF
+EOT
