@@ -209,7 +209,7 @@ bench-check: prerequisites ## compare the time of an attach with the committed r
 	  || { echo "$$results"; exit 1; }
 	cd test/bench && go run ./report check ../../docs/dev/performance/bench.txt <<<"$$results"
 
-bench-addresses: prerequisites cluster-binaries bin/cni bin/cni/whereabouts ## compare attaching with an address of a pool, with a static one, and with host-local and whereabouts, and write its section of docs/dev/scale-addresses.md [10 min]
+bench-addresses: prerequisites cluster-binaries bin/cni bin/cni/whereabouts ## compare attaching with an address of a pool, with a static one, and with host-local and whereabouts, and write its section of docs/dev/scale-addresses.md [8 min]
 	@test/bench/addresses.sh
 
 # CNI plugins for make bench.

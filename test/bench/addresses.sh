@@ -14,8 +14,8 @@ control_plane=$PWD/.cluster-addresses
 results=$(mktemp)
 trap 'rm -f "$results"; bin/cluster down --dir "$control_plane"' EXIT
 
-# Starts an API server with etcd for whereabouts, and writes its configuration and the kubeconfig of its service account,
-# as its DaemonSet does on a node. No other component runs: whereabouts needs none, and they would use processor time.
+# Starts an API server with etcd for whereabouts, and writes its configuration and a kubeconfig of its service account, as
+# its DaemonSet does on a node. No other component runs: whereabouts needs none, and they would use processor time.
 start_control_plane() {
 	local kubectl=$control_plane/kubectl kubeconfig=$control_plane/whereabouts.kubeconfig
 	bin/cluster down --dir "$control_plane"
@@ -39,7 +39,7 @@ run_benchmarks() {
 		-count "$runs" -timeout 60m .
 }
 
-run_benchmarks | tee /dev/stderr | grep '^Benchmark' >"$results"
+run_benchmarks | tee >(cat >&2) | grep '^Benchmark' >"$results"
 test/env/section.sh docs/dev/scale-addresses.md <<EOT
 ## Attaching
 
@@ -52,12 +52,18 @@ start: a node takes 64 addresses at a time from 10.20.0.0/16, and 2 from 10.20.0
 [pool](../user/reference/addresspool.md)).
 
 *start* and *end* of CNI are ADD and DEL through libcni of the plugin macvlan with host-local or whereabouts
-$(cat test/whereabouts/version), next to 50 pods with addresses of the same plugin. \`parallel\` is the number of pods that start, and
-then end, together. whereabouts uses an API server of Kubernetes and etcd of [test/cluster](../../test/cluster) on the
-same machine, with its default settings. A cluster is slower: this etcd does not wait for its disk, and there is no
-network between them. Numbers for each pod of whereabouts come from the audit log: \`start-writes\` and \`end-writes\`
-create, change, or delete an object (IPPool, OverlappingRangeIPReservation, and the Lease that lets one pod at a time
-proceed), or fail to do so because of a conflict. \`left\` counts addresses that are still allocated after DEL.
+$(cat test/whereabouts/version), next to 50 pods with addresses of the same plugin. They include the processes of the plugins;
+[Performance](performance.md) has times with the process of the hook. \`parallel\` is the number of pods that start
+together, and then end together.
+
+whereabouts has its default settings. Its API server and etcd are those of [test/cluster](../../test/cluster), on the
+same machine. In other clusters, requests can take longer: this etcd does not wait for its disk, and there is no network
+in between. The numbers of requests for each pod come from the audit log. \`start-writes\` and \`end-writes\` change the
+Lease that lets one pod at a time proceed (three times), the IPPool, and an OverlappingRangeIPReservation. When 50 pods
+start together, they include writes of the Lease that fail because of a conflict. \`left\` counts addresses that are
+still allocated after DEL.
+
+Times depend on the machine and on what else it does; compare those of one run.
 
 \`\`\`text
 $(sed -E 's/[0-9.]+ ns\/op//; s/[ \t]+/ /g' "$results")
