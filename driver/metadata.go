@@ -45,6 +45,7 @@ func (d *Driver) metadataOptions() []kubeletplugin.Option {
 	return []kubeletplugin.Option{
 		kubeletplugin.EnableDeviceMetadata(true, []schema.GroupVersion{metadatav1beta1.SchemeGroupVersion}),
 		kubeletplugin.CDIDirectory(d.options.CDIDir),
+		kubeletplugin.GRPCInterceptor(d.refreshMetadata),
 		kubeletplugin.MetadataFileOps(kubeletplugin.MetadataFileOperations{
 			WriteFile: d.writeMetadata,
 			RemoveAll: d.removeMetadata,
@@ -276,6 +277,48 @@ func replacePending(recorded []attach.Record, shareName string, pending []attach
 		recorded = append(recorded, p)
 	}
 	return recorded
+}
+
+// refreshMetadata is an interceptor of the helper's calls. When a claim is prepared again, the helper writes the
+// metadata without the claim's lock, and may overwrite that of an attachment which was created meanwhile. The
+// interceptor writes the current metadata before the call returns.
+func (d *Driver) refreshMetadata(
+	ctx context.Context, request any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler,
+) (any, error) {
+	response, err := handler(ctx, request)
+	prepare, ok := request.(*drapb.NodePrepareResourcesRequest)
+	if err != nil || !ok {
+		return response, err
+	}
+	for _, c := range prepare.GetClaims() {
+		uid := types.UID(c.GetUid())
+		if attachments, err := d.attachments.OfClaim(c.GetUid()); err == nil && len(attachments) == 0 {
+			continue
+		}
+		err := d.withClaim(ctx, uid, func(ctx context.Context) error {
+			d.updateClaimMetadata(ctx, uid)
+			return nil
+		})
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "Failed to refresh device metadata", "claimUID", uid)
+		}
+	}
+	return response, nil
+}
+
+// updateClaimMetadata writes the current metadata of all shares of a claim. The caller holds the claim's lock.
+func (d *Driver) updateClaimMetadata(ctx context.Context, uid types.UID) {
+	claim, err := d.claims.Get(uid)
+	if claim == nil || err != nil {
+		return
+	}
+	updated := map[string]bool{} // requests; each has one file
+	for _, s := range d.resolveAll(claim.Shares) {
+		if !updated[s.Request] {
+			updated[s.Request] = true
+			d.updateMetadata(ctx, uid, s)
+		}
+	}
 }
 
 // updateMetadata writes the current metadata of a share, and of all shares of

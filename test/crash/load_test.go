@@ -66,7 +66,9 @@ func TestLoad_manyPodsWithFaults(t *testing.T) {
 	l := &load{
 		testEnv: e, stop: make(chan struct{}), durations: map[string][]time.Duration{}, addresses: map[string]string{},
 	}
-	l.startInProcess()
+	l.startInProcess(pluginConfig{Node: e.node, Dir: e.dir, BPFFS: e.bpffs, URL: e.api.URL, Instance: "load", Pools: true},
+		l.operationFault)
+	e.api.Refuse(l.requestFault)
 	var workers sync.WaitGroup
 	for range loadWorkers {
 		workers.Go(l.replacePods)
@@ -120,27 +122,26 @@ type loadPod struct {
 }
 
 // startInProcess starts a plugin in the test's own process, so that the test can
-// measure its goroutines, memory, and files.
-func (l *load) startInProcess() {
-	l.t.Helper()
-	l.config = pluginConfig{Node: l.node, Dir: l.dir, BPFFS: l.bpffs, URL: l.api.URL, Instance: "load", Pools: true}
-	p, err := newPlugin(l.config, l.operationFault)
+// measure its goroutines, memory, and files, and carry out its operations.
+func (e *testEnv) startInProcess(c pluginConfig, failpoints failpoint.Injector) {
+	e.t.Helper()
+	e.config = c
+	p, err := newPlugin(c, failpoints)
 	if err != nil {
-		l.t.Fatal(err)
+		e.t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(klog.NewContext(l.t.Context(), logr.Discard()))
+	ctx, cancel := context.WithCancel(klog.NewContext(e.t.Context(), logr.Discard()))
 	wait, err := p.Start(ctx)
 	if err != nil {
 		cancel()
-		l.t.Fatalf("start the plugin: %v", err)
+		e.t.Fatalf("start the plugin: %v", err)
 	}
-	l.t.Cleanup(func() {
+	e.t.Cleanup(func() {
 		cancel()
 		if err := errors.Join(wait(), p.node.Close()); err != nil {
-			l.t.Errorf("stop the plugin: %v", err)
+			e.t.Errorf("stop the plugin: %v", err)
 		}
 	})
-	l.api.Refuse(l.requestFault)
 }
 
 var errInjected = errors.New("injected")
