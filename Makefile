@@ -176,6 +176,9 @@ test-kind: prerequisites-kind kind-binaries ## run the demo and the tests of two
 e2e: prerequisites-dhcp cluster-binaries bin/helm $(IMAGES) bin/images/crash.tar bin/nettool bin/images/dra-conformance.tar bin/dra-conformance bin/e2e.test previous-release ## run the stories of test/e2e on real clusters [RUN=name] [10 min]
 	@test/e2e/run.sh $(if $(RUN),'$(RUN)',)
 
+test-privileges: prerequisites-dhcp cluster-binaries bin/helm $(IMAGES) bin/nettool bin/e2e.test ## check that the plugin needs each of its privileges, and write docs/dev/privileges.md [10 min]
+	@test/e2e/privileges.sh
+
 lab: lab-build ## run the tests of netdev and stories on each kernel in virtual machines, and write docs/dev/matrix.md [KERNELS="6.1 6.12 ..."] [APPEND=argument of the kernels] [ONLY=kernel|node] [10 min each]
 	@bin/lab pass --matrix docs/dev/matrix.md $(if $(APPEND),--append '$(APPEND)') $(if $(ONLY),--only $(ONLY)) $(KERNELS)
 
@@ -514,6 +517,6 @@ help: ## print this list
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-zA-Z0-9_-]+:.*## / {printf "  %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: kind-demo kind-up kind-down kind-binaries prerequisites-kind test-kind demo demo-groups demo-jobset demo-kueue demo-addresses cluster-up cluster-down install reload test test-build test-unit test-packages test-classify test-crash \
-  test-addresses test-fuzz test-controlplane test-jobset test-lws test-kueue test-matrix lab lab-test lab-up lab-stories test-lab lab-build e2e test-runtimes test-kubelets bench bench-check bench-node profiles bench-controlplane bench-memory bench-addresses lint lint-words lint-lines lint-headers fix-headers \
+  test-addresses test-fuzz test-controlplane test-jobset test-lws test-kueue test-matrix lab lab-test lab-up lab-stories test-lab lab-build e2e test-privileges test-runtimes test-kubelets bench bench-check bench-node profiles bench-controlplane bench-memory bench-addresses lint lint-words lint-lines lint-headers fix-headers \
   generate generate-check chart-check build image image-archives image-docker dockerfile-check previous-release cluster-binaries \
   prerequisites prerequisites-clang prerequisites-dhcp prerequisites-lab help

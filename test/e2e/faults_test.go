@@ -24,7 +24,7 @@ func TestFaults(t *testing.T) {
 	})
 }
 
-// TestPrivileges checks that the plugin needs each of its privileges.
+// TestPrivileges checks that the plugin needs each of its privileges. `make test-privileges` runs it.
 func TestPrivileges(t *testing.T) {
 	runFaults(t, ".cluster-e2e-privileges", []faultCase{{"each is needed", (*faults).privileges}})
 }

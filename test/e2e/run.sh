@@ -2,13 +2,13 @@
 # Copyright The dra-driver-shared Authors.
 # SPDX-License-Identifier: Apache-2.0
 
-# Runs the suites on three clusters at a time, because they mostly wait: whenever a
+# Runs the suites on two clusters at a time, because they mostly wait: whenever a
 # suite ends, the next one starts. At the end it prints the failures and the time
 # of each story and suite. bin/e2e.test must exist. If RERUNS names a directory, up to five
 # stories that fail run once more; see .ci/gotest.sh.
 #
 # usage: run.sh [REGEXP]: with REGEXP, runs only the stories whose names match, one
-# after the other.
+# after the other. Without, it leaves out TestPrivileges, which `make test-privileges` runs.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 export E2E=1
@@ -20,14 +20,14 @@ fi
 
 # The longest suites come first, so that all lanes end at about the same time. A
 # suite that is not listed here runs last.
-first="TestOneNode TestPodGroups_nativeMode TestPrivileges TestFaults TestPodGroups_bridgeMode TestAddresses TestTimeouts
+first="TestOneNode TestPodGroups_nativeMode TestFaults TestPodGroups_bridgeMode TestAddresses TestTimeouts
 TestAccelerators TestIsolation TestUpgrade TestModeChange"
 all=$(run_tests -test.list . | grep '^Test') || { echo "bin/e2e.test lists no tests" >&2; exit 1; }
-suites=$(printf '%s\n' $first $all | awk '!seen[$0]++')
+suites=$(printf '%s\n' $first $all | awk '!seen[$0]++ && $0 != "TestPrivileges"')
 logs=$(mktemp -d)
 start=$SECONDS
 failed=0
-lanes=3
+lanes=2
 set -m # gives background jobs separate process groups, which can be signaled
 trap 'rm -rf "$logs"' EXIT
 trap 'for job in $(jobs -p); do kill -INT -- "-$job"; done; wait; exit 130' INT TERM
