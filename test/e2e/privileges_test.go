@@ -184,20 +184,15 @@ func (f *faults) expectDropped(ctx context.Context, t *testing.T, capability int
 }
 
 // measureRollout sets the time in which a plugin must become ready, so that one without a
-// privilege does not fail because the machine is slow. It measures twice, because the clusters of other
-// suites may start during the first rollout, and the test waits so long for most privileges.
+// privilege does not fail because the machine is slow.
 func (f *faults) measureRollout(ctx context.Context, t *testing.T) {
 	t.Helper()
-	shortest := waitTimeout
-	for range 2 {
-		f.kubectl(ctx, t, "-n", system, "rollout", "restart", "daemonset/dra-shared-plugin")
-		start := time.Now()
-		if err := f.awaitPlugin(ctx, 60*time.Second); err != nil {
-			t.Fatal(err)
-		}
-		shortest = min(shortest, time.Since(start))
+	f.kubectl(ctx, t, "-n", system, "rollout", "restart", "daemonset/dra-shared-plugin")
+	start := time.Now()
+	if err := f.awaitPlugin(ctx, 60*time.Second); err != nil {
+		t.Fatal(err)
 	}
-	f.rollout = max(6*time.Second, 3*shortest.Round(time.Second))
+	f.rollout = max(6*time.Second, 3*time.Since(start).Round(time.Second))
 	t.Logf("a plugin with all privileges must become ready within %v", f.rollout)
 }
 

@@ -24,7 +24,7 @@ const (
 )
 
 // Attempts counts attempts to reach a rate. The zero value is ready to use. Use it only for
-// rates below a grant, and for sums of rates whose times differ: another rate above the grant is an error at once.
+// rates below a grant: a rate above the grant is an error at once.
 type Attempts struct {
 	counted int
 	start   time.Time
