@@ -18,6 +18,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -36,7 +37,13 @@ type Cluster struct {
 	// Kubeconfig is set for a cluster that this package did not start. Only Kubectl and
 	// the methods that use it work then, with the program kubectl.
 	Kubeconfig string
+
+	lock    sync.Mutex
+	queries *queryClient // nil before the first query, and after one that failed
 }
+
+// requestTimeout is the time after which kubectl ends a request.
+const requestTimeout = 30 * time.Second
 
 // New returns the cluster in dir, which is relative to the root of the
 // repository that contains the working directory. It does not start the cluster.
@@ -217,9 +224,17 @@ func (c *Cluster) run(ctx context.Context, script string, args ...string) (strin
 	return stdout.String(), nil
 }
 
-// Kubectl runs kubectl and returns its standard output.
+// Kubectl runs kubectl and returns its standard output. It answers queries (`kubectl get RESOURCE -o jsonpath=TEMPLATE`)
+// itself.
 func (c *Cluster) Kubectl(ctx context.Context, args ...string) (string, error) {
-	return c.run(ctx, "kubectl", append([]string{"--request-timeout=30s"}, args...)...)
+	if q, ok := parseQuery(args); ok && c.Kubeconfig == "" {
+		out, err := c.query(ctx, q)
+		if err != nil {
+			return "", fmt.Errorf("kubectl %s: %w", strings.Join(args, " "), err)
+		}
+		return out, nil
+	}
+	return c.run(ctx, "kubectl", append([]string{"--request-timeout=" + requestTimeout.String()}, args...)...)
 }
 
 // Get decodes the objects that `kubectl get` prints for args into a typed value.

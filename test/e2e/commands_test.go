@@ -119,10 +119,8 @@ func (s *suite) repeat(ts *testscript.TestScript, neg bool, limit time.Duration,
 	}
 	var out string
 	err = eventually.Poll(context.Background(), limit, func() error {
-		command := s.cluster.Command(context.Background(), script, namespaced(ts, script, args[2:])...)
-		raw, err := command.CombinedOutput()
-		out = string(raw)
-		if err != nil {
+		var err error
+		if out, err = s.output(script, namespaced(ts, script, args[2:])); err != nil {
 			return fmt.Errorf("the command fails: %w", err)
 		}
 		if re.MatchString(out) == neg {
@@ -136,6 +134,15 @@ func (s *suite) repeat(ts *testscript.TestScript, neg bool, limit time.Duration,
 	}
 	_, err = io.WriteString(ts.Stdout(), out) // for the command stdout
 	ts.Check(err)
+}
+
+// output runs a script and returns its standard output and, of programs, their standard error.
+func (s *suite) output(script string, args []string) (string, error) {
+	if script == "kubectl" && clusterclient.IsQuery(args) {
+		return s.cluster.Kubectl(context.Background(), args...)
+	}
+	out, err := s.cluster.Command(context.Background(), script, args...).CombinedOutput()
+	return string(out), err
 }
 
 // addresses N: waits until N claims of the story have an address. It fails as soon as two claims have

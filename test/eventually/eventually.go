@@ -23,7 +23,7 @@ const Interval = 50 * time.Millisecond
 const (
 	shortestInterval = 2 * time.Millisecond
 	// slowInterval is the longest time between two slow checks.
-	slowInterval = 300 * time.Millisecond
+	slowInterval = time.Second
 )
 
 // nextInterval returns the time until the next check. Slow checks, such as those that start
