@@ -134,8 +134,8 @@ RANDOM   := ^TestAddresses_randomFaults$$
 PARTS    := '$(LEASING)' '$(POOLS)' '$(RANDOM)' '$(EACH)/^part=0$$' '$(EACH)/^part=[^0]' \
   '$(REPEATED)/^batch=[02468]$$' '$(REPEATED)/^batch=[13579]$$'
 
-test-crash: prerequisites-dhcp ## end the plugin at each failpoint, and run it under load [BATCHES=2 of ten claims, up to 10]
-	@export CRASH_BATCHES=$(or $(BATCHES),2)
+test-crash: prerequisites-dhcp ## end the plugin at each failpoint, and run it under load [BATCHES=1 of ten claims, up to 10]
+	@export CRASH_BATCHES=$(or $(BATCHES),1)
 	processes=
 	for part in $(PARTS); do $(GO_TEST) -timeout 25m -run "$$part" -- ./test/crash & processes="$$processes $$!"; done
 	result=0
@@ -173,8 +173,11 @@ test-matrix: prerequisites bin/cluster bin/helm bin/jobset $(IMAGES) bin/dra-sha
 test-kind: prerequisites-kind kind-binaries ## run the demo and the tests of two nodes in a kind cluster; starts a Docker daemon if there is none [2 min]
 	@TEST_KIND=1 CGO_ENABLED=0 $(GO_TEST) -count=1 -timeout 15m -- ./test/kind/...
 
-e2e: prerequisites-dhcp cluster-binaries bin/helm $(IMAGES) bin/images/crash.tar bin/nettool bin/images/dra-conformance.tar bin/dra-conformance bin/e2e.test previous-release ## run the stories of test/e2e on real clusters [RUN=name] [10 min]
+e2e: prerequisites-dhcp cluster-binaries bin/helm $(IMAGES) bin/images/crash.tar bin/nettool bin/images/dra-conformance.tar bin/dra-conformance bin/e2e.test previous-release ## run the stories of test/e2e on real clusters, except the long ones [RUN=name] [20 min]
 	@test/e2e/run.sh $(if $(RUN),'$(RUN)',)
+
+e2e-long: prerequisites-dhcp cluster-binaries bin/helm $(IMAGES) bin/images/crash.tar bin/nettool bin/e2e.test ## run the long stories of test/e2e, and write docs/dev/long-stories.md [10 min]
+	@test/e2e/run.sh --long
 
 test-privileges: prerequisites-dhcp cluster-binaries bin/helm $(IMAGES) bin/nettool bin/e2e.test ## check that the plugin needs each of its privileges, and write docs/dev/privileges.md [10 min]
 	@test/e2e/privileges.sh
@@ -517,6 +520,6 @@ help: ## print this list
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-zA-Z0-9_-]+:.*## / {printf "  %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: kind-demo kind-up kind-down kind-binaries prerequisites-kind test-kind demo demo-groups demo-jobset demo-kueue demo-addresses cluster-up cluster-down install reload test test-build test-unit test-packages test-classify test-crash \
-  test-addresses test-fuzz test-controlplane test-jobset test-lws test-kueue test-matrix lab lab-test lab-up lab-stories test-lab lab-build e2e test-privileges test-runtimes test-kubelets bench bench-check bench-node profiles bench-controlplane bench-memory bench-addresses lint lint-words lint-lines lint-headers fix-headers \
+  test-addresses test-fuzz test-controlplane test-jobset test-lws test-kueue test-matrix lab lab-test lab-up lab-stories test-lab lab-build e2e e2e-long test-privileges test-runtimes test-kubelets bench bench-check bench-node profiles bench-controlplane bench-memory bench-addresses lint lint-words lint-lines lint-headers fix-headers \
   generate generate-check chart-check build image image-archives image-docker dockerfile-check previous-release cluster-binaries \
   prerequisites prerequisites-clang prerequisites-dhcp prerequisites-lab help

@@ -7,13 +7,35 @@
 # of each story and suite. bin/e2e.test must exist. If RERUNS names a directory, up to five
 # stories that fail run once more; see .ci/gotest.sh.
 #
-# usage: run.sh [REGEXP]: with REGEXP, runs only the stories whose names match, one
-# after the other. Without, it leaves out TestPrivileges, which `make test-privileges` runs.
+# usage: run.sh [--long | REGEXP]: with REGEXP, runs only the stories whose names match, one
+# after the other. With --long, runs only the stories in `long`, and writes their results to
+# docs/dev/long-stories.md; without, it leaves them out, and TestPrivileges, which `make test-privileges`
+# runs.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 export E2E=1
 run_tests() { (cd test/e2e && exec ../../bin/e2e.test -test.v -test.parallel 1 -test.timeout 30m "$@"); }
-if [ $# -gt 0 ]; then
+
+# The stories that are not in `make test`, because they repeat one fault many times, or because
+# test/controlplane tests the same in seconds.
+declare -A long=(
+	[TestFaults]='plugin-killed-at-any-step|ten-rolling-updates'
+	[TestPodGroups_nativeMode]='random-scaling'
+	[TestPodGroups_bridgeMode]='deleted-claim|recreated-group|reserved-for-annotation|taints|namespace-and-chart-removal'
+)
+# selection SUITE: prints the flags that select the stories of a suite, one in a line.
+selection() {
+	local stories="^$1\$/^(${long[$1]:-})\$"
+	if [ "$mode" = --long ]; then
+		printf '%s\n' -test.run "$stories"
+	else
+		printf '%s\n' -test.run "^$1\$"
+		[ -z "${long[$1]:-}" ] || printf '%s\n' -test.skip "$stories"
+	fi
+}
+
+mode=${1:-}
+if [ $# -gt 0 ] && [ "$mode" != --long ]; then
 	run_tests -test.run "/$1"
 	exit
 fi
@@ -23,6 +45,7 @@ fi
 first="TestOneNode TestPodGroups_nativeMode TestFaults TestPodGroups_bridgeMode TestAddresses TestTimeouts
 TestAccelerators TestIsolation TestUpgrade TestModeChange"
 all=$(run_tests -test.list . | grep '^Test') || { echo "bin/e2e.test lists no tests" >&2; exit 1; }
+if [ "$mode" = --long ]; then all=${!long[*]} first=; fi
 suites=$(printf '%s\n' $first $all | awk '!seen[$0]++ && $0 != "TestPrivileges"')
 logs=$(mktemp -d)
 start=$SECONDS
@@ -34,7 +57,8 @@ trap 'for job in $(jobs -p); do kill -INT -- "-$job"; done; wait; exit 130' INT 
 for suite in $suites; do
 	while [ "$(jobs -pr | wc -l)" -ge $lanes ]; do wait -n || true; done
 	{
-		run_tests -test.run "^$suite\$" >"$logs/$suite" 2>&1
+		mapfile -t flags < <(selection "$suite")
+		run_tests "${flags[@]}" >"$logs/$suite" 2>&1
 		cat "$logs/$suite"
 	} &
 done
@@ -49,11 +73,12 @@ failed_stories() {
 
 # again SUITE STORY...: runs stories of a suite once more, on another cluster.
 again() {
-	local suite=$1 filter
+	local suite=$1 filter flags
 	shift
 	filter=$(IFS='|'; [ "$*" = - ] || echo "/^($*)\$")
 	echo "again: suite $suite, stories $*"
-	run_tests -test.run "^$suite\$$filter" >"$logs/again" 2>&1
+	mapfile -t flags < <(selection "$suite")
+	run_tests "${flags[@]}" -test.run "^$suite\$$filter" >"$logs/again" 2>&1
 	cat "$logs/again"
 	if grep -q "^--- PASS: $suite " "$logs/again"; then
 		echo "test/e2e.$suite$filter: 2 runs, 1 failures" >>"$RERUNS/e2e"
@@ -82,4 +107,15 @@ for suite in $suites; do
 done
 grep -hoE '^ *failed: .*' "$logs"/* | sed 's/^ *//'
 echo "e2e: $((SECONDS - start)) s"
+[ "$mode" != --long ] || cat >docs/dev/long-stories.md <<EOF
+# Long stories
+
+Written by \`make e2e-long\` on $(date -u +%F), on a machine with $(nproc) cores and Linux $(uname -r).
+
+These stories of \`test/e2e\` are not in \`make test\`.
+
+| suite | story | result | seconds |
+| --- | --- | --- | --- |
+$(sed -nE 's/^ +--- (PASS|FAIL): ([^/]+)\/([^/ ]+) \(([0-9]+).*/| \2 | \3 | \1 | \4 |/p' "$logs"/* | sed 's/PASS/passed/; s/FAIL/failed/' | sort)
+EOF
 exit $failed

@@ -125,8 +125,9 @@ func kubectl(source string) component {
 	dir := filepath.Join(source, "kube")
 	main := filepath.Join(dir, "kubectl", "main.go")
 	return component{
-		name:   "kubectl",
-		inputs: []string{filepath.Join(dir, "go.mod"), filepath.Join(dir, "go.sum"), main},
+		name: "kubectl",
+		inputs: []string{filepath.Join(dir, "go.mod"), filepath.Join(dir, "go.sum"), main,
+			filepath.Join(dir, "kubectl", "untranslated", "untranslated.go")},
 		steps: func(out string) []step {
 			return []step{{name: "kubectl " + KubernetesVersion, dir: dir, env: []string{"CGO_ENABLED=0"},
 				args: []string{"build", "-v", "-buildvcs=false", "-trimpath", "-ldflags", linkerFlags(KubernetesVersion),

@@ -10,6 +10,8 @@ import (
 
 	"k8s.io/component-base/cli"
 	kubectl "k8s.io/kubectl/pkg/cmd"
+
+	_ "github.com/dra-shared/dra-driver-shared/test/cluster/kube/kubectl/untranslated"
 )
 
 func main() {
