@@ -286,7 +286,7 @@ func (e *testEnv) enforcedOn(devices int, pods ...*sandbox) error {
 // 650 plugins. CRASH_BATCHES sets the number of batches. `make test-crash` runs them in two
 // processes at a time.
 func TestPlugin_killedRepeatedlyWithManyClaims(t *testing.T) {
-	batches, err := strconv.Atoi(cmp.Or(os.Getenv("CRASH_BATCHES"), "2"))
+	batches, err := strconv.Atoi(cmp.Or(os.Getenv("CRASH_BATCHES"), "1"))
 	if err != nil {
 		t.Fatalf("environment variable CRASH_BATCHES: %v", err)
 	}

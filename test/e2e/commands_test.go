@@ -29,10 +29,10 @@ import (
 // measureFor is the duration of one measurement.
 const measureFor = 2 * time.Second
 
-// measureTogetherFor is the duration of a measurement whose rates are added. The flows do not
-// start at the same time, and one that is alone has the whole bandwidth of its class. A longer
+// measureTogetherFor is the duration of a measurement whose rates are added. The flows start and end
+// at slightly different times, and one that is alone has the whole bandwidth of its class. A longer
 // measurement makes the overlap larger.
-const measureTogetherFor = 4 * measureFor
+const measureTogetherFor = 2 * measureFor
 
 // commands returns the commands of stories, in addition to testscript's own.
 func (s *suite) commands() map[string]func(*testscript.TestScript, bool, []string) {
@@ -230,16 +230,35 @@ func (s *suite) measurePods(
 	namespace string, pods []string, address, direction string, duration time.Duration,
 ) ([]clusterclient.Rates, error) {
 	measured := make([]clusterclient.Rates, len(pods))
-	errs := make([]error, len(pods))
-	var all sync.WaitGroup
-	for i, pod := range pods {
-		all.Go(func() {
-			measured[i], errs[i] = s.cluster.Measure(
-				context.Background(), namespace+"/"+pod, address, direction, duration)
-		})
+	err := simultaneously(len(pods), func(i int, flags ...string) (err error) {
+		measured[i], err = s.cluster.Measure(
+			context.Background(), namespace+"/"+pods[i], address, direction, duration, flags...)
+		return err
+	})
+	return measured, err
+}
+
+// simultaneously calls measure concurrently for each number below count. If there are several, it passes the flag of
+// nettool that makes them start at the same time: rates of which each was measured at a different time do not add up to
+// the bandwidth that the pods share. It repeats measurements of which one started too late.
+func simultaneously(count int, measure func(i int, flags ...string) error) error {
+	const maxLead = 16 * time.Second
+	for lead := time.Second; ; lead *= 2 {
+		var flags []string
+		if count > 1 {
+			flags = []string{"--at=" + time.Now().Add(lead).Format(time.RFC3339Nano)}
+		}
+		errs := make([]error, count)
+		var all sync.WaitGroup
+		for i := range count {
+			all.Go(func() { errs[i] = measure(i, flags...) })
+		}
+		all.Wait()
+		err := errors.Join(errs...)
+		if err == nil || lead >= maxLead || !strings.Contains(err.Error(), "too late to start") {
+			return err
+		}
 	}
-	all.Wait()
-	return measured, errors.Join(errs...)
 }
 
 func sumOf(rates []clusterclient.Rates) (sum clusterclient.Rates) {
@@ -315,24 +334,19 @@ func (s *suite) together(ts *testscript.TestScript, neg bool, args []string) {
 // sumsOfRates measures the pods that all files name concurrently. It returns, for each file,
 // the sum of the rates at which its pods send, in Mbit/s.
 func (s *suite) sumsOfRates(ts *testscript.TestScript, files []string) []float64 {
-	sums := make([]float64, len(files))
-	var mu sync.Mutex
-	var all sync.WaitGroup
-	var errs error
+	var pods []string
+	var fileOf []int // by the index of the pod
 	for i, file := range files {
 		for pod := range strings.SplitSeq(strings.TrimSpace(ts.ReadFile(file)), ",") {
-			all.Go(func() {
-				name := ts.Getenv("NS") + "/" + pod
-				r, err := s.cluster.Measure(context.Background(), name, s.server, "send", measureTogetherFor)
-				mu.Lock()
-				defer mu.Unlock()
-				sums[i] += r.Send / 1e6
-				errs = errors.Join(errs, err)
-			})
+			pods, fileOf = append(pods, pod), append(fileOf, i)
 		}
 	}
-	all.Wait()
-	ts.Check(errs)
+	rates, err := s.measurePods(ts.Getenv("NS"), pods, s.server, "send", measureTogetherFor)
+	ts.Check(err)
+	sums := make([]float64, len(files))
+	for i, r := range rates {
+		sums[fileOf[i]] += r.Send / 1e6
+	}
 	return sums
 }
 

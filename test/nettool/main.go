@@ -257,12 +257,16 @@ func measureCommand(args []string) error {
 	direction := f.String("direction", "both", "send, receive, both (one after the other), or together")
 	connections := f.Int("connections", 1, "number of simultaneous connections")
 	priority := f.Int("priority", 0, "SO_PRIORITY of the sockets")
+	at := f.String("at", "", "start at this time (RFC 3339), so that several programs measure at the same time")
 	asJSON := f.Bool("json", false, "print JSON")
 	if err := f.Parse(args); err != nil {
 		return err
 	}
 	if f.NArg() != 1 {
 		return errUsage
+	}
+	if err := waitUntil(*at); err != nil {
+		return err
 	}
 	m, err := measure(f.Arg(0), *direction, *duration, *connections, *priority)
 	if err != nil {
@@ -272,6 +276,23 @@ func measureCommand(args []string) error {
 		return json.NewEncoder(os.Stdout).Encode(m)
 	}
 	fmt.Printf("send %8.1f Mbit/s   receive %8.1f Mbit/s\n", m.Send/1e6, m.Receive/1e6)
+	return nil
+}
+
+// waitUntil waits until a time, if it is not empty. It fails if the time has passed.
+func waitUntil(at string) error {
+	if at == "" {
+		return nil
+	}
+	start, err := time.Parse(time.RFC3339Nano, at)
+	if err != nil {
+		return fmt.Errorf("--at: %w", err)
+	}
+	remaining := time.Until(start)
+	if remaining < 0 {
+		return fmt.Errorf("too late to start at %s: the time has passed %s ago", at, -remaining)
+	}
+	time.Sleep(remaining)
 	return nil
 }
 
