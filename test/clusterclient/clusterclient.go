@@ -224,8 +224,8 @@ func (c *Cluster) run(ctx context.Context, script string, args ...string) (strin
 	return stdout.String(), nil
 }
 
-// Kubectl runs kubectl and returns its standard output. It answers queries (`kubectl get RESOURCE -o jsonpath=TEMPLATE`)
-// itself.
+// Kubectl runs kubectl and returns its standard output. It answers queries itself, such as
+// `kubectl get RESOURCE -o jsonpath=TEMPLATE`.
 func (c *Cluster) Kubectl(ctx context.Context, args ...string) (string, error) {
 	if q, ok := parseQuery(args); ok && c.Kubeconfig == "" {
 		out, err := c.query(ctx, q)
