@@ -39,10 +39,11 @@ type Kind interface {
 	// Has reports whether a device is, or was, of this kind.
 	Has(device string) bool
 	// Configure decodes, merges, defaults, and validates the opaque parameters
-	// of a share; those of the DeviceClass come before those of the claim. The driver
+	// of a share; those of the DeviceClass come before those of the claim. namespace is
+	// that of the claim, and so of the pods that can use it. The driver
 	// records the result and does not compute it again: it stays in force until
 	// the share is released, even if the configuration changes.
-	Configure(ctx context.Context, share record.Share, parameters [][]byte) (json.RawMessage, error)
+	Configure(ctx context.Context, namespace string, share record.Share, parameters [][]byte) (json.RawMessage, error)
 	// Admit refuses a share that does not fit on the device next to others. It must not
 	// modify others.
 	Admit(share record.Share, others []*record.Share) error

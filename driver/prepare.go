@@ -71,7 +71,7 @@ func (d *Driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 	if _, restoring := d.restoring.Load(claim.UID); restoring && old == nil {
 		return nil, errors.New("the claim was unprepared while its device metadata was being restored: retry")
 	}
-	shares, err := d.configure(ctx, planned)
+	shares, err := d.configure(ctx, claim.Namespace, planned)
 	if err != nil {
 		return nil, err
 	}
@@ -213,13 +213,13 @@ func sameShares(planned []plannedShare, recorded []record.Share) bool {
 }
 
 // configure finds the kind of each share, which gives the share its parameters.
-func (d *Driver) configure(ctx context.Context, planned []plannedShare) ([]share, error) {
+func (d *Driver) configure(ctx context.Context, namespace string, planned []plannedShare) ([]share, error) {
 	shares := make([]share, 0, len(planned))
 	for _, p := range planned {
 		kind, err := d.kindOf(p.Pool, p.Device)
 		if err == nil {
 			p.Kind = kind.Name()
-			p.Parameters, err = kind.Configure(ctx, p.Share, p.parameters)
+			p.Parameters, err = kind.Configure(ctx, namespace, p.Share, p.parameters)
 		}
 		if err != nil {
 			return nil, shareError(p.Share, err)

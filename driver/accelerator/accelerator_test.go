@@ -177,7 +177,7 @@ func TestHealth(t *testing.T) {
 			t.Errorf("%+v", h)
 		}
 	}
-	if _, err := k.Configure(t.Context(), record.Share{Device: "dev-npu1"}, nil); err == nil ||
+	if _, err := k.Configure(t.Context(), "default", record.Share{Device: "dev-npu1"}, nil); err == nil ||
 		!strings.Contains(err.Error(), "missing") {
 		t.Errorf("a share of a device that is gone: %v", err)
 	}
@@ -223,7 +223,7 @@ func TestConfigure_edits(t *testing.T) {
 	class := raw(`"environment": {"MODE": "class", "LEVEL": "1"}`)
 	claim := raw(`"environment": {"MODE": "claim"}, "deviceNodes": ["/dev/nvidia-caps/nvidia-cap1"]`)
 	var err error
-	if s.Parameters, err = k.Configure(t.Context(), s, [][]byte{class, claim}); err != nil {
+	if s.Parameters, err = k.Configure(t.Context(), "default", s, [][]byte{class, claim}); err != nil {
 		t.Fatal(err)
 	}
 	got, err := k.Edits(s)
@@ -243,7 +243,7 @@ func TestConfigure_edits(t *testing.T) {
 			`device node /dev/nvidia-caps/nvidia-cap9 does not exist on the node`},
 		{`"environment": {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "100"}`, `accelerator "h200" sets it for all its shares`},
 	} {
-		_, err := k.Configure(t.Context(), s, [][]byte{raw(tc.fields)})
+		_, err := k.Configure(t.Context(), "default", s, [][]byte{raw(tc.fields)})
 		if err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("got  %v\nwant %s", err, tc.want)
 		}
@@ -251,7 +251,7 @@ func TestConfigure_edits(t *testing.T) {
 	// Admin access has no grant, and so no limit.
 	admin := share("", "pci-0000-43-00-0", nil)
 	admin.AdminAccess = true
-	if admin.Parameters, err = k.Configure(t.Context(), admin, nil); err != nil {
+	if admin.Parameters, err = k.Configure(t.Context(), "default", admin, nil); err != nil {
 		t.Fatal(err)
 	}
 	got, err = k.Edits(admin)
@@ -263,7 +263,7 @@ func TestConfigure_edits(t *testing.T) {
 	gone := admin
 	gone.Device = "pci-0000-99-00-0"
 	refresh(t, k, gone)
-	if gone.Parameters, err = k.Configure(t.Context(), gone, nil); err != nil {
+	if gone.Parameters, err = k.Configure(t.Context(), "default", gone, nil); err != nil {
 		t.Error(err)
 	}
 	if got, err := k.Edits(gone); err != nil || len(got.DeviceNodes) != 0 || len(got.Env) != 1 {
@@ -353,7 +353,7 @@ func TestConditions_memory(t *testing.T) {
 	k.host.Cgroups = fstest.MapFS{"dmem.capacity": {Data: []byte("drm/0000:43:00.0/vram0 151397597184\n")}}
 	refresh(t, k)
 	var err error
-	if s.Parameters, err = k.Configure(t.Context(), s, nil); err != nil {
+	if s.Parameters, err = k.Configure(t.Context(), "default", s, nil); err != nil {
 		t.Fatal(err)
 	}
 	edits, err := k.Edits(s)

@@ -47,7 +47,7 @@ func TestConfigure(t *testing.T) {
 		Capacity: map[string]resource.Quantity{"channels": resource.MustParse("4")},
 	}
 	var err error
-	if s.Parameters, err = k.Configure(t.Context(), s, nil); err != nil {
+	if s.Parameters, err = k.Configure(t.Context(), "default", s, nil); err != nil {
 		t.Fatal(err)
 	}
 	got, err := k.Edits(s)
@@ -73,12 +73,12 @@ func TestConfigure(t *testing.T) {
 	if diff := cmp.Diff(want, got); err != nil || diff != "" {
 		t.Errorf("%v (-want +got):\n%s", err, diff)
 	}
-	if _, err := k.Configure(t.Context(), s, [][]byte{[]byte(`{}`)}); err == nil ||
+	if _, err := k.Configure(t.Context(), "default", s, [][]byte{[]byte(`{}`)}); err == nil ||
 		!strings.Contains(err.Error(), "a fabric takes no parameters") {
 		t.Errorf("with parameters: %v", err)
 	}
 	s.Device = "rack9"
-	if _, err := k.Configure(t.Context(), s, nil); err == nil || !strings.Contains(err.Error(), "no fabric rack9") {
+	if _, err := k.Configure(t.Context(), "default", s, nil); err == nil || !strings.Contains(err.Error(), "no fabric rack9") {
 		t.Errorf("a fabric that is not configured: %v", err)
 	}
 }

@@ -38,7 +38,9 @@ func (k *Kind) UseAddressPools(a *ipam.Allocator) { k.addresses = a }
 
 // configurePools replaces unset AddressPools by the default pools of the device's
 // network, and validates them.
-func (k *Kind) configurePools(ctx context.Context, network string, p *params.NetworkAttachment) (err error) {
+func (k *Kind) configurePools(
+	ctx context.Context, namespace, network string, p *params.NetworkAttachment,
+) (err error) {
 	if k.addresses == nil {
 		if len(p.AddressPools) > 0 {
 			return fmt.Errorf("addressPools: Forbidden: %v: the plugin does not use AddressPools", p.AddressPools)
@@ -46,7 +48,7 @@ func (k *Kind) configurePools(ctx context.Context, network string, p *params.Net
 		return nil
 	}
 	if p.AddressPools == nil && len(p.Addresses) == 0 {
-		if p.AddressPools, err = k.addresses.Defaults(ctx, network); err != nil {
+		if p.AddressPools, err = k.addresses.Defaults(ctx, network, namespace); err != nil {
 			return err
 		}
 	}

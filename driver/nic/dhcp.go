@@ -52,11 +52,13 @@ const (
 
 // configureDHCP replaces unset DHCP by the families of the network, and refuses it if the kind
 // cannot renew leases.
-func (k *Kind) configureDHCP(ctx context.Context, network *config.Network, p *params.NetworkAttachment) error {
+func (k *Kind) configureDHCP(
+	ctx context.Context, namespace string, network *config.Network, p *params.NetworkAttachment,
+) error {
 	if p.DHCP == nil && p.AddressPools == nil && len(p.Addresses) == 0 && len(network.DHCP) > 0 {
 		p.DHCP = network.DHCP
 		if k.addresses != nil {
-			if pools, err := k.addresses.Defaults(ctx, network.Name); err != nil || len(pools) > 0 {
+			if pools, err := k.addresses.Defaults(ctx, network.Name, namespace); err != nil || len(pools) > 0 {
 				return errors.Join(err, fmt.Errorf("dhcp: Forbidden: %v: network %q has the default AddressPools %v, too: set "+
 					"dhcp or addressPools in the claim, or remove one of them from the network", p.DHCP, network.Name, pools))
 			}

@@ -121,7 +121,7 @@ func TestKind_configureDHCP(t *testing.T) {
 		if !tc.closed {
 			k.UseDHCP(DHCPOptions{Open: opens})
 		}
-		err := k.configureDHCP(t.Context(), &config.Network{Name: "a", DHCP: tc.network}, &tc.claim)
+		err := k.configureDHCP(t.Context(), "default", &config.Network{Name: "a", DHCP: tc.network}, &tc.claim)
 		if got := len(tc.claim.DHCP) > 0; got != tc.want {
 			t.Errorf("%s: the link leases an address: %t, want %t", tc.name, got, tc.want)
 		}

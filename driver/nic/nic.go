@@ -415,7 +415,9 @@ func (k *Kind) device(name string) (*device, error) {
 }
 
 // Configure implements driver.Kind.
-func (k *Kind) Configure(ctx context.Context, share record.Share, parameters [][]byte) (json.RawMessage, error) {
+func (k *Kind) Configure(
+	ctx context.Context, namespace string, share record.Share, parameters [][]byte,
+) (json.RawMessage, error) {
 	d, err := k.device(share.Device)
 	if err != nil {
 		return nil, err
@@ -437,10 +439,10 @@ func (k *Kind) Configure(ctx context.Context, share record.Share, parameters [][
 	if errs := merged.ValidateFor(d.network.Allowed(int32(d.nic.MTU))); len(errs) > 0 {
 		return nil, fmt.Errorf("%s: %w", params.NetworkAttachmentKind, errs.ToAggregate())
 	}
-	if err := k.configureDHCP(ctx, d.network, merged); err != nil {
+	if err := k.configureDHCP(ctx, namespace, d.network, merged); err != nil {
 		return nil, fmt.Errorf("%s: %w", params.NetworkAttachmentKind, err)
 	}
-	if err := k.configurePools(ctx, d.network.Name, merged); err != nil {
+	if err := k.configurePools(ctx, namespace, d.network.Name, merged); err != nil {
 		return nil, fmt.Errorf("%s: %w", params.NetworkAttachmentKind, err)
 	}
 	return json.Marshal(merged)

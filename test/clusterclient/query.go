@@ -149,14 +149,20 @@ func (c *Cluster) dial(ctx context.Context, network, address string) (net.Conn, 
 	return r.conn, r.err
 }
 
+// resource returns the resource that an argument names: pods, deployments.apps, or deployments.v1.apps.
+func (c *queryClient) resource(arg string) (schema.GroupVersionResource, error) {
+	withVersion, group := schema.ParseResourceArg(arg)
+	if withVersion != nil {
+		if found, err := c.mapper.ResourceFor(*withVersion); err == nil {
+			return found, nil
+		}
+	}
+	return c.mapper.ResourceFor(group.WithVersion(""))
+}
+
 // run returns what kubectl would print.
 func (c *queryClient) run(ctx context.Context, q query) (string, error) {
-	resource, group := schema.ParseResourceArg(q.resource)
-	if resource == nil {
-		partial := group.WithVersion("")
-		resource = &partial
-	}
-	full, err := c.mapper.ResourceFor(*resource)
+	full, err := c.resource(q.resource)
 	if err != nil {
 		return "", err
 	}

@@ -73,6 +73,8 @@ func TestQueryClient_run(t *testing.T) {
 	mapper := meta.NewDefaultRESTMapper([]schema.GroupVersion{corev1.SchemeGroupVersion})
 	mapper.Add(corev1.SchemeGroupVersion.WithKind("Pod"), meta.RESTScopeNamespace)
 	mapper.Add(corev1.SchemeGroupVersion.WithKind("Node"), meta.RESTScopeRoot)
+	group := schema.GroupVersion{Group: "scheduling.example.com", Version: "v1"}
+	mapper.Add(group.WithKind("PodGroup"), meta.RESTScopeNamespace)
 	client := &queryClient{
 		objects: fake.NewSimpleDynamicClient(scheme.Scheme, pod("a", "p", "web"), pod("a", "q", "db"), pod("b", "r", "web"),
 			&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}),
@@ -106,6 +108,12 @@ func TestQueryClient_run(t *testing.T) {
 				t.Errorf("output: got %q, %v, want %q", got, err, tc.want)
 			}
 		})
+	}
+	for _, arg := range []string{"podgroups.scheduling.example.com", "podgroups.v1.scheduling.example.com"} {
+		got, err := client.resource(arg)
+		if want := group.WithResource("podgroups"); err != nil || got != want {
+			t.Errorf("resource %s: got %v, %v, want %v", arg, got, err, want)
+		}
 	}
 	q, _ := parseQuery([]string{"-n", "a", "get", "pod", "missing", "-o", "jsonpath={.status.phase}"})
 	if out, err := client.run(t.Context(), q); err == nil {

@@ -28,7 +28,8 @@ const (
 )
 
 // NodeLostAnnotation (annotation of AddressBlocks) is the time, in RFC 3339, at which the
-// controller saw that the node of the block does not exist.
+// controller saw that the node of the block is lost: it does not exist, or has the taint
+// node.kubernetes.io/out-of-service.
 const NodeLostAnnotation = GroupName + "/node-lost"
 
 // UncheckedAnnotation (annotation of AddressBlocks) means that the plugin does not know yet whether another

@@ -66,7 +66,8 @@ type AddressPoolSpec struct {
 	Network string `json:"network"`
 
 	// default makes the pool serve the claims on the network that set neither addresses
-	// nor addressPools. A node can have one default pool per network and IP family.
+	// nor addressPools. Of several default pools that serve the node and the namespace of a
+	// claim, the oldest of each IP family applies.
 	// +optional
 	Default bool `json:"default,omitempty"`
 
@@ -157,8 +158,9 @@ type AddressPoolSpec struct {
 	NodeSelector map[string]string `json:"nodeSelector,omitempty"`
 
 	// blockSize is the number of addresses that a node takes from the pool at a time, a
-	// power of two. The default is the largest power of two, at most 64, at which the
-	// pool has at least 256 blocks. Nodes take less when the pool runs short.
+	// power of two. The default is the largest power of two from 1 to 64 at which the pool
+	// has at least 256 blocks: 1 for a pool of less than 512 addresses. Nodes take less when
+	// the pool runs short.
 	// +optional
 	// +kubebuilder:validation:Enum=1;2;4;8;16;32;64;128;256;512;1024
 	BlockSize *int32 `json:"blockSize,omitempty"`
@@ -200,8 +202,8 @@ type AddressPoolList struct {
 }
 
 // AddressBlock is a part of a pool that one node assigns to its pods. Its name is
-// <network>-<4 or 6>-<first address in hexadecimal>. Only the plugin of the node writes
-// its spec; the controller deletes it when the node is lost.
+// <network>-<4 or 6>-<first address in hexadecimal>. The plugin of the node writes its
+// spec. When the node is lost, the controller deletes the block or, if a pod keeps the address, empties node.
 //
 // A block with a pod is the address that this pod of a StatefulSet keeps. A node has it only
 // as long as the pod runs there; the controller deletes it when the StatefulSet is gone.

@@ -429,9 +429,9 @@ func (a *Allocator) askMaintenance() {
 	}
 }
 
-// Defaults returns the names of the default pools of a network.
-func (a *Allocator) Defaults(ctx context.Context, networkName string) ([]string, error) {
-	return a.pools.defaults(ctx, networkName)
+// Defaults returns the names of the default pools of a network for the pods of a namespace.
+func (a *Allocator) Defaults(ctx context.Context, networkName, namespace string) ([]string, error) {
+	return a.pools.defaults(ctx, networkName, namespace)
 }
 
 // Gateways returns the gateways of the pools of a network. known is false while Start has not yet

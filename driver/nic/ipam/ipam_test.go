@@ -345,7 +345,7 @@ func TestPools_nodeSelector(t *testing.T) {
 		node := newNode(t, api, "n"+zone)
 		node.zone = zone
 		a := node.plugin(t.Context(), "p"+zone, time.Second)
-		if got, err := a.Defaults(t.Context(), "storage"); err != nil || fmt.Sprint(got) != want {
+		if got, err := a.Defaults(t.Context(), "storage", "default"); err != nil || fmt.Sprint(got) != want {
 			t.Errorf("default pools in zone %s: got %v and error %v, want %s", zone, got, err, want)
 		}
 		err := a.Check(t.Context(), "storage", []string{"pool-a"})
@@ -353,6 +353,23 @@ func TestPools_nodeSelector(t *testing.T) {
 			"which node n" + zone + " does not have"
 		if got := fmt.Sprint(err); zone == "a" && err != nil || zone != "a" && got != wantErr {
 			t.Errorf("use of pool-a in zone %s: got error %v, want %q only outside of zone a", zone, err, wantErr)
+		}
+	}
+}
+
+// Pools that serve some namespaces can be default pools beside one that serves all. The oldest applies where several
+// serve a namespace.
+func TestPools_defaultsOfNamespaces(t *testing.T) {
+	pool := func(name string, age time.Duration, namespaces ...string) network.AddressPool {
+		p := addressPool(name, func(s *network.AddressPoolSpec) { s.Default, s.Namespaces = true, namespaces })
+		p.CreationTimestamp = metav1.NewTime(time.Now().Add(-age))
+		return p
+	}
+	api := newFakeAPI(pool("all", time.Hour), pool("team-a", 2*time.Hour, "a"), pool("team-b", 3*time.Hour, "b", "c"))
+	a := newNode(t, api, "n1").plugin(t.Context(), "p1", time.Second)
+	for namespace, want := range map[string]string{"a": "[team-a]", "b": "[team-b]", "c": "[team-b]", "d": "[all]"} {
+		if got, err := a.Defaults(t.Context(), "storage", namespace); err != nil || fmt.Sprint(got) != want {
+			t.Errorf("default pools of namespace %s: got %v and error %v, want %s", namespace, got, err, want)
 		}
 	}
 }

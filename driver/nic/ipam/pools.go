@@ -100,9 +100,9 @@ func (p *pools) all(ctx context.Context) ([]*network.AddressPool, error) {
 	return all, nil
 }
 
-// defaults returns the names of the default pools of a network that serve the node. The
-// oldest applies where several have the same IP family.
-func (p *pools) defaults(ctx context.Context, networkName string) (names []string, err error) {
+// defaults returns the names of the default pools of a network that serve the node and the namespace.
+// The oldest applies where several have the same IP family.
+func (p *pools) defaults(ctx context.Context, networkName, namespace string) (names []string, err error) {
 	all, err := p.all(ctx)
 	if err != nil {
 		return nil, err
@@ -111,7 +111,8 @@ func (p *pools) defaults(ctx context.Context, networkName string) (names []strin
 	var objects []*network.AddressPool
 	for _, object := range all {
 		pool, err := addresspool.Parse(object)
-		if err == nil && pool.Default && pool.Network == networkName && object.DeletionTimestamp == nil {
+		if err == nil && pool.Default && pool.Network == networkName && object.DeletionTimestamp == nil &&
+			servesNamespace(pool, namespace) {
 			candidates, objects = append(candidates, pool), append(objects, object)
 		}
 	}
@@ -153,6 +154,11 @@ func (p *pools) gateways(networkName string) (gateways []netip.Addr, known bool)
 	return gateways, true
 }
 
+// servesNamespace reports whether the pods of a namespace can have addresses of a pool.
+func servesNamespace(pool *addresspool.Pool, namespace string) bool {
+	return len(pool.Namespaces) == 0 || pool.Namespaces[namespace]
+}
+
 // named returns the pools that a pod in a namespace can use.
 func (p *pools) named(ctx context.Context, names []string, namespace string) (found []*addresspool.Pool, err error) {
 	all, err := p.all(ctx)
@@ -164,7 +170,7 @@ func (p *pools) named(ctx context.Context, names []string, namespace string) (fo
 		if err != nil {
 			return nil, err
 		}
-		if len(pool.Namespaces) > 0 && !pool.Namespaces[namespace] {
+		if !servesNamespace(pool, namespace) {
 			return nil, fmt.Errorf("AddressPool %s does not serve namespace %s: its spec.namespaces has %s",
 				name, namespace, list(pool.Namespaces))
 		}
