@@ -357,7 +357,7 @@ func TestPools_nodeSelector(t *testing.T) {
 	}
 }
 
-// Pools that serve some namespaces can be default pools beside one that serves all. The oldest applies where several
+// Pools that serve some namespaces can be default pools next to one that serves all. The oldest applies where several
 // serve a namespace.
 func TestPools_defaultsOfNamespaces(t *testing.T) {
 	pool := func(name string, age time.Duration, namespaces ...string) network.AddressPool {
