@@ -994,7 +994,7 @@ func TestReporter_readsClaimBeforeRewritingStatus(t *testing.T) {
 	}
 	written := report() // the plugin now remembers what it wrote
 	// At first, the plugin itself may also report the claim, because the pod was attached.
-	eventually.Eventually(t, 5*time.Second, "the plugin reads a status that is the same, and does not write it", func() error {
+	eventually.Eventually(t, 5*time.Second, "the plugin only reads a status that is the same", func() error {
 		p.client.ClearActions()
 		report()
 		cached := 0

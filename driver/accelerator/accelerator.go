@@ -195,7 +195,9 @@ func (k *Kind) device(name string) (*device, error) {
 
 // Configure implements driver.Kind. Its result is the CDI edits, so that a
 // restarting container gets the same edits as before.
-func (k *Kind) Configure(_ context.Context, _ string, share record.Share, parameters [][]byte) (json.RawMessage, error) {
+func (k *Kind) Configure(
+	_ context.Context, _ string, share record.Share, parameters [][]byte,
+) (json.RawMessage, error) {
 	d, err := k.device(share.Device)
 	if err != nil {
 		return nil, err

@@ -139,7 +139,9 @@ func (k *Kind) device(name string) (*device, error) {
 }
 
 // Configure implements driver.Kind. Its result is the CDI edits.
-func (k *Kind) Configure(_ context.Context, _ string, share record.Share, parameters [][]byte) (json.RawMessage, error) {
+func (k *Kind) Configure(
+	_ context.Context, _ string, share record.Share, parameters [][]byte,
+) (json.RawMessage, error) {
 	d, err := k.device(share.Device)
 	switch {
 	case err != nil:

@@ -78,7 +78,9 @@ func (k *Kind) fabric(name string) *config.Fabric {
 }
 
 // Configure implements driver.Kind. Its result is the CDI edits.
-func (k *Kind) Configure(_ context.Context, _ string, share record.Share, parameters [][]byte) (json.RawMessage, error) {
+func (k *Kind) Configure(
+	_ context.Context, _ string, share record.Share, parameters [][]byte,
+) (json.RawMessage, error) {
 	f := k.fabric(share.Device)
 	if f == nil {
 		return nil, fmt.Errorf("the driver's configuration has no fabric %s", share.Device)

@@ -78,7 +78,8 @@ func TestConfigure(t *testing.T) {
 		t.Errorf("with parameters: %v", err)
 	}
 	s.Device = "rack9"
-	if _, err := k.Configure(t.Context(), "default", s, nil); err == nil || !strings.Contains(err.Error(), "no fabric rack9") {
+	_, err = k.Configure(t.Context(), "default", s, nil)
+	if err == nil || !strings.Contains(err.Error(), "no fabric rack9") {
 		t.Errorf("a fabric that is not configured: %v", err)
 	}
 }

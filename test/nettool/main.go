@@ -292,7 +292,7 @@ func waitUntil(at string) error {
 	if remaining < 0 {
 		return fmt.Errorf("too late to start at %s: the time has passed %s ago", at, -remaining)
 	}
-	time.Sleep(remaining)
+	<-time.After(remaining)
 	return nil
 }
 
