@@ -49,9 +49,10 @@ const namespacesInterval = 100 * time.Millisecond
 // are most likely those of the pods that cause them. The caller then looks at the links of all
 // pods once: the time for each is about 2 % of floodPausePerNamespace. When pods have been calm
 // for calmPauses pauses, the Node reports all namespaces as changed: the caller then reads the
-// state of each, which takes several times as long.
+// state of each, which takes several times as long. floodPause leaves time to block a changed link
+// within a second of the change.
 const (
-	floodPause             = time.Second
+	floodPause             = 700 * time.Millisecond
 	floodPausePerNamespace = 5 * time.Millisecond
 	calmPauses             = 5
 )

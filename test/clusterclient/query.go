@@ -18,9 +18,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/discovery/cached/memory"
 	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/restmapper"
 	"k8s.io/client-go/tools/clientcmd"
@@ -107,7 +107,7 @@ func (c *Cluster) newQueryClient() (*queryClient, error) {
 	config.Dial = c.dial
 	config.QPS = -1 // the tests poll
 	config.WarningHandler = rest.NoWarnings{}
-	client, err := kubernetes.NewForConfig(config)
+	served, err := discovery.NewDiscoveryClientForConfig(config)
 	if err != nil {
 		return nil, err
 	}
@@ -115,9 +115,9 @@ func (c *Cluster) newQueryClient() (*queryClient, error) {
 	if err != nil {
 		return nil, err
 	}
-	discovery := memory.NewMemCacheClient(client.Discovery())
-	mapper := restmapper.NewDeferredDiscoveryRESTMapper(discovery)
-	return &queryClient{objects, restmapper.NewShortcutExpander(mapper, discovery, nil)}, nil
+	cached := memory.NewMemCacheClient(served)
+	mapper := restmapper.NewDeferredDiscoveryRESTMapper(cached)
+	return &queryClient{objects, restmapper.NewShortcutExpander(mapper, cached, nil)}, nil
 }
 
 // dial connects from the network namespace of the cluster.

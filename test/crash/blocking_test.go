@@ -126,13 +126,12 @@ func (e *testEnv) observe(pod *sandbox, address string) *arrivals {
 		return err
 	})
 	var sender net.Conn
-	// The network is unreachable while the pod sets its link down and up.
-	eventually.Eventually(e.t, timeout, "the pod opens a socket", func() error {
-		return pod.do(func() (err error) {
-			sender, err = net.Dial("udp4", address+":4789")
-			return err
-		})
-	})
+	if err := pod.do(func() (err error) {
+		sender, err = net.Dial("udp4", address+":4789")
+		return err
+	}); err != nil {
+		e.t.Fatalf("open a socket in the pod: %v", err) // the goroutine below needs the socket
+	}
 	e.t.Cleanup(func() { _, _ = wire.Close(), sender.Close() })
 	a := &arrivals{}
 	go func() {
