@@ -207,7 +207,7 @@ func Status(
 	} else {
 		setCondition(&status, network.ConditionReady, true, network.ReasonValid, "the pool is valid", now)
 	}
-	if unassigned(pool, blocks).Cmp(big.NewInt(int64(pool.BlockSize))) < 0 {
+	if pool.IsShort(unassigned(pool, blocks)) {
 		setCondition(&status, network.ConditionShort, true, network.ReasonAssigned, fmt.Sprintf(
 			"nodes have %s of %s addresses, and return those that they do not use", assigned, total), now)
 	} else {

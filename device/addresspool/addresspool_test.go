@@ -5,8 +5,10 @@ package addresspool_test
 
 import (
 	"fmt"
+	"math/big"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -31,35 +33,116 @@ func pool(change func(*network.AddressPoolSpec)) *network.AddressPool {
 
 func TestParse_addresses(t *testing.T) {
 	for name, tc := range map[string]struct {
-		change    func(*network.AddressPoolSpec)
-		want      string // the ranges
-		blockSize int
+		change func(*network.AddressPoolSpec)
+		want   string // the ranges
 	}{
-		"whole IPv4 subnet": {nil, "10.20.0.1-10.20.0.254", 1},
-		"gateway":           {func(s *network.AddressPoolSpec) { s.Gateway = "10.20.0.1" }, "10.20.0.2-10.20.0.254", 1},
+		"whole IPv4 subnet": {nil, "10.20.0.1-10.20.0.254"},
+		"gateway":           {func(s *network.AddressPoolSpec) { s.Gateway = "10.20.0.1" }, "10.20.0.2-10.20.0.254"},
 		"ranges and exclusions": {func(s *network.AddressPoolSpec) {
 			s.Ranges, s.Exclude = []string{"10.20.0.16/28", "10.20.0.40-10.20.0.41", "10.20.0.99"}, []string{"10.20.0.20"}
-		}, "10.20.0.16-10.20.0.19 10.20.0.21-10.20.0.31 10.20.0.40-10.20.0.41 10.20.0.99-10.20.0.99", 1},
-		"point to point": {func(s *network.AddressPoolSpec) { s.Subnet = "10.20.0.0/31" }, "10.20.0.0-10.20.0.1", 1},
-		"large IPv4":     {func(s *network.AddressPoolSpec) { s.Subnet = "10.20.0.0/16" }, "10.20.0.1-10.20.255.254", 64},
-		"4096 addresses": {func(s *network.AddressPoolSpec) {
+		}, "10.20.0.16-10.20.0.19 10.20.0.21-10.20.0.31 10.20.0.40-10.20.0.41 10.20.0.99-10.20.0.99"},
+		"point to point": {func(s *network.AddressPoolSpec) { s.Subnet = "10.20.0.0/31" }, "10.20.0.0-10.20.0.1"},
+		"large IPv4":     {func(s *network.AddressPoolSpec) { s.Subnet = "10.20.0.0/16" }, "10.20.0.1-10.20.255.254"},
+		"part of a large subnet": {func(s *network.AddressPoolSpec) {
 			s.Ranges, s.Subnet = []string{"10.20.16.0/20"}, "10.20.0.0/16"
-		}, "10.20.16.0-10.20.31.255", 16},
+		}, "10.20.16.0-10.20.31.255"},
 		"IPv6": {func(s *network.AddressPoolSpec) {
 			s.Subnet = "fd00:20::/64"
-		}, "fd00:20::1-fd00:20::ffff:ffff:ffff:ffff", 64},
+		}, "fd00:20::1-fd00:20::ffff:ffff:ffff:ffff"},
 		"reserved nameserver": {func(s *network.AddressPoolSpec) {
 			s.Reserved, s.Nameservers = []string{"10.20.0.2"}, []string{"10.20.0.2", "192.0.2.53"}
-		}, "10.20.0.1-10.20.0.254", 1},
-		"given block size": {func(s *network.AddressPoolSpec) { s.BlockSize = ptr.To(int32(8)) }, "10.20.0.1-10.20.0.254", 8},
+		}, "10.20.0.1-10.20.0.254"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p, err := addresspool.Parse(pool(tc.change))
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := strings.Join(addresspool.FormatRanges(p.Addresses), " "); got != tc.want || p.BlockSize != tc.blockSize {
-				t.Errorf("got %s in blocks of %d, want %s in blocks of %d", got, p.BlockSize, tc.want, tc.blockSize)
+			if got := strings.Join(addresspool.FormatRanges(p.Addresses), " "); got != tc.want {
+				t.Errorf("got %s, want %s", got, tc.want)
+			}
+		})
+	}
+}
+
+// takeAll takes blocks of a pool until no address is free, and returns their sizes.
+func takeAll(t *testing.T, p *addresspool.Pool) (sizes []int64) {
+	t.Helper()
+	random := rand.New(rand.NewPCG(1, 1))
+	var assigned netipx.IPSetBuilder
+	for {
+		taken, _ := assigned.Clone().IPSet()
+		block := addresspool.ChooseBlock(p, taken, random.Uint32())
+		if block == nil {
+			break
+		}
+		if taken.Overlaps(block) {
+			t.Fatalf("block %v overlaps %v", block.Ranges(), taken.Ranges())
+		}
+		sizes = append(sizes, addresspool.Count(block).Int64())
+		assigned.AddSet(block)
+	}
+	if all, _ := assigned.IPSet(); !all.Equal(p.Addresses) {
+		t.Errorf("assigned %v of %v", all.Ranges(), p.Addresses.Ranges())
+	}
+	return sizes
+}
+
+// By default, a node with 50 pods takes at most 0.05 blocks per pod from a pool of 1,000 addresses or
+// more, and the first nodes leave addresses of a small pool for many others.
+func TestChooseBlock_default(t *testing.T) {
+	for subnet, tc := range map[string]struct {
+		first int64 // at most; a block has no network and no broadcast address
+		nodes int   // that can take a block
+	}{
+		"10.20.0.0/30":  {1, 2},
+		"10.20.0.0/28":  {1, 14},
+		"10.20.0.0/24":  {8, 75},
+		"10.20.0.0/22":  {32, 100},
+		"10.20.0.0/20":  {64, 150},
+		"fd00:20::/112": {64, 1000},
+	} {
+		t.Run(subnet, func(t *testing.T) {
+			p, err := addresspool.Parse(pool(func(s *network.AddressPoolSpec) { s.Subnet = subnet }))
+			if err != nil {
+				t.Fatal(err)
+			}
+			sizes := takeAll(t, p)
+			if len(sizes) < tc.nodes {
+				t.Errorf("%d nodes can take a block, want %d", len(sizes), tc.nodes)
+			}
+			if largest := slices.Max(sizes); largest != tc.first {
+				t.Errorf("the largest block has %d addresses, want %d", largest, tc.first)
+			}
+		})
+	}
+}
+
+func TestPool_IsShort(t *testing.T) {
+	for name, tc := range map[string]struct {
+		subnet    string
+		blockSize int32
+		limit     int64 // the number of free addresses at which the pool is not short
+	}{
+		"few addresses":    {"10.20.0.0/28", 0, 1},
+		"small pool":       {"10.20.0.0/24", 0, 15},
+		"large pool":       {"10.20.0.0/16", 0, 16},
+		"IPv6":             {"fd00:20::/64", 0, 16},
+		"given block size": {"10.20.0.0/16", 64, 64},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, err := addresspool.Parse(pool(func(s *network.AddressPoolSpec) {
+				s.Subnet = tc.subnet
+				if tc.blockSize != 0 {
+					s.BlockSize = &tc.blockSize
+				}
+			}))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !p.IsShort(big.NewInt(tc.limit-1)) || p.IsShort(big.NewInt(tc.limit)) {
+				t.Errorf("short with %d free addresses: %t, with %d: %t, want true and false",
+					tc.limit-1, p.IsShort(big.NewInt(tc.limit-1)), tc.limit, p.IsShort(big.NewInt(tc.limit)))
 			}
 		})
 	}
@@ -108,11 +191,12 @@ func TestBlockName_isADNSLabelPerNetworkAndFamily(t *testing.T) {
 func TestChooseBlock_skipsReservedAddresses(t *testing.T) {
 	p, err := addresspool.Parse(pool(func(s *network.AddressPoolSpec) {
 		s.Ranges, s.Reserved = []string{"10.20.0.16/29"}, []string{"10.20.0.18", "10.20.0.23"}
+		s.BlockSize = ptr.To(int32(8))
 	}))
 	if err != nil {
 		t.Fatal(err)
 	}
-	block := addresspool.ChooseBlock(p, &netipx.IPSet{}, 8, 0)
+	block := addresspool.ChooseBlock(p, &netipx.IPSet{}, 0)
 	got := strings.Join(addresspool.FormatRanges(block), " ")
 	if want := "10.20.0.16-10.20.0.17 10.20.0.19-10.20.0.22"; got != want {
 		t.Errorf("got the block %s, want %s", got, want)
@@ -128,24 +212,8 @@ func TestChooseBlock_usesEachAddressOnce(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				random := rand.New(rand.NewPCG(uint64(size), 1))
-				var assigned netipx.IPSetBuilder
-				for {
-					taken, _ := assigned.Clone().IPSet()
-					block := addresspool.ChooseBlock(p, taken, p.BlockSize, random.Uint32())
-					if block == nil {
-						break
-					}
-					if taken.Overlaps(block) {
-						t.Fatalf("block %v overlaps %v", block.Ranges(), taken.Ranges())
-					}
-					if n := addresspool.Count(block).Int64(); n > int64(size) {
-						t.Fatalf("block %v has %d addresses, want at most %d", block.Ranges(), n, size)
-					}
-					assigned.AddSet(block)
-				}
-				if all, _ := assigned.IPSet(); !all.Equal(p.Addresses) {
-					t.Errorf("assigned %v of %v", all.Ranges(), p.Addresses.Ranges())
+				if largest := slices.Max(takeAll(t, p)); largest > int64(size) {
+					t.Errorf("a block has %d addresses, want at most %d", largest, size)
 				}
 			})
 		}

@@ -15,20 +15,43 @@ import (
 )
 
 const (
-	// maxDefaultBlock and defaultBlocks determine the default block size: the largest
-	// power of two of which the pool has at least defaultBlocks blocks.
+	// blockFraction determines the default block size: a node takes this fraction of the free
+	// addresses. Blocks become smaller while the pool fills, so that the first nodes do not take
+	// all addresses of a small pool.
+	blockFraction = 16
+	// maxDefaultBlock limits the default block size.
 	maxDefaultBlock = 64
-	defaultBlocks   = 256
+	// maxShortage limits the number of free addresses at which a pool without BlockSize is short.
+	maxShortage = 16
 )
 
-// blockSize returns the default size of the blocks of a pool.
-func blockSize(addresses *netipx.IPSet) int {
-	count := Count(addresses)
-	if !count.IsUint64() {
-		return maxDefaultBlock
+// blockSize returns the size of the next block of a pool with a number of free addresses.
+func (p *Pool) blockSize(free *big.Int) int {
+	if p.BlockSize != 0 {
+		return p.BlockSize
 	}
-	size := min(count.Uint64()/defaultBlocks, maxDefaultBlock)
-	return 1 << max(bits.Len64(size)-1, 0)
+	size := fraction(free, maxDefaultBlock)
+	return 1 << (bits.Len(uint(size)) - 1)
+}
+
+// IsShort reports whether nodes must return the addresses that they do not use, if unassigned
+// addresses are in no block: those are less than a block, or less than a sixteenth of a pool
+// without BlockSize, 16 at most.
+func (p *Pool) IsShort(unassigned *big.Int) bool {
+	limit := p.BlockSize
+	if limit == 0 {
+		limit = fraction(Count(p.Addresses), maxShortage)
+	}
+	return unassigned.Cmp(big.NewInt(int64(limit))) < 0
+}
+
+// fraction returns the blockFraction of a number of addresses, at least 1 and at most limit.
+func fraction(addresses *big.Int, limit int) int {
+	part := new(big.Int).Div(addresses, big.NewInt(blockFraction))
+	if !part.IsInt64() {
+		return limit
+	}
+	return int(max(1, min(part.Int64(), int64(limit))))
 }
 
 // BlockName returns the name of the AddressBlock that starts with an address.
@@ -64,15 +87,25 @@ func SetOf(addresses ...netip.Addr) *netipx.IPSet {
 	return result
 }
 
-// ChooseBlock returns the addresses for a new block: an aligned block of size
-// addresses, of which all that the pool has are free, or else the largest smaller one. It
-// contains no reserved address.
+// ChooseBlock returns the addresses for a new block for any pod: an aligned block of which
+// all addresses that the pool has are free, as large as [Pool.BlockSize] describes, or else the
+// largest smaller one. It contains no reserved address.
 // The search starts at the fraction start/2^32 of the free addresses, so that nodes
 // which choose at the same time choose different blocks. It returns nil if the pool has
 // no free address.
-func ChooseBlock(pool *Pool, assigned *netipx.IPSet, size int, start uint32) *netipx.IPSet {
+func ChooseBlock(pool *Pool, assigned *netipx.IPSet, start uint32) *netipx.IPSet {
 	all := Difference(pool.Addresses, pool.Reserved)
 	free := Difference(all, assigned)
+	return choose(all, free, pool.blockSize(Count(free)), start)
+}
+
+// ChooseAddress returns a single address, as [ChooseBlock] does.
+func ChooseAddress(pool *Pool, assigned *netipx.IPSet, start uint32) *netipx.IPSet {
+	all := Difference(pool.Addresses, pool.Reserved)
+	return choose(all, Difference(all, assigned), 1, start)
+}
+
+func choose(all, free *netipx.IPSet, size int, start uint32) *netipx.IPSet {
 	for ; size >= 1; size /= 2 {
 		if block := chooseAligned(all, free, size, start); block != nil {
 			return block

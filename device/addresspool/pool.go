@@ -43,7 +43,8 @@ type Pool struct {
 	NamespaceLimit int
 	// NodeSelector selects the nodes that can use the pool; all can if it is empty.
 	NodeSelector labels.Set
-	// BlockSize is the number of addresses that a node takes at a time, a power of two.
+	// BlockSize is the number of addresses that a node takes at a time, a power of two. If it is
+	// 0, a node takes a sixteenth of the free addresses, 64 at most.
 	BlockSize int
 }
 
@@ -85,10 +86,7 @@ func Parse(object *network.AddressPool) (*Pool, error) {
 	if err := p.parseNameservers(spec.Nameservers, path.Child("nameservers")); err != nil {
 		return nil, err
 	}
-	p.BlockSize = blockSize(p.Addresses)
-	if spec.BlockSize != nil {
-		p.BlockSize = int(*spec.BlockSize)
-	}
+	p.BlockSize = int(ptr.Deref(spec.BlockSize, 0))
 	p.NamespaceLimit = int(ptr.Deref(spec.NamespaceLimit, 0))
 	return p, nil
 }

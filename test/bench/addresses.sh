@@ -48,7 +48,7 @@ Written by \`make bench-addresses\` on $(date -u +%F), on a machine with $(nproc
 *pool* and *static* are the times of the plugin's part of the hook, measured alternately with an address of a pool and
 with one that the claim names, next to 50 pods with addresses of the pool. *together* is the same for 50 more pods with
 addresses of the pool that start together. \`writes/pod\` counts the writes of AddressBlocks while the first 50 pods
-start: a node takes 64 addresses at a time from 10.20.0.0/16, and 2 from 10.20.0.0/22 (\`blockSize\` of the
+start: a node takes 64 addresses at a time from 10.20.0.0/16, and 32 from 10.20.0.0/22 (\`blockSize\` of the
 [pool](../user/reference/addresspool.md)).
 
 *start* and *end* of CNI are ADD and DEL through libcni of the plugin macvlan with host-local or whereabouts

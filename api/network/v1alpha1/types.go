@@ -67,7 +67,8 @@ type AddressPoolSpec struct {
 
 	// default makes the pool serve the claims on the network that set neither addresses
 	// nor addressPools. Of several default pools that serve the node and the namespace of a
-	// claim, the oldest of each IP family applies.
+	// claim, one that lists namespaces applies before one for all, and then the oldest, for
+	// each IP family.
 	// +optional
 	Default bool `json:"default,omitempty"`
 
@@ -158,9 +159,9 @@ type AddressPoolSpec struct {
 	NodeSelector map[string]string `json:"nodeSelector,omitempty"`
 
 	// blockSize is the number of addresses that a node takes from the pool at a time, a
-	// power of two. The default is the largest power of two from 1 to 64 at which the pool
-	// has at least 256 blocks: 1 for a pool of less than 512 addresses. Nodes take less when
-	// the pool runs short.
+	// power of two. By default, a node takes a sixteenth of the free addresses, rounded down
+	// to a power of two, from 1 to 64: 32 from an unused /22, 8 from an unused /24. Nodes take
+	// less when the pool runs short.
 	// +optional
 	// +kubebuilder:validation:Enum=1;2;4;8;16;32;64;128;256;512;1024
 	BlockSize *int32 `json:"blockSize,omitempty"`

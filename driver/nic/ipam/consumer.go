@@ -81,14 +81,6 @@ func (r Request) consumerIn(pool *addresspool.Pool) (consumer, error) {
 	return consumer{keepingPod, r.PodNamespace, r.Pod, r.Interface}, nil
 }
 
-// blockSize returns how many addresses a node takes for an item at a time.
-func (i item) blockSize() int {
-	if i.consumer.kind == anyPod {
-		return i.pool.BlockSize
-	}
-	return 1
-}
-
 // keptBlock returns the block that a pod keeps, or nil. It prefers a block that this node has
 // or can take.
 func keptBlock(i item, node string, blocks []network.AddressBlock) (kept *network.AddressBlock) {

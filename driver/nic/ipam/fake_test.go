@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/big"
 	"maps"
 	"math/rand/v2"
 	"slices"
@@ -118,7 +119,7 @@ func (f *fakeAPI) updateShort() {
 			}
 		}
 		status := metav1.ConditionFalse
-		if addresspool.Count(pool.Addresses).Int64()-assigned < int64(pool.BlockSize) {
+		if pool.IsShort(new(big.Int).Sub(addresspool.Count(pool.Addresses), big.NewInt(assigned))) {
 			status = metav1.ConditionTrue
 		}
 		updated := object.DeepCopy()

@@ -365,7 +365,8 @@ func TestPools_defaultsOfNamespaces(t *testing.T) {
 		p.CreationTimestamp = metav1.NewTime(time.Now().Add(-age))
 		return p
 	}
-	api := newFakeAPI(pool("all", time.Hour), pool("team-a", 2*time.Hour, "a"), pool("team-b", 3*time.Hour, "b", "c"))
+	api := newFakeAPI(pool("all", 4*time.Hour), pool("all-younger", time.Hour), pool("team-a", 2*time.Hour, "a"),
+		pool("team-b", 3*time.Hour, "b", "c"), pool("team-c", 2*time.Hour, "c"))
 	a := newNode(t, api, "n1").plugin(t.Context(), "p1", time.Second)
 	for namespace, want := range map[string]string{"a": "[team-a]", "b": "[team-b]", "c": "[team-b]", "d": "[all]"} {
 		if got, err := a.Defaults(t.Context(), "storage", namespace); err != nil || fmt.Sprint(got) != want {

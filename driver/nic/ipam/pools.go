@@ -120,18 +120,29 @@ func (p *pools) defaults(ctx context.Context, networkName, namespace string) (na
 	if err != nil {
 		return nil, err
 	}
-	oldest := map[string]*network.AddressPool{}
+	chosen := map[string]*network.AddressPool{}
 	for i, pool := range candidates {
-		other := oldest[pool.Family()]
-		if serves[i] && (other == nil || objects[i].CreationTimestamp.Before(&other.CreationTimestamp)) {
-			oldest[pool.Family()] = objects[i]
+		if serves[i] && isPreferred(objects[i], chosen[pool.Family()]) {
+			chosen[pool.Family()] = objects[i]
 		}
 	}
-	for _, object := range oldest {
+	for _, object := range chosen {
 		names = append(names, object.Name)
 	}
 	slices.Sort(names)
 	return names, nil
+}
+
+// isPreferred reports whether a default pool applies instead of another one, which is nil if there is
+// none: a pool that names namespaces applies before one for all, and then the older one.
+func isPreferred(pool, other *network.AddressPool) bool {
+	if other == nil {
+		return true
+	}
+	if names, otherNames := len(pool.Spec.Namespaces) > 0, len(other.Spec.Namespaces) > 0; names != otherNames {
+		return names
+	}
+	return pool.CreationTimestamp.Before(&other.CreationTimestamp)
 }
 
 // gateways returns the gateways of the pools of a network. known is false before the first list

@@ -82,8 +82,8 @@ func retry(ctx context.Context, try func() error) error {
 }
 
 // take takes a block for an item unless the node has a free address for it. The block has the
-// reserved address, the address that the pod keeps, or as many addresses as blockSize, or fewer if
-// that many are not free.
+// reserved address, the address that the pod keeps, or as many addresses as the pool's blockSize, or
+// fewer if that many are not free.
 func (a *Allocator) take(ctx context.Context, i item, used func() (Used, error)) error {
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
@@ -183,8 +183,12 @@ func (a *Allocator) chooseBlock(
 	}
 	avoided := a.avoidedIn(i.pool)
 	unusable := addresspool.Union(addresspool.Union(assigned, inUse), addresspool.SetOf(avoided...))
+	choose := addresspool.ChooseAddress
+	if i.consumer.kind == anyPod {
+		choose = addresspool.ChooseBlock
+	}
 	start := rand.Uint32() //nolint:gosec // nodes only have to choose different blocks most of the time
-	if chosen := addresspool.ChooseBlock(i.pool, unusable, i.blockSize(), start); chosen != nil {
+	if chosen := choose(i.pool, unusable, start); chosen != nil {
 		return chosen, nil
 	}
 	return nil, exhausted(i.pool, blocks, avoided)
