@@ -194,8 +194,8 @@ func hasEnded(ctx context.Context, s share, a attach.Record, sandbox Sandbox) bo
 	return err == nil && !state.Exists
 }
 
-// worksInSandbox reports whether an earlier container of the sandbox has had the share attached,
-// and the attachment is ready.
+// worksInSandbox reports whether the share is already attached to the sandbox, for an earlier
+// container, and the attachment is ready.
 func worksInSandbox(ctx context.Context, s share, attachments []attach.Record, sandbox Sandbox) bool {
 	for _, a := range attachments {
 		if same, err := inSandbox(a, sandbox); err != nil || !same {

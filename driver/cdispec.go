@@ -45,9 +45,9 @@ func (d *Driver) cdiDevices(uid types.UID, shares []share) (devices []cdi.Device
 	return devices, nil
 }
 
-// ensureSpec writes the CDI spec of a prepared claim if the present one cannot be used: it is
-// missing or unreadable, or the hook that it names is gone. The spec of a claim that another
-// release prepared stays unchanged: both plugins of a rolling update run this.
+// ensureSpec writes the CDI spec of a prepared claim if the existing one is missing or unreadable,
+// or names a hook that no longer exists. The spec of a claim that another release prepared stays
+// unchanged: both plugins of a rolling update run this.
 func (d *Driver) ensureSpec(uid types.UID, shares []share) error {
 	want, err := d.cdiDevices(uid, shares)
 	if err != nil || d.hasSpec(uid, want) {

@@ -32,9 +32,9 @@ func podConsumers(claim *resourceapi.ResourceClaim) (pods []attach.Pod) {
 	return pods
 }
 
-// observePods adds to the states of a claim's shares the state of the pods that only the API server
-// has, and forgets the failures of pods that no longer use the claim, because no event announces
-// the end of a pod that was never attached.
+// observePods completes the states of a claim's shares with information about pods that only the
+// API server has. It also forgets the failures of pods that no longer use the claim: no kernel
+// event announces the end of a pod to which nothing was attached.
 func (d *Driver) observePods(ctx context.Context, claim *record.Claim, shares []share, states []shareState) error {
 	pods, err := d.consumersOf(ctx, claim, shares)
 	if pods == nil || err != nil {
@@ -47,7 +47,7 @@ func (d *Driver) observePods(ctx context.Context, claim *record.Claim, shares []
 	return nil
 }
 
-// consumers are the pods of a claim, as the API server has them.
+// consumers are the pods of a claim according to the API server.
 type consumers struct {
 	// reserved are the existing pods for which the claim is reserved.
 	reserved []*corev1.Pod
@@ -73,8 +73,9 @@ func (d *Driver) consumersOf(ctx context.Context, recorded *record.Claim, shares
 	return &consumers{reserved, using}, nil
 }
 
-// addUnattached adds, to the state of a share that is attached to no pod, the pods that will never
-// attach it: their containers do not reference the claim, or their runtime does not run the hook.
+// addUnattached adds, to the state of a share that is not attached to any pod, the pods that will
+// never get it: their containers do not reference the claim, or their runtime does not run the
+// hook.
 func (d *Driver) addUnattached(state *shareState, claim *record.Claim, pods []*corev1.Pod) {
 	if state.attacher == nil || len(state.attachments) > 0 {
 		return
@@ -94,7 +95,7 @@ func (d *Driver) reservedPods(ctx context.Context, claim *resourceapi.ResourceCl
 			d.degraded(
 				ctx,
 				params.DegradedPodsNotReadable,
-				"the plugin does not detect pods whose containers do not reference their claim: may the plugin get pods?",
+				"the plugin does not detect pods whose containers do not reference their claim: does its role permit to get pods?",
 				err,
 			)
 			return nil, nil

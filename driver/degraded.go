@@ -18,7 +18,7 @@ func (d *Driver) degraded(ctx context.Context, condition, consequence string, er
 	d.metrics.degraded.WithLabelValues(condition).Set(1)
 }
 
-// recovered resets the metric of a condition. The next time is logged again.
+// recovered resets the metric of a condition. If the feature fails again, that is logged again.
 func (d *Driver) recovered(condition string) {
 	if _, degraded := d.degradedLogged.LoadAndDelete(condition); degraded {
 		d.metrics.degraded.WithLabelValues(condition).Set(0)

@@ -80,8 +80,8 @@ type Options struct {
 	Client   kubernetes.Interface
 	Kinds    []Kind
 
-	// PluginDir is the plugin's directory below the kubelet's; claim records
-	// lie here. Its path is the same inside and outside of the container.
+	// PluginDir is the plugin's directory below the kubelet's; it contains the claim records. Its
+	// path is the same inside and outside of the container.
 	PluginDir string
 	// RegistryDir is the directory in which the kubelet discovers plugins.
 	RegistryDir string
@@ -291,12 +291,12 @@ func (d *Driver) recover(ctx context.Context) error {
 	return nil
 }
 
-// recoverTimeout limits how long the driver waits for information that it can get later.
+// recoverTimeout limits how long recoverReservations delays the start of the driver for each kind.
 const recoverTimeout = 10 * time.Second
 
-// recoverReservations lets the kinds act on attachments that have lost a reservation, such as an address
-// that another node has assigned. If the kinds cannot find the losses, because the API server is
-// unavailable, the attachments stay unchanged.
+// recoverReservations handles attachments that have lost a reservation while no plugin ran, such as an
+// address that another node has assigned. If a kind cannot determine that, because the API server is
+// unavailable, its attachments stay unchanged; MaintainReservations finds the losses later.
 func (d *Driver) recoverReservations(ctx context.Context) {
 	for _, k := range d.options.Kinds {
 		reserver, ok := k.(Reserver)
@@ -307,7 +307,7 @@ func (d *Driver) recoverReservations(ctx context.Context) {
 		change, err := reserver.RecoverReservations(limited, d.records())
 		cancel()
 		if err != nil {
-			klog.FromContext(ctx).Error(err, "Failed to find out what attachments have lost; leaving them unchanged until later",
+			klog.FromContext(ctx).Error(err, "Failed to find attachments that have lost reservations; retrying later",
 				"kind", k.Name())
 			continue
 		}

@@ -11,8 +11,9 @@ import (
 	"github.com/dra-shared/dra-driver-shared/attach"
 )
 
-// endedSandboxes collects the selections of attachments whose sandboxes may have ended. Detaching waits for
-// the locks of claims, which can take seconds; meanwhile, handle protects other pods.
+// endedSandboxes is a queue of selectors for attachments whose sandboxes may have ended. Detaching them
+// waits for the locks of claims, which can take seconds; the queue lets handle continue to protect other
+// pods in the meantime.
 type endedSandboxes struct {
 	added chan struct{} // has an element after add
 
@@ -34,7 +35,7 @@ func (e *endedSandboxes) add(selected func(*attach.Record) bool) {
 	}
 }
 
-// take returns the union of the selections since the last call.
+// take returns a selector that matches what any selector added since the last call matches.
 func (e *endedSandboxes) take() (selected func(*attach.Record) bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

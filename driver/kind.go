@@ -21,31 +21,30 @@ import (
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 )
 
-// Kind is a kind of device that several claims can share. The driver keeps the
-// records and calls the Kind for everything that depends on the device. A Kind
-// implements the further interfaces of this file as far as it needs them.
+// Kind is a kind of device that several claims can share. The driver keeps the records and calls
+// the Kind for everything that depends on the device. A Kind also implements those of the optional
+// interfaces in this file that it needs.
 type Kind interface {
 	// Name returns the name of the kind in records, metrics, and log entries.
 	Name() string
-	// Refresh discovers the devices of the node and sets them up for sharing,
-	// again if necessary. shares are all recorded shares of the kind: their
-	// devices remain in Devices even if they are missing from the node.
+	// Refresh discovers the devices of the node, and sets up for sharing those that are not set up
+	// yet or have changed. shares are all recorded shares of the kind: Devices keeps returning
+	// their devices even if these are missing from the node.
 	Refresh(ctx context.Context, shares []record.Share) (Refreshed, error)
-	// Devices returns the devices to publish, as of the last Refresh. A device that has been
-	// missing since before the plugin started, so that its attributes are not known, is not
-	// among them: the scheduler reports an error for a device without the attributes that a
-	// selector reads, and allocates no other device either.
+	// Devices returns the devices to publish, as of the last Refresh. Devices omits a device that
+	// was already missing when the plugin started, because its attributes are unknown: if a device
+	// lacks an attribute that a selector reads, the scheduler reports an error and does not
+	// allocate any other device either.
 	Devices() []resourceapi.Device
-	// Has reports whether a device is, or was, of this kind.
+	// Has reports whether the kind has, or has had, a device of that name.
 	Has(device string) bool
-	// Configure decodes, merges, defaults, and validates the opaque parameters
-	// of a share; those of the DeviceClass come before those of the claim. namespace is
-	// that of the claim, and so of the pods that can use it. The driver
-	// records the result and does not compute it again: it stays in force until
-	// the share is released, even if the configuration changes.
+	// Configure decodes, merges, defaults, and validates the opaque parameters of a share.
+	// parameters lists those of the DeviceClass before those of the claim. namespace is the
+	// namespace of the claim and of the pods that can use it. The driver records the result, and
+	// uses it until the share is released, even if the configuration changes.
 	Configure(ctx context.Context, namespace string, share record.Share, parameters [][]byte) (json.RawMessage, error)
-	// Admit refuses a share that does not fit on the device next to others. It must not
-	// modify others.
+	// Admit returns an error if the device has no room for the share in addition to others. It must
+	// not modify others.
 	Admit(share record.Share, others []*record.Share) error
 	// Edits returns the CDI edits of containers with the share.
 	Edits(share record.Share) (cdi.Edits, error)
@@ -194,22 +193,24 @@ type MetricsCollector interface {
 
 // Attacher is a Kind whose shares become part of a pod when it starts.
 type Attacher interface {
-	// Attaches reports whether a share of the kind is attached at all. A share
-	// with admin access may exist for observation only.
+	// Attaches reports whether the share is attached to pods. A share with admin access, for
+	// example, may serve observation only.
 	Attaches(share record.Share) bool
 	// ValidateConsumers refuses another pod for a share that cannot serve
 	// several. others are the pods that use the share, as namespace/name.
 	ValidateConsumers(share record.Share, others []string) error
-	// Attach sets up a share in a sandbox. After an error that does not wrap ErrRemains nothing
-	// remains. The hook tries again for a while after an error that wraps ErrRetryAttach.
+	// Attach sets up a share in a sandbox. If it fails, it has removed everything that it created,
+	// unless the error wraps ErrRemains. If the error wraps ErrRetryAttach, the hook tries again
+	// for some time.
 	Attach(ctx context.Context, share record.Share, request attach.Request, sandbox Sandbox) (Attached, error)
-	// Restore puts back what Attach set up on the node, where it differs. It
-	// reports whether the attachment's sandbox exists; if it does, the driver
-	// keeps the attachment, even after an error.
+	// Restore repairs the state on the node that Attach has set up and that has changed since. It
+	// reports whether the attachment's sandbox exists; if so, the driver keeps the attachment, even
+	// if Restore fails.
 	Restore(ctx context.Context, share record.Share, r attach.Record) (exists bool, err error)
 	// Detach undoes Attach, even if the sandbox has ended.
 	Detach(ctx context.Context, r attach.Record) error
-	// Release undoes what all attachments of a share have in common.
+	// Release removes the state on the node that all attachments of a share have in common, after
+	// they have been detached.
 	Release(ctx context.Context, share record.Share) error
 	// Read returns the state of an attachment in the kernel.
 	Read(ctx context.Context, share record.Share, r attach.Record) (State, error)
@@ -225,9 +226,9 @@ type Attacher interface {
 // Protector is an Attacher that protects the node and other pods from a pod that has changed
 // its attachment.
 type Protector interface {
-	// Protect takes or ends measures against the pod of an attachment. The driver calls it
-	// before it reads the state of an attachment that may have changed, without the claim's
-	// lock, and without waiting for earlier reports of the claim's status.
+	// Protect blocks or unblocks an attachment, depending on its state. The driver calls it before
+	// it reads the state of an attachment that may have changed, without the claim's lock, and
+	// without waiting for earlier reports of the claim's status.
 	Protect(r attach.Record) error
 }
 
@@ -235,17 +236,17 @@ type Protector interface {
 // whose restart policy is Never would otherwise fail.
 var ErrRetryAttach = errors.New("trying again")
 
-// ErrRemains is wrapped by an error of Attach after which a part of the attachment may remain and use the
-// reservation. The next attempt, or the end of the pod, removes it.
-var ErrRemains = errors.New("its reservation stays until the pod ends or is attached")
+// ErrRemains is wrapped by an error of Attach if a part of the attachment may still exist and use the
+// reservation. The next attempt to attach, or the end of the pod, removes it.
+var ErrRemains = errors.New("the reservation of the attachment stays until the pod ends or is attached")
 
 // ErrPacketNeeded is wrapped by an error of Attach that needs Sandbox.Packet. The hook then opens the
 // socket, and Attach is called again.
 var ErrPacketNeeded = errors.New(
-	"the hook must open a packet socket in the pod, which one of an earlier release cannot")
+	"the hook must open a packet socket in the pod; a hook of an earlier release cannot do that")
 
-// Renewer is an Attacher whose attachments change while their pods run, such as an address that was
-// leased for a time.
+// Renewer is an Attacher whose attachments must be updated while their pods run, such as those with
+// leased addresses.
 type Renewer interface {
 	// Renew keeps the attachments of the kind up to date until ctx ends.
 	Renew(ctx context.Context, attachments Attachments)
@@ -256,15 +257,15 @@ type Attachments interface {
 	// List returns the attachments of the kind. While a newer plugin runs, which keeps them up to
 	// date, it returns none.
 	List(ctx context.Context) ([]Attachment, error)
-	// Update calls change with an attachment as it is recorded now, while no other request of its
-	// claim is served. change calls write to record another payload. After change, the status of the
-	// claim is reported. If the attachment is no longer recorded, Update returns ErrEnded; if a newer
+	// Update calls change with the current record of an attachment, while it holds the lock of the
+	// claim. change calls write to record another payload. Afterwards, Update has the status of the
+	// claim reported. If the attachment is no longer recorded, Update returns ErrEnded; if a newer
 	// plugin runs, ErrOutdated.
 	Update(ctx context.Context, r attach.Record,
 		change func(a Attachment, write func(payload json.RawMessage) error) error) error
 }
 
-// ErrOutdated means that an attachment must not be changed.
+// ErrOutdated means that the caller must not change an attachment.
 var ErrOutdated = errors.New("the attachment has ended, or a newer plugin runs")
 
 // ErrEnded wraps ErrOutdated and means that the attachment has ended.
@@ -279,29 +280,32 @@ type Comparer interface {
 	Altered(ctx context.Context, attachments []Attachment) ([]Attachment, error)
 }
 
-// Attachment is a record of an attachment with its share.
+// Attachment is the record of an attachment together with its share.
 type Attachment struct {
 	Share  record.Share
 	Record attach.Record
 }
 
-// Reserver is an Attacher whose attachments need something, such as an address, that no
-// other attachment may get as long as this one exists. The driver records it before it
-// calls Attach and removes the record after Detach, so that a crash loses nothing.
+// Reserver is an Attacher whose attachments need resources, such as addresses, that no other
+// attachment may get while this one exists. The driver records the reservation before it calls
+// Attach, and removes the record after Detach, so that a crash does not lose the reservation.
 type Reserver interface {
-	// ReserveForClaim makes the node have what only a claim can get and its share names, before the claim is
-	// prepared. The record of the claim exists.
+	// ReserveForClaim acquires the resources that only this claim may use, such as the addresses that its
+	// parameters name. The driver calls it while it prepares the claim, after it has written the claim
+	// record.
 	ReserveForClaim(ctx context.Context, share record.Share, claim ReservingClaim, records Records) error
-	// UnreserveForClaim ends what ReserveForClaim did for a share. The record of the claim no longer exists.
+	// UnreserveForClaim gives up the resources that ReserveForClaim acquired for a share. The driver calls
+	// it after it has removed the claim record.
 	UnreserveForClaim(share record.Share)
-	// Reserve calls record with the reservation for an attachment: the namespace, and a
-	// payload that Attach gets in Sandbox.Reserved. If record fails, Reserve releases the
-	// reservation and returns the error. After another error, a recorded reservation lasts
-	// until the next attempt or the end of the pod: an interrupted attempt may have left
-	// something that uses it. Reserve does not call record if the share needs nothing.
+	// Reserve calls record with the reservation for an attachment: the namespace, and a payload
+	// that Attach gets in Sandbox.Reserved. If record fails, Reserve releases the reservation and
+	// returns the error. If Reserve fails for another reason, a recorded reservation lasts until
+	// the next attempt or the end of the pod, because an interrupted attempt may have left state
+	// that uses it. Reserve does not call record if the share needs no reservation.
 	Reserve(ctx context.Context, share record.Share, r attach.Request, sandbox Sandbox,
 		records Records, record func(Attached) error) error
-	// Unreserve releases what an attachment reserved. Its record no longer exists.
+	// Unreserve releases the reservation of an attachment. The driver calls it after it has removed
+	// the attachment record.
 	Unreserve(r attach.Record)
 	// RecoverReservations finds, before the driver serves, the attachments that have lost their
 	// reservations while no plugin ran, and returns the change. After an error, or if it takes
@@ -318,10 +322,10 @@ type ReservingClaim struct {
 	Pods []string
 }
 
-// Records are the records of the node.
+// Records gives access to the claim records and attachment records of the node.
 type Records interface {
-	// Claims returns the claims that are prepared, or are being prepared, as far as their records can be read.
-	// The caller must not modify them.
+	// Claims returns the readable records of claims that are prepared or are being prepared. The caller must
+	// not modify them.
 	Claims() []*record.Claim
 	// List returns the attachment records. It fails if some of them cannot be read.
 	List() ([]attach.Record, error)

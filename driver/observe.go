@@ -31,9 +31,9 @@ type shareState struct {
 	conditions []metav1.Condition
 }
 
-// observe reads the state of a claim's shares from the kernel, and from the API
-// server what the kernel cannot know: which pods are gone, and which will never
-// attach.
+// observe reads the state of a claim's shares from the kernel. From the API server, it reads what
+// the kernel does not know: which pods are gone, and to which pods the shares will never be
+// attached.
 func (d *Driver) observe(ctx context.Context, claim *record.Claim) ([]shareState, error) {
 	shares := d.resolveAll(claim.Shares)
 	attachments := d.attachmentsOfClaim(ctx, claim.UID)
@@ -62,7 +62,7 @@ func (d *Driver) observe(ctx context.Context, claim *record.Claim) ([]shareState
 	return states, nil
 }
 
-// readAttachments reads the state of the share's attachments among all.
+// readAttachments reads the state of those attachments in all that belong to the share.
 func (s *shareState) readAttachments(ctx context.Context, all []attach.Record) error {
 	for _, a := range all {
 		if a.Share != s.Name {
@@ -91,8 +91,8 @@ func (d *Driver) needsPods(shares []share, states []shareState) bool {
 	return false
 }
 
-// isFullyAttached reports whether each share of a claim that a pod gets attached is attached to a
-// pod, and no attempt to attach one failed.
+// isFullyAttached reports whether each share that is attachable is attached to at least one pod,
+// and no attempt to attach failed.
 func (d *Driver) isFullyAttached(claim *record.Claim) bool {
 	shares := d.resolveAll(claim.Shares)
 	if len(d.failures.pods(shares)) > 0 {

@@ -23,10 +23,9 @@ import (
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 )
 
-// PrepareResourceClaims implements kubeletplugin.DRAPlugin. The kubelet calls
-// it at least once per claim before a pod's sandbox exists, and again after a
-// kubelet restart, while pods are attached. The driver refuses here whatever it
-// can refuse, and attaches nothing.
+// PrepareResourceClaims implements kubeletplugin.DRAPlugin. The kubelet calls it at least once per
+// claim before a pod's sandbox exists, and again after a kubelet restart, while pods are attached.
+// The driver refuses invalid claims here, as early as it can, and attaches nothing yet.
 func (d *Driver) PrepareResourceClaims(
 	ctx context.Context,
 	claims []*resourceapi.ResourceClaim,
@@ -53,8 +52,8 @@ func (d *Driver) PrepareResourceClaims(
 	return results, nil
 }
 
-// prepare takes a claim from its allocation to a CDI spec. It returns the shares as recorded.
-// The caller holds the claim's lock.
+// prepare performs all steps from the allocation of a claim to its CDI spec, and returns the
+// recorded shares. The caller holds the claim's lock.
 func (d *Driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]share, error) {
 	planned, err := d.plan(claim)
 	if err != nil {
@@ -212,7 +211,7 @@ func sameShares(planned []plannedShare, recorded []record.Share) bool {
 	return slices.EqualFunc(planned, recorded, func(p plannedShare, r record.Share) bool { return p.Same(r) })
 }
 
-// configure finds the kind of each share, which gives the share its parameters.
+// configure finds the kind of each planned share, and lets it compute the parameters of the share.
 func (d *Driver) configure(ctx context.Context, namespace string, planned []plannedShare) ([]share, error) {
 	shares := make([]share, 0, len(planned))
 	for _, p := range planned {
@@ -294,7 +293,7 @@ func (d *Driver) admit(ctx context.Context, recorded *record.Claim, shares []sha
 	return d.claims.Put(recorded)
 }
 
-// reserveForClaim lets the kinds reserve what only the claim can get.
+// reserveForClaim lets the kinds acquire the resources that only this claim may use; see Reserver.
 func (d *Driver) reserveForClaim(ctx context.Context, claim *resourceapi.ResourceClaim, shares []share) error {
 	reserving := ReservingClaim{UID: string(claim.UID), Namespace: claim.Namespace}
 	for _, pod := range podConsumers(claim) {
@@ -315,9 +314,9 @@ type publishedDevice struct{ pool, device string }
 
 func deviceOf(s record.Share) publishedDevice { return publishedDevice{s.Pool, s.Device} }
 
-// sharesOfOtherClaims returns the shares that consume a part of the devices of shares, and do
-// not belong to the claim with that UID. A claim whose record is lost or cannot be read
-// counts with the shares that are attached to its pods.
+// sharesOfOtherClaims returns the shares that other claims than the one with that UID hold on the
+// devices of shares. A claim whose record is lost or cannot be read counts with the shares that are
+// attached to its pods.
 func (d *Driver) sharesOfOtherClaims(
 	ctx context.Context, uid types.UID, shares []share,
 ) map[publishedDevice][]*record.Share {

@@ -16,8 +16,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/internal/probe"
 )
 
-// probes answers the probes of the plugin's container. It determines each answer
-// when it is asked.
+// probes answers the probes of the plugin's container. It runs each check when a probe asks for it.
 type probes struct {
 	driver     *Driver
 	registered atomic.Bool

@@ -92,7 +92,7 @@ func (d *Driver) shareInRecord(r attach.Record) record.Share {
 	if err := json.Unmarshal(r.RecordedShare, &s); err != nil || s.Name != r.Share {
 		s = record.Share{
 			Name: r.Share, Kind: r.Kind, Pool: d.options.NodeName, Device: r.Device, Number: r.Number,
-			ShareID: types.UID(r.Share), // not its own, but different from the others'; "" means the whole device
+			ShareID: types.UID(r.Share), // a unique substitute: "" would mean the whole device
 		}
 	}
 	return s

@@ -47,9 +47,9 @@ const (
 	writeInterval = time.Second
 	// statusRounds is the number of resyncs in which the status of each claim is read once.
 	statusRounds = 10
-	// checkInterval is the age at which a written status no longer counts: the plugin then
-	// reads the claim, because another client may have changed it. It is about the time
-	// between two such readings.
+	// checkInterval is the age at which the plugin no longer relies on a written status, and reads
+	// the claim, because another client may have changed it. It is also about the time between two
+	// such reads.
 	checkInterval = statusRounds*resyncInterval - resyncInterval/2
 )
 
@@ -222,8 +222,8 @@ func (d *Driver) currentClaim(ctx context.Context, recorded *record.Claim) (*res
 	return d.getClaim(ctx, recorded, metav1.GetOptions{})
 }
 
-// cachedClaim is currentClaim from the API server's cache instead of etcd: the plugins of all nodes
-// compare the status of their claims repeatedly.
+// cachedClaim is like currentClaim, but lets the API server answer from its cache instead of etcd,
+// because the plugins of all nodes read the status of their claims repeatedly.
 func (d *Driver) cachedClaim(ctx context.Context, recorded *record.Claim) (*resourceapi.ResourceClaim, error) {
 	return d.getClaim(ctx, recorded, metav1.GetOptions{ResourceVersion: "0"})
 }

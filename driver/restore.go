@@ -37,8 +37,8 @@ func (d *Driver) restoreShares(ctx context.Context) []attach.Record {
 	return attached
 }
 
-// altered returns the attachments that may differ from what was set up. Those of a
-// kind that cannot compare all of them at once may all differ.
+// altered returns the attachments that may differ from what was set up. For a kind that is not a
+// Comparer, these are all attachments.
 func (d *Driver) altered(ctx context.Context, attached []attach.Record) (altered []attach.Record) {
 	ofKind := d.attachmentsByKind(ctx, attached)
 	for _, k := range d.options.Kinds {

@@ -17,10 +17,10 @@ import (
 	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 )
 
-// takeoverInterval is the interval at which a plugin that must not replace its
-// predecessor tries again. It also tries when the predecessor stops. An attempt that fails
-// after this plugin has changed the node disturbs the predecessor, so the interval doubles
-// after each, up to maxTakeoverInterval.
+// takeoverInterval is the interval at which a plugin that must not replace its predecessor yet
+// tries again. It also tries again when the predecessor stops. An attempt that fails after it has
+// changed the node disturbs the predecessor, so the interval doubles after each such attempt, up to
+// maxTakeoverInterval.
 const (
 	takeoverInterval    = 10 * time.Second
 	maxTakeoverInterval = 10 * time.Minute

@@ -88,8 +88,8 @@ func (d *Driver) unprepare(ctx context.Context, claim *record.Claim) error {
 			reserver.UnreserveForClaim(s.Share)
 		}
 	}
-	// The capacity of the claim is free, and the device that was kept for it may be removed
-	// from the node's devices.
+	// The capacity of the claim is free. If its device is missing from the node, the plugin need
+	// not publish it any longer.
 	d.requestRefresh()
 	d.status.written.Forget(claim.UID)
 	d.failures.forget(shares)

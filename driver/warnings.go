@@ -73,8 +73,8 @@ func (w *warnings) end(reason, subject, recovered, message string) {
 	w.send(corev1.EventTypeNormal, recovered, subject, message)
 }
 
-// update sends the events of problems that have begun or ended since the last call. current are
-// the present problems.
+// update sends the events of problems that have begun or ended since the last call. current lists
+// all problems that exist now.
 func (w *warnings) update(current []Warning) {
 	next := map[warning]Warning{}
 	for _, c := range current {

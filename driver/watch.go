@@ -31,9 +31,9 @@ func (d *Driver) watch(ctx context.Context, w Watcher) error {
 	return err
 }
 
-// resync repeats from time to time what events should have triggered. Restoring compares all
-// shares with the kernel at once, but reading the status of an attachment takes requests of its
-// own: that of each claim is read in one of statusRounds rounds.
+// resync periodically repeats what events should have triggered. Restoring compares all shares with
+// the kernel at once, but reading the status of an attachment takes separate requests: so each
+// round reads the status of one in statusRounds claims.
 func (d *Driver) resync(ctx context.Context) {
 	tick := time.NewTicker(resyncInterval)
 	defer tick.Stop()
@@ -88,14 +88,14 @@ func (d *Driver) handle(ctx context.Context, c Change) {
 	}
 }
 
-// protect lets the kind of an attachment react to changes that the pod has made to it.
+// protect lets the kind of an attachment block it if the pod has changed it; see Protector.
 func (d *Driver) protect(ctx context.Context, r attach.Record) {
 	p, ok := d.shareOfAttachment(r).attacher.(Protector)
 	if !ok {
 		return
 	}
 	if err := p.Protect(r); err != nil && ctx.Err() == nil {
-		klog.FromContext(ctx).Error(err, "Failed to protect others from the changes of a pod",
+		klog.FromContext(ctx).Error(err, "Failed to protect other pods from a change of an attachment",
 			"claimUID", r.ClaimUID, "share", r.Share, "pod", klog.KRef(r.Pod.Namespace, r.Pod.Name))
 	}
 }

@@ -62,7 +62,7 @@ func openNamespaces(args []string) {
 	flags.StringVar(&o.Socket, "socket", "", "path of the unix socket for the plugin")
 	flags.StringVar(&o.Namespaces, "namespaces", "/var/run/netns", "directory of the network namespaces of pods")
 	flags.StringVar(&o.RunDir, "run-dir", "/run/dra-shared", "directory of the plugin's attachment records")
-	_ = flags.Parse(args) // it exits
+	_ = flags.Parse(args) // exits on an error (flag.ExitOnError)
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if err := o.Serve(ctx); err != nil {
@@ -76,7 +76,7 @@ func limitMemory(args []string) {
 	flags := flag.NewFlagSet(dmem.Command, flag.ExitOnError)
 	flags.StringVar(&l.Region, "region", "", "the device's memory, as the kernel names it")
 	flags.Uint64Var(&l.Bytes, "bytes", 0, "the additional bytes of memory that the container may use")
-	_ = flags.Parse(args) // it exits
+	_ = flags.Parse(args) // exits on an error (flag.ExitOnError)
 	if err := l.Run(os.Stdin); err != nil {
 		fmt.Fprintf(os.Stderr, "dra-shared: %v\n", err)
 		os.Exit(1)

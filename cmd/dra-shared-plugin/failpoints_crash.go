@@ -47,8 +47,8 @@ func (c *crashInjector) killer() *failpointtest.Killer {
 	return c.current
 }
 
-// parsePoint returns the point that "before n" or "after n" means. Any other text
-// means no point.
+// parsePoint parses "before n" or "after n". For any other text, it returns the zero Point, which
+// is never reached.
 func parsePoint(command string) (p failpointtest.Point) {
 	var side string
 	if n, _ := fmt.Sscan(command, &side, &p.N); n != 2 || side != "before" && side != "after" {

@@ -242,7 +242,7 @@ func (f *flags) newKinds(node *netdev.Node, c *rest.Config, config *config.Drive
 	}, nil
 }
 
-// dhcpOptions returns how links lease addresses.
+// dhcpOptions returns the options for leasing addresses.
 func (f *flags) dhcpOptions() nic.DHCPOptions {
 	o := nic.DHCPOptions{Failpoints: f.Failpoints}
 	if f.opener != "" {

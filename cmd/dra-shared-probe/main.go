@@ -21,7 +21,7 @@ func main() {
 	runDir := flags.String("run-dir", "/run/dra-shared", "the plugin's run directory")
 	instance := flags.String("pod-uid", os.Getenv("POD_UID"), "UID of the plugin's pod")
 	check := flags.String("check", probe.Ready, "what to check: "+probe.Started+", "+probe.Ready+", or "+probe.Alive)
-	_ = flags.Parse(os.Args[1:]) // it exits
+	_ = flags.Parse(os.Args[1:]) // exits on an error (flag.ExitOnError)
 	if err := probe.Ask(*runDir, *instance, *check); err != nil {
 		_, _ = os.Stderr.WriteString("plugin " + *instance + ": " + err.Error() + "\n")
 		os.Exit(1)

@@ -21,8 +21,9 @@ import (
 // are empty.
 type Dir string
 
-// buckets is how many files plugins of earlier releases have for all keys. They lock the file of a
-// key exclusively; this release locks it shared, so that only plugins of earlier releases wait for it.
+// buckets is the number of lock files that plugins of earlier releases use for all keys together. They
+// lock the file of a key exclusively; this release takes a shared lock on it, so that only plugins of
+// earlier releases wait.
 const buckets = 64
 
 // Open opens the directory, and creates it if it does not exist. It creates the files of all
@@ -63,7 +64,8 @@ func (d Dir) Key(key string) (release func(), err error) {
 	}, nil
 }
 
-// keyFile returns the name of the lock file of a key. Keys may contain what names of files may not.
+// keyFile returns the name of the lock file of a key. Keys may contain characters that file names
+// may not.
 func keyFile(key string) string {
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(key)) // never fails
@@ -84,7 +86,7 @@ func (d Dir) Named(name string) (release func(), err error) {
 	return d.acquire(name, unix.LOCK_EX, nil)
 }
 
-// NamedContext is Named until ctx ends.
+// NamedContext is like Named, but gives up when ctx ends, and returns the cause.
 func (d Dir) NamedContext(ctx context.Context, name string) (release func(), err error) {
 	if release, ok, err := d.TryNamed(name); ok || err != nil {
 		return release, err
@@ -129,7 +131,7 @@ func (d Dir) Remove(name string) { _ = os.Remove(filepath.Join(string(d), name))
 // errAbandoned reports that the caller no longer waits for the lock.
 var errAbandoned = errors.New("the caller no longer waits")
 
-// acquire opens and locks the file of a lock. When abandoned is closed, it creates no file any more.
+// acquire opens and locks the file of a lock. After abandoned was closed, it creates no more files.
 func (d Dir) acquire(name string, how int, abandoned <-chan struct{}) (release func(), err error) {
 	for {
 		select {

@@ -1,12 +1,12 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package record stores claim records: one file per claim that is prepared on this
-// node. By its record a claim can be unprepared completely after the claim, its
-// pods, and the process that prepared it are gone.
+// Package record stores claim records: one file per claim that is prepared on this node. The record
+// suffices to unprepare a claim completely, even after the claim, its pods, and the process that
+// prepared it are gone.
 //
-// The plugin writes a record before the first side effect of a change and after
-// the last. A record states the intention; the kernel has the current state.
+// The plugin writes the record before the first and after the last side effect of each step. So a
+// record states the intended state; the kernel has the actual one.
 //
 // The files are authoritative, because two plugins use the directory during a
 // rolling update. A Store keeps the parsed records in memory and reads a file again
@@ -82,8 +82,8 @@ type Share struct {
 	Parameters json.RawMessage `json:"parameters,omitempty"`
 }
 
-// FirstNumber is the lowest Number of a share. The numbers below it are for what the
-// kinds need in addition to shares.
+// FirstNumber is the lowest Number of a share. The numbers below it are reserved for the kinds,
+// such as for classes that no share uses.
 const FirstNumber = 0x10
 
 // Same reports whether two shares are the same allocation.
@@ -279,8 +279,8 @@ func (s *Store) setAside(path string) error {
 	return s.failpoints.Do("set claim record aside", func() error { return os.Rename(path, path+asideSuffix) })
 }
 
-// SetCorruptAside sets all corrupt records aside and returns their errors
-// as found.
+// SetCorruptAside sets all corrupt records aside. found describes the corrupt records, err what
+// failed.
 func (s *Store) SetCorruptAside() (found error, err error) {
 	var failed error
 	err = s.records.Each("", func(name string, _ *Claim, readErr error) {
