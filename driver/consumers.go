@@ -95,7 +95,7 @@ func (d *Driver) reservedPods(ctx context.Context, claim *resourceapi.ResourceCl
 			d.degraded(
 				ctx,
 				params.DegradedPodsNotReadable,
-				"the plugin does not detect pods whose containers do not reference their claim: does its role permit to get pods?",
+				"the plugin does not detect pods whose containers do not reference their claim: does its role permit getting pods?",
 				err,
 			)
 			return nil, nil

@@ -88,7 +88,7 @@ func (k *Kind) Refresh(ctx context.Context, shares []record.Share) (refreshed dr
 	return refreshed, nil
 }
 
-// Watch implements driver.Watcher by the kernel's events about devices.
+// Watch implements driver.Watcher. It watches the directories of the device nodes.
 func (k *Kind) Watch(ctx context.Context, changed func(driver.Change)) error {
 	if len(k.config.Accelerators) == 0 {
 		return nil
@@ -233,8 +233,8 @@ func (k *Kind) Configure(
 	return json.Marshal(edits)
 }
 
-// mergeParameters decodes opaque parameters and merges them. Those of the
-// DeviceClass come before those of the claim.
+// mergeParameters decodes opaque parameters, and merges them in order: those of the DeviceClass
+// come first, and those of the claim override them.
 func mergeParameters(parameters [][]byte) (*params.AcceleratorShare, error) {
 	var merged *params.AcceleratorShare
 	for _, raw := range parameters {
@@ -341,8 +341,8 @@ func (k *Kind) memoryCondition(share record.Share, memory string) metav1.Conditi
 	if edits, err := k.Edits(share); err == nil && len(edits.Hook) > 0 {
 		c.Status, c.Reason = metav1.ConditionTrue, params.ReasonContainerLimited
 		c.Message = fmt.Sprintf(
-			"the cgroup controller dmem limits each container with the share to %s; several containers with one share have "+
-				"that much each",
+			"the cgroup controller dmem limits each container with the share to %s; if several containers have the "+
+				"share, the limit applies to each of them separately",
 			memory,
 		)
 		return c

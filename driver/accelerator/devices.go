@@ -37,9 +37,9 @@ type device struct {
 	shared bool
 }
 
-// discover returns the accelerators that the configuration matches, and the reasons
-// why devices cannot be published, both by device name. To a device that several
-// accelerators of the configuration match, the first applies.
+// discover returns the accelerators that the configuration matches, and the reasons why devices
+// cannot be published, both by device name. If several accelerators of the configuration match a
+// device, the first one applies.
 func discover(host accel.Host, accelerators []config.Accelerator) (map[string]*device, map[string]error, error) {
 	devices, problems := map[string]*device{}, map[string]error{}
 	taken := map[string]bool{} // by PCI address and device node
@@ -106,7 +106,7 @@ func (d *device) problem() string {
 	return ""
 }
 
-// publish returns the device as a ResourceSlice contains it.
+// publish returns the device for the ResourceSlice.
 func (d *device) publish() resourceapi.Device {
 	out := resourceapi.Device{Name: d.name, Attributes: attribute.Map{params.AttributeKind: attribute.Text(Name)}}
 	switch {

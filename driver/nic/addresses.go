@@ -117,8 +117,8 @@ func (k *Kind) Reserve(
 	})
 }
 
-// assignUnused assigns the addresses of a request, and replaces them as long as hosts on the network
-// have them. refused returns the assigned addresses that hosts have.
+// assignUnused assigns the addresses of a request, and assigns others as long as other hosts on the
+// network have some of them. refused returns the assigned addresses that other hosts have.
 func (k *Kind) assignUnused(
 	ctx context.Context, d *device, request ipam.Request, used func() (ipam.Used, error),
 	assign func(ipam.Assignment) error, refused func() (addressOwners, error),
@@ -160,8 +160,8 @@ func (k *Kind) needsReservation(
 	return k.addresses.HasPool(ctx, d.network.Name, addrsOf(static))
 }
 
-// refusedAddresses returns the hosts that have one of the addresses which were reserved for
-// a link, if the network refuses such addresses. Attach examines the static ones.
+// refusedAddresses returns the other hosts that have an address reserved for a link, if the network
+// has duplicateAddressDetection Refuse. Attach checks the static addresses.
 func (k *Kind) refusedAddresses(
 	ctx context.Context, d *device, link attach.Link, static []netip.Prefix,
 ) (addressOwners, error) {
@@ -186,7 +186,8 @@ func addrsOf(prefixes []netip.Prefix) (addresses []netip.Addr) {
 	return addresses
 }
 
-// describeReservation identifies the pod's namespace.
+// describeReservation returns the identity of the pod's namespace, which the attachment record
+// contains.
 func (k *Kind) describeReservation(sandbox driver.Sandbox) (reserved driver.Attached, err error) {
 	conn, err := connect(sandbox.Socket)
 	if err != nil {
@@ -204,7 +205,7 @@ func (k *Kind) describeReservation(sandbox driver.Sandbox) (reserved driver.Atta
 	return reserved, err
 }
 
-// ReserveForClaim implements driver.Reserver: the node takes the addresses that the claim names in a pool, and
+// ReserveForClaim implements driver.Reserver: it acquires the addresses of pools that the claim names, and
 // those that its pod keeps.
 func (k *Kind) ReserveForClaim(
 	ctx context.Context, share record.Share, claim driver.ReservingClaim, records driver.Records,
@@ -228,7 +229,7 @@ func (k *Kind) ReserveForClaim(
 		Network: d.network.Name, Reserved: addrsOf(static), PodNamespace: claim.Namespace, Interface: p.InterfaceName,
 		Owner: ipam.Owner{Claim: claim.UID},
 	}
-	if ptr.Deref(p.KeepAddresses, false) && len(claim.Pods) == 1 { // several pods keep an address each
+	if ptr.Deref(p.KeepAddresses, false) && len(claim.Pods) == 1 { // with several pods, Reserve takes the address of each
 		request.Keep, request.Pools, request.Pod = true, p.AddressPools, claim.Pods[0]
 	}
 	return k.addresses.Acquire(ctx, request, k.usedIn(records))
@@ -277,7 +278,8 @@ func ownerOf(claimUID, share string, cookie uint64, pod attach.Pod) ipam.Owner {
 	return ipam.Owner{Claim: claimUID, Share: share, Namespace: cookie, Pod: pod.Namespace + "/" + pod.Name}
 }
 
-// usedIn returns the addresses of pools that the records contain, and the records that cannot be read.
+// usedIn returns a function for the Allocator that reads the records: the addresses of pools that they
+// contain, and the records that cannot be read.
 func (k *Kind) usedIn(records driver.Records) func() (ipam.Used, error) {
 	return func() (used ipam.Used, err error) {
 		all, err := records.List()
@@ -350,8 +352,8 @@ func routesOf(assigned []ipam.Route) (routes []params.Route) {
 	return routes
 }
 
-// addReserved adds the addresses of pools, and the routes of pools to which the claim
-// has none, to the link.
+// addReserved adds the reserved addresses and the routes of their pools to the link, except routes
+// to destinations for which the claim has its own route.
 func addReserved(spec *netdev.LinkSpec, raw json.RawMessage) (link attach.Link, err error) {
 	if raw == nil {
 		return link, nil

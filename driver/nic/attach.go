@@ -23,8 +23,8 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/shape"
 )
 
-// Attaches implements driver.Attacher. A share with admin access gets a link
-// only if its parameters ask for one.
+// Attaches implements driver.Attacher. A share with admin access gets a link only if its parameters
+// set adminLink.
 func (k *Kind) Attaches(share record.Share) bool {
 	if !share.AdminAccess {
 		return true
@@ -131,7 +131,7 @@ func (k *Kind) planLink(
 			"change that host or the claim", found, d.network.Name)
 	}
 	spec.Alias = alias(r.Pod, share)
-	if reserved, err = addReserved(&spec, sandbox.Reserved); err != nil { // Reserve has asked for these addresses
+	if reserved, err = addReserved(&spec, sandbox.Reserved); err != nil { // Reserve has probed these addresses
 		return spec, reserved, err
 	}
 	if spec.Leases && sandbox.Packet == nil {
@@ -171,8 +171,8 @@ func connect(socket *os.File) (*rtnl.Conn, error) {
 	return rtnl.New(os.NewFile(uintptr(fd), "pod-rtnetlink"))
 }
 
-// linkOf converts an attachment of package netdev to its recorded form, with the
-// addresses and DNS servers of its pools.
+// linkOf converts an attachment of package netdev to the payload of its record, with the addresses
+// and DNS servers of its pools.
 func linkOf(a netdev.Attachment, reserved attach.Link) attach.Link {
 	link := attach.Link{
 		Parent: a.Parent, Index: a.Index, Name: a.Name, MAC: a.MAC.String(), MTU: a.MTU,
@@ -185,7 +185,7 @@ func linkOf(a netdev.Attachment, reserved attach.Link) attach.Link {
 	return link
 }
 
-// describe returns the recorded form of an attachment.
+// describe returns an attachment in the form that the driver records.
 func describe(a netdev.Attachment, sandbox driver.Sandbox, link attach.Link) (attached driver.Attached, err error) {
 	if attached.Namespace, err = attach.NamespaceOf(sandbox.Namespace, a.Cookie); err != nil {
 		return attached, err
@@ -195,7 +195,7 @@ func describe(a netdev.Attachment, sandbox driver.Sandbox, link attach.Link) (at
 	return attached, err
 }
 
-// attachment converts a record to what package netdev knows.
+// attachment converts an attachment record to the type of package netdev.
 func (k *Kind) attachment(r attach.Record) (a netdev.Attachment, err error) {
 	link, err := r.Link()
 	if err != nil {
@@ -284,10 +284,9 @@ func (k *Kind) isIntact(snapshot *netdev.Snapshot, of driver.Attachment) (bool, 
 	return err == nil && areRates(send, receive, want), err
 }
 
-// wantedRates returns the rates that the kernel must enforce for a share. known is
-// false if nothing is to be enforced, or if the kernel must stay as it is: because the
-// NIC is no longer configured or the claim's record is lost, so that the rates are not
-// known, and for admin access, which has no class.
+// wantedRates returns the rates that the kernel must enforce for a share. known is false if the
+// kernel's state must not change: if the rates are unknown, because the NIC is no longer configured
+// or the claim record is lost, and for admin access, which has no class.
 func (k *Kind) wantedRates(share record.Share) (rates shape.Rates, known bool, err error) {
 	d, err := k.device(share.Device)
 	if err != nil || !d.isShared() || len(share.Parameters) == 0 || share.AdminAccess {
@@ -308,12 +307,12 @@ func (k *Kind) restoreClasses(share record.Share, a netdev.Attachment) error {
 		return err
 	}
 	if link, err := k.node.Read(a); err == nil && areRates(link.Send, link.Receive, rates) {
-		return nil // a needless change would be an event for every watcher
+		return nil // each change causes events for all watchers
 	}
 	return k.node.Restore(a, rates)
 }
 
-// areRates reports whether both directions have rates, and these rates.
+// areRates reports whether the rates of both directions are known and equal want.
 func areRates(send, receive *shape.Rates, want shape.Rates) bool {
 	return send != nil && receive != nil && sameRates(*send, want) && sameRates(*receive, want)
 }
@@ -349,7 +348,7 @@ func (k *Kind) Detach(ctx context.Context, r attach.Record) error {
 func (k *Kind) Release(_ context.Context, share record.Share) error {
 	d, err := k.device(share.Device)
 	if err != nil || d.absent || share.Number == 0 {
-		return nil //nolint:nilerr // the device is unknown: nothing of it is left to remove
+		return nil //nolint:nilerr // an unknown device has no state to remove
 	}
 	return k.node.RemoveClass(d.nic.Index, share.Number)
 }

@@ -22,17 +22,17 @@ type check struct {
 	passed bool
 }
 
-// attributesOfChecks are the attributes of NICs that have the results of checks, by the name of the
-// check. AttributeSenderKey has those of the keys.
+// attributesOfChecks maps the names of checks to the attributes of NICs that report their results.
+// AttributeSenderKey reports the results of the checks of keys.
 var attributesOfChecks = map[string]resourceapi.QualifiedName{
 	params.KernelCheckForwardedByRoute: params.AttributeForwardedByRoute,
 	params.KernelCheckARPSender:        params.AttributeARPSender,
 	params.KernelCheckTCX:              params.AttributeTCX,
 }
 
-// checks returns the checks for the results of trials, of which key is in use: for each way to
-// identify the sender of a frame, whether it works on this node, and whether the way in use
-// also recognizes forwarded frames and works by TCX.
+// checks converts the results of trials to checks: one for each key, which reports whether the key
+// works on this node, and further ones for the key in use, such as whether it also recognizes
+// forwarded frames and works with TCX.
 func checks(results []trial.Result, key classify.Key) (checks []check) {
 	for _, r := range results {
 		checks = append(checks, check{string(r.Key), r.Err == nil})

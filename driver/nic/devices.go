@@ -50,7 +50,8 @@ type device struct {
 	queue shape.Queue
 	// shaping is the way in which shares are limited; "" without enforcement.
 	shaping string
-	// singleQueue is why a NIC of a network with shaping MultiQueue has one queue; "" if it has several.
+	// singleQueue is the reason why a NIC of a network with shaping MultiQueue has one queue; "" if it
+	// has several.
 	singleQueue string
 	// absent reports that the NIC is missing while claims hold shares of it.
 	absent bool
@@ -88,8 +89,8 @@ func (d *device) guaranteesDiffer(old *device) bool {
 	return d.guaranteed(grant) != old.guaranteed(grant)
 }
 
-// debounceCarrier sets down by the carrier of the NIC and by the state at the last
-// Refresh. It returns the time after which to check again; 0 means never.
+// debounceCarrier sets down and upSince from the carrier of the NIC and from its state at the last
+// Refresh. It returns the time after which Refresh must check again; 0 means never.
 func (d *device) debounceCarrier(old *device, now time.Time) (requeueAfter time.Duration) {
 	switch {
 	case !d.nic.Up || !d.nic.Carrier:
@@ -270,7 +271,7 @@ func deviceName(n netdev.NIC) string {
 	}
 }
 
-// publish returns the device as a ResourceSlice contains it.
+// publish returns the device for the ResourceSlice.
 func (d *device) publish() resourceapi.Device {
 	out := resourceapi.Device{
 		Name:                     d.name,
@@ -326,11 +327,10 @@ func (d *device) addAttributes(attributes attribute.Map) {
 	attributes[params.AttributeSpeedMbps] = resourceapi.DeviceAttribute{IntValue: ptr.To(int64(d.line / 1e6))}
 }
 
-// bandwidthPolicy derives the request policy for a NIC that has value bits per
-// second to grant. The API server requires min <= default <= value, a default on
-// a step, and room for one step (KEP-5075). On a slow link the function lowers
-// the configured numbers accordingly, because the API server would refuse the
-// whole slice.
+// bandwidthPolicy derives the request policy for a NIC that has value bits per second to grant. The
+// API server requires min <= default <= value, a default on a step, and room for one step
+// (KEP-5075). On a slow link the function lowers the configured numbers accordingly, because the
+// API server would otherwise refuse the whole slice.
 func bandwidthPolicy(value uint64, p config.Policy) *resourceapi.CapacityRequestPolicy {
 	low := min(uint64(p.Min.Value()), value)
 	step := uint64(p.Step.Value())

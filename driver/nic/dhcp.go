@@ -50,8 +50,8 @@ const (
 	maxDeclined = 3
 )
 
-// configureDHCP replaces unset DHCP by the families of the network, and refuses it if the kind
-// cannot renew leases.
+// configureDHCP sets p.DHCP to the families of the network if the claim sets no addresses, and
+// returns an error if the kind cannot renew leases.
 func (k *Kind) configureDHCP(
 	ctx context.Context, namespace string, network *config.Network, p *params.NetworkAttachment,
 ) error {
@@ -59,8 +59,9 @@ func (k *Kind) configureDHCP(
 		p.DHCP = network.DHCP
 		if k.addresses != nil {
 			if pools, err := k.addresses.Defaults(ctx, network.Name, namespace); err != nil || len(pools) > 0 {
-				return errors.Join(err, fmt.Errorf("dhcp: Forbidden: %v: network %q has the default AddressPools %v, too: set "+
-					"dhcp or addressPools in the claim, or remove one of them from the network", p.DHCP, network.Name, pools))
+				return errors.Join(err, fmt.Errorf("dhcp: Forbidden: %v: network %q also has the default AddressPools %v: set "+
+					"dhcp or addressPools in the claim, or remove dhcp or the default pools from the network",
+					p.DHCP, network.Name, pools))
 			}
 		}
 	}
@@ -89,15 +90,15 @@ func splitRoutes(routes []netdev.Route) (leased, others []netdev.Route) {
 	return leased, others
 }
 
-// clientOf returns the client of a link that is recorded.
+// clientOf returns the DHCP client that the record of a link identifies.
 func clientOf(link attach.Link) (c dhcp.Client, err error) {
 	c = dhcp.Client{ID: link.DHCP.ClientID, Hostname: link.DHCP.Hostname}
 	c.MAC, err = net.ParseMAC(link.MAC)
 	return c, err
 }
 
-// firstLease leases an address for a new link, and gives it to the link. It completes link. routes
-// are the IPv4 routes of the claim.
+// firstLease leases an address for a new link, adds it to the link in the pod, and sets the lease
+// in link. routes are the IPv4 routes of the claim.
 func (k *Kind) firstLease(
 	ctx context.Context, d *device, a netdev.Attachment, sandbox driver.Sandbox, conn *rtnl.Conn,
 	routes []netdev.Route, link *attach.Link,
@@ -117,7 +118,8 @@ func (k *Kind) firstLease(
 	return nil
 }
 
-// acquire leases an address for a link. It declines addresses that another link or host has.
+// acquire leases an address for a link. It declines up to maxDeclined addresses that another link
+// or host has.
 func (k *Kind) acquire(
 	ctx context.Context, d *device, a netdev.Attachment, link attach.Link, packet *os.File,
 ) (lease dhcp.Lease, err error) {
@@ -222,14 +224,14 @@ func (k *Kind) apply(
 	return errors.Join(announcer.Announce(a.MAC, lease.Address.Addr()), announcer.Close())
 }
 
-// giveBack releases an address that was leased for a link and that the link does not get.
+// giveBack releases a leased address that could not be added to its link.
 func (k *Kind) giveBack(ctx context.Context, link attach.Link, lease dhcp.Lease) {
 	setLease(&link, lease)
 	k.release(ctx, link)
 }
 
-// release returns the lease of a link that no longer exists to the server. If that fails, the lease
-// expires at its end.
+// release returns the lease of a link that no longer exists to the server. If that fails, the
+// server keeps the address until the lease expires.
 func (k *Kind) release(ctx context.Context, link attach.Link) {
 	if link.DHCP == nil || link.DHCP.Address == "" {
 		return
@@ -247,7 +249,7 @@ func (k *Kind) release(ctx context.Context, link attach.Link) {
 	klog.FromContext(ctx).V(2).Info("Released leased address", "address", link.DHCP.Address, "server", link.DHCP.Server)
 }
 
-// newLease returns the record of a link that has no address yet.
+// newLease returns the lease in the record of a link that has no address yet.
 func newLease(share record.Share, r attach.Request) *attach.Lease {
 	return &attach.Lease{
 		ClientID: dhcp.ID(r.Pod.UID, r.ClaimUID, share.Name), Hostname: hostname(r.Pod.Name),
@@ -355,14 +357,15 @@ func stateOf(link attach.Link, now time.Duration) dhcp.State {
 	return lease.State(now)
 }
 
-// withLease adds to the state of a working link that the link has no leased address.
+// withLease changes the state of a working link to not ready if the link must have a leased address
+// and has none.
 func withLease(state driver.State, link attach.Link, d *device) driver.State {
 	if !state.Ready || link.DHCP == nil || link.DHCP.Address != "" || d.network == nil {
 		return state
 	}
 	state.Ready, state.Reason = false, params.ReasonLeaseExpired
 	state.Message = fmt.Sprintf("the link %s has no address: the lease of %s has ended, and no DHCP server on network %q "+
-		"gives it another address: is a server reachable, and does it have free addresses? The plugin asks again",
+		"leases it another one: is a server reachable, and does it have free addresses? The plugin asks again",
 		link.Name, link.DHCP.Last, d.network.Name)
 	return state
 }

@@ -30,14 +30,14 @@ const (
 	refuseWait = 200 * time.Millisecond
 	// reportWait is how long the plugin waits for such hosts in the background.
 	reportWait = time.Second
-	// reportBatch is the number of addresses for which the plugin asks at a time in the
-	// background: after a restart there may be thousands.
+	// reportBatch is the number of addresses that the plugin probes at a time in the background:
+	// after a restart there may be thousands.
 	reportBatch = 64
-	// recheckInterval is the interval at which the plugin asks again for addresses that
-	// another host has.
+	// recheckInterval is the interval at which the plugin probes addresses again that another host
+	// has.
 	recheckInterval = 30 * time.Second
-	// conflictInterval is the interval at which the plugin looks for hosts that have used an
-	// address of a link since. Without any, that takes one system call.
+	// conflictInterval is the interval at which the plugin asks the classifier for hosts that have
+	// used an address of a link. If there are none, that takes one system call.
 	conflictInterval = 5 * time.Second
 )
 
@@ -65,8 +65,8 @@ type linkID struct {
 
 func idOf(link attach.Link) linkID { return linkID{link.Parent, link.MAC} }
 
-// duplicates finds hosts on the network that have an address of a link, and remembers
-// them.
+// duplicates holds the links whose addresses must be probed, and the other hosts that were found to
+// have an address of a link.
 type duplicates struct {
 	wake    chan struct{} // has an element if pending has grown
 	changed chan struct{} // has an element if altered has grown
@@ -79,7 +79,7 @@ type duplicates struct {
 	altered map[linkID]bool
 }
 
-// pendingLink is a link for whose addresses the plugin has to ask.
+// pendingLink is a link whose addresses the plugin has to probe.
 type pendingLink struct {
 	device string
 	link   attach.Link
@@ -96,7 +96,7 @@ func newDuplicates() *duplicates {
 	}
 }
 
-// add makes detectDuplicates ask for the addresses of a link.
+// add adds a link to those whose addresses detectDuplicates probes.
 func (d *duplicates) add(device string, link attach.Link) {
 	if len(link.Sources) == 0 {
 		return
@@ -107,8 +107,8 @@ func (d *duplicates) add(device string, link attach.Link) {
 	signal(d.wake)
 }
 
-// addConflicting makes detectDuplicates ask for the addresses of links that another host on the
-// network has used. The host may have forged them, so the answers count.
+// addConflicting adds the links with an address that another host on the network has used. The host
+// may have forged the address in its frames, so only its answers to probes count.
 func (d *duplicates) addConflicting(records []attach.Record, conflicts []classify.Conflict) {
 	used := map[linkID][]classify.Conflict{}
 	for _, c := range conflicts {
@@ -192,7 +192,7 @@ func (d *duplicates) next() (device string, links []attach.Link) {
 	return device, links
 }
 
-// retry makes detectDuplicates ask for links again later.
+// retry makes detectDuplicates probe the addresses of links again, after recheckInterval.
 func (d *duplicates) retry(device string, links []attach.Link) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -236,7 +236,7 @@ func (d *duplicates) record(device string, links []attach.Link, found addressOwn
 	return isNew
 }
 
-// targets returns the addresses of a link.
+// targets returns the addresses of a link to probe.
 func targets(link attach.Link) (targets []dad.Target) {
 	mac, err := net.ParseMAC(link.MAC)
 	if err != nil {
@@ -250,9 +250,8 @@ func targets(link attach.Link) (targets []dad.Target) {
 	return targets
 }
 
-// detectDuplicates asks for the addresses of links in the background, until ctx ends. It
-// asks for those of the records first: another host may have got one of them while no
-// plugin ran.
+// detectDuplicates probes the addresses of links in the background, until ctx ends. It begins with
+// those in the records, because another host may have taken one while no plugin ran.
 func (k *Kind) detectDuplicates(ctx context.Context, records func() ([]attach.Record, error)) {
 	all, err := records()
 	if err != nil {
@@ -287,18 +286,18 @@ func (k *Kind) detectDuplicates(ctx context.Context, records func() ([]attach.Re
 				delete(logged, device)
 			} else if ctx.Err() == nil && logged[device] != err.Error() {
 				logged[device] = err.Error()
-				klog.FromContext(ctx).Error(err, "Failed to look for hosts that have addresses of shares; retrying",
+				klog.FromContext(ctx).Error(err, "Failed to probe the addresses of shares for duplicates; retrying",
 					"device", device, "interval", recheckInterval)
 			}
 		}
 	}
 }
 
-// addConflicting makes the plugin ask for addresses that a host has used since the last call.
+// addConflicting adds the links with an address that another host has used since the last call.
 func (k *Kind) addConflicting(ctx context.Context, records func() ([]attach.Record, error)) {
 	conflicts, err := k.node.Conflicts()
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Failed to look for hosts that use addresses of shares")
+		klog.FromContext(ctx).Error(err, "Failed to read which addresses of shares other hosts use")
 	}
 	if len(conflicts) == 0 {
 		return
@@ -311,7 +310,7 @@ func (k *Kind) addConflicting(ctx context.Context, records func() ([]attach.Reco
 	k.duplicates.addConflicting(all, conflicts)
 }
 
-// detectIn asks for the addresses of links of one NIC.
+// detectIn probes the addresses of links of one NIC.
 func (k *Kind) detectIn(ctx context.Context, name string, links []attach.Link) error {
 	d, err := k.device(name)
 	if err != nil || d.absent {
@@ -350,8 +349,8 @@ func (k *Kind) avoid(network string, found addressOwners) {
 	}
 }
 
-// refuseDuplicates returns the hosts that have one of the addresses that a link is about
-// to get, if the network refuses such addresses.
+// refuseDuplicates returns the other hosts that have one of the addresses that a link is about to
+// get, if the network has duplicateAddressDetection Refuse.
 func (d *device) refuseDuplicates(
 	ctx context.Context, mac net.HardwareAddr, addresses []netip.Prefix,
 ) (addressOwners, error) {

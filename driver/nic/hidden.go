@@ -23,7 +23,8 @@ import (
 // detected.
 const inspectInterval = 500 * time.Millisecond
 
-// hiddenLinks are the links on NICs that pods have created in network namespaces of their own.
+// hiddenLinks holds the results of looking for hidden links: links on NICs in network namespaces
+// that pods have created and that the node does not see.
 type hiddenLinks struct {
 	changed chan struct{} // has an element if warnings have begun or ended
 
@@ -85,8 +86,8 @@ func (k *Kind) inspect(ctx context.Context) {
 	h.keep(present)
 }
 
-// fails records the error of an inspection, and reports whether it differs from that of the last
-// one, so that an error is logged once.
+// fails records the error of an inspection, and reports whether it differs from the error of the
+// last one, so that a lasting error is logged once.
 func (h *hiddenLinks) fails(nic string, err error) (isNew bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -122,8 +123,7 @@ func (h *hiddenLinks) update(nic, addresses string, guarded bool) (isNew bool) {
 	return addresses != ""
 }
 
-// keep removes the results of NICs that are no longer present, or whose frames are no longer
-// checked.
+// keep removes the results of all NICs except the present ones, whose frames are checked.
 func (h *hiddenLinks) keep(present map[string]bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -17,17 +17,18 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev"
 )
 
-// lostAddresses are the addresses of pools that links have and the node has lost: links
-// with such an address are blocked, because another node may have assigned it.
+// lostAddresses holds the addresses of pools that links use and the node has lost. Links with such
+// an address are blocked, because another node may have assigned it.
 type lostAddresses struct {
 	changed chan struct{} // has an element if altered has grown
 
 	mu sync.Mutex
 	// lost is nil until SetLost was called.
 	lost ipam.Lost
-	// kept are addresses of links that blocking was asked for before SetLost was called.
+	// kept are the addresses of links for which blocking was called before SetLost.
 	kept map[ipam.Address]bool
-	// altered are the addresses for which blocking returns another result since takeAltered.
+	// altered are the addresses for which the result of blocking has changed since takeAltered was
+	// called.
 	altered map[ipam.Address]bool
 }
 
@@ -66,8 +67,8 @@ func (l *lostAddresses) takeAltered() map[ipam.Address]bool {
 	return altered
 }
 
-// blocking returns whether a link must be blocked because of its addresses. Until it is known
-// which addresses are lost, a link stays as the last plugin left it.
+// blocking returns when a link must be blocked because of its addresses. Until SetLost was called,
+// a link that the previous plugin has blocked stays blocked.
 func (l *lostAddresses) blocking(link attach.Link) netdev.Blocking {
 	l.mu.Lock()
 	defer l.mu.Unlock()

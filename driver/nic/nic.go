@@ -7,7 +7,7 @@
 // class on the node. The files are:
 //
 //	nic.go        the devices of the node, and the methods of driver.Kind
-//	problems.go   NICs that cannot be shared, and what follows for readiness
+//	problems.go   NICs that cannot be shared: events, readiness, takeover
 //	devices.go    NICs of the node -> devices to publish
 //	stack.go      VLANs and bonds: the NICs below them
 //	parameters.go a share's grant and parameters -> link and rates
@@ -64,7 +64,7 @@ type Kind struct {
 	addresses *ipam.Allocator
 	// dhcp leases addresses.
 	dhcp DHCPOptions
-	// leases are the states of the leases of links, or nil before the first time that they are known.
+	// leases counts the leases of links by state; nil until they were counted for the first time.
 	leases atomic.Pointer[leaseStates]
 	// duplicates are the hosts that have addresses of links.
 	duplicates *duplicates
@@ -206,11 +206,10 @@ func (k *Kind) rememberSpeeds(nics []netdev.NIC) {
 	}
 }
 
-// unwanted returns the NICs, by index, from which enforcement must be removed:
-// the NICs that this plugin managed and, at the first Refresh, all others, which an
-// earlier plugin may have managed. NICs that are planned or have grants are not
-// among them: live shares keep their limits, even if the NIC was removed from
-// the configuration or cannot be shared currently.
+// unwanted returns the names of the NICs, by index, from which enforcement must be removed: the
+// NICs that this plugin has managed and, at the first Refresh, all others, because an earlier
+// plugin may have managed them. It omits NICs that are planned or have grants: existing shares keep
+// their limits, even if the NIC was removed from the configuration or cannot be shared at present.
 func (k *Kind) unwanted(nics []netdev.NIC, planned []*device, grants map[string]uint64) map[int]string {
 	unwanted := k.managed()
 	for _, n := range nics {

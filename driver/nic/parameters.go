@@ -21,8 +21,8 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/shape"
 )
 
-// mergeParameters decodes opaque parameters, and merges and defaults them. Those
-// of the DeviceClass come before those of the claim.
+// mergeParameters decodes, merges, and defaults opaque parameters: those of the DeviceClass come
+// first, and those of the claim override them.
 func mergeParameters(parameters [][]byte) (*params.NetworkAttachment, error) {
 	var merged *params.NetworkAttachment
 	for _, raw := range parameters {

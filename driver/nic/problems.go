@@ -29,12 +29,12 @@ type problem struct {
 // a carrier. It does not affect readiness: another plugin could not share it either.
 var errNoCarrier = errors.New("the NIC has no carrier and reports no speed")
 
-// isFailure reports whether the NIC is configured and cannot be shared for a reason
-// that lasts.
+// isFailure reports whether the NIC is configured, and the reason why it cannot be shared is not a
+// missing carrier.
 func (p problem) isFailure() bool { return p.device != "" && !errors.Is(p.err, errNoCarrier) }
 
-// withRemedy adds to an error of package netdev, which knows only the kernel, what
-// an operator of the chart can do about it.
+// withRemedy adds a remedy by chart values to an error of package netdev, which does not know the
+// chart.
 func withRemedy(err error) error {
 	var path *fs.PathError
 	switch {
@@ -89,7 +89,8 @@ type survey struct {
 	problems []problem
 }
 
-// ready returns the problems if they leave no NIC to share.
+// ready returns nil if a NIC can be shared, or none is configured on this node. Otherwise it
+// returns the problems.
 func (s survey) ready() (failed error) {
 	if len(s.usable) > 0 {
 		return nil
@@ -128,9 +129,9 @@ func (k *Kind) RecheckTakeover(published []resourceapi.Device) error {
 	return k.takeoverError(survey{k.usable(), k.problems}, published)
 }
 
-// takeoverError returns the reason why the surveyed NICs do not replace the published
-// ones. A NIC that this plugin's configuration does not name was removed from it on
-// purpose, unless the configuration has the NIC's network and no NIC in it.
+// takeoverError returns the reason why this plugin cannot serve the published NICs, or nil. A NIC
+// that its configuration does not name counts as removed on purpose, unless the configuration has
+// the NIC's network and no NIC of the node matches it.
 func (k *Kind) takeoverError(s survey, published []resourceapi.Device) error {
 	if err := s.ready(); err != nil {
 		return err
@@ -174,8 +175,8 @@ func (k *Kind) servingError(s survey, published resourceapi.Device) error {
 		name, textOf(published, params.AttributeInterfaceName))
 }
 
-// isUnserved reports whether the taints of a published device mark it as not
-// shared. A NIC without a carrier is shared.
+// isUnserved reports whether the taints of a published device mean that the running plugin does not
+// share it. A NIC without a carrier is shared.
 func isUnserved(d resourceapi.Device) bool {
 	return slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool {
 		return t.Key == params.TaintAbsent || t.Key == params.TaintUnusable

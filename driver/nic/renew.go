@@ -26,13 +26,15 @@ const (
 	parallelExchanges = 16
 	// leasesInterval is how often the plugin looks for new links with leases.
 	leasesInterval = 5 * time.Second
-	// applyInterval is how long it waits after it could not change the address of a link.
+	// applyInterval is the time until the next attempt after it failed to change the address of a
+	// link.
 	applyInterval = 5 * time.Second
-	// missingInterval is how long it waits if the link is not in its pod.
+	// missingInterval is the time until the next check if the link is missing from its pod.
 	missingInterval = 30 * time.Second
 )
 
-// renewer renews the leases of all links. Its only state that is not recorded is when to do what.
+// renewer renews the leases of all links. In memory, it keeps only the time of the next task for
+// each link; everything else is in the attachment records.
 type renewer struct {
 	kind        *Kind
 	attachments driver.Attachments
@@ -53,7 +55,7 @@ type leaseTask struct {
 	running bool
 	// applied reports that the link has had the recorded address since this plugin started.
 	applied bool
-	// attempts is how many attempts to get a lease have failed since there was none.
+	// attempts is the number of failed attempts to lease an address since the link has none.
 	attempts int
 }
 
@@ -159,7 +161,7 @@ func (t *leaseTask) run(
 	}
 }
 
-// act returns after which time to call it again.
+// act performs the task that is due, and returns the time until the next one.
 func (t *leaseTask) act(ctx context.Context, l leasedLink) (time.Duration, error) {
 	present, err := l.isPresent()
 	if err != nil || !present {
@@ -303,8 +305,8 @@ func (l leasedLink) renew(ctx context.Context, lease dhcp.Lease, state dhcp.Stat
 	return renewed, err
 }
 
-// reconcile gives the link the address that is recorded, unless it has it for the time of the lease:
-// an earlier plugin may have stopped between writing the record and changing the link.
+// reconcile adds the recorded address to the link, or corrects its lifetime: an earlier plugin may
+// have stopped between writing the record and changing the link.
 func (l leasedLink) reconcile(ctx context.Context, lease dhcp.Lease) error {
 	a, err := l.kind.attachment(l.Record)
 	if err != nil {
@@ -323,8 +325,9 @@ func (l leasedLink) reconcile(ctx context.Context, lease dhcp.Lease) error {
 	return l.set(ctx, lease)
 }
 
-// set records a lease, and gives its address to the link; without a valid address it takes the
-// address from the link. The record is first: then the next plugin finds the rest to do.
+// set records a lease, and then sets its address on the link, or removes the address from the link
+// if that of the lease is invalid. It writes the record first, so that after a crash the next
+// plugin completes the change.
 func (l leasedLink) set(ctx context.Context, lease dhcp.Lease) error {
 	k := l.kind
 	return l.attachments.Update(ctx, l.Record, func(current driver.Attachment, write func(json.RawMessage) error) error {
@@ -351,8 +354,8 @@ func (l leasedLink) set(ctx context.Context, lease dhcp.Lease) error {
 	})
 }
 
-// setNew sets a lease of an address that the link did not have. If the pod has ended meanwhile, no record
-// has the address, so that it must be released here, unless another sandbox of the pod leases it.
+// setNew sets a lease of an address that the link did not have. If the pod has ended in the meantime, no
+// record contains the address. setNew then releases it, unless another sandbox of the pod leases it.
 func (l leasedLink) setNew(ctx context.Context, lease dhcp.Lease) error {
 	err := l.set(ctx, lease)
 	if !errors.Is(err, driver.ErrEnded) {
@@ -369,14 +372,14 @@ func (l leasedLink) setNew(ctx context.Context, lease dhcp.Lease) error {
 	return err
 }
 
-// apply makes the link have the address of a lease that is recorded.
+// apply sets the address of a recorded lease on the link.
 func (l leasedLink) apply(ctx context.Context, recorded driver.Attachment, lease dhcp.Lease) error {
 	k := l.kind
 	a, err := k.attachment(recorded.Record)
 	if err != nil {
 		return err
 	}
-	if err := k.node.SetAddresses(a); err != nil { // even if the opener does not run
+	if err := k.node.SetAddresses(a); err != nil { // works even if the opener does not run
 		return err
 	}
 	if present, err := k.node.Leased(a); err == nil && len(present) == 0 && !lease.Address.IsValid() {

@@ -102,8 +102,8 @@ func (s stack) isHardware(n netdev.NIC) bool {
 	return !slices.ContainsFunc(s.base(n), func(n netdev.NIC) bool { return n.Bus != "pci" })
 }
 
-// conflict returns why a NIC cannot be shared in addition to others, which
-// precede it in lowestFirst; nil if it can.
+// conflict returns the reason why a NIC cannot be shared in addition to others, which precede it in
+// lowestFirst; nil if it can be shared.
 func (s stack) conflict(d *device, others []*device) error {
 	for _, o := range others {
 		if slices.Contains(d.nic.Below, o.nic.Index) && o.network.Enforcement != config.EnforcementNone {

@@ -68,7 +68,7 @@ func withNameservers(state driver.State, nameservers []string) driver.State {
 	return state
 }
 
-// state describes a link as the kernel has it.
+// state returns the state of an attachment, from the state of its link in the kernel.
 func (k *Kind) state(
 	d *device,
 	share record.Share,
@@ -175,8 +175,8 @@ func (k *Kind) StatusData(attachments []driver.PodState, failed int) any {
 	return summary
 }
 
-// fitting returns the first links whose JSON has at most so many bytes, and whether it omits others. It
-// prefers the addresses of all links to the names and MAC addresses of some.
+// fitting returns as many of the first links as fit into the given number of bytes as JSON, and reports
+// whether it omits others. It omits the names and MAC addresses before it omits links.
 func fitting(links []params.PodNetworkStatus, bytes int) (first []params.PodNetworkStatus, truncated bool) {
 	if n := countFitting(links, bytes); n == len(links) {
 		return links, false
@@ -188,7 +188,7 @@ func fitting(links []params.PodNetworkStatus, bytes int) (first []params.PodNetw
 	return links[:n], n < len(links)
 }
 
-// countFitting returns how many links fit into a list whose JSON has at most so many bytes.
+// countFitting returns how many links fit into a list of at most the given number of bytes as JSON.
 func countFitting(links []params.PodNetworkStatus, bytes int) int {
 	for i := range links {
 		if bytes -= sizeOf(links[i]) + len(","); bytes < 0 {

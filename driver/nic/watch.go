@@ -59,7 +59,7 @@ func changeOfNetwork(c netdev.Change) driver.Change {
 	if len(c.NamespacesRemoved) > 0 {
 		change.Detached = func(r *attach.Record) bool { return slices.Contains(c.NamespacesRemoved, r.Namespace.NSID) }
 	}
-	if c.NamespacesMissed { // their status is read when the pods are calm: they are all reported as changed then
+	if c.NamespacesMissed { // netdev reports all namespaces as changed once pods cause fewer events
 		change.Unprotected = func(r *attach.Record) bool { return r.Kind == Name }
 	}
 	if len(c.NamespacesChanged) > 0 || len(c.QdiscsChanged) > 0 {
@@ -68,7 +68,7 @@ func changeOfNetwork(c netdev.Change) driver.Change {
 				return true
 			}
 			if len(c.QdiscsChanged) == 0 {
-				return false // without decoding the payload: there may be thousands of records
+				return false // does not decode the payload, because there may be thousands of records
 			}
 			link, err := r.Link()
 			return err == nil && slices.Contains(c.QdiscsChanged, link.Parent)

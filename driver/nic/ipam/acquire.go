@@ -8,13 +8,14 @@ import (
 	"errors"
 )
 
-// Acquire makes the node have the addresses that only the claim of a request can get, before the claim is
-// prepared: those that the claim names, and those that its pod keeps. If another node has one, or a
-// pod of another claim on this node uses one, Acquire waits for it twice as long as Assign, because the kubelet tries
-// to prepare the claim again only after 60 to 90 s (v1.37). Assign assigns the addresses later.
+// Acquire takes blocks for the addresses that only one claim can use: those that the claim names, and those that its
+// pod keeps. The plugin calls it while it prepares the claim, so that the node has the addresses when Assign assigns
+// them later. If another node has such an address, or a pod of another claim on this node uses it, Acquire waits
+// until it is free, twice as long as Assign would, because the kubelet tries to prepare a claim again only after 60
+// to 90 s (v1.37).
 //
-// The node keeps the addresses that the claim names as long as used returns them as claimed. Of r.Owner,
-// Acquire reads the claim.
+// The node keeps the addresses that the claim names as long as used returns them as claimed. Acquire
+// reads only the field Claim of r.Owner.
 func (a *Allocator) Acquire(ctx context.Context, r Request, used func() (Used, error)) error {
 	items, err := a.pools.items(ctx, r)
 	if err != nil {
@@ -35,7 +36,7 @@ func (a *Allocator) Acquire(ctx context.Context, r Request, used func() (Used, e
 	return nil
 }
 
-// acquire makes the node have an address for an item of a claim; see Acquire.
+// acquire takes a block for an item of a claim unless the node has an address for it; see Acquire.
 func (a *Allocator) acquire(ctx context.Context, i item, claim string, used func() (Used, error)) error {
 	attached, err := a.isAttached(ctx, i, claim, used)
 	if err != nil || attached {
@@ -44,8 +45,8 @@ func (a *Allocator) acquire(ctx context.Context, i item, claim string, used func
 	return a.take(ctx, i, used)
 }
 
-// isAttached reports whether a pod of a claim uses an address for an item: the claim is prepared again. It fails if a
-// pod of another claim uses the address that the claim names.
+// isAttached reports whether a pod of the claim already uses an address for the item, as when a claim is prepared
+// again. It returns an error if a pod of another claim uses the address that the claim names.
 func (a *Allocator) isAttached(ctx context.Context, i item, claim string, used func() (Used, error)) (bool, error) {
 	unlock, err := a.lockAllocation(ctx, used)
 	if err != nil {
@@ -66,8 +67,9 @@ func (a *Allocator) isAttached(ctx context.Context, i item, claim string, used f
 	return false, err
 }
 
-// ClaimsChanged makes the Allocator read again which addresses the prepared claims name. The node returns
-// the addresses that only an unprepared claim named.
+// ClaimsChanged tells the Allocator that a claim was unprepared. The Allocator reads again which
+// addresses the prepared claims name, and returns to their pools the addresses that only the unprepared
+// claim named.
 func (a *Allocator) ClaimsChanged() {
 	a.rereadRecords.Store(true)
 	a.askMaintenance()

@@ -56,7 +56,7 @@ type Allocator struct {
 	allocation nodeLock
 	// blocks are those of this node.
 	blocks []*block
-	// used holds the attachment that uses an address. If it is nil, blocks and records must be
+	// used maps each address in use to its attachment. If it is nil, blocks and records must be
 	// read again before an address is assigned.
 	used map[Address]Owner
 	// unreadable are the records that could not be read, and withheld the addresses that they may
@@ -67,8 +67,8 @@ type Allocator struct {
 	claimed map[Address]bool
 	// lost are the used addresses that no block of this node has; see findLost.
 	lost Lost
-	// released holds the time at which an address was last released, so that those
-	// which were released first are used first. It does not survive a restart.
+	// released maps addresses to the time at which they were last released, so that the addresses
+	// that have been free longest are assigned first. It does not survive a restart.
 	released map[Address]time.Time
 
 	// uncertain means that the blocks of the node may differ from what the Allocator knows, such as after a
@@ -86,11 +86,12 @@ type Allocator struct {
 	deleted map[types.UID]bool
 	// requested counts the requests in progress for a reserved address or for a consumer.
 	requested map[requestKey]int
-	// avoided holds until when an address is not assigned; see Avoid.
+	// avoided maps addresses to the time until which they are not assigned; see Avoid.
 	avoided map[Address]time.Time
 }
 
-// requestKey is the goal of a request in progress: a reserved address, or an address for a consumer.
+// requestKey identifies what a request in progress asks for: a reserved address, or an address for a
+// consumer.
 type requestKey struct {
 	address  Address
 	consumer poolConsumer
@@ -120,22 +121,23 @@ type Address struct {
 
 // Used is the use of addresses according to the records of the node.
 type Used struct {
-	// Owners holds the attachment whose record contains an address.
+	// Owners maps each address to the attachment whose record contains it.
 	Owners map[Address]Owner
-	// Unreadable names the records of links that may exist, and whose addresses are not known.
+	// Unreadable lists the paths of records that cannot be read. Their links may exist, with
+	// unknown addresses.
 	Unreadable []string
 	// Claimed are the addresses that prepared claims name. The node keeps those that it has, even while no
 	// attachment uses them.
 	Claimed map[Address]bool
 }
 
-// Lost are addresses of attachments that no block of the node has, with the node that has
-// them now; "" if none has.
+// Lost maps addresses that attachments use, although no block of this node contains them, to the
+// node whose block contains them now; "" if there is none.
 type Lost map[Address]string
 
 const defaultWait = 10 * time.Second
 
-// New builds an Allocator. Start must run for it to learn of pools.
+// New builds an Allocator. It learns about pools only while Start runs.
 func New(o Options) *Allocator {
 	if o.Wait == 0 {
 		o.Wait = defaultWait
@@ -153,8 +155,8 @@ type Request struct {
 	// Pools are names of AddressPools, of which each has another IP family. The link gets an
 	// address of each.
 	Pools []string
-	// Reserved are addresses on a network that the claim names. Those that a pool has must be
-	// reserved there. Others are ignored.
+	// Reserved lists the addresses on Network that the claim names. If a pool contains one, the
+	// pool must reserve it. Addresses that no pool contains are ignored.
 	Network  string
 	Reserved []netip.Addr
 	// PodNamespace is the namespace of the pod.
@@ -223,8 +225,9 @@ func (a *Allocator) Assign(
 	}
 }
 
-// keepRequested keeps maintenance from returning what requests in progress are about to get,
-// until the caller calls end. The blocks for any pod need no such care: nodes keep a standby one.
+// keepRequested keeps maintenance from returning the addresses that items are about to get, until
+// the caller calls end. Blocks for any pod need no such protection, because nodes keep a standby
+// block.
 func (a *Allocator) keepRequested(items []item) (end func()) {
 	add := func(n int) {
 		a.mu.Lock()

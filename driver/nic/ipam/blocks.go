@@ -31,7 +31,8 @@ func newBlock(object *network.AddressBlock) *block {
 	return &block{object, addressesOf(object), object.ResourceVersion}
 }
 
-// addressesOf returns the addresses of a block, including addresses that invalid ranges may mean.
+// addressesOf returns the addresses of a block. For an invalid range, these are all addresses that
+// the range may contain.
 func addressesOf(b *network.AddressBlock) *netipx.IPSet {
 	addresses, _ := addresspool.ParseRanges(b.Spec.Ranges) // listBlocks logs the others
 	return addresses
@@ -51,7 +52,8 @@ func (b *block) each(f func(Address)) {
 	}
 }
 
-// listBlocks returns the blocks that have a value in a field, as of now.
+// listBlocks returns the blocks whose field has a value. The list has every change that the API
+// server had stored when it was requested.
 func (a *Allocator) listBlocks(ctx context.Context, field, value string) ([]network.AddressBlock, error) {
 	list, err := a.options.API.ListBlocks(ctx, metav1.ListOptions{
 		FieldSelector: fields.OneTermEqualSelector(field, value).String(),
@@ -61,8 +63,8 @@ func (a *Allocator) listBlocks(ctx context.Context, field, value string) ([]netw
 	}
 	for i := range list.Items {
 		if _, invalid := addresspool.ParseRanges(list.Items[i].Spec.Ranges); len(invalid) > 0 {
-			klog.FromContext(ctx).Error(nil, "AddressBlock has invalid ranges, which a person has written; taking no address "+
-				"that they may mean", "block", list.Items[i].Name, "ranges", invalid)
+			klog.FromContext(ctx).Error(nil, "AddressBlock has invalid ranges, which the plugin does not write; not taking "+
+				"addresses that they may contain", "block", list.Items[i].Name, "ranges", invalid)
 		}
 	}
 	return list.Items, nil

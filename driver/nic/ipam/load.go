@@ -41,8 +41,9 @@ func (a *Allocator) readBlocks(ctx context.Context) (read nodeBlocks, err error)
 	return read, nil
 }
 
-// load makes the Allocator know blocks that were read, and the records; see validate and findLost. The
-// caller must have both locks: which blocks are changed depends on what is in use.
+// load replaces the Allocator's state by the blocks that were read and by the records, after it has
+// validated the blocks (see validate) and found lost addresses (see findLost). The caller must hold
+// both locks, because the addresses in use determine which blocks validate may change.
 func (a *Allocator) load(ctx context.Context, read nodeBlocks, used func() (Used, error)) error {
 	recorded, err := a.read(used)
 	if err != nil {
@@ -74,7 +75,8 @@ func (a *Allocator) load(ctx context.Context, read nodeBlocks, used func() (Used
 	return nil
 }
 
-// read reads the records. A change of the records while it runs leads to another reading.
+// read reads the records. If the records change while it runs, the next call of update reads them
+// again.
 func (a *Allocator) read(used func() (Used, error)) (Used, error) {
 	a.rereadRecords.Store(false)
 	recorded, err := used()
@@ -85,7 +87,7 @@ func (a *Allocator) read(used func() (Used, error)) (Used, error) {
 	return recorded, nil
 }
 
-// update makes the Allocator know which addresses are in use. The caller must have the allocation lock.
+// update updates the addresses in use from the records. The caller must have the allocation lock.
 func (a *Allocator) update(ctx context.Context, used func() (Used, error)) error {
 	if a.rereadRecords.Load() {
 		recorded, err := a.read(used)

@@ -15,8 +15,8 @@ import (
 //
 //   - The block lock is held while a plugin reads, takes, or returns blocks, including its requests
 //     to the API server. So no plugin sees a block before it is known to overlap no other.
-//   - The allocation lock is held while a plugin assigns an address, and while it changes what it
-//     knows of the node's blocks. Assignments do not wait for the API server, unless the plugin must
+//   - The allocation lock is held while a plugin assigns an address, and while it changes its
+//     list of the node's blocks. Assignments do not wait for the API server, unless the plugin must
 //     read the blocks first (see load).
 //
 // The order is block lock, then allocation lock.
@@ -51,9 +51,9 @@ func (l nodeLock) lock(ctx context.Context) (unlock func(), err error) {
 	return func() { release(); <-l.held }, nil
 }
 
-// lockAllocation waits for the allocation lock, and makes the Allocator know the node's blocks and which
-// addresses are in use. If it must read the blocks for that, it waits for the block lock, too. used
-// returns the addresses in the records of the node.
+// lockAllocation waits for the allocation lock, and updates the Allocator's list of the node's blocks
+// and of the addresses in use. If it must read the blocks for that, it also waits for the block lock.
+// used returns the addresses in the records of the node.
 func (a *Allocator) lockAllocation(ctx context.Context, used func() (Used, error)) (unlock func(), err error) {
 	if unlock, err = a.allocation.lock(ctx); err != nil {
 		return nil, err
@@ -74,8 +74,8 @@ func (a *Allocator) lockAllocation(ctx context.Context, used func() (Used, error
 	return a.lockAllocationToo(ctx, used)
 }
 
-// lockAllocationToo is lockAllocation for callers that have the block lock. It also reads the blocks
-// if a request to change one has failed.
+// lockAllocationToo is lockAllocation for callers that hold the block lock. It also reads the blocks
+// after a failed request to change one.
 func (a *Allocator) lockAllocationToo(ctx context.Context, used func() (Used, error)) (unlock func(), err error) {
 	if unlock, err = a.allocation.lock(ctx); err != nil {
 		return nil, err
@@ -105,8 +105,9 @@ func (a *Allocator) lockAllocationToo(ctx context.Context, used func() (Used, er
 	return unlock, nil
 }
 
-// knowsBlocks reports whether the Allocator knows the node's blocks: no other plugin has assigned
-// addresses since this one did, and no block was deleted. The caller must have the allocation lock.
+// knowsBlocks reports whether the Allocator's list of the node's blocks is current: no other plugin
+// has assigned addresses since this one did, and no block was deleted. The caller must have the
+// allocation lock.
 func (a *Allocator) knowsBlocks() bool {
 	a.forgetDeleted()
 	last, err := os.ReadFile(a.options.LastPluginFile)

@@ -24,10 +24,10 @@ import (
 	"github.com/dra-shared/dra-driver-shared/device/addresspool"
 )
 
-// The controller deletes the blocks of a node that is gone, or that an administrator has
-// declared to be out of service. If the node was only cut off, its pods still run, and
-// another node may assign their addresses. Such addresses are lost. The node learns of
-// it from a watch of its blocks, or when its plugin starts.
+// The controller deletes the blocks of a node that is gone, or that an administrator has declared
+// to be out of service. If the node was only cut off, its pods still run, and another node may
+// assign their addresses. Such addresses are lost. The plugin notices this by a watch of the node's
+// blocks, or when it starts.
 
 func (l Lost) String() string {
 	var texts []string
@@ -93,14 +93,14 @@ func (a *Allocator) watchBlocks(ctx context.Context) {
 	controller.RunWithContext(ctx)
 }
 
-// readAgain makes maintenance read the blocks again.
+// readAgain requests maintenance, which then reads the blocks again.
 func (a *Allocator) readAgain() {
 	a.uncertain.Store(true)
 	a.askMaintenance()
 }
 
-// blockDeleted makes the plugin read the blocks before it assigns an address again, if the node still
-// uses the deleted one.
+// blockDeleted handles the deletion of a block by another client. If the node still uses the block,
+// the Allocator reads the blocks before it assigns the next address.
 func (a *Allocator) blockDeleted(object any) {
 	if unknown, ok := object.(cache.DeletedFinalStateUnknown); ok {
 		object = unknown.Obj
@@ -113,8 +113,8 @@ func (a *Allocator) blockDeleted(object any) {
 	}
 }
 
-// forgetDeleted makes the caller, which must have the allocation lock, read the blocks again if another
-// program may have deleted one of them.
+// forgetDeleted drops the Allocator's list of blocks, which must then be read again, if another program
+// has deleted one of them. The caller must hold the allocation lock.
 func (a *Allocator) forgetDeleted() {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -23,8 +23,8 @@ const (
 	// maintenanceInterval is the interval at which the plugin looks for blocks that it
 	// can return.
 	maintenanceInterval = 30 * time.Second
-	// standbyDelay is how long a node takes no standby block after a pool was short. If all nodes
-	// took one at once, the pool would be short again.
+	// standbyDelay is the time after a pool was short during which a node takes no standby block.
+	// If all nodes took one at once, the pool would be short again.
 	standbyDelay = 2 * time.Minute
 )
 
@@ -58,10 +58,11 @@ func (a *Allocator) Cleanup() error {
 	return files.Remove(a.options.Failpoints, "last address plugin", a.options.LastPluginFile, false)
 }
 
-// forgetUsed makes the plugin read the records before it assigns an address again: another plugin
-// of this node may have detached pods. The plugin also reads the blocks before it maintains them if
-// the node has lost addresses, because another node may have returned them, or if the plugin
-// withholds addresses, because the unreadable records may be gone.
+// forgetUsed drops the Allocator's list of used addresses, so that it reads the records before it
+// assigns the next address: another plugin of this node may have detached pods. The plugin also
+// reads the blocks before it maintains them if the node has lost addresses, because another node
+// may have returned them, or if the plugin withholds addresses, because the unreadable records may
+// be gone.
 func (a *Allocator) forgetUsed(ctx context.Context) {
 	unlock, err := a.allocation.lock(ctx)
 	if err != nil {
@@ -76,8 +77,8 @@ func (a *Allocator) forgetUsed(ctx context.Context) {
 	}
 }
 
-// maintainBlocks returns unused blocks, and takes one more from each pool whose addresses
-// the node has all assigned.
+// maintainBlocks returns unused blocks. From each pool of which the node has assigned all its
+// addresses, it takes one more block.
 func (a *Allocator) maintainBlocks(ctx context.Context, used func() (Used, error)) (failed error) {
 	if a.pools.watched.Load() == nil {
 		return nil // the pools are not known yet; the watch asks again
@@ -161,8 +162,8 @@ func (a *Allocator) returnUnused(
 	return needsBlock && failed == nil, failed
 }
 
-// giveUpUnused makes unused addresses of a pool unavailable, and returns the blocks that the caller must
-// write; see returnUnused.
+// giveUpUnused removes unused addresses of a pool from the Allocator's blocks, and returns the blocks
+// that the caller must write; see returnUnused.
 func (a *Allocator) giveUpUnused(
 	ctx context.Context, object *network.AddressPool, used func() (Used, error),
 ) (shrunk []*block, needsBlock bool, err error) {
@@ -243,7 +244,7 @@ func (a *Allocator) needed(b *block) *netipx.IPSet {
 	return result
 }
 
-// forgetReleased forgets when the addresses of a block were released that the node returns.
+// forgetReleased removes the addresses that the node returns from released.
 func (a *Allocator) forgetReleased(b *block, kept *netipx.IPSet) {
 	b.each(func(address Address) {
 		if !kept.Contains(address.IP) {

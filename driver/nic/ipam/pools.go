@@ -23,8 +23,8 @@ import (
 	"github.com/dra-shared/dra-driver-shared/device/addresspool"
 )
 
-// pools knows the AddressPools of the cluster. Until its watch has delivered them, it
-// lists them for each call.
+// pools is a cache of the AddressPools of the cluster. Until its watch has delivered them, each
+// call lists them.
 type pools struct {
 	api API
 	// node is the name of the node, and labels returns its labels.
@@ -78,7 +78,7 @@ func (p *pools) watch(ctx context.Context, changed func()) {
 	controller.RunWithContext(ctx)
 }
 
-// all returns all pools, by name. A cluster without the kind has none.
+// all returns all pools, sorted by name; none if the cluster does not have the kind AddressPool.
 func (p *pools) all(ctx context.Context) ([]*network.AddressPool, error) {
 	var all []*network.AddressPool
 	if store := p.watched.Load(); store != nil {
