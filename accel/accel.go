@@ -1,9 +1,9 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package accel discovers the accelerators of a node and their device nodes: PCI
-// functions by sysfs, and other devices by the paths of their device nodes. It
-// only reads files, and does not depend on Kubernetes.
+// Package accel discovers the accelerators of a node and their device nodes. It finds PCI functions
+// in sysfs, and other devices by the paths of their device nodes. It only reads files, and does not
+// depend on Kubernetes.
 //
 // The device nodes of a PCI function are those that its drivers register below it
 // in sysfs (drm/renderD128, accel/accel0, ...). NVIDIA's driver registers none
@@ -164,8 +164,8 @@ func (h Host) complete(d *Device) {
 	slices.Sort(d.Nodes)
 }
 
-// notShared are the subsystems whose nodes containers do not get: the console's
-// frame buffer, and nodes that configure the hardware.
+// notShared lists the subsystems whose nodes are not passed to containers: the console's frame
+// buffer, and nodes that configure the hardware.
 var notShared = []string{"graphics", "i2c-dev", "hwmon", "ptp", "vfio-dev"}
 
 // registered returns the device nodes that a function's drivers registered: the
@@ -193,7 +193,7 @@ func (h Host) registered(dir string) (nodes []string) {
 	return nodes
 }
 
-// nvidia adds what NVIDIA's driver reports about a GPU.
+// nvidia adds the model and the device node that NVIDIA's driver reports for a GPU.
 func (h Host) nvidia(d *Device) {
 	raw, err := fs.ReadFile(h.Proc, path.Join("driver/nvidia/gpus", d.PCIBusID, "information"))
 	if err != nil {

@@ -477,7 +477,7 @@ func TestHook_ask_retriesTemporaryError(t *testing.T) {
 func TestHook_refuse_withoutPlugin(t *testing.T) {
 	reason := errors.New("the pod uses the node's network")
 	err := (Hook{RunDir: t.TempDir()}).refuse(t.Context(), request(), reason)
-	if !errors.Is(err, reason) || !strings.Contains(err.Error(), "the plugin does not know about it") {
+	if !errors.Is(err, reason) || !strings.Contains(err.Error(), "the hook could not report this to the plugin") {
 		t.Errorf("error of the hook without a plugin: %v", err)
 	}
 }

@@ -95,7 +95,7 @@ func (h Hook) setSysctls(namespace *os.File, id Namespace) error {
 	}
 	pod, err := enter(namespace, h)
 	if err == nil && pod.socket != nil {
-		return pod.socket.Close() // the link is gone again
+		return pod.socket.Close() // the pod has deleted the link
 	}
 	return err
 }
@@ -316,9 +316,9 @@ func announceIPv6() {
 	_ = os.WriteFile("/proc/sys/net/ipv6/conf/default/ndisc_notify", []byte("1"), 0)
 }
 
-// attached returns the share's link if it already exists in this thread's namespace, as it does
-// for all but the first container of a pod. A record that the hook cannot read counts as not
-// attached: the plugin decides then.
+// attached returns the share's link if it already exists in this thread's namespace, as it does for
+// all but the first container of a pod. If the hook cannot read the record, the share counts as not
+// attached, and the plugin decides.
 func (h Hook) attached(id Namespace) (link Link, attached bool) {
 	record, err := OpenRecords(h.RunDir, AnyBoot, nil).Read(h.ClaimUID, h.Share, id)
 	if err != nil {
@@ -341,7 +341,7 @@ const (
 	dialTimeout   = time.Second
 )
 
-// ask sends the request to the plugins until one answers, and does not ask to try again.
+// ask sends the request to the plugins until one returns a final answer, which does not have Retry.
 func (h Hook) ask(ctx context.Context, r Request, namespace, socket *os.File) error {
 	ctx, cancel := context.WithTimeout(ctx, h.Wait)
 	defer cancel()
@@ -429,7 +429,7 @@ func (h Hook) refuse(ctx context.Context, r Request, reason error) error {
 		_, err = askOne(ctx, sockets[0], r)
 	}
 	if err != nil {
-		return fmt.Errorf("%w; the plugin does not know about it: %w", reason, err)
+		return fmt.Errorf("%w; the hook could not report this to the plugin: %w", reason, err)
 	}
 	return reason
 }

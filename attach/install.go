@@ -31,11 +31,10 @@ type Installation struct {
 
 const hookPrefix = "dra-shared-hook-"
 
-// NewInstallation reads the hook and determines its path in dir. The file name
-// contains a hash of the content, so that no version replaces another, which may be
-// running, or named by the CDI spec of a container. nodeMounts is the path of a file with the
-// mounts of the node, such as its /proc/1/mountinfo; if it is empty, this process has the same
-// mounts as the node.
+// NewInstallation reads the hook and determines its path in dir. The file name contains a hash of
+// the content, so that a version never replaces another one, which may be running or in the CDI
+// spec of a container. nodeMounts is the path of a file with the mounts of the node, such as its
+// /proc/1/mountinfo; if it is empty, this process has the same mounts as the node.
 func NewInstallation(source, dir, nodeMounts string, failpoints failpoint.Injector) (*Installation, error) {
 	content, err := os.ReadFile(source)
 	if err != nil {
@@ -50,8 +49,8 @@ func NewInstallation(source, dir, nodeMounts string, failpoints failpoint.Inject
 // Path returns the path of the installed hook.
 func (i *Installation) Path() string { return i.path }
 
-// Install copies the hook to its path, unless it is there. It reports whether it
-// did.
+// Install copies the hook to its path if the file does not exist or differs. It reports whether it
+// has copied it.
 func (i *Installation) Install() (installed bool, err error) {
 	dir := filepath.Dir(i.path)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -74,7 +73,8 @@ func (i *Installation) Install() (installed bool, err error) {
 	return true, i.Check()
 }
 
-// remedyOf returns what to do about an error of a write to the hook's directory.
+// remedyOf returns the remedy for a failed write to the hook's directory, to be appended to the
+// error; "" if none is known.
 func remedyOf(err error) string {
 	if errors.Is(err, unix.EROFS) || errors.Is(err, fs.ErrPermission) {
 		return ": choose a directory that the plugin may write to (--hook-dir, plugin.hookDir in the chart's values)"
@@ -100,9 +100,9 @@ func (i *Installation) Check() error {
 // tryTimeout limits one run of the hook.
 const tryTimeout = 10 * time.Second
 
-// Try runs the installed hook, which does nothing with these arguments. It fails if
-// the kernel or a security module refuses to execute files of the directory, as far as
-// that also applies to this process: the runtime has another context.
+// Try runs the installed hook with TryFlag, with which the hook does nothing. It fails if the
+// kernel or a security module forbids this process to execute files of the directory. It cannot
+// detect a rule that applies only to the runtime, which has a different security context.
 func (i *Installation) Try(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, tryTimeout)
 	defer cancel()

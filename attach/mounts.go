@@ -13,10 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// checkMount returns an error if the kernel refuses to execute files in dir, here or, if
-// nodeMounts is not empty, on the node. nodeMounts is a file in the format of
-// /proc/PID/mountinfo. The node's own mount counts because container runtimes mount a
-// directory of the node without its option noexec.
+// checkMount returns an error if the kernel refuses to execute files in dir, here or, if nodeMounts
+// is not empty, on the node. nodeMounts is a file in the format of /proc/PID/mountinfo. The mount
+// of the node must be checked separately, because container runtimes mount a directory of the node
+// into a container without the option noexec.
 func checkMount(dir, nodeMounts string) error {
 	var stat unix.Statfs_t
 	if err := unix.Statfs(dir, &stat); err != nil {

@@ -13,7 +13,7 @@ import (
 	"strings"
 )
 
-// Runtimes whose pods would not see their links.
+// Errors for runtimes whose pods would not see their links.
 var (
 	errOwnNetworkStack = errors.New("the pod's runtime is gVisor, whose network stack has only the links that exist " +
 		"when the pod starts: choose another runtimeClassName for the pod, or set network = \"host\" in the runsc_config " +
@@ -24,10 +24,10 @@ var (
 
 // checkNetworkStack refuses a container that does not use the network stack of the node's kernel.
 //
-// gVisor starts its own with the pod's sandbox, and takes over the links of that moment. runsc
-// runs hooks later, when it creates the container, and the share would be attached to a namespace
-// that the container does not use. The arguments of the sandbox's process are its configuration
-// (runsc/sandbox in gvisor.dev/gvisor).
+// gVisor starts its own network stack with the pod's sandbox, and takes over the links that exist
+// at that time. runsc runs hooks later, when it creates the container, so that the share would be
+// attached to a namespace that the container does not use. The arguments of the sandbox's process
+// are its configuration (runsc/sandbox in gvisor.dev/gvisor).
 //
 // Kata Containers runs hooks on the node with the ID of a thread of its shim instead of that of a
 // container's process (src/runtime/pkg/katautils/hook.go in kata-containers).

@@ -19,10 +19,10 @@ import (
 // OpenerCommand is the command of the hook that runs an Opener.
 const OpenerCommand = "open-namespaces"
 
-// Opener opens sockets in the network namespaces of running pods for the plugin, which has no
-// privilege to enter them: to renew leases of addresses. It is the only part of the driver that
-// enters namespaces after pods have started. It changes nothing itself, keeps no state, and closes
-// each socket as soon as it has sent it.
+// Opener opens sockets in the network namespaces of running pods, through which the plugin renews
+// leases of addresses. The plugin itself has no privilege to enter namespaces. It is the only part
+// of the driver that enters namespaces after pods have started. It changes nothing itself, keeps no
+// state, and closes each socket as soon as it has sent it.
 //
 // It opens only the namespaces of attachments that have a lease (Link.DHCP).
 type Opener struct {
@@ -71,7 +71,7 @@ func (o Opener) Serve(ctx context.Context) error {
 	}
 }
 
-// serve answers one request. An error of the connection is the plugin's to report.
+// serve answers one request. It does not report errors of the connection, because the plugin does.
 func (o Opener) serve(conn *net.UnixConn) {
 	defer conn.Close()
 	if err := conn.SetDeadline(time.Now().Add(requestTimeout)); err != nil {
@@ -154,7 +154,7 @@ func (o Opener) find(inode uint64) (*os.File, error) {
 		if kind, err := unix.IoctlRetInt(int(file.Fd()), unix.NS_GET_NSTYPE); err == nil && kind == unix.CLONE_NEWNET {
 			return file, nil
 		}
-		_ = file.Close() // a file of another file system with the same inode
+		_ = file.Close() // has the same inode number, but is not in nsfs
 	}
 	return nil, fmt.Errorf("%s has no namespace %d: has the pod ended, or does the runtime mount the namespaces of pods "+
 		"elsewhere?: %w", o.Namespaces, inode, os.ErrNotExist)

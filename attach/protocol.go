@@ -23,17 +23,17 @@ const (
 	newestProtocol = 1
 )
 
-// Request asks the plugin to attach one share to one pod sandbox, or tells it why the
-// hook refuses the container.
+// Request asks the plugin to attach one share to one pod sandbox, or reports why the hook refuses
+// the container.
 type Request struct {
 	Version   int    `json:"version"`
 	ClaimUID  string `json:"claimUID"`
 	Share     string `json:"share"` // the CDI device's name
 	Pod       Pod    `json:"pod"`
 	SandboxID string `json:"sandboxID"`
-	// Refusal is the reason why the hook refuses the container, or "". A request with
-	// a reason has no descriptors, and the plugin attaches nothing: a plugin of an
-	// earlier release, which does not know this field, rejects the request.
+	// Refusal is the reason why the hook refuses the container, or "". A request with a reason has
+	// no descriptors, and the plugin attaches nothing: a plugin of an earlier release, which does
+	// not know this field, rejects the request, because descriptors are missing.
 	Refusal string `json:"refusal,omitempty"`
 	// Packet means that the request has a third descriptor, of a packet socket. The hook sends it
 	// when the plugin has asked for it; see Response.Packet.

@@ -66,9 +66,9 @@ type Link struct {
 	Name   string `json:"name"`   // name in the pod
 	MAC    string `json:"mac"`
 	MTU    int    `json:"mtu"` // bytes
-	// Addresses are those that the link has from AddressPools, with their prefix
-	// lengths; Network is the network of the pools. A record with addresses is written
-	// before the link exists, with index 0, and again afterwards.
+	// Addresses are the addresses from AddressPools, with their prefix lengths; Network is the
+	// network of the pools. The plugin writes a record with addresses before it creates the link,
+	// with Index 0, and again afterwards.
 	Network   string   `json:"network,omitempty"`
 	Addresses []string `json:"addresses,omitempty"`
 	// Nameservers are the DNS servers of these pools.
@@ -83,8 +83,8 @@ type Link struct {
 	// VEPA means that the macvlan is in mode vepa. A Bridge link without it is in mode bridge:
 	// an earlier release attached it, or its NIC was without enforcement.
 	VEPA bool `json:"vepa,omitempty"`
-	// Identity means that the release that attached the link drops frames without its
-	// addresses.
+	// Identity means that the link was attached by a release that drops frames without the
+	// addresses of the link.
 	Identity bool `json:"identity,omitempty"`
 	// DHCP is the lease of a link that gets its IPv4 address from a DHCP server. Sources has
 	// the address too.
@@ -140,8 +140,8 @@ type Record struct {
 	Payload json.RawMessage `json:"link,omitempty"`
 	// Number is the share's number on its device; see record.Share.
 	Number uint16 `json:"class"`
-	// RecordedShare is the share as the claim record has it, in the format of that record.
-	// The plugin uses it if the claim record is lost. Optional.
+	// RecordedShare is a copy of the share in the claim record, in the format of that record. The
+	// plugin uses it if the claim record is lost. Optional.
 	RecordedShare json.RawMessage `json:"grant,omitempty"`
 }
 
@@ -320,9 +320,8 @@ func (s *Records) list(prefix string, selected func(*Record) bool) (records []Re
 // asideSuffix ends the names of records that were set aside.
 const asideSuffix = ".unreadable"
 
-// SetCorruptAside renames the records that cannot be read, except those of a newer release, so
-// that they no longer affect others, and returns the reasons. They are removed with their
-// claim.
+// SetCorruptAside renames the records that cannot be read, except those of a newer release, so that
+// they no longer affect others, and returns the reasons. RemoveClaim removes them.
 func (s *Records) SetCorruptAside() (found error, err error) {
 	var failed error
 	err = s.files.Each("", func(name string, _ *Record, readErr error) {

@@ -79,7 +79,8 @@ func Listen(runDir, name string, handler Handler) (*Server, error) {
 
 func socketPath(runDir, name string) string { return filepath.Join(SocketDir(runDir), name+".sock") }
 
-// Ping returns an error if a plugin instance does not serve hooks.
+// Ping connects to the socket of a plugin instance, and returns an error if the instance does not
+// serve hooks.
 func Ping(runDir, name string) error {
 	conn, err := net.DialTimeout(network, socketPath(runDir, name), dialTimeout)
 	if err != nil {
@@ -109,8 +110,7 @@ func (s *Server) Serve(ctx context.Context) error {
 	}
 }
 
-// errPing means that a connection was closed before it carried a request: something only
-// asked whether the server runs.
+// errPing means that a client, such as Ping, closed the connection without sending a request.
 var errPing = errors.New("connection without a request")
 
 func (s *Server) serve(ctx context.Context, conn *net.UnixConn) {

@@ -13,8 +13,8 @@ import (
 	"strings"
 )
 
-// sysctlDir is where the kernel has the parameters of the network namespace of the thread that
-// opens them.
+// sysctlDir is the directory of kernel parameters. Files below it are those of the network
+// namespace of the thread that opens them.
 const sysctlDir = "/proc/sys"
 
 // setSysctls sets the kernel parameters of a link in this thread's namespace. The pod may have

@@ -42,9 +42,9 @@ type Edits struct {
 	DeviceNodes []string `json:"deviceNodes,omitempty"` // paths, the same on the node and in the container
 	Mounts      []Mount  `json:"mounts,omitempty"`
 	Files       []File   `json:"files,omitempty"`
-	// Hook contains arguments of the driver's hook, without the program name: all for a
-	// device that needs the hook but is not attached to pods, and additional ones for a
-	// device that is.
+	// Hook contains arguments of the driver's hook, without the program name. For a device that is
+	// attached to pods, they are added to those of the driver; for another device, they are all
+	// arguments, and without them, the device has no hook.
 	Hook []string `json:"hook,omitempty"`
 }
 
@@ -82,7 +82,7 @@ type Specs struct {
 // in filesDir.
 func New(dir, filesDir, driver string, failpoints failpoint.Injector) (*Specs, error) {
 	s := &Specs{dir: dir, files: filesDir, driver: driver, failpoints: failpoints}
-	s.specs = files.NewDirectory(dir, s.prefix(), suffix, readSpec) // others have specs in dir as well
+	s.specs = files.NewDirectory(dir, s.prefix(), suffix, readSpec) // dir also contains the specs of other drivers
 	return s, s.MakeDirs()
 }
 
@@ -204,7 +204,7 @@ func (s *Specs) file(claimUID string, d Device, i int) string {
 	return filepath.Join(s.files, claimUID, fmt.Sprintf("%s-%d", d.Name, i))
 }
 
-// written is the content of a spec file.
+// written is the part of a spec file that the driver compares.
 type written struct {
 	devices []string // names
 	hooks   []string // paths
@@ -225,7 +225,7 @@ func readSpec(path string) (w written, err error) {
 	return w, nil
 }
 
-// read returns the content of a claim's spec, the zero value if there is none.
+// read returns the content of a claim's spec; the zero value if the claim has no spec.
 func (s *Specs) read(claimUID string) (written, error) {
 	w, _, err := s.specs.Get(s.name(claimUID))
 	return w, err
@@ -288,8 +288,8 @@ func (s *Specs) Hooks() (map[string]bool, error) {
 	return hooks, nil
 }
 
-// HooksOf returns the paths of the hooks that a claim's spec names, none without a spec. It
-// fails if the CDI library does not accept the spec.
+// HooksOf returns the paths of the hooks that a claim's spec names; none if the claim has no spec.
+// It fails if the CDI library does not accept the spec.
 func (s *Specs) HooksOf(claimUID string) ([]string, error) {
 	spec, err := s.read(claimUID)
 	return spec.hooks, err

@@ -6,9 +6,9 @@
 // Documentation/admin-guide/cgroup-v2.rst). The device's driver must charge its
 // allocations to the controller.
 //
-// A limit applies to a cgroup. The runtime creates a new cgroup whenever a
-// container starts, so the limits of several shares of one device add up in it.
-// Each container with the same share has a limit of its own.
+// A limit applies to a cgroup. The runtime creates a new cgroup whenever a container starts, so the
+// limits of several shares of one device add up in it. If several containers have the same share,
+// the limit applies to each of them separately.
 package dmem
 
 import (

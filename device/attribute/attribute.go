@@ -75,8 +75,7 @@ func PCI(sysfs fs.ReadLinkFS, busID string) Map {
 	return attributes
 }
 
-// Intersect removes the attributes from attributes that others lacks or in which
-// it has another value.
+// Intersect removes from attributes those that others lacks, or that have another value in others.
 func Intersect(attributes, others Map) {
 	maps.DeleteFunc(attributes, func(name resourceapi.QualifiedName, value resourceapi.DeviceAttribute) bool {
 		other, ok := others[name]

@@ -16,9 +16,8 @@ import (
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
 )
 
-// Publish returns the capacities of a device as a ResourceSlice carries them.
-// An exclusive device has no request policies, because claims do not request
-// parts of it.
+// Publish returns the capacities of a device for its ResourceSlice. An exclusive device has no
+// request policies, because claims do not request parts of it.
 func Publish(c config.Capacities, exclusive bool) map[resourceapi.QualifiedName]resourceapi.DeviceCapacity {
 	if len(c.Capacity) == 0 {
 		return nil

@@ -29,7 +29,7 @@ func Name(fabric string) string { return prefix + fabric }
 // Is reports whether a pool belongs to a fabric.
 func Is(pool string) bool { return strings.HasPrefix(pool, prefix) }
 
-// Device returns a fabric as a ResourceSlice carries it.
+// Device returns the device of a fabric for its ResourceSlice.
 func Device(f *config.Fabric) resourceapi.Device {
 	d := resourceapi.Device{
 		Name:     f.Name,

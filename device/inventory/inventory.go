@@ -10,15 +10,14 @@ import (
 	"sync"
 )
 
-// Set has the devices of a kind by their name, as of the last discovery. The zero value is
-// that before the first discovery. It is safe for concurrent use; a device in it is not
-// modified.
+// Set holds the devices of a kind by name, as of the last discovery. The zero value is a Set before
+// the first discovery. A Set is safe for concurrent use. Its devices must not be modified.
 type Set[T any] struct {
 	mu      sync.RWMutex
 	devices map[string]*T // nil before the first Replace
 }
 
-// Replace replaces all devices by those of a new discovery. The caller must not modify them
+// Replace replaces all devices with those of a new discovery. The caller must not modify them
 // afterwards.
 func (s *Set[T]) Replace(devices map[string]*T) {
 	s.mu.Lock()

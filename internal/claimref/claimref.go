@@ -61,9 +61,8 @@ func AllNames(pod *corev1.Pod) []string {
 	return slices.Compact(names)
 }
 
-// Entries returns the names of the pod's entries of spec.resourceClaims that stand
-// for the claim: the spec names it, or Kubernetes generated it from the template of
-// the entry.
+// Entries returns the names of the pod's entries of spec.resourceClaims that refer to the claim: by
+// its name, or by the template from which Kubernetes generated it.
 func Entries(pod *corev1.Pod, claim string) []string {
 	var entries []string
 	add := func(entry string, name *string) {

@@ -59,12 +59,11 @@ func Truncate(text string, length int) string {
 	return strings.ToValidUTF8(text[:length-len(omission)], "") + omission
 }
 
-// Apply writes the entries to the status of claim as fieldManager. claim is the
-// caller's last reading of it. Apply omits entries for devices that are not in
-// the allocation, because the API server would reject the whole write, and keeps
-// the transition time of each condition whose status did not change. A claim
-// that no longer exists is not an error; a claim that another one has replaced
-// under its name is a conflict.
+// Apply writes the entries to the status of claim as fieldManager. claim is the caller's last
+// reading of it. Apply omits entries for devices that are not in the allocation, because the API
+// server would reject the whole write, and keeps the transition time of each condition whose status
+// did not change. If the claim no longer exists, Apply returns nil. If another claim has its name,
+// Apply returns a conflict.
 func Apply(ctx context.Context, client kubernetes.Interface, claim *resourceapi.ResourceClaim, fieldManager string,
 	entries []resourceapi.AllocatedDeviceStatus) error {
 	status := resourceapply.ResourceClaimStatus()
@@ -98,9 +97,9 @@ func Contains(claim *resourceapi.ResourceClaim, entries []resourceapi.AllocatedD
 	return true
 }
 
-// Matches reports whether the claim's status has every entry that Apply would write, with the
-// same conditions, apart from transition times, and the same data and network data. It does
-// not notice further conditions.
+// Matches reports whether the claim's status has every entry that Apply would write, with the same
+// conditions, apart from transition times, and the same data and network data. It ignores
+// additional conditions.
 func Matches(claim *resourceapi.ResourceClaim, entries []resourceapi.AllocatedDeviceStatus) bool {
 	for _, wanted := range entries {
 		if !isAllocated(claim, wanted) {

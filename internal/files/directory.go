@@ -50,8 +50,8 @@ type fileID struct {
 	changed syscall.Timespec
 }
 
-// NewDirectory returns the Directory at path with the files whose names begin with
-// prefix and end with suffix. parse reads a file. Nothing is accessed before the first call of Each. The
+// NewDirectory returns the Directory at path with the files whose names begin with prefix and end with
+// suffix. parse reads a file. NewDirectory accesses nothing; the first call of Each or Get does. The
 // directory may be missing; it then has no files.
 func NewDirectory[T any](path, prefix, suffix string, parse func(path string) (T, error)) *Directory[T] {
 	return &Directory[T]{
@@ -205,9 +205,9 @@ type changes struct {
 const watched = unix.IN_CREATE | unix.IN_CLOSE_WRITE | unix.IN_MOVED_TO | unix.IN_MOVED_FROM | unix.IN_DELETE |
 	unix.IN_DELETE_SELF | unix.IN_MOVE_SELF | unix.IN_ONLYDIR
 
-// next returns the names of the files that have changed since the last call. all
-// reports that any file may have: at the first call, after the kernel dropped events or
-// the directory was replaced, and always if the kernel has no inotify for this process.
+// next returns the names of the files that have changed since the last call. all reports that any
+// file may have changed: at the first call, after the kernel dropped events, after the directory
+// was replaced, and at each call if this process cannot use inotify.
 func (c *changes) next(dir string) (names []string, all bool) {
 	if c.fd < 0 {
 		c.open(dir)
