@@ -104,8 +104,7 @@ const (
 // without them. If Attach fails, it removes what it created; if that fails, too, the error wraps
 // ErrLinkRemains.
 //
-// If a link with the same MAC address is in the way, it is left over from an
-// interrupted attempt, and Attach replaces it.
+// A link with the same MAC address is left over from an interrupted attempt. Attach replaces it.
 func (n *Node) Attach(pod PodNamespace, s LinkSpec) (Attachment, error) {
 	nic, err := n.managedNIC(s.Parent)
 	if err != nil {
@@ -371,8 +370,8 @@ func freeName(taken map[string]bool) string {
 	}
 }
 
-// findLink returns the last link in the namespace of conn for which match
-// returns true, or nil. It calls match for every link.
+// findLink calls match for every link in the namespace of conn, and returns the last one for which
+// match returns true, or nil.
 func findLink(conn *rtnl.Conn, match func(*netlink.LinkAttrs) bool) (found *netlink.LinkAttrs, err error) {
 	dump := nl.NewNetlinkRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP)
 	dump.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
@@ -429,7 +428,7 @@ func (n *Node) deleteLink(a Attachment) error {
 	return nil
 }
 
-// Presence is the part of an attachment that still exists.
+// Presence states which part of an attachment still exists.
 type Presence int
 
 // Values of Presence.

@@ -11,9 +11,9 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/classify/trial"
 )
 
-// Check returns the error that Manage would return for a NIC, as far as it can be
-// known without changing the NIC: another process may be managing it. With Enforce,
-// it tries the classifier on links that it creates.
+// Check returns the error that Manage would return for a NIC, as far as it can find out without
+// changing the NIC, which another process may be managing. With Enforce, it tries the classifier on
+// links that it creates.
 func (n *Node) Check(c NICConfig) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -55,8 +55,8 @@ func (n *Node) strongest() (r trial.Result, err error) {
 	return trial.Strongest(results)
 }
 
-// traceARP makes the classifier know the sender of ARP if that has passed its trial. Shares work without
-// it, so a failure becomes the result of the trial. The caller holds n.mu.
+// traceARP attaches the program that traces ARP, if its trial has passed. Shares work without the
+// program, so a failure is recorded as the result of the trial. The caller holds n.mu.
 func (n *Node) traceARP() {
 	n.trials = slices.Clone(n.trials) // the caller of NewNode may still use them
 	for i, r := range n.trials {

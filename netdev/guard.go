@@ -29,12 +29,12 @@ import (
 // list.
 // See hidden.go for links that the node does not see.
 
-// guards has, by the interface index of the NIC, the links that make it necessary to guard
-// the NIC. Node.mu protects it.
+// guards maps the interface indexes of NICs to the links because of which the NIC must be guarded.
+// Node.mu protects it.
 type guards map[int]map[LinkKey]bool
 
-// mustGuard reports whether a NIC must be guarded: while there is a link that makes it necessary,
-// and for some time afterwards. The caller holds n.mu.
+// mustGuard reports whether a NIC must be guarded: as long as it has a link in guards, and for some
+// time afterwards. The caller holds n.mu.
 func (n *Node) mustGuard(index int) bool {
 	timer := n.guardTimers[index]
 	if len(n.guards[index]) > 0 || len(n.inspections[index].unknown) > 0 {
@@ -44,8 +44,8 @@ func (n *Node) mustGuard(index int) bool {
 	return n.now().Before(timer.until)
 }
 
-// applyGuard starts or stops guarding a NIC, by mustGuard. If it fails, the next call tries
-// again. The caller holds n.mu.
+// applyGuard starts or stops guarding a NIC according to mustGuard. If it fails, the next call
+// tries again. The caller holds n.mu.
 func (n *Node) applyGuard(index int) error {
 	nic, managed := n.managed[index]
 	if !managed || !nic.Enforce {
@@ -137,8 +137,9 @@ func (s *macvlanState) parse(attrs []syscall.NetlinkRouteAttr) {
 	}
 }
 
-// violation describes why an attachment must be blocked, in view of all macvlans in its
-// pod's namespace; "" if it must not. link is its link, or nil if it is not among them.
+// violation returns the reason why an attachment must be blocked, given all macvlans in its pod's
+// namespace; "" if it need not be blocked. link is the link of the attachment, or nil if it is not
+// among them.
 func violation(a Attachment, macvlans []macvlanState) (text string, link *macvlanState) {
 	for i, m := range macvlans {
 		if m.parent != a.Parent {
@@ -208,10 +209,10 @@ func (n *Node) describeMissing(a Attachment) (string, error) {
 	return fmt.Sprintf("the pod moved %s to another network namespace", a.Name), nil
 }
 
-// setGuarded guards the NIC of an attachment while any of its links needs that, and remembers
-// whether the attachment's link is displaced: not up with its address, so that
-// another link can have the address. Detach may run at the same time, and removes the entries
-// of the classifier first.
+// setGuarded adds the link of an attachment to guards, or removes it, and then starts or stops
+// guarding its NIC. It also records whether the link is displaced: not up with its address, so that
+// another link can have the address. A Detach that runs at the same time removes the entries of the
+// classifier first.
 func (n *Node) setGuarded(a Attachment, needed, displaced bool) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A pod with CAP_NET_ADMIN in its own user namespace can move its link to a network namespace of
-// its own, or create another link there, which the node cannot look into. The kernel sends no event
+// A pod with CAP_NET_ADMIN in its own user namespace can create a network namespace whose links the
+// node cannot list, and move its link there or create another one there. The kernel sends no event
 // when such a link comes up. But the NIC then accepts the address of a link that the node does not
 // see.
 
@@ -26,13 +26,13 @@ const (
 	// detachGracePeriod is how long the NIC may accept the address of a link after it was detached:
 	// the kernel removes the links of a namespace some time after the namespace has ended.
 	detachGracePeriod = 5 * time.Second
-	// verifyInterval and verifyGuardedInterval are the shortest time after which Inspect looks again
-	// for the link of an address that it has seen before. It then lists the links of all namespaces.
-	// A NIC that is guarded already can wait.
+	// verifyInterval is the shortest time after which Inspect looks again for the link of an address
+	// that it has seen before, for which it lists the links of all namespaces. verifyGuardedInterval
+	// is that time for a NIC that is already guarded.
 	verifyInterval        = 2 * time.Second
 	verifyGuardedInterval = 10 * time.Second
-	// compareInterval is the time after which Inspect compares the same addresses with the
-	// attachments again. The Node knows its own changes; another plugin may have removed an attachment.
+	// compareInterval is the time after which Inspect compares the same addresses with the attachments
+	// again, because another plugin may have removed an attachment, which this Node does not notice.
 	compareInterval = 5 * time.Second
 )
 

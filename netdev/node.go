@@ -80,9 +80,9 @@ type NICConfig struct {
 	// TrustMAC assigns a frame that has no socket to the share whose link has
 	// the frame's source address.
 	TrustMAC bool
-	// QueuePerShare gives each transmit queue an HTB qdisc of its own, and each share a home
-	// queue, if the NIC has several queues and the kernel steers frames to them. Shares then do
-	// not borrow. A NIC with shares gets or loses this only after its last share is gone.
+	// QueuePerShare gives each transmit queue an HTB qdisc of its own, and each share a home queue,
+	// if the NIC has several queues and the kernel steers frames to them. Shares then do not
+	// borrow. A change takes effect on a NIC with shares only after its last share is gone.
 	QueuePerShare bool
 	// Policy is the NIC's treatment of frames that do not carry the identity of their
 	// sender. Manage adds to Policy.NodeAddresses, and sets Policy.Guarded.
@@ -306,8 +306,9 @@ func (n *Node) Manage(c NICConfig) (changed bool, err error) {
 	return n.setUpEnforcement(managedNIC{NICConfig: c, trees: trees, oneTree: oneTree})
 }
 
-// openClassifier finds out by which keys the classifier works on this node, loads it with the
-// strongest, and makes it trace ARP, unless it is loaded. Then it repairs the trace. The caller holds n.mu.
+// openClassifier loads the classifier, unless it is loaded: it tries the keys on this node, uses the
+// strongest that works, and attaches the program that traces ARP. In any case, it restores the pin of that
+// program. The caller holds n.mu.
 func (n *Node) openClassifier() error {
 	if n.classifier != nil {
 		return n.classifier.KeepARPTraced()
@@ -476,7 +477,7 @@ func (n *Node) RemoveClass(parent int, minor uint16) error {
 	return err
 }
 
-// Traffic is how many bytes have passed the queues of a NIC, including Ethernet headers.
+// Traffic counts the bytes that have passed the queues of a NIC, including Ethernet headers.
 type Traffic struct {
 	// Sent and Received are those of all classes. Frames that arrive for the node itself do
 	// not pass a queue.

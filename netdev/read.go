@@ -31,7 +31,7 @@ type LinkState struct {
 	// frames; nil if the frames do not select a class or the class does not
 	// exist.
 	Send, Receive *shape.Rates
-	// Blocked is why the link is blocked; "" if it is not. The pod changed the link so
+	// Blocked is the reason why the link is blocked; "" if it is not. The pod changed the link so
 	// that it could receive the frames of others.
 	Blocked string
 	// Audited means that frames without the identity of the link are not dropped,

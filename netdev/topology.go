@@ -11,7 +11,8 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// topology is how the links of a network namespace are stacked, by interface index.
+// topology maps the interface indexes of a network namespace to links, with the links that these
+// are stacked on.
 type topology map[int]stackedLink
 
 // stackedLink is a link in a topology.

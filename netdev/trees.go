@@ -18,8 +18,8 @@ import (
 // steering is the result of trying whether the kernel steers frames to the queue of their class.
 type steering struct{ err error }
 
-// Trees returns the Trees of a NIC. oneTree is why NICConfig.QueuePerShare is not in force; nil if it
-// is, or is not wanted.
+// Trees returns the Trees of a NIC. oneTree is the reason why NICConfig.QueuePerShare is not in
+// force; nil if it is in force or not wanted.
 func (n *Node) Trees(index int) (t shape.Trees, oneTree error) {
 	m, enforced := n.enforcedNIC(index)
 	if !enforced {
@@ -54,8 +54,8 @@ func (n *Node) trees(c NICConfig, old shape.Trees, known bool) (t shape.Trees, o
 	return inUse, nil, nil
 }
 
-// possibleTrees returns the Trees that the node and a NIC without shares permit, and why that is
-// OneTree. The caller holds n.mu and has opened the classifier.
+// possibleTrees returns the Trees that the node and a NIC without shares permit; if these are
+// OneTree, the error is the reason. The caller holds n.mu and has opened the classifier.
 func (n *Node) possibleTrees(c NICConfig) (shape.Trees, error) {
 	queues, err := transmitQueues(c.Index)
 	switch {

@@ -22,9 +22,10 @@ const (
 // arpPin returns the path of the pin that keeps the program attached.
 func arpPin(bpffs string) string { return filepath.Join(pinsDir(bpffs), linksDir, "arp") }
 
-// TraceARP makes the programs, including those of a later process, know the sender of ARP. It
-// replaces the program of an earlier process, without an interval in which none is attached. It
-// needs what ReadsRoutes needs, and a kernel with function tracing. Call it before Attach.
+// TraceARP attaches the program that records the sender of ARP for the programs at the NICs,
+// including those of later processes. It replaces the program of an earlier process, without an
+// interval in which none is attached. It has the requirements of ReadsRoutes, and needs a kernel
+// with function tracing. Call it before Attach.
 func (c *Classifier) TraceARP() error {
 	if !c.readsRoutes {
 		return fmt.Errorf("the programs for key %s do not read the kernel's memory", c.key)
@@ -64,9 +65,10 @@ func (c *Classifier) pinARPTrace(l link.Link) error {
 	return c.failpoints.Do("trace ARP", func() error { return replacePin(l, arpPin(c.bpffs)) })
 }
 
-// KeepARPTraced pins the program that traces ARP again if another program has removed its pin.
-// Otherwise the program would end with this process, and the programs at the NICs would refuse the
-// ARP of the node, because they would not know its sender. It does nothing without TraceARP.
+// KeepARPTraced pins the program that traces ARP again if its pin was removed. Without the pin, the
+// program would end with this process, and the programs at the NICs would then refuse the ARP of
+// the node, because they could not identify its sender. KeepARPTraced does nothing unless TraceARP
+// was called.
 func (c *Classifier) KeepARPTraced() error {
 	if c.arpTrace == nil || !c.isPinned() {
 		return nil
@@ -81,18 +83,19 @@ func (c *Classifier) KeepARPTraced() error {
 	return nil
 }
 
-// replacePin pins a link in the place of another, which ends.
+// replacePin pins a link at path. It replaces the link that is pinned there, and the kernel
+// detaches that link.
 func replacePin(l link.Link, path string) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
 	}
-	next := path + "-next" // the file system permits no dots
+	next := path + "-next" // a BPF file system permits no dots in names
 
 	// A process that was killed may have left it.
 	if err := os.Remove(next); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	// The library pins a link only if it does not know a pin of it, and does not know of the renaming.
+	// The library does not pin a link that it has pinned already, and does not notice the renaming.
 	if err := errors.Join(l.Unpin(), l.Pin(next)); err != nil {
 		return err
 	}

@@ -11,15 +11,13 @@
 // share, Classifier.AddMember only updates maps, which takes microseconds; callers call it
 // before they bring up the share's link, so that no frame passes without a class.
 //
-// The programs identify a sender by two values: the cookie of the network
-// namespace of the sending socket, and the source MAC address. A pod can change
-// its address, stack links on its link, and send raw frames, but it cannot
-// change the cookie. How the programs get the cookie depends on the kernel; see
-// Key. Frames without a socket, such as frames that a
-// pod forwards or bridges and frames of virtual machines, go to the class for
-// unidentified frames, unless the administrator trusts MAC addresses. Frames that
-// the node itself forwards can have a separate class; see Forwarded. The
-// programs identify a receiver by its MAC address.
+// The programs identify a sender by two values: the cookie of the network namespace of the sending
+// socket, and the source MAC address. A pod can change the MAC address, stack links on its link,
+// and send raw frames, but it cannot change the cookie. How the programs get the cookie depends on
+// the kernel; see Key. Frames without a socket, such as frames that a pod forwards or bridges and
+// frames of virtual machines, go to the class for unidentified frames, unless the administrator
+// trusts MAC addresses. Frames that the node itself forwards can have a separate class; see
+// Forwarded. The programs identify a receiver by its MAC address.
 package classify
 
 import (
@@ -196,9 +194,9 @@ func Open(bpffs string, failpoints failpoint.Injector, hook Hook, keys ...Key) (
 	return nil, errs
 }
 
-// OpenUnpinned loads the programs for a key that check no frame, with maps of their
-// own, which end with the Classifier and the programs that it attaches. readsRoutes
-// asks for programs that support ForwardedByRoute.
+// OpenUnpinned loads the programs for a key, without checks of frames. Their maps are not shared
+// with other programs, and end with the Classifier and the programs that it attaches. With
+// readsRoutes, it loads programs that support ForwardedByRoute, or fails.
 func OpenUnpinned(hook Hook, key Key, readsRoutes bool) (*Classifier, error) {
 	for _, pair := range slices.Backward(programPairs[key]) {
 		if readsRoutes && !pair.readsRoutes {
@@ -312,8 +310,8 @@ func (c *Classifier) ReadsRoutes() bool { return c.readsRoutes }
 // ChecksIdentity reports whether the programs check frames; see Policy.
 func (c *Classifier) ChecksIdentity() bool { return c.checks }
 
-// senderCookies returns the cookies under which the sender map has entries for
-// a link. Cookie 0 matches frames whose cookie the programs ignore.
+// senderCookies returns the cookies in the keys of a link in the sender map. Cookie 0 matches
+// frames whose cookie the programs ignore.
 func (c *Classifier) senderCookies(cookie uint64, trustMAC bool) []uint64 {
 	switch {
 	case c.key == KeyMAC:
@@ -459,8 +457,8 @@ func (c *Classifier) RemoveMember(m Member) error {
 	}))
 }
 
-// Members returns all links that have an entry in a map. After an interrupted
-// AddMember or RemoveMember, a link may have an entry in one of them only; RemoveMember accepts it.
+// Members returns all links that have an entry in a map. After an interrupted AddMember or
+// RemoveMember, a link may have an entry in only one of the maps; RemoveMember also removes that.
 func (c *Classifier) Members() ([]Member, error) {
 	type key struct {
 		parent uint32
@@ -494,9 +492,9 @@ func (c *Classifier) Members() ([]Member, error) {
 	return members, errors.Join(senders.Err(), receivers.Err(), identities.Err())
 }
 
-// Lookup returns the classes that the kernel's maps have for the frames that a
-// link sends and receives; 0 means none. send is also 0 if an entry differs from what
-// AddMember writes, apart from addresses and SetBlocked.
+// Lookup returns the classes in the maps for the frames that a link sends and receives; 0 means
+// none. send is also 0 if an entry differs from what AddMember writes, apart from addresses and
+// SetBlocked.
 func (c *Classifier) Lookup(m Member) (send, receive uint32, err error) {
 	if err := ignoreMissing(c.maps.DraSharedRx.Lookup(receiver(m), &receive)); err != nil {
 		return 0, 0, err

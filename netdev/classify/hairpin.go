@@ -27,7 +27,7 @@ type Hairpin struct {
 	Outer, Inner int // interface indexes
 }
 
-// AttachHairpin makes the programs of a NIC use a hairpin. It replaces the program that an
+// AttachHairpin connects a hairpin to the programs of a NIC. It replaces the program that an
 // earlier process attached, without an interval in which none is attached.
 func (c *Classifier) AttachHairpin(nic int, h Hairpin) error {
 	if err := c.attachHairpinProgram(h.Inner); err != nil {
@@ -64,8 +64,9 @@ func (c *Classifier) attachHairpinProgram(inner int) error {
 	return c.failpoints.Do("attach program", filter{link: inner, hook: ingress().parent, program: c.hairpin}.replace)
 }
 
-// hairpinMark returns the mark in an entry of a hairpin: that of an earlier process, whose frames
-// may be in it, unless it is other, or a random one, so that a pod cannot set it.
+// hairpinMark returns the mark for an entry of a hairpin. It keeps the mark of an earlier process,
+// because frames with it may be in the hairpin, unless it equals other. Otherwise the mark is
+// random, so that a pod cannot guess it.
 func (c *Classifier) hairpinMark(key, other uint32) (uint32, error) {
 	var present bpfHairpin
 	err := c.maps.DraSharedHairpins.Lookup(key, &present)

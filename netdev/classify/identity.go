@@ -185,8 +185,8 @@ func (c *Classifier) putHeld(nic NIC) error {
 	})
 }
 
-// ownerOfGateways is the owner of the gateways' addresses in the map of addresses. It is the MAC
-// address of no link.
+// ownerOfGateways is the value of gateways in the map of addresses. No link has it as its MAC
+// address.
 const ownerOfGateways uint64 = 0
 
 // AddGateways keeps links from using the addresses of gateways, except a link for which
@@ -201,7 +201,8 @@ func (c *Classifier) AddGateways(parent int, gateways []netip.Addr) (failed erro
 	return failed
 }
 
-// RemoveGatewaysExcept lets links use the addresses of AddGateways again, except gateways.
+// RemoveGatewaysExcept removes the addresses that AddGateways has added, except gateways, so that
+// links may use them again.
 func (c *Classifier) RemoveGatewaysExcept(parent int, gateways []netip.Addr) error {
 	kept := map[bpfAddress]uint64{}
 	for _, g := range gateways {
@@ -308,7 +309,7 @@ func (c *Classifier) AddIdentity(m Member, class uint32) error {
 	})
 }
 
-// SetAddresses gives Addresses to a link that has an identity, and releases its others. For
+// SetAddresses replaces the addresses of a link that has an identity by m.Addresses. For
 // ErrAddressTaken, see AddIdentity.
 func (c *Classifier) SetAddresses(m Member) error {
 	var value bpfLink

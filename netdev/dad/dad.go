@@ -1,14 +1,12 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package dad detects duplicate addresses: it asks the network of a NIC whether another
-// host has an address that a link has or is about to get (RFC 5227 for IPv4, RFC 4862
-// section 5.4 for IPv6).
+// Package dad detects duplicate addresses: it probes the network of a NIC for other hosts with an
+// address that a link has or is about to get (RFC 5227 for IPv4, RFC 4862 section 5.4 for IPv6).
 //
-// It sends the probes from the NIC, in the node's namespace, so that it can ask before
-// the link exists. The probes name no sender address, so that no host on the network
-// learns a wrong MAC address from them. frames.go builds and parses the frames, socket.go
-// sends and receives them.
+// It sends the probes from the NIC, in the node's namespace, so that it can probe before the link
+// exists. The probes name no sender address, so that no host on the network learns a wrong MAC
+// address from them. frames.go builds and parses the frames, socket.go sends and receives them.
 package dad
 
 import (
@@ -25,7 +23,7 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// NIC is the NIC whose network is asked.
+// NIC is the NIC whose network is probed.
 type NIC struct {
 	Index int // interface index
 	MAC   net.HardwareAddr
@@ -38,7 +36,7 @@ type Target struct {
 	MAC net.HardwareAddr
 }
 
-// probes is how often Detect asks for each address: a frame may get lost.
+// probes is the number of probes that Detect sends for each address, because a frame may get lost.
 const probes = 2
 
 // Detect returns the MAC addresses of other hosts that have an address of a target. It
@@ -73,7 +71,7 @@ func Detect(ctx context.Context, nic NIC, targets []Target, wait time.Duration) 
 	return found, nil
 }
 
-// query asks for the addresses of one family.
+// query probes the addresses of one family.
 type query struct {
 	family  family
 	nic     NIC
@@ -93,7 +91,7 @@ func newQuery(f family, nic NIC, targets []Target) *query {
 	return q
 }
 
-// run asks for the addresses, each probes times, and collects the answers.
+// run probes each address, and collects the answers.
 func (q *query) run(ctx context.Context, wait time.Duration) error {
 	start := time.Now()
 	for i := range probes {
@@ -102,7 +100,7 @@ func (q *query) run(ctx context.Context, wait time.Duration) error {
 				continue
 			}
 			if _, err := q.socket.Write(q.family.probe(q.nic.MAC, address)); err != nil {
-				return fmt.Errorf("ask for %s: %w", address, err)
+				return fmt.Errorf("probe address %s: %w", address, err)
 			}
 		}
 		if err := q.collect(ctx, start.Add(wait*time.Duration(i+1)/probes)); err != nil {
@@ -135,7 +133,7 @@ func (q *query) collect(ctx context.Context, until time.Time) error {
 	return nil
 }
 
-// add adds the sender of a frame to found if it has an address that was asked for.
+// add adds the sender of a frame to found if it claims a probed address.
 func (q *query) add(frame []byte) {
 	address, mac, ok := q.family.parse(frame)
 	target, asked := q.targets[address]

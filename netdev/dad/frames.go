@@ -12,13 +12,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// family is how hosts of an IP family are asked for an address.
+// family is the protocol with which addresses of an IP family are probed.
 type family struct {
 	is4       bool
 	etherType uint16
 	// group is the multicast MAC address to which hosts answer, if any.
 	group net.HardwareAddr
-	// probe returns a frame that asks for an address.
+	// probe returns a frame that probes an address.
 	probe func(mac net.HardwareAddr, address netip.Addr) []byte
 	// parse returns the address that the sender of a frame claims, and the sender's MAC
 	// address.

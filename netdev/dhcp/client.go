@@ -38,8 +38,8 @@ type Route struct {
 type Lease struct {
 	Times
 	Address netip.Prefix
-	// Server is the identifier of the server, an address at which it is reached. ServerMAC is where
-	// its answers came from.
+	// Server is the identifier of the server: one of its addresses. ServerMAC is the MAC address
+	// from which its answers came, that of the server or of a relay.
 	Server    netip.Addr
 	ServerMAC net.HardwareAddr
 	// Routes are the classless static routes (option 121) except a default route.
@@ -115,8 +115,8 @@ func (c Client) Acquire(ctx context.Context, conn *Conn) (Lease, error) {
 	return newLease(at, answer.ACK, conn)
 }
 
-// Renew extends a lease, within the time of ctx: of the server that leased the address in the state
-// Renewing, and of any server in the state Rebinding. It closes conn.
+// Renew extends a lease, within the time of ctx. In the state Renewing, it asks the server that
+// leased the address, and in the state Rebinding any server. It closes conn.
 func (c Client) Renew(ctx context.Context, conn *Conn, lease Lease, state State) (Lease, error) {
 	to := &net.UDPAddr{IP: net.IPv4bcast, Port: dhcpv4.ServerPort}
 	conn.sendTo(broadcast)
@@ -232,9 +232,9 @@ func (c Client) Decline(conn *Conn, lease Lease) error {
 	return err
 }
 
-// Release gives a lease back to the server (DHCPRELEASE). The link and its namespace may have ended:
-// the message leaves from a NIC of this process's namespace, with the interface index nic, and with
-// the MAC address of the NIC. There is no answer.
+// Release returns a lease to the server (DHCPRELEASE). Because the link and its namespace may no
+// longer exist, it sends the message from the NIC with the interface index nic in this process's
+// namespace, with the MAC address of the NIC. Servers do not answer the message.
 func (c Client) Release(nic int, lease Lease) error {
 	to := lease.ServerMAC
 	if len(to) == 0 {

@@ -117,8 +117,8 @@ func (c *Conn) ReadFrom(packet []byte) (n int, from net.Addr, err error) {
 	return n, c.LocalAddr(), nil
 }
 
-// remember notes from which MAC address an answer of a server came. The filter has checked the
-// headers.
+// remember records the MAC address from which an answer of a server came. The filter has checked
+// the headers.
 func (c *Conn) remember(packet []byte, mac []byte) {
 	const udpSize = 8
 	header := int(packet[0]&0xf) * 4

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Times are the times at which the client of a lease acts, since the node booted. Unlike the time
-// of day, that time neither jumps nor stops while the node is suspended.
+// Times are the times at which the client of a lease acts, as durations since the node booted.
+// Unlike the time of day, that clock does not jump, and it continues while the node is suspended.
 type Times struct {
 	// Renew (T1) is when the client asks the server that leased the address, Rebind (T2) when it
 	// asks all servers, and Expires when it may no longer use the address. They are Never for
@@ -113,8 +113,8 @@ func Backoff(attempts int, fuzz float64) time.Duration {
 	return wait + spread(wait/8, fuzz)
 }
 
-// minLease is the shortest lease that the client accepts: a server with a shorter one makes all
-// pods of the node ask all the time.
+// minLease is the shortest lease that the client accepts: with a shorter one, all pods of the node
+// would send requests continuously.
 const minLease = 10 * time.Second
 
 // infinite is a lease without end, in seconds.

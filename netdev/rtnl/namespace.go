@@ -124,8 +124,8 @@ func (c *Conn) NamespaceIDs() ([]int, error) {
 }
 
 // ListNamespaceIDs returns the result of one dump: IDs of network namespaces in the socket's
-// namespace. A missing ID can be in use all the same, because Linux 6.18 ends the dump after
-// the first message (docs/dev/limits.md). Ask NamespaceExists about it.
+// namespace. An ID that is missing may still be in use, because Linux 6.18 ends the dump after the
+// first message (docs/dev/limits.md). NamespaceExists returns the correct answer for one ID.
 func (c *Conn) ListNamespaceIDs() ([]int, error) {
 	dump := nl.NewNetlinkRequest(unix.RTM_GETNSID, unix.NLM_F_DUMP)
 	dump.AddData(&rtgenmsg{})

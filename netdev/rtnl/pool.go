@@ -31,7 +31,7 @@ func OpenPool(size int) (*Pool, error) {
 	return p, nil
 }
 
-// Do is Conn.Do on a socket that has no request, for which it waits.
+// Do waits for a socket without a request in progress, and calls Conn.Do on it.
 func (p *Pool) Do(requests ...*nl.NetlinkRequest) error {
 	c := <-p.idle
 	defer func() { p.idle <- c }()

@@ -36,8 +36,8 @@ const (
 	fairQueueTarget = 5000
 )
 
-// Queue returns the kind of the queues that shares get: FIFO until Setup has tried what the
-// kernel has.
+// Queue returns the kind of the queues of shares. It is FIFO until Setup has found out which queues
+// the kernel supports.
 func (h *HTB) Queue() Queue {
 	if q := h.queue.Load(); q != nil {
 		return *q

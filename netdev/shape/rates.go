@@ -85,7 +85,7 @@ const (
 	// maxQuantum is a quantum that is always permitted, in bytes. Faster NICs permit more,
 	// because a turn then takes no longer; see NICRates.quantum.
 	maxQuantum = 16 << 20
-	// turnsPerSecond is how many of the longest turns fit into a second.
+	// turnsPerSecond is the number of turns of the longest duration that fit into a second.
 	turnsPerSecond = 15
 )
 

@@ -60,8 +60,8 @@ func (t *trial) steer(hook classify.Hook) (err error) {
 	return nil
 }
 
-// strayed returns a number that increases when a frame of the share comes to another queue than that of its
-// class.
+// strayed returns a counter that increases when a frame of the share arrives in another queue than that of
+// its class.
 func (t *trial) strayed() (uint64, error) {
 	strays, err := t.shaper.Strays(t.nic, t.trees)
 	if err != nil {

@@ -1,13 +1,12 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package trial finds out which of the classifier's ways work on this node. It
-// does not ask for the version of the kernel: distributions change kernels, and
-// capabilities, lockdown, and security modules forbid features that the kernel has.
+// Package trial finds out which keys and hooks of the classifier work on this node. It tries them
+// instead of comparing the version of the kernel, because distributions change kernels, and because
+// capabilities, lockdown, and security modules can forbid features that the kernel has.
 //
-// Run creates a pair of links with the queues of a NIC, sends frames through it
-// with each way, and checks in which class they arrive. Strongest chooses from
-// the results.
+// Run creates a pair of links with the queues of a NIC, sends frames through it with each key, and
+// checks in which class they arrive. Strongest chooses the key from the results.
 package trial
 
 import (
@@ -48,12 +47,12 @@ var (
 // IsLink reports whether a link of that name belongs to a trial.
 func IsLink(name string) bool { return strings.HasPrefix(name, linkPrefix) }
 
-// Result is the result of one way.
+// Result is the result of the trial of one key.
 type Result struct {
 	Key classify.Key
 	// Hook is the best hook at which the frames arrived in the expected classes.
 	Hook classify.Hook
-	// TCX is why Hook is not classify.HookTCX, or nil.
+	// TCX is the reason why Hook is not classify.HookTCX, or nil.
 	TCX error
 	// Err is nil if the frames arrived in the expected classes.
 	Err error
