@@ -272,7 +272,7 @@ func addWebhooks(ctx context.Context, m manager.Manager, o Options, leader *admi
 	if err != nil {
 		return err
 	}
-	m.GetWebhookServer().Register(admission.ShardsPath, peers.only(shards))
+	m.GetWebhookServer().Register(admission.ShardsPath, peers.requireReplica(shards))
 	for path, handler := range handlers {
 		m.GetWebhookServer().Register(path, &webhook.Admission{Handler: denials.Count(handler)})
 	}

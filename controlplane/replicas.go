@@ -64,8 +64,8 @@ func (r replicas) client() *http.Client {
 // API server, which calls the webhooks, has none.
 func requestCertificates(c *tls.Config) { c.ClientAuth = tls.RequestClientCert }
 
-// only returns a handler that answers other replicas, and refuses clients without their certificate.
-func (r replicas) only(next http.Handler) http.Handler {
+// requireReplica returns a handler that answers other replicas, and refuses clients without their certificate.
+func (r replicas) requireReplica(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
 		if request.TLS == nil {
 			http.Error(w, "this path needs TLS", http.StatusUnauthorized)

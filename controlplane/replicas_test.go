@@ -55,7 +55,7 @@ func TestReplicas_only(t *testing.T) {
 	own, others, misnamed := replicasWith(t, name), replicasWith(t, name), replicasWith(t, "other.system.svc")
 	served := 0
 	handler := http.HandlerFunc(func(http.ResponseWriter, *http.Request) { served++ })
-	server := httptest.NewUnstartedServer(own.only(handler))
+	server := httptest.NewUnstartedServer(own.requireReplica(handler))
 	certificate, err := own.certificate()
 	if err != nil {
 		t.Fatal(err)

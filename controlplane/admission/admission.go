@@ -60,12 +60,13 @@ type Pods struct {
 	// APIReader reads from the API server, because the cache may lack a PodGroup that
 	// was just created, and may still have a deleted one.
 	APIReader client.Reader
-	// Mapper knows which types the API server serves.
+	// Mapper finds out which types the API server serves.
 	Mapper meta.RESTMapper
 	Mode   mode.Mode
 	Driver string
 	Shards *Shards
-	// JobClaims makes pods share the claims of their Jobs, and ReplicaClaims those of their replicas.
+	// JobClaims enables claims that the pods of a Job share, and ReplicaClaims those that the pods of
+	// a replica share.
 	JobClaims, ReplicaClaims bool
 	// Kueue denies pods that share claims and that Kueue would never admit.
 	Kueue bool
@@ -97,8 +98,8 @@ func (p *Pods) Handle(ctx context.Context, req admission.Request) admission.Resp
 	return patchResponse(before, &pod, warnings)
 }
 
-// complete changes a pod that is being created by the given request, which is "" in a dry run,
-// and returns warnings for the user.
+// complete changes a pod that is being created, and returns warnings for the user. request is the
+// UID of the admission request; "" in a dry run.
 func (p *Pods) complete(ctx context.Context, pod *corev1.Pod, request string) ([]string, error) {
 	warnings := p.unknownAnnotations(pod)
 	group, joinWarnings, err := p.joinPodGroup(ctx, pod, request)
@@ -142,9 +143,9 @@ func (p *Pods) unknownAnnotations(pod *corev1.Pod) (warnings []string) {
 	return warnings
 }
 
-// patchResponse allows the request with the difference between two states of an
-// object as the patch. Fields that the API types of this release lack are in
-// neither state, and stay as they are.
+// patchResponse allows the request, with the difference between two states of an object as the
+// patch. The patch does not change fields that the API types of this release lack, because they are
+// in neither state.
 func patchResponse(before, after any, warnings []string) admission.Response {
 	from, err := json.Marshal(before)
 	if err != nil {
@@ -157,10 +158,10 @@ func patchResponse(before, after any, warnings []string) admission.Response {
 	return admission.PatchResponseFromRaw(from, to).WithWarnings(warnings...)
 }
 
-// joinPodGroup adds the pod to the PodGroup that it names, and returns the
-// PodGroup; nil if the pod names none. It also returns nil for a pod without the annotation if
-// spec.schedulingGroup names a PodGroup that this driver does not have, or that Kubernetes also has: the pod
-// then names Kubernetes' PodGroup, even if the cluster does not support its claims. Such pods are never denied.
+// joinPodGroup adds the pod to the PodGroup that it names, and returns the PodGroup; nil if the pod names none.
+// A pod without the annotation may name a PodGroup in spec.schedulingGroup. If the driver has no PodGroup of
+// that name, or Kubernetes also has one, the pod means Kubernetes' PodGroup, even if the cluster does not
+// support claims of PodGroups. joinPodGroup then also returns nil, and never denies the pod.
 func (p *Pods) joinPodGroup(
 	ctx context.Context, pod *corev1.Pod, request string,
 ) (*scheduling.PodGroup, []string, error) {
@@ -171,7 +172,7 @@ func (p *Pods) joinPodGroup(
 	key := types.NamespacedName{Namespace: pod.Namespace, Name: name}
 	known := true // whether Kubernetes has the PodGroup
 	if !annotated {
-		others, err := p.isOfOthers(ctx, key)
+		others, err := p.isKubernetesPodGroup(ctx, key)
 		if others {
 			return nil, nil, nil
 		}
@@ -219,17 +220,19 @@ func (p *Pods) joinPodGroup(
 // fieldOfPodGroup is the path of the field by which a pod names a PodGroup of Kubernetes.
 const fieldOfPodGroup = "spec.schedulingGroup.podGroupName"
 
-// isOfOthers reports whether Kubernetes has the PodGroup, and the driver has none of that name in the cache. It spares
-// the pods of other projects a second request to the API server. An error says that Kubernetes' API cannot be read.
-func (p *Pods) isOfOthers(ctx context.Context, group types.NamespacedName) (bool, error) {
+// isKubernetesPodGroup reports whether Kubernetes has the PodGroup, and the cache has none  of the driver with that
+// name. It saves a second request to the API server for pods that do not use the driver. It returns an error if
+// Kubernetes' PodGroups cannot be read.
+func (p *Pods) isKubernetesPodGroup(ctx context.Context, group types.NamespacedName) (bool, error) {
 	if err := p.Client.Get(ctx, group, &scheduling.PodGroup{}); !apierrors.IsNotFound(err) {
 		return false, nil // the caller reads the driver's PodGroup and compares
 	}
 	return hasSameName(ctx, p.APIReader, p.Mapper, group)
 }
 
-// warnWithoutPodGroup returns a warning for a pod with claims that names by the field a PodGroup that the driver does
-// not have; none if it is not known that Kubernetes does not have it either.
+// warnWithoutPodGroup returns a warning for a pod with claims whose field names a PodGroup that neither the driver
+// nor Kubernetes has. known is false if it could not be determined whether Kubernetes has it; there is no warning
+// then.
 func warnWithoutPodGroup(pod *corev1.Pod, name string, known bool) []string {
 	if !known || len(pod.Spec.ResourceClaims) == 0 {
 		return nil

@@ -48,8 +48,8 @@ const (
 	reasonQueue denialReason = "Queue"
 )
 
-// deniedError is an error that the user can correct, or that goes away without action by
-// the controller.
+// deniedError is an error that the user can correct, or that is temporary. The request is denied
+// with its message.
 type deniedError struct {
 	error
 	reason denialReason

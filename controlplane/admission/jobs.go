@@ -34,10 +34,11 @@ import (
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 )
 
-// Jobs is the webhook for Jobs, CronJobs, and JobSets whose templates of pods have the
-// annotation job-claims, and for StatefulSets and LeaderWorkerSets with the annotation
-// replica-claims. It denies claims that the controller could not, or must not, generate:
-// the author sees the error here, and the controller does not act with the author's rights.
+// Jobs is the webhook for Jobs, CronJobs, and JobSets whose templates of pods have the annotation
+// job-claims, and for StatefulSets and LeaderWorkerSets with the annotation replica-claims. It
+// denies claims that the controller could not generate, so that the author sees the error, and
+// claims that the author is not permitted to create, because the controller creates them with its
+// own permissions.
 type Jobs struct {
 	// Client creates SubjectAccessReviews, and claims in dry runs.
 	Client client.Client
@@ -76,7 +77,7 @@ type workloadFields struct {
 			Template batchv1.JobTemplateSpec `json:"template"`
 		} `json:"replicatedJobs"` // of a JobSet
 		LeaderWorkerTemplate *struct {
-			LeaderTemplate *corev1.PodTemplateSpec `json:"leaderTemplate"` // nil: as the workers
+			LeaderTemplate *corev1.PodTemplateSpec `json:"leaderTemplate"` // nil: the same as that of the workers
 			WorkerTemplate corev1.PodTemplateSpec  `json:"workerTemplate"`
 		} `json:"leaderWorkerTemplate"` // of a LeaderWorkerSet
 	} `json:"spec"`

@@ -22,7 +22,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/controlplane/podgroups"
 )
 
-// claimList has the claims that the annotation of a pod lists, and their owner: a Job, or a
+// claimList holds the claims that the annotation of a pod lists, and their owner: a Job, or a
 // replica of a StatefulSet. The pod shares the claims with the other pods of the owner.
 type claimList struct {
 	// annotation is the name of the annotation.

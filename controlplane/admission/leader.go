@@ -51,7 +51,7 @@ type shardAnswer struct {
 // itself, a claim could get too many pods, because a replica sees only later which pods
 // another one has admitted.
 //
-// It is the lock of leader election as well, where it observes which replica leads.
+// It also implements the lock of leader election, and thereby observes which replica leads.
 type Leader struct {
 	// Interface is the lock. The identity of a replica is from LeaderIdentity.
 	resourcelock.Interface
@@ -115,8 +115,9 @@ func (l *Leader) address() (address string, renewed time.Time) {
 	return address, l.renewed
 }
 
-// errSelf means that this replica decides, because it leads or the leading one is gone.
-var errSelf = errors.New("this replica decides")
+// errSelf means that this replica assigns the pod itself, because it leads, or because the leading
+// replica no longer renews its lease.
+var errSelf = errors.New("this replica assigns the pod itself")
 
 // ask returns the leading replica's answer, or errSelf.
 func (l *Leader) ask(ctx context.Context, q shardQuestion) (int, error) {
@@ -197,6 +198,6 @@ func (s *Shards) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case err != nil:
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)
 	default:
-		_ = json.NewEncoder(w).Encode(shardAnswer{Shard: shard}) // the other replica closed the connection
+		_ = json.NewEncoder(w).Encode(shardAnswer{Shard: shard}) // fails only if the other replica has closed the connection
 	}
 }

@@ -58,9 +58,9 @@ func (p *Pods) checkScheduling(ctx context.Context, pod *corev1.Pod, group *sche
 	return nil
 }
 
-// scheduledAs returns what the pods of the PodGroup must have, or nil if it has no pods and no PodGroup of Kubernetes
-// yet. The latter has the priority of the group. It has a preemption policy only in clusters with the feature gate
-// PodGroupPreemptionPolicy.
+// scheduledAs returns the properties that the pods of the PodGroup must have, or nil if it has no pods and no
+// PodGroup of Kubernetes yet. The PodGroup of Kubernetes has the priority of the group. It has a preemption policy
+// only in clusters with the feature gate PodGroupPreemptionPolicy.
 func (p *Pods) scheduledAs(ctx context.Context, group *scheduling.PodGroup) (*scheduledAs, error) {
 	other, err := p.activePod(ctx, group)
 	if err != nil {
@@ -104,7 +104,8 @@ func (p *Pods) activePod(ctx context.Context, group *scheduling.PodGroup) (*core
 	return nil, nil
 }
 
-// schedulingOf returns what the other pods of the pod's PodGroup must have.
+// schedulingOf returns the properties of the pod that the other pods of its PodGroup must have,
+// too.
 func schedulingOf(pod *corev1.Pod) *scheduledAs {
 	return &scheduledAs{
 		scheduler: cmp.Or(pod.Spec.SchedulerName, corev1.DefaultSchedulerName),

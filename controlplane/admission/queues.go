@@ -146,10 +146,10 @@ func checkQueuedTemplate(kind string, workload *metav1.ObjectMeta, set podSet) e
 // kueueGate is the scheduling gate of the pods that Kueue admits themselves.
 const kueueGate = "kueue.x-k8s.io/admission"
 
-// checkQueuedPod denies a pod that shares claims and that Kueue would never admit. Only the gate tells which pods
-// Kueue admits themselves: it ignores the label of pods if it manages any of their owners, and it may admit
-// pods without the label. If Kueue's webhook adds the gate after this one has seen the pod, the API server calls
-// this one again.
+// checkQueuedPod denies a pod that shares claims and that Kueue would never admit. Only the gate shows whether
+// Kueue admits the pod itself: Kueue ignores the label of pods if it manages any of their owners, and it may
+// admit pods without the label. If Kueue's webhook adds the gate after this one has seen the pod, the API server
+// calls this one again.
 func checkQueuedPod(pod *corev1.Pod) error {
 	gated := slices.ContainsFunc(pod.Spec.SchedulingGates, func(g corev1.PodSchedulingGate) bool {
 		return g.Name == kueueGate
@@ -222,10 +222,11 @@ func (q *Queues) check(ctx context.Context, namespace string, set podSet) (warni
 	return warnings, nil
 }
 
-// checkPodGroup denies a template of several pods that reference a claim template which the
-// PodGroup shares, and any template whose DeviceClass Kueue does not know. If the PodGroup does not
-// exist yet, it may share every claim template. The charge of a single pod is right only for the first
-// such workload of the PodGroup. The webhook cannot know which is the first, so it warns.
+// checkPodGroup denies a template of several pods that reference a claim template which the PodGroup
+// shares, and any template whose DeviceClass Kueue does not know. If the PodGroup does not exist yet,
+// it may share every claim template. The charge for a single pod is correct only for the first such
+// workload of the PodGroup. The webhook cannot determine which one is the first, so it returns a
+// warning.
 func (q *Queues) checkPodGroup(
 	ctx context.Context, namespace, name string, set podSet,
 ) (warnings []string, err error) {

@@ -22,14 +22,14 @@ import (
 // resources.claims of its containers. The hook runs only for containers that
 // reference a claim, so a container without a reference starts without the device.
 //
-// A NIC's link is in the network namespace that all containers of the pod share,
-// so all of them reference it. Other devices are visible only in the containers
-// that reference them; if one container does, the pod's author has chosen.
+// A NIC's link is in the network namespace that all containers of the pod share, so all of them get
+// a reference to it. Other devices are visible only in the containers that reference them. If one
+// container already references such a device, the others get no reference, because the author of
+// the pod has chosen the containers.
 //
-// Which driver a claim is for is unknown before the claim, or its template,
-// exists. If the pod shares that claim with its PodGroup, it is denied, because it
-// would run without the device for its whole life. For other claims the user gets
-// a warning.
+// The driver of a claim is unknown until the claim, or its template, exists. A pod that would share
+// such a claim with its PodGroup is denied, because it would run without the device for its whole
+// life. For other claims the user gets a warning.
 //
 // The annotation of a Job may list the containers for a claim; then no others get a
 // reference.
@@ -128,7 +128,7 @@ type driverRequest struct {
 	isNIC bool
 }
 
-// target describes what a request is for.
+// target describes the devices that a request is for.
 type target struct {
 	ownDriver bool // a device of the driver
 	isNIC     bool

@@ -34,7 +34,7 @@ func hasSameName(
 	}
 	var list metav1.PartialObjectMetadataList
 	list.SetGroupVersionKind(mapping.GroupVersionKind.GroupVersion().WithKind(scheduling.Kind + "List"))
-	// The controller may list PodGroups, and not get one.
+	// The controller has the permission to list PodGroups, and not to get a single one.
 	err = reader.List(ctx, &list, client.InNamespace(group.Namespace),
 		client.MatchingFields{metav1.ObjectNameField: group.Name})
 	if err != nil {

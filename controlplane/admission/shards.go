@@ -25,13 +25,13 @@ const (
 	// less than the claim has room for: when another replica becomes the leading one, it
 	// may not have observed yet which pods its predecessor assigned.
 	shardPods = claims.MaxPods - 15
-	// pendingTimeout is how long an assigned pod counts before it is observed: the
-	// API server may reject it after this webhook has admitted it.
+	// pendingTimeout is how long an assigned pod counts if the informer does not report it: the API
+	// server may reject the pod after this webhook has admitted it.
 	pendingTimeout = 15 * time.Second
 	// maxPending limits the number of assigned pods that were not observed yet. An API server cannot create
 	// so many pods within pendingTimeout, but it can reject them, for example because of a quota: see isFull.
 	maxPending = 1 << 16
-	// pendingSteps is how often per pendingTimeout expired pods are removed.
+	// pendingSteps is the number of times per pendingTimeout that expired pods are removed.
 	pendingSteps = 5
 )
 
@@ -55,8 +55,8 @@ type Shards struct {
 	synced  func() bool
 }
 
-// NewShards returns Shards that assign no pods before Watch is called and has
-// observed all pods.
+// NewShards returns Shards, which return errors until Watch was called and the informer has
+// reported all pods.
 func NewShards(c clock.PassiveClock) *Shards {
 	return &Shards{
 		clock:   c,
@@ -97,7 +97,8 @@ func (s *Shards) assignLocally(q shardQuestion) (int, error) {
 }
 
 // isFull reports whether no further pod of the namespace can be assigned. When maxPending pods of all namespaces
-// wait, a namespace with less than an equal part of them can continue, so that none can keep out the pods of others.
+// wait, only namespaces with less than an equal part of them can continue, so that one namespace cannot block the
+// others.
 func (s *Shards) isFull(namespace string) bool {
 	return s.waiting >= maxPending && s.waits[namespace] >= maxPending/max(1, len(s.waits))
 }

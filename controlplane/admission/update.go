@@ -31,7 +31,7 @@ func keepPodGroup(old, pod *corev1.Pod, uid string) (warnings []string) {
 	pod.Labels[scheduling.GroupUIDLabel] = uid
 	if name, ok := old.Annotations[scheduling.GroupAnnotation]; ok {
 		updated, annotated := pod.Annotations[scheduling.GroupAnnotation]
-		// A user who names the PodGroup in the field does not write the annotation.
+		// The manifest of a user who names the PodGroup in the field does not have the annotation.
 		namesByField := !annotated && pod.Spec.SchedulingGroup != nil
 		if updated != name && !namesByField {
 			warnings = append(warnings, fmt.Sprintf(

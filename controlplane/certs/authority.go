@@ -27,7 +27,8 @@ const (
 	// before it signs. It covers replicas and API servers that learn of the change
 	// late.
 	trustOverlap = time.Hour
-	// clockSkew is how far the clock of an API server may be behind.
+	// clockSkew is the time by which the clock of an API server may be behind that of the
+	// controller.
 	clockSkew = 5 * time.Minute
 )
 

@@ -97,8 +97,8 @@ func (w *Watcher) Pods(ctx context.Context, claim types.NamespacedName) (pods []
 	return pods, err
 }
 
-// Forget ends the requests for a claim, and with those for the last claim of a namespace the watch of its pods. It
-// does nothing for other claims.
+// Forget ends the requests for a claim. After the last claim of a namespace, it also ends the watch of the
+// namespace's pods. It does nothing if Pods was not called for the claim.
 func (w *Watcher) Forget(claim types.NamespacedName) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -130,12 +130,12 @@ func ReservationChange(claim *resourceapi.ResourceClaim, owner Owner, pods []Pod
 type goal int
 
 const (
-	// keepOwnerEntry leaves the owner's entry as it is, present or absent.
+	// keepOwnerEntry neither adds nor removes the owner's entry.
 	keepOwnerEntry goal = iota
 	// holdClaim adds the owner's entry.
 	holdClaim
-	// leaveToCluster removes the owner's entry because the entry of Kubernetes'
-	// PodGroup holds the claim.
+	// leaveToCluster removes the owner's entry, because the entry of Kubernetes' PodGroup already
+	// holds the claim.
 	leaveToCluster
 	// takeOverFromCluster replaces the entry of Kubernetes' PodGroup with the owner's,
 	// because the cluster has left native mode. Kubernetes does not remove its entry

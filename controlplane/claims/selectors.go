@@ -25,7 +25,8 @@ func anySelectsFabric(selectors []resourceapi.DeviceSelector, driver string) boo
 
 // selectsFabric reports whether a CEL expression for devices selects fabrics of the driver: it compares the
 // attribute kind with "fabric", or uses the attribute fabric, which only fabrics have. It examines the tokens of the
-// expression, not its value: it does not see attributes to which the expression gives another name, by cel.bind.
+// expression and does not evaluate it, so it does not recognize attributes to which the expression gives another
+// name with cel.bind.
 func selectsFabric(expression, driver string) bool {
 	if !strings.Contains(expression, params.DeviceKindFabric) {
 		return false // the usual case
@@ -53,7 +54,7 @@ func selectsFabric(expression, driver string) bool {
 }
 
 // normalize returns the tokens of a CEL expression, each followed by a space, with double quotes around strings, and
-// without comments and the marks of optional fields. Go's scanner knows CEL's tokens as far as they matter here.
+// without comments and the marks of optional fields. Go's scanner recognizes the tokens of CEL that matter here.
 func normalize(expression string) string {
 	var s scanner.Scanner
 	s.Init(strings.NewReader(expression))

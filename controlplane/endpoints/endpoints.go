@@ -4,7 +4,7 @@
 // Package endpoints publishes the addresses that pods have on networks: as EndpointSlices of
 // annotated Services, and as the annotation of pods in which Multus lists networks. The source is
 // the status of the claims in the namespace of the Service or the pod, which only the plugins
-// write. It never contains the addresses of other namespaces.
+// write. So neither ever contains addresses of other namespaces.
 package endpoints
 
 import (
@@ -44,7 +44,8 @@ const minWriteInterval = time.Second
 // Reconciler writes the EndpointSlices of Services with network.ServiceNetworkAnnotation.
 type Reconciler struct {
 	Client client.Client
-	// Pods has all pods, reduced by trim.PodWithLinks. PodCache is the same with its events.
+	// Pods reads from a cache of all pods, which trim.PodWithLinks has reduced. PodCache is that
+	// cache as a source of events.
 	Pods     client.Reader
 	PodCache cache.Cache
 	Driver   string
@@ -52,8 +53,8 @@ type Reconciler struct {
 	Clock    clock.PassiveClock
 	Writes   *prometheus.CounterVec
 
-	// written holds when the slices of a Service were last written. It is lost when the controller
-	// restarts, which then may write them again at once.
+	// written holds the times at which the slices of Services were last written. They are lost when
+	// the controller restarts; it may then write the slices again without a delay.
 	written map[types.NamespacedName]time.Time
 }
 
@@ -211,7 +212,8 @@ func podLinks(
 	return links, complete, nil
 }
 
-// apply makes the Service have the wanted slices, and reports whether it wrote any.
+// apply creates, updates, and deletes EndpointSlices until the Service has the wanted ones, and
+// reports whether it wrote any.
 func (r *Reconciler) apply(
 	ctx context.Context, service *corev1.Service, wanted []*discoveryv1.EndpointSlice,
 ) (written bool, err error) {

@@ -24,8 +24,8 @@ type link struct {
 	ready              bool
 }
 
-// linksOf returns the links that a pod has by a claim. complete is false if the status lists only
-// some of the pods that use the claim, and this pod is not among them.
+// linksOf returns the links that a pod has by a claim. complete is false if the status omits pods
+// that use the claim, and this pod may be one of them.
 func linksOf(claim *resourceapi.ResourceClaim, pod *corev1.Pod, driver string) (links []link, complete bool) {
 	complete = true
 	for i := range claim.Status.Devices {

@@ -28,7 +28,8 @@ import (
 // StatusReconciler writes network.NetworkStatusAnnotation. It keeps the entries of other networks.
 type StatusReconciler struct {
 	Client client.Client
-	// Pods has all pods, reduced by trim.PodWithLinks. PodCache is the same with its events.
+	// Pods reads from a cache of all pods, which trim.PodWithLinks has reduced. PodCache is that
+	// cache as a source of events.
 	Pods     client.Reader
 	PodCache cache.Cache
 	Driver   string

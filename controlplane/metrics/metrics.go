@@ -60,8 +60,8 @@ var (
 	}
 )
 
-// Collector is a prometheus.Collector. As a manager.Runnable, it is registered while the replica
-// leads: the metrics of several replicas would add up.
+// Collector is a prometheus.Collector. As a manager.Runnable, it is registered only while the
+// replica leads. Otherwise, sums over all replicas would count each object several times.
 type Collector struct {
 	// Client reads from a cache.
 	Client client.Reader

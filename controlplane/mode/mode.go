@@ -133,9 +133,10 @@ func Versions(server discovery.DiscoveryInterface) (versions []string, err error
 // gates; they change when an API server restarts.
 const detectPeriod = 5 * time.Second
 
-// contraryAnswers is the number of answers in a row after which a Watcher believes that
-// the mode has changed. While API servers are upgraded one after the other, the answers
-// of old and new ones alternate, because each answer comes over a new connection (see NewClient).
+// contraryAnswers is the number of successive results with another mode after which a Watcher
+// concludes that the mode has changed. While API servers are upgraded one after the other, the
+// answers of old and new ones alternate, because each answer comes over a new connection (see
+// NewClient).
 const contraryAnswers = 3
 
 // detectTimeout limits the time that Detect waits for an API server that accepts

@@ -65,9 +65,9 @@ func (r *Reconciler) deletedClaimChange(
 	return changeFor(pods), nil
 }
 
-// waitingEntries returns the UIDs of the pods that use the claim and cannot run with it
-// any more. If that applies to all pods that use it, the native entries, which are for
-// all pods of the group, are among them.
+// waitingEntries returns the UIDs of the pods that use the claim and can no longer run with it. If
+// that applies to all pods that use it, the result includes the native entries, which are for all
+// pods of the group.
 func waitingEntries(
 	claim *resourceapi.ResourceClaim, name string, pods []*corev1.Pod, native []types.UID, age time.Duration,
 ) []types.UID {
@@ -98,8 +98,8 @@ func mayRun(pod *corev1.Pod, deleted time.Time, age time.Duration) bool {
 	return age < maxGracePeriod
 }
 
-// deletions has the times at which the controller first saw that objects are being deleted. After a restart, it
-// sees all of them for the first time. The zero value is ready for use.
+// deletions holds the times at which the controller first saw that objects are being deleted. They are lost
+// when the controller restarts. The zero value is ready for use.
 type deletions struct {
 	mu   sync.Mutex
 	seen map[types.UID]deletion

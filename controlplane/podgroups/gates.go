@@ -107,9 +107,9 @@ func (r *Reconciler) ungate(ctx context.Context, pod *corev1.Pod) error {
 	return nil
 }
 
-// ungatedCache has the UIDs of pods that were ungated recently. The cache of pods may
-// still show the gate then. If an entry is missing, the controller repeats a write
-// without effect. The zero value is an empty cache.
+// ungatedCache has the UIDs of pods that were ungated recently. The cache of pods may still show
+// the gate then. If an entry is missing, the controller repeats the write, which then has no
+// effect. The zero value is an empty cache.
 type ungatedCache struct {
 	mu    sync.Mutex
 	times map[types.UID]time.Time

@@ -77,9 +77,10 @@ func (r *Reconciler) generateShard(ctx context.Context, g *group, s *sharedClaim
 	return err
 }
 
-// claimForShard returns the claim to create for shard n. It returns nil if the devices
-// of the primary shard, which the others share, are not known or about to be deallocated, and if
-// an earlier primary shard exists; an event triggers the next reconcile when that changes.
+// claimForShard returns the claim to create for shard n. It returns nil if the claim cannot be
+// created yet: the devices of the primary shard, which the other shards use, are unknown or about
+// to be deallocated, or an earlier primary shard still exists. An event triggers the next reconcile
+// when that changes.
 func (r *Reconciler) claimForShard(g *group, s *sharedClaim, n int) (*resourceapi.ResourceClaim, error) {
 	primary := s.shards[s.primary]
 	switch {

@@ -113,9 +113,9 @@ func (r *JobReconciler) reconcileJob(
 	return r.serve(ctx, g)
 }
 
-// runsElsewhere reports whether another controller than Kubernetes' own creates the pods of the
-// Job, and has created none in this cluster, as that of MultiKueue: it lets a copy of the Job run in
-// another cluster, and a claim here would have no user.
+// runsElsewhere reports whether another controller than Kubernetes' own creates the pods of the Job,
+// and has created none in this cluster, such as that of MultiKueue, which lets a copy of the Job run
+// in another cluster. A claim in this cluster would have no user.
 func runsElsewhere(job *batchv1.Job, g *group) bool {
 	hasShards := func(s *sharedClaim) bool { return len(s.shards) > 0 }
 	return ptr.Deref(job.Spec.ManagedBy, batchv1.JobControllerName) != batchv1.JobControllerName &&

@@ -23,9 +23,9 @@ import (
 	"github.com/dra-shared/dra-driver-shared/controlplane/mode"
 )
 
-// ensureNativePodGroup creates, in native mode, the PodGroup of scheduling.k8s.io that
-// corresponds to the group: it has the same name and refers to the same claims, all by
-// name. If the name is in use, it sets the problem of all shared claims.
+// ensureNativePodGroup creates, in native mode, the PodGroup of scheduling.k8s.io that corresponds
+// to the group: it has the same name and refers to the same claims, all by name. If another object
+// has the name, it sets the problem of all shared claims.
 //
 // It waits for the first pod, because the scheduler requires that the pods of a group
 // have the group's priority, which is immutable.

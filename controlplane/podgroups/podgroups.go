@@ -7,9 +7,9 @@
 // pods share claims (jobs.go), and for replicas (replicas.go); listedclaims.go has the
 // code that both need.
 //
-// The controller keeps no state of its own. Each step is one write that follows from
-// the objects which the controller has read, so that after a crash between any two
-// steps the next reconcile continues where the last one ended.
+// The controller keeps no state outside of the API. Each step is one write, which depends only on
+// the objects that the controller has read. So after a crash between any two steps, the next
+// reconcile continues where the last one ended.
 package podgroups
 
 import (
@@ -36,9 +36,9 @@ import (
 	"github.com/dra-shared/dra-driver-shared/internal/podstatus"
 )
 
-// problemRetryInterval is the time between two attempts to solve a problem whose end
-// no event announces, such as an exceeded quota, or a claim of another owner that has
-// the name of the group's.
+// problemRetryInterval is the time between two attempts to solve a problem whose end no event
+// announces, such as an exceeded quota, or a claim of another owner with the name of the group's
+// claim.
 const problemRetryInterval = 30 * time.Second
 
 // Reconciler reconciles PodGroups.

@@ -97,7 +97,7 @@ func (r *ReplicaReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ct
 		// Admission denies an invalid annotation. This StatefulSet is older than the webhook.
 		return ctrl.Result{}, reconcile.TerminalError(err)
 	}
-	if len(listed) == 0 || isOfWorkers(&set) {
+	if len(listed) == 0 || isForWorkers(&set) {
 		return ctrl.Result{}, nil
 	}
 	groups, err := r.readReplicas(ctx, &set, listed)
@@ -117,9 +117,9 @@ func (r *ReplicaReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ct
 	return result, nil
 }
 
-// isOfWorkers reports whether the StatefulSet is for the workers of one replica of a
+// isForWorkers reports whether the StatefulSet is for the workers of one replica of a
 // LeaderWorkerSet, which use the claims of their leader.
-func isOfWorkers(set *appsv1.StatefulSet) bool {
+func isForWorkers(set *appsv1.StatefulSet) bool {
 	controller := metav1.GetControllerOfNoCopy(set)
 	return controller != nil && controller.Kind == "Pod"
 }

@@ -54,11 +54,11 @@ type Reconciler struct {
 	Driver  string
 	Clock   clock.PassiveClock
 
-	// others has the pods that are in no PodGroup.
+	// others watches the pods that are not in a PodGroup.
 	others podWatcher
 
 	written *claimstatus.Log
-	// uids has the UIDs of the claims in written, which outlive their claims only here.
+	// uids holds the UIDs of the claims in written by name, to remove those of deleted claims.
 	uids map[types.NamespacedName]types.UID
 }
 

@@ -262,7 +262,8 @@ func (r *Reconciler) staleEntriesChange(
 	for _, pod := range pods {
 		users = append(users, claims.UserOf(pod))
 	}
-	// A pod that the watch has not seen yet would seem to be deleted, so the API server is asked about it.
+	// A pod that the watch has not reported yet is missing from the cache, so the API server must confirm
+	// that it was deleted.
 	lookup := claims.PodLookup{APIReader: r.APIReader, ClusterLeavesStaleEntries: r.ClusterLeavesStaleEntries}
 	deleted, err := lookup.DeletedPods(ctx, claim, users)
 	return claims.StaleEntriesChange(claim, users, deleted, claims.MaxTerminalPods), err

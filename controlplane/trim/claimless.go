@@ -31,13 +31,13 @@ func WithoutClaimlessPods(all cache.ListerWatcher) cache.ListerWatcher {
 			if err != nil {
 				return nil, err
 			}
-			return watch.Filter(events, func(e watch.Event) (watch.Event, bool) { return e, !isOfClaimlessPod(e) }), nil
+			return watch.Filter(events, func(e watch.Event) (watch.Event, bool) { return e, !isClaimlessPodEvent(e) }), nil
 		},
 	}, all)
 }
 
-// isOfClaimlessPod reports whether the event is about a pod that uses no claim. A bookmark is about no pod.
-func isOfClaimlessPod(e watch.Event) bool {
+// isClaimlessPodEvent reports whether the event is about a pod that uses no claim. A bookmark is about no pod.
+func isClaimlessPodEvent(e watch.Event) bool {
 	pod, ok := e.Object.(*corev1.Pod)
 	return ok && e.Type != watch.Bookmark && len(pod.Spec.ResourceClaims) == 0
 }

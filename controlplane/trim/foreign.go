@@ -16,8 +16,8 @@ import (
 )
 
 // WithoutForeignClaims returns a ListerWatcher of ResourceClaims for an informer whose cache does
-// not contain foreign claims (see IsForeign): a cluster may have many times more of them than
-// others, and the API server has no selector that excludes them.
+// not contain foreign claims (see IsForeign): a cluster may have many more of them than other
+// claims, and the API server has no selector that excludes them.
 func WithoutForeignClaims(all cache.ListerWatcher, driver string) cache.ListerWatcher {
 	source := cache.ToListerWatcherWithContext(all)
 	return cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{

@@ -63,7 +63,8 @@ func Pod(object any) (any, error) {
 }
 
 // PodWithLinks returns a pod without the fields that the publishers of links (package endpoints) do
-// not read. They read all pods, and Pod serves those of PodGroups.
+// not read. They read all pods, whereas the cache with pods that Pod has reduced contains only
+// those of PodGroups.
 func PodWithLinks(object any) (any, error) {
 	pod, ok := object.(*corev1.Pod)
 	if !ok {

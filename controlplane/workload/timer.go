@@ -13,9 +13,9 @@ import (
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 )
 
-// Timer measures for how long the claims of each owner have been unused. It starts when
-// the controller notices that they are unused, and again when the controller restarts: the
-// claims are then released later.
+// Timer measures for how long the claims of each owner have been unused. It starts when the
+// controller notices that they are unused. After a restart of the controller, it starts again, so
+// that the claims are released later.
 type Timer struct {
 	clock clock.PassiveClock
 

@@ -65,7 +65,7 @@ type State struct {
 	UID types.UID
 	// Complete objects have ended, successfully or not.
 	Complete bool
-	// Suspended objects want no pods for now: they are suspended, or have no replicas.
+	// Suspended objects have no pods at present: they are suspended, or have 0 replicas.
 	Suspended bool
 }
 
@@ -100,8 +100,8 @@ func (f *Finder) Find(ctx context.Context, namespace string, ref Reference) (Sta
 	object.SetGroupVersionKind(kind)
 	err = f.APIReader.Get(ctx, types.NamespacedName{Namespace: namespace, Name: ref.Name}, object)
 	if apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse) {
-		// The API server answers so if it does not serve the resource at all any more.
-		// The object may still exist.
+		// The API server also returns this error if it no longer serves the resource. The object
+		// may still exist.
 		return State{}, &UnverifiableError{v1alpha1.ReasonHolderUnknown,
 			fmt.Sprintf("the API server no longer serves %s: is its API still installed?", kind)}
 	}
