@@ -186,7 +186,7 @@ func New(ctx context.Context, config *rest.Config, o Options) (manager.Manager, 
 	}
 	m.GetLogger().Info("Selected mode", "mode", o.Mode, "detected", detected, "podGroupVersions", versions)
 	if detected && o.Mode == mode.Bridge && len(versions) > 0 {
-		m.GetLogger().Info("Kubernetes has PodGroups of its own, but not in a version and with the feature gates by "+
+		m.GetLogger().Info("Kubernetes has its own PodGroups, but not in a version and with the feature gates by "+
 			"which it reserves their claims for this controller", "podGroupVersions", versions)
 	}
 	return m, nil

@@ -216,7 +216,7 @@ func (d *Driver) metadataOf(
 	m := &kubeletplugin.DeviceMetadata{Attributes: map[string]resourceapi.DeviceAttribute{}}
 	attributes := attribute.Granted(s.Capacity)
 	if s.AdminAccess {
-		attributes = attribute.Map{} // admin access is granted nothing, whatever the allocation contains
+		attributes = attribute.Map{} // a request with admin access has no grant, regardless of the allocation
 	}
 	maps.Copy(attributes, s.deviceAttributes())
 	for name, value := range attributes {

@@ -75,9 +75,9 @@ func (n *Node) watchArrival(index int) error {
 	return nil
 }
 
-// Missed returns which frames of a NIC do not reach the classifier, and which
-// programs may keep them from it; "" if frames reach it, as far as the NIC has
-// sent or received any. Manage updates it.
+// Missed describes which frames of a NIC do not reach the classifier, and which programs may take
+// them; "" if the frames reach it, or the NIC has not sent or received any. Manage updates the
+// result.
 func (n *Node) Missed(index int) string {
 	n.mu.Lock()
 	classifier := n.classifier

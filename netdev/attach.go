@@ -42,7 +42,7 @@ type LinkSpec struct {
 	Routes    []Route
 	Rules     []Rule
 	Neighbors []Neighbor
-	// Alias is a description for people, at most 255 bytes; "ip link" shows it.
+	// Alias is a description for administrators, at most 255 bytes; "ip link" shows it.
 	Alias string
 	// Minor is the minor number of the share's class. If it is 0, the share
 	// has no class, and its frames queue in the class for unidentified frames.
@@ -488,7 +488,7 @@ func (n *Node) linkOf(a Attachment) (*netlink.LinkAttrs, error) {
 			return nil, err
 		}
 		// A pod can change the name and the address. It can also replace the link by one with the
-		// same index on a link of its own, which has the index of the NIC.
+		// same index on another link of the pod, to which it has given the index of the NIC.
 		if l := link.Attrs(); link.Type() == "macvlan" && l.ParentIndex == a.Parent && l.NetNsID == n.nsid {
 			return l, nil
 		}

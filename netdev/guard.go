@@ -98,8 +98,8 @@ func (m Mode) String() string {
 }
 
 // parseMacvlan parses the payload of an RTM_NEWLINK message. ok is false if the link is not a
-// macvlan on a link of the namespace with the ID parents. A pod can give a link of its own the
-// interface index of the NIC, and create macvlans on that.
+// macvlan on a link of the namespace with the ID parents. A pod can create a link with the
+// interface index of the NIC in its own namespace, and macvlans on that link.
 func parseMacvlan(payload []byte, parents int) (s macvlanState, ok bool) {
 	link, err := parseLink(payload)
 	if err != nil || link.Type() != "macvlan" && link.Type() != "macvtap" || link.Attrs().NetNsID != parents {

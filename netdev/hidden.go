@@ -47,11 +47,11 @@ type inspection struct {
 	verified time.Time          // when unknown was determined
 }
 
-// Inspect looks for links on a NIC that pods have created in namespaces of their own, and guards
-// the NIC while there are any, and for some time afterwards; see guardTimer. It returns the
-// addresses of the links, and whether the NIC is guarded for them or for any other link. It takes
-// one dump with an entry for each link of the NIC, and more if an address is not that of an
-// attachment. While nothing changes, it only compares the dump with the last one.
+// Inspect looks for links on a NIC in network namespaces that pods have created, and guards the NIC
+// while there are any, and for some time afterwards; see guardTimer. It returns the addresses of
+// the links, and whether the NIC is guarded for them or for any other link. It takes one dump with
+// an entry for each link of the NIC, and more if an address is not that of an attachment. While
+// nothing changes, it only compares the dump with the last one.
 func (n *Node) Inspect(index int) (unknown []net.HardwareAddr, guarded bool, err error) {
 	nic, enforced := n.enforcedNIC(index)
 	if !enforced {

@@ -80,9 +80,9 @@ type NICConfig struct {
 	// TrustMAC assigns a frame that has no socket to the share whose link has
 	// the frame's source address.
 	TrustMAC bool
-	// QueuePerShare gives each transmit queue an HTB qdisc of its own, and each share a home queue,
-	// if the NIC has several queues and the kernel steers frames to them. Shares then do not
-	// borrow. A change takes effect on a NIC with shares only after its last share is gone.
+	// QueuePerShare gives each transmit queue a separate HTB qdisc, and each share a home queue, if
+	// the NIC has several queues and the kernel steers frames to them. Shares then do not borrow. A
+	// change takes effect on a NIC with shares only after its last share is gone.
 	QueuePerShare bool
 	// Policy is the NIC's treatment of frames that do not carry the identity of their
 	// sender. Manage adds to Policy.NodeAddresses, and sets Policy.Guarded.

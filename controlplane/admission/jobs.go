@@ -99,7 +99,8 @@ func parseClaims(annotation, value string, path *field.Path) ([]scheduling.JobCl
 	return scheduling.ParseJobClaims(value, path)
 }
 
-// sameClaims reports whether two values of the annotation list the same claims, in whatever format.
+// sameClaims reports whether two values of the annotation list the same claims, regardless of their
+// format.
 func sameClaims(annotation, a, b string) bool {
 	if a == b {
 		return true

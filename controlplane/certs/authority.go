@@ -147,7 +147,7 @@ func renewalDue(certificate *x509.Certificate, now time.Time) bool {
 	return certificate.NotAfter.Sub(now) < lifetime/3
 }
 
-// newAuthority generates an authority with a key of its own.
+// newAuthority generates an authority with a new key.
 func newAuthority(commonName string, now time.Time) (*authority, error) {
 	template := &x509.Certificate{
 		Subject:               pkix.Name{CommonName: commonName},
@@ -177,8 +177,8 @@ func newAuthority(commonName string, now time.Time) (*authority, error) {
 // created returns the time at which newAuthority generated the authority.
 func (a *authority) created() time.Time { return a.certificate.NotBefore.Add(clockSkew) }
 
-// sign issues a serving certificate with a key of its own. It does not outlive
-// the authority.
+// sign issues a serving certificate with a new key. The certificate expires no later than the
+// authority.
 func (a *authority) sign(dnsNames []string, now time.Time) (*servingCertificate, error) {
 	notAfter := now.Add(leafLifetime)
 	if notAfter.After(a.certificate.NotAfter) {

@@ -43,8 +43,8 @@ type Owner struct {
 	Namespace string
 	Name      string
 	UID       types.UID
-	// Replica is the ordinal of the replica of the owner that has claims of its own; "" if the
-	// claims are those of the owner as a whole.
+	// Replica is the ordinal of the replica whose claims these are; "" if they are claims of the
+	// owner as a whole.
 	Replica string
 }
 

@@ -173,9 +173,9 @@ func (r reservation) isHeldByCluster() bool {
 	return slices.ContainsFunc(r.claim.Status.ReservedFor, r.isClusterEntry)
 }
 
-// IsStuck reports whether the scheduler finds no node for any pod that it may
-// schedule, and there is such a pod. A pod that it has not tried, and one for which it
-// is about to find a node, look the same: the claim must stay as it is for both.
+// IsStuck reports whether the scheduler finds no node for any pod that it may schedule, and there
+// is such a pod. A pod that it has not tried cannot be distinguished from one for which it is about
+// to find a node: the claim must not change for either.
 func IsStuck(pods []Pod) bool {
 	rejected := false
 	for _, p := range pods {
@@ -270,12 +270,11 @@ func diff(current, desired []resourceapi.ResourceClaimConsumerReference) Change 
 	return change
 }
 
-// DeletedClaimChange returns the change for a claim that a user deletes while its
-// owner exists. New pods cannot use such a claim, so its deletion must be able to
-// complete: the owner's entry is removed, because pods that run with the claim have
-// entries of their own, and so are the entries of pods that still wait for a node,
-// whose UIDs the caller passes. The caller also passes the UID of an entry for all
-// pods of the owner if all of them wait.
+// DeletedClaimChange returns the change for a claim that a user deletes while its owner exists. New
+// pods cannot use such a claim, so its deletion must be able to complete: the owner's entry is
+// removed, because pods that run with the claim have separate entries, and so are the entries of
+// pods that still wait for a node, whose UIDs the caller passes. The caller also passes the UID of
+// an entry for all pods of the owner if all of them wait.
 func DeletedClaimChange(claim *resourceapi.ResourceClaim, owner Owner, waiting ...types.UID) Change {
 	remove := EntriesToRemove(claim, func(e resourceapi.ResourceClaimConsumerReference) bool {
 		return e.UID == owner.UID || slices.Contains(waiting, e.UID)
@@ -313,12 +312,11 @@ func EntriesToRemove(
 // caller passes the UIDs of Kubernetes' entries for the holder if Kubernetes does not
 // remove them because its feature gates are off.
 //
-// The caller deletes a generated claim first, and Kubernetes deallocates a claim that
-// is being deleted when its last entry is removed. A claim that remains (keepsClaim)
-// Kubernetes deallocates only when a pod is deleted. If the holder has the last entry,
-// this change therefore deallocates the claim. It has a precondition in either case:
-// if the last pod were deleted concurrently, removing the holder's entry would leave
-// the claim allocated for good.
+// The caller deletes a generated claim first, and Kubernetes deallocates a claim that is being
+// deleted when its last entry is removed. A claim that remains (keepsClaim) Kubernetes deallocates
+// only when a pod is deleted. If the holder has the last entry, this change therefore deallocates
+// the claim. It has a precondition in either case: if the last pod were deleted concurrently,
+// removing the holder's entry would leave the claim allocated forever.
 func ReleaseChange(claim *resourceapi.ResourceClaim, holder types.UID, keepsClaim bool, native ...types.UID) Change {
 	remove := EntriesToRemove(claim, func(e resourceapi.ResourceClaimConsumerReference) bool {
 		return e.UID == holder || slices.Contains(native, e.UID)

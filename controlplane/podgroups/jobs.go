@@ -32,10 +32,10 @@ const (
 // JobReconciler reconciles the claims of Jobs whose pod templates have the annotation
 // job-claims (KEP-762).
 //
-// To the rest of the package, such a Job is a PodGroup whose claims the Job owns. It
-// needs no finalizer: the Job's entry in a claim names the Job, so the controller finds
-// the claims of a Job that no longer exists. Even in native mode, the controller reserves
-// the claims for each pod: Kubernetes may have created a PodGroup of its own for the Job.
+// To the rest of the package, such a Job is a PodGroup whose claims the Job owns. It needs no
+// finalizer: the Job's entry in a claim names the Job, so the controller finds the claims of a Job
+// that no longer exists. Even in native mode, the controller reserves the claims for each pod:
+// Kubernetes may have created one of its own PodGroups for the Job.
 type JobReconciler struct {
 	// Reconciler has the mode Bridge.
 	Reconciler

@@ -52,8 +52,8 @@ func (r *Reconciler) reportProblems(owner client.Object, g *group) {
 	}
 }
 
-// releaseClaims deletes the shards of the released claims. Pods that run keep them until they
-// end, by entries of their own.
+// releaseClaims deletes the shards of the released claims. Pods that run keep them until they end,
+// because the pods have separate entries.
 func (r *Reconciler) releaseClaims(ctx context.Context, g *group, released []*sharedClaim) error {
 	var errs error
 	for _, s := range released {

@@ -281,8 +281,8 @@ func (k *Kind) edits(d *device, share record.Share, p *params.AcceleratorShare) 
 	return edits, nil
 }
 
-// granted returns the grant of a share: the whole capacity of an unshared
-// device, and nothing for admin access, whatever the allocation contains.
+// granted returns the grant of a share: the whole capacity of an unshared device, and nothing for
+// admin access, regardless of the allocation.
 func granted(d *device, share record.Share) map[string]resource.Quantity {
 	switch {
 	case share.AdminAccess:

@@ -25,8 +25,8 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev"
 )
 
-// reservation is the payload that Reserve passes to Attach: the attachment as far as it
-// is known before the link exists, and the routes of the pools.
+// reservation is the payload that Reserve passes to Attach: the properties of the attachment that
+// are known before the link exists, and the routes of the pools.
 type reservation struct {
 	attach.Link
 	Routes []params.Route `json:"routes,omitempty"`

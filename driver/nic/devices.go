@@ -26,7 +26,7 @@ import (
 // interruption until the NIC counts as up again: a NIC whose carrier flaps stays tainted.
 const carrierStableTime = 5 * time.Second
 
-// device is a NIC of a network, as it is shared.
+// device is a shared NIC of a network.
 type device struct {
 	name    string
 	nic     netdev.NIC

@@ -259,7 +259,7 @@ func newLease(share record.Share, r attach.Request) *attach.Lease {
 // maxHostname is the longest label in DNS.
 const maxHostname = 63
 
-// hostname returns the host name of a pod: its name as far as it is one DNS label, as in the pod.
+// hostname returns the host name of a pod, as the kubelet sets it: the name of the pod, truncated to one DNS label.
 func hostname(pod string) string {
 	if len(pod) <= maxHostname {
 		return pod

@@ -148,7 +148,7 @@ func (k *Kind) Warnings() (warnings []driver.Warning) {
 		}
 		warnings = append(warnings, driver.Warning{
 			Device: nic, Reason: params.EventReasonLinksHidden,
-			Message: fmt.Sprintf("pods hide links with the MAC addresses %s on %s in network namespaces of their own, "+
+			Message: fmt.Sprintf("pods hide links with the MAC addresses %s on %s in network namespaces that they created, "+
 				"with which they could receive the frames of others: all pods of %s see random source MAC addresses until "+
 				"the links are gone: which pods of the NIC have CAP_NET_ADMIN in a user namespace?",
 				addresses, nic, nic),

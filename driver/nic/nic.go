@@ -13,8 +13,8 @@
 //	parameters.go a share's grant and parameters -> link and rates
 //	attach.go     share -> link in a pod
 //	addresses.go  addresses of pools, which the attachment's record reserves
-//	hidden.go     links that pods hide in namespaces of their own
-//	lost.go       addresses of pools that another node has by now
+//	hidden.go     links that pods hide in network namespaces that they create
+//	lost.go       addresses of pools that the node has lost
 //	duplicates.go addresses that another host on the network has
 //	identity.go   the identity that the kernel checks in the frames of a link
 //	status.go     link in the kernel -> conditions and data of the claim
@@ -68,7 +68,7 @@ type Kind struct {
 	leases atomic.Pointer[leaseStates]
 	// duplicates are the hosts that have addresses of links.
 	duplicates *duplicates
-	// lost are the addresses of links that belong to another node by now.
+	// lost are the addresses of links that the node has lost.
 	lost *lostAddresses
 	// hidden are the links that pods hide.
 	hidden *hiddenLinks

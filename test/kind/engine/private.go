@@ -66,7 +66,7 @@ func start(ctx context.Context, dir, runc string) (*Engine, error) {
 		Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS | unix.CLONE_NEWPID,
 	}
 	if err := daemon.Start(); err != nil {
-		return nil, fmt.Errorf("start dockerd in namespaces of its own: %w", err)
+		return nil, fmt.Errorf("start dockerd in separate namespaces: %w", err)
 	}
 	ended := make(chan struct{})
 	go func() {
@@ -103,7 +103,7 @@ func (e *Engine) Stop(ctx context.Context) error {
 	if !e.Private() {
 		return nil
 	}
-	// The PID may belong to another process by now.
+	// The PID may have been reused by another process.
 	if started, err := startTime(e.Init); err == nil && (e.Started == 0 || started == e.Started) {
 		if err := unix.Kill(e.Init, unix.SIGKILL); err != nil {
 			return fmt.Errorf("end process %d, which runs dockerd: %w", e.Init, err)

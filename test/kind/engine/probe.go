@@ -77,7 +77,7 @@ func printFacts() error {
 	var facts Facts
 	var stat unix.Statfs_t
 	if err := unix.Statfs("/sys/fs/cgroup", &stat); err != nil {
-		return fmt.Errorf("look at /sys/fs/cgroup: %w", err)
+		return fmt.Errorf("inspect /sys/fs/cgroup: %w", err)
 	}
 	facts.Cgroup2 = stat.Type == unix.CGROUP2_SUPER_MAGIC
 	facts.OOMScore = os.WriteFile("/proc/self/oom_score_adj", []byte("-999"), 0o644) == nil
