@@ -19,7 +19,8 @@ var defaultDevices = []string{ //nolint:gochecknoglobals // constant
 	"/dev/console", "/dev/full", "/dev/null", "/dev/ptmx", "/dev/random", "/dev/tty", "/dev/urandom", "/dev/zero",
 }
 
-// gain is what a container has in addition to a container of a pod without claims.
+// gain holds the devices, mounts, and variables of a container that a container of a pod without
+// claims does not have.
 type gain struct {
 	devices     []probe.Node
 	mounts, env []string
@@ -44,7 +45,7 @@ func without[T comparable](list, other []T) []T {
 	return slices.DeleteFunc(slices.Clone(list), func(e T) bool { return slices.Contains(other, e) })
 }
 
-// and returns what two gains have in common.
+// and returns the intersection of two gains.
 func (g gain) and(other gain) gain {
 	return gain{
 		devices: without(g.devices, without(g.devices, other.devices)),
@@ -59,8 +60,8 @@ func (s *suite) withClaim(ctx context.Context, ordinary probe.View, claim int) (
 	p := s.startPod(ctx, podOptions{claims: []int{claim}, command: serveOn()})
 	g := gained(s.view(ctx, p, firstContainer), ordinary)
 	if g.empty() {
-		s.fatal("a container that references a claim has no device node, mount, or variable that one of a pod without " +
-			"claims has not")
+		s.fatal("a container that references a claim has the same device nodes, mounts, and variables as a container of " +
+			"a pod without claims")
 	}
 	return p, g
 }

@@ -58,7 +58,7 @@ func caseHealthFirst(ctx context.Context, s *suite) {
 	}
 }
 
-// others returns the number of devices that do not belong to one node.
+// others returns the number of devices that are not specific to one node.
 func others(devices []device) (n int) {
 	for _, d := range devices {
 		if d.anyNode {

@@ -87,15 +87,15 @@ func (s *suite) metadataMounts(devices []*dra.Device) (mounts []*specs.Mount) {
 	return mounts
 }
 
-// readMetadata returns the objects of a metadata file.
+// readMetadata decodes a metadata file.
 func (s *suite) readMetadata(name string) []metadata {
 	objects, _, err := decodeMetadata(name)
 	s.ok(err, "read metadata")
 	return objects
 }
 
-// decodeMetadata returns the objects of a metadata file and its content. A file that is
-// not whole, or has no object, is an error.
+// decodeMetadata returns the objects of a metadata file and its content. It returns an error if the
+// file is incomplete or has no object.
 func decodeMetadata(name string) (objects []metadata, raw []byte, err error) {
 	if raw, err = os.ReadFile(name); err != nil {
 		return nil, nil, err
@@ -183,8 +183,8 @@ func caseMetadataContainers(ctx context.Context, s *suite) {
 	seen("after a restart of the driver")
 }
 
-// caseMetadataUpdates reads the metadata without pause while the claim is prepared
-// again. The driver may add data that it gets later, such as network data.
+// caseMetadataUpdates reads the metadata continuously while the claim is prepared again. The driver
+// may add data that it learns later, such as network data.
 func caseMetadataUpdates(ctx context.Context, s *suite) {
 	for range s.config.Cycles / 5 {
 		c, devices := s.prepared(ctx)
@@ -203,8 +203,8 @@ func caseMetadataUpdates(ctx context.Context, s *suite) {
 	}
 }
 
-// watchMetadata reads files until the context ends, and returns an error if one is not
-// whole, or changes without a higher generation.
+// watchMetadata reads files repeatedly until the context ends, and returns an error if one is
+// incomplete, or changes without a higher generation.
 func watchMetadata(ctx context.Context, files map[string]string) error {
 	contents, generations := map[string][]byte{}, map[string]int64{}
 	for last := false; !last; {
@@ -264,7 +264,8 @@ func (s *suite) preparedMetadata(claim string) (files []string) {
 	return files
 }
 
-// sameMetadata returns how the network data of metadata files differ from those of the status.
+// sameMetadata returns an error that describes how the network data of metadata files differ from
+// those of the status, or nil.
 func (s *suite) sameMetadata(files []string, status []resourceapi.AllocatedDeviceStatus) error {
 	found := map[string]*resourceapi.NetworkDeviceData{}
 	for _, name := range files {

@@ -57,7 +57,7 @@ func caseInterfacePresent(ctx context.Context, s *suite) {
 	ordinary := s.ordinary(ctx)
 	v := s.view(ctx, s.startPod(ctx, podOptions{claims: []int{0}}), firstContainer)
 	if len(added(v, ordinary)) == 0 {
-		s.fatal("the first container of a pod with a claim has the interfaces %v, as that of a pod without claims",
+		s.fatal("the first container of a pod with a claim has only the interfaces %v, like a pod without claims",
 			interfaceNames(v.Interfaces))
 	}
 }
@@ -150,7 +150,8 @@ func caseNewSandbox(ctx context.Context, s *suite) {
 		return another(firstContainer) && another(mainContainer) && containerStatus(now, mainContainer).State.Running != nil
 	})
 	if v := s.view(ctx, p, firstContainer); len(added(v, ordinary)) == 0 {
-		s.fatal("in a new sandbox, the pod has the interfaces %v, as one without claims", interfaceNames(v.Interfaces))
+		s.fatal("in a new sandbox, the pod has only the interfaces %v, like a pod without claims",
+			interfaceNames(v.Interfaces))
 	}
 }
 
@@ -158,7 +159,7 @@ func caseInterfaceConfigured(ctx context.Context, s *suite) {
 	s.canRunPods()
 	want := s.config.Pods.Configured
 	if want == nil {
-		s.skip("needs a claim with a configuration, and what a pod gets of it: set pods.configured")
+		s.skip("needs a claim with a configuration, and its effect in the pod: set pods.configured")
 	}
 	p := s.startPod(ctx, podOptions{specs: []resourceapi.ResourceClaimSpec{want.Claim},
 		command: []string{"routes", want.Interface}})
@@ -167,7 +168,8 @@ func caseInterfaceConfigured(ctx context.Context, s *suite) {
 	s.ok(want.applied(v.Interfaces, routes), "a pod with the claim of pods.configured")
 }
 
-// applied returns how the interfaces and the routes of a pod differ from the configured ones.
+// applied returns an error that describes how the interfaces and the routes of a pod differ from
+// the configured ones, or nil.
 func (c *Configured) applied(interfaces []probe.Interface, routes []string) error {
 	i := slices.IndexFunc(interfaces, func(p probe.Interface) bool { return p.Name == c.Interface })
 	if i < 0 {
@@ -196,8 +198,8 @@ func (s *suite) nodeView(ctx context.Context) probe.View {
 	return v
 }
 
-// usedAndReturned runs a pod with a claim, and waits until all former interfaces of the
-// node are as before. It returns the view of the node.
+// usedAndReturned runs a pod with a claim, and waits until the node has all interfaces of the view
+// before again, unchanged. It returns the view of the node.
 func (s *suite) usedAndReturned(ctx context.Context, before probe.View) (after probe.View) {
 	s.view(ctx, s.startPod(ctx, podOptions{claims: []int{0}}), firstContainer)
 	s.endPods(ctx)
@@ -212,7 +214,7 @@ func (s *suite) usedAndReturned(ctx context.Context, before probe.View) (after p
 	return after
 }
 
-// returned returns how interfaces of the node differ from what they were before.
+// returned returns an error if an interface that the node had before is missing or has changed.
 func returned(before, after probe.View) error {
 	for _, b := range before.Interfaces {
 		i := slices.IndexFunc(after.Interfaces, func(a probe.Interface) bool { return a.Name == b.Name })
@@ -301,7 +303,7 @@ func offered(all []resourceapi.ResourceSlice, r resourceapi.DeviceRequestAllocat
 	return fmt.Errorf("device %s of pool %s is not published", r.Device, r.Pool)
 }
 
-// serveOn returns the command of a container that answers on all interfaces but these.
+// serveOn returns the command of a container that serves connections on all interfaces but these.
 func serveOn(except ...string) []string { return append([]string{"serve", probePort}, except...) }
 
 func caseInterfacesConnected(ctx context.Context, s *suite) {

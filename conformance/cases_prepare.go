@@ -30,10 +30,10 @@ const (
 	otherNode     = "conformance-other-node"
 )
 
-// complete skips the case if a response has no devices, and the driver declares that.
+// complete skips the case if a response has no devices and the driver declares AnswersNoDevices.
 func (s *suite) complete(devices []*dra.Device) {
 	if len(devices) == 0 && s.config.AnswersNoDevices {
-		s.skip("the driver declares that its answers have no devices (answersNoDevices)")
+		s.skip("the driver declares that its responses have no devices (answersNoDevices)")
 	}
 }
 
@@ -75,8 +75,8 @@ func (s *suite) answers(c *claim, devices []*dra.Device) {
 	}
 	for key := range allocated {
 		if !answered[key] {
-			s.fatal("device %s is allocated to the claim, but is not in the response (a driver that gives devices to "+
-				"containers in another way than CDI declares answersNoDevices)", key)
+			s.fatal("device %s is allocated to the claim, but is not in the response (a driver that does not use CDI to give "+
+				"devices to containers declares answersNoDevices)", key)
 		}
 	}
 }
@@ -195,10 +195,10 @@ func casePrepareNothing(ctx context.Context, s *suite) {
 	}
 }
 
-// gone returns a claim whose device the driver does not have.
+// gone returns a claim that is allocated a device which does not exist.
 func (s *suite) gone(ctx context.Context) *claim {
 	r := s.pick(ctx)
-	s.used[r.Device]-- // no claim of the case has it
+	s.used[r.Device]-- // no claim of the case uses the device
 	r.Device = missingDevice
 	return s.allocated(ctx, r)
 }
@@ -213,7 +213,7 @@ func casePrepareOneFails(ctx context.Context, s *suite) {
 	responses, err := s.main().prepare(ctx, all...)
 	s.ok(err, "prepare %d claims, of which one has no device", len(all))
 	if r := responses[string(bad.UID)]; r.GetError() == "" && len(r.GetDevices()) > 0 {
-		s.skip("the driver prepares a device that it does not have; see PREP-14")
+		s.skip("the driver prepares a device that does not exist; see PREP-14")
 	}
 	for _, c := range good {
 		r := responses[string(c.UID)]
@@ -304,7 +304,7 @@ func casePrepareInUse(ctx context.Context, s *suite) {
 }
 
 func casePrepareGone(ctx context.Context, s *suite) {
-	s.refused(ctx, s.gone(ctx).proto(), "a device that the driver does not have")
+	s.refused(ctx, s.gone(ctx).proto(), "a device that does not exist")
 	hooks := s.config.Hooks
 	if len(hooks.RemoveDevice) == 0 || len(hooks.RestoreDevice) == 0 {
 		return
@@ -333,8 +333,8 @@ func casePrepareNoDevices(ctx context.Context, s *suite) {
 	c := s.allocated(ctx, ofOther())
 	devices, err := s.main().tryPrepare(ctx, c.proto())
 	if err != nil {
-		s.answered(err, "prepare of a claim of which the driver has no device")
-		s.skip("the driver refuses a claim of which it has no device, which the kubelet does not ask for: %v", err)
+		s.answered(err, "prepare of a claim without a device of the driver")
+		s.skip("the driver refuses a claim without a device of the driver; the kubelet does not request that: %v", err)
 	}
 	if len(devices) > 0 {
 		s.fatal("the claim has no device of the driver, but the response has %d", len(devices))
@@ -353,7 +353,7 @@ func casePrepareUnnamed(ctx context.Context, s *suite) {
 	}
 }
 
-// some returns results for up to n devices or shares, each for a separate request.
+// some returns allocation results for up to n devices or shares, each for a separate request.
 func (s *suite) some(ctx context.Context, n int) (results []resourceapi.DeviceRequestAllocationResult) {
 	add := func(d device) {
 		if len(results) < n {
@@ -385,7 +385,7 @@ func room(d device) int {
 }
 
 func casePrepareMany(ctx context.Context, s *suite) {
-	all := false // the driver has no more devices
+	all := false // whether the claim has all devices of the driver
 	for _, n := range []int{1, 10, 32} {
 		if all {
 			break
@@ -442,7 +442,7 @@ func casePrepareRequestNames(ctx context.Context, s *suite) {
 	for _, d := range devices {
 		for _, name := range d.RequestNames {
 			if name != c.results()[0].Request {
-				s.fatal("device %s is answered for request %q, which the claim does not have", d.DeviceName, name)
+				s.fatal("the response has device %s for request %q, which the claim does not have", d.DeviceName, name)
 			}
 		}
 	}
@@ -455,7 +455,7 @@ func casePrepareRequests(ctx context.Context, s *suite) {
 		found := false
 		for _, d := range devices {
 			if len(d.RequestNames) != 1 {
-				s.fatal("device %s is answered for the requests %v; it is allocated for one", d.DeviceName, d.RequestNames)
+				s.fatal("the response has device %s for the requests %v; it is allocated for one", d.DeviceName, d.RequestNames)
 			}
 			share := ""
 			if r.ShareID != nil {
@@ -464,12 +464,13 @@ func casePrepareRequests(ctx context.Context, s *suite) {
 			sameDevice := d.DeviceName == r.Device && (share == "" || d.GetShareId() == "" || d.GetShareId() == share)
 			found = found || sameDevice && d.RequestNames[0] == r.Request
 			if first.Device != second.Device && sameDevice && d.RequestNames[0] != r.Request {
-				s.fatal("device %s is answered for request %s, but is allocated for %s", d.DeviceName, d.RequestNames[0], r.Request)
+				s.fatal("the response has device %s for request %s, but it is allocated for %s", d.DeviceName, d.RequestNames[0],
+					r.Request)
 			}
 		}
 		if !found {
 			s.complete(devices)
-			s.fatal("no device is answered for request %s", r.Request)
+			s.fatal("the response has no device for request %s", r.Request)
 		}
 	}
 	if first.Device != second.Device {
@@ -477,8 +478,9 @@ func casePrepareRequests(ctx context.Context, s *suite) {
 	}
 }
 
-// givesOwn ends the case if containers of one request get something of the other request's device:
-// a claim to that device alone gives it, and a claim to their own device does not.
+// givesOwn ends the case if containers of one request get edits of the other request's device:
+// edits that a claim for that device alone contains, and that a claim for their own device does not
+// contain.
 func (s *suite) givesOwn(
 	ctx context.Context, c *claim, devices []*dra.Device, results [2]resourceapi.DeviceRequestAllocationResult,
 ) {
@@ -524,8 +526,7 @@ func (s *suite) parameters(n int) []string {
 	return s.config.Parameters
 }
 
-// effect describes the effect on containers of a device that is allocated for a request with
-// configuration.
+// effect describes what containers get from a device that is allocated with the configuration.
 func (s *suite) effect(
 	ctx context.Context, request string, config ...resourceapi.DeviceAllocationConfiguration,
 ) string {
@@ -537,8 +538,8 @@ func (s *suite) effect(
 	return text
 }
 
-// effects returns what the first two of the driver's parameters do for a request. It skips the
-// case if the suite sees no difference.
+// effects returns the effects of the first two of the driver's parameters on a request. It skips
+// the case if they do not differ.
 func (s *suite) effects(ctx context.Context, request string) (first, second string) {
 	p := s.parameters(2)
 	name, source := s.config.Driver, resourceapi.AllocationConfigSourceClaim
@@ -754,7 +755,7 @@ func caseSubrequest(ctx context.Context, s *suite) {
 	for _, d := range devices {
 		for _, name := range d.RequestNames {
 			if name != request && name != r.Request {
-				s.fatal("device %s is answered for request %q, want %q or %q", d.DeviceName, name, request, r.Request)
+				s.fatal("the response has device %s for request %q, want %q or %q", d.DeviceName, name, request, r.Request)
 			}
 		}
 	}

@@ -35,8 +35,8 @@ func published(check func(driver string, all []resourceapi.ResourceSlice) error)
 	}
 }
 
-// eventually repeats the check of the slices until it succeeds, or until a driver must
-// have written them.
+// eventually repeats the check of the slices until it succeeds, or the time that a driver has for
+// writing them is over.
 func (s *suite) eventually(
 	ctx context.Context, limit time.Duration, check func(string, []resourceapi.ResourceSlice) error,
 ) error {
@@ -50,9 +50,9 @@ func (s *suite) eventually(
 	return err
 }
 
-// settle waits until the pools are complete and the driver does not write any more. It gives
-// up when pools stay incomplete although the driver writes nothing, and when the context ends:
-// PUB-02 and PUB-12 report such drivers.
+// settle waits until the pools are complete and the driver has stopped writing. It returns early if
+// pools stay incomplete although the driver writes nothing, and when the context ends: PUB-02 and
+// PUB-12 report such drivers.
 func (s *suite) settle(ctx context.Context) {
 	const still = 300 * time.Millisecond
 	last, since := int64(-1), time.Now()
@@ -338,7 +338,7 @@ func notOffered(name string) func(string, []resourceapi.ResourceSlice) error {
 	}
 }
 
-// removeDevice takes a device away from the node. The caller calls restore.
+// removeDevice removes a device from the node. The caller must call restore.
 func (s *suite) removeDevice(ctx context.Context, name string) (restore func()) {
 	hooks := s.config.Hooks
 	if len(hooks.RemoveDevice) == 0 {
@@ -355,7 +355,7 @@ func (s *suite) removeDevice(ctx context.Context, name string) (restore func()) 
 	}
 }
 
-// casePublishGone measures the time until a device that is gone is not offered.
+// casePublishGone measures the time until a removed device is no longer offered.
 func casePublishGone(ctx context.Context, s *suite) {
 	d := s.devices(ctx)[0]
 	start := time.Now()
@@ -382,7 +382,7 @@ func isOffered(name string) func(string, []resourceapi.ResourceSlice) error {
 	}
 }
 
-// caseTaintUnprepare unprepares a claim of a device that is gone, which stands for a failed one.
+// caseTaintUnprepare unprepares a claim whose device was removed, as after a failure.
 func caseTaintUnprepare(ctx context.Context, s *suite) {
 	r := s.pick(ctx)
 	c, devices := s.prepared(ctx, r)
@@ -422,7 +422,7 @@ func casePublishErrors(ctx context.Context, s *suite) {
 		if strings.Contains(s.log.String(), reason) || i.ended() {
 			return nil
 		}
-		return errors.New("neither the log has the error nor has the driver ended")
+		return errors.New("the driver has neither logged the error nor ended")
 	})
 	if s.config.Serve != nil && err != nil {
 		s.skip("the log of a driver in the process of the suite is not known: set Command")
@@ -433,8 +433,8 @@ func casePublishErrors(ctx context.Context, s *suite) {
 	}
 }
 
-// noticesDropped ends the case if the driver neither logs that the API server drops fields of disabled
-// features, nor ends, nor publishes without them.
+// noticesDropped ends the case if the API server drops fields of disabled features and the driver
+// neither logs that, nor ends, nor publishes without these fields.
 func (s *suite) noticesDropped(ctx context.Context) {
 	gated := s.dropGated()
 	before := len(s.log.String())
@@ -452,8 +452,8 @@ func (s *suite) noticesDropped(ctx context.Context) {
 	defer cancel()
 	s.ok(poll(limited, func() error {
 		if _, still := gated(); still && !i.ended() && !noticed.MatchString(s.log.String()[before:]) {
-			return errors.New("neither does the log mention fields that were dropped or features that are disabled, nor " +
-				"has the driver ended, nor does it publish without these fields")
+			return errors.New("the driver has neither logged that fields were dropped or features are disabled, nor ended, " +
+				"nor published without these fields")
 		}
 		return nil
 	}), "after the API server dropped fields of disabled features from ResourceSlices")

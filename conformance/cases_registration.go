@@ -36,7 +36,7 @@ func caseRegistrationSocket(ctx context.Context, s *suite) {
 func caseRegistrationInfo(ctx context.Context, s *suite) {
 	info := s.main().info
 	if info.Type != registration.DRAPlugin || info.Name != s.config.Driver || info.Endpoint == "" {
-		s.fatal("GetInfo answers type %q, name %q, endpoint %q; want %q, %q, and the path of a socket",
+		s.fatal("GetInfo returns type %q, name %q, endpoint %q; want %q, %q, and the path of a socket",
 			info.Type, info.Name, info.Endpoint, registration.DRAPlugin, s.config.Driver)
 	}
 }
@@ -45,7 +45,7 @@ func caseRegistrationVersions(ctx context.Context, s *suite) {
 	i := s.main()
 	versions := i.info.SupportedVersions
 	if !slices.Contains(versions, dra.DRAPluginService) {
-		s.fatal("GetInfo answers the supported versions %v: %s is missing", versions, dra.DRAPluginService)
+		s.fatal("GetInfo returns the supported versions %v: %s is missing", versions, dra.DRAPluginService)
 	}
 	s.ok(i.serves(ctx), "call %s, which GetInfo names", dra.DRAPluginService)
 	if slices.Contains(versions, beta.DRAPluginService) {
@@ -64,7 +64,7 @@ func caseRegistrationBeta(ctx context.Context, s *suite) {
 	response, err := beta.NewDRAPluginClient(s.main().conn).NodePrepareResources(ctx, request)
 	s.ok(err, "call v1beta1.DRAPlugin")
 	if got := len(response.GetClaims()[string(c.UID)].GetDevices()); got != len(devices) {
-		s.fatal("v1beta1 answers %d devices, and v1 %d", got, len(devices))
+		s.fatal("v1beta1 returns %d devices, and v1 returns %d", got, len(devices))
 	}
 }
 
@@ -100,7 +100,7 @@ func caseRegistrationReady(ctx context.Context, s *suite) {
 	})
 	s.ok(err, "GetInfo after a start")
 	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", i.path(info.Endpoint))
-	s.ok(err, "connect to the endpoint when GetInfo has answered")
+	s.ok(err, "connect to the endpoint after GetInfo has returned")
 	_ = conn.Close()
 }
 
@@ -131,7 +131,7 @@ func caseRegistrationAgain(ctx context.Context, s *suite) {
 		info, err := i.getInfo(ctx, i.registration)
 		s.ok(err, "GetInfo again, as after a restart of the kubelet")
 		if info.Endpoint != i.info.Endpoint {
-			s.fatal("GetInfo answers the endpoint %s, and before %s", info.Endpoint, i.info.Endpoint)
+			s.fatal("GetInfo returns the endpoint %s, and returned %s before", info.Endpoint, i.info.Endpoint)
 		}
 		s.ok(i.notify(ctx, i.registration, &registration.RegistrationStatus{PluginRegistered: true}), "notify again")
 	}
@@ -147,7 +147,7 @@ func caseRegistrationRestart(ctx context.Context, s *suite) {
 	after := s.main().info
 	if before.Name != after.Name || before.Type != after.Type || !slices.Equal(before.SupportedVersions,
 		after.SupportedVersions) {
-		s.fatal("GetInfo answers %v after a restart, and %v before", text(after), text(before))
+		s.fatal("GetInfo returns %v after a restart, and returned %v before", text(after), text(before))
 	}
 }
 
@@ -165,7 +165,7 @@ func caseRegistrationRefused(ctx context.Context, s *suite) {
 		if strings.Contains(s.log.String(), reason) || i.ended() {
 			return nil
 		}
-		return errors.New("neither the log has the error nor has the driver ended")
+		return errors.New("the driver has neither logged the error nor ended")
 	})
 	s.ok(err, "after a registration that failed")
 }
@@ -193,9 +193,9 @@ func caseDriverName(_ context.Context, s *suite) {
 	}
 }
 
-// whilePreparing calls f while an instance prepares a claim: the API server answers the driver's
-// request for the claim when f has returned. A driver that makes no such request may have prepared
-// the claim before. whilePreparing returns the result of prepare.
+// whilePreparing calls f while an instance prepares a claim: the API server delays the driver's
+// request for the claim until f has returned. If the driver does not make such a request, it may
+// have prepared the claim before f is called. whilePreparing returns the result of prepare.
 func (s *suite) whilePreparing(ctx context.Context, i *instance, c *claim, f func()) ([]*dra.Device, error) {
 	const asks = time.Second // the time in which a driver requests the claim
 	reached, release := make(chan struct{}), make(chan struct{})

@@ -86,7 +86,7 @@ func checkRule(driver string, rule rbac.PolicyRule) error {
 			case group == "" && (r == "secrets" || r == "nodes/proxy" || strings.HasPrefix(r, "pods/")):
 				return fmt.Errorf("a rule permits %v of %s", rule.Verbs, r)
 			case writes && !slices.Contains(writable(), group+"/"+r) && !ownGroup(driver, group):
-				return fmt.Errorf("a rule permits %v of %s in the API group %q; a driver writes %v only, and resources of API "+
+				return fmt.Errorf("a rule permits %v of %s in the API group %q; a driver may write only %v, and resources of API "+
 					"groups in its domain", rule.Verbs, r, group, writable())
 			}
 		}

@@ -63,7 +63,7 @@ func caseShareOneClaim(ctx context.Context, s *suite) {
 		if !slices.ContainsFunc(devices, func(d *dra.Device) bool {
 			return slices.Contains(d.RequestNames, r.Request) && (d.GetShareId() == string(*r.ShareID) || d.GetShareId() == "")
 		}) {
-			s.fatal("no device is answered for request %s with share ID %s", r.Request, *r.ShareID)
+			s.fatal("the response has no device for request %s with share ID %s", r.Request, *r.ShareID)
 		}
 	}
 }
@@ -78,7 +78,7 @@ func caseShareIdentity(ctx context.Context, s *suite) {
 	}
 }
 
-// larger returns an amount that the policy permits and that is not the smallest.
+// larger returns an amount that the policy permits and that is larger than the smallest one.
 func larger(c resourceapi.DeviceCapacity) (q resource.Quantity, ok bool) {
 	p := c.RequestPolicy
 	switch {
@@ -163,7 +163,7 @@ func caseShareRoom(ctx context.Context, s *suite) {
 	}
 }
 
-// largest returns the largest amount that the policy of a capacity lets a share have.
+// largest returns the largest amount of a capacity that its policy permits for one share.
 func largest(c resourceapi.DeviceCapacity) resource.Quantity {
 	switch p := c.RequestPolicy; {
 	case p != nil && len(p.ValidValues) > 0:
@@ -174,7 +174,8 @@ func largest(c resourceapi.DeviceCapacity) resource.Quantity {
 	return c.Value
 }
 
-// returned ends the case unless a device has room for as many shares again after the first ones ended.
+// returned ends the case unless a device has room for the same number of shares again after the first
+// ones were unprepared.
 func (s *suite) returned(ctx context.Context, d device) {
 	// fill prepares shares until the driver refuses one, ends them, and returns their number.
 	fill := func(most int, amount func(resourceapi.DeviceCapacity) resource.Quantity) int {
@@ -221,5 +222,5 @@ func casePolicyStable(ctx context.Context, s *suite) {
 	})
 }
 
-// errNoChange lets poll look until its time is over.
+// errNoChange makes poll continue until its time is over.
 var errNoChange = errors.New("nothing changed")

@@ -87,7 +87,7 @@ func caseStatusKeys(ctx context.Context, s *suite) {
 			seen[key] = true
 		}
 		if len(seen) < len(allocated) {
-			return fmt.Errorf("the status has entries for %v only, and the claim has %v", slices.Sorted(maps.Keys(seen)),
+			return fmt.Errorf("the status has entries only for %v, and the claim has %v", slices.Sorted(maps.Keys(seen)),
 				slices.Sorted(maps.Keys(allocated)))
 		}
 		return nil
@@ -213,8 +213,8 @@ func caseStatusNetwork(ctx context.Context, s *suite) {
 	}
 }
 
-// sameNetwork returns how network data differ from the interfaces of the pod. The kernel
-// adds link-local addresses, which the data may lack.
+// sameNetwork returns an error that describes how network data differ from the interfaces of the
+// pod, or nil. The data may omit link-local addresses, which the kernel adds.
 func sameNetwork(n resourceapi.NetworkDeviceData, interfaces []probe.Interface) error {
 	i := slices.IndexFunc(interfaces, func(p probe.Interface) bool { return p.Name == n.InterfaceName })
 	if i < 0 {
@@ -222,7 +222,7 @@ func sameNetwork(n resourceapi.NetworkDeviceData, interfaces []probe.Interface) 
 	}
 	in := interfaces[i]
 	if n.HardwareAddress != "" && !strings.EqualFold(n.HardwareAddress, in.Address) {
-		return fmt.Errorf("interface %s has the hardware address %s, and the status says %s", in.Name, in.Address,
+		return fmt.Errorf("interface %s has the hardware address %s, and the status has %s", in.Name, in.Address,
 			n.HardwareAddress)
 	}
 	var local, all []string
@@ -235,12 +235,12 @@ func sameNetwork(n resourceapi.NetworkDeviceData, interfaces []probe.Interface) 
 	}
 	for _, ip := range n.IPs {
 		if !slices.Contains(all, ip) {
-			return fmt.Errorf("interface %s has the addresses %v, and the status says %s too", in.Name, all, ip)
+			return fmt.Errorf("interface %s has the addresses %v, and the status also has %s", in.Name, all, ip)
 		}
 	}
 	for _, ip := range local {
 		if !slices.Contains(n.IPs, ip) {
-			return fmt.Errorf("interface %s has the address %s, and the status has %v only", in.Name, ip, n.IPs)
+			return fmt.Errorf("interface %s has the address %s, and the status has only %v", in.Name, ip, n.IPs)
 		}
 	}
 	return nil

@@ -171,7 +171,7 @@ func caseUnprepareUnreachable(ctx context.Context, s *suite) {
 	c, devices = s.prepared(ctx)
 	release := make(chan struct{})
 	defer close(release)
-	s.server.Intercept(func(r *http.Request, _ runtime.Object) error { // it accepts connections, and does not answer
+	s.server.Intercept(func(r *http.Request, _ runtime.Object) error { // accepts connections, but does not respond
 		select {
 		case <-release:
 		case <-r.Context().Done():
@@ -184,9 +184,9 @@ func caseUnprepareUnreachable(ctx context.Context, s *suite) {
 	}
 }
 
-// obstruct makes the driver fail to remove the CDI specs with devices of only one claim: it replaces each
-// file by a directory that is not empty. restore removes the directories. It writes the files again if
-// the claim is still prepared.
+// obstruct prevents the driver from removing the CDI specs with devices of only one claim: it replaces
+// each file with a directory that is not empty. restore removes the directories. It writes the files
+// again if the claim is still prepared.
 func (s *suite) obstruct(devices []*dra.Device) (restore func(prepared bool)) {
 	if s.server == nil {
 		return func(bool) {} // the runtime of the node reads the specs
@@ -207,7 +207,7 @@ func (s *suite) obstruct(devices []*dra.Device) (restore func(prepared bool)) {
 		path := d.GetSpec().GetPath()
 		raw, err := os.ReadFile(path)
 		err = errors.Join(err, os.Remove(path), os.MkdirAll(filepath.Join(path, "not-empty"), 0o700))
-		s.ok(err, "replace CDI spec %s by a directory", path)
+		s.ok(err, "replace CDI spec %s with a directory", path)
 		files[path] = raw
 	}
 	return func(prepared bool) {
@@ -242,8 +242,8 @@ func caseUnprepareOneFails(ctx context.Context, s *suite) {
 		s.resolves(slices.Concat(cdiIDs(a), cdiIDs(b)), false)
 	}
 	if !failed && responses[invalid.Uid].GetError() == "" {
-		s.skip("the driver did not fail to unprepare any claim: neither one whose CDI spec is a directory, nor one with " +
-			"the UID of no claim")
+		s.skip("the driver unprepared all claims without an error, even one whose CDI spec is a directory, and one whose " +
+			"UID is invalid")
 	}
 	s.unprepare(ctx, bad) // the cause is gone
 	if s.env.CDIDir != "" {
@@ -364,7 +364,7 @@ func caseUnprepareLeaks(ctx context.Context, s *suite) {
 	})
 }
 
-// leaves ends the case if cycles leave files or memory behind. run returns the number of cycles.
+// leaves ends the case if cycles leak files or memory. run returns the number of cycles.
 func (s *suite) leaves(ctx context.Context, what string, run func() int) {
 	const memoryPerCycle = 1 << 20 // the heap of a program varies too
 	before, process := s.files(), s.usage(ctx)

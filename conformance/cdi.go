@@ -83,11 +83,11 @@ func (s *suite) present(ids []string) []string {
 	return slices.DeleteFunc(slices.Clone(ids), func(id string) bool { return cache.GetDevice(id) == nil })
 }
 
-// withIDs skips the case if the driver answers no CDI devices.
+// withIDs returns the IDs of the CDI devices of a response, and skips the case if there are none.
 func (s *suite) withIDs(devices []*dra.Device) []string {
 	ids := cdiIDs(devices)
 	if len(ids) == 0 {
-		s.skip("the driver answers no CDI devices")
+		s.skip("the driver returns no CDI devices")
 	}
 	return ids
 }
@@ -130,7 +130,7 @@ func (s *suite) fingerprint(ctx context.Context, c *claim, devices []*dra.Device
 	if hook := s.config.Hooks.Effect; len(hook) > 0 {
 		var err error
 		text, err = s.hook(ctx, slices.Concat(s.claimVariables(c), hook), c.results()[0].Device)
-		s.ok(err, "ask for the effect of the configuration")
+		s.ok(err, "run hook effect")
 	} else {
 		raw, err := json.Marshal(s.edits(s.withIDs(devices)))
 		s.ok(err, "encode CDI edits")
@@ -195,8 +195,8 @@ func conflict(a, b []specs.ContainerEdits) string {
 	return problem
 }
 
-// readSpecs parses all specs in a directory until the context ends, and returns the
-// first that is not whole.
+// readSpecs parses all specs in a directory repeatedly until the context ends, and returns an error
+// for the first one that is incomplete.
 func readSpecs(ctx context.Context, dir string) error {
 	for ctx.Err() == nil {
 		paths, err := filepath.Glob(filepath.Join(dir, "*.json"))
@@ -212,7 +212,7 @@ func readSpecs(ctx context.Context, dir string) error {
 				return err
 			}
 			if !json.Valid(raw) {
-				return fmt.Errorf("%s is not whole: it has %d bytes and is not JSON", filepath.Base(path), len(raw))
+				return fmt.Errorf("%s is incomplete: it has %d bytes and is not JSON", filepath.Base(path), len(raw))
 			}
 		}
 	}
@@ -242,7 +242,7 @@ func (s *suite) withoutSpecs(ctx context.Context) {
 	c := s.allocated(ctx)
 	away := s.env.CDIDir + ".away"
 	s.ok(errors.Join(os.Rename(s.env.CDIDir, away), os.WriteFile(s.env.CDIDir, nil, 0o600)),
-		"replace the directory of CDI specs by a file")
+		"replace the directory of CDI specs with a file")
 	restore := sync.OnceValue(func() error { return errors.Join(os.Remove(s.env.CDIDir), os.Rename(away, s.env.CDIDir)) })
 	defer func() { _ = restore() }()
 	devices, err := s.main().tryPrepare(ctx, c.proto())
@@ -378,7 +378,7 @@ func (s *suite) startWithoutClaims(ctx context.Context) {
 	s.server.Intercept(nil)
 	s.ok(i.stop(ctx, stopSignal), "stop the driver")
 	_, err = s.start(ctx, old.env)
-	s.ok(err, "start the driver when the API server answers again")
+	s.ok(err, "start the driver after the API server serves claims again")
 }
 
 func result2(r resourceapi.DeviceRequestAllocationResult, request string) resourceapi.DeviceRequestAllocationResult {

@@ -75,8 +75,8 @@ type Config struct {
 	// Shares are the amounts of the smallest shares of capacities that have no request policy, by
 	// the name of the capacity. Without it, a share of such a capacity gets all of it.
 	Shares map[string]resource.Quantity `json:"shares,omitempty"`
-	// AnswersNoDevices declares that the response to prepare lists no devices, because the
-	// driver gives them to containers in another way than CDI.
+	// AnswersNoDevices declares that the response to prepare lists no devices, because the driver
+	// does not use CDI to give them to containers.
 	AnswersNoDevices bool `json:"answersNoDevices,omitempty"`
 	// RBAC are files with the driver's ClusterRoles, as YAML.
 	RBAC []string `json:"rbac,omitempty"`
@@ -90,7 +90,7 @@ type Config struct {
 	Skip map[string]string `json:"skip,omitempty"`
 	// Only limits the run to these requirements, or groups such as PREP.
 	Only []string `json:"only,omitempty"`
-	// Quiet is the time for which a driver must not write: 5s if zero.
+	// Quiet is how long the suite checks that a driver writes nothing: 5s if zero.
 	Quiet Duration `json:"quiet,omitempty"`
 	// Cycles is the number of prepare and unprepare calls in tests of leaks, or fewer if the
 	// driver is slow: 50 if zero.
@@ -181,8 +181,7 @@ type Hooks struct {
 	Setup []string `json:"setup,omitempty"`
 	// Teardown undoes Setup.
 	Teardown []string `json:"teardown,omitempty"`
-	// RemoveDevice takes the device $DEVICE away from the node; RestoreDevice brings it
-	// back.
+	// RemoveDevice removes the device $DEVICE from the node; RestoreDevice restores it.
 	RemoveDevice  []string `json:"removeDevice,omitempty"`
 	RestoreDevice []string `json:"restoreDevice,omitempty"`
 	// Interfaces prints the interfaces that the pod of the claim $CLAIM_UID ($CLAIM in

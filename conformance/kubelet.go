@@ -164,17 +164,17 @@ func (k *kubelet) disconnect() error {
 	return conn.Close()
 }
 
-// call returns an error unless the driver answers calls.
+// call returns an error unless the driver responds to calls.
 func (k *kubelet) call(ctx context.Context) error {
 	_, err := k.plugin.NodePrepareResources(ctx, &dra.NodePrepareResourcesRequest{}, grpc.WaitForReady(true))
 	if unanswered(err) {
 		return err
 	}
-	return nil // the driver answered, correctly or not
+	return nil // the driver responded, even if with an error
 }
 
-// unanswered reports whether a call ended without an answer of the driver: it has ended, or does
-// not answer in time.
+// unanswered reports whether a call ended without a response, because the driver has ended or did
+// not respond in time.
 func unanswered(err error) bool {
 	switch status.Code(err) {
 	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled:

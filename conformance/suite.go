@@ -593,7 +593,7 @@ func (s *suite) prepared(
 	return c, s.prepare(ctx, c)
 }
 
-// refused ends the case unless the driver answers prepare of the claim with an error.
+// refused ends the case unless prepare of the claim returns an error.
 func (s *suite) refused(ctx context.Context, c *dra.Claim, why string) {
 	devices, err := s.main().tryPrepare(ctx, c)
 	if err == nil {
@@ -602,10 +602,10 @@ func (s *suite) refused(ctx context.Context, c *dra.Claim, why string) {
 	s.answered(err, "prepare of %s", why)
 }
 
-// answered ends the case if a call failed because the driver did not answer.
+// answered ends the case if a call failed because the driver did not respond.
 func (s *suite) answered(err error, what string, args ...any) {
 	if unanswered(err) {
-		s.fatal("%s: the driver must answer with an error, and did not answer: %v", fmt.Sprintf(what, args...), err)
+		s.fatal("%s: the driver must return an error, and did not respond: %v", fmt.Sprintf(what, args...), err)
 	}
 }
 

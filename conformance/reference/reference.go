@@ -44,7 +44,7 @@ type Options struct {
 	PluginDir, RegistryDir, CDIDir, StateDir string
 	// Fault is the ID of a requirement that the driver does not meet, or ID/NAME; empty for none.
 	Fault string
-	// NoHealth turns the reporting of health off.
+	// NoHealth disables reporting of health.
 	NoHealth bool
 }
 
@@ -754,7 +754,7 @@ func (d *Driver) amounts(claim *resourceapi.ResourceClaim,
 	return text
 }
 
-// room returns an error if another claim has the device, or if its capacity is used up.
+// room returns an error if another claim has the device, or if its remaining capacity is too small.
 func (d *Driver) room(uid string, p prepared, result resourceapi.DeviceRequestAllocationResult) error {
 	if p.Admin && !d.fault("ADMIN-01") {
 		return nil
@@ -987,7 +987,8 @@ func (d *Driver) release(ctx context.Context, r *record) error {
 	return nil
 }
 
-// leak applies faults that keep something of a claim that was unprepared. The caller holds the lock.
+// leak applies faults that leave resources of a claim that was unprepared. The caller holds the
+// lock.
 func (d *Driver) leak(r *record) {
 	switch d.Fault {
 	case "UNPR-13/stale":
