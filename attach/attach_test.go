@@ -397,7 +397,7 @@ func TestHook_request(t *testing.T) {
 
 // The plugin learns why the hook refuses a container, because crun does not report
 // what a hook prints.
-func TestHook_refuse_tellsThePlugin(t *testing.T) {
+func TestHook_refuse_reportsToThePlugin(t *testing.T) {
 	requests := make(chan Request, 1)
 	dir := serve(t, func(r Request) (Response, error) {
 		requests <- r

@@ -50,7 +50,7 @@ func replicasWith(t *testing.T, dnsName string) replicas {
 }
 
 // Only a client with the certificate of a replica gets answers, and a replica asks only servers with it.
-func TestReplicas_only(t *testing.T) {
+func TestReplicas_requireReplica_refusesOtherClients(t *testing.T) {
 	const name = "webhook.system.svc"
 	own, others, misnamed := replicasWith(t, name), replicasWith(t, name), replicasWith(t, "other.system.svc")
 	served := 0

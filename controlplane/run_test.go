@@ -24,7 +24,7 @@ import (
 )
 
 // test/controlplane tests Run against an API server that is started later.
-func TestRun_whileNoAPIServerAnswers(t *testing.T) {
+func TestRun_whileTheAPIServerIsUnavailable(t *testing.T) {
 	_, ctx := ktesting.NewTestContext(t)
 	ctx, cancel := context.WithCancel(ctx)
 	health, metrics := freeAddress(t), freeAddress(t)

@@ -783,7 +783,7 @@ func TestPrepare_countsAttachedSharesWithoutClaimRecord(t *testing.T) {
 	}
 }
 
-func TestPrepare_refusesMoreThanTheNICHas(t *testing.T) {
+func TestPrepare_refusesGrantBeyondCapacity(t *testing.T) {
 	p := newPlugin(t)
 	p.mustPrepare(p.claim("a", "900M", ""))
 	if _, err := p.prepare(p.claim("b", "100M", "")); err == nil ||

@@ -855,7 +855,7 @@ func TestShards_dryRun(t *testing.T) {
 	}
 }
 
-func TestShards_fillsOneClaimAfterTheOther(t *testing.T) {
+func TestShards_fillsClaimsInOrder(t *testing.T) {
 	clock := testclock.NewFakePassiveClock(time.Now())
 	s := NewShards(clock)
 	if _, err := s.assign(t.Context(), shardQuestion{Namespace: "ns", Claim: "claim", Request: "r"}); err == nil {

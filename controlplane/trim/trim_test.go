@@ -12,7 +12,7 @@ import (
 )
 
 // Admission compares these fields of the pods of a PodGroup.
-func TestPod_keepsHowItIsScheduled(t *testing.T) {
+func TestPod_keepsSchedulingFields(t *testing.T) {
 	usual := corev1.PodSpec{
 		SchedulerName: "default-scheduler", Priority: ptr.To[int32](0),
 		PreemptionPolicy: ptr.To(corev1.PreemptLowerPriority),

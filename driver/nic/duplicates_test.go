@@ -27,7 +27,7 @@ func testLink(i, n int) attach.Link {
 
 var otherHost = net.HardwareAddr{2, 0xff, 0, 0, 0, 1}
 
-func TestDuplicates_asksForEachLinkOnce(t *testing.T) {
+func TestDuplicates_probesEachLinkOnce(t *testing.T) {
 	d := newDuplicates()
 	const links = 100
 	for i := range links {
@@ -52,7 +52,7 @@ func TestDuplicates_asksForEachLinkOnce(t *testing.T) {
 	}
 }
 
-func TestDuplicates_asksAgainUntilTheOtherHostIsGone(t *testing.T) {
+func TestDuplicates_probesAgainUntilTheOtherHostIsGone(t *testing.T) {
 	d := newDuplicates()
 	link := testLink(1, 2)
 	address := netip.MustParseAddr("10.0.1.1")

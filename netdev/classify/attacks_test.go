@@ -858,7 +858,7 @@ func (e *testEnv) inspect(want bool) (guarded bool) {
 
 // A pod that hides a link again and again receives the frames of others until the link is detected, and
 // nothing for a time that doubles.
-func TestAttack_hiddenLinkAgainAndAgain(t *testing.T) {
+func TestAttack_repeatedHiddenLinks(t *testing.T) {
 	e := newTestEnv(t, enforced())
 	attacker, victim := e.pod(0, 1, hardCap(100*mega), netdev.Private), e.pod(1, 2, hardCap(100*mega), netdev.Private)
 	number := 0

@@ -428,7 +428,7 @@ func TestQueues_ofBridgedShares(t *testing.T) {
 	})
 }
 
-func TestQueues_needSeveral(t *testing.T) {
+func TestQueues_singleQueueKeepsOneTree(t *testing.T) {
 	nic, wire := nstest.NIC(t, "nic0", 1500, wireIP+"/16")
 	e := newTestEnvOn(t, nstest.MountBPFFS(t), nic, wire, netdev.NICConfig{QueuePerShare: true})
 	if trees, reason := e.node.Trees(nic.Index); trees != shape.OneTree || reason == nil {

@@ -135,7 +135,7 @@ func TestHTB_Setup_keepsOtherTrees(t *testing.T) {
 }
 
 // A share costs as many messages with a tree per queue as with one, and with many other shares as alone.
-func TestHTB_SetClass_costsTheSame(t *testing.T) {
+func TestHTB_SetClass_messagesDoNotDependOnTreesOrShares(t *testing.T) {
 	e := newEnv(t)
 	conn := nstest.Current(t).Socket
 	e.htb = shape.New(conn, nil)

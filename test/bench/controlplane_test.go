@@ -179,7 +179,7 @@ func (c *controlPlane) allocated(b *testing.B) int {
 	return count
 }
 
-func TestRequests_countsThoseOfWhereabouts(t *testing.T) {
+func TestRequests_countsRequestsOfWhereabouts(t *testing.T) {
 	var r requests
 	for _, line := range []string{
 		`{"stage": "ResponseComplete", "verb": "get", "user": {"username": "` + whereaboutsUser + `"}}`,

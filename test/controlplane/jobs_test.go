@@ -487,7 +487,7 @@ func TestJobClaims_deniedAtCreation(t *testing.T) {
 }
 
 // A thief of a pod's author's rights cannot join a pod to a Job that it does not belong to, nor skip admission.
-func TestJobClaims_podsOfNoJobAreRefused(t *testing.T) {
+func TestJobClaims_refusesPodsWithoutAJob(t *testing.T) {
 	e := requireTestEnv(t)
 	e.startController(t, nil)
 	ns := e.createNamespace(t, "stray")

@@ -36,7 +36,7 @@ func TestLoad_defaults(t *testing.T) {
 	}
 }
 
-func TestLoad_refusesWhatNoFrameCanHave(t *testing.T) {
+func TestLoad_namesInvalidNetworkFields(t *testing.T) {
 	for field, value := range map[string]string{
 		"identity":           "identity: Drop",
 		"multicast":          "multicast: 100m",

@@ -75,7 +75,7 @@ func TestStrongest(t *testing.T) {
 
 // The address alone works on every kernel, so its trial must pass on every node
 // on which programs can be loaded, however the network is configured.
-func TestRun_withAnyConfiguration(t *testing.T) {
+func TestRun_keyMACPassesWithAnyNetworkConfiguration(t *testing.T) {
 	for name, sysctls := range map[string]map[string]string{
 		"default":             nil,
 		"IPv6 disabled":       {"net/ipv6/conf/all/disable_ipv6": "1", "net/ipv6/conf/default/disable_ipv6": "1"},
@@ -145,7 +145,7 @@ func TestRun_reportsWayThatNodeForbids(t *testing.T) {
 }
 
 // A kernel that lets the program read the cookie from a socket lets it read the route.
-func TestRun_recognizesRouteWhereItReadsSockets(t *testing.T) {
+func TestRun_recognizesRoutesIfKeySocketCookieWorks(t *testing.T) {
 	nstest.New(t).Do(func() error {
 		results, err := trial.Run(t.TempDir(), nil, classify.KeySocketCookie)
 		if err != nil || len(results) != 1 {
