@@ -259,12 +259,17 @@ func LoadConfig(raw []byte) (c Config, err error) {
 	return c, err
 }
 
-// complete sets defaults and returns an error that names the field that is wrong.
+// complete validates the configuration and sets defaults. The error names each wrong field.
 func (c Config) complete() (Config, error) {
 	all, err := Requirements()
 	if err != nil {
 		return c, err
 	}
+	return c.withDefaults(), c.validate(all)
+}
+
+// validate returns an error that names each wrong field, with its value and what is expected. all are the requirements.
+func (c Config) validate(all []Requirement) error {
 	ways := 0
 	for _, set := range []bool{len(c.Command) > 0, c.Serve != nil, c.Kubelet != ""} {
 		if set {
@@ -314,9 +319,12 @@ func (c Config) complete() (Config, error) {
 			problem("only: %q is neither the ID of a requirement nor a prefix such as PREP", only)
 		}
 	}
-	if c.Namespace == "" {
-		c.Namespace = "default"
-	}
+	return errors.Join(problems...)
+}
+
+// withDefaults returns the configuration with defaults for fields that are not set.
+func (c Config) withDefaults() Config {
+	c.Namespace = orDefault(c.Namespace, "default")
 	if !c.needsOnlyAPI() { // which tests the devices of all nodes unless it names one
 		c.Node = orDefault(c.Node, "conformance-node")
 	}
@@ -327,7 +335,7 @@ func (c Config) complete() (Config, error) {
 	c.Pods.Timeout.Duration = orDefault(c.Pods.Timeout.Duration, time.Minute)
 	c.callTimeout = orDefault(c.callTimeout, kubeletTimeout)
 	c.caseTimeout = orDefault(c.caseTimeout, defaultCaseTimeout)
-	return c, errors.Join(problems...)
+	return c
 }
 
 func orDefault[T comparable](value, fallback T) T {

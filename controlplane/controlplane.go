@@ -21,6 +21,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -135,11 +136,11 @@ func New(ctx context.Context, config *rest.Config, o Options) (manager.Manager, 
 	if err != nil {
 		return nil, err
 	}
-	detected := o.Mode == mode.Auto
 	detector, err := mode.NewClient(config)
 	if err != nil {
 		return nil, err
 	}
+	detected := o.Mode == mode.Auto
 	if detected {
 		if o.Mode, err = mode.Detect(ctx, detector, o.Namespace); err != nil {
 			return nil, err
@@ -159,20 +160,18 @@ func New(ctx context.Context, config *rest.Config, o Options) (manager.Manager, 
 	if err != nil {
 		return nil, err
 	}
-	collector := &metrics.Collector{
+	runnables := []manager.Runnable{&metrics.Collector{
 		Client: m.GetClient(), Mode: o.Mode, PodGroupVersions: versions, Clock: clock.RealClock{},
 		Registry: ctrlmetrics.Registry,
-	}
-	if err := m.Add(collector); err != nil {
-		return nil, err
-	}
+	}}
 	if detected {
-		if err := m.Add(&mode.Watcher{Cluster: detector, Namespace: o.Namespace, Mode: o.Mode}); err != nil {
-			return nil, err
-		}
+		runnables = append(runnables, &mode.Watcher{Cluster: detector, Namespace: o.Namespace, Mode: o.Mode})
 	}
 	if rotator != nil {
-		if err := m.Add(rotator); err != nil {
+		runnables = append(runnables, rotator)
+	}
+	for _, r := range runnables {
+		if err := m.Add(r); err != nil {
 			return nil, err
 		}
 	}
@@ -184,12 +183,17 @@ func New(ctx context.Context, config *rest.Config, o Options) (manager.Manager, 
 	if err := addControllers(ctx, m, cluster, o); err != nil {
 		return nil, err
 	}
-	m.GetLogger().Info("Selected mode", "mode", o.Mode, "detected", detected, "podGroupVersions", versions)
-	if detected && o.Mode == mode.Bridge && len(versions) > 0 {
-		m.GetLogger().Info("Kubernetes has its own PodGroups, but not in a version and with the feature gates by "+
-			"which it reserves their claims for this controller", "podGroupVersions", versions)
-	}
+	logMode(m.GetLogger(), o.Mode, detected, versions)
 	return m, nil
+}
+
+// logMode logs the selected mode. versions are those in which the API server has PodGroups of Kubernetes.
+func logMode(logger klog.Logger, selected mode.Mode, detected bool, versions []string) {
+	logger.Info("Selected mode", "mode", selected, "detected", detected, "podGroupVersions", versions)
+	if detected && selected == mode.Bridge && len(versions) > 0 {
+		logger.Info("Kubernetes has PodGroups, but its version or feature gates do not let it reserve their claims; "+
+			"the controller reserves them", "podGroupVersions", versions)
+	}
 }
 
 // newRotator returns the rotator of the webhook's certificates, or nil if the

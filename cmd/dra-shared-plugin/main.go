@@ -143,18 +143,11 @@ func (f *flags) run(ctx context.Context) error {
 		return err
 	}
 	defer stopEvents()
-	node, err := netdev.NewNode(netdev.Options{
-		BPFFS:      f.bpffs,
-		Failpoints: f.Failpoints,
-		Loaded:     func() { dropPerfmon(ctx) },
-	})
+	node, err := f.newNode(ctx, c)
 	if err != nil {
 		return err
 	}
 	defer node.Close()
-	if !c.ShapesNetworks() {
-		dropPerfmon(ctx)
-	}
 	if f.Kinds, err = f.newKinds(node, restConfig, c); err != nil {
 		return err
 	}
@@ -224,6 +217,23 @@ func (f *flags) completeOptions(ctx context.Context, c *rest.Config) (stop func(
 	}
 	f.Events = broadcaster.NewRecorder(scheme.Scheme, f.DriverName+"/plugin")
 	return broadcaster.Shutdown, nil
+}
+
+// newNode returns the Node that manages the NICs. The plugin drops CAP_PERFMON when the classifier is loaded, or
+// at once if no network needs the classifier.
+func (f *flags) newNode(ctx context.Context, c *config.DriverConfig) (*netdev.Node, error) {
+	node, err := netdev.NewNode(netdev.Options{
+		BPFFS:      f.bpffs,
+		Failpoints: f.Failpoints,
+		Loaded:     func() { dropPerfmon(ctx) },
+	})
+	if err != nil {
+		return nil, err
+	}
+	if !c.ShapesNetworks() {
+		dropPerfmon(ctx)
+	}
+	return node, nil
 }
 
 // newKinds builds the device kinds. docs/dev/device-kinds.md explains how to add one.

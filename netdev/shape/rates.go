@@ -161,6 +161,12 @@ func (l NICRates) base(t Trees) []class {
 	for i := range classes {
 		classes[i].major, classes[i].overhead = t.Major(), l.Overhead
 	}
+	return append(classes, l.stray(t)...)
+}
+
+// stray returns the base classes of all trees but the first: the root, and the class that drops frames whose class
+// is not in the tree.
+func (l NICRates) stray(t Trees) (classes []class) {
 	for queue := 1; queue < int(t); queue++ {
 		classes = append(classes,
 			class{major: t.major(queue), minor: classRoot, floor: l.Line, ceil: l.Line, overhead: l.Overhead},

@@ -26,7 +26,7 @@ const usage = `Usage:
   dra-conformance explain ID           print a requirement, its source, and usual causes of failures
   dra-conformance docs                 print the page of all requirements, as Markdown
   dra-conformance schema               print the JSON schema of reports
-  dra-conformance container COMMAND    what the containers of the suite's pods run
+  dra-conformance container COMMAND    run a command in a container of the suite's pods
   dra-conformance [run] [flags] [-- command of the driver]
                                        test a driver; the exit status is 1 if a must fails
 
@@ -109,45 +109,44 @@ func list(out io.Writer) error {
 // outputs are the files that run writes.
 type outputs struct{ report, junit, evidence, url string }
 
-func run(ctx context.Context, args []string, out io.Writer) error {
-	var f conformance.Config
-	var o outputs
-	var file, features, profiles, only string
-	flags := flag.NewFlagSet("dra-conformance", flag.ContinueOnError)
-	flags.SetOutput(out)
-	flags.Usage = func() {
-		_, _ = io.WriteString(out, usage)
-		flags.PrintDefaults()
-	}
-	flags.StringVar(&file, "config", "", "path of a file with the configuration, as YAML; flags win over it")
-	flags.StringVar(&f.Driver, "driver", "", "name of the driver")
-	flags.StringVar(&features, "features", "", "features that the driver declares, separated by commas")
-	flags.StringVar(&profiles, "profiles", "", "profiles by kind of device that the driver declares, separated by "+
+// options are the flags of run.
+type options struct {
+	file                     string
+	features, profiles, only string // separated by commas
+	// config has the fields that flags set. A flag that is not empty wins over the file.
+	config conformance.Config
+	outputs
+}
+
+// define defines the flags.
+func (o *options) define(flags *flag.FlagSet) {
+	flags.StringVar(&o.file, "config", "", "path of a file with the configuration, as YAML; flags win over it")
+	flags.StringVar(&o.config.Driver, "driver", "", "name of the driver")
+	flags.StringVar(&o.features, "features", "", "features that the driver declares, separated by commas")
+	flags.StringVar(&o.profiles, "profiles", "", "profiles by kind of device that the driver declares, separated by "+
 		"commas: DRA-NET, DRA-ACCEL")
-	flags.StringVar(&f.Pods.Image, "pod-image", "", "image with this program for the pods of DRA-NET and DRA-ACCEL; "+
-		"needs pods.claims of the configuration")
-	flags.StringVar(&only, "only", "", "IDs or prefixes of the requirements to test, separated by commas; default: all")
-	flags.StringVar(&f.Kubelet, "kubelet", "", "data directory of this node's kubelet, such as /var/lib/kubelet: tests "+
-		"the driver that runs on this node")
-	flags.StringVar(&f.Kubeconfig, "kubeconfig", "", "path of an administrator's kubeconfig file; default with "+
+	flags.StringVar(&o.config.Pods.Image, "pod-image", "", "image with this program for the pods of DRA-NET and "+
+		"DRA-ACCEL; needs pods.claims of the configuration")
+	flags.StringVar(&o.only, "only", "", "IDs or prefixes of the requirements to test, separated by commas; default: all")
+	flags.StringVar(&o.config.Kubelet, "kubelet", "", "data directory of this node's kubelet, such as /var/lib/kubelet: "+
+		"tests the driver that runs on this node")
+	flags.StringVar(&o.config.Kubeconfig, "kubeconfig", "", "path of an administrator's kubeconfig file; default with "+
 		"--kubelet: the pod's service account; without --kubelet, tests what the driver publishes in the cluster")
-	flags.StringVar(&f.Node, "node", "", "name of this node, with --kubelet")
-	flags.StringVar(&f.Namespace, "namespace", "", "namespace in which to create claims; default: default")
-	flags.StringVar(&f.CDIDir, "cdi-dir", "", "directory to which the driver writes CDI specs, with --kubelet; default: "+
-		"/var/run/cdi")
-	flags.StringVar(&f.Device, "device", "", "name of the device that claims get first; default: any")
-	flags.StringVar(&f.Implementation.Version, "version", "", "release of the driver, for the report")
+	flags.StringVar(&o.config.Node, "node", "", "name of this node, with --kubelet")
+	flags.StringVar(&o.config.Namespace, "namespace", "", "namespace in which to create claims; default: default")
+	flags.StringVar(&o.config.CDIDir, "cdi-dir", "", "directory to which the driver writes CDI specs, with --kubelet; "+
+		"default: /var/run/cdi")
+	flags.StringVar(&o.config.Device, "device", "", "name of the device that claims get first; default: any")
+	flags.StringVar(&o.config.Implementation.Version, "version", "", "release of the driver, for the report")
 	flags.StringVar(&o.report, "report", "", "path for the ConformanceReport, as YAML; - for the output")
 	flags.StringVar(&o.junit, "junit", "", "path for a JUnit file")
 	flags.StringVar(&o.evidence, "evidence", "", "path for a text for the evidence of a PRODUCT.yaml")
 	flags.StringVar(&o.url, "report-url", "", "address at which the report will be published, for --evidence")
-	if err := flags.Parse(args); err != nil {
-		return err
-	}
-	c, err := load(file)
-	if err != nil {
-		return err
-	}
+}
+
+// override replaces fields of c by the flags that are not empty. command is the command that starts the driver.
+func (o *options) override(c *conformance.Config, command []string) {
+	f := o.config
 	for _, field := range []struct {
 		to   *string
 		from string
@@ -160,18 +159,37 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 			*field.to = field.from
 		}
 	}
-	if features != "" {
-		c.Features = strings.Split(features, ",")
+	if o.features != "" {
+		c.Features = strings.Split(o.features, ",")
 	}
-	if profiles != "" {
-		c.Profiles = strings.Split(profiles, ",")
+	if o.profiles != "" {
+		c.Profiles = strings.Split(o.profiles, ",")
 	}
-	if only != "" {
-		c.Only = strings.Split(only, ",")
+	if o.only != "" {
+		c.Only = strings.Split(o.only, ",")
 	}
-	if flags.NArg() > 0 {
-		c.Command = flags.Args()
+	if len(command) > 0 {
+		c.Command = command
 	}
+}
+
+func run(ctx context.Context, args []string, out io.Writer) error {
+	var o options
+	flags := flag.NewFlagSet("dra-conformance", flag.ContinueOnError)
+	flags.SetOutput(out)
+	flags.Usage = func() {
+		_, _ = io.WriteString(out, usage)
+		flags.PrintDefaults()
+	}
+	o.define(flags)
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	c, err := load(o.file)
+	if err != nil {
+		return err
+	}
+	o.override(&c, flags.Args())
 	report, err := conformance.Run(ctx, c, func(r conformance.Result) { print1(out, r) })
 	if err != nil {
 		return err
