@@ -133,9 +133,27 @@ func caseBindingRBAC(_ context.Context, s *suite) {
 	}
 }
 
+// Permissions of users other than the owner and the group of a file.
+const othersRead, othersWrite = 0o004, 0o002
+
 func caseFileModes(ctx context.Context, s *suite) {
 	_, devices := s.prepared(ctx)
-	const othersRead, othersWrite = 0o004, 0o002
+	mounted := s.mounted(devices)
+	s.checkSockets(mounted)
+	directories := []string{s.env.PluginDir, s.env.StateDir}
+	if s.server != nil { // on a node, the directory also has the specs of other drivers
+		directories = append(directories, s.env.CDIDir)
+	}
+	for _, dir := range directories {
+		if dir != "" {
+			s.checkModes(dir, mounted)
+		}
+	}
+}
+
+// checkSockets ends the case if users other than root can connect to a socket of the driver, or if containers of a
+// claim can, because one of the mounted paths contains it.
+func (s *suite) checkSockets(mounted []string) {
 	i := s.main()
 	for _, name := range []string{i.registration, i.endpoint} {
 		if name == "" {
@@ -152,7 +170,6 @@ func caseFileModes(ctx context.Context, s *suite) {
 			s.fatal("socket %s has the mode %v: every user can connect", name, info.Mode())
 		}
 	}
-	mounted := s.mounted(devices)
 	for _, path := range mounted {
 		for _, socket := range []string{i.registration, i.endpoint} {
 			if socket == path || strings.HasPrefix(socket, strings.TrimSuffix(path, "/")+"/") {
@@ -160,37 +177,33 @@ func caseFileModes(ctx context.Context, s *suite) {
 			}
 		}
 	}
-	directories := []string{s.env.PluginDir, s.env.StateDir}
-	if s.server != nil { // on a node, it has the specs of other drivers, too
-		directories = append(directories, s.env.CDIDir)
-	}
-	for _, dir := range directories {
-		if dir == "" {
-			continue
+}
+
+// checkModes ends the case if users other than root can write a file of a directory, or read one with state of the
+// driver. mounted are the paths that containers of a claim read.
+func (s *suite) checkModes(dir string, mounted []string) {
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.Type()&fs.ModeSymlink != 0 || slices.Contains(s.setUp, path) {
+			return nil //nolint:nilerr // it was removed meanwhile
 		}
-		err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
-			if err != nil || d.Type()&fs.ModeSymlink != 0 || slices.Contains(s.setUp, path) {
-				return nil //nolint:nilerr // it was removed meanwhile
-			}
-			info, err := d.Info()
-			if err != nil {
-				return nil //nolint:nilerr // it was removed meanwhile
-			}
-			// Containers of all users read what is mounted into them. Directories, sockets, and lock
-			// files have no contents. Programs, such as a hook that the runtime runs, are not state.
-			isProgram := info.Mode().Perm()&0o111 != 0
-			private := d.Type().IsRegular() && info.Size() > 0 && !isProgram && !slices.Contains(mounted, path) &&
-				dir != s.env.CDIDir // programs that list CDI devices read specs
-			switch mode := info.Mode().Perm(); {
-			case mode&othersWrite != 0:
-				return fmt.Errorf("%s has the mode %v: every user can write it", path, info.Mode())
-			case mode&othersRead != 0 && private:
-				return fmt.Errorf("%s has the mode %v: every user can read it", path, info.Mode())
-			}
-			return nil
-		})
-		s.ok(err, "look at the driver's files")
-	}
+		info, err := d.Info()
+		if err != nil {
+			return nil //nolint:nilerr // it was removed meanwhile
+		}
+		// Containers of all users read what is mounted into them. Directories, sockets, and lock
+		// files have no contents. Programs, such as a hook that the runtime runs, are not state.
+		isProgram := info.Mode().Perm()&0o111 != 0
+		private := d.Type().IsRegular() && info.Size() > 0 && !isProgram && !slices.Contains(mounted, path) &&
+			dir != s.env.CDIDir // programs that list CDI devices read specs
+		switch mode := info.Mode().Perm(); {
+		case mode&othersWrite != 0:
+			return fmt.Errorf("%s has the mode %v: every user can write it", path, info.Mode())
+		case mode&othersRead != 0 && private:
+			return fmt.Errorf("%s has the mode %v: every user can read it", path, info.Mode())
+		}
+		return nil
+	})
+	s.ok(err, "look at the driver's files")
 }
 
 // mounted returns the files that the CDI edits of devices mount.

@@ -34,8 +34,8 @@ const (
 	// ReasonNotReferenced (False) means that no container of a pod references the
 	// claim in resources.claims, so that the pod gets no link.
 	ReasonNotReferenced = "NotReferenced"
-	// ReasonAttachFailed (False) means that the last container to start was
-	// refused because its link could not be attached.
+	// ReasonAttachFailed (False) means that the last container that was started failed, because its
+	// link could not be attached.
 	ReasonAttachFailed = "AttachFailed"
 	// ReasonLinkChanged (False) means that a link differs from what was attached,
 	// for example because it is down in the pod.
@@ -177,8 +177,8 @@ const (
 	// EventReasonFeaturesDisabled (Warning, on the node) means that the API server dropped
 	// fields of the ResourceSlices, because feature gates of the cluster are off.
 	EventReasonFeaturesDisabled = DegradedFeaturesDisabled
-	// EventReasonHandoverRefused (Warning, on the node) means that a new plugin does
-	// not take over from the running one, because it could serve less.
+	// EventReasonHandoverRefused (Warning, on the node) means that a new plugin does not take over
+	// from the running one, because it cannot serve all devices that the running one serves.
 	EventReasonHandoverRefused = "HandoverRefused"
 	// EventReasonHookMissing (Warning, on the node) means that the hook is missing
 	// or cannot run, so that containers with shares do not start.

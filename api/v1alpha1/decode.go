@@ -67,7 +67,8 @@ func Decode(raw []byte) (Parameters, error) {
 	return parameters, nil
 }
 
-// DecodeAs decodes parameters for a device that accepts only one kind of them.
+// DecodeAs decodes parameters, and returns an error if they are not of the kind that the device
+// accepts.
 func DecodeAs[T Parameters](raw []byte) (T, error) {
 	var want T
 	parameters, err := Decode(raw)

@@ -8,8 +8,8 @@ import "k8s.io/utils/ptr"
 // defaultPriority is that of policy rules: before the kernel's rule for the main table, 32766.
 const defaultPriority int32 = 32000
 
-// SetDefaultsNetworkAttachment fills in the fields that neither the claim nor the
-// DeviceClass sets. Empty lists become absent: after merging, they have no meaning.
+// SetDefaultsNetworkAttachment sets the fields that neither the claim nor the DeviceClass sets. It
+// removes empty lists, which have no meaning after merging.
 func SetDefaultsNetworkAttachment(a *NetworkAttachment) {
 	if a.Mode == "" {
 		a.Mode = ModePrivate

@@ -90,8 +90,9 @@ const (
 	// fq_codel, which divides the bandwidth of a share fairly between its flows, or bfifo, on
 	// kernels without it. A NIC without enforcement does not have it.
 	AttributeQueue = "queue"
-	// AttributeShaping (string) is the way in which the kernel limits shares: htb, one HTB qdisc, or
-	// htb-mq, one for each transmit queue of the NIC. A NIC without enforcement does not have it.
+	// AttributeShaping (string) is the kind of queues that limit shares: htb, one HTB qdisc, or
+	// htb-mq, one HTB qdisc for each transmit queue of the NIC. A NIC without enforcement does not
+	// have it.
 	AttributeShaping = "shaping"
 	// AttributeTCX (bool) reports whether the check TCX of the node's kernel passed. A NIC without
 	// enforcement does not have it.
@@ -198,8 +199,7 @@ const (
 	// not reference them: a NIC to all containers, any other device only if no
 	// container references it.
 	ClaimReferencesAll = "All"
-	// ClaimReferencesExplicit leaves the containers as the pod's author wrote
-	// them.
+	// ClaimReferencesExplicit makes admission leave the containers unchanged.
 	ClaimReferencesExplicit = "Explicit"
 )
 
@@ -224,18 +224,18 @@ const (
 	DegradedFeaturesDisabled = "FeaturesDisabled"
 	// DegradedHookNotWatched means that the plugin installs a removed hook again late.
 	DegradedHookNotWatched = "HookNotWatched"
-	// DegradedNotCollected means that kernel objects which no claim needs remain, because the
-	// plugin cannot read a record.
+	// DegradedNotCollected means that the plugin does not remove orphaned kernel objects, because
+	// it cannot read a record.
 	DegradedNotCollected = "NotCollected"
-	// DegradedPodsNotReadable means that the plugin may not get pods, and does not detect
-	// pods whose containers do not reference their claim.
+	// DegradedPodsNotReadable means that the plugin is not permitted to get pods, and therefore
+	// does not detect pods whose containers do not reference their claim.
 	DegradedPodsNotReadable = "PodsNotReadable"
 )
 
 // Reasons to refuse a frame. They are the values of the label reason of the metric
 // dra_shared_refused_frames_total.
 const (
-	// RefusalSourceMAC means that a frame has another source MAC address than the link, or a
+	// RefusalSourceMAC means that a frame has a source MAC address other than the link's, or a
 	// sender in another network namespace.
 	RefusalSourceMAC = "SourceMAC"
 	// RefusalSourceAddress means that a frame has a source IP address that the link does not have.
@@ -255,7 +255,7 @@ const (
 	RefusalForwarded = "Forwarded"
 	// RefusalNeighborRate means that a link broadcasts more ARP or neighbor discovery than it may.
 	RefusalNeighborRate = "NeighborRate"
-	// RefusalBlocked means that a frame is for, or from, a link that is blocked.
+	// RefusalBlocked means that the sender or the receiver of a frame is a blocked link.
 	RefusalBlocked = "Blocked"
 	// RefusalProtocol means that a frame is a message between switches or routers, such as that of
 	// a spanning tree or of VRRP, or has unreadable headers.

@@ -182,15 +182,25 @@ func (c *cluster) startGuard(ctx context.Context) error {
 	}
 	statusW.Close()
 	lifeR.Close()
-	abort := func(reason error) error {
+	if err := awaitReady(ctx, statusR, start); err != nil {
 		lifeW.Close() // the guard reads end-of-file and ends the cluster
 		_ = guard.Wait()
-		return fmt.Errorf("%w\nlogs are in %s", reason, c.path("logs"))
+		return fmt.Errorf("%w\nlogs are in %s", err, c.path("logs"))
 	}
+	if _, err := lifeW.Write([]byte("k")); err != nil {
+		return err
+	}
+	fmt.Printf("cluster: ready in %.1f s: %s\n", time.Since(start).Seconds(), c.path("kubectl"))
+	return nil
+}
+
+// awaitReady prints the lines of the guard's status until it reports that the nodes are Ready. It
+// returns an error if the guard reports a failure or ends, after readyTimeout, and when ctx ends.
+func awaitReady(ctx context.Context, status io.Reader, start time.Time) error {
 	lines := make(chan string)
 	go func() {
 		defer close(lines)
-		for scan := bufio.NewScanner(statusR); scan.Scan(); {
+		for scan := bufio.NewScanner(status); scan.Scan(); {
 			lines <- scan.Text()
 		}
 	}()
@@ -199,20 +209,16 @@ func (c *cluster) startGuard(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
-			return abort(errors.New("start interrupted: the cluster was removed"))
+			return errors.New("start interrupted: the cluster was removed")
 		case <-timeout.C:
-			return abort(fmt.Errorf("the nodes are not Ready after %s", readyTimeout))
+			return fmt.Errorf("the nodes are not Ready after %s", readyTimeout)
 		case line, ok := <-lines:
 			switch {
 			case !ok:
-				return abort(errors.New("the cluster ended before its nodes were Ready"))
+				return errors.New("the cluster ended before its nodes were Ready")
 			case strings.HasPrefix(line, statusFailed):
-				return abort(errors.New(strings.TrimPrefix(line, statusFailed)))
+				return errors.New(strings.TrimPrefix(line, statusFailed))
 			case line == statusReady:
-				if _, err := lifeW.Write([]byte("k")); err != nil {
-					return err
-				}
-				fmt.Printf("cluster: ready in %.1f s: %s\n", time.Since(start).Seconds(), c.path("kubectl"))
 				return nil
 			default:
 				fmt.Printf("cluster: %5.1f s  %s\n", time.Since(start).Seconds(), line)

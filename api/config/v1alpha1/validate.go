@@ -19,9 +19,9 @@ import (
 )
 
 const (
-	// maxShares is the number of classes on one NIC that have a number of their own.
+	// maxShares is the number of class numbers that are available for shares of one NIC.
 	maxShares = 3000
-	// maxOverhead is more than any encapsulation adds to a frame, in bytes.
+	// maxOverhead is the largest overhead, in bytes. No encapsulation adds more to a frame.
 	maxOverhead = 256
 	// maxResourceName is the API's limit for the value of an attribute, in characters.
 	maxResourceName = 64

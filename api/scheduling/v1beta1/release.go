@@ -28,7 +28,8 @@ const (
 // seconds.
 const minReleaseUnused = time.Second
 
-// Release is when claims are released before their holder is deleted. The zero value is ReleaseOnDeletion.
+// Release states when claims are released before their holder is deleted. The zero value is
+// ReleaseOnDeletion.
 type Release struct {
 	OnCompletion bool
 	OnSuspension bool
@@ -42,8 +43,9 @@ func (r Release) IsOnDeletion() bool { return r == Release{} }
 // DependsOnWorkload reports whether the state of a workload determines when the claims are released.
 func (r Release) DependsOnWorkload() bool { return r.OnCompletion || r.OnSuspension }
 
-// Describe returns the conditions, besides that no pod uses the claims, one of which releases them: such as "train is
-// complete or suspended, or 10m0s have passed". It returns "" for ReleaseOnDeletion. workload names the workload.
+// Describe returns the conditions of which one must be met, in addition to that no pod uses the claims, such as
+// "train is complete or suspended, or 10m0s have passed". It returns "" for ReleaseOnDeletion. workload names the
+// workload.
 func (r Release) Describe(workload string) string {
 	var states, conditions []string
 	if r.OnCompletion {
