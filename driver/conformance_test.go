@@ -75,7 +75,7 @@ func servePlugin() error {
 }
 
 // Hooks of the conformance suite. The instances on the nodes of the suite run in one network
-// namespace, so that each node has a NIC of its own.
+// namespace, so that each node has a separate NIC.
 const (
 	addNIC = `i=0
 until ip link add "nic$i" mtu 9000 type veth peer name "wire$i"; do i=$((i+1)); [ $i -lt 9 ]; done

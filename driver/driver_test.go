@@ -298,8 +298,8 @@ func (p *plugin) sandbox(name string) *sandbox {
 	return p.process(name, unix.CLONE_NEWNET)
 }
 
-// process is a sandbox with namespaces of its own as asked for: none is
-// hostNetwork.
+// process starts a sandbox with the given new namespaces (CLONE_NEW* flags). Without CLONE_NEWNET,
+// the pod uses the network of the node.
 func (p *plugin) process(name string, namespaces uintptr) *sandbox {
 	p.t.Helper()
 	cmd := exec.Command("/proc/self/exe")

@@ -437,8 +437,8 @@ func TestPods_requestsForPodsOfOtherPodGroups(t *testing.T) {
 	}
 }
 
-// A cluster may store the field without supporting claims. The scheduler would wait for
-// a PodGroup of its own.
+// A cluster may store the field without supporting claims. The scheduler would wait for its own
+// PodGroup.
 func TestPods_bridgeModeRemovesTheField(t *testing.T) {
 	text := strings.Replace(podOfGroup, "\nspec:\n", "\nspec:\n  schedulingGroup: {podGroupName: group}\n", 1)
 	text = strings.Replace(text, ", annotations: {scheduling.dra-shared.dev/pod-group: group}", "", 1)

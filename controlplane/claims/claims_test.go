@@ -376,7 +376,8 @@ func TestDeletedClaimChange(t *testing.T) {
 	}
 }
 
-// Administrators may create classes for fabrics of their own, and users select fabrics in requests.
+// Administrators may create their own classes for fabrics, and users may select fabrics in
+// requests.
 func TestRequestsFabric_selectors(t *testing.T) {
 	const attributes = `device.attributes["dra-shared.dev"]`
 	for _, tc := range []struct {

@@ -704,7 +704,8 @@ func (p *pod) hide(t *testing.T, mac, sender net.HardwareAddr) *nstest.Namespace
 	return nested
 }
 
-// A pod cannot send with the address of the NIC from a namespace of its own, nor through a bridge.
+// A pod cannot send with the address of the NIC, neither from a network namespace that it creates,
+// nor through a bridge.
 func TestAttack_addressOfNIC(t *testing.T) {
 	for name, tc := range map[string]struct {
 		from func(*testEnv, *pod) (*nstest.Namespace, string)
@@ -750,8 +751,8 @@ func TestAttack_addressOfNIC(t *testing.T) {
 	}
 }
 
-// A pod can hide a link that takes the frames of others in a namespace of its own, which
-// the node cannot look into.
+// A pod can hide a link that takes the frames of others in a network namespace that it creates,
+// which the node cannot look into.
 func TestAttack_sourceModeInNestedNamespace(t *testing.T) {
 	for name, attack := range map[string]func(*testing.T, *pod, net.HardwareAddr) (*nstest.Namespace, string){
 		"the link itself": func(t *testing.T, p *pod, sender net.HardwareAddr) (*nstest.Namespace, string) {

@@ -245,7 +245,7 @@ func (e *testEnv) frameOfNIC() []byte {
 	return f
 }
 
-// chosenIndex is the interface index that a pod chooses for a link of its own.
+// chosenIndex is the interface index that a pod chooses for a link that it creates.
 const chosenIndex = 7777
 
 // This is why ingress_ifindex does not distinguish the frames of the node from

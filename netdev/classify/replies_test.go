@@ -18,7 +18,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/shape"
 )
 
-// The kernel of a pod answers pings with a socket of its own, which a frame loses while a queue
+// The kernel of a pod answers pings through an internal socket, which a frame loses while a queue
 // of the pod delays it. The answers pass, and do not count as traffic of the node.
 func TestIdentity_delayedRepliesPass(t *testing.T) {
 	for name, mode := range map[string]netdev.Mode{"private": netdev.Private, "bridge": netdev.Bridge} {

@@ -250,7 +250,7 @@ func TestReplicas_controllerKilledBetweenAnyTwoWrites(t *testing.T) {
 func TestRelease_controllerKilledBetweenAnyTwoWrites(t *testing.T) {
 	e := requireLWSTests(t)
 	if e.native {
-		t.Skip("admission refuses releases of PodGroups, and Kubernetes creates a PodGroup of its own for the Job")
+		t.Skip("admission refuses releases of PodGroups, and Kubernetes creates its own PodGroup for the Job")
 	}
 	run := func(t *testing.T, f *failingClient) {
 		ns := e.createNamespace(t, "release-crash")

@@ -259,9 +259,9 @@ func TestJobClaims_deletion(t *testing.T) {
 	}
 }
 
-// A template whose metadata has the annotations of generated claims does not make the claim of a Job one that the
-// controller does not recognize, and users cannot change what identifies the claim. Otherwise the claim would keep its
-// entry of the Job, and so its device and its namespace, for good.
+// The controller recognizes the claim that it generated for a Job, even if the metadata of the template has the
+// annotations of generated claims. Users cannot change the annotations and the owner that identify the claim.
+// Otherwise the claim would keep the Job's entry, and with it its device and its namespace, forever.
 func TestJobClaims_identityOfClaim(t *testing.T) {
 	e := requireTestEnv(t)
 	e.startController(t, nil)
@@ -307,8 +307,8 @@ func TestJobClaims_identityOfClaim(t *testing.T) {
 	e.awaitEmpty(t, ns)
 }
 
-// A Job of which another controller creates the pods, such as MultiKueue in other clusters, has no claim here until one
-// of its pods is here.
+// A Job whose pods another controller creates, such as MultiKueue in another cluster, has no claim in this cluster
+// until it has a pod in this cluster.
 func TestJobClaims_jobManagedByAnotherController(t *testing.T) {
 	e := requireTestEnv(t)
 	e.startController(t, nil)
@@ -442,8 +442,8 @@ func (e *testEnv) userWith(t *testing.T, ns string, rights ...rbacv1.PolicyRule)
 	return e.clientOf(t, user)
 }
 
-// The author of a Job sees at creation what the controller could not generate, and may not make it create what the
-// author may not.
+// Admission denies a Job whose claims the controller could not generate, and one whose author is not permitted to
+// create its claims.
 func TestJobClaims_deniedAtCreation(t *testing.T) {
 	e := requireTestEnv(t)
 	e.startController(t, nil)

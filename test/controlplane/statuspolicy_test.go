@@ -22,9 +22,9 @@ import (
 	"github.com/dra-shared/dra-driver-shared/internal/claimstatus"
 )
 
-// A plugin may write the status of its own devices in claims and nothing else. Where
-// the API server does not authorize the parts of a claim's status separately, the
-// policy of the chart alone must enforce this.
+// A plugin may write only the status of its own devices in claims. Where the API server does not
+// authorize the parts of a claim's status separately, the policy of the chart alone must enforce
+// this.
 func TestPolicy_claimStatus(t *testing.T) {
 	e := requireTestEnv(t)
 	granular := false

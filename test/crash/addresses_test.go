@@ -163,7 +163,7 @@ func TestPlugin_keepsTheAddressOfACorruptRecord(t *testing.T) {
 	e.must("compare the addresses", differ([]*sandbox{one, two}))
 	two.end()
 	e.must("unprepare the second claim", e.unprepare(t.Context(), second))
-	// Either of the first two may be that of the corrupt record.
+	// The corrupt record may contain either of the first two addresses.
 	e.eventually("the node keeps both addresses and a standby one", func() error { return e.hasBlocks(3, address) })
 
 	one.end()

@@ -35,8 +35,8 @@ import (
 const (
 	// defaultAttaches is the number of attachments unless ADDRESS_ATTACHES is set.
 	defaultAttaches = 200
-	// faultyAddresses is the number of addresses in the pool, and podsOfNode that of pods that a node has at most:
-	// three nodes use up to 27 addresses, and withhold or wait for some of the others.
+	// faultyAddresses is the number of addresses in the pool, and podsOfNode the largest number of pods on a node.
+	// So three nodes use up to 27 addresses, and withhold or wait for some of the others.
 	faultyAddresses = 32
 	podsOfNode      = 9
 	// One in faultyOperations operations of a plugin fails, and a plugin is killed at one of its first
@@ -74,7 +74,7 @@ func TestAddresses_randomFaults(t *testing.T) {
 	w.report()
 }
 
-// addressWorld is what the nodes share.
+// addressWorld is the state that the nodes share.
 type addressWorld struct {
 	*testing.T
 	seed  uint64

@@ -57,7 +57,7 @@ type scale struct {
 	created          atomic.Int64 // pods
 }
 
-// tuned makes the plugin's process like that of production, with room for all shares.
+// tuned configures the plugin's process as in production, with enough bandwidth for all shares.
 func tuned(c *pluginConfig) { c.Bandwidth, c.Production = "100G", true }
 
 // newScale returns an environment that counts the requests to the API server.

@@ -16,12 +16,12 @@ import (
 	"time"
 )
 
-// askInterval is how often record asks for all addresses.
+// askInterval is the time between two requests for the same address.
 const askInterval = 500 * time.Millisecond
 
-// record asks the network for each address of a subnet again and again (ARP), and prints each MAC address
-// that uses one. It ends at a signal. It fails if a MAC address uses an address again after another one
-// has used it: every link has its own MAC address, so two links used the address at the same time.
+// record sends ARP requests for each address of a subnet repeatedly, and prints each MAC address that
+// uses one. It ends at a signal. It fails if a MAC address uses an address again after another one has
+// used it: every link has its own MAC address, so two links used the address at the same time.
 func record(args []string) error {
 	if len(args) != 2 {
 		return errUsage
