@@ -156,7 +156,7 @@ func caseMetadataReadOnly(ctx context.Context, s *suite) {
 func caseMetadataContainers(ctx context.Context, s *suite) {
 	requests := []string{"first", "second"}
 	results := []resourceapi.DeviceRequestAllocationResult{
-		result2(s.pick(ctx), requests[0]), result2(s.pick(ctx), requests[1]),
+		resultFor(s.pick(ctx), requests[0]), resultFor(s.pick(ctx), requests[1]),
 	}
 	c, devices := s.prepared(ctx, results...)
 	seen := func(when string) {
@@ -320,7 +320,7 @@ func caseMetadataNetwork(ctx context.Context, s *suite) {
 }
 
 func caseMetadataSubrequest(ctx context.Context, s *suite) {
-	r := result2(s.pick(ctx), request+"/small")
+	r := resultFor(s.pick(ctx), request+"/small")
 	c, devices := s.prepared(ctx, r)
 	want := s.metadataPath("resourceclaims", c.Name, request)
 	files := s.metadataFiles(devices)

@@ -46,21 +46,21 @@ func longestName() string {
 func casePrepareDevices(ctx context.Context, s *suite) {
 	c, devices := s.prepared(ctx)
 	s.complete(devices)
-	s.answers(c, devices)
+	s.expectDevices(c, devices)
 	s.end(ctx, c)
 	results := s.some(ctx, 2)
 	for i := range results {
 		results[i].Request = request // which has the count 2
 	}
 	c, devices = s.prepared(ctx, results...)
-	s.answers(c, devices)
+	s.expectDevices(c, devices)
 	s.end(ctx, c)
 	c = s.allocate(ctx, s.createNamed(ctx, longestName(), request), allocationOf(s.pick(ctx)))
-	s.answers(c, s.prepare(ctx, c))
+	s.expectDevices(c, s.prepare(ctx, c))
 }
 
-// answers ends the case unless a response has the devices of the claim.
-func (s *suite) answers(c *claim, devices []*dra.Device) {
+// expectDevices ends the case unless a response has the devices of the claim.
+func (s *suite) expectDevices(c *claim, devices []*dra.Device) {
 	allocated := map[string]bool{}
 	for _, r := range c.results() {
 		allocated[deviceKey(r.Pool, r.Device, "")] = true
@@ -158,7 +158,7 @@ func casePrepareConcurrently(ctx context.Context, s *suite) {
 // several creates up to n claims, each with a device or a share.
 func (s *suite) several(ctx context.Context, n int) (claims []*claim) {
 	for _, r := range s.some(ctx, n) {
-		claims = append(claims, s.allocated(ctx, result2(r, request)))
+		claims = append(claims, s.allocated(ctx, resultFor(r, request)))
 	}
 	return claims
 }
@@ -229,7 +229,7 @@ func casePrepareOneFails(ctx context.Context, s *suite) {
 func casePrepareLater(ctx context.Context, s *suite) {
 	s.fake()
 	r := s.pick(ctx)
-	missing := result2(r, "missing")
+	missing := resultFor(r, "missing")
 	missing.Device = missingDevice
 	c := s.allocated(ctx, r, missing)
 	_, _ = s.main().tryPrepare(ctx, c.proto()) // PREP-14 reports success
@@ -244,18 +244,18 @@ func casePrepareLater(ctx context.Context, s *suite) {
 }
 
 func casePrepareMissing(ctx context.Context, s *suite) {
-	s.refused(ctx, &dra.Claim{Namespace: s.config.Namespace, Name: missingClaim, Uid: string(uuid.NewUUID())},
+	s.expectRefusal(ctx, &dra.Claim{Namespace: s.config.Namespace, Name: missingClaim, Uid: string(uuid.NewUUID())},
 		"a claim that does not exist")
 }
 
 func casePrepareReplaced(ctx context.Context, s *suite) {
 	other := s.allocated(ctx).proto()
 	other.Uid = string(uuid.NewUUID())
-	s.refused(ctx, other, "a claim with another UID")
+	s.expectRefusal(ctx, other, "a claim with another UID")
 }
 
 func casePrepareUnallocated(ctx context.Context, s *suite) {
-	s.refused(ctx, s.create(ctx, request).proto(), "a claim without allocation")
+	s.expectRefusal(ctx, s.create(ctx, request).proto(), "a claim without allocation")
 }
 
 // ofOther returns a result of another driver.
@@ -281,11 +281,11 @@ func casePrepareInUse(ctx context.Context, s *suite) {
 	r := s.pickExclusive(ctx)
 	first, devices := s.prepared(ctx, r)
 	second := s.allocated(ctx, r)
-	s.refused(ctx, second.proto(), "a device that another claim has")
+	s.expectRefusal(ctx, second.proto(), "a device that another claim has")
 	s.same(devices, s.prepare(ctx, first), "after another claim was refused")
 	if s.server != nil && s.config.Serve == nil {
 		s.startAgain(ctx, stopSignal)
-		s.refused(ctx, second.proto(), "a device that another claim has, after a restart of the driver")
+		s.expectRefusal(ctx, second.proto(), "a device that another claim has, after a restart of the driver")
 	}
 	s.end(ctx, first)
 	third, k := s.allocated(ctx, r), s.main()
@@ -299,12 +299,12 @@ func casePrepareInUse(ctx context.Context, s *suite) {
 		s.fatal("prepare of two claims with the same device at the same time succeeded for both")
 	}
 	for _, err := range errs {
-		s.answered(err, "prepare of a device that another call may have prepared")
+		s.expectResponse(err, "prepare of a device that another call may have prepared")
 	}
 }
 
 func casePrepareGone(ctx context.Context, s *suite) {
-	s.refused(ctx, s.gone(ctx).proto(), "a device that does not exist")
+	s.expectRefusal(ctx, s.gone(ctx).proto(), "a device that does not exist")
 	hooks := s.config.Hooks
 	if len(hooks.RemoveDevice) == 0 || len(hooks.RestoreDevice) == 0 {
 		return
@@ -323,7 +323,7 @@ func casePrepareGone(ctx context.Context, s *suite) {
 			s.unprepare(ctx, c)
 			return errors.New("prepare still succeeds")
 		}
-		s.answered(refused, "prepare of device %s, which was removed from the node", name)
+		s.expectResponse(refused, "prepare of device %s, which was removed from the node", name)
 		return nil
 	})
 	s.ok(err, "prepare of device %s, which was removed from the node", name)
@@ -333,7 +333,7 @@ func casePrepareNoDevices(ctx context.Context, s *suite) {
 	c := s.allocated(ctx, ofOther())
 	devices, err := s.main().tryPrepare(ctx, c.proto())
 	if err != nil {
-		s.answered(err, "prepare of a claim without a device of the driver")
+		s.expectResponse(err, "prepare of a claim without a device of the driver")
 		s.skip("the driver refuses a claim without a device of the driver; the kubelet does not request that: %v", err)
 	}
 	if len(devices) > 0 {
@@ -357,7 +357,7 @@ func casePrepareUnnamed(ctx context.Context, s *suite) {
 func (s *suite) some(ctx context.Context, n int) (results []resourceapi.DeviceRequestAllocationResult) {
 	add := func(d device) {
 		if len(results) < n {
-			results = append(results, result2(s.result(d), fmt.Sprintf("%s-%d", request, len(results))))
+			results = append(results, resultFor(s.result(d), fmt.Sprintf("%s-%d", request, len(results))))
 		}
 	}
 	for _, d := range s.devices(ctx) {
@@ -449,7 +449,7 @@ func casePrepareRequestNames(ctx context.Context, s *suite) {
 }
 
 func casePrepareRequests(ctx context.Context, s *suite) {
-	first, second := result2(s.pick(ctx), "first"), result2(s.pick(ctx), "second")
+	first, second := resultFor(s.pick(ctx), "first"), resultFor(s.pick(ctx), "second")
 	c, devices := s.prepared(ctx, first, second)
 	for _, r := range []resourceapi.DeviceRequestAllocationResult{first, second} {
 		found := false
@@ -531,7 +531,7 @@ func (s *suite) effect(
 	ctx context.Context, request string, config ...resourceapi.DeviceAllocationConfiguration,
 ) string {
 	s.used = nil
-	c := s.configured(ctx, config, result2(s.pick(ctx), request))
+	c := s.configured(ctx, config, resultFor(s.pick(ctx), request))
 	devices := s.prepare(ctx, c)
 	text := s.fingerprint(ctx, c, devices)
 	s.end(ctx, c)
@@ -580,12 +580,12 @@ func caseParametersInvalid(ctx context.Context, s *suite) {
 	source := resourceapi.AllocationConfigSourceClaim
 	const unknown = `{"apiVersion":"no-such-version.conformance.example/v1","kind":"NoSuchKind","conformanceUnknown":1}`
 	c := s.configured(ctx, []resourceapi.DeviceAllocationConfiguration{opaque(s.config.Driver, unknown, source)})
-	s.refused(ctx, c.proto(), "a claim with parameters of an unknown kind")
+	s.expectRefusal(ctx, c.proto(), "a claim with parameters of an unknown kind")
 	s.used = nil
 	c = s.configured(ctx, []resourceapi.DeviceAllocationConfiguration{
 		opaque(s.config.Driver, unknown, resourceapi.AllocationConfigSourceClass),
 	})
-	s.refused(ctx, c.proto(), "a claim of a class with parameters of an unknown kind")
+	s.expectRefusal(ctx, c.proto(), "a claim of a class with parameters of an unknown kind")
 	if len(s.config.Parameters) == 0 {
 		return
 	}
@@ -596,7 +596,7 @@ func caseParametersInvalid(ctx context.Context, s *suite) {
 	s.ok(err, "parameters")
 	s.used = nil
 	c = s.configured(ctx, []resourceapi.DeviceAllocationConfiguration{opaque(s.config.Driver, string(raw), source)})
-	s.refused(ctx, c.proto(), "a claim with parameters with an unknown field")
+	s.expectRefusal(ctx, c.proto(), "a claim with parameters with an unknown field")
 }
 
 func caseParametersLong(ctx context.Context, s *suite) {
@@ -750,7 +750,7 @@ func caseAdminAccess(ctx context.Context, s *suite) {
 
 func caseSubrequest(ctx context.Context, s *suite) {
 	const small = request + "/small"
-	r := result2(s.pick(ctx), small)
+	r := resultFor(s.pick(ctx), small)
 	c, devices := s.prepared(ctx, r)
 	for _, d := range devices {
 		for _, name := range d.RequestNames {

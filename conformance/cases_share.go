@@ -56,7 +56,7 @@ func caseShareOneClaim(ctx context.Context, s *suite) {
 		return d.shared() &&
 			room(d) > 1
 	})
-	first, second := result2(s.result(d), "first"), result2(s.result(d), "second")
+	first, second := resultFor(s.result(d), "first"), resultFor(s.result(d), "second")
 	_, devices := s.prepared(ctx, first, second)
 	for _, r := range []resourceapi.DeviceRequestAllocationResult{first, second} {
 		// SHARE-01 reports a device without a share ID.
@@ -156,10 +156,11 @@ func caseShareRoom(ctx context.Context, s *suite) {
 	})
 	s.prepared(ctx, s.result(d))
 	whole := s.allocated(ctx, s.share(d, func(c resourceapi.DeviceCapacity) resource.Quantity { return c.Value }))
-	s.refused(ctx, whole.proto(), "a share of the whole capacity of a device besides another share")
+	s.expectRefusal(ctx, whole.proto(), "a share of the whole capacity of a device besides another share")
 	if s.server != nil && s.config.Serve == nil {
 		s.startAgain(ctx, stopSignal)
-		s.refused(ctx, whole.proto(), "a share of the whole capacity besides another share, after a restart of the driver")
+		s.expectRefusal(ctx, whole.proto(),
+			"a share of the whole capacity besides another share, after a restart of the driver")
 	}
 }
 
@@ -183,7 +184,7 @@ func (s *suite) returned(ctx context.Context, d device) {
 		for len(claims) < most {
 			c := s.allocated(ctx, s.share(d, amount))
 			if _, err := s.main().tryPrepare(ctx, c.proto()); err != nil {
-				s.answered(err, "prepare of a share")
+				s.expectResponse(err, "prepare of a share")
 				break
 			}
 			claims = append(claims, c)

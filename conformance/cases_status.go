@@ -67,7 +67,7 @@ func caseStatusKeys(ctx context.Context, s *suite) {
 	}
 	results := []resourceapi.DeviceRequestAllocationResult{r}
 	if s.free(ctx) {
-		results = append(results, result2(s.pick(ctx), "second"))
+		results = append(results, resultFor(s.pick(ctx), "second"))
 	}
 	c, _ := s.prepared(ctx, results...)
 	allocated := map[string]bool{}

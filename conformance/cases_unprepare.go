@@ -261,7 +261,7 @@ func caseUnprepareFailed(ctx context.Context, s *suite) {
 		}
 	}
 	r := s.pick(ctx)
-	missing := result2(r, "missing")
+	missing := resultFor(r, "missing")
 	missing.Device = missingDevice
 	c = s.allocated(ctx, r, missing)
 	_, _ = s.main().tryPrepare(ctx, c.proto()) // PREP-14 reports success

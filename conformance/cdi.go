@@ -249,7 +249,7 @@ func (s *suite) withoutSpecs(ctx context.Context) {
 	s.ok(restore(), "restore the directory of CDI specs")
 	when := "after a call that succeeded while CDI specs could not be written"
 	if err != nil {
-		s.answered(err, "prepare while CDI specs cannot be written")
+		s.expectResponse(err, "prepare while CDI specs cannot be written")
 		devices = s.prepare(ctx, c)
 		when = "after a call that failed because CDI specs could not be written, and another one"
 	}
@@ -381,7 +381,8 @@ func (s *suite) startWithoutClaims(ctx context.Context) {
 	s.ok(err, "start the driver after the API server serves claims again")
 }
 
-func result2(r resourceapi.DeviceRequestAllocationResult, request string) resourceapi.DeviceRequestAllocationResult {
+// resultFor returns a copy of an allocation result for another request.
+func resultFor(r resourceapi.DeviceRequestAllocationResult, request string) resourceapi.DeviceRequestAllocationResult {
 	r.Request = request
 	return r
 }

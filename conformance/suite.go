@@ -593,17 +593,17 @@ func (s *suite) prepared(
 	return c, s.prepare(ctx, c)
 }
 
-// refused ends the case unless prepare of the claim returns an error.
-func (s *suite) refused(ctx context.Context, c *dra.Claim, why string) {
+// expectRefusal ends the case unless prepare of the claim returns an error.
+func (s *suite) expectRefusal(ctx context.Context, c *dra.Claim, why string) {
 	devices, err := s.main().tryPrepare(ctx, c)
 	if err == nil {
 		s.fatal("prepare of %s succeeded with %d devices, but must fail", why, len(devices))
 	}
-	s.answered(err, "prepare of %s", why)
+	s.expectResponse(err, "prepare of %s", why)
 }
 
-// answered ends the case if a call failed because the driver did not respond.
-func (s *suite) answered(err error, what string, args ...any) {
+// expectResponse ends the case if a call failed because the driver did not respond.
+func (s *suite) expectResponse(err error, what string, args ...any) {
 	if unanswered(err) {
 		s.fatal("%s: the driver must return an error, and did not respond: %v", fmt.Sprintf(what, args...), err)
 	}

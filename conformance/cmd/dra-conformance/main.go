@@ -190,7 +190,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		return err
 	}
 	o.override(&c, flags.Args())
-	report, err := conformance.Run(ctx, c, func(r conformance.Result) { print1(out, r) })
+	report, err := conformance.Run(ctx, c, func(r conformance.Result) { printResult(out, r) })
 	if err != nil {
 		return err
 	}
@@ -211,8 +211,8 @@ func load(file string) (c conformance.Config, err error) {
 	return c, nil
 }
 
-// print1 prints the result of one case.
-func print1(out io.Writer, r conformance.Result) {
+// printResult prints the result of one case.
+func printResult(out io.Writer, r conformance.Result) {
 	switch {
 	case r.Status == conformance.Passed:
 		_, _ = fmt.Fprintf(out, "ok    %s\n", r.Requirement.ID)
