@@ -220,7 +220,7 @@ func (p *Pods) joinPodGroup(
 // fieldOfPodGroup is the path of the field by which a pod names a PodGroup of Kubernetes.
 const fieldOfPodGroup = "spec.schedulingGroup.podGroupName"
 
-// isKubernetesPodGroup reports whether Kubernetes has the PodGroup, and the cache has none  of the driver with that
+// isKubernetesPodGroup reports whether Kubernetes has the PodGroup, and the cache has none of the driver with that
 // name. It saves a second request to the API server for pods that do not use the driver. It returns an error if
 // Kubernetes' PodGroups cannot be read.
 func (p *Pods) isKubernetesPodGroup(ctx context.Context, group types.NamespacedName) (bool, error) {

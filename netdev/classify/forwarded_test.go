@@ -115,7 +115,7 @@ func TestForwardedByNode_withoutClassIsUnidentified(t *testing.T) {
 
 // A share that sends frames with the address of the NIC, without a socket that
 // the classifier knows, looks like the node, except for the route.
-func TestForwardedByNode_isNotImitatedByShare(t *testing.T) {
+func TestForwardedByNode_shareCannotImitateNode(t *testing.T) {
 	for _, tc := range []struct {
 		name         string
 		trustMAC     bool

@@ -71,12 +71,14 @@ func (a *Allocator) lockAllocation(ctx context.Context, used func() (Used, error
 		return nil, err
 	}
 	defer unlockBlocks()
-	return a.lockAllocationToo(ctx, used)
+	return a.lockAllocationUnderBlockLock(ctx, used)
 }
 
-// lockAllocationToo is lockAllocation for callers that hold the block lock. It also reads the blocks
+// lockAllocationUnderBlockLock is lockAllocation for callers that hold the block lock. It also reads the blocks
 // after a failed request to change one.
-func (a *Allocator) lockAllocationToo(ctx context.Context, used func() (Used, error)) (unlock func(), err error) {
+func (a *Allocator) lockAllocationUnderBlockLock(
+	ctx context.Context, used func() (Used, error),
+) (unlock func(), err error) {
 	if unlock, err = a.allocation.lock(ctx); err != nil {
 		return nil, err
 	}

@@ -121,7 +121,7 @@ func (a *Allocator) deletedPools(
 		return nil, err
 	}
 	defer unlockBlocks()
-	unlock, err := a.lockAllocationToo(ctx, used)
+	unlock, err := a.lockAllocationUnderBlockLock(ctx, used)
 	if err != nil {
 		return nil, err
 	}
@@ -167,7 +167,7 @@ func (a *Allocator) returnUnused(
 func (a *Allocator) giveUpUnused(
 	ctx context.Context, object *network.AddressPool, used func() (Used, error),
 ) (shrunk []*block, needsBlock bool, err error) {
-	unlock, err := a.lockAllocationToo(ctx, used)
+	unlock, err := a.lockAllocationUnderBlockLock(ctx, used)
 	if err != nil {
 		return nil, false, err
 	}

@@ -118,7 +118,7 @@ func (a *Allocator) take(ctx context.Context, i item, used func() (Used, error))
 func (a *Allocator) hasFree(
 	ctx context.Context, i item, used func() (Used, error),
 ) (has bool, inUse *netipx.IPSet, err error) {
-	unlock, err := a.lockAllocationToo(ctx, used)
+	unlock, err := a.lockAllocationUnderBlockLock(ctx, used)
 	if err != nil {
 		return false, nil, err
 	}

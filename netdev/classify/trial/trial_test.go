@@ -120,7 +120,7 @@ func TestRun_tracesARPWithoutAdmin(t *testing.T) {
 }
 
 // Without CAP_PERFMON, the kernel does not let a program read its memory.
-func TestRun_reportsWayThatNodeForbids(t *testing.T) {
+func TestRun_withoutPerfmon(t *testing.T) {
 	nstest.New(t).Do(func() error {
 		lock := t.TempDir()
 		results, err := trial.Run(lock, nil, classify.Keys()...)
