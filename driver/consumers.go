@@ -77,7 +77,7 @@ func (d *Driver) consumersOf(ctx context.Context, recorded *record.Claim, shares
 // never get it: their containers do not reference the claim, or their runtime does not run the
 // hook.
 func (d *Driver) addUnattached(state *shareState, claim *record.Claim, pods []*corev1.Pod) {
-	if state.attacher == nil || len(state.attachments) > 0 {
+	if state.attacher == nil || len(state.attachments) > 0 || state.pending {
 		return
 	}
 	state.unreferenced = unreferencedPods(pods, claim.Name, state.Request)

@@ -357,6 +357,9 @@ type Attached struct {
 type State struct {
 	// Exists reports that the attachment is in the sandbox, working or not.
 	Exists bool
+	// Pending reports that the record was written by Reserver.Reserve, and Attach has not returned.
+	// Such an attachment has no status yet.
+	Pending bool
 	// Ready reports that the attachment exists and works.
 	Ready bool
 	// Reason (CamelCase) and Message explain why it does not.

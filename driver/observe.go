@@ -19,6 +19,8 @@ type shareState struct {
 	share
 	// attachments are the pods that the share is attached to.
 	attachments []PodState
+	// pending means that the share is being attached to a pod.
+	pending bool
 	// failed are the reasons why attaching the share to pods failed.
 	failed []string
 	// unreferenced are the pods that use the claim although none of their
@@ -62,7 +64,8 @@ func (d *Driver) observe(ctx context.Context, claim *record.Claim) ([]shareState
 	return states, nil
 }
 
-// readAttachments reads the state of those attachments in all that belong to the share.
+// readAttachments reads the state of those attachments in all that belong to the share. It omits those that
+// are being attached, which would be reported as missing for a moment.
 func (s *shareState) readAttachments(ctx context.Context, all []attach.Record) error {
 	for _, a := range all {
 		if a.Share != s.Name {
@@ -71,6 +74,10 @@ func (s *shareState) readAttachments(ctx context.Context, all []attach.Record) e
 		state, err := s.attacher.Read(ctx, s.Share, a)
 		if err != nil {
 			return err
+		}
+		if state.Pending {
+			s.pending = true
+			continue
 		}
 		s.attachments = append(s.attachments, PodState{Pod: a.Pod, State: state})
 	}

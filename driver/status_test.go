@@ -4,6 +4,7 @@
 package driver
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -44,6 +45,31 @@ func stateOf(attachments ...PodState) shareState {
 		attacher: fakeAttacher{},
 	}
 	return shareState{share: s, attachments: attachments}
+}
+
+// pendingAttacher is an Attacher whose attachments to pods named "pending" are being made.
+type pendingAttacher struct{ Attacher }
+
+func (pendingAttacher) Read(_ context.Context, _ record.Share, r attach.Record) (State, error) {
+	if r.Pod.Name == "pending" {
+		return State{Pending: true}, nil
+	}
+	return attachedTo(r.Pod.Name).State, nil
+}
+
+func TestReadAttachments_omitsThoseThatAreBeingMade(t *testing.T) {
+	s := shareState{share: share{Share: record.Share{Name: "x"}, attacher: pendingAttacher{}}}
+	records := []attach.Record{
+		{Share: "x", Pod: attach.Pod{Name: "pending"}},
+		{Share: "x", Pod: attach.Pod{Name: "p"}},
+		{Share: "y", Pod: attach.Pod{Name: "q"}},
+	}
+	if err := s.readAttachments(t.Context(), records); err != nil {
+		t.Fatal(err)
+	}
+	if len(s.attachments) != 1 || s.attachments[0].Pod.Name != "p" || !s.pending {
+		t.Errorf("got %+v and pending %t, want the attachment to p and pending", s.attachments, s.pending)
+	}
 }
 
 func TestDeviceStatus_oneAttachment(t *testing.T) {

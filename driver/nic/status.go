@@ -32,6 +32,13 @@ const (
 
 // Read implements driver.Attacher.
 func (k *Kind) Read(_ context.Context, share record.Share, r attach.Record) (driver.State, error) {
+	recorded, err := r.Link()
+	if err != nil {
+		return driver.State{}, err
+	}
+	if recorded.Index == 0 {
+		return driver.State{Pending: true}, nil
+	}
 	a, err := k.attachment(r)
 	if err != nil {
 		return driver.State{}, err
@@ -47,10 +54,6 @@ func (k *Kind) Read(_ context.Context, share record.Share, r attach.Record) (dri
 	p, err := parametersOf(share)
 	if err != nil && link.Exists {
 		return driver.State{Exists: true}, err
-	}
-	recorded, err := r.Link()
-	if err != nil {
-		return driver.State{Exists: link.Exists}, err
 	}
 	state := withNameservers(k.state(d, share, p, a, link), recorded.Nameservers)
 	return withLease(state, recorded, d), nil
