@@ -200,10 +200,10 @@ func Status(
 	}
 	total := addresspool.Count(pool.Addresses)
 	status.Addresses = total.String()
-	if other := overlapping(object, pool, others); other != "" {
+	if other, common := overlapping(object, pool, others); other != "" {
 		setCondition(&status, network.ConditionReady, false, network.ReasonOverlaps, fmt.Sprintf(
-			"AddressPool %s of network %s has some of the addresses: delete one of the pools, or exclude the addresses",
-			other, pool.Network), now)
+			"AddressPool %s of network %s has %s too: delete one of the pools, or create this one again without the addresses",
+			other, pool.Network, common), now)
 	} else {
 		setCondition(&status, network.ConditionReady, true, network.ReasonValid, "the pool is valid", now)
 	}
@@ -238,18 +238,21 @@ func setCondition(s *network.AddressPoolStatus, kind string, holds bool, reason,
 }
 
 // overlapping returns the name of an older pool of the network that has some of the
-// addresses, or "".
-func overlapping(object *network.AddressPool, pool *addresspool.Pool, others []network.AddressPool) string {
+// addresses, or "", and the first range that both have.
+func overlapping(
+	object *network.AddressPool, pool *addresspool.Pool, others []network.AddressPool,
+) (name, common string) {
 	for i := range others {
 		other := &others[i]
 		if other.UID == object.UID || other.Spec.Network != pool.Network || !isOlder(other, object) {
 			continue
 		}
 		if p, err := addresspool.Parse(other); err == nil && p.Addresses.Overlaps(pool.Addresses) {
-			return other.Name
+			only := addresspool.Difference(pool.Addresses, p.Addresses)
+			return other.Name, addresspool.FormatRanges(addresspool.Difference(pool.Addresses, only))[0]
 		}
 	}
-	return ""
+	return "", ""
 }
 
 func isOlder(a, b *network.AddressPool) bool {

@@ -130,8 +130,9 @@ func TestReconcile_refusesTheYoungerOfOverlappingPools(t *testing.T) {
 		t.Errorf("older pool: got conditions %v, want Ready", s.Conditions)
 	}
 	c := meta.FindStatusCondition(e.status("late").Conditions, network.ConditionReady)
-	if c == nil || c.Reason != network.ReasonOverlaps || !strings.Contains(c.Message, "office") {
-		t.Errorf("younger pool: got condition %v, want Overlaps with office", c)
+	if c == nil || c.Reason != network.ReasonOverlaps ||
+		!strings.Contains(c.Message, "AddressPool office of network storage has 10.20.1.8-10.20.1.15 too") {
+		t.Errorf("younger pool: got condition %v, want Overlaps with the addresses of office", c)
 	}
 }
 

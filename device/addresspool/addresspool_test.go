@@ -156,6 +156,13 @@ func TestParse_invalid(t *testing.T) {
 		"subnet": {func(s *network.AddressPoolSpec) {
 			s.Subnet = "10.20.0.5/24"
 		}, `spec.subnet: Invalid value: "10.20.0.5/24"`},
+		"multicast": {func(s *network.AddressPoolSpec) {
+			s.Subnet = "224.0.0.0/8"
+		}, `spec.subnet: Invalid value: "224.0.0.0/8": must not be a multicast`},
+		"loopback":           {func(s *network.AddressPoolSpec) { s.Subnet = "127.0.0.0/8" }, "spec.subnet"},
+		"IPv4 link-local":    {func(s *network.AddressPoolSpec) { s.Subnet = "169.254.0.0/16" }, "spec.subnet"},
+		"IPv6 link-local":    {func(s *network.AddressPoolSpec) { s.Subnet = "fe80::/64" }, "spec.subnet"},
+		"all IPv4 addresses": {func(s *network.AddressPoolSpec) { s.Subnet = "0.0.0.0/0" }, "spec.subnet"},
 		"range outside": {func(s *network.AddressPoolSpec) { s.Ranges = []string{"10.21.0.0/28"} },
 			`spec.ranges[0]: Invalid value: "10.21.0.0/28": must be a network, an address, or FIRST-LAST in subnet ` +
 				"10.20.0.0/24"},

@@ -65,6 +65,10 @@ func Parse(object *network.AddressPool) (*Pool, error) {
 	if err != nil || subnet != subnet.Masked() || subnet.Addr().Is4In6() {
 		return nil, field.Invalid(path.Child("subnet"), spec.Subnet, "must be a network, such as 10.20.0.0/16")
 	}
+	if a := subnet.Addr(); a.IsMulticast() || a.IsLoopback() || a.IsLinkLocalUnicast() || a.IsUnspecified() {
+		return nil, field.Invalid(path.Child("subnet"), spec.Subnet, "must not be a multicast, loopback, link-local, or "+
+			"unspecified network, because the addresses are for hosts: choose another one, such as 10.20.0.0/16")
+	}
 	p := &Pool{
 		Name: object.Name, Network: spec.Network, Default: spec.Default, Subnet: subnet, Namespaces: map[string]bool{},
 		NodeSelector: spec.NodeSelector,
