@@ -42,6 +42,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/driver"
 	"github.com/dra-shared/dra-driver-shared/driver/nic"
+	"github.com/dra-shared/dra-driver-shared/driver/record"
 	"github.com/dra-shared/dra-driver-shared/netdev"
 	"github.com/dra-shared/dra-driver-shared/netdev/nstest"
 	"github.com/dra-shared/dra-driver-shared/test/eventually"
@@ -483,6 +484,26 @@ func TestDetach_recordOfUnfinishedAttach(t *testing.T) {
 	}
 	if got := pod.links(); !slices.Contains(got, "net1") {
 		t.Errorf("the pod has the links %v", got)
+	}
+}
+
+// A namespace ends before the driver detaches the share. Meanwhile, the status must not say that the link is gone.
+func TestRead_namespaceHasEnded(t *testing.T) {
+	p := newPlugin(t)
+	c := p.claim("c", "100M", "")
+	pod := p.sandbox("pod")
+	if err := pod.hook(c, p.mustPrepare(c)[0]); err != nil {
+		t.Fatal(err)
+	}
+	records, err := attach.OpenRecords(p.options.RunDir, attach.AnyBoot, nil).List()
+	if err != nil || len(records) != 1 {
+		t.Fatalf("got %d attachment records and error %v, want one", len(records), err)
+	}
+	const unused = 1 << 20
+	records[0].Namespace.NSID = unused
+	state, err := p.options.Kinds[0].(driver.Attacher).Read(t.Context(), record.Share{Device: "nic0"}, records[0])
+	if err != nil || !state.Pending || state.Exists {
+		t.Errorf("got %+v and error %v, want a state that is pending", state, err)
 	}
 }
 

@@ -357,8 +357,8 @@ type Attached struct {
 type State struct {
 	// Exists reports that the attachment is in the sandbox, working or not.
 	Exists bool
-	// Pending reports that the record was written by Reserver.Reserve, and Attach has not returned.
-	// Such an attachment has no status yet.
+	// Pending reports that Reserver.Reserve has written the record and Attach has not returned, or that
+	// the sandbox has ended and Detach follows. Such an attachment has no status.
 	Pending bool
 	// Ready reports that the attachment exists and works.
 	Ready bool

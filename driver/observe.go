@@ -19,7 +19,7 @@ type shareState struct {
 	share
 	// attachments are the pods that the share is attached to.
 	attachments []PodState
-	// pending means that the share is being attached to a pod.
+	// pending means that the share is being attached to a pod, or detached from one that has ended.
 	pending bool
 	// failed are the reasons why attaching the share to pods failed.
 	failed []string
@@ -65,7 +65,7 @@ func (d *Driver) observe(ctx context.Context, claim *record.Claim) ([]shareState
 }
 
 // readAttachments reads the state of those attachments in all that belong to the share. It omits those that
-// are being attached, which would be reported as missing for a moment.
+// are being attached or detached, which would be reported as missing for a moment.
 func (s *shareState) readAttachments(ctx context.Context, all []attach.Record) error {
 	for _, a := range all {
 		if a.Share != s.Name {

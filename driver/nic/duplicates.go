@@ -367,8 +367,8 @@ func (d *device) refuseDuplicates(
 // duplicateMessage returns the message of the condition Ready with the reason
 // DuplicateAddress.
 func duplicateMessage(network string, found addressOwners) string {
-	return fmt.Sprintf("other hosts on network %s have the same addresses: %s: remove the addresses from them, or "+
-		"exclude the addresses from the pool or the claim", network, found)
+	return fmt.Sprintf("other hosts on network %s have the same addresses: %s: remove the addresses from them, add "+
+		"them to reserved of the AddressPool, or remove them from the claim", network, found)
 }
 
 func (d *device) detectsDuplicates() bool {

@@ -47,6 +47,11 @@ func (k *Kind) Read(_ context.Context, share record.Share, r attach.Record) (dri
 	if err != nil {
 		return driver.State{}, err
 	}
+	if !link.Exists {
+		if presence, err := k.node.Presence(a); err != nil || presence == netdev.NamespaceMissing {
+			return driver.State{Pending: err == nil}, err
+		}
+	}
 	d, err := k.device(share.Device)
 	if err != nil {
 		return driver.State{}, err
