@@ -116,8 +116,8 @@ func (a *Allocator) takeKept(
 			kept.Spec.Namespace, kept.Spec.Pod, addressOf(kept))
 	}
 	return fmt.Errorf("AddressPool %s: %w: node %s has %s for pod %s/%s: does the previous pod still run there? "+
-		"if the machine is gone, delete its Node", i.pool.Name, errKeptInUse, kept.Spec.Node, addressOf(kept),
-		kept.Spec.Namespace, kept.Spec.Pod)
+		"if the machine is gone, delete its Node, and wait for controller.addressQuarantine", i.pool.Name, errKeptInUse,
+		kept.Spec.Node, addressOf(kept), kept.Spec.Namespace, kept.Spec.Pod)
 }
 
 // addressOf returns the address of a kept block for a message.
