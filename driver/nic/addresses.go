@@ -59,7 +59,7 @@ func (k *Kind) configurePools(
 	if err := k.addresses.CheckStatic(ctx, network, static); err != nil {
 		return err
 	}
-	return k.addresses.Check(ctx, network, p.AddressPools)
+	return k.addresses.Check(ctx, network, namespace, p.AddressPools)
 }
 
 // Reserve implements driver.Reserver: it assigns an address of each pool of a share, and the

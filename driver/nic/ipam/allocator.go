@@ -459,8 +459,8 @@ func (a *Allocator) CheckStatic(ctx context.Context, networkName string, address
 	return a.pools.checkStatic(ctx, networkName, addresses)
 }
 
-// Check returns an error unless the pools exist, belong to the network, serve the node, and
-// differ in their IP family.
-func (a *Allocator) Check(ctx context.Context, networkName string, names []string) error {
-	return a.pools.check(ctx, networkName, names)
+// Check returns an error unless the pools exist, belong to the network, serve the namespace and the node,
+// and differ in their IP family.
+func (a *Allocator) Check(ctx context.Context, networkName, namespace string, names []string) error {
+	return a.pools.check(ctx, networkName, namespace, names)
 }

@@ -348,7 +348,7 @@ func TestPools_nodeSelector(t *testing.T) {
 		if got, err := a.Defaults(t.Context(), "storage", "default"); err != nil || fmt.Sprint(got) != want {
 			t.Errorf("default pools in zone %s: got %v and error %v, want %s", zone, got, err, want)
 		}
-		err := a.Check(t.Context(), "storage", []string{"pool-a"})
+		err := a.Check(t.Context(), "storage", "default", []string{"pool-a"})
 		wantErr := `addressPools[0]: Invalid value: "pool-a": AddressPool pool-a serves nodes with the labels zone=a, ` +
 			"which node n" + zone + " does not have"
 		if got := fmt.Sprint(err); zone == "a" && err != nil || zone != "a" && got != wantErr {
@@ -357,8 +357,8 @@ func TestPools_nodeSelector(t *testing.T) {
 	}
 }
 
-// Pools that serve some namespaces can be default pools next to one that serves all. The oldest applies where several
-// serve a namespace.
+// Pools that serve some namespaces can be default pools next to one that serves all, and apply before it. Of several
+// pools, the oldest applies.
 func TestPools_defaultsOfNamespaces(t *testing.T) {
 	pool := func(name string, age time.Duration, namespaces ...string) network.AddressPool {
 		p := addressPool(name, func(s *network.AddressPoolSpec) { s.Default, s.Namespaces = true, namespaces })
@@ -372,6 +372,14 @@ func TestPools_defaultsOfNamespaces(t *testing.T) {
 		if got, err := a.Defaults(t.Context(), "storage", namespace); err != nil || fmt.Sprint(got) != want {
 			t.Errorf("default pools of namespace %s: got %v and error %v, want %s", namespace, got, err, want)
 		}
+	}
+	want := `addressPools[0]: Invalid value: "team-b": AddressPool team-b does not serve namespace a: ` +
+		"spec.namespaces has [b c]: use another pool, or add the namespace to the pool"
+	if err := a.Check(t.Context(), "storage", "a", []string{"team-b"}); err == nil || err.Error() != want {
+		t.Errorf("claim of namespace a that names team-b: got error %v, want %s", err, want)
+	}
+	if err := a.Check(t.Context(), "storage", "b", []string{"team-b"}); err != nil {
+		t.Errorf("claim of namespace b that names team-b: got error %v, want none", err)
 	}
 }
 
@@ -474,7 +482,7 @@ func TestAssign_refuses(t *testing.T) {
 		"overlapping": "AddressPool overlapping is not ready: overlaps pool office",
 		"deleted":     "AddressPool deleted is being deleted",
 		"other-namespace": "AddressPool other-namespace does not serve namespace default: " +
-			"its spec.namespaces has [team-a team-b]",
+			"spec.namespaces has [team-a team-b]: use another pool",
 		"invalid": `AddressPool invalid: spec.ranges[0]: Invalid value: "x"`,
 	} {
 		if _, err := node.assign(t.Context(), a, 1, name); err == nil || !strings.Contains(err.Error(), want) {

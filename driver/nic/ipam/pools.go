@@ -170,6 +170,15 @@ func servesNamespace(pool *addresspool.Pool, namespace string) bool {
 	return len(pool.Namespaces) == 0 || pool.Namespaces[namespace]
 }
 
+// checkNamespace returns an error if the pods of a namespace cannot have addresses of a pool.
+func checkNamespace(pool *addresspool.Pool, namespace string) error {
+	if servesNamespace(pool, namespace) {
+		return nil
+	}
+	return fmt.Errorf("AddressPool %s does not serve namespace %s: spec.namespaces has %s: use another pool, or add the "+
+		"namespace to the pool", pool.Name, namespace, list(pool.Namespaces))
+}
+
 // named returns the pools that a pod in a namespace can use.
 func (p *pools) named(ctx context.Context, names []string, namespace string) (found []*addresspool.Pool, err error) {
 	all, err := p.all(ctx)
@@ -181,9 +190,8 @@ func (p *pools) named(ctx context.Context, names []string, namespace string) (fo
 		if err != nil {
 			return nil, err
 		}
-		if !servesNamespace(pool, namespace) {
-			return nil, fmt.Errorf("AddressPool %s does not serve namespace %s: its spec.namespaces has %s",
-				name, namespace, list(pool.Namespaces))
+		if err := checkNamespace(pool, namespace); err != nil {
+			return nil, err
 		}
 		found = append(found, pool)
 	}
@@ -295,9 +303,9 @@ func find(all []*network.AddressPool, name string) (*addresspool.Pool, error) {
 	return pool, nil
 }
 
-// check returns an error unless the pools exist, belong to the network, serve the node, and
-// differ in their IP family.
-func (p *pools) check(ctx context.Context, networkName string, names []string) error {
+// check returns an error unless the pools exist, belong to the network, serve the namespace and the node,
+// and differ in their IP family.
+func (p *pools) check(ctx context.Context, networkName, namespace string, names []string) error {
 	all, err := p.all(ctx)
 	if err != nil {
 		return err
@@ -314,6 +322,9 @@ func (p *pools) check(ctx context.Context, networkName string, names []string) e
 		if pool.Network != networkName {
 			return invalid(fmt.Errorf("the pool is for network %s, and the device is on network %s",
 				pool.Network, networkName))
+		}
+		if err := checkNamespace(pool, namespace); err != nil {
+			return invalid(err)
 		}
 		if err := p.checkServes(ctx, pool); err != nil {
 			return invalid(err)
