@@ -7,7 +7,7 @@
 # of each story and suite. bin/e2e.test must exist. If RERUNS names a directory, up to five
 # stories that fail run once more; see .ci/gotest.sh.
 #
-# usage: run.sh [--long | REGEXP]: with REGEXP, runs only the stories whose names match, one
+# usage: run.sh [--long | [SUITE/]REGEXP]: with REGEXP, runs only the stories whose names match, one
 # after the other. With --long, runs only the stories in `long`, and writes their results to
 # docs/dev/long-stories.md; without, it leaves them out, and TestPrivileges, which `make test-privileges`
 # runs.
@@ -36,8 +36,13 @@ selection() {
 
 mode=${1:-}
 if [ $# -gt 0 ] && [ "$mode" != --long ]; then
-	run_tests -test.run "/$1"
-	exit
+	log=$(mktemp)
+	case $1 in */*) stories=$1 ;; *) stories=/$1 ;; esac
+	run_tests -test.run "$stories" | tee "$log"
+	result=$?
+	grep -q '^=== RUN .*/' "$log" || { echo "RUN=$1 matches no story: test/e2e/testdata has their names" >&2; result=1; }
+	rm -f "$log"
+	exit $result
 fi
 
 # The longest suites come first, so that all lanes end at about the same time. A
