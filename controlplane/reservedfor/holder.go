@@ -5,9 +5,12 @@ package reservedfor
 
 import (
 	"slices"
+	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
 	"github.com/dra-shared/dra-driver-shared/controlplane/workload"
 )
@@ -37,4 +40,19 @@ func (h Holder) isEntry(entry resourceapi.ResourceClaimConsumerReference) bool {
 // terminal pods.
 func (h Holder) isOther(entry resourceapi.ResourceClaimConsumerReference) bool {
 	return !h.isEntry(entry) && !claims.IsTerminalPodEntry(entry)
+}
+
+// isOwnerOf reports whether the claim was generated for the object. The hash in the claim's name is the proof.
+func (h Holder) isOwnerOf(claim *resourceapi.ResourceClaim) bool {
+	c := metav1.GetControllerOfNoCopy(claim)
+	if c == nil {
+		return false
+	}
+	group, _, _ := strings.Cut(c.APIVersion, "/")
+	if group != h.Group || strings.ToLower(c.Kind)+"s" != h.Resource || c.Name != h.Name {
+		return false
+	}
+	owner := claims.Owner{Name: c.Name, UID: c.UID, Replica: claim.Annotations[scheduling.ReplicaAnnotation]}
+	_, ok := claims.ShardNumber(owner, claim.Annotations[scheduling.ClaimAnnotation], claim.Name)
+	return ok
 }

@@ -558,3 +558,36 @@ func TestReconciler_reportsOnClaimsOfOtherDrivers(t *testing.T) {
 	e.reconcile()
 	expect("no holder is named", "")
 }
+
+// A user annotates the claim that was generated for a Job to be held by that Job. The Job's own controller releases the
+// claim of a suspended Job while pods still end: this one must not add the entry again, nor remove it.
+func TestReconcile_claimOfItsOwner(t *testing.T) {
+	owner := claims.Owner{
+		GroupVersionKind: batchv1.SchemeGroupVersion.WithKind("Job"), Resource: "jobs", Namespace: testNamespace,
+		Name: "train", UID: "job-uid",
+	}
+	generated := claims.Generate(owner, "net", 0, &resourceapi.ResourceClaimTemplate{})
+	claim := testClaim("batch/jobs/train", podEntry)
+	claim.Name, claim.OwnerReferences = generated.Name, generated.OwnerReferences
+	claim.Annotations[scheduling.ClaimAnnotation] = "net"
+	pod := testPod("node")
+	pod.Spec.ResourceClaims[0].ResourceClaimName = &claim.Name
+	held := claim.DeepCopy()
+	held.Status.ReservedFor = append(held.Status.ReservedFor, owner.Reference())
+	held.DeletionTimestamp = ptr.To(metav1.Now())
+	for name, claim := range map[string]*resourceapi.ResourceClaim{"released": claim, "deleted": held} {
+		e := newTestEnv(t, claim, testJob("job-uid"), pod)
+		want := slices.Clone(claim.Status.ReservedFor)
+		request := ctrl.Request{NamespacedName: client.ObjectKeyFromObject(claim)}
+		if _, err := e.reconciler.Reconcile(t.Context(), request); err != nil {
+			t.Fatal(err)
+		}
+		var after resourceapi.ResourceClaim
+		if err := e.client.Get(t.Context(), client.ObjectKeyFromObject(claim), &after); err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(after.Status.ReservedFor, want) {
+			t.Errorf("entries of the %s claim: got %v, want %v", name, after.Status.ReservedFor, want)
+		}
+	}
+}

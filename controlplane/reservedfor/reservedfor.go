@@ -142,6 +142,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if err != nil {
 		return ctrl.Result{}, r.refuse(ctx, &claim, holder, err)
 	}
+	if holder.isOwnerOf(&claim) {
+		return ctrl.Result{}, r.reconcileGenerated(ctx, &claim, holder)
+	}
 	if claim.DeletionTimestamp != nil {
 		// Only the pods that run with the claim keep it then. A holder that outlives the
 		// namespace's deletion would keep the namespace too.
@@ -176,6 +179,18 @@ func (r *Reconciler) refuse(ctx context.Context, claim *resourceapi.ResourceClai
 	message := fmt.Sprintf("annotation %s: %q %v",
 		scheduling.ReservedForAnnotation, claim.Annotations[scheduling.ReservedForAnnotation], cause)
 	return r.report(ctx, claim, v1alpha1.ReasonHolderInvalid, message)
+}
+
+// reconcileGenerated reports that the annotation names the object for which the claim was generated. That object's
+// own controller holds and releases the claim; two writers of one entry would revert each other without end.
+func (r *Reconciler) reconcileGenerated(ctx context.Context, claim *resourceapi.ResourceClaim, holder Holder) error {
+	r.pods.Forget(client.ObjectKeyFromObject(claim))
+	if claim.Status.Allocation == nil || claim.DeletionTimestamp != nil {
+		return r.annotate(ctx, claim, "")
+	}
+	message := fmt.Sprintf("the claim was generated for %s, which holds it; the annotation %s has no effect",
+		holder, scheduling.ReservedForAnnotation)
+	return r.report(ctx, claim, v1alpha1.ReasonHolderFound, message)
 }
 
 // reconcileUnverifiable handles a claim for which the controller cannot determine
