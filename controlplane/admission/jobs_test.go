@@ -203,6 +203,33 @@ func cronJobYAML(annotation string) string {
 		annotation)
 }
 
+// The replicated jobs of a JobSet often list the same claims. The API server is asked once about them: a hundred requests
+// would take longer than the timeout of the webhook.
+func TestJobs_asksOnceAboutTheSameClaims(t *testing.T) {
+	jobs := newJobs(t)
+	requests := 0
+	c, ok := jobs.Client.(client.WithWatch)
+	if !ok {
+		t.Fatalf("%T does not watch", jobs.Client)
+	}
+	jobs.Client = interceptor.NewClient(c, interceptor.Funcs{
+		Create: func(ctx context.Context, c client.WithWatch, o client.Object, options ...client.CreateOption) error {
+			requests++
+			return c.Create(ctx, o, options...)
+		},
+	})
+	const set = `{kind: JobSet, metadata: {name: many, namespace: ns}, spec: {replicatedJobs: [%s]}}`
+	replicated := fmt.Sprintf(`{template: {spec: {template: {metadata: {annotations: {
+		scheduling.dra-shared.dev/job-claims: %q}}, spec: {containers: [{name: worker}]}}}}}`, "["+inline+"]")
+	now := fmt.Sprintf(set, strings.Repeat(replicated+",", 99)+replicated)
+	if response := jobs.Handle(t.Context(), jobRequest(t, "admin", "", now)); !response.Allowed {
+		t.Errorf("it is denied: %v", response.Result)
+	}
+	if requests != 2 {
+		t.Errorf("the API server was asked %d times, want 2: about the spec, and about the author", requests)
+	}
+}
+
 func TestJobs_allows(t *testing.T) {
 	job := func(annotation string) string { return jobYAML(annotation, "", "") }
 	suspend := func(job string) string { return strings.Replace(job, "spec: {", "spec: {suspend: true, ", 1) }
