@@ -184,3 +184,19 @@ func TestJobReconciler_reportsAMissingTemplate(t *testing.T) {
 		t.Error("got no event")
 	}
 }
+
+// The new pods of a Job wait for the end of those that run with a claim that a user has deleted.
+func TestJobReconciler_reportsADeletedClaim(t *testing.T) {
+	deleted := jobClaimNamed("net")
+	deleted.DeletionTimestamp = ptr.To(metav1.Now())
+	_, recorder := reconcileJob(t, testJob(), testTemplate("class"), deleted)
+	want := "ClaimDeleted claim " + deleted.Name + " was deleted, and new pods wait until the deletion completes"
+	select {
+	case event := <-recorder.Events:
+		if !strings.Contains(event, want) {
+			t.Errorf("got event %q, want %q", event, want)
+		}
+	default:
+		t.Error("got no event")
+	}
+}

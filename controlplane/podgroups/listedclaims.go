@@ -37,13 +37,17 @@ func listedClaims(
 	}), errs.ToAggregate()
 }
 
-// reportProblems emits an event on the owner of the group's claims for each problem, and for each claim
-// without a leader that the scheduler accepts.
+// reportProblems emits an event on the owner of the group's claims for each problem, for each claim that a user has
+// deleted, and for each claim without a leader that the scheduler accepts.
 func (r *Reconciler) reportProblems(owner client.Object, g *group) {
 	for _, s := range g.sharedClaims {
 		if s.problem != nil {
 			r.Events.Eventf(owner, nil, corev1.EventTypeWarning, scheduling.ReasonClaimMissing,
 				scheduling.EventActionClaims, "%s", s.problem.Error())
+		}
+		if len(s.deletedClaims()) > 0 {
+			r.Events.Eventf(owner, nil, corev1.EventTypeWarning, scheduling.ReasonClaimDeleted,
+				scheduling.EventActionClaims, "%s", g.deletionMessage(s))
 		}
 		if l := g.stalled(s); l != nil {
 			r.Events.Eventf(owner, nil, corev1.EventTypeWarning, scheduling.ReasonUnschedulable,

@@ -572,7 +572,7 @@ func TestReconciler_completesDeletionOfClaim(t *testing.T) {
 	e.expectReservedFor("the claim is being deleted, a is bound, and b is gated", name, "a")
 	e.expectCondition(scheduling.ConditionClaimsReady, metav1.ConditionFalse, "ClaimDeleted",
 		"claim "+name+" was deleted, and new pods wait until the deletion completes; "+
-			"the controller generates it again then; delete the pods of the group that use it, 1: a")
+			"the controller generates it again then; delete the pods that run with it, 1: a")
 	e.expectEvent("ClaimDeleted")
 }
 

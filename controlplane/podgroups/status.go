@@ -119,7 +119,7 @@ func (g *group) deletionMessage(s *sharedClaim) string {
 		}
 	}
 	if len(pods) > 0 {
-		message += fmt.Sprintf("; delete the pods of the group that use it, %d: %s", len(pods), abbreviate(pods))
+		message += fmt.Sprintf("; delete the pods that run with it, %d: %s", len(pods), abbreviate(pods))
 	}
 	return message
 }
