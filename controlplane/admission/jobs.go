@@ -296,8 +296,8 @@ func (j *workloadObject) annotationPath(template *field.Path) *field.Path {
 	return template.Child("metadata", "annotations").Key(j.annotation)
 }
 
-// answers are those of the API server about an object. The replicated jobs of a JobSet often list the same claims: asked
-// about each, the API server would take longer than the timeout of the webhook.
+// answers are those of the API server about an object. The replicated jobs of a JobSet often list the same claims:
+// asked about each, the API server would take longer than the timeout of the webhook.
 type answers struct {
 	// valid are the specs that it accepts.
 	valid []*resourceapi.ResourceClaimSpec

@@ -203,8 +203,8 @@ func cronJobYAML(annotation string) string {
 		annotation)
 }
 
-// The replicated jobs of a JobSet often list the same claims. The API server is asked once about them: a hundred requests
-// would take longer than the timeout of the webhook.
+// The replicated jobs of a JobSet often list the same claims. The API server is asked once about them: a hundred
+// requests would take longer than the timeout of the webhook.
 func TestJobs_asksOnceAboutTheSameClaims(t *testing.T) {
 	jobs := newJobs(t)
 	requests := 0
