@@ -87,6 +87,13 @@ func TestPolicy_controller(t *testing.T) {
 		{"create a claim without a PodGroup", func(ctx context.Context) error {
 			return thief.Create(ctx, fabricClaim(ns, "stolen"))
 		}, "the controller may create and delete only claims, and PodGroups of Kubernetes, that belong to a PodGroup"},
+		{"create a claim that cannot be deleted", func(ctx context.Context) error {
+			lasting := ofGroup.DeepCopy()
+			lasting.ResourceVersion, lasting.UID, lasting.Name = "", "", "lasting"
+			lasting.Annotations = map[string]string{scheduling.ClaimAnnotation: "fabric"}
+			lasting.Finalizers = []string{"example.com/never"}
+			return thief.Create(ctx, lasting)
+		}, "the controller may not create objects with finalizers"},
 		{"delete a claim that another controller generated for a Job", func(ctx context.Context) error {
 			return thief.Delete(ctx, ofJob.DeepCopy())
 		}, "the controller may create and delete only claims, and PodGroups of Kubernetes, that belong to a PodGroup"},
@@ -152,7 +159,11 @@ func TestPolicy_controller(t *testing.T) {
 		}, "the controller may change only the status and the annotation scheduling.dra-shared.dev/held of claims"},
 		{"change the claims of a PodGroup", func(ctx context.Context) error {
 			return patch(ctx, thief, pg.DeepCopy(), `[{"op":"add","path":"/metadata/annotations","value":{"a":"b"}}]`)
-		}, "the controller may change only the finalizers and the status of PodGroups"},
+		}, "the controller may change only its finalizer and the status of PodGroups"},
+		{"keep a PodGroup from being deleted", func(ctx context.Context) error {
+			return patch(ctx, thief, pg.DeepCopy(),
+				`[{"op":"add","path":"/metadata/finalizers","value":["scheduling.dra-shared.dev/claims","example.com/never"]}]`)
+		}, "the controller may change only its finalizer and the status of PodGroups"},
 		{"create a PodGroup of Kubernetes", func(ctx context.Context) error {
 			if !e.native {
 				return nil // the API server does not serve the type
