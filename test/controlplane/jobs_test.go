@@ -307,6 +307,89 @@ func TestJobClaims_identityOfClaim(t *testing.T) {
 	e.awaitEmpty(t, ns)
 }
 
+// The node of a Job's device fails. The next pods get a device of another node, without help.
+func TestJobClaims_leaveFailedNode(t *testing.T) {
+	e := requireTestEnv(t)
+	e.startController(t, nil)
+	for i := range 2 {
+		e.createNIC(t, fmt.Sprintf("sim-%03d", i))
+	}
+	ns := e.createNamespace(t, "job-failed-node")
+	job := sharingJob(ns, "train", `[{name: net, resourceClaimTemplateName: share}]`, 2)
+	job.Spec.Completions, job.Spec.BackoffLimit = ptr.To[int32](100), ptr.To[int32](100)
+	share := &resourceapi.ResourceClaimTemplate{ObjectMeta: objectMeta(ns, "share")}
+	share.Spec.Spec = nicSpec()
+	e.create(t, share, job)
+	e.awaitRunning(t, ns, 2)
+	e.awaitClaims(t, ns, "the Job holds its claim", held(1))
+	var failed int
+	former := e.jobPods(t, job)
+	if _, err := fmt.Sscanf(former[0].Spec.NodeName, "sim-%03d", &failed); err != nil {
+		t.Fatalf("node %q of the pod: %v", former[0].Spec.NodeName, err)
+	}
+	e.cordon(t, failed, failed+1)
+	for i := range former {
+		if err := e.client.Delete(t.Context(), &former[i], client.GracePeriodSeconds(0)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := fmt.Sprintf("sim-%03d", 1-failed)
+	eventually.Eventually(t, 2*time.Minute, "two pods run on node "+want, func() error {
+		running := 0
+		for _, pod := range e.jobPods(t, job) {
+			if pod.Status.Phase == corev1.PodRunning && pod.Spec.NodeName == want {
+				running++
+			}
+		}
+		if running != 2 {
+			return fmt.Errorf("%d pods run there", running)
+		}
+		return nil
+	})
+	e.awaitClaims(t, ns, "the Job holds its claim again", held(1))
+	e.delete(t, job)
+	e.awaitEmpty(t, ns)
+}
+
+// A namespace with claims of all kinds of holders is deleted while the controller does not run. It is gone when the
+// controller has started.
+func TestController_namespaceWithClaimsOfAllHolders(t *testing.T) {
+	e := requireTestEnv(t)
+	stop := e.startController(t, nil)
+	ns := e.createNamespace(t, "all-holders")
+	running := sharingJob(ns, "running", "["+inlineFabric+"]", 2)
+	suspended := sharingJob(ns, "suspended", "["+inlineFabric+"]", 1)
+	kept := sharingJob(ns, "kept", "["+strings.Replace(inlineFabric, "{", "{deletionPolicy: OnDeletion, ", 1)+"]", 1)
+	team := fabricClaim(ns, "team")
+	team.Annotations = map[string]string{
+		scheduling.ReservedForAnnotation: "batch/jobs/running", scheduling.ReleaseAnnotation: "OnDeletion",
+	}
+	e.create(t, running, suspended, kept, annotatedSet(ns, 1), team, newPodWithClaim(ns, "user", 0, team.Name))
+	e.mustCreateGroup(t, ns, "group")
+	e.create(t, newPod(ns, "group", 0))
+	e.awaitRunning(t, ns, 7)
+	e.endPods(t, kept, corev1.PodSucceeded)
+	e.setSuspended(t, suspended, true)
+	e.awaitClaims(t, ns, "the claims exist, and that of the suspended Job is released",
+		func(claims []resourceapi.ResourceClaim) error {
+			allocated := 0
+			for _, c := range claims {
+				if c.Status.Allocation != nil {
+					allocated++
+				}
+			}
+			if len(claims) != 6 || allocated != 5 {
+				return fmt.Errorf("%d claims, %d of them allocated", len(claims), allocated)
+			}
+			return nil
+		})
+	stop()
+	object := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}}
+	e.delete(t, object)
+	e.startController(t, nil)
+	e.awaitDeleted(t, object)
+}
+
 // A Job whose pods another controller creates, such as MultiKueue in another cluster, has no claim in this cluster
 // until it has a pod in this cluster.
 func TestJobClaims_jobManagedByAnotherController(t *testing.T) {
