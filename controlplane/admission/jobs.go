@@ -258,13 +258,13 @@ func (j *Jobs) checkObject(
 	if err := errors.Join(object.checkLeader(), object.checkRelease(old)); err != nil {
 		return nil, err
 	}
-	before, answers := old.values(), &answers{}
+	before, known := old.values(), &confirmed{}
 	for _, t := range object.templates() {
 		previous, existed := before[t.path.String()]
 		if existed && sameClaims(object.annotation, previous, t.Annotations[object.annotation]) {
 			continue
 		}
-		more, err := j.check(ctx, req, object, t, answers)
+		more, err := j.check(ctx, req, object, t, known)
 		warnings = append(warnings, more...)
 		if err != nil {
 			return warnings, err
@@ -296,18 +296,18 @@ func (j *workloadObject) annotationPath(template *field.Path) *field.Path {
 	return template.Child("metadata", "annotations").Key(j.annotation)
 }
 
-// answers are those of the API server about an object. The replicated jobs of a JobSet often list the same claims:
-// asked about each, the API server would take longer than the timeout of the webhook.
-type answers struct {
-	// valid are the specs that it accepts.
+// confirmed has what the API server has confirmed about an object. The replicated jobs of a JobSet often list the
+// same claims, and a request for each of them would take longer than the timeout of the webhook.
+type confirmed struct {
+	// valid has the specs that the API server accepts.
 	valid []*resourceapi.ResourceClaimSpec
-	// authorized: the author may create claims.
+	// authorized means that the author may create claims.
 	authorized bool
 }
 
 // check denies a template of pods whose claims cannot be generated, and returns warnings.
 func (j *Jobs) check(
-	ctx context.Context, req admission.Request, object *workloadObject, t templateAt, answers *answers,
+	ctx context.Context, req admission.Request, object *workloadObject, t templateAt, known *confirmed,
 ) ([]string, error) {
 	path := object.annotationPath(t.path)
 	inherited, err := j.isInherited(ctx, req, object, t.Annotations[object.annotation])
@@ -330,7 +330,7 @@ func (j *Jobs) check(
 		errs = append(errs, (&Parameters{Driver: j.Driver}).validateClaim(claims[i].Spec.Devices.Config,
 			specPath.Child("devices", "config"))...)
 		if len(errs) == 0 {
-			invalid, err := j.dryRun(ctx, req.Namespace, claims[i].Spec, specPath, answers)
+			invalid, err := j.dryRun(ctx, req.Namespace, claims[i].Spec, specPath, known)
 			if err != nil {
 				return nil, err
 			}
@@ -340,11 +340,11 @@ func (j *Jobs) check(
 	if err := errs.ToAggregate(); err != nil {
 		return nil, denied(reasonInvalid, "%w", err)
 	}
-	if inline && !inherited && !answers.authorized {
+	if inline && !inherited && !known.authorized {
 		if err := j.authorize(ctx, req, object, t); err != nil {
 			return nil, err
 		}
-		answers.authorized = true
+		known.authorized = true
 	}
 	return object.overridden(claims, t), nil
 }
@@ -377,10 +377,10 @@ func (j *workloadObject) overridden(claims []scheduling.JobClaim, t templateAt) 
 
 // dryRun returns the errors that the API server reports for the spec of a claim.
 func (j *Jobs) dryRun(
-	ctx context.Context, namespace string, spec *resourceapi.ResourceClaimSpec, path *field.Path, answers *answers,
+	ctx context.Context, namespace string, spec *resourceapi.ResourceClaimSpec, path *field.Path, known *confirmed,
 ) (field.ErrorList, error) {
 	isSame := func(valid *resourceapi.ResourceClaimSpec) bool { return equality.Semantic.DeepEqual(valid, spec) }
-	if slices.ContainsFunc(answers.valid, isSame) {
+	if slices.ContainsFunc(known.valid, isSame) {
 		return nil, nil
 	}
 	claim := &resourceapi.ResourceClaim{
@@ -395,7 +395,7 @@ func (j *Jobs) dryRun(
 	case err != nil:
 		return nil, fmt.Errorf("validate %s: %w", path, err)
 	}
-	answers.valid = append(answers.valid, spec)
+	known.valid = append(known.valid, spec)
 	return nil, nil
 }
 
