@@ -501,7 +501,11 @@ func TestRead_namespaceHasEnded(t *testing.T) {
 	}
 	const unused = 1 << 20
 	records[0].Namespace.NSID = unused
-	state, err := p.options.Kinds[0].(driver.Attacher).Read(t.Context(), record.Share{Device: "nic0"}, records[0])
+	attacher, ok := p.options.Kinds[0].(driver.Attacher)
+	if !ok {
+		t.Fatalf("kind %T is not an Attacher", p.options.Kinds[0])
+	}
+	state, err := attacher.Read(t.Context(), record.Share{Device: "nic0"}, records[0])
 	if err != nil || !state.Pending || state.Exists {
 		t.Errorf("got %+v and error %v, want a state that is pending", state, err)
 	}

@@ -308,7 +308,10 @@ func TestPolicy_listedClaimsWhileOff(t *testing.T) {
 		"controller.jobClaims of the chart": job, "set controller.jobClaims": cron, "controller.replicaClaims": set,
 	} {
 		eventually.Eventually(t, timeout, fmt.Sprintf("%T is refused", o), func() error {
-			try := o.DeepCopyObject().(client.Object) // the API server completes an object that it accepts
+			try, ok := o.DeepCopyObject().(client.Object) // the API server completes an object that it accepts
+			if !ok {
+				return fmt.Errorf("%T is not a client.Object", o.DeepCopyObject())
+			}
 			err := e.client.Create(t.Context(), try, client.DryRunAll)
 			if err == nil || !strings.Contains(err.Error(), value) {
 				return fmt.Errorf("got error %w, want one that names %s", err, value)
