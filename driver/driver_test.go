@@ -463,6 +463,16 @@ func TestDetach_oneOfTwoPods(t *testing.T) {
 	p.wantNothingLeft()
 }
 
+// onlyRecord returns the only attachment record.
+func (p *plugin) onlyRecord() attach.Record {
+	p.t.Helper()
+	records, err := attach.OpenRecords(p.options.RunDir, attach.AnyBoot, nil).List()
+	if err != nil || len(records) != 1 {
+		p.t.Fatalf("got %d attachment records and error %v, want one", len(records), err)
+	}
+	return records[0]
+}
+
 // The kernel reports the end of an earlier namespace with the same ID while a pod is attached. The record that
 // the driver has read before it gets the claim's lock has addresses, but no link yet.
 func TestDetach_recordOfUnfinishedAttach(t *testing.T) {
@@ -472,11 +482,7 @@ func TestDetach_recordOfUnfinishedAttach(t *testing.T) {
 	if err := pod.hook(c, p.mustPrepare(c)[0]); err != nil {
 		t.Fatal(err)
 	}
-	records, err := attach.OpenRecords(p.options.RunDir, attach.AnyBoot, nil).List()
-	if err != nil || len(records) != 1 {
-		t.Fatalf("got %d attachment records and error %v, want one", len(records), err)
-	}
-	reserved := records[0]
+	reserved := p.onlyRecord()
 	reserved.Payload = []byte(`{"parent": 1, "mac": "02:00:00:00:00:01", "addresses": ["10.20.0.5/16"]}`)
 	p.DetachEnded(t.Context(), reserved)
 	if err := p.attached(1); err != nil {
@@ -495,17 +501,14 @@ func TestRead_namespaceHasEnded(t *testing.T) {
 	if err := pod.hook(c, p.mustPrepare(c)[0]); err != nil {
 		t.Fatal(err)
 	}
-	records, err := attach.OpenRecords(p.options.RunDir, attach.AnyBoot, nil).List()
-	if err != nil || len(records) != 1 {
-		t.Fatalf("got %d attachment records and error %v, want one", len(records), err)
-	}
+	ended := p.onlyRecord()
 	const unused = 1 << 20
-	records[0].Namespace.NSID = unused
+	ended.Namespace.NSID = unused
 	attacher, ok := p.options.Kinds[0].(driver.Attacher)
 	if !ok {
 		t.Fatalf("kind %T is not an Attacher", p.options.Kinds[0])
 	}
-	state, err := attacher.Read(t.Context(), record.Share{Device: "nic0"}, records[0])
+	state, err := attacher.Read(t.Context(), record.Share{Device: "nic0"}, ended)
 	if err != nil || !state.Pending || state.Exists {
 		t.Errorf("got %+v and error %v, want a state that is pending", state, err)
 	}

@@ -172,9 +172,9 @@ func TestJobReconciler_leavesOtherClaimsAlone(t *testing.T) {
 	}
 }
 
-func TestJobReconciler_reportsAMissingTemplate(t *testing.T) {
-	_, recorder := reconcileJob(t, testJob())
-	want := `ClaimMissing resourceClaims["net"].resourceClaimTemplateName: ResourceClaimTemplate template does not exist`
+// expectEvent checks that the next event contains a text.
+func expectEvent(t *testing.T, recorder *events.FakeRecorder, want string) {
+	t.Helper()
 	select {
 	case event := <-recorder.Events:
 		if !strings.Contains(event, want) {
@@ -185,18 +185,17 @@ func TestJobReconciler_reportsAMissingTemplate(t *testing.T) {
 	}
 }
 
+func TestJobReconciler_reportsAMissingTemplate(t *testing.T) {
+	_, recorder := reconcileJob(t, testJob())
+	want := `ClaimMissing resourceClaims["net"].resourceClaimTemplateName: ResourceClaimTemplate template does not exist`
+	expectEvent(t, recorder, want)
+}
+
 // The new pods of a Job wait for the end of those that run with a claim that a user has deleted.
 func TestJobReconciler_reportsADeletedClaim(t *testing.T) {
 	deleted := jobClaimNamed("net")
 	deleted.DeletionTimestamp = ptr.To(metav1.Now())
 	_, recorder := reconcileJob(t, testJob(), testTemplate("class"), deleted)
 	want := "ClaimDeleted claim " + deleted.Name + " was deleted, and new pods wait until the deletion completes"
-	select {
-	case event := <-recorder.Events:
-		if !strings.Contains(event, want) {
-			t.Errorf("got event %q, want %q", event, want)
-		}
-	default:
-		t.Error("got no event")
-	}
+	expectEvent(t, recorder, want)
 }

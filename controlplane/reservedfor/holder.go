@@ -5,10 +5,11 @@ package reservedfor
 
 import (
 	"slices"
-	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
@@ -48,8 +49,8 @@ func (h Holder) isOwnerOf(claim *resourceapi.ResourceClaim) bool {
 	if c == nil {
 		return false
 	}
-	group, _, _ := strings.Cut(c.APIVersion, "/")
-	if group != h.Group || strings.ToLower(c.Kind)+"s" != h.Resource || c.Name != h.Name {
+	resource, _ := meta.UnsafeGuessKindToResource(schema.FromAPIVersionAndKind(c.APIVersion, c.Kind))
+	if resource.Group != h.Group || resource.Resource != h.Resource || c.Name != h.Name {
 		return false
 	}
 	owner := claims.Owner{Name: c.Name, UID: c.UID, Replica: claim.Annotations[scheduling.ReplicaAnnotation]}

@@ -48,8 +48,12 @@ func (k *Kind) Read(_ context.Context, share record.Share, r attach.Record) (dri
 		return driver.State{}, err
 	}
 	if !link.Exists {
-		if presence, err := k.node.Presence(a); err != nil || presence == netdev.NamespaceMissing {
-			return driver.State{Pending: err == nil}, err
+		presence, err := k.node.Presence(a)
+		if err != nil {
+			return driver.State{}, err
+		}
+		if presence == netdev.NamespaceMissing {
+			return driver.State{Pending: true}, nil
 		}
 	}
 	d, err := k.device(share.Device)
