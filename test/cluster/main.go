@@ -30,6 +30,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"syscall"
 
 	"github.com/dra-shared/dra-driver-shared/test/cluster/build"
@@ -106,11 +107,20 @@ func parse(verb string, args []string) (*arguments, error) {
 	return a, a.Parse(args)
 }
 
+// isHelp reports whether the argument asks for the usage.
+func isHelp(argument string) bool {
+	return slices.Contains([]string{"help", "-h", "-help", "--help"}, argument)
+}
+
 func run(ctx context.Context, args []string) error {
 	if len(args) == 0 {
 		return errUsage
 	}
 	verb := args[0]
+	if isHelp(verb) {
+		fmt.Println(errUsage)
+		return nil
+	}
 	if verb == "oci" { // its arguments are those of the OCI runtime
 		return execOCIRuntime(args[1:])
 	}
