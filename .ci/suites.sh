@@ -43,9 +43,9 @@ target() {
 	suite "$1" logged "$MAKE" --no-print-directory "$1"
 }
 
-# again NAME: runs the demo, the lab, or a benchmark once more. gotest.sh does so for Go tests.
+# again NAME: runs the demo or a benchmark once more. gotest.sh, e2e, and the lab do so for their tests.
 again() {
-	case $1 in demo | test-lab | bench-check) target "$1" && echo "$1: 2 runs, 1 failures" >"$RERUNS/$1" ;; *) false ;; esac
+	case $1 in demo | bench-check) target "$1" && echo "$1: 2 runs, 1 failures" >"$RERUNS/$1" ;; *) false ;; esac
 }
 
 # logged COMMAND...: runs a command and also writes its output to a file, for failures.

@@ -21,6 +21,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"syscall"
 
 	"github.com/dra-shared/dra-driver-shared/test/lab/kernel"
@@ -61,6 +62,10 @@ func main() {
 func run(ctx context.Context, args []string) (int, error) {
 	if len(args) == 0 {
 		return 2, errUsage
+	}
+	if slices.Contains([]string{"help", "-h", "-help", "--help"}, args[0]) {
+		fmt.Println(errUsage)
+		return 0, nil
 	}
 	cache, err := os.UserCacheDir()
 	if err != nil && args[0] != "agent" && args[0] != "exec" { // a service has no HOME

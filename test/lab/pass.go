@@ -119,43 +119,56 @@ func (p pass) kernel(ctx context.Context, cache string, row *matrix.Row) error {
 	test := kernelTest{
 		selector: p.selector, append: p.append, timeout: 17 * time.Minute, cpus: 2, memoryMiB: 1536, dir: dir,
 	}
-	test.job.Dir, test.job.Args = "/tmp", []string{"-test.v", "-test.timeout=15m"}
-	if p.quick {
-		test.job.Args = append(test.job.Args, "-test.run="+quickTests)
-	}
+	test.job.Dir = "/tmp"
 	if err := test.add(ctx, kernelPackages); err != nil {
 		return err
 	}
-	var output bytes.Buffer
+	pattern := "."
+	if p.quick {
+		pattern = quickTests
+	}
 	start := time.Now()
-	status, err := test.run(ctx, cache, io.MultiWriter(&output, os.Stdout))
-	r := readResult(output.String())
+	r, status, err := withRerun(ctx, pattern, 0, func(ctx context.Context, pattern string) (result, int, error) {
+		test.job.Args = []string{"-test.v", "-test.timeout=15m", "-test.run=" + pattern}
+		var output bytes.Buffer
+		status, err := test.run(ctx, cache, io.MultiWriter(&output, os.Stdout))
+		return readResult(output.String()), status, err
+	})
 	row.Tests, row.Key = describe(r, status, err, time.Since(start)), r.strongestKey()
 	return nil
 }
 
+// errNotInstalled is the error of a cluster whose node runs, and on which the chart does not become
+// ready.
+var errNotInstalled = errors.New("the chart does not become ready")
+
 // node runs the stories on a cluster whose node is a guest.
 func (p pass) node(ctx context.Context, cache string, row *matrix.Row) error {
-	b := bed{selector: p.selector, append: p.append, dir: ".cluster-lab", cpus: 2, memoryMiB: 1280}
-	defer b.down(ctx)
-	if err := b.up(ctx, cache); err != nil {
-		if ctx.Err() != nil || b.guest == nil {
-			return err
-		}
-		fmt.Println("lab:", err)
-		row.Stories = matrix.Failed("the chart does not become ready")
-		return nil
-	}
-	var output bytes.Buffer
-	start := time.Now()
 	pattern := "."
 	if p.quick {
 		pattern = quickStories
 	}
-	status, err := b.stories(ctx, pattern, io.MultiWriter(&output, os.Stdout))
-	r := readResult(output.String())
-	row.Stories = describe(r, status, err, time.Since(start))
-	return nil
+	var took time.Duration
+	var noNode error
+	r, status, err := withRerun(ctx, pattern, 1, func(ctx context.Context, pattern string) (result, int, error) {
+		b := bed{selector: p.selector, append: p.append, dir: ".cluster-lab", cpus: 2, memoryMiB: 1280}
+		defer b.down(ctx)
+		if err := b.up(ctx, cache); err != nil {
+			if ctx.Err() != nil || b.guest == nil {
+				noNode = err
+				return result{}, 1, err
+			}
+			fmt.Println("lab:", err)
+			return result{}, 1, errNotInstalled
+		}
+		var output bytes.Buffer
+		start := time.Now()
+		status, err := b.stories(ctx, pattern, io.MultiWriter(&output, os.Stdout))
+		took += time.Since(start)
+		return readResult(output.String()), status, err
+	})
+	row.Stories = describe(r, status, err, took)
+	return noNode
 }
 
 // describe returns the result for the table. Tests that end with an error without a
