@@ -27,9 +27,10 @@ var kernelPackages = []string{"netdev", "netdev/bpffs", "netdev/classify", "netd
 // measures, one about failures, and one in which a container restarts. The others measure for
 // longer, or install the chart again.
 const (
-	quickTests = "^(TestRun|TestMount|TestOpen|TestProgram|TestTraffic_(of(Shares|Pods)|ignores)|TestRawFrames|" +
-		"TestForwarded(Frames|ByNode_isNot)|TestBridgeMode_(delivers|limitsBroadcasts)|TestFairQueue|" +
-		"TestAttack_(rawFrames|gateway|furtherLink|modeBridge|neighborFlood|sourceMode$|kernelARP|decoy|content)|" +
+	quickTests = "^(TestRun|TestMount|TestOpen|TestProgram_(drops|onlyCounts|gateway)|" +
+		"TestTraffic_(of(Shares|Pods)|ignores)|TestRawFrames|TestForwarded(Frames|ByNode_isNot)|" +
+		"TestBridgeMode_(delivers|limitsBroadcasts)|TestFairQueue|" +
+		"TestAttack_(rawFrames|gateway|furtherLink|modeBridge|neighborFlood|sourceMode$|kernelARP|content)|" +
 		"TestIdentity_nodeARP|" +
 		"TestNode_(Attach|Detach|Read|Watch_reports|Manage_takesOver))"
 	quickStories = "^(grants|node|attach-failure|multiple-containers)$"
