@@ -13,7 +13,6 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"sort"
 	"strconv"
 	"time"
 
@@ -66,7 +65,7 @@ func (h Hook) Run(ctx context.Context, stdin io.Reader) error {
 		return h.refuse(ctx, request, err)
 	}
 	defer namespace.Close()
-	pod, err := enter(namespace, h)
+	pod, err := h.prepareNamespace(namespace)
 	if err != nil {
 		return h.refuse(ctx, request, err)
 	}
@@ -90,14 +89,16 @@ func (h Hook) setSysctls(namespace *os.File, id Namespace) error {
 	if err != nil {
 		return nil //nolint:nilerr // the share is not a link, or its pod is ending
 	}
-	if link, err := record.Link(); err != nil || len(link.Sysctls) == 0 {
+	link, err := record.Link()
+	if err != nil || len(link.Sysctls) == 0 {
 		return nil //nolint:nilerr // as above
 	}
-	pod, err := enter(namespace, h)
-	if err == nil && pod.socket != nil {
-		return pod.socket.Close() // the pod has deleted the link
-	}
-	return err
+	return runIn(namespace, func() error {
+		if !link.exists() {
+			return nil // the pod has deleted the link
+		}
+		return link.setSysctls()
+	})
 }
 
 // runtimeAnnotations are the keys of the annotations in which a container runtime
@@ -224,17 +225,17 @@ func namespaceInBundle(bundle string) (string, error) {
 	)
 }
 
-// inspection is the result of inspecting a pod's namespace.
-type inspection struct {
+// preparedNamespace is a pod's network namespace after prepareNamespace.
+type preparedNamespace struct {
 	attached bool
 	id       Namespace
 	socket   *os.File // NETLINK_ROUTE
 }
 
-// enter inspects the namespace.
-func enter(namespace *os.File, h Hook) (result inspection, err error) {
+// prepareNamespace prepares a pod's network namespace for the attachment of the share.
+func (h Hook) prepareNamespace(namespace *os.File) (result preparedNamespace, err error) {
 	err = runIn(namespace, func() (err error) {
-		result, err = inspect(namespace, h)
+		result, err = h.prepareInNamespace(namespace)
 		return err
 	})
 	return result, err
@@ -282,24 +283,25 @@ func openPacketIn(namespace *os.File) (packet *os.File, err error) {
 	return packet, err
 }
 
-// inspect opens a netlink socket in this thread's namespace, unless the share is
-// attached to it already. Then it sets the link's kernel parameters.
-func inspect(namespace *os.File, h Hook) (inspection, error) {
+// prepareInNamespace prepares this thread's namespace. If the share is attached, it sets the link's kernel
+// parameters. Otherwise it announces IPv6 addresses if the hook is configured to, and opens a netlink socket
+// for the plugin.
+func (h Hook) prepareInNamespace(namespace *os.File) (preparedNamespace, error) {
 	socket, err := openNetlink()
 	if err != nil {
-		return inspection{}, err
+		return preparedNamespace{}, err
 	}
 	id, err := IdentifyNamespace(namespace, socket)
 	if err != nil {
-		return inspection{}, errors.Join(err, socket.Close())
+		return preparedNamespace{}, errors.Join(err, socket.Close())
 	}
 	if link, attached := h.attached(id); attached {
-		return inspection{attached: true, id: id}, errors.Join(link.setSysctls(), socket.Close())
+		return preparedNamespace{attached: true, id: id}, errors.Join(link.setSysctls(), socket.Close())
 	}
 	if h.AnnounceIPv6 {
 		announceIPv6()
 	}
-	return inspection{socket: socket, id: id}, nil
+	return preparedNamespace{socket: socket, id: id}, nil
 }
 
 // announceIPv6 sets ndisc_notify for the links that the plugin will create in this
@@ -332,156 +334,4 @@ func (h Hook) attached(id Namespace) (link Link, attached bool) {
 func (l Link) exists() bool {
 	link, err := net.InterfaceByIndex(l.Index)
 	return err == nil && link.HardwareAddr.String() == l.MAC && link.Flags&net.FlagUp != 0
-}
-
-const (
-	// retryInterval is the interval at which the hook tries to reach a plugin:
-	// no event announces that a socket accepts connections.
-	retryInterval = 100 * time.Millisecond
-	dialTimeout   = time.Second
-)
-
-// ask sends the request to the plugins until one returns a final answer, which does not have Retry.
-func (h Hook) ask(ctx context.Context, r Request, namespace, socket *os.File) error {
-	ctx, cancel := context.WithTimeout(ctx, h.Wait)
-	defer cancel()
-	again := time.NewTicker(retryInterval)
-	defer again.Stop()
-	question := question{Request: r, namespace: namespace, socket: socket}
-	defer question.close()
-	var last, refused error
-	for {
-		sockets, err := h.sockets()
-		if err != nil {
-			last = err
-		}
-		for _, path := range sockets {
-			response, err := question.ask(ctx, path)
-			if err != nil {
-				last = err
-				continue
-			}
-			if response.Error == "" {
-				return nil
-			}
-			if refused = errors.New(response.Error); !response.Retry {
-				return refused
-			}
-			break // the older plugins know less
-		}
-		select {
-		case <-ctx.Done():
-			if refused != nil {
-				return refused
-			}
-			return fmt.Errorf(
-				"no dra-shared-plugin answered for %s: is its pod running on this node? Last error: %w",
-				h.Wait,
-				last,
-			)
-		case <-again.C:
-		}
-	}
-}
-
-// question is a request with its descriptors.
-type question struct {
-	Request
-	namespace, socket *os.File
-	packet            *os.File // if a plugin has asked for it: to close one takes the kernel milliseconds
-}
-
-// ask sends the request to one plugin. If the plugin needs a packet socket, ask opens it and asks
-// again.
-func (q *question) ask(ctx context.Context, path string) (Response, error) {
-	if q.packet != nil {
-		return askOne(ctx, path, q.Request, q.namespace, q.socket, q.packet)
-	}
-	response, err := askOne(ctx, path, q.Request, q.namespace, q.socket)
-	if err != nil || !response.Packet {
-		return response, err
-	}
-	if q.packet, err = openPacketIn(q.namespace); err != nil {
-		return response, err
-	}
-	q.Packet = true
-	return askOne(ctx, path, q.Request, q.namespace, q.socket, q.packet)
-}
-
-func (q *question) close() {
-	if q.packet != nil {
-		_ = q.packet.Close()
-	}
-}
-
-// refusalTimeout limits how long a refusal delays the runtime's error.
-const refusalTimeout = 2 * time.Second
-
-// refuse returns the reason why the hook refuses a container. It also sends the reason
-// to the plugin, because not every OCI runtime reports what a hook prints: crun does
-// not.
-func (h Hook) refuse(ctx context.Context, r Request, reason error) error {
-	ctx, cancel := context.WithTimeout(ctx, refusalTimeout)
-	defer cancel()
-	r.Refusal = truncate(reason.Error(), maxRefusal)
-	sockets, err := h.sockets()
-	if err == nil {
-		_, err = askOne(ctx, sockets[0], r)
-	}
-	if err != nil {
-		return fmt.Errorf("%w; the hook could not report this to the plugin: %w", reason, err)
-	}
-	return reason
-}
-
-var errNoPlugin = errors.New("no plugin is listening")
-
-// sockets returns the paths of the plugins' sockets, newest first.
-func (h Hook) sockets() ([]string, error) {
-	entries, err := os.ReadDir(SocketDir(h.RunDir))
-	if err != nil {
-		return nil, err
-	}
-	type candidate struct {
-		path  string
-		since time.Time
-	}
-	var found []candidate
-	for _, e := range entries {
-		if info, err := e.Info(); err == nil && info.Mode()&os.ModeSocket != 0 {
-			found = append(found, candidate{filepath.Join(SocketDir(h.RunDir), e.Name()), info.ModTime()})
-		}
-	}
-	if len(found) == 0 {
-		return nil, errNoPlugin
-	}
-	sort.Slice(found, func(a, b int) bool { return found[a].since.After(found[b].since) })
-	paths := make([]string, len(found))
-	for i, c := range found {
-		paths[i] = c.path
-	}
-	return paths, nil
-}
-
-func askOne(ctx context.Context, path string, r Request, descriptors ...*os.File) (Response, error) {
-	var response Response
-	dialer := net.Dialer{Timeout: dialTimeout}
-	c, err := dialer.DialContext(ctx, network, path)
-	if err != nil {
-		return response, err
-	}
-	conn, ok := c.(*net.UnixConn)
-	if !ok {
-		return response, errors.Join(fmt.Errorf("%s is not a unix socket", path), c.Close())
-	}
-	defer conn.Close()
-	deadline, _ := ctx.Deadline()
-	if err := conn.SetDeadline(deadline); err != nil {
-		return response, err
-	}
-	if err := send(conn, r, descriptors...); err != nil {
-		return response, err
-	}
-	_, err = receive(conn, &response, 0)
-	return response, err
 }

@@ -214,7 +214,7 @@ func (s *suite) usedAndReturned(ctx context.Context, before probe.View) (after p
 	return after
 }
 
-// returned returns an error if an interface that the node had before is missing or has changed.
+// expectRoomReturned returns an error if an interface that the node had before is missing or has changed.
 func returned(before, after probe.View) error {
 	for _, b := range before.Interfaces {
 		i := slices.IndexFunc(after.Interfaces, func(a probe.Interface) bool { return a.Name == b.Name })

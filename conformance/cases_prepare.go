@@ -94,12 +94,12 @@ func casePrepareEntries(ctx context.Context, s *suite) {
 	if len(responses) != 2 {
 		s.fatal("the request has 2 claims, but the response has %d entries", len(responses))
 	}
-	s.apart(first, second, responses[string(first.UID)].GetDevices())
-	s.apart(second, first, responses[string(second.UID)].GetDevices())
+	s.expectSeparate(first, second, responses[string(first.UID)].GetDevices())
+	s.expectSeparate(second, first, responses[string(second.UID)].GetDevices())
 }
 
-// apart ends the case if the entry of a claim has a device, or a share, of the other claim of the call.
-func (s *suite) apart(c, other *claim, devices []*dra.Device) {
+// expectSeparate ends the case if the entry of a claim has a device, or a share, of the other claim of the call.
+func (s *suite) expectSeparate(c, other *claim, devices []*dra.Device) {
 	has := func(c *claim, d *dra.Device) bool {
 		return slices.ContainsFunc(c.results(), func(r resourceapi.DeviceRequestAllocationResult) bool {
 			sameShare := d.GetShareId() == "" || d.GetShareId() == string(ptr.Deref(r.ShareID, ""))
@@ -129,7 +129,7 @@ func casePrepareTwice(ctx context.Context, s *suite) {
 }
 
 func casePrepareRestart(ctx context.Context, s *suite) {
-	s.canRestart()
+	s.requireRestart()
 	c, devices := s.prepared(ctx)
 	before := s.contents(devices)
 	s.startAgain(ctx, stopSignal)
@@ -227,7 +227,7 @@ func casePrepareOneFails(ctx context.Context, s *suite) {
 }
 
 func casePrepareLater(ctx context.Context, s *suite) {
-	s.fake()
+	s.requireFakeAPI()
 	r := s.pick(ctx)
 	missing := resultFor(r, "missing")
 	missing.Device = missingDevice
@@ -344,7 +344,7 @@ func casePrepareNoDevices(ctx context.Context, s *suite) {
 
 // casePrepareUnnamed prepares a claim of a pod whose containers do not name it.
 func casePrepareUnnamed(ctx context.Context, s *suite) {
-	s.fake()
+	s.requireFakeAPI()
 	c := s.allocated(ctx)
 	devices := s.prepare(ctx, s.reserve(ctx, c, s.pod(ctx, c, nil)))
 	s.complete(devices)
@@ -657,7 +657,7 @@ func casePrepareCanceled(ctx context.Context, s *suite) {
 }
 
 func casePrepareKilled(ctx context.Context, s *suite) {
-	s.canKill()
+	s.requireKill()
 	for _, delay := range killedAfter {
 		s.used = nil
 		c := s.allocated(ctx)
@@ -703,7 +703,7 @@ func pod(name string) resourceapi.ResourceClaimConsumerReference {
 
 // reserve sets the consumers of a claim.
 func (s *suite) reserve(ctx context.Context, c *claim, consumers ...resourceapi.ResourceClaimConsumerReference) *claim {
-	s.fake() // the kube-controller-manager removes pods that do not exist
+	s.requireFakeAPI() // the kube-controller-manager removes pods that do not exist
 	c.Status.ReservedFor = consumers
 	updated, err := s.client.ResourceV1().ResourceClaims(c.Namespace).UpdateStatus(ctx, c.ResourceClaim,
 		metav1.UpdateOptions{})
@@ -713,7 +713,7 @@ func (s *suite) reserve(ctx context.Context, c *claim, consumers ...resourceapi.
 }
 
 func caseTwoNodes(ctx context.Context, s *suite) {
-	s.fake()
+	s.requireFakeAPI()
 	d := s.find(ctx, "several nodes can use", func(d device) bool { return d.anyNode })
 	env, err := s.directories(s.env, "other")
 	s.ok(err, "create another node")

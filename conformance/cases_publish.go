@@ -143,7 +143,7 @@ func checkChange(all []resourceapi.ResourceSlice) error {
 }
 
 func casePoolChange(ctx context.Context, s *suite) {
-	s.fake()
+	s.requireFakeAPI()
 	hooks := s.config.Hooks
 	if len(hooks.RemoveDevice) == 0 {
 		s.skip("needs a change of the node: set hooks.removeDevice")
@@ -250,7 +250,7 @@ func casePublishRestores(ctx context.Context, s *suite) {
 }
 
 func casePublishQuiet(ctx context.Context, s *suite) {
-	s.fake()
+	s.requireFakeAPI()
 	s.devices(ctx)
 	before := s.server.Revision()
 	quiet, cancel := context.WithTimeout(ctx, s.config.Quiet.Duration)
@@ -279,8 +279,8 @@ func (s *suite) republish(ctx context.Context, signal syscall.Signal) {
 // casePublishAgain removes the slices while the driver does not run, as the kubelet does,
 // and starts the driver again: after a clean exit, and after it was killed.
 func casePublishAgain(ctx context.Context, s *suite) {
-	s.fake()
-	s.canKill()
+	s.requireFakeAPI()
+	s.requireKill()
 	want := len(s.devices(ctx))
 	foreign := s.foreignSlices(ctx)
 	for _, signal := range []syscall.Signal{stopSignal, syscall.SIGKILL} {
@@ -402,7 +402,7 @@ func isSlice(r *http.Request) bool {
 }
 
 func casePublishErrors(ctx context.Context, s *suite) {
-	s.fake()
+	s.requireFakeAPI()
 	s.restart = true
 	s.devices(ctx)
 	const reason = "conformance-refuses-this-slice"
@@ -493,7 +493,7 @@ func (s *suite) dropGated() (gated func() (ever, still bool)) {
 }
 
 func casePublishDropped(ctx context.Context, s *suite) {
-	s.fake()
+	s.requireFakeAPI()
 	s.restart = true
 	gated := s.dropGated()
 	s.republish(ctx, stopSignal)
@@ -518,7 +518,7 @@ func casePublishDropped(ctx context.Context, s *suite) {
 }
 
 func caseStableNames(ctx context.Context, s *suite) {
-	s.canRestart()
+	s.requireRestart()
 	names := func() (all []string) {
 		s.all = nil
 		for _, d := range s.devices(ctx) {

@@ -77,7 +77,7 @@ func (s *suite) others() Env {
 }
 
 func caseRegistrationReady(ctx context.Context, s *suite) {
-	s.fake()
+	s.requireFakeAPI()
 	s.restart = true
 	old := s.main()
 	s.ok(old.stop(ctx, stopSignal), "stop the driver")
@@ -105,7 +105,7 @@ func caseRegistrationReady(ctx context.Context, s *suite) {
 }
 
 func caseRegistrationStale(ctx context.Context, s *suite) {
-	s.fake()
+	s.requireFakeAPI()
 	old := s.main()
 	s.restart = true
 	s.ok(old.stop(ctx, stopSignal), "stop the driver")
@@ -141,7 +141,7 @@ func caseRegistrationAgain(ctx context.Context, s *suite) {
 }
 
 func caseRegistrationRestart(ctx context.Context, s *suite) {
-	s.canRestart()
+	s.requireRestart()
 	before := s.main().info
 	s.startAgain(ctx, stopSignal)
 	after := s.main().info
@@ -152,8 +152,8 @@ func caseRegistrationRestart(ctx context.Context, s *suite) {
 }
 
 func caseRegistrationRefused(ctx context.Context, s *suite) {
-	s.canRestart()
-	s.fake()
+	s.requireRestart()
+	s.requireFakeAPI()
 	i := s.main()
 	s.restart = true
 	const reason = "conformance-refuses-this-registration"
@@ -238,7 +238,7 @@ func (s *suite) whilePreparing(ctx context.Context, i *instance, c *claim, f fun
 }
 
 func caseStop(ctx context.Context, s *suite) {
-	s.fake()
+	s.requireFakeAPI()
 	i := s.main()
 	s.restart = true
 	c := s.allocated(ctx)
@@ -286,7 +286,7 @@ func caseStop(ctx context.Context, s *suite) {
 const interrupted = 300 * time.Millisecond
 
 func caseUpdateBoth(ctx context.Context, s *suite) {
-	s.fake()
+	s.requireFakeAPI()
 	old := s.main()
 	c, devices := s.prepared(ctx)
 	ids := s.present(cdiIDs(devices))
@@ -332,7 +332,7 @@ func (s *suite) prepareOnBoth(ctx context.Context, instances ...*instance) {
 }
 
 func caseUpdateState(ctx context.Context, s *suite) {
-	s.fake()
+	s.requireFakeAPI()
 	old := s.main()
 	second, err := s.start(ctx, s.others())
 	s.ok(err, "start a second instance")
@@ -347,7 +347,7 @@ func caseUpdateState(ctx context.Context, s *suite) {
 }
 
 func caseUpdateOldEnds(ctx context.Context, s *suite) {
-	s.fake()
+	s.requireFakeAPI()
 	s.devices(ctx)
 	old := s.main()
 	second, err := s.start(ctx, s.others())
@@ -371,8 +371,8 @@ func caseUpdateOldEnds(ctx context.Context, s *suite) {
 }
 
 func caseUpdateFails(ctx context.Context, s *suite) {
-	s.fake()
-	s.canKill()
+	s.requireFakeAPI()
+	s.requireKill()
 	old := s.main()
 	c, devices := s.prepared(ctx)
 	ids := s.present(cdiIDs(devices))
@@ -395,7 +395,7 @@ func caseUpdateFails(ctx context.Context, s *suite) {
 }
 
 func caseUpdateSequential(ctx context.Context, s *suite) {
-	s.fake()
+	s.requireFakeAPI()
 	c, devices := s.prepared(ctx)
 	before := s.contents(devices)
 	s.ok(s.main().stop(ctx, stopSignal), "stop the old instance")

@@ -175,9 +175,9 @@ func largest(c resourceapi.DeviceCapacity) resource.Quantity {
 	return c.Value
 }
 
-// returned ends the case unless a device has room for the same number of shares again after the first
+// expectRoomReturned ends the case unless a device has room for the same number of shares again after the first
 // ones were unprepared.
-func (s *suite) returned(ctx context.Context, d device) {
+func (s *suite) expectRoomReturned(ctx context.Context, d device) {
 	// fill prepares shares until the driver refuses one, ends them, and returns their number.
 	fill := func(most int, amount func(resourceapi.DeviceCapacity) resource.Quantity) int {
 		var claims []*claim

@@ -247,7 +247,7 @@ func sameNetwork(n resourceapi.NetworkDeviceData, interfaces []probe.Interface) 
 }
 
 func caseStatusRefused(ctx context.Context, s *suite) {
-	s.fake()
+	s.requireFakeAPI()
 	c := s.allocated(ctx)
 	s.server.Intercept(func(r *http.Request, _ runtime.Object) error {
 		if r.Method != http.MethodGet && strings.Contains(r.URL.Path, "/resourceclaims/") {
@@ -281,7 +281,7 @@ func caseStatusRemoved(ctx context.Context, s *suite) {
 
 // replaceSpec writes the spec of a claim, which a real API server does not permit.
 func (s *suite) replaceSpec(ctx context.Context, c *claim) *claim {
-	s.fake()
+	s.requireFakeAPI()
 	updated, err := s.client.ResourceV1().ResourceClaims(c.Namespace).Update(ctx, c.ResourceClaim, metav1.UpdateOptions{})
 	s.ok(err, "write claim %s", c.Name)
 	c.ResourceClaim = updated

@@ -66,7 +66,7 @@ func caseUnprepareUndoes(ctx context.Context, s *suite) {
 	s.released(ctx, c, cdiIDs(devices))
 	for _, d := range s.devices(ctx) {
 		if d.shared() {
-			s.returned(ctx, d)
+			s.expectRoomReturned(ctx, d)
 			return
 		}
 	}
@@ -141,7 +141,7 @@ func (s *suite) otherNamespace(ctx context.Context) {
 }
 
 func caseUnprepareRestart(ctx context.Context, s *suite) {
-	s.canRestart()
+	s.requireRestart()
 	c, devices := s.prepared(ctx)
 	s.startAgain(ctx, stopSignal)
 	s.unprepare(ctx, c)
@@ -149,7 +149,7 @@ func caseUnprepareRestart(ctx context.Context, s *suite) {
 }
 
 func caseUnprepareKilled(ctx context.Context, s *suite) {
-	s.canKill()
+	s.requireKill()
 	c, devices := s.prepared(ctx)
 	s.startAgain(ctx, syscall.SIGKILL)
 	s.unprepare(ctx, c)
@@ -157,7 +157,7 @@ func caseUnprepareKilled(ctx context.Context, s *suite) {
 }
 
 func caseUnprepareUnreachable(ctx context.Context, s *suite) {
-	s.fake()
+	s.requireFakeAPI()
 	c, devices := s.prepared(ctx)
 	s.server.Intercept(func(*http.Request, runtime.Object) error { return fakeapi.ErrUnreachable })
 	s.unprepare(ctx, c)
@@ -273,7 +273,7 @@ func caseUnprepareFailed(ctx context.Context, s *suite) {
 }
 
 func caseUnprepareNever(ctx context.Context, s *suite) {
-	s.fake()
+	s.requireFakeAPI()
 	c, devices := s.prepared(ctx)
 	ids := s.ofClaim(s.withIDs(devices))
 	s.ok(s.delete(ctx, c), "delete the claim")

@@ -338,7 +338,7 @@ func caseCDIConflict(ctx context.Context, s *suite) {
 }
 
 func caseCDIRestart(ctx context.Context, s *suite) {
-	s.canRestart()
+	s.requireRestart()
 	_, devices := s.prepared(ctx)
 	ids, before := s.withIDs(devices), s.contents(devices)
 	s.startAgain(ctx, stopSignal)

@@ -166,10 +166,10 @@ func run(ctx context.Context, c Config, do func(string, func() Result) Result) (
 		kubernetes = version.GitVersion
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	apart := r.startWaiting(ctx, all)
+	separate := r.startWaiting(ctx, all)
 	defer func() {
 		cancel() // the cases whose results are not waited for
-		apart.wait.Wait()
+		separate.wait.Wait()
 		err = errors.Join(err, r.renew())
 	}()
 	for _, requirement := range all {
@@ -180,7 +180,7 @@ func run(ctx context.Context, c Config, do func(string, func() Result) Result) (
 			continue
 		}
 		results = append(results, do(requirement.ID, func() Result {
-			if result, ok := apart.results[requirement.ID]; ok {
+			if result, ok := separate.results[requirement.ID]; ok {
 				return <-result
 			}
 			return r.one(ctx, requirement)
@@ -343,15 +343,19 @@ func (r *runner) one(ctx context.Context, requirement Requirement) (result Resul
 	return result
 }
 
+// noHealthCase is the requirement on drivers that do not declare Health, unlike all other requirements of the
+// feature.
+const noHealthCase = "HEALTH-07"
+
 // inapplicable returns the reason why the case does not apply to the driver, or "".
 func (r *runner) inapplicable(q Requirement) string {
 	declared := r.config.declares(q)
 	switch {
 	case r.config.Skip[q.ID] != "":
 		return r.config.Skip[q.ID]
-	case q.ID == "HEALTH-07" && declared:
+	case q.ID == noHealthCase && declared:
 		return "the driver declares the feature Health"
-	case q.ID != "HEALTH-07" && !declared:
+	case q.ID != noHealthCase && !declared:
 		return "the driver does not declare " + q.group()
 	case r.config.needsOnlyAPI() && !q.needsOnlyAPI():
 		return "needs the driver's sockets: set command, or kubelet on a node of the cluster"

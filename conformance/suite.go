@@ -126,23 +126,23 @@ func (s *suite) takeCalls() (calls []string) {
 	return calls
 }
 
-// canRestart skips the case unless the suite can restart the driver.
-func (s *suite) canRestart() {
+// requireRestart skips the case unless the suite can restart the driver.
+func (s *suite) requireRestart() {
 	if s.server == nil && len(s.config.Hooks.PID) == 0 {
 		s.skip("the suite cannot restart the driver: set command or hooks.pid")
 	}
 }
 
-// canKill skips the case unless the suite can kill the driver.
-func (s *suite) canKill() {
+// requireKill skips the case unless the suite can kill the driver.
+func (s *suite) requireKill() {
 	if s.config.Serve != nil {
 		s.skip("the driver runs in the process of the suite, which cannot kill it: set Command")
 	}
-	s.canRestart()
+	s.requireRestart()
 }
 
-// fake skips the case unless the suite serves the driver's API.
-func (s *suite) fake() {
+// requireFakeAPI skips the case unless the suite serves the driver's API.
+func (s *suite) requireFakeAPI() {
 	if s.server == nil {
 		s.skip("needs the API server of the suite: set command")
 	}

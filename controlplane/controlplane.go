@@ -78,7 +78,8 @@ type Options struct {
 	// ReplicaClaims enables claims for the replicas of StatefulSets and LeaderWorkerSets, by the annotation
 	// scheduling.dra-shared.dev/replica-claims.
 	ReplicaClaims bool
-	// Kueue denies workloads of Kueue whose pods share claims that it would charge wrongly or never admit.
+	// Kueue denies workloads whose pods share claims if Kueue would charge the claims wrongly or never admit
+	// the pods.
 	Kueue bool
 	// KueueDeviceClasses are the DeviceClasses that Kueue charges; see admission.Queues.
 	KueueDeviceClasses []string
@@ -110,7 +111,7 @@ type Webhook struct {
 	// configuration.
 	Configuration string
 	// PodIP is the IP address at which other replicas reach the server. If it is empty,
-	// they do not ask this replica; see admission.Leader.
+	// they do not ask this replica; see admission.LeadingReplica.
 	PodIP string
 }
 
@@ -151,7 +152,7 @@ func New(ctx context.Context, config *rest.Config, o Options) (manager.Manager, 
 		return nil, err
 	}
 	rotator := newRotator(cluster, o)
-	peers := newReplicas(o, rotator)
+	peers := newPeerAuth(o, rotator)
 	leader, err := newLeader(config, o, peers)
 	if err != nil {
 		return nil, err
@@ -246,7 +247,7 @@ func newManager(
 }
 
 // addWebhooks registers the admission handlers.
-func addWebhooks(ctx context.Context, m manager.Manager, o Options, leader *admission.Leader, peers replicas) error {
+func addWebhooks(ctx context.Context, m manager.Manager, o Options, leader *admission.LeadingReplica, peers peerAuth) error {
 	shards := admission.NewShards(clock.RealClock{})
 	shards.Leader = leader
 	informer, err := m.GetCache().GetInformer(ctx, &corev1.Pod{}, cache.BlockUntilSynced(false))
@@ -267,7 +268,7 @@ func addWebhooks(ctx context.Context, m manager.Manager, o Options, leader *admi
 		"/holds":      &admission.Holds{APIReader: m.GetAPIReader()},
 	}
 	if o.JobClaims || o.ReplicaClaims {
-		handlers["/jobs"] = &admission.Jobs{Client: m.GetClient(), APIReader: m.GetAPIReader(), Driver: o.DriverName}
+		handlers["/jobs"] = &admission.ListedClaims{Client: m.GetClient(), APIReader: m.GetAPIReader(), Driver: o.DriverName}
 	}
 	if o.Kueue {
 		handlers["/queues"] = &admission.Queues{APIReader: m.GetAPIReader(), DeviceClasses: o.KueueDeviceClasses}

@@ -13,7 +13,9 @@
 //	attach.go      hook -> attachment in the pod, attachment record
 //	watch.go       changes that kinds observe -> refresh, detach, report
 //	detach.go      a sandbox ended while the claim remains in use
+//	ended.go       queue of ended sandboxes -> detach
 //	unprepare.go   the claim's last pod on this node has ended
+//	renew.go       attachments that a kind updates while their pods run
 //
 // A share's state reaches users by:
 //
@@ -241,7 +243,7 @@ func (d *Driver) Start(ctx context.Context) (wait func() error, err error) {
 	}()
 	probes := &probes{driver: d}
 	d.serve(ctx, &group, "health", probes.serve)
-	if err := d.enter(ctx); err != nil {
+	if err := d.takeOver(ctx); err != nil {
 		if errors.Is(context.Cause(ctx), context.Canceled) { // stopped while it waited
 			d.handover.abandon()
 			group.Wait()
@@ -278,9 +280,8 @@ func (d *Driver) Start(ctx context.Context) (wait func() error, err error) {
 	}, nil
 }
 
-// recover brings records, devices, and attachments into agreement before the
-// driver serves any request.
-func (d *Driver) recover(ctx context.Context) error {
+// prepareToServe makes records, devices, and attachments agree before the driver serves any request.
+func (d *Driver) prepareToServe(ctx context.Context) error {
 	d.setAsideCorrupt(ctx)
 	d.removeRecordsOfOtherBoots(ctx)
 	if err := d.refreshKinds(ctx); err != nil {

@@ -218,8 +218,9 @@ func (gc *garbageCollector) metadata(context.Context) (orphans []Orphan, failed 
 	return orphans, errors.Join(failed, err)
 }
 
-// corruptAttachments finds attachment records that were set aside, of claims that are gone. The claims of
-// records that were set aside, too, may have pods until the kubelet unprepares them.
+// corruptAttachments finds attachment records that were set aside and whose claims no longer exist. If the
+// claim record was set aside as well, the claim may still have pods: such a record stays until the kubelet
+// unprepares the claim.
 func (gc *garbageCollector) corruptAttachments(context.Context) (orphans []Orphan, err error) {
 	aside, err := gc.driver.attachments.Aside()
 	for path, uid := range aside {
@@ -268,9 +269,8 @@ func (gc *garbageCollector) sockets(context.Context) (orphans []Orphan, failed e
 	return orphans, failed
 }
 
-// refusesConnections reports whether no process listens on a unix socket. A
-// socket of another type than stream has a listener too: connecting to it fails
-// with another error.
+// refusesConnections reports whether no process listens on a unix socket. Connecting to a socket that
+// is not of type stream fails with another error; such a socket counts as in use.
 func refusesConnections(path string) bool {
 	conn, err := net.Dial("unix", path)
 	if err == nil {

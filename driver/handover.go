@@ -15,17 +15,17 @@ import (
 )
 
 // handover orders the plugins that run at the same time during a rolling
-// update. All plugins that have entered serve requests. Only the newest acts
+// update. All plugins that have taken over serve requests. Only the newest acts
 // without a request: it refreshes, restores, collects garbage, and reports again.
 // The plugins may be configured differently and would otherwise undo each other's
-// work. A plugin that cannot serve what its predecessor serves does not enter.
+// work. A plugin that cannot serve what its predecessor serves does not take over.
 //
-// A plugin that has entered holds a lock that is named after the time at which it
-// entered. The kernel releases the lock when the plugin ends, however it ends.
+// A plugin that has taken over holds a lock that is named after the time at which it
+// took over. The kernel releases the lock when the plugin ends, however it ends.
 type handover struct {
 	locks    lock.Dir
 	instance string
-	// own is the name of the plugin's lock; "" before it has entered.
+	// own is the name of the plugin's lock; "" before it has taken over.
 	own     string
 	release func()
 }
@@ -34,15 +34,15 @@ type handover struct {
 const pluginLocks = "plugin-"
 
 // lifecycleLock is the name of the lock that a plugin holds while it starts or
-// stops serving: no plugin enters while the last one removes what the driver set up.
+// stops serving: no plugin takes over while the last one removes what the driver set up.
 const lifecycleLock = "lifecycle"
 
 func newHandover(locks lock.Dir, instance string) *handover {
 	return &handover{locks: locks, instance: instance}
 }
 
-// enter takes the lock of this plugin, which is then the newest.
-func (h *handover) enter() error {
+// takeOver takes the lock of this plugin, which is then the newest.
+func (h *handover) takeOver() error {
 	unlock, err := h.locks.Named(lifecycleLock)
 	if err != nil {
 		return err
@@ -60,7 +60,7 @@ func (h *handover) enter() error {
 	return nil
 }
 
-// abandon releases the lock if the plugin has entered: its predecessor, if one runs,
+// abandon releases the lock if the plugin has taken over: its predecessor, if one runs,
 // is the newest again.
 func (h *handover) abandon() {
 	if h.own != "" {
@@ -70,7 +70,7 @@ func (h *handover) abandon() {
 }
 
 // stop calls last if no other plugin runs on the node, and releases the lock. No
-// other plugin enters before it returns.
+// other plugin takes over before it returns.
 func (h *handover) stop(last func()) error {
 	unlock, err := h.locks.Named(lifecycleLock)
 	if err != nil {
@@ -89,12 +89,12 @@ func (h *handover) others() []string {
 	return h.running(func(name string) bool { return name != h.own })
 }
 
-// successors returns the running plugins that entered after this one.
+// successors returns the running plugins that took over after this one.
 func (h *handover) successors() []string {
 	return h.running(func(name string) bool { return name > h.own })
 }
 
-// predecessors returns the running plugins that entered before this one.
+// predecessors returns the running plugins that took over before this one.
 func (h *handover) predecessors() []string {
 	return h.running(func(name string) bool { return h.own == "" || name < h.own })
 }

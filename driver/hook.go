@@ -15,7 +15,7 @@ import (
 )
 
 // installHook installs the hook and checks that it can run. This plugin must have
-// entered (see handover): otherwise a stopping plugin could remove the hook again.
+// taken over (see handover): otherwise a stopping plugin could remove the hook again.
 func (d *Driver) installHook(ctx context.Context) error {
 	if d.options.Installation == nil {
 		return nil
@@ -60,17 +60,18 @@ func (d *Driver) watchHook(ctx context.Context) error {
 		return nil
 	}
 	watcher, err := fsnotify.NewWatcher()
-	if err != nil {
+	watching := err == nil
+	if watching {
+		defer watcher.Close()
+	} else {
 		d.degraded(ctx, params.DegradedHookNotWatched,
 			"a removed hook is installed again up to "+resyncInterval.String()+" later", err)
-		watcher = &fsnotify.Watcher{}
-	} else {
-		defer watcher.Close()
+		watcher = &fsnotify.Watcher{} // its nil channels never receive
 	}
 	tick := time.NewTicker(resyncInterval)
 	defer tick.Stop()
 	for {
-		if err == nil {
+		if watching {
 			// If the directory was removed, the watch ended with it.
 			if err := watcher.Add(filepath.Dir(d.options.Hook)); err != nil {
 				klog.FromContext(ctx).V(4).Info("Cannot watch the hook's directory yet", "err", err)

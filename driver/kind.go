@@ -212,7 +212,8 @@ type Attacher interface {
 	// Release removes the state on the node that all attachments of a share have in common, after
 	// they have been detached.
 	Release(ctx context.Context, share record.Share) error
-	// Read returns the state of an attachment in the kernel.
+	// Read returns the state of an attachment in the kernel. A Protector first blocks or unblocks the
+	// attachment, as Protect does.
 	Read(ctx context.Context, share record.Share, r attach.Record) (State, error)
 	// StatusData returns the contents of status.devices[].data for the
 	// attachments of one share, of which there is at least one. failed is the
@@ -238,7 +239,7 @@ var ErrRetryAttach = errors.New("trying again")
 
 // ErrRemains is wrapped by an error of Attach if a part of the attachment may still exist and use the
 // reservation. The next attempt to attach, or the end of the pod, removes it.
-var ErrRemains = errors.New("the reservation of the attachment stays until the pod ends or is attached")
+var ErrRemains = errors.New("the reservation is kept until the share is attached or the pod ends")
 
 // ErrPacketNeeded is wrapped by an error of Attach that needs Sandbox.Packet. The hook then opens the
 // socket, and Attach is called again.

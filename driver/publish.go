@@ -155,7 +155,8 @@ func describeDisabled(features []string) string {
 			"since Kubernetes 1.36)"
 	case slices.Contains(features, "DRADeviceTaints"):
 		return "the scheduler also allocates devices that are missing, cannot be used, or are unhealthy; enable the " +
-			"feature gate DRADeviceTaints in kube-apiserver and kube-scheduler (on by default since Kubernetes 1.36)"
+			"feature gate DRADeviceTaints in kube-apiserver, kube-controller-manager, and kube-scheduler (on by default " +
+			"since Kubernetes 1.36)"
 	default:
 		return "shares work, but without the functions of these features"
 	}

@@ -18,14 +18,14 @@ import (
 // plugin was running or while events were lost. Then it reports the status of all
 // attachments. It logs errors, because one share that fails must not affect the others.
 func (d *Driver) restore(ctx context.Context) {
-	for _, r := range d.restoreShares(ctx) {
+	for _, r := range d.restoreDifferences(ctx) {
 		d.status.enqueue(types.UID(r.ClaimUID))
 	}
 }
 
-// restoreShares restores what differs from the records, and reports its status. It returns
-// all attachments.
-func (d *Driver) restoreShares(ctx context.Context) []attach.Record {
+// restoreDifferences restores specs, metadata, and attachments that differ from the records, and reports
+// the claims of attachments that differed. It returns all attachments.
+func (d *Driver) restoreDifferences(ctx context.Context) []attach.Record {
 	d.restoreSpecs(ctx)
 	d.restoreMetadata(ctx)
 	attached := d.readableAttachments(ctx, func(*attach.Record) bool { return true })

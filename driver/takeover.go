@@ -42,14 +42,14 @@ func refused(err error) *waitError {
 		err: fmt.Errorf("this plugin does not take over from the one that is running: %w", err)}
 }
 
-// enter makes this plugin the newest, which acts on the node without requests. It waits
+// takeOver makes this plugin the newest, which acts on the node without requests. It waits
 // while another plugin runs and serves devices that this one cannot serve, and while the
 // hook cannot be installed. Meanwhile this plugin does not serve, and is not ready, which
 // stops a rollout. An attempt that fails after the check of the devices may have changed
 // the node; the predecessor repairs that.
-func (d *Driver) enter(ctx context.Context) error {
+func (d *Driver) takeOver(ctx context.Context) error {
 	for interval := takeoverInterval; ; {
-		err := d.tryToEnter(ctx)
+		err := d.tryTakeOver(ctx)
 		if err == nil {
 			d.waiting.Store(nil)
 			return nil
@@ -83,9 +83,9 @@ func (d *Driver) awaitChange(ctx context.Context, interval time.Duration) error 
 	}
 }
 
-// tryToEnter returns a waitError if this plugin must wait. After an error the caller
+// tryTakeOver returns a waitError if this plugin must wait. After an error the caller
 // abandons the handover: the predecessor then repairs what this plugin changed.
-func (d *Driver) tryToEnter(ctx context.Context) error {
+func (d *Driver) tryTakeOver(ctx context.Context) error {
 	var published []resourceapi.Device
 	if len(d.handover.predecessors()) > 0 {
 		var err error
@@ -97,7 +97,7 @@ func (d *Driver) tryToEnter(ctx context.Context) error {
 			return refused(err)
 		}
 	}
-	if err := d.handover.enter(); err != nil {
+	if err := d.handover.takeOver(); err != nil {
 		return err
 	}
 	// A plugin that stopped while this one waited may have removed the directories.
@@ -108,7 +108,7 @@ func (d *Driver) tryToEnter(ctx context.Context) error {
 		return &waitError{event: params.EventReasonHookMissing,
 			err: fmt.Errorf("containers with shares cannot start: %w", err)}
 	}
-	if err := d.recover(ctx); err != nil {
+	if err := d.prepareToServe(ctx); err != nil {
 		return err
 	}
 	if published == nil {

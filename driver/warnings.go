@@ -24,14 +24,14 @@ type warnings struct {
 	node     *corev1.ObjectReference
 
 	mu      sync.Mutex
-	active  map[warning]sent
-	current map[warning]Warning // those of the last update
+	active  map[warningKey]sentEvent
+	current map[warningKey]Warning // those of the last update
 }
 
-// warning identifies a problem: the reason of its event, and the device, if any.
-type warning struct{ reason, subject string }
+// warningKey identifies a problem: the reason of its event, and the device, if any.
+type warningKey struct{ reason, subject string }
 
-type sent struct {
+type sentEvent struct {
 	message string
 	at      time.Time
 }
@@ -45,7 +45,7 @@ func newWarnings(recorder events.EventRecorder, node string) *warnings {
 		recorder: recorder,
 		// The kubelet uses the name as UID in events on its node, too.
 		node:   &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: node, UID: types.UID(node)},
-		active: map[warning]sent{},
+		active: map[warningKey]sentEvent{},
 	}
 }
 
@@ -53,11 +53,11 @@ func newWarnings(recorder events.EventRecorder, node string) *warnings {
 func (w *warnings) warn(reason, subject, message string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	key := warning{reason, subject}
+	key := warningKey{reason, subject}
 	if last, ok := w.active[key]; ok && last.message == message && time.Since(last.at) < warningInterval {
 		return
 	}
-	w.active[key] = sent{message, time.Now()}
+	w.active[key] = sentEvent{message, time.Now()}
 	w.send(corev1.EventTypeWarning, reason, subject, message)
 }
 
@@ -65,7 +65,7 @@ func (w *warnings) warn(reason, subject, message string) {
 func (w *warnings) end(reason, subject, recovered, message string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	key := warning{reason, subject}
+	key := warningKey{reason, subject}
 	if _, ok := w.active[key]; !ok {
 		return
 	}
@@ -76,9 +76,9 @@ func (w *warnings) end(reason, subject, recovered, message string) {
 // update sends the events of problems that have begun or ended since the last call. current lists
 // all problems that exist now.
 func (w *warnings) update(current []Warning) {
-	next := map[warning]Warning{}
+	next := map[warningKey]Warning{}
 	for _, c := range current {
-		next[warning{c.Reason, c.Device}] = c
+		next[warningKey{c.Reason, c.Device}] = c
 		w.warn(c.Reason, c.Device, c.Message)
 	}
 	w.mu.Lock()

@@ -51,7 +51,7 @@ func (d *Driver) resync(ctx context.Context) {
 		default:
 			d.requestRefresh()
 			d.status.enqueueRound(round)
-			d.restoreShares(ctx)
+			d.restoreDifferences(ctx)
 		}
 	}
 }

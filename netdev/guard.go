@@ -9,11 +9,10 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/netip"
 	"slices"
 	"syscall"
+	"time"
 
-	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
@@ -33,9 +32,9 @@ import (
 // Node.mu protects it.
 type guards map[int]map[LinkKey]bool
 
-// mustGuard reports whether a NIC must be guarded: as long as it has a link in guards, and for some
-// time afterwards. The caller holds n.mu.
-func (n *Node) mustGuard(index int) bool {
+// updateGuardTimer renews the timer of a NIC while a link makes guarding necessary, and reports whether
+// the NIC must be guarded now. The caller holds n.mu.
+func (n *Node) updateGuardTimer(index int) bool {
 	timer := n.guardTimers[index]
 	if len(n.guards[index]) > 0 || len(n.inspections[index].unknown) > 0 {
 		timer.renew(n.now())
@@ -44,14 +43,14 @@ func (n *Node) mustGuard(index int) bool {
 	return n.now().Before(timer.until)
 }
 
-// applyGuard starts or stops guarding a NIC according to mustGuard. If it fails, the next call
+// applyGuard starts or stops guarding a NIC according to its timer. If it fails, the next call
 // tries again. The caller holds n.mu.
 func (n *Node) applyGuard(index int) error {
 	nic, managed := n.managed[index]
 	if !managed || !nic.Enforce {
 		return nil
 	}
-	guarded := n.mustGuard(index)
+	guarded := n.updateGuardTimer(index)
 	if nic.Policy.Guarded == guarded {
 		return nil
 	}
@@ -248,7 +247,7 @@ func (n *Node) classified(m managedNIC) classify.NIC {
 	return classify.NIC{
 		Index: m.Index, IFBIndex: m.ifb, MAC: m.MAC, HostCookie: n.cookie,
 		Major: m.trees.Major(), Steer: m.trees != shape.OneTree,
-		TrustMAC: m.TrustMAC, Forwarded: n.recognizes(m.NICConfig), Policy: m.Policy,
+		TrustMAC: m.TrustMAC, Forwarded: n.forwardedBy(m.NICConfig), Policy: m.Policy,
 	}
 }
 
@@ -268,96 +267,28 @@ func (n *Node) macvlans(nsid int) (found []macvlanState, err error) {
 	return found, nil
 }
 
-// isUnchecked reports whether the classifier is loaded and does not check frames; see
-// classify.Policy.
-func (n *Node) isUnchecked() bool {
-	c := n.openedClassifier()
-	return c != nil && !c.ChecksIdentity()
+// A pod could alternate between a link that takes the frames of others and harmless ones, and
+// receive them each time until it is detected. So a NIC stays guarded for some time after the
+// last such link. The time doubles with each repetition.
+const (
+	minGuardTime = 10 * time.Second
+	maxGuardTime = time.Hour
+)
+
+// guardTimer measures how long a NIC stays guarded after the last link that made it necessary.
+type guardTimer struct {
+	length time.Duration
+	until  time.Time
 }
 
-// Refusals returns the refused frames of a class of a NIC: those of all links of the
-// share with the minor number, or of no known share if it is 0. They are empty without
-// enforcement. parent is the interface index of the NIC.
-func (n *Node) Refusals(parent int, minor uint16) (classify.Refusals, error) {
-	nic, enforced := n.enforcedNIC(parent)
-	if !enforced {
-		return classify.Refusals{}, nil
+// renew starts the timer again while there is such a link. The time doubles if the timer had
+// expired, unless that was longer than maxGuardTime ago.
+func (g *guardTimer) renew(now time.Time) {
+	switch {
+	case g.length == 0 || now.Sub(g.until) > maxGuardTime:
+		g.length = minGuardTime
+	case now.After(g.until):
+		g.length = min(2*g.length, maxGuardTime)
 	}
-	return n.classifier.Refusals(nic.Index, nic.trees.Class(cmp.Or(minor, shape.UnidentifiedMinor)))
-}
-
-// Conflicts returns the addresses of links that hosts on the network have used since the last call. See
-// classify.Conflict.
-func (n *Node) Conflicts() ([]classify.Conflict, error) {
-	c := n.openedClassifier()
-	if c == nil {
-		return nil, nil
-	}
-	return c.Conflicts()
-}
-
-// SetGateways keeps the links of a NIC from using the addresses of gateways, which replace those
-// of the previous call. A link for which such an address is recorded may use it. Attach adds the
-// gateways of the link's routes.
-func (n *Node) SetGateways(index int, gateways []netip.Addr) error {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if nic, known := n.managed[index]; !known || !nic.Enforce {
-		return nil
-	}
-	gateways = slices.Clone(gateways)
-	slices.SortFunc(gateways, netip.Addr.Compare)
-	gateways = slices.Compact(gateways)
-	if err := n.classifier.AddGateways(index, gateways); err != nil {
-		return err
-	}
-	if previous, known := n.gateways[index]; known && slices.Equal(previous, gateways) {
-		return nil
-	}
-	if err := n.classifier.RemoveGatewaysExcept(index, gateways); err != nil {
-		return err
-	}
-	n.gateways[index] = gateways
-	return nil
-}
-
-// addGateways keeps the other links of a NIC from using the addresses of a link's gateways.
-func (n *Node) addGateways(nic managedNIC, s LinkSpec) error {
-	if !nic.Enforce {
-		return nil
-	}
-	var gateways []netip.Addr
-	for _, r := range s.Routes {
-		if r.Gateway.IsValid() {
-			gateways = append(gateways, r.Gateway)
-		}
-	}
-	return n.classifier.AddGateways(nic.Index, gateways)
-}
-
-// nodeAddresses returns the addresses of a NIC and the gateways of its routes. No link may use
-// them.
-func nodeAddresses(index int) (addresses []netip.Addr, err error) {
-	link := &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: index}}
-	own, err := listAddresses(link)
-	if err != nil {
-		return nil, err
-	}
-	routes, err := listRoutes(link)
-	if err != nil {
-		return nil, err
-	}
-	add := func(ip net.IP) {
-		if a, ok := netip.AddrFromSlice(ip); ok {
-			addresses = append(addresses, a.Unmap())
-		}
-	}
-	for _, a := range own {
-		add(a.IP)
-	}
-	for _, r := range routes {
-		add(r.Gw)
-	}
-	slices.SortFunc(addresses, netip.Addr.Compare)
-	return slices.Compact(addresses), nil
+	g.until = now.Add(g.length)
 }

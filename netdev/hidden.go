@@ -257,29 +257,3 @@ func addressesIn(entries []syscall.NetlinkMessage, index int) (found []net.Hardw
 	}
 	return found, nil
 }
-
-// A pod could alternate between a link that takes the frames of others and harmless ones, and
-// receive them each time until it is detected. So a NIC stays guarded for some time after the
-// last such link. The time doubles with each repetition.
-const (
-	minGuardTime = 10 * time.Second
-	maxGuardTime = time.Hour
-)
-
-// guardTimer measures how long a NIC stays guarded after the last link that made it necessary.
-type guardTimer struct {
-	length time.Duration
-	until  time.Time
-}
-
-// renew starts the timer again while there is such a link. The time doubles if the timer had
-// expired, unless that was longer than maxGuardTime ago.
-func (g *guardTimer) renew(now time.Time) {
-	switch {
-	case g.length == 0 || now.Sub(g.until) > maxGuardTime:
-		g.length = minGuardTime
-	case now.After(g.until):
-		g.length = min(2*g.length, maxGuardTime)
-	}
-	g.until = now.Add(g.length)
-}

@@ -95,9 +95,9 @@ type NICConfig struct {
 	Forwarded uint64
 }
 
-// recognizes returns how the classifier recognizes frames that a NIC forwards.
+// forwardedBy returns how the classifier recognizes frames that a NIC forwards.
 // The caller holds n.mu and has opened the classifier.
-func (n *Node) recognizes(c NICConfig) classify.Forwarded {
+func (n *Node) forwardedBy(c NICConfig) classify.Forwarded {
 	switch {
 	case c.Forwarded == 0:
 		return classify.ForwardedUnidentified
@@ -112,7 +112,7 @@ func (n *Node) recognizes(c NICConfig) classify.Forwarded {
 // the classifier.
 func (n *Node) rates(c NICConfig) shape.NICRates {
 	rates := c.Rates
-	switch n.recognizes(c) {
+	switch n.forwardedBy(c) {
 	case classify.ForwardedByRoute:
 		rates.Forwarded = shape.Rates{Floor: c.Forwarded, Ceil: rates.Line}
 	case classify.ForwardedByAddress:
@@ -121,16 +121,16 @@ func (n *Node) rates(c NICConfig) shape.NICRates {
 	return rates
 }
 
-// Recognizes returns how the classifier recognizes frames that the node forwards
+// ForwardedBy returns how the classifier recognizes frames that the node forwards
 // through a NIC.
-func (n *Node) Recognizes(index int) classify.Forwarded {
+func (n *Node) ForwardedBy(index int) classify.Forwarded {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	m, ok := n.managed[index]
 	if !ok || !m.Enforce {
 		return classify.ForwardedUnidentified
 	}
-	return n.recognizes(m.NICConfig)
+	return n.forwardedBy(m.NICConfig)
 }
 
 // Options configure a Node.
@@ -279,7 +279,7 @@ func (n *Node) Manage(c NICConfig) (changed bool, err error) {
 	if c.Policy.NodeAddresses, err = nodeAddresses(c.Index); err != nil {
 		return false, err
 	}
-	c.Policy.Guarded = n.mustGuard(c.Index)
+	c.Policy.Guarded = n.updateGuardTimer(c.Index)
 	old, known := n.managed[c.Index]
 	trees, oneTree, err := n.trees(c, old.trees, known)
 	if err != nil {

@@ -1,9 +1,8 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command dra-shared-hook is run by the container runtime before a container
-// starts that uses a share, because a CDI spec names it as a createRuntime
-// hook. It succeeds once the node plugin has attached the share to the pod;
+// Command dra-shared-hook is run by the container runtime before a container that
+// uses a share starts, because a CDI spec names it as a createRuntime hook. It succeeds once the node plugin has attached the share to the pod;
 // otherwise the container does not start, and the text on standard error appears
 // in the pod's events.
 //

@@ -33,6 +33,7 @@ import (
 
 	network "github.com/dra-shared/dra-driver-shared/api/network/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/device/addresspool"
+	"github.com/dra-shared/dra-driver-shared/internal/requeue"
 )
 
 // Reconciler writes the status of AddressPools, and deletes AddressBlocks of lost nodes. A node
@@ -280,12 +281,12 @@ func (r *Reconciler) returnLost(ctx context.Context, blocks []network.AddressBlo
 		case !lost && marked:
 			err = r.annotate(ctx, b, "")
 		case lost && !marked:
-			err, again = r.annotate(ctx, b, r.Clock.Now().UTC().Format(time.RFC3339)), r.Quarantine
+			err = r.annotate(ctx, b, r.Clock.Now().UTC().Format(time.RFC3339))
+			again = requeue.Soonest(again, r.Quarantine)
 		case lost:
 			var wait time.Duration
-			if wait, err = r.returnBlock(ctx, b, since); wait > 0 && (again == 0 || wait < again) {
-				again = wait
-			}
+			wait, err = r.returnBlock(ctx, b, since)
+			again = requeue.Soonest(again, wait)
 		}
 		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) { // an event of the block follows
 			return 0, err

@@ -6,7 +6,7 @@
 //
 //   - join.go: a pod of a PodGroup gets the PodGroup's claims, because a pod's
 //     reference to a claim template cannot change after the pod is created.
-//   - jobs.go, joinlisted.go, joinreplica.go: the same for the claims of a Job or a replica,
+//   - listedclaims.go, workload.go, joinlisted.go, joinreplica.go: the same for the claims of a Job or a replica,
 //     which are validated when the Job, CronJob, JobSet, StatefulSet, or LeaderWorkerSet is
 //     created.
 //   - queues.go: workloads of Kueue whose pods share claims.
@@ -15,13 +15,13 @@
 //   - samename.go: PodGroups of Kubernetes with the name of one of the driver's.
 //   - native.go: in native mode, Kubernetes schedules the pods of a PodGroup together.
 //   - update.go: an update of a pod keeps what admission changed at creation.
-//   - templates.go: a template of pods keeps the name of its PodGroup in an
+//   - templates.go: a pod template keeps the name of its PodGroup in an
 //     annotation, for clusters that drop the field.
 //   - parameters.go: parameters pass the same validation as on the node.
 //   - holds.go: the controller holds a claim of others only for a PodGroup that names it.
 //   - denial.go: the reasons for denials, which a metric counts.
 //   - shards.go: counts pods per claim, to choose the claim of the next pod.
-//   - leader.go: lets the leading replica choose it.
+//   - leaderelection.go: lets the leading replica choose it.
 //
 // A handler reads objects, decides by functions without I/O, and answers with a
 // patch, a denial, or warnings.
@@ -124,20 +124,23 @@ func (p *Pods) complete(ctx context.Context, pod *corev1.Pod, request string) ([
 // unknownAnnotations returns warnings about annotations that have a prefix of the
 // driver and no effect, such as misspelled ones.
 func (p *Pods) unknownAnnotations(pod *corev1.Pod) (warnings []string) {
-	known := []string{scheduling.GroupAnnotation, scheduling.AdmittedAnnotation, v1alpha1.ClaimReferencesAnnotation}
+	usable := []string{scheduling.GroupAnnotation, v1alpha1.ClaimReferencesAnnotation}
 	if p.JobClaims {
-		known = append(known, scheduling.JobClaimsAnnotation, scheduling.GatesAnnotation)
+		usable = append(usable, scheduling.JobClaimsAnnotation)
 	}
 	if p.ReplicaClaims {
-		known = append(known, scheduling.ReplicaClaimsAnnotation, scheduling.GatesAnnotation)
+		usable = append(usable, scheduling.ReplicaClaimsAnnotation)
+	}
+	if p.JobClaims || p.ReplicaClaims {
+		usable = append(usable, scheduling.GatesAnnotation)
 	}
 	for _, key := range slices.Sorted(maps.Keys(pod.Annotations)) {
 		domain, _, _ := strings.Cut(key, "/")
 		isDriver := domain == scheduling.GroupName || domain == api.DriverName
-		if isDriver && !slices.Contains(known, key) {
+		if isDriver && key != scheduling.AdmittedAnnotation && !slices.Contains(usable, key) {
 			warnings = append(warnings, fmt.Sprintf(
-				"metadata.annotations[%q] has no effect: the driver's annotations for pods are %s and %s",
-				key, scheduling.GroupAnnotation, v1alpha1.ClaimReferencesAnnotation))
+				"metadata.annotations[%q] has no effect: the driver's annotations for pods are %s",
+				key, strings.Join(usable, ", ")))
 		}
 	}
 	return warnings
@@ -265,7 +268,7 @@ func podGroupName(pod *corev1.Pod) (name string, annotated bool, err error) {
 	return name, true, nil
 }
 
-// twoPodGroups denies a pod, or a template of pods at path, whose annotation and
+// twoPodGroups denies a pod, or a pod template at path, whose annotation and
 // field name different PodGroups.
 func twoPodGroups(path, annotation, field string) error {
 	return denied(reasonConflict,

@@ -30,18 +30,18 @@ type claimList struct {
 	// kind and name are those of the Job or StatefulSet.
 	kind, name string
 	owner      claims.Owner
-	entries    []scheduling.JobClaim
+	entries    []scheduling.ListedClaim
 }
 
-// jobClaim is a claim of a claimList.
-type jobClaim struct {
-	scheduling.JobClaim
+// listedClaim is a claim of a claimList.
+type listedClaim struct {
+	scheduling.ListedClaim
 	spec *resourceapi.ResourceClaimSpec
 }
 
 // joinListed adds the listed claims of its Job or replica to a pod that inherited the annotation
 // job-claims or replica-claims, and returns the claims that the pod shares, by their names.
-func (p *Pods) joinListed(ctx context.Context, pod *corev1.Pod, request string) (map[string]jobClaim, []string, error) {
+func (p *Pods) joinListed(ctx context.Context, pod *corev1.Pod, request string) (map[string]listedClaim, []string, error) {
 	list, err := p.claimListOf(ctx, pod)
 	if err != nil || list == nil {
 		return nil, nil, err
@@ -52,10 +52,10 @@ func (p *Pods) joinListed(ctx context.Context, pod *corev1.Pod, request string) 
 				"spec.schedulingGroup: remove one of them from the template of %s %q",
 			list.annotation, scheduling.GroupAnnotation, list.kind, list.name)
 	}
-	shared, sharded := map[string]jobClaim{}, false
+	shared, sharded := map[string]listedClaim{}, false
 	var warnings []string
 	for _, entry := range list.entries {
-		claim, err := p.jobClaim(ctx, list, entry)
+		claim, err := p.listedClaim(ctx, list, entry)
 		if err != nil {
 			return nil, warnings, err
 		}
@@ -158,17 +158,17 @@ func (p *Pods) getController(
 	return nil
 }
 
-// jobClaim returns the entry with the spec of its claims: that of the claim, or of the template before
+// listedClaim returns the entry with the spec of its claims: that of the claim, or of the template before
 // the claim exists. The template may have been deleted since.
-func (p *Pods) jobClaim(ctx context.Context, list *claimList, entry scheduling.JobClaim) (jobClaim, error) {
+func (p *Pods) listedClaim(ctx context.Context, list *claimList, entry scheduling.ListedClaim) (listedClaim, error) {
 	if entry.Spec != nil {
-		return jobClaim{entry, entry.Spec}, nil
+		return listedClaim{entry, entry.Spec}, nil
 	}
 	namespace, annotation := list.owner.Namespace, list.annotation
 	var claim resourceapi.ResourceClaim
 	name := types.NamespacedName{Namespace: namespace, Name: claims.Name(list.owner, entry.Name, 0)}
 	if err := p.Client.Get(ctx, name, &claim); err == nil || !apierrors.IsNotFound(err) {
-		return jobClaim{entry, &claim.Spec}, err
+		return listedClaim{entry, &claim.Spec}, err
 	}
 	spec, err := p.templateSpec(ctx, namespace, *entry.ResourceClaimTemplateName)
 	if err == nil && spec == nil {
@@ -176,7 +176,7 @@ func (p *Pods) jobClaim(ctx context.Context, list *claimList, entry scheduling.J
 			"metadata.annotations[%q]: entry %q: ResourceClaimTemplate %q does not exist in namespace %q: "+
 				"create it; the workload retries its pods", annotation, entry.Name, *entry.ResourceClaimTemplateName, namespace)
 	}
-	return jobClaim{entry, spec}, err
+	return listedClaim{entry, spec}, err
 }
 
 // podClaimName returns the name of the ResourceClaim of the pod's entry, and whether the
@@ -190,7 +190,7 @@ func podClaimName(pod *corev1.Pod, entry string) (name string, exists bool) {
 }
 
 // addToContainers adds references to the claim to the containers that the entry lists.
-func addToContainers(spec *corev1.PodSpec, entry scheduling.JobClaim) {
+func addToContainers(spec *corev1.PodSpec, entry scheduling.ListedClaim) {
 	containers := containersByName(spec)
 	for _, name := range entry.Containers {
 		if c := containers[name]; c != nil && !references(c, entry.Name, "") {

@@ -56,7 +56,7 @@ type counted struct {
 	} `json:"spec"`
 }
 
-// podSet is a template of pods with the number of pods for which Kueue charges it.
+// podSet is a pod template with the number of pods for which Kueue charges it.
 type podSet struct {
 	templateAt
 	pods int64
@@ -95,7 +95,7 @@ func (q *Queues) Handle(ctx context.Context, req admission.Request) admission.Re
 	return admission.Allowed("").WithWarnings(warnings...)
 }
 
-// checkPods denies a template of pods that Kueue admits one by one.
+// checkPods denies a pod template whose pods Kueue admits one by one.
 func checkPods(kind string, set podSet) error {
 	if kind != "Deployment" && kind != "StatefulSet" && kind != kindLeaderWorkerSet {
 		return nil
@@ -119,7 +119,7 @@ var sharingAnnotations = []string{
 	scheduling.GroupAnnotation, scheduling.JobClaimsAnnotation, scheduling.ReplicaClaimsAnnotation,
 }
 
-// checkQueuedTemplate denies a template of pods that share claims if the pods have the label, and the workload, with
+// checkQueuedTemplate denies a pod template whose pods share claims if the pods have the label, and the workload, with
 // the metadata, does not: Kueue admits such pods themselves.
 func checkQueuedTemplate(kind string, workload *metav1.ObjectMeta, set podSet) error {
 	if _, queued := set.Labels[queueLabel]; !queued || set.ofQueuedJob {
@@ -246,7 +246,7 @@ func (q *Queues) checkPodGroup(
 			continue
 		}
 		template, path := *c.ResourceClaimTemplateName, set.path.Child("spec", "resourceClaims").Index(i)
-		entry := scheduling.JobClaim{Name: c.Name, ResourceClaimTemplateName: &template}
+		entry := scheduling.ListedClaim{Name: c.Name, ResourceClaimTemplateName: &template}
 		class, err := q.chargedClass(ctx, namespace, entry)
 		switch {
 		case err != nil:
@@ -270,7 +270,7 @@ func (q *Queues) checkPodGroup(
 }
 
 // chargedClass returns a DeviceClass that the claim requests and Kueue charges, or "".
-func (q *Queues) chargedClass(ctx context.Context, namespace string, entry scheduling.JobClaim) (string, error) {
+func (q *Queues) chargedClass(ctx context.Context, namespace string, entry scheduling.ListedClaim) (string, error) {
 	spec := entry.Spec
 	if spec == nil {
 		var template resourceapi.ResourceClaimTemplate

@@ -34,7 +34,7 @@ import (
 // The annotation of a Job may list the containers for a claim; then no others get a
 // reference.
 func (p *Pods) addClaimReferences(
-	ctx context.Context, pod *corev1.Pod, group *scheduling.PodGroup, job map[string]jobClaim,
+	ctx context.Context, pod *corev1.Pod, group *scheduling.PodGroup, job map[string]listedClaim,
 ) (warnings []string, err error) {
 	switch value := pod.Annotations[v1alpha1.ClaimReferencesAnnotation]; value {
 	case v1alpha1.ClaimReferencesExplicit:

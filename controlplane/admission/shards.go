@@ -42,7 +42,7 @@ const (
 // may create hundreds of pods per second.
 type Shards struct {
 	// Leader, if not nil, asks the leading replica instead.
-	Leader *Leader
+	Leader *LeadingReplica
 
 	clock clock.PassiveClock
 
@@ -92,7 +92,7 @@ func (s *Shards) assignLocally(q shardQuestion) (int, error) {
 		}
 		return shard, nil
 	}
-	return 0, denied(reasonNoRoom, "the PodGroup has %d pods on one device, and its claims cannot be reserved for more",
+	return 0, denied(reasonNoRoom, "the PodGroup, Job, or replica has %d pods on one device, and its claims cannot be reserved for more",
 		claims.MaxShards*shardPods)
 }
 

@@ -20,7 +20,7 @@ import (
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 )
 
-// Templates is the webhook for objects with a template of pods. A cluster with the
+// Templates is the webhook for objects with a pod template. A cluster with the
 // feature gates off drops spec.schedulingGroup from a template when it stores the
 // object. The webhook copies the name of the PodGroup to the annotation, which
 // the pods inherit. It copies the name only if the PodGroup exists, and Kubernetes has
@@ -31,7 +31,7 @@ type Templates struct {
 	Mapper meta.RESTMapper
 }
 
-// podTemplate has the fields of a template of pods that the webhook reads.
+// podTemplate has the fields of a pod template that the webhook reads.
 type podTemplate struct {
 	Metadata *struct {
 		Annotations map[string]string `json:"annotations"`
@@ -43,7 +43,7 @@ type podTemplate struct {
 	} `json:"spec"`
 }
 
-// templated is an object with a template of pods.
+// templated is an object with a pod template.
 type templated struct {
 	Template *podTemplate `json:"template"` // of a PodTemplate
 	Spec     struct {
@@ -56,7 +56,7 @@ type templated struct {
 	} `json:"spec"`
 }
 
-// podTemplate returns the template of pods and its path as a JSON pointer.
+// podTemplate returns the pod template and its path as a JSON pointer.
 func (t *templated) podTemplate() (template *podTemplate, path string) {
 	switch {
 	case t.Spec.JobTemplate != nil:

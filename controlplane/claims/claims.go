@@ -104,8 +104,8 @@ func Generate(
 	return claim
 }
 
-// IsPrimary reports whether Generate returned the claim for another shard than shard 0.
-func IsPrimary(claim *resourceapi.ResourceClaim) bool {
+// HasPrimaryAnnotation reports whether the claim was generated as the primary shard in place of shard 0.
+func HasPrimaryAnnotation(claim *resourceapi.ResourceClaim) bool {
 	return claim.Annotations[scheduling.PrimaryAnnotation] == "true"
 }
 

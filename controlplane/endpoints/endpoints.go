@@ -70,8 +70,8 @@ func (r *Reconciler) SetupWithManager(_ context.Context, m ctrl.Manager) error {
 		Complete(r)
 }
 
-// servicesOf returns requests for the annotated Services of an object's namespace. Of pods, only
-// those with claims matter.
+// servicesOf returns requests for the annotated Services of an object's namespace. It ignores pods
+// without claims.
 func (r *Reconciler) servicesOf(ctx context.Context, o client.Object) (requests []reconcile.Request) {
 	if pod, ok := o.(*corev1.Pod); ok && len(pod.Spec.ResourceClaims) == 0 {
 		return nil

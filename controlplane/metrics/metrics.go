@@ -47,7 +47,8 @@ var (
 	unusedDesc = prometheus.NewDesc("dra_shared_unused_held_claims",
 		"Allocated claims that a PodGroup, a Job, a replica, or another object holds and no pod uses.", nil, nil)
 	unusedAgeDesc = prometheus.NewDesc("dra_shared_unused_held_claims_age_seconds",
-		"Time for which the oldest of these claims has been unused, since this replica leads.", nil, nil)
+		"Time in seconds for which the oldest unused held claim has been unused, measured since this replica became the "+
+			"leading one.", nil, nil)
 	reservedForDesc = prometheus.NewDesc("dra_shared_reserved_for_claims",
 		"Claims with the annotation reserved-for, by the reason of their condition or annotation Held, or Pending.",
 		[]string{"reason"}, nil)

@@ -74,9 +74,9 @@ func NewClient(config *rest.Config) (kubernetes.Interface, error) {
 }
 
 // Detect returns Native if the API server keeps the claims of one of Kubernetes'
-// own PodGroups, and Bridge otherwise. The existence of the type is not enough: by
-// another feature gate, the API server drops the field for claims. Detect creates
-// a PodGroup as a dry run, in a namespace that must exist.
+// own PodGroups, and Bridge otherwise. It is not enough that the type exists: a separate feature
+// gate decides whether the API server keeps the field for claims. Detect creates a PodGroup as a
+// dry run, in a namespace that must exist.
 //
 // The scheduler, the controllers, and the kubelets have feature gates of their
 // own, which Detect cannot see. If they differ from the API server's, the user

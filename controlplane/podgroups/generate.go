@@ -103,7 +103,7 @@ func (r *Reconciler) isPinnedElsewhere(g *group, s *sharedClaim, n int) bool {
 		return false
 	}
 	if n == s.primary {
-		return n > 0 && !claims.IsPrimary(shard)
+		return n > 0 && !claims.HasPrimaryAnnotation(shard)
 	}
 	current, err := r.claimForShard(g, s, n)
 	return err == nil && current != nil && !equality.Semantic.DeepEqual(current.Spec, shard.Spec)

@@ -49,9 +49,9 @@ func JobOwner(namespace, name string, uid types.UID) claims.Owner {
 	}
 }
 
-// JobClaims returns the claims that a Job with this template of pods shares among its
+// JobClaims returns the claims that a Job with this pod template shares among its
 // pods, except claims that a claim of the pods overrides.
-func JobClaims(template *corev1.PodTemplateSpec) ([]scheduling.JobClaim, error) {
+func JobClaims(template *corev1.PodTemplateSpec) ([]scheduling.ListedClaim, error) {
 	return listedClaims(template, scheduling.JobClaimsAnnotation, scheduling.ParseJobClaims)
 }
 
@@ -86,7 +86,7 @@ func (r *JobReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.R
 // reconcileJob performs the steps that the Job needs in its current state. It leaves in
 // g the shared claims that the Job still needs.
 func (r *JobReconciler) reconcileJob(
-	ctx context.Context, job *batchv1.Job, g *group, jobClaims []scheduling.JobClaim,
+	ctx context.Context, job *batchv1.Job, g *group, jobClaims []scheduling.ListedClaim,
 ) error {
 	switch {
 	case job.DeletionTimestamp != nil:
@@ -152,7 +152,7 @@ func (r *JobReconciler) suspend(ctx context.Context, g *group) error {
 
 // readJob reads the pods and the claims of the Job from the cache.
 func (r *JobReconciler) readJob(
-	ctx context.Context, job *batchv1.Job, jobClaims []scheduling.JobClaim,
+	ctx context.Context, job *batchv1.Job, jobClaims []scheduling.ListedClaim,
 ) (*group, error) {
 	pg := &scheduling.PodGroup{ObjectMeta: metav1.ObjectMeta{Namespace: job.Namespace, Name: job.Name, UID: job.UID}}
 	pods, err := listPods(ctx, r.Client, pg, client.UnsafeDisableDeepCopy)

@@ -8,29 +8,36 @@ import (
 	"errors"
 	"slices"
 
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
 )
 
-// listedClaims returns the claims that an annotation of a template of pods lists, except
+// listedClaims returns the claims that an annotation of a pod template lists, except
 // claims that a claim of the pods overrides.
 func listedClaims(
 	template *corev1.PodTemplateSpec, annotation string,
-	parse func(string, *field.Path) ([]scheduling.JobClaim, field.ErrorList),
-) ([]scheduling.JobClaim, error) {
+	parse func(string, *field.Path) ([]scheduling.ListedClaim, field.ErrorList),
+) ([]scheduling.ListedClaim, error) {
 	value, ok := template.Annotations[annotation]
 	if !ok {
 		return nil, nil
 	}
 	jobClaims, errs := parse(value, field.NewPath("spec", "template", "metadata", "annotations").Key(annotation))
-	return slices.DeleteFunc(jobClaims, func(j scheduling.JobClaim) bool {
+	return slices.DeleteFunc(jobClaims, func(j scheduling.ListedClaim) bool {
 		return slices.ContainsFunc(template.Spec.ResourceClaims, func(c corev1.PodResourceClaim) bool {
 			return c.Name == j.Name
 		})
@@ -80,7 +87,7 @@ func (r *Reconciler) releaseOwnedClaim(
 // readListedClaims reads the claims that an annotation lists. Their shards are among the
 // owned claims.
 func (r *Reconciler) readListedClaims(
-	ctx context.Context, g *group, listed []scheduling.JobClaim, owned []*resourceapi.ResourceClaim,
+	ctx context.Context, g *group, listed []scheduling.ListedClaim, owned []*resourceapi.ResourceClaim,
 ) error {
 	for i := range listed {
 		c := scheduling.PodGroupResourceClaim{
@@ -166,7 +173,7 @@ func ownerOfKind(claim *resourceapi.ResourceClaim, kind claims.Owner) *claims.Ow
 // templateNames returns a function that returns the names of the ResourceClaimTemplates to
 // which the claims refer that the pod template of an object lists. It returns none if the
 // list is invalid.
-func templateNames(claimsOf func(*corev1.PodTemplateSpec) ([]scheduling.JobClaim, error)) client.IndexerFunc {
+func templateNames(claimsOf func(*corev1.PodTemplateSpec) ([]scheduling.ListedClaim, error)) client.IndexerFunc {
 	return func(o client.Object) (names []string) {
 		template := podTemplate(o)
 		if template == nil {
@@ -199,4 +206,48 @@ func ownerNames(ownerOf func(*resourceapi.ResourceClaim) *claims.Owner) client.I
 		}
 		return []string{owner.Name}
 	}
+}
+
+// listedClaimsController is the controller of the claims that an annotation of pod templates
+// lists.
+type listedClaimsController struct {
+	name string
+	// owner is an empty object of the kind whose pod templates list claims.
+	owner client.Object
+	// annotation lists the claims; objects without it need no reconcile.
+	annotation string
+	indexes    []index
+	// ownersOfClaim, ownersOfTemplate, and ownersOfPod return requests for the owners that a
+	// change of another object affects.
+	ownersOfClaim, ownersOfTemplate, ownersOfPod handler.MapFunc
+}
+
+// setUp registers the controller with the manager, which starts it.
+func (c listedClaimsController) setUp(ctx context.Context, m ctrl.Manager, r reconcile.Reconciler) error {
+	if err := addIndexes(ctx, m, c.indexes); err != nil {
+		return err
+	}
+	hasClaims := predicate.NewPredicateFuncs(func(o client.Object) bool {
+		template := podTemplate(o)
+		return template != nil && template.Annotations[c.annotation] != ""
+	})
+	return ctrl.NewControllerManagedBy(m).Named(c.name).
+		For(c.owner, builder.WithPredicates(hasClaims)).
+		Watches(&resourceapi.ResourceClaim{}, handler.EnqueueRequestsFromMapFunc(c.ownersOfClaim)).
+		Watches(&resourceapi.ResourceClaimTemplate{}, handler.EnqueueRequestsFromMapFunc(c.ownersOfTemplate)).
+		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(c.ownersOfPod),
+			builder.WithPredicates(relevantPodChange())).
+		WithOptions(controllerOptions()).
+		Complete(r)
+}
+
+// podTemplate returns the pod template of a Job or a StatefulSet, or nil for other objects.
+func podTemplate(o client.Object) *corev1.PodTemplateSpec {
+	switch o := o.(type) {
+	case *batchv1.Job:
+		return &o.Spec.Template
+	case *appsv1.StatefulSet:
+		return &o.Spec.Template
+	}
+	return nil
 }

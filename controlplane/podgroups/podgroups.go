@@ -34,6 +34,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/controlplane/workload"
 	"github.com/dra-shared/dra-driver-shared/internal/claimref"
 	"github.com/dra-shared/dra-driver-shared/internal/podstatus"
+	"github.com/dra-shared/dra-driver-shared/internal/requeue"
 )
 
 // problemRetryInterval is the time between two attempts to solve a problem whose end no event
@@ -130,7 +131,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if err := errors.Join(err, r.updateStatus(ctx, g)); err != nil {
 		return ctrl.Result{}, err
 	}
-	return ctrl.Result{RequeueAfter: soonest(wait, g.retryInterval())}, nil
+	return ctrl.Result{RequeueAfter: requeue.Soonest(wait, g.retryInterval())}, nil
 }
 
 // retryInterval returns the time after which the group must be reconciled again because
@@ -145,14 +146,6 @@ func (g *group) retryInterval() time.Duration {
 		return leaderInterval
 	}
 	return 0
-}
-
-// soonest returns the shorter of two times, of which 0 means never.
-func soonest(a, b time.Duration) time.Duration {
-	if a == 0 || b == 0 {
-		return max(a, b)
-	}
-	return min(a, b)
 }
 
 // addFinalizer adds the controller's finalizer to a PodGroup with claims, unless it has it. This
@@ -304,7 +297,7 @@ func (s *sharedClaim) chooseShards(used []int) {
 		s.primary = used[0]
 	}
 	for n, claim := range s.shards {
-		if claims.IsPrimary(claim) && (claim.Status.Allocation != nil || isUsed(n)) {
+		if claims.HasPrimaryAnnotation(claim) && (claim.Status.Allocation != nil || isUsed(n)) {
 			s.primary = n
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
 	"github.com/dra-shared/dra-driver-shared/controlplane/mode"
 	"github.com/dra-shared/dra-driver-shared/controlplane/workload"
+	"github.com/dra-shared/dra-driver-shared/internal/requeue"
 )
 
 // applyRelease releases the claims of a PodGroup without pods if its annotation release
@@ -32,7 +33,7 @@ func (r *Reconciler) applyRelease(ctx context.Context, g *group) (wait time.Dura
 	}
 	due, untilUnused := workload.ReleaseDue(policy, state, g.UID, len(activeNames(g.pods)) > 0, r.Unused)
 	if !due {
-		return soonest(wait, untilUnused), nil
+		return requeue.Soonest(wait, untilUnused), nil
 	}
 	g.released = "no pod uses the claims, and " + policy.Describe(name)
 	return 0, r.releaseAll(ctx, g)

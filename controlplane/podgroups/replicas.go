@@ -22,6 +22,7 @@ import (
 
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
+	"github.com/dra-shared/dra-driver-shared/internal/requeue"
 )
 
 const (
@@ -62,9 +63,9 @@ func statefulSetKind(namespace string) claims.Owner {
 	}
 }
 
-// ReplicaClaims returns the claims of each replica with this template of pods, except
+// ReplicaClaims returns the claims of each replica with this pod template, except
 // claims that a claim of the pods overrides.
-func ReplicaClaims(template *corev1.PodTemplateSpec) ([]scheduling.JobClaim, error) {
+func ReplicaClaims(template *corev1.PodTemplateSpec) ([]scheduling.ListedClaim, error) {
 	return listedClaims(template, scheduling.ReplicaClaimsAnnotation, scheduling.ParseReplicaClaims)
 }
 
@@ -109,7 +110,7 @@ func (r *ReplicaReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ct
 	for replica, g := range groups {
 		errs = errors.Join(errs, r.reconcileReplica(ctx, &set, replica, g))
 		r.reportProblems(&set, g)
-		result.RequeueAfter = soonest(result.RequeueAfter, g.retryInterval())
+		result.RequeueAfter = requeue.Soonest(result.RequeueAfter, g.retryInterval())
 	}
 	if errs != nil {
 		return ctrl.Result{}, errs
@@ -149,7 +150,7 @@ func isDesired(set *appsv1.StatefulSet, ordinal int) bool {
 // readReplicas reads the replicas that have pods or claims from the cache, by their
 // ordinals. The claims of a replica are generated for its first pod.
 func (r *ReplicaReconciler) readReplicas(
-	ctx context.Context, set *appsv1.StatefulSet, listed []scheduling.JobClaim,
+	ctx context.Context, set *appsv1.StatefulSet, listed []scheduling.ListedClaim,
 ) (map[int]*group, error) {
 	meta := metav1.ObjectMeta{Namespace: set.Namespace, Name: set.Name, UID: set.UID}
 	pods, err := listPods(ctx, r.Client, &scheduling.PodGroup{ObjectMeta: meta}, client.UnsafeDisableDeepCopy)

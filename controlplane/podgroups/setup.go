@@ -7,8 +7,6 @@ import (
 	"context"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
-	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	schedulingapi "k8s.io/api/scheduling/v1beta1"
@@ -69,50 +67,6 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, m ctrl.Manager) error
 	c, err := b.Build(r)
 	r.Finder.StartWatch = workload.Watch(c, m.GetCache(), r.groupsOfWorkload)
 	return err
-}
-
-// listedClaimsController is the controller of the claims that an annotation of pod templates
-// lists.
-type listedClaimsController struct {
-	name string
-	// owner is an empty object of the kind whose pod templates list claims.
-	owner client.Object
-	// annotation lists the claims; objects without it need no reconcile.
-	annotation string
-	indexes    []index
-	// ownersOfClaim, ownersOfTemplate, and ownersOfPod return requests for the owners that a
-	// change of another object affects.
-	ownersOfClaim, ownersOfTemplate, ownersOfPod handler.MapFunc
-}
-
-// setUp registers the controller with the manager, which starts it.
-func (c listedClaimsController) setUp(ctx context.Context, m ctrl.Manager, r reconcile.Reconciler) error {
-	if err := addIndexes(ctx, m, c.indexes); err != nil {
-		return err
-	}
-	hasClaims := predicate.NewPredicateFuncs(func(o client.Object) bool {
-		template := podTemplate(o)
-		return template != nil && template.Annotations[c.annotation] != ""
-	})
-	return ctrl.NewControllerManagedBy(m).Named(c.name).
-		For(c.owner, builder.WithPredicates(hasClaims)).
-		Watches(&resourceapi.ResourceClaim{}, handler.EnqueueRequestsFromMapFunc(c.ownersOfClaim)).
-		Watches(&resourceapi.ResourceClaimTemplate{}, handler.EnqueueRequestsFromMapFunc(c.ownersOfTemplate)).
-		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(c.ownersOfPod),
-			builder.WithPredicates(relevantPodChange())).
-		WithOptions(controllerOptions()).
-		Complete(r)
-}
-
-// podTemplate returns the pod template of a Job or a StatefulSet, or nil for other objects.
-func podTemplate(o client.Object) *corev1.PodTemplateSpec {
-	switch o := o.(type) {
-	case *batchv1.Job:
-		return &o.Spec.Template
-	case *appsv1.StatefulSet:
-		return &o.Spec.Template
-	}
-	return nil
 }
 
 func controllerOptions() controller.Options {

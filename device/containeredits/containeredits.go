@@ -6,6 +6,7 @@
 package containeredits
 
 import (
+	"encoding/json"
 	"fmt"
 	"maps"
 	"math"
@@ -54,6 +55,14 @@ func Merge(expanded config.Edits, environments ...map[string]string) (edits cdi.
 		edits.Mounts = append(edits.Mounts, cdi.Mount(m))
 	}
 	return edits
+}
+
+// Decode returns the edits that a kind has recorded in a share's parameters, as JSON.
+func Decode(share string, recorded json.RawMessage) (edits cdi.Edits, err error) {
+	if err = json.Unmarshal(recorded, &edits); err != nil {
+		err = fmt.Errorf("recorded edits of share %s: %w", share, err)
+	}
+	return edits, err
 }
 
 // AdminAccess returns the edits of a request with admin access: the containers

@@ -35,7 +35,7 @@ func podGroupPage(root string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	jobs, err := typesPage(root, schedulingPath, "", "JobClaim")
+	jobs, err := typesPage(root, schedulingPath, "", "ListedClaim")
 	return body + conditions + jobs, err
 }
 
@@ -67,12 +67,16 @@ func namesPage(root string) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	labels, err := constantsPage(root, paramsPath, "metrics.go")
+	if err != nil {
+		return "", err
+	}
 	scheduling, err := constantsPage(root, schedulingPath, "names.go")
 	if err != nil {
 		return "", err
 	}
 	membership, err := typesPage(root, paramsPath, "dra-shared.dev/v1alpha1", "FabricMembership")
-	return names + scheduling + membership, err
+	return names + labels + scheduling + membership, err
 }
 
 // typesPage describes kinds, or other types if apiVersion is empty, and the types that they refer to.

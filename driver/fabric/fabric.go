@@ -159,9 +159,6 @@ func (k *Kind) Admit(share record.Share, others []*record.Share) error {
 }
 
 // Edits implements driver.Kind.
-func (k *Kind) Edits(share record.Share) (edits cdi.Edits, err error) {
-	if err = json.Unmarshal(share.Parameters, &edits); err != nil {
-		err = fmt.Errorf("recorded edits of share %s: %w", share.Name, err)
-	}
-	return edits, err
+func (k *Kind) Edits(share record.Share) (cdi.Edits, error) {
+	return containeredits.Decode(share.Name, share.Parameters)
 }

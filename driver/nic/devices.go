@@ -53,7 +53,8 @@ type device struct {
 	// singleQueue is the reason why a NIC of a network with shaping MultiQueue has one queue; "" if it
 	// has several.
 	singleQueue string
-	// absent reports that the NIC is missing while claims hold shares of it.
+	// absent reports that the NIC is missing, or cannot be shared (see unusable), while claims hold shares
+	// of it.
 	absent bool
 	// unusable is the reason why a NIC that is present and configured counts as
 	// absent: it cannot be shared. nil if it is missing.

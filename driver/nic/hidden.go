@@ -62,13 +62,13 @@ func (k *Kind) inspectRegularly(ctx context.Context) {
 // inspect looks for links that pods hide on NICs whose frames are checked.
 func (k *Kind) inspect(ctx context.Context) {
 	h, present := k.hidden, map[string]bool{}
-	for _, d := range k.present() {
+	for _, d := range k.sharedDevices() {
 		if d.network.Identity == config.IdentityOff {
 			continue
 		}
 		present[d.nic.Name] = true
 		unknown, guarded, err := k.node.Inspect(d.nic.Index)
-		if h.fails(d.nic.Name, err) {
+		if h.recordFailure(d.nic.Name, err) {
 			klog.FromContext(ctx).Error(err, "Failed to scan for hidden links", "interface", d.nic.Name)
 		}
 		if err != nil {
@@ -86,9 +86,9 @@ func (k *Kind) inspect(ctx context.Context) {
 	h.keep(present)
 }
 
-// fails records the error of an inspection, and reports whether it differs from the error of the
+// recordFailure records the error of an inspection, and reports whether it differs from the error of the
 // last one, so that a lasting error is logged once.
-func (h *hiddenLinks) fails(nic string, err error) (isNew bool) {
+func (h *hiddenLinks) recordFailure(nic string, err error) (isNew bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	n := h.nics[nic]

@@ -78,7 +78,7 @@ func (k *Kind) DescribeMetrics(descriptions chan<- *prometheus.Desc) {
 func (k *Kind) CollectMetrics(claims []*record.Claim, out chan<- prometheus.Metric) {
 	collectTraffic(out, k.traffic(), claims)
 	var devices []string
-	for _, d := range k.present() {
+	for _, d := range k.sharedDevices() {
 		devices = append(devices, d.name)
 		guarded := asNumber(k.hidden.isGuarded(d.nic.Name))
 		out <- prometheus.MustNewConstMetric(descGuarded, prometheus.GaugeValue, guarded, d.name)
@@ -115,7 +115,7 @@ type deviceTraffic struct {
 
 // traffic returns the traffic of the devices whose NICs the kernel counts.
 func (k *Kind) traffic() (all []deviceTraffic) {
-	for _, d := range k.present() {
+	for _, d := range k.sharedDevices() {
 		traffic, err := k.node.Traffic(d.nic.Index)
 		shares, sharesErr := k.node.ShareTraffic(d.nic.Index)
 		if err != nil || sharesErr != nil {

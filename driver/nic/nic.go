@@ -13,6 +13,8 @@
 //	parameters.go a share's grant and parameters -> link and rates
 //	attach.go     share -> link in a pod
 //	addresses.go  addresses of pools, which the attachment's record reserves
+//	dhcp.go       leases of addresses from DHCP servers
+//	renew.go      renewal of these leases
 //	hidden.go     links that pods hide in network namespaces that they create
 //	lost.go       addresses of pools that the node has lost
 //	duplicates.go addresses that another host on the network has
@@ -48,6 +50,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/driver"
 	"github.com/dra-shared/dra-driver-shared/driver/nic/ipam"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
+	"github.com/dra-shared/dra-driver-shared/internal/requeue"
 	"github.com/dra-shared/dra-driver-shared/netdev"
 	"github.com/dra-shared/dra-driver-shared/netdev/shape"
 )
@@ -137,7 +140,7 @@ func (k *Kind) Refresh(ctx context.Context, shares []record.Share) (refreshed dr
 		d.granted, d.pci = grants[d.name], pciAttributes(d.base, func(busID string) attribute.Map {
 			return attribute.PCI(k.inventory.Sysfs(), busID)
 		})
-		refreshed.RequeueAfter = soonest(refreshed.RequeueAfter, d.debounceCarrier(old, time.Now()))
+		refreshed.RequeueAfter = requeue.Soonest(refreshed.RequeueAfter, d.debounceCarrier(old, time.Now()))
 		repaired, err := k.node.Manage(d.nicConfig())
 		if err != nil {
 			problems = append(problems, problem{d.nic.Name, d.name, withRemedy(err)})
@@ -183,14 +186,6 @@ func sumGrants(shares []record.Share) map[string]uint64 {
 	return sum
 }
 
-// soonest returns the shorter of two durations, where 0 means never.
-func soonest(a, b time.Duration) time.Duration {
-	if a == 0 || b > 0 && b < a {
-		return b
-	}
-	return a
-}
-
 // rememberSpeeds sets the speed of links that are down to the last known one,
 // because the kernel reports none for them.
 func (k *Kind) rememberSpeeds(nics []netdev.NIC) {
@@ -211,7 +206,7 @@ func (k *Kind) rememberSpeeds(nics []netdev.NIC) {
 // plugin may have managed them. It omits NICs that are planned or have grants: existing shares keep
 // their limits, even if the NIC was removed from the configuration or cannot be shared at present.
 func (k *Kind) unwanted(nics []netdev.NIC, planned []*device, grants map[string]uint64) map[int]string {
-	unwanted := k.managed()
+	unwanted := k.sharedInterfaces()
 	for _, n := range nics {
 		d := k.devices[deviceName(n)]
 		if k.devices == nil || d != nil && d.absent {
@@ -232,8 +227,8 @@ func (k *Kind) unwanted(nics []netdev.NIC, planned []*device, grants map[string]
 // isShared reports whether the device is on the node and in the configuration.
 func (d *device) isShared() bool { return !d.absent && d.network != nil }
 
-// managed returns the names of the NICs that this plugin manages, by index.
-func (k *Kind) managed() map[int]string {
+// sharedInterfaces returns the names of the NICs that this plugin manages, by index.
+func (k *Kind) sharedInterfaces() map[int]string {
 	managed := map[int]string{}
 	for _, d := range k.devices {
 		if d.isShared() {
@@ -257,7 +252,7 @@ func (k *Kind) unmanage(nics map[int]string) (problems []problem) {
 func (k *Kind) Cleanup(context.Context) (failed error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	for _, p := range k.unmanage(k.managed()) {
+	for _, p := range k.unmanage(k.sharedInterfaces()) {
 		failed = errors.Join(failed, fmt.Errorf("NIC %s: %w", p.nic, p.err))
 	}
 	k.devices = nil
@@ -386,8 +381,8 @@ func (k *Kind) sorted() []*device {
 	return devices
 }
 
-// present returns the devices that are on the node and in the configuration.
-func (k *Kind) present() (devices []*device) {
+// sharedDevices returns the devices that are on the node and in the configuration.
+func (k *Kind) sharedDevices() (devices []*device) {
 	for _, d := range k.sorted() {
 		if d.isShared() {
 			devices = append(devices, d)

@@ -56,7 +56,7 @@ func (k *Kind) orphanedClasses(
 	shares []record.Share,
 	attachments []netdev.Attachment,
 ) (orphans []driver.Orphan, failed error) {
-	for _, d := range k.present() {
+	for _, d := range k.sharedDevices() {
 		classes, err := k.node.Classes(d.nic.Index)
 		if err != nil {
 			failed = errors.Join(failed, err)

@@ -70,11 +70,12 @@ func (k *Kind) Ready() error {
 	if k.devices == nil {
 		return errors.New("the plugin has not discovered the NICs yet")
 	}
-	return survey{k.usable(), k.problems}.ready()
+	return survey{k.sharedDevicesLocked(), k.problems}.ready()
 }
 
-// usable returns the devices that are shared. The caller holds k.mu.
-func (k *Kind) usable() (devices []*device) {
+// sharedDevicesLocked returns the devices that are on the node and in the configuration. The caller
+// holds k.mu.
+func (k *Kind) sharedDevicesLocked() (devices []*device) {
 	for _, d := range k.devices {
 		if d.isShared() {
 			devices = append(devices, d)
@@ -126,7 +127,7 @@ func (k *Kind) CheckTakeover(_ context.Context, published []resourceapi.Device) 
 func (k *Kind) RecheckTakeover(published []resourceapi.Device) error {
 	k.mu.RLock()
 	defer k.mu.RUnlock()
-	return k.takeoverError(survey{k.usable(), k.problems}, published)
+	return k.takeoverError(survey{k.sharedDevicesLocked(), k.problems}, published)
 }
 
 // takeoverError returns the reason why this plugin cannot serve the published NICs, or nil. A NIC

@@ -55,7 +55,7 @@ type leaseTask struct {
 	running bool
 	// applied reports that the link has had the recorded address since this plugin started.
 	applied bool
-	// attempts is the number of failed attempts to lease an address since the link has none.
+	// attempts is the number of failed attempts to lease an address since the link lost its last one.
 	attempts int
 }
 

@@ -279,7 +279,7 @@ func (k *Kind) enforced(
 	if d.missed != "" {
 		return bandwidthCondition(false, params.ReasonFramesMissed, fmt.Sprintf("NIC %s: %s", d.name, d.missed))
 	}
-	message := limits(d, link, k.node.Recognizes(d.nic.Index))
+	message := limits(d, link, k.node.ForwardedBy(d.nic.Index))
 	if !k.node.ClassifierKey().HasCookie() {
 		return bandwidthCondition(false, params.ReasonMAC, message+"; "+missingCookie(k.node.Trials()))
 	}

@@ -84,7 +84,7 @@ func TestForwardedByNode_hasGuaranteeAndBorrows(t *testing.T) {
 	config := enforced()
 	config.Forwarded = forwarded
 	e, ordinary := newUplinkEnv(t, config)
-	if got := e.node.Recognizes(e.nic.Index); got != classify.ForwardedByRoute {
+	if got := e.node.ForwardedBy(e.nic.Index); got != classify.ForwardedByRoute {
 		t.Errorf("the classifier recognizes forwarded frames by %d, want their route", got)
 	}
 	for _, ip := range []string{wireIP, "fd00:20::fe"} {

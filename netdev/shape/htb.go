@@ -188,7 +188,7 @@ func (h *HTB) root(index int) (*qdisc, error) {
 }
 
 // get returns the payload of the kernel's answer to a request for one qdisc or
-// class, or nil if the device has none such. A dump would contain those of all
+// class, or nil if the device does not have it. A dump would contain those of all
 // shares.
 //
 // The kernel sends the answer as a notification (NLM_F_ECHO), which other
@@ -307,25 +307,25 @@ func (h *HTB) RemoveIFB(nic string) error {
 // SetClass creates the class of a share on the NIC and its IFB device, or
 // changes the rates of the existing class. It keeps the frames in the queues.
 func (h *HTB) SetClass(index, ifb int, t Trees, l NICRates, minor uint16, r Rates) error {
-	c := l.share(t, minor, r)
-	return h.setClass(func() []*nl.NetlinkRequest {
+	return h.setClass(l.share(t, minor, r), func(c class) []*nl.NetlinkRequest {
 		return append(h.sendRequests(index, c), classRequests(ifb, c, h.Queue())...)
-	}, &c)
+	})
 }
 
 // SetHairpinClass creates the class of a share on the outer link of a hairpin, or changes
 // the rates of the existing class.
 func (h *HTB) SetHairpinClass(p Hairpin, l NICRates, minor uint16, r Rates) error {
-	c := l.share(OneTree, minor, r)
-	return h.setClass(func() []*nl.NetlinkRequest { return h.sendRequests(p.Outer, c) }, &c)
+	return h.setClass(l.share(OneTree, minor, r), func(c class) []*nl.NetlinkRequest {
+		return h.sendRequests(p.Outer, c)
+	})
 }
 
 // setClass sends the requests for c.
-func (h *HTB) setClass(requests func() []*nl.NetlinkRequest, c *class) error {
-	err := h.do("set class", requests())
+func (h *HTB) setClass(c class, requests func(class) []*nl.NetlinkRequest) error {
+	err := h.do("set class", requests(c))
 	if errors.Is(err, unix.EEXIST) {
 		c.exists = true // at least one of the queues did; the kernel has created the other
-		err = h.do("change class", requests())
+		err = h.do("change class", requests(c))
 	}
 	switch {
 	case err == nil:

@@ -144,7 +144,7 @@ func queuedJob(ns, name string, pods int32, template corev1.PodTemplateSpec) *ba
 	}
 }
 
-// sharePods returns a template of pods that reference the template "share".
+// sharePods returns a pod template whose pods reference the template "share".
 func sharePods(annotations map[string]string) corev1.PodTemplateSpec {
 	return corev1.PodTemplateSpec{
 		ObjectMeta: metav1.ObjectMeta{Annotations: annotations},

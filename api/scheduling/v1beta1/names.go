@@ -42,8 +42,9 @@ const (
 	// ReservedGate (scheduling gate of pods) keeps a pod pending. The controller removes it when
 	// the pod's entry is in status.reservedFor of its claim.
 	ReservedGate = GroupName + "/reserved"
-	// GatesAnnotation (annotation of PodGroups) controls scheduling gates. With the value GatesDisabled, admission
-	// adds no ReservedGate to the PodGroup's pods, and the controller removes it from pods that have it. Gang
+	// GatesAnnotation (annotation of PodGroups, and of pod templates with JobClaimsAnnotation or
+	// ReplicaClaimsAnnotation) controls scheduling gates. With the value GatesDisabled, admission adds no
+	// ReservedGate to the pods, and the controller removes it from pods of a PodGroup that have it. Gang
 	// schedulers need this: they wait until all pods can be scheduled.
 	GatesAnnotation = GroupName + "/gates"
 	// GatesDisabled is the only value of GatesAnnotation that has an effect.

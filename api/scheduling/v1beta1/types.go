@@ -147,7 +147,7 @@ type PodGroupResourceClaimStatus struct {
 	Name string `json:"name"`
 
 	// resourceClaimName is the name of the ResourceClaim in the namespace of the
-	// PodGroup. For an entry with several shards, it is the first of them.
+	// PodGroup. For an entry with several shards, it is the primary one.
 	// +optional
 	ResourceClaimName *string `json:"resourceClaimName,omitempty"`
 }

@@ -376,7 +376,8 @@ func (a *Allocator) free(i item) (n int) {
 }
 
 // Release makes the addresses of an attachment free. The record of the attachment must
-// not exist anymore. Addresses that another attachment has since are not affected.
+// no longer exist. Addresses that were assigned to another attachment in the meantime are not
+// affected.
 func (a *Allocator) Release(owner Owner, addresses ...Address) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

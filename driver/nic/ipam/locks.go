@@ -111,7 +111,7 @@ func (a *Allocator) lockAllocationUnderBlockLock(
 // has assigned addresses since this one did, and no block was deleted. The caller must have the
 // allocation lock.
 func (a *Allocator) knowsBlocks() bool {
-	a.forgetDeleted()
+	a.invalidateIfDeleted()
 	last, err := os.ReadFile(a.options.LastPluginFile)
 	return err == nil && string(last) == a.options.Instance && a.used != nil
 }

@@ -113,9 +113,9 @@ func (a *Allocator) blockDeleted(object any) {
 	}
 }
 
-// forgetDeleted drops the Allocator's list of blocks, which must then be read again, if another program
-// has deleted one of them. The caller must hold the allocation lock.
-func (a *Allocator) forgetDeleted() {
+// invalidateIfDeleted makes the Allocator read the blocks and records again if another program has
+// deleted one of its blocks. The caller must hold the allocation lock.
+func (a *Allocator) invalidateIfDeleted() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	isDeleted := func(b *block) bool { return a.deleted[b.object.UID] }

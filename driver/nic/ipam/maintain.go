@@ -42,7 +42,7 @@ func (a *Allocator) Start(ctx context.Context, used func() (Used, error)) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			a.forgetUsed(ctx)
+			a.requestReread(ctx)
 		case <-a.maintain:
 		}
 		if err := a.maintainBlocks(ctx, used); err != nil && ctx.Err() == nil {
@@ -58,12 +58,11 @@ func (a *Allocator) Cleanup() error {
 	return files.Remove(a.options.Failpoints, "last address plugin", a.options.LastPluginFile, false)
 }
 
-// forgetUsed drops the Allocator's list of used addresses, so that it reads the records before it
-// assigns the next address: another plugin of this node may have detached pods. The plugin also
-// reads the blocks before it maintains them if the node has lost addresses, because another node
-// may have returned them, or if the plugin withholds addresses, because the unreadable records may
-// be gone.
-func (a *Allocator) forgetUsed(ctx context.Context) {
+// requestReread makes the Allocator read the records before it assigns the next address: another plugin
+// of this node may have detached pods. The plugin also reads the blocks before it maintains them if the
+// node has lost addresses, because another node may have returned them, or if the plugin withholds
+// addresses, because the unreadable records may no longer exist.
+func (a *Allocator) requestReread(ctx context.Context) {
 	unlock, err := a.allocation.lock(ctx)
 	if err != nil {
 		return // another plugin has the lock, or ctx has ended: the next tick does it

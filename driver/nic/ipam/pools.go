@@ -198,7 +198,8 @@ func (p *pools) named(ctx context.Context, names []string, namespace string) (fo
 	return found, nil
 }
 
-// items returns the items of a request.
+// items resolves a request to one item for each pool and each reserved address. It fails if the pod
+// cannot use a pool.
 func (p *pools) items(ctx context.Context, r Request) (items []item, err error) {
 	named, err := p.named(ctx, r.Pools, r.PodNamespace)
 	if err != nil {

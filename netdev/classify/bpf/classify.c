@@ -214,7 +214,7 @@ static __always_inline int is_forwarded(struct __sk_buff *skb, int reads_routes,
 
 // Reports whether a frame is ARP or IPv6 neighbor discovery (ICMPv6, next header
 // 58, types 133 to 137).
-static __always_inline int is_neighbor_discovery(struct __sk_buff *skb, const struct ethhdr *eth)
+static __always_inline int is_arp_or_nd(struct __sk_buff *skb, const struct ethhdr *eth)
 {
 	__u8 next, type;
 
@@ -331,7 +331,7 @@ static __always_inline int classify_sent(struct __sk_buff *skb, int has_cookie, 
 		// socket with which the kernel replies may have gone to another namespace.
 		if (link && is_switched && has_passed_hairpin(skb)) {
 			skb->mark = 0;
-			skb->priority = !has_socket && is_neighbor_discovery(skb, &eth) && !has_high_rate(link)
+			skb->priority = !has_socket && is_arp_or_nd(skb, &eth) && !has_high_rate(link)
 						? nic->major | CLASS_CONTROL
 						: link->class;
 			return TC_ACT_UNSPEC;
@@ -351,7 +351,7 @@ static __always_inline int classify_sent(struct __sk_buff *skb, int has_cookie, 
 			class = nic->major | CLASS_HOST;
 		else
 			class = class_of_sender(parent, 0, frame.source);
-	} else if (is_neighbor_discovery(skb, &eth)) {
+	} else if (is_arp_or_nd(skb, &eth)) {
 		class = nic->major | CLASS_CONTROL;
 	} else if (nic->trust_mac) {
 		class = class_of_sender(parent, 0, frame.source);
@@ -430,9 +430,9 @@ static __always_inline __u64 cookie_of_socket(struct __sk_buff *skb)
 	return BPF_CORE_READ(common, skc_net.net, net_cookie);
 }
 
-// Each program is there twice: the kernel loads the one without checks where it refuses
-// the other, as Linux 6.1 does without CAP_PERFMON. The trials at the start of the plugin
-// use it because the kernel verifies it fast.
+// Each egress program exists twice: the loader uses the one without checks if the kernel refuses the
+// other, as Linux 6.1 does without CAP_PERFMON. The trials at the start of the plugin also use it, because
+// the kernel verifies it faster.
 
 // Identifies the sender by the cookie, which a helper returns.
 SEC("tc")
@@ -527,7 +527,7 @@ static __always_inline int classify_received(struct __sk_buff *skb, struct nic *
 			return 0;
 		}
 		skb->priority = nic->major | multicast_class(frame.source);
-		if (is_neighbor_discovery(skb, &eth)) {
+		if (is_arp_or_nd(skb, &eth)) {
 			if (checks && !frame.returned)
 				note_conflict(skb, &frame);
 			if (count_other(skb, &frame, 0) == RATE_LOW)
@@ -553,7 +553,7 @@ static __always_inline int classify_received(struct __sk_buff *skb, struct nic *
 	}
 	skb->priority = frame.class ? frame.class : nic->major | CLASS_UNIDENTIFIED;
 	// The answer that a share waits for must not wait behind a flood in the queue of the share.
-	if (frame.class && !frame.returned && is_neighbor_discovery(skb, &eth) &&
+	if (frame.class && !frame.returned && is_arp_or_nd(skb, &eth) &&
 	    count_other(skb, &frame, 0) == RATE_LOW)
 		skb->priority = nic->major | CLASS_CONTROL;
 	return 1;

@@ -34,7 +34,7 @@ struct policy {
 	__u8 autoconf;   // whether links receive router advertisements
 	__u8 subnets;    // whether a link without addresses may use those of dra_shared_subnets only
 	__u8 guarded;    // whether received frames get the source address hidden
-	__u8 unused[ETH_ALEN]; // the map of an earlier plugin has the same values
+	__u8 unused[ETH_ALEN]; // keeps the size of the value: plugins of other releases open the same pinned map
 	__u8 vrrp;       // whether links may send VRRP
 	__u8 reaches_node; // whether links with LINK_BRIDGE and the node reach each other
 	__u8 traces_arp; // whether dra_shared_arp has the senders of ARP
@@ -90,7 +90,7 @@ struct tenant {
 	__u64 parent;
 };
 
-// How many frames had a reason: the first half was passed, the second dropped.
+// Numbers of frames by reason: those that passed at [reason], dropped ones at [REASONS + reason].
 struct refusals {
 	__u64 frames[2 * REASONS];
 	__u64 last; // index of the last change
@@ -454,7 +454,7 @@ static __always_inline int may_use4(const struct frame *frame, __u32 address)
 }
 
 // Reports whether the second half of an address results from the source MAC address (EUI-64).
-static __always_inline int is_of_mac(const struct frame *frame, __u64 low)
+static __always_inline int is_eui64_of_source(const struct frame *frame, __u64 low)
 {
 	__u64 mac = frame->source;
 
@@ -465,12 +465,12 @@ static __always_inline int is_of_mac(const struct frame *frame, __u64 low)
 // where links receive router advertisements, those in the networks of routers (RFC 4862), unless
 // another link has the address. Which networks these are does not matter: no other host has the
 // second half.
-static __always_inline int is_made_of_mac(const struct frame *frame, __u64 high, __u64 low)
+static __always_inline int is_autoconfigured(const struct frame *frame, __u64 high, __u64 low)
 {
 	__u64 address[] = {frame->parent, high, low};
 	__u64 *holder;
 
-	if (!is_of_mac(frame, low))
+	if (!is_eui64_of_source(frame, low))
 		return 0;
 	if (high == 0x80fe)
 		return 1;
@@ -486,7 +486,7 @@ static __always_inline int may_use6(const struct frame *frame, const __u64 *addr
 
 	if (frame->link && (high | low) && frame->link->address6[0] == high && frame->link->address6[1] == low)
 		return 1;
-	return is_made_of_mac(frame, high, low) || may_use(frame, high, low);
+	return is_autoconfigured(frame, high, low) || may_use(frame, high, low);
 }
 
 // An ARP frame for IPv4 on Ethernet (RFC 826).
@@ -517,8 +517,8 @@ static __always_inline __u32 check_arp(struct __sk_buff *skb, const struct frame
 	return !address || may_use4(frame, address) ? 0 : REASON_ARP;
 }
 
-// Reports whether an IP protocol and its ports are those of a DHCP server's message
-// to a client. offset is that of the UDP header.
+// Reports whether the ports of a UDP packet are those of a DHCP server's message to a client. offset is
+// that of the UDP header.
 static __always_inline int is_from_dhcp_server(struct __sk_buff *skb, int offset, __u16 server, __u16 client)
 {
 	__u32 ports;
@@ -860,12 +860,12 @@ static __always_inline __u32 check_content(struct __sk_buff *skb, const struct f
 	return 0;
 }
 
-// Reports whether a frame is ARP or neighbor discovery; see is_neighbor_discovery.
-static __always_inline int is_neighbors(struct __sk_buff *skb, const struct frame *frame)
+// Reports whether a frame is ARP or neighbor discovery; see is_arp_or_nd.
+static __always_inline int frame_is_arp_or_nd(struct __sk_buff *skb, const struct frame *frame)
 {
 	struct ethhdr eth = {.h_proto = frame->protocol};
 
-	return is_neighbor_discovery(skb, &eth);
+	return is_arp_or_nd(skb, &eth);
 }
 
 // Checks ARP with the address of the NIC that has no socket. The kernel of a pod can send it, too, through
@@ -918,7 +918,7 @@ static __always_inline __u32 check_other(struct __sk_buff *skb, struct frame *fr
 			bpf_map_update_elem(&dra_shared_learned, key, &tenant, BPF_ANY);
 	}
 	reason = check_content(skb, frame);
-	if (reason || !is_neighbors(skb, frame))
+	if (reason || !frame_is_arp_or_nd(skb, frame))
 		return reason;
 	rate = count_other(skb, frame, 1);
 	if (rate == RATE_EXCESSIVE)
@@ -956,7 +956,7 @@ static __always_inline __u32 check_sent(struct __sk_buff *skb, struct frame *fra
 		return REASON_MAC;
 	}
 	reason = check_content(skb, frame);
-	if (!reason && is_neighbors(skb, frame))
+	if (!reason && frame_is_arp_or_nd(skb, frame))
 		rate = count_neighbor(link, frame->destination);
 	if (rate == RATE_EXCESSIVE)
 		reason = REASON_RATE;

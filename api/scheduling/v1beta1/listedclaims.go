@@ -20,8 +20,8 @@ import (
 	"github.com/dra-shared/dra-driver-shared/api/internal/strict"
 )
 
-// MaxJobClaims is the largest number of entries of JobClaimsAnnotation and ReplicaClaimsAnnotation.
-const MaxJobClaims = 16
+// MaxListedClaims is the largest number of entries of JobClaimsAnnotation and ReplicaClaimsAnnotation.
+const MaxListedClaims = 16
 
 // JobClaimDeletionPolicy selects when the claims of a Job are deleted.
 type JobClaimDeletionPolicy string
@@ -33,9 +33,9 @@ const (
 	DeleteOnDeletion JobClaimDeletionPolicy = "OnDeletion"
 )
 
-// JobClaim is an entry of JobClaimsAnnotation or ReplicaClaimsAnnotation. The controller generates one claim per entry
+// ListedClaim is an entry of JobClaimsAnnotation or ReplicaClaimsAnnotation. The controller generates one claim per entry
 // and Job or replica.
-type JobClaim struct {
+type ListedClaim struct {
 	// name is the name of the entry in spec.resourceClaims of the pods, a DNS label. The claim is called
 	// `<job>-<name>-<hash>` or `<set>-<ordinal>-<name>-<hash>`.
 	Name string `json:"name"`
@@ -63,18 +63,18 @@ type JobClaim struct {
 }
 
 // Template returns the ResourceClaimTemplate of an entry with a spec, and nil for an entry that names a template.
-func (c *JobClaim) Template() *resourceapi.ResourceClaimTemplate {
+func (c *ListedClaim) Template() *resourceapi.ResourceClaimTemplate {
 	if c.Spec == nil {
 		return nil
 	}
 	return &resourceapi.ResourceClaimTemplate{Spec: resourceapi.ResourceClaimTemplateSpec{Spec: *c.Spec.DeepCopy()}}
 }
 
-// jobClaimFields are the fields of a JobClaim.
-var jobClaimFields = []string{"name", "resourceClaimTemplateName", "spec", "containers", "deletionPolicy"}
+// listedClaimFields are the fields of a ListedClaim.
+var listedClaimFields = []string{"name", "resourceClaimTemplateName", "spec", "containers", "deletionPolicy"}
 
 // ParseReplicaClaims decodes and validates the value of ReplicaClaimsAnnotation, as ParseJobClaims does.
-func ParseReplicaClaims(value string, path *field.Path) ([]JobClaim, field.ErrorList) {
+func ParseReplicaClaims(value string, path *field.Path) ([]ListedClaim, field.ErrorList) {
 	claims, errs := parseClaims(value, path)
 	for i := range claims {
 		if claims[i].DeletionPolicy != "" {
@@ -87,7 +87,7 @@ func ParseReplicaClaims(value string, path *field.Path) ([]JobClaim, field.Error
 
 // ParseJobClaims decodes and validates the value of JobClaimsAnnotation, and sets default deletion policies. Errors
 // name the entry, its field, the value, and what is expected; path is the path of the annotation.
-func ParseJobClaims(value string, path *field.Path) ([]JobClaim, field.ErrorList) {
+func ParseJobClaims(value string, path *field.Path) ([]ListedClaim, field.ErrorList) {
 	claims, errs := parseClaims(value, path)
 	for i := range claims {
 		if claims[i].DeletionPolicy == "" {
@@ -98,7 +98,7 @@ func ParseJobClaims(value string, path *field.Path) ([]JobClaim, field.ErrorList
 }
 
 // parseClaims decodes and validates a list of claims.
-func parseClaims(value string, path *field.Path) ([]JobClaim, field.ErrorList) {
+func parseClaims(value string, path *field.Path) ([]ListedClaim, field.ErrorList) {
 	raw, err := yaml.YAMLToJSONStrict([]byte(value))
 	if err != nil {
 		return nil, field.ErrorList{field.Invalid(path, value, "must be a YAML list: "+err.Error())}
@@ -111,22 +111,22 @@ func parseClaims(value string, path *field.Path) ([]JobClaim, field.ErrorList) {
 	switch {
 	case len(entries) == 0:
 		return nil, field.ErrorList{field.Required(path, "must have at least one entry: add one, or omit the annotation")}
-	case len(entries) > MaxJobClaims:
-		return nil, field.ErrorList{field.TooMany(path, len(entries), MaxJobClaims)}
+	case len(entries) > MaxListedClaims:
+		return nil, field.ErrorList{field.TooMany(path, len(entries), MaxListedClaims)}
 	}
 	var errs field.ErrorList
-	claims := make([]JobClaim, len(entries))
+	claims := make([]ListedClaim, len(entries))
 	for i, entry := range entries {
 		problems, err := kjson.UnmarshalStrict(entry, &claims[i])
 		if err == nil && len(problems) > 0 {
 			err = runtime.NewStrictDecodingError(problems)
 		}
 		if err != nil {
-			errs = append(errs, field.Invalid(path.Index(i), string(entry), strict.Explain(err, jobClaimFields...).Error()))
+			errs = append(errs, field.Invalid(path.Index(i), string(entry), strict.Explain(err, listedClaimFields...).Error()))
 			continue
 		}
 		errs = append(errs, claims[i].validate(path.Index(i))...)
-		if j := slices.IndexFunc(claims[:i], func(c JobClaim) bool { return c.Name == claims[i].Name }); j >= 0 {
+		if j := slices.IndexFunc(claims[:i], func(c ListedClaim) bool { return c.Name == claims[i].Name }); j >= 0 {
 			errs = append(errs, field.Duplicate(path.Index(i).Child("name"), claims[i].Name))
 		}
 	}
@@ -137,7 +137,7 @@ func parseClaims(value string, path *field.Path) ([]JobClaim, field.ErrorList) {
 }
 
 // validate returns the errors of one entry that do not depend on others.
-func (c *JobClaim) validate(path *field.Path) (errs field.ErrorList) {
+func (c *ListedClaim) validate(path *field.Path) (errs field.ErrorList) {
 	for _, problem := range validation.IsDNS1123Label(c.Name) {
 		errs = append(errs, field.Invalid(path.Child("name"), c.Name, problem))
 	}
@@ -175,7 +175,7 @@ func (c *JobClaim) validate(path *field.Path) (errs field.ErrorList) {
 
 // validateAccess returns an error for each request with adminAccess, which Kubernetes permits only in namespaces for
 // administrators, and for each request of no group, with which a user's claim would use a fabric without counting.
-func (c *JobClaim) validateAccess(path *field.Path) (errs field.ErrorList) {
+func (c *ListedClaim) validateAccess(path *field.Path) (errs field.ErrorList) {
 	if c.Spec == nil {
 		return nil
 	}

@@ -24,14 +24,14 @@ const renewDeadline = 10 * time.Second
 
 // newLeader returns the lock of leader election. Its identity contains the address at which
 // the leading replica serves webhooks.
-func newLeader(config *rest.Config, o Options, r replicas) (*admission.Leader, error) {
+func newLeader(config *rest.Config, o Options, p peerAuth) (*admission.LeadingReplica, error) {
 	host, err := os.Hostname()
 	if err != nil {
 		return nil, fmt.Errorf("leader election: %w", err)
 	}
 	identity := host + "_" + string(uuid.NewUUID())
 	if o.Webhook.Port != 0 && o.Webhook.PodIP != "" {
-		identity = admission.LeaderIdentity(identity, net.JoinHostPort(o.Webhook.PodIP, strconv.Itoa(o.Webhook.Port)))
+		identity = admission.ReplicaIdentity(identity, net.JoinHostPort(o.Webhook.PodIP, strconv.Itoa(o.Webhook.Port)))
 	}
 	lock, err := resourcelock.NewFromKubeconfig(resourcelock.LeasesResourceLock, o.Namespace, o.DriverName,
 		resourcelock.ResourceLockConfig{Identity: identity},
@@ -39,5 +39,5 @@ func newLeader(config *rest.Config, o Options, r replicas) (*admission.Leader, e
 	if err != nil {
 		return nil, fmt.Errorf("leader election: %w", err)
 	}
-	return &admission.Leader{Interface: lock, HTTP: r.client(), Clock: clock.RealClock{}}, nil
+	return &admission.LeadingReplica{Interface: lock, HTTP: p.client(), Clock: clock.RealClock{}}, nil
 }

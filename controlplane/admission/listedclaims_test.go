@@ -74,7 +74,7 @@ func ownedBy(job, apiVersion, kind, uid string) string {
 
 // newJobs returns a webhook for an API server that has a JobSet with the inline annotation. User admin may create
 // ResourceClaims there, and user jobset-controller objects of the JobSet.
-func newJobs(t *testing.T) *Jobs {
+func newJobs(t *testing.T) *ListedClaims {
 	t.Helper()
 	scheme := runtime.NewScheme()
 	if err := clientscheme.AddToScheme(scheme); err != nil {
@@ -95,7 +95,7 @@ func newJobs(t *testing.T) *Jobs {
 			return nil
 		},
 	}).Build()
-	return &Jobs{Client: c, APIReader: c, Driver: driver}
+	return &ListedClaims{Client: c, APIReader: c, Driver: driver}
 }
 
 // jobRequest returns the request of a user to create or, if old is not empty, update an object.

@@ -18,9 +18,9 @@ import (
 	"github.com/dra-shared/dra-driver-shared/controlplane/certs"
 )
 
-// replicas authenticates the replicas of the controller to each other. Client and server present the
+// peerAuth authenticates the replicas of the controller to each other. Client and server present the
 // certificate of their webhook server, for whose name only replicas have a key.
-type replicas struct {
+type peerAuth struct {
 	// name is the DNS name in the certificates.
 	name string
 	// certificate returns the certificate of this replica.
@@ -29,12 +29,12 @@ type replicas struct {
 	trusted func() (*x509.CertPool, error)
 }
 
-// newReplicas returns the replicas with certificates of the rotator or, if it is nil, with certificates
+// newPeerAuth uses certificates of the rotator or, if it is nil, with certificates
 // that another component, such as cert-manager, issues for all of them.
-func newReplicas(o Options, rotator *certs.Rotator) replicas {
+func newPeerAuth(o Options, rotator *certs.Rotator) peerAuth {
 	if rotator != nil {
 		certificate := func() (*tls.Certificate, error) { return rotator.GetCertificate(nil) }
-		return replicas{o.webhookName(), certificate, rotator.Trusted}
+		return peerAuth{o.webhookName(), certificate, rotator.Trusted}
 	}
 	directory := o.Webhook.Directory
 	certificate := func() (*tls.Certificate, error) {
@@ -42,18 +42,18 @@ func newReplicas(o Options, rotator *certs.Rotator) replicas {
 			filepath.Join(directory, corev1.TLSCertKey), filepath.Join(directory, corev1.TLSPrivateKeyKey))
 		return &pair, err
 	}
-	return replicas{o.webhookName(), certificate, func() (*x509.CertPool, error) { return trustedCertificates(directory) }}
+	return peerAuth{o.webhookName(), certificate, func() (*x509.CertPool, error) { return trustedCertificates(directory) }}
 }
 
 // client returns the client with which replicas call each other's webhook servers.
-func (r replicas) client() *http.Client {
+func (p peerAuth) client() *http.Client {
 	return &http.Client{Transport: &http.Transport{
 		TLSClientConfig: &tls.Config{
 			MinVersion:         tls.VersionTLS12,
 			InsecureSkipVerify: true, //nolint:gosec // VerifyConnection verifies: the authorities change while this runs
-			VerifyConnection:   r.verify,
+			VerifyConnection:   p.verify,
 			GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-				return r.certificate()
+				return p.certificate()
 			},
 		},
 		ForceAttemptHTTP2: true,
@@ -65,13 +65,13 @@ func (r replicas) client() *http.Client {
 func requestCertificates(c *tls.Config) { c.ClientAuth = tls.RequestClientCert }
 
 // requireReplica returns a handler that answers other replicas, and refuses clients without their certificate.
-func (r replicas) requireReplica(next http.Handler) http.Handler {
+func (p peerAuth) requireReplica(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
 		if request.TLS == nil {
 			http.Error(w, "this path needs TLS", http.StatusUnauthorized)
 			return
 		}
-		if err := r.verify(*request.TLS); err != nil {
+		if err := p.verify(*request.TLS); err != nil {
 			klog.FromContext(request.Context()).V(2).Info("Refused a client without the certificate of a replica",
 				"path", request.URL.Path, "address", request.RemoteAddr, "err", err)
 			http.Error(w, "only replicas of the controller may ask: "+err.Error(), http.StatusUnauthorized)
@@ -82,11 +82,11 @@ func (r replicas) requireReplica(next http.Handler) http.Handler {
 }
 
 // verify verifies that the other end of a connection has the certificate of a replica.
-func (r replicas) verify(state tls.ConnectionState) error {
+func (p peerAuth) verify(state tls.ConnectionState) error {
 	if len(state.PeerCertificates) == 0 {
 		return errors.New("no certificate was presented")
 	}
-	roots, err := r.trusted()
+	roots, err := p.trusted()
 	if err != nil {
 		return err
 	}
@@ -96,7 +96,7 @@ func (r replicas) verify(state tls.ConnectionState) error {
 	}
 	// The certificates of webhook servers are for servers, which is the default of KeyUsages.
 	_, err = state.PeerCertificates[0].Verify(x509.VerifyOptions{
-		Roots: roots, Intermediates: intermediates, DNSName: r.name,
+		Roots: roots, Intermediates: intermediates, DNSName: p.name,
 	})
 	return err
 }

@@ -5,7 +5,6 @@ package admission
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -16,7 +15,6 @@ import (
 	admissionv1 "k8s.io/api/admission/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
-	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -34,12 +32,12 @@ import (
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 )
 
-// Jobs is the webhook for Jobs, CronJobs, and JobSets whose templates of pods have the annotation
+// ListedClaims is the webhook for Jobs, CronJobs, and JobSets whose pod templates have the annotation
 // job-claims, and for StatefulSets and LeaderWorkerSets with the annotation replica-claims. It
 // denies claims that the controller could not generate, so that the author sees the error, and
 // claims that the author is not permitted to create, because the controller creates them with its
 // own permissions.
-type Jobs struct {
+type ListedClaims struct {
 	// Client creates SubjectAccessReviews, and claims in dry runs.
 	Client client.Client
 	// APIReader reads the owners of Jobs and StatefulSets from the API server.
@@ -47,192 +45,43 @@ type Jobs struct {
 	Driver    string
 }
 
-const (
-	kindCronJob         = "CronJob"
-	kindLeaderWorkerSet = "LeaderWorkerSet"
-)
-
-// ownerKinds are the kinds of the objects that create Jobs or StatefulSets, and whose templates
-// the webhook also checks, by API group. The resource is the lower-case plural of the kind.
-var ownerKinds = map[string]struct{ kind, resource string }{
-	batchv1.GroupName: {kindCronJob, "cronjobs"}, "jobset.x-k8s.io": {"JobSet", "jobsets"},
-	"leaderworkerset.x-k8s.io": {kindLeaderWorkerSet, "leaderworkersets"},
-}
-
-// workloadObject is a Job, a CronJob, a JobSet, a StatefulSet, or a LeaderWorkerSet.
-type workloadObject struct {
-	// annotation lists the claims of the kind.
-	annotation string
-	workloadFields
-}
-
-// workloadFields has the fields of these kinds that the webhook reads.
-type workloadFields struct {
-	Metadata metav1.ObjectMeta `json:"metadata"`
-	Spec     struct {
-		Template       *corev1.PodTemplateSpec  `json:"template"`    // of a Job or a StatefulSet
-		JobTemplate    *batchv1.JobTemplateSpec `json:"jobTemplate"` // of a CronJob
-		ReplicatedJobs []struct {
-			Name     string                  `json:"name"`
-			Template batchv1.JobTemplateSpec `json:"template"`
-		} `json:"replicatedJobs"` // of a JobSet
-		LeaderWorkerTemplate *struct {
-			LeaderTemplate *corev1.PodTemplateSpec `json:"leaderTemplate"` // nil: the same as that of the workers
-			WorkerTemplate corev1.PodTemplateSpec  `json:"workerTemplate"`
-		} `json:"leaderWorkerTemplate"` // of a LeaderWorkerSet
-	} `json:"spec"`
-}
-
-// annotationOf returns the annotation that lists the claims of objects of a kind.
-func annotationOf(kind string) string {
-	if kind == "StatefulSet" || kind == kindLeaderWorkerSet {
-		return scheduling.ReplicaClaimsAnnotation
-	}
-	return scheduling.JobClaimsAnnotation
-}
-
-// parseClaims parses the value of the annotation.
-func parseClaims(annotation, value string, path *field.Path) ([]scheduling.JobClaim, field.ErrorList) {
-	if annotation == scheduling.ReplicaClaimsAnnotation {
-		return scheduling.ParseReplicaClaims(value, path)
-	}
-	return scheduling.ParseJobClaims(value, path)
-}
-
-// sameClaims reports whether two values of the annotation list the same claims, regardless of their
-// format.
-func sameClaims(annotation, a, b string) bool {
-	if a == b {
-		return true
-	}
-	first, errs := parseClaims(annotation, a, nil)
-	second, more := parseClaims(annotation, b, nil)
-	return len(errs) == 0 && len(more) == 0 && equality.Semantic.DeepEqual(first, second)
-}
-
-// templateAt is a template of pods with its path.
-type templateAt struct {
-	*corev1.PodTemplateSpec
-	path *field.Path
-}
-
-// templates returns the templates of pods that have the annotation.
-func (j *workloadObject) templates() (templates []templateAt) {
-	add := func(template *corev1.PodTemplateSpec, path *field.Path) {
-		if _, ok := template.Annotations[j.annotation]; ok {
-			templates = append(templates, templateAt{template, path})
-		}
-	}
-	spec := field.NewPath("spec")
-	if j.Spec.Template != nil {
-		add(j.Spec.Template, spec.Child("template"))
-	}
-	if j.Spec.JobTemplate != nil {
-		add(&j.Spec.JobTemplate.Spec.Template, spec.Child("jobTemplate", "spec", "template"))
-	}
-	for i := range j.Spec.ReplicatedJobs {
-		add(&j.Spec.ReplicatedJobs[i].Template.Spec.Template,
-			spec.Child("replicatedJobs").Index(i).Child("template", "spec", "template"))
-	}
-	if t := j.Spec.LeaderWorkerTemplate; t != nil {
-		add(&t.WorkerTemplate, spec.Child("leaderWorkerTemplate", "workerTemplate"))
-		if t.LeaderTemplate != nil {
-			add(t.LeaderTemplate, spec.Child("leaderWorkerTemplate", "leaderTemplate"))
-		}
-	}
-	return templates
-}
-
 // checkLeader denies a LeaderWorkerSet whose leader and workers have different annotations: the
 // claims are those of the StatefulSet of leaders.
-func (j *workloadObject) checkLeader() error {
-	t := j.Spec.LeaderWorkerTemplate
-	if t == nil || t.LeaderTemplate == nil || sameClaims(j.annotation,
-		t.LeaderTemplate.Annotations[j.annotation], t.WorkerTemplate.Annotations[j.annotation]) {
+func (w *workloadObject) checkLeader() error {
+	t := w.Spec.LeaderWorkerTemplate
+	if t == nil || t.LeaderTemplate == nil || sameClaims(w.annotation,
+		t.LeaderTemplate.Annotations[w.annotation], t.WorkerTemplate.Annotations[w.annotation]) {
 		return nil
 	}
 	return denied(reasonAnnotationDiffers,
 		"%s: differs from that of leaderTemplate: the leader and the workers of a replica share its claims; "+
 			"use the same annotation in both templates, and list the containers that get a reference in containers",
-		j.annotationPath(field.NewPath("spec", "leaderWorkerTemplate", "workerTemplate")))
+		w.annotationPath(field.NewPath("spec", "leaderWorkerTemplate", "workerTemplate")))
 }
 
 // checkRelease denies an object that lists claims and on which, or on whose templates, the annotation release is new:
 // it has no effect. An object with a controller has the annotations of its owner, which was checked.
-func (j *workloadObject) checkRelease(old *workloadObject) error {
-	if len(j.templates()) == 0 || metav1.GetControllerOfNoCopy(&j.Metadata) != nil {
+func (w *workloadObject) checkRelease(old *workloadObject) error {
+	if len(w.templates()) == 0 || metav1.GetControllerOfNoCopy(&w.Metadata) != nil {
 		return nil
 	}
 	advice := "those of a Job are released when it is suspended, and deleted when it ends: remove the annotation; " +
 		"deletionPolicy: OnDeletion of an element keeps its claim until the Job is deleted"
-	if j.annotation == scheduling.ReplicaClaimsAnnotation {
+	if w.annotation == scheduling.ReplicaClaimsAnnotation {
 		advice = "those of a replica stay until it is scaled away: remove the annotation"
 	}
-	before, after := old.releases(), j.releases()
+	before, after := old.releases(), w.releases()
 	for _, path := range slices.Sorted(maps.Keys(after)) {
 		if before[path] != after[path] {
 			return denied(reasonInvalid, "%s: Forbidden: %q has no effect on the claims that the annotation %s lists: %s; "+
-				"claims of a PodGroup can be released after a time without pods", path, after[path], j.annotation, advice)
+				"claims of a PodGroup can be released after a time without pods", path, after[path], w.annotation, advice)
 		}
 	}
 	return nil
 }
 
-// releases returns the annotations release of the object and of its templates, by their paths.
-func (j *workloadObject) releases() map[string]string {
-	values := map[string]string{}
-	add := func(meta *metav1.ObjectMeta, path *field.Path) {
-		if value, ok := meta.Annotations[scheduling.ReleaseAnnotation]; ok {
-			values[path.Child("metadata", "annotations").Key(scheduling.ReleaseAnnotation).String()] = value
-		}
-	}
-	add(&j.Metadata, nil)
-	for _, t := range j.templates() {
-		add(&t.ObjectMeta, t.path)
-	}
-	spec := field.NewPath("spec")
-	if j.Spec.JobTemplate != nil {
-		add(&j.Spec.JobTemplate.ObjectMeta, spec.Child("jobTemplate"))
-	}
-	for i := range j.Spec.ReplicatedJobs {
-		add(&j.Spec.ReplicatedJobs[i].Template.ObjectMeta, spec.Child("replicatedJobs").Index(i).Child("template"))
-	}
-	return values
-}
-
-// containers returns the containers of the pods that share the claims which the template
-// lists: in a LeaderWorkerSet, those of the leader and of the workers.
-func (j *workloadObject) containers(template *corev1.PodSpec) map[string]*corev1.Container {
-	known := containersByName(template)
-	if t := j.Spec.LeaderWorkerTemplate; t != nil {
-		maps.Copy(known, containersByName(&t.WorkerTemplate.Spec))
-		if t.LeaderTemplate != nil {
-			maps.Copy(known, containersByName(&t.LeaderTemplate.Spec))
-		}
-	}
-	return known
-}
-
-// values returns the annotations of the templates that have one, by their paths.
-func (j *workloadObject) values() map[string]string {
-	values := map[string]string{}
-	for _, t := range j.templates() {
-		values[t.path.String()] = t.Annotations[j.annotation]
-	}
-	return values
-}
-
-// decodeWorkload decodes an object of a kind. It returns an empty object if raw is empty.
-func decodeWorkload(kind string, raw []byte) (*workloadObject, error) {
-	object := &workloadObject{annotation: annotationOf(kind)}
-	if len(raw) == 0 {
-		return object, nil
-	}
-	return object, json.Unmarshal(raw, &object.workloadFields)
-}
-
 // Handle implements admission.Handler.
-func (j *Jobs) Handle(ctx context.Context, req admission.Request) admission.Response {
+func (l *ListedClaims) Handle(ctx context.Context, req admission.Request) admission.Response {
 	object, err := decodeWorkload(req.Kind.Kind, req.Object.Raw)
 	if err != nil {
 		return admission.Errored(http.StatusBadRequest, err)
@@ -241,7 +90,7 @@ func (j *Jobs) Handle(ctx context.Context, req admission.Request) admission.Resp
 	if err != nil {
 		return admission.Errored(http.StatusBadRequest, err)
 	}
-	warnings, err := j.checkObject(ctx, req, old, object)
+	warnings, err := l.checkObject(ctx, req, old, object)
 	if err != nil {
 		return errorResponse(err, warnings)
 	}
@@ -249,10 +98,10 @@ func (j *Jobs) Handle(ctx context.Context, req admission.Request) admission.Resp
 }
 
 // checkObject denies an object with a changed annotation that is invalid, and returns warnings.
-func (j *Jobs) checkObject(
+func (l *ListedClaims) checkObject(
 	ctx context.Context, req admission.Request, old, object *workloadObject,
 ) (warnings []string, err error) {
-	if err := j.checkUpdate(req, old, object); err != nil {
+	if err := l.checkUpdate(req, old, object); err != nil {
 		return nil, err
 	}
 	if err := errors.Join(object.checkLeader(), object.checkRelease(old)); err != nil {
@@ -264,7 +113,7 @@ func (j *Jobs) checkObject(
 		if existed && sameClaims(object.annotation, previous, t.Annotations[object.annotation]) {
 			continue
 		}
-		more, err := j.check(ctx, req, object, t, known)
+		more, err := l.check(ctx, req, object, t, known)
 		warnings = append(warnings, more...)
 		if err != nil {
 			return warnings, err
@@ -275,7 +124,7 @@ func (j *Jobs) checkObject(
 
 // checkUpdate denies changes of the listed claims, except on a CronJob: the claims may exist, and
 // pods may use them. The Jobs that a CronJob creates from now on have the new ones.
-func (j *Jobs) checkUpdate(req admission.Request, old, updated *workloadObject) error {
+func (l *ListedClaims) checkUpdate(req admission.Request, old, updated *workloadObject) error {
 	if req.Operation != admissionv1.Update || req.Kind.Kind == kindCronJob {
 		return nil
 	}
@@ -292,10 +141,6 @@ func (j *Jobs) checkUpdate(req admission.Request, old, updated *workloadObject) 
 	return nil
 }
 
-func (j *workloadObject) annotationPath(template *field.Path) *field.Path {
-	return template.Child("metadata", "annotations").Key(j.annotation)
-}
-
 // confirmed has what the API server has confirmed about an object. The replicated jobs of a JobSet often list the
 // same claims, and a request for each of them would take longer than the timeout of the webhook.
 type confirmed struct {
@@ -305,12 +150,12 @@ type confirmed struct {
 	authorized bool
 }
 
-// check denies a template of pods whose claims cannot be generated, and returns warnings.
-func (j *Jobs) check(
+// check denies a pod template whose claims cannot be generated, and returns warnings.
+func (l *ListedClaims) check(
 	ctx context.Context, req admission.Request, object *workloadObject, t templateAt, known *confirmed,
 ) ([]string, error) {
 	path := object.annotationPath(t.path)
-	inherited, err := j.isInherited(ctx, req, object, t.Annotations[object.annotation])
+	inherited, err := l.isInherited(ctx, req, object, t.Annotations[object.annotation])
 	if err != nil || inherited && req.Kind.Kind == "StatefulSet" {
 		return nil, err // the LeaderWorkerSet was checked, with the containers of all of its templates
 	}
@@ -327,10 +172,10 @@ func (j *Jobs) check(
 		}
 		inline = true
 		specPath := path.Index(i).Child("spec")
-		errs = append(errs, (&Parameters{Driver: j.Driver}).validateClaim(claims[i].Spec.Devices.Config,
+		errs = append(errs, (&Parameters{Driver: l.Driver}).validateClaim(claims[i].Spec.Devices.Config,
 			specPath.Child("devices", "config"))...)
 		if len(errs) == 0 {
-			invalid, err := j.dryRun(ctx, req.Namespace, claims[i].Spec, specPath, known)
+			invalid, err := l.dryRun(ctx, req.Namespace, claims[i].Spec, specPath, known)
 			if err != nil {
 				return nil, err
 			}
@@ -341,7 +186,7 @@ func (j *Jobs) check(
 		return nil, denied(reasonInvalid, "%w", err)
 	}
 	if inline && !inherited && !known.authorized {
-		if err := j.authorize(ctx, req, object, t); err != nil {
+		if err := l.authorize(ctx, req, object, t); err != nil {
 			return nil, err
 		}
 		known.authorized = true
@@ -351,7 +196,7 @@ func (j *Jobs) check(
 
 // unknownContainers returns an error for each container of the entries that the template lacks.
 func unknownContainers(
-	claims []scheduling.JobClaim, known map[string]*corev1.Container, path *field.Path,
+	claims []scheduling.ListedClaim, known map[string]*corev1.Container, path *field.Path,
 ) (errs field.ErrorList) {
 	for i, c := range claims {
 		for k, name := range c.Containers {
@@ -364,19 +209,19 @@ func unknownContainers(
 }
 
 // overridden returns a warning for each entry that a claim of the pods overrides.
-func (j *workloadObject) overridden(claims []scheduling.JobClaim, t templateAt) (warnings []string) {
+func (w *workloadObject) overridden(claims []scheduling.ListedClaim, t templateAt) (warnings []string) {
 	for i, c := range t.Spec.ResourceClaims {
-		if slices.ContainsFunc(claims, func(entry scheduling.JobClaim) bool { return entry.Name == c.Name }) {
+		if slices.ContainsFunc(claims, func(entry scheduling.ListedClaim) bool { return entry.Name == c.Name }) {
 			warnings = append(warnings, fmt.Sprintf("%s %q overrides the claim of that name in the annotation %s: "+
 				"the pods use %s; rename one of them to use both", t.path.Child("spec", "resourceClaims").Index(i), c.Name,
-				j.annotation, describeSource(c.ResourceClaimName, c.ResourceClaimTemplateName)))
+				w.annotation, describeSource(c.ResourceClaimName, c.ResourceClaimTemplateName)))
 		}
 	}
 	return warnings
 }
 
 // dryRun returns the errors that the API server reports for the spec of a claim.
-func (j *Jobs) dryRun(
+func (l *ListedClaims) dryRun(
 	ctx context.Context, namespace string, spec *resourceapi.ResourceClaimSpec, path *field.Path, known *confirmed,
 ) (field.ErrorList, error) {
 	isSame := func(valid *resourceapi.ResourceClaimSpec) bool { return equality.Semantic.DeepEqual(valid, spec) }
@@ -386,7 +231,7 @@ func (j *Jobs) dryRun(
 	claim := &resourceapi.ResourceClaim{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, GenerateName: "dra-shared-dry-run-"}, Spec: *spec.DeepCopy(),
 	}
-	err := j.Client.Create(ctx, claim, client.DryRunAll)
+	err := l.Client.Create(ctx, claim, client.DryRunAll)
 	switch {
 	case apierrors.IsInvalid(err), apierrors.IsBadRequest(err):
 		return field.ErrorList{{Type: field.ErrorTypeForbidden, Field: path.String(), Detail: err.Error()}}, nil
@@ -400,7 +245,7 @@ func (j *Jobs) dryRun(
 }
 
 // mayDo reports whether the user of the request has a right.
-func (j *Jobs) mayDo(
+func (l *ListedClaims) mayDo(
 	ctx context.Context, req admission.Request, right authorizationv1.ResourceAttributes,
 ) (bool, error) {
 	right.Namespace = req.Namespace
@@ -408,7 +253,7 @@ func (j *Jobs) mayDo(
 		User: req.UserInfo.Username, Groups: req.UserInfo.Groups, UID: req.UserInfo.UID, Extra: extra(req.UserInfo),
 		ResourceAttributes: &right,
 	}}
-	if err := j.Client.Create(ctx, review); err != nil {
+	if err := l.Client.Create(ctx, review); err != nil {
 		return false, fmt.Errorf("check the right of user %q to %s %s: %w",
 			req.UserInfo.Username, right.Verb, right.Resource, err)
 	}
@@ -416,8 +261,8 @@ func (j *Jobs) mayDo(
 }
 
 // authorize denies the request unless its user may create ResourceClaims.
-func (j *Jobs) authorize(ctx context.Context, req admission.Request, object *workloadObject, t templateAt) error {
-	allowed, err := j.mayDo(ctx, req, authorizationv1.ResourceAttributes{
+func (l *ListedClaims) authorize(ctx context.Context, req admission.Request, object *workloadObject, t templateAt) error {
+	allowed, err := l.mayDo(ctx, req, authorizationv1.ResourceAttributes{
 		Verb: "create", Group: resourceapi.GroupName, Version: "v1", Resource: "resourceclaims",
 	})
 	if err != nil || allowed {
@@ -442,13 +287,13 @@ func extra(user authenticationv1.UserInfo) map[string]authorizationv1.ExtraValue
 // Then a controller has created the object, such as a Job of a JobSet, and the owner's author
 // had the right to create claims. For the StatefulSet of a LeaderWorkerSet's workers, whose
 // controller is the leader's pod, it checks the controller of that pod.
-func (j *Jobs) isInherited(
+func (l *ListedClaims) isInherited(
 	ctx context.Context, req admission.Request, object *workloadObject, value string,
 ) (bool, error) {
 	namespace, controller := req.Namespace, metav1.GetControllerOfNoCopy(&object.Metadata)
 	ofLeader := controller != nil && controller.Kind == "Pod" && controller.APIVersion == "v1"
 	if ofLeader {
-		leader, err := j.owner(ctx, namespace, controller, object.annotation)
+		leader, err := l.owner(ctx, namespace, controller, object.annotation)
 		if err != nil || leader == nil {
 			return false, err
 		}
@@ -457,7 +302,7 @@ func (j *Jobs) isInherited(
 	if !createsWorkloads(controller) && (!ofLeader || !isStatefulSet(controller)) {
 		return false, nil
 	}
-	owner, err := j.owner(ctx, namespace, controller, object.annotation)
+	owner, err := l.owner(ctx, namespace, controller, object.annotation)
 	if err != nil || owner == nil {
 		return false, err
 	}
@@ -469,18 +314,18 @@ func (j *Jobs) isInherited(
 	if !slices.ContainsFunc(typed.templates(), same) {
 		return false, nil
 	}
-	return j.controls(ctx, req, controller)
+	return l.controls(ctx, req, controller)
 }
 
 // controls reports whether the user may create objects that the owner controls: any user can name an owner.
 // The right is that of Kubernetes' admission plugin OwnerReferencesPermissionEnforcement.
-func (j *Jobs) controls(ctx context.Context, req admission.Request, owner *metav1.OwnerReference) (bool, error) {
+func (l *ListedClaims) controls(ctx context.Context, req admission.Request, owner *metav1.OwnerReference) (bool, error) {
 	group, _, _ := strings.Cut(owner.APIVersion, "/")
 	resource := ownerKinds[group].resource
 	if isStatefulSet(owner) {
 		resource = "statefulsets"
 	}
-	return j.mayDo(ctx, req, authorizationv1.ResourceAttributes{
+	return l.mayDo(ctx, req, authorizationv1.ResourceAttributes{
 		Verb: "update", Group: group, Resource: resource, Subresource: "finalizers", Name: owner.Name,
 	})
 }
@@ -496,12 +341,12 @@ func createsWorkloads(controller *metav1.OwnerReference) bool {
 }
 
 // owner returns the object that a reference to a controller names, or nil if it does not exist.
-func (j *Jobs) owner(
+func (l *ListedClaims) owner(
 	ctx context.Context, namespace string, controller *metav1.OwnerReference, annotation string,
 ) (*unstructured.Unstructured, error) {
 	owner := &unstructured.Unstructured{}
 	owner.SetGroupVersionKind(schema.FromAPIVersionAndKind(controller.APIVersion, controller.Kind))
-	err := j.APIReader.Get(ctx, types.NamespacedName{Namespace: namespace, Name: controller.Name}, owner)
+	err := l.APIReader.Get(ctx, types.NamespacedName{Namespace: namespace, Name: controller.Name}, owner)
 	switch {
 	case apierrors.IsNotFound(err), meta.IsNoMatchError(err), err == nil && owner.GetUID() != controller.UID:
 		return nil, nil

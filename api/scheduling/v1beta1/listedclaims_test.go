@@ -31,7 +31,7 @@ func TestParseJobClaims(t *testing.T) {
 		Name: "disk", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "disk.example.com"},
 	}
 	spec := resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{disk}}}
-	want := []scheduling.JobClaim{
+	want := []scheduling.ListedClaim{
 		{
 			Name: "net", ResourceClaimTemplateName: ptr.To("share"), Containers: []string{"worker"},
 			DeletionPolicy: scheduling.DeleteOnCompletion,

@@ -18,8 +18,8 @@ import (
 	"time"
 )
 
-// replicasWith returns replicas with a self-signed certificate, as cert-manager issues it.
-func replicasWith(t *testing.T, dnsName string) replicas {
+// peerAuthWith returns replicas with a self-signed certificate, as cert-manager issues it.
+func peerAuthWith(t *testing.T, dnsName string) peerAuth {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -46,13 +46,13 @@ func replicasWith(t *testing.T, dnsName string) replicas {
 			t.Fatal(err)
 		}
 	}
-	return newReplicas(Options{Namespace: "system", Webhook: Webhook{Service: "webhook", Directory: directory}}, nil)
+	return newPeerAuth(Options{Namespace: "system", Webhook: Webhook{Service: "webhook", Directory: directory}}, nil)
 }
 
 // Only a client with the certificate of a replica gets answers, and a replica asks only servers with it.
 func TestReplicas_requireReplica_refusesOtherClients(t *testing.T) {
 	const name = "webhook.system.svc"
-	own, others, misnamed := replicasWith(t, name), replicasWith(t, name), replicasWith(t, "other.system.svc")
+	own, others, misnamed := peerAuthWith(t, name), peerAuthWith(t, name), peerAuthWith(t, "other.system.svc")
 	served := 0
 	handler := http.HandlerFunc(func(http.ResponseWriter, *http.Request) { served++ })
 	server := httptest.NewUnstartedServer(own.requireReplica(handler))
@@ -66,8 +66,8 @@ func TestReplicas_requireReplica_refusesOtherClients(t *testing.T) {
 	t.Cleanup(server.Close)
 
 	anonymous := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
-	presents := func(r replicas) *http.Client {
-		return replicas{name, r.certificate, own.trusted}.client()
+	presents := func(p peerAuth) *http.Client {
+		return peerAuth{name, p.certificate, own.trusted}.client()
 	}
 	for _, tc := range []struct {
 		name   string

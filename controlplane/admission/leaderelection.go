@@ -47,13 +47,13 @@ type shardAnswer struct {
 	Shard int `json:"shard"`
 }
 
-// Leader asks the leading replica to assign pods to shards. If each replica counted for
+// LeadingReplica asks the leading replica to assign pods to shards. If each replica counted for
 // itself, a claim could get too many pods, because a replica sees only later which pods
 // another one has admitted.
 //
 // It also implements the lock of leader election, and thereby observes which replica leads.
-type Leader struct {
-	// Interface is the lock. The identity of a replica is from LeaderIdentity.
+type LeadingReplica struct {
+	// Interface is the lock. The identity of a replica is from ReplicaIdentity.
 	resourcelock.Interface
 	HTTP  *http.Client
 	Clock clock.PassiveClock
@@ -63,12 +63,12 @@ type Leader struct {
 	renewed  time.Time // when a renewal was observed
 }
 
-// LeaderIdentity returns an identity for leader election that contains the host:port of
+// ReplicaIdentity returns an identity for leader election that contains the host:port of
 // the replica's webhook server. The name must be unique.
-func LeaderIdentity(name, address string) string { return name + "_" + address }
+func ReplicaIdentity(name, address string) string { return name + "_" + address }
 
 // Get implements resourcelock.Interface.
-func (l *Leader) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
+func (l *LeadingReplica) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
 	record, raw, err := l.Interface.Get(ctx)
 	if err == nil {
 		l.observe(*record)
@@ -77,7 +77,7 @@ func (l *Leader) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, [
 }
 
 // Create implements resourcelock.Interface.
-func (l *Leader) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
+func (l *LeadingReplica) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
 	err := l.Interface.Create(ctx, record)
 	if err == nil {
 		l.observe(record)
@@ -86,7 +86,7 @@ func (l *Leader) Create(ctx context.Context, record resourcelock.LeaderElectionR
 }
 
 // Update implements resourcelock.Interface.
-func (l *Leader) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
+func (l *LeadingReplica) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
 	err := l.Interface.Update(ctx, record)
 	if err == nil {
 		l.observe(record)
@@ -94,7 +94,7 @@ func (l *Leader) Update(ctx context.Context, record resourcelock.LeaderElectionR
 	return err
 }
 
-func (l *Leader) observe(record resourcelock.LeaderElectionRecord) {
+func (l *LeadingReplica) observe(record resourcelock.LeaderElectionRecord) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.observed != record {
@@ -104,7 +104,7 @@ func (l *Leader) observe(record resourcelock.LeaderElectionRecord) {
 
 // address returns the host:port of the leading replica, or "" if this replica leads or the leading
 // one cannot be asked. It also returns when that replica was last known to lead.
-func (l *Leader) address() (address string, renewed time.Time) {
+func (l *LeadingReplica) address() (address string, renewed time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	holder := l.observed.HolderIdentity
@@ -120,7 +120,7 @@ func (l *Leader) address() (address string, renewed time.Time) {
 var errSelf = errors.New("this replica assigns the pod itself")
 
 // ask returns the leading replica's answer, or errSelf.
-func (l *Leader) ask(ctx context.Context, q shardQuestion) (int, error) {
+func (l *LeadingReplica) ask(ctx context.Context, q shardQuestion) (int, error) {
 	address, renewed := l.address()
 	if address == "" {
 		return 0, errSelf
@@ -138,7 +138,7 @@ func (l *Leader) ask(ctx context.Context, q shardQuestion) (int, error) {
 	return shard, err
 }
 
-func (l *Leader) askAt(ctx context.Context, address string, q shardQuestion) (int, error) {
+func (l *LeadingReplica) askAt(ctx context.Context, address string, q shardQuestion) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, leaderTimeout)
 	defer cancel()
 	body, err := json.Marshal(q)

@@ -90,7 +90,7 @@ func TestShards_asksTheLeadingReplica(t *testing.T) {
 		{name: "another replica leads", holder: "other_uid_" + serve(leading), shard: 1},
 		{
 			name: "the leading replica has no room", holder: "other_uid_" + serve(full),
-			err: "the PodGroup has 61440 pods on one device",
+			err: "61440 pods on one device",
 		},
 		{
 			name: "the leading replica is not ready", holder: "other_uid_" + serve(NewShards(clock)),
@@ -109,7 +109,7 @@ func TestShards_asksTheLeadingReplica(t *testing.T) {
 			clock := testclock.NewFakePassiveClock(time.Now())
 			lock := &fakeLock{identity: "self", record: resourcelock.LeaderElectionRecord{HolderIdentity: test.holder}}
 			s := syncedShards(clock)
-			s.Leader = &Leader{Interface: lock, HTTP: trusting.Client(), Clock: clock}
+			s.Leader = &LeadingReplica{Interface: lock, HTTP: trusting.Client(), Clock: clock}
 			if _, _, err := s.Leader.Get(t.Context()); err != nil { // as leader election does
 				t.Fatal(err)
 			}
@@ -134,7 +134,7 @@ func TestLeader_observesRenewals(t *testing.T) {
 	clock := testclock.NewFakePassiveClock(time.Now())
 	record := resourcelock.LeaderElectionRecord{HolderIdentity: "other_uid_10.0.0.1:9443"}
 	lock := &fakeLock{identity: "self", record: record}
-	l := &Leader{Interface: lock, Clock: clock}
+	l := &LeadingReplica{Interface: lock, Clock: clock}
 	get := func() time.Time {
 		t.Helper()
 		if _, _, err := l.Get(t.Context()); err != nil {

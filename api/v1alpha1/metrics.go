@@ -1,0 +1,92 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package v1alpha1
+
+// Conditions under which the plugin runs with less than all features. They are the values
+// of the label condition of the metric dra_shared_degraded.
+const (
+	// DegradedDevicesNotWatched means that the plugin notices added and removed devices late.
+	DegradedDevicesNotWatched = "DevicesNotWatched"
+	// DegradedFeaturesDisabled means that the API server dropped fields of the ResourceSlices,
+	// because feature gates of the cluster are off. It lasts until the plugin restarts.
+	DegradedFeaturesDisabled = "FeaturesDisabled"
+	// DegradedHookNotWatched means that the plugin installs a removed hook again late.
+	DegradedHookNotWatched = "HookNotWatched"
+	// DegradedNotCollected means that the plugin does not remove orphaned kernel objects, because
+	// it cannot read a record.
+	DegradedNotCollected = "NotCollected"
+	// DegradedPodsNotReadable means that the plugin is not permitted to get pods, and therefore
+	// does not detect pods whose containers do not reference their claim.
+	DegradedPodsNotReadable = "PodsNotReadable"
+)
+
+// Reasons to refuse a frame. They are the values of the label reason of the metric
+// dra_shared_refused_frames_total.
+const (
+	// RefusalSourceMAC means that a frame has a source MAC address other than the link's, or a
+	// sender in another network namespace.
+	RefusalSourceMAC = "SourceMAC"
+	// RefusalSourceAddress means that a frame has a source IP address that the link does not have.
+	RefusalSourceAddress = "SourceAddress"
+	// RefusalARP means that ARP assigns an address to a link that does not have it.
+	RefusalARP = "ARP"
+	// RefusalNeighborDiscovery means that a message of neighbor discovery assigns an address to a
+	// link that does not have it, or is an IPv6 redirect.
+	RefusalNeighborDiscovery = "NeighborDiscovery"
+	// RefusalRouterAdvertisement means that a pod sends a router advertisement.
+	RefusalRouterAdvertisement = "RouterAdvertisement"
+	// RefusalDHCPServer means that a pod sends a message of a DHCP server.
+	RefusalDHCPServer = "DHCPServer"
+	// RefusalVLAN means that a frame has a VLAN tag that the network does not allow.
+	RefusalVLAN = "VLAN"
+	// RefusalForwarded means that a pod forwards or bridges the frame, which has no socket.
+	RefusalForwarded = "Forwarded"
+	// RefusalNeighborRate means that a link broadcasts more ARP or neighbor discovery than it may.
+	RefusalNeighborRate = "NeighborRate"
+	// RefusalBlocked means that the sender or the receiver of a frame is a blocked link.
+	RefusalBlocked = "Blocked"
+	// RefusalProtocol means that a frame is a message between switches or routers, such as that of
+	// a spanning tree or of VRRP, or has unreadable headers.
+	RefusalProtocol = "Protocol"
+	// RefusalReceiver means that a frame is for an address that neither the NIC nor a link has.
+	RefusalReceiver = "Receiver"
+	// RefusalIsolation means that a frame comes from another link of the NIC, and not both links
+	// have the mode Bridge.
+	RefusalIsolation = "Isolation"
+	// RefusalMulticastRouter means that a frame has a message that only a multicast router sends,
+	// such as a query of IGMP or MLD.
+	RefusalMulticastRouter = "MulticastRouter"
+)
+
+// Actions on refused frames. They are the values of the label action of the metric
+// dra_shared_refused_frames_total.
+const (
+	// RefusedDropped means that the kernel dropped the frame.
+	RefusedDropped = "dropped"
+	// RefusedPassed means that the frame passed, because the network only audits frames, or an
+	// earlier release attached the link.
+	RefusedPassed = "passed"
+)
+
+// Checks of the node's kernel. They are the values of the label check of the metric
+// dra_shared_kernel_check.
+const (
+	// KernelCheckNetnsCookie means that the kernel identifies the sender of a frame by the cookie of
+	// its network namespace, which a helper of the kernel returns, and by the source MAC address.
+	KernelCheckNetnsCookie = "NetnsCookie"
+	// KernelCheckNetnsCookieOfSocket means that the kernel identifies the sender of a frame by the
+	// same values. The program reads the cookie from the kernel's memory, which needs CAP_PERFMON.
+	KernelCheckNetnsCookieOfSocket = "NetnsCookieOfSocket"
+	// KernelCheckMAC means that the kernel identifies the sender of a frame by the source MAC address
+	// alone.
+	KernelCheckMAC = "MAC"
+	// KernelCheckForwardedByRoute means that the classifier recognizes the frames that the node
+	// forwards by their route.
+	KernelCheckForwardedByRoute = "ForwardedByRoute"
+	// KernelCheckARPSender means that the classifier knows which network namespace ARP comes from.
+	KernelCheckARPSender = "ARPSender"
+	// KernelCheckTCX means that the classifier runs before the programs that other owners have
+	// attached to the NIC.
+	KernelCheckTCX = "TCX"
+)

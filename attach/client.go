@@ -1,0 +1,168 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package attach
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"sort"
+	"time"
+)
+
+const (
+	// retryInterval is the interval at which the hook tries to reach a plugin:
+	// no event announces that a socket accepts connections.
+	retryInterval = 100 * time.Millisecond
+	dialTimeout   = time.Second
+)
+
+// ask sends the request to the plugins until one returns a final answer, which does not have Retry.
+func (h Hook) ask(ctx context.Context, r Request, namespace, socket *os.File) error {
+	ctx, cancel := context.WithTimeout(ctx, h.Wait)
+	defer cancel()
+	again := time.NewTicker(retryInterval)
+	defer again.Stop()
+	question := question{Request: r, namespace: namespace, socket: socket}
+	defer question.close()
+	var last, refused error
+	for {
+		sockets, err := h.sockets()
+		if err != nil {
+			last = err
+		}
+		for _, path := range sockets {
+			response, err := question.ask(ctx, path)
+			if err != nil {
+				last = err
+				continue
+			}
+			if response.Error == "" {
+				return nil
+			}
+			if refused = errors.New(response.Error); !response.Retry {
+				return refused
+			}
+			break // the older plugins know less
+		}
+		select {
+		case <-ctx.Done():
+			if refused != nil {
+				return refused
+			}
+			return fmt.Errorf(
+				"no dra-shared-plugin answered for %s: is its pod running on this node? Last error: %w",
+				h.Wait,
+				last,
+			)
+		case <-again.C:
+		}
+	}
+}
+
+// question is a request with its descriptors.
+type question struct {
+	Request
+	namespace, socket *os.File
+	packet            *os.File // if a plugin has asked for it: to close one takes the kernel milliseconds
+}
+
+// ask sends the request to one plugin. If the plugin needs a packet socket, ask opens it and asks
+// again.
+func (q *question) ask(ctx context.Context, path string) (Response, error) {
+	if q.packet != nil {
+		return askOne(ctx, path, q.Request, q.namespace, q.socket, q.packet)
+	}
+	response, err := askOne(ctx, path, q.Request, q.namespace, q.socket)
+	if err != nil || !response.Packet {
+		return response, err
+	}
+	if q.packet, err = openPacketIn(q.namespace); err != nil {
+		return response, err
+	}
+	q.Packet = true
+	return askOne(ctx, path, q.Request, q.namespace, q.socket, q.packet)
+}
+
+func (q *question) close() {
+	if q.packet != nil {
+		_ = q.packet.Close()
+	}
+}
+
+// refusalTimeout limits how long a refusal delays the runtime's error.
+const refusalTimeout = 2 * time.Second
+
+// refuse returns the reason why the hook refuses a container. It also sends the reason
+// to the plugin, because not every OCI runtime reports what a hook prints: crun does
+// not.
+func (h Hook) refuse(ctx context.Context, r Request, reason error) error {
+	ctx, cancel := context.WithTimeout(ctx, refusalTimeout)
+	defer cancel()
+	r.Refusal = truncate(reason.Error(), maxRefusal)
+	sockets, err := h.sockets()
+	if err == nil {
+		_, err = askOne(ctx, sockets[0], r)
+	}
+	if err != nil {
+		return fmt.Errorf("%w; the hook could not report this to the plugin: %w", reason, err)
+	}
+	return reason
+}
+
+var errNoPlugin = errors.New("no plugin is listening")
+
+// sockets returns the paths of the plugins' sockets, newest first.
+func (h Hook) sockets() ([]string, error) {
+	entries, err := os.ReadDir(SocketDir(h.RunDir))
+	if err != nil {
+		return nil, err
+	}
+	type candidate struct {
+		path  string
+		since time.Time
+	}
+	var found []candidate
+	for _, e := range entries {
+		if info, err := e.Info(); err == nil && info.Mode()&os.ModeSocket != 0 {
+			found = append(found, candidate{filepath.Join(SocketDir(h.RunDir), e.Name()), info.ModTime()})
+		}
+	}
+	if len(found) == 0 {
+		return nil, errNoPlugin
+	}
+	sort.Slice(found, func(a, b int) bool { return found[a].since.After(found[b].since) })
+	paths := make([]string, len(found))
+	for i, c := range found {
+		paths[i] = c.path
+	}
+	return paths, nil
+}
+
+// askOne sends the request with descriptors to the plugin that listens at path, and returns its response.
+func askOne(ctx context.Context, path string, r Request, descriptors ...*os.File) (Response, error) {
+	var response Response
+	dialer := net.Dialer{Timeout: dialTimeout}
+	c, err := dialer.DialContext(ctx, network, path)
+	if err != nil {
+		return response, err
+	}
+	conn, ok := c.(*net.UnixConn)
+	if !ok {
+		return response, errors.Join(fmt.Errorf("%s is not a unix socket", path), c.Close())
+	}
+	defer conn.Close()
+	deadline, _ := ctx.Deadline()
+	if err := conn.SetDeadline(deadline); err != nil {
+		return response, err
+	}
+	if err := send(conn, r, descriptors...); err != nil {
+		return response, err
+	}
+	_, err = receive(conn, &response, 0)
+	return response, err
+}
