@@ -334,6 +334,10 @@ func TestAttack_contentOfForwardedFrames(t *testing.T) {
 	}{
 		{"ARP with the address of a host behind the pod", "", arp("10.70.0.2")},
 		{"ARP with the address of a sibling", "ARP", arp(sibling.ip)},
+		{"a solicitation with the address of a host behind the pod", "", classify.EtherTo(group, mac, 0x86dd,
+			classify.IPv6("fd00:70::2", 58, classify.ND(135, "fd00:70::3", classify.Option(1, mac))))},
+		{"a solicitation with the address of a sibling", "NeighborDiscovery", classify.EtherTo(group, mac, 0x86dd,
+			classify.IPv6("fd00:20::2", 58, classify.ND(135, "fd00:20::3", classify.Option(1, mac))))},
 		{"a router advertisement", "RouterAdvertisement", classify.EtherTo(group, mac, 0x86dd,
 			classify.IPv6("fe80::1", 58, classify.ND(134, "")))},
 		{"a DHCP offer", "DHCPServer", datagram(67)},
@@ -581,8 +585,13 @@ func TestAttack_routerAdvertisementFromWire(t *testing.T) {
 				hidden = append(hidden, classify.Extension(60, 0))
 			}
 			hidden = append(hidden, classify.Extension(58, 0), classify.ND(134, ""))
-			for i, packet := range [][]byte{advertisement, classify.IPv6("fe80::1", 60, hidden...)} {
-				frame := classify.EtherTo(net.HardwareAddr{0x33, 0x33, 0, 0, 0, 1}, e.wireMAC(), 0x86dd, packet)
+			group := net.HardwareAddr{0x33, 0x33, 0, 0, 0, 1}
+			for i, frame := range [][]byte{
+				classify.EtherTo(group, e.wireMAC(), 0x86dd, advertisement),
+				classify.EtherTo(group, e.wireMAC(), 0x86dd, classify.IPv6("fe80::1", 60, hidden...)),
+				// The kernel removes both tags, because their VLAN is 0.
+				classify.EtherTo(group, e.wireMAC(), 0x8100, []byte{0, 0, 0x81, 0, 0, 0, 0x86, 0xdd}, advertisement),
+			} {
 				sendRaw(e.wire, "wire", append(frame, marker(i)...))
 				if got := share.saw(marker(i), time.Second); got != allowed {
 					t.Errorf("packet %d: the share received the advertisement: %t, want %t", i, got, allowed)

@@ -21,6 +21,7 @@ var (
 	ND      = nd
 
 	Extension = extension
+	Option    = option
 )
 
 // InLockdown reports whether the kernel refuses programs that read its memory.

@@ -34,6 +34,8 @@ var (
 	otherMAC = net.HardwareAddr{2, 0, 0, 0, 0, 2}
 	vrrpMAC  = net.HardwareAddr{0, 0, 0x5e, 0, 1, 7}
 	wireMAC  = net.HardwareAddr{2, 9, 9, 9, 9, 9}
+	// routersMAC belongs to the multicast group of all routers, 224.0.0.2.
+	routersMAC = net.HardwareAddr{1, 0, 0x5e, 0, 0, 2}
 )
 
 const (
@@ -188,6 +190,18 @@ func dhcp(mac net.HardwareAddr, address string) []byte {
 	return append(append(udp(68, 67)[:8], message...), 53, 1, 7, 255)
 }
 
+// relayed returns a DHCP message as a relay forwards it, with its address (giaddr).
+func relayed(message []byte) []byte {
+	copy(message[8+24:], netip.MustParseAddr(otherIP).AsSlice())
+	return message
+}
+
+// withoutAddressLength returns a DHCP message whose field for the client's address has no length (hlen).
+func withoutAddressLength(message []byte) []byte {
+	message[8+2] = 0
+	return message
+}
+
 // tcp builds an IPv4 packet with a SYN and valid checksums.
 func tcp(source, destination string, from, to uint16) []byte {
 	sum := func(b []byte) (n uint32) {
@@ -293,12 +307,21 @@ func TestProgram_dropsSpoofedFrames(t *testing.T) {
 		"DHCP server, another port": {
 			ether(linkMAC, protoIPv4, ipv4(linkIP, 17, 0, udp(1067, 68))), "DHCPServer",
 		},
+		"DHCP client, as a relay": {
+			ether(linkMAC, protoIPv4, ipv4(linkIP, 17, 0, relayed(dhcp(linkMAC, linkIP)))), "DHCPServer",
+		},
+		"DHCP client with another kind of address": {
+			ether(linkMAC, protoIPv4, ipv4(linkIP, 17, 0, withoutAddressLength(dhcp(linkMAC, linkIP)))), "DHCPServer",
+		},
 		"DHCPv6 server": {
 			ether(linkMAC, protoIPv6, ipv6(linkIP6, 17, udp(547, 546))), "DHCPServer",
 		},
-		"DHCPv6 client":       {ether(linkMAC, protoIPv6, ipv6(linkLocal, 17, udp(546, 547))), allowed},
-		"ARP of the link":     {ether(linkMAC, protoARP, arp(1, linkMAC, linkIP, otherIP)), allowed},
-		"ARP probe":           {ether(linkMAC, protoARP, arp(1, linkMAC, "0.0.0.0", linkIP)), allowed},
+		"DHCPv6 client":   {ether(linkMAC, protoIPv6, ipv6(linkLocal, 17, udp(546, 547))), allowed},
+		"ARP of the link": {ether(linkMAC, protoARP, arp(1, linkMAC, linkIP, otherIP)), allowed},
+		"ARP probe":       {ether(linkMAC, protoARP, arp(1, linkMAC, "0.0.0.0", linkIP)), allowed},
+		"ARP probe for another link": {
+			ether(linkMAC, protoARP, arp(1, linkMAC, "0.0.0.0", otherIP)), "ARP",
+		},
 		"ARP of another link": {ether(linkMAC, protoARP, arp(2, linkMAC, otherIP, linkIP)), "ARP"},
 		"ARP of the gateway": {
 			ether(linkMAC, protoARP, arp(2, linkMAC, "10.20.0.254", linkIP)), "ARP",
@@ -407,6 +430,35 @@ func TestProgram_dropsSpoofedFrames(t *testing.T) {
 		"a later fragment of VRRP, IPv6": {
 			ether(linkMAC, protoIPv6, ipv6(linkIP6, 44, extension(112, 8), udp(1, 2))), "Protocol",
 		},
+		"OSPF":       {ether(linkMAC, protoIPv4, ipv4(linkIP, 89, 0, udp(1, 2))), "Protocol"},
+		"OSPF, IPv6": {ether(linkMAC, protoIPv6, ipv6(linkLocal, 89, udp(1, 2))), "Protocol"},
+		"EIGRP":      {ether(linkMAC, protoIPv4, ipv4(linkIP, 88, 0, udp(1, 2))), "Protocol"},
+		"RIP": {
+			etherTo(routersMAC, linkMAC, protoIPv4, ipv4(linkIP, 17, 0, udp(520, 520))), "Protocol",
+		},
+		"RIP, IPv6": {
+			etherTo(net.HardwareAddr{0x33, 0x33, 0, 0, 0, 9}, linkMAC, protoIPv6, ipv6(linkLocal, 17, udp(521, 521))),
+			"Protocol",
+		},
+		"HSRP": {
+			etherTo(routersMAC, linkMAC, protoIPv4, ipv4(linkIP, 17, 0, udp(1985, 1985))), "Protocol",
+		},
+		"GLBP": {
+			etherTo(routersMAC, linkMAC, protoIPv4, ipv4(linkIP, 17, 0, udp(3222, 3222))), "Protocol",
+		},
+		"a datagram for the port of HSRP": {
+			ether(linkMAC, protoIPv4, ipv4(linkIP, 17, 0, udp(1985, 1985))), allowed,
+		},
+		"IPv4 router advertisement": {
+			ether(linkMAC, protoIPv4, ipv4(linkIP, 1, 0, []byte{9, 0, 0, 0, 1, 2, 0, 30})), "RouterAdvertisement",
+		},
+		"IPv4 echo": {ether(linkMAC, protoIPv4, ipv4(linkIP, 1, 0, []byte{8, 0, 0, 0})), allowed},
+		"IS-IS": {
+			etherTo(net.HardwareAddr{1, 0x80, 0xc2, 0, 0, 0x14}, linkMAC, 40, []byte{0xfe, 0xfe, 3}), "Protocol",
+		},
+		"connectivity fault management": {
+			etherTo(net.HardwareAddr{1, 0x80, 0xc2, 0, 0, 0x31}, linkMAC, 0x8902, []byte{0}), "Protocol",
+		},
 		"IGMP report": {
 			ether(linkMAC, protoIPv4, ipv4(linkIP, 2, 0, []byte{0x22, 0, 0, 0, 0, 0, 0, 0})), allowed,
 		},
@@ -481,7 +533,10 @@ func TestProgram_permitsWhatTheNetworkAllows(t *testing.T) {
 		frame  []byte
 		want   Reason
 	}{
-		"a VLAN":             {policy, nil, ether(linkMAC, protoVLAN, []byte{0, 100, 8, 0}), ""},
+		"a VLAN": {policy, nil, ether(linkMAC, protoVLAN, []byte{0, 100, 8, 0}), ""},
+		"a VLAN in a VLAN": {
+			policy, nil, ether(linkMAC, protoVLAN, []byte{0, 100, 0x81, 0, 0, 200, 8, 0}), "VLAN",
+		},
 		"another VLAN":       {policy, nil, ether(linkMAC, protoVLAN, []byte{0, 101, 8, 0}), "VLAN"},
 		"an address":         {policy, nil, ether(linkMAC, protoIPv4, ipv4(vip, 6, 0, udp(1, 2))), ""},
 		"ARP for an address": {policy, nil, ether(linkMAC, protoARP, arp(1, linkMAC, vip, vip)), ""},
@@ -491,6 +546,9 @@ func TestProgram_permitsWhatTheNetworkAllows(t *testing.T) {
 			policy, nil, ether(vrrpMAC, protoIPv4, ipv4(otherIP, 6, 0, udp(1, 2))), "SourceAddress",
 		},
 		"VRRP": {policy, nil, ether(vrrpMAC, protoIPv4, ipv4(vip, 112, 0, udp(1, 2))), ""},
+		"HSRP": {policy, nil, etherTo(routersMAC, linkMAC, protoIPv4, ipv4(linkIP, 17, 0, udp(1985, 1985))), ""},
+		"OSPF of a pod that may forward": {Policy{Identity: IdentityEnforce, Forwarding: true}, nil,
+			ether(linkMAC, protoIPv4, ipv4(linkIP, 89, 0, udp(1, 2))), ""},
 		"VRRP, with allowed addresses only": {
 			Policy{Identity: IdentityEnforce, Addresses: policy.Addresses}, nil,
 			ether(linkMAC, protoIPv4, ipv4(linkIP, 112, 0, udp(1, 2))), "",

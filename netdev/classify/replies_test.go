@@ -13,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/dra-shared/dra-driver-shared/netdev"
+	"github.com/dra-shared/dra-driver-shared/netdev/classify"
 	"github.com/dra-shared/dra-driver-shared/netdev/nstest"
 	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
 	"github.com/dra-shared/dra-driver-shared/netdev/shape"
@@ -25,19 +26,7 @@ func TestIdentity_delayedRepliesPass(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			e := newTestEnv(t, enforced())
 			p := e.pod(0, 1, hardCap(100*mega), mode)
-			p.Do(func() error {
-				link, err := netlink.LinkByName("net1")
-				if err != nil {
-					return err
-				}
-				const rate = 100_000 / 8 // bytes per second
-				return netlink.QdiscAdd(&netlink.Tbf{
-					QdiscAttrs: netlink.QdiscAttrs{
-						LinkIndex: link.Attrs().Index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT,
-					},
-					Rate: rate, Buffer: netlink.Xmittime(rate, 200), Limit: 1 << 20,
-				})
-			})
+			p.Do(func() error { return delay("net1", 100_000) })
 			const pings = 20
 			before := e.hostBytes()
 			if answers := e.ping(p.ip, pings); answers < pings-1 {
@@ -51,6 +40,76 @@ func TestIdentity_delayedRepliesPass(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A pod can delay a reply of its kernel until the reply's socket is in the initial namespace again, and give the
+// reply the address of the NIC. Where the initial namespace is that of the node, as in the guests of test/lab, the
+// socket is then one of the node.
+func TestIdentity_delayedRepliesWithAddressOfNIC(t *testing.T) {
+	needRoutes(t)
+	e := newTestEnv(t, enforced())
+	p := e.pod(0, 1, hardCap(100*mega), netdev.Private)
+	p.Do(func() error {
+		if err := errors.Join(bridgeWith(e.nic.MAC, "net1", nodeIP+"/16"), delay("net1", 5_000),
+			netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "in0"}, PeerName: "in1"}),
+			nstest.ConfigureLink("in0"), nstest.ConfigureLink("in1"),
+			nstest.SetSysctl("net/ipv4/conf/all/rp_filter", "0"),
+			nstest.SetSysctl("net/ipv4/conf/in0/rp_filter", "0")); err != nil {
+			return err
+		}
+		br, err := netlink.LinkByName("br0")
+		if err != nil {
+			return err
+		}
+		// The other route to the network is through net1 itself.
+		route := netlink.Route{LinkIndex: p.attachment.Index, Dst: network("10.20.0.0/16"), Scope: netlink.SCOPE_LINK}
+		return errors.Join(netlink.RouteDel(&route),
+			netlink.NeighAdd(&netlink.Neigh{
+				LinkIndex: br.Attrs().Index, IP: net.ParseIP(wireIP), HardwareAddr: e.wireMAC(),
+				State: netlink.NUD_PERMANENT,
+			}))
+	})
+	wire := listen(t, e.wire, "wire")
+	request := func(number int) []byte {
+		message := append([]byte{8, 0, 0, 0, 0, 1, 0, byte(number), 0}, marker(number)...)
+		binary.BigEndian.PutUint16(message[2:], checksum(message))
+		packet := classify.IPv4(wireIP, 1, 0, message)
+		copy(packet[16:20], net.ParseIP(nodeIP).To4())
+		binary.BigEndian.PutUint16(packet[10:], 0)
+		binary.BigEndian.PutUint16(packet[10:], checksum(packet[:20]))
+		return classify.EtherTo(p.Interface("in0").HardwareAddr, p.Interface("in1").HardwareAddr, 0x0800, packet)
+	}
+	before := e.hostBytes()
+	for number := range 20 { // more than the queue sends at once
+		sendRaw(p.Namespace, "in1", request(number))
+	}
+	for number := range 20 {
+		if wire.saw(marker(number), 150*time.Millisecond) {
+			t.Errorf("reply %d with the addresses of the node arrived at the wire", number)
+		}
+	}
+	refused, err := e.node.Refusals(e.nic.Index, 0) // a reply that was delayed shows no share
+	if err != nil || refused.Dropped["SourceMAC"] == 0 {
+		t.Errorf("Refusals returned %+v and error %v, want SourceMAC: does the kernel of the pod reply?", refused, err)
+	}
+	if sent := e.hostBytes() - before; sent > 500 { // ARP of the node
+		t.Errorf("the class of the node sent %d bytes while only the pod sent", sent)
+	}
+}
+
+// delay makes a link of the current namespace send no more than a rate in bit/s, so that frames wait.
+func delay(name string, rate uint64) error {
+	link, err := netlink.LinkByName(name)
+	if err != nil {
+		return err
+	}
+	rate /= 8 // bytes per second
+	return netlink.QdiscAdd(&netlink.Tbf{
+		QdiscAttrs: netlink.QdiscAttrs{
+			LinkIndex: link.Attrs().Index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT,
+		},
+		Rate: rate, Buffer: netlink.Xmittime(rate, 200), Limit: 1 << 20,
+	})
 }
 
 // ping sends echo requests (RFC 792) from the wire, and returns how many were answered.

@@ -133,6 +133,89 @@ func TestAttack_segments(t *testing.T) {
 	}
 }
 
+// A pod can leave a checksum to the kernel or to the NIC, which write it after the programs have checked the frame.
+// It chooses where, and with two bytes of padding which number.
+func TestAttack_checksumOverCheckedField(t *testing.T) {
+	needRoutes(t)
+	e := newTestEnv(t, enforced())
+	attacker := e.pod(0, 1, hardCap(100*mega), netdev.Private)
+	wire, mac, to := listen(t, e.wire, "wire"), attacker.attachment.MAC, e.wireMAC()
+	datagram := classify.EtherTo(to, mac, 0x0800, classify.IPv4(attacker.ip, 17, 0, classify.UDP(5000, 5001)))
+	client := classify.EtherTo(to, mac, 0x0800, classify.IPv4(attacker.ip, 17, 0, classify.DHCP(mac, attacker.ip)))
+	echo := classify.EtherTo(to, mac, 0x86dd, classify.IPv6("fd00:20::1", 58, classify.ND(128, "")))
+	for i, tc := range []struct {
+		name          string
+		frame         []byte
+		start, offset uint16
+		arrives       bool
+	}{
+		{"UDP", datagram, 34, 6, true},
+		{"in the payload, as in a tunnel", datagram, 34, 8, true},
+		{"the source port", datagram, 34, 0, false},
+		{"the source address", datagram, 20, 8, false},
+		{"UDP of a DHCP client", client, 34, 6, true},
+		{"the MAC address in a message of a DHCP client", client, 34, 8 + 28, false},
+		{"the sender of ARP", classify.EtherTo(broadcast, mac, 0x0806, classify.ARP(2, mac, attacker.ip, wireIP)),
+			20, 10, false},
+		{"ICMPv6", echo, 54, 2, true},
+		{"the type of ICMPv6", echo, 54, 0, false},
+		{"another protocol", classify.EtherTo(to, mac, 0x88b5, make([]byte, 60)), 20, 10, true},
+	} {
+		sender, err := nstest.NewChecksumSender(attacker.Namespace, "net1", tc.start, tc.offset)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := sender.Send(append(tc.frame, marker(i)...)); err != nil {
+			t.Fatal(err)
+		}
+		if got := wire.saw(marker(i), 300*time.Millisecond); got != tc.arrives {
+			t.Errorf("%s: arrived: %t, want %t", tc.name, got, tc.arrives)
+		}
+		if err := sender.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// NICs fill frames that are too short, so that a frame that ends in its header is valid on the network.
+func TestAttack_frameThatEndsInItsHeader(t *testing.T) {
+	e := newTestEnv(t, enforced())
+	attacker := e.pod(0, 1, hardCap(100*mega), netdev.Private)
+	sender, err := nstest.NewXDPSender(attacker.Namespace, "net1")
+	if isUnsupported(err) {
+		t.Skipf("this kernel does not let a pod send such frames: %v", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sender.Close()
+	unidentified := func() uint64 {
+		shaper := shape.New(nstest.Current(t).Socket, nil)
+		class, err := shaper.ReadClass(e.nic.Index, e.trees().Class(shape.UnidentifiedMinor))
+		if err != nil || class == nil {
+			t.Fatalf("read the class of unidentified frames: %v, %v", class, err)
+		}
+		return class.SentBytes
+	}
+	wire, before := listen(t, e.wire, "wire"), unidentified()
+	for range 10 {
+		if err := sender.Send(append(e.wireMAC(), 2, 9, 9, 9, 9, 9)[:12]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	valid := classify.EtherTo(e.wireMAC(), attacker.attachment.MAC, 0x0800,
+		classify.IPv4(attacker.ip, 17, 0, append(classify.UDP(5000, 5001), marker(1)...)))
+	if err := sender.Send(valid); err != nil {
+		t.Fatal(err)
+	}
+	if !wire.saw(marker(1), time.Second) {
+		t.Error("a valid frame that followed did not arrive")
+	}
+	if after := unidentified(); after != before {
+		t.Errorf("the class of unidentified frames sent %d bytes", after-before)
+	}
+}
+
 // isUnsupported reports whether an error means that the kernel lacks a way to send, or refuses it.
 func isUnsupported(err error) bool {
 	for _, missing := range []error{

@@ -74,16 +74,33 @@ func NewSegmentSender(ns *Namespace, link string, kind byte, size uint16) (Sende
 	if err != nil {
 		return nil, err
 	}
-	const needsChecksum, transport = 1, 34
+	const transport = 34
 	header, checksum := uint16(transport+20), uint16(16)
 	if kind == SegmentUDP {
 		header, checksum = transport+8, 6
 	}
+	return s, s.closeOnError(s.offload(kind, header, size, transport, checksum))
+}
+
+// NewChecksumSender returns a Sender of frames in which the kernel or the NIC writes the checksum of the bytes
+// from start on, at offset bytes behind start (PACKET_VNET_HDR).
+func NewChecksumSender(ns *Namespace, link string, start, offset uint16) (Sender, error) {
+	s, err := newPacketSender(ns, link)
+	if err != nil {
+		return nil, err
+	}
+	return s, s.closeOnError(s.offload(0, 0, 0, start, offset))
+}
+
+// offload makes the kernel complete the frames of s. fields are those of struct virtio_net_hdr
+// (linux/virtio_net.h) after the first two: hdr_len, gso_size, csum_start, and csum_offset.
+func (s *packetSender) offload(kind byte, fields ...uint16) error {
+	const needsChecksum = 1
 	s.header = []byte{needsChecksum, kind}
-	for _, field := range []uint16{header, size, transport, checksum} {
+	for _, field := range fields {
 		s.header = binary.NativeEndian.AppendUint16(s.header, field)
 	}
-	return s, s.closeOnError(unix.SetsockoptInt(s.fd, unix.SOL_PACKET, unix.PACKET_VNET_HDR, 1))
+	return unix.SetsockoptInt(s.fd, unix.SOL_PACKET, unix.PACKET_VNET_HDR, 1)
 }
 
 // packetSender sends through a packet socket.

@@ -143,6 +143,7 @@ static __always_inline __u64 number_of(const __u8 *mac)
 // route names.
 struct net_device {
 	possible_net_t nd_net;
+	int ifindex;
 } __attribute__((preserve_access_index));
 
 struct dst_entry {
@@ -152,6 +153,9 @@ struct dst_entry {
 struct sk_buff {
 	struct net_device *dev;
 	unsigned long _skb_refdst;
+	unsigned char *head, *data;
+	__u8 ip_summed : 2;
+	__u16 csum_start, csum_offset; // from head, and from csum_start
 } __attribute__((preserve_access_index));
 
 #define SKB_DST_NOREF 1UL // a flag in _skb_refdst, which otherwise is a pointer
@@ -184,13 +188,17 @@ static __always_inline int routed_out_of_nic(struct __sk_buff *context)
 }
 
 // Reports whether the network stack of the node has routed a frame: out of the NIC, or of a link on
-// the NIC, such as a VLAN. See routed_out_of_nic.
+// the NIC, such as a VLAN. See routed_out_of_nic. When a route is deleted in any namespace while frames
+// wait in a queue, the kernel replaces its link by one that has no index and belongs to the initial
+// namespace (blackhole_netdev).
 static __always_inline int routed_by_node(struct __sk_buff *context)
 {
 	struct sk_buff *skb = kernel_frame(context);
 	struct dst_entry *route = route_of(skb);
+	struct net_device *link = route ? BPF_CORE_READ(route, dev) : 0;
 
-	return route && BPF_CORE_READ(route, dev, nd_net.net) == BPF_CORE_READ(skb, dev, nd_net.net);
+	return link && BPF_CORE_READ(link, ifindex) &&
+	       BPF_CORE_READ(link, nd_net.net) == BPF_CORE_READ(skb, dev, nd_net.net);
 }
 
 // Returns the cookie of the network namespace whose network stack has routed a frame: that of the pod
@@ -301,17 +309,18 @@ static __always_inline int classify_sent(struct __sk_buff *skb, int has_cookie, 
 	counts = bpf_map_lookup_elem(&dra_shared_counts, &parent);
 	if (counts)
 		counts->sent++;
-	if (bpf_skb_load_bytes(skb, 0, &eth, sizeof(eth))) {
-		skb->priority = nic->major | CLASS_UNIDENTIFIED;
-		return TC_ACT_UNSPEC;
-	}
+	// NICs add bytes to a frame that ends in the header, so that it is valid on the network.
+	if (bpf_skb_load_bytes(skb, 0, &eth, sizeof(eth)))
+		return TC_ACT_SHOT;
 	frame.source = number_of(eth.h_source);
 	frame.destination = number_of(eth.h_dest);
 	frame.protocol = eth.h_proto;
 	frame.own = frame.source == number_of(nic->mac);
 	has_socket = skb->sk != 0;
 	if (has_socket && has_cookie && cookie == nic->host_cookie) {
-		if (frame.own || !is_reply(skb)) {
+		// A reply of a pod that was delayed has a socket of the initial namespace, too, and a pod can give
+		// it the address of the NIC.
+		if (!is_reply(skb) || (frame.own && reads_routes && routed_by_node(skb))) {
 			skb->priority = nic->major | CLASS_HOST;
 			return frame.own ? reach_links(skb, parent, frame.destination) : TC_ACT_UNSPEC;
 		}
@@ -396,6 +405,8 @@ static __always_inline int classify_sent(struct __sk_buff *skb, int has_cookie, 
 		frame.nic = nic;
 		__u32 reason = check_sent(skb, &frame);
 
+		if (!reason && reads_routes && !frame.own)
+			reason = check_checksum(skb, &frame);
 		class = frame.class;
 		if (reason && refuse(&frame, reason))
 			return TC_ACT_SHOT;
