@@ -6,9 +6,11 @@ package reservedfor
 import (
 	"context"
 	"encoding/json"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -46,6 +48,23 @@ func (r *Reconciler) report(ctx context.Context, claim *resourceapi.ResourceClai
 		}
 	}
 	return r.annotate(ctx, claim, annotation)
+}
+
+// withdraw removes what report has written.
+func (r *Reconciler) withdraw(ctx context.Context, claim *resourceapi.ResourceClaim) error {
+	if r.hasCondition(claim) {
+		if err := claimstatus.Apply(ctx, r.Cluster, claim, v1alpha1.FieldManagerHolders, nil); err != nil {
+			return err
+		}
+	}
+	return r.annotate(ctx, claim, "")
+}
+
+// hasCondition reports whether a device of the driver has the condition Held.
+func (r *Reconciler) hasCondition(claim *resourceapi.ResourceClaim) bool {
+	return slices.ContainsFunc(claim.Status.Devices, func(d resourceapi.AllocatedDeviceStatus) bool {
+		return d.Driver == r.Driver && meta.FindStatusCondition(d.Conditions, v1alpha1.ConditionHeld) != nil
+	})
 }
 
 // annotate sets the claim's HeldAnnotation, or removes it if the value is empty.

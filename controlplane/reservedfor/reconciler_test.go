@@ -232,10 +232,7 @@ func (e *testEnv) expectAllocated(condition string, want bool) {
 // expectHeld checks the condition Held of the claim's device.
 func (e *testEnv) expectHeld(status metav1.ConditionStatus, reason, message string) {
 	e.Helper()
-	claim, err := e.cluster.ResourceV1().ResourceClaims(testNamespace).Get(e.Context(), "team", metav1.GetOptions{})
-	if err != nil {
-		e.Fatalf("get the status of claim team: %v", err)
-	}
+	claim := e.reportedClaim()
 	if len(claim.Status.Devices) != 1 {
 		e.Fatalf("devices in the status of the claim: got %+v, want one", claim.Status.Devices)
 	}
@@ -550,13 +547,80 @@ func TestReconciler_reportsOnClaimsOfOtherDrivers(t *testing.T) {
 		t.Errorf("status of devices: got %+v, want none", e.claim().Status.Devices)
 	}
 
-	named := e.claim()
-	delete(named.Annotations, scheduling.ReservedForAnnotation)
-	if err := e.client.Update(t.Context(), named); err != nil {
-		t.Fatalf("remove the annotation reserved-for: %v", err)
-	}
+	e.removeAnnotation()
 	e.reconcile()
 	expect("no holder is named", "")
+}
+
+// removeAnnotation removes the annotation reserved-for from the claim.
+func (e *testEnv) removeAnnotation() {
+	e.Helper()
+	claim := e.claim()
+	delete(claim.Annotations, scheduling.ReservedForAnnotation)
+	if err := e.client.Update(e.Context(), claim); err != nil {
+		e.Fatalf("remove the annotation reserved-for: %v", err)
+	}
+}
+
+// reportedClaim returns the claim as the cluster has it. The Reconciler writes conditions there.
+func (e *testEnv) reportedClaim() *resourceapi.ResourceClaim {
+	e.Helper()
+	claim, err := e.cluster.ResourceV1().ResourceClaims(testNamespace).Get(e.Context(), "team", metav1.GetOptions{})
+	if err != nil {
+		e.Fatalf("get the status of claim team: %v", err)
+	}
+	return claim
+}
+
+// observeConditions makes the Reconciler see the conditions that it has written.
+func (e *testEnv) observeConditions() {
+	e.Helper()
+	claim := e.claim()
+	claim.Status.Devices = e.reportedClaim().Status.Devices
+	if err := e.client.Status().Update(e.Context(), claim); err != nil {
+		e.Fatalf("update the status of claim team: %v", err)
+	}
+}
+
+// expectNoHeld checks that no device of the claim has the condition Held.
+func (e *testEnv) expectNoHeld(condition string) {
+	e.Helper()
+	for _, d := range e.reportedClaim().Status.Devices {
+		if c := meta.FindStatusCondition(d.Conditions, v1alpha1.ConditionHeld); c != nil {
+			e.Errorf("condition Held when %s: got %+v, want none", condition, c)
+		}
+	}
+}
+
+// A condition that no longer applies is removed: it would stay until the claim is deallocated.
+func TestReconciler_removesOutdatedCondition(t *testing.T) {
+	for condition, change := range map[string]func(e *testEnv){
+		"no holder is named": (*testEnv).removeAnnotation,
+		"the holder appears and no pod is bound": func(e *testEnv) {
+			if err := e.client.Create(e.Context(), testJob("1")); err != nil {
+				e.Fatalf("create the holder: %v", err)
+			}
+		},
+	} {
+		e := newTestEnv(t, testClaim(train.String(), podEntry), testPod(""))
+		e.reconcile()
+		e.expectHeld(metav1.ConditionFalse, "HolderMissing", "not held by batch/jobs/train: it does not exist")
+		e.expectEvents("HolderMissing")
+		e.observeConditions()
+		change(e)
+		if !e.reconciler.isRelevant(e.claim()) {
+			t.Errorf("after a restart of the controller, the claim is not reconciled when %s", condition)
+		}
+		e.reconcile()
+		e.expectNoHeld(condition)
+		e.expectEvents()
+		e.observeConditions()
+		e.cluster.ClearActions()
+		e.reconcile()
+		if writes := e.cluster.Actions(); len(writes) > 0 {
+			t.Errorf("writes of a second reconcile when %s: got %v, want none", condition, writes)
+		}
+	}
 }
 
 // A user annotates the claim that was generated for a Job to be held by that Job. The Job's own controller releases the

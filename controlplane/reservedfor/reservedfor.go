@@ -90,9 +90,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, m ctrl.Manager) error
 	r.pods = pods
 	enqueueAnnotated := func(_ context.Context, o client.Object) []reconcile.Request {
 		claim := client.ObjectKeyFromObject(o)
-		_, named := o.GetAnnotations()[scheduling.ReservedForAnnotation]
-		_, reported := o.GetAnnotations()[scheduling.HeldAnnotation]
-		if !named && !reported && !pods.Watches(claim) {
+		if !r.isRelevant(o) && !pods.Watches(claim) {
 			return nil
 		}
 		return []reconcile.Request{{NamespacedName: claim}}
@@ -103,6 +101,15 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, m ctrl.Manager) error
 		Build(r)
 	r.Finder.StartWatch = workload.Watch(c, m.GetCache(), r.claimsHeldBy)
 	return err
+}
+
+// isRelevant reports whether a claim names a holder, or reports whether a holder holds it. The latter applies to claims
+// whose annotation was removed while the controller was not running.
+func (r *Reconciler) isRelevant(o client.Object) bool {
+	_, named := o.GetAnnotations()[scheduling.ReservedForAnnotation]
+	_, reported := o.GetAnnotations()[scheduling.HeldAnnotation]
+	claim, ok := o.(*resourceapi.ResourceClaim)
+	return named || reported || ok && r.hasCondition(claim)
 }
 
 // claimsHeldBy returns requests for the claims whose annotation names the object.
@@ -135,7 +142,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		r.pods.Forget(req.NamespacedName)
 	}
 	if !ok {
-		return ctrl.Result{}, r.annotate(ctx, &claim, "")
+		return ctrl.Result{}, r.withdraw(ctx, &claim)
 	}
 	ref, err := workload.Parse(text)
 	holder := Holder{ref}
@@ -186,7 +193,7 @@ func (r *Reconciler) refuse(ctx context.Context, claim *resourceapi.ResourceClai
 func (r *Reconciler) reconcileGenerated(ctx context.Context, claim *resourceapi.ResourceClaim, holder Holder) error {
 	r.pods.Forget(client.ObjectKeyFromObject(claim))
 	if claim.Status.Allocation == nil || claim.DeletionTimestamp != nil {
-		return r.annotate(ctx, claim, "")
+		return r.withdraw(ctx, claim)
 	}
 	message := fmt.Sprintf("the claim was generated for %s, which holds it; the annotation %s has no effect",
 		holder, scheduling.ReservedForAnnotation)
@@ -221,7 +228,8 @@ func (r *Reconciler) reconcileMissing(
 	return r.report(ctx, claim, v1alpha1.ReasonHolderMissing, message)
 }
 
-// reconcileNotHeld adds the entry of an existing holder when the claim is in use.
+// reconcileNotHeld adds the entry of an existing holder when the claim is in use. Until then, it withdraws what was
+// reported before the holder appeared, or before the claim was released.
 func (r *Reconciler) reconcileNotHeld(
 	ctx context.Context, claim *resourceapi.ResourceClaim, holder Holder, uid types.UID,
 ) error {
@@ -229,16 +237,15 @@ func (r *Reconciler) reconcileNotHeld(
 	if err != nil {
 		return err
 	}
-	if _, reported := claim.Annotations[scheduling.HeldAnnotation]; reported && claim.Status.Allocation == nil {
-		// The annotation is out of date: the holder has appeared, or the claim was released. Its removal triggers
-		// the next reconcile.
-		return r.annotate(ctx, claim, "")
-	}
 	owner := claims.Owner{
 		GroupVersionKind: schema.GroupVersionKind{Group: holder.Group}, Resource: holder.Resource,
 		Namespace: claim.Namespace, Name: holder.Name, UID: uid,
 	}
-	return r.writer().Apply(ctx, claim, holdChange(claim, holder, owner, inUse))
+	change := holdChange(claim, holder, owner, inUse)
+	if change.Empty() {
+		return r.withdraw(ctx, claim)
+	}
+	return r.writer().Apply(ctx, claim, change)
 }
 
 // reconcileHeld reports that the claim is held, and maintains its stale entries. It
