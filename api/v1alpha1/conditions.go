@@ -150,6 +150,9 @@ const (
 	// ReasonHolderInvalid (False) means that the value of the annotation is not
 	// <API group>/<resource>/<name>.
 	ReasonHolderInvalid = "HolderInvalid"
+	// ReasonNoRoom (False) means that the list status.reservedFor of the claim is
+	// full, so that the holder cannot be added.
+	ReasonNoRoom = "NoRoom"
 )
 
 // Reasons of events. When a condition becomes False, the plugin emits a Warning event

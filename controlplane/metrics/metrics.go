@@ -195,6 +195,7 @@ func reservedForReasons(all []resourceapi.ResourceClaim) map[string]int {
 	reasons := map[string]int{
 		statePending: 0, v1alpha1.ReasonHolderFound: 0, v1alpha1.ReasonHolderMissing: 0,
 		v1alpha1.ReasonHolderUnknown: 0, v1alpha1.ReasonHolderForbidden: 0, v1alpha1.ReasonHolderInvalid: 0,
+		v1alpha1.ReasonNoRoom: 0,
 	}
 	for i := range all {
 		if _, ok := all[i].Annotations[scheduling.ReservedForAnnotation]; ok {

@@ -143,6 +143,7 @@ dra_shared_reserved_for_claims{reason="HolderFound"} 1
 dra_shared_reserved_for_claims{reason="HolderInvalid"} 0
 dra_shared_reserved_for_claims{reason="HolderMissing"} 0
 dra_shared_reserved_for_claims{reason="HolderUnknown"} 0
+dra_shared_reserved_for_claims{reason="NoRoom"} 0
 dra_shared_reserved_for_claims{reason="Pending"} 1
 dra_shared_shards 1
 dra_shared_unused_held_claims 2

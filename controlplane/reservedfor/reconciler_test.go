@@ -6,6 +6,7 @@ package reservedfor
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -620,6 +621,35 @@ func TestReconciler_removesOutdatedCondition(t *testing.T) {
 		if writes := e.cluster.Actions(); len(writes) > 0 {
 			t.Errorf("writes of a second reconcile when %s: got %v, want none", condition, writes)
 		}
+	}
+}
+
+// Other users have filled status.reservedFor, and the API server would reject the holder's entry.
+func TestReconciler_reportsThatClaimHasNoRoom(t *testing.T) {
+	entries := []resourceapi.ResourceClaimConsumerReference{podEntry}
+	for i := range resourceapi.ResourceClaimReservedForMaxSize - 1 {
+		uid := types.UID(fmt.Sprintf("other-%d", i))
+		entries = append(entries, resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: string(uid), UID: uid})
+	}
+	e := newTestEnv(t, testClaim(train.String(), entries...), testJob("1"), testPod("node"))
+	e.reconcileOnce("the claim is full")
+	e.expectHeld(metav1.ConditionFalse, "NoRoom", "not held by batch/jobs/train: the claim is reserved for "+
+		"256 consumers, which leaves no room for the holder: delete pods that use it")
+	e.expectEvents("NoRoom")
+
+	claim := e.claim()
+	claim.Status.ReservedFor = entries[:1]
+	if err := e.client.Status().Update(t.Context(), claim); err != nil {
+		t.Fatalf("remove entries: %v", err)
+	}
+	e.reconcile()
+	e.expectReservedFor("other pods were deleted", "p", "1")
+
+	entries[1] = trainWith("0").Reference()
+	e = newTestEnv(t, testClaim(train.String(), entries...), testJob("1"), testPod("node"))
+	e.reconcile()
+	if !claims.IsReservedFor(e.claim(), "1") {
+		t.Error("the entry of an earlier object of that name leaves no room for that of the holder")
 	}
 }
 

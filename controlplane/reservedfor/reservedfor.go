@@ -228,8 +228,8 @@ func (r *Reconciler) reconcileMissing(
 	return r.report(ctx, claim, v1alpha1.ReasonHolderMissing, message)
 }
 
-// reconcileNotHeld adds the entry of an existing holder when the claim is in use. Until then, it withdraws what was
-// reported before the holder appeared, or before the claim was released.
+// reconcileNotHeld adds the entry of an existing holder when the claim is in use and has room for it. Until the claim
+// is in use, it withdraws what was reported before the holder appeared, or before the claim was released.
 func (r *Reconciler) reconcileNotHeld(
 	ctx context.Context, claim *resourceapi.ResourceClaim, holder Holder, uid types.UID,
 ) error {
@@ -242,8 +242,14 @@ func (r *Reconciler) reconcileNotHeld(
 		Namespace: claim.Namespace, Name: holder.Name, UID: uid,
 	}
 	change := holdChange(claim, holder, owner, inUse)
-	if change.Empty() {
+	entries := len(claim.Status.ReservedFor)
+	switch {
+	case change.Empty():
 		return r.withdraw(ctx, claim)
+	case entries-len(change.Remove)+len(change.Add) > resourceapi.ResourceClaimReservedForMaxSize:
+		message := fmt.Sprintf("not held by %s: the claim is reserved for %d consumers, which leaves no room for the "+
+			"holder: delete pods that use it", holder, entries)
+		return r.report(ctx, claim, v1alpha1.ReasonNoRoom, message)
 	}
 	return r.writer().Apply(ctx, claim, change)
 }
