@@ -5,8 +5,6 @@ package podgroups
 
 import (
 	"context"
-	"maps"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -96,36 +94,6 @@ func mayRun(pod *corev1.Pod, deleted time.Time, age time.Duration) bool {
 		return age < minGracePeriod
 	}
 	return age < maxGracePeriod
-}
-
-// deletions holds the times at which the controller first saw that objects are being deleted. They are lost
-// when the controller restarts. The zero value is ready for use.
-type deletions struct {
-	mu   sync.Mutex
-	seen map[types.UID]deletion
-}
-
-type deletion struct{ first, last time.Time }
-
-// forgottenAfter is how long after the last call for an object age forgets it. While the object exists, the
-// controller calls again every minGracePeriod.
-const forgottenAfter = 10 * time.Minute
-
-// age returns the time since the controller first saw the deletion.
-func (d *deletions) age(uid types.UID, now time.Time) time.Duration {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	maps.DeleteFunc(d.seen, func(_ types.UID, s deletion) bool { return now.Sub(s.last) > forgottenAfter })
-	if d.seen == nil {
-		d.seen = map[types.UID]deletion{}
-	}
-	s, ok := d.seen[uid]
-	if !ok {
-		s.first = now
-	}
-	s.last = now
-	d.seen[uid] = s
-	return now.Sub(s.first)
 }
 
 // nativeEntries returns the UIDs of the claim's entries for the native PodGroup that

@@ -9,7 +9,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 )
@@ -51,23 +50,6 @@ func TestMayRun(t *testing.T) {
 	} {
 		if got := mayRun(tc.pod, deleted, tc.after); got != tc.want {
 			t.Errorf("mayRun for a pod that is %s: got %t, want %t", tc.name, got, tc.want)
-		}
-	}
-}
-
-func TestDeletions_age(t *testing.T) {
-	var d deletions
-	start := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
-	for _, step := range []struct {
-		uid  types.UID
-		at   time.Duration
-		want time.Duration
-	}{
-		{"a", 0, 0}, {"a", time.Minute, time.Minute}, {"b", time.Minute, 0},
-		{"b", forgottenAfter + time.Minute, forgottenAfter}, {"a", forgottenAfter + 2*time.Minute, 0},
-	} {
-		if got := d.age(step.uid, start.Add(step.at)); got != step.want {
-			t.Errorf("age of the deletion of %s after %s: got %s, want %s", step.uid, step.at, got, step.want)
 		}
 	}
 }

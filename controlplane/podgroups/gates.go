@@ -47,7 +47,7 @@ const (
 	// scheduler would reject all pods, one after the other, and pods without the gate
 	// write the claim one by one when the device is available again.
 	maxRejectedLeaders = 3
-	// leaderInterval is the time after which one more pod becomes leader then. Only some of the
+	// leaderInterval is the time from the last rejection until one more pod becomes leader then. Only some of the
 	// pods may be impossible to schedule, for example because of their other requests.
 	leaderInterval = time.Minute
 )
@@ -71,7 +71,8 @@ func hasForeignGate(pod *corev1.Pod) bool {
 func (r *Reconciler) ungatePods(ctx context.Context, g *group) error {
 	var writes errgroup.Group
 	writes.SetLimit(maxConcurrentUngates)
-	g.leadership = g.leaders(time.Now())
+	now := time.Now()
+	g.leadership = g.leaders(func(pod types.UID) time.Duration { return r.rejections.age(pod, now) })
 	disabled := g.Annotations[scheduling.GatesAnnotation] == scheduling.GatesDisabled
 	for _, pod := range g.pods {
 		gated := isGated(pod) && !r.ungated.has(pod.UID)
@@ -167,27 +168,31 @@ type leadership struct {
 	leader types.UID
 	// rejected are the pods for which the scheduler finds no node.
 	rejected []*corev1.Pod
+	// sinceRejection is the time since the controller first saw the last of the rejections.
+	sinceRejection time.Duration
 	// waiting reports whether other pods wait behind the gate.
 	waiting bool
 }
 
 func (l *leadership) isHeldBy(pod *corev1.Pod) bool { return l != nil && l.leader == pod.UID }
 
-// mayTryNext reports whether one more pod may become the leader, by the age of the pods that were rejected.
-func (l *leadership) mayTryNext(now time.Time) bool {
-	beyond := len(l.rejected) - maxRejectedLeaders
-	if beyond < 0 {
-		return true
+// reject adds a pod for which the scheduler finds no node, since the controller first saw that.
+func (l *leadership) reject(pod *corev1.Pod, since time.Duration) {
+	if len(l.rejected) == 0 || since < l.sinceRejection {
+		l.sinceRejection = since
 	}
-	oldest := slices.MinFunc(l.rejected, func(a, b *corev1.Pod) int {
-		return a.CreationTimestamp.Compare(b.CreationTimestamp.Time)
-	})
-	return now.Sub(oldest.CreationTimestamp.Time) >= time.Duration(beyond+1)*leaderInterval
+	l.rejected = append(l.rejected, pod)
+}
+
+// mayTryNext reports whether one more pod may become the leader.
+func (l *leadership) mayTryNext() bool {
+	return len(l.rejected) < maxRejectedLeaders || l.sinceRejection >= leaderInterval
 }
 
 // leaders returns the leaders by the names of their claims. The leader of a claim is the first
-// candidate that the scheduler has not rejected.
-func (g *group) leaders(now time.Time) map[string]*leadership {
+// candidate that the scheduler has not rejected. rejectedFor returns the time since the controller first saw the
+// rejection of a pod.
+func (g *group) leaders(rejectedFor func(pod types.UID) time.Duration) map[string]*leadership {
 	leaders := map[string]*leadership{}
 	for _, pod := range g.leaderCandidates() {
 		if hasForeignGate(pod) {
@@ -202,8 +207,8 @@ func (g *group) leaders(now time.Time) map[string]*leadership {
 			}
 			switch {
 			case l.leader == "" && podstatus.IsUnschedulable(pod):
-				l.rejected = append(l.rejected, pod)
-			case l.leader == "" && (!isGated(pod) || l.mayTryNext(now)):
+				l.reject(pod, rejectedFor(pod.UID))
+			case l.leader == "" && (!isGated(pod) || l.mayTryNext()):
 				l.leader = pod.UID
 			case isGated(pod):
 				l.waiting = true

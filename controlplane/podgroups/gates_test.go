@@ -52,39 +52,43 @@ func groupWith(pods ...*corev1.Pod) *group {
 	}}}
 }
 
+// rejectedAt returns the argument of leaders, for pods that were rejected the given seconds ago, or a moment ago.
+func rejectedAt(secondsAgo map[types.UID]int) func(types.UID) time.Duration {
+	return func(pod types.UID) time.Duration { return time.Duration(secondsAgo[pod]) * time.Second }
+}
+
 func TestGroup_leaders(t *testing.T) {
-	now := time.Unix(1000, 0)
 	foreignGate := gatedPod("foreign", 9)
 	foreignGate.Spec.SchedulingGates = append(foreignGate.Spec.SchedulingGates, corev1.PodSchedulingGate{Name: "queue"})
 	terminating := gatedPod("terminating", 9)
 	terminating.DeletionTimestamp = ptr.To(metav1.Now())
 	terminal := gatedPod("terminal", 9)
 	terminal.Status.Phase = corev1.PodSucceeded
+	threeRejected := []*corev1.Pod{
+		unschedulablePod("a", 4), unschedulablePod("b", 4), unschedulablePod("c", 4), gatedPod("d", 2),
+	}
 	for _, tc := range []struct {
-		name string
-		pods []*corev1.Pod
-		want types.UID
+		name     string
+		pods     []*corev1.Pod
+		rejected map[types.UID]int // seconds ago
+		want     types.UID
 	}{
-		{"of different ages", []*corev1.Pod{gatedPod("b", 1), gatedPod("a", 2)}, "a"},
-		{"of the same age", []*corev1.Pod{gatedPod("b", 1), gatedPod("a", 1)}, "a"},
-		{"one of which is ungated", []*corev1.Pod{gatedPod("a", 2), ungatedPod("b", 1)}, "b"},
+		{"of different ages", []*corev1.Pod{gatedPod("b", 1), gatedPod("a", 2)}, nil, "a"},
+		{"of the same age", []*corev1.Pod{gatedPod("b", 1), gatedPod("a", 1)}, nil, "a"},
+		{"one of which is ungated", []*corev1.Pod{gatedPod("a", 2), ungatedPod("b", 1)}, nil, "b"},
 		{"that are terminating, terminal, or behind another gate, and one more",
-			[]*corev1.Pod{terminating, terminal, foreignGate, gatedPod("a", 1)}, "a"},
-		{"one of which is unschedulable", []*corev1.Pod{unschedulablePod("a", 3), gatedPod("b", 2)}, "b"},
-		{"three of which are unschedulable", []*corev1.Pod{unschedulablePod("a", 4), unschedulablePod("b", 4),
-			unschedulablePod("c", 4), gatedPod("d", 2)}, ""},
-		{"three of which are unschedulable for a minute", []*corev1.Pod{unschedulablePod("a", 60), unschedulablePod("b", 60),
-			unschedulablePod("c", 60), gatedPod("d", 2)}, "d"},
-		{"four of which are unschedulable for a minute", []*corev1.Pod{unschedulablePod("a", 60), unschedulablePod("b", 60),
-			unschedulablePod("c", 60), unschedulablePod("d", 60), gatedPod("e", 60)}, ""},
-		{"four of which are unschedulable, the oldest for two minutes", []*corev1.Pod{unschedulablePod("a", 4),
-			unschedulablePod("b", 4), unschedulablePod("c", 120), unschedulablePod("d", 60), gatedPod("e", 2)}, "e"},
-		{"one of which has another node to try", []*corev1.Pod{unschedulablePod("a", 4), unschedulablePod("b", 4),
-			unschedulablePod("c", 4), ungatedPod("d", 2), gatedPod("e", 2)}, "d"},
-		{"that do not exist", nil, ""},
+			[]*corev1.Pod{terminating, terminal, foreignGate, gatedPod("a", 1)}, nil, "a"},
+		{"one of which was rejected", []*corev1.Pod{unschedulablePod("a", 3), gatedPod("b", 2)}, nil, "b"},
+		{"three of which were rejected", threeRejected, map[types.UID]int{"a": 180, "b": 120, "c": 59}, ""},
+		{"three of which were rejected, the last a minute ago", threeRejected,
+			map[types.UID]int{"a": 60, "b": 180, "c": 120}, "d"},
+		{"four of which were rejected, the last a moment ago", append(threeRejected, unschedulablePod("e", 3)),
+			map[types.UID]int{"a": 180, "b": 180, "c": 180}, ""},
+		{"one of which has another node to try", append(threeRejected, ungatedPod("e", 2)), nil, "e"},
+		{"that do not exist", nil, nil, ""},
 	} {
 		var got types.UID
-		if l := groupWith(tc.pods...).leaders(now)["claim"]; l != nil {
+		if l := groupWith(tc.pods...).leaders(rejectedAt(tc.rejected))["claim"]; l != nil {
 			got = l.leader
 		}
 		if got != tc.want {
@@ -94,7 +98,7 @@ func TestGroup_leaders(t *testing.T) {
 }
 
 func TestGroup_maySchedule(t *testing.T) {
-	now := time.Unix(1000, 0)
+	leaders := func(g *group) map[string]*leadership { return g.leaders(rejectedAt(nil)) }
 	claim := func(allocated bool, reserved ...types.UID) *resourceapi.ResourceClaim {
 		c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: "claim"}}
 		if allocated {
@@ -126,10 +130,10 @@ func TestGroup_maySchedule(t *testing.T) {
 		if tc.claim != nil {
 			g.sharedClaims[0].shards[0] = tc.claim
 		}
-		if got := g.maySchedule(a, g.leaders(now)); got != tc.leader {
+		if got := g.maySchedule(a, leaders(g)); got != tc.leader {
 			t.Errorf("maySchedule for the leader when the claim %s: got %t, want %t", tc.name, got, tc.leader)
 		}
-		if got := g.maySchedule(b, g.leaders(now)); got != tc.other {
+		if got := g.maySchedule(b, leaders(g)); got != tc.other {
 			t.Errorf("maySchedule for the other pod when the claim %s: got %t, want %t", tc.name, got, tc.other)
 		}
 	}

@@ -59,8 +59,9 @@ type Reconciler struct {
 	// Unused measures for how long a PodGroup has had no pods.
 	Unused *workload.Timer
 
-	ungated   ungatedCache
-	deletions deletions
+	ungated ungatedCache
+	// deletions has the claims that are being deleted, and rejections the pods for which the scheduler finds no node.
+	deletions, rejections firstSeen
 }
 
 // Owner returns the PodGroup as the owner of its claims.

@@ -650,13 +650,21 @@ func TestReconciler_gatesDisabledWhilePodsWait(t *testing.T) {
 }
 
 // The scheduler rejects the leaders of a claim: the PodGroup reports it, and later another pod becomes the
-// leader.
+// leader. The clock of the API server, which writes when pods were created, may differ from the controller's.
 func TestReconciler_rejectedLeaders(t *testing.T) {
+	for name, ahead := range map[string]time.Duration{
+		"same clocks": 0, "API server's clock is behind": -time.Hour, "API server's clock is ahead": time.Hour,
+	} {
+		t.Run(name, func(t *testing.T) { testRejectedLeaders(t, time.Now().Add(ahead)) })
+	}
+}
+
+func testRejectedLeaders(t *testing.T, created time.Time) {
 	name := generatedName()
 	objects := []client.Object{testPodGroup("template", ""), testTemplate("fabric." + testDriver)}
 	for _, pod := range []string{"a", "b", "c", "d", "e"} {
 		p := testPod(pod, name)
-		p.CreationTimestamp = metav1.Now()
+		p.CreationTimestamp = metav1.NewTime(created)
 		gate(p)
 		objects = append(objects, p)
 	}
@@ -676,11 +684,12 @@ func TestReconciler_rejectedLeaders(t *testing.T) {
 	if result.RequeueAfter != leaderInterval {
 		t.Errorf("reconcile again after %s, want %s", result.RequeueAfter, leaderInterval)
 	}
-	e.updatePod("a", func(pod *corev1.Pod) {
-		pod.CreationTimestamp = metav1.NewTime(time.Now().Add(-leaderInterval))
-	})
+	rejections := e.reconciler.rejections.times
+	for uid, s := range rejections {
+		rejections[uid] = sighting{first: s.first.Add(-leaderInterval), last: s.last}
+	}
 	e.reconcile()
-	e.expectGated("the first pod is a minute old", "e")
+	e.expectGated("a minute has passed", "e")
 	e.allocate(name, "d")
 	e.updatePod("d", bind)
 	e.reconcile()
