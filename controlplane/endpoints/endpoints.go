@@ -33,6 +33,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	network "github.com/dra-shared/dra-driver-shared/api/network/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/controlplane/retry"
 	"github.com/dra-shared/dra-driver-shared/internal/claimref"
 	"github.com/dra-shared/dra-driver-shared/internal/podstatus"
 )
@@ -67,6 +68,7 @@ func (r *Reconciler) SetupWithManager(_ context.Context, m ctrl.Manager) error {
 		Watches(&resourceapi.ResourceClaim{}, handler.EnqueueRequestsFromMapFunc(r.servicesOf)).
 		WatchesRawSource(source.Kind(r.PodCache, &corev1.Pod{}, handler.TypedEnqueueRequestsFromMapFunc(
 			func(ctx context.Context, pod *corev1.Pod) []reconcile.Request { return r.servicesOf(ctx, pod) }))).
+		WithOptions(retry.Options()).
 		Complete(r)
 }
 

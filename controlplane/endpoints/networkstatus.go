@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	network "github.com/dra-shared/dra-driver-shared/api/network/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/controlplane/retry"
 	"github.com/dra-shared/dra-driver-shared/internal/claimref"
 	"github.com/dra-shared/dra-driver-shared/internal/podstatus"
 )
@@ -73,6 +74,7 @@ func (r *StatusReconciler) SetupWithManager(ctx context.Context, m ctrl.Manager)
 				}
 				return []reconcile.Request{{NamespacedName: client.ObjectKeyFromObject(pod)}}
 			}))).
+		WithOptions(retry.Options()).
 		Complete(r)
 }
 

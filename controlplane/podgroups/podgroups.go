@@ -31,6 +31,7 @@ import (
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
 	"github.com/dra-shared/dra-driver-shared/controlplane/mode"
+	"github.com/dra-shared/dra-driver-shared/controlplane/retry"
 	"github.com/dra-shared/dra-driver-shared/controlplane/workload"
 	"github.com/dra-shared/dra-driver-shared/internal/claimref"
 	"github.com/dra-shared/dra-driver-shared/internal/podstatus"
@@ -40,7 +41,7 @@ import (
 // problemRetryInterval is the time between two attempts to solve a problem whose end no event
 // announces, such as an exceeded quota, or a claim of another owner with the name of the group's
 // claim.
-const problemRetryInterval = 30 * time.Second
+const problemRetryInterval = retry.MaxInterval
 
 // Reconciler reconciles PodGroups.
 type Reconciler struct {

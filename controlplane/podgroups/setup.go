@@ -5,7 +5,6 @@ package podgroups
 
 import (
 	"context"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -14,7 +13,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -26,6 +24,7 @@ import (
 
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 	"github.com/dra-shared/dra-driver-shared/controlplane/mode"
+	"github.com/dra-shared/dra-driver-shared/controlplane/retry"
 	"github.com/dra-shared/dra-driver-shared/controlplane/workload"
 	"github.com/dra-shared/dra-driver-shared/internal/podstatus"
 )
@@ -45,10 +44,6 @@ const (
 
 // maxConcurrentReconciles is the number of PodGroups that are reconciled at a time.
 const maxConcurrentReconciles = 8
-
-// minRetryInterval is the time after the first failure of a reconcile. It doubles with each
-// further failure up to problemRetryInterval. It is short because the pods of a group wait.
-const minRetryInterval = 5 * time.Millisecond
 
 // SetupWithManager registers the controller with the manager, which starts it.
 func (r *Reconciler) SetupWithManager(ctx context.Context, m ctrl.Manager) error {
@@ -70,11 +65,9 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, m ctrl.Manager) error
 }
 
 func controllerOptions() controller.Options {
-	return controller.Options{
-		MaxConcurrentReconciles: maxConcurrentReconciles,
-		RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](
-			minRetryInterval, problemRetryInterval),
-	}
+	options := retry.Options()
+	options.MaxConcurrentReconciles = maxConcurrentReconciles
+	return options
 }
 
 // index is a field index of the cache.

@@ -33,6 +33,7 @@ import (
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/controlplane/claimpods"
+	"github.com/dra-shared/dra-driver-shared/controlplane/retry"
 	"github.com/dra-shared/dra-driver-shared/device/fabricpool"
 	"github.com/dra-shared/dra-driver-shared/internal/claimref"
 	"github.com/dra-shared/dra-driver-shared/internal/claimstatus"
@@ -83,6 +84,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, m ctrl.Manager) error
 		For(&resourceapi.ResourceClaim{}).
 		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(requestsForPod)).
 		WatchesRawSource(others.Source()).
+		WithOptions(retry.Options()).
 		Complete(r)
 }
 

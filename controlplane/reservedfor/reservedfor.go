@@ -34,6 +34,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/controlplane/claimpods"
 	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
+	"github.com/dra-shared/dra-driver-shared/controlplane/retry"
 	"github.com/dra-shared/dra-driver-shared/controlplane/workload"
 	"github.com/dra-shared/dra-driver-shared/internal/claimref"
 )
@@ -98,6 +99,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, m ctrl.Manager) error
 	c, err := ctrl.NewControllerManagedBy(m).Named("reservedfor").
 		Watches(&resourceapi.ResourceClaim{}, handler.EnqueueRequestsFromMapFunc(enqueueAnnotated)).
 		WatchesRawSource(pods.Source()).
+		WithOptions(retry.Options()).
 		Build(r)
 	r.Finder.StartWatch = workload.Watch(c, m.GetCache(), r.claimsHeldBy)
 	return err
