@@ -98,7 +98,8 @@ func claimNamed(namespace, name string) types.NamespacedName {
 	return types.NamespacedName{Namespace: namespace, Name: name}
 }
 
-// expectPods checks the names of the pods that use a claim.
+// expectPods checks the names of the pods that use a claim. Then it waits until the Watcher waits for changes: the fake
+// API server does not send those that it gets between the Watcher's list and its watch.
 func (e *testEnv) expectPods(claim types.NamespacedName, want ...string) {
 	e.Helper()
 	pods, err := e.Pods(e.Context(), claim)
@@ -113,6 +114,7 @@ func (e *testEnv) expectPods(claim types.NamespacedName, want ...string) {
 	if !slices.Equal(got, want) {
 		e.Errorf("pods of claim %s: got %q, want %q", claim, got, want)
 	}
+	synctest.Wait()
 }
 
 // expectRequest waits for the next request.
@@ -129,18 +131,20 @@ func (e *testEnv) expectRequest(condition string, want types.NamespacedName) {
 }
 
 func TestWatcher_Pods(t *testing.T) {
-	inGroup := testPod("a", "in-group", "shared")
-	inGroup.Labels = map[string]string{scheduling.GroupUIDLabel: "1"}
-	e := newTestEnv(t, testPod("a", "first", "shared"), testPod("a", "both", "shared", "own"), inGroup,
-		withTemplate(testPod("a", "generated"), "of-template"), testPod("a", "none"), testPod("b", "other", "shared"))
-	e.expectPods(claimNamed("a", "shared"), "both", "first")
-	e.expectPods(claimNamed("a", "own"), "both")
-	e.expectPods(claimNamed("a", "of-template"), "generated")
-	e.expectPods(claimNamed("a", "unused"))
-	e.expectPods(claimNamed("b", "shared"), "other")
-	if stored := e.namespaces["a"].informer.GetStore().ListKeys(); slices.Contains(stored, "a/none") {
-		t.Errorf("pods in the cache: got %q, want none that uses no claim", stored)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		inGroup := testPod("a", "in-group", "shared")
+		inGroup.Labels = map[string]string{scheduling.GroupUIDLabel: "1"}
+		e := newTestEnv(t, testPod("a", "first", "shared"), testPod("a", "both", "shared", "own"), inGroup,
+			withTemplate(testPod("a", "generated"), "of-template"), testPod("a", "none"), testPod("b", "other", "shared"))
+		e.expectPods(claimNamed("a", "shared"), "both", "first")
+		e.expectPods(claimNamed("a", "own"), "both")
+		e.expectPods(claimNamed("a", "of-template"), "generated")
+		e.expectPods(claimNamed("a", "unused"))
+		e.expectPods(claimNamed("b", "shared"), "other")
+		if stored := e.namespaces["a"].informer.GetStore().ListKeys(); slices.Contains(stored, "a/none") {
+			t.Errorf("pods in the cache: got %q, want none that uses no claim", stored)
+		}
+	})
 }
 
 // A request is sent for each change that matters to a claim, and for no other claim.
