@@ -46,7 +46,8 @@ type queued struct {
 type counted struct {
 	Spec struct {
 		Replicas       *int64 `json:"replicas"`    // of a Deployment, a StatefulSet, or a LeaderWorkerSet
-		Parallelism    *int64 `json:"parallelism"` // of a Job
+		Parallelism    *int32 `json:"parallelism"` // of a Job
+		Completions    *int32 `json:"completions"` // of a Job
 		ReplicatedJobs []struct {
 			Replicas *int64 `json:"replicas"`
 		} `json:"replicatedJobs"` // of a JobSet
@@ -171,10 +172,11 @@ func (o *queued) podSets() (sets []podSet) {
 	}
 	replicas := ptr.Deref(numbers.Replicas, 1)
 	if t := o.object.Spec.Template; t != nil {
-		add(t, spec.Child("template"), max(replicas, ptr.Deref(numbers.Parallelism, 1)))
+		add(t, spec.Child("template"), max(replicas, podsOfJob(numbers.Parallelism, numbers.Completions)))
 	}
 	for i, job := range o.object.Spec.ReplicatedJobs {
-		pods := ptr.Deref(numbers.ReplicatedJobs[i].Replicas, 1) * int64(ptr.Deref(job.Template.Spec.Parallelism, 1))
+		pods := ptr.Deref(numbers.ReplicatedJobs[i].Replicas, 1) *
+			podsOfJob(job.Template.Spec.Parallelism, job.Template.Spec.Completions)
 		add(&o.object.Spec.ReplicatedJobs[i].Template.Spec.Template,
 			spec.Child("replicatedJobs").Index(i).Child("template", "spec", "template"), pods)
 		_, sets[len(sets)-1].ofQueuedJob = job.Template.Labels[queueLabel]
@@ -189,6 +191,12 @@ func (o *queued) podSets() (sets []podSet) {
 		add(&t.WorkerTemplate, spec.Child("leaderWorkerTemplate", "workerTemplate"), workers)
 	}
 	return sets
+}
+
+// podsOfJob returns the number of pods for which Kueue charges a Job: those that run at the same time.
+func podsOfJob(parallelism, completions *int32) int64 {
+	atATime := ptr.Deref(parallelism, 1)
+	return int64(min(atATime, ptr.Deref(completions, atATime)))
 }
 
 // check denies a template whose shared claims Kueue would charge wrongly, and returns warnings.

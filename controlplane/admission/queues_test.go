@@ -81,6 +81,12 @@ func TestQueues_Handle(t *testing.T) {
 		{"a missing template", "parallelism: 2, template: {" + strings.Replace(inTeam, "team", "other", 1) +
 			", spec: {resourceClaims: [{name: net, resourceClaimTemplateName: none}]}}",
 			`ResourceClaimTemplate "none", to which entry "net" refers, does not exist`},
+		{"one charge for one completion", "parallelism: 2, completions: 1, template: {" + inTeam +
+			", spec: {resourceClaims: [" + shared + "]}}", ""},
+		{"two pods at a time of three", "parallelism: 2, completions: 3, template: {" + inTeam +
+			", spec: {resourceClaims: [" + shared + "]}}", twice},
+		{"one charge for one completion of a JobSet", "replicatedJobs: [{template: {spec: {parallelism: 2, completions: 1, " +
+			"template: {" + inTeam + ", spec: {resourceClaims: [" + shared + "]}}}}}]", ""},
 		{"two replicas", "replicas: 2, template: {" + inTeam + ", spec: {resourceClaims: [" + shared + "]}}", twice},
 		{"claims of pods", "parallelism: 2, template: {" + inTeam + ", spec: {resourceClaims: [" + own + "]}}", ""},
 		{"no group", "parallelism: 2, template: {spec: {resourceClaims: [" + shared + "]}}", ""},
