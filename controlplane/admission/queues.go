@@ -76,7 +76,8 @@ func (q *Queues) Handle(ctx context.Context, req admission.Request) admission.Re
 	}
 	var warnings []string
 	_, queued := object.object.Metadata.Labels[queueLabel]
-	for _, set := range object.podSets() {
+	sets := object.podSets()
+	for _, set := range sets {
 		if !queued {
 			if err := checkQueuedTemplate(req.Kind.Kind, &object.object.Metadata, set); err != nil {
 				return errorResponse(err, warnings)
@@ -86,7 +87,7 @@ func (q *Queues) Handle(ctx context.Context, req admission.Request) admission.Re
 		err := checkPods(req.Kind.Kind, set)
 		if err == nil {
 			var more []string
-			more, err = q.check(ctx, req.Namespace, set)
+			more, err = q.check(ctx, req.Namespace, set, sets)
 			warnings = append(warnings, more...)
 		}
 		if err != nil {
@@ -199,10 +200,13 @@ func podsOfJob(parallelism, completions *int32) int64 {
 	return int64(min(atATime, ptr.Deref(completions, atATime)))
 }
 
-// check denies a template whose shared claims Kueue would charge wrongly, and returns warnings.
-func (q *Queues) check(ctx context.Context, namespace string, set podSet) (warnings []string, err error) {
+// check denies a template whose shared claims Kueue would charge wrongly, and returns warnings. all are the
+// templates of the workload.
+func (q *Queues) check(
+	ctx context.Context, namespace string, set podSet, all []podSet,
+) (warnings []string, err error) {
 	if name, ok := set.Annotations[scheduling.GroupAnnotation]; ok {
-		if warnings, err = q.checkPodGroup(ctx, namespace, name, set); err != nil {
+		if warnings, err = q.checkPodGroup(ctx, namespace, name, set, all); err != nil {
 			return warnings, err
 		}
 	}
@@ -230,13 +234,13 @@ func (q *Queues) check(ctx context.Context, namespace string, set podSet) (warni
 	return warnings, nil
 }
 
-// checkPodGroup denies a template of several pods that reference a claim template which the PodGroup
-// shares, and any template whose DeviceClass Kueue does not know. If the PodGroup does not exist yet,
+// checkPodGroup denies a template with a reference to a claim template which the PodGroup shares, if several pods of
+// the workload have the reference, and any template whose DeviceClass Kueue does not know. If the PodGroup does not exist yet,
 // it may share every claim template. The charge for a single pod is correct only for the first such
 // workload of the PodGroup. The webhook cannot determine which one is the first, so it returns a
 // warning.
 func (q *Queues) checkPodGroup(
-	ctx context.Context, namespace, name string, set podSet,
+	ctx context.Context, namespace, name string, set podSet, all []podSet,
 ) (warnings []string, err error) {
 	var group scheduling.PodGroup
 	err = q.APIReader.Get(ctx, types.NamespacedName{Namespace: namespace, Name: name}, &group)
@@ -256,6 +260,7 @@ func (q *Queues) checkPodGroup(
 		template, path := *c.ResourceClaimTemplateName, set.path.Child("spec", "resourceClaims").Index(i)
 		entry := scheduling.ListedClaim{Name: c.Name, ResourceClaimTemplateName: &template}
 		class, err := q.chargedClass(ctx, namespace, entry)
+		pods := podsSharing(all, name, c)
 		switch {
 		case err != nil:
 			return nil, err
@@ -265,16 +270,29 @@ func (q *Queues) checkPodGroup(
 					"admits a workload that references a template with a class of none of its deviceClassMappings: "+
 					"list the claim in the annotation %s instead, or remove the label %s",
 				path, template, scheduling.JobClaimsAnnotation, queueLabel)
-		case set.pods > 1:
+		case pods > 1:
 			return nil, denied(reasonQueue,
 				"%s: Kueue would charge ResourceClaimTemplate %q %d times, once for each pod, but the pods share one "+
 					"claim of PodGroup %q: run one pod, remove the annotation %s so that each pod has a claim of its own, or remove "+
-					"the label %s", path, template, set.pods, name, scheduling.GroupAnnotation, queueLabel)
+					"the label %s", path, template, pods, name, scheduling.GroupAnnotation, queueLabel)
 		}
 		warnings = append(warnings, fmt.Sprintf("%s: Kueue charges the claim of PodGroup %q for this workload, and again "+
 			"for each other workload of the PodGroup in a queue", path, name))
 	}
 	return warnings, nil
+}
+
+// podsSharing returns the number of pods of the PodGroup that have the reference to a claim template.
+func podsSharing(sets []podSet, group string, reference *corev1.PodResourceClaim) (pods int64) {
+	for _, set := range sets {
+		has := slices.ContainsFunc(set.Spec.ResourceClaims, func(c corev1.PodResourceClaim) bool {
+			return c.Name == reference.Name && ptr.Equal(c.ResourceClaimTemplateName, reference.ResourceClaimTemplateName)
+		})
+		if has && set.Annotations[scheduling.GroupAnnotation] == group {
+			pods += set.pods
+		}
+	}
+	return pods
 }
 
 // chargedClass returns a DeviceClass that the claim requests and Kueue charges, or "".

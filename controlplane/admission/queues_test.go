@@ -96,6 +96,13 @@ func TestQueues_Handle(t *testing.T) {
 			", spec: {resourceClaims: [" + own + "]}}", twice},
 		{"JobSet", "replicatedJobs: [{replicas: 3, template: {spec: {parallelism: 2, template: {" + inTeam +
 			", spec: {resourceClaims: [" + shared + "]}}}}}]", six},
+		{"JobSet of two Jobs with one pod", "replicatedJobs: [{template: {spec: {template: {" + inTeam +
+			", spec: {resourceClaims: [" + shared + "]}}}}}, {template: {spec: {template: {" + inTeam +
+			", spec: {resourceClaims: [" + shared + "]}}}}}]", twice},
+		{"one charge for one pod of a JobSet", "replicatedJobs: [{template: {spec: {template: {" + inTeam +
+			", spec: {resourceClaims: [" + shared + "]}}}}}, {template: {spec: {template: {" + inTeam +
+			", spec: {resourceClaims: [" + own + "]}}}}}, {template: {spec: {template: {" +
+			"spec: {resourceClaims: [" + shared + "]}}}}}]", ""},
 		{"leaders", "replicas: 2, leaderWorkerTemplate: {size: 3, leaderTemplate: {" + inTeam +
 			", spec: {resourceClaims: [" + shared + "]}}, workerTemplate: {}}", twice},
 		{"leaders and workers", "replicas: 2, leaderWorkerTemplate: {size: 3, workerTemplate: {" + inTeam +
