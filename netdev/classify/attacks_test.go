@@ -382,6 +382,34 @@ func TestAttack_bridgedFramesWithAddressOfSibling(t *testing.T) {
 	}
 }
 
+// A pod that may forward can also bridge ARP with the address of another share. It must not use up the number of
+// broadcasts that the other share may send.
+func TestAttack_bridgedARPOfSibling(t *testing.T) {
+	needRoutes(t)
+	config := enforced()
+	config.Policy.Forwarding = true
+	e := newTestEnv(t, config)
+	attacker, victim := e.pod(0, 1, hardCap(100*mega), netdev.Private), e.pod(1, 2, hardCap(100*mega), netdev.Private)
+	behind, mac := e.bridgedBehind(attacker), victim.attachment.MAC
+	request := classify.EtherTo(broadcast, mac, 0x0806, classify.ARP(1, mac, victim.ip, wireIP))
+	e.awaitFirst(behind, "eth0", request)
+	sender, err := nstest.NewMarkSender(behind, "eth0", 0, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sender.Close()
+	for range 3000 {
+		if err := sender.Send(request); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wire := listen(t, e.wire, "wire") // what waits behind the flood would not fit into an earlier one
+	sendRaw(victim.Namespace, "net1", append(request, marker(1)...))
+	if !wire.saw(marker(1), time.Second) {
+		t.Error("a request of the other share did not arrive")
+	}
+}
+
 func sendUDP(to string, payload []byte) error {
 	conn, err := net.Dial("udp", to)
 	if err != nil {

@@ -89,7 +89,7 @@ func newIdentityEnv(t *testing.T, policy Policy, change ...func(*NIC, *Member)) 
 		t.Fatal(err)
 	}
 	policy.NodeAddresses = append(policy.NodeAddresses, netip.MustParseAddr(nodeIP))
-	nic := NIC{Index: testNIC, MAC: nicMAC, Major: testMajor, HostCookie: 1, Policy: policy}
+	nic := NIC{Index: testNIC, MAC: nicMAC, Major: testMajor, HostCookie: cookie + 2000, Policy: policy}
 	link := Member{
 		Parent: testNIC, Cookie: cookie, MAC: linkMAC,
 		Addresses: []netip.Addr{netip.MustParseAddr(linkIP), netip.MustParseAddr(linkIP6)},

@@ -30,8 +30,8 @@ const (
 	quickTests = "^(TestRun|TestMount|TestOpen|TestProgram_(drops|onlyCounts|gateway)|" +
 		"TestTraffic_(of(Shares|Pods)|ignores)|TestRawFrames|TestForwarded(Frames|ByNode_isNot)|" +
 		"TestBridgeMode_(delivers|limitsBroadcasts)|TestFairQueue|" +
-		"TestAttack_(rawFrames|gateway|furtherLink|modeBridge|neighborFlood|sourceMode$|kernelARP|content)|" +
-		"TestIdentity_nodeARP|" +
+		"TestAttack_(rawFrames|gateway|furtherLink|modeBridge|neighborFlood|sourceMode$|kernelARP|content|checksum)|" +
+		"TestIdentity_(nodeARP|delayedRepliesWith)|" +
 		"TestNode_(Attach|Detach|Read|Watch_reports|Manage_takesOver))"
 	quickStories = "^(grants|node|attach-failure|multiple-containers)$"
 )
@@ -121,6 +121,8 @@ func (p pass) kernel(ctx context.Context, cache string, row *matrix.Row) error {
 		selector: p.selector, append: p.append, timeout: 17 * time.Minute, cpus: 2, memoryMiB: 1536, dir: dir,
 	}
 	test.job.Dir = "/tmp"
+	// The tests run in the initial namespaces, as the plugin does on most nodes; see package nstest.
+	test.job.Env = []string{"NSTEST_INSIDE=1"}
 	if err := test.add(ctx, kernelPackages); err != nil {
 		return err
 	}

@@ -148,7 +148,7 @@ type Allow struct {
 
 	// Addresses lists further addresses and networks, such as 10.20.0.9, from which
 	// every link may send, for example virtual addresses that pods take over from each
-	// other. With addresses or macs, links may also send VRRP.
+	// other. With addresses or macs, links may also send VRRP, HSRP, and GLBP.
 	Addresses []string `json:"addresses,omitempty"`
 
 	// MACs lists further MAC addresses with which every link may send and receive,
@@ -162,7 +162,7 @@ type Allow struct {
 	// Forwarding permits pods to forward frames that they have not sent themselves,
 	// such as those of a virtual machine or of another network. The frames need the MAC
 	// address of the link, or one of macs. They count as frames without a known sender.
-	// The default is false.
+	// Links may then also send the routing protocols OSPF, EIGRP, and RIP. The default is false.
 	Forwarding bool `json:"forwarding,omitempty"`
 
 	// RouterAdvertisements lets links configure addresses and routes from the router
