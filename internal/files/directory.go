@@ -26,6 +26,7 @@ type Directory[T any] struct {
 	path           string
 	prefix, suffix string
 	parse          func(path string) (T, error)
+	list           func(path string) ([]os.DirEntry, error) // os.ReadDir, except in tests
 
 	mu      sync.Mutex
 	changes changes
@@ -55,7 +56,7 @@ type fileID struct {
 // directory may be missing; it then has no files.
 func NewDirectory[T any](path, prefix, suffix string, parse func(path string) (T, error)) *Directory[T] {
 	return &Directory[T]{
-		path: path, prefix: prefix, suffix: suffix, parse: parse,
+		path: path, prefix: prefix, suffix: suffix, parse: parse, list: os.ReadDir,
 		changes: changes{fd: -1}, unread: map[string]bool{},
 	}
 }
@@ -144,10 +145,12 @@ func (d *Directory[T]) includes(name string) bool {
 	return strings.HasPrefix(name, d.prefix) && strings.HasSuffix(name, d.suffix)
 }
 
-// readAll reads the directory, and the files that were not read before.
+// readAll reads the directory, and the files that were not read before. If it fails, it closes d.changes,
+// because the events from then on do not name the files that it missed: the next call reads the directory again.
 func (d *Directory[T]) readAll() error {
-	entries, err := os.ReadDir(d.path) // sorted
+	entries, err := d.list(d.path) // sorted
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		d.changes.close()
 		return err
 	}
 	d.files = slices.DeleteFunc(d.files, func(f *parsed[T]) bool {
@@ -269,6 +272,9 @@ func (c *changes) open(dir string) {
 }
 
 func (c *changes) close() {
+	if c.fd < 0 {
+		return
+	}
 	c.stop.Stop()
 	_ = unix.Close(c.fd)
 	c.fd = -1

@@ -103,6 +103,32 @@ func TestDirectory_Each_readsAgainAfterSystemError(t *testing.T) {
 	d.expect("", 0, "a.json=1")
 }
 
+// A directory that could not be listed must not seem empty, or unchanged, to the next call.
+func TestDirectory_Each_listsAgainAfterSystemError(t *testing.T) {
+	d := newTestDirectory(t)
+	d.write("a.json", "1")
+	failing := func(string) ([]os.DirEntry, error) { return nil, syscall.EMFILE }
+	expectFailures := func() {
+		t.Helper()
+		d.list = failing
+		defer func() { d.list = os.ReadDir }()
+		for range 2 {
+			if err := d.Each("", func(string, string, error) {}); !errors.Is(err, syscall.EMFILE) {
+				t.Errorf("Each returned the error %v, want %v", err, syscall.EMFILE)
+			}
+			if _, ok, err := d.Get("a.json"); ok || !errors.Is(err, syscall.EMFILE) {
+				t.Errorf("Get returned %t and the error %v, want %v", ok, err, syscall.EMFILE)
+			}
+		}
+	}
+	expectFailures()
+	d.expect("", 1, "a.json=1")
+	d.must(os.Rename(d.path, d.path+".old"))
+	d.write("b.json", "1")
+	expectFailures()
+	d.expect("", 1, "b.json=1")
+}
+
 func TestDirectory_Get(t *testing.T) {
 	for name, unavailable := range map[string]bool{"with inotify": false, "without inotify": true} {
 		t.Run(name, func(t *testing.T) {
