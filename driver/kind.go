@@ -325,9 +325,9 @@ type ReservingClaim struct {
 
 // Records gives access to the claim records and attachment records of the node.
 type Records interface {
-	// Claims returns the readable records of claims that are prepared or are being prepared. The caller must
-	// not modify them.
-	Claims() []*record.Claim
+	// Claims returns the readable records of claims that are prepared or are being prepared. It fails if the
+	// records cannot be listed. The caller must not modify them.
+	Claims() ([]*record.Claim, error)
 	// List returns the attachment records. It fails if some of them cannot be read.
 	List() ([]attach.Record, error)
 	// Aside returns the UIDs of the claims of attachment records that were set aside, by the path of the record. Such a

@@ -277,7 +277,10 @@ func (d *Driver) admit(ctx context.Context, recorded *record.Claim, shares []sha
 		return err
 	}
 	defer release()
-	others := d.sharesOfOtherClaims(ctx, recorded.UID, shares)
+	others, err := d.sharesOfOtherClaims(ctx, recorded.UID, shares)
+	if err != nil {
+		return err
+	}
 	for i := range shares {
 		s := &shares[i]
 		if !s.AdminAccess {
@@ -316,10 +319,11 @@ func deviceOf(s record.Share) publishedDevice { return publishedDevice{s.Pool, s
 
 // sharesOfOtherClaims returns the shares that other claims than the one with that UID hold on the
 // devices of shares. A claim whose record is lost or cannot be read counts with the shares that are
-// attached to its pods.
+// attached to its pods. It returns an error if records cannot be listed, because shares of any other claim
+// may then exist.
 func (d *Driver) sharesOfOtherClaims(
 	ctx context.Context, uid types.UID, shares []share,
-) map[publishedDevice][]*record.Share {
+) (map[publishedDevice][]*record.Share, error) {
 	others := map[publishedDevice][]*record.Share{}
 	for _, s := range shares {
 		others[deviceOf(s.Share)] = nil
@@ -330,7 +334,10 @@ func (d *Driver) sharesOfOtherClaims(
 			others[device] = append(on, s)
 		}
 	}
-	claims := d.readableClaims(ctx)
+	claims, err := d.claims.List()
+	if err = withoutUnreadable(ctx, err); err != nil {
+		return nil, err
+	}
 	counted := make(map[types.UID]bool, len(claims)+1)
 	counted[uid] = true
 	for _, c := range claims {
@@ -343,14 +350,18 @@ func (d *Driver) sharesOfOtherClaims(
 		}
 	}
 	added := map[string]bool{} // several pods may have the same share
-	for _, r := range d.readableAttachments(ctx, func(r *attach.Record) bool { return !counted[types.UID(r.ClaimUID)] }) {
+	attached, err := d.attachments.Select(func(r *attach.Record) bool { return !counted[types.UID(r.ClaimUID)] })
+	if err = withoutUnreadable(ctx, err); err != nil {
+		return nil, err
+	}
+	for _, r := range attached {
 		if !added[r.Share] {
 			added[r.Share] = true
 			s := d.shareInRecord(r)
 			add(&s)
 		}
 	}
-	return others
+	return others, nil
 }
 
 // admitShare checks a share against the other shares of its device.

@@ -15,6 +15,7 @@ import (
 
 	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
+	"github.com/dra-shared/dra-driver-shared/internal/files"
 )
 
 // readableClaims returns all claim records that can be read, and logs the
@@ -35,6 +36,16 @@ func (d *Driver) readableAttachments(ctx context.Context, selected func(*attach.
 		klog.FromContext(ctx).Error(err, "Some attachment records are unreadable; continuing without them")
 	}
 	return attached
+}
+
+// withoutUnreadable returns err if records could not be listed, so that it is unknown which exist. It logs and drops
+// an error that means that some of the listed records are unreadable.
+func withoutUnreadable(ctx context.Context, err error) error {
+	if err == nil || errors.Is(err, files.ErrUnlisted) {
+		return err
+	}
+	klog.FromContext(ctx).Error(err, "Some records are unreadable; continuing without them")
+	return nil
 }
 
 // attachmentsOf returns the readable attachments of a share. It logs the
@@ -107,9 +118,12 @@ type nodeRecords struct {
 func (d *Driver) records() Records { return nodeRecords{d.attachments, d.claims} }
 
 // Claims implements Records.
-func (r nodeRecords) Claims() []*record.Claim {
-	claims, _ := r.claims.List() // unreadable records are logged by restore
-	return slices.DeleteFunc(claims, func(c *record.Claim) bool { return c.Phase == record.Unpreparing })
+func (r nodeRecords) Claims() ([]*record.Claim, error) {
+	claims, err := r.claims.List()
+	if errors.Is(err, files.ErrUnlisted) { // restore logs unreadable records
+		return nil, err
+	}
+	return slices.DeleteFunc(claims, func(c *record.Claim) bool { return c.Phase == record.Unpreparing }), nil
 }
 
 // setAsideCorrupt renames records that cannot be read, and logs why.

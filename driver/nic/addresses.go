@@ -291,7 +291,11 @@ func (k *Kind) usedIn(records driver.Records) func() (ipam.Used, error) {
 			return used, err
 		}
 		used.Unreadable = slices.Sorted(maps.Keys(aside))
-		used.Claimed = k.claimedIn(records.Claims())
+		claims, err := records.Claims()
+		if err != nil {
+			return used, err
+		}
+		used.Claimed = k.claimedIn(claims)
 		used.Owners = map[ipam.Address]ipam.Owner{}
 		for _, r := range all {
 			if r.Kind != Name {

@@ -5,6 +5,7 @@ package files
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -51,6 +52,9 @@ type fileID struct {
 	changed syscall.Timespec
 }
 
+// ErrUnlisted means that a directory could not be listed, so that it is unknown which files it has.
+var ErrUnlisted = errors.New("the directory cannot be listed")
+
 // NewDirectory returns the Directory at path with the files whose names begin with prefix and end with
 // suffix. parse reads a file. NewDirectory accesses nothing; the first call of Each or Get does. The
 // directory may be missing; it then has no files.
@@ -65,8 +69,8 @@ func NewDirectory[T any](path, prefix, suffix string, parse func(path string) (T
 func (d *Directory[T]) Path(name string) string { return filepath.Join(d.path, name) }
 
 // Each calls do for the files whose names begin with prefix, in the order of their
-// names, with the result of parsing them. do must not modify the value. Each returns an
-// error if the directory cannot be read.
+// names, with the result of parsing them. do must not modify the value. Each returns
+// ErrUnlisted if the directory cannot be read.
 func (d *Directory[T]) Each(prefix string, do func(name string, value T, err error)) error {
 	files, err := d.current(prefix)
 	for _, f := range files {
@@ -151,7 +155,7 @@ func (d *Directory[T]) readAll() error {
 	entries, err := d.list(d.path) // sorted
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		d.changes.close()
-		return err
+		return fmt.Errorf("%w: %w", ErrUnlisted, err)
 	}
 	d.files = slices.DeleteFunc(d.files, func(f *parsed[T]) bool {
 		_, listed := slices.BinarySearchFunc(entries, f.name, func(e os.DirEntry, name string) int {
