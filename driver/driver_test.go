@@ -21,6 +21,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
@@ -502,16 +503,48 @@ func TestRead_namespaceHasEnded(t *testing.T) {
 		t.Fatal(err)
 	}
 	ended := p.onlyRecord()
-	const unused = 1 << 20
-	ended.Namespace.NSID = unused
+	ended.Namespace.NSID = unusedNSID
+	if diff := cmp.Diff(driver.State{Pending: true}, p.read(ended)); diff != "" {
+		t.Errorf("state (-want +got):\n%s", diff)
+	}
+}
+
+// While a link is being created, its record has addresses and no index. The link may exist until its namespace has
+// ended: a plugin that was killed may have created it.
+func TestRead_linkIsBeingCreated(t *testing.T) {
+	p := newPlugin(t)
+	c := p.claim("c", "100M", "")
+	pod := p.sandbox("pod")
+	if err := pod.hook(c, p.mustPrepare(c)[0]); err != nil {
+		t.Fatal(err)
+	}
+	created := p.onlyRecord()
+	created.Payload = []byte(`{"parent": 1, "mac": "02:00:00:00:00:01", "network": "storage", ` +
+		`"addresses": ["10.20.0.5/16"]}`)
+	if diff := cmp.Diff(driver.State{Exists: true, Pending: true}, p.read(created)); diff != "" {
+		t.Errorf("state in a namespace that exists (-want +got):\n%s", diff)
+	}
+	created.Namespace.NSID = unusedNSID
+	if diff := cmp.Diff(driver.State{Pending: true}, p.read(created)); diff != "" {
+		t.Errorf("state in a namespace that has ended (-want +got):\n%s", diff)
+	}
+}
+
+// unusedNSID is an ID that no namespace has.
+const unusedNSID = 1 << 20
+
+// read returns the state that the NIC kind reads for an attachment.
+func (p *plugin) read(r attach.Record) driver.State {
+	p.t.Helper()
 	attacher, ok := p.options.Kinds[0].(driver.Attacher)
 	if !ok {
-		t.Fatalf("kind %T is not an Attacher", p.options.Kinds[0])
+		p.t.Fatalf("kind %T is not an Attacher", p.options.Kinds[0])
 	}
-	state, err := attacher.Read(t.Context(), record.Share{Device: "nic0"}, ended)
-	if err != nil || !state.Pending || state.Exists {
-		t.Errorf("got %+v and error %v, want a state that is pending", state, err)
+	state, err := attacher.Read(p.t.Context(), record.Share{Device: "nic0"}, r)
+	if err != nil {
+		p.t.Fatal(err)
 	}
+	return state
 }
 
 // awaitAttached waits until the plugin has recorded want attachments.

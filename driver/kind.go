@@ -356,9 +356,10 @@ type Attached struct {
 
 // State is the state of an attachment in the kernel.
 type State struct {
-	// Exists reports that the attachment is in the sandbox, working or not.
+	// Exists reports that the attachment is in the sandbox, working or not. It is also true if the attachment
+	// may be there, because an attempt to attach it has not finished.
 	Exists bool
-	// Pending reports that Reserver.Reserve has written the record and Attach has not returned, or that
+	// Pending reports that Reserver.Reserve has written the record and Attach has not succeeded, or that
 	// the sandbox has ended and Detach follows. Such an attachment has no status.
 	Pending bool
 	// Ready reports that the attachment exists and works.

@@ -36,12 +36,12 @@ func (k *Kind) Read(_ context.Context, share record.Share, r attach.Record) (dri
 	if err != nil {
 		return driver.State{}, err
 	}
-	if recorded.Index == 0 {
-		return driver.State{Pending: true}, nil
-	}
 	a, err := k.attachment(r)
 	if err != nil {
 		return driver.State{}, err
+	}
+	if recorded.Index == 0 {
+		return k.unfinished(a)
 	}
 	link, err := k.node.Read(a)
 	if err != nil {
@@ -66,6 +66,16 @@ func (k *Kind) Read(_ context.Context, share record.Share, r attach.Record) (dri
 	}
 	state := withNameservers(k.state(d, share, p, a, link), recorded.Nameservers)
 	return withLease(state, recorded, d), nil
+}
+
+// unfinished returns the state of an attachment whose link is not recorded yet. The link may exist as long as the
+// namespace does, because a plugin may have been killed, or have failed to remove the link, after it created it.
+func (k *Kind) unfinished(a netdev.Attachment) (driver.State, error) {
+	presence, err := k.node.Presence(a)
+	if err != nil {
+		return driver.State{}, err
+	}
+	return driver.State{Exists: presence != netdev.NamespaceMissing, Pending: true}, nil
 }
 
 // withNameservers adds the DNS servers of the link's pools to the state of a link that

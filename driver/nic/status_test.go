@@ -187,18 +187,6 @@ func TestState_linkIsGone(t *testing.T) {
 	}
 }
 
-// While a link is being created, its record has addresses and no index.
-func TestRead_linkIsBeingCreated(t *testing.T) {
-	payload := `{"parent": 1, "index": 0, "mac": "02:00:00:00:00:01", "network": "storage", "addresses": ["10.20.0.5/16"]}`
-	state, err := New(nil, nil, nil).Read(t.Context(), record.Share{}, attach.Record{Payload: []byte(payload)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(driver.State{Pending: true}, state); diff != "" {
-		t.Errorf("state of a link that is being created (-want +got):\n%s", diff)
-	}
-}
-
 func TestState_linkIsDown(t *testing.T) {
 	link := linkState()
 	link.Up = false

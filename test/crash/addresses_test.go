@@ -132,6 +132,30 @@ func TestPlugin_keepsTheAddressOfALinkThatRemains(t *testing.T) {
 	e.must("compare the addresses again", differ([]*sandbox{one, other}))
 }
 
+// A plugin is killed after a link got its address and before the plugin recorded the link. Another pod of the same
+// claim, which attaches first afterward, does not get the address.
+func TestPlugin_keepsTheAddressOfALinkThatIsNotRecorded(t *testing.T) {
+	e := newTestEnv(t)
+	e.addPool()
+	e.start(func(c *pluginConfig) {
+		c.Pools = true
+		c.Kill = failpointtest.Point{Name: "write attach record", N: 2}
+	})
+	claim := e.claim("shared")
+	e.must("prepare the claim", e.prepare(t.Context(), claim))
+	one, other := e.sandbox("one"), e.sandbox("other")
+	if err := one.hook(t.Context(), e.dir, claim, 200*time.Millisecond); err == nil || e.running() {
+		t.Fatalf("the plugin was not killed while it attached the first pod, which returned error %v", err)
+	}
+	one.mustLink(t)
+	e.start(func(c *pluginConfig) { c.Pools = true })
+	e.must("attach the other pod", other.hook(t.Context(), e.dir, claim, 10*time.Second))
+	e.must("compare the addresses", differ([]*sandbox{one, other}))
+	e.must("attach the first pod again", one.hook(t.Context(), e.dir, claim, 10*time.Second))
+	e.must("compare the addresses again", differ([]*sandbox{one, other}))
+	e.must("both pods are attached", e.attachedPods(2))
+}
+
 // The attachment record of a running pod is corrupt. The node neither assigns the address of its link to another pod
 // nor returns it to the pool, and garbage collection keeps the record although the claim was deleted: the pod may run
 // until the kubelet has stopped it. Afterward, the address is free.
