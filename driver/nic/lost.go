@@ -45,7 +45,9 @@ func (k *Kind) SetLost(lost ipam.Lost) {
 	defer l.mu.Unlock()
 	for _, addresses := range []ipam.Lost{lost, l.lost} {
 		for address := range addresses {
-			if node, still := lost[address]; !still || l.lost == nil || l.lost[address] != node {
+			node, isLost := lost[address]
+			before, wasLost := l.lost[address]
+			if isLost != wasLost || node != before {
 				l.altered[address] = true
 			}
 		}

@@ -47,6 +47,8 @@ func TestKind_SetLost(t *testing.T) {
 	k.SetLost(ipam.Lost{})
 	altered("taken again", 1)
 	check("taken again", netdev.BlockIfChanged, netdev.BlockIfChanged)
+	k.SetLost(ipam.Lost{address: ""})
+	altered("lost again, to no node", 1)
 }
 
 func TestLostAddresses_message(t *testing.T) {
