@@ -7,8 +7,28 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 )
+
+// A record that the system cannot read, such as for lack of descriptors, may be intact.
+func TestRecords_SetCorruptAside_keepsRecordsAfterSystemErrors(t *testing.T) {
+	dir := t.TempDir()
+	records := OpenRecords(dir, "boot", nil)
+	unreadable := filepath.Join(dir, "attached", "a_1-0.json")
+	if err := os.MkdirAll(unreadable, 0o700); err != nil { // reading a directory fails
+		t.Fatal(err)
+	}
+	if found, err := records.SetCorruptAside(); found != nil || err != nil {
+		t.Errorf("SetCorruptAside returned %v and error %v, want none", found, err)
+	}
+	if _, err := os.Stat(unreadable); err != nil {
+		t.Errorf("the record was set aside: %v", err)
+	}
+	if _, err := records.List(); !errors.Is(err, syscall.EISDIR) {
+		t.Errorf("List returned the error %v, want %v", err, syscall.EISDIR)
+	}
+}
 
 // After a rollback, the records of the newer release stay for it.
 func TestRecords_SetCorruptAside_keepsNewerRecords(t *testing.T) {

@@ -267,22 +267,27 @@ func readRecord(path string) (Record, error) {
 	return r, nil
 }
 
-// ErrNewerRecord means that a newer release wrote a record and can read it.
-var ErrNewerRecord = errors.New("a newer plugin wrote the record")
+// Errors of records that were read.
+var (
+	// ErrCorruptRecord means that no release can decode the record.
+	ErrCorruptRecord = errors.New("the record is corrupt")
+	// ErrNewerRecord means that a newer release wrote the record and can decode it.
+	ErrNewerRecord = errors.New("a newer plugin wrote the record")
+)
 
 // decodeRecord decodes and validates a record.
 func decodeRecord(raw []byte) (r Record, err error) {
 	if err := json.Unmarshal(raw, &r); err != nil {
-		return r, err
+		return r, fmt.Errorf("%w: %w", ErrCorruptRecord, err)
 	}
 	switch {
 	case r.Version > newestRecord:
 		return r, fmt.Errorf("%w: it has version %d, this plugin reads up to %d", ErrNewerRecord, r.Version, newestRecord)
 	case r.Version < oldestRecord:
-		return r, fmt.Errorf("it has version %d, this plugin reads %d to %d", r.Version, oldestRecord, newestRecord)
-	}
-	if r.ClaimUID == "" || r.Share == "" || r.Namespace.Cookie == 0 {
-		return r, errors.New("it lacks a claim, a share, or a namespace")
+		return r, fmt.Errorf("%w: it has version %d, this plugin reads %d to %d",
+			ErrCorruptRecord, r.Version, oldestRecord, newestRecord)
+	case r.ClaimUID == "" || r.Share == "" || r.Namespace.Cookie == 0:
+		return r, fmt.Errorf("%w: it lacks a claim, a share, or a namespace", ErrCorruptRecord)
 	}
 	return r, nil
 }
@@ -320,12 +325,13 @@ func (s *Records) list(prefix string, selected func(*Record) bool) (records []Re
 // asideSuffix ends the names of records that were set aside.
 const asideSuffix = ".unreadable"
 
-// SetCorruptAside renames the records that cannot be read, except those of a newer release, so that
-// they no longer affect others, and returns the reasons. RemoveClaim removes them.
+// SetCorruptAside renames the corrupt records, so that they no longer affect others. found describes them, err what
+// failed. A record that the system cannot read stays in place, because it may be intact. RemoveClaim removes the
+// renamed records.
 func (s *Records) SetCorruptAside() (found error, err error) {
 	var failed error
 	err = s.files.Each("", func(name string, _ *Record, readErr error) {
-		if readErr == nil || errors.Is(readErr, errNoRecord) || errors.Is(readErr, ErrNewerRecord) {
+		if !errors.Is(readErr, ErrCorruptRecord) {
 			return
 		}
 		found = errors.Join(found, readErr)
