@@ -23,6 +23,15 @@ import (
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 )
 
+// prepareTimeout limits how long the claims of one call wait for resources, such as addresses that another node has
+// to return. The kubelet calls once for all claims of a pod and gives up after 45 s (v1.37), and would then report a
+// timeout instead of what the claims wait for.
+const prepareTimeout = 30 * time.Second
+
+// errPrepareTimeout is the error of claims that got no part of prepareTimeout.
+var errPrepareTimeout = fmt.Errorf("no time left after %v for the pod's other claims: see their errors; "+
+	"the kubelet tries again", prepareTimeout)
+
 // PrepareResourceClaims implements kubeletplugin.DRAPlugin. The kubelet calls it at least once per
 // claim before a pod's sandbox exists, and again after a kubelet restart, while pods are attached.
 // The driver refuses invalid claims here, as early as it can, and attaches nothing yet.
@@ -30,6 +39,8 @@ func (d *Driver) PrepareResourceClaims(
 	ctx context.Context,
 	claims []*resourceapi.ResourceClaim,
 ) (map[types.UID]kubeletplugin.PrepareResult, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, prepareTimeout, errPrepareTimeout)
+	defer cancel()
 	results := make(map[types.UID]kubeletplugin.PrepareResult, len(claims))
 	for _, claim := range claims {
 		ctx := klog.NewContext(ctx, klog.FromContext(ctx).WithValues("claim", klog.KObj(claim), "claimUID", claim.UID))
