@@ -30,6 +30,9 @@ func (d *Driver) Attach(ctx context.Context, r attach.Request, sockets attach.So
 	if errors.Is(err, ErrPacketNeeded) && sockets.Packet == nil {
 		return attach.Response{Packet: true}, err // the hook asks again
 	}
+	if errors.Is(err, errClaimBusy) {
+		err = d.failures.withLast(r.Share, err)
+	}
 	d.metrics.observe(operationAttach, start, err)
 	retry := errors.Is(err, ErrRetryAttach)
 	if retry {

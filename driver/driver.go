@@ -388,16 +388,22 @@ func (d *Driver) pluginOptions() []kubeletplugin.Option {
 	return options
 }
 
-// withClaim runs f while it holds the lock of a claim. If ctx ended while it
-// waited for the lock, it returns the cause: the request is out of date.
+// errClaimBusy means that a request waited for the lock of a claim until its time was over.
+var errClaimBusy = errors.New("other pods or requests that use the claim took too long")
+
+// withClaim runs f while it holds the lock of a claim. If ctx has ended, it returns the cause, because the request is
+// out of date. The error wraps errClaimBusy if ctx ended while withClaim waited for the lock.
 func (d *Driver) withClaim(ctx context.Context, uid types.UID, f func(context.Context) error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
 	release, err := d.locks.Key(string(uid))
 	if err != nil {
 		return err
 	}
 	defer release()
-	if err := context.Cause(ctx); err != nil {
-		return err
+	if ctx.Err() != nil {
+		return fmt.Errorf("%w: %w", errClaimBusy, context.Cause(ctx))
 	}
 	return f(ctx)
 }

@@ -4,6 +4,8 @@
 package driver
 
 import (
+	"errors"
+	"fmt"
 	"sync"
 
 	"github.com/dra-shared/dra-driver-shared/attach"
@@ -14,6 +16,8 @@ import (
 type failures struct {
 	mu      sync.Mutex
 	byShare map[string]map[string]failure
+	// last are the last failures, by share, except those to wait for other pods (errClaimBusy).
+	last map[string]failure
 }
 
 type failure struct {
@@ -30,12 +34,27 @@ func (f *failures) set(shareName string, pod attach.Pod, err error) {
 		return
 	}
 	if f.byShare == nil {
-		f.byShare = map[string]map[string]failure{}
+		f.byShare, f.last = map[string]map[string]failure{}, map[string]failure{}
 	}
 	if f.byShare[shareName] == nil {
 		f.byShare[shareName] = map[string]failure{}
 	}
-	f.byShare[shareName][pod.UID] = failure{pod: pod, message: err.Error()}
+	failed := failure{pod: pod, message: err.Error()}
+	f.byShare[shareName][pod.UID] = failed
+	if !errors.Is(err, errClaimBusy) {
+		f.last[shareName] = failed
+	}
+}
+
+// withLast adds the last failure of a share to err, the error of a pod that waited for other pods.
+func (f *failures) withLast(shareName string, err error) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	last, failed := f.last[shareName]
+	if !failed {
+		return err
+	}
+	return fmt.Errorf("%w; the last failure, of pod %s/%s: %s", err, last.pod.Namespace, last.pod.Name, last.message)
 }
 
 // remove requires f.mu.
@@ -43,6 +62,7 @@ func (f *failures) remove(shareName, podUID string) {
 	delete(f.byShare[shareName], podUID)
 	if len(f.byShare[shareName]) == 0 {
 		delete(f.byShare, shareName)
+		delete(f.last, shareName)
 	}
 }
 
@@ -87,5 +107,6 @@ func (f *failures) forget(shares []share) {
 	defer f.mu.Unlock()
 	for _, s := range shares {
 		delete(f.byShare, s.Name)
+		delete(f.last, s.Name)
 	}
 }

@@ -1,0 +1,52 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package driver
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"testing"
+
+	"github.com/dra-shared/dra-driver-shared/attach"
+)
+
+// endingContext is a context that ends after it was asked once: while a request waits for the lock of its claim.
+type endingContext struct {
+	context.Context
+	asked bool
+}
+
+func (c *endingContext) Err() error {
+	if !c.asked {
+		c.asked = true
+		return nil
+	}
+	return context.DeadlineExceeded
+}
+
+// A pod that only waits for the other pods of its claim reports that, and why attaching those fails.
+func TestAttach_reportsWhatItWaitedFor(t *testing.T) {
+	dir := t.TempDir()
+	d, err := New(Options{
+		PluginDir: filepath.Join(dir, "plugin"), CDIDir: filepath.Join(dir, "cdi"), RunDir: filepath.Join(dir, "run"),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	expect := func(pod, want string) {
+		t.Helper()
+		r := attach.Request{ClaimUID: "uid", Share: "s", Pod: attach.Pod{Namespace: "default", Name: pod, UID: pod}}
+		_, err := d.Attach(&endingContext{Context: t.Context()}, r, attach.Sockets{})
+		if err == nil || err.Error() != want {
+			t.Errorf("attach pod %s: got error %v, want %s", pod, err, want)
+		}
+	}
+	const waited = "other pods or requests that use the claim took too long: context deadline exceeded"
+	expect("b", waited)
+	d.failures.set("s", attach.Pod{Namespace: "default", Name: "a", UID: "a"}, errors.New("all addresses are assigned"))
+	for _, pod := range []string{"b", "c"} {
+		expect(pod, waited+"; the last failure, of pod default/a: all addresses are assigned")
+	}
+}
