@@ -281,6 +281,28 @@ func TestAssign_reusesTheAddressThatWasReleasedFirst(t *testing.T) {
 	}
 }
 
+// During a rolling update, the older plugin detaches an attachment, and the newer one assigns the address to it again
+// before the older plugin has read the records.
+func TestAssign_addressThatAnotherPluginAssignedAgain(t *testing.T) {
+	api := newFakeAPI(addressPool("office", func(s *network.AddressPoolSpec) { s.Ranges = []string{"10.20.1.1"} }))
+	node := newNode(t, api, "n1")
+	ctx, stop := context.WithCancel(t.Context())
+	older, stopped := node.start(ctx, "p1", 50*time.Millisecond, api)
+	if _, err := node.assign(t.Context(), older, 1, "office"); err != nil {
+		t.Fatal(err)
+	}
+	stop() // maintenance, which would read the records
+	stopped()
+	node.release(older, 1)
+	newer := node.plugin(t.Context(), "p2", 50*time.Millisecond)
+	if _, err := node.assign(t.Context(), newer, 1, "office"); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := node.assign(t.Context(), older, 2, "office"); !isRefused(err, "all addresses are assigned") {
+		t.Errorf("another attachment: got %v and error %v, want none: the address is in use", got.Addresses, err)
+	}
+}
+
 func TestAssign_releasesTheAddressIfItCannotBeRecorded(t *testing.T) {
 	api := newFakeAPI(addressPool("office", func(s *network.AddressPoolSpec) { s.Ranges = []string{"10.20.1.1"} }))
 	node := newNode(t, api, "n1")

@@ -45,6 +45,7 @@ func (a *Allocator) readBlocks(ctx context.Context) (read nodeBlocks, err error)
 // validated the blocks (see validate) and found lost addresses (see findLost). The caller must hold
 // both locks, because the addresses in use determine which blocks validate may change.
 func (a *Allocator) load(ctx context.Context, read nodeBlocks, used func() (Used, error)) error {
+	a.forgetEnded()
 	recorded, err := a.read(used)
 	if err != nil {
 		return err
@@ -73,6 +74,15 @@ func (a *Allocator) load(ctx context.Context, read nodeBlocks, used func() (Used
 	a.findLost(ctx)
 	klog.FromContext(ctx).V(2).Info("Read address blocks", "blocks", len(blocks), "used", len(a.used))
 	return nil
+}
+
+// forgetEnded forgets the addresses of attachments that have ended. Their records no longer exist, so that the caller,
+// who reads the records next, does not find these addresses in use, unless another plugin of the node has assigned them
+// again in the meantime: even to the same attachments.
+func (a *Allocator) forgetEnded() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.ended = nil
 }
 
 // read reads the records. If the records change while it runs, the next call of update reads them
