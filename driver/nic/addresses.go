@@ -313,7 +313,8 @@ func (k *Kind) usedIn(records driver.Records) func() (ipam.Used, error) {
 	}
 }
 
-// claimedIn returns the addresses that claims name, on the networks of their devices.
+// claimedIn returns the addresses that claims name, on the networks of their devices. The network is unknown, and
+// empty, if the NIC is missing since before the plugin started, or no longer configured. It may return.
 func (k *Kind) claimedIn(claims []*record.Claim) map[ipam.Address]bool {
 	claimed := map[ipam.Address]bool{}
 	for _, c := range claims {
@@ -322,13 +323,13 @@ func (k *Kind) claimedIn(claims []*record.Claim) map[ipam.Address]bool {
 			if err != nil || len(p.Addresses) == 0 {
 				continue
 			}
-			d, err := k.device(s.Device)
-			if err != nil || d.network == nil {
-				continue // no block of the node is for a network that it does not have
+			network := ""
+			if d, err := k.device(s.Device); err == nil && d.network != nil {
+				network = d.network.Name
 			}
 			static, _ := parseAddresses(p.Addresses) // Configure has parsed them
 			for _, address := range static {
-				claimed[ipam.Address{Network: d.network.Name, IP: address.Addr()}] = true
+				claimed[ipam.Address{Network: network, IP: address.Addr()}] = true
 			}
 		}
 	}

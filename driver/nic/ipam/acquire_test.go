@@ -96,6 +96,27 @@ func TestAcquire_reserved(t *testing.T) {
 	})
 }
 
+// A claim names an address, and its NIC is missing since before the plugin started, so that the network is unknown.
+func TestAcquire_reservedOnUnknownNetwork(t *testing.T) {
+	const ip = "10.20.1.1"
+	api := newFakeAPI(reservedPool())
+	n1, n2 := newNode(t, api, "n1"), newNode(t, api, "n2")
+	ctx, stop := context.WithCancel(t.Context())
+	if err := n1.claim(t.Context(), n1.plugin(ctx, "p1", 50*time.Millisecond), 1, ip); err != nil {
+		t.Fatal(err)
+	}
+	stop()
+	n1.mu.Lock()
+	n1.claimed = map[ipam.Address]bool{{IP: netip.MustParseAddr(ip)}: true}
+	n1.mu.Unlock()
+	n1.plugin(t.Context(), "p2", 50*time.Millisecond)
+	awaitMaintenance(t, api, "n1")
+	err := n2.claim(t.Context(), n2.plugin(t.Context(), "p3", 50*time.Millisecond), 2, ip)
+	if !isRefused(err, "n1 has "+ip) {
+		t.Errorf("prepare a claim on node n2: got error %v, want one that names node n1", err)
+	}
+}
+
 // A pod has the address that it keeps when its claim is prepared.
 func TestAcquire_kept(t *testing.T) {
 	api := newFakeAPI(addressPool("office", nil))

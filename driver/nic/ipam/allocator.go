@@ -127,7 +127,8 @@ type Used struct {
 	// unknown addresses.
 	Unreadable []string
 	// Claimed are the addresses that prepared claims name. The node keeps those that it has, even while no
-	// attachment uses them.
+	// attachment uses them. If the network of an address is unknown, Network is empty, and the node keeps the
+	// address on each network.
 	Claimed map[Address]bool
 }
 

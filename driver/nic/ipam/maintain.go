@@ -235,7 +235,8 @@ func (a *Allocator) needed(b *block) *netipx.IPSet {
 	}
 	var set netipx.IPSetBuilder
 	b.each(func(address Address) {
-		if a.isInUse(address) || a.claimed[address] || a.requested[requestKey{address: address}] > 0 {
+		claimed := a.claimed[address] || a.claimed[Address{IP: address.IP}]
+		if a.isInUse(address) || claimed || a.requested[requestKey{address: address}] > 0 {
 			set.Add(address.IP)
 		}
 	})
