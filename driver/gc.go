@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"time"
 
@@ -71,7 +72,7 @@ func (gc *garbageCollector) collect(ctx context.Context) error {
 // removeDue removes the orphans whose grace period is over.
 func (gc *garbageCollector) removeDue(ctx context.Context, orphans []Orphan) (failed error) {
 	for _, o := range orphans {
-		if !gc.grace.isDue(o.Description) {
+		if !gc.grace.isDue(o.Description, o.grace) {
 			continue
 		}
 		klog.FromContext(ctx).Info("Removing orphaned resource", "resource", o.Description)
@@ -84,6 +85,13 @@ func (gc *garbageCollector) removeDue(ctx context.Context, orphans []Orphan) (fa
 	}
 	return failed
 }
+
+// unattachedGrace is the grace period of the record of a claim that a running pod may use without an attachment that
+// shows it, such as that of an accelerator. A pod that was deleted by force may run until its
+// terminationGracePeriodSeconds are over, and then the kubelet unprepares the claim. Garbage collection is only for a
+// kubelet that never does, because it has lost its state. Waiting for it is safe; collecting too early grants a device
+// to two pods.
+const unattachedGrace = 6 * time.Hour
 
 // claimRecords finds the records of claims that are gone, or allocated
 // differently, and that the kubelet never unprepared here. A claim with an
@@ -119,9 +127,21 @@ func (gc *garbageCollector) claimRecords(ctx context.Context) (orphans []Orphan,
 		orphans = append(orphans, Orphan{
 			Description: fmt.Sprintf("record of claim %s/%s, UID %s", recorded.Namespace, recorded.Name, recorded.UID),
 			Remove:      func(ctx context.Context) error { return gc.removeClaim(ctx, recorded.UID) },
+			grace:       gc.graceOf(recorded),
 		})
 	}
 	return orphans, failed
+}
+
+// graceOf returns the grace period of the record of a claim without attachments; 0 stands for the usual one. Pods use a
+// claim only while it is prepared, and end with the boot.
+func (gc *garbageCollector) graceOf(recorded *record.Claim) time.Duration {
+	mayRun := recorded.Phase == record.Prepared && gc.driver.claims.Current(recorded)
+	isUnattached := func(s share) bool { return s.attacher == nil }
+	if mayRun && slices.ContainsFunc(gc.driver.resolveAll(recorded.Shares), isUnattached) {
+		return unattachedGrace
+	}
+	return 0
 }
 
 // isLive reports whether the API server still has the claim with the recorded

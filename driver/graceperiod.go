@@ -15,8 +15,8 @@ type gracePeriod struct {
 }
 
 // isDue notes that an orphan was found in this round, and reports whether its grace period is
-// over.
-func (g *gracePeriod) isDue(description string) bool {
+// over, which is at least as long as minimum.
+func (g *gracePeriod) isDue(description string, minimum time.Duration) bool {
 	first, known := g.firstSeen[description]
 	if !known {
 		first = time.Now()
@@ -25,7 +25,7 @@ func (g *gracePeriod) isDue(description string) bool {
 		g.present = map[string]time.Time{}
 	}
 	g.present[description] = first
-	return time.Since(first) >= g.length
+	return time.Since(first) >= max(g.length, minimum)
 }
 
 // forget makes the grace period of an orphan begin again if it is found in a later round.

@@ -16,7 +16,7 @@ func TestGracePeriod_startsAgainAfterInterruption(t *testing.T) {
 			t.Helper()
 			due := ""
 			for _, description := range found {
-				if g.isDue(description) {
+				if g.isDue(description, 0) {
 					due += description
 				}
 			}

@@ -389,4 +389,6 @@ type Orphan struct {
 	// the same object.
 	Description string
 	Remove      func(context.Context) error
+	// grace is the time for which the object must have been an orphan, if longer than Options.OrphanGrace.
+	grace time.Duration
 }

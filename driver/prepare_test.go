@@ -33,6 +33,9 @@ func (waitingKind) Has(string) bool                           { return true }
 func (waitingKind) Attaches(record.Share) bool                { return true }
 func (waitingKind) Admit(record.Share, []*record.Share) error { return nil }
 
+func (waitingKind) Release(context.Context, record.Share) error { return nil }
+func (waitingKind) UnreserveForClaim(record.Share)              {}
+
 func (waitingKind) Configure(context.Context, string, record.Share, [][]byte) (json.RawMessage, error) {
 	return json.RawMessage("{}"), nil
 }
