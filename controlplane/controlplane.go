@@ -247,7 +247,9 @@ func newManager(
 }
 
 // addWebhooks registers the admission handlers.
-func addWebhooks(ctx context.Context, m manager.Manager, o Options, leader *admission.LeadingReplica, peers peerAuth) error {
+func addWebhooks(
+	ctx context.Context, m manager.Manager, o Options, leader *admission.LeadingReplica, peers peerAuth,
+) error {
 	shards := admission.NewShards(clock.RealClock{})
 	shards.Leader = leader
 	informer, err := m.GetCache().GetInformer(ctx, &corev1.Pod{}, cache.BlockUntilSynced(false))

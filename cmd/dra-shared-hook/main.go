@@ -2,9 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command dra-shared-hook is run by the container runtime before a container that
-// uses a share starts, because a CDI spec names it as a createRuntime hook. It succeeds once the node plugin has attached the share to the pod;
-// otherwise the container does not start, and the text on standard error appears
-// in the pod's events.
+// uses a share starts, because a CDI spec names it as a createRuntime hook. It
+// succeeds once the node plugin has attached the share to the pod; otherwise the
+// container does not start, and the text on standard error appears in the pod's
+// events.
 //
 // With the command limit-memory it limits the container's cgroup instead: see
 // package dmem.

@@ -41,7 +41,9 @@ type listedClaim struct {
 
 // joinListed adds the listed claims of its Job or replica to a pod that inherited the annotation
 // job-claims or replica-claims, and returns the claims that the pod shares, by their names.
-func (p *Pods) joinListed(ctx context.Context, pod *corev1.Pod, request string) (map[string]listedClaim, []string, error) {
+func (p *Pods) joinListed(
+	ctx context.Context, pod *corev1.Pod, request string,
+) (map[string]listedClaim, []string, error) {
 	list, err := p.claimListOf(ctx, pod)
 	if err != nil || list == nil {
 		return nil, nil, err

@@ -261,7 +261,9 @@ func (l *ListedClaims) mayDo(
 }
 
 // authorize denies the request unless its user may create ResourceClaims.
-func (l *ListedClaims) authorize(ctx context.Context, req admission.Request, object *workloadObject, t templateAt) error {
+func (l *ListedClaims) authorize(
+	ctx context.Context, req admission.Request, object *workloadObject, t templateAt,
+) error {
 	allowed, err := l.mayDo(ctx, req, authorizationv1.ResourceAttributes{
 		Verb: "create", Group: resourceapi.GroupName, Version: "v1", Resource: "resourceclaims",
 	})
@@ -319,7 +321,9 @@ func (l *ListedClaims) isInherited(
 
 // controls reports whether the user may create objects that the owner controls: any user can name an owner.
 // The right is that of Kubernetes' admission plugin OwnerReferencesPermissionEnforcement.
-func (l *ListedClaims) controls(ctx context.Context, req admission.Request, owner *metav1.OwnerReference) (bool, error) {
+func (l *ListedClaims) controls(
+	ctx context.Context, req admission.Request, owner *metav1.OwnerReference,
+) (bool, error) {
 	group, _, _ := strings.Cut(owner.APIVersion, "/")
 	resource := ownerKinds[group].resource
 	if isStatefulSet(owner) {

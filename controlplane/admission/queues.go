@@ -235,8 +235,8 @@ func (q *Queues) check(
 }
 
 // checkPodGroup denies a template with a reference to a claim template which the PodGroup shares, if several pods of
-// the workload have the reference, and any template whose DeviceClass Kueue does not know. If the PodGroup does not exist yet,
-// it may share every claim template. The charge for a single pod is correct only for the first such
+// the workload have the reference, and any template whose DeviceClass Kueue does not know. If the PodGroup does not
+// exist yet, it may share every claim template. The charge for a single pod is correct only for the first such
 // workload of the PodGroup. The webhook cannot determine which one is the first, so it returns a
 // warning.
 func (q *Queues) checkPodGroup(

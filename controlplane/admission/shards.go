@@ -92,7 +92,8 @@ func (s *Shards) assignLocally(q shardQuestion) (int, error) {
 		}
 		return shard, nil
 	}
-	return 0, denied(reasonNoRoom, "the PodGroup, Job, or replica has %d pods on one device, and its claims cannot be reserved for more",
+	return 0, denied(reasonNoRoom,
+		"the PodGroup, Job, or replica has %d pods on one device, and its claims cannot be reserved for more",
 		claims.MaxShards*shardPods)
 }
 

@@ -28,7 +28,9 @@ func TestWithRerun(t *testing.T) {
 		},
 		{
 			name: "a test passes when it runs again", rerun: true,
-			outputs:      []string{failedOutput, "--- PASS: TestB (0.01s)\n    --- PASS: TestB/x (0.00s)\n    --- PASS: TestB/y (0.00s)\n"},
+			outputs: []string{
+				failedOutput, "--- PASS: TestB (0.01s)\n    --- PASS: TestB/x (0.00s)\n    --- PASS: TestB/y (0.00s)\n",
+			},
 			wantPatterns: []string{".", "^(TestB)$"}, want: "passed: 3", wantFlaky: "test/lab.TestB: 2 runs, 1 failures\n",
 		},
 		{
@@ -60,11 +62,12 @@ func TestWithRerun(t *testing.T) {
 			}
 			t.Setenv("RERUNS", directory)
 			var patterns []string
-			got, status, err := withRerun(t.Context(), ".", tc.level, func(_ context.Context, pattern string) (result, int, error) {
+			run := func(_ context.Context, pattern string) (result, int, error) {
 				r := readResult(tc.outputs[len(patterns)])
 				patterns = append(patterns, pattern)
 				return r, min(len(r.failed), 1), nil
-			})
+			}
+			got, status, err := withRerun(t.Context(), ".", tc.level, run)
 			if err != nil || got.String() != tc.want || (status == 0) != (len(got.failed) == 0) {
 				t.Errorf("got %q, status %d, error %v, want %q", got, status, err, tc.want)
 			}

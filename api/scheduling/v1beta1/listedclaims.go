@@ -33,8 +33,8 @@ const (
 	DeleteOnDeletion JobClaimDeletionPolicy = "OnDeletion"
 )
 
-// ListedClaim is an entry of JobClaimsAnnotation or ReplicaClaimsAnnotation. The controller generates one claim per entry
-// and Job or replica.
+// ListedClaim is an entry of JobClaimsAnnotation or ReplicaClaimsAnnotation. The controller generates one claim per
+// entry and Job or replica.
 type ListedClaim struct {
 	// name is the name of the entry in spec.resourceClaims of the pods, a DNS label. The claim is called
 	// `<job>-<name>-<hash>` or `<set>-<ordinal>-<name>-<hash>`.
