@@ -92,12 +92,11 @@ func bridgeWith(mac net.HardwareAddr, port string, addresses ...string) error {
 	return nstest.ConfigureLink("br0", addresses...)
 }
 
-// A pod cannot send with the NIC's address through a socket of a type that the kernel replies with.
-func TestAttack_rawIPSocketWithAddressOfNIC(t *testing.T) {
-	needRoutes(t)
-	e := newTestEnv(t, enforced())
-	attacker := e.pod(0, 1, hardCap(100*mega), netdev.Private)
-	nested := attacker.nest(t, func(nested netlink.NsFd, net1 netlink.Link) error {
+// imitateNode returns a namespace of a pod with a further link, which is a port of a bridge with the MAC and IP
+// address of the node.
+func (e *testEnv) imitateNode(p *pod) *nstest.Namespace {
+	e.t.Helper()
+	nested := p.nest(e.t, func(nested netlink.NsFd, net1 netlink.Link) error {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name, attrs.ParentIndex, attrs.Namespace = "more", net1.Attrs().Index, nested
 		return netlink.LinkAdd(&netlink.Macvlan{LinkAttrs: attrs, Mode: netlink.MACVLAN_MODE_PRIVATE})
@@ -114,28 +113,67 @@ func TestAttack_rawIPSocketWithAddressOfNIC(t *testing.T) {
 			LinkIndex: br.Attrs().Index, IP: net.ParseIP(wireIP), HardwareAddr: e.wireMAC(), State: netlink.NUD_PERMANENT,
 		})
 	})
+	return nested
+}
+
+// sendAsNode sends a datagram of a DHCP server with the address of the node through a raw socket of a namespace.
+func sendAsNode(ns *nstest.Namespace, mark []byte) {
+	ns.Do(func() error {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMP)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		if err := unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_HDRINCL, 1); err != nil {
+			return err
+		}
+		packet := append(classify.IPv4(nodeIP, 17, 0, classify.UDP(67, 68)), mark...)
+		packet[0], packet[16], packet[17], packet[18], packet[19] = 0x45, 10, 20, 0, 254
+		err = unix.Sendto(fd, packet, 0, &unix.SockaddrInet4{Addr: [4]byte{10, 20, 0, 254}})
+		if errors.Is(err, unix.ENOBUFS) {
+			return nil
+		}
+		return err
+	})
+}
+
+// A pod cannot send with the NIC's address through a socket of a type that the kernel replies with.
+func TestAttack_rawIPSocketWithAddressOfNIC(t *testing.T) {
+	needRoutes(t)
+	e := newTestEnv(t, enforced())
+	nested := e.imitateNode(e.pod(0, 1, hardCap(100*mega), netdev.Private))
 	wire := listen(t, e.wire, "wire")
 	for try := range 10 {
-		nested.Do(func() error {
-			fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMP)
-			if err != nil {
-				return err
-			}
-			defer unix.Close(fd)
-			if err := unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_HDRINCL, 1); err != nil {
-				return err
-			}
-			packet := append(classify.IPv4(nodeIP, 17, 0, classify.UDP(67, 68)), marker(try)...)
-			packet[0], packet[16], packet[17], packet[18], packet[19] = 0x45, 10, 20, 0, 254
-			err = unix.Sendto(fd, packet, 0, &unix.SockaddrInet4{Addr: [4]byte{10, 20, 0, 254}})
-			if errors.Is(err, unix.ENOBUFS) {
-				return nil
-			}
-			return err
-		})
+		sendAsNode(nested, marker(try))
 		if wire.saw(marker(try), 200*time.Millisecond) {
 			t.Fatal("a datagram with the addresses of the node arrived at the wire")
 		}
+	}
+}
+
+// When a pod deletes a route while frames wait in a queue, the kernel replaces the link of their route by one of the
+// initial namespace. Where this is the namespace of the node, as in the guests of test/lab, the node seems to have
+// routed the frames.
+func TestAttack_deletedRouteWithAddressOfNIC(t *testing.T) {
+	needRoutes(t)
+	e := newTestEnv(t, enforced())
+	nested := e.imitateNode(e.pod(0, 1, hardCap(100*mega), netdev.Private))
+	wire := listen(t, e.wire, "wire")
+	nested.Do(func() error { return delay("more", 5_000) })
+	for range 20 { // more than the queue sends at once
+		nested.Do(func() error { return sendUDP(wireIP+":9", marker(1)) })
+	}
+	nested.Do(func() error {
+		br, err := netlink.LinkByName("br0")
+		if err != nil {
+			return err
+		}
+		return netlink.RouteDel(&netlink.Route{
+			LinkIndex: br.Attrs().Index, Dst: network("10.20.0.0/16"), Scope: netlink.SCOPE_LINK,
+		})
+	})
+	if wire.saw(marker(1), 3*time.Second) {
+		t.Error("a datagram with the addresses of the node arrived at the wire")
 	}
 }
 

@@ -30,7 +30,8 @@ const (
 	quickTests = "^(TestRun|TestMount|TestOpen|TestProgram_(drops|onlyCounts|gateway)|" +
 		"TestTraffic_(of(Shares|Pods)|ignores)|TestRawFrames|TestForwarded(Frames|ByNode_isNot)|" +
 		"TestBridgeMode_(delivers|limitsBroadcasts)|TestFairQueue|" +
-		"TestAttack_(rawFrames|gateway|furtherLink|modeBridge|neighborFlood|sourceMode$|kernelARP|content|checksum)|" +
+		"TestAttack_(rawFrames|gateway|furtherLink|modeBridge|neighborFlood|sourceMode$|kernelARP|content|checksum|" +
+		"deletedRoute)|" +
 		"TestIdentity_(nodeARP|delayedRepliesWith)|" +
 		"TestNode_(Attach|Detach|Read|Watch_reports|Manage_takesOver))"
 	quickStories = "^(grants|node|attach-failure|multiple-containers)$"
