@@ -225,17 +225,28 @@ func (s *suite) measure(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Fatalf("%v", last)
 }
 
-// measurePods measures pods concurrently.
+// measurePods measures pods concurrently. Several pods measure both directions one after the other: the time that a pod
+// waits for the last bytes that it has sent differs, so that the pods would receive at different times.
 func (s *suite) measurePods(
 	namespace string, pods []string, address, direction string, duration time.Duration,
 ) ([]clusterclient.Rates, error) {
+	directions := []string{direction}
+	if direction == "both" && len(pods) > 1 {
+		directions = []string{"send", "receive"}
+	}
 	measured := make([]clusterclient.Rates, len(pods))
-	err := simultaneously(len(pods), func(i int, flags ...string) (err error) {
-		measured[i], err = s.cluster.Measure(
-			context.Background(), namespace+"/"+pods[i], address, direction, duration, flags...)
-		return err
-	})
-	return measured, err
+	for _, direction := range directions {
+		err := simultaneously(len(pods), func(i int, flags ...string) error {
+			rates, err := s.cluster.Measure(
+				context.Background(), namespace+"/"+pods[i], address, direction, duration, flags...)
+			measured[i] = sumOf([]clusterclient.Rates{measured[i], rates})
+			return err
+		})
+		if err != nil {
+			return measured, err
+		}
+	}
+	return measured, nil
 }
 
 // simultaneously calls measure concurrently for each number below count. If there are several, it passes the flag of
