@@ -10,7 +10,9 @@
 // sends two descriptors, of that namespace and of that socket, with a Request
 // over a unix socket. The plugin sends a Response once the share is attached, or
 // with the reason why it refuses. Without a Response the hook fails, and the
-// container does not start.
+// container does not start. If the Response has Packet set, the hook sends the
+// Request again with a third descriptor, of a packet socket that it opened in the
+// namespace, for the exchange with a DHCP server.
 //
 // If the hook itself refuses a container, it sends a Request with the reason and
 // without descriptors, so that the plugin can report it: not every OCI runtime
@@ -24,6 +26,9 @@
 // For each attachment the plugin keeps a Record in its run directory, on a tmpfs
 // that only root can read. A restarting container finds its attachment by it,
 // even while no plugin runs.
+//
+// The package also contains the Opener, which opens such sockets for the plugin in the
+// namespaces of running pods, and the Installation of the hook on the node.
 //
 // # Version skew
 //

@@ -234,8 +234,8 @@ func (s *Specs) read(claimUID string) (written, error) {
 // Holds reports whether a claim's spec and files exist for these devices and the
 // CDI library accepts the spec.
 func (s *Specs) Holds(claimUID string, devices []Device) bool {
-	names, err := s.Read(claimUID)
-	if err != nil || !slices.EqualFunc(devices, names, func(d Device, name string) bool { return d.Name == name }) {
+	spec, err := s.read(claimUID)
+	if err != nil || !slices.EqualFunc(devices, spec.devices, func(d Device, name string) bool { return d.Name == name }) {
 		return false
 	}
 	for _, d := range devices {
@@ -246,13 +246,6 @@ func (s *Specs) Holds(claimUID string, devices []Device) bool {
 		}
 	}
 	return true
-}
-
-// Read returns the names of the devices in a claim's spec. Without a spec it
-// returns none. It fails if the CDI library does not accept the spec.
-func (s *Specs) Read(claimUID string) ([]string, error) {
-	spec, err := s.read(claimUID)
-	return spec.devices, err
 }
 
 // List returns the UIDs of the claims that have a spec or files, readable or not.

@@ -57,8 +57,8 @@ func TestSpecs_Write(t *testing.T) {
 	if cache.GetDevice(specs.ID(name)) == nil {
 		t.Errorf("the runtime would not find %s among %v", specs.ID(name), cache.ListDevices())
 	}
-	names, err := specs.Read("3ad9b2a4")
-	if diff := cmp.Diff([]string{name, "other"}, names); err != nil || diff != "" {
+	spec, err := specs.read("3ad9b2a4")
+	if diff := cmp.Diff([]string{name, "other"}, spec.devices); err != nil || diff != "" {
 		t.Errorf("%v (-want +got):\n%s", err, diff)
 	}
 }
@@ -76,8 +76,8 @@ func TestSpecs_Remove(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if names, err := specs.Read("uid"); err != nil || names != nil {
-		t.Errorf("%v %v", names, err)
+	if spec, err := specs.read("uid"); err != nil || spec.devices != nil {
+		t.Errorf("%v %v", spec.devices, err)
 	}
 }
 

@@ -195,7 +195,7 @@ type runner struct {
 	session *session // nil if the next case needs a new one
 	// unstarted counts the cases in a row in which the driver did not start.
 	unstarted int
-	// silent reports that the driver published no device in the time that it has.
+	// silent reports whether the driver published no device in the time that it has.
 	silent bool
 }
 

@@ -45,7 +45,7 @@ type session struct {
 	static []string // CDI devices that no claim owns
 
 	settled bool // a case has waited until the driver published
-	// publishLimit is the time in which the driver must publish devices. silent reports that
+	// publishLimit is the time in which the driver must publish devices. silent reports whether
 	// it did not.
 	publishLimit time.Duration
 	silent       bool
@@ -60,7 +60,7 @@ type instance struct {
 	kill func(syscall.Signal) error
 	done chan struct{} // closed when the driver has ended
 	err  error         // of the driver; valid when done is closed
-	// asked reports that the suite asked the driver to end, or gave it a reason to end.
+	// asked reports whether the suite asked the driver to end, or gave it a reason to end.
 	asked bool
 	pid   int // of the process; 0 if it is unknown
 	// registered are the calls of the registration. Reports list them for cases without calls.

@@ -197,7 +197,7 @@ func (s *suite) livePID(ctx context.Context) (pid int, err error) {
 type device struct {
 	resourceapi.Device
 	pool string
-	// anyNode reports that the device is not limited to one node.
+	// anyNode reports whether the device is not limited to one node.
 	anyNode bool
 }
 

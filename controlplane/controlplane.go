@@ -153,7 +153,7 @@ func New(ctx context.Context, config *rest.Config, o Options) (manager.Manager, 
 	}
 	rotator := newRotator(cluster, o)
 	peers := newPeerAuth(o, rotator)
-	leader, err := newLeader(config, o, peers)
+	leader, err := newLeadingReplica(config, o, peers)
 	if err != nil {
 		return nil, err
 	}
@@ -251,7 +251,7 @@ func addWebhooks(
 	ctx context.Context, m manager.Manager, o Options, leader *admission.LeadingReplica, peers peerAuth,
 ) error {
 	shards := admission.NewShards(clock.RealClock{})
-	shards.Leader = leader
+	shards.LeadingReplica = leader
 	informer, err := m.GetCache().GetInformer(ctx, &corev1.Pod{}, cache.BlockUntilSynced(false))
 	if err != nil {
 		return err

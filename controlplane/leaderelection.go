@@ -22,9 +22,9 @@ import (
 // controller-runtime.
 const renewDeadline = 10 * time.Second
 
-// newLeader returns the lock of leader election. Its identity contains the address at which
+// newLeadingReplica returns the lock of leader election. Its identity contains the address at which
 // the leading replica serves webhooks.
-func newLeader(config *rest.Config, o Options, p peerAuth) (*admission.LeadingReplica, error) {
+func newLeadingReplica(config *rest.Config, o Options, p peerAuth) (*admission.LeadingReplica, error) {
 	host, err := os.Hostname()
 	if err != nil {
 		return nil, fmt.Errorf("leader election: %w", err)

@@ -29,8 +29,8 @@ type peerAuth struct {
 	trusted func() (*x509.CertPool, error)
 }
 
-// newPeerAuth uses certificates of the rotator or, if it is nil, with certificates
-// that another component, such as cert-manager, issues for all of them.
+// newPeerAuth returns a peerAuth with the certificates of the rotator or, if it is nil, with those
+// that another component, such as cert-manager, issues for all replicas.
 func newPeerAuth(o Options, rotator *certs.Rotator) peerAuth {
 	if rotator != nil {
 		certificate := func() (*tls.Certificate, error) { return rotator.GetCertificate(nil) }

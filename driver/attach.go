@@ -144,7 +144,7 @@ func (d *Driver) reserve(
 		recorded, sandbox.Reserved = &record, reserved.Payload
 		return nil
 	})
-	return recorded, err // after the call, which sets recorded
+	return recorded, err // the callback has set recorded
 }
 
 // errNotPrepared means that a claim has no record, or that its record does not permit attaching it.

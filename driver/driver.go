@@ -127,14 +127,14 @@ type Driver struct {
 
 	// locks serializes the steps of one claim, across both plugins of a rolling
 	// update. Lock order: a claim's lock before admissionLock, metadataDir, and the
-	// locks of addresses in driver/nic/ipam.
+	// locks of device kinds.
 	locks lock.Dir
 	// refresh asks the publisher to refresh the devices.
 	refresh chan struct{}
 	// refreshAfter is the time until the next refresh without an event, in
 	// nanoseconds.
 	refreshAfter atomic.Int64
-	// outdated reports that this plugin has ignored changes, because a newer one ran.
+	// outdated reports whether this plugin has ignored changes, because a newer one ran.
 	outdated atomic.Bool
 	ended    *endedSandboxes
 
@@ -174,7 +174,8 @@ const admissionLock = "admission"
 // events should have triggered.
 const resyncInterval = 30 * time.Second
 
-// New builds a driver. It accesses nothing but the directories in o.
+// New builds a driver. It reads o.BootIDFile, creates the directories of records, CDI specs, and
+// locks, and registers the metrics. It starts nothing.
 func New(o Options) (*Driver, error) {
 	if o.BootIDFile == "" {
 		o.BootIDFile = "/proc/sys/kernel/random/boot_id"

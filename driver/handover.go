@@ -33,8 +33,9 @@ type handover struct {
 // pluginLocks is the prefix of the names of the plugins' locks.
 const pluginLocks = "plugin-"
 
-// lifecycleLock is the name of the lock that a plugin holds while it starts or
-// stops serving: no plugin takes over while the last one removes what the driver set up.
+// lifecycleLock is the name of the lock that a plugin holds while it takes its lock of
+// pluginLocks, and while it stops: no plugin takes over while the last one removes what
+// the driver set up.
 const lifecycleLock = "lifecycle"
 
 func newHandover(locks lock.Dir, instance string) *handover {

@@ -52,13 +52,13 @@ type Kind interface {
 
 // Refreshed is the result of Kind.Refresh.
 type Refreshed struct {
-	// Changed reports that the setup of a device was repaired or has changed,
-	// so that the driver must restore the shares on it.
+	// Changed reports whether the setup of a device was repaired or has changed:
+	// then the driver must restore the shares on it.
 	Changed bool
 	// Affected are the names of the devices of which only the status of shares has changed.
 	Affected []string
-	// RequeueAfter is the time after which the driver refreshes again without
-	// an event; 0 means that events suffice.
+	// RequeueAfter is the time after which the driver refreshes again without an event, if that
+	// is less than resyncInterval; 0 means resyncInterval.
 	RequeueAfter time.Duration
 }
 
@@ -76,9 +76,9 @@ var ErrWatchUnavailable = errors.New("events of devices are not available")
 
 // Change holds the observations of a Watcher since its last call.
 type Change struct {
-	// Resync reports that events may have been lost: anything may have changed.
+	// Resync reports whether events may have been lost: then anything may have changed.
 	Resync bool
-	// Devices reports that Refresh may find a difference.
+	// Devices reports whether Refresh may find a difference.
 	Devices bool
 	// Detached selects the attachments whose sandboxes may have ended; nil
 	// selects none.
@@ -257,7 +257,7 @@ type Renewer interface {
 type Attachments interface {
 	// List returns the attachments of the kind. While a newer plugin runs, which keeps them up to
 	// date, it returns none.
-	List(ctx context.Context) ([]Attachment, error)
+	List() ([]Attachment, error)
 	// Update calls change with the current record of an attachment, while it holds the lock of the
 	// claim. change calls write to record another payload. Afterwards, Update has the status of the
 	// claim reported. If the attachment is no longer recorded, Update returns ErrEnded; if a newer
@@ -356,13 +356,13 @@ type Attached struct {
 
 // State is the state of an attachment in the kernel.
 type State struct {
-	// Exists reports that the attachment is in the sandbox, working or not. It is also true if the attachment
+	// Exists reports whether the attachment is in the sandbox, working or not. It is also true if the attachment
 	// may be there, because an attempt to attach it has not finished.
 	Exists bool
-	// Pending reports that Reserver.Reserve has written the record and Attach has not succeeded, or that
+	// Pending reports whether Reserver.Reserve has written the record and Attach has not succeeded, or that
 	// the sandbox has ended and Detach follows. Such an attachment has no status.
 	Pending bool
-	// Ready reports that the attachment exists and works.
+	// Ready reports whether the attachment exists and works.
 	Ready bool
 	// Reason (CamelCase) and Message explain why it does not.
 	Reason, Message string

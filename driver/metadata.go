@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -144,6 +145,9 @@ func (d *Driver) hasMetadata(c *record.Claim) bool {
 	return true
 }
 
+// prepareAgainTimeout is how long the driver waits for one claim before it goes on with the next.
+const prepareAgainTimeout = 20 * time.Second
+
 // prepareAgain calls NodePrepareResources on the plugin's own socket, as the
 // kubelet does.
 func (d *Driver) prepareAgain(ctx context.Context, c *record.Claim) error {
@@ -152,7 +156,7 @@ func (d *Driver) prepareAgain(ctx context.Context, c *record.Claim) error {
 		return err
 	}
 	defer conn.Close()
-	ctx, cancel := context.WithTimeout(ctx, reportTimeout)
+	ctx, cancel := context.WithTimeout(ctx, prepareAgainTimeout)
 	defer cancel()
 	if _, running := d.restoring.LoadOrStore(c.UID, true); running {
 		return nil

@@ -323,10 +323,10 @@ func (d *Driver) reserveForClaim(ctx context.Context, claim *resourceapi.Resourc
 	return nil
 }
 
-// publishedDevice identifies a device.
-type publishedDevice struct{ pool, device string }
+// deviceKey identifies a device.
+type deviceKey struct{ pool, device string }
 
-func deviceOf(s record.Share) publishedDevice { return publishedDevice{s.Pool, s.Device} }
+func deviceOf(s record.Share) deviceKey { return deviceKey{s.Pool, s.Device} }
 
 // sharesOfOtherClaims returns the shares that other claims than the one with that UID hold on the
 // devices of shares. A claim whose record is lost or cannot be read counts with the shares that are
@@ -334,8 +334,8 @@ func deviceOf(s record.Share) publishedDevice { return publishedDevice{s.Pool, s
 // may then exist.
 func (d *Driver) sharesOfOtherClaims(
 	ctx context.Context, uid types.UID, shares []share,
-) (map[publishedDevice][]*record.Share, error) {
-	others := map[publishedDevice][]*record.Share{}
+) (map[deviceKey][]*record.Share, error) {
+	others := map[deviceKey][]*record.Share{}
 	for _, s := range shares {
 		others[deviceOf(s.Share)] = nil
 	}

@@ -23,7 +23,7 @@ type attachmentsOfKind struct {
 }
 
 // List implements Attachments.
-func (l attachmentsOfKind) List(context.Context) (attachments []Attachment, err error) {
+func (l attachmentsOfKind) List() (attachments []Attachment, err error) {
 	if !l.driver.handover.isNewest() {
 		return nil, nil
 	}

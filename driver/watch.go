@@ -100,7 +100,7 @@ func (d *Driver) protect(ctx context.Context, r attach.Record) {
 	}
 }
 
-// eachAttachment calls do for every selected attachment, as forEach does.
+// eachAttachment calls forEach with the selected attachments.
 func (d *Driver) eachAttachment(
 	ctx context.Context,
 	selected func(*attach.Record) bool,

@@ -7,9 +7,10 @@
 // classify and shape), and reads the state of the link from the kernel
 // (Node.Read).
 //
-// The package depends on the kernel and not on Kubernetes. A Node keeps in
-// memory only which NICs it manages, so a caller that has to detach a link
-// after a restart stores the Attachment, which identifies the link.
+// The package depends on the kernel and not on Kubernetes. A Node stores
+// nothing, so a caller that has to detach a link after a restart stores the
+// Attachment, which identifies the link. What a Node keeps in memory about NICs
+// and links, it finds again after a restart.
 //
 // No function of this package enters another network namespace. A Node works
 // on a pod's namespace in three ways:

@@ -88,7 +88,7 @@ func TestNode_Attach_createsLinkFromSpec(t *testing.T) {
 	got := read(t, node, a)
 	slices.SortFunc(got.Addresses, func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) })
 	want := netdev.LinkState{
-		Exists: true, Name: "data0", MAC: mac(1), MTU: 4000, Up: true, Carrier: true,
+		Exists: true, Name: "data0", MAC: mac(1), MTU: 4000, Up: true,
 		Addresses: prefixes("10.20.0.5/24", "fd00::5/64"),
 	}
 	if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {

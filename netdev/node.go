@@ -137,10 +137,10 @@ func (n *Node) ForwardedBy(index int) classify.Forwarded {
 type Options struct {
 	// BPFFS is the mount point of the BPF file system; default /sys/fs/bpf.
 	BPFFS string
-	// Keys are the classifier keys that the Node may use; default all of them,
+	// Keys are the classifier keys that the Node may use, for tests; default all of them,
 	// strongest first. The Node uses the first that works on the node.
 	Keys []classify.Key
-	// Trials are the results of trying the keys on this node, if the caller has them.
+	// Trials are the results of trying the keys on this node, for tests that have them.
 	// Otherwise the Node tries the keys when it manages the first NIC with Enforce.
 	Trials []trial.Result
 	// Failpoints intercepts operations that change the kernel's state; default none.
@@ -225,7 +225,7 @@ func (n *Node) Close() error {
 	return err
 }
 
-// Messages returns how many netlink messages the Node has sent and received through
+// Messages returns, for tests, how many netlink messages the Node has sent and received through
 // its sockets in the node's namespace. The few requests that do not concern a share,
 // such as those for the filters of a NIC, use other sockets.
 func (n *Node) Messages() rtnl.Counts { return n.conn.Counts().Add(n.deletions.Counts()) }
@@ -285,22 +285,20 @@ func (n *Node) Manage(c NICConfig) (changed bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	if known {
-		if reflect.DeepEqual(old.NICConfig, c) && trees == old.trees {
-			intact, err := n.isIntact(old)
-			if err != nil {
-				return false, err
-			}
-			if intact {
-				old.oneTree = oneTree
-				n.managed[c.Index] = old
-				return false, n.watchArrival(c.Index)
-			}
+	if known && reflect.DeepEqual(old.NICConfig, c) && trees == old.trees {
+		intact, err := n.isIntact(old)
+		if err != nil {
+			return false, err
 		}
-		if old.Name != c.Name { // the interface was renamed
-			if err := errors.Join(n.removeHairpin(old.Name), n.shaper.RemoveIFB(old.Name)); err != nil {
-				return false, err
-			}
+		if intact {
+			old.oneTree = oneTree
+			n.managed[c.Index] = old
+			return false, n.watchArrival(c.Index)
+		}
+	}
+	if known && old.Name != c.Name { // the interface was renamed
+		if err := errors.Join(n.removeHairpin(old.Name), n.shaper.RemoveIFB(old.Name)); err != nil {
+			return false, err
 		}
 	}
 	return n.setUpEnforcement(managedNIC{NICConfig: c, trees: trees, oneTree: oneTree})

@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
@@ -25,7 +24,6 @@ type LinkState struct {
 	MAC       net.HardwareAddr
 	MTU       int  // bytes
 	Up        bool // administrative state
-	Carrier   bool // whether the NIC has a link at the physical layer
 	Addresses []netip.Prefix
 	// Send and Receive are the rates that the kernel enforces on the link's
 	// frames; nil if the frames do not select a class or the class does not
@@ -34,14 +32,14 @@ type LinkState struct {
 	// Blocked is the reason why the link is blocked; "" if it is not. The pod changed the link so
 	// that it could receive the frames of others.
 	Blocked string
-	// Audited means that frames without the identity of the link are not dropped,
+	// Audited reports whether frames without the identity of the link pass,
 	// because an earlier release attached it.
 	Audited bool
-	// Switched means that the kernel switches frames between the link and other such links
+	// Switched reports whether the kernel switches frames between the link and other such links
 	// of the NIC, past the queues for what the link sends: an earlier release attached it, or
 	// the NIC was managed without enforcement.
 	Switched bool
-	// Unchecked means that the kernel does not load the program that checks the identity
+	// Unchecked reports whether the kernel does not load the program that checks the identity
 	// of frames.
 	Unchecked bool
 }
@@ -65,7 +63,6 @@ func (n *Node) Read(a Attachment) (LinkState, error) {
 		MAC:      link.HardwareAddr,
 		MTU:      link.MTU,
 		Up:       link.Flags&net.FlagUp != 0,
-		Carrier:  link.OperState == netlink.OperUp || link.RawFlags&unix.IFF_LOWER_UP != 0,
 		Audited:  a.Audited,
 		Switched: a.Mode == Bridge,
 	}

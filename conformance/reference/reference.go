@@ -218,7 +218,7 @@ type record struct {
 	Zombie bool
 	// PodClaim is what the pod calls the claim, if it was made from a template.
 	PodClaim string
-	// Others reports that other drivers have devices of the claim.
+	// Others reports whether other drivers have devices of the claim.
 	Others bool
 	// Pods is the number of pods that the claim was prepared for.
 	Pods int
@@ -562,7 +562,7 @@ func (d *Driver) stayBusy(uid string) error {
 	return errors.New("the call was canceled")
 }
 
-// writeSpecs is writeSpec with faults. known reports that the claim has a record of an earlier call.
+// writeSpecs is writeSpec with faults. known reports whether the claim has a record of an earlier call.
 func (d *Driver) writeSpecs(r *record, known bool) error {
 	if known && d.fault("CDI-02/again") {
 		return nil

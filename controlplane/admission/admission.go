@@ -107,8 +107,8 @@ func (p *Pods) complete(ctx context.Context, pod *corev1.Pod, request string) ([
 	if err != nil {
 		return warnings, err
 	}
-	shared, jobWarnings, err := p.joinListed(ctx, pod, request)
-	warnings = append(warnings, jobWarnings...)
+	shared, listedWarnings, err := p.joinListed(ctx, pod, request)
+	warnings = append(warnings, listedWarnings...)
 	if err != nil {
 		return warnings, err
 	}
@@ -162,62 +162,83 @@ func patchResponse(before, after any, warnings []string) admission.Response {
 }
 
 // joinPodGroup adds the pod to the PodGroup that it names, and returns the PodGroup; nil if the pod names none.
-// A pod without the annotation may name a PodGroup in spec.schedulingGroup. If the driver has no PodGroup of
-// that name, or Kubernetes also has one, the pod means Kubernetes' PodGroup, even if the cluster does not
-// support claims of PodGroups. joinPodGroup then also returns nil, and never denies the pod.
 func (p *Pods) joinPodGroup(
 	ctx context.Context, pod *corev1.Pod, request string,
-) (*scheduling.PodGroup, []string, error) {
+) (group *scheduling.PodGroup, warnings []string, err error) {
 	name, annotated, err := podGroupName(pod)
 	if err != nil || name == "" {
 		return nil, nil, err
 	}
-	key := types.NamespacedName{Namespace: pod.Namespace, Name: name}
-	known := true // whether Kubernetes has the PodGroup
-	if !annotated {
-		others, err := p.isKubernetesPodGroup(ctx, key)
-		if others {
-			return nil, nil, nil
+	key, keepField := types.NamespacedName{Namespace: pod.Namespace, Name: name}, false
+	if annotated {
+		if group, err = p.annotatedPodGroup(ctx, key); err == nil && pod.Spec.SchedulingGroup != nil {
+			keepField, err = hasSameName(ctx, p.APIReader, p.Mapper, key)
 		}
-		known = err == nil
+	} else {
+		group, warnings, err = p.podGroupOfField(ctx, pod, key)
 	}
-	var group scheduling.PodGroup
-	err = p.APIReader.Get(ctx, key, &group)
-	switch {
-	case apierrors.IsNotFound(err) && !annotated:
-		return nil, warnWithoutPodGroup(pod, name, known), nil
-	case apierrors.IsNotFound(err):
-		return nil, nil, denied(reasonPodGroupMissing,
-			"PodGroup %q does not exist in namespace %q: create it first (kind PodGroup of %s); "+
-				"a Deployment or Job retries its pods", name, pod.Namespace, scheduling.GroupVersion)
-	case err != nil:
-		return nil, nil, fmt.Errorf("look up PodGroup %q: %w", name, err)
+	if err != nil || group == nil {
+		return nil, warnings, err
 	}
-	sameName := false
-	if pod.Spec.SchedulingGroup != nil {
-		if sameName, err = hasSameName(ctx, p.APIReader, p.Mapper, key); err != nil {
-			return nil, nil, err
-		}
-	}
-	switch {
-	case sameName && !annotated:
-		return nil, []string{sameNameWarning(fieldOfPodGroup, name)}, nil
-	case group.DeletionTimestamp != nil && !annotated:
-		return nil, []string{fmt.Sprintf("%s: PodGroup %q of %s is being deleted, and the pod does not share its claims",
-			fieldOfPodGroup, name, scheduling.GroupVersion)}, nil
-	case group.DeletionTimestamp != nil:
-		return nil, nil, denied(reasonPodGroupTerminating, "PodGroup %q is being deleted and accepts no more pods: "+
-			"wait until it is gone, then create it again", name)
-	}
-	j := joiner{
-		group: &group, request: request, native: p.Mode == mode.Native, keepField: sameName,
-		assignShard: func(entry string) (int, error) { return p.assignShard(ctx, &group, entry, request) },
-	}
-	if err := p.checkScheduling(ctx, pod, &group); err != nil {
+	if err := p.checkScheduling(ctx, pod, group); err != nil {
 		return nil, nil, err
 	}
-	warnings, err := j.join(pod)
-	return &group, warnings, err
+	j := joiner{
+		group: group, request: request, native: p.Mode == mode.Native, keepField: keepField,
+		assignShard: func(entry string) (int, error) { return p.assignShard(ctx, group, entry, request) },
+	}
+	warnings, err = j.join(pod)
+	return group, warnings, err
+}
+
+// annotatedPodGroup returns the PodGroup that a pod names in its annotation. It denies the pod if the pod
+// cannot join it.
+func (p *Pods) annotatedPodGroup(ctx context.Context, key types.NamespacedName) (*scheduling.PodGroup, error) {
+	var group scheduling.PodGroup
+	err := p.APIReader.Get(ctx, key, &group)
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil, denied(reasonPodGroupMissing,
+			"PodGroup %q does not exist in namespace %q: create it first (kind PodGroup of %s); "+
+				"a Deployment or Job retries its pods", key.Name, key.Namespace, scheduling.GroupVersion)
+	case err != nil:
+		return nil, fmt.Errorf("look up PodGroup %q: %w", key.Name, err)
+	case group.DeletionTimestamp != nil:
+		return nil, denied(reasonPodGroupTerminating, "PodGroup %q is being deleted and accepts no more pods: "+
+			"wait until it is gone, then create it again", key.Name)
+	}
+	return &group, nil
+}
+
+// podGroupOfField returns the driver's PodGroup that a pod names in spec.schedulingGroup. If the driver has no
+// PodGroup of that name, or Kubernetes also has one, the pod means Kubernetes' PodGroup, even if the cluster does
+// not support claims of PodGroups. podGroupOfField then returns nil, with warnings, and never denies the pod.
+func (p *Pods) podGroupOfField(
+	ctx context.Context, pod *corev1.Pod, key types.NamespacedName,
+) (*scheduling.PodGroup, []string, error) {
+	others, unknown := p.isKubernetesPodGroup(ctx, key)
+	if others {
+		return nil, nil, nil
+	}
+	var group scheduling.PodGroup
+	err := p.APIReader.Get(ctx, key, &group)
+	if apierrors.IsNotFound(err) {
+		return nil, warnWithoutPodGroup(pod, key.Name, unknown == nil), nil
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("look up PodGroup %q: %w", key.Name, err)
+	}
+	sameName, err := hasSameName(ctx, p.APIReader, p.Mapper, key)
+	switch {
+	case err != nil:
+		return nil, nil, err
+	case sameName:
+		return nil, []string{sameNameWarning(fieldOfPodGroup, key.Name)}, nil
+	case group.DeletionTimestamp != nil:
+		return nil, []string{fmt.Sprintf("%s: PodGroup %q of %s is being deleted, and the pod does not share its claims",
+			fieldOfPodGroup, key.Name, scheduling.GroupVersion)}, nil
+	}
+	return &group, nil, nil
 }
 
 // fieldOfPodGroup is the path of the field by which a pod names a PodGroup of Kubernetes.

@@ -40,7 +40,7 @@ const (
 	reasonClaimMissing denialReason = "ClaimMissing"
 	// reasonInUse: pods may use the claims that the changed annotation lists.
 	reasonInUse denialReason = "InUse"
-	// reasonNotPermitted: the user may not create ResourceClaims, or the controller not hold a claim.
+	// reasonNotPermitted: the user may not create ResourceClaims, or the controller may not hold the claim.
 	reasonNotPermitted denialReason = "NotPermitted"
 	// reasonNoRoom: the claims of an entry serve as many pods as they can.
 	reasonNoRoom denialReason = "NoRoom"

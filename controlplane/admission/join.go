@@ -74,10 +74,8 @@ func (j *joiner) hasJoined(pod *corev1.Pod, c *corev1.PodResourceClaim) bool {
 }
 
 // markMember records the PodGroup in the pod, in fields that every cluster stores.
-// A pod with a claim that is one of several shards gets the gate, unless it is for
-// another scheduler than that of Kubernetes, or the PodGroup disables gates: with a
-// gang scheduler the pods would deadlock, because the scheduler waits for all pods, and
-// the gate for the first one to be bound.
+// A pod with a claim that is one of several shards gets the gate, unless it is in a
+// PodGroup of Kubernetes as well, whose pods are scheduled together.
 func (j *joiner) markMember(pod *corev1.Pod, sharded bool) {
 	pod.Labels, pod.Annotations = notNil(pod.Labels), notNil(pod.Annotations)
 	pod.Labels[scheduling.GroupUIDLabel] = string(j.group.UID)
@@ -90,21 +88,25 @@ func (j *joiner) markMember(pod *corev1.Pod, sharded bool) {
 	if j.native {
 		pod.Spec.SchedulingGroup = &corev1.PodSchedulingGroup{PodGroupName: ptr.To(j.group.Name)}
 	}
-	gate := corev1.PodSchedulingGate{Name: scheduling.ReservedGate}
 	if !sharded {
 		return
 	}
 	pod.Annotations[scheduling.AdmittedAnnotation] = j.request
-	if j.usesGates(pod) && !slices.Contains(pod.Spec.SchedulingGates, gate) {
-		pod.Spec.SchedulingGates = append(pod.Spec.SchedulingGates, gate)
+	if !j.keepField {
+		addGate(pod, j.group.Annotations)
 	}
 }
 
-// usesGates reports whether pods such as this one wait behind the gate. Pods in a PodGroup of
-// Kubernetes do not: they are scheduled together.
-func (j *joiner) usesGates(pod *corev1.Pod) bool {
+// addGate adds the gate to a pod, unless annotations disable gates, or the pod is for another scheduler than
+// that of Kubernetes: with a gang scheduler the pods would deadlock, because the scheduler waits for all
+// pods, and the gate for the first one to be bound.
+func addGate(pod *corev1.Pod, annotations map[string]string) {
+	gate := corev1.PodSchedulingGate{Name: scheduling.ReservedGate}
 	isDefault := pod.Spec.SchedulerName == "" || pod.Spec.SchedulerName == corev1.DefaultSchedulerName
-	return isDefault && !j.keepField && j.group.Annotations[scheduling.GatesAnnotation] != scheduling.GatesDisabled
+	disabled := annotations[scheduling.GatesAnnotation] == scheduling.GatesDisabled
+	if isDefault && !disabled && !slices.Contains(pod.Spec.SchedulingGates, gate) {
+		pod.Spec.SchedulingGates = append(pod.Spec.SchedulingGates, gate)
+	}
 }
 
 // notNil returns m, or an empty map if m is nil.

@@ -61,28 +61,19 @@ func (p *Pods) joinListed(
 		if err != nil {
 			return nil, warnings, err
 		}
-		shard := 0
 		name, exists := podClaimName(pod, entry.Name)
-		_, joined := claims.ShardNumber(list.owner, entry.Name, name)
-		switch {
-		case joined: // by an earlier call, or in the pod that this one copies
-		case exists:
+		_, joined := claims.ShardNumber(list.owner, entry.Name, name) // by an earlier call, or in the pod that this one copies
+		if exists && !joined {
 			warnings = append(warnings, fmt.Sprintf("spec.resourceClaims %q overrides the claim of that name of %s %q",
 				entry.Name, list.kind, list.name))
 			continue
-		default:
-			isFabric, err := claims.RequestsFabric(claim.spec, p.Driver, p.deviceClass(ctx))
+		}
+		if !exists {
+			shard, isSharded, err := p.listedShard(ctx, list.owner, claim, request)
 			if err != nil {
 				return nil, warnings, err
 			}
-			if isFabric {
-				sharded = true
-				first := claims.Name(list.owner, entry.Name, 0)
-				shard, err = p.Shards.assign(ctx, shardQuestion{Namespace: pod.Namespace, Claim: first, Request: request})
-				if err != nil {
-					return nil, warnings, err
-				}
-			}
+			sharded = sharded || isSharded
 			pod.Spec.ResourceClaims = append(pod.Spec.ResourceClaims, corev1.PodResourceClaim{
 				Name: entry.Name, ResourceClaimName: ptr.To(claims.Name(list.owner, entry.Name, shard)),
 			})
@@ -92,6 +83,20 @@ func (p *Pods) joinListed(
 	}
 	markSharing(pod, list.owner.UID, request, sharded)
 	return shared, warnings, nil
+}
+
+// listedShard returns the number of the claim that a new pod shares. sharded reports whether it may be one of several,
+// because the claim requests a fabric.
+func (p *Pods) listedShard(
+	ctx context.Context, owner claims.Owner, claim listedClaim, request string,
+) (shard int, sharded bool, err error) {
+	isFabric, err := claims.RequestsFabric(claim.spec, p.Driver, p.deviceClass(ctx))
+	if err != nil || !isFabric {
+		return 0, false, err
+	}
+	first := claims.Name(owner, claim.Name, 0)
+	shard, err = p.Shards.assign(ctx, shardQuestion{Namespace: owner.Namespace, Claim: first, Request: request})
+	return shard, true, err
 }
 
 // claimListOf returns the claims that the annotation of a pod lists, or nil.
@@ -202,8 +207,7 @@ func addToContainers(spec *corev1.PodSpec, entry scheduling.ListedClaim) {
 }
 
 // markSharing records the owner of its claims in the pod, and adds the gate if the pod has a claim that
-// is one of several shards; see joiner.markMember. Pods in a PodGroup of Kubernetes, which
-// it may have created for the workload, are scheduled together, and get no gate.
+// is one of several shards. Kubernetes may have created a PodGroup for the workload; its pods get no gate.
 func markSharing(pod *corev1.Pod, owner types.UID, request string, sharded bool) {
 	pod.Labels, pod.Annotations = notNil(pod.Labels), notNil(pod.Annotations)
 	pod.Labels[scheduling.GroupUIDLabel] = string(owner)
@@ -211,10 +215,7 @@ func markSharing(pod *corev1.Pod, owner types.UID, request string, sharded bool)
 		return
 	}
 	pod.Annotations[scheduling.AdmittedAnnotation] = request
-	isDefault := pod.Spec.SchedulerName == "" || pod.Spec.SchedulerName == corev1.DefaultSchedulerName
-	disabled := pod.Annotations[scheduling.GatesAnnotation] == scheduling.GatesDisabled
-	gate := corev1.PodSchedulingGate{Name: scheduling.ReservedGate}
-	if isDefault && !disabled && pod.Spec.SchedulingGroup == nil && !slices.Contains(pod.Spec.SchedulingGates, gate) {
-		pod.Spec.SchedulingGates = append(pod.Spec.SchedulingGates, gate)
+	if pod.Spec.SchedulingGroup == nil {
+		addGate(pod, pod.Annotations)
 	}
 }

@@ -24,12 +24,12 @@ import (
 const (
 	// ShardsPath is the path at which a replica serves Shards to the others.
 	ShardsPath = "/shards"
-	// leaderTimeout is less than the webhook's timeout of 2 s, so that a replica can
+	// askTimeout is less than the webhook's timeout of 2 s, so that a replica can
 	// still answer if the leading one does not.
-	leaderTimeout = time.Second
-	// leaderLost is how long after the last renewal of the lease that it observed a replica
+	askTimeout = time.Second
+	// renewalTimeout is how long after the last renewal of the lease that it observed a replica
 	// waits for the leading one. Replicas read the lease every 4.4 s at most.
-	leaderLost = 8 * time.Second
+	renewalTimeout = 8 * time.Second
 	// maxBody limits the size of an answer or a question, in bytes.
 	maxBody = 4096
 )
@@ -126,7 +126,7 @@ func (l *LeadingReplica) ask(ctx context.Context, q shardQuestion) (int, error) 
 		return 0, errSelf
 	}
 	shard, err := l.askAt(ctx, address, q)
-	gone := errors.Is(err, syscall.ECONNREFUSED) || l.Clock.Since(renewed) > leaderLost
+	gone := errors.Is(err, syscall.ECONNREFUSED) || l.Clock.Since(renewed) > renewalTimeout
 	if err != nil && !errors.As(err, new(*deniedError)) && gone {
 		klog.FromContext(ctx).Info("The leading replica does not answer; this replica assigns a pod to a claim",
 			"namespace", q.Namespace, "claim", q.Claim, "address", address, "err", err)
@@ -139,7 +139,7 @@ func (l *LeadingReplica) ask(ctx context.Context, q shardQuestion) (int, error) 
 }
 
 func (l *LeadingReplica) askAt(ctx context.Context, address string, q shardQuestion) (int, error) {
-	ctx, cancel := context.WithTimeout(ctx, leaderTimeout)
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	body, err := json.Marshal(q)
 	if err != nil {
@@ -174,10 +174,10 @@ func (l *LeadingReplica) askAt(ctx context.Context, address string, q shardQuest
 // assign returns the number of the claim that has room for the pod. The leading replica
 // chooses it.
 func (s *Shards) assign(ctx context.Context, q shardQuestion) (int, error) {
-	if s.Leader == nil {
+	if s.LeadingReplica == nil {
 		return s.assignLocally(q)
 	}
-	shard, err := s.Leader.ask(ctx, q)
+	shard, err := s.LeadingReplica.ask(ctx, q)
 	if errors.Is(err, errSelf) {
 		return s.assignLocally(q)
 	}

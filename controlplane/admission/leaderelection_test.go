@@ -101,16 +101,16 @@ func TestShards_asksTheLeadingReplica(t *testing.T) {
 		},
 		{
 			name: "the leading replica hangs", holder: "other_uid_" + serve(hangs),
-			err: "ask the leading replica of the controller", lost: leaderLost - time.Second,
+			err: "ask the leading replica of the controller", lost: renewalTimeout - time.Second,
 		},
-		{name: "the leading replica is lost", holder: "other_uid_" + serve(hangs), lost: leaderLost + time.Second},
+		{name: "the leading replica is lost", holder: "other_uid_" + serve(hangs), lost: renewalTimeout + time.Second},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			clock := testclock.NewFakePassiveClock(time.Now())
 			lock := &fakeLock{identity: "self", record: resourcelock.LeaderElectionRecord{HolderIdentity: test.holder}}
 			s := syncedShards(clock)
-			s.Leader = &LeadingReplica{Interface: lock, HTTP: trusting.Client(), Clock: clock}
-			if _, _, err := s.Leader.Get(t.Context()); err != nil { // as leader election does
+			s.LeadingReplica = &LeadingReplica{Interface: lock, HTTP: trusting.Client(), Clock: clock}
+			if _, _, err := s.LeadingReplica.Get(t.Context()); err != nil { // as leader election does
 				t.Fatal(err)
 			}
 			clock.SetTime(clock.Now().Add(test.lost))

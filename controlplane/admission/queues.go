@@ -216,7 +216,7 @@ func (q *Queues) check(
 			continue
 		}
 		path := set.path.Child("metadata", "annotations").Key(key)
-		entries, _ := scheduling.ParseJobClaims(value, path) // the webhook for Jobs reports errors
+		entries, _ := scheduling.ParseJobClaims(value, path) // ListedClaims reports errors
 		for _, entry := range entries {
 			class, err := q.chargedClass(ctx, namespace, entry)
 			if err != nil {

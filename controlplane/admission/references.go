@@ -31,10 +31,10 @@ import (
 // such a claim with its PodGroup is denied, because it would run without the device for its whole
 // life. For other claims the user gets a warning.
 //
-// The annotation of a Job may list the containers for a claim; then no others get a
+// The annotation of a Job or replica may list the containers for a claim; then no others get a
 // reference.
 func (p *Pods) addClaimReferences(
-	ctx context.Context, pod *corev1.Pod, group *scheduling.PodGroup, job map[string]listedClaim,
+	ctx context.Context, pod *corev1.Pod, group *scheduling.PodGroup, listed map[string]listedClaim,
 ) (warnings []string, err error) {
 	switch value := pod.Annotations[v1alpha1.ClaimReferencesAnnotation]; value {
 	case v1alpha1.ClaimReferencesExplicit:
@@ -46,13 +46,13 @@ func (p *Pods) addClaimReferences(
 	}
 	for i, c := range pod.Spec.ResourceClaims {
 		entry := sharedEntry(group, &c)
-		spec := job[c.Name].spec
+		spec := listed[c.Name].spec
 		if spec == nil {
 			if spec, err = p.podClaimSpec(ctx, pod.Namespace, group, entry, c); err != nil {
 				return warnings, err
 			}
 		}
-		if len(job[c.Name].Containers) > 0 {
+		if len(listed[c.Name].Containers) > 0 {
 			continue
 		}
 		if spec == nil {

@@ -41,8 +41,8 @@ const (
 // that this replica has assigned but not observed yet count too, because a Job
 // may create hundreds of pods per second.
 type Shards struct {
-	// Leader, if not nil, asks the leading replica instead.
-	Leader *LeadingReplica
+	// LeadingReplica, if not nil, asks the leading replica instead.
+	LeadingReplica *LeadingReplica
 
 	clock clock.PassiveClock
 

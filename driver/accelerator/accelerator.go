@@ -190,7 +190,8 @@ func (k *Kind) device(name string) (*device, error) {
 	if d := k.devices.Get(name); d != nil {
 		return d, nil
 	}
-	return nil, fmt.Errorf("this node has no accelerator %s", name)
+	return nil, fmt.Errorf(
+		"this node has no accelerator %s: was it removed from the node, or from the driver's configuration?", name)
 }
 
 // Configure implements driver.Kind. Its result is the CDI edits, so that a

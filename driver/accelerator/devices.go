@@ -31,9 +31,9 @@ type device struct {
 	pci attribute.Map
 	// region is the region of the device's memory that the kernel can limit, or "".
 	region string
-	// absent reports that the device is missing while claims hold shares of it.
+	// absent reports whether the device is missing while claims hold shares of it.
 	absent bool
-	// shared reports that claims hold shares of the device.
+	// shared reports whether claims hold shares of the device.
 	shared bool
 }
 

@@ -86,7 +86,8 @@ func (k *Kind) Configure(
 		return nil, fmt.Errorf("the driver's configuration has no fabric %s", share.Device)
 	}
 	if len(parameters) > 0 {
-		return nil, errors.New("a fabric takes no parameters: list in requests the requests that each configuration is for")
+		return nil, errors.New("a fabric takes no parameters: remove the configuration, or name in its field requests the " +
+			"requests for other devices that it is for")
 	}
 	edits, err := k.edits(f, share)
 	if err != nil {

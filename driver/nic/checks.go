@@ -16,7 +16,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/classify/trial"
 )
 
-// check is the result of a test of the node's kernel.
+// check is the result of a trial on the node's kernel, by the name that users see.
 type check struct {
 	name   string
 	passed bool

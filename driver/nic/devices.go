@@ -44,7 +44,7 @@ type device struct {
 	// senderKey is the key by which the kernel identifies senders; "" without
 	// enforcement.
 	senderKey classify.Key
-	// checks are the results of the tests of the node's kernel; nil without enforcement.
+	// checks are the results of the trials on the node's kernel; nil without enforcement.
 	checks []check
 	// queue is the kind of queues of shares; "" without enforcement.
 	queue shape.Queue
@@ -53,13 +53,13 @@ type device struct {
 	// singleQueue is the reason why a NIC of a network with shaping MultiQueue has one queue; "" if it
 	// has several.
 	singleQueue string
-	// absent reports that the NIC is missing, or cannot be shared (see unusable), while claims hold shares
+	// absent reports whether the NIC is missing, or cannot be shared (see unusable), while claims hold shares
 	// of it.
 	absent bool
 	// unusable is the reason why a NIC that is present and configured counts as
 	// absent: it cannot be shared. nil if it is missing.
 	unusable error
-	// down reports that the NIC has no carrier, or has had it for less than
+	// down reports whether the NIC has no carrier, or has had it for less than
 	// carrierStableTime.
 	down bool
 	// upSince is the time at which the NIC regained its carrier, while down is set.

@@ -83,7 +83,7 @@ type duplicates struct {
 type pendingLink struct {
 	device string
 	link   attach.Link
-	// waits reports that another host had an address at the last attempt, or that the
+	// waits reports whether another host had an address at the last attempt, or that the
 	// attempt failed, so that the next one waits for recheckInterval.
 	waits bool
 }

@@ -69,7 +69,7 @@ func (k *Kind) inspect(ctx context.Context) {
 		present[d.nic.Name] = true
 		unknown, guarded, err := k.node.Inspect(d.nic.Index)
 		if h.recordFailure(d.nic.Name, err) {
-			klog.FromContext(ctx).Error(err, "Failed to scan for hidden links", "interface", d.nic.Name)
+			klog.FromContext(ctx).Error(err, "Failed to look for hidden links", "interface", d.nic.Name)
 		}
 		if err != nil {
 			continue

@@ -105,7 +105,7 @@ var (
 	_ driver.TakeoverChecker      = (*Kind)(nil)
 )
 
-// New builds the kind. It accesses nothing before the first Refresh.
+// New builds the kind. It does not access the node: CheckTakeover and Refresh are the first to do so.
 func New(node *netdev.Node, inventory *netdev.Inventory, c *config.DriverConfig) *Kind {
 	return &Kind{
 		node: node, inventory: inventory, config: c, loggedUplinks: map[string]bool{}, duplicates: newDuplicates(),
@@ -141,17 +141,11 @@ func (k *Kind) Refresh(ctx context.Context, shares []record.Share) (refreshed dr
 			return attribute.PCI(k.inventory.Sysfs(), busID)
 		})
 		refreshed.RequeueAfter = requeue.Soonest(refreshed.RequeueAfter, d.debounceCarrier(old, time.Now()))
-		repaired, err := k.node.Manage(d.nicConfig())
+		repaired, err := k.manage(d)
 		if err != nil {
 			problems = append(problems, problem{d.nic.Name, d.name, withRemedy(err)})
 			continue
 		}
-		if d.nicConfig().Enforce {
-			d.senderKey, d.queue = k.node.ClassifierKey(), k.node.Queue()
-			d.checks = checks(k.node.Trials(), d.senderKey)
-			d.setShaping(k.node.Trees(d.nic.Index))
-		}
-		d.missed = k.node.Missed(d.nic.Index)
 		if repaired || old == nil || old.absent || d.guaranteesDiffer(old) {
 			refreshed.Changed = true
 		} else if d.missed != old.missed {
@@ -170,6 +164,21 @@ func (k *Kind) Refresh(ctx context.Context, shares []record.Share) (refreshed dr
 	k.logUplinks(ctx, nics)
 	k.devices, k.problems = next, problems
 	return refreshed, nil
+}
+
+// manage sets up enforcement on the NIC of a device, and sets what the device reports about it.
+func (k *Kind) manage(d *device) (repaired bool, err error) {
+	c := d.nicConfig()
+	if repaired, err = k.node.Manage(c); err != nil {
+		return repaired, err
+	}
+	if c.Enforce {
+		d.senderKey, d.queue = k.node.ClassifierKey(), k.node.Queue()
+		d.checks = checks(k.node.Trials(), d.senderKey)
+		d.setShaping(k.node.Trees(d.nic.Index))
+	}
+	d.missed = k.node.Missed(d.nic.Index)
+	return repaired, nil
 }
 
 // sumGrants returns the sum of the grants of each device that has shares, in
@@ -382,13 +391,10 @@ func (k *Kind) sorted() []*device {
 }
 
 // sharedDevices returns the devices that are on the node and in the configuration.
-func (k *Kind) sharedDevices() (devices []*device) {
-	for _, d := range k.sorted() {
-		if d.isShared() {
-			devices = append(devices, d)
-		}
-	}
-	return devices
+func (k *Kind) sharedDevices() []*device {
+	k.mu.RLock()
+	defer k.mu.RUnlock()
+	return k.sharedDevicesLocked()
 }
 
 // Has implements driver.Kind.
@@ -403,7 +409,7 @@ func (k *Kind) device(name string) (*device, error) {
 	defer k.mu.RUnlock()
 	d, ok := k.devices[name]
 	if !ok {
-		return nil, fmt.Errorf("this node has no NIC %s", name)
+		return nil, fmt.Errorf("this node has no NIC %s: was it removed from the node, or from the driver's configuration?", name)
 	}
 	return d, nil
 }

@@ -16,6 +16,7 @@ import (
 	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/driver"
 	"github.com/dra-shared/dra-driver-shared/netdev/bpffs"
+	"github.com/dra-shared/dra-driver-shared/netdev/classify"
 )
 
 // problem is a NIC that cannot be shared, or whose sharing cannot be ended.
@@ -40,6 +41,8 @@ func withRemedy(err error) error {
 	switch {
 	case errors.Is(err, bpffs.ErrNotMounted):
 		return fmt.Errorf("%w: mount one on /sys/fs/bpf of the node, or set plugin.mountBPFFS in the chart's values", err)
+	case errors.Is(err, classify.ErrNoPerfmon):
+		return fmt.Errorf("%w: set plugin.perfmon in the chart's values", err)
 	case errors.As(err, &path) && errors.Is(err, fs.ErrPermission): // an error of bpf(2) has no path
 		return fmt.Errorf("%w: does a security module of the node deny it? See plugin.appArmorProfile and "+
 			"plugin.seLinuxOptions in the chart's values", err)
@@ -73,14 +76,15 @@ func (k *Kind) Ready() error {
 	return survey{k.sharedDevicesLocked(), k.problems}.ready()
 }
 
-// sharedDevicesLocked returns the devices that are on the node and in the configuration. The caller
-// holds k.mu.
+// sharedDevicesLocked returns the devices that are on the node and in the configuration, by name. The
+// caller holds k.mu.
 func (k *Kind) sharedDevicesLocked() (devices []*device) {
 	for _, d := range k.devices {
 		if d.isShared() {
 			devices = append(devices, d)
 		}
 	}
+	slices.SortFunc(devices, func(a, b *device) int { return strings.Compare(a.name, b.name) })
 	return devices
 }
 

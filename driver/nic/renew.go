@@ -53,7 +53,7 @@ type leaseID struct {
 type leaseTask struct {
 	next    time.Duration // since boot
 	running bool
-	// applied reports that the link has had the recorded address since this plugin started.
+	// applied reports whether the link has had the recorded address since this plugin started.
 	applied bool
 	// attempts is the number of failed attempts to lease an address since the link lost its last one.
 	attempts int
@@ -97,7 +97,7 @@ func (r *renewer) finish(f finishedTask) {
 
 // start starts the tasks that are due, and returns the time of the next call.
 func (r *renewer) start(ctx context.Context, workers *sync.WaitGroup) time.Duration {
-	all, err := r.attachments.List(ctx)
+	all, err := r.attachments.List()
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Failed to read attachment records; not renewing the leases of some links")
 	}
@@ -361,7 +361,7 @@ func (l leasedLink) setNew(ctx context.Context, lease dhcp.Lease) error {
 	if !errors.Is(err, driver.ErrEnded) {
 		return err
 	}
-	all, listErr := l.attachments.List(ctx)
+	all, listErr := l.attachments.List()
 	isSameClient := func(a driver.Attachment) bool {
 		link, err := a.Record.Link()
 		return err != nil || link.DHCP != nil && bytes.Equal(link.DHCP.ClientID, l.link.DHCP.ClientID)

@@ -24,7 +24,7 @@ type fakeAttachments struct {
 	updateErr error
 }
 
-func (f fakeAttachments) List(context.Context) ([]driver.Attachment, error) { return f.list, f.listErr }
+func (f fakeAttachments) List() ([]driver.Attachment, error) { return f.list, f.listErr }
 
 func (f fakeAttachments) Update(
 	context.Context, attach.Record, func(driver.Attachment, func(json.RawMessage) error) error,

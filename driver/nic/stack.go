@@ -31,8 +31,8 @@ func newStack(nics []netdev.NIC, c *config.DriverConfig) stack {
 		if network == nil || network.Bandwidth == nil || n.Master != "" {
 			continue
 		}
-		for _, carrier := range s.carriers(n) {
-			s.configured[carrier.Index] += uint64(network.Bandwidth.Value())
+		for _, hop := range s.path(n) {
+			s.configured[hop.Index] += uint64(network.Bandwidth.Value())
 		}
 	}
 	return s
@@ -64,18 +64,18 @@ func (s stack) base(n netdev.NIC) (base []netdev.NIC) {
 	return base
 }
 
-// carriers returns the NICs that all frames of a NIC pass: itself, and those below
+// path returns the NICs that all frames of a NIC pass: itself, and those below
 // it, except single members of a bond.
-func (s stack) carriers(n netdev.NIC) []netdev.NIC {
-	carriers, base := []netdev.NIC{n}, s.base(n)
+func (s stack) path(n netdev.NIC) []netdev.NIC {
+	path, base := []netdev.NIC{n}, s.base(n)
 	for _, index := range n.Below {
 		below, known := s.nics[index]
 		same := func(a, b netdev.NIC) bool { return a.Index == b.Index }
 		if known && slices.EqualFunc(base, s.base(below), same) {
-			carriers = append(carriers, below)
+			path = append(path, below)
 		}
 	}
-	return carriers
+	return path
 }
 
 // line returns the line rate of a NIC of a network, in bits per second: the
@@ -87,10 +87,10 @@ func (s stack) line(n netdev.NIC, network *config.Network) uint64 {
 	}
 	bandwidth := uint64(network.Bandwidth.Value())
 	line := bandwidth
-	for _, carrier := range s.carriers(n) {
-		sum := s.configured[carrier.Index]
-		if carrier.Speed > 0 && carrier.Speed < sum && s.isHardware(carrier) {
-			line = min(line, uint64(float64(bandwidth)*float64(carrier.Speed)/float64(sum)))
+	for _, hop := range s.path(n) {
+		sum := s.configured[hop.Index]
+		if hop.Speed > 0 && hop.Speed < sum && s.isHardware(hop) {
+			line = min(line, uint64(float64(bandwidth)*float64(hop.Speed)/float64(sum)))
 		}
 	}
 	return line
@@ -114,12 +114,12 @@ func (s stack) conflict(d *device, others []*device) error {
 			)
 		}
 	}
-	for _, carrier := range s.carriers(d.nic) {
+	for _, hop := range s.path(d.nic) {
 		for _, o := range others {
-			shared := slices.ContainsFunc(s.carriers(o.nic), func(n netdev.NIC) bool { return n.Index == carrier.Index })
+			shared := slices.ContainsFunc(s.path(o.nic), func(n netdev.NIC) bool { return n.Index == hop.Index })
 			if shared && (d.network.Bandwidth == nil || o.network.Bandwidth == nil) {
 				return fmt.Errorf("the NIC and %s use %s: set bandwidth for both, so that they divide its speed",
-					o.nic.Name, carrier.Name)
+					o.nic.Name, hop.Name)
 			}
 		}
 	}

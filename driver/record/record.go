@@ -75,8 +75,8 @@ type Share struct {
 	// Capacity is the grant: the consumedCapacity of the allocation.
 	Capacity map[string]resource.Quantity `json:"capacity,omitempty"`
 	// Number is the share's number on its device, unique among the shares of the device:
-	// FirstNumber or higher. 0 means that the share has none. The NIC kind uses it as the
-	// minor number of a class, from which the JSON name dates.
+	// FirstNumber or higher. 0 means that the share has none. A kind may number objects of
+	// the kernel by it; the JSON name dates from the minor number of a class.
 	Number uint16 `json:"class,omitempty"`
 	// Parameters is the result of the kind's Configure.
 	Parameters json.RawMessage `json:"parameters,omitempty"`

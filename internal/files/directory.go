@@ -212,7 +212,7 @@ type changes struct {
 const watched = unix.IN_CREATE | unix.IN_CLOSE_WRITE | unix.IN_MOVED_TO | unix.IN_MOVED_FROM | unix.IN_DELETE |
 	unix.IN_DELETE_SELF | unix.IN_MOVE_SELF | unix.IN_ONLYDIR
 
-// next returns the names of the files that have changed since the last call. all reports that any
+// next returns the names of the files that have changed since the last call. all reports whether any
 // file may have changed: at the first call, after the kernel dropped events, after the directory
 // was replaced, and at each call if this process cannot use inotify.
 func (c *changes) next(dir string) (names []string, all bool) {

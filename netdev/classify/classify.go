@@ -169,27 +169,21 @@ const (
 )
 
 // Open loads the programs, and opens or creates the maps on the BPF file system
-// that is mounted at bpffs. It uses the first of keys that the kernel supports;
-// without keys, it tries all of them, strongest first.
-func Open(bpffs string, failpoints failpoint.Injector, hook Hook, keys ...Key) (*Classifier, error) {
-	if len(keys) == 0 {
-		keys = Keys()
-	}
+// that is mounted at bpffs.
+func Open(bpffs string, failpoints failpoint.Injector, hook Hook, key Key) (*Classifier, error) {
 	pins := pinDir(bpffs)
 	if err := os.MkdirAll(pins, 0o700); err != nil {
 		return nil, fmt.Errorf("pin BPF maps: %w", err)
 	}
 	var errs error
-	for _, key := range keys {
-		for _, pair := range programPairs[key] {
-			c := newClassifier(hook, key, pair)
-			c.bpffs, c.failpoints = bpffs, failpoints
-			err := c.load(pins, pair)
-			if err == nil {
-				return c, nil
-			}
-			errs = errors.Join(errs, fmt.Errorf("load classifier with key %s: %w", key, err))
+	for _, pair := range programPairs[key] {
+		c := newClassifier(hook, key, pair)
+		c.bpffs, c.failpoints = bpffs, failpoints
+		err := c.load(pins, pair)
+		if err == nil {
+			return c, nil
 		}
+		errs = errors.Join(errs, fmt.Errorf("load classifier with key %s: %w", key, err))
 	}
 	return nil, errs
 }
@@ -272,6 +266,9 @@ func (c *Classifier) load(pins string, pair programPair) error {
 	return nil
 }
 
+// ErrNoPerfmon is wrapped by the error of loading programs that need a capability which the process lacks.
+var ErrNoPerfmon = errors.New("the process does not have CAP_PERFMON")
+
 // describeLoadError adds the requirements of KeySocketCookie to its error.
 func describeLoadError(err error, key Key) error {
 	if key != KeySocketCookie {
@@ -283,7 +280,7 @@ func describeLoadError(err error, key Key) error {
 	case capabilityErr != nil || adminErr != nil:
 		return err
 	case !perfmon && !admin:
-		return fmt.Errorf("%w: does the plugin have CAP_PERFMON (chart value plugin.perfmon)?", err)
+		return fmt.Errorf("%w: %w", err, ErrNoPerfmon)
 	default:
 		return fmt.Errorf("%w: does the kernel have BTF, and is its lockdown mode below confidentiality?", err)
 	}

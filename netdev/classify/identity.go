@@ -456,17 +456,6 @@ func (c *Classifier) Knows(parent int, mac net.HardwareAddr) (bool, error) {
 	return err == nil, ignoreMissing(err)
 }
 
-// Audited reports whether frames of a link are only counted, because an earlier
-// release attached it.
-func (c *Classifier) Audited(m Member) (bool, error) {
-	var value bpfLink
-	err := c.maps.DraSharedLinks.Lookup(receiver(m), &value)
-	if errors.Is(err, ebpf.ErrKeyNotExist) {
-		return true, nil
-	}
-	return value.Flags&linkAudit != 0, err
-}
-
 // NoteImitated makes the programs hide the source address of multicast and broadcast frames that hosts
 // with the addresses send to a NIC: pods have links with these addresses, which would take the frames
 // from other links. The programs forget addresses when there are thousands.

@@ -4,8 +4,8 @@
 package classify_test
 
 import (
+	"errors"
 	"fmt"
-	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -43,8 +43,8 @@ func TestOpen_namesMissingCapability(t *testing.T) {
 			t.Error("Open read the cookie without CAP_PERFMON, want an error")
 			return c.Close()
 		}
-		if want := "does the plugin have CAP_PERFMON"; !strings.Contains(err.Error(), want) {
-			t.Errorf("Open without CAP_PERFMON returned %v, want an error with %q", err, want)
+		if !errors.Is(err, classify.ErrNoPerfmon) {
+			t.Errorf("Open without CAP_PERFMON returned %v, want an error that wraps ErrNoPerfmon", err)
 		}
 		return nil
 	}, unix.CAP_PERFMON, unix.CAP_SYS_ADMIN)

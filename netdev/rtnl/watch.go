@@ -151,7 +151,7 @@ func (w *NamespaceWatcher) Close() error {
 const maxEvents = 500
 
 // Receive waits for an event, and returns the IDs of the namespaces of the events that the
-// kernel has, in any order. more reports that it has more than maxEvents. After ErrOverflow,
+// kernel has, in any order. more reports whether it has more than maxEvents. After ErrOverflow,
 // the NamespaceWatcher is still usable.
 func (w *NamespaceWatcher) Receive() (ids []int, more bool, err error) {
 	w.mu.Lock()

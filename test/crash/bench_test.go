@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -29,7 +28,7 @@ func BenchmarkPlugin(b *testing.B) {
 	s := newScale(b)
 	s.start(tuned)
 	s.connect()
-	hook := buildHook(b)
+	hook := buildProgram(b, "dra-shared-hook")
 	filled := 0
 	for _, shares := range []int{10, 100, 1000, 2900} {
 		b.Run(fmt.Sprintf("shares=%d", shares), func(b *testing.B) {
@@ -110,18 +109,6 @@ func (s *scale) timeTogether(b *testing.B, latencies *measure.Latencies, count i
 		pods[i].end()
 		s.deleteClaim(claims[i].Name)
 	}
-}
-
-// buildHook returns the path of the hook, built as for the image.
-func buildHook(b testing.TB) string {
-	b.Helper()
-	path := filepath.Join(b.TempDir(), "dra-shared-hook")
-	build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", path, "../../cmd/dra-shared-hook")
-	build.Env = append(build.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		b.Fatalf("build the hook: %v\n%s", err, out)
-	}
-	return path
 }
 
 // benchmark passes b.N pods through their lifecycle, as many at a time as parallel says:

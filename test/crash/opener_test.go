@@ -90,7 +90,7 @@ func newOpenerEnv(t *testing.T) openerEnv {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	o := openerEnv{
-		dir: dir, program: buildHook(t), pod: nstest.New(t),
+		dir: dir, program: buildProgram(t, "dra-shared-hook"), pod: nstest.New(t),
 		record: attach.Record{ClaimUID: "c", Share: "s", Payload: []byte(`{"dhcp": {}}`)},
 	}
 	cookie, err := o.pod.Socket.Cookie()

@@ -21,6 +21,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
+	"github.com/dra-shared/dra-driver-shared/test/eventually"
 	"github.com/dra-shared/dra-driver-shared/test/measure"
 )
 
@@ -60,6 +61,15 @@ type scale struct {
 // tuned configures the plugin's process as in production, with enough bandwidth for all shares.
 func tuned(c *pluginConfig) { c.Bandwidth, c.Production = "100G", true }
 
+// shipped configures the environment to run the program of the image.
+func shipped(t testing.TB) func(*pluginConfig) {
+	program := buildProgram(t, "dra-shared-plugin")
+	return func(c *pluginConfig) {
+		tuned(c)
+		c.Program = program
+	}
+}
+
 // newScale returns an environment that counts the requests to the API server.
 func newScale(t testing.TB) *scale {
 	s := &scale{testEnv: newTestEnv(t)}
@@ -78,18 +88,20 @@ func newScale(t testing.TB) *scale {
 }
 
 func (s *scale) run(shares int) {
-	s.start(tuned)
+	start := shipped(s.t)
+	s.start(start)
+	s.register()
 	claims := s.fill(max(shares-scaleSamples, 1))
+	s.settle() // the program may then send 100 requests without waiting for its own rate limit
 	attach := s.samples(min(scaleSamples, shares-1))
+	s.settle()
 	s.kill()
 	restarted := time.Now()
-	s.start(tuned)
+	s.start(start)
 	ready := time.Since(restarted)
 	s.register()
-	s.eventually("the status of all claims is reported", func() error {
-		return s.reported(s.t.Context(), claims[len(claims)-1], "Attached")
-	})
 	s.settle()
+	s.must("get the status of a claim", s.reported(s.t.Context(), claims[len(claims)-1], "Attached"))
 	requests, writes, cpu := s.requests.Load(), s.writes.Load(), s.cpuTime()
 	<-time.After(restPeriod)
 	requests, writes, cpu = s.requests.Load()-requests, s.writes.Load()-writes, s.cpuTime()-cpu
@@ -170,9 +182,10 @@ func (s *scale) samples(count int) (times []time.Duration) {
 	return times
 }
 
-// settle waits until the plugin sends no more requests.
+// settle waits until the plugin sends no more requests. A program sends 50 per second.
 func (s *scale) settle() {
-	s.eventually("the plugin has reported all claims", func() error {
+	s.t.Helper()
+	err := eventually.Poll(s.t.Context(), 10*timeout, func() error {
 		before := s.requests.Load()
 		<-time.After(2 * time.Second)
 		if after := s.requests.Load(); after != before {
@@ -180,6 +193,9 @@ func (s *scale) settle() {
 		}
 		return nil
 	})
+	if err != nil {
+		s.t.Fatalf("the plugin still reports claims: %v\n%s", err, s.logTail())
+	}
 }
 
 // cpuTime returns the processor time that the plugin has used.

@@ -113,6 +113,9 @@ type pluginConfig struct {
 	KillLog string
 	// Production makes the plugin collect memory and garbage as in production.
 	Production bool
+	// Program, if not empty, is the path of the plugin's program, which runs instead of the test binary. Of the
+	// other fields, it uses Node, Dir, BPFFS, URL, Instance, Interfaces, and Bandwidth.
+	Program string
 	// Record, if not empty, is a file to which the plugin appends each failpoint.
 	Record string
 	// Profiles are the profiles that the plugin writes.
@@ -173,17 +176,7 @@ func newPlugin(c pluginConfig, failpoints failpoint.Injector) (*plugin, error) {
 	if err != nil {
 		return nil, err
 	}
-	driverConfig, err := config.Load([]byte(`
-apiVersion: config.dra-shared.dev/v1alpha1
-kind: DriverConfig
-networks:
-- name: storage
-  interfaces: [` + cmp.Or(c.Interfaces, "nic0") + `]
-  bandwidth: ` + cmp.Or(c.Bandwidth, "10G") + `
-  shares: 3000
-  allow: {modes: [Private, Bridge], subnets: [10.0.0.0/8], dhcp: [IPv4]}` + dhcpDefault(c) + `
-fabrics:
-- {name: rack1, nodeSelector: {rack: "1"}}`))
+	driverConfig, err := config.Load([]byte(c.driverConfig()))
 	if err != nil {
 		return nil, err
 	}
@@ -223,6 +216,21 @@ fabrics:
 		OrphanGrace: orphanGrace,
 	})
 	return &plugin{Driver: d, node: node}, err
+}
+
+// driverConfig returns the plugin's DriverConfig.
+func (c pluginConfig) driverConfig() string {
+	return `
+apiVersion: config.dra-shared.dev/v1alpha1
+kind: DriverConfig
+networks:
+- name: storage
+  interfaces: [` + cmp.Or(c.Interfaces, "nic0") + `]
+  bandwidth: ` + cmp.Or(c.Bandwidth, "10G") + `
+  shares: 3000
+  allow: {modes: [Private, Bridge], subnets: [10.0.0.0/8], dhcp: [IPv4]}` + dhcpDefault(c) + `
+fabrics:
+- {name: rack1, nodeSelector: {rack: "1"}}`
 }
 
 // newAllocator builds the allocator of the addresses of pools, as the program of the plugin does.
@@ -426,6 +434,9 @@ func (e *testEnv) start(change func(*pluginConfig)) {
 	defer log.Close()
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), pluginVariable+"="+string(raw))
+	if c.Program != "" {
+		cmd = e.program(c)
+	}
 	if !c.Production {
 		// The process is short-lived: it needs no garbage collection of its memory.
 		cmd.Env = append(cmd.Env, "GOGC=off", "GOMEMLIMIT=256MiB")

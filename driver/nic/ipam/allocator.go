@@ -376,8 +376,9 @@ func (a *Allocator) free(i item) (n int) {
 	return n
 }
 
-// Release makes the addresses of an attachment free. The record of the attachment must
-// no longer exist. Addresses that were assigned to another attachment in the meantime are not
+// Release makes the addresses of an attachment free. The record of the attachment must no
+// longer exist, or the caller must call Assign next, which replaces the addresses in the
+// record. Addresses that were assigned to another attachment in the meantime are not
 // affected.
 func (a *Allocator) Release(owner Owner, addresses ...Address) {
 	a.mu.Lock()

@@ -25,6 +25,7 @@
 // as in a rolling update, use locks (see nodeLock). The files are:
 //
 //	allocator.go  request -> address of the node's blocks
+//	acquire.go    claim that is prepared -> blocks that only this claim can use
 //	take.go       free addresses of a pool -> another block of the node
 //	maintain.go   unused addresses -> back to the pool
 //	load.go       blocks and records -> what the Allocator knows

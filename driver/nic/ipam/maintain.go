@@ -65,7 +65,7 @@ func (a *Allocator) Cleanup() error {
 func (a *Allocator) requestReread(ctx context.Context) {
 	unlock, err := a.allocation.lock(ctx)
 	if err != nil {
-		return // another plugin has the lock, or ctx has ended: the next tick does it
+		return // ctx has ended, or the lock file cannot be opened: the next tick tries again
 	}
 	defer unlock()
 	if len(a.blocks) > 0 { // without blocks, no address is in use that is not lost
