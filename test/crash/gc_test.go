@@ -153,7 +153,7 @@ func (e *testEnv) createKernelOrphans() {
 	if err := shaper.SetClass(nic, ifb.Index, shape.OneTree, shape.NICRates{Line: 10e9}, 0xcf0, rates); err != nil {
 		e.t.Fatal(err)
 	}
-	classifier, err := classify.Open(e.bpffs, nil, classify.HookClsact, e.strongest().Key)
+	classifier, err := classify.Open(e.bpffs, nil, classify.HookClsact, classify.KeyMAC)
 	if err != nil {
 		e.t.Fatal(err)
 	}

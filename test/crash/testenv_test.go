@@ -860,7 +860,7 @@ func (e *testEnv) kernelState() (found []string, err error) {
 			found = append(found, fmt.Sprintf("class %x on %s", minor, name))
 		}
 	}
-	classifier, err := classify.Open(e.bpffs, nil, classify.HookClsact)
+	classifier, err := classify.Open(e.bpffs, nil, classify.HookClsact, classify.KeyMAC)
 	if err != nil {
 		return nil, err
 	}
