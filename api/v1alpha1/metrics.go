@@ -47,7 +47,7 @@ const (
 	// RefusalBlocked means that the sender or the receiver of a frame is a blocked link.
 	RefusalBlocked = "Blocked"
 	// RefusalProtocol means that a frame is a message between switches or routers, such as that of
-	// a spanning tree or of VRRP, or has unreadable headers.
+	// a spanning tree or of VRRP, has unreadable headers, or would be divided into too many segments.
 	RefusalProtocol = "Protocol"
 	// RefusalReceiver means that a frame is for an address that neither the NIC nor a link has.
 	RefusalReceiver = "Receiver"

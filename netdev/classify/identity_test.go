@@ -701,6 +701,26 @@ func TestProgram_limitsARPOfSender(t *testing.T) {
 	}
 }
 
+// A NIC gets to know a number of senders in a second. A host without an address does not use up that number.
+func TestProgram_knowsSendersNextToOneWithoutAddress(t *testing.T) {
+	e := newIdentityEnv(t, Policy{Identity: IdentityEnforce})
+	broadcast := net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
+	receive := func(mac net.HardwareAddr) (class uint32) {
+		const priority = 8 // index in struct __sk_buff
+		var context [48]uint32
+		frame := etherTo(broadcast, mac, protoARP, arp(1, mac, otherIP, linkIP))
+		if _, err := e.c.ingress.Run(&ebpf.RunOptions{Data: frame, ContextOut: &context}); err != nil {
+			t.Fatal(err)
+		}
+		return context[priority]
+	}
+	receive(make(net.HardwareAddr, 6))
+	const control = 3
+	if class := receive(net.HardwareAddr{2, 7, 7, 7, 7, 7}); class != uint32(testMajor)<<16|control {
+		t.Errorf("a request of a host after one without address has class %#x, want that of control frames", class)
+	}
+}
+
 func TestClassifier_SetBlocked(t *testing.T) {
 	e := newIdentityEnv(t, Policy{Identity: IdentityEnforce})
 	m := Member{Parent: testNIC, MAC: linkMAC}

@@ -133,6 +133,50 @@ func TestAttack_segments(t *testing.T) {
 	}
 }
 
+// The kernel divides a packet while all other frames of the NIC wait, and counts its segments in 16 bits: of 65,537
+// segments, a class of the queues would count one.
+func TestAttack_manySegments(t *testing.T) {
+	const grant = 200 * mega
+	e := newTestEnv(t, enforced())
+	attacker := e.pod(0, 1, hardCap(grant), netdev.Private)
+	if err := nstest.SetSegmentation("nic0", false); err != nil { // so that the wire counts segments
+		t.Fatal(err)
+	}
+	attacker.Do(func() error {
+		link, err := netlink.LinkByName("net1")
+		return errors.Join(err, netlink.LinkSetGSOMaxSize(link, 1<<17), netlink.LinkSetGSOIPv4MaxSize(link, 1<<17))
+	})
+	for _, tc := range []struct {
+		payload int
+		size    uint16
+		arrives bool
+	}{
+		{60_000, 10, false},
+		{65_537, 1, false},
+		{60_000, 100, true},
+	} {
+		sender, err := nstest.NewSegmentSender(attacker.Namespace, "net1", nstest.SegmentTCP, tc.size)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := classify.TCP(attacker.ip, "10.20.9.9", 5000, 5001)
+		binary.BigEndian.PutUint16(p[2:], uint16(len(p)+tc.payload)) // 0 means a larger packet
+		if len(p)+tc.payload > 0xffff {
+			binary.BigEndian.PutUint16(p[2:], 0)
+		}
+		frame := classify.EtherTo(
+			net.HardwareAddr{2, 9, 9, 9, 9, 9}, attacker.attachment.MAC, 0x0800, p, make([]byte, tc.payload))
+		before := e.wireBytes()
+		if err := errors.Join(sendFor(sender, frame, 300*time.Millisecond), sender.Close()); err != nil {
+			t.Fatal(err)
+		}
+		bytes := e.wireBytes() - before
+		if arrived := bytes > 10_000; arrived != tc.arrives {
+			t.Errorf("%d segments: %d bytes arrived, want them to arrive: %t", (tc.payload-1)/int(tc.size)+1, bytes, tc.arrives)
+		}
+	}
+}
+
 // A pod can leave a checksum to the kernel or to the NIC, which write it after the programs have checked the frame.
 // It chooses where, and with two bytes of padding which number.
 func TestAttack_checksumOverCheckedField(t *testing.T) {

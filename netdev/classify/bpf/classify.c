@@ -237,6 +237,16 @@ static __always_inline int is_arp_or_nd(struct __sk_buff *skb, const struct ethh
 	return type >= 133 && type <= 137;
 }
 
+// The kernel divides a packet while no other frame leaves the NIC, and counts the segments in 16 bits: HTB would
+// count one of 65,537. The largest packets of TCP (BIG TCP) have fewer than 400 segments of 1,448 bytes.
+#define MAX_SEGMENTS 1024
+
+// Reports whether the kernel, or the NIC, would divide a packet into more than MAX_SEGMENTS.
+static __always_inline int has_many_segments(const struct __sk_buff *skb)
+{
+	return skb->gso_size && skb->len > skb->gso_size * MAX_SEGMENTS;
+}
+
 // Returns the class for multicast of a sender. Each class has a part of the rate for multicast,
 // so that a sender leaves some to the senders of the other classes. Shares cannot choose their
 // addresses.
@@ -407,10 +417,15 @@ static __always_inline int classify_sent(struct __sk_buff *skb, int has_cookie, 
 
 		if (!reason && reads_routes && !frame.own)
 			reason = check_checksum(skb, &frame);
+		if (!reason && has_many_segments(skb))
+			reason = REASON_PROTOCOL;
 		class = frame.class;
 		if (reason && refuse(&frame, reason))
 			return TC_ACT_SHOT;
 	}
+	// The limit of the share depends on it, whatever the policy is.
+	if (has_many_segments(skb))
+		return TC_ACT_SHOT;
 	skb->priority = class ? class : nic->major | CLASS_UNIDENTIFIED;
 	if (is_switched)
 		return enter_hairpin(skb);

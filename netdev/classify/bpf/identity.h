@@ -359,10 +359,10 @@ static __always_inline int has_high_rate(const struct link *link)
 
 // Reports whether a NIC may get to know a sender of ARP and neighbor discovery. A host can use another
 // address in each frame. Its frames must not fill CLASS_CONTROL, nor the map of the senders that are
-// known. Their number is counted as that of the frames of the address 0.
+// known. Their number is counted with a key that no address has.
 static __always_inline int may_be_known(__u32 parent)
 {
-	__u64 key[] = {parent, 0};
+	__u64 key[] = {parent, 1ULL << 16};
 	struct moderation *m = bpf_map_lookup_elem(&dra_shared_moderation, key), first = {};
 	__u64 now = bpf_ktime_get_ns();
 
