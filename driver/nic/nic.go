@@ -409,7 +409,8 @@ func (k *Kind) device(name string) (*device, error) {
 	defer k.mu.RUnlock()
 	d, ok := k.devices[name]
 	if !ok {
-		return nil, fmt.Errorf("this node has no NIC %s: was it removed from the node, or from the driver's configuration?", name)
+		return nil, fmt.Errorf(
+			"this node has no NIC %s: was it removed from the node, or from the driver's configuration?", name)
 	}
 	return d, nil
 }
