@@ -410,7 +410,7 @@ func (n *Node) Detach(a Attachment) error {
 	err := n.deleteLink(a)
 	if nic, enforced := n.enforcedNIC(a.Parent); enforced {
 		n.recordDetached(NewLinkKey(a.Parent, a.MAC))
-		err = errors.Join(err, n.classifier.RemoveMember(nic.member(a)))
+		err = errors.Join(err, n.classifier.RemoveMember(nic.member(a)), n.holdGatewaysOf(a))
 	}
 	return errors.Join(err, n.setGuarded(a, false, false))
 }

@@ -71,6 +71,20 @@ func (n *Node) SetGateways(index int, gateways []netip.Addr) error {
 	return nil
 }
 
+// holdGatewaysOf keeps links from using the addresses of gateways that a link had which has been detached. The
+// next SetGateways, which would do the same, may be minutes away.
+func (n *Node) holdGatewaysOf(a Attachment) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var gateways []netip.Addr
+	for _, g := range n.gateways[a.Parent] {
+		if slices.Contains(a.Addresses, g) {
+			gateways = append(gateways, g)
+		}
+	}
+	return n.classifier.AddGateways(a.Parent, gateways)
+}
+
 // addGateways keeps the other links of a NIC from using the addresses of a link's gateways.
 func (n *Node) addGateways(nic managedNIC, s LinkSpec) error {
 	if !nic.Enforce {

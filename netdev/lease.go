@@ -30,11 +30,21 @@ type Lease struct {
 // Forever is the lifetime of an address without end.
 const Forever time.Duration = 1<<63 - 1
 
-// CheckAddress refuses an address that another link of the NIC of a, or the node, has.
+// CheckAddress refuses an address for the link of a that its claim has not requested: one that another link of
+// the NIC, the node, or a gateway has. Attach, in contrast, lets a claim request the address of a gateway, for a
+// pod that is a router.
 func (n *Node) CheckAddress(a Attachment, address netip.Prefix) error {
 	nic, err := n.managedNIC(a.Parent)
-	if err != nil {
+	if err != nil || !nic.Enforce {
 		return err
+	}
+	gateway, err := n.classifier.IsGateway(nic.Index, address.Addr())
+	if err != nil {
+		return fmt.Errorf("look up the owner of address %s: %w", address.Addr(), err)
+	}
+	if gateway {
+		return fmt.Errorf("address %s is a gateway of claims or AddressPools on %s: exclude it on the DHCP server, or "+
+			"request it in the claim of the pod that is the gateway", address.Addr(), nic.Name)
 	}
 	return n.checkAddresses(nic, LinkSpec{MAC: a.MAC, Addresses: []netip.Prefix{address}})
 }

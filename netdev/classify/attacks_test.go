@@ -657,6 +657,52 @@ func TestNode_Attach_refusesAddressesInUse(t *testing.T) {
 	}
 }
 
+// A DHCP server, or a pod that forges its answers, must not give a link the address of a gateway. A claim
+// that requests such an address gets it: its pod is the gateway.
+func TestNode_CheckAddress_refusesGateways(t *testing.T) {
+	const ofClaim, ofPool, free = "10.20.0.251", "10.20.0.252", "10.20.0.253"
+	e := newTestEnv(t, enforced())
+	if err := e.node.SetGateways(e.nic.Index, []netip.Addr{
+		netip.MustParseAddr(ofClaim), netip.MustParseAddr(ofPool),
+	}); err != nil {
+		t.Fatal(err)
+	}
+	router := nstest.New(t)
+	attached, err := e.node.Attach(router.Pod(), netdev.LinkSpec{
+		Parent: e.nic.Index, MAC: net.HardwareAddr{2, 0, 0, 0, 0, 8}, Mode: netdev.Private,
+		Addresses: []netip.Prefix{netip.MustParsePrefix(ofPool + "/16")},
+	})
+	if err != nil {
+		t.Errorf("Attach with the address of a gateway, which the claim requested: %v", err)
+	}
+	leases, err := e.node.Attach(nstest.New(t).Pod(), netdev.LinkSpec{
+		Parent: e.nic.Index, MAC: net.HardwareAddr{2, 0, 0, 0, 0, 9}, Mode: netdev.Private, Leases: true,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		attachment    netdev.Attachment
+		address, want string
+	}{
+		{leases, ofClaim, "address " + ofClaim + " is a gateway of claims or AddressPools on nic0: exclude it"},
+		{leases, ofPool, "belongs to another link of nic0"},
+		{leases, free, ""},
+		{attached, ofPool, ""},
+	} {
+		err := e.node.CheckAddress(tc.attachment, netip.MustParsePrefix(tc.address+"/16"))
+		if (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("CheckAddress with %s returned %v, want %q", tc.address, err, tc.want)
+		}
+	}
+	if err := e.node.Detach(attached); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.node.CheckAddress(leases, netip.MustParsePrefix(ofPool+"/16")); err == nil {
+		t.Error("after the pod that was the gateway ended, a link may lease the address of the gateway")
+	}
+}
+
 // A pod whose claim requested no address must not answer for the routers of others.
 func TestAttack_gatewayAddresses(t *testing.T) {
 	const ofClaim, ofPool, free = "10.20.0.251", "10.20.0.252", "10.20.0.253"

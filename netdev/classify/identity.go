@@ -505,6 +505,14 @@ func (c *Classifier) RemoveRefusals(parent int, class uint32) error {
 	return ignoreMissing(c.maps.DraSharedRefusals.Delete(bpfCharged{Parent: uint32(parent), Class: class}))
 }
 
+// IsGateway reports whether an address on a NIC is that of a gateway which AddGateways has added, and no link
+// has it.
+func (c *Classifier) IsGateway(parent int, a netip.Addr) (bool, error) {
+	var owner uint64
+	err := c.maps.DraSharedAddresses.Lookup(addressKey(parent, a), &owner)
+	return err == nil && owner == ownerOfGateways, ignoreMissing(err)
+}
+
 // OwnerOf returns the MAC address of the link, or of the NIC, that has an address on a
 // NIC; nil if neither a link nor the NIC has it.
 func (c *Classifier) OwnerOf(parent int, a netip.Addr) (net.HardwareAddr, error) {
