@@ -169,11 +169,29 @@ func (k *Kind) checkLease(
 	if err := k.node.CheckAddress(a, lease.Address); err != nil {
 		return err, nil
 	}
+	inUse, err = k.refusePooled(ctx, d.network.Name, lease.Address.Addr())
+	if err != nil || inUse != nil {
+		return inUse, err
+	}
 	found, err := d.refuseDuplicates(ctx, mac, []netip.Prefix{lease.Address})
 	if err != nil || len(found) == 0 {
 		return nil, err
 	}
 	return fmt.Errorf("another host has it: %s", found), nil
+}
+
+// refusePooled returns why a link must not lease an address on a network if an AddressPool has the address: it
+// may belong to a pod of any node.
+func (k *Kind) refusePooled(ctx context.Context, network string, address netip.Addr) (refused, err error) {
+	if k.addresses == nil {
+		return nil, nil
+	}
+	pooled, err := k.addresses.HasPool(ctx, network, []netip.Addr{address})
+	if err != nil || !pooled {
+		return nil, err
+	}
+	return fmt.Errorf("an AddressPool of network %q has the address %s: exclude it on the DHCP server, or in the pool",
+		network, address), nil
 }
 
 func (k *Kind) decline(client dhcp.Client, link attach.Link, packet *os.File, lease dhcp.Lease) error {

@@ -13,12 +13,15 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
+	network "github.com/dra-shared/dra-driver-shared/api/network/v1alpha1"
 	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/driver"
+	"github.com/dra-shared/dra-driver-shared/driver/nic/ipam"
 	"github.com/dra-shared/dra-driver-shared/netdev/dhcp"
 )
 
@@ -92,6 +95,43 @@ func TestRefuseLease(t *testing.T) {
 		if (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("subnets %v: got error %v, want %q", tc.subnets, err, tc.want)
 		}
+	}
+}
+
+// fakePools are the AddressPools of a cluster.
+type fakePools struct {
+	ipam.API
+	pools []network.AddressPool
+}
+
+func (f fakePools) ListPools(context.Context, metav1.ListOptions) (*network.AddressPoolList, error) {
+	return &network.AddressPoolList{Items: f.pools}, nil
+}
+
+// A pool may assign the address to another pod, also on another node.
+func TestKind_refusePooled(t *testing.T) {
+	pool := network.AddressPool{
+		ObjectMeta: metav1.ObjectMeta{Name: "office"},
+		Spec: network.AddressPoolSpec{
+			Network: "storage", Subnet: "10.20.0.0/16", Ranges: []string{"10.20.8.0/24"}, BlockSize: ptr.To(int32(16)),
+		},
+	}
+	for _, tc := range []struct{ network, address, want string }{
+		{"storage", "10.20.8.1", `an AddressPool of network "storage" has the address 10.20.8.1`},
+		{"storage", "10.20.9.1", ""},
+		{"other", "10.20.8.1", ""},
+	} {
+		k := New(nil, nil, nil)
+		k.UseAddressPools(ipam.New(ipam.Options{API: fakePools{pools: []network.AddressPool{pool}}, Node: "n1"}))
+		refused, err := k.refusePooled(t.Context(), tc.network, netip.MustParseAddr(tc.address))
+		if err != nil || (refused == nil) != (tc.want == "") ||
+			refused != nil && !strings.Contains(refused.Error(), tc.want) {
+			t.Errorf("%s on network %s: got %v and error %v, want %q", tc.address, tc.network, refused, err, tc.want)
+		}
+	}
+	refused, err := New(nil, nil, nil).refusePooled(t.Context(), "storage", netip.MustParseAddr("10.20.8.1"))
+	if refused != nil || err != nil {
+		t.Errorf("without AddressPools: got %v and error %v", refused, err)
 	}
 }
 

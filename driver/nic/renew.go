@@ -295,10 +295,6 @@ func (l leasedLink) renew(ctx context.Context, lease dhcp.Lease, state dhcp.Stat
 			return err
 		})
 	})
-	if err == nil && renewed.Address.Addr() != lease.Address.Addr() {
-		// A client that extends a lease does not get another address (RFC 2131, section 4.4.5).
-		return lease, errors.Join(dhcp.ErrRefused, errors.New("it confirmed another address, "+renewed.Address.String()))
-	}
 	if err == nil {
 		err = refuseLease(d.network, renewed)
 	}

@@ -116,7 +116,8 @@ func (c Client) Acquire(ctx context.Context, conn *Conn) (Lease, error) {
 }
 
 // Renew extends a lease, within the time of ctx. In the state Renewing, it asks the server that
-// leased the address, and in the state Rebinding any server. It closes conn.
+// leased the address, and in the state Rebinding any server. The address of the lease stays the same: it
+// ignores answers with another one. It closes conn.
 func (c Client) Renew(ctx context.Context, conn *Conn, lease Lease, state State) (Lease, error) {
 	to := &net.UDPAddr{IP: net.IPv4bcast, Port: dhcpv4.ServerPort}
 	conn.sendTo(broadcast)
@@ -137,8 +138,8 @@ func (c Client) Renew(ctx context.Context, conn *Conn, lease Lease, state State)
 		return lease, err
 	}
 	at := SinceBoot()
-	answer, err := client.SendAndRead(ctx, to, request,
-		nclient4.IsMessageType(dhcpv4.MessageTypeAck, dhcpv4.MessageTypeNak))
+	isAnswer := func(m *dhcpv4.DHCPv4) bool { return answersRenewal(m, lease, state) }
+	answer, err := client.SendAndRead(ctx, to, request, isAnswer)
 	if err != nil {
 		return lease, describe(err)
 	}
@@ -150,6 +151,21 @@ func (c Client) Renew(ctx context.Context, conn *Conn, lease Lease, state State)
 		renewed.ServerMAC = lease.ServerMAC
 	}
 	return renewed, err
+}
+
+// answersRenewal reports whether a message is an answer to the client of a lease that extends it. Others come
+// from a server, host, or pod that has no say in the lease:
+//   - A server does not confirm another address than that of the lease (RFC 2131, section 4.4.5).
+//   - In the state Renewing, the client has asked one server, so that no other can refuse.
+func answersRenewal(m *dhcpv4.DHCPv4, lease Lease, state State) bool {
+	switch m.MessageType() {
+	case dhcpv4.MessageTypeAck:
+		return m.YourIPAddr.Equal(lease.Address.Addr().AsSlice())
+	case dhcpv4.MessageTypeNak:
+		return state != Renewing || m.ServerIdentifier().Equal(lease.Server.AsSlice())
+	default:
+		return false
+	}
 }
 
 // describe translates the errors of nclient4.

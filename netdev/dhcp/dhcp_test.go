@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/insomniacslk/dhcp/dhcpv4"
 	"github.com/vishvananda/netlink"
 
 	"github.com/dra-shared/dra-driver-shared/netdev/dhcp"
@@ -183,6 +184,90 @@ func TestClient_Renew_refused(t *testing.T) {
 	p.address(t, lease.Address)
 	if _, err := p.renew(t, lease, dhcp.Rebinding, 10*time.Second); !errors.Is(err, dhcp.ErrRefused) {
 		t.Errorf("got error %v, want %v", err, dhcp.ErrRefused)
+	}
+}
+
+// runForger answers each request that arrives at the wire with messages, which get its transaction ID.
+func runForger(t *testing.T, wire *nstest.Namespace, messages []*dhcpv4.DHCPv4) {
+	t.Helper()
+	var conn net.PacketConn
+	wire.Do(func() (err error) {
+		conn, err = net.ListenPacket("udp4", ":67")
+		return err
+	})
+	t.Cleanup(func() { conn.Close() })
+	go func() {
+		buffer := make([]byte, 1500)
+		for {
+			n, _, err := conn.ReadFrom(buffer)
+			if err != nil {
+				return // the test has ended
+			}
+			request, err := dhcpv4.FromBytes(buffer[:n])
+			if err != nil {
+				continue
+			}
+			for _, m := range messages {
+				m.TransactionID, m.ClientHWAddr = request.TransactionID, request.ClientHWAddr
+				_, _ = conn.WriteTo(m.ToBytes(), &net.UDPAddr{IP: request.ClientIPAddr, Port: dhcpv4.ClientPort})
+			}
+		}
+	}()
+}
+
+// answer returns an answer of a server to a client that renews its lease. address is empty for a DHCPNAK.
+func answer(t *testing.T, server, address string) *dhcpv4.DHCPv4 {
+	t.Helper()
+	kind := dhcpv4.MessageTypeNak
+	if address != "" {
+		kind = dhcpv4.MessageTypeAck
+	}
+	m, err := dhcpv4.New(dhcpv4.WithMessageType(kind), dhcpv4.WithYourIP(net.ParseIP(address)),
+		dhcpv4.WithServerIP(net.ParseIP(server)), dhcpv4.WithNetmask(net.CIDRMask(16, 32)), dhcpv4.WithLeaseTime(60),
+		dhcpv4.WithOption(dhcpv4.OptServerIdentifier(net.ParseIP(server))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.OpCode = dhcpv4.OpcodeBootReply
+	return m
+}
+
+// A client that extends a lease does not get another address (RFC 2131, section 4.4.5), and asks one server
+// only. Other answers must not end the lease.
+func TestClient_Renew_ignoresForeignAnswers(t *testing.T) {
+	const server, own, foreign = "10.20.0.1", "10.20.8.1", "10.20.0.9"
+	for name, tc := range map[string]struct {
+		state   dhcp.State
+		answers []*dhcpv4.DHCPv4
+		want    error
+	}{
+		"another address first": {dhcp.Renewing, []*dhcpv4.DHCPv4{answer(t, server, foreign), answer(t, server, own)}, nil},
+		"another address only":  {dhcp.Renewing, []*dhcpv4.DHCPv4{answer(t, server, foreign)}, dhcp.ErrNoAnswer},
+		"rebinding, another address first": {dhcp.Rebinding,
+			[]*dhcpv4.DHCPv4{answer(t, foreign, foreign), answer(t, foreign, own)}, nil},
+		"another server refuses": {dhcp.Renewing, []*dhcpv4.DHCPv4{answer(t, foreign, ""), answer(t, server, own)}, nil},
+		"the server refuses":     {dhcp.Renewing, []*dhcpv4.DHCPv4{answer(t, server, "")}, dhcp.ErrRefused},
+		"rebinding, another server refuses": {dhcp.Rebinding, []*dhcpv4.DHCPv4{answer(t, foreign, "")},
+			dhcp.ErrRefused},
+	} {
+		t.Run(name, func(t *testing.T) {
+			nic, wire := nstest.NIC(t, "nic1", 1500, server+"/16")
+			runForger(t, wire, tc.answers)
+			p := newPod(t, nic.Index, "6ba7b810-9dad-11d1-80b4-00c04fd430c8")
+			lease := dhcp.Lease{
+				Address: netip.MustParsePrefix(own + "/16"), Server: netip.MustParseAddr(server),
+				ServerMAC: wire.Interface("wire").HardwareAddr,
+			}
+			p.address(t, lease.Address)
+			patience := 10 * time.Second
+			if errors.Is(tc.want, dhcp.ErrNoAnswer) {
+				patience = 300 * time.Millisecond
+			}
+			renewed, err := p.renew(t, lease, tc.state, patience)
+			if !errors.Is(err, tc.want) || err == nil && renewed.Address != lease.Address {
+				t.Errorf("got %s and error %v, want %s and %v", renewed.Address, err, lease.Address, tc.want)
+			}
+		})
 	}
 }
 
