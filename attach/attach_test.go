@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -438,6 +439,58 @@ func TestServer_answersWithEachError(t *testing.T) {
 				t.Errorf("got error %q (%v), want the start of %.30q", response.Error, err, failure)
 			}
 		})
+	}
+}
+
+// Requests for one claim, which wait for each other, must leave room for those of other claims.
+func TestServer_limitsRequestsOfClaim(t *testing.T) {
+	blocked := make(chan struct{})
+	dir := serve(t, func(r Request) (Response, error) {
+		if r.ClaimUID == "busy" {
+			<-blocked
+		}
+		return Response{}, nil
+	})
+	namespace, err := os.Open("/proc/self/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer namespace.Close()
+	ask := func(claim string) (Response, error) {
+		r := request()
+		r.ClaimUID = claim
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		return askOne(ctx, socketPath(dir, "1"), r, namespace, namespace)
+	}
+	answers := make(chan Response, 2*maxConnections)
+	var group sync.WaitGroup
+	for range cap(answers) {
+		group.Go(func() {
+			response, err := ask("busy")
+			if err != nil {
+				t.Error(err)
+			}
+			answers <- response
+		})
+	}
+	for range cap(answers) - maxConnectionsOfClaim {
+		if response := <-answers; !response.Retry || response.Error == "" {
+			t.Fatalf("got %+v, want one that makes the hook ask again", response)
+		}
+	}
+	if response, err := ask("calm"); err != nil || response.Error != "" {
+		t.Errorf("another claim: got %+v and error %v", response, err)
+	}
+	close(blocked)
+	group.Wait()
+	for range maxConnectionsOfClaim {
+		if response := <-answers; response.Error != "" {
+			t.Errorf("got %+v, want success", response)
+		}
+	}
+	if response, err := ask("busy"); err != nil || response.Error != "" {
+		t.Errorf("after the requests: got %+v and error %v", response, err)
 	}
 }
 

@@ -43,12 +43,18 @@ type Server struct {
 	listener *net.UnixListener
 	slots    chan struct{}
 	group    sync.WaitGroup
+
+	mu      sync.Mutex
+	ofClaim map[string]int // requests that the handler serves, by UID of their claim
 }
 
 const (
 	// maxConnections limits the hooks that are served at the same time. Others
 	// wait in the socket's backlog.
 	maxConnections = 64
+	// maxConnectionsOfClaim limits those for one claim: most of them only wait for each other. The hooks of
+	// others ask again.
+	maxConnectionsOfClaim = 16
 	// requestTimeout limits the wait for a peer that connects and sends nothing.
 	requestTimeout = 5 * time.Second
 	// attachTimeout limits the handler.
@@ -74,7 +80,9 @@ func Listen(runDir, name string, handler Handler) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen for hooks: %w", err)
 	}
-	return &Server{handler: handler, listener: listener, slots: make(chan struct{}, maxConnections)}, nil
+	return &Server{
+		handler: handler, listener: listener, slots: make(chan struct{}, maxConnections), ofClaim: map[string]int{},
+	}, nil
 }
 
 func socketPath(runDir, name string) string { return filepath.Join(SocketDir(runDir), name+".sock") }
@@ -160,6 +168,10 @@ func (s *Server) answer(ctx context.Context, conn *net.UnixConn) (Response, erro
 	if kind, err := unix.IoctlRetInt(int(files[0].Fd()), unix.NS_GET_NSTYPE); err != nil || kind != unix.CLONE_NEWNET {
 		return Response{}, errors.New("the first descriptor does not refer to a network namespace")
 	}
+	if !s.enter(request.ClaimUID) {
+		return Response{Retry: true}, &handlerError{errClaimBusy}
+	}
+	defer s.leave(request.ClaimUID)
 	// A handler in progress continues while the plugin stops: a partial
 	// attachment is worse than a delay.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), attachTimeout)
@@ -175,7 +187,30 @@ func (s *Server) answer(ctx context.Context, conn *net.UnixConn) (Response, erro
 	return response, err
 }
 
-// handlerError is an error of the Handler.
+// errClaimBusy asks the hook to try again.
+var errClaimBusy = fmt.Errorf("the plugin is still attaching shares to %d other containers that use the claim: do the "+
+	"events of their pods say why it takes so long?", maxConnectionsOfClaim)
+
+// enter counts a request for a claim, unless maxConnectionsOfClaim are in progress.
+func (s *Server) enter(claim string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ofClaim[claim] == maxConnectionsOfClaim {
+		return false
+	}
+	s.ofClaim[claim]++
+	return true
+}
+
+func (s *Server) leave(claim string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ofClaim[claim]--; s.ofClaim[claim] == 0 {
+		delete(s.ofClaim, claim)
+	}
+}
+
+// handlerError is an error that is not logged: of the Handler, which logs its own, or errClaimBusy.
 type handlerError struct{ error }
 
 func (e *handlerError) Unwrap() error { return e.error }

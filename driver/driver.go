@@ -398,13 +398,15 @@ func (d *Driver) withClaim(ctx context.Context, uid types.UID, f func(context.Co
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	release, err := d.locks.Key(string(uid))
-	if err != nil {
-		return err
+	release, err := d.locks.Key(ctx, string(uid))
+	if err == nil {
+		defer release()
 	}
-	defer release()
 	if ctx.Err() != nil {
 		return fmt.Errorf("%w: %w", errClaimBusy, context.Cause(ctx))
+	}
+	if err != nil {
+		return err
 	}
 	return f(ctx)
 }

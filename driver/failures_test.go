@@ -8,6 +8,7 @@ import (
 	"errors"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/dra-shared/dra-driver-shared/attach"
 )
@@ -48,5 +49,37 @@ func TestAttach_reportsWhatItWaitedFor(t *testing.T) {
 	d.failures.set("s", attach.Pod{Namespace: "default", Name: "a", UID: "a"}, errors.New("all addresses are assigned"))
 	for _, pod := range []string{"b", "c"} {
 		expect(pod, waited+"; the last failure, of pod default/a: all addresses are assigned")
+	}
+}
+
+// The lock of a claim may be held by a request that waits for a pod. Those that wait for the lock must not take
+// the places of other pods for longer than their own time.
+func TestAttach_waitsForClaimUntilContextEnds(t *testing.T) {
+	dir := t.TempDir()
+	d, err := New(Options{
+		PluginDir: filepath.Join(dir, "plugin"), CDIDir: filepath.Join(dir, "cdi"), RunDir: filepath.Join(dir, "run"),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	release, err := d.locks.Key(t.Context(), "uid")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	done := make(chan error, 1)
+	go func() {
+		_, err := d.Attach(ctx, attach.Request{ClaimUID: "uid", Share: "s"}, attach.Sockets{})
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		if !errors.Is(err, errClaimBusy) || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("got error %v, want %v", err, errClaimBusy)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("the request still waits for the lock")
 	}
 }

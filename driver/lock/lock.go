@@ -13,6 +13,7 @@ import (
 	"hash/fnv"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -44,32 +45,33 @@ func Open(path string) (Dir, error) {
 	return Dir(path), nil
 }
 
-// Key waits for the lock of a key and returns the function that releases it. A
-// caller must not hold two keys. The file of the key exists only while the lock is held.
-func (d Dir) Key(key string) (release func(), err error) {
-	releaseBucket, err := d.acquire(bucket(key), unix.LOCK_SH, nil)
+// Key waits for the lock of a key and returns the function that releases it. It gives up when ctx ends, and returns
+// the cause. A caller must not hold two keys. The file of the key exists only while the lock is held.
+func (d Dir) Key(ctx context.Context, key string) (release func(), err error) {
+	releaseBucket, err := d.acquireContext(ctx, bucket(key), unix.LOCK_SH)
 	if err != nil {
 		return nil, err
 	}
-	name := keyFile(key)
-	releaseKey, err := d.acquire(name, unix.LOCK_EX, nil)
+	releaseKey, err := d.acquireContext(ctx, keyFile(key), unix.LOCK_EX)
 	if err != nil {
 		releaseBucket()
 		return nil, err
 	}
 	return func() {
-		d.Remove(name)
 		releaseKey()
 		releaseBucket()
 	}, nil
 }
+
+// keyPrefix is the prefix of the names of the lock files of keys.
+const keyPrefix = "key-"
 
 // keyFile returns the name of the lock file of a key. Keys may contain characters that file names
 // may not.
 func keyFile(key string) string {
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(key)) // never fails
-	return fmt.Sprintf("key-%016x", h.Sum64())
+	return fmt.Sprintf("%s%016x", keyPrefix, h.Sum64())
 }
 
 // bucket returns the name of the lock file of a key in earlier releases.
@@ -88,7 +90,12 @@ func (d Dir) Named(name string) (release func(), err error) {
 
 // NamedContext is like Named, but gives up when ctx ends, and returns the cause.
 func (d Dir) NamedContext(ctx context.Context, name string) (release func(), err error) {
-	if release, ok, err := d.TryNamed(name); ok || err != nil {
+	return d.acquireContext(ctx, name, unix.LOCK_EX)
+}
+
+// acquireContext is like acquire, but gives up when ctx ends, and returns the cause.
+func (d Dir) acquireContext(ctx context.Context, name string, how int) (release func(), err error) {
+	if release, err := d.acquire(name, how|unix.LOCK_NB, nil); !errors.Is(err, unix.EWOULDBLOCK) {
 		return release, err
 	}
 	type result struct {
@@ -97,7 +104,7 @@ func (d Dir) NamedContext(ctx context.Context, name string) (release func(), err
 	}
 	acquired := make(chan result, 1)
 	go func() { // flock waits without regard to ctx
-		release, err := d.acquire(name, unix.LOCK_EX, ctx.Done())
+		release, err := d.acquire(name, how, ctx.Done())
 		acquired <- result{release, err}
 	}()
 	select {
@@ -131,7 +138,8 @@ func (d Dir) Remove(name string) { _ = os.Remove(filepath.Join(string(d), name))
 // errAbandoned reports that the caller no longer waits for the lock.
 var errAbandoned = errors.New("the caller no longer waits")
 
-// acquire opens and locks the file of a lock. After abandoned was closed, it creates no more files.
+// acquire opens and locks the file of a lock. After abandoned was closed, it creates no more files. The function
+// that releases the lock of a key removes its file.
 func (d Dir) acquire(name string, how int, abandoned <-chan struct{}) (release func(), err error) {
 	for {
 		select {
@@ -144,7 +152,12 @@ func (d Dir) acquire(name string, how int, abandoned <-chan struct{}) (release f
 			return nil, err
 		}
 		if d.isFile(f, name) {
-			return func() { _ = f.Close() }, nil // closing the last descriptor releases the lock
+			return func() {
+				if strings.HasPrefix(name, keyPrefix) {
+					d.Remove(name)
+				}
+				_ = f.Close() // closing the last descriptor releases the lock
+			}, nil
 		}
 		_ = f.Close() // the last holder removed the file after it was opened here
 	}

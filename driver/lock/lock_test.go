@@ -6,6 +6,8 @@ package lock
 import (
 	"context"
 	"errors"
+	"fmt"
+	"os"
 	"path/filepath"
 	"runtime"
 	"strconv"
@@ -13,6 +15,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/dra-shared/dra-driver-shared/test/eventually"
 )
 
 func open(t *testing.T) Dir {
@@ -30,7 +34,7 @@ func TestKey_excludesOtherHolders(t *testing.T) {
 	var holders, most atomic.Int32
 	for range 50 {
 		all.Go(func() {
-			release, err := d.Key("claim")
+			release, err := d.Key(t.Context(), "claim")
 			if err != nil {
 				t.Error(err)
 				return
@@ -59,14 +63,14 @@ func TestKey_doesNotWaitForOtherKeys(t *testing.T) {
 			other = key
 		}
 	}
-	release, err := d.Key(first)
+	release, err := d.Key(t.Context(), first)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer release()
 	locked := make(chan error, 1)
 	go func() {
-		release, err := d.Key(other)
+		release, err := d.Key(t.Context(), other)
 		if err == nil {
 			release()
 		}
@@ -85,7 +89,7 @@ func TestKey_doesNotWaitForOtherKeys(t *testing.T) {
 // A plugin of an earlier release, which runs at the same time during an update, locks only the bucket of a key.
 func TestKey_excludesEarlierRelease(t *testing.T) {
 	d := open(t)
-	release, err := d.Key("claim")
+	release, err := d.Key(t.Context(), "claim")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -135,10 +139,60 @@ func TestNamedContext_waitsUntilContextEnds(t *testing.T) {
 	release()
 }
 
+func TestKey_waitsUntilContextEnds(t *testing.T) {
+	d := open(t)
+	release, err := d.Key(t.Context(), "claim")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if _, err := d.Key(ctx, "claim"); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("another caller has the lock: got error %v, want %v", err, context.DeadlineExceeded)
+	}
+	release()
+	// The attempt whose context ended keeps neither the lock nor its file.
+	eventually.Eventually(t, 5*time.Second, "the directory has only the files of buckets", func() error {
+		files, err := filepath.Glob(filepath.Join(string(d), "key-*"))
+		if err == nil && len(files) > 0 {
+			err = fmt.Errorf("it has %v", files)
+		}
+		return err
+	})
+	ctx, cancel = context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	release, err = d.Key(ctx, "claim")
+	if err != nil {
+		t.Fatalf("after it was released: %v", err)
+	}
+	release()
+}
+
+// The holder of a lock may end without removing the file.
+func TestKey_removesFileThatItNoLongerNeeds(t *testing.T) {
+	d := open(t)
+	release, err := d.Named(keyFile("claim"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if _, err := d.Key(ctx, "claim"); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("another caller has the lock: got error %v, want %v", err, context.DeadlineExceeded)
+	}
+	release()
+	eventually.Eventually(t, 5*time.Second, "the file is gone", func() error {
+		if _, err := os.Stat(filepath.Join(string(d), keyFile("claim"))); !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("it exists (%v)", err)
+		}
+		return nil
+	})
+}
+
 func TestKey_limitsTheNumberOfFiles(t *testing.T) {
 	d := open(t)
 	for i := range 1000 {
-		release, err := d.Key("claim-" + strconv.Itoa(i))
+		release, err := d.Key(t.Context(), "claim-"+strconv.Itoa(i))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -23,6 +23,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -36,6 +37,8 @@ type Conn struct {
 	fd   int
 	seq  uint32
 	buf  []byte
+	// patience is how long a request waits for the kernel's next message.
+	patience time.Duration
 
 	sent, received atomic.Uint64 // messages
 }
@@ -43,6 +46,11 @@ type Conn struct {
 // receiveBuffer is the size of the largest message that the kernel sends during
 // a dump, in bytes.
 const receiveBuffer = 64 << 10
+
+// answerTimeout is how long a request waits for the kernel's next message. The kernel executes a request while the
+// caller sends it, and continues a dump while the caller receives: it is late only if the message was lost, or if
+// the queue of the socket has no room for it.
+const answerTimeout = 5 * time.Second
 
 // Open opens a socket in the caller's network namespace.
 func Open() (*Conn, error) {
@@ -61,8 +69,13 @@ func Open() (*Conn, error) {
 func New(file *os.File) (*Conn, error) {
 	fd := int(file.Fd())
 	c := &Conn{file: file, fd: fd, buf: make([]byte, receiveBuffer)}
-	if err := c.check(); err != nil {
+	if err := errors.Join(c.check(), c.setPatience(answerTimeout)); err != nil {
 		return nil, errors.Join(err, file.Close())
+	}
+	// A socket that is connected to the kernel refuses messages of other processes. A pod with CAP_NET_ADMIN could
+	// otherwise keep the queue full, and the kernel continues a dump only while it has room.
+	if err := unix.Connect(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+		return nil, errors.Join(os.NewSyscallError("connect", err), file.Close())
 	}
 	// Both options are optional. Without the first, errors contain only a
 	// number. Without the second, the kernel refuses dumps of other namespaces.
@@ -85,6 +98,13 @@ func (c *Conn) check() error {
 		return fmt.Errorf("socket has domain %d and protocol %d, want a NETLINK_ROUTE socket", domain, protocol)
 	}
 	return nil
+}
+
+// setPatience sets how long a request waits for the kernel's next message.
+func (c *Conn) setPatience(patience time.Duration) error {
+	c.patience = patience
+	timeout := unix.NsecToTimeval(patience.Nanoseconds())
+	return os.NewSyscallError("setsockopt", unix.SetsockoptTimeval(c.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout))
 }
 
 // Close closes the socket. Close a socket of a pod's namespace soon, because it
@@ -263,24 +283,36 @@ func (c *Conn) send(b []byte) error {
 	}
 }
 
-// receive receives one message from the kernel and splits it. The result is
-// valid until the next call.
+// receive receives one message from the kernel and splits it. The result is valid until the next call. The error
+// wraps os.ErrDeadlineExceeded if the kernel sends none within c.patience.
 func (c *Conn) receive() ([]syscall.NetlinkMessage, error) {
-	for {
+	for start := time.Now(); ; {
 		n, from, err := unix.Recvfrom(c.fd, c.buf, 0)
-		if errors.Is(err, unix.EINTR) {
-			continue
-		}
-		if err != nil {
+		switch {
+		case errors.Is(err, unix.EAGAIN): // SO_RCVTIMEO
+			return nil, c.describeSilence(os.ErrDeadlineExceeded)
+		case errors.Is(err, unix.ENOBUFS):
+			return nil, c.describeSilence(os.NewSyscallError("recvfrom", err))
+		case err != nil && !errors.Is(err, unix.EINTR):
 			return nil, os.NewSyscallError("recvfrom", err)
 		}
-		if kernel, ok := from.(*unix.SockaddrNetlink); !ok || kernel.Pid != 0 {
-			continue // other processes can send messages to a netlink socket
+		// Messages that arrived before New connected the socket may come from other processes.
+		if kernel, ok := from.(*unix.SockaddrNetlink); err != nil || !ok || kernel.Pid != 0 {
+			if time.Since(start) > c.patience {
+				return nil, c.describeSilence(os.ErrDeadlineExceeded)
+			}
+			continue
 		}
 		messages, err := syscall.ParseNetlinkMessage(c.buf[:n])
 		c.received.Add(uint64(len(messages)))
 		return messages, err
 	}
+}
+
+// describeSilence adds what to check to the reason why the kernel's answer is missing.
+func (c *Conn) describeSilence(reason error) error {
+	return fmt.Errorf("wait for the kernel's answer to a netlink request: %w: does a process in the network namespace "+
+		"send messages to this socket?", reason)
 }
 
 // parseError parses an NLMSG_ERROR message; nil means success. The payload is
