@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"slices"
 	"syscall"
 	"time"
 
@@ -60,10 +59,6 @@ func (n *Node) applyGuard(index int) error {
 	}
 	n.managed[index] = nic
 	return nil
-}
-
-func containsAddress(addresses []net.HardwareAddr, mac net.HardwareAddr) bool {
-	return slices.ContainsFunc(addresses, func(a net.HardwareAddr) bool { return bytes.Equal(a, mac) })
 }
 
 // macvlanState is the state of a macvlan that its pod can change.
@@ -202,7 +197,7 @@ func (n *Node) describeMissing(a Attachment) (string, error) {
 		return "", err
 	}
 	accepted, err := n.acceptedAddresses(a.Parent)
-	if err != nil || !containsAddress(accepted, a.MAC) {
+	if err != nil || !accepted.has(a.MAC) {
 		return "", err
 	}
 	return fmt.Sprintf("the pod moved %s to another network namespace", a.Name), nil

@@ -4,6 +4,7 @@
 package netdev
 
 import (
+	"bytes"
 	"fmt"
 	"hash/maphash"
 	"maps"
@@ -34,6 +35,9 @@ const (
 	// compareInterval is the time after which Inspect compares the same addresses with the attachments
 	// again, because another plugin may have removed an attachment, which this Node does not notice.
 	compareInterval = 5 * time.Second
+	// maxSuspects is how many addresses without an attachment a NIC may accept before Inspect takes all
+	// of them for addresses of hidden links. A pod can add any number, and Inspect must not take longer for it.
+	maxSuspects = 1000
 )
 
 // inspection is the result of Inspect for a NIC.
@@ -42,9 +46,38 @@ type inspection struct {
 	changes  uint64             // Node.changes before they were listed
 	compared time.Time          // when they were compared with the attachments
 	excused  bool               // whether a recently detached link has one of them
-	suspects []net.HardwareAddr // addresses that no attachment has
+	suspects addressSet         // addresses that no attachment has; at most maxSuspects and one more
 	unknown  []net.HardwareAddr // suspects whose link the node does not see
 	verified time.Time          // when unknown was determined
+}
+
+// addressSet is a set of MAC addresses.
+type addressSet map[[6]byte]struct{}
+
+func (s addressSet) add(mac net.HardwareAddr) { s[[6]byte(mac)] = struct{}{} }
+
+func (s addressSet) has(mac net.HardwareAddr) bool {
+	if len(mac) != 6 {
+		return false
+	}
+	_, has := s[[6]byte(mac)]
+	return has
+}
+
+// without returns the addresses of the set that other lacks.
+func (s addressSet) without(other addressSet) addressSet {
+	rest := maps.Clone(s)
+	maps.DeleteFunc(rest, func(mac [6]byte, _ struct{}) bool { return other.has(mac[:]) })
+	return rest
+}
+
+// sorted returns the addresses of the set in order.
+func (s addressSet) sorted() (addresses []net.HardwareAddr) {
+	for mac := range s {
+		addresses = append(addresses, mac[:])
+	}
+	slices.SortFunc(addresses, func(a, b net.HardwareAddr) int { return bytes.Compare(a, b) })
+	return addresses
 }
 
 // Inspect looks for links on a NIC in network namespaces that pods have created, and guards the NIC
@@ -84,19 +117,22 @@ func (n *Node) inspect(nic managedNIC) (now inspection, err error) {
 	if now.suspects, now.excused, err = n.suspects(nic, entries); err != nil || len(now.suspects) == 0 {
 		return now, err
 	}
+	if len(now.suspects) > maxSuspects {
+		now.unknown = now.suspects.sorted()
+		return now, nil
+	}
 	interval := verifyInterval
 	if nic.Policy.Guarded {
 		interval = verifyGuardedInterval
 	}
-	isNew := func(mac net.HardwareAddr) bool { return !containsAddress(last.suspects, mac) }
-	added := slices.DeleteFunc(slices.Clone(now.suspects), func(mac net.HardwareAddr) bool { return !isNew(mac) })
-	if err := n.classifier.NoteImitated(nic.Index, added); err != nil {
+	added := now.suspects.without(last.suspects)
+	if err := n.classifier.NoteImitated(nic.Index, added.sorted()); err != nil {
 		return now, err
 	}
 	if n.now().Sub(last.verified) < interval && (nic.Policy.Guarded || len(added) == 0) {
 		now.verified = last.verified
 		now.unknown = slices.DeleteFunc(slices.Clone(last.unknown), func(mac net.HardwareAddr) bool {
-			return !containsAddress(now.suspects, mac)
+			return !now.suspects.has(mac)
 		})
 		return now, nil
 	}
@@ -121,16 +157,17 @@ func (n *Node) hashOf(entries []syscall.NetlinkMessage) uint64 {
 	return h.Sum64()
 }
 
-// suspects returns the unicast addresses among the entries of acceptedEntries that no attachment has. excused
-// reports whether links that were detached a short time ago still have some.
+// suspects returns the unicast addresses among the entries of acceptedEntries that no attachment has, but no
+// more once there are more than maxSuspects. excused reports whether links that were detached a short time
+// ago still have some.
 func (n *Node) suspects(
 	nic managedNIC, entries []syscall.NetlinkMessage,
-) (suspects []net.HardwareAddr, excused bool, err error) {
-	accepted, err := addressesIn(entries, nic.Index)
-	if err != nil {
-		return nil, false, err
-	}
-	for _, mac := range accepted {
+) (suspects addressSet, excused bool, err error) {
+	suspects = addressSet{}
+	for _, mac := range addressesIn(entries, nic.Index) {
+		if len(suspects) > maxSuspects {
+			break
+		}
 		recent := n.wasDetachedRecently(NewLinkKey(nic.Index, mac))
 		excused = excused || recent
 		if recent {
@@ -141,7 +178,7 @@ func (n *Node) suspects(
 			return nil, false, err
 		}
 		if !expected {
-			suspects = append(suspects, mac)
+			suspects.add(mac)
 		}
 	}
 	return suspects, excused, nil
@@ -149,7 +186,7 @@ func (n *Node) suspects(
 
 // withoutVisibleLink returns the addresses that the NIC still accepts and whose link the node does not
 // see: links may have been removed in the meantime.
-func (n *Node) withoutVisibleLink(nic managedNIC, addresses []net.HardwareAddr) ([]net.HardwareAddr, error) {
+func (n *Node) withoutVisibleLink(nic managedNIC, addresses addressSet) ([]net.HardwareAddr, error) {
 	visible, err := n.visibleAddresses(nic.Index)
 	if err != nil {
 		return nil, err
@@ -158,8 +195,8 @@ func (n *Node) withoutVisibleLink(nic managedNIC, addresses []net.HardwareAddr) 
 	if err != nil {
 		return nil, err
 	}
-	return slices.DeleteFunc(slices.Clone(addresses), func(mac net.HardwareAddr) bool {
-		return visible[NewLinkKey(nic.Index, mac)] || !containsAddress(accepted, mac)
+	return slices.DeleteFunc(addresses.sorted(), func(mac net.HardwareAddr) bool {
+		return visible[NewLinkKey(nic.Index, mac)] || !accepted.has(mac)
 	}), nil
 }
 
@@ -225,12 +262,13 @@ func (n *Node) visibleAddresses(index int) (map[LinkKey]bool, error) {
 
 // acceptedAddresses returns the unicast addresses that a NIC accepts besides its own: each
 // macvlan that is up adds its address.
-func (n *Node) acceptedAddresses(index int) ([]net.HardwareAddr, error) {
+func (n *Node) acceptedAddresses(index int) (addressSet, error) {
 	entries, err := n.acceptedEntries(index)
-	if err != nil {
-		return nil, err
+	accepted := addressSet{}
+	for _, mac := range addressesIn(entries, index) {
+		accepted.add(mac)
 	}
-	return addressesIn(entries, index)
+	return accepted, err
 }
 
 // acceptedEntries returns the kernel's entries for the addresses that a NIC accepts.
@@ -244,16 +282,32 @@ func (n *Node) acceptedEntries(index int) ([]syscall.NetlinkMessage, error) {
 	return entries, nil
 }
 
-// addressesIn returns the unicast addresses of a NIC in its entries.
-func addressesIn(entries []syscall.NetlinkMessage, index int) (found []net.HardwareAddr, err error) {
+// addressesIn returns the unicast addresses of a NIC in its entries. The addresses share the memory of the
+// entries, because there may be tens of thousands.
+func addressesIn(entries []syscall.NetlinkMessage, index int) (found []net.HardwareAddr) {
 	for _, e := range entries {
-		entry, err := netlink.NeighDeserialize(e.Data)
-		if err != nil {
-			return nil, err
-		}
-		if entry.LinkIndex == index && len(entry.HardwareAddr) == 6 && entry.HardwareAddr[0]&1 == 0 {
-			found = append(found, entry.HardwareAddr)
+		if mac := addressIn(e.Data, index); len(mac) == 6 && mac[0]&1 == 0 {
+			found = append(found, mac)
 		}
 	}
-	return found, nil
+	return found
+}
+
+// addressIn returns the address in an entry, which is a struct ndmsg and attributes; nil if it is not for the NIC.
+func addressIn(entry []byte, index int) net.HardwareAddr {
+	const offsetOfIndex = 4
+	if len(entry) < unix.SizeofNdMsg || int(nl.NativeEndian().Uint32(entry[offsetOfIndex:])) != index {
+		return nil
+	}
+	for attrs := entry[unix.SizeofNdMsg:]; len(attrs) >= unix.SizeofRtAttr; {
+		size := int(nl.NativeEndian().Uint16(attrs))
+		if size < unix.SizeofRtAttr || size > len(attrs) {
+			return nil
+		}
+		if nl.NativeEndian().Uint16(attrs[2:]) == unix.NDA_LLADDR {
+			return attrs[unix.SizeofRtAttr:size]
+		}
+		attrs = attrs[min(len(attrs), (size+unix.RTA_ALIGNTO-1)&^(unix.RTA_ALIGNTO-1)):]
+	}
+	return nil
 }

@@ -4,7 +4,6 @@
 package netdev
 
 import (
-	"net"
 	"testing"
 	"time"
 )
@@ -27,7 +26,7 @@ func TestInspection_confirms(t *testing.T) {
 		"a link that was detached may remain": {
 			func(last, _ *inspection) { last.excused = true }, false},
 		"an address is not that of an attachment": {
-			func(last, _ *inspection) { last.suspects = []net.HardwareAddr{{2, 0, 0, 0, 0, 1}} }, false},
+			func(last, _ *inspection) { last.suspects = addressSet{{2, 0, 0, 0, 0, 1}: {}} }, false},
 		"this is the first inspection": {func(last, _ *inspection) { *last = inspection{} }, false},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -170,9 +170,10 @@ const (
 	// EventReasonDeviceUsable (Normal, on the node) means that the plugin can share the device
 	// again.
 	EventReasonDeviceUsable = "DeviceUsable"
-	// EventReasonLinksHidden (Warning, on the node) means that pods have hidden links on a NIC from
-	// the node, so that they could receive the frames of others. All pods of the NIC see random
-	// source MAC addresses until EventReasonLinksVisible.
+	// EventReasonLinksHidden (Warning, on the node) means that a NIC accepts MAC addresses of no link
+	// that the node sees. Either pods have hidden links from the node, so that they could receive the
+	// frames of others, or programs with CAP_NET_RAW have added addresses to the links of their pods. All
+	// pods of the NIC see random source MAC addresses until EventReasonLinksVisible.
 	EventReasonLinksHidden = "LinksHidden"
 	// EventReasonLinksVisible (Normal, on the node) means that the pods of a NIC see source MAC
 	// addresses again.

@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"net"
 	"slices"
 	"sync"
 	"time"
@@ -34,7 +35,7 @@ type hiddenLinks struct {
 
 // nicInspection holds the findings of the inspections of a NIC.
 type nicInspection struct {
-	// addresses are the addresses of hidden links, kept until the NIC is no longer guarded; "" if
+	// addresses describes the addresses of hidden links, kept until the NIC is no longer guarded; "" if
 	// there were none.
 	addresses string
 	guarded   bool
@@ -76,14 +77,26 @@ func (k *Kind) inspect(ctx context.Context) {
 		}
 		addresses := ""
 		if len(unknown) > 0 {
-			addresses = fmt.Sprint(unknown)
+			addresses = describeAddresses(unknown)
 		}
 		if h.update(d.nic.Name, addresses, guarded) {
-			klog.FromContext(ctx).Info("Pods hide links on a NIC, so source MAC addresses are hidden from all pods",
+			klog.FromContext(ctx).Info("NIC accepts addresses of no link, so source MAC addresses are hidden from all pods",
 				"interface", d.nic.Name, "addresses", addresses)
 		}
 	}
 	h.keep(present)
+}
+
+// maxNamedAddresses limits the addresses in an event, because the API server refuses long ones.
+const maxNamedAddresses = 5
+
+// describeAddresses returns the first addresses, and how many more there are.
+func describeAddresses(addresses []net.HardwareAddr) string {
+	more := len(addresses) - maxNamedAddresses
+	if more <= 0 {
+		return fmt.Sprint(addresses)
+	}
+	return fmt.Sprintf("%s and %d more", fmt.Sprint(addresses[:maxNamedAddresses]), more)
 }
 
 // recordFailure records the error of an inspection, and reports whether it differs from the error of the
@@ -148,9 +161,11 @@ func (k *Kind) Warnings() (warnings []driver.Warning) {
 		}
 		warnings = append(warnings, driver.Warning{
 			Device: nic, Reason: params.EventReasonLinksHidden,
-			Message: fmt.Sprintf("pods hide links with the MAC addresses %s on %s in network namespaces that they created, "+
-				"with which they could receive the frames of others: all pods of %s see random source MAC addresses until "+
-				"the links are gone: which pods of the NIC have CAP_NET_ADMIN in a user namespace?",
+			Message: fmt.Sprintf("pods use the MAC addresses %s on %s, and the node sees no link with them: either pods hide "+
+				"links in network namespaces that they created, with which they could receive the frames of others, or "+
+				"programs with CAP_NET_RAW added addresses to the links of their pods: all pods of %s see random source MAC "+
+				"addresses until these addresses are gone: which pods of the NIC have CAP_NET_ADMIN in a user namespace, "+
+				"or CAP_NET_RAW?",
 				addresses, nic, nic),
 			EndReason: params.EventReasonLinksVisible, EndMessage: "no hidden links remain on " + nic,
 		})

@@ -4,9 +4,25 @@
 package nic
 
 import (
+	"net"
 	"strings"
 	"testing"
 )
+
+// The API server refuses an event of more than 1,024 characters.
+func TestHiddenLinks_warnsOfThousandsOfAddresses(t *testing.T) {
+	var addresses []net.HardwareAddr
+	for i := range 1001 {
+		addresses = append(addresses, net.HardwareAddr{2, 0, 0, 0, byte(i >> 8), byte(i)})
+	}
+	k := &Kind{hidden: newHiddenLinks()}
+	k.hidden.update("enp129s0f0np0", describeAddresses(addresses), true)
+	warnings := k.Warnings()
+	if len(warnings) != 1 || len(warnings[0].Message) > 1024 ||
+		!strings.Contains(warnings[0].Message, "02:00:00:00:00:00") || !strings.Contains(warnings[0].Message, "996 more") {
+		t.Errorf("warnings %+v, want one with a few addresses and their number", warnings)
+	}
+}
 
 // There is one warning for the time from the first hidden link until the NIC is no longer guarded.
 func TestHiddenLinks_warnsWhileNICIsGuarded(t *testing.T) {
