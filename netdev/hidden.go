@@ -36,7 +36,8 @@ const (
 	// again, because another plugin may have removed an attachment, which this Node does not notice.
 	compareInterval = 5 * time.Second
 	// maxSuspects is how many addresses without an attachment a NIC may accept before Inspect takes all
-	// of them for addresses of hidden links. A pod can add any number, and Inspect must not take longer for it.
+	// of them for addresses of hidden links. A pod can add any number: Inspect must not take longer for it, and
+	// the programs remember only 4,096 addresses of Classifier.NoteImitated.
 	maxSuspects = 1000
 )
 
@@ -64,11 +65,13 @@ func (s addressSet) has(mac net.HardwareAddr) bool {
 	return has
 }
 
-// without returns the addresses of the set that other lacks.
-func (s addressSet) without(other addressSet) addressSet {
-	rest := maps.Clone(s)
-	maps.DeleteFunc(rest, func(mac [6]byte, _ struct{}) bool { return other.has(mac[:]) })
-	return rest
+func (s addressSet) isSubsetOf(other addressSet) bool {
+	for mac := range s {
+		if _, has := other[mac]; !has {
+			return false
+		}
+	}
+	return true
 }
 
 // sorted returns the addresses of the set in order.
@@ -125,11 +128,11 @@ func (n *Node) inspect(nic managedNIC) (now inspection, err error) {
 	if nic.Policy.Guarded {
 		interval = verifyGuardedInterval
 	}
-	added := now.suspects.without(last.suspects)
-	if err := n.classifier.NoteImitated(nic.Index, added.sorted()); err != nil {
+	// All of them, because the programs forget addresses when a pod has used thousands of others meanwhile.
+	if err := n.classifier.NoteImitated(nic.Index, now.suspects.sorted()); err != nil {
 		return now, err
 	}
-	if n.now().Sub(last.verified) < interval && (nic.Policy.Guarded || len(added) == 0) {
+	if n.now().Sub(last.verified) < interval && (nic.Policy.Guarded || now.suspects.isSubsetOf(last.suspects)) {
 		now.verified = last.verified
 		now.unknown = slices.DeleteFunc(slices.Clone(last.unknown), func(mac net.HardwareAddr) bool {
 			return !now.suspects.has(mac)

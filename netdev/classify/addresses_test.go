@@ -23,9 +23,9 @@ func secondaryAddress(number int) net.HardwareAddr {
 	return mac
 }
 
-// addSecondaryAddresses adds addresses to the pod's link, as a program with CAP_NET_RAW can. The link has
-// them until remove is called.
-func (p *pod) addSecondaryAddresses(t *testing.T, number int) (remove func()) {
+// addSecondaryAddresses adds addresses with numbers from first to the pod's link, as a program with CAP_NET_RAW
+// can. The link has them until remove is called.
+func (p *pod) addSecondaryAddresses(t *testing.T, first, number int) (remove func()) {
 	t.Helper()
 	const perSocket = 2000 // the kernel compares an address with all others of the socket
 	var sockets []int
@@ -40,7 +40,7 @@ func (p *pod) addSecondaryAddresses(t *testing.T, number int) (remove func()) {
 				sockets = append(sockets, fd)
 			}
 			request := unix.PacketMreq{Ifindex: int32(link.Index), Type: unix.PACKET_MR_UNICAST, Alen: 6}
-			copy(request.Address[:], secondaryAddress(i))
+			copy(request.Address[:], secondaryAddress(first+i))
 			err = unix.SetsockoptPacketMreq(
 				sockets[len(sockets)-1], unix.SOL_PACKET, unix.PACKET_ADD_MEMBERSHIP, &request)
 		}
@@ -63,7 +63,7 @@ func (p *pod) addSecondaryAddresses(t *testing.T, number int) (remove func()) {
 func TestAttack_secondaryAddresses(t *testing.T) {
 	e := newTestEnv(t, enforced())
 	p := e.pod(0, 1, hardCap(100*mega), netdev.Private)
-	remove := p.addSecondaryAddresses(t, 1)
+	remove := p.addSecondaryAddresses(t, 0, 1)
 	if !e.inspect(true) {
 		t.Error("the NIC is not guarded while it accepts an address of no link")
 	}
@@ -89,7 +89,7 @@ func TestAttack_manySecondaryAddresses(t *testing.T) {
 	)
 	e := newTestEnv(t, enforced())
 	p := e.pod(0, 1, hardCap(100*mega), netdev.Private)
-	remove := p.addSecondaryAddresses(t, number)
+	remove := p.addSecondaryAddresses(t, 0, number)
 	best := time.Hour
 	for range 3 {
 		e.skip(10 * time.Second) // the next call looks for the links again
@@ -104,4 +104,35 @@ func TestAttack_manySecondaryAddresses(t *testing.T) {
 		t.Errorf("Inspect took %s with %d addresses, want at most %s", best, number, most)
 	}
 	remove()
+}
+
+// addAndRemoveAddresses adds thousands of addresses to the pod's link and removes them, more than the programs
+// remember: first hundreds at a time, then all at once. It then waits until the NIC is no longer guarded.
+func (e *testEnv) addAndRemoveAddresses(p *pod) {
+	e.t.Helper()
+	isGuarded := func() bool {
+		_, guarded, err := e.node.Inspect(e.nic.Index)
+		if err != nil {
+			e.t.Fatal(err)
+		}
+		return guarded
+	}
+	const total = 9000
+	for _, atOnce := range []int{900, total} {
+		for first := 0; first < total; first += atOnce {
+			remove := p.addSecondaryAddresses(e.t, first, atOnce)
+			if !isGuarded() {
+				e.t.Fatal("the NIC is not guarded while it accepts addresses of no link")
+			}
+			remove()
+			isGuarded()
+		}
+	}
+	for range 100 { // the time may have doubled
+		if !isGuarded() {
+			return
+		}
+		e.skip(time.Second)
+	}
+	e.t.Fatal("the NIC is still guarded long after the pod removed the addresses")
 }

@@ -44,33 +44,50 @@ func TestAttack_broadcastsOfHost(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			e := newTestEnv(t, enforced())
-			attacker, victim := e.pod(0, 1, hardCap(100*mega), netdev.Private), e.pod(1, 2, hardCap(100*mega), netdev.Private)
-			if err := nstest.ConfigureLink("nic0", nodeIP+"/16"); err != nil {
-				t.Fatal(err)
-			}
-			share, number := listen(t, victim.Namespace, "net1"), 0
-			arrives := func() bool {
-				number++
-				request := classify.ARP(1, e.wireMAC(), wireIP, victim.ip)
-				sendRaw(e.wire, "wire", append(classify.EtherTo(broadcast, e.wireMAC(), 0x0806, request), marker(number)...))
-				return share.saw(marker(number), 500*time.Millisecond)
-			}
-			if !arrives() {
-				t.Fatal("a request of the host does not reach the share before the attack")
-			}
-			e.expectResolution(e.wire, "wire", nstest.Current(t), nodeIP)
-			attacker.Do(func() error { return attack(e) })
-			if arrives() {
-				t.Fatal("the attack has no effect before it is detected: does the test attack?")
-			}
-			e.inspect(false)
-			if !arrives() {
-				t.Error("a request of the host for another share does not reach that share")
-			}
-			e.expectResolution(e.wire, "wire", nstest.Current(t), nodeIP)
+			expectBroadcastsOfHost(t, attack, func(e *testEnv, _ *pod, arrives func() bool) {
+				if arrives() {
+					t.Fatal("the attack has no effect before it is detected: does the test attack?")
+				}
+				e.inspect(false)
+			})
+		})
+		t.Run(name+", and thousands of further addresses", func(t *testing.T) {
+			expectBroadcastsOfHost(t, attack, func(e *testEnv, attacker *pod, _ func() bool) {
+				e.inspect(false)
+				e.addAndRemoveAddresses(attacker)
+			})
 		})
 	}
+}
+
+// expectBroadcastsOfHost tests that broadcasts of a host arrive at a share and at the node after an attack in the
+// pod of another share. detect lets the node detect the attack.
+func expectBroadcastsOfHost(
+	t *testing.T, attack func(*testEnv) error, detect func(e *testEnv, attacker *pod, arrives func() bool),
+) {
+	t.Helper()
+	e := newTestEnv(t, enforced())
+	attacker, victim := e.pod(0, 1, hardCap(100*mega), netdev.Private), e.pod(1, 2, hardCap(100*mega), netdev.Private)
+	if err := nstest.ConfigureLink("nic0", nodeIP+"/16"); err != nil {
+		t.Fatal(err)
+	}
+	share, number := listen(t, victim.Namespace, "net1"), 0
+	arrives := func() bool {
+		number++
+		request := classify.ARP(1, e.wireMAC(), wireIP, victim.ip)
+		sendRaw(e.wire, "wire", append(classify.EtherTo(broadcast, e.wireMAC(), 0x0806, request), marker(number)...))
+		return share.saw(marker(number), 500*time.Millisecond)
+	}
+	if !arrives() {
+		t.Fatal("a request of the host does not reach the share before the attack")
+	}
+	e.expectResolution(e.wire, "wire", nstest.Current(t), nodeIP)
+	attacker.Do(func() error { return attack(e) })
+	detect(e, attacker, arrives)
+	if !arrives() {
+		t.Error("a request of the host for another share does not reach that share")
+	}
+	e.expectResolution(e.wire, "wire", nstest.Current(t), nodeIP)
 }
 
 // bridgeWith makes the link net1 a port of a bridge of the namespace that has an address, as a pod with CAP_NET_ADMIN
