@@ -31,15 +31,33 @@ import (
 // Node.mu protects it.
 type guards map[int]map[LinkKey]bool
 
-// updateGuardTimer renews the timer of a NIC while a link makes guarding necessary, and reports whether
-// the NIC must be guarded now. The caller holds n.mu.
-func (n *Node) updateGuardTimer(index int) bool {
+// withGuard renews the timer of a NIC while a link makes guarding necessary, and returns the policy of the NIC
+// with the fields that follow from the timer. The caller holds n.mu.
+func (n *Node) withGuard(policy classify.Policy, index int) classify.Policy {
 	timer := n.guardTimers[index]
 	if len(n.guards[index]) > 0 || len(n.inspections[index].unknown) > 0 {
 		timer.renew(n.now())
 		n.guardTimers[index] = timer
 	}
-	return n.now().Before(timer.until)
+	policy.Guarded, policy.GuardTime = n.now().Before(timer.until), 0
+	if policy.Guarded {
+		policy.GuardTime = timer.length
+	}
+	return policy
+}
+
+// resumeGuard starts the timer of a NIC that an earlier process has guarded, because this one has not looked for
+// hidden links yet. The caller holds n.mu and has opened the classifier.
+func (n *Node) resumeGuard(index int) error {
+	guarded, length, err := n.classifier.Guarded(index)
+	if err != nil {
+		return fmt.Errorf("read whether link %d is guarded: %w", index, err)
+	}
+	if guarded {
+		length = max(length, minGuardTime)
+		n.guardTimers[index] = guardTimer{length: length, until: n.now().Add(length)}
+	}
+	return nil
 }
 
 // applyGuard starts or stops guarding a NIC according to its timer. If it fails, the next call
@@ -49,11 +67,11 @@ func (n *Node) applyGuard(index int) error {
 	if !managed || !nic.Enforce {
 		return nil
 	}
-	guarded := n.updateGuardTimer(index)
-	if nic.Policy.Guarded == guarded {
+	policy := n.withGuard(nic.Policy, index)
+	if nic.Policy.Guarded == policy.Guarded && nic.Policy.GuardTime == policy.GuardTime {
 		return nil
 	}
-	nic.Policy.Guarded = guarded
+	nic.Policy = policy
 	if err := n.classifier.SetPolicy(n.classified(nic)); err != nil {
 		return err
 	}

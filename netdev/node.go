@@ -85,7 +85,8 @@ type NICConfig struct {
 	// change takes effect on a NIC with shares only after its last share is gone.
 	QueuePerShare bool
 	// Policy is the NIC's treatment of frames that do not carry the identity of their
-	// sender. Manage adds to Policy.NodeAddresses, and sets Policy.Guarded.
+	// sender. Manage adds to Policy.NodeAddresses, and sets Policy.Guarded and
+	// Policy.GuardTime.
 	Policy classify.Policy
 	// Forwarded is the rate that is guaranteed to frames that the node forwards,
 	// in bits per second; 0 if they have no separate class. They can use the
@@ -279,8 +280,13 @@ func (n *Node) Manage(c NICConfig) (changed bool, err error) {
 	if c.Policy.NodeAddresses, err = nodeAddresses(c.Index); err != nil {
 		return false, err
 	}
-	c.Policy.Guarded = n.updateGuardTimer(c.Index)
 	old, known := n.managed[c.Index]
+	if !known {
+		if err := n.resumeGuard(c.Index); err != nil {
+			return false, err
+		}
+	}
+	c.Policy = n.withGuard(c.Policy, c.Index)
 	trees, oneTree, err := n.trees(c, old.trees, known)
 	if err != nil {
 		return false, err

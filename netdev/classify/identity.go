@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/cilium/ebpf"
 )
@@ -72,6 +73,9 @@ type Policy struct {
 	// receive the frames of senders that their pods list. While it is set, all pods
 	// see a random source MAC address in each frame.
 	Guarded bool
+	// GuardTime is how long Guarded stays set after the last link that made it necessary, rounded to seconds,
+	// so that a plugin that starts later can continue. The programs ignore it.
+	GuardTime time.Duration
 }
 
 // Refusals are the numbers of frames of a class that the programs refused.
@@ -129,10 +133,20 @@ func (c *Classifier) putPolicy(nic NIC) error {
 		Vrrp:        flag(len(nic.Policy.MACs)+len(nic.Policy.Addresses) > 0),
 		ReachesNode: flag(nic.Policy.ReachesNode), TracesArp: flag(c.arpTrace != nil),
 	}
+	binary.NativeEndian.PutUint16(value.Unused[:], uint16(nic.Policy.GuardTime/time.Second))
 	return errors.Join(
 		c.startRefusals(nic.Index, unidentified(nic.Major)),
 		put(c.maps.DraSharedPolicies, uint32(nic.Index), value),
 	)
+}
+
+// Guarded reports whether a NIC is guarded by the rules in the maps, and its GuardTime; 0 if an earlier release
+// wrote them. See Policy.
+func (c *Classifier) Guarded(parent int) (guarded bool, length time.Duration, err error) {
+	var value bpfPolicy
+	err = ignoreMissing(c.maps.DraSharedPolicies.Lookup(uint32(parent), &value))
+	length = time.Duration(binary.NativeEndian.Uint16(value.Unused[:])) * time.Second
+	return value.Guarded != 0, length, err
 }
 
 // unidentified returns the class for frames that cannot be assigned to a share.
