@@ -89,6 +89,10 @@ type macvlanState struct {
 	mode   Mode
 	flags  uint16
 	macs   int // in the list of mode source
+	// queue is the length of the queue of broadcasts that the link requests, in frames. cutoff is that of all
+	// links of the NIC. See broadcasts.go.
+	queue  uint32
+	cutoff int32
 }
 
 // modeSource is MACVLAN_MODE_SOURCE, the mode in which a link receives the frames of
@@ -120,6 +124,7 @@ func parseMacvlan(payload []byte, parents int) (s macvlanState, ok bool) {
 	a := link.Attrs()
 	s = macvlanState{
 		index: a.Index, name: a.Name, parent: a.ParentIndex, mac: a.HardwareAddr, up: a.Flags&net.FlagUp != 0,
+		cutoff: defaultCutoff, // the kernel reports it only if it is another
 	}
 	data, err := nested(payload[unix.SizeofIfInfomsg:], unix.IFLA_LINKINFO, nl.IFLA_INFO_DATA)
 	if err != nil {
@@ -145,13 +150,17 @@ func (s *macvlanState) parse(attrs []syscall.NetlinkRouteAttr) {
 			s.flags = native.Uint16(attr.Value)
 		case attr.Attr.Type == nl.IFLA_MACVLAN_MACADDR_COUNT && len(attr.Value) >= 4:
 			s.macs = int(native.Uint32(attr.Value))
+		case attr.Attr.Type == nl.IFLA_MACVLAN_BC_QUEUE_LEN && len(attr.Value) >= 4:
+			s.queue = native.Uint32(attr.Value)
+		case attr.Attr.Type == iflaMacvlanBCCutoff && len(attr.Value) >= 4:
+			s.cutoff = int32(native.Uint32(attr.Value))
 		}
 	}
 }
 
-// violation returns the reason why an attachment must be blocked, given all macvlans in its pod's
-// namespace; "" if it need not be blocked. link is the link of the attachment, or nil if it is not
-// among them.
+// violation describes a change by which an attachment could receive the frames of others, given all
+// macvlans in its pod's namespace; "" if there is none. link is the link of the attachment, or nil if it
+// is not among them.
 func violation(a Attachment, macvlans []macvlanState) (text string, link *macvlanState) {
 	for i, m := range macvlans {
 		if m.parent != a.Parent {
@@ -181,8 +190,9 @@ func (n *Node) Guard(a Attachment) error {
 }
 
 // guard blocks the link of an attachment if its pod changed it in a way that lets it
-// receive the frames of others, or if Attachment.Blocking asks for it, and unblocks it
-// otherwise. It returns a description of the pod's change, or "". It does nothing without enforcement.
+// receive the frames of others or delay their broadcasts, or if Attachment.Blocking asks for it, and
+// unblocks it otherwise. It returns a description of the pod's change, or "". It does nothing without
+// enforcement.
 func (n *Node) guard(a Attachment) (text string, err error) {
 	nic, enforced := n.enforcedNIC(a.Parent)
 	if !enforced || a.Mode == 0 {
@@ -198,12 +208,18 @@ func (n *Node) guard(a Attachment) (text string, err error) {
 			return "", err
 		}
 	}
+	takes := text != ""
+	if takes {
+		text += ", with which it could receive the frames of others"
+	} else {
+		text = longQueue(a, macvlans)
+	}
 	blocked := text != "" || a.Blocking == BlockAlways
 	if a.Blocking != BlockAsBefore || blocked {
 		_, err = n.classifier.SetBlocked(nic.member(a), blocked)
 	}
 	displaced := link == nil || !link.up || !bytes.Equal(link.mac, a.MAC)
-	return text, errors.Join(err, n.setGuarded(a, text != "", displaced))
+	return text, errors.Join(err, n.setGuarded(a, takes, displaced), n.keepCutoff(a.Parent, macvlans))
 }
 
 // describeMissing describes the pod's change to a link that is missing from its namespace:

@@ -30,7 +30,7 @@ type LinkState struct {
 	// exist.
 	Send, Receive *shape.Rates
 	// Blocked is the reason why the link is blocked; "" if it is not. The pod changed the link so
-	// that it could receive the frames of others.
+	// that it could receive the frames of others, or delay their broadcasts.
 	Blocked string
 	// Audited reports whether frames without the identity of the link pass,
 	// because an earlier release attached it.
@@ -46,8 +46,8 @@ type LinkState struct {
 
 // Read returns the current state of a link. If the link does not exist, it
 // returns the zero LinkState and no error. It blocks a link that its pod changed so
-// that it could receive the frames of others, and unblocks it after the pod reverted
-// that.
+// that it could receive the frames of others, or delay their broadcasts, and unblocks
+// it after the pod reverted that.
 func (n *Node) Read(a Attachment) (LinkState, error) {
 	link, err := n.linkOf(a)
 	if err != nil {

@@ -119,7 +119,8 @@ const (
 	// program that checks frames.
 	ReasonIdentityUnsupported = "Unsupported"
 	// ReasonLinkBlocked (False) means that the pod changed its link so that it could
-	// receive the frames of others. The link is blocked until that is reverted.
+	// receive the frames of others, or delay their broadcasts. The link is blocked until
+	// that is reverted.
 	ReasonLinkBlocked = "LinkBlocked"
 )
 

@@ -137,5 +137,5 @@ func (d *device) identity(link netdev.LinkState) metav1.Condition {
 }
 
 func blockedMessage(link netdev.LinkState) string {
-	return link.Blocked + ", with which it could receive the frames of others: the link is blocked until that is reverted"
+	return link.Blocked + ": the link is blocked until that is reverted"
 }

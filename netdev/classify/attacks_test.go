@@ -448,7 +448,8 @@ func TestAttack_sourceMode(t *testing.T) {
 	if taken, _ := read(victim.attachment.MAC); !taken {
 		t.Fatal("the attack has no effect before it is detected: does the test attack?")
 	}
-	if blocked := state(); blocked != "the pod changed the mode of net1 from private to source" {
+	if blocked := state(); blocked != "the pod changed the mode of net1 from private to source, with which it could "+
+		"receive the frames of others" {
 		t.Fatalf("Blocked is %q", blocked)
 	}
 	for to, mac := range map[string]net.HardwareAddr{
