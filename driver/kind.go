@@ -255,9 +255,9 @@ type Renewer interface {
 
 // Attachments are the attachments that a Renewer keeps up to date.
 type Attachments interface {
-	// List returns the attachments of the kind. While a newer plugin runs, which keeps them up to
-	// date, it returns none.
-	List() ([]Attachment, error)
+	// List returns the selected attachments of the kind. While a newer plugin runs, which keeps them up
+	// to date, it returns none.
+	List(selected func(*attach.Record) bool) ([]Attachment, error)
 	// Update calls change with the current record of an attachment, while it holds the lock of the
 	// claim. change calls write to record another payload. Afterwards, Update has the status of the
 	// claim reported. If the attachment is no longer recorded, Update returns ErrEnded; if a newer

@@ -23,11 +23,11 @@ type attachmentsOfKind struct {
 }
 
 // List implements Attachments.
-func (l attachmentsOfKind) List() (attachments []Attachment, err error) {
+func (l attachmentsOfKind) List(selected func(*attach.Record) bool) (attachments []Attachment, err error) {
 	if !l.driver.handover.isNewest() {
 		return nil, nil
 	}
-	records, err := l.driver.attachments.Select(func(r *attach.Record) bool { return r.Kind == l.kind })
+	records, err := l.driver.attachments.Select(func(r *attach.Record) bool { return r.Kind == l.kind && selected(r) })
 	for _, r := range records {
 		attachments = append(attachments, Attachment{Share: l.driver.shareOfAttachment(r).Share, Record: r})
 	}

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime/debug"
 	"syscall"
 	"time"
 
@@ -53,7 +54,14 @@ type flags struct {
 	logging                                                                    *logsapi.LoggingConfiguration
 }
 
+// gcPercent is the default of GOGC. With it, the garbage collector runs more often than Go's default: with 1,000 shares,
+// this saves 4 MiB of memory.
+const gcPercent = 40
+
 func main() {
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(gcPercent)
+	}
 	os.Exit(cli.Run(newCommand()))
 }
 

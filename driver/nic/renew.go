@@ -39,8 +39,11 @@ type renewer struct {
 	kind        *Kind
 	attachments driver.Attachments
 	tasks       map[leaseID]*leaseTask
-	done        chan finishedTask
-	running     int
+	// withoutLease has the attached links that lease no address. Most links of a node do not, and reading their
+	// records each time would cost more than everything else that an idle plugin does.
+	withoutLease map[leaseID]bool
+	done         chan finishedTask
+	running      int
 }
 
 // leaseID identifies a link with a lease.
@@ -48,6 +51,8 @@ type leaseID struct {
 	claim, share string
 	cookie       uint64
 }
+
+func leaseIDOf(r *attach.Record) leaseID { return leaseID{r.ClaimUID, r.Share, r.Namespace.Cookie} }
 
 // leaseTask is the next task for one link.
 type leaseTask struct {
@@ -97,7 +102,7 @@ func (r *renewer) finish(f finishedTask) {
 
 // start starts the tasks that are due, and returns the time of the next call.
 func (r *renewer) start(ctx context.Context, workers *sync.WaitGroup) time.Duration {
-	all, err := r.attachments.List()
+	all, err := r.mayHaveLeases()
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Failed to read attachment records; not renewing the leases of some links")
 	}
@@ -105,10 +110,14 @@ func (r *renewer) start(ctx context.Context, workers *sync.WaitGroup) time.Durat
 	states := leaseStates{}
 	for _, a := range all {
 		link, err := a.Record.Link()
-		if err != nil || link.DHCP == nil || link.Index == 0 {
+		if err != nil || link.Index == 0 { // not attached yet
 			continue
 		}
-		id := leaseID{a.Record.ClaimUID, a.Record.Share, a.Record.Namespace.Cookie}
+		id := leaseIDOf(&a.Record)
+		if link.DHCP == nil {
+			r.withoutLease[id] = true
+			continue
+		}
 		seen[id] = true
 		states[stateOf(link, now)]++
 		task := r.tasks[id]
@@ -137,6 +146,20 @@ func (r *renewer) start(ctx context.Context, workers *sync.WaitGroup) time.Durat
 		}
 	}
 	return wait
+}
+
+// mayHaveLeases returns the attachments that are not in withoutLease, from which it removes ended ones.
+func (r *renewer) mayHaveLeases() ([]driver.Attachment, error) {
+	without := map[leaseID]bool{}
+	attachments, err := r.attachments.List(func(record *attach.Record) bool {
+		id := leaseIDOf(record)
+		if r.withoutLease[id] {
+			without[id] = true
+		}
+		return !without[id]
+	})
+	r.withoutLease = without
+	return attachments, err
 }
 
 // run performs the due task of a link, and sets the time of the next one.
@@ -357,7 +380,7 @@ func (l leasedLink) setNew(ctx context.Context, lease dhcp.Lease) error {
 	if !errors.Is(err, driver.ErrEnded) {
 		return err
 	}
-	all, listErr := l.attachments.List()
+	all, listErr := l.attachments.List(func(*attach.Record) bool { return true })
 	isSameClient := func(a driver.Attachment) bool {
 		link, err := a.Record.Link()
 		return err != nil || link.DHCP != nil && bytes.Equal(link.DHCP.ClientID, l.link.DHCP.ClientID)

@@ -24,7 +24,14 @@ type fakeAttachments struct {
 	updateErr error
 }
 
-func (f fakeAttachments) List() ([]driver.Attachment, error) { return f.list, f.listErr }
+func (f fakeAttachments) List(selected func(*attach.Record) bool) (list []driver.Attachment, err error) {
+	for _, a := range f.list {
+		if selected(&a.Record) {
+			list = append(list, a)
+		}
+	}
+	return list, f.listErr
+}
 
 func (f fakeAttachments) Update(
 	context.Context, attach.Record, func(driver.Attachment, func(json.RawMessage) error) error,
@@ -75,6 +82,41 @@ func TestLeasedLink_setNew_releasesAddressOfEndedPod(t *testing.T) {
 		if got := slices.Equal(operations, []string{"release lease"}); got != tc.want {
 			t.Errorf("%s: got the operations %v; released: want %t", tc.name, operations, tc.want)
 		}
+	}
+}
+
+// The plugin reads the records of links without leases once.
+func TestRenewer_mayHaveLeases(t *testing.T) {
+	attachment := func(claim string, link attach.Link) driver.Attachment {
+		a := attachmentOf(t, link)
+		a.Record.ClaimUID = claim
+		return a
+	}
+	attachments := &fakeAttachments{list: []driver.Attachment{
+		attachment("static", attach.Link{Index: 1}),
+		attachment("not attached yet", attach.Link{}),
+		attachment("lease", attach.Link{Index: 1, DHCP: &attach.Lease{}}),
+	}}
+	r := renewer{kind: New(nil, nil, nil), attachments: attachments, tasks: map[leaseID]*leaseTask{}}
+	r.running = parallelExchanges // so that start starts no task
+	listed := func() (claims []string) {
+		var workers sync.WaitGroup
+		r.start(t.Context(), &workers)
+		all, err := r.mayHaveLeases()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, a := range all {
+			claims = append(claims, a.Record.ClaimUID)
+		}
+		return claims
+	}
+	if got, want := listed(), []string{"not attached yet", "lease"}; !slices.Equal(got, want) {
+		t.Errorf("the links that may have leases are %q, want %q", got, want)
+	}
+	attachments.list = attachments.list[1:]
+	if listed(); len(r.withoutLease) > 0 {
+		t.Errorf("the plugin remembers ended links without leases: %v", r.withoutLease)
 	}
 }
 
