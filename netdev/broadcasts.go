@@ -4,6 +4,7 @@
 package netdev
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 
@@ -67,8 +68,21 @@ func (n *Node) resetCutoff(parent int) error {
 	return nil
 }
 
+// cutoffLinkPrefix begins the names of links that reset cutoffs.
+const cutoffLinkPrefix = "drabc"
+
 // cutoffLinkName returns the name of the link that resets the cutoff of a NIC.
-func cutoffLinkName(parent int) string { return fmt.Sprintf("drabc%d", parent) }
+func cutoffLinkName(parent int) string { return fmt.Sprintf("%s%d", cutoffLinkPrefix, parent) }
+
+// isOfCutoffLink reports whether an event is about a link that resets a cutoff. A pod can cause such events in a
+// loop.
+func isOfCutoffLink(link []byte) bool {
+	if len(link) < unix.SizeofIfInfomsg {
+		return false
+	}
+	names, err := nested(link[unix.SizeofIfInfomsg:], unix.IFLA_IFNAME)
+	return err == nil && len(names) == 1 && bytes.HasPrefix(names[0], []byte(cutoffLinkPrefix))
+}
 
 // cutoffRequest creates a macvlan in the node's namespace, and sets the cutoff of its NIC to the default.
 func cutoffRequest(parent int, name string) *nl.NetlinkRequest {

@@ -20,6 +20,9 @@ func AddressByNamespaceID(conn *rtnl.Conn, nsid, index int, address netip.Prefix
 	return conn.Do(r)
 }
 
+// ResetCutoff resets the broadcast cutoff of a NIC, as it does after a pod has changed it.
+func ResetCutoff(n *Node, parent int) error { return n.resetCutoff(parent) }
+
 // Functions for tests.
 var (
 	Port             = port

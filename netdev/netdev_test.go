@@ -17,6 +17,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/dra-shared/dra-driver-shared/netdev"
@@ -586,6 +587,96 @@ func TestNode_Watch_pausesWhilePodFloods(t *testing.T) {
 	changes.expect(t, "a change after the flood", func(c netdev.Change) bool {
 		return slices.Contains(c.NamespacesChanged, quiet.NSID)
 	})
+}
+
+// A pod with CAP_NET_RAW can change the promiscuous mode of its link, and thereby that of the NIC. A pod with
+// CAP_NET_ADMIN can make the node reset the broadcast cutoff. If the Node reported such events, the plugin would
+// read the state of the node's links again and again.
+func TestNode_Watch_ignoresChangesByPodsToNIC(t *testing.T) {
+	nic, _ := nstest.NIC(t, "nic0", 1500)
+	nstest.SetDown(t, "nic0") // a NIC that does not filter unicast is otherwise promiscuous while a macvlan is up
+	node, pod, other := newNode(t, nic), nstest.New(t), nstest.New(t)
+	a := attach(t, node, pod, netdev.LinkSpec{Parent: nic.Index, MAC: mac(1), Mode: netdev.Private})
+	ended := attach(t, node, other, netdev.LinkSpec{Parent: nic.Index, MAC: mac(2), Mode: netdev.Private})
+	changes := watch(t, node)
+	changes.expectResync(t)
+	events, err := rtnl.Watch()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer events.Close()
+	var toggled, reset int
+	var counted sync.WaitGroup
+	t.Cleanup(counted.Wait) // if the test fails before
+	counted.Go(func() { toggled, reset = countLinkEvents(t, events, nic.Index, ended.NSID) })
+	const loops = 50
+	for range loops {
+		togglePromiscuous(t, pod, a.Name)
+		if err := netdev.ResetCutoff(node, nic.Index); err != nil {
+			t.Fatal(err)
+		}
+	}
+	other.Close()
+	reports := 0
+	changes.expect(t, "the end of a namespace, which is the last event", func(c netdev.Change) bool {
+		if c.LinksChanged {
+			reports++
+		}
+		return slices.Contains(c.NamespacesRemoved, ended.NSID)
+	})
+	if reports > 5 { // the first event of a link counts, as do the links of ended namespaces
+		t.Errorf("Watch reported %d changes of the node's links, want few", reports)
+	}
+	if counted.Wait(); toggled < 2*loops || reset < 2*loops {
+		t.Errorf("the kernel sent %d events of the NIC and %d of others, want %d of each: does the test attack?",
+			toggled, reset, 2*loops)
+	}
+	if err := nstest.ConfigureLink("nic0"); err != nil { // brings it up
+		t.Fatal(err)
+	}
+	changes.expect(t, "links changed", func(c netdev.Change) bool { return c.LinksChanged })
+}
+
+// togglePromiscuous makes a pod's link promiscuous and reverts that, as a program with CAP_NET_RAW can.
+func togglePromiscuous(t *testing.T, pod *nstest.Namespace, name string) {
+	t.Helper()
+	pod.Do(func() error {
+		link, err := net.InterfaceByName(name)
+		if err != nil {
+			return err
+		}
+		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		request := unix.PacketMreq{Ifindex: int32(link.Index), Type: unix.PACKET_MR_PROMISC}
+		err = unix.SetsockoptPacketMreq(fd, unix.SOL_PACKET, unix.PACKET_ADD_MEMBERSHIP, &request)
+		return errors.Join(err, unix.Close(fd))
+	})
+}
+
+// countLinkEvents counts the events of a link, and those of other links, until the namespace with an ID ends.
+func countLinkEvents(t *testing.T, w *rtnl.Watcher, index, nsid int) (own, others int) {
+	t.Helper()
+	for {
+		messages, err := w.Receive()
+		if err != nil {
+			t.Error(err)
+			return own, others
+		}
+		for _, m := range messages {
+			switch isLink := m.Header.Type == unix.RTM_NEWLINK || m.Header.Type == unix.RTM_DELLINK; {
+			case m.Header.Type == unix.RTM_DELNSID:
+				if id, ok := rtnl.NamespaceIDOf(m.Data); ok && id == nsid {
+					return own, others
+				}
+			case isLink && int(nl.DeserializeIfInfomsg(m.Data).Index) == index:
+				own++
+			case isLink:
+				others++
+			}
+		}
+	}
 }
 
 func TestNode_Watch_reportsNewNIC(t *testing.T) {

@@ -91,20 +91,24 @@ func (n *Node) Watch(ctx context.Context, changed func(Change)) error {
 
 // watchOwn reports changes in the Node's network namespace.
 func (n *Node) watchOwn(ctx context.Context, w *rtnl.Watcher, report func(Change)) error {
+	links := newOwnLinks()
+	defer links.stop()
 	for {
 		messages, err := w.Receive()
 		switch {
 		case ctx.Err() != nil:
-			return nil //nolint:nilerr // Watch has closed the socket
+			return nil // Watch has closed the socket
 		case errors.Is(err, rtnl.ErrOverflow):
 			logr.FromContextOrDiscard(ctx).V(2).Info("Kernel dropped network events, resyncing")
 			report(Change{Resync: true})
+			links.forget()
 		case err != nil:
 			return err
 		}
-		if c, ok := n.summarize(messages); ok {
+		if c, ok := n.summarize(links, messages); ok {
 			report(c)
 		}
+		links.reportLater(ctx, report)
 	}
 }
 
@@ -191,17 +195,18 @@ func (n *Node) pauseAfterFlood() time.Duration {
 }
 
 // summarize merges a batch of events. ok is false if no event is relevant.
-func (n *Node) summarize(messages []syscall.NetlinkMessage) (c Change, ok bool) {
+func (n *Node) summarize(links *ownLinks, messages []syscall.NetlinkMessage) (c Change, ok bool) {
 	for _, m := range messages {
-		if n.addEvent(&c, m) {
+		if n.addEvent(&c, links, m) {
 			ok = true
 		}
 	}
 	return c, ok
 }
 
-// addEvent adds an event to c and reports whether the event is relevant.
-func (n *Node) addEvent(c *Change, m syscall.NetlinkMessage) bool {
+// addEvent adds an event to c and reports whether the event is relevant now; see ownLinks for those that may
+// be relevant later.
+func (n *Node) addEvent(c *Change, links *ownLinks, m syscall.NetlinkMessage) bool {
 	switch m.Header.Type {
 	case unix.RTM_DELNSID:
 		id, ok := rtnl.NamespaceIDOf(m.Data)
@@ -209,8 +214,11 @@ func (n *Node) addEvent(c *Change, m syscall.NetlinkMessage) bool {
 			c.NamespacesRemoved = append(c.NamespacesRemoved, id)
 		}
 		return ok
-	case unix.RTM_NEWLINK, unix.RTM_DELLINK, unix.RTM_NEWADDR, unix.RTM_DELADDR,
-		unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
+	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
+		changed := links.shows(m.Data, m.Header.Type == unix.RTM_DELLINK)
+		c.LinksChanged = c.LinksChanged || changed
+		return changed
+	case unix.RTM_NEWADDR, unix.RTM_DELADDR, unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
 		c.LinksChanged = true
 		return true
 	case unix.RTM_NEWTCLASS, unix.RTM_DELTCLASS, unix.RTM_NEWQDISC, unix.RTM_DELQDISC,

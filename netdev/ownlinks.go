@@ -1,0 +1,108 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package netdev
+
+import (
+	"context"
+	"hash/maphash"
+	"maps"
+	"slices"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// Pods can cause events of NICs in the node's namespace: with CAP_NET_RAW, by the promiscuous mode of their link,
+// and with CAP_NET_ADMIN, by creating and deleting links on the NIC. Nothing that the plugin uses changes with
+// them. But events of other causes also show no change, such as that of the speed of a bond.
+
+// unchangedInterval is the time after which events that show no change of a link are reported, once for all of them.
+const unchangedInterval = 10 * time.Second
+
+// ownLinks compares the events of the links in the node's namespace.
+type ownLinks struct {
+	seed      maphash.Seed
+	last      map[linkEvent]uint64 // hashes of what the last events show
+	unchanged bool                 // whether events since the last call of reportLater showed no change
+	later     *time.Timer          // of the last report of such events; nil if there was none
+	pending   atomic.Bool          // whether that report will follow
+}
+
+// linkEvent identifies a link and a kind of events about it.
+type linkEvent struct {
+	index  int32
+	family uint8 // unix.AF_UNSPEC, or the protocol that the event is about
+}
+
+func newOwnLinks() *ownLinks {
+	return &ownLinks{seed: maphash.MakeSeed(), last: map[linkEvent]uint64{}}
+}
+
+// forget makes the next event of each link one that shows a change.
+func (o *ownLinks) forget() { clear(o.last) }
+
+// shows reports whether the payload of an event shows a change of a link since the last event, or names a change
+// that it does not show.
+func (o *ownLinks) shows(payload []byte, removed bool) bool {
+	if len(payload) < unix.SizeofIfInfomsg || isOfCutoffLink(payload) {
+		return false
+	}
+	info := nl.DeserializeIfInfomsg(payload)
+	attrs, err := nl.ParseRouteAttr(payload[unix.SizeofIfInfomsg:])
+	if err != nil || removed {
+		maps.DeleteFunc(o.last, func(key linkEvent, _ uint64) bool { return key.index == info.Index })
+		return true
+	}
+	key := linkEvent{info.Index, info.Family}
+	before, known := o.last[key]
+	o.last[key] = o.hash(info, attrs)
+	named := slices.ContainsFunc(attrs, func(a syscall.NetlinkRouteAttr) bool { return a.Attr.Type == unix.IFLA_EVENT })
+	if named || !known || o.last[key] != before {
+		return true
+	}
+	o.unchanged = true
+	return false
+}
+
+// hash returns a hash of an event, except what pods can change and counters of frames.
+func (o *ownLinks) hash(info *nl.IfInfomsg, attrs []syscall.NetlinkRouteAttr) uint64 {
+	var h maphash.Hash
+	h.SetSeed(o.seed)
+	maphash.WriteComparable(&h, info.Flags&^(unix.IFF_PROMISC|unix.IFF_ALLMULTI))
+	for _, a := range attrs {
+		switch a.Attr.Type & nl.NLA_TYPE_MASK {
+		case unix.IFLA_PROMISCUITY, unix.IFLA_ALLMULTI, unix.IFLA_STATS, unix.IFLA_STATS64, unix.IFLA_AF_SPEC:
+		default:
+			maphash.WriteComparable(&h, a.Attr)
+			_, _ = h.Write(a.Value) // it never fails
+		}
+	}
+	return h.Sum64()
+}
+
+// reportLater makes report follow after unchangedInterval if events have shown no change, unless it will follow
+// already.
+func (o *ownLinks) reportLater(ctx context.Context, report func(Change)) {
+	unchanged := o.unchanged
+	o.unchanged = false
+	if !unchanged || !o.pending.CompareAndSwap(false, true) {
+		return
+	}
+	o.later = time.AfterFunc(unchangedInterval, func() {
+		o.pending.Store(false)
+		if ctx.Err() == nil {
+			report(Change{LinksChanged: true})
+		}
+	})
+}
+
+// stop ends the timer.
+func (o *ownLinks) stop() {
+	if o.later != nil {
+		o.later.Stop()
+	}
+}
