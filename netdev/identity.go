@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/dra-shared/dra-driver-shared/netdev/classify"
+	"github.com/dra-shared/dra-driver-shared/netdev/classify/trial"
 	"github.com/dra-shared/dra-driver-shared/netdev/shape"
 )
 
@@ -99,29 +100,58 @@ func (n *Node) addGateways(nic managedNIC, s LinkSpec) error {
 	return n.classifier.AddGateways(nic.Index, gateways)
 }
 
-// nodeAddresses returns the addresses of a NIC and the gateways of its routes. No link may use
-// them.
-func nodeAddresses(index int) (addresses []netip.Addr, err error) {
-	link := &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: index}}
-	own, err := listAddresses(link)
+// nodeAddresses returns the addresses that no link of a NIC may use: those of the NIC, the gateways of its routes,
+// and those that the node has on other links: a host that gets frames with them from a pod takes the pod for the node.
+func nodeAddresses(c NICConfig) (addresses []netip.Addr, err error) {
+	all, err := listAddresses()
 	if err != nil {
 		return nil, err
 	}
-	routes, err := listRoutes(link)
+	routes, err := listRoutes(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: c.Index}})
 	if err != nil {
 		return nil, err
 	}
-	add := func(ip net.IP) {
-		if a, ok := netip.AddrFromSlice(ip); ok {
+	held := map[int]bool{c.Index: true}
+	for _, a := range all {
+		ip, ok := netip.AddrFromSlice(a.IP)
+		if ip = ip.Unmap(); !ok || a.LinkIndex != c.Index && !isHeldOnAllNICs(ip, c.Policy) {
+			continue
+		}
+		if _, known := held[a.LinkIndex]; !known {
+			link, err := netlink.LinkByIndex(a.LinkIndex)
+			held[a.LinkIndex] = err == nil && areAddressesHeld(link, c.Policy) // the link may be gone: an event follows
+		}
+		if held[a.LinkIndex] {
+			addresses = append(addresses, ip)
+		}
+	}
+	for _, r := range routes {
+		if a, ok := netip.AddrFromSlice(r.Gw); ok {
 			addresses = append(addresses, a.Unmap())
 		}
 	}
-	for _, a := range own {
-		add(a.IP)
-	}
-	for _, r := range routes {
-		add(r.Gw)
-	}
 	slices.SortFunc(addresses, netip.Addr.Compare)
 	return slices.Compact(addresses), nil
+}
+
+// isHeldOnAllNICs reports whether no link of a NIC may use an address if the node has it on another link than the
+// NIC. Other networks can have the same link-local addresses. The network may permit an address to all links, as
+// that of a router to which the node and pods belong.
+func isHeldOnAllNICs(a netip.Addr, p classify.Policy) bool {
+	permits := func(network netip.Prefix) bool { return network.Contains(a) }
+	return a.IsGlobalUnicast() && !slices.ContainsFunc(p.Addresses, permits)
+}
+
+// areAddressesHeld reports whether no link of a NIC may use the addresses of another link of the node. It returns
+// false for these links:
+//   - Dummy devices that are down. In its mode ipvs, kube-proxy gives the addresses of all Services to such a device,
+//     kube-ipvs0: there may be thousands, and each change would set up the NICs again. They are not the node's own.
+//     A dummy device that is up, in contrast, may have the address by which the node is known to routers.
+//   - Links with a MAC address that the network permits, such as that of VRRP: their frames leave through the NIC,
+//     where the programs would refuse them.
+//   - The links on which this package tries programs.
+func areAddressesHeld(link netlink.Link, p classify.Policy) bool {
+	a := link.Attrs()
+	return !(link.Type() == "dummy" && a.Flags&net.FlagUp == 0) && !containsAddress(p.MACs, a.HardwareAddr) &&
+		!trial.IsLink(a.Name)
 }

@@ -168,11 +168,11 @@ func listRoutes(link netlink.Link) ([]netlink.Route, error) {
 	return routes, nil
 }
 
-// listAddresses returns the addresses of a link of the caller's network namespace.
-func listAddresses(link netlink.Link) ([]netlink.Addr, error) {
-	addresses, err := retryDump(func() ([]netlink.Addr, error) { return netlink.AddrList(link, netlink.FAMILY_ALL) })
+// listAddresses returns the addresses of the caller's network namespace.
+func listAddresses() ([]netlink.Addr, error) {
+	addresses, err := retryDump(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
-		return nil, fmt.Errorf("list the addresses of link %d: %w", link.Attrs().Index, err)
+		return nil, fmt.Errorf("list addresses: %w", err)
 	}
 	return addresses, nil
 }

@@ -277,7 +277,7 @@ func (n *Node) Manage(c NICConfig) (changed bool, err error) {
 		return false, err
 	}
 	c.Rates = n.rates(c)
-	if c.Policy.NodeAddresses, err = nodeAddresses(c.Index); err != nil {
+	if c.Policy.NodeAddresses, err = nodeAddresses(c); err != nil {
 		return false, err
 	}
 	old, known := n.managed[c.Index]

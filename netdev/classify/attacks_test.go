@@ -641,9 +641,11 @@ func TestNode_Attach_refusesAddressesInUse(t *testing.T) {
 	})); err != nil {
 		t.Fatal(err)
 	}
+	addNodeBridge(t, "other0", "10.20.0.240/32")
 	e.manage()
 	other := e.pod(0, 1, hardCap(100*mega), netdev.Private)
 	for _, tc := range []struct{ address, want string }{
+		{"10.20.0.240", "belongs to the node, or is a gateway of nic0"},
 		{other.ip, "belongs to another link of nic0, with MAC address " + other.attachment.MAC.String()},
 		{nodeIP, "belongs to the node, or is a gateway of nic0"},
 		{wireIP, "belongs to the node, or is a gateway of nic0"},
@@ -656,6 +658,81 @@ func TestNode_Attach_refusesAddressesInUse(t *testing.T) {
 			t.Errorf("Attach with address %s returned %v, want an error with %q", tc.address, err, tc.want)
 		}
 	}
+}
+
+// addNodeBridge creates a bridge of the node with addresses, until the test ends.
+func addNodeBridge(t *testing.T, name string, addresses ...string) {
+	t.Helper()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = name
+	bridge := &netlink.Bridge{LinkAttrs: attrs}
+	if err := netlink.LinkAdd(bridge); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := netlink.LinkDel(bridge); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := nstest.ConfigureLink(name, addresses...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A pod whose claim requested no address must not use the addresses that the node has on other links than the NIC,
+// from the time at which the node gets them.
+func TestAttack_addressesOfNodeOnOtherLinks(t *testing.T) {
+	const ofBridge, ofLoopback, ofNetwork = "10.20.1.1", "10.20.1.2", "10.20.1.3"
+	config := enforced()
+	config.Policy.Addresses = []netip.Prefix{netip.MustParsePrefix(ofNetwork + "/32")}
+	e := newTestEnv(t, config)
+	attacker, own := nstest.New(t), net.HardwareAddr{2, 0, 0, 0, 0, 1}
+	if _, err := e.node.Attach(attacker.Pod(), netdev.LinkSpec{
+		Parent: e.nic.Index, MAC: own, Mode: netdev.Private, Name: "net1",
+		Minor: shape.FirstMinor, Rates: hardCap(100 * mega),
+	}); err != nil {
+		t.Fatal(err)
+	}
+	wire, wireMAC, sent := listen(t, e.wire, "wire"), e.wireMAC(), 0
+	expect := func(when, address string, arrives bool) {
+		t.Helper()
+		patience := 200 * time.Millisecond
+		if arrives {
+			patience = 5 * time.Second
+		}
+		for name, frame := range map[string][]byte{
+			"ARP": classify.EtherTo(wireMAC, own, 0x0806, classify.ARP(2, own, address, wireIP)),
+			"IP":  classify.EtherTo(wireMAC, own, 0x0800, classify.IPv4(address, 17, 0, classify.UDP(1, 2))),
+		} {
+			mark := marker(sent)
+			sent++
+			sendRaw(attacker, "net1", append(frame, mark...))
+			if got := wire.saw(mark, patience); got != arrives {
+				t.Errorf("%s, %s with the address %s arrived at the wire: %t, want %t", when, name, address, got, arrives)
+			}
+		}
+	}
+	for _, address := range []string{ofBridge, ofLoopback, ofNetwork} {
+		expect("before the node has it", address, true)
+	}
+	addNodeBridge(t, "other0", ofBridge+"/32", ofNetwork+"/32")
+	onLoopback := &netlink.Addr{IPNet: network(ofLoopback + "/32")}
+	lo, err := netlink.LinkByName("lo")
+	if err == nil {
+		err = netlink.AddrAdd(lo, onLoopback)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.manage()
+	expect("of a bridge", ofBridge, false)
+	expect("of the loopback interface", ofLoopback, false)
+	expect("in allow.addresses", ofNetwork, true)
+	if err := netlink.AddrDel(lo, onLoopback); err != nil {
+		t.Fatal(err)
+	}
+	e.manage()
+	expect("after the node has lost it", ofLoopback, true)
 }
 
 // A DHCP server, or a pod that forges its answers, must not give a link the address of a gateway. A claim
