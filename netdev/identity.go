@@ -4,6 +4,7 @@
 package netdev
 
 import (
+	"bytes"
 	"cmp"
 	"net"
 	"net/netip"
@@ -152,6 +153,7 @@ func isHeldOnAllNICs(a netip.Addr, p classify.Policy) bool {
 //   - The links on which this package tries programs.
 func areAddressesHeld(link netlink.Link, p classify.Policy) bool {
 	a := link.Attrs()
-	return !(link.Type() == "dummy" && a.Flags&net.FlagUp == 0) && !containsAddress(p.MACs, a.HardwareAddr) &&
-		!trial.IsLink(a.Name)
+	isPermitted := func(mac net.HardwareAddr) bool { return bytes.Equal(mac, a.HardwareAddr) }
+	isUp := a.Flags&net.FlagUp != 0
+	return (link.Type() != "dummy" || isUp) && !slices.ContainsFunc(p.MACs, isPermitted) && !trial.IsLink(a.Name)
 }

@@ -183,7 +183,7 @@ func TestKey_removesFileThatItNoLongerNeeds(t *testing.T) {
 	release()
 	eventually.Eventually(t, 5*time.Second, "the file is gone", func() error {
 		if _, err := os.Stat(filepath.Join(string(d), keyFile("claim"))); !errors.Is(err, os.ErrNotExist) {
-			return fmt.Errorf("it exists (%v)", err)
+			return fmt.Errorf("it exists (%w)", err)
 		}
 		return nil
 	})

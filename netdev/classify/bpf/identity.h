@@ -34,7 +34,9 @@ struct policy {
 	__u8 autoconf;   // whether links receive router advertisements
 	__u8 subnets;    // whether a link without addresses may use those of dra_shared_subnets only
 	__u8 guarded;    // whether received frames get the source address hidden
-	__u8 unused[ETH_ALEN]; // keeps the size of the value: plugins of other releases open the same pinned map
+	// The programs do not use the first two bytes, in which the plugin keeps the length of its timer for guarded. The
+	// others keep the size of the value: plugins of other releases open the same pinned map.
+	__u8 unused[ETH_ALEN];
 	__u8 vrrp;       // whether links may send VRRP
 	__u8 reaches_node; // whether links with LINK_BRIDGE and the node reach each other
 	__u8 traces_arp; // whether dra_shared_arp has the senders of ARP
