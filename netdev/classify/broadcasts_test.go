@@ -125,7 +125,8 @@ func TestAttack_broadcastQueue(t *testing.T) {
 				}
 			}
 			attacker.setParameter(name, queueLength, 1_000_000)
-			if text := blocked(attacker); !strings.Contains(text, "queue of "+name) || !strings.Contains(text, "1000000 frames") {
+			text := blocked(attacker)
+			if !strings.Contains(text, "queue of "+name) || !strings.Contains(text, "1000000 frames") {
 				t.Errorf("Blocked is %q after the pod requested a longer queue", text)
 			}
 			if text := blocked(victim); text != "" {
