@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -118,7 +119,10 @@ func opener(t *testing.T) (o Opener, record Record) {
 		}
 	})
 	eventually.Eventually(t, 10*time.Second, "the opener listens", func() error {
-		_, err := os.Stat(o.Socket)
+		conn, err := net.Dial(network, o.Socket) // the file exists before a connection is possible
+		if err == nil {
+			err = conn.Close()
+		}
 		return err
 	})
 	return o, record

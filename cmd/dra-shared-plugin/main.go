@@ -54,8 +54,8 @@ type flags struct {
 	logging                                                                    *logsapi.LoggingConfiguration
 }
 
-// gcPercent is the default of GOGC. With it, the garbage collector runs more often than Go's default: with 1,000 shares,
-// this saves 4 MiB of memory.
+// gcPercent is the default of GOGC. With it, the garbage collector runs more often than Go's default:
+// with 1,000 shares, this saves 4 MiB of memory.
 const gcPercent = 40
 
 func main() {

@@ -62,7 +62,8 @@ func (p *Pods) joinListed(
 			return nil, warnings, err
 		}
 		name, exists := podClaimName(pod, entry.Name)
-		_, joined := claims.ShardNumber(list.owner, entry.Name, name) // by an earlier call, or in the pod that this one copies
+		// By an earlier call, or in the pod that this one copies.
+		_, joined := claims.ShardNumber(list.owner, entry.Name, name)
 		if exists && !joined {
 			warnings = append(warnings, fmt.Sprintf("spec.resourceClaims %q overrides the claim of that name of %s %q",
 				entry.Name, list.kind, list.name))
