@@ -16,11 +16,13 @@ import (
 // Names in arp.h: of the program that records the senders of ARP, and of its map.
 const (
 	arpProgram = "dra_shared_arp_xmit"
-	arpMap     = "dra_shared_arp"
+	arpMap     = "dra_shared_arp_senders"
 )
 
-// arpPin returns the path of the pin that keeps the program attached.
-func arpPin(bpffs string) string { return filepath.Join(pinsDir(bpffs), linksDir, "arp") }
+// arpPin returns the path of the pin that keeps the program attached. The pin of the release before this one
+// is "arp". Its program records senders for that release's programs at the NICs, which need it until Attach
+// replaces them.
+func arpPin(bpffs string) string { return filepath.Join(pinsDir(bpffs), linksDir, "arp-senders") }
 
 // TraceARP attaches the program that records the sender of ARP for the programs at the NICs,
 // including those of later processes. It replaces the program of an earlier process, without an
@@ -35,14 +37,14 @@ func (c *Classifier) TraceARP() error {
 		return err
 	}
 	senders := parsed.Maps[arpMap].Copy()
-	senders.MaxEntries = c.maps.DraSharedArp.MaxEntries()
+	senders.MaxEntries = c.maps.DraSharedArpSenders.MaxEntries()
 	spec := &ebpf.CollectionSpec{
 		Maps:     map[string]*ebpf.MapSpec{arpMap: senders},
 		Programs: map[string]*ebpf.ProgramSpec{arpProgram: parsed.Programs[arpProgram].Copy()},
 		Types:    parsed.Types, ByteOrder: parsed.ByteOrder,
 	}
 	loaded, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{
-		MapReplacements: map[string]*ebpf.Map{arpMap: c.maps.DraSharedArp},
+		MapReplacements: map[string]*ebpf.Map{arpMap: c.maps.DraSharedArpSenders},
 	})
 	if err != nil {
 		return fmt.Errorf("load the program that traces ARP: %w", err)
@@ -104,10 +106,11 @@ func replacePin(l link.Link, path string) error {
 
 // SendersOfARP returns the cookies of the namespaces whose ARP the program at a NIC has not seen yet.
 func (c *Classifier) SendersOfARP() (cookies []uint64, err error) {
-	var frame, cookie uint64
-	entries := c.maps.DraSharedArp.Iterate()
-	for entries.Next(&frame, &cookie) {
-		cookies = append(cookies, cookie)
+	var frame uint64
+	var sender bpfArpSender
+	entries := c.maps.DraSharedArpSenders.Iterate()
+	for entries.Next(&frame, &sender) {
+		cookies = append(cookies, sender.Cookie)
 	}
 	return cookies, entries.Err()
 }

@@ -27,6 +27,16 @@ type bpfAllowed struct {
 	Pad    uint32
 }
 
+type bpfArpSender struct {
+	_         structs.HostLayout
+	Cookie    uint64
+	Addresses struct {
+		_     structs.HostLayout
+		Words [5]uint32
+	}
+	_ [4]byte
+}
+
 type bpfCharged struct {
 	_      structs.HostLayout
 	Parent uint32
@@ -127,7 +137,7 @@ type bpfTenant struct {
 const (
 	bpfMapDraSharedAddresses                    = "dra_shared_addresses"
 	bpfMapDraSharedAllowed                      = "dra_shared_allowed"
-	bpfMapDraSharedArp                          = "dra_shared_arp"
+	bpfMapDraSharedArpSenders                   = "dra_shared_arp_senders"
 	bpfMapDraSharedConflicts                    = "dra_shared_conflicts"
 	bpfMapDraSharedCounts                       = "dra_shared_counts"
 	bpfMapDraSharedHairpins                     = "dra_shared_hairpins"
@@ -230,7 +240,7 @@ type bpfProgramSpecs struct {
 type bpfMapSpecs struct {
 	DraSharedAddresses  *ebpf.MapSpec `ebpf:"dra_shared_addresses"`
 	DraSharedAllowed    *ebpf.MapSpec `ebpf:"dra_shared_allowed"`
-	DraSharedArp        *ebpf.MapSpec `ebpf:"dra_shared_arp"`
+	DraSharedArpSenders *ebpf.MapSpec `ebpf:"dra_shared_arp_senders"`
 	DraSharedConflicts  *ebpf.MapSpec `ebpf:"dra_shared_conflicts"`
 	DraSharedCounts     *ebpf.MapSpec `ebpf:"dra_shared_counts"`
 	DraSharedHairpins   *ebpf.MapSpec `ebpf:"dra_shared_hairpins"`
@@ -275,7 +285,7 @@ func (o *bpfObjects) Close() error {
 type bpfMaps struct {
 	DraSharedAddresses  *ebpf.Map `ebpf:"dra_shared_addresses"`
 	DraSharedAllowed    *ebpf.Map `ebpf:"dra_shared_allowed"`
-	DraSharedArp        *ebpf.Map `ebpf:"dra_shared_arp"`
+	DraSharedArpSenders *ebpf.Map `ebpf:"dra_shared_arp_senders"`
 	DraSharedConflicts  *ebpf.Map `ebpf:"dra_shared_conflicts"`
 	DraSharedCounts     *ebpf.Map `ebpf:"dra_shared_counts"`
 	DraSharedHairpins   *ebpf.Map `ebpf:"dra_shared_hairpins"`
@@ -296,7 +306,7 @@ func (m *bpfMaps) Close() error {
 	return _BpfClose(
 		m.DraSharedAddresses,
 		m.DraSharedAllowed,
-		m.DraSharedArp,
+		m.DraSharedArpSenders,
 		m.DraSharedConflicts,
 		m.DraSharedCounts,
 		m.DraSharedHairpins,

@@ -154,6 +154,7 @@ struct sk_buff {
 	struct net_device *dev;
 	unsigned long _skb_refdst;
 	unsigned char *head, *data;
+	__u16 network_header; // from head
 	__u8 ip_summed : 2;
 	__u16 csum_start, csum_offset; // from head, and from csum_start
 } __attribute__((preserve_access_index));
