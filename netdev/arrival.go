@@ -5,7 +5,9 @@ package netdev
 
 import (
 	"fmt"
+	"math"
 	"strings"
+	"time"
 
 	"github.com/vishvananda/netlink"
 
@@ -23,6 +25,9 @@ type arrival struct {
 // frames are counters of a NIC at one time.
 type frames struct {
 	nic, seen classify.Counts
+	at        time.Time
+	// members is how many members the NIC has if it is a bond.
+	members int
 }
 
 // direction is the state of one direction.
@@ -32,23 +37,37 @@ type direction struct {
 	missed bool
 }
 
-// missedFrames is how many frames in a row must have missed the program. A few may
-// miss it when programs are replaced.
-const missedFrames = 32
+const (
+	// missedFrames is how many frames in a row must have missed the program. A few may
+	// miss it when programs are replaced.
+	missedFrames = 32
+	// framesOfMember is the largest number of frames per second that a member of a bond is expected to send or
+	// receive for the bond itself: one of LACP with the fast rate, or a few of ARP monitoring. The bond counts
+	// them as its own, but they pass the member only.
+	framesOfMember = 20
+)
 
 // update takes the current counters into account.
 func (a *arrival) update(now frames) {
-	a.sent.update(now.nic.Sent-a.last.nic.Sent, now.seen.Sent-a.last.seen.Sent)
-	a.received.update(now.nic.Received-a.last.nic.Received, now.seen.Received-a.last.seen.Received)
+	own := now.framesOfMembers(a.last.at)
+	a.sent.update(now.nic.Sent-a.last.nic.Sent, now.seen.Sent-a.last.seen.Sent, own)
+	a.received.update(now.nic.Received-a.last.nic.Received, now.seen.Received-a.last.seen.Received, own)
 	a.last = now
 }
 
-func (d *direction) update(nic, seen uint64) {
+// framesOfMembers returns how many frames since a time may be those of the members of a bond.
+func (f frames) framesOfMembers(since time.Time) uint64 {
+	return uint64(math.Ceil(f.at.Sub(since).Seconds())) * uint64(f.members) * framesOfMember
+}
+
+// update takes further frames of the NIC and of the program into account. own of the NIC's frames may never have been
+// meant for the program.
+func (d *direction) update(nic, seen, own uint64) {
 	switch {
 	case seen > 0 || nic > 1<<63: // the program saw frames, or the NIC's counters were reset
 		*d = direction{}
 	default:
-		d.pending += nic
+		d.pending += nic - min(nic, own)
 		d.missed = d.pending >= missedFrames
 	}
 }
@@ -63,7 +82,12 @@ func (n *Node) watchArrival(index int) error {
 	if err != nil {
 		return err
 	}
-	now := frames{seen: seen}
+	now := frames{seen: seen, at: n.now()}
+	if link.Type() == "bond" {
+		if now.members, err = countMembers(index); err != nil {
+			return err
+		}
+	}
 	if s := link.Attrs().Statistics; s != nil {
 		now.nic = classify.Counts{Sent: s.TxPackets, Received: s.RxPackets}
 	}
@@ -73,6 +97,17 @@ func (n *Node) watchArrival(index int) error {
 		n.arrivals[index] = &arrival{last: now}
 	}
 	return nil
+}
+
+// countMembers returns the number of members of a bond.
+func countMembers(index int) (members int, err error) {
+	links, err := listLinks()
+	for _, l := range links {
+		if l.Attrs().MasterIndex == index {
+			members++
+		}
+	}
+	return members, err
 }
 
 // Missed describes which frames of a NIC do not reach the classifier, and which programs may take

@@ -3,7 +3,12 @@
 
 package netdev
 
-import "testing"
+import (
+	"testing"
+	"time"
+
+	"github.com/dra-shared/dra-driver-shared/netdev/classify"
+)
 
 func TestDirection(t *testing.T) {
 	type step struct{ nic, seen uint64 }
@@ -25,10 +30,36 @@ func TestDirection(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var d direction
 			for _, s := range test.steps {
-				d.update(s.nic, s.seen)
+				d.update(s.nic, s.seen, 0)
 			}
 			if d.missed != test.want {
 				t.Errorf("after %v: missed is %t, want %t", test.steps, d.missed, test.want)
+			}
+		})
+	}
+}
+
+// The members of a bond send and receive frames of LACP, or of ARP monitoring, that the bond counts as its own.
+func TestArrival_bond(t *testing.T) {
+	start := time.Now()
+	for name, test := range map[string]struct {
+		perSecond uint64
+		members   int
+		want      bool
+	}{
+		"idle, with LACP":         {2, 2, false},
+		"idle, ARP monitoring":    {40, 2, false},
+		"traffic that is missed":  {1000, 2, true},
+		"no bond, few are missed": {2, 0, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := arrival{last: frames{at: start}}
+			for seconds := uint64(30); seconds <= 90; seconds += 30 {
+				counts := classify.Counts{Sent: seconds * test.perSecond, Received: seconds * test.perSecond}
+				a.update(frames{nic: counts, at: start.Add(time.Duration(seconds) * time.Second), members: test.members})
+			}
+			if a.sent.missed != test.want || a.received.missed != test.want {
+				t.Errorf("missed is %t for sent and %t for received frames, want %t", a.sent.missed, a.received.missed, test.want)
 			}
 		})
 	}

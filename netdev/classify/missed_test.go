@@ -21,6 +21,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/classify/trial"
 	"github.com/dra-shared/dra-driver-shared/netdev/nstest"
 	"github.com/dra-shared/dra-driver-shared/netdev/shape"
+	"github.com/dra-shared/dra-driver-shared/test/eventually"
 )
 
 // verdict is the result of a program for every frame.
@@ -230,6 +231,37 @@ func TestNode_Manage_replacesPinOfMissingNIC(t *testing.T) {
 	p := e.pod(0, 1, hardCap(100*mega), netdev.Private)
 	e.expectRate("pod sends", e.measure(e.fromPod(p))[0], 100*mega)
 	e.expectRate("pod receives", e.measure(e.toPod(p))[0], 100*mega)
+}
+
+// The members of an idle bond send frames of LACP, which the bond counts as its own. They pass no program at the bond.
+func TestNode_Missed_idleBond(t *testing.T) {
+	nstest.Cable(t, "m0", "w0")
+	nstest.Cable(t, "m1", "w1")
+	nstest.Bond(t, "bond0", netlink.BOND_MODE_802_3AD, "m0", "m1")
+	if err := nstest.SetSysctl("net/ipv6/conf/bond0/disable_ipv6", "1"); err != nil { // the bond sends nothing else
+		t.Fatal(err)
+	}
+	e := newTestEnvOn(t, nstest.MountBPFFS(t), nstest.FindNIC(t, "bond0"), nstest.New(t), enforced())
+	sent := func() uint64 {
+		bond, err := netlink.LinkByName("bond0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return bond.Attrs().Statistics.TxPackets
+	}
+	e.manage()
+	first := sent()
+	const enough = 40
+	eventually.Eventually(t, time.Minute, "the members have sent frames of LACP", func() error {
+		if frames := sent() - first; frames < enough {
+			return fmt.Errorf("the bond has counted %d frames, want %d", frames, enough)
+		}
+		return nil
+	})
+	e.manage()
+	if got := e.node.Missed(e.nic.Index); got != "" {
+		t.Errorf("Missed of an idle bond: got %q, want none", got)
+	}
 }
 
 // expectMissed sends frames from a pod, and fails the test unless Missed returns a
