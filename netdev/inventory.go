@@ -58,8 +58,9 @@ type NIC struct {
 	// order: the NIC of a VLAN, the members of a bond, the ports of a bridge, and
 	// the links below these.
 	Below []int
-	// Master is the name of the bridge or bond that the NIC is a port of; empty
-	// if none. The kernel refuses to create macvlans on such a port.
+	// Master is the name of the bridge, bond, or switch that the NIC is a port of; empty
+	// if none. The kernel refuses to create macvlans on such a port. A VRF is not one in
+	// this sense.
 	Master string
 }
 
@@ -114,7 +115,7 @@ func (i *Inventory) List() ([]NIC, error) {
 			Up:      a.Flags&net.FlagUp != 0,
 			Carrier: a.RawFlags&unix.IFF_LOWER_UP != 0,
 			Below:   stack.allBelow(a.Index),
-			Master:  stack[a.MasterIndex].name,
+			Master:  stack.master(a.Index),
 		}
 		if l.Type() == "device" {
 			nic.PermanentMAC = a.PermHWAddr

@@ -104,3 +104,14 @@ func TestNode_Attach_toVLANAndBond(t *testing.T) {
 		}
 	}
 }
+
+// A NIC in a VRF can have links of its own, unlike a port of a bridge.
+func TestNode_Attach_toNICInVRF(t *testing.T) {
+	nstest.NIC(t, "nic0", 1500)
+	nstest.VRF(t, "blue", "nic0")
+	nic := nstest.FindNIC(t, "nic0")
+	if nic.Master != "" {
+		t.Errorf("the NIC is a port of %q, want no port", nic.Master)
+	}
+	attach(t, newNode(t, nic), nstest.New(t), netdev.LinkSpec{Parent: nic.Index, MAC: mac(1), Mode: netdev.Private})
+}

@@ -42,6 +42,15 @@ func newTopology(links []netlink.Link) topology {
 	return t
 }
 
+// master returns the name of the link that receives the frames of a link as its port; "" if there is none. A VRF
+// receives packets only after the macvlans on the link have got theirs.
+func (t topology) master(index int) string {
+	if master := t[t[index].master]; master.kind != "vrf" {
+		return master.name
+	}
+	return ""
+}
+
 // below returns the indexes of the links directly below a link, in order: the
 // link that it was created on, and its ports.
 func (t topology) below(index int) (indexes []int) {

@@ -104,3 +104,15 @@ func TestNewTopology(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
+
+func TestTopology_master(t *testing.T) {
+	links := topology{
+		2: {name: "eno1", master: 10}, 3: {name: "eno2", master: 11}, 4: {name: "eno3"},
+		10: {name: "blue", kind: "vrf"}, 11: {name: "bond0", kind: "bond"},
+	}
+	for index, want := range map[int]string{2: "", 3: "bond0", 4: "", 99: ""} {
+		if got := links.master(index); got != want {
+			t.Errorf("master of link %d: got %q, want %q", index, got, want)
+		}
+	}
+}

@@ -4,7 +4,9 @@
 package nic
 
 import (
+	"cmp"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -145,6 +147,9 @@ func plan(nics []netdev.NIC, c *config.DriverConfig) (devices []*device, problem
 	for _, n := range stack.lowestFirst() {
 		network := c.NetworkOf(n.Name, n.Uplink)
 		if network == nil {
+			if pattern := c.NetworkOf(n.Name, false); pattern != nil {
+				problems = append(problems, problem{n.Name, deviceName(n), &uplinkError{pattern.Name, cmp.Or(n.Master, n.Name)}})
+			}
 			continue
 		}
 		d, err := newDevice(n, stack, network)
@@ -200,8 +205,15 @@ func (d *device) setShaping(trees shape.Trees, oneTree error) {
 	}
 }
 
+// openVSwitch is the name that the kernel module of Open vSwitch gives the master of its ports. It cannot be shared.
+const openVSwitch = "ovs-system"
+
 // newDevice returns the device of a NIC of a stack.
 func newDevice(n netdev.NIC, s stack, network *config.Network) (*device, error) {
+	if n.Master == openVSwitch {
+		return nil, errors.New("the NIC is a port of Open vSwitch and cannot have links of its own: " +
+			"to share it, remove it from the switch, or name an internal port of the switch in interfaces instead")
+	}
 	if n.Master != "" {
 		return nil, fmt.Errorf(
 			"the NIC belongs to %s and cannot have links of its own: to share %s, name that in interfaces instead",

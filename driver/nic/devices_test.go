@@ -148,6 +148,10 @@ func TestPlan_reportsNICsThatCannotBeShared(t *testing.T) {
 	enslaved.Master, up.Carrier = "bond0", true
 	offloaded := virtual("nic2")
 	offloaded.MacvlanOffload = true
+	switched, uplink := virtual("nic3"), virtual("nic4")
+	switched.Master, uplink.Uplink = "ovs-system", true
+	bonded := enslaved
+	bonded.Uplink = true
 	for _, tc := range []struct {
 		nic            netdev.NIC
 		networks, want string
@@ -157,6 +161,9 @@ func TestPlan_reportsNICsThatCannotBeShared(t *testing.T) {
 		{virtual("nic0"), `[{name: a, interfaces: [nic0]}]`,
 			`the NIC has no carrier and reports no speed: connect the NIC`, false},
 		{enslaved, `[{name: a, interfaces: [nic1], bandwidth: 1G}]`, `the NIC belongs to bond0`, true},
+		{switched, `[{name: a, interfaces: [nic3], bandwidth: 1G}]`, `the NIC is a port of Open vSwitch`, true},
+		{uplink, `[{name: a, interfaces: ["nic*"], bandwidth: 1G}]`, `list nic4 in interfaces of network "a"`, false},
+		{bonded, `[{name: a, interfaces: ["nic*"], bandwidth: 1G}]`, `list bond0 in interfaces of network "a"`, false},
 		{offloaded, `[{name: a, interfaces: [nic2], bandwidth: 1G}]`, `with "ethtool -K nic2 l2-fwd-offload off"`, true},
 	} {
 		_, problems := plan([]netdev.NIC{tc.nic}, load(t, tc.networks))
@@ -166,6 +173,30 @@ func TestPlan_reportsNICsThatCannotBeShared(t *testing.T) {
 		}
 		if got := (survey{problems: problems}).ready() != nil; got != tc.failure {
 			t.Errorf("%s: makes the plugin unready: %t, want %t", tc.want, got, tc.failure)
+		}
+	}
+}
+
+// A pattern may name the uplink of nodes that have further NICs. It is a problem only where the network has no other
+// NIC, or where the NIC is known because it was shared before a default route depended on it.
+func TestWithoutExpected(t *testing.T) {
+	uplink, other := virtual("nic0"), virtual("nic1")
+	uplink.Uplink, other.Index = true, 8
+	networks := load(t, `[{name: a, interfaces: ["nic*"], bandwidth: 1G}]`)
+	for _, tc := range []struct {
+		name  string
+		nics  []netdev.NIC
+		known string
+		want  int
+	}{
+		{"the only NIC", []netdev.NIC{uplink}, "", 1},
+		{"next to another NIC", []netdev.NIC{uplink, other}, "", 0},
+		{"next to another NIC, but known", []netdev.NIC{uplink, other}, "nic0", 1},
+	} {
+		planned, problems := plan(tc.nics, networks)
+		got := withoutExpected(problems, planned, func(device string) bool { return device == tc.known })
+		if len(got) != tc.want {
+			t.Errorf("%s: got problems %v, want %d", tc.name, got, tc.want)
 		}
 	}
 }

@@ -83,8 +83,6 @@ type Kind struct {
 	loggedTrials bool
 	// problems are those of the last Refresh.
 	problems []problem
-	// loggedUplinks are the names of the uplinks that were logged.
-	loggedUplinks map[string]bool
 }
 
 var (
@@ -108,8 +106,8 @@ var (
 // New builds the kind. It does not access the node: CheckTakeover and Refresh are the first to do so.
 func New(node *netdev.Node, inventory *netdev.Inventory, c *config.DriverConfig) *Kind {
 	return &Kind{
-		node: node, inventory: inventory, config: c, loggedUplinks: map[string]bool{}, duplicates: newDuplicates(),
-		lost: newLostAddresses(), hidden: newHiddenLinks(),
+		node: node, inventory: inventory, config: c, duplicates: newDuplicates(), lost: newLostAddresses(),
+		hidden: newHiddenLinks(),
 	}
 }
 
@@ -129,10 +127,12 @@ func (k *Kind) Refresh(ctx context.Context, shares []record.Share) (refreshed dr
 	k.rememberSpeeds(nics)
 	planned, problems := plan(nics, k.config)
 	grants := sumGrants(shares)
-	nameUniquely(planned, func(name string) bool {
+	isKnown := func(name string) bool {
 		_, granted := grants[name]
 		return granted || k.devices[name] != nil
-	})
+	}
+	nameUniquely(planned, isKnown)
+	problems = withoutExpected(problems, planned, func(name string) bool { return isKnown(name) || k.hasProblem(name) })
 	problems = append(problems, k.unmanage(k.unwanted(nics, planned, grants))...)
 	next := map[string]*device{}
 	for _, d := range planned {
@@ -161,9 +161,13 @@ func (k *Kind) Refresh(ctx context.Context, shares []record.Share) (refreshed dr
 	k.holdGateways(ctx, next, gatewaysOf(shares))
 	k.logTrials(ctx)
 	k.log(ctx, next, problems)
-	k.logUplinks(ctx, nics)
 	k.devices, k.problems = next, problems
 	return refreshed, nil
+}
+
+// hasProblem reports whether the last Refresh found a problem of a device. The caller holds k.mu.
+func (k *Kind) hasProblem(device string) bool {
+	return slices.ContainsFunc(k.problems, func(p problem) bool { return p.device == device })
 }
 
 // manage sets up enforcement on the NIC of a device, and sets what the device reports about it.
@@ -332,26 +336,6 @@ func (k *Kind) log(ctx context.Context, next map[string]*device, problems []prob
 		known := func(old problem) bool { return old.nic == p.nic && old.err.Error() == p.err.Error() }
 		if !slices.ContainsFunc(k.problems, known) {
 			logger.Error(p.err, "Cannot share NIC", "interface", p.nic)
-		}
-	}
-}
-
-// logUplinks logs the uplinks that are not shared because only a pattern names
-// them. It requires k.mu.
-func (k *Kind) logUplinks(ctx context.Context, nics []netdev.NIC) {
-	for _, n := range nics {
-		if k.loggedUplinks[n.Name] || !n.Uplink || k.config.NetworkOf(n.Name, true) != nil {
-			continue
-		}
-		if network := k.config.NetworkOf(n.Name, false); network != nil {
-			k.loggedUplinks[n.Name] = true
-			klog.FromContext(ctx).Info(
-				"Not sharing NIC that a default route of the node depends on: to share it, list its exact name in interfaces",
-				"interface",
-				n.Name,
-				"network",
-				network.Name,
-			)
 		}
 	}
 }

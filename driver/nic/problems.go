@@ -30,9 +30,31 @@ type problem struct {
 // a carrier. It does not affect readiness: another plugin could not share it either.
 var errNoCarrier = errors.New("the NIC has no carrier and reports no speed")
 
-// isFailure reports whether the NIC is configured, and the reason why it cannot be shared is not a
-// missing carrier.
-func (p problem) isFailure() bool { return p.device != "" && !errors.Is(p.err, errNoCarrier) }
+// uplinkError is the problem of a NIC that only a pattern of a network names, and that a default route of the node
+// depends on. It does not affect readiness: the network may be meant for nodes with further NICs.
+type uplinkError struct{ network, toShare string }
+
+func (e *uplinkError) Error() string {
+	return fmt.Sprintf("a default route of the node depends on the NIC, and patterns do not match such a NIC: "+
+		"to share it, list %s in interfaces of network %q", e.toShare, e.network)
+}
+
+// isFailure reports whether the NIC is configured, and the reason why it cannot be shared affects readiness.
+func (p problem) isFailure() bool {
+	return p.device != "" && !errors.Is(p.err, errNoCarrier) && !p.isUplink()
+}
+
+func (p problem) isUplink() bool { return errors.As(p.err, new(*uplinkError)) }
+
+// withoutExpected returns the problems without those of uplinks whose network has other NICs on the node: the
+// pattern serves its purpose. It keeps those of NICs that are known, because they are or were shared.
+func withoutExpected(problems []problem, planned []*device, isKnown func(device string) bool) []problem {
+	return slices.DeleteFunc(problems, func(p problem) bool {
+		var uplink *uplinkError
+		return errors.As(p.err, &uplink) && !isKnown(p.device) &&
+			slices.ContainsFunc(planned, func(d *device) bool { return d.network.Name == uplink.network })
+	})
+}
 
 // withRemedy adds a remedy by chart values to an error of package netdev, which does not know the
 // chart.
@@ -160,7 +182,7 @@ func (k *Kind) servingError(s survey, published resourceapi.Device) error {
 	for _, p := range s.problems {
 		switch {
 		case p.device != published.Name:
-		case p.isFailure():
+		case p.isFailure(), p.isUplink():
 			return fmt.Errorf("NIC %s, which the running plugin shares, cannot be shared: %w", p.nic, p.err)
 		default:
 			return nil

@@ -202,9 +202,18 @@ func TestForwardedByNode_refusesAddressOfNICFromShare(t *testing.T) {
 }
 
 // A program of the cluster network that redirects the frames of pods to the NIC, as Cilium does, is
-// not refused: such frames keep their socket, and have no route.
+// not refused on a NIC that forwards for the cluster network: such frames keep their socket, and have no route. On
+// other NICs, they look like the frames of a bridge with the NIC's address in a pod.
 func TestForwardedByNode_permitsRedirectedFrames(t *testing.T) {
-	needRoutes(t)
+	for name, rate := range map[string]uint64{"with forwarded": forwarded, "without": 0} {
+		t.Run(name, func(t *testing.T) {
+			needRoutes(t)
+			testRedirectedFrames(t, rate)
+		})
+	}
+}
+
+func testRedirectedFrames(t *testing.T, forwarded uint64) {
 	config := enforced()
 	config.Forwarded = forwarded
 	e, _ := newUplinkEnv(t, config)
@@ -241,8 +250,11 @@ func TestForwardedByNode_permitsRedirectedFrames(t *testing.T) {
 	}
 	wire := listen(t, e.wire, "wire")
 	sendRaw(share.Namespace, "eth0", append(classify.EtherTo(e.wireMAC(), e.nic.MAC, 0x88b5), marker(1)...))
-	if !wire.saw(marker(1), time.Second) {
-		t.Error("a frame that a program of the node redirected to the NIC did not arrive")
+	if got, want := wire.saw(marker(1), time.Second), forwarded > 0; got != want {
+		t.Errorf("a frame that a program of the node redirected to the NIC arrived: %t, want %t", got, want)
+	}
+	if forwarded == 0 && e.refusals(share).Dropped["SourceMAC"] == 0 {
+		t.Error("the frame was not counted as refused")
 	}
 }
 

@@ -84,6 +84,15 @@ func MountSysfs(t testing.TB) string {
 	return dir
 }
 
+// VRF creates a VRF with a link of the test's own namespace in it.
+func VRF(t testing.TB, name, link string) {
+	t.Helper()
+	vrf := addLink(t, &netlink.Vrf{LinkAttrs: attrsOf(name, 0), Table: 100}, "vrf")
+	if err := netlink.LinkSetMaster(linkByName(t, link), vrf); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // SetDown sets a link of the test's own namespace down.
 func SetDown(t testing.TB, name string) {
 	t.Helper()
