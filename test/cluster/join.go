@@ -53,6 +53,7 @@ func (c *cluster) join(name, out string) error {
 	}
 	kubelet := kubeletConfig(joinedConfig, name, criRuntimes[build.Containerd].socket, index)
 	kubelet["cgroupDriver"] = "systemd"
+	kubelet["seccompDefault"] = true // as on Talos; the driver's plugin has the runtime's profile, too, then
 	containerd := fmt.Sprintf(containerdConfig,
 		joinedBinaries, joinedConfig+"/cni-conf", joinedBinaries+"/runc", joinedLines, true)
 	files := map[string]string{
