@@ -4,6 +4,7 @@
 package trial
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -14,17 +15,56 @@ import (
 // discard is the port of a service that ignores what it receives.
 const discard = 9
 
-// send sends a datagram through a link, to multicast addresses that are reserved
+// experimental is an EtherType for experiments (IEEE Std 802). The node ignores frames that have it.
+const experimental = 0x88b5
+
+// ErrFiltered is wrapped by the error of a trial whose datagrams the node drops before they reach a link.
+var ErrFiltered = errors.New("a firewall of the node drops what the node sends through " + nicName + " and " +
+	peerName + ": permit output through links whose names start with " + linkPrefix)
+
+// send sends a frame through a link with a socket of this namespace: a datagram or, if the node sends none,
+// a frame of a packet socket, which firewalls do not see, and which needs CAP_NET_RAW. Both show
+// whether the programs know the sender: the kernel gives a frame the socket that sends it, of whatever kind,
+// and the programs read the namespace, which every kind of socket has at the same place.
+func send(link int) error {
+	datagramErr := sendDatagrams(link)
+	if datagramErr == nil {
+		return nil
+	}
+	if err := sendFrame(link); err != nil {
+		return errors.Join(fmt.Errorf("send with a packet socket, which needs CAP_NET_RAW: %w", err), datagramErr)
+	}
+	return nil
+}
+
+// sendDatagrams sends datagrams through a link, to multicast addresses that are reserved
 // for experiments (RFC 3692, RFC 4727). It needs no address, route, or
 // capability. It tries IPv4 and IPv6, because a node may have only one of them,
 // and returns an error if neither was sent.
-func send(link int) error {
+func sendDatagrams(link int) error {
 	err4 := sendIPv4(link)
 	err6 := sendIPv6(link)
 	if err4 == nil || err6 == nil {
 		return nil
 	}
-	return errors.Join(fmt.Errorf("send over IPv4: %w", err4), fmt.Errorf("send over IPv6: %w", err6))
+	err := errors.Join(fmt.Errorf("send over IPv4: %w", err4), fmt.Errorf("send over IPv6: %w", err6))
+	if errors.Is(err, unix.EPERM) { // from netfilter, or a BPF program of a cgroup
+		return fmt.Errorf("%w: %w", err, ErrFiltered)
+	}
+	return err
+}
+
+// sendFrame sends a frame to all receivers on a link.
+func sendFrame(link int) error {
+	to := &unix.SockaddrLinklayer{
+		Ifindex: link, Protocol: networkOrder(experimental), Halen: 6, Addr: [8]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff},
+	}
+	return sendDatagram(unix.AF_PACKET, to, func(int) error { return nil })
+}
+
+// networkOrder returns a number as the kernel expects it in the address of a packet socket.
+func networkOrder(n uint16) uint16 {
+	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, n))
 }
 
 func sendIPv4(link int) error {

@@ -153,6 +153,8 @@ type trial struct {
 	peer   int
 	ifb    int
 	trees  shape.Trees // of the first link and the IFB device
+	// filtered reports whether the trial has waited for a frame in vain because the node drops datagrams.
+	filtered bool
 }
 
 // rates are more than the frames of a trial need.
@@ -256,7 +258,8 @@ func (t *trial) tryRoutes(c *classify.Classifier) error {
 	if err != nil {
 		return err
 	}
-	if err := t.arrives(t.nic, t.sentBy(shape.ForwardedMinor)); err != nil {
+	route := func() error { return sendDatagrams(t.nic) } // the frames of packet sockets have no route
+	if err := t.increases(route, t.sentBy(shape.ForwardedMinor)); err != nil {
 		return fmt.Errorf("a frame with a route did not select the class of forwarded frames: %w", err)
 	}
 	return nil
@@ -282,7 +285,7 @@ func (t *trial) tryARP(c *classify.Classifier) error {
 		}
 		return own, err
 	}
-	if err := increases(ask, recorded); err != nil {
+	if err := t.increases(ask, recorded); err != nil {
 		return fmt.Errorf("the sender of ARP was not recorded: %w", err)
 	}
 	return nil
@@ -319,16 +322,17 @@ const (
 
 // arrives sends frames through a link until count increases.
 func (t *trial) arrives(link int, count func() (uint64, error)) error {
-	return increases(func() error { return send(link) }, count)
+	return t.increases(func() error { return send(link) }, count)
 }
 
-// increases repeats an action until count increases.
-func increases(action func() error, count func() (uint64, error)) error {
+// increases repeats an action until count increases. If the node drops datagrams, only the first call
+// of a trial waits: the addresses of IPv6 are usable afterwards.
+func (t *trial) increases(action func() error, count func() (uint64, error)) error {
 	before, err := count()
 	if err != nil {
 		return err
 	}
-	expired, again := time.After(patience), time.NewTicker(interval)
+	start, again := time.Now(), time.NewTicker(interval)
 	defer again.Stop()
 	for {
 		actionErr := action()
@@ -339,10 +343,11 @@ func increases(action func() error, count func() (uint64, error)) error {
 		case after > before:
 			return nil
 		}
-		select {
-		case <-expired:
-			return errors.Join(fmt.Errorf("no frame in %s", patience), actionErr)
-		case <-again.C:
+		filtered, waited := errors.Is(actionErr, ErrFiltered), time.Since(start)
+		if waited >= patience || filtered && t.filtered {
+			t.filtered = filtered
+			return errors.Join(fmt.Errorf("no frame in %s", waited.Round(time.Millisecond)), actionErr)
 		}
+		<-again.C
 	}
 }

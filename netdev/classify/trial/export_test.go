@@ -1,0 +1,7 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package trial
+
+// Patience is how long a trial waits for a frame.
+const Patience = patience
