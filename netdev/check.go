@@ -36,8 +36,17 @@ func (n *Node) Check(c NICConfig) error {
 	return classifier.Close()
 }
 
+// RetryTrials makes the next Manage or Check with Enforce try the classifier's keys again if none has passed.
+// Until then, they return the error of the last trial: it can take seconds, which a caller that manages many
+// NICs would otherwise spend on each. Call it before a pass over the NICs.
+func (n *Node) RetryTrials() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.trialErr = nil
+}
+
 // strongest returns the result for the strongest of the classifier's keys that passes its
-// trials, which it repeats until one does. The caller holds n.mu.
+// trials, which it repeats after RetryTrials until one does. The caller holds n.mu.
 func (n *Node) strongest() (r trial.Result, err error) {
 	if err := bpffs.Check(n.bpffs); err != nil {
 		return r, err
@@ -47,6 +56,15 @@ func (n *Node) strongest() (r trial.Result, err error) {
 			return r, nil
 		}
 	}
+	if n.trialErr == nil {
+		r, n.trialErr = n.runTrials()
+	}
+	return r, n.trialErr
+}
+
+// runTrials tries the classifier's keys, and returns the result for the strongest that passes. The caller
+// holds n.mu.
+func (n *Node) runTrials() (r trial.Result, err error) {
 	results, err := trial.Run(n.bpffs, n.failpoints, n.keys...)
 	if err != nil {
 		return r, err

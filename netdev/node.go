@@ -41,6 +41,7 @@ type Node struct {
 	mu         sync.Mutex
 	classifier *classify.Classifier // nil until Manage gets the first NIC to enforce
 	trials     []trial.Result       // of the keys that the Node may use
+	trialErr   error                // why none has passed since RetryTrials; nil before the next trial
 	steering   *steering            // nil before the first NIC with QueuePerShare
 	seesRoutes bool                 // whether the classifier recognizes frames by their route
 	managed    map[int]managedNIC   // by interface index
@@ -261,9 +262,9 @@ func (n *Node) Trials() []trial.Result {
 // earlier process set them up.
 //
 // Manage is idempotent; call it repeatedly to repair what other programs have
-// changed. It reports whether it changed anything. If it did, classes and
-// classifier entries of shares on the NIC may be missing: call Restore for each
-// attachment.
+// changed. It repeats trials that have failed only after RetryTrials. It reports
+// whether it changed anything. If it did, classes and classifier entries of shares
+// on the NIC may be missing: call Restore for each attachment.
 func (n *Node) Manage(c NICConfig) (changed bool, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -134,6 +134,7 @@ func (k *Kind) Refresh(ctx context.Context, shares []record.Share) (refreshed dr
 	nameUniquely(planned, isKnown)
 	problems = withoutExpected(problems, planned, func(name string) bool { return isKnown(name) || k.hasProblem(name) })
 	problems = append(problems, k.unmanage(k.unwanted(nics, planned, grants))...)
+	k.node.RetryTrials()
 	next := map[string]*device{}
 	for _, d := range planned {
 		old := k.devices[d.name]

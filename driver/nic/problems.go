@@ -139,6 +139,7 @@ func (k *Kind) CheckTakeover(_ context.Context, published []resourceapi.Device) 
 	var s survey
 	planned, problems := plan(nics, k.config)
 	s.problems = problems
+	k.node.RetryTrials()
 	for _, d := range planned {
 		if err := k.node.Check(d.nicConfig()); err != nil {
 			s.problems = append(s.problems, problem{d.nic.Name, d.name, withRemedy(err)})
