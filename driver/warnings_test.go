@@ -6,6 +6,7 @@ package driver
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -77,5 +78,17 @@ func TestWarnings_update(t *testing.T) {
 		if diff := cmp.Diff(step.want, got); diff != "" {
 			t.Errorf("step %d: events (-want +got):\n%s", i, diff)
 		}
+	}
+}
+
+// The cause of a problem can be long, and what to do is at the end of the message.
+func TestWarnings_longMessageKeepsRemedy(t *testing.T) {
+	const start, remedy = "cannot share nic0: ", ": set plugin.perfmon in the chart's values"
+	recorder := events.NewFakeRecorder(1)
+	w := newWarnings(recorder, "node")
+	w.warn("DeviceUnusable", "nic0", start+strings.Repeat("the kernel refuses the program\n", 100)+remedy)
+	got, found := strings.CutPrefix(<-recorder.Events, "Warning DeviceUnusable ")
+	if !found || !strings.HasPrefix(got, start) || !strings.HasSuffix(got, remedy) || len(got) > maxNote {
+		t.Errorf("got the event %q, want at most %d bytes that start with %q and end with %q", got, maxNote, start, remedy)
 	}
 }

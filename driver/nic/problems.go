@@ -63,9 +63,12 @@ func withRemedy(err error) error {
 	switch {
 	case errors.Is(err, bpffs.ErrNotMounted):
 		return fmt.Errorf("%w: mount one on /sys/fs/bpf of the node, or set plugin.mountBPFFS in the chart's values", err)
+	case errors.Is(err, classify.ErrDenied): // before ErrNoPerfmon, which does not matter without bpf(2)
+		return fmt.Errorf("%w: the plugin needs CAP_BPF, outside of a user namespace (rootless nodes, unprivileged LXC); "+
+			"where SELinux enforces, set plugin.seLinuxOptions={type: spc_t} in the chart's values", err)
 	case errors.Is(err, classify.ErrNoPerfmon):
 		return fmt.Errorf("%w: set plugin.perfmon in the chart's values", err)
-	case errors.As(err, &path) && errors.Is(err, fs.ErrPermission): // an error of bpf(2) has no path
+	case errors.As(err, &path) && errors.Is(err, fs.ErrPermission):
 		return fmt.Errorf("%w: does a security module of the node deny it? See plugin.appArmorProfile and "+
 			"plugin.seLinuxOptions in the chart's values", err)
 	default:

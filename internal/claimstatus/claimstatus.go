@@ -49,14 +49,16 @@ func NewEntry(result resourceapi.DeviceRequestAllocationResult, data *runtime.Ra
 	return entry
 }
 
-// Truncate shortens text to at most length bytes of valid UTF-8 and marks the
-// omission with three dots.
+// Truncate shortens text to at most length bytes of valid UTF-8. It replaces the middle by three dots,
+// because messages start with what happened, and end with what to do.
 func Truncate(text string, length int) string {
 	if len(text) <= length {
 		return text
 	}
 	const omission = "..."
-	return strings.ToValidUTF8(text[:length-len(omission)], "") + omission
+	kept := length - len(omission)
+	start, end := text[:kept/2], text[len(text)-(kept-kept/2):]
+	return strings.ToValidUTF8(start, "") + omission + strings.ToValidUTF8(end, "")
 }
 
 // Apply writes the entries to the status of claim as fieldManager. claim is the caller's last

@@ -261,8 +261,8 @@ func TestTruncate(t *testing.T) {
 	for _, tc := range []struct{ text, want string }{
 		{"short", "short"},
 		{"exactly 10", "exactly 10"},
-		{"more than ten", "more th..."},
-		{"äöüäöü", "äöü..."}, // the cut is inside a character
+		{"more than ten", "mor... ten"},
+		{"äöüäöü", "ä...öü"}, // the cut is inside a character
 	} {
 		if got := Truncate(tc.text, 10); got != tc.want || !utf8.ValidString(got) {
 			t.Errorf("Truncate(%q, 10) = %q, want %q", tc.text, got, tc.want)

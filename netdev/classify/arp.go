@@ -47,7 +47,7 @@ func (c *Classifier) TraceARP() error {
 		MapReplacements: map[string]*ebpf.Map{arpMap: c.maps.DraSharedArpSenders},
 	})
 	if err != nil {
-		return fmt.Errorf("load the program that traces ARP: %w", err)
+		return fmt.Errorf("load the program that traces ARP: %w", withoutHint(err))
 	}
 	defer loaded.Close()
 	traced, err := link.AttachTracing(link.TracingOptions{Program: loaded.Programs[arpProgram]})

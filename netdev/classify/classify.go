@@ -33,9 +33,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
-	"github.com/dra-shared/dra-driver-shared/internal/capability"
 	"github.com/dra-shared/dra-driver-shared/internal/failpoint"
 )
 
@@ -264,26 +262,6 @@ func (c *Classifier) load(pins string, pair programPair) error {
 	c.egress, c.ingress = loaded.DetachProgram(pair.egress), loaded.DetachProgram(ingress)
 	c.hairpin = loaded.DetachProgram(hairpinProgram)
 	return nil
-}
-
-// ErrNoPerfmon is wrapped by the error of loading programs that need a capability which the process lacks.
-var ErrNoPerfmon = errors.New("the process does not have CAP_PERFMON")
-
-// describeLoadError adds the requirements of KeySocketCookie to its error.
-func describeLoadError(err error, key Key) error {
-	if key != KeySocketCookie {
-		return err
-	}
-	perfmon, capabilityErr := capability.Has(unix.CAP_PERFMON)
-	admin, adminErr := capability.Has(unix.CAP_SYS_ADMIN) // includes CAP_PERFMON
-	switch {
-	case capabilityErr != nil || adminErr != nil:
-		return err
-	case !perfmon && !admin:
-		return fmt.Errorf("%w: %w", err, ErrNoPerfmon)
-	default:
-		return fmt.Errorf("%w: does the kernel have BTF, and is its lockdown mode below confidentiality?", err)
-	}
 }
 
 // Close closes the programs and maps in this process. Attached programs and

@@ -32,3 +32,6 @@ func InLockdown() bool {
 
 // SteerPriority is the priority of the filter that steers frames to queues.
 const SteerPriority = steerPriority
+
+// DescribeLoadError adds what the process or the kernel lacks to an error of loading programs.
+var DescribeLoadError = describeLoadError

@@ -1,0 +1,37 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nic
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/dra-shared/dra-driver-shared/internal/claimstatus"
+	"github.com/dra-shared/dra-driver-shared/netdev/classify"
+	"github.com/dra-shared/dra-driver-shared/netdev/classify/trial"
+)
+
+// Where bpf() is denied, all keys fail, and also the one whose program needs CAP_PERFMON. The remedy is that of
+// the key that needs least.
+func TestWithRemedy_bpfDenied(t *testing.T) {
+	denied := fmt.Errorf("load classifier: map create: operation not permitted: %w", classify.ErrDenied)
+	_, err := trial.Strongest([]trial.Result{
+		{Key: classify.KeyCookie, Err: denied},
+		{Key: classify.KeySocketCookie, Err: fmt.Errorf("load classifier: %w", classify.ErrNoPerfmon)},
+		{Key: classify.KeyMAC, Err: denied},
+	})
+	got := withRemedy(err)
+	if !errors.Is(got, err) {
+		t.Errorf("withRemedy returned %v, want an error that wraps %v", got, err)
+	}
+	for _, text := range []string{got.Error(), claimstatus.Truncate(got.Error(), 512)} {
+		for _, want := range []string{"CAP_BPF", "plugin.seLinuxOptions={type: spc_t}", "user namespace"} {
+			if !strings.Contains(text, want) {
+				t.Errorf("withRemedy returned %q, want a text that contains %q", text, want)
+			}
+		}
+	}
+}
