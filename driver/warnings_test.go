@@ -83,7 +83,7 @@ func TestWarnings_update(t *testing.T) {
 
 // The cause of a problem can be long, and what to do is at the end of the message.
 func TestWarnings_longMessageKeepsRemedy(t *testing.T) {
-	const start, remedy = "cannot share nic0: ", ": set plugin.perfmon in the chart's values"
+	const start, remedy = "cannot share nic0: ", ": set plugin.perfmon=true in the chart's values"
 	recorder := events.NewFakeRecorder(1)
 	w := newWarnings(recorder, "node")
 	w.warn("DeviceUnusable", "nic0", start+strings.Repeat("the kernel refuses the program\n", 100)+remedy)

@@ -94,7 +94,7 @@ func (k *Kind) logTrials(ctx context.Context) {
 }
 
 // missingCookie describes the risk if the node identifies senders by MAC address alone,
-// and why identification by the cookie of the network namespace failed.
+// why identification by the cookie of the network namespace failed, and what to do.
 func missingCookie(results []trial.Result) string {
 	message := "this node identifies senders by address only: a pod with CAP_NET_RAW can send as another pod and exceed " +
 		"its grant"
@@ -106,7 +106,7 @@ func missingCookie(results []trial.Result) string {
 	}
 	if last.Err != nil {
 		// Joined errors are on separate lines.
-		cause := strings.ReplaceAll(last.Err.Error(), "\n", "; ")
+		cause := strings.ReplaceAll(withRemedy(last.Err).Error(), "\n", "; ")
 		message += fmt.Sprintf("; identifying them by %s failed: %s", last.Key, cause)
 	}
 	return message

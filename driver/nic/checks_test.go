@@ -5,6 +5,7 @@ package nic
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"testing"
 
@@ -32,6 +33,15 @@ func TestMissingCookie_namesTheRemedy(t *testing.T) {
 				{Key: classify.KeyMAC},
 			},
 			want: held + "; identifying them by NetnsCookieOfSocket failed: refused; denied",
+		},
+		"the plugin does not have CAP_PERFMON": {
+			results: []trial.Result{
+				{Key: classify.KeyCookie, Err: errors.New("unknown func")},
+				{Key: classify.KeySocketCookie, Err: fmt.Errorf("refused: %w", classify.ErrNoPerfmon)},
+				{Key: classify.KeyMAC},
+			},
+			want: held + "; identifying them by NetnsCookieOfSocket failed: refused: the process does not have CAP_PERFMON: " +
+				"set plugin.perfmon=true in the chart's values",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

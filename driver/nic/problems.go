@@ -67,7 +67,7 @@ func withRemedy(err error) error {
 		return fmt.Errorf("%w: the plugin needs CAP_BPF, outside of a user namespace (rootless nodes, unprivileged LXC); "+
 			"where SELinux enforces, set plugin.seLinuxOptions={type: spc_t} in the chart's values", err)
 	case errors.Is(err, classify.ErrNoPerfmon):
-		return fmt.Errorf("%w: set plugin.perfmon in the chart's values", err)
+		return fmt.Errorf("%w: set plugin.perfmon=true in the chart's values", err)
 	case errors.As(err, &path) && errors.Is(err, fs.ErrPermission):
 		return fmt.Errorf("%w: does a security module of the node deny it? See plugin.appArmorProfile and "+
 			"plugin.seLinuxOptions in the chart's values", err)
