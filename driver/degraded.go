@@ -24,3 +24,9 @@ func (d *Driver) recovered(condition string) {
 		d.metrics.degraded.WithLabelValues(condition).Set(0)
 	}
 }
+
+// isDegraded reports whether a condition was reported and has not ended.
+func (d *Driver) isDegraded(condition string) bool {
+	_, degraded := d.degradedLogged.Load(condition)
+	return degraded
+}

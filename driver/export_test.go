@@ -47,3 +47,6 @@ func (d *Driver) ReportStatus(ctx context.Context, uid types.UID) error {
 	_, err := d.status.report(ctx, uid)
 	return err
 }
+
+// RefreshDevices makes the driver refresh and publish the devices, as an event of the kernel does.
+func (d *Driver) RefreshDevices() { d.requestRefresh() }

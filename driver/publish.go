@@ -40,7 +40,9 @@ func (d *Driver) requestRefresh() {
 func (d *Driver) publish(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	for {
-		if err := d.helper.PublishResources(ctx, d.resources()); err != nil && ctx.Err() == nil {
+		resources := d.resources()
+		d.recheckDroppedFields(ctx, resources)
+		if err := d.helper.PublishResources(ctx, resources); err != nil && ctx.Err() == nil {
 			logger.Error(err, "Failed to publish ResourceSlices")
 		}
 		if !d.awaitRefresh(ctx) {
@@ -144,6 +146,34 @@ func (d *Driver) reportDroppedFields(ctx context.Context, err error) bool {
 		"the API server dropped fields of the ResourceSlices, because the feature gates %s are off: %s",
 		strings.Join(features, ", "), consequence))
 	return true
+}
+
+// recheckTimeout limits how long recheckDroppedFields delays the next refresh of the devices.
+const recheckTimeout = 5 * time.Second
+
+// recheckDroppedFields reports that the API server no longer drops fields of the ResourceSlices. While it
+// does, each call of PublishResources writes the fields again, and the helper reports only failures.
+func (d *Driver) recheckDroppedFields(ctx context.Context, want resourceslice.DriverResources) {
+	if !d.isDegraded(params.DegradedFeaturesDisabled) {
+		return
+	}
+	limited, cancel := context.WithTimeout(ctx, recheckTimeout)
+	defer cancel()
+	published, err := d.publishedDevices(limited)
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Failed to check whether the API server still drops fields; retrying")
+		return
+	}
+	var devices []resourceapi.Device
+	for _, s := range want.Pools[d.options.NodeName].Slices {
+		devices = append(devices, s.Devices...)
+	}
+	if !resourceslice.DevicesDeepEqual(published, devices) {
+		return
+	}
+	d.recovered(params.DegradedFeaturesDisabled)
+	d.warnings.end(params.EventReasonFeaturesDisabled, "", params.EventReasonFeaturesEnabled,
+		"the API server now stores all fields of the ResourceSlices")
 }
 
 // describeDisabled describes the features that do not work while feature gates are off, and the remedy.

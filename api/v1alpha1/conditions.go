@@ -182,6 +182,9 @@ const (
 	// EventReasonFeaturesDisabled (Warning, on the node) means that the API server dropped
 	// fields of the ResourceSlices, because feature gates of the cluster are off.
 	EventReasonFeaturesDisabled = DegradedFeaturesDisabled
+	// EventReasonFeaturesEnabled (Normal, on the node) means that the API server stores all
+	// fields of the ResourceSlices after it dropped some.
+	EventReasonFeaturesEnabled = "FeaturesEnabled"
 	// EventReasonHandoverRefused (Warning, on the node) means that a new plugin does not take over
 	// from the running one, because it cannot serve all devices that the running one serves.
 	EventReasonHandoverRefused = "HandoverRefused"

@@ -9,7 +9,7 @@ const (
 	// DegradedDevicesNotWatched means that the plugin notices added and removed devices late.
 	DegradedDevicesNotWatched = "DevicesNotWatched"
 	// DegradedFeaturesDisabled means that the API server dropped fields of the ResourceSlices,
-	// because feature gates of the cluster are off. It lasts until the plugin restarts.
+	// because feature gates of the cluster are off.
 	DegradedFeaturesDisabled = "FeaturesDisabled"
 	// DegradedHookNotWatched means that the plugin installs a removed hook again late.
 	DegradedHookNotWatched = "HookNotWatched"

@@ -578,10 +578,10 @@ func (s *suite) plugin(ts *testscript.TestScript, neg bool, args []string) {
 		"-l", "app.kubernetes.io/component=plugin", "-o", "name"})
 }
 
-// gates default|all: restarts the cluster's components with these feature gates.
+// gates default|all|capacity: restarts the cluster's components with these feature gates.
 func (s *suite) gates(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 1 {
-		ts.Fatalf("usage: gates default|all")
+		ts.Fatalf("usage: gates default|all|capacity")
 	}
 	ts.Check(s.cluster.SetGates(context.Background(), args[0]))
 	s.until(ts, false, []string{"ok", "kubectl", "-n", "default", "get", "--raw", "/readyz"})
