@@ -50,3 +50,6 @@ func (d *Driver) ReportStatus(ctx context.Context, uid types.UID) error {
 
 // RefreshDevices makes the driver refresh and publish the devices, as an event of the kernel does.
 func (d *Driver) RefreshDevices() { d.requestRefresh() }
+
+// EnsureHook checks the hook, as the driver does from time to time, and installs it if necessary.
+func (d *Driver) EnsureHook(ctx context.Context) (installed bool) { return d.ensureHook(ctx) }

@@ -39,6 +39,8 @@ func (d *Driver) checkHook() error {
 func (d *Driver) ensureHook(ctx context.Context) (installed bool) {
 	found := d.checkHook()
 	if found == nil {
+		// An earlier attempt, or another program, has ended the problem.
+		d.warnings.end(params.EventReasonHookMissing, "", params.EventReasonHookInstalled, "the hook is installed")
 		return false
 	}
 	logger := klog.FromContext(ctx)

@@ -51,7 +51,7 @@ func (d *Driver) takeOver(ctx context.Context) error {
 	for interval := takeoverInterval; ; {
 		err := d.tryTakeOver(ctx)
 		if err == nil {
-			d.waiting.Store(nil)
+			d.endWaiting()
 			return nil
 		}
 		d.handover.abandon()
@@ -138,6 +138,13 @@ func (d *Driver) reportWaiting(ctx context.Context, wait *waitError) {
 		klog.FromContext(ctx).Error(err, "Not serving yet; retrying")
 	}
 	d.warnings.warn(wait.event, "", err.Error())
+}
+
+// endWaiting reports that this plugin no longer waits. The event that ends HookMissing follows from ensureHook.
+func (d *Driver) endWaiting() {
+	d.waiting.Store(nil)
+	d.warnings.end(params.EventReasonHandoverRefused, "", params.EventReasonHandoverCompleted,
+		"the plugin that waited has taken over")
 }
 
 // publishedDevices returns the devices in the ResourceSlices of the node.

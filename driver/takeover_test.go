@@ -136,8 +136,59 @@ func TestTakeover_newPluginServesLess(t *testing.T) {
 			if err := <-s.started; err != nil {
 				t.Fatal(err)
 			}
+			s.wantEvent("Normal HandoverCompleted")
 		})
 	}
+}
+
+// A file is in place of the hook's directory until the new plugin has reported that.
+func TestTakeover_hookCannotBeInstalledAtFirst(t *testing.T) {
+	p := newPlugin(t)
+	p.options.Installation = p.installation()
+	dir := filepath.Dir(p.options.Installation.Path())
+	if err := os.WriteFile(dir, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := p.succeed("["+network+"interfaces: [nic0]}]", nil)
+	s.wantEvent("Warning HookMissing")
+	if err := os.Remove(dir); err != nil {
+		t.Fatal(err)
+	}
+	p.stop() // the new plugin tries again
+	if err := <-s.started; err != nil {
+		t.Fatal(err)
+	}
+	s.wantEvent("Normal HookInstalled")
+}
+
+// The directory of the hook cannot be used for a while, and then has the hook as before.
+func TestHook_missingForAWhile(t *testing.T) {
+	p := newPlugin(t)
+	p.stop()
+	recorder := events.NewFakeRecorder(100)
+	p.options.Installation, p.options.Events = p.installation(), recorder
+	p.start()
+	dir := filepath.Dir(p.options.Installation.Path())
+	file := dir + ".file"
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	exchange := func() {
+		t.Helper()
+		if err := unix.Renameat2(unix.AT_FDCWD, file, unix.AT_FDCWD, dir, unix.RENAME_EXCHANGE); err != nil {
+			t.Fatal(err)
+		}
+	}
+	exchange()
+	if p.EnsureHook(t.Context()) {
+		t.Error("the plugin installed the hook in a file")
+	}
+	wantEvent(t, recorder, "Warning HookMissing")
+	exchange()
+	if p.EnsureHook(t.Context()) {
+		t.Error("the plugin installed a hook that was present")
+	}
+	wantEvent(t, recorder, "Normal HookInstalled")
 }
 
 // uselessKind passes the check before it changes the node, and not the one afterwards.

@@ -188,10 +188,14 @@ const (
 	// EventReasonHandoverRefused (Warning, on the node) means that a new plugin does not take over
 	// from the running one, because it cannot serve all devices that the running one serves.
 	EventReasonHandoverRefused = "HandoverRefused"
+	// EventReasonHandoverCompleted (Normal, on the node) means that the new plugin has taken over
+	// after EventReasonHandoverRefused.
+	EventReasonHandoverCompleted = "HandoverCompleted"
 	// EventReasonHookMissing (Warning, on the node) means that the hook is missing
 	// or cannot run, so that containers with shares do not start.
 	EventReasonHookMissing = "HookMissing"
-	// EventReasonHookInstalled (Normal, on the node) means that the hook is installed again.
+	// EventReasonHookInstalled (Normal, on the node) means that the hook, which was missing, is
+	// installed and can run.
 	EventReasonHookInstalled = "HookInstalled"
 )
 
