@@ -6,12 +6,16 @@ package attach
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
+
+// ownMounts has the mounts of this process.
+const ownMounts = "/proc/self/mountinfo"
 
 // checkMount returns an error if the kernel refuses to execute files in dir, here or, if nodeMounts
 // is not empty, on the node. nodeMounts is a file in the format of /proc/PID/mountinfo. The mount
@@ -27,11 +31,11 @@ func checkMount(dir, nodeMounts string) error {
 		if nodeMounts == "" {
 			return nil
 		}
-		mount, err := mountOf(nodeMounts, dir)
+		mount, err := nodeMountOf(nodeMounts, dir)
 		if err != nil {
 			return fmt.Errorf("check the mount options of %s on the node: %w", dir, err)
 		}
-		if mount == nil || !slices.Contains(strings.Split(mount.Options, ","), "noexec") {
+		if mount == nil || !isNoexec(mount) {
 			return nil
 		}
 		mountPoint = mount.Mountpoint
@@ -40,22 +44,102 @@ func checkMount(dir, nodeMounts string) error {
 		"choose another directory (--hook-dir, plugin.hookDir in the chart's values)", dir, mountPoint)
 }
 
-// mountOf returns the mount that a directory is on, or nil if none of the file's mounts
-// contains it.
-func mountOf(nodeMounts, dir string) (found *mountinfo.Info, err error) {
-	file, err := os.Open(nodeMounts)
+func isNoexec(m *mountinfo.Info) bool {
+	return slices.Contains(strings.Split(m.Options, ","), "noexec")
+}
+
+// nodeMountOf returns the mount of the node that a directory is on, or nil if none of the file's mounts
+// contains it. On the node, the path of the directory may contain symbolic links, which this process
+// cannot read: the runtime has resolved them before it mounted the directory here. So the file system of
+// the directory and its path there decide, which are the same for all processes.
+func nodeMountOf(nodeMounts, dir string) (*mountinfo.Info, error) {
+	p, err := placeOf(dir)
+	if err != nil {
+		return nil, err
+	}
+	mounts, err := readMounts(nodeMounts, func(m *mountinfo.Info) bool {
+		return contains(m.Mountpoint, dir) || p.pathBelow(m) != ""
+	})
+	if err != nil {
+		return nil, err
+	}
+	byPath := topmost(mounts, dir)
+	if byPath != nil && p.pathBelow(byPath) == dir {
+		return byPath, nil // without symbolic links
+	}
+	if found := p.mountAmong(mounts); found != nil {
+		return found, nil
+	}
+	return byPath, nil
+}
+
+// place is a directory: a device number, and the path on the file system of that device.
+type place struct {
+	major, minor int
+	path         string
+}
+
+// placeOf returns the place of a directory; the zero value if the mounts of this process do not have it.
+func placeOf(dir string) (place, error) {
+	resolved, err := filepath.EvalSymlinks(dir)
+	if err != nil {
+		return place{}, err
+	}
+	mounts, err := readMounts(ownMounts, func(m *mountinfo.Info) bool { return contains(m.Mountpoint, resolved) })
+	if err != nil {
+		return place{}, err
+	}
+	own := topmost(mounts, resolved)
+	if own == nil {
+		return place{}, nil
+	}
+	return place{own.Major, own.Minor, move(resolved, own.Mountpoint, own.Root)}, nil
+}
+
+// pathBelow returns the path of p below the mount point of m; "" if m does not contain p.
+func (p place) pathBelow(m *mountinfo.Info) string {
+	if m.Major != p.major || m.Minor != p.minor || !contains(m.Root, p.path) {
+		return ""
+	}
+	return move(p.path, m.Root, m.Mountpoint)
+}
+
+// mountAmong returns the mount that has p, or nil if none has it. If the node has p at several paths, one from
+// which files can be executed wins: with a wrong error, the plugin would never serve.
+func (p place) mountAmong(mounts []*mountinfo.Info) (found *mountinfo.Info) {
+	for _, m := range mounts {
+		path := p.pathBelow(m)
+		if path != "" && topmost(mounts, path) == m && (found == nil || isNoexec(found)) {
+			found = m
+		}
+	}
+	return found
+}
+
+// contains reports whether path is dir, or below it.
+func contains(dir, path string) bool {
+	return path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/")
+}
+
+// move returns what path, which is below the directory from, is below the directory to.
+func move(path, from, to string) string { return filepath.Join(to, strings.TrimPrefix(path, from)) }
+
+// topmost returns the mount that has a path; nil if none of the mounts contains it.
+func topmost(mounts []*mountinfo.Info, path string) (found *mountinfo.Info) {
+	for _, m := range mounts { // a later mount covers an earlier one on the same directory
+		if contains(m.Mountpoint, path) && (found == nil || len(m.Mountpoint) >= len(found.Mountpoint)) {
+			found = m
+		}
+	}
+	return found
+}
+
+// readMounts reads the selected mounts of a file in the format of /proc/PID/mountinfo.
+func readMounts(path string, selected func(*mountinfo.Info) bool) ([]*mountinfo.Info, error) {
+	file, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
 	defer file.Close()
-	mounts, err := mountinfo.GetMountsFromReader(file, mountinfo.ParentsFilter(dir))
-	if err != nil {
-		return nil, err
-	}
-	for _, m := range mounts { // a later mount covers an earlier one on the same directory
-		if found == nil || len(m.Mountpoint) >= len(found.Mountpoint) {
-			found = m
-		}
-	}
-	return found, nil
+	return mountinfo.GetMountsFromReader(file, func(m *mountinfo.Info) (skip, stop bool) { return !selected(m), false })
 }
