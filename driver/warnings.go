@@ -73,6 +73,13 @@ func (w *warnings) end(reason, subject, recovered, message string) {
 	w.send(corev1.EventTypeNormal, recovered, subject, message)
 }
 
+// Warn sends the event of a problem that neither the driver nor a kind has found. Call it as long as the problem lasts:
+// it sends the event again when the API server has removed the earlier one.
+func (d *Driver) Warn(w Warning) { d.warnings.warn(w.Reason, w.Device, w.Message) }
+
+// EndWarning sends the event of the end of a problem if Warn reported it. It ignores the message of the problem.
+func (d *Driver) EndWarning(w Warning) { d.warnings.end(w.Reason, w.Device, w.EndReason, w.EndMessage) }
+
 // update sends the events of problems that have begun or ended since the last call. current lists
 // all problems that exist now.
 func (w *warnings) update(current []Warning) {

@@ -197,6 +197,12 @@ const (
 	// EventReasonHookInstalled (Normal, on the node) means that the hook, which was missing, is
 	// installed and can run.
 	EventReasonHookInstalled = "HookInstalled"
+	// EventReasonMetricsNotServed (Warning, on the node) means that the plugin cannot serve its
+	// metrics, for example because another program uses the port. It serves claims without them.
+	EventReasonMetricsNotServed = "MetricsNotServed"
+	// EventReasonMetricsServed (Normal, on the node) means that the plugin serves its metrics
+	// after EventReasonMetricsNotServed.
+	EventReasonMetricsServed = "MetricsServed"
 )
 
 // Actions of events.

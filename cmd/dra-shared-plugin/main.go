@@ -171,9 +171,7 @@ func (f *flags) run(ctx context.Context) error {
 		return err
 	}
 	if f.metricsAddress != "" {
-		if err := f.serveMetrics(ctx, registry); err != nil {
-			return err
-		}
+		go f.newMetricsServer(ctx, registry, d).run(ctx)
 	}
 	return wait()
 }

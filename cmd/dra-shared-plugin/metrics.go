@@ -18,16 +18,39 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
+
+	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/driver"
 )
 
-// serveMetrics serves metrics until ctx ends. Both plugins of a rolling update
-// listen on the same port of the node (SO_REUSEPORT).
-func (f *flags) serveMetrics(ctx context.Context, registry *prometheus.Registry) error {
-	config := net.ListenConfig{Control: reusePort}
-	listener, err := config.Listen(ctx, "tcp", f.metricsAddress)
-	if err != nil {
-		return fmt.Errorf("--metrics-address %s: %w: is another program on the node using the port?", f.metricsAddress, err)
-	}
+// metricsServer serves metrics. The plugin also serves claims without it: a port that another program uses must not
+// keep pods from starting.
+type metricsServer struct {
+	address  string
+	handler  http.Handler
+	interval time.Duration // between attempts to serve
+	problems problemReporter
+}
+
+// problemReporter sends events about problems of the node. The plugin's driver implements it.
+type problemReporter interface {
+	Warn(w driver.Warning)
+	EndWarning(w driver.Warning)
+}
+
+// notServed is the problem that the plugin serves no metrics, without its message.
+var notServed = driver.Warning{
+	Reason:    params.EventReasonMetricsNotServed,
+	EndReason: params.EventReasonMetricsServed, EndMessage: "the plugin serves metrics",
+}
+
+// metricsInterval is the interval at which the plugin tries again to serve metrics.
+const metricsInterval = 10 * time.Second
+
+// newMetricsServer returns the server for --metrics-address.
+func (f *flags) newMetricsServer(
+	ctx context.Context, registry *prometheus.Registry, problems problemReporter,
+) *metricsServer {
 	mux := http.NewServeMux()
 	// A metric that cannot be collected must not hide the others.
 	mux.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{
@@ -39,14 +62,46 @@ func (f *flags) serveMetrics(ctx context.Context, registry *prometheus.Registry)
 		mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
 		mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
 	}
-	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
-	context.AfterFunc(ctx, func() { _ = server.Close() })
-	go func() {
-		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-			klog.FromContext(ctx).Error(err, "Failed to serve metrics")
+	return &metricsServer{address: f.metricsAddress, handler: mux, interval: metricsInterval, problems: problems}
+}
+
+// run serves metrics until ctx ends. If that fails, it reports the error and tries again.
+func (s *metricsServer) run(ctx context.Context) {
+	logged := ""
+	for {
+		err := s.serve(ctx)
+		if ctx.Err() != nil {
+			return
 		}
-	}()
-	return nil
+		if err.Error() != logged {
+			klog.FromContext(ctx).Error(err, "Failed to serve metrics; retrying")
+			logged = err.Error()
+		}
+		problem := notServed
+		problem.Message = fmt.Sprintf("the plugin serves no metrics: %v: does another program on the node use the port? "+
+			"If so, choose another address (--metrics-address, plugin.metricsAddress in the chart's values)", err)
+		s.problems.Warn(problem)
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(s.interval):
+		}
+	}
+}
+
+// serve serves metrics until ctx ends or that fails. Both plugins of a rolling update listen on the same port of the
+// node (SO_REUSEPORT).
+func (s *metricsServer) serve(ctx context.Context) error {
+	config := net.ListenConfig{Control: reusePort}
+	listener, err := config.Listen(ctx, "tcp", s.address)
+	if err != nil {
+		return err
+	}
+	s.problems.EndWarning(notServed)
+	server := &http.Server{Handler: s.handler, ReadHeaderTimeout: 5 * time.Second}
+	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
+	defer stop()
+	return server.Serve(listener)
 }
 
 // errorLog logs metrics that cannot be collected.
