@@ -6,7 +6,6 @@ package classify_test
 import (
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -324,63 +323,6 @@ func TestAttack_kernelARPWithForeignAddress(t *testing.T) {
 				t.Errorf("frames counted as dropped for the other share: got %d, want 0", dropped)
 			}
 		})
-	}
-}
-
-// A copy of ARP that a bridge makes can have the memory of a frame that the node has sent on another interface.
-func TestAttack_kernelARPInMemoryOfNode(t *testing.T) {
-	e := newTestEnv(t, enforced())
-	e.requireARPSender()
-	attacker := e.pod(0, 1, hardCap(100*mega), netdev.Private)
-	if e.sendsKernelARP(attacker, e.nic.MAC, wireIP) {
-		t.Fatal("an ARP request with the addresses of the NIC and of a host arrived at the wire")
-	}
-	// The bridge sends the frame itself through its oldest port, and copies through the others.
-	attacker.Do(func() error {
-		bridge, err := netlink.LinkByName("br0")
-		if err != nil {
-			return err
-		}
-		net1, err := netlink.LinkByName("net1")
-		if err != nil {
-			return err
-		}
-		attrs := netlink.NewLinkAttrs()
-		attrs.Name, attrs.MasterIndex = "port", bridge.Attrs().Index
-		return errors.Join(netlink.LinkSetNoMaster(net1), netlink.LinkAdd(&netlink.Dummy{LinkAttrs: attrs}),
-			nstest.ConfigureLink("port"), netlink.LinkSetMaster(net1, bridge))
-	})
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name = "aside"
-	aside := &netlink.Dummy{LinkAttrs: attrs}
-	if err := errors.Join(netlink.LinkAdd(aside), nstest.ConfigureLink("aside", "10.30.0.1/16")); err != nil {
-		t.Fatal(err)
-	}
-	queue := &netlink.Tbf{
-		QdiscAttrs: netlink.QdiscAttrs{LinkIndex: aside.Index, Parent: netlink.HANDLE_ROOT, Handle: 1 << 16},
-		Rate:       1, Buffer: 100, Limit: 1 << 20,
-	}
-	wire := listen(t, e.wire, "wire")
-	for round := range 20 {
-		// All of these requests wait in the queue, and leave their memory together.
-		if err := netlink.QdiscReplace(queue); err != nil {
-			t.Fatal(err)
-		}
-		for host := range 200 {
-			if err := ignoreUnreachable(sendUDP(fmt.Sprintf("10.30.%d.%d:9", round+1, host+1), []byte("x"))); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if err := netlink.QdiscDel(queue); err != nil {
-			t.Fatal(err)
-		}
-		for host := range 20 {
-			to := fmt.Sprintf("10.20.%d.%d", round+10, host+1)
-			attacker.Do(func() error { return ignoreUnreachable(sendUDP(to+":9", []byte("x"))) })
-			if wire.saw(classify.ARP(1, e.nic.MAC, wireIP, to)[:18], 20*time.Millisecond) {
-				t.Fatalf("round %d: an ARP request with the addresses of the NIC and of a host arrived at the wire", round)
-			}
-		}
 	}
 }
 

@@ -6,7 +6,7 @@
 # test cluster needs. Where apt-get exists, it installs those that are missing.
 #
 # usage: prerequisites.sh [clang|dhcp|lab|runtimes|kind-docker|kind-node|kind]. In addition, clang installs the compiler
-# of BPF programs; dhcp, the DHCP servers and clients that tests run; lab, the tools that boot kernels and make images
+# of BPF programs; dhcp, the DHCP servers and clients, and the firewall, that tests run; lab, the tools that boot kernels and make images
 # of virtual machines; runtimes, the dependencies of CRI-O and crun; kind-docker, a Docker daemon; kind-node, the tools
 # that make a node image of kind. kind installs only the dependencies of a cluster of kind.
 set -eu
@@ -23,6 +23,7 @@ if [ "${1-}" = dhcp ]; then
   [ -x /usr/sbin/dhcpd ] || missing="$missing isc-dhcp-server"
   [ -x /usr/sbin/dhclient ] || missing="$missing isc-dhcp-client"
   [ -x /usr/sbin/dnsmasq ] || missing="$missing dnsmasq-base"
+  command -v iptables >/dev/null || missing="$missing iptables"
 fi
 if [ "${1-}" = clang ]; then
   command -v clang >/dev/null || missing="$missing clang"

@@ -17,16 +17,24 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/nstest"
 )
 
+// firewalls are the programs that dropOutput runs.
+var firewalls = []string{"iptables", "ip6tables"}
+
+// requireFirewall skips the test if the machine lacks one of firewalls.
+func requireFirewall(t *testing.T) {
+	t.Helper()
+	for _, program := range firewalls {
+		if _, err := exec.LookPath(program); err != nil {
+			t.Skipf("%v: install the package iptables", err)
+		}
+	}
+}
+
 // dropOutput makes netfilter drop what sockets of the current namespace send, as the rules of CIS benchmarks
 // and the policies of Calico for hosts do.
-func dropOutput(t *testing.T) error {
-	t.Helper()
-	for _, program := range []string{"iptables", "ip6tables"} {
-		path, err := exec.LookPath(program)
-		if err != nil {
-			t.Skipf("%s is not installed: %v", program, err)
-		}
-		if out, err := exec.Command(path, "-w", "-P", "OUTPUT", "DROP").CombinedOutput(); err != nil {
+func dropOutput() error {
+	for _, program := range firewalls {
+		if out, err := exec.Command(program, "-w", "-P", "OUTPUT", "DROP").CombinedOutput(); err != nil {
 			return fmt.Errorf("%s: %w: %s", program, err, out)
 		}
 	}
@@ -35,6 +43,7 @@ func dropOutput(t *testing.T) error {
 
 // A firewall decides about IP packets of the node, and not about how the kernel identifies their sender.
 func TestRun_behindFirewall(t *testing.T) {
+	requireFirewall(t)
 	var open, filtered []trial.Result
 	for _, r := range []struct {
 		results  *[]trial.Result
@@ -42,7 +51,7 @@ func TestRun_behindFirewall(t *testing.T) {
 	}{{&open, false}, {&filtered, true}} {
 		nstest.New(t).Do(func() (err error) {
 			if r.firewall {
-				err = dropOutput(t)
+				err = dropOutput()
 			}
 			if err == nil {
 				*r.results, err = trial.Run(t.TempDir(), nil, classify.Keys()...)
@@ -68,6 +77,7 @@ func TestRun_behindFirewall(t *testing.T) {
 
 // Steering to queues does not depend on a firewall either.
 func TestSteer_behindFirewall(t *testing.T) {
+	requireFirewall(t)
 	steer := func() error { return trial.Steer(t.TempDir(), nil, classify.HookClsact) }
 	var unfiltered error
 	nstest.New(t).Do(func() error {
@@ -77,12 +87,13 @@ func TestSteer_behindFirewall(t *testing.T) {
 	if unfiltered != nil {
 		t.Skipf("the kernel does not steer frames: %v", unfiltered)
 	}
-	nstest.New(t).Do(func() error { return errors.Join(dropOutput(t), steer()) })
+	nstest.New(t).Do(func() error { return errors.Join(dropOutput(), steer()) })
 }
 
 // Without CAP_NET_RAW, no frame passes a firewall. The trial must say so, and not wait for a frame of each
 // key at each hook: the plugin holds locks meanwhile, and has little time to start.
 func TestRun_behindFirewallWithoutNetRaw(t *testing.T) {
+	requireFirewall(t)
 	start := time.Now()
 	nstest.New(t).Do(func() error {
 		results, err := trial.Run(t.TempDir(), nil, classify.Keys()...)
@@ -93,7 +104,7 @@ func TestRun_behindFirewallWithoutNetRaw(t *testing.T) {
 	})
 	open := time.Since(start)
 	ns := nstest.New(t)
-	ns.Do(func() error { return dropOutput(t) })
+	ns.Do(func() error { return dropOutput() })
 	nstest.WithoutCapabilities(t, func() error {
 		if err := unix.Setns(int(ns.File.Fd()), unix.CLONE_NEWNET); err != nil {
 			return err
