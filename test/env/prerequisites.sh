@@ -6,9 +6,9 @@
 # test cluster needs. Where apt-get exists, it installs those that are missing.
 #
 # usage: prerequisites.sh [clang|dhcp|lab|runtimes|kind-docker|kind-node|kind]. In addition, clang installs the compiler
-# of BPF programs; dhcp, the DHCP servers and clients, and the firewall, that tests run; lab, the tools that boot kernels and make images
-# of virtual machines; runtimes, the dependencies of CRI-O and crun; kind-docker, a Docker daemon; kind-node, the tools
-# that make a node image of kind. kind installs only the dependencies of a cluster of kind.
+# of BPF programs; dhcp, the DHCP servers and clients, and the firewall, that tests run; lab, the tools that boot
+# kernels and make images of virtual machines; runtimes, the dependencies of CRI-O and crun; kind-docker, a Docker
+# daemon; kind-node, the tools that make a node image of kind. kind installs only the dependencies of a cluster of kind.
 set -eu
 missing=
 command -v go >/dev/null || { echo "prerequisites: Go is not installed: see https://go.dev/doc/install" >&2; exit 1; }
