@@ -84,9 +84,11 @@ func (n *Node) watchArrival(index int) error {
 	}
 	now := frames{seen: seen, at: n.now()}
 	if link.Type() == "bond" {
-		if now.members, err = countMembers(index); err != nil {
+		links, err := listLinks()
+		if err != nil {
 			return err
 		}
+		now.members = len(newTopology(links).below(index))
 	}
 	if s := link.Attrs().Statistics; s != nil {
 		now.nic = classify.Counts{Sent: s.TxPackets, Received: s.RxPackets}
@@ -97,17 +99,6 @@ func (n *Node) watchArrival(index int) error {
 		n.arrivals[index] = &arrival{last: now}
 	}
 	return nil
-}
-
-// countMembers returns the number of members of a bond.
-func countMembers(index int) (members int, err error) {
-	links, err := listLinks()
-	for _, l := range links {
-		if l.Attrs().MasterIndex == index {
-			members++
-		}
-	}
-	return members, err
 }
 
 // Missed describes which frames of a NIC do not reach the classifier, and which programs may take

@@ -19,9 +19,8 @@ const (
 	arpMap     = "dra_shared_arp_senders"
 )
 
-// arpPin returns the path of the pin that keeps the program attached. The pin of the release before this one
-// is "arp". Its program records senders for that release's programs at the NICs, which need it until Attach
-// replaces them.
+// arpPin returns the path of the pin that keeps the program attached. Earlier versions pin theirs as "arp". Their
+// programs at the NICs need it until Attach replaces them, so it stays until RemovePins.
 func arpPin(bpffs string) string { return filepath.Join(pinsDir(bpffs), linksDir, "arp-senders") }
 
 // TraceARP attaches the program that records the sender of ARP for the programs at the NICs,

@@ -238,8 +238,10 @@ func TestNode_Missed_idleBond(t *testing.T) {
 	nstest.Cable(t, "m0", "w0")
 	nstest.Cable(t, "m1", "w1")
 	nstest.Bond(t, "bond0", netlink.BOND_MODE_802_3AD, "m0", "m1")
-	nstest.Bond(t, "bond1", netlink.BOND_MODE_802_3AD, "w0", "w1")                    // a partner with the fast rate
-	if err := nstest.SetSysctl("net/ipv6/conf/bond0/disable_ipv6", "1"); err != nil { // the bond sends nothing else
+	nstest.Bond(t, "bond1", netlink.BOND_MODE_802_3AD, "w0", "w1") // a partner with the fast rate
+
+	// The bond sends nothing else.
+	if err := nstest.SetSysctl("net/ipv6/conf/bond0/disable_ipv6", "1"); err != nil {
 		t.Fatal(err)
 	}
 	e := newTestEnvOn(t, nstest.MountBPFFS(t), nstest.FindNIC(t, "bond0"), nstest.New(t), enforced())
