@@ -102,8 +102,7 @@ func TestGuestNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.Values = strings.Fields(os.Getenv("E2E_HELM"))
-	runStoriesOn(t, "testdata/guest-node testdata/addresses/addresses testdata/addresses/dhcp "+
-		"testdata/one-node/attach-failure "+
+	runStoriesOn(t, "testdata/guest-node testdata/addresses/addresses testdata/one-node/attach-failure "+
 		"testdata/one-node/component-failures testdata/isolation/enforcement-repair testdata/one-node/multiple-containers "+
 		"testdata/one-node/nic-changes", c, clusterclient.Options{Nodes: 1})
 }
