@@ -126,6 +126,9 @@ func (s *Specs) name(claimUID string) string { return s.prefix() + claimUID + su
 // Path returns the path of a claim's spec file.
 func (s *Specs) Path(claimUID string) string { return filepath.Join(s.dir, s.name(claimUID)) }
 
+// Unfinished returns the paths of specs that a process was writing when it was killed, or is writing.
+func (s *Specs) Unfinished() ([]string, error) { return files.Unfinished(s.dir, s.prefix()) }
+
 // Write writes a claim's files and then its spec, and replaces existing ones.
 func (s *Specs) Write(claimUID string, devices []Device) error {
 	for _, d := range devices {

@@ -36,9 +36,14 @@ func newGarbageCollector(d *Driver) *garbageCollector {
 	return &garbageCollector{driver: d, grace: gracePeriod{length: d.options.OrphanGrace}}
 }
 
-// run collects garbage from time to time until ctx ends.
+// collectInterval is the longest time between two rounds of garbage collection. What an orphan holds is small, and
+// corrupt records affect no running pod.
+const collectInterval = time.Minute
+
+// run collects garbage from time to time until ctx ends: an orphan is removed in the first round after its grace
+// period, and so within twice that period.
 func (gc *garbageCollector) run(ctx context.Context) {
-	tick := time.NewTicker(min(resyncInterval, gc.driver.options.OrphanGrace/2+time.Millisecond))
+	tick := time.NewTicker(min(collectInterval, gc.driver.options.OrphanGrace) + time.Millisecond)
 	defer tick.Stop()
 	for {
 		if err := gc.collect(ctx); err != nil && ctx.Err() == nil {
@@ -302,14 +307,17 @@ func refusesConnections(path string) bool {
 // temporaryFiles finds files that a plugin was writing when it was killed.
 func (gc *garbageCollector) temporaryFiles(context.Context) (orphans []Orphan, failed error) {
 	o := gc.driver.options
-	for _, pattern := range []string{
-		filepath.Join(o.PluginDir, "claims", "*"),
-		filepath.Join(o.RunDir, "attached", "*"),
-		filepath.Join(filepath.Dir(o.Hook), "*"),
-		gc.driver.specs.Path("*"),
-		filepath.Join(o.CDIDir, gc.driver.metadataSpecsPrefix()+"*"),
+	find := func(dir, prefix string) func() ([]string, error) {
+		return func() ([]string, error) { return files.Unfinished(dir, prefix) }
+	}
+	for _, unfinished := range []func() ([]string, error){
+		find(filepath.Join(o.PluginDir, "claims"), ""),
+		find(filepath.Join(o.RunDir, "attached"), ""),
+		find(filepath.Dir(o.Hook), ""),
+		gc.driver.specs.Unfinished,
+		find(o.CDIDir, gc.driver.metadataSpecsPrefix()),
 	} {
-		paths, err := filepath.Glob(pattern + files.TemporarySuffix)
+		paths, err := unfinished()
 		failed = errors.Join(failed, err)
 		for _, path := range paths {
 			orphans = append(orphans, gc.file("unfinished file", path))

@@ -5,6 +5,7 @@ package netdev
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"hash/maphash"
 	"maps"
@@ -16,6 +17,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
 )
 
 // A pod with CAP_NET_ADMIN in its own user namespace can create a network namespace whose links the
@@ -33,8 +36,9 @@ const (
 	verifyInterval        = 2 * time.Second
 	verifyGuardedInterval = 10 * time.Second
 	// compareInterval is the time after which Inspect compares the same addresses with the attachments
-	// again, because another plugin may have removed an attachment, which this Node does not notice.
-	compareInterval = 5 * time.Second
+	// again, because another plugin may have removed an attachment, which this Node does not notice. It is the
+	// interval at which the driver compares everything else.
+	compareInterval = 30 * time.Second
 	// maxSuspects is how many addresses without an attachment a NIC may accept before Inspect takes all
 	// of them for addresses of hidden links. A pod can add any number: Inspect must not take longer for it, and
 	// the programs remember only 4,096 addresses of Classifier.NoteImitated.
@@ -86,8 +90,8 @@ func (s addressSet) sorted() (addresses []net.HardwareAddr) {
 // Inspect looks for links on a NIC in network namespaces that pods have created, and guards the NIC
 // while there are any, and for some time afterwards; see guardTimer. It returns the addresses of
 // the links, and whether the NIC is guarded for them or for any other link. It takes one dump with
-// an entry for each link of the NIC, and more if an address is not that of an attachment. While
-// nothing changes, it only compares the dump with the last one.
+// an entry for each link of the NIC, and more if the addresses have changed, or one is not that of an
+// attachment. While nothing changes, it only compares the hash of the dump with that of the last one.
 func (n *Node) Inspect(index int) (unknown []net.HardwareAddr, guarded bool, err error) {
 	nic, enforced := n.enforcedNIC(index)
 	if !enforced {
@@ -109,14 +113,17 @@ func (n *Node) inspect(nic managedNIC) (now inspection, err error) {
 	last := n.inspections[nic.Index]
 	now.changes = n.changes
 	n.mu.Unlock()
+	if now.accepted, err = n.hashOfAccepted(nic.Index); err != nil {
+		return now, err
+	}
+	if now.compared = n.now(); now.confirms(last) {
+		return last, nil
+	}
 	entries, err := n.acceptedEntries(nic.Index)
 	if err != nil {
 		return now, err
 	}
-	now.accepted, now.compared = n.hashOf(entries), n.now()
-	if now.confirms(last) {
-		return last, nil
-	}
+	now.accepted = n.hashOf(entries)
 	if now.suspects, now.excused, err = n.suspects(nic, entries); err != nil || len(now.suspects) == 0 {
 		return now, err
 	}
@@ -148,6 +155,23 @@ func (n *Node) inspect(nic managedNIC) (now inspection, err error) {
 func (i inspection) confirms(last inspection) bool {
 	return len(last.suspects) == 0 && !last.excused && i.accepted == last.accepted && i.changes == last.changes &&
 		i.compared.Sub(last.compared) < compareInterval
+}
+
+// hashOfAccepted returns the hash of the entries of acceptedEntries without keeping them; 0 if they changed during the
+// dump.
+func (n *Node) hashOfAccepted(index int) (uint64, error) {
+	var h maphash.Hash
+	h.SetSeed(n.seed)
+	err := n.conn.Visit(acceptedRequest(index), func(entry syscall.NetlinkMessage) {
+		_, _ = h.Write(entry.Data) // it never fails
+	})
+	switch {
+	case errors.Is(err, rtnl.ErrDumpInterrupted):
+		return 0, nil
+	case err != nil:
+		return 0, describeAcceptedError(index, err)
+	}
+	return h.Sum64(), nil
 }
 
 // hashOf returns a hash of the entries of a dump.
@@ -276,13 +300,22 @@ func (n *Node) acceptedAddresses(index int) (addressSet, error) {
 
 // acceptedEntries returns the kernel's entries for the addresses that a NIC accepts.
 func (n *Node) acceptedEntries(index int) ([]syscall.NetlinkMessage, error) {
-	dump := nl.NewNetlinkRequest(unix.RTM_GETNEIGH, unix.NLM_F_DUMP)
-	dump.AddData(&netlink.Ndmsg{Family: unix.AF_BRIDGE, Index: uint32(index)})
-	entries, err := n.conn.Dump(dump)
+	entries, err := n.conn.Dump(acceptedRequest(index))
 	if err != nil {
-		return nil, fmt.Errorf("list the addresses that link %d accepts: %w", index, err)
+		return nil, describeAcceptedError(index, err)
 	}
 	return entries, nil
+}
+
+// acceptedRequest returns the request for the addresses that a NIC accepts.
+func acceptedRequest(index int) *nl.NetlinkRequest {
+	dump := nl.NewNetlinkRequest(unix.RTM_GETNEIGH, unix.NLM_F_DUMP)
+	dump.AddData(&netlink.Ndmsg{Family: unix.AF_BRIDGE, Index: uint32(index)})
+	return dump
+}
+
+func describeAcceptedError(index int, err error) error {
+	return fmt.Errorf("list the addresses that link %d accepts: %w", index, err)
 }
 
 // addressesIn returns the unicast addresses of a NIC in its entries. The addresses share the memory of the

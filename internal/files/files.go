@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 
 	"github.com/dra-shared/dra-driver-shared/internal/failpoint"
@@ -19,6 +20,26 @@ import (
 // TemporarySuffix ends the names of files that are being written. A process that
 // was killed may leave one; the next write of the same file replaces it.
 const TemporarySuffix = ".writing"
+
+// Unfinished returns the paths of the temporary files in a directory whose names have a prefix. It is cheaper than
+// filepath.Glob for a directory with thousands of files. A directory that does not exist has none.
+func Unfinished(dir, prefix string) (paths []string, err error) {
+	d, err := os.Open(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	names, err := d.Readdirnames(-1)
+	for _, name := range names {
+		if strings.HasPrefix(name, prefix) && strings.HasSuffix(name, TemporarySuffix) {
+			paths = append(paths, filepath.Join(dir, name))
+		}
+	}
+	return paths, err
+}
 
 // Options configures Replace and Rewrite.
 type Options struct {

@@ -37,6 +37,9 @@ type Conn struct {
 	fd   int
 	seq  uint32
 	buf  []byte
+	// messages are those of the last call of receive. Their memory is used again, because a dump of a NIC with
+	// thousands of links is taken twice per second.
+	messages []syscall.NetlinkMessage
 	// patience is how long a request waits for the kernel's next message.
 	patience time.Duration
 
@@ -187,22 +190,34 @@ func (c *Conn) receiveAcks(first uint32, count int) error {
 // messages of a dump, or all before the acknowledgement if the request asks for one.
 // It returns ErrDumpInterrupted if the dumped objects changed during the dump; see
 // Dump.
-func (c *Conn) Get(request *nl.NetlinkRequest) ([]syscall.NetlinkMessage, error) {
+func (c *Conn) Get(request *nl.NetlinkRequest) (answer []syscall.NetlinkMessage, err error) {
+	err = c.Visit(request, func(m syscall.NetlinkMessage) {
+		m.Data = append([]byte(nil), m.Data...)
+		answer = append(answer, m)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return answer, nil
+}
+
+// Visit is like Get, but passes each message of the answer to visit instead of keeping them all. A message is valid
+// until visit returns; visit must not use the Conn.
+func (c *Conn) Visit(request *nl.NetlinkRequest, visit func(syscall.NetlinkMessage)) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.seq++
 	request.Seq, request.Flags = c.seq, request.Flags|unix.NLM_F_REQUEST
 	c.sent.Add(1)
 	if err := c.send(request.Serialize()); err != nil {
-		return nil, err
+		return err
 	}
 	dump := request.Flags&unix.NLM_F_DUMP == unix.NLM_F_DUMP
-	var answer []syscall.NetlinkMessage
 	interrupted := false
 	for {
 		messages, err := c.receive()
 		if err != nil {
-			return nil, err
+			return err
 		}
 		for _, m := range messages {
 			if m.Header.Seq != c.seq {
@@ -212,20 +227,18 @@ func (c *Conn) Get(request *nl.NetlinkRequest) ([]syscall.NetlinkMessage, error)
 			interrupted = interrupted || m.Header.Flags&unix.NLM_F_DUMP_INTR != 0
 			switch {
 			case m.Header.Type == unix.NLMSG_DONE && interrupted:
-				return nil, ErrDumpInterrupted
+				return ErrDumpInterrupted
 			case m.Header.Type == unix.NLMSG_DONE:
-				return answer, nil
+				return nil
 			case m.Header.Type == unix.NLMSG_ERROR:
 				if err := parseError(m); err != nil {
-					return nil, err
+					return err
 				}
-				return answer, nil
+				return nil
 			}
-			// The next call of receive overwrites the buffer.
-			m.Data = append([]byte(nil), m.Data...)
-			answer = append(answer, m)
+			visit(m)
 			if !dump && request.Flags&unix.NLM_F_ACK == 0 {
-				return answer, nil
+				return nil
 			}
 		}
 	}
@@ -303,10 +316,29 @@ func (c *Conn) receive() ([]syscall.NetlinkMessage, error) {
 			}
 			continue
 		}
-		messages, err := syscall.ParseNetlinkMessage(c.buf[:n])
-		c.received.Add(uint64(len(messages)))
-		return messages, err
+		c.messages, err = appendMessages(c.messages[:0], c.buf[:n])
+		c.received.Add(uint64(len(c.messages)))
+		return c.messages, err
 	}
+}
+
+// appendMessages appends the messages in b, whose data they share. It does what syscall.ParseNetlinkMessage does,
+// without allocating a new slice.
+func appendMessages(messages []syscall.NetlinkMessage, b []byte) ([]syscall.NetlinkMessage, error) {
+	native := nl.NativeEndian()
+	for len(b) >= unix.SizeofNlMsghdr {
+		h := syscall.NlMsghdr{
+			Len: native.Uint32(b), Type: native.Uint16(b[4:]), Flags: native.Uint16(b[6:]),
+			Seq: native.Uint32(b[8:]), Pid: native.Uint32(b[12:]),
+		}
+		padded := (int(h.Len) + unix.NLMSG_ALIGNTO - 1) &^ (unix.NLMSG_ALIGNTO - 1)
+		if h.Len < unix.SizeofNlMsghdr || padded > len(b) {
+			return messages, unix.EINVAL
+		}
+		messages = append(messages, syscall.NetlinkMessage{Header: h, Data: b[unix.SizeofNlMsghdr:h.Len]})
+		b = b[padded:]
+	}
+	return messages, nil
 }
 
 // describeSilence adds what to check to the reason why the kernel's answer is missing.

@@ -11,6 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// AppendMessages is appendMessages.
+var AppendMessages = appendMessages
+
 // AcceptFromAll makes the socket accept messages of other processes, as sockets do before New has connected them,
 // and changes how long requests wait for the kernel.
 func (c *Conn) AcceptFromAll(patience time.Duration) error {

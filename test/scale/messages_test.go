@@ -122,6 +122,21 @@ func TestNode_Snapshot_takesOneDumpPerDevice(t *testing.T) {
 	}
 }
 
+// The plugin inspects each NIC twice per second.
+func TestNode_Inspect_allocatesNothingPerShare(t *testing.T) {
+	node := newTestNode(t)
+	const shares, most = 300, 60
+	node.fill(shares)
+	got := testing.AllocsPerRun(3, func() {
+		if unknown, _, err := node.Inspect(node.nic.Index); err != nil || len(unknown) > 0 {
+			t.Errorf("Inspect found %v, error %v", unknown, err)
+		}
+	})
+	if got > most {
+		t.Errorf("inspecting a NIC with %d shares allocates %.0f objects, want at most %d", shares, got, most)
+	}
+}
+
 // namespaces returns the number of namespaces that have an ID.
 func namespaces(t *testing.T) int {
 	t.Helper()
