@@ -131,6 +131,8 @@ type Driver struct {
 	locks lock.Dir
 	// refresh asks the publisher to refresh the devices.
 	refresh chan struct{}
+	// refreshesLater reports whether requestRefreshLater has started a timer.
+	refreshesLater atomic.Bool
 	// refreshAfter is the time until the next refresh without an event, in
 	// nanoseconds.
 	refreshAfter atomic.Int64
@@ -285,7 +287,7 @@ func (d *Driver) Start(ctx context.Context) (wait func() error, err error) {
 func (d *Driver) prepareToServe(ctx context.Context) error {
 	d.setAsideCorrupt(ctx)
 	d.removeRecordsOfOtherBoots(ctx)
-	if err := d.refreshKinds(ctx); err != nil {
+	if _, err := d.refreshKinds(ctx); err != nil { // all devices are new, and restore follows
 		return err
 	}
 	d.recoverReservations(ctx)

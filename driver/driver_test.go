@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"os"
 	"os/exec"
@@ -955,50 +956,102 @@ func TestReport_retriesAndKeepsEntriesOfOtherDrivers(t *testing.T) {
 }
 
 func TestReport_limitsWritesForAPodThatChangesItsLinkInALoop(t *testing.T) {
+	for name, refused := range map[string]int32{"writes succeed": 0, "writes fail": math.MaxInt32} {
+		t.Run(name, func(t *testing.T) {
+			p := newPlugin(t)
+			c := p.claim("c", "100M", "")
+			share := p.mustPrepare(c)[0]
+			s := p.sandbox("p")
+			if err := s.hook(c, share); err != nil {
+				t.Fatal(err)
+			}
+			p.awaitReason(c, "Attached")
+			p.client.ClearActions()
+			p.refuse.Store(refused)
+			const duration = 3 * time.Second
+			changes := 0
+			for start := time.Now(); time.Since(start) < duration; changes++ {
+				s.do(func() error {
+					link, err := netlink.LinkByName("net1")
+					if err != nil {
+						return err
+					}
+					if changes%2 == 0 {
+						return netlink.LinkSetDown(link)
+					}
+					return netlink.LinkSetUp(link)
+				})
+			}
+			// The status may be written when the loop begins, and then once a second.
+			got, most := p.statusWrites(), int(duration/time.Second)+1
+			if got > most {
+				t.Errorf("%d changes of the link in %s caused %d writes, want at most %d", changes, duration, got, most)
+			}
+			t.Logf("%d changes, %d writes", changes, got)
+			// On a machine with a high load, the loop leaves no processor time for the first write.
+			eventually.Eventually(t, 10*time.Second, "the status is written", func() error {
+				if p.statusWrites() == 0 {
+					return errors.New("there is no write")
+				}
+				return nil
+			})
+		})
+	}
+}
+
+// statusWrites returns how many writes of the status of claims the plugin has sent.
+func (p *plugin) statusWrites() int { return p.requests("patch") }
+
+// requests returns how many requests with a verb for claims the plugin has sent.
+func (p *plugin) requests(verb string) (n int) {
+	for _, a := range p.client.Actions() {
+		if a.GetVerb() == verb && a.GetResource().Resource == "resourceclaims" {
+			n++
+		}
+	}
+	return n
+}
+
+func TestReport_writesOnlyDifferencesAfterRestart(t *testing.T) {
 	p := newPlugin(t)
 	c := p.claim("c", "100M", "")
-	share := p.mustPrepare(c)[0]
-	s := p.sandbox("p")
-	if err := s.hook(c, share); err != nil {
+	if err := p.sandbox("p").hook(c, p.mustPrepare(c)[0]); err != nil {
 		t.Fatal(err)
 	}
 	p.awaitReason(c, "Attached")
-	p.client.ClearActions()
-	const duration = 3 * time.Second
-	changes := 0
-	for start := time.Now(); time.Since(start) < duration; changes++ {
-		s.do(func() error {
-			link, err := netlink.LinkByName("net1")
-			if err != nil {
-				return err
+	restart := func() {
+		t.Helper()
+		p.stop()
+		p.client.ClearActions()
+		p.start()
+		eventually.Eventually(t, timeout, "the plugin reads the claim", func() error {
+			if p.requests("get") == 0 {
+				return errors.New("it has not")
 			}
-			if changes%2 == 0 {
-				return netlink.LinkSetDown(link)
-			}
-			return netlink.LinkSetUp(link)
+			return nil
 		})
-	}
-	writes := func() (n int) {
-		for _, a := range p.client.Actions() {
-			if a.GetVerb() == "patch" && a.GetResource().Resource == "resourceclaims" {
-				n++
-			}
+		if err := p.ReportStatus(t.Context(), c.UID); err != nil {
+			t.Fatal(err)
 		}
-		return n
 	}
-	// The status may be written when the loop begins, and then once a second.
-	got, most := writes(), int(duration/time.Second)+1
-	if got > most {
-		t.Errorf("%d changes of the link in %s caused %d writes, want at most %d", changes, duration, got, most)
+	if restart(); p.statusWrites() != 0 {
+		t.Errorf("after a restart, the plugin wrote the unchanged status %d times", p.statusWrites())
 	}
-	t.Logf("%d changes, %d writes", changes, got)
-	// On a machine with a high load, the loop leaves no processor time for the first write.
-	eventually.Eventually(t, 10*time.Second, "the status is written", func() error {
-		if writes() == 0 {
-			return errors.New("there is no write")
-		}
-		return nil
+	api := p.client.ResourceV1().ResourceClaims(namespace)
+	current, err := api.Get(t.Context(), c.Name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	entry := &current.Status.Devices[0]
+	entry.Conditions = append(entry.Conditions, metav1.Condition{
+		Type: "OfFormerRelease", Status: metav1.ConditionTrue, Reason: "R", LastTransitionTime: metav1.Now(),
 	})
+	if _, err := api.UpdateStatus(t.Context(), current, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if restart(); p.statusWrites() == 0 {
+		t.Error("after a restart, the plugin did not write a status that has a condition of a former release")
+	}
 }
 
 func TestReport_readsUnattachedClaimsInEveryRound(t *testing.T) {

@@ -24,6 +24,9 @@ const (
 	// settleTime is the time for which changes are collected before a refresh:
 	// the kernel announces a new device several times.
 	settleTime = 100 * time.Millisecond
+	// detachedSettleTime is the time for which unprepared claims are collected before a refresh, which delays
+	// the attachments of other pods: many pods may end at once.
+	detachedSettleTime = time.Second
 )
 
 // requestRefresh makes the publisher refresh the devices and publish them if
@@ -33,6 +36,17 @@ func (d *Driver) requestRefresh() {
 	case d.refresh <- struct{}{}:
 	default: // a refresh is pending
 	}
+}
+
+// requestRefreshLater is like requestRefresh, but collects requests for detachedSettleTime.
+func (d *Driver) requestRefreshLater() {
+	if !d.refreshesLater.CompareAndSwap(false, true) {
+		return
+	}
+	time.AfterFunc(detachedSettleTime, func() {
+		d.refreshesLater.Store(false)
+		d.requestRefresh()
+	})
 }
 
 // publish keeps the node's pool of ResourceSlices up to date until ctx ends.
@@ -51,8 +65,12 @@ func (d *Driver) publish(ctx context.Context) {
 		if !d.handover.isNewest() {
 			continue
 		}
-		if err := d.refreshKinds(ctx); err != nil {
+		changed, err := d.refreshKinds(ctx)
+		if err != nil {
 			logger.Error(err, "Failed to refresh devices")
+		}
+		if changed {
+			d.restore(ctx)
 		}
 	}
 }
@@ -85,13 +103,13 @@ func (d *Driver) nextRefresh() time.Duration {
 	return resyncInterval
 }
 
-// refreshKinds refreshes the devices of all kinds, announces their health, and
-// restores attachments if a device changed.
-func (d *Driver) refreshKinds(ctx context.Context) error {
+// refreshKinds refreshes the devices of all kinds, and announces their health. It reports whether
+// a device changed, so that its attachments must be restored. An error is that of some kinds, which does
+// not affect the others.
+func (d *Driver) refreshKinds(ctx context.Context) (changed bool, failed error) {
 	claims := d.readableClaims(ctx)
-	changed, after := false, resyncInterval
+	after := resyncInterval
 	var affected []string
-	var failed error // of one kind, which must not affect the others
 	for _, k := range d.options.Kinds {
 		refreshed, err := k.Refresh(ctx, sharesOf(claims, k.Name()))
 		if err != nil {
@@ -107,10 +125,7 @@ func (d *Driver) refreshKinds(ctx context.Context) error {
 	d.refreshAfter.Store(int64(after))
 	d.reportProblems()
 	d.enqueueClaimsOf(claims, append(affected, d.health.announce(d.deviceHealth())...))
-	if changed {
-		d.restore(ctx)
-	}
-	return failed
+	return changed, failed
 }
 
 // resources returns the devices of the node as ResourceSlices.

@@ -42,7 +42,7 @@ const (
 	// reportDelay delays a status that will probably change at once: the first
 	// container starts about 0.2 s after Prepare, and one write replaces two.
 	reportDelay = 500 * time.Millisecond
-	// writeInterval is the shortest time between two writes to one claim. A pod that
+	// writeInterval is the shortest time between two writes to one claim, or attempts. A pod that
 	// changes its attachment repeatedly causes no more writes than this permits.
 	writeInterval = time.Second
 	// statusRounds is the number of resyncs in which the status of each claim is read once.
@@ -141,6 +141,7 @@ func (r *reporter) processNext(ctx context.Context) bool {
 	if ctx.Err() == context.Canceled {
 		return true // the plugin is stopping
 	}
+	r.written.Fail(uid)
 	r.driver.metrics.reports.WithLabelValues(failureOutcome(err)).Inc()
 	klog.FromContext(ctx).
 		Error(err, "Failed to report claim status; retrying", "claimUID", uid, "attempts", r.queue.NumRequeues(uid)+1)
@@ -201,12 +202,12 @@ func (r *reporter) report(ctx context.Context, uid types.UID) (outcome string, e
 	if claim == nil {
 		return outcomeGone, nil
 	}
-	if repeated && claimstatus.Matches(claim, entries) {
-		r.written.Record(uid, digest) // no other client has changed it in the meantime
+	// After a restart, a former plugin may have written more than these entries.
+	if repeated && claimstatus.Matches(claim, entries) || claimstatus.IsWritten(claim, entries) {
+		r.written.Record(uid, digest)
 		return outcomeUnchanged, nil
 	}
 	if err := claimstatus.Apply(ctx, r.driver.options.Client, claim, params.FieldManagerPlugin, entries); err != nil {
-		r.written.Forget(uid) // the write may have succeeded
 		return "", err
 	}
 	klog.FromContext(ctx).V(4).Info("Wrote status of claim", "claim", klog.KObj(claim), "claimUID", uid,

@@ -90,7 +90,7 @@ func (d *Driver) unprepare(ctx context.Context, claim *record.Claim) error {
 	}
 	// The capacity of the claim is free. If its device is missing from the node, the plugin need
 	// not publish it any longer.
-	d.requestRefresh()
+	d.requestRefreshLater()
 	d.status.written.Forget(claim.UID)
 	d.failures.forget(shares)
 	d.detached.Delete(claim.UID)

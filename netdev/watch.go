@@ -145,7 +145,7 @@ func (n *Node) watchOthers(ctx context.Context, w *rtnl.NamespaceWatcher, report
 
 // reportAll reports that all other network namespaces have changed.
 func (n *Node) reportAll(ctx context.Context, report func(Change)) {
-	ids, err := n.conn.ListNamespaceIDs()
+	ids, err := n.conn.NamespaceIDs()
 	switch {
 	case ctx.Err() != nil:
 	case err != nil:
@@ -187,7 +187,7 @@ func watchUntilFlood(ctx context.Context, w *rtnl.NamespaceWatcher, report func(
 
 // pauseAfterFlood returns how long the Node does not read events after pods caused too many.
 func (n *Node) pauseAfterFlood() time.Duration {
-	ids, err := n.conn.ListNamespaceIDs()
+	ids, err := n.conn.NamespaceIDs()
 	if err != nil {
 		return floodPause
 	}

@@ -147,7 +147,7 @@ func (r *Reconciler) write(
 		return err
 	}
 	if err := claimstatus.Apply(ctx, r.Cluster, claim, v1alpha1.FieldManagerController, entries); err != nil {
-		r.written.Forget(claim.UID) // the API server may have applied it despite the error
+		r.written.Fail(claim.UID)
 		return err
 	}
 	r.written.Record(claim.UID, digest)

@@ -117,6 +117,32 @@ func Matches(claim *resourceapi.ResourceClaim, entries []resourceapi.AllocatedDe
 	return true
 }
 
+// IsWritten reports whether Apply would change nothing, as far as the claim shows: its status Matches, and has no
+// further entries or conditions for the devices of the pools that entries has, which the component may have written
+// before.
+func IsWritten(claim *resourceapi.ResourceClaim, entries []resourceapi.AllocatedDeviceStatus) bool {
+	if !Matches(claim, entries) {
+		return false
+	}
+	for _, current := range claim.Status.Devices {
+		wanted := slices.IndexFunc(entries, func(e resourceapi.AllocatedDeviceStatus) bool { return isSameDevice(current, e) })
+		switch {
+		case wanted >= 0 && len(current.Conditions) > len(entries[wanted].Conditions):
+			return false
+		case wanted < 0 && slices.ContainsFunc(entries, func(e resourceapi.AllocatedDeviceStatus) bool {
+			return e.Driver == current.Driver && e.Pool == current.Pool
+		}):
+			return false
+		}
+	}
+	return true
+}
+
+// isSameDevice reports whether two entries are for the same device, or for the same share of it.
+func isSameDevice(a, b resourceapi.AllocatedDeviceStatus) bool {
+	return a.Driver == b.Driver && a.Pool == b.Pool && a.Device == b.Device && ptr.Equal(a.ShareID, b.ShareID)
+}
+
 // sameJSON reports whether two values are the same. The API server may have encoded one of
 // them again.
 func sameJSON(a, b *runtime.RawExtension) bool {
@@ -173,8 +199,7 @@ func currentEntry(
 	claim *resourceapi.ResourceClaim, entry resourceapi.AllocatedDeviceStatus,
 ) *resourceapi.AllocatedDeviceStatus {
 	for i, current := range claim.Status.Devices {
-		if current.Driver == entry.Driver && current.Pool == entry.Pool && current.Device == entry.Device &&
-			ptr.Equal(current.ShareID, entry.ShareID) {
+		if isSameDevice(current, entry) {
 			return &claim.Status.Devices[i]
 		}
 	}

@@ -257,6 +257,34 @@ func TestMatches(t *testing.T) {
 	}
 }
 
+func TestIsWritten(t *testing.T) {
+	ready, other := condition(metav1.ConditionTrue, "attached"), condition(metav1.ConditionTrue, "")
+	other.Type = "OfFormerRelease"
+	claim := allocatedClaim()
+	results := claim.Status.Allocation.Devices.Results
+	entry := NewEntry(results[0], nil, ready)
+	entries := []resourceapi.AllocatedDeviceStatus{entry}
+	for name, tc := range map[string]struct {
+		devices []resourceapi.AllocatedDeviceStatus
+		want    bool
+	}{
+		"the same":        {entries, true},
+		"no entry":        {nil, false},
+		"other condition": {[]resourceapi.AllocatedDeviceStatus{NewEntry(results[0], nil, ready, other)}, false},
+		"entry of the same pool": {
+			[]resourceapi.AllocatedDeviceStatus{entry, NewEntry(results[1], nil, ready)}, false},
+		"entry of another pool": {
+			[]resourceapi.AllocatedDeviceStatus{entry, {Driver: "d", Pool: "fabrics", Device: "f"}}, true},
+		"entry of another driver": {
+			[]resourceapi.AllocatedDeviceStatus{entry, {Driver: "e", Pool: "n1", Device: "gpu0"}}, true},
+	} {
+		claim.Status.Devices = tc.devices
+		if got := IsWritten(claim, entries); got != tc.want {
+			t.Errorf("%s: IsWritten = %t, want %t", name, got, tc.want)
+		}
+	}
+}
+
 func TestTruncate(t *testing.T) {
 	for _, tc := range []struct{ text, want string }{
 		{"short", "short"},
@@ -307,8 +335,12 @@ func TestLog(t *testing.T) {
 	if l.Has("1", a) || !l.Has("1", b) {
 		t.Error("the Log does not have the last write")
 	}
+	l.Fail("1")
+	if age, ok := l.Age("1"); !ok || age != 0 || l.Has("1", b) || l.Wrote("1", b) {
+		t.Error("after Fail, the Log still has the write, or no age")
+	}
 	l.Forget("1")
-	if l.Has("1", b) {
+	if _, ok := l.Age("1"); ok {
 		t.Error("Forget left the write")
 	}
 	l.Record("1", a)

@@ -15,7 +15,7 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// Digest identifies the content of entries.
+// Digest identifies the content of entries. The zero value is not that of any entries.
 type Digest [sha256.Size]byte
 
 // DigestOf returns the digest of entries, which must not have transition times:
@@ -73,7 +73,7 @@ func (l *Log) Wrote(claim types.UID, digest Digest) bool {
 	return ok && last.digest == digest
 }
 
-// Age returns the time since the last write to the claim; ok is false if the Log
+// Age returns the time since the last write to the claim, successful or not; ok is false if the Log
 // has no write to it.
 func (l *Log) Age(claim types.UID) (age time.Duration, ok bool) {
 	l.mu.Lock()
@@ -85,9 +85,11 @@ func (l *Log) Age(claim types.UID) (age time.Duration, ok bool) {
 	return l.clock.Since(last.at), true
 }
 
-// Forget removes the claim, so that its next entries are written in any case.
-// Callers use it for claims that are gone and after a failed write, whose result
-// they do not know.
+// Fail notes that the component failed to read or write the claim now. The result of a write is unknown, so the next
+// entries are written in any case; Age limits how often.
+func (l *Log) Fail(claim types.UID) { l.Record(claim, Digest{}) }
+
+// Forget removes the claim. Callers use it for claims that are gone.
 func (l *Log) Forget(claim types.UID) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
