@@ -358,7 +358,7 @@ func (s *Records) Aside() (claimUIDs map[string]string, err error) {
 func (s *Records) RemoveClaim(claimUID string) error {
 	var failed error
 	err := s.files.Each(pathElement(claimUID)+"_", func(name string, _ *Record, _ error) {
-		failed = errors.Join(failed, files.Remove(s.failpoints, "attach record", s.files.Path(name), false))
+		failed = errors.Join(failed, files.Remove(s.failpoints, "attach record", s.files.Path(name)))
 	})
 	return errors.Join(err, failed)
 }
@@ -371,12 +371,12 @@ func (s *Records) RemoveOfOtherBoots() (removed int, failed error) {
 			return // List describes the records that cannot be read
 		}
 		removed++
-		failed = errors.Join(failed, files.Remove(s.failpoints, "attach record", s.files.Path(name), false))
+		failed = errors.Join(failed, files.Remove(s.failpoints, "attach record", s.files.Path(name)))
 	})
 	return removed, errors.Join(err, failed)
 }
 
 // Remove removes a record. It succeeds if there is none.
 func (s *Records) Remove(r Record) error {
-	return files.Remove(s.failpoints, "attach record", s.path(r.ClaimUID, r.Share, r.Namespace), false)
+	return files.Remove(s.failpoints, "attach record", s.path(r.ClaimUID, r.Share, r.Namespace))
 }

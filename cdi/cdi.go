@@ -294,7 +294,7 @@ func (s *Specs) HooksOf(claimUID string) ([]string, error) {
 // Remove removes a claim's spec and then its files. It succeeds if there are
 // none.
 func (s *Specs) Remove(claimUID string) error {
-	if err := files.Remove(s.failpoints, "CDI spec", s.Path(claimUID), false); err != nil {
+	if err := files.Remove(s.failpoints, "CDI spec", s.Path(claimUID)); err != nil {
 		return fmt.Errorf("remove CDI spec of claim %s: %w", claimUID, err)
 	}
 	dir := filepath.Join(s.files, claimUID)

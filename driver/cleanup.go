@@ -60,7 +60,7 @@ func (d *Driver) cleanupKinds(ctx context.Context) (failed error) {
 func (d *Driver) removeHooks() error {
 	hooks, failed := attach.Hooks(filepath.Dir(d.options.Hook))
 	for _, hook := range hooks {
-		failed = errors.Join(failed, files.Remove(d.options.Failpoints, "hook", hook, false))
+		failed = errors.Join(failed, files.Remove(d.options.Failpoints, "hook", hook))
 	}
 	return failed
 }

@@ -328,7 +328,7 @@ func (gc *garbageCollector) temporaryFiles(context.Context) (orphans []Orphan, f
 
 func (gc *garbageCollector) file(description, path string) Orphan {
 	return Orphan{Description: description + " " + path, Remove: func(context.Context) error {
-		return files.Remove(gc.driver.options.Failpoints, "orphan", path, false)
+		return files.Remove(gc.driver.options.Failpoints, "orphan", path)
 	}}
 }
 

@@ -50,7 +50,7 @@ func (d *Driver) metadataOptions() []kubeletplugin.Option {
 		kubeletplugin.MetadataFileOps(kubeletplugin.MetadataFileOperations{
 			WriteFile: d.writeMetadata,
 			RemoveAll: d.removeMetadata,
-			Remove:    func(path string) error { return files.Remove(d.options.Failpoints, "metadata CDI spec", path, false) },
+			Remove:    func(path string) error { return files.Remove(d.options.Failpoints, "metadata CDI spec", path) },
 			Glob:      d.metadataSpecsLike,
 		}),
 	}

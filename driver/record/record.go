@@ -155,7 +155,8 @@ func (s *Store) path(uid types.UID) (string, error) {
 	return filepath.Join(s.dir, string(uid)+suffix), nil
 }
 
-// Put writes a record atomically. When it returns, the record is synced to disk.
+// Put writes a record atomically. After a crash of the node, the file may have its former content: what returns has
+// the ID of an earlier boot, and the kubelet prepares its claims again after a boot.
 func (s *Store) Put(c *Claim) error {
 	c.Version, c.BootID = Version, s.bootID
 	path, err := s.path(c.UID)
@@ -315,5 +316,5 @@ func (s *Store) Delete(uid types.UID) error {
 	if err != nil {
 		return err
 	}
-	return files.Remove(s.failpoints, "claim record", path, true)
+	return files.Remove(s.failpoints, "claim record", path)
 }

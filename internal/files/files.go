@@ -44,8 +44,8 @@ func Unfinished(dir, prefix string) (paths []string, err error) {
 // Options configures Replace and Rewrite.
 type Options struct {
 	Mode os.FileMode
-	// Durable makes the content survive a crash of the node: Replace syncs the
-	// file and its directory.
+	// Durable makes Replace sync the content: after a crash of the node, the file has the old content or the
+	// new one, and no part of it. It does not sync the directory, so that the old content, or no file, may return.
 	Durable bool
 	// Check may refuse the written file before it becomes visible. Optional.
 	Check func(path string) error
@@ -55,7 +55,7 @@ type Options struct {
 // same file concurrently.
 func Replace(failpoints failpoint.Injector, kind, path string, content []byte, o Options) error {
 	temporary := path + TemporarySuffix
-	err := failpoints.Do("write "+kind, func() error { return write(temporary, content, o) })
+	err := write(failpoints, kind, temporary, content, o)
 	if err == nil && o.Check != nil {
 		err = o.Check(temporary)
 	}
@@ -68,23 +68,26 @@ func Replace(failpoints failpoint.Injector, kind, path string, content []byte, o
 		}
 		return describe(err)
 	}
-	if !o.Durable {
-		return nil
-	}
-	return syncDir(filepath.Dir(path))
+	return nil
 }
 
-func write(path string, content []byte, o Options) error {
-	// O_TRUNC, because a process that was killed may have left the file.
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, o.Mode)
-	if err != nil {
+func write(failpoints failpoint.Injector, kind, path string, content []byte, o Options) (err error) {
+	var f *os.File
+	err = failpoints.Do("write "+kind, func() (err error) {
+		// O_TRUNC, because a process that was killed may have left the file.
+		if f, err = os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, o.Mode); err != nil {
+			return err
+		}
+		_, err = f.Write(content)
 		return err
-	}
-	_, err = f.Write(content)
+	})
 	if err == nil && o.Durable {
-		err = f.Sync()
+		err = failpoints.Do("sync "+kind, f.Sync)
 	}
-	return errors.Join(err, f.Close())
+	if f != nil {
+		err = errors.Join(err, f.Close())
+	}
+	return err
 }
 
 // Rewrite changes a file in place, because containers may have mounted it: they
@@ -112,26 +115,13 @@ func Rewrite(failpoints failpoint.Injector, kind, path string, content []byte, o
 	}))
 }
 
-// Remove removes a file. It succeeds if the file does not exist. With durable, it
-// syncs the directory.
-func Remove(failpoints failpoint.Injector, kind, path string, durable bool) error {
+// Remove removes a file. It succeeds if the file does not exist. After a crash of the node, the file may return.
+func Remove(failpoints failpoint.Injector, kind, path string) error {
 	err := failpoints.Do("remove "+kind, func() error { return os.Remove(path) })
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
-	if err != nil || !durable {
-		return err
-	}
-	return syncDir(filepath.Dir(path))
-}
-
-// syncDir syncs a directory, which makes its entries durable.
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
+	return err
 }
 
 // describe adds the remedy to errors that an administrator can fix.

@@ -55,7 +55,7 @@ func (a *Allocator) Start(ctx context.Context, used func() (Used, error)) {
 // node may run. The node's blocks stay: the controller deletes them with their node, and
 // the next plugin uses them again.
 func (a *Allocator) Cleanup() error {
-	return files.Remove(a.options.Failpoints, "last address plugin", a.options.LastPluginFile, false)
+	return files.Remove(a.options.Failpoints, "last address plugin", a.options.LastPluginFile)
 }
 
 // requestReread makes the Allocator read the records before it assigns the next address: another plugin

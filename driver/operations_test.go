@@ -1,0 +1,87 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package driver_test
+
+import (
+	"fmt"
+	"maps"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// operations counts operations that change state outside the process, such as writes of files.
+type operations struct {
+	mu     sync.Mutex
+	counts map[string]int
+}
+
+func (o *operations) count(name string, operation func() error) error {
+	o.mu.Lock()
+	o.counts[name]++
+	o.mu.Unlock()
+	return operation()
+}
+
+// during returns the operations while do runs.
+func (o *operations) during(do func()) map[string]int {
+	o.mu.Lock()
+	o.counts = map[string]int{}
+	o.mu.Unlock()
+	do()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return maps.Clone(o.counts)
+}
+
+func TestDriver_operations_doNotDependOnShares(t *testing.T) {
+	o := &operations{counts: map[string]int{}}
+	p := newPlugin(t)
+	p.stop()
+	p.options.Failpoints = o.count
+	p.start()
+	crowd, filled := p.sandbox("crowd"), 0
+	first := map[string]map[string]int{}
+	for _, shares := range []int{1, 40} {
+		for ; filled < shares; filled++ {
+			c := p.claim(fmt.Sprintf("crowd%d", filled), "1M", fmt.Sprintf(`"interfaceName": "net%d"`, 100+filled))
+			if err := crowd.hook(c, p.mustPrepare(c)[0]); err != nil {
+				t.Fatal(err)
+			}
+		}
+		c, pod := p.claim(fmt.Sprintf("measured%d", shares), "1M", ""), p.sandbox("measured")
+		var share string
+		for _, step := range []struct {
+			name  string
+			syncs int // each takes milliseconds on a disk
+			do    func()
+		}{
+			{"prepare", 2, func() { share = p.mustPrepare(c)[0] }},
+			{"attach", 0, func() {
+				if err := pod.hook(c, share); err != nil {
+					t.Fatal(err)
+				}
+			}},
+			{"unprepare", 1, func() { p.unprepare(c) }},
+		} {
+			got := o.during(step.do)
+			if first[step.name] == nil {
+				first[step.name] = got
+				t.Logf("%s: %v", step.name, got)
+			}
+			if !maps.Equal(got, first[step.name]) {
+				t.Errorf("%s next to %d shares: %v, next to 1 share %v", step.name, shares, got, first[step.name])
+			}
+			syncs := 0
+			for name, count := range got {
+				if strings.HasPrefix(name, "sync ") {
+					syncs += count
+				}
+			}
+			if syncs != step.syncs {
+				t.Errorf("%s next to %d shares syncs %d files, want %d", step.name, shares, syncs, step.syncs)
+			}
+		}
+	}
+}
