@@ -110,7 +110,7 @@ func (d *Driver) attach(ctx context.Context, r attach.Request, sandbox Sandbox) 
 	recorded := newAttachment(s, r, attached)
 	// The metadata is written before the record: once the record exists, the
 	// hook no longer calls the plugin for this sandbox.
-	d.updateMetadata(ctx, types.UID(r.ClaimUID), s, recorded)
+	d.updateMetadata(ctx, types.UID(r.ClaimUID), s, &pendingAttachment{recorded, attached})
 	if err := d.attachments.Write(recorded); err != nil {
 		return errors.Join(fmt.Errorf("write attachment record: %w", err), d.detach(ctx, s, recorded))
 	}

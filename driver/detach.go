@@ -25,7 +25,7 @@ func (d *Driver) detachEnded(ctx context.Context, s share, r attach.Record) erro
 	err := d.detach(ctx, s, r)
 	d.metrics.observe(operationDetach, start, err)
 	if d.isHelperReady() { // otherwise the plugin is starting, and updateMetadata would wait
-		d.updateMetadata(ctx, types.UID(r.ClaimUID), s) // describes an attachment if there is only one
+		d.updateMetadata(ctx, types.UID(r.ClaimUID), s, nil) // describes an attachment if there is only one
 	}
 	d.status.enqueue(types.UID(r.ClaimUID))
 	if err == nil {

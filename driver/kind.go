@@ -352,6 +352,10 @@ type Attached struct {
 	Namespace attach.Namespace
 	// Payload is recorded and given back to the kind in attach.Record.
 	Payload json.RawMessage
+	// NetworkData and Attributes are those of the State that Read would return now. The driver writes them to
+	// the device metadata without another reading of the kernel.
+	NetworkData *resourceapi.NetworkDeviceData
+	Attributes  attribute.Map
 }
 
 // State is the state of an attachment in the kernel.

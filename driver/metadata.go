@@ -210,12 +210,12 @@ func metadataName(c *record.Claim) string { return c.Namespace + "_" + c.Name }
 
 // metadataOf returns the metadata of a share: the published attributes of its
 // device, the grant, and the state of its attachment if there is exactly one. pending
-// are attachments that have no record yet.
+// may be nil.
 func (d *Driver) metadataOf(
 	ctx context.Context,
 	uid types.UID,
 	s share,
-	pending ...attach.Record,
+	pending *pendingAttachment,
 ) *kubeletplugin.DeviceMetadata {
 	m := &kubeletplugin.DeviceMetadata{Attributes: map[string]resourceapi.DeviceAttribute{}}
 	attributes := attribute.Granted(s.Capacity)
@@ -226,11 +226,10 @@ func (d *Driver) metadataOf(
 	for name, value := range attributes {
 		m.Attributes[string(name)] = value
 	}
-	if state := d.onlyStateOf(ctx, uid, s, pending); state != nil {
-		m.NetworkData = state.NetworkData
-		for name, value := range state.Attributes {
-			m.Attributes[string(name)] = value
-		}
+	networkData, additional := d.onlyAttachmentOf(ctx, uid, s, pending)
+	m.NetworkData = networkData
+	for name, value := range additional {
+		m.Attributes[string(name)] = value
 	}
 	return m
 }
@@ -248,39 +247,36 @@ func (s share) deviceAttributes() attribute.Map {
 	return nil
 }
 
-// onlyStateOf returns the state of a share's attachment, or nil if the share has none or
-// several: all pods of a claim see the same file.
-func (d *Driver) onlyStateOf(
-	ctx context.Context,
-	uid types.UID,
-	s share,
-	pending []attach.Record,
-) *State {
+// pendingAttachment is an attachment that has no record yet.
+type pendingAttachment struct {
+	record   attach.Record
+	attached Attached
+}
+
+// onlyAttachmentOf describes a share's attachment, or returns nil if the share has none or several: all
+// pods of a claim see the same file. A pending attachment replaces one in the same namespace.
+func (d *Driver) onlyAttachmentOf(
+	ctx context.Context, uid types.UID, s share, pending *pendingAttachment,
+) (*resourceapi.NetworkDeviceData, attribute.Map) {
 	if s.attacher == nil {
-		return nil
+		return nil, nil
 	}
-	attachments := replacePending(d.attachmentsOf(ctx, uid, s.Name), s.Name, pending)
+	attachments := d.attachmentsOf(ctx, uid, s.Name)
+	if pending != nil && pending.record.Share == s.Name {
+		isReplaced := func(a attach.Record) bool { return a.Namespace.Cookie == pending.record.Namespace.Cookie }
+		if !slices.ContainsFunc(attachments, func(a attach.Record) bool { return !isReplaced(a) }) {
+			return pending.attached.NetworkData, pending.attached.Attributes
+		}
+		return nil, nil
+	}
 	if len(attachments) != 1 {
-		return nil
+		return nil, nil
 	}
 	state, err := s.attacher.Read(ctx, s.Share, attachments[0])
 	if err != nil {
-		return nil
+		return nil, nil
 	}
-	return &state
-}
-
-// replacePending adds the pending attachments of a share to the recorded ones.
-// A pending attachment replaces one that was in the same namespace.
-func replacePending(recorded []attach.Record, shareName string, pending []attach.Record) []attach.Record {
-	for _, p := range pending {
-		if p.Share != shareName {
-			continue
-		}
-		recorded = slices.DeleteFunc(recorded, func(a attach.Record) bool { return a.Namespace.Cookie == p.Namespace.Cookie })
-		recorded = append(recorded, p)
-	}
-	return recorded
+	return state.NetworkData, state.Attributes
 }
 
 // refreshMetadata is an interceptor of the helper's calls. When a claim is prepared again, the helper writes the
@@ -320,15 +316,14 @@ func (d *Driver) updateClaimMetadata(ctx context.Context, uid types.UID) {
 	for _, s := range d.resolveAll(claim.Shares) {
 		if !updated[s.Request] {
 			updated[s.Request] = true
-			d.updateMetadata(ctx, uid, s)
+			d.updateMetadata(ctx, uid, s, nil)
 		}
 	}
 }
 
 // updateMetadata writes the current metadata of a share, and of all shares of
-// its request, because they are in one file. pending are attachments that have
-// no record yet. It waits for the helper.
-func (d *Driver) updateMetadata(ctx context.Context, uid types.UID, s share, pending ...attach.Record) {
+// its request, because they are in one file. pending may be nil. It waits for the helper.
+func (d *Driver) updateMetadata(ctx context.Context, uid types.UID, s share, pending *pendingAttachment) {
 	select {
 	case <-d.helperReady:
 	case <-ctx.Done():
@@ -343,7 +338,7 @@ func (d *Driver) updateMetadata(ctx context.Context, uid types.UID, s share, pen
 		if other.Request == s.Request {
 			devices = append(devices, kubeletplugin.Device{
 				Requests: []string{other.Request}, PoolName: other.Pool, DeviceName: other.Device,
-				Metadata: d.metadataOf(ctx, uid, other, pending...),
+				Metadata: d.metadataOf(ctx, uid, other, pending),
 			})
 		}
 	}

@@ -61,7 +61,7 @@ func (l attachmentsOfKind) Update(
 			return nil
 		}
 		err = change(Attachment{Share: s.Share, Record: current}, write)
-		d.updateMetadata(ctx, uid, s)
+		d.updateMetadata(ctx, uid, s, nil)
 		d.status.enqueue(uid)
 		return err
 	})

@@ -90,15 +90,19 @@ func (k *Kind) Attach(
 	if link.Sysctls, err = sysctlsOf(share); err != nil {
 		return attached, k.node.Undo(err, a)
 	}
+	addresses := spec.Addresses
 	if spec.Leases {
 		link.DHCP = newLease(share, r)
 		if err := k.firstLease(ctx, d, a, sandbox, conn, leasedRoutes, &link); err != nil {
 			return attached, k.node.Undo(err, a)
 		}
+		addresses = append(addresses, leaseOf(link).Address)
 	}
 	if attached, err = describe(a, sandbox, link); err != nil {
 		return attached, k.node.Undo(err, a)
 	}
+	attached.NetworkData = networkData(link.Name, a.MAC, addresses)
+	attached.Attributes = attributesOf(link.Nameservers)
 	k.duplicates.add(share.Device, link)
 	klog.FromContext(ctx).V(4).Info("Created link", "device", share.Device, "link", link.Name, "mac", link.MAC,
 		"addresses", link.Sources, "class", spec.Minor)

@@ -8,6 +8,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net"
+	"net/netip"
 	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -86,8 +88,27 @@ func withNameservers(state driver.State, nameservers []string) driver.State {
 		return state
 	}
 	status.DNS = &params.CNIDNS{Nameservers: nameservers}
-	state.Attributes = attribute.Map{params.AttributeNameservers: {StringValues: nameservers}}
+	state.Attributes = attributesOf(nameservers)
 	return state
+}
+
+// attributesOf returns the additional attributes of a link in the device metadata.
+func attributesOf(nameservers []string) attribute.Map {
+	if len(nameservers) == 0 {
+		return nil
+	}
+	return attribute.Map{params.AttributeNameservers: {StringValues: nameservers}}
+}
+
+// networkData describes a link that exists.
+func networkData(name string, mac net.HardwareAddr, addresses []netip.Prefix) *resourceapi.NetworkDeviceData {
+	ips := make([]string, 0, len(addresses))
+	for _, address := range addresses {
+		ips = append(ips, address.String())
+	}
+	return &resourceapi.NetworkDeviceData{
+		InterfaceName: name, HardwareAddress: mac.String(), IPs: ips[:min(len(ips), maxAddresses)],
+	}
 }
 
 // state returns the state of an attachment, from the state of its link in the kernel.
@@ -121,24 +142,16 @@ func (k *Kind) state(
 			reason, message = params.ReasonDuplicateAddress, duplicateMessage(d.network.Name, found)
 		}
 	}
-	addresses := make([]string, 0, len(link.Addresses))
-	for _, address := range link.Addresses {
-		addresses = append(addresses, address.String())
-	}
-	addresses = addresses[:min(len(addresses), maxAddresses)]
 	network := "" // of a NIC that is no longer configured
 	if d.network != nil {
 		network = d.network.Name
 	}
+	data := networkData(link.Name, link.MAC, link.Addresses)
 	return driver.State{
 		Exists: true, Ready: message == "", Reason: reason, Message: message,
-		NetworkData: &resourceapi.NetworkDeviceData{
-			InterfaceName:   link.Name,
-			HardwareAddress: link.MAC.String(),
-			IPs:             addresses,
-		},
-		Conditions: []metav1.Condition{k.enforced(d, share, p, link), identity},
-		Data:       networkStatus(network, link, addresses, p.Routes),
+		NetworkData: data,
+		Conditions:  []metav1.Condition{k.enforced(d, share, p, link), identity},
+		Data:        networkStatus(network, link, data.IPs, p.Routes),
 	}
 }
 
