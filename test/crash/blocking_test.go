@@ -4,6 +4,7 @@
 package crash
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -83,27 +84,26 @@ func (s *sandbox) setMode(mode netlink.MacvlanMode) error {
 	})
 }
 
-// flapLink sets the pod's link down and up, again and again, until the test ends.
-func (s *sandbox) flapLink(t *testing.T) {
-	end, ended := make(chan struct{}), make(chan error)
-	go func() {
-		ended <- s.do(func() error {
-			link, err := netlink.LinkByName("net1")
-			for err == nil {
-				select {
-				case <-end:
-					return nil
-				default:
-				}
-				if err = netlink.LinkSetDown(link); err == nil {
-					err = netlink.LinkSetUp(link)
-				}
+// flap sets the pod's link down and up, again and again, until ctx ends.
+func (s *sandbox) flap(ctx context.Context) error {
+	return s.do(func() error {
+		link, err := netlink.LinkByName("net1")
+		for err == nil && ctx.Err() == nil {
+			if err = netlink.LinkSetDown(link); err == nil {
+				err = netlink.LinkSetUp(link)
 			}
-			return err
-		})
-	}()
+		}
+		return err
+	})
+}
+
+// flapLink runs flap until the test ends.
+func (s *sandbox) flapLink(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error)
+	go func() { ended <- s.flap(ctx) }()
 	t.Cleanup(func() {
-		close(end)
+		cancel()
 		if err := <-ended; err != nil {
 			t.Errorf("set the link of pod %s down and up: %v", s.name, err)
 		}

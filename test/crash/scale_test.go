@@ -4,6 +4,7 @@
 package crash
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -29,6 +30,7 @@ const (
 	scaleWorkers = 16
 	// restPeriod is more than the interval of the plugin's resync.
 	restPeriod = 40 * time.Second
+	loopPeriod = 10 * time.Second
 	// scaleSamples is the largest number of attachments that are measured one at a time.
 	scaleSamples = 50
 )
@@ -105,14 +107,34 @@ func (s *scale) run(shares int) {
 	requests, writes, cpu := s.requests.Load(), s.writes.Load(), s.cpuTime()
 	<-time.After(restPeriod)
 	requests, writes, cpu = s.requests.Load()-requests, s.writes.Load()-writes, s.cpuTime()-cpu
-	row := fmt.Sprintf("| %d | %.1f ms | %.1f ms | %.2f s | %.1f %% | %d | %d | %d MiB | %d MiB |\n",
+	loop, loopWrites := s.loop()
+	row := fmt.Sprintf("| %d | %.1f ms | %.1f ms | %.2f s | %.1f %% | %d | %d | %.1f %% | %d | %d MiB | %d MiB |\n",
 		shares, ms(attach[len(attach)/2]), ms(attach[len(attach)*9/10]), ready.Seconds(),
-		100*cpu.Seconds()/restPeriod.Seconds(), requests, writes, s.memory("VmRSS"), s.memory("RssAnon"))
+		percent(cpu, restPeriod), requests, writes, percent(loop, loopPeriod), loopWrites,
+		s.memory("VmRSS"), s.memory("RssAnon"))
 	s.t.Log(row)
 	if path := os.Getenv("SCALE_REPORT"); path != "" {
 		appendLine(path, strings.TrimSpace(row))
 	}
 }
+
+// loop returns the processor time that the plugin uses, and the writes that it sends, while a pod changes its link
+// in a loop for loopPeriod.
+func (s *scale) loop() (cpu time.Duration, writes int64) {
+	s.t.Helper()
+	name := fmt.Sprintf("p%d", s.created.Add(1))
+	c, pod := s.claim(name), s.sandbox(name)
+	s.must("prepare a claim", s.prepare(s.t.Context(), c))
+	s.must("attach the pod", pod.hook(s.t.Context(), s.dir, c, timeout))
+	s.settle()
+	writes, cpu = s.writes.Load(), s.cpuTime()
+	ctx, cancel := context.WithTimeout(s.t.Context(), loopPeriod)
+	defer cancel()
+	s.must("change the link in a loop", pod.flap(ctx))
+	return s.cpuTime() - cpu, s.writes.Load() - writes
+}
+
+func percent(part, whole time.Duration) float64 { return 100 * part.Seconds() / whole.Seconds() }
 
 func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
