@@ -67,6 +67,7 @@ var limiters = []limiter{
 //   - send-first-second-%: the rate of the first second, in percent of the limit
 //   - own-p99-µs: the round trip of a datagram of the pod that sends as fast as it can
 //   - neighbor-p99-µs: the round trip of a datagram of another pod at the same time
+//   - one-to-eight-flows-%: the rate of the pod with one TCP flow, in percent of that of another pod with eight
 //   - cpu-ms/Gbit: processor time of the machine for each Gbit that arrives, including that of
 //     sender and receiver
 //   - kpps: small datagrams that a pod sends without reaching its limit, in thousands per second
@@ -102,6 +103,7 @@ func (l limiter) measureRates(b *testing.B, p pair, limit uint64) {
 	all.Wait()
 	b.ReportMetric(float64(own.Percentile(99))/1e3, "own-p99-µs")
 	b.ReportMetric(float64(neighbor.Percentile(99))/1e3, "neighbor-p99-µs")
+	b.ReportMetric(p.oneToEightFlows(b), "one-to-eight-flows-%")
 	if l.name == "none" {
 		return
 	}
@@ -109,6 +111,33 @@ func (l limiter) measureRates(b *testing.B, p pair, limit uint64) {
 	if l.receives {
 		b.ReportMetric(percent(p.measured.receive(b, p.host, 4*time.Second))-100, "receive-error-%")
 	}
+}
+
+// oneToEightFlows returns the rate of a pod that sends one TCP flow to the host, in percent of the rate of another pod
+// that sends eight at the same time.
+func (p pair) oneToEightFlows(b *testing.B) float64 {
+	b.Helper()
+	const many, firstPort = 8, 5002
+	rates := make([]float64, 1+many)
+	var all sync.WaitGroup
+	for i := range rates {
+		pod := p.neighbor
+		if i == 0 {
+			pod = p.measured
+		}
+		all.Go(func() {
+			rates[i] = frameRate(b, nstest.Flow{
+				From: pod.Namespace, To: p.host, Duration: 3 * time.Second,
+				Address: net.JoinHostPort(pod.host, strconv.Itoa(firstPort+i)),
+			})
+		})
+	}
+	all.Wait()
+	sum := 0.0
+	for _, rate := range rates[1:] {
+		sum += rate
+	}
+	return 100 * rates[0] / sum
 }
 
 func measureUnlimited(b *testing.B, p pair) {

@@ -155,14 +155,15 @@ func traffic(r results) string {
 		fmt.Fprintf(&s, `
 ## A limit of %s bit/s
 
-| | sends | receives | first second | own round trip | neighbor's round trip |
-| --- | --- | --- | --- | --- | --- |
+| | sends | receives | first second | own round trip | neighbor's round trip | one flow beside eight |
+| --- | --- | --- | --- | --- | --- | --- |
 `, limit)
 		for _, l := range limiters {
 			row := []string{l[1]}
 			for _, metric := range []struct{ unit, format string }{
 				{"send-error-%", "%+.1f %%"}, {"receive-error-%", "%+.1f %%"}, {"send-first-second-%", "%.0f %%"},
 				{"own-p99-µs", "%.0f µs"}, {"neighbor-p99-µs", "%.0f µs"},
+				{"one-to-eight-flows-%", "%.0f %%"},
 			} {
 				row = append(row, r.format("Traffic/limiter="+l[0]+"/limit="+limit, metric.unit, metric.format))
 			}
