@@ -54,5 +54,7 @@ Ethernet frames without checksum, compared with the limit: *first second* after 
 4 s. The token buckets, in the pod and of the CNI plugin, hold what the limit permits in 4 ms. The CNI
 plugin bandwidth cannot limit macvlans; its pods have veths to the node. A token bucket in the pod limits
 only what it sends, and the pod can remove it. *One flow beside eight* is the rate of a pod with one TCP flow, in
-percent of that of another pod that sends eight at the same time.
+percent of that of another pod that sends eight at the same time. *Two senders* are two pods that send small
+datagrams at the same time: the sum of their datagrams, as a multiple of those of one pod. \`shaping: MultiQueue\` needs
+a kernel with the action skbedit, and has no results without it.
 EOF

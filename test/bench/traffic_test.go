@@ -56,7 +56,8 @@ type limiter struct {
 
 var limiters = []limiter{
 	{"none", unlimited, false},
-	{"driver", shares, true},
+	{"driver", func(b *testing.B, limit uint64) pair { return shares(b, limit, false) }, true},
+	{"driver-multi-queue", func(b *testing.B, limit uint64) pair { return shares(b, limit, true) }, true},
 	{"tbf-in-pod", bucketInPod, false},
 	{"cni-bandwidth", cniBandwidth, true},
 }
@@ -71,6 +72,7 @@ var limiters = []limiter{
 //   - cpu-ms/Gbit: processor time of the machine for each Gbit that arrives, including that of
 //     sender and receiver
 //   - kpps: small datagrams that a pod sends without reaching its limit, in thousands per second
+//   - two-senders: the datagrams that two pods send at the same time, as a multiple of those of one
 func BenchmarkTraffic(b *testing.B) {
 	for _, l := range limiters {
 		for _, limit := range []uint64{100e6, 1e9} {
@@ -148,7 +150,14 @@ func measureUnlimited(b *testing.B, p pair) {
 	busy := measure.BusyTime() - before
 	b.ReportMetric(rate/1e9, "Gbit/s")
 	b.ReportMetric(busy.Seconds()*1e3/(rate*duration.Seconds()/1e9), "cpu-ms/Gbit")
-	b.ReportMetric(float64(p.measured.datagrams(b, duration))/duration.Seconds()/1e3, "kpps")
+	one := p.measured.datagrams(b, duration)
+	b.ReportMetric(float64(one)/duration.Seconds()/1e3, "kpps")
+	var first, second uint64
+	var both sync.WaitGroup
+	both.Go(func() { first = p.measured.datagrams(b, duration) })
+	both.Go(func() { second = p.neighbor.datagrams(b, duration) })
+	both.Wait()
+	b.ReportMetric(float64(first+second)/float64(one), "two-senders")
 }
 
 // send returns the rate at which frames of the pod arrive at the host, in bits per second.
@@ -249,13 +258,16 @@ func (e endpoint) datagrams(b *testing.B, duration time.Duration) (count uint64)
 	return sent() - before
 }
 
+// transmitQueues is the number of transmit queues of a NIC.
+const transmitQueues = 4
+
 // macvlans returns pods with macvlans on a NIC, which attach creates.
 func macvlans(
 	b *testing.B, attach func(nic netdev.NIC, pod *nstest.Namespace, mac net.HardwareAddr, ip netip.Prefix),
 ) pair {
 	b.Helper()
 	const host = "10.60.0.1"
-	nic, wire := nstest.NIC(b, "nic0", mtu, host+"/16")
+	nic, wire := nstest.NICWithQueues(b, "nic0", mtu, transmitQueues, host+"/16")
 	pod := func(n byte) endpoint {
 		ns, ip := nstest.New(b), netip.AddrFrom4([4]byte{10, 60, 1, n})
 		attach(nic, ns, net.HardwareAddr{2, 8, 0, 0, 0, n}, netip.PrefixFrom(ip, 16))
@@ -272,13 +284,13 @@ func unlimited(b *testing.B, _ uint64) pair {
 	})
 }
 
-// shares attaches shares as the node plugin does.
-func shares(b *testing.B, limit uint64) pair {
+// shares attaches shares as the node plugin does. With multiQueue, each has a home queue.
+func shares(b *testing.B, limit uint64, multiQueue bool) pair {
 	var n *netdev.Node
 	minor := uint16(shape.FirstMinor)
 	return macvlans(b, func(nic netdev.NIC, pod *nstest.Namespace, mac net.HardwareAddr, ip netip.Prefix) {
 		if n == nil {
-			n = enforcingNode(b, nic)
+			n = enforcingNode(b, nic, multiQueue)
 		}
 		_, err := n.Attach(pod.Pod(), netdev.LinkSpec{
 			Parent: nic.Index, Name: linkName, MAC: mac, Mode: netdev.Private, Addresses: []netip.Prefix{ip},
@@ -291,7 +303,9 @@ func shares(b *testing.B, limit uint64) pair {
 	})
 }
 
-func enforcingNode(b *testing.B, nic netdev.NIC) *netdev.Node {
+// enforcingNode returns a node that limits the shares of a NIC. It skips the benchmark if the kernel cannot give
+// shares home queues.
+func enforcingNode(b *testing.B, nic netdev.NIC, multiQueue bool) *netdev.Node {
 	n, err := netdev.NewNode(netdev.Options{BPFFS: nstest.MountBPFFS(b)})
 	if err != nil {
 		b.Fatal(err)
@@ -302,10 +316,14 @@ func enforcingNode(b *testing.B, nic netdev.NIC) *netdev.Node {
 	})
 	_, err = n.Manage(netdev.NICConfig{
 		Name: nic.Name, Index: nic.Index, MAC: nic.MAC, Enforce: true,
-		Rates: shape.NICRates{Line: 3 * fast, Reserve: 1e9, MinShare: 1e6},
+		Rates:         shape.NICRates{Line: 3 * fast, Reserve: 1e9, MinShare: 1e6},
+		QueuePerShare: multiQueue,
 	})
 	if err != nil {
 		b.Fatal(err)
+	}
+	if _, reason := n.Trees(nic.Index); multiQueue && reason != nil {
+		b.Skipf("the kernel does not steer frames to queues: %v", reason)
 	}
 	return n
 }

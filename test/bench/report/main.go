@@ -145,6 +145,7 @@ func ends(r results) string {
 var limiters = [][2]string{
 	{"none", "no limit"},
 	{"driver", "this driver"},
+	{"driver-multi-queue", "this driver, `shaping: MultiQueue`"},
 	{"tbf-in-pod", "token bucket in the pod"},
 	{"cni-bandwidth", "CNI bandwidth (veth)"},
 }
@@ -173,13 +174,14 @@ func traffic(r results) string {
 	s.WriteString(`
 ## A limit that is not reached
 
-| | rate | processor time per Gbit | small datagrams per second |
-| --- | --- | --- | --- |
+| | rate | processor time per Gbit | small datagrams per second | two senders, of one |
+| --- | --- | --- | --- | --- |
 `)
 	for _, l := range limiters {
 		name := "Traffic/limiter=" + l[0] + "/limit=none"
-		fmt.Fprintf(&s, "| %s | %s | %s | %s |\n", l[1], r.format(name, "Gbit/s", "%.1f Gbit/s"),
-			r.format(name, "cpu-ms/Gbit", "%.0f ms"), r.format(name, "kpps", "%.0f,000"))
+		fmt.Fprintf(&s, "| %s | %s | %s | %s | %s |\n", l[1], r.format(name, "Gbit/s", "%.1f Gbit/s"),
+			r.format(name, "cpu-ms/Gbit", "%.0f ms"), r.format(name, "kpps", "%.0f,000"),
+			r.format(name, "two-senders", "%.2f"))
 	}
 	return s.String()
 }
