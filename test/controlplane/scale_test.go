@@ -38,6 +38,7 @@ import (
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 	"github.com/dra-shared/dra-driver-shared/controlplane/mode"
 	"github.com/dra-shared/dra-driver-shared/test/eventually"
+	"github.com/dra-shared/dra-driver-shared/test/measure"
 	"github.com/dra-shared/dra-driver-shared/test/simnode"
 )
 
@@ -191,6 +192,7 @@ func (e *testEnv) measure(t *testing.T, controller *os.Process, w workload) {
 	if w.plot {
 		chart(starts, len(pods))
 	}
+	e.measureRest(t, controller)
 	e.measureDeletion(t, ns, pods)
 }
 
@@ -266,6 +268,40 @@ func (e *testEnv) startTimes(created map[string]time.Time, begin time.Time) (lat
 	slices.Sort(latencies)
 	slices.Sort(starts)
 	return latencies, starts
+}
+
+// measureRest prints what the controller does while nothing changes.
+func (e *testEnv) measureRest(t *testing.T, controller *os.Process) {
+	t.Helper()
+	const period = 40 * time.Second
+	requests := func() (leases, others float64) {
+		all := e.controllerRequests(t)
+		leases = all["update leases"]
+		return leases, sum(all) - leases
+	}
+	processorTime := func() time.Duration {
+		used, err := measure.ProcessTime(controller.Pid)
+		if err != nil {
+			t.Fatalf("read the processor time of the controller: %v: has it ended?", err)
+		}
+		return used
+	}
+	eventually.Eventually(t, 2*time.Minute, "the controller sends no more requests", func() error {
+		_, before := requests()
+		<-time.After(5 * time.Second)
+		if _, after := requests(); after > before {
+			return fmt.Errorf("it sent %.0f in 5 s", after-before)
+		}
+		return nil
+	})
+	leasesBefore, othersBefore := requests()
+	used := processorTime()
+	<-time.After(period)
+	used = processorTime() - used
+	leases, others := requests()
+	fmt.Printf("While the pods run and nothing changes, the controller uses %.1f %% of a core, and sends %.0f requests in %s, "+
+		"besides %.0f that renew its Lease.\n\n", 100*used.Seconds()/period.Seconds(), others-othersBefore, period,
+		leases-leasesBefore)
 }
 
 // measureDeletion deletes the pods and PodGroups of a namespace and prints the

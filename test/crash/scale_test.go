@@ -5,7 +5,6 @@ package crash
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -223,19 +222,11 @@ func (s *scale) settle() {
 // cpuTime returns the processor time that the plugin has used.
 func (s *scale) cpuTime() time.Duration {
 	s.t.Helper()
-	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", s.plugin.cmd.Process.Pid))
+	used, err := measure.ProcessTime(s.plugin.cmd.Process.Pid)
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	// Fields 14 and 15 of proc_pid_stat(5), in units of 1/100 s. The name, field 2, may
-	// contain spaces.
-	fields := strings.Fields(string(raw[strings.LastIndexByte(string(raw), ')')+1:]))
-	user, userErr := strconv.Atoi(fields[11])
-	system, systemErr := strconv.Atoi(fields[12])
-	if err := errors.Join(userErr, systemErr); err != nil {
-		s.t.Fatal(err)
-	}
-	return time.Duration(user+system) * 10 * time.Millisecond
+	return used
 }
 
 // memory returns a field of proc_pid_status(5) of the plugin, in MiB.

@@ -1,10 +1,13 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package measure decides how often a test measures a rate that is too low.
+// Package measure has what tests and benchmarks share to measure rates, latencies, and processor time.
 package measure
 
 import (
+	"bytes"
+	"errors"
+	"fmt"
 	"os"
 	"strconv"
 	"strings"
@@ -52,6 +55,19 @@ func BusyTime() time.Duration {
 	const ticksPerSecond = 100 // USER_HZ; see proc_stat(5)
 	p := readProcessorTime()
 	return time.Duration((p.total - p.idle - p.stolen) / ticksPerSecond * float64(time.Second))
+}
+
+// ProcessTime returns the processor time that a process has used.
+func ProcessTime(pid int) (time.Duration, error) {
+	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, err
+	}
+	// Fields 14 and 15 of proc_pid_stat(5), in units of 1/100 s. The name, field 2, may contain spaces.
+	fields := strings.Fields(string(raw[bytes.LastIndexByte(raw, ')')+1:]))
+	user, userErr := strconv.Atoi(fields[11])
+	system, systemErr := strconv.Atoi(fields[12])
+	return time.Duration(user+system) * 10 * time.Millisecond, errors.Join(userErr, systemErr)
 }
 
 // stolenSince returns the share of the time since before that the host did not give to this
