@@ -47,7 +47,7 @@ func (e *endedSandboxes) take() (selected func(*attach.Record) bool) {
 }
 
 // detachEndedSandboxes detaches the attachments of the sandboxes that handle has added, until ctx ends. The
-// garbage collector of the next plugin detaches the rest.
+// next plugin detaches the rest when it restores attachments.
 func (d *Driver) detachEndedSandboxes(ctx context.Context) {
 	for {
 		select {
