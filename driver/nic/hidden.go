@@ -161,11 +161,11 @@ func (k *Kind) Warnings() (warnings []driver.Warning) {
 		}
 		warnings = append(warnings, driver.Warning{
 			Device: nic, Reason: params.EventReasonLinksHidden,
-			Message: fmt.Sprintf("pods use the MAC addresses %s on %s, and the node sees no link with them: either pods hide "+
-				"links in network namespaces that they created, with which they could receive the frames of others, or "+
-				"programs with CAP_NET_RAW added addresses to the links of their pods: all pods of %s see random source MAC "+
-				"addresses until these addresses are gone: which pods of the NIC have CAP_NET_ADMIN in a user namespace, "+
-				"or CAP_NET_RAW?",
+			Message: fmt.Sprintf("pods use the MAC addresses %s on %s, and the node sees no link that has them. A pod may have "+
+				"hidden a link in a network namespace that it created, to receive frames of other pods, or a program with "+
+				"CAP_NET_RAW may have added addresses to the link of its pod. Until the addresses are gone, all pods of %s "+
+				"see random source MAC addresses. Find the pods of the NIC that have CAP_NET_ADMIN in a user namespace, or "+
+				"CAP_NET_RAW.",
 				addresses, nic, nic),
 			EndReason: params.EventReasonLinksVisible, EndMessage: "no hidden links remain on " + nic,
 		})
