@@ -65,8 +65,8 @@ type Options struct {
 	// fabrics; see fabrics.Publisher.
 	SlicesOwner string
 
-	// HealthAddress and MetricsAddress are the host:port on which Run serves; "0"
-	// disables the server.
+	// HealthAddress and MetricsAddress are the host:port on which Run serves; "0" disables the server, and so does an
+	// empty MetricsAddress.
 	HealthAddress, MetricsAddress string
 	Webhook                       Webhook
 

@@ -4,6 +4,7 @@
 package controlplane
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -102,7 +103,8 @@ func withRemedy(err error) error {
 
 // newServers returns the servers of health and metrics that the options enable.
 func newServers(config *rest.Config, o Options, ready healthz.Checker) (servers []manager.Runnable, err error) {
-	metrics, err := metricsserver.NewServer(metricsserver.Options{BindAddress: o.MetricsAddress}, config, nil)
+	address := cmp.Or(o.MetricsAddress, "0") // the library would serve on its default address
+	metrics, err := metricsserver.NewServer(metricsserver.Options{BindAddress: address}, config, nil)
 	if err != nil {
 		return nil, fmt.Errorf("metrics server: %w", err)
 	}

@@ -74,8 +74,7 @@ func newCommand() *cobra.Command {
 func (f *flags) addGeneral(p *pflag.FlagSet) {
 	p.StringVar(&f.DriverName, "driver-name", api.DriverName, "name of the driver")
 	p.StringVar(&f.configFile, "config", "/etc/dra-shared/config.yaml", "path of the DriverConfig file")
-	p.StringVar(&f.kubeconfig, "kubeconfig", "",
-		"path of a kubeconfig file; if empty, the credentials of the pod's service account")
+	p.StringVar(&f.kubeconfig, "kubeconfig", "", "path of a kubeconfig file; default: the pod's service account")
 	p.StringVar(&f.Namespace, "namespace", os.Getenv("POD_NAMESPACE"),
 		"namespace of the leader election Lease and of the Secret with the webhook's certificate authority")
 	p.StringVar(&f.mode, "mode", string(mode.Auto),
@@ -85,8 +84,8 @@ func (f *flags) addGeneral(p *pflag.FlagSet) {
 		"name of the ClusterRole that owns the ResourceSlices of fabrics, so that they are deleted with it; "+
 			"if empty, they remain after the controller is removed")
 	p.StringVar(&f.HealthAddress, "health-address", ":8081", "host:port to serve /healthz and /readyz on")
-	p.StringVar(&f.MetricsAddress, "metrics-address", "0",
-		"host:port to serve Prometheus metrics on, at /metrics; 0 disables the server")
+	p.StringVar(&f.MetricsAddress, "metrics-address", "",
+		"host:port to serve Prometheus metrics on, at /metrics; if empty or 0, the controller serves none")
 }
 
 // addFeatures adds the flags of optional features.

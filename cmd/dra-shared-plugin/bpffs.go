@@ -17,14 +17,18 @@ func newMountBPFFSCommand() *cobra.Command {
 	var dir string
 	c := &cobra.Command{
 		Use:   "mount-bpffs",
-		Short: "Mount a BPF file system, unless there is one",
+		Short: "Mount a BPF file system if the node has none",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			mounted, err := bpffs.Mount(dir)
 			if err != nil {
 				return err
 			}
-			klog.FromContext(cmd.Context()).Info("The node has a BPF file system", "path", dir, "mountedNow", mounted)
+			message := "BPF file system is already mounted"
+			if mounted {
+				message = "Mounted BPF file system"
+			}
+			klog.FromContext(cmd.Context()).Info(message, "path", dir)
 			return nil
 		},
 	}

@@ -1,7 +1,7 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command dra-shared-plugin is the node daemon: it publishes the node's shared
+// Command dra-shared-plugin is the node plugin: it publishes the node's shared
 // devices, prepares claims for the kubelet, and attaches shares to pods.
 package main
 
@@ -69,7 +69,7 @@ func newCommand() *cobra.Command {
 	f := flags{logging: logsapi.NewLoggingConfiguration()}
 	c := &cobra.Command{
 		Use:   "dra-shared-plugin",
-		Short: "The node daemon of the DRA driver for shared devices",
+		Short: "Run the node plugin of the DRA driver for shared devices",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := logsapi.ValidateAndApply(f.logging, nil); err != nil {
@@ -94,12 +94,11 @@ func (f *flags) add(p *pflag.FlagSet) {
 	p.StringVar(&f.NodeName, "node-name", os.Getenv("NODE_NAME"), "name of this node")
 	p.StringVar(&f.Instance, "pod-uid", os.Getenv("POD_UID"),
 		"UID of this plugin's pod, which distinguishes the two plugins of a rolling update")
-	p.StringVar(&f.configFile, "config", "/etc/dra-shared/config.yaml", "path of the DriverConfig")
-	p.StringVar(&f.kubeconfig, "kubeconfig", "",
-		"path of a kubeconfig; if empty, the credentials of the pod's service account")
+	p.StringVar(&f.configFile, "config", "/etc/dra-shared/config.yaml", "path of the DriverConfig file")
+	p.StringVar(&f.kubeconfig, "kubeconfig", "", "path of a kubeconfig file; default: the pod's service account")
 	p.StringVar(&f.hookSource, "hook", "/bin/dra-shared-hook", "path of the hook to install")
 	p.StringVar(&f.metricsAddress, "metrics-address", "",
-		"host:port on which to serve Prometheus metrics at /metrics; default: none")
+		"host:port to serve Prometheus metrics on, at /metrics; if empty, the plugin serves none")
 	p.StringVar(&f.opener, "namespace-opener", "",
 		"path of the unix socket of a process that opens sockets in the network namespaces of pods, to renew leases of "+
 			"DHCP servers (dra-shared-hook open-namespaces); default: claims cannot lease addresses")

@@ -47,7 +47,7 @@ func newUninstallCheckCommand() *cobra.Command {
 		},
 	}
 	c.Flags().StringVar(&driver, "driver-name", api.DriverName, "name of the driver")
-	c.Flags().StringVar(&kubeconfig, "kubeconfig", "", "kubeconfig; default: the pod's service account")
+	c.Flags().StringVar(&kubeconfig, "kubeconfig", "", "path of a kubeconfig file; default: the pod's service account")
 	return c
 }
 
