@@ -47,8 +47,8 @@ func steer(index int) error {
 	action := options.AddRtAttr(nl.TCA_BPF_ACT, nil).AddRtAttr(1, nil)
 	action.AddRtAttr(nl.TCA_ACT_KIND, nl.ZeroTerminated("skbedit"))
 	edit := action.AddRtAttr(nl.TCA_ACT_OPTIONS, nil)
-	goOn := nl.TcGen{Action: int32(netlink.TC_ACT_UNSPEC)} // with the filters of other owners
-	edit.AddRtAttr(nl.TCA_SKBEDIT_PARMS, (&goOn).Serialize())
+	next := nl.TcGen{Action: int32(netlink.TC_ACT_UNSPEC)} // with the filters of other owners
+	edit.AddRtAttr(nl.TCA_SKBEDIT_PARMS, (&next).Serialize())
 	edit.AddRtAttr(nl.TCA_SKBEDIT_QUEUE_MAPPING, nl.Uint16Attr(0))
 	edit.AddRtAttr(skbeditQueueMappingMax, nl.Uint16Attr(steeredQueues-1))
 	edit.AddRtAttr(skbeditFlags, nl.Uint64Attr(skbeditQueueByHash))
@@ -112,7 +112,7 @@ func setSteered(wanted bool, failpoints failpoint.Injector, devices ...int) (err
 		if !steered {
 			continue
 		}
-		err = errors.Join(err, failpoints.Do("stop to steer frames", func() error {
+		err = errors.Join(err, failpoints.Do("stop steering frames", func() error {
 			_, err := steerRequest(index, unix.RTM_DELTFILTER, unix.NLM_F_ACK).Execute(unix.NETLINK_ROUTE, 0)
 			return err
 		}))
