@@ -105,9 +105,9 @@ func checkPods(kind string, set podSet) error {
 	for _, key := range sharingAnnotations {
 		if _, ok := set.Annotations[key]; ok {
 			return denied(reasonQueue,
-				"%s: Kueue admits the pods of a %s themselves, and never those that reference a claim by name, as "+
-					"pods that share claims do: remove the annotation so that each pod has claims of its own, use a Job, or "+
-					"remove the label %s", set.path.Child("metadata", "annotations").Key(key), kind, queueLabel)
+				"%s: Kueue admits each pod of a %s separately, and never admits a pod that references a claim by name; "+
+					"pods that share claims reference them by name: remove the annotation so that each pod has claims of its "+
+					"own, use a Job, or remove the label %s", set.path.Child("metadata", "annotations").Key(key), kind, queueLabel)
 		}
 	}
 	return nil
@@ -122,7 +122,7 @@ var sharingAnnotations = []string{
 }
 
 // checkQueuedTemplate denies a pod template whose pods share claims if the pods have the label, and the workload, with
-// the metadata, does not: Kueue admits such pods themselves.
+// the metadata, does not: Kueue admits such pods one by one.
 func checkQueuedTemplate(kind string, workload *metav1.ObjectMeta, set podSet) error {
 	if _, queued := set.Labels[queueLabel]; !queued || set.ofQueuedJob {
 		return nil
@@ -141,11 +141,11 @@ func checkQueuedTemplate(kind string, workload *metav1.ObjectMeta, set podSet) e
 		advice = "give each pod claims of its own, use a Job with the label, or remove the label"
 	}
 	return denied(reasonQueue,
-		"%s: without the label on the %s, Kueue admits its pods themselves, and never those that reference a claim by "+
-			"name, as pods that share claims do: %s", set.path.Child("metadata", "labels").Key(queueLabel), kind, advice)
+		"%s: without the label on the %s, Kueue admits each of its pods separately, and never admits a pod that "+
+			"references a claim by name; pods that share claims reference them by name: %s", set.path.Child("metadata", "labels").Key(queueLabel), kind, advice)
 }
 
-// kueueGate is the scheduling gate of the pods that Kueue admits themselves.
+// kueueGate is the scheduling gate of the pods that Kueue admits one by one.
 const kueueGate = "kueue.x-k8s.io/admission"
 
 // checkQueuedPod denies a pod that shares claims and that Kueue would never admit. Only the gate shows whether

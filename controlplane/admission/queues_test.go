@@ -65,7 +65,7 @@ func TestQueues_Handle(t *testing.T) {
 		got := q.Handle(t.Context(), admission.Request{AdmissionRequest: admissionv1.AdmissionRequest{
 			Namespace: "ns", Kind: metav1.GroupVersionKind{Kind: kind}, Object: runtime.RawExtension{Raw: raw},
 		}})
-		if want := "Kueue admits the pods of a " + kind; got.Allowed || !strings.Contains(got.Result.Message, want) {
+		if want := "Kueue admits each pod of a " + kind + " separately"; got.Allowed || !strings.Contains(got.Result.Message, want) {
 			t.Errorf("%s: got allowed %t, %v, want %q", kind, got.Allowed, got.Result, want)
 		}
 	}
@@ -167,7 +167,7 @@ func TestPods_inQueues(t *testing.T) {
 	}
 }
 
-// With the label only in the template of its pods, Kueue admits the pods of a workload themselves.
+// With the label only in the template of its pods, Kueue admits the pods of a workload one by one.
 func TestQueues_labelOfTemplates(t *testing.T) {
 	const (
 		label = "labels: {kueue.x-k8s.io/queue-name: queue}"

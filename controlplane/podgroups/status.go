@@ -42,7 +42,7 @@ func (g *group) claimStatuses() []scheduling.PodGroupResourceClaimStatus {
 func (g *group) claimsReady() metav1.Condition {
 	ready := metav1.Condition{
 		Type: scheduling.ConditionClaimsReady, Status: metav1.ConditionTrue, Reason: scheduling.ReasonGenerated,
-		Message: fmt.Sprintf("%d of %d claims exist", len(g.sharedClaims), len(g.sharedClaims)),
+		Message: fmt.Sprintf("all claims exist (%d)", len(g.sharedClaims)),
 	}
 	for _, s := range g.sharedClaims {
 		others := s.otherHolders(g.owner)
@@ -78,7 +78,7 @@ func (g *group) reserved() metav1.Condition {
 		switch {
 		case g.released != "":
 			setFalse(&reserved, scheduling.ReasonReleased,
-				"the claims are allocated again for the next pod of the group: "+g.released)
+				"the claims were released: "+g.released+"; the scheduler allocates them again for the next pod of the group")
 		case primary == nil:
 			setFalse(&reserved, scheduling.ReasonNotAllocated, fmt.Sprintf("claim %s does not exist", s.Name))
 		case len(s.deletedClaims()) > 0:
@@ -119,7 +119,7 @@ func (g *group) deletionMessage(s *sharedClaim) string {
 		}
 	}
 	if len(pods) > 0 {
-		message += fmt.Sprintf("; delete the pods that run with it, %d: %s", len(pods), abbreviate(pods))
+		message += fmt.Sprintf("; delete the pods that run with it (%d): %s", len(pods), abbreviate(pods))
 	}
 	return message
 }

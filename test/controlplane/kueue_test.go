@@ -293,7 +293,7 @@ func TestKueue_wrongChargesAreRefused(t *testing.T) {
 	set.Labels = map[string]string{queueLabel: "queue"}
 	set.Spec.Template.Annotations = map[string]string{scheduling.ReplicaClaimsAnnotation: "[" + inlineFabric + "]"}
 	if err := e.client.Create(t.Context(), set); err == nil ||
-		!strings.Contains(err.Error(), "Kueue admits the pods of a StatefulSet themselves") {
+		!strings.Contains(err.Error(), "Kueue admits each pod of a StatefulSet separately") {
 		t.Errorf("StatefulSet: got error %v", err)
 	}
 	pod := newPod(ns, group.Name, 0)
