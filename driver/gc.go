@@ -80,7 +80,7 @@ func (gc *garbageCollector) removeDue(ctx context.Context, orphans []Orphan) (fa
 		if !gc.grace.isDue(o.Description, o.grace) {
 			continue
 		}
-		klog.FromContext(ctx).Info("Removing orphaned resource", "resource", o.Description)
+		klog.FromContext(ctx).Info("Found orphaned resource to remove", "resource", o.Description)
 		if err := o.Remove(ctx); err != nil {
 			failed = errors.Join(failed, fmt.Errorf("remove %s: %w", o.Description, err))
 			continue

@@ -99,7 +99,7 @@ func (n *Node) watchOwn(ctx context.Context, w *rtnl.Watcher, report func(Change
 		case ctx.Err() != nil:
 			return nil // Watch has closed the socket
 		case errors.Is(err, rtnl.ErrOverflow):
-			logr.FromContextOrDiscard(ctx).V(2).Info("Kernel dropped network events, resyncing")
+			logr.FromContextOrDiscard(ctx).V(2).Info("Kernel dropped network events; resyncing")
 			report(Change{Resync: true})
 			links.forget()
 		case err != nil:
@@ -128,7 +128,7 @@ func (n *Node) watchOthers(ctx context.Context, w *rtnl.NamespaceWatcher, report
 			return err
 		}
 		pause := n.pauseAfterFlood()
-		logr.FromContextOrDiscard(ctx).V(2).Info("Pods cause too many network events, pausing", "pause", pause)
+		logr.FromContextOrDiscard(ctx).V(2).Info("Pods cause too many network events; pausing", "pause", pause)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -149,7 +149,7 @@ func (n *Node) reportAll(ctx context.Context, report func(Change)) {
 	switch {
 	case ctx.Err() != nil:
 	case err != nil:
-		logr.FromContextOrDiscard(ctx).Error(err, "Failed to list network namespaces after missed events, resyncing")
+		logr.FromContextOrDiscard(ctx).Error(err, "Failed to list network namespaces after missed events; resyncing")
 		report(Change{Resync: true})
 	default:
 		report(Change{NamespacesChanged: ids})

@@ -125,7 +125,7 @@ func (k *Kind) log(ctx context.Context, next map[string]*device, problems map[st
 			logger.Info("Accelerator with shares is missing from the node or the configuration", "device", name)
 		case !d.absent && (old == nil || old.absent || !slices.Equal(old.Nodes, d.Nodes)):
 			logger.Info(
-				"Publishing accelerator",
+				"Found accelerator to publish",
 				"device",
 				name,
 				"accelerator",

@@ -89,7 +89,7 @@ func (k *Kind) logTrials(ctx context.Context) {
 			logger.Info("TCX does not work on this node: the programs run after the TCX programs of other owners",
 				"err", r.TCX)
 		}
-		logger.Info("Identifying senders", "senderKey", key, "hook", r.Hook)
+		logger.Info("Selected the key that identifies senders", "senderKey", key, "hook", r.Hook)
 	}
 }
 

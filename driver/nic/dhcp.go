@@ -148,11 +148,11 @@ func (k *Kind) acquire(
 		if inUse == nil {
 			return lease, nil
 		}
-		klog.FromContext(ctx).Info("Declining a leased address that is in use", "address", lease.Address,
-			"server", lease.Server, "reason", inUse.Error())
 		if err := k.decline(client, link, packet, lease); err != nil {
 			return lease, err
 		}
+		klog.FromContext(ctx).Info("Declined a leased address that is in use", "address", lease.Address,
+			"server", lease.Server, "reason", inUse.Error())
 	}
 	return lease, fmt.Errorf("DHCP server %s leases addresses that are in use, %s as the last one: "+
 		"exclude them on the server", lease.Server, lease.Address)

@@ -308,7 +308,7 @@ func (k *Kind) log(ctx context.Context, next map[string]*device, problems []prob
 				"device", name)
 		case !d.absent && (old == nil || old.absent || old.down != d.down || old.line != d.line):
 			logger.Info(
-				"Sharing NIC",
+				"Shared NIC",
 				"device",
 				name,
 				"interface",
