@@ -394,7 +394,7 @@ func TestReconciler_reportsMissingTemplate(t *testing.T) {
 
 	e.create(testTemplate("nic"))
 	e.reconcile()
-	e.expectCondition(scheduling.ConditionClaimsReady, metav1.ConditionTrue, "Generated", "1 of 1")
+	e.expectCondition(scheduling.ConditionClaimsReady, metav1.ConditionTrue, "Generated", "all claims exist (1)")
 }
 
 func TestReconciler_reportsNameConflict(t *testing.T) {
@@ -498,7 +498,7 @@ func TestReconciler_holdsAndDeallocatesClaimByName(t *testing.T) {
 	e.allocate("team", "a")
 	e.reconcile()
 	e.expectReservedFor("pod a is bound", "team", "a", "group-uid")
-	e.expectCondition(scheduling.ConditionClaimsReady, metav1.ConditionTrue, "Generated", "1 of 1")
+	e.expectCondition(scheduling.ConditionClaimsReady, metav1.ConditionTrue, "Generated", "all claims exist (1)")
 
 	// The resource claim controller removes the entry of a terminal pod.
 	claim := e.claim("team")
@@ -779,7 +779,7 @@ func TestReconciler_createsNativePodGroup(t *testing.T) {
 	if len(entries) != 1 || entries[0].Name != "net" || ptr.Deref(entries[0].ResourceClaimName, "") != generatedName() {
 		t.Errorf("claims of the native PodGroup: got %+v, want %s for the shared claim net", entries, generatedName())
 	}
-	e.expectCondition(scheduling.ConditionClaimsReady, metav1.ConditionTrue, "Generated", "1 of 1")
+	e.expectCondition(scheduling.ConditionClaimsReady, metav1.ConditionTrue, "Generated", "all claims exist (1)")
 }
 
 func TestReconciler_reportsConflictWithNativePodGroup(t *testing.T) {
