@@ -25,8 +25,8 @@ app.kubernetes.io/component: controller
     helm.sh/hook-output-log-policy: hook-failed
 {{- end }}
 
-{{- /* CEL: a request does not ask for zero groups, under either name of the capacity. */}}
-{{- define "dra-driver-shared.counts" -}}
+{{- /* CEL: the request asks for more than zero groups, under either name of the capacity. Without a number, it does. */}}
+{{- define "dra-driver-shared.asksForGroups" -}}
 {{- $request := index . 0 -}}
 ["groups", {{ printf "%s/groups" (index . 1) | quote }}].all(name, !{{ $request }}.?capacity.?requests[?name].hasValue() || quantity(string({{ $request }}.?capacity.?requests[?name].value())).isGreaterThan(quantity("0")))
 {{- end -}}
