@@ -43,10 +43,10 @@ import (
 	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
 	"github.com/dra-shared/dra-driver-shared/controlplane/endpoints"
 	"github.com/dra-shared/dra-driver-shared/controlplane/fabrics"
+	"github.com/dra-shared/dra-driver-shared/controlplane/fabricstatus"
 	"github.com/dra-shared/dra-driver-shared/controlplane/metrics"
 	"github.com/dra-shared/dra-driver-shared/controlplane/mode"
 	"github.com/dra-shared/dra-driver-shared/controlplane/podgroups"
-	"github.com/dra-shared/dra-driver-shared/controlplane/report"
 	"github.com/dra-shared/dra-driver-shared/controlplane/reservedfor"
 	"github.com/dra-shared/dra-driver-shared/controlplane/trim"
 	"github.com/dra-shared/dra-driver-shared/controlplane/workload"
@@ -310,7 +310,7 @@ func addControllers(ctx context.Context, m manager.Manager, cluster kubernetes.I
 		&addresspools.Reconciler{
 			Client: m.GetClient(), Driver: o.DriverName, Clock: clock.RealClock{}, Quarantine: o.AddressQuarantine,
 		},
-		&report.Reconciler{
+		&fabricstatus.Reconciler{
 			Client: m.GetClient(), Cluster: cluster, Driver: o.DriverName, Clock: clock.RealClock{},
 		},
 	})

@@ -1,14 +1,14 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package report writes the status of shares of fabrics.
+// Package fabricstatus writes the status of shares of fabrics.
 //
 // A share of a NIC or an accelerator is on one node, whose plugin writes its
 // status. A share of a fabric is on all nodes of its pods. Their plugins would
 // overwrite each other's entries, because the data of a device's status has one
 // writer (KEP-4817). The controller is that writer. It counts the pods that use
 // the claim, by the phases that their kubelets report.
-package report
+package fabricstatus
 
 import (
 	"context"
@@ -80,7 +80,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, m ctrl.Manager) error
 	}
 	others := &claimpods.Watcher{Cluster: r.Cluster, Labels: withoutPodGroup}
 	r.others = others
-	return ctrl.NewControllerManagedBy(m).Named("report").
+	return ctrl.NewControllerManagedBy(m).Named("fabricstatus").
 		For(&resourceapi.ResourceClaim{}).
 		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(requestsForPod)).
 		WatchesRawSource(others.Source()).
