@@ -86,7 +86,7 @@ func (d *Driver) attach(ctx context.Context, r attach.Request, sandbox Sandbox) 
 	if s.attacher == nil {
 		return fmt.Errorf("share %s belongs to a kind of device that is not attached to pods", s.Name)
 	}
-	others, err := d.liveAttachments(ctx, s, r.ClaimUID, sandbox)
+	others, err := d.detachEndedAndList(ctx, s, r.ClaimUID, sandbox)
 	if err != nil {
 		return err
 	}
@@ -167,9 +167,9 @@ func (d *Driver) preparedShare(r attach.Request) (share, error) {
 	return d.resolve(s), nil
 }
 
-// liveAttachments returns the attachments of a share. It first detaches those
-// whose sandboxes have ended, because the event for that may not have arrived.
-func (d *Driver) liveAttachments(
+// detachEndedAndList detaches the attachments of a share whose sandboxes have ended, because the event for that
+// may not have arrived, and returns the others.
+func (d *Driver) detachEndedAndList(
 	ctx context.Context,
 	s share,
 	claimUID string,

@@ -41,6 +41,7 @@ func (d *Driver) observePods(ctx context.Context, claim *record.Claim, shares []
 		return err
 	}
 	d.failures.keepOnly(shares, pods.using)
+	d.forgetOldDetachment(claim.UID)
 	for i := range states {
 		d.addUnattached(&states[i], claim, pods.reserved)
 	}
@@ -221,13 +222,14 @@ const detachLag = resyncInterval
 
 // hasJustDetached reports whether a share of the claim was detached within detachLag.
 func (d *Driver) hasJustDetached(claim types.UID) bool {
-	at, ok := d.detached.Load(claim)
-	if !ok {
-		return false
+	at, _ := d.detached.Load(claim)
+	last, ok := at.(time.Time)
+	return ok && time.Since(last) < detachLag
+}
+
+// forgetOldDetachment removes the time of the claim's last detachment if hasJustDetached no longer needs it.
+func (d *Driver) forgetOldDetachment(claim types.UID) {
+	if !d.hasJustDetached(claim) {
+		d.detached.Delete(claim)
 	}
-	if last, ok := at.(time.Time); ok && time.Since(last) < detachLag {
-		return true
-	}
-	d.detached.Delete(claim)
-	return false
 }

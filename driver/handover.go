@@ -87,22 +87,22 @@ func (h *handover) stop(last func()) error {
 
 // others returns the other running plugins.
 func (h *handover) others() []string {
-	return h.running(func(name string) bool { return name != h.own })
+	return h.pruneAndList(func(name string) bool { return name != h.own })
 }
 
 // successors returns the running plugins that took over after this one.
 func (h *handover) successors() []string {
-	return h.running(func(name string) bool { return name > h.own })
+	return h.pruneAndList(func(name string) bool { return name > h.own })
 }
 
 // predecessors returns the running plugins that took over before this one.
 func (h *handover) predecessors() []string {
-	return h.running(func(name string) bool { return h.own == "" || name < h.own })
+	return h.pruneAndList(func(name string) bool { return h.own == "" || name < h.own })
 }
 
-// running returns the selected plugins that hold their lock, and removes the
-// lock files of the others.
-func (h *handover) running(selected func(name string) bool) (names []string) {
+// pruneAndList removes the lock files of the selected plugins that have ended, and returns the
+// selected plugins that run: they hold their lock.
+func (h *handover) pruneAndList(selected func(name string) bool) (names []string) {
 	paths, _ := filepath.Glob(filepath.Join(string(h.locks), pluginLocks+"*")) // the pattern is well-formed
 	for _, path := range paths {
 		name := filepath.Base(path)

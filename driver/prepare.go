@@ -70,7 +70,7 @@ func (d *Driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 	if err != nil {
 		return nil, err
 	}
-	old, err := d.claimRecord(ctx, claim.UID)
+	old, err := d.readOrSetAside(ctx, claim.UID)
 	if err != nil {
 		return nil, err
 	}
@@ -135,10 +135,10 @@ func (d *Driver) undo(ctx context.Context, recorded *record.Claim) error {
 	return nil
 }
 
-// claimRecord returns a claim's record, or nil if there is none. It sets a
+// readOrSetAside returns a claim's record, or nil if there is none. It sets a
 // corrupt record aside, because the attachment records contain the data
 // to continue without it.
-func (d *Driver) claimRecord(ctx context.Context, uid types.UID) (*record.Claim, error) {
+func (d *Driver) readOrSetAside(ctx context.Context, uid types.UID) (*record.Claim, error) {
 	recorded, err := d.claims.Get(uid)
 	if errors.Is(err, record.ErrCorrupt) {
 		return nil, d.setAside(ctx, uid, err)

@@ -42,7 +42,7 @@ func (d *Driver) UnprepareResourceClaims(
 }
 
 func (d *Driver) unprepareClaim(ctx context.Context, claim kubeletplugin.NamespacedObject) error {
-	recorded, err := d.claimRecord(ctx, claim.UID)
+	recorded, err := d.readOrSetAside(ctx, claim.UID)
 	if errors.Is(err, record.ErrNewer) {
 		err = d.setAside(ctx, claim.UID, err) // the kubelet must be able to end the pod
 	}
