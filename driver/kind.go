@@ -212,8 +212,8 @@ type Attacher interface {
 	// Release removes the state on the node that all attachments of a share have in common, after
 	// they have been detached.
 	Release(ctx context.Context, share record.Share) error
-	// Read returns the state of an attachment in the kernel. A Protector first blocks or unblocks the
-	// attachment, as Protect does.
+	// Read returns the state of an attachment in the kernel. It may change the state first: a Protector blocks or
+	// unblocks the attachment, as Protect does.
 	Read(ctx context.Context, share record.Share, r attach.Record) (State, error)
 	// StatusData returns the contents of status.devices[].data for the
 	// attachments of one share, of which there is at least one. failed is the

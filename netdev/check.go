@@ -23,7 +23,7 @@ func (n *Node) Check(c NICConfig) error {
 	if err := n.shaper.Check(c.Name, c.Index, c.TakeOver); err != nil {
 		return err
 	}
-	way, err := n.strongest()
+	way, err := n.tryKeys()
 	if err != nil {
 		return err
 	}
@@ -45,9 +45,9 @@ func (n *Node) RetryTrials() {
 	n.trialErr = nil
 }
 
-// strongest returns the result for the strongest of the classifier's keys that passes its
-// trials, which it repeats after RetryTrials until one does. The caller holds n.mu.
-func (n *Node) strongest() (r trial.Result, err error) {
+// tryKeys tries the classifier's keys on this node, unless one has passed, and returns the result for the strongest
+// that passes. After a failure, it tries them again after RetryTrials. The caller holds n.mu.
+func (n *Node) tryKeys() (r trial.Result, err error) {
 	if err := bpffs.Check(n.bpffs); err != nil {
 		return r, err
 	}

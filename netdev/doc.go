@@ -5,7 +5,7 @@
 // (Inventory), creates a macvlan for each share in the network namespace of the
 // pod (Node.Attach), limits the share's bandwidth on the node (packages
 // classify and shape), and reads the state of the link from the kernel
-// (Node.Read).
+// (Node.ReadAndGuard).
 //
 // The package depends on the kernel and not on Kubernetes. A Node stores
 // nothing, so a caller that has to detach a link after a restart stores the

@@ -55,7 +55,7 @@ func attach(t testing.TB, node *netdev.Node, pod *nstest.Namespace, spec netdev.
 
 func read(t testing.TB, node *netdev.Node, a netdev.Attachment) netdev.LinkState {
 	t.Helper()
-	state, err := node.Read(a)
+	state, err := node.ReadAndGuard(a)
 	if err != nil {
 		t.Fatalf("Read: %v", err)
 	}
@@ -517,7 +517,7 @@ func TestNode_Read_returnsEachAddressOnce(t *testing.T) {
 		}
 		return err
 	})
-	state, err := node.Read(a)
+	state, err := node.ReadAndGuard(a)
 	if want := []netip.Prefix{netip.MustParsePrefix("10.99.0.1/32")}; err != nil || !slices.Equal(state.Addresses, want) {
 		t.Errorf("Read returned the addresses %v and error %v, want %v", state.Addresses, err, want)
 	}

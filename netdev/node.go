@@ -318,7 +318,7 @@ func (n *Node) openClassifier() error {
 	if n.classifier != nil {
 		return n.classifier.KeepARPTraced()
 	}
-	way, err := n.strongest()
+	way, err := n.tryKeys()
 	if err != nil {
 		return err
 	}

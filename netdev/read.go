@@ -44,11 +44,11 @@ type LinkState struct {
 	Unchecked bool
 }
 
-// Read returns the current state of a link. If the link does not exist, it
+// ReadAndGuard returns the current state of a link. If the link does not exist, it
 // returns the zero LinkState and no error. It blocks a link that its pod changed so
 // that it could receive the frames of others, or delay their broadcasts, and unblocks
 // it after the pod reverted that.
-func (n *Node) Read(a Attachment) (LinkState, error) {
+func (n *Node) ReadAndGuard(a Attachment) (LinkState, error) {
 	link, err := n.linkOf(a)
 	if err != nil {
 		return LinkState{}, err

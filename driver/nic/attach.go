@@ -310,7 +310,7 @@ func (k *Kind) restoreClasses(share record.Share, a netdev.Attachment) error {
 	if err != nil || !known {
 		return err
 	}
-	if link, err := k.node.Read(a); err == nil && areRates(link.Send, link.Receive, rates) {
+	if link, err := k.node.ReadAndGuard(a); err == nil && areRates(link.Send, link.Receive, rates) {
 		return nil // each change causes events for all watchers
 	}
 	return k.node.Restore(a, rates)

@@ -45,7 +45,7 @@ func (k *Kind) Read(_ context.Context, share record.Share, r attach.Record) (dri
 	if recorded.Index == 0 {
 		return k.unfinished(a)
 	}
-	link, err := k.node.Read(a)
+	link, err := k.node.ReadAndGuard(a)
 	if err != nil {
 		return driver.State{}, err
 	}

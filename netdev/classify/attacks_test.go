@@ -435,7 +435,7 @@ func TestAttack_sourceMode(t *testing.T) {
 		return frames.saw(marker(number), 300*time.Millisecond), victims.saw(marker(number), 300*time.Millisecond)
 	}
 	state := func() string {
-		s, err := e.node.Read(attacker.attachment)
+		s, err := e.node.ReadAndGuard(attacker.attachment)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -519,7 +519,7 @@ func TestBlocking(t *testing.T) {
 		if err := e.node.Restore(a, hardCap(100*mega)); err != nil { // leaves a blocked link blocked
 			t.Fatal(err)
 		}
-		if s, err := e.node.Read(a); err != nil || s.Blocked != "" {
+		if s, err := e.node.ReadAndGuard(a); err != nil || s.Blocked != "" {
 			t.Fatalf("step %d: Read returned %+v and error %v, want a link that its pod did not change", i, s, err)
 		}
 		frame := classify.EtherTo(wireMAC, a.MAC, 0x0800, classify.IPv4("10.20.0.1", 17, 0, classify.UDP(1, 2)))
@@ -552,7 +552,7 @@ func TestGuard_permitsHarmlessChanges(t *testing.T) {
 		}
 		return nil
 	})
-	if s, err := e.node.Read(p.attachment); err != nil || s.Blocked != "" || s.Name != "data0" {
+	if s, err := e.node.ReadAndGuard(p.attachment); err != nil || s.Blocked != "" || s.Name != "data0" {
 		t.Errorf("Read returned %+v and error %v, want a link that is not blocked", s, err)
 	}
 }
@@ -963,7 +963,7 @@ func TestAttack_sourceModeInNestedNamespace(t *testing.T) {
 			if taken, _ := read(victim.attachment.MAC); !taken {
 				t.Fatal("the attack has no effect before it is detected: does the test attack?")
 			}
-			if _, err := e.node.Read(attacker.attachment); err != nil {
+			if _, err := e.node.ReadAndGuard(attacker.attachment); err != nil {
 				t.Fatal(err)
 			}
 			e.inspect(true)
@@ -979,7 +979,7 @@ func TestAttack_sourceModeInNestedNamespace(t *testing.T) {
 				t.Error("the attacker received a frame after it had listed a source address that pods see")
 			}
 			nested.Do(func() error { return deleteLink(link) })
-			if _, err := e.node.Read(attacker.attachment); err != nil {
+			if _, err := e.node.ReadAndGuard(attacker.attachment); err != nil {
 				t.Fatal(err)
 			}
 			e.inspect(false)
@@ -1135,7 +1135,7 @@ func TestAttack_decoyWithIndexOfNIC(t *testing.T) {
 		p.Do(func() error { return deleteLink("net1") })
 		p.addDecoy(t, e.nic.Index)
 		p.addToDecoy(t, "net1", p.attachment.Index, p.attachment.MAC, netlink.MACVLAN_MODE_PRIVATE)
-		if state, err := e.node.Read(p.attachment); err != nil || state.Exists {
+		if state, err := e.node.ReadAndGuard(p.attachment); err != nil || state.Exists {
 			t.Errorf("Read returned %+v and error %v, want no link", state, err)
 		}
 		if presence, err := e.node.Presence(p.attachment); err != nil || presence != netdev.LinkMissing {
@@ -1150,7 +1150,7 @@ func TestAttack_decoyWithIndexOfNIC(t *testing.T) {
 		p := e.pod(0, 1, hardCap(100*mega), netdev.Private)
 		p.addDecoy(t, e.nic.Index)
 		p.addToDecoy(t, "other", 0, nil, netlink.MACVLAN_MODE_SOURCE)
-		if state, err := e.node.Read(p.attachment); err != nil || state.Blocked != "" {
+		if state, err := e.node.ReadAndGuard(p.attachment); err != nil || state.Blocked != "" {
 			t.Errorf("Read returned %+v and error %v, want a link that is not blocked", state, err)
 		}
 	})
@@ -1294,7 +1294,7 @@ func TestAttack_modeBridge(t *testing.T) {
 		if frames.saw(marker(i), 300*time.Millisecond) {
 			t.Errorf("a private share reached another share after it set the mode %d", mode)
 		}
-		s, err := e.node.Read(attacker.attachment)
+		s, err := e.node.ReadAndGuard(attacker.attachment)
 		if err != nil || s.Blocked == "" {
 			t.Errorf("Read returned %q and error %v, want a link that is blocked for mode %d", s.Blocked, err, mode)
 		}

@@ -293,13 +293,13 @@ func TestBridgeMode_hairpinIsRepairedAndRemoved(t *testing.T) {
 			}
 		}
 		e.expectRate("after the repair of "+name, e.measure(e.between(a, b))[0], 100*mega)
-		if s, err := e.node.Read(a.attachment); err != nil || s.Send == nil || *s.Send != grant {
+		if s, err := e.node.ReadAndGuard(a.attachment); err != nil || s.Send == nil || *s.Send != grant {
 			t.Errorf("Read after the repair of %s returned %+v and error %v, want the grant", name, s.Send, err)
 		}
 	}
 	e.config.Policy.Forwarding = true
 	e.manage()
-	if s, err := e.node.Read(a.attachment); err != nil || s.Send == nil || *s.Send != grant {
+	if s, err := e.node.ReadAndGuard(a.attachment); err != nil || s.Send == nil || *s.Send != grant {
 		t.Errorf("Read after a change of the policy returned %+v and error %v, want the grant", s.Send, err)
 	}
 	if _, err := e.node.Unmanage(e.nic.Name, e.nic.Index); err != nil {
@@ -368,7 +368,7 @@ func TestBridgeMode_readsClassOfHairpin(t *testing.T) {
 	if err := netlink.ClassChange(class); err != nil {
 		t.Fatal(err)
 	}
-	state, err := e.node.Read(p.attachment)
+	state, err := e.node.ReadAndGuard(p.attachment)
 	if err != nil || state.Send == nil || *state.Send == grant {
 		t.Errorf("Read returned %+v and error %v, want other rates than the grant", state.Send, err)
 	}

@@ -112,7 +112,7 @@ func TestAttack_broadcastQueue(t *testing.T) {
 				})
 			}
 			blocked := func(p *pod) string {
-				state, err := e.node.Read(p.attachment)
+				state, err := e.node.ReadAndGuard(p.attachment)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -161,7 +161,7 @@ func TestAttack_broadcastCutoff(t *testing.T) {
 			t.Errorf("the cutoff is %d after the pod set it to %d", got, value)
 		}
 	}
-	state, err := e.node.Read(victim.attachment)
+	state, err := e.node.ReadAndGuard(victim.attachment)
 	if err != nil || state.Blocked != "" {
 		t.Errorf("Read returned %+v and error %v, want a link that is not blocked", state, err)
 	}

@@ -635,7 +635,7 @@ func TestTraffic_losesClassAfterPodChangesMAC(t *testing.T) {
 		return netlink.LinkSetUp(link)
 	})
 	e.expectAtMost("pod sends from an address that it chose", e.measure(e.fromPod(p))[0], reserve/4)
-	state, err := e.node.Read(p.attachment)
+	state, err := e.node.ReadAndGuard(p.attachment)
 	if err != nil || state.Send != nil {
 		t.Errorf("Read returned class %+v for sending and error %v, want no class", state.Send, err)
 	}
@@ -759,7 +759,7 @@ func TestNode_Manage_repairsNIC(t *testing.T) {
 		if err := remove(); err != nil {
 			t.Fatalf("remove %s: %v", name, err)
 		}
-		state, err := e.node.Read(p.attachment)
+		state, err := e.node.ReadAndGuard(p.attachment)
 		if err != nil || state.Send != nil && state.Receive != nil {
 			t.Errorf("Read without %s returned classes %+v and %+v, error %v; want a missing class",
 				name, state.Send, state.Receive, err)

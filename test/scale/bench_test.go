@@ -65,7 +65,7 @@ func BenchmarkRead(b *testing.B) {
 		var reads []time.Duration
 		for b.Loop() {
 			start := time.Now()
-			if _, err := node.Read(a); err != nil {
+			if _, err := node.ReadAndGuard(a); err != nil {
 				b.Fatal(err)
 			}
 			reads = append(reads, time.Since(start))

@@ -51,7 +51,7 @@ func attachShare(n *testNode, pod *nstest.Namespace, a *netdev.Attachment) (err 
 }
 
 func readShare(n *testNode, _ *nstest.Namespace, a *netdev.Attachment) error {
-	_, err := n.Read(*a)
+	_, err := n.ReadAndGuard(*a)
 	return err
 }
 
