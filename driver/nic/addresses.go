@@ -270,7 +270,7 @@ func (k *Kind) MaintainReservations(ctx context.Context, records driver.Records)
 	duplicates.Go(func() { k.detectDuplicates(ctx, records.List) })
 	defer duplicates.Wait()
 	if k.addresses != nil {
-		k.addresses.Start(ctx, k.usedIn(records))
+		k.addresses.Run(ctx, k.usedIn(records))
 	}
 }
 

@@ -61,7 +61,7 @@ func (a *Allocator) isAttached(ctx context.Context, i item, claim string, used f
 	if !i.reserved.IsValid() {
 		return false, nil
 	}
-	if _, _, err = a.chooseReserved(i); errors.As(err, &errEmpty{}) {
+	if _, _, err = a.chooseReserved(i); errors.As(err, &emptyError{}) {
 		err = nil
 	}
 	return false, err

@@ -48,7 +48,7 @@ type Options struct {
 type Allocator struct {
 	options Options
 	pools   *pools
-	// maintain asks Start to take or return blocks.
+	// maintain asks Run to take or return blocks.
 	maintain chan struct{}
 
 	blockLock nodeLock
@@ -82,7 +82,7 @@ type Allocator struct {
 	// mu protects the fields below, so that Release and Avoid do not wait for a lock of the node.
 	mu    sync.Mutex
 	ended []ended
-	// deleted are the UIDs of blocks of this node that were deleted since knowsBlocks was called.
+	// deleted are the UIDs of blocks of this node that were deleted since forgetUnlessCurrent was called.
 	deleted map[types.UID]bool
 	// requested counts the requests in progress for a reserved address or for a consumer.
 	requested map[requestKey]int
@@ -138,7 +138,7 @@ type Lost map[Address]string
 
 const defaultWait = 10 * time.Second
 
-// New builds an Allocator. It learns about pools only while Start runs.
+// New builds an Allocator. It learns about pools only while Run runs.
 func New(o Options) *Allocator {
 	if o.Wait == 0 {
 		o.Wait = defaultWait
@@ -193,10 +193,10 @@ type item struct {
 	reserved netip.Addr
 }
 
-// errEmpty is the error of choose if the node has no address for an item.
-type errEmpty struct{ item item }
+// emptyError is returned by choose if the node has no address for an item.
+type emptyError struct{ item item }
 
-func (e errEmpty) Error() string { return "the node has no free address of pool " + e.item.pool.Name }
+func (e emptyError) Error() string { return "the node has no free address of pool " + e.item.pool.Name }
 
 // Assign assigns addresses, and calls record before another attachment can get them. It does
 // not call record if the request asks for nothing. used returns the addresses in the records
@@ -216,7 +216,7 @@ func (a *Allocator) Assign(
 	defer a.keepRequested(items)()
 	for {
 		err := a.assign(ctx, items, r.Owner, used, record)
-		var empty errEmpty
+		var empty emptyError
 		if !errors.As(err, &empty) {
 			return err
 		}
@@ -247,7 +247,7 @@ func (a *Allocator) keepRequested(items []item) (end func()) {
 }
 
 // assign assigns addresses of the blocks that the node has, and calls record; see Assign. If they
-// have no free address for an item, it returns errEmpty.
+// have no free address for an item, it returns emptyError.
 func (a *Allocator) assign(
 	ctx context.Context, items []item, owner Owner, used func() (Used, error), record func(Assignment) error,
 ) error {
@@ -320,7 +320,7 @@ func (a *Allocator) choose(i item, owner Owner) (chosen netip.Addr, isNew bool, 
 		}
 	})
 	if !chosen.IsValid() {
-		return chosen, false, errEmpty{i}
+		return chosen, false, emptyError{i}
 	}
 	return chosen, true, nil
 }
@@ -348,7 +348,7 @@ func (a *Allocator) chooseReserved(i item) (chosen netip.Addr, isNew bool, err e
 			"read: delete the pods of the claim that %s names", i.pool.Name, i.reserved, a.unreadableText())
 	}
 	if !a.has(address) {
-		return chosen, false, errEmpty{i}
+		return chosen, false, emptyError{i}
 	}
 	return i.reserved, true, nil
 }
@@ -399,7 +399,9 @@ const avoidTime = 10 * time.Minute
 func (a *Allocator) Avoid(address Address) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.avoided[address] = time.Now().Add(avoidTime)
+	now := time.Now()
+	maps.DeleteFunc(a.avoided, func(_ Address, until time.Time) bool { return now.After(until) })
+	a.avoided[address] = now.Add(avoidTime)
 }
 
 // avoids reports whether an address must currently not be assigned.
@@ -407,11 +409,7 @@ func (a *Allocator) avoids(address Address) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	until, avoided := a.avoided[address]
-	if avoided && time.Now().After(until) {
-		delete(a.avoided, address)
-		return false
-	}
-	return avoided
+	return avoided && !time.Now().After(until)
 }
 
 // avoidedIn returns the addresses of a pool that must currently not be assigned.
@@ -440,7 +438,7 @@ func (a *Allocator) Defaults(ctx context.Context, networkName, namespace string)
 	return a.pools.defaults(ctx, networkName, namespace)
 }
 
-// Gateways returns the gateways of the pools of a network. known is false while Start has not yet
+// Gateways returns the gateways of the pools of a network. known is false while Run has not yet
 // received the pools.
 func (a *Allocator) Gateways(networkName string) (gateways []netip.Addr, known bool) {
 	return a.pools.gateways(networkName)

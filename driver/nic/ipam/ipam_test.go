@@ -84,7 +84,7 @@ func (n *testNode) start(
 		NodeLabels: func(context.Context) (map[string]string, error) { return map[string]string{"zone": n.zone}, nil },
 	})
 	var group sync.WaitGroup
-	group.Go(func() { a.Start(ctx, n.used) })
+	group.Go(func() { a.Run(ctx, n.used) })
 	return a, group.Wait
 }
 

@@ -58,7 +58,7 @@ func (a *Allocator) lockAllocation(ctx context.Context, used func() (Used, error
 	if unlock, err = a.allocation.lock(ctx); err != nil {
 		return nil, err
 	}
-	if a.knowsBlocks() {
+	if a.forgetUnlessCurrent() {
 		if err := a.update(ctx, used); err != nil {
 			unlock()
 			return nil, err
@@ -82,7 +82,7 @@ func (a *Allocator) lockAllocationUnderBlockLock(
 	if unlock, err = a.allocation.lock(ctx); err != nil {
 		return nil, err
 	}
-	if a.knowsBlocks() && !a.uncertain.Load() {
+	if a.forgetUnlessCurrent() && !a.uncertain.Load() {
 		if err := a.update(ctx, used); err != nil {
 			unlock()
 			return nil, err
@@ -107,10 +107,10 @@ func (a *Allocator) lockAllocationUnderBlockLock(
 	return unlock, nil
 }
 
-// knowsBlocks reports whether the Allocator's list of the node's blocks is current: no other plugin
-// has assigned addresses since this one did, and no block was deleted. The caller must have the
-// allocation lock.
-func (a *Allocator) knowsBlocks() bool {
+// forgetUnlessCurrent forgets the addresses in use if a block of the node was deleted, and reports whether the
+// Allocator's list of the node's blocks is current: no other plugin has assigned addresses since this one did, and
+// no block was deleted. The caller must have the allocation lock.
+func (a *Allocator) forgetUnlessCurrent() (current bool) {
 	a.invalidateIfDeleted()
 	last, err := os.ReadFile(a.options.LastPluginFile)
 	return err == nil && string(last) == a.options.Instance && a.used != nil

@@ -28,9 +28,9 @@ const (
 	standbyDelay = 2 * time.Minute
 )
 
-// Start watches the pools, and takes and returns blocks, until ctx ends. used returns
+// Run watches the pools, and takes and returns blocks, until ctx ends. used returns
 // the addresses in the records of the node.
-func (a *Allocator) Start(ctx context.Context, used func() (Used, error)) {
+func (a *Allocator) Run(ctx context.Context, used func() (Used, error)) {
 	var watches sync.WaitGroup
 	defer watches.Wait()
 	watches.Go(func() { a.pools.watch(ctx, a.askMaintenance) })
@@ -51,7 +51,7 @@ func (a *Allocator) Start(ctx context.Context, used func() (Used, error)) {
 	}
 }
 
-// Cleanup removes LastPluginFile. Start must have returned, and no other plugin of the
+// Cleanup removes LastPluginFile. Run must have returned, and no other plugin of the
 // node may run. The node's blocks stay: the controller deletes them with their node, and
 // the next plugin uses them again.
 func (a *Allocator) Cleanup() error {

@@ -93,7 +93,7 @@ func (a *Allocator) take(ctx context.Context, i item, used func() (Used, error))
 	}
 	defer unlockBlocks()
 	for range maxConflicts {
-		has, inUse, err := a.hasFree(ctx, i, used)
+		has, inUse, err := a.loadAndHasFree(ctx, i, used)
 		if err != nil || has {
 			return err
 		}
@@ -113,9 +113,9 @@ func (a *Allocator) take(ctx context.Context, i item, used func() (Used, error))
 	return fmt.Errorf("take a block from AddressPool %s: %w", i.pool.Name, errConflict)
 }
 
-// hasFree reports whether the node has a free address for an item, and which addresses of the network
-// are in use. The caller must have the block lock.
-func (a *Allocator) hasFree(
+// loadAndHasFree reads the blocks of the node if the Allocator's list may be old, and reports whether the node has a
+// free address for an item, and which addresses of the network are in use. The caller must have the block lock.
+func (a *Allocator) loadAndHasFree(
 	ctx context.Context, i item, used func() (Used, error),
 ) (has bool, inUse *netipx.IPSet, err error) {
 	unlock, err := a.lockAllocationUnderBlockLock(ctx, used)
