@@ -17,31 +17,42 @@ import (
 	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
 )
 
-// generateClaims creates the needed shards that do not exist, and deletes shards to which
-// no pod refers any more, and shards of devices that the primary shard no longer has.
-func (r *Reconciler) generateClaims(ctx context.Context, g *group) error {
+// syncShards makes the shards of the group's claims those that the group needs.
+func (r *Reconciler) syncShards(ctx context.Context, g *group) error {
 	var errs error
 	for _, s := range g.sharedClaims {
-		if s.ResourceClaimName != nil {
-			continue
+		if s.ResourceClaimName == nil {
+			errs = errors.Join(errs, r.createNeeded(ctx, g, s), r.deleteUnneeded(ctx, g, s))
 		}
-		for _, n := range s.neededShards {
-			if s.shards[n] == nil {
-				errs = errors.Join(errs, r.generateShard(ctx, g, s, n))
-			}
+	}
+	return errs
+}
+
+// createNeeded creates the needed shards that do not exist. A shard that is needed again while it is being deleted
+// is created again when the deletion has completed.
+func (r *Reconciler) createNeeded(ctx context.Context, g *group, s *sharedClaim) error {
+	var errs error
+	for _, n := range s.neededShards {
+		if s.shards[n] == nil {
+			errs = errors.Join(errs, r.generateShard(ctx, g, s, n))
 		}
-		for n, claim := range s.shards {
-			// A shard that is needed again while it is being deleted is generated again
-			// when the deletion has completed.
-			needed := slices.Contains(s.neededShards, n)
-			switch {
-			case n == 0 && !needed && claim.Status.Allocation == nil:
-				errs = errors.Join(errs, r.writer().DeleteUnchanged(ctx, claim)) // it must not be allocated meanwhile
-			case !needed || r.isPinnedElsewhere(g, s, n):
-				errs = errors.Join(errs, r.writer().Delete(ctx, claim),
-					r.writer().Apply(ctx, claim, claims.ReleaseChange(claim, g.UID, false, g.waitingUsers(s, n)...)))
-				delete(s.shards, n)
-			}
+	}
+	return errs
+}
+
+// deleteUnneeded deletes and releases shards to which no pod refers any more, and shards of devices that the primary
+// shard no longer has.
+func (r *Reconciler) deleteUnneeded(ctx context.Context, g *group, s *sharedClaim) error {
+	var errs error
+	for n, claim := range s.shards {
+		needed := slices.Contains(s.neededShards, n)
+		switch {
+		case n == 0 && !needed && claim.Status.Allocation == nil:
+			errs = errors.Join(errs, r.writer().DeleteUnchanged(ctx, claim)) // it must not be allocated meanwhile
+		case !needed || r.isPinnedElsewhere(g, s, n):
+			errs = errors.Join(errs, r.writer().Delete(ctx, claim),
+				r.writer().Apply(ctx, claim, claims.ReleaseChange(claim, g.UID, false, g.waitingUsers(s, n)...)))
+			delete(s.shards, n)
 		}
 	}
 	return errs

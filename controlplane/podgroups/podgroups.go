@@ -162,7 +162,7 @@ func (r *Reconciler) addFinalizer(ctx context.Context, pg *scheduling.PodGroup) 
 
 // serve performs the steps that the group's pods need to run.
 func (r *Reconciler) serve(ctx context.Context, g *group) error {
-	return errors.Join(r.generateClaims(ctx, g), r.ensureNativePodGroup(ctx, g), r.reserve(ctx, g), r.ungatePods(ctx, g))
+	return errors.Join(r.syncShards(ctx, g), r.ensureNativePodGroup(ctx, g), r.reserve(ctx, g), r.ungatePods(ctx, g))
 }
 
 // read reads the pods and the claims of the PodGroup from the cache.

@@ -22,14 +22,19 @@ import (
 // that. It returns the time after which it must be called again; 0 if an event triggers
 // the next reconcile.
 func (r *Reconciler) applyRelease(ctx context.Context, g *group) (wait time.Duration, err error) {
-	policy := r.releasePolicy(g)
+	var policy scheduling.Release
+	policy, g.releaseProblem = r.releasePolicy(g)
 	if policy.IsOnDeletion() {
 		r.Unused.Reset(g.UID) // the annotation may change
 		return 0, nil
 	}
-	state, name, wait, err := r.workloadOf(ctx, g, policy)
-	if err != nil {
-		return 0, err
+	var state workload.State
+	var name string
+	if policy.DependsOnWorkload() {
+		name = g.Annotations[scheduling.WorkloadAnnotation]
+		if state, wait, g.releaseProblem, err = r.workloadOf(ctx, g.Namespace, name); err != nil {
+			return 0, err
+		}
 	}
 	due, untilUnused := workload.ReleaseDue(policy, state, g.UID, len(activeNames(g.pods)) > 0, r.Unused)
 	if !due {
@@ -40,49 +45,42 @@ func (r *Reconciler) applyRelease(ctx context.Context, g *group) (wait time.Dura
 }
 
 // releasePolicy returns the policy of the annotation release. If the annotation has no
-// effect, it sets g.releaseProblem and returns the default.
-func (r *Reconciler) releasePolicy(g *group) scheduling.Release {
+// effect, it returns the default and the problem.
+func (r *Reconciler) releasePolicy(g *group) (policy scheduling.Release, problem error) {
 	value, ok := g.Annotations[scheduling.ReleaseAnnotation]
 	if !ok {
-		return scheduling.Release{}
+		return scheduling.Release{}, nil
 	}
 	policy, err := scheduling.ParseRelease(value)
 	switch {
 	case err != nil:
-		g.releaseProblem = fmt.Errorf("%q %w", value, err) // admission denies it
-		return scheduling.Release{}
+		return scheduling.Release{}, fmt.Errorf("%q %w", value, err) // admission denies it
 	case r.Mode == mode.Native && !policy.IsOnDeletion():
-		g.releaseProblem = errors.New("in native mode, Kubernetes releases the claims when the PodGroup is deleted")
-		return scheduling.Release{}
+		return scheduling.Release{},
+			errors.New("in native mode, Kubernetes releases the claims when the PodGroup is deleted")
 	}
-	return policy
+	return policy, nil
 }
 
-// workloadOf returns the state and the name of the PodGroup's workload. A workload that
-// does not exist is complete: it creates no more pods. If the state cannot be determined,
-// it returns the time until the next attempt.
+// workloadOf returns the state of a PodGroup's workload. A workload that does not exist is
+// complete: it creates no more pods. If the state cannot be determined, it returns the
+// problem and the time until the next attempt; 0 if only a change of the PodGroup helps.
 func (r *Reconciler) workloadOf(
-	ctx context.Context, g *group, policy scheduling.Release,
-) (state workload.State, name string, wait time.Duration, err error) {
-	if !policy.DependsOnWorkload() {
-		return state, "", 0, nil
+	ctx context.Context, namespace, name string,
+) (state workload.State, wait time.Duration, problem, err error) {
+	ref, invalid := workload.Parse(name)
+	if invalid != nil { // admission denies it
+		return state, 0, fmt.Errorf("annotation %s: %q %w", scheduling.WorkloadAnnotation, name, invalid), nil
 	}
-	name = g.Annotations[scheduling.WorkloadAnnotation]
-	ref, problem := workload.Parse(name)
-	if problem != nil { // admission denies it
-		g.releaseProblem = fmt.Errorf("annotation %s: %q %w", scheduling.WorkloadAnnotation, name, problem)
-		return state, name, 0, nil
-	}
-	state, err = r.Finder.Find(ctx, g.Namespace, ref)
+	state, err = r.Finder.Find(ctx, namespace, ref)
 	var unverifiable *workload.UnverifiableError
 	switch {
 	case errors.Is(err, workload.ErrMissing):
-		return workload.State{Complete: true}, name, 0, nil
+		return workload.State{Complete: true}, 0, nil, nil
 	case errors.As(err, &unverifiable), errors.Is(err, workload.ErrRefused):
-		g.releaseProblem = err
-		return state, name, workloadRetryInterval, nil
+		return state, workloadRetryInterval, err, nil
 	}
-	return state, name, 0, err
+	return state, 0, nil, err
 }
 
 // workloadRetryInterval is the time between two attempts to find a workload. No event
@@ -90,9 +88,9 @@ func (r *Reconciler) workloadOf(
 const workloadRetryInterval = time.Minute
 
 // releaseAll releases the primary shards of all claims, and deletes the others, which
-// no pod needs.
+// no pod needs. The next pod finds its claims, so that a primary shard that is missing is created.
 func (r *Reconciler) releaseAll(ctx context.Context, g *group) error {
-	errs := r.generateClaims(ctx, g)
+	errs := r.syncShards(ctx, g)
 	for _, s := range g.sharedClaims {
 		primary := s.shards[s.primary]
 		if primary == nil {
