@@ -100,12 +100,12 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (result ct
 	if since := r.Clock.Since(r.written[req.NamespacedName]); since < minWriteInterval {
 		return ctrl.Result{RequeueAfter: minWriteInterval - since}, nil
 	}
-	wanted, invalid, err := r.wanted(ctx, &service)
+	wanted, warnings, err := r.wanted(ctx, &service)
 	if err != nil {
 		return result, err
 	}
-	if invalid != nil {
-		r.warn(&service, network.EventReasonInvalidService, invalid.Error())
+	for _, w := range warnings {
+		r.Events.Eventf(&service, nil, corev1.EventTypeWarning, w.reason, network.EventActionPublish, "%s", w.message)
 	}
 	written, err := r.apply(ctx, &service, wanted)
 	if written {
@@ -114,34 +114,41 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (result ct
 	return result, err
 }
 
-func (r *Reconciler) warn(service *corev1.Service, reason, message string) {
-	r.Events.Eventf(service, nil, corev1.EventTypeWarning, reason, network.EventActionPublish, "%s", message)
+// warning is an event on a Service.
+type warning struct{ reason, message string }
+
+func invalidService(reason error) warning {
+	return warning{network.EventReasonInvalidService, reason.Error()}
 }
 
-// wanted returns the slices that a Service must have: none without the annotation, and none if the
-// Service is invalid, for the reason that invalid gives.
+// wanted returns the slices that a Service must have, and the warnings for its events. It must have no slices without
+// the annotation, and none if it is invalid.
 func (r *Reconciler) wanted(
 	ctx context.Context, service *corev1.Service,
-) (wanted []*discoveryv1.EndpointSlice, invalid, err error) {
+) (wanted []*discoveryv1.EndpointSlice, warnings []warning, err error) {
 	name, annotated := service.Annotations[network.ServiceNetworkAnnotation]
 	if !annotated || service.DeletionTimestamp != nil {
 		return nil, nil, nil
 	}
 	selector, invalid := selectorOf(service)
 	if invalid != nil {
-		return nil, invalid, nil
+		return nil, []warning{invalidService(invalid)}, nil
 	}
 	links, missing, err := r.linksOn(ctx, name, service.Namespace, selector)
 	if err != nil {
 		return nil, nil, err
 	}
 	if len(missing) > 0 {
-		r.warn(service, network.EventReasonIncompleteEndpoints, fmt.Sprintf("the status of the claims of pods %s lists only "+
-			"some of the pods that use them: give each pod a claim of its own (resourceClaimTemplateName)",
-			strings.Join(missing[:min(len(missing), 3)], ", ")))
+		warnings = append(warnings, warning{
+			network.EventReasonIncompleteEndpoints, fmt.Sprintf("the status of the claims of pods %s lists only "+
+				"some of the pods that use them: give each pod a claim of its own (resourceClaimTemplateName)",
+				strings.Join(missing[:min(len(missing), 3)], ", ")),
+		})
 	}
-	wanted, invalid = slicesOf(service, links)
-	return wanted, invalid, nil
+	if wanted, invalid = slicesOf(service, links); invalid != nil {
+		warnings = append(warnings, invalidService(invalid))
+	}
+	return wanted, warnings, nil
 }
 
 // selectorOf returns the selector for the pods of an annotated Service, or an error if the Service
