@@ -302,11 +302,11 @@ func addControllers(ctx context.Context, m manager.Manager, cluster kubernetes.I
 		return err
 	}
 	recorder := m.GetEventRecorder(o.DriverName)
-	ofEndpoints, err := endpointReconcilers(m, recorder, o)
+	publishers, err := endpointReconcilers(m, recorder, o)
 	if err != nil {
 		return err
 	}
-	reconcilers := slices.Concat(claimReconcilers(m, cluster, recorder, leavesStaleEntries, o), ofEndpoints, []reconciler{
+	reconcilers := slices.Concat(claimReconcilers(m, cluster, recorder, leavesStaleEntries, o), publishers, []reconciler{
 		&addresspools.Reconciler{
 			Client: m.GetClient(), Driver: o.DriverName, Clock: clock.RealClock{}, Quarantine: o.AddressQuarantine,
 		},
@@ -327,7 +327,7 @@ func addControllers(ctx context.Context, m manager.Manager, cluster kubernetes.I
 func claimReconcilers(
 	m manager.Manager, cluster kubernetes.Interface, recorder events.EventRecorder, leavesStaleEntries bool, o Options,
 ) []reconciler {
-	ofOwners := func(in mode.Mode) podgroups.Reconciler {
+	newOwnerReconciler := func(in mode.Mode) podgroups.Reconciler {
 		return podgroups.Reconciler{
 			Client: m.GetClient(), APIReader: m.GetAPIReader(), Mode: in, Driver: o.DriverName, Events: recorder,
 			ClusterLeavesStaleEntries: leavesStaleEntries,
@@ -336,10 +336,10 @@ func claimReconcilers(
 	newFinder := func() *workload.Finder {
 		return &workload.Finder{APIReader: m.GetAPIReader(), Mapper: m.GetRESTMapper()}
 	}
-	ofPodGroups := ofOwners(o.Mode)
-	ofPodGroups.Finder, ofPodGroups.Unused = newFinder(), workload.NewTimer(clock.RealClock{})
+	podGroupReconciler := newOwnerReconciler(o.Mode)
+	podGroupReconciler.Finder, podGroupReconciler.Unused = newFinder(), workload.NewTimer(clock.RealClock{})
 	reconcilers := []reconciler{
-		&ofPodGroups,
+		&podGroupReconciler,
 		&reservedfor.Reconciler{
 			Client: m.GetClient(), APIReader: m.GetAPIReader(), Cluster: cluster, Driver: o.DriverName, Events: recorder,
 			Finder: newFinder(), Unused: workload.NewTimer(clock.RealClock{}),
@@ -347,10 +347,10 @@ func claimReconcilers(
 		},
 	}
 	if o.JobClaims {
-		reconcilers = append(reconcilers, &podgroups.JobReconciler{Reconciler: ofOwners(mode.Bridge)})
+		reconcilers = append(reconcilers, &podgroups.JobReconciler{Reconciler: newOwnerReconciler(mode.Bridge)})
 	}
 	if o.ReplicaClaims {
-		reconcilers = append(reconcilers, &podgroups.ReplicaReconciler{Reconciler: ofOwners(mode.Bridge)})
+		reconcilers = append(reconcilers, &podgroups.ReplicaReconciler{Reconciler: newOwnerReconciler(mode.Bridge)})
 	}
 	return reconcilers
 }

@@ -20,31 +20,31 @@ import (
 type denialReason string
 
 const (
-	// reasonInvalid: a field or an annotation has a value that is not permitted.
+	// reasonInvalid means that a field or an annotation has a value that is not permitted.
 	reasonInvalid denialReason = "Invalid"
-	// reasonPodGroupMissing: the PodGroup of the pod does not exist yet.
+	// reasonPodGroupMissing means that the PodGroup of the pod does not exist yet.
 	reasonPodGroupMissing denialReason = "PodGroupMissing"
-	// reasonPodGroupTerminating: the PodGroup of the pod is being deleted.
+	// reasonPodGroupTerminating means that the PodGroup of the pod is being deleted.
 	reasonPodGroupTerminating denialReason = "PodGroupTerminating"
-	// reasonPriorityDiffers: the pods of one PodGroup of Kubernetes must have one priority and one preemption policy.
+	// reasonPriorityDiffers means that the pods of one PodGroup of Kubernetes must have one priority and one preemption policy.
 	reasonPriorityDiffers denialReason = "PriorityDiffers"
-	// reasonSchedulerDiffers: one scheduler must schedule the pods of one PodGroup of Kubernetes.
+	// reasonSchedulerDiffers means that one scheduler must schedule the pods of one PodGroup of Kubernetes.
 	reasonSchedulerDiffers denialReason = "SchedulerDiffers"
-	// reasonConflict: the pod is to share the claims of two owners.
+	// reasonConflict means that the pod is to share the claims of two owners.
 	reasonConflict denialReason = "Conflict"
-	// reasonAnnotationDiffers: the annotation of a pod or a template differs from that of its owner.
+	// reasonAnnotationDiffers means that the annotation of a pod or a template differs from that of its owner.
 	reasonAnnotationDiffers denialReason = "AnnotationDiffers"
-	// reasonOwner: no Job or replica whose claims the pod could share owns it.
+	// reasonOwner means that no Job or replica whose claims the pod could share owns it.
 	reasonOwner denialReason = "Owner"
-	// reasonClaimMissing: a ResourceClaim or ResourceClaimTemplate does not exist yet.
+	// reasonClaimMissing means that a ResourceClaim or ResourceClaimTemplate does not exist yet.
 	reasonClaimMissing denialReason = "ClaimMissing"
-	// reasonInUse: pods may use the claims that the changed annotation lists.
+	// reasonInUse means that pods may use the claims that the changed annotation lists.
 	reasonInUse denialReason = "InUse"
-	// reasonNotPermitted: the user may not create ResourceClaims, or the controller may not hold the claim.
+	// reasonNotPermitted means that the user may not create ResourceClaims, or the controller may not hold the claim.
 	reasonNotPermitted denialReason = "NotPermitted"
-	// reasonNoRoom: the claims of an entry serve as many pods as they can.
+	// reasonNoRoom means that the claims of an entry serve as many pods as they can.
 	reasonNoRoom denialReason = "NoRoom"
-	// reasonQueue: Kueue would never admit the pods, or charge their claims wrongly.
+	// reasonQueue means that Kueue would never admit the pods, or charge their claims wrongly.
 	reasonQueue denialReason = "Queue"
 )
 

@@ -51,7 +51,7 @@ func (h *Holds) check(
 	ctx context.Context, claim types.NamespacedName, entries []resourceapi.ResourceClaimConsumerReference,
 ) error {
 	for _, e := range entries {
-		own := e.APIGroup == scheduling.GroupName && e.Resource == scheduling.Resource
+		own := claims.IsPodGroupEntry(e)
 		if !own && !claims.IsNativePodGroup(e) {
 			continue
 		}

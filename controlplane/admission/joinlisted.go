@@ -102,8 +102,8 @@ func (p *Pods) listedShard(
 
 // claimListOf returns the claims that the annotation of a pod lists, or nil.
 func (p *Pods) claimListOf(ctx context.Context, pod *corev1.Pod) (*claimList, error) {
-	ofJob, hasJobClaims := pod.Annotations[scheduling.JobClaimsAnnotation]
-	ofReplica, hasReplicaClaims := pod.Annotations[scheduling.ReplicaClaimsAnnotation]
+	jobClaims, hasJobClaims := pod.Annotations[scheduling.JobClaimsAnnotation]
+	replicaClaims, hasReplicaClaims := pod.Annotations[scheduling.ReplicaClaimsAnnotation]
 	hasJobClaims, hasReplicaClaims = hasJobClaims && p.JobClaims, hasReplicaClaims && p.ReplicaClaims
 	switch {
 	case hasJobClaims && hasReplicaClaims:
@@ -111,9 +111,9 @@ func (p *Pods) claimListOf(ctx context.Context, pod *corev1.Pod) (*claimList, er
 			"metadata.annotations[%q]: must not be set together with %s: remove one of them from the template",
 			scheduling.ReplicaClaimsAnnotation, scheduling.JobClaimsAnnotation)
 	case hasJobClaims:
-		return p.jobOf(ctx, pod, ofJob)
+		return p.jobOf(ctx, pod, jobClaims)
 	case hasReplicaClaims:
-		return p.replicaOf(ctx, pod, ofReplica)
+		return p.replicaOf(ctx, pod, replicaClaims)
 	}
 	return nil, nil
 }

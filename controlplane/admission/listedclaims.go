@@ -293,15 +293,15 @@ func (l *ListedClaims) isInherited(
 	ctx context.Context, req admission.Request, object *workloadObject, value string,
 ) (bool, error) {
 	namespace, controller := req.Namespace, metav1.GetControllerOfNoCopy(&object.Metadata)
-	ofLeader := controller != nil && controller.Kind == "Pod" && controller.APIVersion == "v1"
-	if ofLeader {
+	ownedByLeader := controller != nil && controller.Kind == "Pod" && controller.APIVersion == "v1"
+	if ownedByLeader {
 		leader, err := l.owner(ctx, namespace, controller, object.annotation)
 		if err != nil || leader == nil {
 			return false, err
 		}
 		controller = metav1.GetControllerOf(leader)
 	}
-	if !createsWorkloads(controller) && (!ofLeader || !isStatefulSet(controller)) {
+	if !createsWorkloads(controller) && (!ownedByLeader || !isStatefulSet(controller)) {
 		return false, nil
 	}
 	owner, err := l.owner(ctx, namespace, controller, object.annotation)

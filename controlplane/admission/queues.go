@@ -61,8 +61,8 @@ type counted struct {
 type podSet struct {
 	templateAt
 	pods int64
-	// ofQueuedJob: the template is that of a replicated Job with the label.
-	ofQueuedJob bool
+	// inQueuedJob reports whether the template is that of a replicated Job with the label.
+	inQueuedJob bool
 }
 
 // Handle implements admission.Handler.
@@ -124,7 +124,7 @@ var sharingAnnotations = []string{
 // checkQueuedTemplate denies a pod template whose pods share claims if the pods have the label, and the workload, with
 // the metadata, does not: Kueue admits such pods one by one.
 func checkQueuedTemplate(kind string, workload *metav1.ObjectMeta, set podSet) error {
-	if _, queued := set.Labels[queueLabel]; !queued || set.ofQueuedJob {
+	if _, queued := set.Labels[queueLabel]; !queued || set.inQueuedJob {
 		return nil
 	}
 	// Kueue ignores the label of pods if it manages any of their owners, such as the JobSet of a Job. It does not
@@ -180,7 +180,7 @@ func (o *queued) podSets() (sets []podSet) {
 			podsOfJob(job.Template.Spec.Parallelism, job.Template.Spec.Completions)
 		add(&o.object.Spec.ReplicatedJobs[i].Template.Spec.Template,
 			spec.Child("replicatedJobs").Index(i).Child("template", "spec", "template"), pods)
-		_, sets[len(sets)-1].ofQueuedJob = job.Template.Labels[queueLabel]
+		_, sets[len(sets)-1].inQueuedJob = job.Template.Labels[queueLabel]
 	}
 	if t := o.object.Spec.LeaderWorkerTemplate; t != nil {
 		size := ptr.Deref(numbers.LeaderWorkerTemplate.Size, 1)

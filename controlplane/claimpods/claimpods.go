@@ -181,7 +181,7 @@ func claimKeys(object any) ([]string, error) {
 	return claimref.AllNames(pod), nil
 }
 
-// isRelevant drops updates of pods that do not affect their claims.
+// isRelevant reports whether an update of a pod affects its claims.
 func isRelevant(before, after any) bool {
 	a, ok := before.(*corev1.Pod)
 	b, ok2 := after.(*corev1.Pod)

@@ -77,6 +77,11 @@ func (c Change) Patch(claim *resourceapi.ResourceClaim) ([]byte, error) {
 	return json.Marshal(map[string]any{"metadata": metadata, "status": status})
 }
 
+// IsPodGroupEntry reports whether the entry is for a PodGroup of the driver.
+func IsPodGroupEntry(entry resourceapi.ResourceClaimConsumerReference) bool {
+	return entry.APIGroup == scheduling.GroupName && entry.Resource == scheduling.Resource
+}
+
 // IsNativePodGroup reports whether the entry is for a PodGroup of scheduling.k8s.io.
 func IsNativePodGroup(entry resourceapi.ResourceClaimConsumerReference) bool {
 	return entry.APIGroup == "scheduling.k8s.io" && entry.Resource == "podgroups"
@@ -297,7 +302,7 @@ func EntriesToRemove(
 			holders = append(holders, e.UID)
 		case IsTerminalPodEntry(e):
 			terminal = append(terminal, e.UID)
-		case e.APIGroup == scheduling.GroupName && e.Resource == scheduling.Resource,
+		case IsPodGroupEntry(e),
 			claim.Annotations[scheduling.ReservedForAnnotation] == e.APIGroup+"/"+e.Resource+"/"+e.Name:
 			heldByOther = true
 		}

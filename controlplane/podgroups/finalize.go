@@ -154,7 +154,7 @@ func holders(claim *resourceapi.ResourceClaim) []holder {
 	var all []holder
 	hasIndirectEntry := false
 	for _, e := range claim.Status.ReservedFor {
-		if isPodGroupEntry(e) {
+		if claims.IsPodGroupEntry(e) {
 			all = append(all, holder{e.Name, e.UID})
 		}
 		if claims.IsNativePodGroup(e) || claims.IsTerminalPodEntry(e) {
@@ -179,9 +179,4 @@ func podGroupOwner(o metav1.Object) *metav1.OwnerReference {
 		return nil
 	}
 	return owner
-}
-
-// isPodGroupEntry reports whether the entry is for a PodGroup of the driver.
-func isPodGroupEntry(entry resourceapi.ResourceClaimConsumerReference) bool {
-	return entry.APIGroup == scheduling.GroupName && entry.Resource == scheduling.Resource
 }

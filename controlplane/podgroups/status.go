@@ -132,7 +132,7 @@ func (s *sharedClaim) otherHolders(owner claims.Owner) []string {
 	}
 	var names []string
 	for _, c := range s.shards[0].Status.ReservedFor {
-		isPodGroup := isPodGroupEntry(c) || claims.IsNativePodGroup(c)
+		isPodGroup := claims.IsPodGroupEntry(c) || claims.IsNativePodGroup(c)
 		if isPodGroup && c.Name != owner.Name && !slices.Contains(names, c.Name) {
 			names = append(names, c.Name)
 		}

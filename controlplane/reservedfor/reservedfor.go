@@ -333,7 +333,7 @@ func (r *Reconciler) isInUse(ctx context.Context, claim *resourceapi.ResourceCla
 	switch {
 	case claim.Status.Allocation == nil || len(claim.Status.ReservedFor) == 0:
 		return false, nil
-	case slices.ContainsFunc(claim.Status.ReservedFor, isLongLived):
+	case slices.ContainsFunc(claim.Status.ReservedFor, isHolderEntry):
 		return true, nil
 	}
 	pods, err := r.pods.Pods(ctx, client.ObjectKeyFromObject(claim))
@@ -342,7 +342,7 @@ func (r *Reconciler) isInUse(ctx context.Context, claim *resourceapi.ResourceCla
 	}), err
 }
 
-// isLongLived reports whether the entry is for an object other than a pod.
-func isLongLived(entry resourceapi.ResourceClaimConsumerReference) bool {
+// isHolderEntry reports whether the entry is for an object other than a pod.
+func isHolderEntry(entry resourceapi.ResourceClaimConsumerReference) bool {
 	return !claimref.IsPodEntry(entry) && !claims.IsTerminalPodEntry(entry)
 }

@@ -7,12 +7,13 @@ import (
 	"context"
 	"slices"
 
-	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/dra-shared/dra-driver-shared/internal/claimref"
 )
 
 // WithoutForeignClaims returns a ListerWatcher of ResourceClaims for an informer whose cache does
@@ -56,14 +57,10 @@ func forCache(e watch.Event, driver string) watch.Event {
 // their status, and its reservations, except those of pods. A claim for one of this driver's
 // DeviceClasses can be foreign until the scheduler allocates it.
 func IsForeign(claim *resourceapi.ResourceClaim, driver string) bool {
+	isForObject := func(r resourceapi.ResourceClaimConsumerReference) bool { return !claimref.IsPodEntry(r) }
 	return len(config(claim.Spec.Devices.Config, driver)) == 0 && len(devices(claim.Status.Devices, driver)) == 0 &&
 		(claim.Status.Allocation == nil || len(results(claim.Status.Allocation, driver)) == 0) &&
 		!slices.ContainsFunc(claim.Status.ReservedFor, isForObject) && !hasOwnMeta(claim)
-}
-
-// isForObject reports whether a reservation is for another object than a pod, such as a PodGroup.
-func isForObject(r resourceapi.ResourceClaimConsumerReference) bool {
-	return r.APIGroup != corev1.GroupName || r.Resource != string(corev1.ResourcePods)
 }
 
 // hasOwnMeta reports whether the metadata has an annotation of this driver, or an owner for which
