@@ -43,5 +43,8 @@ package attach
 
 import "path/filepath"
 
+// RecordsDir returns the directory of the attachment records.
+func RecordsDir(runDir string) string { return filepath.Join(runDir, "attached") }
+
 // SocketDir returns the directory in which the plugins listen.
 func SocketDir(runDir string) string { return filepath.Join(runDir, "attach.d") }

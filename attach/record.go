@@ -172,7 +172,7 @@ const AnyBoot = ""
 // OpenRecords returns the attachment records below a plugin's run directory.
 // New records contain bootID; records of another boot count as missing.
 func OpenRecords(runDir, bootID string, failpoints failpoint.Injector) *Records {
-	dir := filepath.Join(runDir, "attached")
+	dir := RecordsDir(runDir)
 	return &Records{
 		dir: dir, bootID: bootID, failpoints: failpoints, files: files.NewDirectory(dir, "", "", readFile),
 	}

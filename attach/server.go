@@ -44,8 +44,8 @@ type Server struct {
 	slots    chan struct{}
 	group    sync.WaitGroup
 
-	mu      sync.Mutex
-	ofClaim map[string]int // requests that the handler serves, by UID of their claim
+	mu       sync.Mutex
+	perClaim map[string]int // requests that the handler serves, by UID of their claim
 }
 
 const (
@@ -81,7 +81,7 @@ func Listen(runDir, name string, handler Handler) (*Server, error) {
 		return nil, fmt.Errorf("listen for hooks: %w", err)
 	}
 	return &Server{
-		handler: handler, listener: listener, slots: make(chan struct{}, maxConnections), ofClaim: map[string]int{},
+		handler: handler, listener: listener, slots: make(chan struct{}, maxConnections), perClaim: map[string]int{},
 	}, nil
 }
 
@@ -169,7 +169,7 @@ func (s *Server) answer(ctx context.Context, conn *net.UnixConn) (Response, erro
 		return Response{}, errors.New("the first descriptor does not refer to a network namespace")
 	}
 	if !s.enter(request.ClaimUID) {
-		return Response{Retry: true}, &handlerError{errClaimBusy}
+		return Response{Retry: true}, &handlerError{errTooManyRequests}
 	}
 	defer s.leave(request.ClaimUID)
 	// A handler in progress continues while the plugin stops: a partial
@@ -187,30 +187,30 @@ func (s *Server) answer(ctx context.Context, conn *net.UnixConn) (Response, erro
 	return response, err
 }
 
-// errClaimBusy asks the hook to try again.
-var errClaimBusy = fmt.Errorf("the plugin is still attaching shares to %d other containers that use the claim: do the "+
+// errTooManyRequests asks the hook to try again.
+var errTooManyRequests = fmt.Errorf("the plugin is still attaching shares to %d other containers that use the claim: do the "+
 	"events of their pods say why it takes so long?", maxConnectionsOfClaim)
 
 // enter counts a request for a claim, unless maxConnectionsOfClaim are in progress.
 func (s *Server) enter(claim string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.ofClaim[claim] == maxConnectionsOfClaim {
+	if s.perClaim[claim] == maxConnectionsOfClaim {
 		return false
 	}
-	s.ofClaim[claim]++
+	s.perClaim[claim]++
 	return true
 }
 
 func (s *Server) leave(claim string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.ofClaim[claim]--; s.ofClaim[claim] == 0 {
-		delete(s.ofClaim, claim)
+	if s.perClaim[claim]--; s.perClaim[claim] == 0 {
+		delete(s.perClaim, claim)
 	}
 }
 
-// handlerError is an error that is not logged: of the Handler, which logs its own, or errClaimBusy.
+// handlerError is an error that is not logged: of the Handler, which logs its own, or errTooManyRequests.
 type handlerError struct{ error }
 
 func (e *handlerError) Unwrap() error { return e.error }

@@ -78,6 +78,9 @@ type Specs struct {
 	specs *files.Directory[written]
 }
 
+// FilesDir returns the directory of the files that specs mount, below a plugin's directory.
+func FilesDir(pluginDir string) string { return filepath.Join(pluginDir, "files") }
+
 // New returns the specs of a driver in a directory. The files that they mount are
 // in filesDir.
 func New(dir, filesDir, driver string, failpoints failpoint.Injector) (*Specs, error) {

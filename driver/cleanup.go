@@ -12,6 +12,8 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/dra-shared/dra-driver-shared/attach"
+	"github.com/dra-shared/dra-driver-shared/cdi"
+	"github.com/dra-shared/dra-driver-shared/driver/record"
 	"github.com/dra-shared/dra-driver-shared/internal/files"
 	"github.com/dra-shared/dra-driver-shared/internal/probe"
 )
@@ -23,7 +25,7 @@ import (
 // run with their limits.
 func (d *Driver) cleanup(ctx context.Context) {
 	logger := klog.FromContext(ctx)
-	claims, err := filepath.Glob(filepath.Join(d.options.PluginDir, "claims", "*.json"))
+	claims, err := filepath.Glob(filepath.Join(record.Dir(d.options.PluginDir), "*.json"))
 	attached, listErr := d.attachments.List()
 	if err = errors.Join(err, listErr); err != nil {
 		logger.Error(err, "Cannot determine whether claims are still prepared; skipping cleanup")
@@ -70,9 +72,8 @@ func (d *Driver) removeHooks() error {
 func (d *Driver) removeEmptyDirs() {
 	o := d.options
 	for _, dir := range []string{
-		filepath.Dir(o.Hook), filepath.Join(o.PluginDir, "claims"), filepath.Join(o.PluginDir, "files"),
-		filepath.Join(o.PluginDir, metadataDir), attach.SocketDir(o.RunDir), probe.Dir(o.RunDir), filepath.Join(o.RunDir,
-			"attached"),
+		filepath.Dir(o.Hook), record.Dir(o.PluginDir), cdi.FilesDir(o.PluginDir), filepath.Join(o.PluginDir, metadataDir),
+		attach.SocketDir(o.RunDir), probe.Dir(o.RunDir), attach.RecordsDir(o.RunDir),
 	} {
 		_ = os.Remove(dir)
 	}

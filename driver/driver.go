@@ -51,7 +51,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -196,15 +195,15 @@ func New(o Options) (*Driver, error) {
 		return nil, fmt.Errorf("identify the current boot: %w", err)
 	}
 	bootID := strings.TrimSpace(string(raw))
-	claims, err := record.NewStore(filepath.Join(o.PluginDir, "claims"), bootID, o.Failpoints)
+	claims, err := record.NewStore(record.Dir(o.PluginDir), bootID, o.Failpoints)
 	if err != nil {
 		return nil, err
 	}
-	specs, err := cdi.New(o.CDIDir, filepath.Join(o.PluginDir, "files"), o.DriverName, o.Failpoints)
+	specs, err := cdi.New(o.CDIDir, cdi.FilesDir(o.PluginDir), o.DriverName, o.Failpoints)
 	if err != nil {
 		return nil, err
 	}
-	locks, err := lock.Open(filepath.Join(o.RunDir, "locks"))
+	locks, err := lock.Open(lock.Path(o.RunDir))
 	if err != nil {
 		return nil, err
 	}

@@ -311,8 +311,8 @@ func (gc *garbageCollector) temporaryFiles(context.Context) (orphans []Orphan, f
 		return func() ([]string, error) { return files.Unfinished(dir, prefix) }
 	}
 	for _, unfinished := range []func() ([]string, error){
-		find(filepath.Join(o.PluginDir, "claims"), ""),
-		find(filepath.Join(o.RunDir, "attached"), ""),
+		find(record.Dir(o.PluginDir), ""),
+		find(attach.RecordsDir(o.RunDir), ""),
 		find(filepath.Dir(o.Hook), ""),
 		gc.driver.specs.Unfinished,
 		find(o.CDIDir, gc.driver.metadataSpecsPrefix()),

@@ -363,7 +363,7 @@ type State struct {
 	// Exists reports whether the attachment is in the sandbox, working or not. It is also true if the attachment
 	// may be there, because an attempt to attach it has not finished.
 	Exists bool
-	// Pending reports whether Reserver.Reserve has written the record and Attach has not succeeded, or that
+	// Pending reports whether Reserver.Reserve has written the record and Attach has not succeeded, or whether
 	// the sandbox has ended and Detach follows. Such an attachment has no status.
 	Pending bool
 	// Ready reports whether the attachment exists and works.

@@ -40,9 +40,9 @@ func (d *Driver) restoreDifferences(ctx context.Context) []attach.Record {
 // altered returns the attachments that may differ from what was set up. For a kind that is not a
 // Comparer, these are all attachments.
 func (d *Driver) altered(ctx context.Context, attached []attach.Record) (altered []attach.Record) {
-	ofKind := d.attachmentsByKind(ctx, attached)
+	byKind := d.attachmentsByKind(ctx, attached)
 	for _, k := range d.options.Kinds {
-		attachments := ofKind[k.Name()]
+		attachments := byKind[k.Name()]
 		if comparer, ok := k.(Comparer); ok && len(attachments) > 0 {
 			differing, err := comparer.Altered(ctx, attachments)
 			if err == nil {
@@ -65,14 +65,14 @@ func (d *Driver) attachmentsByKind(ctx context.Context, attached []attach.Record
 	for _, c := range d.readableClaims(ctx) {
 		claims[string(c.UID)] = c
 	}
-	ofKind := map[string][]Attachment{}
+	byKind := map[string][]Attachment{}
 	for _, r := range attached {
 		s := d.shareOf(claims[r.ClaimUID], r)
 		if s.attacher != nil {
-			ofKind[s.kind.Name()] = append(ofKind[s.kind.Name()], Attachment{Share: s.Share, Record: r})
+			byKind[s.kind.Name()] = append(byKind[s.kind.Name()], Attachment{Share: s.Share, Record: r})
 		}
 	}
-	return ofKind
+	return byKind
 }
 
 func (d *Driver) restoreAttachment(ctx context.Context, s share, r attach.Record) error {

@@ -274,7 +274,7 @@ func (f *flags) newAllocator(config *rest.Config, onLost func(ipam.Lost)) (*ipam
 	if err != nil {
 		return nil, err
 	}
-	locks, err := lock.Open(filepath.Join(f.RunDir, "locks"))
+	locks, err := lock.Open(lock.Path(f.RunDir))
 	if err != nil {
 		return nil, err
 	}

@@ -27,6 +27,9 @@ type Dir string
 // earlier releases wait.
 const buckets = 64
 
+// Path returns the path of the directory of the plugins' locks below their run directory.
+func Path(runDir string) string { return filepath.Join(runDir, "locks") }
+
 // Open opens the directory, and creates it if it does not exist. It creates the files of all
 // buckets, so that the directory does not grow with the keys.
 func Open(path string) (Dir, error) {

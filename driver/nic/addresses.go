@@ -77,7 +77,7 @@ func (k *Kind) Reserve(
 		return err
 	}
 	if d.absent {
-		return d.gone()
+		return d.absentError()
 	}
 	static, err := parseAddresses(p.Addresses)
 	if err != nil {

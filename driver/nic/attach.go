@@ -64,7 +64,7 @@ func (k *Kind) Attach(
 		return attached, err
 	}
 	if d.absent {
-		return attached, d.gone()
+		return attached, d.absentError()
 	}
 	conn, err := connect(sandbox.Socket)
 	if err != nil {

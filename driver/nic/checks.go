@@ -93,9 +93,9 @@ func (k *Kind) logTrials(ctx context.Context) {
 	}
 }
 
-// missingCookie describes the risk if the node identifies senders by MAC address alone,
+// cookieMessage describes the risk if the node identifies senders by MAC address alone,
 // why identification by the cookie of the network namespace failed, and what to do.
-func missingCookie(results []trial.Result) string {
+func cookieMessage(results []trial.Result) string {
 	message := "this node identifies senders by address only: a pod with CAP_NET_RAW can send as another pod and exceed " +
 		"its grant"
 	var last trial.Result

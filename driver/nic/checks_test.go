@@ -45,8 +45,8 @@ func TestMissingCookie_namesTheRemedy(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := missingCookie(test.results); got != test.want {
-				t.Errorf("missingCookie: got %q, want %q", got, test.want)
+			if got := cookieMessage(test.results); got != test.want {
+				t.Errorf("cookieMessage: got %q, want %q", got, test.want)
 			}
 		})
 	}

@@ -133,8 +133,8 @@ func (d *device) unhealthyReason() (reason, message string) {
 	}
 }
 
-// gone is the error of a request for an absent device.
-func (d *device) gone() error {
+// absentError returns the error of a request for an absent device.
+func (d *device) absentError() error {
 	if d.unusable != nil {
 		return fmt.Errorf("NIC %s cannot be shared: %w", d.name, d.unusable)
 	}

@@ -83,7 +83,7 @@ type duplicates struct {
 type pendingLink struct {
 	device string
 	link   attach.Link
-	// waits reports whether another host had an address at the last attempt, or that the
+	// waits reports whether another host had an address at the last attempt, or whether the
 	// attempt failed, so that the next one waits for recheckInterval.
 	waits bool
 }
@@ -120,7 +120,7 @@ func (d *duplicates) addConflicting(records []attach.Record, conflicts []classif
 		if err != nil || r.Kind != Name {
 			continue
 		}
-		known := d.of(link.Parent, link.MAC)
+		known := d.ownersOf(link.Parent, link.MAC)
 		isNew := func(c classify.Conflict) bool { return known[c.Address] == nil }
 		if slices.ContainsFunc(used[idOf(link)], isNew) {
 			d.add(r.Device, link)
@@ -137,8 +137,8 @@ func (d *duplicates) forget(parent int, mac string) {
 	delete(d.found, linkID{parent, mac})
 }
 
-// of returns the hosts that have an address of a link.
-func (d *duplicates) of(parent int, mac string) addressOwners {
+// ownersOf returns the hosts that have an address of a link.
+func (d *duplicates) ownersOf(parent int, mac string) addressOwners {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.found[linkID{parent, mac}]

@@ -70,7 +70,7 @@ func TestDuplicates_probesAgainUntilTheOtherHostIsGone(t *testing.T) {
 		if got, want := len(d.takeAltered()) == 1, i != 1; got != want {
 			t.Errorf("attempt %d: the result changed: %t, want %t", i, got, want)
 		}
-		if got := d.of(link.Parent, link.MAC); len(got) != len(found) {
+		if got := d.ownersOf(link.Parent, link.MAC); len(got) != len(found) {
 			t.Errorf("attempt %d: hosts %v, want %v", i, got, found)
 		}
 		if _, links := d.next(); len(links) != 0 {
@@ -91,7 +91,7 @@ func TestDuplicates_forgetsDetachedLink(t *testing.T) {
 	d.forget(link.Parent, link.MAC) // while the plugin waits for answers
 	d.record(device, links, addressOwners{netip.MustParseAddr("10.0.1.0"): otherHost})
 	d.retry(device, links)
-	if got := d.of(link.Parent, link.MAC); len(got) != 0 {
+	if got := d.ownersOf(link.Parent, link.MAC); len(got) != 0 {
 		t.Errorf("hosts for a link that is detached: got %v, want none", got)
 	}
 	d.recheck()

@@ -62,11 +62,11 @@ func (k *Kind) holdGateways(ctx context.Context, devices map[string]*device, cla
 		}
 		gateways := claimed[name]
 		if k.addresses != nil {
-			ofPools, known := k.addresses.Gateways(d.network.Name)
+			poolGateways, known := k.addresses.Gateways(d.network.Name)
 			if !known {
 				continue // addresses that an earlier plugin held stay held until the next Refresh
 			}
-			gateways = append(gateways, ofPools...)
+			gateways = append(gateways, poolGateways...)
 		}
 		if err := k.node.SetGateways(d.nic.Index, gateways); err != nil {
 			klog.FromContext(ctx).Error(err, "Failed to keep links from using the addresses of gateways", "device", name)
@@ -103,8 +103,8 @@ func (d *device) multicast() uint64 {
 	return min(uint64(d.network.Multicast.Value()), d.line)
 }
 
-// identity returns the condition IdentityEnforced.
-func (d *device) identity(link netdev.LinkState) metav1.Condition {
+// identityCondition returns the condition IdentityEnforced.
+func (d *device) identityCondition(link netdev.LinkState) metav1.Condition {
 	c := metav1.Condition{Type: params.ConditionIdentityEnforced, Status: metav1.ConditionFalse}
 	switch {
 	case !d.isShared():

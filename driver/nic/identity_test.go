@@ -45,7 +45,7 @@ func TestDevice_identity(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := &device{network: &config.Network{Name: "storage", Identity: tc.identity, Enforcement: tc.enforcement}}
-			c := d.identity(tc.link)
+			c := d.identityCondition(tc.link)
 			if c.Reason != tc.want || (c.Status == "True") != (tc.want == params.ReasonIdentityEnforced) || c.Message == "" {
 				t.Errorf("condition %+v, want reason %s", c, tc.want)
 			}

@@ -420,7 +420,7 @@ func (k *Kind) Configure(
 		)
 	}
 	if d.network == nil {
-		return nil, d.gone()
+		return nil, d.absentError()
 	}
 	if errs := merged.ValidateFor(d.network.Allowed(int32(d.nic.MTU))); len(errs) > 0 {
 		return nil, fmt.Errorf("%s: %w", params.NetworkAttachmentKind, errs.ToAggregate())
@@ -471,7 +471,7 @@ func (k *Kind) Admit(share record.Share, others []*record.Share) error {
 		return err
 	}
 	if d.absent {
-		return d.gone()
+		return d.absentError()
 	}
 	grant, err := grantOf(share)
 	if err != nil {

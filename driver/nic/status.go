@@ -120,7 +120,7 @@ func (k *Kind) state(
 	link netdev.LinkState,
 ) driver.State {
 	reason, message := d.unhealthyReason()
-	identity := d.identity(link)
+	identity := d.identityCondition(link)
 	switch {
 	case !link.Exists:
 		if message == "" {
@@ -138,7 +138,7 @@ func (k *Kind) state(
 	case message == "" && !link.Up:
 		reason, message = params.ReasonLinkChanged, fmt.Sprintf("the link %s is down in the pod", link.Name)
 	case message == "":
-		if found := k.duplicates.of(a.Parent, a.MAC.String()); len(found) > 0 {
+		if found := k.duplicates.ownersOf(a.Parent, a.MAC.String()); len(found) > 0 {
 			reason, message = params.ReasonDuplicateAddress, duplicateMessage(d.network.Name, found)
 		}
 	}
@@ -150,7 +150,7 @@ func (k *Kind) state(
 	return driver.State{
 		Exists: true, Ready: message == "", Reason: reason, Message: message,
 		NetworkData: data,
-		Conditions:  []metav1.Condition{k.enforced(d, share, p, link), identity},
+		Conditions:  []metav1.Condition{k.enforcementCondition(d, share, p, link), identity},
 		Data:        networkStatus(network, link, data.IPs, p.Routes),
 	}
 }
@@ -274,8 +274,8 @@ func bandwidthCondition(holds bool, reason, message string) metav1.Condition {
 	return c
 }
 
-// enforced compares the rates that the kernel enforces with the grant.
-func (k *Kind) enforced(
+// enforcementCondition returns the condition BandwidthEnforced: it compares the rates that the kernel enforces with the grant.
+func (k *Kind) enforcementCondition(
 	d *device,
 	share record.Share,
 	p params.NetworkAttachment,
@@ -302,9 +302,9 @@ func (k *Kind) enforced(
 	if d.missed != "" {
 		return bandwidthCondition(false, params.ReasonFramesMissed, fmt.Sprintf("NIC %s: %s", d.name, d.missed))
 	}
-	message := limits(d, link, k.node.ForwardedBy(d.nic.Index))
+	message := enforcementMessage(d, link, k.node.ForwardedBy(d.nic.Index))
 	if !k.node.ClassifierKey().HasCookie() {
-		return bandwidthCondition(false, params.ReasonMAC, message+"; "+missingCookie(k.node.Trials()))
+		return bandwidthCondition(false, params.ReasonMAC, message+"; "+cookieMessage(k.node.Trials()))
 	}
 	return bandwidthCondition(true, params.ReasonNetnsCookie, message)
 }
@@ -329,8 +329,8 @@ func rateProblem(
 	return "", ""
 }
 
-// limits describes the scope of the current enforcement, and its gaps.
-func limits(d *device, link netdev.LinkState, forwarded classify.Forwarded) string {
+// enforcementMessage describes the scope of the current enforcement, and its gaps.
+func enforcementMessage(d *device, link netdev.LinkState, forwarded classify.Forwarded) string {
 	message := "the kernel limits each direction to the grant"
 	if d.network.TrustMAC {
 		message += "; the network trusts the addresses of frames without a socket (trustMAC)"

@@ -207,7 +207,7 @@ func TestLimits_namesBoundOfForwardedFrames(t *testing.T) {
 		classify.ForwardedByRoute:   false,
 		classify.ForwardedByAddress: true,
 	} {
-		message := limits(devices[0], netdev.LinkState{}, recognized)
+		message := enforcementMessage(devices[0], netdev.LinkState{}, recognized)
 		if got := strings.Contains(message, "that have the address of nic0 count as forwarded by the node, even those of "+
 			"a share, with at most 100M bit/s"); got != want {
 			t.Errorf("recognized by %d: message %q, want the bound: %t", recognized, message, want)
@@ -285,7 +285,7 @@ func TestKind_enforced(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			k := New(&netdev.Node{}, nil, nil)
-			c := k.enforced(changed(tc.change), tc.share, hardCap, tc.link)
+			c := k.enforcementCondition(changed(tc.change), tc.share, hardCap, tc.link)
 			if c.Type != params.ConditionBandwidthEnforced || c.Reason != tc.reason || !strings.Contains(c.Message, tc.text) {
 				t.Errorf("condition %+v, want the reason %s and a message with %q", c, tc.reason, tc.text)
 			}

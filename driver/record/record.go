@@ -132,6 +132,9 @@ type Store struct {
 // suffix is the suffix of the names of records.
 const suffix = ".json"
 
+// Dir returns the directory of the claim records below a plugin's directory.
+func Dir(pluginDir string) string { return filepath.Join(pluginDir, "claims") }
+
 // NewStore opens the directory, and creates it if it does not exist. New records
 // contain bootID, the kernel's ID of the current boot.
 func NewStore(dir, bootID string, failpoints failpoint.Injector) (*Store, error) {

@@ -20,21 +20,21 @@ import (
 // nodeBlocks are the blocks of the node, and those of each network of which the node has blocks.
 type nodeBlocks struct {
 	own       []network.AddressBlock
-	ofNetwork map[string][]network.AddressBlock
+	byNetwork map[string][]network.AddressBlock
 }
 
 // readBlocks reads the node's blocks. The caller must have the block lock.
 func (a *Allocator) readBlocks(ctx context.Context) (read nodeBlocks, err error) {
-	read.ofNetwork = map[string][]network.AddressBlock{}
+	read.byNetwork = map[string][]network.AddressBlock{}
 	if read.own, err = a.listBlocks(ctx, fieldNode, a.options.Node); err != nil {
 		return read, fmt.Errorf("list the AddressBlocks of node %s: %w", a.options.Node, err)
 	}
 	for i := range read.own {
 		name := read.own[i].Spec.Network
-		if _, known := read.ofNetwork[name]; known {
+		if _, known := read.byNetwork[name]; known {
 			continue
 		}
-		if read.ofNetwork[name], err = a.listBlocks(ctx, fieldNetwork, name); err != nil {
+		if read.byNetwork[name], err = a.listBlocks(ctx, fieldNetwork, name); err != nil {
 			return read, fmt.Errorf("list the AddressBlocks of network %s: %w", name, err)
 		}
 	}
@@ -55,7 +55,7 @@ func (a *Allocator) load(ctx context.Context, read nodeBlocks, used func() (Used
 	var blocks []*block
 	for i := range read.own {
 		b := newBlock(&read.own[i])
-		if keep, err := a.validate(ctx, b, read.ofNetwork[b.object.Spec.Network], recorded); err != nil {
+		if keep, err := a.validate(ctx, b, read.byNetwork[b.object.Spec.Network], recorded); err != nil {
 			return err
 		} else if keep {
 			blocks = append(blocks, b)

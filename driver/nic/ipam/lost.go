@@ -68,15 +68,15 @@ func (a *Allocator) Recover(ctx context.Context, used func() (Used, error)) erro
 
 // watchBlocks notices when blocks of this node are deleted, until ctx ends.
 func (a *Allocator) watchBlocks(ctx context.Context) {
-	ofNode := fields.OneTermEqualSelector(fieldNode, a.options.Node).String()
+	nodeSelector := fields.OneTermEqualSelector(fieldNode, a.options.Node).String()
 	_, controller := cache.NewInformerWithOptions(cache.InformerOptions{
 		ListerWatcher: &cache.ListWatch{
 			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-				o.FieldSelector = ofNode
+				o.FieldSelector = nodeSelector
 				return a.options.API.ListBlocks(ctx, o)
 			},
 			WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-				o.FieldSelector = ofNode
+				o.FieldSelector = nodeSelector
 				return a.options.API.WatchBlocks(ctx, o)
 			},
 		},
