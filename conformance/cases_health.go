@@ -20,14 +20,14 @@ const defaultHealthTimeout = 30 * time.Second
 // watchHealth opens a stream of the driver's health.
 func (s *suite) watchHealth(ctx context.Context) health.DRAResourceHealth_NodeWatchResourcesClient {
 	stream, err := s.main().health.NodeWatchResources(ctx, &health.NodeWatchResourcesRequest{})
-	s.ok(err, "NodeWatchResources")
+	s.must(err, "NodeWatchResources")
 	return stream
 }
 
 // next returns the next message of a stream.
 func (s *suite) next(stream health.DRAResourceHealth_NodeWatchResourcesClient) []*health.DeviceHealth {
 	message, err := stream.Recv()
-	s.ok(err, "NodeWatchResources")
+	s.must(err, "NodeWatchResources")
 	return message.GetDevices()
 }
 
@@ -84,7 +84,7 @@ func caseHealthRepeats(ctx context.Context, s *suite) {
 	}()
 	select {
 	case err := <-received:
-		s.ok(err, "NodeWatchResources")
+		s.must(err, "NodeWatchResources")
 	case <-time.After(timeout):
 		s.fatal("no message in %v, after which the kubelet takes the health as unknown", timeout)
 	}
@@ -100,11 +100,11 @@ func caseHealthChange(ctx context.Context, s *suite) {
 	stream := s.watchHealth(ctx)
 	s.next(stream)
 	_, err := s.hook(ctx, hooks.RemoveDevice, name)
-	s.ok(err, "remove device %s", name)
+	s.must(err, "remove device %s", name)
 	s.awaitHealth(stream, name, false, "removed")
 	if len(hooks.RestoreDevice) > 0 {
 		_, err := s.hook(context.WithoutCancel(ctx), hooks.RestoreDevice, name)
-		s.ok(err, "restore device %s", name)
+		s.must(err, "restore device %s", name)
 		s.awaitHealth(stream, name, true, "restored")
 	}
 }
@@ -134,7 +134,7 @@ func (s *suite) awaitHealth(
 	}()
 	select {
 	case err := <-changed:
-		s.ok(err, "NodeWatchResources")
+		s.must(err, "NodeWatchResources")
 	case <-time.After(limit):
 		s.fatal("%v after device %s was %s, the driver still reports its former health", limit, name, what)
 	}
@@ -204,7 +204,7 @@ func caseHealthValues(ctx context.Context, s *suite) {
 		if status.Code(err) == codes.DeadlineExceeded {
 			break // HEALTH-02 reports a driver that does not repeat
 		}
-		s.ok(err, "NodeWatchResources")
+		s.must(err, "NodeWatchResources")
 		check(message.GetDevices())
 	}
 	cancel()
@@ -243,7 +243,7 @@ func caseHealthVersions(ctx context.Context, s *suite) {
 	s.firstHealth(ctx)
 	client := healthalpha.NewDRAResourceHealthClient(s.main().conn)
 	stream, err := client.NodeWatchResources(ctx, &healthalpha.NodeWatchResourcesRequest{})
-	s.ok(err, "v1alpha1.DRAResourceHealth")
+	s.must(err, "v1alpha1.DRAResourceHealth")
 	_, err = stream.Recv()
-	s.ok(err, "v1alpha1.DRAResourceHealth")
+	s.must(err, "v1alpha1.DRAResourceHealth")
 }

@@ -90,7 +90,7 @@ func (s *suite) metadataMounts(devices []*dra.Device) (mounts []*specs.Mount) {
 // readMetadata decodes a metadata file.
 func (s *suite) readMetadata(name string) []metadata {
 	objects, _, err := decodeMetadata(name)
-	s.ok(err, "read metadata")
+	s.must(err, "read metadata")
 	return objects
 }
 
@@ -144,7 +144,7 @@ func caseMetadataReadOnly(ctx context.Context, s *suite) {
 			s.fatal("the metadata is mounted at %s with the options %v, without ro", m.ContainerPath, m.Options)
 		}
 		info, err := os.Stat(m.HostPath)
-		s.ok(err, "metadata file")
+		s.must(err, "metadata file")
 		if mode := info.Mode(); !mode.IsRegular() || mode.Perm() != 0o644 {
 			s.fatal("the metadata file %s has the mode %v, want -rw-r--r--", m.HostPath, mode)
 		}
@@ -198,7 +198,7 @@ func caseMetadataUpdates(ctx context.Context, s *suite) {
 		case <-ctx.Done():
 		}
 		stop()
-		s.ok(<-results, "while the claim is prepared")
+		s.must(<-results, "while the claim is prepared")
 		s.end(ctx, c)
 	}
 }
@@ -310,7 +310,7 @@ func caseMetadataNetwork(ctx context.Context, s *suite) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.config.Quiet.Duration)
 	defer cancel()
-	s.ok(poll(ctx, func() error {
+	s.must(poll(ctx, func() error {
 		entries := status()
 		if len(entries) == 0 {
 			return errors.New("no entry of the driver has network data")

@@ -95,14 +95,14 @@ func caseInterfaceRecovered(ctx context.Context, s *suite) {
 	s.view(ctx, p, firstContainer)
 	s.running(ctx, p)
 	pid, err := s.livePID(ctx)
-	s.ok(err, "find the driver")
+	s.must(err, "find the driver")
 	s.restart = true
-	s.ok(syscall.Kill(pid, syscall.SIGKILL), "kill process %d", pid)
-	s.ok(s.deletePods(ctx, *metav1.NewDeleteOptions(0)), "delete the pod by force")
+	s.must(syscall.Kill(pid, syscall.SIGKILL), "kill process %d", pid)
+	s.must(s.deletePods(ctx, *metav1.NewDeleteOptions(0)), "delete the pod by force")
 	s.waitForRestart(ctx)
 	limit, cancel := context.WithTimeout(ctx, s.config.Pods.Timeout.Duration)
 	defer cancel()
-	s.ok(poll(limit, func() error {
+	s.must(poll(limit, func() error {
 		after := s.nodeView(ctx)
 		if extra := added(after, first); len(extra) > 0 {
 			return fmt.Errorf("the node still has the interfaces %v", interfaceNames(extra))
@@ -122,7 +122,7 @@ func caseNotAttached(ctx context.Context, s *suite) {
 	defer cancel()
 	_ = pollEvery(ctx, podInterval, func() error {
 		now, err := s.client.CoreV1().Pods(p.Namespace).Get(context.WithoutCancel(ctx), p.Name, metav1.GetOptions{})
-		s.ok(err, "get pod %s", p.Name)
+		s.must(err, "get pod %s", p.Name)
 		// A container that the runtime could not start ends too, with an exit code other than 0.
 		first := containerStatus(now, firstContainer).State
 		if first.Running != nil || first.Terminated != nil && first.Terminated.ExitCode == 0 {
@@ -142,7 +142,7 @@ func caseNewSandbox(ctx context.Context, s *suite) {
 		s.skip("needs the pause process of the pod: run the command on the node, with a container runtime that starts "+
 			"one: %v", err)
 	}
-	s.ok(syscall.Kill(pid, syscall.SIGKILL), "kill the pause process %d", pid)
+	s.must(syscall.Kill(pid, syscall.SIGKILL), "kill the pause process %d", pid)
 	s.waitForPod(ctx, p, "no new sandbox has its containers", func(now *corev1.Pod) bool {
 		another := func(name string) bool {
 			return containerStatus(now, name).ContainerID != containerStatus(before, name).ContainerID
@@ -165,7 +165,7 @@ func caseInterfaceConfigured(ctx context.Context, s *suite) {
 		command: []string{"routes", want.Interface}})
 	v := s.view(ctx, p, firstContainer)
 	routes := strings.Split(s.containerEnds(ctx, p, mainContainer), "\n")
-	s.ok(want.applied(v.Interfaces, routes), "a pod with the claim of pods.configured")
+	s.must(want.applied(v.Interfaces, routes), "a pod with the claim of pods.configured")
 }
 
 // applied returns an error that describes how the interfaces and the routes of a pod differ from
@@ -210,7 +210,7 @@ func (s *suite) usedAndReturned(ctx context.Context, before probe.View) (after p
 			return after
 		}
 	}
-	s.ok(err, "after the end of a pod")
+	s.must(err, "after the end of a pod")
 	return after
 }
 
@@ -243,7 +243,7 @@ func caseInterfaceStatus(ctx context.Context, s *suite) {
 	s.running(ctx, p)
 	ctx, cancel := context.WithTimeout(ctx, s.config.StartTimeout.Duration)
 	defer cancel()
-	s.ok(poll(ctx, func() error {
+	s.must(poll(ctx, func() error {
 		reported := false
 		for _, d := range s.own(s.claimsOf(context.WithoutCancel(ctx), p)[0]) {
 			if d.NetworkData == nil {

@@ -85,7 +85,7 @@ func casePrepareEntries(ctx context.Context, s *suite) {
 	s.prepared(ctx)
 	first, second := s.allocated(ctx), s.allocated(ctx)
 	responses, err := s.main().prepare(ctx, first.proto(), second.proto())
-	s.ok(err, "prepare two claims")
+	s.must(err, "prepare two claims")
 	for _, c := range []*claim{first, second} {
 		if responses[string(c.UID)] == nil {
 			s.fatal("the response has no entry for claim UID %s", c.UID)
@@ -148,7 +148,7 @@ func casePrepareConcurrently(ctx context.Context, s *suite) {
 	}
 	wait.Wait()
 	for i := range callers {
-		s.ok(errs[i], "one of %d calls", callers)
+		s.must(errs[i], "one of %d calls", callers)
 		s.same(devices[0], devices[i], "in a concurrent call")
 	}
 	s.end(ctx, c)
@@ -176,11 +176,11 @@ func (s *suite) prepareEach(ctx context.Context, claims []*claim) {
 		return errors.Join(errs...)
 	}
 	devices := make([][]*dra.Device, len(claims))
-	s.ok(each(func(i int) (err error) {
+	s.must(each(func(i int) (err error) {
 		devices[i], err = k.tryPrepare(ctx, claims[i].proto())
 		return err
 	}), "prepare %d claims at the same time", len(claims))
-	s.ok(each(func(i int) error { return k.tryUnprepare(ctx, claims[i].proto()) }),
+	s.must(each(func(i int) error { return k.tryUnprepare(ctx, claims[i].proto()) }),
 		"unprepare %d claims at the same time", len(claims))
 	if s.env.CDIDir != "" {
 		s.resolves(cdiIDs(slices.Concat(devices...)), false)
@@ -189,7 +189,7 @@ func (s *suite) prepareEach(ctx context.Context, claims []*claim) {
 
 func casePrepareNothing(ctx context.Context, s *suite) {
 	responses, err := s.main().prepare(ctx)
-	s.ok(err, "prepare no claims")
+	s.must(err, "prepare no claims")
 	if len(responses) != 0 {
 		s.fatal("the request has no claims, but the response has %d entries", len(responses))
 	}
@@ -211,7 +211,7 @@ func casePrepareOneFails(ctx context.Context, s *suite) {
 		all = append(all, c.proto())
 	}
 	responses, err := s.main().prepare(ctx, all...)
-	s.ok(err, "prepare %d claims, of which one has no device", len(all))
+	s.must(err, "prepare %d claims, of which one has no device", len(all))
 	if r := responses[string(bad.UID)]; r.GetError() == "" && len(r.GetDevices()) > 0 {
 		s.skip("the driver prepares a device that does not exist; see PREP-14")
 	}
@@ -235,7 +235,7 @@ func casePrepareLater(ctx context.Context, s *suite) {
 	_, _ = s.main().tryPrepare(ctx, c.proto()) // PREP-14 reports success
 	c = s.allocate(ctx, c, resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{r}})
 	devices, err := s.main().tryPrepare(ctx, c.proto())
-	s.ok(err, "prepare after the cause of the first failure is gone")
+	s.must(err, "prepare after the cause of the first failure is gone")
 	for _, d := range devices {
 		if d.DeviceName == missingDevice {
 			s.fatal("the response still has the device of the call that failed")
@@ -312,7 +312,7 @@ func casePrepareGone(ctx context.Context, s *suite) {
 	c := s.allocated(ctx)
 	name := c.results()[0].Device
 	_, err := s.hook(ctx, hooks.RemoveDevice, name)
-	s.ok(err, "remove device %s", name)
+	s.must(err, "remove device %s", name)
 	defer func() {
 		s.restart = true
 		_, _ = s.hook(context.WithoutCancel(ctx), hooks.RestoreDevice, name)
@@ -326,7 +326,7 @@ func casePrepareGone(ctx context.Context, s *suite) {
 		s.expectResponse(refused, "prepare of device %s, which was removed from the node", name)
 		return nil
 	})
-	s.ok(err, "prepare of device %s, which was removed from the node", name)
+	s.must(err, "prepare of device %s, which was removed from the node", name)
 }
 
 func casePrepareNoDevices(ctx context.Context, s *suite) {
@@ -357,7 +357,7 @@ func casePrepareUnnamed(ctx context.Context, s *suite) {
 func (s *suite) some(ctx context.Context, n int) (results []resourceapi.DeviceRequestAllocationResult) {
 	add := func(d device) {
 		if len(results) < n {
-			results = append(results, resultFor(s.result(d), fmt.Sprintf("%s-%d", request, len(results))))
+			results = append(results, resultFor(s.take(d), fmt.Sprintf("%s-%d", request, len(results))))
 		}
 	}
 	for _, d := range s.devices(ctx) {
@@ -412,7 +412,7 @@ func casePrepareMany(ctx context.Context, s *suite) {
 		protos = append(protos, c.proto())
 	}
 	responses, err := s.main().prepare(ctx, protos...) // within the limit of one call
-	s.ok(err, "prepare %d claims in one call", len(claims))
+	s.must(err, "prepare %d claims in one call", len(claims))
 	for _, c := range claims {
 		if r := responses[string(c.UID)]; r == nil || r.GetError() != "" {
 			s.fatal("a claim of a call with %d claims failed: %q", len(claims), r.GetError())
@@ -590,10 +590,10 @@ func caseParametersInvalid(ctx context.Context, s *suite) {
 		return
 	}
 	var fields map[string]any
-	s.ok(json.Unmarshal([]byte(s.config.Parameters[0]), &fields), "parameters")
+	s.must(json.Unmarshal([]byte(s.config.Parameters[0]), &fields), "parameters")
 	fields["conformanceUnknown"] = 1
 	raw, err := json.Marshal(fields)
-	s.ok(err, "parameters")
+	s.must(err, "parameters")
 	s.used = nil
 	c = s.configured(ctx, []resourceapi.DeviceAllocationConfiguration{opaque(s.config.Driver, string(raw), source)})
 	s.expectRefusal(ctx, c.proto(), "a claim with parameters with an unknown field")
@@ -707,7 +707,7 @@ func (s *suite) reserve(ctx context.Context, c *claim, consumers ...resourceapi.
 	c.Status.ReservedFor = consumers
 	updated, err := s.client.ResourceV1().ResourceClaims(c.Namespace).UpdateStatus(ctx, c.ResourceClaim,
 		metav1.UpdateOptions{})
-	s.ok(err, "reserve claim %s", c.Name)
+	s.must(err, "reserve claim %s", c.Name)
 	c.ResourceClaim = updated
 	return c
 }
@@ -716,12 +716,12 @@ func caseTwoNodes(ctx context.Context, s *suite) {
 	s.requireFakeAPI()
 	d := s.find(ctx, "several nodes can use", func(d device) bool { return d.anyNode })
 	env, err := s.directories(s.env, "other")
-	s.ok(err, "create another node")
+	s.must(err, "create another node")
 	first := s.main()
 	env.Node, env.PodUID, s.restart = otherNode, "", true
 	second, err := s.start(ctx, env)
-	s.ok(err, "start the driver on another node")
-	c := s.allocated(ctx, s.result(d))
+	s.must(err, "start the driver on another node")
+	c := s.allocated(ctx, s.take(d))
 	devices := s.prepareOn(ctx, second, c)
 	s.prepareOn(ctx, first, c)
 	s.unprepareOn(ctx, first, c.proto())
@@ -745,7 +745,7 @@ func caseAdminAccess(ctx context.Context, s *suite) {
 	s.prepared(ctx, admin)
 	s.admin = false
 	_, err := s.main().tryPrepare(ctx, s.allocated(ctx, r).proto())
-	s.ok(err, "prepare of a device that only a claim with admin access has")
+	s.must(err, "prepare of a device that only a claim with admin access has")
 }
 
 func caseSubrequest(ctx context.Context, s *suite) {

@@ -91,17 +91,17 @@ func casePoolCounts(ctx context.Context, s *suite) {
 	}
 	old, left := s.main(), s.slices(ctx)[i]
 	s.restart = true
-	s.ok(old.stop(ctx, stopSignal), "stop the driver")
+	s.must(old.stop(ctx, stopSignal), "stop the driver")
 	left.ObjectMeta = metav1.ObjectMeta{Name: "conformance-left"}
 	left.Spec.Devices = []resourceapi.Device{{Name: missingDevice}}
 	_, err := s.client.ResourceV1().ResourceSlices().Create(ctx, &left, metav1.CreateOptions{})
-	s.ok(err, "create a ResourceSlice, as one that an earlier release left")
+	s.must(err, "create a ResourceSlice, as one that an earlier release left")
 	_, err = s.start(ctx, old.env)
-	s.ok(err, "start the driver again")
+	s.must(err, "start the driver again")
 	err = s.eventually(ctx, s.config.StartTimeout.Duration, func(driver string, all []resourceapi.ResourceSlice) error {
 		return errors.Join(checkCounts(driver, all), notOffered(missingDevice)(driver, all))
 	})
-	s.ok(err, "the driver started next to a ResourceSlice of its pool with a device that the node does not have")
+	s.must(err, "the driver started next to a ResourceSlice of its pool with a device that the node does not have")
 }
 
 // pools returns the slices of each pool by generation.
@@ -157,17 +157,17 @@ func casePoolChange(ctx context.Context, s *suite) {
 	}
 	s.restart = true
 	_, err := s.hook(ctx, hooks.RemoveDevice, d.Name)
-	s.ok(err, "remove device %s", d.Name)
+	s.must(err, "remove device %s", d.Name)
 	err = poll(ctx, func() error {
 		if len(s.server.Changes("resourceslices", after)) == 0 {
 			return errors.New("no ResourceSlice changed")
 		}
 		return nil
 	})
-	s.ok(err, "after the removal of device %s", d.Name)
+	s.must(err, "after the removal of device %s", d.Name)
 	// The pool has settled when it is complete in one generation.
 	err = poll(ctx, func() error { return checkCounts(s.config.Driver, s.slices(ctx)) })
-	s.ok(err, "after the removal of device %s", d.Name)
+	s.must(err, "after the removal of device %s", d.Name)
 	for _, change := range s.server.Changes("resourceslices", after) {
 		slice, ok := change.Object.(*resourceapi.ResourceSlice)
 		if !ok {
@@ -181,7 +181,7 @@ func casePoolChange(ctx context.Context, s *suite) {
 		for _, x := range state {
 			now = append(now, x)
 		}
-		s.ok(checkChange(now), "during the change")
+		s.must(checkChange(now), "during the change")
 	}
 	now := pools(s.slices(ctx))[d.pool]
 	for generation := range now {
@@ -216,7 +216,7 @@ func (s *suite) edit(ctx context.Context, d device) {
 		}
 		return fmt.Errorf("device %s is not published", d.Name)
 	})
-	s.ok(err, "change a ResourceSlice")
+	s.must(err, "change a ResourceSlice")
 }
 
 func casePublishRestores(ctx context.Context, s *suite) {
@@ -238,15 +238,15 @@ func casePublishRestores(ctx context.Context, s *suite) {
 	for _, slice := range s.slices(ctx) {
 		has := func(x resourceapi.Device) bool { return x.Name == d.Name }
 		if slice.Spec.Pool.Name == d.pool && slices.ContainsFunc(slice.Spec.Devices, has) {
-			s.ok(s.client.ResourceV1().ResourceSlices().Delete(ctx, slice.Name, metav1.DeleteOptions{}),
+			s.must(s.client.ResourceV1().ResourceSlices().Delete(ctx, slice.Name, metav1.DeleteOptions{}),
 				"delete a ResourceSlice")
 		}
 	}
-	s.ok(poll(ctx, func() error {
+	s.must(poll(ctx, func() error {
 		return errors.Join(restored(), checkCounts(s.config.Driver, s.slices(ctx)))
 	}), "after a ResourceSlice was deleted")
 	s.edit(ctx, d)
-	s.ok(poll(ctx, restored), "after a ResourceSlice was changed")
+	s.must(poll(ctx, restored), "after a ResourceSlice was changed")
 }
 
 func casePublishQuiet(ctx context.Context, s *suite) {
@@ -265,15 +265,15 @@ func casePublishQuiet(ctx context.Context, s *suite) {
 func (s *suite) republish(ctx context.Context, signal syscall.Signal) {
 	s.restart = true
 	old := s.main()
-	s.ok(old.stop(ctx, signal), "stop the driver")
+	s.must(old.stop(ctx, signal), "stop the driver")
 	for _, slice := range s.slices(ctx) {
 		if strings.HasPrefix(slice.Name, foreignPrefix) {
 			continue
 		}
-		s.ok(s.client.ResourceV1().ResourceSlices().Delete(ctx, slice.Name, metav1.DeleteOptions{}), "delete a ResourceSlice")
+		s.must(s.client.ResourceV1().ResourceSlices().Delete(ctx, slice.Name, metav1.DeleteOptions{}), "delete a ResourceSlice")
 	}
 	_, err := s.start(ctx, old.env)
-	s.ok(err, "start the driver again")
+	s.must(err, "start the driver again")
 }
 
 // casePublishAgain removes the slices while the driver does not run, as the kubelet does,
@@ -295,10 +295,10 @@ func casePublishAgain(ctx context.Context, s *suite) {
 			}
 			return nil
 		})
-		s.ok(err, "the driver ended by %v, the kubelet removed its slices, and the driver came back", signal)
+		s.must(err, "the driver ended by %v, the kubelet removed its slices, and the driver came back", signal)
 		for _, before := range foreign {
 			now, err := s.client.ResourceV1().ResourceSlices().Get(ctx, before.Name, metav1.GetOptions{})
-			s.ok(err, "get the ResourceSlice of driver %s on node %s", before.Spec.Driver, *before.Spec.NodeName)
+			s.must(err, "get the ResourceSlice of driver %s on node %s", before.Spec.Driver, *before.Spec.NodeName)
 			if !equality.Semantic.DeepEqual(before.Spec, now.Spec) {
 				s.fatal("the driver changed the ResourceSlice of driver %s on node %s", before.Spec.Driver, *before.Spec.NodeName)
 			}
@@ -316,7 +316,7 @@ func (s *suite) foreignSlices(ctx context.Context) (all []*resourceapi.ResourceS
 				Name: owner[1], Generation: 1, ResourceSliceCount: 1}},
 		}
 		created, err := s.client.ResourceV1().ResourceSlices().Create(ctx, slice, metav1.CreateOptions{})
-		s.ok(err, "create a ResourceSlice of driver %s on node %s", owner[0], owner[1])
+		s.must(err, "create a ResourceSlice of driver %s on node %s", owner[0], owner[1])
 		all = append(all, created)
 	}
 	return all
@@ -346,11 +346,11 @@ func (s *suite) removeDevice(ctx context.Context, name string) (restore func()) 
 	}
 	s.restart = true
 	_, err := s.hook(ctx, hooks.RemoveDevice, name)
-	s.ok(err, "remove device %s", name)
+	s.must(err, "remove device %s", name)
 	return func() {
 		if len(hooks.RestoreDevice) > 0 {
 			_, err := s.hook(context.WithoutCancel(ctx), hooks.RestoreDevice, name)
-			s.ok(err, "restore device %s", name)
+			s.must(err, "restore device %s", name)
 		}
 	}
 }
@@ -363,13 +363,13 @@ func casePublishGone(ctx context.Context, s *suite) {
 	err := s.eventually(ctx, s.config.StartTimeout.Duration, notOffered(d.Name))
 	took := time.Since(start)
 	restore()
-	s.ok(err, "%v after the device was removed from the node", s.config.StartTimeout)
+	s.must(err, "%v after the device was removed from the node", s.config.StartTimeout)
 	s.numbers = map[string]float64{"deviceGoneMs": float64(took.Milliseconds())}
 	if len(s.config.Hooks.RestoreDevice) == 0 {
 		return
 	}
 	err = s.eventually(ctx, s.config.StartTimeout.Duration, isOffered(d.Name))
-	s.ok(err, "%v after device %s was restored", s.config.StartTimeout, d.Name)
+	s.must(err, "%v after device %s was restored", s.config.StartTimeout, d.Name)
 }
 
 // isOffered returns a check that a device is published without a taint that keeps new pods away.
@@ -389,7 +389,7 @@ func caseTaintUnprepare(ctx context.Context, s *suite) {
 	restore := s.removeDevice(ctx, r.Device)
 	defer restore()
 	err := s.eventually(ctx, s.config.StartTimeout.Duration, notOffered(r.Device))
-	s.ok(err, "%v after the device was removed from the node", s.config.StartTimeout)
+	s.must(err, "%v after the device was removed from the node", s.config.StartTimeout)
 	s.unprepare(ctx, c)
 	if s.env.CDIDir != "" {
 		s.resolves(cdiIDs(devices), false)
@@ -427,7 +427,7 @@ func casePublishErrors(ctx context.Context, s *suite) {
 	if s.config.Serve != nil && err != nil {
 		s.skip("the log of a driver in the process of the suite is not known: set Command")
 	}
-	s.ok(err, "after the API server refused ResourceSlices as invalid")
+	s.must(err, "after the API server refused ResourceSlices as invalid")
 	if !i.ended() {
 		s.noticesDropped(ctx)
 	}
@@ -450,7 +450,7 @@ func (s *suite) noticesDropped(ctx context.Context) {
 	}
 	limited, cancel = context.WithTimeout(ctx, s.config.Quiet.Duration)
 	defer cancel()
-	s.ok(poll(limited, func() error {
+	s.must(poll(limited, func() error {
 		if _, still := gated(); still && !i.ended() && !noticed.MatchString(s.log.String()[before:]) {
 			return errors.New("the driver has neither logged that fields were dropped or features are disabled, nor ended, " +
 				"nor published without these fields")
@@ -541,7 +541,7 @@ func caseStableNames(ctx context.Context, s *suite) {
 func caseFinalizers(ctx context.Context, s *suite) {
 	before, _ := s.prepared(ctx)
 	after, err := s.client.ResourceV1().ResourceClaims(before.Namespace).Get(ctx, before.Name, metav1.GetOptions{})
-	s.ok(err, "get the claim")
+	s.must(err, "get the claim")
 	for _, f := range after.Finalizers {
 		if strings.HasPrefix(f, "resource.kubernetes.io/") && !slices.Contains(before.Finalizers, f) {
 			s.fatal("the driver added the finalizer %s, which is reserved for Kubernetes, to a claim", f)

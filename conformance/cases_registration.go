@@ -47,7 +47,7 @@ func caseRegistrationVersions(ctx context.Context, s *suite) {
 	if !slices.Contains(versions, dra.DRAPluginService) {
 		s.fatal("GetInfo returns the supported versions %v: %s is missing", versions, dra.DRAPluginService)
 	}
-	s.ok(i.serves(ctx), "call %s, which GetInfo names", dra.DRAPluginService)
+	s.must(i.serves(ctx), "call %s, which GetInfo names", dra.DRAPluginService)
 	if slices.Contains(versions, beta.DRAPluginService) {
 		_, err := beta.NewDRAPluginClient(i.conn).NodePrepareResources(ctx, &beta.NodePrepareResourcesRequest{})
 		if status.Code(err) == codes.Unimplemented {
@@ -62,7 +62,7 @@ func caseRegistrationBeta(ctx context.Context, s *suite) {
 		Claims: []*beta.Claim{{Namespace: c.Namespace, Name: c.Name, Uid: string(c.UID)}},
 	}
 	response, err := beta.NewDRAPluginClient(s.main().conn).NodePrepareResources(ctx, request)
-	s.ok(err, "call v1beta1.DRAPlugin")
+	s.must(err, "call v1beta1.DRAPlugin")
 	if got := len(response.GetClaims()[string(c.UID)].GetDevices()); got != len(devices) {
 		s.fatal("v1beta1 returns %d devices, and v1 returns %d", got, len(devices))
 	}
@@ -80,12 +80,12 @@ func caseRegistrationReady(ctx context.Context, s *suite) {
 	s.requireFakeAPI()
 	s.restart = true
 	old := s.main()
-	s.ok(old.stop(ctx, stopSignal), "stop the driver")
+	s.must(old.stop(ctx, stopSignal), "stop the driver")
 	for _, path := range []string{old.registration, old.endpoint} {
 		_ = os.Remove(path) // REG-12 reports sockets that are left
 	}
 	i, err := s.launch(old.env)
-	s.ok(err, "start the driver")
+	s.must(err, "start the driver")
 	var info *registration.PluginInfo
 	err = poll(ctx, func() error {
 		if i.ended() {
@@ -98,9 +98,9 @@ func caseRegistrationReady(ctx context.Context, s *suite) {
 		info, err = i.getInfo(ctx, paths[0])
 		return err
 	})
-	s.ok(err, "GetInfo after a start")
+	s.must(err, "GetInfo after a start")
 	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", i.path(info.Endpoint))
-	s.ok(err, "connect to the endpoint after GetInfo has returned")
+	s.must(err, "connect to the endpoint after GetInfo has returned")
 	_ = conn.Close()
 }
 
@@ -108,19 +108,19 @@ func caseRegistrationStale(ctx context.Context, s *suite) {
 	s.requireFakeAPI()
 	old := s.main()
 	s.restart = true
-	s.ok(old.stop(ctx, stopSignal), "stop the driver")
+	s.must(old.stop(ctx, stopSignal), "stop the driver")
 	for _, path := range []string{old.registration, old.endpoint} {
 		_ = os.Remove(path) // the driver may have removed it
 		s.staleSocket(path)
 	}
 	_, err := s.start(ctx, old.env)
-	s.ok(err, "start next to stale sockets of the same names")
+	s.must(err, "start next to stale sockets of the same names")
 }
 
 // staleSocket creates the socket of a process that has ended.
 func (s *suite) staleSocket(path string) {
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
-	s.ok(err, "create a stale socket")
+	s.must(err, "create a stale socket")
 	l.SetUnlinkOnClose(false)
 	_ = l.Close()
 }
@@ -129,15 +129,15 @@ func caseRegistrationAgain(ctx context.Context, s *suite) {
 	i := s.main()
 	for range 2 {
 		info, err := i.getInfo(ctx, i.registration)
-		s.ok(err, "GetInfo again, as after a restart of the kubelet")
+		s.must(err, "GetInfo again, as after a restart of the kubelet")
 		if info.Endpoint != i.info.Endpoint {
 			s.fatal("GetInfo returns the endpoint %s, and returned %s before", info.Endpoint, i.info.Endpoint)
 		}
-		s.ok(i.notify(ctx, i.registration, &registration.RegistrationStatus{PluginRegistered: true}), "notify again")
+		s.must(i.notify(ctx, i.registration, &registration.RegistrationStatus{PluginRegistered: true}), "notify again")
 	}
-	s.ok(i.disconnect(), "disconnect")
-	s.ok(i.connect(ctx, i.endpoint), "connect")
-	s.ok(i.serves(ctx), "call the driver as a kubelet that was restarted")
+	s.must(i.disconnect(), "disconnect")
+	s.must(i.connect(ctx, i.endpoint), "connect")
+	s.must(i.serves(ctx), "call the driver as a kubelet that was restarted")
 }
 
 func caseRegistrationRestart(ctx context.Context, s *suite) {
@@ -167,7 +167,7 @@ func caseRegistrationRefused(ctx context.Context, s *suite) {
 		}
 		return errors.New("the driver has neither logged the error nor ended")
 	})
-	s.ok(err, "after a registration that failed")
+	s.must(err, "after a registration that failed")
 }
 
 func caseSocketLength(ctx context.Context, s *suite) {
@@ -249,7 +249,7 @@ func caseStop(ctx context.Context, s *suite) {
 	// The call ends with an answer, or with an error of the connection: the kubelet calls again.
 	_, _ = s.whilePreparing(stopping, i, c, func() {
 		i.asked = true
-		s.ok(i.kill(syscall.SIGTERM), "stop the driver")
+		s.must(i.kill(syscall.SIGTERM), "stop the driver")
 		select {
 		case <-i.done:
 		case <-time.After(interrupted): // the driver may wait for the call
@@ -266,12 +266,12 @@ func caseStop(ctx context.Context, s *suite) {
 		}
 	}
 	_, err := s.start(ctx, i.env)
-	s.ok(err, "start the driver after SIGTERM during prepare")
+	s.must(err, "start the driver after SIGTERM during prepare")
 	if _, err := os.Stat(foreign); err != nil {
 		s.fatal("the driver removed the registration socket of another one: %v", err)
 	}
 	devices, err := s.main().tryPrepare(ctx, c.proto())
-	s.ok(err, "prepare after SIGTERM during prepare")
+	s.must(err, "prepare after SIGTERM during prepare")
 	ids := cdiIDs(devices)
 	if s.env.CDIDir != "" {
 		s.resolves(ids, true)
@@ -291,11 +291,11 @@ func caseUpdateBoth(ctx context.Context, s *suite) {
 	c, devices := s.prepared(ctx)
 	ids := s.present(cdiIDs(devices))
 	second, err := s.start(ctx, s.others())
-	s.ok(err, "start a second instance")
+	s.must(err, "start a second instance")
 	s.resolves(ids, true)
 	s.endOn(ctx, old, c)
 	for _, i := range []*instance{old, second, old} {
-		s.ok(i.call(ctx), "call an instance")
+		s.must(i.call(ctx), "call an instance")
 		c := s.allocated(ctx)
 		s.prepareOn(ctx, i, c)
 		s.endOn(ctx, i, c)
@@ -312,8 +312,8 @@ func caseUpdateBoth(ctx context.Context, s *suite) {
 		}()
 		<-time.After(interrupted) // the second instance may wait for the first one
 	})
-	s.ok(err, "prepare of a claim on one instance, and of another claim on the other at the same time")
-	s.ok(<-result, "prepare of a claim, while the other instance prepares another one")
+	s.must(err, "prepare of a claim on one instance, and of another claim on the other at the same time")
+	s.must(<-result, "prepare of a claim, while the other instance prepares another one")
 	s.prepareOnBoth(ctx, old, second)
 }
 
@@ -327,7 +327,7 @@ func (s *suite) prepareOnBoth(ctx context.Context, instances ...*instance) {
 		wait.Go(func() { devices[n], errs[n] = i.tryPrepare(ctx, c.proto()) })
 	}
 	wait.Wait()
-	s.ok(errors.Join(errs[:]...), "prepare of one claim on both instances at the same time")
+	s.must(errors.Join(errs[:]...), "prepare of one claim on both instances at the same time")
 	s.same(devices[0], devices[1], "of the other instance")
 }
 
@@ -335,7 +335,7 @@ func caseUpdateState(ctx context.Context, s *suite) {
 	s.requireFakeAPI()
 	old := s.main()
 	second, err := s.start(ctx, s.others())
-	s.ok(err, "start a second instance")
+	s.must(err, "start a second instance")
 	for _, order := range [][2]*instance{{old, second}, {second, old}} {
 		c := s.allocated(ctx)
 		devices := s.prepareOn(ctx, order[0], c)
@@ -351,9 +351,9 @@ func caseUpdateOldEnds(ctx context.Context, s *suite) {
 	s.devices(ctx)
 	old := s.main()
 	second, err := s.start(ctx, s.others())
-	s.ok(err, "start a second instance")
+	s.must(err, "start a second instance")
 	before := s.server.Revision()
-	s.ok(old.stop(ctx, stopSignal), "stop the old instance")
+	s.must(old.stop(ctx, stopSignal), "stop the old instance")
 	for _, change := range s.server.Changes("resourceslices", before) {
 		if slice, ok := change.Object.(*resourceapi.ResourceSlice); ok && change.Type == "DELETED" {
 			s.fatal("the old instance deleted a ResourceSlice of pool %s when it ended", slice.Spec.Pool.Name)
@@ -377,12 +377,12 @@ func caseUpdateFails(ctx context.Context, s *suite) {
 	c, devices := s.prepared(ctx)
 	ids := s.present(cdiIDs(devices))
 	second, err := s.launch(s.others())
-	s.ok(err, "start a second instance")
+	s.must(err, "start a second instance")
 	// The suite kills it when it has opened a socket, which is later than most failures.
 	poller, cancel := context.WithTimeout(ctx, s.config.StartTimeout.Duration)
 	defer cancel()
 	_ = poll(poller, func() error { return second.register(poller, s.env.RegistryDir, s.connected()) })
-	s.ok(second.stop(ctx, syscall.SIGKILL), "kill the second instance")
+	s.must(second.stop(ctx, syscall.SIGKILL), "kill the second instance")
 	for _, path := range []string{old.registration, old.endpoint} {
 		if _, err := os.Stat(path); err != nil {
 			s.fatal("the new instance removed a socket of the old one: %v", err)
@@ -398,12 +398,12 @@ func caseUpdateSequential(ctx context.Context, s *suite) {
 	s.requireFakeAPI()
 	c, devices := s.prepared(ctx)
 	before := s.contents(devices)
-	s.ok(s.main().stop(ctx, stopSignal), "stop the old instance")
+	s.must(s.main().stop(ctx, stopSignal), "stop the old instance")
 	if s.env.CDIDir != "" {
 		s.resolves(cdiIDs(devices), true)
 	}
 	second, err := s.start(ctx, s.others())
-	s.ok(err, "start the new instance")
+	s.must(err, "start the new instance")
 	s.same(devices, s.prepareOn(ctx, second, c), "of the next instance")
 	s.unchanged(before, devices, "after a call to the next instance")
 	s.unprepareOn(ctx, second, c.proto())

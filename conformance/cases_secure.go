@@ -27,7 +27,7 @@ func (s *suite) rules() (rules []rbac.PolicyRule) {
 	}
 	for _, name := range s.config.RBAC {
 		raw, err := os.ReadFile(name)
-		s.ok(err, "read rbac")
+		s.must(err, "read rbac")
 		d := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(raw), 4096)
 		for {
 			var role rbac.ClusterRole
@@ -160,9 +160,9 @@ func (s *suite) checkSockets(mounted []string) {
 			continue
 		}
 		info, err := os.Stat(name)
-		s.ok(err, "look at a socket")
+		s.must(err, "look at a socket")
 		parent, err := os.Stat(filepath.Dir(name))
-		s.ok(err, "look at the directory of a socket")
+		s.must(err, "look at the directory of a socket")
 		// Connecting needs the permission to write. The suite's own directories are closed to
 		// others, so that only the mode of the socket counts there.
 		closed := s.server == nil && parent.Mode().Perm()&0o001 == 0
@@ -203,7 +203,7 @@ func (s *suite) checkModes(dir string, mounted []string) {
 		}
 		return nil
 	})
-	s.ok(err, "look at the driver's files")
+	s.must(err, "look at the driver's files")
 }
 
 // mounted returns the files that the CDI edits of devices mount.

@@ -37,7 +37,7 @@ func (s *suite) twoShares(ctx context.Context) (claims [2]*claim, devices [2][]*
 			room(d) > 1
 	})
 	for i := range claims {
-		claims[i], devices[i] = s.prepared(ctx, s.result(d))
+		claims[i], devices[i] = s.prepared(ctx, s.take(d))
 	}
 	return claims, devices
 }
@@ -56,7 +56,7 @@ func caseShareOneClaim(ctx context.Context, s *suite) {
 		return d.shared() &&
 			room(d) > 1
 	})
-	first, second := resultFor(s.result(d), "first"), resultFor(s.result(d), "second")
+	first, second := resultFor(s.take(d), "first"), resultFor(s.take(d), "second")
 	_, devices := s.prepared(ctx, first, second)
 	for _, r := range []resourceapi.DeviceRequestAllocationResult{first, second} {
 		// SHARE-01 reports a device without a share ID.
@@ -114,7 +114,7 @@ func caseShareConsumed(ctx context.Context, s *suite) {
 	// effect returns what a container gets for a requested amount and the amount that is
 	// consumed after rounding.
 	effect := func(requested, consumed func(resourceapi.DeviceCapacity) resource.Quantity) string {
-		r := s.result(d)
+		r := s.take(d)
 		amounts := map[resourceapi.QualifiedName]resource.Quantity{}
 		for name, c := range d.Capacity {
 			if q := requested(c); !q.IsZero() { // a request of nothing may be refused
@@ -154,7 +154,7 @@ func caseShareRoom(ctx context.Context, s *suite) {
 		return d.shared() &&
 			len(d.Capacity) > 0
 	})
-	s.prepared(ctx, s.result(d))
+	s.prepared(ctx, s.take(d))
 	whole := s.allocated(ctx, s.share(d, func(c resourceapi.DeviceCapacity) resource.Quantity { return c.Value }))
 	s.expectRefusal(ctx, whole.proto(), "a share of the whole capacity of a device besides another share")
 	if s.server != nil && s.config.Serve == nil {
@@ -205,7 +205,7 @@ func (s *suite) expectRoomReturned(ctx context.Context, d device) {
 
 func casePolicyStable(ctx context.Context, s *suite) {
 	d := s.find(ctx, "allows multiple allocations", device.shared)
-	s.prepared(ctx, s.result(d))
+	s.prepared(ctx, s.take(d))
 	const written = time.Second // the time in which a driver writes values that it computes after prepare
 	limited, cancel := context.WithTimeout(ctx, written)
 	defer cancel()

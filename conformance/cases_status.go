@@ -32,7 +32,7 @@ func (s *suite) read(ctx context.Context, c *claim) *resourceapi.ResourceClaim {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.config.callTimeout)
 	defer cancel()
 	now, err := s.client.ResourceV1().ResourceClaims(c.Namespace).Get(ctx, c.Name, metav1.GetOptions{})
-	s.ok(err, "get claim %s", c.Name)
+	s.must(err, "get claim %s", c.Name)
 	return now
 }
 
@@ -54,7 +54,7 @@ func (s *suite) reported(ctx context.Context, c *claim) *resourceapi.ResourceCla
 		}
 		return nil
 	})
-	s.ok(err, "after prepare of claim %s", c.Name)
+	s.must(err, "after prepare of claim %s", c.Name)
 	return now
 }
 
@@ -62,7 +62,7 @@ func caseStatusKeys(ctx context.Context, s *suite) {
 	r := s.pick(ctx)
 	for _, d := range s.devices(ctx) {
 		if d.shared() {
-			r = s.result(d)
+			r = s.take(d)
 		}
 	}
 	results := []resourceapi.DeviceRequestAllocationResult{r}
@@ -77,7 +77,7 @@ func caseStatusKeys(ctx context.Context, s *suite) {
 	s.reported(ctx, c)
 	limited, cancel := context.WithTimeout(ctx, s.config.Quiet.Duration)
 	defer cancel()
-	s.ok(poll(limited, func() error {
+	s.must(poll(limited, func() error {
 		seen := map[string]bool{}
 		for _, d := range s.own(s.read(ctx, c)) {
 			key := deviceKey(d.Pool, d.Device, ptr.Deref(d.ShareID, ""))
@@ -101,7 +101,7 @@ func caseStatusOthers(ctx context.Context, s *suite) {
 		Device: "other-device"}}
 	updated, err := s.client.ResourceV1().ResourceClaims(c.Namespace).UpdateStatus(ctx, c.ResourceClaim,
 		metav1.UpdateOptions{})
-	s.ok(err, "write the status of another driver")
+	s.must(err, "write the status of another driver")
 	c.ResourceClaim = updated
 	s.prepare(ctx, c)
 	check := func(now *resourceapi.ResourceClaim, when string) {
@@ -136,7 +136,7 @@ func caseStatusReady(ctx context.Context, s *suite) {
 		}
 		return nil
 	})
-	s.ok(err, "after prepare")
+	s.must(err, "after prepare")
 }
 
 func caseStatusLimits(ctx context.Context, s *suite) {
@@ -205,11 +205,11 @@ func caseStatusNetwork(ctx context.Context, s *suite) {
 	c, _ := s.prepared(ctx)
 	entries := s.networkData(ctx, c)
 	out, err := s.hook(ctx, slices.Concat(s.claimVariables(c), hook), c.results()[0].Device)
-	s.ok(err, "list the interfaces of the pod")
+	s.must(err, "list the interfaces of the pod")
 	var interfaces []probe.Interface
-	s.ok(json.Unmarshal([]byte(out), &interfaces), "hook interfaces must print what ip -json address prints")
+	s.must(json.Unmarshal([]byte(out), &interfaces), "hook interfaces must print what ip -json address prints")
 	for _, d := range entries {
-		s.ok(sameNetwork(*d.NetworkData, interfaces), "the status of device %s", d.Device)
+		s.must(sameNetwork(*d.NetworkData, interfaces), "the status of device %s", d.Device)
 	}
 }
 
@@ -276,14 +276,14 @@ func caseStatusRemoved(ctx context.Context, s *suite) {
 		}
 		return nil
 	})
-	s.ok(err, "after unprepare")
+	s.must(err, "after unprepare")
 }
 
 // replaceSpec writes the spec of a claim, which a real API server does not permit.
 func (s *suite) replaceSpec(ctx context.Context, c *claim) *claim {
 	s.requireFakeAPI()
 	updated, err := s.client.ResourceV1().ResourceClaims(c.Namespace).Update(ctx, c.ResourceClaim, metav1.UpdateOptions{})
-	s.ok(err, "write claim %s", c.Name)
+	s.must(err, "write claim %s", c.Name)
 	c.ResourceClaim = updated
 	return c
 }

@@ -79,7 +79,7 @@ func caseUnprepareEntries(ctx context.Context, s *suite) {
 	}
 	unknown := s.unknown()
 	responses, err := s.main().unprepare(ctx, c.proto(), unknown)
-	s.ok(err, "unprepare a prepared and an unknown claim")
+	s.must(err, "unprepare a prepared and an unknown claim")
 	for _, uid := range []string{string(c.UID), unknown.Uid} {
 		if _, ok := responses[uid]; !ok {
 			s.fatal("the response has no entry for claim UID %s", uid)
@@ -101,14 +101,14 @@ func caseUnprepareTwice(ctx context.Context, s *suite) {
 
 func caseUnprepareDeleted(ctx context.Context, s *suite) {
 	c, devices := s.prepared(ctx)
-	s.ok(s.delete(ctx, c), "delete the claim")
+	s.must(s.delete(ctx, c), "delete the claim")
 	s.unprepare(ctx, c)
 	s.released(ctx, c, cdiIDs(devices))
 }
 
 func caseUnprepareNamesake(ctx context.Context, s *suite) {
 	first, _ := s.prepared(ctx)
-	s.ok(s.delete(ctx, first), "delete the claim")
+	s.must(s.delete(ctx, first), "delete the claim")
 	r := s.pick(ctx)
 	second := s.createNamed(ctx, first.Name, request)
 	second = s.allocate(ctx, second, allocationOf(r))
@@ -207,14 +207,14 @@ func (s *suite) obstruct(devices []*dra.Device) (restore func(prepared bool)) {
 		path := d.GetSpec().GetPath()
 		raw, err := os.ReadFile(path)
 		err = errors.Join(err, os.Remove(path), os.MkdirAll(filepath.Join(path, "not-empty"), 0o700))
-		s.ok(err, "replace CDI spec %s with a directory", path)
+		s.must(err, "replace CDI spec %s with a directory", path)
 		files[path] = raw
 	}
 	return func(prepared bool) {
 		for path, raw := range files {
-			s.ok(os.RemoveAll(path), "remove directory %s", path)
+			s.must(os.RemoveAll(path), "remove directory %s", path)
 			if prepared {
-				s.ok(os.WriteFile(path, raw, 0o600), "write CDI spec %s again", path)
+				s.must(os.WriteFile(path, raw, 0o600), "write CDI spec %s again", path)
 			}
 		}
 		clear(files)
@@ -231,7 +231,7 @@ func caseUnprepareOneFails(ctx context.Context, s *suite) {
 	responses, err := s.main().unprepare(ctx, bad.proto(), invalid, first.proto(), second.proto())
 	failed := err == nil && responses[string(bad.UID)].GetError() != ""
 	restore(failed)
-	s.ok(err, "unprepare of two claims, of one whose CDI spec cannot be removed, and of one with the UID %q",
+	s.must(err, "unprepare of two claims, of one whose CDI spec cannot be removed, and of one with the UID %q",
 		invalid.Uid)
 	for _, c := range []*claim{first, second} {
 		if r := responses[string(c.UID)]; r == nil || r.GetError() != "" {
@@ -268,7 +268,7 @@ func caseUnprepareFailed(ctx context.Context, s *suite) {
 	s.unprepare(ctx, c)
 	if r.ShareID == nil {
 		_, err := s.main().tryPrepare(ctx, s.allocated(ctx, r).proto())
-		s.ok(err, "prepare of device %s after unprepare of a claim of which another device was missing", r.Device)
+		s.must(err, "prepare of device %s after unprepare of a claim of which another device was missing", r.Device)
 	}
 }
 
@@ -276,11 +276,11 @@ func caseUnprepareNever(ctx context.Context, s *suite) {
 	s.requireFakeAPI()
 	c, devices := s.prepared(ctx)
 	ids := s.ofClaim(s.withIDs(devices))
-	s.ok(s.delete(ctx, c), "delete the claim")
+	s.must(s.delete(ctx, c), "delete the claim")
 	if s.free(ctx) {
 		c, devices = s.prepared(ctx)
 		ids = append(ids, s.ofClaim(cdiIDs(devices))...)
-		s.ok(s.delete(ctx, c), "delete another claim")
+		s.must(s.delete(ctx, c), "delete another claim")
 		s.createNamed(ctx, c.Name, request) // with another UID
 	}
 	s.startAgain(ctx, stopSignal)
@@ -394,7 +394,7 @@ func (s *suite) leaves(ctx context.Context, what string, run func() int) {
 		}
 		return nil
 	})
-	s.ok(err, "after cycles of %s, each with a new claim", what)
+	s.must(err, "after cycles of %s, each with a new claim", what)
 }
 
 // usage counts the resources of a process: open files, and memory in bytes.

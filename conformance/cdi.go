@@ -35,7 +35,7 @@ func cdiIDs(devices []*dra.Device) (ids []string) {
 // cdiCache reads the CDI specs.
 func (s *suite) cdiCache() *cdi.Cache {
 	cache, err := cdi.NewCache(cdi.WithSpecDirs(s.env.CDIDir), cdi.WithAutoRefresh(false))
-	s.ok(err, "read CDI specs")
+	s.must(err, "read CDI specs")
 	return cache
 }
 
@@ -130,10 +130,10 @@ func (s *suite) fingerprint(ctx context.Context, c *claim, devices []*dra.Device
 	if hook := s.config.Hooks.Effect; len(hook) > 0 {
 		var err error
 		text, err = s.hook(ctx, slices.Concat(s.claimVariables(c), hook), c.results()[0].Device)
-		s.ok(err, "run hook effect")
+		s.must(err, "run hook effect")
 	} else {
 		raw, err := json.Marshal(s.edits(s.withIDs(devices)))
-		s.ok(err, "encode CDI edits")
+		s.must(err, "encode CDI edits")
 		text = string(raw)
 	}
 	names := []string{string(c.UID), c.Name}
@@ -155,7 +155,7 @@ func (s *suite) contents(devices []*dra.Device) string {
 	var all []string
 	for _, id := range slices.Sorted(slices.Values(cdiIDs(devices))) {
 		raw, err := json.Marshal(s.edits([]string{id}))
-		s.ok(err, "encode CDI edits")
+		s.must(err, "encode CDI edits")
 		all = append(all, id+": "+string(raw))
 	}
 	return strings.Join(all, ", ")
@@ -241,12 +241,12 @@ func caseCDIPresent(ctx context.Context, s *suite) {
 func (s *suite) withoutSpecs(ctx context.Context) {
 	c := s.allocated(ctx)
 	away := s.env.CDIDir + ".away"
-	s.ok(errors.Join(os.Rename(s.env.CDIDir, away), os.WriteFile(s.env.CDIDir, nil, 0o600)),
+	s.must(errors.Join(os.Rename(s.env.CDIDir, away), os.WriteFile(s.env.CDIDir, nil, 0o600)),
 		"replace the directory of CDI specs with a file")
 	restore := sync.OnceValue(func() error { return errors.Join(os.Remove(s.env.CDIDir), os.Rename(away, s.env.CDIDir)) })
 	defer func() { _ = restore() }()
 	devices, err := s.main().tryPrepare(ctx, c.proto())
-	s.ok(restore(), "restore the directory of CDI specs")
+	s.must(restore(), "restore the directory of CDI specs")
 	when := "after a call that succeeded while CDI specs could not be written"
 	if err != nil {
 		s.expectResponse(err, "prepare while CDI specs cannot be written")
@@ -293,7 +293,7 @@ func caseCDIWhole(ctx context.Context, s *suite) {
 		s.unprepare(ctx, c)
 	})
 	stop()
-	s.ok(<-result, "read the CDI specs while they change")
+	s.must(<-result, "read the CDI specs while they change")
 }
 
 func caseCDIVersion(ctx context.Context, s *suite) {
@@ -305,7 +305,7 @@ func caseCDIVersion(ctx context.Context, s *suite) {
 			continue // CDI-02
 		}
 		minimum, err := specs.MinimumRequiredVersion(d.GetSpec().Spec)
-		s.ok(err, "CDI spec %s", d.GetSpec().GetPath())
+		s.must(err, "CDI spec %s", d.GetSpec().GetPath())
 		// A version above the minimum is not a failure: older runtimes refuse the file, but the CDI
 		// specification does not forbid it.
 		if compareVersions(d.GetSpec().Version, minimum) < 0 {
@@ -356,7 +356,7 @@ func caseCDIRestart(ctx context.Context, s *suite) {
 // If the driver ends, startWithoutClaims starts it again afterward.
 func (s *suite) startWithoutClaims(ctx context.Context) {
 	old := s.main()
-	s.ok(old.stop(ctx, stopSignal), "stop the driver")
+	s.must(old.stop(ctx, stopSignal), "stop the driver")
 	s.server.Intercept(func(r *http.Request, _ runtime.Object) error {
 		if strings.Contains(r.URL.Path, "/resourceclaims") {
 			return apierrors.NewInternalError(errors.New("conformance refuses requests for claims"))
@@ -364,7 +364,7 @@ func (s *suite) startWithoutClaims(ctx context.Context) {
 		return nil
 	})
 	i, err := s.launch(old.env)
-	s.ok(err, "start the driver")
+	s.must(err, "start the driver")
 	i.asked = true // the driver may end
 	const starts = 2 * time.Second
 	limited, cancel := context.WithTimeout(ctx, starts)
@@ -376,9 +376,9 @@ func (s *suite) startWithoutClaims(ctx context.Context) {
 		return i.register(limited, i.env.RegistryDir, s.connected())
 	})
 	s.server.Intercept(nil)
-	s.ok(i.stop(ctx, stopSignal), "stop the driver")
+	s.must(i.stop(ctx, stopSignal), "stop the driver")
 	_, err = s.start(ctx, old.env)
-	s.ok(err, "start the driver after the API server serves claims again")
+	s.must(err, "start the driver after the API server serves claims again")
 }
 
 // resultFor returns a copy of an allocation result for another request.

@@ -156,7 +156,7 @@ func run(ctx context.Context, c Config, do func(string, func() Result) Result) (
 	}
 	r, kubernetes := &runner{config: c}, KubernetesVersion
 	if c.isLive() { // no case can pass if the suite looks for the driver in the wrong place
-		if err := r.ready(ctx); err != nil {
+		if err := r.ensureSession(ctx); err != nil {
 			return nil, "", err
 		}
 		version, err := r.session.client.Discovery().ServerVersion()
@@ -170,7 +170,7 @@ func run(ctx context.Context, c Config, do func(string, func() Result) Result) (
 	defer func() {
 		cancel() // the cases whose results are not waited for
 		separate.wait.Wait()
-		err = errors.Join(err, r.renew())
+		err = errors.Join(err, r.endSession())
 	}()
 	for _, requirement := range all {
 		if ctx.Err() != nil {
@@ -183,7 +183,7 @@ func run(ctx context.Context, c Config, do func(string, func() Result) Result) (
 			if result, ok := separate.results[requirement.ID]; ok {
 				return <-result
 			}
-			return r.one(ctx, requirement)
+			return r.runCase(ctx, requirement)
 		}))
 	}
 	return results, kubernetes, nil
@@ -207,8 +207,8 @@ const maxUnstarted = 3
 // case: a minute for each case would be long.
 const silentLimit = time.Second
 
-// renew ends the session, so that the next case gets a node without traces of the last.
-func (r *runner) renew() error {
+// endSession ends the session, so that the next case gets a node without traces of the last.
+func (r *runner) endSession() error {
 	if r.session == nil {
 		return nil
 	}
@@ -238,7 +238,7 @@ type separate struct {
 // cannot run on several nodes of the suite, it starts none, and all cases run in order.
 func (r *runner) startWaiting(ctx context.Context, all []Requirement) *separate {
 	s := &separate{results: map[string]chan Result{}}
-	if len(r.config.Only) > 0 || !r.config.runsOnTwoNodes() || r.ready(ctx) != nil {
+	if len(r.config.Only) > 0 || !r.config.runsOnTwoNodes() || r.ensureSession(ctx) != nil {
 		return s
 	}
 	lists := map[*runner][]Requirement{}
@@ -248,7 +248,7 @@ func (r *runner) startWaiting(ctx context.Context, all []Requirement) *separate 
 		other := &runner{config: r.config}
 		// While the driver starts on a node, it neither starts nor ends on the others: a resource
 		// that cannot be used twice, such as a port, makes the start fail.
-		if len(list) == 0 || other.ready(ctx) != nil {
+		if len(list) == 0 || other.ensureSession(ctx) != nil {
 			continue
 		}
 		lists[other] = list
@@ -265,13 +265,13 @@ func (r *runner) startWaiting(ctx context.Context, all []Requirement) *separate 
 // run runs cases on a node.
 func (s *separate) run(ctx context.Context, r *runner, list []Requirement) {
 	for _, q := range list {
-		s.results[q.ID] <- r.one(ctx, q)
+		s.results[q.ID] <- r.runCase(ctx, q)
 	}
-	_ = r.renew() // other cases report what the driver does wrong at its end
+	_ = r.endSession() // other cases report what the driver does wrong at its end
 }
 
-// ready starts the driver on a new node unless the last case left one.
-func (r *runner) ready(ctx context.Context) (err error) {
+// ensureSession starts the driver on a new node unless the last case left one.
+func (r *runner) ensureSession(ctx context.Context) (err error) {
 	if r.session != nil {
 		r.session.waitForRestart(ctx)
 		return nil
@@ -289,7 +289,7 @@ func (r *runner) ready(ctx context.Context) (err error) {
 		r.session.publishLimit = min(r.session.publishLimit, silentLimit)
 	}
 	if err != nil {
-		_ = r.renew() // it never worked
+		_ = r.endSession() // it never worked
 		r.unstarted++
 		return err
 	}
@@ -297,8 +297,8 @@ func (r *runner) ready(ctx context.Context) (err error) {
 	return nil
 }
 
-// one runs the case of a requirement.
-func (r *runner) one(ctx context.Context, requirement Requirement) (result Result) {
+// runCase runs the case of a requirement.
+func (r *runner) runCase(ctx context.Context, requirement Requirement) (result Result) {
 	result = Result{Requirement: requirement, Status: Skipped}
 	if result.Message = r.inapplicable(requirement); result.Message != "" {
 		return result
@@ -307,7 +307,7 @@ func (r *runner) one(ctx context.Context, requirement Requirement) (result Resul
 	defer func() { result.Duration = time.Since(start) }()
 	ctx, cancel := context.WithTimeout(ctx, r.config.limit(requirement))
 	defer cancel()
-	if err := r.ready(ctx); err != nil {
+	if err := r.ensureSession(ctx); err != nil {
 		result.Status, result.Message = Failed, err.Error()
 		return result
 	}
@@ -337,7 +337,7 @@ func (r *runner) one(ctx context.Context, requirement Requirement) (result Resul
 	result.Log = tail(s.log.String(), 5)
 	if err != nil || s.restart || result.Status == Failed {
 		if s.server != nil {
-			_ = r.renew() // other cases report what the driver does wrong at its end
+			_ = r.endSession() // other cases report what the driver does wrong at its end
 		}
 	}
 	return result

@@ -86,7 +86,7 @@ func (s *suite) startPod(ctx context.Context, o podOptions) *corev1.Pod {
 		created, err := s.client.ResourceV1().ResourceClaims(p.Namespace).Create(ctx, &resourceapi.ResourceClaim{
 			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint(p.Name, "-", i)}, Spec: spec,
 		}, metav1.CreateOptions{})
-		s.ok(err, "create a claim of pods")
+		s.must(err, "create a claim of pods")
 		s.podClaims = append(s.podClaims, created)
 		name := fmt.Sprint("claim-", i)
 		p.Spec.ResourceClaims = append(p.Spec.ResourceClaims,
@@ -97,7 +97,7 @@ func (s *suite) startPod(ctx context.Context, o podOptions) *corev1.Pod {
 		}
 	}
 	created, err := s.client.CoreV1().Pods(p.Namespace).Create(ctx, p, metav1.CreateOptions{})
-	s.ok(err, "create a pod")
+	s.must(err, "create a pod")
 	s.pods = append(s.pods, created)
 	return created
 }
@@ -142,7 +142,7 @@ func (s *suite) newPod(o podOptions) *corev1.Pod {
 // view waits until a container of a pod has ended, and returns what it had.
 func (s *suite) view(ctx context.Context, p *corev1.Pod, container string) (v probe.View) {
 	message := s.containerEnds(ctx, p, container)
-	s.ok(json.Unmarshal([]byte(message), &v), "the message of container %s of pod %s: %q", container, p.Name, message)
+	s.must(json.Unmarshal([]byte(message), &v), "the message of container %s of pod %s: %q", container, p.Name, message)
 	return v
 }
 
@@ -185,7 +185,7 @@ func (s *suite) waitForPod(
 		}
 		return nil
 	})
-	s.ok(err, "pod %s", p.Name)
+	s.must(err, "pod %s", p.Name)
 	return now
 }
 
@@ -230,7 +230,7 @@ func (s *suite) why(ctx context.Context, p *corev1.Pod) string {
 func (s *suite) claimsOf(ctx context.Context, p *corev1.Pod) (all []*resourceapi.ResourceClaim) {
 	for _, c := range p.Spec.ResourceClaims {
 		now, err := s.client.ResourceV1().ResourceClaims(p.Namespace).Get(ctx, *c.ResourceClaimName, metav1.GetOptions{})
-		s.ok(err, "get claim %s of pod %s", *c.ResourceClaimName, p.Name)
+		s.must(err, "get claim %s of pod %s", *c.ResourceClaimName, p.Name)
 		all = append(all, now)
 	}
 	return all
@@ -238,7 +238,7 @@ func (s *suite) claimsOf(ctx context.Context, p *corev1.Pod) (all []*resourceapi
 
 // endPods deletes the pods and the claims of the case, and ends the case on an error.
 func (s *suite) endPods(ctx context.Context) {
-	s.ok(s.deletePods(ctx, metav1.DeleteOptions{}), "delete the pods of the case")
+	s.must(s.deletePods(ctx, metav1.DeleteOptions{}), "delete the pods of the case")
 }
 
 // deletePods deletes the pods of a case and then their claims, and waits until they are gone.

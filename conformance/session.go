@@ -301,7 +301,7 @@ func (i *instance) exec(c Config, log io.Writer) error {
 func (i *instance) ended() bool {
 	select {
 	case <-i.done:
-		return i.done != nil
+		return true
 	default:
 		return false
 	}

@@ -101,8 +101,8 @@ func (s *suite) skip(format string, args ...any) {
 	panic(outcome{Skipped, fmt.Sprintf(format, args...)})
 }
 
-// ok ends the case if there is an error.
-func (s *suite) ok(err error, what string, args ...any) {
+// must ends the case if there is an error.
+func (s *suite) must(err error, what string, args ...any) {
 	if err != nil {
 		s.fatal("%s: %v", fmt.Sprintf(what, args...), err)
 	}
@@ -153,12 +153,12 @@ func (s *suite) startAgain(ctx context.Context, signal syscall.Signal) {
 	s.restart = true
 	old := s.main()
 	if s.server == nil {
-		s.ok(s.killLive(ctx, signal), "restart the driver")
+		s.must(s.killLive(ctx, signal), "restart the driver")
 		return
 	}
-	s.ok(old.stop(ctx, signal), "stop the driver")
+	s.must(old.stop(ctx, signal), "stop the driver")
 	_, err := s.start(ctx, old.env)
-	s.ok(err, "after %v", signal)
+	s.must(err, "after %v", signal)
 }
 
 // killLive kills the driver of Config.Kubelet and waits until another process serves.
@@ -206,7 +206,7 @@ func (d device) shared() bool { return ptr.Deref(d.AllowMultipleAllocations, fal
 // slices returns the ResourceSlices of the driver.
 func (s *suite) slices(ctx context.Context) []resourceapi.ResourceSlice {
 	list, err := s.client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{})
-	s.ok(err, "list ResourceSlices")
+	s.must(err, "list ResourceSlices")
 	return slices.DeleteFunc(list.Items,
 		func(x resourceapi.ResourceSlice) bool { return x.Spec.Driver != s.config.Driver })
 }
@@ -231,7 +231,7 @@ func (s *suite) devices(ctx context.Context) []device {
 			}
 			for _, d := range slice.Spec.Devices {
 				if len(d.Taints) == 0 && s.config.mayUse(d.Name) {
-					s.divide(d)
+					s.setConfiguredPolicy(d)
 					s.all = append(s.all, device{d, slice.Spec.Pool.Name, node == ""})
 				}
 			}
@@ -253,9 +253,9 @@ func (s *suite) devices(ctx context.Context) []device {
 	return s.all
 }
 
-// divide sets the policy that the configuration describes for capacities without a request
+// setConfiguredPolicy sets the policy that the configuration describes for capacities without a request
 // policy. Kubernetes permits all amounts of these, but the driver may not.
-func (s *suite) divide(d resourceapi.Device) {
+func (s *suite) setConfiguredPolicy(d resourceapi.Device) {
 	for name, amount := range s.config.Shares {
 		c, ok := d.Capacity[resourceapi.QualifiedName(name)]
 		if ok && c.RequestPolicy == nil && ptr.Deref(d.AllowMultipleAllocations, false) {
@@ -282,7 +282,7 @@ func compareBool(a, b bool) int {
 func (s *suite) pick(ctx context.Context) resourceapi.DeviceRequestAllocationResult {
 	for _, d := range s.devices(ctx) {
 		if !s.taken(d) {
-			return s.result(d)
+			return s.take(d)
 		}
 	}
 	s.skip("the driver publishes too few devices: it has %d", len(s.devices(ctx)))
@@ -291,12 +291,12 @@ func (s *suite) pick(ctx context.Context) resourceapi.DeviceRequestAllocationRes
 
 // pickShared returns the result of allocating a share.
 func (s *suite) pickShared(ctx context.Context) resourceapi.DeviceRequestAllocationResult {
-	return s.result(s.find(ctx, "allows multiple allocations", device.shared))
+	return s.take(s.find(ctx, "allows multiple allocations", device.shared))
 }
 
 // pickExclusive returns the result of allocating a device that cannot be shared.
 func (s *suite) pickExclusive(ctx context.Context) resourceapi.DeviceRequestAllocationResult {
-	return s.result(s.find(ctx, "is allocated as a whole", func(d device) bool { return !d.shared() && !s.taken(d) }))
+	return s.take(s.find(ctx, "is allocated as a whole", func(d device) bool { return !d.shared() && !s.taken(d) }))
 }
 
 // taken reports whether claims of the case have a device, or all that it has room for.
@@ -319,8 +319,8 @@ func (s *suite) find(ctx context.Context, what string, f func(device) bool) devi
 // request is the name of the first request of claims.
 const request = "device"
 
-// result returns the result of allocating a device, or the smallest share of it.
-func (s *suite) result(d device) resourceapi.DeviceRequestAllocationResult {
+// take counts the allocation of a device, or of the smallest share of it, and returns its result.
+func (s *suite) take(d device) resourceapi.DeviceRequestAllocationResult {
 	r := resourceapi.DeviceRequestAllocationResult{Request: request, Driver: s.config.Driver, Pool: d.pool, Device: d.Name}
 	if s.used == nil {
 		s.used = map[string]int{}
@@ -338,7 +338,7 @@ func (s *suite) result(d device) resourceapi.DeviceRequestAllocationResult {
 func (s *suite) share(
 	d device, amount func(resourceapi.DeviceCapacity) resource.Quantity,
 ) resourceapi.DeviceRequestAllocationResult {
-	r := s.result(d)
+	r := s.take(d)
 	r.ConsumedCapacity = amounts(d, amount)
 	return r
 }
@@ -414,7 +414,7 @@ func (s *suite) createAs(ctx context.Context, meta metav1.ObjectMeta, requests .
 		desired.Spec.Devices.Requests = append(desired.Spec.Devices.Requests, s.request(r))
 	}
 	created, err := s.client.ResourceV1().ResourceClaims(meta.Namespace).Create(ctx, desired, metav1.CreateOptions{})
-	s.ok(err, "create a claim")
+	s.must(err, "create a claim")
 	c := &claim{ResourceClaim: created}
 	s.claims = append(s.claims, c)
 	return c
@@ -466,7 +466,7 @@ func (s *suite) reallocate(
 		}
 		return err
 	})
-	s.ok(err, "deallocate claim %s", c.Name)
+	s.must(err, "deallocate claim %s", c.Name)
 	return s.allocate(ctx, c, resourceapi.DeviceAllocationResult{Results: results})
 }
 
@@ -481,7 +481,7 @@ func (s *suite) allocate(ctx context.Context, c *claim, allocation resourceapi.D
 	c.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{s.consumer(ctx, c)}
 	updated, err := s.client.ResourceV1().ResourceClaims(c.Namespace).UpdateStatus(ctx, c.ResourceClaim,
 		metav1.UpdateOptions{})
-	s.ok(err, "allocate claim %s", c.Name)
+	s.must(err, "allocate claim %s", c.Name)
 	c.ResourceClaim = updated
 	return c
 }
@@ -519,7 +519,7 @@ func (s *suite) pod(
 		desired.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "conformance.example/never"}}
 	}
 	created, err := s.client.CoreV1().Pods(c.Namespace).Create(ctx, desired, metav1.CreateOptions{})
-	s.ok(err, "create a pod")
+	s.must(err, "create a pod")
 	if s.server == nil { // the fake one ends with the cases
 		s.consumers = append(s.consumers, created)
 	}
@@ -565,7 +565,7 @@ func (s *suite) prepare(ctx context.Context, c *claim) []*dra.Device {
 
 func (s *suite) prepareOn(ctx context.Context, i *instance, c *claim) []*dra.Device {
 	devices, err := i.tryPrepare(ctx, c.proto())
-	s.ok(err, "prepare claim %s", c.Name)
+	s.must(err, "prepare claim %s", c.Name)
 	return devices
 }
 
@@ -637,12 +637,12 @@ func (s *suite) end(ctx context.Context, c *claim) { s.endOn(ctx, s.main(), c) }
 
 func (s *suite) endOn(ctx context.Context, i *instance, c *claim) {
 	s.unprepareOn(ctx, i, c.proto())
-	s.ok(s.delete(ctx, c), "end")
+	s.must(s.delete(ctx, c), "end")
 	c.ended, s.used = true, nil
 }
 
 func (s *suite) unprepareOn(ctx context.Context, i *instance, c *dra.Claim) {
-	s.ok(i.tryUnprepare(ctx, c), "unprepare claim %s", c.Name)
+	s.must(i.tryUnprepare(ctx, c), "unprepare claim %s", c.Name)
 }
 
 func (k *kubelet) tryUnprepare(ctx context.Context, c *dra.Claim) error {
@@ -687,12 +687,12 @@ func (s *suite) cleanUp(ctx context.Context) (err error) {
 				continue
 			}
 			s.unprepare(ctx, c)
-			s.ok(s.delete(ctx, c), "clean up")
+			s.must(s.delete(ctx, c), "clean up")
 		}
 		for _, p := range s.consumers {
 			err := s.client.CoreV1().Pods(p.Namespace).Delete(ctx, p.Name, metav1.DeleteOptions{})
 			if !apierrors.IsNotFound(err) {
-				s.ok(err, "delete pod %s", p.Name)
+				s.must(err, "delete pod %s", p.Name)
 			}
 		}
 	})
