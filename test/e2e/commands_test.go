@@ -37,27 +37,27 @@ const measureTogetherFor = 2 * measureFor
 // commands returns the commands of stories, in addition to testscript's own.
 func (s *suite) commands() map[string]func(*testscript.TestScript, bool, []string) {
 	return map[string]func(*testscript.TestScript, bool, []string){
-		"kubectl":    s.script("kubectl"),
-		"node":       s.script("node"),
-		"pod":        s.script("pod"),
-		"network":    s.script("network"),
-		"share":      s.share,
-		"until":      s.until,
-		"within":     s.within,
-		"addresses":  s.addresses,
-		"daemon":     s.daemon,
-		"measure":    s.measure,
-		"together":   s.together,
-		"install":    s.install,
-		"finally":    s.finally,
-		"release":    s.release,
-		"plugin":     s.plugin,
-		"controller": s.controller,
-		"example":    s.example,
-		"gates":      s.gates,
-		"load":       s.load,
-		"unchecked":  s.unchecked,
-		"clean":      s.clean,
+		"kubectl":         s.script("kubectl"),
+		"node":            s.script("node"),
+		"pod":             s.script("pod"),
+		"network":         s.script("network"),
+		"share":           s.share,
+		"until":           s.until,
+		"within":          s.within,
+		"addresses":       s.addresses,
+		"daemon":          s.daemon,
+		"measure":         s.measure,
+		"together":        s.together,
+		"install":         s.install,
+		"finally":         s.finally,
+		"chart":           s.chart,
+		"plugin":          s.plugin,
+		"controller":      s.controller,
+		"example":         s.example,
+		"gates":           s.gates,
+		"load":            s.load,
+		"without-webhook": s.withoutWebhook,
+		"clean":           s.clean,
 	}
 }
 
@@ -587,11 +587,11 @@ func (s *suite) gates(ts *testscript.TestScript, neg bool, args []string) {
 	s.until(ts, false, []string{"ok", "kubectl", "-n", "default", "get", "--raw", "/readyz"})
 }
 
-// unchecked COMMAND ARGS...: runs a command while the validating webhook is not
+// without-webhook COMMAND ARGS...: runs a command while the validating webhook is not
 // configured, to create claims as they exist from before the driver's installation.
-func (s *suite) unchecked(ts *testscript.TestScript, neg bool, args []string) {
+func (s *suite) withoutWebhook(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) == 0 {
-		ts.Fatalf("usage: unchecked share|kubectl ARGS...")
+		ts.Fatalf("usage: without-webhook share|kubectl ARGS...")
 	}
 	ctx := context.Background()
 	const kind, name = "validatingwebhookconfiguration", "dra-shared-controller"
@@ -607,7 +607,7 @@ func (s *suite) unchecked(ts *testscript.TestScript, neg bool, args []string) {
 		return err
 	})
 	s.atEnd(ts, restore) // restores it if the command fails
-	wrong := ts.MkAbs("unchecked.yaml")
+	wrong := ts.MkAbs("wrong-claim.yaml")
 	ts.Check(os.WriteFile(wrong, []byte(wrongClaim), 0o644))
 	// The API server stops calling the webhook after a short delay.
 	s.until(ts, false, []string{"created", "kubectl", "create", "--dry-run=server", "-f", wrong})

@@ -61,12 +61,12 @@ func previousRelease(ctx context.Context, root string) (dir string, err error) {
 	return strings.TrimSpace(stdout.String()), nil
 }
 
-// release previous|present|rollback: installs the previous release, upgrades the
+// chart previous|present|rollback: installs the previous release, upgrades the
 // chart to this release, or rolls the chart back to its first revision. It returns
 // when the pods of that release are ready.
-func (s *suite) release(ts *testscript.TestScript, neg bool, args []string) {
+func (s *suite) chart(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 1 {
-		ts.Fatalf("usage: release previous|present|rollback")
+		ts.Fatalf("usage: chart previous|present|rollback")
 	}
 	ctx := context.Background()
 	switch args[0] {
@@ -84,6 +84,6 @@ func (s *suite) release(ts *testscript.TestScript, neg bool, args []string) {
 		_, err := s.cluster.Helm(ctx, "rollback", "dra-shared", "1", "--namespace", system, "--wait", "--timeout", "60s")
 		ts.Check(err)
 	default:
-		ts.Fatalf("release %s: must be previous, present, or rollback", args[0])
+		ts.Fatalf("chart %s: must be previous, present, or rollback", args[0])
 	}
 }
