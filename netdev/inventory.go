@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/dra-shared/dra-driver-shared/netdev/classify/trial"
+	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
 )
 
 // NIC is a network interface of the node that can be the parent of macvlans.
@@ -136,13 +137,9 @@ func isNIC(l netlink.Link) bool {
 	return l.Attrs().Flags&net.FlagLoopback == 0 && !trial.IsLink(l.Attrs().Name)
 }
 
-// dumpRetries is the maximum number of attempts at a dump. The kernel
-// interrupts a dump when the dumped objects change.
-const dumpRetries = 10
-
 // retryDump repeats a dump that the kernel interrupts.
 func retryDump[T any](dump func() ([]T, error)) (objects []T, err error) {
-	for range dumpRetries {
+	for range rtnl.MaxDumpAttempts {
 		if objects, err = dump(); !errors.Is(err, netlink.ErrDumpInterrupted) {
 			break
 		}

@@ -40,8 +40,8 @@ type Conn struct {
 	// messages are those of the last call of receive. Their memory is used again, because a dump of a NIC with
 	// thousands of links is taken twice per second.
 	messages []syscall.NetlinkMessage
-	// patience is how long a request waits for the kernel's next message.
-	patience time.Duration
+	// timeout is how long a request waits for the kernel's next message.
+	timeout time.Duration
 
 	sent, received atomic.Uint64 // messages
 }
@@ -72,7 +72,7 @@ func Open() (*Conn, error) {
 func New(file *os.File) (*Conn, error) {
 	fd := int(file.Fd())
 	c := &Conn{file: file, fd: fd, buf: make([]byte, receiveBuffer)}
-	if err := errors.Join(c.check(), c.setPatience(answerTimeout)); err != nil {
+	if err := errors.Join(c.check(), c.setTimeout(answerTimeout)); err != nil {
 		return nil, errors.Join(err, file.Close())
 	}
 	// A socket that is connected to the kernel refuses messages of other processes. A pod with CAP_NET_ADMIN could
@@ -103,11 +103,11 @@ func (c *Conn) check() error {
 	return nil
 }
 
-// setPatience sets how long a request waits for the kernel's next message.
-func (c *Conn) setPatience(patience time.Duration) error {
-	c.patience = patience
-	timeout := unix.NsecToTimeval(patience.Nanoseconds())
-	return os.NewSyscallError("setsockopt", unix.SetsockoptTimeval(c.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout))
+// setTimeout sets how long a request waits for the kernel's next message.
+func (c *Conn) setTimeout(timeout time.Duration) error {
+	c.timeout = timeout
+	value := unix.NsecToTimeval(timeout.Nanoseconds())
+	return os.NewSyscallError("setsockopt", unix.SetsockoptTimeval(c.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &value))
 }
 
 // Close closes the socket. Close a socket of a pod's namespace soon, because it
@@ -244,13 +244,14 @@ func (c *Conn) Visit(request *nl.NetlinkRequest, visit func(syscall.NetlinkMessa
 	}
 }
 
-// dumpRetries is the maximum number of attempts at a dump.
-const dumpRetries = 10
+// MaxDumpAttempts is the maximum number of attempts at a dump. The kernel interrupts a dump when the dumped objects
+// change.
+const MaxDumpAttempts = 10
 
 // Dump sends a dump request and returns all messages of the answer. It repeats
 // the request if a change of the dumped objects interrupts the dump.
 func (c *Conn) Dump(dump *nl.NetlinkRequest) (messages []syscall.NetlinkMessage, err error) {
-	for range dumpRetries {
+	for range MaxDumpAttempts {
 		if messages, err = c.Get(dump); !errors.Is(err, ErrDumpInterrupted) {
 			break
 		}
@@ -297,22 +298,22 @@ func (c *Conn) send(b []byte) error {
 }
 
 // receive receives one message from the kernel and splits it. The result is valid until the next call. The error
-// wraps os.ErrDeadlineExceeded if the kernel sends none within c.patience.
+// wraps os.ErrDeadlineExceeded if the kernel sends none within c.timeout.
 func (c *Conn) receive() ([]syscall.NetlinkMessage, error) {
 	for start := time.Now(); ; {
 		n, from, err := unix.Recvfrom(c.fd, c.buf, 0)
 		switch {
 		case errors.Is(err, unix.EAGAIN): // SO_RCVTIMEO
-			return nil, c.describeSilence(os.ErrDeadlineExceeded)
+			return nil, c.describeNoAnswer(os.ErrDeadlineExceeded)
 		case errors.Is(err, unix.ENOBUFS):
-			return nil, c.describeSilence(os.NewSyscallError("recvfrom", err))
+			return nil, c.describeNoAnswer(os.NewSyscallError("recvfrom", err))
 		case err != nil && !errors.Is(err, unix.EINTR):
 			return nil, os.NewSyscallError("recvfrom", err)
 		}
 		// Messages that arrived before New connected the socket may come from other processes.
 		if kernel, ok := from.(*unix.SockaddrNetlink); err != nil || !ok || kernel.Pid != 0 {
-			if time.Since(start) > c.patience {
-				return nil, c.describeSilence(os.ErrDeadlineExceeded)
+			if time.Since(start) > c.timeout {
+				return nil, c.describeNoAnswer(os.ErrDeadlineExceeded)
 			}
 			continue
 		}
@@ -341,8 +342,8 @@ func appendMessages(messages []syscall.NetlinkMessage, b []byte) ([]syscall.Netl
 	return messages, nil
 }
 
-// describeSilence adds what to check to the reason why the kernel's answer is missing.
-func (c *Conn) describeSilence(reason error) error {
+// describeNoAnswer adds what to check to the reason why the kernel's answer is missing.
+func (c *Conn) describeNoAnswer(reason error) error {
 	return fmt.Errorf("wait for the kernel's answer to a netlink request: %w: does a process in the network namespace "+
 		"send messages to this socket?", reason)
 }

@@ -118,8 +118,8 @@ func TestConn_Dump_endsIfSocketAcceptsFlood(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const patience = 500 * time.Millisecond
-	if err := ns.Socket.AcceptFromAll(patience); err != nil {
+	const timeout = 500 * time.Millisecond
+	if err := ns.Socket.AcceptFromAll(timeout); err != nil {
 		t.Fatal(err)
 	}
 	if err := flood(t, ns, port); err != nil {
