@@ -209,7 +209,7 @@ func (s *Records) Write(r Record) error {
 	if err != nil {
 		return err
 	}
-	return files.Replace(s.failpoints, "attach record", path, raw, files.Options{Mode: 0o600})
+	return files.Replace(s.failpoints, "attachment record", path, raw, files.Options{Mode: 0o600})
 }
 
 // Read returns the record of a share in a namespace. If there is none, the error
@@ -337,7 +337,7 @@ func (s *Records) SetCorruptAside() (found error, err error) {
 		found = errors.Join(found, readErr)
 		path := s.files.Path(name)
 		failed = errors.Join(failed,
-			s.failpoints.Do("set attach record aside", func() error { return os.Rename(path, path+asideSuffix) }))
+			s.failpoints.Do("set attachment record aside", func() error { return os.Rename(path, path+asideSuffix) }))
 	})
 	return found, errors.Join(err, failed)
 }
@@ -358,7 +358,7 @@ func (s *Records) Aside() (claimUIDs map[string]string, err error) {
 func (s *Records) RemoveClaim(claimUID string) error {
 	var failed error
 	err := s.files.Each(pathElement(claimUID)+"_", func(name string, _ *Record, _ error) {
-		failed = errors.Join(failed, files.Remove(s.failpoints, "attach record", s.files.Path(name)))
+		failed = errors.Join(failed, files.Remove(s.failpoints, "attachment record", s.files.Path(name)))
 	})
 	return errors.Join(err, failed)
 }
@@ -371,12 +371,12 @@ func (s *Records) RemoveOfOtherBoots() (removed int, failed error) {
 			return // List describes the records that cannot be read
 		}
 		removed++
-		failed = errors.Join(failed, files.Remove(s.failpoints, "attach record", s.files.Path(name)))
+		failed = errors.Join(failed, files.Remove(s.failpoints, "attachment record", s.files.Path(name)))
 	})
 	return removed, errors.Join(err, failed)
 }
 
 // Remove removes a record. It succeeds if there is none.
 func (s *Records) Remove(r Record) error {
-	return files.Remove(s.failpoints, "attach record", s.path(r.ClaimUID, r.Share, r.Namespace))
+	return files.Remove(s.failpoints, "attachment record", s.path(r.ClaimUID, r.Share, r.Namespace))
 }

@@ -52,7 +52,7 @@ func TestPlugin_killedWhileAssigningAddresses(t *testing.T) {
 		}
 	}
 	t.Logf("killed plugins, by operation: %v", killed)
-	for _, name := range []string{"POST addressblocks", "DELETE addressblocks", "write attach record", "create link"} {
+	for _, name := range []string{"POST addressblocks", "DELETE addressblocks", "write attachment record", "create link"} {
 		if killed[name] == 0 {
 			t.Errorf("no plugin was killed at %q", name)
 		}
@@ -139,7 +139,7 @@ func TestPlugin_keepsTheAddressOfALinkThatIsNotRecorded(t *testing.T) {
 	e.addPool()
 	e.start(func(c *pluginConfig) {
 		c.Pools = true
-		c.Kill = failpointtest.Point{Name: "write attach record", N: 2}
+		c.Kill = failpointtest.Point{Name: "write attachment record", N: 2}
 	})
 	claim := e.claim("shared")
 	e.must("prepare the claim", e.prepare(t.Context(), claim))
@@ -240,7 +240,7 @@ func differ(pods []*sandbox) error {
 }
 
 func concernsAddress(p failpointtest.Point) bool {
-	for _, part := range []string{"addressblocks", "attach record", "addresses", "create link", "delete link"} {
+	for _, part := range []string{"addressblocks", "attachment record", "addresses", "create link", "delete link"} {
 		if strings.Contains(p.Name, part) {
 			return true
 		}

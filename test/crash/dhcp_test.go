@@ -308,7 +308,7 @@ func TestPlugin_killedWhileLeasing(t *testing.T) {
 
 func concernsLease(p failpointtest.Point) bool {
 	return strings.Contains(p.Name, "lease") || strings.Contains(p.Name, "addresses from map") ||
-		strings.Contains(p.Name, "attach record")
+		strings.Contains(p.Name, "attachment record")
 }
 
 // runLease takes a claim through attach, a renewal, and detach, and reports whether the plugin was
