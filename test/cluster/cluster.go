@@ -16,6 +16,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -123,8 +124,7 @@ func (c *cluster) up(ctx context.Context, o options, source string) error {
 	if err != nil {
 		return err
 	}
-	err = errors.Join(os.MkdirAll(c.path("logs"), 0o755), os.WriteFile(c.path("options.json"), raw, 0o644))
-	if err != nil {
+	if err := os.WriteFile(c.path("options.json"), raw, 0o644); err != nil {
 		return err
 	}
 	return c.startGuard(ctx)
@@ -238,7 +238,7 @@ const (
 // it removes the resources that the kernel does not remove.
 func (c *cluster) guard() error {
 	// The kernel sends Pdeathsig when the thread that forked ends, not the process.
-	lockThread()
+	runtime.LockOSThread()
 	lock, err := c.tryLock()
 	if err != nil {
 		return err
@@ -250,21 +250,27 @@ func (c *cluster) guard() error {
 		return err
 	}
 	status, lifeline := os.NewFile(3, "status"), os.NewFile(4, "lifeline")
-	initProcess := exec.Command(selfPath(), "init", "--dir", c.dir)
-	initProcess.Stdout, initProcess.Stderr = os.Stdout, os.Stderr
-	initProcess.ExtraFiles = []*os.File{status}
-	initProcess.SysProcAttr = &syscall.SysProcAttr{
+	child := exec.Command(selfPath(), "init", "--dir", c.dir)
+	child.Stdout, child.Stderr = os.Stdout, os.Stderr
+	child.ExtraFiles = []*os.File{status}
+	child.SysProcAttr = &syscall.SysProcAttr{
 		Setsid:     true,
 		Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS | unix.CLONE_NEWPID,
 		Pdeathsig:  unix.SIGKILL,
 	}
-	if err := initProcess.Start(); err != nil {
+	if err := child.Start(); err != nil {
 		return err
 	}
 	status.Close()
-	if err := os.WriteFile(c.path("init.pid"), []byte(strconv.Itoa(initProcess.Process.Pid)), 0o644); err != nil {
-		return errors.Join(err, initProcess.Process.Kill())
+	if err := os.WriteFile(c.path("init.pid"), []byte(strconv.Itoa(child.Process.Pid)), 0o644); err != nil {
+		return errors.Join(err, child.Process.Kill())
 	}
+	return errors.Join(awaitEnd(child, lifeline), c.removeRemains())
+}
+
+// awaitEnd waits until process 1 of the cluster ends, and returns its error. It ends that process when this one
+// receives SIGTERM, and when the lifeline ends without a byte that was written to it.
+func awaitEnd(child *exec.Cmd, lifeline io.Reader) error {
 	end := make(chan struct{}, 2)
 	go func() {
 		kept := false
@@ -285,17 +291,17 @@ func (c *cluster) guard() error {
 	gone := make(chan struct{})
 	go func() {
 		defer close(gone)
-		ended = initProcess.Wait()
+		ended = child.Wait()
 	}()
 	select {
 	case <-end:
 		// It is process 1 of its PID namespace, so the kernel ends all others.
-		err = initProcess.Process.Kill()
+		err := child.Process.Kill()
 		<-gone
+		return err
 	case <-gone:
-		err = ended
+		return ended
 	}
-	return errors.Join(err, c.removeRemains())
 }
 
 // tryLock locks the cluster's directory. It returns nil, and no error, if a guard

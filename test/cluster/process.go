@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
-	"runtime"
 	"slices"
 	"syscall"
 	"time"
@@ -24,8 +23,6 @@ func selfPath() string {
 	}
 	return self
 }
-
-func lockThread() { runtime.LockOSThread() }
 
 func terminated() <-chan os.Signal {
 	c := make(chan os.Signal, 1)
