@@ -115,22 +115,22 @@ func (l *LeadingReplica) address() (address string, renewed time.Time) {
 	return address, l.renewed
 }
 
-// errSelf means that this replica assigns the pod itself, because it leads, or because the leading
+// errAssignLocally means that this replica assigns the pod itself, because it leads, or because the leading
 // replica no longer renews its lease.
-var errSelf = errors.New("this replica assigns the pod itself")
+var errAssignLocally = errors.New("this replica assigns the pod itself")
 
-// ask returns the leading replica's answer, or errSelf.
+// ask returns the leading replica's answer, or errAssignLocally.
 func (l *LeadingReplica) ask(ctx context.Context, q shardQuestion) (int, error) {
 	address, renewed := l.address()
 	if address == "" {
-		return 0, errSelf
+		return 0, errAssignLocally
 	}
 	shard, err := l.askAt(ctx, address, q)
 	gone := errors.Is(err, syscall.ECONNREFUSED) || l.Clock.Since(renewed) > renewalTimeout
 	if err != nil && !errors.As(err, new(*deniedError)) && gone {
 		klog.FromContext(ctx).Info("The leading replica does not answer; this replica assigns a pod to a claim",
 			"namespace", q.Namespace, "claim", q.Claim, "address", address, "err", err)
-		return 0, errSelf
+		return 0, errAssignLocally
 	}
 	if err != nil {
 		err = fmt.Errorf("ask the leading replica of the controller which claim has room for the pod: %w", err)
@@ -178,7 +178,7 @@ func (s *Shards) assign(ctx context.Context, q shardQuestion) (int, error) {
 		return s.assignLocally(q)
 	}
 	shard, err := s.LeadingReplica.ask(ctx, q)
-	if errors.Is(err, errSelf) {
+	if errors.Is(err, errAssignLocally) {
 		return s.assignLocally(q)
 	}
 	return shard, err

@@ -133,11 +133,11 @@ func Versions(server discovery.DiscoveryInterface) (versions []string, err error
 // gates; they change when an API server restarts.
 const detectPeriod = 5 * time.Second
 
-// contraryAnswers is the number of successive results with another mode after which a Watcher
+// modeChangeThreshold is the number of successive results with another mode after which a Watcher
 // concludes that the mode has changed. While API servers are upgraded one after the other, the
 // answers of old and new ones alternate, because each answer comes over a new connection (see
 // NewClient).
-const contraryAnswers = 3
+const modeChangeThreshold = 3
 
 // detectTimeout limits the time that Detect waits for an API server that accepts
 // connections and does not answer.
@@ -166,9 +166,9 @@ func (w *Watcher) Start(ctx context.Context) error {
 }
 
 // watch detects the mode at each tick. It returns nil when ctx ends, and an error
-// that wraps ErrChanged when contraryAnswers in a row show another mode.
+// that wraps ErrChanged when modeChangeThreshold results in a row show another mode.
 func (w *Watcher) watch(ctx context.Context, ticks <-chan time.Time) error {
-	contrary := 0
+	differing := 0
 	for {
 		select {
 		case <-ctx.Done():
@@ -181,13 +181,13 @@ func (w *Watcher) watch(ctx context.Context, ticks <-chan time.Time) error {
 			continue
 		}
 		if detected == w.Mode {
-			contrary = 0
+			differing = 0
 			continue
 		}
-		contrary++
+		differing++
 		klog.FromContext(ctx).Info("Detected another mode", "mode", w.Mode, "detected", detected,
-			"answers", contrary, "needed", contraryAnswers)
-		if contrary == contraryAnswers {
+			"differingResults", differing, "threshold", modeChangeThreshold)
+		if differing == modeChangeThreshold {
 			return fmt.Errorf("%w: the mode is %s, was %s", ErrChanged, detected, w.Mode)
 		}
 	}

@@ -187,12 +187,12 @@ func TestNewClient_opensAConnectionForEachRequest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for range contraryAnswers {
+	for range modeChangeThreshold {
 		if got, err := Detect(t.Context(), cluster, "ns"); err != nil || got != Bridge {
 			t.Fatalf("got %q, %v, want %q", got, err, Bridge)
 		}
 	}
-	if got := connections.Load(); got != contraryAnswers {
-		t.Errorf("%d requests over %d connections", contraryAnswers, got)
+	if got := connections.Load(); got != modeChangeThreshold {
+		t.Errorf("%d requests over %d connections", modeChangeThreshold, got)
 	}
 }
