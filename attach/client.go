@@ -47,7 +47,7 @@ func (h Hook) ask(ctx context.Context, r Request, namespace, socket *os.File) er
 			if refused = errors.New(response.Error); !response.Retry {
 				return refused
 			}
-			break // the older plugins know less
+			break // an older plugin would answer from an older configuration
 		}
 		select {
 		case <-ctx.Done():

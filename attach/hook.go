@@ -180,7 +180,8 @@ func checkNamespace(namespace *os.File, bundle string) error {
 		return err
 	}
 	if os.SameFile(got, own) {
-		return errors.New("the pod uses the node's network (hostNetwork): a share of a NIC cannot be attached to it")
+		return errors.New("the pod uses the node's network (hostNetwork): a share of a NIC cannot be attached to it: " +
+			"set hostNetwork: false, or remove the claim")
 	}
 	path, err := namespaceInBundle(bundle)
 	if err != nil {

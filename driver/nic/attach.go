@@ -119,9 +119,8 @@ func (k *Kind) planLink(
 		return spec, reserved, err
 	}
 	if cookie == k.node.Cookie() {
-		return spec, reserved, errors.New(
-			"the pod uses the node's network (hostNetwork): a share of a NIC cannot be attached to it",
-		)
+		return spec, reserved, errors.New("the pod uses the node's network (hostNetwork): a share of a NIC cannot be " +
+			"attached to it: set hostNetwork: false, or remove the claim")
 	}
 	if spec, err = linkSpec(d, share, macOf(share, r, cookie)); err != nil {
 		return spec, reserved, err
