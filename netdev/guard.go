@@ -282,18 +282,27 @@ func (n *Node) classified(m managedNIC) classify.NIC {
 
 // macvlans returns the macvlans of a namespace on links of the node; none if it has ended.
 func (n *Node) macvlans(nsid int) (found []macvlanState, err error) {
-	dump := nl.NewNetlinkRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP)
-	dump.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
-	messages, err := n.conn.Dump(inNamespace(dump, nsid))
-	if err != nil && !rtnl.IsNotFound(err) {
-		return nil, fmt.Errorf("list the links of namespace %d: %w", nsid, err)
-	}
+	messages, err := n.dumpLinks(nsid)
 	for _, m := range messages {
 		if s, ok := parseMacvlan(m.Data, n.nsid); ok {
 			found = append(found, s)
 		}
 	}
-	return found, nil
+	return found, err
+}
+
+// dumpLinks returns the RTM_NEWLINK messages of the links of a namespace; none if it has ended.
+func (n *Node) dumpLinks(nsid int) ([]syscall.NetlinkMessage, error) {
+	dump := nl.NewNetlinkRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP)
+	dump.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
+	messages, err := n.conn.Dump(inNamespace(dump, nsid))
+	if rtnl.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list the links of namespace %d: %w", nsid, err)
+	}
+	return messages, nil
 }
 
 // A pod could alternate between a link that takes the frames of others and harmless ones, and

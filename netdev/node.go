@@ -227,9 +227,9 @@ func (n *Node) Close() error {
 	return err
 }
 
-// Messages returns, for tests, how many netlink messages the Node has sent and received through
-// its sockets in the node's namespace. The few requests that do not concern a share,
-// such as those for the filters of a NIC, use other sockets.
+// Messages returns how many netlink messages the Node has sent and received since it was created, through its sockets
+// in the node's namespace: each request of a batch, each message of a dump, and each acknowledgement. The few requests
+// that do not concern a share, such as those for the filters of a NIC, use other sockets. Only tests call it.
 func (n *Node) Messages() rtnl.Counts { return n.conn.Counts().Add(n.deletions.Counts()) }
 
 // Cookie returns the cookie of the node's network namespace.

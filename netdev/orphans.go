@@ -5,15 +5,11 @@ package netdev
 
 import (
 	"errors"
-	"fmt"
 	"net"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netlink/nl"
-	"golang.org/x/sys/unix"
 
 	"github.com/dra-shared/dra-driver-shared/netdev/classify"
-	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
 	"github.com/dra-shared/dra-driver-shared/netdev/shape"
 )
 
@@ -96,14 +92,9 @@ func (n *Node) Links() (map[LinkKey]bool, error) {
 
 // addLinksIn adds the keys of the macvlans in a namespace to links.
 func (n *Node) addLinksIn(nsid int, links map[LinkKey]bool) error {
-	dump := nl.NewNetlinkRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP)
-	dump.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
-	messages, err := n.conn.Dump(inNamespace(dump, nsid))
-	if rtnl.IsNotFound(err) {
-		return nil
-	}
+	messages, err := n.dumpLinks(nsid)
 	if err != nil {
-		return fmt.Errorf("list the links of namespace %d: %w", nsid, err)
+		return err
 	}
 	for _, m := range messages {
 		link, err := parseLink(m.Data)

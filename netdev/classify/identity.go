@@ -549,8 +549,8 @@ func addressOf(number uint64) net.HardwareAddr {
 // removePolicy removes the rules of a NIC.
 func (c *Classifier) removePolicy(index int) error {
 	var errs error
-	refusals, err := keys[bpfCharged, []bpfRefusals](c.maps.DraSharedRefusals)
-	for _, key := range refusals {
+	refusals, err := entries[bpfCharged, []bpfRefusals](c.maps.DraSharedRefusals)
+	for key := range refusals {
 		if key.Parent == uint32(index) {
 			errs = errors.Join(errs, ignoreMissing(c.maps.DraSharedRefusals.Delete(key)))
 		}
@@ -564,15 +564,4 @@ func (c *Classifier) removePolicy(index int) error {
 			return k.Parent == uint64(index)
 		}),
 	)
-}
-
-// keys returns the keys of a map.
-func keys[K comparable, V any](m *ebpf.Map) (found []K, err error) {
-	var k K
-	var v V
-	iterator := m.Iterate()
-	for iterator.Next(&k, &v) {
-		found = append(found, k)
-	}
-	return found, iterator.Err()
 }

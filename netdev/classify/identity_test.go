@@ -853,15 +853,15 @@ func TestClassifier_RemoveMember_removesIdentity(t *testing.T) {
 					left[name] = n
 				}
 			}
-			links, err := keys[bpfReceiver, bpfLink](e.c.maps.DraSharedLinks)
+			links, err := entries[bpfReceiver, bpfLink](e.c.maps.DraSharedLinks)
 			count("links", len(links), err)
-			addresses, err := keys[bpfAddress, uint64](e.c.maps.DraSharedAddresses)
+			addresses, err := entries[bpfAddress, uint64](e.c.maps.DraSharedAddresses)
 			count("addresses", len(addresses), err)
-			tenants, err := keys[bpfTenant, uint32](e.c.maps.DraSharedTenants)
+			tenants, err := entries[bpfTenant, uint32](e.c.maps.DraSharedTenants)
 			count("tenants", len(tenants), err)
-			refusals, err := keys[bpfCharged, []bpfRefusals](e.c.maps.DraSharedRefusals)
+			refusals, err := entries[bpfCharged, []bpfRefusals](e.c.maps.DraSharedRefusals)
 			count("refusals", len(refusals), err)
-			senders, err := keys[bpfSender, uint32](e.c.maps.DraSharedTx)
+			senders, err := entries[bpfSender, uint32](e.c.maps.DraSharedTx)
 			count("senders", len(senders), err)
 			if diff := cmp.Diff(map[string]int{}, left); diff != "" {
 				t.Errorf("entries that are left (-want +got):\n%s", diff)
