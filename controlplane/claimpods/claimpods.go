@@ -151,7 +151,7 @@ func (w *Watcher) newInformer(namespace string) (cache.SharedIndexInformer, erro
 			return pods.Watch(ctx, options)
 		},
 	}, w.Cluster)
-	informer := cache.NewSharedIndexInformer(trim.WithoutClaimlessPods(all), &corev1.Pod{}, 0,
+	informer := cache.NewSharedIndexInformer(trim.OnlyPodsWithClaims(all), &corev1.Pod{}, 0,
 		cache.Indexers{indexClaim: claimKeys})
 	if err := informer.SetTransform(trim.PodWithClaims); err != nil {
 		return nil, err

@@ -4,11 +4,9 @@
 package trim
 
 import (
-	"context"
 	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
@@ -20,25 +18,13 @@ import (
 // not contain foreign claims (see IsForeign): a cluster may have many more of them than other
 // claims, and the API server has no selector that excludes them.
 func WithoutForeignClaims(all cache.ListerWatcher, driver string) cache.ListerWatcher {
-	source := cache.ToListerWatcherWithContext(all)
-	return cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-			list, err := source.ListWithContext(ctx, options)
-			if claims, ok := list.(*resourceapi.ResourceClaimList); ok {
-				claims.Items = slices.DeleteFunc(claims.Items, func(c resourceapi.ResourceClaim) bool {
-					return IsForeign(&c, driver)
-				})
-			}
-			return list, err
-		},
-		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-			events, err := source.WatchWithContext(ctx, options)
-			if err != nil {
-				return nil, err
-			}
-			return watch.Filter(events, func(e watch.Event) (watch.Event, bool) { return forCache(e, driver), true }), nil
-		},
-	}, all)
+	return filtered(all, func(list runtime.Object) {
+		if claims, ok := list.(*resourceapi.ResourceClaimList); ok {
+			claims.Items = slices.DeleteFunc(claims.Items, func(c resourceapi.ResourceClaim) bool {
+				return IsForeign(&c, driver)
+			})
+		}
+	}, func(e watch.Event) (watch.Event, bool) { return forCache(e, driver), true })
 }
 
 // forCache returns an event as the informer needs it. An event of a foreign claim becomes a deletion,
