@@ -263,7 +263,7 @@ func TestReservationChange(t *testing.T) {
 			[]Pod{bound("a"), bound("b")}, false, "+b-native"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			c := ReservationChange(tc.claim, job("group", "group"), tc.pods, tc.native, false)
+			c := ReservationChange(tc.claim, job("group", "group"), tc.pods, ReservationOptions{Native: tc.native})
 			if got := describe(c); got != tc.want {
 				t.Errorf("change of the reservation: got %q, want %q", got, tc.want)
 			}
@@ -277,7 +277,7 @@ func TestReservationChange(t *testing.T) {
 func TestReservationChange_keepsDevicesOfPodsThatUseOtherClaims(t *testing.T) {
 	stuck := Pod{Name: "s", UID: "s", Unschedulable: true}
 	held := reserved(true, false, "group")
-	if c := ReservationChange(held, job("group", "group"), []Pod{stuck}, false, true); !c.Empty() {
+	if c := ReservationChange(held, job("group", "group"), []Pod{stuck}, ReservationOptions{Pinned: true}); !c.Empty() {
 		t.Errorf("change of the reservation: got %q, want none", describe(c))
 	}
 }
@@ -298,7 +298,7 @@ func TestReservationChange_respectsTheLimitOfTheAPI(t *testing.T) {
 		{"no pod: the leader is not bound", reserved(true, false, "leader"), false, 0},
 	} {
 		pods[0].Bound = tc.bound
-		c := ReservationChange(tc.claim, job("group", "group"), pods, false, false)
+		c := ReservationChange(tc.claim, job("group", "group"), pods, ReservationOptions{})
 		if len(c.Add) != tc.want {
 			t.Errorf("%s: the change adds %d entries, want %d", tc.name, len(c.Add), tc.want)
 		}

@@ -96,23 +96,30 @@ func containsUID(entries []resourceapi.ResourceClaimConsumerReference, uid types
 	return slices.ContainsFunc(entries, func(e resourceapi.ResourceClaimConsumerReference) bool { return e.UID == uid })
 }
 
+// ReservationOptions are the circumstances on which ReservationChange depends.
+type ReservationOptions struct {
+	// Native reports whether the cluster is in native mode.
+	Native bool
+	// Pinned keeps the owner's entry and those of waiting pods in any case: pods that are bound use the same devices
+	// by other claims of the owner.
+	Pinned bool
+}
+
 // ReservationChange returns the change that gives an allocated claim the entries of
-// its owner and of the owner's pods. native reports whether the cluster is in native
-// mode.
+// its owner and of the owner's pods.
 //
 // The owner's entry keeps the claim allocated. It is therefore added only when a pod
 // of the owner is bound: before that, the scheduler must be able to deallocate a
 // claim whose devices no pod can use. For the same reason, pods behind the gate get
 // their entries only when another pod is bound. The owner's entry and those of waiting
 // pods are removed when none of the pods is bound any more and the scheduler finds no
-// node for the pods that it may schedule. pinned keeps them in any case: pods that are
-// bound use the same devices by other claims of the owner.
-func ReservationChange(claim *resourceapi.ResourceClaim, owner Owner, pods []Pod, native, pinned bool) Change {
+// node for the pods that it may schedule.
+func ReservationChange(claim *resourceapi.ResourceClaim, owner Owner, pods []Pod, o ReservationOptions) Change {
 	if claim.Status.Allocation == nil || claim.DeletionTimestamp != nil {
 		return Change{}
 	}
 	r := reservation{claim: claim, owner: owner, bound: slices.ContainsFunc(pods, Pod.IsRunning)}
-	r.goal = r.chooseGoal(pods, native, pinned)
+	r.goal = r.chooseGoal(pods, o)
 	desired := r.desiredOwnerEntries()
 	own := IsReservedFor(claim, owner.UID) || IsGeneratedFor(claim, owner.UID)
 	if r.goal == letReallocate && own {
@@ -159,16 +166,16 @@ type reservation struct {
 	bound bool // a pod of the owner that uses the claim is bound
 }
 
-func (r reservation) chooseGoal(pods []Pod, native, pinned bool) goal {
+func (r reservation) chooseGoal(pods []Pod, o ReservationOptions) goal {
 	heldByCluster := r.isHeldByCluster()
 	switch {
-	case heldByCluster && native:
+	case heldByCluster && o.Native:
 		return leaveToCluster
 	case heldByCluster:
 		return takeOverFromCluster
 	case r.bound:
 		return holdClaim
-	case !pinned && IsStuck(pods):
+	case !o.Pinned && IsStuck(pods):
 		return letReallocate
 	}
 	return keepOwnerEntry

@@ -110,7 +110,7 @@ func TestEntriesToRemove_withTerminalPods(t *testing.T) {
 	}
 	switched := withTerminal(reserved(true, false, "group", "native"), "a")
 	expectRemoved("native mode: the cluster holds the claim",
-		ReservationChange(switched, job("group", "group"), nil, true, false), "group", "a")
+		ReservationChange(switched, job("group", "group"), nil, ReservationOptions{Native: true}), "group", "a")
 
 	claim := withTerminal(reserved(true, false, "group"), "a")
 	claim.Status.ReservedFor = append(claim.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{
@@ -124,7 +124,7 @@ func TestEntriesToRemove_withTerminalPods(t *testing.T) {
 
 	stuck := []Pod{{Name: "s", UID: "s", Unschedulable: true}}
 	expectRemoved("a pod is unschedulable and no other is bound",
-		ReservationChange(withTerminal(reserved(true, false, "group"), "a"), job("group", "group"), stuck, false, false),
+		ReservationChange(withTerminal(reserved(true, false, "group"), "a"), job("group", "group"), stuck, ReservationOptions{}),
 		"group", "a")
 }
 

@@ -78,14 +78,10 @@ func (r *Reconciler) workloadOf(
 	case errors.Is(err, workload.ErrMissing):
 		return workload.State{Complete: true}, 0, nil, nil
 	case errors.As(err, &unverifiable), errors.Is(err, workload.ErrRefused):
-		return state, workloadRetryInterval, err, nil
+		return state, workload.RetryInterval, err, nil
 	}
 	return state, 0, nil, err
 }
-
-// workloadRetryInterval is the time between two attempts to find a workload. No event
-// announces that an administrator grants a permission or installs an API.
-const workloadRetryInterval = time.Minute
 
 // releaseAll releases the primary shards of all claims, and deletes the others, which
 // no pod needs. The next pod finds its claims, so that a primary shard that is missing is created.

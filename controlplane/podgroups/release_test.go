@@ -17,6 +17,7 @@ import (
 
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 	"github.com/dra-shared/dra-driver-shared/controlplane/mode"
+	"github.com/dra-shared/dra-driver-shared/controlplane/workload"
 )
 
 // releasedGroup returns the PodGroup "group" with that annotation release, and the Job
@@ -156,8 +157,8 @@ func TestReconciler_reportsReleaseWithoutEffect(t *testing.T) {
 	pg.Annotations[scheduling.WorkloadAnnotation] = "example.com/trains/train"
 	e = newTestEnv(t, pg, testTemplate("nic.dra-shared.dev"))
 	e.holdForPod()
-	if result := e.reconcile(); result.RequeueAfter != workloadRetryInterval {
-		t.Errorf("requeue: got %v, want %v", result.RequeueAfter, workloadRetryInterval)
+	if result := e.reconcile(); result.RequeueAfter != workload.RetryInterval {
+		t.Errorf("requeue: got %v, want %v", result.RequeueAfter, workload.RetryInterval)
 	}
 	e.expectReserved("the resource is unknown", scheduling.ReasonHeld,
 		"the cluster does not serve resource trains.example.com")

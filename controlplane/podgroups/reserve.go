@@ -42,7 +42,9 @@ func (r *Reconciler) claimChange(
 	if isPrimary && g.leavesDevices(s) {
 		return claims.ReleaseChange(claim, g.UID, true), nil
 	}
-	change := claims.ReservationChange(claim, g.owner, users, r.Mode == mode.Native, isPrimary && g.hasBoundShards(s))
+	change := claims.ReservationChange(claim, g.owner, users, claims.ReservationOptions{
+		Native: r.Mode == mode.Native, Pinned: isPrimary && g.hasBoundShards(s),
+	})
 	full := len(claim.Status.ReservedFor) >= resourceapi.ResourceClaimReservedForMaxSize
 	if !change.Empty() && !full {
 		return change, nil

@@ -345,9 +345,9 @@ func TestReconciler_reportsWhyClaimIsNotHeld(t *testing.T) {
 			e := newTestEnv(t, testClaim(tc.annotation, podEntry), testPod("node"))
 			e.holderError = tc.holderError
 			result := e.reconcile()
-			if requeue := result.RequeueAfter == holderRetryInterval; requeue != tc.requeue {
+			if requeue := result.RequeueAfter == workload.RetryInterval; requeue != tc.requeue {
 				t.Errorf("requeue after %v: got %t, want %t (%v)",
-					holderRetryInterval, requeue, tc.requeue, result.RequeueAfter)
+					workload.RetryInterval, requeue, tc.requeue, result.RequeueAfter)
 			}
 			e.expectHeld(metav1.ConditionFalse, tc.reason, tc.message)
 			e.expectEvents(tc.reason)

@@ -17,7 +17,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -38,11 +37,6 @@ import (
 	"github.com/dra-shared/dra-driver-shared/controlplane/workload"
 	"github.com/dra-shared/dra-driver-shared/internal/claimref"
 )
-
-// holderRetryInterval is the time between two attempts to find a holder whose existence
-// cannot be verified. No event announces that an administrator grants a permission or
-// installs an API.
-const holderRetryInterval = time.Minute
 
 // Reconciler reconciles claims that have the annotation.
 type Reconciler struct {
@@ -213,7 +207,7 @@ func (r *Reconciler) reconcileUnverifiable(
 		message = fmt.Sprintf("still reserved for %s, but its existence cannot be verified: %v; "+
 			"or delete the claim", holder, cause)
 	}
-	return ctrl.Result{RequeueAfter: holderRetryInterval}, r.report(ctx, claim, cause.Reason, message)
+	return ctrl.Result{RequeueAfter: workload.RetryInterval}, r.report(ctx, claim, cause.Reason, message)
 }
 
 // reconcileMissing releases a claim whose holder does not exist. The Finder watches the

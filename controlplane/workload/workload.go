@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -68,6 +69,10 @@ type State struct {
 	// Suspended objects have no pods at present: they are suspended, or have 0 replicas.
 	Suspended bool
 }
+
+// RetryInterval is the time between two attempts to find an object whose existence cannot be verified. No event
+// announces that an administrator grants a permission or installs an API.
+const RetryInterval = time.Minute
 
 // UnverifiableError reports that the Finder cannot determine whether an object
 // exists until the author of the annotation or the administrator changes something.
