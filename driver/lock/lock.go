@@ -16,6 +16,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/dra-shared/dra-driver-shared/internal/files"
 )
 
 // Dir is a directory of lock files, on a file system that a reboot clears. The files
@@ -182,12 +184,7 @@ func (d Dir) lockFile(name string, how int) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	for {
-		if err = unix.Flock(int(f.Fd()), how); !errors.Is(err, unix.EINTR) {
-			break
-		}
-	}
-	if err != nil {
+	if err := files.Flock(f, how); err != nil {
 		return nil, errors.Join(fmt.Errorf("lock %s: %w", f.Name(), err), f.Close())
 	}
 	return f, nil

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package files replaces and removes files atomically: a reader sees the old or
-// the new content, even after a crash.
+// the new content, even after a crash. It also locks files.
 package files
 
 import (

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/dra-shared/dra-driver-shared/internal/failpoint"
+	"github.com/dra-shared/dra-driver-shared/internal/files"
 	"github.com/dra-shared/dra-driver-shared/netdev/classify"
 	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
 	"github.com/dra-shared/dra-driver-shared/netdev/shape"
@@ -134,12 +135,7 @@ func acquire(directory string) (unlock func(), err error) {
 	if err != nil {
 		return nil, fmt.Errorf("lock %s for trial: %w", directory, err)
 	}
-	for {
-		if err = unix.Flock(int(f.Fd()), unix.LOCK_EX); !errors.Is(err, unix.EINTR) {
-			break
-		}
-	}
-	if err != nil {
+	if err := files.Flock(f, unix.LOCK_EX); err != nil {
 		return nil, errors.Join(&os.PathError{Op: "lock for trial", Path: directory, Err: err}, f.Close())
 	}
 	return func() { _ = f.Close() }, nil
