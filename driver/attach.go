@@ -25,7 +25,7 @@ func (d *Driver) Attach(ctx context.Context, r attach.Request, sockets attach.So
 	uid, start := types.UID(r.ClaimUID), time.Now()
 	ctx = withRequest(ctx, r)
 	err := d.withClaim(ctx, uid, func(ctx context.Context) error {
-		return d.attach(ctx, r, Sandbox{Namespace: sockets.Namespace, Socket: sockets.Netlink, Packet: sockets.Packet})
+		return d.attach(ctx, r, Sandbox{Sockets: sockets})
 	})
 	if errors.Is(err, ErrPacketNeeded) && sockets.Packet == nil {
 		return attach.Response{Packet: true}, err // the hook asks again
@@ -223,6 +223,6 @@ func otherPods(attachments []attach.Record, podUID string) (others []string) {
 // inSandbox reports whether an attachment is in the sandbox. A namespace that had the
 // same inode earlier has another cookie.
 func inSandbox(a attach.Record, sandbox Sandbox) (bool, error) {
-	ns, err := attach.IdentifyNamespace(sandbox.Namespace, sandbox.Socket)
+	ns, err := attach.IdentifyNamespace(sandbox.Namespace, sandbox.Netlink)
 	return ns.Inode == a.Namespace.Inode && ns.Cookie == a.Namespace.Cookie, err
 }

@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -336,12 +335,10 @@ type Records interface {
 	Aside() (claimUIDs map[string]string, err error)
 }
 
-// Sandbox is a pod's network namespace as the hook passed it: the namespace and
-// a NETLINK_ROUTE socket that was opened in it. The Attacher must not keep them.
+// Sandbox is a pod's network namespace as the hook passed it. The Attacher must not keep the files. Packet is nil
+// unless the hook was asked for it; see ErrPacketNeeded.
 type Sandbox struct {
-	Namespace, Socket *os.File
-	// Packet is a packet socket that was opened in it, or nil; see ErrPacketNeeded.
-	Packet *os.File
+	attach.Sockets
 	// Reserved is the payload of a Reserver, or nil.
 	Reserved json.RawMessage
 }

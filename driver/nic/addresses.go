@@ -189,7 +189,7 @@ func addrsOf(prefixes []netip.Prefix) (addresses []netip.Addr) {
 // describeReservation returns the identity of the pod's namespace, which the attachment record
 // contains.
 func (k *Kind) describeReservation(sandbox driver.Sandbox) (reserved driver.Attached, err error) {
-	conn, err := connect(sandbox.Socket)
+	conn, err := connect(sandbox.Netlink)
 	if err != nil {
 		return reserved, err
 	}

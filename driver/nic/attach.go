@@ -66,7 +66,7 @@ func (k *Kind) Attach(
 	if d.absent {
 		return attached, d.absentError()
 	}
-	conn, err := connect(sandbox.Socket)
+	conn, err := connect(sandbox.Netlink)
 	if err != nil {
 		return attached, err
 	}

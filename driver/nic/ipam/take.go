@@ -35,18 +35,23 @@ const (
 	namedNodes = 3
 )
 
-var (
-	errExhausted = errors.New("all addresses are assigned")
+// tryAgainError is an error that ends without a change of the request, such as when an address becomes free.
+type tryAgainError string
+
+func (e tryAgainError) Error() string { return string(e) }
+
+const (
+	errExhausted tryAgainError = "all addresses are assigned"
 	// errElsewhere means that a block of another node has a reserved address.
-	errElsewhere = errors.New("another node has the reserved address")
+	errElsewhere tryAgainError = "another node has the reserved address"
 	// errInUse means that a pod on this node uses a reserved address.
-	errInUse = errors.New("the reserved address is in use")
+	errInUse tryAgainError = "the reserved address is in use"
 	// errKeptInUse means that another link uses the address that a pod keeps.
-	errKeptInUse = errors.New("the address that the pod keeps is in use")
+	errKeptInUse tryAgainError = "the address that the pod keeps is in use"
 	// errLimit means that the namespace of the pod has as many addresses as the pool permits.
-	errLimit = errors.New("the namespace has all addresses that it can have")
+	errLimit tryAgainError = "the namespace has all addresses that it can have"
 	// errConflict means that another node took overlapping addresses at the same time.
-	errConflict = errors.New("other nodes took the addresses at the same time")
+	errConflict tryAgainError = "other nodes took the addresses at the same time"
 )
 
 // takeOrWait takes a block for an item. If no address is free, it waits for other nodes to
@@ -59,14 +64,14 @@ func (a *Allocator) takeOrWait(ctx context.Context, i item, used func() (Used, e
 
 // retry calls try until an address becomes free for which it asks, or until ctx ends.
 func retry(ctx context.Context, try func() error) error {
-	again := time.NewTicker(retryInterval)
-	defer again.Stop()
+	ticker := time.NewTicker(retryInterval)
+	defer ticker.Stop()
 	var last error // of a try that reached the API server
 	for {
 		err := try()
+		var again tryAgainError
 		switch {
-		case errors.Is(err, errExhausted), errors.Is(err, errConflict), errors.Is(err, errElsewhere),
-			errors.Is(err, errInUse), errors.Is(err, errKeptInUse), errors.Is(err, errLimit):
+		case errors.As(err, &again):
 			last = err
 		case err != nil && last != nil: // most likely the time is over
 			return last
@@ -76,7 +81,7 @@ func retry(ctx context.Context, try func() error) error {
 		select {
 		case <-ctx.Done():
 			return last
-		case <-again.C:
+		case <-ticker.C:
 		}
 	}
 }
