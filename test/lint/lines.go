@@ -4,31 +4,64 @@
 package main
 
 import (
+	"bytes"
 	"fmt"
+	"regexp"
 	"strings"
 	"unicode/utf8"
 )
 
-// maxColumns is the length of the longest line in Go files. A tab counts as one
+// maxColumns is the length of the longest line in Go files and of prose in Markdown files. A tab counts as one
 // column, as in golangci-lint's lll.
 const maxColumns = 120
 
-// checkLines returns the lines of a Go file that are too long. Generated files
-// and go: directives, which cannot be broken, are not checked.
+// checkLines returns the lines of a Go file, and the lines of prose of a Markdown file, that are too long. Generated
+// files are not checked.
 func checkLines(name string, content []byte) []finding {
-	if !strings.HasSuffix(name, ".go") || generated(content) {
+	var columns func(line string) int
+	switch {
+	case strings.HasSuffix(name, ".go") && !generated(content):
+		columns = goColumns
+	case strings.HasSuffix(name, ".md") && !bytes.HasPrefix(content, []byte("<!-- Code generated ")):
+		columns = markdownColumns()
+	default:
 		return nil
 	}
 	var findings []finding
 	number := 0
 	for line := range strings.Lines(string(content)) {
 		number++
-		columns := utf8.RuneCountInString(strings.TrimRight(line, "\r\n"))
-		directive := strings.HasPrefix(line, "//go:") || strings.HasPrefix(strings.TrimSpace(line), "// +kubebuilder:")
-		if columns > maxColumns && !directive {
-			message := fmt.Sprintf("line of %d columns: the limit is %d", columns, maxColumns)
+		if n := columns(strings.TrimRight(line, "\r\n")); n > maxColumns {
+			message := fmt.Sprintf("line of %d columns: the limit is %d", n, maxColumns)
 			findings = append(findings, finding{name, number, message})
 		}
 	}
 	return findings
+}
+
+// goColumns returns the number of columns of a line of Go; 0 for a directive, which cannot be broken.
+func goColumns(line string) int {
+	if strings.HasPrefix(line, "//go:") || strings.HasPrefix(strings.TrimSpace(line), "// +kubebuilder:") {
+		return 0
+	}
+	return utf8.RuneCountInString(line)
+}
+
+// linkTarget matches the target of a link, and an address, in Markdown.
+var linkTarget = regexp.MustCompile(`\]\([^)]*\)|https?://[^\s)>]+`)
+
+// markdownColumns returns a function that returns the number of columns of the next line of a file. It returns 0 for
+// lines of tables and code, which cannot be broken, and does not count the targets of links.
+func markdownColumns() func(line string) int {
+	inCode := false
+	return func(line string) int {
+		switch text := strings.TrimSpace(line); {
+		case strings.HasPrefix(text, "```"):
+			inCode = !inCode
+			return 0
+		case inCode, strings.HasPrefix(text, "|"):
+			return 0
+		}
+		return utf8.RuneCountInString(linkTarget.ReplaceAllString(line, ""))
+	}
 }
