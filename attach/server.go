@@ -188,8 +188,8 @@ func (s *Server) answer(ctx context.Context, conn *net.UnixConn) (Response, erro
 }
 
 // errTooManyRequests asks the hook to try again.
-var errTooManyRequests = fmt.Errorf("the plugin is still attaching shares to %d other containers that use the claim: do the "+
-	"events of their pods say why it takes so long?", maxConnectionsOfClaim)
+var errTooManyRequests = fmt.Errorf("the plugin is still attaching shares to %d other containers that use the claim: "+
+	"do the events of their pods say why it takes so long?", maxConnectionsOfClaim)
 
 // enter counts a request for a claim, unless maxConnectionsOfClaim are in progress.
 func (s *Server) enter(claim string) bool {

@@ -270,7 +270,8 @@ func (s *suite) republish(ctx context.Context, signal syscall.Signal) {
 		if strings.HasPrefix(slice.Name, foreignPrefix) {
 			continue
 		}
-		s.must(s.client.ResourceV1().ResourceSlices().Delete(ctx, slice.Name, metav1.DeleteOptions{}), "delete a ResourceSlice")
+		s.must(s.client.ResourceV1().ResourceSlices().Delete(ctx, slice.Name, metav1.DeleteOptions{}),
+			"delete a ResourceSlice")
 	}
 	_, err := s.start(ctx, old.env)
 	s.must(err, "start the driver again")

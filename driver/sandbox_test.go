@@ -42,7 +42,8 @@ func TestInSandbox_comparesInodeAndCookie(t *testing.T) {
 		"an earlier namespace that had the inode":     {attach.Namespace{Inode: own.Inode, Cookie: own.Cookie + 1}, false},
 		"another namespace that exists, by its inode": {attach.Namespace{Inode: own.Inode + 1, Cookie: own.Cookie}, false},
 	} {
-		same, err := inSandbox(attach.Record{Namespace: tc.namespace}, Sandbox{Sockets: attach.Sockets{Namespace: namespace, Netlink: socket}})
+		sandbox := Sandbox{Sockets: attach.Sockets{Namespace: namespace, Netlink: socket}}
+		same, err := inSandbox(attach.Record{Namespace: tc.namespace}, sandbox)
 		if err != nil || same != tc.want {
 			t.Errorf("%s: inSandbox returned %t and error %v, want %t", name, same, err, tc.want)
 		}

@@ -26,7 +26,8 @@ const (
 	reasonPodGroupMissing denialReason = "PodGroupMissing"
 	// reasonPodGroupTerminating means that the PodGroup of the pod is being deleted.
 	reasonPodGroupTerminating denialReason = "PodGroupTerminating"
-	// reasonPriorityDiffers means that the pods of one PodGroup of Kubernetes must have one priority and one preemption policy.
+	// reasonPriorityDiffers means that the pods of one PodGroup of Kubernetes must have one priority and one preemption
+	// policy.
 	reasonPriorityDiffers denialReason = "PriorityDiffers"
 	// reasonSchedulerDiffers means that one scheduler must schedule the pods of one PodGroup of Kubernetes.
 	reasonSchedulerDiffers denialReason = "SchedulerDiffers"

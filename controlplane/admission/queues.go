@@ -142,7 +142,8 @@ func checkQueuedTemplate(kind string, workload *metav1.ObjectMeta, set podSet) e
 	}
 	return denied(reasonQueue,
 		"%s: without the label on the %s, Kueue admits each of its pods separately, and never admits a pod that "+
-			"references a claim by name; pods that share claims reference them by name: %s", set.path.Child("metadata", "labels").Key(queueLabel), kind, advice)
+			"references a claim by name; pods that share claims reference them by name: %s",
+		set.path.Child("metadata", "labels").Key(queueLabel), kind, advice)
 }
 
 // kueueGate is the scheduling gate of the pods that Kueue admits one by one.

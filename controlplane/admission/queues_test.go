@@ -65,7 +65,8 @@ func TestQueues_Handle(t *testing.T) {
 		got := q.Handle(t.Context(), admission.Request{AdmissionRequest: admissionv1.AdmissionRequest{
 			Namespace: "ns", Kind: metav1.GroupVersionKind{Kind: kind}, Object: runtime.RawExtension{Raw: raw},
 		}})
-		if want := "Kueue admits each pod of a " + kind + " separately"; got.Allowed || !strings.Contains(got.Result.Message, want) {
+		want := "Kueue admits each pod of a " + kind + " separately"
+		if got.Allowed || !strings.Contains(got.Result.Message, want) {
 			t.Errorf("%s: got allowed %t, %v, want %q", kind, got.Allowed, got.Result, want)
 		}
 	}

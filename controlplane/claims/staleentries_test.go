@@ -124,7 +124,8 @@ func TestEntriesToRemove_withTerminalPods(t *testing.T) {
 
 	stuck := []Pod{{Name: "s", UID: "s", Unschedulable: true}}
 	expectRemoved("a pod is unschedulable and no other is bound",
-		ReservationChange(withTerminal(reserved(true, false, "group"), "a"), job("group", "group"), stuck, ReservationOptions{}),
+		ReservationChange(withTerminal(reserved(true, false, "group"), "a"), job("group", "group"), stuck,
+			ReservationOptions{}),
 		"group", "a")
 }
 

@@ -235,8 +235,8 @@ func stalledMessage(s *sharedClaim, l *leadership) string {
 	for _, pod := range l.rejected {
 		names = append(names, pod.Name)
 	}
-	return fmt.Sprintf("the scheduler finds no node for %d pods that use claim %s (%s): see their events; the others wait "+
-		"behind the gate %s, and one more of them tries each minute", len(names), s.Name, abbreviate(names),
+	return fmt.Sprintf("the scheduler finds no node for %d pods that use claim %s (%s): see their events; the others "+
+		"wait behind the gate %s, and one more of them tries each minute", len(names), s.Name, abbreviate(names),
 		scheduling.ReservedGate)
 }
 

@@ -274,7 +274,8 @@ func bandwidthCondition(holds bool, reason, message string) metav1.Condition {
 	return c
 }
 
-// enforcementCondition returns the condition BandwidthEnforced: it compares the rates that the kernel enforces with the grant.
+// enforcementCondition returns the condition BandwidthEnforced: it compares the rates that the kernel enforces with
+// the grant.
 func (k *Kind) enforcementCondition(
 	d *device,
 	share record.Share,

@@ -125,7 +125,9 @@ func IsWritten(claim *resourceapi.ResourceClaim, entries []resourceapi.Allocated
 		return false
 	}
 	for _, current := range claim.Status.Devices {
-		wanted := slices.IndexFunc(entries, func(e resourceapi.AllocatedDeviceStatus) bool { return isSameDevice(current, e) })
+		wanted := slices.IndexFunc(entries, func(e resourceapi.AllocatedDeviceStatus) bool {
+			return isSameDevice(current, e)
+		})
 		switch {
 		case wanted >= 0 && len(current.Conditions) > len(entries[wanted].Conditions):
 			return false
