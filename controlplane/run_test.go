@@ -101,3 +101,12 @@ func TestWithRemedy(t *testing.T) {
 		})
 	}
 }
+
+func TestNewServers_withoutAddresses(t *testing.T) {
+	for _, metrics := range []string{"", "0"} {
+		servers, err := newServers(&rest.Config{}, Options{HealthAddress: "0", MetricsAddress: metrics}, nil)
+		if err != nil || len(servers) > 0 {
+			t.Errorf("metrics address %q: got %d servers and error %v, want none", metrics, len(servers), err)
+		}
+	}
+}
