@@ -254,7 +254,7 @@ func TestReconcile_watchesPodsWithoutAPodGroup(t *testing.T) {
 }
 
 // After a failed write the status in the API server is unknown, so even the status
-// of the last successful write is written again.
+// of the last successful write is written again. The attempt counts for the limit of writes.
 func TestReconcile_retriesAFailedWrite(t *testing.T) {
 	e := newTestEnv(t, claimWith(fabric))
 	e.setPod("a", "n1", corev1.PodRunning, true)
@@ -271,6 +271,8 @@ func TestReconcile_retriesAFailedWrite(t *testing.T) {
 	}
 	failing = false
 	e.setPod("a", "n1", corev1.PodRunning, true)
+	e.mustReconcile(minWriteInterval)
+	e.clock.SetTime(e.clock.Now().Add(minWriteInterval))
 	e.mustReconcile(0)
 	e.expectStatus(1, 1, 1)
 	if got := e.writes(); got != 3 {
