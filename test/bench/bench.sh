@@ -53,7 +53,7 @@ to a host on the wire once per millisecond; the table shows the 99th percentile.
 Ethernet frames without checksum, compared with the limit: *first second* after idleness, the others over
 4 s. The token buckets, in the pod and of the CNI plugin, hold what the limit permits in 4 ms. The CNI
 plugin bandwidth cannot limit macvlans; its pods have veths to the node. A token bucket in the pod limits
-only what it sends, and the pod can remove it. *One flow beside eight* is the rate of a pod with one TCP flow, in
+only what it sends, and the pod can remove it. *One flow next to eight* is the rate of a pod with one TCP flow, in
 percent of that of another pod that sends eight at the same time. *Two senders* are two pods that send small
 datagrams at the same time: the sum of their datagrams, as a multiple of those of one pod. \`shaping: MultiQueue\` needs
 a kernel with the action skbedit, and has no results without it.

@@ -156,7 +156,7 @@ func traffic(r results) string {
 		fmt.Fprintf(&s, `
 ## A limit of %s bit/s
 
-| | sends | receives | first second | own round trip | neighbor's round trip | one flow beside eight |
+| | sends | receives | first second | own round trip | neighbor's round trip | one flow next to eight |
 | --- | --- | --- | --- | --- | --- | --- |
 `, limit)
 		for _, l := range limiters {
