@@ -299,8 +299,8 @@ func (e *testEnv) measureRest(t *testing.T, controller *os.Process) {
 	<-time.After(period)
 	used = processorTime() - used
 	leases, others := requests()
-	fmt.Printf("While the pods run and nothing changes, the controller uses %.1f %% of a core, and sends %.0f requests in %s, "+
-		"besides %.0f that renew its Lease.\n\n", 100*used.Seconds()/period.Seconds(), others-othersBefore, period,
+	fmt.Printf("While the pods run and nothing changes, the controller uses %.1f %% of a core, and sends %.0f requests "+
+		"in %s, besides %.0f that renew its Lease.\n\n", 100*used.Seconds()/period.Seconds(), others-othersBefore, period,
 		leases-leasesBefore)
 }
 
