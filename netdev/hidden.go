@@ -36,9 +36,8 @@ const (
 	verifyInterval        = 2 * time.Second
 	verifyGuardedInterval = 10 * time.Second
 	// compareInterval is the time after which Inspect compares the same addresses with the attachments
-	// again, because another plugin may have removed an attachment, which this Node does not notice. It is the
-	// interval at which the driver compares everything else.
-	compareInterval = 30 * time.Second
+	// again, because another plugin may have removed an attachment, which this Node does not notice.
+	compareInterval = 5 * time.Second
 	// maxSuspects is how many addresses without an attachment a NIC may accept before Inspect takes all
 	// of them for addresses of hidden links. A pod can add any number: Inspect must not take longer for it, and
 	// the programs remember only 4,096 addresses of Classifier.NoteImitated.
