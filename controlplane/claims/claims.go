@@ -16,6 +16,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/base32"
+	"errors"
 	"fmt"
 	"maps"
 	"strconv"
@@ -235,8 +236,11 @@ func (w ClaimWriter) Apply(ctx context.Context, claim *resourceapi.ResourceClaim
 		// The API server rejects new entries if the claim has been deallocated in the
 		// meantime, or if other writers have filled status.reservedFor. Removals are
 		// valid in either case, and make room.
+		if isValidation(err) {
+			err = nil // an event triggers the next reconcile
+		}
 		c.Add = nil
-		return w.Apply(ctx, claim, c)
+		return errors.Join(err, w.Apply(ctx, claim, c))
 	}
 	return err
 }

@@ -138,6 +138,7 @@ dra_shared_podgroups{state="Pending"} 1
 dra_shared_podgroups{state="Released"} 0
 dra_shared_podgroups{state="Terminating"} 0
 dra_shared_podgroups{state="Unschedulable"} 0
+dra_shared_podgroups{state="WriteRefused"} 0
 dra_shared_reserved_for_claims{reason="HolderForbidden"} 1
 dra_shared_reserved_for_claims{reason="HolderFound"} 1
 dra_shared_reserved_for_claims{reason="HolderInvalid"} 0

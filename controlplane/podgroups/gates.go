@@ -67,7 +67,8 @@ func hasForeignGate(pod *corev1.Pod) bool {
 }
 
 // ungatePods removes the driver's gate from the pods that the scheduler may schedule now, and from all pods if the
-// annotation gates disables it: admission added the gate before that.
+// annotation gates disables it: admission added the gate before that. It sets g.gateProblem if the API server refuses
+// that.
 func (r *Reconciler) ungatePods(ctx context.Context, g *group) error {
 	var writes errgroup.Group
 	writes.SetLimit(maxConcurrentUngates)
@@ -81,13 +82,19 @@ func (r *Reconciler) ungatePods(ctx context.Context, g *group) error {
 		}
 		writes.Go(func() error {
 			err := r.ungate(ctx, pod)
-			if err == nil {
-				r.ungated.add(pod.UID)
+			if err != nil {
+				return fmt.Errorf("remove the scheduling gate %s from pod %s: %w", scheduling.ReservedGate, pod.Name, err)
 			}
-			return err
+			r.ungated.add(pod.UID)
+			return nil
 		})
 	}
-	return writes.Wait()
+	err := writes.Wait()
+	if claims.IsRefused(err) {
+		g.gateProblem = fmt.Errorf("the API server refuses to %w; "+
+			"change the webhook or the policy that the error names, or the pod waits forever", err)
+	}
+	return err
 }
 
 // ungate removes the driver's gate from the pod.

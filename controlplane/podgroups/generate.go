@@ -59,7 +59,8 @@ func (r *Reconciler) deleteUnneeded(ctx context.Context, g *group, s *sharedClai
 }
 
 // generateShard creates the claim for shard n. It sets the problem of the shared claim if the
-// user must change something first.
+// user must change something first. It also returns the error if an attempt may soon succeed, such as when a
+// webhook runs again.
 func (r *Reconciler) generateShard(ctx context.Context, g *group, s *sharedClaim, n int) error {
 	if s.template == nil {
 		s.problem = fmt.Errorf("resourceClaims[%q].resourceClaimTemplateName: "+
@@ -84,6 +85,8 @@ func (r *Reconciler) generateShard(ctx context.Context, g *group, s *sharedClaim
 	case errors.As(err, &nameTaken), apierrors.IsInvalid(err), apierrors.IsForbidden(err):
 		s.problem = fmt.Errorf("resourceClaims[%q]: %w", s.Name, err)
 		return nil
+	case claims.IsRefused(err):
+		s.problem = fmt.Errorf("resourceClaims[%q]: create ResourceClaim %s: %w", s.Name, claim.Name, err)
 	}
 	return err
 }

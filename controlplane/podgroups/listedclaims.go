@@ -45,21 +45,27 @@ func listedClaims(
 }
 
 // reportProblems emits an event on the owner of the group's claims for each problem, for each claim that a user has
-// deleted, and for each claim without a leader that the scheduler accepts.
+// deleted, for each claim without a leader that the scheduler accepts, and for each write that the API server refuses.
 func (r *Reconciler) reportProblems(owner client.Object, g *group) {
+	warn := func(reason, message string) {
+		r.Events.Eventf(owner, nil, corev1.EventTypeWarning, reason, scheduling.EventActionClaims, "%s", message)
+	}
 	for _, s := range g.sharedClaims {
 		if s.problem != nil {
-			r.Events.Eventf(owner, nil, corev1.EventTypeWarning, scheduling.ReasonClaimMissing,
-				scheduling.EventActionClaims, "%s", s.problem.Error())
+			warn(scheduling.ReasonClaimMissing, s.problem.Error())
 		}
 		if len(s.deletedClaims()) > 0 {
-			r.Events.Eventf(owner, nil, corev1.EventTypeWarning, scheduling.ReasonClaimDeleted,
-				scheduling.EventActionClaims, "%s", g.deletionMessage(s))
+			warn(scheduling.ReasonClaimDeleted, g.deletionMessage(s))
 		}
 		if l := g.stalled(s); l != nil {
-			r.Events.Eventf(owner, nil, corev1.EventTypeWarning, scheduling.ReasonUnschedulable,
-				scheduling.EventActionClaims, "%s", stalledMessage(s, l))
+			warn(scheduling.ReasonUnschedulable, stalledMessage(s, l))
 		}
+		if s.reserveProblem != nil {
+			warn(scheduling.ReasonWriteRefused, s.reserveProblem.Error())
+		}
+	}
+	if g.gateProblem != nil {
+		warn(scheduling.ReasonWriteRefused, g.gateProblem.Error())
 	}
 }
 

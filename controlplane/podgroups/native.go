@@ -37,9 +37,7 @@ func (r *Reconciler) ensureNativePodGroup(ctx context.Context, g *group) error {
 	err := r.Client.Get(ctx, client.ObjectKeyFromObject(g.PodGroup), &existing)
 	if err == nil {
 		if problem := nameConflict(g, &existing); problem != nil {
-			for _, s := range g.sharedClaims {
-				s.problem = problem
-			}
+			g.setProblem(problem)
 		}
 		return nil
 	}
@@ -60,11 +58,11 @@ func (r *Reconciler) ensureNativePodGroup(ctx context.Context, g *group) error {
 		return nil
 	case apierrors.IsAlreadyExists(err):
 		return nil // the cache is stale; an event triggers the next reconcile
-	case apierrors.IsInvalid(err), apierrors.IsForbidden(err):
-		for _, s := range g.sharedClaims {
-			s.problem = fmt.Errorf("create the PodGroup of scheduling.k8s.io: %w", err)
-		}
-		return nil
+	case claims.IsRefused(err):
+		g.setProblem(fmt.Errorf("create the PodGroup of scheduling.k8s.io: %w", err))
+	}
+	if apierrors.IsInvalid(err) || apierrors.IsForbidden(err) {
+		return nil // reconciled again after problemRetryInterval
 	}
 	return err
 }

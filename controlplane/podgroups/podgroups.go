@@ -88,6 +88,8 @@ type sharedClaim struct {
 	neededShards []int
 	// problem is why a claim cannot be generated or found, and what to do.
 	problem error
+	// reserveProblem is why the API server refuses a change of the reservations of a claim.
+	reserveProblem error
 }
 
 // group is a PodGroup, or a Job or a replica in the form of one, with its pods and shared claims.
@@ -102,6 +104,15 @@ type group struct {
 	released string
 	// releaseProblem is why the annotation release has no effect.
 	releaseProblem error
+	// gateProblem is why the API server refuses to remove the scheduling gate of a pod.
+	gateProblem error
+}
+
+// setProblem sets the problem of all shared claims.
+func (g *group) setProblem(problem error) {
+	for _, s := range g.sharedClaims {
+		s.problem = problem
+	}
 }
 
 // Reconcile reconciles the PodGroup of that name. It also releases claims that are
@@ -124,7 +135,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 		return ctrl.Result{}, r.finalize(ctx, g)
 	}
 	if err := r.addFinalizer(ctx, &pg); err != nil {
-		return ctrl.Result{}, ignoreStaleCache(err)
+		return ctrl.Result{}, ignoreStaleCache(r.reportFinalizer(ctx, g, err))
 	}
 	wait, err := r.applyRelease(ctx, g)
 	if err == nil && g.released == "" {
@@ -158,6 +169,15 @@ func (r *Reconciler) addFinalizer(ctx context.Context, pg *scheduling.PodGroup) 
 		return nil
 	}
 	return r.Client.Patch(ctx, pg, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}))
+}
+
+// reportFinalizer reports that the API server has refused the finalizer. It returns the cause.
+func (r *Reconciler) reportFinalizer(ctx context.Context, g *group, cause error) error {
+	if !claims.IsRefused(cause) {
+		return cause
+	}
+	g.setProblem(fmt.Errorf("add the finalizer %s to the PodGroup: %w", scheduling.Finalizer, cause))
+	return errors.Join(cause, r.updateStatus(ctx, g))
 }
 
 // serve performs the steps that the group's pods need to run.

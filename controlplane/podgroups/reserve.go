@@ -6,6 +6,7 @@ package podgroups
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -18,13 +19,19 @@ import (
 	"github.com/dra-shared/dra-driver-shared/internal/podstatus"
 )
 
-// reserve updates status.reservedFor of the group's claims.
+// reserve updates status.reservedFor of the group's claims. It sets the reserveProblem of those for which the API
+// server refuses that.
 func (r *Reconciler) reserve(ctx context.Context, g *group) error {
 	var errs error
 	for _, s := range g.sharedClaims {
 		for n, claim := range s.shards {
 			change, err := r.claimChange(ctx, g, s, n, claim)
-			errs = errors.Join(errs, err, r.writer().Apply(ctx, claim, change))
+			written := r.writer().Apply(ctx, claim, change)
+			if claims.IsRefused(written) {
+				s.reserveProblem = fmt.Errorf("the API server refuses a change of the reservations of ResourceClaim %s: %w; "+
+					"change the webhook or the policy that the error names", claim.Name, written)
+			}
+			errs = errors.Join(errs, err, written)
 		}
 	}
 	return errs

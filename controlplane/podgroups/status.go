@@ -18,11 +18,23 @@ import (
 
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
+	"github.com/dra-shared/dra-driver-shared/internal/claimstatus"
 )
 
 // updateStatus writes the status of a group that is not being deleted.
 func (r *Reconciler) updateStatus(ctx context.Context, g *group) error {
+	if g.awaitsClaim() {
+		return r.setStatus(ctx, g, g.claimStatuses(), g.reserved())
+	}
 	return r.setStatus(ctx, g, g.claimStatuses(), g.claimsReady(), g.reserved())
+}
+
+// awaitsClaim reports whether a claim does not exist, and no user needs to change anything: the API server is
+// overloaded, for example, and the controller tries again after a moment. The condition ClaimsReady stays as it is.
+func (g *group) awaitsClaim() bool {
+	return slices.ContainsFunc(g.sharedClaims, func(s *sharedClaim) bool {
+		return s.shards[s.primary] == nil && s.problem == nil
+	})
 }
 
 // claimStatuses returns the names of the claims that exist.
@@ -83,6 +95,8 @@ func (g *group) reserved() metav1.Condition {
 			setFalse(&reserved, scheduling.ReasonNotAllocated, fmt.Sprintf("claim %s does not exist", s.Name))
 		case len(s.deletedClaims()) > 0:
 			setFalse(&reserved, scheduling.ReasonClaimDeleted, g.deletionMessage(s))
+		case s.reserveProblem != nil:
+			setFalse(&reserved, scheduling.ReasonWriteRefused, s.reserveProblem.Error())
 		case !isHeldFor(primary, g.owner):
 			reason, message := notHeld(primary)
 			if l := g.stalled(s); l != nil {
@@ -91,11 +105,15 @@ func (g *group) reserved() metav1.Condition {
 			setFalse(&reserved, reason, message)
 		}
 	}
+	if g.gateProblem != nil {
+		setFalse(&reserved, scheduling.ReasonWriteRefused, g.gateProblem.Error())
+	}
 	return reserved
 }
 
 func setFalse(c *metav1.Condition, reason, message string) {
-	c.Status, c.Reason, c.Message = metav1.ConditionFalse, reason, message
+	c.Status, c.Reason = metav1.ConditionFalse, reason
+	c.Message = claimstatus.Truncate(message, claimstatus.MaxMessageLength) // it may have the text of a webhook
 }
 
 // deletionMessage describes which of the shards are being deleted, what happens

@@ -46,6 +46,10 @@ const (
 	// that it may schedule. The other pods of the group wait behind the scheduling
 	// gate; one more of them tries each minute.
 	ReasonUnschedulable = "Unschedulable"
+	// ReasonWriteRefused (False) means that the API server refuses to reserve a claim, or
+	// to remove the scheduling gate of a pod. The message has its error, which names the
+	// admission webhook or the policy.
+	ReasonWriteRefused = "WriteRefused"
 )
 
 // Reasons of both conditions.
