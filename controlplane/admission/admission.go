@@ -28,8 +28,10 @@
 package admission
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"net/http"
@@ -40,7 +42,9 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
@@ -93,9 +97,39 @@ func (p *Pods) Handle(ctx context.Context, req admission.Request) admission.Resp
 	}
 	warnings, err := p.complete(ctx, &pod, request)
 	if err != nil {
-		return errorResponse(err, warnings)
+		return p.errorResponse(ctx, &pod, err, warnings)
 	}
 	return patchResponse(before, &pod, warnings)
+}
+
+// errorResponse is the function errorResponse, except that it allows a pod without changes if an internal error
+// occurs and no annotation says that the pod needs the driver. An outage must not keep pods of other drivers from
+// starting. The policy Ignore of their webhook is not enough for that: it applies only if the webhook does not answer.
+func (p *Pods) errorResponse(
+	ctx context.Context, pod *corev1.Pod, err error, warnings []string,
+) admission.Response {
+	var denial *deniedError
+	if errors.As(err, &denial) || p.needsDriver(pod) {
+		return errorResponse(err, warnings)
+	}
+	name := cmp.Or(pod.Name, pod.GenerateName)
+	klog.FromContext(ctx).Error(err, "Allowed a pod that could not be checked", "pod", klog.KRef(pod.Namespace, name))
+	return admission.Allowed("").WithWarnings(append(warnings, fmt.Sprintf(
+		"admission could not check the pod: %v; if it uses a device of %s and no container references the claim in "+
+			"resources.claims, delete the pod and create it again", err, p.Driver))...)
+}
+
+// needsDriver reports whether the pod has one of the annotations for which the chart's webhook has the failure policy
+// Fail.
+func (p *Pods) needsDriver(pod *corev1.Pod) bool {
+	annotations := []string{scheduling.GroupAnnotation}
+	if p.JobClaims {
+		annotations = append(annotations, scheduling.JobClaimsAnnotation)
+	}
+	if p.ReplicaClaims {
+		annotations = append(annotations, scheduling.ReplicaClaimsAnnotation)
+	}
+	return slices.ContainsFunc(annotations, func(key string) bool { return metav1.HasAnnotation(pod.ObjectMeta, key) })
 }
 
 // complete changes a pod that is being created, and returns warnings for the user. request is the

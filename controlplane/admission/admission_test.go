@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -18,6 +19,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	schedulingapi "k8s.io/api/scheduling/v1beta1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -917,5 +919,38 @@ func TestShards_fillsClaimsInOrder(t *testing.T) {
 	}
 	if n := next(); n != 0 {
 		t.Errorf("after pending pods expired, the next pod is assigned to shard %d, want 0", n)
+	}
+}
+
+// brokenReader returns an error for each object.
+type brokenReader struct{ client.Reader }
+
+func (brokenReader) Get(context.Context, client.ObjectKey, client.Object, ...client.GetOption) error {
+	return apierrors.NewInternalError(errors.New("etcd has no leader"))
+}
+
+// A pod that does not need the driver starts even if the API server does not answer the webhook.
+func TestPods_Handle_internalError(t *testing.T) {
+	const pod = `
+metadata: {name: p, annotations: {%s: x}}
+spec:
+  resourceClaims: [{name: net, resourceClaimTemplateName: theirs}]
+  containers: [{name: c, image: i}]
+`
+	for annotation, allowed := range map[string]bool{
+		"example.com/a":                            true,
+		"scheduling.dra-shared.dev/pod-group":      false,
+		"scheduling.dra-shared.dev/job-claims":     false,
+		"scheduling.dra-shared.dev/replica-claims": true, // not enabled, so that the annotation has no effect
+	} {
+		pods := newPods(t, mode.Bridge)
+		pods.JobClaims, pods.Client, pods.APIReader = true, brokenReader{}, brokenReader{}
+		response := pods.Handle(t.Context(), review(t, "", fmt.Sprintf(pod, annotation)))
+		warned := slices.ContainsFunc(response.Warnings, func(w string) bool {
+			return strings.Contains(w, "admission could not check the pod") && strings.Contains(w, "etcd has no leader")
+		})
+		if response.Allowed != allowed || warned != allowed {
+			t.Errorf("pod with the annotation %s: got %+v, want allowed %t, with a warning then", annotation, response, allowed)
+		}
 	}
 }
