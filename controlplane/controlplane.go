@@ -301,7 +301,7 @@ func addControllers(ctx context.Context, m manager.Manager, cluster kubernetes.I
 	if err != nil {
 		return err
 	}
-	recorder := m.GetEventRecorder(o.DriverName)
+	recorder := truncatingRecorder{m.GetEventRecorder(o.DriverName)}
 	publishers, err := endpointReconcilers(m, recorder, o)
 	if err != nil {
 		return err
