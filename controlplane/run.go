@@ -58,11 +58,9 @@ func Run(ctx context.Context, config *rest.Config, o Options) error {
 		if m == nil {
 			return nil
 		}
-		checker := healthz.Ping
-		if o.Webhook.Port != 0 {
-			checker = m.GetWebhookServer().StartedChecker()
+		if err := ready.follow(m, o.Webhook.Port != 0); err != nil {
+			return err
 		}
-		ready.checker.Store(&checker)
 		return m.Start(ctx)
 	})
 	return group.Wait()
@@ -137,13 +135,44 @@ func healthHandler(ready healthz.Checker) http.Handler {
 // readiness is the check of /readyz.
 type readiness struct {
 	checker atomic.Pointer[healthz.Checker] // nil until the manager exists
+	synced  atomic.Bool
 }
 
-// check is a healthz.Checker.
+// follow makes the check report the state of a manager that has not started yet. It includes the state of the webhook
+// server if the controller has one.
+func (r *readiness) follow(m manager.Manager, servesWebhooks bool) error {
+	checker := healthz.Ping
+	if servesWebhooks {
+		checker = m.GetWebhookServer().StartedChecker()
+	}
+	if err := m.Add(onSync(func() { r.synced.Store(true) })); err != nil {
+		return err
+	}
+	r.checker.Store(&checker)
+	return nil
+}
+
+// check is a healthz.Checker. The manager starts the webhook server before its caches, from which the webhooks read.
 func (r *readiness) check(request *http.Request) error {
 	checker := r.checker.Load()
-	if checker == nil {
+	switch {
+	case checker == nil:
 		return errors.New("the controller waits for the API server; its log says what is missing")
+	case !r.synced.Load():
+		return errors.New("the controller waits for its caches; its log says which objects it cannot list")
 	}
 	return (*checker)(request)
 }
+
+// onSync is a Runnable that the manager calls when its caches have synchronized, in each replica: the manager starts
+// such Runnables before the election of the leading replica.
+type onSync func()
+
+// Start implements manager.Runnable.
+func (f onSync) Start(context.Context) error {
+	f()
+	return nil
+}
+
+// NeedLeaderElection implements manager.LeaderElectionRunnable.
+func (onSync) NeedLeaderElection() bool { return false }
