@@ -308,6 +308,13 @@ chart-check: bin/helm ## lint the chart, and check that its schema rejects wrong
 	bin/helm template x $(CHART) --set image.pullSecrets={a} --set plugin.priorityClassName=p --set controller.priorityClassName=p \
 	  | grep -c 'priorityClassName: p$$\|- name: a$$' | grep 5 >/dev/null \
 	  || { echo "chart: image.pullSecrets or priorityClassName does not reach all pods"; exit 1; }
+	bin/helm template x $(CHART) --set controller.webhookPort=10250 --set controller.healthPort=10251 \
+	  | grep -c 'webhook-port=10250$$\|containerPort: 10250}$$\|health-address=:10251$$\|containerPort: 10251}$$\|z, port: 10251}$$' | grep 6 >/dev/null \
+	  || { echo "chart: controller.webhookPort or controller.healthPort does not reach the controller, its ports, or its probes"; exit 1; }
+	bin/helm template x $(CHART) --set controller.hostNetwork=true \
+	  | grep -c '^      hostNetwork: true$$\|^      dnsPolicy: ClusterFirstWithHostNet$$\|^    rollingUpdate: {maxUnavailable: 1}$$' | grep 3 >/dev/null \
+	  || { echo "chart: controller.hostNetwork does not reach the controller's pod, or an update waits for a free node"; exit 1; }
+	bin/helm template x $(CHART) --set controller.webhookPort=0 >/dev/null 2>&1 && { echo "chart: the schema accepts port 0 for the webhooks"; exit 1; }
 	bin/helm template x $(CHART) --set plugin.hookDir=/opt/dra | grep -c 'hook-dir=/opt/dra$$\|mountPath: /opt/dra}$$\|path: /opt/dra,' | grep 3 >/dev/null \
 	  || { echo "chart: plugin.hookDir is not mounted at the same path on the node and in the container"; exit 1; }
 	bin/helm template x $(CHART) --set plugin.mountBPFFS=true | grep 'mountPropagation: Bidirectional' >/dev/null \
