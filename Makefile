@@ -298,6 +298,9 @@ chart-check: bin/helm ## lint the chart, and check that its schema rejects wrong
 	bin/helm template x $(CHART) --values test/env/values.yaml >/dev/null
 	bin/helm template x $(CHART) --set controller.certManager=true | grep 'secretName: x-controller-webhook' >/dev/null \
 	  || { echo "chart: controller.certManager creates no certificate"; exit 1; }
+	bin/helm template x $(CHART) --set controller.certManager=true \
+	  | grep -c '^  isCA: true$$\|^  ca:$$\|secretName: x-controller-webhook-ca$$' | grep 4 >/dev/null \
+	  || { echo "chart: with controller.certManager, no authority issues the certificate: its renewal would replace what the API server trusts"; exit 1; }
 	bin/helm template x $(CHART) | grep 'privileged\|mountPath: /sys' >/dev/null \
 	  && { echo "chart: by default, no container is privileged, and nothing is mounted below /sys, which containerd's AppArmor profile protects"; exit 1; }
 	bin/helm template x $(CHART) --set plugin.appArmorProfile.type=Unconfined --set plugin.seLinuxOptions.type=spc_t \
