@@ -318,6 +318,10 @@ chart-check: bin/helm ## lint the chart, and check that its schema rejects wrong
 	  | grep -c '^      hostNetwork: true$$\|^      dnsPolicy: ClusterFirstWithHostNet$$\|^    rollingUpdate: {maxUnavailable: 1}$$' | grep 3 >/dev/null \
 	  || { echo "chart: controller.hostNetwork does not reach the controller's pod, or an update waits for a free node"; exit 1; }
 	bin/helm template x $(CHART) --set controller.webhookPort=0 >/dev/null 2>&1 && { echo "chart: the schema accepts port 0 for the webhooks"; exit 1; }
+	bin/helm template x $(CHART) --set runAsUser=1000 | grep -c 'runAsUser: 1000$$' | grep 2 >/dev/null \
+	  && ! bin/helm template x $(CHART) --set runAsUser=null | grep runAsUser >/dev/null \
+	  || { echo "chart: runAsUser does not reach the controller and the uninstall check, or null does not omit it"; exit 1; }
+	bin/helm template x $(CHART) --set runAsUser=0 >/dev/null 2>&1 && { echo "chart: the schema accepts root as runAsUser"; exit 1; }
 	bin/helm template x $(CHART) --set plugin.hookDir=/opt/dra | grep -c 'hook-dir=/opt/dra$$\|mountPath: /opt/dra}$$\|path: /opt/dra,' | grep 3 >/dev/null \
 	  || { echo "chart: plugin.hookDir is not mounted at the same path on the node and in the container"; exit 1; }
 	bin/helm template x $(CHART) --set plugin.mountBPFFS=true | grep 'mountPropagation: Bidirectional' >/dev/null \
