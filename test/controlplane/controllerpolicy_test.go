@@ -325,6 +325,55 @@ func TestPolicy_listedClaimsWhileOff(t *testing.T) {
 	}
 }
 
+// Annotations for pods have no effect on the metadata of a workload, and the API server says so.
+func TestPolicy_misplacedAnnotations(t *testing.T) {
+	e := requireTestEnv(t)
+	ns := e.createNamespace(t, "misplaced")
+	annotations := map[string]string{
+		scheduling.GroupAnnotation: "x", scheduling.GatesAnnotation: "x", "example.com/a": "x",
+	}
+	set, annotatedSet := statefulSet(ns, 0), statefulSet(ns, 0)
+	annotatedSet.Annotations = annotations
+	plain := e.createJob(t, ns)
+	spec := *plain.Spec.DeepCopy()
+	spec.Selector, spec.Template.Labels = nil, nil
+	cron := &batchv1.CronJob{ObjectMeta: objectMeta(ns, "cron"), Spec: batchv1.CronJobSpec{
+		Schedule: "0 0 1 1 *", JobTemplate: batchv1.JobTemplateSpec{Spec: spec},
+	}}
+	annotatedCron := cron.DeepCopy()
+	annotatedCron.Spec.JobTemplate.Annotations = annotations
+	for _, tc := range []struct {
+		object client.Object
+		warns  bool
+	}{{set, false}, {annotatedSet, true}, {cron, false}, {annotatedCron, true}} {
+		what := fmt.Sprintf("%T is created, with a warning: %t", tc.object, tc.warns)
+		eventually.Eventually(t, timeout, what, func() error {
+			return e.tryMisplaced(t.Context(), tc.object, tc.warns)
+		})
+	}
+}
+
+// tryMisplaced creates an object in a dry run, and compares whether the API server warns of its annotations.
+func (e *testEnv) tryMisplaced(ctx context.Context, o client.Object, warns bool) error {
+	var warnings []string
+	warned, err := e.clientWithWarnings(func(text string) { warnings = append(warnings, text) })
+	if err != nil {
+		return err
+	}
+	try, ok := o.DeepCopyObject().(client.Object)
+	if !ok {
+		return fmt.Errorf("%T is not a client.Object", o.DeepCopyObject())
+	}
+	if err := warned.Create(ctx, try, client.DryRunAll); err != nil {
+		return err
+	}
+	const want = "the annotation scheduling.dra-shared.dev/pod-group, scheduling.dra-shared.dev/gates has no effect"
+	if got := strings.Join(warnings, "\n"); strings.Contains(got, want) != warns {
+		return fmt.Errorf("got warnings %q, want %q: %t", got, want, warns)
+	}
+	return nil
+}
+
 // reservation returns a merge patch that reserves a claim for a PodGroup.
 func reservation(apiGroup, name string, uid types.UID) string {
 	return fmt.Sprintf(`{"status":{"reservedFor":[{"apiGroup":%q,"resource":"podgroups","name":%q,"uid":%q}]}}`,
