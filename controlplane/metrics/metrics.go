@@ -144,7 +144,8 @@ func groupStates(groups []scheduling.PodGroup) map[string]int {
 	states := map[string]int{
 		statePending: 0, scheduling.ReasonHeld: 0, scheduling.ReasonReleased: 0, scheduling.ReasonNotAllocated: 0,
 		scheduling.ReasonClaimMissing: 0, scheduling.ReasonClaimDeleted: 0, scheduling.ReasonNoRoom: 0,
-		scheduling.ReasonUnschedulable: 0, scheduling.ReasonWriteRefused: 0, scheduling.ReasonTerminating: 0,
+		scheduling.ReasonNotShared: 0, scheduling.ReasonUnschedulable: 0, scheduling.ReasonWriteRefused: 0,
+		scheduling.ReasonTerminating: 0,
 	}
 	for i := range groups {
 		states[groupState(groups[i].Status.Conditions)]++

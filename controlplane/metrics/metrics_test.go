@@ -134,6 +134,7 @@ dra_shared_podgroups{state="ClaimMissing"} 1
 dra_shared_podgroups{state="Held"} 1
 dra_shared_podgroups{state="NoRoom"} 0
 dra_shared_podgroups{state="NotAllocated"} 1
+dra_shared_podgroups{state="NotShared"} 0
 dra_shared_podgroups{state="Pending"} 1
 dra_shared_podgroups{state="Released"} 0
 dra_shared_podgroups{state="Terminating"} 0

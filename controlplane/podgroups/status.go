@@ -18,7 +18,9 @@ import (
 
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
+	"github.com/dra-shared/dra-driver-shared/internal/claimref"
 	"github.com/dra-shared/dra-driver-shared/internal/claimstatus"
+	"github.com/dra-shared/dra-driver-shared/internal/podstatus"
 )
 
 // updateStatus writes the status of a group that is not being deleted.
@@ -99,6 +101,9 @@ func (g *group) reserved() metav1.Condition {
 			setFalse(&reserved, scheduling.ReasonWriteRefused, s.reserveProblem.Error())
 		case !isHeldFor(primary, g.owner):
 			reason, message := notHeld(primary)
+			if pods := g.podsWithoutClaims(); len(pods) > 0 && reason == scheduling.ReasonNotAllocated {
+				reason, message = scheduling.ReasonNotShared, notSharedMessage(pods)
+			}
 			if l := g.stalled(s); l != nil {
 				reason, message = scheduling.ReasonUnschedulable, stalledMessage(s, l)
 			}
@@ -176,6 +181,30 @@ func notHeld(claim *resourceapi.ResourceClaim) (reason, message string) {
 	}
 	return scheduling.ReasonNotAllocated, fmt.Sprintf("claim %s is allocated and held when the first pod of the group "+
 		"is bound to a node", claim.Name)
+}
+
+// podsWithoutClaims returns the names of the pods of the group that are on a node and use none of its claims.
+func (g *group) podsWithoutClaims() []string {
+	var shared []string
+	for _, s := range g.sharedClaims {
+		for _, claim := range s.shards {
+			shared = append(shared, claim.Name)
+		}
+	}
+	var names []string
+	for _, pod := range g.pods {
+		uses := slices.ContainsFunc(claimref.Names(pod), func(name string) bool { return slices.Contains(shared, name) })
+		if !uses && pod.Spec.NodeName != "" && !podstatus.IsTerminal(pod) {
+			names = append(names, pod.Name)
+		}
+	}
+	return names
+}
+
+func notSharedMessage(pods []string) string {
+	return fmt.Sprintf("%d pods of the group run without its claims (%s): an element of their spec.resourceClaims must "+
+		"have the name and the template or claim of an element of spec.resourceClaims of the PodGroup; change the pod "+
+		"template, and create the pods again", len(pods), abbreviate(pods))
 }
 
 // setStatus writes the status if it has changed, and emits an event for each changed

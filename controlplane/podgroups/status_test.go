@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -41,6 +42,42 @@ func TestGroup_reserved(t *testing.T) {
 		if got := g.reserved(); got.Reason != tc.reason || !strings.HasPrefix(got.Message, tc.message) {
 			t.Errorf("condition Reserved for a claim %s: got %s: %s, want %s: %s...",
 				tc.name, got.Reason, got.Message, tc.reason, tc.message)
+		}
+	}
+}
+
+// Admission only warns of a pod whose claim has another name than the PodGroup's entry, and a Deployment ignores the
+// warning.
+func TestGroup_reserved_podsWithoutTheClaims(t *testing.T) {
+	bound := func(name, claim string) *corev1.Pod {
+		pod := testPod(name, claim)
+		bind(pod)
+		return pod
+	}
+	terminal := bound("t", "other")
+	succeed(terminal)
+	for _, tc := range []struct {
+		name string
+		pods []*corev1.Pod
+		want string // "" if the group waits for its first pod
+	}{
+		{"without pods", nil, ""},
+		{"with a pod that waits for a node", []*corev1.Pod{testPod("a", "other")}, ""},
+		{"with a terminal pod", []*corev1.Pod{terminal}, ""},
+		{"with a bound pod that uses the claim", []*corev1.Pod{bound("a", "net")}, ""},
+		{"with bound pods that use another claim", []*corev1.Pod{bound("a", "other"), bound("b", "net"), bound("c", "x")},
+			"2 pods of the group run without its claims (a, c)"},
+	} {
+		g := groupWith(tc.pods...)
+		g.sharedClaims[0].shards[0] = testClaim("net")
+		reason := scheduling.ReasonNotShared
+		if tc.want == "" {
+			reason, tc.want = scheduling.ReasonNotAllocated, "claim net is allocated and held when"
+		}
+		got := g.reserved()
+		if got.Reason != reason || !strings.HasPrefix(got.Message, tc.want) || needsEvent(got) != (reason == "NotShared") {
+			t.Errorf("condition Reserved of a group %s: got %s: %s, want %s: %s...",
+				tc.name, got.Reason, got.Message, reason, tc.want)
 		}
 	}
 }

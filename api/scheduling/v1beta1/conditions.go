@@ -35,6 +35,9 @@ const (
 	// ReasonNotAllocated (False) means that a claim is allocated when the first
 	// pod of the group is scheduled.
 	ReasonNotAllocated = "NotAllocated"
+	// ReasonNotShared (False) means that no claim is allocated, and pods of the
+	// PodGroup run that use none of its claims.
+	ReasonNotShared = "NotShared"
 	// ReasonReleased (False) means that the claims have been released, as the
 	// annotation release of the PodGroup requires. They are allocated again for
 	// the next pod of the group.
