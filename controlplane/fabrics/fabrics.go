@@ -17,7 +17,12 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+	watchtools "k8s.io/client-go/tools/watch"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
 
@@ -47,20 +52,62 @@ type Publisher struct {
 // replica that leads next. It implements manager.Runnable.
 func (p *Publisher) Start(ctx context.Context) error {
 	owner, err := p.ownerReference(ctx)
-	if err != nil {
-		return err
+	for err == nil && ctx.Err() == nil {
+		owner, err = p.publish(ctx, owner)
 	}
+	return err
+}
+
+// publish publishes the fabrics until ctx ends or another object has replaced the owner. It returns the owner to
+// publish them with next.
+func (p *Publisher) publish(ctx context.Context, owner *resourceslice.Owner) (*resourceslice.Owner, error) {
 	resources := Resources(p.Config.Fabrics)
 	controller, err := resourceslice.StartController(ctx, resourceslice.Options{
 		DriverName: p.DriverName, KubeClient: p.Client, Owner: owner, Resources: &resources, SyncDelay: p.syncDelay,
 	})
 	if err != nil {
-		return fmt.Errorf("publish fabrics: %w", err)
+		return nil, fmt.Errorf("publish fabrics: %w", err)
 	}
+	defer controller.Stop()
 	klog.FromContext(ctx).Info("Started publishing fabrics", "count", len(resources.Pools))
-	<-ctx.Done()
-	controller.Stop()
-	return nil
+	if owner == nil {
+		<-ctx.Done()
+		return nil, nil
+	}
+	return p.awaitOtherOwner(ctx, owner), nil
+}
+
+// awaitOtherOwner returns the owner when its UID differs from that of the argument, or the argument when ctx ends. If
+// a tool deletes the ClusterRole and creates it again, garbage collection would otherwise delete the ResourceSlices,
+// whose owner has the former UID, again and again.
+func (p *Publisher) awaitOtherOwner(ctx context.Context, owner *resourceslice.Owner) *resourceslice.Owner {
+	roles := p.Client.RbacV1().ClusterRoles()
+	onlyOwner := fields.OneTermEqualSelector(metav1.ObjectNameField, owner.Name).String()
+	listWatch := &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			options.FieldSelector = onlyOwner
+			return roles.List(ctx, options)
+		},
+		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			options.FieldSelector = onlyOwner
+			return roles.Watch(ctx, options)
+		},
+	}
+	source := cache.ToListWatcherWithWatchListSemantics(listWatch, p.Client) // the client of tests supports only lists
+	isOther := func(e watch.Event) (bool, error) {
+		role, ok := e.Object.(*rbacv1.ClusterRole)
+		return ok && e.Type != watch.Deleted && role.Name == owner.Name && role.UID != owner.UID, nil
+	}
+	event, err := watchtools.UntilWithSync(ctx, source, &rbacv1.ClusterRole{}, nil, isOther)
+	if err != nil {
+		return owner // ctx has ended
+	}
+	klog.FromContext(ctx).Info("The owner of ResourceSlices was created again", "clusterRole", owner.Name)
+	role, ok := event.Object.(*rbacv1.ClusterRole)
+	if !ok {
+		return owner
+	}
+	return ownerOf(role)
 }
 
 // ownerReference returns the reference to the owner, or nil if there is none.
@@ -74,9 +121,13 @@ func (p *Publisher) ownerReference(ctx context.Context) (*resourceslice.Owner, e
 			"get ClusterRole %s, the owner of the fabrics' ResourceSlices: %w: does --slices-owner name a ClusterRole?",
 			p.Owner, err)
 	}
+	return ownerOf(role), nil
+}
+
+func ownerOf(role *rbacv1.ClusterRole) *resourceslice.Owner {
 	return &resourceslice.Owner{
 		APIVersion: rbacv1.SchemeGroupVersion.String(), Kind: "ClusterRole", Name: role.Name, UID: role.UID,
-	}, nil
+	}
 }
 
 // Resources returns a pool for each fabric.

@@ -5,7 +5,9 @@ package fabrics
 
 import (
 	"context"
+	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -15,11 +17,15 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/klog/v2/ktesting"
 	"k8s.io/utils/ptr"
 
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/test/eventually"
 )
 
 const driverName = "dra-shared.dev"
@@ -136,6 +142,78 @@ func TestPublisher_ownsItsSlices(t *testing.T) {
 	left, err := client.ResourceV1().ResourceSlices().List(t.Context(), metav1.ListOptions{})
 	if err != nil || len(left.Items) != 1 {
 		t.Errorf("%d ResourceSlices remain for the replica that leads next, want 1 (error %v)", len(left.Items), err)
+	}
+}
+
+// recreateOwner replaces the ClusterRole of ownerRole by one with another UID when the publisher watches it: the fake
+// API server does not report changes from before a watch.
+func recreateOwner(t *testing.T, client *fake.Clientset, watched <-chan struct{}) {
+	t.Helper()
+	<-watched
+	roles := client.RbacV1().ClusterRoles()
+	if err := roles.Delete(t.Context(), "controller", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	recreated := ownerRole()
+	recreated.UID = "recreated"
+	if _, err := roles.Create(t.Context(), recreated, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// watchOfRoles returns a channel that is closed when a client watches ClusterRoles.
+func watchOfRoles(client *fake.Clientset) <-chan struct{} {
+	watched := make(chan struct{})
+	var once sync.Once
+	client.PrependWatchReactor("clusterroles", func(a clienttesting.Action) (bool, watch.Interface, error) {
+		w, err := client.Tracker().Watch(a.GetResource(), "")
+		once.Do(func() { close(watched) })
+		return true, w, err
+	})
+	return watched
+}
+
+// generateNames makes the fake API server generate the names of ResourceSlices. Those without the library's prefix are
+// obsolete to a controller that starts.
+func generateNames(client *fake.Clientset) {
+	created := 0
+	client.PrependReactor("create", "resourceslices", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		if create, ok := a.(clienttesting.CreateAction); ok {
+			if s, ok := create.GetObject().(*resourceapi.ResourceSlice); ok {
+				created++
+				s.Name = fmt.Sprintf("%s%d", s.GenerateName, created)
+			}
+		}
+		return false, nil, nil // the next reactor creates the slice
+	})
+}
+
+// A tool that deploys the chart may delete and create the ClusterRole again. Garbage collection deletes slices whose
+// owner has the former UID, again and again if new ones had it too.
+func TestPublisher_followsARecreatedOwner(t *testing.T) {
+	client := fake.NewClientset(ownerRole())
+	watched := watchOfRoles(client)
+	generateNames(client)
+	events := watchSlices(t, client)
+	stop := startPublisher(t, &Publisher{
+		Client: client, DriverName: driverName, Owner: "controller",
+		Config: &config.DriverConfig{Fabrics: []config.Fabric{{Name: "rack1", NodeSelector: map[string]string{"a": "1"}}}},
+	})
+	added := func(e watchEvent) bool { return e.kind == "ADDED" }
+	current := nextSlice(t, events, "at the start", added)
+	recreateOwner(t, client, watched)
+	eventually.Eventually(t, 20*time.Second, "after garbage collection, a slice has the new owner", func() error {
+		if err := client.ResourceV1().ResourceSlices().Delete(t.Context(), current.Name, metav1.DeleteOptions{}); err != nil {
+			return err
+		}
+		current = nextSlice(t, events, "after garbage collection", added)
+		if owner := current.OwnerReferences[0]; owner.UID != "recreated" {
+			return fmt.Errorf("owner of the ResourceSlice: got %+v, want the UID of the new ClusterRole", owner)
+		}
+		return nil
+	})
+	if err := stop(); err != nil {
+		t.Errorf("Start returned %v after its context ended", err)
 	}
 }
 
