@@ -14,9 +14,11 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+	"sigs.k8s.io/controller-runtime/pkg/event"
 
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 )
@@ -158,4 +160,29 @@ func TestReconciler_reportProblems_ofRefusedWrites(t *testing.T) {
 	g.gateProblem, g.sharedClaims[0].reserveProblem = nil, denied()
 	e.reconciler.reportProblems(&batchv1.Job{}, g)
 	e.expectEvent("WriteRefused")
+}
+
+// The error of a refused write may differ each time, and the condition has it.
+func TestRelevantGroupChange(t *testing.T) {
+	for name, tc := range map[string]struct {
+		change func(*scheduling.PodGroup)
+		want   bool
+	}{
+		"its status": {func(pg *scheduling.PodGroup) {
+			pg.Status.Conditions = []metav1.Condition{{Message: "x"}}
+		}, false},
+		"its finalizers": {func(pg *scheduling.PodGroup) { pg.Finalizers = nil }, true},
+		"an annotation":  {func(pg *scheduling.PodGroup) { pg.Annotations = map[string]string{"a": "b"} }, true},
+		"its deletion":   {func(pg *scheduling.PodGroup) { pg.DeletionTimestamp = ptr.To(metav1.Now()) }, true},
+		"nothing, in a periodic update of the cache": {func(pg *scheduling.PodGroup) { pg.ResourceVersion = "1" }, true},
+	} {
+		before := testPodGroup("template", "")
+		before.ResourceVersion, before.Finalizers = "1", []string{scheduling.Finalizer}
+		after := before.DeepCopy()
+		after.ResourceVersion = "2"
+		tc.change(after)
+		if got := relevantGroupChange().Update(event.UpdateEvent{ObjectOld: before, ObjectNew: after}); got != tc.want {
+			t.Errorf("an update that changes %s is relevant: got %t, want %t", name, got, tc.want)
+		}
+	}
 }

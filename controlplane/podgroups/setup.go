@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	schedulingapi "k8s.io/api/scheduling/v1beta1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -51,7 +52,7 @@ func (r *Reconciler) SetupWithManager(ctx context.Context, m ctrl.Manager) error
 		return err
 	}
 	b := ctrl.NewControllerManagedBy(m).
-		For(&scheduling.PodGroup{}).
+		For(&scheduling.PodGroup{}, builder.WithPredicates(relevantGroupChange())).
 		Watches(&resourceapi.ResourceClaim{}, handler.EnqueueRequestsFromMapFunc(r.groupsOfClaim)).
 		Watches(&resourceapi.ResourceClaimTemplate{}, handler.EnqueueRequestsFromMapFunc(r.groupsOfTemplate)).
 		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(groupOfPod), builder.WithPredicates(relevantPodChange())).
@@ -226,4 +227,23 @@ func relevantPodChange() predicate.Predicate {
 			podstatus.IsUnschedulable(before) != podstatus.IsUnschedulable(after) ||
 			before.Labels[scheduling.GroupUIDLabel] != after.Labels[scheduling.GroupUIDLabel]
 	}}
+}
+
+// relevantGroupChange drops updates that change only the status of a PodGroup, which the controller writes. The message
+// of a condition may have the error of a refused write. If that error differs each time, for example by the port of a
+// connection, each write of the status would otherwise cause the next reconcile at once.
+func relevantGroupChange() predicate.Predicate {
+	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
+		before, ok := e.ObjectOld.(*scheduling.PodGroup)
+		after, ok2 := e.ObjectNew.(*scheduling.PodGroup)
+		isResync := e.ObjectOld.GetResourceVersion() == e.ObjectNew.GetResourceVersion()
+		return !ok || !ok2 || isResync || !equality.Semantic.DeepEqual(withoutStatus(before), withoutStatus(after))
+	}}
+}
+
+// withoutStatus returns a copy of the PodGroup without its status, and without what changes with each write.
+func withoutStatus(pg *scheduling.PodGroup) *scheduling.PodGroup {
+	c := pg.DeepCopy()
+	c.Status, c.ResourceVersion, c.ManagedFields = scheduling.PodGroupStatus{}, "", nil
+	return c
 }
