@@ -685,3 +685,23 @@ func TestReconcile_claimOfItsOwner(t *testing.T) {
 		}
 	}
 }
+
+// Other admission of the cluster may refuse the controller's entry.
+func TestReconciler_reportsARefusedEntry(t *testing.T) {
+	e := newTestEnv(t, testClaim(train.String(), podEntry), testJob("1"), testPod("node"))
+	c, ok := e.client.(client.WithWatch)
+	if !ok {
+		t.Fatalf("client of the tests: got %T, want a client.WithWatch", e.client)
+	}
+	denial := apierrors.NewForbidden(resourceapi.Resource("resourceclaims"), "team", errors.New("no changes today"))
+	e.reconciler.Client = interceptor.NewClient(c, interceptor.Funcs{SubResourcePatch: func(
+		context.Context, client.Client, string, client.Object, client.Patch, ...client.SubResourcePatchOption,
+	) error {
+		return denial
+	}})
+	request := ctrl.Request{NamespacedName: client.ObjectKeyFromObject(e.claim())}
+	if _, err := e.reconciler.Reconcile(t.Context(), request); !apierrors.IsForbidden(err) {
+		t.Errorf("reconcile the claim: got error %v, want %v", err, denial)
+	}
+	e.expectEvents("WriteRefused")
+}

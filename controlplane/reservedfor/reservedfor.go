@@ -151,7 +151,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resu
 	if claim.DeletionTimestamp != nil {
 		// Only the pods that run with the claim keep it then. A holder that outlives the
 		// namespace's deletion would keep the namespace too.
-		return ctrl.Result{}, r.writer().Apply(ctx, &claim, releaseChange(&claim, holder))
+		return ctrl.Result{}, r.apply(ctx, &claim, releaseChange(&claim, holder))
 	}
 	state, err := r.Finder.Find(ctx, claim.Namespace, ref)
 	var unverifiable *workload.UnverifiableError
@@ -176,7 +176,7 @@ func (r *Reconciler) refuse(ctx context.Context, claim *resourceapi.ResourceClai
 	r.pods.Forget(client.ObjectKeyFromObject(claim))
 	if holder.Name != "" {
 		if change := releaseChange(claim, holder); !change.Empty() {
-			return r.writer().Apply(ctx, claim, change)
+			return r.apply(ctx, claim, change)
 		}
 	}
 	message := fmt.Sprintf("annotation %s: %q %v",
@@ -218,7 +218,7 @@ func (r *Reconciler) reconcileMissing(
 	r.pods.Forget(client.ObjectKeyFromObject(claim))
 	change := releaseChange(claim, holder)
 	if !change.Empty() {
-		return r.writer().Apply(ctx, claim, change)
+		return r.apply(ctx, claim, change)
 	}
 	message := fmt.Sprintf("not held by %s: it does not exist in namespace %s", holder, claim.Namespace)
 	return r.report(ctx, claim, v1alpha1.ReasonHolderMissing, message)
@@ -247,7 +247,7 @@ func (r *Reconciler) reconcileNotHeld(
 			"holder: delete pods that use it", holder, entries)
 		return r.report(ctx, claim, v1alpha1.ReasonNoRoom, message)
 	}
-	return r.writer().Apply(ctx, claim, change)
+	return r.apply(ctx, claim, change)
 }
 
 // reconcileHeld reports that the claim is held, and maintains its stale entries. It
@@ -262,7 +262,7 @@ func (r *Reconciler) reconcileHeld(
 	isUsed := slices.ContainsFunc(claim.Status.ReservedFor, holder.isOther)
 	due, wait := workload.ReleaseDue(policy, state, claim.UID, isUsed, r.Unused)
 	if due {
-		return ctrl.Result{}, r.writer().Apply(ctx, claim, releaseChange(claim, holder))
+		return ctrl.Result{}, r.apply(ctx, claim, releaseChange(claim, holder))
 	}
 	if err := r.report(ctx, claim, v1alpha1.ReasonHolderFound, message); err != nil {
 		return ctrl.Result{}, err
@@ -271,7 +271,7 @@ func (r *Reconciler) reconcileHeld(
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	return ctrl.Result{RequeueAfter: wait}, r.writer().Apply(ctx, claim, change)
+	return ctrl.Result{RequeueAfter: wait}, r.apply(ctx, claim, change)
 }
 
 // staleEntriesChange returns the change that maintains the stale entries of a held claim.
@@ -316,8 +316,16 @@ func heldMessage(holder Holder, policy scheduling.Release, err error) string {
 	return message
 }
 
-func (r *Reconciler) writer() claims.ClaimWriter {
-	return claims.ClaimWriter{Client: r.Client, APIReader: r.APIReader}
+// apply applies a change to the entries of a claim. It emits an event if the API server refuses the change. The
+// condition Held stays as it is, because the API server may refuse that write too.
+func (r *Reconciler) apply(ctx context.Context, claim *resourceapi.ResourceClaim, change claims.Change) error {
+	err := claims.ClaimWriter{Client: r.Client, APIReader: r.APIReader}.Apply(ctx, claim, change)
+	if claims.IsRefused(err) {
+		r.Events.Eventf(claimref.ForEvent(claim), nil, corev1.EventTypeWarning, scheduling.ReasonWriteRefused,
+			v1alpha1.EventActionHold, "the API server refuses a change of the reservations of ResourceClaim %s: %v; "+
+				"change the webhook or the policy that the error names", claim.Name, err)
+	}
+	return err
 }
 
 // isInUse reports whether the claim is allocated and one of its users is bound to a
