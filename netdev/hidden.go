@@ -194,6 +194,9 @@ func (n *Node) suspects(
 		if len(suspects) > maxSuspects {
 			break
 		}
+		if bytes.Equal(mac, nic.MAC) {
+			continue // a bridge lists its own address
+		}
 		recent := n.wasDetachedRecently(NewLinkKey(nic.Index, mac))
 		excused = excused || recent
 		if recent {

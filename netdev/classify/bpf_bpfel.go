@@ -107,7 +107,7 @@ type bpfReceiver struct {
 type bpfRefusals struct {
 	_      structs.HostLayout
 	Frames [32]uint64
-	Last   uint64
+	Zero   uint64
 }
 
 type bpfSender struct {
@@ -147,7 +147,7 @@ const (
 	bpfMapDraSharedModeration                   = "dra_shared_moderation"
 	bpfMapDraSharedNics                         = "dra_shared_nics"
 	bpfMapDraSharedPolicies                     = "dra_shared_policies"
-	bpfMapDraSharedRefusals                     = "dra_shared_refusals"
+	bpfMapDraSharedRefused                      = "dra_shared_refused"
 	bpfMapDraSharedRx                           = "dra_shared_rx"
 	bpfMapDraSharedSubnets                      = "dra_shared_subnets"
 	bpfMapDraSharedTenants                      = "dra_shared_tenants"
@@ -250,7 +250,7 @@ type bpfMapSpecs struct {
 	DraSharedModeration *ebpf.MapSpec `ebpf:"dra_shared_moderation"`
 	DraSharedNics       *ebpf.MapSpec `ebpf:"dra_shared_nics"`
 	DraSharedPolicies   *ebpf.MapSpec `ebpf:"dra_shared_policies"`
-	DraSharedRefusals   *ebpf.MapSpec `ebpf:"dra_shared_refusals"`
+	DraSharedRefused    *ebpf.MapSpec `ebpf:"dra_shared_refused"`
 	DraSharedRx         *ebpf.MapSpec `ebpf:"dra_shared_rx"`
 	DraSharedSubnets    *ebpf.MapSpec `ebpf:"dra_shared_subnets"`
 	DraSharedTenants    *ebpf.MapSpec `ebpf:"dra_shared_tenants"`
@@ -295,7 +295,7 @@ type bpfMaps struct {
 	DraSharedModeration *ebpf.Map `ebpf:"dra_shared_moderation"`
 	DraSharedNics       *ebpf.Map `ebpf:"dra_shared_nics"`
 	DraSharedPolicies   *ebpf.Map `ebpf:"dra_shared_policies"`
-	DraSharedRefusals   *ebpf.Map `ebpf:"dra_shared_refusals"`
+	DraSharedRefused    *ebpf.Map `ebpf:"dra_shared_refused"`
 	DraSharedRx         *ebpf.Map `ebpf:"dra_shared_rx"`
 	DraSharedSubnets    *ebpf.Map `ebpf:"dra_shared_subnets"`
 	DraSharedTenants    *ebpf.Map `ebpf:"dra_shared_tenants"`
@@ -316,7 +316,7 @@ func (m *bpfMaps) Close() error {
 		m.DraSharedModeration,
 		m.DraSharedNics,
 		m.DraSharedPolicies,
-		m.DraSharedRefusals,
+		m.DraSharedRefused,
 		m.DraSharedRx,
 		m.DraSharedSubnets,
 		m.DraSharedTenants,

@@ -27,12 +27,20 @@ const forwarded = 200 * mega
 func newUplinkEnv(t *testing.T, config netdev.NICConfig) (e *testEnv, ordinary *nstest.Namespace) {
 	t.Helper()
 	e = newTestEnv(t, config)
+	return e, e.forwardFrom("nic0")
+}
+
+// forwardFrom gives a link of the node addresses, makes the node forward, and returns the namespace of a pod in the
+// node's cluster network.
+func (e *testEnv) forwardFrom(uplink string) (ordinary *nstest.Namespace) {
+	t := e.t
+	t.Helper()
 	ordinary = nstest.New(t)
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = "cni0"
 	veth := &netlink.Veth{LinkAttrs: attrs, PeerName: "eth0", PeerNamespace: netlink.NsFd(ordinary.File.Fd())}
 	err := errors.Join(
-		nstest.ConfigureLink("nic0", nodeIP+"/16", "fd00:20::fd/64"),
+		nstest.ConfigureLink(uplink, nodeIP+"/16", "fd00:20::fd/64"),
 		netlink.LinkAdd(veth),
 		nstest.ConfigureLink("cni0", "10.60.0.1/24", "fd00:60::1/64"),
 		nstest.SetSysctl("net/ipv4/ip_forward", "1"),
@@ -55,7 +63,7 @@ func newUplinkEnv(t *testing.T, config netdev.NICConfig) (e *testEnv, ordinary *
 			netlink.RouteAdd(&netlink.Route{Dst: network("fd00:60::/64"), Gw: net.ParseIP("fd00:20::fd")}),
 		)
 	})
-	return e, ordinary
+	return ordinary
 }
 
 func network(text string) *net.IPNet {
@@ -112,6 +120,23 @@ func TestForwardedByNode_hasGuaranteeAndBorrows(t *testing.T) {
 	}
 	e.expectRate("a share that sends while the node forwards", rates[1], 400*mega)
 	e.expectRate("another share", rates[2], 300*mega)
+}
+
+// The node's default route can name a VLAN on the shared NIC: the frames that it forwards have a route to the VLAN.
+func TestForwardedByNode_throughVLANHasGuarantee(t *testing.T) {
+	needRoutes(t)
+	config := enforced()
+	config.Forwarded = forwarded
+	e := newTestEnv(t, config)
+	nstest.VLAN(t, "nic0", "nic0.100", 100)
+	e.wire.Do(func() error { return moveAddressToVLAN("wire", 100, "fd00:20::fe/64") })
+	ordinary := e.forwardFrom("nic0.100")
+	for _, ip := range []string{wireIP, "fd00:20::fe"} {
+		flow := nstest.Flow{From: ordinary, To: e.wire, Address: e.address(ip)}
+		if got := e.measure(flow)[0]; got < atLeast(0.8*line) {
+			t.Errorf("an ordinary pod sends to %s at %.0f Mbit/s, want at least 80%% of the line", ip, got/mega)
+		}
+	}
 }
 
 func TestForwardedByNode_withoutClassIsUnidentified(t *testing.T) {

@@ -7,7 +7,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -189,13 +188,22 @@ func (c *Classifier) putAllowed(nic NIC) error {
 	})
 }
 
+// putHeld keeps links from using the addresses of the node. It removes those that the node no longer has, which may
+// be held by the MAC address that the NIC had before.
 func (c *Classifier) putHeld(nic NIC) error {
 	own, wanted := numberOf(nic.MAC), map[bpfAddress]uint64{}
 	for _, a := range nic.Policy.NodeAddresses {
 		wanted[addressKey(nic.Index, a)] = own
 	}
+	var last bpfNic
+	if err := c.maps.DraSharedNics.Lookup(uint32(nic.Index), &last); errors.Is(err, ebpf.ErrKeyNotExist) {
+		copy(last.Mac[:], nic.MAC)
+	} else if err != nil {
+		return err
+	}
+	former := numberOf(last.Mac[:])
 	return replace(c.maps.DraSharedAddresses, wanted, func(k bpfAddress, owner uint64) bool {
-		return k.Parent == uint64(nic.Index) && owner == own
+		return k.Parent == uint64(nic.Index) && owner != ownerOfGateways && (owner == own || owner == former)
 	})
 }
 
@@ -482,12 +490,8 @@ func (c *Classifier) NoteImitated(parent int, addresses []net.HardwareAddr) (fai
 
 // startRefusals adds a class to the map of refusals, unless it is there.
 func (c *Classifier) startRefusals(parent int, class uint32) error {
-	cpus, err := ebpf.PossibleCPU()
-	if err != nil {
-		return err
-	}
 	key := bpfCharged{Parent: uint32(parent), Class: class}
-	err = update(c.maps.DraSharedRefusals, key, make([]bpfRefusals, cpus), ebpf.UpdateNoExist)
+	err := update(c.maps.DraSharedRefused, key, bpfRefusals{}, ebpf.UpdateNoExist)
 	if errors.Is(err, ebpf.ErrKeyExist) {
 		return nil
 	}
@@ -497,26 +501,25 @@ func (c *Classifier) startRefusals(parent int, class uint32) error {
 // Refusals returns the refused frames of a class of a NIC.
 func (c *Classifier) Refusals(parent int, class uint32) (r Refusals, err error) {
 	r = Refusals{Parent: parent, Class: class, Dropped: map[Reason]uint64{}, Passed: map[Reason]uint64{}}
-	var perCPU []bpfRefusals
+	var values bpfRefusals
 	key := bpfCharged{Parent: uint32(parent), Class: class}
-	if err := ignoreMissing(c.maps.DraSharedRefusals.Lookup(key, &perCPU)); err != nil {
+	if err := ignoreMissing(c.maps.DraSharedRefused.Lookup(key, &values)); err != nil {
 		return r, fmt.Errorf("read the refused frames of link %d: %w", parent, err)
 	}
-	for _, values := range perCPU {
-		for number, reason := range reasons {
-			r.Passed[reason] += values.Frames[number]
-			r.Dropped[reason] += values.Frames[number+len(values.Frames)/2]
+	for number, reason := range reasons {
+		if n := values.Frames[number]; n > 0 {
+			r.Passed[reason] = n
+		}
+		if n := values.Frames[number+len(values.Frames)/2]; n > 0 {
+			r.Dropped[reason] = n
 		}
 	}
-	isZero := func(_ Reason, n uint64) bool { return n == 0 }
-	maps.DeleteFunc(r.Passed, isZero)
-	maps.DeleteFunc(r.Dropped, isZero)
 	return r, nil
 }
 
 // RemoveRefusals removes the counts of a class of a NIC.
 func (c *Classifier) RemoveRefusals(parent int, class uint32) error {
-	return ignoreMissing(c.maps.DraSharedRefusals.Delete(bpfCharged{Parent: uint32(parent), Class: class}))
+	return ignoreMissing(c.maps.DraSharedRefused.Delete(bpfCharged{Parent: uint32(parent), Class: class}))
 }
 
 // IsGateway reports whether an address on a NIC is that of a gateway which AddGateways has added, and no link
@@ -549,10 +552,10 @@ func addressOf(number uint64) net.HardwareAddr {
 // removePolicy removes the rules of a NIC.
 func (c *Classifier) removePolicy(index int) error {
 	var errs error
-	refusals, err := entries[bpfCharged, []bpfRefusals](c.maps.DraSharedRefusals)
+	refusals, err := entries[bpfCharged, bpfRefusals](c.maps.DraSharedRefused)
 	for key := range refusals {
 		if key.Parent == uint32(index) {
-			errs = errors.Join(errs, ignoreMissing(c.maps.DraSharedRefusals.Delete(key)))
+			errs = errors.Join(errs, ignoreMissing(c.maps.DraSharedRefused.Delete(key)))
 		}
 	}
 	none := NIC{Index: index}

@@ -783,6 +783,27 @@ func TestClassifier_Lookup_comparesAllEntries(t *testing.T) {
 	}
 }
 
+// A node whose NIC gets another MAC address and another IP address at the same time does not hold the former IP
+// address, which a link can then have.
+func TestClassifier_SetPolicy_releasesAddressesOfFormerMAC(t *testing.T) {
+	e := newIdentityEnv(t, Policy{Identity: IdentityEnforce})
+	former, next := netip.MustParseAddr(nodeIP), netip.MustParseAddr(freeIP)
+	if owner, err := e.c.OwnerOf(testNIC, former); err != nil || !bytes.Equal(owner, nicMAC) {
+		t.Fatalf("the owner of %s is %s (error %v), want %s", former, owner, err, nicMAC)
+	}
+	mac := net.HardwareAddr{2, 0, 0, 0, 0x77, 3}
+	nic := NIC{Index: testNIC, MAC: mac, Major: testMajor, Policy: Policy{NodeAddresses: []netip.Addr{next}}}
+	if err := e.c.SetPolicy(nic); err != nil {
+		t.Fatal(err)
+	}
+	if owner, err := e.c.OwnerOf(testNIC, former); err != nil || owner != nil {
+		t.Errorf("the owner of %s is %s (error %v), want none", former, owner, err)
+	}
+	if owner, err := e.c.OwnerOf(testNIC, next); err != nil || !bytes.Equal(owner, mac) {
+		t.Errorf("the owner of %s is %s (error %v), want %s", next, owner, err, mac)
+	}
+}
+
 // A link that gets another address may not use the former one, which another link can get.
 func TestClassifier_SetAddresses_releasesOthers(t *testing.T) {
 	e := newIdentityEnv(t, Policy{Identity: IdentityEnforce})
@@ -859,7 +880,7 @@ func TestClassifier_RemoveMember_removesIdentity(t *testing.T) {
 			count("addresses", len(addresses), err)
 			tenants, err := entries[bpfTenant, uint32](e.c.maps.DraSharedTenants)
 			count("tenants", len(tenants), err)
-			refusals, err := entries[bpfCharged, []bpfRefusals](e.c.maps.DraSharedRefusals)
+			refusals, err := entries[bpfCharged, bpfRefusals](e.c.maps.DraSharedRefused)
 			count("refusals", len(refusals), err)
 			senders, err := entries[bpfSender, uint32](e.c.maps.DraSharedTx)
 			count("senders", len(senders), err)

@@ -4,8 +4,11 @@
 package classify_test
 
 import (
+	"bytes"
 	"errors"
+	"net"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 
@@ -41,21 +44,118 @@ func TestTraffic_onStackedNICIsLimitedToGrant(t *testing.T) {
 }
 
 // moveAddressToVLAN creates a VLAN on a link of the current namespace, and moves
-// the address wireIP to it.
-func moveAddressToVLAN(parent string, id int) error {
+// the address wireIP, and further ones, to it.
+func moveAddressToVLAN(parent string, id int, further ...string) error {
 	link, err := netlink.LinkByName(parent)
 	if err != nil {
 		return err
 	}
-	address, err := netlink.ParseAddr(wireIP + "/16")
-	if err != nil {
-		return err
+	addresses := append([]string{wireIP + "/16"}, further...)
+	for _, text := range addresses {
+		address, err := netlink.ParseAddr(text)
+		if err == nil {
+			err = netlink.AddrDel(link, address)
+		}
+		if err != nil {
+			return err
+		}
 	}
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.ParentIndex = "vlan", link.Attrs().Index
 	return errors.Join(
-		netlink.AddrDel(link, address),
 		netlink.LinkAdd(&netlink.Vlan{LinkAttrs: attrs, VlanId: id}),
-		nstest.ConfigureLink("vlan", wireIP+"/16"),
+		nstest.ConfigureLink("vlan", addresses...),
 	)
+}
+
+// Frames for the node can have another address than the NIC had when the plugin managed it: the address can change
+// while no plugin runs, and a bond of mode balance-alb receives frames for the addresses of all members.
+func TestReceived_forOtherAddressOfNode(t *testing.T) {
+	other := net.HardwareAddr{2, 0, 0, 0, 0x77, 1}
+	for name, setUp := range map[string]func(t *testing.T) (e *testEnv, sender *nstest.Namespace, to net.HardwareAddr){
+		"the address of the NIC has changed": func(t *testing.T) (*testEnv, *nstest.Namespace, net.HardwareAddr) {
+			e := newTestEnv(t, enforced())
+			if err := netlink.LinkSetHardwareAddr(linkOf(t, "nic0"), other); err != nil {
+				t.Fatal(err)
+			}
+			return e, e.wire, other
+		},
+		"the address is that of another member of a bond": func(t *testing.T) (*testEnv, *nstest.Namespace, net.HardwareAddr) {
+			_, wire := nstest.NIC(t, "nic0", 1500, wireIP+"/16")
+			_, second := nstest.NIC(t, "nic1", 1500, "10.20.0.252/16")
+			nstest.Bond(t, "bond0", netlink.BOND_MODE_BALANCE_ALB, "nic0", "nic1")
+			e := newTestEnvOn(t, nstest.MountBPFFS(t), nstest.FindNIC(t, "bond0"), wire, enforced())
+			member := linkOf(t, "nic1").Attrs().HardwareAddr
+			if bytes.Equal(member, e.nic.MAC) {
+				t.Fatalf("all members of the bond have the address %s", member)
+			}
+			return e, second, member
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e, sender, to := setUp(t)
+			if err := nstest.ConfigureLink(e.nic.Name, nodeIP+"/16"); err != nil {
+				t.Fatal(err)
+			}
+			address := e.address(nodeIP)
+			server, err := net.ListenPacket("udp4", address)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer server.Close()
+			sender.Do(func() error { return sendTo(address, to) })
+			if err := server.SetReadDeadline(time.Now().Add(2 * time.Second)); err != nil {
+				t.Fatal(err)
+			}
+			if _, _, err := server.ReadFrom(make([]byte, 16)); err != nil {
+				t.Errorf("the node received no datagram in a frame for %s: %v", to, err)
+			}
+		})
+	}
+}
+
+// A bridge with an address of its own, which no port has, accepts that address. It is not that of a hidden link.
+func TestInspect_ofBridgeWithOwnAddress(t *testing.T) {
+	_, wire := nstest.NIC(t, "nic0", 1500, wireIP+"/16")
+	nstest.Bridge(t, "br0", "nic0")
+	if err := netlink.LinkSetHardwareAddr(linkOf(t, "br0"), net.HardwareAddr{2, 0, 0, 0, 0x77, 2}); err != nil {
+		t.Fatal(err)
+	}
+	e := newTestEnvOn(t, nstest.MountBPFFS(t), nstest.FindNIC(t, "br0"), wire, enforced())
+	e.pod(0, 1, hardCap(100*mega), netdev.Private)
+	if e.inspect(false) {
+		t.Error("the bridge is guarded")
+	}
+}
+
+func linkOf(t *testing.T, name string) netlink.Link {
+	t.Helper()
+	link, err := netlink.LinkByName(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return link
+}
+
+// sendTo sends a datagram from the link "wire" of the current namespace, in a frame for a MAC address.
+func sendTo(address string, mac net.HardwareAddr) error {
+	wire, err := netlink.LinkByName("wire")
+	if err != nil {
+		return err
+	}
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return err
+	}
+	err = netlink.NeighSet(&netlink.Neigh{LinkIndex: wire.Attrs().Index, IP: net.ParseIP(host), HardwareAddr: mac,
+		State: netlink.NUD_PERMANENT})
+	if err != nil {
+		return err
+	}
+	conn, err := net.Dial("udp4", address)
+	if err != nil {
+		return err
+	}
+	_, err = conn.Write([]byte("to the node"))
+	return errors.Join(err, conn.Close())
 }

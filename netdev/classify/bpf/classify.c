@@ -176,22 +176,11 @@ static __always_inline struct dst_entry *route_of(struct sk_buff *skb)
 	return (struct dst_entry *)(BPF_CORE_READ(skb, _skb_refdst) & ~SKB_DST_NOREF);
 }
 
-// Reports whether the network stack of the node has routed a frame out of the NIC
-// that it is leaving through. A pod cannot cause this for the frames that it sends
-// through its link: their route, if any, names a link of the pod, and a frame
-// loses its route when it moves between namespaces or is bridged.
-static __always_inline int routed_out_of_nic(struct __sk_buff *context)
-{
-	struct sk_buff *skb = kernel_frame(context);
-	struct dst_entry *route = route_of(skb);
-
-	return route && BPF_CORE_READ(route, dev) == BPF_CORE_READ(skb, dev);
-}
-
 // Reports whether the network stack of the node has routed a frame: out of the NIC, or of a link on
-// the NIC, such as a VLAN. See routed_out_of_nic. When a route is deleted in any namespace while frames
-// wait in a queue, the kernel replaces its link by one that has no index and belongs to the initial
-// namespace (blackhole_netdev).
+// the NIC, such as a VLAN. A pod cannot cause this for the frames that it sends through its link: their
+// route, if any, names a link of the pod, and a frame loses its route when it moves between namespaces or
+// is bridged. When a route is deleted in any namespace while frames wait in a queue, the kernel replaces
+// its link by one that has no index and belongs to the initial namespace (blackhole_netdev).
 static __always_inline int routed_by_node(struct __sk_buff *context)
 {
 	struct sk_buff *skb = kernel_frame(context);
@@ -218,7 +207,7 @@ static __always_inline int is_forwarded(struct __sk_buff *skb, int reads_routes,
 {
 	if (!nic->forwarded || source != number_of(nic->mac))
 		return 0;
-	return nic->forwarded == FORWARDED_BY_ADDRESS || (reads_routes && routed_out_of_nic(skb));
+	return nic->forwarded == FORWARDED_BY_ADDRESS || (reads_routes && routed_by_node(skb));
 }
 
 // Reports whether a frame is ARP or IPv6 neighbor discovery (ICMPv6, next header
@@ -540,7 +529,7 @@ static __always_inline int classify_received(struct __sk_buff *skb, struct nic *
 		frame.policy = 0;
 	if (frame.policy && (frame.policy->guarded || is_imitated(&frame)))
 		hide_source(skb);
-	if (frame.destination == number_of(nic->mac))
+	if (frame.destination == number_of(nic->mac) || (!frame.returned && skb->pkt_type == PACKET_HOST))
 		return 0;
 	if (frame.destination & 1) {
 		if (frame.returned) {
