@@ -490,6 +490,8 @@ type Traffic struct {
 	// Multicast are those of multicast and broadcast frames that arrived, except ARP and
 	// neighbor discovery. Received includes them.
 	Multicast uint64
+	// MulticastDropped counts frames, not bytes, that exceeded the rate for multicast.
+	MulticastDropped uint64
 }
 
 // ShareTraffic counts the bytes that have passed the classes of a share. Sent includes what it sent
@@ -509,10 +511,7 @@ func (n *Node) Traffic(parent int) (t Traffic, err error) {
 	if t.Received, err = n.shaper.SentBytes(nic.ifb, nic.trees); err != nil {
 		return t, err
 	}
-	multicast, err := n.shaper.ReadClass(nic.ifb, nic.trees.Class(shape.MulticastMinor))
-	if multicast != nil {
-		t.Multicast = multicast.SentBytes
-	}
+	t.Multicast, t.MulticastDropped, err = n.shaper.Multicast(nic.ifb, nic.trees)
 	return t, err
 }
 

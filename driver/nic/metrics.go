@@ -22,8 +22,15 @@ var (
 	)
 	descMulticast = prometheus.NewDesc(
 		"dra_shared_device_multicast_bytes_total",
-		"Bytes of multicast and broadcast frames that arrived for shares of a device, except ARP and neighbor discovery. "+
-			"The field multicast of the network limits their rate.",
+		"Bytes of multicast and broadcast frames that arrived for shares of a device or for the node, except ARP and "+
+			"neighbor discovery. The field multicast of the network limits their rate.",
+		[]string{"device"},
+		nil,
+	)
+	descMulticastDropped = prometheus.NewDesc(
+		"dra_shared_device_multicast_dropped_frames_total",
+		"Multicast and broadcast frames for shares of a device or for the node that exceeded the field multicast of the "+
+			"network.",
 		[]string{"device"},
 		nil,
 	)
@@ -68,7 +75,7 @@ var (
 // DescribeMetrics implements driver.MetricsCollector.
 func (k *Kind) DescribeMetrics(descriptions chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		descBytes, descMulticast, descShareBytes, descGuarded, descRefused, descLeases, descCheck,
+		descBytes, descMulticast, descMulticastDropped, descShareBytes, descGuarded, descRefused, descLeases, descCheck,
 	} {
 		descriptions <- d
 	}
@@ -136,6 +143,7 @@ func collectTraffic(out chan<- prometheus.Metric, all []deviceTraffic, claims []
 		count(out, descBytes, t.Sent, t.device, "send")
 		count(out, descBytes, t.Received, t.device, "receive")
 		count(out, descMulticast, t.Multicast, t.device)
+		count(out, descMulticastDropped, t.MulticastDropped, t.device)
 		shares[t.device] = t.shares
 	}
 	sums := map[shareBytes]uint64{}

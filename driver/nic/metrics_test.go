@@ -37,7 +37,7 @@ func TestCollectTraffic(t *testing.T) {
 		{Namespace: "default", Name: "other", Shares: []record.Share{share("accelerator", 3), share("nic", 9)}},
 	}
 	devices := []deviceTraffic{{
-		"nic0", netdev.Traffic{Sent: 100, Received: 200, Multicast: 7},
+		"nic0", netdev.Traffic{Sent: 100, Received: 200, Multicast: 7, MulticastDropped: 5},
 		map[uint16]netdev.ShareTraffic{1: {Sent: 10, Received: 20}, 2: {Sent: 1, Received: 2}, 3: {Sent: 3, Received: 4}},
 	}}
 	want := `# TYPE dra_shared_device_bytes_total counter
@@ -45,6 +45,8 @@ dra_shared_device_bytes_total{device="nic0",direction="receive"} 200
 dra_shared_device_bytes_total{device="nic0",direction="send"} 100
 # TYPE dra_shared_device_multicast_bytes_total counter
 dra_shared_device_multicast_bytes_total{device="nic0"} 7
+# TYPE dra_shared_device_multicast_dropped_frames_total counter
+dra_shared_device_multicast_dropped_frames_total{device="nic0"} 5
 # TYPE dra_shared_share_bytes_total counter
 dra_shared_share_bytes_total{claim="twice",device="nic0",direction="receive",namespace="default"} 22
 dra_shared_share_bytes_total{claim="twice",device="nic0",direction="send",namespace="default"} 11

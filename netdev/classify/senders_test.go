@@ -335,6 +335,9 @@ func TestAttack_multicastFlood(t *testing.T) {
 	if seen < frames-1 {
 		t.Errorf("of %d frames next to a flood, %d reached the pod; want all", frames, seen)
 	}
+	if traffic, err := e.node.Traffic(e.nic.Index); err != nil || traffic.MulticastDropped == 0 {
+		t.Errorf("Traffic returned %+v and error %v, want the dropped frames of the flood", traffic, err)
+	}
 }
 
 // A flood of ARP, by a share or from the network, does not keep the ARP of other shares from the

@@ -416,6 +416,21 @@ func (h *HTB) SentBytes(index int, t Trees) (sum uint64, err error) {
 	return sum, nil
 }
 
+// Multicast returns the bytes of multicast and broadcast frames that passed an IFB device, except ARP and neighbor
+// discovery, and how many such frames the device dropped because they exceeded NICRates.Multicast.
+func (h *HTB) Multicast(ifb int, t Trees) (bytes, dropped uint64, err error) {
+	for minor := uint16(classSender); minor < classSender+classSenders; minor++ {
+		s, err := h.ReadClass(ifb, t.Class(minor))
+		if err != nil {
+			return 0, 0, err
+		}
+		if s != nil {
+			bytes, dropped = bytes+s.SentBytes, dropped+uint64(s.Dropped)
+		}
+	}
+	return bytes, dropped, nil
+}
+
 // Strays returns how many frames were dropped because they came to a queue of a device that does not
 // have their class; 0 with OneTree. A frame of a share in the first queue is not among them: it goes to the
 // class for unidentified frames.
