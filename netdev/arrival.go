@@ -20,6 +20,8 @@ type arrival struct {
 	last     frames
 	sent     direction
 	received direction
+	// strayed is set while frames that the NIC sends come to another queue than that of their class, which drops them.
+	strayed bool
 }
 
 // frames are counters of a NIC at one time.
@@ -28,6 +30,8 @@ type frames struct {
 	at        time.Time
 	// members is how many members the NIC has if it is a bond.
 	members int
+	// strays is how many frames came to another queue than that of their class.
+	strays uint64
 }
 
 // direction is the state of one direction.
@@ -52,6 +56,7 @@ func (a *arrival) update(now frames) {
 	own := now.framesOfMembers(a.last.at)
 	a.sent.update(now.nic.Sent-a.last.nic.Sent, now.seen.Sent-a.last.seen.Sent, own)
 	a.received.update(now.nic.Received-a.last.nic.Received, now.seen.Received-a.last.seen.Received, own)
+	a.strayed = now.strays >= a.last.strays+missedFrames
 	a.last = now
 }
 
@@ -90,6 +95,9 @@ func (n *Node) watchArrival(index int) error {
 		}
 		now.members = len(newTopology(links).below(index))
 	}
+	if now.strays, err = n.shaper.Strays(index, n.managed[index].trees); err != nil {
+		return err
+	}
 	if s := link.Attrs().Statistics; s != nil {
 		now.nic = classify.Counts{Sent: s.TxPackets, Received: s.RxPackets}
 	}
@@ -101,15 +109,15 @@ func (n *Node) watchArrival(index int) error {
 	return nil
 }
 
-// Missed describes which frames of a NIC do not reach the classifier, and which programs may take
-// them; "" if the frames reach it, or the NIC has not sent or received any. Manage updates the
+// Missed describes which frames of a NIC do not reach the classifier, or the queue of their class, and which programs
+// may take them; "" if the frames reach both, or the NIC has not sent or received any. Manage updates the
 // result.
 func (n *Node) Missed(index int) string {
 	n.mu.Lock()
 	classifier := n.classifier
-	var sent, received bool
+	var sent, received, strayed bool
 	if a := n.arrivals[index]; a != nil {
-		sent, received = a.sent.missed, a.received.missed
+		sent, received, strayed = a.sent.missed, a.received.missed, a.strayed
 	}
 	n.mu.Unlock()
 	var parts []string
@@ -119,7 +127,23 @@ func (n *Node) Missed(index int) string {
 	if received {
 		parts = append(parts, describeMissed(classifier, "receives", index, false))
 	}
+	if strayed {
+		parts = append(parts, describeStrayed(classifier, index))
+	}
 	return strings.Join(parts, "; ")
+}
+
+func describeStrayed(c *classify.Classifier, index int) string {
+	const text = "frames that the NIC sends are dropped, because they do not come to the queue of their share"
+	before, err := c.BeforeSteering(index)
+	switch {
+	case err != nil:
+		return fmt.Sprintf("%s: listing the programs before the filter that chooses the queue: %v", text, err)
+	case len(before) == 0:
+		return text + ": did another program change the filters of the NIC?"
+	}
+	return fmt.Sprintf("%s; before the filter that chooses the queue runs %s: detach it, make it pass frames on (TCX_NEXT), "+
+		"or set shaping SingleQueue", text, strings.Join(before, ", "))
 }
 
 func describeMissed(c *classify.Classifier, verb string, index int, sent bool) string {

@@ -6,6 +6,7 @@ package netdev
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -14,6 +15,9 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/classify/trial"
 	"github.com/dra-shared/dra-driver-shared/netdev/shape"
 )
+
+// errNotSteered means that frames may not come to the queue of their class.
+var errNotSteered = errors.New("other programs may end the processing of a frame before its queue is chosen")
 
 // steering is the result of trying whether the kernel steers frames to the queue of their class.
 type steering struct{ err error }
@@ -69,6 +73,13 @@ func (n *Node) possibleTrees(c NICConfig) (shape.Trees, error) {
 	}
 	if n.steering.err != nil {
 		return shape.OneTree, n.steering.err
+	}
+	before, err := n.classifier.BeforeSteering(c.Index)
+	if err != nil {
+		return shape.OneTree, err
+	}
+	if len(before) > 0 {
+		return shape.OneTree, fmt.Errorf("%w: %s", errNotSteered, strings.Join(before, ", "))
 	}
 	return min(shape.Trees(queues), shape.MaxTrees), nil
 }

@@ -110,6 +110,9 @@ func (d *device) debounceCarrier(old *device, now time.Time) (requeueAfter time.
 // unhealthyReason returns the reason why the device does not work; "" if it does.
 func (d *device) unhealthyReason() (reason, message string) {
 	switch {
+	case errors.Is(d.unusable, shape.ErrForeignQdisc):
+		return params.ReasonDeviceUnusable, fmt.Sprintf("NIC %s cannot be shared, and nothing limits what its shares send: %s",
+			d.name, d.unusable)
 	case d.unusable != nil:
 		return params.ReasonDeviceUnusable, fmt.Sprintf("NIC %s cannot be shared: %s; "+
 			"the existing limits of its shares stay in force", d.name, d.unusable)

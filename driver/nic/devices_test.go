@@ -278,6 +278,25 @@ func TestAdmit(t *testing.T) {
 	}
 }
 
+// What an administrator must do depends on whether the limits of running pods are still in force.
+func TestDevice_unhealthyReason_namesWhatIsLimited(t *testing.T) {
+	for name, tc := range map[string]struct {
+		err  error
+		want string
+	}{
+		"a NIC that became a port of a bridge": {errors.New("the NIC belongs to br0"), "limits of its shares stay in force"},
+		"another program replaced the root qdisc": {fmt.Errorf("manage nic0: %w", shape.ErrForeignQdisc),
+			"nothing limits what its shares send"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := &device{name: "nic0", absent: true, unusable: tc.err}
+			if reason, message := d.unhealthyReason(); reason != params.ReasonDeviceUnusable || !strings.Contains(message, tc.want) {
+				t.Errorf("got %s: %s; want %s and %q", reason, message, params.ReasonDeviceUnusable, tc.want)
+			}
+		})
+	}
+}
+
 func TestDevice_debounceCarrier(t *testing.T) {
 	start := time.Now()
 	up, down := netdev.NIC{Up: true, Carrier: true}, netdev.NIC{Up: true}

@@ -55,21 +55,58 @@ func (c *Classifier) Ahead(index int, sent bool) (found []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	programs, err := link.QueryPrograms(link.QueryOptions{Target: index, Attach: d.attach})
-	if err == nil { // an error means that the kernel has no TCX
-		for _, p := range programs.Programs {
-			if p.ID == own {
-				return found, nil
-			}
-			found = append(found, fmt.Sprintf("TCX program %d%s", p.ID, nameOf(p.ID)))
+	for _, id := range tcxPrograms(index, d) {
+		if id == own {
+			return found, nil
+		}
+		found = append(found, describeTCX(id))
+	}
+	filters, err := filtersBefore(index, d, filterPriority)
+	return append(found, filters...), err
+}
+
+// BeforeSteering describes the programs and filters of other owners that the kernel runs before the filter of
+// NIC.Steer for frames that leave a NIC. Each can end the processing of a frame (TC_ACT_OK), so that the kernel does
+// not run the filter.
+func (c *Classifier) BeforeSteering(index int) (found []string, err error) {
+	d := egress()
+	own, err := pinnedProgram(linkPin(c.bpffs, index, d), index)
+	if err != nil {
+		return nil, err
+	}
+	for _, id := range tcxPrograms(index, d) {
+		if id != own {
+			found = append(found, describeTCX(id))
 		}
 	}
+	filters, err := filtersBefore(index, d, steerPriority)
+	return append(found, filters...), err
+}
+
+// tcxPrograms returns the programs that the kernel runs by TCX for a direction of a NIC, in their order; none if it
+// has no TCX.
+func tcxPrograms(index int, d direction) (ids []ebpf.ProgramID) {
+	programs, err := link.QueryPrograms(link.QueryOptions{Target: index, Attach: d.attach})
+	if err != nil {
+		return nil
+	}
+	for _, p := range programs.Programs {
+		ids = append(ids, p.ID)
+	}
+	return ids
+}
+
+func describeTCX(id ebpf.ProgramID) string { return fmt.Sprintf("TCX program %d%s", id, nameOf(id)) }
+
+// filtersBefore describes the filters of other owners for a direction of a NIC whose priority is less than a number, so
+// that they run before.
+func filtersBefore(index int, d direction, priority uint16) (found []string, err error) {
 	filters, err := netlink.FilterList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: index}}, d.parent)
 	if rtnl.IsNotFound(err) {
-		return found, nil // the link or its clsact qdisc does not exist
+		return nil, nil // the link or its clsact qdisc does not exist
 	}
 	for _, f := range filters {
-		if f.Attrs().Priority >= filterPriority {
+		if f.Attrs().Priority >= priority || f.Attrs().Priority == filterPriority {
 			continue
 		}
 		text := fmt.Sprintf("filter %s of priority %d", f.Type(), f.Attrs().Priority)

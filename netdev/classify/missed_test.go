@@ -76,44 +76,53 @@ func newTestEnvAtHook(t *testing.T, hook classify.Hook) *testEnv {
 	return newTestEnvWith(t, o, nic, wire, netdev.NICConfig{})
 }
 
+// attachForeign attaches a program of another owner to the frames that a NIC sends.
+type attachForeign func(*testing.T, *testEnv, *ebpf.Program) (remove func() error)
+
+// asFilter attaches a program by a filter of the highest priority.
+func asFilter(t *testing.T, e *testEnv, p *ebpf.Program) (remove func() error) {
+	t.Helper()
+	if err := nstest.AddClsact(e.nic.Index); err != nil {
+		t.Fatal(err)
+	}
+	filter := &netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{
+			LinkIndex: e.nic.Index, Parent: netlink.HANDLE_MIN_EGRESS, Handle: 1, Protocol: unix.ETH_P_ALL, Priority: 1,
+		},
+		Fd: p.FD(), Name: "foreign", DirectAction: true,
+	}
+	if err := netlink.FilterAdd(filter); err != nil {
+		t.Fatal(err)
+	}
+	return func() error { return netlink.FilterDel(filter) }
+}
+
+// byTCX returns a function that attaches a program by TCX, before or after those that are attached.
+func byTCX(anchor link.Anchor) attachForeign {
+	return func(t *testing.T, e *testEnv, p *ebpf.Program) (remove func() error) {
+		t.Helper()
+		needTCX(t)
+		l, err := link.AttachTCX(link.TCXOptions{
+			Interface: e.nic.Index, Program: p, Attach: ebpf.AttachTCXEgress, Anchor: anchor,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l.Close
+	}
+}
+
 // A program of another owner that runs first is harmless if frames still reach this
 // driver's. If they do not, Missed names it.
 func TestNode_Missed_namesProgramThatTakesFrames(t *testing.T) {
-	filter := func(t *testing.T, e *testEnv, p *ebpf.Program) (remove func() error) {
-		if err := nstest.AddClsact(e.nic.Index); err != nil {
-			t.Fatal(err)
-		}
-		filter := &netlink.BpfFilter{
-			FilterAttrs: netlink.FilterAttrs{
-				LinkIndex: e.nic.Index, Parent: netlink.HANDLE_MIN_EGRESS, Handle: 1, Protocol: unix.ETH_P_ALL, Priority: 1,
-			},
-			Fd: p.FD(), Name: "foreign", DirectAction: true,
-		}
-		if err := netlink.FilterAdd(filter); err != nil {
-			t.Fatal(err)
-		}
-		return func() error { return netlink.FilterDel(filter) }
-	}
-	tcxAt := func(anchor link.Anchor) func(*testing.T, *testEnv, *ebpf.Program) func() error {
-		return func(t *testing.T, e *testEnv, p *ebpf.Program) (remove func() error) {
-			needTCX(t)
-			l, err := link.AttachTCX(link.TCXOptions{
-				Interface: e.nic.Index, Program: p, Attach: ebpf.AttachTCXEgress, Anchor: anchor,
-			})
-			if err != nil {
-				t.Fatal(err)
-			}
-			return l.Close
-		}
-	}
 	for _, test := range []struct {
 		name   string
-		attach func(*testing.T, *testEnv, *ebpf.Program) func() error
+		attach attachForeign
 		cause  map[classify.Hook]string // with a program that takes frames
 	}{
-		{"filter", filter, map[classify.Hook]string{classify.HookClsact: "filter bpf of priority 1"}},
-		{"last TCX program", tcxAt(link.Tail()), map[classify.Hook]string{classify.HookClsact: "TCX program "}},
-		{"first TCX program", tcxAt(link.Head()), map[classify.Hook]string{
+		{"filter", asFilter, map[classify.Hook]string{classify.HookClsact: "filter bpf of priority 1"}},
+		{"last TCX program", byTCX(link.Tail()), map[classify.Hook]string{classify.HookClsact: "TCX program "}},
+		{"first TCX program", byTCX(link.Head()), map[classify.Hook]string{
 			classify.HookTCX: "TCX program ", classify.HookClsact: "TCX program ",
 		}},
 	} {

@@ -9,10 +9,12 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -183,6 +185,39 @@ func TestQueues_framesStrayWithoutFilter(t *testing.T) {
 		t.Errorf("Manage returned %t and error %v, want it to repair the filter", changed, err)
 	}
 	e.expectNoStrays(func() { e.sendInManyWays(p) })
+}
+
+// A program of another owner, such as that of Cilium, that ends the processing of frames (TC_ACT_OK) keeps the filter
+// from choosing their queue: the NIC then keeps one queue, or, if it has shares already, the condition names the program.
+func TestQueues_otherProgramEndsProcessing(t *testing.T) {
+	for name, attach := range map[string]attachForeign{"a filter": asFilter, "a TCX program": byTCX(link.Tail())} {
+		t.Run(name, func(t *testing.T) {
+			e := newQueuesEnv(t)
+			e.setXPS(2)
+			remove := attach(t, e, newProgram(t, pass))
+			e.manage()
+			if trees, reason := e.node.Trees(e.nic.Index); trees != shape.OneTree || reason == nil ||
+				!strings.Contains(reason.Error(), "other programs may end the processing") {
+				t.Errorf("before the NIC has shares: it has %d trees for the reason %v, want one", trees, reason)
+			}
+			if err := remove(); err != nil {
+				t.Fatal(err)
+			}
+			e.manage()
+			if trees, reason := e.node.Trees(e.nic.Index); trees != nicQueues {
+				t.Fatalf("without the program, the NIC has %d trees for the reason %v, want %d", trees, reason, nicQueues)
+			}
+			p := e.pod(0, 1, hardCap(20*mega), netdev.Private) // at home in queue 0
+			e.expectMissed(p, "before the program is attached", "")
+			remove = attach(t, e, newProgram(t, pass))
+			// A program before the driver's takes all frames from it, so that nothing chooses a queue either.
+			e.expectMissed(p, "with the program", "frames that the NIC sends ")
+			if err := remove(); err != nil {
+				t.Fatal(err)
+			}
+			e.expectMissed(p, "after the program was detached", "")
+		})
+	}
 }
 
 // removeSteering removes the filter that takes the queue of a frame from its class.

@@ -108,6 +108,23 @@ func attachedByTCX(pin string, index int, program *ebpf.Program) (bool, error) {
 	return info.Program == id, err
 }
 
+// pinnedProgram returns the program that the link with a pin attaches to a NIC; 0 if it attaches none.
+func pinnedProgram(pin string, index int) (ebpf.ProgramID, error) {
+	l, err := openLink(pin)
+	if l == nil {
+		return 0, err
+	}
+	defer l.Close()
+	if attached, err := isLinkOf(l, index); err != nil || !attached {
+		return 0, err
+	}
+	info, err := l.Info()
+	if err != nil {
+		return 0, err
+	}
+	return info.Program, nil
+}
+
 // detachTCX detaches the program of the link with a pin, and removes the pin. It reports
 // whether the pin existed.
 func detachTCX(pin string, failpoints failpoint.Injector) (found bool, err error) {
