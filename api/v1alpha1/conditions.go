@@ -179,6 +179,12 @@ const (
 	// EventReasonLinksVisible (Normal, on the node) means that the pods of a NIC see source MAC
 	// addresses again.
 	EventReasonLinksVisible = "LinksVisible"
+	// EventReasonLinksRefused (Warning, on the node) means that a shared NIC carries the frames of links of the
+	// node that have another MAC address than the NIC, such as a bridge for virtual machines on a VLAN of the NIC.
+	// The checks of identity drop these frames.
+	EventReasonLinksRefused = "LinksRefused"
+	// EventReasonLinksAllowed (Normal, on the node) means that EventReasonLinksRefused no longer applies.
+	EventReasonLinksAllowed = "LinksAllowed"
 	// EventReasonFeaturesDisabled (Warning, on the node) means that the API server dropped
 	// fields of the ResourceSlices, because feature gates of the cluster are off.
 	EventReasonFeaturesDisabled = DegradedFeaturesDisabled

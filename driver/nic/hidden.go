@@ -151,7 +151,15 @@ func (h *hiddenLinks) isGuarded(nic string) bool {
 }
 
 // Warnings implements driver.WarningReporter.
-func (k *Kind) Warnings() (warnings []driver.Warning) {
+func (k *Kind) Warnings() []driver.Warning {
+	k.mu.RLock()
+	refused := k.refusedLinks
+	k.mu.RUnlock()
+	return append(k.hiddenWarnings(), refused...)
+}
+
+// hiddenWarnings returns the warnings about hidden links.
+func (k *Kind) hiddenWarnings() (warnings []driver.Warning) {
 	k.hidden.mu.Lock()
 	defer k.hidden.mu.Unlock()
 	for _, nic := range slices.Sorted(maps.Keys(k.hidden.nics)) {

@@ -83,6 +83,8 @@ type Kind struct {
 	loggedTrials bool
 	// problems are those of the last Refresh.
 	problems []problem
+	// refusedLinks are the warnings of the last Refresh about links of the node whose frames are dropped.
+	refusedLinks []driver.Warning
 }
 
 var (
@@ -163,6 +165,7 @@ func (k *Kind) Refresh(ctx context.Context, shares []record.Share) (refreshed dr
 	k.logTrials(ctx)
 	k.log(ctx, next, problems)
 	k.devices, k.problems = next, problems
+	k.refusedLinks = linksWarnings(newStack(nics, k.config), next)
 	return refreshed, nil
 }
 

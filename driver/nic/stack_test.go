@@ -5,6 +5,7 @@ package nic
 
 import (
 	"fmt"
+	"net"
 	"slices"
 	"strings"
 	"testing"
@@ -171,5 +172,50 @@ func TestPCIAttributes(t *testing.T) {
 		if diff := cmp.Diff(tc.want, pciAttributes(tc.base, of)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", tc.name, diff)
 		}
+	}
+}
+
+// Bridges and VLANs with other MAC addresses than that of the NIC below them lose their frames by the checks of identity.
+func TestLinksWarnings(t *testing.T) {
+	withMAC := func(n netdev.NIC, last byte) netdev.NIC {
+		n.MAC = net.HardwareAddr{2, 0, 0, 0, 0, last}
+		return n
+	}
+	parent, vlan := withMAC(eno1, 1), withMAC(vlan100, 1)
+	bridge := withMAC(netdev.NIC{Name: "br0", Index: 30, Below: []int{2, 10}}, 1)
+	guest := memberOf(withMAC(netdev.NIC{Name: "tap0", Index: 31}, 9), "br0")
+	bridgeOfGuest := bridge
+	bridgeOfGuest.Below = append(slices.Clone(bridge.Below), guest.Index)
+	for _, tc := range []struct {
+		name    string
+		network string
+		nics    []netdev.NIC
+		want    string // part of the message; "" if there is no warning
+	}{
+		{"a VLAN", "", []netdev.NIC{parent, vlan}, ""},
+		{"a VLAN with another address", "", []netdev.NIC{parent, withMAC(vlan100, 2)}, "eno1.100 (02:00:00:00:00:02)"},
+		{"an address that the network allows", ", allow: {macs: [\"02:00:00:00:00:02\"]}",
+			[]netdev.NIC{parent, withMAC(vlan100, 2)}, ""},
+		{"a bridge on the VLAN", "", []netdev.NIC{parent, memberOf(vlan, "br0"), bridge}, ""},
+		{"a bridge with a virtual machine", "", []netdev.NIC{parent, memberOf(vlan, "br0"), bridgeOfGuest, guest},
+			"the other ports of br0"},
+		{"frames are only audited", ", identity: Audit", []netdev.NIC{parent, withMAC(vlan100, 2)}, ""},
+		{"no enforcement", ", enforcement: None", []netdev.NIC{parent, withMAC(vlan100, 2)}, ""},
+		{"another NIC", "", []netdev.NIC{parent, eno2, withMAC(netdev.NIC{Name: "eno2.7", Index: 40, Below: []int{3}}, 2)}, ""},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			c := load(t, "[{name: a, interfaces: [eno1]"+tc.network+"}]")
+			planned, problems := plan(tc.nics, c)
+			if len(planned) != 1 || len(problems) > 0 {
+				t.Fatalf("plan returned %d devices and the problems %v, want one device", len(planned), problems)
+			}
+			warnings := linksWarnings(newStack(tc.nics, c), map[string]*device{"eno1": planned[0]})
+			if tc.want == "" && len(warnings) > 0 {
+				t.Errorf("got %+v, want no warning", warnings)
+			}
+			if tc.want != "" && (len(warnings) != 1 || !strings.Contains(warnings[0].Message, tc.want)) {
+				t.Errorf("got %+v, want one warning with %q", warnings, tc.want)
+			}
+		})
 	}
 }

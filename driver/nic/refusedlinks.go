@@ -1,0 +1,86 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nic
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+
+	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
+	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/driver"
+	"github.com/dra-shared/dra-driver-shared/netdev"
+)
+
+// refusedLinks describes the links of the node on the NIC of a device whose frames the checks of identity drop: those
+// with another MAC address than the NIC, and bridges with ports for virtual machines, whose addresses are not known.
+func (s stack) refusedLinks(d *device) (refused []string) {
+	if d.network.Enforcement == config.EnforcementNone || d.network.Identity != config.IdentityEnforce {
+		return nil
+	}
+	for _, n := range s.above(d.nic) {
+		switch {
+		case !bytes.Equal(n.MAC, d.nic.MAC) && !allowsMAC(d.network, n.MAC):
+			refused = append(refused, fmt.Sprintf("%s (%s)", n.Name, n.MAC))
+		case len(d.network.Allow.MACs) == 0 && s.hasOtherPorts(n, d.nic):
+			refused = append(refused, "the other ports of "+n.Name)
+		}
+	}
+	return refused
+}
+
+func allowsMAC(network *config.Network, mac net.HardwareAddr) bool {
+	return slices.ContainsFunc(network.Allow.MACs, func(text string) bool {
+		allowed, err := net.ParseMAC(text)
+		return err == nil && bytes.Equal(allowed, mac)
+	})
+}
+
+// above returns the NICs that are stacked on a NIC, by name.
+func (s stack) above(below netdev.NIC) (above []netdev.NIC) {
+	for _, n := range s.nics {
+		if slices.Contains(n.Below, below.Index) {
+			above = append(above, n)
+		}
+	}
+	slices.SortFunc(above, func(a, b netdev.NIC) int { return cmp.Compare(a.Name, b.Name) })
+	return above
+}
+
+// hasOtherPorts reports whether a bridge connects a NIC with links that are not on the NIC.
+func (s stack) hasOtherPorts(bridge, nic netdev.NIC) bool {
+	for _, n := range s.nics {
+		if n.Master == bridge.Name && n.Index != nic.Index && !slices.Contains(n.Below, nic.Index) {
+			return true
+		}
+	}
+	return false
+}
+
+// linksWarnings returns the warnings about links of the node whose frames are dropped.
+func linksWarnings(s stack, devices map[string]*device) (warnings []driver.Warning) {
+	for _, d := range devices {
+		if !d.isShared() {
+			continue
+		}
+		refused := s.refusedLinks(d)
+		if len(refused) == 0 {
+			continue
+		}
+		warnings = append(warnings, driver.Warning{
+			Device: d.nic.Name, Reason: params.EventReasonLinksRefused,
+			Message: fmt.Sprintf("%s carries frames of %s, which are dropped, because they have another MAC address than %s: "+
+				"share another NIC, add the addresses to allow.macs of network %q, or set its identity to Audit",
+				d.nic.Name, strings.Join(refused, ", "), d.nic.Name, d.network.Name),
+			EndReason:  params.EventReasonLinksAllowed,
+			EndMessage: "the frames of all links of the node on " + d.nic.Name + " pass",
+		})
+	}
+	slices.SortFunc(warnings, func(a, b driver.Warning) int { return cmp.Compare(a.Device, b.Device) })
+	return warnings
+}
