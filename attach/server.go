@@ -49,9 +49,9 @@ type Server struct {
 }
 
 const (
-	// maxConnections limits the hooks that are served at the same time. Others
-	// wait in the socket's backlog.
-	maxConnections = 64
+	// maxConnections limits the hooks that are served at the same time, each of which takes up to four
+	// descriptors. Others wait in the socket's backlog: a pod with a few claims must not fill all slots.
+	maxConnections = 512
 	// maxConnectionsOfClaim limits those for one claim: most of them only wait for each other. The hooks of
 	// others ask again.
 	maxConnectionsOfClaim = 16
