@@ -69,8 +69,11 @@ func (d *Driver) hasHook(uid types.UID) bool {
 	}
 	hooks, err := d.specs.HooksOf(string(uid))
 	return err == nil && !slices.ContainsFunc(hooks, func(path string) bool {
+		if path == d.options.Hook {
+			return false // the plugin installs it again if it is missing
+		}
 		_, err := os.Stat(path)
-		return path != d.options.Hook && errors.Is(err, os.ErrNotExist)
+		return errors.Is(err, os.ErrNotExist)
 	})
 }
 

@@ -133,13 +133,13 @@ func (d *Driver) restoreMetadata(ctx context.Context) {
 func (d *Driver) hasMetadata(c *record.Claim) bool {
 	for _, s := range c.Shares {
 		request := resourceclaim.BaseRequestRef(s.Request)
-		for _, path := range []string{
-			filepath.Join(d.options.PluginDir, metadataDir, metadataName(c), request, metadataFile),
-			filepath.Join(d.options.CDIDir, d.metadataSpecsPrefix()+string(c.UID)+"_"+request+".json"),
-		} {
-			if _, err := os.Stat(path); err != nil {
-				return false
-			}
+		spec := d.metadataSpecsPrefix() + string(c.UID) + "_" + request + ".json"
+		if _, exists, err := d.metadataSpecs.Get(spec); err != nil || !exists {
+			return false
+		}
+		file := filepath.Join(d.options.PluginDir, metadataDir, metadataName(c), request, metadataFile)
+		if _, err := os.Stat(file); err != nil {
+			return false
 		}
 	}
 	return true

@@ -252,9 +252,13 @@ func (n *Node) setGuarded(a Attachment, needed, displaced bool) error {
 		needed, displaced = needed && known, displaced && known
 	}
 	key := NewLinkKey(a.Parent, a.MAC)
-	if n.displaced[key] != displaced {
-		setOrDelete(n.displaced, key, displaced)
+	if _, was := n.displaced[key]; was != displaced {
 		n.changes++
+	}
+	if displaced {
+		n.displaced[key] = a
+	} else {
+		delete(n.displaced, key)
 	}
 	if n.guards[a.Parent] == nil {
 		n.guards[a.Parent] = map[LinkKey]bool{}

@@ -232,9 +232,18 @@ func (n *Node) withoutVisibleLink(nic managedNIC, addresses addressSet) ([]net.H
 // isExpected reports whether an address is that of an attachment whose link has it.
 func (n *Node) isExpected(nic managedNIC, mac net.HardwareAddr) (bool, error) {
 	known, err := n.classifier.Knows(nic.Index, mac)
+	if err != nil || !known {
+		return false, err
+	}
 	n.mu.Lock()
-	defer n.mu.Unlock()
-	return known && !n.displaced[NewLinkKey(nic.Index, mac)], err
+	a, displaced := n.displaced[NewLinkKey(nic.Index, mac)]
+	n.mu.Unlock()
+	if !displaced {
+		return true, nil
+	}
+	// A pod that sets its link down and up in a loop must not make the node look for the address in all namespaces.
+	link, err := n.linkOf(a)
+	return link != nil && link.Flags&net.FlagUp != 0 && bytes.Equal(link.HardwareAddr, mac), err
 }
 
 // wasDetachedRecently reports whether a link was detached less than detachGracePeriod ago.

@@ -49,11 +49,11 @@ type Node struct {
 	guards     guards
 	// inspections are the results of Inspect, by interface index.
 	inspections map[int]inspection
-	guardTimers map[int]guardTimer    // by interface index
-	gateways    map[int][]netip.Addr  // those of SetGateways, by interface index
-	displaced   map[LinkKey]bool      // attachments whose links do not have their address; see setGuarded
-	detachedAt  map[LinkKey]time.Time // when links were detached; see detachGracePeriod
-	changes     uint64                // number of changes of displaced and detachedAt
+	guardTimers map[int]guardTimer     // by interface index
+	gateways    map[int][]netip.Addr   // those of SetGateways, by interface index
+	displaced   map[LinkKey]Attachment // those whose links are not up with their address; see setGuarded
+	detachedAt  map[LinkKey]time.Time  // when links were detached; see detachGracePeriod
+	changes     uint64                 // number of changes of displaced and detachedAt
 }
 
 // managedNIC is a NIC for which Manage was called.
@@ -210,7 +210,7 @@ func NewNode(o Options) (*Node, error) {
 		inspections: map[int]inspection{},
 		guardTimers: map[int]guardTimer{},
 		gateways:    map[int][]netip.Addr{},
-		displaced:   map[LinkKey]bool{},
+		displaced:   map[LinkKey]Attachment{},
 		detachedAt:  map[LinkKey]time.Time{},
 	}, nil
 }
@@ -490,8 +490,6 @@ type Traffic struct {
 	// Multicast are those of multicast and broadcast frames that arrived, except ARP and
 	// neighbor discovery. Received includes them.
 	Multicast uint64
-	// MulticastDropped counts frames, not bytes, that exceeded the rate for multicast.
-	MulticastDropped uint64
 }
 
 // ShareTraffic counts the bytes that have passed the classes of a share. Sent includes what it sent
@@ -511,24 +509,28 @@ func (n *Node) Traffic(parent int) (t Traffic, err error) {
 	if t.Received, err = n.shaper.SentBytes(nic.ifb, nic.trees); err != nil {
 		return t, err
 	}
-	t.Multicast, t.MulticastDropped, err = n.shaper.Multicast(nic.ifb, nic.trees)
+	multicast, err := n.shaper.ReadClass(nic.ifb, nic.trees.Class(shape.MulticastMinor))
+	if multicast != nil {
+		t.Multicast = multicast.SentBytes
+	}
 	return t, err
 }
 
-// ShareTraffic returns the traffic of all shares of a NIC, by the minor numbers of their
-// classes, from one dump of each of its devices. It returns ErrNotManaged if the NIC is not
-// managed with enforcement.
-func (n *Node) ShareTraffic(parent int) (map[uint16]ShareTraffic, error) {
+// ShareTraffic returns the traffic of all shares of a NIC, by the minor numbers of their classes, and how many multicast
+// and broadcast frames exceeded the rate for multicast, from one dump of each of its devices. It returns ErrNotManaged
+// if the NIC is not managed with enforcement.
+func (n *Node) ShareTraffic(parent int) (shares map[uint16]ShareTraffic, multicastDropped uint64, err error) {
 	nic, enforced := n.enforcedNIC(parent)
 	if !enforced {
-		return nil, fmt.Errorf("%w: link %d", ErrNotManaged, parent)
+		return nil, 0, fmt.Errorf("%w: link %d", ErrNotManaged, parent)
 	}
-	shares := map[uint16]ShareTraffic{}
+	shares = map[uint16]ShareTraffic{}
 	for _, dev := range nic.devices() {
-		classes, err := n.shaper.ShareClasses(dev)
+		classes, dropped, err := n.shaper.ReceivedClasses(dev)
 		if err != nil {
-			return nil, err
+			return nil, 0, err
 		}
+		multicastDropped += dropped // only the IFB device has such classes
 		for class, state := range classes {
 			_, minor := netlink.MajorMinor(class)
 			share := shares[minor]
@@ -540,5 +542,5 @@ func (n *Node) ShareTraffic(parent int) (map[uint16]ShareTraffic, error) {
 			shares[minor] = share
 		}
 	}
-	return shares, nil
+	return shares, multicastDropped, nil
 }

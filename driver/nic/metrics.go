@@ -117,18 +117,19 @@ func count(out chan<- prometheus.Metric, d *prometheus.Desc, value uint64, label
 type deviceTraffic struct {
 	device string
 	netdev.Traffic
-	shares map[uint16]netdev.ShareTraffic
+	shares           map[uint16]netdev.ShareTraffic
+	multicastDropped uint64 // frames
 }
 
 // traffic returns the traffic of the devices whose NICs the kernel counts.
 func (k *Kind) traffic() (all []deviceTraffic) {
 	for _, d := range k.sharedDevices() {
 		traffic, err := k.node.Traffic(d.nic.Index)
-		shares, sharesErr := k.node.ShareTraffic(d.nic.Index)
+		shares, dropped, sharesErr := k.node.ShareTraffic(d.nic.Index)
 		if err != nil || sharesErr != nil {
 			continue // the NIC is not enforced, or it is gone: the kernel counts nothing
 		}
-		all = append(all, deviceTraffic{d.name, traffic, shares})
+		all = append(all, deviceTraffic{d.name, traffic, shares, dropped})
 	}
 	return all
 }
@@ -143,7 +144,7 @@ func collectTraffic(out chan<- prometheus.Metric, all []deviceTraffic, claims []
 		count(out, descBytes, t.Sent, t.device, "send")
 		count(out, descBytes, t.Received, t.device, "receive")
 		count(out, descMulticast, t.Multicast, t.device)
-		count(out, descMulticastDropped, t.MulticastDropped, t.device)
+		count(out, descMulticastDropped, t.multicastDropped, t.device)
 		shares[t.device] = t.shares
 	}
 	sums := map[shareBytes]uint64{}

@@ -37,8 +37,9 @@ func TestCollectTraffic(t *testing.T) {
 		{Namespace: "default", Name: "other", Shares: []record.Share{share("accelerator", 3), share("nic", 9)}},
 	}
 	devices := []deviceTraffic{{
-		"nic0", netdev.Traffic{Sent: 100, Received: 200, Multicast: 7, MulticastDropped: 5},
+		"nic0", netdev.Traffic{Sent: 100, Received: 200, Multicast: 7},
 		map[uint16]netdev.ShareTraffic{1: {Sent: 10, Received: 20}, 2: {Sent: 1, Received: 2}, 3: {Sent: 3, Received: 4}},
+		5,
 	}}
 	want := `# TYPE dra_shared_device_bytes_total counter
 dra_shared_device_bytes_total{device="nic0",direction="receive"} 200

@@ -338,7 +338,7 @@ func TestNode_ShareTraffic(t *testing.T) {
 	b := e.pod(1, 2, hardCap(100*mega), netdev.Bridge)
 	e.measure(e.between(a, b))
 	e.measure(e.fromPod(a))
-	shares, err := e.node.ShareTraffic(e.nic.Index)
+	shares, _, err := e.node.ShareTraffic(e.nic.Index)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -499,16 +499,17 @@ func ignoreMissing(err error) error {
 	return err
 }
 
-// sender returns the key of a link in the sender map.
-func sender(m Member, cookie uint64) bpfSender {
+// sender returns the key of a link in the sender map. The library encodes a value by reflection; it uses the memory that
+// a pointer refers to.
+func sender(m Member, cookie uint64) *bpfSender {
 	key := bpfSender{Cookie: cookie, Parent: uint32(m.Parent)}
 	copy(key.Mac[:], m.MAC)
-	return key
+	return &key
 }
 
-// receiver returns the key of a link in the receiver map.
-func receiver(m Member) bpfReceiver {
+// receiver returns the key of a link in the receiver map; see sender.
+func receiver(m Member) *bpfReceiver {
 	key := bpfReceiver{Parent: uint32(m.Parent)}
 	copy(key.Mac[:], m.MAC)
-	return key
+	return &key
 }

@@ -416,21 +416,6 @@ func (h *HTB) SentBytes(index int, t Trees) (sum uint64, err error) {
 	return sum, nil
 }
 
-// Multicast returns the bytes of multicast and broadcast frames that passed an IFB device, except ARP and neighbor
-// discovery, and how many such frames the device dropped because they exceeded NICRates.Multicast.
-func (h *HTB) Multicast(ifb int, t Trees) (bytes, dropped uint64, err error) {
-	for minor := uint16(classSender); minor < classSender+classSenders; minor++ {
-		s, err := h.ReadClass(ifb, t.Class(minor))
-		if err != nil {
-			return 0, 0, err
-		}
-		if s != nil {
-			bytes, dropped = bytes+s.SentBytes, dropped+uint64(s.Dropped)
-		}
-	}
-	return bytes, dropped, nil
-}
-
 // Strays returns how many frames were dropped because they came to a queue of a device that does not
 // have their class; 0 with OneTree. A frame of a share in the first queue is not among them: it goes to the
 // class for unidentified frames.
@@ -450,29 +435,42 @@ func (h *HTB) Strays(index int, t Trees) (frames uint64, err error) {
 // ShareClasses returns the classes of shares on the device with that interface index, by
 // major<<16 | minor, from one dump.
 func (h *HTB) ShareClasses(index int) (map[uint32]ClassState, error) {
+	states, _, err := h.ReceivedClasses(index)
+	return states, err
+}
+
+// ReceivedClasses returns the same as ShareClasses, and how many multicast and broadcast frames an IFB device has dropped
+// because they exceeded NICRates.Multicast.
+func (h *HTB) ReceivedClasses(ifb int) (shares map[uint32]ClassState, multicastDropped uint64, err error) {
 	dump := nl.NewNetlinkRequest(unix.RTM_GETTCLASS, unix.NLM_F_DUMP)
-	dump.AddData(&nl.TcMsg{Family: nl.FAMILY_ALL, Ifindex: int32(index)})
+	dump.AddData(&nl.TcMsg{Family: nl.FAMILY_ALL, Ifindex: int32(ifb)})
 	messages, err := h.conn.Dump(dump)
 	if errors.Is(err, unix.ENODEV) {
-		return nil, nil
+		return nil, 0, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("list classes of link %d: %w", index, err)
+		return nil, 0, fmt.Errorf("list classes of link %d: %w", ifb, err)
 	}
-	states := map[uint32]ClassState{}
+	shares = map[uint32]ClassState{}
 	for _, m := range messages {
 		if len(m.Data) < nl.SizeofTcMsg {
 			continue
 		}
 		class := nl.DeserializeTcMsg(m.Data).Handle
-		if !isShare(class) {
+		if !isShare(class) && !isSender(class) {
 			continue
 		}
-		if states[class], err = parseClass(m.Data[nl.SizeofTcMsg:]); err != nil {
-			return nil, fmt.Errorf("parse class %s of link %d: %w", netlink.HandleStr(class), index, err)
+		state, err := parseClass(m.Data[nl.SizeofTcMsg:])
+		if err != nil {
+			return nil, 0, fmt.Errorf("parse class %s of link %d: %w", netlink.HandleStr(class), ifb, err)
+		}
+		if isShare(class) {
+			shares[class] = state
+		} else {
+			multicastDropped += uint64(state.Dropped)
 		}
 	}
-	return states, nil
+	return shares, multicastDropped, nil
 }
 
 // parseClass parses the attributes of an HTB class.

@@ -28,6 +28,10 @@ const (
 // assigned to a share.
 const UnidentifiedMinor = classUnidentified
 
+// MulticastMinor is the minor number of the class for multicast and broadcast frames that
+// arrive, except ARP and neighbor discovery.
+const MulticastMinor = classMulticast
+
 // ForwardedMinor is the minor number of the class for frames that the node
 // forwards. The class exists if NICRates.Forwarded has a ceil.
 const ForwardedMinor = 5

@@ -74,6 +74,12 @@ func isShare(class uint32) bool {
 	return (major == Major || major&^(uint16(MaxTrees)-1) == queueMajor) && minor >= FirstMinor && minor < Major
 }
 
+// isSender reports whether a class is one for senders of multicast.
+func isSender(class uint32) bool {
+	major, minor := netlink.MajorMinor(class)
+	return (major == Major || major == queueMajor) && minor >= classSender && minor < classSender+classSenders
+}
+
 // Major returns the major number of the base classes that classify frames.
 func (t Trees) Major() uint16 { return t.major(0) }
 

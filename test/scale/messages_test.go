@@ -137,6 +137,38 @@ func TestNode_Inspect_allocatesNothingPerShare(t *testing.T) {
 	}
 }
 
+// A pod that sets its link down and up in a loop must not make the node list the links of all namespaces.
+func TestNode_Inspect_ofLinkThatWasDown(t *testing.T) {
+	node := newTestNode(t)
+	node.fill(300)
+	pod := nstest.New(t)
+	spec := node.spec(300)
+	spec.Name = "net1"
+	a := node.attach(pod, spec)
+	setLink := func(set func(netlink.Link) error) {
+		pod.Do(func() error {
+			link, err := netlink.LinkByName("net1")
+			if err != nil {
+				return err
+			}
+			return set(link)
+		})
+	}
+	setLink(netlink.LinkSetDown)
+	if err := node.Guard(a); err != nil {
+		t.Fatal(err)
+	}
+	setLink(netlink.LinkSetUp) // and the node has not read the event yet
+	got := node.messages(pod, func() {
+		if unknown, _, err := node.Inspect(node.nic.Index); err != nil || len(unknown) > 0 {
+			t.Errorf("Inspect found %v, error %v", unknown, err)
+		}
+	})
+	if got.Sent > 3 {
+		t.Errorf("Inspect sent %d requests, want two for the addresses of the NIC and one for the link", got.Sent)
+	}
+}
+
 // namespaces returns the number of namespaces that have an ID.
 func namespaces(t *testing.T) int {
 	t.Helper()
