@@ -13,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/dra-shared/dra-driver-shared/netdev"
+	"github.com/dra-shared/dra-driver-shared/netdev/classify"
 	"github.com/dra-shared/dra-driver-shared/netdev/nstest"
 )
 
@@ -111,6 +112,25 @@ func TestReceived_forOtherAddressOfNode(t *testing.T) {
 				t.Errorf("the node received no datagram in a frame for %s: %v", to, err)
 			}
 		})
+	}
+}
+
+// The node must find its peers while the NIC has another address than the plugin has written: the programs know that
+// the ARP comes from the node.
+func TestSent_ARPOfNodeWithNewAddress(t *testing.T) {
+	e := newTestEnv(t, enforced())
+	e.requireARPSender()
+	next := net.HardwareAddr{2, 0, 0, 0, 0x77, 4}
+	err := errors.Join(nstest.ConfigureLink("nic0", nodeIP+"/16"), netlink.LinkSetHardwareAddr(linkOf(t, "nic0"), next))
+	if err != nil {
+		t.Fatal(err)
+	}
+	wire := listen(t, e.wire, "wire")
+	if err := ignoreUnreachable(sendUDP("10.20.9.9:9", []byte("x"))); err != nil {
+		t.Fatal(err)
+	}
+	if !wire.saw(classify.ARP(1, next, nodeIP, "10.20.9.9")[:18], 2*time.Second) {
+		t.Error("no ARP of the node arrived")
 	}
 }
 

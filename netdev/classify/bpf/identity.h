@@ -1020,6 +1020,11 @@ static __always_inline __u32 check_other(struct __sk_buff *skb, struct frame *fr
 		frame->class = tenant;
 		return REASON_MAC;
 	}
+	// ARP of the node with the address of another link of its own, or with a new address of the NIC that the plugin
+	// has not written yet.
+	if (!frame->has_socket && frame->protocol == bpf_htons(ETH_P_ARP) && frame->cookie &&
+	    frame->cookie == frame->nic->host_cookie)
+		return 0;
 	if (frame->class & 0xffff && frame->has_socket)
 		return 0; // a link that an earlier release attached
 	if (class_of_receiver(frame->parent, frame->source))
