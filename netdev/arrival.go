@@ -20,8 +20,9 @@ type arrival struct {
 	last     frames
 	sent     direction
 	received direction
-	// strayed is set while frames that the NIC sends come to another queue than that of their class, which drops them.
-	strayed bool
+	// strays is how many frames that the NIC sent came to another queue than that of their class, which dropped them,
+	// since no program kept frames from their queue.
+	strays uint64
 }
 
 // frames are counters of a NIC at one time.
@@ -56,7 +57,9 @@ func (a *arrival) update(now frames) {
 	own := now.framesOfMembers(a.last.at)
 	a.sent.update(now.nic.Sent-a.last.nic.Sent, now.seen.Sent-a.last.seen.Sent, own)
 	a.received.update(now.nic.Received-a.last.nic.Received, now.seen.Received-a.last.seen.Received, own)
-	a.strayed = now.strays >= a.last.strays+missedFrames
+	if now.strays > a.last.strays { // fewer if the queues were created again
+		a.strays += now.strays - a.last.strays
+	}
 	a.last = now
 }
 
@@ -101,12 +104,20 @@ func (n *Node) watchArrival(index int) error {
 	if s := link.Attrs().Statistics; s != nil {
 		now.nic = classify.Counts{Sent: s.TxPackets, Received: s.RxPackets}
 	}
-	if a, known := n.arrivals[index]; known {
-		a.update(now)
-	} else {
+	a, known := n.arrivals[index]
+	if !known {
 		n.arrivals[index] = &arrival{last: now}
+		return nil
 	}
-	return nil
+	a.update(now)
+	if a.strays == 0 {
+		return nil
+	}
+	before, err := n.classifier.BeforeSteering(index)
+	if err == nil && len(before) == 0 {
+		a.strays = 0 // a few may stray while queues are replaced
+	}
+	return err
 }
 
 // Missed describes which frames of a NIC do not reach the classifier, or the queue of their class, and which programs
@@ -117,7 +128,7 @@ func (n *Node) Missed(index int) string {
 	classifier := n.classifier
 	var sent, received, strayed bool
 	if a := n.arrivals[index]; a != nil {
-		sent, received, strayed = a.sent.missed, a.received.missed, a.strayed
+		sent, received, strayed = a.sent.missed, a.received.missed, a.strays >= missedFrames
 	}
 	n.mu.Unlock()
 	var parts []string
@@ -136,11 +147,8 @@ func (n *Node) Missed(index int) string {
 func describeStrayed(c *classify.Classifier, index int) string {
 	const text = "frames that the NIC sends are dropped, because they do not come to the queue of their share"
 	before, err := c.BeforeSteering(index)
-	switch {
-	case err != nil:
+	if err != nil {
 		return fmt.Sprintf("%s: listing the programs before the filter that chooses the queue: %v", text, err)
-	case len(before) == 0:
-		return text + ": did another program change the filters of the NIC?"
 	}
 	return fmt.Sprintf("%s; before the filter that chooses the queue runs %s: detach it, make it pass frames on (TCX_NEXT), "+
 		"or set shaping SingleQueue", text, strings.Join(before, ", "))

@@ -20,9 +20,9 @@ import (
 // This file has the rules of identity that the classifier gets from the Node, and what it reports about frames
 // that broke them.
 
-// isUnchecked reports whether the classifier is loaded and does not check frames; see
+// IsUnchecked reports whether the classifier is loaded and does not check frames; see
 // classify.Policy.
-func (n *Node) isUnchecked() bool {
+func (n *Node) IsUnchecked() bool {
 	c := n.openedClassifier()
 	return c != nil && !c.ChecksIdentity()
 }

@@ -24,7 +24,9 @@ import (
 type NIC struct {
 	Name  string
 	Index int
-	MAC   net.HardwareAddr
+	// Type is the kind of a virtual interface in the kernel, such as vlan or bridge; "device" for hardware.
+	Type string
+	MAC  net.HardwareAddr
 	// PermanentMAC is the address that the hardware reports; nil for virtual
 	// interfaces, which may inherit it from the NIC below them.
 	PermanentMAC net.HardwareAddr
@@ -111,6 +113,7 @@ func (i *Inventory) List() ([]NIC, error) {
 		nic := NIC{
 			Name:    a.Name,
 			Index:   a.Index,
+			Type:    l.Type(),
 			MAC:     a.HardwareAddr,
 			MTU:     a.MTU,
 			Up:      a.Flags&net.FlagUp != 0,

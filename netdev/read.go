@@ -66,7 +66,7 @@ func (n *Node) ReadAndGuard(a Attachment) (LinkState, error) {
 		Audited:  a.Audited,
 		Switched: a.Mode == Bridge,
 	}
-	s.Unchecked = n.isUnchecked()
+	s.Unchecked = n.IsUnchecked()
 	if s.Blocked, err = n.guard(a); err != nil {
 		return s, err
 	}

@@ -15,6 +15,7 @@
 //	addresses.go  addresses of pools, which the attachment's record reserves
 //	dhcp.go       leases of addresses from DHCP servers
 //	renew.go      renewal of these leases
+//	refusedlinks.go  links of the node whose frames the kernel drops
 //	hidden.go     links that pods hide in network namespaces that they create
 //	lost.go       addresses of pools that the node has lost
 //	duplicates.go addresses that another host on the network has
@@ -165,7 +166,10 @@ func (k *Kind) Refresh(ctx context.Context, shares []record.Share) (refreshed dr
 	k.logTrials(ctx)
 	k.log(ctx, next, problems)
 	k.devices, k.problems = next, problems
-	k.refusedLinks = linksWarnings(newStack(nics, k.config), next)
+	k.refusedLinks = nil
+	if !k.node.IsUnchecked() {
+		k.refusedLinks = linksWarnings(newStack(nics, k.config), next)
+	}
 	return refreshed, nil
 }
 

@@ -17,25 +17,29 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev"
 )
 
-// refusedLinks describes the links of the node on the NIC of a device whose frames the checks of identity drop: those
-// with another MAC address than the NIC, and bridges with ports for virtual machines, whose addresses are not known.
+// refusedLinks describes the links of the node on the NIC of a device whose frames the checks of identity drop: VLANs and
+// bridges with another MAC address than the NIC, and other ports of bridges, such as those of virtual machines. Tunnels
+// have the address of the NIC in their frames.
 func (s stack) refusedLinks(d *device) (refused []string) {
 	if d.network.Enforcement == config.EnforcementNone || d.network.Identity != config.IdentityEnforce {
 		return nil
 	}
 	for _, n := range s.above(d.nic) {
 		switch {
+		case n.Type != "vlan" && n.Type != "bridge":
 		case !bytes.Equal(n.MAC, d.nic.MAC) && !allowsMAC(d.network, n.MAC):
 			refused = append(refused, fmt.Sprintf("%s (%s)", n.Name, n.MAC))
-		case len(d.network.Allow.MACs) == 0 && s.hasOtherPorts(n, d.nic):
+		case (len(d.network.Allow.MACs) == 0 || len(d.network.Allow.VLANs) == 0) && s.hasOtherPorts(n, d.nic):
 			refused = append(refused, "the other ports of "+n.Name)
 		}
 	}
 	return refused
 }
 
+// allowsMAC reports whether frames with a MAC address pass. Those of links on VLANs have a tag, so that they need
+// allow.vlans, too.
 func allowsMAC(network *config.Network, mac net.HardwareAddr) bool {
-	return slices.ContainsFunc(network.Allow.MACs, func(text string) bool {
+	return len(network.Allow.VLANs) > 0 && slices.ContainsFunc(network.Allow.MACs, func(text string) bool {
 		allowed, err := net.ParseMAC(text)
 		return err == nil && bytes.Equal(allowed, mac)
 	})
@@ -75,7 +79,7 @@ func linksWarnings(s stack, devices map[string]*device) (warnings []driver.Warni
 		warnings = append(warnings, driver.Warning{
 			Device: d.nic.Name, Reason: params.EventReasonLinksRefused,
 			Message: fmt.Sprintf("%s carries frames of %s, which are dropped, because they have another MAC address than %s: "+
-				"share another NIC, add the addresses to allow.macs of network %q, or set its identity to Audit",
+				"share another NIC, allow them (allow.macs and allow.vlans of network %q), or set its identity to Audit",
 				d.nic.Name, strings.Join(refused, ", "), d.nic.Name, d.network.Name),
 			EndReason:  params.EventReasonLinksAllowed,
 			EndMessage: "the frames of all links of the node on " + d.nic.Name + " pass",

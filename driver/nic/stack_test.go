@@ -181,8 +181,13 @@ func TestLinksWarnings(t *testing.T) {
 		n.MAC = net.HardwareAddr{2, 0, 0, 0, 0, last}
 		return n
 	}
-	parent, vlan := withMAC(eno1, 1), withMAC(vlan100, 1)
-	bridge := withMAC(netdev.NIC{Name: "br0", Index: 30, Below: []int{2, 10}}, 1)
+	vlanWith := func(last byte) netdev.NIC {
+		n := withMAC(vlan100, last)
+		n.Type = "vlan"
+		return n
+	}
+	parent, vlan := withMAC(eno1, 1), vlanWith(1)
+	bridge := withMAC(netdev.NIC{Name: "br0", Type: "bridge", Index: 30, Below: []int{2, 10}}, 1)
 	guest := memberOf(withMAC(netdev.NIC{Name: "tap0", Index: 31}, 9), "br0")
 	bridgeOfGuest := bridge
 	bridgeOfGuest.Below = append(slices.Clone(bridge.Below), guest.Index)
@@ -193,15 +198,18 @@ func TestLinksWarnings(t *testing.T) {
 		want    string // part of the message; "" if there is no warning
 	}{
 		{"a VLAN", "", []netdev.NIC{parent, vlan}, ""},
-		{"a VLAN with another address", "", []netdev.NIC{parent, withMAC(vlan100, 2)}, "eno1.100 (02:00:00:00:00:02)"},
-		{"an address that the network allows", ", allow: {macs: [\"02:00:00:00:00:02\"]}",
-			[]netdev.NIC{parent, withMAC(vlan100, 2)}, ""},
+		{"a VLAN with another address", "", []netdev.NIC{parent, vlanWith(2)}, "eno1.100 (02:00:00:00:00:02)"},
+		{"an address and a VLAN that the network allows", ", allow: {macs: [\"02:00:00:00:00:02\"], vlans: [100]}",
+			[]netdev.NIC{parent, vlanWith(2)}, ""},
+		{"an address that the network allows without the VLAN", ", allow: {macs: [\"02:00:00:00:00:02\"]}",
+			[]netdev.NIC{parent, vlanWith(2)}, "eno1.100"},
+		{"a VRF", "", []netdev.NIC{parent, withMAC(netdev.NIC{Name: "blue", Type: "vrf", Index: 50, Below: []int{2}}, 2)}, ""},
 		{"a bridge on the VLAN", "", []netdev.NIC{parent, memberOf(vlan, "br0"), bridge}, ""},
 		{"a bridge with a virtual machine", "", []netdev.NIC{parent, memberOf(vlan, "br0"), bridgeOfGuest, guest},
 			"the other ports of br0"},
-		{"frames are only audited", ", identity: Audit", []netdev.NIC{parent, withMAC(vlan100, 2)}, ""},
-		{"no enforcement", ", enforcement: None", []netdev.NIC{parent, withMAC(vlan100, 2)}, ""},
-		{"another NIC", "", []netdev.NIC{parent, eno2, withMAC(netdev.NIC{Name: "eno2.7", Index: 40, Below: []int{3}}, 2)}, ""},
+		{"frames are only audited", ", identity: Audit", []netdev.NIC{parent, vlanWith(2)}, ""},
+		{"no enforcement", ", enforcement: None", []netdev.NIC{parent, vlanWith(2)}, ""},
+		{"another NIC", "", []netdev.NIC{parent, eno2, withMAC(netdev.NIC{Name: "eno2.7", Type: "vlan", Index: 40, Below: []int{3}}, 2)}, ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			c := load(t, "[{name: a, interfaces: [eno1]"+tc.network+"}]")

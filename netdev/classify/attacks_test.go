@@ -565,16 +565,44 @@ func TestAttack_furtherLink(t *testing.T) {
 		t.Run(fmt.Sprint(identity), func(t *testing.T) {
 			config := enforced()
 			config.Policy.Identity = identity
-			if got := furtherLinkReceives(newTestEnv(t, config)); got != receives {
+			e := newTestEnv(t, config)
+			if got := e.furtherLinkReceives(nil, e.wire); got != receives {
 				t.Errorf("a further link of the pod received a unicast frame: %t, want %t", got, receives)
 			}
 		})
 	}
 }
 
-// furtherLinkReceives reports whether a link that a pod creates next to its own receives a
-// unicast frame.
-func furtherLinkReceives(e *testEnv) bool {
+// The kernel gives the frames for the address of a member of a bond, or of a port of a bridge, to the node. A pod can
+// give a link this address, too, and receives nothing.
+func TestAttack_addressOfMember(t *testing.T) {
+	for name, stack := range map[string]func(t *testing.T) (nic string){
+		"a port of a bridge": func(t *testing.T) string {
+			nstest.Bridge(t, "br0", "nic0", "nic1")
+			if err := netlink.LinkSetHardwareAddr(linkOf(t, "br0"), net.HardwareAddr{2, 0, 0, 0, 0x77, 5}); err != nil {
+				t.Fatal(err)
+			}
+			return "br0"
+		},
+		"a member of a bond": func(t *testing.T) string {
+			nstest.Bond(t, "bond0", netlink.BOND_MODE_BALANCE_ALB, "nic0", "nic1")
+			return "bond0"
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, first := nstest.NIC(t, "nic0", 1500, wireIP+"/16")
+			_, second := nstest.NIC(t, "nic1", 1500, "10.20.0.252/16")
+			e := newTestEnvOn(t, nstest.MountBPFFS(t), nstest.FindNIC(t, stack(t)), first, enforced())
+			if e.furtherLinkReceives(linkOf(t, "nic1").Attrs().HardwareAddr, second) {
+				t.Error("a further link of the pod received a frame for the node")
+			}
+		})
+	}
+}
+
+// furtherLinkReceives reports whether a link that a pod creates next to its own receives a unicast frame. mac is the
+// address of the link; nil means any.
+func (e *testEnv) furtherLinkReceives(mac net.HardwareAddr, wire *nstest.Namespace) bool {
 	t := e.t
 	t.Helper()
 	p := e.pod(0, 1, hardCap(100*mega), netdev.Private)
@@ -584,7 +612,7 @@ func furtherLinkReceives(e *testEnv) bool {
 			return err
 		}
 		attrs := netlink.NewLinkAttrs()
-		attrs.Name, attrs.ParentIndex = "more", link.Attrs().Index
+		attrs.Name, attrs.ParentIndex, attrs.HardwareAddr = "more", link.Attrs().Index, mac
 		further := &netlink.Macvlan{LinkAttrs: attrs, Mode: netlink.MACVLAN_MODE_BRIDGE}
 		if err := netlink.LinkAdd(further); err != nil {
 			return err
@@ -593,9 +621,9 @@ func furtherLinkReceives(e *testEnv) bool {
 	})
 	more := p.Interface("more")
 	frames := listen(t, p.Namespace, "more")
-	frame := classify.EtherTo(more.HardwareAddr, e.wire.Interface("wire").HardwareAddr, 0x0800,
+	frame := classify.EtherTo(more.HardwareAddr, wire.Interface("wire").HardwareAddr, 0x0800,
 		classify.IPv4(wireIP, 17, 0, classify.UDP(1, 2)))
-	sendRaw(e.wire, "wire", append(frame, marker(1)...))
+	sendRaw(wire, "wire", append(frame, marker(1)...))
 	return frames.saw(marker(1), 300*time.Millisecond)
 }
 

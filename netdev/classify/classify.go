@@ -312,7 +312,10 @@ func (c *Classifier) Attach(nic NIC) error {
 		value.TrustMac = 1
 	}
 	err := c.failpoints.Do("put NIC in map", func() error {
-		return errors.Join(c.startCounts(nic.Index), c.SetPolicy(nic), put(c.maps.DraSharedNics, uint32(nic.Index), value))
+		if err := errors.Join(c.startCounts(nic.Index), c.SetPolicy(nic)); err != nil {
+			return err // the entry has the address that putHeld needs to release
+		}
+		return put(c.maps.DraSharedNics, uint32(nic.Index), value)
 	})
 	if err != nil {
 		return fmt.Errorf("add link %d to the classifier's map of NICs: %w", nic.Index, err)
@@ -331,7 +334,17 @@ func (c *Classifier) Attach(nic NIC) error {
 			return err
 		}
 	}
-	return nil
+	return removeFormerPin(c.bpffs)
+}
+
+// removeFormerPin removes the pin of a map of an earlier release, which had the numbers of refused frames once for each
+// CPU. Programs of that release that are still attached keep the map.
+func removeFormerPin(bpffs string) error {
+	err := os.Remove(filepath.Join(pinDir(bpffs), "dra_shared_refusals"))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	return err
 }
 
 // filters returns the filters of a NIC. The filter of incoming frames redirects

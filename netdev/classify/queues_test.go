@@ -190,11 +190,17 @@ func TestQueues_framesStrayWithoutFilter(t *testing.T) {
 // A program of another owner, such as that of Cilium, that ends the processing of frames (TC_ACT_OK) keeps the filter
 // from choosing their queue: the NIC then keeps one queue, or, if it has shares already, the condition names the program.
 func TestQueues_otherProgramEndsProcessing(t *testing.T) {
-	for name, attach := range map[string]attachForeign{"a filter": asFilter, "a TCX program": byTCX(link.Tail())} {
+	for name, tc := range map[string]struct {
+		attach attachForeign
+		cause  string
+	}{
+		"a filter":      {asFilter, "filter bpf of priority 1"},
+		"a TCX program": {byTCX(link.Tail()), "TCX program "},
+	} {
 		t.Run(name, func(t *testing.T) {
 			e := newQueuesEnv(t)
 			e.setXPS(2)
-			remove := attach(t, e, newProgram(t, pass))
+			remove := tc.attach(t, e, newProgram(t, pass))
 			e.manage()
 			if trees, reason := e.node.Trees(e.nic.Index); trees != shape.OneTree || reason == nil ||
 				!strings.Contains(reason.Error(), "other programs may end the processing") {
@@ -209,9 +215,8 @@ func TestQueues_otherProgramEndsProcessing(t *testing.T) {
 			}
 			p := e.pod(0, 1, hardCap(20*mega), netdev.Private) // at home in queue 0
 			e.expectMissed(p, "before the program is attached", "")
-			remove = attach(t, e, newProgram(t, pass))
-			// A program before the driver's takes all frames from it, so that nothing chooses a queue either.
-			e.expectMissed(p, "with the program", "frames that the NIC sends ")
+			remove = tc.attach(t, e, newProgram(t, pass))
+			e.expectMissed(p, "with the program", tc.cause)
 			if err := remove(); err != nil {
 				t.Fatal(err)
 			}

@@ -40,7 +40,7 @@
 #define QUEUE_MAJORS 0x5d5 // the upper 12 bits of the others; the lower 4 are the number of the transmit queue
 
 // Values of nic.forwarded.
-#define FORWARDED_BY_ROUTE 1   // the node has routed the frame out of the NIC
+#define FORWARDED_BY_ROUTE 1   // the node has routed the frame
 #define FORWARDED_BY_ADDRESS 2 // the frame has the NIC's source MAC; a share can bridge such a frame
 
 // A NIC.
@@ -176,8 +176,8 @@ static __always_inline struct dst_entry *route_of(struct sk_buff *skb)
 	return (struct dst_entry *)(BPF_CORE_READ(skb, _skb_refdst) & ~SKB_DST_NOREF);
 }
 
-// Reports whether the network stack of the node has routed a frame: out of the NIC, or of a link on
-// the NIC, such as a VLAN. A pod cannot cause this for the frames that it sends through its link: their
+// Reports whether the network stack of the node has routed a frame: out of the NIC, or of another link of the
+// node, such as a VLAN on the NIC. A pod cannot cause this for the frames that it sends through its link: their
 // route, if any, names a link of the pod, and a frame loses its route when it moves between namespaces or
 // is bridged. When a route is deleted in any namespace while frames wait in a queue, the kernel replaces
 // its link by one that has no index and belongs to the initial namespace (blackhole_netdev).
@@ -397,8 +397,10 @@ static __always_inline int classify_sent(struct __sk_buff *skb, int has_cookie, 
 			frame.cookie = cookie_of_arp(skb, frame.own);
 			if (frame.own)
 				frame.is_foreign = frame.cookie != nic->host_cookie;
+			else if (!frame.link)
+				frame.is_node_arp = frame.cookie == nic->host_cookie;
 			// A bridge may have copied what the pod sends.
-			else if (frame.link && (frame.cookie || !frame.policy->forwarding))
+			else if (frame.cookie || !frame.policy->forwarding)
 				frame.is_unproven = frame.cookie != frame.link->cookie;
 		}
 		frame.class = class;
@@ -529,8 +531,14 @@ static __always_inline int classify_received(struct __sk_buff *skb, struct nic *
 		frame.policy = 0;
 	if (frame.policy && (frame.policy->guarded || is_imitated(&frame)))
 		hide_source(skb);
-	if (frame.destination == number_of(nic->mac) || (!frame.returned && skb->pkt_type == PACKET_HOST))
+	if (frame.destination == number_of(nic->mac))
 		return 0;
+	if (!frame.returned && skb->pkt_type == PACKET_HOST) {
+		// It has the address of a member of the bond or bridge that the NIC is, or one that the NIC got since. A link
+		// of a pod could have this address, too, so the program makes the NIC the only receiver.
+		bpf_skb_store_bytes(skb, 0, nic->mac, ETH_ALEN, 0);
+		return 0;
+	}
 	if (frame.destination & 1) {
 		if (frame.returned) {
 			// The links receive copies. The node, which would receive the frame

@@ -201,8 +201,8 @@ struct {
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } dra_shared_conflicts SEC(".maps");
 
-// The refused frames of a class. All CPUs use the same numbers: they change only during an attack, and one set of
-// numbers for each CPU would take 34 KB of kernel memory for each share of a node with 128 CPUs.
+// The refused frames of a class. All CPUs use the same numbers: they change rarely, and one set of numbers for each CPU
+// would take 34 KB of kernel memory for each share of a node with 128 CPUs.
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 65536);
@@ -239,6 +239,7 @@ struct frame {
 	int returned;   // whether the frame arrived from the hairpin of the NIC
 	int forwards;   // whether the pod forwards or bridges it, so that its IP addresses are not the link's
 	int is_foreign; // whether another namespace than the node's may have sent it
+	int is_node_arp;// whether it is ARP that the kernel of the node has made
 	int routed;     // whether the node has routed it, or that is not known
 };
 
@@ -1020,10 +1021,8 @@ static __always_inline __u32 check_other(struct __sk_buff *skb, struct frame *fr
 		frame->class = tenant;
 		return REASON_MAC;
 	}
-	// ARP of the node with the address of another link of its own, or with a new address of the NIC that the plugin
-	// has not written yet.
-	if (!frame->has_socket && frame->protocol == bpf_htons(ETH_P_ARP) && frame->cookie &&
-	    frame->cookie == frame->nic->host_cookie)
+	// Its address is that of another link of the node, or a new one of the NIC that the plugin has not written yet.
+	if (frame->is_node_arp)
 		return 0;
 	if (frame->class & 0xffff && frame->has_socket)
 		return 0; // a link that an earlier release attached
