@@ -150,8 +150,8 @@ func describeStrayed(c *classify.Classifier, index int) string {
 	if err != nil {
 		return fmt.Sprintf("%s: listing the programs before the filter that chooses the queue: %v", text, err)
 	}
-	return fmt.Sprintf("%s; before the filter that chooses the queue runs %s: detach it, make it pass frames on (TCX_NEXT), "+
-		"or set shaping SingleQueue", text, strings.Join(before, ", "))
+	return fmt.Sprintf("%s; before the filter that chooses the queue runs %s: detach it, make it pass frames on "+
+		"(TCX_NEXT), or set shaping SingleQueue", text, strings.Join(before, ", "))
 }
 
 func describeMissed(c *classify.Classifier, verb string, index int, sent bool) string {

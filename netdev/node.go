@@ -49,11 +49,13 @@ type Node struct {
 	guards     guards
 	// inspections are the results of Inspect, by interface index.
 	inspections map[int]inspection
-	guardTimers map[int]guardTimer     // by interface index
-	gateways    map[int][]netip.Addr   // those of SetGateways, by interface index
-	displaced   map[LinkKey]Attachment // those whose links are not up with their address; see setGuarded
-	detachedAt  map[LinkKey]time.Time  // when links were detached; see detachGracePeriod
-	changes     uint64                 // number of changes of displaced and detachedAt
+	guardTimers map[int]guardTimer   // by interface index
+	gateways    map[int][]netip.Addr // those of SetGateways, by interface index
+	// keepingRoutes are the NICs for which keepRoutes was called, by interface index.
+	keepingRoutes map[int]bool
+	displaced     map[LinkKey]Attachment // those whose links are not up with their address; see setGuarded
+	detachedAt    map[LinkKey]time.Time  // when links were detached; see detachGracePeriod
+	changes       uint64                 // number of changes of displaced and detachedAt
 }
 
 // managedNIC is a NIC for which Manage was called.
@@ -210,8 +212,11 @@ func NewNode(o Options) (*Node, error) {
 		inspections: map[int]inspection{},
 		guardTimers: map[int]guardTimer{},
 		gateways:    map[int][]netip.Addr{},
-		displaced:   map[LinkKey]Attachment{},
-		detachedAt:  map[LinkKey]time.Time{},
+
+		keepingRoutes: map[int]bool{},
+
+		displaced:  map[LinkKey]Attachment{},
+		detachedAt: map[LinkKey]time.Time{},
 	}, nil
 }
 
@@ -358,6 +363,9 @@ func (n *Node) setUpEnforcement(m managedNIC) (changed bool, err error) {
 		return false, err
 	}
 	n.managed[m.Index] = m
+	if err := n.keepRoutes(m); err != nil {
+		return true, err
+	}
 	if err := n.classifier.Attach(n.classified(m)); err != nil {
 		return true, err
 	}
@@ -377,6 +385,7 @@ func (n *Node) Unmanage(name string, index int) (found bool, err error) {
 	delete(n.guardTimers, index)
 	delete(n.guards, index)
 	delete(n.gateways, index)
+	delete(n.keepingRoutes, index)
 	return n.removeEnforcement(name, index)
 }
 
@@ -516,9 +525,9 @@ func (n *Node) Traffic(parent int) (t Traffic, err error) {
 	return t, err
 }
 
-// ShareTraffic returns the traffic of all shares of a NIC, by the minor numbers of their classes, and how many multicast
-// and broadcast frames exceeded the rate for multicast, from one dump of each of its devices. It returns ErrNotManaged
-// if the NIC is not managed with enforcement.
+// ShareTraffic returns the traffic of all shares of a NIC, by the minor numbers of their classes, and how many
+// multicast and broadcast frames exceeded the rate for multicast, from one dump of each of its devices. It returns
+// ErrNotManaged if the NIC is not managed with enforcement.
 func (n *Node) ShareTraffic(parent int) (shares map[uint16]ShareTraffic, multicastDropped uint64, err error) {
 	nic, enforced := n.enforcedNIC(parent)
 	if !enforced {

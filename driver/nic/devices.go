@@ -111,8 +111,8 @@ func (d *device) debounceCarrier(old *device, now time.Time) (requeueAfter time.
 func (d *device) unhealthyReason() (reason, message string) {
 	switch {
 	case errors.Is(d.unusable, shape.ErrForeignQdisc):
-		return params.ReasonDeviceUnusable, fmt.Sprintf("NIC %s cannot be shared, and nothing limits what its shares send to the network: %s",
-			d.name, d.unusable)
+		return params.ReasonDeviceUnusable, fmt.Sprintf("NIC %s cannot be shared, and nothing limits what its shares send "+
+			"to the network: %s", d.name, d.unusable)
 	case d.unusable != nil:
 		return params.ReasonDeviceUnusable, fmt.Sprintf("NIC %s cannot be shared: %s; "+
 			"the existing limits of its shares stay in force", d.name, d.unusable)

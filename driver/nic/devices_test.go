@@ -290,7 +290,8 @@ func TestDevice_unhealthyReason_namesWhatIsLimited(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := &device{name: "nic0", absent: true, unusable: tc.err}
-			if reason, message := d.unhealthyReason(); reason != params.ReasonDeviceUnusable || !strings.Contains(message, tc.want) {
+			reason, message := d.unhealthyReason()
+			if reason != params.ReasonDeviceUnusable || !strings.Contains(message, tc.want) {
 				t.Errorf("got %s: %s; want %s and %q", reason, message, params.ReasonDeviceUnusable, tc.want)
 			}
 		})

@@ -17,9 +17,9 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev"
 )
 
-// refusedLinks describes the links of the node on the NIC of a device whose frames the checks of identity drop: VLANs and
-// bridges with another MAC address than the NIC, and other ports of bridges, such as those of virtual machines. Tunnels
-// have the address of the NIC in their frames.
+// refusedLinks describes the links of the node on the NIC of a device whose frames the checks of identity drop: VLANs
+// and bridges with another MAC address than the NIC, and other ports of bridges, such as those of virtual machines.
+// Tunnels have the address of the NIC in their frames.
 func (s stack) refusedLinks(d *device) (refused []string) {
 	if d.network.Enforcement == config.EnforcementNone || d.network.Identity != config.IdentityEnforce {
 		return nil

@@ -175,7 +175,8 @@ func TestPCIAttributes(t *testing.T) {
 	}
 }
 
-// Bridges and VLANs with other MAC addresses than that of the NIC below them lose their frames by the checks of identity.
+// Bridges and VLANs with other MAC addresses than that of the NIC below them lose their frames by the checks of
+// identity.
 func TestLinksWarnings(t *testing.T) {
 	withMAC := func(n netdev.NIC, last byte) netdev.NIC {
 		n.MAC = net.HardwareAddr{2, 0, 0, 0, 0, last}
@@ -188,6 +189,8 @@ func TestLinksWarnings(t *testing.T) {
 	}
 	parent, vlan := withMAC(eno1, 1), vlanWith(1)
 	bridge := withMAC(netdev.NIC{Name: "br0", Type: "bridge", Index: 30, Below: []int{2, 10}}, 1)
+	vrf := withMAC(netdev.NIC{Name: "blue", Type: "vrf", Index: 50, Below: []int{2}}, 2)
+	onOther := withMAC(netdev.NIC{Name: "eno2.7", Type: "vlan", Index: 40, Below: []int{3}}, 2)
 	guest := memberOf(withMAC(netdev.NIC{Name: "tap0", Index: 31}, 9), "br0")
 	bridgeOfGuest := bridge
 	bridgeOfGuest.Below = append(slices.Clone(bridge.Below), guest.Index)
@@ -203,13 +206,13 @@ func TestLinksWarnings(t *testing.T) {
 			[]netdev.NIC{parent, vlanWith(2)}, ""},
 		{"an address that the network allows without the VLAN", ", allow: {macs: [\"02:00:00:00:00:02\"]}",
 			[]netdev.NIC{parent, vlanWith(2)}, "eno1.100"},
-		{"a VRF", "", []netdev.NIC{parent, withMAC(netdev.NIC{Name: "blue", Type: "vrf", Index: 50, Below: []int{2}}, 2)}, ""},
+		{"a VRF", "", []netdev.NIC{parent, vrf}, ""},
 		{"a bridge on the VLAN", "", []netdev.NIC{parent, memberOf(vlan, "br0"), bridge}, ""},
 		{"a bridge with a virtual machine", "", []netdev.NIC{parent, memberOf(vlan, "br0"), bridgeOfGuest, guest},
 			"the other ports of br0"},
 		{"frames are only audited", ", identity: Audit", []netdev.NIC{parent, vlanWith(2)}, ""},
 		{"no enforcement", ", enforcement: None", []netdev.NIC{parent, vlanWith(2)}, ""},
-		{"another NIC", "", []netdev.NIC{parent, eno2, withMAC(netdev.NIC{Name: "eno2.7", Type: "vlan", Index: 40, Below: []int{3}}, 2)}, ""},
+		{"another NIC", "", []netdev.NIC{parent, eno2, onOther}, ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			c := load(t, "[{name: a, interfaces: [eno1]"+tc.network+"}]")

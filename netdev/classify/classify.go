@@ -512,8 +512,8 @@ func ignoreMissing(err error) error {
 	return err
 }
 
-// sender returns the key of a link in the sender map. The library encodes a value by reflection; it uses the memory that
-// a pointer refers to.
+// sender returns the key of a link in the sender map. The library encodes a value by reflection; it uses the memory
+// that a pointer refers to.
 func sender(m Member, cookie uint64) *bpfSender {
 	key := bpfSender{Cookie: cookie, Parent: uint32(m.Parent)}
 	copy(key.Mac[:], m.MAC)

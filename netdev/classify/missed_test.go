@@ -282,7 +282,7 @@ func (e *testEnv) expectMissed(p *pod, when, cause string) {
 	e.t.Helper()
 	e.manage()
 	e.arrivalRate(func() error {
-		_, err := p.Flood("net1", frame(p.attachment.MAC, e.wireMAC()), false, 200*time.Millisecond)
+		_, err := p.Flood("net1", e.datagramOf(p), false, 200*time.Millisecond)
 		return err
 	})
 	e.manage()

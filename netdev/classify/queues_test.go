@@ -134,8 +134,7 @@ func (e *testEnv) sendInManyWays(p *pod) {
 	other := e.trees().Class(shape.FirstMinor + 1)
 	flow.Priority, flow.Duration, back.Duration = int(int32(other)), 300*time.Millisecond, 300*time.Millisecond
 	e.measure(flow, back)
-	flood := frame(p.attachment.MAC, e.wireMAC())
-	copy(flood[14:], classify.IPv4(p.ip, 17, 0, append(classify.UDP(5000, 5001), make([]byte, 1400)...)))
+	flood := e.datagramOf(p)
 	for _, bypass := range []bool{false, true} {
 		if _, err := p.Flood("net1", flood, bypass, 100*time.Millisecond); err != nil {
 			e.t.Fatal(err)
@@ -163,6 +162,13 @@ func (e *testEnv) sendInManyWays(p *pod) {
 	}
 }
 
+// datagramOf returns the frame of a large datagram from a pod, which has its own addresses, to the wire.
+func (e *testEnv) datagramOf(p *pod) []byte {
+	datagram := frame(p.attachment.MAC, e.wireMAC())
+	copy(datagram[14:], classify.IPv4(p.ip, 17, 0, append(classify.UDP(5000, 5001), make([]byte, 1400)...)))
+	return datagram
+}
+
 // Without the filter, the frames of a flow leave through a queue that the kernel chooses: the tests above
 // would see that.
 func TestQueues_framesStrayWithoutFilter(t *testing.T) {
@@ -171,8 +177,7 @@ func TestQueues_framesStrayWithoutFilter(t *testing.T) {
 	p := e.pod(0, 1, hardCap(20*mega), netdev.Private) // at home in queue 0
 	removeSteering(t, e.nic.Index)
 	before, _ := e.strays()
-	flood := frame(p.attachment.MAC, e.wireMAC())
-	copy(flood[14:], classify.IPv4(p.ip, 17, 0, append(classify.UDP(5000, 5001), make([]byte, 1400)...)))
+	flood := e.datagramOf(p)
 	rate := e.arrivalRate(func() error {
 		_, err := p.Flood("net1", flood, false, 300*time.Millisecond)
 		return err
@@ -188,7 +193,8 @@ func TestQueues_framesStrayWithoutFilter(t *testing.T) {
 }
 
 // A program of another owner, such as that of Cilium, that ends the processing of frames (TC_ACT_OK) keeps the filter
-// from choosing their queue: the NIC then keeps one queue, or, if it has shares already, the condition names the program.
+// from choosing their queue: the NIC then keeps one queue, or, if it has shares already, the condition names the
+// program.
 func TestQueues_otherProgramEndsProcessing(t *testing.T) {
 	for name, tc := range map[string]struct {
 		attach attachForeign

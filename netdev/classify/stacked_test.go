@@ -73,7 +73,8 @@ func moveAddressToVLAN(parent string, id int, further ...string) error {
 // while no plugin runs, and a bond of mode balance-alb receives frames for the addresses of all members.
 func TestReceived_forOtherAddressOfNode(t *testing.T) {
 	other := net.HardwareAddr{2, 0, 0, 0, 0x77, 1}
-	for name, setUp := range map[string]func(t *testing.T) (e *testEnv, sender *nstest.Namespace, to net.HardwareAddr){
+	type setUp func(t *testing.T) (e *testEnv, sender *nstest.Namespace, to net.HardwareAddr)
+	for name, setUp := range map[string]setUp{
 		"the address of the NIC has changed": func(t *testing.T) (*testEnv, *nstest.Namespace, net.HardwareAddr) {
 			e := newTestEnv(t, enforced())
 			if err := netlink.LinkSetHardwareAddr(linkOf(t, "nic0"), other); err != nil {
@@ -81,7 +82,7 @@ func TestReceived_forOtherAddressOfNode(t *testing.T) {
 			}
 			return e, e.wire, other
 		},
-		"the address is that of another member of a bond": func(t *testing.T) (*testEnv, *nstest.Namespace, net.HardwareAddr) {
+		"the address of another member of a bond": func(t *testing.T) (*testEnv, *nstest.Namespace, net.HardwareAddr) {
 			_, wire := nstest.NIC(t, "nic0", 1500, wireIP+"/16")
 			_, second := nstest.NIC(t, "nic1", 1500, "10.20.0.252/16")
 			nstest.Bond(t, "bond0", netlink.BOND_MODE_BALANCE_ALB, "nic0", "nic1")

@@ -439,8 +439,8 @@ func (h *HTB) ShareClasses(index int) (map[uint32]ClassState, error) {
 	return states, err
 }
 
-// ReceivedClasses returns the same as ShareClasses, and how many multicast and broadcast frames an IFB device has dropped
-// because they exceeded NICRates.Multicast.
+// ReceivedClasses returns the same as ShareClasses, and how many multicast and broadcast frames an IFB device has
+// dropped because they exceeded NICRates.Multicast.
 func (h *HTB) ReceivedClasses(ifb int) (shares map[uint32]ClassState, multicastDropped uint64, err error) {
 	dump := nl.NewNetlinkRequest(unix.RTM_GETTCLASS, unix.NLM_F_DUMP)
 	dump.AddData(&nl.TcMsg{Family: nl.FAMILY_ALL, Ifindex: int32(ifb)})

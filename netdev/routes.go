@@ -1,0 +1,102 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package netdev
+
+import (
+	"fmt"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/dra-shared/dra-driver-shared/netdev/classify"
+)
+
+// The classifier recognizes what the node forwards, and what the kernel of the node sends itself, by the route of the
+// frame. A VLAN of the node releases the route before the frame reaches the NIC below, unless the NIC needs routes
+// (IFF_XMIT_DST_RELEASE). The VLAN takes this property from the NIC when it is created, and when the features of the
+// NIC change.
+
+// toggledFeature is a feature of every NIC that only concerns how the kernel copies data from user space.
+const toggledFeature = "tx-nocache-copy"
+
+// keepRoutes makes frames that leave a NIC through VLANs of the node keep their route, also on VLANs that are created
+// later. The kernel does not show whether frames keep it, so keepRoutes does it once for each NIC that this Node sets
+// up. It returns an error only if the NIC has VLANs. The caller holds n.mu.
+func (n *Node) keepRoutes(m managedNIC) error {
+	if !n.seesRoutes || n.keepingRoutes[m.Index] {
+		return nil
+	}
+	links, err := listLinks()
+	if err != nil {
+		return err
+	}
+	err = classify.KeepRoutes(m.Index, m.trees.Class(0))
+	if newTopology(links).hasVLAN(m.Index) {
+		if err == nil {
+			err = toggleFeature(m.Index, toggledFeature)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	n.keepingRoutes[m.Index] = true
+	return nil
+}
+
+// hasVLAN reports whether a link has VLANs.
+func (t topology) hasVLAN(index int) bool {
+	for _, l := range t {
+		if l.kind == "vlan" && l.lower == index {
+			return true
+		}
+	}
+	return false
+}
+
+// toggleFeature switches a feature of a link off and on again, or on and off, so that the kernel announces a change of
+// features to the links above.
+func toggleFeature(index int, name string) error {
+	active, err := activeFeatures(index)
+	if err != nil {
+		return err
+	}
+	on := active[name]
+	if err := setFeature(index, name, !on); err != nil {
+		return err
+	}
+	changed, err := activeFeatures(index)
+	if err == nil && changed[name] == on {
+		err = fmt.Errorf("the feature %s of link %d cannot be changed", name, index)
+	}
+	if err != nil {
+		return err
+	}
+	return setFeature(index, name, on)
+}
+
+// setFeature switches a feature of a link on or off, as "ethtool -K" does.
+func setFeature(index int, name string, on bool) error {
+	family, err := netlink.GenlFamilyGet(unix.ETHTOOL_GENL_NAME)
+	if err != nil {
+		return fmt.Errorf("look up the netlink family %s: %w", unix.ETHTOOL_GENL_NAME, err)
+	}
+	request := nl.NewNetlinkRequest(int(family.ID), unix.NLM_F_ACK)
+	request.AddData(&nl.Genlmsg{Command: unix.ETHTOOL_MSG_FEATURES_SET, Version: unix.ETHTOOL_GENL_VERSION})
+	device := nl.NewRtAttr(unix.ETHTOOL_A_FEATURES_HEADER|unix.NLA_F_NESTED, nil)
+	device.AddRtAttr(unix.ETHTOOL_A_HEADER_DEV_INDEX, nl.Uint32Attr(uint32(index)))
+	request.AddData(device)
+	wanted := nl.NewRtAttr(unix.ETHTOOL_A_FEATURES_WANTED|unix.NLA_F_NESTED, nil)
+	bit := wanted.AddRtAttr(unix.ETHTOOL_A_BITSET_BITS|unix.NLA_F_NESTED, nil).
+		AddRtAttr(unix.ETHTOOL_A_BITSET_BITS_BIT|unix.NLA_F_NESTED, nil)
+	bit.AddRtAttr(unix.ETHTOOL_A_BITSET_BIT_NAME, nl.ZeroTerminated(name))
+	if on {
+		bit.AddRtAttr(unix.ETHTOOL_A_BITSET_BIT_VALUE, nil)
+	}
+	request.AddData(wanted)
+	if _, err := request.Execute(unix.NETLINK_GENERIC, 0); err != nil {
+		return fmt.Errorf("switch the feature %s of link %d: %w", name, index, err)
+	}
+	return nil
+}
