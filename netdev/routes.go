@@ -38,7 +38,7 @@ func (n *Node) keepRoutes(m managedNIC) error {
 			err = toggleFeature(m.Index, toggledFeature)
 		}
 		if err != nil {
-			return err
+			return fmt.Errorf("VLANs of the node on %s would lose their frames: %w", m.Name, err)
 		}
 	}
 	n.keepingRoutes[m.Index] = true
