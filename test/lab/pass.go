@@ -28,7 +28,8 @@ var kernelPackages = []string{"netdev", "netdev/bpffs", "netdev/classify", "netd
 // further ways, which takes seconds in a guest, wait for the kubelet to try again, or install the chart again.
 const (
 	quickTests = "^(TestRun|TestMount|TestProgram_(drops|onlyCounts|gateway)|" +
-		"TestTraffic_of(Shares|Pods)|TestRawFrames|TestForwarded(Frames|ByNode_isNot)|" +
+		"TestTraffic_of(Shares|Pods)|TestRawFrames|TestForwarded(Frames|ByNode_(isNot|throughVLAN))|" +
+		"TestReceived_forOtherAddress|TestInspect_of|" +
 		"TestBridgeMode_(delivers|limitsBroadcasts)|TestFairQueue|" +
 		"TestAttack_(rawFrames|gateway|furtherLink|modeBridge|neighborFlood$|sourceMode$|content)|" +
 		"TestIdentity_(nodeARP|delayedRepliesWith)|" +
