@@ -147,8 +147,11 @@ func (n *Node) Missed(index int) string {
 func describeStrayed(c *classify.Classifier, index int) string {
 	const text = "frames that the NIC sends are dropped, because they do not come to the queue of their share"
 	before, err := c.BeforeSteering(index)
-	if err != nil {
+	switch {
+	case err != nil:
 		return fmt.Sprintf("%s: listing the programs before the filter that chooses the queue: %v", text, err)
+	case len(before) == 0:
+		return text + ", until a moment ago" // the program was detached since Manage
 	}
 	return fmt.Sprintf("%s; before the filter that chooses the queue runs %s: detach it, make it pass frames on "+
 		"(TCX_NEXT), or set shaping SingleQueue", text, strings.Join(before, ", "))

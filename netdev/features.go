@@ -39,8 +39,8 @@ func activeFeatures(index int) (map[string]bool, error) {
 }
 
 // ethtool sends a request about a link to the family ethtool, and returns the attributes of the
-// answers. header is the type of the attribute that names the link.
-func ethtool(index int, command uint8, header int) (answers [][]byte, err error) {
+// answers. header is the type of the attribute that names the link; others follow it.
+func ethtool(index int, command uint8, header int, others ...nl.NetlinkRequestData) (answers [][]byte, err error) {
 	family, err := netlink.GenlFamilyGet(unix.ETHTOOL_GENL_NAME)
 	if err != nil {
 		return nil, fmt.Errorf("look up the netlink family %s: %w", unix.ETHTOOL_GENL_NAME, err)
@@ -50,6 +50,9 @@ func ethtool(index int, command uint8, header int) (answers [][]byte, err error)
 	device := nl.NewRtAttr(header|unix.NLA_F_NESTED, nil)
 	device.AddRtAttr(unix.ETHTOOL_A_HEADER_DEV_INDEX, nl.Uint32Attr(uint32(index)))
 	request.AddData(device)
+	for _, o := range others {
+		request.AddData(o)
+	}
 	messages, err := request.Execute(unix.NETLINK_GENERIC, 0)
 	for _, m := range messages {
 		if len(m) >= nl.SizeofGenlmsg {

@@ -6,7 +6,6 @@ package netdev
 import (
 	"fmt"
 
-	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
@@ -78,15 +77,6 @@ func toggleFeature(index int, name string) error {
 
 // setFeature switches a feature of a link on or off, as "ethtool -K" does.
 func setFeature(index int, name string, on bool) error {
-	family, err := netlink.GenlFamilyGet(unix.ETHTOOL_GENL_NAME)
-	if err != nil {
-		return fmt.Errorf("look up the netlink family %s: %w", unix.ETHTOOL_GENL_NAME, err)
-	}
-	request := nl.NewNetlinkRequest(int(family.ID), unix.NLM_F_ACK)
-	request.AddData(&nl.Genlmsg{Command: unix.ETHTOOL_MSG_FEATURES_SET, Version: unix.ETHTOOL_GENL_VERSION})
-	device := nl.NewRtAttr(unix.ETHTOOL_A_FEATURES_HEADER|unix.NLA_F_NESTED, nil)
-	device.AddRtAttr(unix.ETHTOOL_A_HEADER_DEV_INDEX, nl.Uint32Attr(uint32(index)))
-	request.AddData(device)
 	wanted := nl.NewRtAttr(unix.ETHTOOL_A_FEATURES_WANTED|unix.NLA_F_NESTED, nil)
 	bit := wanted.AddRtAttr(unix.ETHTOOL_A_BITSET_BITS|unix.NLA_F_NESTED, nil).
 		AddRtAttr(unix.ETHTOOL_A_BITSET_BITS_BIT|unix.NLA_F_NESTED, nil)
@@ -94,8 +84,8 @@ func setFeature(index int, name string, on bool) error {
 	if on {
 		bit.AddRtAttr(unix.ETHTOOL_A_BITSET_BIT_VALUE, nil)
 	}
-	request.AddData(wanted)
-	if _, err := request.Execute(unix.NETLINK_GENERIC, 0); err != nil {
+	_, err := ethtool(index, unix.ETHTOOL_MSG_FEATURES_SET, unix.ETHTOOL_A_FEATURES_HEADER, wanted)
+	if err != nil {
 		return fmt.Errorf("switch the feature %s of link %d: %w", name, index, err)
 	}
 	return nil
