@@ -201,8 +201,10 @@ func (d *Driver) removeMetadata(dir string) error {
 // directory, or whether records cannot be read.
 func (d *Driver) isMetadataNeeded(dir string) bool {
 	all, err := d.claims.List()
-	name := filepath.Base(dir)
-	return err != nil || slices.ContainsFunc(all, func(c *record.Claim) bool { return metadataName(c) == name })
+	namespace, name, _ := strings.Cut(filepath.Base(dir), "_") // see metadataName; neither contains a "_"
+	return err != nil || slices.ContainsFunc(all, func(c *record.Claim) bool {
+		return c.Namespace == namespace && c.Name == name
+	})
 }
 
 // metadataName returns the name of the directory of a claim's metadata.

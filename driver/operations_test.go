@@ -53,17 +53,16 @@ func TestDriver_operations_doNotDependOnShares(t *testing.T) {
 		c, pod := p.claim(fmt.Sprintf("measured%d", shares), "1M", ""), p.sandbox("measured")
 		var share string
 		for _, step := range []struct {
-			name  string
-			syncs int // each takes milliseconds on a disk
-			do    func()
+			name string
+			do   func()
 		}{
-			{"prepare", 2, func() { share = p.mustPrepare(c)[0] }},
-			{"attach", 0, func() {
+			{"prepare", func() { share = p.mustPrepare(c)[0] }},
+			{"attach", func() {
 				if err := pod.hook(c, share); err != nil {
 					t.Fatal(err)
 				}
 			}},
-			{"unprepare", 1, func() { p.unprepare(c) }},
+			{"unprepare", func() { p.unprepare(c) }},
 		} {
 			got := o.during(step.do)
 			if first[step.name] == nil {
@@ -73,14 +72,10 @@ func TestDriver_operations_doNotDependOnShares(t *testing.T) {
 			if !maps.Equal(got, first[step.name]) {
 				t.Errorf("%s next to %d shares: %v, next to 1 share %v", step.name, shares, got, first[step.name])
 			}
-			syncs := 0
-			for name, count := range got {
+			for name := range got {
 				if strings.HasPrefix(name, "sync ") {
-					syncs += count
+					t.Errorf("%s next to %d shares waits for the disk (%s)", step.name, shares, name)
 				}
-			}
-			if syncs != step.syncs {
-				t.Errorf("%s next to %d shares syncs %d files, want %d", step.name, shares, syncs, step.syncs)
 			}
 		}
 	}

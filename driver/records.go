@@ -137,8 +137,8 @@ func (d *Driver) setAsideCorrupt(ctx context.Context) {
 	if corrupt := errors.Join(claims, attachments); corrupt != nil {
 		logger.Error(
 			corrupt,
-			"Set corrupt records aside as *.unreadable; the plugin prepares their claims again when the kubelet asks, and "+
-				"running pods keep their devices",
+			"Set corrupt records aside as *.unreadable, and removed empty ones; the plugin prepares their claims again when "+
+				"the kubelet asks, and running pods keep their devices",
 		)
 	}
 }

@@ -158,8 +158,9 @@ func (s *Store) path(uid types.UID) (string, error) {
 	return filepath.Join(s.dir, string(uid)+suffix), nil
 }
 
-// Put writes a record atomically. After a crash of the node, the file may have its former content: what returns has
-// the ID of an earlier boot, and the kubelet prepares its claims again after a boot.
+// Put writes a record atomically for all processes of the node. It does not sync the file, which takes milliseconds on
+// a disk: after a crash of the node, the file may be missing, be empty, or have its former content. None of that
+// matters then, because the kubelet prepares claims again after a boot, and a record of an earlier boot is not used.
 func (s *Store) Put(c *Claim) error {
 	c.Version, c.BootID = Version, s.bootID
 	path, err := s.path(c.UID)
@@ -170,8 +171,7 @@ func (s *Store) Put(c *Claim) error {
 	if err != nil {
 		return err
 	}
-	if err := files.Replace(s.failpoints, "claim record", path, raw, files.Options{Mode: 0o600,
-		Durable: true}); err != nil {
+	if err := files.Replace(s.failpoints, "claim record", path, raw, files.Options{Mode: 0o600}); err != nil {
 		return fmt.Errorf("write record of claim %s/%s: %w", c.Namespace, c.Name, err)
 	}
 	return nil
@@ -223,6 +223,9 @@ func read(path string) (*Claim, error) {
 // decode decodes a record of any version. A new version adds the conversion from
 // its predecessor here, and a file of the predecessor to testdata.
 func decode(raw []byte) (*Claim, error) {
+	if len(raw) == 0 {
+		return nil, fmt.Errorf("%w: it is empty, because the node crashed before it was on the disk", ErrCorrupt)
+	}
 	var c Claim
 	if err := json.Unmarshal(raw, &c); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrCorrupt, err)
@@ -260,13 +263,13 @@ func (c *Claim) validate() error {
 const asideSuffix = ".unreadable"
 
 // SetAside renames a record that cannot be read and returns its new path. The file
-// stays there for an administrator.
-func (s *Store) SetAside(uid types.UID) (string, error) {
+// stays there for an administrator. SetAside removes an empty record, and returns "".
+func (s *Store) SetAside(uid types.UID) (kept string, err error) {
 	path, err := s.path(uid)
 	if err != nil {
 		return "", err
 	}
-	return path + asideSuffix, s.setAside(path)
+	return s.setAside(path)
 }
 
 // IsAside reports whether a record of a claim was set aside and still exists.
@@ -279,18 +282,22 @@ func (s *Store) IsAside(uid types.UID) bool {
 	return !errors.Is(err, os.ErrNotExist)
 }
 
-func (s *Store) setAside(path string) error {
-	return s.failpoints.Do("set claim record aside", func() error { return os.Rename(path, path+asideSuffix) })
+func (s *Store) setAside(path string) (kept string, err error) {
+	if info, err := os.Stat(path); err == nil && info.Size() == 0 {
+		return "", files.Remove(s.failpoints, "empty claim record", path)
+	}
+	kept = path + asideSuffix
+	return kept, s.failpoints.Do("set claim record aside", func() error { return os.Rename(path, kept) })
 }
 
-// SetCorruptAside sets all corrupt records aside. found describes the corrupt records, err what
+// SetCorruptAside sets all corrupt records aside; see SetAside. found describes the corrupt records, err what
 // failed.
 func (s *Store) SetCorruptAside() (found error, err error) {
 	var failed error
 	err = s.records.Each("", func(name string, _ *Claim, readErr error) {
 		if errors.Is(readErr, ErrCorrupt) {
-			found = errors.Join(found, readErr)
-			failed = errors.Join(failed, s.setAside(s.records.Path(name)))
+			_, asideErr := s.setAside(s.records.Path(name))
+			found, failed = errors.Join(found, readErr), errors.Join(failed, asideErr)
 		}
 	})
 	return found, errors.Join(err, failed)

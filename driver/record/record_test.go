@@ -6,6 +6,7 @@ package record
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -119,7 +120,7 @@ func TestStore_List_withUnreadableRecords(t *testing.T) {
 	}
 	for name, content := range map[string]string{
 		"torn": `{"vers`, "newer": `{"version": 7}`, "wrong": `{"version": 1, "uid": "good", "phase": "Prepared"}`,
-		"odd": `{"version": 1, "uid": "odd", "phase": "Odd"}`, "zero": `{}`,
+		"odd": `{"version": 1, "uid": "odd", "phase": "Odd"}`, "zero": `{}`, "empty": "",
 	} {
 		if err := os.WriteFile(filepath.Join(s.dir, name+".json"), []byte(content), 0o600); err != nil {
 			t.Fatal(err)
@@ -131,6 +132,7 @@ func TestStore_List_withUnreadableRecords(t *testing.T) {
 		"wrong.json: the record is corrupt: it belongs to claim good",
 		`phase "Odd"`,
 		"version 0",
+		"empty.json: the record is corrupt: it is empty, because the node crashed",
 	}
 	claims, err := s.List()
 	for _, want := range wants {
@@ -146,8 +148,11 @@ func TestStore_List_withUnreadableRecords(t *testing.T) {
 	if _, err := s.List(); errors.Is(err, ErrCorrupt) || !errors.Is(err, ErrNewer) {
 		t.Errorf("afterwards: %v", err)
 	}
-	if kept, err := filepath.Glob(filepath.Join(s.dir, "*"+asideSuffix)); err != nil || len(kept) != 4 {
+	if kept, err := filepath.Glob(filepath.Join(s.dir, "*"+asideSuffix)); err != nil || len(kept) != 4 || strings.Contains(fmt.Sprint(kept), "empty") {
 		t.Errorf("kept: %v, %v", kept, err)
+	}
+	if _, err := os.Stat(filepath.Join(s.dir, "empty.json")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the empty record remains: %v", err)
 	}
 }
 
