@@ -114,8 +114,17 @@ func (d *Driver) attach(ctx context.Context, r attach.Request, sandbox Sandbox) 
 	if err := d.attachments.Write(recorded); err != nil {
 		return errors.Join(fmt.Errorf("write attachment record: %w", err), d.detach(ctx, s, recorded))
 	}
+	d.detachFormer(attached.Namespace)
 	klog.FromContext(ctx).V(2).Info("Attached share", "device", s.Device)
 	return nil
+}
+
+// detachFormer detaches shares from a namespace that had the same ID earlier. It has ended, because the kernel
+// reuses the ID only then; its event may have been missed.
+func (d *Driver) detachFormer(current attach.Namespace) {
+	d.ended.add(func(r *attach.Record) bool {
+		return r.Namespace.NSID == current.NSID && r.Namespace.Cookie != current.Cookie
+	})
 }
 
 // newAttachment returns the record of an attachment.

@@ -47,6 +47,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 	"github.com/dra-shared/dra-driver-shared/netdev"
 	"github.com/dra-shared/dra-driver-shared/netdev/nstest"
+	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
 	"github.com/dra-shared/dra-driver-shared/test/eventually"
 )
 
@@ -628,6 +629,33 @@ func TestDriver_Start_detachesEndedPods(t *testing.T) {
 	}
 }
 
+// A sandbox ended while no plugin was watching, and the kernel gave the ID of its namespace to that of another pod.
+func TestAttach_detachesShareFromFormerNamespaceWithSameID(t *testing.T) {
+	p := newPlugin(t)
+	c := p.claim("c", "100M", `"addresses": ["10.20.0.5/16"]`)
+	ended := p.sandbox("ended")
+	if err := ended.hook(c, p.mustPrepare(c)[0]); err != nil {
+		t.Fatal(err)
+	}
+	old := p.onlyRecord()
+	other, next := p.claim("other", "100M", ""), p.sandbox("next")
+	p.stop()
+	ended.kill()
+	old.Namespace.NSID = next.namespaceID()
+	if err := attach.OpenRecords(p.options.RunDir, old.BootID, nil).Write(old); err != nil {
+		t.Fatal(err)
+	}
+	p.start()
+	if err := next.hook(other, p.mustPrepare(other)[0]); err != nil {
+		t.Fatal(err)
+	}
+	p.awaitAttached(1)
+	restarted := p.sandbox("ended")
+	if err := restarted.hook(c, p.mustPrepare(c)[0]); err != nil {
+		t.Errorf("the pod does not start again: %v", err)
+	}
+}
+
 // namespaceID is that of an attached pod.
 func (p *plugin) namespaceID(pod string) int {
 	p.t.Helper()
@@ -765,6 +793,26 @@ func TestAttach_reportsFailureAndSucceedsLater(t *testing.T) {
 		t.Error(err)
 	}
 	p.awaitReason(c, params.ReasonAttached)
+}
+
+// namespaceID returns the ID of the sandbox's namespace in the namespace of the test.
+func (s *sandbox) namespaceID() int {
+	s.plugin.t.Helper()
+	conn, err := rtnl.Open()
+	if err != nil {
+		s.plugin.t.Fatal(err)
+	}
+	defer conn.Close()
+	namespace, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", s.pid))
+	if err != nil {
+		s.plugin.t.Fatal(err)
+	}
+	defer namespace.Close()
+	id, err := conn.NamespaceID(namespace)
+	if err != nil {
+		s.plugin.t.Fatal(err)
+	}
+	return id
 }
 
 func (s *sandbox) do(f func() error) {

@@ -120,6 +120,7 @@ func (n *Node) Attach(pod PodNamespace, s LinkSpec) (Attachment, error) {
 	if a.NSID, err = n.conn.NamespaceID(pod.File); err != nil {
 		return a, err
 	}
+	n.recordNamespace(a.NSID, a.Cookie)
 	if err := errors.Join(n.checkAddresses(nic, s), n.addGateways(nic, s)); err != nil {
 		return a, err
 	}
@@ -443,7 +444,7 @@ const (
 
 // Presence reports which part of an attachment exists. The kernel reuses
 // namespace IDs: if another namespace now has the ID of the attachment's,
-// Presence returns LinkMissing.
+// Presence returns LinkMissing until a link is attached in it, and NamespaceMissing then.
 func (n *Node) Presence(a Attachment) (Presence, error) {
 	link, err := n.linkOf(a)
 	if err != nil {
@@ -452,7 +453,7 @@ func (n *Node) Presence(a Attachment) (Presence, error) {
 	if link != nil && link.HardwareAddr.String() == a.MAC.String() {
 		return LinkPresent, nil
 	}
-	exists, err := n.conn.NamespaceExists(a.NSID)
+	exists, err := n.namespaceExists(a)
 	if err == nil && !exists {
 		return NamespaceMissing, nil
 	}
@@ -470,7 +471,8 @@ func (n *Node) Restore(a Attachment, r shape.Rates) error {
 }
 
 // linkOf returns the attributes of the link that has the attachment's index in
-// its namespace, or nil if that is not a macvlan of the attachment's NIC.
+// its namespace, or nil if that is not a macvlan of the attachment's NIC, or if it belongs to
+// another attachment, whose namespace now has the ID.
 func (n *Node) linkOf(a Attachment) (*netlink.LinkAttrs, error) {
 	if a.Index == 0 {
 		return nil, nil
@@ -489,7 +491,11 @@ func (n *Node) linkOf(a Attachment) (*netlink.LinkAttrs, error) {
 		}
 		// A pod can change the name and the address. It can also replace the link by one with the
 		// same index on another link of the pod, to which it has given the index of the NIC.
-		if l := link.Attrs(); link.Type() == "macvlan" && l.ParentIndex == a.Parent && l.NetNsID == n.nsid {
+		l := link.Attrs()
+		if link.Type() != "macvlan" || l.ParentIndex != a.Parent || l.NetNsID != n.nsid {
+			continue
+		}
+		if bytes.Equal(l.HardwareAddr, a.MAC) || !n.hasEnded(a) {
 			return l, nil
 		}
 	}

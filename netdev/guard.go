@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"syscall"
 	"time"
 
@@ -202,6 +203,9 @@ func (n *Node) guard(a Attachment) (text string, err error) {
 	if err != nil {
 		return "", err
 	}
+	if n.hasEnded(a) && !slices.ContainsFunc(macvlans, func(m macvlanState) bool { return bytes.Equal(m.mac, a.MAC) }) {
+		return "", nil // the macvlans are those of another pod
+	}
 	text, link := violation(a, macvlans)
 	if text == "" && link == nil {
 		if text, err = n.describeMissing(a); err != nil {
@@ -226,7 +230,7 @@ func (n *Node) guard(a Attachment) (text string, err error) {
 // the pod has moved the link if the NIC still accepts the address. It returns "" if the link
 // or the namespace no longer exists.
 func (n *Node) describeMissing(a Attachment) (string, error) {
-	exists, err := n.conn.NamespaceExists(a.NSID)
+	exists, err := n.namespaceExists(a)
 	if err != nil || !exists {
 		return "", err
 	}

@@ -409,6 +409,33 @@ func TestNode_Detach_keepsLinkWithAnotherMAC(t *testing.T) {
 	}
 }
 
+// The kernel gives the ID of a namespace that has ended to another one, in which a link with the same index is attached.
+func TestNode_Read_linkOfAnotherPodWithSameNamespaceID(t *testing.T) {
+	nic, _ := nstest.NIC(t, "nic0", 1500)
+	node, pod := newNode(t, nic), nstest.New(t)
+	current := attach(t, node, pod, netdev.LinkSpec{Parent: nic.Index, MAC: mac(1), Mode: netdev.Bridge})
+	ended := current
+	ended.MAC, ended.Mode, ended.Cookie = mac(9), netdev.Private, current.Cookie+1
+	if got := read(t, node, ended); got.Exists || got.Blocked != "" {
+		t.Errorf("Read of an attachment whose namespace has ended returned %+v, want the zero state", got)
+	}
+	if got, err := node.Presence(ended); got != netdev.NamespaceMissing || err != nil {
+		t.Errorf("Presence returned %v and error %v, want %v", got, err, netdev.NamespaceMissing)
+	}
+	if snapshot, err := node.Snapshot(); err != nil {
+		t.Error(err)
+	} else if exists, err := snapshot.NamespaceExists(ended); exists || err != nil {
+		t.Errorf("the snapshot has its namespace: %t, error %v", exists, err)
+	}
+	if got := read(t, node, current); !got.Exists {
+		t.Errorf("Read of the link returned %+v", got)
+	}
+	current.Cookie++ // another plugin of the node attached it after the namespace of the other link had ended
+	if got, err := node.Presence(current); got != netdev.LinkPresent || err != nil {
+		t.Errorf("Presence of a link with its MAC address returned %v and error %v, want %v", got, err, netdev.LinkPresent)
+	}
+}
+
 func TestNode_Read_showsChangesByPod(t *testing.T) {
 	nic, _ := nstest.NIC(t, "nic0", 1500)
 	node, pod := newNode(t, nic), nstest.New(t)

@@ -56,6 +56,7 @@ type Node struct {
 	displaced     map[LinkKey]Attachment // those whose links are not up with their address; see setGuarded
 	detachedAt    map[LinkKey]time.Time  // when links were detached; see detachGracePeriod
 	changes       uint64                 // number of changes of displaced and detachedAt
+	cookies       map[int]uint64         // of namespaces, by ID; see recordNamespace
 }
 
 // managedNIC is a NIC for which Manage was called.
@@ -216,6 +217,7 @@ func NewNode(o Options) (*Node, error) {
 		keepingRoutes: map[int]bool{},
 
 		displaced:  map[LinkKey]Attachment{},
+		cookies:    map[int]uint64{},
 		detachedAt: map[LinkKey]time.Time{},
 	}, nil
 }

@@ -79,7 +79,7 @@ func (n *Node) enforcedNICs() (nics []managedNIC) {
 // all namespaces, so NamespaceExists asks the kernel about a missing one.
 func (s *Snapshot) NamespaceExists(a Attachment) (bool, error) {
 	if s.namespaces[a.NSID] {
-		return true, nil
+		return !s.node.hasEnded(a), nil
 	}
 	return s.node.conn.NamespaceExists(a.NSID)
 }

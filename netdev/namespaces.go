@@ -1,0 +1,49 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package netdev
+
+// The kernel reuses the ID of a network namespace once that has ended. A Node that was not running at that time, or
+// whose socket overflowed, has no event for the end. The cookie of a namespace is never reused, but only a
+// socket in the namespace shows it: so Attach records it.
+
+// recordNamespace records the cookie of the namespace that has an ID.
+func (n *Node) recordNamespace(id int, cookie uint64) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.cookies[id] = cookie
+}
+
+// forgetNamespaces forgets the cookies of namespaces that have ended.
+func (n *Node) forgetNamespaces(ids []int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, id := range ids {
+		delete(n.cookies, id)
+	}
+}
+
+// forgetAllNamespaces forgets all cookies, because events for the end of namespaces were dropped.
+func (n *Node) forgetAllNamespaces() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	clear(n.cookies)
+}
+
+// hasEnded reports whether another namespace is known to have the ID of an attachment's. It may be wrong for an
+// attachment of another plugin on the node, so the caller looks for its MAC address first.
+func (n *Node) hasEnded(a Attachment) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	cookie, known := n.cookies[a.NSID]
+	return known && cookie != a.Cookie
+}
+
+// namespaceExists reports whether the namespace of an attachment exists, as far as it is known: otherwise, whether
+// any namespace has its ID.
+func (n *Node) namespaceExists(a Attachment) (bool, error) {
+	if n.hasEnded(a) {
+		return false, nil
+	}
+	return n.conn.NamespaceExists(a.NSID)
+}
