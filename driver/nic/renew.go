@@ -15,6 +15,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/driver"
 	"github.com/dra-shared/dra-driver-shared/netdev"
@@ -191,7 +192,10 @@ func (t *leaseTask) act(ctx context.Context, l leasedLink) (time.Duration, error
 		return missingInterval, err
 	}
 	fuzz, lease := rand.Float64(), leaseOf(l.link) //nolint:gosec // it only spreads requests
-	if !lease.Address.IsValid() {
+	switch {
+	case !lease.Address.IsValid() && l.network() == nil:
+		return missingInterval, nil // the status of the share reports it
+	case !lease.Address.IsValid():
 		return t.acquire(ctx, l, fuzz)
 	}
 	state := lease.State(dhcp.SinceBoot())
@@ -249,18 +253,24 @@ type leasedLink struct {
 	link attach.Link
 }
 
-// isPresent reports whether the link is in its pod, and its NIC is shared.
+// isPresent reports whether the link is in its pod.
 func (l leasedLink) isPresent() (bool, error) {
-	d, err := l.kind.device(l.Share.Device)
-	if err != nil || !d.isShared() {
-		return false, nil //nolint:nilerr // the status of the share reports it
-	}
 	a, err := l.kind.attachment(l.Record)
 	if err != nil {
 		return false, err
 	}
 	presence, err := l.kind.node.Presence(a)
 	return presence == netdev.LinkPresent, err
+}
+
+// network returns the network of the link. It returns nil if the NIC is no longer shared: links on it keep their
+// leases, and get no others.
+func (l leasedLink) network() *config.Network {
+	d, err := l.kind.device(l.Share.Device)
+	if err != nil || !d.isShared() {
+		return nil
+	}
+	return d.network
 }
 
 // exchange calls f with sockets that were opened in the pod, which it closes afterwards: they keep
@@ -304,10 +314,6 @@ func (l leasedLink) renew(ctx context.Context, lease dhcp.Lease, state dhcp.Stat
 	if err != nil {
 		return lease, err
 	}
-	d, err := l.kind.device(l.Share.Device)
-	if err != nil {
-		return lease, err
-	}
 	err = l.exchange(ctx, func(ctx context.Context, sockets attach.Sockets) error {
 		conn, err := dhcp.NewConn(sockets.Packet, l.link.Index)
 		if err != nil {
@@ -318,8 +324,8 @@ func (l leasedLink) renew(ctx context.Context, lease dhcp.Lease, state dhcp.Stat
 			return err
 		})
 	})
-	if err == nil {
-		err = refuseLease(d.network, renewed)
+	if network := l.network(); err == nil && network != nil {
+		err = refuseLease(network, renewed)
 	}
 	return renewed, err
 }

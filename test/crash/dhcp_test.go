@@ -194,6 +194,27 @@ func TestPlugin_renewsLeases(t *testing.T) {
 	e.must("unprepare the claim", e.unprepare(t.Context(), claim))
 }
 
+// A NIC that is no longer configured, or that cannot be shared, keeps the leases of its links.
+func TestPlugin_renewsLeasesOfNICThatIsNotShared(t *testing.T) {
+	e := newDHCPEnv(t)
+	e.serve(nil)
+	claim, pod := e.claim("lease"), e.pod("leasing")
+	e.must("prepare the claim", e.prepare(t.Context(), claim))
+	e.must("attach the claim", pod.hook(t.Context(), e.dir, claim, timeout))
+	first, err := pod.address()
+	e.must("address of the link", err)
+	e.kill()
+	e.serve(func(c *pluginConfig) { c.Interfaces = "absent0" })
+	e.awaitReason(claim, params.ReasonDeviceGone)
+	e.awaitRenewals(4) // more than a lease is long
+	if now, err := pod.address(); err != nil || now != first {
+		t.Errorf("after renewals the link has the address %q (error %v), want %s", now, err, first)
+	}
+	pod.end()
+	e.server.AwaitLog("DHCPRELEASE of " + strings.TrimSuffix(first, "/16"))
+	e.must("unprepare the claim", e.unprepare(t.Context(), claim))
+}
+
 // recordedNamespace returns the ID of the namespace of the only attachment.
 func (e *testEnv) recordedNamespace() int {
 	e.t.Helper()
