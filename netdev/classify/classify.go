@@ -431,11 +431,15 @@ func (c *Classifier) AddMember(m Member, class uint32) error {
 	return taken
 }
 
-// RemoveMember removes the map entries of a link. It returns nil if the link
-// has none.
+// RemoveMember removes the map entries of a link, also those that a plugin with another Key has
+// added. It returns nil if the link has none.
 func (c *Classifier) RemoveMember(m Member) error {
 	errs := c.removeIdentity(m)
-	for _, cookie := range c.senderCookies(m.Cookie, m.TrustMAC) {
+	cookies := c.senderCookies(m.Cookie, m.TrustMAC)
+	if !slices.Contains(cookies, m.Cookie) {
+		cookies = append(cookies, m.Cookie)
+	}
+	for _, cookie := range cookies {
 		errs = errors.Join(errs, c.failpoints.Do("remove sender from map", func() error {
 			return ignoreMissing(c.maps.DraSharedTx.Delete(sender(m, cookie)))
 		}))

@@ -891,6 +891,26 @@ func TestClassifier_RemoveMember_removesIdentity(t *testing.T) {
 	}
 }
 
+// A plugin that may read cookies added a link, and one that may not removes it.
+func TestClassifier_RemoveMember_ofAnotherKey(t *testing.T) {
+	e := newIdentityEnv(t, Policy{Identity: IdentityEnforce})
+	members, err := e.c.Members()
+	if err != nil || len(members) != 2 {
+		t.Fatalf("Members returned %v and error %v, want 2", members, err)
+	}
+	key := e.c.key
+	for _, e.c.key = range []Key{KeyMAC, key} {
+		for _, m := range members {
+			if err := e.c.RemoveMember(m); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if left, err := e.c.Members(); err != nil || len(left) > 0 {
+			t.Fatalf("with key %v: Members returned %v and error %v, want none", e.c.key, left, err)
+		}
+	}
+}
+
 func TestProgram_gatewayAddresses(t *testing.T) {
 	const gateway = "10.20.0.250"
 	addresses := []netip.Addr{netip.MustParseAddr(gateway)}
