@@ -90,11 +90,17 @@ func (k *Kind) Reserve(
 	if err != nil {
 		return err
 	}
+	network := d.network.Name
+	if len(p.AddressPools) > 0 { // of a claim that may have been prepared before the network got another name
+		if network, err = k.addresses.NetworkOf(ctx, p.AddressPools); err != nil {
+			return err
+		}
+	}
 	link := attach.Link{
-		Parent: d.nic.Index, MAC: macOf(share, r, reserved.Namespace.Cookie).String(), Network: d.network.Name,
+		Parent: d.nic.Index, MAC: macOf(share, r, reserved.Namespace.Cookie).String(), Network: network,
 	}
 	request := ipam.Request{
-		Pools: p.AddressPools, Network: d.network.Name, Reserved: addrsOf(static),
+		Pools: p.AddressPools, Network: network, Reserved: addrsOf(static),
 		PodNamespace: r.Pod.Namespace,
 		Owner:        ownerOf(r.ClaimUID, share.Name, reserved.Namespace.Cookie, r.Pod),
 		Keep:         ptr.Deref(p.KeepAddresses, false), Pod: r.Pod.Name, Interface: p.InterfaceName,
@@ -112,7 +118,7 @@ func (k *Kind) Reserve(
 		}
 		return write(reserved)
 	}
-	return k.assignUnused(ctx, d, request, k.usedIn(records), assign, func() (addressOwners, error) {
+	return k.assignUnused(ctx, request, k.usedIn(records), assign, func() (addressOwners, error) {
 		return k.refusedAddresses(ctx, d, link, static)
 	})
 }
@@ -120,10 +126,10 @@ func (k *Kind) Reserve(
 // assignUnused assigns the addresses of a request, and assigns others as long as other hosts on the
 // network have some of them. refused returns the assigned addresses that other hosts have.
 func (k *Kind) assignUnused(
-	ctx context.Context, d *device, request ipam.Request, used func() (ipam.Used, error),
+	ctx context.Context, request ipam.Request, used func() (ipam.Used, error),
 	assign func(ipam.Assignment) error, refused func() (addressOwners, error),
 ) error {
-	network := d.network.Name
+	network := request.Network
 	for {
 		if err := k.addresses.Assign(ctx, request, used, assign); err != nil {
 			return err

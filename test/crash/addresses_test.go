@@ -21,6 +21,7 @@ import (
 
 	network "github.com/dra-shared/dra-driver-shared/api/network/v1alpha1"
 	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/internal/failpoint/failpointtest"
 )
 
@@ -155,6 +156,32 @@ func TestPlugin_keepsTheAddressOfALinkThatIsNotRecorded(t *testing.T) {
 	e.must("attach the first pod again", one.hook(t.Context(), e.dir, claim, 10*time.Second))
 	e.must("compare the addresses again", differ([]*sandbox{one, other}))
 	e.must("both pods are attached", e.attachedPods(2))
+}
+
+// The network gets another name while a claim is prepared. Further pods of the claim get addresses of its pool, and
+// the node keeps both for them.
+func TestPlugin_assignsAddressesAfterNetworkWasRenamed(t *testing.T) {
+	e := newTestEnv(t)
+	e.addPool()
+	e.start(func(c *pluginConfig) { c.Pools = true })
+	claim := e.claim("shared")
+	e.must("prepare the claim", e.prepare(t.Context(), claim))
+	one, other := e.sandbox("one"), e.sandbox("other")
+	e.must("attach the first pod", one.hook(t.Context(), e.dir, claim, 10*time.Second))
+	e.kill()
+	e.start(func(c *pluginConfig) { c.Pools, c.Network = true, "renamed" })
+	e.must("attach the other pod", other.hook(t.Context(), e.dir, claim, 10*time.Second))
+	e.must("compare the addresses", differ([]*sandbox{one, other}))
+	e.kill()
+	e.start(func(c *pluginConfig) { c.Pools, c.Network = true, "renamed" })
+	e.awaitReason(claim, params.ReasonAttached)
+	records, err := attach.OpenRecords(e.path("run"), attach.AnyBoot, nil).List()
+	e.must("read the records", err)
+	for _, r := range records {
+		if link, err := r.Link(); err != nil || link.Network != "storage" {
+			t.Errorf("pod %s has an address of network %q (error %v), want that of the pool, storage", r.Pod.Name, link.Network, err)
+		}
+	}
 }
 
 // The attachment record of a running pod is corrupt. The node neither assigns the address of its link to another pod

@@ -102,6 +102,10 @@ type pluginConfig struct {
 	BootIDFile string
 	// Interfaces of the configured network; the default is nic0.
 	Interfaces string
+	// Network is the name of the configured network; the default is storage.
+	Network string
+	// Enforcement of the configured network; the default is Shape.
+	Enforcement string
 	// Bandwidth of the configured network; the default is 10G.
 	Bandwidth string
 	// Kill is the point at which the plugin kills itself.
@@ -224,10 +228,11 @@ func (c pluginConfig) driverConfig() string {
 apiVersion: config.dra-shared.dev/v1alpha1
 kind: DriverConfig
 networks:
-- name: storage
+- name: ` + cmp.Or(c.Network, "storage") + `
   interfaces: [` + cmp.Or(c.Interfaces, "nic0") + `]
   bandwidth: ` + cmp.Or(c.Bandwidth, "10G") + `
   shares: 3000
+  enforcement: ` + cmp.Or(c.Enforcement, "Shape") + `
   allow: {modes: [Private, Bridge], subnets: [10.0.0.0/8], dhcp: [IPv4]}` + dhcpDefault(c) + `
 fabrics:
 - {name: rack1, nodeSelector: {rack: "1"}}`

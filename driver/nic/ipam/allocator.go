@@ -444,6 +444,11 @@ func (a *Allocator) Gateways(networkName string) (gateways []netip.Addr, known b
 	return a.pools.gateways(networkName)
 }
 
+// NetworkOf returns the network of pools, all of which belong to the same one.
+func (a *Allocator) NetworkOf(ctx context.Context, pools []string) (string, error) {
+	return a.pools.networkOf(ctx, pools)
+}
+
 // HasPool reports whether a pool of the network has one of the addresses.
 func (a *Allocator) HasPool(ctx context.Context, networkName string, addresses []netip.Addr) (bool, error) {
 	for _, address := range addresses {

@@ -339,6 +339,19 @@ func (p *pools) check(ctx context.Context, networkName, namespace string, names 
 	return nil
 }
 
+// networkOf returns the network of the first pool.
+func (p *pools) networkOf(ctx context.Context, names []string) (string, error) {
+	all, err := p.all(ctx)
+	if err != nil {
+		return "", err
+	}
+	pool, err := find(all, names[0])
+	if err != nil {
+		return "", err
+	}
+	return pool.Network, nil
+}
+
 // wasShort reports whether a pool was short shortly before now.
 func wasShort(o *network.AddressPool, now time.Time) bool {
 	c := meta.FindStatusCondition(o.Status.Conditions, network.ConditionShort)
