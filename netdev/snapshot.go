@@ -107,6 +107,11 @@ func (s *Snapshot) Rates(a Attachment) (send, receive *shape.Rates, err error) {
 	return send, receive, err
 }
 
+// Identified reports whether the programs know the link of an attachment, also one without a class.
+func (s *Snapshot) Identified(a Attachment) (bool, error) {
+	return s.node.classifier.Knows(a.Parent, a.MAC)
+}
+
 // Blocked reports whether the link of an attachment is blocked; see LinkState. Read then
 // examines the link.
 func (s *Snapshot) Blocked(a Attachment) (bool, error) {

@@ -283,16 +283,19 @@ func (k *Kind) isIntact(snapshot *netdev.Snapshot, of driver.Attachment) (bool, 
 	if blocked, err := snapshot.Blocked(a); err != nil || blocked {
 		return false, err // Restore guards the NIC of a blocked link again
 	}
+	if of.Share.AdminAccess {
+		return snapshot.Identified(a)
+	}
 	send, receive, err := snapshot.Rates(a)
 	return err == nil && areRates(send, receive, want), err
 }
 
 // wantedRates returns the rates that the kernel must enforce for a share. known is false if the
 // kernel's state must not change: if the rates are unknown, because the NIC is no longer configured
-// or the claim record is lost, and for admin access, which has no class.
+// or the claim record is lost. For admin access, which has no class, they are zero.
 func (k *Kind) wantedRates(share record.Share) (rates shape.Rates, known bool, err error) {
 	d, err := k.device(share.Device)
-	if err != nil || !d.isShared() || len(share.Parameters) == 0 || share.AdminAccess {
+	if err != nil || !d.isShared() || len(share.Parameters) == 0 {
 		return rates, false, err
 	}
 	p, err := parametersOf(share)

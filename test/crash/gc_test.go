@@ -18,6 +18,8 @@ import (
 	"github.com/vishvananda/netlink"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/utils/ptr"
 
 	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/netdev/classify"
@@ -400,6 +402,41 @@ func TestPlugin_keepsEnforcementOnUnconfiguredNIC(t *testing.T) {
 		exists, linkErr := linkExists(shape.IFBName("nic0"))
 		if err = errors.Join(err, linkErr); err == nil && (owned || exists) {
 			err = fmt.Errorf("nic0 has queues of the driver: %t, an IFB device: %t", owned, exists)
+		}
+		return err
+	})
+}
+
+// A link for monitoring was attached without enforcement, which the administrator then turns on. The programs must
+// know the link: they would drop all its frames.
+func TestPlugin_identifiesAdminLinkWhenEnforcementStarts(t *testing.T) {
+	e := newTestEnv(t)
+	e.way = e.strongest()
+	e.start(func(c *pluginConfig) { c.Enforcement = "None" })
+	claim := newClaim("monitor")
+	devices := &claim.Status.Allocation.Devices
+	devices.Results[0].AdminAccess = ptr.To(true)
+	devices.Config = []resourceapi.DeviceAllocationConfiguration{{
+		Source: resourceapi.AllocationConfigSourceClaim,
+		DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
+			Driver: driverName, Parameters: runtime.RawExtension{Raw: []byte(`{"apiVersion": "dra-shared.dev/v1alpha1", ` +
+				`"kind": "NetworkAttachment", "adminLink": true}`)},
+		}},
+	}}
+	e.addClaim(claim)
+	e.must("prepare the claim", e.prepare(t.Context(), claim))
+	e.must("attach the claim", e.sandbox("monitor").hook(t.Context(), e.dir, claim, timeout))
+	e.kill()
+	e.start(nil)
+	e.eventually("the programs know the link", func() error {
+		classifier, err := classify.Open(e.bpffs, nil, classify.HookClsact, classify.KeyMAC)
+		if err != nil {
+			return err
+		}
+		defer classifier.Close()
+		members, err := classifier.Members()
+		if err == nil && len(members) != 1 {
+			err = fmt.Errorf("they know %v", members)
 		}
 		return err
 	})
