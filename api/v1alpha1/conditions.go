@@ -58,6 +58,10 @@ const (
 	// ReasonDeviceGone (False) means that the device is missing from the node or
 	// from the driver's configuration.
 	ReasonDeviceGone = "DeviceGone"
+	// ReasonDeviceChanged (False) means that the nodes of an accelerator have other paths than
+	// when the claim was prepared. Its containers would get the former paths, which may belong
+	// to another device: delete the pods of the claim.
+	ReasonDeviceChanged = "DeviceChanged"
 	// ReasonDeviceUnusable (False) means that the device is configured and on the
 	// node, but the plugin cannot share it. The message has the cause and the remedy.
 	ReasonDeviceUnusable = "DeviceUnusable"
@@ -185,6 +189,12 @@ const (
 	EventReasonLinksRefused = "LinksRefused"
 	// EventReasonLinksAllowed (Normal, on the node) means that EventReasonLinksRefused no longer applies.
 	EventReasonLinksAllowed = "LinksAllowed"
+	// EventReasonLeasesNotRenewed (Warning, on the node) means that links of pods lease their addresses from a
+	// DHCP server, and the plugin cannot renew the leases, because plugin.dhcp was set to false. The links lose
+	// their addresses when the leases end.
+	EventReasonLeasesNotRenewed = "LeasesNotRenewed"
+	// EventReasonLeasesRenewed (Normal, on the node) means that EventReasonLeasesNotRenewed no longer applies.
+	EventReasonLeasesRenewed = "LeasesRenewed"
 	// EventReasonFeaturesDisabled (Warning, on the node) means that the API server dropped
 	// fields of the ResourceSlices, because feature gates of the cluster are off.
 	EventReasonFeaturesDisabled = DegradedFeaturesDisabled

@@ -320,15 +320,30 @@ func (k *Kind) Edits(share record.Share) (cdi.Edits, error) {
 func (k *Kind) Conditions(share record.Share) []metav1.Condition {
 	ready := metav1.Condition{Type: params.ConditionReady, Status: metav1.ConditionTrue, Reason: params.ReasonPrepared,
 		Message: "containers that reference the claim find the device's nodes"}
-	if d, err := k.device(share.Device); err != nil || d.problem() != "" {
+	d, err := k.device(share.Device)
+	switch {
+	case err != nil || d.problem() != "":
 		ready.Status, ready.Reason = metav1.ConditionFalse, params.ReasonDeviceGone
 		ready.Message = "the device is missing from the node or from the driver's configuration"
+	case !share.AdminAccess && k.hasOtherNodes(d, share):
+		ready.Status, ready.Reason = metav1.ConditionFalse, params.ReasonDeviceChanged
+		ready.Message = fmt.Sprintf("the device now has the nodes %v, and containers get those that it had when the claim was "+
+			"prepared, which may belong to another device: delete the pods of the claim", d.Nodes)
 	}
 	conditions := []metav1.Condition{ready}
 	if memory, ok := share.Capacity[params.CapacityMemory]; ok {
 		conditions = append(conditions, k.memoryCondition(share, memory.String()))
 	}
 	return conditions
+}
+
+// hasOtherNodes reports whether a device has nodes that the edits of a share lack, because the driver of
+// the device was loaded again, or another device was removed, since the claim was prepared.
+func (k *Kind) hasOtherNodes(d *device, share record.Share) bool {
+	edits, err := k.Edits(share)
+	return err == nil && slices.ContainsFunc(d.Nodes, func(node string) bool {
+		return !slices.Contains(edits.DeviceNodes, node)
+	})
 }
 
 // memoryCondition reports whether the kernel limits the memory. The recorded

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/yaml"
 
@@ -165,6 +166,32 @@ func TestDiscover(t *testing.T) {
 	refresh(t, k, record.Share{Kind: Name, Device: "pci-0000-00-0b-0"})
 	if diff := cmp.Diff([]string{"pci-0000-00-0b-0 npu exclusive"}, names(k)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// The driver of the devices is loaded again, and numbers them differently.
+func TestConditions_otherDeviceNodes(t *testing.T) {
+	k, _ := machine(t, "eight-h200", h200)
+	s := share("1", "pci-0000-43-00-0", map[string]string{"memory": "10Gi", "compute": "25"})
+	admin := share("", "pci-0000-43-00-0", nil)
+	admin.AdminAccess = true
+	for _, s := range []*record.Share{&s, &admin} {
+		var err error
+		if s.Parameters, err = k.Configure(t.Context(), "default", *s, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ready := func(s record.Share) metav1.Condition { return k.Conditions(s)[0] }
+	if c := ready(s); c.Status != metav1.ConditionTrue {
+		t.Errorf("with the same nodes: %+v", c)
+	}
+	k.devices.Get(s.Device).Nodes = []string{"/dev/nvidia0"}
+	if c := ready(s); c.Status != metav1.ConditionFalse || c.Reason != params.ReasonDeviceChanged ||
+		!strings.Contains(c.Message, "/dev/nvidia0") {
+		t.Errorf("with other nodes: %+v", c)
+	}
+	if c := ready(admin); c.Status != metav1.ConditionTrue {
+		t.Errorf("admin access with other nodes: %+v", c)
 	}
 }
 

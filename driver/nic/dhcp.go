@@ -375,15 +375,32 @@ func stateOf(link attach.Link, now time.Duration) dhcp.State {
 	return lease.State(now)
 }
 
+// leaseWarnings returns the warning that the plugin cannot renew leases, as one before it could.
+func (k *Kind) leaseWarnings() []driver.Warning {
+	states := k.leases.Load()
+	if k.dhcp.Open != nil || states == nil || len(*states) == 0 {
+		return nil
+	}
+	return []driver.Warning{{
+		Reason: params.EventReasonLeasesNotRenewed,
+		Message: "links of pods lease their addresses, and the plugin cannot renew the leases, so that the links lose the " +
+			"addresses when the leases end: set plugin.dhcp=true in the chart, or delete these pods",
+		EndReason:  params.EventReasonLeasesRenewed,
+		EndMessage: "no link has a lease that the plugin cannot renew",
+	}}
+}
+
 // withLease changes the state of a working link to not ready if the link must have a leased address
-// and has none.
-func withLease(state driver.State, link attach.Link, d *device) driver.State {
+// and has none. failure is the reason why the last attempt to lease one failed, or "" if there was none.
+func withLease(state driver.State, link attach.Link, d *device, failure string) driver.State {
 	if !state.Ready || link.DHCP == nil || link.DHCP.Address != "" || d.network == nil {
 		return state
 	}
 	state.Ready, state.Reason = false, params.ReasonLeaseExpired
-	state.Message = fmt.Sprintf("the link %s has no address: the lease of %s has ended, and no DHCP server on network %q "+
-		"leases it another one: is a server reachable, and does it have free addresses? The plugin asks again",
-		link.Name, link.DHCP.Last, d.network.Name)
+	state.Message = fmt.Sprintf("the link %s has no address: the lease of %s has ended, and the plugin tries to lease another "+
+		"one on network %q", link.Name, link.DHCP.Last, d.network.Name)
+	if failure != "" {
+		state.Message += ": " + failure
+	}
 	return state
 }

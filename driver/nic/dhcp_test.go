@@ -186,15 +186,44 @@ func TestWithLease(t *testing.T) {
 		{"expired", expired, driver.State{Ready: true}, params.ReasonLeaseExpired},
 		{"expired, and the link is down", expired, driver.State{Reason: params.ReasonLinkChanged}, params.ReasonLinkChanged},
 	} {
-		got := withLease(tc.before, tc.link, d)
+		got := withLease(tc.before, tc.link, d, "")
 		if got.Reason != tc.want || got.Ready != (tc.want == "") {
 			t.Errorf("%s: got %+v, want the reason %q", tc.name, got, tc.want)
 		}
 	}
-	message := withLease(driver.State{Ready: true}, expired, d).Message
-	for _, part := range []string{"net1", "10.20.8.1/16", `"storage"`} {
+	message := withLease(driver.State{Ready: true}, expired, d, "no server answered").Message
+	for _, part := range []string{"net1", "10.20.8.1/16", `"storage"`, "no server answered"} {
 		if !strings.Contains(message, part) {
 			t.Errorf("the message does not name %s: %s", part, message)
+		}
+	}
+}
+
+// A plugin that cannot renew the leases of an earlier one says so before they end.
+func TestKind_Warnings_leasesWithoutOpener(t *testing.T) {
+	for _, tc := range []struct {
+		name   string
+		opens  bool
+		leases leaseStates
+		want   bool
+	}{
+		{name: "leases", leases: leaseStates{dhcp.Bound: 1}, want: true},
+		{name: "no leases", leases: leaseStates{}},
+		{name: "leases that it renews", opens: true, leases: leaseStates{dhcp.Bound: 1}},
+	} {
+		k := New(nil, nil, nil)
+		if tc.opens {
+			k.UseDHCP(DHCPOptions{Open: func(context.Context, attach.Record) (attach.Sockets, error) {
+				return attach.Sockets{}, nil
+			}})
+		}
+		k.leases.Store(&tc.leases)
+		warned := false
+		for _, w := range k.Warnings() {
+			warned = warned || w.Reason == params.EventReasonLeasesNotRenewed
+		}
+		if warned != tc.want {
+			t.Errorf("%s: warned: %t, want %t", tc.name, warned, tc.want)
 		}
 	}
 }

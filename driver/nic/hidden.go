@@ -155,7 +155,7 @@ func (k *Kind) Warnings() []driver.Warning {
 	k.mu.RLock()
 	refused := k.refusedLinks
 	k.mu.RUnlock()
-	return append(k.hiddenWarnings(), refused...)
+	return slices.Concat(k.hiddenWarnings(), refused, k.leaseWarnings())
 }
 
 // hiddenWarnings returns the warnings about hidden links.

@@ -70,6 +70,8 @@ type Kind struct {
 	dhcp DHCPOptions
 	// leases counts the leases of links by state; nil until they were counted for the first time.
 	leases atomic.Pointer[leaseStates]
+	// leaseFailures has the message of the last failed attempt to keep or get the lease of a link, by leaseID.
+	leaseFailures sync.Map
 	// duplicates are the hosts that have addresses of links.
 	duplicates *duplicates
 	// lost are the addresses of links that the node has lost.

@@ -144,6 +144,7 @@ func (r *renewer) start(ctx context.Context, workers *sync.WaitGroup) time.Durat
 	for id, task := range r.tasks {
 		if err == nil && !seen[id] && !task.running {
 			delete(r.tasks, id)
+			r.kind.leaseFailures.Delete(id)
 		}
 	}
 	return wait
@@ -171,6 +172,11 @@ func (t *leaseTask) run(
 		"pod", klog.KRef(a.Record.Pod.Namespace, a.Record.Pod.Name)))
 	l := leasedLink{kind: k, attachments: attachments, Attachment: a, link: link}
 	wait, err := t.act(ctx, l)
+	if err == nil {
+		k.leaseFailures.Delete(leaseIDOf(&a.Record))
+	} else {
+		k.leaseFailures.Store(leaseIDOf(&a.Record), err.Error())
+	}
 	if err != nil && !errors.Is(err, driver.ErrOutdated) && ctx.Err() == nil {
 		klog.FromContext(ctx).Error(err, "Failed to keep the leased address of a link; trying again",
 			"address", link.DHCP.Address, "server", link.DHCP.Server, "wait", wait)

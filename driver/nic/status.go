@@ -67,7 +67,9 @@ func (k *Kind) Read(_ context.Context, share record.Share, r attach.Record) (dri
 		return driver.State{Exists: true}, err
 	}
 	state := withNameservers(k.state(d, share, p, a, link), recorded.Nameservers)
-	return withLease(state, recorded, d), nil
+	failure, _ := k.leaseFailures.Load(leaseIDOf(&r))
+	text, _ := failure.(string)
+	return withLease(state, recorded, d, text), nil
 }
 
 // unfinished returns the state of an attachment whose link is not recorded yet. The link may exist as long as the
