@@ -46,8 +46,8 @@ const (
 	// address of a link. The message has the host's MAC address.
 	ReasonDuplicateAddress = "DuplicateAddress"
 	// ReasonAddressLost (False) means that a link uses an address that the node no longer
-	// owns, because its AddressBlock was deleted. The link is blocked. Another node may
-	// use the address.
+	// owns, because its AddressBlock was deleted. Another node may use the address. With
+	// enforcement Shape and identity Enforce, the link is blocked.
 	ReasonAddressLost = "AddressLost"
 	// ReasonLeaseExpired (False) means that a link has lost its address, because its lease
 	// has ended and no DHCP server leases another one. The link stays in the pod.
@@ -167,7 +167,7 @@ const (
 // have their own reasons.
 const (
 	// EventReasonRecovered (Normal) means that a condition of a share of the pod
-	// became True again after a Warning event.
+	// became True again after a Warning event other than AttachFailed.
 	EventReasonRecovered = "SharedDeviceRecovered"
 	// EventReasonDeviceUnusable (Warning, on the node) means that the plugin cannot
 	// share a device that the configuration names.

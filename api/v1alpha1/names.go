@@ -137,7 +137,7 @@ const (
 // Attributes of links. They are in the device metadata of containers only.
 const (
 	// AttributeNameservers (list of strings) lists the DNS servers of the AddressPools that
-	// the link's addresses are from.
+	// the link's addresses are from, or of the lease.
 	AttributeNameservers = "nameservers"
 )
 

@@ -47,8 +47,8 @@ type NetworkStatus struct {
 	// Routes lists the routes that the claim's parameters request.
 	Routes []CNIRoute `json:"routes,omitempty"`
 
-	// DNS lists the DNS servers of the AddressPools that the link's addresses are from. The
-	// field is absent if they have none.
+	// DNS lists the DNS servers of the AddressPools that the link's addresses are from, or of
+	// the lease. The field is absent if there are none.
 	DNS *CNIDNS `json:"dns,omitempty"`
 
 	// Bandwidth holds the rates that the kernel enforces for the share. The field is absent
@@ -123,7 +123,7 @@ type NetworkStatusSummary struct {
 	// could not be attached.
 	Pods int32 `json:"pods"`
 
-	// Attached is the number of links that exist, are up, and whose NIC works.
+	// Attached is the number of links that are ready (see notReady of PodNetworkStatus).
 	Attached int32 `json:"attached"`
 
 	// Failed is the number of pods whose link could not be attached.

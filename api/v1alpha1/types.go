@@ -37,8 +37,9 @@ type NetworkAttachment struct {
 	// AddressPools lists the names of the AddressPools from which each pod gets an
 	// address of its own, at most one for each IP family. If neither this field nor
 	// addresses is set, the default pools of the network apply, if it has any; an empty
-	// list means no address of a pool. If the claim sets addresses, addressPools, or dhcp, the
-	// values of the DeviceClass for the others do not apply.
+	// list means no address of a pool. A claim cannot have both pools and addresses, even for
+	// different IP families. If the claim sets addresses, addressPools, or dhcp, the values of
+	// the DeviceClass for the others do not apply.
 	AddressPools []string `json:"addressPools,omitempty"`
 
 	// DHCP lists the IP families in which each pod leases an address from a DHCP server of

@@ -44,7 +44,8 @@ type Network struct {
 	// "?", and "[a-z]". The driver does not touch NICs that no entry matches. A
 	// pattern does not match an uplink, which is a NIC that a default route of the
 	// node uses or has used since the plugin started, itself or through a VLAN, a
-	// bridge, or a bond: to share it, list its exact name.
+	// bridge, or a bond: to share it, list its exact name. The plugin forgets an uplink
+	// that has not existed for an hour.
 	Interfaces []string `json:"interfaces"`
 
 	// ResourceName is published as the attribute k8s.cni.cncf.io/resourceName of the NICs,
@@ -74,8 +75,8 @@ type Network struct {
 	Forwarded *resource.Quantity `json:"forwarded,omitempty"`
 
 	// Multicast is the rate at which multicast and broadcast frames that arrive at a
-	// NIC reach shares, in bits per second, except ARP and neighbor discovery. The
-	// default is an eighth of reserve.
+	// NIC reach the shares and the node together, in bits per second, except ARP and
+	// neighbor discovery. The default is an eighth of reserve.
 	Multicast *resource.Quantity `json:"multicast,omitempty"`
 
 	// Overhead is how many bytes the network carries with each frame in addition to its

@@ -27,15 +27,17 @@ const (
 	ReasonAssigned = "Assigned"
 )
 
-// NodeLostAnnotation (annotation of AddressBlocks) is the time, in RFC 3339, at which the
-// controller saw that the node of the block is lost: it does not exist, or has the taint
-// node.kubernetes.io/out-of-service.
-const NodeLostAnnotation = GroupName + "/node-lost"
-
-// UncheckedAnnotation (annotation of AddressBlocks) means that the plugin does not know yet whether another
-// block has the addresses. It sets the annotation if pods of the node used them before it created the
-// block, and removes it.
-const UncheckedAnnotation = GroupName + "/unchecked"
+// Annotations of AddressBlocks.
+const (
+	// NodeLostAnnotation is the time, in RFC 3339, at which the controller saw that the node
+	// of the block is lost: it does not exist, or has the taint
+	// node.kubernetes.io/out-of-service.
+	NodeLostAnnotation = GroupName + "/node-lost"
+	// UncheckedAnnotation means that the plugin does not know yet whether another block has
+	// the addresses. It sets the annotation if pods of the node used them before it created
+	// the block, and removes it.
+	UncheckedAnnotation = GroupName + "/unchecked"
+)
 
 // Annotations of Services without a selector whose endpoints are the addresses of pods on a
 // network. The controller writes the EndpointSlices (controller.endpointSlices of the chart).
@@ -45,11 +47,6 @@ const (
 	// ServiceSelectorAnnotation is a label selector for the pods, such as app=web.
 	ServiceSelectorAnnotation = GroupName + "/selector"
 )
-
-// NetworkStatusAnnotation is the annotation of pods in which Multus lists the networks of a pod, and
-// the controller the links (controller.networkStatus of the chart). See the Kubernetes Network
-// Custom Resource Definition De-facto Standard, version 1.3, section 5.
-const NetworkStatusAnnotation = "k8s.v1.cni.cncf.io/network-status"
 
 // Reasons of the events of Services with the annotations above.
 const (
@@ -61,4 +58,12 @@ const (
 	EventReasonIncompleteEndpoints = "IncompleteEndpoints"
 	// EventActionPublish is the action of events about the EndpointSlices of a Service.
 	EventActionPublish = "PublishEndpoints"
+)
+
+// Annotations of pods.
+const (
+	// NetworkStatusAnnotation is the annotation in which Multus lists the networks of a pod, and
+	// the controller the links (controller.networkStatus of the chart). See the Kubernetes Network
+	// Custom Resource Definition De-facto Standard, version 1.3, section 5.
+	NetworkStatusAnnotation = "k8s.v1.cni.cncf.io/network-status"
 )

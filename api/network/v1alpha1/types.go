@@ -66,9 +66,9 @@ type AddressPoolSpec struct {
 	Network string `json:"network"`
 
 	// default makes the pool serve the claims on the network that set neither addresses
-	// nor addressPools. Of several default pools that serve the node and the namespace of a
-	// claim, one that lists namespaces applies before one for all, and then the oldest, for
-	// each IP family.
+	// nor addressPools, and lease no address from a DHCP server. Of several default pools that
+	// serve the node and the namespace of a claim, one that lists namespaces applies before one
+	// for all, and then the oldest, for each IP family.
 	// +optional
 	Default bool `json:"default,omitempty"`
 

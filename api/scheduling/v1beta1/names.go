@@ -11,8 +11,9 @@ const (
 	// spec.schedulingGroup; admission copies that field to the annotation.
 	GroupAnnotation = GroupName + "/pod-group"
 	// JobClaimsAnnotation (annotation of the pod templates of Jobs) lists the claims that all pods of one Job share:
-	// a YAML list of JobClaims. The templates may be in a CronJob, or in a replicated job of a JobSet, each of whose Jobs
-	// has claims of its own (KEP-762). The chart value controller.jobClaims enables it.
+	// a YAML list of elements of the type ListedClaim, which the page PodGroup describes. The templates may be in a
+	// CronJob, or in a replicated job of a JobSet, each of whose Jobs has claims of its own (KEP-762). The chart value
+	// controller.jobClaims enables it.
 	JobClaimsAnnotation = GroupName + "/job-claims"
 	// ReplicaClaimsAnnotation (annotation of the pod templates of StatefulSets and LeaderWorkerSets) lists the claims
 	// that each replica has: each ordinal of a StatefulSet, and the leader and the workers of each replica of a
@@ -27,7 +28,7 @@ const (
 	// <API group>/<resource>/<name>, with nothing before the first slash for the core
 	// group (KEP-5194).
 	ReservedForAnnotation = GroupName + "/reserved-for"
-	// HeldAnnotation (annotation of ResourceClaims with ReservedForAnnotation) reports whether the object holds the
+	// HeldAnnotation (annotation of ResourceClaims with the annotation reserved-for) reports whether the object holds the
 	// claim, as <reason>: <message>, with the reasons of the condition Held. The controller writes it to claims without
 	// devices of this driver, because only the other drivers may write the status of their devices.
 	HeldAnnotation = GroupName + "/held"
@@ -42,8 +43,8 @@ const (
 	// ReservedGate (scheduling gate of pods) keeps a pod pending. The controller removes it when
 	// the pod's entry is in status.reservedFor of its claim.
 	ReservedGate = GroupName + "/reserved"
-	// GatesAnnotation (annotation of PodGroups, and of pod templates with JobClaimsAnnotation or
-	// ReplicaClaimsAnnotation) controls scheduling gates. With the value GatesDisabled, admission adds no
+	// GatesAnnotation (annotation of PodGroups, and of pod templates with the annotation job-claims or
+	// replica-claims) controls scheduling gates. With the value GatesDisabled, admission adds no
 	// ReservedGate to the pods, and the controller removes it from pods of a PodGroup that have it. Gang
 	// schedulers need this: they wait until all pods can be scheduled.
 	GatesAnnotation = GroupName + "/gates"
