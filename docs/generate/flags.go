@@ -27,6 +27,8 @@ func commands() []command {
 		{"dra-shared-hook", "The container runtime runs the hook before it starts a container with a share.", nil},
 		{"dra-shared-probe", "The kubelet runs the probe to check the plugin of a pod.", nil},
 		{"dra-shared-hook", "The hook limits the memory of a container's cgroup.", []string{"limit-memory"}},
+		{"dra-shared-hook", "With `plugin.dhcp`, a container of the plugin's pod opens sockets in the namespaces of pods.",
+			[]string{"open-namespaces"}},
 		{"dra-conformance",
 			"The conformance suite tests any DRA driver: `list`, `explain ID`, and `run`, whose flags these are.", nil},
 	}
