@@ -37,7 +37,8 @@ func (n *Node) keepRoutes(m managedNIC) error {
 			err = toggleFeature(m.Index, toggledFeature)
 		}
 		if err != nil {
-			return fmt.Errorf("VLANs of the node on %s would lose their frames: %w", m.Name, err)
+			return fmt.Errorf("VLANs of the node on %s would lose their frames: %w: remove the VLANs, share another NIC, "+
+				"or set enforcement None for its network", m.Name, err)
 		}
 	}
 	n.keepingRoutes[m.Index] = true
