@@ -10,6 +10,8 @@ package endpoints
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -134,18 +136,24 @@ func (r *Reconciler) wanted(
 	if invalid != nil {
 		return nil, []warning{invalidService(invalid)}, nil
 	}
-	links, missing, err := r.linksOn(ctx, name, service.Namespace, selector)
+	on, err := r.linksOn(ctx, name, service.Namespace, selector)
 	if err != nil {
 		return nil, nil, err
 	}
-	if len(missing) > 0 {
+	if len(on.links) == 0 && len(on.others) > 0 {
+		warnings = append(warnings, warning{
+			network.EventReasonOtherNetwork, fmt.Sprintf("annotation %s: %q: the pods that the selector matches have links only on "+
+				"networks %v: was the network renamed?", network.ServiceNetworkAnnotation, name, slices.Sorted(maps.Keys(on.others))),
+		})
+	}
+	if len(on.missing) > 0 {
 		warnings = append(warnings, warning{
 			network.EventReasonIncompleteEndpoints, fmt.Sprintf("the status of the claims of pods %s lists only "+
 				"some of the pods that use them: give each pod a claim of its own (resourceClaimTemplateName)",
-				strings.Join(missing[:min(len(missing), 3)], ", ")),
+				strings.Join(on.missing[:min(len(on.missing), 3)], ", ")),
 		})
 	}
-	if wanted, invalid = slicesOf(service, links); invalid != nil {
+	if wanted, invalid = slicesOf(service, on.links); invalid != nil {
 		warnings = append(warnings, invalidService(invalid))
 	}
 	return wanted, warnings, nil
@@ -167,15 +175,22 @@ func selectorOf(service *corev1.Service) (labels.Selector, error) {
 	return selector, nil
 }
 
-// linksOn returns the links that pods have on a network. missing are the names of pods whose
-// claims do not list their links.
+// networkLinks are the links that pods have on a network.
+type networkLinks struct {
+	links   []podLink
+	others  map[string]bool // the other networks on which the pods have links
+	missing []string        // names of pods whose claims do not list their links
+}
+
+// linksOn returns the links that the selected pods have on a network.
 func (r *Reconciler) linksOn(
 	ctx context.Context, name, namespace string, selector labels.Selector,
-) (links []podLink, missing []string, err error) {
+) (on networkLinks, err error) {
+	on.others = map[string]bool{}
 	var pods corev1.PodList
 	if err := r.Pods.List(ctx, &pods, client.InNamespace(namespace),
 		client.MatchingLabelsSelector{Selector: selector}); err != nil {
-		return nil, nil, err
+		return on, err
 	}
 	for i := range pods.Items {
 		pod := &pods.Items[i]
@@ -184,18 +199,22 @@ func (r *Reconciler) linksOn(
 		}
 		all, complete, err := podLinks(ctx, r.Client, pod, r.Driver)
 		if err != nil {
-			return nil, nil, err
+			return on, err
 		}
 		if !complete {
-			missing = append(missing, pod.Name)
+			on.missing = append(on.missing, pod.Name)
 		}
 		for _, l := range all {
-			if l.network == name {
-				links = append(links, podLink{pod, l})
+			switch l.network {
+			case name:
+				on.links = append(on.links, podLink{pod, l})
+			case "": // of a NIC that is no longer configured
+			default:
+				on.others[l.network] = true
 			}
 		}
 	}
-	return links, missing, nil
+	return on, nil
 }
 
 // podLinks returns the links of a pod; see linksOf.

@@ -286,6 +286,10 @@ func TestReconcile_refusesInvalidServices(t *testing.T) {
 			func(s *corev1.Service) { s.Spec.Ports[0].TargetPort = intstr.FromString("http") },
 			`spec.ports[0].targetPort: "http": must be a number`,
 		},
+		"another network": {
+			func(s *corev1.Service) { s.Annotations[network.ServiceNetworkAnnotation] = "backup" },
+			"links only on networks [storage]: was the network renamed?",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := newEnv(t, service(tc.change), pod("team", "a", true, "a"),

@@ -56,6 +56,9 @@ const (
 	// EventReasonIncompleteEndpoints (Warning) means that the EndpointSlices omit pods, because the
 	// status of a claim lists only some of the pods that use it.
 	EventReasonIncompleteEndpoints = "IncompleteEndpoints"
+	// EventReasonOtherNetwork (Warning) means that the Service has no endpoints, because its pods have links only
+	// on other networks than the Service names.
+	EventReasonOtherNetwork = "OtherNetwork"
 	// EventActionPublish is the action of events about the EndpointSlices of a Service.
 	EventActionPublish = "PublishEndpoints"
 )
