@@ -86,7 +86,7 @@ func (d *Driver) attach(ctx context.Context, r attach.Request, sandbox Sandbox) 
 	if s.attacher == nil {
 		return fmt.Errorf("share %s belongs to a kind of device that is not attached to pods", s.Name)
 	}
-	others, err := d.detachEndedAndList(ctx, s, r.ClaimUID, sandbox)
+	others, err := d.detachEndedAndList(ctx, s, r, sandbox)
 	if err != nil {
 		return err
 	}
@@ -181,11 +181,11 @@ func (d *Driver) preparedShare(r attach.Request) (share, error) {
 func (d *Driver) detachEndedAndList(
 	ctx context.Context,
 	s share,
-	claimUID string,
+	r attach.Request,
 	sandbox Sandbox,
 ) (live []attach.Record, err error) {
-	for _, a := range d.attachmentsOf(ctx, types.UID(claimUID), s.Name) {
-		if !hasEnded(ctx, s, a, sandbox) {
+	for _, a := range d.attachmentsOf(ctx, types.UID(r.ClaimUID), s.Name) {
+		if !hasEnded(ctx, s, a, r.Pod, sandbox) {
 			live = append(live, a)
 			continue
 		}
@@ -196,11 +196,14 @@ func (d *Driver) detachEndedAndList(
 	return live, nil
 }
 
-// hasEnded reports whether an attachment is in a sandbox other than the given
-// one and no longer exists.
-func hasEnded(ctx context.Context, s share, a attach.Record, sandbox Sandbox) bool {
+// hasEnded reports whether an attachment is in a sandbox other than the given one of a pod, and no
+// longer exists, or is that of a former sandbox of the pod: the kernel may not have removed its links yet.
+func hasEnded(ctx context.Context, s share, a attach.Record, pod attach.Pod, sandbox Sandbox) bool {
 	if same, err := inSandbox(a, sandbox); err != nil || same {
 		return false
+	}
+	if a.Pod.UID == pod.UID {
+		return true
 	}
 	state, err := s.attacher.Read(ctx, s.Share, a)
 	return err == nil && !state.Exists

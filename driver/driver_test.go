@@ -656,6 +656,23 @@ func TestAttach_detachesShareFromFormerNamespaceWithSameID(t *testing.T) {
 	}
 }
 
+// A pod gets a new sandbox while the kernel has not removed the namespace of its former one.
+func TestAttach_replacesLinkInFormerSandboxOfPod(t *testing.T) {
+	p := newPlugin(t)
+	c := p.claim("c", "100M", `"addresses": ["10.20.0.5/16"]`)
+	share, former, current := p.mustPrepare(c)[0], p.sandbox("pod"), p.sandbox("pod")
+	current.uid = former.uid
+	for _, s := range []*sandbox{former, current} {
+		if err := s.hook(c, share); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := former.links(); slices.Contains(got, "net1") {
+		t.Errorf("the former sandbox has %v", got)
+	}
+	p.awaitAttached(1)
+}
+
 // namespaceID is that of an attached pod.
 func (p *plugin) namespaceID(pod string) int {
 	p.t.Helper()
