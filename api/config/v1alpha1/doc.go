@@ -3,7 +3,7 @@
 
 // Package v1alpha1 contains version v1alpha1 of the API group
 // config.dra-shared.dev: DriverConfig, which the administrator of a cluster writes
-// into the ConfigMap of the driver.
+// into an annotation of the pods of the driver.
 //
 // Load decodes a DriverConfig strictly, fills in defaults, and validates it.
 //

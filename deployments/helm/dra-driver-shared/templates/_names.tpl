@@ -39,3 +39,22 @@ app.kubernetes.io/component: controller
 - name: {{ $name }}
 {{- end }}
 {{- end }}
+
+{{/*
+The configuration of the driver. It is an annotation of the pods, and not a ConfigMap, so that each
+revision has its own: while a rollout stops, because of a wrong configuration, the pods of the former revision restart
+with the former configuration.
+*/}}
+{{- define "dra-driver-shared.configAnnotation" -}}
+dra-shared.dev/config: |
+  apiVersion: config.dra-shared.dev/v1alpha1
+  kind: DriverConfig
+  {{- toYaml .Values.config | nindent 2 }}
+{{- end }}
+
+{{- define "dra-driver-shared.configVolume" -}}
+name: config
+downwardAPI:
+  items:
+  - {path: config.yaml, fieldRef: {fieldPath: "metadata.annotations['dra-shared.dev/config']"}}
+{{- end }}
