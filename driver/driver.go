@@ -35,6 +35,7 @@
 //
 //	restore.go     attachments and specs that differ from their records
 //	hook.go        a hook that another program removed
+//	node.go        a Node that was deleted and registered again
 //	gc.go          garbage collection of what crashes and reboots left
 //	graceperiod.go when orphans were first found
 //	takeover.go    a plugin that cannot serve what its predecessor serves
@@ -59,6 +60,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
@@ -79,6 +81,9 @@ type Options struct {
 	// NodeName is the name of the node, and of its pool of devices.
 	NodeName string
 	Client   kubernetes.Interface
+	// Metadata watches the Node, to notice when it was registered again (node.go). Default: the driver does not
+	// notice it.
+	Metadata metadata.Interface
 	Kinds    []Kind
 
 	// PluginDir is the plugin's directory below the kubelet's; it contains the claim records. Its
@@ -327,6 +332,7 @@ func (d *Driver) startServices(ctx context.Context, group *sync.WaitGroup) error
 	}
 	d.serve(ctx, group, "hooks", hooks.Serve)
 	d.serve(ctx, group, "watch of the hook", d.watchHook)
+	d.serve(ctx, group, "watch of the Node", d.watchNode) // before the helper reads the UID of the Node
 	for _, k := range d.options.Kinds {
 		if watcher, ok := k.(Watcher); ok {
 			d.serve(ctx, group, "watch "+k.Name(), func(ctx context.Context) error { return d.watch(ctx, watcher) })

@@ -13,6 +13,10 @@ const (
 	DegradedFeaturesDisabled = "FeaturesDisabled"
 	// DegradedHookNotWatched means that the plugin installs a removed hook again late.
 	DegradedHookNotWatched = "HookNotWatched"
+	// DegradedNodeNotWatched means that the plugin is not permitted to watch its Node, and therefore does
+	// not notice when the Node was deleted and registered again: the API server then deletes the
+	// ResourceSlices of the plugin again and again.
+	DegradedNodeNotWatched = "NodeNotWatched"
 	// DegradedNotCollected means that the plugin does not remove orphaned kernel objects, because
 	// it cannot read a record.
 	DegradedNotCollected = "NotCollected"

@@ -22,6 +22,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/component-base/cli"
@@ -214,6 +215,9 @@ func (f *flags) completeOptions(ctx context.Context, c *rest.Config) (stop func(
 		return nil, err
 	}
 	if f.Client, err = kubernetes.NewForConfig(c); err != nil {
+		return nil, err
+	}
+	if f.Metadata, err = metadata.NewForConfig(c); err != nil {
 		return nil, err
 	}
 	broadcaster := events.NewBroadcaster(&events.EventSinkImpl{Interface: f.Client.EventsV1()})

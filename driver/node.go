@@ -1,0 +1,141 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+)
+
+// The Node owns the ResourceSlices of its plugin. The helper reads the UID of the owner once. If the
+// Node is deleted and registered again while the plugin runs, the garbage collector of Kubernetes
+// deletes the slices, the helper creates them again for the owner that no longer exists, and so on:
+// the scheduler finds no devices on the node. The helper has no function that sets another owner, so the
+// plugin ends, and the kubelet starts it again. Pods keep their shares.
+
+// errNodeReplaced means that the Node has another UID than the owner of the plugin's ResourceSlices.
+var errNodeReplaced = errors.New("the plugin must start again to publish its devices for the new Node")
+
+// Time between two watches of the Node. Up to as much is added at random, because an API server that stops ends
+// the watches of all nodes at once. It ends each watch after about an hour in any case.
+const (
+	minNodeDelay = time.Second
+	maxNodeDelay = 30 * time.Second
+	// nodeDelayReset is the time after which the delay is the minimum again.
+	nodeDelayReset = 2 * time.Minute
+)
+
+// nodeWatch notices a new UID of the Node. It makes no request while the watch is open.
+type nodeWatch struct {
+	driver *Driver
+	// uid is the first UID that the watch saw; "" before. The watch starts before the helper reads the
+	// UID, so that it sees each later change.
+	uid types.UID
+}
+
+// watchNode watches the Node until ctx ends. It returns an error if the Node was registered again. It
+// waits for a Node that does not exist.
+func (d *Driver) watchNode(ctx context.Context) error {
+	if d.options.Metadata == nil {
+		return nil
+	}
+	w := nodeWatch{driver: d}
+	backoff := wait.Backoff{Duration: minNodeDelay, Factor: 2, Jitter: 1, Steps: 6, Cap: maxNodeDelay}
+	delay := backoff.DelayWithReset(clock.RealClock{}, nodeDelayReset)
+	err := delay.Until(ctx, true, true, func(ctx context.Context) (done bool, err error) {
+		err = w.follow(ctx)
+		if errors.Is(err, errNodeReplaced) {
+			return true, err
+		}
+		if err != nil && ctx.Err() == nil {
+			w.report(ctx, err)
+		}
+		return false, nil
+	})
+	if errors.Is(err, errNodeReplaced) {
+		return err
+	}
+	return nil // ctx ended
+}
+
+// follow watches the Node until the API server ends the watch.
+func (w *nodeWatch) follow(ctx context.Context) error {
+	name := w.driver.options.NodeName
+	nodes := w.driver.options.Metadata.Resource(corev1.SchemeGroupVersion.WithResource("nodes"))
+	// With this resource version, the watch begins with the Node as it is, which needs no right to list
+	// Nodes, and the API server answers from its cache.
+	stream, err := nodes.Watch(ctx, metav1.ListOptions{
+		ResourceVersion: "0",
+		FieldSelector:   fields.OneTermEqualSelector(metav1.ObjectNameField, name).String(),
+	})
+	if err != nil {
+		return fmt.Errorf("watch Node %s: %w", name, err)
+	}
+	defer stream.Stop()
+	w.driver.recovered(params.DegradedNodeNotWatched)
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case event, open := <-stream.ResultChan():
+			if !open {
+				return nil
+			}
+			if err := w.handle(event); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// handle returns an error if the watch failed, or if the Node has a new UID.
+func (w *nodeWatch) handle(event watch.Event) error {
+	name := w.driver.options.NodeName
+	switch event.Type {
+	case watch.Error:
+		return fmt.Errorf("watch Node %s: %w", name, apierrors.FromObject(event.Object))
+	case watch.Added, watch.Modified:
+	default: // a deleted Node has no new UID yet
+		return nil
+	}
+	node, err := meta.Accessor(event.Object)
+	if err != nil {
+		return fmt.Errorf("watch Node %s: %w", name, err)
+	}
+	uid := node.GetUID()
+	if w.uid == "" {
+		w.uid = uid
+	}
+	if uid == "" || uid == w.uid {
+		return nil
+	}
+	return fmt.Errorf("the Node %s was deleted and registered again: its UID is %s, and was %s: %w", name, uid, w.uid,
+		errNodeReplaced)
+}
+
+// report reports that the Node is not watched.
+func (w *nodeWatch) report(ctx context.Context, err error) {
+	if apierrors.IsForbidden(err) {
+		w.driver.degraded(ctx, params.DegradedNodeNotWatched, "if the Node is deleted and registered again, the "+
+			"scheduler finds no devices on it until the plugin restarts; grant the plugin the right to watch Nodes, as "+
+			"the chart does", err)
+		return
+	}
+	klog.FromContext(ctx).Error(err, "Failed to watch the Node; retrying")
+}
