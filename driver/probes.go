@@ -7,9 +7,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"path/filepath"
 	"sync/atomic"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
 
 	"github.com/dra-shared/dra-driver-shared/attach"
@@ -40,8 +44,8 @@ func (p *probes) check(ctx context.Context, name string) (err error) {
 	return err
 }
 
-// live returns an error if hooks cannot reach the plugin, because its socket was
-// removed. Restarting the plugin creates a new one. A plugin that waits for its
+// live returns an error if hooks or the kubelet cannot reach the plugin, because a socket
+// was removed. Restarting the plugin creates a new one. A plugin that waits for its
 // predecessor has none.
 func (p *probes) live() error {
 	if p.driver.waiting.Load() != nil {
@@ -50,7 +54,41 @@ func (p *probes) live() error {
 	if err := attach.Ping(p.driver.options.RunDir, p.driver.options.Instance); err != nil {
 		return fmt.Errorf("hooks cannot reach the plugin: %w", err)
 	}
+	select {
+	case <-p.driver.helperReady:
+	default: // the helper creates its sockets later
+		return nil
+	}
+	for _, socket := range p.driver.helperSockets() {
+		if err := pingSocket(socket); err != nil {
+			return fmt.Errorf("the kubelet cannot reach the plugin: %w: did another program remove the socket?", err)
+		}
+	}
 	return nil
+}
+
+// helperSockets returns the paths of the helper's sockets: for the registration, which the kubelet ends
+// when the socket is removed, and for the kubelet's calls. The names are those that kubeletplugin chooses.
+func (d *Driver) helperSockets() []string {
+	o := d.options
+	registration, calls := o.DriverName+"-reg.sock", "dra.sock"
+	if o.RollingUpdate {
+		registration = kubeletplugin.RollingUpdateRegistrarSocketFile(o.RegistryDir, o.DriverName, types.UID(o.Instance))
+		calls = "dra-" + o.Instance + ".sock"
+	}
+	return []string{filepath.Join(o.RegistryDir, registration), filepath.Join(o.PluginDir, calls)}
+}
+
+// pingTimeout limits the check of one socket: that of all must take less time than a probe.
+const pingTimeout = time.Second
+
+// pingSocket returns an error if no process accepts connections to a unix socket.
+func pingSocket(path string) error {
+	conn, err := net.DialTimeout("unix", path, pingTimeout)
+	if err != nil {
+		return err
+	}
+	return conn.Close()
 }
 
 // started returns an error until the kubelet has registered the plugin. The kubelet

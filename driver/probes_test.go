@@ -5,6 +5,7 @@ package driver_test
 
 import (
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"testing"
@@ -13,7 +14,6 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
-	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/internal/probe"
 	"github.com/dra-shared/dra-driver-shared/test/eventually"
 )
@@ -21,28 +21,73 @@ import (
 // The kubelet runs liveness probes only after the startup probe. A plugin whose socket
 // is removed before it is ready must count as started, or the kubelet never restarts it.
 func TestProbes(t *testing.T) {
-	p := newPlugin(t)
-	eventually.Eventually(t, timeout, "the plugin is alive", func() error { return p.healthy(probe.Alive) })
-	for _, service := range []string{probe.Started, probe.Ready} {
-		if p.healthy(service) == nil {
-			t.Errorf("%q before the kubelet has registered the plugin", service)
+	for name, c := range map[string]struct {
+		rolling bool
+		socket  string // below the plugin's directory; the socket that is lost
+	}{
+		"hooks":                            {false, "run/attach.d/1.sock"},
+		"registration":                     {false, "registry/" + driverName + "-reg.sock"},
+		"calls of the kubelet":             {false, "plugin/dra.sock"},
+		"registration, rolling update":     {true, "registry/" + driverName + "-1-reg.sock"},
+		"calls of the kubelet, as a surge": {true, "plugin/dra-1.sock"},
+	} {
+		for how, lose := range map[string]func(*testing.T, string){"removed": remove, "refuses connections": closeSocket} {
+			t.Run(name+" "+how, func(t *testing.T) {
+				p := newPlugin(t)
+				p.stop()
+				p.options.RollingUpdate = c.rolling
+				p.start()
+				p.checkProbes(func() { lose(t, filepath.Join(p.dir, c.socket)) }, c.socket)
+			})
+		}
+	}
+}
+
+// checkProbes checks the probes of a plugin that starts, and of one that loses a socket.
+func (p *plugin) checkProbes(lose func(), socket string) {
+	p.t.Helper()
+	eventually.Eventually(p.t, timeout, "the plugin is alive", func() error { return p.healthy(probe.Alive) })
+	for _, check := range []string{probe.Started, probe.Ready} {
+		if p.healthy(check) == nil {
+			p.t.Errorf("%q before the kubelet has registered the plugin", check)
 		}
 	}
 	p.register()
-	eventually.Eventually(t, timeout, "the plugin has started", func() error { return p.healthy(probe.Started) })
-	if err := p.healthy(probe.Ready); err != nil {
-		t.Error(err)
+	eventually.Eventually(p.t, timeout, "the plugin has started", func() error { return p.healthy(probe.Started) })
+	for _, check := range []string{probe.Ready, probe.Alive} {
+		if err := p.healthy(check); err != nil {
+			p.t.Errorf("%s: %v", check, err)
+		}
 	}
-	if err := os.RemoveAll(attach.SocketDir(p.options.RunDir)); err != nil {
+	lose()
+	if err := p.healthy(probe.Started); err != nil {
+		p.t.Error(err)
+	}
+	for _, check := range []string{probe.Ready, probe.Alive} {
+		if err := wantFailure(p.healthy(check), socket); err != nil {
+			p.t.Errorf("%s: %v", check, err)
+		}
+	}
+}
+
+func remove(t *testing.T, path string) {
+	t.Helper()
+	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.healthy(probe.Started); err != nil {
-		t.Error(err)
+}
+
+// closeSocket replaces a socket by one that does not accept connections, as a killed process leaves it.
+func closeSocket(t *testing.T, path string) {
+	t.Helper()
+	remove(t, path)
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
 	}
-	for _, service := range []string{probe.Ready, probe.Alive} {
-		if p.healthy(service) == nil {
-			t.Errorf("%q, and no hook reaches the plugin", service)
-		}
+	listener.SetUnlinkOnClose(false)
+	if err := listener.Close(); err != nil {
+		t.Fatal(err)
 	}
 }
 

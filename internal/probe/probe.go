@@ -31,7 +31,7 @@ const (
 	Started = "started"
 	// Ready checks that the plugin can prepare and attach shares.
 	Ready = "ready"
-	// Alive checks that hooks reach the plugin.
+	// Alive checks that hooks and the kubelet reach the plugin.
 	Alive = "alive"
 )
 
