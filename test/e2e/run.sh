@@ -16,11 +16,12 @@ cd "$(dirname "$0")/../.."
 export E2E=1
 run_tests() { (cd test/e2e && exec ../../bin/e2e.test -test.v -test.parallel 1 -test.timeout 30m "$@"); }
 
-# The stories that are not in `make test`, because they repeat one fault many times, or because
-# test/controlplane tests the same in seconds.
+# The stories that are not in `make test`, because they repeat one fault many times, because they wait for minutes, or
+# because test/controlplane tests the same in seconds.
 declare -A long=(
 	[TestFaults]='plugin-killed-at-any-step|ten-rolling-updates'
-	[TestPodGroups_nativeMode]='random-scaling'
+	[TestPodGroups_nativeMode]='random-scaling|lost-node'
+	[TestTimeouts]='removed-sockets'
 	[TestPodGroups_bridgeMode]='deleted-claim|recreated-group|reserved-for-annotation|taints|namespace-and-chart-removal'
 )
 # selection SUITE: prints the flags that select the stories of a suite, one in a line.
