@@ -31,6 +31,7 @@ var (
 	ConfigureRequest = configureRequest
 	ProvisionalName  = provisionalName
 	TransmitQueues   = transmitQueues
+	NodeAddresses    = nodeAddresses
 )
 
 // Hardware returns what sysfs has about a NIC.

@@ -6,6 +6,7 @@ package netdev
 import (
 	"bytes"
 	"cmp"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -108,7 +109,7 @@ func nodeAddresses(c NICConfig) (addresses []netip.Addr, err error) {
 	if err != nil {
 		return nil, err
 	}
-	routes, err := listRoutes(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: c.Index}})
+	gateways, err := gatewaysThrough(c.Index)
 	if err != nil {
 		return nil, err
 	}
@@ -126,11 +127,7 @@ func nodeAddresses(c NICConfig) (addresses []netip.Addr, err error) {
 			addresses = append(addresses, ip)
 		}
 	}
-	for _, r := range routes {
-		if a, ok := netip.AddrFromSlice(r.Gw); ok {
-			addresses = append(addresses, a.Unmap())
-		}
-	}
+	addresses = slices.AppendSeq(addresses, maps.Keys(gateways))
 	slices.SortFunc(addresses, netip.Addr.Compare)
 	return slices.Compact(addresses), nil
 }

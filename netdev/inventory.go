@@ -159,16 +159,6 @@ func listLinks() ([]netlink.Link, error) {
 	return links, nil
 }
 
-// listRoutes returns the routes through a link of the caller's network namespace; all
-// routes if link is nil.
-func listRoutes(link netlink.Link) ([]netlink.Route, error) {
-	routes, err := retryDump(func() ([]netlink.Route, error) { return netlink.RouteList(link, netlink.FAMILY_ALL) })
-	if err != nil {
-		return nil, fmt.Errorf("list routes: %w", err)
-	}
-	return routes, nil
-}
-
 // listAddresses returns the addresses of the caller's network namespace.
 func listAddresses() ([]netlink.Addr, error) {
 	addresses, err := retryDump(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
@@ -176,30 +166,4 @@ func listAddresses() ([]netlink.Addr, error) {
 		return nil, fmt.Errorf("list addresses: %w", err)
 	}
 	return addresses, nil
-}
-
-// defaultRouteLinks returns the interface indexes that default routes use.
-func defaultRouteLinks() (indexes []int, err error) {
-	routes, err := listRoutes(nil)
-	if err != nil {
-		return nil, err
-	}
-	for _, r := range routes {
-		if !isDefault(r) {
-			continue
-		}
-		indexes = append(indexes, r.LinkIndex)
-		for _, hop := range r.MultiPath {
-			indexes = append(indexes, hop.LinkIndex)
-		}
-	}
-	return indexes, nil
-}
-
-func isDefault(r netlink.Route) bool {
-	if r.Dst == nil {
-		return true
-	}
-	ones, _ := r.Dst.Mask.Size()
-	return ones == 0
 }

@@ -25,7 +25,8 @@ type Change struct {
 	// Change or because the kernel dropped events.
 	Resync bool
 	// LinksChanged means that links, addresses, or routes of the node changed,
-	// or queues of an interface that is not managed.
+	// or queues of an interface that is not managed. Only some routes matter; see
+	// routeMatters.
 	LinksChanged bool
 	// NamespacesRemoved are the IDs of network namespaces that ended.
 	NamespacesRemoved []int
@@ -220,9 +221,13 @@ func (n *Node) addEvent(c *Change, links *ownLinks, m syscall.NetlinkMessage) bo
 		changed := links.shows(m.Data, m.Header.Type == unix.RTM_DELLINK)
 		c.LinksChanged = c.LinksChanged || changed
 		return changed
-	case unix.RTM_NEWADDR, unix.RTM_DELADDR, unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
+	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
 		c.LinksChanged = true
 		return true
+	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
+		changed := n.routeMatters(m.Data, m.Header.Type == unix.RTM_DELROUTE)
+		c.LinksChanged = c.LinksChanged || changed
+		return changed
 	case unix.RTM_NEWTCLASS, unix.RTM_DELTCLASS, unix.RTM_NEWQDISC, unix.RTM_DELQDISC,
 		unix.RTM_NEWTFILTER, unix.RTM_DELTFILTER:
 		return n.addQdiscEvent(c, m)

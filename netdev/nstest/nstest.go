@@ -149,11 +149,17 @@ func onThread(t testing.TB, f func() error) {
 }
 
 // runOnThread runs f on a new thread and ends the thread after f, because f may
-// have moved the thread to another namespace.
+// have moved the thread to another namespace. The runtime never ends the first
+// thread of the process, which would keep a namespace from ending.
 func runOnThread(f func() error) error {
 	done := make(chan error)
 	go func() {
 		runtime.LockOSThread()
+		if unix.Gettid() == unix.Getpid() {
+			defer runtime.UnlockOSThread()
+			done <- runOnThread(f) // on another thread, because this one is locked
+			return
+		}
 		done <- f()
 	}()
 	return <-done
