@@ -10,7 +10,8 @@
 // The package depends on the kernel and not on Kubernetes. A Node stores
 // nothing, so a caller that has to detach a link after a restart stores the
 // Attachment, which identifies the link. What a Node keeps in memory about NICs
-// and links, it finds again after a restart.
+// and links, it finds again after a restart. A caller that wants an uplink to stay
+// one stores Inventory.Uplinks.
 //
 // No function of this package enters another network namespace. A Node works
 // on a pod's namespace in three ways:

@@ -7,8 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net"
 	"os"
+	"slices"
 	"sort"
 	"sync"
 	"time"
@@ -90,7 +92,7 @@ func (i *Inventory) Sysfs() fs.ReadLinkFS {
 
 // List returns the NICs ordered by name. It omits the loopback interface, IFB
 // devices, and interfaces that are stacked on a NIC for pods (macvlan, macvtap,
-// ipvlan). NIC.Uplink takes into account what earlier calls found.
+// ipvlan). NIC.Uplink takes into account what earlier calls found, and RememberUplinks.
 func (i *Inventory) List() ([]NIC, error) {
 	links, err := listLinks()
 	if err != nil {
@@ -130,6 +132,23 @@ func (i *Inventory) List() ([]NIC, error) {
 	}
 	sort.Slice(nics, func(a, b int) bool { return nics[a].Name < nics[b].Name })
 	return nics, nil
+}
+
+// Uplinks returns the names of the links that a default route depends on, or has depended on since the Inventory was
+// created or before, in order; see NIC.Uplink. Some may not exist at present.
+func (i *Inventory) Uplinks() []string {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return slices.Sorted(maps.Keys(i.uplinks))
+}
+
+// RememberUplinks makes links uplinks that an earlier Inventory has found.
+func (i *Inventory) RememberUplinks(names []string) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	for _, name := range names {
+		i.uplinks[name] = time.Now()
+	}
 }
 
 func isNIC(l netlink.Link) bool {
