@@ -88,8 +88,9 @@ type plugin struct {
 	options driver.Options
 	refuse  atomic.Int32 // writes of status that are yet to fail
 	*driver.Driver
-	stop func()
-	wrap func(driver.Kind) driver.Kind // of the NIC kind; nil leaves it unchanged
+	stop  func()
+	sysfs string                        // /sys has nothing about the NICs of the test
+	wrap  func(driver.Kind) driver.Kind // of the NIC kind; nil leaves it unchanged
 }
 
 func newPlugin(t *testing.T) *plugin {
@@ -110,6 +111,7 @@ func newPlugin(t *testing.T) *plugin {
 		t:      t,
 		dir:    dir,
 		wire:   wire,
+		sysfs:  "/sys",
 		client: fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "node"}}),
 	}
 	p.client.PrependReactor("patch", "resourceclaims", func(clienttesting.Action) (bool, runtime.Object, error) {
@@ -155,7 +157,9 @@ func (p *plugin) build(networks string) *netdev.Node {
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	p.options.Kinds = []driver.Kind{nic.New(node, netdev.NewInventory("/sys"), c)}
+	nics := nic.New(node, netdev.NewInventory(p.sysfs), c)
+	nics.RememberIn(p.nicMemory(), p.options.Failpoints)
+	p.options.Kinds = []driver.Kind{nics}
 	if p.wrap != nil {
 		p.options.Kinds[0] = p.wrap(p.options.Kinds[0])
 	}
@@ -183,6 +187,9 @@ func (p *plugin) startWith(networks string) {
 		}
 	})
 }
+
+// nicMemory returns the path of the file in which the NIC kind keeps what it remembers.
+func (p *plugin) nicMemory() string { return filepath.Join(p.options.RunDir, "nics.json") }
 
 func (p *plugin) published() error {
 	list, err := p.client.ResourceV1().ResourceSlices().List(p.t.Context(), metav1.ListOptions{})

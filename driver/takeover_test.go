@@ -42,7 +42,7 @@ type successor struct {
 func (p *plugin) succeed(networks string, wrap func(driver.Kind) driver.Kind) *successor {
 	p.t.Helper()
 	s := &successor{
-		plugin:  &plugin{t: p.t, dir: p.dir, client: p.client, options: p.options, wrap: wrap},
+		plugin:  &plugin{t: p.t, dir: p.dir, client: p.client, options: p.options, sysfs: p.sysfs, wrap: wrap},
 		started: make(chan error, 1),
 		events:  events.NewFakeRecorder(100),
 	}

@@ -248,6 +248,7 @@ func (f *flags) newNode(ctx context.Context, c *config.DriverConfig) (*netdev.No
 // newKinds builds the device kinds. docs/dev/device-kinds.md explains how to add one.
 func (f *flags) newKinds(node *netdev.Node, c *rest.Config, config *config.DriverConfig) ([]driver.Kind, error) {
 	nics := nic.New(node, netdev.NewInventory(f.sysfs), config)
+	nics.RememberIn(filepath.Join(f.RunDir, "nics.json"), f.Failpoints)
 	addresses, err := f.newAllocator(c, nics.SetLost)
 	if err != nil {
 		return nil, err

@@ -151,7 +151,9 @@ func plan(nics []netdev.NIC, c *config.DriverConfig) (devices []*device, problem
 		network := c.NetworkOf(n.Name, n.Uplink)
 		if network == nil {
 			if pattern := c.NetworkOf(n.Name, false); pattern != nil {
-				problems = append(problems, problem{n.Name, deviceName(n), &uplinkError{pattern.Name, cmp.Or(n.Master, n.Name)}})
+				problems = append(problems, problem{n.Name, deviceName(n), &uplinkError{
+					network: pattern.Name, toShare: cmp.Or(n.Master, n.Name),
+				}})
 			}
 			continue
 		}

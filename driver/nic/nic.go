@@ -9,6 +9,7 @@
 //	nic.go        the devices of the node, and the methods of driver.Kind
 //	problems.go   NICs that cannot be shared: events, readiness, takeover
 //	devices.go    NICs of the node -> devices to publish
+//	memory.go     what the next plugin must know about NICs
 //	stack.go      VLANs and bonds: the NICs below them
 //	parameters.go a share's grant and parameters -> link and rates
 //	attach.go     share -> link in a pod
@@ -77,9 +78,12 @@ type Kind struct {
 	// lost are the addresses of links that the node has lost.
 	lost *lostAddresses
 	// hidden are the links that pods hide.
-	hidden *hiddenLinks
+	hidden  *hiddenLinks
+	started time.Time
 
 	mu sync.RWMutex
+	// memory is what is known about NICs since the node booted.
+	memory memory
 	// devices is nil before the first Refresh. A device in it is not modified.
 	devices map[string]*device
 	// loggedTrials reports whether the results of the trials were logged.
@@ -112,7 +116,7 @@ var (
 func New(node *netdev.Node, inventory *netdev.Inventory, c *config.DriverConfig) *Kind {
 	return &Kind{
 		node: node, inventory: inventory, config: c, duplicates: newDuplicates(), lost: newLostAddresses(),
-		hidden: newHiddenLinks(),
+		hidden: newHiddenLinks(), started: time.Now(),
 	}
 }
 
@@ -123,13 +127,12 @@ func (k *Kind) Name() string { return Name }
 // configuration names, wherever it differs, and removes enforcement from NICs
 // that the configuration no longer names, even if an earlier plugin set it up.
 func (k *Kind) Refresh(ctx context.Context, shares []record.Share) (refreshed driver.Refreshed, err error) {
-	nics, err := k.inventory.List()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	nics, err := k.list(ctx)
 	if err != nil {
 		return refreshed, err
 	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.rememberSpeeds(nics)
 	planned, problems := plan(nics, k.config)
 	grants := sumGrants(shares)
 	isKnown := func(name string) bool {
@@ -147,7 +150,7 @@ func (k *Kind) Refresh(ctx context.Context, shares []record.Share) (refreshed dr
 			return attribute.PCI(k.inventory.Sysfs(), busID)
 		})
 		refreshed.RequeueAfter = requeue.Soonest(refreshed.RequeueAfter, d.debounceCarrier(old, time.Now()))
-		repaired, err := k.manage(d)
+		repaired, err := k.manage(d, nics)
 		if err != nil {
 			problems = append(problems, problem{d.nic.Name, d.name, withRemedy(err)})
 			continue
@@ -164,6 +167,7 @@ func (k *Kind) Refresh(ctx context.Context, shares []record.Share) (refreshed dr
 			next[name] = k.absent(name, planned, problems)
 		}
 	}
+	k.remember(ctx, nics)
 	k.holdGateways(ctx, next, gatewaysOf(shares))
 	k.logTrials(ctx)
 	k.log(ctx, next, problems)
@@ -180,8 +184,11 @@ func (k *Kind) hasProblem(device string) bool {
 	return slices.ContainsFunc(k.problems, func(p problem) bool { return p.device == device })
 }
 
-// manage sets up enforcement on the NIC of a device, and sets what the device reports about it.
-func (k *Kind) manage(d *device) (repaired bool, err error) {
+// manage sets up enforcement on the NIC of a device, which is one of nics, and sets what the device reports about it.
+func (k *Kind) manage(d *device, nics []netdev.NIC) (repaired bool, err error) {
+	if err := k.tooEarly(d, nics); err != nil {
+		return false, err
+	}
 	c := d.nicConfig()
 	if repaired, err = k.node.Manage(c); err != nil {
 		return repaired, err
@@ -207,21 +214,6 @@ func sumGrants(shares []record.Share) map[string]uint64 {
 		sum[s.Device] += grant
 	}
 	return sum
-}
-
-// rememberSpeeds sets the speed of links that are down to the last known one,
-// because the kernel reports none for them.
-func (k *Kind) rememberSpeeds(nics []netdev.NIC) {
-	for i := range nics {
-		if nics[i].Speed > 0 || nics[i].Carrier {
-			continue
-		}
-		for _, d := range k.devices {
-			if d.nic.Index == nics[i].Index {
-				nics[i].Speed = d.nic.Speed
-			}
-		}
-	}
 }
 
 // unwanted returns the names of the NICs, by index, from which enforcement must be removed: the
@@ -282,7 +274,7 @@ func (k *Kind) Cleanup(context.Context) (failed error) {
 	if k.addresses != nil {
 		failed = errors.Join(failed, k.addresses.Cleanup())
 	}
-	return errors.Join(failed, k.node.RemovePins())
+	return errors.Join(failed, k.memory.remove(), k.node.RemovePins())
 }
 
 // absent returns a device that has shares and is missing from the node, or cannot be

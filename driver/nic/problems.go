@@ -32,9 +32,17 @@ var errNoCarrier = errors.New("the NIC has no carrier and reports no speed")
 
 // uplinkError is the problem of a NIC that only a pattern of a network names, and that a default route of the node
 // depends on. It does not affect readiness: the network may be meant for nodes with further NICs.
-type uplinkError struct{ network, toShare string }
+type uplinkError struct {
+	network, toShare string
+	early            bool // no default route depends on the NIC yet; see tooEarly
+}
 
 func (e *uplinkError) Error() string {
+	if e.early {
+		return fmt.Sprintf("the node has no default route yet, and patterns do not match a NIC of such a route: "+
+			"the plugin waits for up to %s; to share the NIC at once, list %s in interfaces of network %q",
+			uplinkTime, e.toShare, e.network)
+	}
 	return fmt.Sprintf("a default route of the node depends on the NIC, and patterns do not match such a NIC: "+
 		"to share it, list %s in interfaces of network %q", e.toShare, e.network)
 }
@@ -134,14 +142,12 @@ func (s survey) ready() (failed error) {
 }
 
 // CheckTakeover implements driver.TakeoverChecker.
-func (k *Kind) CheckTakeover(_ context.Context, published []resourceapi.Device) error {
-	nics, err := k.inventory.List()
+func (k *Kind) CheckTakeover(ctx context.Context, published []resourceapi.Device) error {
+	planned, problems, err := k.planOnly(ctx)
 	if err != nil {
 		return err
 	}
-	var s survey
-	planned, problems := plan(nics, k.config)
-	s.problems = problems
+	s := survey{problems: problems}
 	k.node.RetryTrials()
 	for _, d := range planned {
 		if err := k.node.Check(d.nicConfig()); err != nil {
@@ -151,6 +157,25 @@ func (k *Kind) CheckTakeover(_ context.Context, published []resourceapi.Device) 
 		s.usable = append(s.usable, d)
 	}
 	return k.takeoverError(s, published)
+}
+
+// planOnly returns the NICs that Refresh would share, and those that it would not share, without changing anything.
+func (k *Kind) planOnly(ctx context.Context) (devices []*device, problems []problem, err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	nics, err := k.list(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	planned, problems := plan(nics, k.config)
+	for _, d := range planned {
+		if err := k.tooEarly(d, nics); err != nil {
+			problems = append(problems, problem{d.nic.Name, d.name, err})
+			continue
+		}
+		devices = append(devices, d)
+	}
+	return devices, problems, nil
 }
 
 // RecheckTakeover implements driver.TakeoverChecker.

@@ -198,6 +198,7 @@ func newPlugin(c pluginConfig, failpoints failpoint.Injector) (*plugin, error) {
 		orphanGrace = 0 // the default
 	}
 	nics := nic.New(node, netdev.NewInventory("/sys"), driverConfig)
+	nics.RememberIn(filepath.Join(c.Dir, "run/nics.json"), failpoints)
 	if c.Opener != "" {
 		nics.UseDHCP(nic.DHCPOptions{Failpoints: failpoints,
 			Open: func(ctx context.Context, r attach.Record) (attach.Sockets, error) {
@@ -808,7 +809,7 @@ func (e *testEnv) awaitReason(c *resourceapi.ResourceClaim, reason string) {
 // of plugins.
 var statePatterns = []string{
 	"plugin/claims/*", "plugin/dra-device-metadata/*", "plugin/files/*", "cdi/*", "run/attached/*", "hook/*",
-	"run/attach.d/*", "run/health/*", "plugin/dra-*.sock", "registry/*.sock",
+	"run/attach.d/*", "run/health/*", "plugin/dra-*.sock", "registry/*.sock", "run/*.writing",
 }
 
 // nothingLeft returns an error if the node has files, classes, or classifier

@@ -43,7 +43,7 @@ type Network struct {
 	// Interfaces lists names of NICs, or patterns of names with the wildcards "*",
 	// "?", and "[a-z]". The driver does not touch NICs that no entry matches. A
 	// pattern does not match an uplink, which is a NIC that a default route of the
-	// node uses or has used since the plugin started, itself or through a VLAN, a
+	// node uses or has used since the node booted, itself or through a VLAN, a
 	// bridge, or a bond: to share it, list its exact name. The plugin forgets an uplink
 	// that has not existed for an hour.
 	Interfaces []string `json:"interfaces"`

@@ -1,0 +1,198 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package nic
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/dra-shared/dra-driver-shared/internal/failpoint"
+	"github.com/dra-shared/dra-driver-shared/internal/files"
+	"github.com/dra-shared/dra-driver-shared/netdev"
+)
+
+// memoryVersion is the version of the file that this release writes and reads.
+const memoryVersion = 1
+
+// memory is what the plugin remembers about the NICs that the configuration names, until the node reboots: the kernel
+// no longer tells it when a NIC has lost its carrier or its default route. Plugins pass it on in a file, which only the
+// newest of them writes.
+//
+// The methods are not safe for concurrent use.
+type memory struct {
+	path       string // on a file system that a reboot clears; "" if there is no file
+	failpoints failpoint.Injector
+
+	nics map[string]rememberedNIC // by name of the interface
+	// saved is the content of the file, as far as this plugin has read or written it.
+	saved []byte
+	// unreadable is the last reason that was logged why the file cannot be read.
+	unreadable string
+}
+
+// memoryFile is the content of the file. The names are those of version 1 and must not change, because plugins of two
+// releases use the file during an update.
+type memoryFile struct {
+	Version int                      `json:"version"`
+	NICs    map[string]rememberedNIC `json:"nics"`
+}
+
+// rememberedNIC is what the plugin remembers about a NIC.
+type rememberedNIC struct {
+	Speed  uint64 `json:"speed,omitempty"`  // the last known one, in bits per second
+	Uplink bool   `json:"uplink,omitempty"` // see netdev.NIC
+}
+
+// RememberIn makes the kind keep what it remembers about NICs in a file, so that the next plugin knows it. The file
+// must be on a file system that a reboot clears. Call RememberIn before the kind is used.
+func (k *Kind) RememberIn(path string, failpoints failpoint.Injector) {
+	k.memory = memory{path: path, failpoints: failpoints}
+}
+
+// list returns the NICs of the node, with what is remembered about them. The caller holds k.mu.
+func (k *Kind) list(ctx context.Context) ([]netdev.NIC, error) {
+	if k.devices == nil { // until the first Refresh, another plugin may write the file
+		k.memory.load(ctx)
+		k.inventory.RememberUplinks(k.memory.uplinks())
+	}
+	nics, err := k.inventory.List()
+	if err != nil {
+		return nil, err
+	}
+	k.memory.addSpeeds(nics)
+	return nics, nil
+}
+
+// remember stores what is known about the configured NICs, except those about which nothing is decided. The caller
+// holds k.mu.
+func (k *Kind) remember(ctx context.Context, nics []netdev.NIC) {
+	known := map[string]rememberedNIC{}
+	isConfigured := func(name string) bool { return k.config.NetworkOf(name, false) != nil }
+	for _, name := range k.inventory.Uplinks() { // also those that do not exist at present
+		if isConfigured(name) {
+			known[name] = rememberedNIC{Speed: k.memory.nics[name].Speed, Uplink: true}
+		}
+	}
+	for _, n := range nics {
+		if isConfigured(n.Name) && !k.mayBecomeUplink(n, nics) {
+			known[n.Name] = rememberedNIC{Speed: cmp.Or(n.Speed, k.memory.nics[n.Name].Speed), Uplink: n.Uplink}
+		}
+	}
+	k.memory.nics = known
+	if err := k.memory.save(); err != nil {
+		klog.FromContext(ctx).Error(err, "Failed to write what the next plugin must know about NICs; retrying",
+			"path", k.memory.path)
+	}
+}
+
+// uplinkTime is how long after its start a plugin waits for the first default route since the node booted.
+const uplinkTime = time.Minute
+
+// mayBecomeUplink reports whether it is too early to share a NIC that only a pattern names: no plugin has seen the NIC
+// since the node booted, and the node has no default route. Nodes without one share the NIC after uplinkTime. The
+// caller holds k.mu.
+func (k *Kind) mayBecomeUplink(n netdev.NIC, nics []netdev.NIC) bool {
+	_, known := k.memory.nics[n.Name]
+	if known || k.memory.path == "" || k.config.NetworkOf(n.Name, true) != nil || time.Since(k.started) >= uplinkTime {
+		return false
+	}
+	return !slices.ContainsFunc(nics, func(n netdev.NIC) bool { return n.Uplink })
+}
+
+// tooEarly returns an error while a device may not be shared because of mayBecomeUplink. nics are those of the node.
+// The caller holds k.mu.
+func (k *Kind) tooEarly(d *device, nics []netdev.NIC) error {
+	if k.mayBecomeUplink(d.nic, nics) {
+		return &uplinkError{network: d.network.Name, toShare: d.nic.Name, early: true}
+	}
+	return nil
+}
+
+// load reads the file. It logs once why the file cannot be read: NICs are then shared as after a boot.
+func (m *memory) load(ctx context.Context) {
+	m.nics, m.saved = nil, nil
+	if m.path == "" {
+		return
+	}
+	raw, err := os.ReadFile(m.path)
+	if errors.Is(err, os.ErrNotExist) {
+		return
+	}
+	if err == nil {
+		m.nics, err = decodeMemory(raw)
+	}
+	if err != nil {
+		if m.unreadable != err.Error() {
+			klog.FromContext(ctx).Error(err, "Ignoring what another plugin knew about NICs; this one writes the file again",
+				"path", m.path)
+		}
+		m.unreadable = err.Error()
+		return
+	}
+	m.saved = raw
+}
+
+func decodeMemory(raw []byte) (map[string]rememberedNIC, error) {
+	var f memoryFile
+	if err := json.Unmarshal(raw, &f); err != nil {
+		return nil, err
+	}
+	if f.Version != memoryVersion {
+		return nil, fmt.Errorf("the file has version %d, this plugin reads %d: did another release write it?",
+			f.Version, memoryVersion)
+	}
+	return f.NICs, nil
+}
+
+// uplinks returns the names of the NICs that are remembered as uplinks.
+func (m *memory) uplinks() (names []string) {
+	for name, n := range m.nics {
+		if n.Uplink {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// addSpeeds sets the speed of NICs without a carrier to the last known one, because many drivers report none for them.
+func (m *memory) addSpeeds(nics []netdev.NIC) {
+	for i := range nics {
+		if n := &nics[i]; n.Speed == 0 && !n.Carrier {
+			n.Speed = m.nics[n.Name].Speed
+		}
+	}
+}
+
+// save writes the file, unless it has the content.
+func (m *memory) save() error {
+	raw, err := json.Marshal(memoryFile{Version: memoryVersion, NICs: m.nics})
+	if err != nil || m.path == "" || bytes.Equal(raw, m.saved) {
+		return err
+	}
+	err = files.Replace(m.failpoints, "NIC memory", m.path, raw, files.Options{Mode: 0o600})
+	if err == nil {
+		m.saved = raw
+	}
+	return err
+}
+
+// remove removes the file, and what a plugin left that was killed while it wrote.
+func (m *memory) remove() error {
+	if m.path == "" {
+		return nil
+	}
+	return errors.Join(
+		files.Remove(m.failpoints, "NIC memory", m.path),
+		files.Remove(m.failpoints, "unfinished NIC memory", m.path+files.TemporarySuffix),
+	)
+}
