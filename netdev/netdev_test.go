@@ -409,7 +409,8 @@ func TestNode_Detach_keepsLinkWithAnotherMAC(t *testing.T) {
 	}
 }
 
-// The kernel gives the ID of a namespace that has ended to another one, in which a link with the same index is attached.
+// The kernel gives the ID of a namespace that has ended to another one, in which a link with the same index is
+// attached.
 func TestNode_Read_linkOfAnotherPodWithSameNamespaceID(t *testing.T) {
 	nic, _ := nstest.NIC(t, "nic0", 1500)
 	node, pod := newNode(t, nic), nstest.New(t)

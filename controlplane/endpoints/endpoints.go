@@ -142,8 +142,9 @@ func (r *Reconciler) wanted(
 	}
 	if len(on.links) == 0 && len(on.others) > 0 {
 		warnings = append(warnings, warning{
-			network.EventReasonOtherNetwork, fmt.Sprintf("annotation %s: %q: the pods that the selector matches have links only on "+
-				"networks %v: was the network renamed?", network.ServiceNetworkAnnotation, name, slices.Sorted(maps.Keys(on.others))),
+			network.EventReasonOtherNetwork, fmt.Sprintf("annotation %s: %q: the pods that the selector matches have links "+
+				"only on networks %v: was the network renamed?",
+				network.ServiceNetworkAnnotation, name, slices.Sorted(maps.Keys(on.others))),
 		})
 	}
 	if len(on.missing) > 0 {

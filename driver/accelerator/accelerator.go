@@ -327,8 +327,8 @@ func (k *Kind) Conditions(share record.Share) []metav1.Condition {
 		ready.Message = "the device is missing from the node or from the driver's configuration"
 	case !share.AdminAccess && k.hasOtherNodes(d, share):
 		ready.Status, ready.Reason = metav1.ConditionFalse, params.ReasonDeviceChanged
-		ready.Message = fmt.Sprintf("the device now has the nodes %v, and containers get those that it had when the claim was "+
-			"prepared, which may belong to another device: delete the pods of the claim", d.Nodes)
+		ready.Message = fmt.Sprintf("the device now has the nodes %v, and containers get those that it had when the claim "+
+			"was prepared, which may belong to another device: delete the pods of the claim", d.Nodes)
 	}
 	conditions := []metav1.Condition{ready}
 	if memory, ok := share.Capacity[params.CapacityMemory]; ok {

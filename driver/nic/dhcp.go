@@ -397,8 +397,8 @@ func withLease(state driver.State, link attach.Link, d *device, failure string) 
 		return state
 	}
 	state.Ready, state.Reason = false, params.ReasonLeaseExpired
-	state.Message = fmt.Sprintf("the link %s has no address: the lease of %s has ended, and the plugin tries to lease another "+
-		"one on network %q", link.Name, link.DHCP.Last, d.network.Name)
+	state.Message = fmt.Sprintf("the link %s has no address: the lease of %s has ended, and the plugin tries to lease "+
+		"another one on network %q", link.Name, link.DHCP.Last, d.network.Name)
 	if failure != "" {
 		state.Message += ": " + failure
 	}

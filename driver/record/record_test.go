@@ -148,7 +148,8 @@ func TestStore_List_withUnreadableRecords(t *testing.T) {
 	if _, err := s.List(); errors.Is(err, ErrCorrupt) || !errors.Is(err, ErrNewer) {
 		t.Errorf("afterwards: %v", err)
 	}
-	if kept, err := filepath.Glob(filepath.Join(s.dir, "*"+asideSuffix)); err != nil || len(kept) != 4 || strings.Contains(fmt.Sprint(kept), "empty") {
+	kept, err := filepath.Glob(filepath.Join(s.dir, "*"+asideSuffix))
+	if err != nil || len(kept) != 4 || strings.Contains(fmt.Sprint(kept), "empty") {
 		t.Errorf("kept: %v, %v", kept, err)
 	}
 	if _, err := os.Stat(filepath.Join(s.dir, "empty.json")); !errors.Is(err, os.ErrNotExist) {

@@ -179,7 +179,8 @@ func TestPlugin_assignsAddressesAfterNetworkWasRenamed(t *testing.T) {
 	e.must("read the records", err)
 	for _, r := range records {
 		if link, err := r.Link(); err != nil || link.Network != "storage" {
-			t.Errorf("pod %s has an address of network %q (error %v), want that of the pool, storage", r.Pod.Name, link.Network, err)
+			t.Errorf("pod %s has an address of network %q (error %v), want that of the pool, storage",
+				r.Pod.Name, link.Network, err)
 		}
 	}
 }
