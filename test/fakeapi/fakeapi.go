@@ -267,7 +267,7 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, t target) {
 		return
 	}
 	defer watcher.Stop()
-	send := s.stream(w, t)
+	send := s.stream(w, r, t)
 	for {
 		select {
 		case <-r.Context().Done():
@@ -292,19 +292,25 @@ func (s *Server) watchBlocks(w http.ResponseWriter, r *http.Request, t target) {
 		writeError(w, apierrors.NewBadRequest("watches must start at a resource version"))
 		return
 	}
-	send := s.stream(w, t)
+	send := s.stream(w, r, t)
 	s.blocks.events(r.Context(), version, selector, func(kind watch.EventType, b *network.AddressBlock) error {
 		return send(kind, b)
 	})
 }
 
 // stream begins the response of a watch, and returns a function that sends an event.
-func (s *Server) stream(w http.ResponseWriter, t target) (send func(watch.EventType, runtime.Object) error) {
+func (s *Server) stream(
+	w http.ResponseWriter, r *http.Request, t target,
+) (send func(watch.EventType, runtime.Object) error) {
+	encode := s.encode
+	if strings.Contains(r.Header.Get("Accept"), "as=PartialObjectMetadata") {
+		encode = encodeMetadata
+	}
 	w.Header().Set("Content-Type", runtime.ContentTypeJSON)
 	flusher, _ := w.(http.Flusher)
 	flusher.Flush()
 	return func(kind watch.EventType, object runtime.Object) error {
-		raw, err := s.encode(object, t.gvk.GroupVersion())
+		raw, err := encode(object, t.gvk.GroupVersion())
 		if err != nil {
 			return err
 		}
@@ -322,6 +328,17 @@ func (s *Server) encode(object runtime.Object, gv schema.GroupVersion) ([]byte, 
 		return json.Marshal(status)
 	}
 	return runtime.Encode(s.codecs.LegacyCodec(gv), object)
+}
+
+// encodeMetadata encodes the metadata of an object, for clients that need no more.
+func encodeMetadata(object runtime.Object, _ schema.GroupVersion) ([]byte, error) {
+	accessor, err := meta.Accessor(object)
+	if err != nil {
+		return nil, err
+	}
+	partial := meta.AsPartialObjectMetadata(accessor)
+	partial.SetGroupVersionKind(metav1.SchemeGroupVersion.WithKind("PartialObjectMetadata"))
+	return json.Marshal(partial)
 }
 
 func writeError(w http.ResponseWriter, err error) {
