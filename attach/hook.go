@@ -243,11 +243,17 @@ func (h Hook) prepareNamespace(namespace *os.File) (result preparedNamespace, er
 }
 
 // runIn calls f in a network namespace, on a separate thread, which ends afterwards: no other code
-// of this process runs in the namespace.
+// of this process runs in the namespace. The runtime of Go does not end the first thread of the
+// process, which would keep the namespace of an ended pod.
 func runIn(namespace *os.File, f func() error) error {
 	done := make(chan error)
 	go func() {
 		runtime.LockOSThread() // without UnlockOSThread, the thread ends with the goroutine
+		if unix.Gettid() == unix.Getpid() {
+			defer runtime.UnlockOSThread()
+			done <- runIn(namespace, f) // on another thread, because this one is locked
+			return
+		}
 		if err := unix.Setns(int(namespace.Fd()), unix.CLONE_NEWNET); err != nil {
 			done <- fmt.Errorf("enter the pod's network namespace: %w", err)
 			return

@@ -182,3 +182,27 @@ func TestOpener_refusesUnknownAttachment(t *testing.T) {
 		t.Error("it has opened sockets in a namespace without an attachment record")
 	}
 }
+
+// The opener runs for months. A thread that stays in the namespace of an ended pod keeps its links.
+func TestRunIn_leavesNoThreadInNamespace(t *testing.T) {
+	namespace, err := os.Open("/proc/self/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer namespace.Close()
+	first := 0
+	for range 500 {
+		err := runIn(namespace, func() error {
+			if unix.Gettid() == unix.Getpid() {
+				first++
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if first > 0 {
+		t.Errorf("the function ran %d times on the first thread of the process, which does not end", first)
+	}
+}
