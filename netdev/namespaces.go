@@ -14,22 +14,6 @@ func (n *Node) recordNamespace(id int, cookie uint64) {
 	n.cookies[id] = cookie
 }
 
-// forgetNamespaces forgets the cookies of namespaces that have ended.
-func (n *Node) forgetNamespaces(ids []int) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	for _, id := range ids {
-		delete(n.cookies, id)
-	}
-}
-
-// forgetAllNamespaces forgets all cookies, because events for the end of namespaces were dropped.
-func (n *Node) forgetAllNamespaces() {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	clear(n.cookies)
-}
-
 // hasEnded reports whether another namespace is known to have the ID of an attachment's. It may be wrong for an
 // attachment of another plugin on the node, so the caller looks for its MAC address first.
 func (n *Node) hasEnded(a Attachment) bool {

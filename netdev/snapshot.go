@@ -61,6 +61,11 @@ func (n *Node) Snapshot() (*Snapshot, error) {
 	return s, nil
 }
 
+// HasPrograms reports whether programs of this driver are attached to a NIC, also those of another plugin.
+func (n *Node) HasPrograms(index int) (bool, error) {
+	return classify.AnyVersionAttached(n.bpffs, index)
+}
+
 // enforcedNICs returns the NICs that are managed with enforcement.
 func (n *Node) enforcedNICs() (nics []managedNIC) {
 	n.mu.Lock()

@@ -101,14 +101,12 @@ func (n *Node) watchOwn(ctx context.Context, w *rtnl.Watcher, report func(Change
 			return nil // Watch has closed the socket
 		case errors.Is(err, rtnl.ErrOverflow):
 			logr.FromContextOrDiscard(ctx).V(2).Info("Kernel dropped network events; resyncing")
-			n.forgetAllNamespaces()
 			report(Change{Resync: true})
 			links.forget()
 		case err != nil:
 			return err
 		}
 		if c, ok := n.summarize(links, messages); ok {
-			n.forgetNamespaces(c.NamespacesRemoved)
 			report(c)
 		}
 		links.reportLater(ctx, report)
