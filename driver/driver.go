@@ -261,7 +261,9 @@ func (d *Driver) Start(ctx context.Context) (wait func() error, err error) {
 	if err := d.startServices(ctx, &group); err != nil {
 		return nil, err
 	}
-	helper, err := kubeletplugin.Start(ctx, d, d.pluginOptions()...)
+	uid := d.nodeUID(ctx)
+	d.serve(ctx, &group, "watch of the Node", func(ctx context.Context) error { return d.watchNode(ctx, uid) })
+	helper, err := kubeletplugin.Start(ctx, d, d.pluginOptions(uid)...)
 	if err != nil {
 		return nil, fmt.Errorf(
 			"register with the kubelet: %w: do %s and %s exist?",
@@ -332,7 +334,6 @@ func (d *Driver) startServices(ctx context.Context, group *sync.WaitGroup) error
 	}
 	d.serve(ctx, group, "hooks", hooks.Serve)
 	d.serve(ctx, group, "watch of the hook", d.watchHook)
-	d.serve(ctx, group, "watch of the Node", d.watchNode) // before the helper reads the UID of the Node
 	for _, k := range d.options.Kinds {
 		if watcher, ok := k.(Watcher); ok {
 			d.serve(ctx, group, "watch "+k.Name(), func(ctx context.Context) error { return d.watch(ctx, watcher) })
@@ -380,7 +381,8 @@ func (d *Driver) resumeAfterOther(ctx context.Context) {
 	d.restore(ctx)
 }
 
-func (d *Driver) pluginOptions() []kubeletplugin.Option {
+// pluginOptions returns the options of the helper. uid is that of the Node, or "" if the helper must read it.
+func (d *Driver) pluginOptions(uid types.UID) []kubeletplugin.Option {
 	options := []kubeletplugin.Option{
 		kubeletplugin.DriverName(d.options.DriverName),
 		kubeletplugin.NodeName(d.options.NodeName),
@@ -390,6 +392,9 @@ func (d *Driver) pluginOptions() []kubeletplugin.Option {
 		kubeletplugin.Serialize(false), // the driver locks each claim, across plugins
 	}
 	options = append(options, d.metadataOptions()...)
+	if uid != "" {
+		options = append(options, kubeletplugin.NodeUID(uid))
+	}
 	if d.options.RollingUpdate {
 		options = append(options, kubeletplugin.RollingUpdate(types.UID(d.options.Instance)))
 	}

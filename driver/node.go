@@ -44,18 +44,46 @@ const (
 // nodeWatch notices a new UID of the Node. It makes no request while the watch is open.
 type nodeWatch struct {
 	driver *Driver
-	// uid is the first UID that the watch saw; "" before. The watch starts before the helper reads the
-	// UID, so that it sees each later change.
+	// uid is the owner of the ResourceSlices. If it could not be read when the plugin started, it is "" before the
+	// first event, and then the first UID that the watch saw.
 	uid types.UID
 }
 
+// nodeReadTimeout limits how long a starting plugin waits for the Node. The helper reads the Node later, too.
+const nodeReadTimeout = 5 * time.Second
+
+// nodeUID returns the UID of the Node, which the helper uses as the owner of the ResourceSlices; "" if it cannot be
+// read, or if the plugin does not watch the Node.
+func (d *Driver) nodeUID(ctx context.Context) types.UID {
+	if d.options.Metadata == nil {
+		return ""
+	}
+	ctx, cancel := context.WithTimeout(ctx, nodeReadTimeout)
+	defer cancel()
+	uid, err := d.readNodeUID(ctx)
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Failed to read the Node; trying again when devices are published")
+	}
+	return uid
+}
+
+// readNodeUID returns the UID of the Node from the API server, which does not answer from a cache.
+func (d *Driver) readNodeUID(ctx context.Context) (types.UID, error) {
+	nodes := d.options.Metadata.Resource(corev1.SchemeGroupVersion.WithResource("nodes"))
+	node, err := nodes.Get(ctx, d.options.NodeName, metav1.GetOptions{})
+	if err != nil {
+		return "", err
+	}
+	return node.UID, nil
+}
+
 // watchNode watches the Node until ctx ends. It returns an error if the Node was registered again. It
-// waits for a Node that does not exist.
-func (d *Driver) watchNode(ctx context.Context) error {
+// waits for a Node that does not exist. uid is the owner of the ResourceSlices, or "" if it is not known.
+func (d *Driver) watchNode(ctx context.Context, uid types.UID) error {
 	if d.options.Metadata == nil {
 		return nil
 	}
-	w := nodeWatch{driver: d}
+	w := nodeWatch{driver: d, uid: uid}
 	backoff := wait.Backoff{Duration: minNodeDelay, Factor: 2, Jitter: 1, Steps: 6, Cap: maxNodeDelay}
 	delay := backoff.DelayWithReset(clock.RealClock{}, nodeDelayReset)
 	err := delay.Until(ctx, true, true, func(ctx context.Context) (done bool, err error) {
@@ -97,7 +125,7 @@ func (w *nodeWatch) follow(ctx context.Context) error {
 			if !open {
 				return nil
 			}
-			if err := w.handle(event); err != nil {
+			if err := w.handle(ctx, event); err != nil {
 				return err
 			}
 		}
@@ -105,7 +133,7 @@ func (w *nodeWatch) follow(ctx context.Context) error {
 }
 
 // handle returns an error if the watch failed, or if the Node has a new UID.
-func (w *nodeWatch) handle(event watch.Event) error {
+func (w *nodeWatch) handle(ctx context.Context, event watch.Event) error {
 	name := w.driver.options.NodeName
 	switch event.Type {
 	case watch.Error:
@@ -123,6 +151,16 @@ func (w *nodeWatch) handle(event watch.Event) error {
 		w.uid = uid
 	}
 	if uid == "" || uid == w.uid {
+		return nil
+	}
+	// The event may come from the cache of an API server that lags behind.
+	uid, err = w.driver.readNodeUID(ctx)
+	switch {
+	case apierrors.IsNotFound(err): // it is being registered again
+		return nil
+	case err != nil:
+		return fmt.Errorf("read Node %s: %w", name, err)
+	case uid == "" || uid == w.uid:
 		return nil
 	}
 	return fmt.Errorf("the Node %s was deleted and registered again: its UID is %s, and was %s: %w", name, uid, w.uid,

@@ -6,6 +6,7 @@ package driver_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -31,10 +32,11 @@ type nodeWatches struct {
 	streams  chan nodeStream
 	requests atomic.Int32
 	refuse   atomic.Bool
+	uid      atomic.Value // of the Node, which does not exist with ""
 }
 
-// watchNode restarts the plugin, which then watches the Node. ended receives the result of the plugin.
-func (p *plugin) watchNode() (api *nodeWatches, ended <-chan error) {
+// watchNode restarts the plugin, which then watches the Node with the UID. ended receives the result of the plugin.
+func (p *plugin) watchNode(uid string) (api *nodeWatches, ended <-chan error) {
 	p.t.Helper()
 	p.stop()
 	api = &nodeWatches{streams: make(chan nodeStream, 2)}
@@ -50,6 +52,13 @@ func (p *plugin) watchNode() (api *nodeWatches, ended <-chan error) {
 		}
 		return true, <-api.streams, nil
 	})
+	client.PrependReactor("get", "nodes", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		if uid := api.uid.Load(); uid != "" {
+			return true, nodeWithUID(types.UID(fmt.Sprint(uid))), nil
+		}
+		return true, nil, apierrors.NewNotFound(a.GetResource().GroupResource(), nodeName)
+	})
+	api.uid.Store(uid)
 	p.options.Metadata = client
 	node := p.build(oneNetwork)
 	_, ctx := ktesting.NewTestContext(p.t)
@@ -119,39 +128,51 @@ func wantEnd(t *testing.T, ended <-chan error) {
 
 func TestWatchNode(t *testing.T) {
 	for name, c := range map[string]struct {
+		first    string // UID of the Node when the plugin starts
 		events   []watch.Event
+		last     string // UID of the Node when the plugin reads it again
 		wantEnds bool
 	}{
-		"registered again": {[]watch.Event{
+		"registered again": {"", []watch.Event{
 			{Type: watch.Added, Object: nodeWithUID("old")},
 			{Type: watch.Deleted, Object: nodeWithUID("old")},
 			{Type: watch.Added, Object: nodeWithUID("new")},
-		}, true},
-		"changed to another Node between two events": {[]watch.Event{
+		}, "new", true},
+		"changed to another Node between two events": {"", []watch.Event{
 			{Type: watch.Added, Object: nodeWithUID("old")},
 			{Type: watch.Modified, Object: nodeWithUID("new")},
-		}, true},
-		"changed": {[]watch.Event{
+		}, "new", true},
+		"registered again before the first event": {"old", []watch.Event{
+			{Type: watch.Added, Object: nodeWithUID("new")},
+		}, "new", true},
+		"an API server sends a former Node from its cache": {"old", []watch.Event{
+			{Type: watch.Added, Object: nodeWithUID("former")},
+		}, "old", false},
+		"deleted before the plugin reads it again": {"old", []watch.Event{
+			{Type: watch.Added, Object: nodeWithUID("new")},
+		}, "", false},
+		"changed": {"old", []watch.Event{
 			{Type: watch.Added, Object: nodeWithUID("old")},
 			{Type: watch.Modified, Object: nodeWithUID("old")},
-		}, false},
-		"deleted": {[]watch.Event{
+		}, "old", false},
+		"deleted": {"old", []watch.Event{
 			{Type: watch.Added, Object: nodeWithUID("old")},
 			{Type: watch.Deleted, Object: nodeWithUID("old")},
-		}, false},
-		"registered after the plugin started": {[]watch.Event{
+		}, "", false},
+		"registered after the plugin started": {"", []watch.Event{
 			{Type: watch.Deleted, Object: nodeWithUID("old")},
 			{Type: watch.Added, Object: nodeWithUID("new")},
-		}, false},
-		"without a UID": {[]watch.Event{
+		}, "new", false},
+		"without a UID": {"", []watch.Event{
 			{Type: watch.Added, Object: nodeWithUID("")},
 			{Type: watch.Modified, Object: nodeWithUID("new")},
 			{Type: watch.Modified, Object: nodeWithUID("")},
-		}, false},
+		}, "new", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := newPlugin(t)
-			api, ended := p.watchNode()
+			api, ended := p.watchNode(c.first)
+			api.uid.Store(c.last)
 			stream := api.open()
 			for _, e := range c.events {
 				stream.send(t, e.Type, e.Object)
@@ -175,9 +196,10 @@ func TestWatchNode(t *testing.T) {
 // The API server ends each watch after some time.
 func TestWatchNode_registeredAgainBetweenTwoWatches(t *testing.T) {
 	p := newPlugin(t)
-	api, ended := p.watchNode()
+	api, ended := p.watchNode("old")
 	first := api.open()
 	first.send(t, watch.Added, nodeWithUID("old"))
+	api.uid.Store("new")
 	close(first)
 	api.open().send(t, watch.Added, nodeWithUID("new"))
 	wantEnd(t, ended)
@@ -187,7 +209,7 @@ func TestWatchNode_forbidden(t *testing.T) {
 	p := newPlugin(t)
 	registry := prometheus.NewRegistry()
 	p.options.Metrics = registry
-	api, ended := p.watchNode()
+	api, ended := p.watchNode("old")
 	stream := api.open()
 	stream.send(t, watch.Added, nodeWithUID("old"))
 	api.refuse.Store(true)
