@@ -19,6 +19,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/internal/failpoint"
 	"github.com/dra-shared/dra-driver-shared/internal/files"
 	"github.com/dra-shared/dra-driver-shared/netdev"
+	"github.com/dra-shared/dra-driver-shared/netdev/dhcp"
 )
 
 // memoryVersion is the version of the file that this release writes and reads.
@@ -34,6 +35,8 @@ type memory struct {
 	failpoints failpoint.Injector
 
 	nics map[string]rememberedNIC // by name of the interface
+	// since is when the first plugin after the boot started, as a time since the boot; 0 before load.
+	since time.Duration
 	// saved is the content of the file, as far as this plugin has read or written it.
 	saved []byte
 	// unreadable is the last reason that was logged why the file cannot be read.
@@ -44,6 +47,7 @@ type memory struct {
 // releases use the file during an update.
 type memoryFile struct {
 	Version int                      `json:"version"`
+	Since   int64                    `json:"since"` // in milliseconds since the boot
 	NICs    map[string]rememberedNIC `json:"nics"`
 }
 
@@ -59,16 +63,21 @@ func (k *Kind) RememberIn(path string, failpoints failpoint.Injector) {
 	k.memory = memory{path: path, failpoints: failpoints}
 }
 
-// list returns the NICs of the node, with what is remembered about them. The caller holds k.mu.
+// list returns the NICs of the node, with what is remembered about them. It locks k.mu, but not while it waits for the
+// kernel, because attaching a share needs the lock.
 func (k *Kind) list(ctx context.Context) ([]netdev.NIC, error) {
-	if k.devices == nil { // until the first Refresh, another plugin may write the file
+	k.mu.Lock()
+	if k.devices == nil { // until the first Refresh, which writes the file
 		k.memory.load(ctx)
 		k.inventory.RememberUplinks(k.memory.uplinks())
 	}
+	k.mu.Unlock()
 	nics, err := k.inventory.List()
 	if err != nil {
 		return nil, err
 	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	k.memory.addSpeeds(nics)
 	return nics, nil
 }
@@ -95,18 +104,22 @@ func (k *Kind) remember(ctx context.Context, nics []netdev.NIC) {
 	}
 }
 
-// uplinkTime is how long after its start a plugin waits for the first default route since the node booted.
+// uplinkTime is how long after the start of the first plugin since the node booted the plugins wait for the first
+// default route.
 const uplinkTime = time.Minute
 
-// mayBecomeUplink reports whether it is too early to share a NIC that only a pattern names: no plugin has seen the NIC
-// since the node booted, and the node has no default route. Nodes without one share the NIC after uplinkTime. The
+// mayBecomeUplink reports whether it is too early to share a NIC that only a pattern names: no plugin has shared the
+// NIC since the node booted, and the node has no default route. Nodes without one share the NIC after uplinkTime. The
 // caller holds k.mu.
 func (k *Kind) mayBecomeUplink(n netdev.NIC, nics []netdev.NIC) bool {
 	_, known := k.memory.nics[n.Name]
-	if known || k.memory.path == "" || k.config.NetworkOf(n.Name, true) != nil || time.Since(k.started) >= uplinkTime {
+	if known || k.memory.path == "" || k.config.NetworkOf(n.Name, true) != nil ||
+		dhcp.SinceBoot()-k.memory.since >= uplinkTime ||
+		slices.ContainsFunc(nics, func(n netdev.NIC) bool { return n.Uplink }) {
 		return false
 	}
-	return !slices.ContainsFunc(nics, func(n netdev.NIC) bool { return n.Uplink })
+	attached, err := k.node.HasPrograms(n.Index) // those of a plugin that did not write the file
+	return err != nil || !attached
 }
 
 // tooEarly returns an error while a device may not be shared because of mayBecomeUplink. nics are those of the node.
@@ -121,6 +134,9 @@ func (k *Kind) tooEarly(d *device, nics []netdev.NIC) error {
 // load reads the file. It logs once why the file cannot be read: NICs are then shared as after a boot.
 func (m *memory) load(ctx context.Context) {
 	m.nics, m.saved = nil, nil
+	if m.since == 0 {
+		m.since = dhcp.SinceBoot()
+	}
 	if m.path == "" {
 		return
 	}
@@ -129,7 +145,7 @@ func (m *memory) load(ctx context.Context) {
 		return
 	}
 	if err == nil {
-		m.nics, err = decodeMemory(raw)
+		err = m.decode(raw)
 	}
 	if err != nil {
 		if m.unreadable != err.Error() {
@@ -142,16 +158,17 @@ func (m *memory) load(ctx context.Context) {
 	m.saved = raw
 }
 
-func decodeMemory(raw []byte) (map[string]rememberedNIC, error) {
+func (m *memory) decode(raw []byte) error {
 	var f memoryFile
 	if err := json.Unmarshal(raw, &f); err != nil {
-		return nil, err
+		return err
 	}
 	if f.Version != memoryVersion {
-		return nil, fmt.Errorf("the file has version %d, this plugin reads %d: did another release write it?",
+		return fmt.Errorf("the file has version %d, this plugin reads %d: did another release write it?",
 			f.Version, memoryVersion)
 	}
-	return f.NICs, nil
+	m.nics, m.since = f.NICs, time.Duration(f.Since)*time.Millisecond
+	return nil
 }
 
 // uplinks returns the names of the NICs that are remembered as uplinks.
@@ -175,7 +192,7 @@ func (m *memory) addSpeeds(nics []netdev.NIC) {
 
 // save writes the file, unless it has the content.
 func (m *memory) save() error {
-	raw, err := json.Marshal(memoryFile{Version: memoryVersion, NICs: m.nics})
+	raw, err := json.Marshal(memoryFile{Version: memoryVersion, Since: m.since.Milliseconds(), NICs: m.nics})
 	if err != nil || m.path == "" || bytes.Equal(raw, m.saved) {
 		return err
 	}

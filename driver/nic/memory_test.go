@@ -16,6 +16,7 @@ import (
 	"k8s.io/klog/v2/ktesting"
 
 	"github.com/dra-shared/dra-driver-shared/netdev"
+	"github.com/dra-shared/dra-driver-shared/netdev/dhcp"
 )
 
 // newMemory returns a memory whose file has the content, or does not exist if that is "".
@@ -124,8 +125,9 @@ func TestMemory_addSpeeds(t *testing.T) {
 }
 
 func TestKind_remember(t *testing.T) {
-	k := New(nil, netdev.NewInventory("/sys"), load(t, `[{name: a, interfaces: ["nic*"], bandwidth: 1G}]`))
+	k := New(&netdev.Node{}, netdev.NewInventory("/sys"), load(t, `[{name: a, interfaces: ["nic*"], bandwidth: 1G}]`))
 	k.RememberIn(newMemory(t, "").path, nil)
+	k.memory.since = dhcp.SinceBoot()
 	nics := []netdev.NIC{
 		{Name: "nic0", Carrier: true}, {Name: "nic2", Speed: 25e9}, {Name: "nic3"}, {Name: "eno2", Speed: 1e9},
 	}
@@ -140,7 +142,7 @@ func TestKind_remember(t *testing.T) {
 	}
 	nic0 := rememberedNIC{Speed: 10e9} // it has a carrier, but no speed yet
 	expect("before it is known whether they are uplinks", map[string]rememberedNIC{"nic0": nic0})
-	k.started = k.started.Add(-uplinkTime)
+	k.memory.since -= uplinkTime
 	k.inventory.RememberUplinks([]string{"nic1", "eno1"})
 	expect("afterwards", map[string]rememberedNIC{
 		"nic0": nic0,
@@ -158,14 +160,15 @@ func TestKind_mayBecomeUplink(t *testing.T) {
 		want   []string
 	}{
 		"after a boot":         {func(*Kind, []netdev.NIC) {}, []string{"nic0", "nic1"}},
-		"after an hour":        {func(k *Kind, _ []netdev.NIC) { k.started = time.Now().Add(-time.Hour) }, nil},
+		"after an hour":        {func(k *Kind, _ []netdev.NIC) { k.memory.since -= time.Hour }, nil},
 		"with a default route": {func(_ *Kind, nics []netdev.NIC) { nics[2].Uplink = true }, nil},
 		"one was known before": {
 			func(k *Kind, _ []netdev.NIC) { k.memory.nics = map[string]rememberedNIC{"nic0": {}} }, []string{"nic1"}},
 		"nothing can be passed on": {func(k *Kind, _ []netdev.NIC) { k.memory.path = "" }, nil},
 	} {
-		k, nics := New(nil, netdev.NewInventory("/sys"), c), slices.Clone(nics)
+		k, nics := New(&netdev.Node{}, netdev.NewInventory("/sys"), c), slices.Clone(nics)
 		k.RememberIn("/run/nics.json", nil)
+		k.memory.since = dhcp.SinceBoot()
 		tc.change(k, nics)
 		var got []string
 		for _, n := range nics {

@@ -78,8 +78,7 @@ type Kind struct {
 	// lost are the addresses of links that the node has lost.
 	lost *lostAddresses
 	// hidden are the links that pods hide.
-	hidden  *hiddenLinks
-	started time.Time
+	hidden *hiddenLinks
 
 	mu sync.RWMutex
 	// memory is what is known about NICs since the node booted.
@@ -116,7 +115,7 @@ var (
 func New(node *netdev.Node, inventory *netdev.Inventory, c *config.DriverConfig) *Kind {
 	return &Kind{
 		node: node, inventory: inventory, config: c, duplicates: newDuplicates(), lost: newLostAddresses(),
-		hidden: newHiddenLinks(), started: time.Now(),
+		hidden: newHiddenLinks(),
 	}
 }
 
@@ -127,12 +126,12 @@ func (k *Kind) Name() string { return Name }
 // configuration names, wherever it differs, and removes enforcement from NICs
 // that the configuration no longer names, even if an earlier plugin set it up.
 func (k *Kind) Refresh(ctx context.Context, shares []record.Share) (refreshed driver.Refreshed, err error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
 	nics, err := k.list(ctx)
 	if err != nil {
 		return refreshed, err
 	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	planned, problems := plan(nics, k.config)
 	grants := sumGrants(shares)
 	isKnown := func(name string) bool {

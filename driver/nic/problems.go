@@ -161,12 +161,12 @@ func (k *Kind) CheckTakeover(ctx context.Context, published []resourceapi.Device
 
 // planOnly returns the NICs that Refresh would share, and those that it would not share, without changing anything.
 func (k *Kind) planOnly(ctx context.Context) (devices []*device, problems []problem, err error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
 	nics, err := k.list(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	planned, problems := plan(nics, k.config)
 	for _, d := range planned {
 		if err := k.tooEarly(d, nics); err != nil {

@@ -174,10 +174,9 @@ func (t *leaseTask) run(
 	wait, err := t.act(ctx, l)
 	if err == nil {
 		k.leaseFailures.Delete(leaseIDOf(&a.Record))
-	} else {
-		k.leaseFailures.Store(leaseIDOf(&a.Record), err.Error())
 	}
 	if err != nil && !errors.Is(err, driver.ErrOutdated) && ctx.Err() == nil {
+		k.leaseFailures.Store(leaseIDOf(&a.Record), err.Error())
 		klog.FromContext(ctx).Error(err, "Failed to keep the leased address of a link; trying again",
 			"address", link.DHCP.Address, "server", link.DHCP.Server, "wait", wait)
 	}
