@@ -372,8 +372,8 @@ func endpointReconcilers(m manager.Manager, recorder events.EventRecorder, o Opt
 	var reconcilers []reconciler
 	if o.EndpointSlices {
 		reconcilers = append(reconcilers, &endpoints.Reconciler{
-			Client: m.GetClient(), Pods: pods, PodCache: pods, Driver: o.DriverName, Events: recorder, Clock: clock.RealClock{},
-			Writes: writes,
+			Client: m.GetClient(), Pods: pods, PodCache: pods, Driver: o.DriverName, Networks: o.Config.NetworkNames(),
+			Events: recorder, Clock: clock.RealClock{}, Writes: writes,
 		})
 	}
 	if o.NetworkStatus {

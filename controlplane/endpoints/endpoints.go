@@ -10,7 +10,6 @@ package endpoints
 import (
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -52,6 +51,8 @@ type Reconciler struct {
 	Pods     client.Reader
 	PodCache cache.Cache
 	Driver   string
+	// Networks are the names of the configured networks.
+	Networks []string
 	Events   events.EventRecorder
 	Clock    clock.PassiveClock
 	Writes   *prometheus.CounterVec
@@ -140,11 +141,10 @@ func (r *Reconciler) wanted(
 	if err != nil {
 		return nil, nil, err
 	}
-	if len(on.links) == 0 && len(on.others) > 0 {
+	if !slices.Contains(r.Networks, name) {
 		warnings = append(warnings, warning{
-			network.EventReasonOtherNetwork, fmt.Sprintf("annotation %s: %q: the pods that the selector matches have links "+
-				"only on networks %v: was the network renamed?",
-				network.ServiceNetworkAnnotation, name, slices.Sorted(maps.Keys(on.others))),
+			network.EventReasonUnknownNetwork, fmt.Sprintf("annotation %s: %q: must be a network of the driver's configuration, "+
+				"one of %q: was it renamed?", network.ServiceNetworkAnnotation, name, r.Networks),
 		})
 	}
 	if len(on.missing) > 0 {
@@ -179,15 +179,13 @@ func selectorOf(service *corev1.Service) (labels.Selector, error) {
 // networkLinks are the links that pods have on a network.
 type networkLinks struct {
 	links   []podLink
-	others  map[string]bool // the other networks on which the pods have links
-	missing []string        // names of pods whose claims do not list their links
+	missing []string // names of pods whose claims do not list their links
 }
 
 // linksOn returns the links that the selected pods have on a network.
 func (r *Reconciler) linksOn(
 	ctx context.Context, name, namespace string, selector labels.Selector,
 ) (on networkLinks, err error) {
-	on.others = map[string]bool{}
 	var pods corev1.PodList
 	if err := r.Pods.List(ctx, &pods, client.InNamespace(namespace),
 		client.MatchingLabelsSelector{Selector: selector}); err != nil {
@@ -206,12 +204,8 @@ func (r *Reconciler) linksOn(
 			on.missing = append(on.missing, pod.Name)
 		}
 		for _, l := range all {
-			switch l.network {
-			case name:
+			if l.network == name {
 				on.links = append(on.links, podLink{pod, l})
-			case "": // of a NIC that is no longer configured
-			default:
-				on.others[l.network] = true
 			}
 		}
 	}

@@ -147,7 +147,8 @@ func newEnv(t *testing.T, objects ...client.Object) *testEnv {
 		t.Fatal(err)
 	}
 	e.Reconciler = &Reconciler{
-		Client: c, Pods: c, Driver: driverName, Events: e.recorder, Clock: e.clock, Writes: writes,
+		Client: c, Pods: c, Driver: driverName, Networks: []string{"storage"}, Events: e.recorder,
+		Clock: e.clock, Writes: writes,
 		written: map[types.NamespacedName]time.Time{},
 	}
 	return e
@@ -286,9 +287,9 @@ func TestReconcile_refusesInvalidServices(t *testing.T) {
 			func(s *corev1.Service) { s.Spec.Ports[0].TargetPort = intstr.FromString("http") },
 			`spec.ports[0].targetPort: "http": must be a number`,
 		},
-		"another network": {
+		"unknown network": {
 			func(s *corev1.Service) { s.Annotations[network.ServiceNetworkAnnotation] = "backup" },
-			"links only on networks [storage]: was the network renamed?",
+			`"backup": must be a network of the driver's configuration, one of ["storage"]`,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

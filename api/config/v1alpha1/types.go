@@ -280,6 +280,14 @@ const (
 	TaintNoExecute TaintEffect = "NoExecute"
 )
 
+// NetworkNames returns the names of the networks.
+func (c *DriverConfig) NetworkNames() (names []string) {
+	for i := range c.Networks {
+		names = append(names, c.Networks[i].Name)
+	}
+	return names
+}
+
 // ShapesNetworks reports whether the driver enforces the grants of any network.
 func (c *DriverConfig) ShapesNetworks() bool {
 	return slices.ContainsFunc(c.Networks, func(n Network) bool { return n.Enforcement != EnforcementNone })

@@ -56,9 +56,9 @@ const (
 	// EventReasonIncompleteEndpoints (Warning) means that the EndpointSlices omit pods, because the
 	// status of a claim lists only some of the pods that use it.
 	EventReasonIncompleteEndpoints = "IncompleteEndpoints"
-	// EventReasonOtherNetwork (Warning) means that the Service has no endpoints, because its pods have links only
-	// on other networks than the Service names.
-	EventReasonOtherNetwork = "OtherNetwork"
+	// EventReasonUnknownNetwork (Warning) means that the configuration of the driver has no network of the name
+	// that the Service has, so that the Service has no endpoints.
+	EventReasonUnknownNetwork = "UnknownNetwork"
 	// EventActionPublish is the action of events about the EndpointSlices of a Service.
 	EventActionPublish = "PublishEndpoints"
 )
