@@ -146,11 +146,15 @@ func (d *Driver) readOrSetAside(ctx context.Context, uid types.UID) (*record.Cla
 	return recorded, err
 }
 
-// setAside renames the record of a claim that cannot be read.
+// setAside renames the record of a claim that cannot be read, or removes it if it is empty.
 func (d *Driver) setAside(ctx context.Context, uid types.UID, reason error) error {
 	aside, err := d.claims.SetAside(uid)
 	if err != nil {
 		return errors.Join(reason, err)
+	}
+	if aside == "" {
+		klog.FromContext(ctx).Info("Removed empty claim record", "reason", reason.Error())
+		return nil
 	}
 	klog.FromContext(ctx).
 		Error(reason, "Set unreadable claim record aside; continuing with attachment records", "keptAs", aside)

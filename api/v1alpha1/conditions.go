@@ -58,9 +58,9 @@ const (
 	// ReasonDeviceGone (False) means that the device is missing from the node or
 	// from the driver's configuration.
 	ReasonDeviceGone = "DeviceGone"
-	// ReasonDeviceChanged (False) means that the nodes of an accelerator have other paths than
-	// when the claim was prepared. Its containers would get the former paths, which may belong
-	// to another device: delete the pods of the claim.
+	// ReasonDeviceChanged (False) means that a node that an accelerator had when the claim was
+	// prepared no longer exists, or belongs to another device. Containers of the claim still get
+	// it: delete the pods of the claim.
 	ReasonDeviceChanged = "DeviceChanged"
 	// ReasonDeviceUnusable (False) means that the device is configured and on the
 	// node, but the plugin cannot share it. The message has the cause and the remedy.

@@ -325,10 +325,13 @@ func (k *Kind) Conditions(share record.Share) []metav1.Condition {
 	case err != nil || d.problem() != "":
 		ready.Status, ready.Reason = metav1.ConditionFalse, params.ReasonDeviceGone
 		ready.Message = "the device is missing from the node or from the driver's configuration"
-	case !share.AdminAccess && k.hasOtherNodes(d, share):
-		ready.Status, ready.Reason = metav1.ConditionFalse, params.ReasonDeviceChanged
-		ready.Message = fmt.Sprintf("the device now has the nodes %v, and containers get those that it had when the claim "+
-			"was prepared, which may belong to another device: delete the pods of the claim", d.Nodes)
+	case !share.AdminAccess:
+		if former := k.formerNodes(d, share); len(former) > 0 {
+			ready.Status, ready.Reason = metav1.ConditionFalse, params.ReasonDeviceChanged
+			ready.Message = fmt.Sprintf("containers get the nodes %v, which the device had when the claim was prepared, and which "+
+				"no longer exist or belong to another device: the device now has %v: delete the pods of the claim",
+				former, d.Nodes)
+		}
 	}
 	conditions := []metav1.Condition{ready}
 	if memory, ok := share.Capacity[params.CapacityMemory]; ok {
@@ -337,13 +340,25 @@ func (k *Kind) Conditions(share record.Share) []metav1.Condition {
 	return conditions
 }
 
-// hasOtherNodes reports whether a device has nodes that the edits of a share lack, because the driver of
-// the device was loaded again, or another device was removed, since the claim was prepared.
-func (k *Kind) hasOtherNodes(d *device, share record.Share) bool {
+// formerNodes returns the nodes in the edits of a share that no longer exist, or belong to another device: the driver
+// of the device was loaded again, or another device was removed, since the claim was prepared.
+func (k *Kind) formerNodes(d *device, share record.Share) (former []string) {
 	edits, err := k.Edits(share)
-	return err == nil && slices.ContainsFunc(d.Nodes, func(node string) bool {
-		return !slices.Contains(edits.DeviceNodes, node)
-	})
+	if err != nil {
+		return nil
+	}
+	others := map[string]bool{}
+	for _, other := range k.devices.Sorted() {
+		for _, node := range other.Nodes {
+			others[node] = other.name != d.name
+		}
+	}
+	for _, node := range edits.DeviceNodes {
+		if others[node] || !k.host.IsNode(node) {
+			former = append(former, node)
+		}
+	}
+	return former
 }
 
 // memoryCondition reports whether the kernel limits the memory. The recorded

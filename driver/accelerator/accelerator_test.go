@@ -185,9 +185,14 @@ func TestConditions_otherDeviceNodes(t *testing.T) {
 	if c := ready(s); c.Status != metav1.ConditionTrue {
 		t.Errorf("with the same nodes: %+v", c)
 	}
-	k.devices.Get(s.Device).Nodes = []string{"/dev/nvidia0"}
+	device, other := k.devices.Get(s.Device), k.devices.Get("pci-0000-9d-00-0")
+	device.Nodes = append(device.Nodes, "/dev/nvidia-added")
+	if c := ready(s); c.Status != metav1.ConditionTrue {
+		t.Errorf("with a further node: %+v", c)
+	}
+	device.Nodes, other.Nodes = other.Nodes, device.Nodes
 	if c := ready(s); c.Status != metav1.ConditionFalse || c.Reason != params.ReasonDeviceChanged ||
-		!strings.Contains(c.Message, "/dev/nvidia0") {
+		!strings.Contains(c.Message, "[/dev/nvidia1]") {
 		t.Errorf("with other nodes: %+v", c)
 	}
 	if c := ready(admin); c.Status != metav1.ConditionTrue {
