@@ -143,8 +143,8 @@ func (r *Reconciler) wanted(
 	}
 	if !slices.Contains(r.Networks, name) {
 		warnings = append(warnings, warning{
-			network.EventReasonUnknownNetwork, fmt.Sprintf("annotation %s: %q: must be a network of the driver's configuration, "+
-				"one of %q: was it renamed?", network.ServiceNetworkAnnotation, name, r.Networks),
+			network.EventReasonUnknownNetwork, fmt.Sprintf("annotation %s: %q: must be a network of the driver's "+
+				"configuration, one of %q: was it renamed?", network.ServiceNetworkAnnotation, name, r.Networks),
 		})
 	}
 	if len(on.missing) > 0 {

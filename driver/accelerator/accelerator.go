@@ -328,8 +328,8 @@ func (k *Kind) Conditions(share record.Share) []metav1.Condition {
 	case !share.AdminAccess:
 		if former := k.formerNodes(d, share); len(former) > 0 {
 			ready.Status, ready.Reason = metav1.ConditionFalse, params.ReasonDeviceChanged
-			ready.Message = fmt.Sprintf("containers get the nodes %v, which the device had when the claim was prepared, and which "+
-				"no longer exist or belong to another device: the device now has %v: delete the pods of the claim",
+			ready.Message = fmt.Sprintf("containers get the nodes %v, which the device had when the claim was prepared, and "+
+				"which no longer exist or belong to another device: the device now has %v: delete the pods of the claim",
 				former, d.Nodes)
 		}
 	}
