@@ -23,6 +23,7 @@ import (
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
+	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/controlplane/mode"
 	"github.com/dra-shared/dra-driver-shared/controlplane/retry"
 )
@@ -89,7 +90,7 @@ func addedRunnables(t *testing.T) []manager.Runnable {
 	}
 	recording := &recordingManager{Manager: m}
 	err = addControllers(t.Context(), recording, cluster, Options{
-		DriverName: "dra-shared.dev", Mode: mode.Bridge,
+		DriverName: "dra-shared.dev", Config: &config.DriverConfig{}, Mode: mode.Bridge,
 		JobClaims: true, ReplicaClaims: true, EndpointSlices: true, NetworkStatus: true,
 	})
 	if err != nil {

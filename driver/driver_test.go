@@ -348,6 +348,12 @@ func (s *sandbox) writeBundle(namespacePath string) {
 // hook runs the hook as the runtime does when a container of the pod starts.
 func (s *sandbox) hook(c *resourceapi.ResourceClaim, share string) error {
 	s.plugin.t.Helper()
+	return s.hookWithin(attach.DefaultWait, c, share)
+}
+
+// hookWithin runs the hook with a limit of the time that it waits for a plugin.
+func (s *sandbox) hookWithin(wait time.Duration, c *resourceapi.ResourceClaim, share string) error {
+	s.plugin.t.Helper()
 	state, err := json.Marshal(map[string]any{"pid": s.pid, "bundle": s.bundle, "annotations": map[string]string{
 		"io.kubernetes.cri.sandbox-id": s.name, "io.kubernetes.cri.sandbox-uid": string(s.uid),
 		"io.kubernetes.cri.sandbox-name": s.name, "io.kubernetes.cri.sandbox-namespace": namespace,
@@ -364,7 +370,7 @@ func (s *sandbox) hook(c *resourceapi.ResourceClaim, share string) error {
 			return append(pods, resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: s.name, UID: s.uid})
 		},
 	)
-	h := attach.Hook{RunDir: s.plugin.options.RunDir, ClaimUID: string(c.UID), Share: share, Wait: 300 * time.Millisecond}
+	h := attach.Hook{RunDir: s.plugin.options.RunDir, ClaimUID: string(c.UID), Share: share, Wait: wait}
 	return h.Run(s.plugin.t.Context(), strings.NewReader(string(state)))
 }
 
@@ -597,7 +603,7 @@ func TestHook_withoutAPlugin(t *testing.T) {
 	if err := running.hook(c, share); err != nil {
 		t.Errorf("a container that starts again: %v", err)
 	}
-	if err := fresh.hook(c, share); err == nil ||
+	if err := fresh.hookWithin(300*time.Millisecond, c, share); err == nil ||
 		!strings.Contains(err.Error(), "no dra-shared-plugin answered for 300ms: is its pod running on this node?") {
 		t.Errorf("a new pod: %v", err)
 	}
