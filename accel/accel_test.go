@@ -5,9 +5,11 @@ package accel_test
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -173,6 +175,59 @@ func TestHost_Watch_noticesDeviceNodes(t *testing.T) {
 			t.Fatal(err)
 		}
 		expectChange(step.node)
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+// The kernel loses events while the plugin is busy. The watch must not end.
+func TestHost_Watch_continuesAfterOverflow(t *testing.T) {
+	text, err := os.ReadFile("/proc/sys/fs/inotify/max_queued_events")
+	if err != nil {
+		t.Fatal(err)
+	}
+	queued, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil || queued > 100_000 {
+		t.Skipf("the kernel queues %s events (error %v), more than this test creates", text, err)
+	}
+	dev, ended := t.TempDir(), make(chan error, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	noticed := make(chan struct{}) // until it is received from, the watch does not read events
+	host := accel.HostAt("/sys", "/proc", dev, "/sys/fs/cgroup")
+	go func() {
+		ended <- host.Watch(ctx, []accel.Match{{Class: "03"}}, func() {
+			select {
+			case noticed <- struct{}{}:
+			case <-ctx.Done():
+			}
+		})
+	}()
+	<-noticed         // the state before the watch
+	for range queued { // two events each, because the watch has read some of them
+		path := filepath.Join(dev, "node")
+		if err := errors.Join(os.WriteFile(path, nil, 0o600), os.Remove(path)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2 * queued { // more than the events in the queue
+		select {
+		case <-noticed:
+			continue
+		case err := <-ended:
+			t.Fatalf("the watch ended with %v", err)
+		case <-time.After(time.Second):
+		}
+		break
+	}
+	if err := os.Mkdir(filepath.Join(dev, "dri"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-noticed:
+	case <-time.After(10 * time.Second):
+		t.Error("the watch does not report changes after the kernel has lost events")
 	}
 	cancel()
 	if err := <-ended; err != nil {

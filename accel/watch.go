@@ -37,16 +37,18 @@ func (h Host) Watch(ctx context.Context, matches []Match, changed func()) error 
 		case <-ctx.Done():
 			return nil
 		case err := <-watcher.Errors:
-			return fmt.Errorf("watch device nodes: %w", err)
+			if !errors.Is(err, fsnotify.ErrEventOverflow) { // events were lost, and the watch continues
+				return fmt.Errorf("watch device nodes: %w", err)
+			}
 		case event := <-watcher.Events:
 			if event.Has(fsnotify.Write) || event.Has(fsnotify.Chmod) {
 				continue
 			}
-			if err := add(); err != nil {
-				return err
-			}
-			changed()
 		}
+		if err := add(); err != nil {
+			return err
+		}
+		changed()
 	}
 }
 

@@ -250,6 +250,8 @@ func (d *Driver) Start(ctx context.Context) (wait func() error, err error) {
 	}()
 	probes := &probes{driver: d}
 	d.serve(ctx, &group, "health", probes.serve)
+	nodeUID := make(chan types.UID, 1)
+	group.Go(func() { nodeUID <- d.nodeUID(ctx) }) // it may wait for the API server
 	if err := d.takeOver(ctx); err != nil {
 		if errors.Is(context.Cause(ctx), context.Canceled) { // stopped while it waited
 			d.handover.abandon()
@@ -258,10 +260,10 @@ func (d *Driver) Start(ctx context.Context) (wait func() error, err error) {
 		}
 		return nil, err
 	}
+	uid := <-nodeUID // before hooks, which hold the lock of their claim until the helper has started
 	if err := d.startServices(ctx, &group); err != nil {
 		return nil, err
 	}
-	uid := d.nodeUID(ctx)
 	d.serve(ctx, &group, "watch of the Node", func(ctx context.Context) error { return d.watchNode(ctx, uid) })
 	helper, err := kubeletplugin.Start(ctx, d, d.pluginOptions(uid)...)
 	if err != nil {

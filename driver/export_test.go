@@ -53,3 +53,6 @@ func (d *Driver) RefreshDevices() { d.requestRefresh() }
 
 // EnsureHook checks the hook, as the driver does from time to time, and installs it if necessary.
 func (d *Driver) EnsureHook(ctx context.Context) (installed bool) { return d.ensureHook(ctx) }
+
+// WaitForChange waits until the hook may have changed, and reports whether ctx has not ended.
+var WaitForChange = waitForChange

@@ -6,12 +6,14 @@ package driver
 import (
 	"context"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
 	"k8s.io/klog/v2"
 
 	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/internal/files"
 )
 
 // installHook installs the hook and checks that it can run. This plugin must have
@@ -82,13 +84,28 @@ func (d *Driver) watchHook(ctx context.Context) error {
 		if d.ensureHook(ctx) {
 			continue
 		}
+		if !waitForChange(ctx, watcher, tick.C) {
+			return nil
+		}
+	}
+}
+
+// waitForChange waits until the hook may have changed, or tick has an element. It reports whether ctx has not ended.
+func waitForChange(ctx context.Context, watcher *fsnotify.Watcher, tick <-chan time.Time) bool {
+	for {
 		select {
 		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-		case <-watcher.Events:
+			return false
+		case <-tick:
+			return true
+		case event := <-watcher.Events:
+			// A failed installation creates and removes such a file, and would otherwise be repeated at once.
+			if !strings.HasSuffix(event.Name, files.TemporarySuffix) {
+				return true
+			}
 		case err := <-watcher.Errors:
 			klog.FromContext(ctx).Error(err, "Failed to watch the hook")
+			return true
 		}
 	}
 }

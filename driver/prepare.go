@@ -287,7 +287,7 @@ func (d *Driver) validate(claim *resourceapi.ResourceClaim, shares []share) erro
 // and writes the claim record. From then on, the shares count against the device. The
 // scheduler checks first; the driver is the last component that can refuse.
 func (d *Driver) admit(ctx context.Context, recorded *record.Claim, shares []share) error {
-	release, err := d.locks.Named(admissionLock)
+	release, err := d.locks.NamedContext(ctx, admissionLock)
 	if err != nil {
 		return err
 	}

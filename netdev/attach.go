@@ -219,7 +219,21 @@ func (n *Node) setUpLink(pod PodNamespace, nic managedNIC, created string, a *At
 	if err := n.bringUp(pod, *a, s); err != nil {
 		return fmt.Errorf("bring up %s: %w", a.Name, describeUpError(err, s))
 	}
+	if err := n.addOptionalRoutes(pod, a.Index, s.optionalRoutes()); err != nil {
+		return fmt.Errorf("bring up %s: %w", a.Name, err)
+	}
 	return n.addRules(pod, rulesFor(s))
+}
+
+// addOptionalRoutes adds the routes of a link that the pod does not have yet.
+func (n *Node) addOptionalRoutes(pod PodNamespace, index int, routes []Route) error {
+	for _, route := range routes {
+		add := func() error { return pod.Socket.Do(routeRequest(index, route)) }
+		if err := n.failpoints.Do("add route", add); err != nil && !errors.Is(err, syscall.EEXIST) {
+			return describeRouteError(err, route)
+		}
+	}
+	return nil
 }
 
 // addRules adds rules to the pod's routing policy, or none. Unlike routes, they do not end with
@@ -520,10 +534,17 @@ func describeCreateError(err error, s LinkSpec) error {
 // addressRequests.
 func describeAddressError(err error, s LinkSpec) error {
 	var refused *rtnl.Error
-	if errors.As(err, &refused) && refused.Index < len(s.Addresses) {
-		return fmt.Errorf("address %s: %w", s.Addresses[refused.Index], err)
+	if !errors.As(err, &refused) || refused.Index >= len(s.Addresses) {
+		return err
 	}
-	return err
+	address := s.Addresses[refused.Index]
+	switch isIPv6 := address.Addr().Is6(); {
+	case isIPv6 && errors.Is(err, syscall.EINVAL):
+		return fmt.Errorf("address %s: %w: is the MTU of the link at least 1280, which IPv6 needs?", address, err)
+	case isIPv6 && errors.Is(err, syscall.EACCES):
+		return fmt.Errorf("address %s: %w: does the pod disable IPv6 (disable_ipv6)?", address, err)
+	}
+	return fmt.Errorf("address %s: %w", address, err)
 }
 
 // describeUpError adds the route that the kernel refused, or the likely cause,
@@ -533,10 +554,11 @@ func describeUpError(err error, s LinkSpec) error {
 	if !errors.As(err, &refused) {
 		return err
 	}
-	if refused.Index >= 1 && refused.Index <= len(s.Routes) {
-		return describeRouteError(err, s.Routes[refused.Index-1])
+	routes := s.requiredRoutes()
+	if refused.Index >= 1 && refused.Index <= len(routes) {
+		return describeRouteError(err, routes[refused.Index-1])
 	}
-	if i := refused.Index - 1 - len(s.Routes); i >= 0 && i < len(s.Neighbors) {
+	if i := refused.Index - 1 - len(routes); i >= 0 && i < len(s.Neighbors) {
 		return fmt.Errorf("neighbor %s: %w", s.Neighbors[i].Address, err)
 	}
 	if errors.Is(err, syscall.EADDRINUSE) {
@@ -547,8 +569,8 @@ func describeUpError(err error, s LinkSpec) error {
 
 func describeRouteError(err error, r Route) error {
 	if errors.Is(err, syscall.EEXIST) {
-		return fmt.Errorf("route to %s: %w: the pod already has this route, from its cluster network: "+
-			"use more specific destinations", r.Destination, err)
+		return fmt.Errorf("route to %s: %w: the pod already has this route, from its cluster network "+
+			"or another link: use more specific destinations", r.Destination, err)
 	}
 	return fmt.Errorf("route to %s via %s: %w: is the gateway in the subnet of one of the addresses?",
 		r.Destination, r.Gateway, err)

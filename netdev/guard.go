@@ -195,6 +195,8 @@ func (n *Node) Guard(a Attachment) error {
 // unblocks it otherwise. It returns a description of the pod's change, or "". It does nothing without
 // enforcement.
 func (n *Node) guard(a Attachment) (text string, err error) {
+	n.guarding.Lock()
+	defer n.guarding.Unlock()
 	nic, enforced := n.enforcedNIC(a.Parent)
 	if !enforced || a.Mode == 0 {
 		return "", nil

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -34,6 +35,9 @@ type Route struct {
 	Gateway     netip.Addr // the zero value means that the destination is on the link
 	// Table is the number of the routing table; 0 means the main table.
 	Table uint32
+	// Optional means that the pod may already have a route to the destination, such as through another link, and
+	// keeps it.
+	Optional bool
 }
 
 // Rule is a rule of the pod's routing policy: packets that it matches are routed by a table.
@@ -123,13 +127,23 @@ func upRequests(index int, s LinkSpec) []*nl.NetlinkRequest {
 	msg.Index, msg.Flags, msg.Change = int32(index), unix.IFF_UP, unix.IFF_UP
 	up.AddData(msg)
 	requests := []*nl.NetlinkRequest{up}
-	for _, route := range s.Routes {
+	for _, route := range s.requiredRoutes() {
 		requests = append(requests, routeRequest(index, route))
 	}
 	for _, neighbor := range s.Neighbors {
 		requests = append(requests, neighborRequest(index, neighbor))
 	}
 	return requests
+}
+
+// requiredRoutes returns the routes without which the link is of no use.
+func (s LinkSpec) requiredRoutes() []Route {
+	return slices.DeleteFunc(slices.Clone(s.Routes), func(r Route) bool { return r.Optional })
+}
+
+// optionalRoutes returns the routes that the pod may already have.
+func (s LinkSpec) optionalRoutes() []Route {
+	return slices.DeleteFunc(slices.Clone(s.Routes), func(r Route) bool { return !r.Optional })
 }
 
 func neighborRequest(index int, neighbor Neighbor) *nl.NetlinkRequest {
@@ -232,8 +246,11 @@ func routeRequest(index int, route Route) *nl.NetlinkRequest {
 	msg.Family = family(route.Destination.Addr())
 	msg.Dst_len = uint8(route.Destination.Bits())
 	msg.Protocol = unix.RTPROT_STATIC
-	if !route.Gateway.IsValid() {
+	switch {
+	case !route.Gateway.IsValid():
 		msg.Scope = unix.RT_SCOPE_LINK
+	case route.Gateway.Is4() && route.Gateway.IsLinkLocalUnicast():
+		msg.Flags |= unix.RTNH_F_ONLINK // as for IPv6, no address of the link needs to be in its network
 	}
 	r.AddData(msg)
 	if route.Table > 0 {

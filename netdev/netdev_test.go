@@ -113,6 +113,37 @@ func TestNode_Attach_createsLinkFromSpec(t *testing.T) {
 	})
 }
 
+// The links of a pod on one network have the same routes of pools.
+func TestNode_Attach_keepsRoutesThatThePodHas(t *testing.T) {
+	nic, _ := nstest.NIC(t, "nic0", 1500)
+	node, pod := newNode(t, nic), nstest.New(t)
+	for n, gateway := range []string{"10.20.0.1", "169.254.1.1"} { // no address of the link is in the network of the second
+		attach(t, node, pod, netdev.LinkSpec{
+			Parent: nic.Index, Name: fmt.Sprintf("data%d", n), MAC: mac(byte(n)), Mode: netdev.Private,
+			Addresses: prefixes(fmt.Sprintf("10.20.0.%d/24", 5+n), fmt.Sprintf("fd00::%d/64", 5+n)),
+			Routes: []netdev.Route{
+				{Destination: netip.MustParsePrefix("10.30.0.0/16"), Gateway: netip.MustParseAddr(gateway), Optional: true},
+				{Destination: netip.MustParsePrefix("fd01::/64"), Gateway: netip.MustParseAddr("fd00::1"), Optional: true},
+				{Destination: netip.MustParsePrefix(fmt.Sprintf("10.4%d.0.0/16", n)), Gateway: netip.MustParseAddr(gateway)},
+			},
+		})
+	}
+	pod.Do(func() error {
+		for name, want := range map[string][]bool{"data0": {true, true, true, false}, "data1": {false, false, false, true}} {
+			link, err := netlink.LinkByName(name)
+			if err != nil {
+				return err
+			}
+			for i, destination := range []string{"10.30.0.0/16", "fd01::/64", "10.40.0.0/16", "10.41.0.0/16"} {
+				if got := hasRoute(t, link, destination); got != want[i] {
+					t.Errorf("%s has a route to %s: %t, want %t", name, destination, got, want[i])
+				}
+			}
+		}
+		return nil
+	})
+}
+
 func TestNode_Attach_addsTablesRulesAndNeighbors(t *testing.T) {
 	nic, _ := nstest.NIC(t, "nic0", 1500)
 	node, pod := newNode(t, nic), nstest.New(t)
@@ -331,6 +362,19 @@ func TestNode_Attach_errors(t *testing.T) {
 			name: "an address is given twice",
 			spec: netdev.LinkSpec{Parent: nic.Index, Addresses: prefixes("10.20.0.5/24", "10.20.0.5/24")},
 			want: "address 10.20.0.5/24: file exists",
+		},
+		{
+			name: "the pod has the route through another link",
+			spec: netdev.LinkSpec{Parent: nic.Index, Addresses: prefixes("10.20.0.5/24"), Routes: []netdev.Route{
+				{Destination: netip.MustParsePrefix("10.9.0.0/16"), Optional: true}, // added after the others
+				{Destination: netip.MustParsePrefix("10.8.0.0/16")}, {Destination: netip.MustParsePrefix("10.8.0.0/16")},
+			}},
+			want: "route to 10.8.0.0/16: file exists: the pod already has this route, from its cluster network or another link",
+		},
+		{
+			name: "the MTU is too small for IPv6",
+			spec: netdev.LinkSpec{Parent: nic.Index, MTU: 1000, Addresses: prefixes("10.20.0.5/24", "fd00::5/64")},
+			want: "address fd00::5/64: invalid argument: is the MTU of the link at least 1280, which IPv6 needs?",
 		},
 		{
 			name: "the NIC is not managed",

@@ -38,6 +38,10 @@ type Node struct {
 	now        func() time.Time
 	seed       maphash.Seed // of hashes in inspections
 
+	// guarding is held while the links of a pod are read and one of them is blocked or unblocked, so that an older
+	// reading does not replace the result of a newer one. It is locked before mu.
+	guarding sync.Mutex
+
 	mu         sync.Mutex
 	classifier *classify.Classifier // nil until Manage gets the first NIC to enforce
 	trials     []trial.Result       // of the keys that the Node may use
@@ -398,9 +402,12 @@ func (n *Node) removeEnforcement(name string, index int) (found bool, err error)
 		err = n.classifier.RemoveNIC(index)
 	}
 	link, lookupErr := netlink.LinkByIndex(index)
-	if lookupErr != nil {
+	switch {
+	case errors.As(lookupErr, &netlink.LinkNotFoundError{}):
 		_, detachErr := classify.Detach(n.bpffs, index, n.failpoints) // removes the pins
 		return true, errors.Join(err, detachErr, n.removeIFBOfMissingNIC(name, index))
+	case lookupErr != nil:
+		return true, errors.Join(err, fmt.Errorf("look up link %d (%s): %w", index, name, lookupErr))
 	}
 	found, removeErr := n.removeFromLink(link.Attrs().Name, name, index)
 	return found, errors.Join(err, removeErr)

@@ -13,6 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
+	"github.com/dra-shared/dra-driver-shared/internal/claimref"
 )
 
 // link is the link of a pod as the plugin reports it in the status of a claim.
@@ -101,7 +103,7 @@ func (l *link) add(text string) {
 // isReservedFor reports whether a claim is reserved for a pod, or for an object other than a pod.
 func isReservedFor(claim *resourceapi.ResourceClaim, uid types.UID) bool {
 	for _, r := range claim.Status.ReservedFor {
-		if r.UID == uid || r.APIGroup != "" {
+		if r.UID == uid || !claimref.IsPodEntry(r) && !claims.IsTerminalPodEntry(r) {
 			return true
 		}
 	}

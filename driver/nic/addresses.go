@@ -364,7 +364,8 @@ func routesOf(assigned []ipam.Route) (routes []params.Route) {
 }
 
 // addReserved adds the reserved addresses and the routes of their pools to the link, except routes
-// to destinations for which the claim has its own route.
+// to destinations for which the claim has its own route. All links of a pod on the same network have the routes
+// of its pools, so each is added if the pod does not have it.
 func addReserved(spec *netdev.LinkSpec, raw json.RawMessage) (link attach.Link, err error) {
 	if raw == nil {
 		return link, nil
@@ -383,6 +384,7 @@ func addReserved(spec *netdev.LinkSpec, raw json.RawMessage) (link attach.Link, 
 	for _, r := range routes {
 		isSet := func(other netdev.Route) bool { return other.Destination == r.Destination && other.Table == r.Table }
 		if !slices.ContainsFunc(spec.Routes, isSet) {
+			r.Optional = true
 			spec.Routes = append(spec.Routes, r)
 		}
 	}

@@ -41,7 +41,8 @@ func (k *Kind) ValidateConsumers(share record.Share, others []string) error {
 		return err
 	}
 	return fmt.Errorf(
-		"addresses %v belong to pod %s, which uses the same claim: give each pod its own claim, or remove addresses",
+		"addresses %v belong to pod %s, which uses the same claim: give each pod its own claim, or "+
+			"remove addresses; in a Deployment, set strategy.type to Recreate",
 		p.Addresses,
 		others[0],
 	)

@@ -58,10 +58,14 @@ func (k *Kind) configureDHCP(
 	if p.DHCP == nil && p.AddressPools == nil && len(p.Addresses) == 0 && len(network.DHCP) > 0 {
 		p.DHCP = network.DHCP
 		if k.addresses != nil {
-			if pools, err := k.addresses.Defaults(ctx, network.Name, namespace); err != nil || len(pools) > 0 {
-				return errors.Join(err, fmt.Errorf("dhcp: Forbidden: %v: network %q also has the default AddressPools %v: set "+
+			pools, err := k.addresses.Defaults(ctx, network.Name, namespace)
+			if err != nil {
+				return err
+			}
+			if len(pools) > 0 {
+				return fmt.Errorf("dhcp: Forbidden: %v: network %q also has the default AddressPools %v: set "+
 					"dhcp or addressPools in the claim, or remove dhcp or the default pools from the network",
-					p.DHCP, network.Name, pools))
+					p.DHCP, network.Name, pools)
 			}
 		}
 	}

@@ -33,6 +33,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sort"
 	"sync"
@@ -85,6 +86,9 @@ type Kind struct {
 	memory memory
 	// devices is nil before the first Refresh. A device in it is not modified.
 	devices map[string]*device
+	// failedNICs are the names of NICs, by index, on which setting up or removing enforcement has failed, until either
+	// succeeds.
+	failedNICs map[int]string
 	// loggedTrials reports whether the results of the trials were logged.
 	loggedTrials bool
 	// problems are those of the last Refresh.
@@ -115,7 +119,7 @@ var (
 func New(node *netdev.Node, inventory *netdev.Inventory, c *config.DriverConfig) *Kind {
 	return &Kind{
 		node: node, inventory: inventory, config: c, duplicates: newDuplicates(), lost: newLostAddresses(),
-		hidden: newHiddenLinks(),
+		hidden: newHiddenLinks(), failedNICs: map[int]string{},
 	}
 }
 
@@ -151,6 +155,7 @@ func (k *Kind) Refresh(ctx context.Context, shares []record.Share) (refreshed dr
 		refreshed.RequeueAfter = requeue.Soonest(refreshed.RequeueAfter, d.debounceCarrier(old, time.Now()))
 		repaired, err := k.manage(d, nics)
 		if err != nil {
+			k.failedNICs[d.nic.Index] = d.nic.Name
 			problems = append(problems, problem{d.nic.Name, d.name, withRemedy(err)})
 			continue
 		}
@@ -159,6 +164,7 @@ func (k *Kind) Refresh(ctx context.Context, shares []record.Share) (refreshed dr
 		} else if d.missed != old.missed {
 			refreshed.Affected = append(refreshed.Affected, d.name)
 		}
+		delete(k.failedNICs, d.nic.Index)
 		next[d.name] = d
 	}
 	for name := range grants {
@@ -216,11 +222,11 @@ func sumGrants(shares []record.Share) map[string]uint64 {
 }
 
 // unwanted returns the names of the NICs, by index, from which enforcement must be removed: the
-// NICs that this plugin has managed and, at the first Refresh, all others, because an earlier
-// plugin may have managed them. It omits NICs that are planned or have grants: existing shares keep
+// NICs that this plugin has managed or failed to manage and, at the first Refresh, all others, because an
+// earlier plugin may have managed them. It omits NICs that are planned or have grants: existing shares keep
 // their limits, even if the NIC was removed from the configuration or cannot be shared at present.
 func (k *Kind) unwanted(nics []netdev.NIC, planned []*device, grants map[string]uint64) map[int]string {
-	unwanted := k.sharedInterfaces()
+	unwanted := k.managedInterfaces()
 	for _, n := range nics {
 		d := k.devices[deviceName(n)]
 		if k.devices == nil || d != nil && d.absent {
@@ -241,9 +247,10 @@ func (k *Kind) unwanted(nics []netdev.NIC, planned []*device, grants map[string]
 // isShared reports whether the device is on the node and in the configuration.
 func (d *device) isShared() bool { return !d.absent && d.network != nil }
 
-// sharedInterfaces returns the names of the NICs that this plugin manages, by index.
-func (k *Kind) sharedInterfaces() map[int]string {
-	managed := map[int]string{}
+// managedInterfaces returns the names of the NICs on which this plugin has set up enforcement, perhaps in part, by
+// index.
+func (k *Kind) managedInterfaces() map[int]string {
+	managed := maps.Clone(k.failedNICs)
 	for _, d := range k.devices {
 		if d.isShared() {
 			managed[d.nic.Index] = d.nic.Name
@@ -252,12 +259,15 @@ func (k *Kind) sharedInterfaces() map[int]string {
 	return managed
 }
 
-// unmanage removes enforcement from NICs and restores their queues.
+// unmanage removes enforcement from NICs and restores their queues. The next Refresh tries again where that fails.
 func (k *Kind) unmanage(nics map[int]string) (problems []problem) {
 	for index, name := range nics {
 		if _, err := k.node.Unmanage(name, index); err != nil {
+			k.failedNICs[index] = name
 			problems = append(problems, problem{name, "", err})
+			continue
 		}
+		delete(k.failedNICs, index)
 	}
 	return problems
 }
@@ -266,7 +276,7 @@ func (k *Kind) unmanage(nics map[int]string) (problems []problem) {
 func (k *Kind) Cleanup(context.Context) (failed error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	for _, p := range k.unmanage(k.sharedInterfaces()) {
+	for _, p := range k.unmanage(k.managedInterfaces()) {
 		failed = errors.Join(failed, fmt.Errorf("NIC %s: %w", p.nic, p.err))
 	}
 	k.devices = nil
@@ -429,6 +439,9 @@ func (k *Kind) Configure(
 		return nil, fmt.Errorf("%s: %w", params.NetworkAttachmentKind, err)
 	}
 	if err := k.configurePools(ctx, namespace, d.network.Name, merged); err != nil {
+		return nil, fmt.Errorf("%s: %w", params.NetworkAttachmentKind, err)
+	}
+	if err := checkRuleSources(merged); err != nil {
 		return nil, fmt.Errorf("%s: %w", params.NetworkAttachmentKind, err)
 	}
 	return json.Marshal(merged)

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/utils/ptr"
 
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
@@ -193,4 +194,19 @@ func parseNeighbors(all []params.Neighbor) (neighbors []netdev.Neighbor, err err
 		neighbors = append(neighbors, n)
 	}
 	return neighbors, nil
+}
+
+// checkRuleSources returns an error if a rule applies to packets from the addresses of the link, and the link gets no
+// address that the plugin knows.
+func checkRuleSources(p *params.NetworkAttachment) error {
+	if len(p.Addresses)+len(p.AddressPools)+len(p.DHCP) > 0 {
+		return nil // ValidateFor checks rules of leased addresses
+	}
+	for i, r := range p.PolicyRules {
+		if r.Source == "" && r.Destination == "" {
+			return field.Required(field.NewPath("policyRules").Index(i).Child("source"),
+				"the link gets no address from the claim or a pool: name the network of the source addresses, or a destination")
+		}
+	}
+	return nil
 }

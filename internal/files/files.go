@@ -14,6 +14,8 @@ import (
 	"strings"
 	"syscall"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/dra-shared/dra-driver-shared/internal/failpoint"
 )
 
@@ -107,12 +109,24 @@ func Rewrite(failpoints failpoint.Injector, kind, path string, content []byte, o
 		if err != nil {
 			return err
 		}
-		_, err = f.WriteAt(content, 0)
+		if err = reserveSpace(f, len(content)); err == nil {
+			_, err = f.WriteAt(content, 0)
+		}
 		if err == nil {
 			err = f.Truncate(int64(len(content)))
 		}
 		return errors.Join(err, f.Close())
 	}))
+}
+
+// reserveSpace makes sure that the file system has room for size bytes of a file, so that a full one leaves the
+// content as it was. Some file systems cannot reserve space; the write then fails instead.
+func reserveSpace(f *os.File, size int) error {
+	err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, int64(max(size, 1)))
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		return err
+	}
+	return nil
 }
 
 // Remove removes a file. It succeeds if the file does not exist. After a crash of the node, the file may return.

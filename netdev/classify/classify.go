@@ -125,6 +125,8 @@ type Classifier struct {
 	readsRoutes bool
 	checks      bool // whether the programs check frames
 	failpoints  failpoint.Injector
+
+	identities sync.Mutex // held while the entry of a link is read and replaced
 }
 
 // NIC describes a NIC to the programs.

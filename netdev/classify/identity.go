@@ -294,6 +294,13 @@ const (
 // itself, has an address of the link, AddIdentity returns ErrAddressTaken and puts the
 // rest into the maps. AddMember includes AddIdentity.
 func (c *Classifier) AddIdentity(m Member, class uint32) error {
+	c.identities.Lock()
+	defer c.identities.Unlock()
+	return c.addIdentity(m, class)
+}
+
+// addIdentity is AddIdentity for callers that hold c.identities.
+func (c *Classifier) addIdentity(m Member, class uint32) error {
 	value := bpfLink{Cookie: m.Cookie, Class: class, Flags: m.flags()}
 	for _, a := range m.Addresses {
 		if bytes := a.As16(); a.Is4() {
@@ -334,11 +341,13 @@ func (c *Classifier) AddIdentity(m Member, class uint32) error {
 // SetAddresses replaces the addresses of a link that has an identity by m.Addresses. For
 // ErrAddressTaken, see AddIdentity.
 func (c *Classifier) SetAddresses(m Member) error {
+	c.identities.Lock()
+	defer c.identities.Unlock()
 	var value bpfLink
 	if err := c.maps.DraSharedLinks.Lookup(receiver(m), &value); err != nil {
 		return ignoreMissing(err) // AddMember will put the addresses into the maps
 	}
-	if err := c.AddIdentity(m, value.Class); err != nil {
+	if err := c.addIdentity(m, value.Class); err != nil {
 		return err
 	}
 	return c.failpoints.Do("remove addresses from map", func() error {
@@ -451,6 +460,8 @@ func (c *Classifier) addressesOf(m Member, value bpfLink) (keys []bpfAddress, er
 // SetBlocked blocks or unblocks a link: a blocked link neither sends nor receives
 // unicast frames if its NIC enforces identity. It reports whether that changed.
 func (c *Classifier) SetBlocked(m Member, blocked bool) (changed bool, err error) {
+	c.identities.Lock()
+	defer c.identities.Unlock()
 	var value bpfLink
 	if err := c.maps.DraSharedLinks.Lookup(receiver(m), &value); err != nil {
 		return false, ignoreMissing(err)

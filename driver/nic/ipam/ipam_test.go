@@ -405,6 +405,33 @@ func TestPools_defaultsOfNamespaces(t *testing.T) {
 	}
 }
 
+// Without the address, the pod would start and reach no host.
+func TestPools_defaultsNamesInvalidPool(t *testing.T) {
+	pool := func(name string, change func(*network.AddressPoolSpec)) network.AddressPool {
+		return addressPool(name, func(s *network.AddressPoolSpec) {
+			s.Default, s.Ranges = true, []string{"10.99.0.0/24"} // not in the subnet
+			change(s)
+		})
+	}
+	api := newFakeAPI(
+		pool("wrong", func(*network.AddressPoolSpec) {}),
+		pool("of-a-namespace", func(s *network.AddressPoolSpec) { s.Network, s.Namespaces = "lab", []string{"a"} }),
+		pool("no-default", func(s *network.AddressPoolSpec) { s.Network, s.Default = "office", false }),
+	)
+	a := newNode(t, api, "n1").plugin(t.Context(), "p1", time.Second)
+	for _, tc := range []struct{ network, namespace, want string }{
+		{"storage", "a", "AddressPool wrong, a default pool of network storage: "},
+		{"lab", "a", "AddressPool of-a-namespace, a default pool of network lab: "},
+		{"lab", "b", ""}, {"office", "a", ""},
+	} {
+		got, err := a.Defaults(t.Context(), tc.network, tc.namespace)
+		if tc.want == "" && err != nil || tc.want != "" && (err == nil || !strings.HasPrefix(err.Error(), tc.want)) {
+			t.Errorf("network %s, namespace %s: got pools %v and error %v, want error %q",
+				tc.network, tc.namespace, got, err, tc.want)
+		}
+	}
+}
+
 func TestAssign_reserved(t *testing.T) {
 	const reserved = "10.20.1.1"
 	api := newFakeAPI(addressPool("office", func(s *network.AddressPoolSpec) {

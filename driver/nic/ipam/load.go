@@ -51,7 +51,6 @@ func (a *Allocator) load(ctx context.Context, read nodeBlocks, used func() (Used
 		return err
 	}
 	a.used = nil
-	a.uncertain.Store(false)
 	var blocks []*block
 	for i := range read.own {
 		b := newBlock(&read.own[i])

@@ -89,7 +89,17 @@ func (a *Allocator) lockAllocationUnderBlockLock(
 		}
 		return unlock, nil
 	}
-	unlock() // assignments do not wait for the API server
+	unlock()                 // assignments do not wait for the API server
+	a.uncertain.Store(false) // before the blocks are read: what changes afterward sets it again
+	unlock, err = a.reload(ctx, used)
+	if err != nil {
+		a.uncertain.Store(true)
+	}
+	return unlock, err
+}
+
+// reload reads the blocks, and returns with the allocation lock held. The caller holds the block lock.
+func (a *Allocator) reload(ctx context.Context, used func() (Used, error)) (unlock func(), err error) {
 	read, err := a.readBlocks(ctx)
 	if err != nil {
 		return nil, err

@@ -110,11 +110,15 @@ func (p *pools) defaults(ctx context.Context, networkName, namespace string) (na
 	var candidates []*addresspool.Pool
 	var objects []*network.AddressPool
 	for _, object := range all {
-		pool, err := addresspool.Parse(object)
-		if err == nil && pool.Default && pool.Network == networkName && object.DeletionTimestamp == nil &&
-			servesNamespace(pool, namespace) {
-			candidates, objects = append(candidates, pool), append(objects, object)
+		if !object.Spec.Default || object.Spec.Network != networkName || object.DeletionTimestamp != nil ||
+			len(object.Spec.Namespaces) > 0 && !slices.Contains(object.Spec.Namespaces, namespace) {
+			continue
 		}
+		pool, err := addresspool.Parse(object)
+		if err != nil { // without its address, the pod would start and reach no host
+			return nil, fmt.Errorf("AddressPool %s, a default pool of network %s: %w", object.Name, networkName, err)
+		}
+		candidates, objects = append(candidates, pool), append(objects, object)
 	}
 	serves, err := p.serves(ctx, candidates...)
 	if err != nil {
