@@ -157,7 +157,7 @@ func (d *Driver) reserve(
 }
 
 // errNotPrepared means that a claim has no record, or that its record does not permit attaching it.
-var errNotPrepared = errors.New("is not prepared on this node")
+var errNotPrepared = errors.New("the claim is not prepared on this node")
 
 // preparedShare returns the share that the hook names. Only prepared shares can
 // be attached.
@@ -167,7 +167,7 @@ func (d *Driver) preparedShare(r attach.Request) (share, error) {
 		return share{}, err
 	}
 	if claim == nil {
-		return share{}, fmt.Errorf("claim %s %w", r.ClaimUID, errNotPrepared)
+		return share{}, fmt.Errorf("claim %s: %w", r.ClaimUID, errNotPrepared)
 	}
 	s, ok := claim.Share(r.Share)
 	if !ok {
@@ -185,7 +185,7 @@ func (d *Driver) detachEndedAndList(
 	sandbox Sandbox,
 ) (live []attach.Record, err error) {
 	for _, a := range d.attachmentsOf(ctx, types.UID(r.ClaimUID), s.Name) {
-		if !hasEnded(ctx, s, a, r.Pod, sandbox) {
+		if !isInEndedSandbox(ctx, s, a, r.Pod, sandbox) {
 			live = append(live, a)
 			continue
 		}
@@ -196,9 +196,9 @@ func (d *Driver) detachEndedAndList(
 	return live, nil
 }
 
-// hasEnded reports whether an attachment is in a sandbox other than the given one of a pod, and no
-// longer exists, or is that of a former sandbox of the pod: the kernel may not have removed its links yet.
-func hasEnded(ctx context.Context, s share, a attach.Record, pod attach.Pod, sandbox Sandbox) bool {
+// isInEndedSandbox reports whether an attachment is in another sandbox than the given one of a pod, and either
+// belongs to the same pod or no longer exists: the kernel may not have removed its links yet.
+func isInEndedSandbox(ctx context.Context, s share, a attach.Record, pod attach.Pod, sandbox Sandbox) bool {
 	if same, err := inSandbox(a, sandbox); err != nil || same {
 		return false
 	}

@@ -114,7 +114,7 @@ type Options struct {
 	// Failpoints wraps operations that change state outside the process.
 	// Default: none.
 	Failpoints failpoint.Injector
-	// Events receives the events on pods. Default: they are discarded.
+	// Events receives the events on pods and on the Node. Default: they are discarded.
 	Events events.EventRecorder
 	// Metrics is the registry for the driver's metrics. Default: none.
 	Metrics prometheus.Registerer
@@ -149,8 +149,8 @@ type Driver struct {
 	// nil if it does not wait.
 	waiting atomic.Pointer[error]
 
-	// helper is set before helperReady is closed. The driver serves hooks
-	// shortly before that.
+	// helper is set before helperReady is closed. The driver serves hooks shortly before that:
+	// attaching waits for helperReady while it holds the lock of the claim.
 	helper      *kubeletplugin.Helper
 	helperReady chan struct{}
 	// metadataSpecs are the names of the CDI specs of the helper.

@@ -36,8 +36,8 @@ func newGarbageCollector(d *Driver) *garbageCollector {
 	return &garbageCollector{driver: d, grace: gracePeriod{length: d.options.OrphanGrace}}
 }
 
-// collectInterval is the longest time between two rounds of garbage collection. What an orphan holds is small, and
-// corrupt records affect no running pod.
+// collectInterval is the longest time between two rounds of garbage collection. Once a minute is
+// often enough, because orphans use few resources, and corrupt records affect no running pod.
 const collectInterval = time.Minute
 
 // run collects garbage from time to time until ctx ends: an orphan is removed in the first round after its grace

@@ -62,8 +62,8 @@ const (
 	metadataFile = "metadata.json"
 )
 
-// writeMetadata writes one of the helper's files. The caller does not hold the
-// claim's lock.
+// writeMetadata writes one of the helper's files. The caller may hold the claim's lock: updateMetadata does, and
+// the helper does not.
 func (d *Driver) writeMetadata(path string, content []byte, mode os.FileMode) error {
 	release, err := d.locks.Named(metadataDir)
 	if err != nil {
@@ -179,7 +179,7 @@ func (d *Driver) prepareAgain(ctx context.Context, c *record.Claim) error {
 	return err
 }
 
-// kubeletSocket returns the path of the socket that the helper serves.
+// kubeletSocket returns the path of the socket on which the helper serves the kubelet. The name is that of the helper.
 func (d *Driver) kubeletSocket() string {
 	name := "dra.sock"
 	if d.options.RollingUpdate {

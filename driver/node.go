@@ -25,8 +25,8 @@ import (
 
 // The Node owns the ResourceSlices of its plugin. The helper reads the UID of the owner once. If the
 // Node is deleted and registered again while the plugin runs, the garbage collector of Kubernetes
-// deletes the slices, the helper creates them again for the owner that no longer exists, and so on:
-// the scheduler finds no devices on the node. The helper has no function that sets another owner, so the
+// deletes the slices, again and again, because the helper creates them with the UID of the deleted Node.
+// The scheduler then finds no devices on the node. The helper has no function that sets another owner, so the
 // plugin ends, and the kubelet starts it again. Pods keep their shares.
 
 // errNodeReplaced means that the Node has another UID than the owner of the plugin's ResourceSlices.
@@ -67,7 +67,7 @@ func (d *Driver) nodeUID(ctx context.Context) types.UID {
 	return uid
 }
 
-// readNodeUID returns the UID of the Node from the API server, which does not answer from a cache.
+// readNodeUID returns the current UID of the Node. Unlike events of the watch, it is not from a cache.
 func (d *Driver) readNodeUID(ctx context.Context) (types.UID, error) {
 	nodes := d.options.Metadata.Resource(corev1.SchemeGroupVersion.WithResource("nodes"))
 	node, err := nodes.Get(ctx, d.options.NodeName, metav1.GetOptions{})

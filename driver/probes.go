@@ -39,7 +39,7 @@ func (p *probes) check(ctx context.Context, name string) (err error) {
 		err = fmt.Errorf("unknown check %q", name)
 	}
 	if err != nil {
-		klog.FromContext(ctx).Info("Probe failed", "check", name, "err", err)
+		klog.FromContext(ctx).V(2).Info("Probe failed", "check", name, "err", err)
 	}
 	return err
 }
@@ -71,12 +71,11 @@ func (p *probes) live() error {
 // when the socket is removed, and for the kubelet's calls. The names are those that kubeletplugin chooses.
 func (d *Driver) helperSockets() []string {
 	o := d.options
-	registration, calls := o.DriverName+"-reg.sock", "dra.sock"
+	registration := o.DriverName + "-reg.sock"
 	if o.RollingUpdate {
 		registration = kubeletplugin.RollingUpdateRegistrarSocketFile(o.RegistryDir, o.DriverName, types.UID(o.Instance))
-		calls = "dra-" + o.Instance + ".sock"
 	}
-	return []string{filepath.Join(o.RegistryDir, registration), filepath.Join(o.PluginDir, calls)}
+	return []string{filepath.Join(o.RegistryDir, registration), d.kubeletSocket()}
 }
 
 // pingTimeout limits the check of one socket: that of all must take less time than a probe.

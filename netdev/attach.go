@@ -79,7 +79,7 @@ type Attachment struct {
 	// Audited means that frames without the identity of the link are not dropped,
 	// because an earlier release attached it.
 	Audited bool
-	// Blocking selects when Read blocks the link.
+	// Blocking selects when ReadAndGuard and Guard block the link.
 	Blocking Blocking
 }
 
@@ -509,7 +509,7 @@ func (n *Node) linkOf(a Attachment) (*netlink.LinkAttrs, error) {
 		if link.Type() != "macvlan" || l.ParentIndex != a.Parent || l.NetNsID != n.nsid {
 			continue
 		}
-		if bytes.Equal(l.HardwareAddr, a.MAC) || !n.hasEnded(a) {
+		if bytes.Equal(l.HardwareAddr, a.MAC) || !n.isIDReused(a) {
 			return l, nil
 		}
 	}

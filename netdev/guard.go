@@ -184,7 +184,7 @@ func violation(a Attachment, macvlans []macvlanState) (text string, link *macvla
 	return text, link
 }
 
-// Guard blocks or unblocks the link of an attachment, as Read does.
+// Guard blocks or unblocks the link of an attachment, as ReadAndGuard does.
 func (n *Node) Guard(a Attachment) error {
 	_, err := n.guard(a)
 	return err
@@ -205,7 +205,7 @@ func (n *Node) guard(a Attachment) (text string, err error) {
 	if err != nil {
 		return "", err
 	}
-	if n.hasEnded(a) && !slices.ContainsFunc(macvlans, func(m macvlanState) bool { return bytes.Equal(m.mac, a.MAC) }) {
+	if n.isIDReused(a) && !slices.ContainsFunc(macvlans, func(m macvlanState) bool { return bytes.Equal(m.mac, a.MAC) }) {
 		return "", nil // the macvlans are those of another pod
 	}
 	text, link := violation(a, macvlans)

@@ -170,7 +170,8 @@ func gatewaysThrough(link int) (gateways map[netip.Addr]bool, err error) {
 // of a route through a managed NIC with a gateway whose address links may still use. A gateway that no route has any
 // longer can wait for the next call of Manage.
 func (n *Node) routeMatters(payload []byte, removed bool) bool {
-	r, ok := parseMainRoute(payload, removed)
+	onlyDefault := removed // see above
+	r, ok := parseMainRoute(payload, onlyDefault)
 	if !ok || r.isDefault {
 		return ok
 	}

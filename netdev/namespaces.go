@@ -14,9 +14,9 @@ func (n *Node) recordNamespace(id int, cookie uint64) {
 	n.cookies[id] = cookie
 }
 
-// hasEnded reports whether another namespace is known to have the ID of an attachment's. It may be wrong for an
+// isIDReused reports whether another namespace is known to have the ID of an attachment's. It may be wrong for an
 // attachment of another plugin on the node, so the caller looks for its MAC address first.
-func (n *Node) hasEnded(a Attachment) bool {
+func (n *Node) isIDReused(a Attachment) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	cookie, known := n.cookies[a.NSID]
@@ -26,7 +26,7 @@ func (n *Node) hasEnded(a Attachment) bool {
 // namespaceExists reports whether the namespace of an attachment exists, as far as it is known: otherwise, whether
 // any namespace has its ID.
 func (n *Node) namespaceExists(a Attachment) (bool, error) {
-	if n.hasEnded(a) {
+	if n.isIDReused(a) {
 		return false, nil
 	}
 	return n.conn.NamespaceExists(a.NSID)

@@ -84,7 +84,7 @@ func (n *Node) enforcedNICs() (nics []managedNIC) {
 // all namespaces, so NamespaceExists asks the kernel about a missing one.
 func (s *Snapshot) NamespaceExists(a Attachment) (bool, error) {
 	if s.namespaces[a.NSID] {
-		return !s.node.hasEnded(a), nil
+		return !s.node.isIDReused(a), nil
 	}
 	return s.node.conn.NamespaceExists(a.NSID)
 }
@@ -117,7 +117,7 @@ func (s *Snapshot) Identified(a Attachment) (bool, error) {
 	return s.node.classifier.Knows(a.Parent, a.MAC)
 }
 
-// Blocked reports whether the link of an attachment is blocked; see LinkState. Read then
+// Blocked reports whether the link of an attachment is blocked; see LinkState. ReadAndGuard then
 // examines the link.
 func (s *Snapshot) Blocked(a Attachment) (bool, error) {
 	nic, enforced := s.nics[a.Parent]

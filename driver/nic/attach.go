@@ -345,7 +345,7 @@ func (k *Kind) Detach(ctx context.Context, r attach.Record) error {
 		return err
 	}
 	if link, err := r.Link(); err == nil {
-		k.release(ctx, link)
+		k.returnLease(ctx, link)
 	}
 	return nil
 }

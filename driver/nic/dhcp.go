@@ -116,7 +116,7 @@ func (k *Kind) firstLease(
 	setLease(link, lease)
 	a.Addresses = append(a.Addresses, lease.Address.Addr())
 	if err := k.apply(a, lease, routes, conn, sandbox.Packet); err != nil {
-		k.release(ctx, *link)
+		k.returnLease(ctx, *link)
 		return fmt.Errorf("address %s of DHCP server %s: %w", lease.Address, lease.Server, err)
 	}
 	return nil
@@ -249,12 +249,12 @@ func (k *Kind) apply(
 // giveBack releases a leased address that could not be added to its link.
 func (k *Kind) giveBack(ctx context.Context, link attach.Link, lease dhcp.Lease) {
 	setLease(&link, lease)
-	k.release(ctx, link)
+	k.returnLease(ctx, link)
 }
 
-// release returns the lease of a link that no longer exists to the server. If that fails, the
+// returnLease returns the lease of a link that no longer exists to the server. If that fails, the
 // server keeps the address until the lease expires.
-func (k *Kind) release(ctx context.Context, link attach.Link) {
+func (k *Kind) returnLease(ctx context.Context, link attach.Link) {
 	if link.DHCP == nil || link.DHCP.Address == "" {
 		return
 	}

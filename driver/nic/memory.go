@@ -63,8 +63,8 @@ func (k *Kind) RememberIn(path string, failpoints failpoint.Injector) {
 	k.memory = memory{path: path, failpoints: failpoints}
 }
 
-// list returns the NICs of the node, with what is remembered about them. It locks k.mu, but not while it waits for the
-// kernel, because attaching a share needs the lock.
+// list returns the NICs of the node, with what is remembered about them. It locks k.mu, but not while it lists
+// the NICs.
 func (k *Kind) list(ctx context.Context) ([]netdev.NIC, error) {
 	k.mu.Lock()
 	if k.devices == nil { // until the first Refresh, which writes the file

@@ -81,6 +81,7 @@ type Kind struct {
 	// hidden are the links that pods hide.
 	hidden *hiddenLinks
 
+	// mu is held during Refresh, including its requests to the kernel: attaching a share waits for them.
 	mu sync.RWMutex
 	// memory is what is known about NICs since the node booted.
 	memory memory

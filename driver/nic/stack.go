@@ -108,7 +108,7 @@ func (s stack) conflict(d *device, others []*device) error {
 	for _, o := range others {
 		if slices.Contains(d.nic.Below, o.nic.Index) && o.network.Enforcement != config.EnforcementNone {
 			return fmt.Errorf(
-				"the NIC is on %s, which network %q shares: the queues of %s cannot tell the shares of both apart: "+
+				"the NIC is on %s, which network %q shares: the queues of %s cannot separate the shares of both: "+
 					"remove one of them from interfaces",
 				o.nic.Name, o.network.Name, o.nic.Name,
 			)

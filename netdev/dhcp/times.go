@@ -87,7 +87,7 @@ func (t Times) Wait(now time.Duration, attempted bool, fuzz float64) time.Durati
 	if next == Never {
 		return Never
 	}
-	if state == Bound { // as late as possible before rebinding, so that the lease is never renewed early
+	if state == Bound { // at T1, or up to an eighth of the time to T2 later, so that clients spread their requests
 		return next - now + spread((t.Rebind-t.Renew)/8, fuzz)
 	}
 	if !attempted {

@@ -67,9 +67,8 @@ func (a *Allocator) isAttached(ctx context.Context, i item, claim string, used f
 	return false, err
 }
 
-// ClaimsChanged tells the Allocator that a claim was unprepared. The Allocator reads again which
-// addresses the prepared claims name, and returns to their pools the addresses that only the unprepared
-// claim named.
+// ClaimsChanged makes the Allocator read again which addresses the prepared claims name, and return to their
+// pools the addresses that only an unprepared claim named. Call it after a claim was unprepared.
 func (a *Allocator) ClaimsChanged() {
 	a.rereadRecords.Store(true)
 	a.askMaintenance()
