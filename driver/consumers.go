@@ -175,14 +175,30 @@ func referencesRequest(pod *corev1.Pod, claim, request string) bool {
 func containersReferencing(pod *corev1.Pod, claim, request string) (names []string) {
 	entries := claimref.Entries(pod, claim)
 	request, _, _ = strings.Cut(request, "/") // containers reference a request without its subrequest
+	extended := containersWithExtendedResource(pod, claim, request)
 	for _, containers := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
 		for _, c := range containers {
 			references := func(r corev1.ResourceClaim) bool {
 				return slices.Contains(entries, r.Name) && (r.Request == "" || r.Request == request)
 			}
-			if slices.ContainsFunc(c.Resources.Claims, references) {
+			if slices.ContainsFunc(c.Resources.Claims, references) || slices.Contains(extended, c.Name) {
 				names = append(names, c.Name)
 			}
+		}
+	}
+	return names
+}
+
+// containersWithExtendedResource returns the names of the containers with extended resources for which Kubernetes
+// generated a claim (KEP-5004), if they get the request of that claim.
+func containersWithExtendedResource(pod *corev1.Pod, claim, request string) (names []string) {
+	status := pod.Status.ExtendedResourceClaimStatus
+	if status == nil || status.ResourceClaimName != claim {
+		return nil
+	}
+	for _, m := range status.RequestMappings {
+		if m.RequestName == request {
+			names = append(names, m.ContainerName)
 		}
 	}
 	return names

@@ -30,6 +30,15 @@ func TestPodsWithoutHook(t *testing.T) {
 		change(p)
 		return p
 	}
+	extended := func(request string) func(*corev1.Pod) {
+		return func(p *corev1.Pod) {
+			p.Spec.ResourceClaims, p.Spec.Containers[1].Resources.Claims = nil, nil
+			p.Status.ExtendedResourceClaimStatus = &corev1.PodExtendedResourceClaimStatus{
+				ResourceClaimName: "claim",
+				RequestMappings:   []corev1.ContainerExtendedResourceRequest{{ContainerName: "other", RequestName: request}},
+			}
+		}
+	}
 	for name, c := range map[string]struct {
 		change func(*corev1.Pod)
 		want   []podWithoutHook
@@ -44,6 +53,10 @@ func TestPodsWithoutHook(t *testing.T) {
 		"being deleted":  {func(p *corev1.Pod) { p.DeletionTimestamp = ptr.To(metav1.Now()) }, nil},
 		"other claim":    {func(p *corev1.Pod) { p.Spec.ResourceClaims[0].ResourceClaimName = ptr.To("other") }, nil},
 		"other requests": {func(p *corev1.Pod) { p.Spec.Containers[1].Resources.Claims[0].Request = "other" }, nil},
+		"extended resource": {
+			extended("nic"), []podWithoutHook{{attach.Pod{UID: "u", Namespace: "ns", Name: "p"}, "other", "gvisor"}},
+		},
+		"other extended resource": {extended("other"), nil},
 	} {
 		got := podsWithoutHook([]*corev1.Pod{pod(c.change)}, "claim", "nic", "n1")
 		if diff := cmp.Diff(c.want, got, cmp.AllowUnexported(podWithoutHook{})); diff != "" {

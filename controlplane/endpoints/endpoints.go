@@ -78,7 +78,7 @@ func (r *Reconciler) SetupWithManager(_ context.Context, m ctrl.Manager) error {
 // servicesOf returns requests for the annotated Services of an object's namespace. It ignores pods
 // without claims.
 func (r *Reconciler) servicesOf(ctx context.Context, o client.Object) (requests []reconcile.Request) {
-	if pod, ok := o.(*corev1.Pod); ok && len(pod.Spec.ResourceClaims) == 0 {
+	if pod, ok := o.(*corev1.Pod); ok && !claimref.MayHave(pod) {
 		return nil
 	}
 	var all corev1.ServiceList

@@ -191,6 +191,18 @@ func (e *testEnv) expect(want ...string) {
 	}
 }
 
+// Kubernetes generates a claim for the extended resources of a pod (KEP-5004), whose spec does not name it.
+func TestReconcile_publishesLinksOfExtendedResources(t *testing.T) {
+	p := pod("team", "a", true)
+	p.Status.ExtendedResourceClaimStatus = &corev1.PodExtendedResourceClaimStatus{ResourceClaimName: "a-extended"}
+	e := newEnv(t, service(nil), p, claim("team", "a-extended", status("storage", "team/a", "10.20.0.1/16"), "a"))
+	if got := e.servicesOf(t.Context(), p); len(got) != 1 {
+		t.Errorf("a change of the pod requests %v, want the Service", got)
+	}
+	e.reconcile()
+	e.expect("web-shared-4-0: a 10.20.0.1 ready")
+}
+
 func TestReconcile_publishesLinksOfClaims(t *testing.T) {
 	e := newEnv(t, service(nil),
 		pod("team", "a", true, "a"), claim("team", "a", status("storage", "team/a", "10.20.0.1/16", "fd00:20::1/64"), "a"),

@@ -69,7 +69,7 @@ func (r *StatusReconciler) SetupWithManager(ctx context.Context, m ctrl.Manager)
 		Watches(&resourceapi.ResourceClaim{}, handler.EnqueueRequestsFromMapFunc(r.podsOf)).
 		WatchesRawSource(source.Kind(r.PodCache, &corev1.Pod{}, handler.TypedEnqueueRequestsFromMapFunc(
 			func(_ context.Context, pod *corev1.Pod) []reconcile.Request {
-				if len(pod.Spec.ResourceClaims) == 0 {
+				if !claimref.MayHave(pod) {
 					return nil
 				}
 				return []reconcile.Request{{NamespacedName: client.ObjectKeyFromObject(pod)}}

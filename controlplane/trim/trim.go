@@ -80,7 +80,10 @@ func PodWithLinks(object any) (any, error) {
 			NodeName: pod.Spec.NodeName, ResourceClaims: pod.Spec.ResourceClaims, Hostname: pod.Spec.Hostname,
 			Subdomain: pod.Spec.Subdomain,
 		},
-		Status: corev1.PodStatus{Phase: pod.Status.Phase, ResourceClaimStatuses: pod.Status.ResourceClaimStatuses},
+		Status: corev1.PodStatus{
+			Phase: pod.Status.Phase, ResourceClaimStatuses: pod.Status.ResourceClaimStatuses,
+			ExtendedResourceClaimStatus: pod.Status.ExtendedResourceClaimStatus,
+		},
 	}
 	if value, ok := pod.Annotations[network.NetworkStatusAnnotation]; ok {
 		trimmed.Annotations = map[string]string{network.NetworkStatusAnnotation: value}

@@ -49,7 +49,7 @@ func Names(pod *corev1.Pod) []string {
 }
 
 // AllNames returns the names of all claims of the pod, each once: the claims that its spec names, and the
-// claims that Kubernetes generated from templates.
+// claims that Kubernetes generated from templates and for extended resources (KEP-5004).
 func AllNames(pod *corev1.Pod) []string {
 	names := Names(pod)
 	for _, s := range pod.Status.ResourceClaimStatuses {
@@ -57,8 +57,16 @@ func AllNames(pod *corev1.Pod) []string {
 			names = append(names, *s.ResourceClaimName)
 		}
 	}
+	if s := pod.Status.ExtendedResourceClaimStatus; s != nil {
+		names = append(names, s.ResourceClaimName)
+	}
 	slices.Sort(names)
 	return slices.Compact(names)
+}
+
+// MayHave reports whether the pod has claims, or may get one for an extended resource.
+func MayHave(pod *corev1.Pod) bool {
+	return len(pod.Spec.ResourceClaims) > 0 || pod.Status.ExtendedResourceClaimStatus != nil
 }
 
 // Entries returns the names of the pod's entries of spec.resourceClaims that refer to the claim: by

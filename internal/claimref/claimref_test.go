@@ -34,7 +34,7 @@ func TestPodReferences(t *testing.T) {
 			{Name: "gpu", ResourceClaimName: ptr.To("generated")},
 			{Name: "net", ResourceClaimName: ptr.To("shared")},
 			{Name: "skipped"},
-		}},
+		}, ExtendedResourceClaimStatus: &corev1.PodExtendedResourceClaimStatus{ResourceClaimName: "extended"}},
 	}
 	for entry, want := range map[string]string{"net": "shared", "gpu": "", "other": ""} {
 		if got := Name(pod, entry); got != want {
@@ -44,7 +44,7 @@ func TestPodReferences(t *testing.T) {
 	if got, want := Names(pod), []string{"shared", "shared"}; !slices.Equal(got, want) {
 		t.Errorf("claim names in the pod's spec: got %q, want %q", got, want)
 	}
-	if got, want := AllNames(pod), []string{"generated", "shared"}; !slices.Equal(got, want) {
+	if got, want := AllNames(pod), []string{"extended", "generated", "shared"}; !slices.Equal(got, want) {
 		t.Errorf("names of all claims of the pod: got %q, want %q", got, want)
 	}
 	for claim, want := range map[string][]string{"shared": {"net", "again"}, "generated": {"gpu"}, "other": nil} {
