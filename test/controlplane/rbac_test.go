@@ -94,6 +94,13 @@ func TestRBAC_controllerUsesEveryRight(t *testing.T) {
 		e.startController(t, nil)
 		e.loseNodeWithAddresses(t)
 	})
+	t.Run("a missing Lease", func(t *testing.T) {
+		err := e.kube.CoordinationV1().Leases(system).Delete(t.Context(), driverName, metav1.DeleteOptions{})
+		if client.IgnoreNotFound(err) != nil {
+			t.Fatal(err)
+		}
+		e.startController(t, nil) // until it leads, which it can only with a Lease
+	})
 	granted := e.grantedRights(t)
 	for _, right := range slices.Sorted(maps.Keys(granted)) {
 		if !e.isUsed(right) {
