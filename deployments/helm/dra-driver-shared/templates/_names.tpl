@@ -1,8 +1,34 @@
+{{/*
+The labels of all objects, as YAML. Each object has them, so this is also where a release name is refused from which no
+valid names follow: the Job of the uninstall check needs at most 63 characters, and the API server would refuse it only
+when the release is removed. A Service needs a letter first, and no dots.
+*/}}
 {{- define "dra-driver-shared.labels" -}}
-app.kubernetes.io/name: dra-driver-shared
-app.kubernetes.io/instance: {{ .Release.Name }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]{0,45}[a-z0-9])?$" .Release.Name) -}}
+{{- fail (printf "the release name %s: must be at most 47 characters, start with a letter, and have no dots, because the names of Services and Jobs begin with it" .Release.Name) -}}
+{{- end -}}
+{{- $labels := dict
+  "app.kubernetes.io/name" "dra-driver-shared"
+  "app.kubernetes.io/instance" .Release.Name
+  "app.kubernetes.io/version" .Chart.AppVersion
+  "app.kubernetes.io/managed-by" .Release.Service -}}
+{{- toYaml (merge $labels (.Values.commonLabels | default dict)) -}}
+{{- end -}}
+
+{{/*
+The labels of a pod, from the root, its component, and its own labels. Selectors have only three of them, because those
+of a DaemonSet and of a Deployment cannot change.
+*/}}
+{{- define "dra-driver-shared.podLabels" -}}
+{{- $root := index . 0 -}}
+{{- $labels := dict "app.kubernetes.io/component" (index . 1) -}}
+{{- $common := include "dra-driver-shared.labels" $root | fromYaml -}}
+{{- toYaml (merge $labels (pick $common "app.kubernetes.io/name" "app.kubernetes.io/instance") (index . 2 | default dict) $common) -}}
+{{- end -}}
+
+{{/* The nodes of a pod: the image has only programs for Linux. */}}
+{{- define "dra-driver-shared.nodeSelector" -}}
+{{- toYaml (merge (dict "kubernetes.io/os" "linux") (. | default dict)) -}}
 {{- end -}}
 
 {{- define "dra-driver-shared.pluginSelector" -}}
@@ -21,7 +47,8 @@ app.kubernetes.io/component: controller
   annotations:
     helm.sh/hook: pre-delete
     helm.sh/hook-weight: {{ . | quote }}
-    helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded,hook-failed
+    # A failed Job stays until the next attempt, so that its message can be read.
+    helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
     helm.sh/hook-output-log-policy: hook-failed
 {{- end }}
 
