@@ -16,10 +16,13 @@ import (
 
 	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
 	"github.com/prometheus/common/model"
+	"github.com/prometheus/prometheus/model/labels"
+	"github.com/prometheus/prometheus/model/relabel"
 	"github.com/prometheus/prometheus/model/rulefmt"
 	"github.com/prometheus/prometheus/promql"
 	"github.com/prometheus/prometheus/promql/parser"
 	"github.com/prometheus/prometheus/promql/promqltest"
+	goyaml "go.yaml.in/yaml/v3"
 	"sigs.k8s.io/yaml"
 )
 
@@ -27,16 +30,27 @@ const chart = "../../deployments/helm/dra-driver-shared"
 
 // The operator's API server would refuse unknown fields.
 func TestChart_objectsOfOperator(t *testing.T) {
+	monitor, rule := objectsOfOperator(t, "monitoring.labels.release=y")
+	if monitor.Labels["release"] != "y" || rule.Labels["release"] != "y" {
+		t.Errorf("got the labels %v and %v, want release=y", monitor.Labels, rule.Labels)
+	}
+	if n := len(rule.Spec.Groups); n != 1 || len(rule.Spec.Groups[0].Rules) != len(alerts(t)) {
+		t.Errorf("PrometheusRule: got %d groups, want one with all alerts", n)
+	}
+}
+
+// objectsOfOperator returns the PodMonitor and the PrometheusRule of the chart, in the namespace ns.
+func objectsOfOperator(
+	t *testing.T, set string,
+) (monitor monitoringv1.PodMonitor, rule monitoringv1.PrometheusRule) {
+	t.Helper()
 	out, err := exec.Command("../../bin/helm", "template", "x", chart, "--show-only", "templates/monitoring.yaml",
-		"--set", "monitoring.podMonitor=true,monitoring.prometheusRule=true,monitoring.labels.release=y").Output()
+		"--namespace", "ns", "--set", "monitoring.podMonitor=true,monitoring.prometheusRule=true,"+set).Output()
 	if err != nil {
 		t.Fatalf("render the chart: %v: does bin/helm exist (make bin/helm)?", err)
 	}
-	documents := strings.Split(string(out), "\n---\n")
-	var monitor monitoringv1.PodMonitor
-	var rule monitoringv1.PrometheusRule
 	decoded := 0
-	for _, document := range documents {
+	for document := range strings.SplitSeq(string(out), "\n---\n") {
 		var err error
 		switch {
 		case strings.Contains(document, "kind: PodMonitor"):
@@ -48,12 +62,93 @@ func TestChart_objectsOfOperator(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if decoded != 2 || monitor.Labels["release"] != "y" || rule.Labels["release"] != "y" {
-		t.Errorf("got %d objects with the labels %v and %v, want 2 with release=y", decoded, monitor.Labels, rule.Labels)
+	if decoded != 2 {
+		t.Errorf("got %d objects, want 2", decoded)
 	}
-	if n := len(rule.Spec.Groups); n != 1 || len(rule.Spec.Groups[0].Rules) != len(alerts(t)) {
-		t.Errorf("PrometheusRule: got %d groups, want one with all alerts", n)
+	return monitor, rule
+}
+
+// A Lease has the name of the driver, and the controller exports its metric with this name.
+func TestChart_alertsOfAnotherDriver(t *testing.T) {
+	_, rule := objectsOfOperator(t, "driverName=nic.example.com")
+	var all strings.Builder
+	for _, r := range rule.Spec.Groups[0].Rules {
+		all.WriteString(r.Expr.String() + "\n" + r.Annotations["description"] + "\n")
 	}
+	lease := `leader_election_master_status{name="nic.example.com"}`
+	for _, want := range []string{lease, "`kubectl -n ns describe pod`"} {
+		if !strings.Contains(all.String(), want) {
+			t.Errorf("no alert contains %s", want)
+		}
+	}
+	for _, other := range []string{`name="dra-shared.dev"`, "dra-shared-system"} {
+		if strings.Contains(all.String(), other) {
+			t.Errorf("an alert contains %s, of another driver or namespace", other)
+		}
+	}
+}
+
+// Both the PodMonitor and the job in the documentation scrape pods with addresses of either family.
+func TestScrape_addressesOfPods(t *testing.T) {
+	monitor, _ := objectsOfOperator(t, "commonLabels.a=b")
+	raw, err := yaml.Marshal(monitor.Spec.PodMetricsEndpoints[0].RelabelConfigs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, configs := range map[string][]*relabel.Config{
+		"PodMonitor":    relabelConfigs(t, snakeCase(string(raw))),
+		"operations.md": documentedRelabelConfigs(t),
+	} {
+		for ip, want := range map[string]string{"10.0.0.1": "10.0.0.1:9464", "fd00::12": "[fd00::12]:9464"} {
+			target := labels.NewBuilder(labels.FromMap(map[string]string{
+				"__meta_kubernetes_pod_annotation_prometheus_io_scrape": "true",
+				"__meta_kubernetes_pod_annotation_prometheus_io_port":   "9464",
+				"__meta_kubernetes_pod_container_name":                  "plugin",
+				"__meta_kubernetes_pod_node_name":                       "n1",
+				"__meta_kubernetes_pod_ip":                              ip,
+			}))
+			kept := relabel.ProcessBuilder(target, configs...)
+			if got := target.Get("__address__"); !kept || got != want || target.Get("node") != "n1" {
+				t.Errorf("%s: pod %s: got the target %v, want the address %s and node n1", name, ip, target.Labels(), want)
+			}
+		}
+	}
+}
+
+// snakeCase renames the fields of the operator's relabelings to those of Prometheus.
+func snakeCase(relabelings string) string {
+	return strings.NewReplacer("sourceLabels:", "source_labels:", "targetLabel:", "target_label:").Replace(relabelings)
+}
+
+// relabelConfigs decodes a list of relabelings, with the defaults of Prometheus.
+func relabelConfigs(t *testing.T, raw string) []*relabel.Config {
+	t.Helper()
+	var configs []*relabel.Config
+	if err := goyaml.Unmarshal([]byte(raw), &configs); err != nil {
+		t.Fatalf("decode relabelings: %v\n%s", err, raw)
+	}
+	for _, c := range configs {
+		if err := c.Validate(model.UTF8Validation); err != nil {
+			t.Fatalf("%v: %v", c, err)
+		}
+	}
+	return configs
+}
+
+// documentedRelabelConfigs returns the relabelings of the scrape job in operations.md.
+func documentedRelabelConfigs(t *testing.T) []*relabel.Config {
+	t.Helper()
+	raw, err := os.ReadFile("../../docs/user/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, job, found := strings.Cut(string(raw), "- job_name: dra-shared\n")
+	job, _, ended := strings.Cut(job, "```")
+	_, configs, listed := strings.Cut(job, "relabel_configs:\n")
+	if !found || !ended || !listed {
+		t.Fatal("operations.md has no scrape job dra-shared with relabelings")
+	}
+	return relabelConfigs(t, configs)
 }
 
 // An upgrade with --reuse-values from an earlier release does not set these values.
