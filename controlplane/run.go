@@ -21,6 +21,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	"github.com/dra-shared/dra-driver-shared/controlplane/mode"
 )
 
 const (
@@ -90,6 +92,8 @@ func awaitManager(ctx context.Context, config *rest.Config, o Options) manager.M
 // withRemedy adds to an error of New what to check if the API server answers.
 func withRemedy(err error) error {
 	switch {
+	case errors.Is(err, mode.ErrDenied): // it contains the remedy, and may look like a missing right
+		return err
 	case meta.IsNoMatchError(err):
 		return fmt.Errorf("%w: is the CustomResourceDefinition of the chart installed? `helm upgrade` recreates it", err)
 	case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):

@@ -6,6 +6,7 @@ package controlplane
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -103,11 +104,16 @@ func TestWithRemedy(t *testing.T) {
 	}{
 		{"the type is missing", &meta.NoKindMatchError{}, "CustomResourceDefinition"},
 		{"a right is missing", apierrors.NewForbidden(schema.GroupResource{}, "", nil), "ClusterRoleBinding"},
+		{"a policy denies the dry run", fmt.Errorf("%w: %w",
+			apierrors.NewForbidden(schema.GroupResource{}, "", nil), mode.ErrDenied), "controller.mode)"},
 		{"the API server does not answer", errors.New("connection refused"), "connection refused"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			if got := withRemedy(tc.err); !errors.Is(got, tc.err) || !strings.Contains(got.Error(), tc.want) {
 				t.Errorf("withRemedy returned %v, want it to contain %q", got, tc.want)
+			}
+			if got := withRemedy(tc.err); errors.Is(got, mode.ErrDenied) && strings.Contains(got.Error(), "ClusterRole") {
+				t.Errorf("withRemedy returned %v, which blames RBAC for a denial of admission", got)
 			}
 		})
 	}

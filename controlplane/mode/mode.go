@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 	"time"
 
 	schedulingapi "k8s.io/api/scheduling/v1beta1"
@@ -37,6 +38,10 @@ const (
 	// whose scheduler, resource claim controller, and kubelet do the rest (KEP-5729).
 	Native Mode = "native"
 )
+
+// ErrDenied is wrapped by the error of Detect if the cluster's admission refused the PodGroup.
+var ErrDenied = errors.New("an admission policy or webhook of the cluster denied the PodGroup of the dry run: " +
+	"permit it, or set the mode (chart value controller.mode)")
 
 // ErrChanged is wrapped by the error with which a Watcher stops the process.
 var ErrChanged = errors.New("the cluster's mode changed; restarting")
@@ -84,7 +89,7 @@ func NewClient(config *rest.Config) (kubernetes.Interface, error) {
 func Detect(ctx context.Context, cluster kubernetes.Interface, namespace string) (Mode, error) {
 	basic := schedulingapi.PodGroupSchedulingPolicy{Basic: &schedulingapi.BasicSchedulingPolicy{}}
 	probe := &schedulingapi.PodGroup{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, GenerateName: "dra-shared-probe-"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, GenerateName: "dra-shared-probe-", Labels: probeLabels},
 		Spec: schedulingapi.PodGroupSpec{
 			SchedulingPolicy: basic,
 			ResourceClaims:   []schedulingapi.PodGroupResourceClaim{{Name: "probe", ResourceClaimName: ptr.To("probe")}},
@@ -97,6 +102,8 @@ func Detect(ctx context.Context, cluster kubernetes.Interface, namespace string)
 	switch {
 	case apierrors.IsNotFound(err):
 		return Bridge, nil
+	case isDenial(err):
+		return "", fmt.Errorf("detect whether the cluster supports PodGroups with claims: %w: %w", err, ErrDenied)
 	case err != nil:
 		return "", fmt.Errorf("detect whether the cluster supports PodGroups with claims: %w", err)
 	case len(created.Spec.ResourceClaims) == 0:
@@ -104,6 +111,34 @@ func Detect(ctx context.Context, cluster kubernetes.Interface, namespace string)
 	}
 	return Native, nil
 }
+
+// probeLabels are the labels of the PodGroup of the dry run, because policies of a cluster may require labels.
+var probeLabels = map[string]string{
+	"app.kubernetes.io/name":       "dra-driver-shared",
+	"app.kubernetes.io/managed-by": "controller.dra-shared.dev",
+}
+
+// isDenial reports whether a policy or a webhook denied a request. The messages of the API server differ from that of
+// a missing right; its status codes do not, because a policy or a webhook chooses its own.
+func isDenial(err error) bool {
+	return apierrors.ReasonForError(err) != metav1.StatusReasonUnknown &&
+		(strings.Contains(err.Error(), "denied the request") || strings.Contains(err.Error(), "denied request"))
+}
+
+// isServed reports whether the API server has the PodGroups that Detect creates.
+func isServed(ctx context.Context, server discovery.DiscoveryInterfaceWithContext) (bool, error) {
+	version := schedulingapi.SchemeGroupVersion.String()
+	resources, err := server.ServerResourcesForGroupVersionWithContext(ctx, version)
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("find the resources of %s: %w", version, err)
+	}
+	return slices.ContainsFunc(resources.APIResources, isPodGroups), nil
+}
+
+func isPodGroups(r metav1.APIResource) bool { return r.Name == "podgroups" }
 
 // Versions returns the versions in which the API server has PodGroups of Kubernetes, in the order in which it
 // prefers them. Detect knows only one of them.
@@ -121,7 +156,7 @@ func Versions(server discovery.DiscoveryInterface) (versions []string, err error
 			if err != nil {
 				return nil, fmt.Errorf("find the resources of %s: %w", version.GroupVersion, err)
 			}
-			if slices.ContainsFunc(resources.APIResources, func(r metav1.APIResource) bool { return r.Name == "podgroups" }) {
+			if slices.ContainsFunc(resources.APIResources, isPodGroups) {
 				versions = append(versions, version.Version)
 			}
 		}
@@ -132,6 +167,10 @@ func Versions(server discovery.DiscoveryInterface) (versions []string, err error
 // detectPeriod is the period of a Watcher. No event reports a change of feature
 // gates; they change when an API server restarts.
 const detectPeriod = 5 * time.Second
+
+// dryRunTicks is how many results of a Watcher follow from one dry run while discovery does not change: one minute.
+// The audit log has each dry run, as any write, and admission of the cluster may refuse it.
+const dryRunTicks = int(time.Minute / detectPeriod)
 
 // modeChangeThreshold is the number of successive results with another mode after which a Watcher
 // concludes that the mode has changed. While API servers are upgraded one after the other, the
@@ -151,6 +190,10 @@ type Watcher struct {
 	Namespace string
 	// Mode is the mode in which the process runs.
 	Mode Mode
+
+	// The last result of a dry run, and how many further ticks it is used for.
+	last      Mode
+	remaining int
 }
 
 // NeedLeaderElection implements manager.LeaderElectionRunnable: admission, which
@@ -175,7 +218,7 @@ func (w *Watcher) watch(ctx context.Context, ticks <-chan time.Time) error {
 			return nil
 		case <-ticks:
 		}
-		detected, err := Detect(ctx, w.Cluster, w.Namespace)
+		detected, err := w.detect(ctx, differing > 0)
 		if err != nil {
 			klog.FromContext(ctx).Error(err, "Mode detection failed; keeping the current mode", "mode", w.Mode)
 			continue
@@ -191,4 +234,33 @@ func (w *Watcher) watch(ctx context.Context, ticks <-chan time.Time) error {
 			return fmt.Errorf("%w: the mode is %s, was %s", ErrChanged, detected, w.Mode)
 		}
 	}
+}
+
+// detect returns the mode at a tick. It learns from discovery whether the type exists, and by a dry run whether the API
+// server keeps its claims: if the type is new, each dryRunTicks ticks, and to confirm another mode. After a denial, it
+// returns the mode of the process until the next dry run.
+func (w *Watcher) detect(ctx context.Context, confirm bool) (Mode, error) {
+	ctx, cancel := context.WithTimeout(ctx, detectTimeout)
+	defer cancel()
+	served, err := isServed(ctx, w.Cluster.Discovery())
+	if err != nil {
+		return "", err
+	}
+	if !served {
+		w.remaining = 0
+		return Bridge, nil
+	}
+	if w.remaining > 0 && !confirm {
+		w.remaining--
+		return w.last, nil
+	}
+	w.last, err = Detect(ctx, w.Cluster, w.Namespace)
+	w.remaining = dryRunTicks - 1
+	switch {
+	case errors.Is(err, ErrDenied):
+		w.last = w.Mode
+	case err != nil:
+		w.remaining = 0
+	}
+	return w.last, err
 }

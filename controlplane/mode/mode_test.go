@@ -42,7 +42,46 @@ var (
 	unavailable answer = func(*schedulingapi.PodGroup) (runtime.Object, error) {
 		return nil, errors.New("connection refused")
 	}
+	denies answer = func(pg *schedulingapi.PodGroup) (runtime.Object, error) {
+		if pg.Labels["app.kubernetes.io/name"] != "" && pg.Labels["app.kubernetes.io/managed-by"] != "" {
+			return nil, apierrors.NewForbidden(podGroups, pg.Name,
+				errors.New("ValidatingAdmissionPolicy 'teams' with binding 'teams' denied request: no label team"))
+		}
+		return nil, apierrors.NewForbidden(podGroups, pg.Name, errors.New("the PodGroup has none of the common labels"))
+	}
+	deniesByWebhook answer = func(*schedulingapi.PodGroup) (runtime.Object, error) {
+		return nil, apierrors.NewBadRequest(`admission webhook "validate.example.com" denied the request: no label team`)
+	}
+	forbids answer = func(pg *schedulingapi.PodGroup) (runtime.Object, error) {
+		return nil, apierrors.NewForbidden(podGroups, pg.Name, errors.New(`User "x" cannot create resource "podgroups"`))
+	}
 )
+
+var podGroups = schema.GroupResource{Group: schedulingapi.GroupName, Resource: "podgroups"}
+
+// newWatchedCluster returns an API server of which each discovery starts the next of the answers, and the number of
+// dry runs. Discovery fails if the API server is not available, and has no PodGroups if it lacks the type.
+func newWatchedCluster(t *testing.T, answers []answer) (cluster *fake.Clientset, dryRuns *int) {
+	t.Helper()
+	dryRuns = new(int)
+	ticks := 0
+	cluster = newCluster(t, func() answer {
+		*dryRuns++
+		return answers[ticks-1]
+	})
+	cluster.Resources = []*metav1.APIResourceList{{
+		GroupVersion: schedulingapi.SchemeGroupVersion.String(), APIResources: []metav1.APIResource{{Name: "podgroups"}},
+	}}
+	cluster.PrependReactor("get", "resource", func(clienttesting.Action) (bool, runtime.Object, error) {
+		ticks++
+		_, err := answers[ticks-1](&schedulingapi.PodGroup{})
+		if apierrors.IsForbidden(err) || apierrors.IsBadRequest(err) {
+			return false, nil, nil // discovery succeeds
+		}
+		return err != nil, nil, err
+	})
+	return cluster, dryRuns
+}
 
 // newCluster returns an API server whose current answer is given by next.
 func newCluster(t *testing.T, next func() answer) *fake.Clientset {
@@ -69,16 +108,20 @@ func TestDetect(t *testing.T) {
 		name   string
 		answer answer
 		want   Mode
+		denied bool
 	}{
-		{"the API server keeps claims", keepsClaims, Native},
-		{"the API server drops claims", dropsClaims, Bridge},
-		{"the API server does not have PodGroups", lacksType, Bridge},
-		{"the API server is not available", unavailable, ""},
+		{"the API server keeps claims", keepsClaims, Native, false},
+		{"the API server drops claims", dropsClaims, Bridge, false},
+		{"the API server does not have PodGroups", lacksType, Bridge, false},
+		{"the API server is not available", unavailable, "", false},
+		{"a policy denies the PodGroup", denies, "", true},
+		{"a webhook denies the PodGroup", deniesByWebhook, "", true},
+		{"a right is missing", forbids, "", false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			cluster := newCluster(t, func() answer { return tc.answer })
 			got, err := Detect(t.Context(), cluster, "ns")
-			if got != tc.want || (err != nil) != (tc.want == "") {
+			if got != tc.want || (err != nil) != (tc.want == "") || errors.Is(err, ErrDenied) != tc.denied {
 				t.Errorf("Detect = %q, %v, want %q", got, err, tc.want)
 			}
 		})
@@ -95,7 +138,8 @@ func TestWatcher_watch(t *testing.T) {
 		{"native mode stays available", Native, []answer{keepsClaims, keepsClaims}, false},
 		{"bridge mode stays necessary", Bridge, []answer{dropsClaims, lacksType}, false},
 		{"the type appears", Bridge, []answer{lacksType, keepsClaims, keepsClaims, keepsClaims}, true},
-		{"the feature gate is turned off", Native, []answer{keepsClaims, dropsClaims, lacksType, dropsClaims}, true},
+		{"the feature gate is turned off", Native,
+			append(slices.Repeat([]answer{keepsClaims}, dryRunTicks), dropsClaims, lacksType, dropsClaims), true},
 		{"a failed detection changes nothing", Native, []answer{unavailable, keepsClaims}, false},
 		{"two contrary answers change nothing", Native,
 			[]answer{dropsClaims, dropsClaims, keepsClaims, dropsClaims}, false},
@@ -107,19 +151,15 @@ func TestWatcher_watch(t *testing.T) {
 			ctx, cancel := context.WithCancel(ctx)
 			defer cancel()
 			ticks := make(chan time.Time)
-			detections := 0
-			cluster := newCluster(t, func() answer {
-				detections++
-				return tc.answers[detections-1]
-			})
+			cluster, _ := newWatchedCluster(t, tc.answers)
 			stopped := make(chan error, 1)
 			w := &Watcher{Cluster: cluster, Namespace: "ns", Mode: tc.mode}
 			go func() { stopped <- w.watch(ctx, ticks) }()
-			for range tc.answers {
+			for i := range tc.answers {
 				select {
 				case ticks <- time.Time{}:
 				case err := <-stopped:
-					t.Fatalf("the watcher stopped after %d of %d detections: %v", detections, len(tc.answers), err)
+					t.Fatalf("the watcher stopped after %d of %d ticks: %v", i, len(tc.answers), err)
 				}
 			}
 			if !tc.changed {
@@ -128,6 +168,37 @@ func TestWatcher_watch(t *testing.T) {
 			err := <-stopped
 			if errors.Is(err, ErrChanged) != tc.changed || err != nil && !tc.changed {
 				t.Errorf("the watcher returned %v, changed: want %t", err, tc.changed)
+			}
+		})
+	}
+}
+
+// The audit log has each dry run, and policies of a cluster can deny it.
+func TestWatcher_repeatsTheDryRunOnceAMinute(t *testing.T) {
+	for _, tc := range []struct {
+		name   string
+		mode   Mode
+		answer answer
+		want   int
+	}{
+		{"the API server keeps claims", Native, keepsClaims, 3},
+		{"the API server drops claims", Bridge, dropsClaims, 3},
+		{"the API server does not have PodGroups", Bridge, lacksType, 0},
+		{"a policy denies the PodGroup", Native, denies, 3},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			_, ctx := ktesting.NewTestContext(t)
+			const ticks = 2*dryRunTicks + 1
+			cluster, dryRuns := newWatchedCluster(t, slices.Repeat([]answer{tc.answer}, ticks))
+			w := &Watcher{Cluster: cluster, Namespace: "ns", Mode: tc.mode}
+			for tick := range ticks {
+				got, err := w.detect(ctx, false)
+				if err != nil && !errors.Is(err, ErrDenied) || err == nil && got != tc.mode {
+					t.Fatalf("tick %d: got %q, %v, want %q", tick, got, err, tc.mode)
+				}
+			}
+			if *dryRuns != tc.want {
+				t.Errorf("got %d dry runs in %d ticks, want %d", *dryRuns, ticks, tc.want)
 			}
 		})
 	}

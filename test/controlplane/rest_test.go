@@ -23,9 +23,11 @@ import (
 )
 
 // repeatedRequests are the requests that the controller repeats while no object changes. The leading replica
-// renews its lease, and the controller polls for the mode, because no event announces a change of mode.
+// renews its lease, and the controller polls for the mode, because no event announces a change of mode: by discovery,
+// and once a minute by a dry run.
 var repeatedRequests = []string{
 	"get leases.coordination.k8s.io", "update leases.coordination.k8s.io", "create podgroups.scheduling.k8s.io",
+	"/apis/scheduling.k8s.io/v1beta1",
 }
 
 // While no object changes, the controller makes no other requests, even if its claims
