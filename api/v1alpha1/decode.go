@@ -85,13 +85,16 @@ func DecodeAs[T Parameters](raw []byte) (T, error) {
 
 // Check decodes, defaults, and validates the parameters of one opaque configuration.
 // It checks everything that depends neither on the device nor on the combination of
-// DeviceClass and claim.
+// DeviceClass and claim: other parameters may have the addresses in whose subnets the gateways are.
 func Check(raw []byte) error {
 	parameters, err := Decode(raw)
 	if err != nil {
 		return err
 	}
 	scheme.Default(parameters)
+	if a, ok := parameters.(*NetworkAttachment); ok && len(a.Addresses) == 0 {
+		return a.validate(true).ToAggregate()
+	}
 	return parameters.Validate().ToAggregate()
 }
 

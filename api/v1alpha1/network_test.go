@@ -106,6 +106,31 @@ func TestCheck_isIndependentOfDevice(t *testing.T) {
 	}
 }
 
+// The addresses and the routes of one link can be in two sets of parameters. Check accepts both, and the node refuses
+// a gateway outside the subnets of the merged addresses.
+func TestCheck_parametersInTwoSets(t *testing.T) {
+	const routes = `, "routes": [{"destination": "10.30.0.0/16", "gateway": "10.20.0.1"}]`
+	for _, tc := range []struct{ name, addresses, want string }{
+		{"gateway in the subnet", `, "addresses": ["10.20.0.5/16"]`, ""},
+		{"gateway outside the subnet", `, "addresses": ["10.21.0.5/16"]`, `routes[0].gateway: Invalid value: "10.20.0.1"`},
+		{"no address", `, "addresses": []`, `routes[0].gateway: Invalid value: "10.20.0.1"`},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			for _, fields := range []string{routes, tc.addresses} {
+				if err := Check([]byte(`{` + header + fields + `}`)); err != nil {
+					t.Errorf("Check of {%s}: %v", fields, err)
+				}
+			}
+			merged := MergeNetworkAttachments(decodeAttachment(t, routes), decodeAttachment(t, tc.addresses))
+			SetDefaultsNetworkAttachment(merged)
+			err := merged.ValidateFor(permissiveNetwork()).ToAggregate()
+			if tc.want == "" && err != nil || tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)) {
+				t.Errorf("merged: got error %v, want %q", err, tc.want)
+			}
+		})
+	}
+}
+
 func TestNetworkAttachment_ValidateFor(t *testing.T) {
 	narrow := AllowedNetwork{
 		Network: "storage", Modes: []Mode{ModePrivate}, Bursts: []Burst{BurstGuaranteed},

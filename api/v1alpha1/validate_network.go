@@ -54,7 +54,13 @@ type AllowedNetwork struct {
 }
 
 // Validate checks everything that does not depend on the device.
-func (a *NetworkAttachment) Validate() (errs field.ErrorList) {
+func (a *NetworkAttachment) Validate() field.ErrorList {
+	return a.validate(len(a.AddressPools) > 0 || len(a.DHCP) > 0)
+}
+
+// validate is Validate. assigned reports whether the link may have other addresses than those of the parameters, in
+// whose subnets gateways may be.
+func (a *NetworkAttachment) validate(assigned bool) (errs field.ErrorList) {
 	errs = append(errs, validateInterfaceName(a.InterfaceName, field.NewPath("interfaceName"))...)
 	errs = append(errs, validateEnum(a.Mode, field.NewPath("mode"), ModePrivate, ModeBridge)...)
 	if a.Bandwidth != nil {
@@ -69,7 +75,6 @@ func (a *NetworkAttachment) Validate() (errs field.ErrorList) {
 	errs = append(errs, validateRules(a.PolicyRules, field.NewPath("policyRules"))...)
 	errs = append(errs, validateNeighbors(a.Neighbors, field.NewPath("neighbors"))...)
 	errs = append(errs, validateSysctls(a.Sysctls, field.NewPath("sysctls"))...)
-	assigned := len(a.AddressPools) > 0 || len(a.DHCP) > 0
 	return append(errs, validateRoutes(a.Routes, addresses, assigned, field.NewPath("routes"))...)
 }
 
@@ -279,7 +284,7 @@ func validateMTU(mtu *int32, addresses []netip.Prefix, path *field.Path) field.E
 }
 
 // validateRoutes validates routes through a link with the addresses. assigned reports
-// whether it also gets addresses of pools or of DHCP servers, which are not known here.
+// whether it may also have others, which are not known here.
 func validateRoutes(
 	routes []Route, addresses []netip.Prefix, assigned bool, path *field.Path,
 ) (errs field.ErrorList) {
