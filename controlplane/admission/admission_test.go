@@ -159,6 +159,49 @@ spec:
           parameters: {apiVersion: dra-shared.dev/v1alpha1, kind: NetworkAttachment}
 ---
 apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata: {namespace: ns, name: quoted}
+spec: {spec: {devices: {requests: [{name: nic, exactly: {deviceClassName: quoted}}]}}}
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata: {namespace: ns, name: selecting}
+spec:
+  spec:
+    devices:
+      requests:
+      - name: dev
+        firstAvailable:
+        - name: nic
+          deviceClassName: any
+          selectors: [{cel: {expression: "device.attributes['dra-shared.dev'].kind == 'nic'"}}]
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata: {namespace: ns, name: excluding}
+spec:
+  spec:
+    devices:
+      requests:
+      - name: gpu
+        exactly:
+          deviceClassName: any
+          selectors: [{cel: {expression: "device.driver != 'dra-shared.dev'"}}]
+---
+apiVersion: resource.k8s.io/v1
+kind: DeviceClass
+metadata: {name: any}
+spec: {}
+---
+apiVersion: resource.k8s.io/v1
+kind: DeviceClass
+metadata: {name: quoted}
+spec:
+  selectors:
+  - cel:
+      expression: "device.driver == 'dra-shared.dev' && device.attributes['dra-shared.dev'].kind=='nic'"
+---
+apiVersion: resource.k8s.io/v1
 kind: DeviceClass
 metadata: {name: storage}
 spec:
@@ -614,6 +657,15 @@ func TestPods_addsReferencesToContainers(t *testing.T) {
 			`containers: [{name: a, resources: {}}, {name: b, resources: {claims: [{name: dev}]}}]`, "b:dev",
 		},
 		{"the claim has parameters of the driver", "configured", `containers: [{name: a, resources: {}}]`, "a:dev"},
+		{
+			"a DeviceClass with single quotes in its selector", "quoted",
+			`containers: [{name: a, resources: {}}, {name: b, resources: {claims: [{name: dev}]}}]`, "a:dev b:dev",
+		},
+		{
+			"a selector of an alternative", "selecting",
+			`containers: [{name: a, resources: {}}, {name: b, resources: {claims: [{name: dev}]}}]`, "a:dev b:dev",
+		},
+		{"a selector that excludes the driver", "excluding", `containers: [{name: a, resources: {}}]`, ""},
 		{"another driver's device", "theirs", `containers: [{name: a, resources: {}}]`, ""},
 		{"the template does not exist yet", "later", `containers: [{name: a, resources: {}}]`, ""},
 	} {

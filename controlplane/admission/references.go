@@ -140,12 +140,12 @@ func (t target) or(other target) target {
 
 // driverRequests returns the requests of a claim for devices of the driver. It
 // recognizes them by the names of the chart's DeviceClasses, by the selectors of
-// other DeviceClasses, and by the driver's parameters in the class or the claim.
+// other DeviceClasses and of the request, and by the driver's parameters in the class or the claim.
 func (p *Pods) driverRequests(
 	ctx context.Context, spec *resourceapi.ResourceClaimSpec,
 ) (requests []driverRequest, err error) {
 	for _, r := range spec.Devices.Requests {
-		t := targetOfConfig(spec.Devices.Config, r.Name, p.Driver)
+		t := targetOfConfig(spec.Devices.Config, r.Name, p.Driver).or(targetOfSelectors(claims.Selectors(r), p.Driver))
 		for _, name := range claims.ClassNames(r) {
 			class, err := p.deviceClass(ctx)(name)
 			if err != nil {
@@ -175,12 +175,14 @@ func targetOfClass(name string, class *resourceapi.DeviceClass, driver string) t
 			t = t.or(target{ownDriver: true, isNIC: isNetworkAttachment(c.Opaque.Parameters.Raw)})
 		}
 	}
-	for _, s := range class.Spec.Selectors {
-		if s.CEL != nil && strings.Contains(s.CEL.Expression, `"`+driver+`"`) {
-			t = t.or(target{ownDriver: true, isNIC: strings.Contains(s.CEL.Expression, `kind == "`+v1alpha1.DeviceKindNIC+`"`)})
-		}
+	return t.or(targetOfSelectors(class.Spec.Selectors, driver))
+}
+
+// targetOfSelectors returns what the selectors of a DeviceClass or of a request select.
+func targetOfSelectors(selectors []resourceapi.DeviceSelector, driver string) target {
+	return target{
+		ownDriver: claims.AnySelectsDriver(selectors, driver), isNIC: claims.AnySelectsNIC(selectors, driver),
 	}
-	return t
 }
 
 // targetOfConfig returns what a request is for, by the driver's parameters that a

@@ -438,6 +438,41 @@ func TestRequestsFabric_selectors(t *testing.T) {
 	}
 }
 
+func TestAnySelectsDriver(t *testing.T) {
+	const attributes = `device.attributes["dra-shared.dev"]`
+	for _, tc := range []struct {
+		expression  string
+		driver, nic bool
+	}{
+		{`device.driver == "dra-shared.dev" && ` + attributes + `.kind == "nic"`, true, true},
+		{`device.driver=='dra-shared.dev' && device.attributes['dra-shared.dev'].kind=='nic'`, true, true},
+		{`'dra-shared.dev' == device.driver`, true, false},
+		{attributes + `.network == "storage"`, true, false},
+		{attributes + `.kind in ["nic", "accelerator"]`, true, true},
+		{attributes + `.kind == "accelerator"`, true, false},
+		{`device.driver in ["other.example.com", "dra-shared.dev"]`, true, false},
+		{`device.capacity["dra-shared.dev"].bandwidth.compareTo(quantity("1G")) >= 0`, true, false},
+		{`device.driver != "other.example.com" && device.driver == "dra-shared.dev"`, true, false},
+
+		{`device.driver == "other.example.com"`, false, false},
+		{`device.driver != "dra-shared.dev"`, false, false},
+		{`'dra-shared.dev' != device.driver`, false, false},
+		{`!(device.driver == "dra-shared.dev")`, false, false},
+		{`!("dra-shared.dev" in device.attributes)`, false, false},
+		{`device.driver == "nic.dra-shared.dev"`, false, false},
+		{`device.driver == "other.example.com" // not "dra-shared.dev"`, false, false},
+		{`device.attributes["other.example.com"].kind == "nic"`, false, false},
+	} {
+		selectors := []resourceapi.DeviceSelector{{}, {CEL: &resourceapi.CELDeviceSelector{Expression: tc.expression}}}
+		if got := AnySelectsDriver(selectors, "dra-shared.dev"); got != tc.driver {
+			t.Errorf("%s selects devices of the driver: got %t, want %t", tc.expression, got, tc.driver)
+		}
+		if got := AnySelectsNIC(selectors, "dra-shared.dev"); got != tc.nic {
+			t.Errorf("%s selects NICs: got %t, want %t", tc.expression, got, tc.nic)
+		}
+	}
+}
+
 func TestRequestsFabric_withoutDeviceClass(t *testing.T) {
 	spec := &resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{
 		{Name: "r", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "racks"}},

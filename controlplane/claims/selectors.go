@@ -18,31 +18,58 @@ import (
 
 // anySelectsFabric reports whether one of the selectors selects fabrics of the driver.
 func anySelectsFabric(selectors []resourceapi.DeviceSelector, driver string) bool {
+	return anySelects(selectors, driver, params.DeviceKindFabric, params.AttributeFabric)
+}
+
+// AnySelectsNIC reports whether one of the selectors selects NICs of the driver by their kind. The DriverConfig may give
+// fabrics the attributes of NICs.
+func AnySelectsNIC(selectors []resourceapi.DeviceSelector, driver string) bool {
+	return anySelects(selectors, driver, params.DeviceKindNIC, "")
+}
+
+func anySelects(selectors []resourceapi.DeviceSelector, driver, kind, own string) bool {
 	return slices.ContainsFunc(selectors, func(s resourceapi.DeviceSelector) bool {
-		return s.CEL != nil && selectsFabric(s.CEL.Expression, driver)
+		return s.CEL != nil && selectsKind(s.CEL.Expression, driver, kind, own)
 	})
 }
 
-// selectsFabric reports whether a CEL expression for devices selects fabrics of the driver: it compares the
-// attribute kind with "fabric", or uses the attribute fabric, which only fabrics have. It examines the tokens of the
-// expression and does not evaluate it, so it does not recognize attributes to which the expression gives another
-// name with cel.bind.
-func selectsFabric(expression, driver string) bool {
-	if !strings.Contains(expression, params.DeviceKindFabric) {
+// AnySelectsDriver reports whether one of the selectors selects devices of the driver: it has the name of the driver in
+// another comparison than one that excludes it. Like selectsKind, it examines the tokens.
+func AnySelectsDriver(selectors []resourceapi.DeviceSelector, driver string) bool {
+	const isDriver = `device \. driver = = `
+	name := regexp.QuoteMeta(strconv.Quote(driver))
+	matcher := regexp.MustCompile(`(?P<not>! = |! \( (?:` + isDriver + `)?)?` + name + ` (?P<not>! = )?`)
+	return slices.ContainsFunc(selectors, func(s resourceapi.DeviceSelector) bool {
+		if s.CEL == nil || !strings.Contains(s.CEL.Expression, driver) {
+			return false
+		}
+		return slices.ContainsFunc(matcher.FindAllStringSubmatch(normalize(s.CEL.Expression), -1), func(m []string) bool {
+			return m[1] == "" && m[2] == ""
+		})
+	})
+}
+
+// selectsKind reports whether a CEL expression for devices selects those of a kind of the driver: it compares the
+// attribute kind with it, or uses the attribute own, if not "", which only the devices of that kind have. It examines the
+// tokens of the expression and does not evaluate it, so it does not recognize attributes to which the expression gives
+// another name with cel.bind.
+func selectsKind(expression, driver, kind, own string) bool {
+	if !strings.Contains(expression, kind) && (own == "" || !strings.Contains(expression, own)) {
 		return false // the usual case
 	}
 	tokens := normalize(expression)
-	const fabric = params.DeviceKindFabric
 	all := `device \. attributes \[ ` + regexp.QuoteMeta(strconv.Quote(driver)) + ` \] `
 	attribute := func(name string) string { return all + fmt.Sprintf(`(?:\. %[1]s|\[ "%[1]s" \]) `, name) }
-	// "not" matches what makes the expression select other devices.
-	const not = `(?P<not>! (?:\( )?(?:has \( )?)?`
-	for _, pattern := range []string{
-		attribute(params.AttributeKind) + `(?:\. orValue \( "[^"]*" \) )?(?:= =|in \[ [^\]]*) ?"` + fabric + `" `,
-		`"` + fabric + `" = = ` + attribute(params.AttributeKind),
-		not + attribute(params.AttributeFabric),
-		not + `"` + fabric + `" in ` + all + `(?:[^.\[]|$)`,
-	} {
+	patterns := []string{
+		attribute(params.AttributeKind) + `(?:\. orValue \( "[^"]*" \) )?(?:= =|in \[ [^\]]*) ?"` + kind + `" `,
+		`"` + kind + `" = = ` + attribute(params.AttributeKind),
+	}
+	if own != "" {
+		// "not" matches what makes the expression select other devices.
+		const not = `(?P<not>! (?:\( )?(?:has \( )?)?`
+		patterns = append(patterns, not+attribute(own), not+`"`+own+`" in `+all+`(?:[^.\[]|$)`)
+	}
+	for _, pattern := range patterns {
 		matcher := regexp.MustCompile(pattern)
 		for _, match := range matcher.FindAllStringSubmatch(tokens, -1) {
 			if i := matcher.SubexpIndex("not"); i < 0 || match[i] == "" {

@@ -50,7 +50,7 @@ func RequestsFabric(
 	var names []string
 	for _, r := range spec.Devices.Requests {
 		names = append(names, ClassNames(r)...)
-		if anySelectsFabric(selectorsOf(r), driver) {
+		if anySelectsFabric(Selectors(r), driver) {
 			return true, nil
 		}
 	}
@@ -69,8 +69,8 @@ func RequestsFabric(
 	return false, nil
 }
 
-// selectorsOf returns the selectors of a request and its alternatives.
-func selectorsOf(r resourceapi.DeviceRequest) (selectors []resourceapi.DeviceSelector) {
+// Selectors returns the selectors of a request and its alternatives.
+func Selectors(r resourceapi.DeviceRequest) (selectors []resourceapi.DeviceSelector) {
 	if r.Exactly != nil {
 		selectors = append(selectors, r.Exactly.Selectors...)
 	}
