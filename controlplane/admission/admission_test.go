@@ -189,6 +189,11 @@ spec:
           selectors: [{cel: {expression: "device.driver != 'dra-shared.dev'"}}]
 ---
 apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata: {namespace: ns, name: monitor}
+spec: {spec: {devices: {requests: [{name: nic, exactly: {deviceClassName: nic.dra-shared.dev, adminAccess: true}}]}}}
+---
+apiVersion: resource.k8s.io/v1
 kind: DeviceClass
 metadata: {name: any}
 spec: {}
@@ -690,6 +695,26 @@ func TestPods_addsReferencesToContainers(t *testing.T) {
 	}
 }
 
+func TestPods_hostNetwork(t *testing.T) {
+	const denial = `spec.hostNetwork: Forbidden: true: spec.resourceClaims[0] "dev" has a share of a NIC`
+	for _, tc := range []struct{ name, annotations, template, want string }{
+		{"share of a NIC", "", "share", denial},
+		{"NIC by a DeviceClass of the cluster, and an accelerator", "", "both", denial},
+		{"the driver adds no references", "dra-shared.dev/claim-references: Explicit", "share", ""},
+		{"NIC with adminAccess", "", "monitor", ""},
+		{"NIC as an alternative", "", "selecting", ""},
+		{"parameters of a NIC for a device that may be another driver's", "", "configured", ""},
+		{"accelerator", "", "gpu", ""},
+		{"another driver's device", "", "theirs", ""},
+	} {
+		r := create(t, mode.Bridge, `{metadata: {annotations: {`+tc.annotations+`}}, spec: {hostNetwork: true,
+			resourceClaims: [{name: dev, resourceClaimTemplateName: `+tc.template+`}], containers: [{name: a, resources: {}}]}}`)
+		if r.Allowed != (tc.want == "") || !r.Allowed && !strings.Contains(r.Result.Message, tc.want) {
+			t.Errorf("%s: response %+v, want denial %q", tc.name, r, tc.want)
+		}
+	}
+}
+
 func TestTemplates_keepThePodGroupInTheAnnotation(t *testing.T) {
 	pods := newPods(t, mode.Bridge)
 	for _, tc := range []struct{ object, path string }{
@@ -790,6 +815,50 @@ func TestParameters_deniesWhatThePluginRejects(t *testing.T) {
 	}
 }
 
+// The webhook denies parameters that the chart's DeviceClass of a request does not take.
+func TestParameters_deniesWhatTheDeviceClassDoesNotTake(t *testing.T) {
+	const (
+		nic         = `exactly: {deviceClassName: nic.dra-shared.dev}`
+		accelerator = `exactly: {deviceClassName: accelerator.dra-shared.dev}`
+		either      = `firstAvailable: [{name: gpu, deviceClassName: accelerator.dra-shared.dev},
+			{name: nic, deviceClassName: nic.dra-shared.dev}]`
+	)
+	for _, tc := range []struct{ name, request, of, parameters, want string }{
+		{"a link of a NIC", nic, "", `kind: NetworkAttachment`, ""},
+		{"parameters of an accelerator for a NIC", nic, "", `kind: AcceleratorShare`,
+			`parameters.kind: Forbidden: AcceleratorShare: request "r" has the DeviceClass nic.dra-shared.dev, ` +
+				`whose devices take NetworkAttachment: name the requests`},
+		{"parameters of a NIC for an accelerator", accelerator, "r", `kind: NetworkAttachment`,
+			`request "r" has the DeviceClass accelerator.dra-shared.dev, whose devices take AcceleratorShare`},
+		{"parameters of an accelerator for a fabric", `exactly: {deviceClassName: fabric.dra-shared.dev}`, "",
+			`kind: AcceleratorShare`, `whose devices take no parameters`},
+		{"parameters for another request", nic, "other", `kind: AcceleratorShare`, ""},
+		{"another DeviceClass", `exactly: {deviceClassName: storage}`, "", `kind: AcceleratorShare`, ""},
+		{"one of two alternatives takes the parameters", either, "r", `kind: AcceleratorShare`, ""},
+		{"the alternative that takes the parameters", either, "r/gpu", `kind: AcceleratorShare`, ""},
+		{"the other alternative", either, "r/nic", `kind: AcceleratorShare`, `AcceleratorShare: request "r/nic" has`},
+		{"adminLink without adminAccess", nic, "", `kind: NetworkAttachment, adminLink: true`,
+			`parameters.adminLink: Forbidden: true: request "r" does not have adminAccess`},
+		{"adminLink with adminAccess", `exactly: {deviceClassName: nic.dra-shared.dev, adminAccess: true}`, "",
+			`kind: NetworkAttachment, adminLink: true`, ""},
+	} {
+		devices := `{devices: {requests: [{name: r, ` + tc.request + `}], config: [{requests: [` + tc.of +
+			`], opaque: {driver: dra-shared.dev, parameters: {apiVersion: dra-shared.dev/v1alpha1, ` + tc.parameters + `}}}]}}`
+		for path, object := range map[string]string{
+			"spec.devices.config[0]": `{spec: ` + devices + `}`, "spec.spec.devices.config[0]": `{spec: {spec: ` + devices + `}}`,
+		} {
+			r := (&Parameters{Driver: driver}).Handle(t.Context(), review(t, "", object))
+			if r.Allowed != (tc.want == "") {
+				t.Errorf("%s, %s: response %+v, want denial %q", tc.name, path, r, tc.want)
+			}
+			if text := path + ".opaque."; !r.Allowed &&
+				(!strings.Contains(r.Result.Message, tc.want) || !strings.Contains(r.Result.Message, text)) {
+				t.Errorf("%s: denial %q, want %q at %s", tc.name, r.Result.Message, tc.want, text)
+			}
+		}
+	}
+}
+
 func TestParameters_ignoresOtherDrivers(t *testing.T) {
 	claim := `{spec: {devices: {config: [{opaque: {driver: example.com, parameters: {kind: x}}}]}}}`
 	r := (&Parameters{Driver: driver}).Handle(t.Context(), review(t, "", claim))
@@ -823,6 +892,30 @@ func TestParameters_deniesAnInvalidHolder(t *testing.T) {
 	if r.Allowed || !strings.Contains(r.Result.Message,
 		`metadata.annotations[scheduling.dra-shared.dev/reserved-for]: Invalid value: "jobs"`) {
 		t.Errorf("response %+v", r)
+	}
+}
+
+// The claims of a template get the annotations in its spec. Those of the template itself have no effect.
+func TestParameters_annotationsOfTemplates(t *testing.T) {
+	const holder = "scheduling.dra-shared.dev/reserved-for"
+	for _, tc := range []struct{ name, template, denial, warning string }{
+		{"valid", `{spec: {metadata: {annotations: {` + holder + `: batch/jobs/a}}}}`, "", ""},
+		{"invalid holder", `{spec: {metadata: {annotations: {` + holder + `: jobs}}}}`,
+			`spec.metadata.annotations[` + holder + `]: Invalid value: "jobs"`, ""},
+		{"release without a holder", `{spec: {metadata: {annotations: {scheduling.dra-shared.dev/release: OnDeletion}}}}`,
+			`spec.metadata.annotations[scheduling.dra-shared.dev/release]: Forbidden: has an effect only on a claim`, ""},
+		{"annotation of the template", `{metadata: {annotations: {` + holder + `: jobs}}}`, "",
+			`metadata.annotations["` + holder + `"] has no effect on a ResourceClaimTemplate: move it to spec.metadata`},
+	} {
+		request := review(t, "", tc.template)
+		request.Kind.Kind = "ResourceClaimTemplate"
+		r := (&Parameters{Driver: driver}).Handle(t.Context(), request)
+		if r.Allowed != (tc.denial == "") || !r.Allowed && !strings.Contains(r.Result.Message, tc.denial) {
+			t.Errorf("%s: response %+v, want denial %q", tc.name, r, tc.denial)
+		}
+		if got := strings.Join(r.Warnings, "\n"); (got == "") != (tc.warning == "") || !strings.Contains(got, tc.warning) {
+			t.Errorf("%s: warnings %q, want %q", tc.name, got, tc.warning)
+		}
 	}
 }
 

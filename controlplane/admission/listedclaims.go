@@ -172,7 +172,7 @@ func (l *ListedClaims) check(
 		}
 		inline = true
 		specPath := path.Index(i).Child("spec")
-		errs = append(errs, (&Parameters{Driver: l.Driver}).validateClaim(claims[i].Spec.Devices.Config,
+		errs = append(errs, (&Parameters{Driver: l.Driver}).validateClaim(claims[i].Spec.Devices,
 			specPath.Child("devices", "config"))...)
 		if len(errs) == 0 {
 			invalid, err := l.dryRun(ctx, req.Namespace, claims[i].Spec, specPath, known)

@@ -23,8 +23,8 @@ import (
 
 // Parameters is the webhook for ResourceClaims, ResourceClaimTemplates, and
 // DeviceClasses. It denies parameters of the driver that the plugin would reject
-// for every device, by the plugin's own validation. Only the node validates parameters
-// that depend on the allocated device. The webhook also validates the annotations
+// for every device, by the plugin's own validation, and those that do not fit the chart's DeviceClass of their request.
+// Only the node validates parameters that depend on the allocated device. The webhook also validates the annotations
 // reserved-for and release.
 type Parameters struct {
 	Driver string
@@ -36,9 +36,11 @@ type configured struct {
 	Metadata metav1.ObjectMeta `json:"metadata"`
 	Spec     struct {
 		Devices resourceapi.DeviceClaim `json:"devices"` // of a claim
-		Spec    struct {
+		// Of a template: the metadata and the spec of its claims.
+		Metadata metav1.ObjectMeta `json:"metadata"`
+		Spec     struct {
 			Devices resourceapi.DeviceClaim `json:"devices"`
-		} `json:"spec"` // of a template
+		} `json:"spec"`
 		Config []resourceapi.DeviceClassConfiguration `json:"config"` // of a class
 	} `json:"spec"`
 	Status struct {
@@ -52,7 +54,14 @@ func (p *Parameters) Handle(_ context.Context, req admission.Request) admission.
 	if err := json.Unmarshal(req.Object.Raw, &object); err != nil {
 		return admission.Errored(http.StatusBadRequest, err)
 	}
-	errs := p.validate(&object)
+	isTemplate := req.Kind.Kind == "ResourceClaimTemplate"
+	var warnings []string
+	annotations, path := object.Metadata.Annotations, annotationsPath
+	if isTemplate {
+		warnings = misplacedInTemplate(annotations)
+		annotations, path = object.Spec.Metadata.Annotations, templateAnnotationsPath
+	}
+	errs := append(validateHolder(annotations, path), p.validate(&object)...)
 	if len(req.OldObject.Raw) > 0 {
 		var old configured
 		if err := json.Unmarshal(req.OldObject.Raw, &old); err != nil {
@@ -61,27 +70,49 @@ func (p *Parameters) Handle(_ context.Context, req admission.Request) admission.
 		errs = append(errs, validateHolderUpdate(&old, &object)...)
 	}
 	if err := errs.ToAggregate(); err != nil {
-		return errorResponse(denied(reasonInvalid, "%w", err), nil)
+		return errorResponse(denied(reasonInvalid, "%w", err), warnings)
 	}
-	return admission.Allowed("")
+	return admission.Allowed("").WithWarnings(warnings...)
 }
 
-func annotation(name string) *field.Path { return field.NewPath("metadata", "annotations").Key(name) }
+var (
+	annotationsPath = field.NewPath("metadata", "annotations")
+	// templateAnnotationsPath is the path of the annotations that a template gives its claims.
+	templateAnnotationsPath = field.NewPath("spec").Child("metadata", "annotations")
+)
+
+func annotation(name string) *field.Path { return annotationsPath.Key(name) }
 
 var holderPath = annotation(scheduling.ReservedForAnnotation)
 
-func (p *Parameters) validate(o *configured) (errs field.ErrorList) {
-	if value, ok := o.Metadata.Annotations[scheduling.ReservedForAnnotation]; ok {
-		if _, err := workload.Parse(value); err != nil {
-			errs = append(errs, field.Invalid(holderPath, value, err.Error()))
+// misplacedInTemplate returns warnings about the annotations of claims that a template itself has.
+func misplacedInTemplate(annotations map[string]string) (warnings []string) {
+	for _, key := range []string{scheduling.ReservedForAnnotation, scheduling.ReleaseAnnotation} {
+		if _, ok := annotations[key]; ok {
+			warnings = append(warnings, fmt.Sprintf("metadata.annotations[%q] has no effect on a ResourceClaimTemplate: "+
+				"move it to spec.metadata.annotations, which the claims of the template get", key))
 		}
 	}
-	if value, ok := o.Metadata.Annotations[scheduling.ReleaseAnnotation]; ok {
-		errs = append(errs, validateClaimRelease(o, value)...)
+	return warnings
+}
+
+// validateHolder validates the annotations reserved-for and release of a claim, which are at the path.
+func validateHolder(annotations map[string]string, path *field.Path) (errs field.ErrorList) {
+	if value, ok := annotations[scheduling.ReservedForAnnotation]; ok {
+		if _, err := workload.Parse(value); err != nil {
+			errs = append(errs, field.Invalid(path.Key(scheduling.ReservedForAnnotation), value, err.Error()))
+		}
 	}
+	if value, ok := annotations[scheduling.ReleaseAnnotation]; ok {
+		errs = append(errs, validateClaimRelease(annotations, value, path.Key(scheduling.ReleaseAnnotation))...)
+	}
+	return errs
+}
+
+func (p *Parameters) validate(o *configured) (errs field.ErrorList) {
 	spec := field.NewPath("spec")
-	errs = append(errs, p.validateClaim(o.Spec.Devices.Config, spec.Child("devices", "config"))...)
-	errs = append(errs, p.validateClaim(o.Spec.Spec.Devices.Config, spec.Child("spec", "devices", "config"))...)
+	errs = append(errs, p.validateClaim(o.Spec.Devices, spec.Child("devices", "config"))...)
+	errs = append(errs, p.validateClaim(o.Spec.Spec.Devices, spec.Child("spec", "devices", "config"))...)
 	for i, c := range o.Spec.Config {
 		errs = append(errs, p.validateOpaque(c.Opaque, spec.Child("config").Index(i))...)
 	}
@@ -89,9 +120,8 @@ func (p *Parameters) validate(o *configured) (errs field.ErrorList) {
 }
 
 // validateClaimRelease returns the errors of a claim with that value of the annotation release.
-func validateClaimRelease(o *configured, value string) field.ErrorList {
-	path := annotation(scheduling.ReleaseAnnotation)
-	if _, ok := o.Metadata.Annotations[scheduling.ReservedForAnnotation]; !ok {
+func validateClaimRelease(annotations map[string]string, value string, path *field.Path) field.ErrorList {
+	if _, ok := annotations[scheduling.ReservedForAnnotation]; !ok {
 		return field.ErrorList{field.Forbidden(path, fmt.Sprintf("has an effect only on a claim that an object holds: "+
 			"name the object in the annotation %s, or remove this one", scheduling.ReservedForAnnotation))}
 	}
@@ -114,11 +144,11 @@ func validateHolderUpdate(old, updated *configured) field.ErrorList {
 		fmt.Sprintf("the claim is reserved for %s: delete that object before you change the annotation", before))}
 }
 
-func (p *Parameters) validateClaim(
-	config []resourceapi.DeviceClaimConfiguration, path *field.Path,
-) (errs field.ErrorList) {
-	for i, c := range config {
+// validateClaim validates the configurations of a claim, which are at the path.
+func (p *Parameters) validateClaim(devices resourceapi.DeviceClaim, path *field.Path) (errs field.ErrorList) {
+	for i, c := range devices.Config {
 		errs = append(errs, p.validateOpaque(c.Opaque, path.Index(i))...)
+		errs = append(errs, p.validateTargets(devices.Requests, c, path.Index(i))...)
 	}
 	return errs
 }

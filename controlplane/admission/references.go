@@ -12,6 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/utils/ptr"
 
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
@@ -69,9 +70,23 @@ func (p *Pods) addClaimReferences(
 		if err != nil {
 			return warnings, err
 		}
+		if err := checkHostNetwork(pod, i, requests); err != nil {
+			return warnings, err
+		}
 		addReferences(&pod.Spec, c.Name, requests, len(spec.Devices.Requests))
 	}
 	return warnings, nil
+}
+
+// checkHostNetwork denies a pod on the node's network whose claim with that index has a share of a NIC: with the
+// references, its containers would never start.
+func checkHostNetwork(pod *corev1.Pod, index int, requests []driverRequest) error {
+	if !pod.Spec.HostNetwork || !slices.ContainsFunc(requests, func(r driverRequest) bool { return r.needsLink }) {
+		return nil
+	}
+	return denied(reasonInvalid, "spec.hostNetwork: Forbidden: true: spec.resourceClaims[%d] %q has a share of a NIC, "+
+		"which cannot be attached to the node's network: set hostNetwork: false, or remove the claim",
+		index, pod.Spec.ResourceClaims[index].Name)
 }
 
 // checkUnknownClaim returns a warning or a denial for the pod's claim with that
@@ -126,6 +141,8 @@ func (p *Pods) podClaimSpec(
 type driverRequest struct {
 	name  string
 	isNIC bool
+	// needsLink reports whether the pod certainly gets a link: the request has neither alternatives nor adminAccess.
+	needsLink bool
 }
 
 // target describes the devices that a request is for.
@@ -145,7 +162,7 @@ func (p *Pods) driverRequests(
 	ctx context.Context, spec *resourceapi.ResourceClaimSpec,
 ) (requests []driverRequest, err error) {
 	for _, r := range spec.Devices.Requests {
-		t := targetOfConfig(spec.Devices.Config, r.Name, p.Driver).or(targetOfSelectors(claims.Selectors(r), p.Driver))
+		t := targetOfSelectors(claims.Selectors(r), p.Driver)
 		for _, name := range claims.ClassNames(r) {
 			class, err := p.deviceClass(ctx)(name)
 			if err != nil {
@@ -156,8 +173,10 @@ func (p *Pods) driverRequests(
 			}
 			t = t.or(targetOfClass(name, class, p.Driver))
 		}
-		if t.ownDriver {
-			requests = append(requests, driverRequest{name: r.Name, isNIC: t.isNIC})
+		needsLink := t.isNIC && r.Exactly != nil && !ptr.Deref(r.Exactly.AdminAccess, false)
+		// The parameters do not show that the request is for a NIC: they may be for other requests, too.
+		if t = t.or(targetOfConfig(spec.Devices.Config, r.Name, p.Driver)); t.ownDriver {
+			requests = append(requests, driverRequest{name: r.Name, isNIC: t.isNIC, needsLink: needsLink})
 		}
 	}
 	return requests, nil
