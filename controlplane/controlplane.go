@@ -264,10 +264,11 @@ func addWebhooks(
 			Client: m.GetClient(), APIReader: m.GetAPIReader(), Mapper: m.GetRESTMapper(), Mode: o.Mode,
 			Driver: o.DriverName, Shards: shards, JobClaims: o.JobClaims, ReplicaClaims: o.ReplicaClaims, Kueue: o.Kueue,
 		},
-		"/templates":  &admission.Templates{APIReader: m.GetAPIReader(), Mapper: m.GetRESTMapper()},
-		"/parameters": &admission.Parameters{Driver: o.DriverName},
-		"/podgroups":  &admission.PodGroups{Mode: o.Mode},
-		"/holds":      &admission.Holds{APIReader: m.GetAPIReader()},
+		"/templates":    &admission.Templates{APIReader: m.GetAPIReader(), Mapper: m.GetRESTMapper()},
+		"/parameters":   &admission.Parameters{Driver: o.DriverName},
+		"/podgroups":    &admission.PodGroups{Mode: o.Mode},
+		"/holds":        &admission.Holds{APIReader: m.GetAPIReader()},
+		"/addresspools": &admission.AddressPools{},
 	}
 	if o.JobClaims || o.ReplicaClaims {
 		handlers["/jobs"] = &admission.ListedClaims{Client: m.GetClient(), APIReader: m.GetAPIReader(), Driver: o.DriverName}

@@ -18,6 +18,7 @@
 //   - templates.go: a pod template keeps the name of its PodGroup in an
 //     annotation, for clusters that drop the field.
 //   - parameters.go, parameterkinds.go: parameters pass the same validation as on the node.
+//   - addresspools.go: AddressPools pass the same validation as in the controller and on the node.
 //   - holds.go: the controller holds a claim of others only for a PodGroup that names it.
 //   - denial.go: the reasons for denials, which a metric counts.
 //   - shards.go: counts pods per claim, to choose the claim of the next pod.
