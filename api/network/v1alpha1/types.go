@@ -56,7 +56,7 @@ type AddressPool struct {
 //
 // +kubebuilder:validation:XValidation:rule="self.network == oldSelf.network && self.subnet == oldSelf.subnet",message="network and subnet are immutable because links keep their addresses: create another AddressPool"
 // +kubebuilder:validation:XValidation:rule="has(self.gateway) == has(oldSelf.gateway) && (!has(self.gateway) || self.gateway == oldSelf.gateway)",message="gateway is immutable because links keep their routes through it, and because the pool excludes it: create another AddressPool"
-// +kubebuilder:validation:XValidation:rule="!has(self.ranges) || has(oldSelf.ranges) && oldSelf.ranges.all(r, r in self.ranges)",message="ranges can only be added because links keep their addresses: create another AddressPool, and delete this one when it is unused"
+// +kubebuilder:validation:XValidation:rule="!has(self.ranges) || has(oldSelf.ranges) && oldSelf.ranges.all(r, r in self.ranges || !(isCIDR(r) ? cidr(r).masked() == cidr(r) && cidr(self.subnet).containsCIDR(r) : r.matches('^[^-]+(-[^-]+)?$') && r.split('-').all(a, isIP(a) && cidr(self.subnet).containsIP(a))))",message="valid ranges can only be added because links keep their addresses: create another AddressPool, and delete this one when it is unused"
 // +kubebuilder:validation:XValidation:rule="!has(self.exclude) || has(oldSelf.exclude) && self.exclude.all(r, r in oldSelf.exclude)",message="exclude can only lose entries because links keep their addresses: create another AddressPool, and delete this one when it is unused"
 type AddressPoolSpec struct {
 	// network is the name of the network in the DriverConfig. The field is immutable.
@@ -82,7 +82,7 @@ type AddressPoolSpec struct {
 	// ranges lists the addresses of the pool: networks such as 10.20.1.0/24, single
 	// addresses, or ranges such as 10.20.1.10-10.20.1.99, at most 32, all in subnet.
 	// The default is the whole subnet. The network address and the broadcast address
-	// of an IPv4 subnet are never assigned. Entries cannot be removed.
+	// of an IPv4 subnet are never assigned. Valid entries cannot be removed.
 	// +optional
 	// +listType=set
 	// +kubebuilder:validation:MinItems=1
