@@ -21,9 +21,9 @@ import (
 // have its addresses.
 func TestAddressPools_refusedWrites(t *testing.T) {
 	e := requireTestEnv(t)
-	newPool := func(name, gateway string) *network.AddressPool {
+	newPool := func(name, gateway string, more ...string) *network.AddressPool {
 		p := &network.AddressPool{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: network.AddressPoolSpec{
-			Network: "storage", Subnet: "10.20.0.0/16", Ranges: []string{"10.20.1.0/24"}, Gateway: gateway,
+			Network: "storage", Subnet: "10.20.0.0/16", Ranges: append([]string{"10.20.1.0/24"}, more...), Gateway: gateway,
 		}}
 		if err := e.client.Create(t.Context(), p); err != nil {
 			t.Fatal(err)
@@ -46,11 +46,15 @@ func TestAddressPools_refusedWrites(t *testing.T) {
 		})
 	}
 	routed, bare := newPool("routed", "10.20.0.1"), newPool("bare", "")
+	mistaken := newPool("mistaken", "", "10.20.12.0/33")
 	change := func(p *network.AddressPool, change func(*network.AddressPoolSpec)) func() error {
 		return func() error {
-			changed := p.DeepCopy()
+			var changed network.AddressPool // the controller may have written the status
+			if err := e.client.Get(t.Context(), client.ObjectKeyFromObject(p), &changed); err != nil {
+				return err
+			}
 			change(&changed.Spec)
-			return e.client.Update(t.Context(), changed, client.DryRunAll)
+			return e.client.Update(t.Context(), &changed, client.DryRunAll)
 		}
 	}
 	setGateway := func(to string) func(*network.AddressPoolSpec) {
@@ -84,7 +88,18 @@ func TestAddressPools_refusedWrites(t *testing.T) {
 		return e.client.Delete(t.Context(), bare.DeepCopy(), client.DryRunAll)
 	})
 	e.startController(t, nil)
-	for _, p := range []*network.AddressPool{routed, bare} {
+	// An entry that no node could use is refused while the controller runs. One from before can be removed.
+	setRanges := func(ranges ...string) func(*network.AddressPoolSpec) {
+		return func(s *network.AddressPoolSpec) { s.Ranges = ranges }
+	}
+	refused("a range outside the subnet", `spec.ranges[1]: Invalid value: "10.21.0.0/24"`,
+		change(routed, setRanges("10.20.1.0/24", "10.21.0.0/24")))
+	refused("a nameserver that a pod may get", `spec.nameservers[0]: Invalid value: "10.20.1.2"`,
+		change(routed, func(s *network.AddressPoolSpec) { s.Nameservers = []string{"10.20.1.2"} }))
+	refused("the removal of a valid range", "ranges can only be added",
+		change(mistaken, setRanges("10.20.2.0/24", "10.20.12.0/33")))
+	eventually.Eventually(t, timeout, "an invalid range can be removed", change(mistaken, setRanges("10.20.1.0/24")))
+	for _, p := range []*network.AddressPool{routed, bare, mistaken} {
 		eventually.Eventually(t, timeout, "the pool can be deleted", func() error {
 			return client.IgnoreNotFound(e.client.Delete(t.Context(), p))
 		})

@@ -16,7 +16,9 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	schedulingapi "k8s.io/api/scheduling/v1beta1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
@@ -325,7 +327,8 @@ func TestPolicy_listedClaimsWhileOff(t *testing.T) {
 	}
 }
 
-// Annotations for pods have no effect on the metadata of a workload, and the API server says so.
+// Annotations for pods have no effect on the metadata of a workload, nor unknown ones on a pod template, and the API
+// server says so.
 func TestPolicy_misplacedAnnotations(t *testing.T) {
 	e := requireTestEnv(t)
 	ns := e.createNamespace(t, "misplaced")
@@ -342,19 +345,72 @@ func TestPolicy_misplacedAnnotations(t *testing.T) {
 	}}
 	annotatedCron := cron.DeepCopy()
 	annotatedCron.Spec.JobTemplate.Annotations = annotations
+	unknownSet, unknownCron := set.DeepCopy(), cron.DeepCopy()
+	unknown := map[string]string{"scheduling.dra-shared.dev/podgroup": "x", "example.com/a": "x"}
+	unknownSet.Spec.Template.Annotations, unknownCron.Spec.JobTemplate.Spec.Template.Annotations = unknown, unknown
+	const (
+		misplaced = "the annotation scheduling.dra-shared.dev/pod-group, scheduling.dra-shared.dev/gates has no effect"
+		misspelt  = "the annotation scheduling.dra-shared.dev/podgroup of the pod template has no effect"
+	)
 	for _, tc := range []struct {
 		object client.Object
-		warns  bool
-	}{{set, false}, {annotatedSet, true}, {cron, false}, {annotatedCron, true}} {
-		what := fmt.Sprintf("%T is created, with a warning: %t", tc.object, tc.warns)
+		want   string
+	}{
+		{set, ""}, {annotatedSet, misplaced}, {unknownSet, misspelt},
+		{cron, ""}, {annotatedCron, misplaced}, {unknownCron, misspelt},
+	} {
+		what := fmt.Sprintf("%T is created, with the warning %q", tc.object, tc.want)
 		eventually.Eventually(t, timeout, what, func() error {
-			return e.tryMisplaced(t.Context(), tc.object, tc.warns)
+			return e.tryWithWarning(t.Context(), tc.object, tc.want)
 		})
 	}
 }
 
-// tryMisplaced creates an object in a dry run, and compares whether the API server warns of its annotations.
-func (e *testEnv) tryMisplaced(ctx context.Context, o client.Object, warns bool) error {
+// The API server warns of claims that the driver ignores or the scheduler cannot allocate, because a name is misspelled.
+func TestPolicy_misspelledClaims(t *testing.T) {
+	e := requireTestEnv(t)
+	e.startController(t, nil)
+	ns := e.createNamespace(t, "misspelled")
+	const class = "nic." + driverName
+	spec := func(capacity resourceapi.QualifiedName, driver string) resourceapi.ResourceClaimSpec {
+		requests := map[resourceapi.QualifiedName]resource.Quantity{capacity: resource.MustParse("1M")}
+		parameters := `{"apiVersion":"dra-shared.dev/v1alpha1","kind":"NetworkAttachment"}`
+		return resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{
+			Requests: []resourceapi.DeviceRequest{{Name: "r", FirstAvailable: []resourceapi.DeviceSubRequest{{
+				Name: "a", DeviceClassName: class, Capacity: &resourceapi.CapacityRequirements{Requests: requests},
+			}}}},
+			Config: []resourceapi.DeviceClaimConfiguration{{DeviceConfiguration: resourceapi.DeviceConfiguration{
+				Opaque: &resourceapi.OpaqueDeviceConfiguration{
+					Driver: driver, Parameters: runtime.RawExtension{Raw: []byte(parameters)},
+				},
+			}}},
+		}}
+	}
+	for _, tc := range []struct {
+		spec resourceapi.ResourceClaimSpec
+		want string
+	}{
+		{spec("bandwidth", driverName), ""},
+		{spec("bandwidth", class), "opaque.driver: " + class + ": the parameters of dra-shared.dev have no effect"},
+		{spec("bandwith", driverName), "capacity.requests: bandwith: no NIC has a capacity with this name"},
+		{spec(driverName+"/bandwidth", driverName),
+			"capacity.requests: dra-shared.dev/bandwidth: no device has a capacity with this name"},
+	} {
+		for _, o := range []client.Object{
+			&resourceapi.ResourceClaim{ObjectMeta: objectMeta(ns, "a"), Spec: tc.spec},
+			&resourceapi.ResourceClaimTemplate{
+				ObjectMeta: objectMeta(ns, "a"), Spec: resourceapi.ResourceClaimTemplateSpec{Spec: tc.spec},
+			},
+		} {
+			what := fmt.Sprintf("%T is created, with the warning %q", o, tc.want)
+			eventually.Eventually(t, timeout, what, func() error { return e.tryWithWarning(t.Context(), o, tc.want) })
+		}
+	}
+}
+
+// tryWithWarning creates an object in a dry run, and compares the API server's warnings. Without want, none may be of
+// the driver.
+func (e *testEnv) tryWithWarning(ctx context.Context, o client.Object, want string) error {
 	var warnings []string
 	warned, err := e.clientWithWarnings(func(text string) { warnings = append(warnings, text) })
 	if err != nil {
@@ -367,9 +423,9 @@ func (e *testEnv) tryMisplaced(ctx context.Context, o client.Object, warns bool)
 	if err := warned.Create(ctx, try, client.DryRunAll); err != nil {
 		return err
 	}
-	const want = "the annotation scheduling.dra-shared.dev/pod-group, scheduling.dra-shared.dev/gates has no effect"
-	if got := strings.Join(warnings, "\n"); strings.Contains(got, want) != warns {
-		return fmt.Errorf("got warnings %q, want %q: %t", got, want, warns)
+	got := strings.Join(warnings, "\n")
+	if !strings.Contains(got, want) || want == "" && strings.Contains(got, driverName) {
+		return fmt.Errorf("got warnings %q, want %q", got, want)
 	}
 	return nil
 }
