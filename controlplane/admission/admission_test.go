@@ -845,7 +845,8 @@ func TestParameters_deniesWhatTheDeviceClassDoesNotTake(t *testing.T) {
 		devices := `{devices: {requests: [{name: r, ` + tc.request + `}], config: [{requests: [` + tc.of +
 			`], opaque: {driver: dra-shared.dev, parameters: {apiVersion: dra-shared.dev/v1alpha1, ` + tc.parameters + `}}}]}}`
 		for path, object := range map[string]string{
-			"spec.devices.config[0]": `{spec: ` + devices + `}`, "spec.spec.devices.config[0]": `{spec: {spec: ` + devices + `}}`,
+			"spec.devices.config[0]":      `{spec: ` + devices + `}`,
+			"spec.spec.devices.config[0]": `{spec: {spec: ` + devices + `}}`,
 		} {
 			r := (&Parameters{Driver: driver}).Handle(t.Context(), review(t, "", object))
 			if r.Allowed != (tc.want == "") {

@@ -21,8 +21,8 @@ func anySelectsFabric(selectors []resourceapi.DeviceSelector, driver string) boo
 	return anySelects(selectors, driver, params.DeviceKindFabric, params.AttributeFabric)
 }
 
-// AnySelectsNIC reports whether one of the selectors selects NICs of the driver by their kind. The DriverConfig may give
-// fabrics the attributes of NICs.
+// AnySelectsNIC reports whether one of the selectors selects NICs of the driver by their kind. The DriverConfig may
+// give fabrics the attributes of NICs.
 func AnySelectsNIC(selectors []resourceapi.DeviceSelector, driver string) bool {
 	return anySelects(selectors, driver, params.DeviceKindNIC, "")
 }
@@ -50,9 +50,9 @@ func AnySelectsDriver(selectors []resourceapi.DeviceSelector, driver string) boo
 }
 
 // selectsKind reports whether a CEL expression for devices selects those of a kind of the driver: it compares the
-// attribute kind with it, or uses the attribute own, if not "", which only the devices of that kind have. It examines the
-// tokens of the expression and does not evaluate it, so it does not recognize attributes to which the expression gives
-// another name with cel.bind.
+// attribute kind with it, or uses the attribute own, if not "", which only the devices of that kind have. It examines
+// the tokens of the expression and does not evaluate it, so it does not recognize attributes to which the expression
+// gives another name with cel.bind.
 func selectsKind(expression, driver, kind, own string) bool {
 	if !strings.Contains(expression, kind) && (own == "" || !strings.Contains(expression, own)) {
 		return false // the usual case

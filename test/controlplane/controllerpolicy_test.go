@@ -349,15 +349,15 @@ func TestPolicy_misplacedAnnotations(t *testing.T) {
 	unknown := map[string]string{"scheduling.dra-shared.dev/podgroup": "x", "example.com/a": "x"}
 	unknownSet.Spec.Template.Annotations, unknownCron.Spec.JobTemplate.Spec.Template.Annotations = unknown, unknown
 	const (
-		misplaced = "the annotation scheduling.dra-shared.dev/pod-group, scheduling.dra-shared.dev/gates has no effect"
-		misspelt  = "the annotation scheduling.dra-shared.dev/podgroup of the pod template has no effect"
+		misplaced  = "the annotation scheduling.dra-shared.dev/pod-group, scheduling.dra-shared.dev/gates has no effect"
+		misspelled = "the annotation scheduling.dra-shared.dev/podgroup of the pod template has no effect"
 	)
 	for _, tc := range []struct {
 		object client.Object
 		want   string
 	}{
-		{set, ""}, {annotatedSet, misplaced}, {unknownSet, misspelt},
-		{cron, ""}, {annotatedCron, misplaced}, {unknownCron, misspelt},
+		{set, ""}, {annotatedSet, misplaced}, {unknownSet, misspelled},
+		{cron, ""}, {annotatedCron, misplaced}, {unknownCron, misspelled},
 	} {
 		what := fmt.Sprintf("%T is created, with the warning %q", tc.object, tc.want)
 		eventually.Eventually(t, timeout, what, func() error {
@@ -366,7 +366,7 @@ func TestPolicy_misplacedAnnotations(t *testing.T) {
 	}
 }
 
-// The API server warns of claims that the driver ignores or the scheduler cannot allocate, because a name is misspelled.
+// The API server warns of claims that the driver ignores or the scheduler cannot allocate because of a misspelling.
 func TestPolicy_misspelledClaims(t *testing.T) {
 	e := requireTestEnv(t)
 	e.startController(t, nil)
