@@ -117,7 +117,8 @@ func TestNode_Attach_createsLinkFromSpec(t *testing.T) {
 func TestNode_Attach_keepsRoutesThatThePodHas(t *testing.T) {
 	nic, _ := nstest.NIC(t, "nic0", 1500)
 	node, pod := newNode(t, nic), nstest.New(t)
-	for n, gateway := range []string{"10.20.0.1", "169.254.1.1"} { // no address of the link is in the network of the second
+	// No address of the link is in the network of the second gateway.
+	for n, gateway := range []string{"10.20.0.1", "169.254.1.1"} {
 		attach(t, node, pod, netdev.LinkSpec{
 			Parent: nic.Index, Name: fmt.Sprintf("data%d", n), MAC: mac(byte(n)), Mode: netdev.Private,
 			Addresses: prefixes(fmt.Sprintf("10.20.0.%d/24", 5+n), fmt.Sprintf("fd00::%d/64", 5+n)),
