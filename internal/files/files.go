@@ -119,8 +119,8 @@ func Rewrite(failpoints failpoint.Injector, kind, path string, content []byte, o
 	}))
 }
 
-// reserveSpace makes sure that the file system has room for size bytes of a file, so that a full one leaves the
-// content as it was. Some file systems cannot reserve space; the write then fails instead.
+// reserveSpace makes sure that the file system has room for size bytes of a file, so that a full one does not change
+// the content. Some file systems cannot reserve space; the write then fails instead.
 func reserveSpace(f *os.File, size int) error {
 	err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, int64(max(size, 1)))
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
