@@ -204,7 +204,7 @@ func TestHost_Watch_continuesAfterOverflow(t *testing.T) {
 			}
 		})
 	}()
-	<-noticed         // the state before the watch
+	<-noticed          // the state before the watch
 	for range queued { // two events each, because the watch has read some of them
 		path := filepath.Join(dev, "node")
 		if err := errors.Join(os.WriteFile(path, nil, 0o600), os.Remove(path)); err != nil {

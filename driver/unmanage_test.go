@@ -10,7 +10,6 @@ import (
 	"k8s.io/klog/v2/ktesting"
 
 	config "github.com/dra-shared/dra-driver-shared/api/config/v1alpha1"
-	"github.com/dra-shared/dra-driver-shared/driver"
 	"github.com/dra-shared/dra-driver-shared/driver/nic"
 	"github.com/dra-shared/dra-driver-shared/netdev"
 	"github.com/dra-shared/dra-driver-shared/netdev/nstest"
@@ -19,7 +18,7 @@ import (
 
 // leftByPredecessor returns a kind that shares no NIC, on a node with a NIC that has the queues of an earlier plugin.
 // While the result of fails is true, the kernel refuses to remove them. owned reports whether the NIC has them.
-func leftByPredecessor(t *testing.T, fails func() bool) (kind driver.Kind, owned func() bool) {
+func leftByPredecessor(t *testing.T, fails func() bool) (kind *nic.Kind, owned func() bool) {
 	t.Helper()
 	nic0, _ := nstest.NIC(t, "nic0", 1500)
 	htb := shape.New(nstest.Current(t).Socket, nil)
@@ -70,7 +69,7 @@ func TestCleanup_removesQueuesAgainAfterFailure(t *testing.T) {
 		t.Fatal(err)
 	}
 	failing = false
-	if err := kind.(driver.Cleaner).Cleanup(ctx); err != nil {
+	if err := kind.Cleanup(ctx); err != nil {
 		t.Error(err)
 	}
 	if owned() {
