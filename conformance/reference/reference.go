@@ -544,8 +544,8 @@ func (d *Driver) prepare(ctx context.Context, c *dra.Claim) (*record, error) {
 		d.leaveOpen()
 	}
 	d.mu.Unlock()
-	if d.fault("UNPR-15") {
-		<-time.After(5 * time.Millisecond)
+	if d.fault("UNPR-15") { // most of the time of this call, so that the case finds the fault on a busy machine, too
+		<-time.After(50 * time.Millisecond)
 	}
 	if err := errors.Join(d.writeSpecs(r, old != nil), d.writePod(r)); err != nil {
 		return nil, err
