@@ -64,7 +64,7 @@ func AllNames(pod *corev1.Pod) []string {
 	return slices.Compact(names)
 }
 
-// MayHave reports whether the pod has claims, or may get one for an extended resource.
+// MayHave reports whether the pod names claims, or has one for extended resources.
 func MayHave(pod *corev1.Pod) bool {
 	return len(pod.Spec.ResourceClaims) > 0 || pod.Status.ExtendedResourceClaimStatus != nil
 }
