@@ -5,10 +5,9 @@
 # Runs go test.
 #
 # If RERUNS names a directory, as in `make test`, up to five tests that fail run once
-# more: the suites take half an hour, and a test that depends on time or load should not
-# discard their result. A test that then passes is flaky. Its name goes to a file in the
-# directory, and `make test` prints it at the end. A data race, a crash, or more failures
-# are final.
+# more, because one test that depends on time or load should not discard the results of all
+# suites. A test that then passes is flaky. Its name goes to a file in the directory, and
+# `make test` prints it at the end. A data race, a crash, or more failures are final.
 #
 # usage: gotest.sh FLAG... -- PACKAGE...
 set -euo pipefail

@@ -283,8 +283,7 @@ func (e *testEnv) enforcedOn(devices int, pods ...*sandbox) error {
 //
 // The claims come in batches because each plugin restores all claims when it
 // starts, so that the duration grows with the square of their number: a batch needs about
-// 650 plugins. CRASH_BATCHES sets the number of batches. `make test-crash` runs them in two
-// processes at a time.
+// 650 plugins. CRASH_BATCHES sets the number of batches. `make test-crash` runs several batches in two processes.
 func TestPlugin_killedRepeatedlyWithManyClaims(t *testing.T) {
 	batches, err := strconv.Atoi(cmp.Or(os.Getenv("CRASH_BATCHES"), "1"))
 	if err != nil {
