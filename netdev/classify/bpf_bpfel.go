@@ -70,7 +70,8 @@ type bpfLink struct {
 type bpfModeration struct {
 	_      structs.HostLayout
 	Window uint64
-	Frames uint64
+	Frames uint32
+	Pad    uint32
 }
 
 type bpfNic struct {

@@ -316,6 +316,9 @@ func TestProgram_dropsSpoofedFrames(t *testing.T) {
 		"DHCPv6 server": {
 			ether(linkMAC, protoIPv6, ipv6(linkIP6, 17, udp(547, 546))), "DHCPServer",
 		},
+		"DHCPv6 relay": {
+			ether(linkMAC, protoIPv6, ipv6(linkIP6, 17, append(udp(547, 547)[:8], 12, 0, 0, 0))), "DHCPServer",
+		},
 		"DHCPv6 client":   {ether(linkMAC, protoIPv6, ipv6(linkLocal, 17, udp(546, 547))), allowed},
 		"ARP of the link": {ether(linkMAC, protoARP, arp(1, linkMAC, linkIP, otherIP)), allowed},
 		"ARP probe":       {ether(linkMAC, protoARP, arp(1, linkMAC, "0.0.0.0", linkIP)), allowed},
@@ -422,11 +425,23 @@ func TestProgram_dropsSpoofedFrames(t *testing.T) {
 		"another protocol":         {ether(linkMAC, 0x88b5, []byte("text")), allowed},
 		"MPLS":                     {ether(linkMAC, 0x8847, []byte{0, 1, 1, 64}), "Protocol"},
 		"MPLS, multicast":          {ether(linkMAC, 0x8848, []byte{0, 1, 1, 64}), "Protocol"},
-		"PPPoE discovery":          {ether(linkMAC, 0x8863, []byte{0x11, 7}), "Protocol"},
-		"PPPoE session":            {ether(linkMAC, 0x8864, []byte{0x11, 0}), "Protocol"},
-		"VRRP":                     {ether(linkMAC, protoIPv4, ipv4(linkIP, 112, 0, udp(1, 2))), "Protocol"},
-		"VRRP, IPv6":               {ether(linkMAC, protoIPv6, ipv6(linkLocal, 112, udp(1, 2))), "Protocol"},
-		"a fragment of VRRP":       {ether(linkMAC, protoIPv4, ipv4(linkIP, 112, 0x2001, udp(1, 2))), "Protocol"},
+		"a tag of a bridge port":   {ether(linkMAC, 0x893f, []byte{0, 1, 0, 1}), "Protocol"},
+		"a tag of a switch port":   {ether(linkMAC, 0x8926, []byte{0, 1, 0, 1}), "Protocol"},
+		"ARP in IEEE 802.3": {
+			ether(linkMAC, 36, []byte{0xaa, 0xaa, 3, 0, 0, 0, 8, 6}, arp(1, linkMAC, otherIP, otherIP)), "Protocol",
+		},
+		"IPv4 in IEEE 802.3": {
+			ether(linkMAC, 36, []byte{0xaa, 0xaa, 3, 0, 0, 0xf8, 8, 0}, ipv4(otherIP, 6, 0, udp(1, 2))), "Protocol",
+		},
+		"a vendor's protocol in IEEE 802.3": {
+			ether(linkMAC, 36, []byte{0xaa, 0xaa, 3, 0, 0, 0x0c, 1, 2}, udp(1, 2)), allowed,
+		},
+		"a routing protocol in IEEE 802.3": {ether(linkMAC, 36, []byte{0xfe, 0xfe, 3, 0x83}), allowed},
+		"PPPoE discovery":                  {ether(linkMAC, 0x8863, []byte{0x11, 7}), "Protocol"},
+		"PPPoE session":                    {ether(linkMAC, 0x8864, []byte{0x11, 0}), "Protocol"},
+		"VRRP":                             {ether(linkMAC, protoIPv4, ipv4(linkIP, 112, 0, udp(1, 2))), "Protocol"},
+		"VRRP, IPv6":                       {ether(linkMAC, protoIPv6, ipv6(linkLocal, 112, udp(1, 2))), "Protocol"},
+		"a fragment of VRRP":               {ether(linkMAC, protoIPv4, ipv4(linkIP, 112, 0x2001, udp(1, 2))), "Protocol"},
 		"a later fragment of VRRP, IPv6": {
 			ether(linkMAC, protoIPv6, ipv6(linkIP6, 44, extension(112, 8), udp(1, 2))), "Protocol",
 		},
@@ -537,11 +552,12 @@ func TestProgram_permitsWhatTheNetworkAllows(t *testing.T) {
 		"a VLAN in a VLAN": {
 			policy, nil, ether(linkMAC, protoVLAN, []byte{0, 100, 0x81, 0, 0, 200, 8, 0}), "VLAN",
 		},
-		"another VLAN":       {policy, nil, ether(linkMAC, protoVLAN, []byte{0, 101, 8, 0}), "VLAN"},
-		"an address":         {policy, nil, ether(linkMAC, protoIPv4, ipv4(vip, 6, 0, udp(1, 2))), ""},
-		"ARP for an address": {policy, nil, ether(linkMAC, protoARP, arp(1, linkMAC, vip, vip)), ""},
-		"a MAC":              {policy, nil, ether(vrrpMAC, protoIPv4, ipv4(vip, 6, 0, udp(1, 2))), ""},
-		"ARP with a MAC":     {policy, nil, ether(vrrpMAC, protoARP, arp(1, vrrpMAC, vip, vip)), ""},
+		"a service tag of the VLAN": {policy, nil, ether(linkMAC, 0x88a8, []byte{0, 100, 8, 0}), "VLAN"},
+		"another VLAN":              {policy, nil, ether(linkMAC, protoVLAN, []byte{0, 101, 8, 0}), "VLAN"},
+		"an address":                {policy, nil, ether(linkMAC, protoIPv4, ipv4(vip, 6, 0, udp(1, 2))), ""},
+		"ARP for an address":        {policy, nil, ether(linkMAC, protoARP, arp(1, linkMAC, vip, vip)), ""},
+		"a MAC":                     {policy, nil, ether(vrrpMAC, protoIPv4, ipv4(vip, 6, 0, udp(1, 2))), ""},
+		"ARP with a MAC":            {policy, nil, ether(vrrpMAC, protoARP, arp(1, vrrpMAC, vip, vip)), ""},
 		"a MAC, another's IP": {
 			policy, nil, ether(vrrpMAC, protoIPv4, ipv4(otherIP, 6, 0, udp(1, 2))), "SourceAddress",
 		},
@@ -604,8 +620,13 @@ func TestProgram_permitsWhatTheNetworkAllows(t *testing.T) {
 			Policy{Identity: IdentityEnforce, Addresses: []netip.Prefix{netip.MustParsePrefix("fe80::1/128")}},
 			withoutAddresses, ether(linkMAC, protoIPv6, ipv6("fe80::1", 6, udp(1, 2))), "",
 		},
-		"the node": {policy, func(n *NIC, m *Member) { n.HostCookie, m.Cookie = m.Cookie, 5 },
-			ether(nicMAC, protoIPv4, ipv4(foreignIP, 6, 0, udp(1, 2))), ""},
+		// The frames of a test run have no route, and an Internet socket if they are IP.
+		"a packet socket of the node": {policy, func(n *NIC, m *Member) { n.HostCookie, m.Cookie = m.Cookie, 5 },
+			ether(nicMAC, 0x88b5, udp(1, 2)), ""},
+		"an Internet socket of the node, without a route": {
+			policy, func(n *NIC, m *Member) { n.HostCookie, m.Cookie = m.Cookie, 5 },
+			ether(nicMAC, protoIPv4, ipv4(foreignIP, 6, 0, udp(1, 2))), "SourceMAC",
+		},
 		// The kernel makes the frames of a test run as if they were sent through a link of the NIC. Those of
 		// the cluster network, which the node forwards, are in TestForwardedByNode_hasGuaranteeAndBorrows and
 		// TestForwardedByNode_permitsRedirectedFrames.

@@ -22,6 +22,12 @@
 #define REASON_MULTICAST 14 // a message that only a multicast router sends
 #define REASONS 16          // a power of 2
 
+// Protocols of tags that bridges and switches add (IEEE 802.1BR, Cisco), of which the kernel's headers have no name.
+#define ETH_P_ETAG 0x893f
+#define ETH_P_VNTAG 0x8926
+
+#define DHCPV6_RELAY_FORWARD 12 // a type of message (RFC 8415)
+
 // Values of policy.identity.
 #define IDENTITY_OFF 0
 #define IDENTITY_AUDIT 1
@@ -107,7 +113,8 @@ struct charged {
 // What limits ARP and neighbor discovery of senders other than links, by source address.
 struct moderation {
 	__u64 window; // time in ns
-	__u64 frames; // since window; see add_neighbor
+	__u32 frames; // since window; see add_neighbor
+	__u32 pad;    // keeps the size of the value: plugins of other releases open the same pinned map
 };
 
 struct {
@@ -326,13 +333,17 @@ static __always_inline int is_reply(struct __sk_buff *skb)
 // Adds a frame to the counts of a second: of all frames in the lower 16 bits, and of multicast
 // and broadcast in the upper. A sender cannot choose how often it has to answer, so answers do not
 // count as broadcast.
-static __always_inline __u32 add_neighbor(__u32 counts, __u64 destination)
+static __always_inline __u32 add_neighbor(__u32 *counts, __u64 destination)
 {
-	if ((counts & 0xffff) <= NEIGHBORS_PER_SECOND)
-		counts++;
-	if (destination & 1 && counts >> 16 <= BROADCASTS_PER_SECOND)
-		counts += 1 << 16;
-	return counts;
+	__u32 before = *counts, added = 0;
+
+	if ((before & 0xffff) <= NEIGHBORS_PER_SECOND)
+		added = 1;
+	if (destination & 1 && before >> 16 <= BROADCASTS_PER_SECOND)
+		added += 1 << 16;
+	if (added)
+		__sync_fetch_and_add(counts, added); // a sender may use several CPUs
+	return before + added;
 }
 
 static __always_inline int rate_of(__u32 counts, __u64 destination)
@@ -342,19 +353,21 @@ static __always_inline int rate_of(__u32 counts, __u64 destination)
 	return (counts & 0xffff) > NEIGHBORS_PER_SECOND ? RATE_HIGH : RATE_LOW;
 }
 
+// No message of ARP or neighbor discovery needs to be longer, so that longer ones may not use CLASS_CONTROL.
+#define NEIGHBOR_LENGTH 128
+
 // Counts ARP or neighbor discovery of a link, and returns its rate.
-static __always_inline int count_neighbor(struct link *link, __u64 destination)
+static __always_inline int count_neighbor(struct __sk_buff *skb, struct link *link, __u64 destination)
 {
 	__u64 now = bpf_ktime_get_ns();
-	__u32 counts = link->neighbors;
+	int rate;
 
 	if (now - link->window > SECOND) {
 		link->window = now;
-		counts = 0;
+		link->neighbors = 0;
 	}
-	counts = add_neighbor(counts, destination);
-	link->neighbors = counts;
-	return rate_of(counts, destination);
+	rate = rate_of(add_neighbor(&link->neighbors, destination), destination);
+	return skb->len > NEIGHBOR_LENGTH && rate == RATE_LOW ? RATE_HIGH : rate;
 }
 
 // Reports whether the rate of ARP and neighbor discovery of a link was high at its last frame.
@@ -378,13 +391,12 @@ static __always_inline int may_be_known(__u32 parent)
 		bpf_map_update_elem(&dra_shared_moderation, key, &first, BPF_ANY);
 		return 1;
 	}
-	m->frames++;
+	__sync_fetch_and_add(&m->frames, 1);
 	return m->frames <= NEWCOMERS_PER_SECOND;
 }
 
-// Counts ARP or neighbor discovery of a source address that no link has, and returns its rate. A
-// frame that is larger than necessary may not use CLASS_CONTROL. is_allowed is set if the network
-// allows the address for all links.
+// Counts ARP or neighbor discovery of a source address that no link has, and returns its rate.
+// is_allowed is set if the network allows the address for all links.
 static __always_inline int count_other(struct __sk_buff *skb, const struct frame *frame, int is_allowed)
 {
 	__u64 key[] = {frame->parent | frame->source << 32, frame->source >> 32};
@@ -396,13 +408,18 @@ static __always_inline int count_other(struct __sk_buff *skb, const struct frame
 		return RATE_HIGH;
 	if (!m || now - m->window > SECOND) {
 		first.window = now;
-		first.frames = add_neighbor(0, frame->destination);
+		first.frames = 1 | (frame->destination & 1) << 16;
 		bpf_map_update_elem(&dra_shared_moderation, key, &first, BPF_ANY);
 	} else {
-		m->frames = add_neighbor(m->frames, frame->destination);
-		rate = rate_of(m->frames, frame->destination);
+		rate = rate_of(add_neighbor(&m->frames, frame->destination), frame->destination);
 	}
-	return skb->len > 128 && rate == RATE_LOW ? RATE_HIGH : rate;
+	return skb->len > NEIGHBOR_LENGTH && rate == RATE_LOW ? RATE_HIGH : rate;
+}
+
+// Counts ARP or neighbor discovery that leaves through a NIC, and returns its rate.
+static __always_inline int count_sent(struct __sk_buff *skb, const struct frame *frame)
+{
+	return frame->link ? count_neighbor(skb, frame->link, frame->destination) : count_other(skb, frame, 0);
 }
 
 // Replaces the source address of a received frame by a random one, so that no link in mode source
@@ -800,6 +817,9 @@ static __always_inline __u32 check_ipv6(struct __sk_buff *skb, const struct fram
 			return REASON_DHCP; // a header that does not fit hides the ports
 		if ((ports & 0xffff) == bpf_htons(547) || ports >> 16 == bpf_htons(546))
 			return REASON_DHCP;
+		if (ports >> 16 == bpf_htons(547) && (bpf_skb_load_bytes(skb, upper.offset + 8, &type, 1) ||
+						      type == DHCPV6_RELAY_FORWARD))
+			return REASON_DHCP;
 		return check_router_port(frame, ports >> 16);
 	}
 	if (upper.protocol != 58)
@@ -865,6 +885,18 @@ static __always_inline void note_conflict(struct __sk_buff *skb, const struct fr
 		bpf_map_update_elem(&dra_shared_conflicts, address, &source, BPF_ANY);
 }
 
+// Reports whether a frame in the format of IEEE 802.3 carries another protocol of Ethernet (SNAP, RFC 1042, and
+// IEEE 802.1H). Linux does not receive it, but Windows, some switches, and bridges to Wi-Fi take it for that protocol.
+static __always_inline int hides_protocol(struct __sk_buff *skb, const struct frame *frame)
+{
+	__u64 header;
+
+	if (bpf_ntohs(frame->protocol) >= ETH_P_802_3_MIN || bpf_skb_load_bytes(skb, ETH_HLEN, &header, sizeof(header)))
+		return 0;
+	header &= 0xffffffffffffULL;
+	return header == 0x00000003aaaaULL || header == 0xf8000003aaaaULL;
+}
+
 // Checks what a frame of a link contains.
 static __always_inline __u32 check_content(struct __sk_buff *skb, const struct frame *frame)
 {
@@ -876,7 +908,10 @@ static __always_inline __u32 check_content(struct __sk_buff *skb, const struct f
 	    (frame->destination & 0xfeffffffffffULL) == 0xcccccc0c0001ULL)
 		return REASON_PROTOCOL;
 	if (skb->vlan_present)
-		return is_allowed_vlan(frame->parent, skb->vlan_tci & 0xfff) && !is_tag(frame->protocol) ? 0 : REASON_VLAN;
+		return skb->vlan_proto == bpf_htons(ETH_P_8021Q) && !is_tag(frame->protocol) &&
+				       is_allowed_vlan(frame->parent, skb->vlan_tci & 0xfff)
+			       ? 0
+			       : REASON_VLAN;
 	switch (frame->protocol) {
 	case bpf_htons(ETH_P_PAUSE):
 	case bpf_htons(ETH_P_SLOW):
@@ -885,12 +920,15 @@ static __always_inline __u32 check_content(struct __sk_buff *skb, const struct f
 	case bpf_htons(ETH_P_MPLS_MC):
 	case bpf_htons(ETH_P_PPP_DISC):
 	case bpf_htons(ETH_P_PPP_SES):
+	case bpf_htons(ETH_P_ETAG):
+	case bpf_htons(ETH_P_VNTAG):
 		return REASON_PROTOCOL;
 	case bpf_htons(ETH_P_QINQ1):
 	case bpf_htons(ETH_P_QINQ2):
 	case bpf_htons(ETH_P_QINQ3):
-	case bpf_htons(ETH_P_8021Q):
 	case bpf_htons(ETH_P_8021AD):
+		return REASON_VLAN;
+	case bpf_htons(ETH_P_8021Q):
 		if (bpf_skb_load_bytes(skb, ETH_HLEN, tag, sizeof(tag)))
 			return REASON_VLAN;
 		return is_allowed_vlan(frame->parent, bpf_ntohs(tag[0]) & 0xfff) && !is_tag(tag[1]) ? 0 : REASON_VLAN;
@@ -901,15 +939,11 @@ static __always_inline __u32 check_content(struct __sk_buff *skb, const struct f
 	case bpf_htons(ETH_P_IPV6):
 		return check_ipv6(skb, frame);
 	}
-	return 0;
+	return hides_protocol(skb, frame) ? REASON_PROTOCOL : 0;
 }
 
 #define CHECKSUM_PARTIAL 3
 #define NO_CHECKSUM (~0U)
-
-// A function of the kernel (Linux 6.2) that returns its structure of a frame, from which the program reads
-// without a helper, which takes about 20 ns for each value.
-extern void *bpf_cast_to_kern_ctx(void *context) __ksym __weak;
 
 // Returns the offset in a frame at which the kernel or the NIC will write a checksum, or NO_CHECKSUM. It is
 // global for the reason that dra_shared_find_upper is.
@@ -1079,7 +1113,7 @@ static __always_inline __u32 check_sent(struct __sk_buff *skb, struct frame *fra
 	reason = check_content(skb, frame);
 	// What another pod may have sent must not use up the rate of the link.
 	if (!reason && frame_is_arp_or_nd(skb, frame))
-		rate = frame->is_unproven ? count_other(skb, frame, 1) : count_neighbor(link, frame->destination);
+		rate = frame->is_unproven ? count_other(skb, frame, 1) : count_neighbor(skb, link, frame->destination);
 	if (rate == RATE_EXCESSIVE)
 		reason = REASON_RATE;
 	if (reason)
