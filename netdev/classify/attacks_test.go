@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/dra-shared/dra-driver-shared/netdev"
@@ -42,17 +43,23 @@ type listener struct {
 // listen starts to receive what arrives at a link of a namespace.
 func listen(t *testing.T, ns *nstest.Namespace, link string) listener {
 	t.Helper()
+	return listenFor(t, ns, link, unix.ETH_P_ALL)
+}
+
+// listenFor starts to receive the frames of a protocol. A socket for all protocols sees a frame before macvlans take it.
+func listenFor(t *testing.T, ns *nstest.Namespace, link string, protocol uint16) listener {
+	t.Helper()
 	l := listener{t: t}
 	ns.Do(func() error {
 		index, err := net.InterfaceByName(link)
 		if err != nil {
 			return err
 		}
-		const all = unix.ETH_P_ALL<<8&0xff00 | unix.ETH_P_ALL>>8
-		if l.fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, all); err != nil {
+		network := protocol<<8 | protocol>>8 // in the order of the network
+		if l.fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, int(network)); err != nil {
 			return err
 		}
-		return unix.Bind(l.fd, &unix.SockaddrLinklayer{Protocol: all, Ifindex: index.Index})
+		return unix.Bind(l.fd, &unix.SockaddrLinklayer{Protocol: network, Ifindex: index.Index})
 	})
 	t.Cleanup(func() { _ = unix.Close(l.fd) })
 	return l
@@ -423,7 +430,7 @@ func sendUDP(to string, payload []byte) error {
 // In mode source, a link receives all frames of the senders that the pod lists, also
 // those for a sibling or for the node.
 func TestAttack_sourceMode(t *testing.T) {
-	e := newTestEnv(t, enforced())
+	e := newTestEnvWithoutLists(t)
 	attacker, victim := e.pod(0, 1, hardCap(100*mega), netdev.Private), e.pod(1, 2, hardCap(100*mega), netdev.Private)
 	wireMAC := e.wire.Interface("wire").HardwareAddr
 	frames, victims := listen(t, attacker.Namespace, "net1"), listen(t, victim.Namespace, "net1")
@@ -496,6 +503,93 @@ func changeMacvlan(name string, mode netlink.MacvlanMode, sender net.HardwareAdd
 		return nil
 	}
 	return netlink.MacvlanMACAddrAdd(link, sender)
+}
+
+// A link in mode source receives the frames of listed senders. With the flag nodst, it takes them from all others, and
+// the node, also while it is down, in a namespace that the node does not see, where nothing shows it.
+func TestAttack_listedSenders(t *testing.T) {
+	needLists(t)
+	for name, up := range map[string]bool{"a link that is up": true, "a link that is down": false} {
+		t.Run(name, func(t *testing.T) {
+			e := newTestEnv(t, enforced())
+			attacker, victim := e.pod(0, 1, hardCap(100*mega), netdev.Private), e.pod(1, 2, hardCap(100*mega), netdev.Private)
+			nested := attacker.nest(t, func(nested netlink.NsFd, net1 netlink.Link) error {
+				return addSourceLink("more", net1.Attrs().Index, int(nested))
+			})
+			nested.Do(func() error {
+				link, err := netlink.LinkByName("more")
+				if up {
+					err = errors.Join(err, nstest.ConfigureLink("more"))
+				}
+				return errors.Join(err, netlink.MacvlanMACAddrAdd(link, e.wireMAC()))
+			})
+			const protocol = 0x88b5
+			attackers := listenFor(t, nested, "more", protocol)
+			for i, to := range []struct {
+				name string
+				ns   *nstest.Namespace
+				link string
+				mac  net.HardwareAddr
+			}{
+				{"another share", victim.Namespace, "net1", victim.attachment.MAC},
+				{"the node", nstest.Current(t), "nic0", e.nic.MAC},
+			} {
+				receiver := listenFor(t, to.ns, to.link, protocol)
+				sendRaw(e.wire, "wire", append(classify.EtherTo(to.mac, e.wireMAC(), protocol), marker(i)...))
+				if !receiver.saw(marker(i), time.Second) {
+					t.Errorf("a frame to %s did not arrive", to.name)
+				}
+				if attackers.saw(marker(i), 100*time.Millisecond) {
+					t.Errorf("a frame to %s arrived at the link of the attacker", to.name)
+				}
+			}
+		})
+	}
+}
+
+// newTestEnvWithoutLists returns a testEnv whose programs do not read the lists of senders of links in mode source, as on
+// kernels that do not let them. The node then has to detect such links.
+func newTestEnvWithoutLists(t *testing.T) *testEnv {
+	t.Helper()
+	nic, wire := nstest.NIC(t, "nic0", 1500, wireIP+"/16", "fd00:20::fe/64")
+	options := netdev.Options{BPFFS: nstest.MountBPFFS(t), Failpoints: func(name string, operation func() error) error {
+		if name == classify.FailpointLists {
+			return errors.ErrUnsupported
+		}
+		return operation()
+	}}
+	return newTestEnvWith(t, options, nic, wire, enforced())
+}
+
+// needLists skips the test if the programs do not read the lists of senders of links in mode source.
+func needLists(t *testing.T) {
+	t.Helper()
+	c, err := openStrongest(nstest.MountBPFFS(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if !c.ReadsRoutes() || c.ListsErr() != nil {
+		t.Skipf("this kernel does not let tc programs read the lists of senders of macvlans: %v", c.ListsErr())
+	}
+}
+
+// addSourceLink creates a link in mode source with the flag nodst, which is down, in a namespace.
+func addSourceLink(name string, parent, namespace int) error {
+	const flags, nodst = 2, 2 // IFLA_MACVLAN_FLAGS, MACVLAN_FLAG_NODST
+	request := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK)
+	request.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
+	request.AddData(nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(name)))
+	request.AddData(nl.NewRtAttr(unix.IFLA_LINK, nl.Uint32Attr(uint32(parent))))
+	request.AddData(nl.NewRtAttr(unix.IFLA_NET_NS_FD, nl.Uint32Attr(uint32(namespace))))
+	info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
+	info.AddRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated("macvlan"))
+	data := info.AddRtAttr(nl.IFLA_INFO_DATA, nil)
+	data.AddRtAttr(nl.IFLA_MACVLAN_MODE, nl.Uint32Attr(uint32(nl.MACVLAN_MODE_SOURCE)))
+	data.AddRtAttr(flags, nl.Uint16Attr(nodst))
+	request.AddData(info)
+	_, err := request.Execute(unix.NETLINK_ROUTE, 0)
+	return err
 }
 
 // A link whose address the node has lost neither sends nor receives, and stays blocked
@@ -977,7 +1071,7 @@ func TestAttack_sourceModeInNestedNamespace(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			e := newTestEnv(t, enforced())
+			e := newTestEnvWithoutLists(t)
 			attacker, victim := e.pod(0, 1, hardCap(100*mega), netdev.Private), e.pod(1, 2, hardCap(100*mega), netdev.Private)
 			nested, link := attack(t, attacker, e.wireMAC())
 			frames, victims := listen(t, nested, link), listen(t, victim.Namespace, "net1")
@@ -1049,7 +1143,7 @@ func (e *testEnv) inspect(want bool) (guarded bool) {
 // A pod that hides a link again and again receives the frames of others until the link is detected, and
 // nothing for a time that doubles.
 func TestAttack_repeatedHiddenLinks(t *testing.T) {
-	e := newTestEnv(t, enforced())
+	e := newTestEnvWithoutLists(t)
 	attacker, victim := e.pod(0, 1, hardCap(100*mega), netdev.Private), e.pod(1, 2, hardCap(100*mega), netdev.Private)
 	number := 0
 	takes := func(link listener) bool {

@@ -164,6 +164,8 @@ const (
 	bpfProgDraSharedEgressSocketUnchecked       = "dra_shared_egress_socket_unchecked"
 	bpfProgDraSharedHairpin                     = "dra_shared_hairpin"
 	bpfProgDraSharedIngressHelper               = "dra_shared_ingress_helper"
+	bpfProgDraSharedIngressHelperLists          = "dra_shared_ingress_helper_lists"
+	bpfProgDraSharedIngressHelperListsTcx       = "dra_shared_ingress_helper_lists_tcx"
 	bpfProgDraSharedIngressHelperTcx            = "dra_shared_ingress_helper_tcx"
 	bpfProgDraSharedIngressMac                  = "dra_shared_ingress_mac"
 	bpfProgDraSharedIngressMacTcx               = "dra_shared_ingress_mac_tcx"
@@ -171,6 +173,8 @@ const (
 	bpfProgDraSharedIngressSocketTcx            = "dra_shared_ingress_socket_tcx"
 	bpfProgDraSharedIngressUnchecked            = "dra_shared_ingress_unchecked"
 	bpfProgDraSharedIngressUncheckedTcx         = "dra_shared_ingress_unchecked_tcx"
+	bpfVarDraSharedPortDevice                   = "dra_shared_port_device"
+	bpfVarDraSharedPortSenders                  = "dra_shared_port_senders"
 )
 
 // loadBpf returns the embedded CollectionSpec for bpf.
@@ -226,6 +230,8 @@ type bpfProgramSpecs struct {
 	DraSharedEgressSocketUnchecked       *ebpf.ProgramSpec `ebpf:"dra_shared_egress_socket_unchecked"`
 	DraSharedHairpin                     *ebpf.ProgramSpec `ebpf:"dra_shared_hairpin"`
 	DraSharedIngressHelper               *ebpf.ProgramSpec `ebpf:"dra_shared_ingress_helper"`
+	DraSharedIngressHelperLists          *ebpf.ProgramSpec `ebpf:"dra_shared_ingress_helper_lists"`
+	DraSharedIngressHelperListsTcx       *ebpf.ProgramSpec `ebpf:"dra_shared_ingress_helper_lists_tcx"`
 	DraSharedIngressHelperTcx            *ebpf.ProgramSpec `ebpf:"dra_shared_ingress_helper_tcx"`
 	DraSharedIngressMac                  *ebpf.ProgramSpec `ebpf:"dra_shared_ingress_mac"`
 	DraSharedIngressMacTcx               *ebpf.ProgramSpec `ebpf:"dra_shared_ingress_mac_tcx"`
@@ -262,6 +268,8 @@ type bpfMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type bpfVariableSpecs struct {
+	DraSharedPortDevice  *ebpf.VariableSpec `ebpf:"dra_shared_port_device"`
+	DraSharedPortSenders *ebpf.VariableSpec `ebpf:"dra_shared_port_senders"`
 }
 
 // bpfObjects contains all objects after they have been loaded into the kernel.
@@ -329,6 +337,8 @@ func (m *bpfMaps) Close() error {
 //
 // It can be passed to loadBpfObjects or ebpf.CollectionSpec.LoadAndAssign.
 type bpfVariables struct {
+	DraSharedPortDevice  *ebpf.Variable `ebpf:"dra_shared_port_device"`
+	DraSharedPortSenders *ebpf.Variable `ebpf:"dra_shared_port_senders"`
 }
 
 // bpfPrograms contains all programs after they have been loaded into the kernel.
@@ -346,6 +356,8 @@ type bpfPrograms struct {
 	DraSharedEgressSocketUnchecked       *ebpf.Program `ebpf:"dra_shared_egress_socket_unchecked"`
 	DraSharedHairpin                     *ebpf.Program `ebpf:"dra_shared_hairpin"`
 	DraSharedIngressHelper               *ebpf.Program `ebpf:"dra_shared_ingress_helper"`
+	DraSharedIngressHelperLists          *ebpf.Program `ebpf:"dra_shared_ingress_helper_lists"`
+	DraSharedIngressHelperListsTcx       *ebpf.Program `ebpf:"dra_shared_ingress_helper_lists_tcx"`
 	DraSharedIngressHelperTcx            *ebpf.Program `ebpf:"dra_shared_ingress_helper_tcx"`
 	DraSharedIngressMac                  *ebpf.Program `ebpf:"dra_shared_ingress_mac"`
 	DraSharedIngressMacTcx               *ebpf.Program `ebpf:"dra_shared_ingress_mac_tcx"`
@@ -368,6 +380,8 @@ func (p *bpfPrograms) Close() error {
 		p.DraSharedEgressSocketUnchecked,
 		p.DraSharedHairpin,
 		p.DraSharedIngressHelper,
+		p.DraSharedIngressHelperLists,
+		p.DraSharedIngressHelperListsTcx,
 		p.DraSharedIngressHelperTcx,
 		p.DraSharedIngressMac,
 		p.DraSharedIngressMacTcx,

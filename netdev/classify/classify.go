@@ -89,7 +89,7 @@ func (p programPair) ingressFor(hook Hook) string {
 // with checks are first: Linux 6.1 loads them only with CAP_PERFMON.
 var programPairs = map[Key][]programPair{
 	KeyCookie: {
-		{"dra_shared_egress_helper_routes", "dra_shared_ingress_helper", true, true},
+		{"dra_shared_egress_helper_routes", "dra_shared_ingress_helper_lists", true, true},
 		{"dra_shared_egress_helper", "dra_shared_ingress_helper", false, true},
 		{"dra_shared_egress_helper_routes_unchecked", "dra_shared_ingress_unchecked", true, false},
 		{"dra_shared_egress_helper_unchecked", "dra_shared_ingress_unchecked", false, false},
@@ -123,7 +123,8 @@ type Classifier struct {
 	links       []link.Link // attached programs that end with this process, unless they are pinned
 	arpTrace    link.Link   // one of links; nil if the sender of ARP is not known
 	readsRoutes bool
-	checks      bool // whether the programs check frames
+	checks      bool  // whether the programs check frames
+	listsErr    error // why the programs do not read lists of senders; nil if they do, or do not check frames
 	failpoints  failpoint.Injector
 
 	identities sync.Mutex // held while the entry of a link is read and replaced
@@ -253,6 +254,9 @@ func (c *Classifier) load(pins string, pair programPair) error {
 			m.MaxEntries = min(m.MaxEntries, unpinnedEntries)
 		}
 	}
+	if pair.checksIdentity && pair.readsRoutes {
+		c.listsErr = c.failpoints.Do(FailpointLists, func() error { return setListOffsets(spec) })
+	}
 	loaded, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: pins}})
 	if err != nil {
 		return describeLoadError(err, c.key)
@@ -286,6 +290,11 @@ func (c *Classifier) ReadsRoutes() bool { return c.readsRoutes }
 
 // ChecksIdentity reports whether the programs check frames; see Policy.
 func (c *Classifier) ChecksIdentity() bool { return c.checks }
+
+// ListsErr returns the reason why the programs do not read the lists of senders of links in mode source, so that a
+// link that a pod hides can keep frames from others while it is down. It returns nil if they do, or if they do
+// not check frames or read routes.
+func (c *Classifier) ListsErr() error { return c.listsErr }
 
 // senderCookies returns the cookies in the keys of a link in the sender map. Cookie 0 matches
 // frames whose cookie the programs ignore.

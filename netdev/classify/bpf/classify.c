@@ -144,6 +144,7 @@ static __always_inline __u64 number_of(const __u8 *mac)
 struct net_device {
 	possible_net_t nd_net;
 	int ifindex;
+	void *rx_handler_data;
 } __attribute__((preserve_access_index));
 
 struct dst_entry {
@@ -614,9 +615,10 @@ int dra_shared_egress_mac_unchecked(struct __sk_buff *skb)
 // frame belongs to the device that shapes incoming frames. It does not for
 // frames to the node itself, which has no limit. A frame between links of the node
 // arrives here too, and may still have its socket; cookie is 0 if it has none, or if
-// the cookie is not known. checks is 0 if the program does not check the identity of
-// frames.
-static __always_inline int classify_received(struct __sk_buff *skb, struct nic *nic, __u64 cookie, int checks)
+// the cookie is not known. reads_lists is 0 if the kernel does not let the program read lists of senders, and
+// checks is 0 if the program does not check the identity of frames.
+static __always_inline int classify_received(struct __sk_buff *skb, struct nic *nic, __u64 cookie, int reads_lists,
+					     int checks)
 {
 	__u32 parent = skb->ifindex, reason;
 	struct frame frame = {.parent = parent, .cookie = cookie, .nic = nic};
@@ -634,7 +636,8 @@ static __always_inline int classify_received(struct __sk_buff *skb, struct nic *
 		frame.policy = bpf_map_lookup_elem(&dra_shared_policies, &parent);
 	if (frame.policy && !frame.policy->identity)
 		frame.policy = 0;
-	if (frame.policy && (frame.policy->guarded || is_imitated(&frame)))
+	if (frame.policy &&
+	    (frame.policy->guarded || is_imitated(&frame) || (reads_lists && is_listed(skb, frame.source))))
 		hide_source(skb);
 	if (frame.destination == number_of(nic->mac))
 		return 0;
@@ -710,11 +713,11 @@ static __always_inline struct nic *arrive(struct __sk_buff *skb)
 
 // Returns the value of a program at the clsact hook. The action of its filter redirects
 // the frames: before Linux 6.4, an IFB device drops what bpf_redirect sends.
-static __always_inline int filter_received(struct __sk_buff *skb, __u64 cookie, int checks)
+static __always_inline int filter_received(struct __sk_buff *skb, __u64 cookie, int reads_lists, int checks)
 {
 	struct nic *nic = arrive(skb);
 
-	if (!nic || !classify_received(skb, nic, cookie, checks))
+	if (!nic || !classify_received(skb, nic, cookie, reads_lists, checks))
 		return FILTER_NEXT;
 	choose_queue(skb);
 	return FILTER_ACT;
@@ -722,11 +725,11 @@ static __always_inline int filter_received(struct __sk_buff *skb, __u64 cookie, 
 
 // Returns the value of a program that is attached by TCX (Linux 6.6), which redirects
 // the frames itself. Programs after it see the frames of the node only.
-static __always_inline int redirect_received(struct __sk_buff *skb, __u64 cookie, int checks)
+static __always_inline int redirect_received(struct __sk_buff *skb, __u64 cookie, int reads_lists, int checks)
 {
 	struct nic *nic = arrive(skb);
 
-	if (!nic || !classify_received(skb, nic, cookie, checks))
+	if (!nic || !classify_received(skb, nic, cookie, reads_lists, checks))
 		return TC_ACT_UNSPEC;
 	choose_queue(skb);
 	return bpf_redirect(nic->ifb, 0);
@@ -736,50 +739,63 @@ static __always_inline int redirect_received(struct __sk_buff *skb, __u64 cookie
 SEC("tc")
 int dra_shared_ingress_mac(struct __sk_buff *skb)
 {
-	return filter_received(skb, 0, 1);
+	return filter_received(skb, 0, 0, 1);
 }
 
 SEC("tc")
 int dra_shared_ingress_mac_tcx(struct __sk_buff *skb)
 {
-	return redirect_received(skb, 0, 1);
+	return redirect_received(skb, 0, 0, 1);
 }
 
 SEC("tc")
 int dra_shared_ingress_helper(struct __sk_buff *skb)
 {
-	return filter_received(skb, skb->sk ? bpf_get_netns_cookie(skb) : 0, 1);
+	return filter_received(skb, skb->sk ? bpf_get_netns_cookie(skb) : 0, 0, 1);
 }
 
 SEC("tc")
 int dra_shared_ingress_helper_tcx(struct __sk_buff *skb)
 {
-	return redirect_received(skb, skb->sk ? bpf_get_netns_cookie(skb) : 0, 1);
+	return redirect_received(skb, skb->sk ? bpf_get_netns_cookie(skb) : 0, 0, 1);
+}
+
+// Know the cookie as dra_shared_ingress_helper does, and read lists of senders.
+SEC("tc")
+int dra_shared_ingress_helper_lists(struct __sk_buff *skb)
+{
+	return filter_received(skb, skb->sk ? bpf_get_netns_cookie(skb) : 0, 1, 1);
+}
+
+SEC("tc")
+int dra_shared_ingress_helper_lists_tcx(struct __sk_buff *skb)
+{
+	return redirect_received(skb, skb->sk ? bpf_get_netns_cookie(skb) : 0, 1, 1);
 }
 
 SEC("tc")
 int dra_shared_ingress_socket(struct __sk_buff *skb)
 {
-	return filter_received(skb, cookie_of_socket(skb), 1);
+	return filter_received(skb, cookie_of_socket(skb), 1, 1);
 }
 
 SEC("tc")
 int dra_shared_ingress_socket_tcx(struct __sk_buff *skb)
 {
-	return redirect_received(skb, cookie_of_socket(skb), 1);
+	return redirect_received(skb, cookie_of_socket(skb), 1, 1);
 }
 
 // Needs no cookie, because it checks no frame.
 SEC("tc")
 int dra_shared_ingress_unchecked(struct __sk_buff *skb)
 {
-	return filter_received(skb, 0, 0);
+	return filter_received(skb, 0, 0, 0);
 }
 
 SEC("tc")
 int dra_shared_ingress_unchecked_tcx(struct __sk_buff *skb)
 {
-	return redirect_received(skb, 0, 0);
+	return redirect_received(skb, 0, 0, 0);
 }
 
 char _license[] SEC("license") = "Dual MIT/GPL";

@@ -441,6 +441,41 @@ static __always_inline int is_imitated(const struct frame *frame)
 	return frame->destination & 1 && !frame->returned && bpf_map_lookup_elem(&dra_shared_imitated, key);
 }
 
+// The offsets in the kernel's structure of a NIC with macvlans (struct macvlan_port) of the NIC, and of the hash table
+// of the senders that links in mode source list. The structure belongs to a module, so that the loader finds the
+// offsets in its type information. 0 means that they are not known.
+const volatile __u32 dra_shared_port_device = 0;
+const volatile __u32 dra_shared_port_senders = 0;
+
+// Reports whether a link in mode source may list the sender of a frame: a sender with the same hash is listed. Such a
+// link receives the frame, and with the flag nodst, no other link and not the node. It can be down, and in a network
+// namespace that the node does not see.
+static __always_inline int is_listed(struct __sk_buff *context, __u64 source)
+{
+	// macvlan_eth_hash() and hash_64() of the kernel, with 8 bits
+	__u64 bucket = ((source << 16) * 0x61C8864680B583EBULL) >> 56, first = 0, device = 0;
+	struct sk_buff *skb;
+	void *port;
+
+	if (!dra_shared_port_senders)
+		return 0;
+	if (bpf_cast_to_kern_ctx) {
+		skb = bpf_cast_to_kern_ctx(context);
+		port = skb->dev->rx_handler_data;
+	} else {
+		skb = kernel_frame(context);
+		port = BPF_CORE_READ(skb, dev, rx_handler_data);
+	}
+	if (!port)
+		return 0;
+	bpf_probe_read_kernel(&first, sizeof(first), port + dra_shared_port_senders + bucket * sizeof(first));
+	if (!first)
+		return 0;
+	// The data can be those of another handler of the NIC, such as a bridge.
+	bpf_probe_read_kernel(&device, sizeof(device), port + dra_shared_port_device);
+	return device == (__u64)(bpf_cast_to_kern_ctx ? skb->dev : BPF_CORE_READ(skb, dev));
+}
+
 // Reports whether an address is in fe80::/10. high is the first half of the address as in a frame.
 static __always_inline int is_in_link_local_network(__u64 high)
 {
