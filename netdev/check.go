@@ -29,7 +29,7 @@ func (n *Node) Check(c NICConfig) error {
 	}
 	// The maps of the other process must fit. They must not stay open: that process may remove their pins
 	// when it stops, and this one must then create others.
-	classifier, err := classify.Open(n.bpffs, n.failpoints, way.Hook, way.Key)
+	classifier, err := classify.Open(n.bpffs, n.failpoints, way.AttachPoint, way.Key)
 	if err != nil {
 		return err
 	}

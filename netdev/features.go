@@ -13,7 +13,7 @@ import (
 
 // macvlanOffload is the name of the feature by which a NIC delivers frames to
 // macvlans in hardware (NETIF_F_HW_L2FW_DOFFLOAD). Such frames do not pass the
-// hooks of the NIC.
+// attach points of the NIC.
 const macvlanOffload = "l2-fwd-offload"
 
 // activeFeatures returns the names of the features that are switched on for a

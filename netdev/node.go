@@ -333,7 +333,7 @@ func (n *Node) openClassifier() error {
 	if err != nil {
 		return err
 	}
-	if n.classifier, err = classify.Open(n.bpffs, n.failpoints, way.Hook, way.Key); err != nil {
+	if n.classifier, err = classify.Open(n.bpffs, n.failpoints, way.AttachPoint, way.Key); err != nil {
 		return err
 	}
 	n.seesRoutes = n.classifier.ReadsRoutes() && way.Routes == nil

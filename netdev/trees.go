@@ -69,7 +69,7 @@ func (n *Node) possibleTrees(c NICConfig) (shape.Trees, error) {
 		return shape.OneTree, fmt.Errorf("%s uses one transmit queue", c.Name)
 	}
 	if n.steering == nil {
-		n.steering = &steering{trial.Steer(n.bpffs, n.failpoints, n.classifier.Hook())}
+		n.steering = &steering{trial.Steer(n.bpffs, n.failpoints, n.classifier.AttachPoint())}
 	}
 	if n.steering.err != nil {
 		return shape.OneTree, n.steering.err

@@ -42,7 +42,7 @@ func checks(results []trial.Result, key classify.Key) (checks []check) {
 			checks = append(checks,
 				check{params.KernelCheckForwardedByRoute, r.Routes == nil},
 				check{params.KernelCheckARPSender, r.ARP == nil},
-				check{params.KernelCheckTCX, r.Hook == classify.HookTCX})
+				check{params.KernelCheckTCX, r.AttachPoint == classify.AttachTCX})
 		}
 	}
 	return checks
@@ -89,7 +89,7 @@ func (k *Kind) logTrials(ctx context.Context) {
 			logger.Info("TCX does not work on this node: the programs run after the TCX programs of other owners",
 				"err", r.TCX)
 		}
-		logger.Info("Selected the key that identifies senders", "senderKey", key, "hook", r.Hook)
+		logger.Info("Selected the key that identifies senders", "senderKey", key, "attachPoint", r.AttachPoint)
 	}
 }
 

@@ -52,12 +52,12 @@ func TestMissingCookie_namesTheRemedy(t *testing.T) {
 	}
 }
 
-func TestChecks_includeRoutesAndHookOfKeyInUse(t *testing.T) {
+func TestChecks_includeRoutesAndAttachPointOfKeyInUse(t *testing.T) {
 	refused := errors.New("permission denied")
 	results := []trial.Result{
 		{Key: classify.KeyCookie, Err: refused, Routes: refused},
-		{Key: classify.KeySocketCookie, Hook: classify.HookTCX},
-		{Key: classify.KeyMAC, Hook: classify.HookClsact, Routes: refused, ARP: refused},
+		{Key: classify.KeySocketCookie, AttachPoint: classify.AttachTCX},
+		{Key: classify.KeyMAC, AttachPoint: classify.AttachClsact, Routes: refused, ARP: refused},
 	}
 	for key, want := range map[classify.Key]bool{classify.KeySocketCookie: true, classify.KeyMAC: false} {
 		got := checks(results, key)

@@ -88,7 +88,7 @@ func openMeasured(t testing.TB, key Key, checks bool, direction string) (m measu
 	if checks {
 		m.Classifier, err = openChecks(key)
 	} else {
-		m.Classifier, err = OpenUnpinned(HookClsact, key, false)
+		m.Classifier, err = OpenUnpinned(AttachClsact, key, false)
 	}
 	if err != nil {
 		return m, err

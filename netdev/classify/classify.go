@@ -3,7 +3,7 @@
 
 // Package classify assigns frames to the HTB classes of shares, in the kernel.
 //
-// Two eBPF programs are attached to each NIC, one for each direction; see Hook. They look
+// Two eBPF programs are attached to each NIC, one for each direction; see AttachPoint. They look
 // up a frame in BPF maps and write its class to skb->priority, where the queues of package
 // shape read it. They also drop, or count, frames that do not carry the identity of their
 // sender; see Policy. Incoming frames are also redirected to the IFB device of the NIC, by
@@ -69,7 +69,7 @@ func (k Key) HasCookie() bool { return k == KeyCookie || k == KeySocketCookie }
 // programPair is a program for the frames that leave through a NIC, and one for those
 // that arrive.
 type programPair struct {
-	// The names in classify.c. ingress is that for HookClsact; see ingressFor.
+	// The names in classify.c. ingress is that for AttachClsact; see ingressFor.
 	egress, ingress string
 	// readsRoutes reports whether the egress program supports ForwardedByRoute.
 	readsRoutes bool
@@ -78,8 +78,8 @@ type programPair struct {
 }
 
 // ingressFor returns the name of the program for frames that arrive.
-func (p programPair) ingressFor(hook Hook) string {
-	if hook == HookTCX {
+func (p programPair) ingressFor(point AttachPoint) string {
+	if point == AttachTCX {
 		return p.ingress + "_tcx"
 	}
 	return p.ingress
@@ -117,7 +117,7 @@ type Classifier struct {
 	egress      *ebpf.Program
 	ingress     *ebpf.Program
 	hairpin     *ebpf.Program // nil without pins
-	hook        Hook
+	attachPoint AttachPoint
 	key         Key
 	bpffs       string      // where maps and links are pinned; "" if they are not
 	links       []link.Link // attached programs that end with this process, unless they are pinned
@@ -171,14 +171,14 @@ const (
 
 // Open loads the programs, and opens or creates the maps on the BPF file system
 // that is mounted at bpffs.
-func Open(bpffs string, failpoints failpoint.Injector, hook Hook, key Key) (*Classifier, error) {
+func Open(bpffs string, failpoints failpoint.Injector, point AttachPoint, key Key) (*Classifier, error) {
 	pins := pinDir(bpffs)
 	if err := os.MkdirAll(pins, 0o700); err != nil {
 		return nil, fmt.Errorf("pin BPF maps: %w", err)
 	}
 	var errs error
 	for _, pair := range programPairs[key] {
-		c := newClassifier(hook, key, pair)
+		c := newClassifier(point, key, pair)
 		c.bpffs, c.failpoints = bpffs, failpoints
 		err := c.load(pins, pair)
 		if err == nil {
@@ -192,12 +192,12 @@ func Open(bpffs string, failpoints failpoint.Injector, hook Hook, key Key) (*Cla
 // OpenUnpinned loads the programs for a key, without checks of frames. Their maps are not shared
 // with other programs, and end with the Classifier and the programs that it attaches. With
 // readsRoutes, it loads programs that support ForwardedByRoute, or fails.
-func OpenUnpinned(hook Hook, key Key, readsRoutes bool) (*Classifier, error) {
+func OpenUnpinned(point AttachPoint, key Key, readsRoutes bool) (*Classifier, error) {
 	for _, pair := range slices.Backward(programPairs[key]) {
 		if readsRoutes && !pair.readsRoutes {
 			continue
 		}
-		c := newClassifier(hook, key, pair)
+		c := newClassifier(point, key, pair)
 		if err := c.load("", pair); err != nil {
 			return nil, fmt.Errorf("load classifier: %w", err)
 		}
@@ -206,8 +206,8 @@ func OpenUnpinned(hook Hook, key Key, readsRoutes bool) (*Classifier, error) {
 	return nil, fmt.Errorf("the programs for key %s do not read routes", key)
 }
 
-func newClassifier(hook Hook, key Key, pair programPair) *Classifier {
-	return &Classifier{hook: hook, key: key, readsRoutes: pair.readsRoutes, checks: pair.checksIdentity}
+func newClassifier(point AttachPoint, key Key, pair programPair) *Classifier {
+	return &Classifier{attachPoint: point, key: key, readsRoutes: pair.readsRoutes, checks: pair.checksIdentity}
 }
 
 // isPinned reports whether maps and attached programs outlive the Classifier.
@@ -241,7 +241,7 @@ func (c *Classifier) load(pins string, pair programPair) error {
 	if err != nil {
 		return err
 	}
-	spec, ingress := parsed.Copy(), pair.ingressFor(c.hook)
+	spec, ingress := parsed.Copy(), pair.ingressFor(c.attachPoint)
 	for name := range spec.Programs {
 		if name != pair.egress && name != ingress && name != hairpinProgram {
 			delete(spec.Programs, name) // the kernel may refuse it
@@ -271,7 +271,7 @@ func (c *Classifier) load(pins string, pair programPair) error {
 }
 
 // Close closes the programs and maps in this process. Attached programs and
-// pinned maps stay in the kernel, except those of OpenUnpinned at HookTCX.
+// pinned maps stay in the kernel, except those of OpenUnpinned at AttachTCX.
 func (c *Classifier) Close() error {
 	err := errors.Join(c.maps.Close(), c.egress.Close(), c.ingress.Close(), c.hairpin.Close())
 	for _, l := range c.links {
@@ -337,8 +337,8 @@ func (c *Classifier) Attach(nic NIC) error {
 	if err := c.attach(nic.Index, nic.IFBIndex); err != nil || !c.isPinned() {
 		return err
 	}
-	for _, other := range Hooks() { // an earlier process may have used it
-		if other == c.hook {
+	for _, other := range AttachPoints() { // an earlier process may have used it
+		if other == c.attachPoint {
 			continue
 		}
 		if _, err := detachFrom(other, c.bpffs, nic.Index, c.failpoints); err != nil {
@@ -362,8 +362,8 @@ func removeFormerPin(bpffs string) error {
 // them to the link ifb.
 func (c *Classifier) filters(index, ifb int) []filter {
 	return []filter{
-		{link: index, hook: netlink.HANDLE_MIN_EGRESS, program: c.egress},
-		{link: index, hook: netlink.HANDLE_MIN_INGRESS, program: c.ingress, redirectTo: ifb},
+		{link: index, parent: netlink.HANDLE_MIN_EGRESS, program: c.egress},
+		{link: index, parent: netlink.HANDLE_MIN_INGRESS, program: c.ingress, redirectTo: ifb},
 	}
 }
 
@@ -371,8 +371,8 @@ func (c *Classifier) filters(index, ifb int) []filter {
 // attached them, and reports whether it found any. It keeps the clsact qdisc,
 // which other programs may use.
 func Detach(bpffs string, index int, failpoints failpoint.Injector) (found bool, err error) {
-	for _, hook := range Hooks() {
-		detached, detachErr := detachFrom(hook, bpffs, index, failpoints)
+	for _, point := range AttachPoints() {
+		detached, detachErr := detachFrom(point, bpffs, index, failpoints)
 		found, err = found || detached, errors.Join(err, detachErr)
 	}
 	return found, errors.Join(err, setSteered(false, failpoints, index))

@@ -22,7 +22,7 @@ func TestOpen_withoutCapBPF(t *testing.T) {
 		var err error
 		nstest.WithoutCapabilities(t, func() error {
 			var c *classify.Classifier
-			if c, err = classify.OpenUnpinned(classify.HookClsact, key, false); err == nil {
+			if c, err = classify.OpenUnpinned(classify.AttachClsact, key, false); err == nil {
 				return c.Close()
 			}
 			return nil

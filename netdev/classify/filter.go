@@ -16,7 +16,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
 )
 
-// filterPriority is the priority of this driver's filters at the clsact hooks.
+// filterPriority is the priority of this driver's filters at the attach points of clsact.
 // It also identifies them, so it is a number that other programs are unlikely
 // to use.
 const filterPriority = 0xd5a
@@ -25,10 +25,10 @@ const filterPriority = 0xd5a
 // new filter replaces the one of an earlier process.
 const filterHandle = 1
 
-// filter is a filter of type bpf at a clsact hook of a link.
+// filter is a filter of type bpf at an attach point of clsact on a link.
 type filter struct {
 	link    int    // interface index
-	hook    uint32 // netlink.HANDLE_MIN_EGRESS or netlink.HANDLE_MIN_INGRESS
+	parent  uint32 // netlink.HANDLE_MIN_EGRESS or netlink.HANDLE_MIN_INGRESS
 	program *ebpf.Program
 	// redirectTo is the interface index of the link to which the filter redirects
 	// the frames that the program selects. If it is 0, the result of the program
@@ -39,7 +39,7 @@ type filter struct {
 // tcaBPFAct is TCA_BPF_ACT of linux/pkt_cls.h: the actions of a filter.
 const tcaBPFAct = 1
 
-// addClsact adds the clsact qdisc, which has the hooks, unless the link has it.
+// addClsact adds the clsact qdisc, which has the attach points, unless the link has it.
 func addClsact(link int) error {
 	err := netlink.QdiscAdd(&netlink.GenericQdisc{QdiscType: "clsact", QdiscAttrs: netlink.QdiscAttrs{
 		LinkIndex: link, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}})
@@ -82,17 +82,17 @@ func (f filter) request(messageType, flags int) *nl.NetlinkRequest {
 		Family:  nl.FAMILY_ALL,
 		Ifindex: int32(f.link),
 		Handle:  filterHandle,
-		Parent:  f.hook,
+		Parent:  f.parent,
 		Info:    netlink.MakeHandle(filterPriority, nl.Swap16(unix.ETH_P_ALL)),
 	})
 	r.AddData(nl.NewRtAttr(nl.TCA_KIND, nl.ZeroTerminated("bpf")))
 	return r
 }
 
-// attachedAt reports whether this driver's filter at a hook of a NIC runs
+// attachedAt reports whether this driver's filter at an attach point of a NIC runs
 // program, or any program if program is nil.
-func attachedAt(index int, hook uint32, program *ebpf.Program) (bool, error) {
-	filters, err := netlink.FilterList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: index}}, hook)
+func attachedAt(index int, parent uint32, program *ebpf.Program) (bool, error) {
+	filters, err := netlink.FilterList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: index}}, parent)
 	if rtnl.IsNotFound(err) {
 		return false, nil // the link or its clsact qdisc does not exist
 	}
@@ -117,13 +117,13 @@ func attachedAt(index int, hook uint32, program *ebpf.Program) (bool, error) {
 	return false, nil
 }
 
-// removeFilter removes this driver's filter at a hook of a NIC, and reports whether it
+// removeFilter removes this driver's filter at an attach point of a NIC, and reports whether it
 // found one.
-func removeFilter(index int, hook uint32, failpoints failpoint.Injector) (found bool, err error) {
-	if found, err = attachedAt(index, hook, nil); !found {
+func removeFilter(index int, parent uint32, failpoints failpoint.Injector) (found bool, err error) {
+	if found, err = attachedAt(index, parent, nil); !found {
 		return false, err
 	}
-	return true, failpoints.Do("detach program", filter{link: index, hook: hook}.remove)
+	return true, failpoints.Do("detach program", filter{link: index, parent: parent}.remove)
 }
 
 // idOf returns the ID that the kernel has assigned to a program.

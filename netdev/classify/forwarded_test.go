@@ -77,7 +77,7 @@ func network(text string) *net.IPNet {
 // openStrongest loads the programs for the strongest key for which the kernel loads them.
 func openStrongest(bpffs string) (c *classify.Classifier, err error) {
 	for _, key := range classify.Keys() {
-		if c, err = classify.Open(bpffs, nil, classify.HookClsact, key); err == nil {
+		if c, err = classify.Open(bpffs, nil, classify.AttachClsact, key); err == nil {
 			return c, nil
 		}
 	}

@@ -55,13 +55,13 @@ func (c *Classifier) AttachHairpin(nic int, h Hairpin) error {
 }
 
 func (c *Classifier) attachHairpinProgram(inner int) error {
-	if c.hook == HookTCX {
+	if c.attachPoint == AttachTCX {
 		return c.failpoints.Do("attach program", func() error { return c.attachTCX(inner, ingress(), c.hairpin) })
 	}
 	if err := c.failpoints.Do("add clsact", func() error { return addClsact(inner) }); err != nil {
 		return err
 	}
-	return c.failpoints.Do("attach program", filter{link: inner, hook: ingress().parent, program: c.hairpin}.replace)
+	return c.failpoints.Do("attach program", filter{link: inner, parent: ingress().parent, program: c.hairpin}.replace)
 }
 
 // hairpinMark returns the mark for an entry of a hairpin. It keeps the mark of an earlier process,
@@ -86,7 +86,7 @@ func (c *Classifier) HairpinAttached(nic int, h Hairpin) (attached bool, err err
 	if err != nil || present.Peer != uint32(h.Outer) {
 		return false, ignoreMissing(err)
 	}
-	if c.hook == HookTCX {
+	if c.attachPoint == AttachTCX {
 		return attachedByTCX(linkPin(c.bpffs, h.Inner, ingress()), h.Inner, c.hairpin)
 	}
 	return attachedAt(h.Inner, netlink.HANDLE_MIN_INGRESS, c.hairpin)

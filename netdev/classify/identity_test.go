@@ -61,7 +61,7 @@ type identityEnv struct {
 // openChecks loads the first programs for a key, which check frames, with maps of their
 // own.
 func openChecks(key Key) (*Classifier, error) {
-	c := newClassifier(HookClsact, key, programPairs[key][0])
+	c := newClassifier(AttachClsact, key, programPairs[key][0])
 	return c, c.load("", programPairs[key][0])
 }
 

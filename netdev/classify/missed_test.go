@@ -49,17 +49,17 @@ func newProgram(t *testing.T, v verdict) *ebpf.Program {
 	return p
 }
 
-// hooks returns the hooks that the kernel has.
-func hooks(t *testing.T) []classify.Hook {
+// attachPoints returns the attach points that the kernel has.
+func attachPoints(t *testing.T) []classify.AttachPoint {
 	t.Helper()
 	if hasTCX(t) {
-		return classify.Hooks()
+		return classify.AttachPoints()
 	}
-	return []classify.Hook{classify.HookClsact}
+	return []classify.AttachPoint{classify.AttachClsact}
 }
 
-// newTestEnvAtHook returns a testEnv whose programs are attached at a hook.
-func newTestEnvAtHook(t *testing.T, hook classify.Hook) *testEnv {
+// newTestEnvAtPoint returns a testEnv whose programs are attached at an attach point.
+func newTestEnvAtPoint(t *testing.T, point classify.AttachPoint) *testEnv {
 	t.Helper()
 	o := netdev.Options{BPFFS: nstest.MountBPFFS(t)}
 	results, err := trial.Run(o.BPFFS, nil, classify.Keys()...)
@@ -70,7 +70,7 @@ func newTestEnvAtHook(t *testing.T, hook classify.Hook) *testEnv {
 	if err != nil {
 		t.Fatal(err)
 	}
-	way.Hook = hook
+	way.AttachPoint = point
 	o.Trials = []trial.Result{way}
 	nic, wire := nstest.NIC(t, "nic0", 1500, wireIP+"/16", "fd00:20::fe/64")
 	return newTestEnvWith(t, o, nic, wire, netdev.NICConfig{})
@@ -118,17 +118,17 @@ func TestNode_Missed_namesProgramThatTakesFrames(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		attach attachForeign
-		cause  map[classify.Hook]string // with a program that takes frames
+		cause  map[classify.AttachPoint]string // with a program that takes frames
 	}{
-		{"filter", asFilter, map[classify.Hook]string{classify.HookClsact: "filter bpf of priority 1"}},
-		{"last TCX program", byTCX(link.Tail()), map[classify.Hook]string{classify.HookClsact: "TCX program "}},
-		{"first TCX program", byTCX(link.Head()), map[classify.Hook]string{
-			classify.HookTCX: "TCX program ", classify.HookClsact: "TCX program ",
+		{"filter", asFilter, map[classify.AttachPoint]string{classify.AttachClsact: "filter bpf of priority 1"}},
+		{"last TCX program", byTCX(link.Tail()), map[classify.AttachPoint]string{classify.AttachClsact: "TCX program "}},
+		{"first TCX program", byTCX(link.Head()), map[classify.AttachPoint]string{
+			classify.AttachTCX: "TCX program ", classify.AttachClsact: "TCX program ",
 		}},
 	} {
-		for _, hook := range hooks(t) {
-			t.Run(fmt.Sprintf("%s, hook %s", test.name, hook), func(t *testing.T) {
-				e := newTestEnvAtHook(t, hook)
+		for _, point := range attachPoints(t) {
+			t.Run(fmt.Sprintf("%s, attach point %s", test.name, point), func(t *testing.T) {
+				e := newTestEnvAtPoint(t, point)
 				p := e.pod(0, 1, hardCap(100*mega), netdev.Private)
 				e.expectMissed(p, "before another program is attached", "")
 				for _, v := range []verdict{next, pass} {
@@ -136,7 +136,7 @@ func TestNode_Missed_namesProgramThatTakesFrames(t *testing.T) {
 					if v == next {
 						e.expectMissed(p, "with a program that passes frames on", "")
 					} else {
-						e.expectMissed(p, "with a program that takes frames", test.cause[hook])
+						e.expectMissed(p, "with a program that takes frames", test.cause[point])
 					}
 					if err := remove(); err != nil {
 						t.Fatal(err)
@@ -151,7 +151,7 @@ func TestNode_Missed_namesProgramThatTakesFrames(t *testing.T) {
 // Other programs of the NIC take or drop the frames that they see. Shares keep their grants.
 func TestTCX_limitsSharesOfNICWithOtherPrograms(t *testing.T) {
 	needTCX(t)
-	e := newTestEnvAtHook(t, classify.HookTCX)
+	e := newTestEnvAtPoint(t, classify.AttachTCX)
 	for _, direction := range []ebpf.AttachType{ebpf.AttachTCXEgress, ebpf.AttachTCXIngress} {
 		l, err := link.AttachTCX(link.TCXOptions{Interface: e.nic.Index, Program: newProgram(t, pass), Attach: direction})
 		if err != nil {
@@ -175,18 +175,18 @@ func TestTCX_limitsSharesOfNICWithOtherPrograms(t *testing.T) {
 	e.expectRate("pod receives next to a program that drops", e.measure(e.toPod(p))[0], 100*mega)
 }
 
-// A plugin replaces the programs of a plugin that used another hook, before or after its own.
-func TestNode_Manage_takesOverFromAnotherHook(t *testing.T) {
+// A plugin replaces the programs of a plugin that used another attach point, before or after its own.
+func TestNode_Manage_takesOverFromAnotherAttachPoint(t *testing.T) {
 	needTCX(t)
-	for _, hook := range classify.Hooks() {
-		t.Run("from "+string(hook), func(t *testing.T) {
-			e := newTestEnvAtHook(t, hook)
+	for _, point := range classify.AttachPoints() {
+		t.Run("from "+string(point), func(t *testing.T) {
+			e := newTestEnvAtPoint(t, point)
 			p := e.pod(0, 1, hardCap(100*mega), netdev.Private)
-			other := classify.HookTCX
-			if hook == other {
-				other = classify.HookClsact
+			other := classify.AttachTCX
+			if point == other {
+				other = classify.AttachClsact
 			}
-			way := trial.Result{Key: e.node.ClassifierKey(), Hook: other}
+			way := trial.Result{Key: e.node.ClassifierKey(), AttachPoint: other}
 			second := *e
 			second.node = newNode(t, netdev.Options{BPFFS: e.bpffs, Trials: []trial.Result{way}})
 			second.manage()
@@ -196,7 +196,7 @@ func TestNode_Manage_takesOverFromAnotherHook(t *testing.T) {
 			e.expectRate("pod sends", e.measure(e.fromPod(p))[0], 100*mega)
 			e.expectRate("pod receives", e.measure(e.toPod(p))[0], 100*mega)
 			tcx, filters := e.programs()
-			if fromTCX := hook == classify.HookTCX; (tcx == 0) != fromTCX || (filters == 0) == fromTCX {
+			if fromTCX := point == classify.AttachTCX; (tcx == 0) != fromTCX || (filters == 0) == fromTCX {
 				t.Errorf("after the takeover: %d TCX programs and %d filters, want only those of %s", tcx, filters, other)
 			}
 		})
@@ -221,7 +221,7 @@ func (e *testEnv) programs() (tcx, filters int) {
 // The interface index of a NIC can be that of an earlier one, of which pins remain.
 func TestNode_Manage_replacesPinOfMissingNIC(t *testing.T) {
 	needTCX(t)
-	e := newTestEnvAtHook(t, classify.HookTCX)
+	e := newTestEnvAtPoint(t, classify.AttachTCX)
 	for _, name := range []string{"nic0", shape.IFBName("nic0")} {
 		l, err := netlink.LinkByName(name)
 		if err == nil {

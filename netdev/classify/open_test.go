@@ -18,12 +18,12 @@ import (
 // CAP_PERFMON.
 func TestOpen_loadsWithoutPerfmon(t *testing.T) {
 	for _, key := range []classify.Key{classify.KeyCookie, classify.KeyMAC} {
-		for _, hook := range classify.Hooks() {
-			t.Run(fmt.Sprintf("key %s, hook %s", key, hook), func(t *testing.T) {
+		for _, point := range classify.AttachPoints() {
+			t.Run(fmt.Sprintf("key %s, attach point %s", key, point), func(t *testing.T) {
 				needKey(t, key)
 				bpffs := nstest.MountBPFFS(t)
 				nstest.WithoutCapabilities(t, func() error {
-					c, err := classify.Open(bpffs, nil, hook, key)
+					c, err := classify.Open(bpffs, nil, point, key)
 					if err == nil {
 						err = c.Close()
 					}
@@ -38,7 +38,7 @@ func TestOpen_namesMissingCapability(t *testing.T) {
 	needKey(t, classify.KeySocketCookie)
 	bpffs := nstest.MountBPFFS(t)
 	nstest.WithoutCapabilities(t, func() error {
-		c, err := classify.Open(bpffs, nil, classify.HookClsact, classify.KeySocketCookie)
+		c, err := classify.Open(bpffs, nil, classify.AttachClsact, classify.KeySocketCookie)
 		if err == nil {
 			t.Error("Open read the cookie without CAP_PERFMON, want an error")
 			return c.Close()

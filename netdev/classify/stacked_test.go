@@ -18,7 +18,7 @@ import (
 )
 
 // A VLAN and a bond have no hardware queues, and frames reach them through the
-// hooks of the NIC below.
+// attach points of the NIC below.
 func TestTraffic_onStackedNICIsLimitedToGrant(t *testing.T) {
 	for _, tc := range []struct {
 		name  string

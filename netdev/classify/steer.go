@@ -15,7 +15,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
 )
 
-// A device with an HTB qdisc per transmit queue has a filter at the clsact hook for frames that
+// A device with an HTB qdisc per transmit queue has a filter at the attach point of clsact for frames that
 // leave, behind the program that writes their class. The action of the filter takes the transmit
 // queue of a frame from its hash, in which the program has written the queue of the class. Then
 // neither XPS, nor the driver of the NIC, nor the socket of the sender chooses another queue (Linux

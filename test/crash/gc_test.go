@@ -155,7 +155,7 @@ func (e *testEnv) createKernelOrphans() {
 	if err := shaper.SetClass(nic, ifb.Index, shape.OneTree, shape.NICRates{Line: 10e9}, 0xcf0, rates); err != nil {
 		e.t.Fatal(err)
 	}
-	classifier, err := classify.Open(e.bpffs, nil, classify.HookClsact, classify.KeyMAC)
+	classifier, err := classify.Open(e.bpffs, nil, classify.AttachClsact, classify.KeyMAC)
 	if err != nil {
 		e.t.Fatal(err)
 	}
@@ -429,7 +429,7 @@ func TestPlugin_identifiesAdminLinkWhenEnforcementStarts(t *testing.T) {
 	e.kill()
 	e.start(nil)
 	e.eventually("the programs know the link", func() error {
-		classifier, err := classify.Open(e.bpffs, nil, classify.HookClsact, classify.KeyMAC)
+		classifier, err := classify.Open(e.bpffs, nil, classify.AttachClsact, classify.KeyMAC)
 		if err != nil {
 			return err
 		}

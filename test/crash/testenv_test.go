@@ -95,11 +95,11 @@ const pluginVariable = "CRASH_TEST_PLUGIN"
 
 type pluginConfig struct {
 	Node, Dir, BPFFS, URL, Instance string
-	// Key and Hook, if not empty, are the way to classify frames that passed earlier
+	// Key and AttachPoint, if not empty, are the way to classify frames that passed earlier
 	// trials on this node. Otherwise the plugin runs the trials.
-	Key        classify.Key
-	Hook       classify.Hook
-	BootIDFile string
+	Key         classify.Key
+	AttachPoint classify.AttachPoint
+	BootIDFile  string
 	// Interfaces of the configured network; the default is nic0.
 	Interfaces string
 	// Network is the name of the configured network; the default is storage.
@@ -174,7 +174,7 @@ func newPlugin(c pluginConfig, failpoints failpoint.Injector) (*plugin, error) {
 	}
 	o := netdev.Options{BPFFS: c.BPFFS, Failpoints: failpoints}
 	if c.Key != "" {
-		o.Trials = []trial.Result{{Key: c.Key, Hook: c.Hook}}
+		o.Trials = []trial.Result{{Key: c.Key, AttachPoint: c.AttachPoint}}
 	}
 	node, err := netdev.NewNode(o)
 	if err != nil {
@@ -424,7 +424,7 @@ func (e *testEnv) start(change func(*pluginConfig)) {
 	e.instance++
 	c := pluginConfig{
 		Node: e.node, Dir: e.dir, BPFFS: e.bpffs, URL: e.api.URL, Instance: fmt.Sprintf("plugin-%d", e.instance),
-		Interfaces: e.nic, Key: e.way.Key, Hook: e.way.Hook,
+		Interfaces: e.nic, Key: e.way.Key, AttachPoint: e.way.AttachPoint,
 	}
 	if change != nil {
 		change(&c)
@@ -866,7 +866,7 @@ func (e *testEnv) kernelState() (found []string, err error) {
 			found = append(found, fmt.Sprintf("class %x on %s", minor, name))
 		}
 	}
-	classifier, err := classify.Open(e.bpffs, nil, classify.HookClsact, classify.KeyMAC)
+	classifier, err := classify.Open(e.bpffs, nil, classify.AttachClsact, classify.KeyMAC)
 	if err != nil {
 		return nil, err
 	}

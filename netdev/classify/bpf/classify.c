@@ -4,7 +4,7 @@
 // These programs assign the frames of a NIC to the HTB classes of shares, and drop
 // the frames that do not carry the identity of their sender; see identity.h.
 //
-// Both programs are attached to the NIC by TCX or to its clsact hooks, and write the
+// Both programs are attached to the NIC by TCX or to attach points of clsact, and write the
 // class of a frame to skb->priority, where HTB reads it. They write it to every
 // frame, because macvlan passes the sender's priority to the NIC: a pod could
 // otherwise choose its class with SO_PRIORITY.
@@ -711,7 +711,7 @@ static __always_inline struct nic *arrive(struct __sk_buff *skb)
 	return nic;
 }
 
-// Returns the value of a program at the clsact hook. The action of its filter redirects
+// Returns the value of a program at the attach point of clsact. The action of its filter redirects
 // the frames: before Linux 6.4, an IFB device drops what bpf_redirect sends.
 static __always_inline int filter_received(struct __sk_buff *skb, __u64 cookie, int reads_lists, int checks)
 {

@@ -61,9 +61,10 @@ func TestRun_behindFirewall(t *testing.T) {
 	}
 	for i, want := range open {
 		got := filtered[i]
-		if (got.Err == nil) != (want.Err == nil) || got.Hook != want.Hook {
-			t.Errorf("key %s: got hook %s and error %v, want the same as without a firewall: hook %s and error %v",
-				got.Key, got.Hook, got.Err, want.Hook, want.Err)
+		if (got.Err == nil) != (want.Err == nil) || got.AttachPoint != want.AttachPoint {
+			t.Errorf("key %s: got attach point %s and error %v, want the same as without a firewall: attach point %s and "+
+				"error %v",
+				got.Key, got.AttachPoint, got.Err, want.AttachPoint, want.Err)
 		}
 		// Only a packet of IP has a route.
 		if want.Routes == nil && !errors.Is(got.Routes, trial.ErrFiltered) {
@@ -78,7 +79,7 @@ func TestRun_behindFirewall(t *testing.T) {
 // Steering to queues does not depend on a firewall either.
 func TestSteer_behindFirewall(t *testing.T) {
 	requireFirewall(t)
-	steer := func() error { return trial.Steer(t.TempDir(), nil, classify.HookClsact) }
+	steer := func() error { return trial.Steer(t.TempDir(), nil, classify.AttachClsact) }
 	var unfiltered error
 	nstest.New(t).Do(func() error {
 		unfiltered = steer()
@@ -91,7 +92,7 @@ func TestSteer_behindFirewall(t *testing.T) {
 }
 
 // Without CAP_NET_RAW, no frame passes a firewall. The trial must say so, and not wait for a frame of each
-// key at each hook: the plugin holds locks meanwhile, and has little time to start.
+// key at each attach point: the plugin holds locks meanwhile, and has little time to start.
 func TestRun_behindFirewallWithoutNetRaw(t *testing.T) {
 	requireFirewall(t)
 	start := time.Now()

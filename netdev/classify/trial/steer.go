@@ -16,15 +16,15 @@ import (
 const steeredTrees = 4
 
 // Steer returns nil if frames leave through the transmit queue whose HTB qdisc has their class, with the
-// program at a hook; see shape.Trees. It sends frames of one flow through each queue: a kernel that ignores
+// program at an attach point; see shape.Trees. It sends frames of one flow through each queue: a kernel that ignores
 // a part of the request sends all of them through one queue, or through any.
-func Steer(lock string, failpoints failpoint.Injector, hook classify.Hook) error {
-	return onLinks(lock, failpoints, steeredTrees, func(t *trial) error { return t.steer(hook) })
+func Steer(lock string, failpoints failpoint.Injector, point classify.AttachPoint) error {
+	return onLinks(lock, failpoints, steeredTrees, func(t *trial) error { return t.steer(point) })
 }
 
-func (t *trial) steer(hook classify.Hook) (err error) {
+func (t *trial) steer(point classify.AttachPoint) (err error) {
 	// How the program identifies senders makes no difference. This key needs no CAP_PERFMON.
-	c, err := classify.OpenUnpinned(hook, classify.KeyMAC, false)
+	c, err := classify.OpenUnpinned(point, classify.KeyMAC, false)
 	if err != nil {
 		return err
 	}

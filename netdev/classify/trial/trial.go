@@ -1,7 +1,7 @@
 // Copyright The dra-driver-shared Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package trial finds out which keys and hooks of the classifier work on this node. It tries them
+// Package trial finds out which keys and attach points of the classifier work on this node. It tries them
 // instead of comparing the version of the kernel, because distributions change kernels, and because
 // capabilities, lockdown, and security modules can forbid features that the kernel has.
 //
@@ -51,9 +51,9 @@ func IsLink(name string) bool { return strings.HasPrefix(name, linkPrefix) }
 // Result is the result of the trial of one key.
 type Result struct {
 	Key classify.Key
-	// Hook is the best hook at which the frames arrived in the expected classes.
-	Hook classify.Hook
-	// TCX is the reason why Hook is not classify.HookTCX, or nil.
+	// AttachPoint is the best attach point at which the frames arrived in the expected classes.
+	AttachPoint classify.AttachPoint
+	// TCX is the reason why AttachPoint is not classify.AttachTCX, or nil.
 	TCX error
 	// Err is nil if the frames arrived in the expected classes.
 	Err error
@@ -85,7 +85,7 @@ func Strongest(results []Result) (Result, error) {
 func Run(lock string, failpoints failpoint.Injector, keys ...classify.Key) (results []Result, err error) {
 	return results, onLinks(lock, failpoints, shape.OneTree, func(t *trial) error {
 		for _, key := range keys {
-			results = append(results, t.tryHooks(key))
+			results = append(results, t.tryAttachPoints(key))
 		}
 		return nil
 	})
@@ -114,18 +114,18 @@ func onLinks(lock string, failpoints failpoint.Injector, trees shape.Trees, f fu
 	return f(t)
 }
 
-// tryHooks tries a key at each hook until it passes.
-func (t *trial) tryHooks(key classify.Key) Result {
+// tryAttachPoints tries a key at each attach point until it passes.
+func (t *trial) tryAttachPoints(key classify.Key) Result {
 	r := Result{Key: key}
-	for _, r.Hook = range classify.Hooks() {
-		if r.Err = t.try(r.Hook, key); r.Err == nil {
+	for _, r.AttachPoint = range classify.AttachPoints() {
+		if r.Err = t.try(r.AttachPoint, key); r.Err == nil {
 			break
 		}
-		if r.Hook == classify.HookTCX {
+		if r.AttachPoint == classify.AttachTCX {
 			r.TCX = r.Err
 		}
 	}
-	r.Routes, r.ARP = t.tryMemory(r.Hook, key)
+	r.Routes, r.ARP = t.tryMemory(r.AttachPoint, key)
 	return r
 }
 
@@ -207,8 +207,8 @@ func removeLinks() (failed error) {
 
 // try returns nil if the programs for a key load, assign a frame that a socket of
 // this namespace sends to the class of a share, and pass on a frame that arrives.
-func (t *trial) try(hook classify.Hook, key classify.Key) (err error) {
-	c, err := classify.OpenUnpinned(hook, key, false)
+func (t *trial) try(point classify.AttachPoint, key classify.Key) (err error) {
+	c, err := classify.OpenUnpinned(point, key, false)
 	if err != nil {
 		return err
 	}
@@ -232,12 +232,12 @@ func (t *trial) try(hook classify.Hook, key classify.Key) (err error) {
 
 // tryMemory tries each kind of kernel memory that the programs for a key read: the routes of
 // frames, and the senders of ARP.
-func (t *trial) tryMemory(hook classify.Hook, key classify.Key) (routes, arp error) {
+func (t *trial) tryMemory(point classify.AttachPoint, key classify.Key) (routes, arp error) {
 	if !key.HasCookie() {
 		return errors.New("without the cookie, a frame with the address of the NIC counts as the node's"),
 			errors.New("without the cookie, the sender of ARP cannot be compared with that of a link")
 	}
-	c, err := classify.OpenUnpinned(hook, key, true)
+	c, err := classify.OpenUnpinned(point, key, true)
 	if err != nil {
 		return err, err
 	}

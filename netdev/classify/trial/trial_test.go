@@ -199,15 +199,15 @@ func expectPassed(t *testing.T, key classify.Key) {
 
 // Steer must return an error on a kernel without act_skbedit, and must leave no links on any kernel.
 func TestSteer(t *testing.T) {
-	for _, hook := range classify.Hooks() {
-		err := trial.Steer(t.TempDir(), nil, hook)
+	for _, point := range classify.AttachPoints() {
+		err := trial.Steer(t.TempDir(), nil, point)
 		switch {
 		case errors.Is(err, unix.ENOENT):
-			t.Logf("%s: the kernel does not steer frames: %v", hook, err)
+			t.Logf("%s: the kernel does not steer frames: %v", point, err)
 		case errors.Is(err, ebpf.ErrNotSupported):
-			t.Logf("%s: the kernel does not have the hook: %v", hook, err)
+			t.Logf("%s: the kernel does not have the attach point: %v", point, err)
 		case err != nil:
-			t.Errorf("%s: %v", hook, err)
+			t.Errorf("%s: %v", point, err)
 		}
 		links, err := netlink.LinkList()
 		if err != nil {
@@ -215,7 +215,7 @@ func TestSteer(t *testing.T) {
 		}
 		for _, l := range links {
 			if trial.IsLink(l.Attrs().Name) {
-				t.Errorf("%s: the trial left the link %s", hook, l.Attrs().Name)
+				t.Errorf("%s: the trial left the link %s", point, l.Attrs().Name)
 			}
 		}
 	}

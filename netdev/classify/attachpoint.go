@@ -13,26 +13,26 @@ import (
 	"github.com/dra-shared/dra-driver-shared/internal/failpoint"
 )
 
-// Hook names where the kernel runs the programs.
-type Hook string
+// AttachPoint names where the kernel runs the programs.
+type AttachPoint string
 
-// Values of Hook, best first.
+// Values of AttachPoint, best first.
 const (
-	// HookTCX runs the programs before all programs and filters that other owners have
+	// AttachTCX runs the programs before all programs and filters that other owners have
 	// attached by then. Linux has it since 6.6.
-	HookTCX Hook = "TCX"
-	// HookClsact runs the programs as filters of the clsact qdisc, after programs of TCX
+	AttachTCX AttachPoint = "TCX"
+	// AttachClsact runs the programs as filters of the clsact qdisc, after programs of TCX
 	// and after filters of a lower priority.
-	HookClsact Hook = "clsact"
+	AttachClsact AttachPoint = "clsact"
 )
 
-// Hooks returns all hooks, best first.
-func Hooks() []Hook { return []Hook{HookTCX, HookClsact} }
+// AttachPoints returns all attach points, best first.
+func AttachPoints() []AttachPoint { return []AttachPoint{AttachTCX, AttachClsact} }
 
 // direction is the direction of the frames of a NIC that a program sees.
 type direction struct {
 	name   string          // part of the name of a pin
-	parent uint32          // of the filter at the clsact hook
+	parent uint32          // of the filter at the attach point of clsact
 	attach ebpf.AttachType // of the link by TCX
 }
 
@@ -54,10 +54,10 @@ func (c *Classifier) program(d direction) *ebpf.Program {
 	return c.ingress
 }
 
-// attach attaches the programs to a link, at the hook of the Classifier. It replaces
+// attach attaches the programs to a link, at the attach point of the Classifier. It replaces
 // the programs that an earlier process attached there.
 func (c *Classifier) attach(index, ifb int) error {
-	if c.hook == HookTCX {
+	if c.attachPoint == AttachTCX {
 		for _, d := range directions() {
 			attach := func() error { return c.attachTCX(index, d, c.program(d)) }
 			if err := c.failpoints.Do("attach program", attach); err != nil {
@@ -77,14 +77,14 @@ func (c *Classifier) attach(index, ifb int) error {
 	return nil
 }
 
-// Hook returns the hook at which Attach attaches the programs.
-func (c *Classifier) Hook() Hook { return c.hook }
+// AttachPoint returns the attach point at which Attach attaches the programs.
+func (c *Classifier) AttachPoint() AttachPoint { return c.attachPoint }
 
 // Attached reports whether the programs of this Classifier are attached to a NIC in both
 // directions. Another program may have removed them.
 func (c *Classifier) Attached(index int) (attached bool, err error) {
 	for _, d := range directions() {
-		if c.hook == HookTCX {
+		if c.attachPoint == AttachTCX {
 			attached, err = attachedByTCX(linkPin(c.bpffs, index, d), index, c.program(d))
 		} else {
 			attached, err = attachedAt(index, d.parent, c.program(d))
@@ -111,20 +111,20 @@ func AnyVersionAttached(bpffs string, index int) (bool, error) {
 	return true, nil
 }
 
-// detachFrom detaches this driver's programs from a hook of a NIC, and reports whether it
+// detachFrom detaches this driver's programs from an attach point of a NIC, and reports whether it
 // found any.
-func detachFrom(hook Hook, bpffs string, index int, failpoints failpoint.Injector) (found bool, err error) {
+func detachFrom(point AttachPoint, bpffs string, index int, failpoints failpoint.Injector) (found bool, err error) {
 	for _, d := range directions() {
 		var removed bool
 		var removeErr error
-		if hook == HookTCX {
+		if point == AttachTCX {
 			removed, removeErr = detachTCX(linkPin(bpffs, index, d), failpoints)
 		} else {
 			removed, removeErr = removeFilter(index, d.parent, failpoints)
 		}
 		found = found || removed
 		if removeErr != nil {
-			err = errors.Join(err, fmt.Errorf("detach classifier from link %d (%s, %s): %w", index, hook, d.name, removeErr))
+			err = errors.Join(err, fmt.Errorf("detach classifier from link %d (%s, %s): %w", index, point, d.name, removeErr))
 		}
 	}
 	return found, err
