@@ -105,7 +105,7 @@ func (h Hook) setSysctls(namespace *os.File, id Namespace) error {
 // identifies a container's pod.
 type runtimeAnnotations struct{ sandboxID, podUID, podNamespace, podName string }
 
-// runtimes lists the container runtimes. In containerd the keys are those of its
+// runtimes lists the container runtimes. In containerd the keys come from its
 // package pkg/cri/annotations. CRI-O adds the labels of the kubelet (package
 // k8s.io/kubelet/pkg/types) to the annotations of a container.
 var runtimes = []runtimeAnnotations{

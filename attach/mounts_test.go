@@ -13,7 +13,7 @@ import (
 
 // The node mounts a directory noexec, which the plugin's own mount of it does not show.
 func TestCheckMount_onNode(t *testing.T) {
-	// The fields are those of proc(5): IDs, device, root, mount point, options, and the file system.
+	// The fields follow proc(5): IDs, device, root, mount point, options, and the file system.
 	const root = "1 0 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw\n"
 	dir := t.TempDir()
 	mount := func(id, mountPoint, options string) string {

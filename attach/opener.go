@@ -119,7 +119,7 @@ func (o Opener) open(id Namespace) (files []*os.File, err error) {
 		files = append(files, socket)
 		// The kernel reuses inodes, but not cookies.
 		if found, err := IdentifyNamespace(namespace, socket); err != nil || found.Cookie != id.Cookie {
-			return errors.Join(err, fmt.Errorf("the namespace %d is that of another pod: %w", id.Inode, os.ErrNotExist))
+			return errors.Join(err, fmt.Errorf("the namespace %d belongs to another pod: %w", id.Inode, os.ErrNotExist))
 		}
 		packet, err := openPacket()
 		if err != nil {

@@ -138,7 +138,7 @@ func TestOpener(t *testing.T) {
 	}{
 		"link with a lease":    {change: func(*Record) {}},
 		"link without a lease": {func(r *Record) { r.Payload = []byte(`{}`) }, "has no lease"},
-		"another namespace":    {func(r *Record) { r.Namespace.Cookie++ }, "is that of another pod"},
+		"another namespace":    {func(r *Record) { r.Namespace.Cookie++ }, "belongs to another pod"},
 		"ended namespace":      {func(r *Record) { r.Namespace.Inode = 1 }, "has no namespace 1: has the pod ended"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -123,7 +123,7 @@ type LeaseRoute struct {
 // everything that the plugin needs to detach the share again. A record is valid
 // until the node reboots, as is the attachment; records are on a tmpfs.
 //
-// The JSON field names are those of version 1 and must not change: a plugin of
+// The JSON field names belong to version 1 and must not change: a plugin of
 // the previous release reads these records after a rollback.
 type Record struct {
 	Version   int       `json:"version"`

@@ -13,7 +13,7 @@ import (
 	"strings"
 )
 
-// sysctlDir is the directory of kernel parameters. Files below it are those of the network
+// sysctlDir is the directory of kernel parameters. Files below it belong to the network
 // namespace of the thread that opens them.
 const sysctlDir = "/proc/sys"
 

@@ -23,7 +23,7 @@ import (
 // hook calls it once per container start; it is idempotent per sandbox.
 func (d *Driver) Attach(ctx context.Context, r attach.Request, sockets attach.Sockets) (attach.Response, error) {
 	uid, start := types.UID(r.ClaimUID), time.Now()
-	ctx = withRequest(ctx, r)
+	ctx = WithAttachment(ctx, r.ClaimUID, r.Share, r.Pod)
 	err := d.withClaim(ctx, uid, func(ctx context.Context) error {
 		return d.attach(ctx, r, Sandbox{Sockets: sockets})
 	})
@@ -45,16 +45,17 @@ func (d *Driver) Attach(ctx context.Context, r attach.Request, sockets attach.So
 	return attach.Response{Retry: retry}, err
 }
 
-// withRequest returns a context whose logger names the claim, the share, and the pod.
-func withRequest(ctx context.Context, r attach.Request) context.Context {
-	return klog.NewContext(ctx, klog.FromContext(ctx).WithValues("claimUID", types.UID(r.ClaimUID), "share", r.Share,
-		"pod", klog.KRef(r.Pod.Namespace, r.Pod.Name)))
+// WithAttachment returns a context whose logger names the claim, the share, and the pod of an attachment.
+func WithAttachment(ctx context.Context, claimUID, share string, pod attach.Pod) context.Context {
+	logger := klog.FromContext(ctx)
+	return klog.NewContext(ctx, logger.WithValues("claimUID", claimUID, "share", share,
+		"pod", klog.KRef(pod.Namespace, pod.Name)))
 }
 
 // Refused implements attach.Handler: it reports why the hook refuses a container of a
 // pod that has a share.
 func (d *Driver) Refused(ctx context.Context, r attach.Request) {
-	ctx = withRequest(ctx, r)
+	ctx = WithAttachment(ctx, r.ClaimUID, r.Share, r.Pod)
 	if _, err := d.preparedShare(r); err != nil {
 		klog.FromContext(ctx).Error(err, "Hook refused a container without a prepared share", "refusal", r.Refusal)
 		return
@@ -119,8 +120,8 @@ func (d *Driver) attach(ctx context.Context, r attach.Request, sandbox Sandbox) 
 	return nil
 }
 
-// detachFormer detaches shares from a namespace that had the same ID earlier. It has ended, because the kernel
-// reuses the ID only then; its event may have been missed.
+// detachFormer detaches shares from a namespace that had the same ID earlier. The kernel reuses an ID only after
+// the namespace has ended. The event of its end may have been missed.
 func (d *Driver) detachFormer(current attach.Namespace) {
 	d.ended.add(func(r *attach.Record) bool {
 		return r.Namespace.NSID == current.NSID && r.Namespace.Cookie != current.Cookie

@@ -51,10 +51,8 @@ func (d *Driver) cleanup(ctx context.Context) {
 }
 
 func (d *Driver) cleanupKinds(ctx context.Context) (failed error) {
-	for _, k := range d.options.Kinds {
-		if cleaner, ok := k.(Cleaner); ok {
-			failed = errors.Join(failed, cleaner.Cleanup(ctx))
-		}
+	for _, cleaner := range kindsOf[Cleaner](d) {
+		failed = errors.Join(failed, cleaner.Cleanup(ctx))
 	}
 	return failed
 }

@@ -39,7 +39,7 @@ func servePlugin() error {
 	if err != nil {
 		return err
 	}
-	rest.QPS = -1 // the API server is that of the suite
+	rest.QPS = -1 // the API server belongs to the suite
 	client, err := kubernetes.NewForConfig(rest)
 	if err != nil {
 		return err

@@ -310,11 +310,7 @@ const recoverTimeout = 10 * time.Second
 // address that another node has assigned. If a kind cannot determine that, because the API server is
 // unavailable, its attachments stay unchanged; MaintainReservations finds the losses later.
 func (d *Driver) recoverReservations(ctx context.Context) {
-	for _, k := range d.options.Kinds {
-		reserver, ok := k.(Reserver)
-		if !ok {
-			continue
-		}
+	for k, reserver := range kindsOf[Reserver](d) {
 		limited, cancel := context.WithTimeout(ctx, recoverTimeout)
 		change, err := reserver.RecoverReservations(limited, d.records())
 		cancel()
@@ -336,10 +332,8 @@ func (d *Driver) startServices(ctx context.Context, group *sync.WaitGroup) error
 	}
 	d.serve(ctx, group, "hooks", hooks.Serve)
 	d.serve(ctx, group, "watch of the hook", d.watchHook)
-	for _, k := range d.options.Kinds {
-		if watcher, ok := k.(Watcher); ok {
-			d.serve(ctx, group, "watch "+k.Name(), func(ctx context.Context) error { return d.watch(ctx, watcher) })
-		}
+	for k, watcher := range kindsOf[Watcher](d) {
+		d.serve(ctx, group, "watch "+k.Name(), func(ctx context.Context) error { return d.watch(ctx, watcher) })
 	}
 	return nil
 }
@@ -360,13 +354,11 @@ func (d *Driver) startLoops(ctx context.Context, group *sync.WaitGroup, probes *
 	group.Go(func() { d.resync(ctx) })
 	group.Go(func() { d.detachEndedSandboxes(ctx) })
 	group.Go(func() { d.restoreMetadata(ctx) })
-	for _, k := range d.options.Kinds {
-		if reserver, ok := k.(Reserver); ok {
-			group.Go(func() { reserver.MaintainReservations(ctx, d.records()) })
-		}
-		if renewer, ok := k.(Renewer); ok {
-			group.Go(func() { renewer.Renew(ctx, attachmentsOfKind{driver: d, kind: k.Name()}) })
-		}
+	for _, reserver := range kindsOf[Reserver](d) {
+		group.Go(func() { reserver.MaintainReservations(ctx, d.records()) })
+	}
+	for k, renewer := range kindsOf[Renewer](d) {
+		group.Go(func() { renewer.Renew(ctx, attachmentsOfKind{driver: d, kind: k.Name()}) })
 	}
 	group.Go(func() { d.publish(ctx) })
 	group.Go(func() { probes.awaitRegistration(ctx) })
@@ -383,7 +375,7 @@ func (d *Driver) resumeAfterOther(ctx context.Context) {
 	d.restore(ctx)
 }
 
-// pluginOptions returns the options of the helper. uid is that of the Node, or "" if the helper must read it.
+// pluginOptions returns the options of the helper. uid is the UID of the Node; if empty, the helper reads it.
 func (d *Driver) pluginOptions(uid types.UID) []kubeletplugin.Option {
 	options := []kubeletplugin.Option{
 		kubeletplugin.DriverName(d.options.DriverName),

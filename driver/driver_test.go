@@ -686,7 +686,7 @@ func TestAttach_replacesLinkInFormerSandboxOfPod(t *testing.T) {
 	p.awaitAttached(1)
 }
 
-// namespaceID is that of an attached pod.
+// namespaceID returns the namespace ID of an attached pod.
 func (p *plugin) namespaceID(pod string) int {
 	p.t.Helper()
 	records, err := attach.OpenRecords(p.options.RunDir, attach.AnyBoot, nil).List()

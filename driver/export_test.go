@@ -39,7 +39,7 @@ func (d *Driver) Failures(share string) int { return len(d.failures.messages(sha
 
 // DetachEnded does what the driver does when the sandbox of an attachment has reportedly ended.
 func (d *Driver) DetachEnded(ctx context.Context, r attach.Record) {
-	d.forEach(ctx, []attach.Record{r}, d.detachEnded)
+	d.withEachClaimLocked(ctx, []attach.Record{r}, d.detachEnded)
 }
 
 // ReportStatus reports the status of a claim.

@@ -357,11 +357,7 @@ func (gc *garbageCollector) kernelObjects(ctx context.Context) error {
 	}
 	d.recovered(params.DegradedNotCollected)
 	var failed error
-	for _, k := range d.options.Kinds {
-		attacher, ok := k.(Attacher)
-		if !ok {
-			continue
-		}
+	for k, attacher := range kindsOf[Attacher](d) {
 		orphans, err := attacher.Orphans(ctx, sharesOf(claims, k.Name()), attached)
 		failed = errors.Join(failed, err, gc.removeDue(ctx, orphans))
 	}

@@ -52,10 +52,8 @@ func (b *healthBoard) read() (current []Health, changed <-chan struct{}) {
 }
 
 func (d *Driver) deviceHealth() (all []Health) {
-	for _, k := range d.options.Kinds {
-		if reporter, ok := k.(HealthReporter); ok {
-			all = append(all, reporter.Health()...)
-		}
+	for _, reporter := range kindsOf[HealthReporter](d) {
+		all = append(all, reporter.Health()...)
 	}
 	return all
 }

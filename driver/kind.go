@@ -21,8 +21,8 @@ import (
 )
 
 // Kind is a kind of device that several claims can share. The driver keeps the records and calls
-// the Kind for everything that depends on the device. A Kind also implements those of the optional
-// interfaces in this file that it needs.
+// the Kind for everything that depends on the device. A Kind also implements the optional interfaces
+// in this file that it needs.
 type Kind interface {
 	// Name returns the name of the kind in records, metrics, and log entries.
 	Name() string
@@ -122,9 +122,9 @@ type WarningReporter interface {
 type Warning struct {
 	// Device is the name by which the configuration selects the device.
 	Device string
-	// Reason and Message are those of the event. Reason and Device identify the problem.
+	// Reason and Message go into the event. Reason and Device identify the problem.
 	Reason, Message string
-	// EndReason and EndMessage are those of the event when the problem is over.
+	// EndReason and EndMessage go into the event when the problem is over.
 	EndReason, EndMessage string
 }
 
@@ -349,8 +349,8 @@ type Attached struct {
 	Namespace attach.Namespace
 	// Payload is recorded and given back to the kind in attach.Record.
 	Payload json.RawMessage
-	// NetworkData and Attributes are those of the State that Read would return now. The driver writes them to
-	// the device metadata without another reading of the kernel.
+	// NetworkData and Attributes equal the fields of the State that Read would return now. The driver writes
+	// them to the device metadata without another reading of the kernel.
 	NetworkData *resourceapi.NetworkDeviceData
 	Attributes  attribute.Map
 }

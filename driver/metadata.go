@@ -122,7 +122,7 @@ func (d *Driver) restoreMetadata(ctx context.Context) {
 		if c.Phase != record.Prepared || !d.claims.Current(c) || d.hasMetadata(c) {
 			continue
 		}
-		if err := d.prepareAgain(ctx, c); err != nil && ctx.Err() == nil {
+		if err := d.prepareThroughOwnSocket(ctx, c); err != nil && ctx.Err() == nil {
 			klog.FromContext(ctx).
 				Error(err, "Failed to restore device metadata", "claim", klog.KRef(c.Namespace, c.Name), "claimUID", c.UID)
 		}
@@ -145,18 +145,18 @@ func (d *Driver) hasMetadata(c *record.Claim) bool {
 	return true
 }
 
-// prepareAgainTimeout is how long the driver waits for one claim before it goes on with the next.
-const prepareAgainTimeout = 20 * time.Second
+// ownSocketTimeout is how long the driver waits for one claim before it continues with the next claim.
+const ownSocketTimeout = 20 * time.Second
 
-// prepareAgain calls NodePrepareResources on the plugin's own socket, as the
+// prepareThroughOwnSocket calls NodePrepareResources on the plugin's own socket, as the
 // kubelet does.
-func (d *Driver) prepareAgain(ctx context.Context, c *record.Claim) error {
+func (d *Driver) prepareThroughOwnSocket(ctx context.Context, c *record.Claim) error {
 	conn, err := grpc.NewClient("unix://"+d.kubeletSocket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	ctx, cancel := context.WithTimeout(ctx, prepareAgainTimeout)
+	ctx, cancel := context.WithTimeout(ctx, ownSocketTimeout)
 	defer cancel()
 	if _, running := d.restoring.LoadOrStore(c.UID, true); running {
 		return nil
@@ -179,7 +179,7 @@ func (d *Driver) prepareAgain(ctx context.Context, c *record.Claim) error {
 	return err
 }
 
-// kubeletSocket returns the path of the socket on which the helper serves the kubelet. The name is that of the helper.
+// kubeletSocket returns the path of the socket on which the helper serves the kubelet. The helper chooses the name.
 func (d *Driver) kubeletSocket() string {
 	name := "dra.sock"
 	if d.options.RollingUpdate {

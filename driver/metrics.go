@@ -77,7 +77,8 @@ func newMetrics(d *Driver) *metrics {
 		}),
 		degraded: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "dra_shared_degraded",
-			Help: "1 after the plugin found that a feature does not work. The log states the consequence.",
+			Help: "1 after the plugin found that the named feature does not work, 0 after it saw the feature recover; some " +
+				"stay 1 until the plugin restarts. The log states the consequence.",
 		}, []string{"condition"}),
 	}
 	if r := d.options.Metrics; r != nil {
@@ -136,10 +137,8 @@ func (c *deviceCollector) Describe(descriptions chan<- *prometheus.Desc) {
 	} {
 		descriptions <- d
 	}
-	for _, k := range c.driver.options.Kinds {
-		if collector, ok := k.(MetricsCollector); ok {
-			collector.DescribeMetrics(descriptions)
-		}
+	for _, collector := range kindsOf[MetricsCollector](c.driver) {
+		collector.DescribeMetrics(descriptions)
 	}
 }
 

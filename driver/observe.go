@@ -33,8 +33,8 @@ type shareState struct {
 	conditions []metav1.Condition
 }
 
-// observe reads the state of a claim's shares from the kernel. From the API server, it reads what
-// the kernel does not know: which pods are gone, and to which pods the shares will never be
+// observe reads the state of a claim's shares from the kernel. From the API server, it reads
+// information that the kernel lacks: which pods are gone, and to which pods the shares will never be
 // attached.
 func (d *Driver) observe(ctx context.Context, claim *record.Claim) ([]shareState, error) {
 	shares := d.resolveAll(claim.Shares)

@@ -171,7 +171,7 @@ type plannedShare struct {
 // other drivers.
 func (d *Driver) plan(claim *resourceapi.ResourceClaim) (planned []plannedShare, err error) {
 	if claim.Status.Allocation == nil {
-		return nil, errors.New("the claim is not allocated")
+		return nil, errors.New("the claim is not allocated: has the scheduler removed the allocation? the kubelet retries")
 	}
 	devices := claim.Status.Allocation.Devices
 	for _, result := range devices.Results {
@@ -252,11 +252,7 @@ func shareError(s record.Share, err error) error {
 // the pods for which the claim is reserved. The driver refuses pods that join
 // later when they attach.
 func (d *Driver) validate(claim *resourceapi.ResourceClaim, shares []share) error {
-	for _, k := range d.options.Kinds {
-		validator, ok := k.(CombinationValidator)
-		if !ok {
-			continue
-		}
+	for k, validator := range kindsOf[CombinationValidator](d) {
 		var own []record.Share
 		for _, s := range shares {
 			if s.kind == k {

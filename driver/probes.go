@@ -107,11 +107,7 @@ func (p *probes) ready() error {
 	if err := errors.Join(p.started(), p.live(), p.driver.checkHook()); err != nil {
 		return err
 	}
-	for _, k := range p.driver.options.Kinds {
-		checker, ok := k.(ReadinessChecker)
-		if !ok {
-			continue
-		}
+	for k, checker := range kindsOf[ReadinessChecker](p.driver) {
 		if err := checker.Ready(); err != nil {
 			return fmt.Errorf("%s: %w", k.Name(), err)
 		}

@@ -104,8 +104,8 @@ func (d *Driver) nextRefresh() time.Duration {
 }
 
 // refreshKinds refreshes the devices of all kinds, and announces their health. It reports whether
-// a device changed, so that its attachments must be restored. An error is that of some kinds, which does
-// not affect the others.
+// a device changed, so that its attachments must be restored. If some kinds fail, it refreshes the others
+// and joins the errors.
 func (d *Driver) refreshKinds(ctx context.Context) (changed bool, failed error) {
 	claims := d.readableClaims(ctx)
 	after := resyncInterval

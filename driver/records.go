@@ -22,9 +22,7 @@ import (
 // others. The caller must not change the records.
 func (d *Driver) readableClaims(ctx context.Context) []*record.Claim {
 	claims, err := d.claims.List()
-	if err != nil {
-		klog.FromContext(ctx).Error(err, "Some claim records are unreadable; continuing without them")
-	}
+	logUnreadable(ctx, err)
 	return claims
 }
 
@@ -32,20 +30,25 @@ func (d *Driver) readableClaims(ctx context.Context) []*record.Claim {
 // selected. It logs the unreadable ones.
 func (d *Driver) readableAttachments(ctx context.Context, selected func(*attach.Record) bool) []attach.Record {
 	attached, err := d.attachments.Select(selected)
-	if err != nil {
-		klog.FromContext(ctx).Error(err, "Some attachment records are unreadable; continuing without them")
-	}
+	logUnreadable(ctx, err)
 	return attached
 }
 
 // withoutUnreadable returns err if records could not be listed, so that it is unknown which exist. It logs and drops
 // an error that means that some of the listed records are unreadable.
 func withoutUnreadable(ctx context.Context, err error) error {
-	if err == nil || errors.Is(err, files.ErrUnlisted) {
+	if errors.Is(err, files.ErrUnlisted) {
 		return err
 	}
-	klog.FromContext(ctx).Error(err, "Some records are unreadable; continuing without them")
+	logUnreadable(ctx, err)
 	return nil
+}
+
+// logUnreadable logs err, unless it is nil. It joins an error for each record that cannot be read, with its path.
+func logUnreadable(ctx context.Context, err error, keysAndValues ...any) {
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Some records are unreadable; continuing without them", keysAndValues...)
+	}
 }
 
 // attachmentsOf returns the readable attachments of a share. It logs the
@@ -61,9 +64,7 @@ func (d *Driver) attachmentsOf(ctx context.Context, uid types.UID, shareName str
 
 func (d *Driver) attachmentsOfClaim(ctx context.Context, uid types.UID) []attach.Record {
 	all, err := d.attachments.OfClaim(string(uid))
-	if err != nil {
-		klog.FromContext(ctx).Error(err, "Some attachment records are unreadable; continuing without them", "claimUID", uid)
-	}
+	logUnreadable(ctx, err, "claimUID", uid)
 	return all
 }
 
@@ -86,7 +87,7 @@ func (d *Driver) shareOfAttachment(r attach.Record) share {
 }
 
 // shareOf returns the share of an attachment of a claim. If the claim record is lost,
-// and claim therefore nil, the share is that of the attachment record.
+// and claim therefore nil, it returns the share in the attachment record.
 func (d *Driver) shareOf(claim *record.Claim, r attach.Record) share {
 	if claim != nil {
 		if s, ok := claim.Share(r.Share); ok {

@@ -11,7 +11,6 @@ import (
 	"os"
 
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/klog/v2"
 
 	"github.com/dra-shared/dra-driver-shared/attach"
 )
@@ -39,9 +38,7 @@ func (l attachmentsOfKind) Update(
 	ctx context.Context, r attach.Record, change func(Attachment, func(json.RawMessage) error) error,
 ) error {
 	d, uid := l.driver, types.UID(r.ClaimUID)
-	logger := klog.FromContext(ctx).
-		WithValues("claimUID", uid, "share", r.Share, "pod", klog.KRef(r.Pod.Namespace, r.Pod.Name))
-	return d.withClaim(klog.NewContext(ctx, logger), uid, func(ctx context.Context) error {
+	return d.withClaim(WithAttachment(ctx, r.ClaimUID, r.Share, r.Pod), uid, func(ctx context.Context) error {
 		current, err := d.attachments.Read(r.ClaimUID, r.Share, r.Namespace)
 		if !d.handover.isNewest() {
 			return ErrOutdated

@@ -211,7 +211,7 @@ func (r *reporter) report(ctx context.Context, uid types.UID) (outcome string, e
 		return "", err
 	}
 	klog.FromContext(ctx).V(4).Info("Wrote status of claim", "claim", klog.KObj(claim), "claimUID", uid,
-		"devices", len(entries))
+		"deviceCount", len(entries))
 	r.driver.recordEvents(claim, states, entries)
 	r.written.Record(uid, digest)
 	return outcomeWritten, nil

@@ -29,7 +29,7 @@ func (d *Driver) restoreDifferences(ctx context.Context) []attach.Record {
 	d.restoreSpecs(ctx)
 	d.restoreMetadata(ctx)
 	attached := d.readableAttachments(ctx, func(*attach.Record) bool { return true })
-	d.forEach(ctx, d.altered(ctx, attached), func(ctx context.Context, s share, r attach.Record) error {
+	d.withEachClaimLocked(ctx, d.altered(ctx, attached), func(ctx context.Context, s share, r attach.Record) error {
 		err := d.restoreAttachment(ctx, s, r)
 		d.status.enqueue(types.UID(r.ClaimUID))
 		return err

@@ -5,6 +5,7 @@ package driver
 
 import (
 	"fmt"
+	"iter"
 
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 )
@@ -36,6 +37,17 @@ func (d *Driver) resolve(s record.Share) share {
 	return share{Share: s}
 }
 
+// kindsOf returns the kinds that implement the optional interface T, each as itself and as T.
+func kindsOf[T any](d *Driver) iter.Seq2[Kind, T] {
+	return func(yield func(Kind, T) bool) {
+		for _, k := range d.options.Kinds {
+			if implementation, ok := k.(T); ok && !yield(k, implementation) {
+				return
+			}
+		}
+	}
+}
+
 func (d *Driver) resolveAll(recorded []record.Share) []share {
 	shares := make([]share, len(recorded))
 	for i, s := range recorded {
@@ -60,7 +72,8 @@ func (d *Driver) kindOf(pool, device string) (Kind, error) {
 		}
 	}
 	if !poolKnown {
-		return nil, fmt.Errorf("the device is in pool %s, but this node publishes pool %s", pool, d.options.NodeName)
+		return nil, fmt.Errorf("the device is in pool %s, but this node publishes pool %s: "+
+			"does another driver use the same driver name?", pool, d.options.NodeName)
 	}
 	return nil, fmt.Errorf(
 		"this node has no device %s: was it removed from the node, or from the driver's configuration?",

@@ -123,10 +123,8 @@ func (d *Driver) tryTakeOver(ctx context.Context) error {
 }
 
 func (d *Driver) eachTakeoverChecker(check func(TakeoverChecker) error) (failed error) {
-	for _, k := range d.options.Kinds {
-		if c, ok := k.(TakeoverChecker); ok {
-			failed = errors.Join(failed, check(c))
-		}
+	for _, c := range kindsOf[TakeoverChecker](d) {
+		failed = errors.Join(failed, check(c))
 	}
 	return failed
 }

@@ -113,18 +113,16 @@ func (w *warnings) send(kind, reason, subject, message string) {
 // warnings of the kinds about shared devices.
 func (d *Driver) reportProblems() {
 	var current []Warning
-	for _, k := range d.options.Kinds {
-		if reporter, ok := k.(ProblemReporter); ok {
-			for _, p := range reporter.Problems() {
-				current = append(current, Warning{
-					Device: p.Device, Reason: params.EventReasonDeviceUnusable, Message: "cannot share " + p.Device + ": " + p.Message,
-					EndReason: params.EventReasonDeviceUsable, EndMessage: p.Device + " can be shared again",
-				})
-			}
+	for _, reporter := range kindsOf[ProblemReporter](d) {
+		for _, p := range reporter.Problems() {
+			current = append(current, Warning{
+				Device: p.Device, Reason: params.EventReasonDeviceUnusable, Message: "cannot share " + p.Device + ": " + p.Message,
+				EndReason: params.EventReasonDeviceUsable, EndMessage: p.Device + " can be shared again",
+			})
 		}
-		if reporter, ok := k.(WarningReporter); ok {
-			current = append(current, reporter.Warnings()...)
-		}
+	}
+	for _, reporter := range kindsOf[WarningReporter](d) {
+		current = append(current, reporter.Warnings()...)
 	}
 	d.warnings.update(current)
 }

@@ -46,7 +46,7 @@ func (d *Driver) resync(ctx context.Context) {
 		switch {
 		case !d.handover.isNewest():
 			d.outdated.Store(true)
-		case d.outdated.CompareAndSwap(true, false): // a newer plugin has come and gone
+		case d.outdated.CompareAndSwap(true, false): // a newer plugin ran and stopped
 			d.resumeAfterOther(ctx)
 		default:
 			d.requestRefresh()
@@ -59,7 +59,7 @@ func (d *Driver) resync(ctx context.Context) {
 // handle reacts to a change. During a rolling update only the newest plugin
 // does: the two may be configured differently.
 func (d *Driver) handle(ctx context.Context, c Change) {
-	klog.FromContext(ctx).V(5).Info("Observed a change", "resync", c.Resync, "devices", c.Devices,
+	klog.FromContext(ctx).V(5).Info("Observed a change", "resync", c.Resync, "devicesChanged", c.Devices,
 		"detached", c.Detached != nil, "modified", c.Modified != nil, "unprotected", c.Unprotected != nil)
 	if !d.handover.isNewest() {
 		d.outdated.Store(true)
@@ -95,31 +95,30 @@ func (d *Driver) protect(ctx context.Context, r attach.Record) {
 		return
 	}
 	if err := p.Protect(r); err != nil && ctx.Err() == nil {
-		klog.FromContext(ctx).Error(err, "Failed to protect other pods from a change of an attachment",
-			"claimUID", r.ClaimUID, "share", r.Share, "pod", klog.KRef(r.Pod.Namespace, r.Pod.Name))
+		klog.FromContext(WithAttachment(ctx, r.ClaimUID, r.Share, r.Pod)).
+			Error(err, "Failed to protect other pods from a change of an attachment")
 	}
 }
 
-// eachAttachment calls forEach with the selected attachments.
+// eachAttachment calls do for each selected attachment that is still recorded; see withEachClaimLocked.
 func (d *Driver) eachAttachment(
 	ctx context.Context,
 	selected func(*attach.Record) bool,
 	do func(context.Context, share, attach.Record) error,
 ) {
-	d.forEach(ctx, d.readableAttachments(ctx, selected), do)
+	d.withEachClaimLocked(ctx, d.readableAttachments(ctx, selected), do)
 }
 
-// forEach calls do for every attachment that is still recorded. It reads the record again with the claim's
+// withEachClaimLocked calls do for each attachment that is still recorded. It reads the record again with the claim's
 // lock held, because a concurrent attempt to attach may have changed it. It logs the errors.
-func (d *Driver) forEach(
+func (d *Driver) withEachClaimLocked(
 	ctx context.Context,
 	attached []attach.Record,
 	do func(context.Context, share, attach.Record) error,
 ) {
 	for _, r := range attached {
-		logger := klog.FromContext(ctx).
-			WithValues("claimUID", r.ClaimUID, "share", r.Share, "pod", klog.KRef(r.Pod.Namespace, r.Pod.Name))
-		err := d.withClaim(klog.NewContext(ctx, logger), types.UID(r.ClaimUID), func(ctx context.Context) error {
+		ctx := WithAttachment(ctx, r.ClaimUID, r.Share, r.Pod)
+		err := d.withClaim(ctx, types.UID(r.ClaimUID), func(ctx context.Context) error {
 			current, err := d.attachments.Read(r.ClaimUID, r.Share, r.Namespace)
 			if errors.Is(err, os.ErrNotExist) {
 				return nil
@@ -130,7 +129,7 @@ func (d *Driver) forEach(
 			return do(ctx, d.shareOfAttachment(current), current)
 		})
 		if err != nil && ctx.Err() == nil {
-			logger.Error(err, "Failed to process attachment")
+			klog.FromContext(ctx).Error(err, "Failed to process attachment")
 		}
 	}
 }

@@ -90,8 +90,8 @@ type macvlanState struct {
 	mode   Mode
 	flags  uint16
 	macs   int // in the list of mode source
-	// queue is the length of the queue of broadcasts that the link requests, in frames. cutoff is that of all
-	// links of the NIC. See broadcasts.go.
+	// queue is the length of the queue of broadcasts that the link requests, in frames. cutoff is the cutoff of
+	// all links of the NIC. See broadcasts.go.
 	queue  uint32
 	cutoff int32
 }
@@ -206,7 +206,7 @@ func (n *Node) guard(a Attachment) (text string, err error) {
 		return "", err
 	}
 	if n.isIDReused(a) && !slices.ContainsFunc(macvlans, func(m macvlanState) bool { return bytes.Equal(m.mac, a.MAC) }) {
-		return "", nil // the macvlans are those of another pod
+		return "", nil // the macvlans belong to another pod
 	}
 	text, link := violation(a, macvlans)
 	if text == "" && link == nil {

@@ -229,7 +229,7 @@ func (n *Node) withoutVisibleLink(nic managedNIC, addresses addressSet) ([]net.H
 	}), nil
 }
 
-// isExpected reports whether an address is that of an attachment whose link has it.
+// isExpected reports whether an address belongs to an attachment whose link has it.
 func (n *Node) isExpected(nic managedNIC, mac net.HardwareAddr) (bool, error) {
 	known, err := n.classifier.Knows(nic.Index, mac)
 	if err != nil || !known {

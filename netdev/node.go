@@ -502,10 +502,10 @@ func (n *Node) RemoveClass(parent int, minor uint16) error {
 
 // Traffic counts the bytes that have passed the queues of a NIC, including Ethernet headers.
 type Traffic struct {
-	// Sent and Received are those of all classes. Frames that arrive for the node itself do
+	// Sent and Received count the bytes of all classes. Frames that arrive for the node itself do
 	// not pass a queue.
 	Sent, Received uint64
-	// Multicast are those of multicast and broadcast frames that arrived, except ARP and
+	// Multicast counts the bytes of multicast and broadcast frames that arrived, except ARP and
 	// neighbor discovery. Received includes them.
 	Multicast uint64
 }

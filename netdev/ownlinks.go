@@ -26,7 +26,7 @@ const unchangedInterval = 10 * time.Second
 // ownLinks compares the events of the links in the node's namespace.
 type ownLinks struct {
 	seed      maphash.Seed
-	last      map[linkEvent]uint64 // hashes of what the last events show
+	last      map[linkEvent]uint64 // hashes of the last events
 	unchanged bool                 // whether events since the last call of reportLater showed no change
 	later     *time.Timer          // of the last report of such events; nil if there was none
 	pending   atomic.Bool          // whether that report will follow
@@ -45,9 +45,9 @@ func newOwnLinks() *ownLinks {
 // forget makes the next event of each link one that shows a change.
 func (o *ownLinks) forget() { clear(o.last) }
 
-// shows reports whether the payload of an event shows a change of a link since the last event, or names a change
+// isChange reports whether the payload of an event shows a change of a link since the last event, or names a change
 // that it does not show.
-func (o *ownLinks) shows(payload []byte, removed bool) bool {
+func (o *ownLinks) isChange(payload []byte, removed bool) bool {
 	if len(payload) < unix.SizeofIfInfomsg || isOfCutoffLink(payload) {
 		return false
 	}

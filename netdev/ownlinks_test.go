@@ -49,19 +49,19 @@ func TestOwnLinks_shows(t *testing.T) {
 	} {
 		t.Run(condition, func(t *testing.T) {
 			links := newOwnLinks()
-			if !links.shows(first, false) {
+			if !links.isChange(first, false) {
 				t.Error("the first event shows no change")
 			}
-			if got := links.shows(test.payload, false); got != test.want {
+			if got := links.isChange(test.payload, false); got != test.want {
 				t.Errorf("shows returned %t, want %t", got, test.want)
 			}
 		})
 	}
 	links := newOwnLinks()
-	if links.shows(first, false); !links.shows(first, true) || !links.shows(first, false) {
+	if links.isChange(first, false); !links.isChange(first, true) || !links.isChange(first, false) {
 		t.Error("a removed link, or the link after it, shows no change")
 	}
-	if links.forget(); !links.shows(first, false) {
+	if links.forget(); !links.isChange(first, false) {
 		t.Error("an event after missed ones shows no change")
 	}
 }
@@ -73,7 +73,7 @@ func TestOwnLinks_reportLater(t *testing.T) {
 		links, start := newOwnLinks(), time.Now()
 		defer links.stop()
 		receive := func(flags uint32) {
-			links.shows(linkPayload(flags), false)
+			links.isChange(linkPayload(flags), false)
 			links.reportLater(t.Context(), func(c Change) {
 				if c.LinksChanged {
 					reports = append(reports, time.Since(start))

@@ -216,7 +216,7 @@ func (n *Node) addEvent(c *Change, links *ownLinks, m syscall.NetlinkMessage) bo
 		}
 		return ok
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
-		changed := links.shows(m.Data, m.Header.Type == unix.RTM_DELLINK)
+		changed := links.isChange(m.Data, m.Header.Type == unix.RTM_DELLINK)
 		c.LinksChanged = c.LinksChanged || changed
 		return changed
 	case unix.RTM_NEWADDR, unix.RTM_DELADDR:

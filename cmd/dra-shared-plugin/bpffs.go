@@ -24,11 +24,12 @@ func newMountBPFFSCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			message := "BPF file system is already mounted"
+			logger := klog.FromContext(cmd.Context())
 			if mounted {
-				message = "Mounted BPF file system"
+				logger.Info("Mounted BPF file system", "path", dir)
+			} else {
+				logger.Info("BPF file system is already mounted", "path", dir)
 			}
-			klog.FromContext(cmd.Context()).Info(message, "path", dir)
 			return nil
 		},
 	}

@@ -77,13 +77,18 @@ func (k *Kind) fabric(name string) *config.Fabric {
 	return nil
 }
 
+func errMissing(fabric string) error {
+	return fmt.Errorf("the driver's configuration has no fabric %s: was it removed from config.fabrics while claims "+
+		"hold it?", fabric)
+}
+
 // Configure implements driver.Kind. Its result is the CDI edits.
 func (k *Kind) Configure(
 	_ context.Context, _ string, share record.Share, parameters [][]byte,
 ) (json.RawMessage, error) {
 	f := k.fabric(share.Device)
 	if f == nil {
-		return nil, fmt.Errorf("the driver's configuration has no fabric %s", share.Device)
+		return nil, errMissing(share.Device)
 	}
 	if len(parameters) > 0 {
 		return nil, errors.New("a fabric takes no parameters: remove the configuration, or name in its field requests the " +
@@ -150,7 +155,7 @@ func (k *Kind) membership(
 func (k *Kind) Admit(share record.Share, others []*record.Share) error {
 	f := k.fabric(share.Device)
 	if f == nil {
-		return fmt.Errorf("the driver's configuration has no fabric %s", share.Device)
+		return errMissing(share.Device)
 	}
 	taken := make([]map[string]resource.Quantity, len(others))
 	for i, o := range others {

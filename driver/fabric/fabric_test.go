@@ -79,7 +79,7 @@ func TestConfigure(t *testing.T) {
 	}
 	s.Device = "rack9"
 	_, err = k.Configure(t.Context(), "default", s, nil)
-	if err == nil || !strings.Contains(err.Error(), "no fabric rack9") {
+	if err == nil || !strings.Contains(err.Error(), "no fabric rack9: was it removed from config.fabrics") {
 		t.Errorf("a fabric that is not configured: %v", err)
 	}
 }

@@ -86,7 +86,7 @@ func (k *Kind) Reserve(
 	if needed, err := k.needsReservation(ctx, d, p, static); err != nil || !needed {
 		return err
 	}
-	reserved, err := k.describeReservation(sandbox)
+	reserved, err := k.reservationNamespace(sandbox)
 	if err != nil {
 		return err
 	}
@@ -192,9 +192,9 @@ func addrsOf(prefixes []netip.Prefix) (addresses []netip.Addr) {
 	return addresses
 }
 
-// describeReservation returns the identity of the pod's namespace, which the attachment record
+// reservationNamespace returns the identity of the pod's namespace, which the attachment record
 // contains.
-func (k *Kind) describeReservation(sandbox driver.Sandbox) (reserved driver.Attached, err error) {
+func (k *Kind) reservationNamespace(sandbox driver.Sandbox) (reserved driver.Attached, err error) {
 	conn, err := connect(sandbox.Netlink)
 	if err != nil {
 		return reserved, err

@@ -99,7 +99,7 @@ func (k *Kind) Attach(
 		}
 		addresses = append(addresses, leaseOf(link).Address)
 	}
-	if attached, err = describe(a, sandbox, link); err != nil {
+	if attached, err = attachedResult(a, sandbox, link); err != nil {
 		return attached, k.node.Undo(err, a)
 	}
 	attached.NetworkData = networkData(link.Name, a.MAC, addresses)
@@ -189,8 +189,10 @@ func linkOf(a netdev.Attachment, reserved attach.Link) attach.Link {
 	return link
 }
 
-// describe returns an attachment in the form that the driver records.
-func describe(a netdev.Attachment, sandbox driver.Sandbox, link attach.Link) (attached driver.Attached, err error) {
+// attachedResult returns an attachment in the form that the driver records.
+func attachedResult(
+	a netdev.Attachment, sandbox driver.Sandbox, link attach.Link,
+) (attached driver.Attached, err error) {
 	if attached.Namespace, err = attach.NamespaceOf(sandbox.Namespace, a.Cookie); err != nil {
 		return attached, err
 	}

@@ -211,26 +211,26 @@ func (d *duplicates) record(device string, links []attach.Link, found addressOwn
 	defer d.mu.Unlock()
 	isNew = addressOwners{}
 	for _, link := range links {
-		id, of := idOf(link), addressOwners{}
+		id, owners := idOf(link), addressOwners{}
 		if !d.asking[id] {
 			continue // detached meanwhile
 		}
 		delete(d.asking, id)
 		for _, t := range targets(link) {
 			if mac, ok := found[t.Address]; ok {
-				of[t.Address] = mac
+				owners[t.Address] = mac
 				if d.found[id][t.Address] == nil {
 					isNew[t.Address] = mac
 				}
 			}
 		}
-		if !of.equal(d.found[id]) {
+		if !owners.equal(d.found[id]) {
 			d.altered[id] = true
 			signal(d.changed)
 		}
 		delete(d.found, id)
-		if len(of) > 0 {
-			d.found[id], d.pending[id] = of, pendingLink{device: device, link: link, waits: true}
+		if len(owners) > 0 {
+			d.found[id], d.pending[id] = owners, pendingLink{device: device, link: link, waits: true}
 		}
 	}
 	return isNew

@@ -101,7 +101,7 @@ func TestDuplicates_forgetsDetachedLink(t *testing.T) {
 }
 
 // A host that uses the address of a link makes the plugin ask for the addresses of that link.
-func TestConflictingLinks(t *testing.T) {
+func TestDuplicates_addConflicting_addsLinksWithNewConflicts(t *testing.T) {
 	record := func(device string, link attach.Link) attach.Record {
 		payload, err := json.Marshal(link)
 		if err != nil {

@@ -43,7 +43,7 @@ type memory struct {
 	unreadable string
 }
 
-// memoryFile is the content of the file. The names are those of version 1 and must not change, because plugins of two
+// memoryFile is the content of the file. The names belong to version 1 and must not change, because plugins of two
 // releases use the file during an update.
 type memoryFile struct {
 	Version int                      `json:"version"`
@@ -82,7 +82,7 @@ func (k *Kind) list(ctx context.Context) ([]netdev.NIC, error) {
 	return nics, nil
 }
 
-// remember stores what is known about the configured NICs, except those about which nothing is decided. The caller
+// remember stores what is known about the configured NICs, except NICs that may still become uplinks. The caller
 // holds k.mu.
 func (k *Kind) remember(ctx context.Context, nics []netdev.NIC) {
 	known := map[string]rememberedNIC{}
@@ -99,8 +99,7 @@ func (k *Kind) remember(ctx context.Context, nics []netdev.NIC) {
 	}
 	k.memory.nics = known
 	if err := k.memory.save(); err != nil {
-		klog.FromContext(ctx).Error(err, "Failed to write what the next plugin must know about NICs; retrying",
-			"path", k.memory.path)
+		klog.FromContext(ctx).Error(err, "Failed to write the NIC state file; retrying", "path", k.memory.path)
 	}
 }
 
@@ -122,9 +121,9 @@ func (k *Kind) mayBecomeUplink(n netdev.NIC, nics []netdev.NIC) bool {
 	return err != nil || !attached
 }
 
-// tooEarly returns an error while a device may not be shared because of mayBecomeUplink. nics are those of the node.
-// The caller holds k.mu.
-func (k *Kind) tooEarly(d *device, nics []netdev.NIC) error {
+// errIfMayBecomeUplink returns an error while a device may not be shared because of mayBecomeUplink. nics are the
+// NICs of the node. The caller holds k.mu.
+func (k *Kind) errIfMayBecomeUplink(d *device, nics []netdev.NIC) error {
 	if k.mayBecomeUplink(d.nic, nics) {
 		return &uplinkError{network: d.network.Name, toShare: d.nic.Name, early: true}
 	}
@@ -149,8 +148,7 @@ func (m *memory) load(ctx context.Context) {
 	}
 	if err != nil {
 		if m.unreadable != err.Error() {
-			klog.FromContext(ctx).Error(err, "Ignoring what another plugin knew about NICs; this one writes the file again",
-				"path", m.path)
+			klog.FromContext(ctx).Error(err, "Ignoring the unreadable NIC state file; writing a new one", "path", m.path)
 		}
 		m.unreadable = err.Error()
 		return

@@ -43,7 +43,7 @@ var (
 	)
 	descGuarded = prometheus.NewDesc(
 		"dra_shared_device_guarded",
-		"1 while the senders of frames are hidden from the pods of a device, because a pod has, or had a while ago, "+
+		"1 while the senders of frames are hidden from the pods of a device, because a pod has, or recently had, "+
 			"a link that receives the frames of others, 0 otherwise.",
 		[]string{"device"},
 		nil,

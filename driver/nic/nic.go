@@ -3,13 +3,13 @@
 
 // Package nic implements the device kind NIC: it maps what package netdev
 // discovers and enforces to claims, shares, and parameters. A share of a NIC is
-// a macvlan link in each pod of the claim; all links of a share draw on one
-// class on the node. The files are:
+// a macvlan link in each pod of the claim; all its links share one class on
+// the node. The files are:
 //
 //	nic.go        the devices of the node, and the methods of driver.Kind
 //	problems.go   NICs that cannot be shared: events, readiness, takeover
 //	devices.go    NICs of the node -> devices to publish
-//	memory.go     what the next plugin must know about NICs
+//	memory.go     NIC state kept for the next plugin
 //	stack.go      VLANs and bonds: the NICs below them
 //	parameters.go a share's grant and parameters -> link and rates
 //	attach.go     share -> link in a pod
@@ -92,7 +92,7 @@ type Kind struct {
 	failedNICs map[int]string
 	// loggedTrials reports whether the results of the trials were logged.
 	loggedTrials bool
-	// problems are those of the last Refresh.
+	// problems are the problems that the last Refresh found.
 	problems []problem
 	// refusedLinks are the warnings of the last Refresh about links of the node whose frames are dropped.
 	refusedLinks []driver.Warning
@@ -192,7 +192,7 @@ func (k *Kind) hasProblem(device string) bool {
 
 // manage sets up enforcement on the NIC of a device, which is one of nics, and sets what the device reports about it.
 func (k *Kind) manage(d *device, nics []netdev.NIC) (repaired bool, err error) {
-	if err := k.tooEarly(d, nics); err != nil {
+	if err := k.errIfMayBecomeUplink(d, nics); err != nil {
 		return false, err
 	}
 	c := d.nicConfig()

@@ -34,7 +34,7 @@ var errNoCarrier = errors.New("the NIC has no carrier and reports no speed")
 // depends on. It does not affect readiness: the network may be meant for nodes with further NICs.
 type uplinkError struct {
 	network, toShare string
-	early            bool // no default route depends on the NIC yet; see tooEarly
+	early            bool // no default route depends on the NIC yet; see errIfMayBecomeUplink
 }
 
 func (e *uplinkError) Error() string {
@@ -169,7 +169,7 @@ func (k *Kind) planOnly(ctx context.Context) (devices []*device, problems []prob
 	defer k.mu.Unlock()
 	planned, problems := plan(nics, k.config)
 	for _, d := range planned {
-		if err := k.tooEarly(d, nics); err != nil {
+		if err := k.errIfMayBecomeUplink(d, nics); err != nil {
 			problems = append(problems, problem{d.nic.Name, d.name, err})
 			continue
 		}

@@ -168,8 +168,7 @@ func (r *renewer) mayHaveLeases() ([]driver.Attachment, error) {
 func (t *leaseTask) run(
 	ctx context.Context, k *Kind, attachments driver.Attachments, a driver.Attachment, link attach.Link,
 ) {
-	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithValues("claimUID", a.Record.ClaimUID, "share", a.Record.Share,
-		"pod", klog.KRef(a.Record.Pod.Namespace, a.Record.Pod.Name)))
+	ctx = driver.WithAttachment(ctx, a.Record.ClaimUID, a.Record.Share, a.Record.Pod)
 	l := leasedLink{kind: k, attachments: attachments, Attachment: a, link: link}
 	wait, err := t.act(ctx, l)
 	if err == nil {
@@ -246,7 +245,7 @@ func (t *leaseTask) acquire(ctx context.Context, l leasedLink, fuzz float64) (ti
 		return applyInterval, err
 	}
 	t.applied = true
-	klog.FromContext(ctx).Info("Leased another address", "address", lease.Address, "server", lease.Server)
+	klog.FromContext(ctx).V(2).Info("Leased another address", "address", lease.Address, "server", lease.Server)
 	return lease.Wait(dhcp.SinceBoot(), false, fuzz), nil
 }
 

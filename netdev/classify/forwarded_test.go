@@ -325,7 +325,7 @@ func (e *testEnv) frameOfNIC() []byte {
 const chosenIndex = 7777
 
 // This is why ingress_ifindex does not distinguish the frames of the node from
-// those of a share: the index is that of a link in the pod, and the pod chooses it.
+// the frames of a share: the index belongs to a link in the pod, and the pod chooses it.
 func TestKernel_showsIngressIndexOfPod(t *testing.T) {
 	e := newTestEnv(t, netdev.NICConfig{})
 	router, _ := e.bridgedNamespaces(e.pod(0, 1, hardCap(10*mega), netdev.Private))

@@ -423,7 +423,7 @@ func (c *Classifier) removeIdentity(m Member) error {
 	})
 }
 
-// removeTenant removes the class of a namespace, unless it is that of another link.
+// removeTenant removes the class of a namespace, unless it belongs to another link.
 func (c *Classifier) removeTenant(key bpfTenant, class uint32) error {
 	var present uint32
 	if err := c.maps.DraSharedTenants.Lookup(key, &present); err != nil || present != class {
@@ -533,7 +533,7 @@ func (c *Classifier) RemoveRefusals(parent int, class uint32) error {
 	return ignoreMissing(c.maps.DraSharedRefused.Delete(bpfCharged{Parent: uint32(parent), Class: class}))
 }
 
-// IsGateway reports whether an address on a NIC is that of a gateway which AddGateways has added, and no link
+// IsGateway reports whether an address on a NIC belongs to a gateway that AddGateways has added, and no link
 // has it.
 func (c *Classifier) IsGateway(parent int, a netip.Addr) (bool, error) {
 	var owner uint64

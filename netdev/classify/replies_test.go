@@ -43,7 +43,7 @@ func TestIdentity_delayedRepliesPass(t *testing.T) {
 }
 
 // A pod can delay a reply of its kernel until the reply's socket is in the initial namespace again, and give the
-// reply the address of the NIC. Where the initial namespace is that of the node, as in the guests of test/lab, the
+// reply the address of the NIC. Where the initial namespace is the node's, as in the guests of test/lab, the
 // socket is then one of the node.
 func TestIdentity_delayedRepliesWithAddressOfNIC(t *testing.T) {
 	needRoutes(t)

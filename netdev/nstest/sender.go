@@ -92,7 +92,7 @@ func NewChecksumSender(ns *Namespace, link string, start, offset uint16) (Sender
 	return s, s.closeOnError(s.offload(0, 0, 0, start, offset))
 }
 
-// offload makes the kernel complete the frames of s. fields are those of struct virtio_net_hdr
+// offload makes the kernel complete the frames of s. fields are the fields of struct virtio_net_hdr
 // (linux/virtio_net.h) after the first two: hdr_len, gso_size, csum_start, and csum_offset.
 func (s *packetSender) offload(kind byte, fields ...uint16) error {
 	const needsChecksum = 1

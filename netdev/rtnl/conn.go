@@ -9,7 +9,7 @@
 // of the process that uses it. The plugin therefore needs neither CAP_SYS_ADMIN
 // nor the host's PID namespace to configure a link in a pod.
 //
-// Messages and attributes are those of vishvananda/netlink. This package adds
+// Messages and attributes come from vishvananda/netlink. This package adds
 // what that library lacks: the choice of the socket, batches of requests in one
 // send, the kernel's error messages (extended acknowledgements), and events of
 // all namespaces.
@@ -37,7 +37,7 @@ type Conn struct {
 	fd   int
 	seq  uint32
 	buf  []byte
-	// messages are those of the last call of receive. Their memory is used again, because a dump of a NIC with
+	// messages are the result of the last call of receive. Their memory is used again, because a dump of a NIC with
 	// thousands of links is taken twice per second.
 	messages []syscall.NetlinkMessage
 	// timeout is how long a request waits for the kernel's next message.

@@ -14,7 +14,7 @@ import (
 
 // Hairpin is a pair of virtual Ethernet links on the node, through which the links of a NIC
 // exchange frames; see classify.Hairpin. Frames wait in the queues of the outer link, which
-// are those of the NIC.
+// have the rates of the queues of the NIC.
 type Hairpin struct {
 	Outer, Inner int // interface indexes; 0 if the NIC has no hairpin
 }

@@ -38,7 +38,7 @@ const (
 // Minor numbers of further base classes below mq. Those of classes with a leaf qdisc differ from
 // each other, because the leaf qdisc has the number as its major number.
 const (
-	// classStray is that of the second queue, for frames whose class is not in the HTB qdisc of the
+	// classStray is the class of the second queue, for frames whose class is not in the HTB qdisc of the
 	// queue. The next queue has the next number.
 	classStray = 0xf01
 	classNode  = 0xf00 // of the first queue, the parent of the other base classes
@@ -68,7 +68,7 @@ func (t Trees) major(queue int) uint16 {
 // queues returns how many HTB qdiscs a device has.
 func (t Trees) queues() int { return max(int(t), 1) }
 
-// isShare reports whether a class is that of a share.
+// isShare reports whether a class belongs to a share.
 func isShare(class uint32) bool {
 	major, minor := netlink.MajorMinor(class)
 	return (major == Major || major&^(uint16(MaxTrees)-1) == queueMajor) && minor >= FirstMinor && minor < Major

@@ -54,7 +54,7 @@ type Allocator struct {
 	blockLock nodeLock
 	// allocation protects the fields up to released.
 	allocation nodeLock
-	// blocks are those of this node.
+	// blocks are the address blocks of this node.
 	blocks []*block
 	// used maps each address in use to its attachment. If it is nil, blocks and records must be
 	// read again before an address is assigned.
@@ -71,10 +71,10 @@ type Allocator struct {
 	// that have been free longest are assigned first. It does not survive a restart.
 	released map[Address]time.Time
 
-	// uncertain means that the blocks of the node may differ from what the Allocator knows, such as after a
+	// mustRereadBlocks means that the blocks of the node may differ from what the Allocator knows, such as after a
 	// failed request to change a block. The Allocator does not assign addresses that the request may have
 	// returned, and reads the blocks before it takes or returns others.
-	uncertain atomic.Bool
+	mustRereadBlocks atomic.Bool
 	// rereadRecords means that the records must be read again before an address is assigned or a block is
 	// returned.
 	rereadRecords atomic.Bool

@@ -70,8 +70,8 @@ func (a *Allocator) listBlocks(ctx context.Context, field, value string) ([]netw
 	return list.Items, nil
 }
 
-// assigned returns the addresses in all blocks of the pool's network, and the blocks.
-func (a *Allocator) assigned(
+// assignedSet returns the addresses in all blocks of the pool's network, and the blocks.
+func (a *Allocator) assignedSet(
 	ctx context.Context, pool *addresspool.Pool,
 ) (*netipx.IPSet, []network.AddressBlock, error) {
 	blocks, err := a.listBlocks(ctx, fieldNetwork, pool.Network)
@@ -134,14 +134,14 @@ func (a *Allocator) write(
 	logger := klog.FromContext(ctx).WithValues("addressPool", object.Spec.Pool, "block", object.Name)
 	if len(object.Spec.Ranges) == 0 {
 		if err := a.options.API.DeleteBlock(ctx, object); err != nil {
-			a.uncertain.Store(true)
+			a.mustRereadBlocks.Store(true)
 			return nil, fmt.Errorf("delete AddressBlock %s: %w", object.Name, err)
 		}
 		logger.Info("Returned address block")
 		return nil, nil
 	}
 	if updated, err = a.options.API.UpdateBlock(ctx, object); err != nil {
-		a.uncertain.Store(true)
+		a.mustRereadBlocks.Store(true)
 		return nil, fmt.Errorf("write the addresses of AddressBlock %s: %w", object.Name, err)
 	}
 	logger.Info("Wrote the addresses of a block", "ranges", object.Spec.Ranges)

@@ -30,7 +30,7 @@ type consumerKind int
 // Values of consumerKind.
 const (
 	anyPod consumerKind = iota
-	// podsOfNamespace are those of one namespace, in a pool with a limit for each.
+	// podsOfNamespace are the pods of one namespace, in a pool with a limit for each.
 	podsOfNamespace
 	// keepingPod is the pod of a StatefulSet that keeps the address for one of its links.
 	keepingPod
@@ -99,8 +99,8 @@ func keptBlock(i item, node string, blocks []network.AddressBlock) (kept *networ
 	return kept
 }
 
-// takeKept takes the block that a pod keeps, unless this or another node has it. blocks are those of
-// the network.
+// takeKept takes the block that a pod keeps, unless this or another node has it. blocks are all
+// blocks of the network.
 func (a *Allocator) takeKept(
 	ctx context.Context, i item, kept *network.AddressBlock, blocks []network.AddressBlock,
 ) error {
@@ -150,12 +150,12 @@ func (a *Allocator) adopt(ctx context.Context, kept *network.AddressBlock) (*blo
 	taken, err := a.options.API.UpdateBlock(ctx, object)
 	if err != nil {
 		if !isOutdated(err) {
-			a.uncertain.Store(true)
+			a.mustRereadBlocks.Store(true)
 		}
 		return nil, fmt.Errorf("take AddressBlock %s: %w", object.Name, err)
 	}
-	klog.FromContext(ctx).Info("Took the address that a pod keeps", "addressPool", kept.Spec.Pool, "block", kept.Name,
-		"pod", klog.KRef(kept.Spec.Namespace, kept.Spec.Pod), "ranges", kept.Spec.Ranges)
+	klog.FromContext(ctx).V(2).Info("Took the address that a pod keeps", "addressPool", kept.Spec.Pool,
+		"block", kept.Name, "pod", klog.KRef(kept.Spec.Namespace, kept.Spec.Pod), "ranges", kept.Spec.Ranges)
 	return newBlock(taken), nil
 }
 
@@ -167,10 +167,10 @@ func (a *Allocator) returnKept(ctx context.Context, b *block) error {
 	object := b.object.DeepCopy()
 	object.Spec.Node, object.ResourceVersion = "", b.version
 	if _, err := a.options.API.UpdateBlock(ctx, object); err != nil && !apierrors.IsNotFound(err) {
-		a.uncertain.Store(true)
+		a.mustRereadBlocks.Store(true)
 		return fmt.Errorf("return AddressBlock %s: %w", object.Name, err)
 	}
-	klog.FromContext(ctx).Info("Returned the address that a pod keeps", "addressPool", object.Spec.Pool,
+	klog.FromContext(ctx).V(2).Info("Returned the address that a pod keeps", "addressPool", object.Spec.Pool,
 		"block", object.Name, "pod", klog.KRef(object.Spec.Namespace, object.Spec.Pod))
 	return nil
 }

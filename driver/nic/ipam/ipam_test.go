@@ -372,7 +372,7 @@ func TestPools_nodeSelector(t *testing.T) {
 		}
 		err := a.Check(t.Context(), "storage", "default", []string{"pool-a"})
 		wantErr := `addressPools[0]: Invalid value: "pool-a": AddressPool pool-a serves nodes with the labels zone=a, ` +
-			"which node n" + zone + " does not have"
+			"which node n" + zone + " does not have: choose another pool, or label the node"
 		if got := fmt.Sprint(err); zone == "a" && err != nil || zone != "a" && got != wantErr {
 			t.Errorf("use of pool-a in zone %s: got error %v, want %q only outside of zone a", zone, err, wantErr)
 		}
@@ -527,9 +527,9 @@ func TestAssign_refuses(t *testing.T) {
 	node := newNode(t, api, "n1")
 	a := node.plugin(t.Context(), "p1", time.Second)
 	for name, want := range map[string]string{
-		"missing":     "AddressPool missing does not exist",
+		"missing":     "AddressPool missing does not exist: create it, or remove it from addressPools",
 		"overlapping": "AddressPool overlapping is not ready: overlaps pool office",
-		"deleted":     "AddressPool deleted is being deleted",
+		"deleted":     "AddressPool deleted is being deleted: wait until it is deleted, or name another pool",
 		"other-namespace": "AddressPool other-namespace does not serve namespace default: " +
 			"spec.namespaces has [team-a team-b]: use another pool",
 		"invalid": `AddressPool invalid: spec.ranges[0]: Invalid value: "x"`,
@@ -733,7 +733,7 @@ func TestAssign_besideABlockWithInvalidRanges(t *testing.T) {
 }
 
 // A node that needs only a reserved address takes no other addresses.
-func TestMaintenance_reserved(t *testing.T) {
+func TestMaintenance_takesNoBlockForReservedAddressOnly(t *testing.T) {
 	api := newFakeAPI(
 		addressPool("office", func(s *network.AddressPoolSpec) {
 			s.Ranges, s.Reserved = []string{"10.20.1.0/24"}, []string{"10.20.1.1"}

@@ -147,7 +147,7 @@ func (a *Allocator) withhold(ctx context.Context, unreadable []string) {
 		})
 	}
 	klog.FromContext(ctx).Info("Attachment records cannot be read; not assigning the addresses that they may contain",
-		"records", a.unreadableText(), "addresses", len(a.withheld))
+		"records", a.unreadableText(), "addressCount", len(a.withheld))
 }
 
 // unreadableText lists the records that cannot be read.

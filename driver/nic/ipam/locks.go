@@ -82,18 +82,18 @@ func (a *Allocator) lockAllocationUnderBlockLock(
 	if unlock, err = a.allocation.lock(ctx); err != nil {
 		return nil, err
 	}
-	if a.forgetUnlessCurrent() && !a.uncertain.Load() {
+	if a.forgetUnlessCurrent() && !a.mustRereadBlocks.Load() {
 		if err := a.update(ctx, used); err != nil {
 			unlock()
 			return nil, err
 		}
 		return unlock, nil
 	}
-	unlock()                 // assignments do not wait for the API server
-	a.uncertain.Store(false) // before the blocks are read: what changes afterward sets it again
+	unlock()                        // assignments do not wait for the API server
+	a.mustRereadBlocks.Store(false) // before the blocks are read: what changes afterward sets it again
 	unlock, err = a.reload(ctx, used)
 	if err != nil {
-		a.uncertain.Store(true)
+		a.mustRereadBlocks.Store(true)
 	}
 	return unlock, err
 }

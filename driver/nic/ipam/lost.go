@@ -95,7 +95,7 @@ func (a *Allocator) watchBlocks(ctx context.Context) {
 
 // readAgain requests maintenance, which then reads the blocks again.
 func (a *Allocator) readAgain() {
-	a.uncertain.Store(true)
+	a.mustRereadBlocks.Store(true)
 	a.askMaintenance()
 }
 
@@ -196,7 +196,7 @@ func (a *Allocator) takeBackFrom(ctx context.Context, pool *addresspool.Pool, lo
 	if set, err := inPool.IPSet(); err != nil || len(set.Ranges()) == 0 {
 		return err
 	}
-	assigned, blocks, err := a.assigned(ctx, pool)
+	assigned, blocks, err := a.assignedSet(ctx, pool)
 	if err != nil {
 		return err
 	}

@@ -72,7 +72,7 @@ func (a *Allocator) requestReread(ctx context.Context) {
 		a.rereadRecords.Store(true)
 	}
 	if len(a.lost)+len(a.unreadable) > 0 {
-		a.uncertain.Store(true)
+		a.mustRereadBlocks.Store(true)
 	}
 }
 

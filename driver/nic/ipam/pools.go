@@ -282,8 +282,8 @@ func (p *pools) checkReserved(ctx context.Context, pool *addresspool.Pool, addre
 func (p *pools) checkServes(ctx context.Context, pool *addresspool.Pool) error {
 	serves, err := p.serves(ctx, pool)
 	if err == nil && !serves[0] {
-		err = fmt.Errorf("AddressPool %s serves nodes with the labels %s, which node %s does not have",
-			pool.Name, pool.NodeSelector, p.node)
+		err = fmt.Errorf("AddressPool %s serves nodes with the labels %s, which node %s does not have: "+
+			"choose another pool, or label the node", pool.Name, pool.NodeSelector, p.node)
 	}
 	return err
 }
@@ -292,7 +292,7 @@ func (p *pools) checkServes(ctx context.Context, pool *addresspool.Pool) error {
 func find(all []*network.AddressPool, name string) (*addresspool.Pool, error) {
 	i := slices.IndexFunc(all, func(o *network.AddressPool) bool { return o.Name == name })
 	if i < 0 {
-		return nil, fmt.Errorf("AddressPool %s does not exist", name)
+		return nil, fmt.Errorf("AddressPool %s does not exist: create it, or remove it from addressPools", name)
 	}
 	pool, err := addresspool.Parse(all[i])
 	if err != nil {
@@ -303,7 +303,7 @@ func find(all []*network.AddressPool, name string) (*addresspool.Pool, error) {
 		return nil, fmt.Errorf("AddressPool %s is not ready: %s", name, c.Message)
 	}
 	if all[i].DeletionTimestamp != nil {
-		return nil, fmt.Errorf("AddressPool %s is being deleted", name)
+		return nil, fmt.Errorf("AddressPool %s is being deleted: wait until it is deleted, or name another pool", name)
 	}
 	return pool, nil
 }

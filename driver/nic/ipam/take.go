@@ -102,7 +102,7 @@ func (a *Allocator) take(ctx context.Context, i item, used func() (Used, error))
 		if err != nil || has {
 			return err
 		}
-		assigned, blocks, err := a.assigned(ctx, i.pool)
+		assigned, blocks, err := a.assignedSet(ctx, i.pool)
 		if err != nil {
 			return err
 		}
@@ -163,7 +163,7 @@ func (a *Allocator) takeNew(
 func (a *Allocator) add(ctx context.Context, taken *block) error {
 	unlock, err := a.allocation.lock(ctx)
 	if err != nil {
-		a.uncertain.Store(true) // the next reading of the blocks finds the block
+		a.mustRereadBlocks.Store(true) // the next reading of the blocks finds the block
 		return err
 	}
 	defer unlock()
@@ -222,10 +222,10 @@ func (a *Allocator) create(
 		return nil, errConflict
 	}
 	if err != nil {
-		a.uncertain.Store(true)
+		a.mustRereadBlocks.Store(true)
 		return nil, fmt.Errorf("create AddressBlock %s: %w", object.Name, err)
 	}
-	_, blocks, err := a.assigned(ctx, pool)
+	_, blocks, err := a.assignedSet(ctx, pool)
 	if err == nil && (overlaps(created, blocks) || i.exceedsLimit(blocks)) {
 		err = errConflict // other nodes may have created blocks at the same time; take looks again
 	}
