@@ -137,6 +137,35 @@ func (k *Kind) Refresh(ctx context.Context, shares []record.Share) (refreshed dr
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	p := k.planRefresh(nics, shares)
+	problems := append(p.problems, k.unmanage(p.unwanted)...)
+	k.node.RetryTrials()
+	next, failed, refreshed := k.manageAll(p.devices, nics)
+	problems = append(problems, failed...)
+	for name := range p.grants {
+		if next[name] == nil {
+			next[name] = k.absent(name, p.devices, problems)
+		}
+	}
+	k.remember(ctx, nics)
+	k.holdGateways(ctx, next, gatewaysOf(shares))
+	k.logTrials(ctx)
+	k.log(ctx, changesOf(k.devices, next, k.problems, problems))
+	k.store(next, problems, nics)
+	return refreshed, nil
+}
+
+// refreshPlan is what a Refresh has to do.
+type refreshPlan struct {
+	devices  []*device         // whose NICs are to be managed
+	grants   map[string]uint64 // see sumGrants
+	unwanted map[int]string    // see Kind.unwanted
+	problems []problem         // of the NICs that cannot be shared
+}
+
+// planRefresh plans a Refresh. It changes neither the kind nor the node. nics are the NICs of the node, and shares the
+// recorded shares. The caller holds k.mu.
+func (k *Kind) planRefresh(nics []netdev.NIC, shares []record.Share) refreshPlan {
 	planned, problems := plan(nics, k.config)
 	grants := sumGrants(shares)
 	isKnown := func(name string) bool {
@@ -144,13 +173,24 @@ func (k *Kind) Refresh(ctx context.Context, shares []record.Share) (refreshed dr
 		return granted || k.devices[name] != nil
 	}
 	nameUniquely(planned, isKnown)
-	problems = withoutExpected(problems, planned, func(name string) bool { return isKnown(name) || k.hasProblem(name) })
-	problems = append(problems, k.unmanage(k.unwanted(nics, planned, grants))...)
-	k.node.RetryTrials()
-	next := map[string]*device{}
+	for _, d := range planned {
+		d.granted = grants[d.name]
+	}
+	return refreshPlan{
+		devices: planned, grants: grants, unwanted: k.unwanted(nics, planned, grants),
+		problems: withoutExpected(problems, planned, func(name string) bool { return isKnown(name) || k.hasProblem(name) }),
+	}
+}
+
+// manageAll sets up enforcement on the NICs of planned devices. It returns the devices that can be shared, by name, and
+// the problems of the others. The caller holds k.mu.
+func (k *Kind) manageAll(
+	planned []*device, nics []netdev.NIC,
+) (shared map[string]*device, problems []problem, refreshed driver.Refreshed) {
+	shared = map[string]*device{}
 	for _, d := range planned {
 		old := k.devices[d.name]
-		d.granted, d.pci = grants[d.name], pciAttributes(d.base, func(busID string) attribute.Map {
+		d.pci = pciAttributes(d.base, func(busID string) attribute.Map {
 			return attribute.PCI(k.inventory.Sysfs(), busID)
 		})
 		refreshed.RequeueAfter = requeue.Soonest(refreshed.RequeueAfter, d.debounceCarrier(old, time.Now()))
@@ -166,23 +206,17 @@ func (k *Kind) Refresh(ctx context.Context, shares []record.Share) (refreshed dr
 			refreshed.Affected = append(refreshed.Affected, d.name)
 		}
 		delete(k.failedNICs, d.nic.Index)
-		next[d.name] = d
+		shared[d.name] = d
 	}
-	for name := range grants {
-		if next[name] == nil {
-			next[name] = k.absent(name, planned, problems)
-		}
-	}
-	k.remember(ctx, nics)
-	k.holdGateways(ctx, next, gatewaysOf(shares))
-	k.logTrials(ctx)
-	k.log(ctx, next, problems)
-	k.devices, k.problems = next, problems
-	k.refusedLinks = nil
+	return shared, problems, refreshed
+}
+
+// store makes the results of a Refresh the present ones. The caller holds k.mu.
+func (k *Kind) store(devices map[string]*device, problems []problem, nics []netdev.NIC) {
+	k.devices, k.problems, k.refusedLinks = devices, problems, nil
 	if !k.node.IsUnchecked() {
-		k.refusedLinks = linksWarnings(newStack(nics, k.config), next)
+		k.refusedLinks = linksWarnings(newStack(nics, k.config), devices)
 	}
-	return refreshed, nil
 }
 
 // hasProblem reports whether the last Refresh found a problem of a device. The caller holds k.mu.
@@ -308,47 +342,63 @@ func (k *Kind) absent(name string, planned []*device, problems []problem) *devic
 	return &d
 }
 
-// log logs what changed since the last Refresh. It requires k.mu.
-func (k *Kind) log(ctx context.Context, next map[string]*device, problems []problem) {
-	logger := klog.FromContext(ctx)
-	for name, d := range next {
-		old := k.devices[name]
+// changes are what a Refresh changed, for the log. Devices are sorted by name.
+type changes struct {
+	missing     []*device // have shares, and are newly missing from the node or the configuration
+	shared      []*device // are newly shared, or their link changed
+	singleQueue []*device // newly keep one queue, or for another reason
+	stopped     []*device // are no longer shared
+	problems    []problem // that the last Refresh did not find
+}
+
+// changesOf returns what differs between the devices and problems of two calls of Refresh.
+func changesOf(old, next map[string]*device, oldProblems, problems []problem) (c changes) {
+	for _, name := range slices.Sorted(maps.Keys(next)) {
+		d, before := next[name], old[name]
 		switch {
-		case d.absent && d.unusable == nil && (old == nil || !old.absent):
-			logger.Info("NIC with shares is missing from the node or the configuration; keeping its limits in place",
-				"device", name)
-		case !d.absent && (old == nil || old.absent || old.down != d.down || old.line != d.line):
-			logger.Info(
-				"Shared NIC",
-				"device",
-				name,
-				"interface",
-				d.nic.Name,
-				"bitsPerSecond",
-				d.line,
-				"linkDown",
-				d.down,
-				"senderKey",
-				k.node.ClassifierKey(),
-			)
+		case d.absent && d.unusable == nil && (before == nil || !before.absent):
+			c.missing = append(c.missing, d)
+		case !d.absent && (before == nil || before.absent || before.down != d.down || before.line != d.line):
+			c.shared = append(c.shared, d)
+		}
+		if d.singleQueue != "" && (before == nil || before.singleQueue != d.singleQueue) {
+			c.singleQueue = append(c.singleQueue, d)
 		}
 	}
-	for name, d := range next {
-		if old := k.devices[name]; d.singleQueue != "" && (old == nil || old.singleQueue != d.singleQueue) {
-			logger.Info("NIC keeps one queue, although its network has shaping MultiQueue",
-				"device", name, "interface", d.nic.Name, "reason", d.singleQueue)
-		}
-	}
-	for name, d := range k.devices {
+	for _, name := range slices.Sorted(maps.Keys(old)) {
 		if next[name] == nil {
-			logger.Info("Stopped sharing NIC", "device", name, "interface", d.nic.Name)
+			c.stopped = append(c.stopped, old[name])
 		}
 	}
 	for _, p := range problems {
 		known := func(old problem) bool { return old.nic == p.nic && old.err.Error() == p.err.Error() }
-		if !slices.ContainsFunc(k.problems, known) {
-			logger.Error(p.err, "Cannot share NIC", "interface", p.nic)
+		if !slices.ContainsFunc(oldProblems, known) {
+			c.problems = append(c.problems, p)
 		}
+	}
+	return c
+}
+
+// log logs what a Refresh changed.
+func (k *Kind) log(ctx context.Context, c changes) {
+	logger := klog.FromContext(ctx)
+	for _, d := range c.missing {
+		logger.Info("NIC with shares is missing from the node or the configuration; keeping its limits in place",
+			"device", d.name)
+	}
+	for _, d := range c.shared {
+		logger.Info("Shared NIC", "device", d.name, "interface", d.nic.Name, "bitsPerSecond", d.line, "linkDown", d.down,
+			"senderKey", k.node.ClassifierKey())
+	}
+	for _, d := range c.singleQueue {
+		logger.Info("NIC keeps one queue, although its network has shaping MultiQueue",
+			"device", d.name, "interface", d.nic.Name, "reason", d.singleQueue)
+	}
+	for _, d := range c.stopped {
+		logger.Info("Stopped sharing NIC", "device", d.name, "interface", d.nic.Name)
+	}
+	for _, p := range c.problems {
+		logger.Error(p.err, "Cannot share NIC", "interface", p.nic)
 	}
 }
 
