@@ -72,76 +72,98 @@ func (k *Kind) Attach(
 		return attached, err
 	}
 	defer conn.Close()
-	spec, reserved, err := k.planLink(ctx, d, share, r, sandbox, conn)
+	planned, err := k.planLink(ctx, d, share, r, sandbox, conn)
 	if err != nil {
 		return attached, err
 	}
-	var leasedRoutes []netdev.Route
-	if spec.Leases {
-		leasedRoutes, spec.Routes = splitRoutes(spec.Routes)
-	}
-	a, err := k.node.Attach(netdev.PodNamespace{File: sandbox.Namespace, Socket: conn}, spec)
+	a, err := k.node.Attach(netdev.PodNamespace{File: sandbox.Namespace, Socket: conn}, planned.LinkSpec)
 	if errors.Is(err, shape.ErrQueuesMissing) {
 		return attached, fmt.Errorf("on %s: %w; %w", d.nic.Name, err, driver.ErrRetryAttach)
 	}
 	if err != nil {
 		return attached, fmt.Errorf("on %s: %w", d.nic.Name, err)
 	}
-	link := linkOf(a, reserved)
-	if link.Sysctls, err = sysctlsOf(share); err != nil {
+	attached, link, err := k.finishAttachment(ctx, d, share, r, sandbox, conn, planned, a)
+	if err != nil {
 		return attached, k.node.Undo(err, a)
 	}
-	addresses := spec.Addresses
-	if spec.Leases {
+	k.duplicates.add(share.Device, link)
+	klog.FromContext(ctx).V(4).Info("Created link", "device", share.Device, "link", link.Name, "mac", link.MAC,
+		"addresses", link.Sources, "class", planned.Minor)
+	return attached, nil
+}
+
+// finishAttachment leases the address of a new link, if the share leases one, and returns what the driver records. The
+// caller undoes the attachment if it fails.
+func (k *Kind) finishAttachment(
+	ctx context.Context, d *device, share record.Share, r attach.Request, sandbox driver.Sandbox, conn *rtnl.Conn,
+	planned plannedLink, a netdev.Attachment,
+) (attached driver.Attached, link attach.Link, err error) {
+	link = linkOf(a, planned.reserved)
+	if link.Sysctls, err = sysctlsOf(share); err != nil {
+		return attached, link, err
+	}
+	addresses := planned.Addresses
+	if planned.Leases {
 		link.DHCP = newLease(share, r)
-		if err := k.firstLease(ctx, d, a, sandbox, conn, leasedRoutes, &link); err != nil {
-			return attached, k.node.Undo(err, a)
+		if err := k.firstLease(ctx, d, a, sandbox, conn, planned.leasedRoutes, &link); err != nil {
+			return attached, link, err
 		}
 		addresses = append(addresses, leaseOf(link).Address)
 	}
 	if attached, err = attachedResult(a, sandbox, link); err != nil {
-		return attached, k.node.Undo(err, a)
+		return attached, link, err
 	}
 	attached.NetworkData = networkData(link.Name, a.MAC, addresses)
 	attached.Attributes = attributesOf(link.Nameservers)
-	k.duplicates.add(share.Device, link)
-	klog.FromContext(ctx).V(4).Info("Created link", "device", share.Device, "link", link.Name, "mac", link.MAC,
-		"addresses", link.Sources, "class", spec.Minor)
-	return attached, nil
+	return attached, link, nil
 }
 
-// planLink returns the configuration of a share's link, and the record that Reserve has made for it. It refuses
-// addresses that another host on the network has.
+// plannedLink is the configuration of a share's link.
+type plannedLink struct {
+	netdev.LinkSpec
+	// reserved is the record that Reserve has made for the link.
+	reserved attach.Link
+	// leasedRoutes are the routes that need the leased address. LinkSpec has the others.
+	leasedRoutes []netdev.Route
+}
+
+// planLink returns the configuration of a share's link. It refuses addresses that another host on the network has.
 func (k *Kind) planLink(
 	ctx context.Context, d *device, share record.Share, r attach.Request, sandbox driver.Sandbox, conn *rtnl.Conn,
-) (spec netdev.LinkSpec, reserved attach.Link, err error) {
+) (planned plannedLink, err error) {
 	cookie, err := conn.Cookie()
 	if err != nil {
-		return spec, reserved, err
+		return planned, err
 	}
 	if cookie == k.node.Cookie() {
-		return spec, reserved, errors.New("the pod uses the node's network (hostNetwork): a share of a NIC cannot be " +
+		return planned, errors.New("the pod uses the node's network (hostNetwork): a share of a NIC cannot be " +
 			"attached to it: set hostNetwork: false, or remove the claim")
 	}
-	if spec, err = linkSpec(d, share, macOf(share, r, cookie)); err != nil {
-		return spec, reserved, err
+	spec := &planned.LinkSpec
+	if *spec, err = linkSpec(d, share, macOf(share, r, cookie)); err != nil {
+		return planned, err
 	}
 	found, err := d.refuseDuplicates(ctx, spec.MAC, spec.Addresses)
 	if err != nil {
-		return spec, reserved, err
+		return planned, err
 	}
 	if len(found) > 0 {
-		return spec, reserved, fmt.Errorf("addresses: another host on the network has the address: %s on network %s: "+
+		return planned, fmt.Errorf("addresses: another host on the network has the address: %s on network %s: "+
 			"change that host or the claim", found, d.network.Name)
 	}
 	spec.Alias = alias(r.Pod, share)
-	if reserved, err = addReserved(&spec, sandbox.Reserved); err != nil { // Reserve has probed these addresses
-		return spec, reserved, err
+	if planned.reserved, err = addReserved(spec, sandbox.Reserved); err != nil { // Reserve has probed these addresses
+		return planned, err
 	}
-	if spec.Leases && sandbox.Packet == nil {
+	if !spec.Leases {
+		return planned, nil
+	}
+	planned.leasedRoutes, spec.Routes = splitRoutes(spec.Routes)
+	if sandbox.Packet == nil {
 		err = driver.ErrPacketNeeded
 	}
-	return spec, reserved, err
+	return planned, err
 }
 
 // sysctlsOf returns the kernel parameters that the hook sets for the link of a share: netlink
