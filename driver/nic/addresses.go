@@ -96,24 +96,12 @@ func (k *Kind) Reserve(
 			return err
 		}
 	}
-	link := attach.Link{
-		Parent: d.nic.Index, MAC: macOf(share, r, reserved.Namespace.Cookie).String(), Network: network,
-	}
-	request := ipam.Request{
-		Pools: p.AddressPools, Network: network, Reserved: addrsOf(static),
-		PodNamespace: r.Pod.Namespace,
-		Owner:        ownerOf(r.ClaimUID, share.Name, reserved.Namespace.Cookie, r.Pod),
-		Keep:         ptr.Deref(p.KeepAddresses, false), Pod: r.Pod.Name, Interface: p.InterfaceName,
-	}
+	cookie := reserved.Namespace.Cookie
+	request := reservationRequest(share, r, p, static, network, cookie)
+	unassigned := attach.Link{Parent: d.nic.Index, MAC: macOf(share, r, cookie).String(), Network: network}
+	link := unassigned
 	assign := func(assigned ipam.Assignment) (err error) {
-		link.Addresses, link.Nameservers = nil, nil
-		for _, address := range assigned.Addresses {
-			link.Addresses = append(link.Addresses, address.String())
-		}
-		for _, server := range assigned.Nameservers {
-			link.Nameservers = append(link.Nameservers, server.String())
-		}
-		if reserved.Payload, err = json.Marshal(reservation{Link: link, Routes: routesOf(assigned.Routes)}); err != nil {
+		if link, reserved.Payload, err = payloadOf(unassigned, assigned); err != nil {
 			return err
 		}
 		return write(reserved)
@@ -121,6 +109,31 @@ func (k *Kind) Reserve(
 	return k.assignUnused(ctx, request, k.usedIn(records), assign, func() (addressOwners, error) {
 		return k.refusedAddresses(ctx, d, link, static)
 	})
+}
+
+// reservationRequest returns the request for the addresses of a link.
+func reservationRequest(
+	share record.Share, r attach.Request, p params.NetworkAttachment, static []netip.Prefix, network string, cookie uint64,
+) ipam.Request {
+	return ipam.Request{
+		Pools: p.AddressPools, Network: network, Reserved: addrsOf(static),
+		PodNamespace: r.Pod.Namespace,
+		Owner:        ownerOf(r.ClaimUID, share.Name, cookie, r.Pod),
+		Keep:         ptr.Deref(p.KeepAddresses, false), Pod: r.Pod.Name, Interface: p.InterfaceName,
+	}
+}
+
+// payloadOf returns a link with its assigned addresses, and the payload of its reservation.
+func payloadOf(unassigned attach.Link, assigned ipam.Assignment) (attach.Link, json.RawMessage, error) {
+	link := unassigned
+	for _, address := range assigned.Addresses {
+		link.Addresses = append(link.Addresses, address.String())
+	}
+	for _, server := range assigned.Nameservers {
+		link.Nameservers = append(link.Nameservers, server.String())
+	}
+	payload, err := json.Marshal(reservation{Link: link, Routes: routesOf(assigned.Routes)})
+	return link, payload, err
 }
 
 // assignUnused assigns the addresses of a request, and assigns others as long as other hosts on the
