@@ -103,24 +103,46 @@ func (r *renewer) finish(f finishedTask) {
 
 // start starts the tasks that are due, and returns the time of the next call.
 func (r *renewer) start(ctx context.Context, workers *sync.WaitGroup) time.Duration {
-	all, err := r.mayHaveLeases()
+	leased, err := r.scan()
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Failed to read attachment records; not renewing the leases of some links")
 	}
-	now, seen, wait := dhcp.SinceBoot(), map[leaseID]bool{}, leasesInterval
-	states := leaseStates{}
+	now, states := dhcp.SinceBoot(), leaseStates{}
+	for _, l := range leased {
+		states[stateOf(l.link, now)]++
+	}
+	r.kind.leases.Store(&states)
+	wait := r.startDue(ctx, workers, leased, now)
+	if err == nil {
+		r.prune(leased)
+	}
+	return wait
+}
+
+// scan returns the attached links that lease an address, and remembers those that do not. If some records cannot be
+// read, it returns the others and an error.
+func (r *renewer) scan() (leased []leasedLink, err error) {
+	all, err := r.mayHaveLeases()
 	for _, a := range all {
 		link, err := a.Record.Link()
-		if err != nil || link.Index == 0 { // not attached yet
-			continue
+		switch {
+		case err != nil || link.Index == 0: // not attached yet
+		case link.DHCP == nil:
+			r.withoutLease[leaseIDOf(&a.Record)] = true
+		default:
+			leased = append(leased, leasedLink{kind: r.kind, attachments: r.attachments, Attachment: a, link: link})
 		}
-		id := leaseIDOf(&a.Record)
-		if link.DHCP == nil {
-			r.withoutLease[id] = true
-			continue
-		}
-		seen[id] = true
-		states[stateOf(link, now)]++
+	}
+	return leased, err
+}
+
+// startDue starts the tasks that are due at a time since boot, and returns the time until the next one is due.
+func (r *renewer) startDue(
+	ctx context.Context, workers *sync.WaitGroup, leased []leasedLink, now time.Duration,
+) (wait time.Duration) {
+	wait = leasesInterval
+	for _, l := range leased {
+		id := leaseIDOf(&l.Record)
 		task := r.tasks[id]
 		if task == nil {
 			task = &leaseTask{next: now}
@@ -135,19 +157,26 @@ func (r *renewer) start(ctx context.Context, workers *sync.WaitGroup) time.Durat
 			r.running++
 			attempt := *task
 			workers.Go(func() {
-				attempt.run(ctx, r.kind, r.attachments, a, link)
+				attempt.run(ctx, l)
 				r.done <- finishedTask{id, attempt}
 			})
 		}
 	}
-	r.kind.leases.Store(&states)
+	return wait
+}
+
+// prune removes the tasks of links that are no longer attached, except running ones.
+func (r *renewer) prune(leased []leasedLink) {
+	seen := map[leaseID]bool{}
+	for _, l := range leased {
+		seen[leaseIDOf(&l.Record)] = true
+	}
 	for id, task := range r.tasks {
-		if err == nil && !seen[id] && !task.running {
+		if !seen[id] && !task.running {
 			delete(r.tasks, id)
 			r.kind.leaseFailures.Delete(id)
 		}
 	}
-	return wait
 }
 
 // mayHaveLeases returns the attachments that are not in withoutLease, from which it removes ended ones.
@@ -165,19 +194,16 @@ func (r *renewer) mayHaveLeases() ([]driver.Attachment, error) {
 }
 
 // run performs the due task of a link, and sets the time of the next one.
-func (t *leaseTask) run(
-	ctx context.Context, k *Kind, attachments driver.Attachments, a driver.Attachment, link attach.Link,
-) {
-	ctx = driver.WithAttachment(ctx, a.Record.ClaimUID, a.Record.Share, a.Record.Pod)
-	l := leasedLink{kind: k, attachments: attachments, Attachment: a, link: link}
+func (t *leaseTask) run(ctx context.Context, l leasedLink) {
+	ctx = driver.WithAttachment(ctx, l.Record.ClaimUID, l.Record.Share, l.Record.Pod)
 	wait, err := t.act(ctx, l)
 	if err == nil {
-		k.leaseFailures.Delete(leaseIDOf(&a.Record))
+		l.kind.leaseFailures.Delete(leaseIDOf(&l.Record))
 	}
 	if err != nil && !errors.Is(err, driver.ErrOutdated) && ctx.Err() == nil {
-		k.leaseFailures.Store(leaseIDOf(&a.Record), err.Error())
+		l.kind.leaseFailures.Store(leaseIDOf(&l.Record), err.Error())
 		klog.FromContext(ctx).Error(err, "Failed to keep the leased address of a link; trying again",
-			"address", link.DHCP.Address, "server", link.DHCP.Server, "wait", wait)
+			"address", l.link.DHCP.Address, "server", l.link.DHCP.Server, "wait", wait)
 	}
 	t.running = false
 	if err != nil {
