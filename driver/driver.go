@@ -265,30 +265,40 @@ func (d *Driver) Start(ctx context.Context) (wait func() error, err error) {
 		return nil, err
 	}
 	d.serve(ctx, &group, "watch of the Node", func(ctx context.Context) error { return d.watchNode(ctx, uid) })
-	helper, err := kubeletplugin.Start(ctx, d, d.pluginOptions(uid)...)
-	if err != nil {
-		return nil, fmt.Errorf(
-			"register with the kubelet: %w: do %s and %s exist?",
-			err,
-			d.options.PluginDir,
-			d.options.RegistryDir,
-		)
+	if err := d.register(ctx, uid); err != nil {
+		return nil, err
 	}
-	d.helper = helper
-	close(d.helperReady)
 	d.startLoops(ctx, &group, probes)
 	return func() error {
 		<-ctx.Done()
-		helper.Stop()
-		group.Wait()
-		if err := d.handover.stop(func() { d.cleanup(context.WithoutCancel(ctx)) }); err != nil {
-			return err
-		}
-		if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
-			return cause
-		}
-		return nil
+		return d.shutdown(ctx, &group)
 	}, nil
+}
+
+// register starts the helper, which serves the kubelet and registers the plugin. uid is the UID of the Node, or "".
+func (d *Driver) register(ctx context.Context, uid types.UID) error {
+	helper, err := kubeletplugin.Start(ctx, d, d.pluginOptions(uid)...)
+	if err != nil {
+		return fmt.Errorf("register with the kubelet: %w: do %s and %s exist?", err, d.options.PluginDir,
+			d.options.RegistryDir)
+	}
+	d.helper = helper
+	close(d.helperReady)
+	return nil
+}
+
+// shutdown stops the helper after ctx has ended, waits for everything that Start started, and hands the node over, or
+// cleans it up. It returns nil if ctx was canceled, and otherwise the error of the service that ended it.
+func (d *Driver) shutdown(ctx context.Context, group *sync.WaitGroup) error {
+	d.helper.Stop()
+	group.Wait()
+	if err := d.handover.stop(func() { d.cleanup(context.WithoutCancel(ctx)) }); err != nil {
+		return err
+	}
+	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
+		return cause
+	}
+	return nil
 }
 
 // prepareToServe makes records, devices, and attachments agree before the driver serves any request.
