@@ -165,28 +165,8 @@ type Options struct {
 // about 20 ms, during most of which it holds no lock.
 const parallelDeletions = 16
 
-// NewNode returns a Node for the caller's network namespace.
-func NewNode(o Options) (*Node, error) {
-	conn, err := rtnl.Open()
-	if err != nil {
-		return nil, err
-	}
-	cookie, err := conn.Cookie()
-	if err != nil {
-		return nil, errors.Join(err, conn.Close())
-	}
-	nsid, err := conn.OwnNamespaceID()
-	if err != nil {
-		return nil, errors.Join(err, conn.Close())
-	}
-	portID, err := conn.PortID()
-	if err != nil {
-		return nil, errors.Join(err, conn.Close())
-	}
-	deletions, err := rtnl.OpenPool(parallelDeletions)
-	if err != nil {
-		return nil, errors.Join(err, conn.Close())
-	}
+// withDefaults returns the options with the defaults of those that are not set.
+func (o Options) withDefaults() Options {
 	if len(o.Keys) == 0 {
 		o.Keys = classify.Keys()
 	}
@@ -195,6 +175,37 @@ func NewNode(o Options) (*Node, error) {
 	}
 	if o.BPFFS == "" {
 		o.BPFFS = "/sys/fs/bpf"
+	}
+	return o
+}
+
+// identifyNamespace returns the cookie of the network namespace of a connection, the namespace's ID in itself, and the
+// port ID of the connection.
+func identifyNamespace(conn *rtnl.Conn) (cookie uint64, nsid int, portID uint32, err error) {
+	if cookie, err = conn.Cookie(); err != nil {
+		return 0, 0, 0, err
+	}
+	if nsid, err = conn.OwnNamespaceID(); err != nil {
+		return 0, 0, 0, err
+	}
+	portID, err = conn.PortID()
+	return cookie, nsid, portID, err
+}
+
+// NewNode returns a Node for the caller's network namespace.
+func NewNode(o Options) (*Node, error) {
+	o = o.withDefaults()
+	conn, err := rtnl.Open()
+	if err != nil {
+		return nil, err
+	}
+	cookie, nsid, portID, err := identifyNamespace(conn)
+	if err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	deletions, err := rtnl.OpenPool(parallelDeletions)
+	if err != nil {
+		return nil, errors.Join(err, conn.Close())
 	}
 	return &Node{
 		conn:       conn,
@@ -280,36 +291,23 @@ func (n *Node) Manage(c NICConfig) (changed bool, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if !c.Enforce {
-		delete(n.arrivals, c.Index)
-		changed, err = n.removeEnforcement(c.Name, c.Index)
-		n.managed[c.Index] = managedNIC{NICConfig: c}
-		return changed, err
+		return n.manageWithoutEnforcement(c)
 	}
 	if err := n.openClassifier(); err != nil {
 		return false, err
 	}
-	c.Rates = n.rates(c)
-	if c.Policy.NodeAddresses, err = nodeAddresses(c); err != nil {
-		return false, err
-	}
 	old, known := n.managed[c.Index]
-	if !known {
-		if err := n.resumeGuard(c.Index); err != nil {
-			return false, err
-		}
-	}
-	c.Policy = n.withGuard(c.Policy, c.Index)
-	trees, oneTree, err := n.trees(c, old.trees, known)
+	desired, err := n.desired(c, old, known)
 	if err != nil {
 		return false, err
 	}
-	if known && reflect.DeepEqual(old.NICConfig, c) && trees == old.trees {
+	if known && reflect.DeepEqual(old.NICConfig, desired.NICConfig) && old.trees == desired.trees {
 		intact, err := n.isIntact(old)
 		if err != nil {
 			return false, err
 		}
 		if intact {
-			old.oneTree = oneTree
+			old.oneTree = desired.oneTree
 			n.managed[c.Index] = old
 			return false, n.watchArrival(c.Index)
 		}
@@ -319,7 +317,33 @@ func (n *Node) Manage(c NICConfig) (changed bool, err error) {
 			return false, err
 		}
 	}
-	return n.setUpEnforcement(managedNIC{NICConfig: c, trees: trees, oneTree: oneTree})
+	return n.setUpEnforcement(desired)
+}
+
+// manageWithoutEnforcement removes enforcement from a NIC, and reports whether it found any. The caller holds n.mu.
+func (n *Node) manageWithoutEnforcement(c NICConfig) (changed bool, err error) {
+	delete(n.arrivals, c.Index)
+	changed, err = n.removeEnforcement(c.Name, c.Index)
+	n.managed[c.Index] = managedNIC{NICConfig: c}
+	return changed, err
+}
+
+// desired returns the state in which setUpEnforcement has to bring a NIC, except its devices. old is the NIC as it is
+// managed, if it is known. If it is not, desired resumes the guard of an earlier process. The caller holds n.mu and has
+// opened the classifier.
+func (n *Node) desired(c NICConfig, old managedNIC, known bool) (desired managedNIC, err error) {
+	c.Rates = n.rates(c)
+	if c.Policy.NodeAddresses, err = nodeAddresses(c); err != nil {
+		return desired, err
+	}
+	if !known {
+		if err := n.resumeGuard(c.Index); err != nil {
+			return desired, err
+		}
+	}
+	c.Policy = n.withGuard(c.Policy, c.Index)
+	trees, oneTree, err := n.trees(c, old.trees, known)
+	return managedNIC{NICConfig: c, trees: trees, oneTree: oneTree}, err
 }
 
 // openClassifier loads the classifier, unless it is loaded: it tries the keys on this node, uses the
