@@ -10,7 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	admissionv1 "k8s.io/api/admission/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -18,10 +17,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	"github.com/dra-shared/dra-driver-shared/controlplane/mode"
+	"github.com/dra-shared/dra-driver-shared/test/metricslint"
 )
 
 func TestDenials_Count(t *testing.T) {
-	registry := prometheus.NewRegistry()
+	registry := metricslint.NewRegistry()
 	denials, err := NewDenials(registry)
 	if err != nil {
 		t.Fatal(err)
@@ -45,6 +45,7 @@ func TestDenials_Count(t *testing.T) {
 	if n, err := testutil.GatherAndCount(registry); err != nil || n != 1 {
 		t.Errorf("metrics: got %d, error %v, want 1: errors are not denials", n, err)
 	}
+	registry.Check(t, "dra_shared_admission_denials_total")
 }
 
 // A denial keeps its reason when a caller adds context to the error.

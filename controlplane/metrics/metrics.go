@@ -34,9 +34,9 @@ import (
 const collectTimeout = 5 * time.Second
 
 var (
-	modeDesc = prometheus.NewDesc("dra_shared_mode",
+	modeDesc = prometheus.NewDesc("dra_shared_mode_info",
 		"1 for the mode in which the controller runs.", []string{"mode"}, nil)
-	versionsDesc = prometheus.NewDesc("dra_shared_kubernetes_podgroups",
+	versionsDesc = prometheus.NewDesc("dra_shared_kubernetes_podgroups_info",
 		"1 for each version in which the API server had PodGroups of Kubernetes when the controller started.",
 		[]string{"version"}, nil)
 	groupsDesc = prometheus.NewDesc("dra_shared_podgroups",

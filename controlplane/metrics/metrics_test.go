@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/utils/clock"
 	testclock "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -25,6 +26,7 @@ import (
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/controlplane/mode"
+	"github.com/dra-shared/dra-driver-shared/test/metricslint"
 )
 
 var start = time.Date(2026, 12, 1, 0, 0, 0, 0, time.UTC)
@@ -92,6 +94,30 @@ func pod(name, claim string, phase corev1.PodPhase, gated bool) *corev1.Pod {
 	return p
 }
 
+// newCollector returns the collector of a controller in bridge mode.
+func newCollector(t *testing.T, clock clock.PassiveClock, objects ...client.Object) *Collector {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{clientscheme.AddToScheme, scheduling.AddToScheme} {
+		if err := add(scheme); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return &Collector{
+		Client: fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).Build(),
+		Mode:   mode.Bridge, PodGroupVersions: []string{"v1alpha2"}, Clock: clock,
+	}
+}
+
+func TestCollector_exposition(t *testing.T) {
+	registry := metricslint.NewRegistry()
+	registry.MustRegister(newCollector(t, testclock.NewFakePassiveClock(start)))
+	registry.Check(t, "dra_shared_gated_pods", "dra_shared_gated_pods_age_seconds",
+		"dra_shared_kubernetes_podgroups_info", "dra_shared_mode_info", "dra_shared_podgroups",
+		"dra_shared_reserved_for_claims", "dra_shared_shards", "dra_shared_unused_held_claims",
+		"dra_shared_unused_held_claims_age_seconds")
+}
+
 func TestCollector_Collect(t *testing.T) {
 	ready := condition(scheduling.ConditionClaimsReady, metav1.ConditionTrue, scheduling.ReasonGenerated)
 	objects := []client.Object{
@@ -113,22 +139,13 @@ func TestCollector_Collect(t *testing.T) {
 		pod("ended", "c", corev1.PodSucceeded, false),
 		pod("waits", "a", corev1.PodPending, true),
 	}
-	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{clientscheme.AddToScheme, scheduling.AddToScheme} {
-		if err := add(scheme); err != nil {
-			t.Fatal(err)
-		}
-	}
 	clock := testclock.NewFakePassiveClock(start.Add(time.Minute))
-	c := &Collector{
-		Client: fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).Build(),
-		Mode:   mode.Bridge, PodGroupVersions: []string{"v1alpha2"}, Clock: clock,
-	}
+	c := newCollector(t, clock, objects...)
 	const head = `
 dra_shared_gated_pods 1
 dra_shared_gated_pods_age_seconds %GATED
-dra_shared_kubernetes_podgroups{version="v1alpha2"} 1
-dra_shared_mode{mode="bridge"} 1
+dra_shared_kubernetes_podgroups_info{version="v1alpha2"} 1
+dra_shared_mode_info{mode="bridge"} 1
 dra_shared_podgroups{state="ClaimDeleted"} 0
 dra_shared_podgroups{state="ClaimMissing"} 1
 dra_shared_podgroups{state="Held"} 1
@@ -167,8 +184,8 @@ dra_shared_unused_held_claims_age_seconds %UNUSED
 func samples(t *testing.T, c prometheus.Collector) string {
 	t.Helper()
 	text, err := testutil.CollectAndFormat(c, expfmt.TypeTextPlain, "dra_shared_gated_pods",
-		"dra_shared_gated_pods_age_seconds", "dra_shared_kubernetes_podgroups", "dra_shared_mode", "dra_shared_podgroups",
-		"dra_shared_reserved_for_claims", "dra_shared_shards",
+		"dra_shared_gated_pods_age_seconds", "dra_shared_kubernetes_podgroups_info", "dra_shared_mode_info",
+		"dra_shared_podgroups", "dra_shared_reserved_for_claims", "dra_shared_shards",
 		"dra_shared_unused_held_claims", "dra_shared_unused_held_claims_age_seconds")
 	if err != nil {
 		t.Fatal(err)
