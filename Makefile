@@ -264,7 +264,7 @@ lint: bin/golangci-lint $(LINT_CHECKS) ## check style, and which package imports
 lint-words: ## reject wordings that read like a translation [ARGS=--count]
 	@$(LINT) words $(ARGS)
 
-lint-lines: ## reject lines of more than 120 columns in Go files and in prose [ARGS=--count]
+lint-lines: ## reject lines of more than 120 columns in Go files, prose, and comments [ARGS=--count]
 	@$(LINT) lines $(ARGS)
 
 lint-headers: ## reject source files without a license header [ARGS=--count]

@@ -2,8 +2,8 @@
 # Copyright The dra-driver-shared Authors.
 # SPDX-License-Identifier: Apache-2.0
 
-# Runs a Job whose pods share two claims of the Job (KEP-762): it is suspended, resumed, and deleted. Then the real JobSet
-# controller runs a JobSet with a claim for each of its Jobs: it is restarted after a failure, and deleted.
+# Runs a Job whose pods share two claims of the Job (KEP-762): it is suspended, resumed, and deleted. Then the real
+# JobSet controller runs a JobSet with a claim for each of its Jobs: it is restarted after a failure, and deleted.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 cluster=.cluster-jobset

@@ -2,7 +2,8 @@
 # Copyright The dra-driver-shared Authors.
 # SPDX-License-Identifier: Apache-2.0
 
-# Attaches pods with addresses of a pool under random faults, and writes the section about it in docs/dev/scale-addresses.md.
+# Attaches pods with addresses of a pool under random faults, and writes the section about it in
+# docs/dev/scale-addresses.md.
 # usage: addresses.sh ATTACHES [SEED]
 set -euo pipefail
 cd "$(dirname "$0")/../.."

@@ -11,12 +11,15 @@ import (
 	"unicode/utf8"
 )
 
-// maxColumns is the length of the longest line in Go files and of prose in Markdown files. A tab counts as one
-// column, as in golangci-lint's lll.
+// maxColumns is the length of the longest line in Go files, of prose in Markdown files, and of comments in YAML files,
+// templates, stories, and scripts. A tab counts as one column, as in golangci-lint's lll.
 const maxColumns = 120
 
-// checkLines returns the lines of a Go file, and the lines of prose of a Markdown file, that are too long. Generated
-// files are not checked.
+// commented matches the files of which only comments are checked.
+var commented = regexp.MustCompile(`\.(yaml|yml|tpl|txtar|sh)$`)
+
+// checkLines returns the lines of a Go file, the lines of prose of a Markdown file, and the comments of other files,
+// that are too long. Generated files are not checked.
 func checkLines(name string, content []byte) []finding {
 	var columns func(line string) int
 	switch {
@@ -24,6 +27,8 @@ func checkLines(name string, content []byte) []finding {
 		columns = goColumns
 	case strings.HasSuffix(name, ".md") && !bytes.HasPrefix(content, []byte("<!-- Code generated ")):
 		columns = markdownColumns()
+	case commented.MatchString(name) && !generated(content):
+		columns = commentColumns
 	default:
 		return nil
 	}
@@ -45,6 +50,18 @@ func goColumns(line string) int {
 		return 0
 	}
 	return utf8.RuneCountInString(line)
+}
+
+// commentOnly matches a line that consists of a comment, or of a part of one, in a script or a template.
+var commentOnly = regexp.MustCompile(`^\s*(#|\{\{-?\s*/\*)`)
+
+// commentColumns returns the number of columns of a line that is a comment, without those of addresses; 0 for other
+// lines, which often cannot be broken.
+func commentColumns(line string) int {
+	if !commentOnly.MatchString(line) {
+		return 0
+	}
+	return utf8.RuneCountInString(linkTarget.ReplaceAllString(line, ""))
 }
 
 // linkTarget matches the target of a link, and an address, in Markdown.

@@ -52,7 +52,7 @@ app.kubernetes.io/component: controller
     helm.sh/hook-output-log-policy: hook-failed
 {{- end }}
 
-{{- /* CEL: the request asks for more than zero groups, under either name of the capacity. Without a number, it does. */}}
+{{- /* CEL: the request asks for more than zero groups, under either name of the capacity, or has no number. */}}
 {{- define "dra-driver-shared.asksForGroups" -}}
 {{- $request := index . 0 -}}
 ["groups", {{ printf "%s/groups" (index . 1) | quote }}].all(name, !{{ $request }}.?capacity.?requests[?name].hasValue() || quantity(string({{ $request }}.?capacity.?requests[?name].value())).isGreaterThan(quantity("0")))
