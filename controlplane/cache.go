@@ -19,7 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
-	"github.com/dra-shared/dra-driver-shared/controlplane/endpoints"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/controlplane/trim"
 )
 
@@ -49,7 +49,7 @@ func cacheOptions(driver string) (cache.Options, error) {
 			&appsv1.StatefulSet{}:        {Transform: trim.StatefulSet},
 			&resourceapi.ResourceClaim{}: {Transform: trim.Claim(driver)},
 			&discoveryv1.EndpointSlice{}: {
-				Label: labels.SelectorFromSet(labels.Set{discoveryv1.LabelManagedBy: endpoints.ManagedBy}),
+				Label: labels.SelectorFromSet(labels.Set{discoveryv1.LabelManagedBy: v1alpha1.ManagedByController}),
 			},
 		},
 	}, nil

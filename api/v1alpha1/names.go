@@ -213,3 +213,11 @@ const (
 	// FieldManagerHolders writes the condition Held.
 	FieldManagerHolders = "dra-shared-controller-holders"
 )
+
+// Managers of objects. They are values of the labels endpointslice.kubernetes.io/managed-by and
+// app.kubernetes.io/managed-by.
+const (
+	// ManagedByController marks the EndpointSlices of the controller, and the PodGroups that
+	// it creates as a dry run.
+	ManagedByController = "controller.dra-shared.dev"
+)

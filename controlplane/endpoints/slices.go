@@ -14,14 +14,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
+
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 )
 
-const (
-	// ManagedBy is the value of the label endpointslice.kubernetes.io/managed-by.
-	ManagedBy = "controller.dra-shared.dev"
-	// maxEndpoints is the API's limit for one EndpointSlice.
-	maxEndpoints = 1000
-)
+// maxEndpoints is the API's limit for one EndpointSlice.
+const maxEndpoints = 1000
 
 // podLink is a link of a pod on the network of a Service.
 type podLink struct {
@@ -58,12 +56,19 @@ func slicesOf(service *corev1.Service, links []podLink) (all []*discoveryv1.Endp
 	return all, nil
 }
 
+// managedLabels returns the labels by which the controller finds its slices of a Service.
+func managedLabels(service *corev1.Service) map[string]string {
+	return map[string]string{
+		discoveryv1.LabelServiceName: service.Name, discoveryv1.LabelManagedBy: v1alpha1.ManagedByController,
+	}
+}
+
 func sliceOf(
 	service *corev1.Service, family discoveryv1.AddressType, n int, endpoints []discoveryv1.Endpoint,
 	ports []discoveryv1.EndpointPort,
 ) *discoveryv1.EndpointSlice {
 	suffix := map[discoveryv1.AddressType]string{discoveryv1.AddressTypeIPv4: "4", discoveryv1.AddressTypeIPv6: "6"}
-	labels := map[string]string{discoveryv1.LabelServiceName: service.Name, discoveryv1.LabelManagedBy: ManagedBy}
+	labels := managedLabels(service)
 	if service.Spec.ClusterIP == corev1.ClusterIPNone {
 		labels[corev1.IsHeadlessService] = ""
 	}

@@ -23,6 +23,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
+
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 )
 
 // Mode is the mode of the control plane.
@@ -115,7 +117,7 @@ func Detect(ctx context.Context, cluster kubernetes.Interface, namespace string)
 // probeLabels are the labels of the PodGroup of the dry run, because policies of a cluster may require labels.
 var probeLabels = map[string]string{
 	"app.kubernetes.io/name":       "dra-driver-shared",
-	"app.kubernetes.io/managed-by": "controller.dra-shared.dev",
+	"app.kubernetes.io/managed-by": v1alpha1.ManagedByController,
 }
 
 // isDenial reports whether a policy or a webhook denied a request. The messages of the API server differ from that of

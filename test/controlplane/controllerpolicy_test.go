@@ -26,6 +26,7 @@ import (
 
 	network "github.com/dra-shared/dra-driver-shared/api/network/v1alpha1"
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
+	"github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/test/eventually"
 )
 
@@ -245,7 +246,7 @@ func TestPolicy_controllerEndpointSlices(t *testing.T) {
 	slice := func(of *corev1.Service, owner types.UID) *discoveryv1.EndpointSlice {
 		s := &discoveryv1.EndpointSlice{ObjectMeta: objectMeta(ns, of.Name+"-shared-4-0")}
 		s.Labels = map[string]string{
-			discoveryv1.LabelServiceName: of.Name, discoveryv1.LabelManagedBy: "controller.dra-shared.dev",
+			discoveryv1.LabelServiceName: of.Name, discoveryv1.LabelManagedBy: v1alpha1.ManagedByController,
 		}
 		s.OwnerReferences = []metav1.OwnerReference{
 			{APIVersion: "v1", Kind: "Service", Name: of.Name, UID: owner, Controller: ptr.To(true)},
