@@ -36,9 +36,9 @@ func TestSuite_portable(t *testing.T) {
 	}
 }
 
-// TestNotAttached runs the case of NET-02 with a node that starts the pod, and with a node
+// TestCaseNotAttached_failsIfContainerStarted runs the case of NET-02 with a node that starts the pod, and with a node
 // that does not start it.
-func TestNotAttached(t *testing.T) {
+func TestCaseNotAttached_failsIfContainerStarted(t *testing.T) {
 	for _, test := range []struct {
 		name  string
 		first *corev1.ContainerState // of the first container; nil if it does not become known

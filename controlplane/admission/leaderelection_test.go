@@ -130,7 +130,7 @@ func TestShards_asksTheLeadingReplica(t *testing.T) {
 
 // A renewal that leaves the record unchanged does not count: the record contains the time
 // of the renewal.
-func TestLeader_observesRenewals(t *testing.T) {
+func TestLeadingReplica_observesRenewals(t *testing.T) {
 	clock := testclock.NewFakePassiveClock(time.Now())
 	record := resourcelock.LeaderElectionRecord{HolderIdentity: "other_uid_10.0.0.1:9443"}
 	lock := &fakeLock{identity: "self", record: record}

@@ -128,7 +128,7 @@ func toUnstructured(t *testing.T, text string) *unstructured.Unstructured {
 	return o
 }
 
-func TestJobs_denies(t *testing.T) {
+func TestListedClaims_Handle_denies(t *testing.T) {
 	const path = `spec.template.metadata.annotations[scheduling.dra-shared.dev/job-claims]`
 	const setPath = `spec.replicatedJobs[1].template.` + path
 	job := func(annotation string) string { return jobYAML(annotation, "", "") }
@@ -205,7 +205,7 @@ func cronJobYAML(annotation string) string {
 
 // The replicated jobs of a JobSet often list the same claims. The API server is asked once about them: a hundred
 // requests would take longer than the timeout of the webhook.
-func TestJobs_asksOnceAboutTheSameClaims(t *testing.T) {
+func TestListedClaims_Handle_asksOnceAboutSameClaims(t *testing.T) {
 	jobs := newJobs(t)
 	requests := 0
 	c, ok := jobs.Client.(client.WithWatch)
@@ -230,7 +230,7 @@ func TestJobs_asksOnceAboutTheSameClaims(t *testing.T) {
 	}
 }
 
-func TestJobs_allows(t *testing.T) {
+func TestListedClaims_Handle_allows(t *testing.T) {
 	job := func(annotation string) string { return jobYAML(annotation, "", "") }
 	suspend := func(job string) string { return strings.Replace(job, "spec: {", "spec: {suspend: true, ", 1) }
 	for _, tc := range []struct{ name, user, old, now, warning string }{
