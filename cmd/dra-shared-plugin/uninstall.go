@@ -161,12 +161,9 @@ func checkGroups(ctx context.Context, client metadata.Interface) error {
 		names = append(names, g.Namespace+"/"+g.Name)
 	}
 	return fmt.Errorf(
-		"%d PodGroups exist: %s: delete them and their pods first (kubectl delete podgroups.%s -n NAMESPACE NAME), "+
-			"or their claims stay reserved until the driver is installed again",
-		len(names),
-		strings.Join(names[:min(len(names), maxListed)], ", "),
-		scheduling.GroupName,
-	)
+		"PodGroups exist: %s: delete them and their pods first (kubectl delete podgroups.%s -n NAMESPACE NAME), "+
+			"or their claims stay reserved until the driver is installed again; helm uninstall --no-hooks skips this check",
+		listed(names), scheduling.GroupName)
 }
 
 // hasShare reports whether a claim is allocated a device of the driver.
