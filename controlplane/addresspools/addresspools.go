@@ -266,8 +266,7 @@ func isOlder(a, b *network.AddressPool) bool {
 }
 
 // returnLost marks blocks of lost nodes, and deletes them after the quarantine if no
-// allocated claim names the node. It returns the time until it must
-// look again; 0 means that events suffice.
+// allocated claim names the node. It returns the requeue interval; 0 means that events suffice.
 func (r *Reconciler) returnLost(ctx context.Context, blocks []network.AddressBlock) (again time.Duration, err error) {
 	for i := range blocks {
 		b := &blocks[i]
@@ -330,7 +329,7 @@ func (r *Reconciler) annotate(ctx context.Context, b *network.AddressBlock, valu
 }
 
 // returnBlock deletes the block of a node that was lost at a time, if it may. It returns
-// the time until it must look again; 0 means that events suffice.
+// the requeue interval; 0 means that events suffice.
 func (r *Reconciler) returnBlock(ctx context.Context, b *network.AddressBlock, since string) (time.Duration, error) {
 	lost, err := time.Parse(time.RFC3339, since)
 	if err != nil {

@@ -114,7 +114,7 @@ func (p *Pods) errorResponse(
 		return errorResponse(err, warnings)
 	}
 	name := cmp.Or(pod.Name, pod.GenerateName)
-	klog.FromContext(ctx).Error(err, "Allowed a pod that could not be checked", "pod", klog.KRef(pod.Namespace, name))
+	klog.FromContext(ctx).Error(err, "Failed to check pod; allowed it unchanged", "pod", klog.KRef(pod.Namespace, name))
 	return admission.Allowed("").WithWarnings(append(warnings, fmt.Sprintf(
 		"admission could not check the pod: %v; if it uses a device of %s and no container references the claim in "+
 			"resources.claims, delete the pod and create it again", err, p.Driver))...)

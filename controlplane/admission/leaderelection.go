@@ -51,7 +51,7 @@ type shardAnswer struct {
 // itself, a claim could get too many pods, because a replica sees only later which pods
 // another one has admitted.
 //
-// It also implements the lock of leader election, and thereby observes which replica leads.
+// It also implements the lock of leader election, which shows it which replica leads.
 type LeadingReplica struct {
 	// Interface is the lock. The identity of a replica is from ReplicaIdentity.
 	resourcelock.Interface
@@ -129,7 +129,7 @@ func (l *LeadingReplica) ask(ctx context.Context, q shardQuestion) (int, error) 
 	gone := errors.Is(err, syscall.ECONNREFUSED) || l.Clock.Since(renewed) > renewalTimeout
 	if err != nil && !errors.As(err, new(*deniedError)) && gone {
 		klog.FromContext(ctx).Info("The leading replica does not answer; this replica assigns a pod to a claim",
-			"namespace", q.Namespace, "claim", q.Claim, "address", address, "err", err)
+			"claim", klog.KRef(q.Namespace, q.Claim), "address", address, "err", err)
 		return 0, errAssignLocally
 	}
 	if err != nil {

@@ -36,14 +36,14 @@ type Queues struct {
 	DeviceClasses []string
 }
 
-// queued has the fields of a workload that the webhook reads.
-type queued struct {
-	object  workloadFields
-	numbers counted
+// queuedWorkload has the fields of a workload that the webhook reads.
+type queuedWorkload struct {
+	fields workloadFields
+	counts podCounts
 }
 
-// counted has the numbers of pods of workloads.
-type counted struct {
+// podCounts has the numbers of pods of workloads.
+type podCounts struct {
 	Spec struct {
 		Replicas       *int64 `json:"replicas"`    // of a Deployment, a StatefulSet, or a LeaderWorkerSet
 		Parallelism    *int32 `json:"parallelism"` // of a Job
@@ -61,25 +61,25 @@ type counted struct {
 type podSet struct {
 	templateAt
 	pods int64
-	// inQueuedJob reports whether the template is that of a replicated Job with the label.
+	// inQueuedJob reports whether the template belongs to a replicated Job with the label.
 	inQueuedJob bool
 }
 
 // Handle implements admission.Handler.
 func (q *Queues) Handle(ctx context.Context, req admission.Request) admission.Response {
-	var object queued
-	if err := json.Unmarshal(req.Object.Raw, &object.object); err != nil {
+	var w queuedWorkload
+	if err := json.Unmarshal(req.Object.Raw, &w.fields); err != nil {
 		return admission.Errored(http.StatusBadRequest, err)
 	}
-	if err := json.Unmarshal(req.Object.Raw, &object.numbers); err != nil {
+	if err := json.Unmarshal(req.Object.Raw, &w.counts); err != nil {
 		return admission.Errored(http.StatusBadRequest, err)
 	}
 	var warnings []string
-	_, queued := object.object.Metadata.Labels[queueLabel]
-	sets := object.podSets()
+	_, hasLabel := w.fields.Metadata.Labels[queueLabel]
+	sets := w.podSets()
 	for _, set := range sets {
-		if !queued {
-			if err := checkQueuedTemplate(req.Kind.Kind, &object.object.Metadata, set); err != nil {
+		if !hasLabel {
+			if err := checkQueuedTemplate(req.Kind.Kind, &w.fields.Metadata, set); err != nil {
 				return errorResponse(err, warnings)
 			}
 			continue
@@ -124,7 +124,7 @@ var sharingAnnotations = []string{
 // checkQueuedTemplate denies a pod template whose pods share claims if the pods have the label, and the workload, with
 // the metadata, does not: Kueue admits such pods one by one.
 func checkQueuedTemplate(kind string, workload *metav1.ObjectMeta, set podSet) error {
-	if _, queued := set.Labels[queueLabel]; !queued || set.inQueuedJob {
+	if _, hasLabel := set.Labels[queueLabel]; !hasLabel || set.inQueuedJob {
 		return nil
 	}
 	// Kueue ignores the label of pods if it manages any of their owners, such as the JobSet of a Job. It does not
@@ -167,24 +167,24 @@ func checkQueuedPod(pod *corev1.Pod) error {
 }
 
 // podSets returns the templates with their numbers of pods.
-func (o *queued) podSets() (sets []podSet) {
-	spec, numbers := field.NewPath("spec"), &o.numbers.Spec
+func (w *queuedWorkload) podSets() (sets []podSet) {
+	spec, counts := field.NewPath("spec"), &w.counts.Spec
 	add := func(template *corev1.PodTemplateSpec, path *field.Path, pods int64) {
 		sets = append(sets, podSet{templateAt: templateAt{template, path}, pods: pods})
 	}
-	replicas := ptr.Deref(numbers.Replicas, 1)
-	if t := o.object.Spec.Template; t != nil {
-		add(t, spec.Child("template"), max(replicas, podsOfJob(numbers.Parallelism, numbers.Completions)))
+	replicas := ptr.Deref(counts.Replicas, 1)
+	if t := w.fields.Spec.Template; t != nil {
+		add(t, spec.Child("template"), max(replicas, podsOfJob(counts.Parallelism, counts.Completions)))
 	}
-	for i, job := range o.object.Spec.ReplicatedJobs {
-		pods := ptr.Deref(numbers.ReplicatedJobs[i].Replicas, 1) *
+	for i, job := range w.fields.Spec.ReplicatedJobs {
+		pods := ptr.Deref(counts.ReplicatedJobs[i].Replicas, 1) *
 			podsOfJob(job.Template.Spec.Parallelism, job.Template.Spec.Completions)
-		add(&o.object.Spec.ReplicatedJobs[i].Template.Spec.Template,
+		add(&w.fields.Spec.ReplicatedJobs[i].Template.Spec.Template,
 			spec.Child("replicatedJobs").Index(i).Child("template", "spec", "template"), pods)
 		_, sets[len(sets)-1].inQueuedJob = job.Template.Labels[queueLabel]
 	}
-	if t := o.object.Spec.LeaderWorkerTemplate; t != nil {
-		size := ptr.Deref(numbers.LeaderWorkerTemplate.Size, 1)
+	if t := w.fields.Spec.LeaderWorkerTemplate; t != nil {
+		size := ptr.Deref(counts.LeaderWorkerTemplate.Size, 1)
 		workers := replicas * size
 		if t.LeaderTemplate != nil {
 			add(t.LeaderTemplate, spec.Child("leaderWorkerTemplate", "leaderTemplate"), replicas)

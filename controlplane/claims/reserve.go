@@ -7,10 +7,12 @@ import (
 	"encoding/json"
 	"slices"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
+	"github.com/dra-shared/dra-driver-shared/internal/podstatus"
 )
 
 // MaxPods is the number of pods for which a claim can be reserved in addition to its
@@ -34,6 +36,20 @@ type Pod struct {
 	AwaitsEntry bool
 	// Unschedulable pods were rejected by the scheduler.
 	Unschedulable bool
+}
+
+// UserOf returns the state of a pod.
+func UserOf(pod *corev1.Pod) Pod {
+	gates := pod.Spec.SchedulingGates
+	hasForeignGate := slices.ContainsFunc(gates, func(g corev1.PodSchedulingGate) bool {
+		return g.Name != scheduling.ReservedGate
+	})
+	return Pod{
+		Name: pod.Name, UID: pod.UID, Bound: pod.Spec.NodeName != "",
+		Terminal: podstatus.IsTerminal(pod), Terminating: pod.DeletionTimestamp != nil,
+		Gated: len(gates) > 0, AwaitsEntry: len(gates) > 0 && !hasForeignGate,
+		Unschedulable: podstatus.IsUnschedulable(pod),
+	}
 }
 
 func (p Pod) reference() resourceapi.ResourceClaimConsumerReference {
@@ -100,8 +116,8 @@ func containsUID(entries []resourceapi.ResourceClaimConsumerReference, uid types
 type ReservationOptions struct {
 	// Native reports whether the cluster is in native mode.
 	Native bool
-	// Pinned keeps the owner's entry and those of waiting pods in any case: pods that are bound use the same devices
-	// by other claims of the owner.
+	// Pinned keeps the owner's entry and those of waiting pods, even if the scheduler finds no node for the pods: pods
+	// that are bound use the same devices by other claims of the owner.
 	Pinned bool
 }
 
@@ -132,7 +148,7 @@ func ReservationChange(claim *resourceapi.ResourceClaim, owner Owner, pods []Pod
 	}
 	change := diff(claim.Status.ReservedFor, desired)
 	if r.goal == leaveToCluster || r.goal == letReallocate {
-		// The owner's entry goes only if the state that allows it is still current.
+		// The owner's entry is removed only if the state that permits the removal is still current.
 		change.Precondition = len(change.Remove) > 0
 	}
 	return change

@@ -20,7 +20,6 @@ import (
 
 	scheduling "github.com/dra-shared/dra-driver-shared/api/scheduling/v1beta1"
 	"github.com/dra-shared/dra-driver-shared/internal/claimref"
-	"github.com/dra-shared/dra-driver-shared/internal/podstatus"
 )
 
 // Two bugs of Kubernetes' resource claim controller rarely matter elsewhere, but
@@ -138,14 +137,6 @@ func (l PodLookup) PodsUsing(ctx context.Context, claim *resourceapi.ResourceCla
 		users = append(users, UserOf(pod))
 	}
 	return users, nil
-}
-
-// UserOf returns the state of a pod that StaleEntriesChange needs.
-func UserOf(pod *corev1.Pod) Pod {
-	return Pod{
-		Name: pod.Name, UID: pod.UID, Bound: pod.Spec.NodeName != "",
-		Terminal: podstatus.IsTerminal(pod), Terminating: pod.DeletionTimestamp != nil,
-	}
 }
 
 // terminalPods selects terminal pods. Field selectors have no "or", so that it

@@ -153,7 +153,7 @@ func (g *group) maySchedule(pod *corev1.Pod, leaders map[string]*leadership) boo
 		switch {
 		case claim == nil || claim.DeletionTimestamp != nil:
 			return false
-		case !leaders[name].isHeldBy(pod) && !claims.IsReservedFor(claim, pod.UID):
+		case !leaders[name].isLeader(pod) && !claims.IsReservedFor(claim, pod.UID):
 			return false
 		}
 	}
@@ -181,7 +181,7 @@ type leadership struct {
 	waiting bool
 }
 
-func (l *leadership) isHeldBy(pod *corev1.Pod) bool { return l != nil && l.leader == pod.UID }
+func (l *leadership) isLeader(pod *corev1.Pod) bool { return l != nil && l.leader == pod.UID }
 
 // reject adds a pod for which the scheduler finds no node, since the controller first saw that.
 func (l *leadership) reject(pod *corev1.Pod, since time.Duration) {

@@ -16,7 +16,6 @@ import (
 	"github.com/dra-shared/dra-driver-shared/controlplane/claims"
 	"github.com/dra-shared/dra-driver-shared/controlplane/mode"
 	"github.com/dra-shared/dra-driver-shared/internal/claimref"
-	"github.com/dra-shared/dra-driver-shared/internal/podstatus"
 )
 
 // reserve updates status.reservedFor of the group's claims. It sets the reserveProblem of those for which the API
@@ -46,7 +45,7 @@ func (r *Reconciler) claimChange(
 	}
 	users := g.users(s, n)
 	isPrimary := n == s.primary
-	if isPrimary && g.leavesDevices(s) {
+	if isPrimary && g.mustReallocatePrimary(s) {
 		return claims.ReleaseChange(claim, g.UID, true), nil
 	}
 	change := claims.ReservationChange(claim, g.owner, users, claims.ReservationOptions{
@@ -123,19 +122,14 @@ func (g *group) users(s *sharedClaim, n int) []claims.Pod {
 		if claimref.Name(pod, s.Name) != name {
 			continue
 		}
-		users = append(users, claims.Pod{
-			Name: pod.Name, UID: pod.UID, Bound: pod.Spec.NodeName != "",
-			Terminal: podstatus.IsTerminal(pod), Terminating: pod.DeletionTimestamp != nil,
-			Gated: len(pod.Spec.SchedulingGates) > 0, AwaitsEntry: isGated(pod) && !hasForeignGate(pod),
-			Unschedulable: podstatus.IsUnschedulable(pod),
-		})
+		users = append(users, claims.UserOf(pod))
 	}
 	return users
 }
 
-// leavesDevices reports whether the scheduler finds no node for the pods of the shards, and the primary shard has none:
-// the scheduler deallocates only claims of pods that it schedules.
-func (g *group) leavesDevices(s *sharedClaim) bool {
+// mustReallocatePrimary reports whether the scheduler finds no node for the pods of the shards, and the primary shard
+// has no pods: the scheduler deallocates only claims of pods that it schedules.
+func (g *group) mustReallocatePrimary(s *sharedClaim) bool {
 	var waiting []claims.Pod
 	for n := range s.shards {
 		switch {

@@ -317,7 +317,7 @@ func heldMessage(holder Holder, policy scheduling.Release, err error) string {
 }
 
 // apply applies a change to the entries of a claim. It emits an event if the API server refuses the change. The
-// condition Held stays as it is, because the API server may refuse that write too.
+// condition Held is unchanged, because the API server may refuse that write too.
 func (r *Reconciler) apply(ctx context.Context, claim *resourceapi.ResourceClaim, change claims.Change) error {
 	err := claims.ClaimWriter{Client: r.Client, APIReader: r.APIReader}.Apply(ctx, claim, change)
 	if claims.IsRefused(err) {
