@@ -34,7 +34,7 @@ import (
 // session is a node on which the driver runs. Cases share it until one of them fails.
 type session struct {
 	config Config
-	env    Env // of instances; PodUID is that of the last one
+	env    Env // of instances; PodUID belongs to the last one
 	client kubernetes.Interface
 	server *fakeapi.Server // nil with Config.Kubelet
 	dir    string

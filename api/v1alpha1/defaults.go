@@ -5,7 +5,7 @@ package v1alpha1
 
 import "k8s.io/utils/ptr"
 
-// defaultPriority is that of policy rules: before the kernel's rule for the main table, 32766.
+// defaultPriority is the priority of policy rules: before the kernel's rule for the main table, 32766.
 const defaultPriority int32 = 32000
 
 // SetDefaultsNetworkAttachment sets the fields that neither the claim nor the DeviceClass sets. It

@@ -477,8 +477,8 @@ func (s *Server) list(r *http.Request, t target) (runtime.Object, error) {
 	return list, nil
 }
 
-// matches reports whether an object matches the field selector of a request. Paths of
-// the selector are those of the object's JSON form.
+// matches reports whether an object matches the field selector of a request. The selector
+// has paths in the object's JSON form.
 func matches(r *http.Request, o runtime.Object) bool {
 	selector, err := fields.ParseSelector(r.URL.Query().Get("fieldSelector"))
 	if err != nil || selector.Empty() {

@@ -27,7 +27,7 @@ import (
 type claimList struct {
 	// annotation is the name of the annotation.
 	annotation string
-	// kind and name are those of the Job or StatefulSet.
+	// kind and name identify the Job or StatefulSet.
 	kind, name string
 	owner      claims.Owner
 	entries    []scheduling.ListedClaim

@@ -46,7 +46,7 @@ type ListedClaims struct {
 }
 
 // checkLeader denies a LeaderWorkerSet whose leader and workers have different annotations: the
-// claims are those of the StatefulSet of leaders.
+// claims belong to the StatefulSet of leaders.
 func (w *workloadObject) checkLeader() error {
 	t := w.Spec.LeaderWorkerTemplate
 	if t == nil || t.LeaderTemplate == nil || sameClaims(w.annotation,
@@ -320,7 +320,7 @@ func (l *ListedClaims) isInherited(
 }
 
 // controls reports whether the user may create objects that the owner controls: any user can name an owner.
-// The right is that of Kubernetes' admission plugin OwnerReferencesPermissionEnforcement.
+// Kubernetes' admission plugin OwnerReferencesPermissionEnforcement requires the same right.
 func (l *ListedClaims) controls(
 	ctx context.Context, req admission.Request, owner *metav1.OwnerReference,
 ) (bool, error) {

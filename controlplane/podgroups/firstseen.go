@@ -12,7 +12,7 @@ import (
 )
 
 // firstSeen holds the times at which the controller first saw a state of objects, such as that they are being
-// deleted. The times in the objects are those of other clocks, which may differ from that of the controller. The times
+// deleted. The times in the objects come from other clocks, which may differ from the controller's clock. The times
 // are lost when the controller restarts. The zero value is ready for use.
 type firstSeen struct {
 	mu    sync.Mutex

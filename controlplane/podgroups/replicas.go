@@ -40,7 +40,7 @@ const (
 //
 // A LeaderWorkerSet creates one StatefulSet for the leaders, whose ordinals are the
 // replicas, and for each replica one for the workers, whose controller is the leader. The
-// claims of a replica are those of the ordinal of the StatefulSet of leaders, so that only
+// claims of a replica belong to the ordinal of the StatefulSet of leaders, so that only
 // the validation of LeaderWorkerSets depends on their API.
 //
 // To the rest of the package, a replica is a PodGroup whose claims the StatefulSet owns; see

@@ -49,8 +49,8 @@ func (t *Timer) Reset(owner types.UID) {
 }
 
 // ReleaseDue reports whether the claims of an owner must be released now. If not, wait is
-// the time after which to ask again; 0 if only an event can change the answer. state is that
-// of the owner's workload. isUsed reports whether a pod uses the claims.
+// the time after which to ask again; 0 if only an event can change the answer. state is the
+// state of the owner's workload. isUsed reports whether a pod uses the claims.
 func ReleaseDue(
 	policy scheduling.Release, state State, owner types.UID, isUsed bool, unused *Timer,
 ) (due bool, wait time.Duration) {

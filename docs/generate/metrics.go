@@ -61,15 +61,15 @@ func metricsPage(string) (string, error) {
 	}
 
 	var m markdown
-	m.paragraph("Names that end in `_total` are those of counters. Both components also export the standard metrics " +
+	m.paragraph("Counters have names that end in `_total`. Both components also export the standard metrics " +
 		"of the Prometheus client for Go, with the prefixes `go_` and `process_`.")
 	m.heading(2, "Plugin")
 	m.paragraph("The plugin serves its metrics at the chart's `plugin.metricsAddress`, path `/metrics`.")
 	m.metrics(slices.DeleteFunc(plugin, isStandard))
 	m.heading(2, "Controller")
 	m.paragraph("The controller serves its metrics at the chart's `controller.metricsAddress`, path `/metrics`. " +
-		"The gauges with the prefix `dra_shared_` are those of the leading replica, and each replica counts what it " +
-		"denies. The metrics without the prefix are those of controller-runtime and client-go.")
+		"The leading replica exports the gauges with the prefix `dra_shared_`, and each replica counts what it denies. " +
+		"The metrics without the prefix come from controller-runtime and client-go.")
 	m.metrics(slices.DeleteFunc(controller, isStandard))
 	return m.String(), nil
 }

@@ -159,7 +159,7 @@ func (s *source) groups(file string) ([]group, error) {
 				g.constants = append(g.constants, s.constant(v))
 			}
 		}
-		if !declaration.Lparen.IsValid() { // the comment is that of the constant
+		if !declaration.Lparen.IsValid() { // the comment describes the constant
 			g.constants[0].doc, g.doc = g.doc, ""
 		}
 		groups = append(groups, g)

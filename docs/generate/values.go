@@ -42,7 +42,7 @@ func valuesPage(root string) (string, error) {
 		return "", err
 	}
 	var m markdown
-	m.paragraph("The chart validates values against `values.schema.json`. The fields of `config` are those of a " +
+	m.paragraph("The chart validates values against `values.schema.json`. `config` has the fields of a " +
 		"[DriverConfig](driverconfig.md), without `apiVersion` and `kind`.")
 	err = m.values(values.Content[0], s, "")
 	return m.String(), err

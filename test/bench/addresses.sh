@@ -14,8 +14,8 @@ control_plane=$PWD/.cluster-addresses
 results=$(mktemp)
 trap 'rm -f "$results"; bin/cluster down --dir "$control_plane"' EXIT
 
-# Starts an API server with etcd for whereabouts, and writes its configuration and a kubeconfig of its service account, as
-# its DaemonSet does on a node. No other component runs: whereabouts needs none, and they would use processor time.
+# Starts an API server with etcd for whereabouts, and writes its configuration and a kubeconfig of its service account,
+# as its DaemonSet does on a node. No other component runs: whereabouts needs none, and they would use processor time.
 start_control_plane() {
 	local kubectl=$control_plane/kubectl kubeconfig=$control_plane/whereabouts.kubeconfig
 	bin/cluster down --dir "$control_plane"
@@ -56,7 +56,7 @@ $(cat test/whereabouts/version), next to 50 pods with addresses of the same plug
 [Performance](performance.md) has times with the process of the hook. \`parallel\` is the number of pods that start
 together, and then end together.
 
-whereabouts has its default settings. Its API server and etcd are those of [test/cluster](../../test/cluster), on the
+whereabouts has its default settings. It uses the API server and etcd of [test/cluster](../../test/cluster), on the
 same machine. In other clusters, requests can take longer: this etcd does not wait for its disk, and there is no network
 in between. The numbers of requests for each pod come from the audit log. \`start-writes\` and \`end-writes\` change the
 Lease that lets one pod at a time proceed (three times), the IPPool, and an OverlappingRangeIPReservation. When 50 pods

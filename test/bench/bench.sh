@@ -49,7 +49,7 @@ $report
 ## How traffic is measured
 
 Two pods have the same limit. One sends TCP as fast as it can. Both measure the round trip of a datagram
-to a host on the wire once per millisecond; the table shows the 99th percentile. Rates are those of
+to a host on the wire once per millisecond; the table shows the 99th percentile. Rates count
 Ethernet frames without checksum, compared with the limit: *first second* after idleness, the others over
 4 s. The token buckets, in the pod and of the CNI plugin, hold what the limit permits in 4 ms. The CNI
 plugin bandwidth cannot limit macvlans; its pods have veths to the node. A token bucket in the pod limits

@@ -89,7 +89,7 @@ func parse(verb string, args []string) (*arguments, error) {
 	a.IntVar(&a.options.Nodes, "nodes", 1, "number of nodes: 1, 2, or 0 for only a control plane")
 	a.StringVar(&a.options.Gates, "gates", "default", gatesUsage)
 	a.StringVar(&versions.Kubernetes, "kubernetes", build.KubernetesVersion, "version of Kubernetes")
-	a.StringVar(&versions.Kubelet, "kubelet", "", "version of the nodes' kubelets; the default is that of --kubernetes")
+	a.StringVar(&versions.Kubelet, "kubelet", "", "version of the nodes' kubelets; default: the version of --kubernetes")
 	a.StringVar(&versions.Runtime, "runtime", build.Containerd,
 		"container runtime: containerd, containerd-1.7, cri-o, or cri-o-1.34")
 	a.StringVar(&a.options.OCIRuntime, "oci-runtime", "runc", "OCI runtime: runc or crun")
@@ -121,7 +121,7 @@ func run(ctx context.Context, args []string) error {
 		fmt.Println(errUsage)
 		return nil
 	}
-	if verb == "oci" { // its arguments are those of the OCI runtime
+	if verb == "oci" { // it has the arguments of the OCI runtime
 		return execOCIRuntime(args[1:])
 	}
 	a, err := parse(verb, args[1:])

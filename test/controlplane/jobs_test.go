@@ -236,7 +236,7 @@ func TestJobClaims_deletion(t *testing.T) {
 		e.awaitRunning(t, ns, 2)
 		claim := e.awaitClaims(t, ns, "the Job holds its claim", held(1))[0]
 		if used[claim.Name] {
-			t.Errorf("%s: claim %s is that of an earlier Job", propagation, claim.Name)
+			t.Errorf("%s: claim %s belongs to an earlier Job", propagation, claim.Name)
 		}
 		used[claim.Name] = true
 		stopped := propagation == "controller stopped"
@@ -404,7 +404,7 @@ func TestJobClaims_jobManagedByAnotherController(t *testing.T) {
 	e.awaitRunning(t, ns, 1)
 	for _, c := range e.awaitClaims(t, ns, "the Job whose pod is here holds its claim", held(1)) {
 		if owner := metav1.GetControllerOf(&c); owner.UID != local.UID {
-			t.Errorf("claim %s is that of Job %s", c.Name, owner.Name)
+			t.Errorf("claim %s belongs to Job %s", c.Name, owner.Name)
 		}
 	}
 	pod := &corev1.Pod{ObjectMeta: remote.Spec.Template.ObjectMeta, Spec: remote.Spec.Template.Spec}

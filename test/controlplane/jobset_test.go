@@ -140,7 +140,7 @@ func TestJobSet_claimsOfEachJob(t *testing.T) {
 		jobs := e.jobsOf(t, ns)
 		for _, job := range jobs {
 			if before[job.UID] != "" {
-				return fmt.Errorf("Job %s is that of the first attempt", job.Name)
+				return fmt.Errorf("Job %s belongs to the first attempt", job.Name)
 			}
 		}
 		if len(jobs) != 3 {
@@ -384,7 +384,7 @@ func (e *testEnv) runJobSet(t *testing.T, f *failingClient) {
 		}
 		for _, name := range before {
 			if claims[0].Name == name {
-				return fmt.Errorf("claim %s is that of the former Job", name)
+				return fmt.Errorf("claim %s belongs to the former Job", name)
 			}
 		}
 		return nil

@@ -17,7 +17,7 @@ import (
 
 // TestAccelerators runs on two nodes that look like machines with eight GPUs, each
 // GPU with a NIC on the same PCIe root, and with a few devices of other kinds. The
-// nodes' sysfs and procfs come from a recorded tree. Their device nodes are those of
+// nodes' sysfs and procfs come from a recorded tree. Their device nodes belong to
 // drivers that every kernel has, so that containers can open them.
 func TestAccelerators(t *testing.T) {
 	requireCluster(t)

@@ -39,7 +39,7 @@ for combination in $all; do run "$combination"; done
 ## Kubelets
 
 Written by \`make test-kubelets\`, which runs the stories of TestOneNode, TestAddresses, and TestIsolation in test/e2e on
-a node of the test cluster with each version of the kubelet, or those that RUN selects. The gates are those of
+a node of the test cluster with each version of the kubelet, or those that RUN selects. The gates are sets of
 \`cluster up --gates\`: \`capacity\` turns on consumable capacity, which is off by default before Kubernetes 1.36.
 
 | kubelet | control plane | feature gates | last run | result |

@@ -296,7 +296,7 @@ static __always_inline int refuse(const struct frame *frame, __u32 reason)
 
 	if (refusals) {
 		// Without CAP_PERFMON, the verifier refuses an index whose bounds depend on the path. It does not
-		// know what the program reads from a map, so that the bounds are those of the mask on every path.
+		// know what the program reads from a map, so that the mask sets the bounds on every path.
 		__u64 index = (reason + (drop ? REASONS : 0) + refusals->zero) & (2 * REASONS - 1);
 
 		__sync_fetch_and_add(&refusals->frames[index], 1);
@@ -547,7 +547,7 @@ static __always_inline int may_use6(const struct frame *frame, const __u64 *addr
 	return is_autoconfigured(frame, high, low) || may_use(frame, high, low);
 }
 
-// Reports whether the protocol of a frame is that of a VLAN tag.
+// Reports whether the protocol of a frame denotes a VLAN tag.
 static __always_inline int is_tag(__u16 protocol)
 {
 	return protocol == bpf_htons(ETH_P_8021Q) || protocol == bpf_htons(ETH_P_8021AD) ||
@@ -601,7 +601,7 @@ static __always_inline __u32 check_router_port(const struct frame *frame, __u32 
 
 // Checks the ports of a UDP packet for IPv4, and in a message of a DHCP client (RFC 2131) its MAC address
 // (chaddr), the address that it has, such as one that it releases (ciaddr), and that no relay has forwarded
-// it (giaddr). offset is that of the UDP header. A fragment can show other addresses than the message has.
+// it (giaddr). offset is the offset of the UDP header. A fragment can show other addresses than the message has.
 static __always_inline __u32 check_dhcp(struct __sk_buff *skb, const struct frame *frame, int offset, int is_fragment)
 {
 	__u64 mac = 0;
@@ -692,7 +692,7 @@ struct upper {
 
 #define UPPER_EXTENDED 1 // extension headers precede it
 #define UPPER_REST 2     // it is in an earlier fragment
-#define UPPER_HIDDEN 4   // there are too many headers, or the protocol is that of a header behind the packet
+#define UPPER_HIDDEN 4   // there are too many headers, or the protocol belongs to a header behind the packet
 
 #define EXTENSIONS 6 // headers before the upper layer
 
@@ -1090,7 +1090,7 @@ static __always_inline __u32 check_other(struct __sk_buff *skb, struct frame *fr
 		frame->class = tenant;
 		return REASON_MAC;
 	}
-	// Its address is that of another link of the node, or a new one of the NIC that the plugin has not written yet.
+	// Another link of the node has its address, or the NIC has it now and the plugin has not written it yet.
 	if (frame->is_node_arp)
 		return 0;
 	if (frame->class & 0xffff && frame->has_socket)

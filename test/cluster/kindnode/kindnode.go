@@ -43,7 +43,7 @@ const Kind = "v0.33.0"
 
 const suite = "bookworm"
 
-// packages are those of kind's Dockerfile, without those for NFS, iSCSI, and
+// packages are the packages of kind's Dockerfile, except for NFS, iSCSI, and
 // fuse-overlayfs.
 var packages = []string{
 	"systemd", "conntrack", "iptables", "nftables", "iproute2", "ethtool", "util-linux", "mount", "kmod",

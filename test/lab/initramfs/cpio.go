@@ -27,7 +27,7 @@ type Writer struct {
 // NewWriter returns a Writer that writes to w.
 func NewWriter(w io.Writer) *Writer { return &Writer{w: w, dirs: map[string]bool{"": true}} }
 
-// Types of a file in the archive, which are those of stat(2).
+// Types of a file in the archive, as in stat(2).
 const (
 	typeDirectory = 0o040000
 	typeRegular   = 0o100000

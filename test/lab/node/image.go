@@ -68,7 +68,7 @@ var enabled = []string{"containerd.service", "kubelet.service", "lab-agent.servi
 type Binaries struct{ Kube, Node, Pause string }
 
 // RootDisk returns the root disk from the cache, or makes it. That takes a minute
-// if the cache has no Debian, and some seconds if it has. With selinux, the disk is that of a
+// if the cache has no Debian, and some seconds if it has. With selinux, the disk is for a
 // node that runs SELinux, which takes two minutes more.
 func RootDisk(ctx context.Context, b Binaries, cache string, selinux bool, progress io.Writer) (string, error) {
 	include, embedded := packages, []embed.FS{files}

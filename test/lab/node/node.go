@@ -162,7 +162,7 @@ func (c Config) writeInitrd(file, joined string) error {
 	return archive.Close()
 }
 
-// nics are the links of a node. Their order is that of the PCI slots, from
+// nics are the links of a node. They have the order of the PCI slots, from
 // firstSlot, by which the node names them.
 var nics = []struct {
 	tap, bridge string
