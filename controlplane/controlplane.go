@@ -137,20 +137,11 @@ func New(ctx context.Context, config *rest.Config, o Options) (manager.Manager, 
 	if err != nil {
 		return nil, err
 	}
-	detector, err := mode.NewClient(config)
+	selected, err := selectMode(ctx, config, o)
 	if err != nil {
 		return nil, err
 	}
-	detected := o.Mode == mode.Auto
-	if detected {
-		if o.Mode, err = mode.Detect(ctx, detector, o.Namespace); err != nil {
-			return nil, err
-		}
-	}
-	versions, err := mode.Versions(detector.Discovery())
-	if err != nil {
-		return nil, err
-	}
+	o.Mode = selected.mode
 	rotator := newRotator(cluster, o)
 	peers := newPeerAuth(o, rotator)
 	leader, err := newLeadingReplica(config, o, peers)
@@ -161,20 +152,8 @@ func New(ctx context.Context, config *rest.Config, o Options) (manager.Manager, 
 	if err != nil {
 		return nil, err
 	}
-	runnables := []manager.Runnable{&metrics.Collector{
-		Client: m.GetClient(), Mode: o.Mode, PodGroupVersions: versions, Clock: clock.RealClock{},
-		Registry: ctrlmetrics.Registry,
-	}}
-	if detected {
-		runnables = append(runnables, &mode.Watcher{Cluster: detector, Namespace: o.Namespace, Mode: o.Mode})
-	}
-	if rotator != nil {
-		runnables = append(runnables, rotator)
-	}
-	for _, r := range runnables {
-		if err := m.Add(r); err != nil {
-			return nil, err
-		}
+	if err := addRunnables(m, selected, rotator); err != nil {
+		return nil, err
 	}
 	if o.Webhook.Port != 0 {
 		if err := addWebhooks(ctx, m, o, leader, peers); err != nil {
@@ -184,17 +163,63 @@ func New(ctx context.Context, config *rest.Config, o Options) (manager.Manager, 
 	if err := addControllers(ctx, m, cluster, o); err != nil {
 		return nil, err
 	}
-	logMode(m.GetLogger(), o.Mode, detected, versions)
+	selected.log(m.GetLogger())
 	return m, nil
 }
 
-// logMode logs the selected mode. versions are those in which the API server has PodGroups of Kubernetes.
-func logMode(logger klog.Logger, selected mode.Mode, detected bool, versions []string) {
-	logger.Info("Selected mode", "mode", selected, "detected", detected, "podGroupVersions", versions)
-	if detected && selected == mode.Bridge && len(versions) > 0 {
-		logger.Info("Kubernetes has PodGroups, but its version or feature gates do not let it reserve their claims; "+
-			"the controller reserves them", "podGroupVersions", versions)
+// selectedMode is the mode in which the controller runs.
+type selectedMode struct {
+	mode mode.Mode
+	// versions are the versions in which the API server has PodGroups of Kubernetes.
+	versions []string
+	// watcher notices that the cluster's mode changes; nil if the mode is configured.
+	watcher *mode.Watcher
+}
+
+// selectMode returns the configured mode or, if that is mode.Auto, the mode of the cluster.
+func selectMode(ctx context.Context, config *rest.Config, o Options) (selected selectedMode, err error) {
+	detector, err := mode.NewClient(config)
+	if err != nil {
+		return selected, err
 	}
+	selected.mode = o.Mode
+	if o.Mode == mode.Auto {
+		if selected.mode, err = mode.Detect(ctx, detector, o.Namespace); err != nil {
+			return selected, err
+		}
+		selected.watcher = &mode.Watcher{Cluster: detector, Namespace: o.Namespace, Mode: selected.mode}
+	}
+	selected.versions, err = mode.Versions(detector.Discovery())
+	return selected, err
+}
+
+func (s selectedMode) log(logger klog.Logger) {
+	detected := s.watcher != nil
+	logger.Info("Selected mode", "mode", s.mode, "detected", detected, "podGroupVersions", s.versions)
+	if detected && s.mode == mode.Bridge && len(s.versions) > 0 {
+		logger.Info("Kubernetes has PodGroups, but its version or feature gates do not let it reserve their claims; "+
+			"the controller reserves them", "podGroupVersions", s.versions)
+	}
+}
+
+// addRunnables registers the metrics, the watcher of the mode, and the rotator of certificates, which may be nil.
+func addRunnables(m manager.Manager, selected selectedMode, rotator *certs.Rotator) error {
+	runnables := []manager.Runnable{&metrics.Collector{
+		Client: m.GetClient(), Mode: selected.mode, PodGroupVersions: selected.versions, Clock: clock.RealClock{},
+		Registry: ctrlmetrics.Registry,
+	}}
+	if selected.watcher != nil {
+		runnables = append(runnables, selected.watcher)
+	}
+	if rotator != nil {
+		runnables = append(runnables, rotator)
+	}
+	for _, r := range runnables {
+		if err := m.Add(r); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // newRotator returns the rotator of the webhook's certificates, or nil if the

@@ -18,7 +18,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -241,45 +240,42 @@ func (r *Reconciler) apply(
 	ctx context.Context, service *corev1.Service, wanted []*discoveryv1.EndpointSlice,
 ) (written bool, err error) {
 	var list discoveryv1.EndpointSliceList
-	err = r.Client.List(ctx, &list, client.InNamespace(service.Namespace), client.MatchingLabels{
-		discoveryv1.LabelServiceName: service.Name, discoveryv1.LabelManagedBy: ManagedBy,
-	})
+	err = r.Client.List(ctx, &list, client.InNamespace(service.Namespace), client.MatchingLabels(managedLabels(service)))
 	if err != nil {
 		return false, err
 	}
-	present := map[string]*discoveryv1.EndpointSlice{}
+	var present []*discoveryv1.EndpointSlice
 	for i := range list.Items {
 		if metav1.IsControlledBy(&list.Items[i], service) {
-			present[list.Items[i].Name] = &list.Items[i]
+			present = append(present, &list.Items[i])
 		}
 	}
-	for _, w := range wanted {
-		current := present[w.Name]
-		delete(present, w.Name)
-		switch {
-		case current == nil:
-			err = r.Client.Create(ctx, w)
-		case equality.Semantic.DeepEqual(current.Endpoints, w.Endpoints) &&
-			equality.Semantic.DeepEqual(current.Ports, w.Ports) && equality.Semantic.DeepEqual(current.Labels, w.Labels):
-			continue
-		default:
-			updated := current.DeepCopy()
-			updated.Endpoints, updated.Ports, updated.Labels = w.Endpoints, w.Ports, w.Labels
-			err = r.Client.Update(ctx, updated)
-		}
-		if err != nil {
-			return written, err
-		}
-		written = true
-		r.Writes.WithLabelValues(objectSlice).Inc()
-		klog.FromContext(ctx).V(2).Info("Wrote EndpointSlice", "slice", klog.KObj(w), "endpoints", len(w.Endpoints))
-	}
-	for _, unwanted := range present {
-		if err := r.Client.Delete(ctx, unwanted); client.IgnoreNotFound(err) != nil {
+	for _, w := range diffSlices(present, wanted) {
+		if err := r.write(ctx, w); err != nil {
 			return written, err
 		}
 		written = true
 		r.Writes.WithLabelValues(objectSlice).Inc()
 	}
 	return written, nil
+}
+
+// write performs one write.
+func (r *Reconciler) write(ctx context.Context, w sliceWrite) (err error) {
+	logger := klog.FromContext(ctx).V(2).WithValues("slice", klog.KObj(w.slice))
+	switch w.verb {
+	case createSlice:
+		err = r.Client.Create(ctx, w.slice)
+	case updateSlice:
+		err = r.Client.Update(ctx, w.slice)
+	case deleteSlice:
+		if err = client.IgnoreNotFound(r.Client.Delete(ctx, w.slice)); err == nil {
+			logger.Info("Deleted EndpointSlice")
+		}
+		return err
+	}
+	if err == nil {
+		logger.Info("Wrote EndpointSlice", "endpoints", len(w.slice.Endpoints))
+	}
+	return err
 }

@@ -11,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
@@ -81,6 +82,46 @@ func sliceOf(
 		},
 		AddressType: family, Endpoints: endpoints, Ports: ports,
 	}
+}
+
+// sliceVerb is a kind of writes of EndpointSlices.
+type sliceVerb string
+
+const (
+	createSlice sliceVerb = "create"
+	updateSlice sliceVerb = "update"
+	deleteSlice sliceVerb = "delete"
+)
+
+// sliceWrite is a write of an EndpointSlice.
+type sliceWrite struct {
+	verb  sliceVerb
+	slice *discoveryv1.EndpointSlice
+}
+
+// diffSlices returns the writes that turn the present slices of a Service into the wanted ones. Deletions come last.
+func diffSlices(present, wanted []*discoveryv1.EndpointSlice) (writes []sliceWrite) {
+	unwanted := slices.Clone(present)
+	for _, w := range wanted {
+		i := slices.IndexFunc(unwanted, func(s *discoveryv1.EndpointSlice) bool { return s.Name == w.Name })
+		if i < 0 {
+			writes = append(writes, sliceWrite{createSlice, w})
+			continue
+		}
+		current := unwanted[i]
+		unwanted = slices.Delete(unwanted, i, i+1)
+		if equality.Semantic.DeepEqual(current.Endpoints, w.Endpoints) &&
+			equality.Semantic.DeepEqual(current.Ports, w.Ports) && equality.Semantic.DeepEqual(current.Labels, w.Labels) {
+			continue
+		}
+		updated := current.DeepCopy()
+		updated.Endpoints, updated.Ports, updated.Labels = w.Endpoints, w.Ports, w.Labels
+		writes = append(writes, sliceWrite{updateSlice, updated})
+	}
+	for _, s := range unwanted {
+		writes = append(writes, sliceWrite{deleteSlice, s})
+	}
+	return writes
 }
 
 func endpointOf(service *corev1.Service, l podLink, address netip.Addr) discoveryv1.Endpoint {

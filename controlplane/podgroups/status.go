@@ -32,7 +32,7 @@ func (r *Reconciler) updateStatus(ctx context.Context, g *group) error {
 }
 
 // awaitsClaim reports whether a claim does not exist, and no user needs to change anything: the API server is
-// overloaded, for example, and the controller tries again after a moment. The condition ClaimsReady stays as it is.
+// overloaded, for example, and the controller tries again after a moment. The condition ClaimsReady is unchanged.
 func (g *group) awaitsClaim() bool {
 	return slices.ContainsFunc(g.sharedClaims, func(s *sharedClaim) bool {
 		return s.shards[s.primary] == nil && s.problem == nil
@@ -88,25 +88,7 @@ func (g *group) reserved() metav1.Condition {
 			scheduling.ReleaseAnnotation, g.releaseProblem)
 	}
 	for _, s := range g.sharedClaims {
-		primary := s.shards[s.primary]
-		switch {
-		case g.released != "":
-			setFalse(&reserved, scheduling.ReasonReleased,
-				"the claims were released: "+g.released+"; the scheduler allocates them again for the next pod of the group")
-		case primary == nil:
-			setFalse(&reserved, scheduling.ReasonNotAllocated, fmt.Sprintf("claim %s does not exist", s.Name))
-		case len(s.deletedClaims()) > 0:
-			setFalse(&reserved, scheduling.ReasonClaimDeleted, g.deletionMessage(s))
-		case s.reserveProblem != nil:
-			setFalse(&reserved, scheduling.ReasonWriteRefused, s.reserveProblem.Error())
-		case !isHeldFor(primary, g.owner):
-			reason, message := notHeld(primary)
-			if pods := g.podsWithoutClaims(); len(pods) > 0 && reason == scheduling.ReasonNotAllocated {
-				reason, message = scheduling.ReasonNotShared, notSharedMessage(pods)
-			}
-			if l := g.stalled(s); l != nil {
-				reason, message = scheduling.ReasonUnschedulable, stalledMessage(s, l)
-			}
+		if reason, message := g.reasonNotReserved(s); reason != "" {
 			setFalse(&reserved, reason, message)
 		}
 	}
@@ -114,6 +96,33 @@ func (g *group) reserved() metav1.Condition {
 		setFalse(&reserved, scheduling.ReasonWriteRefused, g.gateProblem.Error())
 	}
 	return reserved
+}
+
+// reasonNotReserved returns the reason why the claims of a shared claim are not held for the group, and a message. The
+// reason is "" if they are held.
+func (g *group) reasonNotReserved(s *sharedClaim) (reason, message string) {
+	primary := s.shards[s.primary]
+	switch {
+	case g.released != "":
+		return scheduling.ReasonReleased,
+			"the claims were released: " + g.released + "; the scheduler allocates them again for the next pod of the group"
+	case primary == nil:
+		return scheduling.ReasonNotAllocated, fmt.Sprintf("claim %s does not exist", s.Name)
+	case len(s.deletedClaims()) > 0:
+		return scheduling.ReasonClaimDeleted, g.deletionMessage(s)
+	case s.reserveProblem != nil:
+		return scheduling.ReasonWriteRefused, s.reserveProblem.Error()
+	case isHeldFor(primary, g.owner):
+		return "", ""
+	}
+	if l := g.stalled(s); l != nil {
+		return scheduling.ReasonUnschedulable, stalledMessage(s, l)
+	}
+	reason, message = notHeld(primary)
+	if pods := g.podsWithoutClaims(); len(pods) > 0 && reason == scheduling.ReasonNotAllocated {
+		return scheduling.ReasonNotShared, notSharedMessage(pods)
+	}
+	return reason, message
 }
 
 func setFalse(c *metav1.Condition, reason, message string) {
