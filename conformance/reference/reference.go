@@ -494,59 +494,23 @@ func base(request string) string {
 
 // prepare prepares one claim.
 func (d *Driver) prepare(ctx context.Context, c *dra.Claim) (*record, error) {
-	d.mu.Lock()
-	d.attempts[c.Uid]++
-	busy, finished := d.busy[c.Uid], d.finished[c.Uid]
-	d.busy[c.Uid] = busy || d.fault("PREP-24") && canceledSoon(ctx)
-	canceled := d.busy[c.Uid] && !busy
-	d.preparing[c.Uid] = true
-	d.mu.Unlock()
-	defer func() {
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		delete(d.preparing, c.Uid)
-	}()
-	switch {
-	case busy:
-		return nil, errors.New("another call is under way")
-	case canceled:
-		<-ctx.Done() // the claim stays busy
-		return nil, ctx.Err()
-	case d.fault("UNPR-13") && finished:
-		return nil, errors.New("the claim has been unprepared")
-	case d.fault("PREP-01/name") && len(c.Name) > 200:
-		return nil, fmt.Errorf("the name of claim %s is too long", c.Name)
-	}
-	failed := filepath.Join(d.claimsDir(), c.Uid+".failed")
-	if _, err := os.Stat(failed); err == nil && d.fault("PREP-08") {
-		return nil, errors.New("the claim failed before")
+	d.enter(c.Uid)
+	defer d.leave(c.Uid)
+	if err := d.spoilCall(ctx, c); err != nil {
+		return nil, err
 	}
 	old, _ := d.load(c.Uid) // build reports the error
 	r, err := d.build(ctx, c)
 	if err != nil {
-		if d.fault("PREP-08") || d.fault("UNPR-11") {
-			_ = os.WriteFile(failed, nil, 0o600)
-		}
-		return nil, errors.Join(err, d.spoilFailure(r))
+		return nil, errors.Join(err, d.spoilFailure(c.Uid, r))
 	}
-	if d.fault("PREP-24/busy") && ctx.Err() != nil {
-		return nil, d.stayBusy(c.Uid)
-	}
-	if d.fault("PREP-13/race") {
-		<-time.After(20 * time.Millisecond)
+	if err := d.spoilBuilt(ctx, c.Uid); err != nil {
+		return nil, err
 	}
 	if err := d.save(r); err != nil {
 		return nil, err
 	}
-	d.mu.Lock()
-	d.own[r.UID] = true
-	if d.fault("UNPR-14/again") && d.attempts[r.UID] > 1 {
-		d.leaveOpen()
-	}
-	d.mu.Unlock()
-	if d.fault("UNPR-15") { // most of the time of this call, so that the case finds the fault on a busy machine, too
-		<-time.After(50 * time.Millisecond)
-	}
+	d.spoilSaved(r.UID)
 	if err := errors.Join(d.writeSpecs(r, old != nil), d.writePod(r)); err != nil {
 		return nil, err
 	}
@@ -554,12 +518,19 @@ func (d *Driver) prepare(ctx context.Context, c *dra.Claim) (*record, error) {
 	return r, nil
 }
 
-// stayBusy refuses later calls for a claim.
-func (d *Driver) stayBusy(uid string) error {
+// enter records that a call of prepare is under way.
+func (d *Driver) enter(uid string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.busy[uid] = true
-	return errors.New("the call was canceled")
+	d.attempts[uid]++
+	d.preparing[uid] = true
+}
+
+// leave records that a call of prepare has ended.
+func (d *Driver) leave(uid string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.preparing, uid)
 }
 
 // writeSpecs is writeSpec with faults. known reports whether the claim has a record of an earlier call.
@@ -569,21 +540,6 @@ func (d *Driver) writeSpecs(r *record, known bool) error {
 	}
 	if err := d.writeSpec(r); err != nil && !d.fault("CDI-02/ignored") {
 		return err
-	}
-	return nil
-}
-
-// spoilFailure applies faults of a prepare that failed. r has the devices before the one that failed.
-func (d *Driver) spoilFailure(r *record) error {
-	switch {
-	case d.fault("UNPR-14/failed"):
-		f, err := os.CreateTemp(d.StateDir, "failed")
-		if err != nil {
-			return err
-		}
-		return f.Close()
-	case d.fault("UNPR-11/device") && r != nil && len(r.Devices) > 0:
-		return d.save(&record{UID: "kept-" + r.Devices[0].Device, Devices: r.Devices[:1]})
 	}
 	return nil
 }
@@ -600,10 +556,8 @@ func (d *Driver) build(ctx context.Context, c *dra.Claim) (*record, error) {
 		return r, err
 	}
 	old, err := d.load(c.Uid)
-	if old != nil && d.fault("PREP-03/share") && len(old.Devices) > 0 && old.Devices[0].Share != "" {
-		if err := d.room("", old.Devices[0], claim.Status.Allocation.Devices.Results[0]); err != nil {
-			return nil, err
-		}
+	if err := d.spoilAgain(old, claim); err != nil {
+		return nil, err
 	}
 	if err != nil || old != nil && !d.fault("PREP-04") {
 		return old, err
@@ -622,26 +576,19 @@ func (d *Driver) build(ctx context.Context, c *dra.Claim) (*record, error) {
 	}
 	r.PodClaim = claim.Annotations[resourceapi.PodResourceClaimAnnotation]
 	for i, result := range claim.Status.Allocation.Devices.Results {
-		namesake := d.fault("PREP-12/name") && d.has(result.Device)
-		if result.Driver != d.Name && !namesake {
+		if result.Driver != d.Name && !d.isNamesake(result) {
 			r.Others = true
-			if d.fault("PREP-12") {
-				r.Devices = append(r.Devices, prepared{Request: result.Request, Pool: result.Pool, Device: result.Device})
-			}
+			d.spoilForeign(r, result)
 			continue
 		}
 		p, err := d.device(claim, result, i)
 		if err != nil {
 			return r, err
 		}
-		if d.fault("SHARE-03") {
-			r.Devices = slices.DeleteFunc(r.Devices, func(x prepared) bool { return x.Device == p.Device && x.Share != "" })
-		}
+		d.spoilDevice(r, p)
 		r.Devices = append(r.Devices, p)
 	}
-	if d.fault("PREP-17") && len(r.Devices) >= 10 || d.fault("PREP-17/few") && len(r.Devices) >= fewDevices {
-		<-time.After(8 * time.Second)
-	}
+	d.spoilDuration(r)
 	return r, nil
 }
 
@@ -667,40 +614,6 @@ func (d *Driver) read(ctx context.Context, c *dra.Claim) (*resourceapi.ResourceC
 		return nil, fmt.Errorf("claim %s is not allocated", c.Name)
 	}
 	return claim, d.spoil(ctx, claim)
-}
-
-// spoil applies faults that concern the whole claim.
-func (d *Driver) spoil(ctx context.Context, claim *resourceapi.ResourceClaim) error {
-	consumers := claim.Status.ReservedFor
-	switch {
-	case d.fault("PREP-15") && len(consumers) > 0 && consumers[0].Resource == "pods":
-		return d.named(ctx, claim.Namespace, consumers[0].Name)
-	case d.fault("WORK-02") && len(consumers) > 0 && consumers[0].Resource == "podgroups":
-		return errors.New("the claim is not reserved for a pod")
-	case d.fault("WORK-03") && claim.Annotations["torn-down"] != "":
-		return errors.New("the device was torn down")
-	case d.fault("SEC-04"):
-		patch := `{"metadata":{"finalizers":["` + resourceapi.Finalizer + `","resource.kubernetes.io/reference"]}}`
-		return d.patchClaim(ctx, claim.Namespace, claim.Name, patch)
-	}
-	return nil
-}
-
-// named returns an error if a pod exists, and none of its containers names a claim.
-func (d *Driver) named(ctx context.Context, namespace, pod string) error {
-	p, err := d.Client.CoreV1().Pods(namespace).Get(ctx, pod, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	for _, c := range p.Spec.Containers {
-		if len(c.Resources.Claims) > 0 {
-			return nil
-		}
-	}
-	return fmt.Errorf("no container of pod %s names the claim", pod)
 }
 
 // device returns the prepared device for one result of an allocation.
@@ -897,7 +810,7 @@ func (d *Driver) unprepare(ctx context.Context, c *dra.Claim) (known bool, err e
 		return false, fmt.Errorf("%q is not a UID", c.Uid)
 	}
 	if !d.fault("UNPR-11") {
-		_ = os.Remove(filepath.Join(d.claimsDir(), c.Uid+".failed"))
+		_ = os.Remove(d.failedFile(c.Uid))
 	}
 	r, err := d.load(c.Uid)
 	if err != nil {
