@@ -94,14 +94,14 @@ const (
 	// htb-mq, one HTB qdisc for each transmit queue of the NIC. A NIC without enforcement does not
 	// have it.
 	AttributeShaping = "shaping"
-	// AttributeTCX (bool) reports whether the check TCX of the node's kernel passed. A NIC without
-	// enforcement does not have it.
+	// AttributeTCX (bool) reports whether the kernel check TCX passed. A NIC without enforcement does
+	// not have it.
 	AttributeTCX = "tcx"
-	// AttributeForwardedByRoute (bool) reports whether the check ForwardedByRoute of the node's
-	// kernel passed. A NIC without enforcement does not have it.
+	// AttributeForwardedByRoute (bool) reports whether the kernel check ForwardedByRoute passed. A NIC
+	// without enforcement does not have it.
 	AttributeForwardedByRoute = "forwardedByRoute"
-	// AttributeARPSender (bool) reports whether the check ARPSender of the node's kernel passed. A
-	// NIC without enforcement does not have it.
+	// AttributeARPSender (bool) reports whether the kernel check ARPSender passed. A NIC without
+	// enforcement does not have it.
 	AttributeARPSender = "arpSender"
 )
 
