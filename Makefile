@@ -50,8 +50,8 @@ GENERATED = netdev/classify $(wildcard api/*/zz_* api/*/*/zz_*) $(wildcard $(CHA
 DOCKERFILE := awk -f deployments/image/dockerfile.awk go.mod deployments/image/contents.txt
 GO_FILES := $(shell find . -name '*.go' -not -name '*_test.go' -not -path './.cluster*' -o -name '*.o' -path './netdev/*') go.mod go.sum
 LINT := go run ./test/lint
-# The checks of test/lint that `make lint` includes, of lint-words, lint-lines, and lint-headers.
-LINT_CHECKS := lint-words lint-lines lint-headers
+# The checks of test/lint that `make lint` includes, of lint-words, lint-lines, lint-logs, and lint-headers.
+LINT_CHECKS := lint-words lint-lines lint-logs lint-headers
 # Packages whose tests measure rates and latencies, or end processes under load. They run alone.
 MEASURED := /netdev/classify$$|/test/crash$$
 # Runs go test without vet, which `make lint` runs: $(GO_TEST) FLAGS -- PACKAGES.
@@ -266,6 +266,9 @@ lint-words: ## reject wordings that read like a translation [ARGS=--count]
 
 lint-lines: ## reject lines of more than 120 columns in Go files, prose, and comments [ARGS=--count]
 	@$(LINT) lines $(ARGS)
+
+lint-logs: ## reject log messages that are not constant, and keys in other forms than lower camel case [ARGS=--count]
+	@$(LINT) logs $(ARGS)
 
 lint-headers: ## reject source files without a license header [ARGS=--count]
 	@$(LINT) headers $(ARGS)
@@ -542,6 +545,6 @@ help: ## print this list
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-zA-Z0-9_-]+:.*## / {printf "  %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: kind-demo kind-up kind-down kind-binaries prerequisites-kind test-kind demo demo-groups demo-jobset demo-kueue demo-addresses cluster-up cluster-down install reload test test-build test-unit test-packages test-classify test-crash \
-  test-addresses test-fuzz test-controlplane test-jobset test-lws test-kueue test-matrix lab lab-test lab-up lab-stories test-lab lab-build e2e e2e-long test-privileges test-runtimes test-kubelets bench bench-check bench-node profiles bench-controlplane bench-memory bench-addresses lint lint-words lint-lines lint-headers fix-headers \
+  test-addresses test-fuzz test-controlplane test-jobset test-lws test-kueue test-matrix lab lab-test lab-up lab-stories test-lab lab-build e2e e2e-long test-privileges test-runtimes test-kubelets bench bench-check bench-node profiles bench-controlplane bench-memory bench-addresses lint lint-words lint-lines lint-logs lint-headers fix-headers \
   generate generate-check chart-check build image image-archives image-docker dockerfile-check previous-release cluster-binaries \
   prerequisites prerequisites-clang prerequisites-dhcp prerequisites-lab help

@@ -99,6 +99,39 @@ func TestCheckLines(t *testing.T) {
 	}
 }
 
+func TestCheckLogs(t *testing.T) {
+	for _, test := range []struct {
+		name, statement string
+		found           int
+	}{
+		{"correct", `klog.FromContext(ctx).Info("Attached link", "claimUID", uid, "pod", klog.KObj(pod))`, 0},
+		{"verbosity", `logger.V(4).Info("Wrote " + "status")`, 0},
+		{"error", `d.logger.Error(err, "Failed to write claim record", "claim", name)`, 0},
+		{"values of another function", `logger.Info("Read NICs", nics.values()...)`, 0},
+		{"not a logger", `t.Error(problem); http.Error(w, problem, 500)`, 0},
+		{"variable as message", `logger.V(2).Info(message)`, 1},
+		{"computed message", `klog.FromContext(ctx).Error(err, fmt.Sprintf("Failed %d times", n))`, 1},
+		{"lower case", `logger.Info("attached link")`, 1},
+		{"period", `logger.Info("Attached link.")`, 1},
+		{"variable as key", `logger.Info("Attached link", key, value)`, 1},
+		{"keys in other forms", `logger.WithValues("Claim", claim, "claim_uid", uid, "claim UID", uid)`, 3},
+		{"key of a named logger", `m.GetLogger().WithName("x").Error(nil, "Failed", "a-b", 1)`, 1},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			content := "package a\n\nfunc f() {\n" + test.statement + "\n}\n"
+			findings := checkLogs("a.go", []byte(content))
+			if len(findings) != test.found {
+				t.Errorf("checkLogs found %v, want %d findings", findings, test.found)
+			}
+			for _, f := range findings {
+				if f.line != 4 {
+					t.Errorf("finding in line %d, want 4", f.line)
+				}
+			}
+		})
+	}
+}
+
 func TestWithHeader(t *testing.T) {
 	slashes := headerText + "\n"
 	hashes := strings.ReplaceAll(slashes, "//", "#")

@@ -2,16 +2,17 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command lint checks what golangci-lint does not: wording, the length of
-// lines, and license headers. It reads the files that git tracks, and new files
+// lines, log messages, and license headers. It reads the files that git tracks, and new files
 // that git does not ignore.
 //
 //	go run ./test/lint words [--count]
 //	go run ./test/lint lines [--count]
+//	go run ./test/lint logs [--count]
 //	go run ./test/lint headers [--count] [--fix]
 //
 // Each finding is printed as FILE:LINE: MESSAGE. With --count, the command prints the
 // number of findings for each directory instead. The exit status is 1 if there are
-// findings. The checks are documented in words.go, lines.go, and headers.go.
+// findings. The checks are documented in words.go, lines.go, logs.go, and headers.go.
 package main
 
 import (
@@ -42,6 +43,7 @@ type check func(name string, content []byte) []finding
 var checks = map[string]check{
 	"words":   checkWords,
 	"lines":   checkLines,
+	"logs":    checkLogs,
 	"headers": checkHeader,
 }
 
@@ -67,7 +69,7 @@ func run(args []string, out io.Writer) (int, error) {
 	}
 	check, ok := checks[name]
 	if !ok {
-		return 0, fmt.Errorf("unknown check %q: use words, lines, or headers", name)
+		return 0, fmt.Errorf("unknown check %q: use words, lines, logs, or headers", name)
 	}
 	flags := flag.NewFlagSet("lint "+name, flag.ContinueOnError)
 	count := flags.Bool("count", false, "print the number of findings for each directory")
