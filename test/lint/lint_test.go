@@ -31,6 +31,8 @@ func TestCheckWords(t *testing.T) {
 		{"existence", "a.md", "There is no error. It is no longer there.\n", nil},
 		{"relation", "a.md", "The setting is of the cluster.\n", []int{1}},
 		{"form", "a.md", "The name is of the form a/b.\n", nil},
+		{"pronoun for a noun", "a.md", "The name is that\nof the NIC.\nThe rates are those of it.\n", []int{1, 3}},
+		{"possessive", "a.md", "It is that NIC's name, and the rates of those are equal.\n", nil},
 		{"existence of a thing", "a.md", "It is\nstill there.\n", []int{2}},
 		{"unnamed actor", "a.md", "Someone removes it.\n", []int{1}},
 		{"besides", "a.md", "Besides, it is next to the NIC.\n", nil},

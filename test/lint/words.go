@@ -57,6 +57,7 @@ var wordRules = []wordRule{
 	rule(`\bas (it|they) (was|were)\b`, `"unchanged", or "in its previous state"`, ``),
 	rule(`\b(is|are) of (the|a|an|this|its|our|one|another)\b`, `name the relation: "belongs to", "comes from"`,
 		`\b(is|are) of (the|a) (form|same|type|kind|wrong)\b`),
+	rule(`\b(is|are) (that|those) of\b`, `name the noun, or use a possessive`, ``),
 	rule(`\bwhatever (is|was|has|had|comes|stays|remains|holds|else)\b`, `a noun`, ``),
 	rule(`\b(which|that|what) is there\b|\bwhat there is\b`, `"existing", or a noun`, ``),
 	rule(`\basked for again\b`, `"requested again"`, ``),
