@@ -17,6 +17,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev"
 	"github.com/dra-shared/dra-driver-shared/netdev/classify"
 	"github.com/dra-shared/dra-driver-shared/netdev/nstest"
+	"github.com/dra-shared/dra-driver-shared/test/kernelcheck"
 )
 
 // forwarded is the rate that the tests guarantee to frames that the node forwards.
@@ -84,7 +85,7 @@ func openStrongest(bpffs string) (c *classify.Classifier, err error) {
 	return nil, err
 }
 
-// needRoutes skips the test if the programs cannot read routes on this kernel.
+// needRoutes skips the test if the programs cannot read routes on this kernel; see package kernelcheck.
 func needRoutes(t *testing.T) {
 	t.Helper()
 	c, err := openStrongest(nstest.MountBPFFS(t))
@@ -93,7 +94,7 @@ func needRoutes(t *testing.T) {
 	}
 	defer c.Close()
 	if !c.ReadsRoutes() {
-		t.Skip("this kernel does not let tc programs read the route of a frame")
+		kernelcheck.Skip(t, kernelcheck.ForwardedByRoute, "the programs do not read the route of a frame")
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
+	"github.com/dra-shared/dra-driver-shared/test/kernelcheck"
 )
 
 // The kernel runs a program on a frame (BPF_PROG_TEST_RUN) as if a socket of this
@@ -71,7 +72,8 @@ func newIdentityEnv(t *testing.T, policy Policy, change ...func(*NIC, *Member)) 
 	if features.HaveProgramHelper(ebpf.SchedCLS, asm.FnGetNetnsCookie) != nil {
 		key = KeySocketCookie
 		if InLockdown() {
-			t.Skip("the kernel has no helper for the cookie, and is in lockdown, so that no program reads it from memory")
+			kernelcheck.Skip(t, kernelcheck.NetnsCookieOfSocket,
+				"the kernel has no helper for the cookie, and is in lockdown, so that no program reads it from memory")
 		}
 	}
 	c, err := openChecks(key)

@@ -20,6 +20,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev"
 	"github.com/dra-shared/dra-driver-shared/netdev/classify"
 	"github.com/dra-shared/dra-driver-shared/netdev/nstest"
+	"github.com/dra-shared/dra-driver-shared/test/kernelcheck"
 )
 
 var broadcast = net.HardwareAddr{255, 255, 255, 255, 255, 255}
@@ -386,12 +387,13 @@ func (e *testEnv) refusals(p *pod) classify.Refusals {
 	return refusals
 }
 
-// requireARPSender skips the test if the classifier does not know the sender of ARP on this kernel.
+// requireARPSender skips the test if the classifier does not know the sender of ARP on this kernel; see package
+// kernelcheck.
 func (e *testEnv) requireARPSender() {
 	e.t.Helper()
 	for _, r := range e.node.Trials() {
 		if r.Key == e.node.ClassifierKey() && r.ARP != nil {
-			e.t.Skipf("the kernel does not let the driver trace ARP: %v", r.ARP)
+			kernelcheck.Skip(e.t, kernelcheck.ARPSender, r.ARP)
 		}
 	}
 }

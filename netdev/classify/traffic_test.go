@@ -25,6 +25,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/nstest"
 	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
 	"github.com/dra-shared/dra-driver-shared/netdev/shape"
+	"github.com/dra-shared/dra-driver-shared/test/kernelcheck"
 )
 
 func TestMain(m *testing.M) { nstest.Main(m, nstest.Root) }
@@ -405,11 +406,11 @@ func (e *testEnv) sentBytes(share int) uint64 {
 	return state.SentBytes
 }
 
-// needTCX skips the test if the kernel has no TCX (Linux 6.6 or newer).
+// needTCX skips the test if the kernel has no TCX (Linux 6.6 or newer); see package kernelcheck.
 func needTCX(t *testing.T) {
 	t.Helper()
 	if !hasTCX(t) {
-		t.Skip("the kernel has no TCX")
+		kernelcheck.Skip(t, kernelcheck.TCX, "the kernel does not list programs of TCX")
 	}
 }
 
@@ -426,7 +427,7 @@ func hasTCX(t *testing.T) bool {
 	return true
 }
 
-// needKey skips the test if the kernel lacks what a key needs.
+// needKey skips the test if the kernel lacks what a key needs; see package kernelcheck.
 func needKey(t *testing.T, key classify.Key) {
 	t.Helper()
 	switch key {
@@ -436,21 +437,21 @@ func needKey(t *testing.T, key classify.Key) {
 		}
 	case classify.KeySocketCookie:
 		if classify.InLockdown() {
-			t.Skip("the kernel is in lockdown and refuses to read its memory")
+			kernelcheck.Skip(t, kernelcheck.NetnsCookieOfSocket, "the kernel is in lockdown and refuses to read its memory")
 		}
 		if _, err := os.Stat("/sys/kernel/btf/vmlinux"); err != nil {
-			t.Skipf("the kernel has no BTF: %v", err)
+			kernelcheck.Skip(t, kernelcheck.NetnsCookieOfSocket, fmt.Errorf("the kernel has no BTF: %w", err))
 		}
 	}
 }
 
 // needCookie skips a test on kernels whose only key is the address, which does not distinguish the
 // frames of a share from frames that carry the address of another. See
-// TestRawFrames_useClassOfForgedAddressOnlyWithoutCookie.
+// TestRawFrames_useClassOfForgedAddressOnlyWithoutCookie, and package kernelcheck.
 func (e *testEnv) needCookie() {
 	e.t.Helper()
 	if key := e.node.ClassifierKey(); !key.HasCookie() {
-		e.t.Skipf("the only key of this kernel is %s", key)
+		kernelcheck.Skip(e.t, kernelcheck.NetnsCookieOfSocket, fmt.Sprintf("the only key is %s", key))
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/dra-shared/dra-driver-shared/test/kernelcheck"
 	"github.com/dra-shared/dra-driver-shared/test/lab/kernel"
 	"github.com/dra-shared/dra-driver-shared/test/lab/matrix"
 )
@@ -23,17 +24,18 @@ import (
 var kernelPackages = []string{"netdev", "netdev/bpffs", "netdev/classify", "netdev/classify/trial"}
 
 // A quick pass runs the tests and stories whose names match these. On the kernel, it tests that the kernel
-// accepts the programs, the traffic of shares, attacks, and links. On the node, it runs a story that
-// measures, and one in which a container restarts. The others measure for longer, load the programs in
+// accepts the programs, the traffic of shares, attacks, links, and how the driver finds NICs. On the node, it runs a
+// story that measures, and one in which a container restarts. The others measure for longer, load the programs in
 // further ways, which takes seconds in a guest, wait for the kubelet to try again, or install the chart again.
 const (
 	quickTests = "^(TestRun|TestMount|TestProgram_(drops|onlyCounts|gateway)|" +
-		"TestTraffic_of(Shares|Pods)|TestRawFrames|TestForwarded(Frames|ByNode_(isNot|throughVLAN))|" +
+		"TestTraffic_(of(Shares|Pods)|onStackedNIC)|TestRawFrames|TestForwarded(Frames|ByNode_(isNot|throughVLAN))|" +
 		"TestReceived_forOtherAddress|TestInspect_of|" +
 		"TestBridgeMode_(delivers|limitsBroadcasts)|TestFairQueue|" +
 		"TestAttack_(rawFrames|gateway|furtherLink|modeBridge|neighborFlood$|sourceMode$|content)|" +
 		"TestIdentity_(nodeARP|delayedRepliesWith)|" +
-		"TestNode_(Attach|Detach|Read|Watch_reports|Manage_takesOver))"
+		"TestInventory_List|TestNode_(Attach|Detach|Read|Watch_reports|Manage_takesOver))" +
+		"|^TestAttack_kernelARPWithForeignAddress$/^of_a_sibling"
 	quickStories = "^(grants|node|multiple-containers)$"
 )
 
@@ -99,7 +101,7 @@ func (p pass) run(ctx context.Context, cache string) (row matrix.Row, err error)
 	}
 	fmt.Printf("lab: pass on Linux %s %s\n", row.Kernel, row.Arguments)
 	if p.parts != "node" {
-		if err := p.kernel(ctx, cache, &row); err != nil {
+		if err := p.kernel(ctx, cache, k, &row); err != nil {
 			return row, err
 		}
 	}
@@ -111,8 +113,9 @@ func (p pass) run(ctx context.Context, cache string) (row matrix.Row, err error)
 	return row, nil
 }
 
-// kernel runs the tests of kernelPackages in one guest.
-func (p pass) kernel(ctx context.Context, cache string, row *matrix.Row) error {
+// kernel runs the tests of kernelPackages in one guest. They fail if a check that the kernel is expected to pass
+// does not pass.
+func (p pass) kernel(ctx context.Context, cache string, k kernel.Kernel, row *matrix.Row) error {
 	dir, err := os.MkdirTemp("", "lab-test-")
 	if err != nil {
 		return err
@@ -123,7 +126,9 @@ func (p pass) kernel(ctx context.Context, cache string, row *matrix.Row) error {
 	}
 	test.job.Dir = "/tmp"
 	// The tests run in the initial namespaces, as the plugin does on most nodes; see package nstest.
-	test.job.Env = []string{"NSTEST_INSIDE=1"}
+	test.job.Env = []string{
+		"NSTEST_INSIDE=1", kernelcheck.Variable + "=" + strings.Join(expectedChecks(k.Release, p.append), " "),
+	}
 	if err := test.add(ctx, kernelPackages); err != nil {
 		return err
 	}
@@ -138,7 +143,11 @@ func (p pass) kernel(ctx context.Context, cache string, row *matrix.Row) error {
 		status, err := test.run(ctx, cache, io.MultiWriter(&output, os.Stdout))
 		return readResult(output.String()), status, err
 	})
-	row.Tests, row.Key = describe(r, status, err, time.Since(start)), r.strongestKey()
+	row.Key = r.strongestKey()
+	if err == nil {
+		err = checkKey(row.Key, k.Release, p.append)
+	}
+	row.Tests = describe(r, status, err, time.Since(start))
 	return nil
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/classify"
 	"github.com/dra-shared/dra-driver-shared/netdev/classify/trial"
 	"github.com/dra-shared/dra-driver-shared/netdev/nstest"
+	"github.com/dra-shared/dra-driver-shared/test/kernelcheck"
 )
 
 func TestMain(m *testing.M) { nstest.Main(m, nstest.Root) }
@@ -98,6 +99,34 @@ func TestRun_keyMACPassesWithAnyNetworkConfiguration(t *testing.T) {
 	}
 }
 
+// The lab knows what its kernels permit.
+func TestRun_passesExpectedChecks(t *testing.T) {
+	expected := kernelcheck.Expected()
+	if len(expected) == 0 {
+		t.Skipf("%s is not set: only the lab sets it", kernelcheck.Variable)
+	}
+	var results []trial.Result
+	nstest.New(t).Do(func() (err error) {
+		results, err = trial.Run(t.TempDir(), nil, classify.Keys()...)
+		return err
+	})
+	best, err := trial.Strongest(results)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]error{
+		kernelcheck.ForwardedByRoute: best.Routes, kernelcheck.ARPSender: best.ARP, kernelcheck.TCX: best.TCX,
+	}
+	for _, r := range results {
+		got[string(r.Key)] = r.Err
+	}
+	for _, check := range expected {
+		if err, known := got[check]; err != nil || !known {
+			t.Errorf("check %s, known: %t: got %v, want it to pass", check, known, err)
+		}
+	}
+}
+
 // The plugin has no CAP_SYS_ADMIN.
 func TestRun_tracesARPWithoutAdmin(t *testing.T) {
 	try := func() error {
@@ -114,7 +143,7 @@ func TestRun_tracesARPWithoutAdmin(t *testing.T) {
 		return nil
 	})
 	if asRoot != nil {
-		t.Skipf("the kernel does not let the driver trace ARP: %v", asRoot)
+		kernelcheck.Skip(t, kernelcheck.ARPSender, asRoot)
 	}
 	nstest.WithoutCapabilities(t, try, unix.CAP_SYS_ADMIN)
 }
