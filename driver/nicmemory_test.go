@@ -120,7 +120,8 @@ func TestTakeover_keepsUplink(t *testing.T) {
 	}
 }
 
-// The first plugin after a boot starts before the node has its default route.
+// The first plugin after a boot starts before the node has its default route. It is not ready before it knows whether
+// it can share the NIC: `helm install --wait` would succeed.
 func TestDriver_startsBeforeTheDefaultRoute(t *testing.T) {
 	p := newPlugin(t)
 	p.stop()
@@ -133,9 +134,12 @@ func TestDriver_startsBeforeTheDefaultRoute(t *testing.T) {
 	if devices := p.options.Kinds[0].Devices(); len(devices) > 0 {
 		t.Errorf("the plugin shares a NIC that may become an uplink: %+v", devices)
 	}
-	eventually.Eventually(t, timeout, "the plugin is ready", func() error { return p.healthy(probe.Ready) })
+	eventually.Eventually(t, timeout, "the plugin is not ready", func() error {
+		return wantFailure(p.healthy(probe.Ready), "NIC nic0 cannot be shared: the node has no default route yet")
+	})
 	nstest.DefaultRoute(t, "mgmt")
 	eventually.Eventually(t, timeout, "nic0 is shared", func() error { return p.tainted("") })
+	eventually.Eventually(t, timeout, "the plugin is ready", func() error { return p.healthy(probe.Ready) })
 }
 
 // A plugin that stops without claims leaves nothing, and one with claims leaves what the next one needs.

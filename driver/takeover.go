@@ -108,13 +108,14 @@ func (d *Driver) tryTakeOver(ctx context.Context) error {
 		return &waitError{event: params.EventReasonHookMissing,
 			err: fmt.Errorf("containers with shares cannot start: %w", err)}
 	}
-	if err := d.prepareToServe(ctx); err != nil {
+	err := d.prepareToServe(ctx)
+	if published == nil { // no predecessor could serve meanwhile: the kubelet restarts a plugin that cannot start
 		return err
 	}
-	if published == nil {
-		return nil
+	if err == nil {
+		err = d.eachTakeoverChecker(func(c TakeoverChecker) error { return c.RecheckTakeover(published) })
 	}
-	if err := d.eachTakeoverChecker(func(c TakeoverChecker) error { return c.RecheckTakeover(published) }); err != nil {
+	if err != nil {
 		wait := refused(err)
 		wait.changed = true
 		return wait

@@ -26,6 +26,7 @@ import (
 	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/driver"
+	"github.com/dra-shared/dra-driver-shared/driver/record"
 	"github.com/dra-shared/dra-driver-shared/internal/probe"
 	"github.com/dra-shared/dra-driver-shared/netdev/nstest"
 	"github.com/dra-shared/dra-driver-shared/test/eventually"
@@ -223,6 +224,62 @@ func TestTakeover_newPluginFailsToSetUpNIC(t *testing.T) {
 	}
 	if n := useless.rechecks.Load(); n != 1 {
 		t.Errorf("the plugin changed the node and was refused %d times, want once", n)
+	}
+}
+
+// brokenKind cannot set up devices until it is repaired.
+type brokenKind struct {
+	driver.Kind
+	repaired atomic.Bool
+	refused  atomic.Int32
+}
+
+func (*brokenKind) CheckTakeover(context.Context, []resourceapi.Device) error { return nil }
+
+func (*brokenKind) RecheckTakeover([]resourceapi.Device) error { return nil }
+
+func (k *brokenKind) Refresh(ctx context.Context, shares []record.Share) (driver.Refreshed, error) {
+	if !k.repaired.Load() {
+		k.refused.Add(1)
+		return driver.Refreshed{}, errors.New("list links: interrupted")
+	}
+	return k.Kind.Refresh(ctx, shares)
+}
+
+// A plugin that fails after it has changed the node waits, so that it does not change the node at each restart of its
+// container. Without a predecessor, it ends, and the kubelet restarts it.
+func TestTakeover_newPluginFailsToListDevices(t *testing.T) {
+	p := newPlugin(t)
+	eventually.Eventually(t, timeout, "nic0 is published", p.published)
+	broken := &brokenKind{}
+	wrap := func(k driver.Kind) driver.Kind {
+		broken.Kind = k
+		return broken
+	}
+	s := p.succeed("["+network+"interfaces: [nic0]}]", wrap)
+	eventually.Eventually(t, timeout, "the plugin waits", func() error {
+		return wantFailure(s.healthy(probe.Ready), "list links: interrupted")
+	})
+	s.wantEvent("Warning HandoverRefused")
+	p.mustPrepare(p.claim("c", "10M", ""))
+	if n := broken.refused.Load(); n != 1 {
+		t.Errorf("the plugin changed the node %d times, want once", n)
+	}
+	broken.repaired.Store(true)
+	p.stop() // the new plugin tries again
+	if err := <-s.started; err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestDriver_Start_failsToListDevices(t *testing.T) {
+	p := newPlugin(t)
+	p.stop()
+	p.wrap = func(k driver.Kind) driver.Kind { return &brokenKind{Kind: k} }
+	node := p.build("[" + network + "interfaces: [nic0]}]")
+	_, err := p.Start(t.Context())
+	if err := errors.Join(wantFailure(err, "list links: interrupted"), node.Close()); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -31,7 +31,8 @@ type problem struct {
 var errNoCarrier = errors.New("the NIC has no carrier and reports no speed")
 
 // uplinkError is the problem of a NIC that only a pattern of a network names, and that a default route of the node
-// depends on. It does not affect readiness: the network may be meant for nodes with further NICs.
+// depends on. It does not affect readiness: the network may be meant for nodes with further NICs. It does while it is
+// early: the plugin does not know yet whether it will share the NIC.
 type uplinkError struct {
 	network, toShare string
 	early            bool // no default route depends on the NIC yet; see errIfMayBecomeUplink
@@ -49,7 +50,9 @@ func (e *uplinkError) Error() string {
 
 // isFailure reports whether the NIC is configured, and the reason why it cannot be shared affects readiness.
 func (p problem) isFailure() bool {
-	return p.device != "" && !errors.Is(p.err, errNoCarrier) && !p.isUplink()
+	var uplink *uplinkError
+	isKnownUplink := errors.As(p.err, &uplink) && !uplink.early
+	return p.device != "" && !errors.Is(p.err, errNoCarrier) && !isKnownUplink
 }
 
 func (p problem) isUplink() bool { return errors.As(p.err, new(*uplinkError)) }
@@ -73,7 +76,7 @@ func withRemedy(err error) error {
 		return fmt.Errorf("%w: mount one on /sys/fs/bpf of the node, or set plugin.mountBPFFS in the chart's values", err)
 	case errors.Is(err, classify.ErrDenied): // before ErrNoPerfmon, which does not matter without bpf(2)
 		return fmt.Errorf("%w: the plugin needs CAP_BPF, outside of a user namespace (rootless nodes, unprivileged LXC); "+
-			"where SELinux enforces, set plugin.seLinuxOptions={type: spc_t} in the chart's values", err)
+			"where SELinux enforces, set plugin.seLinuxOptions.type=spc_t in the chart's values", err)
 	case errors.Is(err, classify.ErrNoPerfmon):
 		return fmt.Errorf("%w: set plugin.perfmon=true in the chart's values", err)
 	case errors.As(err, &path) && errors.Is(err, fs.ErrPermission):
