@@ -76,18 +76,37 @@ func newTestEnvAtPoint(t *testing.T, point classify.AttachPoint) *testEnv {
 	return newTestEnvWith(t, o, nic, wire, netdev.NICConfig{})
 }
 
-// attachForeign attaches a program of another owner to the frames that a NIC sends.
-type attachForeign func(*testing.T, *testEnv, *ebpf.Program) (remove func() error)
+// traffic is the frames that a NIC sends, or those that it receives.
+type traffic struct {
+	verb   string // as in the text of Missed
+	parent uint32 // of filters
+	attach ebpf.AttachType
+	send   func(*testEnv, *pod) error
+}
+
+var (
+	sent = traffic{"sends", netlink.HANDLE_MIN_EGRESS, ebpf.AttachTCXEgress, func(e *testEnv, p *pod) error {
+		_, err := p.Flood("net1", e.datagramOf(p), false, 200*time.Millisecond)
+		return err
+	}}
+	received = traffic{"receives", netlink.HANDLE_MIN_INGRESS, ebpf.AttachTCXIngress, func(e *testEnv, p *pod) error {
+		_, err := e.wire.Flood("wire", frame(e.wireMAC(), p.attachment.MAC), false, 200*time.Millisecond)
+		return err
+	}}
+)
+
+// attachForeign attaches a program of another owner to the traffic of a NIC.
+type attachForeign func(*testing.T, *testEnv, traffic, *ebpf.Program) (remove func() error)
 
 // asFilter attaches a program by a filter of the highest priority.
-func asFilter(t *testing.T, e *testEnv, p *ebpf.Program) (remove func() error) {
+func asFilter(t *testing.T, e *testEnv, frames traffic, p *ebpf.Program) (remove func() error) {
 	t.Helper()
 	if err := nstest.AddClsact(e.nic.Index); err != nil {
 		t.Fatal(err)
 	}
 	filter := &netlink.BpfFilter{
 		FilterAttrs: netlink.FilterAttrs{
-			LinkIndex: e.nic.Index, Parent: netlink.HANDLE_MIN_EGRESS, Handle: 1, Protocol: unix.ETH_P_ALL, Priority: 1,
+			LinkIndex: e.nic.Index, Parent: frames.parent, Handle: 1, Protocol: unix.ETH_P_ALL, Priority: 1,
 		},
 		Fd: p.FD(), Name: "foreign", DirectAction: true,
 	}
@@ -99,11 +118,11 @@ func asFilter(t *testing.T, e *testEnv, p *ebpf.Program) (remove func() error) {
 
 // byTCX returns a function that attaches a program by TCX, before or after those that are attached.
 func byTCX(anchor link.Anchor) attachForeign {
-	return func(t *testing.T, e *testEnv, p *ebpf.Program) (remove func() error) {
+	return func(t *testing.T, e *testEnv, frames traffic, p *ebpf.Program) (remove func() error) {
 		t.Helper()
 		needTCX(t)
 		l, err := link.AttachTCX(link.TCXOptions{
-			Interface: e.nic.Index, Program: p, Attach: ebpf.AttachTCXEgress, Anchor: anchor,
+			Interface: e.nic.Index, Program: p, Attach: frames.attach, Anchor: anchor,
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -127,23 +146,25 @@ func TestNode_Missed_namesProgramThatTakesFrames(t *testing.T) {
 		}},
 	} {
 		for _, point := range attachPoints(t) {
-			t.Run(fmt.Sprintf("%s, attach point %s", test.name, point), func(t *testing.T) {
-				e := newTestEnvAtPoint(t, point)
-				p := e.pod(0, 1, hardCap(100*mega), netdev.Private)
-				e.expectMissed(p, "before another program is attached", "")
-				for _, v := range []verdict{next, pass} {
-					remove := test.attach(t, e, newProgram(t, v))
-					if v == next {
-						e.expectMissed(p, "with a program that passes frames on", "")
-					} else {
-						e.expectMissed(p, "with a program that takes frames", test.cause[point])
+			for _, frames := range []traffic{sent, received} {
+				t.Run(fmt.Sprintf("%s, attach point %s, the NIC %s", test.name, point, frames.verb), func(t *testing.T) {
+					e := newTestEnvAtPoint(t, point)
+					p := e.pod(0, 1, hardCap(100*mega), netdev.Private)
+					e.expectMissed(p, frames, "before another program is attached", "")
+					for _, v := range []verdict{next, pass} {
+						remove := test.attach(t, e, frames, newProgram(t, v))
+						if v == next {
+							e.expectMissed(p, frames, "with a program that passes frames on", "")
+						} else {
+							e.expectMissed(p, frames, "with a program that takes frames", test.cause[point])
+						}
+						if err := remove(); err != nil {
+							t.Fatal(err)
+						}
+						e.expectMissed(p, frames, "after the program was detached", "")
 					}
-					if err := remove(); err != nil {
-						t.Fatal(err)
-					}
-					e.expectMissed(p, "after the program was detached", "")
-				}
-			})
+				})
+			}
 		}
 	}
 }
@@ -276,19 +297,21 @@ func TestNode_Missed_idleBond(t *testing.T) {
 	}
 }
 
-// expectMissed sends frames from a pod, and fails the test unless Missed returns a
-// text that contains cause, or "" if cause is "".
-func (e *testEnv) expectMissed(p *pod, when, cause string) {
+// expectMissed sends frames from or to a pod, and fails the test unless Missed returns a
+// text that contains the verb of the frames and cause, or "" if cause is "".
+func (e *testEnv) expectMissed(p *pod, frames traffic, when, cause string) {
 	e.t.Helper()
 	e.manage()
-	e.arrivalRate(func() error {
-		_, err := p.Flood("net1", e.datagramOf(p), false, 200*time.Millisecond)
-		return err
-	})
+	if err := frames.send(e, p); err != nil {
+		e.t.Fatal(err)
+	}
 	e.manage()
 	got := e.node.Missed(e.nic.Index)
 	if (got == "") != (cause == "") || !strings.Contains(got, cause) {
 		e.t.Errorf("Missed %s: got %q, want %q", when, got, cause)
+	}
+	if got != "" && !strings.HasPrefix(got, "frames that the NIC "+frames.verb+" ") {
+		e.t.Errorf("Missed %s: got %q, want only frames that the NIC %s", when, got, frames.verb)
 	}
 }
 

@@ -206,7 +206,7 @@ func TestQueues_otherProgramEndsProcessing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			e := newQueuesEnv(t)
 			e.setXPS(2)
-			remove := tc.attach(t, e, newProgram(t, pass))
+			remove := tc.attach(t, e, sent, newProgram(t, pass))
 			e.manage()
 			if trees, reason := e.node.Trees(e.nic.Index); trees != shape.OneTree || reason == nil ||
 				!strings.Contains(reason.Error(), "other programs may end the processing") {
@@ -220,13 +220,13 @@ func TestQueues_otherProgramEndsProcessing(t *testing.T) {
 				t.Fatalf("without the program, the NIC has %d trees for the reason %v, want %d", trees, reason, nicQueues)
 			}
 			p := e.pod(0, 1, hardCap(20*mega), netdev.Private) // at home in queue 0
-			e.expectMissed(p, "before the program is attached", "")
-			remove = tc.attach(t, e, newProgram(t, pass))
-			e.expectMissed(p, "with the program", tc.cause)
+			e.expectMissed(p, sent, "before the program is attached", "")
+			remove = tc.attach(t, e, sent, newProgram(t, pass))
+			e.expectMissed(p, sent, "with the program", tc.cause)
 			if err := remove(); err != nil {
 				t.Fatal(err)
 			}
-			e.expectMissed(p, "after the program was detached", "")
+			e.expectMissed(p, sent, "after the program was detached", "")
 		})
 	}
 }
