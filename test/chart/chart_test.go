@@ -33,11 +33,11 @@ const everything = "controller.certManager=true,monitoring.podMonitor=true,monit
 // objects are those that the chart renders, by kind and name.
 type objects map[string]*unstructured.Unstructured
 
-// render renders the chart as the release. set is as for Helm's --set.
-func render(t *testing.T, release, set string) (objects, error) {
+// render renders the chart as the release. set is as for Helm's --set, and flags are further flags.
+func render(t *testing.T, release, set string, flags ...string) (objects, error) {
 	t.Helper()
 	touchChart(t)
-	args := []string{"template", release, chart, "--namespace", "ns"}
+	args := append([]string{"template", release, chart, "--namespace", "ns"}, flags...)
 	if set != "" {
 		args = append(args, "--set", set)
 	}
