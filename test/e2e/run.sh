@@ -122,6 +122,7 @@ These stories of \`test/e2e\` are not in \`make test\`.
 
 | suite | story | result | seconds |
 | --- | --- | --- | --- |
-$(sed -nE 's/^ +--- (PASS|FAIL): ([^/]+)\/([^/ ]+) \(([0-9]+).*/| \2 | \3 | \1 | \4 |/p' "$logs"/* | sed 's/PASS/passed/; s/FAIL/failed/' | sort)
+$(sed -nE 's/^ +--- (PASS|FAIL|SKIP): ([^/]+)\/([^/ ]+) \(([0-9]+).*/| \2 | \3 | \1 | \4 |/p' "$logs"/* |
+	sed 's/PASS/passed/; s/FAIL/failed/; s/SKIP/skipped/' | sort)
 EOF
 exit $failed

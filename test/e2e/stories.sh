@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 # Runs stories of the suites below on new clusters, which the variables E2E_* describe, and
-# prints the result for a table. Failures go to standard error. bin/e2e.test must exist.
+# prints the result for a table. Failures and the names of skipped stories go to standard error. bin/e2e.test must exist.
 #
 # usage: stories.sh REGEXP
 set -uo pipefail
@@ -15,6 +15,8 @@ start=$SECONDS
 status=0
 E2E=1 ../../bin/e2e.test -test.v -test.parallel 1 -test.timeout 30m \
 	-test.run "^($suites)\$/^($1)\$" >"$log" 2>&1
+skipped=$(sed -n 's,^    --- SKIP: [^/]*/\([^ ]*\) .*,\1,p' "$log")
+[ -z "$skipped" ] || echo "skipped:" $skipped >&2
 if grep -q '^PASS' "$log"; then
 	result="passed: $(grep -c '^    --- PASS' "$log") stories"
 else
@@ -23,5 +25,6 @@ else
 	result="**failed**: $(grep '^    --- FAIL' "$log" | sed 's,.*/,,; s, .*,,' | paste -sd' ')"
 	passed=$(grep -c '^    --- PASS' "$log") && result="$result; $passed passed"
 fi
+[ -z "$skipped" ] || result="$result, skipped: $(wc -w <<<"$skipped")"
 echo "$result in $((SECONDS - start)) s"
 exit $status
