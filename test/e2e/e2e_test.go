@@ -194,15 +194,14 @@ func runStoriesOn(t *testing.T, directories string, c *clusterclient.Cluster, o 
 
 // readsCookies reports whether BPF programs on the nodes can get the cookie of a sender's network
 // namespace. A kernel in lockdown=confidentiality does not let programs read it, so the kernel
-// must have the helper. The file is absent on kernels without lockdown.
+// must have the helper; nettool asks the kernel. The file is absent on kernels without lockdown.
 func (s *suite) readsCookies(ctx context.Context) (bool, error) {
 	lockdown, err := s.cluster.Node(ctx, "n1", "sh", "-c", "cat /sys/kernel/security/lockdown || true")
 	if err != nil || !strings.Contains(lockdown, "[confidentiality]") {
 		return err == nil, err
 	}
-	keys, err := s.cluster.Kubectl(ctx, "get", "resourceslices", "-o",
-		"jsonpath={.items[*].spec.devices[*].attributes.senderKey.string}")
-	return strings.Contains(keys+" ", "NetnsCookie "), err
+	has, err := s.cluster.Node(ctx, "n1", filepath.Join(s.cluster.Root, "bin/nettool"), "cookie-helper")
+	return strings.TrimSpace(has) == "true", err
 }
 
 // hasUserNamespaces reports whether the container runtime supports pods with their own

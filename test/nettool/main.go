@@ -40,6 +40,8 @@ var errUsage = errors.New(`usage:
   nettool open PATH...           open device nodes and print those that can be opened
   nettool mknod PATH MAJOR MINOR create a character device node
   nettool devices [--wait]       print the device metadata of this container's claims
+  nettool cookie-helper          print whether programs of tc can get the cookie of a sender's network namespace by
+                                 a helper of the kernel
   nettool env                    print the environment
   nettool cat FILE               print a file; $VARIABLES in its name are expanded
   nettool exit                   send SIGTERM to process 1, which ends the container`)
@@ -81,6 +83,8 @@ func run(args []string) error {
 	case "env":
 		_, err := fmt.Println(strings.Join(os.Environ(), "\n"))
 		return err
+	case "cookie-helper":
+		return showCookieHelper()
 	case "exit":
 		return syscall.Kill(1, syscall.SIGTERM)
 	default:
