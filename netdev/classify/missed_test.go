@@ -136,18 +136,22 @@ func byTCX(anchor link.Anchor) attachForeign {
 func TestNode_Missed_namesProgramThatTakesFrames(t *testing.T) {
 	for _, test := range []struct {
 		name   string
+		isTCX  bool
 		attach attachForeign
 		cause  map[classify.AttachPoint]string // with a program that takes frames
 	}{
-		{"filter", asFilter, map[classify.AttachPoint]string{classify.AttachClsact: "filter bpf of priority 1"}},
-		{"last TCX program", byTCX(link.Tail()), map[classify.AttachPoint]string{classify.AttachClsact: "TCX program "}},
-		{"first TCX program", byTCX(link.Head()), map[classify.AttachPoint]string{
+		{"filter", false, asFilter, map[classify.AttachPoint]string{classify.AttachClsact: "filter bpf of priority 1"}},
+		{"last TCX program", true, byTCX(link.Tail()), map[classify.AttachPoint]string{classify.AttachClsact: "TCX program "}},
+		{"first TCX program", true, byTCX(link.Head()), map[classify.AttachPoint]string{
 			classify.AttachTCX: "TCX program ", classify.AttachClsact: "TCX program ",
 		}},
 	} {
 		for _, point := range attachPoints(t) {
 			for _, frames := range []traffic{sent, received} {
 				t.Run(fmt.Sprintf("%s, attach point %s, the NIC %s", test.name, point, frames.verb), func(t *testing.T) {
+					if test.isTCX {
+						needTCX(t)
+					}
 					e := newTestEnvAtPoint(t, point)
 					p := e.pod(0, 1, hardCap(100*mega), netdev.Private)
 					e.expectMissed(p, frames, "before another program is attached", "")

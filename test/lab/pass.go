@@ -122,7 +122,7 @@ func (p pass) kernel(ctx context.Context, cache string, k kernel.Kernel, row *ma
 	}
 	defer os.RemoveAll(dir)
 	test := kernelTest{
-		selector: p.selector, append: p.append, timeout: 17 * time.Minute, cpus: 2, memoryMiB: 1536, dir: dir,
+		selector: p.selector, append: p.append, timeout: p.testTimeout() + 2*time.Minute, cpus: 2, memoryMiB: 1536, dir: dir,
 	}
 	test.job.Dir = "/tmp"
 	// The tests run in the initial namespaces, as the plugin does on most nodes; see package nstest.
@@ -138,7 +138,7 @@ func (p pass) kernel(ctx context.Context, cache string, k kernel.Kernel, row *ma
 	}
 	start := time.Now()
 	r, status, err := withRerun(ctx, pattern, 0, func(ctx context.Context, pattern string) (result, int, error) {
-		test.job.Args = []string{"-test.v", "-test.timeout=15m", "-test.run=" + pattern}
+		test.job.Args = []string{"-test.v", "-test.timeout=" + p.testTimeout().String(), "-test.run=" + pattern}
 		var output bytes.Buffer
 		status, err := test.run(ctx, cache, io.MultiWriter(&output, os.Stdout))
 		return readResult(output.String()), status, err
@@ -149,6 +149,15 @@ func (p pass) kernel(ctx context.Context, cache string, k kernel.Kernel, row *ma
 	}
 	row.Tests = describe(r, status, err, time.Since(start))
 	return nil
+}
+
+// testTimeout limits the time of the tests of a package, and, with two minutes for the guest, of those of all packages.
+// They take about 15 minutes on two idle processors, mostly those of netdev/classify.
+func (p pass) testTimeout() time.Duration {
+	if p.quick {
+		return 15 * time.Minute
+	}
+	return 30 * time.Minute
 }
 
 // errNotInstalled is the error of a cluster whose node runs, and on which the chart does not become

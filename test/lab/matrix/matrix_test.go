@@ -14,7 +14,8 @@ func TestUpdate(t *testing.T) {
 	const other = "# Tested versions\n\n## Kubernetes\n\n| version |\n| --- |\n| v1.37.1 |\n"
 	old := Row{Kernel: "6.1.0-1", Date: "2026-01-01", Key: "MAC", Tests: "passed: 3 in 5 s", Stories: "passed: 2 in 9 s"}
 	lockdown := Row{Kernel: "6.1.0-1", Arguments: "lockdown=confidentiality", Date: "2026-01-01", Tests: Failed("TestA")}
-	text := update(update(other, old), lockdown)
+	flavor := Row{Kernel: "6.1.0-1-cloud", Date: "2026-01-01", Tests: "passed: 3 in 6 s"}
+	text := update(update(update(other, old), lockdown), flavor)
 	again := Row{Kernel: "6.1.0-1", Date: "2026-02-02", Stories: Failed("TestB")}
 	text = update(text, again)
 
@@ -29,7 +30,7 @@ func TestUpdate(t *testing.T) {
 		}
 	}
 	merged := Row{Kernel: "6.1.0-1", Date: "2026-02-02", Key: "MAC", Tests: "passed: 3 in 5 s", Stories: Failed("TestB")}
-	if diff := cmp.Diff([]Row{merged, lockdown}, rows); diff != "" {
+	if diff := cmp.Diff([]Row{merged, lockdown, flavor}, rows); diff != "" {
 		t.Errorf("rows (-want +got):\n%s", diff)
 	}
 	if old.Failed() || !lockdown.Failed() || !merged.Failed() {
