@@ -361,6 +361,11 @@ func (n *Node) openClassifier() error {
 		return err
 	}
 	n.seesRoutes = n.classifier.ReadsRoutes() && way.Routes == nil
+	for i := range n.trials {
+		if n.trials[i].Key == way.Key {
+			n.trials[i].Lists = n.classifier.ListsErr()
+		}
+	}
 	n.traceARP()
 	if n.loaded != nil {
 		n.loaded()

@@ -42,6 +42,7 @@ func checks(results []trial.Result, key classify.Key) (checks []check) {
 			checks = append(checks,
 				check{params.KernelCheckForwardedByRoute, r.Routes == nil},
 				check{params.KernelCheckARPSender, r.ARP == nil},
+				check{params.KernelCheckSenderLists, r.Lists == nil},
 				check{params.KernelCheckTCX, r.AttachPoint == classify.AttachTCX})
 		}
 	}
@@ -84,6 +85,10 @@ func (k *Kind) logTrials(ctx context.Context) {
 		if r.ARP != nil {
 			logger.Info("The sender of ARP is unknown: a pod with CAP_NET_ADMIN can send ARP with the addresses of others",
 				"err", r.ARP)
+		}
+		if r.Lists != nil {
+			logger.Info("Cannot read the lists of senders of macvlans: a pod with CAP_NET_ADMIN can receive frames of others "+
+				"until the plugin detects it, or keep hosts from others with a link that is down", "err", r.Lists)
 		}
 		if r.TCX != nil {
 			logger.Info("TCX does not work on this node: the programs run after the TCX programs of other owners",

@@ -57,12 +57,12 @@ func TestChecks_includeRoutesAndAttachPointOfKeyInUse(t *testing.T) {
 	results := []trial.Result{
 		{Key: classify.KeyCookie, Err: refused, Routes: refused},
 		{Key: classify.KeySocketCookie, AttachPoint: classify.AttachTCX},
-		{Key: classify.KeyMAC, AttachPoint: classify.AttachClsact, Routes: refused, ARP: refused},
+		{Key: classify.KeyMAC, AttachPoint: classify.AttachClsact, Routes: refused, ARP: refused, Lists: refused},
 	}
 	for key, want := range map[classify.Key]bool{classify.KeySocketCookie: true, classify.KeyMAC: false} {
 		got := checks(results, key)
-		wantLast := []check{{"ForwardedByRoute", want}, {"ARPSender", want}, {"TCX", want}}
-		if len(got) != 6 || !slices.Equal(got[3:], wantLast) {
+		wantLast := []check{{"ForwardedByRoute", want}, {"ARPSender", want}, {"SenderLists", want}, {"TCX", want}}
+		if len(got) != 7 || !slices.Equal(got[3:], wantLast) {
 			t.Errorf("checks with key %s in use: got %+v, want %+v after the keys", key, got, wantLast)
 		}
 	}

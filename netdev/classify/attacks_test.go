@@ -22,6 +22,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/classify"
 	"github.com/dra-shared/dra-driver-shared/netdev/nstest"
 	"github.com/dra-shared/dra-driver-shared/netdev/shape"
+	"github.com/dra-shared/dra-driver-shared/test/kernelcheck"
 )
 
 // The tests in this file are the attacks of docs/user/security.md, with real frames.
@@ -569,8 +570,8 @@ func needLists(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	if !c.ReadsRoutes() || c.ListsErr() != nil {
-		t.Skipf("this kernel does not let tc programs read the lists of senders of macvlans: %v", c.ListsErr())
+	if err := c.ListsErr(); err != nil {
+		kernelcheck.Skip(t, kernelcheck.SenderLists, err)
 	}
 }
 

@@ -124,7 +124,7 @@ type Classifier struct {
 	arpTrace    link.Link   // one of links; nil if the sender of ARP is not known
 	readsRoutes bool
 	checks      bool  // whether the programs check frames
-	listsErr    error // why the programs do not read lists of senders; nil if they do, or do not check frames
+	listsErr    error // why the programs do not read lists of senders; nil if they do
 	failpoints  failpoint.Injector
 
 	identities sync.Mutex // held while the entry of a link is read and replaced
@@ -254,6 +254,7 @@ func (c *Classifier) load(pins string, pair programPair) error {
 			m.MaxEntries = min(m.MaxEntries, unpinnedEntries)
 		}
 	}
+	c.listsErr = errNoMemory
 	if pair.checksIdentity && pair.readsRoutes {
 		c.listsErr = c.failpoints.Do(FailpointLists, func() error { return setListOffsets(spec) })
 	}
@@ -291,9 +292,8 @@ func (c *Classifier) ReadsRoutes() bool { return c.readsRoutes }
 // ChecksIdentity reports whether the programs check frames; see Policy.
 func (c *Classifier) ChecksIdentity() bool { return c.checks }
 
-// ListsErr returns the reason why the programs do not read the lists of senders of links in mode source, so that a
-// link that a pod hides can keep frames from others while it is down. It returns nil if they do, or if they do
-// not check frames or read routes.
+// ListsErr returns the reason why the programs do not read the lists of senders of links in mode source; nil if they
+// do. A link that a pod hides can then keep frames from others while it is down.
 func (c *Classifier) ListsErr() error { return c.listsErr }
 
 // senderCookies returns the cookies in the keys of a link in the sender map. Cookie 0 matches

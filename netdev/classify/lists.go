@@ -6,16 +6,20 @@ package classify
 import (
 	"errors"
 	"fmt"
+	"math"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
+	"github.com/vishvananda/netlink"
 )
+
+// errNoMemory is the reason why programs that do not read the kernel's memory do not read lists of senders.
+var errNoMemory = errors.New("the kernel does not let the programs read its memory: does the plugin have CAP_PERFMON?")
 
 // FailpointLists is the name of the operation that makes the programs read lists of senders.
 const FailpointLists = "set offsets of lists of senders"
 
 // setListOffsets writes the offsets that the programs need to read the lists of senders of links in mode source.
-// The module macvlan must be loaded, or part of the kernel.
 func setListOffsets(spec *ebpf.CollectionSpec) error {
 	port, err := macvlanPort()
 	if err != nil {
@@ -45,11 +49,19 @@ func macvlanPort() (port *btf.Struct, err error) {
 	if !errors.Is(err, btf.ErrNotFound) {
 		return port, err
 	}
+	loadMacvlan()
 	module, err := btf.LoadKernelModuleSpec("macvlan")
 	if err != nil {
 		return nil, fmt.Errorf("read the types of the module macvlan: %w", err)
 	}
 	return port, module.TypeByName("macvlan_port", &port)
+}
+
+// loadMacvlan makes the kernel load the module macvlan, by a request for a link on one that does not exist.
+func loadMacvlan() {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.ParentIndex = "dra-macvlan", math.MaxInt32
+	_ = netlink.LinkAdd(&netlink.Macvlan{LinkAttrs: attrs}) // fails in any case
 }
 
 // offsetOf returns the offset of a member in bytes.

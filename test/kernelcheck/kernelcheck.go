@@ -23,6 +23,7 @@ const (
 	NetnsCookieOfSocket = "NetnsCookieOfSocket"
 	ForwardedByRoute    = "ForwardedByRoute"
 	ARPSender           = "ARPSender"
+	SenderLists         = "SenderLists"
 	TCX                 = "TCX"
 )
 

@@ -18,7 +18,8 @@ const confidentiality = "lockdown=confidentiality"
 // kernel that fails one of them shows a defect of the driver, or a change of the kernel that users must know.
 func expectedChecks(release string, arguments []string) (checks []string) {
 	if !slices.Contains(arguments, confidentiality) {
-		checks = append(checks, kernelcheck.NetnsCookieOfSocket, kernelcheck.ForwardedByRoute, kernelcheck.ARPSender)
+		checks = append(checks, kernelcheck.NetnsCookieOfSocket, kernelcheck.ForwardedByRoute, kernelcheck.ARPSender,
+			kernelcheck.SenderLists)
 	}
 	if hasTCX(release) {
 		checks = append(checks, kernelcheck.TCX)

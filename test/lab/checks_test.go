@@ -20,6 +20,7 @@ const (
 func TestExpectedChecks(t *testing.T) {
 	memory := []string{
 		params.KernelCheckNetnsCookieOfSocket, params.KernelCheckForwardedByRoute, params.KernelCheckARPSender,
+		params.KernelCheckSenderLists,
 	}
 	for _, tc := range []struct {
 		release   string

@@ -62,6 +62,9 @@ type Result struct {
 	Routes error
 	// ARP is nil if the programs for the key also know the sender of ARP.
 	ARP error
+	// Lists is nil if the programs for the key also read the lists of senders of links in mode source. Run does not
+	// set it: it follows from the types of the kernel, when the programs are loaded.
+	Lists error
 }
 
 // Strongest returns the result for the strongest key that passed. results are in the
