@@ -121,6 +121,9 @@ func TestRun_passesExpectedChecks(t *testing.T) {
 		got[string(r.Key)] = r.Err
 	}
 	for _, check := range expected {
+		if check == kernelcheck.SenderLists {
+			continue // known when the programs are loaded, as TestAttack_listedSenders does
+		}
 		if err, known := got[check]; err != nil || !known {
 			t.Errorf("check %s, known: %t: got %v, want it to pass", check, known, err)
 		}
