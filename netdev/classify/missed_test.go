@@ -141,7 +141,9 @@ func TestNode_Missed_namesProgramThatTakesFrames(t *testing.T) {
 		cause  map[classify.AttachPoint]string // with a program that takes frames
 	}{
 		{"filter", false, asFilter, map[classify.AttachPoint]string{classify.AttachClsact: "filter bpf of priority 1"}},
-		{"last TCX program", true, byTCX(link.Tail()), map[classify.AttachPoint]string{classify.AttachClsact: "TCX program "}},
+		{"last TCX program", true, byTCX(link.Tail()), map[classify.AttachPoint]string{
+			classify.AttachClsact: "TCX program ",
+		}},
 		{"first TCX program", true, byTCX(link.Head()), map[classify.AttachPoint]string{
 			classify.AttachTCX: "TCX program ", classify.AttachClsact: "TCX program ",
 		}},

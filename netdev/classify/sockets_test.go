@@ -109,7 +109,8 @@ func TestAttack_socketsOfOthersInTunnel(t *testing.T) {
 	})
 	e.expectAtMost("frames of the node in a tunnel of the pod", rate, grant*11/10)
 	if want := atLeast(0.5 * grant); rate < want {
-		t.Errorf("frames in the tunnel arrive at %.1f Mbit/s, want at least %.1f: do they reach the NIC?", rate/mega, want/mega)
+		t.Errorf("frames in the tunnel arrive at %.1f Mbit/s, want at least %.1f: do they reach the NIC?",
+			rate/mega, want/mega)
 	}
 }
 

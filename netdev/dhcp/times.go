@@ -120,8 +120,8 @@ const minLease = 10 * time.Second
 // infinite is a lease without end, in seconds.
 const infinite = 1<<32 - 1
 
-// newTimes returns the times of a lease that was requested at a time. lease, t1, and t2 are those
-// of the server; a missing or impossible t1 or t2 has the value that RFC 2131 recommends.
+// newTimes returns the times of a lease that was requested at a time. The server sets
+// lease, t1, and t2; a missing or impossible t1 or t2 has the value that RFC 2131 recommends.
 func newTimes(requested, lease, t1, t2 time.Duration) (Times, error) {
 	if lease < minLease {
 		return Times{}, fmt.Errorf("the server leases for %s: the shortest lease that is accepted is %s", lease, minLease)

@@ -492,8 +492,8 @@ func (w *addressWorld) stopFaults() {
 	}
 }
 
-// checkRecords checks that no address is in the records of two links, unless one of them is that of a lost node, and
-// blocked.
+// checkRecords checks that no address is in the records of two links, unless one of them belongs to a lost node, and
+// is blocked.
 func (w *addressWorld) checkRecords() {
 	type holder struct {
 		*faultyNode

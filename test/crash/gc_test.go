@@ -269,7 +269,7 @@ func (e *testEnv) removeCDISpecs(want int) {
 	}
 }
 
-// checkCDISpecs checks that the CDI specs are those of one claim: its own and
+// checkCDISpecs checks that the CDI specs belong to one claim: its own and
 // its metadata's.
 func (e *testEnv) checkCDISpecs() {
 	e.t.Helper()

@@ -100,7 +100,7 @@ func newOpenerEnv(t *testing.T) openerEnv {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The first descriptor that the program inherits is that of the namespace.
+	// The first descriptor that the program inherits refers to the namespace.
 	err = errors.Join(attach.OpenRecords(filepath.Join(dir, "run"), "boot", nil).Write(o.record),
 		os.Mkdir(filepath.Join(dir, "netns"), 0o700), os.Symlink("/proc/self/fd/3", filepath.Join(dir, "netns/pod")),
 		os.Mkdir(filepath.Join(dir, "opener"), 0o700))

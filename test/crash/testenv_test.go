@@ -128,8 +128,8 @@ type pluginConfig struct {
 	Opener string
 	// Pools makes the plugin assign addresses of AddressPools.
 	Pools bool
-	// AddressWait is how long an attach waits for other nodes to return addresses; the default is
-	// that of ipam.
+	// AddressWait is how long an attach waits for other nodes to return addresses; the default
+	// comes from ipam.
 	AddressWait time.Duration
 	// OrphanGrace is the time after which orphans are removed; the default is 100 ms.
 	OrphanGrace time.Duration

@@ -3,7 +3,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
 # Runs stories of the suites below on new clusters, which the variables E2E_* describe, and
-# prints the result for a table. Failures and the names of skipped stories go to standard error. bin/e2e.test must exist.
+# prints the result for a table. Failures and the names of skipped stories go to standard
+# error. bin/e2e.test must exist.
 #
 # usage: stories.sh REGEXP
 set -uo pipefail

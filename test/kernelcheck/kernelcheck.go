@@ -18,7 +18,7 @@ import (
 // Variable is the environment variable with the checks that must pass, separated by spaces.
 const Variable = "KERNEL_CHECKS"
 
-// The checks. Their names are those of the metric dra_shared_kernel_check.
+// The checks. The metric dra_shared_kernel_check has the same names.
 const (
 	NetnsCookieOfSocket = "NetnsCookieOfSocket"
 	ForwardedByRoute    = "ForwardedByRoute"
