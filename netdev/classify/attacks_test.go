@@ -47,7 +47,8 @@ func listen(t *testing.T, ns *nstest.Namespace, link string) listener {
 	return listenFor(t, ns, link, unix.ETH_P_ALL)
 }
 
-// listenFor starts to receive the frames of a protocol. A socket for all protocols sees a frame before macvlans take it.
+// listenFor starts to receive the frames of a protocol. A socket for all protocols sees a frame before macvlans take
+// it.
 func listenFor(t *testing.T, ns *nstest.Namespace, link string, protocol uint16) listener {
 	t.Helper()
 	l := listener{t: t}
@@ -548,8 +549,8 @@ func TestAttack_listedSenders(t *testing.T) {
 	}
 }
 
-// newTestEnvWithoutLists returns a testEnv whose programs do not read the lists of senders of links in mode source, as on
-// kernels that do not let them. The node then has to detect such links.
+// newTestEnvWithoutLists returns a testEnv whose programs do not read the lists of senders of links in mode source, as
+// on kernels that do not let them. The node then has to detect such links.
 func newTestEnvWithoutLists(t *testing.T) *testEnv {
 	t.Helper()
 	nic, wire := nstest.NIC(t, "nic0", 1500, wireIP+"/16", "fd00:20::fe/64")
