@@ -164,12 +164,12 @@ func TestAttack_segmentsInTunnel(t *testing.T) {
 
 // sendSegments sends packets that the kernel divides into segments of so many bytes to a neighbor in the tunnel.
 func sendSegments(size int) error {
-	c, err := net.Dial("udp", "10.90.0.2:5001")
+	c, err := net.DialUDP("udp", nil, &net.UDPAddr{IP: net.IPv4(10, 90, 0, 2), Port: 5001})
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	raw, err := c.(*net.UDPConn).SyscallConn()
+	raw, err := c.SyscallConn()
 	if err != nil {
 		return err
 	}
