@@ -155,7 +155,7 @@ test-fuzz: ## run each fuzz target for 30,000 inputs [1 min]
 	@.ci/fuzz.sh 30000
 
 test-controlplane: prerequisites cluster-binaries bin/helm bin/jobset $(IMAGES) bin/dra-shared-controller ## test the controller on a real control plane with simulated nodes [RUN=regexp] [GATES=default|all|workload] [3 min]
-	@CONTROLPLANE=1 $(if $(filter-out default,$(GATES)),CONTROLPLANE_GATES=$(GATES) )$(GO_TEST) -count=1 -timeout 20m $(if $(RUN),-v -run '$(RUN)',) -- ./test/controlplane
+	@CONTROLPLANE=1 $(if $(filter-out default,$(GATES)),CONTROLPLANE_GATES=$(GATES) )$(GO_TEST) -count=1 -timeout 25m $(if $(RUN),-v -run '$(RUN)',) -- ./test/controlplane
 
 test-jobset: prerequisites cluster-binaries bin/helm bin/jobset $(IMAGES) bin/dra-shared-controller ## test claims of Jobs with the real JobSet controller, in both modes [RUN=regexp] [10 min]
 	@for gates in default all; do
