@@ -127,7 +127,7 @@ test-packages: prerequisites-dhcp bin/helm ## run the tests of the packages that
 	exit $$result
 
 test-classify: prerequisites-dhcp ## measure the traffic of shares with the BPF programs attached
-	@$(GO_TEST) -timeout 10m -- ./netdev/classify
+	@$(GO_TEST) -timeout 15m -- ./netdev/classify
 
 # Tests of test/crash that mostly wait for the kernel run in several processes next to the others, each process in a
 # separate network namespace.
