@@ -329,13 +329,14 @@ static __always_inline __u32 uncounted_headers(struct __sk_buff *context)
 }
 
 // Reports whether the kernel, or the NIC, would divide a packet into more than MAX_SEGMENTS, or into segments most of
-// which HTB would not count. A pod chooses the length of segments, and the headers in a tunnel.
-static __always_inline int has_many_segments(struct __sk_buff *skb, int reads_routes)
+// which HTB would not count. A pod chooses the length of segments, and the headers in a tunnel. Those of the node and of
+// its cluster network are no share's, so checks_tunnels is 0 for them.
+static __always_inline int has_many_segments(struct __sk_buff *skb, int checks_tunnels)
 {
 	if (!skb->gso_size)
 		return 0;
 	return skb->len > skb->gso_size * MAX_SEGMENTS ||
-	       (reads_routes && uncounted_headers(skb) * SEGMENT_RATIO > skb->gso_size);
+	       (checks_tunnels && uncounted_headers(skb) * SEGMENT_RATIO > skb->gso_size);
 }
 
 // Returns the class for multicast of a sender. Each class has a part of the rate for multicast,
@@ -510,7 +511,7 @@ static __always_inline int classify_sent(struct __sk_buff *skb, int has_cookie, 
 
 		if (!reason && reads_routes && !frame.own)
 			reason = check_checksum(skb, &frame);
-		if (!reason && has_many_segments(skb, reads_routes))
+		if (!reason && has_many_segments(skb, reads_routes && !frame.own))
 			reason = REASON_PROTOCOL;
 		class = frame.class;
 		if (reason && refuse(&frame, reason))
@@ -520,7 +521,7 @@ static __always_inline int classify_sent(struct __sk_buff *skb, int has_cookie, 
 		class = frame.link ? frame.link->class : 0;
 	}
 	// The limit of the share depends on it, whatever the policy is.
-	if (has_many_segments(skb, reads_routes))
+	if (has_many_segments(skb, reads_routes && !frame.own))
 		return TC_ACT_SHOT;
 	skb->priority = class ? class : nic->major | CLASS_UNIDENTIFIED;
 	if (!frame.own)
