@@ -310,15 +310,20 @@ func (s *Records) OfClaim(claimUID string) ([]Record, error) {
 
 // list returns the records that are selected among those whose path begins with prefix.
 func (s *Records) list(prefix string, selected func(*Record) bool) (records []Record, failed error) {
+	var found []*Record // copied at the end, because there may be thousands
 	err := s.files.Each(prefix, func(_ string, r *Record, err error) {
 		switch {
 		case errors.Is(err, errNoRecord):
 		case err != nil:
 			failed = errors.Join(failed, err)
 		case s.isCurrent(r) && selected(r):
-			records = append(records, *r)
+			found = append(found, r)
 		}
 	})
+	records = make([]Record, len(found))
+	for i, r := range found {
+		records[i] = *r
+	}
 	return records, errors.Join(err, failed)
 }
 

@@ -10,6 +10,8 @@ import (
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
 )
 
 // The kernel delivers broadcast and multicast to the macvlans of a NIC in one queue. Its length is the
@@ -80,8 +82,7 @@ func isOfCutoffLink(link []byte) bool {
 	if len(link) < unix.SizeofIfInfomsg {
 		return false
 	}
-	names, err := nested(link[unix.SizeofIfInfomsg:], unix.IFLA_IFNAME)
-	return err == nil && len(names) == 1 && bytes.HasPrefix(names[0], []byte(cutoffLinkPrefix))
+	return bytes.HasPrefix(rtnl.Attribute(link[unix.SizeofIfInfomsg:], unix.IFLA_IFNAME), []byte(cutoffLinkPrefix))
 }
 
 // cutoffRequest creates a macvlan in the node's namespace, and sets the cutoff of its NIC to the default.

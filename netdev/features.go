@@ -9,6 +9,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
 )
 
 // macvlanOffload is the name of the feature by which a NIC delivers frames to
@@ -26,13 +28,9 @@ func activeFeatures(index int) (map[string]bool, error) {
 	}
 	active := map[string]bool{}
 	for _, m := range messages {
-		names, err := nested(m, unix.ETHTOOL_A_FEATURES_ACTIVE, unix.ETHTOOL_A_BITSET_BITS,
-			unix.ETHTOOL_A_BITSET_BITS_BIT, unix.ETHTOOL_A_BITSET_BIT_NAME)
-		if err != nil {
-			return nil, fmt.Errorf("parse the features of link %d: %w", index, err)
-		}
-		for _, name := range names {
-			active[nl.BytesToString(name)] = true
+		bits := rtnl.Attribute(rtnl.Attribute(m, unix.ETHTOOL_A_FEATURES_ACTIVE), unix.ETHTOOL_A_BITSET_BITS)
+		for _, bit := range rtnl.Attributes(bits) {
+			active[nl.BytesToString(rtnl.Attribute(bit, unix.ETHTOOL_A_BITSET_BIT_NAME))] = true
 		}
 	}
 	return active, nil
@@ -60,26 +58,4 @@ func ethtool(index int, command uint8, header int, others ...nl.NetlinkRequestDa
 		}
 	}
 	return answers, err
-}
-
-// nested returns the values of the attributes that are nested in attributes of the
-// types path, outermost first.
-func nested(payload []byte, path ...uint16) ([][]byte, error) {
-	values := [][]byte{payload}
-	for _, attrType := range path {
-		var inner [][]byte
-		for _, v := range values {
-			attrs, err := nl.ParseRouteAttr(v)
-			if err != nil {
-				return nil, err
-			}
-			for _, a := range attrs {
-				if a.Attr.Type&nl.NLA_TYPE_MASK == attrType {
-					inner = append(inner, a.Value)
-				}
-			}
-		}
-		values = inner
-	}
-	return values, nil
 }

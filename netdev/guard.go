@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"net"
 	"slices"
-	"syscall"
 	"time"
 
 	"github.com/vishvananda/netlink/nl"
@@ -118,43 +117,50 @@ func (m Mode) String() string {
 // macvlan on a link of the namespace with the ID parents. A pod can create a link with the
 // interface index of the NIC in its own namespace, and macvlans on that link.
 func parseMacvlan(payload []byte, parents int) (s macvlanState, ok bool) {
-	link, err := parseLink(payload)
-	if err != nil || link.Type() != "macvlan" && link.Type() != "macvtap" || link.Attrs().NetNsID != parents {
+	if len(payload) < unix.SizeofIfInfomsg {
 		return s, false
 	}
-	a := link.Attrs()
+	info, attrs := nl.DeserializeIfInfomsg(payload), payload[unix.SizeofIfInfomsg:]
+	linkInfo := rtnl.Attribute(attrs, unix.IFLA_LINKINFO)
+	kind := rtnl.Attribute(linkInfo, nl.IFLA_INFO_KIND)
+	if !bytes.Equal(kind, []byte("macvlan\x00")) && !bytes.Equal(kind, []byte("macvtap\x00")) {
+		return s, false
+	}
 	s = macvlanState{
-		index: a.Index, name: a.Name, parent: a.ParentIndex, mac: a.HardwareAddr, up: a.Flags&net.FlagUp != 0,
+		index: int(info.Index), up: info.Flags&unix.IFF_UP != 0,
 		cutoff: defaultCutoff, // the kernel reports it only if it is another
 	}
-	data, err := nested(payload[unix.SizeofIfInfomsg:], unix.IFLA_LINKINFO, nl.IFLA_INFO_DATA)
-	if err != nil {
-		return s, false
-	}
-	for _, raw := range data {
-		attrs, err := nl.ParseRouteAttr(raw)
-		if err != nil {
-			return s, false
+	parentNamespace := -1
+	for attrType, value := range rtnl.Attributes(attrs) {
+		switch native := nl.NativeEndian(); {
+		case attrType == unix.IFLA_IFNAME:
+			s.name = nl.BytesToString(value)
+		case attrType == unix.IFLA_ADDRESS:
+			s.mac = bytes.Clone(value)
+		case attrType == unix.IFLA_LINK && len(value) >= 4:
+			s.parent = int(native.Uint32(value))
+		case attrType == unix.IFLA_LINK_NETNSID && len(value) >= 4:
+			parentNamespace = int(int32(native.Uint32(value)))
 		}
-		s.parse(attrs)
 	}
-	return s, true
+	s.parseParameters(rtnl.Attribute(linkInfo, nl.IFLA_INFO_DATA))
+	return s, parentNamespace == parents
 }
 
-// parse reads the parameters of a macvlan.
-func (s *macvlanState) parse(attrs []syscall.NetlinkRouteAttr) {
-	for _, attr := range attrs {
+// parseParameters parses the attributes of a macvlan that other kinds of links do not have.
+func (s *macvlanState) parseParameters(attrs []byte) {
+	for attrType, value := range rtnl.Attributes(attrs) {
 		switch native := nl.NativeEndian(); {
-		case attr.Attr.Type == nl.IFLA_MACVLAN_MODE && len(attr.Value) >= 4:
-			s.mode = Mode(native.Uint32(attr.Value))
-		case attr.Attr.Type == nl.IFLA_MACVLAN_FLAGS && len(attr.Value) >= 2:
-			s.flags = native.Uint16(attr.Value)
-		case attr.Attr.Type == nl.IFLA_MACVLAN_MACADDR_COUNT && len(attr.Value) >= 4:
-			s.macs = int(native.Uint32(attr.Value))
-		case attr.Attr.Type == nl.IFLA_MACVLAN_BC_QUEUE_LEN && len(attr.Value) >= 4:
-			s.queue = native.Uint32(attr.Value)
-		case attr.Attr.Type == iflaMacvlanBCCutoff && len(attr.Value) >= 4:
-			s.cutoff = int32(native.Uint32(attr.Value))
+		case attrType == nl.IFLA_MACVLAN_MODE && len(value) >= 4:
+			s.mode = Mode(native.Uint32(value))
+		case attrType == nl.IFLA_MACVLAN_FLAGS && len(value) >= 2:
+			s.flags = native.Uint16(value)
+		case attrType == nl.IFLA_MACVLAN_MACADDR_COUNT && len(value) >= 4:
+			s.macs = int(native.Uint32(value))
+		case attrType == nl.IFLA_MACVLAN_BC_QUEUE_LEN && len(value) >= 4:
+			s.queue = native.Uint32(value)
+		case attrType == iflaMacvlanBCCutoff && len(value) >= 4:
+			s.cutoff = int32(native.Uint32(value))
 		}
 	}
 }
@@ -237,7 +243,7 @@ func (n *Node) describeMissing(a Attachment) (string, error) {
 		return "", err
 	}
 	accepted, err := n.acceptedAddresses(a.Parent)
-	if err != nil || !accepted.has(a.MAC) {
+	if err != nil || len(a.MAC) != len(macAddress{}) || !slices.Contains(accepted, macAddress(a.MAC)) {
 		return "", err
 	}
 	return fmt.Sprintf("the pod moved %s to another network namespace", a.Name), nil
@@ -292,27 +298,18 @@ func (n *Node) classified(m managedNIC) classify.NIC {
 
 // macvlans returns the macvlans of a namespace on links of the node; none if it has ended.
 func (n *Node) macvlans(nsid int) (found []macvlanState, err error) {
-	messages, err := n.dumpLinks(nsid)
-	for _, m := range messages {
-		if s, ok := parseMacvlan(m.Data, n.nsid); ok {
-			found = append(found, s)
-		}
-	}
-	return found, err
-}
-
-// dumpLinks returns the RTM_NEWLINK messages of the links of a namespace; none if it has ended.
-func (n *Node) dumpLinks(nsid int) ([]syscall.NetlinkMessage, error) {
 	dump := nl.NewNetlinkRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP)
 	dump.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
-	messages, err := n.conn.Dump(inNamespace(dump, nsid))
+	found, err = rtnl.Collect(n.conn, inNamespace(dump, nsid), func(payload []byte) (macvlanState, bool) {
+		return parseMacvlan(payload, n.nsid)
+	})
 	if rtnl.IsNotFound(err) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("list the links of namespace %d: %w", nsid, err)
 	}
-	return messages, nil
+	return found, nil
 }
 
 // A pod could alternate between a link that takes the frames of others and harmless ones, and

@@ -5,13 +5,10 @@ package netdev
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
-	"hash/maphash"
 	"maps"
 	"net"
 	"slices"
-	"syscall"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -46,7 +43,7 @@ const (
 
 // inspection is the result of Inspect for a NIC.
 type inspection struct {
-	accepted uint64             // hash of the addresses that the NIC accepts
+	accepted []macAddress       // that the NIC accepts, in the kernel's order
 	changes  uint64             // Node.changes before they were listed
 	compared time.Time          // when they were compared with the attachments
 	excused  bool               // whether a recently detached link has one of them
@@ -55,16 +52,19 @@ type inspection struct {
 	verified time.Time          // when unknown was determined
 }
 
-// addressSet is a set of MAC addresses.
-type addressSet map[[6]byte]struct{}
+// macAddress is a MAC address that can be compared.
+type macAddress [6]byte
 
-func (s addressSet) add(mac net.HardwareAddr) { s[[6]byte(mac)] = struct{}{} }
+// addressSet is a set of MAC addresses.
+type addressSet map[macAddress]struct{}
+
+func (s addressSet) add(mac macAddress) { s[mac] = struct{}{} }
 
 func (s addressSet) has(mac net.HardwareAddr) bool {
 	if len(mac) != 6 {
 		return false
 	}
-	_, has := s[[6]byte(mac)]
+	_, has := s[macAddress(mac)]
 	return has
 }
 
@@ -89,8 +89,8 @@ func (s addressSet) sorted() (addresses []net.HardwareAddr) {
 // Inspect looks for links on a NIC in network namespaces that pods have created, and guards the NIC
 // while there are any, and for some time afterwards; see guardTimer. It returns the addresses of
 // the links, and whether the NIC is guarded for them or for any other link. It takes one dump with
-// an entry for each link of the NIC, and more if the addresses have changed, or one is not that of an
-// attachment. While nothing changes, it only compares the hash of the dump with that of the last one.
+// an entry for each link of the NIC, and more if one is not that of an attachment. While nothing changes,
+// it only compares the dump with the last one.
 func (n *Node) Inspect(index int) (unknown []net.HardwareAddr, guarded bool, err error) {
 	nic, enforced := n.enforcedNIC(index)
 	if !enforced {
@@ -112,18 +112,13 @@ func (n *Node) inspect(nic managedNIC) (now inspection, err error) {
 	last := n.inspections[nic.Index]
 	now.changes = n.changes
 	n.mu.Unlock()
-	if now.accepted, err = n.hashOfAccepted(nic.Index); err != nil {
+	if now.accepted, err = n.acceptedAddresses(nic.Index); err != nil {
 		return now, err
 	}
 	if now.compared = n.now(); now.confirms(last) {
 		return last, nil
 	}
-	entries, err := n.acceptedEntries(nic.Index)
-	if err != nil {
-		return now, err
-	}
-	now.accepted = n.hashOf(entries)
-	if now.suspects, now.excused, err = n.suspects(nic, entries); err != nil || len(now.suspects) == 0 {
+	if now.suspects, now.excused, err = n.suspects(nic, now.accepted); err != nil || len(now.suspects) == 0 {
 		return now, err
 	}
 	if len(now.suspects) > maxSuspects {
@@ -152,57 +147,29 @@ func (n *Node) inspect(nic managedNIC) (now inspection, err error) {
 
 // confirms reports whether the last inspection found no suspects, and would find none now.
 func (i inspection) confirms(last inspection) bool {
-	return len(last.suspects) == 0 && !last.excused && i.accepted == last.accepted && i.changes == last.changes &&
-		i.compared.Sub(last.compared) < compareInterval
+	return len(last.suspects) == 0 && !last.excused && i.changes == last.changes &&
+		i.compared.Sub(last.compared) < compareInterval && slices.Equal(i.accepted, last.accepted)
 }
 
-// hashOfAccepted returns the hash of the entries of acceptedEntries without keeping them; 0 if they changed during the
-// dump.
-func (n *Node) hashOfAccepted(index int) (uint64, error) {
-	var h maphash.Hash
-	h.SetSeed(n.seed)
-	err := n.conn.Visit(acceptedRequest(index), func(entry syscall.NetlinkMessage) {
-		_, _ = h.Write(entry.Data) // it never fails
-	})
-	switch {
-	case errors.Is(err, rtnl.ErrDumpInterrupted):
-		return 0, nil
-	case err != nil:
-		return 0, describeAcceptedError(index, err)
-	}
-	return h.Sum64(), nil
-}
-
-// hashOf returns a hash of the entries of a dump.
-func (n *Node) hashOf(entries []syscall.NetlinkMessage) uint64 {
-	var h maphash.Hash
-	h.SetSeed(n.seed)
-	for _, e := range entries {
-		_, _ = h.Write(e.Data) // it never fails
-	}
-	return h.Sum64()
-}
-
-// suspects returns the unicast addresses among the entries of acceptedEntries that no attachment has, but no
-// more once there are more than maxSuspects. excused reports whether links that were detached a short time
-// ago still have some.
+// suspects returns the accepted addresses that no attachment has, but no more once there are more than
+// maxSuspects. excused reports whether links that were detached a short time ago still have some.
 func (n *Node) suspects(
-	nic managedNIC, entries []syscall.NetlinkMessage,
+	nic managedNIC, accepted []macAddress,
 ) (suspects addressSet, excused bool, err error) {
 	suspects = addressSet{}
-	for _, mac := range addressesIn(entries, nic.Index) {
+	for _, mac := range accepted {
 		if len(suspects) > maxSuspects {
 			break
 		}
-		if bytes.Equal(mac, nic.MAC) {
+		if bytes.Equal(mac[:], nic.MAC) {
 			continue // a bridge lists its own address
 		}
-		recent := n.wasDetachedRecently(NewLinkKey(nic.Index, mac))
+		recent := n.wasDetachedRecently(NewLinkKey(nic.Index, mac[:]))
 		excused = excused || recent
 		if recent {
 			continue
 		}
-		expected, err := n.isExpected(nic, mac)
+		expected, err := n.isExpected(nic, mac[:])
 		if err != nil {
 			return nil, false, err
 		}
@@ -224,9 +191,13 @@ func (n *Node) withoutVisibleLink(nic managedNIC, addresses addressSet) ([]net.H
 	if err != nil {
 		return nil, err
 	}
-	return slices.DeleteFunc(addresses.sorted(), func(mac net.HardwareAddr) bool {
-		return visible[NewLinkKey(nic.Index, mac)] || !accepted.has(mac)
-	}), nil
+	remaining := addressSet{}
+	for _, mac := range accepted {
+		if addresses.has(mac[:]) && !visible[NewLinkKey(nic.Index, mac[:])] {
+			remaining.add(mac)
+		}
+	}
+	return remaining.sorted(), nil
 }
 
 // isExpected reports whether an address belongs to an attachment whose link has it.
@@ -298,63 +269,28 @@ func (n *Node) visibleAddresses(index int) (map[LinkKey]bool, error) {
 	return visible, nil
 }
 
-// acceptedAddresses returns the unicast addresses that a NIC accepts besides its own: each
-// macvlan that is up adds its address.
-func (n *Node) acceptedAddresses(index int) (addressSet, error) {
-	entries, err := n.acceptedEntries(index)
-	accepted := addressSet{}
-	for _, mac := range addressesIn(entries, index) {
-		accepted.add(mac)
-	}
-	return accepted, err
-}
-
-// acceptedEntries returns the kernel's entries for the addresses that a NIC accepts.
-func (n *Node) acceptedEntries(index int) ([]syscall.NetlinkMessage, error) {
-	entries, err := n.conn.Dump(acceptedRequest(index))
-	if err != nil {
-		return nil, describeAcceptedError(index, err)
-	}
-	return entries, nil
-}
-
-// acceptedRequest returns the request for the addresses that a NIC accepts.
-func acceptedRequest(index int) *nl.NetlinkRequest {
+// acceptedAddresses returns the unicast addresses that a NIC accepts besides its own, in the kernel's order: each
+// macvlan that is up adds its address. There may be tens of thousands.
+func (n *Node) acceptedAddresses(index int) ([]macAddress, error) {
 	dump := nl.NewNetlinkRequest(unix.RTM_GETNEIGH, unix.NLM_F_DUMP)
 	dump.AddData(&netlink.Ndmsg{Family: unix.AF_BRIDGE, Index: uint32(index)})
-	return dump
-}
-
-func describeAcceptedError(index int, err error) error {
-	return fmt.Errorf("list the addresses that link %d accepts: %w", index, err)
-}
-
-// addressesIn returns the unicast addresses of a NIC in its entries. The addresses share the memory of the
-// entries, because there may be tens of thousands.
-func addressesIn(entries []syscall.NetlinkMessage, index int) (found []net.HardwareAddr) {
-	for _, e := range entries {
-		if mac := addressIn(e.Data, index); len(mac) == 6 && mac[0]&1 == 0 {
-			found = append(found, mac)
-		}
+	accepted, err := rtnl.Collect(n.conn, dump, func(entry []byte) (macAddress, bool) { return acceptedAddress(entry, index) })
+	if err != nil {
+		return nil, fmt.Errorf("list the addresses that link %d accepts: %w", index, err)
 	}
-	return found
+	return accepted, nil
 }
 
-// addressIn returns the address in an entry, which is a struct ndmsg and attributes; nil if it is not for the NIC.
-func addressIn(entry []byte, index int) net.HardwareAddr {
+// acceptedAddress returns the address in an entry, which is a struct ndmsg and attributes. ok is false if the entry is
+// for another link, or if the address is not a unicast address.
+func acceptedAddress(entry []byte, index int) (mac macAddress, ok bool) {
 	const offsetOfIndex = 4
 	if len(entry) < unix.SizeofNdMsg || int(nl.NativeEndian().Uint32(entry[offsetOfIndex:])) != index {
-		return nil
+		return mac, false
 	}
-	for attrs := entry[unix.SizeofNdMsg:]; len(attrs) >= unix.SizeofRtAttr; {
-		size := int(nl.NativeEndian().Uint16(attrs))
-		if size < unix.SizeofRtAttr || size > len(attrs) {
-			return nil
-		}
-		if nl.NativeEndian().Uint16(attrs[2:]) == unix.NDA_LLADDR {
-			return attrs[unix.SizeofRtAttr:size]
-		}
-		attrs = attrs[min(len(attrs), (size+unix.RTA_ALIGNTO-1)&^(unix.RTA_ALIGNTO-1)):]
+	address := rtnl.Attribute(entry[unix.SizeofNdMsg:], unix.NDA_LLADDR)
+	if len(address) != len(mac) || address[0]&1 != 0 {
+		return mac, false
 	}
-	return nil
+	return macAddress(address), true
 }

@@ -10,15 +10,15 @@ import (
 
 func TestInspection_confirms(t *testing.T) {
 	start := time.Unix(1000, 0)
-	last := inspection{accepted: 7, changes: 3, compared: start}
-	now := inspection{accepted: 7, changes: 3, compared: start.Add(time.Second)}
+	last := inspection{accepted: []macAddress{{7}}, changes: 3, compared: start}
+	now := inspection{accepted: []macAddress{{7}}, changes: 3, compared: start.Add(time.Second)}
 	for name, test := range map[string]struct {
 		change func(last, now *inspection)
 		want   bool
 	}{
 		"nothing has changed": {func(_, _ *inspection) {}, true},
 		"the NIC accepts other addresses": {
-			func(_, now *inspection) { now.accepted = 8 }, false},
+			func(_, now *inspection) { now.accepted = []macAddress{{8}} }, false},
 		"a link was detached, or has another address": {
 			func(_, now *inspection) { now.changes++ }, false},
 		"another plugin may have removed an attachment": {

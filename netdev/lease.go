@@ -129,16 +129,11 @@ const infiniteLifetime uint32 = 1<<32 - 1
 
 // lifetimeOf returns the lifetime of an address in an RTM_NEWADDR message, in seconds.
 func lifetimeOf(payload []byte) uint32 {
-	attrs, err := nl.ParseRouteAttr(payload[unix.SizeofIfAddrmsg:])
-	if err != nil {
+	info := rtnl.Attribute(payload[unix.SizeofIfAddrmsg:], unix.IFA_CACHEINFO) // struct ifa_cacheinfo
+	if len(info) < 8 {
 		return infiniteLifetime
 	}
-	for _, a := range attrs {
-		if a.Attr.Type == unix.IFA_CACHEINFO && len(a.Value) >= 8 { // struct ifa_cacheinfo
-			return nl.NativeEndian().Uint32(a.Value[4:])
-		}
-	}
-	return infiniteLifetime
+	return nl.NativeEndian().Uint32(info[4:])
 }
 
 // leaseRequest adds an address with a lifetime, or sets the lifetime of an address that the link has.

@@ -44,34 +44,29 @@ func parseMainRoute(payload []byte, onlyDefault bool) (r mainRoute, ok bool) {
 	if !isIP || header.Table != unix.RT_TABLE_MAIN || header.Flags&unix.RTM_F_CLONED != 0 || onlyDefault && !r.isDefault {
 		return r, false
 	}
-	attrs, err := nl.ParseRouteAttr(payload[unix.SizeofRtMsg:])
-	if err != nil {
-		return r, false
+	attrs := payload[unix.SizeofRtMsg:]
+	if several := rtnl.Attribute(attrs, unix.RTA_MULTIPATH); several != nil {
+		r.hops = parseHops(several)
+	} else {
+		r.hops = []hop{parseHop(0, attrs)}
 	}
-	for _, a := range attrs {
-		if a.Attr.Type&nl.NLA_TYPE_MASK == unix.RTA_MULTIPATH {
-			r.hops = parseHops(a.Value)
-			return r, true
-		}
-	}
-	r.hops = []hop{parseHop(0, attrs)}
 	return r, true
 }
 
 // parseHop returns the hop that attributes describe, which may name the link.
-func parseHop(link int, attrs []syscall.NetlinkRouteAttr) hop {
+func parseHop(link int, attrs []byte) hop {
 	h := hop{link: link}
-	for _, a := range attrs {
-		switch a.Attr.Type & nl.NLA_TYPE_MASK {
+	for attrType, value := range rtnl.Attributes(attrs) {
+		switch attrType {
 		case unix.RTA_OIF:
-			if len(a.Value) == 4 {
-				h.link = int(nl.NativeEndian().Uint32(a.Value))
+			if len(value) == 4 {
+				h.link = int(nl.NativeEndian().Uint32(value))
 			}
 		case unix.RTA_GATEWAY:
-			h.gateway, _ = netip.AddrFromSlice(a.Value)
+			h.gateway, _ = netip.AddrFromSlice(value)
 		case unix.RTA_VIA: // a family, and an address of it
-			if len(a.Value) > 2 {
-				h.gateway, _ = netip.AddrFromSlice(a.Value[2:])
+			if len(value) > 2 {
+				h.gateway, _ = netip.AddrFromSlice(value[2:])
 			}
 		}
 	}
@@ -86,11 +81,7 @@ func parseHops(value []byte) (hops []hop) {
 		if size < unix.SizeofRtNexthop || size > len(value) {
 			break
 		}
-		attrs, err := nl.ParseRouteAttr(value[unix.SizeofRtNexthop:size])
-		if err != nil {
-			break
-		}
-		hops = append(hops, parseHop(int(next.Ifindex), attrs))
+		hops = append(hops, parseHop(int(next.Ifindex), value[unix.SizeofRtNexthop:size]))
 		value = value[min(len(value), (size+unix.RTNH_ALIGNTO-1)&^(unix.RTNH_ALIGNTO-1)):]
 	}
 	return hops

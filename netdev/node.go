@@ -6,7 +6,6 @@ package netdev
 import (
 	"errors"
 	"fmt"
-	"hash/maphash"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -36,7 +35,6 @@ type Node struct {
 	failpoints failpoint.Injector
 	loaded     func()
 	now        func() time.Time
-	seed       maphash.Seed // of hashes in inspections
 
 	// guarding is held while the links of a pod are read and one of them is blocked or unblocked, so that an older
 	// reading does not replace the result of a newer one. It is locked before mu.
@@ -222,7 +220,6 @@ func NewNode(o Options) (*Node, error) {
 		managed:    map[int]managedNIC{},
 		arrivals:   map[int]*arrival{},
 		now:        o.Now,
-		seed:       maphash.MakeSeed(),
 		guards:     guards{},
 
 		inspections: map[int]inspection{},

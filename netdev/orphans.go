@@ -73,7 +73,7 @@ func (n *Node) openedClassifier() *classify.Classifier {
 	return n.classifier
 }
 
-// Links returns the keys of the macvlans in all namespaces that have an ID in
+// Links returns the keys of the macvlans on links of the node in all namespaces that have an ID in
 // the node's namespace. Attach assigns an ID to the pod's namespace, so the
 // result includes every link of a share.
 func (n *Node) Links() (map[LinkKey]bool, error) {
@@ -83,29 +83,15 @@ func (n *Node) Links() (map[LinkKey]bool, error) {
 	}
 	links := map[LinkKey]bool{}
 	for _, id := range ids {
-		if err := n.addLinksIn(id, links); err != nil {
+		macvlans, err := n.macvlans(id)
+		if err != nil {
 			return nil, err
+		}
+		for _, m := range macvlans {
+			links[NewLinkKey(m.parent, m.mac)] = true
 		}
 	}
 	return links, nil
-}
-
-// addLinksIn adds the keys of the macvlans in a namespace to links.
-func (n *Node) addLinksIn(nsid int, links map[LinkKey]bool) error {
-	messages, err := n.dumpLinks(nsid)
-	if err != nil {
-		return err
-	}
-	for _, m := range messages {
-		link, err := parseLink(m.Data)
-		if err != nil {
-			return err
-		}
-		if link.Type() == "macvlan" {
-			links[NewLinkKey(link.Attrs().ParentIndex, link.Attrs().HardwareAddr)] = true
-		}
-	}
-	return nil
 }
 
 // OrphanIFBs returns the names of this driver's IFB devices whose NIC does not

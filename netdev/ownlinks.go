@@ -7,13 +7,13 @@ import (
 	"context"
 	"hash/maphash"
 	"maps"
-	"slices"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
 )
 
 // Pods can cause events of NICs in the node's namespace: with CAP_NET_RAW, by the promiscuous mode of their link,
@@ -51,16 +51,15 @@ func (o *ownLinks) isChange(payload []byte, removed bool) bool {
 	if len(payload) < unix.SizeofIfInfomsg || isOfCutoffLink(payload) {
 		return false
 	}
-	info := nl.DeserializeIfInfomsg(payload)
-	attrs, err := nl.ParseRouteAttr(payload[unix.SizeofIfInfomsg:])
-	if err != nil || removed {
+	info, attrs := nl.DeserializeIfInfomsg(payload), payload[unix.SizeofIfInfomsg:]
+	if removed {
 		maps.DeleteFunc(o.last, func(key linkEvent, _ uint64) bool { return key.index == info.Index })
 		return true
 	}
 	key := linkEvent{info.Index, info.Family}
 	before, known := o.last[key]
 	o.last[key] = o.hash(info, attrs)
-	named := slices.ContainsFunc(attrs, func(a syscall.NetlinkRouteAttr) bool { return a.Attr.Type == unix.IFLA_EVENT })
+	named := rtnl.Attribute(attrs, unix.IFLA_EVENT) != nil
 	if named || !known || o.last[key] != before {
 		return true
 	}
@@ -69,16 +68,16 @@ func (o *ownLinks) isChange(payload []byte, removed bool) bool {
 }
 
 // hash returns a hash of an event, except what pods can change and counters of frames.
-func (o *ownLinks) hash(info *nl.IfInfomsg, attrs []syscall.NetlinkRouteAttr) uint64 {
+func (o *ownLinks) hash(info *nl.IfInfomsg, attrs []byte) uint64 {
 	var h maphash.Hash
 	h.SetSeed(o.seed)
 	maphash.WriteComparable(&h, info.Flags&^(unix.IFF_PROMISC|unix.IFF_ALLMULTI))
-	for _, a := range attrs {
-		switch a.Attr.Type & nl.NLA_TYPE_MASK {
+	for attrType, value := range rtnl.Attributes(attrs) {
+		switch attrType {
 		case unix.IFLA_PROMISCUITY, unix.IFLA_ALLMULTI, unix.IFLA_STATS, unix.IFLA_STATS64, unix.IFLA_AF_SPEC:
 		default:
-			maphash.WriteComparable(&h, a.Attr)
-			_, _ = h.Write(a.Value) // it never fails
+			maphash.WriteComparable(&h, [2]int{int(attrType), len(value)})
+			_, _ = h.Write(value) // it never fails
 		}
 	}
 	return h.Sum64()

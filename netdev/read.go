@@ -162,20 +162,13 @@ func parseAddress(payload []byte, index int) (p netip.Prefix, ok bool) {
 		return p, false
 	}
 	msg := nl.DeserializeIfAddrmsg(payload)
-	attrs, err := nl.ParseRouteAttr(payload[unix.SizeofIfAddrmsg:])
-	if err != nil || int(msg.Index) != index {
+	if int(msg.Index) != index {
 		return p, false
 	}
-	var address netip.Addr
-	for _, a := range attrs {
-		switch a.Attr.Type {
-		case unix.IFA_LOCAL: // has precedence; IFA_ADDRESS may be the address of a peer
-			address, _ = netip.AddrFromSlice(a.Value)
-		case unix.IFA_ADDRESS:
-			if !address.IsValid() {
-				address, _ = netip.AddrFromSlice(a.Value)
-			}
-		}
+	attrs := payload[unix.SizeofIfAddrmsg:]
+	address, ok := netip.AddrFromSlice(rtnl.Attribute(attrs, unix.IFA_LOCAL))
+	if !ok { // IFA_LOCAL has precedence, because IFA_ADDRESS may be the address of a peer
+		address, _ = netip.AddrFromSlice(rtnl.Attribute(attrs, unix.IFA_ADDRESS))
 	}
 	if !address.IsValid() || address.IsLinkLocalUnicast() || int(msg.Prefixlen) > address.BitLen() {
 		return p, false

@@ -13,6 +13,7 @@ import (
 
 	"github.com/dra-shared/dra-driver-shared/netdev/classify"
 	"github.com/dra-shared/dra-driver-shared/netdev/classify/trial"
+	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
 	"github.com/dra-shared/dra-driver-shared/netdev/shape"
 )
 
@@ -110,14 +111,10 @@ func transmitQueues(index int) (int, error) {
 	}
 	queues := 0
 	for _, message := range payload {
-		attrs, err := nl.ParseRouteAttr(message)
-		if err != nil {
-			return 0, fmt.Errorf("parse the number of queues of link %d: %w", index, err)
-		}
-		for _, a := range attrs {
-			switch a.Attr.Type & nl.NLA_TYPE_MASK {
-			case unix.ETHTOOL_A_CHANNELS_TX_COUNT, unix.ETHTOOL_A_CHANNELS_COMBINED_COUNT:
-				queues += int(nl.NativeEndian().Uint32(a.Value))
+		for attrType, value := range rtnl.Attributes(message) {
+			isCount := attrType == unix.ETHTOOL_A_CHANNELS_TX_COUNT || attrType == unix.ETHTOOL_A_CHANNELS_COMBINED_COUNT
+			if isCount && len(value) >= 4 {
+				queues += int(nl.NativeEndian().Uint32(value))
 			}
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -40,9 +41,11 @@ type renewer struct {
 	kind        *Kind
 	attachments driver.Attachments
 	tasks       map[leaseID]*leaseTask
-	// withoutLease has the attached links that lease no address. Most links of a node do not, and reading their
-	// records each time would cost more than everything else that an idle plugin does.
-	withoutLease map[leaseID]bool
+	// withoutLease has the attached links that lease no address, and the last scan that found their record. Most links
+	// of a node lease none, and decoding their records each time would cost more than everything else that an idle
+	// plugin does.
+	withoutLease map[leaseID]uint64
+	scans        uint64
 	done         chan finishedTask
 	running      int
 }
@@ -71,12 +74,16 @@ type finishedTask struct {
 	leaseTask
 }
 
-// Renew implements driver.Renewer.
-func (k *Kind) Renew(ctx context.Context, attachments driver.Attachments) {
-	r := renewer{
-		kind: k, attachments: attachments, tasks: map[leaseID]*leaseTask{},
+func newRenewer(k *Kind, attachments driver.Attachments) *renewer {
+	return &renewer{
+		kind: k, attachments: attachments, tasks: map[leaseID]*leaseTask{}, withoutLease: map[leaseID]uint64{},
 		done: make(chan finishedTask, parallelExchanges),
 	}
+}
+
+// Renew implements driver.Renewer.
+func (k *Kind) Renew(ctx context.Context, attachments driver.Attachments) {
+	r := newRenewer(k, attachments)
 	var workers sync.WaitGroup
 	defer workers.Wait()
 	for {
@@ -128,7 +135,7 @@ func (r *renewer) scan() (leased []leasedLink, err error) {
 		switch {
 		case err != nil || link.Index == 0: // not attached yet
 		case link.DHCP == nil:
-			r.withoutLease[leaseIDOf(&a.Record)] = true
+			r.withoutLease[leaseIDOf(&a.Record)] = r.scans
 		default:
 			leased = append(leased, leasedLink{kind: r.kind, attachments: r.attachments, Attachment: a, link: link})
 		}
@@ -181,15 +188,16 @@ func (r *renewer) prune(leased []leasedLink) {
 
 // mayHaveLeases returns the attachments that are not in withoutLease, from which it removes ended ones.
 func (r *renewer) mayHaveLeases() ([]driver.Attachment, error) {
-	without := map[leaseID]bool{}
+	r.scans++
 	attachments, err := r.attachments.List(func(record *attach.Record) bool {
 		id := leaseIDOf(record)
-		if r.withoutLease[id] {
-			without[id] = true
+		_, without := r.withoutLease[id]
+		if without {
+			r.withoutLease[id] = r.scans
 		}
-		return !without[id]
+		return !without
 	})
-	r.withoutLease = without
+	maps.DeleteFunc(r.withoutLease, func(_ leaseID, scan uint64) bool { return scan != r.scans })
 	return attachments, err
 }
 

@@ -97,7 +97,7 @@ func TestRenewer_mayHaveLeases(t *testing.T) {
 		attachment("not attached yet", attach.Link{}),
 		attachment("lease", attach.Link{Index: 1, DHCP: &attach.Lease{}}),
 	}}
-	r := renewer{kind: New(nil, nil, nil), attachments: attachments, tasks: map[leaseID]*leaseTask{}}
+	r := newRenewer(New(nil, nil, nil), attachments)
 	r.running = parallelExchanges // so that start starts no task
 	listed := func() (claims []string) {
 		var workers sync.WaitGroup
@@ -126,10 +126,8 @@ func TestRenewer_start_keepsTasksIfRecordsAreUnreadable(t *testing.T) {
 		err  error
 		want int
 	}{{nil, 0}, {errors.New("unreadable"), 1}} {
-		r := renewer{
-			kind: New(nil, nil, nil), attachments: fakeAttachments{listErr: tc.err},
-			tasks: map[leaseID]*leaseTask{{claim: "c"}: {next: dhcp.SinceBoot() + time.Hour}},
-		}
+		r := newRenewer(New(nil, nil, nil), fakeAttachments{listErr: tc.err})
+		r.tasks[leaseID{claim: "c"}] = &leaseTask{next: dhcp.SinceBoot() + time.Hour}
 		var workers sync.WaitGroup
 		r.start(t.Context(), &workers)
 		if len(r.tasks) != tc.want {

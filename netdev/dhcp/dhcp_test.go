@@ -98,7 +98,9 @@ func (p *pod) address(t *testing.T, address netip.Prefix) {
 
 func TestClient_withServer(t *testing.T) {
 	nic, wire := nstest.NIC(t, "nic1", 1500, "10.20.0.1/16")
-	server := nstest.RunDHCPServer(t, wire, settings+"default-lease-time 60; max-lease-time 60;"+subnet)
+	// Without the threshold, dhcpd extends no lease in the first quarter of its time, and rounds the rest of it.
+	server := nstest.RunDHCPServer(t, wire,
+		settings+"default-lease-time 60; max-lease-time 60; dhcp-cache-threshold 0;"+subnet)
 	p := newPod(t, nic.Index, "6ba7b810-9dad-11d1-80b4-00c04fd430c8")
 	before := dhcp.SinceBoot()
 	lease, err := p.acquire(t)

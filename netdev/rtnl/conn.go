@@ -19,7 +19,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -259,6 +258,26 @@ func (c *Conn) Dump(dump *nl.NetlinkRequest) (messages []syscall.NetlinkMessage,
 	return messages, err
 }
 
+// Collect sends a dump request as Dump does, and returns the results of parse for the payloads of the messages of the
+// answer, except those that it refuses. A payload is valid until parse returns; parse must not use the Conn.
+func Collect[T any](c *Conn, dump *nl.NetlinkRequest, parse func(payload []byte) (T, bool)) (found []T, err error) {
+	for range MaxDumpAttempts {
+		found = found[:0]
+		err = c.Visit(dump, func(m syscall.NetlinkMessage) {
+			if value, ok := parse(m.Data); ok {
+				found = append(found, value)
+			}
+		})
+		if !errors.Is(err, ErrDumpInterrupted) {
+			break
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return found, nil
+}
+
 // Counts are numbers of netlink messages.
 type Counts struct{ Sent, Received uint64 }
 
@@ -370,15 +389,7 @@ func parseError(m syscall.NetlinkMessage) *Error {
 	if skip > len(m.Data) {
 		return e
 	}
-	attrs, err := nl.ParseRouteAttr(m.Data[skip:])
-	if err != nil {
-		return e
-	}
-	for _, a := range attrs {
-		if a.Attr.Type&nl.NLA_TYPE_MASK == unix.NLMSGERR_ATTR_MSG {
-			e.Message = strings.TrimRight(string(a.Value), "\x00")
-		}
-	}
+	e.Message = nl.BytesToString(Attribute(m.Data[skip:], unix.NLMSGERR_ATTR_MSG))
 	return e
 }
 

@@ -129,15 +129,12 @@ func (c *Conn) NamespaceIDs() ([]int, error) {
 func (c *Conn) ListNamespaceIDs() ([]int, error) {
 	dump := nl.NewNetlinkRequest(unix.RTM_GETNSID, unix.NLM_F_DUMP)
 	dump.AddData(&rtgenmsg{})
-	messages, err := c.Dump(dump)
+	ids, err := Collect(c, dump, func(payload []byte) (int, bool) {
+		id, ok := NamespaceIDOf(payload)
+		return id, ok && id >= 0
+	})
 	if err != nil {
 		return nil, fmt.Errorf("list network namespaces: %w", err)
-	}
-	var ids []int
-	for _, m := range messages {
-		if id, ok := NamespaceIDOf(m.Data); ok && id >= 0 {
-			ids = append(ids, id)
-		}
 	}
 	return ids, nil
 }
@@ -148,16 +145,11 @@ func NamespaceIDOf(payload []byte) (id int, ok bool) {
 	if len(payload) < (&rtgenmsg{}).Len() {
 		return 0, false
 	}
-	attrs, err := nl.ParseRouteAttr(payload[(&rtgenmsg{}).Len():])
-	if err != nil {
+	value := Attribute(payload[(&rtgenmsg{}).Len():], netnsaNSID)
+	if len(value) < 4 {
 		return 0, false
 	}
-	for _, a := range attrs {
-		if a.Attr.Type == netnsaNSID && len(a.Value) >= 4 {
-			return int(int32(nativeUint32(a.Value))), true
-		}
-	}
-	return 0, false
+	return int(int32(nativeUint32(value))), true
 }
 
 // rtgenmsg is struct rtgenmsg of linux/rtnetlink.h, with padding.

@@ -178,13 +178,8 @@ func (h *HTB) root(index int) (*qdisc, error) {
 	if q.handle == 0 {
 		return nil, nil
 	}
-	attrs, err := nl.ParseRouteAttr(message[nl.SizeofTcMsg:])
-	for _, a := range attrs {
-		if a.Attr.Type == nl.TCA_KIND {
-			q.kind = nl.BytesToString(a.Value)
-		}
-	}
-	return &q, err
+	q.kind = nl.BytesToString(rtnl.Attribute(message[nl.SizeofTcMsg:], nl.TCA_KIND))
+	return &q, nil
 }
 
 // get returns the payload of the kernel's answer to a request for one qdisc or
@@ -394,10 +389,7 @@ func (h *HTB) ReadClass(index int, class uint32) (*ClassState, error) {
 	if message == nil {
 		return nil, nil
 	}
-	s, err := parseClass(message[nl.SizeofTcMsg:])
-	if err != nil {
-		return nil, fmt.Errorf("parse class %x:%x of link %d: %w", major, minor, index, err)
-	}
+	s := parseClass(message[nl.SizeofTcMsg:])
 	return &s, nil
 }
 
@@ -460,10 +452,7 @@ func (h *HTB) ReceivedClasses(ifb int) (shares map[uint32]ClassState, multicastD
 		if !isShare(class) && !isSender(class) {
 			continue
 		}
-		state, err := parseClass(m.Data[nl.SizeofTcMsg:])
-		if err != nil {
-			return nil, 0, fmt.Errorf("parse class %s of link %d: %w", netlink.HandleStr(class), ifb, err)
-		}
+		state := parseClass(m.Data[nl.SizeofTcMsg:])
 		if isShare(class) {
 			shares[class] = state
 		} else {
@@ -474,60 +463,38 @@ func (h *HTB) ReceivedClasses(ifb int) (shares map[uint32]ClassState, multicastD
 }
 
 // parseClass parses the attributes of an HTB class.
-func parseClass(payload []byte) (s ClassState, err error) {
-	attrs, err := nl.ParseRouteAttr(payload)
-	if err != nil {
-		return s, err
-	}
-	for _, a := range attrs {
-		switch a.Attr.Type {
-		case nl.TCA_OPTIONS:
-			err = errors.Join(err, s.parseOptions(a.Value))
-		case nl.TCA_STATS2:
-			err = errors.Join(err, s.parseStatistics(a.Value))
-		}
-	}
-	return s, err
+func parseClass(payload []byte) (s ClassState) {
+	s.parseOptions(rtnl.Attribute(payload, nl.TCA_OPTIONS))
+	s.parseStatistics(rtnl.Attribute(payload, nl.TCA_STATS2))
+	return s
 }
 
 // parseOptions parses the parameters of a class. The kernel adds the 64-bit
 // attributes only for rates that do not fit in the 32 bits of struct tc_htb_opt.
-func (s *ClassState) parseOptions(payload []byte) error {
-	attrs, err := nl.ParseRouteAttr(payload)
-	if err != nil {
-		return err
-	}
-	for _, a := range attrs {
+func (s *ClassState) parseOptions(payload []byte) {
+	for attrType, value := range rtnl.Attributes(payload) {
 		switch {
-		case a.Attr.Type == nl.TCA_HTB_PARMS && len(a.Value) >= nl.SizeofTcHtbCopt:
-			options := nl.DeserializeTcHtbCopt(a.Value)
+		case attrType == nl.TCA_HTB_PARMS && len(value) >= nl.SizeofTcHtbCopt:
+			options := nl.DeserializeTcHtbCopt(value)
 			s.Floor = max(s.Floor, uint64(options.Rate.Rate)*bitsPerByte)
 			s.Ceil = max(s.Ceil, uint64(options.Ceil.Rate)*bitsPerByte)
 			s.Overhead = options.Ceil.Overhead
-		case a.Attr.Type == nl.TCA_HTB_RATE64 && len(a.Value) >= 8:
-			s.Floor = nl.NativeEndian().Uint64(a.Value) * bitsPerByte
-		case a.Attr.Type == nl.TCA_HTB_CEIL64 && len(a.Value) >= 8:
-			s.Ceil = nl.NativeEndian().Uint64(a.Value) * bitsPerByte
+		case attrType == nl.TCA_HTB_RATE64 && len(value) >= 8:
+			s.Floor = nl.NativeEndian().Uint64(value) * bitsPerByte
+		case attrType == nl.TCA_HTB_CEIL64 && len(value) >= 8:
+			s.Ceil = nl.NativeEndian().Uint64(value) * bitsPerByte
 		}
 	}
-	return nil
 }
 
 // parseStatistics parses struct gnet_stats_basic and struct gnet_stats_queue (linux/gen_stats.h).
-func (s *ClassState) parseStatistics(payload []byte) error {
-	attrs, err := nl.ParseRouteAttr(payload)
-	if err != nil {
-		return err
+func (s *ClassState) parseStatistics(payload []byte) {
+	if basic := rtnl.Attribute(payload, nl.TCA_STATS_BASIC); len(basic) >= 8 {
+		s.SentBytes = nl.NativeEndian().Uint64(basic)
 	}
-	for _, a := range attrs {
-		if a.Attr.Type == nl.TCA_STATS_BASIC && len(a.Value) >= 8 {
-			s.SentBytes = nl.NativeEndian().Uint64(a.Value)
-		}
-		if a.Attr.Type == nl.TCA_STATS_QUEUE && len(a.Value) >= 12 {
-			s.Dropped = nl.NativeEndian().Uint32(a.Value[8:])
-		}
+	if queue := rtnl.Attribute(payload, nl.TCA_STATS_QUEUE); len(queue) >= 12 {
+		s.Dropped = nl.NativeEndian().Uint32(queue[8:])
 	}
-	return nil
 }
 
 // classRequests create or change a class of a device, and its queue if it has one.

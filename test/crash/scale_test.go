@@ -121,16 +121,29 @@ func (s *scale) run(shares int) {
 // in a loop for loopPeriod.
 func (s *scale) loop() (cpu time.Duration, writes int64) {
 	s.t.Helper()
+	pod := s.attachOne()
+	s.settle()
+	writes, cpu = s.writes.Load(), s.cpuTime()
+	s.flapFor(pod, loopPeriod)
+	return s.cpuTime() - cpu, s.writes.Load() - writes
+}
+
+// attachOne prepares a claim, and attaches it to a new pod, which it returns.
+func (s *scale) attachOne() *sandbox {
+	s.t.Helper()
 	name := fmt.Sprintf("p%d", s.created.Add(1))
 	c, pod := s.claim(name), s.sandbox(name)
 	s.must("prepare a claim", s.prepare(s.t.Context(), c))
 	s.must("attach the pod", pod.hook(s.t.Context(), s.dir, c, timeout))
-	s.settle()
-	writes, cpu = s.writes.Load(), s.cpuTime()
-	ctx, cancel := context.WithTimeout(s.t.Context(), loopPeriod)
+	return pod
+}
+
+// flapFor lets a pod change its link in a loop.
+func (s *scale) flapFor(pod *sandbox, period time.Duration) {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.t.Context(), period)
 	defer cancel()
 	s.must("change the link in a loop", pod.flap(ctx))
-	return s.cpuTime() - cpu, s.writes.Load() - writes
 }
 
 func percent(part, whole time.Duration) float64 { return 100 * part.Seconds() / whole.Seconds() }

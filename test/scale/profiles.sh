@@ -10,7 +10,7 @@ raw=$(mktemp -d)
 trap 'rm -rf "$raw"' EXIT
 SCALE_PROFILES=$raw SCALE_SHARES=$1 go test -count=1 -v -timeout 30m -run TestProfile_ofPlugin ./test/crash >&2
 top() { go tool pprof -top -nodecount=30 "$@" 2>/dev/null | grep -vE '^(File|Build ID|Time):'; }
-for period in attach restart rest; do
+for period in attach restart rest loop; do
 	{
 		echo "Profiles of a plugin with $1 shares: $period"
 		printf '\nProcessor time\n\n'

@@ -329,8 +329,8 @@ static __always_inline __u32 uncounted_headers(struct __sk_buff *context)
 }
 
 // Reports whether the kernel, or the NIC, would divide a packet into more than MAX_SEGMENTS, or into segments most of
-// which HTB would not count. A pod chooses the length of segments, and the headers in a tunnel. Those of the node and of
-// its cluster network are no share's, so checks_tunnels is 0 for them.
+// which HTB would not count. A pod chooses the length of segments, and the headers in a tunnel. checks_tunnels is 0 for
+// tunnels of the node and of its cluster network, because no share limits them.
 static __always_inline int has_many_segments(struct __sk_buff *skb, int checks_tunnels)
 {
 	if (!skb->gso_size)
