@@ -34,7 +34,7 @@ const (
 	verifyGuardedInterval = 10 * time.Second
 	// compareInterval is the time after which Inspect compares the same addresses with the attachments
 	// again, because another plugin may have removed an attachment, which this Node does not notice.
-	compareInterval = 5 * time.Second
+	compareInterval = 30 * time.Second
 	// maxSuspects is how many addresses without an attachment a NIC may accept before Inspect takes all
 	// of them for addresses of hidden links. A pod can add any number: Inspect must not take longer for it, and
 	// the programs remember only 4,096 addresses of Classifier.NoteImitated.
@@ -45,7 +45,9 @@ const (
 type inspection struct {
 	accepted []macAddress       // that the NIC accepts, in the kernel's order
 	changes  uint64             // Node.changes before they were listed
-	compared time.Time          // when they were compared with the attachments
+	detached uint64             // Node.detached before they were listed
+	compared time.Time          // when all of them were compared with the attachments
+	known    addressSet         // those that an attachment had, since compared
 	excused  bool               // whether a recently detached link has one of them
 	suspects addressSet         // addresses that no attachment has; at most maxSuspects and one more
 	unknown  []net.HardwareAddr // suspects whose link the node does not see
@@ -110,7 +112,7 @@ func (n *Node) Inspect(index int) (unknown []net.HardwareAddr, guarded bool, err
 func (n *Node) inspect(nic managedNIC) (now inspection, err error) {
 	n.mu.Lock()
 	last := n.inspections[nic.Index]
-	now.changes = n.changes
+	now.changes, now.detached = n.changes, n.detached
 	n.mu.Unlock()
 	if now.accepted, err = n.acceptedAddresses(nic.Index); err != nil {
 		return now, err
@@ -118,7 +120,8 @@ func (n *Node) inspect(nic managedNIC) (now inspection, err error) {
 	if now.compared = n.now(); now.confirms(last) {
 		return last, nil
 	}
-	if now.suspects, now.excused, err = n.suspects(nic, now.accepted); err != nil || len(now.suspects) == 0 {
+	now.keepKnown(last)
+	if now.suspects, now.excused, err = n.suspects(nic, now.accepted, now.known); err != nil || len(now.suspects) == 0 {
 		return now, err
 	}
 	if len(now.suspects) > maxSuspects {
@@ -151,10 +154,19 @@ func (i inspection) confirms(last inspection) bool {
 		i.compared.Sub(last.compared) < compareInterval && slices.Equal(i.accepted, last.accepted)
 }
 
+// keepKnown keeps the addresses of attachments that an earlier inspection has looked up, unless one may have ended since.
+func (i *inspection) keepKnown(last inspection) {
+	if last.known != nil && i.detached == last.detached && i.compared.Sub(last.compared) < compareInterval {
+		i.known, i.compared = last.known, last.compared
+		return
+	}
+	i.known = addressSet{}
+}
+
 // suspects returns the accepted addresses that no attachment has, but no more once there are more than
-// maxSuspects. excused reports whether links that were detached a short time ago still have some.
+// maxSuspects. excused reports whether links that were detached a short time ago still have some. See isExpected for known.
 func (n *Node) suspects(
-	nic managedNIC, accepted []macAddress,
+	nic managedNIC, accepted []macAddress, known addressSet,
 ) (suspects addressSet, excused bool, err error) {
 	suspects = addressSet{}
 	for _, mac := range accepted {
@@ -169,7 +181,7 @@ func (n *Node) suspects(
 		if recent {
 			continue
 		}
-		expected, err := n.isExpected(nic, mac[:])
+		expected, err := n.isExpected(nic, mac, known)
 		if err != nil {
 			return nil, false, err
 		}
@@ -183,7 +195,7 @@ func (n *Node) suspects(
 // withoutVisibleLink returns the addresses that the NIC still accepts and whose link the node does not
 // see: links may have been removed in the meantime.
 func (n *Node) withoutVisibleLink(nic managedNIC, addresses addressSet) ([]net.HardwareAddr, error) {
-	visible, err := n.visibleAddresses(nic.Index)
+	visible, err := n.visibleSuspects(nic, addresses)
 	if err != nil {
 		return nil, err
 	}
@@ -200,21 +212,50 @@ func (n *Node) withoutVisibleLink(nic managedNIC, addresses addressSet) ([]net.H
 	return remaining.sorted(), nil
 }
 
-// isExpected reports whether an address belongs to an attachment whose link has it.
-func (n *Node) isExpected(nic managedNIC, mac net.HardwareAddr) (bool, error) {
-	known, err := n.classifier.Knows(nic.Index, mac)
-	if err != nil || !known {
-		return false, err
+// visibleSuspects returns at least those suspects of which the node sees a link. The address of an attachment must be
+// that of its link, so only the link is read: a pod that sets its link down and up in a loop must not make the node list
+// the links of all namespaces.
+func (n *Node) visibleSuspects(nic managedNIC, suspects addressSet) (map[LinkKey]bool, error) {
+	visible := map[LinkKey]bool{}
+	for mac := range suspects {
+		known, err := n.classifier.Knows(nic.Index, mac[:])
+		if err != nil {
+			return nil, err
+		}
+		if !known {
+			return n.visibleAddresses(nic.Index)
+		}
+		if visible[NewLinkKey(nic.Index, mac[:])], err = n.isAtOwnLink(nic, mac); err != nil {
+			return nil, err
+		}
 	}
+	return visible, nil
+}
+
+// isExpected reports whether an address belongs to an attachment whose link has it. It adds the addresses of attachments
+// to known, and does not look up those that are there.
+func (n *Node) isExpected(nic managedNIC, mac macAddress, known addressSet) (bool, error) {
+	if !known.has(mac[:]) {
+		exists, err := n.classifier.Knows(nic.Index, mac[:])
+		if err != nil || !exists {
+			return false, err
+		}
+		known.add(mac)
+	}
+	return n.isAtOwnLink(nic, mac)
+}
+
+// isAtOwnLink reports whether the link of an attachment has the attachment's address, as far as the Node knows: it reads
+// the link if that was different the last time.
+func (n *Node) isAtOwnLink(nic managedNIC, mac macAddress) (bool, error) {
 	n.mu.Lock()
-	a, displaced := n.displaced[NewLinkKey(nic.Index, mac)]
+	a, displaced := n.displaced[NewLinkKey(nic.Index, mac[:])]
 	n.mu.Unlock()
 	if !displaced {
 		return true, nil
 	}
-	// A pod that sets its link down and up in a loop must not make the node look for the address in all namespaces.
 	link, err := n.linkOf(a)
-	return link != nil && link.Flags&net.FlagUp != 0 && bytes.Equal(link.HardwareAddr, mac), err
+	return link != nil && link.Flags&net.FlagUp != 0 && bytes.Equal(link.HardwareAddr, mac[:]), err
 }
 
 // wasDetachedRecently reports whether a link was detached less than detachGracePeriod ago.
@@ -232,6 +273,7 @@ func (n *Node) recordDetached(key LinkKey) {
 	maps.DeleteFunc(n.detachedAt, func(_ LinkKey, at time.Time) bool { return n.now().Sub(at) >= detachGracePeriod })
 	n.detachedAt[key] = n.now()
 	n.changes++
+	n.detached++
 }
 
 // visibleAddresses returns the addresses of the links on a NIC that are up, in the node's

@@ -58,6 +58,7 @@ type Node struct {
 	displaced     map[LinkKey]Attachment // those whose links are not up with their address; see setGuarded
 	detachedAt    map[LinkKey]time.Time  // when links were detached; see detachGracePeriod
 	changes       uint64                 // number of changes of displaced and detachedAt
+	detached      uint64                 // number of links that were detached
 	cookies       map[int]uint64         // of namespaces, by ID; see recordNamespace
 }
 

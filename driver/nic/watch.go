@@ -16,7 +16,7 @@ import (
 
 // changeInterval is the shortest time between two calls of the driver. A pod that
 // changes its links in a loop would otherwise keep a processor busy.
-const changeInterval = 100 * time.Millisecond
+const changeInterval = 250 * time.Millisecond
 
 // Watch implements driver.Watcher by the kernel's netlink events. The driver
 // may wait for a claim's lock in changed, but the reader of events must not

@@ -87,8 +87,8 @@ func writeProfile(name, path string) error {
 }
 
 // TestProfile_ofPlugin writes profiles of a plugin with SCALE_SHARES shares into the
-// directory SCALE_PROFILES: of attaching shares, of a restart, of 80 s in which nothing
-// changes, and of 40 s in which a pod changes its link in a loop.
+// directory SCALE_PROFILES: of attaching shares, of a restart, of a minute in which nothing
+// changes, and of one in which a pod changes its link in a loop.
 func TestProfile_ofPlugin(t *testing.T) {
 	dir := os.Getenv("SCALE_PROFILES")
 	if dir == "" {
@@ -114,7 +114,7 @@ func TestProfile_ofPlugin(t *testing.T) {
 	s.register()
 	s.settle()
 	s.endPeriod(dir, "restart")
-	s.period(dir, "rest", func() { <-time.After(2 * restPeriod) })
+	s.period(dir, "rest", func() { <-time.After(restPeriod) })
 	pod := s.attachOne()
 	s.settle()
 	s.period(dir, "loop", func() { s.flapFor(pod, restPeriod) })

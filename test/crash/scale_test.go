@@ -27,8 +27,9 @@ import (
 
 const (
 	scaleWorkers = 16
-	// restPeriod is more than the interval of the plugin's resync.
-	restPeriod = 40 * time.Second
+	// restPeriod is a multiple of the intervals at which the plugin resyncs (30 s) and collects garbage (1 min): a shorter
+	// time would have more of these than an hour has, in proportion.
+	restPeriod = time.Minute
 	loopPeriod = 10 * time.Second
 	// scaleSamples is the largest number of attachments that are measured one at a time.
 	scaleSamples = 50

@@ -41,7 +41,7 @@ $(cat "$bench")
 
 The program of the image, with a fake API server. Attach is a claim's preparation and the hook together, one at a
 time. Ready is the time from the start of a plugin that takes over all shares until it serves. The
-processor time (\`at rest\`) and the API requests cover 40 s in which nothing changes. The plugin also gets each
+processor time (\`at rest\`) and the API requests cover a minute in which nothing changes. The plugin also gets each
 claim once in 5 minutes, and writes it if another client has changed its status. Then one pod changes its link in a
 loop for 10 s (\`loop\`): the table has the plugin's processor time and the writes of that time.
 
