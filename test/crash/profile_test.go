@@ -104,7 +104,7 @@ func TestProfile_ofPlugin(t *testing.T) {
 		c.Profiles = profiles{Dir: dir, Periods: []string{"attach"}}
 	})
 	const attached = 200
-	s.fill(shares - attached)
+	s.fill(shares - attached - 1) // one is for the loop
 	s.period(dir, "attach", func() { s.fill(attached) })
 	s.kill()
 	s.start(func(c *pluginConfig) {
