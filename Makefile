@@ -267,7 +267,7 @@ lint-words: ## reject wordings that read like a translation [ARGS=--count]
 lint-lines: ## reject lines of more than 120 columns in Go files, prose, and comments [ARGS=--count]
 	@$(LINT) lines $(ARGS)
 
-lint-logs: ## reject log messages that are not constant, and keys in other forms than lower camel case [ARGS=--count]
+lint-logs: ## reject log messages that are not constant, and keys that are not in test/lint/logkeys.go [ARGS=--count]
 	@$(LINT) logs $(ARGS)
 
 lint-headers: ## reject source files without a license header [ARGS=--count]

@@ -129,7 +129,7 @@ func (n *Node) watchOthers(ctx context.Context, w *rtnl.NamespaceWatcher, report
 			return err
 		}
 		pause := n.pauseAfterFlood()
-		logr.FromContextOrDiscard(ctx).V(2).Info("Pods cause too many network events; pausing", "pause", pause)
+		logr.FromContextOrDiscard(ctx).V(2).Info("Pods cause too many network events; pausing", "delay", pause)
 		select {
 		case <-ctx.Done():
 			return nil

@@ -287,7 +287,7 @@ func (k *Kind) detectDuplicates(ctx context.Context, records func() ([]attach.Re
 			} else if ctx.Err() == nil && logged[device] != err.Error() {
 				logged[device] = err.Error()
 				klog.FromContext(ctx).Error(err, "Failed to probe the addresses of shares for duplicates; retrying",
-					"device", device, "interval", recheckInterval)
+					"device", device, "delay", recheckInterval)
 			}
 		}
 	}

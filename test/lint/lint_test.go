@@ -117,6 +117,7 @@ func TestCheckLogs(t *testing.T) {
 		{"period", `logger.Info("Attached link.")`, 1},
 		{"variable as key", `logger.Info("Attached link", key, value)`, 1},
 		{"keys in other forms", `logger.WithValues("Claim", claim, "claim_uid", uid, "claim UID", uid)`, 3},
+		{"keys that are not listed", `logger.Info("Waiting", "delay", d, "pauseTime", d)`, 1},
 		{"key of a named logger", `m.GetLogger().WithName("x").Error(nil, "Failed", "a-b", 1)`, 1},
 	} {
 		t.Run(test.name, func(t *testing.T) {
