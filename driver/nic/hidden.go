@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"net"
 	"slices"
 	"sync"
@@ -19,9 +20,9 @@ import (
 	"github.com/dra-shared/dra-driver-shared/driver"
 )
 
-// inspectInterval is the interval at which the plugin looks for links that pods hide. The kernel
+// inspectInterval is the mean interval at which the plugin looks for links that pods hide. The kernel
 // sends no event for them, so this bounds how long a pod can receive frames of others before it is
-// detected.
+// detected. The intervals are random: a pod could otherwise show its link between two inspections only.
 const inspectInterval = 500 * time.Millisecond
 
 // hiddenLinks holds the results of looking for hidden links: links on NICs in network namespaces
@@ -48,13 +49,11 @@ func newHiddenLinks() *hiddenLinks {
 
 // inspectRegularly looks for hidden links until ctx ends.
 func (k *Kind) inspectRegularly(ctx context.Context) {
-	tick := time.NewTicker(inspectInterval)
-	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-tick.C:
+		case <-time.After(inspectInterval/2 + rand.N(inspectInterval)):
 			k.inspect(ctx)
 		}
 	}
