@@ -154,7 +154,8 @@ func (i inspection) confirms(last inspection) bool {
 		i.compared.Sub(last.compared) < compareInterval && slices.Equal(i.accepted, last.accepted)
 }
 
-// keepKnown keeps the addresses of attachments that an earlier inspection has looked up, unless one may have ended since.
+// keepKnown keeps the addresses of attachments that an earlier inspection has looked up, unless one may have ended
+// since.
 func (i *inspection) keepKnown(last inspection) {
 	if last.known != nil && i.detached == last.detached && i.compared.Sub(last.compared) < compareInterval {
 		i.known, i.compared = last.known, last.compared
@@ -164,7 +165,8 @@ func (i *inspection) keepKnown(last inspection) {
 }
 
 // suspects returns the accepted addresses that no attachment has, but no more once there are more than
-// maxSuspects. excused reports whether links that were detached a short time ago still have some. See isExpected for known.
+// maxSuspects. excused reports whether links that were detached a short time ago still have some. See isExpected for
+// known.
 func (n *Node) suspects(
 	nic managedNIC, accepted []macAddress, known addressSet,
 ) (suspects addressSet, excused bool, err error) {
@@ -213,8 +215,8 @@ func (n *Node) withoutVisibleLink(nic managedNIC, addresses addressSet) ([]net.H
 }
 
 // visibleSuspects returns at least those suspects of which the node sees a link. The address of an attachment must be
-// that of its link, so only the link is read: a pod that sets its link down and up in a loop must not make the node list
-// the links of all namespaces.
+// that of its link, so only the link is read: a pod that sets its link down and up in a loop must not make the node
+// list the links of all namespaces.
 func (n *Node) visibleSuspects(nic managedNIC, suspects addressSet) (map[LinkKey]bool, error) {
 	visible := map[LinkKey]bool{}
 	for mac := range suspects {
@@ -316,7 +318,9 @@ func (n *Node) visibleAddresses(index int) (map[LinkKey]bool, error) {
 func (n *Node) acceptedAddresses(index int) ([]macAddress, error) {
 	dump := nl.NewNetlinkRequest(unix.RTM_GETNEIGH, unix.NLM_F_DUMP)
 	dump.AddData(&netlink.Ndmsg{Family: unix.AF_BRIDGE, Index: uint32(index)})
-	accepted, err := rtnl.Collect(n.conn, dump, func(entry []byte) (macAddress, bool) { return acceptedAddress(entry, index) })
+	accepted, err := rtnl.Collect(n.conn, dump, func(entry []byte) (macAddress, bool) {
+		return acceptedAddress(entry, index)
+	})
 	if err != nil {
 		return nil, fmt.Errorf("list the addresses that link %d accepts: %w", index, err)
 	}
