@@ -234,8 +234,8 @@ func (n *Node) visibleSuspects(nic managedNIC, suspects addressSet) (map[LinkKey
 	return visible, nil
 }
 
-// isExpected reports whether an address belongs to an attachment whose link has it. It adds the addresses of attachments
-// to known, and does not look up those that are there.
+// isExpected reports whether an address belongs to an attachment whose link has it. It adds the addresses of
+// attachments to known, and does not look up those that are there.
 func (n *Node) isExpected(nic managedNIC, mac macAddress, known addressSet) (bool, error) {
 	if !known.has(mac[:]) {
 		exists, err := n.classifier.Knows(nic.Index, mac[:])
@@ -247,8 +247,8 @@ func (n *Node) isExpected(nic managedNIC, mac macAddress, known addressSet) (boo
 	return n.isAtOwnLink(nic, mac)
 }
 
-// isAtOwnLink reports whether the link of an attachment has the attachment's address, as far as the Node knows: it reads
-// the link if that was different the last time.
+// isAtOwnLink reports whether the link of an attachment has the attachment's address, as far as the Node knows: it
+// reads the link if that was different the last time.
 func (n *Node) isAtOwnLink(nic managedNIC, mac macAddress) (bool, error) {
 	n.mu.Lock()
 	a, displaced := n.displaced[NewLinkKey(nic.Index, mac[:])]
