@@ -1280,6 +1280,36 @@ func TestAttack_decoyWithIndexOfNIC(t *testing.T) {
 	})
 }
 
+// A pod that sets its link down and up in a loop must not make the node list the links of all pods, which takes a request
+// for each of them.
+func TestNode_Inspect_readsOneLinkForAddressOfAttachment(t *testing.T) {
+	e := newTestEnv(t, enforced())
+	p := e.pod(0, 1, hardCap(100*mega), netdev.Private)
+	p.Do(func() error {
+		net1, err := netlink.LinkByName("net1")
+		return errors.Join(err, netlink.LinkSetDown(net1))
+	})
+	if err := e.node.Guard(p.attachment); err != nil {
+		t.Fatal(err)
+	}
+	p.hide(t, p.attachment.MAC, e.wireMAC())
+	requests := func() uint64 {
+		e.skip(time.Minute)
+		e.inspect(true) // looks up the addresses of further pods
+		e.skip(time.Minute)
+		before := e.node.Messages().Sent
+		e.inspect(true)
+		return e.node.Messages().Sent - before
+	}
+	few := requests()
+	for i := range 5 {
+		e.pod(1+i, 2+i, hardCap(100*mega), netdev.Private)
+	}
+	if many := requests(); many != few {
+		t.Errorf("Inspect sent %d requests with 6 pods, and %d with one", many, few)
+	}
+}
+
 // While the kernel removes the links of a pod that has ended, the NIC accepts their addresses.
 func TestNode_Inspect_permitsLinksOfEndedPods(t *testing.T) {
 	e := newTestEnv(t, enforced())
