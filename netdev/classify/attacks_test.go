@@ -1280,8 +1280,8 @@ func TestAttack_decoyWithIndexOfNIC(t *testing.T) {
 	})
 }
 
-// A pod that sets its link down and up in a loop must not make the node list the links of all pods, which takes a request
-// for each of them.
+// A pod that sets its link down and up in a loop must not make the node list the links of all pods, which takes a
+// request for each of them.
 func TestNode_Inspect_readsOneLinkForAddressOfAttachment(t *testing.T) {
 	e := newTestEnv(t, enforced())
 	p := e.pod(0, 1, hardCap(100*mega), netdev.Private)
