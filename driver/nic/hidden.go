@@ -53,7 +53,7 @@ func (k *Kind) inspectRegularly(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(inspectInterval/2 + rand.N(inspectInterval)):
+		case <-time.After(inspectInterval/2 + rand.N(inspectInterval)): //nolint:gosec // the seed is random
 			k.inspect(ctx)
 		}
 	}

@@ -93,7 +93,8 @@ func (s *scale) run(shares int) {
 	start := shipped(s.t)
 	s.start(start)
 	s.register()
-	claims := s.fill(max(shares-scaleSamples-1, 1)) // the pod of loop has another share
+	// The pod of loop has the last share.
+	claims := s.fill(max(shares-scaleSamples-1, 1))
 	s.settle() // the program may then send 100 requests without waiting for its own rate limit
 	attach := s.samples(min(scaleSamples, shares-1))
 	s.settle()
