@@ -4,9 +4,9 @@
 package netdev
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -82,7 +82,7 @@ func isOfCutoffLink(link []byte) bool {
 	if len(link) < unix.SizeofIfInfomsg {
 		return false
 	}
-	return bytes.HasPrefix(rtnl.Attribute(link[unix.SizeofIfInfomsg:], unix.IFLA_IFNAME), []byte(cutoffLinkPrefix))
+	return strings.HasPrefix(rtnl.AttributeText(link[unix.SizeofIfInfomsg:], unix.IFLA_IFNAME), cutoffLinkPrefix)
 }
 
 // cutoffRequest creates a macvlan in the node's namespace, and sets the cutoff of its NIC to the default.

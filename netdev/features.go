@@ -30,7 +30,7 @@ func activeFeatures(index int) (map[string]bool, error) {
 	for _, m := range messages {
 		bits := rtnl.Attribute(rtnl.Attribute(m, unix.ETHTOOL_A_FEATURES_ACTIVE), unix.ETHTOOL_A_BITSET_BITS)
 		for _, bit := range rtnl.Attributes(bits) {
-			active[nl.BytesToString(rtnl.Attribute(bit, unix.ETHTOOL_A_BITSET_BIT_NAME))] = true
+			active[rtnl.AttributeText(bit, unix.ETHTOOL_A_BITSET_BIT_NAME)] = true
 		}
 	}
 	return active, nil

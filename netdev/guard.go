@@ -122,19 +122,16 @@ func parseMacvlan(payload []byte, parents int) (s macvlanState, ok bool) {
 	}
 	info, attrs := nl.DeserializeIfInfomsg(payload), payload[unix.SizeofIfInfomsg:]
 	linkInfo := rtnl.Attribute(attrs, unix.IFLA_LINKINFO)
-	kind := rtnl.Attribute(linkInfo, nl.IFLA_INFO_KIND)
-	if !bytes.Equal(kind, []byte("macvlan\x00")) && !bytes.Equal(kind, []byte("macvtap\x00")) {
+	if kind := rtnl.AttributeText(linkInfo, nl.IFLA_INFO_KIND); kind != "macvlan" && kind != "macvtap" {
 		return s, false
 	}
 	s = macvlanState{
-		index: int(info.Index), up: info.Flags&unix.IFF_UP != 0,
+		index: int(info.Index), name: rtnl.AttributeText(attrs, unix.IFLA_IFNAME), up: info.Flags&unix.IFF_UP != 0,
 		cutoff: defaultCutoff, // the kernel reports it only if it is another
 	}
 	parentNamespace := -1
 	for attrType, value := range rtnl.Attributes(attrs) {
 		switch native := nl.NativeEndian(); {
-		case attrType == unix.IFLA_IFNAME:
-			s.name = nl.BytesToString(value)
 		case attrType == unix.IFLA_ADDRESS:
 			s.mac = bytes.Clone(value)
 		case attrType == unix.IFLA_LINK && len(value) >= 4:

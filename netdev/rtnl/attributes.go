@@ -4,6 +4,7 @@
 package rtnl
 
 import (
+	"bytes"
 	"iter"
 
 	"github.com/vishvananda/netlink/nl"
@@ -38,4 +39,11 @@ func Attribute(b []byte, attrType uint16) []byte {
 		}
 	}
 	return nil
+}
+
+// AttributeText returns the value of the first attribute of a type in b as text, which a zero byte may end; "" if there
+// is none. Unlike nl.BytesToString, it accepts text without a zero byte.
+func AttributeText(b []byte, attrType uint16) string {
+	text, _, _ := bytes.Cut(Attribute(b, attrType), []byte{0})
+	return string(text)
 }

@@ -56,3 +56,12 @@ func TestAttribute(t *testing.T) {
 		t.Errorf("got %v allocations, want none", allocated)
 	}
 }
+
+func TestAttributeText(t *testing.T) {
+	b := append(nl.NewRtAttr(1, []byte("macvlan\x00")).Serialize(), nl.NewRtAttr(2, []byte("macvtap")).Serialize()...)
+	for attrType, want := range map[uint16]string{1: "macvlan", 2: "macvtap", 3: ""} {
+		if got := rtnl.AttributeText(b, attrType); got != want {
+			t.Errorf("type %d: got %q, want %q", attrType, got, want)
+		}
+	}
+}

@@ -389,7 +389,7 @@ func parseError(m syscall.NetlinkMessage) *Error {
 	if skip > len(m.Data) {
 		return e
 	}
-	e.Message = nl.BytesToString(Attribute(m.Data[skip:], unix.NLMSGERR_ATTR_MSG))
+	e.Message = AttributeText(m.Data[skip:], unix.NLMSGERR_ATTR_MSG)
 	return e
 }
 

@@ -14,6 +14,9 @@ import (
 // AppendMessages is appendMessages.
 var AppendMessages = appendMessages
 
+// ParseError is parseError.
+var ParseError = parseError
+
 // AcceptFromAll makes the socket accept messages of other processes, as sockets do before New has connected them,
 // and changes how long requests wait for the kernel.
 func (c *Conn) AcceptFromAll(timeout time.Duration) error {

@@ -4,10 +4,12 @@
 package rtnl_test
 
 import (
+	"encoding/binary"
 	"reflect"
 	"syscall"
 	"testing"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
@@ -34,4 +36,17 @@ func FuzzAppendMessages(f *testing.F) {
 			t.Errorf("%x: got %v, want %v", b, got, want)
 		}
 	})
+}
+
+// The kernel may name the attribute that it refuses without giving a message.
+func TestParseError_withoutMessage(t *testing.T) {
+	refusal := make([]byte, 4+unix.SizeofNlMsghdr)
+	binary.NativeEndian.PutUint32(refusal, ^uint32(unix.EINVAL)+1) // -EINVAL
+	data := append(refusal, nl.NewRtAttr(unix.NLMSGERR_ATTR_OFFS, nl.Uint32Attr(20)).Serialize()...)
+	err := rtnl.ParseError(syscall.NetlinkMessage{
+		Header: syscall.NlMsghdr{Type: unix.NLMSG_ERROR, Flags: unix.NLM_F_ACK_TLVS | unix.NLM_F_CAPPED}, Data: data,
+	})
+	if err == nil || err.Errno != unix.EINVAL || err.Message != "" {
+		t.Errorf("got error %v, want EINVAL without a message", err)
+	}
 }

@@ -178,7 +178,7 @@ func (h *HTB) root(index int) (*qdisc, error) {
 	if q.handle == 0 {
 		return nil, nil
 	}
-	q.kind = nl.BytesToString(rtnl.Attribute(message[nl.SizeofTcMsg:], nl.TCA_KIND))
+	q.kind = rtnl.AttributeText(message[nl.SizeofTcMsg:], nl.TCA_KIND)
 	return &q, nil
 }
 
