@@ -214,7 +214,7 @@ test-kubelets: prerequisites-dhcp cluster-binaries bin/helm $(IMAGES) bin/nettoo
 bench: prerequisites bin/cni ## compare pods' starts, ends, and limits with CNI plugins and with the kernel alone, and write docs/dev/performance.md [PODS=200] [RUNS=3] [15 min]
 	@test/bench/bench.sh $(or $(PODS),200) $(or $(RUNS),3)
 
-bench-check: prerequisites ## compare the time of an attach with the committed results of make bench, within a wide bound [20 s]
+bench-check: prerequisites ## compare the times of a pod's start and end with the committed results of make bench, within a wide bound [20 s]
 	@results=$$(go test -run '^$$' -bench 'BenchmarkPlugin/shares=10$$/parallel=1$$' -benchtime 50x -count 3 ./test/crash &&
 	  cd test/bench && go test -run '^$$' -bench 'BenchmarkKernel/shares=10$$/parallel=1$$' -benchtime 50x -count 3 .) \
 	  || { echo "$$results"; exit 1; }

@@ -30,7 +30,8 @@ Times depend on the machine; compare the columns. Number of runs of which each v
 rest. [bench.txt](performance/bench.txt) has all results in the format of \`benchstat\`.
 
 The times of pods are in ms: the median of $pods pods, and the 99th percentile in parentheses. The other
-pods have links on the same NIC. Pods that start at a time also end at a time.
+pods have links on the same NIC. Pods that start at a time also end at a time: each column is one step, which
+they begin together, and a time includes waiting for the others.
 
 - *kernel*: the least netlink requests that create or delete a macvlan with an address
 - *attach*: the plugin's part of the hook: the same, and the share's limits, identity, and record

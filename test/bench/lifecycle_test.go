@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/netip"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -120,10 +121,10 @@ func (l lifecycle) measure(b *testing.B, parallel int) {
 		defer pods[i].Close()
 	}
 	b.ResetTimer()
-	err := measure.InRounds(parallel, b.N, func(i int) error {
-		return starts.Time(func() error { return l.start(b.Context(), i, pods[i]) })
-	}, func(i int) error {
-		return ends.Time(func() error { return l.end(b.Context(), i, pods[i]) })
+	err := measure.InRounds(parallel, b.N, func(i int, began time.Time) error {
+		return starts.Since(began, func() error { return l.start(b.Context(), i, pods[i]) })
+	}, func(i int, began time.Time) error {
+		return ends.Since(began, func() error { return l.end(b.Context(), i, pods[i]) })
 	})
 	if err != nil {
 		b.Fatal(err)

@@ -5,11 +5,11 @@ package crash
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os/exec"
 	"strings"
 	"testing"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -121,20 +121,28 @@ func (s *scale) benchmark(b *testing.B, hook string, parallel int) {
 		claims[i] = s.addClaim(withAddress(newClaim(fmt.Sprintf("measured-%d", s.created.Add(1))), i))
 		pods[i] = s.sandbox(claims[i].Name)
 	}
-	start := func(i int) error {
-		claim, pod, ctx := claims[i], pods[i], b.Context()
-		err := prepare.Time(func() error { return s.prepare(ctx, claim) })
-		if i/parallel%2 == 0 {
-			command, commandErr := s.hookCommand(ctx, hook, pod, claim)
-			return errors.Join(err, commandErr, run.Time(func() error { return runHook(command) }))
-		}
-		return errors.Join(err, attach.Time(func() error { return pod.hook(ctx, s.dir, claim, timeout) }))
+	beforeStart := func(i int, began time.Time) error {
+		return prepare.Since(began, func() error { return s.prepare(b.Context(), claims[i]) })
 	}
-	end := func(i int) error {
-		return unprepare.Time(func() error { return s.unprepare(b.Context(), claims[i]) })
+	withProcess := func(i int) bool { return i/parallel%2 == 0 }
+	commands := make([]*exec.Cmd, b.N)
+	prepared := func(i int, _ time.Time) (err error) {
+		if withProcess(i) {
+			commands[i], err = s.hookCommand(b.Context(), hook, pods[i], claims[i])
+		}
+		return err
+	}
+	start := func(i int, began time.Time) error {
+		if withProcess(i) {
+			return run.Since(began, func() error { return runHook(commands[i]) })
+		}
+		return attach.Since(began, func() error { return pods[i].hook(b.Context(), s.dir, claims[i], timeout) })
+	}
+	end := func(i int, began time.Time) error {
+		return unprepare.Since(began, func() error { return s.unprepare(b.Context(), claims[i]) })
 	}
 	b.ResetTimer()
-	if err := measure.InRounds(parallel, b.N, start, end); err != nil {
+	if err := measure.InRounds(parallel, b.N, beforeStart, prepared, start, end); err != nil {
 		b.Fatal(err)
 	}
 	b.StopTimer()

@@ -19,8 +19,11 @@ type Latencies struct {
 }
 
 // Time runs an operation, and adds its time unless it fails.
-func (l *Latencies) Time(operation func() error) error {
-	start := time.Now()
+func (l *Latencies) Time(operation func() error) error { return l.Since(time.Now(), operation) }
+
+// Since runs an operation, and adds the time from start to its end unless it fails. Operations that wait for
+// each other have a common start: some of them wait before they begin to run.
+func (l *Latencies) Since(start time.Time, operation func() error) error {
 	if err := operation(); err != nil {
 		return err
 	}
@@ -73,13 +76,14 @@ func InParallel(workers, count int, do func(i int) error) error {
 	return errors.Join(errs...)
 }
 
-// InRounds calls start, and then end, for each number below count. A round consists of
-// size numbers: their starts run in parallel, and then their ends.
-func InRounds(size, count int, start, end func(i int) error) error {
+// InRounds calls each phase for each number below count, with the time at which the phase began. A
+// round consists of size numbers: their first phases run in parallel, and then their next ones.
+func InRounds(size, count int, phases ...func(i int, began time.Time) error) error {
 	for first := 0; first < count; first += size {
 		n := min(size, count-first)
-		for _, do := range []func(int) error{start, end} {
-			if err := InParallel(n, n, func(i int) error { return do(first + i) }); err != nil {
+		for _, do := range phases {
+			began := time.Now()
+			if err := InParallel(n, n, func(i int) error { return do(first+i, began) }); err != nil {
 				return err
 			}
 		}

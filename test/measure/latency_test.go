@@ -42,6 +42,16 @@ func TestLatencies_failedOperationsDoNotCount(t *testing.T) {
 	}
 }
 
+func TestLatencies_Since(t *testing.T) {
+	var l Latencies
+	if err := l.Since(time.Now().Add(-time.Minute), func() error { return nil }); err != nil {
+		t.Fatal(err)
+	}
+	if got := l.Percentile(50); got < time.Minute || got > time.Hour {
+		t.Errorf("time of an operation whose start was a minute ago: got %s", got)
+	}
+}
+
 func TestInParallel(t *testing.T) {
 	var sum atomic.Int64
 	failure := errors.New("failure")
@@ -60,11 +70,11 @@ func TestInParallel(t *testing.T) {
 func TestInRounds(t *testing.T) {
 	var running, most atomic.Int64
 	started, ended := make([]atomic.Bool, 10), make([]atomic.Bool, 10)
-	err := InRounds(4, 10, func(i int) error {
+	err := InRounds(4, 10, func(i int, _ time.Time) error {
 		started[i].Store(true)
 		most.Store(max(most.Load(), running.Add(1)))
 		return nil
-	}, func(i int) error {
+	}, func(i int, _ time.Time) error {
 		if !started[i].Load() || ended[i].Swap(true) {
 			t.Errorf("number %d ended before its start, or twice", i)
 		}

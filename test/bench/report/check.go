@@ -14,8 +14,14 @@ import (
 // with the machine and its load, even relative to the kernel's.
 const bound = 3
 
-// check prints the time of an attach divided by that of the kernel's part, in each situation of
-// the results, and returns an error if a ratio is more than bound times that of the file baseline.
+// operations are the metrics of the plugin that check compares, each with the kernel's metric by which it
+// divides them.
+var operations = []struct{ plugin, kernel string }{
+	{"attach", "start"}, {"hook", "start"}, {"prepare", "start"}, {"unprepare", "end"},
+}
+
+// check prints the times of the plugin's operations divided by those of the kernel's part, in each situation
+// of the results, and returns an error if a ratio is more than bound times that of the file baseline.
 func check(r results, out io.Writer, baseline string) error {
 	file, err := os.Open(baseline)
 	if err != nil {
@@ -29,16 +35,20 @@ func check(r results, out io.Writer, baseline string) error {
 	var failed error
 	compared := 0
 	r.eachSituation(func(shares, parallel, plugin, kernel, _ string) {
-		was, known := committed.attachRatio(plugin, kernel)
-		is, measured := r.attachRatio(plugin, kernel)
-		if !known || !measured {
-			return
-		}
-		compared++
-		fmt.Fprintf(out, "attach / kernel, %s other pods, %s at a time: %.2f, baseline %.2f\n", shares, parallel, is, was)
-		if is > bound*was {
-			failed = errors.Join(failed, fmt.Errorf("%s: an attach takes %.2f times the kernel's part, more than %d times "+
-				"the %.2f of %s: is the machine idle? does an attach send more requests?", plugin, is, bound, was, baseline))
+		for _, o := range operations {
+			was, known := committed.quotient(plugin, o.plugin, kernel, o.kernel)
+			is, measured := r.quotient(plugin, o.plugin, kernel, o.kernel)
+			if !known || !measured {
+				continue
+			}
+			compared++
+			fmt.Fprintf(out, "%s / kernel, %s other pods, %s at a time: %.2f, baseline %.2f\n",
+				o.plugin, shares, parallel, is, was)
+			if is > bound*was {
+				failed = errors.Join(failed, fmt.Errorf("%s: %s takes %.2f times the kernel's part, more than %d times "+
+					"the %.2f of %s: is the machine idle? does the plugin send more requests?",
+					plugin, o.plugin, is, bound, was, baseline))
+			}
 		}
 	})
 	if compared == 0 {
@@ -48,12 +58,12 @@ func check(r results, out io.Writer, baseline string) error {
 	return failed
 }
 
-// attachRatio returns the median time of an attach divided by that of the kernel's part.
-func (r results) attachRatio(plugin, kernel string) (ratio float64, ok bool) {
-	attach, ok := r.median(plugin, "attach-p50-µs")
-	floor, ok2 := r.median(kernel, "start-p50-µs")
+// quotient returns the median of a metric of the plugin divided by that of a metric of the kernel.
+func (r results) quotient(plugin, metric, kernel, kernelMetric string) (ratio float64, ok bool) {
+	time, ok := r.median(plugin, metric+"-p50-µs")
+	floor, ok2 := r.median(kernel, kernelMetric+"-p50-µs")
 	if !ok || !ok2 {
 		return 0, false
 	}
-	return attach / floor, true
+	return time / floor, true
 }
