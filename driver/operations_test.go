@@ -9,6 +9,10 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 )
 
 // operations counts operations that change state outside the process, such as writes of files.
@@ -43,14 +47,20 @@ func TestDriver_operations_doNotDependOnShares(t *testing.T) {
 	p.start()
 	crowd, filled := p.sandbox("crowd"), 0
 	first := map[string]map[string]int{}
-	for _, shares := range []int{1, 40} {
+	for _, shares := range []int{10, 120} {
+		var others []*resourceapi.ResourceClaim
 		for ; filled < shares; filled++ {
 			c := p.claim(fmt.Sprintf("crowd%d", filled), "1M", fmt.Sprintf(`"interfaceName": "net%d"`, 100+filled))
 			if err := crowd.hook(c, p.mustPrepare(c)[0]); err != nil {
 				t.Fatal(err)
 			}
+			others = append(others, c)
+		}
+		for _, c := range others {
+			p.awaitReason(c, params.ReasonAttached)
 		}
 		c, pod := p.claim(fmt.Sprintf("measured%d", shares), "1M", ""), p.sandbox("measured")
+		p.client.ClearActions()
 		var share string
 		for _, step := range []struct {
 			name string
@@ -61,6 +71,7 @@ func TestDriver_operations_doNotDependOnShares(t *testing.T) {
 				if err := pod.hook(c, share); err != nil {
 					t.Fatal(err)
 				}
+				p.awaitReason(c, params.ReasonAttached)
 			}},
 			{"unprepare", func() { p.unprepare(c) }},
 		} {
@@ -70,13 +81,17 @@ func TestDriver_operations_doNotDependOnShares(t *testing.T) {
 				t.Logf("%s: %v", step.name, got)
 			}
 			if !maps.Equal(got, first[step.name]) {
-				t.Errorf("%s next to %d shares: %v, next to 1 share %v", step.name, shares, got, first[step.name])
+				t.Errorf("%s next to %d shares: %v, next to 10 shares %v", step.name, shares, got, first[step.name])
 			}
 			for name := range got {
 				if strings.HasPrefix(name, "sync ") {
 					t.Errorf("%s next to %d shares waits for the disk (%s)", step.name, shares, name)
 				}
 			}
+		}
+		const most = 2 // that the share is prepared, and that it is attached
+		if writes := p.statusWrites(); writes > most {
+			t.Errorf("the start of a pod next to %d shares caused %d writes of claims, want at most %d", shares, writes, most)
 		}
 	}
 }

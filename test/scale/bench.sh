@@ -20,9 +20,10 @@ Times depend on the machine; numbers of messages do not, and \`make test\` check
 
 ## Netlink messages
 
-The numbers are the same with 10, 100, and 1,000 shares of a NIC (\`test/scale\`). A resync of all shares
-sends three requests for each NIC: the IDs of the namespaces, and the classes of the NIC and of its IFB
-device.
+The numbers are the same with 10 and 3,000 shares of a NIC (\`test/scale\`). They include the sockets of the node
+and of the pod. A resync of all shares sends three requests for each NIC: the IDs of the namespaces, and the classes of
+the NIC and of its IFB device. With more than about 1,160 pods, it sends one more for each
+([limits](limits.md#listing-network-namespaces)).
 
 | operation | sent | received |
 | --- | --- | --- |
@@ -31,7 +32,8 @@ $(cat "$messages")
 ## Times
 
 \`floor\` is the time of the least netlink requests that create the same link and class next to the same
-number of shares. \`Compare\` is the comparison of all shares with the kernel at a restart or a resync.
+number of shares. \`Compare\` is the comparison of all shares with the kernel at a restart or a resync; here, 100 shares
+have one namespace.
 
 \`\`\`text
 $(cat "$bench")
@@ -43,9 +45,10 @@ The program of the image, with a fake API server. Attach is a claim's preparatio
 time. Ready is the time from the start of a plugin that takes over all shares until it serves. The
 processor time (\`at rest\`) and the API requests cover a minute in which nothing changes. The plugin also gets each
 claim once in 5 minutes, and writes it if another client has changed its status. Then one pod changes its link in a
-loop for 10 s (\`loop\`): the table has the plugin's processor time and the writes of that time.
+loop for a minute (\`loop\`): the table has the processor time that this adds, and the writes of the claim's status in
+that minute.
 
-| shares | attach, median | attach, 9 of 10 | ready | at rest, of a core | API requests | API writes | loop, of a core | loop, API writes | resident memory | anonymous |
+| shares | attach, median | attach, 9 of 10 | ready | at rest, of a core | API requests | API writes | loop adds, of a core | loop, writes of the claim | resident memory | anonymous |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
 $(cat "$rows")
 EOF
