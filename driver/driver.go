@@ -8,6 +8,7 @@
 // the path of a claim:
 //
 //	publish.go     devices -> ResourceSlices
+//	published.go   ResourceSlices that the API server has -> readiness, event, metric
 //	prepare.go     claim -> shares, claim record, CDI spec
 //	cdispec.go     shares -> CDI devices, response to the kubelet
 //	attach.go      hook -> attachment in the pod, attachment record
@@ -165,6 +166,7 @@ type Driver struct {
 	// fatal receives an error after which the driver cannot continue.
 	fatal context.CancelCauseFunc
 
+	publication    publication
 	health         *healthBoard
 	warnings       *warnings
 	failures       failures
@@ -430,7 +432,7 @@ func (d *Driver) withClaim(ctx context.Context, uid types.UID, f func(context.Co
 // HandleError implements kubeletplugin.DRAPlugin. An error that is not
 // recoverable stops the driver.
 func (d *Driver) HandleError(ctx context.Context, err error, msg string) {
-	if d.reportDroppedFields(ctx, err) {
+	if d.reportDroppedFields(ctx, err) || d.reportRefusal(ctx, err) {
 		return
 	}
 	klog.FromContext(ctx).Error(err, "Kubelet plugin helper reported an error", "operation", msg)

@@ -112,7 +112,7 @@ func (p *probes) ready() error {
 			return fmt.Errorf("%s: %w", k.Name(), err)
 		}
 	}
-	return nil
+	return p.driver.publication.check()
 }
 
 // serve answers probes until ctx ends.

@@ -54,10 +54,9 @@ func (p *plugin) checkProbes(lose func(), socket string) {
 	}
 	p.register()
 	eventually.Eventually(p.t, timeout, "the plugin has started", func() error { return p.healthy(probe.Started) })
-	for _, check := range []string{probe.Ready, probe.Alive} {
-		if err := p.healthy(check); err != nil {
-			p.t.Errorf("%s: %v", check, err)
-		}
+	eventually.Eventually(p.t, timeout, "the plugin is ready", func() error { return p.healthy(probe.Ready) })
+	if err := p.healthy(probe.Alive); err != nil {
+		p.t.Error(err)
 	}
 	lose()
 	if err := p.healthy(probe.Started); err != nil {

@@ -8,14 +8,11 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
-
-	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
 )
 
 const (
@@ -54,9 +51,7 @@ func (d *Driver) requestRefreshLater() {
 func (d *Driver) publish(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	for {
-		resources := d.resources()
-		d.recheckDroppedFields(ctx, resources)
-		if err := d.helper.PublishResources(ctx, resources); err != nil && ctx.Err() == nil {
+		if err := d.publishResources(ctx, d.resources()); err != nil && ctx.Err() == nil {
 			logger.Error(err, "Failed to publish ResourceSlices")
 		}
 		if !d.awaitRefresh(ctx) {
@@ -73,6 +68,18 @@ func (d *Driver) publish(ctx context.Context) {
 			d.restore(ctx)
 		}
 	}
+}
+
+// publishResources makes the helper write the slices, after it has checked those of the last call. The first call of
+// PublishResources waits until the helper can list ResourceSlices, so a plugin that is not permitted to does not call
+// it: it would no longer refresh the devices.
+func (d *Driver) publishResources(ctx context.Context, resources resourceslice.DriverResources) error {
+	d.publication.setWanted(resources)
+	err := d.confirmPublished(ctx, resources)
+	if d.reportRefusal(ctx, err) {
+		return nil
+	}
+	return errors.Join(err, d.helper.PublishResources(ctx, resources))
 }
 
 // awaitRefresh waits until the devices are due for a refresh. It returns false
@@ -97,10 +104,11 @@ func (d *Driver) awaitRefresh(ctx context.Context) bool {
 
 // nextRefresh returns the time until the next refresh without an event.
 func (d *Driver) nextRefresh() time.Duration {
-	if after := time.Duration(d.refreshAfter.Load()); after > 0 && after < resyncInterval {
-		return after
+	next := d.publication.nextCheck()
+	if after := time.Duration(d.refreshAfter.Load()); after > 0 {
+		return min(after, next)
 	}
-	return resyncInterval
+	return next
 }
 
 // refreshKinds refreshes the devices of all kinds, and announces their health. It reports whether
@@ -145,64 +153,4 @@ func (d *Driver) resources() resourceslice.DriverResources {
 		}
 	}
 	return resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{d.options.NodeName: pool}}
-}
-
-// reportDroppedFields reports whether err means that the API server dropped fields of the
-// ResourceSlices. If so, it reports the consequence in the log, in a metric, and in an event on the node.
-func (d *Driver) reportDroppedFields(ctx context.Context, err error) bool {
-	var dropped *resourceslice.DroppedFieldsError
-	if !errors.As(err, &dropped) {
-		return false
-	}
-	features := dropped.DisabledFeatures()
-	consequence := describeDisabled(features)
-	d.degraded(ctx, params.DegradedFeaturesDisabled, consequence, err)
-	d.warnings.warn(params.EventReasonFeaturesDisabled, "", fmt.Sprintf(
-		"the API server dropped fields of the ResourceSlices, because the feature gates %s are off: %s",
-		strings.Join(features, ", "), consequence))
-	return true
-}
-
-// recheckTimeout limits how long recheckDroppedFields delays the next refresh of the devices.
-const recheckTimeout = 5 * time.Second
-
-// recheckDroppedFields reports that the API server no longer drops fields of the ResourceSlices. While it
-// does, each call of PublishResources writes the fields again, and the helper reports only failures.
-func (d *Driver) recheckDroppedFields(ctx context.Context, want resourceslice.DriverResources) {
-	if !d.isDegraded(params.DegradedFeaturesDisabled) {
-		return
-	}
-	limited, cancel := context.WithTimeout(ctx, recheckTimeout)
-	defer cancel()
-	published, err := d.publishedDevices(limited)
-	if err != nil {
-		klog.FromContext(ctx).Error(err, "Failed to check whether the API server still drops fields; retrying")
-		return
-	}
-	var devices []resourceapi.Device
-	for _, s := range want.Pools[d.options.NodeName].Slices {
-		devices = append(devices, s.Devices...)
-	}
-	if !resourceslice.DevicesDeepEqual(published, devices) {
-		return
-	}
-	d.recovered(params.DegradedFeaturesDisabled)
-	d.warnings.end(params.EventReasonFeaturesDisabled, "", params.EventReasonFeaturesEnabled,
-		"the API server now stores all fields of the ResourceSlices")
-}
-
-// describeDisabled describes the features that do not work while feature gates are off, and the remedy.
-func describeDisabled(features []string) string {
-	switch {
-	case slices.Contains(features, "DRAConsumableCapacity"):
-		return "devices cannot be shared: the scheduler allocates whole devices, and this plugin refuses those claims; " +
-			"enable the feature gate DRAConsumableCapacity in kube-apiserver, kube-scheduler, and kubelet (on by default " +
-			"since Kubernetes 1.36)"
-	case slices.Contains(features, "DRADeviceTaints"):
-		return "the scheduler also allocates devices that are missing, cannot be used, or are unhealthy; enable the " +
-			"feature gate DRADeviceTaints in kube-apiserver, kube-controller-manager, and kube-scheduler (on by default " +
-			"since Kubernetes 1.36)"
-	default:
-		return "shares work, but without the functions of these features"
-	}
 }

@@ -146,8 +146,21 @@ func (d *Driver) endWaiting() {
 		"the plugin that waited has taken over")
 }
 
-// publishedDevices returns the devices in the ResourceSlices of the node.
+// publishedDevices returns the devices in the ResourceSlices of the node. The result is never nil.
 func (d *Driver) publishedDevices(ctx context.Context) ([]resourceapi.Device, error) {
+	published, err := d.publishedSlices(ctx)
+	if err != nil {
+		return nil, err
+	}
+	devices := []resourceapi.Device{}
+	for i := range published {
+		devices = append(devices, published[i].Spec.Devices...)
+	}
+	return devices, nil
+}
+
+// publishedSlices returns the ResourceSlices of the node, without those of former generations of its pool.
+func (d *Driver) publishedSlices(ctx context.Context) (newest []resourceapi.ResourceSlice, err error) {
 	list, err := d.options.Client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{
 		FieldSelector: fields.Set{
 			resourceapi.ResourceSliceSelectorDriver:   d.options.DriverName,
@@ -157,16 +170,16 @@ func (d *Driver) publishedDevices(ctx context.Context) ([]resourceapi.Device, er
 	if err != nil {
 		return nil, err
 	}
-	devices, newest := []resourceapi.Device{}, int64(-1)
+	generation := int64(-1)
 	for _, s := range list.Items {
 		pool := s.Spec.Pool
-		if s.Spec.Driver != d.options.DriverName || pool.Name != d.options.NodeName || pool.Generation < newest {
+		if s.Spec.Driver != d.options.DriverName || pool.Name != d.options.NodeName || pool.Generation < generation {
 			continue
 		}
-		if pool.Generation > newest {
-			devices, newest = devices[:0], pool.Generation
+		if pool.Generation > generation {
+			newest, generation = newest[:0], pool.Generation
 		}
-		devices = append(devices, s.Spec.Devices...)
+		newest = append(newest, s)
 	}
-	return devices, nil
+	return newest, nil
 }

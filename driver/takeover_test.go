@@ -322,13 +322,7 @@ func TestReadiness_withoutPredecessor(t *testing.T) {
 			p.startWith(c.networks)
 			p.register()
 			eventually.Eventually(t, timeout, "the probe succeeds", func() error { return p.healthy(probe.Started) })
-			err := p.healthy(probe.Ready)
-			if c.want != "" {
-				err = wantFailure(err, c.want)
-			}
-			if err != nil {
-				t.Error(err)
-			}
+			p.awaitReadiness(c.want)
 			if !strings.Contains(c.networks, unusable) {
 				return
 			}

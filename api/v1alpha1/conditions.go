@@ -201,6 +201,12 @@ const (
 	// EventReasonFeaturesEnabled (Normal, on the node) means that the API server stores all
 	// fields of the ResourceSlices after it dropped some.
 	EventReasonFeaturesEnabled = "FeaturesEnabled"
+	// EventReasonSlicesRefused (Warning, on the node) means that the API server refuses the ResourceSlices of the
+	// plugin, for example because RBAC or an admission policy denies them.
+	EventReasonSlicesRefused = DegradedSlicesRefused
+	// EventReasonSlicesStored (Normal, on the node) means that the API server stores the ResourceSlices after it
+	// refused them.
+	EventReasonSlicesStored = "SlicesStored"
 	// EventReasonHandoverRefused (Warning, on the node) means that a new plugin does not take over
 	// from the running one, because it cannot serve all devices that the running one serves.
 	EventReasonHandoverRefused = "HandoverRefused"

@@ -23,6 +23,9 @@ const (
 	// DegradedPodsNotReadable means that the plugin is not permitted to get pods, and therefore
 	// does not detect pods whose containers do not reference their claim.
 	DegradedPodsNotReadable = "PodsNotReadable"
+	// DegradedSlicesRefused means that the API server refuses the ResourceSlices of the plugin, for example because
+	// RBAC or an admission policy denies them.
+	DegradedSlicesRefused = "SlicesRefused"
 )
 
 // Reasons to refuse a frame. They are the values of the label reason of the metric

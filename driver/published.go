@@ -1,0 +1,296 @@
+// Copyright The dra-driver-shared Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+	"k8s.io/utils/ptr"
+
+	params "github.com/dra-shared/dra-driver-shared/api/v1alpha1"
+)
+
+// The helper writes ResourceSlices in the background, and reports only failures. The plugin lists the slices to find
+// out that the API server has them: after it has started, until it finds them, and after a failure. Without its
+// slices, the scheduler allocates no device of the node, so the plugin is not ready.
+//
+// Only an answer of the API server makes the plugin unready again. If it became unready while no API server answers,
+// rollouts would stop after each outage.
+
+// publication is what the plugin knows about its ResourceSlices in the API server.
+type publication struct {
+	mu sync.Mutex
+	// confirmed reports whether the API server has stored the slices since the plugin started.
+	confirmed bool
+	// refused is the reason why the API server did not store the slices at last; nil if it did.
+	refused error
+	// dropped is the consequence if the API server drops the fields that make devices shareable; nil if it does not.
+	dropped error
+	// allShared reports whether there are devices, and none of them works without these fields.
+	allShared bool
+	// interval is the last result of nextCheck; 0 after the state has changed.
+	interval time.Duration
+}
+
+// confirmInterval is the time until the first check whether the API server has the slices. It doubles with each
+// further check, up to resyncInterval.
+const confirmInterval = 500 * time.Millisecond
+
+// setWanted notes which slices are to be published.
+func (p *publication) setWanted(resources resourceslice.DriverResources) {
+	devices := devicesOf(resources)
+	exclusive := func(d resourceapi.Device) bool { return !ptr.Deref(d.AllowMultipleAllocations, false) }
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.allShared = len(devices) > 0 && !slices.ContainsFunc(devices, exclusive)
+}
+
+// refuse notes that the API server refused the slices.
+func (p *publication) refuse(reason error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.refused == nil {
+		p.interval = 0
+	}
+	p.refused = reason
+}
+
+// drop notes that the API server stored the slices without some fields. reason is not nil if devices cannot be
+// shared without them.
+func (p *publication) drop(reason error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.confirmed, p.dropped = true, reason
+}
+
+// restoreFields notes that the API server no longer drops fields.
+func (p *publication) restoreFields() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.dropped = nil
+}
+
+// confirm notes that the API server has the slices.
+func (p *publication) confirm() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.confirmed, p.refused, p.interval = true, nil, 0
+}
+
+// isConfirmed reports whether the API server had the slices, and has not refused any since.
+func (p *publication) isConfirmed() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.confirmed && p.refused == nil
+}
+
+// nextCheck returns the time until the next check of the slices.
+func (p *publication) nextCheck() time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.confirmed && p.refused == nil {
+		return resyncInterval
+	}
+	p.interval = min(max(2*p.interval, confirmInterval), resyncInterval)
+	return p.interval
+}
+
+// check returns the reason why the scheduler cannot allocate the devices of the node.
+func (p *publication) check() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case p.refused != nil:
+		return p.refused
+	case p.dropped != nil && p.allShared:
+		return p.dropped
+	case !p.confirmed:
+		return errors.New("the API server does not have the ResourceSlices of this node yet: if this lasts, see the log " +
+			"for why they could not be listed or written")
+	}
+	return nil
+}
+
+// devicesOf returns the devices in slices that are to be published.
+func devicesOf(resources resourceslice.DriverResources) (devices []resourceapi.Device) {
+	for _, pool := range resources.Pools {
+		for _, s := range pool.Slices {
+			devices = append(devices, s.Devices...)
+		}
+	}
+	return devices
+}
+
+// reportRefusal reports whether err is a refusal of the API server to list or store ResourceSlices. If so, it reports
+// the refusal in the log, in a metric, in an event on the node, and in the readiness of the plugin.
+func (d *Driver) reportRefusal(ctx context.Context, err error) bool {
+	if !isRefusal(err) {
+		return false
+	}
+	remedy := refusalRemedy(err)
+	reason := fmt.Errorf("the API server refuses the ResourceSlices of this node: %s: %s", withoutName(err), remedy)
+	d.publication.refuse(reason)
+	d.degraded(ctx, params.DegradedSlicesRefused, "the scheduler does not know the devices of this node as they are: "+
+		remedy, err)
+	d.warnings.warn(params.EventReasonSlicesRefused, "", reason.Error())
+	return true
+}
+
+// isRefusal reports whether err is an answer of the API server that remains the same until the cluster, or what the
+// plugin requests, is changed. Outages, overload, and conflicts with other writers are not.
+func isRefusal(err error) bool {
+	var answer apierrors.APIStatus
+	if !errors.As(err, &answer) {
+		return false
+	}
+	status := answer.Status()
+	switch status.Code {
+	case http.StatusUnauthorized: // an API server that has just started does not know all service accounts
+		return false
+	case http.StatusRequestTimeout, http.StatusConflict, http.StatusGone, http.StatusTooManyRequests:
+		return false
+	case http.StatusNotFound: // if it names an object, this was deleted meanwhile
+		return status.Details == nil || status.Details.Name == ""
+	}
+	return status.Code >= http.StatusBadRequest && status.Code < http.StatusInternalServerError
+}
+
+// withoutName returns the message of err without the name of the slice, which the API server generates for each
+// attempt.
+func withoutName(err error) string {
+	message := err.Error()
+	var answer apierrors.APIStatus
+	if errors.As(err, &answer) && answer.Status().Details != nil && answer.Status().Details.Name != "" {
+		message = strings.ReplaceAll(message, " "+strconv.Quote(answer.Status().Details.Name), "")
+	}
+	return message
+}
+
+// refusalRemedy describes what to check after a refusal.
+func refusalRemedy(err error) string {
+	switch {
+	case apierrors.IsNotFound(err):
+		return "does the API server serve resource.k8s.io/v1?"
+	case apierrors.IsForbidden(err):
+		return "do the plugin's ClusterRole and ClusterRoleBinding permit what those of the chart do, and does no " +
+			"admission policy or webhook deny it?"
+	default:
+		return "does an admission webhook or a ValidatingAdmissionPolicy deny it, such as that of the chart " +
+			"(RELEASE-slices)? If not, this is a bug of the driver"
+	}
+}
+
+// reportDroppedFields reports whether err means that the API server dropped fields of the ResourceSlices. If so, it
+// reports the consequence in the log, in a metric, in an event on the node, and, if no device can be shared, in the
+// readiness of the plugin.
+func (d *Driver) reportDroppedFields(ctx context.Context, err error) bool {
+	var dropped *resourceslice.DroppedFieldsError
+	if !errors.As(err, &dropped) {
+		return false
+	}
+	features := dropped.DisabledFeatures()
+	consequence := describeDisabled(features)
+	reason := fmt.Errorf("the API server dropped fields of the ResourceSlices, because the feature gates %s are off: %s",
+		strings.Join(features, ", "), consequence)
+	d.degraded(ctx, params.DegradedFeaturesDisabled, consequence, err)
+	d.warnings.warn(params.EventReasonFeaturesDisabled, "", reason.Error())
+	if slices.Contains(features, consumableCapacity) {
+		d.publication.drop(reason)
+	} else {
+		d.publication.drop(nil)
+	}
+	return true
+}
+
+// confirmTimeout limits how long confirmPublished delays the next refresh of the devices.
+const confirmTimeout = 5 * time.Second
+
+// confirmPublished compares the slices in the API server with those that are to be published, and reports the end of
+// what reportRefusal and reportDroppedFields reported. It makes no request if the API server is known to have them.
+// While there is a problem, each call of PublishResources writes the slices again.
+func (d *Driver) confirmPublished(ctx context.Context, want resourceslice.DriverResources) error {
+	fieldsDropped := d.isDegraded(params.DegradedFeaturesDisabled)
+	if d.publication.isConfirmed() && !fieldsDropped {
+		return nil
+	}
+	limited, cancel := context.WithTimeout(ctx, confirmTimeout)
+	defer cancel()
+	stored, err := d.publishedSlices(limited)
+	if err != nil {
+		return fmt.Errorf("list the ResourceSlices of this node: %w", err)
+	}
+	var published []resourceapi.Device
+	for i := range stored {
+		published = append(published, stored[i].Spec.Devices...)
+	}
+	devices, complete := devicesOf(want), len(stored) == len(want.Pools[d.options.NodeName].Slices)
+	switch {
+	case complete && resourceslice.DevicesDeepEqual(published, devices):
+		d.reportStored()
+		d.reportFieldsStored()
+	case complete && fieldsDropped && resourceslice.DevicesDeepEqual(withoutGated(published), withoutGated(devices)):
+		d.reportStored()
+	}
+	return nil
+}
+
+// reportStored reports that the API server has the slices.
+func (d *Driver) reportStored() {
+	d.publication.confirm()
+	d.recovered(params.DegradedSlicesRefused)
+	d.warnings.end(params.EventReasonSlicesRefused, "", params.EventReasonSlicesStored,
+		"the API server now stores the ResourceSlices")
+}
+
+// reportFieldsStored reports that the API server has all fields of the slices.
+func (d *Driver) reportFieldsStored() {
+	d.publication.restoreFields()
+	d.recovered(params.DegradedFeaturesDisabled)
+	d.warnings.end(params.EventReasonFeaturesDisabled, "", params.EventReasonFeaturesEnabled,
+		"the API server now stores all fields of the ResourceSlices")
+}
+
+// withoutGated returns copies of devices without the fields that the API server drops while feature gates are off.
+func withoutGated(devices []resourceapi.Device) []resourceapi.Device {
+	out := make([]resourceapi.Device, len(devices))
+	for i := range devices {
+		devices[i].DeepCopyInto(&out[i])
+		out[i].Taints, out[i].AllowMultipleAllocations = nil, nil
+		for name, c := range out[i].Capacity {
+			c.RequestPolicy = nil
+			out[i].Capacity[name] = c
+		}
+	}
+	return out
+}
+
+// consumableCapacity is the feature gate without which devices cannot be shared.
+const consumableCapacity = "DRAConsumableCapacity"
+
+// describeDisabled describes the features that do not work while feature gates are off, and the remedy.
+func describeDisabled(features []string) string {
+	switch {
+	case slices.Contains(features, consumableCapacity):
+		return "devices cannot be shared: the scheduler allocates whole devices, and this plugin refuses those claims; " +
+			"enable the feature gate DRAConsumableCapacity in kube-apiserver, kube-scheduler, and kubelet (on by default " +
+			"since Kubernetes 1.36)"
+	case slices.Contains(features, "DRADeviceTaints"):
+		return "the scheduler also allocates devices that are missing, cannot be used, or are unhealthy; enable the " +
+			"feature gate DRADeviceTaints in kube-apiserver, kube-controller-manager, and kube-scheduler (on by default " +
+			"since Kubernetes 1.36)"
+	default:
+		return "shares work, but without the functions of these features"
+	}
+}
