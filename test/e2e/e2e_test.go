@@ -115,13 +115,19 @@ func TestModeChange(t *testing.T) {
 }
 
 // TestNoConsumableCapacity runs on a cluster whose API server drops the fields
-// that make devices shareable.
+// that make devices shareable. There, the plugin does not become ready, so the
+// installation does not wait for it.
 func TestNoConsumableCapacity(t *testing.T) {
 	if os.Getenv("E2E_CLUSTER") != "" {
 		t.Skip("needs a cluster without the feature gate DRAConsumableCapacity, and E2E_CLUSTER has it")
 	}
-	runStories(t, "testdata/no-consumable-capacity", ".cluster-e2e-no-capacity",
-		clusterclient.Options{Nodes: 1, Gates: "no-capacity"})
+	requireCluster(t)
+	c, err := clusterclient.New(".cluster-e2e-no-capacity")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Values = []string{"--wait=hookOnly"}
+	runStoriesOn(t, "testdata/no-consumable-capacity", c, clusterclient.Options{Nodes: 1, Gates: "no-capacity"})
 }
 
 // runStories runs the stories in the directories on the cluster in dir. An element of
