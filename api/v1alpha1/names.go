@@ -103,6 +103,9 @@ const (
 	// AttributeARPSender (bool) reports whether the kernel check ARPSender passed. A NIC without
 	// enforcement does not have it.
 	AttributeARPSender = "arpSender"
+	// AttributeSenderLists (bool) reports whether the kernel check SenderLists passed. A NIC without
+	// enforcement does not have it.
+	AttributeSenderLists = "senderLists"
 )
 
 // Attributes of accelerators.

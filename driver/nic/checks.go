@@ -27,6 +27,7 @@ type check struct {
 var attributesOfChecks = map[string]resourceapi.QualifiedName{
 	params.KernelCheckForwardedByRoute: params.AttributeForwardedByRoute,
 	params.KernelCheckARPSender:        params.AttributeARPSender,
+	params.KernelCheckSenderLists:      params.AttributeSenderLists,
 	params.KernelCheckTCX:              params.AttributeTCX,
 }
 

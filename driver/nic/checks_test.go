@@ -75,16 +75,18 @@ func TestPublish_includesChecksOfKernel(t *testing.T) {
 		t.Fatal(problems)
 	}
 	d := devices[0]
-	d.checks = []check{{"NetnsCookie", true}, {"ForwardedByRoute", false}, {"ARPSender", false}, {"TCX", true}}
+	d.checks = []check{
+		{"NetnsCookie", true}, {"ForwardedByRoute", false}, {"ARPSender", false}, {"SenderLists", true}, {"TCX", true},
+	}
 	attributes := d.publish().Attributes
 	for name, want := range map[resourceapi.QualifiedName]bool{
-		"tcx": true, "forwardedByRoute": false, "arpSender": false,
+		"tcx": true, "forwardedByRoute": false, "arpSender": false, "senderLists": true,
 	} {
 		if got := attributes[name].BoolValue; got == nil || *got != want {
 			t.Errorf("attribute %s: got %v, want %v", name, attributes[name], want)
 		}
 	}
-	if got, want := passedChecks(d.checks), "NetnsCookie, TCX"; got != want {
+	if got, want := passedChecks(d.checks), "NetnsCookie, SenderLists, TCX"; got != want {
 		t.Errorf("passedChecks: got %q, want %q", got, want)
 	}
 	d.checks = nil
