@@ -549,6 +549,53 @@ func TestAttack_listedSenders(t *testing.T) {
 	}
 }
 
+// A link in mode source could have a host in its list only while frames of the host wait in the queue of a share: the
+// programs look at the list before the queue, and the kernel behind it.
+func TestAttack_briefListOfSenders(t *testing.T) {
+	needLists(t)
+	e := newTestEnv(t, enforced())
+	attacker, victim := e.pod(0, 1, hardCap(mega), netdev.Private), e.pod(1, 2, hardCap(mega), netdev.Private)
+	nested := attacker.nest(t, func(nested netlink.NsFd, net1 netlink.Link) error {
+		return addSourceLink("more", net1.Attrs().Index, int(nested))
+	})
+	setListed := func(listed bool) {
+		nested.Do(func() error {
+			link, err := netlink.LinkByName("more")
+			switch {
+			case err != nil:
+				return err
+			case listed:
+				return netlink.MacvlanMACAddrAdd(link, e.wireMAC())
+			default:
+				return netlink.MacvlanMACAddrDel(link, e.wireMAC())
+			}
+		})
+	}
+	nested.Do(func() error { return nstest.ConfigureLink("more") })
+	const protocol = 0x88b5
+	attackers, victims := listenFor(t, nested, "more", protocol), listenFor(t, victim.Namespace, "net1", protocol)
+	frame := append(classify.EtherTo(victim.attachment.MAC, e.wireMAC(), protocol), make([]byte, 1400)...)
+	expect := func(number int) {
+		t.Helper()
+		if !victims.saw(marker(number), 5*time.Second) {
+			t.Errorf("frame %d did not arrive at the share", number)
+		}
+		if attackers.saw(marker(number), 100*time.Millisecond) {
+			t.Errorf("frame %d arrived at the link of the attacker", number)
+		}
+	}
+	setListed(true)
+	sendRaw(e.wire, "wire", append(frame, marker(1)...))
+	expect(1)
+	setListed(false)
+	if _, err := e.wire.Flood("wire", frame, false, 20*time.Millisecond); err != nil { // fills the queue
+		t.Fatal(err)
+	}
+	sendRaw(e.wire, "wire", append(frame[:100], marker(2)...))
+	setListed(true)
+	expect(2)
+}
+
 // newTestEnvWithoutLists returns a testEnv whose programs do not read the lists of senders of links in mode source, as
 // on kernels that do not let them. The node then has to detect such links.
 func newTestEnvWithoutLists(t *testing.T) *testEnv {

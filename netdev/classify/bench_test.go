@@ -86,7 +86,7 @@ const loopback = 1
 func openMeasured(t testing.TB, key Key, checks bool, direction string) (m measured, err error) {
 	t.Helper()
 	if checks {
-		m.Classifier, err = openChecks(key)
+		m.Classifier, err = openChecks(key, acceptTestRuns)
 	} else {
 		m.Classifier, err = OpenUnpinned(AttachClsact, key, false)
 	}

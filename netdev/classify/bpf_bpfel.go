@@ -145,6 +145,7 @@ const (
 	bpfMapDraSharedImitated                     = "dra_shared_imitated"
 	bpfMapDraSharedLearned                      = "dra_shared_learned"
 	bpfMapDraSharedLinks                        = "dra_shared_links"
+	bpfMapDraSharedListed                       = "dra_shared_listed"
 	bpfMapDraSharedModeration                   = "dra_shared_moderation"
 	bpfMapDraSharedNics                         = "dra_shared_nics"
 	bpfMapDraSharedPolicies                     = "dra_shared_policies"
@@ -173,8 +174,10 @@ const (
 	bpfProgDraSharedIngressSocketTcx            = "dra_shared_ingress_socket_tcx"
 	bpfProgDraSharedIngressUnchecked            = "dra_shared_ingress_unchecked"
 	bpfProgDraSharedIngressUncheckedTcx         = "dra_shared_ingress_unchecked_tcx"
+	bpfVarDraSharedLastListed                   = "dra_shared_last_listed"
 	bpfVarDraSharedPortDevice                   = "dra_shared_port_device"
 	bpfVarDraSharedPortSenders                  = "dra_shared_port_senders"
+	bpfVarDraSharedSocketsNeedRoutes            = "dra_shared_sockets_need_routes"
 )
 
 // loadBpf returns the embedded CollectionSpec for bpf.
@@ -254,6 +257,7 @@ type bpfMapSpecs struct {
 	DraSharedImitated   *ebpf.MapSpec `ebpf:"dra_shared_imitated"`
 	DraSharedLearned    *ebpf.MapSpec `ebpf:"dra_shared_learned"`
 	DraSharedLinks      *ebpf.MapSpec `ebpf:"dra_shared_links"`
+	DraSharedListed     *ebpf.MapSpec `ebpf:"dra_shared_listed"`
 	DraSharedModeration *ebpf.MapSpec `ebpf:"dra_shared_moderation"`
 	DraSharedNics       *ebpf.MapSpec `ebpf:"dra_shared_nics"`
 	DraSharedPolicies   *ebpf.MapSpec `ebpf:"dra_shared_policies"`
@@ -268,8 +272,10 @@ type bpfMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type bpfVariableSpecs struct {
-	DraSharedPortDevice  *ebpf.VariableSpec `ebpf:"dra_shared_port_device"`
-	DraSharedPortSenders *ebpf.VariableSpec `ebpf:"dra_shared_port_senders"`
+	DraSharedLastListed        *ebpf.VariableSpec `ebpf:"dra_shared_last_listed"`
+	DraSharedPortDevice        *ebpf.VariableSpec `ebpf:"dra_shared_port_device"`
+	DraSharedPortSenders       *ebpf.VariableSpec `ebpf:"dra_shared_port_senders"`
+	DraSharedSocketsNeedRoutes *ebpf.VariableSpec `ebpf:"dra_shared_sockets_need_routes"`
 }
 
 // bpfObjects contains all objects after they have been loaded into the kernel.
@@ -301,6 +307,7 @@ type bpfMaps struct {
 	DraSharedImitated   *ebpf.Map `ebpf:"dra_shared_imitated"`
 	DraSharedLearned    *ebpf.Map `ebpf:"dra_shared_learned"`
 	DraSharedLinks      *ebpf.Map `ebpf:"dra_shared_links"`
+	DraSharedListed     *ebpf.Map `ebpf:"dra_shared_listed"`
 	DraSharedModeration *ebpf.Map `ebpf:"dra_shared_moderation"`
 	DraSharedNics       *ebpf.Map `ebpf:"dra_shared_nics"`
 	DraSharedPolicies   *ebpf.Map `ebpf:"dra_shared_policies"`
@@ -322,6 +329,7 @@ func (m *bpfMaps) Close() error {
 		m.DraSharedImitated,
 		m.DraSharedLearned,
 		m.DraSharedLinks,
+		m.DraSharedListed,
 		m.DraSharedModeration,
 		m.DraSharedNics,
 		m.DraSharedPolicies,
@@ -337,8 +345,10 @@ func (m *bpfMaps) Close() error {
 //
 // It can be passed to loadBpfObjects or ebpf.CollectionSpec.LoadAndAssign.
 type bpfVariables struct {
-	DraSharedPortDevice  *ebpf.Variable `ebpf:"dra_shared_port_device"`
-	DraSharedPortSenders *ebpf.Variable `ebpf:"dra_shared_port_senders"`
+	DraSharedLastListed        *ebpf.Variable `ebpf:"dra_shared_last_listed"`
+	DraSharedPortDevice        *ebpf.Variable `ebpf:"dra_shared_port_device"`
+	DraSharedPortSenders       *ebpf.Variable `ebpf:"dra_shared_port_senders"`
+	DraSharedSocketsNeedRoutes *ebpf.Variable `ebpf:"dra_shared_sockets_need_routes"`
 }
 
 // bpfPrograms contains all programs after they have been loaded into the kernel.

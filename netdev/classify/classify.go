@@ -126,6 +126,7 @@ type Classifier struct {
 	checks      bool  // whether the programs check frames
 	listsErr    error // why the programs do not read lists of senders; nil if they do
 	failpoints  failpoint.Injector
+	constants   map[string]any // of the programs, which tests set before load
 
 	identities sync.Mutex // held while the entry of a link is read and replaced
 }
@@ -252,6 +253,11 @@ func (c *Classifier) load(pins string, pair programPair) error {
 		for _, m := range spec.Maps {
 			m.Pinning = ebpf.PinNone
 			m.MaxEntries = min(m.MaxEntries, unpinnedEntries)
+		}
+	}
+	for name, value := range c.constants {
+		if err := spec.Variables[name].Set(value); err != nil {
+			return fmt.Errorf("set %s: %w", name, err)
 		}
 	}
 	c.listsErr = errNoMemory

@@ -59,14 +59,25 @@ type identityEnv struct {
 	c *Classifier
 }
 
+// acceptTestRuns makes the programs accept the socket that the kernel gives the frames of a test run.
+var acceptTestRuns = map[string]any{"dra_shared_sockets_need_routes": uint8(0)}
+
 // openChecks loads the first programs for a key, which check frames, with maps of their
 // own.
-func openChecks(key Key) (*Classifier, error) {
+func openChecks(key Key, constants map[string]any) (*Classifier, error) {
 	c := newClassifier(AttachClsact, key, programPairs[key][0])
+	c.constants = constants
 	return c, c.load("", programPairs[key][0])
 }
 
 func newIdentityEnv(t *testing.T, policy Policy, change ...func(*NIC, *Member)) identityEnv {
+	t.Helper()
+	return newIdentityEnvWith(t, acceptTestRuns, policy, change...)
+}
+
+func newIdentityEnvWith(
+	t *testing.T, constants map[string]any, policy Policy, change ...func(*NIC, *Member),
+) identityEnv {
 	t.Helper()
 	key := KeyCookie
 	if features.HaveProgramHelper(ebpf.SchedCLS, asm.FnGetNetnsCookie) != nil {
@@ -76,7 +87,7 @@ func newIdentityEnv(t *testing.T, policy Policy, change ...func(*NIC, *Member)) 
 				"the kernel has no helper for the cookie, and is in lockdown, so that no program reads it from memory")
 		}
 	}
-	c, err := openChecks(key)
+	c, err := openChecks(key, constants)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -563,8 +574,9 @@ func TestProgram_permitsWhatTheNetworkAllows(t *testing.T) {
 		"a MAC, another's IP": {
 			policy, nil, ether(vrrpMAC, protoIPv4, ipv4(otherIP, 6, 0, udp(1, 2))), "SourceAddress",
 		},
-		"VRRP": {policy, nil, ether(vrrpMAC, protoIPv4, ipv4(vip, 112, 0, udp(1, 2))), ""},
-		"HSRP": {policy, nil, etherTo(routersMAC, linkMAC, protoIPv4, ipv4(linkIP, 17, 0, udp(1985, 1985))), ""},
+		"a MAC, the link's own IP": {policy, nil, ether(vrrpMAC, protoIPv4, ipv4(linkIP, 6, 0, udp(1, 2))), ""},
+		"VRRP":                     {policy, nil, ether(vrrpMAC, protoIPv4, ipv4(vip, 112, 0, udp(1, 2))), ""},
+		"HSRP":                     {policy, nil, etherTo(routersMAC, linkMAC, protoIPv4, ipv4(linkIP, 17, 0, udp(1985, 1985))), ""},
 		"OSPF of a pod that may forward": {Policy{Identity: IdentityEnforce, Forwarding: true}, nil,
 			ether(linkMAC, protoIPv4, ipv4(linkIP, 89, 0, udp(1, 2))), ""},
 		"VRRP, with allowed addresses only": {
@@ -622,13 +634,8 @@ func TestProgram_permitsWhatTheNetworkAllows(t *testing.T) {
 			Policy{Identity: IdentityEnforce, Addresses: []netip.Prefix{netip.MustParsePrefix("fe80::1/128")}},
 			withoutAddresses, ether(linkMAC, protoIPv6, ipv6("fe80::1", 6, udp(1, 2))), "",
 		},
-		// The frames of a test run have no route, and an Internet socket if they are IP.
 		"a packet socket of the node": {policy, func(n *NIC, m *Member) { n.HostCookie, m.Cookie = m.Cookie, 5 },
 			ether(nicMAC, 0x88b5, udp(1, 2)), ""},
-		"an Internet socket of the node, without a route": {
-			policy, func(n *NIC, m *Member) { n.HostCookie, m.Cookie = m.Cookie, 5 },
-			ether(nicMAC, protoIPv4, ipv4(foreignIP, 6, 0, udp(1, 2))), "SourceMAC",
-		},
 		// The kernel makes the frames of a test run as if they were sent through a link of the NIC. Those of
 		// the cluster network, which the node forwards, are in TestForwardedByNode_hasGuaranteeAndBorrows and
 		// TestForwardedByNode_permitsRedirectedFrames.
@@ -647,6 +654,36 @@ func TestProgram_permitsWhatTheNetworkAllows(t *testing.T) {
 				change = func(*NIC, *Member) {}
 			}
 			reason, dropped := newIdentityEnv(t, tc.policy, change).send(tc.frame)
+			if reason != tc.want || dropped != (tc.want != "") {
+				t.Errorf("reason %q, dropped %t; want reason %q", reason, dropped, tc.want)
+			}
+		})
+	}
+}
+
+// The frames of a test run have no route, and an Internet socket if they are IP.
+func TestProgram_needsRouteOfInternetSocket(t *testing.T) {
+	enforce := Policy{Identity: IdentityEnforce}
+	forwarding := Policy{Identity: IdentityEnforce, Forwarding: true}
+	ofNode := func(n *NIC, m *Member) { n.HostCookie, m.Cookie = m.Cookie, 5 }
+	for name, tc := range map[string]struct {
+		policy Policy
+		change func(*NIC, *Member)
+		frame  []byte
+		want   Reason
+	}{
+		"of the node":               {enforce, ofNode, ether(nicMAC, protoIPv4, ipv4(foreignIP, 6, 0, udp(1, 2))), "SourceMAC"},
+		"of a pod":                  {enforce, nil, ether(linkMAC, protoIPv4, ipv4(linkIP, 6, 0, udp(1, 2))), "SourceMAC"},
+		"of a pod, IPv6":            {enforce, nil, ether(linkMAC, protoIPv6, ipv6(linkIP6, 6, udp(1, 2))), "SourceMAC"},
+		"of a pod that may forward": {forwarding, nil, ether(linkMAC, protoIPv4, ipv4(linkIP, 6, 0, udp(1, 2))), ""},
+		"a packet socket of a pod":  {enforce, nil, ether(linkMAC, 0x88b5, udp(1, 2)), ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			change := tc.change
+			if change == nil {
+				change = func(*NIC, *Member) {}
+			}
+			reason, dropped := newIdentityEnvWith(t, nil, tc.policy, change).send(tc.frame)
 			if reason != tc.want || dropped != (tc.want != "") {
 				t.Errorf("reason %q, dropped %t; want reason %q", reason, dropped, tc.want)
 			}

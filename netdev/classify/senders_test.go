@@ -340,11 +340,16 @@ func TestAttack_multicastFlood(t *testing.T) {
 	}
 }
 
-// A flood of ARP, by a share or from the network, does not keep the ARP of other shares from the
-// NIC.
+// A flood of ARP or neighbor discovery, by a share or from the network, does not keep other shares
+// and the node from resolving addresses.
 func TestAttack_neighborFlood(t *testing.T) {
 	broadcast := net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
-	behind := net.HardwareAddr{2, 8, 8, 8, 8, 8} // of a namespace behind the pod
+	solicited := net.HardwareAddr{0x33, 0x33, 0xff, 0, 0, 0xfe} // the group of fd00:20::fe
+	behind := net.HardwareAddr{2, 8, 8, 8, 8, 8}                // of a namespace behind the pod
+	solicitation := func(source net.HardwareAddr, ip string) []byte {
+		message := classify.ND(135, "fd00:20::fe", classify.Option(1, source))
+		return classify.EtherTo(solicited, source, 0x86dd, classify.IPv6(ip, unix.IPPROTO_ICMPV6, message))
+	}
 	request := func(source net.HardwareAddr, ip string, padding int) []byte {
 		return append(classify.EtherTo(broadcast, source, 0x0806, classify.ARP(1, source, ip, "10.20.9.9")),
 			make([]byte, padding)...)
@@ -355,11 +360,17 @@ func TestAttack_neighborFlood(t *testing.T) {
 		"of a share": {func(_ *testEnv, p *pod) (*nstest.Namespace, string, []byte) {
 			return p.Namespace, "net1", request(p.attachment.MAC, p.ip, 0)
 		}},
+		"of a share, IPv6": {func(_ *testEnv, p *pod) (*nstest.Namespace, string, []byte) {
+			return p.Namespace, "net1", solicitation(p.attachment.MAC, "fd00:20::1")
+		}},
 		"that a share bridges": {func(e *testEnv, p *pod) (*nstest.Namespace, string, []byte) {
 			return e.bridgedBehind(p), "eth0", request(behind, "10.20.9.7", 0)
 		}},
 		"from the network": {func(e *testEnv, _ *pod) (*nstest.Namespace, string, []byte) {
 			return e.wire, "wire", request(behind, "10.20.9.8", 0)
+		}},
+		"from the network, IPv6": {func(e *testEnv, _ *pod) (*nstest.Namespace, string, []byte) {
+			return e.wire, "wire", solicitation(behind, "fd00:20::98")
 		}},
 		"from the network, padded": {func(e *testEnv, _ *pod) (*nstest.Namespace, string, []byte) {
 			return e.wire, "wire", request(behind, "10.20.9.8", 1400)
@@ -372,6 +383,10 @@ func TestAttack_neighborFlood(t *testing.T) {
 			e := newTestEnv(t, config)
 			e.config.Rates.Reserve = 10 * mega // the default for 1 Gbit/s: ARP gets at most 2.5 Mbit/s
 			e.manage()
+			if err := nstest.ConfigureLink("nic0", nodeIP+"/16", "fd00:20::ff/64"); err != nil {
+				t.Fatal(err)
+			}
+			node := nstest.Current(t)
 			attacker, other := e.pod(0, 1, hardCap(100*mega), netdev.Private), e.pod(1, 2, hardCap(100*mega), netdev.Private)
 			from, link, frame := tc.flood(e, attacker)
 			if from != e.wire {
@@ -380,6 +395,9 @@ func TestAttack_neighborFlood(t *testing.T) {
 			stop := startFloods(t, from, link, frame)
 			for range 5 {
 				e.expectFastResolution(other)
+				e.expectResolution(other.Namespace, "net1", e.wire, "fd00:20::fe")
+				e.expectResolution(node, "nic0", e.wire, wireIP)
+				e.expectResolution(node, "nic0", e.wire, "fd00:20::fe")
 			}
 			stop()
 		})

@@ -18,6 +18,7 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev"
 	"github.com/dra-shared/dra-driver-shared/netdev/classify"
 	"github.com/dra-shared/dra-driver-shared/netdev/nstest"
+	"github.com/dra-shared/dra-driver-shared/netdev/shape"
 	"github.com/dra-shared/dra-driver-shared/test/eventually"
 )
 
@@ -112,6 +113,66 @@ func TestAttack_socketsOfOthersInTunnel(t *testing.T) {
 		t.Errorf("frames in the tunnel arrive at %.1f Mbit/s, want at least %.1f: do they reach the NIC?",
 			rate/mega, want/mega)
 	}
+}
+
+// An ipvlan link makes multicast that a pod has received look like a frame that has not arrived, and keeps the socket
+// of the sender.
+func TestAttack_socketsOfOthersThroughIPVLAN(t *testing.T) {
+	needRoutes(t)
+	e := newTestEnv(t, enforced())
+	attacker := e.pod(0, 1, hardCap(10*mega), netdev.Private)
+	victim := e.pod(1, 2, hardCap(10*mega), netdev.Private)
+	attacker.eth0(t, victim.Namespace)
+	wire := listen(t, e.wire, "wire")
+	victim.Do(func() error { // so that the pod need not rewrite the frames
+		lxc0, err := netlink.LinkByName("lxc0")
+		if err != nil {
+			return err
+		}
+		return netlink.LinkSetHardwareAddr(lxc0, victim.attachment.MAC)
+	})
+	unsupported := false
+	attacker.Do(func() error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name, attrs.ParentIndex = "ipvl0", linkIndex("net1")
+		err := netlink.LinkAdd(&netlink.IPVlan{LinkAttrs: attrs, Mode: netlink.IPVLAN_MODE_L2})
+		if unsupported = errors.Is(err, unix.EOPNOTSUPP); unsupported {
+			return nil
+		}
+		return errors.Join(err, nstest.ConfigureLink("ipvl0"), redirect(linkIndex("eth0"), linkIndex("ipvl0")))
+	})
+	if unsupported {
+		t.Skip("the kernel lacks the module ipvlan")
+	}
+	victim.Do(func() error { return sendBroadcast(victim.ip, "lxc0", marker(1)) })
+	if wire.saw(marker(1), time.Second) {
+		t.Error("a datagram of another share arrived through the link of the pod")
+	}
+	if refused := e.refusals(victim); refused.Dropped["SourceMAC"] > 0 {
+		t.Errorf("the share whose socket was used has the refusals %+v", refused)
+	}
+	refused, err := e.node.Refusals(e.nic.Index, shape.UnidentifiedMinor)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if refused.Dropped["SourceMAC"] == 0 {
+		t.Error("no frame was refused: did the datagram reach the NIC?")
+	}
+}
+
+// sendBroadcast sends a datagram to all hosts on a link, from an address of another one.
+func sendBroadcast(from, link string, payload []byte) error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	return errors.Join(
+		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BROADCAST, 1),
+		unix.BindToDevice(fd, link),
+		unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte(net.ParseIP(from).To4()), Port: 5000}),
+		unix.Sendto(fd, payload, 0, &unix.SockaddrInet4{Addr: [4]byte{255, 255, 255, 255}, Port: 5001}),
+	)
 }
 
 // tunnel creates the link "vxlan0" of a pod, with the neighbor 10.90.0.2. The caller is in the pod's namespace.

@@ -102,6 +102,9 @@ func newTestEnvWith(
 	if _, err := e.node.Manage(config); err != nil {
 		t.Fatalf("Manage: %v", err)
 	}
+	if *queuePerShare && *withXPS {
+		e.setXPS(2)
+	}
 	t.Cleanup(func() {
 		if _, err := e.node.Unmanage(e.nic.Name, e.nic.Index); err != nil {
 			t.Errorf("Unmanage: %v", err)
@@ -217,8 +220,14 @@ const payloadRatio = 1448.0 / 1514
 // granted rate. An emulated machine need not reach the granted rate.
 func (e *testEnv) expectRate(flow string, got float64, granted uint64) {
 	e.t.Helper()
+	e.expectRateWithin(flow, got, granted, 0.06)
+}
+
+// expectRateWithin is expectRate with the part by which the rate may differ.
+func (e *testEnv) expectRateWithin(flow string, got float64, granted uint64, tolerance float64) {
+	e.t.Helper()
 	want := float64(granted) * payloadRatio
-	if got > want*1.06 || got < atLeast(want*0.94) {
+	if got > want*(1+tolerance) || got < atLeast(want*(1-tolerance)) {
 		e.t.Errorf("%s: got %.1f Mbit/s, want the grant of %d Mbit/s (%.1f of payload)",
 			flow, got/mega, granted/mega, want/mega)
 	}
@@ -394,12 +403,18 @@ func frame(src, dst net.HardwareAddr) []byte {
 // sentBytes returns the bytes that the class of a share has sent.
 func (e *testEnv) sentBytes(share int) uint64 {
 	e.t.Helper()
+	return e.bytesOf(e.nic.Index, share)
+}
+
+// bytesOf returns how many bytes the class of a share has sent on the NIC or its IFB device.
+func (e *testEnv) bytesOf(device, share int) uint64 {
+	e.t.Helper()
 	conn, err := rtnl.Open()
 	if err != nil {
 		e.t.Fatal(err)
 	}
 	defer conn.Close()
-	state, err := shape.New(conn, nil).ReadClass(e.nic.Index, e.trees().Class(uint16(shape.FirstMinor+share)))
+	state, err := shape.New(conn, nil).ReadClass(device, e.trees().Class(uint16(shape.FirstMinor+share)))
 	if err != nil || state == nil {
 		e.t.Fatalf("read class of share %d: %v, %v", share, state, err)
 	}

@@ -256,13 +256,16 @@ static __always_inline int is_encapsulated(struct __sk_buff *context)
 	return BPF_CORE_READ_BITFIELD_PROBED(skb, encapsulation);
 }
 
+// Whether an Internet socket belongs to the sender of a frame only if the frame has a route. Tests set it to 0: the
+// kernel gives the frames of a test run such a socket, and no route.
+const volatile __u8 dra_shared_sockets_need_routes = 1;
+
 // Reports whether the socket of a frame belongs to its sender. A frame keeps its socket when a pod receives it and
-// sends it again: through a bridge or a redirect, after which it has arrived at a link of the pod, or through a tunnel,
-// whose route is one of the pod. A link that releases routes, such as a VLAN, hides that one. So the Internet sockets
-// of the node need a route, and those of pods need one in a tunnel: a pod may have links that release routes, such as
-// MACsec.
-static __always_inline int has_own_socket(struct __sk_buff *context, const struct nic *nic, int has_cookie,
-					  __u64 cookie, int reads_routes)
+// sends it again: through a bridge or a redirect, after which it has arrived at a link of the pod, through a tunnel,
+// whose route is one of the pod, or through a link that makes it look like a frame that has not arrived, such as ipvlan
+// for multicast. A link that releases routes, such as a bridge, hides the route. So Internet sockets need one, and
+// those of packet sockets need one in a tunnel.
+static __always_inline int has_own_socket(struct __sk_buff *context, int has_cookie, __u64 cookie, int reads_routes)
 {
 	struct bpf_sock *sk = context->sk;
 	struct route route;
@@ -274,9 +277,9 @@ static __always_inline int has_own_socket(struct __sk_buff *context, const struc
 	route = route_of(context);
 	if (route.link)
 		return route.cookie == cookie;
-	if (sk->family != 2 && sk->family != 10) // AF_INET, AF_INET6
-		return 1;
-	return cookie != nic->host_cookie && !is_encapsulated(context);
+	if (dra_shared_sockets_need_routes && (sk->family == 2 || sk->family == 10)) // AF_INET, AF_INET6
+		return 0;
+	return !is_encapsulated(context);
 }
 
 // Reports whether the node forwards a frame that no share sent, such as one of a
@@ -418,7 +421,7 @@ static __always_inline int classify_sent(struct __sk_buff *skb, int has_cookie, 
 	frame.destination = number_of(eth.h_dest);
 	frame.protocol = eth.h_proto;
 	frame.own = frame.source == number_of(nic->mac);
-	has_socket = has_own_socket(skb, nic, has_cookie, cookie, reads_routes);
+	has_socket = has_own_socket(skb, has_cookie, cookie, reads_routes);
 	// The namespace of another socket must not be charged for the frame.
 	if (!has_socket)
 		frame.cookie = cookie = 0;
@@ -638,7 +641,7 @@ static __always_inline int classify_received(struct __sk_buff *skb, struct nic *
 	if (frame.policy && !frame.policy->identity)
 		frame.policy = 0;
 	if (frame.policy &&
-	    (frame.policy->guarded || is_imitated(&frame) || (reads_lists && is_listed(skb, frame.source))))
+	    (frame.policy->guarded || is_imitated(&frame) || (reads_lists && was_listed(skb, parent, frame.source))))
 		hide_source(skb);
 	if (frame.destination == number_of(nic->mac))
 		return 0;

@@ -191,6 +191,17 @@ struct {
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } dra_shared_imitated SEC(".maps");
 
+// The time at which a sender with a hash was listed last; see was_listed. The key has the hash in the lower 32 bits, and
+// the interface index of the NIC.
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u64);
+	__type(value, __u64);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} dra_shared_listed SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 4096);
@@ -447,13 +458,18 @@ static __always_inline int is_imitated(const struct frame *frame)
 const volatile __u32 dra_shared_port_device = 0;
 const volatile __u32 dra_shared_port_senders = 0;
 
+// Returns the index of a sender in the hash table: macvlan_eth_hash() and hash_64() of the kernel, with 8 bits.
+static __always_inline __u64 bucket_of(__u64 source)
+{
+	return ((source << 16) * 0x61C8864680B583EBULL) >> 56;
+}
+
 // Reports whether a link in mode source may list the sender of a frame: a sender with the same hash is listed. Such a
 // link receives the frame, and with the flag nodst, no other link and not the node. It can be down, and in a network
 // namespace that the node does not see.
 static __always_inline int is_listed(struct __sk_buff *context, __u64 source)
 {
-	// macvlan_eth_hash() and hash_64() of the kernel, with 8 bits
-	__u64 bucket = ((source << 16) * 0x61C8864680B583EBULL) >> 56, first = 0, device = 0;
+	__u64 bucket = bucket_of(source), first = 0, device = 0;
 	struct sk_buff *skb;
 	void *port;
 
@@ -476,6 +492,39 @@ static __always_inline int is_listed(struct __sk_buff *context, __u64 source)
 	return device == (__u64)(bpf_cast_to_kern_ctx ? skb->dev : BPF_CORE_READ(skb, dev));
 }
 
+// How long a sender counts as listed, in ns.
+#define LISTED_TIME (60 * SECOND)
+
+// The time at which a sender was listed last on any NIC; 0 if none was.
+__u64 dra_shared_last_listed = 0;
+
+// Reports whether a link in mode source lists the sender of a frame, or has listed one with the same hash in the last
+// minute. A link could otherwise list senders only while their frames wait in a queue: behind it, the kernel reads the
+// list.
+static __always_inline int was_listed(struct __sk_buff *skb, __u32 parent, __u64 source)
+{
+	__u64 key = bucket_of(source) | (__u64)parent << 32, now;
+	__u64 *last;
+
+	if (!is_listed(skb, source)) {
+		if (!dra_shared_last_listed)
+			return 0;
+		now = bpf_ktime_get_ns();
+		if (now - dra_shared_last_listed > LISTED_TIME)
+			return 0;
+		last = bpf_map_lookup_elem(&dra_shared_listed, &key);
+		return last && now - *last <= LISTED_TIME;
+	}
+	now = bpf_ktime_get_ns();
+	dra_shared_last_listed = now;
+	last = bpf_map_lookup_elem(&dra_shared_listed, &key);
+	if (last)
+		*last = now;
+	else
+		bpf_map_update_elem(&dra_shared_listed, &key, &now, BPF_ANY);
+	return 1;
+}
+
 // Reports whether an address is in fe80::/10. high is the first half of the address as in a frame.
 static __always_inline int is_in_link_local_network(__u64 high)
 {
@@ -490,10 +539,17 @@ static __always_inline int may_use(const struct frame *frame, __u64 high, __u64 
 	__u64 address[] = {frame->parent, high, low};
 	__u64 *holder = bpf_map_lookup_elem(&dra_shared_addresses, address);
 	int any = !frame->link || frame->link->flags & LINK_ANY_ADDRESS;
+	struct link *link;
 	__u32 *subnet;
 
-	if (holder)
-		return *holder == frame->source;
+	if (holder && *holder == frame->source)
+		return 1;
+	if (holder && frame->link)
+		return 0;
+	if (holder) { // a machine behind a link, with a MAC address that the network allows, has the address of the link
+		link = find_link(frame->parent, *holder);
+		return link && frame->cookie && link->cookie == frame->cookie;
+	}
 	if (frame->forwards)
 		return 1;
 	if (any && !frame->policy->subnets && frame->link && !is_in_link_local_network(high))
@@ -599,6 +655,29 @@ static __always_inline __u32 check_router_port(const struct frame *frame, __u32 
 	return 0;
 }
 
+// The bytes of a frame that check_content reads of most frames: the Ethernet header, an IPv6 header, and 8 bytes of the
+// upper layer.
+#define HEADERS (ETH_HLEN + 40 + 8)
+
+// How far dra_shared_find_upper and dra_shared_check_options read.
+#define ALL_HEADERS 2112
+
+// Makes the kernel copy the first bytes of a frame, so that what the program checks is what leaves the NIC. A frame can
+// have bytes in memory that the sender maps, and can change while the frame waits in a queue: in the ring of a packet
+// socket, or in a payload that the kernel does not copy, of which a filter in the pod has removed the headers.
+static __always_inline int hold(struct __sk_buff *skb, __u32 length)
+{
+	return bpf_skb_pull_data(skb, length < skb->len ? length : skb->len);
+}
+
+// Calls hold for HEADERS. The kernel itself puts those that it makes into its own memory.
+static __always_inline int hold_headers(struct __sk_buff *skb)
+{
+	if ((void *)(long)skb->data + HEADERS <= (void *)(long)skb->data_end)
+		return 0;
+	return hold(skb, HEADERS);
+}
+
 // Checks the ports of a UDP packet for IPv4, and in a message of a DHCP client (RFC 2131) its MAC address
 // (chaddr), the address that it has, such as one that it releases (ciaddr), and that no relay has forwarded
 // it (giaddr). offset is the offset of the UDP header. A fragment can show other addresses than the message has.
@@ -613,7 +692,8 @@ static __always_inline __u32 check_dhcp(struct __sk_buff *skb, const struct fram
 		return REASON_DHCP;
 	if (ports >> 16 != bpf_htons(67))
 		return check_router_port(frame, ports >> 16);
-	if (is_fragment || bpf_skb_load_bytes(skb, offset + 8, &types, sizeof(types)) ||
+	if (is_fragment || hold(skb, offset + 8 + 28 + ETH_ALEN) ||
+	    bpf_skb_load_bytes(skb, offset + 8, &types, sizeof(types)) ||
 	    bpf_skb_load_bytes(skb, offset + 8 + 12, &address, sizeof(address)) ||
 	    bpf_skb_load_bytes(skb, offset + 8 + 24, &relay, sizeof(relay)) ||
 	    bpf_skb_load_bytes(skb, offset + 8 + 28, &mac, ETH_ALEN))
@@ -662,7 +742,7 @@ static __always_inline __u32 check_ipv4(struct __sk_buff *skb, const struct fram
 	header = (words[0] & 0xf) * 4;
 	fragment = ((words[0] >> 48 & 0x1f) << 8) | words[0] >> 56;
 	protocol = words[1] >> 8 & 0xff;
-	if (header < 20)
+	if (header < 20 || (header > 40 && hold(skb, ETH_HLEN + header + 8)))
 		return REASON_PROTOCOL;
 	if (protocol == 17) {
 		reason = fragment ? 0 : check_dhcp(skb, frame, ETH_HLEN + header, words[0] >> 48 & 0x20);
@@ -839,6 +919,8 @@ static __always_inline __u32 check_ipv6(struct __sk_buff *skb, const struct fram
 		return REASON_PROTOCOL;
 	if ((source[0] | source[1]) && !frame->forwards && !may_use6(frame, source))
 		return REASON_ADDRESS;
+	if ((is_extension(next) || next == 58) && hold(skb, ALL_HEADERS))
+		return REASON_PROTOCOL;
 	upper = find_upper(skb, next);
 	if (upper.flags & UPPER_HIDDEN)
 		return REASON_PROTOCOL;
@@ -852,8 +934,9 @@ static __always_inline __u32 check_ipv6(struct __sk_buff *skb, const struct fram
 			return REASON_DHCP; // a header that does not fit hides the ports
 		if ((ports & 0xffff) == bpf_htons(547) || ports >> 16 == bpf_htons(546))
 			return REASON_DHCP;
-		if (ports >> 16 == bpf_htons(547) && (bpf_skb_load_bytes(skb, upper.offset + 8, &type, 1) ||
-						      type == DHCPV6_RELAY_FORWARD))
+		if (ports >> 16 == bpf_htons(547) &&
+		    (hold(skb, upper.offset + 9) || bpf_skb_load_bytes(skb, upper.offset + 8, &type, 1) ||
+		     type == DHCPV6_RELAY_FORWARD))
 			return REASON_DHCP;
 		return check_router_port(frame, ports >> 16);
 	}
@@ -941,6 +1024,8 @@ static __always_inline __u32 check_content(struct __sk_buff *skb, const struct f
 	// 01:00:0c:cc:cc:cc and cd to those of Cisco.
 	if ((frame->destination & 0xc0ffffffffffULL) == 0x0000c28001ULL ||
 	    (frame->destination & 0xfeffffffffffULL) == 0xcccccc0c0001ULL)
+		return REASON_PROTOCOL;
+	if (hold_headers(skb))
 		return REASON_PROTOCOL;
 	if (skb->vlan_present)
 		return skb->vlan_proto == bpf_htons(ETH_P_8021Q) && !is_tag(frame->protocol) &&
@@ -1135,7 +1220,7 @@ static __always_inline __u32 check_sent(struct __sk_buff *skb, struct frame *fra
 		frame->class = class_of_tenant(frame->parent, frame->cookie);
 		return REASON_MAC;
 	}
-	if (!frame->has_socket && skb->ingress_ifindex) {
+	if (!frame->has_socket && (skb->ingress_ifindex || (frame->is_unproven && frame->policy->forwarding))) {
 		frame->forwards = 1;
 		if (frame->is_unproven)
 			frame->class = 0; // another pod may have sent it with the address of the link
