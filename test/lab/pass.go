@@ -34,6 +34,7 @@ const (
 		"TestBridgeMode_(delivers|limitsBroadcasts)|TestFairQueue|" +
 		"TestAttack_(rawFrames|gateway|furtherLink|modeBridge|sourceMode$|content)|" +
 		"TestIdentity_(nodeARP|delayedRepliesWith)|" +
+		"TestQueues_(frames|limitShares|follow)|" +
 		"TestInventory_List|TestNode_(Attach|Detach|Read|Watch_reports|Manage_takesOver))" +
 		"|^TestForwardedByNode_throughVLANHasGuarantee$/^the_VLAN_is_created_later" +
 		"|^TestAttack_kernelARPWithForeignAddress$/^of_a_sibling" +
