@@ -44,7 +44,7 @@ func run(in io.Reader, out io.Writer, args []string) error {
 
 // write prints the tables, and writes the plots into a directory.
 func write(r results, out io.Writer, directory string) error {
-	for _, section := range []string{starts(r), ends(r), traffic(r)} {
+	for _, section := range []string{starts(r), ends(r), spread(r), traffic(r)} {
 		if _, err := fmt.Fprint(out, section); err != nil {
 			return err
 		}
@@ -139,6 +139,21 @@ func ends(r results) string {
 			cell(r, plugin, "unprepare"), cell(r, cni, "end"), ratio(unprepare, ok, floor, ok1), ratio(unprepare, ok, del, ok2))
 	})
 	return s.String()
+}
+
+// spread describes how much longer than usual the driver's steps can take.
+func spread(r results) string {
+	most := 0.0
+	r.eachSituation(func(_, _, plugin, _, _ string) {
+		for _, step := range []string{"attach", "hook", "prepare", "unprepare"} {
+			p50, ok := r.median(plugin, step+"-p50-µs")
+			p99, ok99 := r.median(plugin, step+"-p99-µs")
+			if ok && ok99 {
+				most = max(most, p99/p50)
+			}
+		}
+	})
+	return fmt.Sprintf("\nThe 99th percentile of each step of the driver is at most %.1f times its median.\n", most)
 }
 
 // limiters are the names in the results and in the tables.

@@ -33,6 +33,7 @@ func TestRun(t *testing.T) {
 	for _, want := range []string{
 		"| 10 | 1 | 0.2 (0.4) | 0.25 (0.9) | 2 (2.1) | 1 (1.1) | 12 (24) | 1.25 | 0.25 |\n", // the median of three runs
 		"| 10 | 1 | 9 (12) | - | - | - | - |\n",                                             // no results
+		"at most 3.6 times its median.\n",
 		"| this driver | +0.5 % | - | - | - | 850 µs | 97 % |\n",
 	} {
 		if !strings.Contains(out.String(), want) {
