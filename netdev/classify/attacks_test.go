@@ -78,6 +78,12 @@ func (l listener) saw(mark []byte, patience time.Duration) bool {
 // receive returns a frame with a marker that arrives within a time, or nil.
 func (l listener) receive(mark []byte, patience time.Duration) []byte {
 	l.t.Helper()
+	return l.find(patience, func(frame []byte) bool { return bytes.Contains(frame, mark) })
+}
+
+// find returns the first frame with a property that arrives within a time, or nil.
+func (l listener) find(patience time.Duration, has func(frame []byte) bool) []byte {
+	l.t.Helper()
 	deadline, buffer := time.Now().Add(patience), make([]byte, 2048)
 	for time.Now().Before(deadline) {
 		left := unix.NsecToTimeval(max(time.Until(deadline), time.Millisecond).Nanoseconds())
@@ -91,7 +97,7 @@ func (l listener) receive(mark []byte, patience time.Duration) []byte {
 		if sender, ok := from.(*unix.SockaddrLinklayer); ok && sender.Pkttype == unix.PACKET_OUTGOING {
 			continue
 		}
-		if bytes.Contains(buffer[:n], mark) {
+		if has(buffer[:n]) {
 			return buffer[:n]
 		}
 	}

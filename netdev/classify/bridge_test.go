@@ -181,6 +181,31 @@ func TestAttack_bridgedFramesToSibling(t *testing.T) {
 	}
 }
 
+// On a network that allows forwarding, a link in mode Private still cannot reach others: frames that its pod bridges
+// leave through the NIC, whatever address they have.
+func TestAttack_bridgedFramesWithAddressOfBridgeLink(t *testing.T) {
+	needRoutes(t)
+	config := enforced()
+	config.Policy.Forwarding = true
+	e := newTestEnv(t, config)
+	attacker := e.pod(0, 1, hardCap(100*mega), netdev.Private)
+	victim, third := e.pod(1, 2, hardCap(100*mega), netdev.Bridge), e.pod(2, 3, hardCap(100*mega), netdev.Bridge)
+	behind := e.bridgedBehind(attacker)
+	frames, wire := listen(t, victim.Namespace, "net1"), listen(t, e.wire, "wire")
+	frame := classify.EtherTo(victim.attachment.MAC, third.attachment.MAC, 0x88b5)
+	arrived := false
+	for tries := 0; tries < 5 && !arrived; tries++ { // the bridge forwards nothing before its ports are up
+		sendRaw(behind, "eth0", append(frame, marker(1)...))
+		if frames.saw(marker(1), 200*time.Millisecond) {
+			t.Fatal("a bridged frame with the address of another link reached a share")
+		}
+		arrived = wire.saw(marker(1), 100*time.Millisecond)
+	}
+	if !arrived {
+		t.Error("the bridged frame did not leave the NIC")
+	}
+}
+
 // sendBridgedFrames sends frames with foreign addresses through a bridge in a pod to another
 // pod, and fails the test unless they arrive as expected: those with the address of a share at
 // the pod, and others on the network.

@@ -257,6 +257,9 @@ func nd(kind byte, target string, options ...[]byte) []byte {
 
 func option(kind byte, mac net.HardwareAddr) []byte { return append([]byte{kind, 1}, mac...) }
 
+// longExtension builds an extension header of 2,048 bytes.
+func longExtension(next byte) []byte { return append([]byte{next, 255}, make([]byte, 2046)...) }
+
 // extension builds an extension header of 8 bytes.
 func extension(next byte, fragment uint16) []byte {
 	return []byte{next, 0, byte(fragment >> 8), byte(fragment), 0, 0, 0, 0}
@@ -367,6 +370,10 @@ func TestProgram_dropsSpoofedFrames(t *testing.T) {
 		},
 		"router advertisement": {
 			ether(linkMAC, protoIPv6, ipv6(linkLocal, 58, nd(134, ""))), "RouterAdvertisement",
+		},
+		"a header behind the bytes that the kernel copies": {
+			ether(linkMAC, protoIPv6, ipv6(linkIP6, 60, extension(60, 0), longExtension(17),
+				append(udp(5000, 5001), make([]byte, 248-len(udp(5000, 5001)))...))), "Protocol",
 		},
 		"the same behind options": {
 			ether(linkMAC, protoIPv6,

@@ -286,6 +286,42 @@ func TestAttack_messagesOfDHCPClient(t *testing.T) {
 	}
 }
 
+// The kernel divides a packet of UDP into datagrams after the programs have seen it. They check the first one only.
+func TestAttack_messagesOfDHCPClientInSegments(t *testing.T) {
+	e := newTestEnv(t, enforced())
+	attacker, victim := e.pod(0, 1, hardCap(100*mega), netdev.Private), e.pod(1, 2, hardCap(100*mega), netdev.Private)
+	message := func(mac net.HardwareAddr, number int) []byte {
+		const header, sname = 8, 44 // the message follows the UDP header
+		m := classify.DHCP(mac, "0.0.0.0")[header:]
+		copy(m[sname:], marker(number))
+		return m
+	}
+	own, other := message(attacker.attachment.MAC, 1), message(victim.attachment.MAC, 2)
+	wire := listen(t, e.wire, "wire")
+	var client *net.UDPConn
+	nstest.RunIn(t, attacker.File, func() (err error) {
+		client, err = net.DialUDP("udp4", &net.UDPAddr{IP: net.ParseIP(attacker.ip), Port: 68},
+			&net.UDPAddr{IP: net.ParseIP(wireIP), Port: 67})
+		return err
+	})
+	defer client.Close()
+	if _, err := client.Write(own); err != nil || !wire.saw(marker(1), time.Second) {
+		t.Fatalf("the pod's own message did not arrive, error %v", err)
+	}
+	if err := setSegmentSize(client, len(own)); err != nil {
+		t.Fatal(err)
+	}
+	for _, attempt := range []string{"that reports an ICMP error of the first message", "that sends"} {
+		_, err := client.Write(append(own, other...))
+		if err != nil && !errors.Is(err, unix.ENOBUFS) && !errors.Is(err, unix.ECONNREFUSED) {
+			t.Fatalf("write %s: %v", attempt, err)
+		}
+	}
+	if wire.saw(marker(2), 300*time.Millisecond) {
+		t.Error("a message with the MAC address of another link arrived behind one of the pod's own")
+	}
+}
+
 // The kernel of a pod cannot assign the address of another share to the node.
 func TestAttack_addressOfSiblingWithAddressOfNIC(t *testing.T) {
 	e := newTestEnv(t, enforced())

@@ -11,6 +11,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // errNoMemory is the reason why programs that do not read the kernel's memory do not read lists of senders.
@@ -19,7 +20,8 @@ var errNoMemory = errors.New("the kernel does not let the programs read its memo
 // FailpointLists is the name of the operation that makes the programs read lists of senders.
 const FailpointLists = "set offsets of lists of senders"
 
-// setListOffsets writes the offsets that the programs need to read the lists of senders of links in mode source.
+// setListOffsets writes the offsets that the programs need to read the lists of senders of links in mode source, and
+// the time until which they look for senders that were listed while earlier programs ran.
 func setListOffsets(spec *ebpf.CollectionSpec) error {
 	port, err := macvlanPort()
 	if err != nil {
@@ -36,7 +38,11 @@ func setListOffsets(spec *ebpf.CollectionSpec) error {
 			return fmt.Errorf("set %s: %w", variable, err)
 		}
 	}
-	return nil
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+		return fmt.Errorf("read the clock: %w", err)
+	}
+	return spec.Variables["dra_shared_last_listed"].Set(uint64(now.Nano()))
 }
 
 // macvlanPort returns the type of the kernel's structure of a link with macvlans.

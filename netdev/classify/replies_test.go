@@ -4,13 +4,16 @@
 package classify_test
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"net"
+	"net/netip"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/dra-shared/dra-driver-shared/netdev"
 	"github.com/dra-shared/dra-driver-shared/netdev/classify"
@@ -18,6 +21,104 @@ import (
 	"github.com/dra-shared/dra-driver-shared/netdev/rtnl"
 	"github.com/dra-shared/dra-driver-shared/netdev/shape"
 )
+
+// The kernel of a pod reports the multicast groups that the pod joins through internal sockets. The reports pass.
+func TestIdentity_reportsOfMulticastGroupsPass(t *testing.T) {
+	for _, tc := range []struct {
+		name, network, group string
+		protocol             uint16
+		isReport             func(packet []byte) bool
+	}{
+		{"IGMP", "udp4", "239.1.2.3:5001", unix.ETH_P_IP, func(packet []byte) bool {
+			return len(packet) >= 20 && packet[9] == 2
+		}},
+		{"MLD", "udp6", "[ff02::1:2%net1]:5001", unix.ETH_P_IPV6, func(packet []byte) bool { // behind an option
+			return len(packet) > 48 && packet[6] == 0 && packet[48] == 143
+		}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			e := newTestEnv(t, enforced())
+			p := e.pod(0, 1, hardCap(100*mega), netdev.Private)
+			wire := listenFor(t, e.wire, "wire", tc.protocol)
+			var listener *net.UDPConn
+			nstest.RunIn(t, p.File, func() error {
+				link, err := net.InterfaceByName("net1")
+				if err != nil {
+					return err
+				}
+				group, err := net.ResolveUDPAddr(tc.network, tc.group)
+				if err != nil {
+					return err
+				}
+				listener, err = net.ListenMulticastUDP(tc.network, link, group)
+				return err
+			})
+			defer listener.Close()
+			source := p.attachment.MAC
+			found := wire.find(5*time.Second, func(frame []byte) bool {
+				return bytes.Equal(frame[6:12], source) && tc.isReport(frame[14:])
+			})
+			if found == nil {
+				t.Error("no report of the pod arrived")
+			}
+			if refused := e.refusals(p); len(refused.Dropped) > 0 {
+				t.Errorf("the programs dropped %v", refused.Dropped)
+			}
+		})
+	}
+}
+
+// Links of a pod on the link of the share keep the routes of packets, which the programs need.
+func TestIdentity_socketsOnStackedLinksPass(t *testing.T) {
+	needRoutes(t)
+	for name, stack := range map[string]func(net1 netlink.Link) netlink.Link{
+		"a VLAN": func(net1 netlink.Link) netlink.Link {
+			attrs := netlink.NewLinkAttrs()
+			attrs.Name, attrs.ParentIndex = "stacked", net1.Attrs().Index
+			return &netlink.Vlan{LinkAttrs: attrs, VlanId: 100, VlanProtocol: netlink.VLAN_PROTOCOL_8021Q}
+		},
+		"an ipvlan link": func(net1 netlink.Link) netlink.Link {
+			attrs := netlink.NewLinkAttrs()
+			attrs.Name, attrs.ParentIndex = "stacked", net1.Attrs().Index
+			return &netlink.IPVlan{LinkAttrs: attrs, Mode: netlink.IPVLAN_MODE_L3}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			config := enforced()
+			config.Policy.VLANs = []uint16{100}
+			config.Policy.Addresses = []netip.Prefix{netip.MustParsePrefix("10.20.9.0/24")}
+			e := newTestEnv(t, config)
+			p := e.pod(0, 1, hardCap(100*mega), netdev.Private)
+			wire, unsupported := listen(t, e.wire, "wire"), false
+			p.Do(func() error {
+				net1, err := netlink.LinkByName("net1")
+				if err != nil {
+					return err
+				}
+				err = netlink.LinkAdd(stack(net1))
+				if unsupported = errors.Is(err, unix.EOPNOTSUPP); unsupported {
+					return nil
+				}
+				return errors.Join(err, nstest.ConfigureLink("stacked", "10.20.9.1/24"),
+					netlink.NeighAdd(&netlink.Neigh{
+						LinkIndex: linkIndex("stacked"), IP: net.ParseIP("10.20.9.2"), HardwareAddr: e.wireMAC(),
+						State: netlink.NUD_PERMANENT,
+					}),
+					netlink.NeighAdd(&netlink.Neigh{
+						LinkIndex: linkIndex("net1"), IP: net.ParseIP("10.20.9.2"), HardwareAddr: e.wireMAC(),
+						State: netlink.NUD_PERMANENT,
+					}))
+			})
+			if unsupported {
+				t.Skip("the kernel lacks the module of the link")
+			}
+			p.Do(func() error { return sendUDP("10.20.9.2:9", marker(1)) })
+			if !wire.saw(marker(1), time.Second) {
+				t.Errorf("the packet did not arrive: the programs dropped %v", e.refusals(p).Dropped)
+			}
+		})
+	}
+}
 
 // The kernel of a pod answers pings through an internal socket, which a frame loses while a queue
 // of the pod delays it. The answers pass, and do not count as traffic of the node.

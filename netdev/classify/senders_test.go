@@ -281,6 +281,23 @@ func sendFor(sender nstest.Sender, frame []byte, duration time.Duration) error {
 	return nil
 }
 
+// Broadcasts to the network count toward the grant of the share.
+func TestAttack_broadcastsToNetwork(t *testing.T) {
+	const grant = 10 * mega
+	e := newTestEnv(t, enforced())
+	p := e.pod(0, 1, hardCap(grant), netdev.Private)
+	datagram := append(classify.EtherTo(broadcast, p.attachment.MAC, 0x0800,
+		classify.IPv4(p.ip, 17, 0, classify.UDP(5000, 5001))), make([]byte, 1200)...)
+	rate := e.arrivalRate(func() error {
+		_, err := p.Flood("net1", datagram, false, duration)
+		return err
+	})
+	e.expectAtMost("broadcasts", rate, grant*11/10)
+	if want := atLeast(0.8 * grant); rate < want {
+		t.Errorf("broadcasts arrive at %.1f Mbit/s, want at least %.1f: do they reach the NIC?", rate/mega, want/mega)
+	}
+}
+
 // A pod may listen to the multicast and broadcast of the network. All shares of the NIC together
 // receive a limited rate of it, next to their grants.
 func TestAttack_multicastListener(t *testing.T) {

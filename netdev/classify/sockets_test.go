@@ -230,16 +230,8 @@ func sendSegments(size int) error {
 		return err
 	}
 	defer c.Close()
-	raw, err := c.SyscallConn()
-	if err != nil {
+	if err := setSegmentSize(c, size); err != nil {
 		return err
-	}
-	const udpSegment = 103 // UDP_SEGMENT
-	var failed error
-	if err := raw.Control(func(fd uintptr) {
-		failed = unix.SetsockoptInt(int(fd), unix.SOL_UDP, udpSegment, size)
-	}); err != nil || failed != nil {
-		return errors.Join(err, failed)
 	}
 	packet := make([]byte, 40*size)
 	for end := time.Now().Add(duration); time.Now().Before(end); {
@@ -248,6 +240,20 @@ func sendSegments(size int) error {
 		}
 	}
 	return nil
+}
+
+// setSegmentSize makes the kernel divide what is written to a socket into datagrams of a size.
+func setSegmentSize(c *net.UDPConn, size int) error {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	const udpSegment = 103 // UDP_SEGMENT
+	var failed error
+	err = raw.Control(func(fd uintptr) {
+		failed = unix.SetsockoptInt(int(fd), unix.SOL_UDP, udpSegment, size)
+	})
+	return errors.Join(err, failed)
 }
 
 // A pod can copy what its kernel sends to its link. The copies have no socket, but a route of the pod. Neighbor

@@ -415,7 +415,8 @@ static __always_inline int classify_sent(struct __sk_buff *skb, int has_cookie, 
 	if (counts)
 		counts->sent++;
 	// NICs add bytes to a frame that ends in the header, so that it is valid on the network.
-	if (bpf_skb_load_bytes(skb, 0, &eth, sizeof(eth)))
+	if (hold_first(skb, ETH_HLEN) || bpf_skb_load_bytes(skb, 0, &eth, sizeof(eth)) ||
+	    hold_headers(skb, eth.h_proto))
 		return TC_ACT_SHOT;
 	frame.source = number_of(eth.h_source);
 	frame.destination = number_of(eth.h_dest);
@@ -479,6 +480,8 @@ static __always_inline int classify_sent(struct __sk_buff *skb, int has_cookie, 
 		frame.is_unproven = cookie_of_route(skb) != frame.link->cookie;
 		if (!class && !frame.is_unproven && !skb->ingress_ifindex)
 			class = frame.link->class;
+		if (frame.is_unproven && !nic->trust_mac)
+			is_switched = 0; // its sender may be a link that must not reach others
 	}
 	if (!class && is_forwarded(skb, reads_routes, nic, frame.source))
 		class = nic->major | CLASS_FORWARDED;

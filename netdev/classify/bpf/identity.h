@@ -194,9 +194,8 @@ struct {
 // The time at which a sender with a hash was listed last; see was_listed. The key has the hash in the lower 32 bits, and
 // the interface index of the NIC.
 struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 65536);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 4096);
 	__type(key, __u64);
 	__type(value, __u64);
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
@@ -495,33 +494,33 @@ static __always_inline int is_listed(struct __sk_buff *context, __u64 source)
 // How long a sender counts as listed, in ns.
 #define LISTED_TIME (60 * SECOND)
 
-// The time at which a sender was listed last on any NIC; 0 if none was.
+// The time at which a sender was listed last on any NIC. The loader sets it to the current time, because the map can
+// have entries of an earlier plugin.
 __u64 dra_shared_last_listed = 0;
+
+// Reports whether a time of bpf_ktime_get_ns is in the last minute. Another processor may have written it after this
+// one has read the clock.
+static __always_inline int is_recent(__u64 time, __u64 now)
+{
+	return (__s64)(now - time) <= (__s64)LISTED_TIME;
+}
 
 // Reports whether a link in mode source lists the sender of a frame, or has listed one with the same hash in the last
 // minute. A link could otherwise list senders only while their frames wait in a queue: behind it, the kernel reads the
 // list.
 static __always_inline int was_listed(struct __sk_buff *skb, __u32 parent, __u64 source)
 {
-	__u64 key = bucket_of(source) | (__u64)parent << 32, now;
+	__u64 key = bucket_of(source) | (__u64)parent << 32, now = bpf_ktime_get_ns();
 	__u64 *last;
 
 	if (!is_listed(skb, source)) {
-		if (!dra_shared_last_listed)
-			return 0;
-		now = bpf_ktime_get_ns();
-		if (now - dra_shared_last_listed > LISTED_TIME)
+		if (!is_recent(dra_shared_last_listed, now))
 			return 0;
 		last = bpf_map_lookup_elem(&dra_shared_listed, &key);
-		return last && now - *last <= LISTED_TIME;
+		return last && is_recent(*last, now);
 	}
-	now = bpf_ktime_get_ns();
 	dra_shared_last_listed = now;
-	last = bpf_map_lookup_elem(&dra_shared_listed, &key);
-	if (last)
-		*last = now;
-	else
-		bpf_map_update_elem(&dra_shared_listed, &key, &now, BPF_ANY);
+	bpf_map_update_elem(&dra_shared_listed, &key, &now, BPF_ANY);
 	return 1;
 }
 
@@ -546,9 +545,9 @@ static __always_inline int may_use(const struct frame *frame, __u64 high, __u64 
 		return 1;
 	if (holder && frame->link)
 		return 0;
-	if (holder) { // a machine behind a link, with a MAC address that the network allows, has the address of the link
+	if (holder) { // a link of the pod has it, and the pod sends with a further MAC address that the network allows
 		link = find_link(frame->parent, *holder);
-		return link && frame->cookie && link->cookie == frame->cookie;
+		return link && frame->cookie && link->cookie == frame->cookie && !(link->flags & LINK_BLOCKED);
 	}
 	if (frame->forwards)
 		return 1;
@@ -655,10 +654,6 @@ static __always_inline __u32 check_router_port(const struct frame *frame, __u32 
 	return 0;
 }
 
-// The bytes of a frame that check_content reads of most frames: the Ethernet header, an IPv6 header, and 8 bytes of the
-// upper layer.
-#define HEADERS (ETH_HLEN + 40 + 8)
-
 // How far dra_shared_find_upper and dra_shared_check_options read.
 #define ALL_HEADERS 2112
 
@@ -670,12 +665,21 @@ static __always_inline int hold(struct __sk_buff *skb, __u32 length)
 	return bpf_skb_pull_data(skb, length < skb->len ? length : skb->len);
 }
 
-// Calls hold for HEADERS. The kernel itself puts those that it makes into its own memory.
-static __always_inline int hold_headers(struct __sk_buff *skb)
+// Calls hold unless the kernel has copied the bytes before, as it does with the headers that it makes itself.
+static __always_inline int hold_first(struct __sk_buff *skb, __u32 length)
 {
-	if ((void *)(long)skb->data + HEADERS <= (void *)(long)skb->data_end)
+	if ((void *)(long)skb->data + length <= (void *)(long)skb->data_end)
 		return 0;
-	return hold(skb, HEADERS);
+	return hold(skb, length);
+}
+
+// Calls hold for the bytes that the programs read of most frames of a protocol: the Ethernet header, the IP header, and
+// 8 bytes of the upper layer.
+static __always_inline int hold_headers(struct __sk_buff *skb, __u16 protocol)
+{
+	if (protocol == bpf_htons(ETH_P_IP))
+		return hold_first(skb, ETH_HLEN + 20 + 8);
+	return hold_first(skb, ETH_HLEN + 40 + 8);
 }
 
 // Checks the ports of a UDP packet for IPv4, and in a message of a DHCP client (RFC 2131) its MAC address
@@ -692,7 +696,8 @@ static __always_inline __u32 check_dhcp(struct __sk_buff *skb, const struct fram
 		return REASON_DHCP;
 	if (ports >> 16 != bpf_htons(67))
 		return check_router_port(frame, ports >> 16);
-	if (is_fragment || hold(skb, offset + 8 + 28 + ETH_ALEN) ||
+	// The kernel divides a packet into messages of which the program sees the first.
+	if (is_fragment || skb->gso_size || hold(skb, offset + 8 + 28 + ETH_ALEN) ||
 	    bpf_skb_load_bytes(skb, offset + 8, &types, sizeof(types)) ||
 	    bpf_skb_load_bytes(skb, offset + 8 + 12, &address, sizeof(address)) ||
 	    bpf_skb_load_bytes(skb, offset + 8 + 24, &relay, sizeof(relay)) ||
@@ -742,7 +747,7 @@ static __always_inline __u32 check_ipv4(struct __sk_buff *skb, const struct fram
 	header = (words[0] & 0xf) * 4;
 	fragment = ((words[0] >> 48 & 0x1f) << 8) | words[0] >> 56;
 	protocol = words[1] >> 8 & 0xff;
-	if (header < 20 || (header > 40 && hold(skb, ETH_HLEN + header + 8)))
+	if (header < 20 || (header > 20 && hold(skb, ETH_HLEN + header + 8)))
 		return REASON_PROTOCOL;
 	if (protocol == 17) {
 		reason = fragment ? 0 : check_dhcp(skb, frame, ETH_HLEN + header, words[0] >> 48 & 0x20);
@@ -810,7 +815,7 @@ __noinline __u64 dra_shared_find_upper(struct __sk_buff *skb, __u32 next)
 			offset += ((head >> 8 & 0xff) + 1) * 8;
 		next = head & 0xff;
 	}
-	if (!(flags & UPPER_REST) && is_extension(next))
+	if ((!(flags & UPPER_REST) && is_extension(next)) || offset > ALL_HEADERS - 8)
 		flags |= UPPER_HIDDEN;
 	// In a first fragment, the header can start in the next one, and what follows in this frame is not part
 	// of the packet (RFC 7112). A packet that the kernel has not divided yet can have the length 0.
@@ -935,7 +940,7 @@ static __always_inline __u32 check_ipv6(struct __sk_buff *skb, const struct fram
 		if ((ports & 0xffff) == bpf_htons(547) || ports >> 16 == bpf_htons(546))
 			return REASON_DHCP;
 		if (ports >> 16 == bpf_htons(547) &&
-		    (hold(skb, upper.offset + 9) || bpf_skb_load_bytes(skb, upper.offset + 8, &type, 1) ||
+		    (skb->gso_size || hold(skb, upper.offset + 9) || bpf_skb_load_bytes(skb, upper.offset + 8, &type, 1) ||
 		     type == DHCPV6_RELAY_FORWARD))
 			return REASON_DHCP;
 		return check_router_port(frame, ports >> 16);
@@ -1024,8 +1029,6 @@ static __always_inline __u32 check_content(struct __sk_buff *skb, const struct f
 	// 01:00:0c:cc:cc:cc and cd to those of Cisco.
 	if ((frame->destination & 0xc0ffffffffffULL) == 0x0000c28001ULL ||
 	    (frame->destination & 0xfeffffffffffULL) == 0xcccccc0c0001ULL)
-		return REASON_PROTOCOL;
-	if (hold_headers(skb))
 		return REASON_PROTOCOL;
 	if (skb->vlan_present)
 		return skb->vlan_proto == bpf_htons(ETH_P_8021Q) && !is_tag(frame->protocol) &&
@@ -1286,7 +1289,7 @@ static __always_inline __u32 check_received(struct __sk_buff *skb, struct frame 
 		return REASON_ISOLATION;
 	if (frame->cookie != sender->cookie && class_of_tenant(frame->parent, frame->cookie))
 		return REASON_MAC;
-	return check_content(skb, frame);
+	return hold_headers(skb, frame->protocol) ? REASON_PROTOCOL : check_content(skb, frame);
 }
 
 // Returns the reason to refuse a unicast frame that a link of the NIC has sent to another
