@@ -4,15 +4,18 @@
 package crash
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 	resourceapi "k8s.io/api/resource/v1"
 	apiruntime "k8s.io/apimachinery/pkg/runtime"
 
@@ -53,6 +56,100 @@ func TestPlugin_blocksChangedLinkWithinASecond(t *testing.T) {
 			})
 		}
 	}
+}
+
+// A pod creates a link on the NIC in a network namespace that the node cannot see. The plugin hides the senders of
+// frames within a second.
+func TestPlugin_hidesSendersWithinASecond(t *testing.T) {
+	e := newTestEnv(t)
+	e.start(nil)
+	attacker, other := e.podWithAddress("attacker", "10.20.0.5/16"), e.podWithAddress("other", "10.20.0.6/16")
+	sources := e.observeSources(other, "10.20.0.1", "10.20.0.6")
+	nested, created := nstest.New(t), time.Time{}
+	e.must("create a link that the node cannot see", attacker.do(func() error {
+		net1, err := netlink.LinkByName("net1")
+		if err != nil {
+			return err
+		}
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name, attrs.ParentIndex, attrs.Namespace = "more", net1.Attrs().Index, netlink.NsFd(nested.File.Fd())
+		return netlink.LinkAdd(&netlink.Macvlan{LinkAttrs: attrs, Mode: netlink.MACVLAN_MODE_PRIVATE})
+	}))
+	nested.Do(func() error {
+		created = time.Now()
+		return nstest.ConfigureLink("more")
+	})
+	eventually.Eventually(t, timeout, "the source of a frame is hidden", func() error {
+		hidden := sources.hidden.Load()
+		if hidden == nil {
+			return errors.New("all frames have the address of their sender")
+		}
+		if took := hidden.Sub(created); took > time.Second {
+			t.Errorf("the plugin hid senders after %s, want at most 1s", took)
+		}
+		return nil
+	})
+}
+
+// sources is the time at which the first frame arrived at a pod without the address of its sender.
+type sources struct{ hidden atomic.Pointer[time.Time] }
+
+// observeSources gives the wire an address, and makes it send a datagram to a pod each millisecond. It returns the
+// sources of the datagrams.
+func (e *testEnv) observeSources(pod *sandbox, from, to string) *sources {
+	e.t.Helper()
+	var sender net.Conn
+	var source net.HardwareAddr
+	e.wire.Do(func() error {
+		wire, err := net.InterfaceByName("wire")
+		if err != nil {
+			return err
+		}
+		source = wire.HardwareAddr
+		if err := nstest.ConfigureLink("wire", from+"/16"); err != nil {
+			return err
+		}
+		sender, err = net.Dial("udp4", to+":4789")
+		return err
+	})
+	frames := -1
+	e.must("open a packet socket in the pod", pod.do(func() (err error) {
+		net1, err := net.InterfaceByName("net1")
+		if err != nil {
+			return err
+		}
+		const protocol = unix.ETH_P_IP<<8&0xff00 | unix.ETH_P_IP>>8 // in the order of the network
+		if frames, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, protocol); err != nil {
+			return err
+		}
+		return unix.Bind(frames, &unix.SockaddrLinklayer{Protocol: protocol, Ifindex: net1.Index})
+	}))
+	s, file := &sources{}, os.NewFile(uintptr(frames), "frames")
+	e.t.Cleanup(func() { _ = sender.Close() })
+	go func() {
+		defer file.Close()
+		for frame := make([]byte, 2048); ; {
+			n, _, err := unix.Recvfrom(frames, frame, 0)
+			if err != nil {
+				return
+			}
+			if n >= 14 && !bytes.Equal(frame[6:12], source) {
+				now := time.Now()
+				s.hidden.Store(&now)
+				return
+			}
+		}
+	}()
+	go func() {
+		tick := time.NewTicker(time.Millisecond)
+		defer tick.Stop()
+		for range tick.C {
+			if _, err := sender.Write([]byte("frame")); errors.Is(err, net.ErrClosed) {
+				return
+			}
+		}
+	}()
+	return s
 }
 
 // podWithAddress returns a pod with a link that has an address.

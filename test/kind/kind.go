@@ -246,10 +246,15 @@ func (c *Cluster) installChart(ctx context.Context) error {
 
 // Install installs or upgrades the chart; set is a list of values for Helm's --set.
 func (c *Cluster) Install(ctx context.Context, set ...string) error {
+	return c.installWithin(ctx, 90*time.Second, set...)
+}
+
+// installWithin is Install with the time after which it fails.
+func (c *Cluster) installWithin(ctx context.Context, limit time.Duration, set ...string) error {
 	args := []string{
 		"bin/helm", "upgrade", "dra-shared", "deployments/helm/dra-driver-shared", "--install",
 		"--kubeconfig", c.relative("kubeconfig"), "--namespace", "dra-shared-system", "--create-namespace",
-		"--values", "demo/kind/values-kind.yaml", "--wait", "--timeout", "90s",
+		"--values", "demo/kind/values-kind.yaml", "--wait", "--timeout", limit.String(),
 	}
 	for _, s := range set {
 		args = append(args, "--set", s)

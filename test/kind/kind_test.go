@@ -64,6 +64,7 @@ func TestCluster_sharesNICsOfTwoNodesAndLeavesNothing(t *testing.T) {
 		return
 	}
 	t.Run("two nodes", func(t *testing.T) { testTwoNodes(ctx, t, c) })
+	t.Run("no BPF file system", func(t *testing.T) { testWithoutBPFFS(ctx, t, c) })
 	inDocker := remains(ctx, c.state.Engine, c.state.Networks)
 	down()
 	t.Run("nothing remains", func(t *testing.T) {
@@ -158,6 +159,35 @@ spec:
     imagePullPolicy: Never
     resources: {claims: [{name: nic}]}
 `
+
+// testWithoutBPFFS installs the chart without the value for nodes that have no BPF file system. The installation must
+// fail, and an event must name the value.
+func testWithoutBPFFS(ctx context.Context, t *testing.T, c *Cluster) {
+	if err := c.run(ctx, "bin/helm", "uninstall", "dra-shared", "--kubeconfig", c.relative("kubeconfig"),
+		"--namespace", "dra-shared-system", "--wait"); err != nil {
+		t.Fatal(err)
+	}
+	nodes, err := c.Nodes(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, node := range nodes {
+		if _, err := c.Node(ctx, node, "umount", "/sys/fs/bpf"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := c.installWithin(ctx, 20*time.Second, "plugin.mountBPFFS=false"); err == nil {
+		t.Error("the installation succeeded")
+	}
+	eventually.Eventually(t, 30*time.Second, "an event names the value", func() error {
+		events, err := c.Kubectl(ctx, "get", "events", "-A", "--field-selector", "reason=DeviceUnusable",
+			"-o", "jsonpath={.items[*].message}")
+		if err == nil && !strings.Contains(events, "set plugin.mountBPFFS in the chart's values") {
+			err = fmt.Errorf("the events are %q", events)
+		}
+		return err
+	})
+}
 
 // testTwoNodes checks that the nodes, which share the kernel of this machine, do not
 // share the driver's state there. Each share holds its grant, even after the driver is
