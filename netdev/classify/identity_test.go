@@ -583,7 +583,9 @@ func TestProgram_permitsWhatTheNetworkAllows(t *testing.T) {
 		},
 		"a MAC, the link's own IP": {policy, nil, ether(vrrpMAC, protoIPv4, ipv4(linkIP, 6, 0, udp(1, 2))), ""},
 		"VRRP":                     {policy, nil, ether(vrrpMAC, protoIPv4, ipv4(vip, 112, 0, udp(1, 2))), ""},
-		"HSRP":                     {policy, nil, etherTo(routersMAC, linkMAC, protoIPv4, ipv4(linkIP, 17, 0, udp(1985, 1985))), ""},
+		"HSRP": {
+			policy, nil, etherTo(routersMAC, linkMAC, protoIPv4, ipv4(linkIP, 17, 0, udp(1985, 1985))), "",
+		},
 		"OSPF of a pod that may forward": {Policy{Identity: IdentityEnforce, Forwarding: true}, nil,
 			ether(linkMAC, protoIPv4, ipv4(linkIP, 89, 0, udp(1, 2))), ""},
 		"VRRP, with allowed addresses only": {
@@ -679,7 +681,9 @@ func TestProgram_needsRouteOfInternetSocket(t *testing.T) {
 		frame  []byte
 		want   Reason
 	}{
-		"of the node":               {enforce, ofNode, ether(nicMAC, protoIPv4, ipv4(foreignIP, 6, 0, udp(1, 2))), "SourceMAC"},
+		"of the node": {
+			enforce, ofNode, ether(nicMAC, protoIPv4, ipv4(foreignIP, 6, 0, udp(1, 2))), "SourceMAC",
+		},
 		"of a pod":                  {enforce, nil, ether(linkMAC, protoIPv4, ipv4(linkIP, 6, 0, udp(1, 2))), "SourceMAC"},
 		"of a pod, IPv6":            {enforce, nil, ether(linkMAC, protoIPv6, ipv6(linkIP6, 6, udp(1, 2))), "SourceMAC"},
 		"of a pod that may forward": {forwarding, nil, ether(linkMAC, protoIPv4, ipv4(linkIP, 6, 0, udp(1, 2))), ""},

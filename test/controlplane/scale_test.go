@@ -180,7 +180,7 @@ func (e *testEnv) measure(t *testing.T, controller *os.Process, w workload) {
 	}
 	writes := difference(before, e.writes(t))
 	fmt.Printf("### %s\n\n", w.title)
-	fmt.Printf("All pods ran after %s; their creation took %s. From creation to start: p50 %s, p99 %s. "+
+	fmt.Printf("All pods ran after %s; their creation took %s. From creation to start: p50 %s, p99 %s.\n"+
 		"%d claims, at most %d entries in reservedFor. Controller: %s.\n\n",
 		round(all), round(creation), round(latencies[len(latencies)/2]), round(latencies[len(latencies)*99/100]),
 		len(claims), largest, memory(t, controller))
@@ -301,7 +301,7 @@ func (e *testEnv) measureRest(t *testing.T, controller *os.Process) {
 	used = processorTime() - used
 	leases, others := requests()
 	percent := 100 * used.Seconds() / period.Seconds()
-	fmt.Printf("While the pods run and nothing changes, the controller uses %.1f %% of a core, and sends %.0f requests "+
+	fmt.Printf("While the pods run and nothing changes, the controller uses %.1f %% of a core, and sends\n%.0f requests "+
 		"in %s, besides %.0f that renew its Lease.\n\n", percent, others-othersBefore, period, leases-leasesBefore)
 	const most = 0.5
 	if percent > most {

@@ -42,11 +42,11 @@ $(cat "$bench")
 ## Plugin
 
 The program of the image, with a fake API server. Attach is a claim's preparation, the creation of the pod's network
-namespace, which takes the kernel up to 50 ms, and the hook, one at a time. Ready is the time from the start of a plugin that takes over all shares until it serves. The
-processor time (\`at rest\`) and the API requests cover a minute in which nothing changes. The plugin also gets each
-claim once in 5 minutes, and writes it if another client has changed its status. Then one pod changes its link in a
-loop for a minute (\`loop\`): the table has the processor time that this adds, and the writes of the claim's status in
-that minute.
+namespace, which takes the kernel up to 50 ms, and the hook, one at a time. Ready is the time from the start of a
+plugin that takes over all shares until it serves. The processor time (\`at rest\`) and the API requests cover a
+minute in which nothing changes. The plugin also gets each claim once in 5 minutes, and writes it if another client
+has changed its status. Then one pod changes its link in a loop for a minute (\`loop\`): the table has the processor
+time that this adds, and the writes of the claim's status in that minute.
 
 | shares | attach, median | attach, 9 of 10 | ready | at rest, of a core | API requests | API writes | loop adds, of a core | loop, writes of the claim | resident memory | anonymous |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
