@@ -102,7 +102,7 @@ func newTestEnvWith(
 	if _, err := e.node.Manage(config); err != nil {
 		t.Fatalf("Manage: %v", err)
 	}
-	if *queuePerShare && *withXPS {
+	if *queuePerShare && *withXPS && e.trees() != shape.OneTree {
 		e.setXPS(2)
 	}
 	t.Cleanup(func() {

@@ -182,14 +182,16 @@ func testWithoutBPFFS(ctx context.Context, t *testing.T, c *Cluster) {
 	if err := c.installWithin(ctx, 20*time.Second, "plugin.mountBPFFS=false"); err == nil {
 		t.Error("the installation succeeded")
 	}
-	eventually.Eventually(t, 30*time.Second, "an event names the value", func() error {
+	if err := eventually.Poll(ctx, 30*time.Second, func() error {
 		events, err := c.Kubectl(ctx, "get", "events", "-A", "--field-selector", "reason=DeviceUnusable",
 			"-o", "jsonpath={.items[*].message}")
 		if err == nil && !strings.Contains(events, "set plugin.mountBPFFS in the chart's values") {
 			err = fmt.Errorf("the events are %q", events)
 		}
 		return err
-	})
+	}); err != nil {
+		t.Errorf("no event names the value: %v", err)
+	}
 }
 
 // testTwoNodes checks that the nodes, which share the kernel of this machine, do not
