@@ -460,7 +460,10 @@ func (e *testEnv) start(change func(*pluginConfig)) {
 		if !e.running() {
 			return nil
 		}
-		_, err := os.Stat(e.socket())
+		conn, err := net.Dial("unix", e.socket()) // the file exists before the plugin listens
+		if err == nil {
+			err = conn.Close()
+		}
 		return errors.Join(err, attach.Ping(e.path("run"), c.Instance))
 	})
 }
