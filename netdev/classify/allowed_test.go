@@ -18,7 +18,7 @@ import (
 )
 
 // A pod has a virtual address with the MAC address of VRRP, on a link of its own, as keepalived creates it
-// (use_vmac). What it sends and receives with the address counts for its share.
+// (use_vmac). Its advertisements pass, and what it receives with the address counts for its share.
 func TestAllowed_virtualRouter(t *testing.T) {
 	const virtual = "10.20.9.9"
 	mac := net.HardwareAddr{0, 0, 0x5e, 0, 1, 51}

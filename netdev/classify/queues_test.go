@@ -673,19 +673,8 @@ func TestNode_Unmanage_removesQueues(t *testing.T) {
 	if found, err := e.node.Unmanage(e.nic.Name, e.nic.Index); err != nil || !found {
 		t.Fatalf("Unmanage returned found %t and error %v, want it to find the setup", found, err)
 	}
-	qdiscs, err := netlink.QdiscList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: e.nic.Index}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, q := range qdiscs {
-		if q.Type() == "htb" {
-			t.Errorf("qdisc %s still exists", q)
-		}
-	}
+	e.expectNoQueues()
 	if steered, err := classify.Steered(e.nic.Index); err != nil || steered {
 		t.Errorf("Steered returned %t and error %v, want the filter removed", steered, err)
-	}
-	if _, err := netlink.LinkByName(shape.IFBName(e.nic.Name)); err == nil {
-		t.Error("the IFB device still exists")
 	}
 }

@@ -875,17 +875,23 @@ func TestNode_Unmanage_removesSetupOfAnotherProcess(t *testing.T) {
 	if attached, err := classify.Detach(e.bpffs, e.nic.Index, nil); err != nil || attached {
 		t.Errorf("Detach after Unmanage returned %t and error %v, want the programs removed", attached, err)
 	}
+	e.expectNoQueues()
+}
+
+// expectNoQueues fails the test if the NIC has queues of the driver, or an IFB device.
+func (e *testEnv) expectNoQueues() {
+	e.t.Helper()
 	qdiscs, err := netlink.QdiscList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: e.nic.Index}})
 	if err != nil {
-		t.Fatal(err)
+		e.t.Fatal(err)
 	}
 	for _, q := range qdiscs {
 		if q.Type() == "htb" {
-			t.Errorf("qdisc %s still exists", q)
+			e.t.Errorf("qdisc %s still exists", q)
 		}
 	}
-	if _, err := netlink.LinkByName(shape.IFBName("nic0")); err == nil {
-		t.Error("the IFB device still exists")
+	if _, err := netlink.LinkByName(shape.IFBName(e.nic.Name)); err == nil {
+		e.t.Error("the IFB device still exists")
 	}
 }
 

@@ -84,7 +84,9 @@ func TestPlugin_hidesSendersWithinASecond(t *testing.T) {
 		if hidden == nil {
 			return errors.New("all frames have the address of their sender")
 		}
-		if took := hidden.Sub(created); took > time.Second {
+		took := hidden.Sub(created)
+		t.Logf("the senders were hidden after %s", took)
+		if took > time.Second {
 			t.Errorf("the plugin hid senders after %s, want at most 1s", took)
 		}
 		return nil
@@ -140,15 +142,7 @@ func (e *testEnv) observeSources(pod *sandbox, from, to string) *sources {
 			}
 		}
 	}()
-	go func() {
-		tick := time.NewTicker(time.Millisecond)
-		defer tick.Stop()
-		for range tick.C {
-			if _, err := sender.Write([]byte("frame")); errors.Is(err, net.ErrClosed) {
-				return
-			}
-		}
-	}()
+	go sendRegularly(sender)
 	return s
 }
 
@@ -240,18 +234,21 @@ func (e *testEnv) observe(pod *sandbox, address string) *arrivals {
 			a.last.Store(&now)
 		}
 	}()
-	go func() {
-		tick := time.NewTicker(time.Millisecond)
-		defer tick.Stop()
-		for range tick.C {
-			// The kernel refuses to send while the network is unreachable.
-			if _, err := sender.Write([]byte("frame")); errors.Is(err, net.ErrClosed) {
-				return
-			}
-		}
-	}()
+	go sendRegularly(sender)
 	a.awaitNext(e.t, time.Time{})
 	return a
+}
+
+// sendRegularly sends a datagram each millisecond until the socket is closed.
+func sendRegularly(sender net.Conn) {
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for range tick.C {
+		// The kernel refuses to send while the network is unreachable.
+		if _, err := sender.Write([]byte("frame")); errors.Is(err, net.ErrClosed) {
+			return
+		}
+	}
 }
 
 // silence is the time without frames after which a link counts as blocked.
