@@ -298,7 +298,7 @@ func (h Hook) prepareInNamespace(namespace *os.File) (preparedNamespace, error) 
 	if err != nil {
 		return preparedNamespace{}, err
 	}
-	id, err := IdentifyNamespace(namespace, socket)
+	id, err := identifyNamespace(namespace, socket)
 	if err != nil {
 		return preparedNamespace{}, errors.Join(err, socket.Close())
 	}

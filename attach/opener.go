@@ -118,7 +118,7 @@ func (o Opener) open(id Namespace) (files []*os.File, err error) {
 		}
 		files = append(files, socket)
 		// The kernel reuses inodes, but not cookies.
-		if found, err := IdentifyNamespace(namespace, socket); err != nil || found.Cookie != id.Cookie {
+		if found, err := identifyNamespace(namespace, socket); err != nil || found.Cookie != id.Cookie {
 			return errors.Join(err, fmt.Errorf("the namespace %d belongs to another pod: %w", id.Inode, os.ErrNotExist))
 		}
 		packet, err := openPacket()

@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -39,7 +40,7 @@ func TestHook_opensPacketSocketOnRequest(t *testing.T) {
 			calls++
 			switch {
 			case needed && s.Packet == nil:
-				return Response{Packet: true}, errors.New("a packet socket is needed")
+				return Response{}, fmt.Errorf("lease an address: %w", ErrPacketNeeded)
 			case r.Packet != needed:
 				return Response{}, errors.New("the request has a packet socket")
 			case needed:
@@ -106,7 +107,7 @@ func opener(t *testing.T) (o Opener, record Record) {
 	}
 	defer socket.Close()
 	record = Record{ClaimUID: "c", Share: "s", Payload: []byte(`{"dhcp": {}}`)}
-	if record.Namespace, err = IdentifyNamespace(namespace, socket); err != nil {
+	if record.Namespace, err = identifyNamespace(namespace, socket); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())

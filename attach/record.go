@@ -35,8 +35,18 @@ type Namespace struct {
 	NSID   int    `json:"nsid"`   // the ID that the node's namespace has for it; the kernel reuses it
 }
 
-// IdentifyNamespace identifies an open namespace by a socket that was opened in it.
-func IdentifyNamespace(namespace, socket *os.File) (Namespace, error) {
+// Same reports whether n and other are the same namespace: one that had the inode earlier has another cookie.
+func (n Namespace) Same(other Namespace) bool {
+	return n.Inode == other.Inode && n.Cookie == other.Cookie
+}
+
+// Replaces reports whether n has the ID that other had. The kernel reuses an ID only after the namespace has ended.
+func (n Namespace) Replaces(other Namespace) bool {
+	return n.NSID == other.NSID && n.Cookie != other.Cookie
+}
+
+// identifyNamespace identifies an open namespace by a socket that was opened in it.
+func identifyNamespace(namespace, socket *os.File) (Namespace, error) {
 	cookie, err := unix.GetsockoptUint64(int(socket.Fd()), unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
 	if err != nil {
 		return Namespace{}, os.NewSyscallError("getsockopt SO_NETNS_COOKIE", err)
@@ -219,7 +229,7 @@ func (s *Records) Read(claimUID, share string, ns Namespace) (Record, error) {
 	if err != nil {
 		return r, err
 	}
-	if r.ClaimUID != claimUID || r.Share != share || r.Namespace.Inode != ns.Inode || r.Namespace.Cookie != ns.Cookie {
+	if r.ClaimUID != claimUID || r.Share != share || !r.Namespace.Same(ns) {
 		return r, fmt.Errorf(
 			"attachment record belongs to claim %s, share %s, namespace %d: %w",
 			r.ClaimUID,

@@ -33,9 +33,21 @@ type Sockets struct {
 	Namespace *os.File
 	// Netlink is a NETLINK_ROUTE socket that was opened in it.
 	Netlink *os.File
-	// Packet is a packet socket (SOCK_DGRAM, without a protocol) that was opened in it, or nil.
+	// Packet is a packet socket (SOCK_DGRAM, without a protocol) that was opened in it. It is nil unless a Handler has
+	// asked for it with ErrPacketNeeded.
 	Packet *os.File
 }
+
+// ErrPacketNeeded is wrapped by an error of a Handler that needs Sockets.Packet. The hook then opens the socket and
+// sends the request again.
+var ErrPacketNeeded = errors.New(
+	"the hook must open a packet socket in the pod; a hook of an earlier release cannot do that")
+
+// Lack reports whether err, an error of a Handler, asks the hook for a socket that is missing.
+func (s Sockets) Lack(err error) bool { return s.Packet == nil && errors.Is(err, ErrPacketNeeded) }
+
+// Identify identifies the namespace by the socket that was opened in it.
+func (s Sockets) Identify() (Namespace, error) { return identifyNamespace(s.Namespace, s.Netlink) }
 
 // Server is the plugin's end of the protocol.
 type Server struct {
@@ -181,6 +193,7 @@ func (s *Server) answer(ctx context.Context, conn *net.UnixConn) (Response, erro
 		sockets.Packet = files[2]
 	}
 	response, err := s.handler.Attach(ctx, request, sockets)
+	response.Packet = sockets.Lack(err)
 	if err != nil {
 		err = &handlerError{err}
 	}

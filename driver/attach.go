@@ -27,8 +27,8 @@ func (d *Driver) Attach(ctx context.Context, r attach.Request, sockets attach.So
 	err := d.withClaim(ctx, uid, func(ctx context.Context) error {
 		return d.attach(ctx, r, Sandbox{Sockets: sockets})
 	})
-	if errors.Is(err, ErrPacketNeeded) && sockets.Packet == nil {
-		return attach.Response{Packet: true}, err // the hook asks again
+	if sockets.Lack(err) {
+		return attach.Response{}, err // the hook asks again, with the socket
 	}
 	if errors.Is(err, errClaimBusy) {
 		err = d.failures.withLast(r.Share, err)
@@ -120,12 +120,9 @@ func (d *Driver) attach(ctx context.Context, r attach.Request, sandbox Sandbox) 
 	return nil
 }
 
-// detachFormer detaches shares from a namespace that had the same ID earlier. The kernel reuses an ID only after
-// the namespace has ended. The event of its end may have been missed.
+// detachFormer detaches shares from the namespaces that current replaces. The events of their end may have been missed.
 func (d *Driver) detachFormer(current attach.Namespace) {
-	d.ended.add(func(r *attach.Record) bool {
-		return r.Namespace.NSID == current.NSID && r.Namespace.Cookie != current.Cookie
-	})
+	d.ended.add(func(r *attach.Record) bool { return current.Replaces(r.Namespace) })
 }
 
 // newAttachment returns the record of an attachment.
@@ -198,7 +195,7 @@ func (d *Driver) detachEndedAndList(
 }
 
 // isInEndedSandbox reports whether an attachment is in another sandbox than the given one of a pod, and either
-// belongs to the same pod or no longer exists: the kernel may not have removed its links yet.
+// belongs to the same pod or no longer exists: the kernel may not have removed all of the sandbox yet.
 func isInEndedSandbox(ctx context.Context, s share, a attach.Record, pod attach.Pod, sandbox Sandbox) bool {
 	if same, err := inSandbox(a, sandbox); err != nil || same {
 		return false
@@ -233,9 +230,8 @@ func otherPods(attachments []attach.Record, podUID string) (others []string) {
 	return others
 }
 
-// inSandbox reports whether an attachment is in the sandbox. A namespace that had the
-// same inode earlier has another cookie.
+// inSandbox reports whether an attachment is in the sandbox.
 func inSandbox(a attach.Record, sandbox Sandbox) (bool, error) {
-	ns, err := attach.IdentifyNamespace(sandbox.Namespace, sandbox.Netlink)
-	return ns.Inode == a.Namespace.Inode && ns.Cookie == a.Namespace.Cookie, err
+	namespace, err := sandbox.Identify()
+	return namespace.Same(a.Namespace), err
 }

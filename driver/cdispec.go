@@ -6,6 +6,7 @@ package driver
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"slices"
 
@@ -43,6 +44,18 @@ func (d *Driver) cdiDevices(uid types.UID, shares []share) (devices []cdi.Device
 		devices = append(devices, device)
 	}
 	return devices, nil
+}
+
+// writeSpec writes the CDI spec of a claim.
+func (d *Driver) writeSpec(uid types.UID, shares []share) error {
+	devices, err := d.cdiDevices(uid, shares)
+	if err != nil {
+		return err
+	}
+	if err := d.specs.Write(string(uid), devices); err != nil {
+		return fmt.Errorf("write CDI spec: %w", err)
+	}
+	return nil
 }
 
 // ensureSpec writes the CDI spec of a prepared claim if the existing one is missing or unreadable,

@@ -32,6 +32,10 @@ func podConsumers(claim *resourceapi.ResourceClaim) (pods []attach.Pod) {
 	return pods
 }
 
+func podOf(pod *corev1.Pod) attach.Pod {
+	return attach.Pod{UID: string(pod.UID), Namespace: pod.Namespace, Name: pod.Name}
+}
+
 // observePods completes the states of a claim's shares with information about pods that only the
 // API server has. It also forgets the failures of pods that no longer use the claim: no kernel
 // event announces the end of a pod to which nothing was attached.
@@ -156,7 +160,7 @@ func (d *Driver) getPod(ctx context.Context, ref attach.Pod) (*corev1.Pod, error
 func unreferencedPods(pods []*corev1.Pod, claim, request string) (unreferenced []attach.Pod) {
 	for _, pod := range pods {
 		if !referencesRequest(pod, claim, request) {
-			unreferenced = append(unreferenced, attach.Pod{UID: string(pod.UID), Namespace: pod.Namespace, Name: pod.Name})
+			unreferenced = append(unreferenced, podOf(pod))
 		}
 	}
 	return unreferenced
@@ -225,8 +229,7 @@ func podsWithoutHook(pods []*corev1.Pod, claim, request, node string) (without [
 			return s.State.Running != nil && slices.Contains(referencing, s.Name)
 		})
 		if running >= 0 {
-			p := attach.Pod{UID: string(pod.UID), Namespace: pod.Namespace, Name: pod.Name}
-			without = append(without, podWithoutHook{p, statuses[running].Name, ptr.Deref(pod.Spec.RuntimeClassName, "")})
+			without = append(without, podWithoutHook{podOf(pod), statuses[running].Name, ptr.Deref(pod.Spec.RuntimeClassName, "")})
 		}
 	}
 	return without

@@ -8,8 +8,10 @@
 // the path of a claim:
 //
 //	publish.go     devices -> ResourceSlices
-//	published.go   ResourceSlices that the API server has -> readiness, event, metric
-//	prepare.go     claim -> shares, claim record, CDI spec
+//	slicecheck.go  ResourceSlices that the API server has -> readiness (slicestate.go), event, metric
+//	prepare.go     claim -> claim record, CDI spec
+//	plan.go        allocation -> shares with their parameters
+//	admit.go       shares, other shares of their devices -> shares in the claim record
 //	cdispec.go     shares -> CDI devices, response to the kubelet
 //	attach.go      hook -> attachment in the pod, attachment record
 //	watch.go       changes that kinds observe -> refresh, detach, report
@@ -26,7 +28,7 @@
 //	status.go      state -> entry of the claim's status.devices
 //	report.go      the queue that writes entries until they are written
 //	podevents.go   changed conditions -> Kubernetes events on pods
-//	warnings.go    problems of the node -> Kubernetes events on the Node
+//	nodeevents.go  problems of the node -> Kubernetes events on the Node
 //	metadata.go    the device metadata files of containers (KEP-5304)
 //	health.go      device health; probes.go: health of this plugin
 //	metrics.go     Prometheus metrics
@@ -44,8 +46,8 @@
 //	cleanup.go     removal of the driver
 //
 // Claim records are in package record; records.go reads them and attachment records.
-// kind.go has the interface Kind and the optional ones. shares.go connects a recorded
-// share to its kind.
+// kind.go has the interface Kind; attacher.go and reserver.go have those of kinds whose
+// shares are attached to pods. shares.go connects a recorded share to its kind.
 package driver
 
 import (
@@ -81,11 +83,13 @@ type Options struct {
 	DriverName string
 	// NodeName is the name of the node, and of its pool of devices.
 	NodeName string
-	Client   kubernetes.Interface
+	// Client reads claims, pods, and the Node, and writes ResourceSlices and the status of claims.
+	Client kubernetes.Interface
 	// Metadata watches the Node, to notice when it was registered again (node.go). Default: the driver does not
 	// notice it.
 	Metadata metadata.Interface
-	Kinds    []Kind
+	// Kinds are the device kinds, each with another name.
+	Kinds []Kind
 
 	// PluginDir is the plugin's directory below the kubelet's; it contains the claim records. Its
 	// path is the same inside and outside of the container.
@@ -173,10 +177,6 @@ type Driver struct {
 	metrics        *metrics
 	degradedLogged sync.Map // names of degraded conditions that were logged
 }
-
-// admissionLock is the name of the lock that a plugin holds from reading the shares
-// of a device until it has written the record that adds a share.
-const admissionLock = "admission"
 
 // resyncInterval is the interval at which the driver repeats everything that
 // events should have triggered.

@@ -337,7 +337,7 @@ func (gc *garbageCollector) file(description, path string) Orphan {
 // new share before it is removed.
 func (gc *garbageCollector) kernelObjects(ctx context.Context) error {
 	d := gc.driver
-	release, err := d.locks.Named(admissionLock)
+	release, err := d.locks.NamedContext(ctx, admissionLock)
 	if err != nil {
 		return err
 	}

@@ -6,7 +6,7 @@ package driver
 import (
 	"bytes"
 	"context"
-	"errors"
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -166,17 +166,19 @@ func (d *Driver) prepareThroughOwnSocket(ctx context.Context, c *record.Claim) e
 	claims := []*drapb.Claim{{Namespace: c.Namespace, Name: c.Name, Uid: string(c.UID)}}
 	response, err := plugin.NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{Claims: claims})
 	if err != nil {
-		return err
+		return fmt.Errorf("prepare the claim again: %w", err)
 	}
 	if message := response.GetClaims()[string(c.UID)].GetError(); message != "" {
-		return errors.New(message)
+		return fmt.Errorf("prepare the claim again: %s", message)
 	}
 	if recorded, err := d.claims.Get(c.UID); recorded != nil || err != nil {
 		return err
 	}
 	// The claim was unprepared before the helper wrote the files.
-	_, err = plugin.NodeUnprepareResources(ctx, &drapb.NodeUnprepareResourcesRequest{Claims: claims})
-	return err
+	if _, err = plugin.NodeUnprepareResources(ctx, &drapb.NodeUnprepareResourcesRequest{Claims: claims}); err != nil {
+		return fmt.Errorf("unprepare the claim again: %w", err)
+	}
+	return nil
 }
 
 // kubeletSocket returns the path of the socket on which the helper serves the kubelet. The helper chooses the name.

@@ -7,19 +7,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
-	"k8s.io/dynamic-resource-allocation/resourceclaim"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/ptr"
 
-	"github.com/dra-shared/dra-driver-shared/attach"
-	"github.com/dra-shared/dra-driver-shared/cdi"
 	"github.com/dra-shared/dra-driver-shared/driver/record"
 )
 
@@ -78,8 +72,8 @@ func (d *Driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 		shares := d.resolveAll(old.Shares)
 		return shares, d.ensureSpec(old.UID, shares)
 	}
-	if _, restoring := d.restoring.Load(claim.UID); restoring && old == nil {
-		return nil, errors.New("the claim was unprepared while its device metadata was being restored: retry")
+	if err := d.checkRestoring(claim.UID, old); err != nil {
+		return nil, err
 	}
 	shares, err := d.configure(ctx, claim.Namespace, planned)
 	if err != nil {
@@ -98,11 +92,7 @@ func (d *Driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 	if err := d.reserveForClaim(ctx, claim, shares); err != nil {
 		return nil, err
 	}
-	devices, err := d.cdiDevices(claim.UID, shares)
-	if err != nil {
-		return nil, err
-	}
-	if err := d.specs.Write(string(claim.UID), devices); err != nil {
+	if err := d.writeSpec(claim.UID, shares); err != nil {
 		return nil, err
 	}
 	recorded.Phase = record.Prepared
@@ -111,6 +101,15 @@ func (d *Driver) prepare(ctx context.Context, claim *resourceapi.ResourceClaim) 
 	}
 	klog.FromContext(ctx).V(2).Info("Prepared claim", "shares", len(shares))
 	return shares, nil
+}
+
+// checkRestoring returns an error if the claim was unprepared while restoreMetadata prepares it again: the kubelet
+// has not asked for it.
+func (d *Driver) checkRestoring(uid types.UID, recorded *record.Claim) error {
+	if _, restoring := d.restoring.Load(uid); restoring && recorded == nil {
+		return errors.New("the claim was unprepared while its device metadata was being restored: retry")
+	}
+	return nil
 }
 
 // isPrepared reports whether a claim with the planned allocation is already
@@ -161,152 +160,6 @@ func (d *Driver) setAside(ctx context.Context, uid types.UID, reason error) erro
 	return nil
 }
 
-// plannedShare is an allocation result of a claim, before its kind is involved.
-type plannedShare struct {
-	record.Share
-	parameters [][]byte // opaque parameters, those of the DeviceClass first
-}
-
-// plan converts the claim's allocation to shares. It ignores the results of
-// other drivers.
-func (d *Driver) plan(claim *resourceapi.ResourceClaim) (planned []plannedShare, err error) {
-	if claim.Status.Allocation == nil {
-		return nil, errors.New("the claim is not allocated: has the scheduler removed the allocation? the kubelet retries")
-	}
-	devices := claim.Status.Allocation.Devices
-	for _, result := range devices.Results {
-		if result.Driver == d.options.DriverName {
-			planned = append(planned, plannedShare{shareOf(claim.UID, result), d.parametersFor(result, devices.Config)})
-		}
-	}
-	return planned, nil
-}
-
-func shareOf(claimUID types.UID, result resourceapi.DeviceRequestAllocationResult) record.Share {
-	s := record.Share{
-		Request: result.Request, Pool: result.Pool, Device: result.Device,
-		ShareID: ptr.Deref(result.ShareID, ""), AdminAccess: ptr.Deref(result.AdminAccess, false),
-		Capacity: map[string]resource.Quantity{},
-	}
-	s.Name = cdi.DeviceName(string(claimUID), s.Request, shareKey(s))
-	for name, quantity := range result.ConsumedCapacity {
-		s.Capacity[string(name)] = quantity
-	}
-	return s
-}
-
-// shareKey distinguishes the shares of one request. An unshared device has no
-// share ID.
-func shareKey(s record.Share) string {
-	if s.ShareID != "" {
-		return string(s.ShareID)
-	}
-	return s.Device
-}
-
-// parametersFor returns the driver's opaque parameters that apply to a result:
-// those of the DeviceClass before those of the claim.
-func (d *Driver) parametersFor(
-	result resourceapi.DeviceRequestAllocationResult,
-	all []resourceapi.DeviceAllocationConfiguration,
-) (raw [][]byte) {
-	applying := resourceclaim.ConfigForResult(all, result)
-	for _, source := range []resourceapi.AllocationConfigSource{resourceapi.AllocationConfigSourceClass,
-		resourceapi.AllocationConfigSourceClaim} {
-		for _, c := range applying {
-			if c.Source == source && c.Opaque.Driver == d.options.DriverName {
-				raw = append(raw, c.Opaque.Parameters.Raw)
-			}
-		}
-	}
-	return raw
-}
-
-func sameShares(planned []plannedShare, recorded []record.Share) bool {
-	return slices.EqualFunc(planned, recorded, func(p plannedShare, r record.Share) bool { return p.Same(r) })
-}
-
-// configure finds the kind of each planned share, and lets it compute the parameters of the share.
-func (d *Driver) configure(ctx context.Context, namespace string, planned []plannedShare) ([]share, error) {
-	shares := make([]share, 0, len(planned))
-	for _, p := range planned {
-		kind, err := d.kindOf(p.Pool, p.Device)
-		if err == nil {
-			p.Kind = kind.Name()
-			p.Parameters, err = kind.Configure(ctx, namespace, p.Share, p.parameters)
-		}
-		if err != nil {
-			return nil, shareError(p.Share, err)
-		}
-		shares = append(shares, withKind(p.Share, kind))
-	}
-	return shares, nil
-}
-
-// shareError adds the request and the device of a share to an error.
-func shareError(s record.Share, err error) error {
-	return fmt.Errorf("request %s, device %s: %w", s.Request, s.Device, err)
-}
-
-// validate refuses shares that exclude each other, and shares that cannot serve
-// the pods for which the claim is reserved. The driver refuses pods that join
-// later when they attach.
-func (d *Driver) validate(claim *resourceapi.ResourceClaim, shares []share) error {
-	for k, validator := range kindsOf[CombinationValidator](d) {
-		var own []record.Share
-		for _, s := range shares {
-			if s.kind == k {
-				own = append(own, s.Share)
-			}
-		}
-		if err := validator.ValidateCombination(own); err != nil {
-			return err
-		}
-	}
-	pods := podConsumers(claim)
-	if len(pods) < 2 {
-		return nil
-	}
-	first := []string{pods[0].Namespace + "/" + pods[0].Name}
-	for _, s := range shares {
-		if s.attacher == nil {
-			continue
-		}
-		if err := s.attacher.ValidateConsumers(s.Share, first); err != nil {
-			return fmt.Errorf("request %s, reserved for %d pods: %w", s.Request, len(pods), err)
-		}
-	}
-	return nil
-}
-
-// admit checks each share against all other shares of its device, numbers it,
-// and writes the claim record. From then on, the shares count against the device. The
-// scheduler checks first; the driver is the last component that can refuse.
-func (d *Driver) admit(ctx context.Context, recorded *record.Claim, shares []share) error {
-	release, err := d.locks.NamedContext(ctx, admissionLock)
-	if err != nil {
-		return err
-	}
-	defer release()
-	others, err := d.sharesOfOtherClaims(ctx, recorded.UID, shares)
-	if err != nil {
-		return err
-	}
-	for i := range shares {
-		s := &shares[i]
-		if !s.AdminAccess {
-			device := deviceOf(s.Share)
-			if err := admitShare(*s, others[device]); err != nil {
-				return shareError(s.Share, err)
-			}
-			s.Number = d.numberOf(recorded.UID, s.Share, others[device])
-			others[device] = append(others[device], &s.Share)
-		}
-		recorded.Shares = append(recorded.Shares, s.Share)
-	}
-	return d.claims.Put(recorded)
-}
-
 // reserveForClaim lets the kinds acquire the resources that only this claim may use; see Reserver.
 func (d *Driver) reserveForClaim(ctx context.Context, claim *resourceapi.ResourceClaim, shares []share) error {
 	reserving := ReservingClaim{UID: string(claim.UID), Namespace: claim.Namespace}
@@ -321,99 +174,4 @@ func (d *Driver) reserveForClaim(ctx context.Context, claim *resourceapi.Resourc
 		}
 	}
 	return nil
-}
-
-// deviceKey identifies a device.
-type deviceKey struct{ pool, device string }
-
-func deviceOf(s record.Share) deviceKey { return deviceKey{s.Pool, s.Device} }
-
-// sharesOfOtherClaims returns the shares that other claims than the one with that UID hold on the
-// devices of shares. A claim whose record is lost or cannot be read counts with the shares that are
-// attached to its pods. It returns an error if records cannot be listed, because shares of any other claim
-// may then exist.
-func (d *Driver) sharesOfOtherClaims(
-	ctx context.Context, uid types.UID, shares []share,
-) (map[deviceKey][]*record.Share, error) {
-	others := map[deviceKey][]*record.Share{}
-	for _, s := range shares {
-		others[deviceOf(s.Share)] = nil
-	}
-	add := func(s *record.Share) {
-		device := deviceOf(*s)
-		if on, wanted := others[device]; wanted && !s.AdminAccess {
-			others[device] = append(on, s)
-		}
-	}
-	claims, err := d.claims.List()
-	if err = withoutUnreadable(ctx, err); err != nil {
-		return nil, err
-	}
-	counted := make(map[types.UID]bool, len(claims)+1)
-	counted[uid] = true
-	for _, c := range claims {
-		if c.UID == uid {
-			continue
-		}
-		counted[c.UID] = true
-		for i := range c.Shares {
-			add(&c.Shares[i])
-		}
-	}
-	added := map[string]bool{} // several pods may have the same share
-	attached, err := d.attachments.Select(func(r *attach.Record) bool { return !counted[types.UID(r.ClaimUID)] })
-	if err = withoutUnreadable(ctx, err); err != nil {
-		return nil, err
-	}
-	for _, r := range attached {
-		if !added[r.Share] {
-			added[r.Share] = true
-			s := d.shareInRecord(r)
-			add(&s)
-		}
-	}
-	return others, nil
-}
-
-// admitShare checks a share against the other shares of its device.
-func admitShare(s share, neighbors []*record.Share) error {
-	for _, o := range neighbors {
-		if o.ShareID == s.ShareID {
-			return fmt.Errorf(
-				"share %s is in use by another claim (CDI device %s): was that claim unprepared?",
-				shareKey(s.Share),
-				o.Name,
-			)
-		}
-		if o.ShareID == "" {
-			// The device was allocated as a whole before it became shared
-			// (KEP-5075, device updates).
-			return fmt.Errorf("another claim holds the whole device (CDI device %s): wait until it is released", o.Name)
-		}
-	}
-	return s.kind.Admit(s.Share, neighbors)
-}
-
-// numberOf returns the number that the share's attachments already have, if there
-// are any, because the claim's record may have been lost. Otherwise it returns a
-// free number.
-func (d *Driver) numberOf(uid types.UID, s record.Share, neighbors []*record.Share) uint16 {
-	attached, _ := d.attachments.OfClaim(string(uid)) // unreadable records contain no number
-	for _, a := range attached {
-		if a.Share == s.Name {
-			return a.Number
-		}
-	}
-	return freeNumber(neighbors)
-}
-
-// freeNumber returns the lowest number that no neighbor has.
-func freeNumber(neighbors []*record.Share) uint16 {
-	taken := make([]bool, len(neighbors)+1)
-	for _, o := range neighbors {
-		if i := int(o.Number) - record.FirstNumber; i >= 0 && i < len(taken) {
-			taken[i] = true
-		}
-	}
-	return uint16(record.FirstNumber + slices.Index(taken, false))
 }

@@ -13,6 +13,8 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
+
+	"github.com/dra-shared/dra-driver-shared/internal/requeue"
 )
 
 const (
@@ -104,11 +106,7 @@ func (d *Driver) awaitRefresh(ctx context.Context) bool {
 
 // nextRefresh returns the time until the next refresh without an event.
 func (d *Driver) nextRefresh() time.Duration {
-	next := d.publication.nextCheck()
-	if after := time.Duration(d.refreshAfter.Load()); after > 0 {
-		return min(after, next)
-	}
-	return next
+	return requeue.Soonest(time.Duration(d.refreshAfter.Load()), d.publication.nextCheck())
 }
 
 // refreshKinds refreshes the devices of all kinds, and announces their health. It reports whether
@@ -126,9 +124,7 @@ func (d *Driver) refreshKinds(ctx context.Context) (changed bool, failed error) 
 		}
 		changed = changed || refreshed.Changed
 		affected = append(affected, refreshed.Affected...)
-		if refreshed.RequeueAfter > 0 {
-			after = min(after, refreshed.RequeueAfter)
-		}
+		after = requeue.Soonest(after, refreshed.RequeueAfter)
 	}
 	d.refreshAfter.Store(int64(after))
 	d.reportProblems()

@@ -75,13 +75,13 @@ func (d *Driver) unprepare(ctx context.Context, claim *record.Claim) error {
 		return err // the record remains, and the kubelet retries
 	}
 	if err := d.specs.Remove(string(claim.UID)); err != nil {
-		return err
+		return fmt.Errorf("remove CDI spec: %w", err)
 	}
 	if err := d.attachments.RemoveClaim(string(claim.UID)); err != nil {
-		return err
+		return fmt.Errorf("remove attachment records: %w", err)
 	}
 	if err := d.claims.Delete(claim.UID); err != nil {
-		return err
+		return fmt.Errorf("remove claim record: %w", err)
 	}
 	for _, s := range shares {
 		if reserver, ok := s.attacher.(Reserver); ok {

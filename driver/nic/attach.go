@@ -161,7 +161,7 @@ func (k *Kind) planLink(
 	}
 	planned.leasedRoutes, spec.Routes = splitRoutes(spec.Routes)
 	if sandbox.Packet == nil {
-		err = driver.ErrPacketNeeded
+		err = attach.ErrPacketNeeded
 	}
 	return planned, err
 }

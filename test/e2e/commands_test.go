@@ -497,8 +497,9 @@ type reporterKey struct{}
 // atEnd calls restore when the story ends, which fails if restore fails.
 func (s *suite) atEnd(ts *testscript.TestScript, restore func() error) {
 	ts.Defer(func() {
+		r := ts.Value(reporterKey{}).(story) //nolint:forcetypeassert // set in setup
+		r.logState()
 		if err := restore(); err != nil {
-			r := ts.Value(reporterKey{}).(story) //nolint:forcetypeassert // set in setup
 			r.Errorf("restore the cluster after the story: %v", err)
 		}
 	})

@@ -28,6 +28,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -300,15 +301,18 @@ func (s *suite) setup(ctx context.Context, env *testscript.Env) error {
 	if !ok {
 		return errors.New("the testscript.T of the story is not a story")
 	}
+	r.logState = sync.OnceFunc(func() {
+		if r.Failed() {
+			r.Log(clusterState(context.WithoutCancel(ctx), s.cluster, namespace))
+		}
+	})
 	env.Values[reporterKey{}] = r
 	if _, err := s.cluster.Kubectl(ctx, "create", "namespace", namespace); err != nil {
 		return err
 	}
 	env.Defer(func() {
+		r.logState()
 		ctx := context.WithoutCancel(ctx)
-		if r.Failed() {
-			r.Log(clusterState(ctx, s.cluster, namespace))
-		}
 		if _, err := s.cluster.Kubectl(ctx, "delete", "namespace", namespace, "--wait=false"); err != nil {
 			r.Errorf("teardown of the story: %v", err)
 		}

@@ -74,7 +74,7 @@ func (r reporter) Run(name string, f func(testscript.T)) {
 			defer r.results.Unlock()
 			r.results.took = append(r.results.took, storyTime{t.Name(), time.Since(start())})
 		})
-		f(story{reporter{T: t, results: r.results}, start})
+		f(story{reporter: reporter{T: t, results: r.results}, start: start})
 	})
 }
 
@@ -99,6 +99,9 @@ func (r reporter) runCase(name string, run func(*testing.T)) {
 type story struct {
 	reporter
 	start func() time.Time
+	// logState logs the state of the cluster if the story has failed. It does so once, before the first change of
+	// the story is reverted.
+	logState func()
 }
 
 // Parallel implements testscript.T.
