@@ -95,7 +95,16 @@ type plugin struct {
 
 func newPlugin(t *testing.T) *plugin {
 	t.Helper()
-	_, wire := nstest.NIC(t, "nic0", 9000)
+	p := newPluginWithoutNIC(t)
+	_, p.wire = nstest.NIC(t, "nic0", 9000)
+	p.start()
+	t.Cleanup(func() { p.stop() })
+	return p
+}
+
+// newPluginWithoutNIC returns a plugin that was not started.
+func newPluginWithoutNIC(t *testing.T) *plugin {
+	t.Helper()
 	// Paths of sockets have at most 107 characters, and t.TempDir() is longer.
 	dir, err := os.MkdirTemp("", "dra")
 	if err != nil {
@@ -110,7 +119,6 @@ func newPlugin(t *testing.T) *plugin {
 	p := &plugin{
 		t:      t,
 		dir:    dir,
-		wire:   wire,
 		sysfs:  "/sys",
 		client: fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "node"}}),
 	}
@@ -122,13 +130,9 @@ func newPlugin(t *testing.T) *plugin {
 	})
 	p.options = driver.Options{
 		DriverName: driverName, NodeName: nodeName, Client: p.client, Instance: "1", Hook: "/hook",
-		PluginDir: filepath.Join(
-			dir,
-			"plugin",
-		), RegistryDir: filepath.Join(dir, "registry"), CDIDir: filepath.Join(dir, "cdi"), RunDir: filepath.Join(dir, "run"),
+		PluginDir: filepath.Join(dir, "plugin"), RegistryDir: filepath.Join(dir, "registry"),
+		CDIDir: filepath.Join(dir, "cdi"), RunDir: filepath.Join(dir, "run"),
 	}
-	p.start()
-	t.Cleanup(func() { p.stop() })
 	return p
 }
 
