@@ -2,7 +2,8 @@
 # Copyright The dra-driver-shared Authors.
 # SPDX-License-Identifier: Apache-2.0
 
-# Runs go test.
+# Runs go test. If LOGS names a directory, as in `make test`, a file in it receives the output, with the tests
+# that were skipped.
 #
 # If RERUNS names a directory, as in `make test`, up to five tests that fail run once
 # more, because one test that depends on time or load should not discard the results of all
@@ -18,6 +19,7 @@ while [ "$1" != -- ]; do
 done
 shift
 [ -n "${RERUNS:-}" ] || exec go test -vet=off "${flags[@]}" "$@"
-exec "$(dirname "$0")/../bin/gotestsum" --format standard-quiet --hide-summary=skipped \
+log=$(mktemp "${LOGS:-$RERUNS}/XXXXXX")
+"$(dirname "$0")/../bin/gotestsum" --format standard-quiet \
 	--rerun-fails=1 --rerun-fails-max-failures=5 --rerun-fails-run-root-test --rerun-fails-abort-on-data-race \
-	--rerun-fails-report "$(mktemp "$RERUNS/XXXXXX")" --packages "$*" -- -vet=off "${flags[@]}"
+	--rerun-fails-report "$(mktemp "$RERUNS/XXXXXX")" --packages "$*" -- -vet=off "${flags[@]}" 2>&1 | tee "$log"

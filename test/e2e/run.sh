@@ -5,7 +5,7 @@
 # Runs the suites on two clusters at a time, because they mostly wait: whenever a
 # suite ends, the next one starts. At the end it prints the failures and the time
 # of each story and suite. bin/e2e.test must exist. If RERUNS names a directory, up to five
-# stories that fail run once more; see .ci/gotest.sh.
+# stories that fail run once more, and if LOGS names one, it receives the output of each suite; see .ci/gotest.sh.
 #
 # usage: run.sh [--long | [SUITE/]REGEXP]: with REGEXP, runs only the stories whose names match, one
 # after the other. With --long, runs only the stories in `long`, and writes their results to
@@ -92,6 +92,7 @@ again() {
 	fi
 	rm -f "$logs/again"
 }
+[ -z "${LOGS:-}" ] || cp "$logs"/* "$LOGS"
 failures=$(for suite in $suites; do failed_stories "$suite"; done | wc -l)
 if [ -n "${RERUNS:-}" ] && [ "$failures" -le 5 ] && ! grep -qE '^panic:|DATA RACE' "$logs"/*; then
 	for suite in $suites; do
