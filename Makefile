@@ -44,12 +44,11 @@ CHART := deployments/helm/dra-driver-shared
 IMAGES := bin/images/dra-driver-shared.tar bin/images/nettool.tar
 ARCHES := amd64 arm64
 STATIC := CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags "-s -w"
-CRD_TYPES := ./api/scheduling/... ./api/network/...
 # What `make generate` writes: files, and directories with their sources.
 GENERATED = netdev/classify $(wildcard api/*/zz_* api/*/*/zz_*) $(wildcard $(CHART)/templates/*.dra-shared.dev_*.yaml) deployments/image/Dockerfile docs/user/reference
 DOCKERFILE := awk -f deployments/image/dockerfile.awk go.mod deployments/image/contents.txt
 GO_FILES := $(shell find . -name '*.go' -not -name '*_test.go' -not -path './.cluster*' -o -name '*.o' -path './netdev/*') go.mod go.sum
-LINT := go run ./test/lint
+LINT := bin/lint
 # The checks of test/lint that `make lint` includes, of lint-words, lint-lines, lint-logs, and lint-headers.
 LINT_CHECKS := lint-words lint-lines lint-logs lint-headers
 # Packages whose tests measure rates and latencies, or end processes under load. They run alone.
@@ -109,6 +108,9 @@ test: ## run all checks and test suites, as CI does, and print the time of each
 	+@MAKE='$(MAKE)' .ci/suites.sh
 
 test-build: prerequisites-dhcp cluster-binaries bin/helm bin/gotestsum $(IMAGES) bin/images/crash.tar bin/nettool bin/images/dra-conformance.tar bin/dra-conformance bin/demo bin/e2e.test bin/kind bin/kind-demo previous-release ## build what the test suites need, except the checks
+	@# Compiling next to the suites that measure would change what they measure.
+	go test -vet=off -c -o /dev/null ./netdev/classify ./test/crash
+	(cd test/bench && go test -vet=off -c -o /dev/null . && go build -o /dev/null ./report)
 
 test-unit: ## run the tests of all packages [8 min]
 	+@$(MAKE) --no-print-directory test-packages
@@ -215,8 +217,8 @@ bench: prerequisites bin/cni ## compare pods' starts, ends, and limits with CNI 
 	@test/bench/bench.sh $(or $(PODS),200) $(or $(RUNS),3)
 
 bench-check: prerequisites ## compare the times of a pod's start and end with the committed results of make bench, within a wide bound [20 s]
-	@results=$$(go test -run '^$$' -bench 'BenchmarkPlugin/shares=10$$/parallel=1$$' -benchtime 50x -count 3 ./test/crash &&
-	  cd test/bench && go test -run '^$$' -bench 'BenchmarkKernel/shares=10$$/parallel=1$$' -benchtime 50x -count 3 .) \
+	@results=$$(go test -vet=off -run '^$$' -bench 'BenchmarkPlugin/shares=10$$/parallel=1$$' -benchtime 50x -count 3 ./test/crash &&
+	  cd test/bench && go test -vet=off -run '^$$' -bench 'BenchmarkKernel/shares=10$$/parallel=1$$' -benchtime 50x -count 3 .) \
 	  || { echo "$$results"; exit 1; }
 	cd test/bench && go run ./report check ../../docs/dev/performance/bench.txt <<<"$$results"
 
@@ -261,25 +263,24 @@ lint: bin/golangci-lint $(LINT_CHECKS) ## check style, and which package imports
 	(cd test/bench && ../../bin/golangci-lint run --config ../../.golangci.yml ./...)
 	(cd test/monitoring && ../../bin/golangci-lint run --config ../../.golangci.yml ./...)
 
-lint-words: ## reject wordings that read like a translation [ARGS=--count]
+lint-words: $(LINT) ## reject wordings that read like a translation [ARGS=--count]
 	@$(LINT) words $(ARGS)
 
-lint-lines: ## reject lines of more than 120 columns in Go files, prose, and comments [ARGS=--count]
+lint-lines: $(LINT) ## reject lines of more than 120 columns in Go files, prose, and comments [ARGS=--count]
 	@$(LINT) lines $(ARGS)
 
-lint-logs: ## reject log messages that are not constant, and keys that are not in test/lint/logkeys.go [ARGS=--count]
+lint-logs: $(LINT) ## reject log messages that are not constant, and keys that are not in test/lint/logkeys.go [ARGS=--count]
 	@$(LINT) logs $(ARGS)
 
-lint-headers: ## reject source files without a license header [ARGS=--count]
+lint-headers: $(LINT) ## reject source files without a license header [ARGS=--count]
 	@$(LINT) headers $(ARGS)
 
-fix-headers: ## insert missing license headers
+fix-headers: $(LINT) ## insert missing license headers
 	@$(LINT) headers --fix
 
 generate: prerequisites-clang bin/controller-gen ## generate BPF objects, deepcopy functions, the CRD, the Dockerfile, and docs/user/reference from their sources
 	@go generate ./netdev/...
-	bin/controller-gen object:headerFile=test/lint/header.go.txt paths=./api/...
-	bin/controller-gen crd $(addprefix paths=,$(CRD_TYPES)) output:crd:dir=$(CHART)/templates
+	bin/controller-gen object:headerFile=test/lint/header.go.txt crd paths=./api/... output:crd:dir=$(CHART)/templates
 	$(DOCKERFILE) >deployments/image/Dockerfile
 	go run ./docs/generate
 
