@@ -112,7 +112,7 @@ test-build: prerequisites-dhcp cluster-binaries bin/helm bin/gotestsum $(IMAGES)
 	go test -vet=off -c -o /dev/null ./netdev/classify ./test/crash
 	(cd test/bench && go test -vet=off -c -o /dev/null . && go build -o /dev/null ./report)
 
-test-unit: ## run the tests of all packages [8 min]
+test-unit: ## run the tests of all packages [20 min]
 	+@$(MAKE) --no-print-directory test-packages
 	$(MAKE) --no-print-directory test-classify
 	$(MAKE) --no-print-directory test-crash
@@ -156,7 +156,7 @@ test-addresses: prerequisites-dhcp ## attach pods with addresses of a pool under
 test-fuzz: ## run each fuzz target for 30,000 inputs [1 min]
 	@.ci/fuzz.sh 30000
 
-test-controlplane: prerequisites cluster-binaries bin/helm bin/jobset $(IMAGES) bin/dra-shared-controller ## test the controller on a real control plane with simulated nodes [RUN=regexp] [GATES=default|all|workload] [3 min]
+test-controlplane: prerequisites cluster-binaries bin/helm bin/jobset $(IMAGES) bin/dra-shared-controller ## test the controller on a real control plane with simulated nodes [RUN=regexp] [GATES=default|all|workload] [13 min]
 	@CONTROLPLANE=1 $(if $(filter-out default,$(GATES)),CONTROLPLANE_GATES=$(GATES) )$(GO_TEST) -count=1 -timeout 25m $(if $(RUN),-v -run '$(RUN)',) -- ./test/controlplane
 
 test-jobset: prerequisites cluster-binaries bin/helm bin/jobset $(IMAGES) bin/dra-shared-controller ## test claims of Jobs with the real JobSet controller, in both modes [RUN=regexp] [10 min]
