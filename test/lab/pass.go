@@ -29,7 +29,7 @@ var kernelPackages = []string{"netdev", "netdev/bpffs", "netdev/classify", "netd
 // further ways, which takes seconds in a guest, wait for the kubelet to try again, or install the chart again.
 const (
 	quickTests = "^(TestRun|TestMount|TestProgram_(drops|onlyCounts|gateway)|" +
-		"TestTraffic_onStackedNIC|TestRawFrames|TestForwardedByNode_isNot|" +
+		"TestTraffic_onStackedNIC|TestRawFrames|TestForwardedByNode_shareCannot|" +
 		"TestReceived_forOtherAddress|TestInspect_of|" +
 		"TestBridgeMode_(delivers|limitsBroadcasts)|TestFairQueue|" +
 		"TestAttack_(rawFrames|gateway|furtherLink|modeBridge|sourceMode$|content)|" +
