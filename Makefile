@@ -45,8 +45,10 @@ IMAGES := bin/images/dra-driver-shared.tar bin/images/nettool.tar
 ARCHES := amd64 arm64
 STATIC := CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags "-s -w"
 # What `make generate` writes: files, and directories with their sources.
-GENERATED = netdev/classify $(wildcard api/*/zz_* api/*/*/zz_*) $(wildcard $(CHART)/templates/*.dra-shared.dev_*.yaml) deployments/image/Dockerfile docs/user/reference
+GENERATED = netdev/classify $(wildcard api/*/zz_* api/*/*/zz_*) $(wildcard $(CHART)/templates/*.dra-shared.dev_*.yaml) deployments/image/Dockerfile .github/workflows/ci.yml docs/user/reference
 DOCKERFILE := awk -f deployments/image/dockerfile.awk go.mod deployments/image/contents.txt
+# Sets the version of Go in the workflow to that of go.mod.
+WORKFLOW := sed -i "s/golang:[^ ]*-bookworm/golang:$$(sed -n 's/^toolchain go//p' go.mod)-bookworm/" .github/workflows/ci.yml
 GO_FILES := $(shell find . -name '*.go' -not -name '*_test.go' -not -path './.cluster*' -o -name '*.o' -path './netdev/*') go.mod go.sum
 LINT := bin/lint
 # The checks of test/lint that `make lint` includes, of lint-words, lint-lines, lint-logs, and lint-headers.
@@ -155,6 +157,13 @@ test-addresses: prerequisites-dhcp ## attach pods with addresses of a pool under
 
 test-fuzz: ## run each fuzz target for 30,000 inputs [1 min]
 	@.ci/fuzz.sh 30000
+
+# The packages of test-race, without those that load BPF programs, and without internal/capability: the race detector
+# needs cgo, with which Go cannot drop a capability of all threads.
+RACE := ./driver/... ./controlplane/... ./attach/... ./cdi/... ./internal/... ./device/...
+
+test-race: prerequisites-dhcp ## run the tests of the plugin and the controller with the race detector [13 min]
+	@CGO_ENABLED=1 $(GO_TEST) -race -timeout 20m -- $$(go list $(RACE) | grep -v '/internal/capability$$')
 
 test-controlplane: prerequisites cluster-binaries bin/helm bin/jobset $(IMAGES) bin/dra-shared-controller ## test the controller on a real control plane with simulated nodes [RUN=regexp] [GATES=default|all|workload] [13 min]
 	@CONTROLPLANE=1 $(if $(filter-out default,$(GATES)),CONTROLPLANE_GATES=$(GATES) )$(GO_TEST) -count=1 -timeout 25m $(if $(RUN),-v -run '$(RUN)',) -- ./test/controlplane
@@ -278,10 +287,11 @@ lint-headers: $(LINT) ## reject source files without a license header [ARGS=--co
 fix-headers: $(LINT) ## insert missing license headers
 	@$(LINT) headers --fix
 
-generate: prerequisites-clang bin/controller-gen ## generate BPF objects, deepcopy functions, the CRD, the Dockerfile, and docs/user/reference from their sources
+generate: prerequisites-clang bin/controller-gen ## generate BPF objects, deepcopy functions, the CRD, the Dockerfile, the version of Go in ci.yml, and docs/user/reference from their sources
 	@go generate ./netdev/...
 	bin/controller-gen object:headerFile=test/lint/header.go.txt crd paths=./api/... output:crd:dir=$(CHART)/templates
 	$(DOCKERFILE) >deployments/image/Dockerfile
+	$(WORKFLOW)
 	go run ./docs/generate
 
 generate-check: bin/controller-gen | prerequisites-clang ## check that no generated file differs from what its sources generate
@@ -306,6 +316,9 @@ build: bin/dra-shared-plugin bin/dra-shared-hook bin/dra-shared-probe bin/dra-sh
 image: bin/images/dra-driver-shared.tar ## build the image for this machine as a docker archive, without a container engine
 
 image-archives: $(ARCHES:%=bin/images/dra-driver-shared-%.tar) ## build the image for amd64 and arm64 as docker archives
+
+chart-package: bin/helm ## package the chart in bin/release
+	@bin/helm package $(CHART) --destination bin/release
 
 image-docker: ## build the image from source with Docker [ARCH=arm64] [BUILDER=image] [DOCKER_FLAGS=...]
 	@mkdir -p bin/images
@@ -509,6 +522,6 @@ help: ## print this list
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-zA-Z0-9_-]+:.*## / {printf "  %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: kind-demo kind-up kind-down kind-binaries prerequisites-kind test-kind demo demo-groups demo-jobset demo-kueue demo-addresses cluster-up cluster-down install reload test test-build test-unit test-packages test-classify test-crash \
-  test-addresses test-fuzz test-controlplane test-jobset test-lws test-kueue test-matrix lab lab-test lab-up lab-stories test-lab lab-build e2e e2e-long test-privileges test-runtimes test-kubelets bench bench-check bench-node profiles bench-controlplane bench-memory bench-addresses lint lint-words lint-lines lint-logs lint-headers fix-headers \
-  generate generate-check chart-check build image image-archives image-docker dockerfile-check previous-release cluster-binaries \
+  test-addresses test-fuzz test-race test-controlplane test-jobset test-lws test-kueue test-matrix lab lab-test lab-up lab-stories test-lab lab-build e2e e2e-long test-privileges test-runtimes test-kubelets bench bench-check bench-node profiles bench-controlplane bench-memory bench-addresses lint lint-words lint-lines lint-logs lint-headers fix-headers \
+  generate generate-check chart-check chart-package build image image-archives image-docker dockerfile-check previous-release cluster-binaries \
   prerequisites prerequisites-clang prerequisites-dhcp prerequisites-lab help
