@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -35,9 +36,9 @@ func TestHook_opensPacketSocketOnRequest(t *testing.T) {
 		t.Skip("the hook enters namespaces: run as root")
 	}
 	for _, needed := range []bool{false, true} {
-		calls := 0
+		var calls atomic.Int32
 		dir := listen(t, handlerOfSockets(func(r Request, s Sockets) (Response, error) {
-			calls++
+			calls.Add(1)
 			switch {
 			case needed && s.Packet == nil:
 				return Response{}, fmt.Errorf("lease an address: %w", ErrPacketNeeded)
@@ -59,8 +60,8 @@ func TestHook_opensPacketSocketOnRequest(t *testing.T) {
 		if err := (Hook{RunDir: dir, Wait: 5 * time.Second}).ask(t.Context(), request(), namespace, namespace); err != nil {
 			t.Errorf("needed %t: %v", needed, err)
 		}
-		if want := map[bool]int{false: 1, true: 2}[needed]; calls != want {
-			t.Errorf("needed %t: the hook asked %d times, want %d", needed, calls, want)
+		if got, want := calls.Load(), map[bool]int32{false: 1, true: 2}[needed]; got != want {
+			t.Errorf("needed %t: the hook asked %d times, want %d", needed, got, want)
 		}
 	}
 }

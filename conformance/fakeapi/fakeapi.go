@@ -567,11 +567,13 @@ func bookmark(kind schema.GroupVersionKind, revision int64) runtime.Object {
 	return o
 }
 
+// encode returns an object as JSON. It encodes a copy: the codec sets the kind of the object for a time, while other
+// requests read it.
 func encode(object runtime.Object, gv schema.GroupVersion) ([]byte, error) {
 	if status, ok := object.(*metav1.Status); ok {
 		return json.Marshal(status)
 	}
-	return runtime.Encode(scheme.Codecs.LegacyCodec(gv), object)
+	return runtime.Encode(scheme.Codecs.LegacyCodec(gv), object.DeepCopyObject())
 }
 
 func writeError(w http.ResponseWriter, err error) {
