@@ -274,20 +274,16 @@ const (
 
 var nonce = []byte{14, 1, 1, 2, 3, 4, 5, 6}
 
-func TestProgram_dropsSpoofedFrames(t *testing.T) {
+// sentFrame is a frame of a link, and the reason for which the programs drop it, or "".
+type sentFrame struct {
+	frame []byte
+	want  Reason
+}
+
+// spoofedFrames returns frames that a link may send, and frames that it may not send while identity is enforced.
+func spoofedFrames() map[string]sentFrame {
 	const allowed = Reason("")
-	subnets := Policy{Subnets: []netip.Prefix{
-		netip.MustParsePrefix("10.20.0.0/16"), netip.MustParsePrefix("fd00:20::/64"),
-	}}
-	envs := map[Identity]identityEnv{}
-	for _, identity := range []Identity{IdentityEnforce, IdentityAudit, IdentityOff} {
-		subnets.Identity = identity
-		envs[identity] = newIdentityEnv(t, subnets)
-	}
-	for name, tc := range map[string]struct {
-		frame []byte
-		want  Reason
-	}{
+	return map[string]sentFrame{
 		"IPv4 of the link": {ether(linkMAC, protoIPv4, ipv4(linkIP, 6, 0, udp(1, 2))), allowed},
 		"IPv4 of another link": {
 			ether(linkMAC, protoIPv4, ipv4(otherIP, 6, 0, udp(1, 2))), "SourceAddress",
@@ -540,7 +536,20 @@ func TestProgram_dropsSpoofedFrames(t *testing.T) {
 			ether(linkMAC, protoIPv6,
 				ipv6(linkIP6, 44, extension(58, 1), nd(136, otherIP6, option(2, linkMAC)))), "NeighborDiscovery",
 		},
-	} {
+	}
+}
+
+func TestProgram_dropsSpoofedFrames(t *testing.T) {
+	const allowed = Reason("")
+	subnets := Policy{Subnets: []netip.Prefix{
+		netip.MustParsePrefix("10.20.0.0/16"), netip.MustParsePrefix("fd00:20::/64"),
+	}}
+	envs := map[Identity]identityEnv{}
+	for _, identity := range []Identity{IdentityEnforce, IdentityAudit, IdentityOff} {
+		subnets.Identity = identity
+		envs[identity] = newIdentityEnv(t, subnets)
+	}
+	for name, tc := range spoofedFrames() {
 		for identity, e := range envs {
 			e.t = t
 			want := tc.want

@@ -6,6 +6,7 @@ package controlplane
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -36,11 +37,38 @@ import (
 func TestPolicy_controller(t *testing.T) {
 	e := requireTestEnv(t)
 	e.startController(t, nil) // it answers the webhook for claims
+	s := newThief(t, e)
+	for _, m := range slices.Concat(
+		s.webhookMisuses(), s.claimMisuses(), s.podMisuses(), s.statusMisuses(), s.podGroupMisuses(),
+	) {
+		t.Run(m.name, func(t *testing.T) { s.expectDenied(t, m) })
+	}
+	t.Run("hold a claim of another driver for the PodGroup that names it", s.expectHold)
+	t.Run("return the address that a pod of a lost node kept", s.expectReturnedAddress)
+	t.Run("change the caBundle", s.expectAuthorityChange)
+}
+
+// tokenThief has the identity of the controller, and the objects that it tries to misuse.
+type tokenThief struct {
+	*testEnv
+	ns       string
+	identity client.Client
+	// claim and own are allocated: claim has a device of another driver only, and own also one of the driver. The owner of
+	// ofJob is a Job, and that of ofGroup the group.
+	claim, own, unallocated, ofJob, ofGroup *resourceapi.ResourceClaim
+	group, named                            *scheduling.PodGroup // named names the claim
+	pod                                     *corev1.Pod
+	inService                               *network.AddressBlock // of a node in service
+}
+
+// newThief creates the objects.
+func newThief(t *testing.T, e *testEnv) *tokenThief {
+	t.Helper()
 	ns := e.createNamespace(t, "policy")
 	scheme := e.client.Scheme()
 	identity := rest.CopyConfig(e.config) // controllerConfig would record the rights that the thief uses
 	identity.Impersonate = e.controllerConfig().Impersonate
-	thief, err := client.New(identity, client.Options{Scheme: scheme})
+	impostor, err := client.New(identity, client.Options{Scheme: scheme})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,12 +97,23 @@ func TestPolicy_controller(t *testing.T) {
 	t.Cleanup(func() { _ = e.client.Delete(context.Background(), inService) }) // the cluster is removed anyway
 	named := e.mustCreateGroup(t, ns, "named",
 		scheduling.PodGroupResourceClaim{Name: "gpu", ResourceClaimName: &claim.Name})
+	return &tokenThief{
+		testEnv: e, ns: ns, identity: impostor, claim: claim, own: own, unallocated: unallocated, ofJob: ofJob,
+		ofGroup: ofGroup, group: pg, named: named, pod: pod, inService: inService,
+	}
+}
 
-	for _, tc := range []struct {
-		name string
-		try  func(ctx context.Context) error
-		want string
-	}{
+// tokenMisuse is a request that a policy denies with a message.
+type tokenMisuse struct {
+	name string
+	try  func(ctx context.Context) error
+	want string
+}
+
+// webhookMisuses returns changes of the webhook configurations.
+func (s *tokenThief) webhookMisuses() []tokenMisuse {
+	thief := s.identity
+	return []tokenMisuse{
 		{"send pods to another webhook server", func(ctx context.Context) error {
 			return patch(ctx, thief, mutating(),
 				`[{"op":"replace","path":"/webhooks/0/clientConfig","value":{"url":"https://203.0.113.1/"}}]`)
@@ -87,6 +126,13 @@ func TestPolicy_controller(t *testing.T) {
 			return patch(ctx, thief, validating(),
 				`[{"op":"remove","path":"/webhooks/0"}]`)
 		}, "the controller may change only the caBundle of webhooks"},
+	}
+}
+
+// claimMisuses returns writes of claims that the controller does not hold.
+func (s *tokenThief) claimMisuses() []tokenMisuse {
+	ns, thief, claim, ofJob, ofGroup, pg, named := s.ns, s.identity, s.claim, s.ofJob, s.ofGroup, s.group, s.named
+	return []tokenMisuse{
 		{"create a claim without a PodGroup", func(ctx context.Context) error {
 			return thief.Create(ctx, fabricClaim(ns, "stolen"))
 		}, "the controller may create and delete only claims, and PodGroups of Kubernetes, that belong to a PodGroup"},
@@ -126,6 +172,13 @@ func TestPolicy_controller(t *testing.T) {
 		{"delete a user's claim whose owner is a PodGroup", func(ctx context.Context) error {
 			return thief.Delete(ctx, ofGroup.DeepCopy())
 		}, "the controller may create and delete only claims, and PodGroups of Kubernetes, that belong to a PodGroup"},
+	}
+}
+
+// podMisuses returns changes of pods and of blocks of addresses.
+func (s *tokenThief) podMisuses() []tokenMisuse {
+	thief, pod, inService := s.identity, s.pod, s.inService
+	return []tokenMisuse{
 		{"change the image of a pod", func(ctx context.Context) error {
 			return patch(ctx, thief, pod.DeepCopy(), `[{"op":"replace","path":"/spec/containers/0/image","value":"evil"}]`)
 		}, "the controller may remove the scheduling gate scheduling.dra-shared.dev/reserved from pods and change nothing"},
@@ -145,6 +198,13 @@ func TestPolicy_controller(t *testing.T) {
 		{"change the labels of a block", func(ctx context.Context) error {
 			return patch(ctx, thief, inService.DeepCopy(), `[{"op":"add","path":"/metadata/labels","value":{"a":"b"}}]`)
 		}, "the controller may change only the annotation network.dra-shared.dev/node-lost of AddressBlocks"},
+	}
+}
+
+// statusMisuses returns changes of claims and of their status.
+func (s *tokenThief) statusMisuses() []tokenMisuse {
+	thief, claim, own, unallocated := s.identity, s.claim, s.own, s.unallocated
+	return []tokenMisuse{
 		{"allocate a device to a claim", func(ctx context.Context) error {
 			return patchStatus(ctx, thief, unallocated, `{"status":{"allocation":{"devices":{"results":[
 				{"request":"fabric","driver":"`+driverName+`","pool":"p","device":"d"}]}}}}`)
@@ -160,6 +220,13 @@ func TestPolicy_controller(t *testing.T) {
 			return patch(ctx, thief, claim.DeepCopy(), `[{"op":"add","path":"/metadata/ownerReferences","value":[
 				{"apiVersion":"v1","kind":"ConfigMap","name":"none","uid":"1"}]}]`)
 		}, "the controller may change only the status and the annotation scheduling.dra-shared.dev/held of claims"},
+	}
+}
+
+// podGroupMisuses returns writes of PodGroups.
+func (s *tokenThief) podGroupMisuses() []tokenMisuse {
+	e, ns, thief, pg := s.testEnv, s.ns, s.identity, s.group
+	return []tokenMisuse{
 		{"change the claims of a PodGroup", func(ctx context.Context) error {
 			return patch(ctx, thief, pg.DeepCopy(), `[{"op":"add","path":"/metadata/annotations","value":{"a":"b"}}]`)
 		}, "the controller may change only its finalizer and the status of PodGroups"},
@@ -177,43 +244,51 @@ func TestPolicy_controller(t *testing.T) {
 				Spec:       schedulingapi.PodGroupSpec{SchedulingPolicy: basic},
 			})
 		}, "the controller may create and delete only claims, and PodGroups of Kubernetes, that belong to a PodGroup"},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			err := tc.try(t.Context())
-			if err == nil && strings.Contains(tc.name, "of Kubernetes") && !e.native {
-				t.Skip("the API server does not serve PodGroups of Kubernetes")
-			}
-			refused := apierrors.IsForbidden(err) || apierrors.IsInvalid(err)
-			if !refused || !strings.Contains(err.Error(), tc.want) {
-				t.Errorf("got error %v, want %q", err, tc.want)
-			}
-		})
 	}
-	t.Run("hold a claim of another driver for the PodGroup that names it", func(t *testing.T) {
-		hold := reservation(scheduling.GroupName, named.Name, named.UID)
-		if err := patchStatus(t.Context(), thief, claim, hold); err != nil {
-			t.Errorf("it is denied: %v", err)
-		}
-	})
-	t.Run("return the address that a pod of a lost node kept", func(t *testing.T) {
-		kept := addressBlock("storage-4-0a150002", "lost", "10.21.0.2-10.21.0.2")
-		kept.Spec.Namespace, kept.Spec.Pod = ns, "web-0"
-		e.create(t, kept)
-		e.awaitDeleted(t, kept) // the controller takes the address from the node, and then deletes the block
-	})
-	t.Run("change the caBundle", func(t *testing.T) {
-		webhook := mutating()
-		if err := e.client.Get(t.Context(), client.ObjectKeyFromObject(webhook), webhook); err != nil {
-			t.Fatal(err)
-		}
-		updated := webhook.DeepCopy()
-		for i := range updated.Webhooks {
-			updated.Webhooks[i].ClientConfig.CABundle = nil
-		}
-		if err := thief.Patch(t.Context(), updated, client.MergeFrom(webhook), client.DryRunAll); err != nil {
-			t.Errorf("the policy denies it: %v", err)
-		}
-	})
+}
+
+// expectDenied expects that a request is refused.
+func (s *tokenThief) expectDenied(t *testing.T, m tokenMisuse) {
+	t.Helper()
+	err := m.try(t.Context())
+	if err == nil && strings.Contains(m.name, "of Kubernetes") && !s.native {
+		t.Skip("the API server does not serve PodGroups of Kubernetes")
+	}
+	refused := apierrors.IsForbidden(err) || apierrors.IsInvalid(err)
+	if !refused || !strings.Contains(err.Error(), m.want) {
+		t.Errorf("got error %v, want %q", err, m.want)
+	}
+}
+
+// expectHold expects that the controller can hold a claim of another driver for the PodGroup that names it.
+func (s *tokenThief) expectHold(t *testing.T) {
+	hold := reservation(scheduling.GroupName, s.named.Name, s.named.UID)
+	if err := patchStatus(t.Context(), s.identity, s.claim, hold); err != nil {
+		t.Errorf("it is denied: %v", err)
+	}
+}
+
+// expectReturnedAddress expects that the controller can return the address that a pod of a lost node kept.
+func (s *tokenThief) expectReturnedAddress(t *testing.T) {
+	kept := addressBlock("storage-4-0a150002", "lost", "10.21.0.2-10.21.0.2")
+	kept.Spec.Namespace, kept.Spec.Pod = s.ns, "web-0"
+	s.create(t, kept)
+	s.awaitDeleted(t, kept) // the controller takes the address from the node, and then deletes the block
+}
+
+// expectAuthorityChange expects that the controller can change the caBundle of webhooks.
+func (s *tokenThief) expectAuthorityChange(t *testing.T) {
+	webhook := mutating()
+	if err := s.client.Get(t.Context(), client.ObjectKeyFromObject(webhook), webhook); err != nil {
+		t.Fatal(err)
+	}
+	updated := webhook.DeepCopy()
+	for i := range updated.Webhooks {
+		updated.Webhooks[i].ClientConfig.CABundle = nil
+	}
+	if err := s.identity.Patch(t.Context(), updated, client.MergeFrom(webhook), client.DryRunAll); err != nil {
+		t.Errorf("the policy denies it: %v", err)
+	}
 }
 
 // With controller.endpointSlices, the controller's token can write EndpointSlices only of Services

@@ -65,44 +65,70 @@ const (
 // reports whether the API server has refused one of them on its own.
 func (e *testEnv) tryClaimStatus(t *testing.T, policyOnly bool) (granular bool) {
 	t.Helper()
-	ns := e.createNamespace(t, "status")
-	plugin := e.pluginClient(t, ownNode)
-	own := result("own", driverName, ownNode)
-	other := result("other", otherDriver, ownNode)
-	fabric := result("fabric", driverName, fabricPool)
-	// withOthers are the entries of the claim before the plugin writes.
-	withOthers := []resourceapi.AllocatedDeviceStatus{entry(other, "before"), entry(fabric, "before")}
+	c := claimStatusTest{
+		testEnv: e, ns: e.createNamespace(t, "status"), plugin: e.pluginClient(t, ownNode), policyOnly: policyOnly,
+		own: result("own", driverName, ownNode), other: result("other", otherDriver, ownNode),
+		fabric: result("fabric", driverName, fabricPool),
+	}
+	c.withOthers = []resourceapi.AllocatedDeviceStatus{entry(c.other, "before"), entry(c.fabric, "before")}
+	t.Run("the plugin writes, changes, and removes its entry", c.writeOwnEntry)
+	for _, m := range c.misuses(e.pluginClient(t, "")) {
+		t.Run(m.name, func(t *testing.T) {
+			if c.isRefusedByAPIServer(t, m) {
+				granular = true
+			}
+		})
+	}
+	return granular
+}
 
-	t.Run("the plugin writes, changes, and removes its entry", func(t *testing.T) {
-		claim := e.allocatedClaim(t, ns, ownNode, withOthers, own, other, fabric)
-		for _, entries := range [][]resourceapi.AllocatedDeviceStatus{
-			{entry(own, "first")}, {entry(own, "second")}, nil,
-		} {
-			if err := claimstatus.Apply(t.Context(), plugin, claim, "plugin", entries); err != nil {
-				t.Fatalf("apply %d entries: %v", len(entries), err)
-			}
-			if err := e.client.Get(t.Context(), client.ObjectKeyFromObject(claim), claim); err != nil {
-				t.Fatal(err)
-			}
-			if got, want := len(claim.Status.Devices), len(withOthers)+len(entries); got != want {
-				t.Fatalf("the claim has %d entries, want %d", got, want)
-			}
+// claimStatusTest has what the writes of statuses need.
+type claimStatusTest struct {
+	*testEnv
+	ns                 string
+	plugin             kubernetes.Interface
+	policyOnly         bool
+	own, other, fabric resourceapi.DeviceRequestAllocationResult
+	withOthers         []resourceapi.AllocatedDeviceStatus // the entries of the claim before the plugin writes
+}
+
+// writeOwnEntry expects that the plugin can write, change, and remove its entry, and that the others remain.
+func (c *claimStatusTest) writeOwnEntry(t *testing.T) {
+	claim := c.allocatedClaim(t, c.ns, ownNode, c.withOthers, c.own, c.other, c.fabric)
+	for _, entries := range [][]resourceapi.AllocatedDeviceStatus{
+		{entry(c.own, "first")}, {entry(c.own, "second")}, nil,
+	} {
+		if err := claimstatus.Apply(t.Context(), c.plugin, claim, "plugin", entries); err != nil {
+			t.Fatalf("apply %d entries: %v", len(entries), err)
 		}
-	})
+		if err := c.client.Get(t.Context(), client.ObjectKeyFromObject(claim), claim); err != nil {
+			t.Fatal(err)
+		}
+		if got, want := len(claim.Status.Devices), len(c.withOthers)+len(entries); got != want {
+			t.Fatalf("the claim has %d entries, want %d", got, want)
+		}
+	}
+}
 
+// claimStatusMisuse is a write that the plugin on ownNode may not make.
+type claimStatusMisuse struct {
+	name   string
+	node   string // of the claim
+	plugin kubernetes.Interface
+	misuse func(*resourceapi.ResourceClaimStatus)
+	want   string // message of the policy
+}
+
+// misuses returns writes of the plugin, and one with a token that names no node.
+func (c *claimStatusTest) misuses(withoutNode kubernetes.Interface) []claimStatusMisuse {
 	const (
 		mayNotChange = "the plugin may change neither the allocation of a claim nor its reservations"
 		mayOnlyWrite = "the plugin on node " + ownNode + " may write status.devices only for devices of driver " +
 			driverName + " in pool " + ownNode
 		namesNoNode = "the token does not name a node"
 	)
-	for _, tc := range []struct {
-		name   string
-		node   string // of the claim
-		plugin kubernetes.Interface
-		misuse func(*resourceapi.ResourceClaimStatus)
-		want   string // message of the policy
-	}{
+	plugin, own, other, fabric := c.plugin, c.own, c.other, c.fabric
+	return []claimStatusMisuse{
 		{"deallocate the claim", ownNode, plugin, func(s *resourceapi.ResourceClaimStatus) {
 			s.Allocation, s.ReservedFor, s.Devices = nil, nil, nil
 		}, mayNotChange},
@@ -128,35 +154,38 @@ func (e *testEnv) tryClaimStatus(t *testing.T, policyOnly bool) (granular bool) 
 		{"write the entry of a device of another node", otherNode, plugin, func(s *resourceapi.ResourceClaimStatus) {
 			s.Devices = append(s.Devices, entry(result("own", driverName, otherNode), "forged"))
 		}, mayOnlyWrite},
-		{"write with a token that names no node", ownNode, e.pluginClient(t, ""), func(s *resourceapi.ResourceClaimStatus) {
+		{"write with a token that names no node", ownNode, withoutNode, func(s *resourceapi.ResourceClaimStatus) {
 			s.Devices = append(s.Devices, entry(own, "forged"))
 		}, namesNoNode},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			device := own
-			if tc.node != ownNode {
-				device = result("own", driverName, tc.node)
-			}
-			claim := e.allocatedClaim(t, ns, tc.node, withOthers, device, other, fabric)
-			before := claim.ResourceVersion
-			tc.misuse(&claim.Status)
-			err := updateStatus(t.Context(), tc.plugin, claim)
-			switch {
-			case err == nil:
-				t.Errorf("the API server accepts the write")
-			case tc.want == "" || strings.Contains(err.Error(), tc.want):
-			case policyOnly || !strings.Contains(err.Error(), "requires resource="):
-				t.Errorf("got error %v, want the policy's: %s", err, tc.want)
-			default:
-				granular = true
-			}
-			if err := e.client.Get(t.Context(), client.ObjectKeyFromObject(claim), claim); err != nil {
-				t.Fatal(err)
-			}
-			if claim.ResourceVersion != before {
-				t.Error("the claim has changed")
-			}
-		})
+	}
+}
+
+// isRefusedByAPIServer expects that a write is refused and changes nothing. It reports whether the API server refused
+// it on its own, before the policy, which must not be the case if policyOnly is set.
+func (c *claimStatusTest) isRefusedByAPIServer(t *testing.T, m claimStatusMisuse) (granular bool) {
+	t.Helper()
+	device := c.own
+	if m.node != ownNode {
+		device = result("own", driverName, m.node)
+	}
+	claim := c.allocatedClaim(t, c.ns, m.node, c.withOthers, device, c.other, c.fabric)
+	before := claim.ResourceVersion
+	m.misuse(&claim.Status)
+	err := updateStatus(t.Context(), m.plugin, claim)
+	switch {
+	case err == nil:
+		t.Errorf("the API server accepts the write")
+	case m.want == "" || strings.Contains(err.Error(), m.want):
+	case c.policyOnly || !strings.Contains(err.Error(), "requires resource="):
+		t.Errorf("got error %v, want the policy's: %s", err, m.want)
+	default:
+		granular = true
+	}
+	if err := c.client.Get(t.Context(), client.ObjectKeyFromObject(claim), claim); err != nil {
+		t.Fatal(err)
+	}
+	if claim.ResourceVersion != before {
+		t.Error("the claim has changed")
 	}
 	return granular
 }
