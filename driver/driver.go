@@ -267,10 +267,10 @@ func (d *Driver) Start(ctx context.Context) (wait func() error, err error) {
 		return nil, err
 	}
 	d.serve(ctx, &group, "watch of the Node", func(ctx context.Context) error { return d.watchNode(ctx, uid) })
-	if err := d.register(ctx, uid); err != nil {
+	if err := d.register(ctx, uid, probes); err != nil {
 		return nil, err
 	}
-	d.startLoops(ctx, &group, probes)
+	d.startLoops(ctx, &group)
 	return func() error {
 		<-ctx.Done()
 		return d.shutdown(ctx, &group)
@@ -278,8 +278,9 @@ func (d *Driver) Start(ctx context.Context) (wait func() error, err error) {
 }
 
 // register starts the helper, which serves the kubelet and registers the plugin. uid is the UID of the Node, or "".
-func (d *Driver) register(ctx context.Context, uid types.UID) error {
-	helper, err := kubeletplugin.Start(ctx, d, d.pluginOptions(uid)...)
+func (d *Driver) register(ctx context.Context, uid types.UID, probes *probes) error {
+	options := append(d.pluginOptions(uid), kubeletplugin.GRPCInterceptor(probes.observeRegistration))
+	helper, err := kubeletplugin.Start(ctx, d, options...)
 	if err != nil {
 		return fmt.Errorf("register with the kubelet: %w: do %s and %s exist?", err, d.options.PluginDir,
 			d.options.RegistryDir)
@@ -361,7 +362,7 @@ func (d *Driver) serve(ctx context.Context, group *sync.WaitGroup, name string, 
 }
 
 // startLoops starts the background work.
-func (d *Driver) startLoops(ctx context.Context, group *sync.WaitGroup, probes *probes) {
+func (d *Driver) startLoops(ctx context.Context, group *sync.WaitGroup) {
 	group.Go(func() { d.status.run(ctx) })
 	group.Go(func() { d.resync(ctx) })
 	group.Go(func() { d.detachEndedSandboxes(ctx) })
@@ -373,7 +374,6 @@ func (d *Driver) startLoops(ctx context.Context, group *sync.WaitGroup, probes *
 		group.Go(func() { renewer.Renew(ctx, attachmentsOfKind{driver: d, kind: k.Name()}) })
 	}
 	group.Go(func() { d.publish(ctx) })
-	group.Go(func() { probes.awaitRegistration(ctx) })
 	group.Go(func() { newGarbageCollector(d).run(ctx) })
 	group.Go(func() { d.handover.awaitPredecessors(ctx, d.resumeAfterOther) })
 }

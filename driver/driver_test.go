@@ -176,7 +176,12 @@ func (p *plugin) build(networks string) *netdev.Node {
 // startWith starts the plugin with a configuration.
 func (p *plugin) startWith(networks string) {
 	p.t.Helper()
-	node := p.build(networks)
+	p.run(p.build(networks))
+}
+
+// run starts the plugin that build has built.
+func (p *plugin) run(node *netdev.Node) {
+	p.t.Helper()
 	_, ctx := ktesting.NewTestContext(p.t)
 	ctx, cancel := context.WithCancel(ctx)
 	wait, err := p.Start(ctx)
@@ -1169,13 +1174,17 @@ func TestReport_readsClaimsThatAreNotAttachedInOneRound(t *testing.T) {
 }
 
 func TestReporter_readsClaimBeforeRewritingStatus(t *testing.T) {
-	p := newPlugin(t)
+	p := newPluginWithoutNIC(t)
+	nstest.NIC(t, "nic0", 9000)
+	node := p.build(oneNetwork)
+	p.ExpireStatusAtOnce()
+	p.run(node)
+	t.Cleanup(func() { p.stop() })
 	c := p.claim("c", "100M", "")
 	if err := p.sandbox("p").hook(c, p.mustPrepare(c)[0]); err != nil {
 		t.Fatal(err)
 	}
 	p.awaitReason(c, "Attached")
-	p.ExpireStatus()
 	api := p.client.ResourceV1().ResourceClaims(namespace)
 	report := func() *resourceapi.ResourceClaim {
 		t.Helper()

@@ -14,9 +14,9 @@ import (
 	"github.com/dra-shared/dra-driver-shared/internal/claimstatus"
 )
 
-// ExpireStatus makes the driver forget what it wrote, and then behave as if checkInterval had
-// passed since each write.
-func (d *Driver) ExpireStatus() {
+// ExpireStatusAtOnce makes the driver, which was not started, behave as if checkInterval had passed since each write of a
+// status.
+func (d *Driver) ExpireStatusAtOnce() {
 	d.status.written = claimstatus.NewLog(clock.RealClock{}, time.Nanosecond)
 }
 

@@ -12,9 +12,11 @@ import (
 	"sync/atomic"
 	"time"
 
+	"google.golang.org/grpc"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/dra-shared/dra-driver-shared/attach"
 	"github.com/dra-shared/dra-driver-shared/internal/probe"
@@ -126,24 +128,15 @@ func (p *probes) serve(ctx context.Context) error {
 	return nil
 }
 
-// registrationInterval is the interval at which the plugin asks the helper for
-// its registration status, for which the helper has no event.
-const registrationInterval = 50 * time.Millisecond
-
-// awaitRegistration waits until the kubelet has registered the plugin.
-func (p *probes) awaitRegistration(ctx context.Context) {
-	tick := time.NewTicker(registrationInterval)
-	defer tick.Stop()
-	for {
-		if s := p.driver.helper.RegistrationStatus(); s != nil && s.PluginRegistered {
-			p.registered.Store(true)
-			klog.FromContext(ctx).Info("Registered with the kubelet")
-			return
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
+// observeRegistration is an interceptor of the helper's calls. The kubelet reports by a call that it has registered the
+// plugin. Helper.RegistrationStatus returns the same, but must not be called while the kubelet's call arrives (v0.37).
+func (p *probes) observeRegistration(
+	ctx context.Context, request any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler,
+) (any, error) {
+	response, err := handler(ctx, request)
+	status, ok := request.(*registerapi.RegistrationStatus)
+	if ok && err == nil && status.GetPluginRegistered() && !p.registered.Swap(true) {
+		klog.FromContext(ctx).Info("Registered with the kubelet")
 	}
+	return response, err
 }
